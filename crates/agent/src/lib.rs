@@ -1,0 +1,1 @@
+//! One agent per host: API, journal, executor of the engine's actions.

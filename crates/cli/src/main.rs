@@ -1,0 +1,2 @@
+//! The `drainpipe` program.
+fn main() {}

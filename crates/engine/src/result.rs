@@ -1,0 +1,139 @@
+//! What one migration did: the same value in the CLI, the API, `bench` and the history.
+//!
+//! The field names are a stable contract. Fields are added, never renamed.
+//! Times are milliseconds on the source agent's monotonic clock, kept to a tenth.
+
+use serde::{Deserialize, Serialize};
+
+use crate::option::{MigrationOption, RequestedOption};
+use crate::step::Step;
+
+/// The outcome and the measurements of one migration.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct MigrationResult {
+    /// Identifier of the migration, unique on the source.
+    pub id: String,
+    /// Name of the VM.
+    pub vm: String,
+    /// Host the VM ran on when the migration began.
+    pub source: String,
+    /// Host the VM was to run on.
+    pub target: String,
+    /// When the migration began, RFC 3339, by the source's clock.
+    pub started_at: String,
+    /// What was asked for.
+    pub requested_option: RequestedOption,
+    /// What was used.
+    pub option: MigrationOption,
+    /// Why `option` is not what was asked for, or why `auto` chose it.
+    pub fallback_reason: Option<String>,
+    /// What became of the VM, truthfully.
+    pub outcome: Outcome,
+    /// What went wrong, where, and what to do; absent when nothing did.
+    pub error: Option<String>,
+    /// From the request to the end of clean-up.
+    pub total_ms: f64,
+    /// Steps 1 to 5.
+    pub setup_ms: f64,
+    /// Steps 6 to 8: from the first page sent until the target has all state.
+    pub transfer_ms: f64,
+    /// Steps 9 and 10.
+    pub completion_ms: f64,
+    /// From the source's pause to the target's acknowledged resume, seen from the source. An upper
+    /// bound of the VM's own pause that needs no agreement of clocks.
+    pub blackout_ms: Option<f64>,
+    /// Longest silence that a client of the guest saw; absent when no client was watching.
+    pub guest_gap_ms: Option<f64>,
+    /// Memory of the VM.
+    pub memory_bytes: u64,
+    /// Bytes the hypervisor put on the wire.
+    pub wire_bytes: u64,
+    /// `wire_bytes` over `transfer_ms`.
+    pub throughput_gbps: f64,
+    /// How many times dirty memory was gone through.
+    pub rounds: u64,
+    /// What was predicted before the start; absent until there is a prediction.
+    pub predicted_total_ms: Option<f64>,
+    /// CPU that the migration's processes used while it ran.
+    pub cpu_seconds: CpuSeconds,
+    /// What each path carried, by the kernel's counters.
+    pub paths: Vec<PathUse>,
+    /// What happened when.
+    pub events: Vec<Event>,
+    /// Bytes on each path over time.
+    pub samples: Vec<Sample>,
+    /// The guest's own check of its memory after the migration; absent when not asked for.
+    pub verified: Option<Verified>,
+}
+
+/// What became of the VM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// The VM runs on the target, and only there.
+    Completed,
+    /// The VM is where it was, on the source.
+    Failed,
+    /// Somebody cancelled; the VM is where it was, on the source.
+    Cancelled,
+    /// The hand-over was recorded and the target has not answered since. The VM is paused on the
+    /// source until the target's journal can be asked.
+    Undecided,
+}
+
+/// CPU seconds, user and system, used between start and end of the migration.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct CpuSeconds {
+    /// QEMU on the source, its vCPUs included.
+    pub source_vmm: f64,
+    /// The agent on the source.
+    pub source_agent: f64,
+    /// QEMU on the target, its vCPUs included.
+    pub target_vmm: f64,
+    /// The agent on the target.
+    pub target_agent: f64,
+}
+
+/// What one path carried.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PathUse {
+    /// Link of the source.
+    pub link: String,
+    /// Link of the target.
+    pub peer_link: String,
+    /// Bytes the source's kernel sent on the link while the migration ran.
+    pub bytes: u64,
+    /// Part of all bytes that went over this path, 0 to 1.
+    pub share: f64,
+    /// Slower of the two links, as configured or as the driver says.
+    pub speed_mbps: Option<u64>,
+}
+
+/// One line of a migration's log.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Event {
+    /// Since the start of the migration.
+    pub ms: f64,
+    /// The step during which it happened.
+    pub step: Step,
+    /// What happened.
+    pub what: String,
+}
+
+/// One reading of the links' counters.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// Since the start of the migration.
+    pub ms: f64,
+    /// Bytes since the start on each path, in the order of `paths`.
+    pub path_bytes: Vec<u64>,
+}
+
+/// The guest's check of its own memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Verified {
+    /// Pages looked at.
+    pub pages: u64,
+    /// Pages whose content was not what the guest had written.
+    pub bad: u64,
+}

@@ -1,0 +1,1 @@
+//! QEMU driven directly: VM specification, QMP client, processes.

@@ -1,0 +1,1 @@
+//! Certificates of hosts and operators, and the TLS made of them.

@@ -1,0 +1,1 @@
+//! Links, addresses, routes and kernel settings of a host.
