@@ -1,5 +1,12 @@
 //! What must happen in a migration: pure decisions, no I/O, no clock.
+//!
+//! Read [`migration`] first: the ten steps as one state machine.
 
+pub mod facts;
+pub mod migration;
 pub mod option;
+pub mod path;
+pub mod plan;
+pub mod progress;
 pub mod result;
 pub mod step;

@@ -1,6 +1,10 @@
 //! The four performance options, and the choice between them.
 
+use std::fmt;
+use std::str::FromStr;
+
 use serde::{Deserialize, Serialize};
+use thiserror::Error;
 
 /// How memory travels: the four options of `reference.md`'s system, as presets of codec and paths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -31,4 +35,62 @@ pub enum RequestedOption {
     Multichannel,
     /// See [`MigrationOption::Direct`].
     Direct,
+}
+
+impl fmt::Display for MigrationOption {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "tcp",
+            Self::Compression => "compression",
+            Self::Multichannel => "multichannel",
+            Self::Direct => "direct",
+        })
+    }
+}
+
+impl RequestedOption {
+    /// All that can be asked for.
+    pub const ALL: [Self; 5] = [Self::Auto, Self::Tcp, Self::Compression, Self::Multichannel, Self::Direct];
+}
+
+impl fmt::Display for RequestedOption {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Tcp => "tcp",
+            Self::Compression => "compression",
+            Self::Multichannel => "multichannel",
+            Self::Direct => "direct",
+        })
+    }
+}
+
+/// A word that is no option.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("no migration option `{0}`: one of auto, tcp, compression, multichannel, direct")]
+pub struct UnknownOption(pub String);
+
+impl FromStr for RequestedOption {
+    type Err = UnknownOption;
+
+    fn from_str(word: &str) -> Result<Self, Self::Err> {
+        Self::ALL
+            .into_iter()
+            .find(|option| option.to_string() == word)
+            .ok_or_else(|| UnknownOption(word.into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_option_is_read_as_it_is_written() {
+        for option in RequestedOption::ALL {
+            assert_eq!(option.to_string().parse(), Ok(option));
+            assert_eq!(serde_json::to_value(option).unwrap(), option.to_string());
+        }
+        assert!("smb".parse::<RequestedOption>().is_err());
+    }
 }

@@ -1,0 +1,600 @@
+//! One migration as a state machine: events in, actions out. No I/O, no clock: the caller says what
+//! time it is.
+//!
+//! ```text
+//!  1 establish ─ 2 permissions ─ 3 memory ─ 4 skeleton ─ 5 connect ─ 6,7 copy ─ 8 blackout
+//!       │              │            │            │            │          │          │
+//!       └──────────────┴────────────┴─── undo ◄──┴────────────┴──────────┴──────────┤
+//!                                         │                                         ▼
+//!                            failed, cancelled: the VM          record the hand-over (the commit)
+//!                               runs on the source ◄── revoke ──┐                   │
+//!                                                               │                   ▼
+//!                                               ask the target ◄┴─ no answer ─ 9 resume on target
+//!                                                    │                              │
+//!                                              undecided                       10 clean up ─ completed
+//! ```
+//!
+//! The rules that the tests and the simulation hold it to:
+//! - The target is told to run only after the hand-over is recorded on the source.
+//! - After the hand-over is recorded, the source runs again only once the target has said, from its
+//!   own journal, that it discarded the VM and never ran it.
+//! - Each action is answered by exactly one event; no action is given while one is under way, but
+//!   for the transfer, which goes on until it is stopped, fails or is over.
+
+use crate::plan::Plan;
+use crate::progress::{Progress, ProgressMeter, Transferred};
+use crate::result::{Event as LogLine, Outcome};
+use crate::step::Step;
+
+/// Bounds of one migration.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Limits {
+    /// From the request to the hand-over. A migration that is not over by then is undone.
+    pub total_ms: f64,
+    /// How long a transfer may stand still.
+    pub stall_ms: f64,
+    /// How long the target is asked after the hand-over before the outcome is left undecided.
+    pub decision_ms: f64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { total_ms: 3_600_000.0, stall_ms: 60_000.0, decision_ms: 60_000.0 }
+    }
+}
+
+/// What the executor is to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// Meet the target; make the plan. Answered by [`Event::Established`].
+    EstablishHosts,
+    /// May this caller move this VM there? Both hosts are asked.
+    CheckPermissions,
+    /// Reserve memory on the target.
+    AllocateMemory,
+    /// Build the VM on the target, paused, waiting for state.
+    BuildSkeleton,
+    /// Prepare paths on both hosts; have the target listen.
+    ConnectHosts,
+    /// Begin to send. Answered by [`Event::Done`] at once, later by events of the transfer.
+    StartTransfer,
+    /// The VM is paused: send what is left.
+    SwitchOver,
+    /// Record durably that the VM belongs to the target from now on.
+    RecordHandOver,
+    /// Check what arrived; run the VM on the target. Idempotent.
+    ResumeOnTarget,
+    /// What has become of the VM there, by the target's journal? Answered by [`Event::TargetSays`].
+    AskTarget,
+    /// Record durably that the VM belongs to the source after all.
+    RevokeHandOver,
+    /// End the source's copy of the VM; put the hosts' network back.
+    CleanUp,
+    /// Stop sending. Harmless when nothing is being sent.
+    StopTransfer,
+    /// Let the VM run on the source. Harmless when it does.
+    ResumeOnSource,
+    /// Have the target discard its copy, durably, so that it can never run.
+    DiscardTarget,
+    /// Put both hosts' network back.
+    PutBack,
+    /// It is over; nothing is under way.
+    Finish,
+}
+
+/// What has happened.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// The action under way is done.
+    Done,
+    /// The action under way failed; the text is for people.
+    Failed(String),
+    /// [`Action::EstablishHosts`] is done, with this plan.
+    Established(Plan),
+    /// [`Action::AskTarget`] is done.
+    TargetSays(TargetState),
+    /// The transfer has come this far.
+    Progress(Transferred),
+    /// The hypervisor has paused the VM and waits for leave to send the rest.
+    Paused,
+    /// All state has been sent and received.
+    StateTransferred,
+    /// The transfer broke.
+    TransferFailed(String),
+    /// Somebody wants it cancelled.
+    CancelRequested,
+    /// Time has passed.
+    Tick,
+}
+
+/// What the target's journal says of the VM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TargetState {
+    /// It runs there.
+    Running,
+    /// All state is there, not running yet.
+    Ready,
+    /// It was discarded and has never run there.
+    Discarded,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Phase {
+    Preparing(Step),
+    StartingTransfer,
+    Copying,
+    SwitchingOver,
+    RecordingHandOver,
+    ResumingOnTarget { since_ms: f64 },
+    AskingTarget { since_ms: f64 },
+    Revoking,
+    CleaningUp,
+    Undoing(Undo),
+    Ended(Outcome),
+}
+
+/// The way back, in this order: the VM runs again before anything else is tidied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Undo {
+    StopTransfer,
+    ResumeOnSource,
+    DiscardTarget,
+    PutBack,
+}
+
+/// When the parts of a migration began and ended; see
+/// [`MigrationResult`](crate::result::MigrationResult).
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Timings {
+    /// End of step 5.
+    pub connected_ms: Option<f64>,
+    /// The VM was paused.
+    pub paused_ms: Option<f64>,
+    /// End of step 8.
+    pub state_transferred_ms: Option<f64>,
+    /// The target said that the VM runs.
+    pub resumed_ms: Option<f64>,
+    /// It was over.
+    pub ended_ms: Option<f64>,
+}
+
+/// How many lines a migration's log may have; a migration has about twenty.
+const LOG_LINES: usize = 200;
+
+/// How often letting the VM run on the source is tried. It is local and nearly never fails.
+const RESUME_ATTEMPTS: u8 = 5;
+
+/// One migration, from the source's side.
+#[derive(Debug)]
+pub struct Migration {
+    limits: Limits,
+    phase: Phase,
+    reached: Reached,
+    meter: ProgressMeter,
+    plan: Option<Plan>,
+    error: Option<String>,
+    cancel_requested: bool,
+    resume_attempts_left: u8,
+    timings: Timings,
+    log: Vec<LogLine>,
+}
+
+/// What has been done that must be undone. Set before the action is given: it may have taken effect
+/// although its answer was lost.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Reached {
+    target_asked: bool,
+    paths_prepared: bool,
+    transfer_started: bool,
+}
+
+impl Migration {
+    /// A migration that has not begun, with its first action.
+    pub fn begin(limits: Limits) -> (Self, Action) {
+        let migration = Self::in_phase(limits, Phase::Preparing(Step::EstablishHosts), Reached::default());
+        (migration, Action::EstablishHosts)
+    }
+
+    /// A migration that an earlier life of the agent began. `handed_over` is what the journal says.
+    ///
+    /// Before the hand-over everything may have been done, so everything is undone; after it, the
+    /// target is asked.
+    pub fn recover(limits: Limits, handed_over: bool, now_ms: f64) -> (Self, Action) {
+        let all = Reached { target_asked: true, paths_prepared: true, transfer_started: true };
+        if handed_over {
+            let migration = Self::in_phase(limits, Phase::AskingTarget { since_ms: now_ms }, all);
+            return (migration, Action::AskTarget);
+        }
+        let mut migration = Self::in_phase(limits, Phase::Undoing(Undo::StopTransfer), all);
+        migration.error =
+            Some("the source's agent stopped during the migration; its next start undid it".into());
+        (migration, Action::StopTransfer)
+    }
+
+    fn in_phase(limits: Limits, phase: Phase, reached: Reached) -> Self {
+        Self {
+            limits,
+            phase,
+            reached,
+            meter: ProgressMeter::default(),
+            plan: None,
+            error: None,
+            cancel_requested: false,
+            resume_attempts_left: RESUME_ATTEMPTS,
+            timings: Timings::default(),
+            log: Vec::new(),
+        }
+    }
+
+    /// Takes an event; says what to do next, if anything.
+    pub fn handle(&mut self, now_ms: f64, event: Event) -> Option<Action> {
+        match event {
+            Event::Progress(transferred) => {
+                self.meter.record(now_ms, transferred);
+                self.check_limits(now_ms)
+            }
+            Event::Tick => self.check_limits(now_ms),
+            Event::CancelRequested => self.request_cancel(now_ms),
+            Event::Done | Event::Established(_) | Event::TargetSays(_) => self.action_done(now_ms, event),
+            Event::Failed(error) => self.action_failed(now_ms, error),
+            Event::Paused => self.paused(now_ms),
+            Event::StateTransferred => self.state_transferred(now_ms),
+            Event::TransferFailed(error) => self.transfer_failed(now_ms, error),
+        }
+    }
+
+    fn action_done(&mut self, now_ms: f64, event: Event) -> Option<Action> {
+        match (self.phase, event) {
+            (Phase::Preparing(Step::EstablishHosts), Event::Established(plan)) => {
+                self.note(now_ms, describe_plan(&plan));
+                self.plan = Some(plan);
+                Some(self.next_preparation(now_ms, Step::CheckPermissions))
+            }
+            (Phase::Preparing(Step::ConnectHosts), _) => Some(self.connected(now_ms)),
+            (Phase::Preparing(step), _) => Some(self.next_preparation(now_ms, following(step))),
+            (Phase::StartingTransfer, _) => self.transfer_started(now_ms),
+            (Phase::RecordingHandOver, _) => Some(self.handed_over(now_ms)),
+            (Phase::ResumingOnTarget { .. }, _)
+            | (Phase::AskingTarget { .. }, Event::TargetSays(TargetState::Running)) => {
+                Some(self.runs_on_target(now_ms))
+            }
+            (Phase::AskingTarget { since_ms }, Event::TargetSays(TargetState::Ready)) => {
+                self.phase = Phase::ResumingOnTarget { since_ms };
+                Some(Action::ResumeOnTarget)
+            }
+            (Phase::AskingTarget { .. }, Event::TargetSays(TargetState::Discarded)) => {
+                self.note(now_ms, "the target discarded the VM and never ran it");
+                self.phase = Phase::Revoking;
+                Some(Action::RevokeHandOver)
+            }
+            (Phase::Revoking, _) => Some(self.undo(now_ms)),
+            (Phase::CleaningUp, _) => Some(self.end(now_ms, Outcome::Completed)),
+            (Phase::Undoing(undo), _) => Some(self.undone(now_ms, undo)),
+            (Phase::Copying | Phase::SwitchingOver | Phase::AskingTarget { .. } | Phase::Ended(_), _) => None,
+        }
+    }
+
+    fn action_failed(&mut self, now_ms: f64, error: String) -> Option<Action> {
+        self.note(now_ms, format!("failed: {error}"));
+        match self.phase {
+            Phase::Preparing(_)
+            | Phase::StartingTransfer
+            | Phase::SwitchingOver
+            | Phase::RecordingHandOver => Some(self.give_up(now_ms, error)),
+            // A refusal and a lost answer look alike from here. Only the target's journal knows.
+            Phase::ResumingOnTarget { since_ms } | Phase::AskingTarget { since_ms } => {
+                self.error.get_or_insert(error);
+                Some(self.ask_again(now_ms, since_ms))
+            }
+            // Without the record, a restart would take the VM for handed over.
+            Phase::Revoking => Some(self.end_undecided(now_ms, error)),
+            // The VM runs on the target. What could not be tidied is in the journal for the next start.
+            Phase::CleaningUp => {
+                self.error = Some(format!("the VM moved, but the source is not clean: {error}"));
+                Some(self.end(now_ms, Outcome::Completed))
+            }
+            Phase::Undoing(undo) => Some(self.undo_failed(now_ms, undo, &error)),
+            Phase::Copying | Phase::Ended(_) => None,
+        }
+    }
+
+    fn next_preparation(&mut self, now_ms: f64, step: Step) -> Action {
+        if self.cancel_requested {
+            return self.undo(now_ms);
+        }
+        self.phase = Phase::Preparing(step);
+        self.note(now_ms, step.title());
+        match step {
+            Step::CheckPermissions => {
+                self.reached.target_asked = true;
+                Action::CheckPermissions
+            }
+            Step::AllocateMemory => Action::AllocateMemory,
+            Step::BuildSkeleton => Action::BuildSkeleton,
+            Step::ConnectHosts => {
+                self.reached.paths_prepared = true;
+                Action::ConnectHosts
+            }
+            _ => Action::EstablishHosts,
+        }
+    }
+
+    fn connected(&mut self, now_ms: f64) -> Action {
+        if self.cancel_requested {
+            return self.undo(now_ms);
+        }
+        self.timings.connected_ms = Some(now_ms);
+        self.reached.transfer_started = true;
+        self.phase = Phase::StartingTransfer;
+        Action::StartTransfer
+    }
+
+    fn transfer_started(&mut self, now_ms: f64) -> Option<Action> {
+        self.phase = Phase::Copying;
+        self.meter.record(now_ms, Transferred::default());
+        self.note(now_ms, "sending");
+        if self.cancel_requested {
+            return Some(self.undo(now_ms));
+        }
+        None
+    }
+
+    fn paused(&mut self, now_ms: f64) -> Option<Action> {
+        if self.phase != Phase::Copying {
+            return None;
+        }
+        self.timings.paused_ms = Some(now_ms);
+        self.phase = Phase::SwitchingOver;
+        self.note(now_ms, "the VM is paused on the source");
+        Some(Action::SwitchOver)
+    }
+
+    fn state_transferred(&mut self, now_ms: f64) -> Option<Action> {
+        if !matches!(self.phase, Phase::Copying | Phase::SwitchingOver) {
+            return None;
+        }
+        self.timings.state_transferred_ms = Some(now_ms);
+        self.note(now_ms, "all state is on the target");
+        if self.cancel_requested {
+            return Some(self.undo(now_ms));
+        }
+        self.phase = Phase::RecordingHandOver;
+        Some(Action::RecordHandOver)
+    }
+
+    fn transfer_failed(&mut self, now_ms: f64, error: String) -> Option<Action> {
+        if !matches!(self.phase, Phase::Copying | Phase::SwitchingOver) {
+            return None;
+        }
+        self.note(now_ms, format!("the transfer broke: {error}"));
+        Some(self.give_up(now_ms, error))
+    }
+
+    fn handed_over(&mut self, now_ms: f64) -> Action {
+        self.phase = Phase::ResumingOnTarget { since_ms: now_ms };
+        self.note(now_ms, "hand-over recorded");
+        Action::ResumeOnTarget
+    }
+
+    fn runs_on_target(&mut self, now_ms: f64) -> Action {
+        self.timings.resumed_ms = Some(now_ms);
+        self.error = None;
+        self.phase = Phase::CleaningUp;
+        self.note(now_ms, "the VM runs on the target");
+        Action::CleanUp
+    }
+
+    fn ask_again(&mut self, now_ms: f64, since_ms: f64) -> Action {
+        if now_ms - since_ms >= self.limits.decision_ms {
+            let error = self.error.take().unwrap_or_default();
+            return self.end_undecided(now_ms, error);
+        }
+        self.phase = Phase::AskingTarget { since_ms };
+        Action::AskTarget
+    }
+
+    fn request_cancel(&mut self, now_ms: f64) -> Option<Action> {
+        if self.is_handed_over() || self.cancel_requested {
+            return None;
+        }
+        self.cancel_requested = true;
+        self.note(now_ms, "cancel requested");
+        match self.phase {
+            Phase::Copying => Some(self.undo(now_ms)),
+            _ => None,
+        }
+    }
+
+    fn check_limits(&mut self, now_ms: f64) -> Option<Action> {
+        if !matches!(self.phase, Phase::Copying | Phase::SwitchingOver) {
+            return None;
+        }
+        // Under way, the switch-over cannot be interrupted by an action of ours; its own failure
+        // arrives as an event within the executor's deadline.
+        if self.phase == Phase::SwitchingOver {
+            return None;
+        }
+        if now_ms >= self.limits.total_ms {
+            let bound_s = self.limits.total_ms / 1000.0;
+            let error = format!(
+                "not over within {bound_s:.0} s: the paths are too slow, or the VM changes its memory faster than they carry it"
+            );
+            return Some(self.give_up(now_ms, error));
+        }
+        let silent_ms = self.meter.silent_ms(now_ms);
+        if silent_ms >= self.limits.stall_ms {
+            let seconds = silent_ms / 1000.0;
+            let error = format!("nothing has moved for {seconds:.0} s; look at the links of both hosts");
+            return Some(self.give_up(now_ms, error));
+        }
+        None
+    }
+
+    fn give_up(&mut self, now_ms: f64, error: String) -> Action {
+        self.error.get_or_insert(error);
+        self.undo(now_ms)
+    }
+
+    fn undo(&mut self, now_ms: f64) -> Action {
+        let first = if self.reached.transfer_started {
+            Undo::StopTransfer
+        } else if self.reached.target_asked {
+            Undo::DiscardTarget
+        } else {
+            return self.end(now_ms, self.outcome_of_undo());
+        };
+        self.phase = Phase::Undoing(first);
+        undo_action(first)
+    }
+
+    fn undone(&mut self, now_ms: f64, undo: Undo) -> Action {
+        let next = match undo {
+            Undo::StopTransfer => Undo::ResumeOnSource,
+            Undo::ResumeOnSource => {
+                self.note(now_ms, "the VM runs on the source");
+                Undo::DiscardTarget
+            }
+            Undo::DiscardTarget if self.reached.paths_prepared => Undo::PutBack,
+            Undo::DiscardTarget | Undo::PutBack => return self.end(now_ms, self.outcome_of_undo()),
+        };
+        self.phase = Phase::Undoing(next);
+        undo_action(next)
+    }
+
+    fn undo_failed(&mut self, now_ms: f64, undo: Undo, error: &str) -> Action {
+        if undo == Undo::ResumeOnSource {
+            self.resume_attempts_left -= 1;
+            if self.resume_attempts_left > 0 {
+                return Action::ResumeOnSource;
+            }
+            let cause = self.error.take().unwrap_or_else(|| "cancelled".into());
+            self.error = Some(format!("{cause}; and the VM does not run on the source: {error}"));
+        }
+        // Stopping, discarding and putting back are tried once: the hypervisor stops by itself when
+        // the target goes, an unstarted target discards when its lease runs out, and the journal
+        // has what is to be put back.
+        self.undone(now_ms, undo)
+    }
+
+    fn outcome_of_undo(&self) -> Outcome {
+        if self.error.is_none() && self.cancel_requested { Outcome::Cancelled } else { Outcome::Failed }
+    }
+
+    fn end_undecided(&mut self, now_ms: f64, error: String) -> Action {
+        self.error = Some(error);
+        self.end(now_ms, Outcome::Undecided)
+    }
+
+    fn end(&mut self, now_ms: f64, outcome: Outcome) -> Action {
+        self.timings.ended_ms = Some(now_ms);
+        self.note(
+            now_ms,
+            match outcome {
+                Outcome::Completed => "completed",
+                Outcome::Failed => "failed; the VM is on the source",
+                Outcome::Cancelled => "cancelled; the VM is on the source",
+                Outcome::Undecided => "undecided; the target has not answered since the hand-over",
+            },
+        );
+        self.phase = Phase::Ended(outcome);
+        Action::Finish
+    }
+
+    fn note(&mut self, now_ms: f64, what: impl Into<String>) {
+        if self.log.len() < LOG_LINES {
+            self.log.push(LogLine { ms: now_ms, step: self.step(), what: what.into() });
+        }
+    }
+
+    fn is_handed_over(&self) -> bool {
+        matches!(
+            self.phase,
+            Phase::RecordingHandOver
+                | Phase::ResumingOnTarget { .. }
+                | Phase::AskingTarget { .. }
+                | Phase::Revoking
+                | Phase::CleaningUp
+                | Phase::Ended(_)
+        )
+    }
+
+    /// The step under way, or the last one that was.
+    pub fn step(&self) -> Step {
+        match self.phase {
+            Phase::Preparing(step) => step,
+            Phase::StartingTransfer => Step::ConnectHosts,
+            Phase::Copying if self.meter.rounds() > 1 => Step::CopyDirtyMemory,
+            Phase::Copying => Step::CopyMemory,
+            Phase::SwitchingOver | Phase::RecordingHandOver => Step::Blackout,
+            Phase::ResumingOnTarget { .. } | Phase::AskingTarget { .. } | Phase::Revoking => {
+                Step::ResumeOnTarget
+            }
+            Phase::CleaningUp | Phase::Ended(Outcome::Completed) => Step::CleanUp,
+            Phase::Undoing(_) | Phase::Ended(_) => {
+                self.log.last().map_or(Step::EstablishHosts, |line| line.step)
+            }
+        }
+    }
+
+    /// Progress for people.
+    pub fn progress(&self, now_ms: f64) -> Progress {
+        self.meter.progress(self.step(), now_ms)
+    }
+
+    /// The plan, once made.
+    pub fn plan(&self) -> Option<&Plan> {
+        self.plan.as_ref()
+    }
+
+    /// How it ended, once it has.
+    pub fn outcome(&self) -> Option<Outcome> {
+        match self.phase {
+            Phase::Ended(outcome) => Some(outcome),
+            _ => None,
+        }
+    }
+
+    /// What went wrong, if anything.
+    pub fn error(&self) -> Option<&str> {
+        self.error.as_deref()
+    }
+
+    /// When the parts began and ended.
+    pub fn timings(&self) -> Timings {
+        self.timings
+    }
+
+    /// What happened when.
+    pub fn log(&self) -> &[LogLine] {
+        &self.log
+    }
+
+    /// Whether it can still be cancelled.
+    pub fn can_cancel(&self) -> bool {
+        !self.is_handed_over()
+    }
+}
+
+fn following(step: Step) -> Step {
+    match step {
+        Step::CheckPermissions => Step::AllocateMemory,
+        Step::AllocateMemory => Step::BuildSkeleton,
+        _ => Step::ConnectHosts,
+    }
+}
+
+fn undo_action(undo: Undo) -> Action {
+    match undo {
+        Undo::StopTransfer => Action::StopTransfer,
+        Undo::ResumeOnSource => Action::ResumeOnSource,
+        Undo::DiscardTarget => Action::DiscardTarget,
+        Undo::PutBack => Action::PutBack,
+    }
+}
+
+fn describe_plan(plan: &Plan) -> String {
+    let paths: Vec<String> =
+        plan.paths.iter().map(|path| format!("{}–{}", path.link, path.peer_link)).collect();
+    let reason = plan.reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
+    format!("{} over {}{reason}", plan.option, paths.join(", "))
+}

@@ -1,0 +1,252 @@
+//! The plan of one migration: which option, over which paths, with how many connections. An
+//! immutable value, shown by `--dry-run`; who carries it out decides nothing.
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::facts::{HostFacts, HypervisorVersion};
+use crate::option::{MigrationOption, RequestedOption};
+use crate::path::{Path, find_paths};
+
+/// Connections of a multichannel migration. The kernel places each on a path by its ports; with 16
+/// on two equal paths all land on one with a chance of 2^-15. QEMU gives pages to whichever channel
+/// is free, so an uneven placement costs nothing as long as no path stays empty.
+pub const MULTICHANNEL_CONNECTIONS: u8 = 16;
+
+/// zstd level of `compression`: the one that design.md measured as the fastest on 1 Gb/s.
+pub const ZSTD_LEVEL: u8 = 1;
+
+/// How one migration will be done.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    /// What was asked for.
+    pub requested_option: RequestedOption,
+    /// What will be used.
+    pub option: MigrationOption,
+    /// Why `option` is not what was asked for, or why `auto` chose it.
+    pub reason: Option<String>,
+    /// Paths that will carry the migration. With [`Spread::InTurn`] only one does: the first that
+    /// connects.
+    pub paths: Vec<Path>,
+    /// How the connections use the paths.
+    pub spread: Spread,
+    /// Connections for memory besides QEMU's main one; absent for a single stream.
+    pub multifd_channels: Option<u8>,
+    /// zstd level; absent for raw pages.
+    pub zstd_level: Option<u8>,
+}
+
+/// How connections use paths.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Spread {
+    /// The first path that connects carries everything.
+    InTurn,
+    /// All paths carry, by a weighted multipath route between the hosts' migration addresses.
+    Routed,
+}
+
+/// Why there can be no plan.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum PlanError {
+    /// No link of the one reaches a link of the other.
+    #[error(
+        "no path from {source_host} ({source_links}) to {target_host} ({target_links}): \
+         give both a [[link]] that is up, with addresses in one subnet"
+    )]
+    NoPath {
+        /// Name of the source.
+        source_host: String,
+        /// Its links, in words.
+        source_links: String,
+        /// Name of the target.
+        target_host: String,
+        /// Its links, in words.
+        target_links: String,
+    },
+}
+
+/// Makes the plan for a migration between two hosts.
+pub fn plan(source: &HostFacts, target: &HostFacts, requested: RequestedOption) -> Result<Plan, PlanError> {
+    let paths = find_paths(&source.links, &target.links);
+    if paths.is_empty() {
+        return Err(PlanError::NoPath {
+            source_host: source.name.clone(),
+            source_links: describe_links(source),
+            target_host: target.name.clone(),
+            target_links: describe_links(target),
+        });
+    }
+    let unroutable = routing_obstacle(source, target);
+    let (option, reason) = choose(requested, &paths, rdma_obstacle(source, target), unroutable.as_deref());
+    Ok(arrange(requested, option, reason, paths, unroutable.is_none()))
+}
+
+fn choose(
+    requested: RequestedOption,
+    paths: &[Path],
+    no_rdma: String,
+    unroutable: Option<&str>,
+) -> (MigrationOption, Option<String>) {
+    let multichannel_or_tcp = |because: String| match unroutable {
+        None => (MigrationOption::Multichannel, because),
+        Some(obstacle) => {
+            (MigrationOption::Tcp, join(&because, &format!("multichannel is not possible: {obstacle}")))
+        }
+    };
+    let (option, reason) = match requested {
+        RequestedOption::Tcp => return (MigrationOption::Tcp, None),
+        RequestedOption::Compression => return (MigrationOption::Compression, None),
+        RequestedOption::Multichannel => multichannel_or_tcp(String::new()),
+        RequestedOption::Direct => multichannel_or_tcp(no_rdma),
+        RequestedOption::Auto if paths.len() > 1 => {
+            multichannel_or_tcp(format!("{no_rdma}; {} paths", paths.len()))
+        }
+        RequestedOption::Auto => (MigrationOption::Tcp, format!("{no_rdma}; one path only")),
+    };
+    (option, (!reason.is_empty()).then_some(reason))
+}
+
+fn arrange(
+    requested_option: RequestedOption,
+    option: MigrationOption,
+    reason: Option<String>,
+    paths: Vec<Path>,
+    routable: bool,
+) -> Plan {
+    let (spread, multifd_channels, zstd_level) = match option {
+        MigrationOption::Tcp => (Spread::InTurn, None, None),
+        MigrationOption::Compression if routable => {
+            (Spread::Routed, Some(MULTICHANNEL_CONNECTIONS), Some(ZSTD_LEVEL))
+        }
+        MigrationOption::Compression => (Spread::InTurn, Some(MULTICHANNEL_CONNECTIONS), Some(ZSTD_LEVEL)),
+        MigrationOption::Multichannel | MigrationOption::Direct => {
+            (Spread::Routed, Some(MULTICHANNEL_CONNECTIONS), None)
+        }
+    };
+    Plan { requested_option, option, reason, paths, spread, multifd_channels, zstd_level }
+}
+
+fn routing_obstacle(source: &HostFacts, target: &HostFacts) -> Option<String> {
+    let without: Vec<&str> = [source, target]
+        .into_iter()
+        .filter(|host| host.migration_address.is_none())
+        .map(|host| host.name.as_str())
+        .collect();
+    if !without.is_empty() {
+        return Some(format!("no migration_address is configured on {}", without.join(" and ")));
+    }
+    if source.migration_address == target.migration_address {
+        return Some(format!("{} and {} have the same migration_address", source.name, target.name));
+    }
+    None
+}
+
+fn rdma_obstacle(source: &HostFacts, target: &HostFacts) -> String {
+    let obstacle = |host: &HostFacts| {
+        if host.rdma_devices.is_empty() {
+            Some(format!("{} has no RDMA device", host.name))
+        } else if !host.hypervisor.rdma {
+            let HypervisorVersion { name, version, .. } = &host.hypervisor;
+            Some(format!("{name} {version} on {} is built without RDMA", host.name))
+        } else {
+            None
+        }
+    };
+    let obstacles: Vec<String> = [source, target].into_iter().filter_map(obstacle).collect();
+    if obstacles.is_empty() {
+        "both hosts have RDMA, which this version of Drainpipe does not use yet".into()
+    } else {
+        format!("direct is not possible: {}", obstacles.join(", "))
+    }
+}
+
+fn join(one: &str, other: &str) -> String {
+    if one.is_empty() { other.into() } else { format!("{one}; {other}") }
+}
+
+fn describe_links(host: &HostFacts) -> String {
+    if host.links.is_empty() {
+        return "no links configured".into();
+    }
+    let links: Vec<String> = host
+        .links
+        .iter()
+        .map(|link| {
+            let addresses: Vec<String> = link.addresses.iter().map(ToString::to_string).collect();
+            let state = if link.usable { "" } else { " down" };
+            format!("{}{state} {}", link.name, addresses.join(" "))
+        })
+        .collect();
+    links.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::facts::MigrationLink;
+
+    fn host(name: &str, last: u8, links: u8) -> HostFacts {
+        HostFacts {
+            name: name.into(),
+            cores: 2,
+            memory_available_bytes: 1 << 34,
+            links: (0..links)
+                .map(|index| MigrationLink {
+                    name: format!("e{index}"),
+                    addresses: vec![format!("10.77.{}.{last}/24", index + 1).parse().unwrap()],
+                    speed_mbps: Some(1000),
+                    mtu: 1500,
+                    usable: true,
+                })
+                .collect(),
+            migration_address: Some(format!("10.77.200.{last}").parse().unwrap()),
+            rdma_devices: vec![],
+            hypervisor: HypervisorVersion { name: "QEMU".into(), version: "7.2.22".into(), rdma: true },
+        }
+    }
+
+    #[test]
+    fn auto_takes_multichannel_over_two_paths_and_tcp_over_one() {
+        let two = plan(&host("a", 1, 2), &host("b", 2, 2), RequestedOption::Auto).unwrap();
+        assert_eq!(two.option, MigrationOption::Multichannel);
+        assert_eq!(two.spread, Spread::Routed);
+        assert_eq!(two.paths.len(), 2);
+        let one = plan(&host("a", 1, 1), &host("b", 2, 2), RequestedOption::Auto).unwrap();
+        assert_eq!(one.option, MigrationOption::Tcp);
+        assert!(one.reason.unwrap().contains("one path only"));
+    }
+
+    #[test]
+    fn direct_without_rdma_falls_back_and_says_on_which_host() {
+        let mut b = host("b", 2, 2);
+        b.rdma_devices = vec!["mlx5_0".into()];
+        let plan = plan(&host("a", 1, 2), &b, RequestedOption::Direct).unwrap();
+        assert_eq!(plan.option, MigrationOption::Multichannel);
+        assert_eq!(plan.reason.unwrap(), "direct is not possible: a has no RDMA device");
+    }
+
+    #[test]
+    fn multichannel_without_a_migration_address_falls_back_to_tcp() {
+        let mut b = host("b", 2, 2);
+        b.migration_address = None;
+        let plan = plan(&host("a", 1, 2), &b, RequestedOption::Multichannel).unwrap();
+        assert_eq!(plan.option, MigrationOption::Tcp);
+        assert!(plan.reason.unwrap().contains("no migration_address is configured on b"));
+    }
+
+    #[test]
+    fn what_was_asked_for_and_is_possible_needs_no_reason() {
+        for requested in [RequestedOption::Tcp, RequestedOption::Compression, RequestedOption::Multichannel] {
+            let plan = plan(&host("a", 1, 2), &host("b", 2, 2), requested).unwrap();
+            assert_eq!(plan.reason, None, "{requested:?}");
+        }
+    }
+
+    #[test]
+    fn no_path_names_both_ends() {
+        let error = plan(&host("a", 1, 0), &host("b", 2, 2), RequestedOption::Tcp).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("no links configured") && text.contains("10.77.1.2/24"), "{text}");
+    }
+}

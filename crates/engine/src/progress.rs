@@ -1,0 +1,181 @@
+//! Progress of a transfer, from bytes that arrived: rate, time left, stalls.
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+
+use crate::step::Step;
+
+/// The rate is taken over this window: long enough to smooth the sawtooth of shaped links, short
+/// enough to follow a lost path.
+const WINDOW_MS: f64 = 2_000.0;
+
+/// Without a byte for this long, a transfer is called stalled.
+const STALLED_AFTER_MS: f64 = 1_000.0;
+
+/// What the hypervisor says of a transfer, reduced to what decisions need.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Transferred {
+    /// Bytes sent since the start.
+    pub sent_bytes: u64,
+    /// Bytes of memory still to go through in this round.
+    pub remaining_bytes: u64,
+    /// Bytes of memory in all.
+    pub total_bytes: u64,
+    /// Rounds begun.
+    pub rounds: u64,
+}
+
+/// What a person waiting for a migration wants to know.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Progress {
+    /// The step under way.
+    pub step: Step,
+    /// Since the request.
+    pub elapsed_ms: f64,
+    /// Bytes sent.
+    pub sent_bytes: u64,
+    /// Bytes of memory still to go through in this round.
+    pub remaining_bytes: u64,
+    /// Bytes of memory in all.
+    pub total_bytes: u64,
+    /// Rounds begun.
+    pub rounds: u64,
+    /// Over the last two seconds.
+    pub rate_gbps: f64,
+    /// Until the target runs, at this rate and if little gets dirty; absent while nothing is known.
+    pub eta_ms: Option<f64>,
+    /// How long nothing has moved; absent while bytes flow.
+    pub stalled_ms: Option<f64>,
+}
+
+/// Watches a transfer.
+#[derive(Debug, Clone, Default)]
+pub struct ProgressMeter {
+    readings: VecDeque<(f64, Transferred)>,
+    last_growth_ms: Option<f64>,
+}
+
+impl ProgressMeter {
+    /// Takes a reading. Readings come in the order of time.
+    pub fn record(&mut self, now_ms: f64, transferred: Transferred) {
+        let grew = self.readings.back().is_none_or(|(_, last)| transferred.sent_bytes > last.sent_bytes);
+        if grew {
+            self.last_growth_ms = Some(now_ms);
+        }
+        self.readings.push_back((now_ms, transferred));
+        // One reading older than the window stays, as the start of the interval.
+        while self.readings.len() > 2 && self.readings[1].0 < now_ms - WINDOW_MS {
+            self.readings.pop_front();
+        }
+    }
+
+    /// How long the number of bytes sent has stood still.
+    pub fn silent_ms(&self, now_ms: f64) -> f64 {
+        self.last_growth_ms.map_or(0.0, |last| now_ms - last)
+    }
+
+    /// Rounds begun, by the last reading.
+    pub fn rounds(&self) -> u64 {
+        self.readings.back().map_or(0, |(_, transferred)| transferred.rounds)
+    }
+
+    /// The state for people.
+    pub fn progress(&self, step: Step, now_ms: f64) -> Progress {
+        let last = self.readings.back().map(|(_, transferred)| *transferred).unwrap_or_default();
+        let bytes_per_ms = self.bytes_per_ms();
+        let silent_ms = self.silent_ms(now_ms);
+        let stalled = step_moves_bytes(step) && silent_ms >= STALLED_AFTER_MS;
+        Progress {
+            step,
+            elapsed_ms: now_ms,
+            sent_bytes: last.sent_bytes,
+            remaining_bytes: last.remaining_bytes,
+            total_bytes: last.total_bytes,
+            rounds: last.rounds,
+            rate_gbps: if stalled { 0.0 } else { bytes_per_ms * 8.0 / 1e6 },
+            eta_ms: self.eta_ms(last).filter(|_| !stalled),
+            stalled_ms: stalled.then_some(silent_ms),
+        }
+    }
+
+    fn bytes_per_ms(&self) -> f64 {
+        let (Some((begin_ms, begin)), Some((end_ms, end))) = (self.readings.front(), self.readings.back())
+        else {
+            return 0.0;
+        };
+        if end_ms <= begin_ms {
+            return 0.0;
+        }
+        end.sent_bytes.saturating_sub(begin.sent_bytes) as f64 / (end_ms - begin_ms)
+    }
+
+    // By memory gone through, not by bytes sent: zero pages and compression need fewer bytes than memory.
+    fn eta_ms(&self, last: Transferred) -> Option<f64> {
+        let (begin_ms, begin) = self.readings.front()?;
+        let (end_ms, _) = self.readings.back()?;
+        if begin.rounds != last.rounds {
+            let rate = self.bytes_per_ms();
+            return (rate > 0.0).then(|| last.remaining_bytes as f64 / rate);
+        }
+        let gone_through = begin.remaining_bytes.saturating_sub(last.remaining_bytes) as f64;
+        let rate = gone_through / (end_ms - begin_ms).max(f64::MIN_POSITIVE);
+        (gone_through > 0.0).then(|| last.remaining_bytes as f64 / rate)
+    }
+}
+
+fn step_moves_bytes(step: Step) -> bool {
+    matches!(step, Step::CopyMemory | Step::CopyDirtyMemory | Step::Blackout)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reading(sent_mb: u64, remaining_mb: u64) -> Transferred {
+        Transferred {
+            sent_bytes: sent_mb * 1_000_000,
+            remaining_bytes: remaining_mb * 1_000_000,
+            total_bytes: 1_000_000_000,
+            rounds: 1,
+        }
+    }
+
+    #[test]
+    fn a_steady_transfer_has_a_rate_and_a_true_eta() {
+        let mut meter = ProgressMeter::default();
+        for second in 0..=4 {
+            meter.record(second as f64 * 1000.0, reading(second * 125, 1000 - second * 125));
+        }
+        let progress = meter.progress(Step::CopyMemory, 4000.0);
+        assert!((progress.rate_gbps - 1.0).abs() < 1e-9);
+        assert!((progress.eta_ms.unwrap() - 4000.0).abs() < 1e-6);
+        assert_eq!(progress.stalled_ms, None);
+    }
+
+    #[test]
+    fn eta_counts_memory_gone_through_when_pages_shrink() {
+        let mut meter = ProgressMeter::default();
+        meter.record(0.0, reading(0, 1000));
+        meter.record(1000.0, reading(50, 800));
+        assert!((meter.progress(Step::CopyMemory, 1000.0).eta_ms.unwrap() - 4000.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn silence_is_a_stall_with_no_eta() {
+        let mut meter = ProgressMeter::default();
+        meter.record(0.0, reading(0, 1000));
+        meter.record(1000.0, reading(125, 875));
+        meter.record(4000.0, reading(125, 875));
+        let progress = meter.progress(Step::CopyMemory, 4000.0);
+        assert_eq!(progress.stalled_ms, Some(3000.0));
+        assert_eq!(progress.eta_ms, None);
+        assert!(progress.rate_gbps.abs() < f64::EPSILON);
+    }
+
+    #[test]
+    fn no_reading_is_no_claim() {
+        let progress = ProgressMeter::default().progress(Step::BuildSkeleton, 10.0);
+        assert_eq!((progress.eta_ms, progress.stalled_ms), (None, None));
+    }
+}

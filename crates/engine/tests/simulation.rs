@@ -1,0 +1,271 @@
+//! The real engine against a modelled source, target and network, by the thousand. Any action may
+//! fail, succeed with its answer lost, or be cut short by a crash of the source's agent; the target
+//! may lose its copy; somebody may cancel. A failing seed replays exactly:
+//! `DRAINPIPE_SEED=17 cargo test -p drainpipe-engine --test simulation`.
+
+use drainpipe_engine::migration::{Action, Event, Limits, Migration, TargetState};
+use drainpipe_engine::option::{MigrationOption, RequestedOption};
+use drainpipe_engine::plan::{Plan, Spread};
+use drainpipe_engine::progress::Transferred;
+use drainpipe_engine::result::Outcome;
+
+/// SplitMix64 (Steele, Lea, Flood 2014): small, seedable, good enough to draw faults.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut word = self.0;
+        word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        word ^ (word >> 31)
+    }
+
+    fn chance(&mut self, percent: u64) -> bool {
+        self.next() % 100 < percent
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Copy {
+    None,
+    Waiting,
+    Full,
+    Running,
+    Discarded,
+}
+
+/// Both hosts, as they are, whatever the engine believes.
+struct World {
+    source_runs: bool,
+    source_exists: bool,
+    handed_over: bool,
+    target: Copy,
+    sending: bool,
+    network_changed: bool,
+}
+
+impl World {
+    fn new() -> Self {
+        Self {
+            source_runs: true,
+            source_exists: true,
+            handed_over: false,
+            target: Copy::None,
+            sending: false,
+            network_changed: false,
+        }
+    }
+
+    fn check_invariants(&self, seed: u64) {
+        let target_runs = self.target == Copy::Running;
+        assert!(!(self.source_runs && target_runs), "I1: two copies run, seed {seed}");
+        let state_somewhere = self.source_exists || matches!(self.target, Copy::Running | Copy::Full);
+        assert!(state_somewhere, "I3: no host holds the VM, seed {seed}");
+        assert!(!target_runs || self.handed_over, "the target ran before the commit, seed {seed}");
+    }
+
+    /// Carries an action out; `Err` means that it had no effect.
+    fn perform(&mut self, action: Action) -> Result<Event, String> {
+        match action {
+            Action::EstablishHosts => return Ok(Event::Established(a_plan())),
+            Action::BuildSkeleton => self.target = Copy::Waiting,
+            Action::ConnectHosts => self.network_changed = true,
+            Action::StartTransfer => self.sending = true,
+            Action::StopTransfer => self.sending = false,
+            Action::RecordHandOver => self.handed_over = true,
+            Action::RevokeHandOver => self.handed_over = false,
+            Action::ResumeOnTarget => match self.target {
+                Copy::Full | Copy::Running => self.target = Copy::Running,
+                other => return Err(format!("the target's copy is {other:?}")),
+            },
+            Action::AskTarget => return Ok(Event::TargetSays(self.target_state())),
+            Action::ResumeOnSource if self.source_exists => self.source_runs = true,
+            Action::ResumeOnSource => return Err("no VM on the source".into()),
+            Action::DiscardTarget => {
+                if self.target == Copy::Running {
+                    return Err("it runs".into());
+                }
+                self.target = Copy::Discarded;
+            }
+            Action::CleanUp => {
+                self.source_exists = false;
+                self.source_runs = false;
+                self.network_changed = false;
+            }
+            Action::PutBack => self.network_changed = false,
+            Action::CheckPermissions | Action::AllocateMemory | Action::SwitchOver | Action::Finish => {}
+        }
+        Ok(Event::Done)
+    }
+
+    fn target_state(&mut self) -> TargetState {
+        match self.target {
+            Copy::Running => TargetState::Running,
+            Copy::Full => TargetState::Ready,
+            // Asked about a VM whose state it does not have, a target records that it never will.
+            Copy::None | Copy::Waiting | Copy::Discarded => {
+                self.target = Copy::Discarded;
+                TargetState::Discarded
+            }
+        }
+    }
+
+    /// What QEMU does by itself while a transfer is on.
+    fn transfer_event(&mut self, random: &mut Random) -> Event {
+        if self.target == Copy::Discarded || random.chance(5) {
+            self.sending = false;
+            return Event::TransferFailed("connection reset".into());
+        }
+        if !self.source_runs {
+            self.target = Copy::Full;
+            self.sending = false;
+            return Event::StateTransferred;
+        }
+        if random.chance(30) {
+            self.source_runs = false;
+            return Event::Paused;
+        }
+        Event::Progress(Transferred {
+            sent_bytes: random.next() >> 20,
+            remaining_bytes: 1,
+            total_bytes: 2,
+            rounds: 1,
+        })
+    }
+}
+
+fn a_plan() -> Plan {
+    Plan {
+        requested_option: RequestedOption::Tcp,
+        option: MigrationOption::Tcp,
+        reason: None,
+        paths: vec![],
+        spread: Spread::InTurn,
+        multifd_channels: None,
+        zstd_level: None,
+    }
+}
+
+struct Run {
+    outcome: Outcome,
+    world: World,
+}
+
+fn simulate(seed: u64, fault_percent: u64) -> Run {
+    let mut random = Random(seed);
+    let mut world = World::new();
+    let limits = Limits { total_ms: 60_000.0, stall_ms: 20_000.0, decision_ms: 5_000.0 };
+    let (mut migration, first) = Migration::begin(limits);
+    let mut next = Some(first);
+    let mut now_ms = 0.0;
+    for _ in 0..10_000 {
+        now_ms += (random.next() % 400) as f64;
+        world.check_invariants(seed);
+        if random.chance(fault_percent / 4) && migration.outcome().is_none() {
+            let (recovered, first) = Migration::recover(limits, world.handed_over, now_ms);
+            migration = recovered;
+            next = Some(first);
+        }
+        if random.chance(fault_percent / 4) && matches!(world.target, Copy::Waiting | Copy::Full) {
+            world.target = Copy::Discarded;
+        }
+        let event = match next.take() {
+            Some(Action::Finish) => break,
+            Some(action) => perform_with_faults(&mut world, action, &mut random, fault_percent),
+            None if random.chance(fault_percent / 4) => Event::CancelRequested,
+            None if random.chance(10) => Event::Tick,
+            None => world.transfer_event(&mut random),
+        };
+        next = migration.handle(now_ms, event);
+    }
+    let outcome = migration.outcome().unwrap_or_else(|| panic!("I5: seed {seed} does not end"));
+    world.check_invariants(seed);
+    Run { outcome, world }
+}
+
+fn perform_with_faults(world: &mut World, action: Action, random: &mut Random, fault_percent: u64) -> Event {
+    if random.chance(fault_percent) {
+        return Event::Failed("fault before the action".into());
+    }
+    let answer = world.perform(action);
+    if random.chance(fault_percent) && !is_local_record(action) {
+        return Event::Failed("answer lost".into());
+    }
+    answer.unwrap_or_else(Event::Failed)
+}
+
+/// Records in the source's own journal either happen or not; the database tells which.
+fn is_local_record(action: Action) -> bool {
+    matches!(action, Action::RecordHandOver | Action::RevokeHandOver)
+}
+
+fn seeds() -> std::ops::Range<u64> {
+    match std::env::var("DRAINPIPE_SEED").ok().and_then(|seed| seed.parse().ok()) {
+        Some(seed) => seed..seed + 1,
+        None => 0..20_000,
+    }
+}
+
+#[test]
+fn without_faults_only_the_network_can_stop_a_migration() {
+    let mut completed = 0;
+    for seed in seeds() {
+        let run = simulate(seed, 0);
+        match run.outcome {
+            Outcome::Completed => {
+                completed += 1;
+                assert_eq!(run.world.target, Copy::Running, "seed {seed}");
+                assert!(!run.world.source_exists, "seed {seed}");
+            }
+            Outcome::Failed => assert!(run.world.source_runs, "seed {seed}"),
+            other => panic!("seed {seed} ended {other:?}"),
+        }
+        assert!(!run.world.network_changed, "seed {seed}");
+    }
+    assert!(completed > 0);
+}
+
+#[test]
+fn whatever_fails_the_vm_runs_once_and_the_outcome_is_true() {
+    for seed in seeds() {
+        let run = simulate(seed, 1 + seed % 30);
+        match run.outcome {
+            Outcome::Completed => assert_eq!(run.world.target, Copy::Running, "seed {seed}"),
+            Outcome::Undecided => assert!(run.world.handed_over, "seed {seed}"),
+            // Letting the VM run is tried several times; only when each try fails may it stand still.
+            Outcome::Failed | Outcome::Cancelled => {
+                assert!(run.world.source_exists, "seed {seed}");
+                assert_ne!(run.world.target, Copy::Running, "seed {seed}");
+            }
+        }
+    }
+}
+
+#[test]
+fn cancelling_lets_the_vm_run_on_the_source() {
+    for seed in seeds() {
+        let mut random = Random(seed);
+        let mut world = World::new();
+        let (mut migration, first) = Migration::begin(Limits::default());
+        let cancel_at = random.next() % 12;
+        let mut next = Some(first);
+        for turn in 0..1_000 {
+            if turn == cancel_at && migration.can_cancel() {
+                if let Some(action) = migration.handle(turn as f64, Event::CancelRequested) {
+                    next = Some(action);
+                }
+            }
+            let event = match next.take() {
+                Some(Action::Finish) => break,
+                Some(action) => world.perform(action).unwrap_or_else(Event::Failed),
+                None => world.transfer_event(&mut random),
+            };
+            next = migration.handle(turn as f64, event);
+        }
+        if migration.outcome() != Some(Outcome::Completed) {
+            assert!(world.source_runs && world.target != Copy::Running, "seed {seed}");
+        }
+        assert!(!world.network_changed, "seed {seed}");
+    }
+}
