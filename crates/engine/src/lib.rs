@@ -7,6 +7,7 @@ pub mod migration;
 pub mod option;
 pub mod path;
 pub mod plan;
+pub mod problem;
 pub mod progress;
 pub mod result;
 pub mod step;

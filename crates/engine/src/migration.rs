@@ -22,6 +22,7 @@
 //!   for the transfer, which goes on until it is stopped, fails or is over.
 
 use crate::plan::Plan;
+use crate::problem::Problem;
 use crate::progress::{Progress, ProgressMeter, Transferred};
 use crate::result::{Event as LogLine, Outcome};
 use crate::step::Step;
@@ -58,7 +59,7 @@ pub enum Action {
     ConnectHosts,
     /// Begin to send. Answered by [`Event::Done`] at once, later by events of the transfer.
     StartTransfer,
-    /// The VM is paused: send what is left.
+    /// The VM is paused: send what is left. Done when the target has received all of it.
     SwitchOver,
     /// Record durably that the VM belongs to the target from now on.
     RecordHandOver,
@@ -87,8 +88,8 @@ pub enum Action {
 pub enum Event {
     /// The action under way is done.
     Done,
-    /// The action under way failed; the text is for people.
-    Failed(String),
+    /// The action under way failed.
+    Failed(Problem),
     /// [`Action::EstablishHosts`] is done, with this plan.
     Established(Plan),
     /// [`Action::AskTarget`] is done.
@@ -97,10 +98,8 @@ pub enum Event {
     Progress(Transferred),
     /// The hypervisor has paused the VM and waits for leave to send the rest.
     Paused,
-    /// All state has been sent and received.
-    StateTransferred,
     /// The transfer broke.
-    TransferFailed(String),
+    TransferFailed(Problem),
     /// Somebody wants it cancelled.
     CancelRequested,
     /// Time has passed.
@@ -172,7 +171,7 @@ pub struct Migration {
     reached: Reached,
     meter: ProgressMeter,
     plan: Option<Plan>,
-    error: Option<String>,
+    error: Option<Problem>,
     cancel_requested: bool,
     resume_attempts_left: u8,
     timings: Timings,
@@ -207,7 +206,7 @@ impl Migration {
         }
         let mut migration = Self::in_phase(limits, Phase::Undoing(Undo::StopTransfer), all);
         migration.error =
-            Some("the source's agent stopped during the migration; its next start undid it".into());
+            Some(Problem::failed("the source's agent stopped during the migration; its next start undid it"));
         (migration, Action::StopTransfer)
     }
 
@@ -238,7 +237,6 @@ impl Migration {
             Event::Done | Event::Established(_) | Event::TargetSays(_) => self.action_done(now_ms, event),
             Event::Failed(error) => self.action_failed(now_ms, error),
             Event::Paused => self.paused(now_ms),
-            Event::StateTransferred => self.state_transferred(now_ms),
             Event::TransferFailed(error) => self.transfer_failed(now_ms, error),
         }
     }
@@ -253,6 +251,7 @@ impl Migration {
             (Phase::Preparing(Step::ConnectHosts), _) => Some(self.connected(now_ms)),
             (Phase::Preparing(step), _) => Some(self.next_preparation(now_ms, following(step))),
             (Phase::StartingTransfer, _) => self.transfer_started(now_ms),
+            (Phase::SwitchingOver, _) => Some(self.state_transferred(now_ms)),
             (Phase::RecordingHandOver, _) => Some(self.handed_over(now_ms)),
             (Phase::ResumingOnTarget { .. }, _)
             | (Phase::AskingTarget { .. }, Event::TargetSays(TargetState::Running)) => {
@@ -270,11 +269,11 @@ impl Migration {
             (Phase::Revoking, _) => Some(self.undo(now_ms)),
             (Phase::CleaningUp, _) => Some(self.end(now_ms, Outcome::Completed)),
             (Phase::Undoing(undo), _) => Some(self.undone(now_ms, undo)),
-            (Phase::Copying | Phase::SwitchingOver | Phase::AskingTarget { .. } | Phase::Ended(_), _) => None,
+            (Phase::Copying | Phase::AskingTarget { .. } | Phase::Ended(_), _) => None,
         }
     }
 
-    fn action_failed(&mut self, now_ms: f64, error: String) -> Option<Action> {
+    fn action_failed(&mut self, now_ms: f64, error: Problem) -> Option<Action> {
         self.note(now_ms, format!("failed: {error}"));
         match self.phase {
             Phase::Preparing(_)
@@ -290,7 +289,7 @@ impl Migration {
             Phase::Revoking => Some(self.end_undecided(now_ms, error)),
             // The VM runs on the target. What could not be tidied is in the journal for the next start.
             Phase::CleaningUp => {
-                self.error = Some(format!("the VM moved, but the source is not clean: {error}"));
+                self.error = Some(error.context("the VM moved, but the source is not clean"));
                 Some(self.end(now_ms, Outcome::Completed))
             }
             Phase::Undoing(undo) => Some(self.undo_failed(now_ms, undo, &error)),
@@ -349,21 +348,18 @@ impl Migration {
         Some(Action::SwitchOver)
     }
 
-    fn state_transferred(&mut self, now_ms: f64) -> Option<Action> {
-        if !matches!(self.phase, Phase::Copying | Phase::SwitchingOver) {
-            return None;
-        }
+    fn state_transferred(&mut self, now_ms: f64) -> Action {
         self.timings.state_transferred_ms = Some(now_ms);
         self.note(now_ms, "all state is on the target");
         if self.cancel_requested {
-            return Some(self.undo(now_ms));
+            return self.undo(now_ms);
         }
         self.phase = Phase::RecordingHandOver;
-        Some(Action::RecordHandOver)
+        Action::RecordHandOver
     }
 
-    fn transfer_failed(&mut self, now_ms: f64, error: String) -> Option<Action> {
-        if !matches!(self.phase, Phase::Copying | Phase::SwitchingOver) {
+    fn transfer_failed(&mut self, now_ms: f64, error: Problem) -> Option<Action> {
+        if self.phase != Phase::Copying {
             return None;
         }
         self.note(now_ms, format!("the transfer broke: {error}"));
@@ -386,7 +382,7 @@ impl Migration {
 
     fn ask_again(&mut self, now_ms: f64, since_ms: f64) -> Action {
         if now_ms - since_ms >= self.limits.decision_ms {
-            let error = self.error.take().unwrap_or_default();
+            let error = self.error.take().unwrap_or_else(|| Problem::failed("the target does not answer"));
             return self.end_undecided(now_ms, error);
         }
         self.phase = Phase::AskingTarget { since_ms };
@@ -406,12 +402,8 @@ impl Migration {
     }
 
     fn check_limits(&mut self, now_ms: f64) -> Option<Action> {
-        if !matches!(self.phase, Phase::Copying | Phase::SwitchingOver) {
-            return None;
-        }
-        // Under way, the switch-over cannot be interrupted by an action of ours; its own failure
-        // arrives as an event within the executor's deadline.
-        if self.phase == Phase::SwitchingOver {
+        // Every other phase has an action under way, which ends by the executor's own deadline.
+        if self.phase != Phase::Copying {
             return None;
         }
         if now_ms >= self.limits.total_ms {
@@ -419,18 +411,18 @@ impl Migration {
             let error = format!(
                 "not over within {bound_s:.0} s: the paths are too slow, or the VM changes its memory faster than they carry it"
             );
-            return Some(self.give_up(now_ms, error));
+            return Some(self.give_up(now_ms, Problem::failed(error)));
         }
         let silent_ms = self.meter.silent_ms(now_ms);
         if silent_ms >= self.limits.stall_ms {
             let seconds = silent_ms / 1000.0;
             let error = format!("nothing has moved for {seconds:.0} s; look at the links of both hosts");
-            return Some(self.give_up(now_ms, error));
+            return Some(self.give_up(now_ms, Problem::failed(error)));
         }
         None
     }
 
-    fn give_up(&mut self, now_ms: f64, error: String) -> Action {
+    fn give_up(&mut self, now_ms: f64, error: Problem) -> Action {
         self.error.get_or_insert(error);
         self.undo(now_ms)
     }
@@ -461,14 +453,15 @@ impl Migration {
         undo_action(next)
     }
 
-    fn undo_failed(&mut self, now_ms: f64, undo: Undo, error: &str) -> Action {
+    fn undo_failed(&mut self, now_ms: f64, undo: Undo, error: &Problem) -> Action {
         if undo == Undo::ResumeOnSource {
             self.resume_attempts_left -= 1;
             if self.resume_attempts_left > 0 {
                 return Action::ResumeOnSource;
             }
-            let cause = self.error.take().unwrap_or_else(|| "cancelled".into());
-            self.error = Some(format!("{cause}; and the VM does not run on the source: {error}"));
+            let cause = self.error.take().unwrap_or_else(|| Problem::failed("cancelled"));
+            let message = format!("{cause}; and the VM does not run on the source: {error}");
+            self.error = Some(Problem::failed(message));
         }
         // Stopping, discarding and putting back are tried once: the hypervisor stops by itself when
         // the target goes, an unstarted target discards when its lease runs out, and the journal
@@ -480,7 +473,7 @@ impl Migration {
         if self.error.is_none() && self.cancel_requested { Outcome::Cancelled } else { Outcome::Failed }
     }
 
-    fn end_undecided(&mut self, now_ms: f64, error: String) -> Action {
+    fn end_undecided(&mut self, now_ms: f64, error: Problem) -> Action {
         self.error = Some(error);
         self.end(now_ms, Outcome::Undecided)
     }
@@ -555,8 +548,8 @@ impl Migration {
     }
 
     /// What went wrong, if anything.
-    pub fn error(&self) -> Option<&str> {
-        self.error.as_deref()
+    pub fn error(&self) -> Option<&Problem> {
+        self.error.as_ref()
     }
 
     /// When the parts began and ended.

@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::option::{MigrationOption, RequestedOption};
+use crate::problem::ProblemKind;
 use crate::step::Step;
 
 /// The outcome and the measurements of one migration.
@@ -31,6 +32,8 @@ pub struct MigrationResult {
     pub outcome: Outcome,
     /// What went wrong, where, and what to do; absent when nothing did.
     pub error: Option<String>,
+    /// Which kind of failure `error` is.
+    pub error_kind: Option<ProblemKind>,
     /// From the request to the end of clean-up.
     pub total_ms: f64,
     /// Steps 1 to 5.

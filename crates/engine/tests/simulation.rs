@@ -6,10 +6,11 @@
 use drainpipe_engine::migration::{Action, Event, Limits, Migration, TargetState};
 use drainpipe_engine::option::{MigrationOption, RequestedOption};
 use drainpipe_engine::plan::{Plan, Spread};
+use drainpipe_engine::problem::Problem;
 use drainpipe_engine::progress::Transferred;
 use drainpipe_engine::result::Outcome;
 
-/// SplitMix64 (Steele, Lea, Flood 2014): small, seedable, good enough to draw faults.
+/// `SplitMix64` (Steele, Lea, Flood 2014): small, seedable, good enough to draw faults.
 struct Random(u64);
 
 impl Random {
@@ -36,6 +37,7 @@ enum Copy {
 }
 
 /// Both hosts, as they are, whatever the engine believes.
+#[expect(clippy::struct_excessive_bools, reason = "each is one independent fact of the world")]
 struct World {
     source_runs: bool,
     source_exists: bool,
@@ -66,25 +68,30 @@ impl World {
     }
 
     /// Carries an action out; `Err` means that it had no effect.
-    fn perform(&mut self, action: Action) -> Result<Event, String> {
+    fn perform(&mut self, action: Action) -> Result<Event, Problem> {
         match action {
             Action::EstablishHosts => return Ok(Event::Established(a_plan())),
             Action::BuildSkeleton => self.target = Copy::Waiting,
             Action::ConnectHosts => self.network_changed = true,
             Action::StartTransfer => self.sending = true,
             Action::StopTransfer => self.sending = false,
+            Action::SwitchOver if self.target == Copy::Waiting && self.sending => {
+                self.target = Copy::Full;
+                self.sending = false;
+            }
+            Action::SwitchOver => return Err(Problem::failed("connection reset")),
             Action::RecordHandOver => self.handed_over = true,
             Action::RevokeHandOver => self.handed_over = false,
             Action::ResumeOnTarget => match self.target {
                 Copy::Full | Copy::Running => self.target = Copy::Running,
-                other => return Err(format!("the target's copy is {other:?}")),
+                other => return Err(Problem::failed(format!("the target's copy is {other:?}"))),
             },
             Action::AskTarget => return Ok(Event::TargetSays(self.target_state())),
             Action::ResumeOnSource if self.source_exists => self.source_runs = true,
-            Action::ResumeOnSource => return Err("no VM on the source".into()),
+            Action::ResumeOnSource => return Err(Problem::failed("no VM on the source")),
             Action::DiscardTarget => {
                 if self.target == Copy::Running {
-                    return Err("it runs".into());
+                    return Err(Problem::failed("it runs"));
                 }
                 self.target = Copy::Discarded;
             }
@@ -94,7 +101,7 @@ impl World {
                 self.network_changed = false;
             }
             Action::PutBack => self.network_changed = false,
-            Action::CheckPermissions | Action::AllocateMemory | Action::SwitchOver | Action::Finish => {}
+            Action::CheckPermissions | Action::AllocateMemory | Action::Finish => {}
         }
         Ok(Event::Done)
     }
@@ -115,12 +122,7 @@ impl World {
     fn transfer_event(&mut self, random: &mut Random) -> Event {
         if self.target == Copy::Discarded || random.chance(5) {
             self.sending = false;
-            return Event::TransferFailed("connection reset".into());
-        }
-        if !self.source_runs {
-            self.target = Copy::Full;
-            self.sending = false;
-            return Event::StateTransferred;
+            return Event::TransferFailed(Problem::failed("connection reset"));
         }
         if random.chance(30) {
             self.source_runs = false;
@@ -186,11 +188,11 @@ fn simulate(seed: u64, fault_percent: u64) -> Run {
 
 fn perform_with_faults(world: &mut World, action: Action, random: &mut Random, fault_percent: u64) -> Event {
     if random.chance(fault_percent) {
-        return Event::Failed("fault before the action".into());
+        return Event::Failed(Problem::failed("fault before the action"));
     }
     let answer = world.perform(action);
     if random.chance(fault_percent) && !is_local_record(action) {
-        return Event::Failed("answer lost".into());
+        return Event::Failed(Problem::failed("answer lost"));
     }
     answer.unwrap_or_else(Event::Failed)
 }
@@ -248,20 +250,21 @@ fn cancelling_lets_the_vm_run_on_the_source() {
         let mut random = Random(seed);
         let mut world = World::new();
         let (mut migration, first) = Migration::begin(Limits::default());
-        let cancel_at = random.next() % 12;
+        let cancel_at = u32::try_from(random.next() % 12).unwrap();
         let mut next = Some(first);
         for turn in 0..1_000 {
-            if turn == cancel_at && migration.can_cancel() {
-                if let Some(action) = migration.handle(turn as f64, Event::CancelRequested) {
-                    next = Some(action);
-                }
+            if turn == cancel_at
+                && migration.can_cancel()
+                && let Some(action) = migration.handle(f64::from(turn), Event::CancelRequested)
+            {
+                next = Some(action);
             }
             let event = match next.take() {
                 Some(Action::Finish) => break,
                 Some(action) => world.perform(action).unwrap_or_else(Event::Failed),
                 None => world.transfer_event(&mut random),
             };
-            next = migration.handle(turn as f64, event);
+            next = migration.handle(f64::from(turn), event);
         }
         if migration.outcome() != Some(Outcome::Completed) {
             assert!(world.source_runs && world.target != Copy::Running, "seed {seed}");

@@ -1,0 +1,75 @@
+//! What went wrong, in one shape for the engine, the API and the command line.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// A failure that a person reads and a script tells apart.
+#[derive(Debug, Clone, PartialEq, Eq, Error, Serialize, Deserialize)]
+#[error("{message}")]
+pub struct Problem {
+    /// Which kind it is; the exit code and the HTTP status follow from it.
+    pub kind: ProblemKind,
+    /// What is wrong, where, and what to do.
+    pub message: String,
+}
+
+/// Kinds of failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ProblemKind {
+    /// The request makes no sense: syntax, values.
+    BadInput,
+    /// No such VM, host or migration.
+    NotFound,
+    /// Something of that name is there already, or something else is under way.
+    Conflict,
+    /// A check found that it cannot work: memory, versions, files.
+    Refused,
+    /// This caller may not.
+    Forbidden,
+    /// A host does not answer.
+    Unreachable,
+    /// It was tried and failed.
+    Failed,
+}
+
+impl Problem {
+    /// A problem of this kind.
+    pub fn new(kind: ProblemKind, message: impl fmt::Display) -> Self {
+        Self { kind, message: message.to_string() }
+    }
+
+    /// See [`ProblemKind::Failed`].
+    pub fn failed(message: impl fmt::Display) -> Self {
+        Self::new(ProblemKind::Failed, message)
+    }
+
+    /// See [`ProblemKind::NotFound`].
+    pub fn not_found(message: impl fmt::Display) -> Self {
+        Self::new(ProblemKind::NotFound, message)
+    }
+
+    /// See [`ProblemKind::Conflict`].
+    pub fn conflict(message: impl fmt::Display) -> Self {
+        Self::new(ProblemKind::Conflict, message)
+    }
+
+    /// See [`ProblemKind::Refused`].
+    pub fn refused(message: impl fmt::Display) -> Self {
+        Self::new(ProblemKind::Refused, message)
+    }
+
+    /// See [`ProblemKind::BadInput`].
+    pub fn bad_input(message: impl fmt::Display) -> Self {
+        Self::new(ProblemKind::BadInput, message)
+    }
+
+    /// The same problem, with what was being done in front.
+    #[must_use]
+    pub fn context(mut self, doing: impl fmt::Display) -> Self {
+        self.message = format!("{doing}: {}", self.message);
+        self
+    }
+}
