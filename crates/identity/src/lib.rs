@@ -1,1 +1,27 @@
 //! Certificates of hosts and operators, and the TLS made of them.
+//!
+//! One certificate authority per fleet signs one certificate per host and one per operator.
+//! A certificate says who its holder is in a URI among its alternative names:
+//!
+//! | holder | URI | DNS name | may be |
+//! |---|---|---|---|
+//! | host | `drainpipe:host:<name>` | `<name>` | TLS server and client |
+//! | operator | `drainpipe:operator:<name>` | none | TLS client |
+//!
+//! A connection is made to a *name*: whoever answers at the address must hold the certificate of
+//! the host that was meant. Addresses are in no certificate, so a host may change its own.
+
+pub mod authority;
+mod explain;
+mod files;
+mod identity;
+mod name;
+mod peer;
+mod validity;
+
+pub use explain::explain;
+pub use files::FileError;
+pub use identity::{Identity, LoadError};
+pub use name::{InvalidName, check_name};
+pub use peer::{Peer, PeerError};
+pub use validity::Validity;

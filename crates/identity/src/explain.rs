@@ -1,0 +1,146 @@
+//! TLS failures as sentences that name the case and the remedy.
+
+use std::error::Error;
+use std::io;
+
+use rustls::pki_types::ServerName;
+use rustls::{AlertDescription, CertificateError, InvalidMessage, PeerIncompatible};
+
+use crate::validity::from_unix;
+
+/// Longest chain of causes that is followed.
+const CAUSES_MAX: usize = 32;
+/// Most names of a peer's certificate that are shown, and most characters of each.
+const NAMES_MAX: usize = 4;
+const NAME_LENGTH_MAX: usize = 80;
+
+/// Says why a TLS connection failed, if that is what `error` is about.
+///
+/// Looks through the causes of `error`, so errors of HTTP libraries may be given as they are.
+pub fn explain(error: &(dyn Error + 'static)) -> Option<String> {
+    let mut cause = Some(error);
+    for _ in 0..CAUSES_MAX {
+        let current = cause?;
+        if let Some(tls) = current.downcast_ref::<rustls::Error>() {
+            return explain_tls(tls);
+        }
+        cause = match current.downcast_ref::<io::Error>() {
+            // `source` of an I/O error skips the error that it wraps.
+            Some(io) => io.get_ref().map(|inner| inner as &(dyn Error + 'static)),
+            None => current.source(),
+        };
+    }
+    None
+}
+
+fn explain_tls(error: &rustls::Error) -> Option<String> {
+    match error {
+        rustls::Error::InvalidCertificate(reason) => explain_certificate(reason),
+        rustls::Error::AlertReceived(alert) => explain_alert(*alert),
+        rustls::Error::NoCertificatesPresented => Some(
+            "the peer presented no certificate: it must present one of the same authority, made \
+             with `drainpipe pki host` or `drainpipe pki operator`"
+                .to_owned(),
+        ),
+        rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType) => Some(
+            "the peer does not speak TLS on this port: check address and port in the configuration"
+                .to_owned(),
+        ),
+        rustls::Error::PeerIncompatible(
+            PeerIncompatible::Tls13RequiredForQuic
+            | PeerIncompatible::SupportedVersionsExtensionRequired
+            | PeerIncompatible::ServerTlsVersionIsDisabledByOurConfig
+            | PeerIncompatible::ServerDoesNotSupportTls12Or13,
+        ) => Some("the peer does not speak TLS 1.3, which Drainpipe requires".to_owned()),
+        _ => None,
+    }
+}
+
+fn explain_certificate(reason: &CertificateError) -> Option<String> {
+    Some(match reason {
+        CertificateError::ExpiredContext { time, not_after } => format!(
+            "the peer's certificate expired at {} (the clock here says {}): replace it on the peer \
+             with one made by `drainpipe pki`",
+            from_unix(*not_after),
+            from_unix(*time)
+        ),
+        CertificateError::NotValidYetContext { time, not_before } => format!(
+            "the peer's certificate is not valid before {}, and the clock here says {}: set the \
+             clocks of both hosts right",
+            from_unix(*not_before),
+            from_unix(*time)
+        ),
+        CertificateError::UnknownIssuer | CertificateError::BadSignature => {
+            "the peer's certificate is signed by another authority than ours: both hosts need \
+             certificates made by one `drainpipe pki init`, and its ca.pem"
+                .to_owned()
+        }
+        CertificateError::NotValidForNameContext { expected, presented } => {
+            explain_other_host(expected, presented)
+        }
+        CertificateError::InvalidPurposeContext { .. } | CertificateError::InvalidPurpose => {
+            "the peer's certificate is not one for a host: an operator's certificate cannot serve; \
+             make one with `drainpipe pki host`"
+                .to_owned()
+        }
+        CertificateError::BadEncoding => {
+            "the peer's certificate cannot be decoded: replace it with one made by `drainpipe pki`".to_owned()
+        }
+        _ => return None,
+    })
+}
+
+fn explain_other_host(expected: &ServerName<'_>, presented: &[String]) -> String {
+    let names: Vec<String> = presented
+        .iter()
+        .filter_map(|name| name.strip_prefix("DnsName(\"")?.strip_suffix("\")"))
+        .take(NAMES_MAX)
+        .map(printable)
+        .collect();
+    let holder =
+        if names.is_empty() { "of no host".to_owned() } else { format!("of host {}", names.join(", ")) };
+    format!(
+        "host {} was expected, but the certificate presented is {holder}: check which address \
+         belongs to which host in the configuration",
+        expected.to_str()
+    )
+}
+
+/// The certificate is a peer's, and the text may end up in a terminal.
+fn printable(name: &str) -> String {
+    name.chars()
+        .take(NAME_LENGTH_MAX)
+        .map(|character| match character {
+            ' '..='~' => character,
+            _ => char::REPLACEMENT_CHARACTER,
+        })
+        .collect()
+}
+
+fn explain_alert(alert: AlertDescription) -> Option<String> {
+    let reason = match alert {
+        AlertDescription::CertificateExpired => {
+            "it has expired, by the peer's clock: replace it, or set the clocks right"
+        }
+        AlertDescription::UnknownCA => {
+            "another authority signed it: both sides need certificates made by one \
+             `drainpipe pki init`"
+        }
+        AlertDescription::CertificateRequired => {
+            "none was presented: one made with `drainpipe pki` is needed"
+        }
+        AlertDescription::UnsupportedCertificate => {
+            "it is made for another purpose: hosts need one made with `drainpipe pki host`"
+        }
+        AlertDescription::BadCertificate => "it is damaged, or it is of another host than the peer expected",
+        AlertDescription::DecryptError
+        | AlertDescription::CertificateUnknown
+        | AlertDescription::CertificateRevoked
+        | AlertDescription::AccessDenied => "see the peer's log for its reason",
+        AlertDescription::ProtocolVersion => {
+            return Some("the peer does not speak TLS 1.3, which Drainpipe requires".to_owned());
+        }
+        _ => return None,
+    };
+    Some(format!("the peer refused our certificate: {reason}"))
+}

@@ -1,0 +1,273 @@
+//! Who this process is, and whom it talks to: the TLS configurations made of certificate and key.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use rustls::client::Resumption;
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+use rustls::server::danger::ClientCertVerifier;
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::sign::CertifiedKey;
+use rustls::version::TLS13;
+use rustls::{CertificateError, ClientConfig, RootCertStore, ServerConfig};
+use x509_parser::certificate::X509Certificate;
+
+use crate::files::{FileError, not_pem, read_certificates, read_private_key};
+use crate::peer::{Peer, PeerError};
+use crate::validity::Validity;
+
+/// Why certificate, key and authority are no identity.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// One of the files is missing, not private, or not what it should be.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// The key belongs to another certificate.
+    #[error(
+        "private key {key} does not belong to certificate {certificate}: use both from one `drainpipe pki` run"
+    )]
+    KeyMismatch {
+        /// The key.
+        key: PathBuf,
+        /// The certificate.
+        certificate: PathBuf,
+    },
+    /// Too late.
+    #[error("certificate {path} expired at {since}: replace it with `drainpipe pki`, and with --force")]
+    Expired {
+        /// The certificate.
+        path: PathBuf,
+        /// Its last moment.
+        since: Timestamp,
+    },
+    /// Too early.
+    #[error(
+        "certificate {path} is not valid before {from}, and this host's clock says {now}: set the clock right"
+    )]
+    NotYetValid {
+        /// The certificate.
+        path: PathBuf,
+        /// Its first moment.
+        from: Timestamp,
+        /// The time of the check.
+        now: Timestamp,
+    },
+    /// The authority did not sign the certificate.
+    #[error(
+        "certificate {certificate} is not signed by the authority in {authority}: use the ca.pem that came with the certificate"
+    )]
+    OtherAuthority {
+        /// The certificate.
+        certificate: PathBuf,
+        /// The authority's certificate.
+        authority: PathBuf,
+    },
+    /// The certificate names no host or operator.
+    #[error("{path}: {source}")]
+    Holder {
+        /// The certificate.
+        path: PathBuf,
+        /// What is wrong.
+        source: PeerError,
+    },
+    /// TLS takes the certificate or the key for something else.
+    #[error("{path} cannot be used for TLS: {source}; replace it with `drainpipe pki`")]
+    Unusable {
+        /// The certificate, the key or the authority's certificate.
+        path: PathBuf,
+        /// What TLS says.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+/// A verified certificate with its key, and the authority whose other certificates are trusted.
+///
+/// `Debug` shows the holder only.
+#[derive(Clone)]
+pub struct Identity {
+    holder: Peer,
+    not_after: Timestamp,
+    server: Arc<ServerConfig>,
+    client: ClientConfig,
+}
+
+impl std::fmt::Debug for Identity {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "Identity({})", self.holder)
+    }
+}
+
+impl Identity {
+    /// Reads and checks the three files: PEM, the key private, all belonging together and valid now.
+    pub fn load(certificate: &Path, key: &Path, authority: &Path) -> Result<Self, LoadError> {
+        let authorities = read_certificates(authority, "certificate of the authority")?;
+        let chain = read_certificates(certificate, "certificate")?;
+        let private_key = read_private_key(key)?;
+        let paths = Paths { certificate, key, authority };
+        paths.check_key(&chain, &private_key)?;
+        let not_after = paths.check_validity(&chain, &authorities)?;
+        let verifier = paths.check_signature(&chain, &authorities)?;
+        let holder = Peer::from_certificate(&chain[0])
+            .map_err(|source| LoadError::Holder { path: certificate.to_owned(), source })?;
+        let roots = paths.roots(&authorities)?;
+        let unusable = |error| unusable(key, error);
+        Ok(Self {
+            holder,
+            not_after,
+            server: server_config(verifier, chain.clone(), private_key.clone_key()).map_err(unusable)?,
+            client: client_config(roots, chain, private_key).map_err(unusable)?,
+        })
+    }
+
+    /// Whose certificate this is.
+    pub fn holder(&self) -> &Peer {
+        &self.holder
+    }
+
+    /// Until when the certificate is valid.
+    pub fn not_after(&self) -> Timestamp {
+        self.not_after
+    }
+
+    /// Serves peers that hold a certificate of the same authority, by TLS 1.3. Who the peer is,
+    /// [`Peer::from_certificate`] says.
+    pub fn server_config(&self) -> Arc<ServerConfig> {
+        Arc::clone(&self.server)
+    }
+
+    /// Connects to hosts of the same authority, by TLS 1.3. The server name must be the host's
+    /// Drainpipe name, not its address.
+    pub fn client_config(&self) -> ClientConfig {
+        self.client.clone()
+    }
+}
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(rustls::crypto::ring::default_provider())
+}
+
+fn server_config(
+    verifier: Arc<dyn ClientCertVerifier>,
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+) -> Result<Arc<ServerConfig>, rustls::Error> {
+    let mut config = ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&TLS13])?
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(chain, key)?;
+    // A resumed session does not check the client's certificate again, so it could outlast it.
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    Ok(Arc::new(config))
+}
+
+fn client_config(
+    roots: Arc<RootCertStore>,
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+) -> Result<ClientConfig, rustls::Error> {
+    let mut config = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&TLS13])?
+        .with_root_certificates(roots)
+        .with_client_auth_cert(chain, key)?;
+    config.resumption = Resumption::disabled();
+    Ok(config)
+}
+
+/// The files of an identity, to name them in errors.
+struct Paths<'a> {
+    certificate: &'a Path,
+    key: &'a Path,
+    authority: &'a Path,
+}
+
+impl Paths<'_> {
+    fn check_key(
+        &self,
+        chain: &[CertificateDer<'static>],
+        key: &PrivateKeyDer<'static>,
+    ) -> Result<(), LoadError> {
+        match CertifiedKey::from_der(chain.to_vec(), key.clone_key(), &provider()) {
+            Ok(_) => Ok(()),
+            Err(rustls::Error::InconsistentKeys(_)) => Err(LoadError::KeyMismatch {
+                key: self.key.to_owned(),
+                certificate: self.certificate.to_owned(),
+            }),
+            Err(error @ rustls::Error::InvalidCertificate(_)) => Err(unusable(self.certificate, error)),
+            Err(error) => Err(unusable(self.key, error)),
+        }
+    }
+
+    /// TLS does not look at the dates of an authority; so they are looked at here. Answers the last
+    /// moment of the certificate.
+    fn check_validity(
+        &self,
+        chain: &[CertificateDer<'static>],
+        authorities: &[CertificateDer<'static>],
+    ) -> Result<Timestamp, LoadError> {
+        let now = Timestamp::now();
+        for authority in authorities {
+            check_dates(self.authority, &parse(self.authority, authority)?, now)?;
+        }
+        check_dates(self.certificate, &parse(self.certificate, &chain[0])?, now)
+    }
+
+    fn check_signature(
+        &self,
+        chain: &[CertificateDer<'static>],
+        authorities: &[CertificateDer<'static>],
+    ) -> Result<Arc<dyn ClientCertVerifier>, LoadError> {
+        let roots = self.roots(authorities)?;
+        let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider())
+            .build()
+            .map_err(|error| unusable(self.authority, error))?;
+        match verifier.verify_client_cert(&chain[0], &chain[1..], UnixTime::now()) {
+            Ok(_) => Ok(verifier),
+            Err(rustls::Error::InvalidCertificate(
+                CertificateError::UnknownIssuer | CertificateError::BadSignature,
+            )) => Err(LoadError::OtherAuthority {
+                certificate: self.certificate.to_owned(),
+                authority: self.authority.to_owned(),
+            }),
+            Err(error) => Err(unusable(self.certificate, error)),
+        }
+    }
+
+    fn roots(&self, authorities: &[CertificateDer<'static>]) -> Result<Arc<RootCertStore>, LoadError> {
+        let mut roots = RootCertStore::empty();
+        for authority in authorities {
+            roots.add(authority.clone()).map_err(|error| unusable(self.authority, error))?;
+        }
+        Ok(Arc::new(roots))
+    }
+}
+
+fn unusable(path: &Path, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> LoadError {
+    LoadError::Unusable { path: path.to_owned(), source: source.into() }
+}
+
+fn parse<'a>(
+    path: &Path,
+    certificate: &'a CertificateDer<'static>,
+) -> Result<X509Certificate<'a>, FileError> {
+    x509_parser::parse_x509_certificate(certificate)
+        .map(|(_, parsed)| parsed)
+        .map_err(|error| not_pem(path, "certificate", &error))
+}
+
+fn check_dates(
+    path: &Path,
+    certificate: &X509Certificate<'_>,
+    now: Timestamp,
+) -> Result<Timestamp, LoadError> {
+    let Validity { not_before, not_after } = Validity::of(certificate);
+    if now > not_after {
+        return Err(LoadError::Expired { path: path.to_owned(), since: not_after });
+    }
+    if now < not_before {
+        return Err(LoadError::NotYetValid { path: path.to_owned(), from: not_before, now });
+    }
+    Ok(not_after)
+}
