@@ -4,9 +4,10 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// One host, as far as decisions need it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct HostFacts {
     /// Name of the host, the one its certificate carries.
     pub name: String,
@@ -17,6 +18,7 @@ pub struct HostFacts {
     /// Links that the configuration gives to migrations, in order of preference.
     pub links: Vec<MigrationLink>,
     /// The host's address for routed multichannel; absent when none is configured.
+    #[schema(value_type = Option<String>)]
     pub migration_address: Option<IpAddr>,
     /// Names of the RDMA devices that the kernel knows.
     pub rdma_devices: Vec<String>,
@@ -25,7 +27,7 @@ pub struct HostFacts {
 }
 
 /// The hypervisor of a host.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HypervisorVersion {
     /// Such as `QEMU`.
     pub name: String,
@@ -36,11 +38,12 @@ pub struct HypervisorVersion {
 }
 
 /// A network interface that migrations may use.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct MigrationLink {
     /// Name of the interface.
     pub name: String,
     /// Its addresses with their prefixes.
+    #[schema(value_type = Vec<String>)]
     pub addresses: Vec<IpNet>,
     /// As configured, else as the driver says.
     pub speed_mbps: Option<u64>,

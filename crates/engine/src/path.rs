@@ -3,19 +3,22 @@
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::facts::MigrationLink;
 
 /// Two links that reach each other, seen from the source.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Path {
     /// Link of the source.
     pub link: String,
     /// Address of the source on it.
+    #[schema(value_type = String)]
     pub address: IpAddr,
     /// Link of the target.
     pub peer_link: String,
     /// Address of the target on it.
+    #[schema(value_type = String)]
     pub peer_address: IpAddr,
     /// The slower of both ends, where known.
     pub speed_mbps: Option<u64>,

@@ -3,6 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+use utoipa::ToSchema;
 
 use crate::facts::{HostFacts, HypervisorVersion};
 use crate::option::{MigrationOption, RequestedOption};
@@ -17,7 +18,7 @@ pub const MULTICHANNEL_CONNECTIONS: u8 = 16;
 pub const ZSTD_LEVEL: u8 = 1;
 
 /// How one migration will be done.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Plan {
     /// What was asked for.
     pub requested_option: RequestedOption,
@@ -37,7 +38,7 @@ pub struct Plan {
 }
 
 /// How connections use paths.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Spread {
     /// The first path that connects carries everything.

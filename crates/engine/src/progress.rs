@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::step::Step;
 
@@ -14,7 +15,7 @@ const WINDOW_MS: f64 = 2_000.0;
 const STALLED_AFTER_MS: f64 = 1_000.0;
 
 /// What the hypervisor says of a transfer, reduced to what decisions need.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Transferred {
     /// Bytes sent since the start.
     pub sent_bytes: u64,
@@ -27,7 +28,7 @@ pub struct Transferred {
 }
 
 /// What a person waiting for a migration wants to know.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Progress {
     /// The step under way.
     pub step: Step,

@@ -4,13 +4,14 @@
 //! Times are milliseconds on the source agent's monotonic clock, kept to a tenth.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::option::{MigrationOption, RequestedOption};
 use crate::problem::ProblemKind;
 use crate::step::Step;
 
 /// The outcome and the measurements of one migration.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct MigrationResult {
     /// Identifier of the migration, unique on the source.
     pub id: String,
@@ -70,7 +71,7 @@ pub struct MigrationResult {
 }
 
 /// What became of the VM.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
     /// The VM runs on the target, and only there.
@@ -85,7 +86,7 @@ pub enum Outcome {
 }
 
 /// CPU seconds, user and system, used between start and end of the migration.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct CpuSeconds {
     /// QEMU on the source, its vCPUs included.
     pub source_vmm: f64,
@@ -98,7 +99,7 @@ pub struct CpuSeconds {
 }
 
 /// What one path carried.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PathUse {
     /// Link of the source.
     pub link: String,
@@ -113,7 +114,7 @@ pub struct PathUse {
 }
 
 /// One line of a migration's log.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Event {
     /// Since the start of the migration.
     pub ms: f64,
@@ -124,7 +125,7 @@ pub struct Event {
 }
 
 /// One reading of the links' counters.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Sample {
     /// Since the start of the migration.
     pub ms: f64,
@@ -133,7 +134,7 @@ pub struct Sample {
 }
 
 /// The guest's check of its own memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Verified {
     /// Pages looked at.
     pub pages: u64,

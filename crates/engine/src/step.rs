@@ -1,9 +1,10 @@
 //! The ten steps of a migration, by name.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// The ten steps, in their order. The names are those of Hyper-V's documentation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Step {
     /// 1. Establish source host and target host.
