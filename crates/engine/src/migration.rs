@@ -55,7 +55,8 @@ pub enum Action {
     AllocateMemory,
     /// Build the VM on the target, paused, waiting for state.
     BuildSkeleton,
-    /// Prepare paths on both hosts; have the target listen.
+    /// Try the paths, prepare those that answer on both hosts; have the target listen. Answered by
+    /// [`Event::Connected`].
     ConnectHosts,
     /// Begin to send. Answered by [`Event::Done`] at once, later by events of the transfer.
     StartTransfer,
@@ -92,6 +93,8 @@ pub enum Event {
     Failed(Problem),
     /// [`Action::EstablishHosts`] is done, with this plan.
     Established(Plan),
+    /// [`Action::ConnectHosts`] is done, with what is left of the plan.
+    Connected(Plan),
     /// [`Action::AskTarget`] is done.
     TargetSays(TargetState),
     /// The transfer has come this far.
@@ -234,7 +237,9 @@ impl Migration {
             }
             Event::Tick => self.check_limits(now_ms),
             Event::CancelRequested => self.request_cancel(now_ms),
-            Event::Done | Event::Established(_) | Event::TargetSays(_) => self.action_done(now_ms, event),
+            Event::Done | Event::Established(_) | Event::Connected(_) | Event::TargetSays(_) => {
+                self.action_done(now_ms, event)
+            }
             Event::Failed(error) => self.action_failed(now_ms, error),
             Event::Paused => self.paused(now_ms),
             Event::TransferFailed(error) => self.transfer_failed(now_ms, error),
@@ -248,7 +253,9 @@ impl Migration {
                 self.plan = Some(plan);
                 Some(self.next_preparation(now_ms, Step::CheckPermissions))
             }
-            (Phase::Preparing(Step::ConnectHosts), _) => Some(self.connected(now_ms)),
+            (Phase::Preparing(Step::ConnectHosts), Event::Connected(plan)) => {
+                Some(self.connected(now_ms, plan))
+            }
             (Phase::Preparing(step), _) => Some(self.next_preparation(now_ms, following(step))),
             (Phase::StartingTransfer, _) => self.transfer_started(now_ms),
             (Phase::SwitchingOver, _) => Some(self.state_transferred(now_ms)),
@@ -318,7 +325,11 @@ impl Migration {
         }
     }
 
-    fn connected(&mut self, now_ms: f64) -> Action {
+    fn connected(&mut self, now_ms: f64, plan: Plan) -> Action {
+        if self.plan.as_ref() != Some(&plan) {
+            self.note(now_ms, describe_plan(&plan));
+        }
+        self.plan = Some(plan);
         if self.cancel_requested {
             return self.undo(now_ms);
         }
@@ -586,8 +597,7 @@ fn undo_action(undo: Undo) -> Action {
 }
 
 fn describe_plan(plan: &Plan) -> String {
-    let paths: Vec<String> =
-        plan.paths.iter().map(|path| format!("{}–{}", path.link, path.peer_link)).collect();
+    let paths: Vec<String> = plan.paths.iter().map(ToString::to_string).collect();
     let reason = plan.reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
     format!("{} over {}{reason}", plan.option, paths.join(", "))
 }

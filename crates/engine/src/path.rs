@@ -1,5 +1,6 @@
 //! Paths: which link of one host reaches which link of the other.
 
+use std::fmt;
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
@@ -35,6 +36,12 @@ impl Path {
             peer_address: self.address,
             speed_mbps: self.speed_mbps,
         }
+    }
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}–{}", self.link, self.peer_link)
     }
 }
 

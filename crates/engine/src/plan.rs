@@ -65,6 +65,61 @@ pub enum PlanError {
         /// Its links, in words.
         target_links: String,
     },
+    /// Links share subnets, but nothing gets through.
+    #[error(
+        "nothing gets through from {source_host} to {target_host}: {tried}; \
+         are the cables in, the switch ports in one VLAN, the migration ports open in both firewalls?"
+    )]
+    NothingGetsThrough {
+        /// Name of the source.
+        source_host: String,
+        /// Name of the target.
+        target_host: String,
+        /// Each path and why it was given up.
+        tried: String,
+    },
+}
+
+/// What trying a path has shown: nothing against it, or why it cannot be used.
+pub type PathTrial = Result<(), String>;
+
+impl Plan {
+    /// What is left of the plan once each of its paths has been tried; `trials` in their order.
+    pub fn narrow(
+        self,
+        trials: &[PathTrial],
+        source_host: &str,
+        target_host: &str,
+    ) -> Result<Self, PlanError> {
+        let failed: Vec<String> = self
+            .paths
+            .iter()
+            .zip(trials)
+            .filter_map(|(path, trial)| Some(format!("{path}: {}", trial.as_ref().err()?)))
+            .collect();
+        let mut paths: Vec<Path> = self
+            .paths
+            .into_iter()
+            .zip(trials)
+            .filter_map(|(path, trial)| trial.is_ok().then_some(path))
+            .collect();
+        if paths.is_empty() {
+            return Err(PlanError::NothingGetsThrough {
+                source_host: source_host.into(),
+                target_host: target_host.into(),
+                tried: failed.join(", "),
+            });
+        }
+        if self.spread == Spread::InTurn {
+            paths.truncate(1);
+        }
+        let left_out = (!failed.is_empty()).then(|| format!("left out {}", failed.join(", ")));
+        let reason = match (self.reason, left_out) {
+            (Some(reason), Some(left_out)) => Some(format!("{reason}; {left_out}")),
+            (reason, left_out) => reason.or(left_out),
+        };
+        Ok(Self { paths, reason, ..self })
+    }
 }
 
 /// Makes the plan for a migration between two hosts.
@@ -242,6 +297,22 @@ mod tests {
             let plan = plan(&host("a", 1, 2), &host("b", 2, 2), requested).unwrap();
             assert_eq!(plan.reason, None, "{requested:?}");
         }
+    }
+
+    #[test]
+    fn a_path_that_does_not_answer_is_left_out_with_its_reason() {
+        let made = |requested| plan(&host("a", 1, 2), &host("b", 2, 2), requested).unwrap();
+        let trials = [Err("no answer".to_owned()), Ok(())];
+        let routed = made(RequestedOption::Multichannel).narrow(&trials, "a", "b").unwrap();
+        assert_eq!(routed.paths.len(), 1);
+        assert_eq!(routed.reason.unwrap(), "left out e0–e0: no answer");
+        let in_turn = made(RequestedOption::Tcp).narrow(&trials, "a", "b").unwrap();
+        assert_eq!(in_turn.paths[0].link, "e1");
+        let in_turn = made(RequestedOption::Tcp).narrow(&[Ok(()), Ok(())], "a", "b").unwrap();
+        assert_eq!((in_turn.paths.len(), in_turn.reason), (1, None));
+        let none = [Err("no answer".to_owned()), Err("refused".to_owned())];
+        let error = made(RequestedOption::Auto).narrow(&none, "a", "b").unwrap_err().to_string();
+        assert!(error.contains("e0–e0: no answer, e1–e1: refused"), "{error}");
     }
 
     #[test]

@@ -72,7 +72,10 @@ impl World {
         match action {
             Action::EstablishHosts => return Ok(Event::Established(a_plan())),
             Action::BuildSkeleton => self.target = Copy::Waiting,
-            Action::ConnectHosts => self.network_changed = true,
+            Action::ConnectHosts => {
+                self.network_changed = true;
+                return Ok(Event::Connected(a_plan()));
+            }
             Action::StartTransfer => self.sending = true,
             Action::StopTransfer => self.sending = false,
             Action::SwitchOver if self.target == Copy::Waiting && self.sending => {
