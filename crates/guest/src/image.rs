@@ -1,0 +1,116 @@
+//! Builds the guest's initramfs: our program, the modules its network needs, nothing else.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+use tempfile::NamedTempFile;
+
+use self::cpio::Archive;
+use self::modules::ModulesError;
+
+mod cpio;
+mod modules;
+
+/// Where the modules are in the initramfs, without the leading slash.
+pub const MODULES_FOLDER: &str = "modules";
+
+/// The drivers that the guest needs on the machine types `q35` and `pc`.
+const MODULES: [&str; 2] = ["virtio_pci", "virtio_net"];
+
+/// Why there is no image.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    /// The modules cannot be used.
+    #[error(transparent)]
+    Modules(#[from] ModulesError),
+    /// The program cannot be read.
+    #[error("cannot read the guest's program {path}: {source}", path = path.display())]
+    Program {
+        /// Where it was looked for.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The image cannot be written.
+    #[error("cannot write the image {path}: {source}", path = path.display())]
+    Write {
+        /// Where to.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+}
+
+/// Writes the initramfs for the kernel whose modules are under `modules_folder` (as
+/// `/lib/modules/6.1.0-56-cloud-amd64`) to `output`, all or nothing. The same input gives the
+/// same bytes.
+///
+/// It is not compressed: it is small, and unpacking costs a guest under TCG more than reading.
+pub fn build_image(modules_folder: &Path, program: &Path, output: &Path) -> Result<(), ImageError> {
+    let program_bytes =
+        fs::read(program).map_err(|source| ImageError::Program { path: program.to_owned(), source })?;
+    let modules = modules::in_load_order(modules_folder, &MODULES)?;
+    let mut archive = Archive::new();
+    archive.folder("dev");
+    // The kernel opens it for PID 1 before anything is mounted.
+    archive.character_device("dev/console", 5, 1);
+    archive.file("init", 0o755, &program_bytes);
+    archive.folder(MODULES_FOLDER);
+    for (number, module) in modules.iter().enumerate() {
+        let path = format!("{MODULES_FOLDER}/{number:02}-{}.ko", module.name);
+        archive.file(&path, 0o644, &module.bytes);
+    }
+    archive.folder("proc");
+    write(output, &archive.finish()).map_err(|source| ImageError::Write { path: output.to_owned(), source })
+}
+
+fn write(output: &Path, bytes: &[u8]) -> io::Result<()> {
+    let folder = match output.parent() {
+        Some(folder) if folder.as_os_str().is_empty() => env::current_dir()?,
+        Some(folder) => folder.to_owned(),
+        None => return Err(io::ErrorKind::IsADirectory.into()),
+    };
+    let mut file = NamedTempFile::new_in(folder)?;
+    file.write_all(bytes)?;
+    file.as_file().sync_all()?;
+    file.persist(output)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_input_gives_the_same_image_and_no_other_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let modules = folder.path().join("modules");
+        modules::tests::write_module(&modules, "virtio_pci", "virtio");
+        modules::tests::write_module(&modules, "virtio_net", "");
+        modules::tests::write_module(&modules, "virtio", "");
+        let program = folder.path().join("program");
+        fs::write(&program, b"program").unwrap();
+        let images = folder.path().join("images");
+        fs::create_dir(&images).unwrap();
+        let build = |name: &str| {
+            build_image(&modules, &program, &images.join(name)).unwrap();
+            fs::read(images.join(name)).unwrap()
+        };
+        assert_eq!(build("one"), build("two"));
+        assert_eq!(fs::read_dir(&images).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn what_is_missing_is_named_and_nothing_is_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let output = folder.path().join("image");
+        let refused = build_image(folder.path(), &folder.path().join("program"), &output);
+        assert!(refused.unwrap_err().to_string().contains("program"));
+        let program = folder.path().join("program");
+        fs::write(&program, b"program").unwrap();
+        let refused = build_image(folder.path(), &program, &output).unwrap_err();
+        assert!(refused.to_string().contains("virtio_pci"), "{refused}");
+        assert!(!output.exists());
+    }
+}

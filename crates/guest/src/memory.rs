@@ -1,0 +1,242 @@
+//! The filled memory: pages whose content is always known.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::mix::{Layout, Mix, RUN_PAGES};
+use crate::page::{Content, Identity, PAGE_BYTES, PAGE_WORDS, Page};
+use crate::protocol::Verification;
+
+/// A run of pages and how often each was rewritten. The lock is held for one run at a time, so a
+/// check and a rewrite never see each other's half-written page, and neither waits long.
+struct Run {
+    pages: &'static mut [Page],
+    generations: [u32; RUN_PAGES],
+}
+
+/// The memory of the guest that is filled, dirtied and checked.
+pub struct Memory {
+    runs: Vec<Mutex<Run>>,
+    layout: Layout,
+    seed: u64,
+    pages: usize,
+    filled: AtomicUsize,
+}
+
+/// Why the memory could not be checked or changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MemoryError {
+    /// The fill goes on.
+    #[error("memory is still being filled ({filled} of {pages} pages); ask again when it is ready")]
+    Filling {
+        /// Pages filled so far.
+        filled: usize,
+        /// Pages to fill.
+        pages: usize,
+    },
+    /// No such page.
+    #[error("there is no page {page}; the pages are 0 to {last}")]
+    NoPage {
+        /// The page asked for.
+        page: usize,
+        /// The last page.
+        last: usize,
+    },
+}
+
+impl Memory {
+    /// Reserves `pages` pages, at least one. They live as long as the program, and take no memory
+    /// before [`Memory::fill`].
+    pub fn reserve(pages: usize, mix: Mix, seed: u64) -> Self {
+        let pages = pages.max(1);
+        let words: &'static mut [u64] = vec![0; (pages + 1) * PAGE_WORDS].leak();
+        let start = words.as_ptr().align_offset(PAGE_BYTES);
+        let (all, _) = words[start..].as_chunks_mut::<PAGE_WORDS>();
+        let runs = all[..pages]
+            .chunks_mut(RUN_PAGES)
+            .map(|pages| Mutex::new(Run { pages, generations: [0; RUN_PAGES] }))
+            .collect();
+        Self { runs, layout: Layout::new(mix), seed, pages, filled: AtomicUsize::new(0) }
+    }
+
+    /// How many pages there are.
+    pub fn pages(&self) -> usize {
+        self.pages
+    }
+
+    /// How many pages are filled so far.
+    pub fn filled(&self) -> usize {
+        self.filled.load(Ordering::Acquire)
+    }
+
+    /// How many pages started as each kind, in the order of [`crate::mix::Kind::ALL`].
+    pub fn count_by_kind(&self) -> [u64; 4] {
+        self.layout.count(self.pages)
+    }
+
+    /// Gives every page its first content.
+    pub fn fill(&self) {
+        for (number, run) in self.runs.iter().enumerate() {
+            let mut run = lock(run);
+            for (offset, page) in run.pages.iter_mut().enumerate() {
+                self.content(number, offset, 0).write(page);
+            }
+            self.filled.fetch_add(run.pages.len(), Ordering::Release);
+        }
+    }
+
+    /// Gives a page the content of its next generation.
+    pub fn rewrite(&self, page: usize) -> Result<(), MemoryError> {
+        self.expect_page(page)?;
+        let (number, offset) = (page / RUN_PAGES, page % RUN_PAGES);
+        let mut run = lock(&self.runs[number]);
+        run.generations[offset] = run.generations[offset].wrapping_add(1);
+        let content = self.content(number, offset, run.generations[offset]);
+        content.write(&mut run.pages[offset]);
+        Ok(())
+    }
+
+    /// Flips one bit of a page, so that a test can see it found.
+    pub fn corrupt(&self, page: usize) -> Result<(), MemoryError> {
+        self.expect_page(page)?;
+        lock(&self.runs[page / RUN_PAGES]).pages[page % RUN_PAGES][PAGE_WORDS / 2] ^= 1;
+        Ok(())
+    }
+
+    /// Checks every page. The dirtier may go on meanwhile.
+    pub fn verify(&self) -> Result<Verification, MemoryError> {
+        self.expect_filled()?;
+        let bad = (0..self.runs.len()).map(|number| self.bad_pages(number) as u64).sum();
+        Ok(Verification { pages: self.pages as u64, bad })
+    }
+
+    fn bad_pages(&self, number: usize) -> usize {
+        let run = lock(&self.runs[number]);
+        let pages = run.pages.iter().zip(run.generations).enumerate();
+        pages
+            .filter(|(offset, (page, generation))| !self.content(number, *offset, *generation).matches(page))
+            .count()
+    }
+
+    fn content(&self, number: usize, offset: usize, generation: u32) -> Content {
+        let identity = Identity {
+            kind: self.layout.kind(number),
+            index: (number * RUN_PAGES + offset) as u64,
+            rank: (self.layout.rank(number) * RUN_PAGES + offset) as u64,
+        };
+        Content::new(self.seed, identity, generation)
+    }
+
+    fn expect_filled(&self) -> Result<(), MemoryError> {
+        match self.filled() {
+            filled if filled < self.pages => Err(MemoryError::Filling { filled, pages: self.pages }),
+            _ => Ok(()),
+        }
+    }
+
+    fn expect_page(&self, page: usize) -> Result<(), MemoryError> {
+        self.expect_filled()?;
+        if page < self.pages { Ok(()) } else { Err(MemoryError::NoPage { page, last: self.pages - 1 }) }
+    }
+}
+
+fn lock(run: &Mutex<Run>) -> MutexGuard<'_, Run> {
+    // A thread that died inside a run left a half-written page: the check reports it.
+    run.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mix::Kind;
+    use std::sync::atomic::AtomicBool;
+
+    const MIXED: &str = "zero:20,text:30,random:40,shared:10";
+
+    fn filled(pages: usize) -> Memory {
+        let memory = Memory::reserve(pages, MIXED.parse().unwrap(), 42);
+        memory.fill();
+        memory
+    }
+
+    fn swap(memory: &Memory, one: usize, other: usize) {
+        let copy = lock(&memory.runs[one]).pages[0];
+        let mut run = lock(&memory.runs[other]);
+        let kept = std::mem::replace(&mut run.pages[0], copy);
+        drop(run);
+        lock(&memory.runs[one]).pages[0] = kept;
+    }
+
+    #[test]
+    fn nothing_is_checked_or_rewritten_before_the_fill() {
+        let memory = Memory::reserve(20, Mix::only(Kind::Random), 1);
+        let filling = MemoryError::Filling { filled: 0, pages: 20 };
+        assert_eq!(memory.verify(), Err(filling));
+        assert_eq!(memory.rewrite(0), Err(filling));
+    }
+
+    #[test]
+    fn every_page_is_checked_the_last_odd_one_too() {
+        for pages in [1, 15, 16, 17, 1601] {
+            let memory = filled(pages);
+            assert_eq!(memory.verify(), Ok(Verification { pages: pages as u64, bad: 0 }));
+            memory.corrupt(pages - 1).unwrap();
+            assert_eq!(memory.verify(), Ok(Verification { pages: pages as u64, bad: 1 }));
+        }
+    }
+
+    #[test]
+    fn pages_start_at_page_boundaries() {
+        let memory = filled(3);
+        assert_eq!(lock(&memory.runs[0]).pages.as_ptr().align_offset(PAGE_BYTES), 0);
+    }
+
+    #[test]
+    fn swapped_pages_are_both_bad() {
+        let memory = Memory::reserve(64, Mix::only(Kind::Text), 1);
+        memory.fill();
+        swap(&memory, 0, 3);
+        assert_eq!(memory.verify().unwrap().bad, 2);
+    }
+
+    #[test]
+    fn a_lost_rewrite_is_bad_until_the_page_is_rewritten() {
+        let memory = filled(160);
+        memory.rewrite(50).unwrap();
+        let stale = lock(&memory.runs[3]).pages[2];
+        memory.rewrite(50).unwrap();
+        assert_eq!(memory.verify().unwrap().bad, 0);
+        lock(&memory.runs[3]).pages[2] = stale;
+        assert_eq!(memory.verify().unwrap().bad, 1);
+        memory.rewrite(50).unwrap();
+        assert_eq!(memory.verify().unwrap().bad, 0);
+    }
+
+    #[test]
+    fn a_page_beyond_the_end_is_refused() {
+        let memory = filled(16);
+        assert_eq!(memory.rewrite(16), Err(MemoryError::NoPage { page: 16, last: 15 }));
+        assert_eq!(
+            memory.corrupt(usize::MAX).unwrap_err().to_string(),
+            format!("there is no page {}; the pages are 0 to 15", usize::MAX)
+        );
+    }
+
+    #[test]
+    fn a_check_beside_rewrites_finds_nothing_wrong() {
+        let memory = filled(320);
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut page = 0;
+                while !done.load(Ordering::Relaxed) {
+                    memory.rewrite(page).unwrap();
+                    page = (page + 7) % 320;
+                }
+            });
+            let checks: Vec<_> = (0..20).map(|_| memory.verify().unwrap().bad).collect();
+            done.store(true, Ordering::Relaxed);
+            assert_eq!(checks, [0; 20]);
+        });
+    }
+}
