@@ -118,7 +118,7 @@ impl Plan {
             (Some(reason), Some(left_out)) => Some(format!("{reason}; {left_out}")),
             (reason, left_out) => reason.or(left_out),
         };
-        Ok(Self { paths, reason, ..self })
+        Ok(Self { reason, paths, ..self })
     }
 }
 
