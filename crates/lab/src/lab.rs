@@ -1,0 +1,265 @@
+//! A lab's life: made, used, made to fail, removed.
+
+use std::collections::{BTreeSet, HashSet};
+use std::ffi::OsStr;
+use std::fs::OpenOptions;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, geteuid};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use serde::Serialize;
+
+use crate::error::Error;
+use crate::fault::{Fault, drops};
+use crate::names::lab_and_node;
+use crate::processes::{self, NamespaceId};
+use crate::spec::{LabSpec, check_lab_name};
+use crate::state::{self, LabLock, namespace_file};
+use crate::status::{self, LabStatus};
+use crate::tools;
+use crate::topology;
+
+/// `ip netns exec` takes milliseconds to enter a namespace.
+const ENTER_LIMIT: Duration = Duration::from_secs(10);
+const ENTER_POLL: Duration = Duration::from_millis(1);
+
+/// A complete lab. Dropping this leaves the lab as it is; [`Lab::down`] removes it.
+#[derive(Debug)]
+pub struct Lab {
+    spec: LabSpec,
+}
+
+/// A lab in a list.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct LabSummary {
+    /// The lab's name.
+    pub name: String,
+    /// Its hosts; empty if it is not complete.
+    pub hosts: Vec<String>,
+    /// `false` for what a killed `up` or `down` left.
+    pub complete: bool,
+}
+
+/// What [`Lab::down`] found and removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Removal {
+    /// How many namespaces there were.
+    pub namespaces: usize,
+    /// How many processes were ended.
+    pub processes: usize,
+}
+
+impl Lab {
+    /// Makes a lab, or nothing: what was made before a failure is removed again.
+    ///
+    /// Remains of a lab of that name are cleared first; a lab that is up is refused.
+    pub fn up(spec: LabSpec) -> Result<Self, Error> {
+        spec.validate()?;
+        check_machine()?;
+        let lock = LabLock::acquire(&spec.name)?;
+        if state::read_record(&spec.name)?.is_some() {
+            return Err(Error::AlreadyUp { name: spec.name });
+        }
+        clear(&spec.name, &lock)?;
+        if let Err(error) = make(&spec, &lock) {
+            if let Err(left) = clear(&spec.name, &lock).and_then(|_| lock.remove()) {
+                tracing::warn!(lab = spec.name, %left, "could not undo a lab that failed to come up");
+            }
+            return Err(error);
+        }
+        Ok(Self { spec })
+    }
+
+    /// Finds a lab that is up.
+    pub fn open(name: &str) -> Result<Self, Error> {
+        check_lab_name(name)?;
+        let Some(spec) = state::read_record(name)? else { return Err(not_up(name)?) };
+        let present: HashSet<String> = namespaces_of(name)?.into_iter().collect();
+        let missing: Vec<&str> =
+            spec.nodes().filter(|node| !present.contains(&spec.namespace(node))).collect();
+        if !missing.is_empty() {
+            let what = format!("it has lost the namespace of {}", missing.join(", "));
+            return Err(Error::Incomplete { name: name.to_owned(), what });
+        }
+        Ok(Self { spec })
+    }
+
+    /// All labs on this machine, by name, with what is left of incomplete ones.
+    pub fn list() -> Result<Vec<LabSummary>, Error> {
+        let mut names: BTreeSet<String> = state::directory_names()?.into_iter().collect();
+        let namespaces = state::namespace_names()?;
+        let labs = namespaces.iter().filter_map(|namespace| lab_and_node(namespace));
+        names.extend(labs.map(|(lab, _)| lab.to_owned()));
+        let summary = |name: String| match Self::open(&name) {
+            Ok(lab) => LabSummary { name, hosts: lab.spec.hosts, complete: true },
+            Err(_) => LabSummary { name, hosts: Vec::new(), complete: false },
+        };
+        Ok(names.into_iter().map(summary).collect())
+    }
+
+    /// Removes the lab `name`, or what is left of it: ends every process in its namespaces,
+    /// then removes the namespaces and the lab's directory. There may be nothing to remove.
+    pub fn down(name: &str) -> Result<Removal, Error> {
+        check_lab_name(name)?;
+        check_machine()?;
+        let lock = LabLock::acquire(name)?;
+        let removal = clear(name, &lock)?;
+        lock.remove()?;
+        Ok(removal)
+    }
+
+    /// What the lab was made of; it also has the address plan.
+    pub fn spec(&self) -> &LabSpec {
+        &self.spec
+    }
+
+    /// The lab as it is now.
+    pub fn status(&self) -> Result<LabStatus, Error> {
+        status::read(&self.spec)
+    }
+
+    /// The directory for the files of `host`, such as its agent's; root's alone, removed by
+    /// [`Lab::down`].
+    pub fn host_dir(&self, host: &str) -> Result<PathBuf, Error> {
+        self.spec.host_index(host)?;
+        Ok(state::directory(&self.spec.name).join(host))
+    }
+
+    /// A command that runs `program` in the namespace of `node` (a host, or
+    /// [`CLIENT`](crate::CLIENT)), with the `/sys` of that namespace.
+    pub fn command(&self, node: &str, program: impl AsRef<OsStr>) -> Result<Command, Error> {
+        self.spec.check_node(node)?;
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.spec.namespace(node)]).arg(program);
+        Ok(command)
+    }
+
+    /// Starts a daemon in the namespace of `node`: in a session of its own, so that it outlives
+    /// the caller and its terminal, with its output appended to `log`.
+    ///
+    /// Returns once it is in the namespace, from where [`Lab::down`] will end it.
+    pub fn spawn<A: AsRef<OsStr>>(&self, node: &str, arguments: &[A], log: &Path) -> Result<Child, Error> {
+        self.spec.check_node(node)?;
+        let _lock = self.lock()?;
+        let output = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .mode(0o600)
+            .open(log)
+            .map_err(Error::io("open", log))?;
+        let errors = output.try_clone().map_err(Error::io("open", log))?;
+        let namespace = self.spec.namespace(node);
+        // A child of ours leads no process group, so setsid(1) and ip(8) replace themselves
+        // rather than fork: the pid stays the same all the way to the daemon.
+        let mut child = Command::new("setsid")
+            .args(["ip", "netns", "exec", &namespace])
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(output)
+            .stderr(errors)
+            .spawn()
+            .map_err(Error::io("run", "setsid"))?;
+        wait_until_inside(&mut child, &namespace)?;
+        Ok(child)
+    }
+
+    /// Runs `work` in a thread of its own in the namespace of `node`: sockets that it opens
+    /// belong to that node.
+    pub fn run_in<T: Send>(&self, node: &str, work: impl FnOnce() -> T + Send) -> Result<T, Error> {
+        self.spec.check_node(node)?;
+        let path = namespace_file(&self.spec.namespace(node));
+        let namespace = std::fs::File::open(&path).map_err(Error::io("open", &path))?;
+        let entered = thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
+                    .map(|()| work())
+            });
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        });
+        entered.map_err(io::Error::from).map_err(Error::io("enter the namespace", path))
+    }
+
+    /// Makes a link of this lab fail, or puts it right again.
+    pub fn fault(&self, fault: &Fault) -> Result<(), Error> {
+        let batches = fault.changes(&self.spec)?;
+        let lock = self.lock()?;
+        batches.iter().try_for_each(|batch| batch.run(&lock))
+    }
+
+    /// Keeps the lab from being removed meanwhile; fails if it has been already.
+    fn lock(&self) -> Result<LabLock, Error> {
+        let lock = LabLock::acquire(&self.spec.name)?;
+        match state::read_record(&self.spec.name)? {
+            Some(spec) if spec == self.spec => Ok(lock),
+            _ => Err(not_up(&self.spec.name)?),
+        }
+    }
+}
+
+fn check_machine() -> Result<(), Error> {
+    if !geteuid().is_root() {
+        return Err(Error::NotRoot);
+    }
+    tools::check_installed()
+}
+
+fn make(spec: &LabSpec, lock: &LabLock) -> Result<(), Error> {
+    lock.create_directories(&spec.hosts)?;
+    topology::build(spec).iter().try_for_each(|batch| batch.run(lock))?;
+    let [receive, _] = drops(spec, &spec.hosts[0], &spec.link_names()[0])?;
+    receive.check().run(lock)?;
+    lock.write_record(spec)
+}
+
+/// Removes everything that bears the lab's name. Each step leaves what the next call needs to
+/// find the rest: the record goes first, the directory last.
+fn clear(name: &str, lock: &LabLock) -> Result<Removal, Error> {
+    lock.remove_record()?;
+    let namespaces = namespaces_of(name)?;
+    let ids = namespaces.iter().filter_map(|name| NamespaceId::of_file(&namespace_file(name)));
+    let processes = processes::end(name, &ids.collect())?;
+    lock.create_directories(&[])?;
+    topology::remove_namespaces(&namespaces).run(lock)?;
+    lock.remove_directory()?;
+    Ok(Removal { namespaces: namespaces.len(), processes })
+}
+
+fn namespaces_of(lab: &str) -> Result<Vec<String>, Error> {
+    let mut names = state::namespace_names()?;
+    names.retain(|name| lab_and_node(name).is_some_and(|(owner, _)| owner == lab));
+    Ok(names)
+}
+
+/// The error for a lab that has no record.
+fn not_up(name: &str) -> Result<Error, Error> {
+    let name = name.to_owned();
+    if state::directory_names()?.contains(&name) || !namespaces_of(&name)?.is_empty() {
+        let what = "it was being made or removed when that was interrupted".to_owned();
+        return Ok(Error::Incomplete { name, what });
+    }
+    let labs = Lab::list()?.into_iter().filter(|lab| lab.complete);
+    Ok(Error::NoSuchLab { name, existing: labs.map(|lab| lab.name).collect() })
+}
+
+fn wait_until_inside(child: &mut Child, namespace: &str) -> Result<(), Error> {
+    let file = namespace_file(namespace);
+    let target = HashSet::from_iter(NamespaceId::of_file(&file));
+    let pid = Pid::from_child(child);
+    let deadline = Instant::now() + ENTER_LIMIT;
+    while Instant::now() < deadline {
+        let ended = child.try_wait().map_err(Error::io("wait for a process in", &file))?.is_some();
+        if ended || processes::is_within(pid, &target) {
+            return Ok(());
+        }
+        thread::sleep(ENTER_POLL);
+    }
+    child.kill().map_err(Error::io("stop a process on its way into", &file))?;
+    let command = format!("ip netns exec {namespace}");
+    Err(Error::ToolTimeout { command, limit: ENTER_LIMIT })
+}

@@ -1,0 +1,234 @@
+//! What a lab consists of.
+
+use std::collections::HashSet;
+use std::net::Ipv4Addr;
+
+use ipnet::Ipv4Net;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::addresses::{self, MAX_HOSTS, MAX_LINKS};
+use crate::names::{self, CLIENT, SWITCH};
+
+/// The MTU of Ethernet without jumbo frames.
+pub const DEFAULT_MTU_BYTES: u32 = 1500;
+
+/// Below this the kernel takes IPv6 off an interface (RFC 8200, section 5).
+const MIN_MTU_BYTES: u32 = 1280;
+/// veth's own maximum.
+const MAX_MTU_BYTES: u32 = 65_535;
+const MAX_RATE_MBPS: u64 = 100_000;
+const MAX_LAB_NAME_CHARS: usize = 32;
+const MAX_HOST_NAME_CHARS: usize = 10;
+
+/// A lab to be made: its hosts, and the links between them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LabSpec {
+    /// Lower-case letters, digits and inner hyphens; at most 32 characters.
+    pub name: String,
+    /// Two or more names of lower-case letters and digits, at most 10 characters each.
+    pub hosts: Vec<String>,
+    /// Link `i` joins all hosts and is called `e<i>` on each of them.
+    pub links: Vec<LinkSpec>,
+}
+
+/// One link between all hosts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LinkSpec {
+    /// What every end can send, counted in Ethernet frames, in megabits per second; `None` is as
+    /// fast as the machine can.
+    pub rate_mbps: Option<u64>,
+    /// Largest packet in bytes, without the Ethernet header.
+    pub mtu_bytes: u32,
+}
+
+/// What is wrong with a [`LabSpec`], or with a name that should be in one.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum SpecError {
+    /// The lab's name would not make valid namespace names.
+    #[error(
+        "lab name {0:?} is not valid: use 1 to {MAX_LAB_NAME_CHARS} lower-case letters, digits and \
+         hyphens, with a letter or digit first and last"
+    )]
+    LabName(String),
+    /// The host's name would not make valid namespace and interface names.
+    #[error(
+        "host name {0:?} is not valid: use 1 to {MAX_HOST_NAME_CHARS} lower-case letters and \
+         digits, with a letter first; {CLIENT:?} and {SWITCH:?} are taken"
+    )]
+    HostName(String),
+    /// Two hosts of one name.
+    #[error("host {0:?} is named twice: give every host a name of its own")]
+    HostTwice(String),
+    /// Too few or too many hosts.
+    #[error("a lab has 2 to {MAX_HOSTS} hosts, not {0}")]
+    HostCount(usize),
+    /// Too few or too many links.
+    #[error("a lab has 1 to {MAX_LINKS} links between its hosts, not {0}")]
+    LinkCount(usize),
+    /// The rate is zero or out of reach.
+    #[error("rate of {rate_mbps} Mb/s on link {link} is out of range: choose 1 to {MAX_RATE_MBPS} Mb/s")]
+    Rate {
+        /// The link's name.
+        link: String,
+        /// The rate asked for.
+        rate_mbps: u64,
+    },
+    /// The MTU would break IPv6 or exceed what veth carries.
+    #[error(
+        "MTU of {mtu_bytes} bytes on link {link} is out of range: choose {MIN_MTU_BYTES} to \
+         {MAX_MTU_BYTES} bytes"
+    )]
+    Mtu {
+        /// The link's name.
+        link: String,
+        /// The MTU asked for.
+        mtu_bytes: u32,
+    },
+    /// No host of that name in this lab.
+    #[error("lab {lab} has no host {host:?}: its hosts are {}, and there is {CLIENT}", .hosts.join(", "))]
+    NoSuchHost {
+        /// The lab's name.
+        lab: String,
+        /// The name asked for.
+        host: String,
+        /// The names that exist.
+        hosts: Vec<String>,
+    },
+    /// No link of that name in this lab.
+    #[error("lab {lab} has no link {link:?}: its links are {}", .links.join(", "))]
+    NoSuchLink {
+        /// The lab's name.
+        lab: String,
+        /// The name asked for.
+        link: String,
+        /// The names that exist.
+        links: Vec<String>,
+    },
+}
+
+impl Default for LinkSpec {
+    fn default() -> Self {
+        Self { rate_mbps: None, mtu_bytes: DEFAULT_MTU_BYTES }
+    }
+}
+
+impl LabSpec {
+    /// A lab of the hosts `a` and `b`.
+    pub fn of_two_hosts(name: impl Into<String>, links: Vec<LinkSpec>) -> Self {
+        Self { name: name.into(), hosts: vec!["a".to_owned(), "b".to_owned()], links }
+    }
+
+    /// Checks names, counts and ranges.
+    pub fn validate(&self) -> Result<(), SpecError> {
+        check_lab_name(&self.name)?;
+        if !(2..=MAX_HOSTS).contains(&self.hosts.len()) {
+            return Err(SpecError::HostCount(self.hosts.len()));
+        }
+        if !(1..=MAX_LINKS).contains(&self.links.len()) {
+            return Err(SpecError::LinkCount(self.links.len()));
+        }
+        let mut seen = HashSet::new();
+        for host in &self.hosts {
+            check_host_name(host)?;
+            if !seen.insert(host) {
+                return Err(SpecError::HostTwice(host.clone()));
+            }
+        }
+        for (link, spec) in self.link_names().iter().zip(&self.links) {
+            check_rate(link, spec.rate_mbps)?;
+            check_mtu(link, spec.mtu_bytes)?;
+        }
+        Ok(())
+    }
+
+    /// The links' interface names, the same on every host: `e0`, `e1`, …
+    pub fn link_names(&self) -> Vec<String> {
+        (0..self.links.len()).map(names::link).collect()
+    }
+
+    /// The address of `host` on [`MANAGEMENT_NETWORK`](crate::MANAGEMENT_NETWORK).
+    pub fn management_address(&self, host: &str) -> Result<Ipv4Addr, SpecError> {
+        Ok(addresses::management_address(self.host_index(host)?))
+    }
+
+    /// The address of `host` on `link`.
+    pub fn link_address(&self, host: &str, link: &str) -> Result<Ipv4Addr, SpecError> {
+        Ok(addresses::link_address(self.link_index(link)?, self.host_index(host)?))
+    }
+
+    /// The network of `link`.
+    pub fn link_network(&self, link: &str) -> Result<Ipv4Net, SpecError> {
+        Ok(addresses::link_network(self.link_index(link)?))
+    }
+
+    pub(crate) fn host_index(&self, host: &str) -> Result<usize, SpecError> {
+        self.hosts.iter().position(|known| known == host).ok_or_else(|| SpecError::NoSuchHost {
+            lab: self.name.clone(),
+            host: host.to_owned(),
+            hosts: self.hosts.clone(),
+        })
+    }
+
+    pub(crate) fn link_index(&self, link: &str) -> Result<usize, SpecError> {
+        let links = self.link_names();
+        links.iter().position(|known| known == link).ok_or_else(|| SpecError::NoSuchLink {
+            lab: self.name.clone(),
+            link: link.to_owned(),
+            links,
+        })
+    }
+
+    /// Every namespace of the lab: its hosts, the client and the switch.
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = &str> {
+        self.hosts.iter().map(String::as_str).chain([CLIENT, SWITCH])
+    }
+
+    /// Checks that `node` is a host or the client.
+    pub(crate) fn check_node(&self, node: &str) -> Result<(), SpecError> {
+        if node == CLIENT {
+            return Ok(());
+        }
+        self.host_index(node).map(drop)
+    }
+
+    pub(crate) fn namespace(&self, node: &str) -> String {
+        names::namespace(&self.name, node)
+    }
+}
+
+pub(crate) fn check_lab_name(name: &str) -> Result<(), SpecError> {
+    let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    let valid = (1..=MAX_LAB_NAME_CHARS).contains(&name.len())
+        && name.chars().all(allowed)
+        && !name.starts_with('-')
+        && !name.ends_with('-');
+    valid.then_some(()).ok_or_else(|| SpecError::LabName(name.to_owned()))
+}
+
+fn check_host_name(name: &str) -> Result<(), SpecError> {
+    let valid = (1..=MAX_HOST_NAME_CHARS).contains(&name.len())
+        && name.starts_with(|c: char| c.is_ascii_lowercase())
+        && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit())
+        && name != CLIENT
+        && name != SWITCH;
+    valid.then_some(()).ok_or_else(|| SpecError::HostName(name.to_owned()))
+}
+
+pub(crate) fn check_rate(link: &str, rate_mbps: Option<u64>) -> Result<(), SpecError> {
+    match rate_mbps {
+        Some(rate_mbps) if !(1..=MAX_RATE_MBPS).contains(&rate_mbps) => {
+            Err(SpecError::Rate { link: link.to_owned(), rate_mbps })
+        }
+        _ => Ok(()),
+    }
+}
+
+pub(crate) fn check_mtu(link: &str, mtu_bytes: u32) -> Result<(), SpecError> {
+    (MIN_MTU_BYTES..=MAX_MTU_BYTES)
+        .contains(&mtu_bytes)
+        .then_some(())
+        .ok_or_else(|| SpecError::Mtu { link: link.to_owned(), mtu_bytes })
+}

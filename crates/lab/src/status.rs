@@ -1,0 +1,270 @@
+//! What a lab looks like now, as the kernel tells it.
+
+use std::collections::HashSet;
+use std::fs;
+use std::net::Ipv4Addr;
+use std::path::Path;
+
+use rustix::process::Pid;
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::fault::{Direction, Fault, drops};
+use crate::names::CLIENT;
+use crate::processes::{self, NamespaceId};
+use crate::spec::LabSpec;
+use crate::state::namespace_file;
+use crate::tools::{query, query_nft};
+
+/// Bytes of a process's command line that are shown.
+const MAX_COMMAND_BYTES: usize = 4096;
+
+/// A lab as it is now.
+#[derive(Debug, Clone, Serialize)]
+pub struct LabStatus {
+    /// The lab's name.
+    pub name: String,
+    /// Its hosts, in the order of the specification.
+    pub hosts: Vec<HostStatus>,
+    /// The node from which guests are observed.
+    pub client: NodeStatus,
+}
+
+/// A host as it is now.
+#[derive(Debug, Clone, Serialize)]
+pub struct HostStatus {
+    /// Name, namespace and processes.
+    #[serde(flatten)]
+    pub node: NodeStatus,
+    /// Where its agent is reached.
+    pub management_address: Ipv4Addr,
+    /// Its ends of the links.
+    pub links: Vec<LinkStatus>,
+}
+
+/// A namespace of the lab as it is now.
+#[derive(Debug, Clone, Serialize)]
+pub struct NodeStatus {
+    /// The host's name, or `client`.
+    pub name: String,
+    /// Its network namespace, for `ip netns exec`.
+    pub namespace: String,
+    /// What runs in it.
+    pub processes: Vec<ProcessStatus>,
+}
+
+/// A process in a lab.
+#[derive(Debug, Clone, Serialize)]
+pub struct ProcessStatus {
+    /// Its process id.
+    pub pid: i32,
+    /// Its command line.
+    pub command: String,
+}
+
+/// One host's end of a link as it is now.
+#[derive(Debug, Clone, Serialize)]
+pub struct LinkStatus {
+    /// The interface's name.
+    pub name: String,
+    /// The host's address on it.
+    pub address: Ipv4Addr,
+    /// Whether it can carry packets.
+    pub state: LinkState,
+    /// What this end may send, in megabits per second; `None` is unlimited.
+    pub rate_mbps: Option<u64>,
+    /// The interface's MTU in bytes.
+    pub mtu_bytes: u32,
+    /// Bytes received since the lab came up; what a blackhole swallowed counts.
+    pub received_bytes: u64,
+    /// Bytes sent since the lab came up.
+    pub sent_bytes: u64,
+    /// In what it differs from the specification now.
+    pub faults: Vec<Fault>,
+}
+
+/// Whether an interface can carry packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LinkState {
+    /// It can.
+    Up,
+    /// It is up, the other end is not.
+    NoCarrier,
+    /// It is down.
+    Down,
+}
+
+/// What `ip -json -statistics link show` says of one interface.
+#[derive(Debug, Deserialize)]
+struct Interface {
+    ifname: String,
+    flags: Vec<String>,
+    mtu: u32,
+    stats64: Statistics,
+}
+
+#[derive(Debug, Deserialize)]
+struct Statistics {
+    rx: Counter,
+    tx: Counter,
+}
+
+#[derive(Debug, Deserialize)]
+struct Counter {
+    bytes: u64,
+}
+
+/// What `tc -json qdisc show` says of one queue.
+#[derive(Debug, Deserialize)]
+struct Qdisc {
+    kind: String,
+    dev: String,
+    options: QdiscOptions,
+}
+
+#[derive(Debug, Deserialize)]
+struct QdiscOptions {
+    /// In bytes per second; only tbf has it.
+    rate: Option<u64>,
+}
+
+#[derive(Debug, Deserialize)]
+struct NftListing {
+    nftables: Vec<NftObject>,
+}
+
+/// One object of a listing: a table, or something about the program itself.
+#[derive(Debug, Deserialize)]
+struct NftObject {
+    table: Option<NftTable>,
+}
+
+#[derive(Debug, Deserialize)]
+struct NftTable {
+    name: String,
+}
+
+/// Reads the status of a complete lab.
+pub(crate) fn read(spec: &LabSpec) -> Result<LabStatus, Error> {
+    let tables = active_tables(spec)?;
+    let hosts = spec.hosts.iter().map(|host| read_host(spec, host, &tables));
+    Ok(LabStatus {
+        name: spec.name.clone(),
+        hosts: hosts.collect::<Result<_, _>>()?,
+        client: read_node(spec, CLIENT)?,
+    })
+}
+
+fn read_node(spec: &LabSpec, node: &str) -> Result<NodeStatus, Error> {
+    let namespace = spec.namespace(node);
+    let id = NamespaceId::of_file(&namespace_file(&namespace));
+    let mut pids: Vec<Pid> = processes::within(&id.into_iter().collect())?.into_iter().collect();
+    pids.sort_by_key(|pid| pid.as_raw_pid());
+    let processes = pids
+        .into_iter()
+        .map(|pid| ProcessStatus { pid: pid.as_raw_pid(), command: command_line(pid) })
+        .collect();
+    Ok(NodeStatus { name: node.to_owned(), namespace, processes })
+}
+
+fn read_host(spec: &LabSpec, host: &str, tables: &HashSet<String>) -> Result<HostStatus, Error> {
+    let node = read_node(spec, host)?;
+    let namespace = &node.namespace;
+    let interfaces: Vec<Interface> = query(namespace, "ip", &["-statistics", "link", "show"])?;
+    let qdiscs: Vec<Qdisc> = query(namespace, "tc", &["qdisc", "show"])?;
+    let mut links = Vec::new();
+    for name in spec.link_names() {
+        let interface = interfaces.iter().find(|interface| interface.ifname == name);
+        let interface = interface.ok_or_else(|| Error::Incomplete {
+            name: spec.name.clone(),
+            what: format!("host {host} has lost its interface {name}"),
+        })?;
+        let tbf = qdiscs.iter().find(|qdisc| qdisc.dev == name && qdisc.kind == "tbf");
+        let mut link = LinkStatus {
+            address: spec.link_address(host, &name)?,
+            state: interface.state(),
+            rate_mbps: tbf.and_then(|qdisc| qdisc.options.rate).map(|rate| rate / 125_000),
+            mtu_bytes: interface.mtu,
+            received_bytes: interface.stats64.rx.bytes,
+            sent_bytes: interface.stats64.tx.bytes,
+            faults: Vec::new(),
+            name,
+        };
+        link.faults = faults(spec, host, &link, tables)?;
+        links.push(link);
+    }
+    Ok(HostStatus { management_address: spec.management_address(host)?, node, links })
+}
+
+/// The faults that explain how `link` differs from the specification.
+fn faults(
+    spec: &LabSpec,
+    host: &str,
+    link: &LinkStatus,
+    tables: &HashSet<String>,
+) -> Result<Vec<Fault>, Error> {
+    let planned = spec.links[spec.link_index(&link.name)?];
+    let names = || (host.to_owned(), link.name.clone());
+    let mut faults = Vec::new();
+    if link.state == LinkState::Down {
+        let (host, link) = names();
+        faults.push(Fault::LinkDown { host, link });
+    }
+    if let Some(direction) = blackhole(spec, host, &link.name, tables)? {
+        let (host, link) = names();
+        faults.push(Fault::Blackhole { host, link, direction });
+    }
+    if link.rate_mbps != planned.rate_mbps {
+        faults.push(Fault::Rate { link: link.name.clone(), rate_mbps: link.rate_mbps });
+    }
+    if link.mtu_bytes != planned.mtu_bytes {
+        let mtu_bytes = link.mtu_bytes;
+        let (host, link) = names();
+        faults.push(Fault::Mtu { host, link, mtu_bytes });
+    }
+    Ok(faults)
+}
+
+fn blackhole(
+    spec: &LabSpec,
+    host: &str,
+    link: &str,
+    tables: &HashSet<String>,
+) -> Result<Option<Direction>, Error> {
+    let [receive, send] = drops(spec, host, link)?.map(|drop| tables.contains(&drop.table));
+    Ok(match (receive, send) {
+        (true, true) => Some(Direction::Both),
+        (true, false) => Some(Direction::Receive),
+        (false, true) => Some(Direction::Send),
+        (false, false) => None,
+    })
+}
+
+/// The names of the blackholes' tables, wherever in the lab they are; each name exists once.
+fn active_tables(spec: &LabSpec) -> Result<HashSet<String>, Error> {
+    let mut tables = HashSet::new();
+    for node in spec.nodes().filter(|node| *node != CLIENT) {
+        let listing: NftListing = query_nft(&spec.namespace(node), &["list", "tables", "netdev"])?;
+        tables.extend(listing.nftables.into_iter().filter_map(|object| object.table).map(|t| t.name));
+    }
+    Ok(tables)
+}
+
+impl Interface {
+    fn state(&self) -> LinkState {
+        let has = |flag: &str| self.flags.iter().any(|set| set == flag);
+        match (has("UP"), has("LOWER_UP")) {
+            (false, _) => LinkState::Down,
+            (true, false) => LinkState::NoCarrier,
+            (true, true) => LinkState::Up,
+        }
+    }
+}
+
+/// The process's arguments; empty if it has just ended.
+fn command_line(pid: Pid) -> String {
+    let mut text = fs::read(Path::new(&format!("/proc/{pid}/cmdline"))).unwrap_or_default();
+    text.truncate(MAX_COMMAND_BYTES);
+    String::from_utf8_lossy(&text).trim_end_matches('\0').replace('\0', " ")
+}

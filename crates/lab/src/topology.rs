@@ -1,0 +1,166 @@
+//! From a specification to the commands that make it: values in, values out.
+
+use crate::addresses::{
+    GUEST_NETWORK, MANAGEMENT_NETWORK, client_guest_address, client_management_address, link_address,
+    link_network, management_address,
+};
+use crate::names::{self, CLIENT, GUEST_BRIDGE, GUEST_UPLINK, MANAGEMENT_INTERFACE, SWITCH, switch_port};
+use crate::spec::LabSpec;
+use crate::tbf;
+use crate::tools::{Batch, Program};
+
+/// One end of a link: the namespace and the interface in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct End {
+    pub(crate) namespace: String,
+    pub(crate) interface: String,
+}
+
+/// The batches that make the lab, in order.
+pub(crate) fn build(spec: &LabSpec) -> Vec<Batch> {
+    let mut batches = vec![make_namespaces(spec), make_switch(spec)];
+    batches.extend((0..spec.hosts.len()).map(|host| make_host(spec, host)));
+    batches.push(make_client(spec));
+    batches.extend(shape(spec));
+    batches
+}
+
+/// Removes namespaces, and with them every interface in them.
+pub(crate) fn remove_namespaces(namespaces: &[String]) -> Batch {
+    let lines = namespaces.iter().map(|name| format!("netns delete {name}")).collect();
+    Batch { program: Program::Ip, namespace: None, lines }
+}
+
+/// The host's end of a link.
+pub(crate) fn near_end(spec: &LabSpec, host: usize, link: usize) -> End {
+    End { namespace: spec.namespace(&spec.hosts[host]), interface: names::link(link) }
+}
+
+/// What the host's end of a link is plugged into: the other host, or the switch.
+pub(crate) fn far_end(spec: &LabSpec, host: usize, link: usize) -> End {
+    if is_direct(spec) {
+        near_end(spec, 1 - host, link)
+    } else {
+        let interface = switch_port(&names::link(link), &spec.hosts[host]);
+        End { namespace: spec.namespace(SWITCH), interface }
+    }
+}
+
+/// Every interface that sends on a link.
+pub(crate) fn ends(spec: &LabSpec, link: usize) -> Vec<End> {
+    let hosts = 0..spec.hosts.len();
+    let near = hosts.clone().map(|host| near_end(spec, host, link));
+    if is_direct(spec) {
+        near.collect()
+    } else {
+        near.chain(hosts.map(|host| far_end(spec, host, link))).collect()
+    }
+}
+
+fn is_direct(spec: &LabSpec) -> bool {
+    spec.hosts.len() == 2
+}
+
+fn make_namespaces(spec: &LabSpec) -> Batch {
+    let lines = spec.nodes().map(|node| format!("netns add {}", spec.namespace(node))).collect();
+    Batch { program: Program::Ip, namespace: None, lines }
+}
+
+fn make_switch(spec: &LabSpec) -> Batch {
+    let mut lines = vec!["link set lo up".to_owned()];
+    lines.extend(bridge(MANAGEMENT_INTERFACE));
+    lines.extend(bridge(GUEST_BRIDGE));
+    for host in &spec.hosts {
+        let namespace = spec.namespace(host);
+        lines.extend(plug_in(MANAGEMENT_INTERFACE, host, &namespace, MANAGEMENT_INTERFACE));
+        lines.extend(plug_in(GUEST_BRIDGE, host, &namespace, GUEST_UPLINK));
+    }
+    let client = spec.namespace(CLIENT);
+    lines.extend(plug_in(MANAGEMENT_INTERFACE, CLIENT, &client, MANAGEMENT_INTERFACE));
+    lines.extend(plug_in(GUEST_BRIDGE, CLIENT, &client, GUEST_BRIDGE));
+    if !is_direct(spec) {
+        for (link, settings) in spec.links.iter().enumerate() {
+            let bridge_name = names::link(link);
+            lines.extend(bridge(&bridge_name));
+            for host in &spec.hosts {
+                let port = switch_port(&bridge_name, host);
+                lines.extend(plug_in(&bridge_name, host, &spec.namespace(host), &bridge_name));
+                lines.push(format!("link set {port} mtu {}", settings.mtu_bytes));
+            }
+        }
+    }
+    Batch::new(Program::Ip, &spec.namespace(SWITCH), lines)
+}
+
+fn make_host(spec: &LabSpec, host: usize) -> Batch {
+    let mut lines = vec!["link set lo up".to_owned()];
+    lines.extend(bridge(GUEST_BRIDGE));
+    lines.push(format!("link set {GUEST_UPLINK} master {GUEST_BRIDGE} up"));
+    let management = management_address(host);
+    lines.push(address(MANAGEMENT_INTERFACE, management, MANAGEMENT_NETWORK.prefix_len()));
+    lines.push(format!("link set {MANAGEMENT_INTERFACE} up"));
+    for (link, settings) in spec.links.iter().enumerate() {
+        let name = names::link(link);
+        if is_direct(spec) && host == 0 {
+            let peer = spec.namespace(&spec.hosts[1]);
+            lines.push(format!("link add {name} type veth peer name {name} netns {peer}"));
+        }
+        lines.push(address(&name, link_address(link, host), link_network(link).prefix_len()));
+        lines.push(format!("link set {name} mtu {} up", settings.mtu_bytes));
+    }
+    Batch::new(Program::Ip, &spec.namespace(&spec.hosts[host]), lines)
+}
+
+fn make_client(spec: &LabSpec) -> Batch {
+    let management = client_management_address();
+    let lines = vec![
+        "link set lo up".to_owned(),
+        address(MANAGEMENT_INTERFACE, management, MANAGEMENT_NETWORK.prefix_len()),
+        format!("link set {MANAGEMENT_INTERFACE} up"),
+        address(GUEST_BRIDGE, client_guest_address(), GUEST_NETWORK.prefix_len()),
+        format!("link set {GUEST_BRIDGE} up"),
+    ];
+    Batch::new(Program::Ip, &spec.namespace(CLIENT), lines)
+}
+
+/// One batch per namespace that has shaped interfaces.
+fn shape(spec: &LabSpec) -> Vec<Batch> {
+    let mut batches: Vec<Batch> = Vec::new();
+    for (link, settings) in spec.links.iter().enumerate() {
+        let Some(rate_mbps) = settings.rate_mbps else { continue };
+        for end in ends(spec, link) {
+            let line = tbf::set_rate(&end.interface, rate_mbps);
+            let same = |batch: &&mut Batch| batch.namespace.as_ref() == Some(&end.namespace);
+            match batches.iter_mut().find(same) {
+                Some(batch) => batch.lines.push(line),
+                None => batches.push(Batch::new(Program::Tc, &end.namespace, vec![line])),
+            }
+        }
+    }
+    batches
+}
+
+/// A bridge that forwards at once: without spanning tree there is no learning delay, and without
+/// multicast snooping the announcements of a moved guest reach every port.
+fn bridge(name: &str) -> [String; 2] {
+    [
+        format!("link add {name} type bridge stp_state 0 forward_delay 0 mcast_snooping 0"),
+        format!("link set {name} up"),
+    ]
+}
+
+/// A veth pair from the switch's `bridge` to `interface` in `namespace`.
+///
+/// Both ends are made where they belong: an interface made elsewhere and moved would show up, for
+/// a moment, among the machine's own, where network managers pick it up.
+fn plug_in(bridge: &str, node: &str, namespace: &str, interface: &str) -> [String; 2] {
+    let port = switch_port(bridge, node);
+    [
+        format!("link add {port} type veth peer name {interface} netns {namespace}"),
+        format!("link set {port} master {bridge} up"),
+    ]
+}
+
+fn address(interface: &str, address: std::net::Ipv4Addr, prefix_length: u8) -> String {
+    format!("address add {address}/{prefix_length} broadcast + dev {interface}")
+}

@@ -1,0 +1,68 @@
+//! Links, addresses and rates.
+
+use std::time::Duration;
+
+use drainpipe_lab::{LabSpec, client_guest_address};
+
+use crate::support::{PATIENCE, TestLab, link, skipped, unique_name};
+
+#[test]
+fn every_host_reaches_every_other_on_every_link_and_the_client_on_the_management_network() {
+    if skipped() {
+        return;
+    }
+    for hosts in [vec!["a", "b"], vec!["a", "b", "c"]] {
+        let hosts = hosts.into_iter().map(str::to_owned).collect();
+        let links = vec![link(Some(500)), link(None)];
+        let lab = TestLab::of(LabSpec { name: unique_name(), hosts, links });
+        for from in &lab.spec().hosts {
+            for to in lab.spec().hosts.iter().filter(|to| *to != from) {
+                for name in lab.spec().link_names() {
+                    let address = lab.address(to, &name);
+                    assert!(lab.echoes(from, to, address, 1400, PATIENCE), "{from} {to} {name}");
+                }
+            }
+            let address = lab.spec().management_address(from).unwrap();
+            assert!(lab.echoes("client", from, address, 1400, PATIENCE), "client {from}");
+        }
+    }
+}
+
+#[test]
+fn the_client_reaches_a_guest_before_and_after_it_moves() {
+    if skipped() {
+        return;
+    }
+    let lab = TestLab::of_two_hosts(vec![link(None)]);
+    let run = |host: &str, commands: &str| {
+        let status = lab.command(host, "sh").unwrap().args(["-ec", commands]).status().unwrap();
+        assert!(status.success(), "{commands}");
+    };
+    // A guest is an interface with its own address and MAC address behind a port of the bridge.
+    let appear = "ip link add port type veth peer name guest address 02:00:00:00:00:99
+         ip link set port master guests up
+         ip address add 10.77.100.50/24 dev guest
+         ip link set guest up";
+    let guest = "10.77.100.50".parse().unwrap();
+    run("a", appear);
+    assert!(lab.echoes("client", "a", guest, 1400, PATIENCE));
+    run("a", "ip link delete port");
+    run("b", appear);
+    // Its announcement: something sent by the guest, here the start of an exchange.
+    assert!(lab.echoes("b", "client", client_guest_address(), 100, PATIENCE));
+    assert!(lab.echoes("client", "b", guest, 1400, PATIENCE));
+}
+
+#[test]
+fn a_stream_gets_the_rate_of_its_link() {
+    if skipped() {
+        return;
+    }
+    let lab = TestLab::of_two_hosts(vec![link(Some(200)), link(Some(50))]);
+    for (name, rate_mbps) in [("e0", 200.0), ("e1", 50.0)] {
+        let address = lab.address("b", name);
+        let mbps = lab.stream_mbps("a", "b", address, Duration::from_millis(1500));
+        let share = mbps / rate_mbps;
+        assert!((0.5..1.1).contains(&share), "{share:.3} of {rate_mbps} Mb/s");
+    }
+}

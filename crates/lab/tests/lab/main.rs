@@ -1,0 +1,8 @@
+//! Labs on the real kernel: every test makes its own and removes it, also when it fails.
+
+#![expect(clippy::unwrap_used, reason = "a helper that cannot go on fails its test")]
+
+mod faults;
+mod lifecycle;
+mod links;
+mod support;
