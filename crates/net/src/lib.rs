@@ -1,1 +1,33 @@
 //! Links, addresses, routes and kernel settings of a host.
+//!
+//! Everything here acts in the network namespace of the calling thread, and reads it by
+//! netlink: `/sys/class/net` shows the namespace in which sysfs was mounted, which may be
+//! another one.
+//!
+//! - [`Network`] is the connection to the kernel: links, counters, routes, neighbours.
+//! - [`Change`] is one thing to change on the host. It is a value, so it can be written to a
+//!   journal with what was there [`Before`], and be undone by another process after a crash.
+//! - [`multichannel_changes`] says which changes spread the traffic between two hosts over
+//!   all their paths; [`weights`] says how much each path gets.
+
+mod address;
+mod change;
+mod error;
+mod link;
+mod multichannel;
+mod neighbour;
+mod network;
+mod rdma;
+mod route;
+mod speed;
+mod sysctl;
+mod weights;
+
+pub use change::{Before, Change, NextHop, Undo};
+pub use error::Error;
+pub use link::{Link, LinkCounters, LinkKind};
+pub use multichannel::{MultichannelError, multichannel_changes};
+pub use network::Network;
+pub use rdma::{RdmaDevice, rdma_devices};
+pub use route::{ROUTE_PROTOCOL, RouteInfo};
+pub use weights::weights;

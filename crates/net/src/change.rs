@@ -1,0 +1,155 @@
+//! One change of the host's network: observed, applied, undone.
+//!
+//! The caller writes the [`Change`] and what was there [`Before`] to its journal, and only then
+//! applies the change; so whoever finds the journal after a crash can undo it, whether or not it
+//! was applied. Several changes are undone in the reverse order of their application.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Network};
+
+/// The kernel keeps the weight of a next hop, less one, in a byte.
+pub(crate) const WEIGHT_MAX: u16 = 256;
+
+/// One change of the host's network.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "change")]
+pub enum Change {
+    /// `link` has `address`, usable at once: duplicates of it elsewhere are not looked for.
+    Address {
+        /// Name of the link.
+        link: String,
+        /// Address with its prefix length.
+        address: IpNet,
+    },
+    /// Packets to `destination` go over `next_hops`, in proportion to their weights.
+    ///
+    /// Applying it to a destination that has a route of Drainpipe's already changes that route's
+    /// next hops; no packet in between finds no route.
+    Route {
+        /// Where the route leads.
+        destination: IpNet,
+        /// The address that the host's packets carry, if they were not given another.
+        source: Option<IpAddr>,
+        /// At least one.
+        next_hops: Vec<NextHop>,
+    },
+    /// A kernel setting below `net.` has `value`.
+    Sysctl {
+        /// As `sysctl` writes it: `net.ipv4.conf.eth0.forwarding`; dots within a link's name are
+        /// slashes: `net.ipv4.conf.eth0/100.forwarding`.
+        key: String,
+        /// As `sysctl` prints it.
+        value: String,
+    },
+}
+
+/// One way to a destination.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct NextHop {
+    /// Name of the link.
+    pub link: String,
+    /// The neighbour on that link who takes the packets. May be IPv6 (also link-local) where the
+    /// destination is IPv4, but not the reverse.
+    pub gateway: IpAddr,
+    /// Share of the traffic, against the sum of all weights: 1 to 256.
+    pub weight: u16,
+}
+
+/// What was there before a change.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "before")]
+pub enum Before {
+    /// Nothing: undoing removes what was added.
+    Absent,
+    /// The address, already on that link.
+    Address,
+    /// A route of Drainpipe's own to that destination.
+    Route {
+        /// Its source address.
+        source: Option<IpAddr>,
+        /// Its next hops.
+        next_hops: Vec<NextHop>,
+    },
+    /// The kernel setting's value.
+    Sysctl {
+        /// As `sysctl` prints it.
+        value: String,
+    },
+}
+
+/// What undoing a change came to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "undo", content = "reason")]
+pub enum Undo {
+    /// It is again as it was before.
+    Undone,
+    /// It was as before already: never applied, undone earlier, or gone with its link.
+    NothingToDo,
+    /// Someone else has changed it since, so it was left as it is.
+    LeftAlone(String),
+}
+
+impl Network {
+    /// What is there now of that which `change` would change.
+    ///
+    /// Refuses whatever [`Network::apply`] would refuse, so that nothing is journaled in vain.
+    pub async fn observe(&self, change: &Change) -> Result<Before, Error> {
+        match change {
+            Change::Address { link, address } => self.observe_address(link, *address).await,
+            Change::Route { destination, source, next_hops } => {
+                self.observe_route(*destination, *source, next_hops).await
+            }
+            Change::Sysctl { key, .. } => crate::sysctl::observe(key),
+        }
+    }
+
+    /// Applies `change`; does nothing if it is applied already.
+    pub async fn apply(&self, change: &Change) -> Result<(), Error> {
+        match change {
+            Change::Address { link, address } => self.apply_address(link, *address).await,
+            Change::Route { destination, source, next_hops } => {
+                self.apply_route(*destination, *source, next_hops).await
+            }
+            Change::Sysctl { key, value } => crate::sysctl::apply(key, value),
+        }
+    }
+
+    /// Brings back what was there `before`, unless someone else has changed it since.
+    ///
+    /// Safe to repeat, and safe if `change` was never applied.
+    pub async fn undo(&self, change: &Change, before: &Before) -> Result<Undo, Error> {
+        match (change, before) {
+            (Change::Address { .. }, Before::Address) => Ok(Undo::NothingToDo),
+            (Change::Address { link, address }, Before::Absent) => self.remove_address(link, *address).await,
+            (Change::Route { destination, .. }, Before::Absent) => self.remove_route(*destination).await,
+            (Change::Route { destination, .. }, Before::Route { source, next_hops }) => {
+                self.restore_route(*destination, *source, next_hops).await
+            }
+            (Change::Sysctl { key, value }, Before::Sysctl { value: before }) => {
+                crate::sysctl::restore(key, value, before)
+            }
+            _ => Err(Error::RecordMismatch { change: change.to_string(), before: format!("{before:?}") }),
+        }
+    }
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Address { link, address } => write!(f, "address {address} on link {link}"),
+            Self::Route { destination, next_hops, .. } => {
+                write!(f, "route to {destination}")?;
+                for hop in next_hops {
+                    write!(f, " via {} link {} weight {}", hop.gateway, hop.link, hop.weight)?;
+                }
+                Ok(())
+            }
+            Self::Sysctl { key, value } => write!(f, "{key} = {value}"),
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! The connection to the kernel.
+
+use std::future::Future;
+use std::time::Duration;
+
+use ethtool::EthtoolHandle;
+use futures_util::{Stream, TryStreamExt};
+use rtnetlink::Handle;
+
+use crate::Error;
+
+/// The kernel answers from memory; a longer wait means that the connection's task is starved
+/// or that a driver hangs, and the caller must hear of it.
+const REQUEST_DEADLINE: Duration = Duration::from_secs(5);
+
+/// A connection to the network of the namespace in which it was opened.
+///
+/// Cheap to clone; its task ends with the last clone.
+#[derive(Clone, Debug)]
+pub struct Network {
+    pub(crate) netlink: Handle,
+    pub(crate) ethtool: EthtoolHandle,
+}
+
+impl Network {
+    /// Opens a connection to the network of the calling thread's namespace.
+    ///
+    /// Must be called within a tokio runtime, which carries the connection's task.
+    pub fn open() -> Result<Self, Error> {
+        let (connection, netlink, _) = rtnetlink::new_connection().map_err(Error::Open)?;
+        tokio::spawn(connection);
+        let (connection, ethtool, _) = ethtool::new_connection().map_err(Error::Open)?;
+        tokio::spawn(connection);
+        Ok(Self { netlink, ethtool })
+    }
+}
+
+/// Waits for `request`, whose purpose is `operation`, until the deadline.
+pub(crate) async fn within_deadline<T>(
+    operation: &str,
+    request: impl Future<Output = T>,
+) -> Result<T, Error> {
+    tokio::time::timeout(REQUEST_DEADLINE, request)
+        .await
+        .map_err(|_| Error::Timeout { operation: operation.to_owned(), after: REQUEST_DEADLINE })
+}
+
+/// Carries out a request that changes something.
+pub(crate) async fn execute(
+    operation: &str,
+    request: impl Future<Output = Result<(), rtnetlink::Error>>,
+) -> Result<(), Error> {
+    within_deadline(operation, request).await?.map_err(|error| Error::netlink(operation, error))
+}
+
+/// Collects every answer to a request that reads something.
+pub(crate) async fn collect<T>(
+    operation: &str,
+    answers: impl Stream<Item = Result<T, rtnetlink::Error>>,
+) -> Result<Vec<T>, Error> {
+    within_deadline(operation, answers.try_collect()).await?.map_err(|error| Error::netlink(operation, error))
+}

@@ -1,0 +1,361 @@
+//! Routes: Drainpipe's own, and the way the kernel would take.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::IpNet;
+use netlink_packet_route::route::{
+    RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteNextHop, RouteVia,
+};
+use rtnetlink::{RouteMessageBuilder, RouteNextHopBuilder};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use crate::change::WEIGHT_MAX;
+use crate::network::{Network, collect, execute};
+use crate::{Before, Error, NextHop, Undo};
+
+/// The route protocol number that marks Drainpipe's routes: `ip route` shows `proto 215`.
+///
+/// Not assigned in linux/rtnetlink.h nor in iproute2's `rt_protos`. With a line `215 drainpipe` in
+/// a file of `/etc/iproute2/rt_protos.d`, `ip route` shows `proto drainpipe`.
+pub const ROUTE_PROTOCOL: u8 = 215;
+
+/// The way that the kernel takes to an address.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RouteInfo {
+    /// Name of the link.
+    pub link: String,
+    /// The neighbour who takes the packets; none if the address is on the link itself.
+    pub gateway: Option<IpAddr>,
+    /// The address that the host's packets carry.
+    pub source: Option<IpAddr>,
+}
+
+/// A route in the main table.
+struct Route {
+    protocol: u8,
+    source: Option<IpAddr>,
+    /// Sorted; without those that have no gateway, which Drainpipe never makes.
+    next_hops: Vec<NextHop>,
+}
+
+impl Route {
+    fn is_ours(&self) -> bool {
+        self.protocol == ROUTE_PROTOCOL
+    }
+
+    fn goes(&self, source: Option<IpAddr>, next_hops: &[NextHop]) -> bool {
+        self.source == source && self.next_hops == sorted(next_hops)
+    }
+}
+
+impl Network {
+    /// The way that the kernel would take to `address` now; none if there is none.
+    ///
+    /// Of a multipath route this is the way of one flow; other flows may take another.
+    pub async fn route_to(&self, address: IpAddr) -> Result<Option<RouteInfo>, Error> {
+        let operation = format!("find the route to {address}");
+        let request = route_message(IpNet::from(address), &operation)?;
+        let answers = collect(&operation, self.netlink.route().get(request).execute()).await;
+        let message = match answers {
+            Ok(messages) => messages.into_iter().next(),
+            Err(error) if matches!(error.errno(), Some(Errno::NETUNREACH | Errno::HOSTUNREACH)) => None,
+            Err(error) => return Err(error),
+        };
+        let Some(message) = message else {
+            return Ok(None);
+        };
+        let names = self.link_names().await?;
+        Ok(link_of(&message.attributes, &names).map(|link| RouteInfo {
+            link,
+            gateway: gateway_of(&message.attributes),
+            source: source_of(&message.attributes),
+        }))
+    }
+
+    pub(crate) async fn observe_route(
+        &self,
+        destination: IpNet,
+        source: Option<IpAddr>,
+        next_hops: &[NextHop],
+    ) -> Result<Before, Error> {
+        check(destination, source, next_hops)?;
+        for hop in next_hops {
+            self.index_of_up_link(&hop.link).await?;
+        }
+        let mut before = Before::Absent;
+        for route in self.routes(destination).await? {
+            if !route.is_ours() {
+                return Err(Error::RouteTaken { destination, protocol: route.protocol });
+            }
+            before = Before::Route { source: route.source, next_hops: route.next_hops };
+        }
+        Ok(before)
+    }
+
+    pub(crate) async fn apply_route(
+        &self,
+        destination: IpNet,
+        source: Option<IpAddr>,
+        next_hops: &[NextHop],
+    ) -> Result<(), Error> {
+        let before = self.observe_route(destination, source, next_hops).await?;
+        let wanted = Before::Route { source, next_hops: sorted(next_hops) };
+        if before == wanted {
+            return Ok(());
+        }
+        self.set_route(destination, source, next_hops, before != Before::Absent).await
+    }
+
+    pub(crate) async fn remove_route(&self, destination: IpNet) -> Result<Undo, Error> {
+        let routes = self.routes(destination).await?;
+        if !routes.iter().any(Route::is_ours) {
+            return Ok(routes.first().map_or(Undo::NothingToDo, left_alone));
+        }
+        let operation = format!("remove the route to {destination}");
+        let mut message = route_message(destination, &operation)?;
+        message.header.protocol = ROUTE_PROTOCOL.into();
+        match execute(&operation, self.netlink.route().del(message).execute()).await {
+            Ok(()) => Ok(Undo::Undone),
+            Err(error) if error.errno() == Some(Errno::SRCH) => Ok(Undo::NothingToDo),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(crate) async fn restore_route(
+        &self,
+        destination: IpNet,
+        source: Option<IpAddr>,
+        next_hops: &[NextHop],
+    ) -> Result<Undo, Error> {
+        let routes = self.routes(destination).await?;
+        let Some(ours) = routes.iter().find(|route| route.is_ours()) else {
+            return Ok(routes
+                .first()
+                .map_or_else(|| Undo::LeftAlone("the route has been removed".to_owned()), left_alone));
+        };
+        if ours.goes(source, next_hops) {
+            return Ok(Undo::NothingToDo);
+        }
+        self.set_route(destination, source, next_hops, true).await?;
+        Ok(Undo::Undone)
+    }
+
+    async fn set_route(
+        &self,
+        destination: IpNet,
+        source: Option<IpAddr>,
+        next_hops: &[NextHop],
+        replace: bool,
+    ) -> Result<(), Error> {
+        let operation = format!("set the route to {destination}");
+        let mut message = route_message(destination, &operation)?;
+        message.header.protocol = ROUTE_PROTOCOL.into();
+        if let Some(source) = source {
+            message.attributes.push(RouteAttribute::PrefSource(source.into()));
+        }
+        message.attributes.extend(self.next_hop_attributes(destination, next_hops).await?);
+        let request = self.netlink.route().add(message);
+        let request = if replace { request.replace() } else { request };
+        match execute(&operation, request.execute()).await {
+            Ok(()) => Ok(()),
+            Err(error) => Err(self.explain(destination, source, error).await?),
+        }
+    }
+
+    /// Says what the kernel's errors mean for a route.
+    ///
+    /// A source that is not the host's own is EINVAL. Of next hops IPv4 says ENETUNREACH, IPv6
+    /// EHOSTUNREACH or EINVAL.
+    async fn explain(
+        &self,
+        destination: IpNet,
+        source: Option<IpAddr>,
+        error: Error,
+    ) -> Result<Error, Error> {
+        let errno = error.errno();
+        if let (Some(Errno::INVAL), Some(source)) = (errno, source)
+            && self.holder_of(IpNet::from(source)).await?.is_none()
+        {
+            return Ok(Error::InvalidRoute {
+                destination,
+                reason: "its source is not an address of this host",
+            });
+        }
+        let about_next_hops = matches!(errno, Some(Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::INVAL));
+        Ok(match error {
+            Error::Kernel { source, .. } if about_next_hops => {
+                Error::GatewayUnreachable { destination, source }
+            }
+            error => error,
+        })
+    }
+
+    /// One next hop makes an ordinary route: IPv6 would make one of it anyway, and then it would
+    /// not read back as it was written.
+    async fn next_hop_attributes(
+        &self,
+        destination: IpNet,
+        next_hops: &[NextHop],
+    ) -> Result<Vec<RouteAttribute>, Error> {
+        let mut hops = Vec::with_capacity(next_hops.len());
+        for hop in next_hops {
+            hops.push(self.next_hop(destination, hop).await?);
+        }
+        match <[RouteNextHop; 1]>::try_from(hops) {
+            Ok([mut hop]) => {
+                hop.attributes.push(RouteAttribute::Oif(hop.interface_index));
+                Ok(hop.attributes)
+            }
+            Err(hops) => Ok(vec![RouteAttribute::MultiPath(hops)]),
+        }
+    }
+
+    async fn next_hop(&self, destination: IpNet, hop: &NextHop) -> Result<RouteNextHop, Error> {
+        let invalid = |reason| Error::InvalidRoute { destination, reason };
+        let weight_less_one = u8::try_from(hop.weight.wrapping_sub(1)).map_err(|_| invalid(WEIGHT_REASON))?;
+        let builder = match destination {
+            IpNet::V4(_) => RouteNextHopBuilder::new_ipv4(),
+            IpNet::V6(_) => RouteNextHopBuilder::new_ipv6(),
+        };
+        Ok(builder
+            .interface(self.index_of_up_link(&hop.link).await?)
+            .weight(weight_less_one)
+            .via(hop.gateway)
+            .map_err(|_| invalid(GATEWAY_REASON))?
+            .build())
+    }
+
+    /// The routes of the main table to exactly this destination.
+    async fn routes(&self, destination: IpNet) -> Result<Vec<Route>, Error> {
+        let request = match destination {
+            IpNet::V4(_) => RouteMessageBuilder::<Ipv4Addr>::new().build(),
+            IpNet::V6(_) => RouteMessageBuilder::<Ipv6Addr>::new().build(),
+        };
+        let messages = collect("list the routes", self.netlink.route().get(request).execute()).await?;
+        let matching: Vec<_> = messages
+            .iter()
+            .filter(|message| message.header.table == RouteHeader::RT_TABLE_MAIN)
+            .filter(|message| destination_of(message) == Some(destination))
+            .collect();
+        if matching.is_empty() {
+            return Ok(Vec::new());
+        }
+        let names = self.link_names().await?;
+        Ok(matching.into_iter().map(|message| route_from(message, &names)).collect())
+    }
+}
+
+const WEIGHT_REASON: &str = "a weight is from 1 to 256";
+const GATEWAY_REASON: &str = "an IPv6 destination needs IPv6 gateways";
+
+fn check(destination: IpNet, source: Option<IpAddr>, next_hops: &[NextHop]) -> Result<(), Error> {
+    let is_ipv6 = destination.addr().is_ipv6();
+    let reason = if destination != destination.trunc() {
+        "its destination has bits set beyond the prefix length"
+    } else if next_hops.is_empty() {
+        "it needs at least one next hop"
+    } else if source.is_some_and(|source| source.is_ipv6() != is_ipv6) {
+        "source and destination are of different IP versions"
+    } else if next_hops.iter().any(|hop| !(1..=WEIGHT_MAX).contains(&hop.weight)) {
+        WEIGHT_REASON
+    } else if is_ipv6 && next_hops.iter().any(|hop| hop.gateway.is_ipv4()) {
+        GATEWAY_REASON
+    } else {
+        return Ok(());
+    };
+    Err(Error::InvalidRoute { destination, reason })
+}
+
+fn left_alone(foreign: &Route) -> Undo {
+    Undo::LeftAlone(format!(
+        "the route to that destination is not Drainpipe's (protocol {})",
+        foreign.protocol
+    ))
+}
+
+fn sorted(next_hops: &[NextHop]) -> Vec<NextHop> {
+    let mut sorted = next_hops.to_vec();
+    // A route with one next hop has no weights.
+    if let [only] = sorted.as_mut_slice() {
+        only.weight = 1;
+    }
+    sorted.sort();
+    sorted
+}
+
+fn route_message(destination: IpNet, operation: &str) -> Result<RouteMessage, Error> {
+    RouteMessageBuilder::<IpAddr>::new()
+        .destination_prefix(destination.addr(), destination.prefix_len())
+        .map(RouteMessageBuilder::build)
+        .map_err(|error| Error::Protocol { operation: operation.to_owned(), detail: error.to_string() })
+}
+
+fn route_from(message: &RouteMessage, names: &HashMap<u32, String>) -> Route {
+    let multipath = message.attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::MultiPath(hops) => Some(hops),
+        _ => None,
+    });
+    let next_hops: Vec<NextHop> = match multipath {
+        Some(hops) => hops
+            .iter()
+            .filter_map(|hop| {
+                Some(NextHop {
+                    link: names.get(&hop.interface_index)?.clone(),
+                    gateway: gateway_of(&hop.attributes)?,
+                    weight: u16::from(hop.hops) + 1,
+                })
+            })
+            .collect(),
+        None => link_of(&message.attributes, names)
+            .zip(gateway_of(&message.attributes))
+            .map(|(link, gateway)| NextHop { link, gateway, weight: 1 })
+            .into_iter()
+            .collect(),
+    };
+    Route {
+        protocol: message.header.protocol.into(),
+        source: source_of(&message.attributes),
+        next_hops: sorted(&next_hops),
+    }
+}
+
+fn destination_of(message: &RouteMessage) -> Option<IpNet> {
+    let address = message.attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::Destination(address) => ip(address),
+        _ => None,
+    })?;
+    IpNet::new(address, message.header.destination_prefix_length).ok()
+}
+
+fn link_of(attributes: &[RouteAttribute], names: &HashMap<u32, String>) -> Option<String> {
+    attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::Oif(index) => names.get(index).cloned(),
+        _ => None,
+    })
+}
+
+fn gateway_of(attributes: &[RouteAttribute]) -> Option<IpAddr> {
+    attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::Gateway(address) => ip(address),
+        RouteAttribute::Via(RouteVia::Inet(address)) => Some(IpAddr::V4(*address)),
+        RouteAttribute::Via(RouteVia::Inet6(address)) => Some(IpAddr::V6(*address)),
+        _ => None,
+    })
+}
+
+fn source_of(attributes: &[RouteAttribute]) -> Option<IpAddr> {
+    attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::PrefSource(address) => ip(address),
+        _ => None,
+    })
+}
+
+fn ip(address: &RouteAddress) -> Option<IpAddr> {
+    match address {
+        RouteAddress::Inet(address) => Some(IpAddr::V4(*address)),
+        RouteAddress::Inet6(address) => Some(IpAddr::V6(*address)),
+        _ => None,
+    }
+}

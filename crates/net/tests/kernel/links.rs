@@ -1,0 +1,96 @@
+//! Reading a host's links and neighbours from the real kernel.
+
+use std::time::Duration;
+
+use crate::hosts::{Namespace, TwoHosts, may_make_namespaces};
+use drainpipe_net::{Error, Link, LinkKind, Network};
+
+fn links(host: &Namespace) -> Vec<Link> {
+    host.run(|| async { Network::open().unwrap().links().await.unwrap() })
+}
+
+fn link<'a>(links: &'a [Link], name: &str) -> &'a Link {
+    links.iter().find(|link| link.name == name).unwrap()
+}
+
+#[test]
+fn links_are_those_of_the_namespace() {
+    if !may_make_namespaces() {
+        return;
+    }
+    let hosts = TwoHosts::new();
+    hosts.left.ip("link add br0 mtu 9000 type bridge");
+    hosts.left.ip("tuntap add tap0 mode tap");
+    hosts.left.ip("tuntap add tun0 mode tun");
+    hosts.left.ip("link set tap0 master br0");
+    hosts.left.ip("link set p1 mtu 9000");
+    hosts.right.ip("link set p1 down");
+
+    let links = links(&hosts.left);
+    let kinds: Vec<_> = links.iter().map(|link| (link.name.as_str(), &link.kind)).collect();
+    assert!(kinds.contains(&("lo", &LinkKind::Loopback)), "{kinds:?}");
+    assert!(kinds.contains(&("p0", &LinkKind::Veth)), "{kinds:?}");
+    assert!(kinds.contains(&("br0", &LinkKind::Bridge)), "{kinds:?}");
+    assert!(kinds.contains(&("tap0", &LinkKind::Tap)), "{kinds:?}");
+    assert!(kinds.contains(&("tun0", &LinkKind::Other("tun".to_owned()))), "{kinds:?}");
+
+    let p0 = link(&links, "p0");
+    assert!(p0.up && p0.carrier);
+    assert_eq!(p0.speed_mbps, Some(10_000));
+    assert_eq!(p0.addresses, ["10.9.0.1/24".parse().unwrap(), "fe80::1/64".parse().unwrap()]);
+    let p1 = link(&links, "p1");
+    assert!(p1.up && !p1.carrier);
+    assert_eq!(p1.mtu, 9000);
+    assert_eq!(link(&links, "tap0").master.as_deref(), Some("br0"));
+    assert_eq!(link(&links, "lo").speed_mbps, None);
+
+    let json = serde_json::to_string(&links).unwrap();
+    assert_eq!(serde_json::from_str::<Vec<Link>>(&json).unwrap(), links);
+}
+
+#[test]
+fn counters_of_an_unknown_link_are_an_error() {
+    if !may_make_namespaces() {
+        return;
+    }
+    let host = Namespace::new();
+    let error = host.run(|| async { Network::open().unwrap().counters(&["lo", "p7"]).await });
+    assert!(matches!(error, Err(Error::UnknownLink(name)) if name == "p7"));
+}
+
+#[test]
+fn a_neighbour_is_found_and_a_missing_one_is_not() {
+    if !may_make_namespaces() {
+        return;
+    }
+    let hosts = TwoHosts::new();
+    hosts.left.run(|| async {
+        let network = Network::open().unwrap();
+        let second = Duration::from_secs(1);
+        for there in ["10.9.0.2", "fe80::2"] {
+            let there = there.parse().unwrap();
+            network.wait_neighbour("p0", there, second).await.unwrap();
+            network.wait_neighbour("p0", there, second).await.unwrap();
+        }
+        for missing in ["10.9.0.77", "fe80::77"] {
+            let error =
+                network.wait_neighbour("p0", missing.parse().unwrap(), Duration::from_millis(50)).await;
+            assert!(matches!(error, Err(Error::NeighbourUnreachable { .. })));
+        }
+    });
+}
+
+#[test]
+fn there_is_no_route_to_nowhere() {
+    if !may_make_namespaces() {
+        return;
+    }
+    let host = Namespace::new();
+    host.run(|| async {
+        let network = Network::open().unwrap();
+        for nowhere in ["192.0.2.1", "2001:db8::1"] {
+            let route = network.route_to(nowhere.parse().unwrap()).await.unwrap();
+            assert_eq!(route, None);
+        }
+    });
+}

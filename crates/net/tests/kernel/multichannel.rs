@@ -1,0 +1,352 @@
+//! Traffic between two hosts over several paths, on the real kernel.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::thread;
+use std::time::Duration;
+
+use crate::hosts::{Namespace, TwoHosts, may_make_namespaces};
+use drainpipe_net::{Before, Change, Error, LinkCounters, Network, NextHop, Undo, multichannel_changes};
+
+const CONNECTIONS: usize = 64;
+const BLOCK_BYTES: usize = 16 * 1024;
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// The addresses of one test, from the left host's point of view.
+struct Plan {
+    own: IpAddr,
+    peer: IpAddr,
+    own_gateways: [IpAddr; 2],
+    peer_gateways: [IpAddr; 2],
+}
+
+fn ipv4() -> Plan {
+    Plan {
+        own: address("10.77.0.1"),
+        peer: address("10.77.0.2"),
+        own_gateways: [address("10.9.0.1"), address("10.9.1.1")],
+        peer_gateways: [address("10.9.0.2"), address("10.9.1.2")],
+    }
+}
+
+fn ipv6_over_link_local() -> Plan {
+    Plan {
+        own: address("fd77::1"),
+        peer: address("fd77::2"),
+        own_gateways: [address("fe80::1"); 2],
+        peer_gateways: [address("fe80::2"); 2],
+    }
+}
+
+fn ipv4_over_link_local_ipv6() -> Plan {
+    Plan {
+        own: address("10.77.0.1"),
+        peer: address("10.77.0.2"),
+        own_gateways: [address("fe80::1"); 2],
+        peer_gateways: [address("fe80::2"); 2],
+    }
+}
+
+fn address(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+impl Plan {
+    fn left(&self) -> Vec<Change> {
+        multichannel_changes(self.own, self.peer, &hops(self.peer_gateways)).unwrap()
+    }
+
+    fn right(&self) -> Vec<Change> {
+        multichannel_changes(self.peer, self.own, &hops(self.own_gateways)).unwrap()
+    }
+}
+
+fn hops(gateways: [IpAddr; 2]) -> Vec<NextHop> {
+    gateways
+        .into_iter()
+        .enumerate()
+        .map(|(link, gateway)| NextHop { link: format!("p{link}"), gateway, weight: 1 })
+        .collect()
+}
+
+/// Applies the changes as an agent does, and returns what its journal then holds.
+fn apply(host: &Namespace, changes: &[Change]) -> String {
+    host.run(|| async {
+        let network = Network::open().unwrap();
+        let mut journal = Vec::new();
+        for change in changes {
+            journal.push((change.clone(), network.observe(change).await.unwrap()));
+            network.apply(change).await.unwrap();
+        }
+        serde_json::to_string(&journal).unwrap()
+    })
+}
+
+/// Undoes what a journal holds, as an agent does after a crash of the one before.
+fn undo(host: &Namespace, journal: &str) -> Vec<Undo> {
+    let journal: Vec<(Change, Before)> = serde_json::from_str(journal).unwrap();
+    host.run(|| async {
+        let network = Network::open().unwrap();
+        let mut outcomes = Vec::new();
+        for (change, before) in journal.iter().rev() {
+            outcomes.push(network.undo(change, before).await.unwrap());
+        }
+        outcomes
+    })
+}
+
+fn routes(host: &Namespace, destination: IpAddr) -> String {
+    let version = if destination.is_ipv4() { 4 } else { 6 };
+    host.ip(&format!("-{version} route show {destination}"))
+}
+
+fn counters(host: &Namespace) -> Vec<LinkCounters> {
+    host.run(|| async { Network::open().unwrap().counters(&["p0", "p1"]).await.unwrap() })
+}
+
+/// Connections from the left host to the right one, which returns every block it gets.
+struct Traffic {
+    connections: Vec<TcpStream>,
+}
+
+impl Traffic {
+    fn open(hosts: &TwoHosts, plan: &Plan) -> Self {
+        let listener = hosts.right.enter(|| TcpListener::bind((plan.peer, 0)).unwrap());
+        let target = listener.local_addr().unwrap();
+        thread::spawn(move || {
+            for _ in 0..CONNECTIONS {
+                let (connection, _) = listener.accept().unwrap();
+                thread::spawn(move || echo(connection));
+            }
+        });
+        let connections = hosts.left.enter(|| (0..CONNECTIONS).map(|_| connect(target)).collect());
+        Self { connections }
+    }
+
+    /// Every connection sends a block and gets it back.
+    fn exchange(&mut self) {
+        let sent = vec![7; BLOCK_BYTES];
+        for connection in &mut self.connections {
+            connection.write_all(&sent).unwrap();
+        }
+        for connection in &mut self.connections {
+            let mut received = vec![0; BLOCK_BYTES];
+            connection.read_exact(&mut received).unwrap();
+            assert_eq!(received, sent);
+        }
+    }
+
+    fn sources(&self) -> Vec<IpAddr> {
+        self.connections.iter().map(|connection| connection.local_addr().unwrap().ip()).collect()
+    }
+}
+
+fn connect(target: SocketAddr) -> TcpStream {
+    let connection = TcpStream::connect_timeout(&target, DEADLINE).unwrap();
+    connection.set_read_timeout(Some(DEADLINE)).unwrap();
+    connection.set_write_timeout(Some(DEADLINE)).unwrap();
+    connection
+}
+
+fn echo(mut connection: TcpStream) {
+    let mut block = vec![0; BLOCK_BYTES];
+    while connection.read_exact(&mut block).is_ok() && connection.write_all(&block).is_ok() {}
+}
+
+/// Share of the bytes that left the host by each link.
+fn shares(before: &[LinkCounters], after: &[LinkCounters]) -> Vec<f64> {
+    let sent: Vec<u64> =
+        before.iter().zip(after).map(|(before, after)| after.tx_bytes - before.tx_bytes).collect();
+    let all: u64 = sent.iter().sum();
+    sent.iter().map(|sent| *sent as f64 / all as f64).collect()
+}
+
+fn spreads_and_survives_a_pulled_cable(plan: &Plan) {
+    if !may_make_namespaces() {
+        return;
+    }
+    let hosts = TwoHosts::new();
+    for host in [&hosts.left, &hosts.right] {
+        // The strictest setting: each packet must come by a link that leads back to its source.
+        host.sysctl("net.ipv4.conf.all.rp_filter", "1");
+    }
+    apply(&hosts.left, &plan.left());
+    apply(&hosts.right, &plan.right());
+
+    let idle = (counters(&hosts.left), counters(&hosts.right));
+    let mut traffic = Traffic::open(&hosts, plan);
+    traffic.exchange();
+    assert!(traffic.sources().iter().all(|source| *source == plan.own));
+    for (host, idle) in [(&hosts.left, &idle.0), (&hosts.right, &idle.1)] {
+        let shares = shares(idle, &counters(host));
+        assert!(shares.iter().all(|share| *share > 0.15), "{shares:?}");
+    }
+
+    hosts.right.ip("link set p1 down");
+    traffic.exchange();
+    let target =
+        hosts.left.run(|| async { Network::open().unwrap().route_to(plan.peer).await.unwrap() }).unwrap();
+    assert_eq!(target.link, "p0");
+    assert_eq!(target.gateway, Some(plan.peer_gateways[0]));
+    assert_eq!(target.source, Some(plan.own));
+}
+
+#[test]
+fn ipv4_spreads_and_survives_a_pulled_cable() {
+    spreads_and_survives_a_pulled_cable(&ipv4());
+}
+
+#[test]
+fn ipv6_spreads_and_survives_a_pulled_cable() {
+    spreads_and_survives_a_pulled_cable(&ipv6_over_link_local());
+}
+
+#[test]
+fn ipv4_needs_no_ipv4_addresses_on_the_links() {
+    spreads_and_survives_a_pulled_cable(&ipv4_over_link_local_ipv6());
+}
+
+#[test]
+fn undoing_from_the_journal_leaves_no_trace() {
+    if !may_make_namespaces() {
+        return;
+    }
+    for plan in [ipv4(), ipv6_over_link_local()] {
+        let hosts = TwoHosts::new();
+        let untouched = hosts.left.state();
+        let journal = apply(&hosts.left, &plan.left());
+        let changed = hosts.left.state();
+        assert_ne!(changed, untouched);
+
+        apply(&hosts.left, &plan.left());
+        assert_eq!(hosts.left.state(), changed, "applying twice is applying once");
+
+        let outcomes = undo(&hosts.left, &journal);
+        assert_eq!(hosts.left.state(), untouched);
+        assert!(outcomes.iter().all(|outcome| *outcome == Undo::Undone));
+
+        let outcomes = undo(&hosts.left, &journal);
+        assert_eq!(hosts.left.state(), untouched);
+        assert!(outcomes.iter().all(|outcome| *outcome == Undo::NothingToDo));
+    }
+}
+
+#[test]
+fn undoing_what_was_never_applied_does_nothing() {
+    if !may_make_namespaces() {
+        return;
+    }
+    let hosts = TwoHosts::new();
+    let untouched = hosts.left.state();
+    let changes = ipv4().left();
+    let journal = hosts.left.run(|| async {
+        let network = Network::open().unwrap();
+        let mut journal = Vec::new();
+        for change in &changes {
+            journal.push((change, network.observe(change).await.unwrap()));
+        }
+        serde_json::to_string(&journal).unwrap()
+    });
+    let outcomes = undo(&hosts.left, &journal);
+    assert!(outcomes.iter().all(|outcome| *outcome == Undo::NothingToDo));
+    assert_eq!(hosts.left.state(), untouched);
+}
+
+#[test]
+fn a_path_leaves_the_route_and_comes_back() {
+    if !may_make_namespaces() {
+        return;
+    }
+    for plan in [ipv4(), ipv6_over_link_local()] {
+        let hosts = TwoHosts::new();
+        let journal = apply(&hosts.left, &plan.left());
+        let both = hosts.left.state();
+        let only_first = multichannel_changes(plan.own, plan.peer, &hops(plan.peer_gateways)[..1]);
+        let shrunk = apply(&hosts.left, &only_first.unwrap());
+        let shown = routes(&hosts.left, plan.peer);
+        assert!(shown.contains("dev p0") && !shown.contains("dev p1"), "{shown}");
+        undo(&hosts.left, &shrunk);
+        assert_eq!(hosts.left.state(), both);
+        undo(&hosts.left, &journal);
+        assert_eq!(routes(&hosts.left, plan.peer), "");
+    }
+}
+
+#[test]
+fn what_others_changed_since_is_left_alone() {
+    if !may_make_namespaces() {
+        return;
+    }
+    let hosts = TwoHosts::new();
+    let journal = apply(&hosts.left, &ipv4().left());
+    hosts.left.sysctl("net.ipv4.fib_multipath_hash_policy", "2");
+    hosts.left.ip("route delete 10.77.0.2");
+    hosts.left.ip("route add 10.77.0.2 via 10.9.0.2");
+    hosts.left.ip("addr delete 10.77.0.1/32 dev lo");
+    hosts.left.ip("addr add 10.77.0.1/32 dev p1");
+
+    let outcomes = undo(&hosts.left, &journal);
+    let left_alone = |outcome: &&Undo| matches!(outcome, Undo::LeftAlone(_));
+    assert_eq!(outcomes.iter().filter(left_alone).count(), 3, "{outcomes:?}");
+    assert!(hosts.left.ip("route show 10.77.0.2").contains("10.9.0.2"));
+    assert!(hosts.left.ip("addr show p1").contains("10.77.0.1"));
+    let policy = hosts.left.read_sysctl("net.ipv4.fib_multipath_hash_policy");
+    assert_eq!(policy, "2");
+}
+
+#[test]
+fn what_is_not_ours_is_refused_without_effect() {
+    if !may_make_namespaces() {
+        return;
+    }
+    let hosts = TwoHosts::new();
+    hosts.left.ip("route add 10.77.0.2 via 10.9.0.2");
+    hosts.left.ip("addr add 10.77.0.1/32 dev p1");
+    let untouched = hosts.left.state();
+    let plan = ipv4();
+    let refusal = |change: Change| {
+        hosts.left.run(|| async move {
+            let network = Network::open().unwrap();
+            let applied = network.apply(&change).await.unwrap_err();
+            let observed = network.observe(&change).await.unwrap_err();
+            assert_eq!(applied.to_string(), observed.to_string());
+            applied
+        })
+    };
+    let changes = plan.left();
+    let [.., address, route] = changes.as_slice() else {
+        panic!("an address and a route come last");
+    };
+    assert!(matches!(refusal(address.clone()), Error::AddressInUse { link, .. } if link == "p1"));
+    assert!(matches!(refusal(route.clone()), Error::RouteTaken { .. }));
+
+    let elsewhere = |link: &str| Change::Route {
+        destination: "10.78.0.2/32".parse().unwrap(),
+        source: None,
+        next_hops: vec![NextHop { link: link.to_owned(), gateway: "10.9.0.2".parse().unwrap(), weight: 1 }],
+    };
+    for unknown in ["p9", "", "a-name-that-is-too-long-for-a-link"] {
+        assert!(matches!(refusal(elsewhere(unknown)), Error::UnknownLink(name) if name == unknown));
+    }
+    assert!(matches!(
+        refusal(Change::Sysctl { key: "net.ipv4.no_such_setting".to_owned(), value: "1".to_owned() }),
+        Error::SysctlMissing { .. }
+    ));
+    hosts.left.run(|| async {
+        let error = Network::open().unwrap().apply(&elsewhere("p1")).await;
+        assert!(matches!(error, Err(Error::GatewayUnreachable { .. })), "{error:?}");
+    });
+    let foreign_source = Change::Route {
+        destination: "10.78.0.2/32".parse().unwrap(),
+        source: Some("10.78.0.1".parse().unwrap()),
+        next_hops: hops(plan.peer_gateways),
+    };
+    hosts.left.run(|| async {
+        let error = Network::open().unwrap().apply(&foreign_source).await;
+        assert!(matches!(error, Err(Error::InvalidRoute { .. })), "{error:?}");
+    });
+    assert_eq!(hosts.left.state(), untouched);
+
+    hosts.left.ip("link set p0 down");
+    assert!(matches!(refusal(elsewhere("p0")), Error::LinkDown { link } if link == "p0"));
+}
