@@ -1,10 +1,10 @@
 //! Builds the guest's initramfs: our program, the modules its network needs, nothing else.
 
+use std::fs::Permissions;
 use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
-
-use tempfile::NamedTempFile;
 
 use self::cpio::Archive;
 use self::modules::ModulesError;
@@ -71,7 +71,9 @@ fn write(output: &Path, bytes: &[u8]) -> io::Result<()> {
         Some(folder) => folder.to_owned(),
         None => return Err(io::ErrorKind::IsADirectory.into()),
     };
-    let mut file = NamedTempFile::new_in(folder)?;
+    // Readable by the user as whom a hypervisor runs.
+    let permissions = Permissions::from_mode(0o644);
+    let mut file = tempfile::Builder::new().permissions(permissions).tempfile_in(folder)?;
     file.write_all(bytes)?;
     file.as_file().sync_all()?;
     file.persist(output)?;
