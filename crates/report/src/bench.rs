@@ -1,0 +1,82 @@
+//! What a benchmark measured, and under which conditions: the content of `results.json`.
+
+use drainpipe_engine::option::RequestedOption;
+use drainpipe_engine::result::MigrationResult;
+use serde::{Deserialize, Serialize};
+
+/// All migrations of one benchmark.
+///
+/// Its JSON is a stable contract, as that of [`MigrationResult`] is.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct BenchReport {
+    /// What was the same for all migrations.
+    pub conditions: Conditions,
+    /// The migrations, in the order in which they ran.
+    pub results: Vec<MigrationResult>,
+}
+
+/// What was the same for all migrations of a benchmark.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Conditions {
+    /// Version of Drainpipe.
+    pub drainpipe_version: String,
+    /// When the benchmark began, RFC 3339.
+    pub date: String,
+    /// The hosts between which the VM moved.
+    pub hosts: Vec<HostConditions>,
+    /// The links between the hosts.
+    pub links: Vec<LinkConditions>,
+    /// The VM.
+    pub guest: GuestConditions,
+    /// How many times each option was to be measured.
+    pub repeats: u32,
+    /// The options that were to be measured.
+    pub options: Vec<RequestedOption>,
+    /// Whatever else a reader should know.
+    pub notes: Vec<String>,
+}
+
+/// One host.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostConditions {
+    /// Its name.
+    pub name: String,
+    /// Release of its kernel.
+    pub kernel: String,
+    /// Model of its processors, as the kernel calls it.
+    pub cpu_model: String,
+    /// Processors that run at once.
+    pub cores: u32,
+    /// Memory of the host.
+    pub memory_bytes: u64,
+    /// Version of QEMU.
+    pub hypervisor_version: String,
+    /// `kvm` or `tcg`.
+    pub accelerator: String,
+}
+
+/// A pair of NICs between the hosts.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinkConditions {
+    /// Link of the first host.
+    pub name: String,
+    /// Link of the second host.
+    pub peer_link: String,
+    /// Slower of the two; absent if neither configuration nor driver says it.
+    pub speed_mbps: Option<u64>,
+    /// Smaller of the two, in bytes.
+    pub mtu: u32,
+}
+
+/// The VM.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct GuestConditions {
+    /// Its memory.
+    pub memory_mib: u64,
+    /// Its virtual processors.
+    pub vcpus: u32,
+    /// What its memory holds, such as "75 % random, 25 % zero"; absent if unknown.
+    pub content: Option<String>,
+    /// How fast it writes to its memory; absent if unknown.
+    pub dirty_mib_per_s: Option<f64>,
+}

@@ -1,0 +1,178 @@
+//! Numbers as people read them: three significant digits, the unit that fits, no noise.
+
+/// Shown in place of a number that there is not.
+pub(crate) const NONE: &str = "–";
+
+/// A time: "0.4 ms", "842 ms", "12.3 s", "2 min 5 s".
+pub(crate) fn duration(ms: f64) -> String {
+    match ms {
+        _ if !ms.is_finite() || ms < 0.0 => NONE.to_owned(),
+        ..0.05 => "0 ms".to_owned(),
+        ..9.95 => format!("{ms:.1} ms"),
+        ..999.5 => format!("{ms:.0} ms"),
+        ..9_995.0 => format!("{:.2} s", ms / 1e3),
+        ..99_950.0 => format!("{:.1} s", ms / 1e3),
+        _ => minutes(ms),
+    }
+}
+
+fn minutes(ms: f64) -> String {
+    let seconds = (ms / 1e3).round();
+    format!("{:.0} min {:.0} s", (seconds / 60.0).floor(), seconds % 60.0)
+}
+
+/// A rate: "950 Mb/s", "1.93 Gb/s", "20.1 Gb/s".
+pub(crate) fn rate(gbps: f64) -> String {
+    if !gbps.is_finite() || gbps < 0.0 {
+        return NONE.to_owned();
+    }
+    match gbps {
+        ..0.000_5 => "0 Mb/s".to_owned(),
+        ..0.009_95 => format!("{:.1} Mb/s", gbps * 1e3),
+        ..0.095 => format!("{:.0} Mb/s", gbps * 1e3),
+        _ => format!("{} Gb/s", three_digits(gbps)),
+    }
+}
+
+/// The speed of a link: "100 Mb/s", "1 Gb/s", "2.5 Gb/s".
+pub(crate) fn link_speed(mbps: u64) -> String {
+    if mbps < 1_000 { format!("{mbps} Mb/s") } else { format!("{} Gb/s", mbps as f64 / 1e3) }
+}
+
+/// An amount of memory: "512 KiB", "1.50 GiB".
+pub(crate) fn bytes(bytes: f64) -> String {
+    if !bytes.is_finite() || bytes < 0.0 {
+        return NONE.to_owned();
+    }
+    let mut amount = bytes;
+    for unit in ["B", "KiB", "MiB", "GiB", "TiB"] {
+        if amount < 999.5 || unit == "TiB" {
+            let digits = if unit == "B" { format!("{amount:.0}") } else { three_digits(amount) };
+            return format!("{digits} {unit}");
+        }
+        amount /= 1024.0;
+    }
+    NONE.to_owned()
+}
+
+/// A ratio: "1.96 ×".
+pub(crate) fn ratio(ratio: f64) -> String {
+    if ratio.is_finite() { format!("{} ×", three_digits(ratio)) } else { NONE.to_owned() }
+}
+
+/// A part of a whole, 0 to 1: "0.4 %", "49 %".
+pub(crate) fn percent(part: f64) -> String {
+    match part * 100.0 {
+        percent if !percent.is_finite() => NONE.to_owned(),
+        percent if percent > 0.0 && percent < 9.95 => format!("{percent:.1} %"),
+        percent => format!("{percent:.0} %"),
+    }
+}
+
+/// CPU time: "0.02 s", "1.24 s", "12.4 s".
+pub(crate) fn cpu_seconds(seconds: f64) -> String {
+    if seconds.is_finite() && seconds >= 0.0 {
+        format!("{} s", three_digits(seconds))
+    } else {
+        NONE.to_owned()
+    }
+}
+
+/// A count with thin spaces between thousands: "1 572 864".
+pub(crate) fn count(count: u64) -> String {
+    let digits = count.to_string();
+    let mut grouped = String::with_capacity(digits.len() * 2);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            grouped.push('\u{202f}');
+        }
+        grouped.push(digit);
+    }
+    grouped
+}
+
+/// "1 run", "3 runs".
+pub(crate) fn plural(count: usize, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
+}
+
+/// Text of others without what would act on a terminal or break a line.
+pub(crate) fn one_line(text: &str) -> String {
+    text.chars().map(|character| if character.is_control() { ' ' } else { character }).collect()
+}
+
+/// At most three significant digits and at most two decimals.
+fn three_digits(number: f64) -> String {
+    match number.abs() {
+        ..9.995 => format!("{number:.2}"),
+        ..99.95 => format!("{number:.1}"),
+        _ => format!("{number:.0}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_the_unit_that_fits() {
+        for (ms, text) in [
+            (0.0, "0 ms"),
+            (0.44, "0.4 ms"),
+            (9.96, "10 ms"),
+            (999.4, "999 ms"),
+            (999.6, "1.00 s"),
+            (9_994.0, "9.99 s"),
+            (13_640.0, "13.6 s"),
+            (125_400.0, "2 min 5 s"),
+            (119_700.0, "2 min 0 s"),
+            (f64::NAN, NONE),
+            (-1.0, NONE),
+        ] {
+            assert_eq!(duration(ms), text, "{ms}");
+        }
+    }
+
+    #[test]
+    fn rates_have_the_unit_that_fits() {
+        for (gbps, text) in [
+            (0.0, "0 Mb/s"),
+            (0.005, "5.0 Mb/s"),
+            (0.05, "50 Mb/s"),
+            (0.957, "0.96 Gb/s"),
+            (1.934, "1.93 Gb/s"),
+            (20.06, "20.1 Gb/s"),
+            (f64::INFINITY, NONE),
+        ] {
+            assert_eq!(rate(gbps), text, "{gbps}");
+        }
+        assert_eq!(link_speed(100), "100 Mb/s");
+        assert_eq!(link_speed(2_500), "2.5 Gb/s");
+        assert_eq!(link_speed(10_000), "10 Gb/s");
+    }
+
+    #[test]
+    fn amounts_are_binary() {
+        for (amount, text) in [
+            (0.0, "0 B"),
+            (999.0, "999 B"),
+            (1024.0, "1.00 KiB"),
+            (1.5 * 1024.0 * 1024.0 * 1024.0, "1.50 GiB"),
+            (4e15, "3638 TiB"),
+        ] {
+            assert_eq!(bytes(amount), text);
+        }
+    }
+
+    #[test]
+    fn counts_are_grouped() {
+        assert_eq!(count(7), "7");
+        assert_eq!(count(1_572_864), "1\u{202f}572\u{202f}864");
+        assert_eq!(count(100_000), "100\u{202f}000");
+    }
+
+    #[test]
+    fn what_would_act_on_a_terminal_is_gone() {
+        assert_eq!(one_line("a\x1b[2Jb\nc"), "a [2Jb c");
+    }
+}
