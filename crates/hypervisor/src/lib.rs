@@ -1,1 +1,35 @@
 //! QEMU driven directly: VM specification, QMP client, processes.
+//!
+//! ```text
+//! spec          what a VM is: TOML, JSON, resolved for a host
+//! facts         what this host's QEMU can do
+//! command_line  a specification as QEMU's arguments; pure
+//! launch        a process and its control sockets
+//! qmp           QEMU's control protocol
+//! vmm           one running QEMU: start, attach, stop, destroy
+//! migration     the single acts of a migration; what to do when is the engine's
+//! ```
+//!
+//! One rule holds everywhere: a guest never starts to run by itself. QEMU waits (`-S`), and
+//! only [`Vmm::start`] of a fresh VM and [`migration::run`] let a guest run.
+
+mod command_line;
+pub mod facts;
+mod launch;
+pub mod migration;
+mod open_enum;
+mod paths;
+mod process;
+pub mod qmp;
+pub mod spec;
+mod tap;
+mod vmm;
+
+pub use command_line::{Role, command_line};
+pub use facts::{HypervisorFacts, ProbeError};
+pub use launch::LaunchError;
+pub use paths::{PathTooLong, RuntimePaths};
+pub use process::Exit;
+pub use spec::{ResolvedSpec, VmSpec};
+pub use tap::TapError;
+pub use vmm::{AttachError, EndError, RunState, StartError, Vmm};

@@ -1,0 +1,224 @@
+//! QEMU's command line, from a specification. Pure: equal specifications give equal machines on
+//! source and target.
+
+use std::ffi::OsString;
+
+use serde_json::{Value, json};
+
+use crate::paths::RuntimePaths;
+use crate::spec::{Disk, DiskFormat, MacAddress, ResolvedSpec, VmName};
+
+/// What a new QEMU is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Boots the guest.
+    Fresh,
+    /// Waits for the state of a guest that runs elsewhere.
+    Incoming,
+}
+
+/// First PCI slots, above those that the machine types use themselves. They are part of what the
+/// guest sees, so they are given, not left to QEMU.
+const NIC_SLOT_FIRST: usize = 0x03;
+const DISK_SLOT_FIRST: usize = 0x10;
+
+/// Serial output kept. In QEMU's memory, not in a file: a guest must not fill the host's disk.
+const CONSOLE_BYTES: u32 = 64 * 1024;
+
+/// Id of the character device that holds the serial output.
+pub(crate) const CONSOLE_ID: &str = "console";
+
+/// Name of the tap device of one NIC: unique per host, and within Linux' 15 characters.
+pub(crate) fn tap_name(vm: &VmName, nic_index: usize) -> String {
+    let hash = vm.derived_uuid().simple().to_string();
+    format!("dp{}n{nic_index}", &hash[..10])
+}
+
+/// Arguments of QEMU for this VM.
+///
+/// QEMU gets its listening control sockets as standard input (agent) and standard output
+/// (watchdog), so that a client can connect before QEMU is up, without polling for a socket to
+/// appear. It never starts the guest by itself: taps are attached first, and a target waits for
+/// the decision to take over.
+pub fn command_line(spec: &ResolvedSpec, paths: &RuntimePaths, role: Role) -> Vec<OsString> {
+    let mut arguments = Arguments::default();
+    arguments.flags(&["-nodefaults", "-no-user-config", "-S"]);
+    arguments.option("-display", "none");
+    arguments.option("-name", format!("guest={},debug-threads=on", spec.spec().name));
+    arguments.option("-msg", "timestamp=on");
+    arguments.option("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny");
+    arguments.option("-pidfile", paths.pid_file());
+    arguments.control_socket("qmp", 0);
+    arguments.control_socket("guard", 1);
+    arguments.machine(spec);
+    arguments.boot(spec);
+    for (index, disk) in spec.spec().disks.iter().enumerate() {
+        arguments.disk(spec, index, disk);
+    }
+    for (index, mac) in spec.macs().iter().enumerate() {
+        arguments.nic(spec, index, *mac);
+    }
+    if role == Role::Incoming {
+        arguments.option("-incoming", "defer");
+    }
+    arguments.0
+}
+
+#[derive(Default)]
+struct Arguments(Vec<OsString>);
+
+impl Arguments {
+    fn flags(&mut self, names: &[&str]) {
+        self.0.extend(names.iter().map(OsString::from));
+    }
+
+    fn option(&mut self, name: &str, value: impl Into<OsString>) {
+        self.0.extend([name.into(), value.into()]);
+    }
+
+    /// Options in JSON need no escaping of commas in paths.
+    fn json_option(&mut self, name: &str, value: &Value) {
+        self.option(name, value.to_string());
+    }
+
+    fn control_socket(&mut self, id: &str, descriptor: u8) {
+        self.option("-chardev", format!("socket,id={id},fd={descriptor},server=on,wait=off"));
+        self.option("-mon", format!("chardev={id},mode=control"));
+    }
+
+    fn machine(&mut self, spec: &ResolvedSpec) {
+        let vm = spec.spec();
+        self.option("-uuid", spec.uuid().to_string());
+        self.option("-machine", format!("{},usb=off,vmport=off,dump-guest-core=off", vm.machine));
+        self.option("-accel", spec.hardware().as_str());
+        self.option("-cpu", &vm.cpu_model);
+        self.option("-smp", format!("cpus={0},sockets=1,cores={0},threads=1", vm.vcpus));
+        self.option("-m", format!("size={}M", vm.memory_mib));
+        self.option("-rtc", "base=utc");
+        self.option("-chardev", format!("ringbuf,id={CONSOLE_ID},size={CONSOLE_BYTES}"));
+        self.option("-serial", format!("chardev:{CONSOLE_ID}"));
+    }
+
+    fn boot(&mut self, spec: &ResolvedSpec) {
+        let vm = spec.spec();
+        for (option, path) in [("-kernel", &vm.kernel), ("-initrd", &vm.initramfs)] {
+            if let Some(path) = path {
+                self.option(option, path);
+            }
+        }
+        if let Some(line) = &vm.kernel_command_line {
+            self.option("-append", line);
+        }
+    }
+
+    fn disk(&mut self, spec: &ResolvedSpec, index: usize, disk: &Disk) {
+        let (file, node) = (format!("disk{index}-file"), format!("disk{index}"));
+        let driver = match disk.format {
+            DiskFormat::Raw => "raw",
+            DiskFormat::Qcow2 => "qcow2",
+        };
+        // Two hosts' page caches of shared storage would not agree: bypass them.
+        let cache = json!({ "direct": true, "no-flush": false });
+        self.json_option(
+            "-blockdev",
+            &json!({
+                "driver": "file", "node-name": file, "filename": disk.path.to_string_lossy(),
+                "read-only": disk.read_only, "discard": "unmap", "cache": cache,
+            }),
+        );
+        self.json_option(
+            "-blockdev",
+            &json!({
+                "driver": driver, "node-name": node, "file": file,
+                "read-only": disk.read_only, "discard": "unmap", "cache": cache,
+            }),
+        );
+        self.json_option(
+            "-device",
+            &json!({
+                "driver": "virtio-blk-pci", "id": format!("blk{index}"), "drive": node,
+                "bus": spec.spec().machine.pci_bus(), "addr": slot(DISK_SLOT_FIRST + index),
+            }),
+        );
+    }
+
+    fn nic(&mut self, spec: &ResolvedSpec, index: usize, mac: MacAddress) {
+        let tap = tap_name(&spec.spec().name, index);
+        let netdev = format!("net{index}");
+        // QEMU makes the tap itself, so the kernel removes it when QEMU ends, however it ends.
+        self.option("-netdev", format!("tap,id={netdev},ifname={tap},script=no,downscript=no,vhost=off"));
+        // Without its boot ROM: it would be loaded at every start, and migrated.
+        self.json_option(
+            "-device",
+            &json!({
+                "driver": "virtio-net-pci", "id": format!("nic{index}"), "netdev": netdev,
+                "mac": mac.to_string(), "romfile": "",
+                "bus": spec.spec().machine.pci_bus(), "addr": slot(NIC_SLOT_FIRST + index),
+            }),
+        );
+    }
+}
+
+fn slot(number: usize) -> String {
+    format!("{number:#x}")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::spec::VmSpec;
+
+    fn arguments(role: Role) -> String {
+        let text = r#"
+name = "web"
+uuid = "5a8f6c0e-0f0f-4c8c-9d5f-000000000001"
+memory_mib = 512
+vcpus = 2
+machine = "pc-q35-7.2"
+accelerator = "tcg"
+kernel = "/k"
+[[disk]]
+path = "/disks/a,b.qcow2"
+format = "qcow2"
+[[nic]]
+bridge = "br0"
+mac = "52:54:00:00:00:01"
+"#;
+        let spec = VmSpec::from_toml(text, Path::new("web.toml")).expect("valid");
+        let name = spec.name.clone();
+        let spec = ResolvedSpec::try_from(spec).expect("nothing is open");
+        let paths = RuntimePaths::new(Path::new("/run/drainpipe"), &name).expect("short");
+        let strings: Vec<String> = command_line(&spec, &paths, role)
+            .into_iter()
+            .map(|argument| argument.into_string().expect("UTF-8"))
+            .collect();
+        strings.join(" ")
+    }
+
+    #[test]
+    fn source_and_target_differ_in_nothing_but_the_wait() {
+        assert_eq!(arguments(Role::Incoming), format!("{} -incoming defer", arguments(Role::Fresh)));
+    }
+
+    #[test]
+    fn the_guest_never_starts_by_itself() {
+        assert!(arguments(Role::Fresh).contains(" -S "));
+    }
+
+    #[test]
+    fn devices_have_fixed_slots_and_paths_are_not_options() {
+        let line = arguments(Role::Fresh);
+        assert!(line.contains(r#""filename":"/disks/a,b.qcow2""#), "{line}");
+        assert!(line.contains(r#""addr":"0x3""#) && line.contains(r#""addr":"0x10""#), "{line}");
+    }
+
+    #[test]
+    fn tap_names_fit_and_differ() {
+        let name = |text: &str| text.parse::<VmName>().expect("a valid name");
+        assert!(tap_name(&name(&"x".repeat(50)), 7).len() <= 15);
+        assert_ne!(tap_name(&name("a"), 0), tap_name(&name("a"), 1));
+        assert_ne!(tap_name(&name("a"), 0), tap_name(&name("b"), 0));
+    }
+}

@@ -1,0 +1,182 @@
+//! What this host's QEMU can do, asked from QEMU itself.
+
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::launch::{LaunchError, io_error, launch};
+use crate::paths::RuntimePaths;
+use crate::qmp::{QemuVersion, QmpClient, QmpError};
+use crate::spec::MachineType;
+
+/// Debian 12's QEMU, the oldest that is tested.
+const OLDEST: (u32, u32) = (7, 2);
+
+/// A machine without CPUs that can be asked everything. `-incoming defer` is for [`rdma`].
+const PROBE_ARGUMENTS: &str = "-nodefaults -no-user-config -S -display none -machine none -incoming defer \
+    -chardev socket,id=qmp,fd=0,server=on,wait=off -mon chardev=qmp,mode=control";
+
+/// What this host's QEMU can do. Changes only when QEMU is upgraded.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HypervisorFacts {
+    /// The program.
+    pub binary: PathBuf,
+    /// Its version.
+    pub version: QemuVersion,
+    /// Machine types that it knows, without aliases.
+    pub machines: Vec<String>,
+    /// Whether migration over RDMA is built in.
+    pub rdma: bool,
+    /// Whether multifd can compress with zstd.
+    pub zstd: bool,
+    /// Why KVM cannot be used; `None` when it can.
+    pub kvm_missing: Option<String>,
+}
+
+/// Why nothing is known about this host's QEMU.
+#[derive(Debug, thiserror::Error)]
+pub enum ProbeError {
+    /// QEMU does not start.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    /// QEMU does not answer as it should.
+    #[error("{binary} does not answer as QEMU does: {source}")]
+    Qmp {
+        /// The program that was asked.
+        binary: PathBuf,
+        /// What went wrong.
+        source: QmpError,
+    },
+    /// QEMU lacks what a migration needs.
+    #[error(
+        "{binary} is QEMU {version}, which is too old: {}.{} or newer is needed (Debian 12 has it)",
+        OLDEST.0, OLDEST.1
+    )]
+    TooOld {
+        /// The program that was asked.
+        binary: PathBuf,
+        /// Its version.
+        version: QemuVersion,
+    },
+}
+
+impl HypervisorFacts {
+    /// Asks `binary`, which is a path or a name to look up in `PATH`, by running it once without a
+    /// machine. `scratch_directory` must exist and be writable; it is left as it was.
+    pub async fn probe(
+        binary: &Path,
+        scratch_directory: &Path,
+        deadline: Duration,
+    ) -> Result<Self, ProbeError> {
+        let scratch = tempfile::tempdir_in(scratch_directory)
+            .map_err(|source| io_error("create a directory in", scratch_directory, source))?;
+        let paths = RuntimePaths::at(scratch.path().to_owned()).map_err(LaunchError::from)?;
+        let arguments: Vec<_> = PROBE_ARGUMENTS.split_ascii_whitespace().map(Into::into).collect();
+        // Its drop kills this QEMU, which has no guest to lose.
+        let launched = launch(binary, &arguments, &paths, deadline).await?;
+        ask(binary, &launched.qmp, deadline).await
+    }
+
+    /// The newest machine type of the same family as `machine`.
+    pub(crate) fn newest_like(&self, machine: &MachineType) -> Option<&str> {
+        let (family, _) = machine.as_str().rsplit_once('-')?;
+        let version = |name: &str| -> Option<Vec<u32>> {
+            let (of, version) = name.rsplit_once('-')?;
+            (of == family).then(|| version.split('.').filter_map(|part| part.parse().ok()).collect())
+        };
+        let known = self.machines.iter().filter_map(|name| Some((version(name)?, name.as_str())));
+        known.max().map(|(_, name)| name)
+    }
+}
+
+async fn ask(binary: &Path, qmp: &QmpClient, deadline: Duration) -> Result<HypervisorFacts, ProbeError> {
+    let version = qmp.version();
+    if (version.major, version.minor) < OLDEST {
+        return Err(ProbeError::TooOld { binary: binary.to_owned(), version });
+    }
+    let failed = |source| ProbeError::Qmp { binary: binary.to_owned(), source };
+    Ok(HypervisorFacts {
+        binary: binary.to_owned(),
+        version,
+        machines: machines(qmp, deadline).await.map_err(failed)?,
+        rdma: rdma(qmp, deadline).await.map_err(failed)?,
+        zstd: zstd(qmp, deadline).await.map_err(failed)?,
+        kvm_missing: kvm_missing(kvm_built_in(qmp, deadline).await.map_err(failed)?),
+    })
+}
+
+async fn machines(qmp: &QmpClient, deadline: Duration) -> Result<Vec<String>, QmpError> {
+    #[derive(Deserialize)]
+    struct Machine {
+        name: String,
+    }
+    let machines: Vec<Machine> = qmp.execute("query-machines", Value::Null, deadline).await?;
+    let mut names: Vec<String> = machines.into_iter().map(|machine| machine.name).collect();
+    names.sort();
+    Ok(names)
+}
+
+/// No query tells, but without RDMA QEMU does not know the protocol, and with it the attempt fails
+/// for another reason where there is no device. Seen with 7.2 and 10.0.
+async fn rdma(qmp: &QmpClient, deadline: Duration) -> Result<bool, QmpError> {
+    let arguments = json!({ "uri": "rdma:127.0.0.1:1" });
+    match qmp.execute::<Value>("migrate-incoming", arguments, deadline).await {
+        Ok(_) => Ok(true),
+        Err(QmpError::Command { desc, .. }) => Ok(!desc.contains("unknown migration protocol")),
+        Err(error) => Err(error),
+    }
+}
+
+async fn zstd(qmp: &QmpClient, deadline: Duration) -> Result<bool, QmpError> {
+    let arguments = json!({ "multifd-compression": "zstd" });
+    match qmp.execute::<Value>("migrate-set-parameters", arguments, deadline).await {
+        Ok(_) => Ok(true),
+        Err(QmpError::Command { .. }) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+async fn kvm_built_in(qmp: &QmpClient, deadline: Duration) -> Result<bool, QmpError> {
+    #[derive(Deserialize)]
+    struct Kvm {
+        present: bool,
+    }
+    let kvm: Kvm = qmp.execute("query-kvm", Value::Null, deadline).await?;
+    Ok(kvm.present)
+}
+
+/// `/dev/kvm` alone does not tell: nested in some hypervisors it is there, but ordinary kernels do
+/// not boot under it. Where the CPU shows its virtualisation, they do.
+fn kvm_missing(built_in: bool) -> Option<String> {
+    if !built_in {
+        return Some("this QEMU is built without it".into());
+    }
+    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    if !has_virtualisation(&cpuinfo) {
+        return Some("the CPU shows neither vmx nor svm in /proc/cpuinfo".into());
+    }
+    let opened = OpenOptions::new().read(true).write(true).open("/dev/kvm");
+    opened.err().map(|error: io::Error| format!("/dev/kvm cannot be opened: {error}"))
+}
+
+fn has_virtualisation(cpuinfo: &str) -> bool {
+    let mut flags = cpuinfo.lines().filter(|line| line.starts_with("flags"));
+    flags.any(|line| line.split_ascii_whitespace().any(|flag| flag == "vmx" || flag == "svm"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn virtualisation_is_a_whole_flag() {
+        assert!(has_virtualisation("model name : x\nflags\t\t: fpu vmx sse\n"));
+        assert!(has_virtualisation("flags : svm\n"));
+        assert!(!has_virtualisation("vmx flags\t: vmx flags svm_lock\n"));
+        assert!(!has_virtualisation(""));
+    }
+}

@@ -1,0 +1,191 @@
+//! Starting a QEMU process and getting hold of it.
+
+use std::ffi::OsString;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use scopeguard::{ScopeGuard, guard};
+
+use crate::paths::{PathTooLong, RuntimePaths};
+use crate::process::{Exit, Process};
+use crate::qmp::{QmpClient, QmpError};
+
+/// What is quoted from QEMU's log in an error.
+const LOG_TAIL_BYTES: u64 = 2048;
+/// QEMU closes its sockets a moment before its process has ended.
+const EXIT_AFTER_CLOSE: Duration = Duration::from_secs(1);
+
+/// Why a QEMU did not start. Nothing of it is left.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    /// A VM of this name runs, or has left files behind.
+    #[error(
+        "{directory} exists already: a VM of this name runs on this host, or its remains have not been cleared"
+    )]
+    Exists {
+        /// The directory of the VM.
+        directory: PathBuf,
+    },
+    /// A file or socket cannot be made.
+    #[error("cannot {action} {path}: {source}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// With which file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The sockets' paths are too long.
+    #[error(transparent)]
+    PathTooLong(#[from] PathTooLong),
+    /// The program does not run.
+    #[error(
+        "cannot run {binary}: {source}; install QEMU (Debian: qemu-system-x86), or name its path in the configuration"
+    )]
+    Spawn {
+        /// The program.
+        binary: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The program ended at once.
+    #[error("{binary} ended at its start ({exit}): {log_tail}")]
+    Exited {
+        /// The program.
+        binary: PathBuf,
+        /// How it ended.
+        exit: Exit,
+        /// The end of what it wrote.
+        log_tail: String,
+    },
+    /// The program runs, but is no use.
+    #[error("{binary} started but cannot be controlled: {source} {log_tail}")]
+    NotReady {
+        /// The program.
+        binary: PathBuf,
+        /// What went wrong.
+        source: QmpError,
+        /// The end of what it wrote.
+        log_tail: String,
+    },
+}
+
+/// Something half done: undone when dropped, unless [`ScopeGuard::into_inner`] takes it. So a start
+/// that fails, or whose caller gives up, leaves nothing.
+pub(crate) type Unfinished<T> = ScopeGuard<T, fn(T)>;
+
+/// A QEMU that answers.
+pub(crate) struct Launched {
+    pub(crate) qmp: QmpClient,
+    pub(crate) process: Unfinished<Process>,
+}
+
+/// Makes a VM's directory, which must be new: so only one of two starts at a time succeeds.
+pub(crate) fn create_directory(paths: &RuntimePaths) -> Result<Unfinished<RuntimePaths>, LaunchError> {
+    let directory = paths.directory();
+    let failed = |source| io_error("create", directory, source);
+    // Whoever reaches the control sockets controls the guest.
+    let mut builder = DirBuilder::new();
+    builder.mode(0o700);
+    if let Some(parent) = directory.parent() {
+        builder.recursive(true).create(parent).map_err(failed)?;
+    }
+    match builder.recursive(false).create(directory) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            return Err(LaunchError::Exists { directory: directory.to_owned() });
+        }
+        created => created.map_err(failed)?,
+    }
+    Ok(guard(paths.clone(), |paths| drop(fs::remove_dir_all(paths.directory()))))
+}
+
+/// Runs `binary` with listening control sockets as its standard input and output, and waits until
+/// it answers.
+pub(crate) async fn launch(
+    binary: &Path,
+    arguments: &[OsString],
+    paths: &RuntimePaths,
+    deadline: Duration,
+) -> Result<Launched, LaunchError> {
+    let process = spawn(binary, arguments, paths)?;
+    match QmpClient::connect(&paths.qmp_socket(), deadline).await {
+        Ok(qmp) => Ok(Launched { qmp, process }),
+        Err(source) => Err(why_not_ready(binary, &process, paths, source).await),
+    }
+}
+
+fn spawn(
+    binary: &Path,
+    arguments: &[OsString],
+    paths: &RuntimePaths,
+) -> Result<Unfinished<Process>, LaunchError> {
+    let log_file = paths.log_file();
+    let log = OpenOptions::new().create(true).append(true).mode(0o600).open(&log_file);
+    let log = log.map_err(|source| io_error("create", &log_file, source))?;
+    let qmp = listen(&paths.qmp_socket())?;
+    let guard_socket = listen(&paths.guard_socket())?;
+    let spawn_error = |source| LaunchError::Spawn { binary: binary.to_owned(), source };
+    let child = Command::new(binary)
+        .args(arguments)
+        .stdin(qmp)
+        .stdout(guard_socket)
+        .stderr(log)
+        // Outlives the agent: Ctrl-C and a closed terminal reach the foreground's process group only.
+        .process_group(0)
+        .spawn()
+        .map_err(spawn_error)?;
+    let process = Process::of_child(&child, log_file).map_err(spawn_error)?;
+    Ok(guard(process, |process| {
+        if let Err(error) = process.kill() {
+            tracing::warn!(pid = process.pid(), %error, "cannot kill a QEMU that did not start");
+        }
+    }))
+}
+
+fn listen(path: &Path) -> Result<OwnedFd, LaunchError> {
+    let listener = UnixListener::bind(path).map_err(|source| io_error("listen on", path, source))?;
+    Ok(listener.into())
+}
+
+async fn why_not_ready(
+    binary: &Path,
+    process: &Process,
+    paths: &RuntimePaths,
+    source: QmpError,
+) -> LaunchError {
+    let closed = !matches!(source, QmpError::Deadline { .. });
+    let patience = if closed { EXIT_AFTER_CLOSE } else { Duration::ZERO };
+    let exit = process.wait_exit(patience).await;
+    let log_tail = log_tail(&paths.log_file());
+    let binary = binary.to_owned();
+    match exit {
+        Some(exit) => LaunchError::Exited { binary, exit, log_tail },
+        None => LaunchError::NotReady { binary, source, log_tail },
+    }
+}
+
+/// The end of QEMU's log, or nothing: it only enriches errors.
+pub(crate) fn log_tail(path: &Path) -> String {
+    let read = || -> io::Result<Vec<u8>> {
+        let mut file = File::open(path)?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(LOG_TAIL_BYTES)))?;
+        let mut tail = Vec::new();
+        file.take(LOG_TAIL_BYTES).read_to_end(&mut tail)?;
+        Ok(tail)
+    };
+    let tail = read().unwrap_or_default();
+    String::from_utf8_lossy(&tail).trim().to_owned()
+}
+
+pub(crate) fn io_error(action: &'static str, path: &Path, source: io::Error) -> LaunchError {
+    LaunchError::Io { action, path: path.to_owned(), source }
+}

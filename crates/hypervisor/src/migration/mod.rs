@@ -1,0 +1,209 @@
+//! The single acts of a migration. Which one comes when is not decided here.
+//!
+//! ```text
+//!   source                                   target
+//!                                            listen
+//!   start ───────── setup, active ─────────► (inmigrate)
+//!   (pre-switchover: guest stopped)
+//!   switch_over ─── device, completed ─────► completed (guest still stopped)
+//!                                            run          ← the commit
+//! ```
+//!
+//! Until the target's `run`, `cancel` and `run` on the source bring the guest back there. Once a
+//! source reports `completed` it never runs its guest again by itself.
+
+mod status;
+mod transport;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
+
+use crate::qmp::QmpError;
+use crate::vmm::{RunState, Vmm};
+use transport::{Side, parameters, uri, wants};
+
+pub use status::{MigrationStatus, RamStatus, TransferStatus};
+pub use transport::{Multifd, Transport, Zstd};
+
+/// Between two looks at a state that QEMU does not announce by an event.
+const POLL_EVERY: Duration = Duration::from_millis(5);
+/// A cancelled migration normally ends within a few ms; past this its connections are cut.
+const CANCEL_BEFORE_YANK: Duration = Duration::from_millis(300);
+
+/// Why an act of a migration did not succeed.
+#[derive(Debug, thiserror::Error)]
+pub enum MigrationError {
+    /// QEMU refused, or does not answer.
+    #[error(transparent)]
+    Qmp(#[from] QmpError),
+    /// Something else listens there.
+    #[error("port {} of {} is taken; try another one of the migration ports", .0.port(), .0.ip())]
+    PortTaken(SocketAddr),
+    /// The guest must not run now.
+    #[error("the guest cannot run here: QEMU is in state `{0}`, its memory is not complete")]
+    MemoryIncomplete(RunState),
+    /// A state did not come in time.
+    #[error("QEMU is still `{state}` after {} ms while waiting to {what}", deadline.as_millis())]
+    Deadline {
+        /// What was waited for.
+        what: &'static str,
+        /// The state at the end.
+        state: String,
+        /// How long was waited.
+        deadline: Duration,
+    },
+}
+
+/// Makes a target ([`crate::Role::Incoming`]) listen for its source. May be repeated with another
+/// port after [`MigrationError::PortTaken`].
+pub async fn listen(
+    vmm: &Vmm,
+    transport: &Transport,
+    address: SocketAddr,
+    deadline: Duration,
+) -> Result<(), MigrationError> {
+    set_up(vmm, transport, Side::Target, deadline).await?;
+    let arguments = json!({ "uri": uri(address) });
+    execute(vmm, "migrate-incoming", arguments, deadline).await.map_err(|error| match error {
+        QmpError::Command { desc, .. } if desc.contains("Address already in use") => {
+            MigrationError::PortTaken(address)
+        }
+        error => error.into(),
+    })
+}
+
+/// Begins to send a source's guest to a target that listens at `address`. Returns at once; a
+/// connection that cannot be made shows in [`status`] as [`MigrationStatus::Failed`].
+///
+/// `downtime_limit_ms`: QEMU goes to pre-switchover once it expects the rest to take no longer.
+pub async fn start(
+    vmm: &Vmm,
+    transport: &Transport,
+    address: SocketAddr,
+    downtime_limit_ms: u64,
+    deadline: Duration,
+) -> Result<(), MigrationError> {
+    set_up(vmm, transport, Side::Source { downtime_limit_ms }, deadline).await?;
+    Ok(execute(vmm, "migrate", json!({ "uri": uri(address) }), deadline).await?)
+}
+
+/// How far a migration is, on the source; on the target, whether all has arrived.
+pub async fn status(vmm: &Vmm, deadline: Duration) -> Result<TransferStatus, QmpError> {
+    vmm.qmp().execute("query-migrate", Value::Null, deadline).await
+}
+
+/// Lets a source in pre-switchover send the last of its memory and its devices' state.
+pub async fn switch_over(vmm: &Vmm, deadline: Duration) -> Result<(), QmpError> {
+    execute(vmm, "migrate-continue", json!({ "state": "pre-switchover" }), deadline).await
+}
+
+/// Cancels a source's migration and waits for its end, which may be `completed` if the
+/// cancellation came too late. The guest runs on by itself if it ran before.
+pub async fn cancel(vmm: &Vmm, deadline: Duration) -> Result<MigrationStatus, MigrationError> {
+    execute(vmm, "migrate_cancel", Value::Null, deadline).await?;
+    let first = CANCEL_BEFORE_YANK.min(deadline / 2);
+    if let Some(status) = final_status(vmm, first).await? {
+        return Ok(status);
+    }
+    // With a silent network QEMU's threads wait in `send`, and cancelling alone does not wake all
+    // of them. Nothing to cut is no failure: the migration may just have ended.
+    let instances = json!({ "instances": [{ "type": "migration" }] });
+    drop(execute(vmm, "yank", instances, deadline).await);
+    let last = deadline.saturating_sub(first);
+    final_status(vmm, last).await?.ok_or_else(|| MigrationError::Deadline {
+        what: "cancel the migration",
+        state: MigrationStatus::Cancelling.to_string(),
+        deadline,
+    })
+}
+
+async fn final_status(vmm: &Vmm, deadline: Duration) -> Result<Option<MigrationStatus>, QmpError> {
+    let end = Instant::now() + deadline;
+    loop {
+        let now = status(vmm, deadline).await?.status;
+        if now.is_final() {
+            return Ok(Some(now));
+        }
+        if Instant::now() >= end {
+            return Ok(None);
+        }
+        sleep(POLL_EVERY).await;
+    }
+}
+
+/// Lets the guest run: on the target as the commit of a migration, on the source after a failed
+/// one. Does nothing if it runs already.
+///
+/// Waits while QEMU is still ending a migration. Refuses in `inmigrate`: there `cont` would not
+/// run the guest now, but make QEMU run it by itself once all has arrived.
+pub async fn run(vmm: &Vmm, deadline: Duration) -> Result<(), MigrationError> {
+    let end = Instant::now() + deadline;
+    loop {
+        match vmm.run_state(deadline).await? {
+            RunState::Running => return Ok(()),
+            state @ RunState::Inmigrate => return Err(MigrationError::MemoryIncomplete(state)),
+            RunState::FinishMigrate if Instant::now() < end => sleep(POLL_EVERY).await,
+            state if Instant::now() >= end => {
+                return Err(MigrationError::Deadline {
+                    what: "run the guest",
+                    state: state.to_string(),
+                    deadline,
+                });
+            }
+            _ => return resume(vmm, deadline).await,
+        }
+    }
+}
+
+async fn resume(vmm: &Vmm, deadline: Duration) -> Result<(), MigrationError> {
+    execute(vmm, "cont", Value::Null, deadline).await?;
+    // The switches have to learn where the guest's addresses are. A target's QEMU tells them when
+    // the state arrives, but then nothing is decided yet, and a source's after a failure never.
+    let schedule = json!({ "initial": 50, "max": 550, "rounds": 5, "step": 100 });
+    if let Err(error) = execute(vmm, "announce-self", schedule, deadline).await {
+        tracing::warn!(vm = %vmm.spec().spec().name, %error, "the network was not told where the guest runs");
+    }
+    Ok(())
+}
+
+async fn set_up(
+    vmm: &Vmm,
+    transport: &Transport,
+    side: Side,
+    deadline: Duration,
+) -> Result<(), MigrationError> {
+    set_capabilities(vmm, transport, side, deadline).await?;
+    Ok(execute(vmm, "migrate-set-parameters", parameters(transport, side), deadline).await?)
+}
+
+async fn set_capabilities(
+    vmm: &Vmm,
+    transport: &Transport,
+    side: Side,
+    deadline: Duration,
+) -> Result<(), MigrationError> {
+    #[derive(Deserialize)]
+    struct Capability {
+        capability: String,
+    }
+    let known: Vec<Capability> =
+        vmm.qmp().execute("query-migrate-capabilities", Value::Null, deadline).await?;
+    let states: Vec<Value> = known
+        .iter()
+        .map(|Capability { capability }| {
+            json!({ "capability": capability, "state": wants(transport, side, capability) })
+        })
+        .collect();
+    let arguments = json!({ "capabilities": states });
+    Ok(execute(vmm, "migrate-set-capabilities", arguments, deadline).await?)
+}
+
+/// Runs a command whose result says nothing.
+async fn execute(vmm: &Vmm, command: &str, arguments: Value, deadline: Duration) -> Result<(), QmpError> {
+    vmm.qmp().execute::<IgnoredAny>(command, arguments, deadline).await.map(drop)
+}

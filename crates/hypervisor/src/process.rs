@@ -1,0 +1,219 @@
+//! A QEMU process, held by a pidfd, so that a recycled process id is never mistaken for it.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::thread;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitIdStatus};
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+/// A guest can make QEMU print warnings without end. Past this the log is emptied.
+const LOG_BYTES_MAX: u64 = 1 << 20;
+const LOG_CHECK_EVERY: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
+
+/// How a QEMU ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Exit {
+    /// It exited by itself.
+    Code(i32),
+    /// A signal ended it.
+    Signal(i32),
+    /// It ended, but another process started it, which alone learns how.
+    Unknown,
+}
+
+impl fmt::Display for Exit {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Code(code) => write!(formatter, "exit code {code}"),
+            Self::Signal(signal) => write!(formatter, "signal {signal}"),
+            Self::Unknown => formatter.write_str("unknown cause"),
+        }
+    }
+}
+
+/// A process that is not told apart by its id, but by its pidfd.
+#[derive(Debug)]
+pub(crate) struct Process {
+    pid: Pid,
+    pidfd: OwnedFd,
+    exit: watch::Receiver<Option<Exit>>,
+}
+
+impl Process {
+    /// Takes hold of our own child, which cannot be recycled before it is waited for.
+    pub(crate) fn of_child(child: &Child, log_file: PathBuf) -> io::Result<Self> {
+        let pid = Pid::from_child(child);
+        Self::watched(pid, open_pidfd(pid)?, log_file)
+    }
+
+    /// Finds the QEMU that wrote `pid_file`, if it still lives.
+    pub(crate) fn find(pid_file: &Path, log_file: PathBuf) -> io::Result<Option<Self>> {
+        let text = match fs::read_to_string(pid_file) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            text => text?,
+        };
+        let Some(pid) = parse_pid(&text) else { return Ok(None) };
+        let pidfd = match open_pidfd(pid) {
+            Err(Errno::SRCH | Errno::INVAL) => return Ok(None),
+            pidfd => pidfd?,
+        };
+        // Only now, with the pidfd open, does the process stay the one that is looked at. Its
+        // command line names the pid file, which no other process's does.
+        let command_line = fs::read(proc_path(pid, "cmdline")).unwrap_or_default();
+        let pid_file = pid_file.as_os_str().as_encoded_bytes();
+        if command_line.split(|byte| *byte == 0).any(|argument| argument == pid_file) {
+            Self::watched(pid, pidfd, log_file).map(Some)
+        } else {
+            Ok(None)
+        }
+    }
+
+    fn watched(pid: Pid, pidfd: OwnedFd, log_file: PathBuf) -> io::Result<Self> {
+        let (exited, exit) = watch::channel(None);
+        let watched = pidfd.try_clone()?;
+        // A thread, because it outlives every runtime: it reaps a QEMU that dies while nobody
+        // waits, and touches a file.
+        thread::Builder::new().name(format!("qemu-{}", pid.as_raw_nonzero())).spawn(move || {
+            exited.send_replace(Some(watch_until_exit(&watched, &log_file)));
+        })?;
+        Ok(Self { pid, pidfd, exit })
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.pid.as_raw_nonzero().get().unsigned_abs()
+    }
+
+    pub(crate) fn alive(&self) -> bool {
+        self.exit.borrow().is_none()
+    }
+
+    /// CPU used so far by all its threads, in user and kernel mode, in seconds.
+    pub(crate) fn cpu_seconds(&self) -> io::Result<f64> {
+        let stat = fs::read_to_string(proc_path(self.pid, "stat"))?;
+        // Only now is it certain that the file was this process's.
+        if !self.alive() {
+            return Err(io::Error::from(io::ErrorKind::NotFound));
+        }
+        let ticks = cpu_ticks(&stat).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
+        Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+    }
+
+    /// Waits for the end; `None` if it does not come in time.
+    pub(crate) async fn wait_exit(&self, deadline: Duration) -> Option<Exit> {
+        let mut exit = self.exit.clone();
+        match timeout(deadline, exit.wait_for(Option::is_some)).await {
+            Ok(Ok(exit)) => exit.clone(),
+            // The watching thread sends before it ends, so the sender cannot be gone first.
+            Ok(Err(_)) => Some(Exit::Unknown),
+            Err(_) => None,
+        }
+    }
+
+    pub(crate) fn kill(&self) -> io::Result<()> {
+        match rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL) {
+            Ok(()) | Err(Errno::SRCH) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+fn parse_pid(text: &str) -> Option<Pid> {
+    text.trim().parse().ok().filter(|pid| *pid > 0).and_then(Pid::from_raw)
+}
+
+fn open_pidfd(pid: Pid) -> rustix::io::Result<OwnedFd> {
+    rustix::process::pidfd_open(pid, PidfdFlags::empty())
+}
+
+fn proc_path(pid: Pid, file: &str) -> PathBuf {
+    PathBuf::from(format!("/proc/{}/{file}", pid.as_raw_nonzero()))
+}
+
+fn watch_until_exit(pidfd: &OwnedFd, log_file: &Path) -> Exit {
+    loop {
+        // A pidfd becomes readable when its process ends, and stays so.
+        match poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&LOG_CHECK_EVERY)) {
+            Ok(0) => bound_log(log_file),
+            Ok(_) => return reap(pidfd.as_fd()),
+            // Interrupted, or the kernel is short of memory.
+            Err(_) => thread::sleep(Duration::from_millis(100)),
+        }
+    }
+}
+
+fn reap(pidfd: BorrowedFd<'_>) -> Exit {
+    match rustix::process::waitid(WaitId::PidFd(pidfd), WaitIdOptions::EXITED | WaitIdOptions::NOHANG) {
+        Ok(Some(status)) => how_it_ended(&status),
+        Ok(None) | Err(_) => Exit::Unknown,
+    }
+}
+
+fn how_it_ended(status: &WaitIdStatus) -> Exit {
+    match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => Exit::Code(code),
+        (None, Some(signal)) => Exit::Signal(signal),
+        (None, None) => Exit::Unknown,
+    }
+}
+
+/// QEMU has the log open for appending, so it writes on at the new end.
+fn bound_log(log_file: &Path) {
+    let too_long = fs::metadata(log_file).is_ok_and(|metadata| metadata.len() > LOG_BYTES_MAX);
+    if too_long && let Err(error) = fs::write(log_file, "(emptied: too long)\n") {
+        tracing::warn!(log_file = %log_file.display(), %error, "cannot empty the log of QEMU");
+    }
+}
+
+/// User and system time in `/proc/PID/stat`, in clock ticks (`proc_pid_stat(5)`, fields 14 and 15).
+fn cpu_ticks(stat: &str) -> Option<u64> {
+    // The second field is the process's name in parentheses, which may hold anything.
+    let (_, fields_from_third) = stat.rsplit_once(')')?;
+    let mut fields = fields_from_third.split_ascii_whitespace().skip(11);
+    let user: u64 = fields.next()?.parse().ok()?;
+    let system: u64 = fields.next()?.parse().ok()?;
+    user.checked_add(system)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn cpu_time_is_read_whatever_the_process_is_called() {
+        let stat = "42 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 150 50 0 0 20 0 1 0 99";
+        assert_eq!(cpu_ticks(stat), Some(200));
+    }
+
+    proptest! {
+        #[test]
+        fn reading_cpu_time_never_panics(stat in ".*") {
+            let _ = cpu_ticks(&stat);
+        }
+    }
+
+    #[test]
+    fn a_recycled_process_id_is_not_taken_for_qemu() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (pid_file, log) = (directory.path().join("pid"), directory.path().join("log"));
+        let find = || Process::find(&pid_file, log.clone()).expect("readable");
+        assert!(find().is_none(), "no file");
+        for text in ["", "x", "-1", "0", "99999999999"] {
+            fs::write(&pid_file, text).expect("writable");
+            assert!(find().is_none(), "{text}");
+        }
+        // A live process that is not this QEMU: ourselves.
+        fs::write(&pid_file, std::process::id().to_string()).expect("writable");
+        assert!(find().is_none(), "another process");
+    }
+}

@@ -1,0 +1,251 @@
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use super::codec::{CodecError, CommandError, Event, LineBuffer, Message, QemuVersion, decode, encode};
+use super::error::QmpError;
+
+/// Events kept for a receiver that falls behind; past it the receiver is told how many it missed.
+const EVENTS_KEPT: usize = 256;
+/// Commands written but not yet taken by the socket.
+const COMMANDS_QUEUED: usize = 16;
+const READ_BYTES: usize = 16 * 1024;
+const CONNECTING: &str = "the connection";
+
+/// One client of one QEMU's control socket.
+///
+/// Commands of several tasks may be under way at once. Dropping the client closes the socket and
+/// leaves QEMU as it is.
+#[derive(Debug)]
+pub struct QmpClient {
+    version: QemuVersion,
+    next_id: AtomicU64,
+    waiting: Arc<Mutex<Waiting>>,
+    lines: mpsc::Sender<Vec<u8>>,
+    events: broadcast::Sender<Event>,
+    tasks: [JoinHandle<()>; 2],
+}
+
+/// The commands that wait for their answer.
+#[derive(Debug, Default)]
+struct Waiting {
+    by_id: HashMap<u64, oneshot::Sender<Answer>>,
+    /// Why no answer will ever come any more.
+    ended: Option<StreamEnd>,
+}
+
+type Answer = Result<Value, Failure>;
+
+#[derive(Debug)]
+enum Failure {
+    Refused(CommandError),
+    Ended(StreamEnd),
+}
+
+#[derive(Debug, Clone)]
+enum StreamEnd {
+    Closed,
+    Malformed(String),
+}
+
+impl QmpClient {
+    /// Connects, waits for the greeting and leaves the negotiation of capabilities behind; all of
+    /// it within `deadline`.
+    pub async fn connect(path: &Path, deadline: Duration) -> Result<Self, QmpError> {
+        timeout(deadline, Self::connect_unbounded(path, deadline))
+            .await
+            .unwrap_or_else(|_| Err(QmpError::Deadline { command: CONNECTING.into(), deadline }))
+    }
+
+    async fn connect_unbounded(path: &Path, deadline: Duration) -> Result<Self, QmpError> {
+        let stream = UnixStream::connect(path)
+            .await
+            .map_err(|source| QmpError::Connect { path: path.to_owned(), source })?;
+        let (read_half, write_half) = stream.into_split();
+        let mut reader = LineReader { socket: read_half, buffer: LineBuffer::default() };
+        let version = reader.greeting().await.map_err(|end| end.into_error(CONNECTING))?;
+        let client = Self::spawn(version, reader, write_half);
+        client.execute::<serde::de::IgnoredAny>("qmp_capabilities", Value::Null, deadline).await?;
+        Ok(client)
+    }
+
+    fn spawn(version: QemuVersion, reader: LineReader, socket: OwnedWriteHalf) -> Self {
+        let waiting = Arc::new(Mutex::new(Waiting::default()));
+        let (lines, queue) = mpsc::channel(COMMANDS_QUEUED);
+        let (events, _) = broadcast::channel(EVENTS_KEPT);
+        let tasks = [
+            tokio::spawn(read_messages(reader, Arc::clone(&waiting), events.clone())),
+            tokio::spawn(write_lines(queue, socket)),
+        ];
+        Self { version, next_id: AtomicU64::new(0), waiting, lines, events, tasks }
+    }
+
+    /// The version that this QEMU says it is.
+    pub fn version(&self) -> QemuVersion {
+        self.version
+    }
+
+    /// Events from now on. A receiver that falls more than 256 events behind gets
+    /// `RecvError::Lagged` with the number it missed; `RecvError::Closed` comes once this client is
+    /// dropped, not when QEMU exits.
+    pub fn events(&self) -> broadcast::Receiver<Event> {
+        self.events.subscribe()
+    }
+
+    /// Runs one command and reads its result as `T`.
+    ///
+    /// Arguments of `Value::Null` mean none. After [`QmpError::Deadline`] or [`QmpError::Closed`]
+    /// the command may have taken effect nevertheless.
+    pub async fn execute<T: DeserializeOwned>(
+        &self,
+        command: &str,
+        arguments: Value,
+        deadline: Duration,
+    ) -> Result<T, QmpError> {
+        let value = timeout(deadline, self.execute_unbounded(command, &arguments))
+            .await
+            .unwrap_or_else(|_| Err(QmpError::Deadline { command: command.into(), deadline }))?;
+        serde_json::from_value(value)
+            .map_err(|error| QmpError::Malformed { command: command.into(), detail: error.to_string() })
+    }
+
+    async fn execute_unbounded(&self, command: &str, arguments: &Value) -> Result<Value, QmpError> {
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let (answer, answered) = oneshot::channel();
+        let ended = || StreamEnd::Closed.into_error(command);
+        if let Some(end) = self.wait_for(id, answer) {
+            return Err(end.into_error(command));
+        }
+        let _forget = ForgetOnDrop { waiting: &self.waiting, id };
+        self.lines.send(encode(command, arguments, id)).await.map_err(|_| ended())?;
+        match answered.await.map_err(|_| ended())? {
+            Ok(value) => Ok(value),
+            Err(Failure::Ended(end)) => Err(end.into_error(command)),
+            Err(Failure::Refused(CommandError { class, desc })) => {
+                Err(QmpError::Command { command: command.into(), class, desc })
+            }
+        }
+    }
+
+    fn wait_for(&self, id: u64, answer: oneshot::Sender<Answer>) -> Option<StreamEnd> {
+        let mut waiting = lock(&self.waiting);
+        if waiting.ended.is_none() {
+            waiting.by_id.insert(id, answer);
+        }
+        waiting.ended.clone()
+    }
+}
+
+impl Drop for QmpClient {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+/// Takes a command off the list also when its caller gave up.
+struct ForgetOnDrop<'a> {
+    waiting: &'a Mutex<Waiting>,
+    id: u64,
+}
+
+impl Drop for ForgetOnDrop<'_> {
+    fn drop(&mut self) {
+        lock(self.waiting).by_id.remove(&self.id);
+    }
+}
+
+impl StreamEnd {
+    fn into_error(self, command: &str) -> QmpError {
+        let command = command.to_owned();
+        match self {
+            Self::Closed => QmpError::Closed { command },
+            Self::Malformed(detail) => QmpError::Malformed { command, detail },
+        }
+    }
+}
+
+impl From<CodecError> for StreamEnd {
+    fn from(error: CodecError) -> Self {
+        Self::Malformed(error.to_string())
+    }
+}
+
+/// Every change of the list is one insert, remove or drain, so a panic elsewhere leaves it whole.
+fn lock(waiting: &Mutex<Waiting>) -> MutexGuard<'_, Waiting> {
+    waiting.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct LineReader {
+    socket: OwnedReadHalf,
+    buffer: LineBuffer,
+}
+
+impl LineReader {
+    async fn message(&mut self) -> Result<Message, StreamEnd> {
+        loop {
+            if let Some(line) = self.buffer.next_line()? {
+                return Ok(decode(&line)?);
+            }
+            let mut bytes = [0; READ_BYTES];
+            match self.socket.read(&mut bytes).await {
+                Ok(0) | Err(_) => return Err(StreamEnd::Closed),
+                Ok(length) => self.buffer.push(&bytes[..length]),
+            }
+        }
+    }
+
+    async fn greeting(&mut self) -> Result<QemuVersion, StreamEnd> {
+        match self.message().await? {
+            Message::Greeting(version) => Ok(version),
+            _ => Err(StreamEnd::Malformed("the first line is not QEMU's greeting".into())),
+        }
+    }
+}
+
+async fn read_messages(
+    mut reader: LineReader,
+    waiting: Arc<Mutex<Waiting>>,
+    events: broadcast::Sender<Event>,
+) {
+    let end = loop {
+        match reader.message().await {
+            Ok(Message::Response { id, result }) => answer(&waiting, id, result),
+            // Without receivers an event has nobody to go to, which is fine.
+            Ok(Message::Event(event)) => drop(events.send(event)),
+            Ok(Message::Greeting(_)) => break StreamEnd::Malformed("a second greeting".into()),
+            Err(end) => break end,
+        }
+    };
+    let mut waiting = lock(&waiting);
+    waiting.ended = Some(end.clone());
+    for (_, command) in waiting.by_id.drain() {
+        // A caller that gave up no longer listens.
+        drop(command.send(Err(Failure::Ended(end.clone()))));
+    }
+}
+
+fn answer(waiting: &Mutex<Waiting>, id: u64, result: Result<Value, CommandError>) {
+    if let Some(command) = lock(waiting).by_id.remove(&id) {
+        // A caller that gave up no longer listens.
+        drop(command.send(result.map_err(Failure::Refused)));
+    }
+}
+
+async fn write_lines(mut queue: mpsc::Receiver<Vec<u8>>, mut socket: OwnedWriteHalf) {
+    while let Some(line) = queue.recv().await {
+        if socket.write_all(&line).await.is_err() {
+            return;
+        }
+    }
+}

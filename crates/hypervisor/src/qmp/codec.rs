@@ -1,0 +1,270 @@
+//! Lines of QMP, without any I/O.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::open_enum::open_enum;
+
+/// The longest line accepted. The longest that QEMU 10.0 sends, its own schema, has 236 kB.
+pub(super) const LINE_BYTES_MAX: usize = 1 << 20;
+
+open_enum! {
+    /// The events that a migration or a watchdog cares about.
+    pub enum EventName {
+        /// QEMU is about to exit.
+        Shutdown = "SHUTDOWN",
+        /// The guest asked the firmware to power down.
+        Powerdown = "POWERDOWN",
+        /// The guest was reset.
+        Reset = "RESET",
+        /// The virtual CPUs stopped.
+        Stop = "STOP",
+        /// The virtual CPUs run again.
+        Resume = "RESUME",
+        /// The status of a migration changed; `data.status` has it.
+        Migration = "MIGRATION",
+        /// A new round over the guest's memory began; `data.pass` counts them.
+        MigrationPass = "MIGRATION_PASS",
+        /// The guest's kernel panicked.
+        GuestPanicked = "GUEST_PANICKED",
+        /// A disk failed.
+        BlockIoError = "BLOCK_IO_ERROR",
+    }
+}
+
+/// Something that QEMU reports by itself.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Event {
+    /// What happened.
+    pub name: EventName,
+    /// Details, as QEMU's QMP reference describes them for this event.
+    pub data: Value,
+}
+
+/// Version of a QEMU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct QemuVersion {
+    /// First number.
+    pub major: u32,
+    /// Second number.
+    pub minor: u32,
+    /// Third number.
+    pub micro: u32,
+}
+
+impl fmt::Display for QemuVersion {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}.{}.{}", self.major, self.minor, self.micro)
+    }
+}
+
+/// One line from QEMU.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Message {
+    Greeting(QemuVersion),
+    Response { id: u64, result: Result<Value, CommandError> },
+    Event(Event),
+}
+
+/// QEMU's refusal of a command.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub(super) struct CommandError {
+    pub(super) class: String,
+    pub(super) desc: String,
+}
+
+/// Why a line, or a stream of them, is not QMP.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub(super) enum CodecError {
+    #[error("line of more than {LINE_BYTES_MAX} bytes")]
+    LineTooLong,
+    #[error("not a JSON object: {0}")]
+    NotJson(String),
+    #[error("neither greeting, response nor event")]
+    UnknownMessage,
+    #[error("`{0}` does not have the form that QMP gives it")]
+    WrongForm(&'static str),
+}
+
+/// Reads one line.
+pub(super) fn decode(line: &[u8]) -> Result<Message, CodecError> {
+    let mut object: Map<String, Value> =
+        serde_json::from_slice(line).map_err(|error| CodecError::NotJson(error.to_string()))?;
+    if let Some(name) = object.remove("event") {
+        return decode_event(name, object.remove("data"));
+    }
+    if let Some(greeting) = object.remove("QMP") {
+        return decode_greeting(&greeting);
+    }
+    if let Some(value) = object.remove("return") {
+        return Ok(Message::Response { id: decode_id(&object)?, result: Ok(value) });
+    }
+    if let Some(error) = object.remove("error") {
+        let error = serde_json::from_value(error).map_err(|_| CodecError::WrongForm("error"))?;
+        return Ok(Message::Response { id: decode_id(&object)?, result: Err(error) });
+    }
+    Err(CodecError::UnknownMessage)
+}
+
+fn decode_event(name: Value, data: Option<Value>) -> Result<Message, CodecError> {
+    let Value::String(name) = name else {
+        return Err(CodecError::WrongForm("event"));
+    };
+    Ok(Message::Event(Event { name: name.into(), data: data.unwrap_or_default() }))
+}
+
+fn decode_greeting(greeting: &Value) -> Result<Message, CodecError> {
+    let version = greeting.pointer("/version/qemu").ok_or(CodecError::WrongForm("QMP"))?;
+    QemuVersion::deserialize(version).map(Message::Greeting).map_err(|_| CodecError::WrongForm("QMP"))
+}
+
+fn decode_id(object: &Map<String, Value>) -> Result<u64, CodecError> {
+    object.get("id").and_then(Value::as_u64).ok_or(CodecError::WrongForm("id"))
+}
+
+/// Writes one command as a line.
+pub(super) fn encode(command: &str, arguments: &Value, id: u64) -> Vec<u8> {
+    let mut object = serde_json::json!({ "execute": command, "id": id });
+    if !arguments.is_null() {
+        object["arguments"] = arguments.clone();
+    }
+    let mut line = object.to_string().into_bytes();
+    line.push(b'\n');
+    line
+}
+
+/// Cuts a stream of bytes into lines, and holds at most one line of [`LINE_BYTES_MAX`] and what
+/// was pushed after it.
+#[derive(Debug, Default)]
+pub(super) struct LineBuffer {
+    bytes: Vec<u8>,
+    /// Bytes at the start known to hold no line end, so that a long line is searched once.
+    searched: usize,
+}
+
+impl LineBuffer {
+    pub(super) fn push(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// The next whole line without its end, if there is one.
+    pub(super) fn next_line(&mut self) -> Result<Option<Vec<u8>>, CodecError> {
+        let end = self.bytes[self.searched..].iter().position(|byte| *byte == b'\n');
+        match end.map(|offset| self.searched + offset) {
+            Some(end) if end <= LINE_BYTES_MAX => {
+                let rest = self.bytes.split_off(end + 1);
+                let mut line = std::mem::replace(&mut self.bytes, rest);
+                line.pop();
+                self.searched = 0;
+                Ok(Some(line))
+            }
+            None if self.bytes.len() <= LINE_BYTES_MAX => {
+                self.searched = self.bytes.len();
+                Ok(None)
+            }
+            _ => Err(CodecError::LineTooLong),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    fn decode_json(value: &Value) -> Result<Message, CodecError> {
+        decode(value.to_string().as_bytes())
+    }
+
+    #[test]
+    fn reads_the_greeting_of_debian_12() {
+        let greeting = br#"{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": "Debian 1:7.2+dfsg-7+deb12u18+b3"}, "capabilities": ["oob"]}}"#;
+        assert_eq!(decode(greeting), Ok(Message::Greeting(QemuVersion { major: 7, minor: 2, micro: 22 })));
+    }
+
+    #[test]
+    fn reads_responses_and_refusals() {
+        assert_eq!(
+            decode_json(&json!({"return": {"a": 1}, "id": 7})),
+            Ok(Message::Response { id: 7, result: Ok(json!({"a": 1})) })
+        );
+        let refusal = CommandError { class: "GenericError".into(), desc: "no".into() };
+        assert_eq!(
+            decode_json(&json!({"error": {"class": "GenericError", "desc": "no"}, "id": 8})),
+            Ok(Message::Response { id: 8, result: Err(refusal) })
+        );
+    }
+
+    #[test]
+    fn keeps_events_of_future_versions() {
+        let Ok(Message::Event(event)) = decode_json(&json!({"event": "FROM_THE_FUTURE"})) else {
+            panic!("an unknown event is an event")
+        };
+        assert_eq!(event.name, EventName::Other("FROM_THE_FUTURE".into()));
+        assert_eq!(event.name.to_string(), "FROM_THE_FUTURE");
+    }
+
+    #[test]
+    fn refuses_what_is_not_qmp() {
+        for value in [
+            json!({}),
+            json!({"event": 1}),
+            json!({"return": {}}),
+            json!({"return": {}, "id": "x"}),
+            json!({"error": "no", "id": 1}),
+            json!({"QMP": {}}),
+            json!({"QMP": null}),
+            json!({"QMP": [1]}),
+            json!([1]),
+        ] {
+            assert!(decode_json(&value).is_err(), "{value}");
+        }
+    }
+
+    #[test]
+    fn refuses_an_endless_line() {
+        let mut buffer = LineBuffer::default();
+        buffer.push(&vec![b'x'; LINE_BYTES_MAX]);
+        assert_eq!(buffer.next_line(), Ok(None));
+        buffer.push(b"x");
+        assert_eq!(buffer.next_line(), Err(CodecError::LineTooLong));
+    }
+
+    proptest! {
+        #[test]
+        fn decoding_never_panics(line in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = decode(&line);
+        }
+
+        #[test]
+        fn a_command_is_one_line(command in ".*", text in ".*", id in any::<u64>()) {
+            let line = encode(&command, &json!({ "text": text }), id);
+            prop_assert_eq!(line.iter().filter(|byte| **byte == b'\n').count(), 1);
+            let back: Value = serde_json::from_slice(&line).expect("our own JSON");
+            prop_assert_eq!(&back["execute"], &json!(command));
+            prop_assert_eq!(&back["arguments"]["text"], &json!(text));
+            prop_assert_eq!(&back["id"], &json!(id));
+        }
+
+        #[test]
+        fn lines_do_not_depend_on_how_the_stream_is_cut(
+            lines in proptest::collection::vec("[^\n]{0,40}", 0..10),
+            chunk in 1_usize..30,
+        ) {
+            let stream: String = lines.iter().map(|line| format!("{line}\n")).collect();
+            let mut buffer = LineBuffer::default();
+            let mut seen = Vec::new();
+            for bytes in stream.as_bytes().chunks(chunk) {
+                buffer.push(bytes);
+                while let Some(line) = buffer.next_line().expect("short lines") {
+                    seen.push(String::from_utf8(line).expect("cut at line ends only"));
+                }
+            }
+            prop_assert_eq!(seen, lines);
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! What a VM is, as its owner writes it.
+//!
+//! A [`VmSpec`] is read from TOML by people and exchanged as JSON by agents. Before a VM starts it
+//! becomes a [`ResolvedSpec`], in which nothing is left for a host to decide: the source sends its
+//! own to the target, so that both build the same machine.
+
+mod names;
+mod parse;
+mod resolve;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+pub use names::{MacAddress, MachineType, NameError, VmName};
+pub use parse::SpecError;
+pub use resolve::{Hardware, ResolveError, ResolvedSpec};
+
+/// Guest memory allowed: less boots nothing, more exceeds x86-64's 64 TiB.
+const MEMORY_MIB: std::ops::RangeInclusive<u64> = 16..=64 << 20;
+/// Virtual CPUs allowed: the most that QEMU's `pc-q35` takes without an interrupt remapper.
+const VCPUS: std::ops::RangeInclusive<u32> = 1..=255;
+/// Devices of one kind, so that every one has its own fixed PCI slot.
+const DEVICES_MAX: usize = 8;
+/// Linux' limit for the name of an interface.
+const INTERFACE_NAME_LENGTH_MAX: usize = 15;
+/// Linux' limit on x86 for a kernel's command line (`COMMAND_LINE_SIZE`).
+const KERNEL_COMMAND_LINE_BYTES_MAX: usize = 2047;
+
+/// Specification of one VM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VmSpec {
+    /// The VM's name, unique among the hosts that it may migrate between.
+    pub name: VmName,
+    /// The VM's UUID; derived from its name if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uuid: Option<Uuid>,
+    /// Guest memory, in MiB.
+    pub memory_mib: u64,
+    /// Virtual CPUs.
+    pub vcpus: u32,
+    /// Machine type with its version, such as `pc-q35-7.2`.
+    pub machine: MachineType,
+    /// QEMU's CPU model. `host` and `max` migrate only between hosts with equal CPUs and QEMUs.
+    #[serde(default = "default_cpu_model")]
+    pub cpu_model: String,
+    /// How guest instructions run.
+    #[serde(default)]
+    pub accelerator: Accelerator,
+    /// Kernel to boot directly.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kernel: Option<PathBuf>,
+    /// Its initial RAM file system.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub initramfs: Option<PathBuf>,
+    /// Its command line.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kernel_command_line: Option<String>,
+    /// Disks, which both hosts must reach under the same path.
+    #[serde(default, rename = "disk", skip_serializing_if = "Vec::is_empty")]
+    pub disks: Vec<Disk>,
+    /// Network interfaces.
+    #[serde(default, rename = "nic", skip_serializing_if = "Vec::is_empty")]
+    pub nics: Vec<Nic>,
+    /// Where the services of Drainpipe's own test guest answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guest: Option<GuestServices>,
+}
+
+/// How guest instructions run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Accelerator {
+    /// KVM where the host's CPU has it, else TCG.
+    #[default]
+    Auto,
+    /// The CPU's virtualisation.
+    Kvm,
+    /// QEMU's translator.
+    Tcg,
+}
+
+/// A disk of the VM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Disk {
+    /// File or block device.
+    pub path: PathBuf,
+    /// What the file holds. It is never guessed: a guest could write a qcow2 header into a raw
+    /// disk and so have QEMU open any file as its backing file.
+    pub format: DiskFormat,
+    /// Whether the guest may only read it.
+    #[serde(default)]
+    pub read_only: bool,
+}
+
+/// Format of a disk's file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DiskFormat {
+    /// The file is the disk.
+    Raw,
+    /// QEMU's own format.
+    Qcow2,
+}
+
+/// A network interface of the VM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Nic {
+    /// Bridge on the host, of the same name on every host.
+    pub bridge: String,
+    /// MAC address; derived from the VM's name if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mac: Option<MacAddress>,
+}
+
+/// Services of Drainpipe's test guest, which `bench` and `verify` use.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GuestServices {
+    /// Answers heartbeats (UDP).
+    pub heartbeat: SocketAddr,
+    /// Takes commands (TCP).
+    pub control: SocketAddr,
+}
+
+/// What is wrong with a value, and at which key.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{key}`: {message}")]
+pub struct SpecProblem {
+    /// The key, such as `nic.0.bridge`.
+    pub key: String,
+    message: String,
+}
+
+fn default_cpu_model() -> String {
+    "qemu64".to_owned()
+}
+
+impl VmSpec {
+    /// Checks everything that the values' own types do not.
+    pub fn validate(&self) -> Result<(), SpecProblem> {
+        check_range("memory_mib", &self.memory_mib, &MEMORY_MIB)?;
+        check_range("vcpus", &self.vcpus, &VCPUS)?;
+        check_cpu_model(&self.cpu_model)?;
+        self.check_boot()?;
+        check_count("disk", self.disks.len())?;
+        for (index, disk) in self.disks.iter().enumerate() {
+            check_path(&format!("disk.{index}.path"), &disk.path)?;
+        }
+        check_count("nic", self.nics.len())?;
+        self.nics.iter().enumerate().try_for_each(|(index, nic)| check_nic(index, nic))
+    }
+
+    fn check_boot(&self) -> Result<(), SpecProblem> {
+        for (key, path) in [("kernel", &self.kernel), ("initramfs", &self.initramfs)] {
+            path.as_deref().map_or(Ok(()), |path| check_path(key, path))?;
+        }
+        let orphan = [
+            ("initramfs", self.initramfs.is_some()),
+            ("kernel_command_line", self.kernel_command_line.is_some()),
+        ];
+        for (key, present) in orphan {
+            if present && self.kernel.is_none() {
+                return Err(problem(key, "needs `kernel`; add it, or remove this line"));
+            }
+        }
+        let command_line = self.kernel_command_line.as_deref().unwrap_or_default();
+        if command_line.len() > KERNEL_COMMAND_LINE_BYTES_MAX || command_line.contains('\0') {
+            let message = format!("at most {KERNEL_COMMAND_LINE_BYTES_MAX} bytes, none of them NUL");
+            return Err(problem("kernel_command_line", message));
+        }
+        Ok(())
+    }
+}
+
+fn problem(key: impl Into<String>, message: impl Into<String>) -> SpecProblem {
+    SpecProblem { key: key.into(), message: message.into() }
+}
+
+fn check_range<T: PartialOrd + std::fmt::Display>(
+    key: &str,
+    value: &T,
+    allowed: &std::ops::RangeInclusive<T>,
+) -> Result<(), SpecProblem> {
+    if allowed.contains(value) {
+        return Ok(());
+    }
+    let (low, high) = (allowed.start(), allowed.end());
+    Err(problem(key, format!("{value} is out of range: {low} to {high} is allowed")))
+}
+
+fn check_count(key: &str, count: usize) -> Result<(), SpecProblem> {
+    if count <= DEVICES_MAX {
+        return Ok(());
+    }
+    let message = format!("{count} are too many: at most {DEVICES_MAX} are allowed");
+    Err(problem(format!("{key}.{DEVICES_MAX}"), message))
+}
+
+fn check_cpu_model(model: &str) -> Result<(), SpecProblem> {
+    // Commas append CPU features, which QEMU checks itself.
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.,+=".contains(&byte);
+    if (1..=200).contains(&model.len()) && model.bytes().all(allowed) {
+        return Ok(());
+    }
+    let message = format!(
+        "`{}` is not a CPU model: use a name from `qemu-system-x86_64 -cpu help`, such as `qemu64`",
+        model.escape_default()
+    );
+    Err(problem("cpu_model", message))
+}
+
+fn check_path(key: &str, path: &Path) -> Result<(), SpecProblem> {
+    if path.is_absolute() && !path.as_os_str().as_encoded_bytes().contains(&0) {
+        return Ok(());
+    }
+    let message = format!(
+        "`{}` must be an absolute path: the agents of source and target both open it",
+        path.display()
+    );
+    Err(problem(key, message))
+}
+
+fn check_nic(index: usize, nic: &Nic) -> Result<(), SpecProblem> {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    let bridge = nic.bridge.as_str();
+    let valid = (1..=INTERFACE_NAME_LENGTH_MAX).contains(&bridge.len())
+        && bridge.bytes().all(allowed)
+        && bridge != "."
+        && bridge != "..";
+    if valid {
+        return Ok(());
+    }
+    let message = format!(
+        "`{}` is not the name of a bridge: use 1 to {INTERFACE_NAME_LENGTH_MAX} letters, digits, `-`, `_` and `.`",
+        bridge.escape_default()
+    );
+    Err(problem(format!("nic.{index}.bridge"), message))
+}

@@ -1,0 +1,209 @@
+//! From what the owner wrote to what QEMU is given.
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::{Accelerator, MacAddress, MachineType, SpecProblem, VmSpec};
+use crate::facts::HypervisorFacts;
+
+/// A specification in which nothing is left for a host to decide.
+///
+/// It travels as JSON of a [`VmSpec`] with every value given, and is checked again on arrival.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "VmSpec", into = "VmSpec")]
+pub struct ResolvedSpec {
+    spec: VmSpec,
+    uuid: Uuid,
+    hardware: Hardware,
+    macs: Vec<MacAddress>,
+}
+
+/// What runs guest instructions, decided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hardware {
+    /// The CPU's virtualisation.
+    Kvm,
+    /// QEMU's translator.
+    Tcg,
+}
+
+impl Hardware {
+    /// QEMU's name for it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Kvm => "kvm",
+            Self::Tcg => "tcg",
+        }
+    }
+}
+
+/// Why this host cannot run this VM.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ResolveError {
+    /// The specification itself is wrong.
+    #[error(transparent)]
+    Invalid(#[from] SpecProblem),
+    /// The other side sent a specification that still leaves something open.
+    #[error("the specification is not resolved: `{key}` is still open; an agent of another version sent it")]
+    Unresolved {
+        /// The key without a definite value.
+        key: String,
+    },
+    /// This host's QEMU does not know the machine.
+    #[error(
+        "this host's QEMU {version} has no machine type `{machine}`; the newest it has of this kind is {newest}; \
+         install a newer QEMU here, or change `machine` in the specification"
+    )]
+    UnknownMachine {
+        /// The type that the specification names.
+        machine: MachineType,
+        /// This host's QEMU.
+        version: String,
+        /// The newest type of the same family.
+        newest: String,
+    },
+    /// KVM is asked for and missing.
+    #[error("this host cannot run KVM: {reason}; use a host that can, or set `accelerator = \"tcg\"`")]
+    NoKvm {
+        /// What is missing.
+        reason: String,
+    },
+}
+
+impl VmSpec {
+    /// Decides what is left open, as suits the host that `facts` describe, and checks that this
+    /// host can run the result.
+    pub fn resolve(&self, facts: &HypervisorFacts) -> Result<ResolvedSpec, ResolveError> {
+        let mut spec = self.clone();
+        spec.uuid.get_or_insert_with(|| self.name.derived_uuid());
+        if spec.accelerator == Accelerator::Auto {
+            let kvm = facts.kvm_missing.is_none();
+            spec.accelerator = if kvm { Accelerator::Kvm } else { Accelerator::Tcg };
+        }
+        for (index, nic) in spec.nics.iter_mut().enumerate() {
+            nic.mac.get_or_insert_with(|| self.name.derived_mac(index));
+        }
+        let resolved = ResolvedSpec::try_from(spec)?;
+        resolved.check_host(facts)?;
+        Ok(resolved)
+    }
+}
+
+impl ResolvedSpec {
+    /// Whether the host that `facts` describe can run this VM as it is.
+    pub fn check_host(&self, facts: &HypervisorFacts) -> Result<(), ResolveError> {
+        let machine = &self.spec.machine;
+        if !facts.machines.iter().any(|known| known == machine.as_str()) {
+            return Err(ResolveError::UnknownMachine {
+                machine: machine.clone(),
+                version: facts.version.to_string(),
+                newest: facts.newest_like(machine).unwrap_or("none").to_owned(),
+            });
+        }
+        match (&self.hardware, &facts.kvm_missing) {
+            (Hardware::Kvm, Some(reason)) => Err(ResolveError::NoKvm { reason: reason.clone() }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The specification with every value given.
+    pub fn spec(&self) -> &VmSpec {
+        &self.spec
+    }
+
+    /// The VM's UUID.
+    pub fn uuid(&self) -> Uuid {
+        self.uuid
+    }
+
+    /// What runs guest instructions.
+    pub fn hardware(&self) -> Hardware {
+        self.hardware
+    }
+
+    /// MAC address of each NIC, in the order of the specification.
+    pub fn macs(&self) -> &[MacAddress] {
+        &self.macs
+    }
+}
+
+impl TryFrom<VmSpec> for ResolvedSpec {
+    type Error = ResolveError;
+
+    fn try_from(spec: VmSpec) -> Result<Self, ResolveError> {
+        spec.validate()?;
+        let open = |key: String| ResolveError::Unresolved { key };
+        let uuid = spec.uuid.ok_or_else(|| open("uuid".into()))?;
+        let hardware = match spec.accelerator {
+            Accelerator::Auto => return Err(open("accelerator".into())),
+            Accelerator::Kvm => Hardware::Kvm,
+            Accelerator::Tcg => Hardware::Tcg,
+        };
+        let mac =
+            |(index, nic): (usize, &super::Nic)| nic.mac.ok_or_else(|| open(format!("nic.{index}.mac")));
+        let macs = spec.nics.iter().enumerate().map(mac).collect::<Result<_, _>>()?;
+        Ok(Self { uuid, hardware, macs, spec })
+    }
+}
+
+impl From<ResolvedSpec> for VmSpec {
+    fn from(resolved: ResolvedSpec) -> Self {
+        resolved.spec
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::qmp::QemuVersion;
+
+    fn facts() -> HypervisorFacts {
+        HypervisorFacts {
+            binary: "qemu-system-x86_64".into(),
+            version: QemuVersion { major: 7, minor: 2, micro: 0 },
+            machines: vec!["pc-q35-7.1".into(), "pc-q35-7.2".into(), "pc-i440fx-7.2".into()],
+            rdma: false,
+            zstd: true,
+            kvm_missing: Some("the CPU has neither vmx nor svm".into()),
+        }
+    }
+
+    fn spec(lines: &str) -> VmSpec {
+        let text = format!("name = \"web\"\nmemory_mib = 64\nvcpus = 1\n{lines}");
+        VmSpec::from_toml(&text, Path::new("web.toml")).expect("valid")
+    }
+
+    #[test]
+    fn decides_everything_and_survives_the_journey() {
+        let spec = spec("machine = \"pc-q35-7.2\"\n[[nic]]\nbridge = \"br0\"\n");
+        let resolved = spec.resolve(&facts()).expect("this host can");
+        assert_eq!(resolved.hardware(), Hardware::Tcg);
+        assert_eq!(resolved.uuid(), spec.name.derived_uuid());
+        assert_eq!(resolved.macs(), [spec.name.derived_mac(0)]);
+        let json = serde_json::to_string(&resolved).expect("JSON");
+        assert_eq!(serde_json::from_str::<ResolvedSpec>(&json).expect("our own JSON"), resolved);
+    }
+
+    #[test]
+    fn refuses_what_a_peer_left_open_or_wrong() {
+        let open = serde_json::to_value(spec("machine = \"pc-q35-7.2\"")).expect("JSON");
+        let error = serde_json::from_value::<ResolvedSpec>(open).expect_err("open");
+        assert!(error.to_string().contains("`uuid`"), "{error}");
+
+        let resolved = spec("machine = \"pc-q35-7.2\"").resolve(&facts()).expect("this host can");
+        let mut wrong = serde_json::to_value(resolved).expect("JSON");
+        wrong["memory_mib"] = 1.into();
+        let error = serde_json::from_value::<ResolvedSpec>(wrong).expect_err("too small");
+        assert!(error.to_string().contains("memory_mib"), "{error}");
+    }
+
+    #[test]
+    fn refuses_what_the_host_lacks() {
+        let error = spec("machine = \"pc-q35-10.0\"").resolve(&facts()).expect_err("unknown");
+        assert!(error.to_string().contains("newest it has of this kind is pc-q35-7.2"), "{error}");
+        let error = spec("machine = \"pc-q35-7.2\"\naccelerator = \"kvm\"").resolve(&facts());
+        assert!(matches!(error, Err(ResolveError::NoKvm { .. })), "{error:?}");
+    }
+}

@@ -1,0 +1,312 @@
+//! One running QEMU with its guest.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use scopeguard::ScopeGuard;
+use serde::de::IgnoredAny;
+use serde_json::{Value, json};
+use tokio::sync::broadcast;
+use tokio::time::timeout;
+
+use crate::command_line::{CONSOLE_ID, Role, command_line};
+use crate::launch::{LaunchError, create_directory, io_error, launch};
+use crate::open_enum::open_enum;
+use crate::paths::RuntimePaths;
+use crate::process::{Exit, Process};
+use crate::qmp::{Event, QemuVersion, QmpClient, QmpError};
+use crate::spec::ResolvedSpec;
+use crate::tap::{TapError, attach_all};
+
+/// Most of the serial output that one reading returns.
+const CONSOLE_TAIL_BYTES: u32 = 64 * 1024;
+
+open_enum! {
+    /// What a QEMU is doing (`query-status`).
+    pub enum RunState {
+        /// The guest runs.
+        Running = "running",
+        /// The guest is stopped by a command.
+        Paused = "paused",
+        /// Started with `-S`, and the guest has never run.
+        Prelaunch = "prelaunch",
+        /// Waits for the state of a guest.
+        Inmigrate = "inmigrate",
+        /// The guest is stopped for the last part of its migration.
+        FinishMigrate = "finish-migrate",
+        /// The guest's state has gone to another QEMU.
+        Postmigrate = "postmigrate",
+        /// The guest has powered off.
+        Shutdown = "shutdown",
+        /// The guest sleeps.
+        Suspended = "suspended",
+        /// The guest's kernel panicked.
+        GuestPanicked = "guest-panicked",
+        /// A disk failed and the guest waits.
+        IoError = "io-error",
+        /// QEMU failed.
+        InternalError = "internal-error",
+    }
+}
+
+/// Why a VM was not started. Nothing of it is left.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// QEMU does not start.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    /// The guest would have no network.
+    #[error(transparent)]
+    Tap(#[from] TapError),
+    /// QEMU refuses to run the guest.
+    #[error(transparent)]
+    Qmp(#[from] QmpError),
+    /// It took too long.
+    #[error("the VM did not start within {} ms", .0.as_millis())]
+    Deadline(Duration),
+}
+
+/// Why there is no hold of a VM that an earlier agent started.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// No QEMU runs there: only remains, which [`Vmm::clear`] removes.
+    #[error("no QEMU runs in {directory}: {source}")]
+    NotRunning {
+        /// The VM's directory.
+        directory: PathBuf,
+        /// What connecting said.
+        source: QmpError,
+    },
+    /// Something answers, but not as it should.
+    #[error(transparent)]
+    Qmp(#[from] QmpError),
+    /// A file in the VM's directory is unreadable or wrong.
+    #[error("cannot use {path}: {problem}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+}
+
+/// Why a VM could not be ended, or its remains not removed.
+#[derive(Debug, thiserror::Error)]
+pub enum EndError {
+    /// It survived SIGKILL, which happens while the kernel waits for storage.
+    #[error("QEMU (process {pid}) did not end within {} ms after SIGKILL; does its storage hang?", deadline.as_millis())]
+    StillThere {
+        /// The process.
+        pid: u32,
+        /// How long was waited.
+        deadline: Duration,
+    },
+    /// The guest did not react to its power button.
+    #[error("the guest did not power off within {} ms; it may ignore its power button", .0.as_millis())]
+    GuestIgnores(Duration),
+    /// The guest's power button could not be pressed.
+    #[error(transparent)]
+    Qmp(#[from] QmpError),
+    /// The kernel refuses.
+    #[error("cannot remove {path}: {source}")]
+    Io {
+        /// The file or process directory.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// A QEMU that this host runs. Dropping it leaves QEMU running; [`Vmm::attach`] finds it again.
+#[derive(Debug)]
+pub struct Vmm {
+    spec: ResolvedSpec,
+    paths: RuntimePaths,
+    process: Process,
+    qmp: QmpClient,
+}
+
+impl Vmm {
+    /// Runs QEMU for `spec`: with [`Role::Fresh`] the guest boots, with [`Role::Incoming`] QEMU
+    /// waits for [`crate::migration::listen`].
+    ///
+    /// If it fails, or is dropped before it is done, nothing is left.
+    pub async fn start(
+        binary: &Path,
+        spec: ResolvedSpec,
+        paths: RuntimePaths,
+        role: Role,
+        deadline: Duration,
+    ) -> Result<Self, StartError> {
+        timeout(deadline, Self::start_unbounded(binary, spec, paths, role, deadline))
+            .await
+            .unwrap_or(Err(StartError::Deadline(deadline)))
+    }
+
+    async fn start_unbounded(
+        binary: &Path,
+        spec: ResolvedSpec,
+        paths: RuntimePaths,
+        role: Role,
+        deadline: Duration,
+    ) -> Result<Self, StartError> {
+        let directory = create_directory(&paths)?;
+        let spec_file = paths.spec_file();
+        let json = serde_json::to_vec(&spec).map_err(|error| io_error("write", &spec_file, error.into()))?;
+        fs::write(&spec_file, json).map_err(|source| io_error("write", &spec_file, source))?;
+        let arguments = command_line(&spec, &paths, role);
+        let launched = launch(binary, &arguments, &paths, deadline).await?;
+        attach_all(&spec).await?;
+        if role == Role::Fresh {
+            launched.qmp.execute::<IgnoredAny>("cont", Value::Null, deadline).await?;
+        }
+        let process = ScopeGuard::into_inner(launched.process);
+        ScopeGuard::into_inner(directory);
+        Ok(Self { spec, paths, process, qmp: launched.qmp })
+    }
+
+    /// Takes hold of a QEMU that an earlier agent started.
+    pub async fn attach(paths: RuntimePaths, deadline: Duration) -> Result<Self, AttachError> {
+        let qmp = match QmpClient::connect(&paths.qmp_socket(), deadline).await {
+            Err(source @ QmpError::Connect { .. }) => {
+                let directory = paths.directory().to_owned();
+                return Err(AttachError::NotRunning { directory, source });
+            }
+            connected => connected?,
+        };
+        let pid_file = paths.pid_file();
+        // QEMU writes its pid before it answers, so a QEMU that answered has written it.
+        let process = Process::find(&pid_file, paths.log_file())
+            .map_err(|error| file_problem(&pid_file, &error))?
+            .ok_or_else(|| file_problem(&pid_file, &"it does not name the QEMU that answers"))?;
+        let spec = read_spec(&paths.spec_file())?;
+        Ok(Self { spec, paths, process, qmp })
+    }
+
+    /// Removes what is left of a VM in `paths`, and kills its QEMU if that still lives but cannot
+    /// be attached to. Does nothing where there is nothing.
+    pub async fn clear(paths: &RuntimePaths, deadline: Duration) -> Result<(), EndError> {
+        let pid_file = paths.pid_file();
+        let found = Process::find(&pid_file, paths.log_file());
+        if let Some(process) = found.map_err(|source| EndError::Io { path: pid_file, source })? {
+            kill(&process, deadline).await?;
+        }
+        remove_directory(paths)
+    }
+
+    /// What this VM is.
+    pub fn spec(&self) -> &ResolvedSpec {
+        &self.spec
+    }
+
+    /// Where its files are.
+    pub fn paths(&self) -> &RuntimePaths {
+        &self.paths
+    }
+
+    /// Process id, for people. Another process may have it once this QEMU has ended.
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    /// Version of the QEMU that runs this VM, which an upgrade of the package does not change.
+    pub fn version(&self) -> QemuVersion {
+        self.qmp.version()
+    }
+
+    /// The control connection.
+    pub fn qmp(&self) -> &QmpClient {
+        &self.qmp
+    }
+
+    /// QEMU's events from now on, as [`QmpClient::events`] describes.
+    pub fn events(&self) -> broadcast::Receiver<Event> {
+        self.qmp.events()
+    }
+
+    /// Whether the process has not ended.
+    pub fn alive(&self) -> bool {
+        self.process.alive()
+    }
+
+    /// Waits for QEMU's end; `None` if it does not come in time.
+    pub async fn wait_exit(&self, deadline: Duration) -> Option<Exit> {
+        self.process.wait_exit(deadline).await
+    }
+
+    /// CPU that QEMU has used so far, all its threads, user and kernel mode, in seconds.
+    ///
+    /// Fails once QEMU has ended: read it before.
+    pub fn cpu_seconds(&self) -> io::Result<f64> {
+        self.process.cpu_seconds()
+    }
+
+    /// What QEMU is doing.
+    pub async fn run_state(&self, deadline: Duration) -> Result<RunState, QmpError> {
+        #[derive(serde::Deserialize)]
+        struct Status {
+            status: RunState,
+        }
+        let status: Status = self.qmp.execute("query-status", Value::Null, deadline).await?;
+        Ok(status.status)
+    }
+
+    /// The serial output since the last reading, at most the last 64 KiB. It stays behind when the
+    /// guest moves to another host.
+    pub async fn read_console(&self, deadline: Duration) -> Result<String, QmpError> {
+        let arguments = json!({ "device": CONSOLE_ID, "size": CONSOLE_TAIL_BYTES, "format": "utf8" });
+        self.qmp.execute("ringbuf-read", arguments, deadline).await
+    }
+
+    /// Presses the guest's power button and waits until it has powered off; then removes what is
+    /// left. A guest that ignores the button runs on, and [`EndError::GuestIgnores`] says so.
+    pub async fn stop_guest(&self, deadline: Duration) -> Result<(), EndError> {
+        if self.alive() {
+            self.qmp.execute::<IgnoredAny>("system_powerdown", Value::Null, deadline).await?;
+            if self.wait_exit(deadline).await.is_none() {
+                return Err(EndError::GuestIgnores(deadline));
+            }
+        }
+        remove_directory(&self.paths)
+    }
+
+    /// Ends QEMU and whatever the guest does, and removes what is left; may be repeated. Its taps
+    /// go with it.
+    pub async fn destroy(&self, deadline: Duration) -> Result<(), EndError> {
+        // Asked to quit, QEMU flushes its disks. How it answers does not matter: it may close the
+        // socket first, and if it hangs it is killed.
+        drop(self.qmp.execute::<IgnoredAny>("quit", Value::Null, deadline).await);
+        if self.wait_exit(deadline).await.is_none() {
+            kill(&self.process, deadline).await?;
+        }
+        remove_directory(&self.paths)
+    }
+}
+
+async fn kill(process: &Process, deadline: Duration) -> Result<(), EndError> {
+    let pid = process.pid();
+    let path = PathBuf::from(format!("/proc/{pid}"));
+    process.kill().map_err(|source| EndError::Io { path, source })?;
+    let ended = process.wait_exit(deadline).await;
+    ended.map(drop).ok_or(EndError::StillThere { pid, deadline })
+}
+
+fn remove_directory(paths: &RuntimePaths) -> Result<(), EndError> {
+    match fs::remove_dir_all(paths.directory()) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            Err(EndError::Io { path: paths.directory().to_owned(), source })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn read_spec(path: &Path) -> Result<ResolvedSpec, AttachError> {
+    let json = fs::read(path).map_err(|error| file_problem(path, &error))?;
+    serde_json::from_slice(&json).map_err(|error| file_problem(path, &error))
+}
+
+fn file_problem(path: &Path, problem: &dyn std::fmt::Display) -> AttachError {
+    AttachError::File { path: path.to_owned(), problem: problem.to_string() }
+}

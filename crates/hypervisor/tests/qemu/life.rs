@@ -1,0 +1,145 @@
+//! One QEMU's life.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use drainpipe_hypervisor::{
+    AttachError, EndError, Exit, HypervisorFacts, LaunchError, ProbeError, Role, RunState, RuntimePaths,
+    StartError, Vmm,
+};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::host::{DEADLINE, Host, qemus, small_vm};
+
+#[tokio::test]
+async fn starts_is_found_again_and_ends_without_remains() {
+    for facts in qemus().await {
+        let host = Host::new(&facts);
+        let spec = small_vm("life");
+        let before = Instant::now();
+        let vmm = host.start(&spec, Role::Fresh).await;
+        eprintln!("QEMU {}: started in {} ms", facts.version, before.elapsed().as_millis());
+        assert_eq!(vmm.run_state(DEADLINE).await.expect("a state"), RunState::Running);
+        assert_eq!(vmm.version(), facts.version);
+        let pid = vmm.pid();
+        drop(vmm);
+
+        let vmm = Vmm::attach(host.paths(&spec), DEADLINE).await.expect("QEMU outlives its agent");
+        assert_eq!(vmm.pid(), pid);
+        assert_eq!(vmm.spec().spec().name, spec.name);
+        assert!(vmm.alive() && vmm.cpu_seconds().expect("alive") > 0.0);
+        vmm.destroy(DEADLINE).await.expect("ends");
+        vmm.destroy(DEADLINE).await.expect("once more is no error");
+        assert!(!vmm.alive());
+        assert!(vmm.cpu_seconds().is_err());
+        assert_eq!(RuntimePaths::list(host.runtime_directory()).expect("readable"), []);
+    }
+}
+
+#[tokio::test]
+async fn a_killed_qemu_is_noticed_and_its_remains_cleared() {
+    for facts in qemus().await {
+        let host = Host::new(&facts);
+        let spec = small_vm("killed");
+        let vmm = host.start(&spec, Role::Fresh).await;
+        kill_process(pid_of(&vmm), Signal::KILL).expect("it lives");
+        assert_eq!(vmm.wait_exit(DEADLINE).await, Some(Exit::Signal(9)));
+        assert!(!vmm.alive());
+        assert!(vmm.run_state(DEADLINE).await.is_err());
+
+        let attached = Vmm::attach(host.paths(&spec), DEADLINE).await;
+        assert!(matches!(attached, Err(AttachError::NotRunning { .. })), "{attached:?}");
+        let again = start(&host, "killed").await.expect_err("remains are in the way");
+        assert!(matches!(again, StartError::Launch(LaunchError::Exists { .. })), "{again}");
+        Vmm::clear(&host.paths(&spec), DEADLINE).await.expect("cleared");
+        host.start(&spec, Role::Fresh).await.destroy(DEADLINE).await.expect("ends");
+    }
+}
+
+#[tokio::test]
+async fn a_hanging_qemu_is_destroyed() {
+    for facts in qemus().await {
+        let host = Host::new(&facts);
+        let vmm = host.start(&small_vm("hangs"), Role::Fresh).await;
+        kill_process(pid_of(&vmm), Signal::STOP).expect("it lives");
+        vmm.destroy(Duration::from_millis(200)).await.expect("killed");
+        assert_eq!(vmm.wait_exit(DEADLINE).await, Some(Exit::Signal(9)));
+    }
+}
+
+#[tokio::test]
+async fn a_second_start_leaves_the_first_alone() {
+    for facts in qemus().await {
+        let host = Host::new(&facts);
+        let vmm = host.start(&small_vm("twice"), Role::Fresh).await;
+        let error = start(&host, "twice").await.expect_err("it runs already");
+        assert!(matches!(error, StartError::Launch(LaunchError::Exists { .. })), "{error}");
+        assert_eq!(vmm.run_state(DEADLINE).await.expect("a state"), RunState::Running);
+    }
+}
+
+#[tokio::test]
+async fn a_start_that_fails_says_why_and_leaves_nothing() {
+    for facts in qemus().await {
+        let host = Host::new(&facts);
+        let mut spec = small_vm("fails");
+        spec.kernel = Some("/nonexistent/kernel".into());
+        let resolved = spec.resolve(&facts).expect("this host can");
+        let error = Vmm::start(&facts.binary, resolved, host.paths(&spec), Role::Fresh, DEADLINE)
+            .await
+            .expect_err("no kernel");
+        assert!(error.to_string().contains("/nonexistent/kernel"), "{error}");
+        assert_eq!(RuntimePaths::list(host.runtime_directory()).expect("readable"), []);
+    }
+}
+
+#[tokio::test]
+async fn a_start_that_is_given_up_leaves_nothing() {
+    for facts in qemus().await {
+        let host = Host::new(&facts);
+        let spec = small_vm("given-up");
+        let resolved = spec.resolve(&facts).expect("this host can");
+        let brief = Duration::from_millis(5);
+        let error = Vmm::start(&facts.binary, resolved, host.paths(&spec), Role::Fresh, brief).await;
+        assert!(error.is_err(), "QEMU takes longer than 5 ms to start");
+        assert_eq!(RuntimePaths::list(host.runtime_directory()).expect("readable"), []);
+    }
+}
+
+#[tokio::test]
+async fn a_guest_without_an_operating_system_ignores_its_power_button() {
+    for facts in qemus().await {
+        let host = Host::new(&facts);
+        let vmm = host.start(&small_vm("button"), Role::Fresh).await;
+        let stopped = vmm.stop_guest(Duration::from_millis(300)).await;
+        assert!(matches!(stopped, Err(EndError::GuestIgnores(_))), "{stopped:?}");
+        assert_eq!(vmm.run_state(DEADLINE).await.expect("a state"), RunState::Running);
+    }
+}
+
+#[tokio::test]
+async fn probing_says_what_a_host_has() {
+    for facts in qemus().await {
+        eprintln!("{facts:?}");
+        assert!(facts.machines.iter().any(|machine| machine == "pc-q35-7.2"));
+        assert!(!facts.machines.iter().any(|machine| machine == "q35"), "an alias");
+    }
+    let scratch = tempfile::tempdir().expect("a directory");
+    let probe =
+        async |binary: &str| HypervisorFacts::probe(Path::new(binary), scratch.path(), DEADLINE).await;
+    let missing = probe("/nonexistent/qemu").await.expect_err("missing");
+    assert!(matches!(missing, ProbeError::Launch(LaunchError::Spawn { .. })), "{missing}");
+    let not_qemu = probe("/bin/false").await.expect_err("not QEMU");
+    assert!(matches!(not_qemu, ProbeError::Launch(LaunchError::Exited { .. })), "{not_qemu}");
+    assert_eq!(std::fs::read_dir(scratch.path()).expect("readable").count(), 0);
+}
+
+async fn start(host: &Host, name: &str) -> Result<Vmm, StartError> {
+    let spec = small_vm(name);
+    let resolved = spec.resolve(&host.facts).expect("this host can");
+    Vmm::start(&host.facts.binary, resolved, host.paths(&spec), Role::Fresh, DEADLINE).await
+}
+
+fn pid_of(vmm: &Vmm) -> Pid {
+    i32::try_from(vmm.pid()).ok().and_then(Pid::from_raw).expect("a process id")
+}

@@ -1,0 +1,7 @@
+//! Against real QEMUs: the host's, and those that `DRAINPIPE_TEST_QEMU` lists.
+
+mod control_socket;
+mod host;
+mod life;
+mod migration;
+mod network;

@@ -1,0 +1,305 @@
+//! Migrations between two QEMUs on this machine.
+
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::path::Path;
+use std::time::Duration;
+
+use drainpipe_hypervisor::migration::{
+    self, MigrationError, MigrationStatus, Multifd, TransferStatus, Transport, Zstd,
+};
+use drainpipe_hypervisor::{HypervisorFacts, Role, RunState, VmSpec, Vmm};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::time::{Instant, sleep};
+
+use crate::host::{DEADLINE, Host, qemus, small_vm};
+
+const DOWNTIME_LIMIT_MS: u64 = 300;
+const CONTENT_BYTES: usize = 32 << 20;
+
+const PLAIN: Transport = Transport { multifd: None };
+const MULTIFD: Transport = Transport { multifd: Some(Multifd { channels: 4, compression: None }) };
+const ZSTD: Transport =
+    Transport { multifd: Some(Multifd { channels: 4, compression: Some(Zstd { level: 1 }) }) };
+
+/// A guest on its source host and its skeleton on the target host.
+struct Pair {
+    source: Vmm,
+    target: Vmm,
+    target_host: Host,
+    _source_host: Host,
+    _content: tempfile::TempDir,
+}
+
+impl Pair {
+    async fn new(source: &HypervisorFacts, target: &HypervisorFacts, name: &str) -> Self {
+        let (source_host, target_host) = (Host::new(source), Host::new(target));
+        let content = tempfile::tempdir().expect("a directory");
+        let spec = vm_with_content(name, content.path());
+        let source = source_host.start(&spec, Role::Fresh).await;
+        wait_for_content(&source).await;
+        let target = target_host.start(&spec, Role::Incoming).await;
+        Self { source, target, target_host, _source_host: source_host, _content: content }
+    }
+
+    async fn transfer(&self, transport: &Transport) {
+        let address = listen(&self.target, transport, Ipv4Addr::LOCALHOST.into()).await;
+        migration::start(&self.source, transport, address, DOWNTIME_LIMIT_MS, DEADLINE).await.expect("begun");
+    }
+
+    /// Goes on from pre-switchover to the running target.
+    async fn commit(&self) -> TransferStatus {
+        migration::switch_over(&self.source, DEADLINE).await.expect("goes on");
+        let sent = wait_for(&self.source, MigrationStatus::Completed).await;
+        wait_for(&self.target, MigrationStatus::Completed).await;
+        assert_eq!(state(&self.target).await, RunState::Paused, "the target waits for the commit");
+        assert_eq!(state(&self.source).await, RunState::Postmigrate);
+        migration::run(&self.target, DEADLINE).await.expect("runs");
+        assert_eq!(state(&self.target).await, RunState::Running);
+        sent
+    }
+}
+
+/// A boot sector of Linux' boot protocol whose kernel only halts, and an initramfs that does not
+/// compress: the firmware loads both, so guest memory has content that must travel.
+fn vm_with_content(name: &str, directory: &Path) -> VmSpec {
+    let mut kernel = vec![0_u8; 2048];
+    kernel[0x1f1] = 1; // setup sectors
+    kernel[0x1fe..0x202].copy_from_slice(&[0x55, 0xaa, 0xeb, 0x66]); // magic; jump to 0x268
+    kernel[0x202..0x206].copy_from_slice(b"HdrS");
+    kernel[0x206..0x208].copy_from_slice(&0x020c_u16.to_le_bytes()); // protocol version
+    kernel[0x211] = 1; // loaded high
+    kernel[0x22c..0x230].copy_from_slice(&0x7fff_ffff_u32.to_le_bytes()); // highest initramfs
+    kernel[0x268..0x26d].copy_from_slice(&[0xfa, 0xf4, 0xeb, 0xfd, 0]); // cli; hlt; jmp hlt
+    let mut seed = 1_u64;
+    let noise: Vec<u8> = std::iter::repeat_with(|| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        seed.to_be_bytes()[0]
+    })
+    .take(CONTENT_BYTES)
+    .collect();
+    let write = |file: &str, bytes: &[u8]| {
+        let path = directory.join(file);
+        std::fs::write(&path, bytes).expect("writable");
+        Some(path)
+    };
+    VmSpec { kernel: write("kernel", &kernel), initramfs: write("initramfs", &noise), ..small_vm(name) }
+}
+
+/// The kernel runs when everything is loaded, and then nothing is heard of it: QEMU's memory tells.
+async fn wait_for_content(vmm: &Vmm) {
+    let end = Instant::now() + DEADLINE;
+    loop {
+        let registers: String = vmm
+            .qmp()
+            .execute(
+                "human-monitor-command",
+                serde_json::json!({ "command-line": "info registers" }),
+                DEADLINE,
+            )
+            .await
+            .expect("registers");
+        // Halted with interrupts off, in the segment where the setup code was loaded.
+        if registers.contains("HLT=1") && registers.contains("CS =1020") {
+            return;
+        }
+        assert!(Instant::now() < end, "the guest did not boot: {registers}");
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Makes a target listen at a port that was free a moment ago.
+async fn listen(target: &Vmm, transport: &Transport, ip: std::net::IpAddr) -> SocketAddr {
+    for _ in 0..10 {
+        let address = TcpListener::bind((ip, 0)).and_then(|socket| socket.local_addr()).expect("a free port");
+        match migration::listen(target, transport, address, DEADLINE).await {
+            Err(MigrationError::PortTaken(_)) => {}
+            listening => {
+                listening.expect("listens");
+                return address;
+            }
+        }
+    }
+    panic!("ten free ports were taken")
+}
+
+async fn wait_for(vmm: &Vmm, wanted: MigrationStatus) -> TransferStatus {
+    let end = Instant::now() + DEADLINE;
+    loop {
+        let now = migration::status(vmm, DEADLINE).await.expect("a status");
+        if now.status == wanted {
+            return now;
+        }
+        assert!(!now.status.is_final() || now.status == MigrationStatus::None, "{now:?}");
+        assert!(Instant::now() < end, "{now:?}");
+        sleep(Duration::from_millis(2)).await;
+    }
+}
+
+async fn state(vmm: &Vmm) -> RunState {
+    vmm.run_state(DEADLINE).await.expect("a state")
+}
+
+fn signal(vmm: &Vmm, signal: Signal) {
+    let pid = i32::try_from(vmm.pid()).ok().and_then(Pid::from_raw).expect("a process id");
+    kill_process(pid, signal).expect("it lives");
+}
+
+#[tokio::test]
+async fn every_transport_carries_a_guest_and_counts_its_bytes() {
+    let qemus = qemus().await;
+    // Also between versions, up and down: the machine type is the same.
+    for (source, target) in qemus.iter().flat_map(|a| qemus.iter().map(move |b| (a, b))) {
+        for transport in [PLAIN, MULTIFD, ZSTD] {
+            let pair = Pair::new(source, target, "carried").await;
+            pair.transfer(&transport).await;
+            wait_for(&pair.source, MigrationStatus::PreSwitchover).await;
+            assert_eq!(state(&pair.source).await, RunState::FinishMigrate);
+            let sent = pair.commit().await;
+            let ram = sent.ram.expect("counters");
+            eprintln!("{} → {}, {transport:?}: {sent:?}", source.version, target.version);
+            assert!(ram.transferred_bytes >= CONTENT_BYTES as u64 / 2, "{ram:?}");
+            assert!(ram.transferred_bytes < 2 * CONTENT_BYTES as u64, "{ram:?}");
+            assert_eq!(transport.multifd.is_some(), ram.multifd_bytes > CONTENT_BYTES as u64 / 2, "{ram:?}");
+            assert!(sent.downtime_ms.is_some());
+        }
+    }
+}
+
+#[tokio::test]
+async fn ipv6_carries_a_guest() {
+    for facts in qemus().await {
+        let pair = Pair::new(&facts, &facts, "ipv6").await;
+        let address = listen(&pair.target, &MULTIFD, Ipv6Addr::LOCALHOST.into()).await;
+        migration::start(&pair.source, &MULTIFD, address, DOWNTIME_LIMIT_MS, DEADLINE).await.expect("begun");
+        wait_for(&pair.source, MigrationStatus::PreSwitchover).await;
+        pair.commit().await;
+    }
+}
+
+#[tokio::test]
+async fn a_taken_port_is_told_and_another_one_serves() {
+    for facts in qemus().await {
+        let host = Host::new(&facts);
+        let target = host.start(&small_vm("port"), Role::Incoming).await;
+        let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let address = taken.local_addr().expect("an address");
+        let error = migration::listen(&target, &MULTIFD, address, DEADLINE).await;
+        assert!(matches!(error, Err(MigrationError::PortTaken(port)) if port == address), "{error:?}");
+        listen(&target, &MULTIFD, Ipv4Addr::LOCALHOST.into()).await;
+    }
+}
+
+#[tokio::test]
+async fn a_guest_does_not_run_before_its_memory_is_there() {
+    for facts in qemus().await {
+        let host = Host::new(&facts);
+        let target = host.start(&small_vm("early"), Role::Incoming).await;
+        let error = migration::run(&target, DEADLINE).await;
+        assert!(matches!(error, Err(MigrationError::MemoryIncomplete(RunState::Inmigrate))), "{error:?}");
+    }
+}
+
+#[tokio::test]
+async fn after_a_cancelled_migration_the_guest_runs_on_and_the_next_one_is_not_affected() {
+    for facts in qemus().await {
+        let mut pair = Pair::new(&facts, &facts, "cancelled").await;
+        pair.transfer(&ZSTD).await;
+        wait_for(&pair.source, MigrationStatus::PreSwitchover).await;
+        let status = migration::cancel(&pair.source, DEADLINE).await.expect("ends");
+        assert_eq!(status, MigrationStatus::Cancelled);
+        migration::run(&pair.source, DEADLINE).await.expect("runs");
+        assert_eq!(state(&pair.source).await, RunState::Running);
+
+        let spec = pair.target.spec().spec().clone();
+        pair.target.destroy(DEADLINE).await.expect("ends");
+        pair.target = pair.target_host.start(&spec, Role::Incoming).await;
+        pair.transfer(&PLAIN).await;
+        wait_for(&pair.source, MigrationStatus::PreSwitchover).await;
+        let sent = pair.commit().await;
+        assert_eq!(sent.ram.expect("counters").multifd_bytes, 0, "multifd stayed switched on");
+    }
+}
+
+#[tokio::test]
+async fn a_migration_to_a_silent_target_can_be_cancelled() {
+    for facts in qemus().await {
+        for transport in [PLAIN, MULTIFD] {
+            let pair = Pair::new(&facts, &facts, "silent").await;
+            let address = listen(&pair.target, &transport, Ipv4Addr::LOCALHOST.into()).await;
+            signal(&pair.target, Signal::STOP);
+            migration::start(&pair.source, &transport, address, DOWNTIME_LIMIT_MS, DEADLINE)
+                .await
+                .expect("begun");
+            wait_for(&pair.source, MigrationStatus::Active).await;
+            sleep(Duration::from_millis(200)).await;
+            let before = Instant::now();
+            let status = migration::cancel(&pair.source, DEADLINE).await.expect("ends");
+            eprintln!("{} {transport:?}: cancelled in {:?}", facts.version, before.elapsed());
+            assert_eq!(status, MigrationStatus::Cancelled);
+            migration::run(&pair.source, DEADLINE).await.expect("runs");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_target_killed_in_flight_leaves_the_guest_running() {
+    for facts in qemus().await {
+        for transport in [PLAIN, MULTIFD] {
+            let pair = Pair::new(&facts, &facts, "in-flight").await;
+            let address = listen(&pair.target, &transport, Ipv4Addr::LOCALHOST.into()).await;
+            signal(&pair.target, Signal::STOP);
+            migration::start(&pair.source, &transport, address, DOWNTIME_LIMIT_MS, DEADLINE)
+                .await
+                .expect("begun");
+            wait_for(&pair.source, MigrationStatus::Active).await;
+            signal(&pair.target, Signal::KILL);
+            let failed = wait_for(&pair.source, MigrationStatus::Failed).await;
+            eprintln!("{} {transport:?}: {:?}", facts.version, failed.error_desc);
+            migration::run(&pair.source, DEADLINE).await.expect("runs");
+            assert_eq!(state(&pair.source).await, RunState::Running);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_target_killed_before_switchover_leaves_the_guest_running() {
+    for facts in qemus().await {
+        let pair = Pair::new(&facts, &facts, "pre-switchover").await;
+        pair.transfer(&MULTIFD).await;
+        wait_for(&pair.source, MigrationStatus::PreSwitchover).await;
+        signal(&pair.target, Signal::KILL);
+        migration::cancel(&pair.source, DEADLINE).await.expect("ends");
+        migration::run(&pair.source, DEADLINE).await.expect("runs");
+        assert_eq!(state(&pair.source).await, RunState::Running);
+    }
+}
+
+#[tokio::test]
+async fn a_guest_whose_target_is_lost_after_the_switchover_runs_again_at_the_source() {
+    for facts in qemus().await {
+        let pair = Pair::new(&facts, &facts, "postmigrate").await;
+        pair.transfer(&PLAIN).await;
+        wait_for(&pair.source, MigrationStatus::PreSwitchover).await;
+        migration::switch_over(&pair.source, DEADLINE).await.expect("goes on");
+        wait_for(&pair.source, MigrationStatus::Completed).await;
+        signal(&pair.target, Signal::KILL);
+        migration::run(&pair.source, DEADLINE).await.expect("runs");
+        assert_eq!(state(&pair.source).await, RunState::Running);
+    }
+}
+
+#[tokio::test]
+async fn a_target_that_cannot_be_reached_fails_with_a_reason() {
+    for facts in qemus().await {
+        let host = Host::new(&facts);
+        let source = host.start(&small_vm("unreached"), Role::Fresh).await;
+        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port").local_addr();
+        migration::start(&source, &PLAIN, free.expect("an address"), DOWNTIME_LIMIT_MS, DEADLINE)
+            .await
+            .expect("begun");
+        let failed = wait_for(&source, MigrationStatus::Failed).await;
+        let reason = failed.error_desc.expect("a reason");
+        assert!(reason.contains("refused"), "{reason}");
+        assert_eq!(state(&source).await, RunState::Running);
+    }
+}

@@ -1,0 +1,1 @@
+//! Taps and bridges, in a network namespace of the test's own.
