@@ -29,7 +29,7 @@ pub enum Error {
     /// A program that the lab called failed.
     #[error("`{command}` failed: {stderr}{hint}")]
     Tool {
-        /// The command line, with the line of the batch that failed.
+        /// The command as one would type it.
         command: String,
         /// What the program said.
         stderr: String,

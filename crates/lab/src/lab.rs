@@ -79,6 +79,7 @@ impl Lab {
     /// Finds a lab that is up.
     pub fn open(name: &str) -> Result<Self, Error> {
         check_lab_name(name)?;
+        check_root()?;
         let Some(spec) = state::read_record(name)? else { return Err(not_up(name)?) };
         let present: HashSet<String> = namespaces_of(name)?.into_iter().collect();
         let missing: Vec<&str> =
@@ -92,10 +93,12 @@ impl Lab {
 
     /// All labs on this machine, by name, with what is left of incomplete ones.
     pub fn list() -> Result<Vec<LabSummary>, Error> {
+        check_root()?;
         let mut names: BTreeSet<String> = state::directory_names()?.into_iter().collect();
         let namespaces = state::namespace_names()?;
         let labs = namespaces.iter().filter_map(|namespace| lab_and_node(namespace));
         names.extend(labs.map(|(lab, _)| lab.to_owned()));
+        names.retain(|name| check_lab_name(name).is_ok());
         let summary = |name: String| match Self::open(&name) {
             Ok(lab) => LabSummary { name, hosts: lab.spec.hosts, complete: true },
             Err(_) => LabSummary { name, hosts: Vec::new(), complete: false },
@@ -124,11 +127,11 @@ impl Lab {
         status::read(&self.spec)
     }
 
-    /// The directory for the files of `host`, such as its agent's; root's alone, removed by
-    /// [`Lab::down`].
-    pub fn host_dir(&self, host: &str) -> Result<PathBuf, Error> {
-        self.spec.host_index(host)?;
-        Ok(state::directory(&self.spec.name).join(host))
+    /// The directory for the files of `node` (a host, or [`CLIENT`](crate::CLIENT)), such as an
+    /// agent's; root's alone, removed by [`Lab::down`].
+    pub fn node_dir(&self, node: &str) -> Result<PathBuf, Error> {
+        self.spec.check_node(node)?;
+        Ok(state::directory(&self.spec.name).join(node))
     }
 
     /// A command that runs `program` in the namespace of `node` (a host, or
@@ -202,15 +205,17 @@ impl Lab {
     }
 }
 
+fn check_root() -> Result<(), Error> {
+    geteuid().is_root().then_some(()).ok_or(Error::NotRoot)
+}
+
 fn check_machine() -> Result<(), Error> {
-    if !geteuid().is_root() {
-        return Err(Error::NotRoot);
-    }
+    check_root()?;
     tools::check_installed()
 }
 
 fn make(spec: &LabSpec, lock: &LabLock) -> Result<(), Error> {
-    lock.create_directories(&spec.hosts)?;
+    lock.create_directories(spec.nodes())?;
     topology::build(spec).iter().try_for_each(|batch| batch.run(lock))?;
     let [receive, _] = drops(spec, &spec.hosts[0], &spec.link_names()[0])?;
     receive.check().run(lock)?;
@@ -223,8 +228,8 @@ fn clear(name: &str, lock: &LabLock) -> Result<Removal, Error> {
     lock.remove_record()?;
     let namespaces = namespaces_of(name)?;
     let ids = namespaces.iter().filter_map(|name| NamespaceId::of_file(&namespace_file(name)));
-    let processes = processes::end(name, &ids.collect())?;
-    lock.create_directories(&[])?;
+    let processes = processes::end(name, ids.collect())?;
+    lock.create_directories([].into_iter())?;
     topology::remove_namespaces(&namespaces).run(lock)?;
     lock.remove_directory()?;
     Ok(Removal { namespaces: namespaces.len(), processes })

@@ -56,7 +56,13 @@ pub(crate) fn within(namespaces: &HashSet<NamespaceId>) -> Result<HashSet<Pid>, 
 }
 
 /// Ends all processes within `namespaces`: asks, waits, then kills. Returns how many there were.
-pub(crate) fn end(lab: &str, namespaces: &HashSet<NamespaceId>) -> Result<usize, Error> {
+///
+/// The machine's own namespace is spared even if someone gave it a lab's name (`ip netns attach`).
+pub(crate) fn end(lab: &str, mut namespaces: HashSet<NamespaceId>) -> Result<usize, Error> {
+    if let Some(machine) = NamespaceId::of_process(Pid::INIT) {
+        namespaces.remove(&machine);
+    }
+    let namespaces = &namespaces;
     let mut ended = HashSet::new();
     for (signal, limit) in [(Signal::TERM, TERM_LIMIT), (Signal::KILL, KILL_LIMIT)] {
         let deadline = Instant::now() + limit;

@@ -232,3 +232,61 @@ pub(crate) fn check_mtu(link: &str, mtu_bytes: u32) -> Result<(), SpecError> {
         .then_some(())
         .ok_or_else(|| SpecError::Mtu { link: link.to_owned(), mtu_bytes })
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn spec(name: &str, hosts: &[&str], links: Vec<LinkSpec>) -> LabSpec {
+        let hosts = hosts.iter().map(|host| (*host).to_owned()).collect();
+        LabSpec { name: name.to_owned(), hosts, links }
+    }
+
+    fn message(spec: &LabSpec) -> String {
+        spec.validate().expect_err("the specification is wrong").to_string()
+    }
+
+    #[test]
+    fn names_are_checked() {
+        let links = vec![LinkSpec::default()];
+        let too_long = "x".repeat(33);
+        for name in ["", "-x", "x-", "X", "a/b", "a b", "..", "ü", too_long.as_str()] {
+            assert!(message(&spec(name, &["a", "b"], links.clone())).starts_with("lab name"), "{name}");
+        }
+        for host in ["", "a-b", "1a", "A", "client", "switch", "elevenchars", "a."] {
+            assert!(message(&spec("x", &["a", host], links.clone())).starts_with("host name"), "{host}");
+        }
+        assert!(message(&spec("x", &["a", "a"], links)).contains("named twice"));
+    }
+
+    #[test]
+    fn counts_and_ranges_are_checked() {
+        let link = LinkSpec::default();
+        assert!(message(&spec("x", &["a"], vec![link])).contains("2 to 64 hosts"));
+        assert!(message(&spec("x", &["a", "b"], vec![])).contains("1 to 64 links"));
+        assert!(message(&spec("x", &["a", "b"], vec![link; 65])).contains("1 to 64 links"));
+        let stopped = LinkSpec { rate_mbps: Some(0), ..link };
+        assert!(message(&spec("x", &["a", "b"], vec![link, stopped])).contains("link e1"));
+        let narrow = LinkSpec { mtu_bytes: 1279, ..link };
+        assert!(message(&spec("x", &["a", "b"], vec![narrow])).contains("1280 to 65535 bytes"));
+    }
+
+    #[test]
+    fn addresses_are_found_by_name() {
+        let spec = LabSpec::of_two_hosts("x", vec![LinkSpec::default(); 2]);
+        assert_eq!(spec.link_address("b", "e1").unwrap().to_string(), "10.77.2.12");
+        assert_eq!(spec.management_address("a").unwrap().to_string(), "10.77.0.11");
+        assert!(spec.link_address("b", "e2").unwrap_err().to_string().contains("e0, e1"));
+    }
+
+    proptest! {
+        #[test]
+        fn a_valid_name_makes_one_file_name(name in "\\PC{0,40}") {
+            if check_lab_name(&name).is_ok() {
+                prop_assert!(!name.contains(['/', '.', '\0']) && !name.is_empty());
+            }
+        }
+    }
+}

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::spec::LabSpec;
 
+const SHARED: &str = "/run/drainpipe";
 const ROOT: &str = "/run/drainpipe/lab";
 const NAMESPACES: &str = "/run/netns";
 const RECORD: &str = "lab.json";
@@ -92,6 +93,8 @@ pub(crate) fn read_record(name: &str) -> Result<Option<LabSpec>, Error> {
 impl LabLock {
     /// Waits, up to a limit, until no other process changes the lab `name`.
     pub(crate) fn acquire(name: &str) -> Result<Self, Error> {
+        // What else is in /run/drainpipe is not for the lab to hide.
+        fs::create_dir_all(SHARED).map_err(Error::io("create the directory", SHARED))?;
         create_directory(Path::new(ROOT))?;
         let path = Path::new(ROOT).join(format!("{name}.lock"));
         let deadline = Instant::now() + LOCK_LIMIT;
@@ -118,15 +121,18 @@ impl LabLock {
         &self.directory
     }
 
-    /// The lock as a child's standard input, so that the child holds it too.
-    pub(crate) fn as_stdin(&self) -> Result<Stdio, Error> {
+    /// The lock as a child's standard output, so that the child holds it too.
+    pub(crate) fn as_stdout(&self) -> Result<Stdio, Error> {
         Ok(self.file.try_clone().map_err(Error::io("share", &self.path))?.into())
     }
 
-    /// Makes the lab's directory and one for each of `hosts`.
-    pub(crate) fn create_directories(&self, hosts: &[String]) -> Result<(), Error> {
+    /// Makes the lab's directory and one for each of `nodes`.
+    pub(crate) fn create_directories<'a>(
+        &self,
+        mut nodes: impl Iterator<Item = &'a str>,
+    ) -> Result<(), Error> {
         create_directory(&self.directory)?;
-        hosts.iter().try_for_each(|host| create_directory(&self.directory.join(host)))
+        nodes.try_for_each(|node| create_directory(&self.directory.join(node)))
     }
 
     /// Declares the lab complete.

@@ -84,8 +84,9 @@ impl Batch {
 
     /// Runs the batch, from a file in the lab's state directory.
     ///
-    /// The lock goes along as standard input: if we are killed, the lab stays locked until the
+    /// The lock goes along as standard output: if we are killed, the lab stays locked until the
     /// command that we started has ended too, so it never works against the next `up` or `down`.
+    /// Standard input would not do, as `ip` and `tc` close it to read the batch in its place.
     pub(crate) fn run(&self, lock: &LabLock) -> Result<(), Error> {
         if self.lines.is_empty() {
             return Ok(());
@@ -94,13 +95,13 @@ impl Batch {
         let mut arguments = self.arguments();
         let script_name = script.display().to_string();
         arguments.push(&script_name);
-        let output = run(&arguments, lock.as_stdin()?)?;
+        let output = run(&arguments, lock.as_stdout()?)?;
         if output.status.success() {
             return Ok(());
         }
         let stderr = String::from_utf8_lossy(&output.stderr).trim().to_owned();
         let command = match failed_line(&stderr).and_then(|number| self.lines.get(number)) {
-            Some(line) => format!("{} <<< '{line}'", arguments[..arguments.len() - 1].join(" ")),
+            Some(line) => format!("{} {line}", arguments[..arguments.len() - 2].join(" ")),
             None => arguments.join(" "),
         };
         Err(failure(command, stderr))
@@ -155,7 +156,7 @@ fn inside<'a>(namespace: Option<&'a str>, program: &'a str, option: &'a str) -> 
 }
 
 fn read_json<T: DeserializeOwned>(arguments: &[&str]) -> Result<T, Error> {
-    let output = run(arguments, Stdio::null())?;
+    let output = run(arguments, Stdio::piped())?;
     let command = arguments.join(" ");
     if !output.status.success() {
         let stderr = String::from_utf8_lossy(&output.stderr).trim().to_owned();
@@ -164,14 +165,14 @@ fn read_json<T: DeserializeOwned>(arguments: &[&str]) -> Result<T, Error> {
     serde_json::from_slice(&output.stdout).map_err(|source| Error::ToolOutput { command, source })
 }
 
-fn run(arguments: &[&str], stdin: Stdio) -> Result<Output, Error> {
+fn run(arguments: &[&str], stdout: Stdio) -> Result<Output, Error> {
     let program = arguments[0];
     let could_not = |action| Error::io(action, program);
     let child = Command::new(program)
         .args(&arguments[1..])
         .env("LC_ALL", "C")
-        .stdin(stdin)
-        .stdout(Stdio::piped())
+        .stdin(Stdio::null())
+        .stdout(stdout)
         .stderr(Stdio::piped())
         .spawn()
         .map_err(could_not("run"))?;

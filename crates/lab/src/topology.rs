@@ -1,5 +1,7 @@
 //! From a specification to the commands that make it: values in, values out.
 
+use std::net::Ipv4Addr;
+
 use crate::addresses::{
     GUEST_NETWORK, MANAGEMENT_NETWORK, client_guest_address, client_management_address, link_address,
     link_network, management_address,
@@ -161,6 +163,53 @@ fn plug_in(bridge: &str, node: &str, namespace: &str, interface: &str) -> [Strin
     ]
 }
 
-fn address(interface: &str, address: std::net::Ipv4Addr, prefix_length: u8) -> String {
+fn address(interface: &str, address: Ipv4Addr, prefix_length: u8) -> String {
     format!("address add {address}/{prefix_length} broadcast + dev {interface}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::addresses::{MAX_HOSTS, MAX_LINKS};
+    use crate::spec::LinkSpec;
+
+    /// IFNAMSIZ without its terminating zero.
+    const MAX_INTERFACE_NAME_CHARS: usize = 15;
+
+    fn largest() -> LabSpec {
+        let hosts = (0..MAX_HOSTS).map(|host| format!("hostname{host:02}")).collect();
+        let links = vec![LinkSpec { rate_mbps: Some(100_000), mtu_bytes: 65_535 }; MAX_LINKS];
+        LabSpec { name: "x".repeat(32), hosts, links }
+    }
+
+    #[test]
+    fn interface_names_fit_the_kernel_in_the_largest_lab() {
+        let spec = largest();
+        spec.validate().unwrap();
+        for batch in build(&spec).iter().filter(|batch| batch.program == Program::Ip) {
+            let made = batch.lines.iter().filter_map(|line| line.strip_prefix("link add "));
+            for name in made.flat_map(|line| line.split(' ').step_by(5).take(2)) {
+                assert!(name.len() <= MAX_INTERFACE_NAME_CHARS, "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_but_namespaces_is_made_in_the_machines_own() {
+        for spec in [LabSpec::of_two_hosts("x", vec![LinkSpec::default()]), largest()] {
+            for batch in build(&spec).iter().filter(|batch| batch.namespace.is_none()) {
+                assert!(batch.lines.iter().all(|line| line.starts_with("netns ")));
+            }
+        }
+    }
+
+    #[test]
+    fn every_end_is_shaped_and_no_other_interface() {
+        let rates = [Some(1000), None].map(|rate_mbps| LinkSpec { rate_mbps, ..LinkSpec::default() });
+        let mut spec = LabSpec::of_two_hosts("x", rates.to_vec());
+        assert_eq!(shape(&spec).iter().map(|batch| batch.lines.len()).collect::<Vec<_>>(), [1, 1]);
+        spec.hosts.push("c".to_owned());
+        // Each host's own end, and the switch's three ports.
+        assert_eq!(shape(&spec).iter().map(|batch| batch.lines.len()).collect::<Vec<_>>(), [1, 1, 1, 3]);
+    }
 }

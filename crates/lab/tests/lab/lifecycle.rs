@@ -101,7 +101,7 @@ fn every_process_in_the_lab_ends_with_it_and_no_other() {
         return;
     }
     let lab = TestLab::of_two_hosts(vec![link(None)]);
-    let log = lab.host_dir("a").unwrap().join("daemon.log");
+    let log = lab.node_dir("a").unwrap().join("daemon.log");
     let polite = lab.spawn("a", &["sleep", "600"], &log).unwrap();
     let script = "trap '' TERM; echo ready; while :; do sleep 1; done";
     let stubborn = lab.spawn(CLIENT, &["sh", "-c", script], &log).unwrap();

@@ -103,36 +103,26 @@ impl TestLab {
         let mut sender = self.run_in(from, connect).unwrap().expect("the stream is opened");
         sender.set_write_timeout(Some(PATIENCE)).unwrap();
         thread::scope(|scope| {
+            let chunk = vec![7; 256 << 10];
+            let start = Instant::now();
             // Until the receiver has seen enough and hangs up.
-            scope.spawn(move || while sender.write_all(&[7; 256 << 10]).is_ok() {});
-            receive(&listener, duration).expect("the stream is received")
+            scope.spawn(move || while sender.write_all(&chunk).is_ok() {});
+            let bytes = receive(&listener, duration).expect("the stream is received");
+            bytes as f64 * 8.0 / 1e6 / start.elapsed().as_secs_f64()
         })
     }
 }
 
-/// Leaves out the first third, in which the stream finds its speed.
-fn receive(listener: &TcpListener, duration: Duration) -> io::Result<f64> {
+fn receive(listener: &TcpListener, duration: Duration) -> io::Result<usize> {
     let (mut stream, _) = listener.accept()?;
     stream.set_read_timeout(Some(PATIENCE))?;
-    let start = Instant::now();
+    let end = Instant::now() + duration;
     let mut buffer = vec![0; 256 << 10];
-    let (mut begun, mut bytes) = (None, 0_usize);
-    loop {
-        let length = stream.read(&mut buffer)?;
-        if length == 0 {
-            break;
-        }
-        match begun {
-            None if start.elapsed() > duration / 3 => begun = Some(Instant::now()),
-            None => {}
-            Some(_) => bytes += length,
-        }
-        if start.elapsed() > duration {
-            break;
-        }
+    let mut bytes = 0;
+    while Instant::now() < end {
+        bytes += stream.read(&mut buffer)?;
     }
-    let seconds = begun.expect("the stream lasts").elapsed().as_secs_f64();
-    Ok(bytes as f64 * 8.0 / 1e6 / seconds)
+    Ok(bytes)
 }
 
 impl Deref for TestLab {
