@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
@@ -123,23 +124,24 @@ impl TwoHosts {
             }
         }
         let hosts = Self { left, right };
-        hosts.wait_for_carrier();
+        hosts.wait_until(|hosts| {
+            [&hosts.left, &hosts.right].iter().all(|host| {
+                host.ip("-o link show up").matches("state UP").count() == 2
+                    && !host.ip("-6 addr show").contains("tentative")
+            })
+        });
         hosts
     }
 
-    /// The kernel announces a new carrier, and sets the routes that hang on it, a moment later.
-    fn wait_for_carrier(&self) {
-        for _ in 0..200 {
-            let up = |host: &Namespace| {
-                host.ip("-o link show up").matches("state UP").count() == 2
-                    && !host.ip("-6 addr show").contains("tentative")
-            };
-            if up(&self.left) && up(&self.right) {
+    /// Waits for the kernel: it acts on a carrier that came or went up to a second later.
+    pub(crate) fn wait_until(&self, condition: impl Fn(&Self) -> bool) {
+        for _ in 0..300 {
+            if condition(self) {
                 return;
             }
-            thread::sleep(std::time::Duration::from_millis(10));
+            thread::sleep(Duration::from_millis(10));
         }
-        panic!("the links did not come up");
+        panic!("the links did not come to the state waited for");
     }
 }
 

@@ -207,6 +207,24 @@ fn ipv4_needs_no_ipv4_addresses_on_the_links() {
 }
 
 #[test]
+fn a_path_that_is_down_from_the_start_is_not_used() {
+    if !may_make_namespaces() {
+        return;
+    }
+    for plan in [ipv4(), ipv6_over_link_local()] {
+        let hosts = TwoHosts::new();
+        hosts.right.ip("link set p1 down");
+        hosts.wait_until(|hosts| hosts.left.ip("link show p1").contains("state DOWN"));
+        apply(&hosts.left, &plan.left());
+        let version = if plan.peer.is_ipv4() { 4 } else { 6 };
+        for port in 1000..1016 {
+            let query = format!("-{version} route get {} ipproto tcp sport {port} dport 80", plan.peer);
+            assert!(hosts.left.ip(&query).contains("dev p0"));
+        }
+    }
+}
+
+#[test]
 fn undoing_from_the_journal_leaves_no_trace() {
     if !may_make_namespaces() {
         return;
