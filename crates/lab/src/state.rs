@@ -12,6 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
@@ -106,10 +107,13 @@ impl LabLock {
                 .mode(0o600)
                 .open(&path)
                 .map_err(Error::io("open", &path))?;
-            let locked = flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
-            // Its last holder may have removed the file between our open and our lock.
-            if locked && is_at(&file, &path) {
-                return Ok(Self { file, path, directory: directory(name) });
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                // Its last holder may have removed the file between our open and our lock.
+                Ok(()) if is_at(&file, &path) => {
+                    return Ok(Self { file, path, directory: directory(name) });
+                }
+                Ok(()) | Err(Errno::WOULDBLOCK | Errno::INTR) => {}
+                Err(error) => return Err(Error::io("lock", path)(error.into())),
             }
             thread::sleep(LOCK_POLL);
         }

@@ -99,12 +99,13 @@ impl Batch {
         if output.status.success() {
             return Ok(());
         }
-        let stderr = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        let command = match failed_line(&stderr).and_then(|number| self.lines.get(number)) {
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        let (said, line) = without_line_number(&stderr);
+        let command = match line.and_then(|number| self.lines.get(number)) {
             Some(line) => format!("{} {line}", arguments[..arguments.len() - 2].join(" ")),
             None => arguments.join(" "),
         };
-        Err(failure(command, stderr))
+        Err(failure(command, said))
     }
 
     fn write_script(&self, lock: &LabLock) -> Result<PathBuf, Error> {
@@ -159,8 +160,7 @@ fn read_json<T: DeserializeOwned>(arguments: &[&str]) -> Result<T, Error> {
     let output = run(arguments, Stdio::piped())?;
     let command = arguments.join(" ");
     if !output.status.success() {
-        let stderr = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        return Err(failure(command, stderr));
+        return Err(failure(command, String::from_utf8_lossy(&output.stderr).trim()));
     }
     serde_json::from_slice(&output.stdout).map_err(|source| Error::ToolOutput { command, source })
 }
@@ -189,15 +189,17 @@ fn run(arguments: &[&str], stdout: Stdio) -> Result<Output, Error> {
     Err(Error::ToolTimeout { command: arguments.join(" "), limit: COMMAND_LIMIT })
 }
 
-fn failure(command: String, stderr: String) -> Error {
+fn failure(command: String, stderr: &str) -> Error {
     let hint = HINTS.iter().find(|(said, _)| stderr.contains(said)).map_or("", |(_, hint)| hint);
-    Error::Tool { command, stderr, hint }
+    Error::Tool { command, stderr: stderr.to_owned(), hint }
 }
 
-/// The index of the batch line that `ip` and `tc` name as `Command failed FILE:NUMBER`.
-fn failed_line(stderr: &str) -> Option<usize> {
-    let line = stderr.lines().rev().find(|line| line.starts_with("Command failed "))?;
-    line.rsplit_once(':')?.1.parse::<usize>().ok()?.checked_sub(1)
+/// What `ip` and `tc` say of a batch: the error, and the index of the line that they name after
+/// it as `Command failed FILE:NUMBER`.
+fn without_line_number(stderr: &str) -> (&str, Option<usize>) {
+    let Some((said, place)) = stderr.rsplit_once("Command failed ") else { return (stderr.trim(), None) };
+    let number = place.trim().rsplit_once(':').and_then(|(_, number)| number.parse::<usize>().ok());
+    (said.trim(), number.and_then(|number| number.checked_sub(1)))
 }
 
 #[cfg(test)]
@@ -206,15 +208,15 @@ mod tests {
 
     #[test]
     fn the_failed_line_of_a_batch_is_found() {
-        let stderr = "Cannot find device \"nosuch\"\nCommand failed /run/x.ip:2";
-        assert_eq!(failed_line(stderr), Some(1));
-        assert_eq!(failed_line("Object \"x\" is unknown"), None);
-        assert_eq!(failed_line("Command failed -:0"), None);
+        let stderr = "Cannot find device \"nosuch\"\nCommand failed /run/x.ip:2\n";
+        assert_eq!(without_line_number(stderr), ("Cannot find device \"nosuch\"", Some(1)));
+        assert_eq!(without_line_number("Object \"x\" is unknown\n"), ("Object \"x\" is unknown", None));
+        assert_eq!(without_line_number("Command failed -:0"), ("", None));
     }
 
     #[test]
     fn a_lack_of_the_kernel_is_explained() {
-        let error = failure("tc".to_owned(), "Error: Specified qdisc kind is unknown.".to_owned());
+        let error = failure("tc".to_owned(), "Error: Specified qdisc kind is unknown.");
         assert!(error.to_string().contains("modprobe sch_tbf"), "{error}");
     }
 }
