@@ -8,8 +8,8 @@ const MIN_BURST_BYTES: u64 = 128 << 10;
 /// The timer that releases the next packet may fire some milliseconds late when two cores carry
 /// sender, receiver and guests; what passed meanwhile is made up for only as far as the burst
 /// reaches. At 1 Gb/s on a machine busy with compilers (median of 5 runs, one stream, bbr and
-/// cubic): 2 ms gave 0.950 of the rate, 4 ms 0.956. More does not help: at 5 Gb/s on an idle
-/// machine 8 ms gave 0.92 to 0.93, 4 ms 0.94 to 0.96.
+/// cubic): 2 ms gave 0.950 of the rate, 4 ms 0.956; 8 ms could not be told from 4, at 5 Gb/s
+/// either.
 const BURST_MS: u64 = 4;
 
 /// What may wait, before packets are dropped. One TCP stream is held back by its own socket
@@ -22,7 +22,7 @@ const MIN_QUEUE_BYTES: u64 = 1 << 20;
 ///
 /// The rate counts Ethernet frames, every GSO segment with its own header (Linux >= 3.9), but not
 /// preamble and gap. So with an MTU of 1500 TCP can carry at most 1448 / 1514 = 0.956 of it.
-/// Measured (Linux 6.18, two idle cores, one stream, bbr as well as cubic, 0.1 to 5 Gb/s): 0.94 to
+/// Measured (Linux 6.18, two quiet cores, one stream, bbr as well as cubic, 0.1 to 5 Gb/s): 0.94 to
 /// 0.96, no drops.
 pub(crate) fn set_rate(interface: &str, rate_mbps: u64) -> String {
     let bytes_per_ms = rate_mbps * 125;
