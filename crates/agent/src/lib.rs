@@ -1,1 +1,31 @@
-//! One agent per host: API, journal, executor of the engine's actions.
+//! One agent per host: its API, its journal, and the executor of the engine's actions.
+//!
+//! ```text
+//! agent      what the parts share; start and stop
+//! api        paths, types, who may do what
+//! server     connections; client: the other end of them
+//! vms        the VMs of this host
+//! outgoing   migrations from here: carries out what the engine says
+//! incoming   migrations to here: the target's promises
+//! guard      lets a VM run on when the agent cannot
+//! journal    what must survive a crash
+//! network    changes of the host's network, journaled and put back
+//! ```
+
+pub mod agent;
+pub mod api;
+pub mod client;
+pub mod config;
+pub mod guard;
+mod host;
+mod incoming;
+mod journal;
+mod measure;
+mod multichannel;
+mod network;
+mod outgoing;
+mod probe;
+mod result;
+mod server;
+mod transport;
+mod vms;

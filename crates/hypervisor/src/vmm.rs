@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::time::Duration;
 
 use scopeguard::ScopeGuard;
@@ -12,7 +13,7 @@ use tokio::sync::broadcast;
 use tokio::time::timeout;
 
 use crate::command_line::{CONSOLE_ID, Role, command_line};
-use crate::launch::{LaunchError, create_directory, io_error, launch};
+use crate::launch::{LaunchError, create_directory, io_error, launch, log_tail};
 use crate::open_enum::open_enum;
 use crate::paths::RuntimePaths;
 use crate::process::{Exit, Process};
@@ -64,8 +65,13 @@ pub enum StartError {
     #[error(transparent)]
     Qmp(#[from] QmpError),
     /// It took too long.
-    #[error("the VM did not start within {} ms", .0.as_millis())]
-    Deadline(Duration),
+    #[error("QEMU was not ready within {} ms; it said: {log_tail}", deadline.as_millis())]
+    Deadline {
+        /// How long was waited.
+        deadline: Duration,
+        /// The end of what QEMU wrote.
+        log_tail: String,
+    },
 }
 
 /// Why there is no hold of a VM that an earlier agent started.
@@ -140,9 +146,12 @@ impl Vmm {
         role: Role,
         deadline: Duration,
     ) -> Result<Self, StartError> {
-        timeout(deadline, Self::start_unbounded(binary, spec, paths, role, deadline))
+        let log_file = paths.log_file();
+        let mut start = pin!(Self::start_unbounded(binary, spec, paths, role, deadline));
+        // By reference: what is half done, the log too, goes only when `start` is dropped.
+        timeout(deadline, &mut start)
             .await
-            .unwrap_or(Err(StartError::Deadline(deadline)))
+            .unwrap_or_else(|_| Err(StartError::Deadline { deadline, log_tail: log_tail(&log_file) }))
     }
 
     async fn start_unbounded(
@@ -169,7 +178,18 @@ impl Vmm {
 
     /// Takes hold of a QEMU that an earlier agent started.
     pub async fn attach(paths: RuntimePaths, deadline: Duration) -> Result<Self, AttachError> {
-        let qmp = match QmpClient::connect(&paths.qmp_socket(), deadline).await {
+        let socket = paths.qmp_socket();
+        Self::attach_by(&socket, paths, deadline).await
+    }
+
+    /// Takes hold of a QEMU whose agent may still have its own hold, as a watchdog does.
+    pub async fn attach_beside_agent(paths: RuntimePaths, deadline: Duration) -> Result<Self, AttachError> {
+        let socket = paths.guard_socket();
+        Self::attach_by(&socket, paths, deadline).await
+    }
+
+    async fn attach_by(socket: &Path, paths: RuntimePaths, deadline: Duration) -> Result<Self, AttachError> {
+        let qmp = match QmpClient::connect(socket, deadline).await {
             Err(source @ QmpError::Connect { .. }) => {
                 let directory = paths.directory().to_owned();
                 return Err(AttachError::NotRunning { directory, source });
@@ -261,7 +281,7 @@ impl Vmm {
     }
 
     /// Presses the guest's power button and waits until it has powered off; then removes what is
-    /// left. A guest that ignores the button runs on, and [`EndError::GuestIgnores`] says so.
+    /// left. `deadline` is for the guest. One that ignores the button runs on, and [`EndError::GuestIgnores`] says so.
     pub async fn stop_guest(&self, deadline: Duration) -> Result<(), EndError> {
         if self.alive() {
             self.qmp.execute::<IgnoredAny>("system_powerdown", Value::Null, deadline).await?;
@@ -275,11 +295,12 @@ impl Vmm {
     /// Ends QEMU and whatever the guest does, and removes what is left; may be repeated. Its taps
     /// go with it.
     pub async fn destroy(&self, deadline: Duration) -> Result<(), EndError> {
+        let half = deadline / 2;
         // Asked to quit, QEMU flushes its disks. How it answers does not matter: it may close the
         // socket first, and if it hangs it is killed.
-        drop(self.qmp.execute::<IgnoredAny>("quit", Value::Null, deadline).await);
-        if self.wait_exit(deadline).await.is_none() {
-            kill(&self.process, deadline).await?;
+        drop(self.qmp.execute::<IgnoredAny>("quit", Value::Null, half / 2).await);
+        if self.wait_exit(half / 2).await.is_none() {
+            kill(&self.process, half).await?;
         }
         remove_directory(&self.paths)
     }

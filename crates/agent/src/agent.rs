@@ -1,0 +1,209 @@
+//! The agent of one host: what its parts share, how it starts and stops.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use drainpipe_engine::facts::{HostFacts, HypervisorVersion};
+use drainpipe_engine::problem::Problem;
+use drainpipe_hypervisor::facts::HypervisorFacts;
+use drainpipe_identity::{Identity, Peer};
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use crate::api;
+use crate::api::types::{HostStatus, HostView, PeerView, Scope, VmList, VmState};
+use crate::client::ApiClient;
+use crate::config::Config;
+use crate::host::{self, HostHardware};
+use crate::incoming::{self, IncomingVms};
+use crate::journal::Journal;
+use crate::network::HostNetwork;
+use crate::outgoing::{self, Outgoing};
+use crate::server;
+use crate::vms::{QEMU_DEADLINE, Vms, describe};
+
+/// One host's agent.
+#[derive(Debug)]
+pub struct Agent {
+    /// What it was told.
+    pub(crate) config: Config,
+    /// What it must not forget.
+    pub(crate) journal: Arc<Journal>,
+    /// The host's network.
+    pub(crate) network: HostNetwork,
+    /// The VMs here.
+    pub(crate) vms: Arc<Vms>,
+    /// Migrations from here.
+    pub(crate) outgoing: Outgoing,
+    /// Migrations to here.
+    pub(crate) incoming: IncomingVms,
+    hardware: HostHardware,
+    peers: BTreeMap<String, ApiClient>,
+}
+
+/// Runs an agent until it is told to stop.
+///
+/// Stopping leaves the VMs running, and migrations under way to their guards and to the next start.
+pub async fn run(config: Config, stop: watch::Receiver<bool>) -> Result<(), Problem> {
+    let identity = load_identity(&config)?;
+    // Both first: nothing is touched while another agent serves this host.
+    let socket = server::bind_socket(&config.socket).await?;
+    let tcp = server::bind_tls(config.listen).await?;
+    let path = config.socket.clone();
+    let agent = Agent::open(config, &identity).await?;
+    agent.recover().await?;
+    info!(host = agent.name(), listen = %agent.config.listen, socket = %path.display(), "serving");
+    let router = api::router(Arc::clone(&agent));
+    let tls = server::serve_tls(tcp, identity, router.clone(), stop.clone());
+    tokio::join!(tls, server::serve_socket(socket, router, stop));
+    if let Err(error) = std::fs::remove_file(&path) {
+        warn!(%error, socket = %path.display(), "cannot remove the socket");
+    }
+    Ok(())
+}
+
+fn load_identity(config: &Config) -> Result<Identity, Problem> {
+    let tls = &config.tls;
+    let identity = Identity::load(&tls.certificate, &tls.key, &tls.authority).map_err(Problem::refused)?;
+    if *identity.holder() == Peer::Host(config.name.clone()) {
+        return Ok(identity);
+    }
+    Err(Problem::refused(format!(
+        "{} is the certificate of {}, but this host is configured as {}: correct `name`, or make the \
+         right certificate with `drainpipe pki host {}`",
+        tls.certificate.display(),
+        identity.holder(),
+        config.name,
+        config.name
+    )))
+}
+
+impl Agent {
+    async fn open(config: Config, identity: &Identity) -> Result<Arc<Self>, Problem> {
+        let runtime = &config.runtime_directory;
+        std::fs::create_dir_all(runtime)
+            .map_err(|error| Problem::failed(format!("cannot create {}: {error}", runtime.display())))?;
+        let journal = Arc::new(Journal::open(&config.state_directory)?);
+        let network = HostNetwork::open(Arc::clone(&journal))?;
+        let hypervisor = HypervisorFacts::probe(&config.qemu.binary, runtime, QEMU_DEADLINE)
+            .await
+            .map_err(Problem::refused)?;
+        let vms = Vms::open(&config.name, runtime.clone(), hypervisor, Arc::clone(&journal)).await?;
+        let mut peers = BTreeMap::new();
+        for peer in &config.peers {
+            peers.insert(peer.name.clone(), ApiClient::over_tls(&peer.name, peer.address, identity)?);
+        }
+        Ok(Arc::new(Self {
+            hardware: HostHardware::read()?,
+            outgoing: Outgoing::default(),
+            incoming: IncomingVms::default(),
+            config,
+            journal,
+            network,
+            vms,
+            peers,
+        }))
+    }
+
+    /// Takes up what an earlier life of this agent left.
+    async fn recover(self: &Arc<Self>) -> Result<(), Problem> {
+        let waiting = self.journal.waiting_incoming()?;
+        let still_needed: Vec<String> = waiting.iter().map(|record| record.id.clone()).collect();
+        self.network.put_back_all_but(&still_needed).await?;
+        incoming::recover(self, waiting).await?;
+        incoming::resume_recorded(self).await?;
+        outgoing::recover(self).await
+    }
+
+    /// This host's name.
+    pub fn name(&self) -> &str {
+        &self.config.name
+    }
+
+    /// A way to another host's agent.
+    pub fn peer(&self, name: &str) -> Option<&ApiClient> {
+        self.peers.get(name)
+    }
+
+    /// What migrations need to know of this host, as it is now.
+    pub async fn facts(&self) -> Result<HostFacts, Problem> {
+        let hypervisor = self.vms.hypervisor();
+        let devices = drainpipe_net::rdma_devices().map_err(Problem::failed)?;
+        Ok(HostFacts {
+            name: self.name().into(),
+            cores: self.hardware.cores,
+            memory_available_bytes: host::memory_available_bytes()?
+                .saturating_sub(self.incoming.reserved_bytes()),
+            links: self.network.migration_links(&self.config.links).await?,
+            migration_address: self.config.migration_address,
+            rdma_devices: devices.into_iter().map(|device| device.name).collect(),
+            hypervisor: HypervisorVersion {
+                name: "QEMU".into(),
+                version: hypervisor.version.to_string(),
+                rdma: hypervisor.rdma,
+            },
+        })
+    }
+
+    /// This host, for people and peers.
+    pub async fn view(&self) -> Result<HostView, Problem> {
+        let kvm = self.vms.hypervisor().kvm_missing.is_none();
+        Ok(HostView {
+            facts: self.facts().await?,
+            agent_version: env!("CARGO_PKG_VERSION").into(),
+            kernel: self.hardware.kernel.clone(),
+            cpu_model: self.hardware.cpu_model.clone(),
+            memory_bytes: self.hardware.memory_bytes,
+            accelerator: if kvm { "kvm" } else { "tcg" }.into(),
+            peers: self
+                .config
+                .peers
+                .iter()
+                .map(|peer| PeerView { name: peer.name.clone(), address: peer.address.to_string() })
+                .collect(),
+        })
+    }
+
+    /// All hosts that this one knows, itself first.
+    pub async fn all_hosts(&self) -> Result<Vec<HostStatus>, Problem> {
+        let own = HostStatus {
+            name: self.name().into(),
+            address: self.config.listen.to_string(),
+            host: Some(self.view().await?),
+            error: None,
+        };
+        let others = self.config.peers.iter().map(|peer| async move {
+            let asked = match self.peer(&peer.name) {
+                Some(client) => client.get::<HostView>("/v1/host").await,
+                None => Err(Problem::failed("no client")),
+            };
+            let (host, error) = match asked {
+                Ok(view) => (Some(view), None),
+                Err(problem) => (None, Some(problem.message)),
+            };
+            HostStatus { name: peer.name.clone(), address: peer.address.to_string(), host, error }
+        });
+        let mut all = vec![own];
+        all.extend(futures_util::future::join_all(others).await);
+        Ok(all)
+    }
+
+    /// The VMs here, or of all hosts that this one knows.
+    pub async fn list_vms(&self, scope: Scope) -> VmList {
+        let mut list = VmList { vms: self.vms.list().await, errors: vec![] };
+        let coming = self.incoming.definitions();
+        let coming = coming.iter().filter(|definition| !self.vms.contains(definition.name.as_str()));
+        list.vms.extend(coming.map(|definition| describe(self.name(), definition, VmState::Incoming)));
+        if scope == Scope::All {
+            let asked = self.peers.values().map(|peer| peer.get::<VmList>("/v1/vms"));
+            for answer in futures_util::future::join_all(asked).await {
+                match answer {
+                    Ok(more) => list.vms.extend(more.vms),
+                    Err(problem) => list.errors.push(problem.message),
+                }
+            }
+        }
+        list.vms.sort_by(|one, other| (&one.name, &one.host).cmp(&(&other.name, &other.host)));
+        list
+    }
+}

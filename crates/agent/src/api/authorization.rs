@@ -1,0 +1,113 @@
+//! Who may do what. One table, pure.
+
+use std::fmt;
+
+use drainpipe_engine::problem::{Problem, ProblemKind};
+use drainpipe_identity::Peer;
+
+/// Who sent a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Caller {
+    /// Came over the Unix socket, whose permissions let only root in.
+    Root,
+    /// Came with a certificate.
+    Peer(Peer),
+}
+
+impl fmt::Display for Caller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Root => f.write_str("root on this host"),
+            Self::Peer(Peer::Host(name)) => write!(f, "the agent of host {name}"),
+            Self::Peer(Peer::Operator(name)) => write!(f, "operator {name}"),
+        }
+    }
+}
+
+/// What a request wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operation<'a> {
+    /// Look.
+    Read,
+    /// Make, start, stop or remove a VM.
+    ManageVms,
+    /// Move a VM from here to that host, or cancel such a migration.
+    MigrateTo(&'a str),
+    /// Send a VM here, or carry on with one that `source` has begun to send.
+    SendVm {
+        /// The host that sends it.
+        source: &'a str,
+    },
+    /// Learn whether a VM was handed over to `target`.
+    AskHandOver {
+        /// The host that it went to.
+        target: &'a str,
+    },
+}
+
+/// Whether this caller may do this.
+///
+/// A host's certificate is not an operator's: a host may fetch a VM to itself (failback), send one
+/// of its own, and look; what it cannot do is move VMs between others or manage them.
+pub fn authorise(caller: &Caller, operation: Operation<'_>) -> Result<(), Problem> {
+    let allowed = match (caller, operation) {
+        (_, Operation::Read) => true,
+        (Caller::Root | Caller::Peer(Peer::Operator(_)), Operation::ManageVms | Operation::MigrateTo(_)) => {
+            true
+        }
+        (Caller::Peer(Peer::Host(host)), Operation::MigrateTo(target)) => host == target,
+        (Caller::Peer(Peer::Host(host)), Operation::SendVm { source }) => host == source,
+        (Caller::Peer(Peer::Host(host)), Operation::AskHandOver { target }) => host == target,
+        _ => false,
+    };
+    if allowed { Ok(()) } else { Err(refusal(caller, operation)) }
+}
+
+fn refusal(caller: &Caller, operation: Operation<'_>) -> Problem {
+    let what = match operation {
+        Operation::Read => "look at this host".to_owned(),
+        Operation::ManageVms => "manage the VMs of this host".to_owned(),
+        Operation::MigrateTo(target) => format!("move a VM from here to {target}"),
+        Operation::SendVm { source } => format!("send a VM here in the name of {source}"),
+        Operation::AskHandOver { target } => format!("ask about a VM that goes to {target}"),
+    };
+    let cure = match operation {
+        Operation::ManageVms | Operation::MigrateTo(_) => {
+            "; use root on this host, or an operator's certificate (`drainpipe pki operator`)"
+        }
+        _ => "",
+    };
+    Problem::new(ProblemKind::Forbidden, format!("{caller} may not {what}{cure}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(name: &str) -> Caller {
+        Caller::Peer(Peer::Host(name.into()))
+    }
+
+    #[test]
+    fn a_host_fetches_for_itself_only() {
+        assert!(authorise(&host("a"), Operation::MigrateTo("a")).is_ok());
+        let error = authorise(&host("a"), Operation::MigrateTo("c")).unwrap_err();
+        assert_eq!(error.kind, ProblemKind::Forbidden);
+        assert!(error.message.contains("the agent of host a may not move a VM from here to c"));
+    }
+
+    #[test]
+    fn nobody_sends_in_the_name_of_another() {
+        assert!(authorise(&host("a"), Operation::SendVm { source: "a" }).is_ok());
+        for caller in [host("b"), Caller::Root, Caller::Peer(Peer::Operator("a".into()))] {
+            assert!(authorise(&caller, Operation::SendVm { source: "a" }).is_err(), "{caller}");
+        }
+    }
+
+    #[test]
+    fn a_host_manages_no_vms_of_another() {
+        assert!(authorise(&host("a"), Operation::ManageVms).is_err());
+        assert!(authorise(&Caller::Root, Operation::ManageVms).is_ok());
+        assert!(authorise(&Caller::Peer(Peer::Operator("ann".into())), Operation::ManageVms).is_ok());
+    }
+}

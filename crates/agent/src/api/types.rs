@@ -1,0 +1,232 @@
+//! What travels over the API, besides the engine's own values.
+
+use drainpipe_engine::facts::HostFacts;
+use drainpipe_engine::option::RequestedOption;
+use drainpipe_engine::plan::Plan;
+use drainpipe_engine::progress::Progress;
+use drainpipe_engine::result::MigrationResult;
+use drainpipe_hypervisor::spec::{ResolvedSpec, VmSpec};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// A host, as its agent describes it.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct HostView {
+    /// What migrations need to know.
+    pub facts: HostFacts,
+    /// Version of the agent.
+    pub agent_version: String,
+    /// Kernel release.
+    pub kernel: String,
+    /// CPU model.
+    pub cpu_model: String,
+    /// All of the host's memory.
+    pub memory_bytes: u64,
+    /// What runs guests here: `kvm` or `tcg`.
+    pub accelerator: String,
+    /// The other hosts that this one's configuration names.
+    pub peers: Vec<PeerView>,
+}
+
+/// Where another host's agent is to be found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PeerView {
+    /// Its name.
+    pub name: String,
+    /// Address and port.
+    pub address: String,
+}
+
+/// A host in the list of all.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct HostStatus {
+    /// Its name.
+    pub name: String,
+    /// Address and port of its agent.
+    pub address: String,
+    /// What it says; absent when it does not answer.
+    pub host: Option<HostView>,
+    /// Why it does not answer.
+    pub error: Option<String>,
+}
+
+/// Which VMs are asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Scope {
+    /// Those of the host that is asked.
+    #[default]
+    Local,
+    /// Those of its peers too.
+    All,
+}
+
+/// VMs, and the hosts that could not be asked.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
+pub struct VmList {
+    /// The VMs, by name.
+    pub vms: Vec<VmView>,
+    /// What kept other hosts' VMs out of the list.
+    pub errors: Vec<String>,
+}
+
+/// One VM.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct VmView {
+    /// Its name.
+    pub name: String,
+    /// The host that holds it.
+    pub host: String,
+    /// What it is doing.
+    pub state: VmState,
+    /// Its memory.
+    pub memory_mib: u64,
+    /// Its virtual CPUs.
+    pub vcpus: u32,
+    /// The migration under way, if any.
+    pub migration: Option<String>,
+    /// Where the test guest answers heartbeats, if this is one.
+    pub heartbeat: Option<String>,
+    /// Where the test guest takes commands, if this is one.
+    pub control: Option<String>,
+}
+
+/// What a VM is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum VmState {
+    /// Defined, no process.
+    Stopped,
+    /// Its vCPUs run.
+    Running,
+    /// It has a process, but its vCPUs do not run.
+    Paused,
+    /// On its way here; it runs elsewhere.
+    Incoming,
+    /// Its process does not answer.
+    Unknown,
+}
+
+/// A request to make a VM.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct CreateVm {
+    /// Its specification.
+    #[schema(value_type = Object)]
+    pub spec: VmSpec,
+}
+
+/// A request to move a VM.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MigrateRequest {
+    /// The VM.
+    pub vm: String,
+    /// The host it shall run on.
+    pub target: String,
+    /// How.
+    #[serde(default)]
+    pub option: RequestedOption,
+    /// Seconds after which it is undone unless it is over.
+    #[serde(default)]
+    pub deadline_s: Option<u32>,
+}
+
+/// A plan and nothing done.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct PlanView {
+    /// The VM.
+    pub vm: String,
+    /// Where it is.
+    pub source: String,
+    /// Where it would go.
+    pub target: String,
+    /// How.
+    pub plan: Plan,
+}
+
+/// One migration: under way, or over.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct MigrationView {
+    /// Its identifier on the source.
+    pub id: String,
+    /// The VM.
+    pub vm: String,
+    /// Where it came from; that host's agent runs the migration.
+    pub source: String,
+    /// Where it goes.
+    pub target: String,
+    /// How far it has come; absent when it is over.
+    pub progress: Option<Progress>,
+    /// How it ended; absent while it is under way.
+    pub result: Option<MigrationResult>,
+}
+
+/// Step 2, between agents: may this VM come?
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct IncomingRequest {
+    /// Identifier of the migration.
+    pub id: String,
+    /// What the VM is; the target builds exactly this.
+    #[schema(value_type = Object)]
+    pub spec: ResolvedSpec,
+    /// As its owner wrote it; kept for the next start.
+    #[schema(value_type = Object)]
+    pub definition: VmSpec,
+}
+
+/// Step 5, between agents: listen.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ConnectionRequest {
+    /// The plan, its paths seen from the target.
+    pub plan: Plan,
+    /// The source's address for routed multichannel.
+    #[schema(value_type = Option<String>)]
+    pub migration_address: Option<std::net::IpAddr>,
+}
+
+/// Where the target listens.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Endpoint {
+    /// Address of the target.
+    #[schema(value_type = String)]
+    pub address: std::net::IpAddr,
+    /// Port on it.
+    pub port: u16,
+}
+
+/// What the target has decided of a VM on its way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum IncomingView {
+    /// Its state is not all here.
+    Waiting,
+    /// All state is here; it waits for the hand-over.
+    Ready,
+    /// It runs here.
+    Running,
+    /// It was given up and never ran here.
+    Discarded,
+}
+
+/// What the source's journal says of a hand-over, for a target that wonders.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum HandOverView {
+    /// Not yet; it may come.
+    Pending,
+    /// The VM is the target's.
+    HandedOver,
+    /// It stays the source's.
+    Refused,
+}
+
+/// What the target used, at the end.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct TargetUse {
+    /// CPU seconds of its QEMU.
+    pub vmm_cpu_seconds: f64,
+    /// CPU seconds of its agent since the migration began.
+    pub agent_cpu_seconds: f64,
+}

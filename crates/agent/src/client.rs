@@ -1,0 +1,176 @@
+//! Talks to an agent: over its Unix socket, or by mutual TLS. Used by the command line and by agents
+//! among themselves.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use drainpipe_engine::problem::{Problem, ProblemKind};
+use drainpipe_identity::Identity;
+use reqwest::{Client, Method, RequestBuilder};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// How long a connection may take to stand.
+const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How long an answer may take, unless the caller knows better.
+pub const ANSWER_DEADLINE: Duration = Duration::from_secs(15);
+
+/// How long an answer may take that is passed on: the longest is a guest that powers off.
+const PASS_ON_DEADLINE: Duration = Duration::from_secs(90);
+
+/// Longest answer that is read. A result with an hour of samples stays well below.
+const ANSWER_BYTES_MAX: usize = 64 << 20;
+
+/// A way to one agent.
+#[derive(Debug, Clone)]
+pub struct ApiClient {
+    http: Client,
+    base: String,
+    whom: String,
+}
+
+impl ApiClient {
+    /// Over the Unix socket of an agent on this machine.
+    pub fn over_socket(socket: &Path) -> Result<Self, Problem> {
+        let http = Client::builder()
+            .unix_socket(socket)
+            .connect_timeout(CONNECT_DEADLINE)
+            .tls_backend_preconfigured(no_tls())
+            .build()
+            .map_err(unbuildable)?;
+        Ok(Self { http, base: "http://localhost".into(), whom: format!("the agent at {}", socket.display()) })
+    }
+
+    /// By mutual TLS to the agent of the host `name`, which must hold the certificate of that name.
+    pub fn over_tls(name: &str, address: SocketAddr, identity: &Identity) -> Result<Self, Problem> {
+        let http = Client::builder()
+            .tls_backend_preconfigured(identity.client_config())
+            .resolve(name, address)
+            .https_only(true)
+            .no_proxy()
+            .connect_timeout(CONNECT_DEADLINE)
+            .pool_idle_timeout(Duration::from_mins(1))
+            .tcp_nodelay(true)
+            .build()
+            .map_err(unbuildable)?;
+        let base = format!("https://{name}:{}", address.port());
+        Ok(Self { http, base, whom: format!("the agent of {name} at {address}") })
+    }
+
+    /// Asks for a value.
+    pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Problem> {
+        self.answer(self.request(Method::GET, path)).await
+    }
+
+    /// Asks for a value that may be long in coming.
+    pub async fn get_within<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        deadline: Duration,
+    ) -> Result<T, Problem> {
+        self.answer(self.request(Method::GET, path).timeout(deadline)).await
+    }
+
+    /// Sends a value, gets one.
+    pub async fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, Problem> {
+        self.answer(self.request(Method::POST, path).json(body)).await
+    }
+
+    /// Sends a value, gets one that may be long in coming.
+    pub async fn post_within<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+        deadline: Duration,
+    ) -> Result<T, Problem> {
+        self.answer(self.request(Method::POST, path).json(body).timeout(deadline)).await
+    }
+
+    /// Has something removed.
+    pub async fn delete(&self, path: &str) -> Result<(), Problem> {
+        self.answer(self.request(Method::DELETE, path)).await
+    }
+
+    /// Sends a request as it is; for one agent that passes on what was said to it.
+    pub async fn pass_on(
+        &self,
+        method: Method,
+        path: &str,
+        body: Vec<u8>,
+    ) -> Result<serde_json::Value, Problem> {
+        let request = self.request(method, path).timeout(PASS_ON_DEADLINE);
+        let request = if body.is_empty() {
+            request
+        } else {
+            request.header(reqwest::header::CONTENT_TYPE, "application/json").body(body)
+        };
+        self.answer(request).await
+    }
+
+    fn request(&self, method: Method, path: &str) -> RequestBuilder {
+        self.http.request(method, format!("{}{path}", self.base)).timeout(ANSWER_DEADLINE)
+    }
+
+    async fn answer<T: DeserializeOwned>(&self, request: RequestBuilder) -> Result<T, Problem> {
+        let response = request.send().await.map_err(|error| self.unreachable(&error))?;
+        let status = response.status();
+        let body = self.body(response).await?;
+        if status.is_success() {
+            // `()` is asked for where nothing is to come back, and JSON for it is `null`.
+            let body = if body.is_empty() { b"null".as_slice() } else { &body };
+            return serde_json::from_slice(body).map_err(|error| self.senseless(&error.to_string()));
+        }
+        Err(serde_json::from_slice(&body)
+            .unwrap_or_else(|_| self.senseless(&format!("HTTP status {status}"))))
+    }
+
+    async fn body(&self, mut response: reqwest::Response) -> Result<Vec<u8>, Problem> {
+        let mut body = Vec::new();
+        while let Some(chunk) = response.chunk().await.map_err(|error| self.unreachable(&error))? {
+            if body.len() + chunk.len() > ANSWER_BYTES_MAX {
+                return Err(self.senseless("its answer is too long"));
+            }
+            body.extend_from_slice(&chunk);
+        }
+        Ok(body)
+    }
+
+    fn unreachable(&self, error: &reqwest::Error) -> Problem {
+        let why = drainpipe_identity::explain(error).unwrap_or_else(|| {
+            if error.is_timeout() {
+                return "no answer in time; is the host up, and the port open in its firewall?".into();
+            }
+            format!("{}; is the agent running (`systemctl status drainpipe`)?", innermost(error))
+        });
+        Problem::new(ProblemKind::Unreachable, format!("{} cannot be reached: {why}", self.whom))
+    }
+
+    fn senseless(&self, what: &str) -> Problem {
+        Problem::failed(format!("{} answers, but not as an agent of this version does: {what}", self.whom))
+    }
+}
+
+fn innermost(error: &reqwest::Error) -> String {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(deeper) = cause.source() {
+        cause = deeper;
+    }
+    cause.to_string()
+}
+
+fn unbuildable(error: reqwest::Error) -> Problem {
+    Problem::failed(format!("cannot prepare an HTTP client: {error}"))
+}
+
+/// A Unix socket needs no TLS, and without a preconfigured one the client would load the system's
+/// certificates at every start.
+fn no_tls() -> rustls::ClientConfig {
+    let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
+    rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("ring has the cipher suites of TLS 1.3")
+        .with_root_certificates(rustls::RootCertStore::empty())
+        .with_no_client_auth()
+}

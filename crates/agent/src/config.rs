@@ -1,0 +1,276 @@
+//! The agent's configuration: one TOML file, read once, checked whole.
+
+use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use thiserror::Error;
+
+/// Where an agent looks for its configuration.
+pub const DEFAULT_PATH: &str = "/etc/drainpipe/agent.toml";
+/// Where root on the host reaches the agent.
+pub const DEFAULT_SOCKET: &str = "/run/drainpipe/agent.sock";
+/// The agent's TCP port, in examples and as a default of peers' addresses.
+pub const DEFAULT_PORT: u16 = 7420;
+
+/// What a host's agent must know.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Name of this host: the one that its certificate carries.
+    pub name: String,
+    /// Address and port for other agents and operators, by mutual TLS.
+    pub listen: SocketAddr,
+    /// Unix socket for root on this host.
+    #[serde(default = "default_socket")]
+    pub socket: PathBuf,
+    /// Journal and history; must survive a reboot.
+    #[serde(default = "default_state_directory")]
+    pub state_directory: PathBuf,
+    /// Sockets and logs of running VMs; need not survive a reboot.
+    #[serde(default = "default_runtime_directory")]
+    pub runtime_directory: PathBuf,
+    /// This host's own address for routed multichannel, on no NIC. Taken and given back as needed.
+    pub migration_address: Option<IpAddr>,
+    /// Ports on which QEMU receives migrations.
+    #[serde(default)]
+    pub migration_ports: PortRange,
+    /// Certificates.
+    #[serde(default)]
+    pub tls: Tls,
+    /// The hypervisor.
+    #[serde(default)]
+    pub qemu: Qemu,
+    /// NICs that carry migrations, in order of preference.
+    #[serde(default, rename = "link")]
+    pub links: Vec<Link>,
+    /// The other hosts.
+    #[serde(default, rename = "peer")]
+    pub peers: Vec<Peer>,
+}
+
+/// Files of this host's identity, as `drainpipe pki host` writes them.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Tls {
+    /// The host's certificate.
+    pub certificate: PathBuf,
+    /// Its key, readable by root only.
+    pub key: PathBuf,
+    /// The authority that signed all hosts and operators.
+    pub authority: PathBuf,
+}
+
+impl Default for Tls {
+    fn default() -> Self {
+        let directory = Path::new("/etc/drainpipe");
+        Self {
+            certificate: directory.join("host.pem"),
+            key: directory.join("host.key"),
+            authority: directory.join("ca.pem"),
+        }
+    }
+}
+
+/// Which QEMU to run.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Qemu {
+    /// Name in PATH, or a path.
+    pub binary: PathBuf,
+}
+
+impl Default for Qemu {
+    fn default() -> Self {
+        Self { binary: "qemu-system-x86_64".into() }
+    }
+}
+
+/// A NIC that carries migrations.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Link {
+    /// Name of the interface.
+    pub name: String,
+    /// Its speed, where the driver does not know the true one (shaped, virtual).
+    pub speed_mbps: Option<u64>,
+}
+
+/// Another host.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Peer {
+    /// Its name: the one that its certificate must carry.
+    pub name: String,
+    /// Where its agent listens.
+    pub address: SocketAddr,
+}
+
+/// Ports from first to last, both included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct PortRange {
+    first: u16,
+    last: u16,
+}
+
+impl PortRange {
+    /// Each port of the range.
+    pub fn ports(self) -> RangeInclusive<u16> {
+        self.first..=self.last
+    }
+}
+
+impl Default for PortRange {
+    /// libvirt's own range, so that a firewall that lets libvirt migrate lets Drainpipe.
+    fn default() -> Self {
+        Self { first: 49152, last: 49215 }
+    }
+}
+
+impl TryFrom<String> for PortRange {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        let wrong = || format!("`{text}` is no range of ports: write it as \"49152-49215\"");
+        let (first, last) = text.split_once('-').ok_or_else(wrong)?;
+        let first: u16 = first.trim().parse().map_err(|_| wrong())?;
+        let last: u16 = last.trim().parse().map_err(|_| wrong())?;
+        if first < 1024 || first > last {
+            return Err(wrong());
+        }
+        Ok(Self { first, last })
+    }
+}
+
+fn default_socket() -> PathBuf {
+    DEFAULT_SOCKET.into()
+}
+
+fn default_state_directory() -> PathBuf {
+    "/var/lib/drainpipe".into()
+}
+
+fn default_runtime_directory() -> PathBuf {
+    "/run/drainpipe".into()
+}
+
+/// Why a configuration cannot be used.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read the configuration {path}: {source}; see `drainpipe agent --help` for an example", path = path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// It is not TOML, or not of the right form; the message names line and column.
+    #[error("{path}: {message}", path = path.display())]
+    Syntax {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, with the line.
+        message: String,
+    },
+    /// It contradicts itself.
+    #[error("{path}: {message}", path = path.display())]
+    Meaning {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        message: String,
+    },
+}
+
+impl Config {
+    /// Reads and checks the file.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Read { path: path.into(), source })?;
+        Self::parse(&text, path)
+    }
+
+    /// Reads and checks a text; `path` is for messages.
+    pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
+        let config: Self = toml::from_str(text)
+            .map_err(|error| ConfigError::Syntax { path: path.into(), message: error.to_string() })?;
+        match config.contradiction() {
+            Some(message) => Err(ConfigError::Meaning { path: path.into(), message }),
+            None => Ok(config),
+        }
+    }
+
+    fn contradiction(&self) -> Option<String> {
+        if let Err(error) = drainpipe_identity::check_name(&self.name) {
+            return Some(format!("name: {error}"));
+        }
+        if self.peers.iter().any(|peer| peer.name == self.name) {
+            return Some(format!("[[peer]] `{}` is this host itself: remove it", self.name));
+        }
+        if let Some(name) = first_repeated(self.peers.iter().map(|peer| peer.name.as_str())) {
+            return Some(format!("two [[peer]] entries are named `{name}`: keep one"));
+        }
+        if let Some(name) = first_repeated(self.links.iter().map(|link| link.name.as_str())) {
+            return Some(format!("two [[link]] entries are named `{name}`: keep one"));
+        }
+        let unusable =
+            |address: &IpAddr| address.is_unspecified() || address.is_loopback() || address.is_multicast();
+        if let Some(address) = self.migration_address.filter(unusable) {
+            return Some(format!(
+                "migration_address {address} is no address of one host: take a free private one"
+            ));
+        }
+        if self.links.iter().any(|link| link.speed_mbps == Some(0)) {
+            return Some("speed_mbps = 0: leave the line out if the speed is not known".into());
+        }
+        None
+    }
+}
+
+fn first_repeated<'a>(names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let mut seen = std::collections::HashSet::new();
+    names.into_iter().find(|name| !seen.insert(*name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Config, String> {
+        Config::parse(text, Path::new("agent.toml")).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_least_configuration_has_sane_defaults() {
+        let config = parse("name = \"a\"\nlisten = \"10.0.0.1:7420\"").unwrap();
+        assert_eq!(config.migration_ports.ports(), 49152..=49215);
+        assert_eq!(config.tls.key, Path::new("/etc/drainpipe/host.key"));
+    }
+
+    #[test]
+    fn errors_name_the_line_and_the_cure() {
+        let error = parse("name = \"a\"\nlisten = \"10.0.0.1\"").unwrap_err();
+        assert!(error.contains("line 2"), "{error}");
+        let error = parse("name = \"a\"\nlisten = \"10.0.0.1:7420\"\nlinks = []").unwrap_err();
+        assert!(error.contains("unknown field `links`"), "{error}");
+        let error = parse("name = \"a\"\nlisten = \"10.0.0.1:7420\"\nmigration_ports = \"9-1\"").unwrap_err();
+        assert!(error.contains("49152-49215"), "{error}");
+    }
+
+    #[test]
+    fn contradictions_are_found() {
+        let base = "name = \"a\"\nlisten = \"10.0.0.1:7420\"\n";
+        for (more, expected) in [
+            ("[[peer]]\nname = \"a\"\naddress = \"10.0.0.2:7420\"", "itself"),
+            ("[[link]]\nname = \"e0\"\n[[link]]\nname = \"e0\"", "two [[link]]"),
+            ("migration_address = \"0.0.0.0\"", "no address of one host"),
+            ("[[link]]\nname = \"e0\"\nspeed_mbps = 0", "speed_mbps = 0"),
+        ] {
+            let error = parse(&format!("{base}{more}")).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}

@@ -1,0 +1,469 @@
+//! VMs on their way to this host: the target's side of steps 2 to 5 and 9.
+//!
+//! The source leads; this side answers, and keeps two promises that hold through crashes of either
+//! agent. What it has said it discarded never runs here. What it was told to run is never discarded.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path as FilePath;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use drainpipe_engine::plan::Spread;
+use drainpipe_engine::problem::Problem;
+use drainpipe_hypervisor::migration::{self, MigrationError, MigrationStatus};
+use drainpipe_hypervisor::spec::{ResolvedSpec, VmSpec};
+use drainpipe_hypervisor::{Role, Vmm};
+use tokio::sync::Mutex as AsyncMutex;
+use tracing::{info, warn};
+
+use crate::agent::Agent;
+use crate::api::types::{
+    ConnectionRequest, Endpoint, HandOverView, IncomingRequest, IncomingView, TargetUse,
+};
+use crate::host;
+use crate::journal::{IncomingRecord, IncomingState};
+use crate::multichannel;
+use crate::transport::transport;
+use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
+
+/// Without a word from the source for this long, the target asks it what has become of the VM.
+const SILENCE_MAX: Duration = Duration::from_secs(10);
+
+/// How often the target looks after the VMs on their way.
+const WATCH_EVERY: Duration = Duration::from_secs(2);
+
+/// A VM of which not all state is here is given up when its source has not been heard of for this
+/// long. All of it being here, it is kept: it may be the only copy that can run.
+const GIVE_UP_AFTER: Duration = Duration::from_mins(2);
+
+/// QEMU's own use of memory beside the guest's: code, translation cache of TCG, buffers of 16 channels.
+const QEMU_OVERHEAD_BYTES: u64 = 128 << 20;
+
+/// The VMs on their way to this host.
+#[derive(Debug, Default)]
+pub(crate) struct IncomingVms {
+    entries: Mutex<BTreeMap<String, Arc<IncomingVm>>>,
+    next_port: AtomicU16,
+}
+
+/// One VM on its way.
+#[derive(Debug)]
+struct IncomingVm {
+    id: String,
+    source: String,
+    spec: ResolvedSpec,
+    definition: VmSpec,
+    reserved_bytes: Mutex<u64>,
+    vmm: Mutex<Option<Arc<Vmm>>>,
+    last_heard: Mutex<Instant>,
+    agent_cpu_at_start: Duration,
+    // One step at a time, whatever the order in which requests arrive.
+    stepping: AsyncMutex<()>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Plain values, whole after each assignment.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl IncomingVm {
+    fn heard(&self) {
+        *lock(&self.last_heard) = Instant::now();
+    }
+
+    fn vmm(&self) -> Result<Arc<Vmm>, Problem> {
+        lock(&self.vmm)
+            .clone()
+            .ok_or_else(|| Problem::conflict(format!("migration {} has no skeleton VM here yet", self.id)))
+    }
+
+    /// What is still to come of its memory: QEMU's share of it that is resident counts as used already.
+    fn outstanding_bytes(&self) -> u64 {
+        let resident = lock(&self.vmm).as_ref().map_or(0, |vmm| host::resident_bytes(vmm.pid()));
+        lock(&self.reserved_bytes).saturating_sub(resident)
+    }
+}
+
+impl IncomingVms {
+    fn get(&self, id: &str) -> Result<Arc<IncomingVm>, Problem> {
+        let entry = lock(&self.entries).get(id).cloned();
+        let entry = entry.ok_or_else(|| Problem::not_found(format!("no migration {id} on its way here")))?;
+        entry.heard();
+        Ok(entry)
+    }
+
+    /// Memory promised to VMs on their way and not yet used by them.
+    pub(crate) fn reserved_bytes(&self) -> u64 {
+        lock(&self.entries).values().map(|entry| entry.outstanding_bytes()).sum()
+    }
+
+    /// The VMs on their way.
+    pub(crate) fn definitions(&self) -> Vec<VmSpec> {
+        lock(&self.entries).values().map(|entry| entry.definition.clone()).collect()
+    }
+
+    /// The source from which a migration comes, if it is under way.
+    pub(crate) fn source_of(&self, id: &str) -> Option<String> {
+        lock(&self.entries).get(id).map(|entry| entry.source.clone())
+    }
+}
+
+/// Takes up the VMs that were on their way when the agent stopped.
+pub(crate) async fn recover(agent: &Arc<Agent>, records: Vec<IncomingRecord>) -> Result<(), Problem> {
+    for record in records {
+        let vmm = agent.vms.find_running(&record.spec).await?;
+        let Some(vmm) = vmm else {
+            warn!(vm = record.vm, "its skeleton is gone; given up");
+            agent.journal.discard_incoming(&record.id, &record.source)?;
+            continue;
+        };
+        let reserved = record.spec.memory_mib << 20;
+        let entry = IncomingVm {
+            id: record.id.clone(),
+            source: record.source,
+            spec: vmm.spec().clone(),
+            definition: record.spec,
+            reserved_bytes: Mutex::new(reserved),
+            vmm: Mutex::new(Some(vmm)),
+            last_heard: Mutex::new(Instant::now()),
+            agent_cpu_at_start: host::own_cpu(),
+            stepping: AsyncMutex::default(),
+        };
+        insert(agent, Arc::new(entry));
+    }
+    Ok(())
+}
+
+/// Lets run what the journal says runs here, but whose agent stopped between the record and the deed.
+pub(crate) async fn resume_recorded(agent: &Agent) -> Result<(), Problem> {
+    for id in agent.journal.unfinished_arrivals()? {
+        let Some(vmm) = agent.vms.running(&id.vm) else { continue };
+        migration::run(&vmm, QMP_DEADLINE).await.map_err(Problem::failed)?;
+        agent.journal.finish_incoming(&id.id)?;
+        info!(vm = id.vm, "runs here, as its source had handed it over");
+    }
+    Ok(())
+}
+
+fn insert(agent: &Arc<Agent>, entry: Arc<IncomingVm>) {
+    lock(&agent.incoming.entries).insert(entry.id.clone(), Arc::clone(&entry));
+    tokio::spawn(watch(Arc::clone(agent), entry));
+}
+
+/// Step 2: may this VM come?
+pub(crate) fn permit(agent: &Arc<Agent>, source: &str, request: IncomingRequest) -> Result<(), Problem> {
+    let name = request.definition.name.to_string();
+    if agent.peer(source).is_none() {
+        return Err(Problem::refused(format!(
+            "{} does not know {source}: add a [[peer]] to its agent.toml",
+            agent.name()
+        )));
+    }
+    if request.spec.spec().name != request.definition.name {
+        return Err(Problem::bad_input("the specification and the definition name different VMs"));
+    }
+    if agent.vms.contains(&name)
+        || agent.incoming.definitions().iter().any(|other| other.name == request.definition.name)
+    {
+        return Err(Problem::conflict(format!(
+            "{} has a VM {name} already; rename or remove one of the two",
+            agent.name()
+        )));
+    }
+    request.spec.check_host(agent.vms.hypervisor()).map_err(|error| refused_here(agent, &error))?;
+    check_files(agent, request.spec.spec())?;
+    if !agent.journal.begin_incoming(&request.id, source, &request.definition)? {
+        return Err(Problem::conflict(format!("migration {} was here before", request.id)));
+    }
+    let entry = IncomingVm {
+        id: request.id,
+        source: source.into(),
+        spec: request.spec,
+        definition: request.definition,
+        reserved_bytes: Mutex::new(0),
+        vmm: Mutex::new(None),
+        last_heard: Mutex::new(Instant::now()),
+        agent_cpu_at_start: host::own_cpu(),
+        stepping: AsyncMutex::default(),
+    };
+    insert(agent, Arc::new(entry));
+    Ok(())
+}
+
+fn refused_here(agent: &Agent, error: &dyn std::fmt::Display) -> Problem {
+    Problem::refused(format!("{} cannot run this VM: {error}", agent.name()))
+}
+
+fn check_files(agent: &Agent, spec: &VmSpec) -> Result<(), Problem> {
+    let files = spec.kernel.iter().chain(&spec.initramfs).chain(spec.disks.iter().map(|disk| &disk.path));
+    for file in files {
+        if let Err(error) = std::fs::metadata(FilePath::new(file)) {
+            let message = format!("{}: {error}; both hosts must see it under the same path", file.display());
+            return Err(refused_here(agent, &message));
+        }
+    }
+    Ok(())
+}
+
+/// Step 3: is there the memory?
+pub(crate) fn reserve_memory(agent: &Agent, id: &str) -> Result<(), Problem> {
+    let entry = agent.incoming.get(id)?;
+    let needed = (entry.definition.memory_mib << 20) + QEMU_OVERHEAD_BYTES;
+    // Held while it is decided, so that two VMs cannot both be promised the last of it.
+    let entries = lock(&agent.incoming.entries);
+    let promised: u64 = entries.values().map(|entry| entry.outstanding_bytes()).sum();
+    let available = host::memory_available_bytes()?.saturating_sub(promised);
+    if available < needed {
+        return Err(Problem::refused(format!(
+            "{} is short of memory for VM {}: {} MiB needed, {} MiB available; stop or move VMs there first",
+            agent.name(),
+            entry.definition.name,
+            needed >> 20,
+            available >> 20
+        )));
+    }
+    *lock(&entry.reserved_bytes) = needed;
+    Ok(())
+}
+
+/// Step 4: the skeleton.
+pub(crate) async fn build_skeleton(agent: &Agent, id: &str) -> Result<(), Problem> {
+    let entry = agent.incoming.get(id)?;
+    let _stepping = entry.stepping.lock().await;
+    must_wait(agent, &entry)?;
+    let paths = agent.vms.paths(&entry.definition)?;
+    Vmm::clear(&paths, QEMU_DEADLINE).await.map_err(Problem::failed)?;
+    let binary = &agent.vms.hypervisor().binary;
+    let vmm = Vmm::start(binary, entry.spec.clone(), paths, Role::Incoming, QEMU_DEADLINE)
+        .await
+        .map_err(|error| refused_here(agent, &error))?;
+    *lock(&entry.vmm) = Some(Arc::new(vmm));
+    Ok(())
+}
+
+fn must_wait(agent: &Agent, entry: &IncomingVm) -> Result<(), Problem> {
+    match agent.journal.incoming_state(&entry.id)? {
+        Some((_, IncomingState::Waiting)) => Ok(()),
+        _ => Err(Problem::conflict(format!("migration {} was given up here", entry.id))),
+    }
+}
+
+/// Step 5: prepare the paths and listen.
+pub(crate) async fn connect(
+    agent: &Agent,
+    id: &str,
+    request: ConnectionRequest,
+) -> Result<Endpoint, Problem> {
+    let entry = agent.incoming.get(id)?;
+    let _stepping = entry.stepping.lock().await;
+    must_wait(agent, &entry)?;
+    let vmm = entry.vmm()?;
+    let address = match request.plan.spread {
+        Spread::Routed => {
+            let peer = request.migration_address.ok_or_else(|| {
+                Problem::bad_input("a routed migration without the source's migration_address")
+            })?;
+            multichannel::prepare(agent, id, peer, &request.plan.paths).await?
+        }
+        Spread::InTurn => {
+            request.plan.paths.first().ok_or_else(|| Problem::bad_input("a plan without a path"))?.address
+        }
+    };
+    let port = listen_on_free_port(agent, &vmm, &request, address).await?;
+    Ok(Endpoint { address, port })
+}
+
+async fn listen_on_free_port(
+    agent: &Agent,
+    vmm: &Vmm,
+    request: &ConnectionRequest,
+    address: IpAddr,
+) -> Result<u16, Problem> {
+    let transport = transport(&request.plan);
+    for port in agent.incoming.ports_in_turn(agent) {
+        match migration::listen(vmm, transport, SocketAddr::new(address, port), QMP_DEADLINE).await {
+            Ok(()) => return Ok(port),
+            Err(MigrationError::PortTaken(_)) => {}
+            Err(error) => {
+                return Err(Problem::failed(format!("{} cannot listen on {address}: {error}", agent.name())));
+            }
+        }
+    }
+    Err(Problem::failed(format!(
+        "all migration ports of {} are taken: widen `migration_ports` in its agent.toml",
+        agent.name()
+    )))
+}
+
+impl IncomingVms {
+    /// The configured ports, beginning behind the one that was tried last: a port that has just been
+    /// closed may not be free at once.
+    pub(crate) fn ports_in_turn(&self, agent: &Agent) -> impl Iterator<Item = u16> + use<> {
+        let ports: Vec<u16> = agent.config.migration_ports.ports().collect();
+        let first = usize::from(self.next_port.fetch_add(1, Ordering::Relaxed)) % ports.len();
+        let count = ports.len();
+        (0..count).map(move |offset| ports[(first + offset) % count])
+    }
+}
+
+/// Waits until all state is here.
+pub(crate) async fn wait_received(
+    agent: &Agent,
+    id: &str,
+    deadline: Duration,
+) -> Result<IncomingView, Problem> {
+    let entry = agent.incoming.get(id)?;
+    let vmm = entry.vmm()?;
+    let mut events = vmm.events();
+    let end = tokio::time::Instant::now() + deadline;
+    loop {
+        let status = migration::status(&vmm, QMP_DEADLINE).await.map_err(Problem::failed)?;
+        match status.status {
+            MigrationStatus::Completed => return Ok(IncomingView::Ready),
+            MigrationStatus::Failed => {
+                let why = status.error_desc.unwrap_or_else(|| "its QEMU does not say why".into());
+                return Err(Problem::failed(format!("{} could not take the state: {why}", agent.name())));
+            }
+            _ => {}
+        }
+        // Any event, or a missed one, is a reason to look again; so is a closed connection, once.
+        match tokio::time::timeout_at(end, events.recv()).await {
+            Ok(_) => {}
+            Err(_) => return Ok(IncomingView::Waiting),
+        }
+    }
+}
+
+/// Step 9: the VM runs here. Idempotent.
+pub(crate) async fn run(agent: &Agent, id: &str) -> Result<(), Problem> {
+    let Ok(entry) = agent.incoming.get(id) else { return already_runs(agent, id) };
+    let _stepping = entry.stepping.lock().await;
+    let vmm = entry.vmm()?;
+    check_received(agent, &vmm).await?;
+    if !agent.journal.run_incoming(id)? {
+        return Err(Problem::conflict(format!("{} discarded the VM of migration {id}", agent.name())));
+    }
+    migration::run(&vmm, QMP_DEADLINE).await.map_err(Problem::failed)?;
+    agent.vms.adopt(entry.definition.clone(), vmm);
+    info!(vm = %entry.definition.name, source = entry.source, "runs here");
+    Ok(())
+}
+
+fn already_runs(agent: &Agent, id: &str) -> Result<(), Problem> {
+    match agent.journal.incoming_state(id)? {
+        Some((_, IncomingState::Running | IncomingState::Finished)) => Ok(()),
+        _ => Err(Problem::conflict(format!("{} discarded the VM of migration {id}", agent.name()))),
+    }
+}
+
+async fn check_received(agent: &Agent, vmm: &Vmm) -> Result<(), Problem> {
+    let status = migration::status(vmm, QMP_DEADLINE).await.map_err(Problem::failed)?;
+    if status.status == MigrationStatus::Completed {
+        return Ok(());
+    }
+    Err(Problem::failed(format!("not all state of the VM is on {}: {}", agent.name(), status.status)))
+}
+
+/// What was decided here, by the journal; and what could be decided.
+pub(crate) async fn view(agent: &Agent, id: &str) -> Result<IncomingView, Problem> {
+    let Some((_, state)) = agent.journal.incoming_state(id)? else { return Ok(IncomingView::Waiting) };
+    Ok(match state {
+        IncomingState::Running | IncomingState::Finished => IncomingView::Running,
+        IncomingState::Discarded => IncomingView::Discarded,
+        IncomingState::Waiting => match agent.incoming.get(id).and_then(|entry| entry.vmm()) {
+            Ok(vmm) if check_received(agent, &vmm).await.is_ok() => IncomingView::Ready,
+            _ => IncomingView::Waiting,
+        },
+    })
+}
+
+/// The VM will not run here. Idempotent; refused once it runs.
+pub(crate) async fn discard(agent: &Agent, id: &str, source: &str) -> Result<(), Problem> {
+    let entry = agent.incoming.get(id).ok();
+    let _stepping = match &entry {
+        Some(entry) => Some(entry.stepping.lock().await),
+        None => None,
+    };
+    if !agent.journal.discard_incoming(id, source)? {
+        return Err(Problem::conflict(format!("the VM of migration {id} runs on {}", agent.name())));
+    }
+    if let Some(entry) = &entry {
+        let vmm = lock(&entry.vmm).take();
+        if let Some(vmm) = vmm {
+            vmm.destroy(QEMU_DEADLINE).await.map_err(Problem::failed)?;
+        }
+    }
+    lock(&agent.incoming.entries).remove(id);
+    agent.network.put_back(id).await
+}
+
+/// The source has nothing more to ask: put the network back, say what was used.
+pub(crate) async fn finish(agent: &Agent, id: &str) -> Result<TargetUse, Problem> {
+    let Ok(entry) = agent.incoming.get(id) else {
+        already_runs(agent, id)?;
+        return Ok(TargetUse::default());
+    };
+    let vmm = entry.vmm()?;
+    let used = TargetUse {
+        vmm_cpu_seconds: vmm.cpu_seconds().unwrap_or(0.0),
+        agent_cpu_seconds: host::own_cpu().saturating_sub(entry.agent_cpu_at_start).as_secs_f64(),
+    };
+    finish_arrival(agent, id).await?;
+    Ok(used)
+}
+
+async fn finish_arrival(agent: &Agent, id: &str) -> Result<(), Problem> {
+    agent.network.put_back(id).await?;
+    agent.journal.finish_incoming(id)?;
+    lock(&agent.incoming.entries).remove(id);
+    Ok(())
+}
+
+/// Looks after one VM on its way for as long as it is: should its source fall silent, asks; should
+/// the source be gone, gives up what it may give up.
+async fn watch(agent: Arc<Agent>, entry: Arc<IncomingVm>) {
+    loop {
+        tokio::time::sleep(WATCH_EVERY).await;
+        if !lock(&agent.incoming.entries).contains_key(&entry.id) {
+            return;
+        }
+        let silence = lock(&entry.last_heard).elapsed();
+        if silence < SILENCE_MAX {
+            continue;
+        }
+        if let Err(problem) = settle(&agent, &entry, silence).await {
+            warn!(migration = entry.id, %problem, "a VM on its way here cannot be settled; tried again soon");
+        }
+    }
+}
+
+async fn settle(agent: &Agent, entry: &IncomingVm, silence: Duration) -> Result<(), Problem> {
+    // Looked at without `get`, which would count as a word from the source.
+    let state = agent.journal.incoming_state(&entry.id)?.map(|(_, state)| state);
+    if matches!(state, Some(IncomingState::Running | IncomingState::Finished)) {
+        return finish_arrival(agent, &entry.id).await;
+    }
+    let source =
+        agent.peer(&entry.source).ok_or_else(|| Problem::not_found("its source is no peer any more"))?;
+    match source.get::<HandOverView>(&format!("/v1/handovers/{}", entry.id)).await {
+        Ok(HandOverView::Pending) => entry.heard(),
+        Ok(HandOverView::HandedOver) => run(agent, &entry.id).await?,
+        Ok(HandOverView::Refused) => discard(agent, &entry.id, &entry.source).await?,
+        Err(problem) if silence > GIVE_UP_AFTER && !has_all_state(agent, entry).await => {
+            warn!(migration = entry.id, %problem, "given up: its source is gone");
+            discard(agent, &entry.id, &entry.source).await?;
+        }
+        Err(problem) => return Err(problem),
+    }
+    Ok(())
+}
+
+async fn has_all_state(agent: &Agent, entry: &IncomingVm) -> bool {
+    let vmm = lock(&entry.vmm).clone();
+    match vmm {
+        Some(vmm) => check_received(agent, &vmm).await.is_ok(),
+        None => false,
+    }
+}

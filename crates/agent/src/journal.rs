@@ -1,0 +1,523 @@
+//! The journal: what this host's agent must know after a crash, and the history of migrations. `SQLite`,
+//! each record durable before the call returns.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use drainpipe_engine::problem::Problem;
+use drainpipe_engine::result::MigrationResult;
+use drainpipe_hypervisor::spec::VmSpec;
+use drainpipe_net::{Before, Change};
+use rusqlite::{Connection, OptionalExtension, Row, params};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use thiserror::Error;
+
+/// Changes of the schema, in order; `user_version` says how many have been made.
+const MIGRATIONS: &[&str] = &["
+    CREATE TABLE vms (name TEXT PRIMARY KEY, spec TEXT NOT NULL);
+    CREATE TABLE migrations (
+        id TEXT PRIMARY KEY,
+        vm TEXT NOT NULL,
+        target TEXT NOT NULL,
+        handed_over INTEGER NOT NULL DEFAULT 0,
+        revoked INTEGER NOT NULL DEFAULT 0,
+        result TEXT
+    );
+    CREATE TABLE incoming (
+        id TEXT PRIMARY KEY,
+        vm TEXT NOT NULL,
+        source TEXT NOT NULL,
+        spec TEXT NOT NULL,
+        state TEXT NOT NULL
+    );
+    CREATE TABLE host_changes (
+        sequence INTEGER PRIMARY KEY AUTOINCREMENT,
+        owner TEXT NOT NULL,
+        change TEXT NOT NULL,
+        before TEXT NOT NULL
+    );
+"];
+
+/// How many ended migrations the history keeps.
+const HISTORY_LENGTH: u32 = 10_000;
+
+/// The journal of one host.
+#[derive(Debug)]
+pub(crate) struct Journal {
+    connection: Mutex<Connection>,
+    path: PathBuf,
+}
+
+/// A journal that cannot be read or written.
+#[derive(Debug, Error)]
+#[error("the journal {path} cannot be used: {source}; is its disk full or read-only?", path = path.display())]
+pub(crate) struct JournalError {
+    path: PathBuf,
+    source: JournalCause,
+}
+
+#[derive(Debug, Error)]
+enum JournalCause {
+    #[error(transparent)]
+    Database(#[from] rusqlite::Error),
+    #[error("a record does not make sense: {0}")]
+    Record(#[from] serde_json::Error),
+    #[error("cannot create its directory: {0}")]
+    Directory(std::io::Error),
+    #[error("it was written by a newer Drainpipe (schema {0}); install that version again")]
+    Newer(usize),
+}
+
+impl From<JournalError> for Problem {
+    fn from(error: JournalError) -> Self {
+        Self::failed(error)
+    }
+}
+
+/// A migration from this host that has no result yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct OpenMigration {
+    /// Its identifier.
+    pub(crate) id: String,
+    /// The VM.
+    pub(crate) vm: String,
+    /// Where it was to go.
+    pub(crate) target: String,
+    /// Whether the hand-over stands.
+    pub(crate) handed_over: bool,
+}
+
+/// A VM on its way to this host.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct IncomingRecord {
+    /// Identifier of the migration, given by the source.
+    pub(crate) id: String,
+    /// The VM.
+    pub(crate) vm: String,
+    /// The host it comes from.
+    pub(crate) source: String,
+    /// What it is built from.
+    pub(crate) spec: VmSpec,
+    /// What was decided about it.
+    pub(crate) state: IncomingState,
+}
+
+/// A VM that came here and may not have been let run yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Arrival {
+    /// Identifier of the migration.
+    pub(crate) id: String,
+    /// The VM.
+    pub(crate) vm: String,
+}
+
+/// What the target has decided about a VM on its way. All but the first are final.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum IncomingState {
+    /// Neither may run nor was given up.
+    Waiting,
+    /// The source has handed it over: it runs here, or will as soon as this agent can make it.
+    Running,
+    /// It runs here, and the source knows.
+    Finished,
+    /// Given up; it never ran here and never will under this identifier.
+    Discarded,
+}
+
+impl IncomingState {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Waiting => "waiting",
+            Self::Running => "running",
+            Self::Finished => "finished",
+            Self::Discarded => "discarded",
+        }
+    }
+
+    fn from_word(word: &str) -> Self {
+        match word {
+            "running" => Self::Running,
+            "finished" => Self::Finished,
+            "discarded" => Self::Discarded,
+            _ => Self::Waiting,
+        }
+    }
+}
+
+/// A change of the host that has not been undone.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct HostChange {
+    /// Order in which it was made.
+    pub(crate) sequence: i64,
+    /// The migration for which it was made.
+    pub(crate) owner: String,
+    /// What was changed.
+    pub(crate) change: Change,
+    /// What was there before.
+    pub(crate) before: Before,
+}
+
+impl Journal {
+    /// Opens the journal in a directory; makes both if they are not there.
+    pub(crate) fn open(directory: &Path) -> Result<Self, JournalError> {
+        let path = directory.join("journal.sqlite");
+        open_connection(directory, &path)
+            .map(|connection| Self { connection: Mutex::new(connection), path: path.clone() })
+            .map_err(|source| JournalError { path, source })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Connection> {
+        // A panic while the lock was held leaves at worst a transaction that SQLite rolls back.
+        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run<T>(
+        &self,
+        work: impl FnOnce(&mut Connection) -> Result<T, JournalCause>,
+    ) -> Result<T, JournalError> {
+        work(&mut self.lock()).map_err(|source| JournalError { path: self.path.clone(), source })
+    }
+
+    /// Records a VM that is defined here.
+    pub(crate) fn define_vm(&self, spec: &VmSpec) -> Result<(), JournalError> {
+        self.run(|connection| {
+            insert_vm(connection, spec)?;
+            Ok(())
+        })
+    }
+
+    /// Forgets a VM.
+    pub(crate) fn forget_vm(&self, name: &str) -> Result<(), JournalError> {
+        self.run(|connection| {
+            connection.execute("DELETE FROM vms WHERE name = ?1", [name])?;
+            Ok(())
+        })
+    }
+
+    /// The VMs that are defined here, by name.
+    pub(crate) fn vms(&self) -> Result<Vec<VmSpec>, JournalError> {
+        self.run(|connection| {
+            let mut statement = connection.prepare("SELECT spec FROM vms ORDER BY name")?;
+            let texts =
+                statement.query_map([], |row| row.get::<_, String>(0))?.collect::<Result<Vec<_>, _>>()?;
+            texts.iter().map(|text| from_json(text)).collect()
+        })
+    }
+
+    /// Records that a migration from here begins.
+    pub(crate) fn begin_migration(&self, id: &str, vm: &str, target: &str) -> Result<(), JournalError> {
+        self.run(|connection| {
+            connection.execute(
+                "INSERT INTO migrations (id, vm, target) VALUES (?1, ?2, ?3)",
+                params![id, vm, target],
+            )?;
+            Ok(())
+        })
+    }
+
+    /// The commit point: from here on the VM belongs to the target. `false` when the migration was
+    /// ended meanwhile (by the guard of a stopped agent), and the hand-over must not happen.
+    pub(crate) fn hand_over(&self, id: &str) -> Result<bool, JournalError> {
+        self.run(|connection| {
+            let rows = connection.execute(
+                "UPDATE migrations SET handed_over = 1 WHERE id = ?1 AND revoked = 0 AND result IS NULL",
+                [id],
+            )?;
+            Ok(rows == 1)
+        })
+    }
+
+    /// Takes the hand-over back, or forbids it for good. `false` when it was ended with a result.
+    pub(crate) fn revoke_hand_over(&self, id: &str) -> Result<bool, JournalError> {
+        self.run(|connection| {
+            let rows = connection.execute(
+                "UPDATE migrations SET handed_over = 0, revoked = 1 WHERE id = ?1 AND result IS NULL",
+                [id],
+            )?;
+            Ok(rows == 1)
+        })
+    }
+
+    /// Forbids the hand-over of a migration unless it has happened. Whether it is forbidden now.
+    pub(crate) fn forbid_hand_over(&self, id: &str) -> Result<bool, JournalError> {
+        self.run(|connection| {
+            let rows = connection.execute(
+                "UPDATE migrations SET revoked = 1 WHERE id = ?1 AND handed_over = 0 AND result IS NULL",
+                [id],
+            )?;
+            Ok(rows == 1)
+        })
+    }
+
+    /// Records how a migration ended; if the VM is gone from here, forgets it in the same breath.
+    pub(crate) fn end_migration(&self, result: &MigrationResult, vm_left: bool) -> Result<(), JournalError> {
+        self.run(|connection| {
+            let transaction = connection.transaction()?;
+            transaction.execute(
+                "UPDATE migrations SET result = ?2 WHERE id = ?1",
+                params![result.id, to_json(result)?],
+            )?;
+            if vm_left {
+                transaction.execute("DELETE FROM vms WHERE name = ?1", [&result.vm])?;
+            }
+            transaction.execute(
+                "DELETE FROM migrations WHERE result IS NOT NULL AND rowid <= \
+                 (SELECT max(rowid) FROM migrations) - ?1",
+                [HISTORY_LENGTH],
+            )?;
+            transaction.commit()?;
+            Ok(())
+        })
+    }
+
+    /// Migrations from here that have no result: under way, or cut short by a crash.
+    pub(crate) fn open_migrations(&self) -> Result<Vec<OpenMigration>, JournalError> {
+        self.run(|connection| {
+            let mut statement = connection
+                .prepare("SELECT id, vm, target, handed_over FROM migrations WHERE result IS NULL")?;
+            let rows = statement.query_map([], |row| {
+                Ok(OpenMigration {
+                    id: row.get(0)?,
+                    vm: row.get(1)?,
+                    target: row.get(2)?,
+                    handed_over: row.get(3)?,
+                })
+            })?;
+            Ok(rows.collect::<Result<_, _>>()?)
+        })
+    }
+
+    /// One migration without a result.
+    pub(crate) fn open_migration(&self, id: &str) -> Result<Option<OpenMigration>, JournalError> {
+        Ok(self.open_migrations()?.into_iter().find(|migration| migration.id == id))
+    }
+
+    /// The result of one migration, once it has ended.
+    pub(crate) fn result(&self, id: &str) -> Result<Option<MigrationResult>, JournalError> {
+        self.run(|connection| {
+            let text: Option<Option<String>> = connection
+                .query_row("SELECT result FROM migrations WHERE id = ?1", [id], |row| row.get(0))
+                .optional()?;
+            text.flatten().map(|text| from_json(&text)).transpose()
+        })
+    }
+
+    /// The last migrations that ended, newest first.
+    pub(crate) fn history(&self, limit: u32) -> Result<Vec<MigrationResult>, JournalError> {
+        self.run(|connection| {
+            let mut statement = connection.prepare(
+                "SELECT result FROM migrations WHERE result IS NOT NULL ORDER BY rowid DESC LIMIT ?1",
+            )?;
+            let texts = statement
+                .query_map([limit], |row| row.get::<_, String>(0))?
+                .collect::<Result<Vec<_>, _>>()?;
+            texts.iter().map(|text| from_json(text)).collect()
+        })
+    }
+
+    /// Records a VM on its way here. `false` when that identifier is known already.
+    pub(crate) fn begin_incoming(&self, id: &str, source: &str, spec: &VmSpec) -> Result<bool, JournalError> {
+        self.run(|connection| {
+            let rows = connection.execute(
+                "INSERT INTO incoming (id, vm, source, spec, state) VALUES (?1, ?2, ?3, ?4, 'waiting') \
+                 ON CONFLICT (id) DO NOTHING",
+                params![id, spec.name.as_str(), source, to_json(spec)?],
+            )?;
+            connection.execute(
+                "DELETE FROM incoming WHERE state != 'waiting' AND rowid <= \
+                 (SELECT max(rowid) FROM incoming) - ?1",
+                [HISTORY_LENGTH],
+            )?;
+            Ok(rows == 1)
+        })
+    }
+
+    /// Records, before the VM runs, that it runs here. `false` when it was discarded before.
+    pub(crate) fn run_incoming(&self, id: &str) -> Result<bool, JournalError> {
+        self.run(|connection| {
+            let transaction = connection.transaction()?;
+            let Some(record) = incoming(&transaction, id)? else { return Ok(false) };
+            match record.state {
+                IncomingState::Waiting => {}
+                IncomingState::Running | IncomingState::Finished => return Ok(true),
+                IncomingState::Discarded => return Ok(false),
+            }
+            transaction.execute("UPDATE incoming SET state = 'running' WHERE id = ?1", [id])?;
+            insert_vm(&transaction, &record.spec)?;
+            transaction.commit()?;
+            Ok(true)
+        })
+    }
+
+    /// Records that a VM that came here runs, and that its source knows.
+    pub(crate) fn finish_incoming(&self, id: &str) -> Result<(), JournalError> {
+        self.run(|connection| {
+            connection.execute(
+                "UPDATE incoming SET state = 'finished' WHERE id = ?1 AND state = 'running'",
+                [id],
+            )?;
+            Ok(())
+        })
+    }
+
+    /// VMs that are recorded to run here, of which nobody has said yet that they do.
+    pub(crate) fn unfinished_arrivals(&self) -> Result<Vec<Arrival>, JournalError> {
+        self.run(|connection| {
+            let mut statement = connection.prepare("SELECT id, vm FROM incoming WHERE state = 'running'")?;
+            let rows = statement.query_map([], |row| Ok(Arrival { id: row.get(0)?, vm: row.get(1)? }))?;
+            Ok(rows.collect::<Result<_, _>>()?)
+        })
+    }
+
+    /// Records that the VM never ran here and never will. `false` when it runs.
+    ///
+    /// An identifier that is not known is recorded too, so that an order to run that arrives late
+    /// finds the refusal.
+    pub(crate) fn discard_incoming(&self, id: &str, source: &str) -> Result<bool, JournalError> {
+        self.run(|connection| {
+            let transaction = connection.transaction()?;
+            transaction.execute(
+                "INSERT INTO incoming (id, vm, source, spec, state) VALUES (?1, '', ?2, '', 'discarded') \
+                 ON CONFLICT (id) DO UPDATE SET state = 'discarded' WHERE state = 'waiting'",
+                params![id, source],
+            )?;
+            let word: String =
+                transaction.query_row("SELECT state FROM incoming WHERE id = ?1", [id], |row| row.get(0))?;
+            transaction.commit()?;
+            Ok(IncomingState::from_word(&word) == IncomingState::Discarded)
+        })
+    }
+
+    /// What was decided about a VM on its way, and by whom it was sent.
+    pub(crate) fn incoming_state(&self, id: &str) -> Result<Option<(String, IncomingState)>, JournalError> {
+        self.run(|connection| {
+            Ok(connection
+                .query_row("SELECT source, state FROM incoming WHERE id = ?1", [id], |row| {
+                    Ok((row.get(0)?, IncomingState::from_word(&row.get::<_, String>(1)?)))
+                })
+                .optional()?)
+        })
+    }
+
+    /// VMs on their way here about which nothing final was decided.
+    pub(crate) fn waiting_incoming(&self) -> Result<Vec<IncomingRecord>, JournalError> {
+        self.run(|connection| {
+            let mut statement = connection.prepare("SELECT id FROM incoming WHERE state = ?1")?;
+            let ids = statement
+                .query_map([IncomingState::Waiting.word()], |row| row.get::<_, String>(0))?
+                .collect::<Result<Vec<_>, _>>()?;
+            ids.iter().filter_map(|id| incoming(connection, id).transpose()).collect()
+        })
+    }
+
+    /// Records a change of the host, before it is made.
+    pub(crate) fn record_change(
+        &self,
+        owner: &str,
+        change: &Change,
+        before: &Before,
+    ) -> Result<i64, JournalError> {
+        self.run(|connection| {
+            connection.execute(
+                "INSERT INTO host_changes (owner, change, before) VALUES (?1, ?2, ?3)",
+                params![owner, to_json(change)?, to_json(before)?],
+            )?;
+            Ok(connection.last_insert_rowid())
+        })
+    }
+
+    /// Changes that have not been undone, the newest first.
+    pub(crate) fn changes(&self) -> Result<Vec<HostChange>, JournalError> {
+        self.run(|connection| {
+            let mut statement = connection
+                .prepare("SELECT sequence, owner, change, before FROM host_changes ORDER BY sequence DESC")?;
+            let rows = statement.query_map([], raw_change)?.collect::<Result<Vec<_>, _>>()?;
+            rows.into_iter()
+                .map(|(sequence, owner, change, before)| {
+                    Ok(HostChange {
+                        sequence,
+                        owner,
+                        change: from_json(&change)?,
+                        before: from_json(&before)?,
+                    })
+                })
+                .collect()
+        })
+    }
+
+    /// Records that a change has been undone.
+    pub(crate) fn forget_change(&self, sequence: i64) -> Result<(), JournalError> {
+        self.run(|connection| {
+            connection.execute("DELETE FROM host_changes WHERE sequence = ?1", [sequence])?;
+            Ok(())
+        })
+    }
+}
+
+fn open_connection(directory: &Path, path: &Path) -> Result<Connection, JournalCause> {
+    use std::os::unix::fs::DirBuilderExt;
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(directory)
+        .map_err(JournalCause::Directory)?;
+    let mut connection = Connection::open(path)?;
+    connection.busy_timeout(std::time::Duration::from_secs(5))?;
+    connection.pragma_update(None, "journal_mode", "WAL")?;
+    // In WAL mode only FULL makes each commit durable before it returns.
+    connection.pragma_update(None, "synchronous", "FULL")?;
+    upgrade(&mut connection)?;
+    Ok(connection)
+}
+
+fn upgrade(connection: &mut Connection) -> Result<(), JournalCause> {
+    let transaction = connection.transaction()?;
+    let done: u32 = transaction.pragma_query_value(None, "user_version", |row| row.get(0))?;
+    let done = done as usize;
+    if done > MIGRATIONS.len() {
+        return Err(JournalCause::Newer(done));
+    }
+    for sql in &MIGRATIONS[done..] {
+        transaction.execute_batch(sql)?;
+    }
+    let made = u32::try_from(MIGRATIONS.len()).expect("there are a handful of schema changes");
+    transaction.pragma_update(None, "user_version", made)?;
+    transaction.commit()?;
+    Ok(())
+}
+
+fn insert_vm(connection: &Connection, spec: &VmSpec) -> Result<(), JournalCause> {
+    connection.execute(
+        "INSERT INTO vms (name, spec) VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET spec = excluded.spec",
+        params![spec.name.as_str(), to_json(spec)?],
+    )?;
+    Ok(())
+}
+
+fn incoming(connection: &Connection, id: &str) -> Result<Option<IncomingRecord>, JournalCause> {
+    let row = connection
+        .query_row("SELECT vm, source, spec, state FROM incoming WHERE id = ?1", [id], |row| {
+            Ok((row.get(0)?, row.get(1)?, row.get::<_, String>(2)?, row.get::<_, String>(3)?))
+        })
+        .optional()?;
+    let Some((vm, source, spec, state)) = row else { return Ok(None) };
+    // A refusal for an identifier that was never known has no specification.
+    if spec.is_empty() {
+        return Ok(None);
+    }
+    let state = IncomingState::from_word(&state);
+    Ok(Some(IncomingRecord { id: id.into(), vm, source, spec: from_json(&spec)?, state }))
+}
+
+fn raw_change(row: &Row<'_>) -> rusqlite::Result<(i64, String, String, String)> {
+    Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))
+}
+
+fn to_json<T: Serialize>(value: &T) -> Result<String, JournalCause> {
+    Ok(serde_json::to_string(value)?)
+}
+
+fn from_json<T: DeserializeOwned>(text: &str) -> Result<T, JournalCause> {
+    Ok(serde_json::from_str(text)?)
+}

@@ -1,0 +1,132 @@
+//! What a migration used and carried, read while it runs.
+
+use drainpipe_engine::path::Path;
+use drainpipe_engine::problem::Problem;
+use drainpipe_engine::result::{CpuSeconds, PathUse, Sample};
+use drainpipe_hypervisor::Vmm;
+use drainpipe_hypervisor::migration::TransferStatus;
+
+use crate::api::types::TargetUse;
+use crate::host;
+use crate::network::HostNetwork;
+
+/// Samples of one migration: an hour at ten a second. Past that, every second one is dropped.
+const SAMPLES_MAX: usize = 36_000;
+
+/// Readings of one migration.
+#[derive(Debug)]
+pub(crate) struct Measurements {
+    vmm_cpu_at_start: f64,
+    vmm_cpu_at_end: Option<f64>,
+    agent_cpu_at_start: f64,
+    paths: Vec<Path>,
+    bytes_at_start: Vec<u64>,
+    samples: Vec<Sample>,
+    wire_bytes: u64,
+    rounds: u64,
+}
+
+/// The readings, added up.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Measured {
+    /// CPU of all four processes.
+    pub(crate) cpu_seconds: CpuSeconds,
+    /// What each path carried.
+    pub(crate) paths: Vec<PathUse>,
+    /// Bytes on each path over time.
+    pub(crate) samples: Vec<Sample>,
+    /// Bytes that QEMU put on the wire.
+    pub(crate) wire_bytes: u64,
+    /// Rounds over memory.
+    pub(crate) rounds: u64,
+}
+
+impl Measurements {
+    /// Begins to measure.
+    pub(crate) fn begin(vmm: &Vmm) -> Self {
+        Self {
+            vmm_cpu_at_start: vmm.cpu_seconds().unwrap_or(0.0),
+            vmm_cpu_at_end: None,
+            agent_cpu_at_start: host::own_cpu().as_secs_f64(),
+            paths: vec![],
+            bytes_at_start: vec![],
+            samples: vec![],
+            wire_bytes: 0,
+            rounds: 0,
+        }
+    }
+
+    /// The first byte is about to be sent over these paths.
+    pub(crate) async fn transfer_begins(
+        &mut self,
+        network: &HostNetwork,
+        paths: &[Path],
+        now_ms: f64,
+    ) -> Result<(), Problem> {
+        self.paths = paths.to_vec();
+        self.bytes_at_start = network.sent_bytes(&self.links()).await?;
+        self.samples = vec![Sample { ms: now_ms, path_bytes: vec![0; paths.len()] }];
+        Ok(())
+    }
+
+    /// Reads the links.
+    pub(crate) async fn sample(&mut self, network: &HostNetwork, now_ms: f64) -> Result<(), Problem> {
+        let now = network.sent_bytes(&self.links()).await?;
+        let path_bytes =
+            now.iter().zip(&self.bytes_at_start).map(|(now, start)| now.saturating_sub(*start)).collect();
+        self.samples.push(Sample { ms: now_ms, path_bytes });
+        if self.samples.len() > SAMPLES_MAX {
+            let mut keep = false;
+            self.samples.retain(|_| {
+                keep = !keep;
+                keep
+            });
+        }
+        Ok(())
+    }
+
+    /// The last byte has been sent; QEMU is still there.
+    pub(crate) fn transfer_ends(&mut self, vmm: &Vmm, status: &TransferStatus) {
+        self.vmm_cpu_at_end = vmm.cpu_seconds().ok();
+        let ram = status.ram.unwrap_or_default();
+        self.wire_bytes = ram.transferred_bytes;
+        self.rounds = ram.rounds;
+    }
+
+    /// Adds the readings up.
+    pub(crate) fn finish(&self, vmm: &Vmm, target: TargetUse) -> Measured {
+        let vmm_cpu = self.vmm_cpu_at_end.or_else(|| vmm.cpu_seconds().ok()).unwrap_or(self.vmm_cpu_at_start);
+        Measured {
+            cpu_seconds: CpuSeconds {
+                source_vmm: vmm_cpu - self.vmm_cpu_at_start,
+                source_agent: host::own_cpu().as_secs_f64() - self.agent_cpu_at_start,
+                target_vmm: target.vmm_cpu_seconds,
+                target_agent: target.agent_cpu_seconds,
+            },
+            paths: self.path_uses(),
+            samples: self.samples.clone(),
+            wire_bytes: self.wire_bytes,
+            rounds: self.rounds,
+        }
+    }
+
+    fn path_uses(&self) -> Vec<PathUse> {
+        let Some(last) = self.samples.last() else { return vec![] };
+        let total: u64 = last.path_bytes.iter().sum();
+        self.paths
+            .iter()
+            .zip(&last.path_bytes)
+            .map(|(path, bytes)| PathUse {
+                link: path.link.clone(),
+                peer_link: path.peer_link.clone(),
+                bytes: *bytes,
+                share: if total == 0 { 0.0 } else { *bytes as f64 / total as f64 },
+                speed_mbps: path.speed_mbps,
+            })
+            .collect()
+    }
+
+    fn links(&self) -> Vec<&str> {
+        self.paths.iter().map(|path| path.link.as_str()).collect()
+    }
+}

@@ -1,0 +1,135 @@
+//! The host's network on behalf of migrations: each change is in the journal before it is made, and is
+//! put back when the last migration that needs it is over, or at the agent's next start.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use drainpipe_engine::facts::MigrationLink;
+use drainpipe_engine::problem::Problem;
+use drainpipe_net::{Change, LinkKind, Network, Undo};
+use tokio::sync::Mutex;
+use tracing::{info, warn};
+
+use crate::config;
+use crate::journal::{HostChange, Journal};
+
+/// The network of this host.
+#[derive(Debug)]
+pub(crate) struct HostNetwork {
+    network: Network,
+    journal: Arc<Journal>,
+    // Journal and kernel change together.
+    changing: Mutex<()>,
+}
+
+impl HostNetwork {
+    /// Opens the kernel's interfaces.
+    pub(crate) fn open(journal: Arc<Journal>) -> Result<Self, Problem> {
+        let network = Network::open().map_err(Problem::failed)?;
+        Ok(Self { network, journal, changing: Mutex::new(()) })
+    }
+
+    /// The links that the configuration gives to migrations, as they are now.
+    pub(crate) async fn migration_links(
+        &self,
+        configured: &[config::Link],
+    ) -> Result<Vec<MigrationLink>, Problem> {
+        let links = self.network.links().await.map_err(Problem::failed)?;
+        Ok(configured
+            .iter()
+            .map(|wanted| match links.iter().find(|link| link.name == wanted.name) {
+                Some(link) => MigrationLink {
+                    name: link.name.clone(),
+                    addresses: link.addresses.clone(),
+                    speed_mbps: wanted.speed_mbps.or(link.speed_mbps),
+                    mtu: link.mtu,
+                    usable: link.up && link.carrier && link.kind != LinkKind::Loopback,
+                },
+                // Named in the configuration and not there: shown as down, so that errors name it.
+                None => MigrationLink {
+                    name: wanted.name.clone(),
+                    addresses: vec![],
+                    speed_mbps: wanted.speed_mbps,
+                    mtu: 0,
+                    usable: false,
+                },
+            })
+            .collect())
+    }
+
+    /// Bytes that each link has sent so far, in the order asked for; zero for a link that is gone.
+    pub(crate) async fn sent_bytes(&self, links: &[&str]) -> Result<Vec<u64>, Problem> {
+        let counters = self.network.counters(links).await.map_err(Problem::failed)?;
+        let by_name: HashMap<&str, u64> =
+            counters.iter().map(|counters| (counters.name.as_str(), counters.tx_bytes)).collect();
+        Ok(links.iter().map(|link| by_name.get(link).copied().unwrap_or(0)).collect())
+    }
+
+    /// Makes the changes for a migration; journaled first. What fails half-way is put back by
+    /// [`Self::put_back`], which the caller owes in any case.
+    pub(crate) async fn change_for(&self, owner: &str, changes: &[Change]) -> Result<(), Problem> {
+        let _changing = self.changing.lock().await;
+        let made = self.journal.changes()?;
+        for change in changes {
+            let before = match made.iter().find(|other| same_object(&other.change, change)) {
+                Some(other) => other.before.clone(),
+                None => self.network.observe(change).await.map_err(Problem::refused)?,
+            };
+            self.journal.record_change(owner, change, &before)?;
+            self.network.apply(change).await.map_err(Problem::failed)?;
+        }
+        Ok(())
+    }
+
+    /// Undoes what was changed for a migration and is not needed by another.
+    pub(crate) async fn put_back(&self, owner: &str) -> Result<(), Problem> {
+        self.put_back_where(|change| change.owner == owner).await
+    }
+
+    /// Undoes everything that an earlier life of the agent left, but for the migrations named.
+    pub(crate) async fn put_back_all_but(&self, owners: &[String]) -> Result<(), Problem> {
+        self.put_back_where(|change| !owners.contains(&change.owner)).await
+    }
+
+    async fn put_back_where(&self, selected: impl Fn(&HostChange) -> bool) -> Result<(), Problem> {
+        let _changing = self.changing.lock().await;
+        let (mine, mut others): (Vec<_>, Vec<_>) = self.journal.changes()?.into_iter().partition(selected);
+        let mut first_problem = None;
+        for change in mine {
+            match self.undo(&change, &others).await {
+                Ok(()) => self.journal.forget_change(change.sequence)?,
+                Err(problem) => {
+                    first_problem.get_or_insert(problem);
+                    others.push(change);
+                }
+            }
+        }
+        first_problem.map_or(Ok(()), Err)
+    }
+
+    async fn undo(&self, change: &HostChange, others: &[HostChange]) -> Result<(), Problem> {
+        if let Some(other) = others.iter().find(|other| same_object(&other.change, &change.change)) {
+            if other.change != change.change {
+                self.network.apply(&other.change).await.map_err(Problem::failed)?;
+            }
+            return Ok(());
+        }
+        match self.network.undo(&change.change, &change.before).await.map_err(Problem::failed)? {
+            Undo::Undone => info!(change = ?change.change, "put back"),
+            Undo::NothingToDo => {}
+            Undo::LeftAlone(why) => warn!(change = ?change.change, why, "left as it is"),
+        }
+        Ok(())
+    }
+}
+
+fn same_object(one: &Change, other: &Change) -> bool {
+    match (one, other) {
+        (Change::Address { link, address }, Change::Address { link: link2, address: address2 }) => {
+            (link, address) == (link2, address2)
+        }
+        (Change::Route { destination, .. }, Change::Route { destination: other, .. }) => destination == other,
+        (Change::Sysctl { key, .. }, Change::Sysctl { key: other, .. }) => key == other,
+        _ => false,
+    }
+}

@@ -1,0 +1,605 @@
+//! Migrations from this host: carries out the engine's actions and feeds it what happens.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use drainpipe_engine::facts::HostFacts;
+use drainpipe_engine::migration::{Action, Event, Limits, Migration, TargetState};
+use drainpipe_engine::option::RequestedOption;
+use drainpipe_engine::path::Path;
+use drainpipe_engine::plan::{Plan, Spread, plan};
+use drainpipe_engine::problem::Problem;
+use drainpipe_engine::progress::{Progress, Transferred};
+use drainpipe_engine::result::{MigrationResult, Outcome};
+use drainpipe_hypervisor::migration::{self as qemu, MigrationStatus, TransferStatus};
+use drainpipe_hypervisor::qmp;
+use drainpipe_hypervisor::{RunState, Vmm};
+use tokio::sync::{Notify, broadcast, watch};
+use tracing::{info, warn};
+use uuid::Uuid;
+
+use crate::agent::Agent;
+use crate::api::types::{
+    ConnectionRequest, Endpoint, HandOverView, HostView, IncomingRequest, IncomingView, MigrateRequest,
+    MigrationView, PlanView, TargetUse,
+};
+use crate::client::ApiClient;
+use crate::guard::Guard;
+use crate::measure::Measurements;
+use crate::multichannel;
+use crate::probe::{self, ProbePorts, ProbeRequest};
+use crate::result;
+use crate::transport::transport;
+use crate::vms::{Claim, Claimed, QEMU_DEADLINE, QMP_DEADLINE};
+
+/// How often the transfer is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// QEMU pauses the VM once it expects the rest to take no longer than this: its own default.
+const DOWNTIME_LIMIT_MS: u64 = 300;
+
+/// How long the VM may stand still while the rest is sent. Past this the links have failed, and it
+/// runs on here.
+const SWITCH_OVER_DEADLINE: Duration = Duration::from_secs(15);
+
+/// Between two rounds of questions about a hand-over of which the outcome is not known.
+const UNDECIDED_PAUSE: Duration = Duration::from_secs(5);
+
+/// Between two questions to a target that did not answer.
+const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
+
+/// Migrations under way from this host.
+#[derive(Debug, Default)]
+pub(crate) struct Outgoing {
+    running: Mutex<BTreeMap<String, Arc<Running>>>,
+}
+
+/// One migration under way, as others see it.
+#[derive(Debug)]
+pub(crate) struct Running {
+    id: String,
+    vm: String,
+    target: String,
+    cancel: Notify,
+    cancel_requested: AtomicBool,
+    progress: watch::Sender<Progress>,
+    // Only while the journal cannot have it: the outcome is open still, or the disk is full.
+    result: Mutex<Option<MigrationResult>>,
+}
+
+impl Outgoing {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Running>>> {
+        // Insertion and removal leave the map whole.
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One migration under way.
+    pub(crate) fn get(&self, id: &str) -> Option<Arc<Running>> {
+        self.lock().get(id).cloned()
+    }
+
+    /// All migrations under way.
+    pub(crate) fn all(&self) -> Vec<Arc<Running>> {
+        self.lock().values().cloned().collect()
+    }
+}
+
+impl Running {
+    /// Where it goes.
+    pub(crate) fn target(&self) -> &str {
+        &self.target
+    }
+
+    /// Asks for it to be undone.
+    pub(crate) fn cancel(&self) {
+        self.cancel_requested.store(true, Ordering::Relaxed);
+        self.cancel.notify_one();
+    }
+
+    fn result(&self) -> MutexGuard<'_, Option<MigrationResult>> {
+        self.result.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The migration in the shape of the API.
+    pub(crate) fn view(&self, source: &str) -> MigrationView {
+        MigrationView {
+            id: self.id.clone(),
+            vm: self.vm.clone(),
+            source: source.into(),
+            target: self.target.clone(),
+            progress: Some(self.progress.borrow().clone()),
+            result: self.result().clone(),
+        }
+    }
+}
+
+/// Begins a migration; it runs on by itself.
+pub(crate) fn begin(agent: &Arc<Agent>, request: &MigrateRequest) -> Result<MigrationView, Problem> {
+    let peer = known_target(agent, &request.target)?;
+    let id = Uuid::new_v4().to_string();
+    let claimed = agent.vms.claim(&request.vm, Claim::Migrating(id.clone()))?;
+    let vmm = claimed.vmm.clone().ok_or_else(|| {
+        Problem::conflict(format!("VM {0} does not run: `drainpipe vm start {0}` first", request.vm))
+    })?;
+    agent.journal.begin_migration(&id, &request.vm, &request.target)?;
+    let limits = Limits {
+        total_ms: request
+            .deadline_s
+            .map_or(Limits::default().total_ms, |seconds| f64::from(seconds) * 1000.0),
+        ..Limits::default()
+    };
+    let (migration, first) = Migration::begin(limits);
+    let executor = Executor::new(agent, id, peer, claimed, vmm, request);
+    let view = executor.running.view(agent.name());
+    tokio::spawn(executor.run(migration, first));
+    Ok(view)
+}
+
+/// The plan of a migration that is not begun.
+pub(crate) async fn dry_run(agent: &Agent, request: &MigrateRequest) -> Result<PlanView, Problem> {
+    let peer = known_target(agent, &request.target)?;
+    agent.vms.get(&request.vm).await?;
+    let (source, target) = meet(agent, &peer, &request.target).await?;
+    Ok(PlanView {
+        vm: request.vm.clone(),
+        source: source.name.clone(),
+        target: target.name.clone(),
+        plan: plan(&source, &target, request.option).map_err(Problem::refused)?,
+    })
+}
+
+fn known_target(agent: &Agent, target: &str) -> Result<ApiClient, Problem> {
+    if target == agent.name() {
+        return Err(Problem::conflict(format!("the VM is on {target} already")));
+    }
+    agent.peer(target).cloned().ok_or_else(|| {
+        let known: Vec<&str> = agent.config.peers.iter().map(|peer| peer.name.as_str()).collect();
+        Problem::not_found(format!(
+            "{} knows no host {target}; its agent.toml names: {}",
+            agent.name(),
+            if known.is_empty() { "none (add a [[peer]])".into() } else { known.join(", ") }
+        ))
+    })
+}
+
+async fn meet(agent: &Agent, peer: &ApiClient, target: &str) -> Result<(HostFacts, HostFacts), Problem> {
+    let view: HostView = peer.get("/v1/host").await?;
+    if view.facts.name != target {
+        return Err(Problem::refused(format!(
+            "the agent that should be {target} calls itself {}: correct the [[peer]] entries of {}",
+            view.facts.name,
+            agent.name()
+        )));
+    }
+    Ok((agent.facts().await?, view.facts))
+}
+
+/// What the journal says of a hand-over, for the target that asks; and to which target it goes.
+pub(crate) fn hand_over_view(agent: &Agent, id: &str) -> Result<(Option<String>, HandOverView), Problem> {
+    if let Some(open) = agent.journal.open_migration(id)? {
+        let view = match (open.handed_over, agent.outgoing.get(id).is_some()) {
+            (true, _) => HandOverView::HandedOver,
+            (false, true) => HandOverView::Pending,
+            (false, false) => HandOverView::Refused,
+        };
+        return Ok((Some(open.target), view));
+    }
+    let result = agent.journal.result(id)?;
+    let view = match result.as_ref().map(|result| result.outcome) {
+        Some(Outcome::Completed) => HandOverView::HandedOver,
+        _ => HandOverView::Refused,
+    };
+    Ok((result.map(|result| result.target), view))
+}
+
+/// Takes up the migrations that an earlier life of the agent left open.
+pub(crate) async fn recover(agent: &Arc<Agent>) -> Result<(), Problem> {
+    for open in agent.journal.open_migrations()? {
+        let Some(peer) = agent.peer(&open.target).cloned() else {
+            warn!(migration = open.id, target = open.target, "its target is no peer any more; left open");
+            continue;
+        };
+        let claimed = agent.vms.claim(&open.vm, Claim::Migrating(open.id.clone()))?;
+        let Some(vmm) = claimed.vmm.clone() else {
+            warn!(migration = open.id, vm = open.vm, "its VM does not run here any more");
+            agent.journal.forbid_hand_over(&open.id)?;
+            continue;
+        };
+        let (migration, first) = Migration::recover(Limits::default(), open.handed_over, 0.0);
+        let request = MigrateRequest {
+            vm: open.vm,
+            target: open.target,
+            option: RequestedOption::Auto,
+            deadline_s: None,
+        };
+        let executor = Executor::new(agent, open.id, peer, claimed, vmm, &request);
+        tokio::spawn(executor.run(migration, first));
+    }
+    Ok(())
+}
+
+/// Carries out one migration. Decides nothing.
+struct Executor {
+    agent: Arc<Agent>,
+    running: Arc<Running>,
+    peer: ApiClient,
+    claimed: Claimed,
+    vmm: Arc<Vmm>,
+    requested: RequestedOption,
+    began: Instant,
+    facts: Option<(HostFacts, HostFacts)>,
+    plan: Option<Plan>,
+    endpoint: Option<Endpoint>,
+    events: broadcast::Receiver<qmp::Event>,
+    guard: Option<Guard>,
+    measurements: Measurements,
+    target_use: TargetUse,
+}
+
+impl Executor {
+    fn new(
+        agent: &Arc<Agent>,
+        id: String,
+        peer: ApiClient,
+        claimed: Claimed,
+        vmm: Arc<Vmm>,
+        request: &MigrateRequest,
+    ) -> Self {
+        let idle = drainpipe_engine::progress::ProgressMeter::default();
+        let first = idle.progress(drainpipe_engine::step::Step::EstablishHosts, 0.0);
+        let running = Arc::new(Running {
+            id: id.clone(),
+            vm: request.vm.clone(),
+            target: request.target.clone(),
+            cancel: Notify::new(),
+            cancel_requested: AtomicBool::new(false),
+            result: Mutex::default(),
+            progress: watch::Sender::new(first),
+        });
+        agent.outgoing.lock().insert(id, Arc::clone(&running));
+        let measurements = Measurements::begin(&vmm);
+        Self {
+            agent: Arc::clone(agent),
+            running,
+            peer,
+            claimed,
+            events: vmm.events(),
+            vmm,
+            requested: request.option,
+            began: Instant::now(),
+            facts: None,
+            plan: None,
+            endpoint: None,
+            guard: None,
+            measurements,
+            target_use: TargetUse::default(),
+        }
+    }
+
+    fn now_ms(&self) -> f64 {
+        self.began.elapsed().as_secs_f64() * 1000.0
+    }
+
+    async fn run(mut self, mut migration: Migration, mut first: Action) {
+        loop {
+            self.carry_out(&mut migration, first).await;
+            let outcome = migration.outcome().unwrap_or(Outcome::Failed);
+            let result = self.result(&migration, outcome);
+            if outcome != Outcome::Undecided {
+                self.conclude(result);
+                return;
+            }
+            *self.running.result() = Some(result);
+            tokio::time::sleep(UNDECIDED_PAUSE).await;
+            (migration, first) = Migration::recover(Limits::default(), true, self.now_ms());
+        }
+    }
+
+    async fn carry_out(&mut self, migration: &mut Migration, first: Action) {
+        let mut next = Some(first);
+        let mut cancel_delivered = false;
+        while next != Some(Action::Finish) {
+            let event = match next {
+                Some(action) => self.perform(action).await.unwrap_or_else(Event::Failed),
+                None => self.transfer_event().await,
+            };
+            // Before the event, so that no further step begins.
+            let interrupted = if self.running.cancel_requested.load(Ordering::Relaxed) && !cancel_delivered {
+                cancel_delivered = true;
+                migration.handle(self.now_ms(), Event::CancelRequested)
+            } else {
+                None
+            };
+            next = interrupted.or_else(|| migration.handle(self.now_ms(), event));
+            self.running.progress.send_replace(migration.progress(self.now_ms()));
+        }
+    }
+
+    async fn perform(&mut self, action: Action) -> Result<Event, Problem> {
+        match action {
+            Action::EstablishHosts => return self.establish_hosts().await,
+            Action::CheckPermissions => self.check_permissions().await?,
+            Action::AllocateMemory => self.tell_target("memory", QMP_DEADLINE).await?,
+            Action::BuildSkeleton => self.tell_target("skeleton", QEMU_DEADLINE + QMP_DEADLINE).await?,
+            Action::ConnectHosts => return self.connect_hosts().await,
+            Action::StartTransfer => self.start_transfer().await?,
+            Action::SwitchOver => self.switch_over().await?,
+            Action::RecordHandOver => self.record_hand_over()?,
+            Action::ResumeOnTarget => self.tell_target("run", QMP_DEADLINE).await?,
+            Action::AskTarget => return self.ask_target().await,
+            Action::RevokeHandOver => self.revoke_hand_over()?,
+            Action::CleanUp => self.clean_up().await?,
+            Action::StopTransfer => self.stop_transfer().await?,
+            Action::ResumeOnSource => self.resume_on_source().await?,
+            Action::DiscardTarget => self.peer.delete(&self.incoming("")).await?,
+            Action::PutBack => self.agent.network.put_back(&self.running.id).await?,
+            Action::Finish => {}
+        }
+        Ok(Event::Done)
+    }
+
+    fn incoming(&self, what: &str) -> String {
+        let id = &self.running.id;
+        if what.is_empty() { format!("/v1/incoming/{id}") } else { format!("/v1/incoming/{id}/{what}") }
+    }
+
+    async fn tell_target(&self, what: &str, deadline: Duration) -> Result<(), Problem> {
+        self.peer.post_within(&self.incoming(what), &(), deadline).await
+    }
+
+    async fn establish_hosts(&mut self) -> Result<Event, Problem> {
+        let (source, target) = meet(&self.agent, &self.peer, &self.running.target).await?;
+        let plan = plan(&source, &target, self.requested).map_err(Problem::refused)?;
+        self.facts = Some((source, target));
+        self.plan = Some(plan.clone());
+        Ok(Event::Established(plan))
+    }
+
+    async fn check_permissions(&self) -> Result<(), Problem> {
+        let state = self.vmm.run_state(QMP_DEADLINE).await.map_err(Problem::failed)?;
+        if state != RunState::Running {
+            return Err(Problem::refused(format!(
+                "VM {} is {state}; only a running VM moves",
+                self.running.vm
+            )));
+        }
+        let request = IncomingRequest {
+            id: self.running.id.clone(),
+            spec: self.vmm.spec().clone(),
+            definition: self.claimed.definition.clone(),
+        };
+        self.peer.post("/v1/incoming", &request).await
+    }
+
+    async fn connect_hosts(&mut self) -> Result<Event, Problem> {
+        let no_plan = || Problem::failed("connecting before there is a plan");
+        let (source, target) = self.facts.as_ref().ok_or_else(no_plan)?;
+        let plan = self.plan.clone().ok_or_else(no_plan)?;
+        let request = ProbeRequest { addresses: plan.paths.iter().map(|path| path.peer_address).collect() };
+        let ports: ProbePorts = self.peer.post(&self.incoming("probe"), &request).await?;
+        let trials = probe::try_paths(&plan.paths, &ports).await;
+        let plan = plan.narrow(&trials, &source.name, &target.name).map_err(Problem::failed)?;
+        self.endpoint = Some(self.prepare_both(&plan, target.migration_address).await?);
+        self.plan = Some(plan.clone());
+        Ok(Event::Connected(plan))
+    }
+
+    async fn prepare_both(&self, plan: &Plan, target_address: Option<IpAddr>) -> Result<Endpoint, Problem> {
+        let reversed = plan.paths.iter().map(Path::reversed).collect();
+        let request = ConnectionRequest {
+            plan: Plan { paths: reversed, ..plan.clone() },
+            migration_address: self.agent.config.migration_address,
+        };
+        let path = self.incoming("connection");
+        let there = self.peer.post(&path, &request);
+        let here = async {
+            match (plan.spread, target_address) {
+                (Spread::Routed, Some(address)) => {
+                    multichannel::prepare(&self.agent, &self.running.id, address, &plan.paths).await.map(drop)
+                }
+                _ => Ok(()),
+            }
+        };
+        let (endpoint, ()) = tokio::try_join!(there, here)?;
+        Ok(endpoint)
+    }
+
+    async fn start_transfer(&mut self) -> Result<(), Problem> {
+        let (Some(plan), Some(endpoint)) = (&self.plan, &self.endpoint) else {
+            return Err(Problem::failed("a transfer before the hosts are connected"));
+        };
+        self.guard = Some(Guard::start(&self.agent, &self.running.id, &self.vmm)?);
+        self.measurements.transfer_begins(&self.agent.network, &plan.paths, self.now_ms()).await?;
+        let address = SocketAddr::new(endpoint.address, endpoint.port);
+        qemu::start(&self.vmm, transport(plan), address, DOWNTIME_LIMIT_MS, QMP_DEADLINE)
+            .await
+            .map_err(Problem::failed)
+    }
+
+    /// The next thing that happens to the transfer.
+    async fn transfer_event(&mut self) -> Event {
+        let look = tokio::time::sleep(LOOK_EVERY);
+        tokio::pin!(look);
+        loop {
+            tokio::select! {
+                event = self.events.recv() => match event.as_ref().map(MigrationStatus::from_event) {
+                    Ok(Some(MigrationStatus::PreSwitchover)) => return Event::Paused,
+                    Ok(Some(status)) if status.is_final() => return self.look().await,
+                    Ok(_) => {}
+                    // Events were missed, or the connection is gone: the state tells.
+                    Err(_) => break,
+                },
+                () = self.running.cancel.notified() => return Event::Tick,
+                () = &mut look => break,
+            }
+        }
+        look.await;
+        self.look().await
+    }
+
+    async fn look(&mut self) -> Event {
+        let status = match qemu::status(&self.vmm, QMP_DEADLINE).await {
+            Ok(status) => status,
+            Err(_) if !self.vmm.alive() => {
+                return Event::TransferFailed(Problem::failed("the source's QEMU has ended"));
+            }
+            Err(error) => return Event::TransferFailed(Problem::failed(error)),
+        };
+        match status.status {
+            MigrationStatus::PreSwitchover => Event::Paused,
+            MigrationStatus::Failed | MigrationStatus::Cancelled | MigrationStatus::None => {
+                let why = status.error_desc.unwrap_or_else(|| format!("QEMU calls it {}", status.status));
+                Event::TransferFailed(Problem::failed(format!("QEMU: {why}")))
+            }
+            _ => {
+                let now_ms = self.now_ms();
+                if let Err(problem) = self.measurements.sample(&self.agent.network, now_ms).await {
+                    warn!(%problem, "no reading of the links");
+                }
+                Event::Progress(transferred(&status))
+            }
+        }
+    }
+
+    async fn switch_over(&mut self) -> Result<(), Problem> {
+        let path = format!("{}?wait_ms={}", self.incoming("received"), SWITCH_OVER_DEADLINE.as_millis());
+        let there = self.peer.get_within::<IncomingView>(&path, SWITCH_OVER_DEADLINE + QMP_DEADLINE);
+        let here = async { qemu::switch_over(&self.vmm, QMP_DEADLINE).await.map_err(Problem::failed) };
+        let (view, ()) = tokio::try_join!(there, here)?;
+        if view != IncomingView::Ready {
+            let seconds = SWITCH_OVER_DEADLINE.as_secs();
+            let message =
+                format!("the last of the state did not arrive within {seconds} s; look at the links");
+            return Err(Problem::failed(message));
+        }
+        Ok(())
+    }
+
+    fn record_hand_over(&self) -> Result<(), Problem> {
+        if self.agent.journal.hand_over(&self.running.id)? {
+            return Ok(());
+        }
+        Err(Problem::failed("this agent stood still for so long that its guard let the VM run on here"))
+    }
+
+    async fn ask_target(&self) -> Result<Event, Problem> {
+        let state = match self.target_view().await {
+            Ok(IncomingView::Running) => TargetState::Running,
+            Ok(IncomingView::Ready) => TargetState::Ready,
+            Ok(IncomingView::Discarded) => TargetState::Discarded,
+            Err(problem) => {
+                tokio::time::sleep(ASK_AGAIN_AFTER).await;
+                return Err(problem);
+            }
+            Ok(IncomingView::Waiting) => {
+                self.peer.delete(&self.incoming("")).await?;
+                TargetState::Discarded
+            }
+        };
+        Ok(Event::TargetSays(state))
+    }
+
+    async fn target_view(&self) -> Result<IncomingView, Problem> {
+        self.peer.get(&self.incoming("")).await
+    }
+
+    fn revoke_hand_over(&self) -> Result<(), Problem> {
+        self.agent.journal.revoke_hand_over(&self.running.id)?;
+        Ok(())
+    }
+
+    async fn clean_up(&mut self) -> Result<(), Problem> {
+        if let Err(error) = self.read_final_counters().await {
+            warn!(%error, "no final counters");
+        }
+        let path = self.incoming("finish");
+        let there = self.peer.post::<TargetUse>(&path, &());
+        let here = async { self.vmm.destroy(QEMU_DEADLINE).await.map_err(Problem::failed) };
+        let network = self.agent.network.put_back(&self.running.id);
+        let (used, destroyed, put_back) = tokio::join!(there, here, network);
+        self.guard = None;
+        // A target that does not answer puts its network back by itself when it hears nothing more.
+        self.target_use = used.unwrap_or_default();
+        destroyed.and(put_back)
+    }
+
+    async fn read_final_counters(&mut self) -> Result<(), Problem> {
+        let status = qemu::status(&self.vmm, QMP_DEADLINE).await.map_err(Problem::failed)?;
+        self.measurements.transfer_ends(&self.vmm, &status);
+        let now_ms = self.now_ms();
+        self.measurements.sample(&self.agent.network, now_ms).await
+    }
+
+    async fn stop_transfer(&mut self) -> Result<(), Problem> {
+        if !self.vmm.alive() {
+            return Ok(());
+        }
+        if let Err(error) = self.read_final_counters().await {
+            warn!(%error, "no final counters");
+        }
+        qemu::cancel(&self.vmm, QEMU_DEADLINE).await.map(drop).map_err(Problem::failed)
+    }
+
+    async fn resume_on_source(&mut self) -> Result<(), Problem> {
+        if !self.vmm.alive() {
+            return Err(Problem::failed(format!(
+                "its QEMU has ended on {}; `drainpipe vm start {}` boots it anew",
+                self.agent.name(),
+                self.running.vm
+            )));
+        }
+        qemu::run(&self.vmm, QMP_DEADLINE).await.map_err(Problem::failed)?;
+        self.guard = None;
+        Ok(())
+    }
+
+    fn result(&self, migration: &Migration, outcome: Outcome) -> MigrationResult {
+        let measured = self.measurements.finish(&self.vmm, self.target_use);
+        let plan = self.plan.as_ref();
+        result::assemble(
+            result::Identity {
+                id: self.running.id.clone(),
+                vm: self.running.vm.clone(),
+                source: self.agent.name().into(),
+                target: self.running.target.clone(),
+                memory_bytes: self.claimed.definition.memory_mib << 20,
+                requested_option: self.requested,
+            },
+            migration,
+            outcome,
+            plan,
+            measured,
+        )
+    }
+
+    fn conclude(self, result: MigrationResult) {
+        let left = result.outcome == Outcome::Completed;
+        info!(migration = result.id, vm = result.vm, outcome = ?result.outcome, "over");
+        let ended = self.agent.journal.end_migration(&result, left);
+        if left {
+            self.agent.vms.forget(&result.vm);
+        }
+        match ended {
+            Ok(()) => {
+                self.agent.outgoing.lock().remove(&self.running.id);
+            }
+            Err(error) => {
+                warn!(%error, migration = result.id, "the result is kept in memory only");
+                *self.running.result() = Some(result);
+            }
+        }
+    }
+}
+
+fn transferred(status: &TransferStatus) -> Transferred {
+    let ram = status.ram.unwrap_or_default();
+    Transferred {
+        sent_bytes: ram.transferred_bytes,
+        remaining_bytes: ram.remaining_bytes,
+        total_bytes: ram.total_bytes,
+        rounds: ram.rounds,
+    }
+}

@@ -1,0 +1,140 @@
+//! Puts a migration's result together from the engine's timings and the agent's readings.
+
+use drainpipe_engine::migration::{Migration, Timings};
+use drainpipe_engine::option::{MigrationOption, RequestedOption};
+use drainpipe_engine::plan::Plan;
+use drainpipe_engine::result::{MigrationResult, Outcome};
+use jiff::{SignedDuration, Timestamp};
+
+use crate::measure::Measured;
+
+/// What a migration is about.
+#[derive(Debug, Clone)]
+pub(crate) struct Identity {
+    /// Its identifier.
+    pub(crate) id: String,
+    /// The VM.
+    pub(crate) vm: String,
+    /// From where.
+    pub(crate) source: String,
+    /// To where.
+    pub(crate) target: String,
+    /// Memory of the VM.
+    pub(crate) memory_bytes: u64,
+    /// What was asked for.
+    pub(crate) requested_option: RequestedOption,
+}
+
+/// The result of a migration that is over.
+pub(crate) fn assemble(
+    identity: Identity,
+    migration: &Migration,
+    outcome: Outcome,
+    plan: Option<&Plan>,
+    measured: Measured,
+) -> MigrationResult {
+    let parts = Parts::of(migration.timings());
+    MigrationResult {
+        id: identity.id,
+        vm: identity.vm,
+        source: identity.source,
+        target: identity.target,
+        started_at: started_at(parts.total_ms),
+        requested_option: identity.requested_option,
+        option: plan.map_or_else(|| unplanned(identity.requested_option), |plan| plan.option),
+        fallback_reason: plan.and_then(|plan| plan.reason.clone()),
+        outcome,
+        error: migration.error().map(ToString::to_string),
+        error_kind: migration.error().map(|problem| problem.kind),
+        total_ms: tenth(parts.total_ms),
+        setup_ms: tenth(parts.setup_ms),
+        transfer_ms: tenth(parts.transfer_ms),
+        completion_ms: tenth(parts.completion_ms),
+        blackout_ms: parts.blackout_ms.map(tenth),
+        guest_gap_ms: None,
+        memory_bytes: identity.memory_bytes,
+        wire_bytes: measured.wire_bytes,
+        throughput_gbps: gigabits_per_second(measured.wire_bytes, parts.transfer_ms),
+        rounds: measured.rounds,
+        predicted_total_ms: None,
+        cpu_seconds: measured.cpu_seconds,
+        paths: measured.paths,
+        events: migration.log().to_vec(),
+        samples: measured.samples,
+        verified: None,
+    }
+}
+
+/// What would have been used, had a plan been made.
+fn unplanned(requested: RequestedOption) -> MigrationOption {
+    match requested {
+        RequestedOption::Auto | RequestedOption::Tcp => MigrationOption::Tcp,
+        RequestedOption::Compression => MigrationOption::Compression,
+        RequestedOption::Multichannel => MigrationOption::Multichannel,
+        RequestedOption::Direct => MigrationOption::Direct,
+    }
+}
+
+struct Parts {
+    total_ms: f64,
+    setup_ms: f64,
+    transfer_ms: f64,
+    completion_ms: f64,
+    blackout_ms: Option<f64>,
+}
+
+impl Parts {
+    fn of(timings: Timings) -> Self {
+        let total_ms = timings.ended_ms.unwrap_or(0.0);
+        let setup_ms = timings.connected_ms.unwrap_or(total_ms);
+        let transferred_ms = timings.state_transferred_ms.unwrap_or(total_ms);
+        Self {
+            total_ms,
+            setup_ms,
+            transfer_ms: transferred_ms - setup_ms,
+            completion_ms: total_ms - transferred_ms,
+            blackout_ms: timings.paused_ms.zip(timings.resumed_ms).map(|(paused, resumed)| resumed - paused),
+        }
+    }
+}
+
+fn started_at(total_ms: f64) -> String {
+    let elapsed = SignedDuration::try_from_secs_f64(total_ms / 1000.0).unwrap_or_default();
+    let now = Timestamp::now();
+    now.checked_sub(elapsed).unwrap_or(now).to_string()
+}
+
+fn tenth(ms: f64) -> f64 {
+    (ms * 10.0).round() / 10.0
+}
+
+fn gigabits_per_second(bytes: u64, ms: f64) -> f64 {
+    if ms <= 0.0 {
+        return 0.0;
+    }
+    (bytes as f64 * 8.0 / 1e6 / ms * 1000.0).round() / 1000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parts_add_up() {
+        let parts = Parts::of(Timings {
+            connected_ms: Some(100.0),
+            paused_ms: Some(900.0),
+            state_transferred_ms: Some(1000.0),
+            resumed_ms: Some(1010.0),
+            ended_ms: Some(1050.0),
+        });
+        assert!((parts.setup_ms + parts.transfer_ms + parts.completion_ms - parts.total_ms).abs() < 1e-9);
+        assert_eq!(parts.blackout_ms, Some(110.0));
+    }
+
+    #[test]
+    fn one_gigabit_in_a_second_is_one_gigabit_per_second() {
+        assert!((gigabits_per_second(125_000_000, 1000.0) - 1.0).abs() < 1e-9);
+        assert!(gigabits_per_second(1, 0.0).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,159 @@
+//! Accepts connections, finds out who is calling, and hands each request to the router with its
+//! [`Caller`].
+
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use drainpipe_engine::problem::Problem;
+use drainpipe_identity::{Identity, Peer};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio_rustls::TlsAcceptor;
+use tracing::{debug, warn};
+
+use crate::api::authorization::Caller;
+
+/// Connections served at once, on each listener; more wait in the kernel's queue.
+const CONNECTIONS_MAX: usize = 256;
+
+/// A TLS handshake takes milliseconds; who needs longer is not a peer.
+const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How long a request's head may take, which also ends idle connections.
+const HEAD_DEADLINE: Duration = Duration::from_mins(2);
+
+/// Serves root on this host over a Unix socket, until told to stop.
+pub(crate) async fn serve_socket(listener: UnixListener, router: Router, mut stop: watch::Receiver<bool>) {
+    let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    while let Some(slot) = free_slot(&slots, &mut stop).await {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ = stop.changed() => return,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                let router = router.clone();
+                tokio::spawn(async move { serve(stream, Caller::Root, router, slot).await });
+            }
+            Err(error) => pause_after(&error).await,
+        }
+    }
+}
+
+/// Serves agents and operators by mutual TLS, until told to stop.
+pub(crate) async fn serve_tls(
+    listener: TcpListener,
+    identity: Identity,
+    router: Router,
+    mut stop: watch::Receiver<bool>,
+) {
+    let acceptor = TlsAcceptor::from(identity.server_config());
+    let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    while let Some(slot) = free_slot(&slots, &mut stop).await {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ = stop.changed() => return,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                tokio::spawn(greet(acceptor.clone(), stream, router.clone(), slot));
+            }
+            Err(error) => pause_after(&error).await,
+        }
+    }
+}
+
+async fn free_slot(slots: &Arc<Semaphore>, stop: &mut watch::Receiver<bool>) -> Option<OwnedSemaphorePermit> {
+    tokio::select! {
+        slot = Arc::clone(slots).acquire_owned() => slot.ok(),
+        _ = stop.changed() => None,
+    }
+}
+
+// Out of descriptors, accept fails at once, again and again.
+async fn pause_after(error: &io::Error) {
+    warn!(%error, "cannot accept a connection");
+    tokio::time::sleep(Duration::from_millis(100)).await;
+}
+
+async fn greet(acceptor: TlsAcceptor, stream: TcpStream, router: Router, slot: OwnedSemaphorePermit) {
+    if let Err(error) = stream.set_nodelay(true) {
+        debug!(%error, "cannot set TCP_NODELAY");
+    }
+    let stream = match tokio::time::timeout(HANDSHAKE_DEADLINE, acceptor.accept(stream)).await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => {
+            let why = drainpipe_identity::explain(&error).unwrap_or_else(|| error.to_string());
+            debug!(why, "refused a connection");
+            return;
+        }
+        Err(_) => return,
+    };
+    let holder = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
+    match holder.map(Peer::from_certificate) {
+        Some(Ok(peer)) => serve(stream, Caller::Peer(peer), router, slot).await,
+        Some(Err(error)) => warn!(%error, "refused a certificate"),
+        None => debug!("refused a connection without a certificate"),
+    }
+}
+
+async fn serve<S>(stream: S, caller: Caller, router: Router, slot: OwnedSemaphorePermit)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let service = TowerToHyperService::new(router.layer(axum::Extension(caller)));
+    let served = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_DEADLINE)
+        .serve_connection(TokioIo::new(stream), service)
+        .await;
+    if let Err(error) = served {
+        debug!(%error, "a connection ended badly");
+    }
+    drop(slot);
+}
+
+/// Binds the Unix socket, readable by root only. A socket that a killed agent left is replaced; one
+/// that another agent still serves is not.
+pub(crate) async fn bind_socket(path: &Path) -> Result<UnixListener, Problem> {
+    let failed = |error: io::Error| Problem::failed(format!("cannot listen on {}: {error}", path.display()));
+    if let Some(directory) = path.parent() {
+        std::fs::create_dir_all(directory).map_err(failed)?;
+    }
+    if tokio::net::UnixStream::connect(path).await.is_ok() {
+        return Err(Problem::conflict(format!(
+            "another agent serves {}: stop it first, or set `socket` in the configuration",
+            path.display()
+        )));
+    }
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+        _ => {}
+    }
+    let listener = UnixListener::bind(path).map_err(failed)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
+    Ok(listener)
+}
+
+/// Binds the TCP address for TLS.
+pub(crate) async fn bind_tls(address: std::net::SocketAddr) -> Result<TcpListener, Problem> {
+    TcpListener::bind(address).await.map_err(|error| {
+        let cure = match error.kind() {
+            io::ErrorKind::AddrInUse => {
+                "another program has the port: `ss -ltnp` tells which; change `listen`"
+            }
+            io::ErrorKind::AddrNotAvailable => {
+                "this host has no such address: `ip address` lists them; change `listen`"
+            }
+            _ => "look at `listen` in the configuration",
+        };
+        Problem::failed(format!("cannot listen on {address}: {error}; {cure}"))
+    })
+}

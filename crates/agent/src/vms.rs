@@ -1,0 +1,283 @@
+//! The VMs of this host: defined in the journal, run by QEMU, claimed by one task at a time.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use drainpipe_engine::problem::Problem;
+use drainpipe_hypervisor::facts::HypervisorFacts;
+use drainpipe_hypervisor::spec::VmSpec;
+use drainpipe_hypervisor::{AttachError, EndError, Role, RunState, RuntimePaths, Vmm};
+use tracing::{info, warn};
+
+use crate::api::types::{VmState, VmView};
+use crate::journal::Journal;
+
+/// How long QEMU may take to start or to end. It takes 0.1 s; a loaded host is slower.
+pub(crate) const QEMU_DEADLINE: Duration = Duration::from_secs(20);
+
+/// How long a guest may take to power off when asked to.
+const POWER_OFF_DEADLINE: Duration = Duration::from_mins(1);
+
+/// How long a QMP command may take that QEMU answers at once.
+pub(crate) const QMP_DEADLINE: Duration = Duration::from_secs(5);
+
+/// The VMs that this host holds.
+#[derive(Debug)]
+pub(crate) struct Vms {
+    host: String,
+    runtime_directory: PathBuf,
+    hypervisor: HypervisorFacts,
+    journal: Arc<Journal>,
+    entries: Mutex<BTreeMap<String, Entry>>,
+}
+
+#[derive(Debug, Clone)]
+struct Entry {
+    definition: VmSpec,
+    vmm: Option<Arc<Vmm>>,
+    claim: Option<Claim>,
+}
+
+/// Who works on a VM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Claim {
+    /// It is being started, stopped or removed.
+    Changing,
+    /// It is being moved; the migration's identifier.
+    Migrating(String),
+}
+
+/// The right to change a VM; given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Claimed {
+    vms: Arc<Vms>,
+    name: String,
+    /// The VM's definition.
+    pub(crate) definition: VmSpec,
+    /// Its QEMU, if it runs.
+    pub(crate) vmm: Option<Arc<Vmm>>,
+}
+
+impl Drop for Claimed {
+    fn drop(&mut self) {
+        if let Some(entry) = self.vms.lock().get_mut(&self.name) {
+            entry.claim = None;
+        }
+    }
+}
+
+impl Vms {
+    /// The VMs that the journal knows, those that still run taken hold of.
+    pub(crate) async fn open(
+        host: &str,
+        runtime_directory: PathBuf,
+        hypervisor: HypervisorFacts,
+        journal: Arc<Journal>,
+    ) -> Result<Arc<Self>, Problem> {
+        let vms =
+            Self { host: host.into(), runtime_directory, hypervisor, journal, entries: Mutex::default() };
+        for definition in vms.journal.vms()? {
+            let vmm = vms.find_running(&definition).await?;
+            let name = definition.name.to_string();
+            vms.lock().insert(name, Entry { definition, vmm, claim: None });
+        }
+        Ok(Arc::new(vms))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
+        // Each critical section leaves the map whole, so a panic elsewhere does not spoil it.
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The runtime files of a VM.
+    pub(crate) fn paths(&self, definition: &VmSpec) -> Result<RuntimePaths, Problem> {
+        RuntimePaths::new(&self.runtime_directory, &definition.name).map_err(Problem::refused)
+    }
+
+    /// Takes hold of a VM's QEMU, if it has one; removes the remains of one that has ended.
+    pub(crate) async fn find_running(&self, definition: &VmSpec) -> Result<Option<Arc<Vmm>>, Problem> {
+        let paths = self.paths(definition)?;
+        match Vmm::attach(paths.clone(), QMP_DEADLINE).await {
+            Ok(vmm) => Ok(Some(Arc::new(vmm))),
+            Err(AttachError::NotRunning { .. }) => {
+                Vmm::clear(&paths, QEMU_DEADLINE).await.map_err(Problem::failed)?;
+                Ok(None)
+            }
+            Err(error) => Err(Problem::failed(format!("VM {}: {error}", definition.name))),
+        }
+    }
+
+    /// What this host's QEMU can do.
+    pub(crate) fn hypervisor(&self) -> &HypervisorFacts {
+        &self.hypervisor
+    }
+
+    /// Defines a VM.
+    pub(crate) fn create(&self, definition: VmSpec) -> Result<(), Problem> {
+        definition.resolve(&self.hypervisor).map_err(Problem::bad_input)?;
+        let name = definition.name.to_string();
+        let mut entries = self.lock();
+        if entries.contains_key(&name) {
+            return Err(Problem::conflict(format!(
+                "{} has a VM {name} already: `drainpipe vm rm {name}` removes it, or choose another name",
+                self.host
+            )));
+        }
+        self.journal.define_vm(&definition)?;
+        entries.insert(name, Entry { definition, vmm: None, claim: None });
+        Ok(())
+    }
+
+    /// Takes over a VM that arrived and runs; the journal has it already.
+    pub(crate) fn adopt(&self, definition: VmSpec, vmm: Arc<Vmm>) {
+        self.lock().insert(definition.name.to_string(), Entry { definition, vmm: Some(vmm), claim: None });
+    }
+
+    /// Forgets a VM that has left; the journal has forgotten it already.
+    pub(crate) fn forget(&self, name: &str) {
+        self.lock().remove(name);
+    }
+
+    /// The QEMU of a VM, if it has one.
+    pub(crate) fn running(&self, name: &str) -> Option<Arc<Vmm>> {
+        self.lock().get(name).and_then(|entry| entry.vmm.clone())
+    }
+
+    /// Whether a VM of that name is here.
+    pub(crate) fn contains(&self, name: &str) -> bool {
+        self.lock().contains_key(name)
+    }
+
+    /// Claims a VM, so that nobody else changes it meanwhile.
+    pub(crate) fn claim(self: &Arc<Self>, name: &str, claim: Claim) -> Result<Claimed, Problem> {
+        let mut entries = self.lock();
+        let entry = entries.get_mut(name).ok_or_else(|| self.unknown(name))?;
+        if let Some(busy) = &entry.claim {
+            return Err(Problem::conflict(match busy {
+                Claim::Changing => format!("VM {name} is being started, stopped or removed; try again"),
+                Claim::Migrating(id) => format!(
+                    "VM {name} is being moved already (migration {id}): wait, or `drainpipe cancel {id}`"
+                ),
+            }));
+        }
+        entry.claim = Some(claim);
+        Ok(Claimed {
+            vms: Arc::clone(self),
+            name: name.into(),
+            definition: entry.definition.clone(),
+            vmm: entry.vmm.clone().filter(|vmm| vmm.alive()),
+        })
+    }
+
+    fn unknown(&self, name: &str) -> Problem {
+        Problem::not_found(format!("no VM {name} on {}; `drainpipe vms` lists all", self.host))
+    }
+
+    fn set_vmm(&self, name: &str, vmm: Option<Arc<Vmm>>) {
+        if let Some(entry) = self.lock().get_mut(name) {
+            entry.vmm = vmm;
+        }
+    }
+
+    /// Boots a VM.
+    pub(crate) async fn start(self: &Arc<Self>, name: &str) -> Result<(), Problem> {
+        let claimed = self.claim(name, Claim::Changing)?;
+        if claimed.vmm.is_some() {
+            return Err(Problem::conflict(format!("VM {name} runs already")));
+        }
+        let spec = claimed.definition.resolve(&self.hypervisor).map_err(Problem::refused)?;
+        let paths = self.paths(&claimed.definition)?;
+        Vmm::clear(&paths, QEMU_DEADLINE).await.map_err(Problem::failed)?;
+        let vmm = Vmm::start(&self.hypervisor.binary, spec, paths, Role::Fresh, QEMU_DEADLINE)
+            .await
+            .map_err(|error| Problem::failed(format!("VM {name} does not start: {error}")))?;
+        info!(vm = name, pid = vmm.pid(), "started");
+        self.set_vmm(name, Some(Arc::new(vmm)));
+        Ok(())
+    }
+
+    /// Powers a VM off; with `force`, pulls the plug.
+    pub(crate) async fn stop(self: &Arc<Self>, name: &str, force: bool) -> Result<(), Problem> {
+        let claimed = self.claim(name, Claim::Changing)?;
+        let vmm = claimed.vmm.clone().ok_or_else(|| Problem::conflict(format!("VM {name} does not run")))?;
+        let stopped =
+            if force { vmm.destroy(QEMU_DEADLINE).await } else { vmm.stop_guest(POWER_OFF_DEADLINE).await };
+        stopped.map_err(|error| match error {
+            EndError::GuestIgnores(_) => {
+                Problem::failed(format!("{error}; `drainpipe vm stop --force {name}` pulls the plug"))
+            }
+            error => Problem::failed(error),
+        })?;
+        self.set_vmm(name, None);
+        Ok(())
+    }
+
+    /// Removes a VM that does not run. Its disks stay.
+    pub(crate) async fn remove(self: &Arc<Self>, name: &str) -> Result<(), Problem> {
+        let claimed = self.claim(name, Claim::Changing)?;
+        if claimed.vmm.is_some() {
+            return Err(Problem::conflict(format!("VM {name} runs: `drainpipe vm stop {name}` first")));
+        }
+        Vmm::clear(&self.paths(&claimed.definition)?, QEMU_DEADLINE).await.map_err(Problem::failed)?;
+        self.journal.forget_vm(name)?;
+        self.forget(name);
+        Ok(())
+    }
+
+    /// All VMs that are here, by name.
+    pub(crate) async fn list(&self) -> Vec<VmView> {
+        let entries: Vec<Entry> = self.lock().values().cloned().collect();
+        let mut views = Vec::with_capacity(entries.len());
+        for entry in entries {
+            let state = state_of(entry.vmm.as_deref()).await;
+            views.push(self.view(&entry, state));
+        }
+        views
+    }
+
+    /// One VM.
+    pub(crate) async fn get(&self, name: &str) -> Result<VmView, Problem> {
+        let entry = self.lock().get(name).cloned().ok_or_else(|| self.unknown(name))?;
+        let state = state_of(entry.vmm.as_deref()).await;
+        Ok(self.view(&entry, state))
+    }
+
+    fn view(&self, entry: &Entry, state: VmState) -> VmView {
+        let migration = match &entry.claim {
+            Some(Claim::Migrating(id)) => Some(id.clone()),
+            _ => None,
+        };
+        VmView { migration, ..describe(&self.host, &entry.definition, state) }
+    }
+}
+
+/// A VM in the shape of the API.
+pub(crate) fn describe(host: &str, definition: &VmSpec, state: VmState) -> VmView {
+    let guest = definition.guest.as_ref();
+    VmView {
+        name: definition.name.to_string(),
+        host: host.into(),
+        state,
+        memory_mib: definition.memory_mib,
+        vcpus: definition.vcpus,
+        migration: None,
+        heartbeat: guest.map(|guest| guest.heartbeat.to_string()),
+        control: guest.map(|guest| guest.control.to_string()),
+    }
+}
+
+async fn state_of(vmm: Option<&Vmm>) -> VmState {
+    let Some(vmm) = vmm.filter(|vmm| vmm.alive()) else { return VmState::Stopped };
+    match vmm.run_state(QMP_DEADLINE).await {
+        Ok(RunState::Running) => VmState::Running,
+        Ok(RunState::Inmigrate) => VmState::Incoming,
+        Ok(_) => VmState::Paused,
+        Err(_) if !vmm.alive() => VmState::Stopped,
+        Err(error) => {
+            warn!(vm = %vmm.spec().spec().name, %error, "QEMU does not answer");
+            VmState::Unknown
+        }
+    }
+}
