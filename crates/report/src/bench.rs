@@ -80,3 +80,19 @@ pub struct GuestConditions {
     /// How fast it writes to its memory; absent if unknown.
     pub dirty_mib_per_s: Option<f64>,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::BenchReport;
+    use crate::sample::report;
+
+    #[test]
+    fn json_is_conditions_and_results_and_can_be_read_back() {
+        let json = serde_json::to_value(report()).unwrap();
+        let keys: Vec<&String> = json.as_object().unwrap().keys().collect();
+        assert_eq!(keys, ["conditions", "results"]);
+        assert_eq!(json["conditions"]["options"][0], "tcp");
+        assert_eq!(json["conditions"]["guest"]["memory_mib"], 2_048);
+        assert_eq!(serde_json::from_value::<BenchReport>(json).unwrap(), report());
+    }
+}

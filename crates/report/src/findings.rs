@@ -117,8 +117,10 @@ pub(crate) fn capacity_gbps(conditions: &Conditions) -> Option<f64> {
 
 /// Whether the guest's memory was the same after its moves.
 pub(crate) struct Verification {
-    /// Whether it is good news.
+    /// Whether every completed migration was checked, and nothing was wrong.
     pub(crate) good: bool,
+    /// Pages that were wrong.
+    pub(crate) bad_pages: u64,
     /// The sentence.
     pub(crate) sentence: String,
 }
@@ -145,7 +147,7 @@ pub(crate) fn verification(summaries: &[OptionSummary]) -> Verification {
             count(pages)
         )
     };
-    Verification { good: bad == 0 && runs > 0 && runs == completed, sentence }
+    Verification { good: bad == 0 && runs > 0 && runs == completed, bad_pages: bad, sentence }
 }
 
 /// A migration that did not complete.
@@ -176,8 +178,18 @@ pub(crate) fn failures(report: &BenchReport) -> Vec<Failure<'_>> {
         .collect()
 }
 
+/// How the migration ended, in a word.
+pub(crate) fn outcome_word(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::Completed => "completed",
+        Outcome::Failed => "failed",
+        Outcome::Cancelled => "cancelled",
+        Outcome::Undecided => "undecided",
+    }
+}
+
 /// What became of the VM, in words.
-pub(crate) fn outcome(outcome: Outcome) -> &'static str {
+fn outcome(outcome: Outcome) -> &'static str {
     match outcome {
         Outcome::Completed => "completed",
         Outcome::Failed => "failed; the VM runs on at the source",

@@ -69,12 +69,32 @@ pub(crate) fn percent(part: f64) -> String {
     }
 }
 
-/// CPU time: "0.02 s", "1.24 s", "12.4 s".
+/// CPU time: "0.012 s", "1.24 s", "12.4 s".
 pub(crate) fn cpu_seconds(seconds: f64) -> String {
-    if seconds.is_finite() && seconds >= 0.0 {
-        format!("{} s", three_digits(seconds))
-    } else {
-        NONE.to_owned()
+    match seconds {
+        _ if !seconds.is_finite() || seconds < 0.0 => NONE.to_owned(),
+        ..0.000_5 => "0 s".to_owned(),
+        ..0.099_5 => format!("{seconds:.3} s"),
+        _ => format!("{} s", three_digits(seconds)),
+    }
+}
+
+/// From one number to another, the unit only once where it is the same: "7.29 – 7.48 s".
+pub(crate) fn range(min: f64, max: f64, show: fn(f64) -> String) -> String {
+    let (min, max) = (show(min), show(max));
+    match (min.split_once(' '), max.split_once(' ')) {
+        (Some((number, unit)), Some((_, other))) if unit == other => format!("{number} – {max}"),
+        _ => format!("{min} – {max}"),
+    }
+}
+
+/// A time of RFC 3339 to the minute: "2026-11-21 01:00 UTC"; any other text as it is.
+pub(crate) fn date(rfc3339: &str) -> String {
+    match (rfc3339.get(..16), rfc3339.ends_with('Z')) {
+        (Some(minute), true) if minute.as_bytes()[10] == b'T' => {
+            format!("{} UTC", minute.replace('T', " "))
+        }
+        _ => rfc3339.to_owned(),
     }
 }
 
@@ -152,6 +172,13 @@ mod tests {
     }
 
     #[test]
+    fn cpu_time_keeps_small_values() {
+        for (seconds, text) in [(0.0, "0 s"), (0.0121, "0.012 s"), (1.237, "1.24 s"), (-1.0, NONE)] {
+            assert_eq!(cpu_seconds(seconds), text);
+        }
+    }
+
+    #[test]
     fn amounts_are_binary() {
         for (amount, text) in [
             (0.0, "0 B"),
@@ -161,6 +188,21 @@ mod tests {
             (4e15, "3638 TiB"),
         ] {
             assert_eq!(bytes(amount), text);
+        }
+    }
+
+    #[test]
+    fn ranges_name_their_unit_once() {
+        assert_eq!(range(7_290.0, 7_480.0, duration), "7.29 – 7.48 s");
+        assert_eq!(range(950.0, 1_050.0, duration), "950 ms – 1.05 s");
+        assert_eq!(range(59_000.0, 125_000.0, duration), "59.0 s – 2 min 5 s");
+    }
+
+    #[test]
+    fn dates_are_shown_to_the_minute() {
+        assert_eq!(date("2026-11-21T01:02:03.4Z"), "2026-11-21 01:02 UTC");
+        for other in ["", "yesterday", "2026-11-21T01:02:03+01:00", "éééééééééééééZ"] {
+            assert_eq!(date(other), other);
         }
     }
 

@@ -6,7 +6,7 @@
 pub mod bench;
 mod findings;
 mod format;
-//pub mod html;
+pub mod html;
 #[cfg(test)]
 mod sample;
 pub mod summary;

@@ -4,11 +4,13 @@ use owo_colors::{OwoColorize, Style};
 
 use crate::bench::BenchReport;
 use crate::findings::{failures, fastest, headline, subject, verification};
-use crate::format::{NONE, bytes, cpu_seconds, duration, one_line, rate, ratio};
+use crate::format::{NONE, bytes, cpu_seconds, duration, one_line, range, rate, ratio};
 use crate::summary::{OptionSummary, Spread, summarise};
 
 /// Between two columns.
 const GAP: usize = 2;
+/// Columns from this rank on make room for the bars.
+const RANK_BELOW_BARS: u8 = 5;
 /// Narrowest and widest bar, in characters.
 const BAR_WIDTH: std::ops::RangeInclusive<usize> = 8..=24;
 
@@ -82,11 +84,8 @@ impl Column {
 
 fn write_table(text: &mut String, summaries: &[OptionSummary], width: usize, paint: &Paint) {
     let mut columns = columns(summaries);
-    while total_width(&columns) > width {
-        let droppable = columns.iter().enumerate().filter(|(_, column)| column.rank > 0);
-        let Some((index, _)) = droppable.max_by_key(|(_, column)| column.rank) else { break };
-        columns.remove(index);
-    }
+    drop_columns(&mut columns, width.saturating_sub(GAP + BAR_WIDTH.start()), RANK_BELOW_BARS);
+    drop_columns(&mut columns, width, 1);
     let room = width.saturating_sub(total_width(&columns) + GAP).min(*BAR_WIDTH.end());
     let bars = if BAR_WIDTH.contains(&room) { bars(summaries, room) } else { Vec::new() };
     let headings: Vec<String> = columns.iter().map(|column| column.align(column.heading)).collect();
@@ -98,6 +97,15 @@ fn write_table(text: &mut String, summaries: &[OptionSummary], width: usize, pai
         let cells = if best.as_ref() == Some(&summary.label()) { paint.strong(&cells) } else { cells };
         let bar = bars.get(row).map(|bar| paint.bar(bar)).unwrap_or_default();
         line(text, format!("{cells}{:GAP$}{bar}", "").trim_end());
+    }
+}
+
+/// Leaves out columns, the highest rank first and none below `rank_min`, until the rest fit.
+fn drop_columns(columns: &mut Vec<Column>, width: usize, rank_min: u8) {
+    while total_width(columns) > width {
+        let droppable = columns.iter().enumerate().filter(|(_, column)| column.rank >= rank_min);
+        let Some((index, _)) = droppable.max_by_key(|(_, column)| column.rank) else { break };
+        columns.remove(index);
     }
 }
 
@@ -120,7 +128,7 @@ fn columns(summaries: &[OptionSummary]) -> Vec<Column> {
         column("option", 0, &OptionSummary::label),
         column("done", 6, &|row| format!("{}/{}", row.completed, row.completed + row.failed)),
         column("total", 0, &|row| median(row.total_ms, duration)),
-        column("min – max", 7, &|row| range(row.total_ms)),
+        column("min – max", 7, &total_range),
         column("vs tcp", 2, &|row| optional(row.speed_against_tcp)),
         column("setup", 8, &|row| median(row.setup_ms, duration)),
         column("finish", 9, &|row| median(row.completion_ms, duration)),
@@ -132,8 +140,8 @@ fn columns(summaries: &[OptionSummary]) -> Vec<Column> {
     ]
 }
 
-fn range(spread: Option<Spread>) -> String {
-    spread.map_or(NONE.to_owned(), |spread| format!("{} – {}", duration(spread.min), duration(spread.max)))
+fn total_range(summary: &OptionSummary) -> String {
+    summary.total_ms.map_or(NONE.to_owned(), |total| range(total.min, total.max, duration))
 }
 
 /// Bars of the throughput, in eighths of a character.
