@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use drainpipe_guest::client::{Control, Heartbeat};
 use drainpipe_guest::dirtier::{Dirtying, PAGES_PER_MIB};
+use drainpipe_guest::parameters::KERNEL_OPTIONS;
 use drainpipe_guest::protocol::{CONTROL_PORT, HEARTBEAT_PORT, Verification};
 
 /// TCG on a machine that runs other tests, too.
@@ -45,7 +46,7 @@ impl Machine {
             .arg(kernel)
             .arg("-initrd")
             .arg(initramfs)
-            .args(["-append", &format!("console=ttyS0 quiet panic=-1 {parameters}")])
+            .args(["-append", &format!("{KERNEL_OPTIONS} {parameters}")])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
