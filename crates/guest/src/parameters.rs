@@ -24,11 +24,13 @@ use crate::mix::{Kind, Mix, MixError};
 /// * `panic=-1`, with QEMU's `-no-reboot`: a kernel that panics ends its VM.
 /// * `no_timer_check`: on a busy host under TCG the kernel's check of its timer fails by chance,
 ///   and it looks for another ("MP-BIOS bug: 8254 timer not connected to IO-APIC").
-/// * `tsc=reliable nowatchdog`: no periodic checks of the clock and of itself; an idle guest costs
-///   half the CPU, and the jump of a migration is not taken for a broken clock.
-/// * `mitigations=off cryptomgr.notests`: 0.5 s less to boot under TCG.
+/// * `tsc=reliable nowatchdog`: no periodic checks of the clock and of the kernel itself; an idle
+///   guest wakes its host a third less often (about 60 against 90 times a second).
+/// * `cryptomgr.notests`: its self-tests took 0.44 s of the boot under TCG (kernel 6.1).
+/// * `mitigations=off`: the lab's guest keeps no secrets, and under TCG they cost and protect
+///   nothing.
 /// * `clearcpuid=erms,fsrm`: TCG moves `rep movsb` and `rep stosb` byte by byte; a CPU model that
-///   has them, such as `max`, takes 5 s more to fill 1.5 GiB.
+///   has them, such as `max`, takes 5 s more of CPU time to fill 1.5 GiB.
 pub const KERNEL_OPTIONS: &str = "console=ttyS0 quiet panic=-1 no_timer_check tsc=reliable \
      nowatchdog mitigations=off cryptomgr.notests clearcpuid=erms,fsrm";
 

@@ -22,9 +22,8 @@ pub struct Gap {
 pub struct Statistics {
     /// Packets sent, or tried to: one that the host itself could not send counts, too.
     pub sent: u64,
-    /// Answers that arrived. After a silence, some that the guest sent are lost where a socket's
-    /// buffer holds fewer than arrive at once (about 90): for how long the guest was away, see the
-    /// gaps.
+    /// Answers that arrived. It says little about a silence, in which packets wait in buffers or
+    /// are lost by turns; the gaps say how long it was.
     pub answered: u64,
     /// The longest time between two consecutive answers, in ms. The time from the start of the
     /// measurement to the first answer counts as a gap, and so does a silence that still goes on.
