@@ -27,8 +27,7 @@ use crate::mix::{Kind, Mix, MixError};
 /// * `tsc=reliable nowatchdog`: no periodic checks of the clock and of the kernel itself; an idle
 ///   guest wakes its host a third less often (about 60 against 90 times a second).
 /// * `cryptomgr.notests`: its self-tests took 0.44 s of the boot under TCG (kernel 6.1).
-/// * `mitigations=off`: the lab's guest keeps no secrets, and under TCG they cost and protect
-///   nothing.
+/// * `mitigations=off`: the lab's guest keeps no secrets, and runs nothing but its one program.
 /// * `clearcpuid=erms,fsrm`: TCG moves `rep movsb` and `rep stosb` byte by byte; a CPU model that
 ///   has them, such as `max`, takes 5 s more of CPU time to fill 1.5 GiB.
 pub const KERNEL_OPTIONS: &str = "console=ttyS0 quiet panic=-1 no_timer_check tsc=reliable \
