@@ -15,7 +15,8 @@
 mod status;
 mod transport;
 
-use std::net::SocketAddr;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -32,8 +33,10 @@ pub use transport::{Multifd, Transport, Zstd};
 
 /// Between two looks at a state that QEMU does not announce by an event.
 const POLL_EVERY: Duration = Duration::from_millis(5);
+/// How often to look again for times that QEMU has not computed yet.
+const UNFINISHED_TIMES_POLLS_MAX: u32 = 20;
 /// A cancelled migration normally ends within a few ms; past this its connections are cut.
-const CANCEL_BEFORE_YANK: Duration = Duration::from_millis(300);
+const CANCEL_BEFORE_YANK: Duration = Duration::from_millis(100);
 
 /// Why an act of a migration did not succeed.
 #[derive(Debug, thiserror::Error)]
@@ -44,6 +47,14 @@ pub enum MigrationError {
     /// Something else listens there.
     #[error("port {} of {} is taken; try another one of the migration ports", .0.port(), .0.ip())]
     PortTaken(SocketAddr),
+    /// The address is not one of this host's.
+    #[error("cannot listen at {address} for a migration: {source}; is it an address of this host?")]
+    CannotListen {
+        /// Where the target should listen.
+        address: SocketAddr,
+        /// What the kernel said.
+        source: io::Error,
+    },
     /// The guest must not run now.
     #[error("the guest cannot run here: QEMU is in state `{0}`, its memory is not complete")]
     MemoryIncomplete(RunState),
@@ -60,21 +71,27 @@ pub enum MigrationError {
 }
 
 /// Makes a target ([`crate::Role::Incoming`]) listen for its source. May be repeated with another
-/// port after [`MigrationError::PortTaken`].
+/// address after [`MigrationError::PortTaken`] and [`MigrationError::CannotListen`].
 pub async fn listen(
     vmm: &Vmm,
-    transport: &Transport,
+    transport: Transport,
     address: SocketAddr,
     deadline: Duration,
 ) -> Result<(), MigrationError> {
+    check_address(address)?;
     set_up(vmm, transport, Side::Target, deadline).await?;
     let arguments = json!({ "uri": uri(address) });
-    execute(vmm, "migrate-incoming", arguments, deadline).await.map_err(|error| match error {
-        QmpError::Command { desc, .. } if desc.contains("Address already in use") => {
-            MigrationError::PortTaken(address)
-        }
-        error => error.into(),
-    })
+    Ok(execute(vmm, "migrate-incoming", arguments, deadline).await?)
+}
+
+/// Tries the address before QEMU does: once QEMU 10.0 has failed to listen, it refuses every
+/// further attempt and has to be started anew.
+fn check_address(address: SocketAddr) -> Result<(), MigrationError> {
+    match TcpListener::bind(address) {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => Err(MigrationError::PortTaken(address)),
+        Err(source) => Err(MigrationError::CannotListen { address, source }),
+    }
 }
 
 /// Begins to send a source's guest to a target that listens at `address`. Returns at once; a
@@ -83,7 +100,7 @@ pub async fn listen(
 /// `downtime_limit_ms`: QEMU goes to pre-switchover once it expects the rest to take no longer.
 pub async fn start(
     vmm: &Vmm,
-    transport: &Transport,
+    transport: Transport,
     address: SocketAddr,
     downtime_limit_ms: u64,
     deadline: Duration,
@@ -94,7 +111,17 @@ pub async fn start(
 
 /// How far a migration is, on the source; on the target, whether all has arrived.
 pub async fn status(vmm: &Vmm, deadline: Duration) -> Result<TransferStatus, QmpError> {
-    vmm.qmp().execute("query-migrate", Value::Null, deadline).await
+    let query = || vmm.qmp().execute("query-migrate", Value::Null, deadline);
+    let mut status: TransferStatus = query().await?;
+    // QEMU 7.2 says `completed` a moment before it has computed its times.
+    for _ in 0..UNFINISHED_TIMES_POLLS_MAX {
+        if status.status != MigrationStatus::Completed || status.total_ms != Some(0) {
+            break;
+        }
+        sleep(POLL_EVERY).await;
+        status = query().await?;
+    }
+    Ok(status)
 }
 
 /// Lets a source in pre-switchover send the last of its memory and its devices' state.
@@ -137,43 +164,49 @@ async fn final_status(vmm: &Vmm, deadline: Duration) -> Result<Option<MigrationS
 }
 
 /// Lets the guest run: on the target as the commit of a migration, on the source after a failed
-/// one. Does nothing if it runs already.
+/// one (which is to be cancelled first if it has not ended). Does nothing if it runs already.
 ///
 /// Waits while QEMU is still ending a migration. Refuses in `inmigrate`: there `cont` would not
 /// run the guest now, but make QEMU run it by itself once all has arrived.
 pub async fn run(vmm: &Vmm, deadline: Duration) -> Result<(), MigrationError> {
     let end = Instant::now() + deadline;
+    let mut resumed = false;
     loop {
         match vmm.run_state(deadline).await? {
-            RunState::Running => return Ok(()),
+            // A guest that sleeps goes on sleeping.
+            RunState::Running | RunState::Suspended => break,
             state @ RunState::Inmigrate => return Err(MigrationError::MemoryIncomplete(state)),
-            RunState::FinishMigrate if Instant::now() < end => sleep(POLL_EVERY).await,
             state if Instant::now() >= end => {
-                return Err(MigrationError::Deadline {
-                    what: "run the guest",
-                    state: state.to_string(),
-                    deadline,
-                });
+                let state = state.to_string();
+                return Err(MigrationError::Deadline { what: "run the guest", state, deadline });
             }
-            _ => return resume(vmm, deadline).await,
+            RunState::FinishMigrate => sleep(POLL_EVERY).await,
+            _ if resumed => sleep(POLL_EVERY).await,
+            _ => {
+                execute(vmm, "cont", Value::Null, deadline).await?;
+                resumed = true;
+            }
         }
     }
-}
-
-async fn resume(vmm: &Vmm, deadline: Duration) -> Result<(), MigrationError> {
-    execute(vmm, "cont", Value::Null, deadline).await?;
-    // The switches have to learn where the guest's addresses are. A target's QEMU tells them when
-    // the state arrives, but then nothing is decided yet, and a source's after a failure never.
-    let schedule = json!({ "initial": 50, "max": 550, "rounds": 5, "step": 100 });
-    if let Err(error) = execute(vmm, "announce-self", schedule, deadline).await {
-        tracing::warn!(vm = %vmm.spec().spec().name, %error, "the network was not told where the guest runs");
+    if resumed {
+        announce(vmm, deadline).await;
     }
     Ok(())
 }
 
+/// Tells the switches where the guest's addresses are. A target's QEMU does so when the state
+/// arrives, but then nothing is decided yet, and a source's after a failure never does.
+async fn announce(vmm: &Vmm, deadline: Duration) {
+    let schedule = json!({ "initial": 50, "max": 550, "rounds": 5, "step": 100 });
+    if let Err(error) = execute(vmm, "announce-self", schedule, deadline).await {
+        let vm = &vmm.spec().spec().name;
+        tracing::warn!(%vm, %error, "the network was not told where the guest runs");
+    }
+}
+
 async fn set_up(
     vmm: &Vmm,
-    transport: &Transport,
+    transport: Transport,
     side: Side,
     deadline: Duration,
 ) -> Result<(), MigrationError> {
@@ -183,7 +216,7 @@ async fn set_up(
 
 async fn set_capabilities(
     vmm: &Vmm,
-    transport: &Transport,
+    transport: Transport,
     side: Side,
     deadline: Duration,
 ) -> Result<(), MigrationError> {

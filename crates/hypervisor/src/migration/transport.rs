@@ -47,7 +47,7 @@ pub(super) enum Side {
 
 /// Whether a capability is on. All others are switched off, so that nothing of an earlier, cancelled
 /// attempt stays.
-pub(super) fn wants(transport: &Transport, side: Side, capability: &str) -> bool {
+pub(super) fn wants(transport: Transport, side: Side, capability: &str) -> bool {
     match capability {
         "events" => true,
         "multifd" => transport.multifd.is_some(),
@@ -61,7 +61,7 @@ pub(super) fn wants(transport: &Transport, side: Side, capability: &str) -> bool
 
 /// Parameters of one side, all that matter, also those at their default: an earlier attempt may
 /// have changed them.
-pub(super) fn parameters(transport: &Transport, side: Side) -> Value {
+pub(super) fn parameters(transport: Transport, side: Side) -> Value {
     let compression = transport.multifd.and_then(|multifd| multifd.compression);
     let mut parameters = json!({
         "max-bandwidth": BANDWIDTH_UNLIMITED,
@@ -97,26 +97,26 @@ mod tests {
     #[test]
     fn only_the_source_pauses_and_only_the_target_leaves_disks_alone() {
         let plain = Transport::default();
-        assert!(wants(&plain, SOURCE, "pause-before-switchover"));
-        assert!(!wants(&plain, Side::Target, "pause-before-switchover"));
-        assert!(wants(&plain, Side::Target, "late-block-activate"));
-        assert!(!wants(&plain, SOURCE, "late-block-activate"));
+        assert!(wants(plain, SOURCE, "pause-before-switchover"));
+        assert!(!wants(plain, Side::Target, "pause-before-switchover"));
+        assert!(wants(plain, Side::Target, "late-block-activate"));
+        assert!(!wants(plain, SOURCE, "late-block-activate"));
     }
 
     #[test]
     fn what_is_not_asked_for_is_off() {
-        assert!(!wants(&Transport::default(), SOURCE, "multifd"));
-        assert!(!wants(&multifd(None), SOURCE, "postcopy-ram"));
-        assert!(!wants(&multifd(None), SOURCE, "from-the-future"));
-        assert_eq!(parameters(&multifd(None), SOURCE)["multifd-compression"], "none");
-        assert_eq!(parameters(&Transport::default(), Side::Target)["multifd-compression"], "none");
+        assert!(!wants(Transport::default(), SOURCE, "multifd"));
+        assert!(!wants(multifd(None), SOURCE, "postcopy-ram"));
+        assert!(!wants(multifd(None), SOURCE, "from-the-future"));
+        assert_eq!(parameters(multifd(None), SOURCE)["multifd-compression"], "none");
+        assert_eq!(parameters(Transport::default(), Side::Target)["multifd-compression"], "none");
     }
 
     #[test]
     fn both_sides_get_the_same_channels() {
         let transport = multifd(Some(Zstd { level: 3 }));
         for side in [SOURCE, Side::Target] {
-            let parameters = parameters(&transport, side);
+            let parameters = parameters(transport, side);
             assert_eq!(parameters["multifd-channels"], 8);
             assert_eq!(parameters["multifd-compression"], "zstd");
             assert_eq!(parameters["multifd-zstd-level"], 3);

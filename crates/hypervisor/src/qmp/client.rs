@@ -33,7 +33,8 @@ pub struct QmpClient {
     next_id: AtomicU64,
     waiting: Arc<Mutex<Waiting>>,
     lines: mpsc::Sender<Vec<u8>>,
-    events: broadcast::Sender<Event>,
+    /// Weak, so that receivers learn of the connection's end.
+    events: broadcast::WeakSender<Event>,
     tasks: [JoinHandle<()>; 2],
 }
 
@@ -73,7 +74,7 @@ impl QmpClient {
             .await
             .map_err(|source| QmpError::Connect { path: path.to_owned(), source })?;
         let (read_half, write_half) = stream.into_split();
-        let mut reader = LineReader { socket: read_half, buffer: LineBuffer::default() };
+        let mut reader = LineReader::new(read_half);
         let version = reader.greeting().await.map_err(|end| end.into_error(CONNECTING))?;
         let client = Self::spawn(version, reader, write_half);
         client.execute::<serde::de::IgnoredAny>("qmp_capabilities", Value::Null, deadline).await?;
@@ -84,11 +85,13 @@ impl QmpClient {
         let waiting = Arc::new(Mutex::new(Waiting::default()));
         let (lines, queue) = mpsc::channel(COMMANDS_QUEUED);
         let (events, _) = broadcast::channel(EVENTS_KEPT);
+        let weak_events = events.downgrade();
         let tasks = [
-            tokio::spawn(read_messages(reader, Arc::clone(&waiting), events.clone())),
+            tokio::spawn(read_messages(reader, Arc::clone(&waiting), events)),
             tokio::spawn(write_lines(queue, socket)),
         ];
-        Self { version, next_id: AtomicU64::new(0), waiting, lines, events, tasks }
+        let next_id = AtomicU64::new(0);
+        Self { version, next_id, waiting, lines, events: weak_events, tasks }
     }
 
     /// The version that this QEMU says it is.
@@ -97,10 +100,13 @@ impl QmpClient {
     }
 
     /// Events from now on. A receiver that falls more than 256 events behind gets
-    /// `RecvError::Lagged` with the number it missed; `RecvError::Closed` comes once this client is
-    /// dropped, not when QEMU exits.
+    /// `RecvError::Lagged` with the number it missed, and `RecvError::Closed` once the connection
+    /// has ended, which mostly means that QEMU has.
     pub fn events(&self) -> broadcast::Receiver<Event> {
-        self.events.subscribe()
+        match self.events.upgrade() {
+            Some(events) => events.subscribe(),
+            None => broadcast::channel(1).1,
+        }
     }
 
     /// Runs one command and reads its result as `T`.
@@ -189,18 +195,23 @@ fn lock(waiting: &Mutex<Waiting>) -> MutexGuard<'_, Waiting> {
 struct LineReader {
     socket: OwnedReadHalf,
     buffer: LineBuffer,
+    chunk: Box<[u8]>,
 }
 
 impl LineReader {
+    fn new(socket: OwnedReadHalf) -> Self {
+        let chunk = vec![0; READ_BYTES].into_boxed_slice();
+        Self { socket, buffer: LineBuffer::default(), chunk }
+    }
+
     async fn message(&mut self) -> Result<Message, StreamEnd> {
         loop {
             if let Some(line) = self.buffer.next_line()? {
                 return Ok(decode(&line)?);
             }
-            let mut bytes = [0; READ_BYTES];
-            match self.socket.read(&mut bytes).await {
+            match self.socket.read(&mut self.chunk).await {
                 Ok(0) | Err(_) => return Err(StreamEnd::Closed),
-                Ok(length) => self.buffer.push(&bytes[..length]),
+                Ok(length) => self.buffer.push(&self.chunk[..length]),
             }
         }
     }

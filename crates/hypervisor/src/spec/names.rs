@@ -153,8 +153,11 @@ impl FromStr for MacAddress {
 
 impl fmt::Display for MacAddress {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [a, b, c, d, e, f] = self.0;
-        write!(formatter, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}")
+        for (index, octet) in self.0.iter().enumerate() {
+            let separator = if index == 0 { "" } else { ":" };
+            write!(formatter, "{separator}{octet:02x}")?;
+        }
+        Ok(())
     }
 }
 

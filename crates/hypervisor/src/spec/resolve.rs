@@ -142,7 +142,7 @@ impl TryFrom<VmSpec> for ResolvedSpec {
         let mac =
             |(index, nic): (usize, &super::Nic)| nic.mac.ok_or_else(|| open(format!("nic.{index}.mac")));
         let macs = spec.nics.iter().enumerate().map(mac).collect::<Result<_, _>>()?;
-        Ok(Self { uuid, hardware, macs, spec })
+        Ok(Self { spec, uuid, hardware, macs })
     }
 }
 

@@ -7,6 +7,7 @@ use drainpipe_hypervisor::qmp::{EventName, QmpClient, QmpError};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::broadcast::error::RecvError;
 
 use crate::host::DEADLINE;
 
@@ -147,6 +148,7 @@ async fn a_socket_that_closes_or_talks_nonsense_ends_all_commands() {
     for nonsense in ["", "nonsense\n"] {
         let fake = FakeQemu::new();
         let (client, mut stream) = fake.connected().await;
+        let mut events = client.events();
         let serve = async {
             read_command(&mut stream).await;
             stream.write_all(nonsense.as_bytes()).await.expect("sent");
@@ -154,6 +156,8 @@ async fn a_socket_that_closes_or_talks_nonsense_ends_all_commands() {
         };
         let (now, ()) = tokio::join!(client.execute::<Value>("now", Value::Null, DEADLINE), serve);
         let later = client.execute::<Value>("later", Value::Null, DEADLINE).await;
+        assert_eq!(events.recv().await, Err(RecvError::Closed));
+        assert_eq!(client.events().recv().await, Err(RecvError::Closed));
         for answer in [now, later] {
             let told = match &answer {
                 Err(QmpError::Closed { .. }) => nonsense.is_empty(),
@@ -180,5 +184,5 @@ async fn a_receiver_that_falls_behind_is_told() {
     let (answer, ()) = tokio::join!(client.execute::<Value>("all-read", Value::Null, DEADLINE), serve);
     answer.expect("answered after the events");
     let lagged = events.recv().await;
-    assert!(matches!(lagged, Err(tokio::sync::broadcast::error::RecvError::Lagged(744))), "{lagged:?}");
+    assert!(matches!(lagged, Err(RecvError::Lagged(744))), "{lagged:?}");
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use drainpipe_hypervisor::migration::{
     self, MigrationError, MigrationStatus, Multifd, TransferStatus, Transport, Zstd,
 };
+use drainpipe_hypervisor::spec::{Disk, DiskFormat};
 use drainpipe_hypervisor::{HypervisorFacts, Role, RunState, VmSpec, Vmm};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::time::{Instant, sleep};
@@ -41,7 +42,7 @@ impl Pair {
         Self { source, target, target_host, _source_host: source_host, _content: content }
     }
 
-    async fn transfer(&self, transport: &Transport) {
+    async fn transfer(&self, transport: Transport) {
         let address = listen(&self.target, transport, Ipv4Addr::LOCALHOST.into()).await;
         migration::start(&self.source, transport, address, DOWNTIME_LIMIT_MS, DEADLINE).await.expect("begun");
     }
@@ -60,7 +61,8 @@ impl Pair {
 }
 
 /// A boot sector of Linux' boot protocol whose kernel only halts, and an initramfs that does not
-/// compress: the firmware loads both, so guest memory has content that must travel.
+/// compress: the firmware loads both, so guest memory has content that must travel. Source and
+/// target share its disk, which QEMU locks while the guest runs.
 fn vm_with_content(name: &str, directory: &Path) -> VmSpec {
     let mut kernel = vec![0_u8; 2048];
     kernel[0x1f1] = 1; // setup sectors
@@ -82,7 +84,17 @@ fn vm_with_content(name: &str, directory: &Path) -> VmSpec {
         std::fs::write(&path, bytes).expect("writable");
         Some(path)
     };
-    VmSpec { kernel: write("kernel", &kernel), initramfs: write("initramfs", &noise), ..small_vm(name) }
+    let disk = Disk {
+        path: write("disk", &vec![0; 1 << 20]).expect("written"),
+        format: DiskFormat::Raw,
+        read_only: false,
+    };
+    VmSpec {
+        kernel: write("kernel", &kernel),
+        initramfs: write("initramfs", &noise),
+        disks: vec![disk],
+        ..small_vm(name)
+    }
 }
 
 /// The kernel runs when everything is loaded, and then nothing is heard of it: QEMU's memory tells.
@@ -108,7 +120,7 @@ async fn wait_for_content(vmm: &Vmm) {
 }
 
 /// Makes a target listen at a port that was free a moment ago.
-async fn listen(target: &Vmm, transport: &Transport, ip: std::net::IpAddr) -> SocketAddr {
+async fn listen(target: &Vmm, transport: Transport, ip: std::net::IpAddr) -> SocketAddr {
     for _ in 0..10 {
         let address = TcpListener::bind((ip, 0)).and_then(|socket| socket.local_addr()).expect("a free port");
         match migration::listen(target, transport, address, DEADLINE).await {
@@ -149,9 +161,11 @@ async fn every_transport_carries_a_guest_and_counts_its_bytes() {
     let qemus = qemus().await;
     // Also between versions, up and down: the machine type is the same.
     for (source, target) in qemus.iter().flat_map(|a| qemus.iter().map(move |b| (a, b))) {
-        for transport in [PLAIN, MULTIFD, ZSTD] {
+        let between_versions = source.version != target.version;
+        let transports = if between_versions { &[MULTIFD][..] } else { &[PLAIN, MULTIFD, ZSTD] };
+        for &transport in transports {
             let pair = Pair::new(source, target, "carried").await;
-            pair.transfer(&transport).await;
+            pair.transfer(transport).await;
             wait_for(&pair.source, MigrationStatus::PreSwitchover).await;
             assert_eq!(state(&pair.source).await, RunState::FinishMigrate);
             let sent = pair.commit().await;
@@ -169,8 +183,8 @@ async fn every_transport_carries_a_guest_and_counts_its_bytes() {
 async fn ipv6_carries_a_guest() {
     for facts in qemus().await {
         let pair = Pair::new(&facts, &facts, "ipv6").await;
-        let address = listen(&pair.target, &MULTIFD, Ipv6Addr::LOCALHOST.into()).await;
-        migration::start(&pair.source, &MULTIFD, address, DOWNTIME_LIMIT_MS, DEADLINE).await.expect("begun");
+        let address = listen(&pair.target, MULTIFD, Ipv6Addr::LOCALHOST.into()).await;
+        migration::start(&pair.source, MULTIFD, address, DOWNTIME_LIMIT_MS, DEADLINE).await.expect("begun");
         wait_for(&pair.source, MigrationStatus::PreSwitchover).await;
         pair.commit().await;
     }
@@ -183,9 +197,12 @@ async fn a_taken_port_is_told_and_another_one_serves() {
         let target = host.start(&small_vm("port"), Role::Incoming).await;
         let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         let address = taken.local_addr().expect("an address");
-        let error = migration::listen(&target, &MULTIFD, address, DEADLINE).await;
+        let error = migration::listen(&target, MULTIFD, address, DEADLINE).await;
         assert!(matches!(error, Err(MigrationError::PortTaken(port)) if port == address), "{error:?}");
-        listen(&target, &MULTIFD, Ipv4Addr::LOCALHOST.into()).await;
+        let foreign = "192.0.2.1:49152".parse().expect("an address");
+        let error = migration::listen(&target, MULTIFD, foreign, DEADLINE).await;
+        assert!(matches!(error, Err(MigrationError::CannotListen { .. })), "{error:?}");
+        listen(&target, MULTIFD, Ipv4Addr::LOCALHOST.into()).await;
     }
 }
 
@@ -203,7 +220,7 @@ async fn a_guest_does_not_run_before_its_memory_is_there() {
 async fn after_a_cancelled_migration_the_guest_runs_on_and_the_next_one_is_not_affected() {
     for facts in qemus().await {
         let mut pair = Pair::new(&facts, &facts, "cancelled").await;
-        pair.transfer(&ZSTD).await;
+        pair.transfer(ZSTD).await;
         wait_for(&pair.source, MigrationStatus::PreSwitchover).await;
         let status = migration::cancel(&pair.source, DEADLINE).await.expect("ends");
         assert_eq!(status, MigrationStatus::Cancelled);
@@ -213,7 +230,7 @@ async fn after_a_cancelled_migration_the_guest_runs_on_and_the_next_one_is_not_a
         let spec = pair.target.spec().spec().clone();
         pair.target.destroy(DEADLINE).await.expect("ends");
         pair.target = pair.target_host.start(&spec, Role::Incoming).await;
-        pair.transfer(&PLAIN).await;
+        pair.transfer(PLAIN).await;
         wait_for(&pair.source, MigrationStatus::PreSwitchover).await;
         let sent = pair.commit().await;
         assert_eq!(sent.ram.expect("counters").multifd_bytes, 0, "multifd stayed switched on");
@@ -225,9 +242,9 @@ async fn a_migration_to_a_silent_target_can_be_cancelled() {
     for facts in qemus().await {
         for transport in [PLAIN, MULTIFD] {
             let pair = Pair::new(&facts, &facts, "silent").await;
-            let address = listen(&pair.target, &transport, Ipv4Addr::LOCALHOST.into()).await;
+            let address = listen(&pair.target, transport, Ipv4Addr::LOCALHOST.into()).await;
             signal(&pair.target, Signal::STOP);
-            migration::start(&pair.source, &transport, address, DOWNTIME_LIMIT_MS, DEADLINE)
+            migration::start(&pair.source, transport, address, DOWNTIME_LIMIT_MS, DEADLINE)
                 .await
                 .expect("begun");
             wait_for(&pair.source, MigrationStatus::Active).await;
@@ -246,9 +263,9 @@ async fn a_target_killed_in_flight_leaves_the_guest_running() {
     for facts in qemus().await {
         for transport in [PLAIN, MULTIFD] {
             let pair = Pair::new(&facts, &facts, "in-flight").await;
-            let address = listen(&pair.target, &transport, Ipv4Addr::LOCALHOST.into()).await;
+            let address = listen(&pair.target, transport, Ipv4Addr::LOCALHOST.into()).await;
             signal(&pair.target, Signal::STOP);
-            migration::start(&pair.source, &transport, address, DOWNTIME_LIMIT_MS, DEADLINE)
+            migration::start(&pair.source, transport, address, DOWNTIME_LIMIT_MS, DEADLINE)
                 .await
                 .expect("begun");
             wait_for(&pair.source, MigrationStatus::Active).await;
@@ -265,7 +282,7 @@ async fn a_target_killed_in_flight_leaves_the_guest_running() {
 async fn a_target_killed_before_switchover_leaves_the_guest_running() {
     for facts in qemus().await {
         let pair = Pair::new(&facts, &facts, "pre-switchover").await;
-        pair.transfer(&MULTIFD).await;
+        pair.transfer(MULTIFD).await;
         wait_for(&pair.source, MigrationStatus::PreSwitchover).await;
         signal(&pair.target, Signal::KILL);
         migration::cancel(&pair.source, DEADLINE).await.expect("ends");
@@ -278,7 +295,7 @@ async fn a_target_killed_before_switchover_leaves_the_guest_running() {
 async fn a_guest_whose_target_is_lost_after_the_switchover_runs_again_at_the_source() {
     for facts in qemus().await {
         let pair = Pair::new(&facts, &facts, "postmigrate").await;
-        pair.transfer(&PLAIN).await;
+        pair.transfer(PLAIN).await;
         wait_for(&pair.source, MigrationStatus::PreSwitchover).await;
         migration::switch_over(&pair.source, DEADLINE).await.expect("goes on");
         wait_for(&pair.source, MigrationStatus::Completed).await;
@@ -294,7 +311,7 @@ async fn a_target_that_cannot_be_reached_fails_with_a_reason() {
         let host = Host::new(&facts);
         let source = host.start(&small_vm("unreached"), Role::Fresh).await;
         let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port").local_addr();
-        migration::start(&source, &PLAIN, free.expect("an address"), DOWNTIME_LIMIT_MS, DEADLINE)
+        migration::start(&source, PLAIN, free.expect("an address"), DOWNTIME_LIMIT_MS, DEADLINE)
             .await
             .expect("begun");
         let failed = wait_for(&source, MigrationStatus::Failed).await;
