@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use rustix::event::Timespec;
 use scopeguard::{ScopeGuard, guard};
 
 use crate::paths::{PathTooLong, RuntimePaths};
@@ -19,6 +20,7 @@ use crate::qmp::{QmpClient, QmpError};
 
 /// What is quoted from QEMU's log in an error.
 const LOG_TAIL_BYTES: u64 = 2048;
+const EXIT_AFTER_KILL: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// QEMU closes its sockets a moment before its process has ended.
 const EXIT_AFTER_CLOSE: Duration = Duration::from_secs(1);
 
@@ -143,11 +145,16 @@ fn spawn(
         .spawn()
         .map_err(spawn_error)?;
     let process = Process::of_child(&child, log_file).map_err(spawn_error)?;
-    Ok(guard(process, |process| {
-        if let Err(error) = process.kill() {
-            tracing::warn!(pid = process.pid(), %error, "cannot kill a QEMU that did not start");
-        }
-    }))
+    Ok(guard(process, |process| end_now(&process)))
+}
+
+/// A drop cannot await, but whoever learns of a failed start may try again at once, and then the
+/// taps and the locks on the disks must be free. A QEMU without a guest ends within a few ms.
+fn end_now(process: &Process) {
+    let ended = process.kill().and_then(|()| process.wait_exit_blocking(&EXIT_AFTER_KILL));
+    if let Err(error) = ended {
+        tracing::warn!(pid = process.pid(), %error, "cannot end a QEMU that did not start");
+    }
 }
 
 fn listen(path: &Path) -> Result<OwnedFd, LaunchError> {

@@ -118,6 +118,14 @@ impl Process {
         }
     }
 
+    /// As [`Self::wait_exit`], where nothing can be awaited.
+    pub(crate) fn wait_exit_blocking(&self, deadline: &Timespec) -> io::Result<()> {
+        match poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], Some(deadline))? {
+            0 => Err(io::ErrorKind::TimedOut.into()),
+            _ => Ok(()),
+        }
+    }
+
     pub(crate) fn kill(&self) -> io::Result<()> {
         match rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL) {
             Ok(()) | Err(Errno::SRCH) => Ok(()),

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use drainpipe_hypervisor::spec::{Disk, DiskFormat};
 use drainpipe_hypervisor::{
     AttachError, EndError, Exit, HypervisorFacts, LaunchError, ProbeError, Role, RunState, RuntimePaths,
     StartError, Vmm,
@@ -33,6 +34,21 @@ async fn starts_is_found_again_and_ends_without_remains() {
         assert!(!vmm.alive());
         assert!(vmm.cpu_seconds().is_err());
         assert_eq!(RuntimePaths::list(host.runtime_directory()).expect("readable"), []);
+    }
+}
+
+#[tokio::test]
+async fn the_older_machine_type_starts_too() {
+    for facts in qemus().await {
+        let host = Host::new(&facts);
+        let disk = host.runtime_directory().join("disk");
+        std::fs::write(&disk, vec![0; 1 << 20]).expect("writable");
+        let disk = Disk { path: disk, format: DiskFormat::Raw, read_only: true };
+        let machine = "pc-i440fx-7.2".parse().expect("a machine type");
+        let spec = VmSpec { machine, disks: vec![disk.clone(), disk], ..small_vm("i440fx") };
+        let vmm = host.start(&spec, Role::Fresh).await;
+        assert_eq!(vmm.run_state(DEADLINE).await.expect("a state"), RunState::Running);
+        assert_eq!(vmm.read_console(DEADLINE).await.expect("readable"), "");
     }
 }
 
