@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use drainpipe_hypervisor::spec::{Disk, DiskFormat};
 use drainpipe_hypervisor::{
     AttachError, EndError, Exit, HypervisorFacts, LaunchError, ProbeError, Role, RunState, RuntimePaths,
-    StartError, Vmm,
+    StartError, VmSpec, Vmm,
 };
 use rustix::process::{Pid, Signal, kill_process};
 
