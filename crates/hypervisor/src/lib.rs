@@ -32,4 +32,4 @@ pub use paths::{PathTooLong, RuntimePaths};
 pub use process::Exit;
 pub use spec::{ResolvedSpec, VmSpec};
 pub use tap::TapError;
-pub use vmm::{AttachError, EndError, RunState, StartError, Vmm};
+pub use vmm::{AttachError, EndError, RunState, StartError, Stopped, Vmm};
