@@ -7,7 +7,7 @@
 //! QEMU → event, any time   {"event": "STOP", "data": {…}, "timestamp": {…}}
 //! ```
 //!
-//! [`codec`] knows the lines and does no I/O; [`client`] owns the socket.
+//! `codec` knows the lines and does no I/O; `client` owns the socket.
 
 mod client;
 mod codec;
