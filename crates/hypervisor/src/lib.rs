@@ -14,7 +14,7 @@
 //! only [`Vmm::start`] of a fresh VM and [`migration::run`] let a guest run.
 
 mod command_line;
-mod facts;
+pub mod facts;
 mod launch;
 pub mod migration;
 mod open_enum;
@@ -32,4 +32,4 @@ pub use paths::{PathTooLong, RuntimePaths};
 pub use process::Exit;
 pub use spec::{ResolvedSpec, VmSpec};
 pub use tap::TapError;
-pub use vmm::{AttachError, EndError, RunState, StartError, Stopped, Vmm};
+pub use vmm::{AttachError, EndError, RunState, StartError, Vmm};

@@ -109,6 +109,12 @@ pub enum EndError {
         /// How long was waited.
         deadline: Duration,
     },
+    /// The guest did not react to its power button.
+    #[error("the guest did not power off within {} ms; it may ignore its power button", .0.as_millis())]
+    GuestIgnores(Duration),
+    /// The guest's power button could not be pressed.
+    #[error(transparent)]
+    Qmp(#[from] QmpError),
     /// The kernel refuses.
     #[error("cannot remove {path}: {source}")]
     Io {
@@ -117,15 +123,6 @@ pub enum EndError {
         /// What the kernel said.
         source: io::Error,
     },
-}
-
-/// How a guest was stopped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stopped {
-    /// It powered off by itself, its file systems in order.
-    PoweredOff,
-    /// It ignored its power button and was ended, as if its power had failed.
-    Forced,
 }
 
 /// A QEMU that this host runs. Dropping it leaves QEMU running; [`Vmm::attach`] finds it again.
@@ -283,16 +280,17 @@ impl Vmm {
         self.qmp.execute("ringbuf-read", arguments, deadline).await
     }
 
-    /// Presses the guest's power button, gives it `patience` to power off, then ends QEMU as
-    /// [`Self::destroy`] does within `deadline`. Says which of the two it took.
-    pub async fn stop_guest(&self, patience: Duration, deadline: Duration) -> Result<Stopped, EndError> {
-        let pressed = self.qmp.execute::<IgnoredAny>("system_powerdown", Value::Null, deadline).await;
-        let powered_off = match pressed {
-            Ok(_) => self.wait_exit(patience).await.is_some(),
-            Err(_) => !self.alive(),
-        };
-        self.destroy(deadline).await?;
-        Ok(if powered_off { Stopped::PoweredOff } else { Stopped::Forced })
+    /// Presses the guest's power button and waits until it has powered off; then removes what is
+    /// left. A guest that ignores the button runs on, and [`EndError::GuestIgnores`] says so:
+    /// pulling the plug is left to whoever asked, by [`Self::destroy`].
+    pub async fn stop_guest(&self, deadline: Duration) -> Result<(), EndError> {
+        if self.alive() {
+            self.qmp.execute::<IgnoredAny>("system_powerdown", Value::Null, deadline).await?;
+            if self.wait_exit(deadline).await.is_none() {
+                return Err(EndError::GuestIgnores(deadline));
+            }
+        }
+        remove_directory(&self.paths)
     }
 
     /// Ends QEMU and whatever the guest does, and removes what is left; may be repeated. Its taps
