@@ -112,7 +112,7 @@ impl Agent {
         self.network.put_back_all_but(&still_needed).await?;
         incoming::recover(self, waiting).await?;
         incoming::resume_recorded(self).await?;
-        outgoing::recover(self).await
+        outgoing::recover(self)
     }
 
     /// This host's name.

@@ -39,7 +39,7 @@ impl ApiClient {
             .connect_timeout(CONNECT_DEADLINE)
             .tls_backend_preconfigured(no_tls())
             .build()
-            .map_err(unbuildable)?;
+            .map_err(|error| unbuildable(&error))?;
         Ok(Self { http, base: "http://localhost".into(), whom: format!("the agent at {}", socket.display()) })
     }
 
@@ -54,7 +54,7 @@ impl ApiClient {
             .pool_idle_timeout(Duration::from_mins(1))
             .tcp_nodelay(true)
             .build()
-            .map_err(unbuildable)?;
+            .map_err(|error| unbuildable(&error))?;
         let base = format!("https://{name}:{}", address.port());
         Ok(Self { http, base, whom: format!("the agent of {name} at {address}") })
     }
@@ -160,7 +160,7 @@ fn innermost(error: &reqwest::Error) -> String {
     cause.to_string()
 }
 
-fn unbuildable(error: reqwest::Error) -> Problem {
+fn unbuildable(error: &reqwest::Error) -> Problem {
     Problem::failed(format!("cannot prepare an HTTP client: {error}"))
 }
 

@@ -196,7 +196,7 @@ pub(crate) fn hand_over_view(agent: &Agent, id: &str) -> Result<(Option<String>,
 }
 
 /// Takes up the migrations that an earlier life of the agent left open.
-pub(crate) async fn recover(agent: &Arc<Agent>) -> Result<(), Problem> {
+pub(crate) fn recover(agent: &Arc<Agent>) -> Result<(), Problem> {
     for open in agent.journal.open_migrations()? {
         let Some(peer) = agent.peer(&open.target).cloned() else {
             warn!(migration = open.id, target = open.target, "its target is no peer any more; left open");

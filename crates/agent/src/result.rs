@@ -75,6 +75,7 @@ fn unplanned(requested: RequestedOption) -> MigrationOption {
     }
 }
 
+#[expect(clippy::struct_field_names, reason = "each is a time and says its unit, as everywhere")]
 struct Parts {
     total_ms: f64,
     setup_ms: f64,

@@ -1,2 +1,56 @@
-//! The `drainpipe` program.
-fn main() {}
+//! The `drainpipe` program: every mode of it is in [`dispatch`].
+
+mod arguments;
+mod bench;
+mod commands;
+mod connection;
+mod exit;
+mod follow;
+mod output;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use drainpipe_engine::problem::Problem;
+
+use arguments::{Arguments, Command};
+use exit::Exit;
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let outcome = runtime().and_then(|runtime| runtime.block_on(dispatch(arguments)));
+    match outcome {
+        Ok(exit) => exit.into(),
+        Err(problem) => {
+            output::complain(&problem);
+            Exit::of(&problem).into()
+        }
+    }
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime, Problem> {
+    tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Problem::failed(format!("cannot start: {error}")))
+}
+
+async fn dispatch(arguments: Arguments) -> Result<Exit, Problem> {
+    let Arguments { connection, json, command } = arguments;
+    match command {
+        Command::Demo(demo) => commands::demo::run(&demo, json).await,
+        Command::Agent(agent) => commands::agent::run(&agent).await,
+        Command::Guard(guard) => commands::agent::guard(&guard).await,
+        Command::Hosts => commands::hosts::run(&connection, json).await,
+        Command::Vms => commands::vm::list(&connection, json).await,
+        Command::Vm { command } => commands::vm::run(&connection, command).await,
+        Command::Migrate(migrate) => commands::migrate::run(&connection, &migrate, json).await,
+        Command::Cancel { id } => commands::migrate::cancel(&connection, &id).await,
+        Command::History(history) => commands::history::run(&connection, &history, json).await,
+        Command::Bench(bench) => commands::bench::run(&connection, &bench, json).await,
+        Command::Lab { command } => commands::lab::run(command, json).await,
+        Command::Pki { command } => commands::pki::run(&command),
+        Command::Completions { shell } => commands::documents::completions(shell),
+        Command::Man { directory } => commands::documents::man(&directory),
+    }
+}

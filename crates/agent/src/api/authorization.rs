@@ -51,13 +51,16 @@ pub enum Operation<'a> {
 /// of its own, and look; what it cannot do is move VMs between others or manage them.
 pub fn authorise(caller: &Caller, operation: Operation<'_>) -> Result<(), Problem> {
     let allowed = match (caller, operation) {
-        (_, Operation::Read) => true,
-        (Caller::Root | Caller::Peer(Peer::Operator(_)), Operation::ManageVms | Operation::MigrateTo(_)) => {
+        (_, Operation::Read)
+        | (Caller::Root | Caller::Peer(Peer::Operator(_)), Operation::ManageVms | Operation::MigrateTo(_)) => {
             true
         }
-        (Caller::Peer(Peer::Host(host)), Operation::MigrateTo(target)) => host == target,
-        (Caller::Peer(Peer::Host(host)), Operation::SendVm { source }) => host == source,
-        (Caller::Peer(Peer::Host(host)), Operation::AskHandOver { target }) => host == target,
+        (
+            Caller::Peer(Peer::Host(host)),
+            Operation::MigrateTo(named)
+            | Operation::SendVm { source: named }
+            | Operation::AskHandOver { target: named },
+        ) => host == named,
         _ => false,
     };
     if allowed { Ok(()) } else { Err(refusal(caller, operation)) }

@@ -1,0 +1,383 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
+use drainpipe_agent::config;
+use drainpipe_engine::option::RequestedOption;
+
+use crate::connection::ConnectionArguments;
+
+/// Empties a host of its running virtual machines, fast and safely, over every network card.
+#[derive(Debug, Parser)]
+#[command(name = "drainpipe", version, max_term_width = 100, after_help = EXAMPLES)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    pub(crate) connection: ConnectionArguments,
+
+    /// Print JSON, for scripts
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  drainpipe demo                               see it work on this machine, nothing else needed
+  drainpipe vms                                all VMs, and the hosts that they are on
+  drainpipe migrate web1 b                     move web1 to host b, the best way there is
+  drainpipe migrate web1 b --dry-run           say how, and why, and do nothing
+  drainpipe bench web1 b --report report.html  measure all options there and back
+
+Exit codes: 0 done · 1 failed, nothing lost · 2 bad usage or input · 3 refused by a check or by
+permissions · 4 not known yet whether the VM runs on the target · 5 cancelled";
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Boot a Linux guest on one of two lab hosts, move it by each option, compare
+    Demo(DemoArguments),
+    /// Run this host's agent
+    Agent(AgentArguments),
+    /// List the hosts
+    Hosts,
+    /// List the VMs of all hosts
+    Vms,
+    /// Make, start, stop and remove VMs
+    Vm {
+        #[command(subcommand)]
+        command: VmCommand,
+    },
+    /// Move a running VM to another host
+    Migrate(MigrateArguments),
+    /// Cancel a migration; the VM runs on where it is
+    Cancel {
+        /// Identifier of the migration, as `drainpipe history` shows it
+        id: String,
+    },
+    /// Show migrations under way and past ones
+    History(HistoryArguments),
+    /// Move a VM there and back by each option and compare
+    Bench(BenchArguments),
+    /// Test hosts on one machine: network namespaces with shaped links
+    Lab {
+        #[command(subcommand)]
+        command: LabCommand,
+    },
+    /// Make the certificates of hosts and operators
+    Pki {
+        #[command(subcommand)]
+        command: PkiCommand,
+    },
+    /// Print a completion script for a shell
+    #[command(after_help = "Example:\n  drainpipe completions bash > /etc/bash_completion.d/drainpipe")]
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+    /// Write the man pages
+    #[command(after_help = "Example:\n  drainpipe man /usr/local/share/man/man1")]
+    Man {
+        /// Where to
+        directory: PathBuf,
+    },
+    /// Watch over one migration in the agent's stead; the agent starts this
+    #[command(hide = true)]
+    Guard(GuardArguments),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DemoArguments {
+    /// Where the report and the results go
+    #[arg(long, default_value = "target/demo", value_name = "DIRECTORY")]
+    pub(crate) output: PathBuf,
+    /// The guest's kernel
+    #[arg(long, default_value = "target/guest/vmlinuz", value_name = "FILE")]
+    pub(crate) kernel: PathBuf,
+    /// The guest's initramfs
+    #[arg(long, default_value = "target/guest/initramfs.img", value_name = "FILE")]
+    pub(crate) initramfs: PathBuf,
+    /// Memory of the guest; three quarters of it are filled
+    #[arg(long, default_value_t = 768, value_name = "MIB", value_parser = clap::value_parser!(u64).range(256..=65536))]
+    pub(crate) memory_mib: u64,
+    /// Rate of each of the two links
+    #[arg(long, default_value_t = 1000, value_name = "MBPS", value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    pub(crate) rate_mbps: u64,
+    /// How often each option is measured, there and back
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) repeat: u32,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = AGENT_EXAMPLE)]
+pub(crate) struct AgentArguments {
+    /// Its configuration
+    #[arg(long, default_value = config::DEFAULT_PATH, value_name = "FILE")]
+    pub(crate) config: PathBuf,
+}
+
+const AGENT_EXAMPLE: &str = r#"A configuration:
+  name = "a"                              # as in this host's certificate
+  listen = "192.0.2.1:7420"               # for other agents and operators
+  migration_address = "10.255.77.1"       # a free address, on no NIC: for multichannel
+
+  [[link]]                                # NICs that carry migrations, the preferred first
+  name = "eth1"
+
+  [[link]]
+  name = "eth2"
+
+  [[peer]]                                # the other hosts
+  name = "b"
+  address = "192.0.2.2:7420""#;
+
+#[derive(Debug, Args)]
+pub(crate) struct GuardArguments {
+    #[arg(long)]
+    pub(crate) migration: String,
+    #[arg(long)]
+    pub(crate) vm: String,
+    #[arg(long)]
+    pub(crate) state_directory: PathBuf,
+    #[arg(long)]
+    pub(crate) runtime_directory: PathBuf,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum VmCommand {
+    /// Make a VM from its specification
+    #[command(after_help = VM_EXAMPLE)]
+    Create {
+        /// TOML file
+        file: PathBuf,
+        /// The host; the one that is asked if absent
+        #[arg(long)]
+        host: Option<String>,
+    },
+    /// Boot a VM
+    Start {
+        /// Its name
+        name: String,
+    },
+    /// Power a VM off
+    Stop {
+        /// Its name
+        name: String,
+        /// Pull the plug
+        #[arg(long)]
+        force: bool,
+    },
+    /// Remove a VM that does not run; its disks stay
+    Rm {
+        /// Its name
+        name: String,
+    },
+}
+
+const VM_EXAMPLE: &str = r#"A specification:
+  name = "web1"
+  memory_mib = 4096
+  vcpus = 2
+  machine = "pc-q35-7.2"                  # with its version: the target must build the same machine
+  cpu_model = "qemu64"
+  accelerator = "auto"                    # auto, kvm or tcg
+
+  [[disk]]
+  path = "/srv/shared/web1.qcow2"         # where both hosts see it
+  format = "qcow2"
+
+  [[nic]]
+  bridge = "br0""#;
+
+#[derive(Debug, Args)]
+#[command(after_help = MIGRATE_EXAMPLES)]
+pub(crate) struct MigrateArguments {
+    /// The VM
+    pub(crate) vm: String,
+    /// The host that it shall run on
+    pub(crate) host: String,
+    /// auto, tcp, compression, multichannel or direct
+    #[arg(long, default_value = "auto")]
+    pub(crate) option: RequestedOption,
+    /// Say how it would be done, and why, and do nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Give up, and let the VM run where it is, after so many seconds
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) deadline: Option<u32>,
+}
+
+const MIGRATE_EXAMPLES: &str = "\
+Ctrl-C cancels: the VM runs on where it is.
+
+Examples:
+  drainpipe migrate web1 b
+  drainpipe migrate web1 b --option multichannel
+  drainpipe migrate web1 b --deadline 300 --json";
+
+#[derive(Debug, Args)]
+pub(crate) struct HistoryArguments {
+    /// Show one migration whole
+    pub(crate) id: Option<String>,
+    /// How many past ones
+    #[arg(long, default_value_t = 20)]
+    pub(crate) limit: u32,
+    /// Of which host; the one that is asked if absent
+    #[arg(long)]
+    pub(crate) host: Option<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  drainpipe bench web1 b --options tcp,multichannel --repeat 5 --report report.html"
+)]
+pub(crate) struct BenchArguments {
+    /// The VM
+    pub(crate) vm: String,
+    /// The host that it shall go to, and come back from
+    pub(crate) host: String,
+    /// The options to compare
+    #[arg(long, value_delimiter = ',', default_value = "tcp,compression,multichannel,direct")]
+    pub(crate) options: Vec<RequestedOption>,
+    /// How often each is measured, there and back
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) repeat: u32,
+    /// Write an HTML report
+    #[arg(long, value_name = "FILE")]
+    pub(crate) report: Option<PathBuf>,
+    /// What the guest's memory holds, for the report
+    #[arg(long, value_name = "WORDS")]
+    pub(crate) content: Option<String>,
+    /// Watch the guest from this network namespace, such as /run/netns/NAME
+    #[arg(long, env = "DRAINPIPE_CLIENT_NAMESPACE", value_name = "FILE")]
+    pub(crate) client_namespace: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum LabCommand {
+    /// Make hosts, links and a client, and start the agents
+    #[command(after_help = LAB_EXAMPLES)]
+    Up(LabUpArguments),
+    /// End everything in a lab and remove it
+    Down {
+        /// The lab
+        #[arg(default_value = "lab")]
+        name: String,
+    },
+    /// Show a lab, or list all
+    Status {
+        /// The lab
+        name: Option<String>,
+    },
+    /// Run a program on a lab's host or on its client
+    #[command(after_help = "Example:\n  drainpipe lab exec lab a -- ip address")]
+    Exec {
+        /// The lab
+        name: String,
+        /// The host, or `client`
+        node: String,
+        /// The program and its arguments
+        #[arg(required = true, trailing_var_arg = true)]
+        program: Vec<String>,
+    },
+    /// Break something, or mend it
+    #[command(after_help = FAULT_EXAMPLES)]
+    Fault {
+        /// The lab
+        name: String,
+        /// The fault, in words
+        #[arg(required = true)]
+        words: Vec<String>,
+    },
+    /// Print shell commands that make a lab's first host the one that is asked
+    #[command(after_help = "Example:\n  eval \"$(drainpipe lab env lab)\"")]
+    Env {
+        /// The lab
+        #[arg(default_value = "lab")]
+        name: String,
+    },
+}
+
+const LAB_EXAMPLES: &str = "\
+Examples:
+  drainpipe lab up                                  hosts a and b, two links of 1 Gb/s
+  drainpipe lab up big --hosts a,b,c --link 5000 --link 1000:9000
+  eval \"$(drainpipe lab env lab)\"                   then `drainpipe hosts` asks the lab";
+
+const FAULT_EXAMPLES: &str = "\
+Faults:
+  link-down HOST LINK         pull the cable at that end      link-up HOST LINK puts it back
+  blackhole HOST LINK [receive|send|both]                     link up, nothing passes
+  rate LINK MBPS|unlimited    another rate
+  mtu HOST LINK BYTES         another MTU at that end
+  heal HOST LINK              as it was
+
+Example:
+  drainpipe lab fault lab blackhole a e0 receive";
+
+#[derive(Debug, Args)]
+pub(crate) struct LabUpArguments {
+    /// The lab's name
+    #[arg(default_value = "lab")]
+    pub(crate) name: String,
+    /// Its hosts
+    #[arg(long, value_delimiter = ',', default_value = "a,b")]
+    pub(crate) hosts: Vec<String>,
+    /// A link between all hosts: MBPS or `unlimited`, optionally :MTU; once for each
+    #[arg(long = "link", value_name = "MBPS[:MTU]", default_values = ["1000", "1000"])]
+    pub(crate) links: Vec<String>,
+    /// Do not start agents
+    #[arg(long)]
+    pub(crate) no_agents: bool,
+    /// The hypervisor
+    #[arg(long, default_value = "qemu-system-x86_64", value_name = "FILE")]
+    pub(crate) qemu: PathBuf,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum PkiCommand {
+    /// Make the authority that signs hosts and operators
+    #[command(after_help = PKI_EXAMPLES)]
+    Init {
+        #[command(flatten)]
+        place: PkiPlace,
+    },
+    /// Make a host's certificate
+    Host {
+        /// The host's name, as in its agent.toml
+        name: String,
+        #[command(flatten)]
+        place: PkiPlace,
+        /// How long it is valid
+        #[arg(long, default_value = "825")]
+        days: std::num::NonZeroU32,
+    },
+    /// Make an operator's certificate
+    Operator {
+        /// The operator's name, for the log
+        name: String,
+        #[command(flatten)]
+        place: PkiPlace,
+        /// How long it is valid
+        #[arg(long, default_value = "365")]
+        days: std::num::NonZeroU32,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PkiPlace {
+    /// The authority's directory; keep it off the hosts
+    #[arg(long, default_value = "drainpipe-pki", value_name = "DIRECTORY")]
+    pub(crate) directory: PathBuf,
+    /// Replace what is there
+    #[arg(long)]
+    pub(crate) force: bool,
+}
+
+const PKI_EXAMPLES: &str = "\
+Example:
+  drainpipe pki init
+  drainpipe pki host a          then copy drainpipe-pki/hosts/a/* to /etc/drainpipe/ on host a
+  drainpipe pki operator ann    then copy drainpipe-pki/operators/ann/ to ann";

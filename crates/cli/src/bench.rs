@@ -1,0 +1,194 @@
+//! Moves a VM there and back by each option, watches its guest, and checks its memory each time.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use drainpipe_agent::api::types::{HostView, MigrateRequest, VmView};
+use drainpipe_engine::option::RequestedOption;
+use drainpipe_engine::path::find_paths;
+use drainpipe_engine::problem::Problem;
+use drainpipe_engine::result::{MigrationResult, Outcome, Verified};
+use drainpipe_guest::client::{Control, Heartbeat};
+use drainpipe_report::{BenchReport, Conditions, GuestConditions, HostConditions, LinkConditions};
+use jiff::Timestamp;
+
+use crate::connection::Fleet;
+use crate::{follow, output};
+
+/// How long the guest may take to check its memory: 1 s a GiB under TCG, with room for 64 GiB.
+const VERIFY_DEADLINE: Duration = Duration::from_secs(120);
+
+/// How long the guest may take to answer its control port.
+const CONTROL_DEADLINE: Duration = Duration::from_secs(10);
+
+/// How long the heartbeat is watched before the first migration, to know the guest's own silences.
+const BASELINE: Duration = Duration::from_secs(1);
+
+/// What is to be measured.
+pub(crate) struct Bench {
+    pub(crate) vm: String,
+    pub(crate) host: String,
+    pub(crate) options: Vec<RequestedOption>,
+    pub(crate) repeat: u32,
+    pub(crate) content: Option<String>,
+    pub(crate) client_namespace: Option<PathBuf>,
+    /// A person watches.
+    pub(crate) watched: bool,
+}
+
+/// The guest, if it is one that answers.
+struct Watch {
+    heartbeat: Heartbeat,
+    control: SocketAddr,
+    namespace: Option<PathBuf>,
+}
+
+impl Bench {
+    /// Runs it. A migration that does not complete ends it, and the report has what was measured.
+    pub(crate) async fn run(&self, fleet: &Fleet) -> Result<BenchReport, Problem> {
+        let vm = fleet.find_vm(&self.vm).await?;
+        let watch = self.watch(&vm)?;
+        let mut report = BenchReport { conditions: self.conditions(fleet, &vm).await?, results: vec![] };
+        if let Some(watch) = &watch {
+            tokio::time::sleep(BASELINE).await;
+            let silence = watch.heartbeat.statistics().longest_gap_ms;
+            report.conditions.notes.push(format!("longest silence of the guest at rest: {silence:.1} ms"));
+        } else {
+            let note = "the VM's specification has no [guest]: silences and memory were not checked";
+            report.conditions.notes.push(note.into());
+        }
+        let journeys = (0..self.repeat)
+            .flat_map(|_| &self.options)
+            .flat_map(|option| [(*option, self.host.as_str()), (*option, vm.host.as_str())]);
+        for (option, target) in journeys {
+            let result = self.journey(fleet, watch.as_ref(), option, target).await?;
+            let completed = result.outcome == Outcome::Completed;
+            report.results.push(result);
+            if !completed {
+                break;
+            }
+        }
+        Ok(report)
+    }
+
+    fn watch(&self, vm: &VmView) -> Result<Option<Watch>, Problem> {
+        let (Some(heartbeat), Some(control)) = (&vm.heartbeat, &vm.control) else { return Ok(None) };
+        let address = |text: &str| {
+            text.parse::<SocketAddr>()
+                .map_err(|_| Problem::failed(format!("the agent gives {text} as an address")))
+        };
+        let heartbeat = Heartbeat::start(address(heartbeat)?, self.client_namespace.as_deref())
+            .map_err(|error| Problem::failed(format!("cannot watch the guest: {error}")))?;
+        Ok(Some(Watch { heartbeat, control: address(control)?, namespace: self.client_namespace.clone() }))
+    }
+
+    async fn journey(
+        &self,
+        fleet: &Fleet,
+        watch: Option<&Watch>,
+        option: RequestedOption,
+        target: &str,
+    ) -> Result<MigrationResult, Problem> {
+        if let Some(watch) = watch {
+            watch.heartbeat.reset();
+        }
+        let request = MigrateRequest { vm: self.vm.clone(), target: target.into(), option, deadline_s: None };
+        let mut result = follow::migrate(fleet, &request, self.watched).await?;
+        if let Some(watch) = watch {
+            result.guest_gap_ms = Some(watch.heartbeat.statistics().longest_gap_ms);
+            if result.outcome == Outcome::Completed {
+                result.verified = Some(verify(watch).await?);
+            }
+        }
+        if self.watched {
+            output::remark(&one_line(&result));
+        }
+        Ok(result)
+    }
+
+    async fn conditions(&self, fleet: &Fleet, vm: &VmView) -> Result<Conditions, Problem> {
+        let hosts = fleet.hosts().await?;
+        let host = |name: &str| {
+            let found = hosts.iter().find(|host| host.name == name);
+            found.and_then(|host| host.host.as_ref()).ok_or_else(|| {
+                Problem::not_found(format!("no host {name} answers; `drainpipe hosts` lists them"))
+            })
+        };
+        let (source, target) = (host(&vm.host)?, host(&self.host)?);
+        Ok(Conditions {
+            drainpipe_version: env!("CARGO_PKG_VERSION").into(),
+            date: Timestamp::now().to_string(),
+            hosts: vec![host_conditions(source), host_conditions(target)],
+            links: link_conditions(source, target),
+            guest: GuestConditions {
+                memory_mib: vm.memory_mib,
+                vcpus: vm.vcpus,
+                content: self.content.clone(),
+                dirty_mib_per_s: None,
+            },
+            repeats: self.repeat,
+            options: self.options.clone(),
+            notes: vec![],
+        })
+    }
+}
+
+async fn verify(watch: &Watch) -> Result<Verified, Problem> {
+    let (control, namespace) = (watch.control, watch.namespace.clone());
+    let checked = tokio::task::spawn_blocking(move || verify_blocking(control, namespace.as_deref())).await;
+    checked.map_err(|error| Problem::failed(format!("checking the guest's memory stopped: {error}")))?
+}
+
+fn verify_blocking(control: SocketAddr, namespace: Option<&Path>) -> Result<Verified, Problem> {
+    let failed = |error| Problem::failed(format!("cannot have the guest check its memory: {error}"));
+    let mut control = Control::connect(control, namespace, CONTROL_DEADLINE).map_err(failed)?;
+    let verification = control.verify(VERIFY_DEADLINE).map_err(failed)?;
+    Ok(Verified { pages: verification.pages, bad: verification.bad })
+}
+
+fn host_conditions(view: &HostView) -> HostConditions {
+    HostConditions {
+        name: view.facts.name.clone(),
+        kernel: view.kernel.clone(),
+        cpu_model: view.cpu_model.clone(),
+        cores: view.facts.cores,
+        memory_bytes: view.memory_bytes,
+        hypervisor_version: view.facts.hypervisor.version.clone(),
+        accelerator: view.accelerator.clone(),
+    }
+}
+
+fn link_conditions(source: &HostView, target: &HostView) -> Vec<LinkConditions> {
+    let mtu = |view: &HostView, name: &str| {
+        view.facts.links.iter().find(|link| link.name == name).map_or(0, |link| link.mtu)
+    };
+    find_paths(&source.facts.links, &target.facts.links)
+        .into_iter()
+        .map(|path| LinkConditions {
+            mtu: mtu(source, &path.link).min(mtu(target, &path.peer_link)),
+            speed_mbps: path.speed_mbps,
+            name: path.link,
+            peer_link: path.peer_link,
+        })
+        .collect()
+}
+
+fn one_line(result: &MigrationResult) -> String {
+    let journey =
+        format!("{:<12} {} → {}", result.requested_option.to_string(), result.source, result.target);
+    if result.outcome != Outcome::Completed {
+        return format!("{journey}  {}", result.error.as_deref().unwrap_or("cancelled"));
+    }
+    let memory = result.verified.map_or(String::new(), |verified| match verified.bad {
+        0 => format!(", {} pages intact", verified.pages),
+        bad => format!(", {bad} of {} pages BAD", verified.pages),
+    });
+    let gap =
+        result.guest_gap_ms.map_or(String::new(), |gap| format!(", guest silent {}", output::duration(gap)));
+    format!(
+        "{journey}  {:>7}  {:.2} Gb/s{gap}{memory}",
+        output::duration(result.total_ms),
+        result.throughput_gbps
+    )
+}

@@ -1,0 +1,53 @@
+//! `drainpipe agent`, and the guards that it starts.
+
+use drainpipe_agent::config::Config;
+use drainpipe_agent::{agent, guard};
+use drainpipe_engine::problem::Problem;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tracing_subscriber::EnvFilter;
+
+use crate::arguments::{AgentArguments, GuardArguments};
+use crate::exit::Exit;
+
+pub(crate) async fn run(arguments: &AgentArguments) -> Result<Exit, Problem> {
+    log_to_standard_error();
+    let config = Config::load(&arguments.config).map_err(Problem::bad_input)?;
+    agent::run(config, stop_signal()?).await?;
+    Ok(Exit::Done)
+}
+
+pub(crate) async fn guard(arguments: &GuardArguments) -> Result<Exit, Problem> {
+    let GuardArguments { migration, vm, state_directory, runtime_directory } = arguments;
+    guard::stand(migration, vm, state_directory, runtime_directory).await?;
+    Ok(Exit::Done)
+}
+
+/// systemd adds the time; a person at a terminal does not need it.
+fn log_to_standard_error() {
+    let filter = EnvFilter::try_from_env("DRAINPIPE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(crate::output::is_watched())
+        .without_time()
+        .init();
+}
+
+/// Turns true at SIGTERM or SIGINT.
+fn stop_signal() -> Result<watch::Receiver<bool>, Problem> {
+    let failed = |error| Problem::failed(format!("cannot watch for signals: {error}"));
+    let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
+    let (stop, stopped) = watch::channel(false);
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        stop.send_replace(true);
+        // Both listeners and connections watch the channel; it lives as long as they do.
+        stop.closed().await;
+    });
+    Ok(stopped)
+}

@@ -1,0 +1,157 @@
+//! `drainpipe demo`: a lab, a guest, each option there and back, a report.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use drainpipe_engine::option::RequestedOption;
+use drainpipe_engine::problem::Problem;
+use drainpipe_guest::client::Control;
+use drainpipe_guest::parameters::KERNEL_OPTIONS;
+use drainpipe_guest::protocol::{CONTROL_PORT, HEARTBEAT_PORT};
+use drainpipe_hypervisor::spec::VmSpec;
+use drainpipe_lab::{DEFAULT_MTU_BYTES, GUEST_BRIDGE, GUEST_NETWORK, Lab, LabSpec, LinkSpec};
+use drainpipe_report::{BenchReport, html};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{bench as bench_command, lab as lab_command, vm};
+use crate::arguments::DemoArguments;
+use crate::bench::Bench;
+use crate::connection::ConnectionArguments;
+use crate::exit::Exit;
+use crate::output;
+
+/// What the guest's memory holds, as a server's does: mostly used pages, some empty, some alike.
+const MIX: &str = "random:60,text:30,zero:10";
+
+/// A guest of 768 MiB boots and fills its memory in 5 to 10 s under TCG on two cores.
+const BOOT_DEADLINE: Duration = Duration::from_mins(3);
+
+/// Machine type: the oldest QEMU that is supported has it, and the newest still does.
+const MACHINE: &str = "pc-q35-7.2";
+
+const GUEST_NAME: &str = "demo";
+
+pub(crate) async fn run(arguments: &DemoArguments, json: bool) -> Result<Exit, Problem> {
+    check_guest_files(arguments)?;
+    std::fs::create_dir_all(&arguments.output)
+        .map_err(|error| Problem::failed(format!("cannot create {}: {error}", arguments.output.display())))?;
+    // Of its own name, so that it is in nobody's way, and two demos not in each other's.
+    let name = format!("demo-{}", std::process::id());
+    let lab = Lab::up(lab_spec(&name, arguments.rate_mbps)).map_err(Problem::failed)?;
+    let measured = tokio::select! {
+        measured = measure(&lab, arguments) => measured,
+        interrupted = tokio::signal::ctrl_c() => Err(match interrupted {
+            Ok(()) => Problem::failed("stopped by Ctrl-C; the lab is removed"),
+            Err(error) => Problem::failed(format!("cannot watch for Ctrl-C: {error}")),
+        }),
+    };
+    let removed = Lab::down(&name).map_err(Problem::failed);
+    let report = measured?;
+    removed?;
+    save(&report, &arguments.output)?;
+    bench_command::show(&report, json)?;
+    output::remark(&format!(
+        "\nreport   {}\nresults  {}",
+        arguments.output.join("report.html").display(),
+        arguments.output.join("results.json").display()
+    ));
+    Ok(bench_command::verdict(&report))
+}
+
+fn check_guest_files(arguments: &DemoArguments) -> Result<(), Problem> {
+    for file in [&arguments.kernel, &arguments.initramfs] {
+        if !file.exists() {
+            return Err(Problem::bad_input(format!(
+                "{} is not there: `make demo` makes it, or run scripts/guest",
+                file.display()
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn lab_spec(name: &str, rate_mbps: u64) -> LabSpec {
+    let link = LinkSpec { rate_mbps: Some(rate_mbps), mtu_bytes: DEFAULT_MTU_BYTES };
+    LabSpec::of_two_hosts(name, vec![link, link])
+}
+
+async fn measure(lab: &Lab, arguments: &DemoArguments) -> Result<BenchReport, Problem> {
+    output::remark("two hosts, two links between them, and a client");
+    lab_command::start_agents(lab, Path::new("qemu-system-x86_64")).await?;
+    let fleet = ConnectionArguments::of_socket(&lab_command::agent_socket(lab, "a")?).fleet()?;
+    let spec = guest_spec(arguments)?;
+    vm::create(&fleet, &spec, None).await?;
+    output::remark(&format!("booting a Linux guest of {} MiB on host a", arguments.memory_mib));
+    vm::start(&fleet, GUEST_NAME).await?;
+    let client_namespace = lab_command::client_namespace(lab)?;
+    wait_until_ready(&spec, client_namespace.clone()).await?;
+    let bench = Bench {
+        vm: GUEST_NAME.into(),
+        host: "b".into(),
+        options: vec![
+            RequestedOption::Tcp,
+            RequestedOption::Compression,
+            RequestedOption::Multichannel,
+            RequestedOption::Direct,
+        ],
+        repeat: arguments.repeat,
+        content: Some(MIX.replace(':', " ").replace(',', " %, ") + " %"),
+        client_namespace: Some(client_namespace),
+        watched: true,
+    };
+    bench.run(&fleet).await
+}
+
+fn guest_spec(arguments: &DemoArguments) -> Result<VmSpec, Problem> {
+    let absolute = |file: &Path| {
+        file.canonicalize().map_err(|error| Problem::bad_input(format!("{}: {error}", file.display())))
+    };
+    let address = GUEST_NETWORK.hosts().nth(9).expect("the guest network has 254 addresses");
+    let text = format!(
+        "name = \"{GUEST_NAME}\"\nmemory_mib = {}\nvcpus = 1\nmachine = \"{MACHINE}\"\n\
+         cpu_model = \"qemu64\"\nkernel = \"{}\"\ninitramfs = \"{}\"\n\
+         kernel_command_line = \"{KERNEL_OPTIONS} drainpipe.address={address}/{} drainpipe.memory_mib={} \
+         drainpipe.mix={MIX}\"\n\n[[nic]]\nbridge = \"{GUEST_BRIDGE}\"\n\n\
+         [guest]\nheartbeat = \"{address}:{HEARTBEAT_PORT}\"\ncontrol = \"{address}:{CONTROL_PORT}\"\n",
+        arguments.memory_mib,
+        absolute(&arguments.kernel)?.display(),
+        absolute(&arguments.initramfs)?.display(),
+        GUEST_NETWORK.prefix_len(),
+        arguments.memory_mib * 3 / 4,
+    );
+    VmSpec::from_toml(&text, Path::new("the demo's guest")).map_err(Problem::failed)
+}
+
+async fn wait_until_ready(spec: &VmSpec, namespace: PathBuf) -> Result<(), Problem> {
+    let control =
+        spec.guest.as_ref().map(|guest| guest.control).expect("the demo's guest has a control port");
+    let waited = timeout(BOOT_DEADLINE, async {
+        let began = Instant::now();
+        while !tokio::task::spawn_blocking({
+            let namespace = namespace.clone();
+            move || is_ready(control, &namespace)
+        })
+        .await
+        .unwrap_or(false)
+        {
+            sleep(Duration::from_millis(200)).await;
+        }
+        output::remark(&format!("ready after {}", output::duration(began.elapsed().as_secs_f64() * 1000.0)));
+    });
+    waited.await.map_err(|_| Problem::failed("the guest did not get ready in 3 minutes"))
+}
+
+fn is_ready(control: SocketAddr, namespace: &Path) -> bool {
+    let second = Duration::from_secs(1);
+    Control::connect(control, Some(namespace), second)
+        .and_then(|mut control| control.status(second))
+        .is_ok_and(|status| status.is_ready())
+}
+
+fn save(report: &BenchReport, directory: &Path) -> Result<(), Problem> {
+    let json = serde_json::to_string_pretty(report)
+        .map_err(|error| Problem::failed(format!("cannot write JSON: {error}")))?;
+    bench_command::write(&directory.join("results.json"), &json)?;
+    bench_command::write(&directory.join("report.html"), &html::page(report))
+}

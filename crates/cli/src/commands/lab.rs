@@ -1,0 +1,250 @@
+//! `drainpipe lab …`: the lab's hosts, each with its agent.
+
+use std::fmt::Write;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use drainpipe_agent::api::types::HostView;
+use drainpipe_agent::client::ApiClient;
+use drainpipe_agent::config::DEFAULT_PORT;
+use drainpipe_engine::problem::Problem;
+use drainpipe_identity::authority::{self, InitOptions, IssueOptions};
+use drainpipe_lab::{CLIENT, DEFAULT_MTU_BYTES, Error, Fault, Lab, LabSpec, LabStatus, LinkSpec};
+use tokio::time::{Instant, sleep};
+
+use crate::arguments::{LabCommand, LabUpArguments};
+use crate::exit::Exit;
+use crate::output;
+
+/// How long an agent may take to answer for the first time; it runs QEMU once to ask what it can do.
+const AGENT_DEADLINE: Duration = Duration::from_secs(30);
+
+/// Lab certificates live as long as the lab, which a reboot ends.
+const CERTIFICATE_DAYS: std::num::NonZeroU32 = std::num::NonZeroU32::new(30).expect("30 is not 0");
+
+pub(crate) async fn run(command: LabCommand, json: bool) -> Result<Exit, Problem> {
+    match command {
+        LabCommand::Up(arguments) => up(&arguments).await,
+        LabCommand::Down { name } => down(&name),
+        LabCommand::Status { name: Some(name) } => status(&name, json),
+        LabCommand::Status { name: None } => list(json),
+        LabCommand::Exec { name, node, program } => exec(&name, &node, &program),
+        LabCommand::Fault { name, words } => fault(&name, &words),
+        LabCommand::Env { name } => env(&name),
+    }
+}
+
+fn problem(error: Error) -> Problem {
+    match error {
+        Error::Spec(_) | Error::NoSuchLab { .. } => Problem::bad_input(error),
+        Error::AlreadyUp { .. } | Error::NotRoot => Problem::refused(error),
+        error => Problem::failed(error),
+    }
+}
+
+async fn up(arguments: &LabUpArguments) -> Result<Exit, Problem> {
+    let links = arguments.links.iter().map(|words| parse_link(words)).collect::<Result<_, _>>()?;
+    let spec = LabSpec { name: arguments.name.clone(), hosts: arguments.hosts.clone(), links };
+    let lab = Lab::up(spec).map_err(problem)?;
+    if !arguments.no_agents
+        && let Err(problem) = start_agents(&lab, &arguments.qemu).await
+    {
+        Lab::down(&arguments.name).map_err(Problem::failed)?;
+        return Err(problem);
+    }
+    let hosts = arguments.hosts.join(" and ");
+    output::print(&format!(
+        "lab {0} is up: hosts {hosts}, {1} links\n  eval \"$(drainpipe lab env {0})\"   to ask its first host\n",
+        arguments.name,
+        arguments.links.len()
+    ))?;
+    Ok(Exit::Done)
+}
+
+fn parse_link(words: &str) -> Result<LinkSpec, Problem> {
+    let wrong =
+        || Problem::bad_input(format!("--link {words}: write it as MBPS, MBPS:MTU, or unlimited[:MTU]"));
+    let (rate, mtu) = words.split_once(':').map_or((words, None), |(rate, mtu)| (rate, Some(mtu)));
+    let rate_mbps = match rate {
+        "unlimited" => None,
+        rate => Some(rate.parse().map_err(|_| wrong())?),
+    };
+    let mtu_bytes = mtu.map_or(Ok(DEFAULT_MTU_BYTES), |mtu| mtu.parse().map_err(|_| wrong()))?;
+    Ok(LinkSpec { rate_mbps, mtu_bytes })
+}
+
+/// Gives each host a certificate and a configuration, and starts its agent.
+pub(crate) async fn start_agents(lab: &Lab, qemu: &Path) -> Result<(), Problem> {
+    let authority_directory = lab.node_dir(CLIENT).map_err(problem)?.join("pki");
+    authority::init(&authority_directory, &InitOptions { overwrite: true, ..InitOptions::default() })
+        .map_err(Problem::failed)?;
+    for host in &lab.spec().hosts {
+        start_agent(lab, host, &authority_directory, qemu)?;
+    }
+    for host in &lab.spec().hosts {
+        wait_for_agent(lab, host).await?;
+    }
+    Ok(())
+}
+
+fn start_agent(lab: &Lab, host: &str, authority_directory: &Path, qemu: &Path) -> Result<(), Problem> {
+    let directory = lab.node_dir(host).map_err(problem)?;
+    let options = IssueOptions {
+        out: Some(directory.join("pki")),
+        overwrite: true,
+        ..IssueOptions::valid_days(CERTIFICATE_DAYS)
+    };
+    authority::issue_host(authority_directory, host, &options).map_err(Problem::failed)?;
+    let config = directory.join("agent.toml");
+    super::bench::write(&config, &agent_config(lab.spec(), host, &directory, qemu)?)?;
+    run_agent(lab, host, &config)
+}
+
+fn run_agent(lab: &Lab, host: &str, config: &Path) -> Result<(), Problem> {
+    let program = std::env::current_exe()
+        .map_err(|error| Problem::failed(format!("cannot find this program's own file: {error}")))?;
+    let arguments = [program.as_os_str(), "agent".as_ref(), "--config".as_ref(), config.as_os_str()];
+    let log = config.with_file_name("agent.log");
+    lab.spawn(host, &arguments, &log).map_err(problem)?;
+    Ok(())
+}
+
+fn agent_config(spec: &LabSpec, host: &str, directory: &Path, qemu: &Path) -> Result<String, Problem> {
+    let address = |name: &str| spec.management_address(name).map_err(Problem::failed);
+    let own = address(host)?;
+    let [.., last] = own.octets();
+    let directory = directory.display();
+    let mut text = format!(
+        "name = \"{host}\"\nlisten = \"{own}:{DEFAULT_PORT}\"\nsocket = \"{directory}/agent.sock\"\n\
+         state_directory = \"{directory}/state\"\nruntime_directory = \"{directory}/run\"\n\
+         migration_address = \"10.77.255.{last}\"\n\n\
+         [tls]\ncertificate = \"{directory}/pki/host.pem\"\nkey = \"{directory}/pki/host.key\"\n\
+         authority = \"{directory}/pki/ca.pem\"\n\n[qemu]\nbinary = \"{}\"\n",
+        qemu.display()
+    );
+    for (name, link) in spec.link_names().iter().zip(&spec.links) {
+        let speed = link.rate_mbps.map_or(String::new(), |rate| format!("speed_mbps = {rate}\n"));
+        write!(text, "\n[[link]]\nname = \"{name}\"\n{speed}").expect("a String takes all");
+    }
+    for peer in spec.hosts.iter().filter(|peer| *peer != host) {
+        write!(text, "\n[[peer]]\nname = \"{peer}\"\naddress = \"{}:{DEFAULT_PORT}\"\n", address(peer)?)
+            .expect("a String takes all");
+    }
+    Ok(text)
+}
+
+/// The socket of a lab host's agent.
+pub(crate) fn agent_socket(lab: &Lab, host: &str) -> Result<PathBuf, Problem> {
+    Ok(lab.node_dir(host).map_err(problem)?.join("agent.sock"))
+}
+
+async fn wait_for_agent(lab: &Lab, host: &str) -> Result<(), Problem> {
+    let socket = agent_socket(lab, host)?;
+    let client = ApiClient::over_socket(&socket)?;
+    let end = Instant::now() + AGENT_DEADLINE;
+    loop {
+        let refusal = match client.get::<HostView>("/v1/host").await {
+            Ok(_) => return Ok(()),
+            Err(refusal) => refusal,
+        };
+        let log = std::fs::read_to_string(socket.with_file_name("agent.log")).unwrap_or_default();
+        if let Some(error) = log.lines().find_map(|line| line.strip_prefix("error: ")) {
+            return Err(Problem::failed(format!("the agent of {host} did not start: {error}")));
+        }
+        if Instant::now() >= end {
+            return Err(refusal.context(format!("the agent of {host} did not start; its log:\n{log}")));
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+fn down(name: &str) -> Result<Exit, Problem> {
+    let removed = Lab::down(name).map_err(problem)?;
+    output::print(&format!(
+        "lab {name} is gone: {} processes ended, {} namespaces removed\n",
+        removed.processes, removed.namespaces
+    ))?;
+    Ok(Exit::Done)
+}
+
+fn list(json: bool) -> Result<Exit, Problem> {
+    let labs = Lab::list().map_err(problem)?;
+    if json {
+        output::json(&labs)?;
+    } else {
+        let rows = labs.iter().map(|lab| {
+            let state = if lab.complete { "up" } else { "left half-made; `drainpipe lab down` removes it" };
+            vec![lab.name.clone(), lab.hosts.join(", "), state.into()]
+        });
+        output::table(&["lab", "hosts", "state"], rows.collect())?;
+    }
+    Ok(Exit::Done)
+}
+
+fn status(name: &str, json: bool) -> Result<Exit, Problem> {
+    let status = Lab::open(name).and_then(|lab| lab.status()).map_err(problem)?;
+    if json {
+        output::json(&status)?
+    } else {
+        tell_status(&status)?
+    }
+    Ok(Exit::Done)
+}
+
+fn tell_status(status: &LabStatus) -> Result<(), Problem> {
+    let rows = status.hosts.iter().flat_map(|host| {
+        host.links.iter().map(|link| {
+            let rate = link.rate_mbps.map_or("unlimited".into(), |rate| format!("{rate} Mb/s"));
+            let faults: Vec<String> = link.faults.iter().map(ToString::to_string).collect();
+            vec![
+                host.node.name.clone(),
+                link.name.clone(),
+                link.address.to_string(),
+                rate,
+                link.mtu_bytes.to_string(),
+                output::bytes(link.sent_bytes),
+                faults.join(", "),
+            ]
+        })
+    });
+    output::table(&["host", "link", "address", "rate", "mtu", "sent", "faults"], rows.collect())
+}
+
+fn exec(name: &str, node: &str, program: &[String]) -> Result<Exit, Problem> {
+    let lab = Lab::open(name).map_err(problem)?;
+    let (first, rest) = program.split_first().expect("clap requires a program");
+    let status = lab
+        .command(node, first)
+        .map_err(problem)?
+        .args(rest)
+        .status()
+        .map_err(|error| Problem::bad_input(format!("cannot run {first}: {error}")))?;
+    // The program's own code, as a shell would give it.
+    let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+    std::process::exit(code);
+}
+
+fn fault(name: &str, words: &[String]) -> Result<Exit, Problem> {
+    let fault = Fault::from_words(words).map_err(Problem::bad_input)?;
+    Lab::open(name).and_then(|lab| lab.fault(&fault)).map_err(problem)?;
+    Ok(Exit::Done)
+}
+
+fn env(name: &str) -> Result<Exit, Problem> {
+    let lab = Lab::open(name).map_err(problem)?;
+    let first = lab.spec().hosts.first().expect("a lab has two hosts or more");
+    let client = client_namespace(&lab)?;
+    output::print(&format!(
+        "export DRAINPIPE_AGENT={}\nexport DRAINPIPE_CLIENT_NAMESPACE={}\n",
+        agent_socket(&lab, first)?.display(),
+        client.display()
+    ))?;
+    Ok(Exit::Done)
+}
+
+/// The network namespace of the lab's client, from which guests are watched.
+pub(crate) fn client_namespace(lab: &Lab) -> Result<PathBuf, Problem> {
+    let status = lab.status().map_err(problem)?;
+    Ok(Path::new("/run/netns").join(status.client.namespace))
+}

@@ -1,0 +1,126 @@
+//! `drainpipe migrate` and `drainpipe cancel`.
+
+use drainpipe_agent::api::types::{MigrateRequest, PlanView};
+use drainpipe_engine::plan::Spread;
+use drainpipe_engine::problem::Problem;
+use drainpipe_engine::result::{MigrationResult, Outcome};
+
+use crate::arguments::MigrateArguments;
+use crate::connection::{ConnectionArguments, Fleet};
+use crate::exit::Exit;
+use crate::{follow, output};
+
+pub(crate) async fn run(
+    connection: &ConnectionArguments,
+    arguments: &MigrateArguments,
+    json: bool,
+) -> Result<Exit, Problem> {
+    let fleet = connection.fleet()?;
+    let request = MigrateRequest {
+        vm: arguments.vm.clone(),
+        target: arguments.host.clone(),
+        option: arguments.option,
+        deadline_s: arguments.deadline,
+    };
+    if arguments.dry_run {
+        return dry_run(&fleet, &request, json).await;
+    }
+    let result = follow::migrate(&fleet, &request, true).await?;
+    if json {
+        output::json(&result)?;
+    } else {
+        tell(&result)?;
+    }
+    Ok(Exit::of_result(&result))
+}
+
+async fn dry_run(fleet: &Fleet, request: &MigrateRequest, json: bool) -> Result<Exit, Problem> {
+    let host = fleet.host(&fleet.find_vm(&request.vm).await?.host).await?;
+    let view: PlanView = host.client().post(&host.path("/v1/migrations/plan"), request).await?;
+    if json {
+        output::json(&view)?;
+    } else {
+        output::print(&describe_plan(&view))?;
+    }
+    Ok(Exit::Done)
+}
+
+fn describe_plan(view: &PlanView) -> String {
+    use std::fmt::Write;
+    let plan = &view.plan;
+    let mut text =
+        format!("{} would move from {} to {} by {}\n", view.vm, view.source, view.target, plan.option);
+    let spread = match plan.spread {
+        Spread::InTurn => "the first of these paths that answers",
+        Spread::Routed => "all of these paths that answer, by their speed",
+    };
+    let lines = plan
+        .reason
+        .iter()
+        .map(|reason| format!("because  {reason}"))
+        .chain([format!("over     {spread}")])
+        .chain(plan.paths.iter().map(|path| {
+            let speed = path.speed_mbps.map_or("speed unknown".into(), |speed| format!("{speed} Mb/s"));
+            format!("         {path}  {} to {}, {speed}", path.address, path.peer_address)
+        }))
+        .chain(plan.multifd_channels.map(|channels| format!("with     {channels} connections")))
+        .chain(plan.zstd_level.map(|level| format!("packed   by zstd, level {level}")));
+    for line in lines {
+        writeln!(text, "  {line}").expect("a String takes all");
+    }
+    text
+}
+
+fn tell(result: &MigrationResult) -> Result<(), Problem> {
+    let why = result.fallback_reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
+    if result.outcome != Outcome::Completed {
+        let error = result.error.as_deref().unwrap_or("cancelled");
+        let state = match result.outcome {
+            Outcome::Undecided => {
+                format!("it is paused on {} until {} answers", result.source, result.target)
+            }
+            _ => format!("it is on {}", result.source),
+        };
+        output::remark(&format!("{} was not moved to {}: {error}; {state}", result.vm, result.target));
+        return Ok(());
+    }
+    let paths: Vec<String> = result
+        .paths
+        .iter()
+        .map(|path| format!("{}–{} {:.0} %", path.link, path.peer_link, path.share * 100.0))
+        .collect();
+    let blackout = result.blackout_ms.map_or("unknown".into(), output::duration);
+    output::print(&format!(
+        "{} runs on {}\n  {} by {}{why}\n  {:.2} Gb/s over {}; {} sent in {} rounds\n  blackout {blackout}; \
+         setup {}, completion {}\n",
+        result.vm,
+        result.target,
+        output::duration(result.total_ms),
+        result.option,
+        result.throughput_gbps,
+        paths.join(", "),
+        output::bytes(result.wire_bytes),
+        result.rounds,
+        output::duration(result.setup_ms),
+        output::duration(result.completion_ms),
+    ))?;
+    match &result.error {
+        Some(error) => {
+            output::remark(error);
+            Ok(())
+        }
+        None => Ok(()),
+    }
+}
+
+pub(crate) async fn cancel(connection: &ConnectionArguments, id: &str) -> Result<Exit, Problem> {
+    let fleet = connection.fleet()?;
+    let vms = fleet.vms().await?;
+    let host = match vms.vms.iter().find(|vm| vm.migration.as_deref() == Some(id)) {
+        Some(vm) => fleet.host(&vm.host).await?,
+        None => fleet.entry(),
+    };
+    host.client().post::<()>(&host.path(&format!("/v1/migrations/{id}/cancel")), &()).await?;
+    output::remark("cancelling; the VM runs on where it is");
+    Ok(Exit::Done)
+}

@@ -1,0 +1,12 @@
+//! One file a command.
+
+pub(crate) mod agent;
+pub(crate) mod bench;
+pub(crate) mod demo;
+pub(crate) mod documents;
+pub(crate) mod history;
+pub(crate) mod hosts;
+pub(crate) mod lab;
+pub(crate) mod migrate;
+pub(crate) mod pki;
+pub(crate) mod vm;

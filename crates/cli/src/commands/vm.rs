@@ -1,0 +1,100 @@
+//! `drainpipe vms` and `drainpipe vm …`.
+
+use std::path::Path;
+use std::time::Duration;
+
+use drainpipe_agent::api::types::{CreateVm, VmState};
+use drainpipe_engine::problem::Problem;
+use drainpipe_hypervisor::spec::VmSpec;
+
+use crate::arguments::VmCommand;
+use crate::connection::{ConnectionArguments, Fleet};
+use crate::exit::Exit;
+use crate::output;
+
+/// The agent waits a minute for a guest to power off.
+const STOP_DEADLINE: Duration = Duration::from_secs(85);
+
+/// QEMU's start, with room.
+const START_DEADLINE: Duration = Duration::from_secs(30);
+
+pub(crate) async fn list(connection: &ConnectionArguments, json: bool) -> Result<Exit, Problem> {
+    let list = connection.fleet()?.vms().await?;
+    if json {
+        output::json(&list)?;
+    } else {
+        let rows = list.vms.iter().map(|vm| {
+            let state = match &vm.migration {
+                Some(id) => format!("{}, moving ({id})", state_word(vm.state)),
+                None => state_word(vm.state).into(),
+            };
+            vec![
+                vm.name.clone(),
+                vm.host.clone(),
+                state,
+                format!("{} MiB", vm.memory_mib),
+                vm.vcpus.to_string(),
+            ]
+        });
+        output::table(&["vm", "host", "state", "memory", "vcpus"], rows.collect())?;
+        for error in &list.errors {
+            output::remark(error);
+        }
+    }
+    Ok(Exit::Done)
+}
+
+fn state_word(state: VmState) -> &'static str {
+    match state {
+        VmState::Stopped => "stopped",
+        VmState::Running => "running",
+        VmState::Paused => "paused",
+        VmState::Incoming => "incoming",
+        VmState::Unknown => "does not answer",
+    }
+}
+
+pub(crate) async fn run(connection: &ConnectionArguments, command: VmCommand) -> Result<Exit, Problem> {
+    let fleet = connection.fleet()?;
+    match command {
+        VmCommand::Create { file, host } => create(&fleet, &read_spec(&file)?, host.as_deref()).await?,
+        VmCommand::Start { name } => start(&fleet, &name).await?,
+        VmCommand::Stop { name, force } => stop(&fleet, &name, force).await?,
+        VmCommand::Rm { name } => remove(&fleet, &name).await?,
+    }
+    Ok(Exit::Done)
+}
+
+fn read_spec(file: &Path) -> Result<VmSpec, Problem> {
+    let text = std::fs::read_to_string(file).map_err(|error| {
+        Problem::bad_input(format!(
+            "cannot read {}: {error}; `drainpipe vm create --help` has an example",
+            file.display()
+        ))
+    })?;
+    VmSpec::from_toml(&text, file).map_err(Problem::bad_input)
+}
+
+pub(crate) async fn create(fleet: &Fleet, spec: &VmSpec, host: Option<&str>) -> Result<(), Problem> {
+    let host = match host {
+        Some(name) => fleet.host(name).await?,
+        None => fleet.entry(),
+    };
+    host.client().post(&host.path("/v1/vms"), &CreateVm { spec: spec.clone() }).await
+}
+
+pub(crate) async fn start(fleet: &Fleet, name: &str) -> Result<(), Problem> {
+    let host = fleet.host(&fleet.find_vm(name).await?.host).await?;
+    host.client().post_within(&host.path(&format!("/v1/vms/{name}/start")), &(), START_DEADLINE).await
+}
+
+async fn stop(fleet: &Fleet, name: &str, force: bool) -> Result<(), Problem> {
+    let host = fleet.host(&fleet.find_vm(name).await?.host).await?;
+    let path = host.path(&format!("/v1/vms/{name}/stop?force={force}"));
+    host.client().post_within(&path, &(), STOP_DEADLINE).await
+}
+
+async fn remove(fleet: &Fleet, name: &str) -> Result<(), Problem> {
+    let host = fleet.host(&fleet.find_vm(name).await?.host).await?;
+    host.client().delete(&host.path(&format!("/v1/vms/{name}"))).await
+}

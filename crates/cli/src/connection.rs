@@ -1,0 +1,146 @@
+//! Which agent is asked, and how it is reached.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use drainpipe_agent::api::types::{HostStatus, VmList, VmView};
+use drainpipe_agent::client::ApiClient;
+use drainpipe_agent::config::DEFAULT_SOCKET;
+use drainpipe_engine::problem::Problem;
+use drainpipe_identity::Identity;
+
+/// Options of every command that asks an agent.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ConnectionArguments {
+    /// The agent to ask: a Unix socket on this host, or NAME@ADDRESS:PORT
+    #[arg(long, global = true, env = "DRAINPIPE_AGENT", default_value = DEFAULT_SOCKET, value_name = "AGENT")]
+    agent: String,
+
+    /// Directory with operator.pem, operator.key and ca.pem, for NAME@ADDRESS:PORT
+    #[arg(
+        long,
+        global = true,
+        env = "DRAINPIPE_IDENTITY",
+        default_value = "/etc/drainpipe/operator",
+        value_name = "DIRECTORY"
+    )]
+    identity: PathBuf,
+}
+
+/// The hosts, by way of one agent.
+pub(crate) struct Fleet {
+    entry: ApiClient,
+    // An operator goes to each host itself; root on a host has its agent pass requests on.
+    identity: Option<Identity>,
+}
+
+/// One host, and the way to it.
+pub(crate) struct Host {
+    client: ApiClient,
+    suffix: String,
+}
+
+impl ConnectionArguments {
+    /// Root on this host, by its agent's socket.
+    pub(crate) fn of_socket(socket: &Path) -> Self {
+        Self { agent: socket.display().to_string(), identity: PathBuf::new() }
+    }
+
+    /// The way in.
+    pub(crate) fn fleet(&self) -> Result<Fleet, Problem> {
+        let Some((name, address)) = self.agent.split_once('@') else {
+            return Ok(Fleet { entry: self.over_socket()?, identity: None });
+        };
+        let address: SocketAddr = address.parse().map_err(|_| {
+            Problem::bad_input(format!(
+                "--agent {}: write it as NAME@ADDRESS:PORT, as in a@10.0.0.1:7420",
+                self.agent
+            ))
+        })?;
+        let file = |name: &str| self.identity.join(name);
+        let identity = Identity::load(&file("operator.pem"), &file("operator.key"), &file("ca.pem"))
+            .map_err(Problem::refused)?;
+        Ok(Fleet { entry: ApiClient::over_tls(name, address, &identity)?, identity: Some(identity) })
+    }
+
+    fn over_socket(&self) -> Result<ApiClient, Problem> {
+        let socket = Path::new(&self.agent);
+        if !socket.exists() {
+            return Err(Problem::new(
+                drainpipe_engine::problem::ProblemKind::Unreachable,
+                format!(
+                    "no agent at {}: start it (`systemctl start drainpipe`, or `drainpipe agent --config FILE`), \
+                     or name another with --agent",
+                    socket.display()
+                ),
+            ));
+        }
+        ApiClient::over_socket(socket)
+    }
+}
+
+impl Fleet {
+    /// All hosts that the agent knows, its own first.
+    pub(crate) async fn hosts(&self) -> Result<Vec<HostStatus>, Problem> {
+        self.entry.get("/v1/hosts").await
+    }
+
+    /// The VMs of all hosts.
+    pub(crate) async fn vms(&self) -> Result<VmList, Problem> {
+        self.entry.get("/v1/vms?scope=all").await
+    }
+
+    /// The agent that was named.
+    pub(crate) fn entry(&self) -> Host {
+        Host { client: self.entry.clone(), suffix: String::new() }
+    }
+
+    /// A VM, wherever it is. One that is on its way counts where it still runs.
+    pub(crate) async fn find_vm(&self, name: &str) -> Result<VmView, Problem> {
+        use drainpipe_agent::api::types::VmState;
+        let list = self.vms().await?;
+        let found =
+            list.vms.into_iter().filter(|vm| vm.name == name).min_by_key(|vm| vm.state == VmState::Incoming);
+        found.ok_or_else(|| {
+            let unseen = if list.errors.is_empty() {
+                String::new()
+            } else {
+                format!(" (not all hosts could be asked: {})", list.errors.join("; "))
+            };
+            Problem::not_found(format!("no VM {name} on any host; `drainpipe vms` lists all{unseen}"))
+        })
+    }
+
+    /// The way to one host.
+    pub(crate) async fn host(&self, name: &str) -> Result<Host, Problem> {
+        let Some(identity) = &self.identity else {
+            return Ok(Host { client: self.entry.clone(), suffix: format!("host={name}") });
+        };
+        let hosts = self.hosts().await?;
+        let host = hosts
+            .iter()
+            .find(|host| host.name == name)
+            .ok_or_else(|| Problem::not_found(format!("no host {name}; `drainpipe hosts` lists them")))?;
+        let address = host.address.parse().map_err(|_| {
+            Problem::failed(format!("the agent gives {} as the address of {name}", host.address))
+        })?;
+        Ok(Host { client: ApiClient::over_tls(name, address, identity)?, suffix: String::new() })
+    }
+}
+
+impl Host {
+    /// The client to ask.
+    pub(crate) fn client(&self) -> &ApiClient {
+        &self.client
+    }
+
+    /// A path of the API on this host.
+    pub(crate) fn path(&self, path: &str) -> String {
+        if self.suffix.is_empty() {
+            return path.into();
+        }
+        let separator = if path.contains('?') { '&' } else { '?' };
+        format!("{path}{separator}{}", self.suffix)
+    }
+}

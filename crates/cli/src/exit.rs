@@ -1,0 +1,66 @@
+//! Exit codes; stable, documented in the operating guide.
+
+use std::process::ExitCode;
+
+use drainpipe_engine::problem::{Problem, ProblemKind};
+use drainpipe_engine::result::{MigrationResult, Outcome};
+
+/// How the program ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// 0: done.
+    Done,
+    /// 1: failed, but nothing is lost: each VM runs where it ran.
+    Failed,
+    /// 2: bad usage or bad input.
+    BadInput,
+    /// 3: refused by a check or by permissions.
+    Refused,
+    /// 4: the hand-over was recorded, and whether the VM runs on the target is not known yet.
+    Undecided,
+    /// 5: cancelled; the VM runs where it ran.
+    Cancelled,
+}
+
+impl Exit {
+    /// The code of a request that could not be done.
+    pub(crate) fn of(problem: &Problem) -> Self {
+        Self::of_kind(problem.kind)
+    }
+
+    fn of_kind(kind: ProblemKind) -> Self {
+        match kind {
+            ProblemKind::BadInput | ProblemKind::NotFound => Self::BadInput,
+            ProblemKind::Conflict | ProblemKind::Refused | ProblemKind::Forbidden => Self::Refused,
+            ProblemKind::Unreachable | ProblemKind::Failed => Self::Failed,
+        }
+    }
+
+    /// The code of a migration that was begun.
+    pub(crate) fn of_result(result: &MigrationResult) -> Self {
+        match result.outcome {
+            Outcome::Completed => Self::Done,
+            Outcome::Failed => result.error_kind.map_or(Self::Failed, Self::of_kind),
+            Outcome::Cancelled => Self::Cancelled,
+            Outcome::Undecided => Self::Undecided,
+        }
+    }
+
+    /// As a number.
+    pub(crate) fn code(self) -> u8 {
+        match self {
+            Self::Done => 0,
+            Self::Failed => 1,
+            Self::BadInput => 2,
+            Self::Refused => 3,
+            Self::Undecided => 4,
+            Self::Cancelled => 5,
+        }
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit.code())
+    }
+}

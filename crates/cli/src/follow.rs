@@ -1,0 +1,131 @@
+//! Follows a migration to its end: progress for the person, Ctrl-C for the agent.
+
+use std::time::Duration;
+
+use drainpipe_agent::api::types::{MigrateRequest, MigrationView};
+use drainpipe_engine::problem::{Problem, ProblemKind};
+use drainpipe_engine::progress::Progress;
+use drainpipe_engine::result::MigrationResult;
+use drainpipe_engine::step::Step;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::connection::{Fleet, Host};
+use crate::output;
+
+/// How often the agent is asked; each time costs it about 0.2 ms.
+const ASK_EVERY: Duration = Duration::from_millis(200);
+
+/// How long an agent may be out of reach, as it is while it is restarted, before it is given up.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
+
+/// Begins a migration and follows it. Ctrl-C cancels it, and is followed to the end too.
+pub(crate) async fn migrate(
+    fleet: &Fleet,
+    request: &MigrateRequest,
+    watched: bool,
+) -> Result<MigrationResult, Problem> {
+    let source = fleet.find_vm(&request.vm).await?.host;
+    let host = fleet.host(&source).await?;
+    let begun: MigrationView = host.client().post(&host.path("/v1/migrations"), request).await?;
+    let mut display = Display::new(&begun, watched);
+    let result = follow(&host, &begun.id, &mut display).await;
+    display.end();
+    result
+}
+
+async fn follow(host: &Host, id: &str, display: &mut Display) -> Result<MigrationResult, Problem> {
+    let path = host.path(&format!("/v1/migrations/{id}"));
+    let mut silent_since = None;
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(ASK_EVERY) => {}
+            interrupted = tokio::signal::ctrl_c() => {
+                interrupted.map_err(|error| Problem::failed(format!("cannot watch for Ctrl-C: {error}")))?;
+                display.say("cancelling; the VM runs on where it is");
+                host.client().post::<()>(&host.path(&format!("/v1/migrations/{id}/cancel")), &()).await?;
+            }
+        }
+        match host.client().get::<MigrationView>(&path).await {
+            Ok(MigrationView { result: Some(result), .. }) => return Ok(result),
+            Ok(view) => {
+                silent_since = None;
+                if let Some(progress) = &view.progress {
+                    display.show(progress);
+                }
+            }
+            Err(problem) if problem.kind == ProblemKind::Unreachable => {
+                let since = *silent_since.get_or_insert_with(std::time::Instant::now);
+                if since.elapsed() > SILENCE_MAX {
+                    return Err(problem.context(format!("lost sight of migration {id}, which may go on")));
+                }
+                display.say("the agent does not answer; trying again");
+            }
+            Err(problem) => return Err(problem),
+        }
+    }
+}
+
+/// A bar for a person at a terminal, a line a step for a log, nothing for a script.
+enum Display {
+    Bar(ProgressBar),
+    Lines { last: Option<Step> },
+    Nothing,
+}
+
+impl Display {
+    fn new(begun: &MigrationView, watched: bool) -> Self {
+        if !watched {
+            return Self::Nothing;
+        }
+        if !output::is_watched() {
+            return Self::Lines { last: None };
+        }
+        let style =
+            ProgressStyle::with_template("{prefix} {bar:24} {msg}").expect("the template is well-formed");
+        let bar = ProgressBar::new(1).with_style(style);
+        bar.set_prefix(format!("{} {} → {}", begun.vm, begun.source, begun.target));
+        Self::Bar(bar)
+    }
+
+    fn show(&mut self, progress: &Progress) {
+        match self {
+            Self::Bar(bar) => {
+                bar.set_length(progress.total_bytes.max(1));
+                bar.set_position(progress.total_bytes.saturating_sub(progress.remaining_bytes));
+                bar.set_message(describe(progress));
+            }
+            Self::Lines { last } if *last != Some(progress.step) => {
+                *last = Some(progress.step);
+                output::remark(&format!("step {}: {}", progress.step.number(), progress.step.title()));
+            }
+            Self::Lines { .. } | Self::Nothing => {}
+        }
+    }
+
+    fn say(&self, text: &str) {
+        match self {
+            Self::Bar(bar) => bar.set_message(text.to_owned()),
+            Self::Lines { .. } => output::remark(text),
+            Self::Nothing => {}
+        }
+    }
+
+    fn end(&self) {
+        if let Self::Bar(bar) = self {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+fn describe(progress: &Progress) -> String {
+    if let Some(stalled_ms) = progress.stalled_ms {
+        return format!("stalled for {}", output::duration(stalled_ms));
+    }
+    let step = format!("{}/10 {}", progress.step.number(), progress.step.title());
+    if progress.total_bytes == 0 {
+        return step;
+    }
+    let sent = output::bytes(progress.sent_bytes);
+    let left = progress.eta_ms.map_or(String::new(), |eta| format!(", {} left", output::duration(eta)));
+    format!("{step}: {sent} sent, {:.2} Gb/s{left}", progress.rate_gbps)
+}

@@ -1,0 +1,95 @@
+//! What people and scripts read.
+
+use std::io::{self, IsTerminal, Write};
+
+use comfy_table::{ContentArrangement, Table, presets};
+use drainpipe_engine::problem::Problem;
+use owo_colors::OwoColorize;
+use serde::Serialize;
+
+/// Prints a value for scripts.
+pub(crate) fn json(value: &impl Serialize) -> Result<(), Problem> {
+    let text = serde_json::to_string_pretty(value)
+        .map_err(|error| Problem::failed(format!("cannot write JSON: {error}")))?;
+    print(&format!("{text}\n"))
+}
+
+/// Prints to standard output. A reader that has gone, as `head` goes, is no failure.
+pub(crate) fn print(text: &str) -> Result<(), Problem> {
+    let mut output = io::stdout().lock();
+    match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Problem::failed(format!("cannot write to standard output: {error}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Prints a table with a head.
+pub(crate) fn table(head: &[&str], rows: Vec<Vec<String>>) -> Result<(), Problem> {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(head.iter().map(|word| word.to_uppercase()));
+    table.add_rows(rows);
+    print(&format!("{}\n", table.trim_fmt()))
+}
+
+/// A line for the person, beside the output proper.
+pub(crate) fn remark(text: &str) {
+    // With standard error closed there is nobody to tell.
+    let _nobody_listens = writeln!(io::stderr(), "{text}");
+}
+
+/// Tells what went wrong.
+pub(crate) fn complain(problem: &Problem) {
+    if is_coloured(&io::stderr()) {
+        remark(&format!("{} {problem}", "error:".red()));
+    } else {
+        remark(&format!("error: {problem}"));
+    }
+}
+
+/// Whether a person watches.
+pub(crate) fn is_watched() -> bool {
+    io::stderr().is_terminal()
+}
+
+/// Whether standard output may have colours, and how wide it is.
+pub(crate) fn page() -> (usize, bool) {
+    let width = rustix::termios::tcgetwinsize(io::stdout()).map_or(100, |size| usize::from(size.ws_col));
+    (if width == 0 { 100 } else { width }, is_coloured(&io::stdout()))
+}
+
+/// See <https://no-color.org>.
+fn is_coloured(stream: &impl IsTerminal) -> bool {
+    stream.is_terminal() && std::env::var_os("NO_COLOR").is_none()
+}
+
+/// A number of bytes.
+pub(crate) fn bytes(count: u64) -> String {
+    let mib = count as f64 / f64::from(1 << 20);
+    if mib >= 10_240.0 { format!("{:.1} GiB", mib / 1024.0) } else { format!("{mib:.0} MiB") }
+}
+
+/// A time.
+pub(crate) fn duration(ms: f64) -> String {
+    match ms {
+        ms if ms < 1_000.0 => format!("{ms:.0} ms"),
+        ms if ms < 120_000.0 => format!("{:.1} s", ms / 1_000.0),
+        ms => format!("{:.0} min {:.0} s", (ms / 60_000.0).floor(), (ms % 60_000.0) / 1_000.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_times_are_short() {
+        assert_eq!(bytes(1 << 30), "1024 MiB");
+        assert_eq!(bytes(64 << 30), "64.0 GiB");
+        assert_eq!(duration(12.3), "12 ms");
+        assert_eq!(duration(7_800.0), "7.8 s");
+        assert_eq!(duration(125_000.0), "2 min 5 s");
+    }
+}
