@@ -1,0 +1,30 @@
+# The two commands: `make demo` and `make test`. Each does all of its own set-up.
+
+CARGO ?= cargo
+TARGET_DIRECTORY := $(or $(CARGO_TARGET_DIR),target)
+
+.PHONY: demo test style bench setup guest
+
+demo: setup guest
+	$(CARGO) build --release --package drainpipe-cli
+	scripts/as-root $(TARGET_DIRECTORY)/release/drainpipe demo --output target/demo
+
+# Labs need root; the tests are built without, and run by way of scripts/as-root.
+test: setup guest
+	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/scripts/as-root" \
+		$(CARGO) test --workspace --no-fail-fast
+
+style:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- --deny warnings
+
+# The figures in bench/: half an hour.
+bench: setup guest
+	$(CARGO) build --release --package drainpipe-cli
+	scripts/as-root bench/run $(TARGET_DIRECTORY)/release/drainpipe
+
+setup:
+	scripts/setup
+
+guest: setup
+	scripts/guest
