@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use drainpipe_engine::facts::HostFacts;
-use drainpipe_engine::migration::{Action, Event, Limits, Migration, TargetState};
+use drainpipe_engine::migration::{Action, Event, Limits, Migration, TargetState, downtime_limit_ms};
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::path::Path;
 use drainpipe_engine::plan::{Plan, Spread, plan};
@@ -37,9 +37,6 @@ use crate::vms::{Claim, Claimed, QEMU_DEADLINE, QMP_DEADLINE};
 
 /// How often the transfer is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-
-/// QEMU pauses the VM once it expects the rest to take no longer than this: its own default.
-const DOWNTIME_LIMIT_MS: u64 = 300;
 
 /// How long the VM may stand still while the rest is sent. Past this the links have failed, and it
 /// runs on here.
@@ -233,6 +230,7 @@ struct Executor {
     facts: Option<(HostFacts, HostFacts)>,
     plan: Option<Plan>,
     endpoint: Option<Endpoint>,
+    downtime_limit_ms: u64,
     events: broadcast::Receiver<qmp::Event>,
     guard: Option<Guard>,
     measurements: Measurements,
@@ -273,6 +271,7 @@ impl Executor {
             facts: None,
             plan: None,
             endpoint: None,
+            downtime_limit_ms: downtime_limit_ms(0),
             guard: None,
             measurements,
             target_use: TargetUse::default(),
@@ -414,7 +413,7 @@ impl Executor {
         self.guard = Some(Guard::start(&self.agent, &self.running.id, &self.vmm)?);
         self.measurements.transfer_begins(&self.agent.network, &plan.paths, self.now_ms()).await?;
         let address = SocketAddr::new(endpoint.address, endpoint.port);
-        qemu::start(&self.vmm, transport(plan), address, DOWNTIME_LIMIT_MS, QMP_DEADLINE)
+        qemu::start(&self.vmm, transport(plan), address, self.downtime_limit_ms, QMP_DEADLINE)
             .await
             .map_err(Problem::failed)
     }
@@ -459,8 +458,21 @@ impl Executor {
                 if let Err(problem) = self.measurements.sample(&self.agent.network, now_ms).await {
                     warn!(%problem, "no reading of the links");
                 }
-                Event::Progress(transferred(&status))
+                let transferred = transferred(&status);
+                self.follow_downtime_limit(transferred.rounds).await;
+                Event::Progress(transferred)
             }
+        }
+    }
+
+    async fn follow_downtime_limit(&mut self, rounds: u64) {
+        let limit = downtime_limit_ms(rounds);
+        if limit == self.downtime_limit_ms {
+            return;
+        }
+        match qemu::set_downtime_limit(&self.vmm, limit, QMP_DEADLINE).await {
+            Ok(()) => self.downtime_limit_ms = limit,
+            Err(error) => warn!(%error, "the downtime limit stays at {} ms", self.downtime_limit_ms),
         }
     }
 

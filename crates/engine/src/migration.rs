@@ -579,6 +579,21 @@ impl Migration {
     }
 }
 
+/// The pause that QEMU may take in this round: when it expects the rest to need no longer, it pauses
+/// the VM.
+///
+/// A VM that changes little never needs a long pause, but with QEMU's default of 300 ms it gets one:
+/// QEMU stops as soon as the last 300 ms worth of the first round are left. Beginning low costs a busy
+/// VM a few short rounds. Measured in docs/decisions.md.
+pub fn downtime_limit_ms(rounds: u64) -> u64 {
+    match rounds {
+        0..=2 => 30,
+        3 => 60,
+        4 => 120,
+        _ => 300,
+    }
+}
+
 fn following(step: Step) -> Step {
     match step {
         Step::CheckPermissions => Step::AllocateMemory,

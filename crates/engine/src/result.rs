@@ -50,7 +50,7 @@ pub struct MigrationResult {
     pub guest_gap_ms: Option<f64>,
     /// Memory of the VM.
     pub memory_bytes: u64,
-    /// Bytes the hypervisor put on the wire.
+    /// Bytes the source's kernel sent on the paths, with TCP's headers.
     pub wire_bytes: u64,
     /// `wire_bytes` over `transfer_ms`.
     pub throughput_gbps: f64,

@@ -109,6 +109,16 @@ pub async fn start(
     Ok(execute(vmm, "migrate", json!({ "uri": uri(address) }), deadline).await?)
 }
 
+/// Changes what was given to [`start`] as `downtime_limit_ms`, also while memory travels.
+pub async fn set_downtime_limit(
+    vmm: &Vmm,
+    downtime_limit_ms: u64,
+    deadline: Duration,
+) -> Result<(), QmpError> {
+    let arguments = json!({ "downtime-limit": downtime_limit_ms });
+    execute(vmm, "migrate-set-parameters", arguments, deadline).await
+}
+
 /// How far a migration is, on the source; on the target, whether all has arrived.
 pub async fn status(vmm: &Vmm, deadline: Duration) -> Result<TransferStatus, QmpError> {
     let query = || vmm.qmp().execute("query-migrate", Value::Null, deadline);
