@@ -1,0 +1,104 @@
+//! A small Linux guest, and its service as a client sees it.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use drainpipe_guest::client::{Control, Heartbeat};
+use drainpipe_guest::parameters::KERNEL_OPTIONS;
+use drainpipe_guest::protocol::{CONTROL_PORT, HEARTBEAT_PORT, Verification};
+
+use crate::support::eventually;
+
+/// TCG on a machine that runs other tests too; alone it takes 4 s.
+const BOOT_DEADLINE: Duration = Duration::from_mins(2);
+
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// What the memory holds.
+const MIX: &str = "random:60,text:30,zero:10";
+
+/// A guest of a lab.
+pub(crate) struct Guest {
+    pub(crate) name: String,
+    address: Ipv4Addr,
+    namespace: PathBuf,
+}
+
+impl Guest {
+    /// A guest that answers at `address` those who ask from the client's `namespace`.
+    pub(crate) fn new(name: &str, address: Ipv4Addr, namespace: PathBuf) -> Self {
+        Self { name: name.into(), address, namespace }
+    }
+
+    /// Its specification, with half of its memory filled.
+    pub(crate) fn specification(&self, memory_mib: u64, kernel_parameters: &str) -> String {
+        let [kernel, initramfs] = image();
+        format!(
+            "name = \"{name}\"\nmemory_mib = {memory_mib}\nvcpus = 1\nmachine = \"pc-q35-7.2\"\n\
+             accelerator = \"tcg\"\nkernel = \"{kernel}\"\ninitramfs = \"{initramfs}\"\n\
+             kernel_command_line = \"{KERNEL_OPTIONS} drainpipe.address={address}/24 \
+             drainpipe.memory_mib={filled_mib} drainpipe.mix={MIX} {kernel_parameters}\"\n\n\
+             [[nic]]\nbridge = \"guests\"\n\n\
+             [guest]\nheartbeat = \"{address}:{HEARTBEAT_PORT}\"\ncontrol = \"{address}:{CONTROL_PORT}\"\n",
+            name = self.name,
+            address = self.address,
+            kernel = kernel.display(),
+            initramfs = initramfs.display(),
+            filled_mib = memory_mib / 2,
+        )
+    }
+
+    fn control(&self) -> Option<Control> {
+        let address = SocketAddr::from((self.address, CONTROL_PORT));
+        Control::connect(address, Some(&self.namespace), Duration::from_secs(1)).ok()
+    }
+
+    /// Waits until its memory is filled and its services answer.
+    #[track_caller]
+    pub(crate) fn wait_until_ready(&self) {
+        let second = Duration::from_secs(1);
+        let end = Instant::now() + BOOT_DEADLINE;
+        let ready = |mut control: Control| control.status(second).is_ok_and(|status| status.is_ready());
+        while !self.control().is_some_and(ready) {
+            assert!(Instant::now() < end, "guest {} is not ready within {BOOT_DEADLINE:?}", self.name);
+            thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Has every page checked.
+    #[track_caller]
+    pub(crate) fn verify(&self) -> Verification {
+        let mut control = self.control().expect("the guest's control service answers");
+        control.verify(DEADLINE).expect("the guest checks its memory")
+    }
+
+    /// Fails the test unless it runs, and every page of it is as it was written.
+    #[track_caller]
+    pub(crate) fn assert_intact(&self) {
+        self.assert_answers();
+        let Verification { pages, bad } = self.verify();
+        assert!(pages > 0 && bad == 0, "{}: {bad} of {pages} pages are bad", self.name);
+    }
+
+    /// Sends a packet each millisecond until it is dropped.
+    pub(crate) fn heartbeat(&self) -> Heartbeat {
+        let address = SocketAddr::from((self.address, HEARTBEAT_PORT));
+        Heartbeat::start(address, Some(&self.namespace)).expect("the client's namespace is there")
+    }
+
+    /// Fails the test unless its vCPU runs and its network is connected.
+    #[track_caller]
+    pub(crate) fn assert_answers(&self) {
+        let heartbeat = self.heartbeat();
+        eventually("the guest answers", || heartbeat.statistics().answered > 0);
+    }
+}
+
+/// The guest's kernel and initramfs, which `scripts/guest` makes.
+pub(crate) fn image() -> [PathBuf; 2] {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/guest");
+    let directory = directory.canonicalize().unwrap_or(directory);
+    ["vmlinuz", "initramfs.img"].map(|file| directory.join(file))
+}

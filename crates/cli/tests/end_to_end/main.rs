@@ -1,0 +1,68 @@
+//! The real program in real labs with real guests, as a user runs it.
+//!
+//! Needs root, QEMU, the tools that labs need, and the image that `scripts/guest` makes. Where one is
+//! missing, every test is reported as ignored, with what is missing. Each test makes labs of its own
+//! and removes them, also when it fails.
+
+#![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
+
+mod guest;
+mod options;
+mod program;
+mod support;
+
+use std::process::{Command, ExitCode, Stdio};
+
+use libtest_mimic::{Arguments, Completion, Trial};
+
+/// Guests without KVM keep a core busy while they boot; waiting for faults to be noticed does not.
+const THREADS: usize = 3;
+
+/// A test and its name.
+type Test = (&'static str, fn());
+
+fn main() -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads.get_or_insert(THREADS);
+    let missing = missing();
+    if let Some(missing) = &missing
+        && !arguments.list
+    {
+        eprintln!("SKIPPED: {missing}");
+    }
+    let modules: [(&str, &[Test]); _] = [("options", options::TESTS)];
+    let trials = modules.iter().flat_map(|(module, tests)| {
+        let missing = missing.clone();
+        tests.iter().map(move |(name, test)| trial(format!("{module}::{name}"), *test, missing.clone()))
+    });
+    libtest_mimic::run(&arguments, trials.collect()).exit_code()
+}
+
+fn trial(name: String, test: fn(), missing: Option<String>) -> Trial {
+    Trial::ignorable_test(name, move || {
+        if let Some(missing) = missing {
+            return Ok(Completion::ignored_with(missing));
+        }
+        test();
+        Ok(Completion::Completed)
+    })
+}
+
+/// What this machine lacks to run the tests.
+fn missing() -> Option<String> {
+    if !rustix::process::geteuid().is_root() {
+        return Some("labs are made of network namespaces, which need root".into());
+    }
+    if let Some(file) = guest::image().iter().find(|file| !file.exists()) {
+        return Some(format!("{} is missing: run scripts/guest", file.display()));
+    }
+    let tools = ["qemu-system-x86_64", "ip", "nft"];
+    let absent = tools.into_iter().find(|tool| !is_installed(tool));
+    absent.map(|tool| format!("{tool} is not installed: run scripts/setup"))
+}
+
+fn is_installed(tool: &str) -> bool {
+    let flag = if tool == "ip" { "-V" } else { "--version" };
+    let ran = Command::new(tool).arg(flag).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    ran.is_ok_and(|status| status.success())
+}

@@ -1,0 +1,298 @@
+//! A lab for one test: made, used and removed by the real program.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+use std::{process, thread};
+
+use drainpipe_agent::api::types::{VmList, VmState};
+use drainpipe_engine::result::{MigrationResult, Outcome};
+use drainpipe_lab::Lab;
+use rustix::process::{Pid, Signal, kill_process};
+use serde::de::DeserializeOwned;
+use tempfile::TempDir;
+
+use crate::guest::Guest;
+use crate::program::{DRAINPIPE, Output, Running, command, drainpipe};
+
+/// Long enough for anything that should happen at once, on a busy machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A name that no other test, and no other run, uses.
+pub(crate) fn unique_name() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("e2e-{}-{}", process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// A lab of the hosts `a` and `b` with their agents. It goes down with the test, however that ends.
+pub(crate) struct TestLab {
+    name: String,
+    files: TempDir,
+    guests: AtomicU8,
+}
+
+impl TestLab {
+    /// Two links that are as fast as the machine.
+    #[track_caller]
+    pub(crate) fn fast() -> Self {
+        Self::up(&["--link", "unlimited", "--link", "unlimited"])
+    }
+
+    /// Two links on which a guest of 128 MiB is in flight for some seconds.
+    #[track_caller]
+    pub(crate) fn slow() -> Self {
+        Self::up(&["--link", "100", "--link", "100"])
+    }
+
+    /// With arguments of `drainpipe lab up`.
+    #[track_caller]
+    pub(crate) fn up(arguments: &[&str]) -> Self {
+        let name = unique_name();
+        let lab = Self { name, files: TempDir::new().unwrap(), guests: AtomicU8::new(0) };
+        drainpipe(&[&["lab", "up", &lab.name], arguments].concat()).done();
+        lab
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// A directory for the test's own files, removed with the lab.
+    pub(crate) fn files(&self) -> &Path {
+        self.files.path()
+    }
+
+    /// What the lab keeps for a host or for `client`: `agent.toml`, `agent.log`, `agent.sock`, `pki/`,
+    /// `state/`, `run/`.
+    pub(crate) fn directory(&self, node: &str) -> PathBuf {
+        Path::new("/run/drainpipe/lab").join(&self.name).join(node)
+    }
+
+    pub(crate) fn namespace(&self, node: &str) -> PathBuf {
+        PathBuf::from(format!("/run/netns/drainpipe-{}-{node}", self.name))
+    }
+
+    /// Runs the program; it asks the agent of host `a`.
+    #[track_caller]
+    pub(crate) fn drainpipe(&self, arguments: &[&str]) -> Output {
+        self.start(arguments).wait()
+    }
+
+    /// As [`Self::drainpipe`], without waiting for its end.
+    #[track_caller]
+    pub(crate) fn start(&self, arguments: &[&str]) -> Running {
+        let mut command = command(arguments);
+        command.env("DRAINPIPE_AGENT", self.directory("a").join("agent.sock"));
+        Running::start(command)
+    }
+
+    /// What the program prints with `--json`.
+    #[track_caller]
+    pub(crate) fn json<T: DeserializeOwned>(&self, arguments: &[&str]) -> T {
+        let printed = self.drainpipe(&[arguments, &["--json"]].concat()).done();
+        serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{arguments:?}: {error}\n{printed}"))
+    }
+
+    /// Runs a program on a host or on `client`.
+    #[track_caller]
+    pub(crate) fn exec(&self, node: &str, program: &[&str]) -> Output {
+        drainpipe(&[&["lab", "exec", &self.name, node, "--"], program].concat())
+    }
+
+    #[track_caller]
+    pub(crate) fn fault(&self, words: &str) {
+        let words: Vec<&str> = words.split(' ').collect();
+        drainpipe(&[&["lab", "fault", &self.name], words.as_slice()].concat()).done();
+    }
+
+    /// Moves a VM, which must succeed, and says what it took.
+    #[track_caller]
+    pub(crate) fn migrate(&self, vm: &str, host: &str, arguments: &[&str]) -> MigrationResult {
+        let result: MigrationResult = self.json(&[&["migrate", vm, host], arguments].concat());
+        assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
+        self.assert_runs_on(vm, host);
+        result
+    }
+
+    /// Fails the test unless the VM runs on this host, and is on no other.
+    #[track_caller]
+    pub(crate) fn assert_runs_on(&self, vm: &str, host: &str) {
+        let list: VmList = self.json(&["vms"]);
+        let found: Vec<_> = list.vms.iter().filter(|view| view.name == vm).collect();
+        let [found] = found[..] else { panic!("one VM {vm} is expected: {list:#?}") };
+        assert_eq!((found.host.as_str(), found.state), (host, VmState::Running), "{found:#?}");
+    }
+
+    /// Boots a guest on host `a`, half of its memory filled; back when it is ready.
+    #[track_caller]
+    pub(crate) fn start_guest(&self, name: &str, memory_mib: u64, kernel_parameters: &str) -> Guest {
+        let guest = Guest::new(name, self.guest_address(), self.namespace("client"));
+        self.create(&guest.specification(memory_mib, kernel_parameters), name);
+        self.drainpipe(&["vm", "start", name]).done();
+        guest.wait_until_ready();
+        guest
+    }
+
+    /// Defines a VM on host `a`.
+    #[track_caller]
+    pub(crate) fn create(&self, specification: &str, name: &str) {
+        let file = self.write(&format!("{name}.toml"), specification);
+        self.drainpipe(&["vm", "create", &file]).done();
+    }
+
+    /// Writes a file of the test's own; gives its path.
+    #[track_caller]
+    pub(crate) fn write(&self, name: &str, text: &str) -> String {
+        let file = self.files().join(name);
+        fs::write(&file, text).unwrap();
+        file.to_str().expect("temporary directories have plain names").to_owned()
+    }
+
+    /// An address in the guest network that no other guest of this lab has.
+    pub(crate) fn guest_address(&self) -> std::net::Ipv4Addr {
+        let number = self.guests.fetch_add(1, Ordering::Relaxed);
+        let address = drainpipe_lab::GUEST_NETWORK.hosts().nth(9 + usize::from(number));
+        address.expect("no test has so many guests")
+    }
+
+    /// The address of a host's agent.
+    pub(crate) fn agent_address(&self, host: &str) -> SocketAddr {
+        let last = if host == "a" { 11 } else { 12 };
+        SocketAddr::from(([10, 77, 0, last], drainpipe_agent::config::DEFAULT_PORT))
+    }
+
+    pub(crate) fn agent_socket(&self, host: &str) -> String {
+        self.directory(host).join("agent.sock").display().to_string()
+    }
+
+    pub(crate) fn agent_log(&self, host: &str) -> String {
+        fs::read_to_string(self.directory(host).join("agent.log")).unwrap_or_default()
+    }
+
+    /// The process of a host's agent, if it runs.
+    #[track_caller]
+    pub(crate) fn agent_pid(&self, host: &str) -> Option<Pid> {
+        self.pids(host, &[" agent --config "]).first().copied()
+    }
+
+    /// The QEMU of a VM on a host, if it runs.
+    #[track_caller]
+    pub(crate) fn qemu_pid(&self, host: &str, vm: &str) -> Option<Pid> {
+        let directory = format!("/{host}/run/vms/{vm}/");
+        self.pids(host, &["qemu", &directory]).first().copied()
+    }
+
+    /// Processes on a host whose command lines hold all these words.
+    #[track_caller]
+    pub(crate) fn pids(&self, host: &str, words: &[&str]) -> Vec<Pid> {
+        let status: serde_json::Value = self.json(&["lab", "status", &self.name]);
+        let hosts = status["hosts"].as_array().unwrap();
+        let host = hosts.iter().find(|status| status["name"] == host).unwrap();
+        let processes = host["processes"].as_array().unwrap().iter();
+        processes
+            .filter(|process| words.iter().all(|word| process["command"].as_str().unwrap().contains(word)))
+            .map(|process| Pid::from_raw(process["pid"].as_i64().unwrap().try_into().unwrap()).unwrap())
+            .collect()
+    }
+
+    /// Ends a host's agent with this signal; back when it is gone.
+    #[track_caller]
+    pub(crate) fn stop_agent(&self, host: &str, signal: Signal) {
+        let pid = self.agent_pid(host).expect("the agent runs");
+        kill_process(pid, signal).unwrap();
+        eventually("the agent ends", || self.agent_pid(host) != Some(pid));
+    }
+
+    /// Starts a host's agent anew; back when it answers.
+    #[track_caller]
+    pub(crate) fn start_agent(&self, host: &str) {
+        let config = self.directory(host).join("agent.toml");
+        let log = self.directory(host).join("agent.log");
+        let program = [DRAINPIPE, "agent", "--config", config.to_str().unwrap()];
+        let mut child = Lab::open(&self.name).unwrap().spawn(host, &program, &log).unwrap();
+        // It ends with the lab at the latest.
+        thread::spawn(move || child.wait());
+        let socket = self.agent_socket(host);
+        eventually("the agent answers", || self.drainpipe(&["vms", "--agent", &socket]).code == 0);
+    }
+
+    /// Runs a host's agent, stopped before, in expectation of its refusal to start.
+    #[track_caller]
+    pub(crate) fn refused_agent(&self, host: &str) -> Output {
+        let config = self.directory(host).join("agent.toml");
+        self.exec(host, &[DRAINPIPE, "agent", "--config", config.to_str().unwrap()])
+    }
+
+    /// Changes a host's agent.toml. The agent reads it when it is started anew.
+    #[track_caller]
+    pub(crate) fn configure(&self, host: &str, from: &str, to: &str) {
+        let file = self.directory(host).join("agent.toml");
+        let text = fs::read_to_string(&file).unwrap();
+        assert!(text.contains(from), "`{from}` is not in\n{text}");
+        fs::write(&file, text.replace(from, to)).unwrap();
+    }
+
+    /// What migrations may change on the hosts, to be compared before and after.
+    #[track_caller]
+    pub(crate) fn network(&self) -> [HostNetwork; 2] {
+        ["a", "b"].map(|host| HostNetwork::read(self, host))
+    }
+}
+
+impl Drop for TestLab {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            for host in ["a", "b"] {
+                eprintln!("the log of {}'s agent {host}:\n{}", self.name, self.agent_log(host));
+            }
+        }
+        let down = drainpipe(&["lab", "down", &self.name]);
+        if down.code != 0 && !thread::panicking() {
+            panic!("{} is not removed: {down:#?}", self.name);
+        }
+    }
+}
+
+/// Waits until `condition` holds.
+#[track_caller]
+pub(crate) fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < end, "{what}: not within {PATIENCE:?}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Addresses, routes and settings of a host, but for those of its guests' taps.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct HostNetwork {
+    addresses: Vec<serde_json::Value>,
+    routes: Vec<serde_json::Value>,
+    settings: String,
+}
+
+/// What multichannel sets.
+const SETTINGS: &str = "grep . /proc/sys/net/ipv[46]/fib_multipath_hash_policy \
+                        /proc/sys/net/ipv[46]/conf/{all,default,e0,e1}/ignore_routes_with_linkdown";
+
+impl HostNetwork {
+    #[track_caller]
+    fn read(lab: &TestLab, host: &str) -> Self {
+        let list = |arguments: &[&str]| -> Vec<serde_json::Value> {
+            let printed = lab.exec(host, &[&["ip", "-json"], arguments].concat()).done();
+            serde_json::from_str(&printed).unwrap()
+        };
+        let mut addresses = list(&["address", "show"]);
+        addresses.retain(|link| {
+            let name = link["ifname"].as_str().unwrap();
+            name == "lo" || name == "mgmt" || name.starts_with('e')
+        });
+        let mut routes = list(&["-4", "route", "show", "table", "all"]);
+        routes.extend(list(&["-6", "route", "show", "table", "all"]));
+        routes.retain(|route| route["dev"].as_str().is_none_or(|device| !device.starts_with("tap")));
+        let settings = lab.exec(host, &["bash", "-c", SETTINGS]).done();
+        Self { addresses, routes, settings }
+    }
+}
