@@ -6,6 +6,7 @@ use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use drainpipe_agent::config;
 use drainpipe_engine::option::RequestedOption;
+use drainpipe_guest::mix::Mix;
 
 use crate::connection::ConnectionArguments;
 
@@ -105,6 +106,12 @@ pub(crate) struct DemoArguments {
     /// Rate of each of the two links
     #[arg(long, default_value_t = 1000, value_name = "MBPS", value_parser = clap::value_parser!(u64).range(1..=100_000))]
     pub(crate) rate_mbps: u64,
+    /// What the guest's memory holds, in percent: zero, text, random, shared
+    #[arg(long, default_value = "random:60,text:30,zero:10", value_name = "KIND:PERCENT,…")]
+    pub(crate) mix: Mix,
+    /// The options to compare
+    #[arg(long, value_delimiter = ',', default_value = "tcp,compression,multichannel,direct")]
+    pub(crate) options: Vec<RequestedOption>,
     /// How often each option is measured, there and back
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) repeat: u32,

@@ -17,7 +17,7 @@ use crate::connection::Fleet;
 use crate::{follow, output};
 
 /// How long the guest may take to check its memory: 1 s a GiB under TCG, with room for 64 GiB.
-const VERIFY_DEADLINE: Duration = Duration::from_secs(120);
+const VERIFY_DEADLINE: Duration = Duration::from_mins(2);
 
 /// How long the guest may take to answer its control port.
 const CONTROL_DEADLINE: Duration = Duration::from_secs(10);

@@ -4,7 +4,6 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::problem::Problem;
 use drainpipe_guest::client::Control;
 use drainpipe_guest::parameters::KERNEL_OPTIONS;
@@ -20,9 +19,6 @@ use crate::bench::Bench;
 use crate::connection::ConnectionArguments;
 use crate::exit::Exit;
 use crate::output;
-
-/// What the guest's memory holds, as a server's does: mostly used pages, some empty, some alike.
-const MIX: &str = "random:60,text:30,zero:10";
 
 /// A guest of 768 MiB boots and fills its memory in 5 to 10 s under TCG on two cores.
 const BOOT_DEADLINE: Duration = Duration::from_mins(3);
@@ -89,18 +85,48 @@ async fn measure(lab: &Lab, arguments: &DemoArguments) -> Result<BenchReport, Pr
     let bench = Bench {
         vm: GUEST_NAME.into(),
         host: "b".into(),
-        options: vec![
-            RequestedOption::Tcp,
-            RequestedOption::Compression,
-            RequestedOption::Multichannel,
-            RequestedOption::Direct,
-        ],
+        options: arguments.options.clone(),
         repeat: arguments.repeat,
-        content: Some(MIX.replace(':', " ").replace(',', " %, ") + " %"),
+        content: Some(arguments.mix.to_string()),
         client_namespace: Some(client_namespace),
         watched: true,
     };
-    bench.run(&fleet).await
+    let before = agents_use(lab)?;
+    let mut report = bench.run(&fleet).await?;
+    let after = agents_use(lab)?;
+    report.conditions.notes.extend(
+        before
+            .iter()
+            .zip(&after)
+            .map(|(before, after)| format!("{}: {} before, {} after", before.agent, before.used, after.used)),
+    );
+    Ok(report)
+}
+
+/// What an agent holds; it must not grow with the number of migrations.
+struct AgentUse {
+    agent: String,
+    used: String,
+}
+
+fn agents_use(lab: &Lab) -> Result<Vec<AgentUse>, Problem> {
+    let hosts = lab.status().map_err(Problem::failed)?.hosts;
+    let agents = hosts.iter().flat_map(|host| {
+        host.node.processes.iter().filter(|process| process.command.contains(" agent ")).map(|process| {
+            AgentUse { agent: format!("agent of {}", host.node.name), used: process_use(process.pid) }
+        })
+    });
+    Ok(agents.collect())
+}
+
+fn process_use(pid: i32) -> String {
+    let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let value = |key: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(key));
+        line.map_or("unknown", |value| value.trim_start_matches(':').trim()).to_owned()
+    };
+    format!("{descriptors} descriptors, {} resident, {} threads", value("VmRSS"), value("Threads"))
 }
 
 fn guest_spec(arguments: &DemoArguments) -> Result<VmSpec, Problem> {
@@ -112,13 +138,14 @@ fn guest_spec(arguments: &DemoArguments) -> Result<VmSpec, Problem> {
         "name = \"{GUEST_NAME}\"\nmemory_mib = {}\nvcpus = 1\nmachine = \"{MACHINE}\"\n\
          cpu_model = \"qemu64\"\nkernel = \"{}\"\ninitramfs = \"{}\"\n\
          kernel_command_line = \"{KERNEL_OPTIONS} drainpipe.address={address}/{} drainpipe.memory_mib={} \
-         drainpipe.mix={MIX}\"\n\n[[nic]]\nbridge = \"{GUEST_BRIDGE}\"\n\n\
+         drainpipe.mix={}\"\n\n[[nic]]\nbridge = \"{GUEST_BRIDGE}\"\n\n\
          [guest]\nheartbeat = \"{address}:{HEARTBEAT_PORT}\"\ncontrol = \"{address}:{CONTROL_PORT}\"\n",
         arguments.memory_mib,
         absolute(&arguments.kernel)?.display(),
         absolute(&arguments.initramfs)?.display(),
         GUEST_NETWORK.prefix_len(),
         arguments.memory_mib * 3 / 4,
+        arguments.mix,
     );
     VmSpec::from_toml(&text, Path::new("the demo's guest")).map_err(Problem::failed)
 }

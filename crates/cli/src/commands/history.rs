@@ -22,9 +22,9 @@ pub(crate) async fn run(
     if let Some(id) = &arguments.id {
         let view: MigrationView = host.client().get(&host.path(&format!("/v1/migrations/{id}"))).await?;
         if json {
-            output::json(&view)?
+            output::json(&view)?;
         } else {
-            tell(&view)?
+            tell(&view)?;
         }
         return Ok(Exit::Done);
     }
@@ -41,24 +41,23 @@ pub(crate) async fn run(
 
 fn row(view: &MigrationView) -> Vec<String> {
     let mut row = vec![view.id.clone(), view.vm.clone(), view.source.clone(), view.target.clone()];
-    match &view.result {
-        Some(result) => row.extend([
+    if let Some(result) = &view.result {
+        row.extend([
             result.started_at.split('.').next().unwrap_or_default().replace('T', " "),
             result.option.to_string(),
             output::duration(result.total_ms),
             format!("{:.2} Gb/s", result.throughput_gbps),
             outcome_word(result.outcome).into(),
-        ]),
-        None => {
-            let step = view.progress.as_ref().map_or("", |progress| progress.step.title());
-            row.extend([
-                String::new(),
-                String::new(),
-                String::new(),
-                String::new(),
-                format!("under way: {step}"),
-            ]);
-        }
+        ]);
+    } else {
+        let step = view.progress.as_ref().map_or("", |progress| progress.step.title());
+        row.extend([
+            String::new(),
+            String::new(),
+            String::new(),
+            String::new(),
+            format!("under way: {step}"),
+        ]);
     }
     row
 }
@@ -79,7 +78,8 @@ fn tell(view: &MigrationView) -> Result<(), Problem> {
     let mut text =
         format!("{} {} → {}: {}\n", result.vm, result.source, result.target, outcome_word(result.outcome));
     if let Some(error) = &result.error {
-        text.push_str(&format!("{error}\n"));
+        text.push_str(error);
+        text.push('\n');
     }
     output::print(&text)?;
     let rows = result

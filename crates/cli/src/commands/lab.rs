@@ -144,10 +144,7 @@ async fn wait_for_agent(lab: &Lab, host: &str) -> Result<(), Problem> {
     let client = ApiClient::over_socket(&socket)?;
     let end = Instant::now() + AGENT_DEADLINE;
     loop {
-        let refusal = match client.get::<HostView>("/v1/host").await {
-            Ok(_) => return Ok(()),
-            Err(refusal) => refusal,
-        };
+        let Err(refusal) = client.get::<HostView>("/v1/host").await else { return Ok(()) };
         let log = std::fs::read_to_string(socket.with_file_name("agent.log")).unwrap_or_default();
         if let Some(error) = log.lines().find_map(|line| line.strip_prefix("error: ")) {
             return Err(Problem::failed(format!("the agent of {host} did not start: {error}")));
@@ -185,9 +182,9 @@ fn list(json: bool) -> Result<Exit, Problem> {
 fn status(name: &str, json: bool) -> Result<Exit, Problem> {
     let status = Lab::open(name).and_then(|lab| lab.status()).map_err(problem)?;
     if json {
-        output::json(&status)?
+        output::json(&status)?;
     } else {
-        tell_status(&status)?
+        tell_status(&status)?;
     }
     Ok(Exit::Done)
 }
