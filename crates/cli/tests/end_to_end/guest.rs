@@ -16,6 +16,10 @@ const BOOT_DEADLINE: Duration = Duration::from_mins(2);
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
+/// Memory that is not filled: of a guest with less, the kernel and its file system leave too little,
+/// and it powers off.
+const UNFILLED_MIB: u64 = 112;
+
 /// What the memory holds.
 const MIX: &str = "random:60,text:30,zero:10";
 
@@ -32,7 +36,7 @@ impl Guest {
         Self { name: name.into(), address, namespace }
     }
 
-    /// Its specification, with half of its memory filled.
+    /// Its specification, all but 112 MiB of its memory filled.
     pub(crate) fn specification(&self, memory_mib: u64, kernel_parameters: &str) -> String {
         let [kernel, initramfs] = image();
         format!(
@@ -46,7 +50,7 @@ impl Guest {
             address = self.address,
             kernel = kernel.display(),
             initramfs = initramfs.display(),
-            filled_mib = memory_mib / 2,
+            filled_mib = memory_mib - UNFILLED_MIB,
         )
     }
 

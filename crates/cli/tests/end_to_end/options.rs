@@ -9,7 +9,7 @@ pub(crate) const TESTS: &[Test] = &[("tcp_moves_a_guest_there_and_back", tcp_mov
 
 fn tcp_moves_a_guest_there_and_back() {
     let lab = TestLab::fast();
-    let guest = lab.start_guest("web", 96, "");
+    let guest = lab.start_guest("web", 160, "");
     let before = lab.network();
     let result = lab.migrate("web", "b", &["--option", "tcp"]);
     assert_eq!(result.option, MigrationOption::Tcp);

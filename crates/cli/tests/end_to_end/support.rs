@@ -40,10 +40,10 @@ impl TestLab {
         Self::up(&["--link", "unlimited", "--link", "unlimited"])
     }
 
-    /// Two links on which a guest of 128 MiB is in flight for some seconds.
+    /// Two links on which a guest of 160 MiB is in flight for about ten seconds.
     #[track_caller]
     pub(crate) fn slow() -> Self {
-        Self::up(&["--link", "100", "--link", "100"])
+        Self::up(&["--link", "20", "--link", "20"])
     }
 
     /// With arguments of `drainpipe lab up`.
@@ -125,7 +125,8 @@ impl TestLab {
         assert_eq!((found.host.as_str(), found.state), (host, VmState::Running), "{found:#?}");
     }
 
-    /// Boots a guest on host `a`, half of its memory filled; back when it is ready.
+    /// Boots a guest on host `a`, all but 112 MiB of its memory filled; back when it is ready.
+    /// 160 MiB will do for most tests.
     #[track_caller]
     pub(crate) fn start_guest(&self, name: &str, memory_mib: u64, kernel_parameters: &str) -> Guest {
         let guest = Guest::new(name, self.guest_address(), self.namespace("client"));
@@ -245,7 +246,7 @@ impl Drop for TestLab {
     fn drop(&mut self) {
         if thread::panicking() {
             for host in ["a", "b"] {
-                eprintln!("the log of {}'s agent {host}:\n{}", self.name, self.agent_log(host));
+                eprintln!("the log of agent {host} in {}:\n{}", self.name, self.agent_log(host));
             }
         }
         let down = drainpipe(&["lab", "down", &self.name]);
