@@ -96,8 +96,9 @@ impl HostNetwork {
         let (mine, mut others): (Vec<_>, Vec<_>) = self.journal.changes()?.into_iter().partition(selected);
         let mut first_problem = None;
         for change in mine {
-            match self.undo(&change, &others).await {
-                Ok(()) => self.journal.forget_change(change.sequence)?,
+            let undone = self.undo(&change, &others).await;
+            match undone.and_then(|()| Ok(self.journal.forget_change(change.sequence)?)) {
+                Ok(()) => {}
                 Err(problem) => {
                     first_problem.get_or_insert(problem);
                     others.push(change);
