@@ -1,5 +1,6 @@
 //! Follows a migration to its end: progress for the person, Ctrl-C for the agent.
 
+use std::cell::Cell;
 use std::time::Duration;
 
 use drainpipe_agent::api::types::{MigrateRequest, MigrationView};
@@ -8,6 +9,7 @@ use drainpipe_engine::progress::Progress;
 use drainpipe_engine::result::MigrationResult;
 use drainpipe_engine::step::Step;
 use indicatif::{ProgressBar, ProgressStyle};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::connection::{Fleet, Host};
 use crate::output;
@@ -18,33 +20,61 @@ const ASK_EVERY: Duration = Duration::from_millis(200);
 /// How long an agent may be out of reach, as it is while it is restarted, before it is given up.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
-/// Begins a migration and follows it. Ctrl-C cancels it, and is followed to the end too.
+/// Begins a migration and follows it. Ctrl-C cancels it, which is followed to the end too; a second
+/// Ctrl-C stops the following.
 pub(crate) async fn migrate(
     fleet: &Fleet,
     request: &MigrateRequest,
     watched: bool,
 ) -> Result<MigrationResult, Problem> {
+    // Before it begins, and one for all of it: no Ctrl-C is lost between two requests.
+    let mut interrupts = signal(SignalKind::interrupt())
+        .map_err(|error| Problem::failed(format!("cannot watch for Ctrl-C: {error}")))?;
     let source = fleet.find_vm(&request.vm).await?.host;
     let host = fleet.host(&source).await?;
     let begun: MigrationView = host.client().post(&host.path("/v1/migrations"), request).await?;
-    let mut display = Display::new(&begun, watched);
-    let result = follow(&host, &begun.id, &mut display).await;
+    let display = Display::new(&begun, watched);
+    let result = tokio::select! {
+        result = follow(&host, &begun.id, &display) => result,
+        stopped = cancel_when_interrupted(&host, &begun.id, &display, &mut interrupts) => Err(stopped),
+    };
     display.end();
     result
 }
 
-async fn follow(host: &Host, id: &str, display: &mut Display) -> Result<MigrationResult, Problem> {
+/// Ends at the second interrupt, with what to tell the person.
+async fn cancel_when_interrupted(
+    host: &Host,
+    id: &str,
+    display: &Display,
+    interrupts: &mut Signal,
+) -> Problem {
+    interrupts.recv().await;
+    display.say("cancelling, unless it is too late; Ctrl-C again stops watching");
+    let path = host.path(&format!("/v1/migrations/{id}/cancel"));
+    let cancel = async {
+        match host.client().post::<()>(&path, &()).await {
+            // It is over, and the result says how.
+            Ok(()) | Err(Problem { kind: ProblemKind::NotFound, .. }) => {}
+            Err(problem) => display.say(&format!("not cancelled: {problem}")),
+        }
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        () = cancel => {}
+        _ = interrupts.recv() => {}
+    }
+    Problem::failed(format!(
+        "migration {id} is not watched any more; `drainpipe history` shows how it ends, `drainpipe cancel {id}` \
+         cancels it"
+    ))
+}
+
+async fn follow(host: &Host, id: &str, display: &Display) -> Result<MigrationResult, Problem> {
     let path = host.path(&format!("/v1/migrations/{id}"));
     let mut silent_since = None;
     loop {
-        tokio::select! {
-            () = tokio::time::sleep(ASK_EVERY) => {}
-            interrupted = tokio::signal::ctrl_c() => {
-                interrupted.map_err(|error| Problem::failed(format!("cannot watch for Ctrl-C: {error}")))?;
-                display.say("cancelling; the VM runs on where it is");
-                host.client().post::<()>(&host.path(&format!("/v1/migrations/{id}/cancel")), &()).await?;
-            }
-        }
+        tokio::time::sleep(ASK_EVERY).await;
         match host.client().get::<MigrationView>(&path).await {
             Ok(MigrationView { result: Some(result), .. }) => return Ok(result),
             Ok(view) => {
@@ -68,7 +98,7 @@ async fn follow(host: &Host, id: &str, display: &mut Display) -> Result<Migratio
 /// A bar for a person at a terminal, a line a step for a log, nothing for a script.
 enum Display {
     Bar(ProgressBar),
-    Lines { last: Option<Step> },
+    Lines { last: Cell<Option<Step>> },
     Nothing,
 }
 
@@ -78,7 +108,7 @@ impl Display {
             return Self::Nothing;
         }
         if !output::is_watched() {
-            return Self::Lines { last: None };
+            return Self::Lines { last: Cell::new(None) };
         }
         let style =
             ProgressStyle::with_template("{prefix} {bar:24} {msg}").expect("the template is well-formed");
@@ -87,15 +117,14 @@ impl Display {
         Self::Bar(bar)
     }
 
-    fn show(&mut self, progress: &Progress) {
+    fn show(&self, progress: &Progress) {
         match self {
             Self::Bar(bar) => {
                 bar.set_length(progress.total_bytes.max(1));
                 bar.set_position(progress.total_bytes.saturating_sub(progress.remaining_bytes));
                 bar.set_message(describe(progress));
             }
-            Self::Lines { last } if *last != Some(progress.step) => {
-                *last = Some(progress.step);
+            Self::Lines { last } if last.replace(Some(progress.step)) != Some(progress.step) => {
                 output::remark(&format!("step {}: {}", progress.step.number(), progress.step.title()));
             }
             Self::Lines { .. } | Self::Nothing => {}
