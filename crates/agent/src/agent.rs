@@ -43,7 +43,9 @@ pub struct Agent {
 
 /// Runs an agent until it is told to stop.
 ///
-/// Stopping leaves the VMs running, and migrations under way to their guards and to the next start.
+/// Stopping leaves the VMs running. Migrations from here are cancelled where that is still possible,
+/// and waited for; those to here fail at their sources. What is cut short all the same, by a crash,
+/// is left to the guards and to the next start.
 pub async fn run(config: Config, stop: watch::Receiver<bool>) -> Result<(), Problem> {
     let identity = load_identity(&config)?;
     // Both first: nothing is touched while another agent serves this host.
@@ -56,6 +58,7 @@ pub async fn run(config: Config, stop: watch::Receiver<bool>) -> Result<(), Prob
     let router = api::router(Arc::clone(&agent));
     let tls = server::serve_tls(tcp, identity, router.clone(), stop.clone());
     tokio::join!(tls, server::serve_socket(socket, router, stop));
+    outgoing::wind_up(&agent).await;
     if let Err(error) = std::fs::remove_file(&path) {
         warn!(%error, socket = %path.display(), "cannot remove the socket");
     }
@@ -110,6 +113,7 @@ impl Agent {
         let waiting = self.journal.waiting_incoming()?;
         let still_needed: Vec<String> = waiting.iter().map(|record| record.id.clone()).collect();
         self.network.put_back_all_but(&still_needed).await?;
+        incoming::clear_discarded(self).await?;
         incoming::recover(self, waiting).await?;
         incoming::resume_recorded(self).await?;
         outgoing::recover(self)

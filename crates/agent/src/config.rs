@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
+use drainpipe_engine::migration;
 use serde::Deserialize;
 use thiserror::Error;
 
@@ -42,6 +43,9 @@ pub struct Config {
     /// The hypervisor.
     #[serde(default)]
     pub qemu: Qemu,
+    /// Bounds of migrations from this host.
+    #[serde(default)]
+    pub limits: Limits,
     /// NICs that carry migrations, in order of preference.
     #[serde(default, rename = "link")]
     pub links: Vec<Link>,
@@ -84,6 +88,37 @@ pub struct Qemu {
 impl Default for Qemu {
     fn default() -> Self {
         Self { binary: "qemu-system-x86_64".into() }
+    }
+}
+
+/// How long parts of a migration from this host may take. The defaults suit nearly everyone.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Limits {
+    /// Seconds from the request to the hand-over, unless the request says otherwise; then it is undone.
+    pub deadline_s: u32,
+    /// Seconds for which a transfer may stand still; then it is undone.
+    pub stall_s: u32,
+    /// Seconds for which a target is asked after the hand-over before the outcome is called undecided.
+    /// It is asked on until it answers.
+    pub decision_s: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { deadline_s: 3600, stall_s: 60, decision_s: 60 }
+    }
+}
+
+impl Limits {
+    /// The bounds of one migration, of which `deadline_s` was asked for.
+    pub(crate) fn of_migration(self, deadline_s: Option<u32>) -> migration::Limits {
+        let ms = |seconds: u32| f64::from(seconds) * 1000.0;
+        migration::Limits {
+            total_ms: ms(deadline_s.unwrap_or(self.deadline_s)),
+            stall_ms: ms(self.stall_s),
+            decision_ms: ms(self.decision_s),
+        }
     }
 }
 
@@ -223,6 +258,10 @@ impl Config {
                 "migration_address {address} is no address of one host: take a free private one"
             ));
         }
+        let Limits { deadline_s, stall_s, decision_s } = self.limits;
+        if [deadline_s, stall_s, decision_s].contains(&0) {
+            return Some("[limits]: 0 seconds would end every migration: leave the line out".into());
+        }
         if self.links.iter().any(|link| link.speed_mbps == Some(0)) {
             return Some("speed_mbps = 0: leave the line out if the speed is not known".into());
         }
@@ -268,6 +307,7 @@ mod tests {
             ("[[link]]\nname = \"e0\"\n[[link]]\nname = \"e0\"", "two [[link]]"),
             ("migration_address = \"0.0.0.0\"", "no address of one host"),
             ("[[link]]\nname = \"e0\"\nspeed_mbps = 0", "speed_mbps = 0"),
+            ("[limits]\nstall_s = 0", "[limits]: 0 seconds"),
         ] {
             let error = parse(&format!("{base}{more}")).unwrap_err();
             assert!(error.contains(expected), "{error}");

@@ -5,19 +5,24 @@
 //! each migration. While the agent lives it says so every 500 ms; when it has fallen silent, the
 //! guard forbids the hand-over in the journal, and only if it was in time, stops the migration and
 //! lets the VM run. An agent that wakes up later finds the hand-over forbidden.
+//!
+//! One guard a VM: no transfer begins before its guard stands, and none takes its post before the one
+//! of the migration before has left. Otherwise a guard that was slow to act could let the VM run
+//! here that a later migration has handed over.
 
-use std::io::{self, Read, Write};
+use std::fs::File;
+use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::process::{Child, Command};
 use std::time::Duration;
 
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::migration as qemu;
-use drainpipe_hypervisor::{RuntimePaths, Vmm};
+use drainpipe_hypervisor::{AttachError, RuntimePaths, Vmm};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tokio::sync::oneshot;
 
 use crate::agent::Agent;
 use crate::journal::Journal;
@@ -30,37 +35,46 @@ const SIGN_EVERY: Duration = Duration::from_millis(500);
 /// that the VM's clients do not give up.
 const SILENCE_MAX: Timespec = Timespec { tv_sec: 3, tv_nsec: 0 };
 
+/// How long a guard may take to its post. It takes 10 ms, and the wait for the one before.
+const POST_DEADLINE: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
+
+/// How often a guard tries to let the VM run, with a pause between: the journal's disk may be full,
+/// QEMU may hang for a while. Past this only a person helps.
+const ATTEMPTS: u32 = 600;
+const ATTEMPT_AGAIN_AFTER: Duration = Duration::from_secs(1);
+
 const ALIVE: u8 = b'.';
 const DISMISSED: u8 = b'q';
+const AT_POST: u8 = b'!';
 
 /// The agent's hold of a guard; dismisses it when dropped.
 #[derive(Debug)]
 pub struct Guard {
-    dismissed: Arc<AtomicBool>,
+    _dismissed_when_dropped: oneshot::Sender<()>,
 }
 
 impl Guard {
-    /// Posts a guard beside a migration.
-    pub fn start(agent: &Agent, migration: &str, vmm: &Vmm) -> Result<Self, Problem> {
+    /// Posts a guard beside a migration; back when it stands.
+    pub async fn start(agent: &Agent, migration: &str, vmm: &Vmm) -> Result<Self, Problem> {
         let failed =
             |error: io::Error| Problem::failed(format!("cannot start the migration's guard: {error}"));
-        let mut child = command(agent, migration, vmm).map_err(failed)?.spawn().map_err(failed)?;
-        let stdin = child.stdin.take().ok_or_else(|| failed(io::Error::other("it has no input")))?;
-        let dismissed = Arc::new(AtomicBool::new(false));
-        tokio::spawn(keep_alive(child, stdin, Arc::clone(&dismissed)));
-        Ok(Self { dismissed })
+        let (signs_heard, signs) = io::pipe().map_err(failed)?;
+        let (word, word_given) = io::pipe().map_err(failed)?;
+        let child =
+            command(agent, migration, vmm).stdin(signs_heard).stdout(word_given).spawn().map_err(failed)?;
+        let (dismiss, dismissed) = oneshot::channel();
+        tokio::spawn(keep_alive(child, signs, dismissed));
+        let at_post = tokio::task::spawn_blocking(move || wait_until_at_post(word)).await;
+        at_post.map_err(io::Error::other).and_then(|at_post| at_post).map_err(failed)?;
+        Ok(Self { _dismissed_when_dropped: dismiss })
     }
 }
 
-impl Drop for Guard {
-    fn drop(&mut self) {
-        self.dismissed.store(true, Ordering::Relaxed);
-    }
-}
-
-fn command(agent: &Agent, migration: &str, vmm: &Vmm) -> io::Result<Command> {
-    let mut command = Command::new(std::env::current_exe()?);
+fn command(agent: &Agent, migration: &str, vmm: &Vmm) -> Command {
+    // Not the path of this program: an upgrade may have removed it, or put another version there.
+    let mut command = Command::new("/proc/self/exe");
     command
+        .arg0("drainpipe")
         .arg("guard")
         .args(["--migration", migration])
         .arg("--state-directory")
@@ -68,23 +82,37 @@ fn command(agent: &Agent, migration: &str, vmm: &Vmm) -> io::Result<Command> {
         .arg("--runtime-directory")
         .arg(&agent.config.runtime_directory)
         .args(["--vm", vmm.spec().spec().name.as_str()])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
         // Of a group of its own: a Ctrl-C at the agent's terminal is not for the guard.
         .process_group(0);
-    Ok(command)
+    command
 }
 
-async fn keep_alive(mut child: Child, mut stdin: ChildStdin, dismissed: Arc<AtomicBool>) {
+async fn keep_alive(mut child: Child, mut signs: PipeWriter, mut dismissed: oneshot::Receiver<()>) {
     // One byte a time into an empty pipe never blocks.
-    while !dismissed.load(Ordering::Relaxed) && stdin.write_all(&[ALIVE]).is_ok() {
-        tokio::time::sleep(SIGN_EVERY).await;
+    while signs.write_all(&[ALIVE]).is_ok() {
+        tokio::select! {
+            _ = &mut dismissed => break,
+            () = tokio::time::sleep(SIGN_EVERY) => {}
+        }
     }
-    let _gone_already = stdin.write_all(&[DISMISSED]);
-    drop(stdin);
+    let _gone_already = signs.write_all(&[DISMISSED]);
+    drop(signs);
     let waited = tokio::task::spawn_blocking(move || child.wait()).await;
     if let Ok(Err(error)) = waited {
         tracing::warn!(%error, "a guard cannot be waited for");
+    }
+}
+
+fn wait_until_at_post(mut word: PipeReader) -> io::Result<()> {
+    if poll(&mut [PollFd::new(&word, PollFlags::IN)], Some(&POST_DEADLINE))? == 0 {
+        return Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            "the guard of an earlier migration of this VM is still at work; try again",
+        ));
+    }
+    match word.read(&mut [0])? {
+        0 => Err(io::Error::other("it ended at once; the agent's log says why")),
+        _ => Ok(()),
     }
 }
 
@@ -95,25 +123,51 @@ pub async fn stand(
     state_directory: &Path,
     runtime_directory: &Path,
 ) -> Result<(), Problem> {
-    if agent_dismissed_us() {
+    let name = vm.parse().map_err(Problem::bad_input)?;
+    let paths = RuntimePaths::new(runtime_directory, &name).map_err(Problem::refused)?;
+    let _post = take_post(&paths)
+        .map_err(|error| Problem::failed(format!("guard of VM {vm}: cannot take its post: {error}")))?;
+    let journal = Journal::open(state_directory)?;
+    // An agent that is gone already shows as silence.
+    let _heard = io::stdout().write_all(&[AT_POST]).and_then(|()| io::stdout().flush());
+    if agent_dismissed_us(&mut io::stdin().lock()) {
         return Ok(());
     }
-    let journal = Journal::open(state_directory)?;
+    let mut attempts_left = ATTEMPTS;
+    loop {
+        let Err(problem) = let_run_on(&journal, migration, &paths).await else { return Ok(()) };
+        attempts_left -= 1;
+        if attempts_left == 0 {
+            return Err(problem.context(format!("guard of VM {vm}: it does not run")));
+        }
+        tokio::time::sleep(ATTEMPT_AGAIN_AFTER).await;
+    }
+}
+
+/// Held for as long as the process lives.
+fn take_post(paths: &RuntimePaths) -> io::Result<File> {
+    let post = File::create(paths.guard_post())?;
+    post.lock()?;
+    Ok(post)
+}
+
+async fn let_run_on(journal: &Journal, migration: &str, paths: &RuntimePaths) -> Result<(), Problem> {
     if !journal.forbid_hand_over(migration)? {
         return Ok(());
     }
-    let name = vm.parse().map_err(Problem::bad_input)?;
-    let paths = RuntimePaths::new(runtime_directory, &name).map_err(Problem::refused)?;
-    let vmm = Vmm::attach_beside_agent(paths, QMP_DEADLINE).await.map_err(Problem::failed)?;
+    let vmm = match Vmm::attach_beside_agent(paths.clone(), QMP_DEADLINE).await {
+        // There is nothing left to let run.
+        Err(AttachError::NotRunning { .. }) => return Ok(()),
+        attached => attached.map_err(Problem::failed)?,
+    };
     qemu::cancel(&vmm, QEMU_DEADLINE).await.map_err(Problem::failed)?;
     qemu::run(&vmm, QMP_DEADLINE).await.map_err(Problem::failed)
 }
 
 /// Waits for the agent's word or its silence.
-fn agent_dismissed_us() -> bool {
-    let mut input = io::stdin().lock();
+fn agent_dismissed_us(input: &mut (impl AsFd + Read)) -> bool {
     loop {
-        let mut waiting = [PollFd::new(&input, PollFlags::IN)];
+        let mut waiting = [PollFd::new(&*input, PollFlags::IN)];
         match poll(&mut waiting, Some(&SILENCE_MAX)) {
             Ok(0) => return false,
             Ok(_) => {}
@@ -126,5 +180,29 @@ fn agent_dismissed_us() -> bool {
             Ok(count) if signs[..count].contains(&DISMISSED) => return true,
             Ok(_) => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_and_silence_are_told_apart() {
+        let (mut heard, mut agent) = io::pipe().unwrap();
+        agent.write_all(&[ALIVE, ALIVE, DISMISSED]).unwrap();
+        assert!(agent_dismissed_us(&mut heard), "dismissed");
+        let (mut heard, mut agent) = io::pipe().unwrap();
+        agent.write_all(&[ALIVE]).unwrap();
+        drop(agent);
+        assert!(!agent_dismissed_us(&mut heard), "the agent ended");
+    }
+
+    #[test]
+    fn a_guard_that_ends_before_its_post_is_noticed() {
+        let (heard, word) = io::pipe().unwrap();
+        drop(word);
+        let error = wait_until_at_post(heard).unwrap_err();
+        assert!(error.to_string().contains("ended at once"), "{error}");
     }
 }

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use drainpipe_engine::plan::Spread;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::migration::{self, MigrationError, MigrationStatus};
+use drainpipe_hypervisor::qmp::QmpError;
 use drainpipe_hypervisor::spec::{ResolvedSpec, VmSpec};
 use drainpipe_hypervisor::{Role, Vmm};
 use tokio::sync::Mutex as AsyncMutex;
@@ -23,7 +24,7 @@ use crate::api::types::{
     ConnectionRequest, Endpoint, HandOverView, IncomingRequest, IncomingView, TargetUse,
 };
 use crate::host;
-use crate::journal::{IncomingRecord, IncomingState};
+use crate::journal::{Arrival, IncomingRecord, IncomingState};
 use crate::multichannel;
 use crate::transport::transport;
 use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
@@ -79,6 +80,11 @@ impl IncomingVm {
             .ok_or_else(|| Problem::conflict(format!("migration {} has no skeleton VM here yet", self.id)))
     }
 
+    /// Whether it is among the VMs of this host, which it joins once it runs.
+    fn is_adopted(&self, agent: &Agent) -> bool {
+        agent.vms.contains(self.definition.name.as_str())
+    }
+
     /// What is still to come of its memory: QEMU's share of it that is resident counts as used already.
     fn outstanding_bytes(&self) -> u64 {
         let resident = lock(&self.vmm).as_ref().map_or(0, |vmm| host::resident_bytes(vmm.pid()));
@@ -117,6 +123,7 @@ pub(crate) async fn recover(agent: &Arc<Agent>, records: Vec<IncomingRecord>) ->
         let Some(vmm) = vmm else {
             warn!(vm = record.vm, "its skeleton is gone; given up");
             agent.journal.discard_incoming(&record.id, &record.source)?;
+            agent.network.put_back(&record.id).await?;
             continue;
         };
         let reserved = record.spec.memory_mib << 20;
@@ -131,24 +138,55 @@ pub(crate) async fn recover(agent: &Arc<Agent>, records: Vec<IncomingRecord>) ->
             agent_cpu_at_start: host::own_cpu(),
             stepping: AsyncMutex::default(),
         };
-        insert(agent, Arc::new(entry));
+        insert(agent, entry);
+    }
+    Ok(())
+}
+
+/// Removes what is left of the VMs that were discarded, should the agent have stopped half-way.
+pub(crate) async fn clear_discarded(agent: &Agent) -> Result<(), Problem> {
+    let coming = agent.journal.waiting_incoming()?;
+    for record in agent.journal.discarded_skeletons()? {
+        // The VM may have come back since, and then its files are no remains.
+        if !agent.vms.contains(&record.vm) && coming.iter().all(|other| other.vm != record.vm) {
+            let paths = agent.vms.paths(&record.spec)?;
+            Vmm::clear(&paths, QEMU_DEADLINE).await.map_err(Problem::failed)?;
+        }
+        agent.journal.forget_skeleton(&record.id)?;
     }
     Ok(())
 }
 
 /// Lets run what the journal says runs here, but whose agent stopped between the record and the deed.
 pub(crate) async fn resume_recorded(agent: &Agent) -> Result<(), Problem> {
-    for id in agent.journal.unfinished_arrivals()? {
-        let Some(vmm) = agent.vms.running(&id.vm) else { continue };
-        migration::run(&vmm, QMP_DEADLINE).await.map_err(Problem::failed)?;
-        agent.journal.finish_incoming(&id.id)?;
-        info!(vm = id.vm, "runs here, as its source had handed it over");
+    for arrival in agent.journal.unfinished_arrivals()? {
+        match resume_arrival(agent, &arrival).await {
+            Ok(()) => agent.journal.finish_incoming(&arrival.id)?,
+            Err(problem) => {
+                warn!(vm = arrival.vm, %problem, "was handed over to this host, but does not run");
+            }
+        }
     }
     Ok(())
 }
 
-fn insert(agent: &Arc<Agent>, entry: Arc<IncomingVm>) {
-    lock(&agent.incoming.entries).insert(entry.id.clone(), Arc::clone(&entry));
+async fn resume_arrival(agent: &Agent, arrival: &Arrival) -> Result<(), Problem> {
+    // Once it is on its way to a third host, only that migration says where it may run.
+    let moves_on = agent.journal.open_migrations()?.iter().any(|open| open.vm == arrival.vm);
+    let Some(vmm) = agent.vms.running(&arrival.vm).filter(|_| !moves_on) else { return Ok(()) };
+    migration::run(&vmm, QMP_DEADLINE).await.map_err(Problem::failed)?;
+    info!(vm = arrival.vm, "runs here, as its source had handed it over");
+    Ok(())
+}
+
+fn insert(agent: &Arc<Agent>, entry: IncomingVm) {
+    let mut entries = lock(&agent.incoming.entries);
+    insert_locked(agent, &mut entries, entry);
+}
+
+fn insert_locked(agent: &Arc<Agent>, entries: &mut BTreeMap<String, Arc<IncomingVm>>, entry: IncomingVm) {
+    let entry = Arc::new(entry);
+    entries.insert(entry.id.clone(), Arc::clone(&entry));
     tokio::spawn(watch(Arc::clone(agent), entry));
 }
 
@@ -164,16 +202,13 @@ pub(crate) fn permit(agent: &Arc<Agent>, source: &str, request: IncomingRequest)
     if request.spec.spec().name != request.definition.name {
         return Err(Problem::bad_input("the specification and the definition name different VMs"));
     }
-    if agent.vms.contains(&name)
-        || agent.incoming.definitions().iter().any(|other| other.name == request.definition.name)
-    {
-        return Err(Problem::conflict(format!(
-            "{} has a VM {name} already; rename or remove one of the two",
-            agent.name()
-        )));
-    }
     request.spec.check_host(agent.vms.hypervisor()).map_err(|error| refused_here(agent, &error))?;
     check_files(agent, request.spec.spec())?;
+    // Held until it is entered, so that two hosts cannot both send a VM of that name.
+    let mut entries = lock(&agent.incoming.entries);
+    if agent.vms.contains(&name) || entries.values().any(|other| other.definition.name.as_str() == name) {
+        return Err(name_taken(agent, &name));
+    }
     if !agent.journal.begin_incoming(&request.id, source, &request.definition)? {
         return Err(Problem::conflict(format!("migration {} was here before", request.id)));
     }
@@ -188,8 +223,12 @@ pub(crate) fn permit(agent: &Arc<Agent>, source: &str, request: IncomingRequest)
         agent_cpu_at_start: host::own_cpu(),
         stepping: AsyncMutex::default(),
     };
-    insert(agent, Arc::new(entry));
+    insert_locked(agent, &mut entries, entry);
     Ok(())
+}
+
+fn name_taken(agent: &Agent, name: &str) -> Problem {
+    Problem::conflict(format!("{} has a VM {name} already; rename or remove one of the two", agent.name()))
 }
 
 fn refused_here(agent: &Agent, error: &dyn std::fmt::Display) -> Problem {
@@ -233,6 +272,10 @@ pub(crate) async fn build_skeleton(agent: &Agent, id: &str) -> Result<(), Proble
     let entry = agent.incoming.get(id)?;
     let _stepping = entry.stepping.lock().await;
     must_wait(agent, &entry)?;
+    // What is cleared below are the files of this name; they must not be those of another VM.
+    if agent.vms.contains(entry.definition.name.as_str()) {
+        return Err(name_taken(agent, entry.definition.name.as_str()));
+    }
     let paths = agent.vms.paths(&entry.definition)?;
     Vmm::clear(&paths, QEMU_DEADLINE).await.map_err(Problem::failed)?;
     let binary = &agent.vms.hypervisor().binary;
@@ -340,15 +383,45 @@ pub(crate) async fn wait_received(
 pub(crate) async fn run(agent: &Agent, id: &str) -> Result<(), Problem> {
     let Ok(entry) = agent.incoming.get(id) else { return already_runs(agent, id) };
     let _stepping = entry.stepping.lock().await;
+    // It may be paused by now, on its way to a third host: an order that is repeated, or late, must
+    // not touch it.
+    if entry.is_adopted(agent) {
+        return already_runs(agent, id);
+    }
     let vmm = entry.vmm()?;
     check_received(agent, &vmm).await?;
     if !agent.journal.run_incoming(id)? {
         return Err(Problem::conflict(format!("{} discarded the VM of migration {id}", agent.name())));
     }
-    migration::run(&vmm, QMP_DEADLINE).await.map_err(Problem::failed)?;
+    if let Err(error) = migration::run(&vmm, QMP_DEADLINE).await {
+        return Err(does_not_run(agent, &entry, vmm, error).await);
+    }
     agent.vms.adopt(entry.definition.clone(), vmm);
     info!(vm = %entry.definition.name, source = entry.source, "runs here");
     Ok(())
+}
+
+/// What becomes of a VM that was recorded to run here, and QEMU did not let it.
+async fn does_not_run(agent: &Agent, entry: &IncomingVm, vmm: Arc<Vmm>, error: MigrationError) -> Problem {
+    let problem = Problem::failed(format!("the VM does not run on {}: {error}", agent.name()));
+    if !vmm.alive() {
+        // It may have run for a moment. So its source must not let it run again; it has crashed here.
+        agent.vms.adopt(entry.definition.clone(), vmm);
+        return problem;
+    }
+    let refused =
+        matches!(error, MigrationError::Qmp(QmpError::Command { .. }) | MigrationError::MemoryIncomplete(_));
+    // Without an answer it is not known; the source asks again. A refusal, as of a disk that another
+    // QEMU holds locked, means that the source can have it back.
+    if refused && let Err(error) = take_back(agent, entry, &vmm).await {
+        return problem.context(error);
+    }
+    problem
+}
+
+async fn take_back(agent: &Agent, entry: &IncomingVm, vmm: &Vmm) -> Result<(), Problem> {
+    agent.journal.take_back_run(&entry.id)?;
+    remove_skeleton(agent, &entry.id, Some(vmm)).await
 }
 
 fn already_runs(agent: &Agent, id: &str) -> Result<(), Problem> {
@@ -370,6 +443,10 @@ async fn check_received(agent: &Agent, vmm: &Vmm) -> Result<(), Problem> {
 pub(crate) async fn view(agent: &Agent, id: &str) -> Result<IncomingView, Problem> {
     let Some((_, state)) = agent.journal.incoming_state(id)? else { return Ok(IncomingView::Waiting) };
     Ok(match state {
+        // Recorded, but QEMU has not said yet that it runs. The source must not let its copy go.
+        IncomingState::Running if agent.incoming.get(id).is_ok_and(|entry| !entry.is_adopted(agent)) => {
+            IncomingView::Ready
+        }
         IncomingState::Running | IncomingState::Finished => IncomingView::Running,
         IncomingState::Discarded => IncomingView::Discarded,
         IncomingState::Waiting => match agent.incoming.get(id).and_then(|entry| entry.vmm()) {
@@ -389,14 +466,17 @@ pub(crate) async fn discard(agent: &Agent, id: &str, source: &str) -> Result<(),
     if !agent.journal.discard_incoming(id, source)? {
         return Err(Problem::conflict(format!("the VM of migration {id} runs on {}", agent.name())));
     }
-    if let Some(entry) = &entry {
-        let vmm = lock(&entry.vmm).take();
-        if let Some(vmm) = vmm {
-            vmm.destroy(QEMU_DEADLINE).await.map_err(Problem::failed)?;
-        }
+    let vmm = entry.as_ref().and_then(|entry| lock(&entry.vmm).clone());
+    remove_skeleton(agent, id, vmm.as_deref()).await
+}
+
+async fn remove_skeleton(agent: &Agent, id: &str, vmm: Option<&Vmm>) -> Result<(), Problem> {
+    if let Some(vmm) = vmm {
+        vmm.destroy(QEMU_DEADLINE).await.map_err(Problem::failed)?;
     }
     lock(&agent.incoming.entries).remove(id);
-    agent.network.put_back(id).await
+    agent.network.put_back(id).await?;
+    Ok(agent.journal.forget_skeleton(id)?)
 }
 
 /// The source has nothing more to ask: put the network back, say what was used.

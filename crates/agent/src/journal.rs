@@ -8,7 +8,7 @@ use drainpipe_engine::problem::Problem;
 use drainpipe_engine::result::MigrationResult;
 use drainpipe_hypervisor::spec::VmSpec;
 use drainpipe_net::{Before, Change};
-use rusqlite::{Connection, OptionalExtension, Row, params};
+use rusqlite::{Connection, OptionalExtension, Row, TransactionBehavior, params};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
@@ -271,6 +271,15 @@ impl Journal {
         })
     }
 
+    /// Whether the hand-over of a migration is forbidden, or was taken back.
+    pub(crate) fn is_hand_over_forbidden(&self, id: &str) -> Result<bool, JournalError> {
+        self.run(|connection| {
+            let revoked =
+                connection.query_row("SELECT revoked FROM migrations WHERE id = ?1", [id], |row| row.get(0));
+            Ok(revoked.optional()?.unwrap_or(false))
+        })
+    }
+
     /// Migrations from here that have no result: under way, or cut short by a crash.
     pub(crate) fn open_migrations(&self) -> Result<Vec<OpenMigration>, JournalError> {
         self.run(|connection| {
@@ -336,7 +345,7 @@ impl Journal {
     /// Records, before the VM runs, that it runs here. `false` when it was discarded before.
     pub(crate) fn run_incoming(&self, id: &str) -> Result<bool, JournalError> {
         self.run(|connection| {
-            let transaction = connection.transaction()?;
+            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
             let Some(record) = incoming(&transaction, id)? else { return Ok(false) };
             match record.state {
                 IncomingState::Waiting => {}
@@ -347,6 +356,24 @@ impl Journal {
             insert_vm(&transaction, &record.spec)?;
             transaction.commit()?;
             Ok(true)
+        })
+    }
+
+    /// Records that the VM does not run here after all and never did: the hypervisor refused. What
+    /// [`Self::run_incoming`] recorded is taken back.
+    pub(crate) fn take_back_run(&self, id: &str) -> Result<(), JournalError> {
+        self.run(|connection| {
+            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            let rows = transaction.execute(
+                "UPDATE incoming SET state = 'discarded' WHERE id = ?1 AND state = 'running'",
+                [id],
+            )?;
+            if rows == 1 {
+                transaction
+                    .execute("DELETE FROM vms WHERE name = (SELECT vm FROM incoming WHERE id = ?1)", [id])?;
+            }
+            transaction.commit()?;
+            Ok(())
         })
     }
 
@@ -389,6 +416,20 @@ impl Journal {
         })
     }
 
+    /// VMs that were discarded, but of whose skeletons nobody has said yet that they are gone.
+    pub(crate) fn discarded_skeletons(&self) -> Result<Vec<IncomingRecord>, JournalError> {
+        self.incoming_in(IncomingState::Discarded)
+    }
+
+    /// Records that nothing is left of a VM that was discarded.
+    pub(crate) fn forget_skeleton(&self, id: &str) -> Result<(), JournalError> {
+        self.run(|connection| {
+            connection
+                .execute("UPDATE incoming SET spec = '' WHERE id = ?1 AND state = 'discarded'", [id])?;
+            Ok(())
+        })
+    }
+
     /// What was decided about a VM on its way, and by whom it was sent.
     pub(crate) fn incoming_state(&self, id: &str) -> Result<Option<(String, IncomingState)>, JournalError> {
         self.run(|connection| {
@@ -402,10 +443,15 @@ impl Journal {
 
     /// VMs on their way here about which nothing final was decided.
     pub(crate) fn waiting_incoming(&self) -> Result<Vec<IncomingRecord>, JournalError> {
+        self.incoming_in(IncomingState::Waiting)
+    }
+
+    fn incoming_in(&self, state: IncomingState) -> Result<Vec<IncomingRecord>, JournalError> {
         self.run(|connection| {
-            let mut statement = connection.prepare("SELECT id FROM incoming WHERE state = ?1")?;
+            let mut statement =
+                connection.prepare("SELECT id FROM incoming WHERE state = ?1 AND spec != ''")?;
             let ids = statement
-                .query_map([IncomingState::Waiting.word()], |row| row.get::<_, String>(0))?
+                .query_map([state.word()], |row| row.get::<_, String>(0))?
                 .collect::<Result<Vec<_>, _>>()?;
             ids.iter().filter_map(|id| incoming(connection, id).transpose()).collect()
         })
@@ -472,9 +518,12 @@ fn open_connection(directory: &Path, path: &Path) -> Result<Connection, JournalC
 }
 
 fn upgrade(connection: &mut Connection) -> Result<(), JournalCause> {
-    let transaction = connection.transaction()?;
-    let done: u32 = transaction.pragma_query_value(None, "user_version", |row| row.get(0))?;
-    let done = done as usize;
+    // Nothing is written where nothing is to be done: a guard opens the journal on a full disk too.
+    if schema_changes_made(connection)? == MIGRATIONS.len() {
+        return Ok(());
+    }
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    let done = schema_changes_made(&transaction)?;
     if done > MIGRATIONS.len() {
         return Err(JournalCause::Newer(done));
     }
@@ -485,6 +534,11 @@ fn upgrade(connection: &mut Connection) -> Result<(), JournalCause> {
     transaction.pragma_update(None, "user_version", made)?;
     transaction.commit()?;
     Ok(())
+}
+
+fn schema_changes_made(connection: &Connection) -> Result<usize, JournalCause> {
+    let made: u32 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
+    Ok(made as usize)
 }
 
 fn insert_vm(connection: &Connection, spec: &VmSpec) -> Result<(), JournalCause> {
@@ -502,7 +556,8 @@ fn incoming(connection: &Connection, id: &str) -> Result<Option<IncomingRecord>,
         })
         .optional()?;
     let Some((vm, source, spec, state)) = row else { return Ok(None) };
-    // A refusal for an identifier that was never known has no specification.
+    // A refusal for an identifier that was never known has no specification, nor has one of which
+    // nothing is left.
     if spec.is_empty() {
         return Ok(None);
     }

@@ -43,9 +43,9 @@ pub(crate) struct Measured {
 
 impl Measurements {
     /// Begins to measure.
-    pub(crate) fn begin(vmm: &Vmm) -> Self {
+    pub(crate) fn begin(vmm: Option<&Vmm>) -> Self {
         Self {
-            vmm_cpu_at_start: vmm.cpu_seconds().unwrap_or(0.0),
+            vmm_cpu_at_start: cpu_seconds(vmm).unwrap_or(0.0),
             vmm_cpu_at_end: None,
             agent_cpu_at_start: host::own_cpu().as_secs_f64(),
             paths: vec![],
@@ -91,8 +91,8 @@ impl Measurements {
     }
 
     /// Adds the readings up.
-    pub(crate) fn finish(&self, vmm: &Vmm, target: TargetUse) -> Measured {
-        let vmm_cpu = self.vmm_cpu_at_end.or_else(|| vmm.cpu_seconds().ok()).unwrap_or(self.vmm_cpu_at_start);
+    pub(crate) fn finish(&self, vmm: Option<&Vmm>, target: TargetUse) -> Measured {
+        let vmm_cpu = self.vmm_cpu_at_end.or_else(|| cpu_seconds(vmm)).unwrap_or(self.vmm_cpu_at_start);
         let paths = self.path_uses();
         Measured {
             wire_bytes: paths.iter().map(|path| path.bytes).sum(),
@@ -127,4 +127,8 @@ impl Measurements {
     fn links(&self) -> Vec<&str> {
         self.paths.iter().map(|path| path.link.as_str()).collect()
     }
+}
+
+fn cpu_seconds(vmm: Option<&Vmm>) -> Option<f64> {
+    vmm.and_then(|vmm| vmm.cpu_seconds().ok())
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use drainpipe_engine::facts::HostFacts;
-use drainpipe_engine::migration::{Action, Event, Limits, Migration, TargetState, downtime_limit_ms};
+use drainpipe_engine::migration::{Action, Event, Migration, TargetState, downtime_limit_ms};
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::path::Path;
 use drainpipe_engine::plan::{Plan, Spread, plan};
@@ -42,11 +42,28 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// runs on here.
 const SWITCH_OVER_DEADLINE: Duration = Duration::from_secs(15);
 
+/// How long the target may hold back its answer to whether all is there. It is asked again and again,
+/// so that the VM does not stand still for long when the target's agent has gone.
+const RECEIVED_WAIT: Duration = Duration::from_secs(1);
+
+/// How much longer than that the answer may take. The VM stands still meanwhile.
+const RECEIVED_ANSWER_DEADLINE: Duration = Duration::from_secs(3);
+
 /// Between two rounds of questions about a hand-over of which the outcome is not known.
 const UNDECIDED_PAUSE: Duration = Duration::from_secs(5);
 
 /// Between two questions to a target that did not answer.
 const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
+
+/// Between two attempts to record how a migration ended.
+const RECORD_AGAIN_AFTER: Duration = Duration::from_secs(2);
+
+/// How long an agent that is told to stop waits for its migrations to be undone. Well below the 90 s
+/// after which systemd kills it.
+const WIND_UP_DEADLINE: Duration = Duration::from_secs(20);
+
+/// How often it looks.
+const WIND_UP_LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Migrations under way from this host.
 #[derive(Debug, Default)]
@@ -96,7 +113,12 @@ impl Running {
         self.cancel.notify_one();
     }
 
+    fn is_over(&self) -> bool {
+        self.result().is_some()
+    }
+
     fn result(&self) -> MutexGuard<'_, Option<MigrationResult>> {
+        // One assignment leaves it whole.
         self.result.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -115,21 +137,16 @@ impl Running {
 
 /// Begins a migration; it runs on by itself.
 pub(crate) fn begin(agent: &Arc<Agent>, request: &MigrateRequest) -> Result<MigrationView, Problem> {
-    let peer = known_target(agent, &request.target)?;
+    known_target(agent, &request.target)?;
     let id = Uuid::new_v4().to_string();
     let claimed = agent.vms.claim(&request.vm, Claim::Migrating(id.clone()))?;
-    let vmm = claimed.vmm.clone().ok_or_else(|| {
-        Problem::conflict(format!("VM {0} does not run: `drainpipe vm start {0}` first", request.vm))
-    })?;
+    if claimed.vmm.is_none() {
+        let message = format!("VM {0} does not run: `drainpipe vm start {0}` first", request.vm);
+        return Err(Problem::conflict(message));
+    }
     agent.journal.begin_migration(&id, &request.vm, &request.target)?;
-    let limits = Limits {
-        total_ms: request
-            .deadline_s
-            .map_or(Limits::default().total_ms, |seconds| f64::from(seconds) * 1000.0),
-        ..Limits::default()
-    };
-    let (migration, first) = Migration::begin(limits);
-    let executor = Executor::new(agent, id, peer, claimed, vmm, request);
+    let (migration, first) = Migration::begin(agent.config.limits.of_migration(request.deadline_s));
+    let executor = Executor::new(agent, id, claimed, request);
     let view = executor.running.view(agent.name());
     tokio::spawn(executor.run(migration, first));
     Ok(view)
@@ -139,7 +156,7 @@ pub(crate) fn begin(agent: &Arc<Agent>, request: &MigrateRequest) -> Result<Migr
 pub(crate) async fn dry_run(agent: &Agent, request: &MigrateRequest) -> Result<PlanView, Problem> {
     let peer = known_target(agent, &request.target)?;
     agent.vms.get(&request.vm).await?;
-    let (source, target) = meet(agent, &peer, &request.target).await?;
+    let (source, target) = meet(agent, peer, &request.target).await?;
     Ok(PlanView {
         vm: request.vm.clone(),
         source: source.name.clone(),
@@ -148,11 +165,11 @@ pub(crate) async fn dry_run(agent: &Agent, request: &MigrateRequest) -> Result<P
     })
 }
 
-fn known_target(agent: &Agent, target: &str) -> Result<ApiClient, Problem> {
+fn known_target<'a>(agent: &'a Agent, target: &str) -> Result<&'a ApiClient, Problem> {
     if target == agent.name() {
         return Err(Problem::conflict(format!("the VM is on {target} already")));
     }
-    agent.peer(target).cloned().ok_or_else(|| {
+    agent.peer(target).ok_or_else(|| {
         let known: Vec<&str> = agent.config.peers.iter().map(|peer| peer.name.as_str()).collect();
         Problem::not_found(format!(
             "{} knows no host {target}; its agent.toml names: {}",
@@ -177,7 +194,8 @@ async fn meet(agent: &Agent, peer: &ApiClient, target: &str) -> Result<(HostFact
 /// What the journal says of a hand-over, for the target that asks; and to which target it goes.
 pub(crate) fn hand_over_view(agent: &Agent, id: &str) -> Result<(Option<String>, HandOverView), Problem> {
     if let Some(open) = agent.journal.open_migration(id)? {
-        let view = match (open.handed_over, agent.outgoing.get(id).is_some()) {
+        let goes_on = agent.outgoing.get(id).is_some_and(|running| !running.is_over());
+        let view = match (open.handed_over, goes_on) {
             (true, _) => HandOverView::HandedOver,
             (false, true) => HandOverView::Pending,
             (false, false) => HandOverView::Refused,
@@ -193,38 +211,58 @@ pub(crate) fn hand_over_view(agent: &Agent, id: &str) -> Result<(Option<String>,
 }
 
 /// Takes up the migrations that an earlier life of the agent left open.
+///
+/// Also those of which the VM has no QEMU here any more, or the target is no peer: until it is known
+/// where the VM belongs, the claim keeps everybody from starting it here a second time.
 pub(crate) fn recover(agent: &Arc<Agent>) -> Result<(), Problem> {
     for open in agent.journal.open_migrations()? {
-        let Some(peer) = agent.peer(&open.target).cloned() else {
-            warn!(migration = open.id, target = open.target, "its target is no peer any more; left open");
-            continue;
+        let claimed = match agent.vms.claim(&open.vm, Claim::Migrating(open.id.clone())) {
+            Ok(claimed) => claimed,
+            Err(problem) => {
+                warn!(migration = open.id, vm = open.vm, %problem, "cannot be taken up; left open");
+                continue;
+            }
         };
-        let claimed = agent.vms.claim(&open.vm, Claim::Migrating(open.id.clone()))?;
-        let Some(vmm) = claimed.vmm.clone() else {
-            warn!(migration = open.id, vm = open.vm, "its VM does not run here any more");
-            agent.journal.forbid_hand_over(&open.id)?;
-            continue;
-        };
-        let (migration, first) = Migration::recover(Limits::default(), open.handed_over, 0.0);
+        let limits = agent.config.limits.of_migration(None);
+        let (migration, first) = Migration::recover(limits, open.handed_over, 0.0);
         let request = MigrateRequest {
             vm: open.vm,
             target: open.target,
             option: RequestedOption::Auto,
             deadline_s: None,
         };
-        let executor = Executor::new(agent, open.id, peer, claimed, vmm, &request);
+        let executor = Executor::new(agent, open.id, claimed, &request);
         tokio::spawn(executor.run(migration, first));
     }
     Ok(())
+}
+
+/// Before the agent stops: has what can be undone undone, and waits for it, so that the VMs run on
+/// here and nothing is left to guards and to the next start.
+pub(crate) async fn wind_up(agent: &Agent) {
+    let over = async {
+        loop {
+            let running: Vec<_> =
+                agent.outgoing.all().into_iter().filter(|running| !running.is_over()).collect();
+            if running.is_empty() {
+                return;
+            }
+            for running in running {
+                running.cancel();
+            }
+            tokio::time::sleep(WIND_UP_LOOK_EVERY).await;
+        }
+    };
+    if tokio::time::timeout(WIND_UP_DEADLINE, over).await.is_err() {
+        warn!("migrations are under way still; their guards and the next start see to them");
+    }
 }
 
 /// Carries out one migration. Decides nothing.
 struct Executor {
     agent: Arc<Agent>,
     running: Arc<Running>,
-    peer: ApiClient,
     claimed: Claimed,
-    vmm: Arc<Vmm>,
     requested: RequestedOption,
     began: Instant,
     facts: Option<(HostFacts, HostFacts)>,
@@ -238,14 +276,7 @@ struct Executor {
 }
 
 impl Executor {
-    fn new(
-        agent: &Arc<Agent>,
-        id: String,
-        peer: ApiClient,
-        claimed: Claimed,
-        vmm: Arc<Vmm>,
-        request: &MigrateRequest,
-    ) -> Self {
+    fn new(agent: &Arc<Agent>, id: String, claimed: Claimed, request: &MigrateRequest) -> Self {
         let idle = drainpipe_engine::progress::ProgressMeter::default();
         let first = idle.progress(drainpipe_engine::step::Step::EstablishHosts, 0.0);
         let running = Arc::new(Running {
@@ -258,14 +289,13 @@ impl Executor {
             progress: watch::Sender::new(first),
         });
         agent.outgoing.lock().insert(id, Arc::clone(&running));
-        let measurements = Measurements::begin(&vmm);
         Self {
             agent: Arc::clone(agent),
             running,
-            peer,
+            measurements: Measurements::begin(claimed.vmm.as_deref()),
+            // Without a QEMU a channel that is closed already.
+            events: claimed.vmm.as_ref().map_or_else(|| broadcast::channel(1).1, |vmm| vmm.events()),
             claimed,
-            events: vmm.events(),
-            vmm,
             requested: request.option,
             began: Instant::now(),
             facts: None,
@@ -273,9 +303,23 @@ impl Executor {
             endpoint: None,
             downtime_limit_ms: downtime_limit_ms(0),
             guard: None,
-            measurements,
             target_use: TargetUse::default(),
         }
+    }
+
+    fn peer(&self) -> Result<&ApiClient, Problem> {
+        known_target(&self.agent, &self.running.target)
+    }
+
+    /// The VM's QEMU, which may have ended.
+    fn vmm(&self) -> Result<&Vmm, Problem> {
+        self.claimed.vmm.as_deref().filter(|vmm| vmm.alive()).ok_or_else(|| {
+            Problem::failed(format!(
+                "its QEMU has ended on {}; `drainpipe vm start {}` boots it anew",
+                self.agent.name(),
+                self.running.vm
+            ))
+        })
     }
 
     fn now_ms(&self) -> f64 {
@@ -288,12 +332,13 @@ impl Executor {
             let outcome = migration.outcome().unwrap_or(Outcome::Failed);
             let result = self.result(&migration, outcome);
             if outcome != Outcome::Undecided {
-                self.conclude(result);
+                self.conclude(result).await;
                 return;
             }
             *self.running.result() = Some(result);
             tokio::time::sleep(UNDECIDED_PAUSE).await;
-            (migration, first) = Migration::recover(Limits::default(), true, self.now_ms());
+            let limits = self.agent.config.limits.of_migration(None);
+            (migration, first) = Migration::recover(limits, true, self.now_ms());
         }
     }
 
@@ -333,7 +378,7 @@ impl Executor {
             Action::CleanUp => self.clean_up().await?,
             Action::StopTransfer => self.stop_transfer().await?,
             Action::ResumeOnSource => self.resume_on_source().await?,
-            Action::DiscardTarget => self.peer.delete(&self.incoming("")).await?,
+            Action::DiscardTarget => self.peer()?.delete(&self.incoming("")).await?,
             Action::PutBack => self.agent.network.put_back(&self.running.id).await?,
             Action::Finish => {}
         }
@@ -346,11 +391,11 @@ impl Executor {
     }
 
     async fn tell_target(&self, what: &str, deadline: Duration) -> Result<(), Problem> {
-        self.peer.post_within(&self.incoming(what), &(), deadline).await
+        self.peer()?.post_within(&self.incoming(what), &(), deadline).await
     }
 
     async fn establish_hosts(&mut self) -> Result<Event, Problem> {
-        let (source, target) = meet(&self.agent, &self.peer, &self.running.target).await?;
+        let (source, target) = meet(&self.agent, self.peer()?, &self.running.target).await?;
         let plan = plan(&source, &target, self.requested).map_err(Problem::refused)?;
         self.facts = Some((source, target));
         self.plan = Some(plan.clone());
@@ -358,7 +403,8 @@ impl Executor {
     }
 
     async fn check_permissions(&self) -> Result<(), Problem> {
-        let state = self.vmm.run_state(QMP_DEADLINE).await.map_err(Problem::failed)?;
+        let vmm = self.vmm()?;
+        let state = vmm.run_state(QMP_DEADLINE).await.map_err(Problem::failed)?;
         if state != RunState::Running {
             return Err(Problem::refused(format!(
                 "VM {} is {state}; only a running VM moves",
@@ -367,10 +413,10 @@ impl Executor {
         }
         let request = IncomingRequest {
             id: self.running.id.clone(),
-            spec: self.vmm.spec().clone(),
+            spec: vmm.spec().clone(),
             definition: self.claimed.definition.clone(),
         };
-        self.peer.post("/v1/incoming", &request).await
+        self.peer()?.post("/v1/incoming", &request).await
     }
 
     async fn connect_hosts(&mut self) -> Result<Event, Problem> {
@@ -378,7 +424,7 @@ impl Executor {
         let (source, target) = self.facts.as_ref().ok_or_else(no_plan)?;
         let plan = self.plan.clone().ok_or_else(no_plan)?;
         let request = ProbeRequest { addresses: plan.paths.iter().map(|path| path.peer_address).collect() };
-        let ports: ProbePorts = self.peer.post(&self.incoming("probe"), &request).await?;
+        let ports: ProbePorts = self.peer()?.post(&self.incoming("probe"), &request).await?;
         let trials = probe::try_paths(&plan.paths, &ports).await;
         let plan = plan.narrow(&trials, &source.name, &target.name).map_err(Problem::failed)?;
         self.endpoint = Some(self.prepare_both(&plan, target.migration_address).await?);
@@ -393,7 +439,7 @@ impl Executor {
             migration_address: self.agent.config.migration_address,
         };
         let path = self.incoming("connection");
-        let there = self.peer.post(&path, &request);
+        let there = self.peer()?.post(&path, &request);
         let here = async {
             match (plan.spread, target_address) {
                 (Spread::Routed, Some(address)) => {
@@ -410,12 +456,16 @@ impl Executor {
         let (Some(plan), Some(endpoint)) = (&self.plan, &self.endpoint) else {
             return Err(Problem::failed("a transfer before the hosts are connected"));
         };
-        self.guard = Some(Guard::start(&self.agent, &self.running.id, &self.vmm)?);
-        self.measurements.transfer_begins(&self.agent.network, &plan.paths, self.now_ms()).await?;
         let address = SocketAddr::new(endpoint.address, endpoint.port);
-        qemu::start(&self.vmm, transport(plan), address, self.downtime_limit_ms, QMP_DEADLINE)
+        let (transport, now_ms) = (transport(plan), self.now_ms());
+        self.measurements.transfer_begins(&self.agent.network, &plan.paths, now_ms).await?;
+        let vmm = self.vmm()?;
+        let guard = Guard::start(&self.agent, &self.running.id, vmm).await?;
+        qemu::start(vmm, transport, address, self.downtime_limit_ms, QMP_DEADLINE)
             .await
-            .map_err(Problem::failed)
+            .map_err(Problem::failed)?;
+        self.guard = Some(guard);
+        Ok(())
     }
 
     /// The next thing that happens to the transfer.
@@ -440,15 +490,13 @@ impl Executor {
     }
 
     async fn look(&mut self) -> Event {
-        let status = match qemu::status(&self.vmm, QMP_DEADLINE).await {
+        let status = match self.status().await {
             Ok(status) => status,
-            Err(_) if !self.vmm.alive() => {
-                return Event::TransferFailed(Problem::failed("the source's QEMU has ended"));
-            }
-            Err(error) => return Event::TransferFailed(Problem::failed(error)),
+            Err(problem) => return Event::TransferFailed(problem),
         };
         match status.status {
             MigrationStatus::PreSwitchover => Event::Paused,
+            MigrationStatus::Cancelled if self.guard_has_acted() => Event::TransferFailed(guard_acted()),
             MigrationStatus::Failed | MigrationStatus::Cancelled | MigrationStatus::None => {
                 let why = status.error_desc.unwrap_or_else(|| format!("QEMU calls it {}", status.status));
                 Event::TransferFailed(Problem::failed(format!("QEMU: {why}")))
@@ -470,31 +518,52 @@ impl Executor {
         if limit == self.downtime_limit_ms {
             return;
         }
-        match qemu::set_downtime_limit(&self.vmm, limit, QMP_DEADLINE).await {
+        match self.set_downtime_limit(limit).await {
             Ok(()) => self.downtime_limit_ms = limit,
             Err(error) => warn!(%error, "the downtime limit stays at {} ms", self.downtime_limit_ms),
         }
     }
 
-    async fn switch_over(&mut self) -> Result<(), Problem> {
-        let path = format!("{}?wait_ms={}", self.incoming("received"), SWITCH_OVER_DEADLINE.as_millis());
-        let there = self.peer.get_within::<IncomingView>(&path, SWITCH_OVER_DEADLINE + QMP_DEADLINE);
-        let here = async { qemu::switch_over(&self.vmm, QMP_DEADLINE).await.map_err(Problem::failed) };
-        let (view, ()) = tokio::try_join!(there, here)?;
-        if view != IncomingView::Ready {
-            let seconds = SWITCH_OVER_DEADLINE.as_secs();
-            let message =
-                format!("the last of the state did not arrive within {seconds} s; look at the links");
-            return Err(Problem::failed(message));
+    async fn set_downtime_limit(&self, limit_ms: u64) -> Result<(), Problem> {
+        qemu::set_downtime_limit(self.vmm()?, limit_ms, QMP_DEADLINE).await.map_err(Problem::failed)
+    }
+
+    async fn status(&self) -> Result<TransferStatus, Problem> {
+        let asked = qemu::status(self.vmm()?, QMP_DEADLINE).await;
+        // When QEMU ends, its answer fails first; that it ended tells more.
+        asked.or_else(|error| self.vmm().and(Err(Problem::failed(error))))
+    }
+
+    fn guard_has_acted(&self) -> bool {
+        self.agent.journal.is_hand_over_forbidden(&self.running.id).unwrap_or(false)
+    }
+
+    async fn switch_over(&self) -> Result<(), Problem> {
+        let vmm = self.vmm()?;
+        let here = async { qemu::switch_over(vmm, QMP_DEADLINE).await.map_err(Problem::failed) };
+        tokio::try_join!(self.wait_received(), here).map(drop)
+    }
+
+    async fn wait_received(&self) -> Result<(), Problem> {
+        let path = format!("{}?wait_ms={}", self.incoming("received"), RECEIVED_WAIT.as_millis());
+        let end = Instant::now() + SWITCH_OVER_DEADLINE;
+        while Instant::now() < end {
+            let answer_deadline = RECEIVED_WAIT + RECEIVED_ANSWER_DEADLINE;
+            if self.peer()?.get_within::<IncomingView>(&path, answer_deadline).await? == IncomingView::Ready {
+                return Ok(());
+            }
         }
-        Ok(())
+        let seconds = SWITCH_OVER_DEADLINE.as_secs();
+        Err(Problem::failed(format!(
+            "the last of the state did not arrive within {seconds} s; look at the links"
+        )))
     }
 
     fn record_hand_over(&self) -> Result<(), Problem> {
         if self.agent.journal.hand_over(&self.running.id)? {
             return Ok(());
         }
-        Err(Problem::failed("this agent stood still for so long that its guard let the VM run on here"))
+        Err(guard_acted())
     }
 
     async fn ask_target(&self) -> Result<Event, Problem> {
@@ -507,7 +576,7 @@ impl Executor {
                 return Err(problem);
             }
             Ok(IncomingView::Waiting) => {
-                self.peer.delete(&self.incoming("")).await?;
+                self.peer()?.delete(&self.incoming("")).await?;
                 TargetState::Discarded
             }
         };
@@ -515,7 +584,7 @@ impl Executor {
     }
 
     async fn target_view(&self) -> Result<IncomingView, Problem> {
-        self.peer.get(&self.incoming("")).await
+        self.peer()?.get(&self.incoming("")).await
     }
 
     fn revoke_hand_over(&self) -> Result<(), Problem> {
@@ -528,8 +597,8 @@ impl Executor {
             warn!(%error, "no final counters");
         }
         let path = self.incoming("finish");
-        let there = self.peer.post::<TargetUse>(&path, &());
-        let here = async { self.vmm.destroy(QEMU_DEADLINE).await.map_err(Problem::failed) };
+        let there = async { self.peer()?.post::<TargetUse>(&path, &()).await };
+        let here = self.destroy();
         let network = self.agent.network.put_back(&self.running.id);
         let (used, destroyed, put_back) = tokio::join!(there, here, network);
         self.guard = None;
@@ -538,38 +607,40 @@ impl Executor {
         destroyed.and(put_back)
     }
 
+    async fn destroy(&self) -> Result<(), Problem> {
+        match &self.claimed.vmm {
+            Some(vmm) => vmm.destroy(QEMU_DEADLINE).await.map_err(Problem::failed),
+            None => Ok(()),
+        }
+    }
+
     async fn read_final_counters(&mut self) -> Result<(), Problem> {
-        let status = qemu::status(&self.vmm, QMP_DEADLINE).await.map_err(Problem::failed)?;
-        self.measurements.transfer_ends(&self.vmm, &status);
+        let status = self.status().await?;
+        if let Some(vmm) = &self.claimed.vmm {
+            self.measurements.transfer_ends(vmm, &status);
+        }
         let now_ms = self.now_ms();
         self.measurements.sample(&self.agent.network, now_ms).await
     }
 
     async fn stop_transfer(&mut self) -> Result<(), Problem> {
-        if !self.vmm.alive() {
+        if self.vmm().is_err() {
             return Ok(());
         }
         if let Err(error) = self.read_final_counters().await {
             warn!(%error, "no final counters");
         }
-        qemu::cancel(&self.vmm, QEMU_DEADLINE).await.map(drop).map_err(Problem::failed)
+        qemu::cancel(self.vmm()?, QEMU_DEADLINE).await.map(drop).map_err(Problem::failed)
     }
 
     async fn resume_on_source(&mut self) -> Result<(), Problem> {
-        if !self.vmm.alive() {
-            return Err(Problem::failed(format!(
-                "its QEMU has ended on {}; `drainpipe vm start {}` boots it anew",
-                self.agent.name(),
-                self.running.vm
-            )));
-        }
-        qemu::run(&self.vmm, QMP_DEADLINE).await.map_err(Problem::failed)?;
+        qemu::run(self.vmm()?, QMP_DEADLINE).await.map_err(Problem::failed)?;
         self.guard = None;
         Ok(())
     }
 
     fn result(&self, migration: &Migration, outcome: Outcome) -> MigrationResult {
-        let measured = self.measurements.finish(&self.vmm, self.target_use);
+        let measured = self.measurements.finish(self.claimed.vmm.as_deref(), self.target_use);
         let plan = self.plan.as_ref();
         result::assemble(
             result::Identity {
@@ -587,23 +658,26 @@ impl Executor {
         )
     }
 
-    fn conclude(self, result: MigrationResult) {
+    /// Records the result and gives the VM free, in this order: what the journal still calls open,
+    /// the next start would undo, and nobody else may have changed the VM by then.
+    async fn conclude(mut self, result: MigrationResult) {
         let left = result.outcome == Outcome::Completed;
+        self.guard = None;
         info!(migration = result.id, vm = result.vm, outcome = ?result.outcome, "over");
-        let ended = self.agent.journal.end_migration(&result, left);
+        while let Err(error) = self.agent.journal.end_migration(&result, left) {
+            warn!(%error, migration = result.id, "its result is not recorded yet; tried again soon");
+            *self.running.result() = Some(result.clone());
+            tokio::time::sleep(RECORD_AGAIN_AFTER).await;
+        }
         if left {
             self.agent.vms.forget(&result.vm);
         }
-        match ended {
-            Ok(()) => {
-                self.agent.outgoing.lock().remove(&self.running.id);
-            }
-            Err(error) => {
-                warn!(%error, migration = result.id, "the result is kept in memory only");
-                *self.running.result() = Some(result);
-            }
-        }
+        self.agent.outgoing.lock().remove(&self.running.id);
     }
+}
+
+fn guard_acted() -> Problem {
+    Problem::failed("this agent stood still for so long that its guard let the VM run on here")
 }
 
 fn transferred(status: &TransferStatus) -> Transferred {

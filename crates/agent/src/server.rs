@@ -8,6 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::extract::Request;
+use axum::http::StatusCode;
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
 use drainpipe_engine::problem::Problem;
 use drainpipe_identity::{Identity, Peer};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -108,7 +112,8 @@ async fn serve<S>(stream: S, caller: Caller, router: Router, slot: OwnedSemaphor
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let service = TowerToHyperService::new(router.layer(axum::Extension(caller)));
+    let router = router.layer(axum::Extension(caller)).layer(axum::middleware::from_fn(to_the_end));
+    let service = TowerToHyperService::new(router);
     let served = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_DEADLINE)
@@ -118,6 +123,15 @@ where
         debug!(%error, "a connection ended badly");
     }
     drop(slot);
+}
+
+/// Carries a request through although its caller hangs up: otherwise it would be dropped half-way, as
+/// when a source is killed just as the target lets the VM run.
+async fn to_the_end(request: Request, next: Next) -> Response {
+    tokio::spawn(next.run(request)).await.unwrap_or_else(|error| {
+        warn!(%error, "a request was not carried through");
+        StatusCode::INTERNAL_SERVER_ERROR.into_response()
+    })
 }
 
 /// Binds the Unix socket, readable by root only. A socket that a killed agent left is replaced; one

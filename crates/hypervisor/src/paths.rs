@@ -78,6 +78,11 @@ impl RuntimePaths {
         self.directory.join("guard.sock")
     }
 
+    /// Locked by the watchdog that stands beside a migration, so that there is one at a time.
+    pub fn guard_post(&self) -> PathBuf {
+        self.directory.join("guard.post")
+    }
+
     /// QEMU's process id, written by QEMU.
     pub fn pid_file(&self) -> PathBuf {
         self.directory.join("pid")
