@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::Args;
 use drainpipe_agent::api::types::{HostStatus, VmList, VmView};
@@ -9,6 +10,9 @@ use drainpipe_agent::client::ApiClient;
 use drainpipe_agent::config::DEFAULT_SOCKET;
 use drainpipe_engine::problem::Problem;
 use drainpipe_identity::Identity;
+
+/// An agent that asks the others gives up on one that is silent after 15 s, and then answers.
+const ALL_HOSTS_DEADLINE: Duration = Duration::from_secs(20);
 
 /// Options of every command that asks an agent.
 #[derive(Debug, Clone, Args)]
@@ -83,12 +87,12 @@ impl ConnectionArguments {
 impl Fleet {
     /// All hosts that the agent knows, its own first.
     pub(crate) async fn hosts(&self) -> Result<Vec<HostStatus>, Problem> {
-        self.entry.get("/v1/hosts").await
+        self.entry.get_within("/v1/hosts", ALL_HOSTS_DEADLINE).await
     }
 
     /// The VMs of all hosts.
     pub(crate) async fn vms(&self) -> Result<VmList, Problem> {
-        self.entry.get("/v1/vms?scope=all").await
+        self.entry.get_within("/v1/vms?scope=all", ALL_HOSTS_DEADLINE).await
     }
 
     /// The agent that was named.
