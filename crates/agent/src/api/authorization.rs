@@ -1,4 +1,5 @@
-//! Who may do what. One table, pure.
+//! Who may do what. One table, pure. Whoever has a certificate of the fleet may look, so looking is
+//! not in it.
 
 use std::fmt;
 
@@ -24,11 +25,19 @@ impl fmt::Display for Caller {
     }
 }
 
-/// What a request wants.
+impl Caller {
+    /// The host that calls; nobody but hosts speaks on the paths between agents.
+    pub fn host(&self) -> Result<&str, Problem> {
+        match self {
+            Self::Peer(Peer::Host(name)) => Ok(name),
+            _ => Err(forbidden(self, "speak as a host's agent")),
+        }
+    }
+}
+
+/// What a request wants to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation<'a> {
-    /// Look.
-    Read,
     /// Make, start, stop or remove a VM.
     ManageVms,
     /// Move a VM from here to that host, or cancel such a migration.
@@ -51,8 +60,7 @@ pub enum Operation<'a> {
 /// of its own, and look; what it cannot do is move VMs between others or manage them.
 pub fn authorise(caller: &Caller, operation: Operation<'_>) -> Result<(), Problem> {
     let allowed = match (caller, operation) {
-        (_, Operation::Read)
-        | (Caller::Root | Caller::Peer(Peer::Operator(_)), Operation::ManageVms | Operation::MigrateTo(_)) => {
+        (Caller::Root | Caller::Peer(Peer::Operator(_)), Operation::ManageVms | Operation::MigrateTo(_)) => {
             true
         }
         (
@@ -68,7 +76,6 @@ pub fn authorise(caller: &Caller, operation: Operation<'_>) -> Result<(), Proble
 
 fn refusal(caller: &Caller, operation: Operation<'_>) -> Problem {
     let what = match operation {
-        Operation::Read => "look at this host".to_owned(),
         Operation::ManageVms => "manage the VMs of this host".to_owned(),
         Operation::MigrateTo(target) => format!("move a VM from here to {target}"),
         Operation::SendVm { source } => format!("send a VM here in the name of {source}"),
@@ -78,9 +85,13 @@ fn refusal(caller: &Caller, operation: Operation<'_>) -> Problem {
         Operation::ManageVms | Operation::MigrateTo(_) => {
             "; use root on this host, or an operator's certificate (`drainpipe pki operator`)"
         }
-        _ => "",
+        Operation::SendVm { .. } | Operation::AskHandOver { .. } => "",
     };
-    Problem::new(ProblemKind::Forbidden, format!("{caller} may not {what}{cure}"))
+    forbidden(caller, &format!("{what}{cure}"))
+}
+
+fn forbidden(caller: &Caller, what: &str) -> Problem {
+    Problem::new(ProblemKind::Forbidden, format!("{caller} may not {what}"))
 }
 
 #[cfg(test)]

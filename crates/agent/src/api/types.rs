@@ -5,9 +5,15 @@ use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::plan::Plan;
 use drainpipe_engine::progress::Progress;
 use drainpipe_engine::result::MigrationResult;
-use drainpipe_hypervisor::spec::{ResolvedSpec, VmSpec};
-use serde::{Deserialize, Serialize};
+use drainpipe_hypervisor::spec::{ResolvedSpec, VmName, VmSpec};
+use drainpipe_identity::check_name;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
+use uuid::Uuid;
+
+/// Longest deadline that a migration may be given, in seconds.
+const DEADLINE_S_MAX: u32 = 24 * 60 * 60;
 
 /// A host, as its agent describes it.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
@@ -109,9 +115,9 @@ pub enum VmState {
 
 /// A request to make a VM.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
 pub struct CreateVm {
     /// Its specification.
-    #[schema(value_type = Object)]
     pub spec: VmSpec,
 }
 
@@ -120,14 +126,19 @@ pub struct CreateVm {
 #[serde(deny_unknown_fields)]
 pub struct MigrateRequest {
     /// The VM.
+    #[serde(deserialize_with = "vm_name")]
+    #[schema(value_type = VmName)]
     pub vm: String,
     /// The host it shall run on.
+    #[serde(deserialize_with = "host_name")]
+    #[schema(max_length = 253)]
     pub target: String,
     /// How.
     #[serde(default)]
     pub option: RequestedOption,
-    /// Seconds after which it is undone unless it is over.
-    #[serde(default)]
+    /// Seconds after which it is undone unless it is over: up to a day.
+    #[serde(default, deserialize_with = "deadline_s")]
+    #[schema(minimum = 1, maximum = 86_400)]
     pub deadline_s: Option<u32>,
 }
 
@@ -166,12 +177,13 @@ pub struct MigrationView {
 #[serde(deny_unknown_fields)]
 pub struct IncomingRequest {
     /// Identifier of the migration.
+    #[serde(deserialize_with = "migration_id")]
+    #[schema(format = "uuid")]
     pub id: String,
-    /// What the VM is; the target builds exactly this.
-    #[schema(value_type = Object)]
+    /// What the VM is, with every value given; the target builds exactly this.
+    #[schema(value_type = VmSpec)]
     pub spec: ResolvedSpec,
     /// As its owner wrote it; kept for the next start.
-    #[schema(value_type = Object)]
     pub definition: VmSpec,
 }
 
@@ -229,4 +241,27 @@ pub struct TargetUse {
     pub vmm_cpu_seconds: f64,
     /// CPU seconds of its agent since the migration began.
     pub agent_cpu_seconds: f64,
+}
+
+fn vm_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    VmName::deserialize(deserializer).map(String::from)
+}
+
+fn host_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let name = String::deserialize(deserializer)?;
+    check_name(&name).map_err(D::Error::custom)?;
+    Ok(name)
+}
+
+/// In the one form in which the journal has it: it becomes a key there, and a part of paths.
+fn migration_id<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    Uuid::deserialize(deserializer).map(|id| id.to_string())
+}
+
+fn deadline_s<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
+    let seconds = Option::<u32>::deserialize(deserializer)?;
+    if seconds.is_some_and(|seconds| !(1..=DEADLINE_S_MAX).contains(&seconds)) {
+        return Err(D::Error::custom(format!("deadline_s: 1 to {DEADLINE_S_MAX} is allowed")));
+    }
+    Ok(seconds)
 }

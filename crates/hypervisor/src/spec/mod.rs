@@ -12,6 +12,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 pub use names::{MacAddress, MachineType, NameError, VmName};
@@ -30,17 +31,20 @@ const INTERFACE_NAME_LENGTH_MAX: usize = 15;
 const KERNEL_COMMAND_LINE_BYTES_MAX: usize = 2047;
 
 /// Specification of one VM.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VmSpec {
     /// The VM's name, unique among the hosts that it may migrate between.
     pub name: VmName,
     /// The VM's UUID; derived from its name if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, format = "uuid")]
     pub uuid: Option<Uuid>,
     /// Guest memory, in MiB.
+    #[schema(minimum = 16, maximum = 67_108_864)]
     pub memory_mib: u64,
     /// Virtual CPUs.
+    #[schema(minimum = 1, maximum = 255)]
     pub vcpus: u32,
     /// Machine type with its version, such as `pc-q35-7.2`.
     pub machine: MachineType,
@@ -52,18 +56,22 @@ pub struct VmSpec {
     pub accelerator: Accelerator,
     /// Kernel to boot directly.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
     pub kernel: Option<PathBuf>,
     /// Its initial RAM file system.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
     pub initramfs: Option<PathBuf>,
     /// Its command line.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel_command_line: Option<String>,
     /// Disks, which both hosts must reach under the same path.
     #[serde(default, rename = "disk", skip_serializing_if = "Vec::is_empty")]
+    #[schema(max_items = 8)]
     pub disks: Vec<Disk>,
     /// Network interfaces.
     #[serde(default, rename = "nic", skip_serializing_if = "Vec::is_empty")]
+    #[schema(max_items = 8)]
     pub nics: Vec<Nic>,
     /// Where the services of Drainpipe's own test guest answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -71,7 +79,7 @@ pub struct VmSpec {
 }
 
 /// How guest instructions run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Accelerator {
     /// KVM where the host's CPU has it, else TCG.
@@ -84,10 +92,11 @@ pub enum Accelerator {
 }
 
 /// A disk of the VM.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Disk {
     /// File or block device.
+    #[schema(value_type = String)]
     pub path: PathBuf,
     /// What the file holds. It is never guessed: a guest could write a qcow2 header into a raw
     /// disk and so have QEMU open any file as its backing file.
@@ -98,7 +107,7 @@ pub struct Disk {
 }
 
 /// Format of a disk's file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum DiskFormat {
     /// The file is the disk.
@@ -108,10 +117,11 @@ pub enum DiskFormat {
 }
 
 /// A network interface of the VM.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Nic {
     /// Bridge on the host, of the same name on every host.
+    #[schema(max_length = 15)]
     pub bridge: String,
     /// MAC address; derived from the VM's name if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -119,12 +129,14 @@ pub struct Nic {
 }
 
 /// Services of Drainpipe's test guest, which `bench` and `verify` use.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GuestServices {
     /// Answers heartbeats (UDP).
+    #[schema(value_type = String, example = "192.0.2.7:7400")]
     pub heartbeat: SocketAddr,
     /// Takes commands (TCP).
+    #[schema(value_type = String, example = "192.0.2.7:7401")]
     pub control: SocketAddr,
 }
 

@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 /// Namespace of everything derived from a VM's name. Changing it would change the UUIDs and MAC
@@ -68,8 +69,9 @@ macro_rules! text_conversions {
 /// Name of a VM: unique among the hosts that it may migrate between.
 ///
 /// Safe as a file name, as part of a QEMU option and as a URL's path segment.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(try_from = "String", into = "String")]
+#[schema(pattern = "^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length = 50, example = "web")]
 pub struct VmName(String);
 
 text_conversions!(VmName);
@@ -115,8 +117,9 @@ impl fmt::Display for VmName {
 }
 
 /// Unicast MAC address of a guest's NIC.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(try_from = "String", into = "String")]
+#[schema(value_type = String, pattern = "^[0-9a-fA-F]{2}(:[0-9a-fA-F]{2}){5}$", example = "52:54:00:12:34:56")]
 pub struct MacAddress([u8; 6]);
 
 text_conversions!(MacAddress);
@@ -162,8 +165,9 @@ impl fmt::Display for MacAddress {
 }
 
 /// A machine type with its version, which every QEMU that knows it builds alike.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(try_from = "String", into = "String")]
+#[schema(example = "pc-q35-7.2")]
 pub struct MachineType(String);
 
 text_conversions!(MachineType);

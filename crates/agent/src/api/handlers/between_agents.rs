@@ -1,0 +1,369 @@
+//! What the agent of a source says to that of its target, step by step; and what a target asks.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::{Extension, Request, State};
+use axum::middleware::Next;
+use axum::response::Response;
+use drainpipe_engine::facts::MigrationLink;
+use drainpipe_engine::path::Path;
+use drainpipe_engine::problem::Problem;
+use serde::Deserialize;
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::{Answer, Shared};
+use crate::agent::Agent;
+use crate::api::authorization::{Caller, Operation, authorise};
+use crate::api::error::ApiError;
+use crate::api::extract::{Body, MigrationId, Query};
+use crate::api::forward::refuse_host;
+use crate::api::types::{
+    ConnectionRequest, Endpoint, HandOverView, IncomingRequest, IncomingView, TargetUse,
+};
+use crate::api::{Routes, openapi};
+use crate::probe::{self, ProbePorts, ProbeRequest};
+use crate::{incoming, outgoing};
+
+/// Longest that a caller may have an answer held back.
+const WAIT_MAX: Duration = Duration::from_mins(1);
+
+/// Most paths of one migration.
+const PATHS_MAX: usize = 64;
+
+pub(in crate::api) fn routes() -> Routes {
+    OpenApiRouter::new()
+        .routes(routes!(permit))
+        .routes(routes!(view, discard))
+        .routes(routes!(reserve_memory))
+        .routes(routes!(build_skeleton))
+        .routes(routes!(open_probes))
+        .routes(routes!(connect))
+        .routes(routes!(received))
+        .routes(routes!(run))
+        .routes(routes!(finish))
+        .routes(routes!(hand_over))
+}
+
+/// Keeps everybody but hosts from these paths, and hosts from having them passed on.
+pub(in crate::api) async fn hosts_only(
+    Extension(caller): Extension<Caller>,
+    request: Request,
+    next: Next,
+) -> Result<Response, ApiError> {
+    caller.host()?;
+    refuse_host(request.uri())?;
+    Ok(next.run(request).await)
+}
+
+/// Lets only the source of a migration carry on with it.
+fn check_source(agent: &Agent, caller: &Caller, id: &str) -> Result<(), Problem> {
+    let recorded = agent.journal.incoming_state(id)?.map(|(source, _)| source);
+    let source = agent
+        .incoming
+        .source_of(id)
+        .or(recorded)
+        .ok_or_else(|| Problem::not_found(format!("no migration {id} on its way to {}", agent.name())))?;
+    authorise(caller, Operation::SendVm { source: &source })
+}
+
+/// The links that a source may ask for: those that this host's configuration gives to migrations.
+async fn own_links(agent: &Agent) -> Result<Vec<MigrationLink>, Problem> {
+    agent.network.migration_links(&agent.config.links).await
+}
+
+fn check_own_address(links: &[MigrationLink], address: IpAddr) -> Result<(), Problem> {
+    let own = links.iter().flat_map(|link| &link.addresses).any(|net| net.addr() == address);
+    if own {
+        Ok(())
+    } else {
+        Err(Problem::bad_input(format!("{address} is on no migration link of this host")))
+    }
+}
+
+/// Refuses paths over links that are not for migrations, or to gateways that they do not reach.
+fn check_paths(links: &[MigrationLink], paths: &[Path]) -> Result<(), Problem> {
+    if paths.len() > PATHS_MAX {
+        return Err(Problem::bad_input(format!("more than {PATHS_MAX} paths")));
+    }
+    for path in paths {
+        let link = links.iter().find(|link| link.name == path.link);
+        let reaches = link.is_some_and(|link| {
+            link.addresses.iter().any(|net| net.addr() == path.address && net.contains(&path.peer_address))
+        });
+        if !reaches {
+            return Err(Problem::bad_input(format!(
+                "no migration link {} of this host reaches {} from {}",
+                path.link.escape_default(),
+                path.peer_address,
+                path.address
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a migration address that is somebody's already: a route to it would take traffic away that
+/// is not the migration's.
+fn check_migration_address(agent: &Agent, links: &[MigrationLink], address: IpAddr) -> Result<(), Problem> {
+    let on_a_link = links.iter().flat_map(|link| &link.addresses).any(|net| net.contains(&address));
+    let an_agents = agent.config.peers.iter().any(|peer| peer.address.ip() == address);
+    if on_a_link || an_agents {
+        return Err(Problem::bad_input(format!(
+            "migration_address {address} is within a link's subnet, or an agent's: take a free private one"
+        )));
+    }
+    Ok(())
+}
+
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct WaitQuery {
+    /// How long the answer may be held back, in milliseconds; a minute at most.
+    #[serde(default)]
+    #[param(required = false, maximum = 60_000)]
+    wait_ms: u64,
+}
+
+/// Step 2: may this VM come?
+#[utoipa::path(post, path = "/v1/incoming", tag = openapi::BETWEEN_AGENTS, request_body = IncomingRequest, responses(
+    (status = 200, description = "It may.", body = ()),
+    (status = 409, description = "A VM of that name is here, or the identifier was used before.", body = Problem),
+    (status = 422, description = "This host cannot run it, or does not know the source.", body = Problem),
+))]
+async fn permit(
+    State(agent): Shared,
+    Extension(caller): Extension<Caller>,
+    Body(request): Body<IncomingRequest>,
+) -> Answer<()> {
+    Ok(Json(incoming::permit(&agent, caller.host()?, request)?))
+}
+
+/// What was decided of a VM on its way
+#[utoipa::path(get, path = "/v1/incoming/{id}", tag = openapi::BETWEEN_AGENTS, params(
+    ("id" = String, Path, format = "uuid")
+), responses((status = 200, description = "What was decided.", body = IncomingView)))]
+async fn view(State(agent): Shared, MigrationId(id): MigrationId) -> Answer<IncomingView> {
+    Ok(Json(incoming::view(&agent, &id).await?))
+}
+
+/// The VM shall not run here
+///
+/// Idempotent. Also for an identifier that is not known yet, so that an order to run that arrives
+/// later finds the refusal.
+#[utoipa::path(delete, path = "/v1/incoming/{id}", tag = openapi::BETWEEN_AGENTS, params(
+    ("id" = String, Path, format = "uuid")
+), responses(
+    (status = 200, description = "It never ran here and never will.", body = ()),
+    (status = 409, description = "It runs here.", body = Problem),
+))]
+async fn discard(
+    State(agent): Shared,
+    Extension(caller): Extension<Caller>,
+    MigrationId(id): MigrationId,
+) -> Answer<()> {
+    if agent.journal.incoming_state(&id).map_err(Problem::from)?.is_some() {
+        check_source(&agent, &caller, &id)?;
+    }
+    Ok(Json(incoming::discard(&agent, &id, caller.host()?).await?))
+}
+
+/// Step 3: reserve the memory
+#[utoipa::path(post, path = "/v1/incoming/{id}/memory", tag = openapi::BETWEEN_AGENTS, params(
+    ("id" = String, Path, format = "uuid")
+), responses(
+    (status = 200, description = "Reserved.", body = ()),
+    (status = 404, description = "No such migration on its way here.", body = Problem),
+    (status = 422, description = "Too little memory.", body = Problem),
+))]
+async fn reserve_memory(
+    State(agent): Shared,
+    Extension(caller): Extension<Caller>,
+    MigrationId(id): MigrationId,
+) -> Answer<()> {
+    check_source(&agent, &caller, &id)?;
+    Ok(Json(incoming::reserve_memory(&agent, &id)?))
+}
+
+/// Step 4: build the skeleton VM
+#[utoipa::path(post, path = "/v1/incoming/{id}/skeleton", tag = openapi::BETWEEN_AGENTS, params(
+    ("id" = String, Path, format = "uuid")
+), responses(
+    (status = 200, description = "Its QEMU waits for the state.", body = ()),
+    (status = 404, description = "No such migration on its way here.", body = Problem),
+    (status = 409, description = "It was given up here.", body = Problem),
+    (status = 422, description = "This host cannot run it.", body = Problem),
+))]
+async fn build_skeleton(
+    State(agent): Shared,
+    Extension(caller): Extension<Caller>,
+    MigrationId(id): MigrationId,
+) -> Answer<()> {
+    check_source(&agent, &caller, &id)?;
+    Ok(Json(incoming::build_skeleton(&agent, &id).await?))
+}
+
+/// Step 5: open ports on which the source tries each path
+#[utoipa::path(post, path = "/v1/incoming/{id}/probe", tag = openapi::BETWEEN_AGENTS, params(
+    ("id" = String, Path, format = "uuid")
+), request_body = ProbeRequest, responses(
+    (status = 200, description = "The ports, open for a few seconds.", body = ProbePorts),
+    (status = 404, description = "No such migration on its way here.", body = Problem),
+))]
+async fn open_probes(
+    State(agent): Shared,
+    Extension(caller): Extension<Caller>,
+    MigrationId(id): MigrationId,
+    Body(request): Body<ProbeRequest>,
+) -> Answer<ProbePorts> {
+    check_source(&agent, &caller, &id)?;
+    let links = own_links(&agent).await?;
+    request.addresses.iter().try_for_each(|address| check_own_address(&links, *address))?;
+    Ok(Json(probe::open(&agent, request).await?))
+}
+
+/// Step 5: prepare the paths and listen
+#[utoipa::path(post, path = "/v1/incoming/{id}/connection", tag = openapi::BETWEEN_AGENTS, params(
+    ("id" = String, Path, format = "uuid")
+), request_body = ConnectionRequest, responses(
+    (status = 200, description = "It listens there.", body = Endpoint),
+    (status = 404, description = "No such migration on its way here.", body = Problem),
+    (status = 409, description = "It has no skeleton here, or was given up.", body = Problem),
+    (status = 422, description = "This host cannot do it that way.", body = Problem),
+))]
+async fn connect(
+    State(agent): Shared,
+    Extension(caller): Extension<Caller>,
+    MigrationId(id): MigrationId,
+    Body(request): Body<ConnectionRequest>,
+) -> Answer<Endpoint> {
+    check_source(&agent, &caller, &id)?;
+    let links = own_links(&agent).await?;
+    check_paths(&links, &request.plan.paths)?;
+    request.migration_address.map_or(Ok(()), |address| check_migration_address(&agent, &links, address))?;
+    Ok(Json(incoming::connect(&agent, &id, request).await?))
+}
+
+/// Step 8: is all state here?
+#[utoipa::path(get, path = "/v1/incoming/{id}/received", tag = openapi::BETWEEN_AGENTS, params(
+    ("id" = String, Path, format = "uuid"), WaitQuery
+), responses(
+    (status = 200, description = "`ready`, or still `waiting` when the time is over.", body = IncomingView),
+    (status = 404, description = "No such migration on its way here.", body = Problem),
+    (status = 409, description = "It has no skeleton here.", body = Problem),
+))]
+async fn received(
+    State(agent): Shared,
+    Extension(caller): Extension<Caller>,
+    MigrationId(id): MigrationId,
+    Query(query): Query<WaitQuery>,
+) -> Answer<IncomingView> {
+    check_source(&agent, &caller, &id)?;
+    let wait = Duration::from_millis(query.wait_ms).min(WAIT_MAX);
+    Ok(Json(incoming::wait_received(&agent, &id, wait).await?))
+}
+
+/// Step 9: let it run
+///
+/// The source has recorded the hand-over. Idempotent.
+#[utoipa::path(post, path = "/v1/incoming/{id}/run", tag = openapi::BETWEEN_AGENTS, params(
+    ("id" = String, Path, format = "uuid")
+), responses(
+    (status = 200, description = "It runs here.", body = ()),
+    (status = 404, description = "No such migration on its way here.", body = Problem),
+    (status = 409, description = "It was given up here.", body = Problem),
+))]
+async fn run(
+    State(agent): Shared,
+    Extension(caller): Extension<Caller>,
+    MigrationId(id): MigrationId,
+) -> Answer<()> {
+    check_source(&agent, &caller, &id)?;
+    Ok(Json(incoming::run(&agent, &id).await?))
+}
+
+/// Step 10: nothing more to come
+///
+/// Puts the network back, and says what the migration used here.
+#[utoipa::path(post, path = "/v1/incoming/{id}/finish", tag = openapi::BETWEEN_AGENTS, params(
+    ("id" = String, Path, format = "uuid")
+), responses(
+    (status = 200, description = "CPU used here.", body = TargetUse),
+    (status = 404, description = "No such migration on its way here.", body = Problem),
+    (status = 409, description = "It was given up here.", body = Problem),
+))]
+async fn finish(
+    State(agent): Shared,
+    Extension(caller): Extension<Caller>,
+    MigrationId(id): MigrationId,
+) -> Answer<TargetUse> {
+    check_source(&agent, &caller, &id)?;
+    Ok(Json(incoming::finish(&agent, &id).await?))
+}
+
+/// Was this VM handed over?
+///
+/// What the source's journal says, for a target that has not heard from it. Only the target may ask;
+/// `refused` is also the answer for an identifier that is not known.
+#[utoipa::path(get, path = "/v1/handovers/{id}", tag = openapi::BETWEEN_AGENTS, params(
+    ("id" = String, Path, format = "uuid")
+), responses((status = 200, description = "What the journal says.", body = HandOverView)))]
+async fn hand_over(
+    State(agent): Shared,
+    Extension(caller): Extension<Caller>,
+    MigrationId(id): MigrationId,
+) -> Answer<HandOverView> {
+    let (target, view) = outgoing::hand_over_view(&agent, &id)?;
+    target.map_or(Ok(()), |target| authorise(&caller, Operation::AskHandOver { target: &target }))?;
+    Ok(Json(view))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn link(name: &str, address: &str) -> MigrationLink {
+        let addresses = vec![address.parse().unwrap()];
+        MigrationLink { name: name.into(), addresses, speed_mbps: None, mtu: 1500, usable: true }
+    }
+
+    fn path(link: &str, address: &str, peer_address: &str) -> Path {
+        Path {
+            link: link.into(),
+            address: address.parse().unwrap(),
+            peer_link: "e0".into(),
+            peer_address: peer_address.parse().unwrap(),
+            speed_mbps: None,
+        }
+    }
+
+    #[test]
+    fn only_paths_over_migration_links_are_taken() {
+        let links = [link("e0", "10.0.1.2/24"), link("e1", "10.0.2.2/24")];
+        check_paths(&links, &[path("e0", "10.0.1.2", "10.0.1.1"), path("e1", "10.0.2.2", "10.0.2.1")])
+            .unwrap();
+        for hostile in [
+            path("mgmt", "10.0.1.2", "10.0.1.1"),
+            path("../all", "10.0.1.2", "10.0.1.1"),
+            path("e0", "0.0.0.0", "10.0.1.1"),
+            path("e0", "10.0.2.2", "10.0.2.1"),
+            path("e0", "10.0.1.2", "10.0.9.1"),
+        ] {
+            check_paths(&links, std::slice::from_ref(&hostile)).expect_err(&hostile.link);
+        }
+        check_paths(&links, &vec![path("e0", "10.0.1.2", "10.0.1.1"); PATHS_MAX + 1]).expect_err("too many");
+    }
+
+    #[test]
+    fn ports_open_on_migration_links_only() {
+        let links = [link("e0", "10.0.1.2/24")];
+        check_own_address(&links, "10.0.1.2".parse().unwrap()).unwrap();
+        for address in ["0.0.0.0", "127.0.0.1", "10.0.1.3", "::"] {
+            check_own_address(&links, address.parse().unwrap()).expect_err(address);
+        }
+    }
+}

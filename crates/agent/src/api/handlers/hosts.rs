@@ -1,0 +1,44 @@
+//! Hosts, and this description of the API.
+
+use axum::Json;
+use axum::extract::State;
+use utoipa::openapi::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::{Answer, Shared};
+use crate::api::types::{HostStatus, HostView};
+use crate::api::{Routes, openapi};
+
+pub(in crate::api) fn routes() -> Routes {
+    OpenApiRouter::new().routes(routes!(host)).routes(routes!(hosts)).routes(routes!(openapi_document))
+}
+
+/// This host
+///
+/// What it is and what migrations can use: memory, links, hypervisor.
+#[utoipa::path(get, path = "/v1/host", tag = openapi::HOSTS, responses(
+    (status = 200, description = "The host.", body = HostView),
+))]
+async fn host(State(agent): Shared) -> Answer<HostView> {
+    Ok(Json(agent.view().await?))
+}
+
+/// All hosts that this one knows
+///
+/// Itself first, then its peers as they answer now. A host that does not answer is listed with the
+/// reason.
+#[utoipa::path(get, path = "/v1/hosts", tag = openapi::HOSTS, responses(
+    (status = 200, description = "The hosts.", body = [HostStatus]),
+))]
+async fn hosts(State(agent): Shared) -> Answer<Vec<HostStatus>> {
+    Ok(Json(agent.all_hosts().await?))
+}
+
+/// This document
+#[utoipa::path(get, path = "/v1/openapi.json", tag = openapi::HOSTS, responses(
+    (status = 200, description = "OpenAPI.", body = Object),
+))]
+async fn openapi_document() -> Json<&'static OpenApi> {
+    Json(openapi::document())
+}

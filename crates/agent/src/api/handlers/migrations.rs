@@ -1,0 +1,148 @@
+//! Migrations from the host.
+
+use axum::Json;
+use axum::extract::{Extension, State};
+use drainpipe_engine::problem::Problem;
+use drainpipe_engine::result::MigrationResult;
+use serde::Deserialize;
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::{Answer, Shared};
+use crate::agent::Agent;
+use crate::api::authorization::{Caller, Operation, authorise};
+use crate::api::extract::{Body, MigrationId, Query};
+use crate::api::types::{MigrateRequest, MigrationView, PlanView};
+use crate::api::{Routes, openapi};
+use crate::outgoing;
+
+/// Most ended migrations in one answer: a result with an hour of samples takes 2 MB, a usual one 30 kB.
+const HISTORY_LIMIT_MAX: u32 = 1_000;
+
+pub(in crate::api) fn routes() -> Routes {
+    OpenApiRouter::new()
+        .routes(routes!(migrations, migrate))
+        .routes(routes!(plan))
+        .routes(routes!(migration))
+        .routes(routes!(cancel))
+}
+
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct HistoryQuery {
+    /// How many ended migrations to list, up to 1000.
+    #[serde(default = "default_history_limit")]
+    #[param(required = false, default = 20, maximum = 1000)]
+    limit: u32,
+}
+
+fn default_history_limit() -> u32 {
+    20
+}
+
+/// Migrations from this host
+///
+/// Those under way, then the last that ended, newest first.
+#[utoipa::path(get, path = "/v1/migrations", tag = openapi::MIGRATIONS, params(HistoryQuery), responses(
+    (status = 200, description = "The migrations.", body = [MigrationView]),
+))]
+async fn migrations(State(agent): Shared, Query(query): Query<HistoryQuery>) -> Answer<Vec<MigrationView>> {
+    if query.limit > HISTORY_LIMIT_MAX {
+        return Err(Problem::bad_input(format!("limit: at most {HISTORY_LIMIT_MAX} in one answer")).into());
+    }
+    let under_way = agent.outgoing.all();
+    let mut views: Vec<MigrationView> = under_way.iter().map(|running| running.view(agent.name())).collect();
+    views.extend(agent.journal.history(query.limit).map_err(Problem::from)?.into_iter().map(ended));
+    Ok(Json(views))
+}
+
+fn ended(result: MigrationResult) -> MigrationView {
+    MigrationView {
+        id: result.id.clone(),
+        vm: result.vm.clone(),
+        source: result.source.clone(),
+        target: result.target.clone(),
+        progress: None,
+        result: Some(result),
+    }
+}
+
+/// Move a VM to another host
+///
+/// Answers once the migration has begun; it runs on by itself. Follow it with
+/// `GET /v1/migrations/{id}` until there is a `result`.
+///
+/// A host may move VMs to itself only; root on the source and operators may move them anywhere.
+#[utoipa::path(post, path = "/v1/migrations", tag = openapi::MIGRATIONS, request_body = MigrateRequest, responses(
+    (status = 200, description = "Begun.", body = MigrationView),
+    (status = 404, description = "No VM of that name here, or no host of that name.", body = Problem),
+    (status = 409, description = "The VM does not run, is there already, or is being changed or moved.", body = Problem),
+))]
+async fn migrate(
+    State(agent): Shared,
+    Extension(caller): Extension<Caller>,
+    Body(request): Body<MigrateRequest>,
+) -> Answer<MigrationView> {
+    authorise(&caller, Operation::MigrateTo(&request.target))?;
+    Ok(Json(outgoing::begin(&agent, &request)?))
+}
+
+/// Plan a migration and do nothing
+///
+/// What `drainpipe migrate --dry-run` shows: the option that would be used and why, and over which
+/// paths.
+#[utoipa::path(post, path = "/v1/migrations/plan", tag = openapi::MIGRATIONS, request_body = MigrateRequest, responses(
+    (status = 200, description = "The plan.", body = PlanView),
+    (status = 404, description = "No VM of that name here, or no host of that name.", body = Problem),
+    (status = 409, description = "The VM is there already.", body = Problem),
+    (status = 422, description = "There is no way to do it; the message says why.", body = Problem),
+    (status = 502, description = "The target or the host asked for does not answer.", body = Problem),
+))]
+async fn plan(State(agent): Shared, Body(request): Body<MigrateRequest>) -> Answer<PlanView> {
+    Ok(Json(outgoing::dry_run(&agent, &request).await?))
+}
+
+/// One migration
+///
+/// With `progress` while it is under way, with `result` when it is over. With both, the hand-over is
+/// recorded and the target has not yet said that the VM runs there.
+#[utoipa::path(get, path = "/v1/migrations/{id}", tag = openapi::MIGRATIONS, params(
+    ("id" = String, Path, format = "uuid")
+), responses(
+    (status = 200, description = "The migration.", body = MigrationView),
+    (status = 404, description = "No such migration from here, or no host of that name.", body = Problem),
+))]
+async fn migration(State(agent): Shared, MigrationId(id): MigrationId) -> Answer<MigrationView> {
+    if let Some(running) = agent.outgoing.get(&id) {
+        return Ok(Json(running.view(agent.name())));
+    }
+    let result = agent.journal.result(&id).map_err(Problem::from)?;
+    result.map(|result| Json(ended(result))).ok_or_else(|| unknown_migration(&agent, &id).into())
+}
+
+fn unknown_migration(agent: &Agent, id: &str) -> Problem {
+    Problem::not_found(format!("no migration {id} on {}; `drainpipe history` lists them", agent.name()))
+}
+
+/// Cancel a migration
+///
+/// Answers at once. The migration is undone unless the hand-over is recorded by then; its `result`
+/// tells.
+#[utoipa::path(post, path = "/v1/migrations/{id}/cancel", tag = openapi::MIGRATIONS, params(
+    ("id" = String, Path, format = "uuid")
+), responses(
+    (status = 200, description = "Asked for.", body = ()),
+    (status = 404, description = "No such migration under way, or no host of that name.", body = Problem),
+))]
+async fn cancel(
+    State(agent): Shared,
+    Extension(caller): Extension<Caller>,
+    MigrationId(id): MigrationId,
+) -> Answer<()> {
+    let running = agent.outgoing.get(&id).ok_or_else(|| unknown_migration(&agent, &id))?;
+    authorise(&caller, Operation::MigrateTo(running.target()))?;
+    running.cancel();
+    Ok(Json(()))
+}

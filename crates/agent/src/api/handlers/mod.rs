@@ -1,0 +1,18 @@
+//! One function a path: reads the request, checks the caller, calls the part that does it. What the
+//! OpenAPI document says of a path stands at its function, and only there.
+
+pub(super) mod between_agents;
+pub(super) mod hosts;
+pub(super) mod migrations;
+pub(super) mod vms;
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+
+use super::error::ApiError;
+use crate::agent::Agent;
+
+type Answer<T> = Result<Json<T>, ApiError>;
+type Shared = State<Arc<Agent>>;

@@ -1,0 +1,138 @@
+//! The VMs of the host.
+
+use axum::Json;
+use axum::extract::{Extension, State};
+use drainpipe_engine::problem::Problem;
+use drainpipe_hypervisor::spec::VmName;
+use serde::Deserialize;
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::{Answer, Shared};
+use crate::api::authorization::{Caller, Operation, authorise};
+use crate::api::extract::{Body, Query, Segment};
+use crate::api::types::{CreateVm, Scope, VmList, VmView};
+use crate::api::{Routes, openapi};
+
+pub(in crate::api) fn routes() -> Routes {
+    OpenApiRouter::new()
+        .routes(routes!(vms, create_vm))
+        .routes(routes!(vm, remove_vm))
+        .routes(routes!(start_vm))
+        .routes(routes!(stop_vm))
+}
+
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct VmsQuery {
+    /// Whose VMs.
+    #[serde(default)]
+    #[param(inline, required = false)]
+    scope: Scope,
+}
+
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct StopQuery {
+    /// Pull the plug instead of asking the guest to power off.
+    #[serde(default)]
+    #[param(required = false)]
+    force: bool,
+}
+
+/// VMs
+///
+/// Those on this host and on their way to it; with `scope=all`, those of its peers too.
+#[utoipa::path(get, path = "/v1/vms", tag = openapi::VMS, params(VmsQuery), responses(
+    (status = 200, description = "The VMs, and what kept others out of the list.", body = VmList),
+))]
+async fn vms(State(agent): Shared, Query(query): Query<VmsQuery>) -> Answer<VmList> {
+    Ok(Json(agent.list_vms(query.scope).await))
+}
+
+/// One VM
+#[utoipa::path(get, path = "/v1/vms/{name}", tag = openapi::VMS, params(("name" = VmName, Path)), responses(
+    (status = 200, description = "The VM.", body = VmView),
+    (status = 404, description = "No VM of that name here, or no host of that name.", body = Problem),
+))]
+async fn vm(State(agent): Shared, Segment(name): Segment<VmName>) -> Answer<VmView> {
+    Ok(Json(agent.vms.get(name.as_str()).await?))
+}
+
+/// Make a VM
+///
+/// It is defined, not started.
+#[utoipa::path(post, path = "/v1/vms", tag = openapi::VMS, request_body = CreateVm, responses(
+    (status = 200, description = "Defined.", body = ()),
+    (status = 409, description = "A VM of that name is here, or on its way.", body = Problem),
+))]
+async fn create_vm(
+    State(agent): Shared,
+    Extension(caller): Extension<Caller>,
+    Body(request): Body<CreateVm>,
+) -> Answer<()> {
+    authorise(&caller, Operation::ManageVms)?;
+    request.spec.validate().map_err(Problem::bad_input)?;
+    if agent.incoming.definitions().iter().any(|coming| coming.name == request.spec.name) {
+        let name = &request.spec.name;
+        return Err(Problem::conflict(format!("a VM {name} is on its way to {}", agent.name())).into());
+    }
+    Ok(Json(agent.vms.create(request.spec)?))
+}
+
+/// Remove a VM
+///
+/// It must not run. Its disks stay.
+#[utoipa::path(delete, path = "/v1/vms/{name}", tag = openapi::VMS, params(("name" = VmName, Path)), responses(
+    (status = 200, description = "Removed.", body = ()),
+    (status = 404, description = "No VM of that name here, or no host of that name.", body = Problem),
+    (status = 409, description = "It runs, or is being changed or moved.", body = Problem),
+))]
+async fn remove_vm(
+    State(agent): Shared,
+    Extension(caller): Extension<Caller>,
+    Segment(name): Segment<VmName>,
+) -> Answer<()> {
+    authorise(&caller, Operation::ManageVms)?;
+    Ok(Json(agent.vms.remove(name.as_str()).await?))
+}
+
+/// Start a VM
+#[utoipa::path(post, path = "/v1/vms/{name}/start", tag = openapi::VMS, params(("name" = VmName, Path)), responses(
+    (status = 200, description = "Its QEMU runs, and the guest boots.", body = ()),
+    (status = 404, description = "No VM of that name here, or no host of that name.", body = Problem),
+    (status = 409, description = "It runs already, or is being changed or moved.", body = Problem),
+    (status = 422, description = "This host cannot run it any more; the message says why.", body = Problem),
+))]
+async fn start_vm(
+    State(agent): Shared,
+    Extension(caller): Extension<Caller>,
+    Segment(name): Segment<VmName>,
+) -> Answer<()> {
+    authorise(&caller, Operation::ManageVms)?;
+    Ok(Json(agent.vms.start(name.as_str()).await?))
+}
+
+/// Stop a VM
+///
+/// Asks the guest to power off and waits up to a minute for it.
+#[utoipa::path(post, path = "/v1/vms/{name}/stop", tag = openapi::VMS, params(
+    ("name" = VmName, Path), StopQuery
+), responses(
+    (status = 200, description = "It does not run any more.", body = ()),
+    (status = 404, description = "No VM of that name here, or no host of that name.", body = Problem),
+    (status = 409, description = "It does not run, or is being changed or moved.", body = Problem),
+    (status = 500, description = "The guest ignores its power button.", body = Problem),
+))]
+async fn stop_vm(
+    State(agent): Shared,
+    Extension(caller): Extension<Caller>,
+    Segment(name): Segment<VmName>,
+    Query(query): Query<StopQuery>,
+) -> Answer<()> {
+    authorise(&caller, Operation::ManageVms)?;
+    Ok(Json(agent.vms.stop(name.as_str(), query.force).await?))
+}

@@ -1,0 +1,121 @@
+//! Each path × each caller: let in, or refused as forbidden.
+
+use std::collections::BTreeSet;
+
+use serde_json::json;
+
+use super::harness::{TestAgent, Who};
+use crate::api::openapi;
+
+const ALL: &[Who] = &Who::ALL;
+const MANAGERS: &[Who] = &[Who::Root, Who::Operator];
+const HOSTS: &[Who] = &[Who::Source, Who::Target, Who::Other];
+const SOURCE: &[Who] = &[Who::Source];
+
+/// A migration that the agent had sent to `target`, and one that it was sent by `source`.
+const SENT: &str = "11111111-1111-4111-8111-111111111111";
+const RECEIVED: &str = "22222222-2222-4222-8222-222222222222";
+
+fn spec() -> serde_json::Value {
+    json!({ "name": "web", "memory_mib": 64, "vcpus": 1, "machine": "pc-q35-7.2" })
+}
+
+/// Method, path in the document, body, who is let in.
+fn table() -> Vec<(&'static str, &'static str, String, &'static [Who])> {
+    let none = String::new;
+    let migrate = json!({ "vm": "web", "target": "target" }).to_string();
+    let incoming = json!({
+        "id": RECEIVED,
+        "definition": spec(),
+        "spec": { "uuid": RECEIVED, "accelerator": "tcg", "name": "web", "memory_mib": 64, "vcpus": 1,
+                  "machine": "pc-q35-7.2" },
+    });
+    let connection = json!({
+        "plan": { "requested_option": "tcp", "option": "tcp", "paths": [], "spread": "in_turn" },
+    });
+    vec![
+        ("GET", "/v1/host", none(), ALL),
+        ("GET", "/v1/hosts", none(), ALL),
+        ("GET", "/v1/openapi.json", none(), ALL),
+        ("GET", "/v1/vms", none(), ALL),
+        ("POST", "/v1/vms", json!({ "spec": spec() }).to_string(), MANAGERS),
+        ("GET", "/v1/vms/{name}", none(), ALL),
+        ("DELETE", "/v1/vms/{name}", none(), MANAGERS),
+        ("POST", "/v1/vms/{name}/start", none(), MANAGERS),
+        ("POST", "/v1/vms/{name}/stop", none(), MANAGERS),
+        ("GET", "/v1/migrations", none(), ALL),
+        ("POST", "/v1/migrations", migrate.clone(), &[Who::Root, Who::Operator, Who::Target]),
+        ("POST", "/v1/migrations/plan", migrate, ALL),
+        ("GET", "/v1/migrations/{id}", none(), ALL),
+        // Whom it is forbidden to is known only while there is something to cancel.
+        ("POST", "/v1/migrations/{id}/cancel", none(), ALL),
+        ("POST", "/v1/incoming", incoming.to_string(), HOSTS),
+        ("GET", "/v1/incoming/{id}", none(), HOSTS),
+        ("DELETE", "/v1/incoming/{id}", none(), SOURCE),
+        ("POST", "/v1/incoming/{id}/memory", none(), SOURCE),
+        ("POST", "/v1/incoming/{id}/skeleton", none(), SOURCE),
+        ("POST", "/v1/incoming/{id}/probe", json!({ "addresses": [] }).to_string(), SOURCE),
+        ("POST", "/v1/incoming/{id}/connection", connection.to_string(), SOURCE),
+        ("GET", "/v1/incoming/{id}/received", none(), SOURCE),
+        ("POST", "/v1/incoming/{id}/run", none(), SOURCE),
+        ("POST", "/v1/incoming/{id}/finish", none(), SOURCE),
+        ("GET", "/v1/handovers/{id}", none(), &[Who::Target]),
+    ]
+}
+
+#[test]
+fn every_path_is_in_the_table_of_who_may() {
+    let mut documented = BTreeSet::new();
+    for (path, item) in &openapi::document().paths.paths {
+        for (method, operation) in [("GET", &item.get), ("POST", &item.post), ("DELETE", &item.delete)] {
+            if operation.is_some() {
+                documented.insert((method, path.as_str()));
+            }
+        }
+        assert!(item.put.is_none() && item.patch.is_none() && item.head.is_none(), "{path}");
+    }
+    let tested: BTreeSet<(&str, &str)> = table().iter().map(|(method, path, ..)| (*method, *path)).collect();
+    assert_eq!(tested, documented);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn everybody_may_what_they_may_and_nothing_else() {
+    let Some(agent) = TestAgent::start().await else { return };
+    agent.journal().begin_migration(SENT, "gone", "target").unwrap();
+    let known = serde_json::from_value(spec()).unwrap();
+    agent.journal().begin_incoming(RECEIVED, "source", &known).unwrap();
+    for (method, template, body, allowed) in table() {
+        let id = if template.starts_with("/v1/handovers") { SENT } else { RECEIVED };
+        let path = template.replace("{name}", "absent").replace("{id}", id);
+        for who in Who::ALL {
+            let answer = agent.say(who, method, &path, &body).await;
+            let told = format!("{method} {path} by {who:?}: {answer:?}");
+            assert_eq!(answer.status != 403, allowed.contains(&who), "{told}");
+            assert!(answer.status == 200 || !answer.problem().message.is_empty(), "{told}");
+            // The table's bodies and paths are good: what is refused is refused for the caller's sake.
+            assert!(answer.status != 400, "{told}");
+        }
+    }
+    agent.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_speaks_as_a_host_through_its_agent() {
+    let Some(agent) = TestAgent::start().await else { return };
+    for (method, path) in [
+        ("POST", "/v1/incoming/22222222-2222-4222-8222-222222222222/run"),
+        ("DELETE", "/v1/vms/..\\incoming\\22222222-2222-4222-8222-222222222222"),
+        ("DELETE", "/v1/vms/..%5cincoming%5c22222222-2222-4222-8222-222222222222"),
+        ("GET", "/v1/vms/%2e%2e"),
+    ] {
+        for who in Who::ALL {
+            let answer = agent.say(who, method, &format!("{path}?host=target"), "").await;
+            // 502 would be a request that went on its way.
+            assert!(matches!(answer.status, 400 | 403), "{method} {path} by {who:?}: {answer:?}");
+            answer.problem();
+        }
+    }
+    let on_its_way = agent.say(Who::Operator, "GET", "/v1/vms?host=target", "").await;
+    assert_eq!(on_its_way.status, 502, "{on_its_way:?}");
+    agent.stop().await;
+}

@@ -1,0 +1,149 @@
+//! Requests that make no sense: each is told so, as a problem, and nothing breaks.
+
+use drainpipe_engine::problem::ProblemKind;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+use super::harness::{TestAgent, Who};
+use crate::api::extract::BODY_BYTES_MAX;
+
+const JSON: &str = "content-type: application/json\r\n";
+const ID: &str = "33333333-3333-4333-8333-333333333333";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_makes_no_sense_is_a_problem_with_the_right_status() {
+    let Some(agent) = TestAgent::start().await else { return };
+    let long = format!("{{\"vm\": \"{}\"}}", "x".repeat(BODY_BYTES_MAX));
+    let deep = "[".repeat(10_000);
+    let migrate = |more: &str| format!("{{\"vm\": \"web\", \"target\": \"target\"{more}}}");
+    for (method, path, headers, body, status, says) in [
+        ("GET", "/", "", "", 404, "openapi.json"),
+        ("GET", "/v1/vms/", "", "", 404, "openapi.json"),
+        ("PUT", "/v1/vms", "", "", 405, "PUT"),
+        ("DELETE", "/v1/incoming", "", "", 405, "DELETE"),
+        ("GET", "/v1/vms/%ff", "", "", 400, "UTF-8"),
+        ("GET", "/v1/vms/a%2fb", "", "", 400, "not a VM name"),
+        ("GET", "/v1/vms/absent", "", "", 404, "no VM absent"),
+        ("GET", "/v1/migrations/1", "", "", 400, "UUID"),
+        ("GET", "/v1/migrations?limit=4294967295", "", "", 400, "at most 1000"),
+        ("GET", "/v1/migrations?limit=-1", "", "", 400, "limit"),
+        ("GET", "/v1/migrations?limit=1&limit=2", "", "", 400, "duplicate"),
+        ("GET", "/v1/vms?scop=all", "", "", 400, "scop"),
+        ("GET", "/v1/vms?host=here&scope=some", "", "", 400, "some"),
+        ("GET", "/v1/vms?host=here&host=target", "", "", 400, "once"),
+        ("GET", "/v1/vms?host=%68ere", "", "", 400, "host"),
+        ("GET", "/v1/vms?host=nobody", "", "", 404, "nobody"),
+        ("POST", "/v1/migrations", JSON, "", 400, "EOF"),
+        ("POST", "/v1/migrations", JSON, deep.as_str(), 400, "invalid type"),
+        ("POST", "/v1/migrations", JSON, long.as_str(), 413, "length limit"),
+        ("POST", "/v1/migrations?host=target", JSON, long.as_str(), 413, "bytes"),
+        ("POST", "/v1/migrations", "content-type: text/plain\r\n", migrate("").as_str(), 415, "json"),
+        ("POST", "/v1/migrations", "", migrate("").as_str(), 415, "json"),
+        ("POST", "/v1/migrations", JSON, migrate(", \"optoin\": 1").as_str(), 400, "optoin"),
+        ("POST", "/v1/migrations", JSON, migrate(", \"deadline_s\": 0").as_str(), 400, "86400"),
+        ("POST", "/v1/migrations", JSON, "{\"vm\": \"\\u001b\", \"target\": \"b\"}", 400, "VM name"),
+        ("POST", "/v1/vms", JSON, "{\"spec\": {}, \"more\": 1}", 400, "name"),
+    ] {
+        let answer = agent.say_with(Who::Root, method, path, headers, body).await;
+        assert_eq!(answer.status, status, "{method} {path}: {answer:?}");
+        assert!(answer.problem().message.contains(says), "{method} {path} should say {says}: {answer:?}");
+    }
+    let answer = agent.say(Who::Root, "PATCH", "/v1/vms/web", "").await;
+    assert!(answer.head.contains("allow: "), "{answer:?}");
+    agent.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hosts_identifiers_are_uuids_or_refused() {
+    let Some(agent) = TestAgent::start().await else { return };
+    for id in ["1", "..", "a%0ab", "'%20OR%201=1", "%00"] {
+        for (method, path) in [("DELETE", ""), ("POST", "/run"), ("GET", "/received?wait_ms=0")] {
+            let answer = agent.say(Who::Source, method, &format!("/v1/incoming/{id}{path}"), "").await;
+            assert_eq!(answer.problem().kind, ProblemKind::BadInput, "{id}: {answer:?}");
+        }
+    }
+    let body = "{\"id\": \"../../vms\", \"spec\": {}, \"definition\": {}}";
+    let answer = agent.say(Who::Source, "POST", "/v1/incoming", body).await;
+    assert!(answer.status == 400 && answer.body.contains("UUID"), "{answer:?}");
+    // One migration under two spellings would be two.
+    let shouted = format!("/v1/incoming/{}", ID.replace('3', "A"));
+    let whispered = shouted.to_lowercase();
+    assert_eq!(agent.say(Who::Source, "DELETE", &shouted, "").await.status, 200);
+    assert_eq!(agent.say(Who::Source, "GET", &whispered, "").await.body, "\"discarded\"");
+    agent.stop().await;
+}
+
+prop_compose! {
+    fn path()(
+        start in prop_oneof!["/v1/vms", "/v1/migrations", "/v1/incoming", "/v1/handovers", "/[a-z]{0,5}"],
+        rest in prop_oneof![
+            Just(String::new()),
+            Just(format!("/{ID}")),
+            Just(format!("/{ID}/probe")),
+            Just(format!("/{ID}/connection")),
+            "(/[!-\"$->@-~]{0,12}){0,3}",
+        ],
+        query in prop_oneof![Just(String::new()), "\\?(limit|scope|wait_ms|force)=[!-\"$-~]{0,9}", "\\?[!-\"$-~]{0,20}"],
+    ) -> String {
+        format!("{start}{rest}{query}")
+    }
+}
+
+/// What is not HTTP at all does not reach the API.
+fn is_http(path: &str) -> bool {
+    path.parse::<axum::http::Uri>().is_ok()
+}
+
+fn body() -> impl Strategy<Value = String> {
+    let word = prop_oneof![
+        "vm",
+        "target",
+        "option",
+        "id",
+        "spec",
+        "definition",
+        "plan",
+        "paths",
+        "addresses",
+        ".{0,8}"
+    ];
+    let leaf = prop_oneof![
+        any::<bool>().prop_map(serde_json::Value::from),
+        any::<i64>().prop_map(serde_json::Value::from),
+        any::<f64>().prop_map(serde_json::Value::from),
+        ".{0,9}".prop_map(serde_json::Value::from),
+        Just(serde_json::Value::from(ID)),
+        Just(serde_json::Value::Null),
+    ];
+    let value = leaf.prop_recursive(4, 24, 6, move |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..6).prop_map(serde_json::Value::from),
+            prop::collection::hash_map(word.clone(), inner, 0..6)
+                .prop_map(|entries| serde_json::Value::Object(entries.into_iter().collect())),
+        ]
+    });
+    prop_oneof![value.prop_map(|value| value.to_string()), ".{0,60}"]
+}
+
+#[test]
+fn any_request_gets_an_answer_and_any_refusal_is_a_problem() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let Some(agent) = runtime.block_on(TestAgent::start()) else { return };
+    let method = prop_oneof![Just("GET"), Just("POST"), Just("DELETE"), Just("PATCH")];
+    let who = prop_oneof![Just(Who::Root), Just(Who::Source)];
+    let config = Config { cases: 300, failure_persistence: None, ..Config::default() };
+    TestRunner::new(config)
+        .run(
+            &(who, method, path().prop_filter("HTTP", |path| is_http(path)), body()),
+            |(who, method, path, body)| {
+                let answer = runtime.block_on(agent.say(who, method, &path, &body));
+                prop_assert!(answer.status == 200 || (400..500).contains(&answer.status), "{:?}", answer);
+                if answer.status != 200 {
+                    prop_assert!(!answer.problem().message.is_empty());
+                }
+                Ok(())
+            },
+        )
+        .unwrap();
+    runtime.block_on(agent.stop());
+}

@@ -1,0 +1,5 @@
+//! The API as callers meet it: a real agent, its Unix socket, and TLS with each kind of certificate.
+
+mod authorization;
+mod harness;
+mod hostile;
