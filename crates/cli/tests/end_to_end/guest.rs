@@ -54,7 +54,8 @@ impl Guest {
         )
     }
 
-    fn control(&self) -> Option<Control> {
+    /// A connection to its control service; it survives migrations.
+    pub(crate) fn control(&self) -> Option<Control> {
         let address = SocketAddr::from((self.address, CONTROL_PORT));
         Control::connect(address, Some(&self.namespace), Duration::from_secs(1)).ok()
     }

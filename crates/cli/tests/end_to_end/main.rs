@@ -6,7 +6,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
+mod bad_input;
 mod guest;
+mod lab_cli;
 mod options;
 mod program;
 mod support;
@@ -30,12 +32,20 @@ fn main() -> ExitCode {
     {
         eprintln!("SKIPPED: {missing}");
     }
-    let modules: [(&str, &[Test]); _] = [("options", options::TESTS)];
-    let trials = modules.iter().flat_map(|(module, tests)| {
-        let missing = missing.clone();
-        tests.iter().map(move |(name, test)| trial(format!("{module}::{name}"), *test, missing.clone()))
+    let modules: [(&str, &[Test]); _] =
+        [("options", options::TESTS), ("bad_input", bad_input::TESTS), ("lab_cli", lab_cli::TESTS)];
+    let mut trials = Vec::new();
+    for (module, tests) in modules {
+        for (name, test) in tests {
+            trials.push(trial(format!("{module}::{name}"), *test, missing.clone()));
+        }
+    }
+    let no_other_qemu = missing.or_else(|| match options::other_qemu() {
+        Some(_) => None,
+        None => Some("DRAINPIPE_TEST_QEMU names no other QEMU".into()),
     });
-    libtest_mimic::run(&arguments, trials.collect()).exit_code()
+    trials.push(trial("options::another_qemu".into(), options::another_qemu, no_other_qemu));
+    libtest_mimic::run(&arguments, trials).exit_code()
 }
 
 fn trial(name: String, test: fn(), missing: Option<String>) -> Trial {

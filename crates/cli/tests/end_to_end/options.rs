@@ -1,20 +1,251 @@
-//! Every option moves a guest there and back.
+//! Every option moves a guest there and back, says truly what it did, and leaves the hosts as they were.
 
-use drainpipe_engine::option::MigrationOption;
+use std::fs;
+
+use drainpipe_agent::api::types::{MigrationView, PlanView, VmState};
+use drainpipe_engine::option::{MigrationOption, RequestedOption};
+use drainpipe_engine::plan::Spread;
+use drainpipe_engine::result::MigrationResult;
+use drainpipe_engine::step::Step;
+use drainpipe_report::BenchReport;
+use serde_json::Value;
 
 use crate::Test;
-use crate::support::TestLab;
+use crate::guest::Guest;
+use crate::support::{TestLab, eventually};
 
-pub(crate) const TESTS: &[Test] = &[("tcp_moves_a_guest_there_and_back", tcp_moves_a_guest_there_and_back)];
+pub(crate) const TESTS: &[Test] = &[
+    ("tcp", tcp),
+    ("compression", compression),
+    ("multichannel", multichannel),
+    ("direct", direct),
+    ("auto", auto),
+    ("dry_run_changes_nothing", dry_run_changes_nothing),
+    ("bench_compares_and_reports", bench_compares_and_reports),
+];
 
-fn tcp_moves_a_guest_there_and_back() {
+/// Fields that scripts may rely on.
+const CONTRACT: [&str; 24] = [
+    "vm",
+    "source",
+    "target",
+    "requested_option",
+    "option",
+    "fallback_reason",
+    "outcome",
+    "error",
+    "total_ms",
+    "setup_ms",
+    "transfer_ms",
+    "blackout_ms",
+    "guest_gap_ms",
+    "memory_bytes",
+    "wire_bytes",
+    "throughput_gbps",
+    "rounds",
+    "predicted_total_ms",
+    "cpu_seconds",
+    "paths",
+    "events",
+    "verified",
+    "id",
+    "started_at",
+];
+
+fn tcp() {
     let lab = TestLab::fast();
     let guest = lab.start_guest("web", 160, "");
-    let before = lab.network();
-    let result = lab.migrate("web", "b", &["--option", "tcp"]);
-    assert_eq!(result.option, MigrationOption::Tcp);
-    guest.assert_intact();
+    for result in there_and_back(&lab, &guest, RequestedOption::Tcp) {
+        assert_eq!(result.option, MigrationOption::Tcp);
+        assert_eq!(result.fallback_reason, None);
+        assert_eq!(result.paths.len(), 1, "one path carries all: {:?}", result.paths);
+    }
+}
+
+fn compression() {
+    let lab = TestLab::fast();
+    let guest = lab.start_guest("web", 160, "");
+    let raw_bytes = lab.migrate("web", "b", &["--option", "tcp"]).wire_bytes;
     lab.migrate("web", "a", &["--option", "tcp"]);
+    for result in there_and_back(&lab, &guest, RequestedOption::Compression) {
+        assert_eq!(result.option, MigrationOption::Compression);
+        assert_eq!(result.fallback_reason, None);
+        assert!(result.wire_bytes < raw_bytes, "{} of {raw_bytes}", result.wire_bytes);
+    }
+}
+
+fn multichannel() {
+    let lab = TestLab::fast();
+    let guest = lab.start_guest("web", 160, "");
+    for result in there_and_back(&lab, &guest, RequestedOption::Multichannel) {
+        assert_eq!(result.option, MigrationOption::Multichannel);
+        assert_eq!(result.fallback_reason, None);
+        assert_both_links_carried(&result);
+    }
+}
+
+fn direct() {
+    let lab = TestLab::fast();
+    let guest = lab.start_guest("web", 160, "");
+    for result in there_and_back(&lab, &guest, RequestedOption::Direct) {
+        assert_eq!(result.option, MigrationOption::Multichannel);
+        let reason = result.fallback_reason.as_deref().unwrap();
+        let obstacles = ["direct is not possible", "a has no RDMA device", "b has no RDMA device"];
+        assert!(obstacles.iter().all(|obstacle| reason.contains(obstacle)), "{reason}");
+        assert_both_links_carried(&result);
+    }
+}
+
+fn auto() {
+    let lab = TestLab::fast();
+    let guest = lab.start_guest("web", 160, "");
+    for result in there_and_back(&lab, &guest, RequestedOption::Auto) {
+        assert_eq!(result.option, MigrationOption::Multichannel);
+        let reason = result.fallback_reason.as_deref().unwrap();
+        assert!(reason.contains("2 paths"), "{reason}");
+        assert_both_links_carried(&result);
+    }
+}
+
+/// With the QEMU that `DRAINPIPE_TEST_QEMU` names on both hosts, such as a newer one.
+pub(crate) fn another_qemu() {
+    let qemu = other_qemu().expect("the test runs only where there is one");
+    let lab = TestLab::up(&["--link", "unlimited", "--link", "unlimited", "--qemu", &qemu]);
+    let guest = lab.start_guest("web", 160, "");
+    for option in RequestedOption::ALL {
+        there_and_back(&lab, &guest, option);
+    }
+}
+
+/// A second QEMU to test with.
+pub(crate) fn other_qemu() -> Option<String> {
+    std::env::var("DRAINPIPE_TEST_QEMU").ok().filter(|path| !path.is_empty())
+}
+
+/// Moves the guest from `a` to `b` and back while a client watches and holds a connection open.
+#[track_caller]
+fn there_and_back(lab: &TestLab, guest: &Guest, option: RequestedOption) -> [MigrationResult; 2] {
+    let before = lab.network();
+    let heartbeat = guest.heartbeat();
+    let mut connection = guest.control().expect("the guest takes a connection");
+    let results = [("a", "b"), ("b", "a")].map(|(source, target)| {
+        let result = migrate(lab, &guest.name, target, option);
+        assert_eq!((result.source.as_str(), result.target.as_str()), (source, target));
+        check_measurements(&result);
+        check_history(lab, &result);
+        let answered = heartbeat.statistics().answered;
+        eventually("the guest goes on answering", || heartbeat.statistics().answered > answered);
+        connection.status(crate::support::PATIENCE).expect("the connection survived the migration");
+        guest.assert_intact();
+        result
+    });
+    lab.assert_network_as(&before);
+    results
+}
+
+#[track_caller]
+fn migrate(lab: &TestLab, vm: &str, target: &str, option: RequestedOption) -> MigrationResult {
+    let result: Value = lab.json(&["migrate", vm, target, "--option", &option.to_string()]);
+    for field in CONTRACT {
+        assert!(result.get(field).is_some(), "the field `{field}` is missing: {result:#}");
+    }
+    for process in ["source_vmm", "source_agent", "target_vmm", "target_agent"] {
+        assert!(result["cpu_seconds"][process].is_f64(), "{result:#}");
+    }
+    assert_eq!(result["outcome"], "completed", "{result:#}");
+    assert_eq!(result["error"], Value::Null, "{result:#}");
+    assert_eq!(result["requested_option"], option.to_string());
+    lab.assert_runs_on(vm, target);
+    serde_json::from_value(result).unwrap()
+}
+
+#[track_caller]
+fn check_measurements(result: &MigrationResult) {
+    assert_eq!(result.memory_bytes, 160 << 20);
+    assert!(result.wire_bytes > 0 && result.throughput_gbps > 0.0 && result.rounds > 0, "{result:#?}");
+    let parts_ms = result.setup_ms + result.transfer_ms + result.completion_ms;
+    // Each is rounded to a tenth.
+    assert!((parts_ms - result.total_ms).abs() < 0.3, "{result:#?}");
+    let blackout_ms = result.blackout_ms.expect("the VM was paused");
+    assert!(blackout_ms > 0.0 && blackout_ms < result.total_ms, "{result:#?}");
+    assert!(result.cpu_seconds.source_vmm > 0.0 && result.cpu_seconds.target_vmm > 0.0, "{result:#?}");
+    let shares: f64 = result.paths.iter().map(|path| path.share).sum();
+    assert!((shares - 1.0).abs() < 0.01, "{result:#?}");
+    let bytes: u64 = result.paths.iter().map(|path| path.bytes).sum();
+    assert!(bytes >= result.wire_bytes, "headers come on top of what QEMU sent: {result:#?}");
+    let mut steps: Vec<Step> = result.events.iter().map(|event| event.step).collect();
+    assert!(steps.is_sorted(), "{result:#?}");
+    steps.dedup();
+    assert_eq!((steps[0], steps[steps.len() - 1]), (Step::EstablishHosts, Step::CleanUp), "{result:#?}");
+}
+
+/// The source's history has the same result, in the list and by itself.
+#[track_caller]
+fn check_history(lab: &TestLab, result: &MigrationResult) {
+    let past: Vec<MigrationView> = lab.json(&["history", "--host", &result.source]);
+    let recorded = past.iter().find(|view| view.id == result.id).expect("the history has it");
+    assert_eq!(recorded.result.as_ref(), Some(result));
+    let one: MigrationView = lab.json(&["history", &result.id, "--host", &result.source]);
+    assert_eq!(one.result.as_ref(), Some(result));
+}
+
+#[track_caller]
+fn assert_both_links_carried(result: &MigrationResult) {
+    let mut links: Vec<&str> = result.paths.iter().map(|path| path.link.as_str()).collect();
+    links.sort_unstable();
+    assert_eq!(links, ["e0", "e1"], "{result:#?}");
+    assert!(result.paths.iter().all(|path| path.share > 0.05), "{:#?}", result.paths);
+}
+
+fn dry_run_changes_nothing() {
+    let lab = TestLab::fast();
+    let guest = Guest::new("web", lab.guest_address(), lab.namespace("client"));
+    lab.create(&guest.specification(160, ""), "web");
+    let before = lab.network();
+    let view: PlanView = lab.json(&["migrate", "web", "b", "--dry-run"]);
+    assert_eq!(view.plan.option, MigrationOption::Multichannel);
+    assert_eq!((view.plan.spread, view.plan.paths.len()), (Spread::Routed, 2));
+    let told = lab.drainpipe(&["migrate", "web", "b", "--dry-run"]).done();
+    for words in ["web would move from a to b by multichannel", "because", "2 paths", "e0–e0", "e1–e1"] {
+        assert!(told.contains(words), "`{words}` is missing:\n{told}");
+    }
+    let told = lab.drainpipe(&["migrate", "web", "b", "--dry-run", "--option", "tcp"]).done();
+    assert!(told.contains("by tcp") && !told.contains("because"), "{told}");
+    lab.assert_network_as(&before);
+    assert!(lab.json::<Vec<MigrationView>>(&["history"]).is_empty());
+    let vms: drainpipe_agent::api::types::VmList = lab.json(&["vms"]);
+    assert_eq!((vms.vms.len(), vms.vms[0].host.as_str(), vms.vms[0].state), (1, "a", VmState::Stopped));
+}
+
+fn bench_compares_and_reports() {
+    let lab = TestLab::fast();
+    let guest = lab.start_guest("web", 160, "");
+    let page = lab.files().join("report.html");
+    let client = lab.namespace("client");
+    let report: BenchReport = lab.json(&[
+        "bench",
+        "web",
+        "b",
+        "--options",
+        "tcp,multichannel",
+        "--repeat",
+        "1",
+        "--report",
+        page.to_str().unwrap(),
+        "--client-namespace",
+        client.to_str().unwrap(),
+    ]);
+    let made: Vec<_> = report.results.iter().map(|result| (result.option, result.target.as_str())).collect();
+    let options = [MigrationOption::Tcp, MigrationOption::Multichannel];
+    assert_eq!(made, options.map(|option| [(option, "b"), (option, "a")]).concat());
+    for result in &report.results {
+        let verified = result.verified.expect("the guest checked its memory");
+        assert!(verified.pages > 0 && verified.bad == 0, "{result:#?}");
+        assert!(result.guest_gap_ms.is_some_and(|gap_ms| gap_ms > 0.0), "{result:#?}");
+    }
+    let page = fs::read_to_string(page).unwrap();
+    assert!(page.starts_with("<!DOCTYPE html>") && page.contains("multichannel"), "{page}");
+    assert!(!page.contains("http://") && !page.contains("https://"), "the report opens offline");
+    lab.assert_runs_on("web", "a");
     guest.assert_intact();
-    assert_eq!(lab.network(), before);
 }

@@ -240,6 +240,15 @@ impl TestLab {
     pub(crate) fn network(&self) -> [HostNetwork; 2] {
         ["a", "b"].map(|host| HostNetwork::read(self, host))
     }
+
+    /// Fails the test unless the hosts' network is what it was.
+    #[track_caller]
+    pub(crate) fn assert_network_as(&self, before: &[HostNetwork; 2]) {
+        for (now, before) in self.network().iter().zip(before) {
+            let (new, gone) = (now.lines_not_in(before), before.lines_not_in(now));
+            assert!(new.is_empty() && gone.is_empty(), "left behind: {new:#?}; missing: {gone:#?}");
+        }
+    }
 }
 
 impl Drop for TestLab {
@@ -266,34 +275,27 @@ pub(crate) fn eventually(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// Addresses, routes and settings of a host, but for those of its guests' taps.
+/// What migrations may change on a host, a line each: addresses, routes, settings. Of the links only
+/// those that migrations use, as guests' taps come and go with the guests.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct HostNetwork {
-    addresses: Vec<serde_json::Value>,
-    routes: Vec<serde_json::Value>,
-    settings: String,
-}
-
-/// What multichannel sets.
-const SETTINGS: &str = "grep . /proc/sys/net/ipv[46]/fib_multipath_hash_policy \
-                        /proc/sys/net/ipv[46]/conf/{all,default,e0,e1}/ignore_routes_with_linkdown";
+pub(crate) struct HostNetwork(Vec<String>);
 
 impl HostNetwork {
     #[track_caller]
     fn read(lab: &TestLab, host: &str) -> Self {
-        let list = |arguments: &[&str]| -> Vec<serde_json::Value> {
-            let printed = lab.exec(host, &[&["ip", "-json"], arguments].concat()).done();
-            serde_json::from_str(&printed).unwrap()
-        };
-        let mut addresses = list(&["address", "show"]);
-        addresses.retain(|link| {
-            let name = link["ifname"].as_str().unwrap();
-            name == "lo" || name == "mgmt" || name.starts_with('e')
-        });
-        let mut routes = list(&["-4", "route", "show", "table", "all"]);
-        routes.extend(list(&["-6", "route", "show", "table", "all"]));
-        routes.retain(|route| route["dev"].as_str().is_none_or(|device| !device.starts_with("tap")));
-        let settings = lab.exec(host, &["bash", "-c", SETTINGS]).done();
-        Self { addresses, routes, settings }
+        let printed = lab.exec(host, &["bash", "-c", NETWORK]).done();
+        // Link-local and multicast addresses are the kernel's own affair, and settle by and by.
+        let lines = printed.lines().filter(|line| !line.contains("fe80:") && !line.contains("ff00:"));
+        Self(lines.map(|line| format!("{host}: {}", line.trim_end())).collect())
+    }
+
+    fn lines_not_in(&self, other: &Self) -> Vec<&str> {
+        self.0.iter().filter(|line| !other.0.contains(line)).map(String::as_str).collect()
     }
 }
+
+const NETWORK: &str = "for link in lo mgmt e0 e1; do \
+    ip -oneline address show $link; ip -6 route show table all dev $link; done; \
+    ip -4 route show table all; \
+    grep . /proc/sys/net/ipv[46]/fib_multipath_hash_policy \
+    /proc/sys/net/ipv[46]/conf/{all,default,e0,e1}/ignore_routes_with_linkdown";

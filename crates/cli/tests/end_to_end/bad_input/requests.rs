@@ -1,0 +1,91 @@
+//! Migrations that cannot be.
+
+use std::fs;
+
+use drainpipe_agent::api::types::{MigrationView, VmList};
+
+use crate::support::{TestLab, eventually};
+
+/// Exit codes, as `drainpipe --help` lists them.
+pub(super) const FAILED: i32 = 1;
+pub(super) const BAD_INPUT: i32 = 2;
+pub(super) const REFUSED: i32 = 3;
+const CANCELLED: i32 = 5;
+
+pub(super) fn that_make_no_sense() {
+    let lab = TestLab::fast();
+    let guest = lab.start_guest("web", 160, "");
+    let before = lab.network();
+    let migrate = |vm: &str, host: &str| lab.drainpipe(&["migrate", vm, host]);
+
+    migrate("wbe", "b").refused(BAD_INPUT, &["no VM wbe on any host", "`drainpipe vms`"]);
+    migrate("web", "c").refused(BAD_INPUT, &["a knows no host c", "agent.toml names: b"]);
+    migrate("web", "a").refused(REFUSED, &["on a already"]);
+    lab.drainpipe(&["migrate", "web", "b", "--option", "fast"])
+        .refused(BAD_INPUT, &["fast", "auto", "multichannel"]);
+    lab.drainpipe(&["migrate", "web"]).refused(BAD_INPUT, &["<HOST>", "Usage:"]);
+    lab.drainpipe(&["cancel", "no-such-id"]).refused(BAD_INPUT, &["no migration no-such-id", "history"]);
+
+    lab.create(&guest.specification(160, "").replace("\"web\"", "\"idle\""), "idle");
+    migrate("idle", "b").refused(REFUSED, &["VM idle does not run", "`drainpipe vm start idle`"]);
+    lab.drainpipe(&["vm", "create", &lab.write("again.toml", &guest.specification(160, ""))])
+        .refused(REFUSED, &["a has a VM web already", "vm rm web"]);
+    lab.drainpipe(&["vm", "rm", "web"]).refused(REFUSED, &["VM web runs", "vm stop web"]);
+
+    let other = lab.write("other.toml", &guest.specification(160, ""));
+    lab.drainpipe(&["vm", "create", &other, "--agent", &lab.agent_socket("b")]).done();
+    migrate("web", "b").refused(REFUSED, &["b has a VM web already"]);
+
+    lab.assert_network_as(&before);
+    let vms: VmList = lab.json(&["vms"]);
+    assert_eq!(vms.vms.len(), 3, "none was lost, none was made: {vms:#?}");
+    guest.assert_intact();
+}
+
+pub(super) fn one_migration_of_a_vm_at_a_time() {
+    let lab = TestLab::slow();
+    let guest = lab.start_guest("web", 160, "");
+    let first = lab.start(&["migrate", "web", "b", "--json"]);
+    let moving = || lab.json::<VmList>(&["vms"]).vms.iter().find_map(|vm| vm.migration.clone());
+    eventually("the migration begins", || moving().is_some());
+    let id = moving().unwrap();
+
+    let cancel = format!("drainpipe cancel {id}");
+    lab.drainpipe(&["migrate", "web", "b"]).refused(REFUSED, &["web is being moved already", &id, &cancel]);
+    lab.drainpipe(&["vm", "stop", "--force", "web"]).refused(REFUSED, &["being moved", &id]);
+    lab.drainpipe(&["cancel", &id]).done();
+    let ended = first.wait();
+    assert_eq!(ended.code, CANCELLED, "{ended:#?}");
+    assert!(ended.stdout.contains("\"outcome\": \"cancelled\""), "{ended:#?}");
+
+    lab.assert_runs_on("web", "a");
+    guest.assert_intact();
+    let past: Vec<MigrationView> = lab.json(&["history"]);
+    assert_eq!(past.len(), 1, "what was refused is no migration: {past:#?}");
+    lab.fault("rate e0 unlimited");
+    lab.fault("rate e1 unlimited");
+    lab.migrate("web", "b", &[]);
+    guest.assert_intact();
+}
+
+pub(super) fn a_target_short_of_memory() {
+    let lab = TestLab::fast();
+    // QEMU takes memory from the kernel only when the guest touches it, and firmware without a disk
+    // touches little: so this VM runs where it could not be moved to with all its memory in use.
+    let memory_mib = memory_of_the_machine_mib() - 64;
+    let specification = format!(
+        "name = \"big\"\nmemory_mib = {memory_mib}\nvcpus = 1\nmachine = \"pc-q35-7.2\"\naccelerator = \"tcg\"\n"
+    );
+    lab.create(&specification, "big");
+    lab.drainpipe(&["vm", "start", "big"]).done();
+    let needed = format!("{} MiB needed", memory_mib + 128);
+    lab.drainpipe(&["migrate", "big", "b"])
+        .refused(REFUSED, &["b is short of memory for VM big", &needed, "MiB available"]);
+    lab.assert_runs_on("big", "a");
+}
+
+fn memory_of_the_machine_mib() -> u64 {
+    let text = fs::read_to_string("/proc/meminfo").unwrap();
+    let kib = text.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB"));
+    kib.unwrap().parse::<u64>().unwrap() >> 10
+}
