@@ -101,7 +101,7 @@ pub(crate) struct DemoArguments {
     #[arg(long, default_value = "target/guest/initramfs.img", value_name = "FILE")]
     pub(crate) initramfs: PathBuf,
     /// Memory of the guest; three quarters of it are filled
-    #[arg(long, default_value_t = 768, value_name = "MIB", value_parser = clap::value_parser!(u64).range(256..=65536))]
+    #[arg(long, default_value_t = 768, value_name = "MIB", value_parser = clap::value_parser!(u64).range(512..=65536))]
     pub(crate) memory_mib: u64,
     /// Rate of each of the two links
     #[arg(long, default_value_t = 1000, value_name = "MBPS", value_parser = clap::value_parser!(u64).range(1..=100_000))]
