@@ -14,6 +14,9 @@ use crate::support::eventually;
 /// TCG on a machine that runs other tests too; alone it takes 4 s.
 const BOOT_DEADLINE: Duration = Duration::from_mins(2);
 
+/// Covers a packet that is lost, which the kernel sends again after 1 s, on a busy machine.
+const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
+
 const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Memory that is not filled: of a guest with less, the kernel and its file system leave too little,
@@ -57,7 +60,7 @@ impl Guest {
     /// A connection to its control service; it survives migrations.
     pub(crate) fn control(&self) -> Option<Control> {
         let address = SocketAddr::from((self.address, CONTROL_PORT));
-        Control::connect(address, Some(&self.namespace), Duration::from_secs(1)).ok()
+        Control::connect(address, Some(&self.namespace), CONNECT_DEADLINE).ok()
     }
 
     /// Waits until its memory is filled and its services answer.

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::Test;
 use crate::guest::Guest;
-use crate::support::{TestLab, eventually};
+use crate::support::{PATIENCE, TestLab, eventually};
 
 pub(crate) const TESTS: &[Test] = &[
     ("tcp", tcp),
@@ -126,17 +126,19 @@ pub(crate) fn other_qemu() -> Option<String> {
 #[track_caller]
 fn there_and_back(lab: &TestLab, guest: &Guest, option: RequestedOption) -> [MigrationResult; 2] {
     let before = lab.network();
-    let heartbeat = guest.heartbeat();
     let mut connection = guest.control().expect("the guest takes a connection");
+    connection.status(PATIENCE).expect("the guest answers");
     let results = [("a", "b"), ("b", "a")].map(|(source, target)| {
+        let heartbeat = guest.heartbeat();
         let result = migrate(lab, &guest.name, target, option);
+        let answered = heartbeat.statistics().answered;
+        eventually("the guest goes on answering", || heartbeat.statistics().answered > answered);
+        drop(heartbeat);
+        connection.status(PATIENCE).expect("the connection survived the migration");
+        guest.assert_intact();
         assert_eq!((result.source.as_str(), result.target.as_str()), (source, target));
         check_measurements(&result);
         check_history(lab, &result);
-        let answered = heartbeat.statistics().answered;
-        eventually("the guest goes on answering", || heartbeat.statistics().answered > answered);
-        connection.status(crate::support::PATIENCE).expect("the connection survived the migration");
-        guest.assert_intact();
         result
     });
     lab.assert_network_as(&before);
