@@ -93,7 +93,7 @@ impl Arguments {
         self.option("-accel", spec.hardware().as_str());
         self.option("-cpu", &vm.cpu_model);
         self.option("-smp", format!("cpus={0},sockets=1,cores={0},threads=1", vm.vcpus));
-        self.option("-m", format!("size={}M", vm.memory_mib));
+        self.option("-m", format!("size={}K", spec.memory_kib()));
         self.option("-rtc", "base=utc");
         self.option("-chardev", format!("ringbuf,id={CONSOLE_ID},size={CONSOLE_BYTES}"));
         self.option("-serial", format!("chardev:{CONSOLE_ID}"));
@@ -175,6 +175,7 @@ mod tests {
 name = "web"
 uuid = "5a8f6c0e-0f0f-4c8c-9d5f-000000000001"
 memory_mib = 512
+memory_padding_kib = 0
 vcpus = 2
 machine = "pc-q35-7.2"
 accelerator = "tcg"

@@ -21,6 +21,8 @@ pub use resolve::{Hardware, ResolveError, ResolvedSpec};
 
 /// Guest memory allowed: less boots nothing, more exceeds x86-64's 64 TiB.
 const MEMORY_MIB: std::ops::RangeInclusive<u64> = 16..=64 << 20;
+/// Memory allowed beyond whole MiB.
+const MEMORY_PADDING_KIB: std::ops::RangeInclusive<u64> = 0..=1024;
 /// Virtual CPUs allowed: the most that QEMU's `pc-q35` takes without an interrupt remapper.
 const VCPUS: std::ops::RangeInclusive<u32> = 1..=255;
 /// Devices of one kind, so that every one has its own fixed PCI slot.
@@ -43,6 +45,11 @@ pub struct VmSpec {
     /// Guest memory, in MiB.
     #[schema(minimum = 16, maximum = 67_108_864)]
     pub memory_mib: u64,
+    /// Memory beyond `memory_mib`, in KiB, at most 1024. Left to the agent, who knows when it is
+    /// needed; see [`ResolvedSpec::memory_kib`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 1024)]
+    pub memory_padding_kib: Option<u64>,
     /// Virtual CPUs.
     #[schema(minimum = 1, maximum = 255)]
     pub vcpus: u32,
@@ -157,6 +164,7 @@ impl VmSpec {
     /// Checks everything that the values' own types do not.
     pub fn validate(&self) -> Result<(), SpecProblem> {
         check_range("memory_mib", &self.memory_mib, &MEMORY_MIB)?;
+        check_range("memory_padding_kib", &self.memory_padding_kib.unwrap_or(0), &MEMORY_PADDING_KIB)?;
         check_range("vcpus", &self.vcpus, &VCPUS)?;
         check_cpu_model(&self.cpu_model)?;
         self.check_boot()?;

@@ -166,7 +166,9 @@ bridge = "br-guest"
             VmSpec {
                 name: name.parse().expect("a valid name"),
                 uuid: uuid.map(uuid::Uuid::from_u128),
-                memory_mib, vcpus,
+                memory_mib,
+                memory_padding_kib: None,
+                vcpus,
                 machine: machine.parse().expect("a valid machine"),
                 cpu_model: "qemu64".into(),
                 accelerator, kernel, initramfs, kernel_command_line, disks, nics,
