@@ -7,12 +7,12 @@ TARGET_DIRECTORY := $(or $(CARGO_TARGET_DIR),target)
 
 demo: setup guest
 	$(CARGO) build --release --package drainpipe-cli
-	scripts/as-root $(TARGET_DIRECTORY)/release/drainpipe demo --output target/demo
+	scripts/as-root $(TARGET_DIRECTORY)/release/drainpipe demo --output target/demo --qemu "$$(scripts/qemu)"
 
 # Labs need root; the tests are built without, and run by way of scripts/as-root.
 test: setup guest
 	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/scripts/as-root" \
-		$(CARGO) test --workspace --no-fail-fast
+		DRAINPIPE_TEST_QEMU="$$(scripts/qemu)" $(CARGO) test --workspace --no-fail-fast
 
 style:
 	$(CARGO) fmt --all --check
@@ -21,7 +21,7 @@ style:
 # The figures in bench/: half an hour.
 bench: setup guest
 	$(CARGO) build --release --package drainpipe-cli
-	scripts/as-root bench/run $(TARGET_DIRECTORY)/release/drainpipe
+	scripts/as-root bench/run $(TARGET_DIRECTORY)/release/drainpipe "$$(scripts/qemu)"
 
 setup:
 	scripts/setup

@@ -100,6 +100,9 @@ pub(crate) struct DemoArguments {
     /// The guest's initramfs
     #[arg(long, default_value = "target/guest/initramfs.img", value_name = "FILE")]
     pub(crate) initramfs: PathBuf,
+    /// The hypervisor
+    #[arg(long, default_value = "qemu-system-x86_64", value_name = "FILE")]
+    pub(crate) qemu: PathBuf,
     /// Memory of the guest; three quarters of it are filled
     #[arg(long, default_value_t = 768, value_name = "MIB", value_parser = clap::value_parser!(u64).range(512..=65536))]
     pub(crate) memory_mib: u64,

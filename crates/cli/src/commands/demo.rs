@@ -74,7 +74,7 @@ fn lab_spec(name: &str, rate_mbps: u64) -> LabSpec {
 
 async fn measure(lab: &Lab, arguments: &DemoArguments) -> Result<BenchReport, Problem> {
     output::remark("two hosts, two links between them, and a client");
-    lab_command::start_agents(lab, Path::new("qemu-system-x86_64")).await?;
+    lab_command::start_agents(lab, &arguments.qemu).await?;
     let fleet = ConnectionArguments::of_socket(&lab_command::agent_socket(lab, "a")?).fleet()?;
     let spec = guest_spec(arguments)?;
     vm::create(&fleet, &spec, None).await?;
