@@ -88,7 +88,7 @@ pub struct LinkCounters {
 impl Network {
     /// Every link of this namespace, in the kernel's order.
     pub async fn links(&self) -> Result<Vec<Link>, Error> {
-        let links = collect("list the links", self.netlink.link().get().execute()).await?;
+        let links = collect("list the links", || self.netlink.link().get().execute()).await?;
         let addresses = self.address_messages().await?;
         let speeds = speed::speeds_mbps(self.ethtool.clone()).await;
         let names: HashMap<u32, String> =
@@ -124,8 +124,8 @@ impl Network {
         if name.is_empty() || name.len() > NAME_BYTES_MAX {
             return Err(unknown());
         }
-        let request = self.netlink.link().get().match_name(name);
-        match collect(&format!("read link {name}"), request.execute()).await {
+        let request = || self.netlink.link().get().match_name(name).execute();
+        match collect(&format!("read link {name}"), request).await {
             Ok(messages) => messages.into_iter().next().ok_or_else(unknown),
             Err(error) if error.errno() == Some(Errno::NODEV) => Err(unknown()),
             Err(error) => Err(error),
@@ -143,12 +143,12 @@ impl Network {
     }
 
     pub(crate) async fn link_names(&self) -> Result<HashMap<u32, String>, Error> {
-        let links = collect("list the links", self.netlink.link().get().execute()).await?;
+        let links = collect("list the links", || self.netlink.link().get().execute()).await?;
         Ok(links.iter().map(|link| (link.header.index, name_of(link))).collect())
     }
 
     pub(crate) async fn address_messages(&self) -> Result<Vec<AddressMessage>, Error> {
-        collect("list the addresses", self.netlink.address().get().execute()).await
+        collect("list the addresses", || self.netlink.address().get().execute()).await
     }
 }
 

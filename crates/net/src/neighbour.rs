@@ -70,8 +70,8 @@ impl Network {
             IpAddr::V4(_) => AddressFamily::Inet,
             IpAddr::V6(_) => AddressFamily::Inet6,
         };
-        let request = self.netlink.neighbours().get().set_address_family(family);
-        let neighbours = collect("list the neighbours", request.execute()).await?;
+        let request = || self.netlink.neighbours().get().set_address_family(family).execute();
+        let neighbours = collect("list the neighbours", request).await?;
         Ok(neighbours
             .iter()
             .find(|neighbour| neighbour.header.ifindex == index && address_of(neighbour) == Some(address))

@@ -6,12 +6,16 @@ use std::time::Duration;
 use ethtool::EthtoolHandle;
 use futures_util::{Stream, TryStreamExt};
 use rtnetlink::Handle;
+use rustix::io::Errno;
 
 use crate::Error;
 
 /// The kernel answers from memory; a longer wait means that the connection's task is starved
 /// or that a driver hangs, and the caller must hear of it.
 const REQUEST_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Before a list is asked for again; one takes the kernel well below 1 ms.
+pub(crate) const BUSY_PAUSE: Duration = Duration::from_millis(1);
 
 /// A connection to the network of the namespace in which it was opened.
 ///
@@ -54,9 +58,21 @@ pub(crate) async fn execute(
 }
 
 /// Collects every answer to a request that reads something.
-pub(crate) async fn collect<T>(
-    operation: &str,
-    answers: impl Stream<Item = Result<T, rtnetlink::Error>>,
-) -> Result<Vec<T>, Error> {
-    within_deadline(operation, answers.try_collect()).await?.map_err(|error| Error::netlink(operation, error))
+///
+/// The kernel lists one thing at a time to each socket and refuses another with EBUSY, so a request
+/// that comes while another is being answered is sent again.
+pub(crate) async fn collect<T, S>(operation: &str, request: impl Fn() -> S) -> Result<Vec<T>, Error>
+where
+    S: Stream<Item = Result<T, rtnetlink::Error>>,
+{
+    within_deadline(operation, async {
+        loop {
+            let answers = request().try_collect().await.map_err(|error| Error::netlink(operation, error));
+            match answers {
+                Err(error) if error.errno() == Some(Errno::BUSY) => tokio::time::sleep(BUSY_PAUSE).await,
+                answers => return answers,
+            }
+        }
+    })
+    .await?
 }

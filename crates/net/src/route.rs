@@ -57,7 +57,7 @@ impl Network {
     pub async fn route_to(&self, address: IpAddr) -> Result<Option<RouteInfo>, Error> {
         let operation = format!("find the route to {address}");
         let request = route_message(IpNet::from(address), &operation)?;
-        let answers = collect(&operation, self.netlink.route().get(request).execute()).await;
+        let answers = collect(&operation, || self.netlink.route().get(request.clone()).execute()).await;
         let message = match answers {
             Ok(messages) => messages.into_iter().next(),
             Err(error) if matches!(error.errno(), Some(Errno::NETUNREACH | Errno::HOSTUNREACH)) => None,
@@ -233,7 +233,8 @@ impl Network {
             IpNet::V4(_) => RouteMessageBuilder::<Ipv4Addr>::new().build(),
             IpNet::V6(_) => RouteMessageBuilder::<Ipv6Addr>::new().build(),
         };
-        let messages = collect("list the routes", self.netlink.route().get(request).execute()).await?;
+        let messages =
+            collect("list the routes", || self.netlink.route().get(request.clone()).execute()).await?;
         let matching: Vec<_> = messages
             .iter()
             .filter(|message| message.header.table == RouteHeader::RT_TABLE_MAIN)

@@ -4,8 +4,9 @@ use std::collections::HashMap;
 
 use ethtool::{EthtoolAttr, EthtoolError, EthtoolHandle, EthtoolHeader, EthtoolLinkModeAttr};
 use futures_util::TryStreamExt;
+use rustix::io::Errno;
 
-use crate::network::within_deadline;
+use crate::network::{BUSY_PAUSE, within_deadline};
 
 /// `SPEED_UNKNOWN` of linux/ethtool.h: no carrier, or the driver has no notion of speed.
 const SPEED_UNKNOWN: u32 = u32::MAX;
@@ -28,9 +29,22 @@ pub(crate) async fn speeds_mbps(ethtool: EthtoolHandle) -> HashMap<u32, u64> {
 }
 
 async fn read_speeds(mut ethtool: EthtoolHandle) -> Result<HashMap<u32, u64>, EthtoolError> {
-    let answers = ethtool.link_mode().get(None).execute().await?;
-    let messages: Vec<_> = answers.try_collect().await?;
+    let messages = loop {
+        let answers = ethtool.link_mode().get(None).execute().await?;
+        match answers.try_collect::<Vec<_>>().await {
+            Err(error) if is_busy(&error) => tokio::time::sleep(BUSY_PAUSE).await,
+            messages => break messages?,
+        }
+    };
     Ok(messages.iter().filter_map(|message| index_and_speed(&message.payload.nlas)).collect())
+}
+
+fn is_busy(error: &EthtoolError) -> bool {
+    matches!(
+        error,
+        EthtoolError::NetlinkError(message)
+            if Errno::from_io_error(&message.to_io()) == Some(Errno::BUSY)
+    )
 }
 
 fn index_and_speed(attributes: &[EthtoolAttr]) -> Option<(u32, u64)> {

@@ -14,6 +14,21 @@ fn link<'a>(links: &'a [Link], name: &str) -> &'a Link {
 }
 
 #[test]
+fn many_may_ask_at_once() {
+    if !may_make_namespaces() {
+        return;
+    }
+    let hosts = TwoHosts::new();
+    let speeds = hosts.left.run(|| async {
+        let network = Network::open().unwrap();
+        let asked = (0..20).map(|_| async { network.links().await.unwrap() });
+        let answers = futures_util::future::join_all(asked).await;
+        answers.iter().map(|links| link(links, "p0").speed_mbps).collect::<Vec<_>>()
+    });
+    assert_eq!(speeds, vec![Some(10_000); 20]);
+}
+
+#[test]
 fn links_are_those_of_the_namespace() {
     if !may_make_namespaces() {
         return;
