@@ -21,6 +21,9 @@ const EVENTS_KEPT: usize = 256;
 /// Commands written but not yet taken by the socket.
 const COMMANDS_QUEUED: usize = 16;
 const READ_BYTES: usize = 16 * 1024;
+/// QEMU 7.2 greets twice, and perhaps not at all, when it takes up a connection while it is still
+/// starting and the host is busy (seen 3 times in some 100 starts). It is connected to anew then.
+const GREETING_DEADLINE: Duration = Duration::from_secs(3);
 const CONNECTING: &str = "the connection";
 
 /// One client of one QEMU's control socket.
@@ -57,6 +60,7 @@ enum Failure {
 #[derive(Debug, Clone)]
 enum StreamEnd {
     Closed,
+    GreetedAgain,
     Malformed(String),
 }
 
@@ -70,15 +74,31 @@ impl QmpClient {
     }
 
     async fn connect_unbounded(path: &Path, deadline: Duration) -> Result<Self, QmpError> {
+        loop {
+            let Ok(greeted) = timeout(GREETING_DEADLINE, Self::greeted(path)).await else { continue };
+            let client = greeted?;
+            let negotiated =
+                client.execute::<serde::de::IgnoredAny>("qmp_capabilities", Value::Null, deadline).await;
+            match negotiated {
+                // What was negotiated in between is forgotten.
+                Err(_) if client.greeted_again() => {}
+                negotiated => return negotiated.map(|_| client),
+            }
+        }
+    }
+
+    async fn greeted(path: &Path) -> Result<Self, QmpError> {
         let stream = UnixStream::connect(path)
             .await
             .map_err(|source| QmpError::Connect { path: path.to_owned(), source })?;
         let (read_half, write_half) = stream.into_split();
         let mut reader = LineReader::new(read_half);
         let version = reader.greeting().await.map_err(|end| end.into_error(CONNECTING))?;
-        let client = Self::spawn(version, reader, write_half);
-        client.execute::<serde::de::IgnoredAny>("qmp_capabilities", Value::Null, deadline).await?;
-        Ok(client)
+        Ok(Self::spawn(version, reader, write_half))
+    }
+
+    fn greeted_again(&self) -> bool {
+        matches!(lock(&self.waiting).ended, Some(StreamEnd::GreetedAgain))
     }
 
     fn spawn(version: QemuVersion, reader: LineReader, socket: OwnedWriteHalf) -> Self {
@@ -176,6 +196,7 @@ impl StreamEnd {
         let command = command.to_owned();
         match self {
             Self::Closed => QmpError::Closed { command },
+            Self::GreetedAgain => QmpError::Malformed { command, detail: "a second greeting".into() },
             Self::Malformed(detail) => QmpError::Malformed { command, detail },
         }
     }
@@ -234,7 +255,7 @@ async fn read_messages(
             Ok(Message::Response { id, result }) => answer(&waiting, id, result),
             // Without receivers an event has nobody to go to, which is fine.
             Ok(Message::Event(event)) => drop(events.send(event)),
-            Ok(Message::Greeting(_)) => break StreamEnd::Malformed("a second greeting".into()),
+            Ok(Message::Greeting(_)) => break StreamEnd::GreetedAgain,
             Err(end) => break end,
         }
     };
