@@ -54,7 +54,8 @@ pub(crate) struct IncomingVms {
 struct IncomingVm {
     id: String,
     source: String,
-    spec: ResolvedSpec,
+    // Absent once the agent has been started anew: the skeleton stands then, or never will.
+    spec: Option<ResolvedSpec>,
     definition: VmSpec,
     reserved_bytes: Mutex<u64>,
     vmm: Mutex<Option<Arc<Vmm>>>,
@@ -119,22 +120,31 @@ impl IncomingVms {
 /// Takes up the VMs that were on their way when the agent stopped.
 pub(crate) async fn recover(agent: &Arc<Agent>, records: Vec<IncomingRecord>) -> Result<(), Problem> {
     for record in records {
-        let vmm = agent.vms.find_running(&record.spec).await?;
-        let Some(vmm) = vmm else {
-            warn!(vm = record.vm, "its skeleton is gone; given up");
-            agent.journal.discard_incoming(&record.id, &record.source)?;
-            agent.network.put_back(&record.id).await?;
-            continue;
+        let vmm = match agent.vms.find_running(&record.spec).await {
+            Ok(Some(vmm)) => Some(vmm),
+            Ok(None) => {
+                warn!(vm = record.vm, "its skeleton is gone; given up");
+                agent.journal.discard_incoming(&record.id, &record.source)?;
+                agent.network.put_back(&record.id).await?;
+                continue;
+            }
+            // The source says whether it is to be waited for; seen with QEMU 7.2 after its source broke off.
+            Err(problem) => {
+                warn!(vm = record.vm, %problem, "its skeleton does not answer");
+                None
+            }
         };
         let reserved = record.spec.memory_mib << 20;
+        let now = Instant::now();
         let entry = IncomingVm {
             id: record.id.clone(),
             source: record.source,
-            spec: vmm.spec().clone(),
+            spec: None,
             definition: record.spec,
             reserved_bytes: Mutex::new(reserved),
-            vmm: Mutex::new(Some(vmm)),
-            last_heard: Mutex::new(Instant::now()),
+            vmm: Mutex::new(vmm),
+            // Its source is asked at once.
+            last_heard: Mutex::new(now.checked_sub(SILENCE_MAX).unwrap_or(now)),
             agent_cpu_at_start: host::own_cpu(),
             stepping: AsyncMutex::default(),
         };
@@ -149,12 +159,16 @@ pub(crate) async fn clear_discarded(agent: &Agent) -> Result<(), Problem> {
     for record in agent.journal.discarded_skeletons()? {
         // The VM may have come back since, and then its files are no remains.
         if !agent.vms.contains(&record.vm) && coming.iter().all(|other| other.vm != record.vm) {
-            let paths = agent.vms.paths(&record.spec)?;
-            Vmm::clear(&paths, QEMU_DEADLINE).await.map_err(Problem::failed)?;
+            clear(agent, &record.spec).await?;
         }
         agent.journal.forget_skeleton(&record.id)?;
     }
     Ok(())
+}
+
+async fn clear(agent: &Agent, definition: &VmSpec) -> Result<(), Problem> {
+    let paths = agent.vms.paths(definition)?;
+    Vmm::clear(&paths, QEMU_DEADLINE).await.map_err(Problem::failed)
 }
 
 /// Lets run what the journal says runs here, but whose agent stopped between the record and the deed.
@@ -215,7 +229,7 @@ pub(crate) fn permit(agent: &Arc<Agent>, source: &str, request: IncomingRequest)
     let entry = IncomingVm {
         id: request.id,
         source: source.into(),
-        spec: request.spec,
+        spec: Some(request.spec),
         definition: request.definition,
         reserved_bytes: Mutex::new(0),
         vmm: Mutex::new(None),
@@ -279,7 +293,13 @@ pub(crate) async fn build_skeleton(agent: &Agent, id: &str) -> Result<(), Proble
     let paths = agent.vms.paths(&entry.definition)?;
     Vmm::clear(&paths, QEMU_DEADLINE).await.map_err(Problem::failed)?;
     let binary = &agent.vms.hypervisor().binary;
-    let vmm = Vmm::start(binary, entry.spec.clone(), paths, Role::Incoming, QEMU_DEADLINE)
+    let spec = entry.spec.clone().ok_or_else(|| {
+        Problem::conflict(format!(
+            "the agent of {} was started anew since migration {id} began",
+            agent.name()
+        ))
+    })?;
+    let vmm = Vmm::start(binary, spec, paths, Role::Incoming, QEMU_DEADLINE)
         .await
         .map_err(|error| refused_here(agent, &error))?;
     *lock(&entry.vmm) = Some(Arc::new(vmm));
@@ -413,15 +433,15 @@ async fn does_not_run(agent: &Agent, entry: &IncomingVm, vmm: Arc<Vmm>, error: M
         matches!(error, MigrationError::Qmp(QmpError::Command { .. }) | MigrationError::MemoryIncomplete(_));
     // Without an answer it is not known; the source asks again. A refusal, as of a disk that another
     // QEMU holds locked, means that the source can have it back.
-    if refused && let Err(error) = take_back(agent, entry, &vmm).await {
+    if refused && let Err(error) = take_back(agent, entry).await {
         return problem.context(error);
     }
     problem
 }
 
-async fn take_back(agent: &Agent, entry: &IncomingVm, vmm: &Vmm) -> Result<(), Problem> {
+async fn take_back(agent: &Agent, entry: &IncomingVm) -> Result<(), Problem> {
     agent.journal.take_back_run(&entry.id)?;
-    remove_skeleton(agent, &entry.id, Some(vmm)).await
+    remove_skeleton(agent, &entry.id, Some(entry)).await
 }
 
 fn already_runs(agent: &Agent, id: &str) -> Result<(), Problem> {
@@ -466,13 +486,18 @@ pub(crate) async fn discard(agent: &Agent, id: &str, source: &str) -> Result<(),
     if !agent.journal.discard_incoming(id, source)? {
         return Err(Problem::conflict(format!("the VM of migration {id} runs on {}", agent.name())));
     }
-    let vmm = entry.as_ref().and_then(|entry| lock(&entry.vmm).clone());
-    remove_skeleton(agent, id, vmm.as_deref()).await
+    remove_skeleton(agent, id, entry.as_deref()).await
 }
 
-async fn remove_skeleton(agent: &Agent, id: &str, vmm: Option<&Vmm>) -> Result<(), Problem> {
-    if let Some(vmm) = vmm {
-        vmm.destroy(QEMU_DEADLINE).await.map_err(Problem::failed)?;
+async fn remove_skeleton(agent: &Agent, id: &str, entry: Option<&IncomingVm>) -> Result<(), Problem> {
+    if let Some(entry) = entry {
+        let vmm = lock(&entry.vmm).clone();
+        match vmm {
+            Some(vmm) => vmm.destroy(QEMU_DEADLINE).await.map_err(Problem::failed)?,
+            // None was built, or it did not answer when the agent started.
+            None if entry.is_adopted(agent) => {}
+            None => clear(agent, &entry.definition).await?,
+        }
     }
     lock(&agent.incoming.entries).remove(id);
     agent.network.put_back(id).await?;
@@ -529,13 +554,24 @@ async fn settle(agent: &Agent, entry: &IncomingVm, silence: Duration) -> Result<
         agent.peer(&entry.source).ok_or_else(|| Problem::not_found("its source is no peer any more"))?;
     match source.get::<HandOverView>(&format!("/v1/handovers/{}", entry.id)).await {
         Ok(HandOverView::Pending) => entry.heard(),
-        Ok(HandOverView::HandedOver) => run(agent, &entry.id).await?,
+        Ok(HandOverView::HandedOver) => {
+            take_hold(agent, entry).await?;
+            run(agent, &entry.id).await?;
+        }
         Ok(HandOverView::Refused) => discard(agent, &entry.id, &entry.source).await?,
         Err(problem) if silence > GIVE_UP_AFTER && !has_all_state(agent, entry).await => {
             warn!(migration = entry.id, %problem, "given up: its source is gone");
             discard(agent, &entry.id, &entry.source).await?;
         }
         Err(problem) => return Err(problem),
+    }
+    Ok(())
+}
+
+async fn take_hold(agent: &Agent, entry: &IncomingVm) -> Result<(), Problem> {
+    if lock(&entry.vmm).is_none() {
+        let found = agent.vms.find_running(&entry.definition).await?;
+        *lock(&entry.vmm) = found;
     }
     Ok(())
 }

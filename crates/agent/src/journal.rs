@@ -176,7 +176,9 @@ impl Journal {
         &self,
         work: impl FnOnce(&mut Connection) -> Result<T, JournalCause>,
     ) -> Result<T, JournalError> {
-        work(&mut self.lock()).map_err(|source| JournalError { path: self.path.clone(), source })
+        // A slow disk must not keep the thread's other tasks waiting, guards' signs of life among them.
+        let done = tokio::task::block_in_place(|| work(&mut self.lock()));
+        done.map_err(|source| JournalError { path: self.path.clone(), source })
     }
 
     /// Records a VM that is defined here.

@@ -669,6 +669,10 @@ impl Executor {
             *self.running.result() = Some(result.clone());
             tokio::time::sleep(RECORD_AGAIN_AFTER).await;
         }
+        // Once more: what could not be recorded to be put back would stay until the next start.
+        if let Err(problem) = self.agent.network.put_back(&result.id).await {
+            warn!(%problem, migration = result.id, "the network is put back at the next start");
+        }
         if left {
             self.agent.vms.forget(&result.vm);
         }

@@ -47,6 +47,8 @@ pub(crate) enum Claim {
     Changing,
     /// It is being moved; the migration's identifier.
     Migrating(String),
+    /// Its QEMU lives and could not be taken hold of when the agent started; why.
+    OutOfReach(String),
 }
 
 /// The right to change a VM; given back when dropped.
@@ -79,9 +81,16 @@ impl Vms {
         let vms =
             Self { host: host.into(), runtime_directory, hypervisor, journal, entries: Mutex::default() };
         for definition in vms.journal.vms()? {
-            let vmm = vms.find_running(&definition).await?;
             let name = definition.name.to_string();
-            vms.lock().insert(name, Entry { definition, vmm, claim: None });
+            // One QEMU that hangs must not keep the agent from the other VMs, nor be started twice.
+            let (vmm, claim) = match vms.find_running(&definition).await {
+                Ok(vmm) => (vmm, None),
+                Err(problem) => {
+                    warn!(vm = name, %problem, "out of reach until the agent is started anew");
+                    (None, Some(Claim::OutOfReach(problem.message)))
+                }
+            };
+            vms.lock().insert(name, Entry { definition, vmm, claim });
         }
         Ok(Arc::new(vms))
     }
@@ -160,6 +169,9 @@ impl Vms {
                 Claim::Migrating(id) => format!(
                     "VM {name} is being moved already (migration {id}): wait, or `drainpipe cancel {id}`"
                 ),
+                Claim::OutOfReach(why) => {
+                    format!("{why}; end that process if it stays so, and start the agent anew")
+                }
             }));
         }
         entry.claim = Some(claim);
@@ -231,8 +243,7 @@ impl Vms {
         let entries: Vec<Entry> = self.lock().values().cloned().collect();
         let mut views = Vec::with_capacity(entries.len());
         for entry in entries {
-            let state = state_of(entry.vmm.as_deref()).await;
-            views.push(self.view(&entry, state));
+            views.push(self.view(&entry, state_of(&entry).await));
         }
         views
     }
@@ -240,8 +251,7 @@ impl Vms {
     /// One VM.
     pub(crate) async fn get(&self, name: &str) -> Result<VmView, Problem> {
         let entry = self.lock().get(name).cloned().ok_or_else(|| self.unknown(name))?;
-        let state = state_of(entry.vmm.as_deref()).await;
-        Ok(self.view(&entry, state))
+        Ok(self.view(&entry, state_of(&entry).await))
     }
 
     fn view(&self, entry: &Entry, state: VmState) -> VmView {
@@ -268,8 +278,11 @@ pub(crate) fn describe(host: &str, definition: &VmSpec, state: VmState) -> VmVie
     }
 }
 
-async fn state_of(vmm: Option<&Vmm>) -> VmState {
-    let Some(vmm) = vmm.filter(|vmm| vmm.alive()) else { return VmState::Stopped };
+async fn state_of(entry: &Entry) -> VmState {
+    if matches!(entry.claim, Some(Claim::OutOfReach(_))) {
+        return VmState::Unknown;
+    }
+    let Some(vmm) = entry.vmm.as_deref().filter(|vmm| vmm.alive()) else { return VmState::Stopped };
     match vmm.run_state(QMP_DEADLINE).await {
         Ok(RunState::Running) => VmState::Running,
         Ok(RunState::Inmigrate) => VmState::Incoming,
