@@ -7,6 +7,7 @@
 #![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
 mod bad_input;
+mod bad_luck;
 mod guest;
 mod lab_cli;
 mod options;
@@ -33,7 +34,7 @@ fn main() -> ExitCode {
         eprintln!("SKIPPED: {missing}");
     }
     let modules: [(&str, &[Test]); _] =
-        [("options", options::TESTS), ("bad_input", bad_input::TESTS), ("lab_cli", lab_cli::TESTS)];
+        [("options", options::TESTS), ("bad_luck", bad_luck::TESTS), ("bad_input", bad_input::TESTS), ("lab_cli", lab_cli::TESTS)];
     let mut trials = Vec::new();
     for (module, tests) in modules {
         for (name, test) in tests {

@@ -116,13 +116,15 @@ impl TestLab {
         result
     }
 
-    /// Fails the test unless the VM runs on this host, and is on no other.
+    /// Fails the test unless the VM runs on this host, and on no other is anything left of it.
     #[track_caller]
     pub(crate) fn assert_runs_on(&self, vm: &str, host: &str) {
         let list: VmList = self.json(&["vms"]);
         let found: Vec<_> = list.vms.iter().filter(|view| view.name == vm).collect();
         let [found] = found[..] else { panic!("one VM {vm} is expected: {list:#?}") };
         assert_eq!((found.host.as_str(), found.state), (host, VmState::Running), "{found:#?}");
+        let with_qemu = ["a", "b"].into_iter().filter(|host| self.qemu_pid(host, vm).is_some());
+        assert_eq!(with_qemu.collect::<Vec<_>>(), [host], "hosts on which the VM has a QEMU");
     }
 
     /// Boots a guest on host `a`, all but 112 MiB of its memory filled; back when it is ready.
@@ -160,8 +162,8 @@ impl TestLab {
 
     /// The address of a host's agent.
     pub(crate) fn agent_address(&self, host: &str) -> SocketAddr {
-        let last = if host == "a" { 11 } else { 12 };
-        SocketAddr::from(([10, 77, 0, last], drainpipe_agent::config::DEFAULT_PORT))
+        let address = Lab::open(&self.name).unwrap().spec().management_address(host).unwrap();
+        SocketAddr::from((address, drainpipe_agent::config::DEFAULT_PORT))
     }
 
     pub(crate) fn agent_socket(&self, host: &str) -> String {
@@ -259,9 +261,7 @@ impl Drop for TestLab {
             }
         }
         let down = drainpipe(&["lab", "down", &self.name]);
-        if down.code != 0 && !thread::panicking() {
-            panic!("{} is not removed: {down:#?}", self.name);
-        }
+        assert!(down.code == 0 || thread::panicking(), "{} is not removed: {down:#?}", self.name);
     }
 }
 

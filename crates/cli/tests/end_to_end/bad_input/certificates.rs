@@ -1,7 +1,7 @@
 //! Certificates that the other host, or the agent itself, does not take.
 
 use std::num::NonZeroU32;
-use std::path::PathBuf;
+use std::path::Path;
 
 use drainpipe_identity::Validity;
 use drainpipe_identity::authority::{self, InitOptions, IssueOptions};
@@ -57,7 +57,7 @@ pub(super) fn bad_certificates() {
 }
 
 /// Makes a certificate for the holder `name` in the place of host `b`'s.
-fn issue(lab: &TestLab, authority_directory: &PathBuf, name: &str, validity: Validity) {
+fn issue(lab: &TestLab, authority_directory: &Path, name: &str, validity: Validity) {
     let out = Some(lab.directory("b").join("pki"));
     let options = IssueOptions { validity, out, overwrite: true };
     authority::issue_host(authority_directory, name, &options).unwrap();

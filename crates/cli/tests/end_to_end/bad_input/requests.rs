@@ -24,7 +24,10 @@ pub(super) fn that_make_no_sense() {
     lab.drainpipe(&["migrate", "web", "b", "--option", "fast"])
         .refused(BAD_INPUT, &["fast", "auto", "multichannel"]);
     lab.drainpipe(&["migrate", "web"]).refused(BAD_INPUT, &["<HOST>", "Usage:"]);
-    lab.drainpipe(&["cancel", "no-such-id"]).refused(BAD_INPUT, &["no migration no-such-id", "history"]);
+    let unknown = "00000000-0000-4000-8000-000000000000";
+    lab.drainpipe(&["cancel", unknown]).refused(BAD_INPUT, &["no migration", unknown, "drainpipe history"]);
+    lab.drainpipe(&["history", unknown]).refused(BAD_INPUT, &["no migration", unknown]);
+    lab.drainpipe(&["cancel", "web"]).refused(BAD_INPUT, &["`web`"]);
 
     lab.create(&guest.specification(160, "").replace("\"web\"", "\"idle\""), "idle");
     migrate("idle", "b").refused(REFUSED, &["VM idle does not run", "`drainpipe vm start idle`"]);
