@@ -8,7 +8,7 @@ use clap::Args;
 use drainpipe_agent::api::types::{HostStatus, VmList, VmView};
 use drainpipe_agent::client::ApiClient;
 use drainpipe_agent::config::DEFAULT_SOCKET;
-use drainpipe_engine::problem::Problem;
+use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_identity::Identity;
 
 /// An agent that asks the others gives up on one that is silent after 15 s, and then answers.
@@ -72,7 +72,7 @@ impl ConnectionArguments {
         let socket = Path::new(&self.agent);
         if !socket.exists() {
             return Err(Problem::new(
-                drainpipe_engine::problem::ProblemKind::Unreachable,
+                ProblemKind::Unreachable,
                 format!(
                     "no agent at {}: start it (`systemctl start drainpipe`, or `drainpipe agent --config FILE`), \
                      or name another with --agent",
@@ -107,12 +107,12 @@ impl Fleet {
         let found =
             list.vms.into_iter().filter(|vm| vm.name == name).min_by_key(|vm| vm.state == VmState::Incoming);
         found.ok_or_else(|| {
-            let unseen = if list.errors.is_empty() {
-                String::new()
-            } else {
-                format!(" (not all hosts could be asked: {})", list.errors.join("; "))
-            };
-            Problem::not_found(format!("no VM {name} on any host; `drainpipe vms` lists all{unseen}"))
+            if list.errors.is_empty() {
+                return Problem::not_found(format!("no VM {name} on any host; `drainpipe vms` lists all"));
+            }
+            let unseen = list.errors.join("; ");
+            let message = format!("no VM {name} on the hosts that answer, and not all do: {unseen}");
+            Problem::new(ProblemKind::Unreachable, message)
         })
     }
 

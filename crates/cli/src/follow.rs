@@ -84,11 +84,13 @@ async fn follow(host: &Host, id: &str, display: &Display) -> Result<MigrationRes
                 }
             }
             Err(problem) if problem.kind == ProblemKind::Unreachable => {
+                if silent_since.is_none() {
+                    display.say("the agent does not answer; trying again");
+                }
                 let since = *silent_since.get_or_insert_with(std::time::Instant::now);
                 if since.elapsed() > SILENCE_MAX {
                     return Err(problem.context(format!("lost sight of migration {id}, which may go on")));
                 }
-                display.say("the agent does not answer; trying again");
             }
             Err(problem) => return Err(problem),
         }

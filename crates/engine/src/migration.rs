@@ -378,16 +378,16 @@ impl Migration {
     }
 
     fn handed_over(&mut self, now_ms: f64) -> Action {
-        self.phase = Phase::ResumingOnTarget { since_ms: now_ms };
         self.note(now_ms, "hand-over recorded");
+        self.phase = Phase::ResumingOnTarget { since_ms: now_ms };
         Action::ResumeOnTarget
     }
 
     fn runs_on_target(&mut self, now_ms: f64) -> Action {
         self.timings.resumed_ms = Some(now_ms);
         self.error = None;
-        self.phase = Phase::CleaningUp;
         self.note(now_ms, "the VM runs on the target");
+        self.phase = Phase::CleaningUp;
         Action::CleanUp
     }
 

@@ -156,9 +156,9 @@ fn choose(
         RequestedOption::Multichannel => multichannel_or_tcp(String::new()),
         RequestedOption::Direct => multichannel_or_tcp(no_rdma),
         RequestedOption::Auto if paths.len() > 1 => {
-            multichannel_or_tcp(format!("{no_rdma}; {} paths", paths.len()))
+            multichannel_or_tcp(format!("{} paths, {no_rdma}", paths.len()))
         }
-        RequestedOption::Auto => (MigrationOption::Tcp, format!("{no_rdma}; one path only")),
+        RequestedOption::Auto => (MigrationOption::Tcp, format!("one path only, {no_rdma}")),
     };
     (option, (!reason.is_empty()).then_some(reason))
 }
@@ -198,22 +198,21 @@ fn routing_obstacle(source: &HostFacts, target: &HostFacts) -> Option<String> {
     None
 }
 
+/// Why RDMA cannot be used, in the same words whichever host is the source.
 fn rdma_obstacle(source: &HostFacts, target: &HostFacts) -> String {
-    let obstacle = |host: &HostFacts| {
-        if host.rdma_devices.is_empty() {
-            Some(format!("{} has no RDMA device", host.name))
-        } else if !host.hypervisor.rdma {
+    let mut hosts = [source, target];
+    hosts.sort_by(|one, other| one.name.cmp(&other.name));
+    let without: Vec<&str> =
+        hosts.iter().filter(|host| host.rdma_devices.is_empty()).map(|host| host.name.as_str()).collect();
+    if !without.is_empty() {
+        return format!("no RDMA device on {}", without.join(" and "));
+    }
+    match hosts.iter().find(|host| !host.hypervisor.rdma) {
+        Some(host) => {
             let HypervisorVersion { name, version, .. } = &host.hypervisor;
-            Some(format!("{name} {version} on {} is built without RDMA", host.name))
-        } else {
-            None
+            format!("{name} {version} on {} is built without RDMA", host.name)
         }
-    };
-    let obstacles: Vec<String> = [source, target].into_iter().filter_map(obstacle).collect();
-    if obstacles.is_empty() {
-        "both hosts have RDMA, which this version of Drainpipe does not use yet".into()
-    } else {
-        format!("direct is not possible: {}", obstacles.join(", "))
+        None => "both hosts have RDMA, which this version of Drainpipe does not use yet".into(),
     }
 }
 
@@ -279,7 +278,7 @@ mod tests {
         b.rdma_devices = vec!["mlx5_0".into()];
         let plan = plan(&host("a", 1, 2), &b, RequestedOption::Direct).unwrap();
         assert_eq!(plan.option, MigrationOption::Multichannel);
-        assert_eq!(plan.reason.unwrap(), "direct is not possible: a has no RDMA device");
+        assert_eq!(plan.reason.unwrap(), "no RDMA device on a");
     }
 
     #[test]

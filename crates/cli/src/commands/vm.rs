@@ -57,10 +57,23 @@ fn state_word(state: VmState) -> &'static str {
 pub(crate) async fn run(connection: &ConnectionArguments, command: VmCommand) -> Result<Exit, Problem> {
     let fleet = connection.fleet()?;
     match command {
-        VmCommand::Create { file, host } => create(&fleet, &read_spec(&file)?, host.as_deref()).await?,
-        VmCommand::Start { name } => start(&fleet, &name).await?,
-        VmCommand::Stop { name, force } => stop(&fleet, &name, force).await?,
-        VmCommand::Rm { name } => remove(&fleet, &name).await?,
+        VmCommand::Create { file, host } => {
+            let spec = read_spec(&file)?;
+            create(&fleet, &spec, host.as_deref()).await?;
+            output::remark(&format!("{0} is defined; `drainpipe vm start {0}` boots it", spec.name));
+        }
+        VmCommand::Start { name } => {
+            start(&fleet, &name).await?;
+            output::remark(&format!("{name} runs"));
+        }
+        VmCommand::Stop { name, force } => {
+            stop(&fleet, &name, force).await?;
+            output::remark(&format!("{name} is off"));
+        }
+        VmCommand::Rm { name } => {
+            remove(&fleet, &name).await?;
+            output::remark(&format!("{name} is removed; its disks are still there"));
+        }
     }
     Ok(Exit::Done)
 }
