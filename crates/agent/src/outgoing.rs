@@ -15,7 +15,7 @@ use drainpipe_engine::problem::Problem;
 use drainpipe_engine::progress::{Progress, Transferred};
 use drainpipe_engine::result::{MigrationResult, Outcome};
 use drainpipe_hypervisor::migration::{self as qemu, MigrationStatus, TransferStatus};
-use drainpipe_hypervisor::qmp;
+use drainpipe_hypervisor::qmp::{self, QmpError};
 use drainpipe_hypervisor::{RunState, Vmm};
 use tokio::sync::{Notify, broadcast, watch};
 use tracing::{info, warn};
@@ -491,7 +491,8 @@ impl Executor {
 
     async fn look(&mut self) -> Event {
         let status = match self.status().await {
-            Ok(status) => status,
+            Ok(Some(status)) => status,
+            Ok(None) => return Event::Tick,
             Err(problem) => return Event::TransferFailed(problem),
         };
         match status.status {
@@ -528,10 +529,18 @@ impl Executor {
         qemu::set_downtime_limit(self.vmm()?, limit_ms, QMP_DEADLINE).await.map_err(Problem::failed)
     }
 
-    async fn status(&self) -> Result<TransferStatus, Problem> {
-        let asked = qemu::status(self.vmm()?, QMP_DEADLINE).await;
-        // When QEMU ends, its answer fails first; that it ended tells more.
-        asked.or_else(|error| self.vmm().and(Err(Problem::failed(error))))
+    /// Nothing while QEMU is too busy to answer: looking for changed memory it has been seen to be so
+    /// for 5 s (7.2, without KVM). How long it may stand still is the engine's to say.
+    async fn status(&self) -> Result<Option<TransferStatus>, Problem> {
+        match qemu::status(self.vmm()?, QMP_DEADLINE).await {
+            Ok(status) => Ok(Some(status)),
+            // When QEMU ends, its answer fails first; that it ended tells more.
+            Err(error) => match self.vmm() {
+                Ok(_) if matches!(error, QmpError::Deadline { .. }) => Ok(None),
+                Ok(_) => Err(Problem::failed(error)),
+                Err(problem) => Err(problem),
+            },
+        }
     }
 
     fn guard_has_acted(&self) -> bool {
@@ -615,8 +624,7 @@ impl Executor {
     }
 
     async fn read_final_counters(&mut self) -> Result<(), Problem> {
-        let status = self.status().await?;
-        if let Some(vmm) = &self.claimed.vmm {
+        if let (Some(status), Some(vmm)) = (self.status().await?, &self.claimed.vmm) {
             self.measurements.transfer_ends(vmm, &status);
         }
         let now_ms = self.now_ms();
