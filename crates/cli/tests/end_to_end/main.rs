@@ -33,8 +33,12 @@ fn main() -> ExitCode {
     {
         eprintln!("SKIPPED: {missing}");
     }
-    let modules: [(&str, &[Test]); _] =
-        [("options", options::TESTS), ("bad_luck", bad_luck::TESTS), ("bad_input", bad_input::TESTS), ("lab_cli", lab_cli::TESTS)];
+    let modules: [(&str, &[Test]); _] = [
+        ("options", options::TESTS),
+        ("bad_luck", bad_luck::TESTS),
+        ("bad_input", bad_input::TESTS),
+        ("lab_cli", lab_cli::TESTS),
+    ];
     let mut trials = Vec::new();
     for (module, tests) in modules {
         for (name, test) in tests {
