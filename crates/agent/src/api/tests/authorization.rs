@@ -27,7 +27,7 @@ fn table() -> Vec<(&'static str, &'static str, String, &'static [Who])> {
     let incoming = json!({
         "id": RECEIVED,
         "definition": spec(),
-        "spec": { "uuid": RECEIVED, "accelerator": "tcg", "name": "web", "memory_mib": 64, "vcpus": 1,
+        "spec": { "uuid": RECEIVED, "accelerator": "tcg", "name": "web", "memory_mib": 64, "memory_padding_kib": 8, "vcpus": 1,
                   "machine": "pc-q35-7.2" },
     });
     let connection = json!({
