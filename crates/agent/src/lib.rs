@@ -5,7 +5,7 @@
 //! api        paths, types, who may do what
 //! server     connections; client: the other end of them
 //! vms        the VMs of this host
-//! outgoing   migrations from here: carries out what the engine says
+//! outgoing   migrations from here; its executor carries out what the engine says
 //! incoming   migrations to here: the target's promises
 //! guard      lets a VM run on when the agent cannot
 //! journal    what must survive a crash

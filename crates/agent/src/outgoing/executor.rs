@@ -1,0 +1,501 @@
+//! Carries out the engine's actions of one migration, and feeds it what happens.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use drainpipe_engine::facts::HostFacts;
+use drainpipe_engine::migration::{Action, Event, Migration, TargetState, downtime_limit_ms};
+use drainpipe_engine::option::RequestedOption;
+use drainpipe_engine::path::Path;
+use drainpipe_engine::plan::{Plan, Spread, plan};
+use drainpipe_engine::problem::Problem;
+use drainpipe_engine::progress::Transferred;
+use drainpipe_engine::result::{MigrationResult, Outcome};
+use drainpipe_hypervisor::migration::{self as qemu, MigrationStatus, TransferStatus};
+use drainpipe_hypervisor::qmp::{self, QmpError};
+use drainpipe_hypervisor::{RunState, Vmm};
+use tokio::sync::{Notify, broadcast, watch};
+use tracing::{info, warn};
+
+use super::{Running, known_target, meet};
+use crate::agent::Agent;
+use crate::api::types::{
+    ConnectionRequest, Endpoint, IncomingRequest, IncomingView, MigrateRequest, TargetUse,
+};
+use crate::client::ApiClient;
+use crate::guard::Guard;
+use crate::measure::Measurements;
+use crate::multichannel;
+use crate::probe::{self, ProbePorts, ProbeRequest};
+use crate::result;
+use crate::transport::transport;
+use crate::vms::{Claimed, QEMU_DEADLINE, QMP_DEADLINE};
+
+/// How often the transfer is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// How long the VM may stand still while the rest is sent. Past this the links have failed, and it
+/// runs on here.
+const SWITCH_OVER_DEADLINE: Duration = Duration::from_secs(15);
+
+/// How long the target may hold back its answer to whether all is there. It is asked again and again,
+/// so that the VM does not stand still for long when the target's agent has gone.
+const RECEIVED_WAIT: Duration = Duration::from_secs(1);
+
+/// How much longer than that the answer may take. The VM stands still meanwhile.
+const RECEIVED_ANSWER_DEADLINE: Duration = Duration::from_secs(3);
+
+/// Between two rounds of questions about a hand-over of which the outcome is not known.
+const UNDECIDED_PAUSE: Duration = Duration::from_secs(5);
+
+/// Between two questions to a target that did not answer.
+const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
+
+/// Between two attempts to record how a migration ended.
+const RECORD_AGAIN_AFTER: Duration = Duration::from_secs(2);
+
+/// Carries out one migration. Decides nothing.
+pub(super) struct Executor {
+    agent: Arc<Agent>,
+    pub(super) running: Arc<Running>,
+    claimed: Claimed,
+    requested: RequestedOption,
+    began: Instant,
+    facts: Option<(HostFacts, HostFacts)>,
+    plan: Option<Plan>,
+    endpoint: Option<Endpoint>,
+    downtime_limit_ms: u64,
+    events: broadcast::Receiver<qmp::Event>,
+    guard: Option<Guard>,
+    measurements: Measurements,
+    target_use: TargetUse,
+}
+
+impl Executor {
+    pub(super) fn new(agent: &Arc<Agent>, id: String, claimed: Claimed, request: &MigrateRequest) -> Self {
+        let idle = drainpipe_engine::progress::ProgressMeter::default();
+        let first = idle.progress(drainpipe_engine::step::Step::EstablishHosts, 0.0);
+        let running = Arc::new(Running {
+            id: id.clone(),
+            vm: request.vm.clone(),
+            target: request.target.clone(),
+            cancel: Notify::new(),
+            cancel_requested: AtomicBool::new(false),
+            result: Mutex::default(),
+            progress: watch::Sender::new(first),
+        });
+        agent.outgoing.lock().insert(id, Arc::clone(&running));
+        Self {
+            agent: Arc::clone(agent),
+            running,
+            measurements: Measurements::begin(claimed.vmm.as_deref()),
+            // Without a QEMU a channel that is closed already.
+            events: claimed.vmm.as_ref().map_or_else(|| broadcast::channel(1).1, |vmm| vmm.events()),
+            claimed,
+            requested: request.option,
+            began: Instant::now(),
+            facts: None,
+            plan: None,
+            endpoint: None,
+            downtime_limit_ms: downtime_limit_ms(0),
+            guard: None,
+            target_use: TargetUse::default(),
+        }
+    }
+
+    fn peer(&self) -> Result<&ApiClient, Problem> {
+        known_target(&self.agent, &self.running.target)
+    }
+
+    /// The VM's QEMU, which may have ended.
+    fn vmm(&self) -> Result<&Vmm, Problem> {
+        self.claimed.vmm.as_deref().filter(|vmm| vmm.alive()).ok_or_else(|| {
+            Problem::failed(format!(
+                "its QEMU has ended on {}; `drainpipe vm start {}` boots it anew",
+                self.agent.name(),
+                self.running.vm
+            ))
+        })
+    }
+
+    fn now_ms(&self) -> f64 {
+        self.began.elapsed().as_secs_f64() * 1000.0
+    }
+
+    pub(super) async fn run(mut self, mut migration: Migration, mut first: Action) {
+        loop {
+            self.carry_out(&mut migration, first).await;
+            let outcome = migration.outcome().unwrap_or(Outcome::Failed);
+            let result = self.result(&migration, outcome);
+            if outcome != Outcome::Undecided {
+                self.conclude(result).await;
+                return;
+            }
+            *self.running.result() = Some(result);
+            tokio::time::sleep(UNDECIDED_PAUSE).await;
+            let limits = self.agent.config.limits.of_migration(None);
+            (migration, first) = Migration::recover(limits, true, self.now_ms());
+        }
+    }
+
+    async fn carry_out(&mut self, migration: &mut Migration, first: Action) {
+        let mut next = Some(first);
+        let mut cancel_delivered = false;
+        while next != Some(Action::Finish) {
+            let event = match next {
+                Some(action) => self.perform(action).await.unwrap_or_else(Event::Failed),
+                None => self.transfer_event().await,
+            };
+            // Before the event, so that no further step begins.
+            let interrupted = if self.running.cancel_requested.load(Ordering::Relaxed) && !cancel_delivered {
+                cancel_delivered = true;
+                migration.handle(self.now_ms(), Event::CancelRequested)
+            } else {
+                None
+            };
+            next = interrupted.or_else(|| migration.handle(self.now_ms(), event));
+            self.running.progress.send_replace(migration.progress(self.now_ms()));
+        }
+    }
+
+    async fn perform(&mut self, action: Action) -> Result<Event, Problem> {
+        match action {
+            Action::EstablishHosts => return self.establish_hosts().await,
+            Action::CheckPermissions => self.check_permissions().await?,
+            Action::AllocateMemory => self.tell_target("memory", QMP_DEADLINE).await?,
+            Action::BuildSkeleton => self.tell_target("skeleton", QEMU_DEADLINE + QMP_DEADLINE).await?,
+            Action::ConnectHosts => return self.connect_hosts().await,
+            Action::StartTransfer => self.start_transfer().await?,
+            Action::SwitchOver => self.switch_over().await?,
+            Action::RecordHandOver => self.record_hand_over()?,
+            Action::ResumeOnTarget => self.tell_target("run", QMP_DEADLINE).await?,
+            Action::AskTarget => return self.ask_target().await,
+            Action::RevokeHandOver => self.revoke_hand_over()?,
+            Action::CleanUp => self.clean_up().await?,
+            Action::StopTransfer => self.stop_transfer().await?,
+            Action::ResumeOnSource => self.resume_on_source().await?,
+            Action::DiscardTarget => self.peer()?.delete(&self.incoming("")).await?,
+            Action::PutBack => self.agent.network.put_back(&self.running.id).await?,
+            Action::Finish => {}
+        }
+        Ok(Event::Done)
+    }
+
+    fn incoming(&self, what: &str) -> String {
+        let id = &self.running.id;
+        if what.is_empty() { format!("/v1/incoming/{id}") } else { format!("/v1/incoming/{id}/{what}") }
+    }
+
+    async fn tell_target(&self, what: &str, deadline: Duration) -> Result<(), Problem> {
+        self.peer()?.post_within(&self.incoming(what), &(), deadline).await
+    }
+
+    async fn establish_hosts(&mut self) -> Result<Event, Problem> {
+        let (source, target) = meet(&self.agent, self.peer()?, &self.running.target).await?;
+        let plan = plan(&source, &target, self.requested).map_err(Problem::refused)?;
+        self.facts = Some((source, target));
+        self.plan = Some(plan.clone());
+        Ok(Event::Established(plan))
+    }
+
+    async fn check_permissions(&self) -> Result<(), Problem> {
+        let vmm = self.vmm()?;
+        let state = vmm.run_state(QMP_DEADLINE).await.map_err(Problem::failed)?;
+        if state != RunState::Running {
+            return Err(Problem::refused(format!(
+                "VM {} is {state}; only a running VM moves",
+                self.running.vm
+            )));
+        }
+        let request = IncomingRequest {
+            id: self.running.id.clone(),
+            spec: vmm.spec().clone(),
+            definition: self.claimed.definition.clone(),
+        };
+        self.peer()?.post("/v1/incoming", &request).await
+    }
+
+    async fn connect_hosts(&mut self) -> Result<Event, Problem> {
+        let no_plan = || Problem::failed("connecting before there is a plan");
+        let (source, target) = self.facts.as_ref().ok_or_else(no_plan)?;
+        let plan = self.plan.clone().ok_or_else(no_plan)?;
+        let request = ProbeRequest { addresses: plan.paths.iter().map(|path| path.peer_address).collect() };
+        let ports: ProbePorts = self.peer()?.post(&self.incoming("probe"), &request).await?;
+        let trials = probe::try_paths(&plan.paths, &ports).await;
+        let plan = plan.narrow(&trials, &source.name, &target.name).map_err(Problem::failed)?;
+        self.endpoint = Some(self.prepare_both(&plan, target.migration_address).await?);
+        self.plan = Some(plan.clone());
+        Ok(Event::Connected(plan))
+    }
+
+    async fn prepare_both(&self, plan: &Plan, target_address: Option<IpAddr>) -> Result<Endpoint, Problem> {
+        let reversed = plan.paths.iter().map(Path::reversed).collect();
+        let request = ConnectionRequest {
+            plan: Plan { paths: reversed, ..plan.clone() },
+            migration_address: self.agent.config.migration_address,
+        };
+        let path = self.incoming("connection");
+        let there = self.peer()?.post(&path, &request);
+        let here = async {
+            match (plan.spread, target_address) {
+                (Spread::Routed, Some(address)) => {
+                    multichannel::prepare(&self.agent, &self.running.id, address, &plan.paths).await.map(drop)
+                }
+                _ => Ok(()),
+            }
+        };
+        let (endpoint, ()) = tokio::try_join!(there, here)?;
+        Ok(endpoint)
+    }
+
+    async fn start_transfer(&mut self) -> Result<(), Problem> {
+        let (Some(plan), Some(endpoint)) = (&self.plan, &self.endpoint) else {
+            return Err(Problem::failed("a transfer before the hosts are connected"));
+        };
+        let address = SocketAddr::new(endpoint.address, endpoint.port);
+        let (transport, now_ms) = (transport(plan), self.now_ms());
+        self.measurements.transfer_begins(&self.agent.network, &plan.paths, now_ms).await?;
+        let vmm = self.vmm()?;
+        let guard = Guard::start(&self.agent, &self.running.id, vmm).await?;
+        qemu::start(vmm, transport, address, self.downtime_limit_ms, QMP_DEADLINE)
+            .await
+            .map_err(Problem::failed)?;
+        self.guard = Some(guard);
+        Ok(())
+    }
+
+    /// The next thing that happens to the transfer.
+    async fn transfer_event(&mut self) -> Event {
+        let look = tokio::time::sleep(LOOK_EVERY);
+        tokio::pin!(look);
+        loop {
+            tokio::select! {
+                event = self.events.recv() => match event.as_ref().map(MigrationStatus::from_event) {
+                    Ok(Some(MigrationStatus::PreSwitchover)) => return Event::Paused,
+                    Ok(Some(status)) if status.is_final() => return self.look().await,
+                    Ok(_) => {}
+                    // Events were missed, or the connection is gone: the state tells.
+                    Err(_) => break,
+                },
+                () = self.running.cancel.notified() => return Event::Tick,
+                () = &mut look => break,
+            }
+        }
+        look.await;
+        self.look().await
+    }
+
+    async fn look(&mut self) -> Event {
+        let status = match self.status().await {
+            Ok(Some(status)) => status,
+            Ok(None) => return Event::Tick,
+            Err(problem) => return Event::TransferFailed(problem),
+        };
+        match status.status {
+            MigrationStatus::PreSwitchover => Event::Paused,
+            MigrationStatus::Cancelled if self.guard_has_acted() => Event::TransferFailed(guard_acted()),
+            MigrationStatus::Failed | MigrationStatus::Cancelled | MigrationStatus::None => {
+                let why = status.error_desc.unwrap_or_else(|| format!("QEMU calls it {}", status.status));
+                Event::TransferFailed(Problem::failed(format!("QEMU: {why}")))
+            }
+            _ => {
+                let now_ms = self.now_ms();
+                if let Err(problem) = self.measurements.sample(&self.agent.network, now_ms).await {
+                    warn!(%problem, "no reading of the links");
+                }
+                let transferred = transferred(&status);
+                self.follow_downtime_limit(transferred.rounds).await;
+                Event::Progress(transferred)
+            }
+        }
+    }
+
+    async fn follow_downtime_limit(&mut self, rounds: u64) {
+        let limit = downtime_limit_ms(rounds);
+        if limit == self.downtime_limit_ms {
+            return;
+        }
+        match self.set_downtime_limit(limit).await {
+            Ok(()) => self.downtime_limit_ms = limit,
+            Err(error) => warn!(%error, "the downtime limit stays at {} ms", self.downtime_limit_ms),
+        }
+    }
+
+    async fn set_downtime_limit(&self, limit_ms: u64) -> Result<(), Problem> {
+        qemu::set_downtime_limit(self.vmm()?, limit_ms, QMP_DEADLINE).await.map_err(Problem::failed)
+    }
+
+    /// Nothing while QEMU is too busy to answer: looking for changed memory it has been seen to be so
+    /// for 5 s (7.2, without KVM). How long it may stand still is the engine's to say.
+    async fn status(&self) -> Result<Option<TransferStatus>, Problem> {
+        match qemu::status(self.vmm()?, QMP_DEADLINE).await {
+            Ok(status) => Ok(Some(status)),
+            // When QEMU ends, its answer fails first; that it ended tells more.
+            Err(error) => match self.vmm() {
+                Ok(_) if matches!(error, QmpError::Deadline { .. }) => Ok(None),
+                Ok(_) => Err(Problem::failed(error)),
+                Err(problem) => Err(problem),
+            },
+        }
+    }
+
+    fn guard_has_acted(&self) -> bool {
+        self.agent.journal.is_hand_over_forbidden(&self.running.id).unwrap_or(false)
+    }
+
+    async fn switch_over(&self) -> Result<(), Problem> {
+        let vmm = self.vmm()?;
+        let here = async { qemu::switch_over(vmm, QMP_DEADLINE).await.map_err(Problem::failed) };
+        tokio::try_join!(self.wait_received(), here).map(drop)
+    }
+
+    async fn wait_received(&self) -> Result<(), Problem> {
+        let path = format!("{}?wait_ms={}", self.incoming("received"), RECEIVED_WAIT.as_millis());
+        let end = Instant::now() + SWITCH_OVER_DEADLINE;
+        while Instant::now() < end {
+            let answer_deadline = RECEIVED_WAIT + RECEIVED_ANSWER_DEADLINE;
+            if self.peer()?.get_within::<IncomingView>(&path, answer_deadline).await? == IncomingView::Ready {
+                return Ok(());
+            }
+        }
+        let seconds = SWITCH_OVER_DEADLINE.as_secs();
+        Err(Problem::failed(format!(
+            "the last of the state did not arrive within {seconds} s; look at the links"
+        )))
+    }
+
+    fn record_hand_over(&self) -> Result<(), Problem> {
+        if self.agent.journal.hand_over(&self.running.id)? {
+            return Ok(());
+        }
+        Err(guard_acted())
+    }
+
+    async fn ask_target(&self) -> Result<Event, Problem> {
+        let state = match self.target_view().await {
+            Ok(IncomingView::Running) => TargetState::Running,
+            Ok(IncomingView::Ready) => TargetState::Ready,
+            Ok(IncomingView::Discarded) => TargetState::Discarded,
+            Err(problem) => {
+                tokio::time::sleep(ASK_AGAIN_AFTER).await;
+                return Err(problem);
+            }
+            Ok(IncomingView::Waiting) => {
+                self.peer()?.delete(&self.incoming("")).await?;
+                TargetState::Discarded
+            }
+        };
+        Ok(Event::TargetSays(state))
+    }
+
+    async fn target_view(&self) -> Result<IncomingView, Problem> {
+        self.peer()?.get(&self.incoming("")).await
+    }
+
+    fn revoke_hand_over(&self) -> Result<(), Problem> {
+        self.agent.journal.revoke_hand_over(&self.running.id)?;
+        Ok(())
+    }
+
+    async fn clean_up(&mut self) -> Result<(), Problem> {
+        if let Err(error) = self.read_final_counters().await {
+            warn!(%error, "no final counters");
+        }
+        let path = self.incoming("finish");
+        let there = async { self.peer()?.post::<TargetUse>(&path, &()).await };
+        let here = self.destroy();
+        let network = self.agent.network.put_back(&self.running.id);
+        let (used, destroyed, put_back) = tokio::join!(there, here, network);
+        self.guard = None;
+        // A target that does not answer puts its network back by itself when it hears nothing more.
+        self.target_use = used.unwrap_or_default();
+        destroyed.and(put_back)
+    }
+
+    async fn destroy(&self) -> Result<(), Problem> {
+        match &self.claimed.vmm {
+            Some(vmm) => vmm.destroy(QEMU_DEADLINE).await.map_err(Problem::failed),
+            None => Ok(()),
+        }
+    }
+
+    async fn read_final_counters(&mut self) -> Result<(), Problem> {
+        if let (Some(status), Some(vmm)) = (self.status().await?, &self.claimed.vmm) {
+            self.measurements.transfer_ends(vmm, &status);
+        }
+        let now_ms = self.now_ms();
+        self.measurements.sample(&self.agent.network, now_ms).await
+    }
+
+    async fn stop_transfer(&mut self) -> Result<(), Problem> {
+        if self.vmm().is_err() {
+            return Ok(());
+        }
+        if let Err(error) = self.read_final_counters().await {
+            warn!(%error, "no final counters");
+        }
+        qemu::cancel(self.vmm()?, QEMU_DEADLINE).await.map(drop).map_err(Problem::failed)
+    }
+
+    async fn resume_on_source(&mut self) -> Result<(), Problem> {
+        qemu::run(self.vmm()?, QMP_DEADLINE).await.map_err(Problem::failed)?;
+        self.guard = None;
+        Ok(())
+    }
+
+    fn result(&self, migration: &Migration, outcome: Outcome) -> MigrationResult {
+        let measured = self.measurements.finish(self.claimed.vmm.as_deref(), self.target_use);
+        let plan = self.plan.as_ref();
+        result::assemble(
+            result::Identity {
+                id: self.running.id.clone(),
+                vm: self.running.vm.clone(),
+                source: self.agent.name().into(),
+                target: self.running.target.clone(),
+                memory_bytes: self.claimed.definition.memory_mib << 20,
+                requested_option: self.requested,
+            },
+            migration,
+            outcome,
+            plan,
+            measured,
+        )
+    }
+
+    /// Records the result and gives the VM free, in this order: what the journal still calls open,
+    /// the next start would undo, and nobody else may have changed the VM by then.
+    async fn conclude(mut self, result: MigrationResult) {
+        let left = result.outcome == Outcome::Completed;
+        self.guard = None;
+        info!(migration = result.id, vm = result.vm, outcome = ?result.outcome, "over");
+        while let Err(error) = self.agent.journal.end_migration(&result, left) {
+            warn!(%error, migration = result.id, "its result is not recorded yet; tried again soon");
+            *self.running.result() = Some(result.clone());
+            tokio::time::sleep(RECORD_AGAIN_AFTER).await;
+        }
+        // Once more: what could not be recorded to be put back would stay until the next start.
+        if let Err(problem) = self.agent.network.put_back(&result.id).await {
+            warn!(%problem, migration = result.id, "the network is put back at the next start");
+        }
+        if left {
+            self.agent.vms.forget(&result.vm);
+        }
+        self.agent.outgoing.lock().remove(&self.running.id);
+    }
+}
+
+fn guard_acted() -> Problem {
+    Problem::failed("this agent stood still for so long that its guard let the VM run on here")
+}
+
+fn transferred(status: &TransferStatus) -> Transferred {
+    let ram = status.ram.unwrap_or_default();
+    Transferred {
+        sent_bytes: ram.transferred_bytes,
+        remaining_bytes: ram.remaining_bytes,
+        total_bytes: ram.total_bytes,
+        rounds: ram.rounds,
+    }
+}
