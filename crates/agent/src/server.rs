@@ -34,21 +34,16 @@ const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 const HEAD_DEADLINE: Duration = Duration::from_mins(2);
 
 /// Serves root on this host over a Unix socket, until told to stop.
-pub(crate) async fn serve_socket(listener: UnixListener, router: Router, mut stop: watch::Receiver<bool>) {
-    let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    while let Some(slot) = free_slot(&slots, &mut stop).await {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            _ = stop.changed() => return,
-        };
-        match accepted {
-            Ok((stream, _)) => {
-                let router = router.clone();
-                tokio::spawn(async move { serve(stream, Caller::Root, router, slot).await });
-            }
-            Err(error) => pause_after(&error).await,
-        }
-    }
+pub(crate) async fn serve_socket(listener: UnixListener, router: Router, stop: watch::Receiver<bool>) {
+    accept_each(
+        stop,
+        || listener.accept(),
+        |(stream, _), slot| {
+            let router = router.clone();
+            tokio::spawn(async move { serve(stream, Caller::Root, router, slot).await });
+        },
+    )
+    .await;
 }
 
 /// Serves agents and operators by mutual TLS, until told to stop.
@@ -56,19 +51,35 @@ pub(crate) async fn serve_tls(
     listener: TcpListener,
     identity: Identity,
     router: Router,
-    mut stop: watch::Receiver<bool>,
+    stop: watch::Receiver<bool>,
 ) {
     let acceptor = TlsAcceptor::from(identity.server_config());
+    accept_each(
+        stop,
+        || listener.accept(),
+        |(stream, _), slot| {
+            tokio::spawn(greet(acceptor.clone(), stream, router.clone(), slot));
+        },
+    )
+    .await;
+}
+
+/// Accepts connections, no more at once than there are slots, until told to stop.
+async fn accept_each<C, F>(
+    mut stop: watch::Receiver<bool>,
+    accept: impl Fn() -> F,
+    handle: impl Fn(C, OwnedSemaphorePermit),
+) where
+    F: Future<Output = io::Result<C>>,
+{
     let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     while let Some(slot) = free_slot(&slots, &mut stop).await {
         let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+            accepted = accept() => accepted,
             _ = stop.changed() => return,
         };
         match accepted {
-            Ok((stream, _)) => {
-                tokio::spawn(greet(acceptor.clone(), stream, router.clone(), slot));
-            }
+            Ok(connection) => handle(connection, slot),
             Err(error) => pause_after(&error).await,
         }
     }
