@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use drainpipe_engine::path::Path;
 use drainpipe_engine::problem::Problem;
-use drainpipe_net::{NextHop, multichannel_changes, weights};
+use drainpipe_net::{NextHop, channel_congestion_control, multichannel_changes, weights};
 
 use crate::agent::Agent;
 
@@ -26,7 +26,9 @@ pub(crate) async fn prepare(
         .zip(weights(&speeds))
         .map(|(path, weight)| NextHop { link: path.link.clone(), gateway: path.peer_address, weight })
         .collect();
-    let changes = multichannel_changes(own, peer, &next_hops).map_err(Problem::refused)?;
+    let congestion_control = channel_congestion_control().map_err(Problem::failed)?;
+    let changes =
+        multichannel_changes(own, peer, &next_hops, congestion_control).map_err(Problem::refused)?;
     agent.network.change_for(migration, &changes).await?;
     Ok(own)
 }

@@ -9,5 +9,6 @@ pub mod path;
 pub mod plan;
 pub mod problem;
 pub mod progress;
+pub mod queue;
 pub mod result;
 pub mod step;

@@ -21,6 +21,7 @@ mod open_enum;
 mod paths;
 mod process;
 pub mod qmp;
+mod sockets;
 pub mod spec;
 mod tap;
 mod vmm;

@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitIdStatus};
+use rustix::process::{
+    ForeignRawFd, Pid, PidfdFlags, PidfdGetfdFlags, Signal, WaitId, WaitIdOptions, WaitIdStatus, pidfd_getfd,
+};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
@@ -105,6 +107,29 @@ impl Process {
         }
         let ticks = cpu_ticks(&stat).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
         Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+    }
+
+    /// Its sockets, by the numbers that it has for them; one that was closed since may be among them.
+    pub(crate) fn socket_numbers(&self) -> io::Result<Vec<ForeignRawFd>> {
+        let mut numbers = Vec::new();
+        for entry in fs::read_dir(proc_path(self.pid, "fd"))? {
+            let entry = entry?;
+            let is_socket = fs::read_link(entry.path())
+                .is_ok_and(|target| target.as_os_str().as_encoded_bytes().starts_with(b"socket:"));
+            if is_socket && let Some(number) = entry.file_name().to_str().and_then(|name| name.parse().ok()) {
+                numbers.push(number);
+            }
+        }
+        Ok(numbers)
+    }
+
+    /// A file descriptor for what it has open under `number`; none if that is closed.
+    pub(crate) fn duplicate(&self, number: ForeignRawFd) -> io::Result<Option<OwnedFd>> {
+        match pidfd_getfd(&self.pidfd, number, PidfdGetfdFlags::empty()) {
+            Ok(duplicate) => Ok(Some(duplicate)),
+            Err(Errno::BADF) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Waits for the end; `None` if it does not come in time.

@@ -226,6 +226,10 @@ impl Vmm {
         &self.paths
     }
 
+    pub(crate) fn process(&self) -> &Process {
+        &self.process
+    }
+
     /// Process id, for people. Another process may have it once this QEMU has ended.
     pub fn pid(&self) -> u32 {
         self.process.pid()

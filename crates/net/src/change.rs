@@ -33,10 +33,9 @@ pub enum Change {
     Route {
         /// Where the route leads.
         destination: IpNet,
-        /// The address that the host's packets carry, if they were not given another.
-        source: Option<IpAddr>,
-        /// At least one.
-        next_hops: Vec<NextHop>,
+        /// How it leads there.
+        #[serde(flatten)]
+        way: Way,
     },
     /// A kernel setting below `net.` has `value`.
     Sysctl {
@@ -48,7 +47,20 @@ pub enum Change {
     },
 }
 
-/// One way to a destination.
+/// How a route leads to its destination.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Way {
+    /// The address that the host's packets carry, if they were not given another.
+    pub source: Option<IpAddr>,
+    /// At least one.
+    pub next_hops: Vec<NextHop>,
+    /// What TCP connections that go this way use in place of the host's default, by a name of
+    /// `net.ipv4.tcp_available_congestion_control`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub congestion_control: Option<String>,
+}
+
+/// One way over one link.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct NextHop {
     /// Name of the link.
@@ -69,12 +81,7 @@ pub enum Before {
     /// The address, already on that link.
     Address,
     /// A route of Drainpipe's own to that destination.
-    Route {
-        /// Its source address.
-        source: Option<IpAddr>,
-        /// Its next hops.
-        next_hops: Vec<NextHop>,
-    },
+    Route(Way),
     /// The kernel setting's value.
     Sysctl {
         /// As `sysctl` prints it.
@@ -101,9 +108,7 @@ impl Network {
     pub async fn observe(&self, change: &Change) -> Result<Before, Error> {
         match change {
             Change::Address { link, address } => self.observe_address(link, *address).await,
-            Change::Route { destination, source, next_hops } => {
-                self.observe_route(*destination, *source, next_hops).await
-            }
+            Change::Route { destination, way } => self.observe_route(*destination, way).await,
             Change::Sysctl { key, .. } => crate::sysctl::observe(key),
         }
     }
@@ -112,9 +117,7 @@ impl Network {
     pub async fn apply(&self, change: &Change) -> Result<(), Error> {
         match change {
             Change::Address { link, address } => self.apply_address(link, *address).await,
-            Change::Route { destination, source, next_hops } => {
-                self.apply_route(*destination, *source, next_hops).await
-            }
+            Change::Route { destination, way } => self.apply_route(*destination, way).await,
             Change::Sysctl { key, value } => crate::sysctl::apply(key, value),
         }
     }
@@ -127,8 +130,8 @@ impl Network {
             (Change::Address { .. }, Before::Address) => Ok(Undo::NothingToDo),
             (Change::Address { link, address }, Before::Absent) => self.remove_address(link, *address).await,
             (Change::Route { destination, .. }, Before::Absent) => self.remove_route(*destination).await,
-            (Change::Route { destination, .. }, Before::Route { source, next_hops }) => {
-                self.restore_route(*destination, *source, next_hops).await
+            (Change::Route { destination, .. }, Before::Route(way)) => {
+                self.restore_route(*destination, way).await
             }
             (Change::Sysctl { key, value }, Before::Sysctl { value: before }) => {
                 crate::sysctl::restore(key, value, before)
@@ -142,14 +145,20 @@ impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Address { link, address } => write!(f, "address {address} on link {link}"),
-            Self::Route { destination, next_hops, .. } => {
-                write!(f, "route to {destination}")?;
-                for hop in next_hops {
-                    write!(f, " via {} link {} weight {}", hop.gateway, hop.link, hop.weight)?;
-                }
-                Ok(())
-            }
+            Self::Route { destination, way } => write!(f, "route to {destination}{way}"),
             Self::Sysctl { key, value } => write!(f, "{key} = {value}"),
+        }
+    }
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for hop in &self.next_hops {
+            write!(f, " via {} link {} weight {}", hop.gateway, hop.link, hop.weight)?;
+        }
+        match &self.congestion_control {
+            Some(name) => write!(f, " congctl {name}"),
+            None => Ok(()),
         }
     }
 }

@@ -23,10 +23,10 @@ mod speed;
 mod sysctl;
 mod weights;
 
-pub use change::{Before, Change, NextHop, Undo};
+pub use change::{Before, Change, NextHop, Undo, Way};
 pub use error::Error;
 pub use link::{Link, LinkCounters, LinkKind};
-pub use multichannel::{MultichannelError, multichannel_changes};
+pub use multichannel::{MultichannelError, channel_congestion_control, multichannel_changes};
 pub use network::Network;
 pub use rdma::{RdmaDevice, rdma_devices};
 pub use route::{ROUTE_PROTOCOL, RouteInfo};

@@ -5,11 +5,14 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::change::{Change, NextHop, WEIGHT_MAX};
+use crate::Error;
+use crate::change::{Change, NextHop, WEIGHT_MAX, Way};
 
 /// The default, "0", hashes addresses only, and so puts all connections between two hosts on one
 /// path; this hashes the ports as well.
 const HASH_ADDRESSES_AND_PORTS: &str = "1";
+
+const CUBIC: &str = "cubic";
 
 /// Why no changes can be said.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -44,18 +47,30 @@ pub fn multichannel_changes(
     own: IpAddr,
     peer: IpAddr,
     paths: &[NextHop],
+    congestion_control: Option<&str>,
 ) -> Result<Vec<Change>, MultichannelError> {
     check(own, peer, paths)?;
     let mut changes = vec![hash_policy(own)];
     let links: BTreeSet<&str> = paths.iter().map(|path| path.link.as_str()).collect();
     changes.extend(links.into_iter().map(|link| ignore_linkdown(own, link)));
     changes.push(Change::Address { link: "lo".to_owned(), address: IpNet::from(own) });
-    changes.push(Change::Route {
-        destination: IpNet::from(peer),
+    let way = Way {
         source: Some(own),
         next_hops: paths.to_vec(),
-    });
+        congestion_control: congestion_control.map(str::to_owned),
+    };
+    changes.push(Change::Route { destination: IpNet::from(peer), way });
     Ok(changes)
+}
+
+/// The congestion control that multichannel's connections are given, where this kernel has it.
+///
+/// Many connections over one link have to share its queue. Under BBR, the default of some hosts,
+/// they did not: the links stood idle for 0.1 s time and again. 16 channels over 2 links of 1 Gb/s
+/// carried 0.89 of them under BBR, 0.94 under CUBIC, 0.78 to 0.95 under Reno (docs/decisions.md).
+pub fn channel_congestion_control() -> Result<Option<&'static str>, Error> {
+    let available = crate::sysctl::read("net.ipv4.tcp_available_congestion_control")?;
+    Ok(available.split_whitespace().any(|name| name == CUBIC).then_some(CUBIC))
 }
 
 fn check(own: IpAddr, peer: IpAddr, paths: &[NextHop]) -> Result<(), MultichannelError> {
@@ -120,7 +135,7 @@ mod tests {
     }
 
     fn changes(own: &str, peer: &str, paths: &[NextHop]) -> Result<Vec<String>, MultichannelError> {
-        multichannel_changes(own.parse().unwrap(), peer.parse().unwrap(), paths)
+        multichannel_changes(own.parse().unwrap(), peer.parse().unwrap(), paths, Some(CUBIC))
             .map(|changes| changes.iter().map(ToString::to_string).collect())
     }
 
@@ -135,7 +150,7 @@ mod tests {
                 "net.ipv4.conf.eth1/100.ignore_routes_with_linkdown = 1",
                 "address 10.255.0.1/32 on link lo",
                 "route to 10.255.0.2/32 via 10.1.0.2 link eth0 weight 5 \
-                 via 10.2.0.2 link eth1.100 weight 1",
+                 via 10.2.0.2 link eth1.100 weight 1 congctl cubic",
             ]
         );
     }
@@ -150,7 +165,7 @@ mod tests {
                 "net.ipv6.conf.eth0.ignore_routes_with_linkdown = 1",
                 "address fd00::1/128 on link lo",
                 "route to fd00::2/128 via fe80::2 link eth0 weight 1 \
-                 via fe80::3 link eth0 weight 1",
+                 via fe80::3 link eth0 weight 1 congctl cubic",
             ]
         );
     }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 use netlink_packet_route::route::{
-    RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteNextHop, RouteVia,
+    RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteMetric, RouteNextHop, RouteVia,
 };
 use rtnetlink::{RouteMessageBuilder, RouteNextHopBuilder};
 use rustix::io::Errno;
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::change::WEIGHT_MAX;
 use crate::network::{Network, collect, execute};
-use crate::{Before, Error, NextHop, Undo};
+use crate::{Before, Error, NextHop, Undo, Way};
 
 /// The route protocol number that marks Drainpipe's routes: `ip route` shows `proto 215`.
 ///
@@ -35,18 +35,13 @@ pub struct RouteInfo {
 /// A route in the main table.
 struct Route {
     protocol: u8,
-    source: Option<IpAddr>,
-    /// Sorted; without those that have no gateway, which Drainpipe never makes.
-    next_hops: Vec<NextHop>,
+    /// Its next hops are sorted; without those that have no gateway, which Drainpipe never makes.
+    way: Way,
 }
 
 impl Route {
     fn is_ours(&self) -> bool {
         self.protocol == ROUTE_PROTOCOL
-    }
-
-    fn goes(&self, source: Option<IpAddr>, next_hops: &[NextHop]) -> bool {
-        self.source == source && self.next_hops == sorted(next_hops)
     }
 }
 
@@ -74,14 +69,9 @@ impl Network {
         }))
     }
 
-    pub(crate) async fn observe_route(
-        &self,
-        destination: IpNet,
-        source: Option<IpAddr>,
-        next_hops: &[NextHop],
-    ) -> Result<Before, Error> {
-        check(destination, source, next_hops)?;
-        for hop in next_hops {
+    pub(crate) async fn observe_route(&self, destination: IpNet, way: &Way) -> Result<Before, Error> {
+        check(destination, way)?;
+        for hop in &way.next_hops {
             self.index_of_up_link(&hop.link).await?;
         }
         let mut before = Before::Absent;
@@ -89,23 +79,17 @@ impl Network {
             if !route.is_ours() {
                 return Err(Error::RouteTaken { destination, protocol: route.protocol });
             }
-            before = Before::Route { source: route.source, next_hops: route.next_hops };
+            before = Before::Route(route.way);
         }
         Ok(before)
     }
 
-    pub(crate) async fn apply_route(
-        &self,
-        destination: IpNet,
-        source: Option<IpAddr>,
-        next_hops: &[NextHop],
-    ) -> Result<(), Error> {
-        let before = self.observe_route(destination, source, next_hops).await?;
-        let wanted = Before::Route { source, next_hops: sorted(next_hops) };
-        if before == wanted {
+    pub(crate) async fn apply_route(&self, destination: IpNet, way: &Way) -> Result<(), Error> {
+        let before = self.observe_route(destination, way).await?;
+        if before == Before::Route(sorted(way)) {
             return Ok(());
         }
-        self.set_route(destination, source, next_hops, before != Before::Absent).await
+        self.set_route(destination, way, before != Before::Absent).await
     }
 
     pub(crate) async fn remove_route(&self, destination: IpNet) -> Result<Undo, Error> {
@@ -123,44 +107,36 @@ impl Network {
         }
     }
 
-    pub(crate) async fn restore_route(
-        &self,
-        destination: IpNet,
-        source: Option<IpAddr>,
-        next_hops: &[NextHop],
-    ) -> Result<Undo, Error> {
+    pub(crate) async fn restore_route(&self, destination: IpNet, way: &Way) -> Result<Undo, Error> {
         let routes = self.routes(destination).await?;
         let Some(ours) = routes.iter().find(|route| route.is_ours()) else {
             return Ok(routes
                 .first()
                 .map_or_else(|| Undo::LeftAlone("the route has been removed".to_owned()), left_alone));
         };
-        if ours.goes(source, next_hops) {
+        if ours.way == sorted(way) {
             return Ok(Undo::NothingToDo);
         }
-        self.set_route(destination, source, next_hops, true).await?;
+        self.set_route(destination, way, true).await?;
         Ok(Undo::Undone)
     }
 
-    async fn set_route(
-        &self,
-        destination: IpNet,
-        source: Option<IpAddr>,
-        next_hops: &[NextHop],
-        replace: bool,
-    ) -> Result<(), Error> {
+    async fn set_route(&self, destination: IpNet, way: &Way, replace: bool) -> Result<(), Error> {
         let operation = format!("set the route to {destination}");
         let mut message = route_message(destination, &operation)?;
         message.header.protocol = ROUTE_PROTOCOL.into();
-        if let Some(source) = source {
+        if let Some(source) = way.source {
             message.attributes.push(RouteAttribute::PrefSource(source.into()));
         }
-        message.attributes.extend(self.next_hop_attributes(destination, next_hops).await?);
+        if let Some(name) = &way.congestion_control {
+            message.attributes.push(RouteAttribute::Metrics(vec![RouteMetric::CcAlgo(name.clone())]));
+        }
+        message.attributes.extend(self.next_hop_attributes(destination, &way.next_hops).await?);
         let request = self.netlink.route().add(message);
         let request = if replace { request.replace() } else { request };
         match execute(&operation, request.execute()).await {
             Ok(()) => Ok(()),
-            Err(error) => Err(self.explain(destination, source, error).await?),
+            Err(error) => Err(self.explain(destination, way.source, error).await?),
         }
     }
 
@@ -251,7 +227,8 @@ impl Network {
 const WEIGHT_REASON: &str = "a weight is from 1 to 256";
 const GATEWAY_REASON: &str = "an IPv6 destination needs IPv6 gateways";
 
-fn check(destination: IpNet, source: Option<IpAddr>, next_hops: &[NextHop]) -> Result<(), Error> {
+fn check(destination: IpNet, way: &Way) -> Result<(), Error> {
+    let Way { source, next_hops, .. } = way;
     let is_ipv6 = destination.addr().is_ipv6();
     let reason = if destination != destination.trunc() {
         "its destination has bits set beyond the prefix length"
@@ -276,13 +253,13 @@ fn left_alone(foreign: &Route) -> Undo {
     ))
 }
 
-fn sorted(next_hops: &[NextHop]) -> Vec<NextHop> {
-    let mut sorted = next_hops.to_vec();
+fn sorted(way: &Way) -> Way {
+    let mut sorted = way.clone();
     // A route with one next hop has no weights.
-    if let [only] = sorted.as_mut_slice() {
+    if let [only] = sorted.next_hops.as_mut_slice() {
         only.weight = 1;
     }
-    sorted.sort();
+    sorted.next_hops.sort();
     sorted
 }
 
@@ -315,11 +292,12 @@ fn route_from(message: &RouteMessage, names: &HashMap<u32, String>) -> Route {
             .into_iter()
             .collect(),
     };
-    Route {
-        protocol: message.header.protocol.into(),
+    let way = Way {
         source: source_of(&message.attributes),
-        next_hops: sorted(&next_hops),
-    }
+        next_hops,
+        congestion_control: congestion_control_of(&message.attributes),
+    };
+    Route { protocol: message.header.protocol.into(), way: sorted(&way) }
 }
 
 fn destination_of(message: &RouteMessage) -> Option<IpNet> {
@@ -349,6 +327,17 @@ fn gateway_of(attributes: &[RouteAttribute]) -> Option<IpAddr> {
 fn source_of(attributes: &[RouteAttribute]) -> Option<IpAddr> {
     attributes.iter().find_map(|attribute| match attribute {
         RouteAttribute::PrefSource(address) => ip(address),
+        _ => None,
+    })
+}
+
+fn congestion_control_of(attributes: &[RouteAttribute]) -> Option<String> {
+    let metrics = attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::Metrics(metrics) => Some(metrics),
+        _ => None,
+    })?;
+    metrics.iter().find_map(|metric| match metric {
+        RouteMetric::CcAlgo(name) => Some(name.clone()),
         _ => None,
     })
 }

@@ -35,7 +35,7 @@ pub(crate) fn restore(key: &str, ours: &str, before: &str) -> Result<Undo, Error
     Ok(Undo::Undone)
 }
 
-fn read(key: &str) -> Result<String, Error> {
+pub(crate) fn read(key: &str) -> Result<String, Error> {
     std::fs::read_to_string(path(key)?)
         .map(|value| value.trim_end().to_owned())
         .map_err(|source| failure(key, format!("read {key}"), source))

@@ -12,6 +12,7 @@ use drainpipe_engine::path::Path;
 use drainpipe_engine::plan::{Plan, Spread, plan};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::progress::Transferred;
+use drainpipe_engine::queue::unsent_limit_bytes;
 use drainpipe_engine::result::{MigrationResult, Outcome};
 use drainpipe_hypervisor::migration::{self as qemu, MigrationStatus, TransferStatus};
 use drainpipe_hypervisor::qmp::{self, QmpError};
@@ -47,6 +48,9 @@ const RECEIVED_WAIT: Duration = Duration::from_secs(1);
 /// How much longer than that the answer may take. The VM stands still meanwhile.
 const RECEIVED_ANSWER_DEADLINE: Duration = Duration::from_secs(3);
 
+/// How often QEMU's connections are looked for.
+const UNSENT_LIMIT_ATTEMPTS: u8 = 20;
+
 /// Between two rounds of questions about a hand-over of which the outcome is not known.
 const UNDECIDED_PAUSE: Duration = Duration::from_secs(5);
 
@@ -67,6 +71,7 @@ pub(super) struct Executor {
     plan: Option<Plan>,
     endpoint: Option<Endpoint>,
     downtime_limit_ms: u64,
+    unsent_limit_attempts_left: u8,
     events: broadcast::Receiver<qmp::Event>,
     guard: Option<Guard>,
     measurements: Measurements,
@@ -100,6 +105,7 @@ impl Executor {
             plan: None,
             endpoint: None,
             downtime_limit_ms: downtime_limit_ms(0),
+            unsent_limit_attempts_left: UNSENT_LIMIT_ATTEMPTS,
             guard: None,
             target_use: TargetUse::default(),
         }
@@ -307,6 +313,7 @@ impl Executor {
                 }
                 let transferred = transferred(&status);
                 self.follow_downtime_limit(transferred.rounds).await;
+                self.limit_unsent(transferred.remaining_bytes);
                 Event::Progress(transferred)
             }
         }
@@ -339,6 +346,26 @@ impl Executor {
                 Err(problem) => Err(problem),
             },
         }
+    }
+
+    /// Keeps short what the sockets will still hold when the VM is paused. Without it the blackout is
+    /// longer, so failing at it is no failure of the migration.
+    fn limit_unsent(&mut self, remaining_bytes: u64) {
+        let (Some(plan), Some(endpoint), Ok(vmm)) = (&self.plan, &self.endpoint, self.vmm()) else { return };
+        let Some(channels) = plan.multifd_channels.filter(|_| self.unsent_limit_attempts_left > 0) else {
+            return;
+        };
+        let Some(bytes) = unsent_limit_bytes(&plan.paths, channels, remaining_bytes) else { return };
+        let attempts_left = match vmm.limit_unsent(SocketAddr::new(endpoint.address, endpoint.port), bytes) {
+            // QEMU has one more connection, for all that is no memory.
+            Ok(found) if found > usize::from(channels) => 0,
+            Ok(_) => self.unsent_limit_attempts_left - 1,
+            Err(error) => {
+                warn!(%error, "the queues of QEMU's connections stay long, so the VM's pause may too");
+                0
+            }
+        };
+        self.unsent_limit_attempts_left = attempts_left;
     }
 
     fn guard_has_acted(&self) -> bool {

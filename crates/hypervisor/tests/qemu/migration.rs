@@ -188,6 +188,8 @@ async fn ipv6_carries_a_guest() {
         let address = listen(&pair.target, MULTIFD, Ipv6Addr::LOCALHOST.into()).await;
         migration::start(&pair.source, MULTIFD, address, DOWNTIME_LIMIT_MS, DEADLINE).await.expect("begun");
         wait_for(&pair.source, MigrationStatus::PreSwitchover).await;
+        let connections = pair.source.limit_unsent(address, 512 << 10).expect("QEMU is ours");
+        assert_eq!(connections, 5, "four channels and the main connection");
         pair.commit().await;
     }
 }

@@ -6,7 +6,10 @@ use std::thread;
 use std::time::Duration;
 
 use crate::hosts::{Namespace, TwoHosts, may_make_namespaces};
-use drainpipe_net::{Before, Change, Error, LinkCounters, Network, NextHop, Undo, multichannel_changes};
+use drainpipe_net::{
+    Before, Change, Error, LinkCounters, Network, NextHop, Undo, Way, channel_congestion_control,
+    multichannel_changes,
+};
 
 const CONNECTIONS: usize = 64;
 const BLOCK_BYTES: usize = 16 * 1024;
@@ -51,13 +54,17 @@ fn address(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
+fn congestion_control() -> Option<&'static str> {
+    channel_congestion_control().unwrap()
+}
+
 impl Plan {
     fn left(&self) -> Vec<Change> {
-        multichannel_changes(self.own, self.peer, &hops(self.peer_gateways)).unwrap()
+        multichannel_changes(self.own, self.peer, &hops(self.peer_gateways), congestion_control()).unwrap()
     }
 
     fn right(&self) -> Vec<Change> {
-        multichannel_changes(self.peer, self.own, &hops(self.own_gateways)).unwrap()
+        multichannel_changes(self.peer, self.own, &hops(self.own_gateways), congestion_control()).unwrap()
     }
 }
 
@@ -279,10 +286,11 @@ fn a_path_leaves_the_route_and_comes_back() {
         let hosts = TwoHosts::new();
         let journal = apply(&hosts.left, &plan.left());
         let both = hosts.left.state();
-        let only_first = multichannel_changes(plan.own, plan.peer, &hops(plan.peer_gateways)[..1]);
+        let only_first = multichannel_changes(plan.own, plan.peer, &hops(plan.peer_gateways)[..1], None);
         let shrunk = apply(&hosts.left, &only_first.unwrap());
         let shown = routes(&hosts.left, plan.peer);
         assert!(shown.contains("dev p0") && !shown.contains("dev p1"), "{shown}");
+        assert_eq!(shown.contains("congctl"), congestion_control().is_some(), "{shown}");
         undo(&hosts.left, &shrunk);
         assert_eq!(hosts.left.state(), both);
         undo(&hosts.left, &journal);
@@ -340,8 +348,15 @@ fn what_is_not_ours_is_refused_without_effect() {
 
     let elsewhere = |link: &str| Change::Route {
         destination: "10.78.0.2/32".parse().unwrap(),
-        source: None,
-        next_hops: vec![NextHop { link: link.to_owned(), gateway: "10.9.0.2".parse().unwrap(), weight: 1 }],
+        way: Way {
+            source: None,
+            next_hops: vec![NextHop {
+                link: link.to_owned(),
+                gateway: "10.9.0.2".parse().unwrap(),
+                weight: 1,
+            }],
+            congestion_control: None,
+        },
     };
     for unknown in ["p9", "", "a-name-that-is-too-long-for-a-link"] {
         assert!(matches!(refusal(elsewhere(unknown)), Error::UnknownLink(name) if name == unknown));
@@ -356,8 +371,11 @@ fn what_is_not_ours_is_refused_without_effect() {
     });
     let foreign_source = Change::Route {
         destination: "10.78.0.2/32".parse().unwrap(),
-        source: Some("10.78.0.1".parse().unwrap()),
-        next_hops: hops(plan.peer_gateways),
+        way: Way {
+            source: Some("10.78.0.1".parse().unwrap()),
+            next_hops: hops(plan.peer_gateways),
+            congestion_control: None,
+        },
     };
     hosts.left.run(|| async {
         let error = Network::open().unwrap().apply(&foreign_source).await;

@@ -1,0 +1,82 @@
+//! How much may wait in the source's sockets.
+//!
+//! What QEMU has written and the kernel not sent when the VM is paused is sent while it stands still.
+//! The kernel lets each socket grow to 4 MiB: 64 MiB of 16 channels are 0.27 s of two links of 1 Gb/s.
+//! But while memory is copied these queues carry the links over the moments in which a busy host does
+//! not wake the threads that fill them, most of all those of a path with few channels. So they are
+//! kept short only towards the end (docs/decisions.md has the figures).
+
+use crate::path::Path;
+
+/// What all sockets together may hold at the end, by the time that all paths need for it: below the
+/// shortest downtime limit.
+const WAITING_MS: u64 = 20;
+
+/// The least for one socket: QEMU writes 512 KiB (128 pages) at a time to a multifd channel.
+const LEAST_BYTES: u64 = 512 << 10;
+
+/// The most that the kernel lets one socket hold, `net.ipv4.tcp_wmem`.
+const SOCKET_BYTES_MAX: u64 = 4 << 20;
+
+/// The end begins when QEMU has that much left to write, besides what waits in the sockets. Five times
+/// as long as the agent takes from one look at the transfer to the next.
+const END_MS: u64 = 500;
+
+/// Limit for `TCP_NOTSENT_LOWAT` of each of `connections` that share `paths`, in bytes, when QEMU has
+/// `remaining_bytes` to write. None while that is much, and where the speed of a path is not known.
+pub fn unsent_limit_bytes(paths: &[Path], connections: u8, remaining_bytes: u64) -> Option<u32> {
+    let speeds: Option<Vec<u64>> = paths.iter().map(|path| path.speed_mbps).collect();
+    let bytes_per_ms = speeds?.into_iter().fold(0, u64::saturating_add).saturating_mul(125);
+    let connections = u64::from(connections.max(1));
+    let end_bytes = bytes_per_ms.saturating_mul(END_MS).saturating_add(connections * SOCKET_BYTES_MAX);
+    if bytes_per_ms == 0 || remaining_bytes > end_bytes {
+        return None;
+    }
+    let share = bytes_per_ms.saturating_mul(WAITING_MS) / connections;
+    Some(u32::try_from(share.max(LEAST_BYTES)).unwrap_or(u32::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn paths(speeds_mbps: &[Option<u64>]) -> Vec<Path> {
+        let address = std::net::Ipv4Addr::LOCALHOST.into();
+        let path = |speed_mbps: &Option<u64>| Path {
+            link: "e0".into(),
+            address,
+            peer_link: "e0".into(),
+            peer_address: address,
+            speed_mbps: *speed_mbps,
+        };
+        speeds_mbps.iter().map(path).collect()
+    }
+
+    #[test]
+    fn the_sockets_hold_twenty_milliseconds_of_all_paths() {
+        let limit = unsent_limit_bytes(&paths(&[Some(10_000), Some(10_000)]), 16, 0);
+        assert_eq!(limit.map(|bytes| u64::from(bytes) * 16 * 8), Some(20_000 * 1000 * 20));
+    }
+
+    #[test]
+    fn a_socket_holds_one_write_at_least_and_a_u32_at_most() {
+        assert_eq!(unsent_limit_bytes(&paths(&[Some(1000)]), 16, 0), Some(512 << 10));
+        assert_eq!(unsent_limit_bytes(&paths(&[Some(u64::MAX)]), 1, u64::MAX), Some(u32::MAX));
+        assert_eq!(unsent_limit_bytes(&paths(&[Some(100_000)]), 0, 0), Some(250_000_000));
+    }
+
+    #[test]
+    fn a_path_of_unknown_speed_sets_no_limit() {
+        assert_eq!(unsent_limit_bytes(&paths(&[Some(1000), None]), 16, 0), None);
+        assert_eq!(unsent_limit_bytes(&[], 16, 0), None);
+    }
+
+    #[test]
+    fn the_sockets_are_left_alone_until_the_end() {
+        let two_links = paths(&[Some(1000), Some(1000)]);
+        assert_eq!(unsent_limit_bytes(&two_links, 16, 1 << 30), None);
+        assert!(unsent_limit_bytes(&two_links, 16, 125_000_000).is_some());
+        let slow = paths(&[Some(10)]);
+        assert!(unsent_limit_bytes(&slow, 16, 64 << 20).is_some(), "the sockets hold 54 s of this path");
+    }
+}
