@@ -109,6 +109,9 @@ pub(crate) struct DemoArguments {
     /// Rate of each of the two links
     #[arg(long, default_value_t = 1000, value_name = "MBPS", value_parser = clap::value_parser!(u64).range(1..=100_000))]
     pub(crate) rate_mbps: u64,
+    /// MTU of each of the two links
+    #[arg(long, value_name = "BYTES", default_value_t = drainpipe_lab::DEFAULT_MTU_BYTES)]
+    pub(crate) mtu_bytes: u32,
     /// What the guest's memory holds, in percent: zero, text, random, shared
     #[arg(long, default_value = "random:60,text:30,zero:10", value_name = "KIND:PERCENT,…")]
     pub(crate) mix: Mix,

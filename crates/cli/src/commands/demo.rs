@@ -9,7 +9,7 @@ use drainpipe_guest::client::Control;
 use drainpipe_guest::parameters::KERNEL_OPTIONS;
 use drainpipe_guest::protocol::{CONTROL_PORT, HEARTBEAT_PORT};
 use drainpipe_hypervisor::spec::VmSpec;
-use drainpipe_lab::{DEFAULT_MTU_BYTES, GUEST_BRIDGE, GUEST_NETWORK, Lab, LabSpec, LinkSpec};
+use drainpipe_lab::{GUEST_BRIDGE, GUEST_NETWORK, Lab, LabSpec, LinkSpec};
 use drainpipe_report::{BenchReport, html};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -34,7 +34,7 @@ pub(crate) async fn run(arguments: &DemoArguments, json: bool) -> Result<Exit, P
         .map_err(|error| Problem::failed(format!("cannot create {}: {error}", arguments.output.display())))?;
     // Of its own name, so that it is in nobody's way, and two demos not in each other's.
     let name = format!("demo-{}", std::process::id());
-    let lab = Lab::up(lab_spec(&name, arguments.rate_mbps)).map_err(Problem::failed)?;
+    let lab = Lab::up(lab_spec(&name, arguments)).map_err(Problem::failed)?;
     let measured = tokio::select! {
         measured = measure(&lab, arguments) => measured,
         interrupted = tokio::signal::ctrl_c() => Err(match interrupted {
@@ -67,8 +67,8 @@ fn check_guest_files(arguments: &DemoArguments) -> Result<(), Problem> {
     Ok(())
 }
 
-fn lab_spec(name: &str, rate_mbps: u64) -> LabSpec {
-    let link = LinkSpec { rate_mbps: Some(rate_mbps), mtu_bytes: DEFAULT_MTU_BYTES };
+fn lab_spec(name: &str, arguments: &DemoArguments) -> LabSpec {
+    let link = LinkSpec { rate_mbps: Some(arguments.rate_mbps), mtu_bytes: arguments.mtu_bytes };
     LabSpec::of_two_hosts(name, vec![link, link])
 }
 
