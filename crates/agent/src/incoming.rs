@@ -26,6 +26,7 @@ use crate::api::types::{
 use crate::host;
 use crate::journal::{Arrival, IncomingRecord, IncomingState};
 use crate::multichannel;
+use crate::path_watch::{PathWatcher, WatchSockets};
 use crate::transport::transport;
 use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
 
@@ -61,6 +62,7 @@ struct IncomingVm {
     vmm: Mutex<Option<Arc<Vmm>>>,
     last_heard: Mutex<Instant>,
     agent_cpu_at_start: Duration,
+    watcher: Mutex<Option<PathWatcher>>,
     // One step at a time, whatever the order in which requests arrive.
     stepping: AsyncMutex<()>,
 }
@@ -146,6 +148,7 @@ pub(crate) async fn recover(agent: &Arc<Agent>, records: Vec<IncomingRecord>) ->
             // Its source is asked at once.
             last_heard: Mutex::new(now.checked_sub(SILENCE_MAX).unwrap_or(now)),
             agent_cpu_at_start: host::own_cpu(),
+            watcher: Mutex::default(),
             stepping: AsyncMutex::default(),
         };
         insert(agent, entry);
@@ -235,6 +238,7 @@ pub(crate) fn permit(agent: &Arc<Agent>, source: &str, request: IncomingRequest)
         vmm: Mutex::new(None),
         last_heard: Mutex::new(Instant::now()),
         agent_cpu_at_start: host::own_cpu(),
+        watcher: Mutex::default(),
         stepping: AsyncMutex::default(),
     };
     insert_locked(agent, &mut entries, entry);
@@ -315,7 +319,7 @@ fn must_wait(agent: &Agent, entry: &IncomingVm) -> Result<(), Problem> {
 
 /// Step 5: prepare the paths and listen.
 pub(crate) async fn connect(
-    agent: &Agent,
+    agent: &Arc<Agent>,
     id: &str,
     request: ConnectionRequest,
 ) -> Result<Endpoint, Problem> {
@@ -323,19 +327,34 @@ pub(crate) async fn connect(
     let _stepping = entry.stepping.lock().await;
     must_wait(agent, &entry)?;
     let vmm = entry.vmm()?;
-    let address = match request.plan.spread {
-        Spread::Routed => {
-            let peer = request.migration_address.ok_or_else(|| {
-                Problem::bad_input("a routed migration without the source's migration_address")
-            })?;
-            multichannel::prepare(agent, id, peer, &request.plan.paths).await?
-        }
-        Spread::InTurn => {
-            request.plan.paths.first().ok_or_else(|| Problem::bad_input("a plan without a path"))?.address
-        }
-    };
+    if request.plan.spread == Spread::Routed {
+        return connect_routed(agent, &entry, &vmm, &request).await;
+    }
+    let address =
+        request.plan.paths.first().ok_or_else(|| Problem::bad_input("a plan without a path"))?.address;
     let port = listen_on_free_port(agent, &vmm, &request, address).await?;
-    Ok(Endpoint { address, port })
+    Ok(Endpoint { address, port, watch: None })
+}
+
+async fn connect_routed(
+    agent: &Arc<Agent>,
+    entry: &IncomingVm,
+    vmm: &Vmm,
+    request: &ConnectionRequest,
+) -> Result<Endpoint, Problem> {
+    let (Some(peer), Some(other)) = (request.migration_address, &request.watch) else {
+        return Err(Problem::bad_input(
+            "a routed migration without the source's migration_address or its watch of the paths",
+        ));
+    };
+    let paths = &request.plan.paths;
+    let sockets = WatchSockets::bind(agent, paths, other.token)?;
+    let own = sockets.end()?;
+    let address = multichannel::prepare(agent, &entry.id, peer, paths).await?;
+    let port = listen_on_free_port(agent, vmm, request, address).await?;
+    let watcher = PathWatcher::start(agent, &entry.id, sockets, other, peer, paths, None)?;
+    *lock(&entry.watcher) = Some(watcher);
+    Ok(Endpoint { address, port, watch: Some(own) })
 }
 
 async fn listen_on_free_port(
@@ -499,9 +518,19 @@ async fn remove_skeleton(agent: &Agent, id: &str, entry: Option<&IncomingVm>) ->
             None => clear(agent, &entry.definition).await?,
         }
     }
+    let put_back = put_back(agent, id).await;
     lock(&agent.incoming.entries).remove(id);
-    agent.network.put_back(id).await?;
+    put_back?;
     Ok(agent.journal.forget_skeleton(id)?)
+}
+
+/// Puts this host's network back, and keeps it so.
+async fn put_back(agent: &Agent, id: &str) -> Result<(), Problem> {
+    let watcher = lock(&agent.incoming.entries).get(id).and_then(|entry| lock(&entry.watcher).take());
+    if let Some(watcher) = watcher {
+        watcher.stop().await;
+    }
+    agent.network.put_back(id).await
 }
 
 /// The source has nothing more to ask: put the network back, say what was used.
@@ -520,7 +549,7 @@ pub(crate) async fn finish(agent: &Agent, id: &str) -> Result<TargetUse, Problem
 }
 
 async fn finish_arrival(agent: &Agent, id: &str) -> Result<(), Problem> {
-    agent.network.put_back(id).await?;
+    put_back(agent, id).await?;
     agent.journal.finish_incoming(id)?;
     lock(&agent.incoming.entries).remove(id);
     Ok(())

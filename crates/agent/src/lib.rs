@@ -24,6 +24,7 @@ mod measure;
 mod multichannel;
 mod network;
 mod outgoing;
+mod path_watch;
 mod probe;
 mod result;
 mod server;

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use drainpipe_engine::path::Path;
 use drainpipe_engine::problem::Problem;
-use drainpipe_net::{NextHop, channel_congestion_control, multichannel_changes, weights};
+use drainpipe_net::{Change, NextHop, channel_congestion_control, multichannel_changes, weights};
 
 use crate::agent::Agent;
 
@@ -17,6 +17,24 @@ pub(crate) async fn prepare(
     peer: IpAddr,
     paths: &[Path],
 ) -> Result<IpAddr, Problem> {
+    let (own, changes) = changes(agent, peer, paths)?;
+    agent.network.change_for(migration, &changes).await?;
+    Ok(own)
+}
+
+/// Changes the route of a prepared migration to one over these paths.
+pub(crate) async fn route_over(
+    agent: &Agent,
+    migration: &str,
+    peer: IpAddr,
+    paths: &[Path],
+) -> Result<(), Problem> {
+    let (_, mut changes) = changes(agent, peer, paths)?;
+    changes.retain(|change| matches!(change, Change::Route { .. }));
+    agent.network.change_for(migration, &changes).await
+}
+
+fn changes(agent: &Agent, peer: IpAddr, paths: &[Path]) -> Result<(IpAddr, Vec<Change>), Problem> {
     let own = agent.config.migration_address.ok_or_else(|| {
         Problem::refused(format!("{} has no migration_address in its agent.toml", agent.name()))
     })?;
@@ -29,6 +47,5 @@ pub(crate) async fn prepare(
     let congestion_control = channel_congestion_control().map_err(Problem::failed)?;
     let changes =
         multichannel_changes(own, peer, &next_hops, congestion_control).map_err(Problem::refused)?;
-    agent.network.change_for(migration, &changes).await?;
-    Ok(own)
+    Ok((own, changes))
 }

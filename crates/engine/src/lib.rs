@@ -12,3 +12,4 @@ pub mod progress;
 pub mod queue;
 pub mod result;
 pub mod step;
+pub mod watch;

@@ -101,6 +101,8 @@ pub enum Event {
     Progress(Transferred),
     /// The hypervisor has paused the VM and waits for leave to send the rest.
     Paused,
+    /// A path went out or came back; the text is for people.
+    PathTurned(String),
     /// The transfer broke.
     TransferFailed(Problem),
     /// Somebody wants it cancelled.
@@ -241,6 +243,10 @@ impl Migration {
                 self.action_done(now_ms, event)
             }
             Event::Failed(error) => self.action_failed(now_ms, error),
+            Event::PathTurned(text) => {
+                self.note(now_ms, text);
+                None
+            }
             Event::Paused => self.paused(now_ms),
             Event::TransferFailed(error) => self.transfer_failed(now_ms, error),
         }

@@ -53,6 +53,15 @@ pub enum Fault {
         /// As in [`LinkSpec`](crate::LinkSpec); `None` is unlimited.
         rate_mbps: Option<u64>,
     },
+    /// Packets are lost at random, in both directions. A GSO packet is one packet.
+    Loss {
+        /// At this host.
+        host: String,
+        /// The link's name.
+        link: String,
+        /// So many of a hundred; 1 to 99.
+        percent: u8,
+    },
     /// The host's interface gets another MTU; the other end keeps its own. Single packets that
     /// are too large for the other end vanish there, as in a switch. TCP agrees on the smaller
     /// one, and its segments travel between veth ends uncut.
@@ -80,7 +89,7 @@ pub enum Direction {
 
 const USAGE: &str = "a fault is one of: link-down HOST LINK, link-up HOST LINK, \
      blackhole HOST LINK [both|receive|send], heal HOST LINK, rate LINK MBPS|unlimited, \
-     mtu HOST LINK BYTES";
+     loss HOST LINK PERCENT, mtu HOST LINK BYTES";
 
 /// Why words do not make a [`Fault`].
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -117,13 +126,16 @@ impl Fault {
             ["blackhole", host, link] => Ok(Self::blackhole(host, link, Direction::Both)),
             ["blackhole", host, link, direction] => Ok(Self::blackhole(host, link, direction.parse()?)),
             ["heal", host, link] => Ok(Self::Heal { host: owned(host), link: owned(link) }),
+            ["loss", host, link, percent] => {
+                Ok(Self::Loss { host: owned(host), link: owned(link), percent: parse_percent(percent)? })
+            }
             ["rate", link, rate] => Ok(Self::Rate { link: owned(link), rate_mbps: parse_rate(rate)? }),
             ["mtu", host, link, mtu] => Ok(Self::Mtu {
                 host: owned(host),
                 link: owned(link),
                 mtu_bytes: parse_number("an MTU in bytes", "9000", mtu)?,
             }),
-            ["link-down" | "link-up" | "blackhole" | "heal" | "rate" | "mtu", ..] => {
+            ["link-down" | "link-up" | "blackhole" | "heal" | "loss" | "rate" | "mtu", ..] => {
                 Err(FaultParseError::Words(words.join(" ")))
             }
             [] => Err(FaultParseError::Unknown(String::new())),
@@ -147,7 +159,14 @@ impl Fault {
             Self::Rate { link, rate_mbps } => rate_change(spec, link, *rate_mbps),
             Self::Blackhole { host, link, direction } => {
                 let drops = drops(spec, host, link)?;
-                Ok(drops.iter().filter(|drop| direction.includes(drop.way)).map(Drop::make).collect())
+                Ok(drops
+                    .iter()
+                    .filter(|drop| direction.includes(drop.way))
+                    .map(|drop| drop.make(DROP_ALL))
+                    .collect())
+            }
+            Self::Loss { host, link, percent } => {
+                Ok(drops(spec, host, link)?.iter().map(|drop| drop.make(*percent)).collect())
             }
             Self::Heal { host, link } => {
                 let mut batches: Vec<Batch> = drops(spec, host, link)?.iter().map(Drop::remove).collect();
@@ -169,6 +188,7 @@ impl fmt::Display for Fault {
                 write!(f, "blackhole {host} {link} {direction}")
             }
             Self::Heal { host, link } => write!(f, "heal {host} {link}"),
+            Self::Loss { host, link, percent } => write!(f, "loss {host} {link} {percent}"),
             Self::Rate { link, rate_mbps: Some(rate) } => write!(f, "rate {link} {rate}"),
             Self::Rate { link, rate_mbps: None } => write!(f, "rate {link} unlimited"),
             Self::Mtu { host, link, mtu_bytes } => write!(f, "mtu {host} {link} {mtu_bytes}"),
@@ -210,6 +230,15 @@ fn parse_rate(word: &str) -> Result<Option<u64>, FaultParseError> {
         "unlimited" => Ok(None),
         number => parse_number("a rate in Mb/s", "1000 (or the word unlimited)", number).map(Some),
     }
+}
+
+fn parse_percent(word: &str) -> Result<u8, FaultParseError> {
+    let (what, example) = ("a loss in percent, 1 to 99", "5");
+    let percent = parse_number(what, example, word)?;
+    if (1..DROP_ALL).contains(&percent) {
+        return Ok(percent);
+    }
+    Err(FaultParseError::Number { what, example, word: word.to_owned() })
 }
 
 fn parse_number<N: FromStr>(
@@ -256,6 +285,16 @@ pub(crate) struct Drop {
     pub(crate) table: String,
 }
 
+/// The percentage of a blackhole.
+pub(crate) const DROP_ALL: u8 = 100;
+
+const CHAIN_PREFIX: &str = "drops_percent_";
+
+/// What a chain drops, by its name.
+pub(crate) fn dropped_percent(chain: &str) -> Option<u8> {
+    chain.strip_prefix(CHAIN_PREFIX)?.parse().ok()
+}
+
 /// Both directions of a blackhole of `host` on `link`, whether they are active or not.
 pub(crate) fn drops(spec: &LabSpec, host: &str, link: &str) -> Result<[Drop; 2], SpecError> {
     let (host_index, link_index) = (spec.host_index(host)?, spec.link_index(link)?);
@@ -277,18 +316,23 @@ pub(crate) fn drops(spec: &LabSpec, host: &str, link: &str) -> Result<[Drop; 2],
 impl Drop {
     /// Asks the kernel whether it could drop, without doing it.
     pub(crate) fn check(&self) -> Batch {
-        Batch { program: Program::NftCheck, ..self.make() }
+        Batch { program: Program::NftCheck, ..self.make(DROP_ALL) }
     }
 
-    fn make(&self) -> Batch {
+    /// The percentage is in the chain's name, where [`dropped_percent`] finds it.
+    fn make(&self, percent: u8) -> Batch {
         let Self { end, table, .. } = self;
+        let chain = format!("netdev {table} {CHAIN_PREFIX}{percent}");
         let mut lines = self.remove().lines;
         lines.push(format!("add table netdev {table}"));
         lines.push(format!(
-            "add chain netdev {table} arriving \
-             {{ type filter hook ingress device {} priority 0; policy drop; }}",
+            "add chain {chain} {{ type filter hook ingress device {} priority 0; policy accept; }}",
             end.interface
         ));
+        lines.push(match percent {
+            DROP_ALL => format!("add rule {chain} drop"),
+            _ => format!("add rule {chain} numgen random mod 100 < {percent} drop"),
+        });
         Batch::new(Program::Nft, &end.namespace, lines)
     }
 
@@ -323,6 +367,11 @@ mod tests {
                 link,
                 direction
             }),
+            (name(), name(), 1..DROP_ALL).prop_map(|(host, link, percent)| Fault::Loss {
+                host,
+                link,
+                percent
+            }),
             (name(), any::<Option<u64>>()).prop_map(|(link, rate_mbps)| Fault::Rate { link, rate_mbps }),
             (name(), name(), any::<u32>()).prop_map(|(host, link, mtu_bytes)| Fault::Mtu {
                 host,
@@ -352,6 +401,7 @@ mod tests {
         assert!(message("rate e0 fast").contains("such as 1000"));
         assert!(message("mtu a e0 -1").contains("such as 9000"));
         assert!(message("blackhole a e0 left").contains("both, receive or send"));
+        assert!(message("loss a e0 100").contains("1 to 99"));
         assert!(message("").contains("a fault is one of"));
     }
 

@@ -1,6 +1,6 @@
 //! What a lab looks like now, as the kernel tells it.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::fs;
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -9,7 +9,7 @@ use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
-use crate::fault::{Direction, Fault, drops};
+use crate::fault::{DROP_ALL, Direction, Fault, dropped_percent, drops};
 use crate::names::CLIENT;
 use crate::processes::{self, NamespaceId};
 use crate::spec::LabSpec;
@@ -134,21 +134,22 @@ struct NftListing {
     nftables: Vec<NftObject>,
 }
 
-/// One object of a listing: a table, or something about the program itself.
+/// One object of a listing: a chain, or something about the program itself.
 #[derive(Debug, Deserialize)]
 struct NftObject {
-    table: Option<NftTable>,
+    chain: Option<NftChain>,
 }
 
 #[derive(Debug, Deserialize)]
-struct NftTable {
+struct NftChain {
+    table: String,
     name: String,
 }
 
 /// Reads the status of a complete lab.
 pub(crate) fn read(spec: &LabSpec) -> Result<LabStatus, Error> {
-    let tables = active_tables(spec)?;
-    let hosts = spec.hosts.iter().map(|host| read_host(spec, host, &tables));
+    let dropping = dropping_tables(spec)?;
+    let hosts = spec.hosts.iter().map(|host| read_host(spec, host, &dropping));
     Ok(LabStatus {
         name: spec.name.clone(),
         hosts: hosts.collect::<Result<_, _>>()?,
@@ -168,7 +169,7 @@ fn read_node(spec: &LabSpec, node: &str) -> Result<NodeStatus, Error> {
     Ok(NodeStatus { name: node.to_owned(), namespace, processes })
 }
 
-fn read_host(spec: &LabSpec, host: &str, tables: &HashSet<String>) -> Result<HostStatus, Error> {
+fn read_host(spec: &LabSpec, host: &str, dropping: &HashMap<String, u8>) -> Result<HostStatus, Error> {
     let node = read_node(spec, host)?;
     let namespace = &node.namespace;
     let interfaces: Vec<Interface> = query(namespace, "ip", &["-statistics", "link", "show"])?;
@@ -191,7 +192,7 @@ fn read_host(spec: &LabSpec, host: &str, tables: &HashSet<String>) -> Result<Hos
             faults: Vec::new(),
             name,
         };
-        link.faults = faults(spec, host, &link, tables)?;
+        link.faults = faults(spec, host, &link, dropping)?;
         links.push(link);
     }
     Ok(HostStatus { management_address: spec.management_address(host)?, node, links })
@@ -202,7 +203,7 @@ fn faults(
     spec: &LabSpec,
     host: &str,
     link: &LinkStatus,
-    tables: &HashSet<String>,
+    dropping: &HashMap<String, u8>,
 ) -> Result<Vec<Fault>, Error> {
     let planned = spec.links[spec.link_index(&link.name)?];
     let names = || (host.to_owned(), link.name.clone());
@@ -211,10 +212,7 @@ fn faults(
         let (host, link) = names();
         faults.push(Fault::LinkDown { host, link });
     }
-    if let Some(direction) = blackhole(spec, host, &link.name, tables)? {
-        let (host, link) = names();
-        faults.push(Fault::Blackhole { host, link, direction });
-    }
+    faults.extend(loss(spec, host, &link.name, dropping)?);
     if link.rate_mbps != planned.rate_mbps {
         faults.push(Fault::Rate { link: link.name.clone(), rate_mbps: link.rate_mbps });
     }
@@ -226,27 +224,32 @@ fn faults(
     Ok(faults)
 }
 
-fn blackhole(
+fn loss(
     spec: &LabSpec,
     host: &str,
     link: &str,
-    tables: &HashSet<String>,
-) -> Result<Option<Direction>, Error> {
-    let [receive, send] = drops(spec, host, link)?.map(|drop| tables.contains(&drop.table));
+    dropping: &HashMap<String, u8>,
+) -> Result<Option<Fault>, Error> {
+    let [receive, send] = drops(spec, host, link)?.map(|drop| dropping.get(&drop.table).copied());
+    let (host, link) = (host.to_owned(), link.to_owned());
+    let blackhole = |direction| Some(Fault::Blackhole { host: host.clone(), link: link.clone(), direction });
     Ok(match (receive, send) {
-        (true, true) => Some(Direction::Both),
-        (true, false) => Some(Direction::Receive),
-        (false, true) => Some(Direction::Send),
-        (false, false) => None,
+        (None, None) => None,
+        (Some(DROP_ALL), Some(DROP_ALL)) => blackhole(Direction::Both),
+        (Some(DROP_ALL), None) => blackhole(Direction::Receive),
+        (None, Some(DROP_ALL)) => blackhole(Direction::Send),
+        (Some(percent), _) | (None, Some(percent)) => Some(Fault::Loss { host, link, percent }),
     })
 }
 
-/// The names of the blackholes' tables, wherever in the lab they are; each name exists once.
-fn active_tables(spec: &LabSpec) -> Result<HashSet<String>, Error> {
-    let mut tables = HashSet::new();
+/// The tables that drop, wherever in the lab they are, with what they drop in percent; each name
+/// exists once.
+fn dropping_tables(spec: &LabSpec) -> Result<HashMap<String, u8>, Error> {
+    let mut tables = HashMap::new();
     for node in spec.nodes().filter(|node| *node != CLIENT) {
-        let listing: NftListing = query_nft(&spec.namespace(node), &["list", "tables", "netdev"])?;
-        tables.extend(listing.nftables.into_iter().filter_map(|object| object.table).map(|t| t.name));
+        let listing: NftListing = query_nft(&spec.namespace(node), &["list", "chains", "netdev"])?;
+        let chains = listing.nftables.into_iter().filter_map(|object| object.chain);
+        tables.extend(chains.filter_map(|chain| Some((chain.table, dropped_percent(&chain.name)?))));
     }
     Ok(tables)
 }

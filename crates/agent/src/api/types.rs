@@ -12,6 +12,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use crate::path_watch::WatchEnd;
+
 /// Longest deadline that a migration may be given, in seconds.
 const DEADLINE_S_MAX: u32 = 24 * 60 * 60;
 
@@ -196,6 +198,8 @@ pub struct ConnectionRequest {
     /// The source's address for routed multichannel.
     #[schema(value_type = Option<String>)]
     pub migration_address: Option<std::net::IpAddr>,
+    /// For routed multichannel: where the source watches the paths.
+    pub watch: Option<WatchEnd>,
 }
 
 /// Where the target listens.
@@ -206,6 +210,8 @@ pub struct Endpoint {
     pub address: std::net::IpAddr,
     /// Port on it.
     pub port: u16,
+    /// For routed multichannel: where the target watches the paths.
+    pub watch: Option<WatchEnd>,
 }
 
 /// What the target has decided of a VM on its way.

@@ -17,8 +17,9 @@ use drainpipe_engine::result::{MigrationResult, Outcome};
 use drainpipe_hypervisor::migration::{self as qemu, MigrationStatus, TransferStatus};
 use drainpipe_hypervisor::qmp::{self, QmpError};
 use drainpipe_hypervisor::{RunState, Vmm};
-use tokio::sync::{Notify, broadcast, watch};
+use tokio::sync::{Notify, broadcast, mpsc, watch};
 use tracing::{info, warn};
+use uuid::Uuid;
 
 use super::{Running, known_target, meet};
 use crate::agent::Agent;
@@ -29,6 +30,7 @@ use crate::client::ApiClient;
 use crate::guard::Guard;
 use crate::measure::Measurements;
 use crate::multichannel;
+use crate::path_watch::{News, PathWatcher, WatchEnd, WatchSockets};
 use crate::probe::{self, ProbePorts, ProbeRequest};
 use crate::result;
 use crate::transport::transport;
@@ -50,6 +52,9 @@ const RECEIVED_ANSWER_DEADLINE: Duration = Duration::from_secs(3);
 
 /// How often QEMU's connections are looked for.
 const UNSENT_LIMIT_ATTEMPTS: u8 = 20;
+
+/// Turns of paths that may wait for the log.
+const NEWS_MAX: usize = 64;
 
 /// Between two rounds of questions about a hand-over of which the outcome is not known.
 const UNDECIDED_PAUSE: Duration = Duration::from_secs(5);
@@ -74,6 +79,8 @@ pub(super) struct Executor {
     unsent_limit_attempts_left: u8,
     events: broadcast::Receiver<qmp::Event>,
     guard: Option<Guard>,
+    watcher: Option<PathWatcher>,
+    news: mpsc::Receiver<News>,
     measurements: Measurements,
     target_use: TargetUse,
 }
@@ -107,6 +114,9 @@ impl Executor {
             downtime_limit_ms: downtime_limit_ms(0),
             unsent_limit_attempts_left: UNSENT_LIMIT_ATTEMPTS,
             guard: None,
+            watcher: None,
+            // Closed until paths are watched.
+            news: mpsc::channel(1).1,
             target_use: TargetUse::default(),
         }
     }
@@ -183,7 +193,7 @@ impl Executor {
             Action::StopTransfer => self.stop_transfer().await?,
             Action::ResumeOnSource => self.resume_on_source().await?,
             Action::DiscardTarget => self.peer()?.delete(&self.incoming("")).await?,
-            Action::PutBack => self.agent.network.put_back(&self.running.id).await?,
+            Action::PutBack => self.put_back().await?,
             Action::Finish => {}
         }
         Ok(Event::Done)
@@ -231,29 +241,55 @@ impl Executor {
         let ports: ProbePorts = self.peer()?.post(&self.incoming("probe"), &request).await?;
         let trials = probe::try_paths(&plan.paths, &ports).await;
         let plan = plan.narrow(&trials, &source.name, &target.name).map_err(Problem::failed)?;
-        self.endpoint = Some(self.prepare_both(&plan, target.migration_address).await?);
+        let endpoint = match (plan.spread, target.migration_address) {
+            (Spread::Routed, Some(address)) => self.connect_routed(&plan, address).await?,
+            _ => self.ask_to_listen(&plan, None).await?,
+        };
+        self.endpoint = Some(endpoint);
         self.plan = Some(plan.clone());
         Ok(Event::Connected(plan))
     }
 
-    async fn prepare_both(&self, plan: &Plan, target_address: Option<IpAddr>) -> Result<Endpoint, Problem> {
+    async fn connect_routed(&mut self, plan: &Plan, target: IpAddr) -> Result<Endpoint, Problem> {
+        let sockets = WatchSockets::bind(&self.agent, &plan.paths, Uuid::new_v4())?;
+        let there = self.ask_to_listen(plan, Some(sockets.end()?));
+        let here = multichannel::prepare(&self.agent, &self.running.id, target, &plan.paths);
+        let (endpoint, _) = tokio::try_join!(there, here)?;
+        let other = endpoint.watch.as_ref().ok_or_else(|| Problem::failed("the target watches no paths"))?;
+        let (tell, news) = mpsc::channel(NEWS_MAX);
+        let watcher = PathWatcher::start(
+            &self.agent,
+            &self.running.id,
+            sockets,
+            other,
+            target,
+            &plan.paths,
+            Some(tell),
+        )?;
+        (self.watcher, self.news) = (Some(watcher), news);
+        Ok(endpoint)
+    }
+
+    async fn ask_to_listen(&self, plan: &Plan, watch: Option<WatchEnd>) -> Result<Endpoint, Problem> {
         let reversed = plan.paths.iter().map(Path::reversed).collect();
         let request = ConnectionRequest {
             plan: Plan { paths: reversed, ..plan.clone() },
             migration_address: self.agent.config.migration_address,
+            watch,
         };
-        let path = self.incoming("connection");
-        let there = self.peer()?.post(&path, &request);
-        let here = async {
-            match (plan.spread, target_address) {
-                (Spread::Routed, Some(address)) => {
-                    multichannel::prepare(&self.agent, &self.running.id, address, &plan.paths).await.map(drop)
-                }
-                _ => Ok(()),
-            }
-        };
-        let (endpoint, ()) = tokio::try_join!(there, here)?;
-        Ok(endpoint)
+        self.peer()?.post(&self.incoming("connection"), &request).await
+    }
+
+    /// Puts this host's network back, and keeps it so.
+    async fn put_back(&mut self) -> Result<(), Problem> {
+        self.stop_watching().await;
+        self.agent.network.put_back(&self.running.id).await
+    }
+
+    async fn stop_watching(&mut self) {
+        if let Some(watcher) = self.watcher.take() {
+            watcher.stop().await;
+        }
     }
 
     async fn start_transfer(&mut self) -> Result<(), Problem> {
@@ -285,6 +321,7 @@ impl Executor {
                     // Events were missed, or the connection is gone: the state tells.
                     Err(_) => break,
                 },
+                Some(news) = self.news.recv() => return Event::PathTurned(news),
                 () = self.running.cancel.notified() => return Event::Tick,
                 () = &mut look => break,
             }
@@ -430,6 +467,7 @@ impl Executor {
         if let Err(error) = self.read_final_counters().await {
             warn!(%error, "no final counters");
         }
+        self.stop_watching().await;
         let path = self.incoming("finish");
         let there = async { self.peer()?.post::<TargetUse>(&path, &()).await };
         let here = self.destroy();
@@ -503,7 +541,7 @@ impl Executor {
             tokio::time::sleep(RECORD_AGAIN_AFTER).await;
         }
         // Once more: what could not be recorded to be put back would stay until the next start.
-        if let Err(problem) = self.agent.network.put_back(&result.id).await {
+        if let Err(problem) = self.put_back().await {
             warn!(%problem, migration = result.id, "the network is put back at the next start");
         }
         if left {

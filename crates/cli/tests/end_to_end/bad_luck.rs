@@ -53,20 +53,20 @@ const FLIGHT_MAX: Duration = Duration::from_secs(100);
 const GUARDED_SILENCE_MAX: Duration = Duration::from_secs(8);
 
 /// A lab with a guest on host `a`, and what its hosts' network was.
-struct Scene {
-    lab: TestLab,
-    guest: Guest,
+pub(crate) struct Scene {
+    pub(crate) lab: TestLab,
+    pub(crate) guest: Guest,
     network: [HostNetwork; 2],
 }
 
 impl Scene {
     #[track_caller]
-    fn set() -> Self {
+    pub(crate) fn set() -> Self {
         Self::in_lab(slow_lab())
     }
 
     #[track_caller]
-    fn in_lab(lab: TestLab) -> Self {
+    pub(crate) fn in_lab(lab: TestLab) -> Self {
         let guest = lab.start_guest("web", MEMORY_MIB, "");
         let network = lab.network();
         Self { lab, guest, network }
@@ -74,7 +74,7 @@ impl Scene {
 
     /// Begins to move the guest to `b`; back when its memory is being copied.
     #[track_caller]
-    fn migrate(&self, arguments: &[&str]) -> Running {
+    pub(crate) fn migrate(&self, arguments: &[&str]) -> Running {
         let migrating = self.lab.start(&[&["migrate", "web", "b", "--json"], arguments].concat());
         eventually("memory is copied", || {
             self.step().is_some_and(|step| matches!(step, Step::CopyMemory | Step::CopyDirtyMemory))
@@ -117,7 +117,7 @@ impl Scene {
 
     /// Fails the test unless the guest runs whole on `host` alone, and nothing else is left.
     #[track_caller]
-    fn assert_settled(&self, host: &str) {
+    pub(crate) fn assert_settled(&self, host: &str) {
         let other = if host == "a" { "b" } else { "a" };
         eventually("the other host has discarded it", || {
             let list: VmList = self.lab.json(&["vms"]);
@@ -186,7 +186,7 @@ impl HeldJournal {
 }
 
 #[track_caller]
-fn result_of(output: &Output) -> MigrationResult {
+pub(crate) fn result_of(output: &Output) -> MigrationResult {
     serde_json::from_str(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:#?}"))
 }
 

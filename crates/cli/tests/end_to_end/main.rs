@@ -11,6 +11,7 @@ mod bad_luck;
 mod guest;
 mod lab_cli;
 mod options;
+mod path_loss;
 mod program;
 mod support;
 
@@ -36,6 +37,7 @@ fn main() -> ExitCode {
     let modules: [(&str, &[Test]); _] = [
         ("options", options::TESTS),
         ("bad_luck", bad_luck::TESTS),
+        ("path_loss", path_loss::TESTS),
         ("bad_input", bad_input::TESTS),
         ("lab_cli", lab_cli::TESTS),
     ];

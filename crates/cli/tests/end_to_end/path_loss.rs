@@ -1,0 +1,111 @@
+//! Paths that are lost and return in mid-flight: the migration goes on over the rest, says so, and puts
+//! everything back.
+
+use std::thread;
+use std::time::Duration;
+
+use drainpipe_engine::result::{MigrationResult, Outcome};
+use rustix::process::{Signal, kill_process};
+
+use crate::Test;
+use crate::bad_luck::{Scene, result_of};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("a_link_goes_down_at_the_source", a_link_goes_down_at_the_source),
+    ("a_link_goes_down_at_the_target", a_link_goes_down_at_the_target),
+    ("a_link_falls_silent_in_both_directions", a_link_falls_silent_in_both_directions),
+    ("a_link_falls_silent_towards_the_target", a_link_falls_silent_towards_the_target),
+    ("a_link_falls_silent_towards_the_source", a_link_falls_silent_towards_the_source),
+    ("a_link_loses_packets", a_link_loses_packets),
+    ("a_link_that_returns_is_used_again", a_link_that_returns_is_used_again),
+    ("all_links_are_silent_for_five_seconds", all_links_are_silent_for_five_seconds),
+    ("the_target_agent_stands_still_for_a_while", the_target_agent_stands_still_for_a_while),
+];
+
+/// Longer than it takes to notice, and shorter than the flight.
+const FAULT_LASTS: Duration = Duration::from_secs(2);
+
+fn a_link_goes_down_at_the_source() {
+    goes_on_without_e1("link-down a e1", "link-up a e1");
+}
+
+fn a_link_goes_down_at_the_target() {
+    goes_on_without_e1("link-down b e1", "link-up b e1");
+}
+
+fn a_link_falls_silent_in_both_directions() {
+    goes_on_without_e1("blackhole b e1", "heal b e1");
+}
+
+fn a_link_falls_silent_towards_the_target() {
+    goes_on_without_e1("blackhole b e1 receive", "heal b e1");
+}
+
+fn a_link_falls_silent_towards_the_source() {
+    goes_on_without_e1("blackhole b e1 send", "heal b e1");
+}
+
+fn a_link_loses_packets() {
+    goes_on_without_e1("loss b e1 20", "heal b e1");
+}
+
+fn goes_on_without_e1(fault: &str, cure: &str) {
+    let scene = Scene::set();
+    let migrating = scene.migrate(&["--option", "multichannel"]);
+    scene.lab.fault(fault);
+    let output = migrating.wait();
+    scene.lab.fault(cure);
+    let result = result_of(&output);
+    assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
+    assert!(says(&result, "path e1–e1 is out"), "{:#?}", result.events);
+    assert!(!says(&result, "path e0–e0"), "{:#?}", result.events);
+    scene.assert_settled("b");
+}
+
+fn a_link_that_returns_is_used_again() {
+    let scene = Scene::set();
+    let migrating = scene.migrate(&["--option", "multichannel"]);
+    scene.lab.fault("blackhole a e1");
+    thread::sleep(FAULT_LASTS);
+    scene.lab.fault("heal a e1");
+    let result = result_of(&migrating.wait());
+    assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
+    assert!(
+        says(&result, "path e1–e1 is out") && says(&result, "path e1–e1 is back"),
+        "{:#?}",
+        result.events
+    );
+    scene.assert_settled("b");
+}
+
+fn all_links_are_silent_for_five_seconds() {
+    let scene = Scene::set();
+    let migrating = scene.migrate(&["--option", "multichannel"]);
+    for link in ["e0", "e1"] {
+        scene.lab.fault(&format!("blackhole a {link}"));
+    }
+    thread::sleep(Duration::from_secs(5));
+    for link in ["e0", "e1"] {
+        scene.lab.fault(&format!("heal a {link}"));
+    }
+    let result = result_of(&migrating.wait());
+    assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
+    scene.assert_settled("b");
+}
+
+fn the_target_agent_stands_still_for_a_while() {
+    let scene = Scene::set();
+    let migrating = scene.migrate(&["--option", "multichannel"]);
+    let agent = scene.lab.agent_pid("b").expect("it runs");
+    kill_process(agent, Signal::STOP).unwrap();
+    thread::sleep(FAULT_LASTS);
+    kill_process(agent, Signal::CONT).unwrap();
+    let result = result_of(&migrating.wait());
+    assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
+    assert!(!says(&result, "is out"), "{:#?}", result.events);
+    scene.assert_settled("b");
+}
+
+fn says(result: &MigrationResult, words: &str) -> bool {
+    result.events.iter().any(|event| event.what.contains(words))
+}
