@@ -82,7 +82,7 @@ impl HypervisorFacts {
     }
 
     /// The newest machine type of the same family as `machine`.
-    pub(crate) fn newest_like(&self, machine: &MachineType) -> Option<&str> {
+    pub fn newest_like(&self, machine: &MachineType) -> Option<&str> {
         let (family, _) = machine.as_str().rsplit_once('-')?;
         let version = |name: &str| -> Option<Vec<u32>> {
             let (of, version) = name.rsplit_once('-')?;

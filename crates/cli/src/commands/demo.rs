@@ -8,6 +8,7 @@ use drainpipe_engine::problem::Problem;
 use drainpipe_guest::client::Control;
 use drainpipe_guest::parameters::KERNEL_OPTIONS;
 use drainpipe_guest::protocol::{CONTROL_PORT, HEARTBEAT_PORT};
+use drainpipe_hypervisor::HypervisorFacts;
 use drainpipe_hypervisor::spec::VmSpec;
 use drainpipe_lab::{GUEST_BRIDGE, GUEST_NETWORK, Lab, LabSpec, LinkSpec};
 use drainpipe_report::{BenchReport, html};
@@ -23,8 +24,11 @@ use crate::output;
 /// A guest of 768 MiB boots and fills its memory in 5 to 10 s under TCG on two cores.
 const BOOT_DEADLINE: Duration = Duration::from_mins(3);
 
-/// Machine type: the oldest QEMU that is supported has it, and the newest still does.
-const MACHINE: &str = "pc-q35-7.2";
+/// How long QEMU may take to say what it can do.
+const PROBE_DEADLINE: Duration = Duration::from_secs(20);
+
+/// The oldest QEMU that is supported has it, and the newest still does.
+const OLDEST_MACHINE: &str = "pc-q35-7.2";
 
 const GUEST_NAME: &str = "demo";
 
@@ -76,7 +80,7 @@ async fn measure(lab: &Lab, arguments: &DemoArguments) -> Result<BenchReport, Pr
     output::remark("two hosts, two links between them, and a client");
     lab_command::start_agents(lab, &arguments.qemu).await?;
     let fleet = ConnectionArguments::of_socket(&lab_command::agent_socket(lab, "a")?).fleet()?;
-    let spec = guest_spec(arguments)?;
+    let spec = guest_spec(arguments, &newest_machine(&arguments.qemu).await?)?;
     vm::create(&fleet, &spec, None).await?;
     output::remark(&format!("booting a Linux guest of {} MiB on host a", arguments.memory_mib));
     vm::start(&fleet, GUEST_NAME).await?;
@@ -129,13 +133,23 @@ fn process_use(pid: i32) -> String {
     format!("{descriptors} descriptors, {} resident, {} threads", value("VmRSS"), value("Threads"))
 }
 
-fn guest_spec(arguments: &DemoArguments) -> Result<VmSpec, Problem> {
+/// The newest machine type that this QEMU has: with those before 8.1, multifd's channels wait for each
+/// other all the time (docs/decisions.md).
+async fn newest_machine(qemu: &Path) -> Result<String, Problem> {
+    let oldest = OLDEST_MACHINE.parse().map_err(Problem::failed)?;
+    let facts = HypervisorFacts::probe(qemu, &std::env::temp_dir(), PROBE_DEADLINE)
+        .await
+        .map_err(Problem::refused)?;
+    Ok(facts.newest_like(&oldest).unwrap_or(OLDEST_MACHINE).to_owned())
+}
+
+fn guest_spec(arguments: &DemoArguments, machine: &str) -> Result<VmSpec, Problem> {
     let absolute = |file: &Path| {
         file.canonicalize().map_err(|error| Problem::bad_input(format!("{}: {error}", file.display())))
     };
     let address = GUEST_NETWORK.hosts().nth(9).expect("the guest network has 254 addresses");
     let text = format!(
-        "name = \"{GUEST_NAME}\"\nmemory_mib = {}\nvcpus = 1\nmachine = \"{MACHINE}\"\n\
+        "name = \"{GUEST_NAME}\"\nmemory_mib = {}\nvcpus = 1\nmachine = \"{machine}\"\n\
          cpu_model = \"qemu64\"\nkernel = \"{}\"\ninitramfs = \"{}\"\n\
          kernel_command_line = \"{KERNEL_OPTIONS} drainpipe.address={address}/{} drainpipe.memory_mib={} \
          drainpipe.mix={}\"\n\n[[nic]]\nbridge = \"{GUEST_BRIDGE}\"\n\n\
