@@ -2,9 +2,10 @@
 //!
 //! QEMU pauses the VM by itself when little memory remains, and waits for the agent. If the agent has
 //! been killed, or stands still, nobody would answer until its next start. So a guard stands beside
-//! each migration. While the agent lives it says so every 500 ms; when it has fallen silent, the
-//! guard forbids the hand-over in the journal, and only if it was in time, stops the migration and
-//! lets the VM run. An agent that wakes up later finds the hand-over forbidden.
+//! each migration. While the agent lives it says so every 500 ms; when it has ended, or stands still
+//! and the VM does too, the guard forbids the hand-over in the journal, and only if it was in time,
+//! stops the migration and lets the VM run. An agent that wakes up later finds the hand-over forbidden.
+//! While the VM runs, an agent may stand still: the transfer goes on without it.
 //!
 //! One guard a VM: no transfer begins before its guard stands, and none takes its post before the one
 //! of the migration before has left. Otherwise a guard that was slow to act could let the VM run
@@ -20,7 +21,7 @@ use std::time::Duration;
 
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::migration as qemu;
-use drainpipe_hypervisor::{AttachError, RuntimePaths, Vmm};
+use drainpipe_hypervisor::{AttachError, RunState, RuntimePaths, Vmm};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::oneshot;
 
@@ -31,7 +32,7 @@ use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
 /// The agent's sign of life.
 const SIGN_EVERY: Duration = Duration::from_millis(500);
 
-/// After this silence the agent is taken for dead. Long enough for a host that swaps, short enough
+/// After this silence the agent is taken to stand still. Long enough for a host that swaps, short enough
 /// that the VM's clients do not give up.
 const SILENCE_MAX: Timespec = Timespec { tv_sec: 3, tv_nsec: 0 };
 
@@ -130,8 +131,12 @@ pub async fn stand(
     let journal = Journal::open(state_directory)?;
     // An agent that is gone already shows as silence.
     let _heard = io::stdout().write_all(&[AT_POST]).and_then(|()| io::stdout().flush());
-    if agent_dismissed_us(&mut io::stdin().lock()) {
-        return Ok(());
+    loop {
+        match listen(&mut io::stdin().lock()) {
+            Heard::Dismissed => return Ok(()),
+            Heard::Nothing if vm_runs(&paths).await => {}
+            Heard::Nothing | Heard::End => break,
+        }
     }
     let mut attempts_left = ATTEMPTS;
     loop {
@@ -164,20 +169,38 @@ async fn let_run_on(journal: &Journal, migration: &str, paths: &RuntimePaths) ->
     qemu::run(&vmm, QMP_DEADLINE).await.map_err(Problem::failed)
 }
 
-/// Waits for the agent's word or its silence.
-fn agent_dismissed_us(input: &mut (impl AsFd + Read)) -> bool {
+async fn vm_runs(paths: &RuntimePaths) -> bool {
+    match Vmm::attach_beside_agent(paths.clone(), QMP_DEADLINE).await {
+        Ok(vmm) => matches!(vmm.run_state(QMP_DEADLINE).await, Ok(RunState::Running)),
+        Err(_) => false,
+    }
+}
+
+/// What a guard hears of its agent.
+#[derive(Debug, PartialEq, Eq)]
+enum Heard {
+    /// The migration needs no guard any more.
+    Dismissed,
+    /// The agent stands still.
+    Nothing,
+    /// The agent has ended.
+    End,
+}
+
+/// Waits for the agent's word, its silence or its end.
+fn listen(input: &mut (impl AsFd + Read)) -> Heard {
     loop {
         let mut waiting = [PollFd::new(&*input, PollFlags::IN)];
         match poll(&mut waiting, Some(&SILENCE_MAX)) {
-            Ok(0) => return false,
+            Ok(0) => return Heard::Nothing,
             Ok(_) => {}
             Err(rustix::io::Errno::INTR) => continue,
-            Err(_) => return false,
+            Err(_) => return Heard::End,
         }
         let mut signs = [0; 64];
         match input.read(&mut signs) {
-            Ok(0) | Err(_) => return false,
-            Ok(count) if signs[..count].contains(&DISMISSED) => return true,
+            Ok(0) | Err(_) => return Heard::End,
+            Ok(count) if signs[..count].contains(&DISMISSED) => return Heard::Dismissed,
             Ok(_) => {}
         }
     }
@@ -188,14 +211,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_word_and_silence_are_told_apart() {
+    fn a_word_silence_and_the_end_are_told_apart() {
         let (mut heard, mut agent) = io::pipe().unwrap();
         agent.write_all(&[ALIVE, ALIVE, DISMISSED]).unwrap();
-        assert!(agent_dismissed_us(&mut heard), "dismissed");
+        assert_eq!(listen(&mut heard), Heard::Dismissed);
         let (mut heard, mut agent) = io::pipe().unwrap();
         agent.write_all(&[ALIVE]).unwrap();
+        assert_eq!(listen(&mut heard), Heard::Nothing);
         drop(agent);
-        assert!(!agent_dismissed_us(&mut heard), "the agent ended");
+        assert_eq!(listen(&mut heard), Heard::End);
     }
 
     #[test]

@@ -296,16 +296,18 @@ fn the_target_agent_is_killed_after_the_hand_over() {
 }
 
 fn the_source_agent_freezes_in_flight() {
-    let scene = Scene::set();
+    // So slow that the agent wakes up before the VM is paused.
+    let scene = Scene::in_lab(TestLab::up(&["--link", "40", "--link", "40"]));
     let migrating = scene.migrate(&[]);
     let heartbeat = scene.guest.heartbeat();
     let agent = scene.lab.agent_pid("a").unwrap();
     kill_process(agent, Signal::STOP).unwrap();
     thread::sleep(Duration::from_secs(6));
     kill_process(agent, Signal::CONT).unwrap();
-    assert_failed(&migrating.wait(), "its guard let the VM run on");
+    let result = result_of(&migrating.wait());
+    assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
     assert!(heartbeat.longest_gap() < GUARDED_SILENCE_MAX, "{:?}", heartbeat.statistics());
-    scene.assert_settled("a");
+    scene.assert_settled("b");
 }
 
 fn the_source_agent_freezes_while_the_vm_is_paused() {
