@@ -1,0 +1,202 @@
+//! What each host says of itself to a check.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::facts::{HostFacts, MigrationLink};
+
+/// One host, as far as a check needs it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct CheckFacts {
+    /// What migrations need to know.
+    pub host: HostFacts,
+    /// Version of the agent.
+    pub agent_version: String,
+    /// Kernel release, such as `6.1.0-18-amd64`.
+    pub kernel: String,
+    /// Names of the hosts that its configuration knows.
+    pub peers: Vec<String>,
+    /// Its clock: milliseconds since 1970 began.
+    pub clock_unix_ms: i64,
+    /// When its certificate ends: seconds since 1970 began.
+    pub certificate_ends_unix_s: i64,
+    /// CPU frequency governors in use; empty where the kernel has none to choose.
+    pub governors: Vec<String>,
+    /// Most that TCP gives one connection for receiving (`tcp_rmem`).
+    pub tcp_receive_bytes_max: Option<u64>,
+    /// Most that TCP gives one connection for sending (`tcp_wmem`).
+    pub tcp_send_bytes_max: Option<u64>,
+    /// More about each of the host's migration links.
+    pub links: Vec<LinkFacts>,
+}
+
+/// Longest word that a host may say of itself.
+const WORD_BYTES_MAX: usize = 128;
+
+/// Most links, peers or addresses that a host may name.
+const LIST_MAX: usize = 1_024;
+
+/// Why a peer's facts are not taken: what they say ends up in texts, and in commands that people copy.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ImplausibleFacts {
+    /// The facts of another host.
+    #[error("{asked} was asked, and describes itself as {answered:?}: is `name` right in its agent.toml?")]
+    OtherHost {
+        /// Who was asked.
+        asked: String,
+        /// Who they are of.
+        answered: String,
+    },
+    /// A word that is none.
+    #[error("{host} says {word:?} of itself, which no interface, version or setting is called")]
+    Word {
+        /// Who said it.
+        host: String,
+        /// What it said, cut short.
+        word: String,
+    },
+    /// Too long a list.
+    #[error("{host} lists more than {LIST_MAX} links, peers or addresses")]
+    List {
+        /// Who said it.
+        host: String,
+    },
+}
+
+impl CheckFacts {
+    /// Whether a peer's facts may be used.
+    pub fn plausible(&self, asked: &str) -> Result<(), ImplausibleFacts> {
+        if self.host.name != asked {
+            let answered = self.host.name.chars().take(WORD_BYTES_MAX).collect();
+            return Err(ImplausibleFacts::OtherHost { asked: asked.into(), answered });
+        }
+        let host = || asked.to_owned();
+        let addresses = self.host.links.iter().map(|link| link.addresses.len()).max().unwrap_or(0);
+        let lists =
+            [self.host.links.len(), self.links.len(), self.peers.len(), self.governors.len(), addresses];
+        if lists.into_iter().any(|length| length > LIST_MAX) {
+            return Err(ImplausibleFacts::List { host: host() });
+        }
+        match self.words().find(|word| !is_plain(word)) {
+            Some(word) => {
+                let word = word.chars().take(WORD_BYTES_MAX).collect();
+                Err(ImplausibleFacts::Word { host: host(), word })
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn words(&self) -> impl Iterator<Item = &str> {
+        let bonds = || self.links.iter().filter_map(|link| link.bond.as_ref());
+        let host = &self.host;
+        [&self.agent_version, &self.kernel, &host.hypervisor.name, &host.hypervisor.version]
+            .into_iter()
+            .chain(host.links.iter().map(|link| &link.name))
+            .chain(self.links.iter().map(|link| &link.name))
+            .chain(&host.rdma_devices)
+            .chain(&self.peers)
+            .chain(&self.governors)
+            .chain(bonds().map(|bond| &bond.mode))
+            .chain(bonds().filter_map(|bond| bond.transmit_hash.as_ref()))
+            .map(String::as_str)
+    }
+
+    /// Name of the host.
+    pub fn name(&self) -> &str {
+        &self.host.name
+    }
+
+    /// A migration link by its name.
+    pub(super) fn migration_link(&self, name: &str) -> Option<&MigrationLink> {
+        self.host.links.iter().find(|link| link.name == name)
+    }
+
+    /// What more is known of a link.
+    pub(super) fn link(&self, name: &str) -> Option<&LinkFacts> {
+        self.links.iter().find(|link| link.name == name)
+    }
+}
+
+/// A migration link, beyond what migrations need to know of it. What is not known is absent, and no
+/// ground for a finding.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+pub struct LinkFacts {
+    /// Name of the interface.
+    pub name: String,
+    /// Whether it can carry anything.
+    pub state: LinkState,
+    /// Whether it has the address on which the agent listens.
+    pub carries_management: bool,
+    /// What the driver negotiated.
+    pub duplex: Option<Duplex>,
+    /// Receive queues.
+    pub receive_queues: Option<u32>,
+    /// Whether the kernel spreads what arrives over several cores (RPS).
+    pub receive_steering: Option<bool>,
+    /// The team, if it is one.
+    pub bond: Option<BondFacts>,
+    /// Reverse path filter in effect for IPv4: 0 off, 1 strict, 2 loose.
+    pub reverse_path_filter: Option<u8>,
+    /// Traffic since the link exists.
+    pub counters: LinkCounters,
+}
+
+/// Whether a link can carry anything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum LinkState {
+    /// There is no such interface.
+    #[default]
+    Missing,
+    /// Switched off.
+    Down,
+    /// Nothing answers at the other end of the cable.
+    NoCarrier,
+    /// It can.
+    Up,
+}
+
+/// Whether a link can send and receive at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Duplex {
+    /// It can.
+    Full,
+    /// It cannot.
+    Half,
+}
+
+/// A team of links.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct BondFacts {
+    /// The mode as the kernel names it, such as `802.3ad`.
+    pub mode: String,
+    /// How frames are spread over its members, such as `layer3+4`; absent where the mode has no such
+    /// choice.
+    pub transmit_hash: Option<String>,
+    /// How many members it has.
+    pub members: u32,
+}
+
+/// Packets of a link since it exists.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+pub struct LinkCounters {
+    /// Received.
+    pub received: u64,
+    /// Sent.
+    pub sent: u64,
+    /// Arrived damaged.
+    pub receive_errors: u64,
+    /// Could not be sent.
+    pub send_errors: u64,
+    /// Arrived and found no room.
+    pub receive_dropped: u64,
+    /// Dropped before sending.
+    pub send_dropped: u64,
+}
+
+/// Neither a blank nor anything that a shell or a terminal takes for a command.
+fn is_plain(word: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-+:@~".contains(&byte);
+    !word.is_empty() && word.len() <= WORD_BYTES_MAX && word.bytes().all(plain)
+}

@@ -1,0 +1,117 @@
+//! One thing that is wrong.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// How bad it is; the worst first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Severity {
+    /// A migration would fail or hang.
+    Error,
+    /// A migration would work, but slower or with less to spare than these hosts could give.
+    Warning,
+    /// Good to know; nothing need be done.
+    Remark,
+}
+
+impl fmt::Display for Severity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Error => "error",
+            Self::Warning => "warning",
+            Self::Remark => "remark",
+        })
+    }
+}
+
+/// Where something is wrong.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Place {
+    /// Name of the host.
+    pub host: String,
+    /// Name of the interface; absent where the whole host is meant.
+    pub link: Option<String>,
+}
+
+impl Place {
+    /// A whole host.
+    pub fn host(host: &str) -> Self {
+        Self { host: host.into(), link: None }
+    }
+
+    /// A link of a host.
+    pub fn link(host: &str, link: &str) -> Self {
+        Self { host: host.into(), link: Some(link.into()) }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.link {
+            Some(link) => write!(f, "{} {link}", self.host),
+            None => f.write_str(&self.host),
+        }
+    }
+}
+
+/// Something that is wrong between two hosts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Finding {
+    /// How bad it is.
+    pub severity: Severity,
+    /// What it is, for scripts: the same words in every version.
+    pub code: String,
+    /// Where it is.
+    pub places: Vec<Place>,
+    /// What is wrong.
+    pub what: String,
+    /// What it does to a migration.
+    pub effect: String,
+    /// What mends it: a command where there is one.
+    pub remedy: String,
+}
+
+impl Finding {
+    /// A migration would fail or hang.
+    pub(super) fn error(code: &str, places: impl Into<Vec<Place>>) -> Self {
+        Self::new(Severity::Error, code, places.into())
+    }
+
+    /// A migration would work, but not as well as it could.
+    pub(super) fn warning(code: &str, places: impl Into<Vec<Place>>) -> Self {
+        Self::new(Severity::Warning, code, places.into())
+    }
+
+    /// Good to know.
+    pub(super) fn remark(code: &str, places: impl Into<Vec<Place>>) -> Self {
+        Self::new(Severity::Remark, code, places.into())
+    }
+
+    fn new(severity: Severity, code: &str, places: Vec<Place>) -> Self {
+        let text = String::new;
+        Self { severity, code: code.into(), places, what: text(), effect: text(), remedy: text() }
+    }
+
+    pub(super) fn what(mut self, what: impl Into<String>) -> Self {
+        self.what = what.into();
+        self
+    }
+
+    pub(super) fn effect(mut self, effect: impl Into<String>) -> Self {
+        self.effect = effect.into();
+        self
+    }
+
+    pub(super) fn remedy(mut self, remedy: impl Into<String>) -> Self {
+        self.remedy = remedy.into();
+        self
+    }
+}
+
+/// Commands that are to be typed on a host, for a [`Finding::remedy`].
+pub(super) fn on(host: &str, command: impl fmt::Display) -> String {
+    format!("on {host}: {command}")
+}

@@ -1,0 +1,231 @@
+//! What is wrong with the hosts themselves: versions, clocks, certificates, cores, memory.
+
+use super::Pair;
+use super::facts::CheckFacts;
+use super::finding::{Finding, Place, on};
+
+/// The oldest that is tested.
+const QEMU_OLDEST: [u32; 2] = [7, 2];
+const KERNEL_OLDEST: [u32; 2] = [5, 15];
+
+/// Clocks further apart than this make logs of two hosts misleading.
+const CLOCK_MS_MAX: f64 = 1_000.0;
+
+const DAY_S: i64 = 86_400;
+const CERTIFICATE_DAYS_ERROR: i64 = 7;
+const CERTIFICATE_DAYS_WARNING: i64 = 30;
+
+/// Few VMs need less.
+const MEMORY_LOW_BYTES: u64 = 1 << 30;
+
+pub(super) fn check(pair: Pair<'_>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (own, other) in [(pair.source, pair.target), (pair.target, pair.source)] {
+        findings.extend(unknown_peer(own, other));
+        findings.extend(old_qemu(own));
+        findings.extend(old_kernel(own));
+        findings.extend(certificate(own));
+        findings.extend(governor(own));
+        findings.extend(rdma_alone(own, other));
+        findings.extend(no_migration_address(pair, own));
+    }
+    findings.extend(equal_migration_addresses(pair));
+    findings.extend(older_target(pair));
+    findings.extend(agent_versions(pair));
+    findings.extend(clock(pair));
+    findings.extend(little_memory(pair.target));
+    findings
+}
+
+fn both(pair: Pair<'_>) -> [Place; 2] {
+    [Place::host(pair.source.name()), Place::host(pair.target.name())]
+}
+
+fn here(facts: &CheckFacts) -> [Place; 1] {
+    [Place::host(facts.name())]
+}
+
+fn unknown_peer(own: &CheckFacts, other: &CheckFacts) -> Option<Finding> {
+    let (host, name) = (own.name(), other.name());
+    (!own.peers.iter().any(|peer| peer == name)).then(|| {
+        Finding::error("not-a-peer", here(own))
+            .what(format!("{host} has no [[peer]] `{name}` in its agent.toml"))
+            .effect(format!("{host} refuses migrations from {name}, and sends none there"))
+            .remedy(on(
+                host,
+                format!("add [[peer]] with name = \"{name}\" and its address; systemctl restart drainpipe"),
+            ))
+    })
+}
+
+fn old_qemu(facts: &CheckFacts) -> Option<Finding> {
+    let version = &facts.host.hypervisor.version;
+    let old = numbers(version)? < QEMU_OLDEST;
+    old.then(|| {
+        Finding::error("qemu-old", here(facts))
+            .what(format!("QEMU {version} of {} is older than {}", facts.name(), dotted(QEMU_OLDEST)))
+            .effect("it lacks what migrations rely on, and they fail")
+            .remedy(on(facts.name(), "apt install qemu-system-x86 (Debian 12 has 7.2)"))
+    })
+}
+
+fn old_kernel(facts: &CheckFacts) -> Option<Finding> {
+    let old = numbers(&facts.kernel)? < KERNEL_OLDEST;
+    old.then(|| {
+        Finding::warning("kernel-old", here(facts))
+            .what(format!(
+                "Linux {} of {} is older than {}",
+                facts.kernel,
+                facts.name(),
+                dotted(KERNEL_OLDEST)
+            ))
+            .effect("multichannel is not tested on it")
+            .remedy(on(facts.name(), "apt install linux-image-amd64, and reboot"))
+    })
+}
+
+/// The first two numbers of a version; anything may follow them.
+fn numbers(version: &str) -> Option<[u32; 2]> {
+    let mut numbers = version.split(|letter: char| !letter.is_ascii_digit()).map(str::parse);
+    Some([numbers.next()?.ok()?, numbers.next()?.ok()?])
+}
+
+fn dotted([major, minor]: [u32; 2]) -> String {
+    format!("{major}.{minor}")
+}
+
+fn older_target(pair: Pair<'_>) -> Option<Finding> {
+    let [source, target] = [pair.source, pair.target].map(|facts| &facts.host.hypervisor.version);
+    (numbers(target)? < numbers(source)?).then(|| {
+        Finding::warning("target-qemu-older", both(pair))
+            .what(format!(
+                "{} has QEMU {target}, {} the newer {source}",
+                pair.target.name(),
+                pair.source.name()
+            ))
+            .effect(format!(
+                "a VM whose machine type is newer than QEMU {target} cannot go to {}",
+                pair.target.name()
+            ))
+            .remedy(format!(
+                "on {}: apt install qemu-system-x86; or give VMs an older `machine`",
+                pair.target.name()
+            ))
+    })
+}
+
+fn agent_versions(pair: Pair<'_>) -> Option<Finding> {
+    let [source, target] = [pair.source, pair.target].map(|facts| &facts.agent_version);
+    (source != target).then(|| {
+        Finding::warning("agents-differ", both(pair))
+            .what(format!(
+                "{} runs drainpipe {source}, {} drainpipe {target}",
+                pair.source.name(),
+                pair.target.name()
+            ))
+            .effect("migrations between different versions are not tested, and may be refused half-way")
+            .remedy("install the newer one on both, and systemctl restart drainpipe")
+    })
+}
+
+fn clock(pair: Pair<'_>) -> Option<Finding> {
+    let difference = pair.clock;
+    (difference.ahead_ms.abs() - difference.uncertainty_ms > CLOCK_MS_MAX).then(|| {
+        let direction = if difference.ahead_ms > 0.0 { "ahead of" } else { "behind" };
+        Finding::warning("clocks-differ", both(pair))
+            .what(format!(
+                "the clock of {} is {:.1} s {direction} that of {}",
+                pair.target.name(),
+                difference.ahead_ms.abs() / 1_000.0,
+                pair.source.name()
+            ))
+            .effect("logs of the two hosts do not fit together; far apart, certificates count as not valid yet")
+            .remedy("on both: timedatectl set-ntp true; chronyc tracking, or timedatectl timesync-status, shows it")
+    })
+}
+
+fn certificate(facts: &CheckFacts) -> Option<Finding> {
+    let left_s = facts.certificate_ends_unix_s.saturating_sub(facts.clock_unix_ms.div_euclid(1_000));
+    let days = left_s.div_euclid(DAY_S);
+    if days >= CERTIFICATE_DAYS_WARNING {
+        return None;
+    }
+    let finding = if days < CERTIFICATE_DAYS_ERROR {
+        Finding::error("certificate-ends", here(facts))
+    } else {
+        Finding::warning("certificate-ends", here(facts))
+    };
+    let host = facts.name();
+    Some(
+        finding
+            .what(match days {
+                ..0 => format!("the certificate of {host} has ended"),
+                0 => format!("the certificate of {host} ends within a day"),
+                _ => format!("the certificate of {host} ends in {days} days"),
+            })
+            .effect("from then on no other host, and no operator, can talk to its agent")
+            .remedy(format!(
+                "where the authority is: drainpipe pki host {host} --force; copy the files to {host}; systemctl \
+                 restart drainpipe"
+            )),
+    )
+}
+
+fn governor(facts: &CheckFacts) -> Option<Finding> {
+    facts.governors.iter().any(|governor| governor == "powersave").then(|| {
+        Finding::warning("governor-powersave", here(facts))
+            .what(format!("cores of {} run under the governor powersave", facts.name()))
+            .effect("cores stay slow while a migration begins, and a fast NIC is not filled")
+            .remedy(on(facts.name(), "cpupower frequency-set -g performance"))
+    })
+}
+
+fn rdma_alone(own: &CheckFacts, other: &CheckFacts) -> Option<Finding> {
+    (!own.host.rdma_devices.is_empty() && other.host.rdma_devices.is_empty()).then(|| {
+        Finding::remark("rdma-on-one-side", [Place::host(own.name()), Place::host(other.name())])
+            .what(format!(
+                "{} has RDMA ({}), {} has none",
+                own.name(),
+                own.host.rdma_devices.join(", "),
+                other.name()
+            ))
+            .effect("the option direct falls back to multichannel")
+            .remedy(on(other.name(), "rdma link, to see what the kernel knows; load the NIC's RDMA driver"))
+    })
+}
+
+/// One path needs no migration address.
+fn no_migration_address(pair: Pair<'_>, own: &CheckFacts) -> Option<Finding> {
+    (own.host.migration_address.is_none() && pair.trials.len() > 1).then(|| {
+        Finding::warning("no-migration-address", here(own))
+            .what(format!("{} has no migration_address in its agent.toml", own.name()))
+            .effect(format!("migrations use one of the {} paths", pair.trials.len()))
+            .remedy(on(
+                own.name(),
+                "set migration_address to a free private address, another on each host; systemctl restart drainpipe",
+            ))
+    })
+}
+
+fn equal_migration_addresses(pair: Pair<'_>) -> Option<Finding> {
+    let address = pair.source.host.migration_address?;
+    (pair.target.host.migration_address == Some(address)).then(|| {
+        Finding::error("migration-addresses-equal", both(pair))
+            .what(format!("both hosts have the migration_address {address}"))
+            .effect("multichannel migrations fail: a host cannot reach another under its own address")
+            .remedy(on(
+                pair.target.name(),
+                "change migration_address in agent.toml; systemctl restart drainpipe",
+            ))
+    })
+}
+
+fn little_memory(target: &CheckFacts) -> Option<Finding> {
+    let free = target.host.memory_available_bytes;
+    (free < MEMORY_LOW_BYTES).then(|| {
+        Finding::remark("target-memory-low", here(target))
+            .what(format!("{} has {} MiB of memory free", target.name(), free >> 20))
+            .effect("larger VMs are refused there")
+            .remedy(on(target.name(), "free -m; move other VMs away first"))
+    })
+}

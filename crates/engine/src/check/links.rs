@@ -1,0 +1,178 @@
+//! What is wrong with single links, or worth knowing of them.
+
+use super::Pair;
+use super::facts::{BondFacts, CheckFacts, Duplex, LinkFacts, LinkState};
+use super::finding::{Finding, Place, on};
+
+/// From this speed on, one core cannot take all that arrives.
+const FAST_MBPS: u64 = 10_000;
+
+/// Fewer bad packets may be those of a cable being put in.
+const BAD_PACKETS_MIN: u64 = 10;
+
+/// Bad packets per packet that cost TCP a noticeable part of its speed.
+const BAD_PACKETS_RATIO: f64 = 1e-6;
+
+/// Of the packets dropped for want of room, TCP causes some itself.
+const DROPPED_MIN: u64 = 1_000;
+const DROPPED_RATIO: f64 = 1e-3;
+
+const STRICT: u8 = 1;
+
+pub(super) fn check(pair: Pair<'_>) -> Vec<Finding> {
+    let of_host = |facts: &CheckFacts| -> Vec<Finding> {
+        let links = facts.links.iter().filter(|link| link.state != LinkState::Missing);
+        links.flat_map(|link| of_link(facts, link)).collect()
+    };
+    [of_host(pair.source), of_host(pair.target)].concat()
+}
+
+fn of_link(facts: &CheckFacts, link: &LinkFacts) -> impl Iterator<Item = Finding> {
+    let host = facts.name();
+    [
+        management(facts, link),
+        half_duplex(host, link),
+        bad_packets(host, link),
+        dropped(host, link),
+        link.bond.as_ref().map(|bond| team(host, link, bond)),
+        reverse_path_filter(host, link),
+        one_queue(facts, link),
+    ]
+    .into_iter()
+    .flatten()
+}
+
+fn here(host: &str, link: &LinkFacts) -> [Place; 1] {
+    [Place::link(host, &link.name)]
+}
+
+fn management(facts: &CheckFacts, link: &LinkFacts) -> Option<Finding> {
+    if !link.carries_management {
+        return None;
+    }
+    let (host, name) = (facts.name(), &link.name);
+    let what = format!("{name} of {host} carries the management network, and migrations too");
+    let effect = "a migration fills the link: the agents, and people who are logged in, wait; a VM's memory \
+                  crosses the management network in the clear";
+    let others = facts.host.links.iter().any(|other| other.usable && other.name != *name);
+    let finding = if others {
+        Finding::warning("management-link", here(host, link)).remedy(on(
+            host,
+            format!("remove [[link]] `{name}` from agent.toml, and systemctl restart drainpipe"),
+        ))
+    } else {
+        Finding::remark("management-link", here(host, link)).remedy("give migrations a link of their own")
+    };
+    Some(finding.what(what).effect(effect))
+}
+
+fn half_duplex(host: &str, link: &LinkFacts) -> Option<Finding> {
+    (link.duplex == Some(Duplex::Half)).then(|| {
+        Finding::warning("half-duplex", here(host, link))
+            .what(format!("{} of {host} has negotiated half duplex", link.name))
+            .effect("data and acknowledgements collide: a small part of the speed is left")
+            .remedy(on(host, format!("ethtool -s {} autoneg on; and the same at the switch port", link.name)))
+    })
+}
+
+fn bad_packets(host: &str, link: &LinkFacts) -> Option<Finding> {
+    let counters = &link.counters;
+    let bad = counters.receive_errors.saturating_add(counters.send_errors);
+    let all = counters.received.saturating_add(counters.sent);
+    (bad >= BAD_PACKETS_MIN && bad as f64 >= all as f64 * BAD_PACKETS_RATIO).then(|| {
+        Finding::warning("link-errors", here(host, link))
+            .what(format!("{} of {host} has counted {bad} bad packets among {all}", link.name))
+            .effect("TCP takes each for congestion and slows down")
+            .remedy(format!(
+                "change cable or transceiver; on {host}: ethtool -S {} | grep -i err shows which kind",
+                link.name
+            ))
+    })
+}
+
+fn dropped(host: &str, link: &LinkFacts) -> Option<Finding> {
+    let counters = &link.counters;
+    let dropped = counters.receive_dropped.saturating_add(counters.send_dropped);
+    let all = counters.received.saturating_add(counters.sent);
+    (dropped >= DROPPED_MIN && dropped as f64 >= all as f64 * DROPPED_RATIO).then(|| {
+        Finding::remark("link-drops", here(host, link))
+            .what(format!("{} of {host} has dropped {dropped} packets of {all} for want of room", link.name))
+            .effect("if the number grows during a migration, TCP slows down")
+            .remedy(on(host, format!("ethtool -G {} rx 4096; ip -s link show {0} watches it", link.name)))
+    })
+}
+
+/// What each kind of team does to one VM and to several.
+fn team(host: &str, link: &LinkFacts, bond: &BondFacts) -> Finding {
+    let name = &link.name;
+    let hashes_ports = bond.transmit_hash.as_deref() == Some("layer3+4");
+    let what = format!("{name} of {host} is a bond of {} links in mode {}", bond.members, bond.mode);
+    let finding = |effect: &str, remedy: String| {
+        Finding::remark("bond-mode", here(host, link)).what(what.clone()).effect(effect).remedy(remedy)
+    };
+    match bond.mode.as_str() {
+        "802.3ad" | "balance-xor" if !hashes_ports => Finding::warning("bond-mode", here(host, link))
+            .what(format!(
+                "{what}, which hashes no ports ({})",
+                bond.transmit_hash.as_deref().unwrap_or("unknown")
+            ))
+            .effect("all connections between two hosts stay on one member, with one VM as with several")
+            .remedy(on(host, format!("ip link set dev {name} type bond xmit_hash_policy layer3+4"))),
+        "802.3ad" | "balance-xor" => finding(
+            "one connection (tcp) stays on one member; multichannel, and several VMs, use all",
+            "nothing need be done; the switch must hash ports too for what it sends".into(),
+        ),
+        "active-backup" => finding(
+            "one member carries everything, the others wait",
+            "for more speed, take the bond apart and give each NIC a [[link]] of its own".into(),
+        ),
+        "balance-rr" => finding(
+            "packets of one connection overtake each other, which TCP takes for loss",
+            "take the bond apart and give each NIC a [[link]] of its own".into(),
+        ),
+        "balance-alb" | "balance-tlb" => finding(
+            "the host sends on all members; from one other host it receives on one",
+            "for more speed, take the bond apart and give each NIC a [[link]] of its own".into(),
+        ),
+        _ => finding("the bond counts as one link", "nothing need be done".into()),
+    }
+}
+
+fn reverse_path_filter(host: &str, link: &LinkFacts) -> Option<Finding> {
+    let name = &link.name;
+    (link.reverse_path_filter == Some(STRICT)).then(|| {
+        Finding::warning("reverse-path-filter", here(host, link))
+            .what(format!("{name} of {host} filters strictly by the way back (rp_filter = 1)"))
+            .effect(
+                "when a path leaves this host's route, what the other host still sends over it is dropped, and \
+                 a multichannel migration stalls",
+            )
+            .remedy(on(host, format!("sysctl -w net.ipv4.conf.{name}.rp_filter=2 (loose)")))
+    })
+}
+
+fn one_queue(facts: &CheckFacts, link: &LinkFacts) -> Option<Finding> {
+    let (host, name) = (facts.name(), &link.name);
+    let speed_mbps = facts.migration_link(name)?.speed_mbps?;
+    let alone = link.receive_queues == Some(1) && link.receive_steering == Some(false);
+    (alone && speed_mbps >= FAST_MBPS && facts.host.cores > 1).then(|| {
+        let mask = steering_mask(facts.host.cores);
+        Finding::warning("one-receive-queue", here(host, link))
+            .what(format!("{name} of {host} has {speed_mbps} Mb/s and one receive queue, without RPS"))
+            .effect("one core takes all that arrives and limits the link")
+            .remedy(on(
+                host,
+                format!(
+                    "ethtool -L {name} combined {}; or, if it has but one queue: echo {mask} > \
+                     /sys/class/net/{name}/queues/rx-0/rps_cpus",
+                    facts.host.cores.min(8)
+                ),
+            ))
+    })
+}
+
+/// The first 32 cores, which are enough for any NIC of one queue.
+fn steering_mask(cores: u32) -> String {
+    let mask = u32::MAX >> (32 - cores.clamp(1, 32));
+    format!("{mask:x}")
+}

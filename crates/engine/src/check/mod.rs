@@ -1,0 +1,65 @@
+//! What is wrong between two hosts: facts of both and the results of trials between them in, findings
+//! out.
+//!
+//! ```text
+//! facts    what each host says of itself
+//! trial    what was tried between them, and what came of it
+//! sizes    which packet sizes to try next
+//! finding  what is wrong, where, what it does, what mends it
+//! paths, links, hosts   the rules, by what they look at
+//! ```
+
+pub mod facts;
+pub mod finding;
+mod hosts;
+mod links;
+mod paths;
+pub mod sizes;
+#[cfg(test)]
+mod tests;
+pub mod trial;
+
+use crate::facts::MigrationLink;
+use crate::path::{Path, find_paths};
+use facts::CheckFacts;
+use finding::Finding;
+use trial::{ClockDifference, PathTrial};
+
+/// The source, the target, and what was measured between them.
+#[derive(Debug, Clone, Copy)]
+pub struct Pair<'a> {
+    /// Where a migration would begin.
+    pub source: &'a CheckFacts,
+    /// Where it would go.
+    pub target: &'a CheckFacts,
+    /// One for each of [`paths_to_try`].
+    pub trials: &'a [PathTrial],
+    /// Of the target against the source.
+    pub clock: ClockDifference,
+}
+
+/// The paths that a migration could take, to be tried before [`check`].
+pub fn paths_to_try(source: &CheckFacts, target: &CheckFacts) -> Vec<Path> {
+    find_paths(&with_routable_addresses(source), &with_routable_addresses(target))
+}
+
+/// Everything that is wrong between two hosts, the worst first. Empty when all is well.
+pub fn check(pair: Pair<'_>) -> Vec<Finding> {
+    let mut findings = paths::check(pair);
+    findings.extend(links::check(pair));
+    findings.extend(hosts::check(pair));
+    findings.sort_by_key(|finding| finding.severity);
+    findings
+}
+
+/// Every link has an address in `fe80::/64`, so by these all links would be in one subnet.
+fn with_routable_addresses(facts: &CheckFacts) -> Vec<MigrationLink> {
+    let mut links = facts.host.links.clone();
+    for link in &mut links {
+        link.addresses.retain(|address| match address.addr() {
+            std::net::IpAddr::V4(address) => !address.is_link_local(),
+            std::net::IpAddr::V6(address) => !address.is_unicast_link_local(),
+        });
+    }
+    links
+}

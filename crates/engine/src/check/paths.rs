@@ -1,0 +1,238 @@
+//! What is wrong with the paths: links that find no partner, and what does not get through.
+
+use super::facts::{CheckFacts, LinkState};
+use super::finding::{Finding, Place, on};
+use super::trial::PathTrial;
+use super::{Pair, paths_to_try};
+use crate::facts::MigrationLink;
+
+mod capacity;
+mod mtu;
+
+/// The default of `migration_ports`, which a firewall must let through.
+const PORTS: &str = "49152-49215";
+
+/// Packets lost of a few dozen that say more than chance.
+const LOST_MIN: u32 = 2;
+
+pub(super) fn check(pair: Pair<'_>) -> Vec<Finding> {
+    let mut findings = unusable_links(pair.source, pair.target);
+    findings.extend(unusable_links(pair.target, pair.source));
+    if pair.trials.is_empty() {
+        findings.push(no_path(pair));
+    } else {
+        findings.extend(links_without_partner(pair));
+    }
+    let some_path_works = pair.trials.iter().any(|trial| trial.connection_error.is_none());
+    for trial in pair.trials {
+        findings.extend(reachability(pair, trial, some_path_works));
+        findings.extend(mtu::check(pair, trial));
+        findings.extend(loss(pair, trial));
+    }
+    findings.extend(capacity::check(pair));
+    findings
+}
+
+/// Both ends of a path.
+fn ends(pair: Pair<'_>, trial: &PathTrial) -> [Place; 2] {
+    [
+        Place::link(pair.source.name(), &trial.path.link),
+        Place::link(pair.target.name(), &trial.path.peer_link),
+    ]
+}
+
+fn unusable_links(own: &CheckFacts, other: &CheckFacts) -> Vec<Finding> {
+    let unusable = own.host.links.iter().filter(|link| !link.usable);
+    unusable.filter_map(|link| unusable_link(own, link, other)).collect()
+}
+
+fn unusable_link(own: &CheckFacts, link: &MigrationLink, other: &CheckFacts) -> Option<Finding> {
+    let (host, name) = (own.name(), link.name.as_str());
+    let finding = |code| {
+        Finding::warning(code, [Place::link(host, name)])
+            .effect("migrations go without this link, and fail if no other is left")
+    };
+    match own.link(name)?.state {
+        LinkState::Missing => {
+            Some(finding("link-missing").what(format!("{host} has no interface {name}")).remedy(on(
+                host,
+                format!("correct [[link]] `{name}` in agent.toml; `ip link` lists the interfaces"),
+            )))
+        }
+        LinkState::Down => Some(
+            finding("link-down")
+                .what(format!("{name} of {host} is switched off"))
+                .remedy(on(host, format!("ip link set dev {name} up"))),
+        ),
+        // Said already of the end that is switched off.
+        LinkState::NoCarrier if partner_is_off(link, other) => None,
+        LinkState::NoCarrier => Some(
+            finding("link-no-carrier")
+                .what(format!(
+                    "{name} of {host} has no carrier: nothing answers at the other end of the cable"
+                ))
+                .remedy(format!(
+                    "look at the cable and the switch port; on {host}: ethtool {name} | grep 'Link detected'"
+                )),
+        ),
+        LinkState::Up => None,
+    }
+}
+
+fn partner_is_off(link: &MigrationLink, other: &CheckFacts) -> bool {
+    let shares_subnet = |partner: &MigrationLink| {
+        partner.addresses.iter().any(|theirs| link.addresses.iter().any(|own| own.trunc() == theirs.trunc()))
+    };
+    let off = |partner: &MigrationLink| {
+        other.link(&partner.name).is_some_and(|facts| facts.state == LinkState::Down)
+    };
+    other.host.links.iter().any(|partner| off(partner) && shares_subnet(partner))
+}
+
+fn no_path(pair: Pair<'_>) -> Finding {
+    let (source, target) = (pair.source.name(), pair.target.name());
+    Finding::error("no-path", [Place::host(source), Place::host(target)])
+        .what(format!(
+            "no migration link of {source} ({}) reaches one of {target} ({})",
+            in_words(&pair.source.host.links),
+            in_words(&pair.target.host.links)
+        ))
+        .effect("every migration is refused")
+        .remedy(
+            "give each host a [[link]] in agent.toml that is up, with addresses in one subnet: ip address add \
+             ADDRESS/24 dev LINK",
+        )
+}
+
+fn in_words(links: &[MigrationLink]) -> String {
+    if links.is_empty() {
+        return "none is configured".into();
+    }
+    links.iter().map(link_in_words).collect::<Vec<_>>().join("; ")
+}
+
+fn link_in_words(link: &MigrationLink) -> String {
+    let addresses: Vec<String> = link.addresses.iter().map(ToString::to_string).collect();
+    let state = if link.usable { "" } else { ", not usable" };
+    let addresses = if addresses.is_empty() { "without address".into() } else { addresses.join(", ") };
+    format!("{} {addresses}{state}", link.name)
+}
+
+/// Links that work and yet stand in no path, at both ends: they were meant for each other.
+fn links_without_partner(pair: Pair<'_>) -> Option<Finding> {
+    let paths = paths_to_try(pair.source, pair.target);
+    let without = |facts: &CheckFacts, taken: Vec<&str>| -> Vec<MigrationLink> {
+        let links = facts.host.links.iter();
+        links.filter(|link| link.usable && !taken.contains(&link.name.as_str())).cloned().collect()
+    };
+    let source = without(pair.source, paths.iter().map(|path| path.link.as_str()).collect());
+    let target = without(pair.target, paths.iter().map(|path| path.peer_link.as_str()).collect());
+    if source.is_empty() || target.is_empty() {
+        return None;
+    }
+    let places = |facts: &CheckFacts, links: &[MigrationLink]| -> Vec<Place> {
+        links.iter().map(|link| Place::link(facts.name(), &link.name)).collect()
+    };
+    let finding = Finding::warning(
+        "subnet-mismatch",
+        [places(pair.source, &source), places(pair.target, &target)].concat(),
+    );
+    Some(
+        finding
+            .what(format!(
+                "{} of {} and {} of {} are up, but in no common subnet",
+                in_words(&source),
+                pair.source.name(),
+                in_words(&target),
+                pair.target.name()
+            ))
+            .effect("migrations go without these links")
+            .remedy(
+                "give both ends addresses in one subnet, with one prefix length, and their switch ports one \
+                 VLAN: ip address replace ADDRESS/24 dev LINK",
+            ),
+    )
+}
+
+/// What gets through, and in which direction. A TCP connection needs both, and so does a migration.
+fn reachability(pair: Pair<'_>, trial: &PathTrial, some_path_works: bool) -> Option<Finding> {
+    let (source, target) = (pair.source.name(), pair.target.name());
+    let path = &trial.path;
+    let (forward, backward) = (trial.forward.passes(), trial.backward.passes());
+    let Some(error) = &trial.connection_error else {
+        return (!forward || !backward).then(|| udp_blocked(pair, trial));
+    };
+    let finding = |code| {
+        if some_path_works {
+            Finding::warning(code, ends(pair, trial)).effect("migrations go without this path")
+        } else {
+            Finding::error(code, ends(pair, trial)).effect("no path is left: every migration fails")
+        }
+    };
+    let one_way = |from: &str, from_link: &str, to: &str, to_link: &str| {
+        finding("path-one-way")
+            .what(format!(
+                "what {to} sends over {to_link} reaches {from}, but nothing from {from_link} of {from} reaches it"
+            ))
+            .remedy(format!(
+                "look at the cable's fibres, at the switch ports' VLANs, and at filters on {to}: nft list ruleset"
+            ))
+    };
+    Some(match (forward, backward) {
+        (true, true) => finding("tcp-blocked")
+            .what(format!("packets pass both ways between {path}, but no TCP connection to {target}: {error}"))
+            .remedy(on(
+                target,
+                format!("nft add rule inet filter input iifname \"{}\" tcp dport {PORTS} accept", path.peer_link),
+            )),
+        (true, false) => one_way(target, &path.peer_link, source, &path.link),
+        (false, true) => one_way(source, &path.link, target, &path.peer_link),
+        (false, false) => finding("path-silent")
+            .what(format!(
+                "{} of {source} and {} of {target} are up, but nothing passes between {} and {}",
+                path.link, path.peer_link, path.address, path.peer_address
+            ))
+            .remedy(format!(
+                "look at the cable, at the switch ports' VLANs, and at the firewalls: on {source}: ping -I {} {}",
+                path.link, path.peer_address
+            )),
+    })
+}
+
+fn udp_blocked(pair: Pair<'_>, trial: &PathTrial) -> Finding {
+    let (source, target, path) = (pair.source.name(), pair.target.name(), &trial.path);
+    let accept =
+        |link: &str| format!("nft add rule inet filter input iifname \"{link}\" udp dport {PORTS} accept");
+    Finding::warning("udp-blocked", ends(pair, trial))
+        .what(format!("TCP connects over {path}, but datagrams do not pass both ways"))
+        .effect(
+            "the path's MTU cannot be tested, and a multichannel migration, which watches its paths by \
+             datagrams, takes it for dead",
+        )
+        .remedy(format!("{}; {}", on(source, accept(&path.link)), on(target, accept(&path.peer_link))))
+}
+
+fn loss(pair: Pair<'_>, trial: &PathTrial) -> Vec<Finding> {
+    let directions = [
+        (&trial.forward, pair.source.name(), pair.target.name()),
+        (&trial.backward, pair.target.name(), pair.source.name()),
+    ];
+    let lossy = directions
+        .into_iter()
+        .filter(|(packets, ..)| packets.sent - packets.arrived.min(packets.sent) >= LOST_MIN);
+    lossy
+        .map(|(packets, from, to)| {
+            let lost = packets.sent - packets.arrived;
+            Finding::warning("path-loses-packets", ends(pair, trial))
+                .what(format!(
+                    "{lost} of {} packets from {from} to {to} over {} were lost",
+                    packets.sent, trial.path
+                ))
+                .effect("TCP takes loss for congestion: a few percent cost most of the path's speed")
+                .remedy(format!(
+                    "look at cable, transceiver and switch port; on {to}: ethtool -S {}",
+                    if to == pair.target.name() { &trial.path.peer_link } else { &trial.path.link }
+                ))
+        })
+        .collect()
+}

@@ -1,0 +1,112 @@
+//! How much the paths can carry: speeds, and TCP's buffers against bandwidth × delay.
+
+use super::ends;
+use crate::check::Pair;
+use crate::check::finding::{Finding, Place, on};
+use crate::check::trial::PathTrial;
+use crate::facts::MigrationLink;
+
+/// What a NIC falls back to where a pair of the cable is broken.
+const FALLBACK_MBPS: u64 = 100;
+
+/// The kernel counts a buffer's overhead too, so that about half of it holds data
+/// (`tcp_adv_win_scale` = 1, the default).
+const BYTES_PER_BYTE_OF_DATA: f64 = 2.0;
+
+pub(super) fn check(pair: Pair<'_>) -> Vec<Finding> {
+    let mut findings: Vec<Finding> =
+        pair.trials.iter().filter_map(|trial| speeds_of_path(pair, trial)).collect();
+    findings.extend(unequal_paths(pair));
+    findings.extend(buffers(pair));
+    findings
+}
+
+fn speeds_of_path(pair: Pair<'_>, trial: &PathTrial) -> Option<Finding> {
+    let [link, peer_link] = links(pair, trial)?;
+    let (source, target) = (link.speed_mbps?, peer_link.speed_mbps?);
+    let look = format!(
+        "look at cable and switch port; on {}: ethtool {}; on {}: ethtool {}",
+        pair.source.name(),
+        link.name,
+        pair.target.name(),
+        peer_link.name
+    );
+    if source != target {
+        return Some(
+            Finding::warning("speed-differs", ends(pair, trial))
+                .what(format!(
+                    "{} of {} runs at {source} Mb/s, {} of {} at {target} Mb/s",
+                    link.name,
+                    pair.source.name(),
+                    peer_link.name,
+                    pair.target.name()
+                ))
+                .effect(format!("the path carries at most {} Mb/s", source.min(target)))
+                .remedy(look),
+        );
+    }
+    (source <= FALLBACK_MBPS).then(|| {
+        Finding::warning("speed-low", ends(pair, trial))
+            .what(format!("both ends of {} run at {source} Mb/s", trial.path))
+            .effect("a GiB of memory takes well over a minute; a broken pair in a cable does this")
+            .remedy(look)
+    })
+}
+
+fn links<'a>(pair: Pair<'a>, trial: &PathTrial) -> Option<[&'a MigrationLink; 2]> {
+    Some([pair.source.migration_link(&trial.path.link)?, pair.target.migration_link(&trial.path.peer_link)?])
+}
+
+fn unequal_paths(pair: Pair<'_>) -> Option<Finding> {
+    let known: Vec<(&PathTrial, u64)> =
+        pair.trials.iter().filter_map(|trial| Some((trial, trial.path.speed_mbps?))).collect();
+    let (_, first) = known.first()?;
+    if known.iter().all(|(_, speed)| speed == first) {
+        return None;
+    }
+    let places: Vec<Place> = known.iter().flat_map(|(trial, _)| ends(pair, trial)).collect();
+    let speeds: Vec<String> =
+        known.iter().map(|(trial, speed)| format!("{} {speed} Mb/s", trial.path)).collect();
+    Some(
+        Finding::remark("paths-unequal", places)
+            .what(format!("the paths have different speeds: {}", speeds.join(", ")))
+            .effect("none: each path gets traffic by its speed")
+            .remedy("nothing need be done"),
+    )
+}
+
+/// A host's buffers are the same for all its paths; said of the path that needs most.
+fn buffers(pair: Pair<'_>) -> Vec<Finding> {
+    let needs = pair.trials.iter().filter_map(|trial| Some((trial, buffer_bytes_needed(trial)?)));
+    let Some((trial, needed_bytes)) = needs.max_by(|(_, one), (_, other)| one.total_cmp(other)) else {
+        return vec![];
+    };
+    let [sends, receives] = ends(pair, trial);
+    let ends = [
+        ("tcp_wmem", "4096 16384", pair.source.tcp_send_bytes_max, sends),
+        ("tcp_rmem", "4096 131072", pair.target.tcp_receive_bytes_max, receives),
+    ];
+    let too_small = ends.into_iter().filter_map(|(setting, least, bytes, place)| {
+        let bytes = bytes.filter(|bytes| (*bytes as f64) < needed_bytes)?;
+        let share = 100.0 * bytes as f64 / needed_bytes;
+        let command = format!("sysctl -w net.ipv4.{setting}='{least} {needed_bytes:.0}'");
+        let remedy = on(&place.host, command);
+        let what = format!(
+            "{setting} of {} allows {bytes} bytes; path {} needs {needed_bytes:.0}, by its speed and its time there \
+             and back, with the kernel's overhead",
+            place.host, trial.path
+        );
+        Some(
+            Finding::warning("tcp-buffers-small", [place])
+                .what(what)
+                .effect(format!("one connection reaches at most {share:.0} % of this path's speed"))
+                .remedy(remedy),
+        )
+    });
+    too_small.collect()
+}
+
+fn buffer_bytes_needed(trial: &PathTrial) -> Option<f64> {
+    let bytes_per_ms = trial.path.speed_mbps? as f64 * 125.0;
+    Some((bytes_per_ms * trial.round_trip_ms? * BYTES_PER_BYTE_OF_DATA).ceil())
+}

@@ -1,0 +1,470 @@
+//! Two healthy hosts, and one thing wrong with them at a time.
+
+use proptest::prelude::*;
+
+use super::facts::{BondFacts, CheckFacts, Duplex, LinkCounters, LinkFacts, LinkState};
+use super::finding::Finding;
+use super::finding::Severity::{self, Error, Remark, Warning};
+use super::trial::{ClockDifference, PacketTrial, PathTrial};
+use super::{Pair, check, paths_to_try};
+use crate::facts::{HostFacts, HypervisorVersion, MigrationLink};
+
+const DAY_S: i64 = 86_400;
+
+/// Two hosts, what was tried between them, and the difference of their clocks.
+#[derive(Debug, Clone)]
+struct Scene {
+    a: CheckFacts,
+    b: CheckFacts,
+    trials: Vec<PathTrial>,
+    clock: ClockDifference,
+}
+
+impl Scene {
+    fn healthy() -> Self {
+        let (a, b) = (host("a", 11), host("b", 12));
+        let trials = paths_to_try(&a, &b).into_iter().map(|path| PathTrial {
+            path,
+            connection_error: None,
+            forward: passing(1500),
+            backward: passing(1500),
+            round_trip_ms: Some(0.1),
+        });
+        let trials = trials.collect();
+        Self { a, b, trials, clock: ClockDifference { ahead_ms: 3.0, uncertainty_ms: 2.0 } }
+    }
+
+    fn findings(&self) -> Vec<Finding> {
+        check(Pair { source: &self.a, target: &self.b, trials: &self.trials, clock: self.clock })
+    }
+
+    /// As after a change of addresses or states: only paths that are still there are tried.
+    fn retry(&mut self) {
+        let paths = paths_to_try(&self.a, &self.b);
+        self.trials.retain(|trial| paths.contains(&trial.path));
+    }
+}
+
+fn host(name: &str, last: u8) -> CheckFacts {
+    let names = ["e0", "e1"];
+    CheckFacts {
+        host: HostFacts {
+            name: name.into(),
+            cores: 8,
+            memory_available_bytes: 64 << 30,
+            links: names
+                .iter()
+                .zip(1..)
+                .map(|(link, net)| link_of(link, &format!("10.0.{net}.{last}/24")))
+                .collect(),
+            migration_address: Some(format!("10.9.0.{last}").parse().unwrap()),
+            rdma_devices: vec![],
+            hypervisor: HypervisorVersion { name: "QEMU".into(), version: "7.2.22".into(), rdma: true },
+        },
+        agent_version: "0.1.0".into(),
+        kernel: "6.1.0-18-amd64".into(),
+        peers: vec!["a".into(), "b".into()],
+        clock_unix_ms: 1_800_000_000_000,
+        certificate_ends_unix_s: 1_800_000_000 + 300 * DAY_S,
+        governors: vec!["performance".into()],
+        tcp_receive_bytes_max: Some(6 << 20),
+        tcp_send_bytes_max: Some(4 << 20),
+        links: names
+            .iter()
+            .map(|link| LinkFacts { name: (*link).into(), state: LinkState::Up, ..LinkFacts::default() })
+            .collect(),
+    }
+}
+
+fn link_of(name: &str, address: &str) -> MigrationLink {
+    let addresses = vec!["fe80::1/64".parse().unwrap(), address.parse().unwrap()];
+    MigrationLink { name: name.into(), addresses, speed_mbps: Some(10_000), mtu: 1500, usable: true }
+}
+
+fn passing(bytes: u16) -> PacketTrial {
+    PacketTrial { sent_bytes_max: Some(bytes), arrived_bytes_max: Some(bytes), sent: 18, arrived: 18 }
+}
+
+fn silent(bytes: u16) -> PacketTrial {
+    PacketTrial { sent_bytes_max: Some(bytes), ..PacketTrial::default() }
+}
+
+fn no_answer(trial: &mut PathTrial, forward: bool, backward: bool) {
+    trial.connection_error = Some("no answer".into());
+    for (packets, passes) in [(&mut trial.forward, forward), (&mut trial.backward, backward)] {
+        *packets = if passes { passing(1500) } else { silent(1500) };
+    }
+}
+
+fn unplug(facts: &mut CheckFacts, index: usize, state: LinkState) {
+    facts.host.links[index].usable = false;
+    facts.links[index].state = state;
+}
+
+#[test]
+fn nothing_is_said_of_healthy_hosts() {
+    assert_eq!(Scene::healthy().findings(), []);
+}
+
+/// What is wrong, and the one finding that says so: its severity, code, places and a part of it.
+type Case = (fn(&mut Scene), Severity, &'static str, &'static [&'static str], &'static str);
+
+const OF_PATHS: &[Case] = &[
+    (
+        |s| s.b.host.links[1].mtu = 9000,
+        Error,
+        "mtu-differs",
+        &["a e1", "b e1"],
+        "on b: ip link set dev e1 mtu 1500",
+    ),
+    (
+        |s| {
+            for facts in [&mut s.a, &mut s.b] {
+                facts.host.links[0].mtu = 9000;
+            }
+            let cut =
+                PacketTrial { sent_bytes_max: Some(9000), arrived_bytes_max: Some(1500), ..passing(1500) };
+            s.trials[0].forward = cut;
+            s.trials[0].backward = passing(9000);
+        },
+        Error,
+        "mtu-does-not-pass",
+        &["a e0", "b e0"],
+        "from a to b none larger than 1500",
+    ),
+    (
+        |s| no_answer(&mut s.trials[1], false, false),
+        Warning,
+        "path-silent",
+        &["a e1", "b e1"],
+        "ping -I e1 10.0.2.12",
+    ),
+    (
+        |s| no_answer(&mut s.trials[1], true, false),
+        Warning,
+        "path-one-way",
+        &["a e1", "b e1"],
+        "nothing from e1 of b reaches it",
+    ),
+    (
+        |s| no_answer(&mut s.trials[1], false, true),
+        Warning,
+        "path-one-way",
+        &["a e1", "b e1"],
+        "nothing from e1 of a reaches it",
+    ),
+    (
+        |s| no_answer(&mut s.trials[1], true, true),
+        Warning,
+        "tcp-blocked",
+        &["a e1", "b e1"],
+        "tcp dport 49152-49215",
+    ),
+    (
+        |s| s.trials[0].backward = silent(1500),
+        Warning,
+        "udp-blocked",
+        &["a e0", "b e0"],
+        "udp dport 49152-49215",
+    ),
+    (
+        |s| s.trials[0].backward.arrived = 15,
+        Warning,
+        "path-loses-packets",
+        &["a e0", "b e0"],
+        "3 of 18 packets from b to a",
+    ),
+    (
+        |s| {
+            unplug(&mut s.b, 1, LinkState::Down);
+            // The other end loses its carrier, which is not said too.
+            unplug(&mut s.a, 1, LinkState::NoCarrier);
+            s.retry();
+        },
+        Warning,
+        "link-down",
+        &["b e1"],
+        "on b: ip link set dev e1 up",
+    ),
+    (
+        |s| {
+            unplug(&mut s.a, 1, LinkState::NoCarrier);
+            s.retry();
+        },
+        Warning,
+        "link-no-carrier",
+        &["a e1"],
+        "ethtool e1",
+    ),
+    (
+        |s| {
+            unplug(&mut s.a, 1, LinkState::Missing);
+            s.retry();
+        },
+        Warning,
+        "link-missing",
+        &["a e1"],
+        "no interface e1",
+    ),
+    (
+        |s| {
+            s.b.host.links[1] = link_of("e1", "10.0.7.12/24");
+            s.retry();
+        },
+        Warning,
+        "subnet-mismatch",
+        &["a e1", "b e1"],
+        "10.0.7.12/24",
+    ),
+    (
+        |s| s.a.host.links[0].speed_mbps = Some(1000),
+        Warning,
+        "speed-differs",
+        &["a e0", "b e0"],
+        "at most 1000 Mb/s",
+    ),
+    (
+        |s| s.trials[1].path.speed_mbps = Some(1000),
+        Remark,
+        "paths-unequal",
+        &["a e0", "b e0", "a e1", "b e1"],
+        "1000 Mb/s",
+    ),
+    (
+        |s| s.b.tcp_receive_bytes_max = Some(100_000),
+        Warning,
+        "tcp-buffers-small",
+        &["b e1"],
+        "net.ipv4.tcp_rmem='4096 131072 250000'",
+    ),
+];
+
+const OF_LINKS: &[Case] = &[
+    (
+        |s| s.a.links[0].carries_management = true,
+        Warning,
+        "management-link",
+        &["a e0"],
+        "remove [[link]] `e0`",
+    ),
+    (|s| s.a.links[0].duplex = Some(Duplex::Half), Warning, "half-duplex", &["a e0"], "autoneg on"),
+    (
+        |s| {
+            s.a.links[0].counters =
+                LinkCounters { received: 1_000_000, receive_errors: 20, ..LinkCounters::default() }
+        },
+        Warning,
+        "link-errors",
+        &["a e0"],
+        "20 bad packets among 1000000",
+    ),
+    (
+        |s| {
+            s.b.links[0].counters =
+                LinkCounters { received: 10_000, receive_dropped: 2_000, ..LinkCounters::default() }
+        },
+        Remark,
+        "link-drops",
+        &["b e0"],
+        "2000 packets of 10000",
+    ),
+    (
+        |s| s.a.links[0].bond = Some(bond("802.3ad", "layer2")),
+        Warning,
+        "bond-mode",
+        &["a e0"],
+        "xmit_hash_policy layer3+4",
+    ),
+    (
+        |s| s.a.links[0].bond = Some(bond("802.3ad", "layer3+4")),
+        Remark,
+        "bond-mode",
+        &["a e0"],
+        "several VMs, use all",
+    ),
+    (
+        |s| s.a.links[0].bond = Some(bond("active-backup", "")),
+        Remark,
+        "bond-mode",
+        &["a e0"],
+        "the others wait",
+    ),
+    (
+        |s| s.b.links[1].reverse_path_filter = Some(1),
+        Warning,
+        "reverse-path-filter",
+        &["b e1"],
+        "net.ipv4.conf.e1.rp_filter=2",
+    ),
+    (
+        |s| {
+            s.b.links[1].receive_queues = Some(1);
+            s.b.links[1].receive_steering = Some(false);
+        },
+        Warning,
+        "one-receive-queue",
+        &["b e1"],
+        "echo ff >",
+    ),
+];
+
+const OF_HOSTS: &[Case] = &[
+    (|s| s.b.peers.clear(), Error, "not-a-peer", &["b"], "add [[peer]] with name = \"a\""),
+    (
+        |s| {
+            for facts in [&mut s.a, &mut s.b] {
+                facts.host.hypervisor.version = "10.0.2".into();
+            }
+            s.b.host.hypervisor.version = "7.2.22".into();
+        },
+        Warning,
+        "target-qemu-older",
+        &["a", "b"],
+        "machine type is newer than QEMU 7.2.22",
+    ),
+    (|s| s.b.agent_version = "0.2.0".into(), Warning, "agents-differ", &["a", "b"], "drainpipe 0.2.0"),
+    (|s| s.a.kernel = "5.10.0-28-amd64".into(), Warning, "kernel-old", &["a"], "older than 5.15"),
+    (|s| s.clock.ahead_ms = -1_500.0, Warning, "clocks-differ", &["a", "b"], "1.5 s behind that of a"),
+    (
+        |s| s.b.certificate_ends_unix_s = 1_800_000_000 + 20 * DAY_S,
+        Warning,
+        "certificate-ends",
+        &["b"],
+        "in 20 days",
+    ),
+    (
+        |s| s.b.certificate_ends_unix_s = 1_800_000_000 + 6 * DAY_S,
+        Error,
+        "certificate-ends",
+        &["b"],
+        "pki host b --force",
+    ),
+    (|s| s.a.governors.push("powersave".into()), Warning, "governor-powersave", &["a"], "cpupower"),
+    (|s| s.a.host.rdma_devices.push("mlx5_0".into()), Remark, "rdma-on-one-side", &["a", "b"], "b has none"),
+    (|s| s.b.host.migration_address = None, Warning, "no-migration-address", &["b"], "one of the 2 paths"),
+    (
+        |s| s.b.host.migration_address = s.a.host.migration_address,
+        Error,
+        "migration-addresses-equal",
+        &["a", "b"],
+        "10.9.0.11",
+    ),
+    (|s| s.b.host.memory_available_bytes = 500 << 20, Remark, "target-memory-low", &["b"], "500 MiB"),
+];
+
+#[test]
+fn each_wrong_thing_is_found_and_nothing_else() {
+    for (spoil, severity, code, places, part) in [OF_PATHS, OF_LINKS, OF_HOSTS].concat() {
+        let mut scene = Scene::healthy();
+        spoil(&mut scene);
+        let findings = scene.findings();
+        let [finding] = findings.as_slice() else { panic!("{code} alone is expected: {findings:#?}") };
+        let found: Vec<String> = finding.places.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            (finding.severity, finding.code.as_str(), found),
+            (severity, code, places.iter().map(ToString::to_string).collect())
+        );
+        let said = format!("{} {} {}", finding.what, finding.effect, finding.remedy);
+        assert!(said.contains(part), "`{part}` is missing: {finding:#?}");
+    }
+}
+
+fn bond(mode: &str, hash: &str) -> BondFacts {
+    let transmit_hash = (!hash.is_empty()).then(|| hash.into());
+    BondFacts { mode: mode.into(), transmit_hash, members: 2 }
+}
+
+#[test]
+fn a_dead_path_is_an_error_when_it_is_the_last() {
+    let mut scene = Scene::healthy();
+    scene.trials.iter_mut().for_each(|trial| no_answer(trial, false, false));
+    let findings = scene.findings();
+    assert_eq!(findings.len(), 2);
+    assert!(findings.iter().all(|finding| finding.severity == Severity::Error), "{findings:#?}");
+}
+
+#[test]
+fn no_path_at_all_names_every_link() {
+    let mut scene = Scene::healthy();
+    for (index, net) in [(0, 7), (1, 8)] {
+        let name = scene.b.host.links[index].name.clone();
+        scene.b.host.links[index] = link_of(&name, &format!("10.0.{net}.12/24"));
+    }
+    scene.retry();
+    let findings = scene.findings();
+    let [finding] = findings.as_slice() else { panic!("{findings:#?}") };
+    assert_eq!(finding.code, "no-path");
+    for address in ["10.0.1.11", "10.0.2.11", "10.0.7.12", "10.0.8.12"] {
+        assert!(finding.what.contains(address), "{finding:#?}");
+    }
+}
+
+#[test]
+fn a_clock_that_cannot_be_read_better_is_no_finding() {
+    let asked = ClockDifference::measured(10_000, 12_500, 13_000);
+    assert_eq!(asked, ClockDifference { ahead_ms: 1_000.0, uncertainty_ms: 1_500.0 });
+    let scene = Scene { clock: asked, ..Scene::healthy() };
+    assert_eq!(scene.findings(), []);
+}
+
+#[test]
+fn a_peer_speaks_for_itself_and_in_plain_words() {
+    let good = host("b", 12);
+    assert_eq!(good.plausible("b"), Ok(()));
+    assert!(good.plausible("c").is_err());
+    for word in ["", "e0; reboot", "$(reboot)", "\u{1b}[2J", "e0\n", &"x".repeat(200)] {
+        let mut hostile = good.clone();
+        hostile.host.links[0].name = word.into();
+        assert!(hostile.plausible("b").is_err(), "{word:?}");
+        let hostile = CheckFacts { kernel: word.into(), ..good.clone() };
+        assert!(hostile.plausible("b").is_err(), "{word:?}");
+    }
+    let hostile = CheckFacts { links: vec![LinkFacts::default(); 2_000], ..good };
+    assert!(hostile.plausible("b").is_err());
+}
+
+prop_compose! {
+    fn packets()(sent_max in any::<Option<u16>>(), arrived_max in any::<Option<u16>>(), sent in any::<u32>(), arrived in any::<u32>()) -> PacketTrial {
+        PacketTrial { sent_bytes_max: sent_max, arrived_bytes_max: arrived_max, sent, arrived }
+    }
+}
+
+proptest! {
+    /// The peer's facts are what it claims.
+    #[test]
+    fn any_claim_of_a_peer_is_judged_without_panic(
+        forward in packets(),
+        backward in packets(),
+        words in prop::collection::vec("\\PC{0,12}", 3),
+        numbers in prop::collection::vec(any::<u64>(), 8),
+        times in any::<(i64, i64, f64)>(),
+        addresses in prop::collection::vec("10\\.0\\.[12]\\.[1-9]/(0|24|32)", 0..3),
+    ) {
+        let mut scene = Scene::healthy();
+        scene.trials[0].forward = forward;
+        scene.trials[0].backward = backward;
+        scene.trials[0].round_trip_ms = Some(times.2);
+        scene.clock = ClockDifference::measured(times.0, times.1, 0);
+        let b = &mut scene.b;
+        b.kernel.clone_from(&words[0]);
+        b.host.hypervisor.version.clone_from(&words[1]);
+        b.clock_unix_ms = times.0;
+        b.certificate_ends_unix_s = times.1;
+        b.host.cores = u32::try_from(numbers[7] % 70).unwrap();
+        b.host.links[0].speed_mbps = Some(numbers[0]);
+        b.host.links[0].addresses = addresses.iter().map(|address| address.parse().unwrap()).collect();
+        b.links[0].bond = Some(bond(&words[2], &words[0]));
+        b.links[0].receive_queues = Some(1);
+        b.links[0].receive_steering = Some(false);
+        b.links[0].counters = LinkCounters {
+            received: numbers[1], sent: numbers[2], receive_errors: numbers[3],
+            send_errors: numbers[4], receive_dropped: numbers[5], send_dropped: numbers[6],
+        };
+        let findings = scene.findings();
+        prop_assert!(findings.is_sorted_by_key(|finding| finding.severity));
+        for finding in findings {
+            prop_assert!(!finding.what.is_empty() && !finding.effect.is_empty() && !finding.remedy.is_empty());
+            prop_assert!(!finding.places.is_empty());
+        }
+    }
+}

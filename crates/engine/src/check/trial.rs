@@ -1,0 +1,78 @@
+//! What was tried between two hosts, and what came of it.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::sizes::{Arrived, SMALL_BYTES, largest};
+use crate::path::Path;
+
+/// One path, tried for real.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct PathTrial {
+    /// The path, seen from the source.
+    pub path: Path,
+    /// Why a TCP connection from source to target failed; absent when it stood.
+    pub connection_error: Option<String>,
+    /// Packets from source to target.
+    pub forward: PacketTrial,
+    /// Packets from target to source.
+    pub backward: PacketTrial,
+    /// Least time from the source to the target and back, in milliseconds.
+    pub round_trip_ms: Option<f64>,
+}
+
+/// Packets that must not be fragmented, sent one way over one path.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+pub struct PacketTrial {
+    /// Largest packet that was sent: the MTU of the link that it was sent by, in bytes. Absent where
+    /// none could be sent.
+    pub sent_bytes_max: Option<u16>,
+    /// Largest packet that arrived, in bytes.
+    pub arrived_bytes_max: Option<u16>,
+    /// Packets sent that were not larger than the largest that arrived.
+    pub sent: u32,
+    /// How many of these arrived.
+    pub arrived: u32,
+}
+
+impl PacketTrial {
+    /// Sums up what was sent, `copies` of each size, and what arrived.
+    pub fn sum_up(sent: &[u16], copies: u32, arrived: &Arrived) -> Self {
+        let arrived_bytes_max = largest(arrived);
+        let passing = |size: &u16| arrived_bytes_max.is_some_and(|largest| *size <= largest);
+        let count = |sizes: usize| u32::try_from(sizes).unwrap_or(u32::MAX);
+        Self {
+            sent_bytes_max: sent.iter().copied().max(),
+            arrived_bytes_max,
+            sent: count(sent.iter().copied().filter(passing).count()).saturating_mul(copies),
+            arrived: sent.iter().filter_map(|size| arrived.get(size)).map(|count| (*count).min(copies)).sum(),
+        }
+    }
+
+    /// Whether anything passes in this direction.
+    pub fn passes(&self) -> bool {
+        self.arrived_bytes_max.is_some_and(|bytes| bytes >= SMALL_BYTES)
+    }
+
+    /// Whether everything passes that the sending link may send.
+    pub fn passes_whole(&self) -> bool {
+        self.arrived_bytes_max >= self.sent_bytes_max
+    }
+}
+
+/// How far the target's clock is from the source's.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ClockDifference {
+    /// Positive where the target's clock is ahead, in milliseconds.
+    pub ahead_ms: f64,
+    /// How wrong that may be: half the time that asking took.
+    pub uncertainty_ms: f64,
+}
+
+impl ClockDifference {
+    /// From the source's clock before and after it read the target's; all in milliseconds.
+    pub fn measured(before_ms: i64, target_ms: i64, after_ms: i64) -> Self {
+        let [before, target, after] = [before_ms, target_ms, after_ms].map(|ms| ms as f64);
+        Self { ahead_ms: target - f64::midpoint(before, after), uncertainty_ms: (after - before).abs() / 2.0 }
+    }
+}
