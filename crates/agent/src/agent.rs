@@ -7,11 +7,13 @@ use drainpipe_engine::facts::{HostFacts, HypervisorVersion};
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::facts::HypervisorFacts;
 use drainpipe_identity::{Identity, Peer};
+use jiff::Timestamp;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::api;
 use crate::api::types::{HostStatus, HostView, PeerView, Scope, VmList, VmState};
+use crate::check::Checks;
 use crate::client::ApiClient;
 use crate::config::Config;
 use crate::host::{self, HostHardware};
@@ -37,6 +39,10 @@ pub struct Agent {
     pub(crate) outgoing: Outgoing,
     /// Migrations to here.
     pub(crate) incoming: IncomingVms,
+    /// Checks under way.
+    pub(crate) checks: Checks,
+    /// When this host's certificate ends.
+    pub(crate) certificate_ends: Timestamp,
     hardware: HostHardware,
     peers: BTreeMap<String, ApiClient>,
 }
@@ -100,6 +106,8 @@ impl Agent {
             hardware: HostHardware::read()?,
             outgoing: Outgoing::default(),
             incoming: IncomingVms::default(),
+            checks: Checks::open()?,
+            certificate_ends: identity.not_after(),
             config,
             journal,
             network,
@@ -138,7 +146,7 @@ impl Agent {
             cores: self.hardware.cores,
             memory_available_bytes: host::memory_available_bytes()?
                 .saturating_sub(self.incoming.reserved_bytes()),
-            links: self.network.migration_links(&self.config.links).await?,
+            links: self.network.migration_links(&self.config).await?,
             migration_address: self.config.migration_address,
             rdma_devices: devices.into_iter().map(|device| device.name).collect(),
             hypervisor: HypervisorVersion {

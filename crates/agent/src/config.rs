@@ -8,6 +8,8 @@ use drainpipe_engine::migration;
 use serde::Deserialize;
 use thiserror::Error;
 
+use crate::migration_links::Exclusion;
+
 /// Where an agent looks for its configuration.
 pub const DEFAULT_PATH: &str = "/etc/drainpipe/agent.toml";
 /// Where root on the host reaches the agent.
@@ -46,7 +48,10 @@ pub struct Config {
     /// Bounds of migrations from this host.
     #[serde(default)]
     pub limits: Limits,
-    /// NICs that carry migrations, in order of preference.
+    /// Links that migrations must not use, by name or by subnet, where no [[link]] is given.
+    #[serde(default)]
+    pub(crate) exclude_links: Vec<Exclusion>,
+    /// NICs that carry migrations, in order of preference; without any, all that look fit.
     #[serde(default, rename = "link")]
     pub links: Vec<Link>,
     /// The other hosts.
@@ -251,6 +256,9 @@ impl Config {
         if let Some(name) = first_repeated(self.links.iter().map(|link| link.name.as_str())) {
             return Some(format!("two [[link]] entries are named `{name}`: keep one"));
         }
+        if !self.links.is_empty() && !self.exclude_links.is_empty() {
+            return Some("exclude_links is for hosts without [[link]] entries: remove one of the two".into());
+        }
         let unusable =
             |address: &IpAddr| address.is_unspecified() || address.is_loopback() || address.is_multicast();
         if let Some(address) = self.migration_address.filter(unusable) {
@@ -305,6 +313,8 @@ mod tests {
         for (more, expected) in [
             ("[[peer]]\nname = \"a\"\naddress = \"10.0.0.2:7420\"", "itself"),
             ("[[link]]\nname = \"e0\"\n[[link]]\nname = \"e0\"", "two [[link]]"),
+            ("exclude_links = [\"e1\"]\n[[link]]\nname = \"e0\"", "exclude_links is for hosts without"),
+            ("exclude_links = [\"10.0.0.0/99\"]", "neither a link's name nor a subnet"),
             ("migration_address = \"0.0.0.0\"", "no address of one host"),
             ("[[link]]\nname = \"e0\"\nspeed_mbps = 0", "speed_mbps = 0"),
             ("[limits]\nstall_s = 0", "[limits]: 0 seconds"),

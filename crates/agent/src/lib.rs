@@ -7,6 +7,7 @@
 //! vms        the VMs of this host
 //! outgoing   migrations from here; its executor carries out what the engine says
 //! incoming   migrations to here: the target's promises
+//! check      tries everything between this host and another
 //! guard      lets a VM run on when the agent cannot
 //! journal    what must survive a crash
 //! network    changes of the host's network, journaled and put back
@@ -14,6 +15,7 @@
 
 pub mod agent;
 pub mod api;
+mod check;
 pub mod client;
 pub mod config;
 pub mod guard;
@@ -21,6 +23,7 @@ mod host;
 mod incoming;
 mod journal;
 mod measure;
+mod migration_links;
 mod multichannel;
 mod network;
 mod outgoing;

@@ -2,16 +2,18 @@
 //! put back when the last migration that needs it is over, or at the agent's next start.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use drainpipe_engine::facts::MigrationLink;
 use drainpipe_engine::problem::Problem;
-use drainpipe_net::{Change, LinkKind, Network, Undo};
+use drainpipe_net::{Change, Network, Undo};
 use tokio::sync::Mutex;
 use tracing::{info, warn};
 
-use crate::config;
+use crate::config::Config;
 use crate::journal::{HostChange, Journal};
+use crate::migration_links;
 
 /// The network of this host.
 #[derive(Debug)]
@@ -29,32 +31,24 @@ impl HostNetwork {
         Ok(Self { network, journal, changing: Mutex::new(()) })
     }
 
-    /// The links that the configuration gives to migrations, as they are now.
-    pub(crate) async fn migration_links(
-        &self,
-        configured: &[config::Link],
-    ) -> Result<Vec<MigrationLink>, Problem> {
+    /// The links that carry migrations, as they are now.
+    pub(crate) async fn migration_links(&self, config: &Config) -> Result<Vec<MigrationLink>, Problem> {
         let links = self.network.links().await.map_err(Problem::failed)?;
-        Ok(configured
-            .iter()
-            .map(|wanted| match links.iter().find(|link| link.name == wanted.name) {
-                Some(link) => MigrationLink {
-                    name: link.name.clone(),
-                    addresses: link.addresses.clone(),
-                    speed_mbps: wanted.speed_mbps.or(link.speed_mbps),
-                    mtu: link.mtu,
-                    usable: link.up && link.carrier && link.kind != LinkKind::Loopback,
-                },
-                // Named in the configuration and not there: shown as down, so that errors name it.
-                None => MigrationLink {
-                    name: wanted.name.clone(),
-                    addresses: vec![],
-                    speed_mbps: wanted.speed_mbps,
-                    mtu: 0,
-                    usable: false,
-                },
-            })
-            .collect())
+        if config.links.is_empty() {
+            let management = self.management_addresses(config).await?;
+            return Ok(migration_links::found(&links, &config.exclude_links, &management));
+        }
+        Ok(migration_links::configured(&links, &config.links))
+    }
+
+    /// The addresses by which this host and its peers reach each other.
+    async fn management_addresses(&self, config: &Config) -> Result<Vec<IpAddr>, Problem> {
+        let mut addresses = vec![config.listen.ip()];
+        for peer in &config.peers {
+            let route = self.network.route_to(peer.address.ip()).await.map_err(Problem::failed)?;
+            addresses.extend(route.and_then(|route| route.source));
+        }
+        Ok(addresses)
     }
 
     /// Bytes that each link has sent so far, in the order asked for; zero for a link that is gone.

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use drainpipe_engine::path::Path;
 use drainpipe_engine::problem::Problem;
-use drainpipe_engine::watch::{HELLO_EVERY_MS, Hello, PathWatch, Turn};
+use drainpipe_engine::watch::{Fault, HELLO_EVERY_MS, Hello, PathWatch};
 use serde::{Deserialize, Serialize};
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::UdpSocket;
@@ -67,7 +67,8 @@ impl WatchSockets {
     }
 }
 
-fn bind_one(agent: &Agent, path: &Path) -> Result<UdpSocket, Problem> {
+/// A socket on a path's own link, with a port of the migration range.
+pub(crate) fn bind_one(agent: &Agent, path: &Path) -> Result<UdpSocket, Problem> {
     let failed = |error: io::Error| {
         Problem::failed(format!("cannot watch path {path} from {}: {error}", path.address))
     };
@@ -167,7 +168,10 @@ impl Watched {
             ticks.tick().await;
             self.listen(&mut watch, now_ms());
             for turn in watch.tick(now_ms()) {
-                self.tell(turn);
+                self.tell(turn.path, &describe(turn.fault));
+            }
+            for path in watch.newly_unwatched(now_ms()) {
+                self.tell(path, "is not watched: open the migration ports for UDP too, in both firewalls");
             }
             self.say(&mut watch, now_ms());
             // What could not be set is tried again with the next hello.
@@ -201,12 +205,9 @@ impl Watched {
         }
     }
 
-    fn tell(&self, turn: Turn) {
-        let Some(path) = self.paths.get(turn.path) else { return };
-        let text = match turn.fault {
-            Some(fault) => format!("path {path} is out: {fault}"),
-            None => format!("path {path} is back"),
-        };
+    fn tell(&self, path: usize, what: &str) {
+        let Some(path) = self.paths.get(path) else { return };
+        let text = format!("path {path} {what}");
         info!(migration = self.migration, "{text}");
         if let Some(news) = &self.news {
             // Told to the log above in any case.
@@ -228,6 +229,10 @@ impl Watched {
         }
         routed.is_ok()
     }
+}
+
+fn describe(fault: Option<Fault>) -> String {
+    fault.map_or_else(|| "is back".into(), |fault| format!("is out: {fault}"))
 }
 
 fn encode(hello: Hello, token: Uuid) -> [u8; DATAGRAM_BYTES] {

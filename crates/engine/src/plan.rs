@@ -222,7 +222,7 @@ fn join(one: &str, other: &str) -> String {
 
 fn describe_links(host: &HostFacts) -> String {
     if host.links.is_empty() {
-        return "no links configured".into();
+        return "no links fit for migrations".into();
     }
     let links: Vec<String> = host
         .links
@@ -318,6 +318,6 @@ mod tests {
     fn no_path_names_both_ends() {
         let error = plan(&host("a", 1, 0), &host("b", 2, 2), RequestedOption::Tcp).unwrap_err();
         let text = error.to_string();
-        assert!(text.contains("no links configured") && text.contains("10.77.1.2/24"), "{text}");
+        assert!(text.contains("no links fit for migrations") && text.contains("10.77.1.2/24"), "{text}");
     }
 }

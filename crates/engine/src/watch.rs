@@ -5,6 +5,8 @@
 //! same judgement without a further word. The rules:
 //! - A path on which nothing is heard, while another path is, is out. While nothing is heard on any
 //!   path, the other agent may just stand still: nothing changes, and TCP waits.
+//! - A path on which no hello has ever come through is not judged: it carried TCP a moment ago, so a
+//!   firewall drops the hellos.
 //! - A path that loses packets is out: TCP would crawl on it, and the last of the memory would wait.
 //! - A path that is out comes back once it has been good for a while; longer each time, so that a
 //!   flapping link does its harm ever more rarely.
@@ -22,6 +24,9 @@ const PEER_LIVES_MS: f64 = 150.0;
 /// The watch itself stood still when its ticks are that far apart. What it did not hear then, it may
 /// have slept through.
 const SLEPT_AFTER_MS: f64 = 200.0;
+
+/// A path is said to be unwatched when no hello has come through for that long from the start.
+const UNWATCHED_AFTER_MS: f64 = 1_000.0;
 
 /// Hellos that count for the loss: the last 6.4 s.
 const WINDOW: u32 = u128::BITS;
@@ -98,6 +103,8 @@ struct Watched {
     peer: Option<Hello>,
     state: State,
     failures: u32,
+    began_ms: f64,
+    told_unwatched: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -150,6 +157,8 @@ impl Watched {
             peer: None,
             state: State::In { since_ms: now_ms },
             failures: 0,
+            began_ms: now_ms,
+            told_unwatched: false,
         }
     }
 
@@ -170,6 +179,7 @@ impl Watched {
     }
 
     fn fault(&self, now_ms: f64, peer_hears: bool) -> Option<Fault> {
+        self.peer?;
         if self.is_silent(now_ms) {
             Some(Fault::Silent)
         } else if peer_hears && !self.is_heard_there() {
@@ -277,6 +287,17 @@ impl PathWatch {
         turned.collect()
     }
 
+    /// The paths on which no hello has come through in all of the first second; each is said once.
+    pub fn newly_unwatched(&mut self, now_ms: f64) -> Vec<usize> {
+        let unheard = |path: &Watched| path.peer.is_none() && now_ms - path.began_ms > UNWATCHED_AFTER_MS;
+        let told = |(index, path): (usize, &mut Watched)| {
+            let newly = unheard(path) && !path.told_unwatched;
+            path.told_unwatched |= newly;
+            newly.then_some(index)
+        };
+        self.paths.iter_mut().enumerate().filter_map(told).collect()
+    }
+
     /// Which paths are to carry; all of them if none is good.
     pub fn in_use(&self) -> Vec<bool> {
         let none = self.paths.iter().all(|path| !path.is_in());
@@ -375,6 +396,7 @@ mod tests {
     #[test]
     fn a_path_comes_back_within_three_seconds() {
         let mut hosts = Hosts::new(2);
+        hosts.run(1_000.0, |_, _, _| true);
         hosts.run(5_000.0, |_, path, _| path == 0);
         hosts.run(3_000.0, |_, _, _| true);
         assert_eq!(hosts.in_use(), [vec![true; 2], vec![true; 2]]);
@@ -416,6 +438,15 @@ mod tests {
         hosts.run_with(30_000.0, [true, false], &mut |_, _, _| true);
         hosts.run(5_000.0, |_, _, _| true);
         assert_eq!(hosts.turns, []);
+    }
+
+    #[test]
+    fn a_firewall_that_drops_hellos_puts_no_path_out() {
+        let mut hosts = Hosts::new(2);
+        hosts.run(10_000.0, |_, path, _| path == 0);
+        assert_eq!(hosts.turns, []);
+        assert_eq!(hosts.ends[0].newly_unwatched(hosts.now_ms), [1]);
+        assert_eq!(hosts.ends[0].newly_unwatched(hosts.now_ms), [0_usize; 0]);
     }
 
     #[test]

@@ -21,10 +21,10 @@ const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Memory that is not filled: of a guest with less, the kernel and its file system leave too little,
 /// and it powers off.
-const UNFILLED_MIB: u64 = 112;
+pub(crate) const UNFILLED_MIB: u64 = 112;
 
 /// What the memory holds.
-const MIX: &str = "random:60,text:30,zero:10";
+pub(crate) const MIX: &str = "random:60,text:30,zero:10";
 
 /// A guest of a lab.
 pub(crate) struct Guest {

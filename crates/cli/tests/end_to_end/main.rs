@@ -10,6 +10,7 @@ mod bad_input;
 mod bad_luck;
 mod guest;
 mod lab_cli;
+mod measure_faults;
 mod options;
 mod path_loss;
 mod program;
@@ -33,6 +34,10 @@ fn main() -> ExitCode {
         && !arguments.list
     {
         eprintln!("SKIPPED: {missing}");
+    }
+    if let Some(repeats) = std::env::var("DRAINPIPE_MEASURE_FAULTS").ok().and_then(|text| text.parse().ok()) {
+        measure_faults::run(repeats);
+        return ExitCode::SUCCESS;
     }
     let modules: [(&str, &[Test]); _] = [
         ("options", options::TESTS),

@@ -8,6 +8,7 @@ use drainpipe_engine::plan::Spread;
 use drainpipe_engine::result::MigrationResult;
 use drainpipe_engine::step::Step;
 use drainpipe_report::BenchReport;
+use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::Test;
@@ -18,6 +19,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("tcp", tcp),
     ("compression", compression),
     ("multichannel", multichannel),
+    ("links_are_found_without_configuration", links_are_found_without_configuration),
     ("direct", direct),
     ("auto", auto),
     ("dry_run_changes_nothing", dry_run_changes_nothing),
@@ -82,6 +84,29 @@ fn multichannel() {
         assert_eq!(result.fallback_reason, None);
         assert_both_links_carried(&result);
     }
+}
+
+fn links_are_found_without_configuration() {
+    let lab = TestLab::fast();
+    for host in ["a", "b"] {
+        lab.stop_agent(host, Signal::TERM);
+        for link in ["e0", "e1"] {
+            lab.configure(host, &format!("[[link]]\nname = \"{link}\"\n"), "");
+        }
+        lab.start_agent(host);
+    }
+    let guest = lab.start_guest("web", 160, "");
+    for result in there_and_back(&lab, &guest, RequestedOption::Multichannel) {
+        assert_eq!(result.option, MigrationOption::Multichannel);
+        assert_both_links_carried(&result);
+    }
+    let only_e1 = "exclude_links = [\"e0\"]\nmigration_address";
+    lab.stop_agent("a", Signal::TERM);
+    lab.configure("a", "migration_address", only_e1);
+    lab.start_agent("a");
+    let result = lab.migrate("web", "b", &[]);
+    let links: Vec<&str> = result.paths.iter().map(|path| path.link.as_str()).collect();
+    assert_eq!(links, ["e1"], "{result:#?}");
 }
 
 fn direct() {

@@ -71,8 +71,8 @@ fn check_source(agent: &Agent, caller: &Caller, id: &str) -> Result<(), Problem>
 }
 
 /// The links that a source may ask for: those that this host's configuration gives to migrations.
-async fn own_links(agent: &Agent) -> Result<Vec<MigrationLink>, Problem> {
-    agent.network.migration_links(&agent.config.links).await
+pub(super) async fn own_links(agent: &Agent) -> Result<Vec<MigrationLink>, Problem> {
+    agent.network.migration_links(&agent.config).await
 }
 
 fn check_own_address(links: &[MigrationLink], address: IpAddr) -> Result<(), Problem> {
@@ -85,7 +85,7 @@ fn check_own_address(links: &[MigrationLink], address: IpAddr) -> Result<(), Pro
 }
 
 /// Refuses paths over links that are not for migrations, or to gateways that they do not reach.
-fn check_paths(links: &[MigrationLink], paths: &[Path]) -> Result<(), Problem> {
+pub(super) fn check_paths(links: &[MigrationLink], paths: &[Path]) -> Result<(), Problem> {
     if paths.len() > PATHS_MAX {
         return Err(Problem::bad_input(format!("more than {PATHS_MAX} paths")));
     }

@@ -1,0 +1,210 @@
+//! Which links carry migrations: those that the configuration names, or else those that look fit for it.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+
+use drainpipe_engine::facts::MigrationLink;
+use drainpipe_net::{Link, LinkKind};
+use ipnet::IpNet;
+use serde::Deserialize;
+
+use crate::config;
+
+/// A link that migrations must not use.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) enum Exclusion {
+    /// By its name.
+    Name(String),
+    /// By an address of its.
+    Subnet(IpNet),
+}
+
+impl TryFrom<String> for Exclusion {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        if text.is_empty() {
+            return Err(
+                "an empty name excludes no link: give its name, or a subnet such as 192.0.2.0/24".into()
+            );
+        }
+        let subnet = IpNet::from_str(&text);
+        if subnet.is_err() && text.contains('/') {
+            return Err(format!("`{text}` is neither a link's name nor a subnet such as 192.0.2.0/24"));
+        }
+        Ok(subnet.map_or(Self::Name(text), Self::Subnet))
+    }
+}
+
+impl fmt::Display for Exclusion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name(name) => f.write_str(name),
+            Self::Subnet(subnet) => write!(f, "{subnet}"),
+        }
+    }
+}
+
+impl Exclusion {
+    fn covers(&self, link: &Link) -> bool {
+        match self {
+            Self::Name(name) => link.name == *name,
+            Self::Subnet(subnet) => link.addresses.iter().any(|net| subnet.contains(&net.addr())),
+        }
+    }
+}
+
+/// The links that the configuration names, in its order; one that is missing is shown as down, so that
+/// errors name it.
+pub(crate) fn configured(links: &[Link], wanted: &[config::Link]) -> Vec<MigrationLink> {
+    wanted
+        .iter()
+        .map(|wanted| match links.iter().find(|link| link.name == wanted.name) {
+            Some(link) => {
+                let speed_mbps = wanted.speed_mbps.or(link.speed_mbps);
+                MigrationLink { speed_mbps, ..migration_link(link) }
+            }
+            None => MigrationLink {
+                name: wanted.name.clone(),
+                addresses: vec![],
+                speed_mbps: wanted.speed_mbps,
+                mtu: 0,
+                usable: false,
+            },
+        })
+        .collect()
+}
+
+/// The links that look fit, the fastest first: network cards, bonds and VLANs that are up, belong to no
+/// bridge or bond, have an address that reaches further than the link, and are not excluded.
+///
+/// Those of the management network, by which the agents reach each other, are left out as long as there
+/// is another one: a host with one network card uses it for everything.
+pub(crate) fn found(links: &[Link], exclude: &[Exclusion], management: &[IpAddr]) -> Vec<MigrationLink> {
+    let mut fit: Vec<&Link> = links
+        .iter()
+        .filter(|link| is_fit(link) && !exclude.iter().any(|exclusion| exclusion.covers(link)))
+        .collect();
+    let is_management = |link: &Link| link.addresses.iter().any(|net| management.contains(&net.addr()));
+    if fit.iter().any(|link| !is_management(link)) {
+        fit.retain(|link| !is_management(link));
+    }
+    fit.sort_by_key(|link| std::cmp::Reverse(link.speed_mbps));
+    fit.into_iter().map(migration_link).collect()
+}
+
+fn is_fit(link: &Link) -> bool {
+    let is_kind = match &link.kind {
+        // The veth of a container's host belongs to a bridge, or has no address.
+        LinkKind::Physical | LinkKind::Bond | LinkKind::Vlan | LinkKind::Veth => true,
+        LinkKind::Bridge | LinkKind::Tap | LinkKind::Loopback | LinkKind::Other(_) => false,
+    };
+    let reaches_further = |net: &IpNet| match net.addr() {
+        IpAddr::V4(address) => !address.is_link_local(),
+        IpAddr::V6(address) => !address.is_unicast_link_local(),
+    };
+    is_kind && is_usable(link) && link.master.is_none() && link.addresses.iter().any(reaches_further)
+}
+
+fn is_usable(link: &Link) -> bool {
+    link.up && link.carrier && link.kind != LinkKind::Loopback
+}
+
+fn migration_link(link: &Link) -> MigrationLink {
+    MigrationLink {
+        name: link.name.clone(),
+        addresses: link.addresses.clone(),
+        speed_mbps: link.speed_mbps,
+        mtu: link.mtu,
+        usable: is_usable(link),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drainpipe_net::LinkCounters;
+
+    use super::*;
+
+    fn link(name: &str, kind: LinkKind, address: &str) -> Link {
+        Link {
+            index: 1,
+            name: name.into(),
+            kind,
+            mtu: 1500,
+            up: true,
+            carrier: true,
+            speed_mbps: Some(1000),
+            addresses: vec![address.parse().unwrap()],
+            master: None,
+            counters: LinkCounters {
+                name: name.into(),
+                rx_bytes: 0,
+                tx_bytes: 0,
+                rx_packets: 0,
+                tx_packets: 0,
+                rx_errors: 0,
+                tx_errors: 0,
+                rx_dropped: 0,
+                tx_dropped: 0,
+            },
+        }
+    }
+
+    fn host() -> Vec<Link> {
+        let down = Link { carrier: false, ..link("eth3", LinkKind::Physical, "10.0.3.1/24") };
+        let member = Link { master: Some("br0".into()), ..link("eth4", LinkKind::Physical, "10.0.4.1/24") };
+        let fast = Link { speed_mbps: Some(25_000), ..link("eth2", LinkKind::Physical, "10.0.2.1/24") };
+        vec![
+            link("lo", LinkKind::Loopback, "127.0.0.1/8"),
+            link("eth0", LinkKind::Physical, "192.0.2.1/24"),
+            link("eth1", LinkKind::Physical, "10.0.1.1/24"),
+            fast,
+            down,
+            member,
+            link("eth5", LinkKind::Physical, "169.254.7.1/16"),
+            link("br0", LinkKind::Bridge, "192.168.0.1/24"),
+            link("virbr0", LinkKind::Bridge, "192.168.122.1/24"),
+            link("tap0", LinkKind::Tap, "10.9.0.1/24"),
+            link("wg0", LinkKind::Other("wireguard".into()), "10.8.0.1/24"),
+        ]
+    }
+
+    fn names(links: &[MigrationLink]) -> Vec<&str> {
+        links.iter().map(|link| link.name.as_str()).collect()
+    }
+
+    #[test]
+    fn cards_that_are_up_and_not_of_the_management_network_are_found() {
+        let management = ["192.0.2.1".parse().unwrap()];
+        assert_eq!(names(&found(&host(), &[], &management)), ["eth2", "eth1"]);
+        assert_eq!(names(&found(&host(), &[], &[])), ["eth2", "eth0", "eth1"]);
+    }
+
+    #[test]
+    fn what_is_excluded_by_name_or_subnet_is_not() {
+        let exclude = ["eth1", "10.0.2.0/24"].map(|text| Exclusion::try_from(text.to_owned()).unwrap());
+        assert_eq!(names(&found(&host(), &exclude, &[])), ["eth0"]);
+        for bad in ["", "10.0.0.0/40", "a/b"] {
+            assert!(Exclusion::try_from(bad.to_owned()).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_only_card_is_used_for_everything() {
+        let only = [link("eth0", LinkKind::Physical, "192.0.2.1/24")];
+        let management = ["192.0.2.1".parse().unwrap()];
+        assert_eq!(names(&found(&only, &[], &management)), ["eth0"]);
+    }
+
+    #[test]
+    fn what_is_configured_keeps_its_order_and_speed() {
+        let wanted = [("eth9", None), ("eth1", Some(500))]
+            .map(|(name, speed_mbps)| config::Link { name: name.into(), speed_mbps });
+        let links = configured(&host(), &wanted);
+        assert_eq!(names(&links), ["eth9", "eth1"]);
+        assert_eq!((links[0].usable, links[1].usable, links[1].speed_mbps), (false, true, Some(500)));
+    }
+}

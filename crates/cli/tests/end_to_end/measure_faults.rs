@@ -1,0 +1,165 @@
+//! Not a test: measures what faults of paths in mid-flight cost, for `bench/`.
+//!
+//! `DRAINPIPE_MEASURE_FAULTS=10 cargo test --release -p drainpipe-cli --test end_to_end` makes each fault
+//! ten times and prints a table.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use drainpipe_engine::result::{MigrationResult, Outcome};
+
+use crate::bad_luck::result_of;
+use crate::guest::{Guest, MIX, UNFILLED_MIB};
+use crate::options;
+use crate::support::{TestLab, eventually};
+
+const MEMORY_MIB: u64 = 1280;
+
+/// In flight for 4 s over both links, 8 s over one.
+const FILLED_MIB: u64 = 960;
+
+/// The oldest with which multifd's channels do not wait for each other, where QEMU has it.
+const MACHINE: &str = "pc-q35-8.2";
+
+/// A link that moves less than that, in bytes per ms, stands still: 5 % of 1 Gb/s.
+const MOVES_BYTES_PER_MS: f64 = 6_250.0;
+
+/// What happens in mid-flight: after so many ms of the transfer, in the words of `drainpipe lab fault`,
+/// `S` and `D` for source and target.
+struct Row {
+    name: &'static str,
+    option: &'static str,
+    acts: &'static [(u64, &'static str)],
+}
+
+const fn row(name: &'static str, acts: &'static [(u64, &'static str)]) -> Row {
+    Row { name, option: "multichannel", acts }
+}
+
+const ROWS: &[Row] = &[
+    row("no fault", &[]),
+    Row { name: "one link alone", option: "tcp", acts: &[] },
+    row("link down at the source", &[(1000, "link-down S e1")]),
+    row("link down at the target", &[(1000, "link-down D e1")]),
+    row("nothing passes, both directions", &[(1000, "blackhole D e1")]),
+    row("nothing passes towards the target", &[(1000, "blackhole D e1 receive")]),
+    row("nothing passes towards the source", &[(1000, "blackhole D e1 send")]),
+    row("5 % loss", &[(500, "loss D e1 5")]),
+    row("nothing passes, healed after 1.5 s", &[(1000, "blackhole D e1"), (2500, "heal D e1")]),
+    row(
+        "flapping every second",
+        &[
+            (1000, "link-down D e1"),
+            (2000, "link-up D e1"),
+            (3000, "link-down D e1"),
+            (4000, "link-up D e1"),
+            (5000, "link-down D e1"),
+            (6000, "link-up D e1"),
+        ],
+    ),
+    row("1 Gb/s becomes 100 Mb/s", &[(1000, "rate e1 100")]),
+    row(
+        "all links down for 5 s",
+        &[(1000, "blackhole D e0"), (1000, "blackhole D e1"), (6000, "heal D e0"), (6000, "heal D e1")],
+    ),
+];
+
+pub(crate) fn run(repeats: usize) {
+    let mut up = vec!["--link", "1000", "--link", "1000"];
+    let qemu = options::other_qemu();
+    if let Some(qemu) = &qemu {
+        up.extend(["--qemu", qemu]);
+    }
+    let lab = TestLab::up(&up);
+    let guest = Guest::new("web", lab.guest_address(), lab.namespace("client"));
+    let mut specification = guest
+        .specification(MEMORY_MIB, "")
+        .replace(
+            &format!("drainpipe.memory_mib={}", MEMORY_MIB - UNFILLED_MIB),
+            &format!("drainpipe.memory_mib={FILLED_MIB}"),
+        )
+        .replace(MIX, "random:100");
+    if qemu.is_some() {
+        specification = specification.replace("pc-q35-7.2", MACHINE);
+    }
+    lab.create(&specification, "web");
+    lab.drainpipe(&["vm", "start", "web"]).done();
+    guest.wait_until_ready();
+    println!("| in mid-flight | completed | total, s | longest stall, ms | VM paused, ms | out after, ms |");
+    println!("|---|---|---|---|---|---|");
+    for row in ROWS {
+        let results: Vec<MigrationResult> = (0..repeats).map(|_| measure(&lab, &guest, row)).collect();
+        println!("{}", line(row, &results));
+    }
+}
+
+fn measure(lab: &TestLab, guest: &Guest, row: &Row) -> MigrationResult {
+    let [source, target] = if lab.qemu_pid("a", "web").is_some() { ["a", "b"] } else { ["b", "a"] };
+    let migrating = lab.start(&["migrate", "web", target, "--option", row.option, "--json"]);
+    let began = Instant::now();
+    for (at_ms, words) in row.acts {
+        thread::sleep(Duration::from_millis(*at_ms).saturating_sub(began.elapsed()));
+        lab.fault(&words.replace('S', source).replace('D', target));
+    }
+    let result = result_of(&migrating.wait());
+    for host in ["a", "b"] {
+        for link in ["e0", "e1"] {
+            lab.fault(&format!("heal {host} {link}"));
+        }
+    }
+    lab.fault("rate e1 1000");
+    eventually("the guest is reached", || guest.control().is_some());
+    guest.assert_intact();
+    result
+}
+
+fn line(row: &Row, results: &[MigrationResult]) -> String {
+    let completed = results.iter().filter(|result| result.outcome == Outcome::Completed).count();
+    let total_s = results.iter().map(|result| result.total_ms / 1000.0);
+    let paused_ms = results.iter().filter_map(|result| result.blackout_ms);
+    let out_ms = results.iter().filter_map(|result| {
+        let out = result.events.iter().find(|event| event.what.contains(" is out: "))?;
+        Some(out.ms - row.acts.first()?.0 as f64)
+    });
+    format!(
+        "| {} | {completed} of {} | {} | {} | {} | {} |",
+        row.name,
+        results.len(),
+        spread(total_s, 1),
+        spread(results.iter().map(longest_stall_ms), 0),
+        spread(paused_ms, 0),
+        spread(out_ms, 0),
+    )
+}
+
+/// The longest time in which no link moved, of those that the migration went on to use. Read from samples
+/// 100 ms apart.
+fn longest_stall_ms(result: &MigrationResult) -> f64 {
+    let mut since_ms = None;
+    let mut longest_ms = 0.0_f64;
+    for pair in result.samples.windows(2) {
+        let [one, next] = pair else { continue };
+        let elapsed_ms = next.ms - one.ms;
+        let moved = next.path_bytes.iter().zip(&one.path_bytes).map(|(next, one)| next.saturating_sub(*one));
+        let fastest = moved.max().unwrap_or(0) as f64 / elapsed_ms;
+        if fastest >= MOVES_BYTES_PER_MS {
+            since_ms = None;
+        } else {
+            longest_ms = longest_ms.max(next.ms - *since_ms.get_or_insert(one.ms));
+        }
+    }
+    longest_ms
+}
+
+/// Median, least and most.
+fn spread(values: impl Iterator<Item = f64>, digits: usize) -> String {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    match values[..] {
+        [] => "–".into(),
+        [only] => format!("{only:.digits$}"),
+        [least, .., most] => {
+            format!("{:.digits$} ({least:.digits$}–{most:.digits$})", values[values.len() / 2])
+        }
+    }
+}
