@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -74,8 +75,13 @@ pub fn find_paths(source: &[MigrationLink], target: &[MigrationLink]) -> Vec<Pat
     paths
 }
 
+/// Link-local addresses say nothing: every link of every host is in their subnet.
 fn shared_subnet(link: &MigrationLink, peer: &MigrationLink) -> Option<(IpAddr, IpAddr)> {
-    link.addresses.iter().find_map(|own| {
+    let reaches_further = |own: &&IpNet| match own.addr() {
+        IpAddr::V4(address) => !address.is_link_local(),
+        IpAddr::V6(address) => !address.is_unicast_link_local(),
+    };
+    link.addresses.iter().filter(reaches_further).find_map(|own| {
         peer.addresses
             .iter()
             .find(|other| own.trunc() == other.trunc() && own.addr() != other.addr())
@@ -123,6 +129,9 @@ mod tests {
         assert!(find_paths(&[down], &[link("e0", "10.0.1.2/24", None)]).is_empty());
         let elsewhere = [link("e0", "10.0.3.1/24", None)];
         assert!(find_paths(&elsewhere, &[link("e0", "10.0.1.2/24", None)]).is_empty());
+        let local = |address| [link("e0", address, None)];
+        assert!(find_paths(&local("fe80::1/64"), &local("fe80::2/64")).is_empty());
+        assert!(find_paths(&local("169.254.0.1/16"), &local("169.254.0.2/16")).is_empty());
     }
 
     #[test]
