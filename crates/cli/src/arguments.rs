@@ -29,6 +29,7 @@ const EXAMPLES: &str = "\
 Examples:
   drainpipe demo                               see it work on this machine, nothing else needed
   drainpipe vms                                all VMs, and the hosts that they are on
+  drainpipe check a b                          what is wrong between hosts a and b
   drainpipe migrate web1 b                     move web1 to host b, the best way there is
   drainpipe migrate web1 b --dry-run           say how, and why, and do nothing
   drainpipe bench web1 b --report report.html  measure all options there and back
@@ -51,6 +52,8 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: VmCommand,
     },
+    /// Find what is wrong between two hosts, before a migration does
+    Check(CheckArguments),
     /// Move a running VM to another host
     Migrate(MigrateArguments),
     /// Cancel a migration; the VM runs on where it is
@@ -203,6 +206,27 @@ const VM_EXAMPLE: &str = r#"A specification:
 
   [[nic]]
   bridge = "br0""#;
+
+#[derive(Debug, Args)]
+#[command(after_help = CHECK_EXAMPLES)]
+pub(crate) struct CheckArguments {
+    /// The host from which VMs would go
+    pub(crate) source: String,
+    /// The host to which they would go
+    pub(crate) target: String,
+}
+
+const CHECK_EXAMPLES: &str = "\
+Tries each path between the two hosts for real: TCP, and full-size packets that must not be
+fragmented, in both directions. Takes a few seconds and changes nothing. For each thing that is
+wrong it says where, what it does to a migration, and what mends it.
+
+Examples:
+  drainpipe check a b                                       before the first migration from a to b
+  drainpipe check a b && drainpipe migrate web1 b           move only if nothing is in the way
+  drainpipe check a b --json | jq -r '.findings[].code'     for scripts: codes stay the same
+
+Exit codes: 0 no error, though maybe warnings and remarks · 3 an error: a migration would fail or hang";
 
 #[derive(Debug, Args)]
 #[command(after_help = MIGRATE_EXAMPLES)]

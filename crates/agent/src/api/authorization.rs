@@ -47,6 +47,11 @@ pub enum Operation<'a> {
         /// The host that sends it.
         source: &'a str,
     },
+    /// Carry on with a check that `source` has begun.
+    CarryOnCheck {
+        /// The host that leads it.
+        source: &'a str,
+    },
     /// Learn whether a VM was handed over to `target`.
     AskHandOver {
         /// The host that it went to.
@@ -67,6 +72,7 @@ pub fn authorise(caller: &Caller, operation: Operation<'_>) -> Result<(), Proble
             Caller::Peer(Peer::Host(host)),
             Operation::MigrateTo(named)
             | Operation::SendVm { source: named }
+            | Operation::CarryOnCheck { source: named }
             | Operation::AskHandOver { target: named },
         ) => host == named,
         _ => false,
@@ -79,13 +85,14 @@ fn refusal(caller: &Caller, operation: Operation<'_>) -> Problem {
         Operation::ManageVms => "manage the VMs of this host".to_owned(),
         Operation::MigrateTo(target) => format!("move a VM from here to {target}"),
         Operation::SendVm { source } => format!("send a VM here in the name of {source}"),
+        Operation::CarryOnCheck { source } => format!("carry on with a check in the name of {source}"),
         Operation::AskHandOver { target } => format!("ask about a VM that goes to {target}"),
     };
     let cure = match operation {
         Operation::ManageVms | Operation::MigrateTo(_) => {
             "; use root on this host, or an operator's certificate (`drainpipe pki operator`)"
         }
-        Operation::SendVm { .. } | Operation::AskHandOver { .. } => "",
+        Operation::SendVm { .. } | Operation::CarryOnCheck { .. } | Operation::AskHandOver { .. } => "",
     };
     forbidden(caller, &format!("{what}{cure}"))
 }

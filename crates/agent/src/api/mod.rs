@@ -30,7 +30,7 @@ use axum::extract::DefaultBodyLimit;
 use axum::middleware::{from_fn, from_fn_with_state};
 use utoipa_axum::router::OpenApiRouter;
 
-use self::handlers::{between_agents, hosts, migrations, vms};
+use self::handlers::{between_agents, checks, hosts, migrations, vms};
 use crate::agent::Agent;
 
 type Routes = OpenApiRouter<Arc<Agent>>;
@@ -38,7 +38,7 @@ type Routes = OpenApiRouter<Arc<Agent>>;
 /// All paths of the API.
 pub fn router(agent: Arc<Agent>) -> Router {
     let for_all = routes_for_all().route_layer(from_fn_with_state(Arc::clone(&agent), forward::forward));
-    let for_agents = between_agents::routes().route_layer(from_fn(between_agents::hosts_only));
+    let for_agents = routes_for_agents().route_layer(from_fn(between_agents::hosts_only));
     Router::from(for_all.merge(for_agents))
         .fallback(error::no_such_path)
         .method_not_allowed_fallback(error::no_such_method)
@@ -47,5 +47,9 @@ pub fn router(agent: Arc<Agent>) -> Router {
 }
 
 fn routes_for_all() -> Routes {
-    hosts::routes().merge(vms::routes()).merge(migrations::routes())
+    hosts::routes().merge(checks::routes()).merge(vms::routes()).merge(migrations::routes())
+}
+
+fn routes_for_agents() -> Routes {
+    between_agents::routes().merge(checks::routes_for_agents())
 }

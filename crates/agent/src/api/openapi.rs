@@ -12,7 +12,7 @@ use utoipa::openapi::{
 };
 use utoipa::{OpenApi as _, ToSchema};
 
-use super::{between_agents, routes_for_all};
+use super::{routes_for_agents, routes_for_all};
 
 /// Tag of hosts.
 pub(super) const HOSTS: &str = "hosts";
@@ -60,7 +60,7 @@ use them.",
         (name = HOSTS, description = "Hosts, and this document."),
         (name = VMS, description = "VMs that Drainpipe runs itself."),
         (name = MIGRATIONS, description = "Migrations from a host: under way and past."),
-        (name = BETWEEN_AGENTS, description = "Steps of a migration, from the source's agent to the target's."),
+        (name = BETWEEN_AGENTS, description = "Steps of a migration and of a check, from the source's agent to the target's."),
     ),
     components(schemas(Problem)),
 )]
@@ -75,7 +75,7 @@ pub(super) fn document() -> &'static OpenApi {
 fn make() -> OpenApi {
     let mut document = Base::openapi();
     document.merge(routes_for_all().into_openapi());
-    document.merge(between_agents::routes().into_openapi());
+    document.merge(routes_for_agents().into_openapi());
     add_security(&mut document);
     for path in document.paths.paths.values_mut() {
         let methods = [&mut path.get, &mut path.post, &mut path.delete];

@@ -144,6 +144,16 @@ pub struct MigrateRequest {
     pub deadline_s: Option<u32>,
 }
 
+/// A request to check everything between this host and another.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CheckRequest {
+    /// The host to which VMs would go.
+    #[serde(deserialize_with = "host_name")]
+    #[schema(max_length = 253)]
+    pub target: String,
+}
+
 /// A plan and nothing done.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct PlanView {

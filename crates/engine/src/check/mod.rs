@@ -19,10 +19,13 @@ pub mod sizes;
 mod tests;
 pub mod trial;
 
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
 use crate::facts::MigrationLink;
 use crate::path::{Path, find_paths};
 use facts::CheckFacts;
-use finding::Finding;
+use finding::{Finding, Place, on};
 use trial::{ClockDifference, PathTrial};
 
 /// The source, the target, and what was measured between them.
@@ -38,6 +41,19 @@ pub struct Pair<'a> {
     pub clock: ClockDifference,
 }
 
+/// What a check found.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct CheckReport {
+    /// Where a migration would begin.
+    pub source: String,
+    /// Where it would go.
+    pub target: String,
+    /// What is wrong, the worst first; empty when all is well.
+    pub findings: Vec<Finding>,
+    /// Each path that was tried, and what came of it.
+    pub paths: Vec<PathTrial>,
+}
+
 /// The paths that a migration could take, to be tried before [`check`].
 pub fn paths_to_try(source: &CheckFacts, target: &CheckFacts) -> Vec<Path> {
     find_paths(&with_routable_addresses(source), &with_routable_addresses(target))
@@ -50,6 +66,14 @@ pub fn check(pair: Pair<'_>) -> Vec<Finding> {
     findings.extend(hosts::check(pair));
     findings.sort_by_key(|finding| finding.severity);
     findings
+}
+
+/// All there is to say where the target's agent does not answer.
+pub fn unreachable(source: &str, target: &str, why: &str) -> Finding {
+    Finding::error("agent-unreachable", [Place::host(target)])
+        .what(format!("{source} cannot ask {target}: {why}"))
+        .effect(format!("no VM can move from {source} to {target}, and nothing else could be checked"))
+        .remedy(on(target, "systemctl status drainpipe; journalctl --unit drainpipe"))
 }
 
 /// Every link has an address in `fe80::/64`, so by these all links would be in one subnet.

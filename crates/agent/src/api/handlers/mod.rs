@@ -2,6 +2,7 @@
 //! OpenAPI document says of a path stands at its function, and only there.
 
 pub(super) mod between_agents;
+pub(super) mod checks;
 pub(super) mod hosts;
 pub(super) mod migrations;
 pub(super) mod vms;

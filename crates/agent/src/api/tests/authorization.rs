@@ -16,6 +16,9 @@ const SOURCE: &[Who] = &[Who::Source];
 const SENT: &str = "11111111-1111-4111-8111-111111111111";
 const RECEIVED: &str = "22222222-2222-4222-8222-222222222222";
 
+/// A check that `source` leads.
+const CHECK: &str = "44444444-4444-4444-8444-444444444444";
+
 fn spec() -> serde_json::Value {
     json!({ "name": "web", "memory_mib": 64, "vcpus": 1, "machine": "pc-q35-7.2" })
 }
@@ -33,7 +36,15 @@ fn table() -> Vec<(&'static str, &'static str, String, &'static [Who])> {
     let connection = json!({
         "plan": { "requested_option": "tcp", "option": "tcp", "paths": [], "spread": "in_turn" },
     });
+    let check = json!({ "target": "target" }).to_string();
+    let session = json!({ "token": CHECK, "paths": [], "ports": [] }).to_string();
     vec![
+        ("POST", "/v1/check", check, ALL),
+        ("GET", "/v1/check/facts", none(), ALL),
+        ("POST", "/v1/check/sessions", session, HOSTS),
+        // Whose check it is is known only while it is under way.
+        ("POST", "/v1/check/sessions/{id}/rounds", json!({ "sizes": [] }).to_string(), HOSTS),
+        ("DELETE", "/v1/check/sessions/{id}", none(), HOSTS),
         ("GET", "/v1/host", none(), ALL),
         ("GET", "/v1/hosts", none(), ALL),
         ("GET", "/v1/openapi.json", none(), ALL),
@@ -117,5 +128,25 @@ async fn nobody_speaks_as_a_host_through_its_agent() {
     }
     let on_its_way = agent.say(Who::Operator, "GET", "/v1/vms?host=target", "").await;
     assert_eq!(on_its_way.status, 502, "{on_its_way:?}");
+    agent.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_check_is_carried_on_by_the_host_that_began_it() {
+    let Some(agent) = TestAgent::start().await else { return };
+    let session = json!({ "token": CHECK, "paths": [], "ports": [] }).to_string();
+    let begun = agent.say(Who::Source, "POST", "/v1/check/sessions", &session).await;
+    assert_eq!(begun.status, 200, "{begun:?}");
+    let again = agent.say(Who::Other, "POST", "/v1/check/sessions", &session).await;
+    assert_eq!(again.status, 409, "{again:?}");
+    let (path, rounds) =
+        (format!("/v1/check/sessions/{CHECK}"), format!("/v1/check/sessions/{CHECK}/rounds"));
+    for (who, status) in [(Who::Other, 403), (Who::Operator, 403), (Who::Source, 200)] {
+        let played = agent.say(who, "POST", &rounds, "{\"sizes\": []}").await;
+        assert_eq!(played.status, status, "{who:?}: {played:?}");
+        let ended = agent.say(who, "DELETE", &path, "").await;
+        assert_eq!(ended.status, status, "{who:?}: {ended:?}");
+    }
+    assert_eq!(agent.say(Who::Source, "DELETE", &path, "").await.status, 404);
     agent.stop().await;
 }

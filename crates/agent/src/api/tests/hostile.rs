@@ -43,6 +43,9 @@ async fn what_makes_no_sense_is_a_problem_with_the_right_status() {
         ("POST", "/v1/migrations", JSON, migrate(", \"deadline_s\": 0").as_str(), 400, "86400"),
         ("POST", "/v1/migrations", JSON, "{\"vm\": \"\\u001b\", \"target\": \"b\"}", 400, "VM name"),
         ("POST", "/v1/vms", JSON, "{\"spec\": {}, \"more\": 1}", 400, "name"),
+        ("POST", "/v1/check", JSON, "{\"target\": \"../b\"}", 400, "../b"),
+        ("POST", "/v1/check", JSON, "{\"target\": \"here\"}", 400, "itself"),
+        ("POST", "/v1/check", JSON, "{\"target\": \"nobody\"}", 404, "nobody"),
     ] {
         let answer = agent.say_with(Who::Root, method, path, headers, body).await;
         assert_eq!(answer.status, status, "{method} {path}: {answer:?}");
@@ -50,6 +53,33 @@ async fn what_makes_no_sense_is_a_problem_with_the_right_status() {
     }
     let answer = agent.say(Who::Root, "PATCH", "/v1/vms/web", "").await;
     assert!(answer.head.contains("allow: "), "{answer:?}");
+    agent.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_check_sends_nothing_but_over_migration_links() {
+    let Some(agent) = TestAgent::start().await else { return };
+    let path = |own: &str| {
+        format!(
+            "{{\"link\": \"lo\", \"address\": \"{own}\", \"peer_link\": \"e0\", \"peer_address\": \"127.0.0.1\"}}"
+        )
+    };
+    let session = |paths: &[String], ports: &str| {
+        format!("{{\"token\": \"{ID}\", \"paths\": [{}], \"ports\": [{ports}]}}", paths.join(", "))
+    };
+    for body in [
+        session(&[path("127.0.0.1")], "9"),
+        session(&vec![path("127.0.0.1"); 65], "9"),
+        session(&[], "9"),
+        session(&[], "99999"),
+    ] {
+        let answer = agent.say(Who::Source, "POST", "/v1/check/sessions", &body).await;
+        assert_eq!(answer.problem().kind, ProblemKind::BadInput, "{body}: {answer:?}");
+    }
+    agent.say(Who::Source, "POST", "/v1/check/sessions", &session(&[], "")).await;
+    let rounds = format!("/v1/check/sessions/{ID}/rounds");
+    let answer = agent.say(Who::Source, "POST", &rounds, "{\"sizes\": [[1500]]}").await;
+    assert_eq!(answer.problem().kind, ProblemKind::BadInput, "{answer:?}");
     agent.stop().await;
 }
 

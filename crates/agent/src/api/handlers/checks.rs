@@ -1,0 +1,109 @@
+//! The preflight between two hosts, and what their agents say to each other for it.
+
+use axum::Json;
+use axum::extract::{Extension, State};
+use drainpipe_engine::check::CheckReport;
+use drainpipe_engine::check::facts::CheckFacts;
+use drainpipe_engine::problem::Problem;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+use uuid::Uuid;
+
+use super::between_agents::{check_paths, own_links};
+use super::{Answer, Shared};
+use crate::agent::Agent;
+use crate::api::authorization::{Caller, Operation, authorise};
+use crate::api::extract::{Body, Segment};
+use crate::api::types::CheckRequest;
+use crate::api::{Routes, openapi};
+use crate::check::{self, Round, RoundResult, SessionRequest, SessionView};
+
+pub(in crate::api) fn routes() -> Routes {
+    OpenApiRouter::new().routes(routes!(check_hosts)).routes(routes!(check_facts))
+}
+
+pub(in crate::api) fn routes_for_agents() -> Routes {
+    OpenApiRouter::new()
+        .routes(routes!(begin_check))
+        .routes(routes!(play_check_round))
+        .routes(routes!(end_check))
+}
+
+/// Check everything between this host and another
+///
+/// Sends some hundred packets over each path, from both ends, and changes nothing. `findings` is empty
+/// when all is well.
+#[utoipa::path(post, path = "/v1/check", tag = openapi::HOSTS, request_body = CheckRequest, responses(
+    (status = 200, description = "What was found, the worst first.", body = CheckReport),
+    (status = 404, description = "No host of that name.", body = Problem),
+    (status = 409, description = "Too many checks are under way.", body = Problem),
+    (status = 422, description = "The other host's answers make no sense.", body = Problem),
+))]
+async fn check_hosts(State(agent): Shared, Body(request): Body<CheckRequest>) -> Answer<CheckReport> {
+    Ok(Json(check::run(&agent, &request.target).await?))
+}
+
+/// What this host says of itself to a check
+#[utoipa::path(get, path = "/v1/check/facts", tag = openapi::HOSTS, responses(
+    (status = 200, description = "The facts.", body = CheckFacts),
+))]
+async fn check_facts(State(agent): Shared) -> Answer<CheckFacts> {
+    Ok(Json(check::read(&agent).await?))
+}
+
+/// Take part in a check
+///
+/// Opens a TCP and a UDP port on each path for some seconds.
+#[utoipa::path(post, path = "/v1/check/sessions", tag = openapi::BETWEEN_AGENTS, request_body = SessionRequest, responses(
+    (status = 200, description = "The ports.", body = SessionView),
+    (status = 409, description = "Too many checks are under way.", body = Problem),
+))]
+async fn begin_check(
+    State(agent): Shared,
+    Extension(caller): Extension<Caller>,
+    Body(request): Body<SessionRequest>,
+) -> Answer<SessionView> {
+    let source = caller.host()?;
+    check_paths(&own_links(&agent).await?, &request.paths)?;
+    Ok(Json(check::open(&agent, source, request).await?))
+}
+
+/// Send packets of these sizes, and say what has arrived
+#[utoipa::path(post, path = "/v1/check/sessions/{id}/rounds", tag = openapi::BETWEEN_AGENTS, params(
+    ("id" = String, Path, format = "uuid")
+), request_body = Round, responses(
+    (status = 200, description = "What has arrived so far.", body = RoundResult),
+    (status = 404, description = "No such check, or it is over.", body = Problem),
+    (status = 422, description = "Too many rounds.", body = Problem),
+))]
+async fn play_check_round(
+    State(agent): Shared,
+    Extension(caller): Extension<Caller>,
+    Segment(id): Segment<Uuid>,
+    Body(round): Body<Round>,
+) -> Answer<RoundResult> {
+    check_source(&agent, &caller, id)?;
+    Ok(Json(check::play(&agent, id, &round).await?))
+}
+
+/// End a check
+#[utoipa::path(delete, path = "/v1/check/sessions/{id}", tag = openapi::BETWEEN_AGENTS, params(
+    ("id" = String, Path, format = "uuid")
+), responses(
+    (status = 200, description = "Its ports are closed.", body = ()),
+    (status = 404, description = "No such check, or it is over.", body = Problem),
+))]
+async fn end_check(
+    State(agent): Shared,
+    Extension(caller): Extension<Caller>,
+    Segment(id): Segment<Uuid>,
+) -> Answer<()> {
+    check_source(&agent, &caller, id)?;
+    check::close(&agent, id);
+    Ok(Json(()))
+}
+
+fn check_source(agent: &Agent, caller: &Caller, id: Uuid) -> Result<(), Problem> {
+    let source = check::source_of(agent, id)?;
+    authorise(caller, Operation::CarryOnCheck { source: &source })
+}

@@ -1,0 +1,85 @@
+//! What this host says of itself to a check.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use drainpipe_engine::check::facts::{CheckFacts, LinkCounters, LinkFacts, LinkState};
+use drainpipe_engine::problem::Problem;
+use drainpipe_net::Link;
+use jiff::Timestamp;
+
+use super::sysfs::SysfsLink;
+use crate::agent::Agent;
+
+/// Reads them, as they are now.
+pub(crate) async fn read(agent: &Agent) -> Result<CheckFacts, Problem> {
+    let view = agent.view().await?;
+    let kernel_links = agent.checks.network.links().await.map_err(Problem::failed)?;
+    let links = agent.config.links.iter().map(|configured| {
+        match kernel_links.iter().find(|link| link.name == configured.name) {
+            Some(link) => link_facts(agent, link),
+            None => LinkFacts { name: configured.name.clone(), ..LinkFacts::default() },
+        }
+    });
+    Ok(CheckFacts {
+        links: links.collect(),
+        host: view.facts,
+        agent_version: view.agent_version,
+        kernel: view.kernel,
+        peers: agent.config.peers.iter().map(|peer| peer.name.clone()).collect(),
+        clock_unix_ms: Timestamp::now().as_millisecond(),
+        certificate_ends_unix_s: agent.certificate_ends.as_second(),
+        governors: governors(),
+        tcp_receive_bytes_max: most_of("/proc/sys/net/ipv4/tcp_rmem"),
+        tcp_send_bytes_max: most_of("/proc/sys/net/ipv4/tcp_wmem"),
+    })
+}
+
+fn link_facts(agent: &Agent, link: &Link) -> LinkFacts {
+    let sysfs = SysfsLink::of(&link.name, link.index);
+    let queues = sysfs.as_ref().and_then(SysfsLink::receive_queues);
+    LinkFacts {
+        name: link.name.clone(),
+        state: match (link.up, link.carrier) {
+            (false, _) => LinkState::Down,
+            (true, false) => LinkState::NoCarrier,
+            (true, true) => LinkState::Up,
+        },
+        carries_management: link.addresses.iter().any(|net| net.addr() == agent.config.listen.ip()),
+        duplex: sysfs.as_ref().and_then(SysfsLink::duplex),
+        receive_queues: queues.map(|(count, _)| count),
+        receive_steering: queues.map(|(_, steered)| steered),
+        bond: sysfs.as_ref().and_then(SysfsLink::bond),
+        reverse_path_filter: reverse_path_filter(&link.name),
+        counters: LinkCounters {
+            received: link.counters.rx_packets,
+            sent: link.counters.tx_packets,
+            receive_errors: link.counters.rx_errors,
+            send_errors: link.counters.tx_errors,
+            receive_dropped: link.counters.rx_dropped,
+            send_dropped: link.counters.tx_dropped,
+        },
+    }
+}
+
+/// The kernel takes the greater of what holds for all links and for this one.
+fn reverse_path_filter(link: &str) -> Option<u8> {
+    let value = |of: &str| -> Option<u8> {
+        fs::read_to_string(format!("/proc/sys/net/ipv4/conf/{of}/rp_filter")).ok()?.trim().parse().ok()
+    };
+    Some(value("all")?.max(value(link)?))
+}
+
+/// The last of the three numbers of a TCP buffer's setting.
+fn most_of(setting: &str) -> Option<u64> {
+    fs::read_to_string(setting).ok()?.split_whitespace().nth(2)?.parse().ok()
+}
+
+fn governors() -> Vec<String> {
+    let policies = fs::read_dir("/sys/devices/system/cpu/cpufreq").into_iter().flatten().flatten();
+    let used: BTreeSet<String> = policies
+        .filter_map(|policy| fs::read_to_string(policy.path().join("scaling_governor")).ok())
+        .map(|governor| governor.trim().to_owned())
+        .collect();
+    used.into_iter().collect()
+}

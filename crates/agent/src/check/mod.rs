@@ -1,0 +1,79 @@
+//! The preflight of everything between this host and another.
+//!
+//! ```text
+//! facts    what this host says of itself
+//! sysfs    what only sysfs knows of a link
+//! packets  datagrams of every size, counted where they arrive
+//! session  the other host's side of the trials
+//! run      both sides together: facts, trials, the engine's findings
+//! ```
+
+mod facts;
+mod packets;
+mod run;
+mod session;
+mod sysfs;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use drainpipe_engine::problem::Problem;
+use drainpipe_net::Network;
+use tokio::sync::{Semaphore, SemaphorePermit};
+use uuid::Uuid;
+
+pub(crate) use facts::read;
+pub(crate) use run::run;
+pub(crate) use session::{Round, RoundResult, SessionRequest, SessionView, close, open, play, source_of};
+
+/// Checks that one agent leads at once. Each sends some hundred packets on each path.
+const CHECKS_MAX: usize = 2;
+
+/// Checks that one agent takes part in at once, led by others.
+const SESSIONS_MAX: usize = 8;
+
+/// Checks under way, led from here and by others.
+#[derive(Debug)]
+pub(crate) struct Checks {
+    network: Network,
+    led: Semaphore,
+    sessions: Mutex<HashMap<Uuid, Arc<session::Session>>>,
+}
+
+impl Checks {
+    /// None yet. Must be called within the host's network namespace.
+    pub(crate) fn open() -> Result<Self, Problem> {
+        let network = Network::open().map_err(Problem::failed)?;
+        Ok(Self { network, led: Semaphore::new(CHECKS_MAX), sessions: Mutex::default() })
+    }
+
+    fn begin(&self) -> Result<SemaphorePermit<'_>, Problem> {
+        self.led.try_acquire().map_err(|_| {
+            Problem::conflict(format!(
+                "{CHECKS_MAX} checks are under way on this host: try again in a few seconds"
+            ))
+        })
+    }
+
+    fn add(&self, id: Uuid, session: Arc<session::Session>) -> Result<(), Problem> {
+        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        if sessions.contains_key(&id) {
+            return Err(Problem::conflict(format!("a check {id} is under way already")));
+        }
+        if sessions.len() >= SESSIONS_MAX {
+            return Err(Problem::conflict(format!(
+                "this host takes part in {SESSIONS_MAX} checks already: try again in a few seconds"
+            )));
+        }
+        sessions.insert(id, session);
+        Ok(())
+    }
+
+    fn get(&self, id: Uuid) -> Option<Arc<session::Session>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner).get(&id).cloned()
+    }
+
+    fn remove(&self, id: Uuid) {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+    }
+}

@@ -1,0 +1,207 @@
+//! A check led from here: facts of both hosts, trials of each path from both ends, findings.
+
+use std::net::SocketAddr;
+
+use drainpipe_engine::check::facts::CheckFacts;
+use drainpipe_engine::check::sizes::{Arrived, first_sizes, next_sizes};
+use drainpipe_engine::check::trial::{ClockDifference, PacketTrial, PathTrial};
+use drainpipe_engine::check::{CheckReport, Pair, check, paths_to_try, unreachable};
+use drainpipe_engine::path::Path;
+use drainpipe_engine::problem::{Problem, ProblemKind};
+use futures_util::future::join_all;
+use jiff::Timestamp;
+use tokio::net::UdpSocket;
+use tracing::debug;
+use uuid::Uuid;
+
+use super::facts;
+use super::packets::{COPIES, PacketEnd};
+use super::session::{ROUNDS_MAX, Round, RoundResult, SessionRequest, SessionView, arrived_at, send_all};
+use crate::agent::Agent;
+use crate::client::ApiClient;
+use crate::path_watch::bind_one;
+use crate::probe::{self, ProbePort};
+
+/// Checks everything between this host and `target`.
+pub(crate) async fn run(agent: &Agent, target: &str) -> Result<CheckReport, Problem> {
+    let source = agent.name();
+    if source == target {
+        return Err(Problem::bad_input(format!("{target} cannot be checked against itself: name two hosts")));
+    }
+    let peer = agent.peer(target).ok_or_else(|| {
+        Problem::not_found(format!("{source} knows no host {target}; `drainpipe hosts` lists them"))
+    })?;
+    let _slot = agent.checks.begin()?;
+    let report =
+        |findings, paths| CheckReport { source: source.into(), target: target.into(), findings, paths };
+    let (target_facts, clock) = match ask_facts(peer).await {
+        Ok(answer) => answer,
+        Err(problem) if problem.kind == ProblemKind::Unreachable => {
+            return Ok(report(vec![unreachable(source, target, &problem.message)], vec![]));
+        }
+        Err(problem) => return Err(problem.context(format!("asking {target} what to check"))),
+    };
+    target_facts.plausible(target).map_err(Problem::refused)?;
+    let source_facts = facts::read(agent).await?;
+    let trials = try_paths(agent, peer, &source_facts, &target_facts).await?;
+    let pair = Pair { source: &source_facts, target: &target_facts, trials: &trials, clock };
+    Ok(report(check(pair), trials))
+}
+
+async fn ask_facts(peer: &ApiClient) -> Result<(CheckFacts, ClockDifference), Problem> {
+    let before_ms = Timestamp::now().as_millisecond();
+    let facts: CheckFacts = peer.get("/v1/check/facts").await?;
+    let after_ms = Timestamp::now().as_millisecond();
+    let clock = ClockDifference::measured(before_ms, facts.clock_unix_ms, after_ms);
+    Ok((facts, clock))
+}
+
+async fn try_paths(
+    agent: &Agent,
+    peer: &ApiClient,
+    source: &CheckFacts,
+    target: &CheckFacts,
+) -> Result<Vec<PathTrial>, Problem> {
+    let paths = paths_to_try(source, target);
+    if paths.is_empty() {
+        return Ok(vec![]);
+    }
+    let token = Uuid::new_v4();
+    let sockets: Vec<Option<UdpSocket>> = paths.iter().map(|path| bind(agent, path)).collect();
+    let request = SessionRequest {
+        token,
+        paths: paths.iter().map(Path::reversed).collect(),
+        ports: sockets.iter().map(|socket| port_of(socket.as_ref())).collect(),
+    };
+    let view: SessionView = peer.post("/v1/check/sessions", &request).await?;
+    if [view.datagrams.len(), view.connections.ports.len()] != [paths.len(); 2] {
+        return Err(Problem::refused(format!("{} opens other ports than it was asked for", target.name())));
+    }
+    let ends = ends(&paths, sockets, &view.datagrams, token);
+    let directions = Directions::new(&paths, source, target);
+    let round_trips = join_all(ends.iter().map(|end| round_trip_ms(end.as_ref())));
+    let (connections, round_trips) = tokio::join!(probe::try_paths(&paths, &view.connections), round_trips);
+    let sized = directions.play(peer, token, &ends).await;
+    if let Err(problem) = peer.delete(&format!("/v1/check/sessions/{token}")).await {
+        debug!(%problem, "the other host's part of the check ends by itself");
+    }
+    let packets = sized?;
+    let results = paths.into_iter().zip(connections).zip(round_trips).zip(packets);
+    Ok(results
+        .map(|(((path, connection), round_trip_ms), [forward, backward])| PathTrial {
+            path,
+            connection_error: connection.err(),
+            forward,
+            backward,
+            round_trip_ms,
+        })
+        .collect())
+}
+
+/// A path without a socket is left to the trial by TCP, whose failure says why.
+fn bind(agent: &Agent, path: &Path) -> Option<UdpSocket> {
+    bind_one(agent, path).inspect_err(|problem| debug!(%problem, "a path cannot be tried by datagrams")).ok()
+}
+
+fn port_of(socket: Option<&UdpSocket>) -> u16 {
+    socket.and_then(|socket| socket.local_addr().ok()).map_or(0, |address| address.port())
+}
+
+fn ends(
+    paths: &[Path],
+    sockets: Vec<Option<UdpSocket>>,
+    ports: &[ProbePort],
+    token: Uuid,
+) -> Vec<Option<PacketEnd>> {
+    let each = paths.iter().zip(sockets).zip(ports);
+    each.map(|((path, socket), port)| match port {
+        ProbePort::Open(port) => {
+            PacketEnd::begin(socket?, SocketAddr::new(path.peer_address, *port), token).ok()
+        }
+        ProbePort::Refused(_) => None,
+    })
+    .collect()
+}
+
+async fn round_trip_ms(end: Option<&PacketEnd>) -> Option<f64> {
+    let round_trip = end?.round_trip().await?;
+    Some(round_trip.as_secs_f64() * 1_000.0)
+}
+
+/// One direction of one path: what was sent, and what arrived.
+#[derive(Debug, Clone)]
+struct Direction {
+    mtu_bytes: u16,
+    sent: Vec<u16>,
+    arrived: Arrived,
+}
+
+impl Direction {
+    fn new(mtu_bytes: u32) -> Self {
+        let mtu_bytes = u16::try_from(mtu_bytes).unwrap_or(u16::MAX);
+        Self { mtu_bytes, sent: vec![], arrived: Arrived::new() }
+    }
+
+    fn next(&mut self) -> Vec<u16> {
+        let sizes = if self.sent.is_empty() {
+            first_sizes(self.mtu_bytes)
+        } else {
+            next_sizes(self.mtu_bytes, &self.sent, &self.arrived)
+        };
+        self.sent.extend(&sizes);
+        sizes
+    }
+
+    fn sum_up(&self) -> PacketTrial {
+        PacketTrial::sum_up(&self.sent, COPIES, &self.arrived)
+    }
+}
+
+/// Both directions of each path.
+struct Directions {
+    forward: Vec<Direction>,
+    backward: Vec<Direction>,
+}
+
+impl Directions {
+    fn new(paths: &[Path], source: &CheckFacts, target: &CheckFacts) -> Self {
+        let mtu = |facts: &CheckFacts, name: &str| {
+            facts.host.links.iter().find(|link| link.name == name).map_or(0, |link| link.mtu)
+        };
+        let forward = paths.iter().map(|path| Direction::new(mtu(source, &path.link)));
+        let backward = paths.iter().map(|path| Direction::new(mtu(target, &path.peer_link)));
+        Self { forward: forward.collect(), backward: backward.collect() }
+    }
+
+    /// Sends and counts until the largest size that passes is known of each.
+    async fn play(
+        mut self,
+        peer: &ApiClient,
+        token: Uuid,
+        ends: &[Option<PacketEnd>],
+    ) -> Result<Vec<[PacketTrial; 2]>, Problem> {
+        for _ in 0..ROUNDS_MAX {
+            let forward: Vec<Vec<u16>> = self.forward.iter_mut().map(Direction::next).collect();
+            let backward: Vec<Vec<u16>> = self.backward.iter_mut().map(Direction::next).collect();
+            if forward.iter().chain(&backward).all(Vec::is_empty) {
+                break;
+            }
+            send_all(ends, &forward).await;
+            // The other host waits for stragglers before it answers, so there are none here either.
+            let path = format!("/v1/check/sessions/{token}/rounds");
+            let result: RoundResult = peer.post(&path, &Round { sizes: backward }).await?;
+            take(&mut self.forward, result.arrived);
+            take(&mut self.backward, arrived_at(ends));
+        }
+        let both = self.forward.iter().zip(&self.backward);
+        Ok(both.map(|(forward, backward)| [forward.sum_up(), backward.sum_up()]).collect())
+    }
+}
+
+/// Only what was sent can have arrived, whatever the other host claims.
+fn take(directions: &mut [Direction], arrived: Vec<Arrived>) {
+    for (direction, mut arrived) in directions.iter_mut().zip(arrived) {
+        arrived.retain(|size, _| direction.sent.contains(size));
+        direction.arrived = arrived;
+    }
+}

@@ -1,0 +1,58 @@
+//! `drainpipe check`.
+
+use std::time::Duration;
+
+use drainpipe_agent::api::types::CheckRequest;
+use drainpipe_engine::check::CheckReport;
+use drainpipe_engine::check::finding::{Finding, Severity};
+use drainpipe_engine::problem::Problem;
+
+use crate::arguments::CheckArguments;
+use crate::connection::ConnectionArguments;
+use crate::exit::Exit;
+use crate::output;
+
+/// The other host's facts, its ports and eight rounds of packets, each with its own deadline; it takes
+/// a second or two where all is well.
+const CHECK_DEADLINE: Duration = Duration::from_mins(1);
+
+pub(crate) async fn run(
+    connection: &ConnectionArguments,
+    arguments: &CheckArguments,
+    json: bool,
+) -> Result<Exit, Problem> {
+    let source = connection.fleet()?.host(&arguments.source).await?;
+    let request = CheckRequest { target: arguments.target.clone() };
+    let report: CheckReport =
+        source.client().post_within(&source.path("/v1/check"), &request, CHECK_DEADLINE).await?;
+    if json {
+        output::json(&report)?;
+    } else {
+        tell(&report)?;
+    }
+    Ok(exit_of(&report.findings))
+}
+
+fn exit_of(findings: &[Finding]) -> Exit {
+    let refused = findings.iter().any(|finding| finding.severity == Severity::Error);
+    if refused { Exit::Refused } else { Exit::Done }
+}
+
+fn tell(report: &CheckReport) -> Result<(), Problem> {
+    let CheckReport { source, target, findings, paths } = report;
+    if findings.is_empty() {
+        let count = paths.len();
+        let noun = if count == 1 { "path" } else { "paths" };
+        output::remark(&format!("nothing is wrong between {source} and {target}: {count} {noun} tried"));
+        return Ok(());
+    }
+    let head = ["severity", "where", "what, and what to do"];
+    output::table(&head, findings.iter().map(row).collect())
+}
+
+fn row(finding: &Finding) -> Vec<String> {
+    let places: Vec<String> = finding.places.iter().map(ToString::to_string).collect();
+    let Finding { code, what, effect, remedy, .. } = finding;
+    let told = format!("{what} ({code})\neffect: {effect}\nremedy: {remedy}");
+    vec![finding.severity.to_string(), places.join("\n"), told]
+}
