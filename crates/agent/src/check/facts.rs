@@ -5,7 +5,7 @@ use std::fs;
 
 use drainpipe_engine::check::facts::{CheckFacts, LinkCounters, LinkFacts, LinkState};
 use drainpipe_engine::problem::Problem;
-use drainpipe_net::Link;
+use drainpipe_net::{Link, LinkKind};
 use jiff::Timestamp;
 
 use super::sysfs::SysfsLink;
@@ -15,14 +15,15 @@ use crate::agent::Agent;
 pub(crate) async fn read(agent: &Agent) -> Result<CheckFacts, Problem> {
     let view = agent.view().await?;
     let kernel_links = agent.checks.network.links().await.map_err(Problem::failed)?;
-    let links = agent.config.links.iter().map(|configured| {
-        match kernel_links.iter().find(|link| link.name == configured.name) {
+    let links = view.facts.links.iter().map(|wanted| {
+        match kernel_links.iter().find(|link| link.name == wanted.name) {
             Some(link) => link_facts(agent, link),
-            None => LinkFacts { name: configured.name.clone(), ..LinkFacts::default() },
+            None => LinkFacts { name: wanted.name.clone(), ..LinkFacts::default() },
         }
     });
+    let links = links.collect();
     Ok(CheckFacts {
-        links: links.collect(),
+        links,
         host: view.facts,
         agent_version: view.agent_version,
         kernel: view.kernel,
@@ -37,7 +38,9 @@ pub(crate) async fn read(agent: &Agent) -> Result<CheckFacts, Problem> {
 
 fn link_facts(agent: &Agent, link: &Link) -> LinkFacts {
     let sysfs = SysfsLink::of(&link.name, link.index);
-    let queues = sysfs.as_ref().and_then(SysfsLink::receive_queues);
+    // Links made of software have queues in name only: what arrives is taken by the core that sent it.
+    let card = sysfs.as_ref().filter(|_| link.kind == LinkKind::Physical);
+    let queues = card.and_then(SysfsLink::receive_queues);
     LinkFacts {
         name: link.name.clone(),
         state: match (link.up, link.carrier) {

@@ -20,8 +20,8 @@ use crate::output;
 /// How long an agent may take to answer for the first time; it runs QEMU once to ask what it can do.
 const AGENT_DEADLINE: Duration = Duration::from_secs(30);
 
-/// Lab certificates live as long as the lab, which a reboot ends.
-const CERTIFICATE_DAYS: std::num::NonZeroU32 = std::num::NonZeroU32::new(30).expect("30 is not 0");
+/// Lab certificates outlive the lab, which a reboot ends; a check complains in their last 30 days.
+const CERTIFICATE_DAYS: std::num::NonZeroU32 = std::num::NonZeroU32::new(365).expect("365 is not 0");
 
 pub(crate) async fn run(command: LabCommand, json: bool) -> Result<Exit, Problem> {
     match command {

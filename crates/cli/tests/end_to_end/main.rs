@@ -8,6 +8,7 @@
 
 mod bad_input;
 mod bad_luck;
+mod check;
 mod guest;
 mod lab_cli;
 mod measure_faults;
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
         ("bad_luck", bad_luck::TESTS),
         ("path_loss", path_loss::TESTS),
         ("bad_input", bad_input::TESTS),
+        ("check", check::TESTS),
         ("lab_cli", lab_cli::TESTS),
     ];
     let mut trials = Vec::new();

@@ -22,7 +22,6 @@ pub mod trial;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::facts::MigrationLink;
 use crate::path::{Path, find_paths};
 use facts::CheckFacts;
 use finding::{Finding, Place, on};
@@ -56,7 +55,7 @@ pub struct CheckReport {
 
 /// The paths that a migration could take, to be tried before [`check`].
 pub fn paths_to_try(source: &CheckFacts, target: &CheckFacts) -> Vec<Path> {
-    find_paths(&with_routable_addresses(source), &with_routable_addresses(target))
+    find_paths(&source.host.links, &target.host.links)
 }
 
 /// Everything that is wrong between two hosts, the worst first. Empty when all is well.
@@ -74,16 +73,4 @@ pub fn unreachable(source: &str, target: &str, why: &str) -> Finding {
         .what(format!("{source} cannot ask {target}: {why}"))
         .effect(format!("no VM can move from {source} to {target}, and nothing else could be checked"))
         .remedy(on(target, "systemctl status drainpipe; journalctl --unit drainpipe"))
-}
-
-/// Every link has an address in `fe80::/64`, so by these all links would be in one subnet.
-fn with_routable_addresses(facts: &CheckFacts) -> Vec<MigrationLink> {
-    let mut links = facts.host.links.clone();
-    for link in &mut links {
-        link.addresses.retain(|address| match address.addr() {
-            std::net::IpAddr::V4(address) => !address.is_link_local(),
-            std::net::IpAddr::V6(address) => !address.is_unicast_link_local(),
-        });
-    }
-    links
 }

@@ -206,8 +206,8 @@ fn udp_blocked(pair: Pair<'_>, trial: &PathTrial) -> Finding {
     Finding::warning("udp-blocked", ends(pair, trial))
         .what(format!("TCP connects over {path}, but datagrams do not pass both ways"))
         .effect(
-            "the path's MTU cannot be tested, and a multichannel migration, which watches its paths by \
-             datagrams, takes it for dead",
+            "the path's MTU cannot be tested, and a multichannel migration cannot watch the path: if it dies \
+             in flight, the migration stalls",
         )
         .remedy(format!("{}; {}", on(source, accept(&path.link)), on(target, accept(&path.peer_link))))
 }

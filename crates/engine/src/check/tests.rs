@@ -423,6 +423,15 @@ fn a_peer_speaks_for_itself_and_in_plain_words() {
     assert!(hostile.plausible("b").is_err());
 }
 
+#[test]
+fn heavy_loss_is_not_taken_for_an_mtu() {
+    let mut scene = Scene::healthy();
+    scene.trials[0].forward =
+        PacketTrial { arrived_bytes_max: Some(1492), sent: 15, arrived: 8, ..passing(1500) };
+    let codes: Vec<String> = scene.findings().into_iter().map(|finding| finding.code).collect();
+    assert_eq!(codes, ["path-loses-packets"]);
+}
+
 prop_compose! {
     fn packets()(sent_max in any::<Option<u16>>(), arrived_max in any::<Option<u16>>(), sent in any::<u32>(), arrived in any::<u32>()) -> PacketTrial {
         PacketTrial { sent_bytes_max: sent_max, arrived_bytes_max: arrived_max, sent, arrived }

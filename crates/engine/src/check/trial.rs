@@ -54,6 +54,11 @@ impl PacketTrial {
         self.arrived_bytes_max.is_some_and(|bytes| bytes >= SMALL_BYTES)
     }
 
+    /// Whether so many are lost, whatever their size, that all copies of one size may be lost by chance.
+    pub fn loses_much(&self) -> bool {
+        u64::from(self.arrived) * 4 < u64::from(self.sent) * 3
+    }
+
     /// Whether everything passes that the sending link may send.
     pub fn passes_whole(&self) -> bool {
         self.arrived_bytes_max >= self.sent_bytes_max

@@ -14,8 +14,8 @@ pub(super) fn check(pair: Pair<'_>, trial: &PathTrial) -> Option<Finding> {
     if link.mtu != peer_link.mtu {
         return Some(differs(pair, trial, link.mtu, peer_link.mtu));
     }
-    // With nothing passing at all, size is not what is wrong.
-    let tested = trial.forward.passes() && trial.backward.passes();
+    // With nothing passing at all, or much of everything lost, size is not what is wrong.
+    let tested = [&trial.forward, &trial.backward].into_iter().all(|way| way.passes() && !way.loses_much());
     let whole = trial.forward.passes_whole() && trial.backward.passes_whole();
     (tested && !whole).then(|| does_not_pass(pair, trial, link.mtu))
 }

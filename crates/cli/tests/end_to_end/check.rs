@@ -1,0 +1,210 @@
+//! `drainpipe check`: each thing that a lab can have wrong is found, named and mended, and nothing is
+//! said without it.
+
+use drainpipe_engine::check::CheckReport;
+use drainpipe_engine::check::finding::{Finding, Severity};
+use drainpipe_lab::Lab;
+use rustix::process::Signal;
+
+use crate::Test;
+use crate::program::drainpipe;
+use crate::support::TestLab;
+
+pub(crate) const TESTS: &[Test] = &[
+    ("healthy_hosts", healthy_hosts),
+    ("an_mtu_that_differs", an_mtu_that_differs),
+    ("jumbo_frames_that_a_switch_drops", jumbo_frames_that_a_switch_drops),
+    ("silent_and_one_way_paths", silent_and_one_way_paths),
+    ("links_that_are_down_or_elsewhere", links_that_are_down_or_elsewhere),
+    ("firewalls", firewalls),
+    ("loss", loss),
+    ("kernel_settings", kernel_settings),
+    ("an_agent_that_does_not_answer", an_agent_that_does_not_answer),
+];
+
+const NOTHING_WORSE: i32 = 0;
+const BAD_INPUT: i32 = 2;
+const REFUSED: i32 = 3;
+
+/// A check's exit code and what it found, less what is the machine's affair and not the lab's.
+#[track_caller]
+fn check(lab: &TestLab, source: &str, target: &str) -> (i32, Vec<Finding>) {
+    let output = lab.drainpipe(&["check", source, target, "--json"]);
+    let report: CheckReport =
+        serde_json::from_str(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:#?}"));
+    assert_eq!((report.source.as_str(), report.target.as_str()), (source, target));
+    let of_machine = ["governor-powersave", "target-memory-low", "kernel-old"];
+    let findings = report.findings.into_iter().filter(|finding| !of_machine.contains(&finding.code.as_str()));
+    (output.code, findings.collect())
+}
+
+/// Fails the test unless this is all that is found: its code, where, and a part of what is said of it.
+#[track_caller]
+fn assert_found(lab: &TestLab, exit_code: i32, code: &str, places: &[&str], part: &str) {
+    let (exited, findings) = check(lab, "a", "b");
+    let [finding] = findings.as_slice() else { panic!("{code} alone is expected: {findings:#?}") };
+    let found: Vec<String> = finding.places.iter().map(ToString::to_string).collect();
+    assert_eq!((finding.code.as_str(), exited), (code, exit_code), "{finding:#?}");
+    assert_eq!(found, places, "{finding:#?}");
+    let said = format!("{} {} {}", finding.what, finding.effect, finding.remedy);
+    assert!(said.contains(part), "`{part}` is missing: {finding:#?}");
+}
+
+#[track_caller]
+fn assert_silent(lab: &TestLab) {
+    assert_eq!(check(lab, "a", "b"), (NOTHING_WORSE, vec![]));
+}
+
+#[track_caller]
+fn on(lab: &TestLab, host: &str, command: &str) {
+    lab.exec(host, &["bash", "-c", command]).done();
+}
+
+/// As root on `host` would type what a finding says: the commands behind `on HOST: `.
+#[track_caller]
+fn mend(lab: &TestLab, finding: &Finding, host: &str) {
+    let marker = format!("on {host}: ");
+    let command = finding.remedy.split("; ").find_map(|part| part.strip_prefix(&marker));
+    on(lab, host, command.unwrap_or_else(|| panic!("nothing to do on {host}: {finding:#?}")));
+}
+
+fn healthy_hosts() {
+    let lab = TestLab::up(&["--link", "1000", "--link", "1000:9000"]);
+    let before = lab.network();
+    assert_silent(&lab);
+    assert_eq!(check(&lab, "b", "a"), (NOTHING_WORSE, vec![]));
+    let told = lab.drainpipe(&["check", "a", "b"]);
+    assert_eq!(told.code, NOTHING_WORSE, "{told:#?}");
+    lab.assert_network_as(&before);
+    lab.drainpipe(&["check", "a", "a"]).refused(BAD_INPUT, &["itself", "two hosts"]);
+    lab.drainpipe(&["check", "a", "nobody"]).refused(BAD_INPUT, &["a knows no host nobody"]);
+    drainpipe(&["check", "a"]).refused(BAD_INPUT, &["<TARGET>"]);
+}
+
+fn an_mtu_that_differs() {
+    let lab = TestLab::fast();
+    lab.fault("mtu b e1 9000");
+    assert_found(&lab, REFUSED, "mtu-differs", &["a e1", "b e1"], "migration hangs");
+    let told = lab.drainpipe(&["check", "a", "b"]);
+    for words in ["error", "b e1", "MTU of e1 is 1500 on a", "on b: ip link set dev e1 mtu 1500"] {
+        assert!(told.stdout.contains(words), "`{words}` is missing: {told:#?}");
+    }
+    let (_, findings) = check(&lab, "a", "b");
+    mend(&lab, &findings[0], "b");
+    assert_silent(&lab);
+    lab.fault("mtu b e1 1280");
+    assert_found(&lab, REFUSED, "mtu-differs", &["a e1", "b e1"], "on a: ip link set dev e1 mtu 1280");
+    lab.fault("heal b e1");
+    assert_silent(&lab);
+}
+
+fn jumbo_frames_that_a_switch_drops() {
+    let lab = TestLab::up(&["--link", "unlimited:9000", "--link", "unlimited"]);
+    assert_silent(&lab);
+    let switch = "nft 'add table netdev switch; \
+        add chain netdev switch port { type filter hook ingress device e0 priority 0; }; \
+        add rule netdev switch port ip length > 1504 drop'";
+    on(&lab, "b", switch);
+    let part = "from a to b none larger than 1504 arrives";
+    assert_found(&lab, REFUSED, "mtu-does-not-pass", &["a e0", "b e0"], part);
+    on(&lab, "b", "nft delete table netdev switch");
+    assert_silent(&lab);
+}
+
+fn silent_and_one_way_paths() {
+    let lab = TestLab::fast();
+    let ends = ["a e1", "b e1"];
+    for (fault, code, part) in [
+        ("blackhole a e1", "path-silent", "nothing passes between 10.77.2.11 and 10.77.2.12"),
+        ("blackhole a e1 receive", "path-one-way", "nothing from e1 of b reaches it"),
+        ("blackhole a e1 send", "path-one-way", "nothing from e1 of a reaches it"),
+    ] {
+        lab.fault(fault);
+        assert_found(&lab, NOTHING_WORSE, code, &ends, part);
+        lab.fault("heal a e1");
+        assert_silent(&lab);
+    }
+    lab.fault("blackhole a e0");
+    lab.fault("blackhole b e1");
+    let (exited, findings) = check(&lab, "a", "b");
+    assert_eq!((exited, findings.len()), (REFUSED, 2), "{findings:#?}");
+    assert!(findings.iter().all(|finding| finding.severity == Severity::Error), "{findings:#?}");
+}
+
+fn links_that_are_down_or_elsewhere() {
+    let lab = TestLab::fast();
+    lab.fault("link-down b e1");
+    assert_found(&lab, NOTHING_WORSE, "link-down", &["b e1"], "e1 of b is switched off");
+    let (_, findings) = check(&lab, "a", "b");
+    mend(&lab, &findings[0], "b");
+    assert_silent(&lab);
+
+    on(&lab, "b", "ip address add 10.78.2.12/24 dev e1; ip address delete 10.77.2.12/24 dev e1");
+    assert_found(&lab, NOTHING_WORSE, "subnet-mismatch", &["a e1", "b e1"], "10.78.2.12/24");
+    lab.fault("link-down a e0");
+    let (exited, findings) = check(&lab, "a", "b");
+    let codes: Vec<&str> = findings.iter().map(|finding| finding.code.as_str()).collect();
+    assert_eq!((exited, codes), (REFUSED, vec!["no-path", "link-down"]), "{findings:#?}");
+}
+
+fn firewalls() {
+    let lab = TestLab::fast();
+    for (protocol, code) in [("tcp", "tcp-blocked"), ("udp", "udp-blocked")] {
+        let filter = format!(
+            "nft 'add table inet filter; \
+             add chain inet filter input {{ type filter hook input priority 0; policy accept; }}; \
+             add rule inet filter input iifname e1 meta l4proto {protocol} drop'"
+        );
+        on(&lab, "b", &filter);
+        let part = format!("iifname \"e1\" {protocol} dport 49152-49215 accept");
+        assert_found(&lab, NOTHING_WORSE, code, &["a e1", "b e1"], &part);
+        on(&lab, "b", "nft delete table inet filter");
+        assert_silent(&lab);
+    }
+}
+
+fn loss() {
+    let lab = TestLab::fast();
+    let lossy = "nft 'add table netdev lossy; \
+        add chain netdev lossy port { type filter hook ingress device e0 priority 0; }; \
+        add rule netdev lossy port meta l4proto udp numgen inc mod 7 0 drop'";
+    on(&lab, "b", lossy);
+    assert_found(&lab, NOTHING_WORSE, "path-loses-packets", &["a e0", "b e0"], "from a to b");
+    on(&lab, "b", "nft delete table netdev lossy");
+    assert_silent(&lab);
+}
+
+fn kernel_settings() {
+    let lab = TestLab::fast();
+    on(&lab, "b", "sysctl -qw net.ipv4.conf.e0.rp_filter=1");
+    assert_found(&lab, NOTHING_WORSE, "reverse-path-filter", &["b e0"], "net.ipv4.conf.e0.rp_filter=2");
+    on(&lab, "b", "sysctl -qw net.ipv4.conf.e0.rp_filter=2");
+    assert_silent(&lab);
+
+    on(&lab, "b", "sysctl -qw net.ipv4.tcp_rmem='4096 8192 10000'");
+    let (exited, findings) = check(&lab, "a", "b");
+    let [finding] = findings.as_slice() else { panic!("{findings:#?}") };
+    assert_eq!((exited, finding.code.as_str()), (NOTHING_WORSE, "tcp-buffers-small"), "{finding:#?}");
+    mend(&lab, finding, "b");
+}
+
+fn an_agent_that_does_not_answer() {
+    let lab = TestLab::fast();
+    lab.stop_agent("b", Signal::TERM);
+    assert_found(&lab, REFUSED, "agent-unreachable", &["b"], "systemctl status drainpipe");
+    lab.start_agent("b");
+    assert_silent(&lab);
+
+    lab.stop_agent("b", Signal::TERM);
+    lab.configure("b", "migration_address = \"10.77.255.12\"", "migration_address = \"10.77.255.11\"");
+    lab.start_agent("b");
+    assert_found(&lab, REFUSED, "migration-addresses-equal", &["a", "b"], "10.77.255.11");
+
+    // The ports that were opened are closed: as many checks in a row as one likes.
+    for _ in 0..10 {
+        check(&lab, "b", "a");
+    }
+    let lab = Lab::open(lab.name()).unwrap();
+    let held = lab.run_in("a", || std::fs::read_to_string("/proc/net/udp")).unwrap().unwrap();
+    assert!(!held.contains(":C0"), "{held}");
+}
