@@ -22,11 +22,13 @@ pub(crate) async fn read(agent: &Agent) -> Result<CheckFacts, Problem> {
         }
     });
     let links = links.collect();
+    let ports = agent.config.migration_ports.ports();
     Ok(CheckFacts {
         links,
         host: view.facts,
         agent_version: view.agent_version,
         kernel: view.kernel,
+        migration_ports: [*ports.start(), *ports.end()],
         peers: agent.config.peers.iter().map(|peer| peer.name.clone()).collect(),
         clock_unix_ms: Timestamp::now().as_millisecond(),
         certificate_ends_unix_s: agent.certificate_ends.as_second(),

@@ -158,6 +158,9 @@ fn firewalls() {
         on(&lab, "b", &filter);
         let part = format!("iifname \"e1\" {protocol} dport 49152-49215 accept");
         assert_found(&lab, NOTHING_WORSE, code, &["a e1", "b e1"], &part);
+        let (_, findings) = check(&lab, "a", "b");
+        mend(&lab, &findings[0], "b");
+        assert_silent(&lab);
         on(&lab, "b", "nft delete table inet filter");
         assert_silent(&lab);
     }

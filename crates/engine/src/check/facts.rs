@@ -14,6 +14,8 @@ pub struct CheckFacts {
     pub agent_version: String,
     /// Kernel release, such as `6.1.0-18-amd64`.
     pub kernel: String,
+    /// Ports for incoming migrations and trials, from the first to the last.
+    pub migration_ports: [u16; 2],
     /// Names of the hosts that its configuration knows.
     pub peers: Vec<String>,
     /// Its clock: milliseconds since 1970 began.

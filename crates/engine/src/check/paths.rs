@@ -9,9 +9,6 @@ use crate::facts::MigrationLink;
 mod capacity;
 mod mtu;
 
-/// The default of `migration_ports`, which a firewall must let through.
-const PORTS: &str = "49152-49215";
-
 /// Packets lost of a few dozen that say more than chance.
 const LOST_MIN: u32 = 2;
 
@@ -181,10 +178,7 @@ fn reachability(pair: Pair<'_>, trial: &PathTrial, some_path_works: bool) -> Opt
     Some(match (forward, backward) {
         (true, true) => finding("tcp-blocked")
             .what(format!("packets pass both ways between {path}, but no TCP connection to {target}: {error}"))
-            .remedy(on(
-                target,
-                format!("nft add rule inet filter input iifname \"{}\" tcp dport {PORTS} accept", path.peer_link),
-            )),
+            .remedy(let_through(pair.target, &path.peer_link, "tcp")),
         (true, false) => one_way(target, &path.peer_link, source, &path.link),
         (false, true) => one_way(source, &path.link, target, &path.peer_link),
         (false, false) => finding("path-silent")
@@ -200,16 +194,26 @@ fn reachability(pair: Pair<'_>, trial: &PathTrial, some_path_works: bool) -> Opt
 }
 
 fn udp_blocked(pair: Pair<'_>, trial: &PathTrial) -> Finding {
-    let (source, target, path) = (pair.source.name(), pair.target.name(), &trial.path);
-    let accept =
-        |link: &str| format!("nft add rule inet filter input iifname \"{link}\" udp dport {PORTS} accept");
+    let path = &trial.path;
     Finding::warning("udp-blocked", ends(pair, trial))
         .what(format!("TCP connects over {path}, but datagrams do not pass both ways"))
         .effect(
             "the path's MTU cannot be tested, and a multichannel migration cannot watch the path: if it dies \
              in flight, the migration stalls",
         )
-        .remedy(format!("{}; {}", on(source, accept(&path.link)), on(target, accept(&path.peer_link))))
+        .remedy(format!(
+            "{}; {}",
+            let_through(pair.source, &path.link, "udp"),
+            let_through(pair.target, &path.peer_link, "udp")
+        ))
+}
+
+/// The command that opens a host's migration ports on a link.
+fn let_through(facts: &CheckFacts, link: &str, protocol: &str) -> String {
+    let [first, last] = facts.migration_ports;
+    let rule = format!("iifname \"{link}\" {protocol} dport {first}-{last} accept");
+    // Behind a rule that drops, an added one would do nothing.
+    on(facts.name(), format!("nft insert rule inet filter input {rule}"))
 }
 
 fn loss(pair: Pair<'_>, trial: &PathTrial) -> Vec<Finding> {

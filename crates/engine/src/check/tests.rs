@@ -63,6 +63,7 @@ fn host(name: &str, last: u8) -> CheckFacts {
         },
         agent_version: "0.1.0".into(),
         kernel: "6.1.0-18-amd64".into(),
+        migration_ports: [49_152, 49_215],
         peers: vec!["a".into(), "b".into()],
         clock_unix_ms: 1_800_000_000_000,
         certificate_ends_unix_s: 1_800_000_000 + 300 * DAY_S,
