@@ -120,6 +120,7 @@ impl Measurements {
                 bytes: *bytes,
                 share: if total == 0 { 0.0 } else { *bytes as f64 / total as f64 },
                 speed_mbps: path.speed_mbps,
+                turns: vec![],
             })
             .collect()
     }

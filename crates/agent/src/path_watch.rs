@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use drainpipe_engine::path::Path;
 use drainpipe_engine::problem::Problem;
-use drainpipe_engine::watch::{Fault, HELLO_EVERY_MS, Hello, PathWatch};
+use drainpipe_engine::watch::{HELLO_EVERY_MS, Hello, PathNews, PathWatch};
 use serde::{Deserialize, Serialize};
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::UdpSocket;
@@ -42,8 +42,8 @@ pub struct WatchEnd {
     pub ports: Vec<u16>,
 }
 
-/// A turn of a path, for people.
-pub(crate) type News = String;
+/// What happened to a path, and its name.
+pub(crate) type News = (String, PathNews);
 
 /// One end's sockets, a path each, before the other end's are known.
 #[derive(Debug)]
@@ -168,10 +168,10 @@ impl Watched {
             ticks.tick().await;
             self.listen(&mut watch, now_ms());
             for turn in watch.tick(now_ms()) {
-                self.tell(turn.path, &describe(turn.fault));
+                self.tell(turn.path, turn.fault.map_or(PathNews::Back, PathNews::Out));
             }
             for path in watch.newly_unwatched(now_ms()) {
-                self.tell(path, "is not watched: open the migration ports for UDP too, in both firewalls");
+                self.tell(path, PathNews::Unwatched);
             }
             self.say(&mut watch, now_ms());
             // What could not be set is tried again with the next hello.
@@ -205,13 +205,12 @@ impl Watched {
         }
     }
 
-    fn tell(&self, path: usize, what: &str) {
+    fn tell(&self, path: usize, what: PathNews) {
         let Some(path) = self.paths.get(path) else { return };
-        let text = format!("path {path} {what}");
-        info!(migration = self.migration, "{text}");
+        info!(migration = self.migration, "path {path} {what}");
         if let Some(news) = &self.news {
             // Told to the log above in any case.
-            drop(news.try_send(text));
+            drop(news.try_send((path.to_string(), what)));
         }
     }
 
@@ -229,10 +228,6 @@ impl Watched {
         }
         routed.is_ok()
     }
-}
-
-fn describe(fault: Option<Fault>) -> String {
-    fault.map_or_else(|| "is back".into(), |fault| format!("is out: {fault}"))
 }
 
 fn encode(hello: Hello, token: Uuid) -> [u8; DATAGRAM_BYTES] {

@@ -3,7 +3,7 @@
 use drainpipe_engine::migration::{Migration, Timings};
 use drainpipe_engine::option::{MigrationOption, RequestedOption};
 use drainpipe_engine::plan::Plan;
-use drainpipe_engine::result::{MigrationResult, Outcome};
+use drainpipe_engine::result::{MigrationResult, Outcome, PathUse};
 use jiff::{SignedDuration, Timestamp};
 
 use crate::measure::Measured;
@@ -34,6 +34,10 @@ pub(crate) fn assemble(
     measured: Measured,
 ) -> MigrationResult {
     let parts = Parts::of(migration.timings());
+    let paths = measured.paths.into_iter().map(|path| {
+        let turns = migration.turns_of(&format!("{}–{}", path.link, path.peer_link));
+        PathUse { turns, ..path }
+    });
     MigrationResult {
         id: identity.id,
         vm: identity.vm,
@@ -58,7 +62,7 @@ pub(crate) fn assemble(
         rounds: measured.rounds,
         predicted_total_ms: None,
         cpu_seconds: measured.cpu_seconds,
-        paths: measured.paths,
+        paths: paths.collect(),
         events: migration.log().to_vec(),
         samples: measured.samples,
         verified: None,

@@ -149,8 +149,12 @@ impl Display {
 }
 
 fn describe(progress: &Progress) -> String {
+    let out = match progress.paths_out.as_slice() {
+        [] => String::new(),
+        paths => format!("; out: {}", paths.join(", ")),
+    };
     if let Some(stalled_ms) = progress.stalled_ms {
-        return format!("stalled for {}", output::duration(stalled_ms));
+        return format!("stalled for {}{out}", output::duration(stalled_ms));
     }
     let step = format!("{}/10 {}", progress.step.number(), progress.step.title());
     if progress.total_bytes == 0 {
@@ -158,5 +162,5 @@ fn describe(progress: &Progress) -> String {
     }
     let sent = output::bytes(progress.sent_bytes);
     let left = progress.eta_ms.map_or(String::new(), |eta| format!(", {} left", output::duration(eta)));
-    format!("{step}: {sent} sent, {:.2} Gb/s{left}", progress.rate_gbps)
+    format!("{step}: {sent} sent, {:.2} Gb/s{left}{out}", progress.rate_gbps)
 }

@@ -24,8 +24,9 @@
 use crate::plan::Plan;
 use crate::problem::Problem;
 use crate::progress::{Progress, ProgressMeter, Transferred};
-use crate::result::{Event as LogLine, Outcome};
+use crate::result::{Event as LogLine, Outcome, PathState, PathTurn};
 use crate::step::Step;
+use crate::watch::PathNews;
 
 /// Bounds of one migration.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -101,8 +102,8 @@ pub enum Event {
     Progress(Transferred),
     /// The hypervisor has paused the VM and waits for leave to send the rest.
     Paused,
-    /// A path went out or came back; the text is for people.
-    PathTurned(String),
+    /// Something is to be told of a path, by its name.
+    PathTurned(String, PathNews),
     /// The transfer broke.
     TransferFailed(Problem),
     /// Somebody wants it cancelled.
@@ -180,6 +181,7 @@ pub struct Migration {
     cancel_requested: bool,
     resume_attempts_left: u8,
     timings: Timings,
+    path_turns: Vec<(String, PathTurn)>,
     log: Vec<LogLine>,
 }
 
@@ -226,6 +228,7 @@ impl Migration {
             cancel_requested: false,
             resume_attempts_left: RESUME_ATTEMPTS,
             timings: Timings::default(),
+            path_turns: Vec::new(),
             log: Vec::new(),
         }
     }
@@ -243,13 +246,44 @@ impl Migration {
                 self.action_done(now_ms, event)
             }
             Event::Failed(error) => self.action_failed(now_ms, error),
-            Event::PathTurned(text) => {
-                self.note(now_ms, text);
+            Event::PathTurned(path, news) => {
+                self.path_turned(now_ms, path, news);
                 None
             }
             Event::Paused => self.paused(now_ms),
             Event::TransferFailed(error) => self.transfer_failed(now_ms, error),
         }
+    }
+
+    fn path_turned(&mut self, now_ms: f64, path: String, news: PathNews) {
+        self.note(now_ms, format!("path {path} {news}"));
+        if self.path_turns.len() < LOG_LINES {
+            let (state, why) = match news {
+                PathNews::Out(fault) => (PathState::Out, Some(fault.to_string())),
+                PathNews::Back => (PathState::Back, None),
+                PathNews::Unwatched => (PathState::Unwatched, None),
+            };
+            self.path_turns.push((path, PathTurn { ms: now_ms, state, why }));
+        }
+    }
+
+    /// When a path went out and came back.
+    pub fn turns_of(&self, path: &str) -> Vec<PathTurn> {
+        let turns = self.path_turns.iter().filter(|(of, _)| of == path);
+        turns.map(|(_, turn)| turn.clone()).collect()
+    }
+
+    /// The paths that are out now, by their names.
+    fn paths_out(&self) -> Vec<String> {
+        let mut out: Vec<&String> = Vec::new();
+        for (path, turn) in &self.path_turns {
+            match turn.state {
+                PathState::Out => out.push(path),
+                PathState::Back => out.retain(|other| *other != path),
+                PathState::Unwatched => {}
+            }
+        }
+        out.into_iter().cloned().collect()
     }
 
     fn action_done(&mut self, now_ms: f64, event: Event) -> Option<Action> {
@@ -548,7 +582,7 @@ impl Migration {
 
     /// Progress for people.
     pub fn progress(&self, now_ms: f64) -> Progress {
-        self.meter.progress(self.step(), now_ms)
+        Progress { paths_out: self.paths_out(), ..self.meter.progress(self.step(), now_ms) }
     }
 
     /// The plan, once made.

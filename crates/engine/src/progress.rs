@@ -48,6 +48,9 @@ pub struct Progress {
     pub eta_ms: Option<f64>,
     /// How long nothing has moved; absent while bytes flow.
     pub stalled_ms: Option<f64>,
+    /// Paths that carry nothing for now, because they are not fit to.
+    #[serde(default)]
+    pub paths_out: Vec<String>,
 }
 
 /// Watches a transfer.
@@ -97,6 +100,7 @@ impl ProgressMeter {
             rate_gbps: if stalled { 0.0 } else { bytes_per_ms * 8.0 / 1e6 },
             eta_ms: self.eta_ms(last).filter(|_| !stalled),
             stalled_ms: stalled.then_some(silent_ms),
+            paths_out: Vec::new(),
         }
     }
 

@@ -111,6 +111,32 @@ pub struct PathUse {
     pub share: f64,
     /// Slower of the two links, as configured or as the driver says.
     pub speed_mbps: Option<u64>,
+    /// When it went out of use and came back, in their order.
+    #[serde(default)]
+    pub turns: Vec<PathTurn>,
+}
+
+/// A path went out of use or came back.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct PathTurn {
+    /// Since the start of the migration.
+    pub ms: f64,
+    /// What happened.
+    pub state: PathState,
+    /// Why it is out; absent if it is not.
+    pub why: Option<String>,
+}
+
+/// What is known of a path in mid-flight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum PathState {
+    /// It carries nothing more for now.
+    Out,
+    /// It carries again.
+    Back,
+    /// Whether it is fit cannot be told.
+    Unwatched,
 }
 
 /// One line of a migration's log.

@@ -79,6 +79,29 @@ impl std::fmt::Display for Fault {
     }
 }
 
+/// What is to be told of a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PathNews {
+    /// It went out.
+    Out(Fault),
+    /// It came back.
+    Back,
+    /// No hello comes through on it.
+    Unwatched,
+}
+
+impl std::fmt::Display for PathNews {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Out(fault) => write!(f, "is out: {fault}"),
+            Self::Back => f.write_str("is back"),
+            Self::Unwatched => {
+                f.write_str("is not watched: open the migration ports for UDP too, in both firewalls")
+            }
+        }
+    }
+}
+
 /// A path went out or came back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Turn {

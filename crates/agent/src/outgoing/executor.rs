@@ -321,7 +321,7 @@ impl Executor {
                     // Events were missed, or the connection is gone: the state tells.
                     Err(_) => break,
                 },
-                Some(news) = self.news.recv() => return Event::PathTurned(news),
+                Some((path, news)) = self.news.recv() => return Event::PathTurned(path, news),
                 () = self.running.cancel.notified() => return Event::Tick,
                 () = &mut look => break,
             }

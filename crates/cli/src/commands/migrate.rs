@@ -3,12 +3,15 @@
 use drainpipe_agent::api::types::{MigrateRequest, PlanView};
 use drainpipe_engine::plan::Spread;
 use drainpipe_engine::problem::Problem;
-use drainpipe_engine::result::{MigrationResult, Outcome};
+use drainpipe_engine::result::{MigrationResult, Outcome, PathState, PathUse};
 
 use crate::arguments::MigrateArguments;
 use crate::connection::{ConnectionArguments, Fleet};
 use crate::exit::Exit;
 use crate::{follow, output};
+
+/// A path that was to carry and carried less than that did not do what was asked for.
+const SHARE_OF_NOTHING: f64 = 0.01;
 
 pub(crate) async fn run(
     connection: &ConnectionArguments,
@@ -104,6 +107,9 @@ fn tell(result: &MigrationResult) -> Result<(), Problem> {
         output::duration(result.setup_ms),
         output::duration(result.completion_ms),
     ))?;
+    for line in result.paths.iter().flat_map(|path| lines_of(path, result.paths.len())) {
+        output::remark(&line);
+    }
     match &result.error {
         Some(error) => {
             output::remark(error);
@@ -111,6 +117,29 @@ fn tell(result: &MigrationResult) -> Result<(), Problem> {
         }
         None => Ok(()),
     }
+}
+
+/// What a person should know of a path: that it failed, or was of no use.
+fn lines_of(path: &PathUse, paths: usize) -> Vec<String> {
+    let name = format!("path {}–{}", path.link, path.peer_link);
+    let mut lines: Vec<String> = path
+        .turns
+        .iter()
+        .map(|turn| {
+            let at = output::duration(turn.ms);
+            match turn.state {
+                PathState::Out => format!("{name} out at {at}: {}", turn.why.as_deref().unwrap_or("not fit")),
+                PathState::Back => format!("{name} back at {at}"),
+                PathState::Unwatched => {
+                    format!("{name} was not watched: open the migration ports for UDP too, in both firewalls")
+                }
+            }
+        })
+        .collect();
+    if paths > 1 && path.share < SHARE_OF_NOTHING {
+        lines.push(format!("{name} carried nothing"));
+    }
+    lines
 }
 
 pub(crate) async fn cancel(connection: &ConnectionArguments, id: &str) -> Result<Exit, Problem> {
