@@ -22,6 +22,9 @@ use crate::client::ApiClient;
 use crate::path_watch::bind_one;
 use crate::probe::{self, ProbePort};
 
+/// Longest reason for a path's failure; the honest ones are a line.
+const WHY_LETTERS_MAX: usize = 256;
+
 /// Checks everything between this host and `target`.
 pub(crate) async fn run(agent: &Agent, target: &str) -> Result<CheckReport, Problem> {
     let source = agent.name();
@@ -90,12 +93,17 @@ async fn try_paths(
     Ok(results
         .map(|(((path, connection), round_trip_ms), [forward, backward])| PathTrial {
             path,
-            connection_error: connection.err(),
+            connection_error: connection.err().map(|why| in_plain_words(&why)),
             forward,
             backward,
             round_trip_ms,
         })
         .collect())
+}
+
+/// The other host may have said it; it is shown on a terminal.
+fn in_plain_words(why: &str) -> String {
+    why.chars().filter(|letter| !letter.is_control()).take(WHY_LETTERS_MAX).collect()
 }
 
 /// A path without a socket is left to the trial by TCP, whose failure says why.
@@ -203,5 +211,28 @@ fn take(directions: &mut [Direction], arrived: Vec<Arrived>) {
     for (direction, mut arrived) in directions.iter_mut().zip(arrived) {
         arrived.retain(|size, _| direction.sent.contains(size));
         direction.arrived = arrived;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_did_not_leave_here_cannot_have_arrived_there() {
+        let mut directions = [Direction::new(1500)];
+        let sent = directions[0].next();
+        assert_eq!(sent.last(), Some(&1500));
+        take(&mut directions, vec![Arrived::from([(128, 3), (1400, 900), (9000, 3)]), Arrived::new()]);
+        assert_eq!(directions[0].arrived, Arrived::from([(128, 3), (1400, 900)]));
+        let summed_up = directions[0].sum_up();
+        assert_eq!((summed_up.arrived_bytes_max, summed_up.arrived), (Some(1400), 2 * COPIES));
+    }
+
+    #[test]
+    fn a_reason_is_a_short_line() {
+        let hostile = format!("\u{1b}[2Jno port\n{}", "x".repeat(10_000));
+        let shown = in_plain_words(&hostile);
+        assert!(shown.starts_with("[2Jno portx") && shown.len() == WHY_LETTERS_MAX, "{shown}");
     }
 }

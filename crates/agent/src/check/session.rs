@@ -99,10 +99,10 @@ pub(crate) async fn open(
     }
     let session = Session { source: source.into(), ends, rounds: AtomicU32::new(0) };
     agent.checks.add(token, Arc::new(session))?;
-    let checks = Arc::clone(agent);
+    let held_by = Arc::clone(agent);
     tokio::spawn(async move {
         sleep(SESSION_DEADLINE).await;
-        checks.checks.remove(token);
+        held_by.checks.remove(token);
     });
     let addresses = paths.iter().map(|path| path.address).collect();
     let connections = probe::open(agent, ProbeRequest { addresses }).await?;
