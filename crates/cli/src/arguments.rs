@@ -226,7 +226,8 @@ Examples:
   drainpipe check a b && drainpipe migrate web1 b           move only if nothing is in the way
   drainpipe check a b --json | jq -r '.findings[].code'     for scripts: codes stay the same
 
-Exit codes: 0 no error, though maybe warnings and remarks · 3 an error: a migration would fail or hang";
+Exit codes: 0 no error, though maybe warnings and remarks · 3 an error: a migration would fail or
+hang · others as everywhere";
 
 #[derive(Debug, Args)]
 #[command(after_help = MIGRATE_EXAMPLES)]

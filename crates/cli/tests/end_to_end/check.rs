@@ -16,6 +16,8 @@ pub(crate) const TESTS: &[Test] = &[
     ("jumbo_frames_that_a_switch_drops", jumbo_frames_that_a_switch_drops),
     ("silent_and_one_way_paths", silent_and_one_way_paths),
     ("links_that_are_down_or_elsewhere", links_that_are_down_or_elsewhere),
+    ("paths_by_ipv6", paths_by_ipv6),
+    ("the_management_network", the_management_network),
     ("firewalls", firewalls),
     ("loss", loss),
     ("kernel_settings", kernel_settings),
@@ -145,6 +147,41 @@ fn links_that_are_down_or_elsewhere() {
     let (exited, findings) = check(&lab, "a", "b");
     let codes: Vec<&str> = findings.iter().map(|finding| finding.code.as_str()).collect();
     assert_eq!((exited, codes), (REFUSED, vec!["no-path", "link-down"]), "{findings:#?}");
+}
+
+fn paths_by_ipv6() {
+    let lab = TestLab::fast();
+    for (host, last) in [("a", 11), ("b", 12)] {
+        on(
+            &lab,
+            host,
+            &format!(
+                "ip address add fd77:2::{last}/64 dev e1 nodad; ip address delete 10.77.2.{last}/24 dev e1"
+            ),
+        );
+    }
+    let report: CheckReport = lab.json(&["check", "a", "b"]);
+    let path = &report.paths[1];
+    assert!(path.path.address.is_ipv6() && path.connection_error.is_none(), "{report:#?}");
+    assert!(path.forward.passes_whole() && path.backward.passes_whole(), "{report:#?}");
+    assert_eq!(path.forward.arrived_bytes_max, Some(1500));
+    assert_silent(&lab);
+    lab.fault("blackhole a e1 send");
+    assert_found(&lab, NOTHING_WORSE, "path-one-way", &["a e1", "b e1"], "nothing from e1 of a reaches it");
+}
+
+fn the_management_network() {
+    let lab = TestLab::fast();
+    for host in ["a", "b"] {
+        lab.stop_agent(host, Signal::TERM);
+        lab.configure(host, "[[link]]\nname = \"e0\"", "[[link]]\nname = \"mgmt\"");
+        lab.start_agent(host);
+    }
+    let (exited, findings) = check(&lab, "a", "b");
+    let found: Vec<(&str, String)> =
+        findings.iter().map(|finding| (finding.code.as_str(), finding.places[0].to_string())).collect();
+    let expected = [("management-link", "a mgmt".to_owned()), ("management-link", "b mgmt".to_owned())];
+    assert_eq!((exited, found), (NOTHING_WORSE, expected.to_vec()), "{findings:#?}");
 }
 
 fn firewalls() {
