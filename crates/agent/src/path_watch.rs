@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use drainpipe_engine::path::Path;
 use drainpipe_engine::problem::Problem;
+use drainpipe_engine::speed::{READ_EVERY_MS, SpeedWatch};
 use drainpipe_engine::watch::{HELLO_EVERY_MS, Hello, PathNews, PathWatch};
 use serde::{Deserialize, Serialize};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -157,11 +158,13 @@ struct Watched {
 }
 
 impl Watched {
-    async fn run(self) {
+    async fn run(mut self) {
         let began = Instant::now();
         let now_ms = || began.elapsed().as_secs_f64() * 1000.0;
         let mut watch = PathWatch::new(self.paths.len(), now_ms());
-        let mut routed = watch.in_use();
+        let mut speeds = SpeedWatch::new(self.paths.iter().map(|path| path.speed_mbps).collect());
+        let mut next_reading_ms = 0.0;
+        let mut routed = Some(watch.in_use());
         let mut ticks = interval(Duration::from_secs_f64(HELLO_EVERY_MS / 1000.0));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -174,12 +177,35 @@ impl Watched {
                 self.tell(path, PathNews::Unwatched);
             }
             self.say(&mut watch, now_ms());
+            if self.sends() && now_ms() >= next_reading_ms {
+                next_reading_ms = now_ms() + READ_EVERY_MS;
+                if self.follow_speeds(&mut speeds, &watch.in_use(), now_ms()).await {
+                    routed = None;
+                }
+            }
             // What could not be set is tried again with the next hello.
             let wanted = watch.in_use();
-            if wanted != routed && self.route_over(&wanted).await {
-                routed = wanted;
+            if routed.as_ref() != Some(&wanted) && self.route_over(&wanted).await {
+                routed = Some(wanted);
             }
         }
+    }
+
+    /// Only the end that sends memory sees by it what the paths carry. It is the one that is listened to.
+    fn sends(&self) -> bool {
+        self.news.is_some()
+    }
+
+    /// True if a path is to be taken for faster or slower than before.
+    async fn follow_speeds(&mut self, speeds: &mut SpeedWatch, in_use: &[bool], now_ms: f64) -> bool {
+        let links: Vec<&str> = self.paths.iter().map(|path| path.link.as_str()).collect();
+        let Ok(sent_bytes) = self.agent.network.sent_bytes(&links).await else { return false };
+        let changed = speeds.record(now_ms, &sent_bytes, in_use);
+        for &(path, mbps) in &changed {
+            self.paths[path].speed_mbps = Some(mbps);
+            self.tell(path, PathNews::Carries(mbps));
+        }
+        !changed.is_empty()
     }
 
     fn listen(&self, watch: &mut PathWatch, now_ms: f64) {

@@ -12,5 +12,6 @@ pub mod problem;
 pub mod progress;
 pub mod queue;
 pub mod result;
+pub mod speed;
 pub mod step;
 pub mod watch;

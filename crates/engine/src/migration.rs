@@ -261,6 +261,7 @@ impl Migration {
             let (state, why) = match news {
                 PathNews::Out(fault) => (PathState::Out, Some(fault.to_string())),
                 PathNews::Back => (PathState::Back, None),
+                PathNews::Carries(_) => (PathState::Weighted, Some(news.to_string())),
                 PathNews::Unwatched => (PathState::Unwatched, None),
             };
             self.path_turns.push((path, PathTurn { ms: now_ms, state, why }));
@@ -280,7 +281,7 @@ impl Migration {
             match turn.state {
                 PathState::Out => out.push(path),
                 PathState::Back => out.retain(|other| *other != path),
-                PathState::Unwatched => {}
+                PathState::Weighted | PathState::Unwatched => {}
             }
         }
         out.into_iter().cloned().collect()

@@ -123,7 +123,7 @@ pub struct PathTurn {
     pub ms: f64,
     /// What happened.
     pub state: PathState,
-    /// Why it is out; absent if it is not.
+    /// Why it is out, or what it carries; absent where there is nothing to say.
     pub why: Option<String>,
 }
 
@@ -135,6 +135,8 @@ pub enum PathState {
     Out,
     /// It carries again.
     Back,
+    /// Its share of the traffic has changed with what it carries.
+    Weighted,
     /// Whether it is fit cannot be told.
     Unwatched,
 }

@@ -86,6 +86,8 @@ pub enum PathNews {
     Out(Fault),
     /// It came back.
     Back,
+    /// It carries so many Mb/s, or as many again, and has a share to fit.
+    Carries(u64),
     /// No hello comes through on it.
     Unwatched,
 }
@@ -95,6 +97,7 @@ impl std::fmt::Display for PathNews {
         match self {
             Self::Out(fault) => write!(f, "is out: {fault}"),
             Self::Back => f.write_str("is back"),
+            Self::Carries(mbps) => write!(f, "is taken for one of {mbps} Mb/s, by what it carries"),
             Self::Unwatched => {
                 f.write_str("is not watched: open the migration ports for UDP too, in both firewalls")
             }

@@ -130,6 +130,9 @@ fn lines_of(path: &PathUse, paths: usize) -> Vec<String> {
             match turn.state {
                 PathState::Out => format!("{name} out at {at}: {}", turn.why.as_deref().unwrap_or("not fit")),
                 PathState::Back => format!("{name} back at {at}"),
+                PathState::Weighted => {
+                    format!("{name} {} from {at} on", turn.why.as_deref().unwrap_or("weighted"))
+                }
                 PathState::Unwatched => {
                     format!("{name} was not watched: open the migration ports for UDP too, in both firewalls")
                 }

@@ -68,6 +68,11 @@ impl Scene {
     #[track_caller]
     pub(crate) fn in_lab(lab: TestLab) -> Self {
         let guest = lab.start_guest("web", MEMORY_MIB, "");
+        Self::of(lab, guest)
+    }
+
+    #[track_caller]
+    pub(crate) fn of(lab: TestLab, guest: Guest) -> Self {
         let network = lab.network();
         Self { lab, guest, network }
     }

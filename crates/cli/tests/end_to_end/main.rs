@@ -58,7 +58,13 @@ fn main() -> ExitCode {
         Some(_) => None,
         None => Some("DRAINPIPE_TEST_QEMU names no other QEMU".into()),
     });
-    trials.push(trial("options::another_qemu".into(), options::another_qemu, no_other_qemu));
+    trials.push(trial("options::another_qemu".into(), options::another_qemu, no_other_qemu.clone()));
+    let slow = path_loss::a_link_that_becomes_slow_gets_a_smaller_share;
+    trials.push(trial(
+        "path_loss::a_link_that_becomes_slow_gets_a_smaller_share".into(),
+        slow,
+        no_other_qemu,
+    ));
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 

@@ -9,6 +9,9 @@ use rustix::process::{Signal, kill_process};
 
 use crate::Test;
 use crate::bad_luck::{Scene, result_of};
+use crate::guest::Guest;
+use crate::options;
+use crate::support::TestLab;
 
 pub(crate) const TESTS: &[Test] = &[
     ("a_link_goes_down_at_the_source", a_link_goes_down_at_the_source),
@@ -71,6 +74,26 @@ fn a_link_that_returns_is_used_again() {
     let result = result_of(&migrating.wait());
     assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
     assert_eq!(turns(&result, "e1"), [PathState::Out, PathState::Back], "{result:#?}");
+    scene.assert_settled("b");
+}
+
+/// With a machine type since 8.1: before, all paths become slow with the slowest.
+pub(crate) fn a_link_that_becomes_slow_gets_a_smaller_share() {
+    let qemu = options::other_qemu().expect("the test runs only where there is one");
+    let lab = TestLab::up(&["--link", "60", "--link", "60", "--qemu", &qemu]);
+    let guest = Guest::new("web", lab.guest_address(), lab.namespace("client"));
+    lab.create(&guest.specification(160, "").replace("pc-q35-7.2", "pc-q35-8.2"), "web");
+    lab.drainpipe(&["vm", "start", "web"]).done();
+    guest.wait_until_ready();
+    let scene = Scene::of(lab, guest);
+    let migrating = scene.migrate(&["--option", "multichannel"]);
+    scene.lab.fault("rate e1 6");
+    let result = result_of(&migrating.wait());
+    scene.lab.fault("rate e1 60");
+    assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
+    // Which of the two depends on how its queue fills.
+    let first = turns(&result, "e1").first().copied();
+    assert!(matches!(first, Some(PathState::Weighted | PathState::Out)), "{result:#?}");
     scene.assert_settled("b");
 }
 
