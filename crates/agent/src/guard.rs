@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::migration as qemu;
+use drainpipe_hypervisor::qmp::QmpError;
 use drainpipe_hypervisor::{AttachError, RunState, RuntimePaths, Vmm};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::oneshot;
@@ -35,6 +36,10 @@ const SIGN_EVERY: Duration = Duration::from_millis(500);
 /// After this silence the agent is taken to stand still. Long enough for a host that swaps, short enough
 /// that the VM's clients do not give up.
 const SILENCE_MAX: Timespec = Timespec { tv_sec: 3, tv_nsec: 0 };
+
+/// How often a guard lets an agent stand still while the VM runs: 5 minutes of silence. After that the
+/// agent is not expected to wake up, and the transfer would have no end.
+const SILENCES: u32 = 100;
 
 /// How long a guard may take to its post. It takes 10 ms, and the wait for the one before.
 const POST_DEADLINE: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
@@ -131,10 +136,11 @@ pub async fn stand(
     let journal = Journal::open(state_directory)?;
     // An agent that is gone already shows as silence.
     let _heard = io::stdout().write_all(&[AT_POST]).and_then(|()| io::stdout().flush());
+    let mut silences_left = SILENCES;
     loop {
         match listen(&mut io::stdin().lock()) {
             Heard::Dismissed => return Ok(()),
-            Heard::Nothing if vm_runs(&paths).await => {}
+            Heard::Nothing if silences_left > 0 && vm_runs(&paths).await => silences_left -= 1,
             Heard::Nothing | Heard::End => break,
         }
     }
@@ -169,10 +175,15 @@ async fn let_run_on(journal: &Journal, migration: &str, paths: &RuntimePaths) ->
     qemu::run(&vmm, QMP_DEADLINE).await.map_err(Problem::failed)
 }
 
+/// Also if QEMU does not answer: it may be mute for seconds while the VM runs, and could not be told
+/// anything now.
 async fn vm_runs(paths: &RuntimePaths) -> bool {
     match Vmm::attach_beside_agent(paths.clone(), QMP_DEADLINE).await {
-        Ok(vmm) => matches!(vmm.run_state(QMP_DEADLINE).await, Ok(RunState::Running)),
-        Err(_) => false,
+        Ok(vmm) => match vmm.run_state(QMP_DEADLINE).await {
+            Ok(state) => state == RunState::Running,
+            Err(error) => matches!(error, QmpError::Deadline { .. }),
+        },
+        Err(error) => matches!(error, AttachError::Qmp(QmpError::Deadline { .. })),
     }
 }
 

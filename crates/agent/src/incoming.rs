@@ -348,6 +348,9 @@ async fn connect_routed(
         ));
     };
     let paths = &request.plan.paths;
+    if other.ports.len() != paths.len() || other.ports.contains(&0) {
+        return Err(Problem::bad_input("the source's watch does not name a port for each path"));
+    }
     let sockets = WatchSockets::bind(agent, paths, other.token)?;
     let own = sockets.end()?;
     let address = multichannel::prepare(agent, &entry.id, peer, paths).await?;

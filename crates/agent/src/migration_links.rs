@@ -77,8 +77,9 @@ pub(crate) fn configured(links: &[Link], wanted: &[config::Link]) -> Vec<Migrati
         .collect()
 }
 
-/// The links that look fit, the fastest first: network cards, bonds and VLANs that are up, belong to no
-/// bridge or bond, have an address that reaches further than the link, and are not excluded.
+/// The links that look fit, the fastest first and those that are down last: network cards, bonds and VLANs
+/// that belong to no bridge or bond, have an address that reaches further than the link, and are not
+/// excluded.
 ///
 /// Those of the management network, by which the agents reach each other, are left out as long as there
 /// is another one: a host with one network card uses it for everything.
@@ -88,10 +89,10 @@ pub(crate) fn found(links: &[Link], exclude: &[Exclusion], management: &[IpAddr]
         .filter(|link| is_fit(link) && !exclude.iter().any(|exclusion| exclusion.covers(link)))
         .collect();
     let is_management = |link: &Link| link.addresses.iter().any(|net| management.contains(&net.addr()));
-    if fit.iter().any(|link| !is_management(link)) {
+    if fit.iter().any(|link| is_usable(link) && !is_management(link)) {
         fit.retain(|link| !is_management(link));
     }
-    fit.sort_by_key(|link| std::cmp::Reverse(link.speed_mbps));
+    fit.sort_by_key(|link| std::cmp::Reverse((is_usable(link), link.speed_mbps)));
     fit.into_iter().map(migration_link).collect()
 }
 
@@ -105,7 +106,7 @@ fn is_fit(link: &Link) -> bool {
         IpAddr::V4(address) => !address.is_link_local(),
         IpAddr::V6(address) => !address.is_unicast_link_local(),
     };
-    is_kind && is_usable(link) && link.master.is_none() && link.addresses.iter().any(reaches_further)
+    is_kind && link.master.is_none() && link.addresses.iter().any(reaches_further)
 }
 
 fn is_usable(link: &Link) -> bool {
@@ -177,16 +178,16 @@ mod tests {
     }
 
     #[test]
-    fn cards_that_are_up_and_not_of_the_management_network_are_found() {
+    fn cards_that_are_not_of_the_management_network_are_found() {
         let management = ["192.0.2.1".parse().unwrap()];
-        assert_eq!(names(&found(&host(), &[], &management)), ["eth2", "eth1"]);
-        assert_eq!(names(&found(&host(), &[], &[])), ["eth2", "eth0", "eth1"]);
+        assert_eq!(names(&found(&host(), &[], &management)), ["eth2", "eth1", "eth3"]);
+        assert_eq!(names(&found(&host(), &[], &[])), ["eth2", "eth0", "eth1", "eth3"]);
     }
 
     #[test]
     fn what_is_excluded_by_name_or_subnet_is_not() {
         let exclude = ["eth1", "10.0.2.0/24"].map(|text| Exclusion::try_from(text.to_owned()).unwrap());
-        assert_eq!(names(&found(&host(), &exclude, &[])), ["eth0"]);
+        assert_eq!(names(&found(&host(), &exclude, &[])), ["eth0", "eth3"]);
         for bad in ["", "10.0.0.0/40", "a/b"] {
             assert!(Exclusion::try_from(bad.to_owned()).is_err(), "{bad}");
         }

@@ -29,9 +29,18 @@ pub(crate) async fn route_over(
     peer: IpAddr,
     paths: &[Path],
 ) -> Result<(), Problem> {
-    let (_, mut changes) = changes(agent, peer, paths)?;
-    changes.retain(|change| matches!(change, Change::Route { .. }));
-    agent.network.change_for(migration, &changes).await
+    agent.network.change_for(migration, &[route(agent, peer, paths)?]).await
+}
+
+/// Makes that route again should it be gone.
+pub(crate) async fn restore_route(agent: &Agent, peer: IpAddr, paths: &[Path]) -> Result<(), Problem> {
+    agent.network.restore_if_absent(&route(agent, peer, paths)?).await
+}
+
+fn route(agent: &Agent, peer: IpAddr, paths: &[Path]) -> Result<Change, Problem> {
+    let (_, changes) = changes(agent, peer, paths)?;
+    let route = changes.into_iter().find(|change| matches!(change, Change::Route { .. }));
+    route.ok_or_else(|| Problem::failed("a migration without a route"))
 }
 
 fn changes(agent: &Agent, peer: IpAddr, paths: &[Path]) -> Result<(IpAddr, Vec<Change>), Problem> {

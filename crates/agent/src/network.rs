@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 use drainpipe_engine::facts::MigrationLink;
 use drainpipe_engine::problem::Problem;
-use drainpipe_net::{Change, Network, Undo};
+use drainpipe_net::{Before, Change, LinkKind, Network, Undo};
+use ipnet::IpNet;
 use tokio::sync::Mutex;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use crate::config::Config;
 use crate::journal::{HostChange, Journal};
@@ -35,20 +36,30 @@ impl HostNetwork {
     pub(crate) async fn migration_links(&self, config: &Config) -> Result<Vec<MigrationLink>, Problem> {
         let links = self.network.links().await.map_err(Problem::failed)?;
         if config.links.is_empty() {
-            let management = self.management_addresses(config).await?;
+            let management = self.management_addresses(config).await;
             return Ok(migration_links::found(&links, &config.exclude_links, &management));
         }
         Ok(migration_links::configured(&links, &config.links))
     }
 
     /// The addresses by which this host and its peers reach each other.
-    async fn management_addresses(&self, config: &Config) -> Result<Vec<IpAddr>, Problem> {
+    pub(crate) async fn management_addresses(&self, config: &Config) -> Vec<IpAddr> {
         let mut addresses = vec![config.listen.ip()];
         for peer in &config.peers {
-            let route = self.network.route_to(peer.address.ip()).await.map_err(Problem::failed)?;
-            addresses.extend(route.and_then(|route| route.source));
+            // A peer that is not routed says nothing of the others.
+            match self.network.route_to(peer.address.ip()).await {
+                Ok(route) => addresses.extend(route.and_then(|route| route.source)),
+                Err(error) => debug!(peer = peer.name, %error, "no route to it"),
+            }
         }
-        Ok(addresses)
+        addresses
+    }
+
+    /// The subnets of all links, as they are now; not the addresses of migrations under way.
+    pub(crate) async fn subnets(&self) -> Result<Vec<IpNet>, Problem> {
+        let links = self.network.links().await.map_err(Problem::failed)?;
+        let others = links.into_iter().filter(|link| link.kind != LinkKind::Loopback);
+        Ok(others.flat_map(|link| link.addresses).collect())
     }
 
     /// Bytes that each link has sent so far, in the order asked for; zero for a link that is gone.
@@ -69,7 +80,20 @@ impl HostNetwork {
                 Some(other) => other.before.clone(),
                 None => self.network.observe(change).await.map_err(Problem::refused)?,
             };
-            self.journal.record_change(owner, change, &before)?;
+            let is_recorded = made.iter().any(|other| other.owner == owner && other.change == *change);
+            if !is_recorded {
+                self.journal.record_change(owner, change, &before)?;
+            }
+            self.network.apply(change).await.map_err(Problem::failed)?;
+        }
+        Ok(())
+    }
+
+    /// Makes a recorded change again if nothing of it is there any more: the kernel drops a route when
+    /// its last link is switched off, and others may remove what they do not know.
+    pub(crate) async fn restore_if_absent(&self, change: &Change) -> Result<(), Problem> {
+        let _changing = self.changing.lock().await;
+        if self.network.observe(change).await.map_err(Problem::failed)? == Before::Absent {
             self.network.apply(change).await.map_err(Problem::failed)?;
         }
         Ok(())

@@ -19,15 +19,19 @@ use tokio::net::UdpSocket;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::agent::Agent;
 use crate::multichannel;
 
-/// Most datagrams read from one path between two hellos; a flood of them costs no more.
-const READ_MAX: usize = 64;
+/// Most datagrams read from one path between two hellos; a flood of them costs no more. More than a socket
+/// holds by default, so that nothing old is left after the agent stood still.
+const READ_MAX: usize = 1024;
+
+/// How soon a route that could not be set is tried again, and one that is gone is noticed.
+const ROUTE_EVERY: Duration = Duration::from_secs(1);
 
 /// Token, sequence, flags, loss.
 const DATAGRAM_BYTES: usize = 26;
@@ -164,6 +168,7 @@ impl Watched {
         let mut watch = PathWatch::new(self.paths.len(), now_ms());
         let mut speeds = SpeedWatch::new(self.paths.iter().map(|path| path.speed_mbps).collect());
         let mut next_reading_ms = 0.0;
+        let (mut next_route, mut next_look) = (Instant::now(), Instant::now() + ROUTE_EVERY);
         let mut routed = Some(watch.in_use());
         let mut ticks = interval(Duration::from_secs_f64(HELLO_EVERY_MS / 1000.0));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -183,10 +188,19 @@ impl Watched {
                     routed = None;
                 }
             }
-            // What could not be set is tried again with the next hello.
             let wanted = watch.in_use();
-            if routed.as_ref() != Some(&wanted) && self.route_over(&wanted).await {
-                routed = Some(wanted);
+            if routed.as_ref() != Some(&wanted) {
+                if Instant::now() < next_route {
+                    continue;
+                }
+                if self.route_over(&wanted).await {
+                    routed = Some(wanted);
+                } else {
+                    next_route = Instant::now() + ROUTE_EVERY;
+                }
+            } else if Instant::now() >= next_look {
+                next_look = Instant::now() + ROUTE_EVERY;
+                self.restore_route(&wanted).await;
             }
         }
     }
@@ -241,18 +255,24 @@ impl Watched {
     }
 
     async fn route_over(&self, in_use: &[bool]) -> bool {
-        let paths: Vec<Path> = self
-            .paths
-            .iter()
-            .zip(in_use)
-            .filter(|(_, in_use)| **in_use)
-            .map(|(path, _)| path.clone())
-            .collect();
+        let paths = self.paths_in(in_use);
         let routed = multichannel::route_over(&self.agent, &self.migration, self.peer, &paths).await;
         if let Err(problem) = &routed {
             warn!(migration = self.migration, %problem, "the route stays as it is for now");
         }
         routed.is_ok()
+    }
+
+    async fn restore_route(&self, in_use: &[bool]) {
+        let restored = multichannel::restore_route(&self.agent, self.peer, &self.paths_in(in_use)).await;
+        if let Err(problem) = restored {
+            debug!(migration = self.migration, %problem, "the route cannot be looked after now");
+        }
+    }
+
+    fn paths_in(&self, in_use: &[bool]) -> Vec<Path> {
+        let paths = self.paths.iter().zip(in_use).filter(|(_, in_use)| **in_use);
+        paths.map(|(path, _)| path.clone()).collect()
     }
 }
 

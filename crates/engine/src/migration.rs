@@ -21,6 +21,8 @@
 //! - Each action is answered by exactly one event; no action is given while one is under way, but
 //!   for the transfer, which goes on until it is stopped, fails or is over.
 
+use std::collections::BTreeSet;
+
 use crate::plan::Plan;
 use crate::problem::Problem;
 use crate::progress::{Progress, ProgressMeter, Transferred};
@@ -182,6 +184,7 @@ pub struct Migration {
     resume_attempts_left: u8,
     timings: Timings,
     path_turns: Vec<(String, PathTurn)>,
+    paths_out: BTreeSet<String>,
     log: Vec<LogLine>,
 }
 
@@ -229,6 +232,7 @@ impl Migration {
             resume_attempts_left: RESUME_ATTEMPTS,
             timings: Timings::default(),
             path_turns: Vec::new(),
+            paths_out: BTreeSet::new(),
             log: Vec::new(),
         }
     }
@@ -257,6 +261,15 @@ impl Migration {
 
     fn path_turned(&mut self, now_ms: f64, path: String, news: PathNews) {
         self.note(now_ms, format!("path {path} {news}"));
+        match news {
+            PathNews::Out(_) => {
+                self.paths_out.insert(path.clone());
+            }
+            PathNews::Back => {
+                self.paths_out.remove(&path);
+            }
+            PathNews::Carries(_) | PathNews::Unwatched => {}
+        }
         if self.path_turns.len() < LOG_LINES {
             let (state, why) = match news {
                 PathNews::Out(fault) => (PathState::Out, Some(fault.to_string())),
@@ -272,19 +285,6 @@ impl Migration {
     pub fn turns_of(&self, path: &str) -> Vec<PathTurn> {
         let turns = self.path_turns.iter().filter(|(of, _)| of == path);
         turns.map(|(_, turn)| turn.clone()).collect()
-    }
-
-    /// The paths that are out now, by their names.
-    fn paths_out(&self) -> Vec<String> {
-        let mut out: Vec<&String> = Vec::new();
-        for (path, turn) in &self.path_turns {
-            match turn.state {
-                PathState::Out => out.push(path),
-                PathState::Back => out.retain(|other| *other != path),
-                PathState::Weighted | PathState::Unwatched => {}
-            }
-        }
-        out.into_iter().cloned().collect()
     }
 
     fn action_done(&mut self, now_ms: f64, event: Event) -> Option<Action> {
@@ -583,7 +583,10 @@ impl Migration {
 
     /// Progress for people.
     pub fn progress(&self, now_ms: f64) -> Progress {
-        Progress { paths_out: self.paths_out(), ..self.meter.progress(self.step(), now_ms) }
+        Progress {
+            paths_out: self.paths_out.iter().cloned().collect(),
+            ..self.meter.progress(self.step(), now_ms)
+        }
     }
 
     /// The plan, once made.

@@ -15,6 +15,9 @@ const SLOW: f64 = 0.3;
 /// of memory to send.
 const AT_ITS_LIMIT: f64 = 0.8;
 
+/// A path that carries less, in Mb/s, has no channel: only hellos and the like.
+const CARRIES_MBPS: f64 = 1.0;
+
 /// Readings in a row that must say the same.
 const CONFIRMATIONS: u8 = 2;
 
@@ -75,7 +78,7 @@ impl SpeedWatch {
             let recovered = rate_mbps >= nominal as f64 * SLOW;
             return recovered.then(|| self.assume(path, nominal));
         }
-        let is_slow = others_at_limit && rate_mbps > 0.0 && rate_mbps < nominal as f64 * SLOW;
+        let is_slow = others_at_limit && rate_mbps >= CARRIES_MBPS && rate_mbps < nominal as f64 * SLOW;
         self.slow_for[path] = if is_slow { self.slow_for[path] + 1 } else { 0 };
         (self.slow_for[path] >= CONFIRMATIONS).then(|| {
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to nominal")]
@@ -145,6 +148,16 @@ mod tests {
             let changed = watch.record(f64::from(second) * READ_EVERY_MS, &sent.1, &[true, false]);
             assert_eq!(changed, []);
             sent.1 = vec![sent.1[0] + 950 * 125_000, sent.1[1] + 125_000];
+        }
+    }
+
+    #[test]
+    fn a_path_without_channels_is_not_taken_for_slow() {
+        let mut watch = SpeedWatch::new(vec![Some(5000), Some(100)]);
+        let mut sent = vec![0_u64, 0];
+        for second in 0..10 {
+            assert_eq!(watch.record(f64::from(second) * READ_EVERY_MS, &sent, &[true, true]), []);
+            sent = vec![sent[0] + 4900 * 125_000, sent[1] + 2_500];
         }
     }
 

@@ -131,6 +131,7 @@ struct Watched {
     failures: u32,
     began_ms: f64,
     told_unwatched: bool,
+    begin_window_anew: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -185,6 +186,17 @@ impl Watched {
             failures: 0,
             began_ms: now_ms,
             told_unwatched: false,
+            begin_window_anew: false,
+        }
+    }
+
+    /// After the watch stood still: what it slept through is no silence and no loss, and no sign of life of
+    /// a path that was out.
+    fn wake(&mut self, now_ms: f64) {
+        self.begin_window_anew = true;
+        match &mut self.state {
+            State::In { .. } => self.last_heard_ms = now_ms,
+            State::Out { good_since_ms, .. } => *good_since_ms = None,
         }
     }
 
@@ -273,7 +285,12 @@ impl PathWatch {
     pub fn hello(&mut self, path: usize, now_ms: f64) -> Option<Hello> {
         let path = self.paths.get_mut(path)?;
         path.sent += 1;
-        Some(Hello { sequence: path.sent, hears_you: !path.is_silent(now_ms), lost: path.heard.lost() })
+        Some(Hello {
+            sequence: path.sent,
+            // What was never heard is no silence: a firewall may drop the hellos of one direction.
+            hears_you: path.peer.is_none() || !path.is_silent(now_ms),
+            lost: path.heard.lost(),
+        })
     }
 
     /// A hello was heard on a path.
@@ -285,7 +302,8 @@ impl PathWatch {
             return;
         }
         // What was lost while nothing came through says nothing of the path as it is now.
-        let anew = path.is_silent(now_ms) || path.peer.is_none();
+        let anew =
+            std::mem::take(&mut path.begin_window_anew) || path.is_silent(now_ms) || path.peer.is_none();
         path.heard = if anew { Heard::first(hello.sequence) } else { path.heard.next(hello.sequence) };
         path.last_heard_ms = now_ms;
         path.peer = Some(hello);
@@ -297,8 +315,9 @@ impl PathWatch {
         self.last_tick_ms = now_ms;
         if slept {
             for path in &mut self.paths {
-                path.last_heard_ms = now_ms;
+                path.wake(now_ms);
             }
+            return vec![];
         }
         let peer_lives = self.paths.iter().any(|path| now_ms - path.last_heard_ms <= PEER_LIVES_MS);
         if !peer_lives {
@@ -337,11 +356,16 @@ mod tests {
 
     use super::*;
 
+    /// Hellos that the kernel keeps for a socket that is not read; what comes later is lost.
+    const SOCKET_HOLDS: usize = 277;
+
     /// Two hosts that watch the same paths.
     struct Hosts {
         ends: [PathWatch; 2],
         now_ms: f64,
         tick: u64,
+        // What waits in the sockets of an end that stands still.
+        queued: Vec<(usize, Hello)>,
         turns: Vec<(f64, usize, Turn)>,
     }
 
@@ -351,6 +375,7 @@ mod tests {
                 ends: [PathWatch::new(paths, 0.0), PathWatch::new(paths, 0.0)],
                 now_ms: 0.0,
                 tick: 0,
+                queued: vec![],
                 turns: vec![],
             }
         }
@@ -374,9 +399,19 @@ mod tests {
                 for end in (0..2).filter(|end| awake[*end]) {
                     for path in 0..self.ends[0].paths.len() {
                         let hello = self.ends[end].hello(path, self.now_ms).unwrap();
-                        if passes(end, path, tick) && awake[1 - end] {
-                            self.ends[1 - end].heard(path, hello, self.now_ms);
+                        if !passes(end, path, tick) {
+                            continue;
                         }
+                        if awake[1 - end] {
+                            self.ends[1 - end].heard(path, hello, self.now_ms);
+                        } else if self.queued.len() < SOCKET_HOLDS * self.ends[0].paths.len() {
+                            self.queued.push((path, hello));
+                        }
+                    }
+                }
+                if awake == [true, true] {
+                    for (path, hello) in std::mem::take(&mut self.queued) {
+                        self.ends[1].heard(path, hello, self.now_ms);
                     }
                 }
                 for end in (0..2).filter(|end| awake[*end]) {
@@ -473,6 +508,34 @@ mod tests {
         assert_eq!(hosts.turns, []);
         assert_eq!(hosts.ends[0].newly_unwatched(hosts.now_ms), [1]);
         assert_eq!(hosts.ends[0].newly_unwatched(hosts.now_ms), [0_usize; 0]);
+    }
+
+    #[test]
+    fn a_firewall_that_drops_the_hellos_of_one_direction_puts_no_path_out() {
+        let mut hosts = Hosts::new(2);
+        hosts.run(10_000.0, |end, path, _| path == 0 || end == 0);
+        assert_eq!(hosts.turns, []);
+    }
+
+    #[test]
+    fn a_watch_that_is_often_late_brings_no_dead_path_back() {
+        let mut watch = PathWatch::new(2, 0.0);
+        let hello = |sequence| Hello { sequence, hears_you: true, lost: 0 };
+        let mut turns = vec![];
+        for tick in 1..=100_u64 {
+            let now_ms = tick as f64 * HELLO_EVERY_MS;
+            watch.heard(0, hello(tick), now_ms);
+            if tick < 20 {
+                watch.heard(1, hello(tick), now_ms);
+            }
+            turns.extend(watch.tick(now_ms));
+        }
+        for tick in 21..=100_u64 {
+            let now_ms = 5_000.0 + tick as f64 * 250.0;
+            watch.heard(0, hello(100 + tick), now_ms);
+            turns.extend(watch.tick(now_ms));
+        }
+        assert_eq!(turns, [Turn { path: 1, fault: Some(Fault::Silent) }]);
     }
 
     #[test]

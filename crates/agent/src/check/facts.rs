@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::net::IpAddr;
 
 use drainpipe_engine::check::facts::{CheckFacts, LinkCounters, LinkFacts, LinkState};
 use drainpipe_engine::problem::Problem;
@@ -15,9 +16,10 @@ use crate::agent::Agent;
 pub(crate) async fn read(agent: &Agent) -> Result<CheckFacts, Problem> {
     let view = agent.view().await?;
     let kernel_links = agent.checks.network.links().await.map_err(Problem::failed)?;
+    let management = agent.network.management_addresses(&agent.config).await;
     let links = view.facts.links.iter().map(|wanted| {
         match kernel_links.iter().find(|link| link.name == wanted.name) {
-            Some(link) => link_facts(agent, link),
+            Some(link) => link_facts(link, &management),
             None => LinkFacts { name: wanted.name.clone(), ..LinkFacts::default() },
         }
     });
@@ -38,7 +40,7 @@ pub(crate) async fn read(agent: &Agent) -> Result<CheckFacts, Problem> {
     })
 }
 
-fn link_facts(agent: &Agent, link: &Link) -> LinkFacts {
+fn link_facts(link: &Link, management: &[IpAddr]) -> LinkFacts {
     let sysfs = SysfsLink::of(&link.name, link.index);
     // Links made of software have queues in name only: what arrives is taken by the core that sent it.
     let card = sysfs.as_ref().filter(|_| link.kind == LinkKind::Physical);
@@ -50,7 +52,7 @@ fn link_facts(agent: &Agent, link: &Link) -> LinkFacts {
             (true, false) => LinkState::NoCarrier,
             (true, true) => LinkState::Up,
         },
-        carries_management: link.addresses.iter().any(|net| net.addr() == agent.config.listen.ip()),
+        carries_management: link.addresses.iter().any(|net| management.contains(&net.addr())),
         duplex: sysfs.as_ref().and_then(SysfsLink::duplex),
         receive_queues: queues.map(|(count, _)| count),
         receive_steering: queues.map(|(_, steered)| steered),

@@ -172,6 +172,10 @@ impl Executor {
                 None
             };
             next = interrupted.or_else(|| migration.handle(self.now_ms(), event));
+            while let Ok((path, news)) = self.news.try_recv() {
+                // Asks for nothing to be done.
+                migration.handle(self.now_ms(), Event::PathTurned(path, news));
+            }
             self.running.progress.send_replace(migration.progress(self.now_ms()));
         }
     }
@@ -321,7 +325,6 @@ impl Executor {
                     // Events were missed, or the connection is gone: the state tells.
                     Err(_) => break,
                 },
-                Some((path, news)) = self.news.recv() => return Event::PathTurned(path, news),
                 () = self.running.cancel.notified() => return Event::Tick,
                 () = &mut look => break,
             }

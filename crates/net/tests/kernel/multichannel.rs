@@ -286,7 +286,8 @@ fn a_path_leaves_the_route_and_comes_back() {
         let hosts = TwoHosts::new();
         let journal = apply(&hosts.left, &plan.left());
         let both = hosts.left.state();
-        let only_first = multichannel_changes(plan.own, plan.peer, &hops(plan.peer_gateways)[..1], None);
+        let first = &hops(plan.peer_gateways)[..1];
+        let only_first = multichannel_changes(plan.own, plan.peer, first, congestion_control());
         let shrunk = apply(&hosts.left, &only_first.unwrap());
         let shown = routes(&hosts.left, plan.peer);
         assert!(shown.contains("dev p0") && !shown.contains("dev p1"), "{shown}");

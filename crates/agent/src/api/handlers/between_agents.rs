@@ -108,8 +108,8 @@ pub(super) fn check_paths(links: &[MigrationLink], paths: &[Path]) -> Result<(),
 
 /// Refuses a migration address that is somebody's already: a route to it would take traffic away that
 /// is not the migration's.
-fn check_migration_address(agent: &Agent, links: &[MigrationLink], address: IpAddr) -> Result<(), Problem> {
-    let on_a_link = links.iter().flat_map(|link| &link.addresses).any(|net| net.contains(&address));
+async fn check_migration_address(agent: &Agent, address: IpAddr) -> Result<(), Problem> {
+    let on_a_link = agent.network.subnets().await?.iter().any(|net| net.contains(&address));
     let an_agents = agent.config.peers.iter().any(|peer| peer.address.ip() == address);
     if on_a_link || an_agents {
         return Err(Problem::bad_input(format!(
@@ -244,7 +244,9 @@ async fn connect(
     check_source(&agent, &caller, &id)?;
     let links = own_links(&agent).await?;
     check_paths(&links, &request.plan.paths)?;
-    request.migration_address.map_or(Ok(()), |address| check_migration_address(&agent, &links, address))?;
+    if let Some(address) = request.migration_address {
+        check_migration_address(&agent, address).await?;
+    }
     Ok(Json(incoming::connect(&agent, &id, request).await?))
 }
 
