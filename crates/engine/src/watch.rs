@@ -28,6 +28,10 @@ const SLEPT_AFTER_MS: f64 = 200.0;
 /// A path is said to be unwatched when no hello has come through for that long from the start.
 const UNWATCHED_AFTER_MS: f64 = 1_000.0;
 
+/// After it stood still, the watch judges nothing for that long: old hellos are still in its sockets, more
+/// on one path than on another, and those that found no room there were not lost on the way.
+const WAKING_MS: f64 = 1_000.0;
+
 /// Hellos that count for the loss: the last 6.4 s.
 const WINDOW: u32 = u128::BITS;
 
@@ -119,6 +123,7 @@ pub struct Turn {
 pub struct PathWatch {
     paths: Vec<Watched>,
     last_tick_ms: f64,
+    awake_at_ms: f64,
 }
 
 #[derive(Debug)]
@@ -131,7 +136,7 @@ struct Watched {
     failures: u32,
     began_ms: f64,
     told_unwatched: bool,
-    begin_window_anew: bool,
+    heard_since_ms: f64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -186,14 +191,13 @@ impl Watched {
             failures: 0,
             began_ms: now_ms,
             told_unwatched: false,
-            begin_window_anew: false,
+            heard_since_ms: now_ms,
         }
     }
 
     /// After the watch stood still: what it slept through is no silence and no loss, and no sign of life of
     /// a path that was out.
     fn wake(&mut self, now_ms: f64) {
-        self.begin_window_anew = true;
         match &mut self.state {
             State::In { .. } => self.last_heard_ms = now_ms,
             State::Out { good_since_ms, .. } => *good_since_ms = None,
@@ -206,6 +210,11 @@ impl Watched {
 
     fn is_silent(&self, now_ms: f64) -> bool {
         now_ms - self.last_heard_ms > SILENT_AFTER_MS
+    }
+
+    /// Heard just now, and for so long that the other agent, had it stood still, is awake on all paths.
+    fn is_proof_of_life(&self, now_ms: f64) -> bool {
+        now_ms - self.last_heard_ms <= PEER_LIVES_MS && now_ms - self.heard_since_ms >= SILENT_AFTER_MS
     }
 
     fn lost(&self) -> u8 {
@@ -278,7 +287,11 @@ impl Watched {
 impl PathWatch {
     /// Watches so many paths, all of them good a moment ago.
     pub fn new(paths: usize, now_ms: f64) -> Self {
-        Self { paths: (0..paths).map(|_| Watched::new(now_ms)).collect(), last_tick_ms: now_ms }
+        Self {
+            paths: (0..paths).map(|_| Watched::new(now_ms)).collect(),
+            last_tick_ms: now_ms,
+            awake_at_ms: now_ms,
+        }
     }
 
     /// The next hello to say on a path.
@@ -295,6 +308,7 @@ impl PathWatch {
 
     /// A hello was heard on a path.
     pub fn heard(&mut self, path: usize, hello: Hello, now_ms: f64) {
+        let waking = now_ms < self.awake_at_ms;
         let Some(path) = self.paths.get_mut(path) else { return };
         // A replay is no sign of life.
         if hello.sequence <= path.heard.newest {
@@ -302,8 +316,10 @@ impl PathWatch {
             return;
         }
         // What was lost while nothing came through says nothing of the path as it is now.
-        let anew =
-            std::mem::take(&mut path.begin_window_anew) || path.is_silent(now_ms) || path.peer.is_none();
+        if path.is_silent(now_ms) {
+            path.heard_since_ms = now_ms;
+        }
+        let anew = waking || path.is_silent(now_ms) || path.peer.is_none();
         path.heard = if anew { Heard::first(hello.sequence) } else { path.heard.next(hello.sequence) };
         path.last_heard_ms = now_ms;
         path.peer = Some(hello);
@@ -317,14 +333,17 @@ impl PathWatch {
             for path in &mut self.paths {
                 path.wake(now_ms);
             }
+            self.awake_at_ms = now_ms + WAKING_MS;
+        }
+        if now_ms < self.awake_at_ms {
             return vec![];
         }
-        let peer_lives = self.paths.iter().any(|path| now_ms - path.last_heard_ms <= PEER_LIVES_MS);
+        let peer_lives = self.paths.iter().any(|path| path.is_proof_of_life(now_ms));
         if !peer_lives {
             return vec![];
         }
         // An agent that wakes up says that it hears nothing, of all paths alike.
-        let peer_hears = self.paths.iter().any(|path| !path.is_silent(now_ms) && path.is_heard_there());
+        let peer_hears = self.paths.iter().any(|path| path.is_proof_of_life(now_ms) && path.is_heard_there());
         let turned = self.paths.iter_mut().enumerate().filter_map(|(path, watched)| {
             let turned = watched.judge(now_ms, peer_hears);
             turned.then(|| Turn { path, fault: watched.fault_it_is_out_for() })
@@ -410,7 +429,13 @@ mod tests {
                     }
                 }
                 if awake == [true, true] {
-                    for (path, hello) in std::mem::take(&mut self.queued) {
+                    // One path's socket is read a tick before the other's.
+                    let path_now = usize::try_from(tick % 2).unwrap();
+                    let (now, later) =
+                        std::mem::take(&mut self.queued).into_iter().partition(|(path, _)| *path == path_now);
+                    self.queued = later;
+                    let now: Vec<_> = now;
+                    for (path, hello) in now {
                         self.ends[1].heard(path, hello, self.now_ms);
                     }
                 }
