@@ -31,7 +31,7 @@ use crate::multichannel;
 const READ_MAX: usize = 1024;
 
 /// How soon a route that could not be set is tried again, and one that is gone is noticed.
-const ROUTE_EVERY: Duration = Duration::from_secs(1);
+const ROUTE_EVERY_MS: f64 = 1_000.0;
 
 /// Token, sequence, flags, loss.
 const DATAGRAM_BYTES: usize = 26;
@@ -168,7 +168,7 @@ impl Watched {
         let mut watch = PathWatch::new(self.paths.len(), now_ms());
         let mut speeds = SpeedWatch::new(self.paths.iter().map(|path| path.speed_mbps).collect());
         let mut next_reading_ms = 0.0;
-        let (mut next_route, mut next_look) = (Instant::now(), Instant::now() + ROUTE_EVERY);
+        let (mut next_attempt_ms, mut next_look_ms) = (0.0, ROUTE_EVERY_MS);
         let mut routed = Some(watch.in_use());
         let mut ticks = interval(Duration::from_secs_f64(HELLO_EVERY_MS / 1000.0));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -189,18 +189,17 @@ impl Watched {
                 }
             }
             let wanted = watch.in_use();
-            if routed.as_ref() != Some(&wanted) {
-                if Instant::now() < next_route {
-                    continue;
+            if routed.as_ref() == Some(&wanted) {
+                if now_ms() >= next_look_ms {
+                    next_look_ms = now_ms() + ROUTE_EVERY_MS;
+                    self.restore_route(&wanted).await;
                 }
+            } else if now_ms() >= next_attempt_ms {
                 if self.route_over(&wanted).await {
                     routed = Some(wanted);
                 } else {
-                    next_route = Instant::now() + ROUTE_EVERY;
+                    next_attempt_ms = now_ms() + ROUTE_EVERY_MS;
                 }
-            } else if Instant::now() >= next_look {
-                next_look = Instant::now() + ROUTE_EVERY;
-                self.restore_route(&wanted).await;
             }
         }
     }

@@ -35,7 +35,7 @@ pub(crate) fn assemble(
 ) -> MigrationResult {
     let parts = Parts::of(migration.timings());
     let paths = measured.paths.into_iter().map(|path| {
-        let turns = migration.turns_of(&format!("{}–{}", path.link, path.peer_link));
+        let turns = migration.turns_of(&path.to_string());
         PathUse { turns, ..path }
     });
     MigrationResult {

@@ -42,8 +42,13 @@ impl Path {
 
 impl fmt::Display for Path {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}–{}", self.link, self.peer_link)
+        write_name(f, &self.link, &self.peer_link)
     }
+}
+
+/// What people know a path by. Results find its turns by it.
+pub(crate) fn write_name(f: &mut fmt::Formatter<'_>, link: &str, peer_link: &str) -> fmt::Result {
+    write!(f, "{link}–{peer_link}")
 }
 
 /// All paths between two hosts: usable links with addresses in the same subnet. Each link stands in

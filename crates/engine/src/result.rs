@@ -3,10 +3,13 @@
 //! The field names are a stable contract. Fields are added, never renamed.
 //! Times are milliseconds on the source agent's monotonic clock, kept to a tenth.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::option::{MigrationOption, RequestedOption};
+use crate::path::write_name;
 use crate::problem::ProblemKind;
 use crate::step::Step;
 
@@ -114,6 +117,12 @@ pub struct PathUse {
     /// When it went out of use and came back, in their order.
     #[serde(default)]
     pub turns: Vec<PathTurn>,
+}
+
+impl fmt::Display for PathUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_name(f, &self.link, &self.peer_link)
+    }
 }
 
 /// A path went out of use or came back.

@@ -233,7 +233,7 @@ fn parse_rate(word: &str) -> Result<Option<u64>, FaultParseError> {
 }
 
 fn parse_percent(word: &str) -> Result<u8, FaultParseError> {
-    let (what, example) = ("a loss in percent, 1 to 99", "5");
+    let (what, example) = ("a loss in percent (1 to 99)", "5");
     let percent = parse_number(what, example, word)?;
     if (1..DROP_ALL).contains(&percent) {
         return Ok(percent);

@@ -87,11 +87,8 @@ fn tell(result: &MigrationResult) -> Result<(), Problem> {
         output::remark(&format!("{} was not moved to {}: {error}; {state}", result.vm, result.target));
         return Ok(());
     }
-    let paths: Vec<String> = result
-        .paths
-        .iter()
-        .map(|path| format!("{}–{} {:.0} %", path.link, path.peer_link, path.share * 100.0))
-        .collect();
+    let paths: Vec<String> =
+        result.paths.iter().map(|path| format!("{path} {:.0} %", path.share * 100.0)).collect();
     let blackout = result.blackout_ms.map_or("unknown".into(), output::duration);
     output::print(&format!(
         "{} runs on {}\n  {} by {}{why}\n  {:.2} Gb/s over {}; {} sent in {} rounds\n  blackout {blackout}; \
@@ -121,7 +118,7 @@ fn tell(result: &MigrationResult) -> Result<(), Problem> {
 
 /// What a person should know of a path: that it failed, or was of no use.
 fn lines_of(path: &PathUse, paths: usize) -> Vec<String> {
-    let name = format!("path {}–{}", path.link, path.peer_link);
+    let name = format!("path {path}");
     let mut lines: Vec<String> = path
         .turns
         .iter()

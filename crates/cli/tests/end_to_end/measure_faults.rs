@@ -18,9 +18,6 @@ const MEMORY_MIB: u64 = 1280;
 /// In flight for 4 s over both links, 8 s over one.
 const FILLED_MIB: u64 = 960;
 
-/// The oldest with which multifd's channels do not wait for each other, where QEMU has it.
-const MACHINE: &str = "pc-q35-8.2";
-
 /// A link that moves less than that, in bytes per ms, stands still: 5 % of 1 Gb/s.
 const MOVES_BYTES_PER_MS: f64 = 6_250.0;
 
@@ -80,7 +77,7 @@ pub(crate) fn run(repeats: usize) {
         )
         .replace(MIX, "random:100");
     if qemu.is_some() {
-        specification = specification.replace("pc-q35-7.2", MACHINE);
+        specification = Guest::on_newer_machine(&specification);
     }
     lab.create(&specification, "web");
     lab.drainpipe(&["vm", "start", "web"]).done();

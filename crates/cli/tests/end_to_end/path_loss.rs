@@ -86,7 +86,7 @@ pub(crate) fn a_link_that_becomes_slow_gets_a_smaller_share() {
     let qemu = options::other_qemu().expect("the test runs only where there is one");
     let lab = TestLab::up(&["--link", "60", "--link", "60", "--qemu", &qemu]);
     let guest = Guest::new("web", lab.guest_address(), lab.namespace("client"));
-    lab.create(&guest.specification(160, "").replace("pc-q35-7.2", "pc-q35-8.2"), "web");
+    lab.create(&Guest::on_newer_machine(&guest.specification(160, "")), "web");
     lab.drainpipe(&["vm", "start", "web"]).done();
     guest.wait_until_ready();
     let scene = Scene::of(lab, guest);

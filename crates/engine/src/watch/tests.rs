@@ -1,0 +1,225 @@
+use proptest::prelude::*;
+
+use super::*;
+
+/// Hellos that the kernel keeps for a socket that is not read; what comes later is lost.
+const SOCKET_HOLDS: usize = 277;
+
+/// Two hosts that watch the same paths.
+struct Hosts {
+    ends: [PathWatch; 2],
+    now_ms: f64,
+    tick: u64,
+    // What waits in the sockets of an end that stands still.
+    queued: Vec<(usize, Hello)>,
+    turns: Vec<(f64, usize, Turn)>,
+}
+
+impl Hosts {
+    fn new(paths: usize) -> Self {
+        Self {
+            ends: [PathWatch::new(paths, 0.0), PathWatch::new(paths, 0.0)],
+            now_ms: 0.0,
+            tick: 0,
+            queued: vec![],
+            turns: vec![],
+        }
+    }
+
+    /// `passes(end, path, tick)`: whether a hello of that end gets through.
+    fn run(&mut self, ms: f64, mut passes: impl FnMut(usize, usize, u64) -> bool) {
+        self.run_with(ms, [true, true], &mut passes);
+    }
+
+    fn run_with(&mut self, ms: f64, awake: [bool; 2], passes: &mut impl FnMut(usize, usize, u64) -> bool) {
+        let end_ms = self.now_ms + ms;
+        while self.now_ms < end_ms {
+            self.now_ms += HELLO_EVERY_MS;
+            self.tick += 1;
+            let tick = self.tick;
+            for end in (0..2).filter(|end| awake[*end]) {
+                for path in 0..self.ends[0].paths.len() {
+                    let hello = self.ends[end].hello(path, self.now_ms).unwrap();
+                    if !passes(end, path, tick) {
+                        continue;
+                    }
+                    if awake[1 - end] {
+                        self.ends[1 - end].heard(path, hello, self.now_ms);
+                    } else if self.queued.len() < SOCKET_HOLDS * self.ends[0].paths.len() {
+                        self.queued.push((path, hello));
+                    }
+                }
+            }
+            if awake == [true, true] {
+                // One path's socket is read a tick before the other's.
+                let path_now = usize::try_from(tick % 2).unwrap();
+                let (now, later) =
+                    std::mem::take(&mut self.queued).into_iter().partition(|(path, _)| *path == path_now);
+                self.queued = later;
+                let now: Vec<_> = now;
+                for (path, hello) in now {
+                    self.ends[1].heard(path, hello, self.now_ms);
+                }
+            }
+            for end in (0..2).filter(|end| awake[*end]) {
+                let turns = self.ends[end].tick(self.now_ms);
+                self.turns.extend(turns.into_iter().map(|turn| (self.now_ms, end, turn)));
+            }
+        }
+    }
+
+    fn in_use(&self) -> [Vec<bool>; 2] {
+        [self.ends[0].in_use(), self.ends[1].in_use()]
+    }
+}
+
+#[test]
+fn good_paths_stay_in() {
+    let mut hosts = Hosts::new(3);
+    hosts.run(60_000.0, |_, _, _| true);
+    assert_eq!(hosts.turns, []);
+    assert_eq!(hosts.in_use(), [vec![true; 3], vec![true; 3]]);
+}
+
+#[test]
+fn a_dead_path_is_out_at_both_ends_within_half_a_second() {
+    let mut hosts = Hosts::new(2);
+    hosts.run(1_000.0, |_, _, _| true);
+    hosts.run(500.0, |_, path, _| path == 0);
+    assert_eq!(hosts.in_use(), [vec![true, false], vec![true, false]]);
+    assert!(hosts.turns.iter().all(|(_, _, turn)| turn.fault == Some(Fault::Silent)));
+}
+
+#[test]
+fn a_one_way_path_is_out_at_both_ends() {
+    let mut hosts = Hosts::new(2);
+    hosts.run(1_000.0, |_, _, _| true);
+    hosts.run(700.0, |end, path, _| path == 0 || end == 0);
+    assert_eq!(hosts.in_use(), [vec![true, false], vec![true, false]]);
+    let faults: Vec<_> = hosts.turns.iter().map(|(_, end, turn)| (*end, turn.fault)).collect();
+    assert!(faults.contains(&(0, Some(Fault::Silent))), "{faults:?}");
+    assert!(faults.contains(&(1, Some(Fault::OneWay))), "{faults:?}");
+}
+
+#[test]
+fn a_path_comes_back_within_three_seconds() {
+    let mut hosts = Hosts::new(2);
+    hosts.run(1_000.0, |_, _, _| true);
+    hosts.run(5_000.0, |_, path, _| path == 0);
+    hosts.run(3_000.0, |_, _, _| true);
+    assert_eq!(hosts.in_use(), [vec![true; 2], vec![true; 2]]);
+    assert_eq!(hosts.turns.len(), 4, "{:?}", hosts.turns);
+}
+
+#[test]
+fn a_flapping_path_turns_ever_more_rarely() {
+    let mut hosts = Hosts::new(2);
+    // Up for 1 s, down for 1 s.
+    hosts.run(60_000.0, |_, path, tick| path == 0 || tick % 40 < 20);
+    let turns = hosts.turns.iter().filter(|(_, end, _)| *end == 0).count();
+    assert!(turns <= 3, "{:?}", hosts.turns);
+}
+
+#[test]
+fn five_percent_loss_puts_a_path_out_and_keeps_it_there() {
+    let mut hosts = Hosts::new(2);
+    hosts.run(20_000.0, |end, path, tick| path == 0 || end == 1 || tick % 20 != 0);
+    assert_eq!(hosts.in_use(), [vec![true, false], vec![true, false]]);
+    assert!(matches!(hosts.turns[0].2.fault, Some(Fault::Loss(_))), "{:?}", hosts.turns);
+    hosts.run(10_000.0, |_, _, _| true);
+    assert_eq!(hosts.in_use(), [vec![true; 2], vec![true; 2]]);
+}
+
+#[test]
+fn all_paths_down_changes_nothing_and_they_are_used_when_they_return() {
+    let mut hosts = Hosts::new(2);
+    hosts.run(1_000.0, |_, _, _| true);
+    hosts.run(5_000.0, |_, _, _| false);
+    hosts.run(5_000.0, |_, _, _| true);
+    assert_eq!(hosts.turns, []);
+}
+
+#[test]
+fn an_agent_that_stands_still_for_30_seconds_tears_nothing_down() {
+    let mut hosts = Hosts::new(2);
+    hosts.run(1_000.0, |_, _, _| true);
+    hosts.run_with(30_000.0, [true, false], &mut |_, _, _| true);
+    hosts.run(5_000.0, |_, _, _| true);
+    assert_eq!(hosts.turns, []);
+}
+
+#[test]
+fn a_firewall_that_drops_hellos_puts_no_path_out() {
+    let mut hosts = Hosts::new(2);
+    hosts.run(10_000.0, |_, path, _| path == 0);
+    assert_eq!(hosts.turns, []);
+    assert_eq!(hosts.ends[0].newly_unwatched(hosts.now_ms), [1]);
+    assert_eq!(hosts.ends[0].newly_unwatched(hosts.now_ms), [0_usize; 0]);
+}
+
+#[test]
+fn a_firewall_that_drops_the_hellos_of_one_direction_puts_no_path_out() {
+    let mut hosts = Hosts::new(2);
+    hosts.run(10_000.0, |end, path, _| path == 0 || end == 0);
+    assert_eq!(hosts.turns, []);
+}
+
+#[test]
+fn a_watch_that_is_often_late_brings_no_dead_path_back() {
+    let mut watch = PathWatch::new(2, 0.0);
+    let hello = |sequence| Hello { sequence, hears_you: true, lost: 0 };
+    let mut turns = vec![];
+    for tick in 1..=100_u64 {
+        let now_ms = tick as f64 * HELLO_EVERY_MS;
+        watch.heard(0, hello(tick), now_ms);
+        if tick < 20 {
+            watch.heard(1, hello(tick), now_ms);
+        }
+        turns.extend(watch.tick(now_ms));
+    }
+    for tick in 21..=100_u64 {
+        let now_ms = 5_000.0 + tick as f64 * 250.0;
+        watch.heard(0, hello(100 + tick), now_ms);
+        turns.extend(watch.tick(now_ms));
+    }
+    assert_eq!(turns, [Turn { path: 1, fault: Some(Fault::Silent) }]);
+}
+
+#[test]
+fn replayed_and_late_hellos_are_no_sign_of_life() {
+    let mut watch = PathWatch::new(2, 0.0);
+    let hello = |sequence| Hello { sequence, hears_you: true, lost: 0 };
+    let mut turns = vec![];
+    for tick in 1..=40_u64 {
+        let now_ms = tick as f64 * HELLO_EVERY_MS;
+        watch.heard(0, hello(tick), now_ms);
+        watch.heard(1, hello(tick.min(5)), now_ms);
+        turns.extend(watch.tick(now_ms));
+    }
+    assert_eq!(turns, [Turn { path: 1, fault: Some(Fault::Silent) }]);
+}
+
+proptest! {
+    #[test]
+    fn whatever_is_heard_some_path_is_in_use(
+        hellos in prop::collection::vec((0_usize..4, any::<u64>(), any::<bool>(), any::<u8>(), 0.0..300.0_f64), 0..300),
+    ) {
+        let mut watch = PathWatch::new(3, 0.0);
+        let mut now_ms = 0.0;
+        for (path, sequence, hears_you, lost, later_ms) in hellos {
+            now_ms += later_ms;
+            watch.heard(path, Hello { sequence, hears_you, lost }, now_ms);
+            watch.tick(now_ms);
+            prop_assert!(watch.in_use().contains(&true));
+        }
+    }
+
+    #[test]
+    fn lost_hellos_are_counted_exactly(lost in prop::collection::btree_set(1_u64..127, 0..40)) {
+        let mut heard = Heard::first(0);
+        for sequence in (1..128).filter(|sequence| !lost.contains(sequence)) {
+            heard = heard.next(sequence);
+        }
+        prop_assert_eq!(usize::from(heard.lost()), lost.len());
+    }
+}
