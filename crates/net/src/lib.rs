@@ -13,10 +13,12 @@
 mod address;
 mod change;
 mod error;
+mod flow;
 mod link;
 mod multichannel;
 mod neighbour;
 mod network;
+mod placement;
 mod rdma;
 mod route;
 mod speed;
@@ -25,9 +27,11 @@ mod weights;
 
 pub use change::{Before, Change, NextHop, Undo, Way};
 pub use error::Error;
+pub use flow::{Flow, FlowCounters};
 pub use link::{Link, LinkCounters, LinkKind};
 pub use multichannel::{MultichannelError, channel_congestion_control, multichannel_changes};
 pub use network::Network;
+pub use placement::Placement;
 pub use rdma::{RdmaDevice, rdma_devices};
 pub use route::{ROUTE_PROTOCOL, RouteInfo};
 pub use weights::weights;

@@ -9,6 +9,7 @@ use rtnetlink::Handle;
 use rustix::io::Errno;
 
 use crate::Error;
+use crate::flow::SocketStatistics;
 
 /// The kernel answers from memory; a longer wait means that the connection's task is starved
 /// or that a driver hangs, and the caller must hear of it.
@@ -24,6 +25,7 @@ pub(crate) const BUSY_PAUSE: Duration = Duration::from_millis(1);
 pub struct Network {
     pub(crate) netlink: Handle,
     pub(crate) ethtool: EthtoolHandle,
+    pub(crate) sockets: SocketStatistics,
 }
 
 impl Network {
@@ -35,7 +37,8 @@ impl Network {
         tokio::spawn(connection);
         let (connection, ethtool, _) = ethtool::new_connection().map_err(Error::Open)?;
         tokio::spawn(connection);
-        Ok(Self { netlink, ethtool })
+        let sockets = SocketStatistics::open().map_err(Error::Open)?;
+        Ok(Self { netlink, ethtool, sockets })
     }
 }
 

@@ -263,7 +263,7 @@ fn sorted(way: &Way) -> Way {
     sorted
 }
 
-fn route_message(destination: IpNet, operation: &str) -> Result<RouteMessage, Error> {
+pub(crate) fn route_message(destination: IpNet, operation: &str) -> Result<RouteMessage, Error> {
     RouteMessageBuilder::<IpAddr>::new()
         .destination_prefix(destination.addr(), destination.prefix_len())
         .map(RouteMessageBuilder::build)
@@ -308,7 +308,7 @@ fn destination_of(message: &RouteMessage) -> Option<IpNet> {
     IpNet::new(address, message.header.destination_prefix_length).ok()
 }
 
-fn link_of(attributes: &[RouteAttribute], names: &HashMap<u32, String>) -> Option<String> {
+pub(crate) fn link_of(attributes: &[RouteAttribute], names: &HashMap<u32, String>) -> Option<String> {
     attributes.iter().find_map(|attribute| match attribute {
         RouteAttribute::Oif(index) => names.get(index).cloned(),
         _ => None,

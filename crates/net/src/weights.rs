@@ -30,7 +30,8 @@ pub fn weights(speeds_mbps: &[Option<u64>]) -> Vec<u16> {
     best.into_iter().map(|weight| u16::try_from(weight).expect("greatest_weight stays within 256")).collect()
 }
 
-fn assumed_speeds(speeds_mbps: &[Option<u64>]) -> Vec<u64> {
+/// The slowest known one for those that are not known.
+pub(crate) fn assumed_speeds(speeds_mbps: &[Option<u64>]) -> Vec<u64> {
     let known = |speed: &Option<u64>| speed.filter(|&speed| speed > 0);
     let slowest = speeds_mbps.iter().filter_map(known).min().unwrap_or(1);
     speeds_mbps.iter().map(|speed| known(speed).unwrap_or(slowest)).collect()

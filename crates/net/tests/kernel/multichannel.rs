@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use crate::hosts::{Namespace, TwoHosts, may_make_namespaces};
 use drainpipe_net::{
-    Before, Change, Error, LinkCounters, Network, NextHop, Undo, Way, channel_congestion_control,
-    multichannel_changes,
+    Before, Change, Error, Flow, LinkCounters, Network, NextHop, Placement, Undo, Way,
+    channel_congestion_control, multichannel_changes,
 };
 
 const CONNECTIONS: usize = 64;
@@ -386,4 +386,83 @@ fn what_is_not_ours_is_refused_without_effect() {
 
     hosts.left.ip("link set p0 down");
     assert!(matches!(refusal(elsewhere("p0")), Error::LinkDown { link } if link == "p0"));
+}
+
+/// The path of each connection by what the kernel says, found by link.
+fn told_paths(hosts: &TwoHosts, peer: IpAddr) -> Vec<usize> {
+    let links = hosts.left.run(|| async {
+        let network = Network::open().unwrap();
+        let flows = network.flows_to(peer).await.unwrap();
+        network.links_of_flows(&flows).await.unwrap()
+    });
+    links.iter().map(|link| usize::from(link.as_deref() == Some("p1"))).collect()
+}
+
+/// Makes the left host's route anew with these weights.
+fn weigh(hosts: &TwoHosts, plan: &Plan, weights: &[u16]) {
+    let mut hops = hops(plan.peer_gateways);
+    for (hop, weight) in hops.iter_mut().zip(weights) {
+        hop.weight = *weight;
+    }
+    apply(&hosts.left, &multichannel_changes(plan.own, plan.peer, &hops, congestion_control()).unwrap());
+}
+
+#[test]
+fn what_the_kernel_says_of_a_connection_is_what_it_does() {
+    if !may_make_namespaces() {
+        return;
+    }
+    for plan in [ipv4(), ipv6_over_link_local(), ipv4_over_link_local_ipv6()] {
+        let hosts = TwoHosts::new();
+        apply(&hosts.left, &plan.left());
+        apply(&hosts.right, &plan.right());
+        let mut traffic = Traffic::open(&hosts, &plan);
+        // Till the route changes, a connection goes the way that was found before it had a port.
+        weigh(&hosts, &plan, &[2, 2]);
+        traffic.exchange();
+        let idle = counters(&hosts.left);
+        for _ in 0..20 {
+            traffic.exchange();
+        }
+        let by_counters = shares(&idle, &counters(&hosts.left))[1];
+        let told = told_paths(&hosts, plan.peer);
+        assert_eq!(told.len(), CONNECTIONS);
+        let by_word = told.iter().sum::<usize>() as f64 / CONNECTIONS as f64;
+        assert!((by_counters - by_word).abs() < 0.01, "{}: carried {by_counters}, told {by_word}", plan.peer);
+
+        let acknowledged = hosts.left.run(|| async {
+            let network = Network::open().unwrap();
+            let flow = network.flows_to(plan.peer).await.unwrap()[0];
+            let counters = network.flow_counters(flow).await.unwrap().unwrap();
+            let gone = Flow { source: SocketAddr::new(plan.own, 1), ..flow };
+            assert_eq!(network.flow_counters(gone).await.unwrap(), None);
+            counters.acknowledged_bytes
+        });
+        let sent = 21 * BLOCK_BYTES as u64;
+        assert!((sent..=sent + 1).contains(&acknowledged), "{acknowledged} of {sent}");
+    }
+}
+
+#[test]
+fn connections_are_placed_as_wanted() {
+    if !may_make_namespaces() {
+        return;
+    }
+    for plan in [ipv4(), ipv6_over_link_local()] {
+        let hosts = TwoHosts::new();
+        apply(&hosts.left, &plan.left());
+        apply(&hosts.right, &plan.right());
+        let _traffic = Traffic::open(&hosts, &plan);
+        let mut placement = Placement::new(CONNECTIONS);
+        let mut on_slow_path = 0;
+        for _ in 0..8 {
+            let weights = placement.weights(&[Some(15_000), Some(1_000)]);
+            weigh(&hosts, &plan, &weights);
+            let told = told_paths(&hosts, plan.peer);
+            on_slow_path = told.iter().sum::<usize>();
+            assert!(placement.observe(&weights, &told), "the kernel's intervals are not as we think");
+        }
+        // Weights cannot part two connections whose numbers are too close.
+        assert!((3..=5).contains(&on_slow_path), "{on_slow_path} of {CONNECTIONS}");
+    }
 }

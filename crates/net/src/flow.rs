@@ -1,0 +1,166 @@
+//! The TCP connections to a peer: which link each goes over, and what has arrived at its other end.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+
+use futures_util::StreamExt;
+use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload};
+use netlink_packet_route::route::RouteAttribute;
+use netlink_packet_sock_diag::SockDiagMessage;
+use netlink_packet_sock_diag::constants::{AF_INET, AF_INET6, IPPROTO_TCP};
+use netlink_packet_sock_diag::inet::nlas::{Nla, TcpInfo};
+use netlink_packet_sock_diag::inet::{ExtensionFlags, InetRequest, InetResponse, SocketId, StateFlags};
+use netlink_proto::ConnectionHandle;
+use netlink_proto::sys::protocols::NETLINK_SOCK_DIAG;
+use rustix::io::Errno;
+
+use crate::Error;
+use crate::network::{Network, collect, within_deadline};
+use crate::route::{link_of, route_message};
+
+/// What the kernel takes for "any connection with these addresses and ports" (`INET_DIAG_NOCOOKIE`).
+const ANY_COOKIE: [u8; 8] = [0xff; 8];
+
+/// A TCP connection, from this host to another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Flow {
+    /// This end.
+    pub source: SocketAddr,
+    /// The other end.
+    pub destination: SocketAddr,
+}
+
+/// What the kernel counts of a connection since it was made.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct FlowCounters {
+    /// Bytes that the other end has confirmed (`tcpi_bytes_acked`).
+    pub acknowledged_bytes: u64,
+    /// Segments sent more than once (`tcpi_total_retrans`).
+    pub retransmitted_segments: u32,
+}
+
+/// A connection to the kernel's socket statistics, `sock_diag(7)`.
+#[derive(Debug, Clone)]
+pub(crate) struct SocketStatistics(ConnectionHandle<SockDiagMessage>);
+
+impl SocketStatistics {
+    pub(crate) fn open() -> io::Result<Self> {
+        let (connection, handle, _) = netlink_proto::new_connection(NETLINK_SOCK_DIAG)?;
+        tokio::spawn(connection);
+        Ok(Self(handle))
+    }
+
+    async fn ask(&self, operation: &str, flags: u16, id: SocketId) -> Result<Vec<InetResponse>, Error> {
+        let mut header = NetlinkHeader::default();
+        header.flags = NLM_F_REQUEST | flags;
+        let request = InetRequest {
+            family: if id.destination_address.is_ipv4() { AF_INET } else { AF_INET6 },
+            protocol: IPPROTO_TCP,
+            extensions: ExtensionFlags::INFO,
+            states: StateFlags::ESTABLISHED,
+            socket_id: id,
+        };
+        let message = NetlinkMessage::new(header, SockDiagMessage::InetRequest(request).into());
+        let protocol = |detail: String| Error::Protocol { operation: operation.to_owned(), detail };
+        let mut answers = self
+            .0
+            .request(message, netlink_proto::sys::SocketAddr::new(0, 0))
+            .map_err(|error| protocol(error.to_string()))?;
+        let mut responses = vec![];
+        while let Some(answer) = within_deadline(operation, answers.next()).await? {
+            match answer.payload {
+                NetlinkPayload::InnerMessage(SockDiagMessage::InetResponse(response)) => {
+                    responses.push(*response);
+                }
+                NetlinkPayload::Error(error) => {
+                    return Err(Error::netlink(operation, rtnetlink::Error::NetlinkError(error)));
+                }
+                _ => {}
+            }
+        }
+        Ok(responses)
+    }
+}
+
+impl Network {
+    /// The established connections of this host to `peer`.
+    ///
+    /// The kernel goes through all connections of the host for it.
+    pub async fn flows_to(&self, peer: IpAddr) -> Result<Vec<Flow>, Error> {
+        let operation = format!("list the connections to {peer}");
+        // Of the addresses in it the kernel heeds only their version.
+        let any = SocketId { destination_address: peer, ..SocketId::new_v4() };
+        let responses = self.sockets.ask(&operation, NLM_F_DUMP, any).await?;
+        let ids = responses.into_iter().map(|response| response.header.socket_id);
+        Ok(ids
+            .filter(|id| id.destination_address == peer)
+            .map(|id| Flow {
+                source: (id.source_address, id.source_port).into(),
+                destination: (id.destination_address, id.destination_port).into(),
+            })
+            .collect())
+    }
+
+    /// What is counted of a connection; none if there is no such connection any more.
+    pub async fn flow_counters(&self, flow: Flow) -> Result<Option<FlowCounters>, Error> {
+        let Flow { source, destination } = flow;
+        let operation = format!("read the connection from {source} to {destination}");
+        let id = SocketId {
+            source_port: source.port(),
+            destination_port: destination.port(),
+            source_address: source.ip(),
+            destination_address: destination.ip(),
+            interface_id: 0,
+            cookie: ANY_COOKIE,
+        };
+        match self.sockets.ask(&operation, 0, id).await {
+            Ok(responses) => Ok(responses.first().and_then(tcp_info).map(|info| FlowCounters {
+                acknowledged_bytes: info.bytes_acked,
+                retransmitted_segments: info.total_retrans,
+            })),
+            Err(error) if error.errno() == Some(Errno::NOENT) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// For each connection the link that the route leads its packets over; none if there is no route.
+    ///
+    /// Of a multipath route the kernel chooses the way by a hash of addresses and ports
+    /// (`fib_multipath_hash_policy=1`), for this question (since Linux 4.18) just as for the packets. But
+    /// a connection that was made before it had a port, as by a plain connect(2), goes another way until
+    /// the route next changes (seen with Linux 6.18).
+    pub async fn links_of_flows(&self, flows: &[Flow]) -> Result<Vec<Option<String>>, Error> {
+        let names = self.link_names().await?;
+        let mut links = Vec::with_capacity(flows.len());
+        for flow in flows {
+            links.push(self.link_of_flow(*flow, &names).await?);
+        }
+        Ok(links)
+    }
+
+    async fn link_of_flow(&self, flow: Flow, names: &HashMap<u32, String>) -> Result<Option<String>, Error> {
+        let Flow { source, destination } = flow;
+        let operation = format!("find the way from {source} to {destination}");
+        let mut request = route_message(destination.ip().into(), &operation)?;
+        request.header.source_prefix_length = request.header.destination_prefix_length;
+        request.attributes.extend([
+            RouteAttribute::Source(source.ip().into()),
+            RouteAttribute::IpProto(IPPROTO_TCP),
+            RouteAttribute::Sport(source.port()),
+            RouteAttribute::Dport(destination.port()),
+        ]);
+        match collect(&operation, || self.netlink.route().get(request.clone()).execute()).await {
+            Ok(messages) => Ok(messages.first().and_then(|message| link_of(&message.attributes, names))),
+            Err(error) if matches!(error.errno(), Some(Errno::NETUNREACH | Errno::HOSTUNREACH)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn tcp_info(response: &InetResponse) -> Option<&TcpInfo> {
+    response.nlas.iter().find_map(|nla| match nla {
+        Nla::TcpInfo(info) => Some(info),
+        _ => None,
+    })
+}
