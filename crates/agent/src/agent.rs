@@ -21,6 +21,8 @@ use crate::incoming::{self, IncomingVms};
 use crate::journal::Journal;
 use crate::network::HostNetwork;
 use crate::outgoing::{self, Outgoing};
+use crate::path_watch::PathWatches;
+use crate::ports::MigrationPorts;
 use crate::server;
 use crate::vms::{QEMU_DEADLINE, Vms, describe};
 
@@ -41,6 +43,10 @@ pub struct Agent {
     pub(crate) incoming: IncomingVms,
     /// Checks under way.
     pub(crate) checks: Checks,
+    /// The paths that migrations use, in either direction.
+    pub(crate) watches: PathWatches,
+    /// Ports for migrations.
+    pub(crate) ports: MigrationPorts,
     /// When this host's certificate ends.
     pub(crate) certificate_ends: Timestamp,
     hardware: HostHardware,
@@ -107,6 +113,8 @@ impl Agent {
             outgoing: Outgoing::default(),
             incoming: IncomingVms::default(),
             checks: Checks::open()?,
+            watches: PathWatches::default(),
+            ports: MigrationPorts::default(),
             certificate_ends: identity.not_after(),
             config,
             journal,

@@ -6,7 +6,6 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path as FilePath;
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -21,12 +20,13 @@ use tracing::{info, warn};
 
 use crate::agent::Agent;
 use crate::api::types::{
-    ConnectionRequest, Endpoint, HandOverView, IncomingRequest, IncomingView, TargetUse,
+    ConnectionRequest, Endpoint, HandOverView, IncomingRequest, IncomingView, TargetUse, WatchRequest,
 };
 use crate::host;
 use crate::journal::{Arrival, IncomingRecord, IncomingState};
 use crate::multichannel;
-use crate::path_watch::{PathWatcher, WatchSockets};
+use crate::path_watch::{Joining, WatchEnd};
+use crate::ports;
 use crate::transport::transport;
 use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
 
@@ -47,7 +47,6 @@ const QEMU_OVERHEAD_BYTES: u64 = 128 << 20;
 #[derive(Debug, Default)]
 pub(crate) struct IncomingVms {
     entries: Mutex<BTreeMap<String, Arc<IncomingVm>>>,
-    next_port: AtomicU16,
 }
 
 /// One VM on its way.
@@ -62,7 +61,6 @@ struct IncomingVm {
     vmm: Mutex<Option<Arc<Vmm>>>,
     last_heard: Mutex<Instant>,
     agent_cpu_at_start: Duration,
-    watcher: Mutex<Option<PathWatcher>>,
     // One step at a time, whatever the order in which requests arrive.
     stepping: AsyncMutex<()>,
 }
@@ -127,7 +125,7 @@ pub(crate) async fn recover(agent: &Arc<Agent>, records: Vec<IncomingRecord>) ->
             Ok(None) => {
                 warn!(vm = record.vm, "its skeleton is gone; given up");
                 agent.journal.discard_incoming(&record.id, &record.source)?;
-                agent.network.put_back(&record.id).await?;
+                agent.watches.leave(agent, &record.id).await?;
                 continue;
             }
             // The source says whether it is to be waited for; seen with QEMU 7.2 after its source broke off.
@@ -148,7 +146,6 @@ pub(crate) async fn recover(agent: &Arc<Agent>, records: Vec<IncomingRecord>) ->
             // Its source is asked at once.
             last_heard: Mutex::new(now.checked_sub(SILENCE_MAX).unwrap_or(now)),
             agent_cpu_at_start: host::own_cpu(),
-            watcher: Mutex::default(),
             stepping: AsyncMutex::default(),
         };
         insert(agent, entry);
@@ -238,7 +235,6 @@ pub(crate) fn permit(agent: &Arc<Agent>, source: &str, request: IncomingRequest)
         vmm: Mutex::new(None),
         last_heard: Mutex::new(Instant::now()),
         agent_cpu_at_start: host::own_cpu(),
-        watcher: Mutex::default(),
         stepping: AsyncMutex::default(),
     };
     insert_locked(agent, &mut entries, entry);
@@ -342,22 +338,45 @@ async fn connect_routed(
     vmm: &Vmm,
     request: &ConnectionRequest,
 ) -> Result<Endpoint, Problem> {
-    let (Some(peer), Some(other)) = (request.migration_address, &request.watch) else {
+    let (Some(migration_address), Some(watch)) = (request.migration_address, request.watch.clone()) else {
         return Err(Problem::bad_input(
             "a routed migration without the source's migration_address or its watch of the paths",
         ));
     };
-    let paths = &request.plan.paths;
-    if other.ports.len() != paths.len() || other.ports.contains(&0) {
-        return Err(Problem::bad_input("the source's watch does not name a port for each path"));
-    }
-    let sockets = WatchSockets::bind(agent, paths, other.token)?;
-    let own = sockets.end()?;
-    let address = multichannel::prepare(agent, &entry.id, peer, paths).await?;
+    let paths = request.plan.paths.clone();
+    let own = watch_paths(agent, entry, &WatchRequest { paths, migration_address, watch }).await?;
+    let address = multichannel::own_address(agent)?;
     let port = listen_on_free_port(agent, vmm, request, address).await?;
-    let watcher = PathWatcher::start(agent, &entry.id, sockets, other, peer, paths, None)?;
-    *lock(&entry.watcher) = Some(watcher);
     Ok(Endpoint { address, port, watch: Some(own) })
+}
+
+async fn watch_paths(
+    agent: &Arc<Agent>,
+    entry: &IncomingVm,
+    request: &WatchRequest,
+) -> Result<WatchEnd, Problem> {
+    let joining = Joining {
+        migration: &entry.id,
+        peer: &entry.source,
+        address: request.migration_address,
+        paths: &request.paths,
+        news: None,
+    };
+    let own = agent.watches.join(agent, joining).await?;
+    agent.watches.meet(&entry.source, &request.paths, &request.watch).await?;
+    Ok(own)
+}
+
+/// The source hears nothing of this host any more: this agent may have been started anew.
+pub(crate) async fn watch_again(
+    agent: &Arc<Agent>,
+    id: &str,
+    request: &WatchRequest,
+) -> Result<WatchEnd, Problem> {
+    let entry = agent.incoming.get(id)?;
+    let _stepping = entry.stepping.lock().await;
+    must_wait(agent, &entry)?;
+    watch_paths(agent, &entry, request).await
 }
 
 async fn listen_on_free_port(
@@ -367,30 +386,16 @@ async fn listen_on_free_port(
     address: IpAddr,
 ) -> Result<u16, Problem> {
     let transport = transport(&request.plan);
-    for port in agent.incoming.ports_in_turn(agent) {
+    ports::take(agent, |port| async move {
         match migration::listen(vmm, transport, SocketAddr::new(address, port), QMP_DEADLINE).await {
-            Ok(()) => return Ok(port),
-            Err(MigrationError::PortTaken(_)) => {}
+            Ok(()) => Ok(Some(port)),
+            Err(MigrationError::PortTaken(_)) => Ok(None),
             Err(error) => {
-                return Err(Problem::failed(format!("{} cannot listen on {address}: {error}", agent.name())));
+                Err(Problem::failed(format!("{} cannot listen on {address}: {error}", agent.name())))
             }
         }
-    }
-    Err(Problem::failed(format!(
-        "all migration ports of {} are taken: widen `migration_ports` in its agent.toml",
-        agent.name()
-    )))
-}
-
-impl IncomingVms {
-    /// The configured ports, beginning behind the one that was tried last: a port that has just been
-    /// closed may not be free at once.
-    pub(crate) fn ports_in_turn(&self, agent: &Agent) -> impl Iterator<Item = u16> + use<> {
-        let ports: Vec<u16> = agent.config.migration_ports.ports().collect();
-        let first = usize::from(self.next_port.fetch_add(1, Ordering::Relaxed)) % ports.len();
-        let count = ports.len();
-        (0..count).map(move |offset| ports[(first + offset) % count])
-    }
+    })
+    .await
 }
 
 /// Waits until all state is here.
@@ -521,19 +526,10 @@ async fn remove_skeleton(agent: &Agent, id: &str, entry: Option<&IncomingVm>) ->
             None => clear(agent, &entry.definition).await?,
         }
     }
-    let put_back = put_back(agent, id).await;
+    let put_back = agent.watches.leave(agent, id).await;
     lock(&agent.incoming.entries).remove(id);
     put_back?;
     Ok(agent.journal.forget_skeleton(id)?)
-}
-
-/// Puts this host's network back, and keeps it so.
-async fn put_back(agent: &Agent, id: &str) -> Result<(), Problem> {
-    let watcher = lock(&agent.incoming.entries).get(id).and_then(|entry| lock(&entry.watcher).take());
-    if let Some(watcher) = watcher {
-        watcher.stop().await;
-    }
-    agent.network.put_back(id).await
 }
 
 /// The source has nothing more to ask: put the network back, say what was used.
@@ -552,7 +548,7 @@ pub(crate) async fn finish(agent: &Agent, id: &str) -> Result<TargetUse, Problem
 }
 
 async fn finish_arrival(agent: &Agent, id: &str) -> Result<(), Problem> {
-    put_back(agent, id).await?;
+    agent.watches.leave(agent, id).await?;
     agent.journal.finish_incoming(id)?;
     lock(&agent.incoming.entries).remove(id);
     Ok(())

@@ -10,6 +10,7 @@
 //! check      tries everything between this host and another
 //! guard      lets a VM run on when the agent cannot
 //! journal    what must survive a crash
+//! path_watch the paths to each peer, and the route over them
 //! network    changes of the host's network, journaled and put back
 //! ```
 
@@ -28,6 +29,7 @@ mod multichannel;
 mod network;
 mod outgoing;
 mod path_watch;
+mod ports;
 mod probe;
 mod result;
 mod server;

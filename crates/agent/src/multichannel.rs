@@ -9,27 +9,24 @@ use drainpipe_net::{Change, NextHop, channel_congestion_control, multichannel_ch
 
 use crate::agent::Agent;
 
-/// Prepares this host; journaled under the migration's identifier. Returns this host's migration
-/// address. `paths` are seen from this host.
+/// Prepares this host for a migration that needs `paths`, seen from this host, while the route to the peer
+/// is over `routed`. Journaled under the migration's identifier.
 pub(crate) async fn prepare(
     agent: &Agent,
     migration: &str,
     peer: IpAddr,
     paths: &[Path],
-) -> Result<IpAddr, Problem> {
-    let (own, changes) = changes(agent, peer, paths)?;
-    agent.network.change_for(migration, &changes).await?;
-    Ok(own)
+    routed: &[Path],
+) -> Result<(), Problem> {
+    let mut needed = changes(agent, peer, paths)?;
+    needed.retain(|change| !matches!(change, Change::Route { .. }));
+    needed.push(route(agent, peer, routed)?);
+    agent.network.change_for(migration, &needed).await
 }
 
-/// Changes the route of a prepared migration to one over these paths.
-pub(crate) async fn route_over(
-    agent: &Agent,
-    migration: &str,
-    peer: IpAddr,
-    paths: &[Path],
-) -> Result<(), Problem> {
-    agent.network.change_for(migration, &[route(agent, peer, paths)?]).await
+/// Changes the route, for which a migration has been prepared, to one over these paths.
+pub(crate) async fn set_route(agent: &Agent, peer: IpAddr, paths: &[Path]) -> Result<(), Problem> {
+    agent.network.change_recorded(&route(agent, peer, paths)?).await
 }
 
 /// Makes that route again should it be gone.
@@ -38,15 +35,19 @@ pub(crate) async fn restore_route(agent: &Agent, peer: IpAddr, paths: &[Path]) -
 }
 
 fn route(agent: &Agent, peer: IpAddr, paths: &[Path]) -> Result<Change, Problem> {
-    let (_, changes) = changes(agent, peer, paths)?;
-    let route = changes.into_iter().find(|change| matches!(change, Change::Route { .. }));
+    let route =
+        changes(agent, peer, paths)?.into_iter().find(|change| matches!(change, Change::Route { .. }));
     route.ok_or_else(|| Problem::failed("a migration without a route"))
 }
 
-fn changes(agent: &Agent, peer: IpAddr, paths: &[Path]) -> Result<(IpAddr, Vec<Change>), Problem> {
-    let own = agent.config.migration_address.ok_or_else(|| {
+/// This host's migration address.
+pub(crate) fn own_address(agent: &Agent) -> Result<IpAddr, Problem> {
+    agent.config.migration_address.ok_or_else(|| {
         Problem::refused(format!("{} has no migration_address in its agent.toml", agent.name()))
-    })?;
+    })
+}
+
+fn changes(agent: &Agent, peer: IpAddr, paths: &[Path]) -> Result<Vec<Change>, Problem> {
     let speeds: Vec<Option<u64>> = paths.iter().map(|path| path.speed_mbps).collect();
     let next_hops: Vec<NextHop> = paths
         .iter()
@@ -54,7 +55,5 @@ fn changes(agent: &Agent, peer: IpAddr, paths: &[Path]) -> Result<(IpAddr, Vec<C
         .map(|(path, weight)| NextHop { link: path.link.clone(), gateway: path.peer_address, weight })
         .collect();
     let congestion_control = channel_congestion_control().map_err(Problem::failed)?;
-    let changes =
-        multichannel_changes(own, peer, &next_hops, congestion_control).map_err(Problem::refused)?;
-    Ok((own, changes))
+    multichannel_changes(own_address(agent)?, peer, &next_hops, congestion_control).map_err(Problem::refused)
 }

@@ -80,13 +80,23 @@ impl HostNetwork {
                 Some(other) => other.before.clone(),
                 None => self.network.observe(change).await.map_err(Problem::refused)?,
             };
-            let is_recorded = made.iter().any(|other| other.owner == owner && other.change == *change);
+            let is_recorded =
+                made.iter().any(|other| other.owner == owner && same_object(&other.change, change));
             if !is_recorded {
                 self.journal.record_change(owner, change, &before)?;
             }
             self.network.apply(change).await.map_err(Problem::failed)?;
         }
         Ok(())
+    }
+
+    /// Makes a change of what is recorded already for some migration, and so is put back with it.
+    pub(crate) async fn change_recorded(&self, change: &Change) -> Result<(), Problem> {
+        let _changing = self.changing.lock().await;
+        if !self.journal.changes()?.iter().any(|recorded| same_object(&recorded.change, change)) {
+            return Err(Problem::failed(format!("no migration is recorded that needs the {change}")));
+        }
+        self.network.apply(change).await.map_err(Problem::failed)
     }
 
     /// Makes a recorded change again if nothing of it is there any more: the kernel drops a route when
@@ -127,10 +137,8 @@ impl HostNetwork {
     }
 
     async fn undo(&self, change: &HostChange, others: &[HostChange]) -> Result<(), Problem> {
-        if let Some(other) = others.iter().find(|other| same_object(&other.change, &change.change)) {
-            if other.change != change.change {
-                self.network.apply(&other.change).await.map_err(Problem::failed)?;
-            }
+        // Of a route the watch of its paths says how it leads now, not the record.
+        if others.iter().any(|other| same_object(&other.change, &change.change)) {
             return Ok(());
         }
         match self.network.undo(&change.change, &change.before).await.map_err(Problem::failed)? {

@@ -18,6 +18,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::agent::Agent;
+use crate::ports;
 
 /// A path that needs longer for a connection and an answer is of no use. Covers one lost packet: the
 /// kernel sends the first again after 1 s.
@@ -72,17 +73,18 @@ pub(crate) async fn open(agent: &Agent, request: ProbeRequest) -> Result<ProbePo
 }
 
 async fn open_one(agent: &Agent, address: IpAddr, token: Uuid) -> ProbePort {
-    for port in agent.incoming.ports_in_turn(agent) {
-        match TcpListener::bind((address, port)).await {
-            Ok(listener) => {
-                tokio::spawn(async move { timeout(OPEN_FOR, answer(listener, token)).await });
-                return ProbePort::Open(port);
-            }
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
-            Err(error) => return ProbePort::Refused(format!("cannot listen on {address}: {error}")),
+    let listen = |port| async move {
+        ports::unless_in_use(TcpListener::bind((address, port)).await)
+            .map(|listener| listener.map(|listener| (listener, port)))
+            .map_err(|error| Problem::failed(format!("cannot listen on {address}: {error}")))
+    };
+    match ports::take(agent, listen).await {
+        Ok((listener, port)) => {
+            tokio::spawn(async move { timeout(OPEN_FOR, answer(listener, token)).await });
+            ProbePort::Open(port)
         }
+        Err(problem) => ProbePort::Refused(problem.message),
     }
-    ProbePort::Refused(format!("all migration ports of {} are taken", agent.name()))
 }
 
 // Strangers may connect too; only the one that knows the token ends the wait.

@@ -268,14 +268,15 @@ impl Migration {
             PathNews::Back => {
                 self.paths_out.remove(&path);
             }
-            PathNews::Carries(_) | PathNews::Unwatched => {}
+            PathNews::Carries(_) | PathNews::Unwatched(_) | PathNews::Watched => {}
         }
         if self.path_turns.len() < LOG_LINES {
             let (state, why) = match news {
                 PathNews::Out(fault) => (PathState::Out, Some(fault.to_string())),
                 PathNews::Back => (PathState::Back, None),
                 PathNews::Carries(_) => (PathState::Weighted, Some(news.to_string())),
-                PathNews::Unwatched => (PathState::Unwatched, None),
+                PathNews::Unwatched(why) => (PathState::Unwatched, Some(why.to_string())),
+                PathNews::Watched => (PathState::Watched, None),
             };
             self.path_turns.push((path, PathTurn { ms: now_ms, state, why }));
         }

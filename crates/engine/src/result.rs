@@ -148,6 +148,8 @@ pub enum PathState {
     Weighted,
     /// Whether it is fit cannot be told.
     Unwatched,
+    /// Whether it is fit can be told again.
+    Watched,
 }
 
 /// One line of a migration's log.

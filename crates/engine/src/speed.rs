@@ -21,82 +21,127 @@ const CARRIES_MBPS: f64 = 1.0;
 /// Readings in a row that must say the same.
 const CONFIRMATIONS: u8 = 2;
 
-/// Watches what each path carries.
-#[derive(Debug)]
+/// Watches what each path carries from this host.
+#[derive(Debug, Default)]
 pub struct SpeedWatch {
-    nominal_mbps: Vec<Option<u64>>,
-    assumed_mbps: Vec<Option<u64>>,
-    last: Option<(f64, Vec<u64>)>,
-    slow_for: Vec<u8>,
+    paths: Vec<PathSpeed>,
+    last_ms: Option<f64>,
+}
+
+#[derive(Debug)]
+struct PathSpeed {
+    nominal_mbps: Option<u64>,
+    assumed_mbps: Option<u64>,
+    // Of a path that came later than the last reading there is none.
+    last_bytes: Option<u64>,
+    slow_for: u8,
+}
+
+impl PathSpeed {
+    fn rate_mbps(&mut self, sent_bytes: u64, elapsed_ms: f64) -> Option<f64> {
+        let last_bytes = self.last_bytes.replace(sent_bytes)?;
+        Some(sent_bytes.saturating_sub(last_bytes) as f64 * 8.0 / 1_000.0 / elapsed_ms)
+    }
+
+    fn is_at_limit(&self, rate_mbps: f64) -> bool {
+        self.nominal_mbps.is_some_and(|nominal| rate_mbps >= nominal as f64 * AT_ITS_LIMIT)
+    }
+
+    fn judge(&mut self, rate_mbps: f64, others_at_limit: bool) -> Option<u64> {
+        let (nominal, assumed) = (self.nominal_mbps?, self.assumed_mbps?);
+        if assumed < nominal {
+            // A path of which so little is expected has few channels, and each of them sends what it can.
+            let recovered = rate_mbps >= nominal as f64 * SLOW;
+            return recovered.then(|| self.assume(nominal));
+        }
+        let is_slow = others_at_limit && rate_mbps >= CARRIES_MBPS && rate_mbps < nominal as f64 * SLOW;
+        self.slow_for = if is_slow { self.slow_for + 1 } else { 0 };
+        (self.slow_for >= CONFIRMATIONS).then(|| {
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to nominal")]
+            let carried = (rate_mbps.round() as u64).clamp(1, nominal);
+            self.assume(carried)
+        })
+    }
+
+    fn assume(&mut self, mbps: u64) -> u64 {
+        self.slow_for = 0;
+        self.assumed_mbps = Some(mbps);
+        mbps
+    }
 }
 
 impl SpeedWatch {
-    /// Paths with these speeds, where they are known.
-    pub fn new(nominal_mbps: Vec<Option<u64>>) -> Self {
-        let slow_for = vec![0; nominal_mbps.len()];
-        Self { assumed_mbps: nominal_mbps.clone(), nominal_mbps, last: None, slow_for }
+    /// One path more, with this speed, where it is known.
+    pub fn add(&mut self, nominal_mbps: Option<u64>) {
+        let path = PathSpeed { nominal_mbps, assumed_mbps: nominal_mbps, last_bytes: None, slow_for: 0 };
+        self.paths.push(path);
     }
 
-    /// Takes the bytes sent on each path so far, and whether it is in use. Returns the paths whose speed is to be taken for another
-    /// one from now on, with that speed.
+    /// Watches a path no more. Those behind it move up.
+    pub fn remove(&mut self, path: usize) {
+        if path < self.paths.len() {
+            self.paths.remove(path);
+        }
+    }
+
+    /// Nothing is sent from here for now: what was slow counts as before, and the next reading is the first.
+    pub fn forget(&mut self) {
+        self.last_ms = None;
+        for path in &mut self.paths {
+            *path = PathSpeed { assumed_mbps: path.nominal_mbps, last_bytes: None, slow_for: 0, ..*path };
+        }
+    }
+
+    /// What a path is to be taken for.
+    pub fn mbps(&self, path: usize) -> Option<u64> {
+        self.paths.get(path)?.assumed_mbps
+    }
+
+    /// Whether a path is taken for a slower one than it should be.
+    pub fn is_slow(&self, path: usize) -> bool {
+        self.paths.get(path).is_some_and(|path| path.assumed_mbps < path.nominal_mbps)
+    }
+
+    /// Takes the bytes sent on each path so far, and whether it is in use. Returns the paths whose speed is
+    /// to be taken for another one from now on, with that speed.
     ///
     /// A slow path is taken for what it carries. It counts as before once it carries so much more that it
     /// must have recovered.
     pub fn record(&mut self, now_ms: f64, sent_bytes: &[u64], in_use: &[bool]) -> Vec<(usize, u64)> {
-        let last = self.last.replace((now_ms, sent_bytes.to_vec()));
-        let Some((last_ms, last_bytes)) = last else { return vec![] };
-        let elapsed_ms = now_ms - last_ms;
-        if elapsed_ms <= 0.0 || sent_bytes.len() != self.nominal_mbps.len() {
+        let elapsed_ms = now_ms - self.last_ms.replace(now_ms).unwrap_or(now_ms);
+        let readings = self.paths.iter_mut().zip(sent_bytes);
+        let rates_mbps: Vec<Option<f64>> =
+            readings.map(|(path, bytes)| path.rate_mbps(*bytes, elapsed_ms)).collect();
+        if elapsed_ms <= 0.0 || sent_bytes.len() != self.paths.len() {
             return vec![];
         }
-        let rates_mbps: Vec<f64> = sent_bytes
-            .iter()
-            .zip(&last_bytes)
-            .map(|(now, last)| now.saturating_sub(*last) as f64 * 8.0 / 1_000.0 / elapsed_ms)
-            .collect();
-        let others_at_limit = self.any_at_limit(&rates_mbps);
+        let mut both = self.paths.iter().zip(&rates_mbps);
+        let others_at_limit = both.any(|(path, rate)| rate.is_some_and(|rate| path.is_at_limit(rate)));
         let mut changed = vec![];
-        for (path, (rate_mbps, in_use)) in rates_mbps.iter().zip(in_use).enumerate() {
-            if !in_use {
-                self.slow_for[path] = 0;
-            } else if let Some(mbps) = self.judge(path, *rate_mbps, others_at_limit) {
-                changed.push((path, mbps));
+        let each = self.paths.iter_mut().zip(rates_mbps).zip(in_use).enumerate();
+        for (index, ((path, rate_mbps), in_use)) in each {
+            match rate_mbps.filter(|_| *in_use) {
+                None => path.slow_for = 0,
+                Some(rate) => {
+                    changed.extend(path.judge(rate, others_at_limit).map(|mbps| (index, mbps)));
+                }
             }
         }
         changed
-    }
-
-    fn any_at_limit(&self, rates_mbps: &[f64]) -> bool {
-        let mut parts = rates_mbps.iter().zip(&self.nominal_mbps);
-        parts.any(|(rate, nominal)| nominal.is_some_and(|nominal| *rate >= nominal as f64 * AT_ITS_LIMIT))
-    }
-
-    fn judge(&mut self, path: usize, rate_mbps: f64, others_at_limit: bool) -> Option<u64> {
-        let (nominal, assumed) = (self.nominal_mbps[path]?, self.assumed_mbps[path]?);
-        if assumed < nominal {
-            // A path of which so little is expected has few channels, and each of them sends what it can.
-            let recovered = rate_mbps >= nominal as f64 * SLOW;
-            return recovered.then(|| self.assume(path, nominal));
-        }
-        let is_slow = others_at_limit && rate_mbps >= CARRIES_MBPS && rate_mbps < nominal as f64 * SLOW;
-        self.slow_for[path] = if is_slow { self.slow_for[path] + 1 } else { 0 };
-        (self.slow_for[path] >= CONFIRMATIONS).then(|| {
-            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to nominal")]
-            let carried = (rate_mbps.round() as u64).clamp(1, nominal);
-            self.assume(path, carried)
-        })
-    }
-
-    fn assume(&mut self, path: usize, mbps: u64) -> u64 {
-        self.slow_for[path] = 0;
-        self.assumed_mbps[path] = Some(mbps);
-        mbps
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn watch_of(nominal_mbps: &[Option<u64>]) -> SpeedWatch {
+        let mut watch = SpeedWatch::default();
+        for mbps in nominal_mbps {
+            watch.add(*mbps);
+        }
+        watch
+    }
 
     /// So many seconds in which the paths carry these rates.
     fn run(
@@ -116,7 +161,7 @@ mod tests {
     }
 
     fn start() -> (SpeedWatch, (f64, Vec<u64>)) {
-        (SpeedWatch::new(vec![Some(1000), Some(1000)]), (0.0, vec![0, 0]))
+        (watch_of(&[Some(1000), Some(1000)]), (0.0, vec![0, 0]))
     }
 
     #[test]
@@ -153,7 +198,7 @@ mod tests {
 
     #[test]
     fn a_path_without_channels_is_not_taken_for_slow() {
-        let mut watch = SpeedWatch::new(vec![Some(5000), Some(100)]);
+        let mut watch = watch_of(&[Some(5000), Some(100)]);
         let mut sent = vec![0_u64, 0];
         for second in 0..10 {
             assert_eq!(watch.record(f64::from(second) * READ_EVERY_MS, &sent, &[true, true]), []);
@@ -172,7 +217,26 @@ mod tests {
 
     #[test]
     fn paths_of_unknown_speed_are_left_alone() {
-        let mut watch = SpeedWatch::new(vec![Some(1000), None]);
+        let mut watch = watch_of(&[Some(1000), None]);
         assert_eq!(run(&mut watch, &mut (0.0, vec![0, 0]), 10, &[950, 5]), []);
+    }
+
+    #[test]
+    fn a_path_that_comes_later_is_judged_from_then_on_and_others_are_not_disturbed() {
+        let (mut watch, mut state) = start();
+        assert_eq!(run(&mut watch, &mut state, 3, &[950, 95]), [(1, 95)]);
+        watch.add(Some(1000));
+        // Its counter has run before.
+        let mut sent = [state.1.clone(), vec![1 << 40]].concat();
+        for _ in 0..3 {
+            state.0 += READ_EVERY_MS;
+            sent = vec![sent[0] + 950 * 125_000, sent[1] + 95 * 125_000, sent[2] + 950 * 125_000];
+            assert_eq!(watch.record(state.0, &sent, &[true; 3]), []);
+        }
+        assert_eq!((watch.mbps(1), watch.is_slow(1), watch.mbps(2)), (Some(95), true, Some(1000)));
+        watch.remove(0);
+        assert_eq!((watch.mbps(0), watch.mbps(1)), (Some(95), Some(1000)));
+        watch.forget();
+        assert_eq!(watch.mbps(0), Some(1000));
     }
 }

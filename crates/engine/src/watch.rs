@@ -7,9 +7,16 @@
 //!   path, the other agent may just stand still: nothing changes, and TCP waits.
 //! - A path on which no hello has ever come through is not judged: it carried TCP a moment ago, so a
 //!   firewall drops the hellos.
-//! - A path that loses packets is out: TCP would crawl on it, and the last of the memory would wait.
+//! - A path that loses packets again and again is out: TCP would crawl on it, and the last of the memory
+//!   would wait. A short silence that is over is one loss.
 //! - A path that is out comes back once it has been good for a while; longer each time, so that a
 //!   flapping link does its harm ever more rarely.
+
+mod heard;
+mod news;
+
+use self::heard::Heard;
+pub use self::news::{Fault, PathNews, Turn, Unwatched};
 
 /// A host says hello on each path this often, in ms: 20 datagrams of 26 bytes a second.
 pub const HELLO_EVERY_MS: f64 = 50.0;
@@ -32,15 +39,16 @@ const UNWATCHED_AFTER_MS: f64 = 1_000.0;
 /// on one path than on another, and those that found no room there were not lost on the way.
 const WAKING_MS: f64 = 1_000.0;
 
-/// Hellos that count for the loss: the last 6.4 s.
-const WINDOW: u32 = u128::BITS;
-
-/// Of [`WINDOW`] hellos so many lost put a path out: 4 %. TCP's own drops at a full queue stay far
-/// below 0.1 %.
-const LOST_OUT: u8 = 5;
+/// So many losses within the last [`heard::WINDOW`] hellos put a path out: 4 %. TCP's own drops at a full
+/// queue stay far below 0.1 %.
+const LOSSES_OUT: u8 = 5;
 
 /// A path that was out for loss must be that clean.
-const LOST_IN: u8 = 1;
+const LOSSES_IN: u8 = 1;
+
+/// The other agent is to be asked whether it still watches when nothing has been heard on any path for
+/// that long. Longer than most short failures of all links.
+const DEAF_AFTER_MS: f64 = 2_000.0;
 
 /// How long a path must have been good before it comes back, the first time; doubled each time.
 const HOLD_MS: f64 = 1_000.0;
@@ -56,69 +64,29 @@ const FORGIVEN_AFTER_MS: f64 = 60_000.0;
 pub struct Hello {
     /// One more each time, from 1.
     pub sequence: u64,
-    /// Whether the other end has been heard on this path of late.
-    pub hears_you: bool,
-    /// How many of the other end's last 128 hellos were lost.
-    pub lost: u8,
+    /// Whether the other end is heard on this path.
+    pub hearing: Hearing,
+    /// How many times the other end's hellos were lost of late; those in a row count once.
+    pub losses: u8,
 }
 
-/// Why a path is out.
+impl Hello {
+    /// In place of what was said before.
+    const FORGOTTEN: Self = Self { sequence: 0, hearing: Hearing::Now, losses: 0 };
+}
+
+/// Whether one end hears the other one's hellos.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
-    /// Nothing is heard from the other end.
-    Silent,
-    /// The other end hears nothing.
-    OneWay,
-    /// So many of the last 128 hellos were lost.
-    Loss(u8),
+pub enum Hearing {
+    /// It never has. A firewall may drop the hellos of one direction, so this is no silence.
+    Never,
+    /// It has of late.
+    Now,
+    /// It did, and does not any more.
+    NoMore,
 }
 
-impl std::fmt::Display for Fault {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Silent => write!(f, "nothing has come through for {SILENT_AFTER_MS:.0} ms"),
-            Self::OneWay => f.write_str("the other host hears nothing on it"),
-            Self::Loss(lost) => write!(f, "it lost {lost} of {WINDOW} packets"),
-        }
-    }
-}
-
-/// What is to be told of a path.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PathNews {
-    /// It went out.
-    Out(Fault),
-    /// It came back.
-    Back,
-    /// It carries so many Mb/s, or as many again, and has a share to fit.
-    Carries(u64),
-    /// No hello comes through on it.
-    Unwatched,
-}
-
-impl std::fmt::Display for PathNews {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Out(fault) => write!(f, "is out: {fault}"),
-            Self::Back => f.write_str("is back"),
-            Self::Carries(mbps) => write!(f, "is taken for one of {mbps} Mb/s, by what it carries"),
-            Self::Unwatched => {
-                f.write_str("is not watched: open the migration ports for UDP too, in both firewalls")
-            }
-        }
-    }
-}
-
-/// A path went out or came back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Turn {
-    /// Which path.
-    pub path: usize,
-    /// Why it is out; none if it is back.
-    pub fault: Option<Fault>,
-}
-
-/// All paths of one migration, seen from one host.
+/// All paths between two hosts that migrations use, seen from one of them.
 #[derive(Debug)]
 pub struct PathWatch {
     paths: Vec<Watched>,
@@ -134,8 +102,12 @@ struct Watched {
     peer: Option<Hello>,
     state: State,
     failures: u32,
-    began_ms: f64,
-    told_unwatched: bool,
+    // None until the other end is known.
+    began_ms: Option<f64>,
+    is_heard: bool,
+    was_heard_there: bool,
+    // Until hellos are heard again.
+    is_said_unwatched: bool,
     heard_since_ms: f64,
 }
 
@@ -143,41 +115,6 @@ struct Watched {
 enum State {
     In { since_ms: f64 },
     Out { fault: Fault, good_since_ms: Option<f64> },
-}
-
-/// The hellos heard on one path: bit 0 is the newest, bit 1 the one sent before it.
-#[derive(Debug, Clone, Copy, Default)]
-struct Heard {
-    newest: u64,
-    bits: u128,
-    expected: u32,
-}
-
-impl Heard {
-    fn first(sequence: u64) -> Self {
-        Self { newest: sequence, bits: 1, expected: 1 }
-    }
-
-    fn next(self, sequence: u64) -> Self {
-        let ahead = u32::try_from(sequence.saturating_sub(self.newest)).unwrap_or(u32::MAX);
-        Self {
-            newest: sequence,
-            bits: self.bits.checked_shl(ahead).unwrap_or(0) | 1,
-            expected: self.expected.saturating_add(ahead).min(WINDOW),
-        }
-    }
-
-    fn record_late(&mut self, sequence: u64) {
-        let behind = u32::try_from(self.newest - sequence).unwrap_or(u32::MAX);
-        // One from before the window began does not count.
-        if behind < self.expected {
-            self.bits |= 1_u128.checked_shl(behind).unwrap_or(0);
-        }
-    }
-
-    fn lost(self) -> u8 {
-        u8::try_from(self.expected.saturating_sub(self.bits.count_ones())).unwrap_or(u8::MAX)
-    }
 }
 
 impl Watched {
@@ -189,10 +126,22 @@ impl Watched {
             peer: None,
             state: State::In { since_ms: now_ms },
             failures: 0,
-            began_ms: now_ms,
-            told_unwatched: false,
+            began_ms: None,
+            is_heard: false,
+            was_heard_there: false,
+            is_said_unwatched: false,
             heard_since_ms: now_ms,
         }
+    }
+
+    /// The other end begins to say hello, from 1.
+    fn begin(&mut self, now_ms: f64) {
+        self.began_ms = Some(now_ms);
+        self.is_heard = false;
+        self.heard = Heard::default();
+        // That hellos have come through before still counts; what they said does not.
+        self.peer = self.peer.map(|_| Hello::FORGOTTEN);
+        self.wake(now_ms);
     }
 
     /// After the watch stood still: what it slept through is no silence and no loss, and no sign of life of
@@ -217,12 +166,20 @@ impl Watched {
         now_ms - self.last_heard_ms <= PEER_LIVES_MS && now_ms - self.heard_since_ms >= SILENT_AFTER_MS
     }
 
-    fn lost(&self) -> u8 {
-        self.heard.lost().max(self.peer.map_or(0, |hello| hello.lost))
+    fn losses(&self) -> u8 {
+        self.heard.losses().max(self.peer.map_or(0, |hello| hello.losses))
     }
 
     fn is_heard_there(&self) -> bool {
-        self.peer.is_some_and(|hello| hello.hears_you)
+        self.peer.is_some_and(|hello| hello.hearing != Hearing::NoMore)
+    }
+
+    fn hearing(&self, now_ms: f64) -> Hearing {
+        match self.peer {
+            None => Hearing::Never,
+            Some(_) if self.is_silent(now_ms) => Hearing::NoMore,
+            Some(_) => Hearing::Now,
+        }
     }
 
     fn fault(&self, now_ms: f64, peer_hears: bool) -> Option<Fault> {
@@ -232,7 +189,7 @@ impl Watched {
         } else if peer_hears && !self.is_heard_there() {
             Some(Fault::OneWay)
         } else {
-            Some(self.lost()).filter(|lost| *lost >= LOST_OUT).map(Fault::Loss)
+            Some(self.losses()).filter(|losses| *losses >= LOSSES_OUT).map(Fault::Loss)
         }
     }
 
@@ -247,7 +204,8 @@ impl Watched {
         let next = match self.state {
             State::In { since_ms } => self.stay_or_go(since_ms, fault, now_ms),
             State::Out { fault: old, good_since_ms } => {
-                let is_good = fault.is_none() && (self.lost() <= LOST_IN || !matches!(old, Fault::Loss(_)));
+                let is_clean = self.losses() <= LOSSES_IN || !matches!(old, Fault::Loss(_));
+                let is_good = self.is_heard && fault.is_none() && is_clean;
                 self.wait_or_return(
                     old,
                     good_since_ms.filter(|_| is_good).or(is_good.then_some(now_ms)),
@@ -282,28 +240,101 @@ impl Watched {
             State::Out { fault, .. } => Some(fault),
         }
     }
+
+    /// What is to be said of whether it is watched; once each time.
+    fn watching(&mut self, now_ms: f64) -> Option<PathNews> {
+        let is_unheard = self.peer.is_none()
+            && self.began_ms.is_some_and(|began_ms| now_ms - began_ms > UNWATCHED_AFTER_MS);
+        match (self.is_said_unwatched, self.is_heard) {
+            (true, true) => {
+                self.is_said_unwatched = false;
+                Some(PathNews::Watched)
+            }
+            (false, false) if is_unheard => self.unwatched(Unwatched::Unheard),
+            _ => None,
+        }
+    }
+
+    fn unwatched(&mut self, why: Unwatched) -> Option<PathNews> {
+        self.is_heard = false;
+        let newly = self.began_ms.is_some() && !self.is_said_unwatched;
+        self.is_said_unwatched |= newly;
+        newly.then_some(PathNews::Unwatched(why))
+    }
 }
 
 impl PathWatch {
-    /// Watches so many paths, all of them good a moment ago.
-    pub fn new(paths: usize, now_ms: f64) -> Self {
-        Self {
-            paths: (0..paths).map(|_| Watched::new(now_ms)).collect(),
-            last_tick_ms: now_ms,
-            awake_at_ms: now_ms,
+    /// Watches no path yet.
+    pub fn new(now_ms: f64) -> Self {
+        Self { paths: vec![], last_tick_ms: now_ms, awake_at_ms: now_ms }
+    }
+
+    /// One path more, good a moment ago. It is not judged before [`Self::begin`].
+    pub fn add(&mut self, now_ms: f64) {
+        self.paths.push(Watched::new(now_ms));
+    }
+
+    /// Watches a path no more. Those behind it move up.
+    pub fn remove(&mut self, path: usize) {
+        if path < self.paths.len() {
+            self.paths.remove(path);
         }
+    }
+
+    /// The other end of a path is known from now on. `was_heard`: it knows that its hellos came through to
+    /// here, in an earlier life of this agent; so it is no firewall if they do not now.
+    pub fn begin(&mut self, path: usize, was_heard: bool, now_ms: f64) {
+        let Some(path) = self.paths.get_mut(path) else { return };
+        if was_heard && path.peer.is_none() {
+            path.peer = Some(Hello::FORGOTTEN);
+        }
+        path.begin(now_ms);
+    }
+
+    /// Whether hellos from here have been heard at the other end of a path.
+    pub fn was_heard_there(&self, path: usize) -> bool {
+        self.paths.get(path).is_some_and(|path| path.was_heard_there)
+    }
+
+    /// The other agent has begun its end of the watch anew: it says hello from 1, and may need a while until
+    /// it does. What is to be told of it: nothing unless hellos have been missed.
+    pub fn restart(&mut self, now_ms: f64) -> Vec<Turn> {
+        let is_deaf = self.is_deaf(now_ms);
+        let news = if is_deaf { self.unwatched(Unwatched::AgentRestarted) } else { vec![] };
+        for path in self.paths.iter_mut().filter(|path| path.began_ms.is_some()) {
+            path.begin(now_ms);
+        }
+        self.awake_at_ms = now_ms + WAKING_MS;
+        news
+    }
+
+    /// No path is watched, for this reason, until hellos are heard again. What is to be told of it.
+    pub fn unwatched(&mut self, why: Unwatched) -> Vec<Turn> {
+        self.news_of_all(|path| path.unwatched(why))
+    }
+
+    /// Whether nothing has been heard on any path for so long that the other agent may have forgotten the
+    /// watch.
+    pub fn is_deaf(&self, now_ms: f64) -> bool {
+        let is_deaf = |path: &Watched| now_ms - path.last_heard_ms > DEAF_AFTER_MS;
+        self.paths.iter().any(|path| path.peer.is_some()) && self.paths.iter().all(is_deaf)
+    }
+
+    fn news_of_all(&mut self, mut news: impl FnMut(&mut Watched) -> Option<PathNews>) -> Vec<Turn> {
+        let each = self.paths.iter_mut().enumerate();
+        each.filter_map(|(path, watched)| Some(Turn { path, news: news(watched)? })).collect()
+    }
+
+    /// Why a path is out, if it is.
+    pub fn fault_of(&self, path: usize) -> Option<Fault> {
+        self.paths.get(path)?.fault_it_is_out_for()
     }
 
     /// The next hello to say on a path.
     pub fn hello(&mut self, path: usize, now_ms: f64) -> Option<Hello> {
         let path = self.paths.get_mut(path)?;
         path.sent += 1;
-        Some(Hello {
-            sequence: path.sent,
-            // What was never heard is no silence: a firewall may drop the hellos of one direction.
-            hears_you: path.peer.is_none() || !path.is_silent(now_ms),
-            lost: path.heard.lost(),
-        })
+        Some(Hello { sequence: path.sent, hearing: path.hearing(now_ms), losses: path.heard.losses() })
     }
 
     /// A hello was heard on a path.
@@ -322,11 +353,19 @@ impl PathWatch {
         let anew = waking || path.is_silent(now_ms) || path.peer.is_none();
         path.heard = if anew { Heard::first(hello.sequence) } else { path.heard.next(hello.sequence) };
         path.last_heard_ms = now_ms;
+        path.is_heard = true;
+        path.was_heard_there |= hello.hearing == Hearing::Now;
         path.peer = Some(hello);
     }
 
-    /// Judges all paths; to be called after each [`HELLO_EVERY_MS`].
+    /// Judges all paths; to be called after each [`HELLO_EVERY_MS`]. What is to be told of it.
     pub fn tick(&mut self, now_ms: f64) -> Vec<Turn> {
+        let mut news = self.news_of_all(|path| path.watching(now_ms));
+        news.extend(self.judge(now_ms));
+        news
+    }
+
+    fn judge(&mut self, now_ms: f64) -> Vec<Turn> {
         let slept = now_ms - self.last_tick_ms > SLEPT_AFTER_MS;
         self.last_tick_ms = now_ms;
         if slept {
@@ -344,22 +383,10 @@ impl PathWatch {
         }
         // An agent that wakes up says that it hears nothing, of all paths alike.
         let peer_hears = self.paths.iter().any(|path| path.is_proof_of_life(now_ms) && path.is_heard_there());
-        let turned = self.paths.iter_mut().enumerate().filter_map(|(path, watched)| {
-            let turned = watched.judge(now_ms, peer_hears);
-            turned.then(|| Turn { path, fault: watched.fault_it_is_out_for() })
-        });
-        turned.collect()
-    }
-
-    /// The paths on which no hello has come through in all of the first second; each is said once.
-    pub fn newly_unwatched(&mut self, now_ms: f64) -> Vec<usize> {
-        let unheard = |path: &Watched| path.peer.is_none() && now_ms - path.began_ms > UNWATCHED_AFTER_MS;
-        let told = |(index, path): (usize, &mut Watched)| {
-            let newly = unheard(path) && !path.told_unwatched;
-            path.told_unwatched |= newly;
-            newly.then_some(index)
-        };
-        self.paths.iter_mut().enumerate().filter_map(told).collect()
+        self.news_of_all(|path| {
+            let turned = path.judge(now_ms, peer_hears);
+            turned.then(|| path.fault_it_is_out_for().map_or(PathNews::Back, PathNews::Out))
+        })
     }
 
     /// Which paths are to carry; all of them if none is good.

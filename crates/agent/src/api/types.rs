@@ -2,6 +2,7 @@
 
 use drainpipe_engine::facts::HostFacts;
 use drainpipe_engine::option::RequestedOption;
+use drainpipe_engine::path::Path;
 use drainpipe_engine::plan::Plan;
 use drainpipe_engine::progress::Progress;
 use drainpipe_engine::result::MigrationResult;
@@ -210,6 +211,19 @@ pub struct ConnectionRequest {
     pub migration_address: Option<std::net::IpAddr>,
     /// For routed multichannel: where the source watches the paths.
     pub watch: Option<WatchEnd>,
+}
+
+/// Between agents: the source hears nothing more of the target's watch of the paths.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct WatchRequest {
+    /// The paths, seen from the target.
+    pub paths: Vec<Path>,
+    /// The source's address for routed multichannel.
+    #[schema(value_type = String)]
+    pub migration_address: std::net::IpAddr,
+    /// Where the source watches the paths.
+    pub watch: WatchEnd,
 }
 
 /// Where the target listens.

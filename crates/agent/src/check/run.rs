@@ -19,7 +19,7 @@ use super::packets::{COPIES, PacketEnd};
 use super::session::{ROUNDS_MAX, Round, RoundResult, SessionRequest, SessionView, arrived_at, send_all};
 use crate::agent::Agent;
 use crate::client::ApiClient;
-use crate::path_watch::bind_one;
+use crate::path_watch;
 use crate::probe::{self, ProbePort};
 
 /// Longest reason for a path's failure; the honest ones are a line.
@@ -70,7 +70,7 @@ async fn try_paths(
         return Ok(vec![]);
     }
     let token = Uuid::new_v4();
-    let sockets: Vec<Option<UdpSocket>> = paths.iter().map(|path| bind(agent, path)).collect();
+    let sockets: Vec<Option<UdpSocket>> = join_all(paths.iter().map(|path| bind(agent, path))).await;
     let request = SessionRequest {
         token,
         paths: paths.iter().map(Path::reversed).collect(),
@@ -107,8 +107,9 @@ fn in_plain_words(why: &str) -> String {
 }
 
 /// A path without a socket is left to the trial by TCP, whose failure says why.
-fn bind(agent: &Agent, path: &Path) -> Option<UdpSocket> {
-    bind_one(agent, path).inspect_err(|problem| debug!(%problem, "a path cannot be tried by datagrams")).ok()
+async fn bind(agent: &Agent, path: &Path) -> Option<UdpSocket> {
+    let bound = path_watch::bind(agent, path).await;
+    bound.inspect_err(|problem| debug!(%problem, "a path cannot be tried by datagrams")).ok()
 }
 
 fn port_of(socket: Option<&UdpSocket>) -> u16 {

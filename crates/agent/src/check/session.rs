@@ -17,7 +17,7 @@ use uuid::Uuid;
 
 use super::packets::PacketEnd;
 use crate::agent::Agent;
-use crate::path_watch::bind_one;
+use crate::path_watch;
 use crate::probe::{self, ProbePort, ProbePorts, ProbeRequest};
 
 /// How long a session lasts unless it is closed; a check takes a few seconds.
@@ -93,7 +93,7 @@ pub(crate) async fn open(
     let mut ends = Vec::with_capacity(paths.len());
     let mut datagrams = Vec::with_capacity(paths.len());
     for (path, port) in paths.iter().zip(ports) {
-        let (end, port) = begin(agent, path, port, token);
+        let (end, port) = begin(agent, path, port, token).await;
         ends.push(end);
         datagrams.push(port);
     }
@@ -109,8 +109,8 @@ pub(crate) async fn open(
     Ok(SessionView { datagrams, connections })
 }
 
-fn begin(agent: &Agent, path: &Path, peer_port: u16, token: Uuid) -> (Option<PacketEnd>, ProbePort) {
-    let begun = bind_one(agent, path).and_then(|socket| {
+async fn begin(agent: &Agent, path: &Path, peer_port: u16, token: Uuid) -> (Option<PacketEnd>, ProbePort) {
+    let begun = path_watch::bind(agent, path).await.and_then(|socket| {
         let port = socket.local_addr().map_err(Problem::failed)?.port();
         let peer = SocketAddr::new(path.peer_address, peer_port);
         Ok((PacketEnd::begin(socket, peer, token).map_err(Problem::failed)?, port))

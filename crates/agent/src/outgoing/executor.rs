@@ -19,7 +19,6 @@ use drainpipe_hypervisor::qmp::{self, QmpError};
 use drainpipe_hypervisor::{RunState, Vmm};
 use tokio::sync::{Notify, broadcast, mpsc, watch};
 use tracing::{info, warn};
-use uuid::Uuid;
 
 use super::{Running, known_target, meet};
 use crate::agent::Agent;
@@ -29,8 +28,7 @@ use crate::api::types::{
 use crate::client::ApiClient;
 use crate::guard::Guard;
 use crate::measure::Measurements;
-use crate::multichannel;
-use crate::path_watch::{News, PathWatcher, WatchEnd, WatchSockets};
+use crate::path_watch::{Joining, News, WatchEnd};
 use crate::probe::{self, ProbePorts, ProbeRequest};
 use crate::result;
 use crate::transport::transport;
@@ -79,7 +77,6 @@ pub(super) struct Executor {
     unsent_limit_attempts_left: u8,
     events: broadcast::Receiver<qmp::Event>,
     guard: Option<Guard>,
-    watcher: Option<PathWatcher>,
     news: mpsc::Receiver<News>,
     measurements: Measurements,
     target_use: TargetUse,
@@ -114,7 +111,6 @@ impl Executor {
             downtime_limit_ms: downtime_limit_ms(0),
             unsent_limit_attempts_left: UNSENT_LIMIT_ATTEMPTS,
             guard: None,
-            watcher: None,
             // Closed until paths are watched.
             news: mpsc::channel(1).1,
             target_use: TargetUse::default(),
@@ -255,22 +251,19 @@ impl Executor {
     }
 
     async fn connect_routed(&mut self, plan: &Plan, target: IpAddr) -> Result<Endpoint, Problem> {
-        let sockets = WatchSockets::bind(&self.agent, &plan.paths, Uuid::new_v4())?;
-        let there = self.ask_to_listen(plan, Some(sockets.end()?));
-        let here = multichannel::prepare(&self.agent, &self.running.id, target, &plan.paths);
-        let (endpoint, _) = tokio::try_join!(there, here)?;
-        let other = endpoint.watch.as_ref().ok_or_else(|| Problem::failed("the target watches no paths"))?;
         let (tell, news) = mpsc::channel(NEWS_MAX);
-        let watcher = PathWatcher::start(
-            &self.agent,
-            &self.running.id,
-            sockets,
-            other,
-            target,
-            &plan.paths,
-            Some(tell),
-        )?;
-        (self.watcher, self.news) = (Some(watcher), news);
+        let joining = Joining {
+            migration: &self.running.id,
+            peer: &self.running.target,
+            address: target,
+            paths: &plan.paths,
+            news: Some(tell),
+        };
+        let own = self.agent.watches.join(&self.agent, joining).await?;
+        let endpoint = self.ask_to_listen(plan, Some(own)).await?;
+        let other = endpoint.watch.as_ref().ok_or_else(|| Problem::failed("the target watches no paths"))?;
+        self.agent.watches.meet(&self.running.target, &plan.paths, other).await?;
+        self.news = news;
         Ok(endpoint)
     }
 
@@ -285,15 +278,8 @@ impl Executor {
     }
 
     /// Puts this host's network back, and keeps it so.
-    async fn put_back(&mut self) -> Result<(), Problem> {
-        self.stop_watching().await;
-        self.agent.network.put_back(&self.running.id).await
-    }
-
-    async fn stop_watching(&mut self) {
-        if let Some(watcher) = self.watcher.take() {
-            watcher.stop().await;
-        }
+    async fn put_back(&self) -> Result<(), Problem> {
+        self.agent.watches.leave(&self.agent, &self.running.id).await
     }
 
     async fn start_transfer(&mut self) -> Result<(), Problem> {
@@ -470,11 +456,10 @@ impl Executor {
         if let Err(error) = self.read_final_counters().await {
             warn!(%error, "no final counters");
         }
-        self.stop_watching().await;
         let path = self.incoming("finish");
         let there = async { self.peer()?.post::<TargetUse>(&path, &()).await };
         let here = self.destroy();
-        let network = self.agent.network.put_back(&self.running.id);
+        let network = self.put_back();
         let (used, destroyed, put_back) = tokio::join!(there, here, network);
         self.guard = None;
         // A target that does not answer puts its network back by itself when it hears nothing more.

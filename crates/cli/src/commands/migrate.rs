@@ -131,8 +131,9 @@ fn lines_of(path: &PathUse, paths: usize) -> Vec<String> {
                     format!("{name} {} from {at} on", turn.why.as_deref().unwrap_or("weighted"))
                 }
                 PathState::Unwatched => {
-                    format!("{name} was not watched: open the migration ports for UDP too, in both firewalls")
+                    format!("{name} not watched from {at} on: {}", turn.why.as_deref().unwrap_or("no hello"))
                 }
+                PathState::Watched => format!("{name} watched from {at} on"),
             }
         })
         .collect();

@@ -176,7 +176,7 @@ impl Scene {
 
 /// Slow enough that a test does in mid-flight what it wants to, on a busy machine too.
 #[track_caller]
-fn slow_lab() -> TestLab {
+pub(crate) fn slow_lab() -> TestLab {
     TestLab::up(&["--link", "60", "--link", "60"])
 }
 

@@ -15,6 +15,7 @@ mod measure_faults;
 mod options;
 mod path_loss;
 mod program;
+mod shared_paths;
 mod support;
 
 use std::process::{Command, ExitCode, Stdio};
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
         ("options", options::TESTS),
         ("bad_luck", bad_luck::TESTS),
         ("path_loss", path_loss::TESTS),
+        ("shared_paths", shared_paths::TESTS),
         ("bad_input", bad_input::TESTS),
         ("check", check::TESTS),
         ("lab_cli", lab_cli::TESTS),

@@ -140,7 +140,7 @@ fn the_target_agent_stands_still_for_a_while() {
     scene.assert_settled("b");
 }
 
-fn turns(result: &MigrationResult, link: &str) -> Vec<PathState> {
+pub(crate) fn turns(result: &MigrationResult, link: &str) -> Vec<PathState> {
     let of_link = result.paths.iter().filter(|path| path.link == link);
     of_link.flat_map(|path| &path.turns).map(|turn| turn.state).collect()
 }

@@ -5,6 +5,16 @@ use super::*;
 /// Hellos that the kernel keeps for a socket that is not read; what comes later is lost.
 const SOCKET_HOLDS: usize = 277;
 
+/// A watch of so many paths whose other ends are known.
+fn watch_of(paths: usize) -> PathWatch {
+    let mut watch = PathWatch::new(0.0);
+    for path in 0..paths {
+        watch.add(0.0);
+        watch.begin(path, false, 0.0);
+    }
+    watch
+}
+
 /// Two hosts that watch the same paths.
 struct Hosts {
     ends: [PathWatch; 2],
@@ -17,13 +27,7 @@ struct Hosts {
 
 impl Hosts {
     fn new(paths: usize) -> Self {
-        Self {
-            ends: [PathWatch::new(paths, 0.0), PathWatch::new(paths, 0.0)],
-            now_ms: 0.0,
-            tick: 0,
-            queued: vec![],
-            turns: vec![],
-        }
+        Self { ends: [watch_of(paths), watch_of(paths)], now_ms: 0.0, tick: 0, queued: vec![], turns: vec![] }
     }
 
     /// `passes(end, path, tick)`: whether a hello of that end gets through.
@@ -68,6 +72,24 @@ impl Hosts {
         }
     }
 
+    /// The agent of one end is started anew; the other one learns of it at once.
+    fn restart(&mut self, end: usize) {
+        let mut fresh = PathWatch::new(self.now_ms);
+        let other = &self.ends[1 - end];
+        for path in 0..other.paths.len() {
+            fresh.add(self.now_ms);
+            fresh.begin(path, other.was_heard_there(path), self.now_ms);
+        }
+        self.ends[end] = fresh;
+        let turns = self.ends[1 - end].restart(self.now_ms);
+        self.turns.extend(turns.into_iter().map(|turn| (self.now_ms, 1 - end, turn)));
+    }
+
+    fn told(&self, end: usize) -> Vec<(usize, PathNews)> {
+        let here = self.turns.iter().filter(|(_, at, _)| *at == end);
+        here.map(|(_, _, turn)| (turn.path, turn.news)).collect()
+    }
+
     fn in_use(&self) -> [Vec<bool>; 2] {
         [self.ends[0].in_use(), self.ends[1].in_use()]
     }
@@ -87,7 +109,7 @@ fn a_dead_path_is_out_at_both_ends_within_half_a_second() {
     hosts.run(1_000.0, |_, _, _| true);
     hosts.run(500.0, |_, path, _| path == 0);
     assert_eq!(hosts.in_use(), [vec![true, false], vec![true, false]]);
-    assert!(hosts.turns.iter().all(|(_, _, turn)| turn.fault == Some(Fault::Silent)));
+    assert!(hosts.turns.iter().all(|(_, _, turn)| turn.news == PathNews::Out(Fault::Silent)));
 }
 
 #[test]
@@ -96,9 +118,9 @@ fn a_one_way_path_is_out_at_both_ends() {
     hosts.run(1_000.0, |_, _, _| true);
     hosts.run(700.0, |end, path, _| path == 0 || end == 0);
     assert_eq!(hosts.in_use(), [vec![true, false], vec![true, false]]);
-    let faults: Vec<_> = hosts.turns.iter().map(|(_, end, turn)| (*end, turn.fault)).collect();
-    assert!(faults.contains(&(0, Some(Fault::Silent))), "{faults:?}");
-    assert!(faults.contains(&(1, Some(Fault::OneWay))), "{faults:?}");
+    let faults: Vec<_> = hosts.turns.iter().map(|(_, end, turn)| (*end, turn.news)).collect();
+    assert!(faults.contains(&(0, PathNews::Out(Fault::Silent))), "{faults:?}");
+    assert!(faults.contains(&(1, PathNews::Out(Fault::OneWay))), "{faults:?}");
 }
 
 #[test]
@@ -125,7 +147,7 @@ fn five_percent_loss_puts_a_path_out_and_keeps_it_there() {
     let mut hosts = Hosts::new(2);
     hosts.run(20_000.0, |end, path, tick| path == 0 || end == 1 || tick % 20 != 0);
     assert_eq!(hosts.in_use(), [vec![true, false], vec![true, false]]);
-    assert!(matches!(hosts.turns[0].2.fault, Some(Fault::Loss(_))), "{:?}", hosts.turns);
+    assert!(matches!(hosts.turns[0].2.news, PathNews::Out(Fault::Loss(_))), "{:?}", hosts.turns);
     hosts.run(10_000.0, |_, _, _| true);
     assert_eq!(hosts.in_use(), [vec![true; 2], vec![true; 2]]);
 }
@@ -149,25 +171,148 @@ fn an_agent_that_stands_still_for_30_seconds_tears_nothing_down() {
 }
 
 #[test]
-fn a_firewall_that_drops_hellos_puts_no_path_out() {
+fn a_firewall_that_drops_hellos_puts_no_path_out_and_is_told_once() {
     let mut hosts = Hosts::new(2);
     hosts.run(10_000.0, |_, path, _| path == 0);
+    assert_eq!(hosts.told(0), [(1, PathNews::Unwatched(Unwatched::Unheard))]);
+    assert_eq!(hosts.in_use(), [vec![true; 2], vec![true; 2]]);
+}
+
+#[test]
+fn hellos_that_come_late_are_told_too() {
+    let mut hosts = Hosts::new(2);
+    hosts.run(3_000.0, |_, path, _| path == 0);
+    hosts.run(3_000.0, |_, _, _| true);
+    assert_eq!(hosts.told(0), [(1, PathNews::Unwatched(Unwatched::Unheard)), (1, PathNews::Watched)]);
+}
+
+#[test]
+fn a_path_is_not_judged_before_its_other_end_is_known() {
+    let mut watch = watch_of(1);
+    watch.add(0.0);
+    for tick in 1..=100_u64 {
+        let now_ms = tick as f64 * HELLO_EVERY_MS;
+        watch.heard(0, Hello { sequence: tick, hearing: Hearing::Now, losses: 0 }, now_ms);
+        assert_eq!(watch.tick(now_ms), []);
+    }
+    assert_eq!(watch.in_use(), [true, true]);
+}
+
+#[test]
+fn a_short_silence_on_one_path_costs_it_nothing() {
+    let mut hosts = Hosts::new(2);
+    hosts.run(1_000.0, |_, _, _| true);
+    hosts.run(300.0, |_, path, _| path == 0);
+    hosts.run(10_000.0, |_, _, _| true);
     assert_eq!(hosts.turns, []);
-    assert_eq!(hosts.ends[0].newly_unwatched(hosts.now_ms), [1]);
-    assert_eq!(hosts.ends[0].newly_unwatched(hosts.now_ms), [0_usize; 0]);
+}
+
+#[test]
+fn short_silences_again_and_again_put_a_path_out_for_good() {
+    let mut hosts = Hosts::new(2);
+    hosts.run(60_000.0, |_, path, tick| path == 0 || tick % 20 < 14);
+    assert_eq!(hosts.in_use(), [vec![true, false], vec![true, false]]);
+    assert_eq!(hosts.turns.len(), 2, "{:?}", hosts.turns);
+}
+
+#[test]
+fn an_agent_that_is_started_anew_is_heard_again_and_judged() {
+    let mut hosts = Hosts::new(2);
+    hosts.run(1_000.0, |_, _, _| true);
+    hosts.run(3_000.0, |_, _, _| false);
+    hosts.restart(1);
+    hosts.run(3_000.0, |_, _, _| true);
+    let both = |news| [(0, news), (1, news)];
+    let told = [both(PathNews::Unwatched(Unwatched::AgentRestarted)), both(PathNews::Watched)].concat();
+    assert_eq!(hosts.told(0), told);
+    hosts.run(1_000.0, |_, path, _| path == 0);
+    assert_eq!(hosts.in_use(), [vec![true, false], vec![true, false]]);
+}
+
+#[test]
+fn a_watch_that_is_begun_anew_at_once_is_not_worth_a_word() {
+    let mut hosts = Hosts::new(2);
+    hosts.run(1_000.0, |_, _, _| true);
+    hosts.restart(1);
+    hosts.run(3_000.0, |_, _, _| true);
+    assert_eq!(hosts.turns, []);
+}
+
+#[test]
+fn five_percent_lost_at_random_puts_a_path_out_within_seconds() {
+    for seed in 0..50_u64 {
+        let mut hosts = Hosts::new(2);
+        // SplitMix64, of <https://prng.di.unimi.it/splitmix64.c>.
+        let mut state = seed;
+        let mut random = move || {
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            mixed ^ (mixed >> 31)
+        };
+        hosts.run(20_000.0, |_, path, _| path == 0 || random() % 100 >= 5);
+        let (out_at_ms, _, _) = hosts.turns[0];
+        assert!(out_at_ms < 15_000.0, "seed {seed}: {:?}", hosts.turns);
+    }
+}
+
+#[test]
+fn a_path_that_dies_while_the_other_agent_is_started_anew_is_out() {
+    let mut hosts = Hosts::new(2);
+    hosts.run(1_000.0, |_, _, _| true);
+    hosts.restart(1);
+    hosts.run(3_000.0, |_, path, _| path == 0);
+    assert_eq!(hosts.in_use(), [vec![true, false], vec![true, false]]);
+}
+
+#[test]
+fn a_firewall_is_one_still_when_the_agent_behind_it_is_started_anew() {
+    for deaf in [0, 1] {
+        let mut hosts = Hosts::new(2);
+        let mut passes = |end, path, _| path == 0 || end == deaf;
+        hosts.run(3_000.0, &mut passes);
+        hosts.restart(1);
+        hosts.run(5_000.0, &mut passes);
+        assert_eq!(hosts.in_use(), [vec![true; 2], vec![true; 2]]);
+    }
+}
+
+#[test]
+fn a_path_that_is_out_stays_out_at_an_agent_that_is_started_anew() {
+    let mut hosts = Hosts::new(2);
+    hosts.run(1_000.0, |_, _, _| true);
+    hosts.run(1_000.0, |_, path, _| path == 0);
+    hosts.restart(1);
+    hosts.run(5_000.0, |_, path, _| path == 0);
+    assert_eq!(hosts.in_use(), [vec![true, false], vec![true, false]]);
+    hosts.run(3_000.0, |_, _, _| true);
+    assert_eq!(hosts.in_use(), [vec![true; 2], vec![true; 2]]);
+}
+
+#[test]
+fn a_watch_that_hears_nothing_any_more_says_so_unless_it_never_did() {
+    let mut hosts = Hosts::new(2);
+    hosts.run(5_000.0, |_, _, _| false);
+    assert!(!hosts.ends[0].is_deaf(hosts.now_ms));
+    hosts.run(1_000.0, |_, _, _| true);
+    hosts.run(1_000.0, |_, _, _| false);
+    assert!(!hosts.ends[0].is_deaf(hosts.now_ms));
+    hosts.run(2_000.0, |_, _, _| false);
+    assert!(hosts.ends[0].is_deaf(hosts.now_ms));
 }
 
 #[test]
 fn a_firewall_that_drops_the_hellos_of_one_direction_puts_no_path_out() {
     let mut hosts = Hosts::new(2);
     hosts.run(10_000.0, |end, path, _| path == 0 || end == 0);
-    assert_eq!(hosts.turns, []);
+    assert_eq!(hosts.told(0), [(1, PathNews::Unwatched(Unwatched::Unheard))]);
+    assert_eq!(hosts.told(1), []);
 }
 
 #[test]
 fn a_watch_that_is_often_late_brings_no_dead_path_back() {
-    let mut watch = PathWatch::new(2, 0.0);
-    let hello = |sequence| Hello { sequence, hears_you: true, lost: 0 };
+    let mut watch = watch_of(2);
+    let hello = |sequence| Hello { sequence, hearing: Hearing::Now, losses: 0 };
     let mut turns = vec![];
     for tick in 1..=100_u64 {
         let now_ms = tick as f64 * HELLO_EVERY_MS;
@@ -182,13 +327,13 @@ fn a_watch_that_is_often_late_brings_no_dead_path_back() {
         watch.heard(0, hello(100 + tick), now_ms);
         turns.extend(watch.tick(now_ms));
     }
-    assert_eq!(turns, [Turn { path: 1, fault: Some(Fault::Silent) }]);
+    assert_eq!(turns, [Turn { path: 1, news: PathNews::Out(Fault::Silent) }]);
 }
 
 #[test]
 fn replayed_and_late_hellos_are_no_sign_of_life() {
-    let mut watch = PathWatch::new(2, 0.0);
-    let hello = |sequence| Hello { sequence, hears_you: true, lost: 0 };
+    let mut watch = watch_of(2);
+    let hello = |sequence| Hello { sequence, hearing: Hearing::Now, losses: 0 };
     let mut turns = vec![];
     for tick in 1..=40_u64 {
         let now_ms = tick as f64 * HELLO_EVERY_MS;
@@ -196,30 +341,25 @@ fn replayed_and_late_hellos_are_no_sign_of_life() {
         watch.heard(1, hello(tick.min(5)), now_ms);
         turns.extend(watch.tick(now_ms));
     }
-    assert_eq!(turns, [Turn { path: 1, fault: Some(Fault::Silent) }]);
+    assert_eq!(turns, [Turn { path: 1, news: PathNews::Out(Fault::Silent) }]);
+}
+
+fn hearing() -> impl Strategy<Value = Hearing> {
+    prop_oneof![Just(Hearing::Never), Just(Hearing::Now), Just(Hearing::NoMore)]
 }
 
 proptest! {
     #[test]
     fn whatever_is_heard_some_path_is_in_use(
-        hellos in prop::collection::vec((0_usize..4, any::<u64>(), any::<bool>(), any::<u8>(), 0.0..300.0_f64), 0..300),
+        hellos in prop::collection::vec((0_usize..4, any::<u64>(), hearing(), any::<u8>(), 0.0..300.0_f64), 0..300),
     ) {
-        let mut watch = PathWatch::new(3, 0.0);
+        let mut watch = watch_of(3);
         let mut now_ms = 0.0;
-        for (path, sequence, hears_you, lost, later_ms) in hellos {
+        for (path, sequence, hearing, losses, later_ms) in hellos {
             now_ms += later_ms;
-            watch.heard(path, Hello { sequence, hears_you, lost }, now_ms);
+            watch.heard(path, Hello { sequence, hearing, losses }, now_ms);
             watch.tick(now_ms);
             prop_assert!(watch.in_use().contains(&true));
         }
-    }
-
-    #[test]
-    fn lost_hellos_are_counted_exactly(lost in prop::collection::btree_set(1_u64..127, 0..40)) {
-        let mut heard = Heard::first(0);
-        for sequence in (1..128).filter(|sequence| !lost.contains(sequence)) {
-            heard = heard.next(sequence);
-        }
-        prop_assert_eq!(usize::from(heard.lost()), lost.len());
     }
 }

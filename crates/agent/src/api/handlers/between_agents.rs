@@ -22,17 +22,15 @@ use crate::api::error::ApiError;
 use crate::api::extract::{Body, MigrationId, Query};
 use crate::api::forward::refuse_host;
 use crate::api::types::{
-    ConnectionRequest, Endpoint, HandOverView, IncomingRequest, IncomingView, TargetUse,
+    ConnectionRequest, Endpoint, HandOverView, IncomingRequest, IncomingView, TargetUse, WatchRequest,
 };
 use crate::api::{Routes, openapi};
+use crate::path_watch::{PATHS_MAX, WatchEnd};
 use crate::probe::{self, ProbePorts, ProbeRequest};
 use crate::{incoming, outgoing};
 
 /// Longest that a caller may have an answer held back.
 const WAIT_MAX: Duration = Duration::from_mins(1);
-
-/// Most paths of one migration.
-const PATHS_MAX: usize = 64;
 
 pub(in crate::api) fn routes() -> Routes {
     OpenApiRouter::new()
@@ -42,6 +40,7 @@ pub(in crate::api) fn routes() -> Routes {
         .routes(routes!(build_skeleton))
         .routes(routes!(open_probes))
         .routes(routes!(connect))
+        .routes(routes!(watch_again))
         .routes(routes!(received))
         .routes(routes!(run))
         .routes(routes!(finish))
@@ -248,6 +247,30 @@ async fn connect(
         check_migration_address(&agent, address).await?;
     }
     Ok(Json(incoming::connect(&agent, &id, request).await?))
+}
+
+/// Watch the paths again
+///
+/// For a source that hears nothing of the target's watch any more: its agent may have been started anew.
+/// Idempotent.
+#[utoipa::path(post, path = "/v1/incoming/{id}/watch", tag = openapi::BETWEEN_AGENTS, params(
+    ("id" = String, Path, format = "uuid")
+), request_body = WatchRequest, responses(
+    (status = 200, description = "Where this host watches the paths.", body = WatchEnd),
+    (status = 404, description = "No such migration on its way here.", body = Problem),
+    (status = 409, description = "It was given up here, or runs here.", body = Problem),
+    (status = 422, description = "This host cannot do it that way.", body = Problem),
+))]
+async fn watch_again(
+    State(agent): Shared,
+    Extension(caller): Extension<Caller>,
+    MigrationId(id): MigrationId,
+    Body(request): Body<WatchRequest>,
+) -> Answer<WatchEnd> {
+    check_source(&agent, &caller, &id)?;
+    check_paths(&own_links(&agent).await?, &request.paths)?;
+    check_migration_address(&agent, request.migration_address).await?;
+    Ok(Json(incoming::watch_again(&agent, &id, &request).await?))
 }
 
 /// Step 8: is all state here?

@@ -36,6 +36,9 @@ fn table() -> Vec<(&'static str, &'static str, String, &'static [Who])> {
     let connection = json!({
         "plan": { "requested_option": "tcp", "option": "tcp", "paths": [], "spread": "in_turn" },
     });
+    let watch = json!({
+        "paths": [], "migration_address": "10.99.0.1", "watch": { "token": CHECK, "paths": [] },
+    });
     let check = json!({ "target": "target" }).to_string();
     let session = json!({ "token": CHECK, "paths": [], "ports": [] }).to_string();
     vec![
@@ -67,6 +70,7 @@ fn table() -> Vec<(&'static str, &'static str, String, &'static [Who])> {
         ("POST", "/v1/incoming/{id}/skeleton", none(), SOURCE),
         ("POST", "/v1/incoming/{id}/probe", json!({ "addresses": [] }).to_string(), SOURCE),
         ("POST", "/v1/incoming/{id}/connection", connection.to_string(), SOURCE),
+        ("POST", "/v1/incoming/{id}/watch", watch.to_string(), SOURCE),
         ("GET", "/v1/incoming/{id}/received", none(), SOURCE),
         ("POST", "/v1/incoming/{id}/run", none(), SOURCE),
         ("POST", "/v1/incoming/{id}/finish", none(), SOURCE),

@@ -1,0 +1,114 @@
+//! The hellos of one path, as datagrams.
+
+use std::io;
+use std::net::SocketAddr;
+
+use drainpipe_engine::path::Path;
+use drainpipe_engine::problem::Problem;
+use drainpipe_engine::watch::{Hearing, Hello};
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::net::UdpSocket;
+use uuid::Uuid;
+
+use crate::agent::Agent;
+use crate::ports;
+
+/// Most datagrams read from one path between two hellos; a flood of them costs no more. More than a socket
+/// holds by default, so that nothing old is left after the agent stood still.
+const READ_MAX: usize = 1024;
+
+/// Token, sequence, hearing, losses.
+const DATAGRAM_BYTES: usize = 26;
+
+/// A socket on a path's own link, with a port of the migration range.
+pub(crate) async fn bind(agent: &Agent, path: &Path) -> Result<UdpSocket, Problem> {
+    ports::take(agent, |port| {
+        let bound = bind_to_link(&path.link, SocketAddr::new(path.address, port));
+        let bound = ports::unless_in_use(bound);
+        std::future::ready(bound.map_err(|error| {
+            Problem::failed(format!("cannot watch path {path} from {}: {error}", path.address))
+        }))
+    })
+    .await
+}
+
+/// To the link, lest a route over another link makes a dead path look good.
+fn bind_to_link(link: &str, address: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
+    socket.bind_device(Some(link.as_bytes()))?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    UdpSocket::from_std(socket.into())
+}
+
+/// The hellos that have arrived from `other` and carry `token`.
+pub(super) fn read(socket: &UdpSocket, other: SocketAddr, token: Uuid) -> Vec<Hello> {
+    let mut hellos = vec![];
+    let mut datagram = [0; DATAGRAM_BYTES + 1];
+    for _ in 0..READ_MAX {
+        // A path's errors show as its silence.
+        let Ok((length, from)) = socket.try_recv_from(&mut datagram) else { break };
+        hellos.extend(decode(&datagram[..length], token).filter(|_| from == other));
+    }
+    hellos
+}
+
+/// Says hello; what the link refuses does not arrive, which says enough.
+pub(super) fn say(socket: &UdpSocket, other: SocketAddr, token: Uuid, hello: Hello) {
+    let _refused = socket.try_send_to(&encode(hello, token), other);
+}
+
+fn encode(hello: Hello, token: Uuid) -> [u8; DATAGRAM_BYTES] {
+    let mut datagram = [0; DATAGRAM_BYTES];
+    datagram[..16].copy_from_slice(token.as_bytes());
+    datagram[16..24].copy_from_slice(&hello.sequence.to_be_bytes());
+    datagram[24] = match hello.hearing {
+        Hearing::Never => 0,
+        Hearing::Now => 1,
+        Hearing::NoMore => 2,
+    };
+    datagram[25] = hello.losses;
+    datagram
+}
+
+fn decode(datagram: &[u8], token: Uuid) -> Option<Hello> {
+    let datagram: &[u8; DATAGRAM_BYTES] = datagram.try_into().ok()?;
+    let (said, rest) = datagram.split_first_chunk::<16>()?;
+    let (sequence, rest) = rest.split_first_chunk::<8>()?;
+    let [hearing, losses] = *rest else { return None };
+    let hearing = match hearing {
+        0 => Hearing::Never,
+        1 => Hearing::Now,
+        2 => Hearing::NoMore,
+        _ => return None,
+    };
+    let hello = Hello { sequence: u64::from_be_bytes(*sequence), hearing, losses };
+    (said == token.as_bytes()).then_some(hello)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_hello_arrives_as_it_was_said(
+            sequence: u64,
+            hearing in prop_oneof![Just(Hearing::Never), Just(Hearing::Now), Just(Hearing::NoMore)],
+            losses: u8,
+        ) {
+            let (hello, token) = (Hello { sequence, hearing, losses }, Uuid::new_v4());
+            let datagram = encode(hello, token);
+            prop_assert_eq!(decode(&datagram, token), Some(hello));
+            prop_assert_eq!(decode(&datagram, Uuid::new_v4()), None);
+            prop_assert_eq!(decode(&datagram[1..], token), None);
+        }
+
+        #[test]
+        fn any_datagram_is_taken_or_dropped(datagram in prop::collection::vec(any::<u8>(), 0..64)) {
+            let _ = decode(&datagram, Uuid::nil());
+        }
+    }
+}

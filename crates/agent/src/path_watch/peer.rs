@@ -1,0 +1,370 @@
+//! This host's end of the watch of all paths to one peer, and its route there.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use drainpipe_engine::path::Path;
+use drainpipe_engine::problem::Problem;
+use drainpipe_engine::speed::{READ_EVERY_MS, SpeedWatch};
+use drainpipe_engine::watch::{HELLO_EVERY_MS, PathNews, PathWatch, Turn, Unwatched};
+use tokio::net::UdpSocket;
+use tokio::sync::{Mutex, mpsc};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+use tracing::{debug, info, warn};
+use uuid::Uuid;
+
+use super::{Joining, News, PATHS_MAX, PathEnd, WatchEnd, hello};
+use crate::agent::Agent;
+use crate::api::types::WatchRequest;
+use crate::multichannel;
+
+/// How soon a route that could not be set is tried again, and one that is gone is noticed.
+const ROUTE_EVERY_MS: f64 = 1_000.0;
+
+/// Between two questions to an agent of which nothing is heard.
+const ASK_EVERY_MS: f64 = 2_000.0;
+
+/// How long its answer may take.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
+
+/// All paths to one peer that migrations use.
+#[derive(Debug)]
+pub(super) struct PeerWatch {
+    agent: Arc<Agent>,
+    peer: String,
+    address: IpAddr,
+    token: Uuid,
+    other_token: Option<Uuid>,
+    users: Vec<User>,
+    // In the order of `watch` and `speeds`.
+    ends: Vec<End>,
+    watch: PathWatch,
+    speeds: SpeedWatch,
+    routed: Vec<Path>,
+    began: Instant,
+    next_reading_ms: f64,
+    next_route_ms: f64,
+    next_question_ms: f64,
+    questions: JoinSet<()>,
+}
+
+/// A migration that uses some of the paths.
+#[derive(Debug)]
+struct User {
+    migration: String,
+    paths: Vec<Path>,
+    // Only at the end that sends memory.
+    news: Option<mpsc::Sender<News>>,
+}
+
+/// This host's end of one path.
+#[derive(Debug)]
+struct End {
+    path: Path,
+    socket: UdpSocket,
+    // None until it is told.
+    other: Option<SocketAddr>,
+}
+
+/// Watches until no migration uses the paths any more.
+pub(super) async fn run(watch: Arc<Mutex<PeerWatch>>) {
+    let mut ticks = interval(Duration::from_secs_f64(HELLO_EVERY_MS / 1000.0));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let mut watch = watch.lock().await;
+        if watch.users.is_empty() {
+            return;
+        }
+        watch.step().await;
+    }
+}
+
+impl PeerWatch {
+    /// Of no path yet.
+    pub(super) fn new(agent: &Arc<Agent>, peer: &str, address: IpAddr) -> Self {
+        Self {
+            agent: Arc::clone(agent),
+            peer: peer.into(),
+            address,
+            token: Uuid::new_v4(),
+            other_token: None,
+            users: vec![],
+            ends: vec![],
+            watch: PathWatch::new(0.0),
+            speeds: SpeedWatch::default(),
+            routed: vec![],
+            began: Instant::now(),
+            next_reading_ms: 0.0,
+            next_route_ms: 0.0,
+            next_question_ms: 0.0,
+            questions: JoinSet::new(),
+        }
+    }
+
+    /// The peer's migration address.
+    pub(super) fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    /// A migration begins to use these paths, or does so still.
+    pub(super) async fn join(&mut self, joining: Joining<'_>) -> Result<WatchEnd, Problem> {
+        self.add(joining.paths).await?;
+        self.users.retain(|user| user.migration != joining.migration);
+        self.users.push(User {
+            migration: joining.migration.into(),
+            paths: joining.paths.to_vec(),
+            news: joining.news,
+        });
+        let routed = self.to_be_routed();
+        let prepared =
+            multichannel::prepare(&self.agent, joining.migration, self.address, joining.paths, &routed).await;
+        if let Err(problem) = prepared {
+            self.leave(joining.migration).await;
+            return Err(problem);
+        }
+        self.routed = routed;
+        self.tell_newcomer();
+        Ok(self.end(joining.paths))
+    }
+
+    async fn add(&mut self, paths: &[Path]) -> Result<(), Problem> {
+        let mut new: Vec<End> = vec![];
+        for path in paths {
+            let is_known = |end: &End| is_same(&end.path, path);
+            if !self.ends.iter().chain(&new).any(is_known) {
+                let socket = hello::bind(&self.agent, path).await?;
+                new.push(End { path: path.clone(), socket, other: None });
+            }
+        }
+        if self.ends.len() + new.len() > PATHS_MAX {
+            return Err(Problem::refused(format!("more than {PATHS_MAX} paths to {}", self.peer)));
+        }
+        let now_ms = self.now_ms();
+        for end in new {
+            self.watch.add(now_ms);
+            self.speeds.add(end.path.speed_mbps);
+            self.ends.push(end);
+        }
+        Ok(())
+    }
+
+    fn end(&self, paths: &[Path]) -> WatchEnd {
+        let end_of = |path: &Path| {
+            let index = self.index_of(path)?;
+            let port = self.ends[index].socket.local_addr().ok()?.port();
+            Some(PathEnd { port, was_heard: self.watch.was_heard_there(index) })
+        };
+        WatchEnd { token: self.token, paths: paths.iter().filter_map(end_of).collect() }
+    }
+
+    fn index_of(&self, path: &Path) -> Option<usize> {
+        self.ends.iter().position(|end| is_same(&end.path, path))
+    }
+
+    /// What the other agent has said of its end of these paths.
+    pub(super) fn meet(&mut self, paths: &[Path], other: &WatchEnd) -> Result<(), Problem> {
+        if other.paths.len() != paths.len() || other.paths.iter().any(|end| end.port == 0) {
+            return Err(Problem::bad_input("the watch of the other host does not name a port for each path"));
+        }
+        let now_ms = self.now_ms();
+        if self.other_token.replace(other.token).is_some_and(|known| known != other.token) {
+            self.ends.iter_mut().for_each(|end| end.other = None);
+            let turns = self.watch.restart(now_ms);
+            self.tell(turns);
+        }
+        for (path, there) in paths.iter().zip(&other.paths) {
+            let Some(index) = self.index_of(path) else { continue };
+            let address = SocketAddr::new(path.peer_address, there.port);
+            if self.ends[index].other.replace(address) != Some(address) {
+                self.watch.begin(index, there.was_heard, now_ms);
+            }
+        }
+        Ok(())
+    }
+
+    /// A migration uses the paths no more. Whether another one does.
+    pub(super) async fn leave(&mut self, migration: &str) -> bool {
+        self.users.retain(|user| user.migration != migration);
+        for index in (0..self.ends.len()).rev() {
+            let path = &self.ends[index].path;
+            if !self.users.iter().any(|user| user.paths.iter().any(|other| is_same(other, path))) {
+                self.ends.remove(index);
+                self.watch.remove(index);
+                self.speeds.remove(index);
+            }
+        }
+        if !self.sends() {
+            self.speeds.forget();
+        }
+        if self.users.is_empty() {
+            return false;
+        }
+        // Before what its links needed is put back.
+        self.follow_route().await;
+        true
+    }
+
+    /// The other agent does not answer the question whether it still watches.
+    pub(super) fn lose_sight(&mut self) {
+        if self.watch.is_deaf(self.now_ms()) {
+            let turns = self.watch.unwatched(Unwatched::AgentAway);
+            self.tell(turns);
+        }
+    }
+
+    fn now_ms(&self) -> f64 {
+        self.began.elapsed().as_secs_f64() * 1000.0
+    }
+
+    async fn step(&mut self) {
+        self.listen();
+        let turns = self.watch.tick(self.now_ms());
+        self.tell(turns);
+        self.say();
+        self.follow_speeds().await;
+        self.follow_route().await;
+        self.ask_again();
+    }
+
+    fn listen(&mut self) {
+        let now_ms = self.now_ms();
+        for (index, end) in self.ends.iter().enumerate() {
+            let Some(other) = end.other else { continue };
+            for hello in hello::read(&end.socket, other, self.token) {
+                self.watch.heard(index, hello, now_ms);
+            }
+        }
+    }
+
+    fn say(&mut self) {
+        let Some(token) = self.other_token else { return };
+        let now_ms = self.now_ms();
+        for (index, end) in self.ends.iter().enumerate() {
+            if let Some(other) = end.other
+                && let Some(hello) = self.watch.hello(index, now_ms)
+            {
+                hello::say(&end.socket, other, token, hello);
+            }
+        }
+    }
+
+    /// Whether memory is sent from here. Only the end that sends sees by its counters what paths carry; if
+    /// both do, each sees its own direction, for which its own route is.
+    fn sends(&self) -> bool {
+        self.users.iter().any(|user| user.news.is_some())
+    }
+
+    async fn follow_speeds(&mut self) {
+        let now_ms = self.now_ms();
+        if !self.sends() || now_ms < self.next_reading_ms {
+            return;
+        }
+        self.next_reading_ms = now_ms + READ_EVERY_MS;
+        let links: Vec<&str> = self.ends.iter().map(|end| end.path.link.as_str()).collect();
+        let Ok(sent_bytes) = self.agent.network.sent_bytes(&links).await else { return };
+        let changed = self.speeds.record(now_ms, &sent_bytes, &self.watch.in_use());
+        let turn = |(path, mbps)| Turn { path, news: PathNews::Carries(mbps) };
+        self.tell(changed.into_iter().map(turn).collect());
+    }
+
+    /// The paths for the route, with the speeds by which they are weighted there. The one place where it is
+    /// said what the route shall be.
+    fn to_be_routed(&self) -> Vec<Path> {
+        let in_use = self.watch.in_use();
+        let each = self.ends.iter().enumerate().filter(|(index, _)| in_use[*index]);
+        each.map(|(index, end)| Path { speed_mbps: self.speeds.mbps(index), ..end.path.clone() }).collect()
+    }
+
+    async fn follow_route(&mut self) {
+        let now_ms = self.now_ms();
+        let wanted = self.to_be_routed();
+        let is_new = wanted != self.routed;
+        if now_ms < self.next_route_ms && !(is_new && self.is_routed()) {
+            return;
+        }
+        self.next_route_ms = now_ms + ROUTE_EVERY_MS;
+        if !is_new {
+            let restored = multichannel::restore_route(&self.agent, self.address, &wanted).await;
+            if let Err(problem) = restored {
+                debug!(peer = self.peer, %problem, "the route cannot be looked after now");
+            }
+            return;
+        }
+        match multichannel::set_route(&self.agent, self.address, &wanted).await {
+            Ok(()) => self.routed = wanted,
+            Err(problem) => {
+                self.routed = vec![];
+                warn!(peer = self.peer, %problem, "the route stays as it is for now");
+            }
+        }
+    }
+
+    /// Whether the route is as it was wanted last.
+    fn is_routed(&self) -> bool {
+        !self.routed.is_empty()
+    }
+
+    fn tell(&self, turns: Vec<Turn>) {
+        for Turn { path, news } in turns {
+            let Some(end) = self.ends.get(path) else { continue };
+            info!(peer = self.peer, "path {} {news}", end.path);
+            for told in self.users.iter().filter_map(|user| user.news.as_ref()) {
+                // Told to the log above in any case.
+                let _no_room = told.try_send((end.path.to_string(), news));
+            }
+        }
+    }
+
+    /// What the others have been told before.
+    fn tell_newcomer(&self) {
+        let Some(told) = self.users.last().and_then(|user| user.news.as_ref()) else { return };
+        for (index, end) in self.ends.iter().enumerate() {
+            let slow = self.speeds.mbps(index).filter(|_| self.speeds.is_slow(index)).map(PathNews::Carries);
+            for news in self.watch.fault_of(index).map(PathNews::Out).into_iter().chain(slow) {
+                let _no_room = told.try_send((end.path.to_string(), news));
+            }
+        }
+    }
+
+    /// Should nothing be heard any more: the other agent may have been started anew, and know nothing of the
+    /// watch. The sources of migrations ask, as each of them knows which one the other agent must know.
+    fn ask_again(&mut self) {
+        while self.questions.try_join_next().is_some() {}
+        let now_ms = self.now_ms();
+        if !self.watch.is_deaf(now_ms) || now_ms < self.next_question_ms || !self.questions.is_empty() {
+            return;
+        }
+        self.next_question_ms = now_ms + ASK_EVERY_MS;
+        let Some(own) = self.agent.config.migration_address else { return };
+        for user in self.users.iter().filter(|user| user.news.is_some()) {
+            let request = WatchRequest {
+                paths: user.paths.iter().map(Path::reversed).collect(),
+                migration_address: own,
+                watch: self.end(&user.paths),
+            };
+            let (agent, peer) = (Arc::clone(&self.agent), self.peer.clone());
+            self.questions.spawn(ask(agent, peer, user.migration.clone(), user.paths.clone(), request));
+        }
+    }
+}
+
+async fn ask(agent: Arc<Agent>, peer: String, migration: String, paths: Vec<Path>, request: WatchRequest) {
+    let Some(client) = agent.peer(&peer) else { return };
+    let path = format!("/v1/incoming/{migration}/watch");
+    let met = match client.post_within::<WatchEnd>(&path, &request, ANSWER_DEADLINE).await {
+        Ok(other) => agent.watches.meet(&peer, &paths, &other).await,
+        Err(problem) => Err(problem),
+    };
+    if let Err(problem) = met {
+        warn!(migration, %problem, "{peer} does not watch the paths");
+        agent.watches.lose_sight(&peer).await;
+    }
+}
+
+/// Whatever speed is said of it.
+fn is_same(one: &Path, other: &Path) -> bool {
+    (&one.link, one.address, one.peer_address) == (&other.link, other.address, other.peer_address)
+}

@@ -1,0 +1,156 @@
+//! Several migrations between two hosts at once: they share the paths, the route and the watch, and one
+//! that ends takes nothing from another.
+
+use std::thread;
+use std::time::Duration;
+
+use drainpipe_agent::api::types::MigrationView;
+use drainpipe_engine::result::{Outcome, PathState};
+use drainpipe_engine::step::Step;
+use rustix::process::Signal;
+
+use crate::Test;
+use crate::bad_luck::{Scene, result_of, slow_lab};
+use crate::guest::Guest;
+use crate::path_loss::turns;
+use crate::program::Running;
+use crate::support::{HostNetwork, TestLab, eventually};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("two_vms_move_at_once_and_a_link_falls_silent", two_vms_move_at_once_and_a_link_falls_silent),
+    ("two_vms_pass_each_other_and_a_link_falls_silent", two_vms_pass_each_other_and_a_link_falls_silent),
+    ("one_of_two_migrations_is_cancelled", one_of_two_migrations_is_cancelled),
+    ("the_target_agent_is_started_anew_in_flight", the_target_agent_is_started_anew_in_flight),
+];
+
+const MEMORY_MIB: u64 = 160;
+
+/// Two guests, `web` on host `a` and `db` on the other one or on the same.
+struct Two {
+    lab: TestLab,
+    guests: [Guest; 2],
+    network: [HostNetwork; 2],
+    moves: [(&'static str, &'static str); 2],
+}
+
+impl Two {
+    #[track_caller]
+    fn set(db_on: &str) -> Self {
+        let lab = slow_lab();
+        let guests = ["web", "db"].map(|vm| lab.start_guest(vm, MEMORY_MIB, ""));
+        if db_on == "b" {
+            lab.migrate("db", "b", &[]);
+        }
+        let network = lab.network();
+        let moves = [("web", "b"), ("db", if db_on == "b" { "a" } else { "b" })];
+        Self { lab, guests, network, moves }
+    }
+
+    /// Begins to move both; back when the memory of both is being copied.
+    #[track_caller]
+    fn migrate(&self) -> [Running; 2] {
+        let migrating = self
+            .moves
+            .map(|(vm, to)| self.lab.start(&["migrate", vm, to, "--option", "multichannel", "--json"]));
+        for host in ["a", "b"] {
+            let leaving = self.moves.iter().filter(|(_, to)| *to != host).count();
+            eventually("memory is copied", || self.copying(host).len() == leaving);
+        }
+        migrating
+    }
+
+    /// The migrations from a host of which memory is being copied.
+    fn copying(&self, host: &str) -> Vec<MigrationView> {
+        let socket = self.lab.agent_socket(host);
+        let all: Vec<MigrationView> = self.lab.json(&["history", "--agent", &socket]);
+        let is_copied = |view: &MigrationView| {
+            let step = view.progress.as_ref().map(|progress| progress.step);
+            matches!(step, Some(Step::CopyMemory | Step::CopyDirtyMemory))
+        };
+        all.into_iter().filter(is_copied).collect()
+    }
+
+    /// Fails the test unless both run whole where they belong, and nothing else is left.
+    #[track_caller]
+    fn assert_settled(&self, hosts: [&str; 2]) {
+        for ((vm, _), host) in self.moves.iter().zip(hosts) {
+            self.lab.assert_runs_on(vm, host);
+        }
+        for guest in &self.guests {
+            eventually("the guest is reached", || guest.control().is_some());
+            guest.assert_intact();
+        }
+        eventually("the network is put back", || self.lab.network() == self.network);
+        for host in ["a", "b"] {
+            eventually("no watch is left", || self.sockets(host).is_empty());
+        }
+    }
+
+    /// UDP sockets of the migration range.
+    fn sockets(&self, host: &str) -> String {
+        let filter = "( sport >= :49152 and sport <= :49215 )";
+        self.lab.exec(host, &["ss", "-Huln", filter]).done()
+    }
+}
+
+fn two_vms_move_at_once_and_a_link_falls_silent() {
+    let two = Two::set("a");
+    a_link_falls_silent(&two);
+    two.assert_settled(["b", "b"]);
+}
+
+fn two_vms_pass_each_other_and_a_link_falls_silent() {
+    let two = Two::set("b");
+    a_link_falls_silent(&two);
+    two.assert_settled(["b", "a"]);
+}
+
+fn a_link_falls_silent(two: &Two) {
+    let migrating = two.migrate();
+    two.lab.fault("blackhole b e1");
+    thread::sleep(Duration::from_secs(2));
+    for host in ["a", "b"] {
+        // One watch for both, whoever sends.
+        assert_eq!(two.sockets(host).lines().count(), 2, "{}", two.sockets(host));
+        let routes = two.lab.exec(host, &["ip", "route", "show", "proto", "215"]).done();
+        assert!(!routes.contains("e1"), "{routes}");
+    }
+    two.lab.fault("heal b e1");
+    for output in migrating.map(Running::wait) {
+        let result = result_of(&output);
+        assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
+        assert_eq!(turns(&result, "e0"), [], "{result:#?}");
+        assert_eq!(turns(&result, "e1"), [PathState::Out, PathState::Back], "{result:#?}");
+    }
+}
+
+fn one_of_two_migrations_is_cancelled() {
+    let two = Two::set("a");
+    let [moved, cancelled] = two.migrate();
+    let copying = two.copying("a");
+    let db = copying.iter().find(|view| view.vm == "db").expect("both are under way");
+    two.lab.drainpipe(&["cancel", &db.id]).done();
+    assert_eq!(result_of(&cancelled.wait()).outcome, Outcome::Cancelled);
+    // The other one still has its paths, and their watch.
+    two.lab.fault("blackhole a e0");
+    let result = result_of(&moved.wait());
+    two.lab.fault("heal a e0");
+    assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
+    assert_eq!(turns(&result, "e0").first(), Some(&PathState::Out), "{result:#?}");
+    two.assert_settled(["b", "a"]);
+}
+
+fn the_target_agent_is_started_anew_in_flight() {
+    let scene = Scene::in_lab(TestLab::up(&["--link", "40", "--link", "40"]));
+    let migrating = scene.migrate(&["--option", "multichannel"]);
+    scene.lab.stop_agent("b", Signal::KILL);
+    scene.lab.start_agent("b");
+    eventually("the new agent watches", || scene.lab.agent_log("a").contains("e1–e1 is watched now"));
+    scene.lab.fault("blackhole b e1");
+    let result = result_of(&migrating.wait());
+    scene.lab.fault("heal b e1");
+    assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
+    let expected = [PathState::Unwatched, PathState::Watched, PathState::Out];
+    assert_eq!(turns(&result, "e1")[..3], expected, "{result:#?}");
+    scene.assert_settled("b");
+}

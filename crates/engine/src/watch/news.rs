@@ -1,0 +1,85 @@
+//! What the watch has to tell of a path.
+
+use std::fmt;
+
+use super::SILENT_AFTER_MS;
+
+/// Why a path is out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// Nothing is heard from the other end.
+    Silent,
+    /// The other end hears nothing.
+    OneWay,
+    /// Hellos were lost that many times within 6.4 s.
+    Loss(u8),
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Silent => write!(f, "nothing has come through for {SILENT_AFTER_MS:.0} ms"),
+            Self::OneWay => f.write_str("the other host hears nothing on it"),
+            Self::Loss(times) => write!(f, "it lost packets {times} times within a few seconds"),
+        }
+    }
+}
+
+/// Why a path cannot be judged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unwatched {
+    /// No hello has come through since the beginning, though TCP did.
+    Unheard,
+    /// The other host's agent does not answer, or does not watch any more.
+    AgentAway,
+    /// The other host's agent was started anew, and has begun to watch again.
+    AgentRestarted,
+}
+
+impl fmt::Display for Unwatched {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Unheard => {
+                "no hello comes through; open the migration ports for UDP too, in both firewalls"
+            }
+            Self::AgentAway => "the other host's agent does not watch it; look at that agent",
+            Self::AgentRestarted => "the other host's agent was started anew, and is asked to watch again",
+        })
+    }
+}
+
+/// What is to be told of a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PathNews {
+    /// It went out.
+    Out(Fault),
+    /// It came back.
+    Back,
+    /// It carries so many Mb/s, or as many again, and has a share to fit.
+    Carries(u64),
+    /// Whether it is fit cannot be told.
+    Unwatched(Unwatched),
+    /// Whether it is fit can be told again.
+    Watched,
+}
+
+impl fmt::Display for PathNews {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Out(fault) => write!(f, "is out: {fault}"),
+            Self::Back => f.write_str("is back"),
+            Self::Carries(mbps) => write!(f, "is taken for one of {mbps} Mb/s, by what it carries"),
+            Self::Unwatched(why) => write!(f, "is not watched: {why}"),
+            Self::Watched => f.write_str("is watched now"),
+        }
+    }
+}
+
+/// What is to be told, and of which path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Turn {
+    /// Which path.
+    pub path: usize,
+    /// What has become of it.
+    pub news: PathNews,
+}
