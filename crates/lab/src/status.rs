@@ -212,7 +212,7 @@ fn faults(
         let (host, link) = names();
         faults.push(Fault::LinkDown { host, link });
     }
-    faults.extend(loss(spec, host, &link.name, dropping)?);
+    faults.extend(losses(spec, host, &link.name, dropping)?);
     if link.rate_mbps != planned.rate_mbps {
         faults.push(Fault::Rate { link: link.name.clone(), rate_mbps: link.rate_mbps });
     }
@@ -224,22 +224,26 @@ fn faults(
     Ok(faults)
 }
 
-fn loss(
+/// What drops packets, in an order in which it could have been made: a blackhole after the loss that it
+/// took the place of in its direction.
+fn losses(
     spec: &LabSpec,
     host: &str,
     link: &str,
     dropping: &HashMap<String, u8>,
-) -> Result<Option<Fault>, Error> {
-    let [receive, send] = drops(spec, host, link)?.map(|drop| dropping.get(&drop.table).copied());
+) -> Result<Vec<Fault>, Error> {
+    let dropped = drops(spec, host, link)?.map(|drop| dropping.get(&drop.table).copied());
     let (host, link) = (host.to_owned(), link.to_owned());
-    let blackhole = |direction| Some(Fault::Blackhole { host: host.clone(), link: link.clone(), direction });
-    Ok(match (receive, send) {
-        (None, None) => None,
-        (Some(DROP_ALL), Some(DROP_ALL)) => blackhole(Direction::Both),
-        (Some(DROP_ALL), None) => blackhole(Direction::Receive),
-        (None, Some(DROP_ALL)) => blackhole(Direction::Send),
-        (Some(percent), _) | (None, Some(percent)) => Some(Fault::Loss { host, link, percent }),
-    })
+    let partial = dropped.into_iter().flatten().find(|percent| *percent != DROP_ALL);
+    let swallowing = match dropped.map(|percent| percent == Some(DROP_ALL)) {
+        [true, true] => Some(Direction::Both),
+        [true, false] => Some(Direction::Receive),
+        [false, true] => Some(Direction::Send),
+        [false, false] => None,
+    };
+    let loss = partial.map(|percent| Fault::Loss { host: host.clone(), link: link.clone(), percent });
+    let blackhole = swallowing.map(|direction| Fault::Blackhole { host, link, direction });
+    Ok(loss.into_iter().chain(blackhole).collect())
 }
 
 /// The tables that drop, wherever in the lab they are, with what they drop in percent; each name

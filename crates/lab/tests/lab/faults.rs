@@ -83,6 +83,25 @@ fn a_blackhole_swallows_silently_in_its_direction_until_it_is_healed() {
 }
 
 #[test]
+fn a_blackhole_in_one_direction_leaves_the_loss_in_the_other() {
+    if skipped() {
+        return;
+    }
+    let lab = TestLab::of_two_hosts(vec![link(None)]);
+    lab.make("loss a e0 20");
+    assert_eq!(lab.faults(0), ["loss a e0 20"]);
+    for direction in ["receive", "send"] {
+        lab.make("loss a e0 20");
+        lab.make(&format!("blackhole a e0 {direction}"));
+        assert_eq!(lab.faults(0), ["loss a e0 20".to_owned(), format!("blackhole a e0 {direction}")]);
+    }
+    lab.make("blackhole a e0");
+    assert_eq!(lab.faults(0), ["blackhole a e0 both"]);
+    lab.make("heal a e0");
+    assert_eq!(lab.faults(0), Vec::<String>::new());
+}
+
+#[test]
 fn a_rate_changes_on_every_end_and_can_be_lifted() {
     if skipped() {
         return;
