@@ -3,31 +3,28 @@
 //! The source leads; this side answers, and keeps two promises that hold through crashes of either
 //! agent. What it has said it discarded never runs here. What it was told to run is never discarded.
 
+mod connect;
+
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
 use std::path::Path as FilePath;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use drainpipe_engine::plan::Spread;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::migration::{self, MigrationError, MigrationStatus};
 use drainpipe_hypervisor::qmp::QmpError;
 use drainpipe_hypervisor::spec::{ResolvedSpec, VmSpec};
 use drainpipe_hypervisor::{Role, Vmm};
 use tokio::sync::Mutex as AsyncMutex;
+use tokio::task::JoinSet;
 use tracing::{info, warn};
 
+pub(crate) use self::connect::{connect, open_trials, watch_again};
 use crate::agent::Agent;
-use crate::api::types::{
-    ConnectionRequest, Endpoint, HandOverView, IncomingRequest, IncomingView, TargetUse, WatchRequest,
-};
+use crate::api::types::{HandOverView, IncomingRequest, IncomingView, TargetUse};
 use crate::host;
 use crate::journal::{Arrival, IncomingRecord, IncomingState};
-use crate::multichannel;
-use crate::path_watch::{Joining, WatchEnd};
-use crate::ports;
-use crate::transport::transport;
+use crate::slots::Slots;
 use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
 
 /// Without a word from the source for this long, the target asks it what has become of the VM.
@@ -44,9 +41,16 @@ const GIVE_UP_AFTER: Duration = Duration::from_mins(2);
 const QEMU_OVERHEAD_BYTES: u64 = 128 << 20;
 
 /// The VMs on their way to this host.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct IncomingVms {
     entries: Mutex<BTreeMap<String, Arc<IncomingVm>>>,
+    trials: Slots,
+}
+
+impl Default for IncomingVms {
+    fn default() -> Self {
+        Self { entries: Mutex::default(), trials: connect::trials() }
+    }
 }
 
 /// One VM on its way.
@@ -61,6 +65,8 @@ struct IncomingVm {
     vmm: Mutex<Option<Arc<Vmm>>>,
     last_heard: Mutex<Instant>,
     agent_cpu_at_start: Duration,
+    // Those who answer when the source tries the paths.
+    answering: Mutex<JoinSet<()>>,
     // One step at a time, whatever the order in which requests arrive.
     stepping: AsyncMutex<()>,
 }
@@ -71,6 +77,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl IncomingVm {
+    /// The source tries no path any more.
+    fn end_trials(&self) {
+        *lock(&self.answering) = JoinSet::new();
+    }
+
     fn heard(&self) {
         *lock(&self.last_heard) = Instant::now();
     }
@@ -146,6 +157,7 @@ pub(crate) async fn recover(agent: &Arc<Agent>, records: Vec<IncomingRecord>) ->
             // Its source is asked at once.
             last_heard: Mutex::new(now.checked_sub(SILENCE_MAX).unwrap_or(now)),
             agent_cpu_at_start: host::own_cpu(),
+            answering: Mutex::default(),
             stepping: AsyncMutex::default(),
         };
         insert(agent, entry);
@@ -235,6 +247,7 @@ pub(crate) fn permit(agent: &Arc<Agent>, source: &str, request: IncomingRequest)
         vmm: Mutex::new(None),
         last_heard: Mutex::new(Instant::now()),
         agent_cpu_at_start: host::own_cpu(),
+        answering: Mutex::default(),
         stepping: AsyncMutex::default(),
     };
     insert_locked(agent, &mut entries, entry);
@@ -311,91 +324,6 @@ fn must_wait(agent: &Agent, entry: &IncomingVm) -> Result<(), Problem> {
         Some((_, IncomingState::Waiting)) => Ok(()),
         _ => Err(Problem::conflict(format!("migration {} was given up here", entry.id))),
     }
-}
-
-/// Step 5: prepare the paths and listen.
-pub(crate) async fn connect(
-    agent: &Arc<Agent>,
-    id: &str,
-    request: ConnectionRequest,
-) -> Result<Endpoint, Problem> {
-    let entry = agent.incoming.get(id)?;
-    let _stepping = entry.stepping.lock().await;
-    must_wait(agent, &entry)?;
-    let vmm = entry.vmm()?;
-    if request.plan.spread == Spread::Routed {
-        return connect_routed(agent, &entry, &vmm, &request).await;
-    }
-    let address =
-        request.plan.paths.first().ok_or_else(|| Problem::bad_input("a plan without a path"))?.address;
-    let port = listen_on_free_port(agent, &vmm, &request, address).await?;
-    Ok(Endpoint { address, port, watch: None })
-}
-
-async fn connect_routed(
-    agent: &Arc<Agent>,
-    entry: &IncomingVm,
-    vmm: &Vmm,
-    request: &ConnectionRequest,
-) -> Result<Endpoint, Problem> {
-    let (Some(migration_address), Some(watch)) = (request.migration_address, request.watch.clone()) else {
-        return Err(Problem::bad_input(
-            "a routed migration without the source's migration_address or its watch of the paths",
-        ));
-    };
-    let paths = request.plan.paths.clone();
-    let own = watch_paths(agent, entry, &WatchRequest { paths, migration_address, watch }).await?;
-    let address = multichannel::own_address(agent)?;
-    let port = listen_on_free_port(agent, vmm, request, address).await?;
-    Ok(Endpoint { address, port, watch: Some(own) })
-}
-
-async fn watch_paths(
-    agent: &Arc<Agent>,
-    entry: &IncomingVm,
-    request: &WatchRequest,
-) -> Result<WatchEnd, Problem> {
-    let joining = Joining {
-        migration: &entry.id,
-        peer: &entry.source,
-        address: request.migration_address,
-        paths: &request.paths,
-        news: None,
-    };
-    let own = agent.watches.join(agent, joining).await?;
-    agent.watches.meet(&entry.source, &request.paths, &request.watch).await?;
-    Ok(own)
-}
-
-/// The source hears nothing of this host any more: this agent may have been started anew.
-pub(crate) async fn watch_again(
-    agent: &Arc<Agent>,
-    id: &str,
-    request: &WatchRequest,
-) -> Result<WatchEnd, Problem> {
-    let entry = agent.incoming.get(id)?;
-    let _stepping = entry.stepping.lock().await;
-    must_wait(agent, &entry)?;
-    watch_paths(agent, &entry, request).await
-}
-
-async fn listen_on_free_port(
-    agent: &Agent,
-    vmm: &Vmm,
-    request: &ConnectionRequest,
-    address: IpAddr,
-) -> Result<u16, Problem> {
-    let transport = transport(&request.plan);
-    ports::take(agent, |port| async move {
-        match migration::listen(vmm, transport, SocketAddr::new(address, port), QMP_DEADLINE).await {
-            Ok(()) => Ok(Some(port)),
-            Err(MigrationError::PortTaken(_)) => Ok(None),
-            Err(error) => {
-                Err(Problem::failed(format!("{} cannot listen on {address}: {error}", agent.name())))
-            }
-        }
-    })
-    .await
 }
 
 /// Waits until all state is here.
@@ -518,6 +446,7 @@ pub(crate) async fn discard(agent: &Agent, id: &str, source: &str) -> Result<(),
 
 async fn remove_skeleton(agent: &Agent, id: &str, entry: Option<&IncomingVm>) -> Result<(), Problem> {
     if let Some(entry) = entry {
+        entry.end_trials();
         let vmm = lock(&entry.vmm).clone();
         match vmm {
             Some(vmm) => vmm.destroy(QEMU_DEADLINE).await.map_err(Problem::failed)?,

@@ -33,5 +33,6 @@ mod ports;
 mod probe;
 mod result;
 mod server;
+mod slots;
 mod transport;
 mod vms;

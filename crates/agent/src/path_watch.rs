@@ -59,9 +59,6 @@ pub struct PathEnd {
     pub was_heard: bool,
 }
 
-/// Most paths to one peer.
-pub(crate) const PATHS_MAX: usize = 64;
-
 /// What happened to a path, and its name.
 pub(crate) type News = (String, PathNews);
 

@@ -2,8 +2,10 @@
 //! migration range, so that a cable, a VLAN or a firewall in the way shows in a second and not as a
 //! hang.
 
+use std::collections::HashSet;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use drainpipe_engine::path::Path;
@@ -13,12 +15,14 @@ use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::agent::Agent;
 use crate::ports;
+use crate::slots::Slot;
 
 /// A path that needs longer for a connection and an answer is of no use. Covers one lost packet: the
 /// kernel sends the first again after 1 s.
@@ -26,9 +30,6 @@ const TRIAL_DEADLINE: Duration = Duration::from_millis(1_500);
 
 /// How long the target keeps its probe ports open.
 const OPEN_FOR: Duration = Duration::from_secs(4);
-
-/// Most addresses that one request may have opened.
-const ADDRESSES_MAX: usize = 64;
 
 /// A request to open a port on each of these addresses.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
@@ -59,32 +60,44 @@ pub(crate) struct ProbePorts {
     pub(crate) ports: Vec<ProbePort>,
 }
 
-/// Opens a port on each address for a few seconds.
-pub(crate) async fn open(agent: &Agent, request: ProbeRequest) -> Result<ProbePorts, Problem> {
-    if request.addresses.len() > ADDRESSES_MAX {
-        return Err(Problem::bad_input(format!("more than {ADDRESSES_MAX} addresses to probe")));
+/// Opens a port on each address, for a few seconds or until the tasks that answer there are dropped. They
+/// hold the slot for as long.
+pub(crate) async fn open(
+    agent: &Agent,
+    request: ProbeRequest,
+    slot: &Arc<Slot>,
+) -> Result<(ProbePorts, JoinSet<()>), Problem> {
+    let distinct: HashSet<&IpAddr> = request.addresses.iter().collect();
+    if distinct.len() != request.addresses.len() {
+        return Err(Problem::bad_input("an address is to be probed twice"));
     }
     let token = Uuid::new_v4();
     let mut ports = Vec::with_capacity(request.addresses.len());
+    let mut answering = JoinSet::new();
     for address in request.addresses {
-        ports.push(open_one(agent, address, token).await);
+        ports.push(match listen(agent, address).await {
+            Ok((listener, port)) => {
+                let slot = Arc::clone(slot);
+                answering.spawn(async move {
+                    // Over is over, whether it was used or not.
+                    let _used = timeout(OPEN_FOR, answer(listener, token)).await;
+                    drop(slot);
+                });
+                ProbePort::Open(port)
+            }
+            Err(problem) => ProbePort::Refused(problem.message),
+        });
     }
-    Ok(ProbePorts { token, ports })
+    Ok((ProbePorts { token, ports }, answering))
 }
 
-async fn open_one(agent: &Agent, address: IpAddr, token: Uuid) -> ProbePort {
-    let listen = |port| async move {
-        ports::unless_in_use(TcpListener::bind((address, port)).await)
-            .map(|listener| listener.map(|listener| (listener, port)))
-            .map_err(|error| Problem::failed(format!("cannot listen on {address}: {error}")))
-    };
-    match ports::take(agent, listen).await {
-        Ok((listener, port)) => {
-            tokio::spawn(async move { timeout(OPEN_FOR, answer(listener, token)).await });
-            ProbePort::Open(port)
-        }
-        Err(problem) => ProbePort::Refused(problem.message),
-    }
+async fn listen(agent: &Agent, address: IpAddr) -> Result<(TcpListener, u16), Problem> {
+    ports::take(agent, |port| async move {
+        let bound = ports::unless_in_use(TcpListener::bind((address, port)).await);
+        let bound = bound.map(|listener| listener.map(|listener| (listener, port)));
+        bound.map_err(|error| Problem::failed(format!("cannot listen on {address}: {error}")))
+    })
+    .await
 }
 
 // Strangers may connect too; only the one that knows the token ends the wait.

@@ -22,6 +22,8 @@ use drainpipe_net::Network;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use uuid::Uuid;
 
+use crate::slots::Slots;
+
 pub(crate) use facts::read;
 pub(crate) use run::run;
 pub(crate) use session::{Round, RoundResult, SessionRequest, SessionView, close, open, play, source_of};
@@ -29,7 +31,8 @@ pub(crate) use session::{Round, RoundResult, SessionRequest, SessionView, close,
 /// Checks that one agent leads at once. Each sends some hundred packets on each path.
 const CHECKS_MAX: usize = 2;
 
-/// Checks that one agent takes part in at once, led by others.
+/// Checks that one agent takes part in at once, led by one other and by all others.
+const SESSIONS_OF_ONE_MAX: usize = 2;
 const SESSIONS_MAX: usize = 8;
 
 /// Checks under way, led from here and by others.
@@ -37,6 +40,7 @@ const SESSIONS_MAX: usize = 8;
 pub(crate) struct Checks {
     network: Network,
     led: Semaphore,
+    taken_part_in: Slots,
     sessions: Mutex<HashMap<Uuid, Arc<session::Session>>>,
 }
 
@@ -44,7 +48,8 @@ impl Checks {
     /// None yet. Must be called within the host's network namespace.
     pub(crate) fn open() -> Result<Self, Problem> {
         let network = Network::open().map_err(Problem::failed)?;
-        Ok(Self { network, led: Semaphore::new(CHECKS_MAX), sessions: Mutex::default() })
+        let taken_part_in = Slots::new("checks", SESSIONS_OF_ONE_MAX, SESSIONS_MAX);
+        Ok(Self { network, led: Semaphore::new(CHECKS_MAX), taken_part_in, sessions: Mutex::default() })
     }
 
     fn begin(&self) -> Result<SemaphorePermit<'_>, Problem> {
@@ -55,17 +60,12 @@ impl Checks {
         })
     }
 
-    fn add(&self, id: Uuid, session: Arc<session::Session>) -> Result<(), Problem> {
+    fn add(&self, id: Uuid, session: session::Session) -> Result<(), Problem> {
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         if sessions.contains_key(&id) {
             return Err(Problem::conflict(format!("a check {id} is under way already")));
         }
-        if sessions.len() >= SESSIONS_MAX {
-            return Err(Problem::conflict(format!(
-                "this host takes part in {SESSIONS_MAX} checks already: try again in a few seconds"
-            )));
-        }
-        sessions.insert(id, session);
+        sessions.insert(id, Arc::new(session));
         Ok(())
     }
 

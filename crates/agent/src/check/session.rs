@@ -1,6 +1,5 @@
 //! The other host's side of a check: it opens ports, sends and counts as it is told, for a while.
 
-use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,6 +10,7 @@ use drainpipe_engine::path::Path;
 use drainpipe_engine::problem::Problem;
 use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
+use tokio::task::JoinSet;
 use tokio::time::sleep;
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -19,6 +19,7 @@ use super::packets::PacketEnd;
 use crate::agent::Agent;
 use crate::path_watch;
 use crate::probe::{self, ProbePort, ProbePorts, ProbeRequest};
+use crate::slots::Slot;
 
 /// How long a session lasts unless it is closed; a check takes a few seconds.
 const SESSION_DEADLINE: Duration = Duration::from_secs(30);
@@ -76,6 +77,9 @@ pub(crate) struct Session {
     source: String,
     ends: Vec<Option<PacketEnd>>,
     rounds: AtomicU32,
+    // Those who answer to connections, and the one that ends the session; gone with it.
+    _tasks: JoinSet<()>,
+    _slot: Arc<Slot>,
 }
 
 /// Takes part in a check of `source`. The caller has made sure that the paths are over this host's
@@ -86,10 +90,12 @@ pub(crate) async fn open(
     request: SessionRequest,
 ) -> Result<SessionView, Problem> {
     let SessionRequest { token, paths, ports } = request;
-    let links: HashSet<&str> = paths.iter().map(|path| path.link.as_str()).collect();
-    if ports.len() != paths.len() || links.len() != paths.len() {
-        return Err(Problem::bad_input("a check has one port for each path, and each link in one path"));
+    if ports.len() != paths.len() {
+        return Err(Problem::bad_input("a check has one port for each path"));
     }
+    let slot = Arc::new(agent.checks.taken_part_in.take(source)?);
+    let addresses = paths.iter().map(|path| path.address).collect();
+    let (connections, mut tasks) = probe::open(agent, ProbeRequest { addresses }, &slot).await?;
     let mut ends = Vec::with_capacity(paths.len());
     let mut datagrams = Vec::with_capacity(paths.len());
     for (path, port) in paths.iter().zip(ports) {
@@ -97,15 +103,13 @@ pub(crate) async fn open(
         ends.push(end);
         datagrams.push(port);
     }
-    let session = Session { source: source.into(), ends, rounds: AtomicU32::new(0) };
-    agent.checks.add(token, Arc::new(session))?;
     let held_by = Arc::clone(agent);
-    tokio::spawn(async move {
+    tasks.spawn(async move {
         sleep(SESSION_DEADLINE).await;
         held_by.checks.remove(token);
     });
-    let addresses = paths.iter().map(|path| path.address).collect();
-    let connections = probe::open(agent, ProbeRequest { addresses }).await?;
+    let (source, rounds) = (source.into(), AtomicU32::new(0));
+    agent.checks.add(token, Session { source, ends, rounds, _tasks: tasks, _slot: slot })?;
     Ok(SessionView { datagrams, connections })
 }
 

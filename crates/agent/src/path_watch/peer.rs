@@ -15,7 +15,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use tracing::{debug, info, warn};
 use uuid::Uuid;
 
-use super::{Joining, News, PATHS_MAX, PathEnd, WatchEnd, hello};
+use super::{Joining, News, PathEnd, WatchEnd, hello};
 use crate::agent::Agent;
 use crate::api::types::WatchRequest;
 use crate::multichannel;
@@ -28,6 +28,9 @@ const ASK_EVERY_MS: f64 = 2_000.0;
 
 /// How long its answer may take.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Most paths over one link: an address may have been changed meanwhile. Others would only hold ports.
+const PATHS_OF_LINK_MAX: usize = 2;
 
 /// All paths to one peer that migrations use.
 #[derive(Debug)]
@@ -118,6 +121,7 @@ impl PeerWatch {
             paths: joining.paths.to_vec(),
             news: joining.news,
         });
+        self.forget_unused();
         let routed = self.to_be_routed();
         let prepared =
             multichannel::prepare(&self.agent, joining.migration, self.address, joining.paths, &routed).await;
@@ -133,14 +137,18 @@ impl PeerWatch {
     async fn add(&mut self, paths: &[Path]) -> Result<(), Problem> {
         let mut new: Vec<End> = vec![];
         for path in paths {
-            let is_known = |end: &End| is_same(&end.path, path);
-            if !self.ends.iter().chain(&new).any(is_known) {
-                let socket = hello::bind(&self.agent, path).await?;
-                new.push(End { path: path.clone(), socket, other: None });
+            let known = || self.ends.iter().chain(&new).map(|end| &end.path);
+            if known().any(|known| is_same(known, path)) {
+                continue;
             }
-        }
-        if self.ends.len() + new.len() > PATHS_MAX {
-            return Err(Problem::refused(format!("more than {PATHS_MAX} paths to {}", self.peer)));
+            if known().filter(|known| known.link == path.link).count() >= PATHS_OF_LINK_MAX {
+                return Err(Problem::refused(format!(
+                    "link {} leads to other addresses of {} in migrations under way: try again when they are over",
+                    path.link, self.peer
+                )));
+            }
+            let socket = hello::bind(&self.agent, path).await?;
+            new.push(End { path: path.clone(), socket, other: None });
         }
         let now_ms = self.now_ms();
         for end in new {
@@ -188,14 +196,7 @@ impl PeerWatch {
     /// A migration uses the paths no more. Whether another one does.
     pub(super) async fn leave(&mut self, migration: &str) -> bool {
         self.users.retain(|user| user.migration != migration);
-        for index in (0..self.ends.len()).rev() {
-            let path = &self.ends[index].path;
-            if !self.users.iter().any(|user| user.paths.iter().any(|other| is_same(other, path))) {
-                self.ends.remove(index);
-                self.watch.remove(index);
-                self.speeds.remove(index);
-            }
-        }
+        self.forget_unused();
         if !self.sends() {
             self.speeds.forget();
         }
@@ -205,6 +206,17 @@ impl PeerWatch {
         // Before what its links needed is put back.
         self.follow_route().await;
         true
+    }
+
+    fn forget_unused(&mut self) {
+        for index in (0..self.ends.len()).rev() {
+            let path = &self.ends[index].path;
+            if !self.users.iter().any(|user| user.paths.iter().any(|other| is_same(other, path))) {
+                self.ends.remove(index);
+                self.watch.remove(index);
+                self.speeds.remove(index);
+            }
+        }
     }
 
     /// The other agent does not answer the question whether it still watches.

@@ -8,7 +8,7 @@ use rustix::process::Signal;
 
 use crate::Test;
 use crate::program::drainpipe;
-use crate::support::TestLab;
+use crate::support::{TestLab, eventually};
 
 pub(crate) const TESTS: &[Test] = &[
     ("healthy_hosts", healthy_hosts),
@@ -78,6 +78,9 @@ fn healthy_hosts() {
     let told = lab.drainpipe(&["check", "a", "b"]);
     assert_eq!(told.code, NOTHING_WORSE, "{told:#?}");
     lab.assert_network_as(&before);
+    for host in ["a", "b"] {
+        eventually("no port is left open", || lab.migration_ports(host).is_empty());
+    }
     lab.drainpipe(&["check", "a", "a"]).refused(BAD_INPUT, &["itself", "two hosts"]);
     lab.drainpipe(&["check", "a", "nobody"]).refused(BAD_INPUT, &["a knows no host nobody"]);
     drainpipe(&["check", "a"]).refused(BAD_INPUT, &["<TARGET>"]);

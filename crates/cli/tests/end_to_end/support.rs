@@ -243,6 +243,13 @@ impl TestLab {
         ["a", "b"].map(|host| HostNetwork::read(self, host))
     }
 
+    /// The sockets that are bound to ports of the migration range, a line each.
+    #[track_caller]
+    pub(crate) fn migration_ports(&self, host: &str) -> String {
+        let filter = "( sport >= :49152 and sport <= :49215 )";
+        self.exec(host, &["ss", "-Htuln", filter]).done()
+    }
+
     /// Fails the test unless the hosts' network is what it was.
     #[track_caller]
     pub(crate) fn assert_network_as(&self, before: &[HostNetwork; 2]) {

@@ -1,5 +1,6 @@
 //! What the agent of a source says to that of its target, step by step; and what a target asks.
 
+use std::collections::HashSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -25,12 +26,15 @@ use crate::api::types::{
     ConnectionRequest, Endpoint, HandOverView, IncomingRequest, IncomingView, TargetUse, WatchRequest,
 };
 use crate::api::{Routes, openapi};
-use crate::path_watch::{PATHS_MAX, WatchEnd};
-use crate::probe::{self, ProbePorts, ProbeRequest};
+use crate::path_watch::WatchEnd;
+use crate::probe::{ProbePorts, ProbeRequest};
 use crate::{incoming, outgoing};
 
 /// Longest that a caller may have an answer held back.
 const WAIT_MAX: Duration = Duration::from_mins(1);
+
+/// Most paths of one migration.
+const PATHS_MAX: usize = 64;
 
 pub(in crate::api) fn routes() -> Routes {
     OpenApiRouter::new()
@@ -83,10 +87,15 @@ fn check_own_address(links: &[MigrationLink], address: IpAddr) -> Result<(), Pro
     }
 }
 
-/// Refuses paths over links that are not for migrations, or to gateways that they do not reach.
+/// Refuses paths over links that are not for migrations, or to gateways that they do not reach, and a link
+/// in two paths.
 pub(super) fn check_paths(links: &[MigrationLink], paths: &[Path]) -> Result<(), Problem> {
     if paths.len() > PATHS_MAX {
         return Err(Problem::bad_input(format!("more than {PATHS_MAX} paths")));
+    }
+    let distinct: HashSet<&str> = paths.iter().map(|path| path.link.as_str()).collect();
+    if distinct.len() != paths.len() {
+        return Err(Problem::bad_input("each link stands in one path at most"));
     }
     for path in paths {
         let link = links.iter().find(|link| link.name == path.link);
@@ -212,6 +221,7 @@ async fn build_skeleton(
 ), request_body = ProbeRequest, responses(
     (status = 200, description = "The ports, open for a few seconds.", body = ProbePorts),
     (status = 404, description = "No such migration on its way here.", body = Problem),
+    (status = 409, description = "It was given up here, or too many are tried at once.", body = Problem),
 ))]
 async fn open_probes(
     State(agent): Shared,
@@ -222,7 +232,7 @@ async fn open_probes(
     check_source(&agent, &caller, &id)?;
     let links = own_links(&agent).await?;
     request.addresses.iter().try_for_each(|address| check_own_address(&links, *address))?;
-    Ok(Json(probe::open(&agent, request).await?))
+    Ok(Json(incoming::open_trials(&agent, &id, request).await?))
 }
 
 /// Step 5: prepare the paths and listen

@@ -84,6 +84,31 @@ async fn a_check_sends_nothing_but_over_migration_links() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn no_host_takes_part_in_checks_without_end() {
+    let Some(agent) = TestAgent::start().await else { return };
+    let ids: Vec<String> =
+        (0..20).map(|number| ID.replace("3333-4333", &format!("{number:04}-4333"))).collect();
+    let session = |id: &str| format!("{{\"token\": \"{id}\", \"paths\": [], \"ports\": []}}");
+    let mut begun = vec![];
+    for id in &ids {
+        let answer = agent.say(Who::Source, "POST", "/v1/check/sessions", &session(id)).await;
+        match answer.status {
+            200 => begun.push(id),
+            _ => assert_eq!(answer.problem().kind, ProblemKind::Conflict, "{answer:?}"),
+        }
+    }
+    assert_eq!(begun.len(), 2);
+    // Others are not kept out by it.
+    let answer = agent.say(Who::Other, "POST", "/v1/check/sessions", &session(ID)).await;
+    assert_eq!(answer.status, 200, "{answer:?}");
+    let over = format!("/v1/check/sessions/{}", begun[0]);
+    assert_eq!(agent.say(Who::Source, "DELETE", &over, "").await.status, 200);
+    let answer = agent.say(Who::Source, "POST", "/v1/check/sessions", &session(&ids[19])).await;
+    assert_eq!(answer.status, 200, "{answer:?}");
+    agent.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_hosts_identifiers_are_uuids_or_refused() {
     let Some(agent) = TestAgent::start().await else { return };
     for id in ["1", "..", "a%0ab", "'%20OR%201=1", "%00"] {

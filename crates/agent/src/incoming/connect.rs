@@ -1,0 +1,131 @@
+//! Step 5 on the target: ports on which the source tries the paths, the network, and QEMU listening.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use drainpipe_engine::plan::Spread;
+use drainpipe_engine::problem::Problem;
+use drainpipe_hypervisor::Vmm;
+use drainpipe_hypervisor::migration::{self, MigrationError};
+
+use super::{IncomingVm, lock, must_wait};
+use crate::agent::Agent;
+use crate::api::types::{ConnectionRequest, Endpoint, WatchRequest};
+use crate::path_watch::{Joining, WatchEnd};
+use crate::probe::{self, ProbePorts, ProbeRequest};
+use crate::slots::Slots;
+use crate::transport::transport;
+use crate::vms::QMP_DEADLINE;
+use crate::{multichannel, ports};
+
+/// Migrations of one host, and of all together, for which ports are open at once on which paths are tried.
+/// They are for 1.5 s at most, unless the source has no good in mind.
+const TRIALS_OF_ONE_MAX: usize = 8;
+const TRIALS_MAX: usize = 32;
+
+/// Nothing tried yet.
+pub(super) fn trials() -> Slots {
+    Slots::new("trials of paths", TRIALS_OF_ONE_MAX, TRIALS_MAX)
+}
+
+/// Opens ports on which the source tries each path. Those of an earlier request are closed.
+pub(crate) async fn open_trials(
+    agent: &Agent,
+    id: &str,
+    request: ProbeRequest,
+) -> Result<ProbePorts, Problem> {
+    let entry = agent.incoming.get(id)?;
+    let _stepping = entry.stepping.lock().await;
+    must_wait(agent, &entry)?;
+    entry.end_trials();
+    let slot = Arc::new(agent.incoming.trials.take(&entry.source)?);
+    let (ports, answering) = probe::open(agent, request, &slot).await?;
+    *lock(&entry.answering) = answering;
+    Ok(ports)
+}
+
+/// Prepares the paths and listens.
+pub(crate) async fn connect(
+    agent: &Arc<Agent>,
+    id: &str,
+    request: ConnectionRequest,
+) -> Result<Endpoint, Problem> {
+    let entry = agent.incoming.get(id)?;
+    let _stepping = entry.stepping.lock().await;
+    must_wait(agent, &entry)?;
+    entry.end_trials();
+    let vmm = entry.vmm()?;
+    if request.plan.spread == Spread::Routed {
+        return connect_routed(agent, &entry, &vmm, &request).await;
+    }
+    let address =
+        request.plan.paths.first().ok_or_else(|| Problem::bad_input("a plan without a path"))?.address;
+    let port = listen_on_free_port(agent, &vmm, &request, address).await?;
+    Ok(Endpoint { address, port, watch: None })
+}
+
+async fn connect_routed(
+    agent: &Arc<Agent>,
+    entry: &IncomingVm,
+    vmm: &Vmm,
+    request: &ConnectionRequest,
+) -> Result<Endpoint, Problem> {
+    let (Some(migration_address), Some(watch)) = (request.migration_address, request.watch.clone()) else {
+        return Err(Problem::bad_input(
+            "a routed migration without the source's migration_address or its watch of the paths",
+        ));
+    };
+    let paths = request.plan.paths.clone();
+    let own = watch_paths(agent, entry, &WatchRequest { paths, migration_address, watch }).await?;
+    let address = multichannel::own_address(agent)?;
+    let port = listen_on_free_port(agent, vmm, request, address).await?;
+    Ok(Endpoint { address, port, watch: Some(own) })
+}
+
+async fn watch_paths(
+    agent: &Arc<Agent>,
+    entry: &IncomingVm,
+    request: &WatchRequest,
+) -> Result<WatchEnd, Problem> {
+    let joining = Joining {
+        migration: &entry.id,
+        peer: &entry.source,
+        address: request.migration_address,
+        paths: &request.paths,
+        news: None,
+    };
+    let own = agent.watches.join(agent, joining).await?;
+    agent.watches.meet(&entry.source, &request.paths, &request.watch).await?;
+    Ok(own)
+}
+
+/// The source hears nothing of this host any more: this agent may have been started anew.
+pub(crate) async fn watch_again(
+    agent: &Arc<Agent>,
+    id: &str,
+    request: &WatchRequest,
+) -> Result<WatchEnd, Problem> {
+    let entry = agent.incoming.get(id)?;
+    let _stepping = entry.stepping.lock().await;
+    must_wait(agent, &entry)?;
+    watch_paths(agent, &entry, request).await
+}
+
+async fn listen_on_free_port(
+    agent: &Agent,
+    vmm: &Vmm,
+    request: &ConnectionRequest,
+    address: IpAddr,
+) -> Result<u16, Problem> {
+    let transport = transport(&request.plan);
+    ports::take(agent, |port| async move {
+        match migration::listen(vmm, transport, SocketAddr::new(address, port), QMP_DEADLINE).await {
+            Ok(()) => Ok(Some(port)),
+            Err(MigrationError::PortTaken(_)) => Ok(None),
+            Err(error) => {
+                Err(Problem::failed(format!("{} cannot listen on {address}: {error}", agent.name())))
+            }
+        }
+    })
+    .await
+}
