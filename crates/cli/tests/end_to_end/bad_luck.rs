@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use drainpipe_agent::api::types::{MigrationView, VmList, VmState};
-use drainpipe_engine::result::{MigrationResult, Outcome};
+use drainpipe_engine::result::{MigrationResult, Outcome, PathState};
 use drainpipe_engine::step::Step;
 use drainpipe_lab::Lab;
 use rusqlite::Connection;
@@ -281,7 +281,12 @@ fn the_target_agent_is_killed_in_flight() {
     let scene = Scene::set();
     let migrating = scene.migrate(&[]);
     scene.lab.stop_agent("b", Signal::KILL);
-    assert_failed(&migrating.wait(), "the agent of b");
+    let output = migrating.wait();
+    assert_failed(&output, "the agent of b");
+    // Nor did it fly on as if somebody had watched.
+    for path in result_of(&output).paths {
+        assert_eq!(path.turns[0].state, PathState::Unwatched, "{path:#?}");
+    }
     scene.guest.assert_intact();
     scene.lab.start_agent("b");
     scene.assert_settled("a");
