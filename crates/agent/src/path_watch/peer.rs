@@ -37,6 +37,7 @@ const PATHS_OF_LINK_MAX: usize = 2;
 pub(super) struct PeerWatch {
     agent: Arc<Agent>,
     peer: String,
+    own_address: IpAddr,
     address: IpAddr,
     token: Uuid,
     other_token: Option<Uuid>,
@@ -86,11 +87,12 @@ pub(super) async fn run(watch: Arc<Mutex<PeerWatch>>) {
 }
 
 impl PeerWatch {
-    /// Of no path yet.
-    pub(super) fn new(agent: &Arc<Agent>, peer: &str, address: IpAddr) -> Self {
-        Self {
+    /// Of no path yet. `address` is the peer's migration address.
+    pub(super) fn new(agent: &Arc<Agent>, peer: &str, address: IpAddr) -> Result<Self, Problem> {
+        Ok(Self {
             agent: Arc::clone(agent),
             peer: peer.into(),
+            own_address: multichannel::own_address(agent)?,
             address,
             token: Uuid::new_v4(),
             other_token: None,
@@ -104,7 +106,7 @@ impl PeerWatch {
             next_route_ms: 0.0,
             next_question_ms: 0.0,
             questions: JoinSet::new(),
-        }
+        })
     }
 
     /// The peer's migration address.
@@ -350,11 +352,10 @@ impl PeerWatch {
             return;
         }
         self.next_question_ms = now_ms + ASK_EVERY_MS;
-        let Some(own) = self.agent.config.migration_address else { return };
         for user in self.users.iter().filter(|user| user.news.is_some()) {
             let request = WatchRequest {
                 paths: user.paths.iter().map(Path::reversed).collect(),
-                migration_address: own,
+                migration_address: self.own_address,
                 watch: self.end(&user.paths),
             };
             let (agent, peer) = (Arc::clone(&self.agent), self.peer.clone());

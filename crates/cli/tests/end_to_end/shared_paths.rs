@@ -21,6 +21,12 @@ pub(crate) const TESTS: &[Test] = &[
     ("two_vms_pass_each_other_and_a_link_falls_silent", two_vms_pass_each_other_and_a_link_falls_silent),
     ("one_of_two_migrations_is_cancelled", one_of_two_migrations_is_cancelled),
     ("the_target_agent_is_started_anew_in_flight", the_target_agent_is_started_anew_in_flight),
+    ("the_source_agent_is_killed_while_two_vms_go", the_source_agent_is_killed_while_two_vms_go),
+    ("an_agent_is_started_anew_while_two_vms_come", an_agent_is_started_anew_while_two_vms_come),
+    (
+        "an_agent_is_started_anew_while_one_vm_comes_and_one_goes",
+        an_agent_is_started_anew_while_one_vm_comes_and_one_goes,
+    ),
 ];
 
 const MEMORY_MIB: u64 = 160;
@@ -57,6 +63,14 @@ impl Two {
             eventually("memory is copied", || self.copying(host).len() == leaving);
         }
         migrating
+    }
+
+    /// Kills the agent of `b`; back when a new one is there, and the other one watches with it.
+    #[track_caller]
+    fn start_agent_anew(&self) {
+        self.lab.stop_agent("b", Signal::KILL);
+        self.lab.start_agent("b");
+        eventually("the new agent watches", || self.lab.agent_log("a").contains("e1–e1 is watched now"));
     }
 
     /// The migrations from a host of which memory is being copied.
@@ -133,6 +147,47 @@ fn one_of_two_migrations_is_cancelled() {
     assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
     assert_eq!(turns(&result, "e0").first(), Some(&PathState::Out), "{result:#?}");
     two.assert_settled(["b", "a"]);
+}
+
+fn the_source_agent_is_killed_while_two_vms_go() {
+    let two = Two::set("a");
+    let migrating = two.migrate();
+    two.lab.stop_agent("a", Signal::KILL);
+    two.lab.start_agent("a");
+    for output in migrating.map(Running::wait) {
+        assert_eq!(result_of(&output).outcome, Outcome::Failed);
+    }
+    two.assert_settled(["a", "a"]);
+}
+
+fn an_agent_is_started_anew_while_two_vms_come() {
+    let two = Two::set("a");
+    let migrating = two.migrate();
+    two.start_agent_anew();
+    two.lab.fault("blackhole b e1");
+    let outputs = migrating.map(Running::wait);
+    two.lab.fault("heal b e1");
+    for output in outputs {
+        let result = result_of(&output);
+        assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
+        let expected = [PathState::Unwatched, PathState::Watched, PathState::Out];
+        assert_eq!(turns(&result, "e1")[..3], expected, "{result:#?}");
+    }
+    two.assert_settled(["b", "b"]);
+}
+
+fn an_agent_is_started_anew_while_one_vm_comes_and_one_goes() {
+    let two = Two::set("b");
+    let [coming, going] = two.migrate();
+    two.start_agent_anew();
+    two.lab.fault("blackhole a e0");
+    let came = result_of(&coming.wait());
+    two.lab.fault("heal a e0");
+    assert_eq!(came.outcome, Outcome::Completed, "{came:#?}");
+    assert!(turns(&came, "e0").contains(&PathState::Out), "{came:#?}");
+    // Its agent was the one that led it.
+    assert_ne!(going.wait().code, 0);
+    two.assert_settled(["b", "b"]);
 }
 
 fn the_target_agent_is_started_anew_in_flight() {
