@@ -5,38 +5,46 @@ use std::net::IpAddr;
 
 use drainpipe_engine::path::Path;
 use drainpipe_engine::problem::Problem;
-use drainpipe_net::{Change, NextHop, channel_congestion_control, multichannel_changes, weights};
+use drainpipe_net::{Change, NextHop, channel_congestion_control, multichannel_changes};
 
 use crate::agent::Agent;
 
+/// Where the route to a peer leads.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Way {
+    /// Paths, seen from this host.
+    pub(crate) paths: Vec<Path>,
+    /// For each path its weight, 1 to 256.
+    pub(crate) weights: Vec<u16>,
+}
+
 /// Prepares this host for a migration that needs `paths`, seen from this host, while the route to the peer
-/// is over `routed`. Journaled under the migration's identifier.
+/// goes by `way`. Journaled under the migration's identifier.
 pub(crate) async fn prepare(
     agent: &Agent,
     migration: &str,
     peer: IpAddr,
     paths: &[Path],
-    routed: &[Path],
+    way: &Way,
 ) -> Result<(), Problem> {
-    let mut needed = changes(agent, peer, paths)?;
+    let mut needed = changes(agent, peer, &Way { paths: paths.to_vec(), weights: vec![1; paths.len()] })?;
     needed.retain(|change| !matches!(change, Change::Route { .. }));
-    needed.push(route(agent, peer, routed)?);
+    needed.push(route(agent, peer, way)?);
     agent.network.change_for(migration, &needed).await
 }
 
-/// Changes the route, for which a migration has been prepared, to one over these paths.
-pub(crate) async fn set_route(agent: &Agent, peer: IpAddr, paths: &[Path]) -> Result<(), Problem> {
-    agent.network.change_recorded(&route(agent, peer, paths)?).await
+/// Changes the route, for which a migration has been prepared.
+pub(crate) async fn set_route(agent: &Agent, peer: IpAddr, way: &Way) -> Result<(), Problem> {
+    agent.network.change_recorded(&route(agent, peer, way)?).await
 }
 
 /// Makes that route again should it be gone.
-pub(crate) async fn restore_route(agent: &Agent, peer: IpAddr, paths: &[Path]) -> Result<(), Problem> {
-    agent.network.restore_if_absent(&route(agent, peer, paths)?).await
+pub(crate) async fn restore_route(agent: &Agent, peer: IpAddr, way: &Way) -> Result<(), Problem> {
+    agent.network.restore_if_absent(&route(agent, peer, way)?).await
 }
 
-fn route(agent: &Agent, peer: IpAddr, paths: &[Path]) -> Result<Change, Problem> {
-    let route =
-        changes(agent, peer, paths)?.into_iter().find(|change| matches!(change, Change::Route { .. }));
+fn route(agent: &Agent, peer: IpAddr, way: &Way) -> Result<Change, Problem> {
+    let route = changes(agent, peer, way)?.into_iter().find(|change| matches!(change, Change::Route { .. }));
     route.ok_or_else(|| Problem::failed("a migration without a route"))
 }
 
@@ -47,12 +55,14 @@ pub(crate) fn own_address(agent: &Agent) -> Result<IpAddr, Problem> {
     })
 }
 
-fn changes(agent: &Agent, peer: IpAddr, paths: &[Path]) -> Result<Vec<Change>, Problem> {
-    let speeds: Vec<Option<u64>> = paths.iter().map(|path| path.speed_mbps).collect();
-    let next_hops: Vec<NextHop> = paths
-        .iter()
-        .zip(weights(&speeds))
-        .map(|(path, weight)| NextHop { link: path.link.clone(), gateway: path.peer_address, weight })
+fn changes(agent: &Agent, peer: IpAddr, way: &Way) -> Result<Vec<Change>, Problem> {
+    let each = way.paths.iter().zip(&way.weights);
+    let next_hops: Vec<NextHop> = each
+        .map(|(path, weight)| NextHop {
+            link: path.link.clone(),
+            gateway: path.peer_address,
+            weight: *weight,
+        })
         .collect();
     let congestion_control = channel_congestion_control().map_err(Problem::failed)?;
     multichannel_changes(own_address(agent)?, peer, &next_hops, congestion_control).map_err(Problem::refused)

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use drainpipe_engine::facts::MigrationLink;
 use drainpipe_engine::problem::Problem;
-use drainpipe_net::{Before, Change, LinkKind, Network, Undo};
+use drainpipe_net::{Before, Change, Flow, LinkKind, Network, Undo};
 use ipnet::IpNet;
 use tokio::sync::Mutex;
 use tracing::{debug, info, warn};
@@ -68,6 +68,16 @@ impl HostNetwork {
         let by_name: HashMap<&str, u64> =
             counters.iter().map(|counters| (counters.name.as_str(), counters.tx_bytes)).collect();
         Ok(links.iter().map(|link| by_name.get(link).copied().unwrap_or(0)).collect())
+    }
+
+    /// The connections of this host to `peer`.
+    pub(crate) async fn flows_to(&self, peer: IpAddr) -> Result<Vec<Flow>, Problem> {
+        self.network.flows_to(peer).await.map_err(Problem::failed)
+    }
+
+    /// For each connection the link that the route leads it over.
+    pub(crate) async fn links_of_flows(&self, flows: &[Flow]) -> Result<Vec<Option<String>>, Problem> {
+        self.network.links_of_flows(flows).await.map_err(Problem::failed)
     }
 
     /// Makes the changes for a migration; journaled first. What fails half-way is put back by

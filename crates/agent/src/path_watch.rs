@@ -21,6 +21,7 @@
 
 mod hello;
 mod peer;
+mod placing;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -118,6 +119,14 @@ impl PathWatches {
         let watch =
             watch.ok_or_else(|| Problem::conflict(format!("no migration with {peer} is under way")))?;
         watch.lock().await.meet(paths, other)
+    }
+
+    /// The memory of a migration that has joined will go to this port of the peer.
+    pub(crate) async fn begin_transfer(&self, peer: &str, migration: &str, port: u16) {
+        let watch = self.peers.lock().await.get(peer).cloned();
+        if let Some(watch) = watch {
+            watch.lock().await.begin_transfer(migration, port);
+        }
     }
 
     /// The other agent does not answer the question whether it still watches.

@@ -295,6 +295,7 @@ impl Executor {
             .await
             .map_err(Problem::failed)?;
         self.guard = Some(guard);
+        self.agent.watches.begin_transfer(&self.running.target, &self.running.id, address.port()).await;
         Ok(())
     }
 

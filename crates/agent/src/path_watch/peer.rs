@@ -15,10 +15,11 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use tracing::{debug, info, warn};
 use uuid::Uuid;
 
+use super::placing::Placing;
 use super::{Joining, News, PathEnd, WatchEnd, hello};
 use crate::agent::Agent;
 use crate::api::types::WatchRequest;
-use crate::multichannel;
+use crate::multichannel::{self, Way};
 
 /// How soon a route that could not be set is tried again, and one that is gone is noticed.
 const ROUTE_EVERY_MS: f64 = 1_000.0;
@@ -46,7 +47,9 @@ pub(super) struct PeerWatch {
     ends: Vec<End>,
     watch: PathWatch,
     speeds: SpeedWatch,
-    routed: Vec<Path>,
+    // Empty while the route is not known to be as it should.
+    way: Way,
+    placing: Placing,
     began: Instant,
     next_reading_ms: f64,
     next_route_ms: f64,
@@ -61,6 +64,8 @@ struct User {
     paths: Vec<Path>,
     // Only at the end that sends memory.
     news: Option<mpsc::Sender<News>>,
+    // Where that end's connections go, once there are any.
+    port: Option<u16>,
 }
 
 /// This host's end of one path.
@@ -100,7 +105,8 @@ impl PeerWatch {
             ends: vec![],
             watch: PathWatch::new(0.0),
             speeds: SpeedWatch::default(),
-            routed: vec![],
+            way: Way::default(),
+            placing: Placing::default(),
             began: Instant::now(),
             next_reading_ms: 0.0,
             next_route_ms: 0.0,
@@ -122,16 +128,17 @@ impl PeerWatch {
             migration: joining.migration.into(),
             paths: joining.paths.to_vec(),
             news: joining.news,
+            port: None,
         });
         self.forget_unused();
-        let routed = self.to_be_routed();
+        let way = self.wanted_way();
         let prepared =
-            multichannel::prepare(&self.agent, joining.migration, self.address, joining.paths, &routed).await;
+            multichannel::prepare(&self.agent, joining.migration, self.address, joining.paths, &way).await;
         if let Err(problem) = prepared {
             self.leave(joining.migration).await;
             return Err(problem);
         }
-        self.routed = routed;
+        self.way = way;
         self.tell_newcomer();
         Ok(self.end(joining.paths))
     }
@@ -240,6 +247,7 @@ impl PeerWatch {
         self.say();
         self.follow_speeds().await;
         self.follow_route().await;
+        self.place_connections().await;
         self.ask_again();
     }
 
@@ -284,33 +292,42 @@ impl PeerWatch {
         self.tell(changed.into_iter().map(turn).collect());
     }
 
-    /// The paths for the route, with the speeds by which they are weighted there. The one place where it is
-    /// said what the route shall be.
-    fn to_be_routed(&self) -> Vec<Path> {
+    /// The paths for the route, with the speeds by which they are weighted there.
+    fn paths_to_use(&self) -> Vec<Path> {
         let in_use = self.watch.in_use();
         let each = self.ends.iter().enumerate().filter(|(index, _)| in_use[*index]);
         each.map(|(index, end)| Path { speed_mbps: self.speeds.mbps(index), ..end.path.clone() }).collect()
     }
 
+    /// The one place where it is said what the route shall be.
+    fn wanted_way(&self) -> Way {
+        let paths = self.paths_to_use();
+        Way { weights: self.placing.weights(&paths), paths }
+    }
+
     async fn follow_route(&mut self) {
         let now_ms = self.now_ms();
-        let wanted = self.to_be_routed();
-        let is_new = wanted != self.routed;
+        let is_new = self.paths_to_use() != self.way.paths;
         if now_ms < self.next_route_ms && !(is_new && self.is_routed()) {
             return;
         }
         self.next_route_ms = now_ms + ROUTE_EVERY_MS;
-        if !is_new {
-            let restored = multichannel::restore_route(&self.agent, self.address, &wanted).await;
-            if let Err(problem) = restored {
-                debug!(peer = self.peer, %problem, "the route cannot be looked after now");
-            }
+        if is_new {
+            self.set_route().await;
+            self.placing.begin();
             return;
         }
-        match multichannel::set_route(&self.agent, self.address, &wanted).await {
-            Ok(()) => self.routed = wanted,
+        if let Err(problem) = multichannel::restore_route(&self.agent, self.address, &self.way).await {
+            debug!(peer = self.peer, %problem, "the route cannot be looked after now");
+        }
+    }
+
+    async fn set_route(&mut self) {
+        let way = self.wanted_way();
+        match multichannel::set_route(&self.agent, self.address, &way).await {
+            Ok(()) => self.way = way,
             Err(problem) => {
-                self.routed = vec![];
+                self.way = Way::default();
                 warn!(peer = self.peer, %problem, "the route stays as it is for now");
             }
         }
@@ -318,7 +335,29 @@ impl PeerWatch {
 
     /// Whether the route is as it was wanted last.
     fn is_routed(&self) -> bool {
-        !self.routed.is_empty()
+        !self.way.paths.is_empty()
+    }
+
+    /// A migration's memory will go to this port of the peer.
+    pub(super) fn begin_transfer(&mut self, migration: &str, port: u16) {
+        for user in self.users.iter_mut().filter(|user| user.migration == migration) {
+            user.port = Some(port);
+        }
+        self.placing.look_soon();
+    }
+
+    /// Weights the route so that each path gets its share of the connections.
+    async fn place_connections(&mut self) {
+        let ports: Vec<u16> = self.users.iter().filter_map(|user| user.port).collect();
+        if ports.is_empty() || self.way.paths.len() < 2 {
+            return;
+        }
+        let now_ms = self.now_ms();
+        self.placing.look(&self.agent.network, self.address, &ports, now_ms).await;
+        while self.placing.is_open() && self.is_routed() {
+            self.set_route().await;
+            self.placing.learn(&self.agent.network, &self.way.paths, &self.way.weights).await;
+        }
     }
 
     fn tell(&self, turns: Vec<Turn>) {

@@ -1,0 +1,91 @@
+//! Which connections of this host's migrations go to a peer, and on which paths they are to be.
+
+use std::net::IpAddr;
+
+use drainpipe_engine::path::Path;
+use drainpipe_net::{Flow, Placement, weights};
+
+use crate::network::HostNetwork;
+
+/// A border between two paths' connections is found by halving, and numbers that are closer than weights
+/// can part are not worth more.
+const ATTEMPTS: u8 = 12;
+
+/// Between two looks for connections: QEMU makes them all when a transfer begins.
+const LOOK_EVERY_MS: f64 = 1_000.0;
+
+/// The connections to one peer that carry memory.
+#[derive(Debug)]
+pub(super) struct Placing {
+    flows: Vec<Flow>,
+    placement: Placement,
+    attempts_left: u8,
+    next_look_ms: f64,
+}
+
+impl Default for Placing {
+    fn default() -> Self {
+        Self { flows: vec![], placement: Placement::new(0), attempts_left: 0, next_look_ms: 0.0 }
+    }
+}
+
+impl Placing {
+    /// Looks which connections there are to these ports of the peer.
+    pub(super) async fn look(&mut self, network: &HostNetwork, peer: IpAddr, ports: &[u16], now_ms: f64) {
+        if now_ms < self.next_look_ms {
+            return;
+        }
+        // Next time they are as they are now.
+        let Ok(mut flows) = network.flows_to(peer).await else { return };
+        flows.retain(|flow| ports.contains(&flow.destination.port()));
+        flows.sort_by_key(|flow| (flow.destination.port(), flow.source.port()));
+        if flows == self.flows && !flows.is_empty() {
+            self.next_look_ms = now_ms + LOOK_EVERY_MS;
+            return;
+        }
+        self.placement = Placement::new(flows.len());
+        self.flows = flows;
+        self.begin();
+    }
+
+    /// A transfer begins, so connections will be made.
+    pub(super) fn look_soon(&mut self) {
+        self.next_look_ms = 0.0;
+    }
+
+    /// The route has changed.
+    pub(super) fn begin(&mut self) {
+        self.attempts_left = if self.flows.is_empty() { 0 } else { ATTEMPTS };
+    }
+
+    /// Whether weights are to be tried.
+    pub(super) fn is_open(&self) -> bool {
+        self.attempts_left > 0
+    }
+
+    /// Weights for these paths.
+    pub(super) fn weights(&self, paths: &[Path]) -> Vec<u16> {
+        if self.flows.is_empty() { weights(&speeds(paths)) } else { self.placement.weights(&speeds(paths)) }
+    }
+
+    /// Looks at what these weights have done. Ends the attempts when all is as it should be, or cannot be
+    /// known.
+    pub(super) async fn learn(&mut self, network: &HostNetwork, paths: &[Path], weights: &[u16]) {
+        self.attempts_left = self.attempts_left.saturating_sub(1);
+        let links = network.links_of_flows(&self.flows).await.unwrap_or_default();
+        let path_over =
+            |link: &Option<String>| paths.iter().position(|path| Some(&path.link) == link.as_ref());
+        let taken: Option<Vec<usize>> = links.iter().map(path_over).collect();
+        let Some(taken) = taken.filter(|taken| taken.len() == self.flows.len()) else {
+            self.attempts_left = 0;
+            return;
+        };
+        if !self.placement.observe(weights, &taken) || Placement::is_fair(&taken, &speeds(paths)) {
+            self.attempts_left = 0;
+        }
+    }
+}
+
+fn speeds(paths: &[Path]) -> Vec<Option<u64>> {
+    paths.iter().map(|path| path.speed_mbps).collect()
+}
