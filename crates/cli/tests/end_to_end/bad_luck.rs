@@ -523,6 +523,11 @@ fn two_vms_pass_each_other_and_nothing_grows() {
         let now = ["a", "b"].map(|host| open_things(lab.agent_pid(host).unwrap()));
         now.iter().zip(&at_first).all(|(now, first)| now.0 <= first.0 + 4 && now.1 <= first.1 + 4)
     });
+    for host in ["a", "b"] {
+        // Their watch begins and ends with each round, at both ends in any order.
+        let log = lab.agent_log(host);
+        assert!(!log.contains("is not watched"), "{log}");
+    }
     let list: VmList = lab.json(&["vms"]);
     assert!(list.vms.iter().all(|vm| vm.state == VmState::Running), "{list:#?}");
 }

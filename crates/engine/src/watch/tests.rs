@@ -350,6 +350,33 @@ fn hearing() -> impl Strategy<Value = Hearing> {
 
 proptest! {
     #[test]
+    fn paths_come_and_go(steps in prop::collection::vec((0_u8..5, 0_usize..4, any::<u64>()), 0..200)) {
+        let mut watch = PathWatch::new(0.0);
+        let mut paths = 0_usize;
+        for (tick, (what, path, sequence)) in steps.into_iter().enumerate() {
+            let now_ms = tick as f64 * HELLO_EVERY_MS;
+            match what {
+                0 => {
+                    watch.add(now_ms);
+                    paths += 1;
+                }
+                1 => {
+                    watch.remove(path);
+                    paths -= usize::from(path < paths);
+                }
+                2 => watch.begin(path, sequence % 2 == 0, now_ms),
+                3 => watch.heard(path, Hello { sequence, hearing: Hearing::Now, losses: 0 }, now_ms),
+                _ => drop(watch.restart(now_ms)),
+            }
+            for turn in watch.tick(now_ms) {
+                prop_assert!(turn.path < paths);
+            }
+            prop_assert_eq!(watch.in_use().len(), paths);
+            prop_assert!(paths == 0 || watch.in_use().contains(&true));
+        }
+    }
+
+    #[test]
     fn whatever_is_heard_some_path_is_in_use(
         hellos in prop::collection::vec((0_usize..4, any::<u64>(), hearing(), any::<u8>(), 0.0..300.0_f64), 0..300),
     ) {
