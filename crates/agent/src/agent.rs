@@ -112,7 +112,7 @@ impl Agent {
             hardware: HostHardware::read()?,
             outgoing: Outgoing::default(),
             incoming: IncomingVms::default(),
-            checks: Checks::open()?,
+            checks: Checks::open(&config.state_directory)?,
             watches: PathWatches::default(),
             ports: MigrationPorts::default(),
             certificate_ends: identity.not_after(),

@@ -6,10 +6,10 @@
 mod connect;
 
 use std::collections::BTreeMap;
-use std::path::Path as FilePath;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use drainpipe_engine::facts::memory_needed_bytes;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::migration::{self, MigrationError, MigrationStatus};
 use drainpipe_hypervisor::qmp::QmpError;
@@ -36,9 +36,6 @@ const WATCH_EVERY: Duration = Duration::from_secs(2);
 /// A VM of which not all state is here is given up when its source has not been heard of for this
 /// long. All of it being here, it is kept: it may be the only copy that can run.
 const GIVE_UP_AFTER: Duration = Duration::from_mins(2);
-
-/// QEMU's own use of memory beside the guest's: code, translation cache of TCG, buffers of 16 channels.
-const QEMU_OVERHEAD_BYTES: u64 = 128 << 20;
 
 /// The VMs on their way to this host.
 #[derive(Debug)]
@@ -229,7 +226,6 @@ pub(crate) fn permit(agent: &Arc<Agent>, source: &str, request: IncomingRequest)
         return Err(Problem::bad_input("the specification and the definition name different VMs"));
     }
     request.spec.check_host(agent.vms.hypervisor()).map_err(|error| refused_here(agent, &error))?;
-    check_files(agent, request.spec.spec())?;
     // Held until it is entered, so that two hosts cannot both send a VM of that name.
     let mut entries = lock(&agent.incoming.entries);
     if agent.vms.contains(&name) || entries.values().any(|other| other.definition.name.as_str() == name) {
@@ -262,21 +258,10 @@ fn refused_here(agent: &Agent, error: &dyn std::fmt::Display) -> Problem {
     Problem::refused(format!("{} cannot run this VM: {error}", agent.name()))
 }
 
-fn check_files(agent: &Agent, spec: &VmSpec) -> Result<(), Problem> {
-    let files = spec.kernel.iter().chain(&spec.initramfs).chain(spec.disks.iter().map(|disk| &disk.path));
-    for file in files {
-        if let Err(error) = std::fs::metadata(FilePath::new(file)) {
-            let message = format!("{}: {error}; both hosts must see it under the same path", file.display());
-            return Err(refused_here(agent, &message));
-        }
-    }
-    Ok(())
-}
-
 /// Step 3: is there the memory?
 pub(crate) fn reserve_memory(agent: &Agent, id: &str) -> Result<(), Problem> {
     let entry = agent.incoming.get(id)?;
-    let needed = (entry.definition.memory_mib << 20) + QEMU_OVERHEAD_BYTES;
+    let needed = memory_needed_bytes(entry.definition.memory_mib << 20);
     // Held while it is decided, so that two VMs cannot both be promised the last of it.
     let entries = lock(&agent.incoming.entries);
     let promised: u64 = entries.values().map(|entry| entry.outstanding_bytes()).sum();

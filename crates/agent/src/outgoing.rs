@@ -21,8 +21,9 @@ use uuid::Uuid;
 use self::executor::Executor;
 use crate::agent::Agent;
 use crate::api::types::{HandOverView, HostView, MigrateRequest, MigrationView, PlanView};
+use crate::check;
 use crate::client::ApiClient;
-use crate::vms::Claim;
+use crate::vms::{Claim, does_not_run};
 
 /// How long an agent that is told to stop waits for its migrations to be undone. Well below the 90 s
 /// after which systemd kills it.
@@ -107,8 +108,7 @@ pub(crate) fn begin(agent: &Arc<Agent>, request: &MigrateRequest) -> Result<Migr
     let id = Uuid::new_v4().to_string();
     let claimed = agent.vms.claim(&request.vm, Claim::Migrating(id.clone()))?;
     if claimed.vmm.is_none() {
-        let message = format!("VM {0} does not run: `drainpipe vm start {0}` first", request.vm);
-        return Err(Problem::conflict(message));
+        return Err(does_not_run(&request.vm));
     }
     agent.journal.begin_migration(&id, &request.vm, &request.target)?;
     let (migration, first) = Migration::begin(agent.config.limits.of_migration(request.deadline_s));
@@ -123,12 +123,12 @@ pub(crate) async fn dry_run(agent: &Agent, request: &MigrateRequest) -> Result<P
     let peer = known_target(agent, &request.target)?;
     agent.vms.get(&request.vm).await?;
     let (source, target) = meet(agent, peer, &request.target).await?;
-    Ok(PlanView {
-        vm: request.vm.clone(),
-        source: source.name.clone(),
-        target: target.name.clone(),
-        plan: plan(&source, &target, request.option).map_err(Problem::refused)?,
-    })
+    let plan = plan(&source, &target, request.option).map_err(Problem::refused)?;
+    let findings = match agent.vms.running(&request.vm) {
+        Some(vmm) => check::before_migration(agent, peer, &request.target, &vmm, &plan).await?,
+        None => vec![],
+    };
+    Ok(PlanView { vm: request.vm.clone(), source: source.name, target: target.name, plan, findings })
 }
 
 fn known_target<'a>(agent: &'a Agent, target: &str) -> Result<&'a ApiClient, Problem> {

@@ -63,6 +63,7 @@ pub(crate) fn assemble(
         predicted_total_ms: None,
         cpu_seconds: measured.cpu_seconds,
         paths: paths.collect(),
+        findings: migration.findings().to_vec(),
         events: migration.log().to_vec(),
         samples: measured.samples,
         verified: None,

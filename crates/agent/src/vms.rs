@@ -154,6 +154,19 @@ impl Vms {
         self.lock().get(name).and_then(|entry| entry.vmm.clone())
     }
 
+    /// The QEMUs of all VMs that run here, by their names.
+    pub(crate) fn all_running(&self) -> Vec<Arc<Vmm>> {
+        self.lock().values().filter_map(|entry| entry.vmm.clone()).filter(|vmm| vmm.alive()).collect()
+    }
+
+    /// The QEMU of a VM that must run here.
+    pub(crate) fn get_running(&self, name: &str) -> Result<Arc<Vmm>, Problem> {
+        if !self.contains(name) {
+            return Err(self.unknown(name));
+        }
+        self.running(name).filter(|vmm| vmm.alive()).ok_or_else(|| does_not_run(name))
+    }
+
     /// Whether a VM of that name is here.
     pub(crate) fn contains(&self, name: &str) -> bool {
         self.lock().contains_key(name)
@@ -261,6 +274,11 @@ impl Vms {
         };
         VmView { migration, ..describe(&self.host, &entry.definition, state) }
     }
+}
+
+/// A VM that was to be moved.
+pub(crate) fn does_not_run(name: &str) -> Problem {
+    Problem::conflict(format!("VM {name} does not run: `drainpipe vm start {name}` first"))
 }
 
 /// A VM in the shape of the API.

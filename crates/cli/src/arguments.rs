@@ -7,6 +7,7 @@ use clap_complete::Shell;
 use drainpipe_agent::config;
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_guest::mix::Mix;
+use drainpipe_hypervisor::spec::VmName;
 
 use crate::connection::ConnectionArguments;
 
@@ -214,15 +215,20 @@ pub(crate) struct CheckArguments {
     pub(crate) source: String,
     /// The host to which they would go
     pub(crate) target: String,
+    /// Check for this running VM only, not for all that run on the source
+    #[arg(long, value_name = "VM")]
+    pub(crate) vm: Option<VmName>,
 }
 
 const CHECK_EXAMPLES: &str = "\
 Tries each path between the two hosts for real: TCP, and full-size packets that must not be
-fragmented, in both directions. Takes a few seconds and changes nothing. For each thing that is
-wrong it says where, what it does to a migration, and what mends it.
+fragmented, in both directions. Asks whether the target can run the VMs of the source: memory, CPU,
+machine type, disks. Takes a few seconds and changes nothing. For each thing that is wrong it says
+where, what it does to a migration, and what mends it.
 
 Examples:
   drainpipe check a b                                       before the first migration from a to b
+  drainpipe check a b --vm web1                             could web1 run on b?
   drainpipe check a b && drainpipe migrate web1 b           move only if nothing is in the way
   drainpipe check a b --json | jq -r '.findings[].code'     for scripts: codes stay the same
 

@@ -6,6 +6,14 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+/// QEMU's own use of memory beside the guest's: code, translation cache of TCG, buffers of 16 channels.
+const QEMU_OVERHEAD_BYTES: u64 = 128 << 20;
+
+/// Memory that a host must have available for a VM to come.
+pub fn memory_needed_bytes(vm_memory_bytes: u64) -> u64 {
+    vm_memory_bytes.saturating_add(QEMU_OVERHEAD_BYTES)
+}
+
 /// One host, as far as decisions need it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct HostFacts {

@@ -23,6 +23,7 @@
 
 use std::collections::BTreeSet;
 
+use crate::check::finding::Finding;
 use crate::plan::Plan;
 use crate::problem::Problem;
 use crate::progress::{Progress, ProgressMeter, Transferred};
@@ -104,6 +105,8 @@ pub enum Event {
     Progress(Transferred),
     /// The hypervisor has paused the VM and waits for leave to send the rest.
     Paused,
+    /// A check before the migration found this.
+    Found(Finding),
     /// Something is to be told of a path, by its name.
     PathTurned(String, PathNews),
     /// The transfer broke.
@@ -183,6 +186,7 @@ pub struct Migration {
     cancel_requested: bool,
     resume_attempts_left: u8,
     timings: Timings,
+    findings: Vec<Finding>,
     path_turns: Vec<(String, PathTurn)>,
     paths_out: BTreeSet<String>,
     log: Vec<LogLine>,
@@ -231,6 +235,7 @@ impl Migration {
             cancel_requested: false,
             resume_attempts_left: RESUME_ATTEMPTS,
             timings: Timings::default(),
+            findings: Vec::new(),
             path_turns: Vec::new(),
             paths_out: BTreeSet::new(),
             log: Vec::new(),
@@ -250,6 +255,10 @@ impl Migration {
                 self.action_done(now_ms, event)
             }
             Event::Failed(error) => self.action_failed(now_ms, error),
+            Event::Found(finding) => {
+                self.found(now_ms, finding);
+                None
+            }
             Event::PathTurned(path, news) => {
                 self.path_turned(now_ms, path, news);
                 None
@@ -257,6 +266,19 @@ impl Migration {
             Event::Paused => self.paused(now_ms),
             Event::TransferFailed(error) => self.transfer_failed(now_ms, error),
         }
+    }
+
+    fn found(&mut self, now_ms: f64, finding: Finding) {
+        // What refuses the migration is its error.
+        if !finding.refuses_migration && self.findings.len() < LOG_LINES {
+            self.note(now_ms, format!("{}: {} ({})", finding.severity, finding.what, finding.code));
+            self.findings.push(finding);
+        }
+    }
+
+    /// What a check before it found, and was no reason to refuse it.
+    pub fn findings(&self) -> &[Finding] {
+        &self.findings
     }
 
     fn path_turned(&mut self, now_ms: f64, path: String, news: PathNews) {

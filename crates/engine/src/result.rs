@@ -8,6 +8,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::check::finding::Finding;
 use crate::option::{MigrationOption, RequestedOption};
 use crate::path::write_name;
 use crate::problem::ProblemKind;
@@ -65,6 +66,9 @@ pub struct MigrationResult {
     pub cpu_seconds: CpuSeconds,
     /// What each path carried, by the kernel's counters.
     pub paths: Vec<PathUse>,
+    /// What a check before it found to be wrong; the migration was tried all the same.
+    #[serde(default)]
+    pub findings: Vec<Finding>,
     /// What happened when.
     pub events: Vec<Event>,
     /// Bytes on each path over time.

@@ -8,15 +8,17 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::cpu_models::CpuModels;
 use crate::launch::{LaunchError, io_error, launch};
 use crate::paths::RuntimePaths;
 use crate::qmp::{QemuVersion, QmpClient, QmpError};
-use crate::spec::MachineType;
+use crate::spec::{Hardware, MachineType};
 
 /// Debian 12's QEMU, the oldest that is tested.
 const OLDEST: (u32, u32) = (7, 2);
 
-/// A machine without CPUs that can be asked everything. `-incoming defer` is for [`rdma`].
+/// A machine without CPUs that can be asked everything, under the accelerator that is given behind it.
+/// `-incoming defer` is for [`rdma`].
 const PROBE_ARGUMENTS: &str = "-nodefaults -no-user-config -S -display none -machine none -incoming defer \
     -chardev socket,id=qmp,fd=0,server=on,wait=off -mon chardev=qmp,mode=control";
 
@@ -35,6 +37,8 @@ pub struct HypervisorFacts {
     pub zstd: bool,
     /// Why KVM cannot be used; `None` when it can.
     pub kvm_missing: Option<String>,
+    /// What its CPU models are on this host.
+    pub cpu_models: CpuModels,
 }
 
 /// Why nothing is known about this host's QEMU.
@@ -75,10 +79,14 @@ impl HypervisorFacts {
         let scratch = tempfile::tempdir_in(scratch_directory)
             .map_err(|source| io_error("create a directory in", scratch_directory, source))?;
         let paths = RuntimePaths::at(scratch.path().to_owned()).map_err(LaunchError::from)?;
-        let arguments: Vec<_> = PROBE_ARGUMENTS.split_ascii_whitespace().map(Into::into).collect();
+        let lacks_kvm = host_lacks_kvm();
+        // A QEMU that is built without KVM takes the second.
+        let accelerators = if lacks_kvm.is_none() { "-accel kvm -accel tcg" } else { "-accel tcg" };
+        let arguments = [PROBE_ARGUMENTS, accelerators].into_iter().flat_map(str::split_ascii_whitespace);
+        let arguments: Vec<_> = arguments.map(Into::into).collect();
         // Its drop kills this QEMU, which has no guest to lose.
         let launched = launch(binary, &arguments, &paths, deadline).await?;
-        ask(binary, &launched.qmp, deadline).await
+        ask(binary, &launched.qmp, lacks_kvm, deadline).await
     }
 
     /// The newest machine type of the same family as `machine`.
@@ -93,19 +101,27 @@ impl HypervisorFacts {
     }
 }
 
-async fn ask(binary: &Path, qmp: &QmpClient, deadline: Duration) -> Result<HypervisorFacts, ProbeError> {
+async fn ask(
+    binary: &Path,
+    qmp: &QmpClient,
+    lacks_kvm: Option<String>,
+    deadline: Duration,
+) -> Result<HypervisorFacts, ProbeError> {
     let version = qmp.version();
     if (version.major, version.minor) < OLDEST {
         return Err(ProbeError::TooOld { binary: binary.to_owned(), version });
     }
     let failed = |source| ProbeError::Qmp { binary: binary.to_owned(), source };
+    let kvm = kvm(qmp, deadline).await.map_err(failed)?;
+    let hardware = if kvm.enabled { Hardware::Kvm } else { Hardware::Tcg };
     Ok(HypervisorFacts {
         binary: binary.to_owned(),
         version,
         machines: machines(qmp, deadline).await.map_err(failed)?,
         rdma: rdma(qmp, deadline).await.map_err(failed)?,
         zstd: zstd(qmp, deadline).await.map_err(failed)?,
-        kvm_missing: kvm_missing(kvm_built_in(qmp, deadline).await.map_err(failed)?),
+        kvm_missing: if kvm.present { lacks_kvm } else { Some("this QEMU is built without it".into()) },
+        cpu_models: CpuModels::ask(qmp, hardware, deadline).await.map_err(failed)?,
     })
 }
 
@@ -140,21 +156,19 @@ async fn zstd(qmp: &QmpClient, deadline: Duration) -> Result<bool, QmpError> {
     }
 }
 
-async fn kvm_built_in(qmp: &QmpClient, deadline: Duration) -> Result<bool, QmpError> {
-    #[derive(Deserialize)]
-    struct Kvm {
-        present: bool,
-    }
-    let kvm: Kvm = qmp.execute("query-kvm", Value::Null, deadline).await?;
-    Ok(kvm.present)
+#[derive(Deserialize)]
+struct Kvm {
+    enabled: bool,
+    present: bool,
+}
+
+async fn kvm(qmp: &QmpClient, deadline: Duration) -> Result<Kvm, QmpError> {
+    qmp.execute("query-kvm", Value::Null, deadline).await
 }
 
 /// `/dev/kvm` alone does not tell: nested in some hypervisors it is there, but ordinary kernels do
 /// not boot under it. Where the CPU shows its virtualisation, they do.
-fn kvm_missing(built_in: bool) -> Option<String> {
-    if !built_in {
-        return Some("this QEMU is built without it".into());
-    }
+fn host_lacks_kvm() -> Option<String> {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     if !has_virtualisation(&cpuinfo) {
         return Some("the CPU shows neither vmx nor svm in /proc/cpuinfo".into());

@@ -14,6 +14,7 @@
 //! only [`Vmm::start`] of a fresh VM and [`migration::run`] let a guest run.
 
 mod command_line;
+pub mod cpu_models;
 pub mod facts;
 mod launch;
 pub mod migration;

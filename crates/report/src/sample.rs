@@ -52,6 +52,7 @@ pub(crate) fn completed(requested: RequestedOption, total_ms: f64) -> MigrationR
         predicted_total_ms: None,
         cpu_seconds: CpuSeconds { source_vmm: 1.1, source_agent: 0.02, target_vmm: 1.3, target_agent: 0.01 },
         paths: vec![path("left", left_share), path("right", 1.0 - left_share)],
+        findings: vec![],
         events: vec![Event { ms: 1.0, step: Step::EstablishHosts, what: "hosts established".to_owned() }],
         samples: samples(total_ms, left_share),
         verified: Some(Verified { pages: 524_288, bad: 0 }),

@@ -1,5 +1,6 @@
 //! What travels over the API, besides the engine's own values.
 
+use drainpipe_engine::check::finding::Finding;
 use drainpipe_engine::facts::HostFacts;
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::path::Path;
@@ -153,6 +154,9 @@ pub struct CheckRequest {
     #[serde(deserialize_with = "host_name")]
     #[schema(max_length = 253)]
     pub target: String,
+    /// The running VM that would go there; all that run if absent.
+    #[serde(default)]
+    pub vm: Option<VmName>,
 }
 
 /// A plan and nothing done.
@@ -166,6 +170,9 @@ pub struct PlanView {
     pub target: String,
     /// How.
     pub plan: Plan,
+    /// What is wrong, or would keep it from going; not what needs a trial of the paths.
+    #[serde(default)]
+    pub findings: Vec<Finding>,
 }
 
 /// One migration: under way, or over.

@@ -1,16 +1,28 @@
-//! What this host says of itself to a check.
+//! What a host says of itself to a check.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::net::IpAddr;
 
 use drainpipe_engine::check::facts::{CheckFacts, LinkCounters, LinkFacts, LinkState};
+use drainpipe_engine::check::trial::ClockDifference;
 use drainpipe_engine::problem::Problem;
 use drainpipe_net::{Link, LinkKind};
 use jiff::Timestamp;
 
 use super::sysfs::SysfsLink;
 use crate::agent::Agent;
+use crate::client::ApiClient;
+
+/// What another host says of itself, and how far its clock is from this one's.
+pub(super) async fn ask(peer: &ApiClient, name: &str) -> Result<(CheckFacts, ClockDifference), Problem> {
+    let before_ms = Timestamp::now().as_millisecond();
+    let facts: CheckFacts = peer.get("/v1/check/facts").await?;
+    let after_ms = Timestamp::now().as_millisecond();
+    facts.plausible(name).map_err(Problem::refused)?;
+    let clock = ClockDifference::measured(before_ms, facts.clock_unix_ms, after_ms);
+    Ok((facts, clock))
+}
 
 /// Reads them, as they are now.
 pub(crate) async fn read(agent: &Agent) -> Result<CheckFacts, Problem> {
@@ -34,6 +46,7 @@ pub(crate) async fn read(agent: &Agent) -> Result<CheckFacts, Problem> {
         peers: agent.config.peers.iter().map(|peer| peer.name.clone()).collect(),
         clock_unix_ms: Timestamp::now().as_millisecond(),
         certificate_ends_unix_s: agent.certificate_ends.as_second(),
+        huge_pages: huge_pages(),
         governors: governors(),
         tcp_receive_bytes_max: most_of("/proc/sys/net/ipv4/tcp_rmem"),
         tcp_send_bytes_max: most_of("/proc/sys/net/ipv4/tcp_wmem"),
@@ -80,6 +93,12 @@ fn reverse_path_filter(link: &str) -> Option<u8> {
 /// The last of the three numbers of a TCP buffer's setting.
 fn most_of(setting: &str) -> Option<u64> {
     fs::read_to_string(setting).ok()?.split_whitespace().nth(2)?.parse().ok()
+}
+
+/// The kernel puts brackets around what holds: `always [madvise] never`.
+fn huge_pages() -> Option<String> {
+    let text = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").ok()?;
+    Some(text.split_once('[')?.1.split_once(']')?.0.to_owned())
 }
 
 fn governors() -> Vec<String> {

@@ -5,16 +5,23 @@
 //! sysfs    what only sysfs knows of a link
 //! packets  datagrams of every size, counted where they arrive
 //! session  the other host's side of the trials
+//! files    what tells one disk from another
+//! vms      what both hosts say of VMs that may move
 //! run      both sides together: facts, trials, the engine's findings
+//! quick    the part of it that runs before each migration
 //! ```
 
 mod facts;
+mod files;
 mod packets;
+mod quick;
 mod run;
 mod session;
 mod sysfs;
+mod vms;
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use drainpipe_engine::problem::Problem;
@@ -22,11 +29,14 @@ use drainpipe_net::Network;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use uuid::Uuid;
 
+use self::files::Files;
 use crate::slots::Slots;
 
 pub(crate) use facts::read;
+pub(crate) use quick::before_migration;
 pub(crate) use run::run;
 pub(crate) use session::{Round, RoundResult, SessionRequest, SessionView, close, open, play, source_of};
+pub(crate) use vms::{VmsRequest, fits};
 
 /// Checks that one agent leads at once. Each sends some hundred packets on each path.
 const CHECKS_MAX: usize = 2;
@@ -39,17 +49,21 @@ const SESSIONS_MAX: usize = 8;
 #[derive(Debug)]
 pub(crate) struct Checks {
     network: Network,
+    files: Files,
     led: Semaphore,
     taken_part_in: Slots,
     sessions: Mutex<HashMap<Uuid, Arc<session::Session>>>,
 }
 
 impl Checks {
-    /// None yet. Must be called within the host's network namespace.
-    pub(crate) fn open() -> Result<Self, Problem> {
+    /// None yet. Must be called within the host's network namespace. The agent's own files are below
+    /// `state_directory`.
+    pub(crate) fn open(state_directory: &Path) -> Result<Self, Problem> {
         let network = Network::open().map_err(Problem::failed)?;
         let taken_part_in = Slots::new("checks", SESSIONS_OF_ONE_MAX, SESSIONS_MAX);
-        Ok(Self { network, led: Semaphore::new(CHECKS_MAX), taken_part_in, sessions: Mutex::default() })
+        let files = Files::new(state_directory);
+        let sessions = Mutex::default();
+        Ok(Self { network, files, led: Semaphore::new(CHECKS_MAX), taken_part_in, sessions })
     }
 
     fn begin(&self) -> Result<SemaphorePermit<'_>, Problem> {

@@ -4,19 +4,18 @@ use std::net::SocketAddr;
 
 use drainpipe_engine::check::facts::CheckFacts;
 use drainpipe_engine::check::sizes::{Arrived, first_sizes, next_sizes};
-use drainpipe_engine::check::trial::{ClockDifference, PacketTrial, PathTrial};
+use drainpipe_engine::check::trial::{PacketTrial, PathTrial};
 use drainpipe_engine::check::{CheckReport, Pair, check, paths_to_try, unreachable};
 use drainpipe_engine::path::Path;
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use futures_util::future::join_all;
-use jiff::Timestamp;
 use tokio::net::UdpSocket;
 use tracing::debug;
 use uuid::Uuid;
 
-use super::facts;
 use super::packets::{COPIES, PacketEnd};
 use super::session::{ROUNDS_MAX, Round, RoundResult, SessionRequest, SessionView, arrived_at, send_all};
+use super::{facts, vms};
 use crate::agent::Agent;
 use crate::client::ApiClient;
 use crate::path_watch;
@@ -25,8 +24,8 @@ use crate::probe::{self, ProbePort};
 /// Longest reason for a path's failure; the honest ones are a line.
 const WHY_LETTERS_MAX: usize = 256;
 
-/// Checks everything between this host and `target`.
-pub(crate) async fn run(agent: &Agent, target: &str) -> Result<CheckReport, Problem> {
+/// Checks everything between this host and `target`, for one running VM or for all.
+pub(crate) async fn run(agent: &Agent, target: &str, vm: Option<&str>) -> Result<CheckReport, Problem> {
     let source = agent.name();
     if source == target {
         return Err(Problem::bad_input(format!("{target} cannot be checked against itself: name two hosts")));
@@ -34,29 +33,32 @@ pub(crate) async fn run(agent: &Agent, target: &str) -> Result<CheckReport, Prob
     let peer = agent.peer(target).ok_or_else(|| {
         Problem::not_found(format!("{source} knows no host {target}; `drainpipe hosts` lists them"))
     })?;
+    let running = match vm {
+        Some(name) => vec![agent.vms.get_running(name)?],
+        None => agent.vms.all_running(),
+    };
     let _slot = agent.checks.begin()?;
     let report =
         |findings, paths| CheckReport { source: source.into(), target: target.into(), findings, paths };
-    let (target_facts, clock) = match ask_facts(peer).await {
+    let (target_facts, clock) = match facts::ask(peer, target).await {
         Ok(answer) => answer,
         Err(problem) if problem.kind == ProblemKind::Unreachable => {
             return Ok(report(vec![unreachable(source, target, &problem.message)], vec![]));
         }
         Err(problem) => return Err(problem.context(format!("asking {target} what to check"))),
     };
-    target_facts.plausible(target).map_err(Problem::refused)?;
     let source_facts = facts::read(agent).await?;
+    let vms = vms::ask(agent, peer, target, &running).await?;
     let trials = try_paths(agent, peer, &source_facts, &target_facts).await?;
-    let pair = Pair { source: &source_facts, target: &target_facts, trials: &trials, clock };
+    let pair = Pair {
+        source: &source_facts,
+        target: &target_facts,
+        trials: Some(&trials),
+        vms: &vms,
+        multichannel: trials.len() > 1,
+        clock,
+    };
     Ok(report(check(pair), trials))
-}
-
-async fn ask_facts(peer: &ApiClient) -> Result<(CheckFacts, ClockDifference), Problem> {
-    let before_ms = Timestamp::now().as_millisecond();
-    let facts: CheckFacts = peer.get("/v1/check/facts").await?;
-    let after_ms = Timestamp::now().as_millisecond();
-    let clock = ClockDifference::measured(before_ms, facts.clock_unix_ms, after_ms);
-    Ok((facts, clock))
 }
 
 async fn try_paths(

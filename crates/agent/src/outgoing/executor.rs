@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use drainpipe_engine::check::finding::Finding;
+use drainpipe_engine::check::refusal;
 use drainpipe_engine::facts::HostFacts;
 use drainpipe_engine::migration::{Action, Event, Migration, TargetState, downtime_limit_ms};
 use drainpipe_engine::option::RequestedOption;
@@ -25,6 +27,7 @@ use crate::agent::Agent;
 use crate::api::types::{
     ConnectionRequest, Endpoint, IncomingRequest, IncomingView, MigrateRequest, TargetUse,
 };
+use crate::check;
 use crate::client::ApiClient;
 use crate::guard::Guard;
 use crate::measure::Measurements;
@@ -32,7 +35,7 @@ use crate::path_watch::{Joining, News, WatchEnd};
 use crate::probe::{self, ProbePorts, ProbeRequest};
 use crate::result;
 use crate::transport::transport;
-use crate::vms::{Claimed, QEMU_DEADLINE, QMP_DEADLINE};
+use crate::vms::{Claimed, QEMU_DEADLINE, QMP_DEADLINE, does_not_run};
 
 /// How often the transfer is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -71,6 +74,8 @@ pub(super) struct Executor {
     requested: RequestedOption,
     began: Instant,
     facts: Option<(HostFacts, HostFacts)>,
+    // Until the migration is told.
+    findings: Vec<Finding>,
     plan: Option<Plan>,
     endpoint: Option<Endpoint>,
     downtime_limit_ms: u64,
@@ -106,6 +111,7 @@ impl Executor {
             requested: request.option,
             began: Instant::now(),
             facts: None,
+            findings: vec![],
             plan: None,
             endpoint: None,
             downtime_limit_ms: downtime_limit_ms(0),
@@ -168,6 +174,10 @@ impl Executor {
                 None
             };
             next = interrupted.or_else(|| migration.handle(self.now_ms(), event));
+            for finding in std::mem::take(&mut self.findings) {
+                // Asks for nothing to be done.
+                migration.handle(self.now_ms(), Event::Found(finding));
+            }
             while let Ok((path, news)) = self.news.try_recv() {
                 // Asks for nothing to be done.
                 migration.handle(self.now_ms(), Event::PathTurned(path, news));
@@ -211,9 +221,12 @@ impl Executor {
     async fn establish_hosts(&mut self) -> Result<Event, Problem> {
         let (source, target) = meet(&self.agent, self.peer()?, &self.running.target).await?;
         let plan = plan(&source, &target, self.requested).map_err(Problem::refused)?;
+        let vmm = self.claimed.vmm.as_ref().ok_or_else(|| does_not_run(&self.running.vm))?;
+        self.findings =
+            check::before_migration(&self.agent, self.peer()?, &self.running.target, vmm, &plan).await?;
         self.facts = Some((source, target));
         self.plan = Some(plan.clone());
-        Ok(Event::Established(plan))
+        refusal(&self.findings).map_or(Ok(Event::Established(plan)), Err)
     }
 
     async fn check_permissions(&self) -> Result<(), Problem> {

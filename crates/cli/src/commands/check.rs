@@ -22,7 +22,7 @@ pub(crate) async fn run(
     json: bool,
 ) -> Result<Exit, Problem> {
     let source = connection.fleet()?.host(&arguments.source).await?;
-    let request = CheckRequest { target: arguments.target.clone() };
+    let request = CheckRequest { target: arguments.target.clone(), vm: arguments.vm.clone() };
     let report: CheckReport =
         source.client().post_within(&source.path("/v1/check"), &request, CHECK_DEADLINE).await?;
     if json {

@@ -1,6 +1,7 @@
 //! `drainpipe migrate` and `drainpipe cancel`.
 
 use drainpipe_agent::api::types::{MigrateRequest, PlanView};
+use drainpipe_engine::check::finding::Finding;
 use drainpipe_engine::plan::Spread;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::result::{MigrationResult, Outcome, PathState, PathUse};
@@ -44,8 +45,10 @@ async fn dry_run(fleet: &Fleet, request: &MigrateRequest, json: bool) -> Result<
         output::json(&view)?;
     } else {
         output::print(&describe_plan(&view))?;
+        view.findings.iter().for_each(tell_finding);
     }
-    Ok(Exit::Done)
+    let refused = view.findings.iter().any(|finding| finding.refuses_migration);
+    Ok(if refused { Exit::Refused } else { Exit::Done })
 }
 
 fn describe_plan(view: &PlanView) -> String {
@@ -74,7 +77,13 @@ fn describe_plan(view: &PlanView) -> String {
     text
 }
 
+fn tell_finding(finding: &Finding) {
+    let Finding { severity, what, effect, remedy, .. } = finding;
+    output::remark(&format!("{severity}: {what}\n  effect: {effect}\n  remedy: {remedy}"));
+}
+
 fn tell(result: &MigrationResult) -> Result<(), Problem> {
+    result.findings.iter().for_each(tell_finding);
     let why = result.fallback_reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
     if result.outcome != Outcome::Completed {
         let error = result.error.as_deref().unwrap_or("cancelled");

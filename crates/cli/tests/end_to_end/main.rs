@@ -9,6 +9,7 @@
 mod bad_input;
 mod bad_luck;
 mod check;
+mod check_vms;
 mod guest;
 mod lab_cli;
 mod measure_faults;
@@ -48,6 +49,7 @@ fn main() -> ExitCode {
         ("shared_paths", shared_paths::TESTS),
         ("bad_input", bad_input::TESTS),
         ("check", check::TESTS),
+        ("check_vms", check_vms::TESTS),
         ("lab_cli", lab_cli::TESTS),
     ];
     let mut trials = Vec::new();
@@ -61,6 +63,8 @@ fn main() -> ExitCode {
         None => Some("DRAINPIPE_TEST_QEMU names no other QEMU".into()),
     });
     trials.push(trial("options::another_qemu".into(), options::another_qemu, no_other_qemu.clone()));
+    let older = check_vms::an_older_qemu;
+    trials.push(trial("check_vms::an_older_qemu".into(), older, no_other_qemu.clone()));
     let slow = path_loss::a_link_that_becomes_slow_gets_a_smaller_share;
     trials.push(trial(
         "path_loss::a_link_that_becomes_slow_gets_a_smaller_share".into(),

@@ -22,6 +22,8 @@ pub struct CheckFacts {
     pub clock_unix_ms: i64,
     /// When its certificate ends: seconds since 1970 began.
     pub certificate_ends_unix_s: i64,
+    /// When memory is given in huge pages, as the kernel says it: `always`, `madvise` or `never`.
+    pub huge_pages: Option<String>,
     /// CPU frequency governors in use; empty where the kernel has none to choose.
     pub governors: Vec<String>,
     /// Most that TCP gives one connection for receiving (`tcp_rmem`).
@@ -33,10 +35,10 @@ pub struct CheckFacts {
 }
 
 /// Longest word that a host may say of itself.
-const WORD_BYTES_MAX: usize = 128;
+pub(super) const WORD_BYTES_MAX: usize = 128;
 
 /// Most links, peers or addresses that a host may name.
-const LIST_MAX: usize = 1_024;
+pub(super) const LIST_MAX: usize = 1_024;
 
 /// Why a peer's facts are not taken: what they say ends up in texts, and in commands that people copy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -98,6 +100,7 @@ impl CheckFacts {
             .chain(&host.rdma_devices)
             .chain(&self.peers)
             .chain(&self.governors)
+            .chain(&self.huge_pages)
             .chain(bonds().map(|bond| &bond.mode))
             .chain(bonds().filter_map(|bond| bond.transmit_hash.as_ref()))
             .map(String::as_str)
@@ -198,7 +201,7 @@ pub struct LinkCounters {
 }
 
 /// Neither a blank nor anything that a shell or a terminal takes for a command.
-fn is_plain(word: &str) -> bool {
+pub(super) fn is_plain(word: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-+:@~".contains(&byte);
     !word.is_empty() && word.len() <= WORD_BYTES_MAX && word.bytes().all(plain)
 }

@@ -34,26 +34,35 @@ pub struct Place {
     pub host: String,
     /// Name of the interface; absent where the whole host is meant.
     pub link: Option<String>,
+    /// Name of the VM; absent where it concerns every VM.
+    #[serde(default)]
+    pub vm: Option<String>,
 }
 
 impl Place {
     /// A whole host.
     pub fn host(host: &str) -> Self {
-        Self { host: host.into(), link: None }
+        Self { host: host.into(), link: None, vm: None }
     }
 
     /// A link of a host.
     pub fn link(host: &str, link: &str) -> Self {
-        Self { host: host.into(), link: Some(link.into()) }
+        Self { link: Some(link.into()), ..Self::host(host) }
+    }
+
+    /// A VM on a host, or on its way there.
+    pub fn vm(host: &str, vm: &str) -> Self {
+        Self { vm: Some(vm.into()), ..Self::host(host) }
     }
 }
 
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.link {
-            Some(link) => write!(f, "{} {link}", self.host),
-            None => f.write_str(&self.host),
+        f.write_str(&self.host)?;
+        if let Some(link) = &self.link {
+            write!(f, " {link}")?;
         }
+        self.vm.as_ref().map_or(Ok(()), |vm| write!(f, " VM {vm}"))
     }
 }
 
@@ -72,6 +81,10 @@ pub struct Finding {
     pub effect: String,
     /// What mends it: a command where there is one.
     pub remedy: String,
+    /// Whether a migration is refused for it before it begins. Of the other errors a migration may be
+    /// spared, as by another path.
+    #[serde(default)]
+    pub refuses_migration: bool,
 }
 
 impl Finding {
@@ -92,7 +105,20 @@ impl Finding {
 
     fn new(severity: Severity, code: &str, places: Vec<Place>) -> Self {
         let text = String::new;
-        Self { severity, code: code.into(), places, what: text(), effect: text(), remedy: text() }
+        Self {
+            severity,
+            code: code.into(),
+            places,
+            what: text(),
+            effect: text(),
+            remedy: text(),
+            refuses_migration: false,
+        }
+    }
+
+    /// A migration is not even begun.
+    pub(super) fn refusal(code: &str, places: impl Into<Vec<Place>>) -> Self {
+        Self { refuses_migration: true, ..Self::error(code, places) }
     }
 
     pub(super) fn what(mut self, what: impl Into<String>) -> Self {

@@ -33,7 +33,7 @@ pub(super) fn check(pair: Pair<'_>) -> Vec<Finding> {
     findings.extend(older_target(pair));
     findings.extend(agent_versions(pair));
     findings.extend(clock(pair));
-    findings.extend(little_memory(pair.target));
+    findings.extend(little_memory(pair));
     findings
 }
 
@@ -48,7 +48,7 @@ fn here(facts: &CheckFacts) -> [Place; 1] {
 fn unknown_peer(own: &CheckFacts, other: &CheckFacts) -> Option<Finding> {
     let (host, name) = (own.name(), other.name());
     (!own.peers.iter().any(|peer| peer == name)).then(|| {
-        Finding::error("not-a-peer", here(own))
+        Finding::refusal("not-a-peer", here(own))
             .what(format!("{host} has no [[peer]] `{name}` in its agent.toml"))
             .effect(format!("{host} refuses migrations from {name}, and sends none there"))
             .remedy(on(
@@ -85,12 +85,12 @@ fn old_kernel(facts: &CheckFacts) -> Option<Finding> {
 }
 
 /// The first two numbers of a version; anything may follow them.
-fn numbers(version: &str) -> Option<[u32; 2]> {
+pub(super) fn numbers(version: &str) -> Option<[u32; 2]> {
     let mut numbers = version.split(|letter: char| !letter.is_ascii_digit()).map(str::parse);
     Some([numbers.next()?.ok()?, numbers.next()?.ok()?])
 }
 
-fn dotted([major, minor]: [u32; 2]) -> String {
+pub(super) fn dotted([major, minor]: [u32; 2]) -> String {
     format!("{major}.{minor}")
 }
 
@@ -196,10 +196,11 @@ fn rdma_alone(own: &CheckFacts, other: &CheckFacts) -> Option<Finding> {
 
 /// One path needs no migration address.
 fn no_migration_address(pair: Pair<'_>, own: &CheckFacts) -> Option<Finding> {
-    (own.host.migration_address.is_none() && pair.trials.len() > 1).then(|| {
+    let paths = pair.paths().len();
+    (own.host.migration_address.is_none() && paths > 1).then(|| {
         Finding::warning("no-migration-address", here(own))
             .what(format!("{} has no migration_address in its agent.toml", own.name()))
-            .effect(format!("migrations use one of the {} paths", pair.trials.len()))
+            .effect(format!("migrations use one of the {paths} paths"))
             .remedy(on(
                 own.name(),
                 "set migration_address to a free private address, another on each host; systemctl restart drainpipe",
@@ -220,9 +221,11 @@ fn equal_migration_addresses(pair: Pair<'_>) -> Option<Finding> {
     })
 }
 
-fn little_memory(target: &CheckFacts) -> Option<Finding> {
+/// Where VMs are known, it is said of those that do not fit.
+fn little_memory(pair: Pair<'_>) -> Option<Finding> {
+    let target = pair.target;
     let free = target.host.memory_available_bytes;
-    (free < MEMORY_LOW_BYTES).then(|| {
+    (pair.vms.is_empty() && free < MEMORY_LOW_BYTES).then(|| {
         Finding::remark("target-memory-low", here(target))
             .what(format!("{} has {} MiB of memory free", target.name(), free >> 20))
             .effect("larger VMs are refused there")

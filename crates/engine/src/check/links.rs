@@ -147,7 +147,7 @@ fn reverse_path_filter(host: &str, link: &LinkFacts) -> Option<Finding> {
                 "when a path leaves this host's route, what the other host still sends over it is dropped, and \
                  a multichannel migration stalls",
             )
-            .remedy(on(host, format!("sysctl -w net.ipv4.conf.{name}.rp_filter=2 (loose)")))
+            .remedy(on(host, format!("sysctl -w net/ipv4/conf/{name}/rp_filter=2 (loose)")))
     })
 }
 

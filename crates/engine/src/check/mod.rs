@@ -3,10 +3,11 @@
 //!
 //! ```text
 //! facts    what each host says of itself
+//! vm       what both hosts say of a VM that may move
 //! trial    what was tried between them, and what came of it
 //! sizes    which packet sizes to try next
 //! finding  what is wrong, where, what it does, what mends it
-//! paths, links, hosts   the rules, by what they look at
+//! paths, links, hosts, vms   the rules, by what they look at
 //! ```
 
 pub mod facts;
@@ -18,26 +19,44 @@ pub mod sizes;
 #[cfg(test)]
 mod tests;
 pub mod trial;
+pub mod vm;
+mod vms;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::path::{Path, find_paths};
+use crate::problem::Problem;
 use facts::CheckFacts;
-use finding::{Finding, Place, on};
+use finding::{Finding, Place, Severity, on};
 use trial::{ClockDifference, PathTrial};
+use vm::VmCheck;
 
-/// The source, the target, and what was measured between them.
+/// What a check looks at: the source, the target, and what is known between them.
 #[derive(Debug, Clone, Copy)]
 pub struct Pair<'a> {
     /// Where a migration would begin.
     pub source: &'a CheckFacts,
     /// Where it would go.
     pub target: &'a CheckFacts,
-    /// One for each of [`paths_to_try`].
-    pub trials: &'a [PathTrial],
-    /// Of the target against the source.
+    /// One for each of [`paths_to_try`]; absent where nothing was tried.
+    pub trials: Option<&'a [PathTrial]>,
+    /// Running VMs of the source that may move.
+    pub vms: &'a [VmCheck],
+    /// Whether a migration would use several paths at once.
+    pub multichannel: bool,
+    /// Of the target's clock against the source's.
     pub clock: ClockDifference,
+}
+
+impl<'a> Pair<'a> {
+    fn paths(self) -> Vec<Path> {
+        paths_to_try(self.source, self.target)
+    }
+
+    fn trials(self) -> &'a [PathTrial] {
+        self.trials.unwrap_or_default()
+    }
 }
 
 /// What a check found.
@@ -60,11 +79,25 @@ pub fn paths_to_try(source: &CheckFacts, target: &CheckFacts) -> Vec<Path> {
 
 /// Everything that is wrong between two hosts, the worst first. Empty when all is well.
 pub fn check(pair: Pair<'_>) -> Vec<Finding> {
-    let mut findings = paths::check(pair);
+    let mut findings = vms::check(pair);
+    findings.extend(paths::check(pair));
     findings.extend(links::check(pair));
     findings.extend(hosts::check(pair));
     findings.sort_by_key(|finding| finding.severity);
     findings
+}
+
+/// What a person is told of a migration that is about to begin: not what is merely good to know.
+pub fn worth_telling(findings: Vec<Finding>) -> Vec<Finding> {
+    findings.into_iter().filter(|finding| finding.severity != Severity::Remark).collect()
+}
+
+/// Why a migration is not begun, in one message; `None` when it may be tried.
+pub fn refusal(findings: &[Finding]) -> Option<Problem> {
+    let refusing = findings.iter().filter(|finding| finding.refuses_migration);
+    let reasons: Vec<String> =
+        refusing.map(|finding| format!("{}; {}", finding.what, finding.remedy)).collect();
+    (!reasons.is_empty()).then(|| Problem::refused(reasons.join(". ")))
 }
 
 /// All there is to say where the target's agent does not answer.

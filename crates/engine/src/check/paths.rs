@@ -1,10 +1,11 @@
 //! What is wrong with the paths: links that find no partner, and what does not get through.
 
+use super::Pair;
 use super::facts::{CheckFacts, LinkState};
 use super::finding::{Finding, Place, on};
 use super::trial::PathTrial;
-use super::{Pair, paths_to_try};
 use crate::facts::MigrationLink;
+use crate::path::Path;
 
 mod capacity;
 mod mtu;
@@ -15,15 +16,17 @@ const LOST_MIN: u32 = 2;
 pub(super) fn check(pair: Pair<'_>) -> Vec<Finding> {
     let mut findings = unusable_links(pair.source, pair.target);
     findings.extend(unusable_links(pair.target, pair.source));
-    if pair.trials.is_empty() {
+    let paths = pair.paths();
+    if paths.is_empty() {
         findings.push(no_path(pair));
     } else {
         findings.extend(links_without_partner(pair));
     }
-    let some_path_works = pair.trials.iter().any(|trial| trial.connection_error.is_none());
-    for trial in pair.trials {
+    findings.extend(paths.iter().filter_map(|path| mtu::differs(pair, path)));
+    let some_path_works = pair.trials().iter().any(|trial| trial.connection_error.is_none());
+    for trial in pair.trials() {
         findings.extend(reachability(pair, trial, some_path_works));
-        findings.extend(mtu::check(pair, trial));
+        findings.extend(mtu::does_not_pass(pair, trial));
         findings.extend(loss(pair, trial));
     }
     findings.extend(capacity::check(pair));
@@ -31,11 +34,8 @@ pub(super) fn check(pair: Pair<'_>) -> Vec<Finding> {
 }
 
 /// Both ends of a path.
-fn ends(pair: Pair<'_>, trial: &PathTrial) -> [Place; 2] {
-    [
-        Place::link(pair.source.name(), &trial.path.link),
-        Place::link(pair.target.name(), &trial.path.peer_link),
-    ]
+fn ends(pair: Pair<'_>, path: &Path) -> [Place; 2] {
+    [Place::link(pair.source.name(), &path.link), Place::link(pair.target.name(), &path.peer_link)]
 }
 
 fn unusable_links(own: &CheckFacts, other: &CheckFacts) -> Vec<Finding> {
@@ -117,7 +117,7 @@ fn link_in_words(link: &MigrationLink) -> String {
 
 /// Links that work and yet stand in no path, at both ends: they were meant for each other.
 fn links_without_partner(pair: Pair<'_>) -> Option<Finding> {
-    let paths = paths_to_try(pair.source, pair.target);
+    let paths = pair.paths();
     let without = |facts: &CheckFacts, taken: Vec<&str>| -> Vec<MigrationLink> {
         let links = facts.host.links.iter();
         links.filter(|link| link.usable && !taken.contains(&link.name.as_str())).cloned().collect()
@@ -161,9 +161,9 @@ fn reachability(pair: Pair<'_>, trial: &PathTrial, some_path_works: bool) -> Opt
     };
     let finding = |code| {
         if some_path_works {
-            Finding::warning(code, ends(pair, trial)).effect("migrations go without this path")
+            Finding::warning(code, ends(pair, &trial.path)).effect("migrations go without this path")
         } else {
-            Finding::error(code, ends(pair, trial)).effect("no path is left: every migration fails")
+            Finding::error(code, ends(pair, &trial.path)).effect("no path is left: every migration fails")
         }
     };
     let one_way = |from: &str, from_link: &str, to: &str, to_link: &str| {
@@ -195,7 +195,7 @@ fn reachability(pair: Pair<'_>, trial: &PathTrial, some_path_works: bool) -> Opt
 
 fn udp_blocked(pair: Pair<'_>, trial: &PathTrial) -> Finding {
     let path = &trial.path;
-    Finding::warning("udp-blocked", ends(pair, trial))
+    Finding::warning("udp-blocked", ends(pair, &trial.path))
         .what(format!("TCP connects over {path}, but datagrams do not pass both ways"))
         .effect(
             "the path's MTU cannot be tested, and a multichannel migration cannot watch the path: if it dies \
@@ -227,7 +227,7 @@ fn loss(pair: Pair<'_>, trial: &PathTrial) -> Vec<Finding> {
     lossy
         .map(|(packets, from, to)| {
             let lost = packets.sent - packets.arrived;
-            Finding::warning("path-loses-packets", ends(pair, trial))
+            Finding::warning("path-loses-packets", ends(pair, &trial.path))
                 .what(format!(
                     "{lost} of {} packets from {from} to {to} over {} were lost",
                     packets.sent, trial.path

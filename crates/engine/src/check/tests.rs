@@ -6,7 +6,10 @@ use super::facts::{BondFacts, CheckFacts, Duplex, LinkCounters, LinkFacts, LinkS
 use super::finding::Finding;
 use super::finding::Severity::{self, Error, Remark, Warning};
 use super::trial::{ClockDifference, PacketTrial, PathTrial};
-use super::{Pair, check, paths_to_try};
+use super::vm::{
+    CpuFeatures, FileIdentity, FilePurpose, FileState, Obstacle, VmCheck, VmFacts, VmFile, VmFit,
+};
+use super::{Pair, check, paths_to_try, refusal};
 use crate::facts::{HostFacts, HypervisorVersion, MigrationLink};
 
 const DAY_S: i64 = 86_400;
@@ -17,6 +20,7 @@ struct Scene {
     a: CheckFacts,
     b: CheckFacts,
     trials: Vec<PathTrial>,
+    vms: Vec<VmCheck>,
     clock: ClockDifference,
 }
 
@@ -31,11 +35,18 @@ impl Scene {
             round_trip_ms: Some(0.1),
         });
         let trials = trials.collect();
-        Self { a, b, trials, clock: ClockDifference { ahead_ms: 3.0, uncertainty_ms: 2.0 } }
+        Self { a, b, trials, vms: vec![vm()], clock: ClockDifference { ahead_ms: 3.0, uncertainty_ms: 2.0 } }
     }
 
     fn findings(&self) -> Vec<Finding> {
-        check(Pair { source: &self.a, target: &self.b, trials: &self.trials, clock: self.clock })
+        check(Pair {
+            source: &self.a,
+            target: &self.b,
+            trials: Some(&self.trials),
+            vms: &self.vms,
+            multichannel: true,
+            clock: self.clock,
+        })
     }
 
     /// As after a change of addresses or states: only paths that are still there are tried.
@@ -67,6 +78,7 @@ fn host(name: &str, last: u8) -> CheckFacts {
         peers: vec!["a".into(), "b".into()],
         clock_unix_ms: 1_800_000_000_000,
         certificate_ends_unix_s: 1_800_000_000 + 300 * DAY_S,
+        huge_pages: Some("madvise".into()),
         governors: vec!["performance".into()],
         tcp_receive_bytes_max: Some(6 << 20),
         tcp_send_bytes_max: Some(4 << 20),
@@ -75,6 +87,55 @@ fn host(name: &str, last: u8) -> CheckFacts {
             .map(|link| LinkFacts { name: (*link).into(), state: LinkState::Up, ..LinkFacts::default() })
             .collect(),
     }
+}
+
+/// Runs on `a` by KVM, with a disk on shared storage.
+fn vm() -> VmCheck {
+    let cpu = CpuFeatures { known: true, ..CpuFeatures::default() };
+    let boot =
+        VmFile { path: "/boot/linux".into(), purpose: FilePurpose::Boot, state: FileState::Present(disk()) };
+    let image = VmFile { path: "/srv/web1.qcow2".into(), purpose: FilePurpose::Disk, ..boot.clone() };
+    VmCheck {
+        vm: VmFacts {
+            name: "web1".into(),
+            memory_bytes: 4 << 30,
+            machine: "pc-q35-8.1".into(),
+            cpu_model: "EPYC".into(),
+            qemu_version: "7.2.22".into(),
+            cpu: Some(cpu.clone()),
+            files: vec![boot, image],
+        },
+        fit: VmFit {
+            name_taken: false,
+            obstacle: None,
+            cpu: Some(cpu),
+            files: vec![FileState::Present(disk()); 2],
+        },
+    }
+}
+
+fn disk() -> FileIdentity {
+    FileIdentity {
+        block_device: false,
+        size_bytes: 1 << 30,
+        inode: 77,
+        local_filesystem: false,
+        locked: Some(true),
+        device: None,
+    }
+}
+
+fn on_both(scene: &mut Scene, change: impl Fn(&mut FileIdentity)) {
+    let vm = &mut scene.vms[0];
+    for state in [&mut vm.vm.files[1].state, &mut vm.fit.files[1]] {
+        let FileState::Present(identity) = state else { panic!("{state:?}") };
+        change(identity);
+    }
+}
+
+fn on_target(scene: &mut Scene, change: impl Fn(&mut FileIdentity)) {
+    let FileState::Present(identity) = &mut scene.vms[0].fit.files[1] else { panic!("no disk") };
+    change(identity);
 }
 
 fn link_of(name: &str, address: &str) -> MigrationLink {
@@ -225,7 +286,11 @@ const OF_PATHS: &[Case] = &[
         "at most 1000 Mb/s",
     ),
     (
-        |s| s.trials[1].path.speed_mbps = Some(1000),
+        |s| {
+            for facts in [&mut s.a, &mut s.b] {
+                facts.host.links[1].speed_mbps = Some(1000);
+            }
+        },
         Remark,
         "paths-unequal",
         &["a e0", "b e0", "a e1", "b e1"],
@@ -295,7 +360,7 @@ const OF_LINKS: &[Case] = &[
         Warning,
         "reverse-path-filter",
         &["b e1"],
-        "net.ipv4.conf.e1.rp_filter=2",
+        "net/ipv4/conf/e1/rp_filter=2",
     ),
     (
         |s| {
@@ -350,12 +415,221 @@ const OF_HOSTS: &[Case] = &[
         &["a", "b"],
         "10.9.0.11",
     ),
-    (|s| s.b.host.memory_available_bytes = 500 << 20, Remark, "target-memory-low", &["b"], "500 MiB"),
+    (
+        |s| {
+            s.vms.clear();
+            s.b.host.memory_available_bytes = 500 << 20;
+        },
+        Remark,
+        "target-memory-low",
+        &["b"],
+        "500 MiB",
+    ),
 ];
+
+const OF_VMS: &[Case] = &[
+    (|s| s.vms[0].fit.name_taken = true, Error, "vm-name-taken", &["b VM web1"], "b has a VM web1 already"),
+    (
+        |s| {
+            let newest = Some("pc-q35-7.2".into());
+            s.vms[0].fit.obstacle = Some(Obstacle::MachineUnknown { newest });
+        },
+        Error,
+        "vm-machine-unknown",
+        &["b VM web1"],
+        "the newest that it has of this kind is pc-q35-7.2",
+    ),
+    (|s| s.vms[0].fit.obstacle = Some(Obstacle::NoKvm), Error, "vm-kvm-missing", &["b VM web1"], "KVM"),
+    (
+        |s| s.vms[0].fit.obstacle = Some(Obstacle::LosesWrites),
+        Error,
+        "vm-writes-lost",
+        &["b VM web1"],
+        "memory_padding_kib = 8",
+    ),
+    (
+        |s| s.vms[0].fit.cpu = Some(CpuFeatures::default()),
+        Error,
+        "vm-cpu-unknown",
+        &["b VM web1"],
+        "no CPU model EPYC",
+    ),
+    (
+        |s| {
+            let [source, target] = cpus(s);
+            source.lacking.insert("x2apic".into());
+            target.lacking.extend(["x2apic", "avx512f"].map(String::from));
+        },
+        Error,
+        "vm-cpu-features",
+        &["b VM web1"],
+        "(EPYC): avx512f",
+    ),
+    (
+        |s| {
+            let [source, target] = cpus(s);
+            source.offered.extend([("avx2".into(), true), ("sha-ni".into(), true), ("new".into(), true)]);
+            target.offered.extend([("avx2".into(), true), ("sha-ni".into(), false)]);
+        },
+        Error,
+        "vm-cpu-features",
+        &["b VM web1"],
+        ": sha-ni",
+    ),
+    (
+        |s| s.b.host.memory_available_bytes = 4 << 30,
+        Error,
+        "vm-memory-short",
+        &["b VM web1"],
+        "4224 MiB needed, 4096 MiB available",
+    ),
+    (
+        |s| {
+            s.vms = vec![vm(), vm()];
+            s.b.host.memory_available_bytes = 6 << 30;
+        },
+        Warning,
+        "vms-memory-short",
+        &["b"],
+        "8448 MiB together",
+    ),
+    (
+        |s| s.vms[0].vm.machine = "pc-q35-7.2".into(),
+        Remark,
+        "vm-machine-old",
+        &["b VM web1"],
+        "install QEMU 8.1",
+    ),
+    (
+        |s| {
+            for facts in [&mut s.a, &mut s.b] {
+                facts.host.hypervisor.version = "10.0.2".into();
+            }
+            s.vms[0].vm.machine = "pc-i440fx-7.2".into();
+        },
+        Warning,
+        "vm-machine-old",
+        &["b VM web1"],
+        "one path that becomes slow slows all",
+    ),
+    (|s| s.vms[0].vm.qemu_version = "8.0.4".into(), Warning, "vm-qemu-newer", &["b VM web1"], "QEMU 8.0.4"),
+    (
+        |s| {
+            s.vms[0].vm.memory_bytes = 64 << 30;
+            s.b.host.memory_available_bytes = 1 << 40;
+            s.b.huge_pages = Some("never".into());
+        },
+        Remark,
+        "vm-small-pages",
+        &["b VM web1"],
+        "has 64 GiB",
+    ),
+    (
+        |s| s.vms[0].fit.files[0] = FileState::Missing,
+        Error,
+        "vm-file-missing",
+        &["b VM web1"],
+        "b does not see /boot/linux",
+    ),
+    (
+        |s| s.vms[0].fit.files[1] = FileState::Silent,
+        Error,
+        "vm-storage-silent",
+        &["b VM web1"],
+        "/srv/web1.qcow2",
+    ),
+    (
+        |s| on_target(s, |disk| (disk.inode, disk.locked) = (78, Some(false))),
+        Error,
+        "vm-disk-differs",
+        &["b VM web1"],
+        "inode 77 and inode 78",
+    ),
+    (
+        |s| {
+            on_both(s, |disk| disk.local_filesystem = true);
+            on_target(s, |disk| disk.locked = Some(false));
+        },
+        Error,
+        "vm-disk-differs",
+        &["b VM web1"],
+        "a file of its own",
+    ),
+    (
+        |s| {
+            on_both(s, |disk| disk.block_device = true);
+            on_target(s, |disk| disk.size_bytes = 5);
+        },
+        Error,
+        "vm-disk-differs",
+        &["b VM web1"],
+        "1073741824 bytes and 5 bytes",
+    ),
+    (
+        |s| {
+            on_both(s, |disk| (disk.block_device, disk.device) = (true, Some("naa.1".into())));
+            on_target(s, |disk| disk.device = Some("naa.2".into()));
+        },
+        Error,
+        "vm-disk-differs",
+        &["b VM web1"],
+        "different identifiers",
+    ),
+];
+
+fn cpus(scene: &mut Scene) -> [&mut CpuFeatures; 2] {
+    let VmCheck { vm, fit } = &mut scene.vms[0];
+    [&mut vm.cpu, &mut fit.cpu].map(|cpu| cpu.as_mut().unwrap())
+}
+
+#[test]
+fn a_disk_that_is_the_same_is_taken_for_it() {
+    let changes: [fn(&mut Scene); 5] = [
+        // While the guest writes, the file grows between two looks.
+        |s| on_target(s, |disk| disk.size_bytes += 65_536),
+        |s| on_target(s, |disk| disk.inode = 78),
+        |s| on_target(s, |disk| disk.locked = None),
+        |s| on_both(s, |disk| disk.local_filesystem = true),
+        |s| {
+            s.vms[0].vm.files[1].purpose = FilePurpose::ReadOnlyDisk;
+            on_target(s, |disk| (disk.inode, disk.locked) = (78, Some(false)));
+        },
+    ];
+    for change in changes {
+        let mut scene = Scene::healthy();
+        change(&mut scene);
+        assert_eq!(scene.findings(), [], "{:#?}", scene.vms);
+    }
+}
+
+#[test]
+fn only_what_surely_fails_refuses_a_migration() {
+    for (spoil, severity, code, ..) in [OF_PATHS, OF_LINKS, OF_HOSTS, OF_VMS].concat() {
+        let mut scene = Scene::healthy();
+        spoil(&mut scene);
+        let problem = refusal(&scene.findings());
+        let refuses = severity == Error && (code.starts_with("vm-") || code == "not-a-peer");
+        assert_eq!(problem.is_some(), refuses, "{code}: {problem:?}");
+    }
+}
+
+#[test]
+fn a_peers_answer_about_a_vm_is_bounded() {
+    let good = vm().fit;
+    assert_eq!(good.plausible("b", 2), Ok(()));
+    assert!(good.plausible("b", 1).is_err());
+    let newest = Some("\u{1b}[2J".into());
+    let hostile = VmFit { obstacle: Some(Obstacle::MachineUnknown { newest }), ..good.clone() };
+    assert!(hostile.plausible("b", 2).is_err());
+    for features in [vec!["a; reboot".to_owned()], (0..2_000).map(|number| format!("f{number}")).collect()] {
+        let cpu = CpuFeatures { lacking: features.into_iter().collect(), ..CpuFeatures::default() };
+        assert!(VmFit { cpu: Some(cpu), ..good.clone() }.plausible("b", 2).is_err());
+    }
+}
 
 #[test]
 fn each_wrong_thing_is_found_and_nothing_else() {
-    for (spoil, severity, code, places, part) in [OF_PATHS, OF_LINKS, OF_HOSTS].concat() {
+    for (spoil, severity, code, places, part) in [OF_PATHS, OF_LINKS, OF_HOSTS, OF_VMS].concat() {
         let mut scene = Scene::healthy();
         spoil(&mut scene);
         let findings = scene.findings();

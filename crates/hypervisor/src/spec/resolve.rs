@@ -34,7 +34,8 @@ pub struct ResolvedSpec {
 }
 
 /// What runs guest instructions, decided.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Hardware {
     /// The CPU's virtualisation.
     Kvm,
@@ -199,6 +200,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::cpu_models::CpuModels;
     use crate::qmp::QemuVersion;
 
     fn facts() -> HypervisorFacts {
@@ -209,6 +211,7 @@ mod tests {
             rdma: false,
             zstd: true,
             kvm_missing: Some("the CPU has neither vmx nor svm".into()),
+            cpu_models: CpuModels::none(Hardware::Tcg),
         }
     }
 

@@ -139,6 +139,9 @@ async fn probing_says_what_a_host_has() {
         eprintln!("{facts:?}");
         assert!(facts.machines.iter().any(|machine| machine == "pc-q35-7.2"));
         assert!(!facts.machines.iter().any(|machine| machine == "q35"), "an alias");
+        let features = |model| facts.cpu_models.features_of(model);
+        assert!(features("qemu64").known && !features("Z80").known);
+        assert_eq!(features("max").offered.get("sse2"), Some(&true));
     }
     let scratch = tempfile::tempdir().expect("a directory");
     let probe =

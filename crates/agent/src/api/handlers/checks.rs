@@ -4,7 +4,9 @@ use axum::Json;
 use axum::extract::{Extension, State};
 use drainpipe_engine::check::CheckReport;
 use drainpipe_engine::check::facts::CheckFacts;
+use drainpipe_engine::check::vm::VmFit;
 use drainpipe_engine::problem::Problem;
+use drainpipe_hypervisor::spec::VmName;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
@@ -16,7 +18,7 @@ use crate::api::authorization::{Caller, Operation, authorise};
 use crate::api::extract::{Body, Segment};
 use crate::api::types::CheckRequest;
 use crate::api::{Routes, openapi};
-use crate::check::{self, Round, RoundResult, SessionRequest, SessionView};
+use crate::check::{self, Round, RoundResult, SessionRequest, SessionView, VmsRequest};
 
 pub(in crate::api) fn routes() -> Routes {
     OpenApiRouter::new().routes(routes!(check_hosts)).routes(routes!(check_facts))
@@ -24,6 +26,7 @@ pub(in crate::api) fn routes() -> Routes {
 
 pub(in crate::api) fn routes_for_agents() -> Routes {
     OpenApiRouter::new()
+        .routes(routes!(check_vms))
         .routes(routes!(begin_check))
         .routes(routes!(play_check_round))
         .routes(routes!(end_check))
@@ -40,7 +43,7 @@ pub(in crate::api) fn routes_for_agents() -> Routes {
     (status = 422, description = "The other host's answers make no sense.", body = Problem),
 ))]
 async fn check_hosts(State(agent): Shared, Body(request): Body<CheckRequest>) -> Answer<CheckReport> {
-    Ok(Json(check::run(&agent, &request.target).await?))
+    Ok(Json(check::run(&agent, &request.target, request.vm.as_ref().map(VmName::as_str)).await?))
 }
 
 /// What this host says of itself to a check
@@ -49,6 +52,15 @@ async fn check_hosts(State(agent): Shared, Body(request): Body<CheckRequest>) ->
 ))]
 async fn check_facts(State(agent): Shared) -> Answer<CheckFacts> {
     Ok(Json(check::read(&agent).await?))
+}
+
+/// How could these VMs come here?
+#[utoipa::path(post, path = "/v1/check/vms", tag = openapi::BETWEEN_AGENTS, request_body = VmsRequest, responses(
+    (status = 200, description = "An answer for each, in the same order.", body = [VmFit]),
+    (status = 400, description = "Too many at once.", body = Problem),
+))]
+async fn check_vms(State(agent): Shared, Body(request): Body<VmsRequest>) -> Answer<Vec<VmFit>> {
+    Ok(Json(check::fits(&agent, &request).await?))
 }
 
 /// Take part in a check

@@ -5,6 +5,7 @@ use crate::check::Pair;
 use crate::check::finding::{Finding, Place, on};
 use crate::check::trial::PathTrial;
 use crate::facts::MigrationLink;
+use crate::path::Path;
 
 /// What a NIC falls back to where a pair of the cable is broken.
 const FALLBACK_MBPS: u64 = 100;
@@ -14,15 +15,17 @@ const FALLBACK_MBPS: u64 = 100;
 const BYTES_PER_BYTE_OF_DATA: f64 = 2.0;
 
 pub(super) fn check(pair: Pair<'_>) -> Vec<Finding> {
-    let mut findings: Vec<Finding> =
-        pair.trials.iter().filter_map(|trial| speeds_of_path(pair, trial)).collect();
-    findings.extend(unequal_paths(pair));
+    let paths = pair.paths();
+    let mut findings: Vec<Finding> = paths.iter().filter_map(|path| speeds_of_path(pair, path)).collect();
+    if findings.is_empty() {
+        findings.extend(unequal_paths(pair, &paths));
+    }
     findings.extend(buffers(pair));
     findings
 }
 
-fn speeds_of_path(pair: Pair<'_>, trial: &PathTrial) -> Option<Finding> {
-    let [link, peer_link] = links(pair, trial)?;
+fn speeds_of_path(pair: Pair<'_>, path: &Path) -> Option<Finding> {
+    let [link, peer_link] = links(pair, path)?;
     let (source, target) = (link.speed_mbps?, peer_link.speed_mbps?);
     let look = format!(
         "look at cable and switch port; on {}: ethtool {}; on {}: ethtool {}",
@@ -33,7 +36,7 @@ fn speeds_of_path(pair: Pair<'_>, trial: &PathTrial) -> Option<Finding> {
     );
     if source != target {
         return Some(
-            Finding::warning("speed-differs", ends(pair, trial))
+            Finding::warning("speed-differs", ends(pair, path))
                 .what(format!(
                     "{} of {} runs at {source} Mb/s, {} of {} at {target} Mb/s",
                     link.name,
@@ -46,27 +49,25 @@ fn speeds_of_path(pair: Pair<'_>, trial: &PathTrial) -> Option<Finding> {
         );
     }
     (source <= FALLBACK_MBPS).then(|| {
-        Finding::warning("speed-low", ends(pair, trial))
-            .what(format!("both ends of {} run at {source} Mb/s", trial.path))
+        Finding::warning("speed-low", ends(pair, path))
+            .what(format!("both ends of {path} run at {source} Mb/s"))
             .effect("a GiB of memory takes well over a minute; a broken pair in a cable does this")
             .remedy(look)
     })
 }
 
-fn links<'a>(pair: Pair<'a>, trial: &PathTrial) -> Option<[&'a MigrationLink; 2]> {
-    Some([pair.source.migration_link(&trial.path.link)?, pair.target.migration_link(&trial.path.peer_link)?])
+fn links<'a>(pair: Pair<'a>, path: &Path) -> Option<[&'a MigrationLink; 2]> {
+    Some([pair.source.migration_link(&path.link)?, pair.target.migration_link(&path.peer_link)?])
 }
 
-fn unequal_paths(pair: Pair<'_>) -> Option<Finding> {
-    let known: Vec<(&PathTrial, u64)> =
-        pair.trials.iter().filter_map(|trial| Some((trial, trial.path.speed_mbps?))).collect();
+fn unequal_paths(pair: Pair<'_>, paths: &[Path]) -> Option<Finding> {
+    let known: Vec<(&Path, u64)> = paths.iter().filter_map(|path| Some((path, path.speed_mbps?))).collect();
     let (_, first) = known.first()?;
     if known.iter().all(|(_, speed)| speed == first) {
         return None;
     }
-    let places: Vec<Place> = known.iter().flat_map(|(trial, _)| ends(pair, trial)).collect();
-    let speeds: Vec<String> =
-        known.iter().map(|(trial, speed)| format!("{} {speed} Mb/s", trial.path)).collect();
+    let places: Vec<Place> = known.iter().flat_map(|(path, _)| ends(pair, path)).collect();
+    let speeds: Vec<String> = known.iter().map(|(path, speed)| format!("{path} {speed} Mb/s")).collect();
     Some(
         Finding::remark("paths-unequal", places)
             .what(format!("the paths have different speeds: {}", speeds.join(", ")))
@@ -77,11 +78,11 @@ fn unequal_paths(pair: Pair<'_>) -> Option<Finding> {
 
 /// A host's buffers are the same for all its paths; said of the path that needs most.
 fn buffers(pair: Pair<'_>) -> Vec<Finding> {
-    let needs = pair.trials.iter().filter_map(|trial| Some((trial, buffer_bytes_needed(trial)?)));
+    let needs = pair.trials().iter().filter_map(|trial| Some((trial, buffer_bytes_needed(trial)?)));
     let Some((trial, needed_bytes)) = needs.max_by(|(_, one), (_, other)| one.total_cmp(other)) else {
         return vec![];
     };
-    let [sends, receives] = ends(pair, trial);
+    let [sends, receives] = ends(pair, &trial.path);
     let ends = [
         ("tcp_wmem", "4096 16384", pair.source.tcp_send_bytes_max, sends),
         ("tcp_rmem", "4096 131072", pair.target.tcp_receive_bytes_max, receives),

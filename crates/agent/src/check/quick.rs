@@ -1,0 +1,35 @@
+//! The quick form, before each migration: what needs no traffic on the paths and no seconds.
+
+use std::sync::Arc;
+
+use drainpipe_engine::check::finding::Finding;
+use drainpipe_engine::check::{Pair, check, worth_telling};
+use drainpipe_engine::plan::{Plan, Spread};
+use drainpipe_engine::problem::Problem;
+use drainpipe_hypervisor::Vmm;
+
+use super::{facts, vms};
+use crate::agent::Agent;
+use crate::client::ApiClient;
+
+/// What a person should know before this VM goes to `target`. What refuses the migration is among it.
+pub(crate) async fn before_migration(
+    agent: &Agent,
+    peer: &ApiClient,
+    target: &str,
+    vmm: &Arc<Vmm>,
+    plan: &Plan,
+) -> Result<Vec<Finding>, Problem> {
+    let (target_facts, clock) = facts::ask(peer, target).await?;
+    let source_facts = facts::read(agent).await?;
+    let vms = vms::ask(agent, peer, target, std::slice::from_ref(vmm)).await?;
+    let pair = Pair {
+        source: &source_facts,
+        target: &target_facts,
+        trials: None,
+        vms: &vms,
+        multichannel: plan.spread == Spread::Routed,
+        clock,
+    };
+    Ok(worth_telling(check(pair)))
+}

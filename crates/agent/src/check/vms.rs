@@ -1,0 +1,120 @@
+//! What this host says of VMs: of its own that may leave, and of others' that may come.
+
+use std::path::Path;
+
+use drainpipe_engine::check::vm::{CpuFeatures, FilePurpose, Obstacle, VmCheck, VmFacts, VmFile, VmFit};
+use drainpipe_engine::problem::Problem;
+use drainpipe_hypervisor::Vmm;
+use drainpipe_hypervisor::spec::{ResolveError, ResolvedSpec};
+use futures_util::future::join_all;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::agent::Agent;
+use crate::client::ApiClient;
+
+/// VMs in one request. A specification is at most some 10 kB, a request 1 MiB.
+const VMS_MAX: usize = 32;
+
+/// A question about VMs that may come.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct VmsRequest {
+    /// What each of them is; at most 32.
+    #[schema(value_type = Vec<drainpipe_hypervisor::VmSpec>, max_items = 32)]
+    specs: Vec<ResolvedSpec>,
+}
+
+/// How VMs of another host could come.
+pub(crate) async fn fits(agent: &Agent, request: &VmsRequest) -> Result<Vec<VmFit>, Problem> {
+    if request.specs.len() > VMS_MAX {
+        return Err(Problem::bad_input(format!("at most {VMS_MAX} VMs in one request")));
+    }
+    Ok(join_all(request.specs.iter().map(|spec| fit(agent, spec))).await)
+}
+
+async fn fit(agent: &Agent, spec: &ResolvedSpec) -> VmFit {
+    VmFit {
+        name_taken: agent.vms.contains(spec.spec().name.as_str()),
+        obstacle: obstacle(agent, spec),
+        cpu: cpu_features(agent, spec),
+        files: files(agent, spec).await.into_iter().map(|file| file.state).collect(),
+    }
+}
+
+fn obstacle(agent: &Agent, spec: &ResolvedSpec) -> Option<Obstacle> {
+    let hypervisor = agent.vms.hypervisor();
+    match spec.check_host(hypervisor).err()? {
+        ResolveError::UnknownMachine { machine, .. } => {
+            let newest = hypervisor.newest_like(&machine).map(str::to_owned);
+            Some(Obstacle::MachineUnknown { newest })
+        }
+        ResolveError::NoKvm { .. } => Some(Obstacle::NoKvm),
+        ResolveError::LosesWrites { .. } => Some(Obstacle::LosesWrites),
+        // Nothing that is open or out of range becomes a `ResolvedSpec`.
+        ResolveError::Invalid(_) | ResolveError::Unresolved { .. } => None,
+    }
+}
+
+fn cpu_features(agent: &Agent, spec: &ResolvedSpec) -> Option<CpuFeatures> {
+    let models = &agent.vms.hypervisor().cpu_models;
+    (models.hardware == spec.hardware()).then(|| {
+        let features = models.features_of(&spec.spec().cpu_model);
+        CpuFeatures { known: features.known, lacking: features.lacking, offered: features.offered }
+    })
+}
+
+async fn files(agent: &Agent, spec: &ResolvedSpec) -> Vec<VmFile> {
+    let spec = spec.spec();
+    let boot = spec.kernel.iter().chain(&spec.initramfs).map(|path| (path, FilePurpose::Boot));
+    let disks = spec.disks.iter().map(|disk| {
+        let purpose = if disk.read_only { FilePurpose::ReadOnlyDisk } else { FilePurpose::Disk };
+        (&disk.path, purpose)
+    });
+    join_all(boot.chain(disks).map(|(path, purpose)| file(agent, path, purpose))).await
+}
+
+async fn file(agent: &Agent, path: &Path, purpose: FilePurpose) -> VmFile {
+    let state = agent.checks.files.look(path).await;
+    VmFile { path: path.display().to_string(), purpose, state }
+}
+
+/// A running VM of this host.
+async fn describe(agent: &Agent, vmm: &Vmm) -> VmFacts {
+    let spec = vmm.spec();
+    VmFacts {
+        name: spec.spec().name.to_string(),
+        memory_bytes: spec.memory_kib() << 10,
+        machine: spec.spec().machine.to_string(),
+        cpu_model: spec.spec().cpu_model.clone(),
+        qemu_version: vmm.version().to_string(),
+        cpu: cpu_features(agent, spec),
+        files: files(agent, spec).await,
+    }
+}
+
+/// What this host and `peer`, the host `target`, say of running VMs of this one.
+pub(super) async fn ask(
+    agent: &Agent,
+    peer: &ApiClient,
+    target: &str,
+    running: &[impl AsRef<Vmm>],
+) -> Result<Vec<VmCheck>, Problem> {
+    let mut checked = Vec::with_capacity(running.len());
+    for some in running.chunks(VMS_MAX) {
+        let specs = some.iter().map(|vmm| vmm.as_ref().spec().clone()).collect();
+        let request = VmsRequest { specs };
+        let asked = peer.post::<Vec<VmFit>>("/v1/check/vms", &request);
+        let described = join_all(some.iter().map(|vmm| describe(agent, vmm.as_ref())));
+        let (fits, facts) = tokio::join!(asked, described);
+        let fits = fits?;
+        if fits.len() != facts.len() {
+            return Err(Problem::refused(format!("{target} answers for other VMs than it was asked about")));
+        }
+        for (vm, fit) in facts.into_iter().zip(fits) {
+            fit.plausible(target, vm.files.len()).map_err(Problem::refused)?;
+            checked.push(VmCheck { vm, fit });
+        }
+    }
+    Ok(checked)
+}

@@ -1,0 +1,150 @@
+//! `drainpipe check` of running VMs, and its quick form before each migration.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use drainpipe_agent::api::types::PlanView;
+use drainpipe_engine::result::MigrationResult;
+use drainpipe_lab::Lab;
+use rustix::process::Signal;
+
+use crate::Test;
+use crate::check::{NOTHING_WORSE, REFUSED, assert_found, assert_silent, check, on};
+use crate::options::other_qemu;
+use crate::program::DRAINPIPE;
+use crate::support::{TestLab, eventually};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("a_vm_that_can_go", a_vm_that_can_go),
+    ("a_name_that_is_taken", a_name_that_is_taken),
+    ("a_disk_that_the_target_does_not_see", a_disk_that_the_target_does_not_see),
+    ("a_disk_that_is_another_one", a_disk_that_is_another_one),
+    ("warnings_before_a_migration", warnings_before_a_migration),
+];
+
+const BAD_INPUT: i32 = 2;
+
+/// A VM on host `a` that runs firmware alone, with a disk of the test's own.
+#[track_caller]
+fn start_vm(lab: &TestLab, name: &str, machine: &str, more: &str) -> String {
+    let disk = lab.files().join("disks").join(format!("{name}.raw"));
+    fs::create_dir_all(disk.parent().unwrap()).unwrap();
+    fs::File::create(&disk).unwrap().set_len(1 << 20).unwrap();
+    let specification = format!(
+        "name = \"{name}\"\nmemory_mib = 64\nvcpus = 1\nmachine = \"{machine}\"\naccelerator = \"tcg\"\n{more}\n\
+         [[disk]]\npath = \"{}\"\nformat = \"raw\"\n",
+        disk.display()
+    );
+    lab.create(&specification, name);
+    lab.drainpipe(&["vm", "start", name]).done();
+    disk.display().to_string()
+}
+
+/// Starts a host's agent anew where the shell command has changed what is mounted, for it alone.
+#[track_caller]
+fn restart_agent_with_mounts(lab: &TestLab, host: &str, command: &str) {
+    lab.stop_agent(host, Signal::TERM);
+    let config = lab.directory(host).join("agent.toml");
+    let program = format!("{command} && exec {DRAINPIPE} agent --config {}", config.display());
+    let log = lab.directory(host).join("agent.log");
+    let program = ["unshare", "--mount", "bash", "-c", &program];
+    let mut child = Lab::open(lab.name()).unwrap().spawn(host, &program, &log).unwrap();
+    // It ends with the lab at the latest.
+    std::thread::spawn(move || child.wait());
+    let socket = lab.agent_socket(host);
+    eventually("the agent answers", || lab.drainpipe(&["vms", "--agent", &socket]).code == 0);
+}
+
+/// Fails the test unless the migration is refused for this, in all its forms, and nothing is changed.
+#[track_caller]
+fn assert_refused(lab: &TestLab, vm: &str, said: &[&str]) {
+    lab.drainpipe(&["migrate", vm, "b"]).refused(REFUSED, said);
+    let dry_run = lab.drainpipe(&["migrate", vm, "b", "--dry-run"]);
+    assert_eq!(dry_run.code, REFUSED, "{dry_run:#?}");
+    assert!(said.iter().all(|part| dry_run.stderr.contains(part)), "{dry_run:#?}");
+    lab.assert_runs_on(vm, "a");
+}
+
+fn a_vm_that_can_go() {
+    let lab = TestLab::fast();
+    start_vm(&lab, "web", "pc-q35-7.2", "");
+    assert_silent(&lab);
+    lab.drainpipe(&["check", "a", "b", "--vm", "web"]).done();
+    lab.drainpipe(&["check", "a", "b", "--vm", "wbe"]).refused(BAD_INPUT, &["no VM wbe on a"]);
+    lab.drainpipe(&["check", "b", "a", "--vm", "web"]).refused(BAD_INPUT, &["no VM web on b"]);
+    let result = lab.migrate("web", "b", &[]);
+    assert_eq!(result.findings, [], "nothing is said of healthy hosts");
+}
+
+fn a_name_that_is_taken() {
+    let lab = TestLab::fast();
+    start_vm(&lab, "web", "pc-q35-7.2", "");
+    let other =
+        lab.write("other.toml", "name = \"web\"\nmemory_mib = 64\nvcpus = 1\nmachine = \"pc-q35-7.2\"\n");
+    lab.drainpipe(&["vm", "create", &other, "--agent", &lab.agent_socket("b")]).done();
+    assert_found(&lab, REFUSED, "vm-name-taken", &["b VM web"], "b has a VM web already");
+}
+
+fn a_disk_that_the_target_does_not_see() {
+    let lab = TestLab::fast();
+    let disk = start_vm(&lab, "web", "pc-q35-7.2", "");
+    let directory = Path::new(&disk).parent().unwrap().display().to_string();
+    restart_agent_with_mounts(&lab, "b", &format!("mount -t tmpfs none {directory}"));
+    assert_found(&lab, REFUSED, "vm-file-missing", &["b VM web"], &disk);
+    assert_refused(&lab, "web", &["b does not see", &disk, "both hosts must see it under the same path"]);
+}
+
+fn a_disk_that_is_another_one() {
+    let lab = TestLab::fast();
+    let disk = start_vm(&lab, "web", "pc-q35-7.2", "");
+    let copy = lab.files().join("copy.raw").display().to_string();
+    fs::copy(&disk, &copy).unwrap();
+    assert_ne!(fs::metadata(&disk).unwrap().ino(), fs::metadata(&copy).unwrap().ino());
+    restart_agent_with_mounts(&lab, "b", &format!("mount --bind {copy} {disk}"));
+    assert_found(&lab, REFUSED, "vm-disk-differs", &["b VM web"], "is not the same on a and b");
+    assert_refused(&lab, "web", &["is not the same on a and b"]);
+}
+
+fn warnings_before_a_migration() {
+    let lab = TestLab::fast();
+    start_vm(&lab, "web", "pc-q35-7.2", "");
+    on(&lab, "b", "sysctl -qw net.ipv4.conf.e0.rp_filter=1");
+    let plan: PlanView = lab.json(&["migrate", "web", "b", "--dry-run"]);
+    let [planned] = plan.findings.as_slice() else { panic!("{plan:#?}") };
+    assert_eq!(planned.code, "reverse-path-filter");
+    let result: MigrationResult = lab.migrate("web", "b", &[]);
+    assert_eq!(result.findings, plan.findings);
+    let logged = result.events.iter().any(|event| event.what.contains("(reverse-path-filter)"));
+    assert!(logged, "{result:#?}");
+    let told = lab.drainpipe(&["migrate", "web", "a"]);
+    assert_eq!(told.code, NOTHING_WORSE, "{told:#?}");
+    assert!(told.stderr.contains("warning: e0 of b filters strictly"), "{told:#?}");
+}
+
+/// What a newer QEMU has and the target's has not.
+pub(crate) fn an_older_qemu() {
+    let newer = other_qemu().expect("the test runs only where there is one");
+    let lab = TestLab::up(&["--link", "unlimited", "--link", "unlimited", "--qemu", &newer]);
+    lab.stop_agent("b", Signal::TERM);
+    lab.configure("b", &newer, "qemu-system-x86_64");
+    lab.start_agent("b");
+    let codes = |vm: &str| -> Vec<String> {
+        let output = lab.drainpipe(&["check", "a", "b", "--vm", vm, "--json"]);
+        assert_eq!(output.code, REFUSED, "{output:#?}");
+        let report: drainpipe_engine::check::CheckReport = serde_json::from_str(&output.stdout).unwrap();
+        let vms = report.findings.iter().filter(|finding| finding.code.starts_with("vm-"));
+        vms.map(|finding| finding.code.clone()).filter(|code| code != "vm-machine-old").collect()
+    };
+    start_vm(&lab, "new", "pc-q35-8.2", "memory_padding_kib = 8");
+    assert_eq!(codes("new"), ["vm-machine-unknown"]);
+    assert_refused(&lab, "new", &["no machine type pc-q35-8.2", "the newest that it has"]);
+    start_vm(&lab, "max", "pc-q35-7.2", "memory_padding_kib = 8\ncpu_model = \"max\"");
+    assert_eq!(codes("max"), ["vm-cpu-features"]);
+    assert_refused(&lab, "max", &["CPU features that b cannot give it (max)", "sha-ni"]);
+    start_vm(&lab, "loses", "pc-q35-7.2", "");
+    assert_eq!(codes("loses"), ["vm-writes-lost"]);
+    let (_, findings) = check(&lab, "a", "b");
+    let refusing = findings.iter().filter(|finding| finding.refuses_migration);
+    assert_eq!(refusing.count(), 3, "one for each VM: {findings:#?}");
+}

@@ -1,0 +1,153 @@
+//! What two hosts say of a VM that may move from one to the other.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::facts::{ImplausibleFacts, LIST_MAX, WORD_BYTES_MAX, is_plain};
+
+/// A running VM of the source, and what the target says of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VmCheck {
+    /// What the source says.
+    pub vm: VmFacts,
+    /// What the target says.
+    pub fit: VmFit,
+}
+
+/// A running VM, as its host describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VmFacts {
+    /// Its name.
+    pub name: String,
+    /// Its memory.
+    pub memory_bytes: u64,
+    /// QEMU's machine type, with its version.
+    pub machine: String,
+    /// QEMU's CPU model, maybe with features behind commas.
+    pub cpu_model: String,
+    /// Version of the QEMU that runs it.
+    pub qemu_version: String,
+    /// What that CPU model is on its host.
+    pub cpu: Option<CpuFeatures>,
+    /// The files that its QEMU opens.
+    pub files: Vec<VmFile>,
+}
+
+/// How the host to which a VM would go could take it.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+pub struct VmFit {
+    /// Whether another VM there has its name.
+    pub name_taken: bool,
+    /// Why it cannot run there, whatever its CPU and files.
+    pub obstacle: Option<Obstacle>,
+    /// What its CPU model is there; absent where that is not known.
+    pub cpu: Option<CpuFeatures>,
+    /// The files that its QEMU opens, in the order of [`VmFacts::files`].
+    pub files: Vec<FileState>,
+}
+
+/// Why a host cannot run a VM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Obstacle {
+    /// Its QEMU does not know the machine type.
+    MachineUnknown {
+        /// The newest that it knows of that kind.
+        newest: Option<String>,
+    },
+    /// The VM runs by KVM, which the host lacks.
+    NoKvm,
+    /// Its QEMU would lose writes of this TCG guest when it moves on from there.
+    LosesWrites,
+}
+
+/// What a CPU model is on a host: of the features that differ from host to host, which there are.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+pub struct CpuFeatures {
+    /// Whether the host's QEMU knows the model.
+    pub known: bool,
+    /// Features of the model that a guest does not get on this host.
+    pub lacking: BTreeSet<String>,
+    /// For models that are whatever the host is: each feature that QEMU knows, and whether a guest gets
+    /// it on this host.
+    pub offered: BTreeMap<String, bool>,
+}
+
+/// A file that a VM's QEMU opens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VmFile {
+    /// Its path.
+    pub path: String,
+    /// What for.
+    pub purpose: FilePurpose,
+    /// What is there.
+    pub state: FileState,
+}
+
+/// What a VM's QEMU opens a file for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FilePurpose {
+    /// To boot from: read once.
+    Boot,
+    /// A disk that the guest may only read.
+    ReadOnlyDisk,
+    /// A disk that the guest writes to: both hosts must have the very same one.
+    Disk,
+}
+
+/// What is at a path.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum FileState {
+    /// Something that can be a disk.
+    Present(FileIdentity),
+    /// Nothing, or nothing that can be looked at.
+    Missing,
+    /// The storage has not answered in time.
+    Silent,
+}
+
+/// What tells one file from another, also between hosts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FileIdentity {
+    /// Whether it is a block device and no file.
+    pub block_device: bool,
+    /// Its size.
+    pub size_bytes: u64,
+    /// Its inode; says nothing of a block device.
+    pub inode: u64,
+    /// Whether its file system is of a kind that only one host can have mounted.
+    pub local_filesystem: bool,
+    /// Whether a QEMU, on whatever host, has it locked as a disk; absent where that cannot be seen.
+    pub locked: Option<bool>,
+    /// Name that the device itself has (WWID), or its volume's.
+    pub device: Option<String>,
+}
+
+impl VmFit {
+    /// Whether a peer's answer about a VM with so many files may be used.
+    pub fn plausible(&self, host: &str, files: usize) -> Result<(), ImplausibleFacts> {
+        let features = self.cpu.as_ref().map_or(0, |cpu| cpu.lacking.len().max(cpu.offered.len()));
+        if self.files.len() != files || features > LIST_MAX {
+            return Err(ImplausibleFacts::List { host: host.into() });
+        }
+        match self.words().find(|word| !is_plain(word)) {
+            Some(word) => {
+                let word = word.chars().take(WORD_BYTES_MAX).collect();
+                Err(ImplausibleFacts::Word { host: host.into(), word })
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn words(&self) -> impl Iterator<Item = &String> {
+        let newest = match &self.obstacle {
+            Some(Obstacle::MachineUnknown { newest }) => newest.as_ref(),
+            _ => None,
+        };
+        let cpu = self.cpu.iter().flat_map(|cpu| cpu.lacking.iter().chain(cpu.offered.keys()));
+        newest.into_iter().chain(cpu)
+    }
+}

@@ -1,0 +1,176 @@
+//! What keeps a running VM from moving to the target, or makes it move badly.
+
+use super::Pair;
+use super::facts::CheckFacts;
+use super::finding::{Finding, Place, on};
+use super::hosts::{dotted, numbers};
+use super::vm::{Obstacle, VmCheck, VmFacts};
+use crate::facts::memory_needed_bytes;
+
+mod cpu;
+mod files;
+
+/// From this machine type on, multifd's channels do not wait for each other.
+const FREE_CHANNELS: [u32; 2] = [8, 1];
+
+/// From this size on, a guest feels it when its memory is in pages of 4 KiB: the tables for it no longer
+/// fit in the CPU's caches.
+const HUGE_BYTES: u64 = 64 << 30;
+
+pub(super) fn check(pair: Pair<'_>) -> Vec<Finding> {
+    let mut findings: Vec<Finding> = pair.vms.iter().flat_map(|checked| of_vm(pair, checked)).collect();
+    findings.extend(memory_of_all(pair));
+    findings
+}
+
+fn of_vm(pair: Pair<'_>, checked: &VmCheck) -> Vec<Finding> {
+    let vm = &checked.vm;
+    let single = [
+        name_taken(pair, checked),
+        obstacle(pair, checked),
+        cpu::check(pair, checked),
+        memory(pair, vm),
+        old_machine(pair, vm),
+        newer_qemu(pair, vm),
+        small_pages(pair, vm),
+    ];
+    single.into_iter().flatten().chain(files::check(pair, checked)).collect()
+}
+
+/// The VM, on the host that it would go to.
+fn there(pair: Pair<'_>, vm: &VmFacts) -> [Place; 1] {
+    [Place::vm(pair.target.name(), &vm.name)]
+}
+
+fn name_taken(pair: Pair<'_>, checked: &VmCheck) -> Option<Finding> {
+    let (target, name) = (pair.target.name(), &checked.vm.name);
+    checked.fit.name_taken.then(|| {
+        Finding::refusal("vm-name-taken", there(pair, &checked.vm))
+            .what(format!("{target} has a VM {name} already"))
+            .effect("the VM is refused there")
+            .remedy("rename or remove one of the two; drainpipe vms shows both")
+    })
+}
+
+fn obstacle(pair: Pair<'_>, checked: &VmCheck) -> Option<Finding> {
+    let (vm, target) = (&checked.vm, pair.target.name());
+    let qemu = &pair.target.host.hypervisor.version;
+    let finding = |code| Finding::refusal(code, there(pair, vm)).effect("the VM is refused there");
+    Some(match checked.fit.obstacle.as_ref()? {
+        Obstacle::MachineUnknown { newest } => finding("vm-machine-unknown")
+            .what(format!(
+                "QEMU {qemu} of {target} has no machine type {} of VM {}; the newest that it has of this kind is {}",
+                vm.machine,
+                vm.name,
+                newest.as_deref().unwrap_or("none")
+            ))
+            .remedy(format!(
+                "{}; or stop the VM and give it an older `machine`",
+                on(target, "apt install a newer qemu-system-x86")
+            )),
+        Obstacle::NoKvm => finding("vm-kvm-missing")
+            .what(format!("VM {} runs by KVM, which {target} cannot run", vm.name))
+            .remedy(format!("{} shows why; or move it to another host", on(target, "ls -l /dev/kvm; lscpu"))),
+        Obstacle::LosesWrites => finding("vm-writes-lost")
+            .what(format!(
+                "QEMU {qemu} of {target} would lose writes of VM {} when it moves on, because the VM runs by emulation \
+                 and was booted without memory_padding_kib = 8",
+                vm.name
+            ))
+            .remedy(on(target, "install QEMU 9.0 or later; or set that, and boot the VM anew")),
+    })
+}
+
+fn memory(pair: Pair<'_>, vm: &VmFacts) -> Option<Finding> {
+    let (needed, free) = (memory_needed_bytes(vm.memory_bytes), pair.target.host.memory_available_bytes);
+    (free < needed).then(|| {
+        Finding::refusal("vm-memory-short", there(pair, vm))
+            .what(format!(
+                "{} is short of memory for VM {}: {} MiB needed, {} MiB available",
+                pair.target.name(),
+                vm.name,
+                needed >> 20,
+                free >> 20
+            ))
+            .effect("the VM is refused there")
+            .remedy("stop or move VMs there first; drainpipe hosts shows what each host has free")
+    })
+}
+
+/// Where each fits alone, and not all of them do.
+fn memory_of_all(pair: Pair<'_>) -> Option<Finding> {
+    let needed = || pair.vms.iter().map(|checked| memory_needed_bytes(checked.vm.memory_bytes));
+    let (all, largest) = (needed().fold(0, u64::saturating_add), needed().max()?);
+    let free = pair.target.host.memory_available_bytes;
+    (largest <= free && free < all).then(|| {
+        Finding::warning("vms-memory-short", [Place::host(pair.target.name())])
+            .what(format!(
+                "the {} VMs of {} need {} MiB together, {} has {} MiB available",
+                pair.vms.len(),
+                pair.source.name(),
+                all >> 20,
+                pair.target.name(),
+                free >> 20
+            ))
+            .effect("the last of them are refused there")
+            .remedy("take some of them to another host")
+    })
+}
+
+fn old_machine(pair: Pair<'_>, vm: &VmFacts) -> Option<Finding> {
+    let version = vm.machine.rsplit('-').next().and_then(numbers)?;
+    if !pair.multichannel || version >= FREE_CHANNELS {
+        return None;
+    }
+    let both_have_newer = [pair.source, pair.target]
+        .iter()
+        .all(|facts| numbers(&facts.host.hypervisor.version).is_some_and(|version| version >= FREE_CHANNELS));
+    let newer = dotted(FREE_CHANNELS);
+    // Without a QEMU that has a newer one, there is nothing that could be done now.
+    let (finding, remedy) = if both_have_newer {
+        (Finding::warning as fn(&str, [Place; 1]) -> Finding, String::new())
+    } else {
+        (
+            Finding::remark as fn(&str, [Place; 1]) -> Finding,
+            format!("install QEMU {newer} or later on both hosts, then "),
+        )
+    };
+    let finding = finding("vm-machine-old", there(pair, vm))
+        .what(format!("VM {} has the machine type {}, older than {newer}", vm.name, vm.machine))
+        .effect("with multichannel all connections wait for each other: one path that becomes slow slows all")
+        .remedy(format!("{remedy}stop the VM, give it `machine` {newer} or later, and start it"));
+    Some(finding)
+}
+
+/// Of the installed ones, the hosts' own finding tells.
+fn newer_qemu(pair: Pair<'_>, vm: &VmFacts) -> Option<Finding> {
+    let target = &pair.target.host.hypervisor.version;
+    let [runs, installed, there_installed] =
+        [&vm.qemu_version, &pair.source.host.hypervisor.version, target].map(|version| numbers(version));
+    (installed? <= there_installed? && runs? > there_installed?).then(|| {
+        Finding::warning("vm-qemu-newer", there(pair, vm))
+            .what(format!(
+                "VM {} runs in QEMU {}, newer than QEMU {target} of {}",
+                vm.name,
+                vm.qemu_version,
+                pair.target.name()
+            ))
+            .effect("a way back to an older QEMU is not tested, and may be refused half-way")
+            .remedy(on(pair.target.name(), "install the newer QEMU again"))
+    })
+}
+
+fn small_pages(pair: Pair<'_>, vm: &VmFacts) -> Option<Finding> {
+    let never = |facts: &&CheckFacts| facts.huge_pages.as_deref() == Some("never");
+    (vm.memory_bytes >= HUGE_BYTES && never(&pair.target)).then(|| {
+        let target = pair.target.name();
+        Finding::remark("vm-small-pages", there(pair, vm))
+            .what(format!(
+                "VM {} has {} GiB, and {target} gives no huge pages (transparent_hugepage is `never`)",
+                vm.name,
+                vm.memory_bytes >> 30
+            ))
+            .effect("its memory is in pages of 4 KiB there: it runs slower, and so does its next migration")
+            .remedy(on(target, "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"))
+    })
+}

@@ -1,0 +1,55 @@
+//! Whether the guest finds on the target the CPU that it has.
+
+use super::there;
+use crate::check::Pair;
+use crate::check::finding::Finding;
+use crate::check::vm::{CpuFeatures, VmCheck};
+
+/// How many features a finding names; further ones are counted.
+const NAMED_MAX: usize = 12;
+
+pub(super) fn check(pair: Pair<'_>, checked: &VmCheck) -> Option<Finding> {
+    let (source, target) = (checked.vm.cpu.as_ref()?, checked.fit.cpu.as_ref()?);
+    let (vm, host) = (&checked.vm, pair.target.name());
+    let remedy = "stop the VM and give it a `cpu_model` that both hosts can be, such as qemu64; or move it to a host \
+                  with an equal CPU and QEMU";
+    if source.known && !target.known {
+        return Some(
+            Finding::refusal("vm-cpu-unknown", there(pair, vm))
+                .what(format!(
+                    "QEMU {} of {host} knows no CPU model {} of VM {}",
+                    pair.target.host.hypervisor.version, vm.cpu_model, vm.name
+                ))
+                .effect("the VM cannot be built there")
+                .remedy(remedy),
+        );
+    }
+    let missing = missing(source, target);
+    (!missing.is_empty()).then(|| {
+        Finding::refusal("vm-cpu-features", there(pair, vm))
+            .what(format!(
+                "VM {} has CPU features that {host} cannot give it ({}): {}",
+                vm.name,
+                vm.cpu_model,
+                in_words(&missing)
+            ))
+            .effect("the guest fails as soon as it uses one of them there")
+            .remedy(remedy)
+    })
+}
+
+/// What a guest has on the source and would not have on the target. What only one of two QEMUs has a
+/// name for is left out: names differ from version to version.
+fn missing<'a>(source: &'a CpuFeatures, target: &'a CpuFeatures) -> Vec<&'a str> {
+    let offered = source.offered.iter().filter(|(_, has)| **has);
+    let lost = offered.map(|(name, _)| name).filter(|name| target.offered.get(*name) == Some(&false));
+    target.lacking.difference(&source.lacking).chain(lost).map(String::as_str).collect()
+}
+
+fn in_words(features: &[&str]) -> String {
+    let named = features.iter().take(NAMED_MAX).copied().collect::<Vec<_>>().join(", ");
+    match features.len().saturating_sub(NAMED_MAX) {
+        0 => named,
+        more => format!("{named} and {more} more"),
+    }
+}

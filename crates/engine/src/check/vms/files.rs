@@ -1,0 +1,81 @@
+//! Whether the target sees the VM's disks, and the very same ones.
+
+use super::there;
+use crate::check::Pair;
+use crate::check::finding::{Finding, on};
+use crate::check::vm::{FileIdentity, FilePurpose, FileState, VmCheck, VmFile};
+
+pub(super) fn check(pair: Pair<'_>, checked: &VmCheck) -> Vec<Finding> {
+    let files = checked.vm.files.iter().zip(&checked.fit.files);
+    files.filter_map(|(file, there)| of_file(pair, checked, file, there)).collect()
+}
+
+fn of_file(pair: Pair<'_>, checked: &VmCheck, file: &VmFile, found: &FileState) -> Option<Finding> {
+    let (vm, host, path) = (&checked.vm, pair.target.name(), &file.path);
+    let finding = |code| Finding::refusal(code, there(pair, vm));
+    let look = on(host, format!("ls -lid {path}; findmnt --target {path}"));
+    match found {
+        FileState::Missing => Some(
+            finding("vm-file-missing")
+                .what(format!(
+                    "{host} does not see {path} of VM {}; both hosts must see it under the same path",
+                    vm.name
+                ))
+                .effect("the VM cannot be built there")
+                .remedy(format!("mount the shared storage there too; {look}")),
+        ),
+        FileState::Silent => Some(
+            finding("vm-storage-silent")
+                .what(format!("the storage with {path} of VM {} does not answer on {host}", vm.name))
+                .effect("the VM would hang there")
+                .remedy(format!("look at the storage's server and network; {look}")),
+        ),
+        FileState::Present(there) => {
+            let FileState::Present(here) = &file.state else { return None };
+            let why = difference(file.purpose, here, there)?;
+            Some(
+                finding("vm-disk-differs")
+                    .what(format!(
+                        "{path} of VM {} is not the same on {} and {host}: {why}",
+                        vm.name,
+                        pair.source.name()
+                    ))
+                    .effect("the guest would go on with another disk, and destroy what is on it")
+                    .remedy(format!(
+                        "put the disk on storage that both hosts see, under one path; {look}; the same on {}",
+                        pair.source.name()
+                    )),
+            )
+        }
+    }
+}
+
+/// Why two are not the same; `None` also where that cannot be told.
+fn difference(purpose: FilePurpose, here: &FileIdentity, there: &FileIdentity) -> Option<String> {
+    if purpose == FilePurpose::Boot {
+        return None;
+    }
+    if here.block_device != there.block_device {
+        return Some("a file on one, a block device on the other".into());
+    }
+    // The size of a file that is being written to is another at every look.
+    let fixed_size = here.block_device || purpose == FilePurpose::ReadOnlyDisk;
+    if fixed_size && here.size_bytes != there.size_bytes {
+        return Some(format!("{} bytes and {} bytes", here.size_bytes, there.size_bytes));
+    }
+    if purpose == FilePurpose::ReadOnlyDisk {
+        return None;
+    }
+    if here.block_device {
+        let (one, other) = (here.device.as_ref()?, there.device.as_ref()?);
+        return (one != other).then(|| "the devices have different identifiers".into());
+    }
+    let seen_in_use = there.locked == Some(true);
+    let inodes_differ = here.inode != there.inode;
+    // Some network file systems number files anew on each host, but all show a lock everywhere.
+    if inodes_differ && (there.local_filesystem || !seen_in_use) {
+        return Some(format!("inode {} and inode {}", here.inode, there.inode));
+    }
+    let own_copy = there.local_filesystem && here.locked == Some(true) && there.locked == Some(false);
+    own_copy.then(|| "each host has a file of its own there, on a file system of its own".into())
+}
