@@ -16,6 +16,7 @@ use crate::api::types::{HostStatus, HostView, PeerView, Scope, VmList, VmState};
 use crate::check::Checks;
 use crate::client::ApiClient;
 use crate::config::Config;
+use crate::fixes::{self, Fixes};
 use crate::host::{self, HostHardware};
 use crate::incoming::{self, IncomingVms};
 use crate::journal::Journal;
@@ -43,6 +44,8 @@ pub struct Agent {
     pub(crate) incoming: IncomingVms,
     /// Checks under way.
     pub(crate) checks: Checks,
+    /// What checks have mended here.
+    pub(crate) fixes: Fixes,
     /// The paths that migrations use, in either direction.
     pub(crate) watches: PathWatches,
     /// Ports for migrations.
@@ -113,6 +116,7 @@ impl Agent {
             outgoing: Outgoing::default(),
             incoming: IncomingVms::default(),
             checks: Checks::open(&config.state_directory)?,
+            fixes: Fixes::default(),
             watches: PathWatches::default(),
             ports: MigrationPorts::default(),
             certificate_ends: identity.not_after(),
@@ -127,7 +131,8 @@ impl Agent {
     /// Takes up what an earlier life of this agent left.
     async fn recover(self: &Arc<Self>) -> Result<(), Problem> {
         let waiting = self.journal.waiting_incoming()?;
-        let still_needed: Vec<String> = waiting.iter().map(|record| record.id.clone()).collect();
+        let migrations = waiting.iter().map(|record| record.id.clone());
+        let still_needed: Vec<String> = migrations.chain([fixes::OWNER.into()]).collect();
         self.network.put_back_all_but(&still_needed).await?;
         incoming::clear_discarded(self).await?;
         incoming::recover(self, waiting).await?;

@@ -88,8 +88,8 @@ impl ApiClient {
         self.answer(self.request(Method::POST, path).json(body).timeout(deadline)).await
     }
 
-    /// Has something removed.
-    pub async fn delete(&self, path: &str) -> Result<(), Problem> {
+    /// Has something removed, gets what the agent says of it.
+    pub async fn delete<T: DeserializeOwned>(&self, path: &str) -> Result<T, Problem> {
         self.answer(self.request(Method::DELETE, path)).await
     }
 

@@ -8,6 +8,7 @@
 //! outgoing   migrations from here; its executor carries out what the engine says
 //! incoming   migrations to here: the target's promises
 //! check      tries everything between this host and another
+//! fixes      what a check has mended on this host, until it is undone
 //! guard      lets a VM run on when the agent cannot
 //! journal    what must survive a crash
 //! path_watch the paths to each peer, and the route over them
@@ -19,6 +20,7 @@ pub mod api;
 mod check;
 pub mod client;
 pub mod config;
+mod fixes;
 pub mod guard;
 mod host;
 mod incoming;

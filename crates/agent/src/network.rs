@@ -1,5 +1,5 @@
-//! The host's network on behalf of migrations: each change is in the journal before it is made, and is
-//! put back when the last migration that needs it is over, or at the agent's next start.
+//! Changes of the host's network: each is in the journal before it is made. Those for migrations are
+//! put back when the last migration that needs them is over, or at the agent's next start.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -80,8 +80,8 @@ impl HostNetwork {
         self.network.links_of_flows(flows).await.map_err(Problem::failed)
     }
 
-    /// Makes the changes for a migration; journaled first. What fails half-way is put back by
-    /// [`Self::put_back`], which the caller owes in any case.
+    /// Makes the changes for an owner: a migration, or who mends what a check found. Journaled first.
+    /// What fails half-way is put back by [`Self::put_back`], which the caller owes in any case.
     pub(crate) async fn change_for(&self, owner: &str, changes: &[Change]) -> Result<(), Problem> {
         let _changing = self.changing.lock().await;
         let made = self.journal.changes()?;
@@ -109,6 +109,17 @@ impl HostNetwork {
         self.network.apply(change).await.map_err(Problem::failed)
     }
 
+    /// What is there now of that which a change would change.
+    pub(crate) async fn observe(&self, change: &Change) -> Result<Before, Problem> {
+        self.network.observe(change).await.map_err(Problem::refused)
+    }
+
+    /// The changes for one owner that have not been undone, the newest first.
+    pub(crate) fn changes_for(&self, owner: &str) -> Result<Vec<HostChange>, Problem> {
+        let changes = self.journal.changes()?;
+        Ok(changes.into_iter().filter(|change| change.owner == owner).collect())
+    }
+
     /// Makes a recorded change again if nothing of it is there any more: the kernel drops a route when
     /// its last link is switched off, and others may remove what they do not know.
     pub(crate) async fn restore_if_absent(&self, change: &Change) -> Result<(), Problem> {
@@ -119,12 +130,12 @@ impl HostNetwork {
         Ok(())
     }
 
-    /// Undoes what was changed for a migration and is not needed by another.
+    /// Undoes what was changed for an owner and is not needed by another.
     pub(crate) async fn put_back(&self, owner: &str) -> Result<(), Problem> {
         self.put_back_where(|change| change.owner == owner).await
     }
 
-    /// Undoes everything that an earlier life of the agent left, but for the migrations named.
+    /// Undoes everything that an earlier life of the agent left, but for the owners named.
     pub(crate) async fn put_back_all_but(&self, owners: &[String]) -> Result<(), Problem> {
         self.put_back_where(|change| !owners.contains(&change.owner)).await
     }

@@ -218,6 +218,15 @@ pub(crate) struct CheckArguments {
     /// Check for this running VM only, not for all that run on the source
     #[arg(long, value_name = "VM")]
     pub(crate) vm: Option<VmName>,
+    /// Mend what can be mended safely on both hosts, then check again; asks first
+    #[arg(long)]
+    pub(crate) fix: bool,
+    /// With --fix: do not ask
+    #[arg(long, requires = "fix")]
+    pub(crate) yes: bool,
+    /// Put back what --fix has changed on both hosts, and check nothing
+    #[arg(long, conflicts_with_all = ["fix", "vm"])]
+    pub(crate) undo: bool,
 }
 
 const CHECK_EXAMPLES: &str = "\
@@ -230,6 +239,8 @@ Examples:
   drainpipe check a b                                       before the first migration from a to b
   drainpipe check a b --vm web1                             could web1 run on b?
   drainpipe check a b && drainpipe migrate web1 b           move only if nothing is in the way
+  drainpipe check a b --fix                                 mend what can be mended safely
+  drainpipe check a b --undo                                put that back
   drainpipe check a b --json | jq -r '.findings[].code'     for scripts: codes stay the same
 
 Exit codes: 0 no error, though maybe warnings and remarks · 3 an error: a migration would fail or

@@ -40,6 +40,8 @@ impl Caller {
 pub enum Operation<'a> {
     /// Make, start, stop or remove a VM.
     ManageVms,
+    /// Mend settings of the host, or put them back.
+    ChangeHost,
     /// Move a VM from here to that host, or cancel such a migration.
     MigrateTo(&'a str),
     /// Send a VM here, or carry on with one that `source` has begun to send.
@@ -65,9 +67,10 @@ pub enum Operation<'a> {
 /// of its own, and look; what it cannot do is move VMs between others or manage them.
 pub fn authorise(caller: &Caller, operation: Operation<'_>) -> Result<(), Problem> {
     let allowed = match (caller, operation) {
-        (Caller::Root | Caller::Peer(Peer::Operator(_)), Operation::ManageVms | Operation::MigrateTo(_)) => {
-            true
-        }
+        (
+            Caller::Root | Caller::Peer(Peer::Operator(_)),
+            Operation::ManageVms | Operation::ChangeHost | Operation::MigrateTo(_),
+        ) => true,
         (
             Caller::Peer(Peer::Host(host)),
             Operation::MigrateTo(named)
@@ -83,13 +86,14 @@ pub fn authorise(caller: &Caller, operation: Operation<'_>) -> Result<(), Proble
 fn refusal(caller: &Caller, operation: Operation<'_>) -> Problem {
     let what = match operation {
         Operation::ManageVms => "manage the VMs of this host".to_owned(),
+        Operation::ChangeHost => "change settings of this host".to_owned(),
         Operation::MigrateTo(target) => format!("move a VM from here to {target}"),
         Operation::SendVm { source } => format!("send a VM here in the name of {source}"),
         Operation::CarryOnCheck { source } => format!("carry on with a check in the name of {source}"),
         Operation::AskHandOver { target } => format!("ask about a VM that goes to {target}"),
     };
     let cure = match operation {
-        Operation::ManageVms | Operation::MigrateTo(_) => {
+        Operation::ManageVms | Operation::ChangeHost | Operation::MigrateTo(_) => {
             "; use root on this host, or an operator's certificate (`drainpipe pki operator`)"
         }
         Operation::SendVm { .. } | Operation::CarryOnCheck { .. } | Operation::AskHandOver { .. } => "",
@@ -127,7 +131,9 @@ mod tests {
 
     #[test]
     fn a_host_manages_no_vms_of_another() {
-        assert!(authorise(&host("a"), Operation::ManageVms).is_err());
+        for operation in [Operation::ManageVms, Operation::ChangeHost] {
+            assert!(authorise(&host("a"), operation).is_err());
+        }
         assert!(authorise(&Caller::Root, Operation::ManageVms).is_ok());
         assert!(authorise(&Caller::Peer(Peer::Operator("ann".into())), Operation::ManageVms).is_ok());
     }

@@ -30,7 +30,7 @@ use axum::extract::DefaultBodyLimit;
 use axum::middleware::{from_fn, from_fn_with_state};
 use utoipa_axum::router::OpenApiRouter;
 
-use self::handlers::{between_agents, checks, hosts, migrations, vms};
+use self::handlers::{between_agents, checks, fixes, hosts, migrations, vms};
 use crate::agent::Agent;
 
 type Routes = OpenApiRouter<Arc<Agent>>;
@@ -47,7 +47,11 @@ pub fn router(agent: Arc<Agent>) -> Router {
 }
 
 fn routes_for_all() -> Routes {
-    hosts::routes().merge(checks::routes()).merge(vms::routes()).merge(migrations::routes())
+    hosts::routes()
+        .merge(checks::routes())
+        .merge(fixes::routes())
+        .merge(vms::routes())
+        .merge(migrations::routes())
 }
 
 fn routes_for_agents() -> Routes {

@@ -1,6 +1,7 @@
 //! What travels over the API, besides the engine's own values.
 
 use drainpipe_engine::check::finding::Finding;
+use drainpipe_engine::check::fix::Fix;
 use drainpipe_engine::facts::HostFacts;
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::path::Path;
@@ -14,6 +15,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+pub use crate::fixes::StandingFix;
 use crate::path_watch::WatchEnd;
 
 /// Longest deadline that a migration may be given, in seconds.
@@ -157,6 +159,15 @@ pub struct CheckRequest {
     /// The running VM that would go there; all that run if absent.
     #[serde(default)]
     pub vm: Option<VmName>,
+}
+
+/// A request to mend settings of the host.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FixRequest {
+    /// What a check's findings have as `fix`; at most 64.
+    #[schema(max_items = 64)]
+    pub fixes: Vec<Fix>,
 }
 
 /// A plan and nothing done.

@@ -87,7 +87,7 @@ async fn try_paths(
     let round_trips = join_all(ends.iter().map(|end| round_trip_ms(end.as_ref())));
     let (connections, round_trips) = tokio::join!(probe::try_paths(&paths, &view.connections), round_trips);
     let sized = directions.play(peer, token, &ends).await;
-    if let Err(problem) = peer.delete(&format!("/v1/check/sessions/{token}")).await {
+    if let Err(problem) = peer.delete::<()>(&format!("/v1/check/sessions/{token}")).await {
         debug!(%problem, "the other host's part of the check ends by itself");
     }
     let packets = sized?;

@@ -450,7 +450,7 @@ impl Executor {
                 return Err(problem);
             }
             Ok(IncomingView::Waiting) => {
-                self.peer()?.delete(&self.incoming("")).await?;
+                self.peer()?.delete::<()>(&self.incoming("")).await?;
                 TargetState::Discarded
             }
         };

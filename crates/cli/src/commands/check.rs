@@ -7,8 +7,9 @@ use drainpipe_engine::check::CheckReport;
 use drainpipe_engine::check::finding::{Finding, Severity};
 use drainpipe_engine::problem::Problem;
 
+use super::fix;
 use crate::arguments::CheckArguments;
-use crate::connection::ConnectionArguments;
+use crate::connection::{ConnectionArguments, Fleet};
 use crate::exit::Exit;
 use crate::output;
 
@@ -21,16 +22,31 @@ pub(crate) async fn run(
     arguments: &CheckArguments,
     json: bool,
 ) -> Result<Exit, Problem> {
-    let source = connection.fleet()?.host(&arguments.source).await?;
-    let request = CheckRequest { target: arguments.target.clone(), vm: arguments.vm.clone() };
-    let report: CheckReport =
-        source.client().post_within(&source.path("/v1/check"), &request, CHECK_DEADLINE).await?;
+    fix::can_ask(arguments)?;
+    let fleet = connection.fleet()?;
+    if arguments.undo {
+        return fix::undo(&fleet, arguments, json).await;
+    }
+    let mut report = ask(&fleet, arguments).await?;
+    let mut mended = Ok(false);
+    if arguments.fix {
+        mended = fix::mend(&fleet, arguments, &report.findings).await;
+        if !matches!(mended, Ok(false)) {
+            report = ask(&fleet, arguments).await?;
+        }
+    }
     if json {
         output::json(&report)?;
     } else {
         tell(&report)?;
     }
-    Ok(exit_of(&report.findings))
+    mended.map(|_| exit_of(&report.findings))
+}
+
+async fn ask(fleet: &Fleet, arguments: &CheckArguments) -> Result<CheckReport, Problem> {
+    let source = fleet.host(&arguments.source).await?;
+    let request = CheckRequest { target: arguments.target.clone(), vm: arguments.vm.clone() };
+    source.client().post_within(&source.path("/v1/check"), &request, CHECK_DEADLINE).await
 }
 
 fn exit_of(findings: &[Finding]) -> Exit {

@@ -9,6 +9,7 @@
 mod bad_input;
 mod bad_luck;
 mod check;
+mod check_fix;
 mod check_vms;
 mod guest;
 mod lab_cli;
@@ -49,6 +50,7 @@ fn main() -> ExitCode {
         ("shared_paths", shared_paths::TESTS),
         ("bad_input", bad_input::TESTS),
         ("check", check::TESTS),
+        ("check_fix", check_fix::TESTS),
         ("check_vms", check_vms::TESTS),
         ("lab_cli", lab_cli::TESTS),
     ];

@@ -5,6 +5,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::fix::Fix;
+
 /// How bad it is; the worst first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -85,6 +87,9 @@ pub struct Finding {
     /// spared, as by another path.
     #[serde(default)]
     pub refuses_migration: bool,
+    /// What `check --fix` would change on the host at the first place; absent where a person must act.
+    #[serde(default)]
+    pub fix: Option<Fix>,
 }
 
 impl Finding {
@@ -113,6 +118,7 @@ impl Finding {
             effect: text(),
             remedy: text(),
             refuses_migration: false,
+            fix: None,
         }
     }
 
@@ -128,6 +134,11 @@ impl Finding {
 
     pub(super) fn effect(mut self, effect: impl Into<String>) -> Self {
         self.effect = effect.into();
+        self
+    }
+
+    pub(super) fn fix(mut self, fix: Fix) -> Self {
+        self.fix = Some(fix);
         self
     }
 

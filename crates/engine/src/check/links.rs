@@ -3,6 +3,7 @@
 use super::Pair;
 use super::facts::{BondFacts, CheckFacts, Duplex, LinkFacts, LinkState};
 use super::finding::{Finding, Place, on};
+use super::fix::Fix;
 
 /// From this speed on, one core cannot take all that arrives.
 const FAST_MBPS: u64 = 10_000;
@@ -148,6 +149,7 @@ fn reverse_path_filter(host: &str, link: &LinkFacts) -> Option<Finding> {
                  a multichannel migration stalls",
             )
             .remedy(on(host, format!("sysctl -w net/ipv4/conf/{name}/rp_filter=2 (loose)")))
+            .fix(Fix::LooseReversePathFilter { link: name.clone() })
     })
 }
 

@@ -7,11 +7,13 @@
 //! trial    what was tried between them, and what came of it
 //! sizes    which packet sizes to try next
 //! finding  what is wrong, where, what it does, what mends it
+//! fix      what may be mended without asking more than once
 //! paths, links, hosts, vms   the rules, by what they look at
 //! ```
 
 pub mod facts;
 pub mod finding;
+pub mod fix;
 mod hosts;
 mod links;
 mod paths;

@@ -301,7 +301,7 @@ const OF_PATHS: &[Case] = &[
         Warning,
         "tcp-buffers-small",
         &["b e1"],
-        "net.ipv4.tcp_rmem='4096 131072 250000'",
+        "net.ipv4.tcp_rmem='4096 131072 1048576'",
     ),
 ];
 

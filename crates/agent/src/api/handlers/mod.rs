@@ -3,6 +3,7 @@
 
 pub(super) mod between_agents;
 pub(super) mod checks;
+pub(super) mod fixes;
 pub(super) mod hosts;
 pub(super) mod migrations;
 pub(super) mod vms;

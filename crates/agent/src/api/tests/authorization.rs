@@ -49,6 +49,9 @@ fn table() -> Vec<(&'static str, &'static str, String, &'static [Who])> {
         // Whose check it is is known only while it is under way.
         ("POST", "/v1/check/sessions/{id}/rounds", json!({ "sizes": [] }).to_string(), HOSTS),
         ("DELETE", "/v1/check/sessions/{id}", none(), HOSTS),
+        ("GET", "/v1/fixes", none(), ALL),
+        ("POST", "/v1/fixes", json!({ "fixes": [] }).to_string(), MANAGERS),
+        ("DELETE", "/v1/fixes", none(), MANAGERS),
         ("GET", "/v1/host", none(), ALL),
         ("GET", "/v1/hosts", none(), ALL),
         ("GET", "/v1/openapi.json", none(), ALL),

@@ -15,6 +15,7 @@ async fn what_makes_no_sense_is_a_problem_with_the_right_status() {
     let Some(agent) = TestAgent::start().await else { return };
     let long = format!("{{\"vm\": \"{}\"}}", "x".repeat(BODY_BYTES_MAX));
     let deep = "[".repeat(10_000);
+    let fix = |fix: &str| format!("{{\"fixes\": [{{\"fix\": {fix}}}]}}");
     let migrate = |more: &str| format!("{{\"vm\": \"web\", \"target\": \"target\"{more}}}");
     for (method, path, headers, body, status, says) in [
         ("GET", "/", "", "", 404, "openapi.json"),
@@ -46,6 +47,23 @@ async fn what_makes_no_sense_is_a_problem_with_the_right_status() {
         ("POST", "/v1/check", JSON, "{\"target\": \"../b\"}", 400, "../b"),
         ("POST", "/v1/check", JSON, "{\"target\": \"here\"}", 400, "itself"),
         ("POST", "/v1/check", JSON, "{\"target\": \"nobody\"}", 404, "nobody"),
+        (
+            "POST",
+            "/v1/fixes",
+            JSON,
+            fix("\"tcp_send_buffer\", \"bytes_max\": 4294967296").as_str(),
+            400,
+            "at most",
+        ),
+        (
+            "POST",
+            "/v1/fixes",
+            JSON,
+            fix("\"loose_reverse_path_filter\", \"link\": \"../x\"").as_str(),
+            400,
+            "no migration",
+        ),
+        ("POST", "/v1/fixes", JSON, fix("\"kernel.core_pattern\"").as_str(), 400, "unknown variant"),
     ] {
         let answer = agent.say_with(Who::Root, method, path, headers, body).await;
         assert_eq!(answer.status, status, "{method} {path}: {answer:?}");

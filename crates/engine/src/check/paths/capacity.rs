@@ -3,6 +3,7 @@
 use super::ends;
 use crate::check::Pair;
 use crate::check::finding::{Finding, Place, on};
+use crate::check::fix::{Fix, TCP_BUFFER_BYTES_MAX};
 use crate::check::trial::PathTrial;
 use crate::facts::MigrationLink;
 use crate::path::Path;
@@ -13,6 +14,8 @@ const FALLBACK_MBPS: u64 = 100;
 /// The kernel counts a buffer's overhead too, so that about half of it holds data
 /// (`tcp_adv_win_scale` = 1, the default).
 const BYTES_PER_BYTE_OF_DATA: f64 = 2.0;
+
+const SPARE: f64 = 4.0;
 
 pub(super) fn check(pair: Pair<'_>) -> Vec<Finding> {
     let paths = pair.paths();
@@ -82,29 +85,49 @@ fn buffers(pair: Pair<'_>) -> Vec<Finding> {
     let Some((trial, needed_bytes)) = needs.max_by(|(_, one), (_, other)| one.total_cmp(other)) else {
         return vec![];
     };
+    let goal_bytes = buffer_goal_bytes(needed_bytes);
+    let advised_bytes = goal_bytes.map_or(needed_bytes, |bytes| bytes as f64);
     let [sends, receives] = ends(pair, &trial.path);
     let ends = [
-        ("tcp_wmem", "4096 16384", pair.source.tcp_send_bytes_max, sends),
-        ("tcp_rmem", "4096 131072", pair.target.tcp_receive_bytes_max, receives),
+        ("tcp_wmem", "4096 16384", pair.source.tcp_send_bytes_max, sends, send_buffer as fn(u64) -> Fix),
+        ("tcp_rmem", "4096 131072", pair.target.tcp_receive_bytes_max, receives, receive_buffer),
     ];
-    let too_small = ends.into_iter().filter_map(|(setting, least, bytes, place)| {
+    let too_small = ends.into_iter().filter_map(|(setting, least, bytes, place, fix)| {
         let bytes = bytes.filter(|bytes| (*bytes as f64) < needed_bytes)?;
         let share = 100.0 * bytes as f64 / needed_bytes;
-        let command = format!("sysctl -w net.ipv4.{setting}='{least} {needed_bytes:.0}'");
+        let command = format!("sysctl -w net.ipv4.{setting}='{least} {advised_bytes:.0}'");
         let remedy = on(&place.host, command);
         let what = format!(
             "{setting} of {} allows {bytes} bytes; path {} needs {needed_bytes:.0}, by its speed and its time there \
              and back, with the kernel's overhead",
             place.host, trial.path
         );
-        Some(
-            Finding::warning("tcp-buffers-small", [place])
-                .what(what)
-                .effect(format!("one connection reaches at most {share:.0} % of this path's speed"))
-                .remedy(remedy),
-        )
+        let finding = Finding::warning("tcp-buffers-small", [place])
+            .what(what)
+            .effect(format!("one connection reaches at most {share:.0} % of this path's speed"))
+            .remedy(remedy);
+        Some(match goal_bytes {
+            Some(bytes) => finding.fix(fix(bytes)),
+            None => finding,
+        })
     });
     too_small.collect()
+}
+
+/// With much to spare: the time there and back is longer when the path is full.
+fn buffer_goal_bytes(needed_bytes: f64) -> Option<u64> {
+    let powers = (16..u64::BITS).map(|power| 1 << power);
+    powers
+        .take_while(|bytes| *bytes <= TCP_BUFFER_BYTES_MAX)
+        .find(|bytes| *bytes as f64 >= needed_bytes * SPARE)
+}
+
+fn send_buffer(bytes_max: u64) -> Fix {
+    Fix::TcpSendBuffer { bytes_max }
+}
+
+fn receive_buffer(bytes_max: u64) -> Fix {
+    Fix::TcpReceiveBuffer { bytes_max }
 }
 
 fn buffer_bytes_needed(trial: &PathTrial) -> Option<f64> {

@@ -1,0 +1,142 @@
+//! `drainpipe check --fix` and `--undo`.
+
+use std::io::{self, IsTerminal, Write};
+
+use drainpipe_agent::api::types::{FixRequest, StandingFix};
+use drainpipe_engine::check::finding::Finding;
+use drainpipe_engine::check::fix::Fix;
+use drainpipe_engine::problem::Problem;
+
+use crate::arguments::CheckArguments;
+use crate::connection::Fleet;
+use crate::exit::Exit;
+use crate::output;
+
+const FIXES: &str = "/v1/fixes";
+
+/// Refuses before anything is begun where nobody could be asked.
+pub(crate) fn can_ask(arguments: &CheckArguments) -> Result<(), Problem> {
+    if arguments.fix && !arguments.yes && !io::stdin().is_terminal() {
+        return Err(Problem::bad_input(
+            "--fix asks before it changes anything, and there is no terminal to ask on: add --yes",
+        ));
+    }
+    Ok(())
+}
+
+/// Mends what the findings have a fix for, on the hosts where this person may. Whether anything was
+/// changed, and what was refused.
+pub(crate) async fn mend(
+    fleet: &Fleet,
+    arguments: &CheckArguments,
+    findings: &[Finding],
+) -> Result<bool, Problem> {
+    let fixes = by_host(findings, [&arguments.source, &arguments.target]);
+    if fixes.is_empty() {
+        output::remark("nothing of this can be mended by --fix");
+        return Ok(false);
+    }
+    for (host, fixes) in &fixes {
+        for fix in fixes {
+            output::remark(&format!("on {host}: {fix}"));
+        }
+    }
+    if !arguments.yes && !confirmed()? {
+        output::remark("nothing is changed");
+        return Ok(false);
+    }
+    let mut refused = None;
+    for (host, fixes) in fixes {
+        if let Err(problem) = make(fleet, host, fixes).await {
+            refused.get_or_insert(problem.context(format!("nothing is changed on {host}")));
+        }
+    }
+    refused.map_or(Ok(true), Err)
+}
+
+/// The hosts on which there is something to mend, each with its fixes, none of them twice.
+fn by_host<'a>(findings: &[Finding], hosts: [&'a String; 2]) -> Vec<(&'a str, Vec<Fix>)> {
+    let of_host = |host: &'a String| {
+        let here =
+            findings.iter().filter(|finding| finding.places.first().is_some_and(|at| at.host == *host));
+        let mut fixes: Vec<Fix> = Vec::new();
+        for fix in here.filter_map(|finding| finding.fix.as_ref()) {
+            if !fixes.contains(fix) {
+                fixes.push(fix.clone());
+            }
+        }
+        (host.as_str(), fixes)
+    };
+    hosts.map(of_host).into_iter().filter(|(_, fixes)| !fixes.is_empty()).collect()
+}
+
+fn confirmed() -> Result<bool, Problem> {
+    let failed = |error| Problem::failed(format!("cannot ask on the terminal: {error}"));
+    let mut answer = String::new();
+    io::stderr().write_all(b"Change this? [y/N] ").map_err(failed)?;
+    io::stdin().read_line(&mut answer).map_err(failed)?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}
+
+async fn make(fleet: &Fleet, host: &str, fixes: Vec<Fix>) -> Result<(), Problem> {
+    let agent = fleet.host(host).await?;
+    let standing: Vec<StandingFix> = agent.client().post(&agent.path(FIXES), &FixRequest { fixes }).await?;
+    for StandingFix { setting, before, value, .. } in standing {
+        output::remark(&format!("on {host}: {setting} is {}, was {}", spaced(&value), spaced(&before)));
+    }
+    Ok(())
+}
+
+/// Puts everything back on both hosts; on each as far as this person may.
+pub(crate) async fn undo(fleet: &Fleet, arguments: &CheckArguments, json: bool) -> Result<Exit, Problem> {
+    let mut refused = None;
+    let mut undone = Vec::new();
+    for host in [&arguments.source, &arguments.target] {
+        match undo_on(fleet, host).await {
+            Ok(fixes) => undone.extend(fixes.into_iter().map(|fix| (host, fix))),
+            Err(problem) => {
+                refused.get_or_insert(problem.context(format!("nothing is put back on {host}")));
+            }
+        }
+    }
+    if json {
+        output::json(&undone.iter().map(|(_, fix)| fix).collect::<Vec<_>>())?;
+    }
+    for (host, fix) in &undone {
+        output::remark(&format!("on {host}: {}", put_back(fix)));
+    }
+    match refused {
+        Some(problem) => Err(problem),
+        None if undone.is_empty() => {
+            output::remark("nothing was changed by --fix");
+            Ok(Exit::Done)
+        }
+        None => Ok(Exit::Done),
+    }
+}
+
+async fn undo_on(fleet: &Fleet, host: &str) -> Result<Vec<StandingFix>, Problem> {
+    let agent = fleet.host(host).await?;
+    let path = agent.path(FIXES);
+    let standing: Vec<StandingFix> = agent.client().get(&path).await?;
+    // So that nobody is refused where there is nothing to do.
+    if standing.is_empty() { Ok(standing) } else { agent.client().delete(&path).await }
+}
+
+fn put_back(fix: &StandingFix) -> String {
+    let StandingFix { setting, before, now, .. } = fix;
+    match now {
+        Some(now) if now == before => format!("{setting} is {} again", spaced(before)),
+        Some(now) => format!(
+            "{setting} was changed by somebody else since and is left as it is: {}; before --fix it was {}",
+            spaced(now),
+            spaced(before)
+        ),
+        None => format!("{setting} is gone, with its link"),
+    }
+}
+
+/// The kernel puts tabs between numbers.
+fn spaced(value: &str) -> String {
+    value.replace('\t', " ")
+}
