@@ -17,6 +17,7 @@
 
 pub mod agent;
 pub mod api;
+mod arrivals;
 mod check;
 pub mod client;
 pub mod config;

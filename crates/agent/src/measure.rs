@@ -1,12 +1,17 @@
 //! What a migration used and carried, read while it runs.
 
+use std::net::SocketAddr;
+
 use drainpipe_engine::path::Path;
+use drainpipe_engine::plan::Plan;
 use drainpipe_engine::problem::Problem;
+use drainpipe_engine::progress::PathArrival;
 use drainpipe_engine::result::{CpuSeconds, PathUse, Sample};
 use drainpipe_hypervisor::Vmm;
 use drainpipe_hypervisor::migration::TransferStatus;
 
 use crate::api::types::TargetUse;
+use crate::arrivals::Arrivals;
 use crate::host;
 use crate::network::HostNetwork;
 
@@ -21,6 +26,7 @@ pub(crate) struct Measurements {
     agent_cpu_at_start: f64,
     paths: Vec<Path>,
     bytes_at_start: Vec<u64>,
+    arrivals: Option<Arrivals>,
     samples: Vec<Sample>,
     rounds: u64,
 }
@@ -50,26 +56,35 @@ impl Measurements {
             agent_cpu_at_start: host::own_cpu().as_secs_f64(),
             paths: vec![],
             bytes_at_start: vec![],
+            arrivals: None,
             samples: vec![],
             rounds: 0,
         }
     }
 
-    /// The first byte is about to be sent over these paths.
+    /// The first byte is about to be sent to `destination` by this plan.
     pub(crate) async fn transfer_begins(
         &mut self,
         network: &HostNetwork,
-        paths: &[Path],
+        plan: &Plan,
+        destination: SocketAddr,
         now_ms: f64,
     ) -> Result<(), Problem> {
-        self.paths = paths.to_vec();
+        let paths = &plan.paths;
+        self.paths.clone_from(paths);
+        // QEMU has one connection for all that is no memory, and without multifd for everything.
+        let connections = usize::from(plan.multifd_channels.unwrap_or(0)) + 1;
+        self.arrivals = Some(Arrivals::expect(connections, destination, paths));
         self.bytes_at_start = network.sent_bytes(&self.links()).await?;
         self.samples = vec![Sample { ms: now_ms, path_bytes: vec![0; paths.len()] }];
         Ok(())
     }
 
-    /// Reads the links.
+    /// Reads the links and the connections.
     pub(crate) async fn sample(&mut self, network: &HostNetwork, now_ms: f64) -> Result<(), Problem> {
+        if let Some(arrivals) = &mut self.arrivals {
+            arrivals.read(network, now_ms).await;
+        }
         let now = network.sent_bytes(&self.links()).await?;
         let path_bytes =
             now.iter().zip(&self.bytes_at_start).map(|(now, start)| now.saturating_sub(*start)).collect();
@@ -82,6 +97,16 @@ impl Measurements {
             });
         }
         Ok(())
+    }
+
+    /// Bytes that have arrived by the last reading; none if that is not known.
+    pub(crate) fn arrived_bytes(&self) -> Option<u64> {
+        self.arrivals.as_ref()?.bytes()
+    }
+
+    /// For each path what has arrived by the last reading.
+    pub(crate) fn arrivals(&self) -> Vec<PathArrival> {
+        self.arrivals.as_ref().map(Arrivals::by_path).unwrap_or_default()
     }
 
     /// The last byte has been sent; QEMU is still there.
@@ -111,15 +136,19 @@ impl Measurements {
     fn path_uses(&self) -> Vec<PathUse> {
         let Some(last) = self.samples.last() else { return vec![] };
         let total: u64 = last.path_bytes.iter().sum();
+        let arrivals = self.arrivals.as_ref();
         self.paths
             .iter()
             .zip(&last.path_bytes)
-            .map(|(path, bytes)| PathUse {
+            .enumerate()
+            .map(|(index, (path, bytes))| PathUse {
                 link: path.link.clone(),
                 peer_link: path.peer_link.clone(),
                 bytes: *bytes,
                 share: if total == 0 { 0.0 } else { *bytes as f64 / total as f64 },
                 speed_mbps: path.speed_mbps,
+                connections: arrivals.and_then(|arrivals| arrivals.connections_on(index)),
+                retransmitted_segments: arrivals.and_then(|arrivals| arrivals.retransmitted_segments(index)),
                 turns: vec![],
             })
             .collect()

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use drainpipe_engine::facts::MigrationLink;
 use drainpipe_engine::problem::Problem;
-use drainpipe_net::{Before, Change, Flow, LinkKind, Network, Undo};
+use drainpipe_net::{Before, Change, Flow, FlowCounters, LinkKind, Network, Undo};
 use ipnet::IpNet;
 use tokio::sync::Mutex;
 use tracing::{debug, info, warn};
@@ -78,6 +78,11 @@ impl HostNetwork {
     /// For each connection the link that the route leads it over.
     pub(crate) async fn links_of_flows(&self, flows: &[Flow]) -> Result<Vec<Option<String>>, Problem> {
         self.network.links_of_flows(flows).await.map_err(Problem::failed)
+    }
+
+    /// What is counted of a connection; none if it is gone.
+    pub(crate) async fn flow_counters(&self, flow: Flow) -> Result<Option<FlowCounters>, Problem> {
+        self.network.flow_counters(flow).await.map_err(Problem::failed)
     }
 
     /// Makes the changes for an owner: a migration, or who mends what a check found. Journaled first.

@@ -153,9 +153,12 @@ fn describe(progress: &Progress) -> String {
         [] => String::new(),
         paths => format!("; out: {}", paths.join(", ")),
     };
+    let stalled = progress.paths_stalled.join(", ");
     if let Some(stalled_ms) = progress.stalled_ms {
-        return format!("stalled for {}{out}", output::duration(stalled_ms));
+        let on = if stalled.is_empty() { stalled } else { format!(" on {stalled}") };
+        return format!("stalled for {}{on}{out}", output::duration(stalled_ms));
     }
+    let out = if stalled.is_empty() { out } else { format!("; nothing arrives by {stalled}{out}") };
     let step = format!("{}/10 {}", progress.step.number(), progress.step.title());
     if progress.total_bytes == 0 {
         return step;

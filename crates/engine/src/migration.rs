@@ -26,7 +26,7 @@ use std::collections::BTreeSet;
 use crate::check::finding::Finding;
 use crate::plan::Plan;
 use crate::problem::Problem;
-use crate::progress::{Progress, ProgressMeter, Transferred};
+use crate::progress::{PathArrival, Progress, ProgressMeter, Transferred};
 use crate::result::{Event as LogLine, Outcome, PathState, PathTurn};
 use crate::step::Step;
 use crate::watch::PathNews;
@@ -102,7 +102,7 @@ pub enum Event {
     /// [`Action::AskTarget`] is done.
     TargetSays(TargetState),
     /// The transfer has come this far.
-    Progress(Transferred),
+    Progress(Transferred, Vec<PathArrival>),
     /// The hypervisor has paused the VM and waits for leave to send the rest.
     Paused,
     /// A check before the migration found this.
@@ -245,8 +245,9 @@ impl Migration {
     /// Takes an event; says what to do next, if anything.
     pub fn handle(&mut self, now_ms: f64, event: Event) -> Option<Action> {
         match event {
-            Event::Progress(transferred) => {
+            Event::Progress(transferred, arrivals) => {
                 self.meter.record(now_ms, transferred);
+                self.meter.record_paths(now_ms, arrivals);
                 self.check_limits(now_ms)
             }
             Event::Tick => self.check_limits(now_ms),

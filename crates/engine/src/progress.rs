@@ -1,6 +1,6 @@
 //! Progress of a transfer, from bytes that arrived: rate, time left, stalls.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -17,7 +17,7 @@ const STALLED_AFTER_MS: f64 = 1_000.0;
 /// What the hypervisor says of a transfer, reduced to what decisions need.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Transferred {
-    /// Bytes sent since the start.
+    /// Bytes sent since the start, of which the target's host has confirmed that they arrived.
     pub sent_bytes: u64,
     /// Bytes of memory still to go through in this round.
     pub remaining_bytes: u64,
@@ -27,6 +27,17 @@ pub struct Transferred {
     pub rounds: u64,
 }
 
+/// What has arrived over one path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PathArrival {
+    /// Its name.
+    pub path: String,
+    /// Bytes sent over it that the target's host has confirmed.
+    pub arrived_bytes: u64,
+    /// Whether something was sent that is not confirmed yet.
+    pub is_waiting: bool,
+}
+
 /// What a person waiting for a migration wants to know.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Progress {
@@ -34,7 +45,7 @@ pub struct Progress {
     pub step: Step,
     /// Since the request.
     pub elapsed_ms: f64,
-    /// Bytes sent.
+    /// Bytes sent, of which the target's host has confirmed that they arrived.
     pub sent_bytes: u64,
     /// Bytes of memory still to go through in this round.
     pub remaining_bytes: u64,
@@ -51,6 +62,9 @@ pub struct Progress {
     /// Paths that carry nothing for now, because they are not fit to.
     #[serde(default)]
     pub paths_out: Vec<String>,
+    /// Paths over which something was sent and nothing has arrived for a second.
+    #[serde(default)]
+    pub paths_stalled: Vec<String>,
 }
 
 /// Watches a transfer.
@@ -58,6 +72,8 @@ pub struct Progress {
 pub struct ProgressMeter {
     readings: VecDeque<(f64, Transferred)>,
     last_growth_ms: Option<f64>,
+    // For each path what has arrived, and since when nothing more has.
+    arrived: BTreeMap<String, (u64, f64)>,
 }
 
 impl ProgressMeter {
@@ -72,6 +88,21 @@ impl ProgressMeter {
         while self.readings.len() > 2 && self.readings[1].0 < now_ms - WINDOW_MS {
             self.readings.pop_front();
         }
+    }
+
+    /// Takes a reading of each path.
+    pub fn record_paths(&mut self, now_ms: f64, arrivals: Vec<PathArrival>) {
+        for PathArrival { path, arrived_bytes, is_waiting } in arrivals {
+            let (before_bytes, since_ms) = self.arrived.entry(path).or_insert((arrived_bytes, now_ms));
+            if arrived_bytes > *before_bytes || !is_waiting {
+                (*before_bytes, *since_ms) = (arrived_bytes, now_ms);
+            }
+        }
+    }
+
+    fn stalled_paths(&self, now_ms: f64) -> Vec<String> {
+        let stalled = self.arrived.iter().filter(|(_, (_, since_ms))| now_ms - since_ms >= STALLED_AFTER_MS);
+        stalled.map(|(path, _)| path.clone()).collect()
     }
 
     /// How long the number of bytes sent has stood still.
@@ -101,6 +132,7 @@ impl ProgressMeter {
             eta_ms: self.eta_ms(last).filter(|_| !stalled),
             stalled_ms: stalled.then_some(silent_ms),
             paths_out: Vec::new(),
+            paths_stalled: if step_moves_bytes(step) { self.stalled_paths(now_ms) } else { Vec::new() },
         }
     }
 
@@ -164,6 +196,24 @@ mod tests {
         meter.record(0.0, reading(0, 1000));
         meter.record(1000.0, reading(50, 800));
         assert!((meter.progress(Step::CopyMemory, 1000.0).eta_ms.unwrap() - 4000.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn a_path_on_which_nothing_arrives_is_told_by_name() {
+        let arrival = |path: &str, arrived_bytes, is_waiting| PathArrival {
+            path: path.into(),
+            arrived_bytes,
+            is_waiting,
+        };
+        let mut meter = ProgressMeter::default();
+        for (count, ms) in [(1, 0.0), (2, 500.0), (3, 1000.0), (4, 1500.0)] {
+            meter.record(ms, reading(count, 900));
+            let moves = arrival("e0–e0", count, true);
+            meter.record_paths(ms, vec![moves, arrival("e1–e1", 7, true), arrival("e2–e2", 7, false)]);
+        }
+        let progress = meter.progress(Step::CopyMemory, 1500.0);
+        assert_eq!((progress.stalled_ms, progress.paths_stalled), (None, vec!["e1–e1".to_owned()]));
+        assert!(meter.progress(Step::ConnectHosts, 1500.0).paths_stalled.is_empty());
     }
 
     #[test]

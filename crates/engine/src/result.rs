@@ -118,6 +118,12 @@ pub struct PathUse {
     pub share: f64,
     /// Slower of the two links, as configured or as the driver says.
     pub speed_mbps: Option<u64>,
+    /// Connections that went over it last; absent where it could not be told.
+    #[serde(default)]
+    pub connections: Option<u64>,
+    /// TCP segments that had to be sent again; absent where it could not be told.
+    #[serde(default)]
+    pub retransmitted_segments: Option<u64>,
     /// When it went out of use and came back, in their order.
     #[serde(default)]
     pub turns: Vec<PathTurn>,

@@ -131,12 +131,10 @@ impl World {
             self.source_runs = false;
             return Event::Paused;
         }
-        Event::Progress(Transferred {
-            sent_bytes: random.next() >> 20,
-            remaining_bytes: 1,
-            total_bytes: 2,
-            rounds: 1,
-        })
+        Event::Progress(
+            Transferred { sent_bytes: random.next() >> 20, remaining_bytes: 1, total_bytes: 2, rounds: 1 },
+            Vec::new(),
+        )
     }
 }
 

@@ -38,6 +38,8 @@ pub struct FlowCounters {
     pub acknowledged_bytes: u64,
     /// Segments sent more than once (`tcpi_total_retrans`).
     pub retransmitted_segments: u32,
+    /// Segments sent that the other end has not confirmed yet (`tcpi_unacked`).
+    pub unacknowledged_segments: u32,
 }
 
 /// A connection to the kernel's socket statistics, `sock_diag(7)`.
@@ -118,6 +120,7 @@ impl Network {
             Ok(responses) => Ok(responses.first().and_then(tcp_info).map(|info| FlowCounters {
                 acknowledged_bytes: info.bytes_acked,
                 retransmitted_segments: info.total_retrans,
+                unacknowledged_segments: info.unacked,
             })),
             Err(error) if error.errno() == Some(Errno::NOENT) => Ok(None),
             Err(error) => Err(error),

@@ -25,6 +25,8 @@ pub(crate) fn completed(requested: RequestedOption, total_ms: f64) -> MigrationR
         bytes: part(WIRE_BYTES, share),
         share,
         speed_mbps: Some(1_000),
+        connections: Some(8),
+        retransmitted_segments: Some(0),
         turns: vec![],
     };
     MigrationResult {

@@ -301,7 +301,7 @@ impl Executor {
         };
         let address = SocketAddr::new(endpoint.address, endpoint.port);
         let (transport, now_ms) = (transport(plan), self.now_ms());
-        self.measurements.transfer_begins(&self.agent.network, &plan.paths, now_ms).await?;
+        self.measurements.transfer_begins(&self.agent.network, plan, address, now_ms).await?;
         let vmm = self.vmm()?;
         let guard = Guard::start(&self.agent, &self.running.id, vmm).await?;
         qemu::start(vmm, transport, address, self.downtime_limit_ms, QMP_DEADLINE)
@@ -351,11 +351,21 @@ impl Executor {
                 if let Err(problem) = self.measurements.sample(&self.agent.network, now_ms).await {
                     warn!(%problem, "no reading of the links");
                 }
-                let transferred = transferred(&status);
+                let transferred = self.transferred(&status);
                 self.follow_downtime_limit(transferred.rounds).await;
                 self.limit_unsent(transferred.remaining_bytes);
-                Event::Progress(transferred)
+                Event::Progress(transferred, self.measurements.arrivals())
             }
+        }
+    }
+
+    fn transferred(&self, status: &TransferStatus) -> Transferred {
+        let ram = status.ram.unwrap_or_default();
+        Transferred {
+            sent_bytes: self.measurements.arrived_bytes().unwrap_or(ram.transferred_bytes),
+            remaining_bytes: ram.remaining_bytes,
+            total_bytes: ram.total_bytes,
+            rounds: ram.rounds,
         }
     }
 
@@ -555,14 +565,4 @@ impl Executor {
 
 fn guard_acted() -> Problem {
     Problem::failed("this agent stood still for so long that its guard let the VM run on here")
-}
-
-fn transferred(status: &TransferStatus) -> Transferred {
-    let ram = status.ram.unwrap_or_default();
-    Transferred {
-        sent_bytes: ram.transferred_bytes,
-        remaining_bytes: ram.remaining_bytes,
-        total_bytes: ram.total_bytes,
-        rounds: ram.rounds,
-    }
 }

@@ -146,6 +146,9 @@ fn lines_of(path: &PathUse, paths: usize) -> Vec<String> {
             }
         })
         .collect();
+    if let Some(segments) = path.retransmitted_segments.filter(|segments| *segments > 0) {
+        lines.push(format!("{name} lost packets: {segments} TCP segments were sent again"));
+    }
     if paths > 1 && path.share < SHARE_OF_NOTHING {
         lines.push(format!("{name} carried nothing"));
     }
