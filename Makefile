@@ -8,7 +8,7 @@ TARGET_DIRECTORY := $(or $(CARGO_TARGET_DIR),target)
 demo: setup guest
 	$(CARGO) build --release --package drainpipe-cli
 	scripts/as-root $(TARGET_DIRECTORY)/release/drainpipe demo --output target/demo --qemu "$$(scripts/qemu)"
-	@test -O target/demo || scripts/as-root chown -R "$$(id -u):$$(id -g)" target/demo
+	@test -O target/demo/report.html || scripts/as-root chown -R "$$(id -u):$$(id -g)" target/demo
 
 # Labs need root; the tests are built without, and run by way of scripts/as-root.
 test: setup guest
