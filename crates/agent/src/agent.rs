@@ -70,6 +70,7 @@ pub async fn run(config: Config, stop: watch::Receiver<bool>) -> Result<(), Prob
     let agent = Agent::open(config, &identity).await?;
     agent.recover().await?;
     info!(host = agent.name(), listen = %agent.config.listen, socket = %path.display(), "serving");
+    tell_service_manager();
     let router = api::router(Arc::clone(&agent));
     let tls = server::serve_tls(tcp, identity, router.clone(), stop.clone());
     tokio::join!(tls, server::serve_socket(socket, router, stop));
@@ -78,6 +79,14 @@ pub async fn run(config: Config, stop: watch::Receiver<bool>) -> Result<(), Prob
         warn!(%error, socket = %path.display(), "cannot remove the socket");
     }
     Ok(())
+}
+
+/// The sockets are bound: whoever asks from now on waits for an answer and is not refused. Does
+/// nothing where no service manager asked for it.
+fn tell_service_manager() {
+    if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
+        warn!(%error, "cannot tell the service manager that the agent is ready");
+    }
 }
 
 fn load_identity(config: &Config) -> Result<Identity, Problem> {

@@ -17,6 +17,7 @@ mod measure_faults;
 mod options;
 mod path_loss;
 mod program;
+mod service;
 mod shared_paths;
 mod support;
 
@@ -53,6 +54,7 @@ fn main() -> ExitCode {
         ("check_fix", check_fix::TESTS),
         ("check_vms", check_vms::TESTS),
         ("lab_cli", lab_cli::TESTS),
+        ("service", service::TESTS),
     ];
     let mut trials = Vec::new();
     for (module, tests) in modules {
