@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::net::IpAddr;
+use std::path::Path;
 
 use drainpipe_engine::check::facts::{CheckFacts, LinkCounters, LinkFacts, LinkState};
 use drainpipe_engine::check::trial::ClockDifference;
@@ -10,6 +11,7 @@ use drainpipe_engine::problem::Problem;
 use drainpipe_net::{Link, LinkKind};
 use jiff::Timestamp;
 
+use super::libvirt;
 use super::sysfs::SysfsLink;
 use crate::agent::Agent;
 use crate::client::ApiClient;
@@ -46,6 +48,7 @@ pub(crate) async fn read(agent: &Agent) -> Result<CheckFacts, Problem> {
         peers: agent.config.peers.iter().map(|peer| peer.name.clone()).collect(),
         clock_unix_ms: Timestamp::now().as_millisecond(),
         certificate_ends_unix_s: agent.certificate_ends.as_second(),
+        libvirt_version: libvirt::version(),
         huge_pages: huge_pages(),
         governors: governors(),
         tcp_receive_bytes_max: most_of("/proc/sys/net/ipv4/tcp_rmem"),
@@ -69,6 +72,7 @@ fn link_facts(link: &Link, management: &[IpAddr]) -> LinkFacts {
         duplex: sysfs.as_ref().and_then(SysfsLink::duplex),
         receive_queues: queues.map(|(count, _)| count),
         receive_steering: queues.map(|(_, steered)| steered),
+        interrupt_cores: card.and_then(|card| card.interrupt_cores(Path::new("/proc/irq"))),
         bond: sysfs.as_ref().and_then(SysfsLink::bond),
         reverse_path_filter: reverse_path_filter(&link.name),
         counters: LinkCounters {

@@ -3,6 +3,7 @@
 //! ```text
 //! facts    what this host says of itself
 //! sysfs    what only sysfs knows of a link
+//! libvirt  which one the host has
 //! packets  datagrams of every size, counted where they arrive
 //! session  the other host's side of the trials
 //! files    what tells one disk from another
@@ -13,6 +14,7 @@
 
 mod facts;
 mod files;
+mod libvirt;
 mod packets;
 mod quick;
 mod run;

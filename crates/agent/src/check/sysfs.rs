@@ -4,10 +4,15 @@
 //! than the agent's, a link of the same name may be another one; so nothing is read unless the index
 //! is the one that netlink tells.
 
+use std::collections::BTreeSet;
 use std::fs;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use drainpipe_engine::check::facts::{BondFacts, Duplex};
+
+/// More than any kernel is built for.
+const CORES_MAX: u32 = 8_192;
 
 /// A link's directory.
 #[derive(Debug)]
@@ -47,6 +52,16 @@ impl SysfsLink {
         Some((u32::try_from(queues.len()).ok()?, steered))
     }
 
+    /// How many cores its interrupts go to, by the files below `/proc/irq`.
+    pub(super) fn interrupt_cores(&self, interrupts: &Path) -> Option<u32> {
+        let numbers = fs::read_dir(self.0.join("device/msi_irqs")).ok()?.flatten();
+        let lists = numbers.filter_map(|number| {
+            fs::read_to_string(interrupts.join(number.file_name()).join("effective_affinity_list")).ok()
+        });
+        let cores: BTreeSet<u32> = lists.flat_map(|list| cores_in(&list)).collect();
+        u32::try_from(cores.len()).ok().filter(|count| *count > 0)
+    }
+
     /// The team, if it is one.
     pub(super) fn bond(&self) -> Option<BondFacts> {
         let first_word = |text: String| text.split_whitespace().next().map(str::to_owned);
@@ -61,6 +76,16 @@ impl SysfsLink {
     fn text(&self, file: &str) -> Option<String> {
         fs::read_to_string(self.0.join(file)).ok().map(|text| text.trim().to_owned())
     }
+}
+
+/// The kernel writes lists of cores as `0-3,8`.
+fn cores_in(text: &str) -> Vec<u32> {
+    let range = |part: &str| -> Option<RangeInclusive<u32>> {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last) = (first.parse().ok()?, last.parse::<u32>().ok()?);
+        Some(first..=last.min(CORES_MAX))
+    };
+    text.trim().split(',').filter_map(range).flatten().collect()
 }
 
 #[cfg(test)]
@@ -99,6 +124,23 @@ mod tests {
         assert_eq!(link.bond(), Some(bond));
         assert_eq!(link.duplex(), Some(Duplex::Full));
         assert_eq!(link.receive_queues(), None);
+    }
+
+    #[test]
+    fn cores_that_take_interrupts_are_counted_once() {
+        assert_eq!(cores_in("0-3,8\n"), [0, 1, 2, 3, 8]);
+        assert_eq!(cores_in("x,-,5"), [5]);
+        let (class, link) = link(&[("device/msi_irqs/40", ""), ("device/msi_irqs/41", "")]);
+        for (interrupt, cores) in [("40", "2\n"), ("41", "2\n"), ("42", "7\n")] {
+            let directory = class.path().join(interrupt);
+            fs::create_dir(&directory).unwrap();
+            fs::write(directory.join("effective_affinity_list"), cores).unwrap();
+        }
+        let link = link.unwrap();
+        assert_eq!(link.interrupt_cores(class.path()), Some(1));
+        fs::write(class.path().join("41/effective_affinity_list"), "2-3").unwrap();
+        assert_eq!(link.interrupt_cores(class.path()), Some(2));
+        assert_eq!(link.interrupt_cores(Path::new("/nonexistent")), None);
     }
 
     #[test]

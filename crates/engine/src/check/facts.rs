@@ -22,6 +22,8 @@ pub struct CheckFacts {
     pub clock_unix_ms: i64,
     /// When its certificate ends: seconds since 1970 began.
     pub certificate_ends_unix_s: i64,
+    /// Version of libvirt, where it is installed.
+    pub libvirt_version: Option<String>,
     /// When memory is given in huge pages, as the kernel says it: `always`, `madvise` or `never`.
     pub huge_pages: Option<String>,
     /// CPU frequency governors in use; empty where the kernel has none to choose.
@@ -101,6 +103,7 @@ impl CheckFacts {
             .chain(&self.peers)
             .chain(&self.governors)
             .chain(&self.huge_pages)
+            .chain(&self.libvirt_version)
             .chain(bonds().map(|bond| &bond.mode))
             .chain(bonds().filter_map(|bond| bond.transmit_hash.as_ref()))
             .map(String::as_str)
@@ -138,6 +141,9 @@ pub struct LinkFacts {
     pub receive_queues: Option<u32>,
     /// Whether the kernel spreads what arrives over several cores (RPS).
     pub receive_steering: Option<bool>,
+    /// How many cores its interrupts go to.
+    #[serde(default)]
+    pub interrupt_cores: Option<u32>,
     /// The team, if it is one.
     pub bond: Option<BondFacts>,
     /// Reverse path filter in effect for IPv4: 0 off, 1 strict, 2 loose.

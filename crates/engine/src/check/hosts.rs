@@ -7,6 +7,7 @@ use super::finding::{Finding, Place, on};
 /// The oldest that is tested.
 const QEMU_OLDEST: [u32; 2] = [7, 2];
 const KERNEL_OLDEST: [u32; 2] = [5, 15];
+const LIBVIRT_OLDEST: [u32; 2] = [9, 0];
 
 /// Clocks further apart than this make logs of two hosts misleading.
 const CLOCK_MS_MAX: f64 = 1_000.0;
@@ -24,6 +25,7 @@ pub(super) fn check(pair: Pair<'_>) -> Vec<Finding> {
         findings.extend(unknown_peer(own, other));
         findings.extend(old_qemu(own));
         findings.extend(old_kernel(own));
+        findings.extend(old_libvirt(own));
         findings.extend(certificate(own));
         findings.extend(governor(own));
         findings.extend(rdma_alone(own, other));
@@ -81,6 +83,17 @@ fn old_kernel(facts: &CheckFacts) -> Option<Finding> {
             ))
             .effect("multichannel is not tested on it")
             .remedy(on(facts.name(), "apt install linux-image-amd64, and reboot"))
+    })
+}
+
+fn old_libvirt(facts: &CheckFacts) -> Option<Finding> {
+    let version = facts.libvirt_version.as_ref()?;
+    let old = numbers(version)? < LIBVIRT_OLDEST;
+    old.then(|| {
+        Finding::remark("libvirt-old", here(facts))
+            .what(format!("libvirt {version} of {} is older than {}", facts.name(), dotted(LIBVIRT_OLDEST)))
+            .effect("none for the VMs that Drainpipe runs; beside so old a libvirt it is not tested")
+            .remedy(on(facts.name(), "apt install libvirt-daemon-system (Debian 12 has 9.0)"))
     })
 }
 

@@ -38,6 +38,7 @@ fn of_link(facts: &CheckFacts, link: &LinkFacts) -> impl Iterator<Item = Finding
         link.bond.as_ref().map(|bond| team(host, link, bond)),
         reverse_path_filter(host, link),
         one_queue(facts, link),
+        one_core(facts, link),
     ]
     .into_iter()
     .flatten()
@@ -168,6 +169,25 @@ fn one_queue(facts: &CheckFacts, link: &LinkFacts) -> Option<Finding> {
                     "ethtool -L {name} combined {}; or, if it has but one queue: echo {mask} > \
                      /sys/class/net/{name}/queues/rx-0/rps_cpus",
                     facts.host.cores.min(8)
+                ),
+            ))
+    })
+}
+
+/// With one queue there is nothing to spread.
+fn one_core(facts: &CheckFacts, link: &LinkFacts) -> Option<Finding> {
+    let (host, name) = (facts.name(), &link.name);
+    let speed_mbps = facts.migration_link(name)?.speed_mbps?;
+    let queues = link.receive_queues.filter(|queues| *queues > 1)?;
+    (link.interrupt_cores == Some(1) && speed_mbps >= FAST_MBPS && facts.host.cores > 1).then(|| {
+        Finding::warning("interrupts-on-one-core", here(host, link))
+            .what(format!("all {queues} receive queues of {name} of {host} interrupt one core"))
+            .effect("one core takes all that arrives and limits the link")
+            .remedy(on(
+                host,
+                format!(
+                    "systemctl enable --now irqbalance; or, for each number N in /sys/class/net/{name}/device/msi_irqs, \
+                     echo CORE > /proc/irq/N/smp_affinity_list"
                 ),
             ))
     })
