@@ -232,8 +232,8 @@ pub(crate) struct CheckArguments {
 const CHECK_EXAMPLES: &str = "\
 Tries each path between the two hosts for real: TCP, and full-size packets that must not be
 fragmented, in both directions. Asks whether the target can run the VMs of the source: memory, CPU,
-machine type, disks. Takes a few seconds and changes nothing. For each thing that is wrong it says
-where, what it does to a migration, and what mends it.
+machine type, disks. Takes a few seconds and, without --fix, changes nothing. For each thing that
+is wrong it says where, what it does to a migration, and what mends it.
 
 Examples:
   drainpipe check a b                                       before the first migration from a to b

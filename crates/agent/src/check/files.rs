@@ -1,13 +1,14 @@
 //! What is at a path, as far as it tells one disk from another.
 //!
 //! The storage may be gone, and then a look at it does not return. So each look is a thread's own
-//! affair, with a deadline, and there are few of them.
+//! affair, with a deadline, and there is one at a time of each path that hangs.
 
+use std::collections::HashMap;
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use drainpipe_engine::check::vm::{FileIdentity, FileState};
 use nix::fcntl::{FcntlArg, fcntl};
@@ -20,8 +21,8 @@ use tokio::time::timeout;
 /// How long storage may take to say what is at a path; a migration waits for it.
 const LOOK_DEADLINE: Duration = Duration::from_secs(2);
 
-/// Looks at once, those included that never return.
-const LOOKS_MAX: usize = 16;
+/// Looks at once, those included that never return. Each is a thread; tokio has 512.
+const LOOKS_MAX: usize = 128;
 
 /// Longest name of a device that is read; WWIDs are shorter.
 const DEVICE_BYTES_MAX: usize = 128;
@@ -41,28 +42,41 @@ pub(super) struct Files {
     // Closing any of these would take away the locks that SQLite has on its journal.
     own: PathBuf,
     looks: Arc<Semaphore>,
+    since: Arc<Mutex<HashMap<PathBuf, Instant>>>,
 }
 
 impl Files {
     /// Of an agent whose own files are below `own`.
     pub(super) fn new(own: &Path) -> Self {
-        Self { own: own.to_owned(), looks: Arc::new(Semaphore::new(LOOKS_MAX)) }
+        Self { own: own.to_owned(), looks: Arc::new(Semaphore::new(LOOKS_MAX)), since: Arc::default() }
     }
 
     /// What is at a path.
     pub(super) async fn look(&self, path: &Path) -> FileState {
-        let Ok(permit) = Arc::clone(&self.looks).try_acquire_owned() else { return FileState::Silent };
-        let (path, own) = (path.to_owned(), self.own.clone());
+        let hangs = lock(&self.since).get(path).is_some_and(|since| since.elapsed() > LOOK_DEADLINE);
+        if hangs {
+            return FileState::Silent;
+        }
+        timeout(LOOK_DEADLINE, self.look_unbounded(path)).await.unwrap_or(FileState::Silent)
+    }
+
+    async fn look_unbounded(&self, path: &Path) -> FileState {
+        let permit = Arc::clone(&self.looks).acquire_owned().await;
+        let (path, own, since) = (path.to_owned(), self.own.clone(), Arc::clone(&self.since));
         let look = spawn_blocking(move || {
+            lock(&since).insert(path.clone(), Instant::now());
             let state = identify(&path, &own).map_or(FileState::Missing, FileState::Present);
+            lock(&since).remove(&path);
             drop(permit);
             state
         });
-        match timeout(LOOK_DEADLINE, look).await {
-            Ok(state) => state.unwrap_or(FileState::Missing),
-            Err(_) => FileState::Silent,
-        }
+        look.await.unwrap_or(FileState::Missing)
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // One insertion or removal leaves the map whole.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn identify(path: &Path, own: &Path) -> Option<FileIdentity> {
@@ -154,6 +168,17 @@ mod tests {
         assert_eq!(state, look(&link).await);
         assert_eq!((identity(&state).size_bytes, identity(&state).locked), (4, Some(false)));
         assert_ne!(identity(&state).inode, identity(&look(&copy).await).inode);
+    }
+
+    #[tokio::test]
+    async fn many_disks_are_looked_at_at_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let disk = directory.path().join("disk");
+        fs::write(&disk, "disk").unwrap();
+        let files = Files::new(Path::new("/nonexistent"));
+        let states = futures_util::future::join_all((0..4 * LOOKS_MAX).map(|_| files.look(&disk))).await;
+        assert!(states.iter().all(|state| matches!(state, FileState::Present(_))), "{states:?}");
+        assert!(lock(&files.since).is_empty());
     }
 
     #[tokio::test]
