@@ -2,8 +2,9 @@
 
 use std::fs::{self, OpenOptions};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -39,6 +40,31 @@ pub struct HypervisorFacts {
     pub kvm_missing: Option<String>,
     /// What its CPU models are on this host.
     pub cpu_models: CpuModels,
+    /// Tells the program from one that an upgrade puts in its place.
+    pub(crate) stamp: Option<BinaryStamp>,
+}
+
+/// Inode and time of modification of a program's file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct BinaryStamp {
+    inode: u64,
+    modified: SystemTime,
+}
+
+impl BinaryStamp {
+    fn of(binary: &Path) -> Option<Self> {
+        let metadata = find(binary)?.metadata().ok()?;
+        Some(Self { inode: metadata.ino(), modified: metadata.modified().ok()? })
+    }
+}
+
+/// As a shell finds it.
+fn find(binary: &Path) -> Option<PathBuf> {
+    if binary.components().count() > 1 {
+        return Some(binary.to_owned());
+    }
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|directory| directory.join(binary)).find(|file| file.is_file())
 }
 
 /// Why nothing is known about this host's QEMU.
@@ -85,8 +111,15 @@ impl HypervisorFacts {
         let arguments = [PROBE_ARGUMENTS, accelerators].into_iter().flat_map(str::split_ascii_whitespace);
         let arguments: Vec<_> = arguments.map(Into::into).collect();
         // Its drop kills this QEMU, which has no guest to lose.
+        let stamp = BinaryStamp::of(binary);
         let launched = launch(binary, &arguments, &paths, deadline).await?;
-        ask(binary, &launched.qmp, lacks_kvm, deadline).await
+        let facts = ask(binary, &launched.qmp, lacks_kvm, deadline).await?;
+        Ok(Self { stamp, ..facts })
+    }
+
+    /// Whether the program has been replaced or removed since it was asked.
+    pub fn is_outdated(&self) -> bool {
+        BinaryStamp::of(&self.binary) != self.stamp
     }
 
     /// The newest machine type of the same family as `machine`.
@@ -122,6 +155,7 @@ async fn ask(
         zstd: zstd(qmp, deadline).await.map_err(failed)?,
         kvm_missing: if kvm.present { lacks_kvm } else { Some("this QEMU is built without it".into()) },
         cpu_models: CpuModels::ask(qmp, hardware, deadline).await.map_err(failed)?,
+        stamp: None,
     })
 }
 

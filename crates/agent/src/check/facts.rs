@@ -48,6 +48,7 @@ pub(crate) async fn read(agent: &Agent) -> Result<CheckFacts, Problem> {
         peers: agent.config.peers.iter().map(|peer| peer.name.clone()).collect(),
         clock_unix_ms: Timestamp::now().as_millisecond(),
         certificate_ends_unix_s: agent.certificate_ends.as_second(),
+        qemu_replaced: agent.vms.hypervisor().is_outdated(),
         libvirt_version: libvirt::version(),
         huge_pages: huge_pages(),
         governors: governors(),

@@ -179,6 +179,9 @@ mod tests {
         let states = futures_util::future::join_all((0..4 * LOOKS_MAX).map(|_| files.look(&disk))).await;
         assert!(states.iter().all(|state| matches!(state, FileState::Present(_))), "{states:?}");
         assert!(lock(&files.since).is_empty());
+        let long_ago = Instant::now().checked_sub(LOOK_DEADLINE * 2).unwrap();
+        lock(&files.since).insert(disk.clone(), long_ago);
+        assert_eq!(files.look(&disk).await, FileState::Silent, "a look has not returned");
     }
 
     #[tokio::test]

@@ -1,7 +1,7 @@
 //! `drainpipe check` of running VMs, and its quick form before each migration.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
 use drainpipe_agent::api::types::PlanView;
@@ -20,6 +20,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("a_name_that_is_taken", a_name_that_is_taken),
     ("a_disk_that_the_target_does_not_see", a_disk_that_the_target_does_not_see),
     ("a_disk_that_is_another_one", a_disk_that_is_another_one),
+    ("a_qemu_that_is_replaced", a_qemu_that_is_replaced),
     ("warnings_before_a_migration", warnings_before_a_migration),
 ];
 
@@ -104,6 +105,22 @@ fn a_disk_that_is_another_one() {
     restart_agent_with_mounts(&lab, "b", &format!("mount --bind {copy} {disk}"));
     assert_found(&lab, REFUSED, "vm-disk-differs", &["b VM web"], "is not the same on a and b");
     assert_refused(&lab, "web", &["is not the same on a and b"]);
+}
+
+fn a_qemu_that_is_replaced() {
+    let lab = TestLab::fast();
+    let qemu = lab.write("qemu", "#!/bin/sh\nexec qemu-system-x86_64 \"$@\"\n");
+    fs::set_permissions(&qemu, fs::Permissions::from_mode(0o755)).unwrap();
+    lab.stop_agent("b", Signal::TERM);
+    lab.configure("b", "\"qemu-system-x86_64\"", &format!("\"{qemu}\""));
+    lab.start_agent("b");
+    assert_silent(&lab);
+    fs::copy(&qemu, format!("{qemu}.new")).unwrap();
+    fs::rename(format!("{qemu}.new"), &qemu).unwrap();
+    assert_found(&lab, NOTHING_WORSE, "qemu-replaced", &["b"], "systemctl restart drainpipe");
+    lab.stop_agent("b", Signal::TERM);
+    lab.start_agent("b");
+    assert_silent(&lab);
 }
 
 fn warnings_before_a_migration() {

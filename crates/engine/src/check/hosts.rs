@@ -24,6 +24,7 @@ pub(super) fn check(pair: Pair<'_>) -> Vec<Finding> {
     for (own, other) in [(pair.source, pair.target), (pair.target, pair.source)] {
         findings.extend(unknown_peer(own, other));
         findings.extend(old_qemu(own));
+        findings.extend(replaced_qemu(own));
         findings.extend(old_kernel(own));
         findings.extend(old_libvirt(own));
         findings.extend(certificate(own));
@@ -68,6 +69,19 @@ fn old_qemu(facts: &CheckFacts) -> Option<Finding> {
             .what(format!("QEMU {version} of {} is older than {}", facts.name(), dotted(QEMU_OLDEST)))
             .effect("it lacks what migrations rely on, and they fail")
             .remedy(on(facts.name(), "apt install qemu-system-x86 (Debian 12 has 7.2)"))
+    })
+}
+
+fn replaced_qemu(facts: &CheckFacts) -> Option<Finding> {
+    facts.qemu_replaced.then(|| {
+        Finding::warning("qemu-replaced", here(facts))
+            .what(format!(
+                "QEMU of {} was replaced since its agent was started, which knows of {}",
+                facts.name(),
+                facts.host.hypervisor.version
+            ))
+            .effect("the agent judges by what the old one could do: a VM may be refused, or refused late")
+            .remedy(on(facts.name(), "systemctl restart drainpipe (VMs run on)"))
     })
 }
 

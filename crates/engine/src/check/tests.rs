@@ -78,6 +78,7 @@ fn host(name: &str, last: u8) -> CheckFacts {
         peers: vec!["a".into(), "b".into()],
         clock_unix_ms: 1_800_000_000_000,
         certificate_ends_unix_s: 1_800_000_000 + 300 * DAY_S,
+        qemu_replaced: false,
         libvirt_version: Some("9.0.0".into()),
         huge_pages: Some("madvise".into()),
         governors: vec!["performance".into()],
@@ -401,6 +402,7 @@ const OF_HOSTS: &[Case] = &[
     ),
     (|s| s.b.agent_version = "0.2.0".into(), Warning, "agents-differ", &["a", "b"], "drainpipe 0.2.0"),
     (|s| s.a.kernel = "5.10.0-28-amd64".into(), Warning, "kernel-old", &["a"], "older than 5.15"),
+    (|s| s.b.qemu_replaced = true, Warning, "qemu-replaced", &["b"], "knows of 7.2.22"),
     (|s| s.a.libvirt_version = Some("8.0.0".into()), Remark, "libvirt-old", &["a"], "older than 9.0"),
     (|s| s.clock.ahead_ms = -1_500.0, Warning, "clocks-differ", &["a", "b"], "1.5 s behind that of a"),
     (

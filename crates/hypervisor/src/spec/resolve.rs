@@ -212,6 +212,7 @@ mod tests {
             zstd: true,
             kvm_missing: Some("the CPU has neither vmx nor svm".into()),
             cpu_models: CpuModels::none(Hardware::Tcg),
+            stamp: None,
         }
     }
 
