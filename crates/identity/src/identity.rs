@@ -88,6 +88,7 @@ pub enum LoadError {
 #[derive(Clone)]
 pub struct Identity {
     holder: Peer,
+    authority_key: Vec<u8>,
     not_after: Timestamp,
     server: Arc<ServerConfig>,
     client: ClientConfig,
@@ -113,8 +114,10 @@ impl Identity {
             .map_err(|source| LoadError::Holder { path: certificate.to_owned(), source })?;
         let roots = paths.roots(&authorities)?;
         let unusable = |error| unusable(key, error);
+        let authority_key = parse(authority, &authorities[0])?.public_key().raw.to_vec();
         Ok(Self {
             holder,
+            authority_key,
             not_after,
             server: server_config(verifier, chain.clone(), private_key.clone_key()).map_err(unusable)?,
             client: client_config(roots, chain, private_key).map_err(unusable)?,
@@ -124,6 +127,12 @@ impl Identity {
     /// Whose certificate this is.
     pub fn holder(&self) -> &Peer {
         &self.holder
+    }
+
+    /// The authority's public key (`SubjectPublicKeyInfo`), which all of a fleet have in common; of
+    /// several authorities the first one's.
+    pub fn authority_key(&self) -> &[u8] {
+        &self.authority_key
     }
 
     /// Until when the certificate is valid.

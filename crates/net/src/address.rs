@@ -11,7 +11,25 @@ use crate::link::address_of;
 use crate::network::{Network, execute};
 use crate::{Before, Error, Undo};
 
+/// The link that belongs to the host itself.
+pub(crate) const LOOPBACK: &str = "lo";
+
 impl Network {
+    /// The subnet that `address` belongs to on this host: that of a link's address, or a route's
+    /// destination; none if it is free to be given to `lo`, or is there already.
+    ///
+    /// Default routes and Drainpipe's own do not count.
+    pub async fn subnet_of(&self, address: IpAddr) -> Result<Option<IpNet>, Error> {
+        let loopback = self.link_message(LOOPBACK).await?.header.index;
+        let of_links = self.address_messages().await?;
+        let of_links = of_links.iter().filter(|message| message.header.index != loopback);
+        let of_link = of_links.filter_map(address_of).find(|net| net.contains(&address));
+        match of_link {
+            Some(net) => Ok(Some(net.trunc())),
+            None => self.routed_subnet_of(address).await,
+        }
+    }
+
     pub(crate) async fn observe_address(&self, link: &str, address: IpNet) -> Result<Before, Error> {
         self.index_of_up_link(link).await?;
         match self.holder_of(address).await? {

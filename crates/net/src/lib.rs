@@ -34,4 +34,5 @@ pub use network::Network;
 pub use placement::Placement;
 pub use rdma::{RdmaDevice, rdma_devices};
 pub use route::{ROUTE_PROTOCOL, RouteInfo};
+pub use sysctl::has_ipv6;
 pub use weights::weights;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use ipnet::IpNet;
-use netlink_packet_route::address::{AddressAttribute, AddressMessage};
+use netlink_packet_route::address::{AddressAttribute, AddressHeaderFlags, AddressMessage};
 use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -32,7 +32,8 @@ pub struct Link {
     /// Speed in Mb/s, if the driver knows one. Virtual drivers name constants: veth 10000,
     /// tap 10; a shaper in front of the link is not seen here.
     pub speed_mbps: Option<u64>,
-    /// Addresses with their prefix lengths.
+    /// Addresses with their prefix lengths; without those that nothing can be sent from, as the kernel
+    /// still looks for duplicates of them or has found one.
     pub addresses: Vec<IpNet>,
     /// The bridge or bond that this link is a member of.
     pub master: Option<String>,
@@ -238,7 +239,15 @@ fn counters_of(message: &LinkMessage) -> LinkCounters {
 }
 
 fn addresses_of(link_index: u32, messages: &[AddressMessage]) -> Vec<IpNet> {
-    messages.iter().filter(|message| message.header.index == link_index).filter_map(address_of).collect()
+    let of_link = messages.iter().filter(|message| message.header.index == link_index);
+    of_link.filter(|message| can_send(message)).filter_map(address_of).collect()
+}
+
+fn can_send(message: &AddressMessage) -> bool {
+    let flags = message.header.flags;
+    let optimistic = flags.contains(AddressHeaderFlags::Optimistic);
+    !flags.contains(AddressHeaderFlags::Dadfailed)
+        && (optimistic || !flags.contains(AddressHeaderFlags::Tentative))
 }
 
 /// The host's own address in `message`.

@@ -5,12 +5,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 use netlink_packet_route::route::{
-    RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteMetric, RouteNextHop, RouteVia,
+    RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteMetric, RouteNextHop, RouteProtocol,
+    RouteVia,
 };
 use rtnetlink::{RouteMessageBuilder, RouteNextHopBuilder};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
+use crate::address::LOOPBACK;
 use crate::change::WEIGHT_MAX;
 use crate::network::{Network, collect, execute};
 use crate::{Before, Error, NextHop, Undo, Way};
@@ -67,6 +69,21 @@ impl Network {
             gateway: gateway_of(&message.attributes),
             source: source_of(&message.attributes),
         }))
+    }
+
+    /// The most specific destination of the main table that `address` belongs to; default routes,
+    /// Drainpipe's own, and what the kernel makes of an address on `lo` do not count.
+    pub(crate) async fn routed_subnet_of(&self, address: IpAddr) -> Result<Option<IpNet>, Error> {
+        let loopback = self.link_message(LOOPBACK).await?.header.index;
+        let messages = self.main_routes(IpNet::from(address)).await?;
+        let covering = messages.iter().filter_map(|message| {
+            let destination = destination_of(message).filter(|net| net.contains(&address))?;
+            let is_ours = u8::from(message.header.protocol) == ROUTE_PROTOCOL;
+            let of_loopback = message.attributes.contains(&RouteAttribute::Oif(loopback))
+                && message.header.protocol == RouteProtocol::Kernel;
+            (!is_ours && !of_loopback && destination.prefix_len() > 0).then_some(destination)
+        });
+        Ok(covering.max_by_key(IpNet::prefix_len))
     }
 
     pub(crate) async fn observe_route(&self, destination: IpNet, way: &Way) -> Result<Before, Error> {
@@ -203,19 +220,23 @@ impl Network {
             .build())
     }
 
-    /// The routes of the main table to exactly this destination.
-    async fn routes(&self, destination: IpNet) -> Result<Vec<Route>, Error> {
+    /// The routes of the main table, of the destination's IP version.
+    async fn main_routes(&self, destination: IpNet) -> Result<Vec<RouteMessage>, Error> {
         let request = match destination {
             IpNet::V4(_) => RouteMessageBuilder::<Ipv4Addr>::new().build(),
             IpNet::V6(_) => RouteMessageBuilder::<Ipv6Addr>::new().build(),
         };
-        let messages =
+        let mut messages =
             collect("list the routes", || self.netlink.route().get(request.clone()).execute()).await?;
-        let matching: Vec<_> = messages
-            .iter()
-            .filter(|message| message.header.table == RouteHeader::RT_TABLE_MAIN)
-            .filter(|message| destination_of(message) == Some(destination))
-            .collect();
+        messages.retain(|message| message.header.table == RouteHeader::RT_TABLE_MAIN);
+        Ok(messages)
+    }
+
+    /// The routes of the main table to exactly this destination.
+    async fn routes(&self, destination: IpNet) -> Result<Vec<Route>, Error> {
+        let messages = self.main_routes(destination).await?;
+        let matching: Vec<_> =
+            messages.iter().filter(|message| destination_of(message) == Some(destination)).collect();
         if matching.is_empty() {
             return Ok(Vec::new());
         }

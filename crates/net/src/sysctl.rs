@@ -8,6 +8,15 @@ use std::path::PathBuf;
 
 use crate::{Before, Error, Undo};
 
+/// Whether this host can have IPv6 addresses of its own: the kernel knows IPv6, and it is on for `lo`.
+pub fn has_ipv6() -> Result<bool, Error> {
+    match read("net.ipv6.conf.lo.disable_ipv6") {
+        Ok(disabled) => Ok(disabled == "0"),
+        Err(Error::SysctlMissing { .. }) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 pub(crate) fn observe(key: &str) -> Result<Before, Error> {
     Ok(Before::Sysctl { value: read(key)? })
 }

@@ -112,3 +112,55 @@ fn there_is_no_route_to_nowhere() {
         }
     });
 }
+
+#[test]
+fn addresses_that_are_not_the_hosts_own_yet_are_left_out() {
+    if !may_make_namespaces() {
+        return;
+    }
+    let hosts = TwoHosts::new();
+    hosts.left.sysctl("net.ipv6.conf.p0.accept_dad", "1");
+    hosts.left.sysctl("net.ipv6.conf.p0.dad_transmits", "50");
+    hosts.left.ip("addr add fd00:7::1/64 dev p0");
+    assert!(hosts.left.ip("-6 addr show dev p0 tentative").contains("fd00:7::1"));
+    let links = links(&hosts.left);
+    let addresses = &link(&links, "p0").addresses;
+    assert_eq!(*addresses, ["10.9.0.1/24".parse().unwrap(), "fe80::1/64".parse().unwrap()]);
+}
+
+#[test]
+fn an_address_that_belongs_to_a_link_or_a_route_is_not_free() {
+    if !may_make_namespaces() {
+        return;
+    }
+    let hosts = TwoHosts::new();
+    hosts.left.ip("addr add fd01::1/64 dev p0 nodad");
+    hosts.left.ip("addr add fd02::1/128 dev lo");
+    hosts.left.ip("-6 route add default via fe80::2 dev p0");
+    hosts.left.ip("-6 route add fd03::/16 via fe80::2 dev p0");
+    hosts.left.ip("-6 route add unreachable fd04::/48");
+    hosts.left.ip("-6 route add fd05::2/128 via fe80::2 dev p0 proto 215");
+    let subnet_of = |address: &str| {
+        let address = address.parse().unwrap();
+        let subnet = hosts.left.run(|| async { Network::open().unwrap().subnet_of(address).await.unwrap() });
+        subnet.map(|subnet| subnet.to_string())
+    };
+    assert_eq!(subnet_of("fd01::9").as_deref(), Some("fd01::/64"));
+    assert_eq!(subnet_of("fd03:0:1::9").as_deref(), Some("fd03::/16"));
+    assert_eq!(subnet_of("fd04::9").as_deref(), Some("fd04::/48"));
+    assert_eq!(subnet_of("10.9.1.9").as_deref(), Some("10.9.1.0/24"));
+    for free in ["fd02::1", "fd05::2", "fd99::1", "10.8.0.1"] {
+        assert_eq!(subnet_of(free), None, "{free}");
+    }
+}
+
+#[test]
+fn ipv6_is_on_or_off() {
+    if !may_make_namespaces() {
+        return;
+    }
+    let host = Namespace::new();
+    assert!(host.enter(|| drainpipe_net::has_ipv6().unwrap()));
+    host.sysctl("net.ipv6.conf.all.disable_ipv6", "1");
+    assert!(!host.enter(|| drainpipe_net::has_ipv6().unwrap()));
+}
