@@ -2,12 +2,13 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use drainpipe_agent::config;
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_guest::mix::Mix;
 use drainpipe_hypervisor::spec::VmName;
+use drainpipe_lab::LinkAddresses;
 
 use crate::connection::ConnectionArguments;
 
@@ -135,16 +136,9 @@ pub(crate) struct AgentArguments {
     pub(crate) config: PathBuf,
 }
 
-const AGENT_EXAMPLE: &str = r#"A configuration:
+const AGENT_EXAMPLE: &str = r#"The least configuration; docs/operate.md has all keys:
   name = "a"                              # as in this host's certificate
   listen = "192.0.2.1:7420"               # for other agents and operators
-  migration_address = "10.255.77.1"       # a free address, on no NIC: for multichannel
-
-  [[link]]                                # NICs that carry migrations, the preferred first
-  name = "eth1"
-
-  [[link]]
-  name = "eth2"
 
   [[peer]]                                # the other hosts
   name = "b"
@@ -355,6 +349,27 @@ pub(crate) enum LabCommand {
     },
 }
 
+/// `--link-addresses`.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum LinkAddressesArgument {
+    /// IPv4 only
+    Ipv4,
+    /// The kernel's own IPv6 addresses only
+    LinkLocal,
+    /// IPv4, and the kernel's own IPv6 addresses
+    Both,
+}
+
+impl From<LinkAddressesArgument> for LinkAddresses {
+    fn from(argument: LinkAddressesArgument) -> Self {
+        match argument {
+            LinkAddressesArgument::Ipv4 => Self::Ipv4,
+            LinkAddressesArgument::LinkLocal => Self::LinkLocal,
+            LinkAddressesArgument::Both => Self::Both,
+        }
+    }
+}
+
 const LAB_EXAMPLES: &str = "\
 Examples:
   drainpipe lab up                                  hosts a and b, two links of 1 Gb/s
@@ -384,6 +399,10 @@ pub(crate) struct LabUpArguments {
     /// A link between all hosts: MBPS or `unlimited`, optionally :MTU; once for each
     #[arg(long = "link", value_name = "MBPS[:MTU]", default_values = ["1000", "1000"])]
     pub(crate) links: Vec<String>,
+    /// Which addresses hosts have on these links; with `link-local` agents choose their migration
+    /// addresses
+    #[arg(long, value_enum, default_value = "both")]
+    pub(crate) link_addresses: LinkAddressesArgument,
     /// Do not start agents
     #[arg(long)]
     pub(crate) no_agents: bool,

@@ -17,9 +17,10 @@ use serde::Serialize;
 
 use crate::error::Error;
 use crate::fault::{Fault, drops};
+use crate::link_local;
 use crate::names::lab_and_node;
 use crate::processes::{self, NamespaceId};
-use crate::spec::{LabSpec, check_lab_name};
+use crate::spec::{LabSpec, LinkAddresses, check_lab_name};
 use crate::state::{self, LabLock, namespace_file};
 use crate::status::{self, LabStatus};
 use crate::tools;
@@ -217,6 +218,9 @@ fn check_machine() -> Result<(), Error> {
 fn make(spec: &LabSpec, lock: &LabLock) -> Result<(), Error> {
     lock.create_directories(spec.nodes())?;
     topology::build(spec).iter().try_for_each(|batch| batch.run(lock))?;
+    if spec.link_addresses == LinkAddresses::LinkLocal {
+        link_local::wait(spec)?;
+    }
     let [receive, _] = drops(spec, &spec.hosts[0], &spec.link_names()[0])?;
     receive.check().run(lock)?;
     lock.write_record(spec)

@@ -31,6 +31,29 @@ pub struct LabSpec {
     pub hosts: Vec<String>,
     /// Link `i` joins all hosts and is called `e<i>` on each of them.
     pub links: Vec<LinkSpec>,
+    /// Which addresses the hosts have on the links.
+    #[serde(default)]
+    pub link_addresses: LinkAddresses,
+}
+
+/// Which addresses hosts have on the links between them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LinkAddresses {
+    /// An IPv4 address, and no IPv6.
+    Ipv4,
+    /// Nothing but the IPv6 link-local address that the kernel gives.
+    LinkLocal,
+    /// Both.
+    #[default]
+    Both,
+}
+
+impl LinkAddresses {
+    /// Whether links have IPv4 addresses.
+    pub fn has_ipv4(self) -> bool {
+        self != Self::LinkLocal
+    }
 }
 
 /// One link between all hosts.
@@ -118,7 +141,8 @@ impl Default for LinkSpec {
 impl LabSpec {
     /// A lab of the hosts `a` and `b`.
     pub fn of_two_hosts(name: impl Into<String>, links: Vec<LinkSpec>) -> Self {
-        Self { name: name.into(), hosts: vec!["a".to_owned(), "b".to_owned()], links }
+        let hosts = vec!["a".to_owned(), "b".to_owned()];
+        Self { name: name.into(), hosts, links, link_addresses: LinkAddresses::default() }
     }
 
     /// Checks names, counts and ranges.
@@ -154,7 +178,7 @@ impl LabSpec {
         Ok(addresses::management_address(self.host_index(host)?))
     }
 
-    /// The address of `host` on `link`.
+    /// The IPv4 address of `host` on `link`, where the links have some.
     pub fn link_address(&self, host: &str, link: &str) -> Result<Ipv4Addr, SpecError> {
         Ok(addresses::link_address(self.link_index(link)?, self.host_index(host)?))
     }
@@ -241,7 +265,7 @@ mod tests {
 
     fn spec(name: &str, hosts: &[&str], links: Vec<LinkSpec>) -> LabSpec {
         let hosts = hosts.iter().map(|host| (*host).to_owned()).collect();
-        LabSpec { name: name.to_owned(), hosts, links }
+        LabSpec { name: name.to_owned(), hosts, links, link_addresses: LinkAddresses::default() }
     }
 
     fn message(spec: &LabSpec) -> String {

@@ -67,8 +67,8 @@ pub struct ProcessStatus {
 pub struct LinkStatus {
     /// The interface's name.
     pub name: String,
-    /// The host's address on it.
-    pub address: Ipv4Addr,
+    /// The host's IPv4 address on it; `None` where links have none.
+    pub address: Option<Ipv4Addr>,
     /// Whether it can carry packets.
     pub state: LinkState,
     /// What this end may send, in megabits per second; `None` is unlimited.
@@ -169,6 +169,11 @@ fn read_node(spec: &LabSpec, node: &str) -> Result<NodeStatus, Error> {
     Ok(NodeStatus { name: node.to_owned(), namespace, processes })
 }
 
+fn address_of(spec: &LabSpec, host: &str, link: &str) -> Result<Option<Ipv4Addr>, Error> {
+    let address = spec.link_addresses.has_ipv4().then(|| spec.link_address(host, link));
+    Ok(address.transpose()?)
+}
+
 fn read_host(spec: &LabSpec, host: &str, dropping: &HashMap<String, u8>) -> Result<HostStatus, Error> {
     let node = read_node(spec, host)?;
     let namespace = &node.namespace;
@@ -183,7 +188,7 @@ fn read_host(spec: &LabSpec, host: &str, dropping: &HashMap<String, u8>) -> Resu
         })?;
         let tbf = qdiscs.iter().find(|qdisc| qdisc.dev == name && qdisc.kind == "tbf");
         let mut link = LinkStatus {
-            address: spec.link_address(host, &name)?,
+            address: address_of(spec, host, &name)?,
             state: interface.state(),
             rate_mbps: tbf.and_then(|qdisc| qdisc.options.rate).map(|rate| rate / 125_000),
             mtu_bytes: interface.mtu,

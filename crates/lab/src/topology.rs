@@ -7,7 +7,7 @@ use crate::addresses::{
     link_network, management_address,
 };
 use crate::names::{self, CLIENT, GUEST_BRIDGE, GUEST_UPLINK, MANAGEMENT_INTERFACE, SWITCH, switch_port};
-use crate::spec::LabSpec;
+use crate::spec::{LabSpec, LinkAddresses};
 use crate::tbf;
 use crate::tools::{Batch, Program};
 
@@ -107,7 +107,12 @@ fn make_host(spec: &LabSpec, host: usize) -> Batch {
             let peer = spec.namespace(&spec.hosts[1]);
             lines.push(format!("link add {name} type veth peer name {name} netns {peer}"));
         }
-        lines.push(address(&name, link_address(link, host), link_network(link).prefix_len()));
+        if spec.link_addresses == LinkAddresses::Ipv4 {
+            lines.push(format!("link set {name} addrgenmode none"));
+        }
+        if spec.link_addresses.has_ipv4() {
+            lines.push(address(&name, link_address(link, host), link_network(link).prefix_len()));
+        }
         lines.push(format!("link set {name} mtu {} up", settings.mtu_bytes));
     }
     Batch::new(Program::Ip, &spec.namespace(&spec.hosts[host]), lines)
@@ -179,7 +184,7 @@ mod tests {
     fn largest() -> LabSpec {
         let hosts = (0..MAX_HOSTS).map(|host| format!("hostname{host:02}")).collect();
         let links = vec![LinkSpec { rate_mbps: Some(100_000), mtu_bytes: 65_535 }; MAX_LINKS];
-        LabSpec { name: "x".repeat(32), hosts, links }
+        LabSpec { name: "x".repeat(32), hosts, links, link_addresses: LinkAddresses::default() }
     }
 
     #[test]

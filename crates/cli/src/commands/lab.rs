@@ -45,7 +45,12 @@ fn problem(error: Error) -> Problem {
 
 async fn up(arguments: &LabUpArguments) -> Result<Exit, Problem> {
     let links = arguments.links.iter().map(|words| parse_link(words)).collect::<Result<_, _>>()?;
-    let spec = LabSpec { name: arguments.name.clone(), hosts: arguments.hosts.clone(), links };
+    let spec = LabSpec {
+        name: arguments.name.clone(),
+        hosts: arguments.hosts.clone(),
+        links,
+        link_addresses: arguments.link_addresses.into(),
+    };
     let lab = Lab::up(spec).map_err(problem)?;
     if !arguments.no_agents
         && let Err(problem) = start_agents(&lab, &arguments.qemu).await
@@ -114,11 +119,16 @@ fn agent_config(spec: &LabSpec, host: &str, directory: &Path, qemu: &Path) -> Re
     let address = |name: &str| spec.management_address(name).map_err(Problem::failed);
     let own = address(host)?;
     let [.., last] = own.octets();
+    let migration_address = if spec.link_addresses.has_ipv4() {
+        format!("migration_address = \"10.77.255.{last}\"\n")
+    } else {
+        String::new()
+    };
     let directory = directory.display();
     let mut text = format!(
         "name = \"{host}\"\nlisten = \"{own}:{DEFAULT_PORT}\"\nsocket = \"{directory}/agent.sock\"\n\
          state_directory = \"{directory}/state\"\nruntime_directory = \"{directory}/run\"\n\
-         migration_address = \"10.77.255.{last}\"\n\n\
+         {migration_address}\n\
          [tls]\ncertificate = \"{directory}/pki/host.pem\"\nkey = \"{directory}/pki/host.key\"\n\
          authority = \"{directory}/pki/ca.pem\"\n\n[qemu]\nbinary = \"{}\"\n",
         qemu.display()
@@ -197,7 +207,7 @@ fn tell_status(status: &LabStatus) -> Result<(), Problem> {
             vec![
                 host.node.name.clone(),
                 link.name.clone(),
-                link.address.to_string(),
+                link.address.map_or_else(|| "link-local".into(), |address| address.to_string()),
                 rate,
                 link.mtu_bytes.to_string(),
                 output::bytes(link.sent_bytes),

@@ -59,7 +59,7 @@ fn a_blackhole_swallows_silently_in_its_direction_until_it_is_healed() {
     }
     for hosts in [vec!["a", "b"], vec!["a", "b", "c"]] {
         let hosts = hosts.into_iter().map(str::to_owned).collect();
-        let lab = TestLab::of(LabSpec { name: unique_name(), hosts, links: vec![link(None)] });
+        let lab = TestLab::of(LabSpec { hosts, ..LabSpec::of_two_hosts(unique_name(), vec![link(None)]) });
         assert!(lab.passes("a", "b", PATIENCE));
         for direction in ["receive", "send", "both"] {
             lab.make(&format!("blackhole a e0 {direction}"));

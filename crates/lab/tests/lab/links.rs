@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use drainpipe_lab::{LabSpec, client_guest_address};
+use drainpipe_lab::{LabSpec, LinkAddresses, client_guest_address};
 
 use crate::support::{PATIENCE, TestLab, link, skipped, unique_name};
 
@@ -14,7 +14,7 @@ fn every_host_reaches_every_other_on_every_link_and_the_client_on_the_management
     for hosts in [vec!["a", "b"], vec!["a", "b", "c"]] {
         let hosts = hosts.into_iter().map(str::to_owned).collect();
         let links = vec![link(Some(500)), link(None)];
-        let lab = TestLab::of(LabSpec { name: unique_name(), hosts, links });
+        let lab = TestLab::of(LabSpec { hosts, ..LabSpec::of_two_hosts(unique_name(), links) });
         for from in &lab.spec().hosts {
             for to in lab.spec().hosts.iter().filter(|to| *to != from) {
                 for name in lab.spec().link_names() {
@@ -25,6 +25,33 @@ fn every_host_reaches_every_other_on_every_link_and_the_client_on_the_management
             let address = lab.spec().management_address(from).unwrap();
             assert!(lab.echoes("client", from, address, 1400, PATIENCE), "client {from}");
         }
+    }
+}
+
+#[test]
+fn links_have_the_addresses_that_were_asked_for() {
+    if skipped() {
+        return;
+    }
+    for link_addresses in [LinkAddresses::Ipv4, LinkAddresses::LinkLocal, LinkAddresses::Both] {
+        let spec = LabSpec::of_two_hosts(unique_name(), vec![link(None)]);
+        let lab = TestLab::of(LabSpec { link_addresses, ..spec });
+        let shown = lab.command("a", "ip").unwrap().args(["address", "show", "dev", "e0"]).output().unwrap();
+        let shown = String::from_utf8(shown.stdout).unwrap();
+        assert_eq!(
+            shown.contains("inet 10.77.1.11/24"),
+            link_addresses != LinkAddresses::LinkLocal,
+            "{shown}"
+        );
+        match link_addresses {
+            LinkAddresses::Ipv4 => assert!(!shown.contains("inet6"), "{shown}"),
+            LinkAddresses::LinkLocal => {
+                assert!(shown.contains("inet6 fe80:") && !shown.contains("tentative"), "{shown}");
+            }
+            LinkAddresses::Both => {}
+        }
+        let status = lab.status().unwrap();
+        assert_eq!(status.hosts[0].links[0].address.is_some(), link_addresses.has_ipv4());
     }
 }
 
