@@ -1,9 +1,10 @@
 //! The agent of one host: what its parts share, how it starts and stops.
 
 use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 
-use drainpipe_engine::facts::{HostFacts, HypervisorVersion};
+use drainpipe_engine::facts::{HostFacts, HypervisorVersion, NoMigrationAddress};
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::facts::HypervisorFacts;
 use drainpipe_identity::{Identity, Peer};
@@ -14,8 +15,10 @@ use tracing::{info, warn};
 use crate::api;
 use crate::api::types::{HostStatus, HostView, PeerView, Scope, VmList, VmState};
 use crate::check::Checks;
+use crate::chosen_address;
 use crate::client::ApiClient;
 use crate::config::Config;
+use crate::discovery;
 use crate::fixes::{self, Fixes};
 use crate::host::{self, HostHardware};
 use crate::incoming::{self, IncomingVms};
@@ -25,6 +28,7 @@ use crate::outgoing::{self, Outgoing};
 use crate::path_watch::PathWatches;
 use crate::ports::MigrationPorts;
 use crate::server;
+use crate::slots::Slots;
 use crate::vms::{QEMU_DEADLINE, Vms, describe};
 
 /// One host's agent.
@@ -52,6 +56,9 @@ pub struct Agent {
     pub(crate) ports: MigrationPorts,
     /// When this host's certificate ends.
     pub(crate) certificate_ends: Timestamp,
+    /// Trials of links under way that others have asked for.
+    pub(crate) discoveries: Slots,
+    chosen_address: Ipv6Addr,
     hardware: HostHardware,
     peers: BTreeMap<String, ApiClient>,
 }
@@ -129,6 +136,8 @@ impl Agent {
             watches: PathWatches::default(),
             ports: MigrationPorts::default(),
             certificate_ends: identity.not_after(),
+            discoveries: discovery::trials(),
+            chosen_address: chosen_address::choose(identity.authority_key(), &config.name),
             config,
             journal,
             network,
@@ -159,8 +168,29 @@ impl Agent {
         self.peers.get(name)
     }
 
+    /// The address that this host has for routed multichannel, if it can have it.
+    pub(crate) fn intended_address(&self) -> IpAddr {
+        self.config.migration_address.unwrap_or(IpAddr::V6(self.chosen_address))
+    }
+
+    /// This host's address for routed multichannel: the configured one, or else one of the agent's
+    /// choice that is nobody's on this host.
+    pub(crate) async fn migration_address(&self) -> Result<Result<IpAddr, NoMigrationAddress>, Problem> {
+        let address = self.intended_address();
+        if self.config.migration_address.is_some() {
+            return Ok(Ok(address));
+        }
+        if !drainpipe_net::has_ipv6().map_err(Problem::failed)? {
+            return Ok(Err(NoMigrationAddress::Ipv6Off));
+        }
+        let taken = self.network.subnet_of(address).await?;
+        Ok(taken.map_or(Ok(address), |by| Err(NoMigrationAddress::Taken { address, by })))
+    }
+
     /// What migrations need to know of this host, as it is now.
     pub async fn facts(&self) -> Result<HostFacts, Problem> {
+        let links = self.network.migration_links(&self.config).await?;
+        let migration_address = self.migration_address().await?;
         let hypervisor = self.vms.hypervisor();
         let devices = drainpipe_net::rdma_devices().map_err(Problem::failed)?;
         Ok(HostFacts {
@@ -168,8 +198,10 @@ impl Agent {
             cores: self.hardware.cores,
             memory_available_bytes: host::memory_available_bytes()?
                 .saturating_sub(self.incoming.reserved_bytes()),
-            links: self.network.migration_links(&self.config).await?,
-            migration_address: self.config.migration_address,
+            links: links.first,
+            management_links: links.management,
+            no_migration_address: migration_address.as_ref().err().cloned(),
+            migration_address: migration_address.ok(),
             rdma_devices: devices.into_iter().map(|device| device.name).collect(),
             hypervisor: HypervisorVersion {
                 name: "QEMU".into(),

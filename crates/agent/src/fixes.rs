@@ -62,7 +62,7 @@ async fn change(agent: &Agent, fix: &Fix) -> Result<Option<Change>, Problem> {
 
 async fn loose_filter(agent: &Agent, link: &str) -> Result<Option<Change>, Problem> {
     let links = agent.network.migration_links(&agent.config).await?;
-    if !links.iter().any(|known| known.name == link) {
+    if !links.all().iter().any(|known| known.name == link) {
         return Err(Problem::bad_input(format!(
             "{} is no migration link of {}",
             link.escape_default(),

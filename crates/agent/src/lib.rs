@@ -9,6 +9,7 @@
 //! incoming   migrations to here: the target's promises
 //! check      tries everything between this host and another
 //! fixes      what a check has mended on this host, until it is undone
+//! discovery  which links reach which of the other host, by link-local addresses
 //! guard      lets a VM run on when the agent cannot
 //! journal    what must survive a crash
 //! path_watch the paths to each peer, and the route over them
@@ -19,13 +20,16 @@ pub mod agent;
 pub mod api;
 mod arrivals;
 mod check;
+mod chosen_address;
 pub mod client;
 pub mod config;
+mod discovery;
 mod fixes;
 pub mod guard;
 mod host;
 mod incoming;
 mod journal;
+mod link_socket;
 mod measure;
 mod migration_links;
 mod multichannel;

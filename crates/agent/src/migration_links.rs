@@ -77,36 +77,64 @@ pub(crate) fn configured(links: &[Link], wanted: &[config::Link]) -> Vec<Migrati
         .collect()
 }
 
+/// The links of a host that may carry migrations.
+#[derive(Debug)]
+pub(crate) struct MigrationLinks {
+    /// In order of preference.
+    pub(crate) first: Vec<MigrationLink>,
+    /// Those of the management network, for hosts between which nothing else makes a path.
+    pub(crate) management: Vec<MigrationLink>,
+}
+
+impl MigrationLinks {
+    /// All of them.
+    pub(crate) fn all(self) -> Vec<MigrationLink> {
+        [self.first, self.management].concat()
+    }
+}
+
 /// The links that look fit, the fastest first and those that are down last: network cards, bonds and VLANs
-/// that belong to no bridge or bond, have an address that reaches further than the link, and are not
+/// that belong to no bridge or bond, have an address other than IPv4's link-local ones, and are not
 /// excluded.
 ///
-/// Those of the management network, by which the agents reach each other, are left out as long as there
+/// Those of the management network, by which the agents reach each other, stand apart as long as there
 /// is another one: a host with one network card uses it for everything.
-pub(crate) fn found(links: &[Link], exclude: &[Exclusion], management: &[IpAddr]) -> Vec<MigrationLink> {
+pub(crate) fn found(links: &[Link], exclude: &[Exclusion], management: &[IpAddr]) -> MigrationLinks {
     let mut fit: Vec<&Link> = links
         .iter()
         .filter(|link| is_fit(link) && !exclude.iter().any(|exclusion| exclusion.covers(link)))
         .collect();
-    let is_management = |link: &Link| link.addresses.iter().any(|net| management.contains(&net.addr()));
-    if fit.iter().any(|link| is_usable(link) && !is_management(link)) {
-        fit.retain(|link| !is_management(link));
+    fit.sort_by_key(|link| std::cmp::Reverse((is_usable(link), !looks_like_a_guests(link), link.speed_mbps)));
+    let is_management = |link: &&Link| link.addresses.iter().any(|net| management.contains(&net.addr()));
+    let (management, first): (Vec<&Link>, Vec<&Link>) = fit.iter().copied().partition(is_management);
+    let links = |links: Vec<&Link>| links.into_iter().map(migration_link).collect();
+    if first.iter().any(|link| is_usable(link)) {
+        return MigrationLinks { first: links(first), management: links(management) };
     }
-    fit.sort_by_key(|link| std::cmp::Reverse((is_usable(link), link.speed_mbps)));
-    fit.into_iter().map(migration_link).collect()
+    MigrationLinks { first: links(fit), management: vec![] }
+}
+
+/// Some container networks give a container's host one end of a veth pair without a bridge, and no
+/// address but the kernel's own.
+fn looks_like_a_guests(link: &Link) -> bool {
+    link.kind == LinkKind::Veth && !link.addresses.iter().any(|net| reaches_further(net.addr()))
+}
+
+fn reaches_further(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => !address.is_link_local(),
+        IpAddr::V6(address) => !address.is_unicast_link_local(),
+    }
 }
 
 fn is_fit(link: &Link) -> bool {
     let is_kind = match &link.kind {
-        // The veth of a container's host belongs to a bridge, or has no address.
         LinkKind::Physical | LinkKind::Bond | LinkKind::Vlan | LinkKind::Veth => true,
         LinkKind::Bridge | LinkKind::Tap | LinkKind::Loopback | LinkKind::Other(_) => false,
     };
-    let reaches_further = |net: &IpNet| match net.addr() {
-        IpAddr::V4(address) => !address.is_link_local(),
-        IpAddr::V6(address) => !address.is_unicast_link_local(),
-    };
-    is_kind && link.master.is_none() && link.addresses.iter().any(reaches_further)
+    // An IPv6 link-local one will do: the peer may answer there.
+    let can_make_a_path = |net: &IpNet| net.addr().is_ipv6() || reaches_further(net.addr());
+    is_kind && link.master.is_none() && link.addresses.iter().any(can_make_a_path)
 }
 
 fn is_usable(link: &Link) -> bool {
@@ -166,6 +194,8 @@ mod tests {
             down,
             member,
             link("eth5", LinkKind::Physical, "169.254.7.1/16"),
+            Link { speed_mbps: Some(10_000), ..link("veth0", LinkKind::Veth, "fe80::7/64") },
+            link("eth6", LinkKind::Physical, "fe80::6/64"),
             link("br0", LinkKind::Bridge, "192.168.0.1/24"),
             link("virbr0", LinkKind::Bridge, "192.168.122.1/24"),
             link("tap0", LinkKind::Tap, "10.9.0.1/24"),
@@ -180,14 +210,18 @@ mod tests {
     #[test]
     fn cards_that_are_not_of_the_management_network_are_found() {
         let management = ["192.0.2.1".parse().unwrap()];
-        assert_eq!(names(&found(&host(), &[], &management)), ["eth2", "eth1", "eth3"]);
-        assert_eq!(names(&found(&host(), &[], &[])), ["eth2", "eth0", "eth1", "eth3"]);
+        let links = found(&host(), &[], &management);
+        assert_eq!(names(&links.first), ["eth2", "eth1", "eth6", "veth0", "eth3"]);
+        assert_eq!(names(&links.management), ["eth0"]);
+        let links = found(&host(), &[], &[]);
+        assert_eq!(names(&links.first), ["eth2", "eth0", "eth1", "eth6", "veth0", "eth3"]);
+        assert!(links.management.is_empty());
     }
 
     #[test]
     fn what_is_excluded_by_name_or_subnet_is_not() {
         let exclude = ["eth1", "10.0.2.0/24"].map(|text| Exclusion::try_from(text.to_owned()).unwrap());
-        assert_eq!(names(&found(&host(), &exclude, &[])), ["eth0", "eth3"]);
+        assert_eq!(names(&found(&host(), &exclude, &[]).first), ["eth0", "eth6", "veth0", "eth3"]);
         for bad in ["", "10.0.0.0/40", "a/b"] {
             assert!(Exclusion::try_from(bad.to_owned()).is_err(), "{bad}");
         }
@@ -197,7 +231,9 @@ mod tests {
     fn the_only_card_is_used_for_everything() {
         let only = [link("eth0", LinkKind::Physical, "192.0.2.1/24")];
         let management = ["192.0.2.1".parse().unwrap()];
-        assert_eq!(names(&found(&only, &[], &management)), ["eth0"]);
+        assert_eq!(names(&found(&only, &[], &management).first), ["eth0"]);
+        let down = Link { carrier: false, ..link("eth1", LinkKind::Physical, "fe80::1/64") };
+        assert_eq!(names(&found(&[down, only[0].clone()], &[], &management).all()), ["eth0", "eth1"]);
     }
 
     #[test]

@@ -30,7 +30,33 @@ pub(crate) async fn prepare(
     let mut needed = changes(agent, peer, &Way { paths: paths.to_vec(), weights: vec![1; paths.len()] })?;
     needed.retain(|change| !matches!(change, Change::Route { .. }));
     needed.push(route(agent, peer, way)?);
+    check_own_address(agent).await?;
+    check_peer_address(agent, peer).await?;
     agent.network.change_for(migration, &needed).await
+}
+
+async fn check_own_address(agent: &Agent) -> Result<(), Problem> {
+    let address = agent.migration_address().await?;
+    address.map(drop).map_err(|why| {
+        Problem::refused(format!(
+            "{}: {why}; set it to a free private address in its agent.toml",
+            agent.name()
+        ))
+    })
+}
+
+/// Refuses a peer's migration address that is somebody's already: a route to it would take traffic away
+/// that is not the migration's.
+async fn check_peer_address(agent: &Agent, address: IpAddr) -> Result<(), Problem> {
+    let on_a_link = agent.network.subnets().await?.iter().any(|net| net.contains(&address));
+    let an_agents = agent.config.peers.iter().any(|peer| peer.address.ip() == address);
+    if on_a_link || an_agents {
+        return Err(Problem::bad_input(format!(
+            "migration_address {address} is within a subnet of {}, or an agent's: take a free private one",
+            agent.name()
+        )));
+    }
+    Ok(())
 }
 
 /// Changes the route, for which a migration has been prepared.
@@ -48,13 +74,6 @@ fn route(agent: &Agent, peer: IpAddr, way: &Way) -> Result<Change, Problem> {
     route.ok_or_else(|| Problem::failed("a migration without a route"))
 }
 
-/// This host's migration address.
-pub(crate) fn own_address(agent: &Agent) -> Result<IpAddr, Problem> {
-    agent.config.migration_address.ok_or_else(|| {
-        Problem::refused(format!("{} has no migration_address in its agent.toml", agent.name()))
-    })
-}
-
 fn changes(agent: &Agent, peer: IpAddr, way: &Way) -> Result<Vec<Change>, Problem> {
     let each = way.paths.iter().zip(&way.weights);
     let next_hops: Vec<NextHop> = each
@@ -65,5 +84,6 @@ fn changes(agent: &Agent, peer: IpAddr, way: &Way) -> Result<Vec<Change>, Proble
         })
         .collect();
     let congestion_control = channel_congestion_control().map_err(Problem::failed)?;
-    multichannel_changes(own_address(agent)?, peer, &next_hops, congestion_control).map_err(Problem::refused)
+    multichannel_changes(agent.intended_address(), peer, &next_hops, congestion_control)
+        .map_err(Problem::refused)
 }

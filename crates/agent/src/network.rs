@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use drainpipe_engine::facts::MigrationLink;
 use drainpipe_engine::problem::Problem;
 use drainpipe_net::{Before, Change, Flow, FlowCounters, LinkKind, Network, Undo};
 use ipnet::IpNet;
@@ -14,7 +13,7 @@ use tracing::{debug, info, warn};
 
 use crate::config::Config;
 use crate::journal::{HostChange, Journal};
-use crate::migration_links;
+use crate::migration_links::{self, MigrationLinks};
 
 /// The network of this host.
 #[derive(Debug)]
@@ -33,13 +32,13 @@ impl HostNetwork {
     }
 
     /// The links that carry migrations, as they are now.
-    pub(crate) async fn migration_links(&self, config: &Config) -> Result<Vec<MigrationLink>, Problem> {
+    pub(crate) async fn migration_links(&self, config: &Config) -> Result<MigrationLinks, Problem> {
         let links = self.network.links().await.map_err(Problem::failed)?;
         if config.links.is_empty() {
             let management = self.management_addresses(config).await;
             return Ok(migration_links::found(&links, &config.exclude_links, &management));
         }
-        Ok(migration_links::configured(&links, &config.links))
+        Ok(MigrationLinks { first: migration_links::configured(&links, &config.links), management: vec![] })
     }
 
     /// The addresses by which this host and its peers reach each other.
@@ -53,6 +52,11 @@ impl HostNetwork {
             }
         }
         addresses
+    }
+
+    /// The subnet of a link, or the destination of a route, that an address belongs to on this host.
+    pub(crate) async fn subnet_of(&self, address: IpAddr) -> Result<Option<IpNet>, Problem> {
+        self.network.subnet_of(address).await.map_err(Problem::failed)
     }
 
     /// The subnets of all links, as they are now; not the addresses of migrations under way.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use drainpipe_engine::facts::HostFacts;
 use drainpipe_engine::migration::Migration;
 use drainpipe_engine::option::RequestedOption;
-use drainpipe_engine::plan::plan;
+use drainpipe_engine::plan::{Plan, plan};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::progress::Progress;
 use drainpipe_engine::result::{MigrationResult, Outcome};
@@ -23,6 +23,7 @@ use crate::agent::Agent;
 use crate::api::types::{HandOverView, HostView, MigrateRequest, MigrationView, PlanView};
 use crate::check;
 use crate::client::ApiClient;
+use crate::discovery::discover;
 use crate::vms::{Claim, does_not_run};
 
 /// How long an agent that is told to stop waits for its migrations to be undone. Well below the 90 s
@@ -122,8 +123,7 @@ pub(crate) fn begin(agent: &Arc<Agent>, request: &MigrateRequest) -> Result<Migr
 pub(crate) async fn dry_run(agent: &Agent, request: &MigrateRequest) -> Result<PlanView, Problem> {
     let peer = known_target(agent, &request.target)?;
     agent.vms.get(&request.vm).await?;
-    let (source, target) = meet(agent, peer, &request.target).await?;
-    let plan = plan(&source, &target, request.option).map_err(Problem::refused)?;
+    let (source, target, plan) = meet(agent, peer, &request.target, request.option).await?;
     let findings = match agent.vms.running(&request.vm) {
         Some(vmm) => check::before_migration(agent, peer, &request.target, &vmm, &plan).await?,
         None => vec![],
@@ -145,7 +145,13 @@ fn known_target<'a>(agent: &'a Agent, target: &str) -> Result<&'a ApiClient, Pro
     })
 }
 
-async fn meet(agent: &Agent, peer: &ApiClient, target: &str) -> Result<(HostFacts, HostFacts), Problem> {
+/// Step 1: what each host has, which links reach which, and the plan that follows.
+async fn meet(
+    agent: &Agent,
+    peer: &ApiClient,
+    target: &str,
+    option: RequestedOption,
+) -> Result<(HostFacts, HostFacts, Plan), Problem> {
     let view: HostView = peer.get("/v1/host").await?;
     if view.facts.name != target {
         return Err(Problem::refused(format!(
@@ -154,7 +160,10 @@ async fn meet(agent: &Agent, peer: &ApiClient, target: &str) -> Result<(HostFact
             agent.name()
         )));
     }
-    Ok((agent.facts().await?, view.facts))
+    let (source, target) = (agent.facts().await?, view.facts);
+    let reaches = discover(agent, peer, [&source, &target], option).await;
+    let plan = plan(&source, &target, option, &reaches).map_err(Problem::refused)?;
+    Ok((source, target, plan))
 }
 
 /// What the journal says of a hand-over, for the target that asks; and to which target it goes.

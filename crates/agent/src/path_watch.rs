@@ -105,7 +105,7 @@ impl PathWatches {
             return watch.lock().await.join(joining).await;
         }
         let peer = joining.peer.to_owned();
-        let mut watch = PeerWatch::new(agent, &peer, joining.address)?;
+        let mut watch = PeerWatch::new(agent, &peer, joining.address);
         let end = watch.join(joining).await?;
         let watch = Arc::new(Mutex::new(watch));
         tokio::spawn(peer::run(Arc::clone(&watch)));

@@ -2,9 +2,8 @@
 //! migration range, so that a cable, a VLAN or a firewall in the way shows in a second and not as a
 //! hang.
 
-use std::collections::HashSet;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +20,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::agent::Agent;
+use crate::link_socket::on_link;
 use crate::ports;
 use crate::slots::Slot;
 
@@ -31,16 +31,15 @@ const TRIAL_DEADLINE: Duration = Duration::from_millis(1_500);
 /// How long the target keeps its probe ports open.
 const OPEN_FOR: Duration = Duration::from_secs(4);
 
-/// A request to open a port on each of these addresses.
+/// A request to open a port on the near end of each of these paths.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ProbeRequest {
-    /// Addresses of the target.
-    #[schema(value_type = Vec<String>)]
-    pub(crate) addresses: Vec<IpAddr>,
+    /// The paths, seen from the host that is asked.
+    pub(crate) paths: Vec<Path>,
 }
 
-/// A port on one address, or why there is none.
+/// A port on one link, or why there is none.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ProbePort {
@@ -56,26 +55,18 @@ pub(crate) struct ProbePorts {
     /// What the one who connects must say, and hears again.
     #[schema(value_type = String)]
     pub(crate) token: Uuid,
-    /// For each address its port, or why there is none.
+    /// For each path its port, or why there is none.
     pub(crate) ports: Vec<ProbePort>,
 }
 
-/// Opens a port on each address, for a few seconds or until the tasks that answer there are dropped. They
-/// hold the slot for as long.
-pub(crate) async fn open(
-    agent: &Agent,
-    request: ProbeRequest,
-    slot: &Arc<Slot>,
-) -> Result<(ProbePorts, JoinSet<()>), Problem> {
-    let distinct: HashSet<&IpAddr> = request.addresses.iter().collect();
-    if distinct.len() != request.addresses.len() {
-        return Err(Problem::bad_input("an address is to be probed twice"));
-    }
+/// Opens a port on each path, for a few seconds or until the tasks that answer there are dropped. They
+/// hold the slot for as long. The caller has made sure that the paths are over this host's migration links.
+pub(crate) async fn open(agent: &Agent, paths: &[Path], slot: &Arc<Slot>) -> (ProbePorts, JoinSet<()>) {
     let token = Uuid::new_v4();
-    let mut ports = Vec::with_capacity(request.addresses.len());
+    let mut ports = Vec::with_capacity(paths.len());
     let mut answering = JoinSet::new();
-    for address in request.addresses {
-        ports.push(match listen(agent, address).await {
+    for path in paths {
+        ports.push(match listen(agent, path).await {
             Ok((listener, port)) => {
                 let slot = Arc::clone(slot);
                 answering.spawn(async move {
@@ -88,16 +79,20 @@ pub(crate) async fn open(
             Err(problem) => ProbePort::Refused(problem.message),
         });
     }
-    Ok((ProbePorts { token, ports }, answering))
+    (ProbePorts { token, ports }, answering)
 }
 
-async fn listen(agent: &Agent, address: IpAddr) -> Result<(TcpListener, u16), Problem> {
+async fn listen(agent: &Agent, path: &Path) -> Result<(TcpListener, u16), Problem> {
     ports::take(agent, |port| async move {
-        let bound = ports::unless_in_use(TcpListener::bind((address, port)).await);
+        let bound = ports::unless_in_use(bind(path, port).await);
         let bound = bound.map(|listener| listener.map(|listener| (listener, port)));
-        bound.map_err(|error| Problem::failed(format!("cannot listen on {address}: {error}")))
+        bound.map_err(|error| Problem::failed(format!("cannot listen on {}: {error}", path.address)))
     })
     .await
+}
+
+async fn bind(path: &Path, port: u16) -> io::Result<TcpListener> {
+    TcpListener::bind(on_link(&path.link, path.address, port)?).await
 }
 
 // Strangers may connect too; only the one that knows the token ends the wait.
@@ -126,15 +121,16 @@ async fn try_path(path: &Path, port: &ProbePort, token: Uuid) -> PathTrial {
         ProbePort::Refused(why) => return Err(why.clone()),
     };
     let target = SocketAddr::new(path.peer_address, port);
-    match timeout(TRIAL_DEADLINE, exchange(path.address, target, token)).await {
+    match timeout(TRIAL_DEADLINE, exchange(path, port, token)).await {
         Ok(Ok(())) => Ok(()),
         Ok(Err(error)) => Err(format!("{} does not reach {target}: {error}", path.address)),
         Err(_) => Err(format!("no answer from {target} within {} ms", TRIAL_DEADLINE.as_millis())),
     }
 }
 
-async fn exchange(own: IpAddr, target: SocketAddr, token: Uuid) -> io::Result<()> {
-    let mut stream = connect_from(own, target).await?;
+async fn exchange(path: &Path, port: u16, token: Uuid) -> io::Result<()> {
+    let own = on_link(&path.link, path.address, 0)?;
+    let mut stream = connect_from(own, on_link(&path.link, path.peer_address, port)?).await?;
     stream.write_all(token.as_bytes()).await?;
     let mut heard = [0; 16];
     stream.read_exact(&mut heard).await?;
@@ -144,8 +140,8 @@ async fn exchange(own: IpAddr, target: SocketAddr, token: Uuid) -> io::Result<()
     Err(io::Error::other("another program answers there"))
 }
 
-async fn connect_from(own: IpAddr, target: SocketAddr) -> io::Result<TcpStream> {
+async fn connect_from(own: SocketAddr, target: SocketAddr) -> io::Result<TcpStream> {
     let socket = if own.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    socket.bind(SocketAddr::new(own, 0))?;
+    socket.bind(own)?;
     socket.connect(target).await
 }

@@ -4,9 +4,8 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use drainpipe_agent::api::types::{HostView, MigrateRequest, VmView};
+use drainpipe_agent::api::types::{HostView, MigrateRequest, PlanView, VmView};
 use drainpipe_engine::option::RequestedOption;
-use drainpipe_engine::path::find_paths;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::result::{MigrationResult, Outcome, Verified};
 use drainpipe_guest::client::{Control, Heartbeat};
@@ -130,7 +129,7 @@ impl Bench {
             drainpipe_version: env!("CARGO_PKG_VERSION").into(),
             date: Timestamp::now().to_string(),
             hosts: vec![host_conditions(source), host_conditions(target)],
-            links: link_conditions(source, target),
+            links: self.link_conditions(fleet, source, target).await?,
             guest: GuestConditions {
                 memory_mib: vm.memory_mib,
                 vcpus: vm.vcpus,
@@ -141,6 +140,31 @@ impl Bench {
             options: self.options.clone(),
             notes: vec![],
         })
+    }
+
+    /// The paths that a migration by all links would take.
+    async fn link_conditions(
+        &self,
+        fleet: &Fleet,
+        source: &HostView,
+        target: &HostView,
+    ) -> Result<Vec<LinkConditions>, Problem> {
+        let request = MigrateRequest {
+            vm: self.vm.clone(),
+            target: self.host.clone(),
+            option: RequestedOption::Multichannel,
+            deadline_s: None,
+        };
+        let host = fleet.host(&source.facts.name).await?;
+        let view: PlanView = host.client().post(&host.path("/v1/migrations/plan"), &request).await?;
+        let mtu = |view: &HostView, name: &str| view.facts.link(name).map_or(0, |link| link.mtu);
+        let conditions = view.plan.paths.into_iter().map(|path| LinkConditions {
+            mtu: mtu(source, &path.link).min(mtu(target, &path.peer_link)),
+            speed_mbps: path.speed_mbps,
+            name: path.link,
+            peer_link: path.peer_link,
+        });
+        Ok(conditions.collect())
     }
 }
 
@@ -167,21 +191,6 @@ fn host_conditions(view: &HostView) -> HostConditions {
         hypervisor_version: view.facts.hypervisor.version.clone(),
         accelerator: view.accelerator.clone(),
     }
-}
-
-fn link_conditions(source: &HostView, target: &HostView) -> Vec<LinkConditions> {
-    let mtu = |view: &HostView, name: &str| {
-        view.facts.links.iter().find(|link| link.name == name).map_or(0, |link| link.mtu)
-    };
-    find_paths(&source.facts.links, &target.facts.links)
-        .into_iter()
-        .map(|path| LinkConditions {
-            mtu: mtu(source, &path.link).min(mtu(target, &path.peer_link)),
-            speed_mbps: path.speed_mbps,
-            name: path.link,
-            peer_link: path.peer_link,
-        })
-        .collect()
 }
 
 fn one_line(result: &MigrationResult) -> String {

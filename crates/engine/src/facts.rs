@@ -1,6 +1,7 @@
 //! What one host tells another about itself before a migration.
 
-use std::net::IpAddr;
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
@@ -25,13 +26,54 @@ pub struct HostFacts {
     pub memory_available_bytes: u64,
     /// Links that the configuration gives to migrations, in order of preference.
     pub links: Vec<MigrationLink>,
-    /// The host's address for routed multichannel; absent when none is configured.
+    /// Links of the management network that are among none of these; they carry migrations where no
+    /// other link makes a path.
+    pub management_links: Vec<MigrationLink>,
+    /// The host's address for routed multichannel: configured, or else chosen by its agent.
     #[schema(value_type = Option<String>)]
     pub migration_address: Option<IpAddr>,
+    /// Why it has none.
+    pub no_migration_address: Option<NoMigrationAddress>,
     /// Names of the RDMA devices that the kernel knows.
     pub rdma_devices: Vec<String>,
     /// The hypervisor.
     pub hypervisor: HypervisorVersion,
+}
+
+impl HostFacts {
+    /// A link that migrations may use, by its name.
+    pub fn link(&self, name: &str) -> Option<&MigrationLink> {
+        self.links.iter().chain(&self.management_links).find(|link| link.name == name)
+    }
+}
+
+/// Why an agent has not chosen a migration address, and none is configured.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case", tag = "why")]
+pub enum NoMigrationAddress {
+    /// The one it would choose is an IPv6 address, and the kernel has none or IPv6 is off.
+    Ipv6Off,
+    /// The one it would choose is somebody's already.
+    Taken {
+        /// The address.
+        #[schema(value_type = String)]
+        address: IpAddr,
+        /// The subnet of a link, or the destination of a route, that it belongs to.
+        #[schema(value_type = String)]
+        by: IpNet,
+    },
+}
+
+impl fmt::Display for NoMigrationAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ipv6Off => f.write_str("IPv6 is off, and no migration_address is configured"),
+            Self::Taken { address, by } => write!(
+                f,
+                "the address {address} that it would take belongs to {by}, and no migration_address is configured"
+            ),
+        }
+    }
 }
 
 /// The hypervisor of a host.
@@ -59,4 +101,14 @@ pub struct MigrationLink {
     pub mtu: u32,
     /// Administratively up, with a carrier.
     pub usable: bool,
+}
+
+impl MigrationLink {
+    /// Its first IPv6 link-local address.
+    pub fn link_local(&self) -> Option<Ipv6Addr> {
+        self.addresses.iter().find_map(|net| match net.addr() {
+            IpAddr::V6(address) if address.is_unicast_link_local() => Some(address),
+            _ => None,
+        })
+    }
 }

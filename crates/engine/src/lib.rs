@@ -6,6 +6,7 @@ pub mod check;
 pub mod facts;
 pub mod migration;
 pub mod option;
+mod pairing;
 pub mod path;
 pub mod plan;
 pub mod problem;

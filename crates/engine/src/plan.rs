@@ -1,13 +1,15 @@
 //! The plan of one migration: which option, over which paths, with how many connections. An
 //! immutable value, shown by `--dry-run`; who carries it out decides nothing.
 
+use std::net::IpAddr;
+
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use utoipa::ToSchema;
 
 use crate::facts::{HostFacts, HypervisorVersion};
 use crate::option::{MigrationOption, RequestedOption};
-use crate::path::{Path, find_paths};
+use crate::path::{Path, Reach, carries_route, find_paths};
 
 /// Connections of a multichannel migration. The kernel places each on a path by its ports; with 16
 /// on two equal paths all land on one with a chance of 2^-15. QEMU gives pages to whichever channel
@@ -52,8 +54,9 @@ pub enum Spread {
 pub enum PlanError {
     /// No link of the one reaches a link of the other.
     #[error(
-        "no path from {source_host} ({source_links}) to {target_host} ({target_links}): \
-         give both a [[link]] that is up, with addresses in one subnet"
+        "no path from {source_host} ({source_links}) to {target_host} ({target_links}): no two links are in \
+         one subnet, and none answered over IPv6 link-local addresses; are the cables in, the switch ports in \
+         one VLAN, the migration ports open for UDP in both firewalls? Or give both ends addresses in one subnet"
     )]
     NoPath {
         /// Name of the source.
@@ -114,17 +117,20 @@ impl Plan {
             paths.truncate(1);
         }
         let left_out = (!failed.is_empty()).then(|| format!("left out {}", failed.join(", ")));
-        let reason = match (self.reason, left_out) {
-            (Some(reason), Some(left_out)) => Some(format!("{reason}; {left_out}")),
-            (reason, left_out) => reason.or(left_out),
-        };
+        let reason = join_all([self.reason, left_out]);
         Ok(Self { reason, paths, ..self })
     }
 }
 
-/// Makes the plan for a migration between two hosts.
-pub fn plan(source: &HostFacts, target: &HostFacts, requested: RequestedOption) -> Result<Plan, PlanError> {
-    let paths = find_paths(&source.links, &target.links);
+/// Makes the plan for a migration between two hosts. `reaches` is what trying the
+/// [`links_to_try`](crate::path::links_to_try) has shown.
+pub fn plan(
+    source: &HostFacts,
+    target: &HostFacts,
+    requested: RequestedOption,
+    reaches: &[Reach],
+) -> Result<Plan, PlanError> {
+    let paths = find_paths(source, target, requested, reaches);
     if paths.is_empty() {
         return Err(PlanError::NoPath {
             source_host: source.name.clone(),
@@ -133,14 +139,50 @@ pub fn plan(source: &HostFacts, target: &HostFacts, requested: RequestedOption) 
             target_links: describe_links(target),
         });
     }
-    let unroutable = routing_obstacle(source, target);
-    let (option, reason) = choose(requested, &paths, rdma_obstacle(source, target), unroutable.as_deref());
-    Ok(arrange(requested, option, reason, paths, unroutable.is_none()))
+    let unroutable = routing_obstacle(source, target, &paths);
+    let (routable, others) = split_by_route(source, paths.clone());
+    let usable = if unroutable.is_none() { routable.len() } else { paths.len() };
+    let (option, reason) = choose(requested, usable, rdma_obstacle(source, target), unroutable.as_deref());
+    let management = over_management(source, target, &paths);
+    let plan = arrange(requested, option, join_all([reason, management]), paths, unroutable.is_none());
+    if plan.spread == Spread::InTurn {
+        return Ok(plan);
+    }
+    let reason = join_all([plan.reason, left_out(&others)]);
+    Ok(Plan { reason, paths: routable, ..plan })
+}
+
+/// Those that a route between the migration addresses can go over, and the others.
+fn split_by_route(source: &HostFacts, paths: Vec<Path>) -> (Vec<Path>, Vec<Path>) {
+    let Some(address) = source.migration_address else { return (vec![], paths) };
+    paths.into_iter().partition(|path| carries_route(path, address))
+}
+
+fn no_route(address: IpAddr, paths: &[Path]) -> Option<String> {
+    let routable = paths.iter().any(|path| carries_route(path, address));
+    (!routable).then(|| format!(
+        "no path has IPv6, as the migration address {address} needs; give both hosts a private IPv4 address as \
+         migration_address"
+    ))
+}
+
+fn left_out(paths: &[Path]) -> Option<String> {
+    let names: Vec<String> = paths.iter().map(ToString::to_string).collect();
+    (!names.is_empty())
+        .then(|| format!("left out {}: without IPv6, which the migration addresses need", names.join(", ")))
+}
+
+fn over_management(source: &HostFacts, target: &HostFacts, paths: &[Path]) -> Option<String> {
+    let is_management =
+        |host: &HostFacts, name: &str| host.management_links.iter().any(|link| link.name == name);
+    let uses =
+        paths.iter().any(|path| is_management(source, &path.link) || is_management(target, &path.peer_link));
+    uses.then(|| "over the management network: no other link makes a path".into())
 }
 
 fn choose(
     requested: RequestedOption,
-    paths: &[Path],
+    paths: usize,
     no_rdma: String,
     unroutable: Option<&str>,
 ) -> (MigrationOption, Option<String>) {
@@ -155,9 +197,7 @@ fn choose(
         RequestedOption::Compression => return (MigrationOption::Compression, None),
         RequestedOption::Multichannel => multichannel_or_tcp(String::new()),
         RequestedOption::Direct => multichannel_or_tcp(no_rdma),
-        RequestedOption::Auto if paths.len() > 1 => {
-            multichannel_or_tcp(format!("{} paths, {no_rdma}", paths.len()))
-        }
+        RequestedOption::Auto if paths > 1 => multichannel_or_tcp(format!("{paths} paths, {no_rdma}")),
         RequestedOption::Auto => (MigrationOption::Tcp, format!("one path only, {no_rdma}")),
     };
     (option, (!reason.is_empty()).then_some(reason))
@@ -183,19 +223,45 @@ fn arrange(
     Plan { requested_option, option, reason, paths, spread, multifd_channels, zstd_level }
 }
 
-fn routing_obstacle(source: &HostFacts, target: &HostFacts) -> Option<String> {
-    let without: Vec<&str> = [source, target]
-        .into_iter()
-        .filter(|host| host.migration_address.is_none())
-        .map(|host| host.name.as_str())
-        .collect();
-    if !without.is_empty() {
-        return Some(format!("no migration_address is configured on {}", without.join(" and ")));
+/// Why nothing can be routed between the hosts' migration addresses over these paths.
+pub(crate) fn routing_obstacle(source: &HostFacts, target: &HostFacts, paths: &[Path]) -> Option<String> {
+    let (Some(own), Some(peer)) = (source.migration_address, target.migration_address) else {
+        let without = [source, target].into_iter().filter(|host| host.migration_address.is_none());
+        let words: Vec<String> = without.map(without_migration_address).collect();
+        return Some(words.join(", "));
+    };
+    if own == peer {
+        return Some(format!(
+            "{} and {} have the same migration address {own}; set migration_address on one to another one",
+            source.name, target.name
+        ));
     }
-    if source.migration_address == target.migration_address {
-        return Some(format!("{} and {} have the same migration_address", source.name, target.name));
+    if own.is_ipv4() != peer.is_ipv4() {
+        return Some(format!(
+            "the migration addresses of {} ({own}) and {} ({peer}) are of different IP versions; set \
+             migration_address to the same version on both, or on neither",
+            source.name, target.name
+        ));
     }
-    None
+    in_a_subnet(own, target).or_else(|| in_a_subnet(peer, source)).or_else(|| no_route(own, paths))
+}
+
+fn without_migration_address(host: &HostFacts) -> String {
+    match &host.no_migration_address {
+        Some(why) => format!("on {} {why}; set it to a free private address in its agent.toml", host.name),
+        None => format!("no migration_address is configured on {}", host.name),
+    }
+}
+
+/// A route to the address would take away what is meant for that subnet.
+fn in_a_subnet(address: IpAddr, host: &HostFacts) -> Option<String> {
+    let nets = host.links.iter().chain(&host.management_links).flat_map(|link| &link.addresses);
+    let net = nets.filter(|net| net.contains(&address)).min_by_key(|net| net.trunc())?;
+    Some(format!(
+        "the migration address {address} is within {} of {}; set migration_address to a free private one",
+        net.trunc(),
+        host.name
+    ))
 }
 
 /// Why RDMA cannot be used, in the same words whichever host is the source.
@@ -214,6 +280,11 @@ fn rdma_obstacle(source: &HostFacts, target: &HostFacts) -> String {
         }
         None => "both hosts have RDMA, which this version of Drainpipe does not use yet".into(),
     }
+}
+
+fn join_all<const N: usize>(reasons: [Option<String>; N]) -> Option<String> {
+    let joined = reasons.into_iter().flatten().reduce(|one, other| join(&one, &other));
+    joined.filter(|joined| !joined.is_empty())
 }
 
 fn join(one: &str, other: &str) -> String {
@@ -239,7 +310,7 @@ fn describe_links(host: &HostFacts) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::MigrationLink;
+    use crate::facts::{MigrationLink, NoMigrationAddress};
 
     fn host(name: &str, last: u8, links: u8) -> HostFacts {
         HostFacts {
@@ -255,7 +326,9 @@ mod tests {
                     usable: true,
                 })
                 .collect(),
+            management_links: vec![],
             migration_address: Some(format!("10.77.200.{last}").parse().unwrap()),
+            no_migration_address: None,
             rdma_devices: vec![],
             hypervisor: HypervisorVersion { name: "QEMU".into(), version: "7.2.22".into(), rdma: true },
         }
@@ -263,11 +336,11 @@ mod tests {
 
     #[test]
     fn auto_takes_multichannel_over_two_paths_and_tcp_over_one() {
-        let two = plan(&host("a", 1, 2), &host("b", 2, 2), RequestedOption::Auto).unwrap();
+        let two = plan(&host("a", 1, 2), &host("b", 2, 2), RequestedOption::Auto, &[]).unwrap();
         assert_eq!(two.option, MigrationOption::Multichannel);
         assert_eq!(two.spread, Spread::Routed);
         assert_eq!(two.paths.len(), 2);
-        let one = plan(&host("a", 1, 1), &host("b", 2, 2), RequestedOption::Auto).unwrap();
+        let one = plan(&host("a", 1, 1), &host("b", 2, 2), RequestedOption::Auto, &[]).unwrap();
         assert_eq!(one.option, MigrationOption::Tcp);
         assert!(one.reason.unwrap().contains("one path only"));
     }
@@ -276,7 +349,7 @@ mod tests {
     fn direct_without_rdma_falls_back_and_says_on_which_host() {
         let mut b = host("b", 2, 2);
         b.rdma_devices = vec!["mlx5_0".into()];
-        let plan = plan(&host("a", 1, 2), &b, RequestedOption::Direct).unwrap();
+        let plan = plan(&host("a", 1, 2), &b, RequestedOption::Direct, &[]).unwrap();
         assert_eq!(plan.option, MigrationOption::Multichannel);
         assert_eq!(plan.reason.unwrap(), "no RDMA device on a");
     }
@@ -285,22 +358,85 @@ mod tests {
     fn multichannel_without_a_migration_address_falls_back_to_tcp() {
         let mut b = host("b", 2, 2);
         b.migration_address = None;
-        let plan = plan(&host("a", 1, 2), &b, RequestedOption::Multichannel).unwrap();
+        let plan = plan(&host("a", 1, 2), &b, RequestedOption::Multichannel, &[]).unwrap();
         assert_eq!(plan.option, MigrationOption::Tcp);
         assert!(plan.reason.unwrap().contains("no migration_address is configured on b"));
+    }
+
+    fn with_ipv6(name: &str, last: u8) -> HostFacts {
+        let mut host = host(name, last, 2);
+        host.migration_address = Some(format!("fd00::{last}").parse().unwrap());
+        for link in &mut host.links {
+            link.addresses.push(format!("fe80::{last}/64").parse().unwrap());
+        }
+        host
+    }
+
+    fn reach(link: &str) -> Reach {
+        Reach { link: link.into(), peer_link: link.into() }
+    }
+
+    #[test]
+    fn ipv6_routes_go_over_the_paths_that_have_it_and_the_others_are_named() {
+        let (a, b) = (with_ipv6("a", 1), with_ipv6("b", 2));
+        let asked = RequestedOption::Multichannel;
+        let both = plan(&a, &b, asked, &[reach("e0"), reach("e1")]).unwrap();
+        assert_eq!((both.paths.len(), both.reason), (2, None));
+        let one = plan(&a, &b, asked, &[reach("e1")]).unwrap();
+        assert_eq!((one.paths.len(), one.paths[0].link.as_str()), (1, "e1"));
+        assert!(one.reason.unwrap().contains("left out e0–e0: without IPv6"));
+        let none = plan(&a, &b, asked, &[]).unwrap();
+        assert_eq!((none.option, none.paths.len()), (MigrationOption::Tcp, 2));
+        assert!(none.reason.unwrap().contains("give both hosts a private IPv4 address"));
+        let auto = plan(&a, &b, RequestedOption::Auto, &[reach("e0"), reach("e1")]).unwrap();
+        assert_eq!(auto.option, MigrationOption::Multichannel);
+    }
+
+    #[test]
+    fn migration_addresses_that_cannot_be_routed_are_explained() {
+        let reason = |change: fn(&mut HostFacts)| {
+            let mut b = host("b", 2, 2);
+            change(&mut b);
+            let plan = plan(&host("a", 1, 2), &b, RequestedOption::Multichannel, &[]).unwrap();
+            assert_eq!(plan.option, MigrationOption::Tcp);
+            plan.reason.unwrap()
+        };
+        for (change, words) in [
+            (
+                (|b| b.migration_address = Some("10.77.200.1".parse().unwrap())) as fn(&mut HostFacts),
+                "the same",
+            ),
+            (|b| b.migration_address = Some("fd00::2".parse().unwrap()), "different IP versions"),
+            (|b| b.migration_address = Some("10.77.1.9".parse().unwrap()), "within 10.77.1.0/24 of a"),
+            (
+                |b| (b.migration_address, b.no_migration_address) = (None, Some(NoMigrationAddress::Ipv6Off)),
+                "on b IPv6 is off, and no migration_address is configured; set it",
+            ),
+        ] {
+            let reason = reason(change);
+            assert!(reason.contains(words), "{reason}");
+        }
+    }
+
+    #[test]
+    fn the_management_network_is_named_where_nothing_else_is_left() {
+        let mut a = host("a", 1, 1);
+        a.management_links = std::mem::take(&mut a.links);
+        let plan = plan(&a, &host("b", 2, 1), RequestedOption::Tcp, &[]).unwrap();
+        assert!(plan.reason.unwrap().contains("over the management network"));
     }
 
     #[test]
     fn what_was_asked_for_and_is_possible_needs_no_reason() {
         for requested in [RequestedOption::Tcp, RequestedOption::Compression, RequestedOption::Multichannel] {
-            let plan = plan(&host("a", 1, 2), &host("b", 2, 2), requested).unwrap();
+            let plan = plan(&host("a", 1, 2), &host("b", 2, 2), requested, &[]).unwrap();
             assert_eq!(plan.reason, None, "{requested:?}");
         }
     }
 
     #[test]
     fn a_path_that_does_not_answer_is_left_out_with_its_reason() {
-        let made = |requested| plan(&host("a", 1, 2), &host("b", 2, 2), requested).unwrap();
+        let made = |requested| plan(&host("a", 1, 2), &host("b", 2, 2), requested, &[]).unwrap();
         let trials = [Err("no answer".to_owned()), Ok(())];
         let routed = made(RequestedOption::Multichannel).narrow(&trials, "a", "b").unwrap();
         assert_eq!(routed.paths.len(), 1);
@@ -316,7 +452,7 @@ mod tests {
 
     #[test]
     fn no_path_names_both_ends() {
-        let error = plan(&host("a", 1, 0), &host("b", 2, 2), RequestedOption::Tcp).unwrap_err();
+        let error = plan(&host("a", 1, 0), &host("b", 2, 2), RequestedOption::Tcp, &[]).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("no links fit for migrations") && text.contains("10.77.1.2/24"), "{text}");
     }

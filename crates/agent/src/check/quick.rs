@@ -26,6 +26,7 @@ pub(crate) async fn before_migration(
     let pair = Pair {
         source: &source_facts,
         target: &target_facts,
+        paths: &plan.paths,
         trials: None,
         vms: &vms,
         multichannel: plan.spread == Spread::Routed,

@@ -1,11 +1,10 @@
 //! A check led from here: facts of both hosts, trials of each path from both ends, findings.
 
-use std::net::SocketAddr;
-
 use drainpipe_engine::check::facts::CheckFacts;
 use drainpipe_engine::check::sizes::{Arrived, first_sizes, next_sizes};
 use drainpipe_engine::check::trial::{PacketTrial, PathTrial};
 use drainpipe_engine::check::{CheckReport, Pair, check, paths_to_try, unreachable};
+use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::path::Path;
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use futures_util::future::join_all;
@@ -18,6 +17,8 @@ use super::session::{ROUNDS_MAX, Round, RoundResult, SessionRequest, SessionView
 use super::{facts, vms};
 use crate::agent::Agent;
 use crate::client::ApiClient;
+use crate::discovery::discover;
+use crate::link_socket::on_link;
 use crate::path_watch;
 use crate::probe::{self, ProbePort};
 
@@ -50,9 +51,11 @@ pub(crate) async fn run(agent: &Agent, target: &str, vm: Option<&str>) -> Result
     let source_facts = facts::read(agent).await?;
     let vms = vms::ask(agent, peer, target, &running).await?;
     let trials = try_paths(agent, peer, &source_facts, &target_facts).await?;
+    let paths: Vec<Path> = trials.iter().map(|trial| trial.path.clone()).collect();
     let pair = Pair {
         source: &source_facts,
         target: &target_facts,
+        paths: &paths,
         trials: Some(&trials),
         vms: &vms,
         multichannel: trials.len() > 1,
@@ -67,7 +70,8 @@ async fn try_paths(
     source: &CheckFacts,
     target: &CheckFacts,
 ) -> Result<Vec<PathTrial>, Problem> {
-    let paths = paths_to_try(source, target);
+    let reaches = discover(agent, peer, [&source.host, &target.host], RequestedOption::Auto).await;
+    let paths = paths_to_try(source, target, &reaches);
     if paths.is_empty() {
         return Ok(vec![]);
     }
@@ -127,7 +131,8 @@ fn ends(
     let each = paths.iter().zip(sockets).zip(ports);
     each.map(|((path, socket), port)| match port {
         ProbePort::Open(port) => {
-            PacketEnd::begin(socket?, SocketAddr::new(path.peer_address, *port), token).ok()
+            let peer = on_link(&path.link, path.peer_address, *port).ok()?;
+            PacketEnd::begin(socket?, peer, token).ok()
         }
         ProbePort::Refused(_) => None,
     })
@@ -176,9 +181,7 @@ struct Directions {
 
 impl Directions {
     fn new(paths: &[Path], source: &CheckFacts, target: &CheckFacts) -> Self {
-        let mtu = |facts: &CheckFacts, name: &str| {
-            facts.host.links.iter().find(|link| link.name == name).map_or(0, |link| link.mtu)
-        };
+        let mtu = |facts: &CheckFacts, name: &str| facts.host.link(name).map_or(0, |link| link.mtu);
         let forward = paths.iter().map(|path| Direction::new(mtu(source, &path.link)));
         let backward = paths.iter().map(|path| Direction::new(mtu(target, &path.peer_link)));
         Self { forward: forward.collect(), backward: backward.collect() }

@@ -1,6 +1,5 @@
 //! The other host's side of a check: it opens ports, sends and counts as it is told, for a while.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -17,8 +16,9 @@ use uuid::Uuid;
 
 use super::packets::PacketEnd;
 use crate::agent::Agent;
+use crate::link_socket::on_link;
 use crate::path_watch;
-use crate::probe::{self, ProbePort, ProbePorts, ProbeRequest};
+use crate::probe::{self, ProbePort, ProbePorts};
 use crate::slots::Slot;
 
 /// How long a session lasts unless it is closed; a check takes a few seconds.
@@ -94,8 +94,7 @@ pub(crate) async fn open(
         return Err(Problem::bad_input("a check has one port for each path"));
     }
     let slot = Arc::new(agent.checks.taken_part_in.take(source)?);
-    let addresses = paths.iter().map(|path| path.address).collect();
-    let (connections, mut tasks) = probe::open(agent, ProbeRequest { addresses }, &slot).await?;
+    let (connections, mut tasks) = probe::open(agent, &paths, &slot).await;
     let mut ends = Vec::with_capacity(paths.len());
     let mut datagrams = Vec::with_capacity(paths.len());
     for (path, port) in paths.iter().zip(ports) {
@@ -116,7 +115,7 @@ pub(crate) async fn open(
 async fn begin(agent: &Agent, path: &Path, peer_port: u16, token: Uuid) -> (Option<PacketEnd>, ProbePort) {
     let begun = path_watch::bind(agent, path).await.and_then(|socket| {
         let port = socket.local_addr().map_err(Problem::failed)?.port();
-        let peer = SocketAddr::new(path.peer_address, peer_port);
+        let peer = on_link(&path.link, path.peer_address, peer_port).map_err(Problem::failed)?;
         Ok((PacketEnd::begin(socket, peer, token).map_err(Problem::failed)?, port))
     });
     match begun {

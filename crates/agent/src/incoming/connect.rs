@@ -1,8 +1,9 @@
 //! Step 5 on the target: ports on which the source tries the paths, the network, and QEMU listening.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 
+use drainpipe_engine::path::Path;
 use drainpipe_engine::plan::Spread;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::Vmm;
@@ -11,12 +12,13 @@ use drainpipe_hypervisor::migration::{self, MigrationError};
 use super::{IncomingVm, lock, must_wait};
 use crate::agent::Agent;
 use crate::api::types::{ConnectionRequest, Endpoint, WatchRequest};
+use crate::link_socket::on_link;
 use crate::path_watch::{Joining, WatchEnd};
-use crate::probe::{self, ProbePorts, ProbeRequest};
+use crate::ports;
+use crate::probe::{self, ProbePorts};
 use crate::slots::Slots;
 use crate::transport::transport;
 use crate::vms::QMP_DEADLINE;
-use crate::{multichannel, ports};
 
 /// Migrations of one host, and of all together, for which ports are open at once on which paths are tried.
 /// They are for 1.5 s at most, unless the source has no good in mind.
@@ -29,17 +31,13 @@ pub(super) fn trials() -> Slots {
 }
 
 /// Opens ports on which the source tries each path. Those of an earlier request are closed.
-pub(crate) async fn open_trials(
-    agent: &Agent,
-    id: &str,
-    request: ProbeRequest,
-) -> Result<ProbePorts, Problem> {
+pub(crate) async fn open_trials(agent: &Agent, id: &str, paths: &[Path]) -> Result<ProbePorts, Problem> {
     let entry = agent.incoming.get(id)?;
     let _stepping = entry.stepping.lock().await;
     must_wait(agent, &entry)?;
     entry.end_trials();
     let slot = Arc::new(agent.incoming.trials.take(&entry.source)?);
-    let (ports, answering) = probe::open(agent, request, &slot).await?;
+    let (ports, answering) = probe::open(agent, paths, &slot).await;
     *lock(&entry.answering) = answering;
     Ok(ports)
 }
@@ -58,8 +56,8 @@ pub(crate) async fn connect(
     if request.plan.spread == Spread::Routed {
         return connect_routed(agent, &entry, &vmm, &request).await;
     }
-    let address =
-        request.plan.paths.first().ok_or_else(|| Problem::bad_input("a plan without a path"))?.address;
+    let path = request.plan.paths.first().ok_or_else(|| Problem::bad_input("a plan without a path"))?;
+    let address = path.address;
     let port = listen_on_free_port(agent, &vmm, &request, address).await?;
     Ok(Endpoint { address, port, watch: None })
 }
@@ -77,7 +75,7 @@ async fn connect_routed(
     };
     let paths = request.plan.paths.clone();
     let own = watch_paths(agent, entry, &WatchRequest { paths, migration_address, watch }).await?;
-    let address = multichannel::own_address(agent)?;
+    let address = agent.intended_address();
     let port = listen_on_free_port(agent, vmm, request, address).await?;
     Ok(Endpoint { address, port, watch: Some(own) })
 }
@@ -118,8 +116,10 @@ async fn listen_on_free_port(
     address: IpAddr,
 ) -> Result<u16, Problem> {
     let transport = transport(&request.plan);
+    let link = request.plan.paths.first().map_or("", |path| &path.link);
     ports::take(agent, |port| async move {
-        match migration::listen(vmm, transport, SocketAddr::new(address, port), QMP_DEADLINE).await {
+        let listen_at = on_link(link, address, port).map_err(Problem::failed)?;
+        match migration::listen(vmm, transport, listen_at, QMP_DEADLINE).await {
             Ok(()) => Ok(Some(port)),
             Err(MigrationError::PortTaken(_)) => Ok(None),
             Err(error) => {

@@ -1,5 +1,6 @@
 //! Carries out the engine's actions of one migration, and feeds it what happens.
 
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -11,7 +12,7 @@ use drainpipe_engine::facts::HostFacts;
 use drainpipe_engine::migration::{Action, Event, Migration, TargetState, downtime_limit_ms};
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::path::Path;
-use drainpipe_engine::plan::{Plan, Spread, plan};
+use drainpipe_engine::plan::{Plan, Spread};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::progress::Transferred;
 use drainpipe_engine::queue::unsent_limit_bytes;
@@ -30,6 +31,7 @@ use crate::api::types::{
 use crate::check;
 use crate::client::ApiClient;
 use crate::guard::Guard;
+use crate::link_socket::on_link;
 use crate::measure::Measurements;
 use crate::path_watch::{Joining, News, WatchEnd};
 use crate::probe::{self, ProbePorts, ProbeRequest};
@@ -219,8 +221,8 @@ impl Executor {
     }
 
     async fn establish_hosts(&mut self) -> Result<Event, Problem> {
-        let (source, target) = meet(&self.agent, self.peer()?, &self.running.target).await?;
-        let plan = plan(&source, &target, self.requested).map_err(Problem::refused)?;
+        let (source, target, plan) =
+            meet(&self.agent, self.peer()?, &self.running.target, self.requested).await?;
         let vmm = self.claimed.vmm.as_ref().ok_or_else(|| does_not_run(&self.running.vm))?;
         self.findings =
             check::before_migration(&self.agent, self.peer()?, &self.running.target, vmm, &plan).await?;
@@ -250,7 +252,7 @@ impl Executor {
         let no_plan = || Problem::failed("connecting before there is a plan");
         let (source, target) = self.facts.as_ref().ok_or_else(no_plan)?;
         let plan = self.plan.clone().ok_or_else(no_plan)?;
-        let request = ProbeRequest { addresses: plan.paths.iter().map(|path| path.peer_address).collect() };
+        let request = ProbeRequest { paths: plan.paths.iter().map(Path::reversed).collect() };
         let ports: ProbePorts = self.peer()?.post(&self.incoming("probe"), &request).await?;
         let trials = probe::try_paths(&plan.paths, &ports).await;
         let plan = plan.narrow(&trials, &source.name, &target.name).map_err(Problem::failed)?;
@@ -284,7 +286,7 @@ impl Executor {
         let reversed = plan.paths.iter().map(Path::reversed).collect();
         let request = ConnectionRequest {
             plan: Plan { paths: reversed, ..plan.clone() },
-            migration_address: self.agent.config.migration_address,
+            migration_address: self.facts.as_ref().and_then(|(source, _)| source.migration_address),
             watch,
         };
         self.peer()?.post(&self.incoming("connection"), &request).await
@@ -299,7 +301,7 @@ impl Executor {
         let (Some(plan), Some(endpoint)) = (&self.plan, &self.endpoint) else {
             return Err(Problem::failed("a transfer before the hosts are connected"));
         };
-        let address = SocketAddr::new(endpoint.address, endpoint.port);
+        let address = listening_at(plan, endpoint).map_err(Problem::failed)?;
         let (transport, now_ms) = (transport(plan), self.now_ms());
         self.measurements.transfer_begins(&self.agent.network, plan, address, now_ms).await?;
         let vmm = self.vmm()?;
@@ -406,7 +408,8 @@ impl Executor {
             return;
         };
         let Some(bytes) = unsent_limit_bytes(&plan.paths, channels, remaining_bytes) else { return };
-        let attempts_left = match vmm.limit_unsent(SocketAddr::new(endpoint.address, endpoint.port), bytes) {
+        let limited = listening_at(plan, endpoint).and_then(|address| vmm.limit_unsent(address, bytes));
+        let attempts_left = match limited {
             // QEMU has one more connection, for all that is no memory.
             Ok(found) if found > usize::from(channels) => 0,
             Ok(_) => self.unsent_limit_attempts_left - 1,
@@ -561,6 +564,12 @@ impl Executor {
         }
         self.agent.outgoing.lock().remove(&self.running.id);
     }
+}
+
+/// Where the target's QEMU listens, as seen from here.
+fn listening_at(plan: &Plan, endpoint: &Endpoint) -> io::Result<SocketAddr> {
+    let link = plan.paths.first().map_or("", |path| &path.link);
+    on_link(link, endpoint.address, endpoint.port)
 }
 
 fn guard_acted() -> Problem {

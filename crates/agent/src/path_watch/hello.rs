@@ -1,17 +1,15 @@
 //! The hellos of one path, as datagrams.
 
-use std::io;
 use std::net::SocketAddr;
 
 use drainpipe_engine::path::Path;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::watch::{Hearing, Hello};
-use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::UdpSocket;
 use uuid::Uuid;
 
 use crate::agent::Agent;
-use crate::ports;
+use crate::link_socket::bind_udp;
 
 /// Most datagrams read from one path between two hellos; a flood of them costs no more. More than a socket
 /// holds by default, so that nothing old is left after the agent stood still.
@@ -22,23 +20,8 @@ const DATAGRAM_BYTES: usize = 26;
 
 /// A socket on a path's own link, with a port of the migration range.
 pub(crate) async fn bind(agent: &Agent, path: &Path) -> Result<UdpSocket, Problem> {
-    ports::take(agent, |port| {
-        let bound = bind_to_link(&path.link, SocketAddr::new(path.address, port));
-        let bound = ports::unless_in_use(bound);
-        std::future::ready(bound.map_err(|error| {
-            Problem::failed(format!("cannot watch path {path} from {}: {error}", path.address))
-        }))
-    })
-    .await
-}
-
-/// To the link, lest a route over another link makes a dead path look good.
-fn bind_to_link(link: &str, address: SocketAddr) -> io::Result<UdpSocket> {
-    let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
-    socket.bind_device(Some(link.as_bytes()))?;
-    socket.set_nonblocking(true)?;
-    socket.bind(&address.into())?;
-    UdpSocket::from_std(socket.into())
+    let bound = bind_udp(agent, &path.link, path.address).await;
+    bound.map_err(|problem| problem.context(format!("path {path} cannot be watched")))
 }
 
 /// The hellos that have arrived from `other` and carry `token`.

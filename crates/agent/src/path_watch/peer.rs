@@ -19,6 +19,7 @@ use super::placing::Placing;
 use super::{Joining, News, PathEnd, WatchEnd, hello};
 use crate::agent::Agent;
 use crate::api::types::WatchRequest;
+use crate::link_socket::on_link;
 use crate::multichannel::{self, Way};
 
 /// How soon a route that could not be set is tried again, and one that is gone is noticed.
@@ -93,11 +94,11 @@ pub(super) async fn run(watch: Arc<Mutex<PeerWatch>>) {
 
 impl PeerWatch {
     /// Of no path yet. `address` is the peer's migration address.
-    pub(super) fn new(agent: &Arc<Agent>, peer: &str, address: IpAddr) -> Result<Self, Problem> {
-        Ok(Self {
+    pub(super) fn new(agent: &Arc<Agent>, peer: &str, address: IpAddr) -> Self {
+        Self {
             agent: Arc::clone(agent),
             peer: peer.into(),
-            own_address: multichannel::own_address(agent)?,
+            own_address: agent.intended_address(),
             address,
             token: Uuid::new_v4(),
             other_token: None,
@@ -112,7 +113,7 @@ impl PeerWatch {
             next_route_ms: 0.0,
             next_question_ms: 0.0,
             questions: JoinSet::new(),
-        })
+        }
     }
 
     /// The peer's migration address.
@@ -194,7 +195,7 @@ impl PeerWatch {
         }
         for (path, there) in paths.iter().zip(&other.paths) {
             let Some(index) = self.index_of(path) else { continue };
-            let address = SocketAddr::new(path.peer_address, there.port);
+            let address = on_link(&path.link, path.peer_address, there.port).map_err(Problem::failed)?;
             if self.ends[index].other.replace(address) != Some(address) {
                 self.watch.begin(index, there.was_heard, now_ms);
             }

@@ -67,7 +67,9 @@ fn describe_plan(view: &PlanView) -> String {
         .chain([format!("over     {spread}")])
         .chain(plan.paths.iter().map(|path| {
             let speed = path.speed_mbps.map_or("speed unknown".into(), |speed| format!("{speed} Mb/s"));
-            format!("         {path}  {} to {}, {speed}", path.address, path.peer_address)
+            let found =
+                if path.is_link_local() { "answered over link-local addresses" } else { "in one subnet" };
+            format!("         {path}  {} to {}, {found}, {speed}", path.address, path.peer_address)
         }))
         .chain(plan.multifd_channels.map(|channels| format!("with     {channels} connections")))
         .chain(plan.zstd_level.map(|level| format!("packed   by zstd, level {level}")));

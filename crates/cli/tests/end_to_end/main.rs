@@ -13,6 +13,7 @@ mod check_fix;
 mod check_vms;
 mod guest;
 mod lab_cli;
+mod link_addresses;
 mod measure_faults;
 mod options;
 mod path_loss;
@@ -55,6 +56,7 @@ fn main() -> ExitCode {
         ("check_vms", check_vms::TESTS),
         ("lab_cli", lab_cli::TESTS),
         ("service", service::TESTS),
+        ("link_addresses", link_addresses::TESTS),
     ];
     let mut trials = Vec::new();
     for (module, tests) in modules {

@@ -292,7 +292,8 @@ impl HostNetwork {
     fn read(lab: &TestLab, host: &str) -> Self {
         let printed = lab.exec(host, &["bash", "-c", NETWORK]).done();
         // Link-local and multicast addresses are the kernel's own affair, and settle by and by.
-        let lines = printed.lines().filter(|line| !line.contains("fe80:") && !line.contains("ff00:"));
+        let kernels = |line: &&str| line.contains("fe80:") || line.contains("ff00:");
+        let lines = printed.lines().filter(|line| !kernels(line) || line.contains("proto 215"));
         Self(lines.map(|line| format!("{host}: {}", line.trim_end())).collect())
     }
 
@@ -303,6 +304,6 @@ impl HostNetwork {
 
 const NETWORK: &str = "for link in lo mgmt e0 e1; do \
     ip -oneline address show $link; ip -6 route show table all dev $link; done; \
-    ip -4 route show table all; \
+    ip -4 route show table all; ip -6 route show table all proto 215; \
     grep . /proc/sys/net/ipv[46]/fib_multipath_hash_policy \
     /proc/sys/net/ipv[46]/conf/{all,default,e0,e1}/ignore_routes_with_linkdown";

@@ -80,9 +80,17 @@ impl CheckFacts {
             return Err(ImplausibleFacts::OtherHost { asked: asked.into(), answered });
         }
         let host = || asked.to_owned();
-        let addresses = self.host.links.iter().map(|link| link.addresses.len()).max().unwrap_or(0);
-        let lists =
-            [self.host.links.len(), self.links.len(), self.peers.len(), self.governors.len(), addresses];
+        let HostFacts { links, management_links, .. } = &self.host;
+        let every_link = links.iter().chain(management_links);
+        let addresses = every_link.map(|link| link.addresses.len()).max().unwrap_or(0);
+        let lists = [
+            links.len(),
+            management_links.len(),
+            self.links.len(),
+            self.peers.len(),
+            self.governors.len(),
+            addresses,
+        ];
         if lists.into_iter().any(|length| length > LIST_MAX) {
             return Err(ImplausibleFacts::List { host: host() });
         }
@@ -100,7 +108,7 @@ impl CheckFacts {
         let host = &self.host;
         [&self.agent_version, &self.kernel, &host.hypervisor.name, &host.hypervisor.version]
             .into_iter()
-            .chain(host.links.iter().map(|link| &link.name))
+            .chain(host.links.iter().chain(&host.management_links).map(|link| &link.name))
             .chain(self.links.iter().map(|link| &link.name))
             .chain(&host.rdma_devices)
             .chain(&self.peers)

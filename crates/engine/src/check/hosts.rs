@@ -3,6 +3,7 @@
 use super::Pair;
 use super::facts::CheckFacts;
 use super::finding::{Finding, Place, on};
+use crate::plan::routing_obstacle;
 
 /// The oldest that is tested.
 const QEMU_OLDEST: [u32; 2] = [7, 2];
@@ -33,6 +34,7 @@ pub(super) fn check(pair: Pair<'_>) -> Vec<Finding> {
         findings.extend(no_migration_address(pair, own));
     }
     findings.extend(equal_migration_addresses(pair));
+    findings.extend(unroutable_migration_addresses(pair));
     findings.extend(older_target(pair));
     findings.extend(agent_versions(pair));
     findings.extend(clock(pair));
@@ -223,10 +225,12 @@ fn rdma_alone(own: &CheckFacts, other: &CheckFacts) -> Option<Finding> {
 
 /// One path needs no migration address.
 fn no_migration_address(pair: Pair<'_>, own: &CheckFacts) -> Option<Finding> {
-    let paths = pair.paths().len();
+    let paths = pair.paths.len();
+    let why = own.host.no_migration_address.as_ref();
+    let why = why.map_or_else(|| "no migration_address is configured".into(), ToString::to_string);
     (own.host.migration_address.is_none() && paths > 1).then(|| {
         Finding::warning("no-migration-address", here(own))
-            .what(format!("{} has no migration_address in its agent.toml", own.name()))
+            .what(format!("{} has no address for multichannel: {why}", own.name()))
             .effect(format!("migrations use one of the {paths} paths"))
             .remedy(on(
                 own.name(),
@@ -246,6 +250,27 @@ fn equal_migration_addresses(pair: Pair<'_>) -> Option<Finding> {
                 "change migration_address in agent.toml; systemctl restart drainpipe",
             ))
     })
+}
+
+/// One path needs no migration address, and what is said above needs no second word.
+fn unroutable_migration_addresses(pair: Pair<'_>) -> Option<Finding> {
+    let [source, target] = [&pair.source.host, &pair.target.host];
+    let said = source.migration_address.is_none()
+        || target.migration_address.is_none()
+        || source.migration_address == target.migration_address;
+    if said || pair.paths.len() < 2 {
+        return None;
+    }
+    let obstacle = routing_obstacle(source, target, pair.paths)?;
+    Some(
+        Finding::warning("migration-addresses-unroutable", both(pair))
+            .what(obstacle)
+            .effect(format!("migrations use one of the {} paths", pair.paths.len()))
+            .remedy(
+                "on both: set migration_address in agent.toml to a free private address, both of one IP version; \
+                 systemctl restart drainpipe",
+            ),
+    )
 }
 
 /// Where VMs are known, it is said of those that do not fit.

@@ -27,7 +27,8 @@ mod vms;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::path::{Path, find_paths};
+use crate::option::RequestedOption;
+use crate::path::{Path, Reach, find_paths};
 use crate::problem::Problem;
 use facts::CheckFacts;
 use finding::{Finding, Place, Severity, on};
@@ -41,7 +42,9 @@ pub struct Pair<'a> {
     pub source: &'a CheckFacts,
     /// Where it would go.
     pub target: &'a CheckFacts,
-    /// One for each of [`paths_to_try`]; absent where nothing was tried.
+    /// The paths that a migration could take, from [`paths_to_try`] or its plan.
+    pub paths: &'a [Path],
+    /// One for each of them; absent where nothing was tried.
     pub trials: Option<&'a [PathTrial]>,
     /// Running VMs of the source that may move.
     pub vms: &'a [VmCheck],
@@ -52,10 +55,6 @@ pub struct Pair<'a> {
 }
 
 impl<'a> Pair<'a> {
-    fn paths(self) -> Vec<Path> {
-        paths_to_try(self.source, self.target)
-    }
-
     fn trials(self) -> &'a [PathTrial] {
         self.trials.unwrap_or_default()
     }
@@ -74,9 +73,10 @@ pub struct CheckReport {
     pub paths: Vec<PathTrial>,
 }
 
-/// The paths that a migration could take, to be tried before [`check`].
-pub fn paths_to_try(source: &CheckFacts, target: &CheckFacts) -> Vec<Path> {
-    find_paths(&source.host.links, &target.host.links)
+/// The paths that a migration could take, to be tried before [`check`]. `reaches` is what trying the
+/// [`links_to_try`](crate::path::links_to_try) has shown.
+pub fn paths_to_try(source: &CheckFacts, target: &CheckFacts, reaches: &[Reach]) -> Vec<Path> {
+    find_paths(&source.host, &target.host, RequestedOption::Auto, reaches)
 }
 
 /// Everything that is wrong between two hosts, the worst first. Empty when all is well.

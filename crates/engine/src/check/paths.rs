@@ -16,7 +16,7 @@ const LOST_MIN: u32 = 2;
 pub(super) fn check(pair: Pair<'_>) -> Vec<Finding> {
     let mut findings = unusable_links(pair.source, pair.target);
     findings.extend(unusable_links(pair.target, pair.source));
-    let paths = pair.paths();
+    let paths = pair.paths;
     if paths.is_empty() {
         findings.push(no_path(pair));
     } else {
@@ -96,7 +96,8 @@ fn no_path(pair: Pair<'_>) -> Finding {
         ))
         .effect("every migration is refused")
         .remedy(
-            "give each host a [[link]] in agent.toml that is up, with addresses in one subnet: ip address add \
+            "look at cables, at the switch ports' VLANs and, where links have no addresses in one subnet, at the \
+             firewalls (migration ports, UDP); or give both ends addresses in one subnet: ip address add \
              ADDRESS/24 dev LINK",
         )
 }
@@ -117,7 +118,7 @@ fn link_in_words(link: &MigrationLink) -> String {
 
 /// Links that work and yet stand in no path, at both ends: they were meant for each other.
 fn links_without_partner(pair: Pair<'_>) -> Option<Finding> {
-    let paths = pair.paths();
+    let paths = pair.paths;
     let without = |facts: &CheckFacts, taken: Vec<&str>| -> Vec<MigrationLink> {
         let links = facts.host.links.iter();
         links.filter(|link| link.usable && !taken.contains(&link.name.as_str())).cloned().collect()
@@ -137,7 +138,7 @@ fn links_without_partner(pair: Pair<'_>) -> Option<Finding> {
     Some(
         finding
             .what(format!(
-                "{} of {} and {} of {} are up, but in no common subnet",
+                "{} of {} and {} of {} are up, but in no common subnet, and do not answer each other over link-local addresses",
                 in_words(&source),
                 pair.source.name(),
                 in_words(&target),

@@ -27,7 +27,7 @@ struct Scene {
 impl Scene {
     fn healthy() -> Self {
         let (a, b) = (host("a", 11), host("b", 12));
-        let trials = paths_to_try(&a, &b).into_iter().map(|path| PathTrial {
+        let trials = paths_to_try(&a, &b, &[]).into_iter().map(|path| PathTrial {
             path,
             connection_error: None,
             forward: passing(1500),
@@ -42,6 +42,7 @@ impl Scene {
         check(Pair {
             source: &self.a,
             target: &self.b,
+            paths: &paths_to_try(&self.a, &self.b, &[]),
             trials: Some(&self.trials),
             vms: &self.vms,
             multichannel: true,
@@ -51,7 +52,7 @@ impl Scene {
 
     /// As after a change of addresses or states: only paths that are still there are tried.
     fn retry(&mut self) {
-        let paths = paths_to_try(&self.a, &self.b);
+        let paths = paths_to_try(&self.a, &self.b, &[]);
         self.trials.retain(|trial| paths.contains(&trial.path));
     }
 }
@@ -68,7 +69,9 @@ fn host(name: &str, last: u8) -> CheckFacts {
                 .zip(1..)
                 .map(|(link, net)| link_of(link, &format!("10.0.{net}.{last}/24")))
                 .collect(),
+            management_links: vec![],
             migration_address: Some(format!("10.9.0.{last}").parse().unwrap()),
+            no_migration_address: None,
             rdma_devices: vec![],
             hypervisor: HypervisorVersion { name: "QEMU".into(), version: "7.2.22".into(), rdma: true },
         },
@@ -428,6 +431,20 @@ const OF_HOSTS: &[Case] = &[
         "migration-addresses-equal",
         &["a", "b"],
         "10.9.0.11",
+    ),
+    (
+        |s| s.b.host.migration_address = Some("fd00::2".parse().unwrap()),
+        Warning,
+        "migration-addresses-unroutable",
+        &["a", "b"],
+        "different IP versions",
+    ),
+    (
+        |s| s.b.host.migration_address = Some("10.0.2.99".parse().unwrap()),
+        Warning,
+        "migration-addresses-unroutable",
+        &["a", "b"],
+        "within 10.0.2.0/24 of a",
     ),
     (
         |s| {

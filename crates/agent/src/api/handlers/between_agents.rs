@@ -1,7 +1,6 @@
 //! What the agent of a source says to that of its target, step by step; and what a target asks.
 
 use std::collections::HashSet;
-use std::net::IpAddr;
 use std::time::Duration;
 
 use axum::Json;
@@ -26,6 +25,7 @@ use crate::api::types::{
     ConnectionRequest, Endpoint, HandOverView, IncomingRequest, IncomingView, TargetUse, WatchRequest,
 };
 use crate::api::{Routes, openapi};
+use crate::discovery::{self, DiscoveryPorts, DiscoveryRequest};
 use crate::path_watch::WatchEnd;
 use crate::probe::{ProbePorts, ProbeRequest};
 use crate::{incoming, outgoing};
@@ -38,6 +38,7 @@ const PATHS_MAX: usize = 64;
 
 pub(in crate::api) fn routes() -> Routes {
     OpenApiRouter::new()
+        .routes(routes!(try_links))
         .routes(routes!(permit))
         .routes(routes!(view, discard))
         .routes(routes!(reserve_memory))
@@ -75,16 +76,7 @@ fn check_source(agent: &Agent, caller: &Caller, id: &str) -> Result<(), Problem>
 
 /// The links that a source may ask for: those that this host's configuration gives to migrations.
 pub(super) async fn own_links(agent: &Agent) -> Result<Vec<MigrationLink>, Problem> {
-    agent.network.migration_links(&agent.config).await
-}
-
-fn check_own_address(links: &[MigrationLink], address: IpAddr) -> Result<(), Problem> {
-    let own = links.iter().flat_map(|link| &link.addresses).any(|net| net.addr() == address);
-    if own {
-        Ok(())
-    } else {
-        Err(Problem::bad_input(format!("{address} is on no migration link of this host")))
-    }
+    Ok(agent.network.migration_links(&agent.config).await?.all())
 }
 
 /// Refuses paths over links that are not for migrations, or to gateways that they do not reach, and a link
@@ -114,19 +106,6 @@ pub(super) fn check_paths(links: &[MigrationLink], paths: &[Path]) -> Result<(),
     Ok(())
 }
 
-/// Refuses a migration address that is somebody's already: a route to it would take traffic away that
-/// is not the migration's.
-async fn check_migration_address(agent: &Agent, address: IpAddr) -> Result<(), Problem> {
-    let on_a_link = agent.network.subnets().await?.iter().any(|net| net.contains(&address));
-    let an_agents = agent.config.peers.iter().any(|peer| peer.address.ip() == address);
-    if on_a_link || an_agents {
-        return Err(Problem::bad_input(format!(
-            "migration_address {address} is within a link's subnet, or an agent's: take a free private one"
-        )));
-    }
-    Ok(())
-}
-
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -135,6 +114,20 @@ struct WaitQuery {
     #[serde(default)]
     #[param(required = false, maximum = 60_000)]
     wait_ms: u64,
+}
+
+/// Step 1: open ports on which the source finds out which links of its reach which of this host
+#[utoipa::path(post, path = "/v1/discovery", tag = openapi::BETWEEN_AGENTS, request_body = DiscoveryRequest, responses(
+    (status = 200, description = "The ports, open for half a second.", body = DiscoveryPorts),
+    (status = 409, description = "Too many trials are under way.", body = Problem),
+))]
+async fn try_links(
+    State(agent): Shared,
+    Extension(caller): Extension<Caller>,
+    Body(request): Body<DiscoveryRequest>,
+) -> Answer<DiscoveryPorts> {
+    let links = own_links(&agent).await?;
+    Ok(Json(discovery::open(&agent, caller.host()?, &links, &request).await?))
 }
 
 /// Step 2: may this VM come?
@@ -230,9 +223,8 @@ async fn open_probes(
     Body(request): Body<ProbeRequest>,
 ) -> Answer<ProbePorts> {
     check_source(&agent, &caller, &id)?;
-    let links = own_links(&agent).await?;
-    request.addresses.iter().try_for_each(|address| check_own_address(&links, *address))?;
-    Ok(Json(incoming::open_trials(&agent, &id, request).await?))
+    check_paths(&own_links(&agent).await?, &request.paths)?;
+    Ok(Json(incoming::open_trials(&agent, &id, &request.paths).await?))
 }
 
 /// Step 5: prepare the paths and listen
@@ -253,9 +245,6 @@ async fn connect(
     check_source(&agent, &caller, &id)?;
     let links = own_links(&agent).await?;
     check_paths(&links, &request.plan.paths)?;
-    if let Some(address) = request.migration_address {
-        check_migration_address(&agent, address).await?;
-    }
     Ok(Json(incoming::connect(&agent, &id, request).await?))
 }
 
@@ -279,7 +268,6 @@ async fn watch_again(
 ) -> Answer<WatchEnd> {
     check_source(&agent, &caller, &id)?;
     check_paths(&own_links(&agent).await?, &request.paths)?;
-    check_migration_address(&agent, request.migration_address).await?;
     Ok(Json(incoming::watch_again(&agent, &id, &request).await?))
 }
 
@@ -394,11 +382,11 @@ mod tests {
     }
 
     #[test]
-    fn ports_open_on_migration_links_only() {
-        let links = [link("e0", "10.0.1.2/24")];
-        check_own_address(&links, "10.0.1.2".parse().unwrap()).unwrap();
-        for address in ["0.0.0.0", "127.0.0.1", "10.0.1.3", "::"] {
-            check_own_address(&links, address.parse().unwrap()).expect_err(address);
+    fn link_local_paths_are_taken_on_the_link_that_has_the_address() {
+        let links = [link("e0", "fe80::1/64"), link("e1", "10.0.2.2/24")];
+        check_paths(&links, &[path("e0", "fe80::1", "fe80::9")]).unwrap();
+        for hostile in [path("e1", "fe80::1", "fe80::9"), path("e0", "fe80::1", "fd00::9")] {
+            check_paths(&links, std::slice::from_ref(&hostile)).expect_err(&hostile.link);
         }
     }
 }

@@ -127,6 +127,17 @@ async fn no_host_takes_part_in_checks_without_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn ports_are_opened_on_migration_links_only() {
+    let Some(agent) = TestAgent::start().await else { return };
+    let links = |names: &[&str]| serde_json::json!({ "links": names }).to_string();
+    let opened = agent.say(Who::Source, "POST", "/v1/discovery", &links(&["lo", "../all", ""])).await;
+    assert_eq!((opened.status, opened.body.matches("\"refused\"").count()), (200, 3), "{opened:?}");
+    let too_many = agent.say(Who::Source, "POST", "/v1/discovery", &links(&["lo"; 17])).await;
+    assert_eq!(too_many.problem().kind, ProblemKind::BadInput, "{too_many:?}");
+    agent.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_hosts_identifiers_are_uuids_or_refused() {
     let Some(agent) = TestAgent::start().await else { return };
     for id in ["1", "..", "a%0ab", "'%20OR%201=1", "%00"] {

@@ -18,10 +18,10 @@ const BYTES_PER_BYTE_OF_DATA: f64 = 2.0;
 const SPARE: f64 = 4.0;
 
 pub(super) fn check(pair: Pair<'_>) -> Vec<Finding> {
-    let paths = pair.paths();
+    let paths = pair.paths;
     let mut findings: Vec<Finding> = paths.iter().filter_map(|path| speeds_of_path(pair, path)).collect();
     if findings.is_empty() {
-        findings.extend(unequal_paths(pair, &paths));
+        findings.extend(unequal_paths(pair, paths));
     }
     findings.extend(buffers(pair));
     findings

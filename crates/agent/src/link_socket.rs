@@ -1,0 +1,64 @@
+//! Sockets on one link: its own addresses, link-local ones among them, which mean nothing without it.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+
+use drainpipe_engine::problem::Problem;
+use rustix::net::{AddressFamily, SocketType, netdevice, socket};
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::net::UdpSocket;
+
+use crate::agent::Agent;
+use crate::ports;
+
+/// Port `port` of an address on this host's `link`, or of one that is reached over it.
+pub(crate) fn on_link(link: &str, address: IpAddr, port: u16) -> io::Result<SocketAddr> {
+    match address {
+        IpAddr::V6(address) if address.is_unicast_link_local() => {
+            Ok(SocketAddrV6::new(address, port, 0, index_of(link)?).into())
+        }
+        address => Ok(SocketAddr::new(address, port)),
+    }
+}
+
+fn index_of(link: &str) -> io::Result<u32> {
+    // Any socket will do: it says in which network namespace the link is.
+    let any = socket(AddressFamily::UNIX, SocketType::DGRAM, None)?;
+    Ok(netdevice::name_to_index(&any, link)?)
+}
+
+/// A UDP socket that sends and receives over `link` alone, from `address` there and a port of the
+/// migration range.
+pub(crate) async fn bind_udp(agent: &Agent, link: &str, address: IpAddr) -> Result<UdpSocket, Problem> {
+    ports::take(agent, |port| {
+        let bound = ports::unless_in_use(bind_to_link(link, address, port));
+        std::future::ready(bound.map_err(|error| {
+            Problem::failed(format!("cannot open a port on link {link} at {address}: {error}"))
+        }))
+    })
+    .await
+}
+
+/// To the link, lest a route over another link makes a dead path look good.
+fn bind_to_link(link: &str, address: IpAddr, port: u16) -> io::Result<UdpSocket> {
+    let address = on_link(link, address, port)?;
+    let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
+    socket.bind_device(Some(link.as_bytes()))?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    UdpSocket::from_std(socket.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_link_local_addresses_are_given_a_link() {
+        let on_loopback = |address: &str| on_link("lo", address.parse().unwrap(), 7).unwrap().to_string();
+        assert_eq!(on_loopback("fe80::1"), "[fe80::1%1]:7");
+        assert_eq!(on_loopback("fd00::1"), "[fd00::1]:7");
+        assert_eq!(on_loopback("10.0.0.1"), "10.0.0.1:7");
+        on_link("no-such-link", "fe80::1".parse().unwrap(), 7).unwrap_err();
+    }
+}

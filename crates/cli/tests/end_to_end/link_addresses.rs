@@ -1,0 +1,241 @@
+//! Migrations over links with IPv6 link-local addresses only, with IPv4 only, and with both; and where
+//! the agents choose the migration addresses themselves.
+
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use drainpipe_agent::api::types::PlanView;
+use drainpipe_engine::check::CheckReport;
+use drainpipe_engine::check::finding::Finding;
+use drainpipe_engine::option::MigrationOption;
+use drainpipe_engine::plan::{Plan, Spread};
+use drainpipe_engine::result::{MigrationResult, Outcome, PathState};
+use rustix::process::Signal;
+
+use crate::Test;
+use crate::bad_luck::{Scene, result_of};
+use crate::support::TestLab;
+
+pub(crate) const TESTS: &[Test] = &[
+    ("link_local_only", link_local_only),
+    ("ipv4_only", ipv4_only),
+    ("both", both),
+    ("one_segment", one_segment),
+    ("ipv4_over_link_local", ipv4_over_link_local),
+    ("a_link_local_path_is_lost_and_returns", a_link_local_path_is_lost_and_returns),
+    ("all_link_local_paths_are_lost_for_a_while", all_link_local_paths_are_lost_for_a_while),
+    ("agents_killed_in_flight_leave_nothing", agents_killed_in_flight_leave_nothing),
+];
+
+const TWO_LINKS: [&str; 4] = ["--link", "unlimited", "--link", "unlimited"];
+
+fn lab(link_addresses: &str) -> TestLab {
+    TestLab::up(&[&["--link-addresses", link_addresses], TWO_LINKS.as_slice()].concat())
+}
+
+/// Takes these lines out of both hosts' configurations.
+#[track_caller]
+fn unconfigure(lab: &TestLab, lines_of: impl Fn(&str) -> Vec<String>) {
+    for (host, last) in [("a", "11"), ("b", "12")] {
+        lab.stop_agent(host, Signal::TERM);
+        for line in lines_of(last) {
+            lab.configure(host, &line, "");
+        }
+        lab.start_agent(host);
+    }
+}
+
+fn links() -> Vec<String> {
+    ["e0", "e1"].map(|link| format!("[[link]]\nname = \"{link}\"\n")).to_vec()
+}
+
+fn migration_address(last: &str) -> String {
+    format!("migration_address = \"10.77.255.{last}\"\n")
+}
+
+#[track_caller]
+fn plan(lab: &TestLab, option: &str) -> Plan {
+    lab.json::<PlanView>(&["migrate", "web", "b", "--dry-run", "--option", option]).plan
+}
+
+#[track_caller]
+fn assert_link_local(plan: &Plan) {
+    assert_eq!(plan.paths.len(), 2, "{plan:#?}");
+    assert!(plan.paths.iter().all(drainpipe_engine::path::Path::is_link_local), "{plan:#?}");
+}
+
+/// Both links carried, and were watched all the time.
+#[track_caller]
+fn assert_both_links_carried(result: &MigrationResult) {
+    let mut links: Vec<&str> = result.paths.iter().map(|path| path.link.as_str()).collect();
+    links.sort_unstable();
+    assert_eq!(links, ["e0", "e1"], "{result:#?}");
+    assert!(result.paths.iter().all(|path| path.share > 0.05 && path.turns.is_empty()), "{result:#?}");
+}
+
+#[track_caller]
+fn there_and_back_over_both(lab: &TestLab, arguments: &[&str]) {
+    for target in ["b", "a"] {
+        let result = lab.migrate("web", target, arguments);
+        assert_eq!(result.option, MigrationOption::Multichannel, "{result:#?}");
+        assert_both_links_carried(&result);
+    }
+}
+
+fn link_local_only() {
+    let lab = lab("link-local");
+    unconfigure(&lab, |_| links());
+    let guest = lab.start_guest("web", 160, "");
+    let before = lab.network();
+    let planned = plan(&lab, "auto");
+    assert_link_local(&planned);
+    assert_eq!((planned.option, planned.spread), (MigrationOption::Multichannel, Spread::Routed));
+    let told = lab.drainpipe(&["migrate", "web", "b", "--dry-run"]).done();
+    assert!(told.contains("answered over link-local addresses"), "{told}");
+    there_and_back_over_both(&lab, &[]);
+    for (option, target) in [("tcp", "b"), ("compression", "a")] {
+        let result = lab.migrate("web", target, &["--option", option]);
+        assert_eq!((result.option.to_string().as_str(), result.fallback_reason), (option, None));
+    }
+    let report: CheckReport = lab.json(&["check", "a", "b"]);
+    assert_eq!(report.paths.len(), 2, "{report:#?}");
+    let whole = |trial: &drainpipe_engine::check::trial::PathTrial| {
+        trial.connection_error.is_none() && trial.forward.passes_whole() && trial.backward.passes_whole()
+    };
+    assert!(report.paths.iter().all(whole), "{report:#?}");
+    lab.assert_network_as(&before);
+    guest.assert_intact();
+}
+
+fn ipv4_only() {
+    let lab = lab("ipv4");
+    let guest = lab.start_guest("web", 160, "");
+    let before = lab.network();
+    there_and_back_over_both(&lab, &[]);
+    lab.assert_network_as(&before);
+    // Without a configured address there is none that such links could route.
+    unconfigure(&lab, |last| vec![migration_address(last)]);
+    let planned = plan(&lab, "multichannel");
+    assert_eq!(planned.option, MigrationOption::Tcp);
+    let reason = planned.reason.unwrap();
+    assert!(reason.contains("give both hosts a private IPv4 address as migration_address"), "{reason}");
+    let report: CheckReport = lab.json(&["check", "a", "b"]);
+    let is_found = |finding: &Finding| finding.code == "migration-addresses-unroutable";
+    assert!(report.findings.iter().any(is_found), "{report:#?}");
+    for host in ["a", "b"] {
+        lab.exec(host, &["sysctl", "-w", "net.ipv6.conf.all.disable_ipv6=1"]).done();
+    }
+    let result = lab.migrate("web", "b", &["--option", "multichannel"]);
+    assert_eq!((result.option, result.paths.len()), (MigrationOption::Tcp, 1));
+    let reason = result.fallback_reason.unwrap();
+    assert!(reason.contains("IPv6 is off, and no migration_address is configured"), "{reason}");
+    guest.assert_intact();
+}
+
+fn both() {
+    let lab = lab("both");
+    let guest = lab.start_guest("web", 160, "");
+    let subnets = plan(&lab, "multichannel");
+    assert!(subnets.paths.iter().all(|path| path.address.is_ipv4()), "{subnets:#?}");
+    unconfigure(&lab, |last| vec![migration_address(last)]);
+    let before = lab.network();
+    assert_link_local(&plan(&lab, "multichannel"));
+    let tcp = plan(&lab, "tcp");
+    assert!(tcp.paths.iter().all(|path| path.address.is_ipv4()), "{tcp:#?}");
+    there_and_back_over_both(&lab, &[]);
+    lab.assert_network_as(&before);
+    guest.assert_intact();
+    lab.exec("b", &["ip", "route", "add", "unreachable", "fc00::/7"]).done();
+    let planned = plan(&lab, "multichannel");
+    assert_eq!(planned.option, MigrationOption::Tcp);
+    let reason = planned.reason.unwrap();
+    assert!(reason.contains("on b the address fd") && reason.contains("belongs to fc00::/7"), "{reason}");
+}
+
+/// A configured IPv4 migration address, on links that have no IPv4.
+fn ipv4_over_link_local() {
+    let lab = lab("link-local");
+    for (host, last) in [("a", "11"), ("b", "12")] {
+        lab.stop_agent(host, Signal::TERM);
+        lab.configure(host, "\n\n[tls]", &format!("\n{}\n[tls]", migration_address(last)));
+        lab.start_agent(host);
+    }
+    let guest = lab.start_guest("web", 160, "");
+    let before = lab.network();
+    assert_link_local(&plan(&lab, "auto"));
+    there_and_back_over_both(&lab, &[]);
+    lab.assert_network_as(&before);
+    guest.assert_intact();
+}
+
+fn slow_scene() -> Scene {
+    Scene::in_lab(TestLab::up(&["--link-addresses", "link-local", "--link", "20", "--link", "20"]))
+}
+
+/// A link that is switched off loses its link-local address, and gets it back with the link.
+fn a_link_local_path_is_lost_and_returns() {
+    let scene = slow_scene();
+    let migrating = scene.migrate(&["--option", "multichannel"]);
+    scene.lab.fault("link-down b e1");
+    thread::sleep(Duration::from_secs(2));
+    scene.lab.fault("link-up b e1");
+    let result = result_of(&migrating.wait());
+    assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
+    let e1 = result.paths.iter().find(|path| path.link == "e1").unwrap();
+    let turns: Vec<PathState> = e1.turns.iter().map(|turn| turn.state).collect();
+    assert_eq!(turns, [PathState::Out, PathState::Back], "{result:#?}");
+    scene.assert_settled("b");
+}
+
+fn all_link_local_paths_are_lost_for_a_while() {
+    let scene = slow_scene();
+    let migrating = scene.migrate(&["--option", "multichannel"]);
+    for link in ["e0", "e1"] {
+        scene.lab.fault(&format!("link-down a {link}"));
+    }
+    thread::sleep(Duration::from_secs(5));
+    for link in ["e0", "e1"] {
+        scene.lab.fault(&format!("link-up a {link}"));
+    }
+    let result = result_of(&migrating.wait());
+    assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
+    scene.assert_settled("b");
+}
+
+/// Their next start puts the chosen addresses and their routes back.
+fn agents_killed_in_flight_leave_nothing() {
+    let scene = slow_scene();
+    let migrating = scene.migrate(&["--option", "multichannel"]);
+    for host in ["a", "b"] {
+        scene.lab.stop_agent(host, Signal::KILL);
+    }
+    for host in ["b", "a"] {
+        scene.lab.start_agent(host);
+    }
+    assert_ne!(migrating.wait().code, 0);
+    scene.assert_settled("a");
+}
+
+/// Both links of all hosts in one segment, as on a single switch: each link reaches two of the peer's.
+fn one_segment() {
+    let lab = TestLab::up(
+        &[&["--hosts", "a,b,c", "--link-addresses", "link-local"], TWO_LINKS.as_slice()].concat(),
+    );
+    let switch = lab.namespace("switch");
+    let switch = switch.file_name().unwrap().to_str().unwrap();
+    for command in [
+        "link add join0 type veth peer name join1",
+        "link set join0 master e0 up",
+        "link set join1 master e1 up",
+    ] {
+        let ip = Command::new("ip").args(["-n", switch]).args(command.split(' ')).status().unwrap();
+        assert!(ip.success(), "{command}");
+    }
+    let guest = lab.start_guest("web", 160, "");
+    let planned = plan(&lab, "multichannel");
+    let pairs: Vec<String> = planned.paths.iter().map(ToString::to_string).collect();
+    assert_eq!(pairs, ["e0–e0", "e1–e1"]);
+    there_and_back_over_both(&lab, &[]);
+    guest.assert_intact();
+}
