@@ -147,6 +147,7 @@ impl Measurements {
                 bytes: *bytes,
                 share: if total == 0 { 0.0 } else { *bytes as f64 / total as f64 },
                 speed_mbps: path.speed_mbps,
+                is_spare: path.is_spare,
                 connections: arrivals.and_then(|arrivals| arrivals.connections_on(index)),
                 retransmitted_segments: arrivals.and_then(|arrivals| arrivals.retransmitted_segments(index)),
                 turns: vec![],

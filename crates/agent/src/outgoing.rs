@@ -122,8 +122,8 @@ pub(crate) fn begin(agent: &Arc<Agent>, request: &MigrateRequest) -> Result<Migr
 /// The plan of a migration that is not begun.
 pub(crate) async fn dry_run(agent: &Agent, request: &MigrateRequest) -> Result<PlanView, Problem> {
     let peer = known_target(agent, &request.target)?;
-    agent.vms.get(&request.vm).await?;
-    let (source, target, plan) = meet(agent, peer, &request.target, request.option).await?;
+    let memory_bytes = agent.vms.get(&request.vm).await?.memory_mib << 20;
+    let (source, target, plan) = meet(agent, peer, &request.target, request.option, memory_bytes).await?;
     let findings = match agent.vms.running(&request.vm) {
         Some(vmm) => check::before_migration(agent, peer, &request.target, &vmm, &plan).await?,
         None => vec![],
@@ -151,6 +151,7 @@ async fn meet(
     peer: &ApiClient,
     target: &str,
     option: RequestedOption,
+    memory_bytes: u64,
 ) -> Result<(HostFacts, HostFacts, Plan), Problem> {
     let view: HostView = peer.get("/v1/host").await?;
     if view.facts.name != target {
@@ -162,7 +163,7 @@ async fn meet(
     }
     let (source, target) = (agent.facts().await?, view.facts);
     let reaches = discover(agent, peer, [&source, &target], option).await;
-    let plan = plan(&source, &target, option, &reaches).map_err(Problem::refused)?;
+    let plan = plan(&source, &target, option, &reaches, memory_bytes).map_err(Problem::refused)?;
     Ok((source, target, plan))
 }
 

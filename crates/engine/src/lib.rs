@@ -13,6 +13,7 @@ pub mod problem;
 pub mod progress;
 pub mod queue;
 pub mod result;
+mod spare;
 pub mod speed;
 pub mod step;
 pub mod watch;

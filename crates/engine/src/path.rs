@@ -26,6 +26,9 @@ pub struct Path {
     pub peer_address: IpAddr,
     /// The slower of both ends, where known.
     pub speed_mbps: Option<u64>,
+    /// Whether it carries only when no other path does.
+    #[serde(default)]
+    pub is_spare: bool,
 }
 
 impl Path {
@@ -38,6 +41,7 @@ impl Path {
             peer_link: self.link.clone(),
             peer_address: self.address,
             speed_mbps: self.speed_mbps,
+            is_spare: self.is_spare,
         }
     }
 
@@ -207,6 +211,7 @@ impl<'a> Search<'a> {
                 peer_link: peer.name.clone(),
                 peer_address,
                 speed_mbps: slower(link.speed_mbps, peer.speed_mbps),
+                is_spare: false,
             };
             self.found.push((index, path));
         }

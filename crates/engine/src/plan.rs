@@ -10,6 +10,7 @@ use utoipa::ToSchema;
 use crate::facts::{HostFacts, HypervisorVersion};
 use crate::option::{MigrationOption, RequestedOption};
 use crate::path::{Path, Reach, carries_route, find_paths};
+use crate::spare::mark_spares;
 
 /// Connections of a multichannel migration. The kernel places each on a path by its ports; with 16
 /// on two equal paths all land on one with a chance of 2^-15. QEMU gives pages to whichever channel
@@ -116,6 +117,11 @@ impl Plan {
         if self.spread == Spread::InTurn {
             paths.truncate(1);
         }
+        if paths.iter().all(|path| path.is_spare) {
+            for path in &mut paths {
+                path.is_spare = false;
+            }
+        }
         let left_out = (!failed.is_empty()).then(|| format!("left out {}", failed.join(", ")));
         let reason = join_all([self.reason, left_out]);
         Ok(Self { reason, paths, ..self })
@@ -129,6 +135,7 @@ pub fn plan(
     target: &HostFacts,
     requested: RequestedOption,
     reaches: &[Reach],
+    memory_bytes: u64,
 ) -> Result<Plan, PlanError> {
     let paths = find_paths(source, target, requested, reaches);
     if paths.is_empty() {
@@ -140,7 +147,7 @@ pub fn plan(
         });
     }
     let unroutable = routing_obstacle(source, target, &paths);
-    let (routable, others) = split_by_route(source, paths.clone());
+    let (mut routable, others) = split_by_route(source, paths.clone());
     let usable = if unroutable.is_none() { routable.len() } else { paths.len() };
     let (option, reason) = choose(requested, usable, rdma_obstacle(source, target), unroutable.as_deref());
     let management = over_management(source, target, &paths);
@@ -148,7 +155,8 @@ pub fn plan(
     if plan.spread == Spread::InTurn {
         return Ok(plan);
     }
-    let reason = join_all([plan.reason, left_out(&others)]);
+    let spares = mark_spares(&mut routable, memory_bytes);
+    let reason = join_all([plan.reason, left_out(&others), spares]);
     Ok(Plan { reason, paths: routable, ..plan })
 }
 
@@ -312,6 +320,8 @@ mod tests {
     use super::*;
     use crate::facts::{MigrationLink, NoMigrationAddress};
 
+    const GIB: u64 = 1 << 30;
+
     fn host(name: &str, last: u8, links: u8) -> HostFacts {
         HostFacts {
             name: name.into(),
@@ -336,11 +346,11 @@ mod tests {
 
     #[test]
     fn auto_takes_multichannel_over_two_paths_and_tcp_over_one() {
-        let two = plan(&host("a", 1, 2), &host("b", 2, 2), RequestedOption::Auto, &[]).unwrap();
+        let two = plan(&host("a", 1, 2), &host("b", 2, 2), RequestedOption::Auto, &[], GIB).unwrap();
         assert_eq!(two.option, MigrationOption::Multichannel);
         assert_eq!(two.spread, Spread::Routed);
         assert_eq!(two.paths.len(), 2);
-        let one = plan(&host("a", 1, 1), &host("b", 2, 2), RequestedOption::Auto, &[]).unwrap();
+        let one = plan(&host("a", 1, 1), &host("b", 2, 2), RequestedOption::Auto, &[], GIB).unwrap();
         assert_eq!(one.option, MigrationOption::Tcp);
         assert!(one.reason.unwrap().contains("one path only"));
     }
@@ -349,7 +359,7 @@ mod tests {
     fn direct_without_rdma_falls_back_and_says_on_which_host() {
         let mut b = host("b", 2, 2);
         b.rdma_devices = vec!["mlx5_0".into()];
-        let plan = plan(&host("a", 1, 2), &b, RequestedOption::Direct, &[]).unwrap();
+        let plan = plan(&host("a", 1, 2), &b, RequestedOption::Direct, &[], GIB).unwrap();
         assert_eq!(plan.option, MigrationOption::Multichannel);
         assert_eq!(plan.reason.unwrap(), "no RDMA device on a");
     }
@@ -358,7 +368,7 @@ mod tests {
     fn multichannel_without_a_migration_address_falls_back_to_tcp() {
         let mut b = host("b", 2, 2);
         b.migration_address = None;
-        let plan = plan(&host("a", 1, 2), &b, RequestedOption::Multichannel, &[]).unwrap();
+        let plan = plan(&host("a", 1, 2), &b, RequestedOption::Multichannel, &[], GIB).unwrap();
         assert_eq!(plan.option, MigrationOption::Tcp);
         assert!(plan.reason.unwrap().contains("no migration_address is configured on b"));
     }
@@ -380,15 +390,15 @@ mod tests {
     fn ipv6_routes_go_over_the_paths_that_have_it_and_the_others_are_named() {
         let (a, b) = (with_ipv6("a", 1), with_ipv6("b", 2));
         let asked = RequestedOption::Multichannel;
-        let both = plan(&a, &b, asked, &[reach("e0"), reach("e1")]).unwrap();
+        let both = plan(&a, &b, asked, &[reach("e0"), reach("e1")], GIB).unwrap();
         assert_eq!((both.paths.len(), both.reason), (2, None));
-        let one = plan(&a, &b, asked, &[reach("e1")]).unwrap();
+        let one = plan(&a, &b, asked, &[reach("e1")], GIB).unwrap();
         assert_eq!((one.paths.len(), one.paths[0].link.as_str()), (1, "e1"));
         assert!(one.reason.unwrap().contains("left out e0–e0: without IPv6"));
-        let none = plan(&a, &b, asked, &[]).unwrap();
+        let none = plan(&a, &b, asked, &[], GIB).unwrap();
         assert_eq!((none.option, none.paths.len()), (MigrationOption::Tcp, 2));
         assert!(none.reason.unwrap().contains("give both hosts a private IPv4 address"));
-        let auto = plan(&a, &b, RequestedOption::Auto, &[reach("e0"), reach("e1")]).unwrap();
+        let auto = plan(&a, &b, RequestedOption::Auto, &[reach("e0"), reach("e1")], GIB).unwrap();
         assert_eq!(auto.option, MigrationOption::Multichannel);
     }
 
@@ -397,7 +407,7 @@ mod tests {
         let reason = |change: fn(&mut HostFacts)| {
             let mut b = host("b", 2, 2);
             change(&mut b);
-            let plan = plan(&host("a", 1, 2), &b, RequestedOption::Multichannel, &[]).unwrap();
+            let plan = plan(&host("a", 1, 2), &b, RequestedOption::Multichannel, &[], GIB).unwrap();
             assert_eq!(plan.option, MigrationOption::Tcp);
             plan.reason.unwrap()
         };
@@ -422,21 +432,21 @@ mod tests {
     fn the_management_network_is_named_where_nothing_else_is_left() {
         let mut a = host("a", 1, 1);
         a.management_links = std::mem::take(&mut a.links);
-        let plan = plan(&a, &host("b", 2, 1), RequestedOption::Tcp, &[]).unwrap();
+        let plan = plan(&a, &host("b", 2, 1), RequestedOption::Tcp, &[], GIB).unwrap();
         assert!(plan.reason.unwrap().contains("over the management network"));
     }
 
     #[test]
     fn what_was_asked_for_and_is_possible_needs_no_reason() {
         for requested in [RequestedOption::Tcp, RequestedOption::Compression, RequestedOption::Multichannel] {
-            let plan = plan(&host("a", 1, 2), &host("b", 2, 2), requested, &[]).unwrap();
+            let plan = plan(&host("a", 1, 2), &host("b", 2, 2), requested, &[], GIB).unwrap();
             assert_eq!(plan.reason, None, "{requested:?}");
         }
     }
 
     #[test]
     fn a_path_that_does_not_answer_is_left_out_with_its_reason() {
-        let made = |requested| plan(&host("a", 1, 2), &host("b", 2, 2), requested, &[]).unwrap();
+        let made = |requested| plan(&host("a", 1, 2), &host("b", 2, 2), requested, &[], GIB).unwrap();
         let trials = [Err("no answer".to_owned()), Ok(())];
         let routed = made(RequestedOption::Multichannel).narrow(&trials, "a", "b").unwrap();
         assert_eq!(routed.paths.len(), 1);
@@ -451,8 +461,19 @@ mod tests {
     }
 
     #[test]
+    fn a_path_that_costs_more_than_it_brings_is_spare_and_carries_alone() {
+        let mut a = host("a", 1, 2);
+        a.links[1].speed_mbps = Some(10);
+        let made = plan(&a, &host("b", 2, 2), RequestedOption::Multichannel, &[], GIB).unwrap();
+        assert_eq!(made.paths.iter().map(|path| path.is_spare).collect::<Vec<_>>(), [false, true]);
+        assert!(made.reason.as_ref().unwrap().starts_with("e1–e1 is spare"), "{:?}", made.reason);
+        let alone = made.narrow(&[Err("no answer".to_owned()), Ok(())], "a", "b").unwrap();
+        assert_eq!((alone.paths.len(), alone.paths[0].is_spare), (1, false));
+    }
+
+    #[test]
     fn no_path_names_both_ends() {
-        let error = plan(&host("a", 1, 0), &host("b", 2, 2), RequestedOption::Tcp, &[]).unwrap_err();
+        let error = plan(&host("a", 1, 0), &host("b", 2, 2), RequestedOption::Tcp, &[], GIB).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("no links fit for migrations") && text.contains("10.77.1.2/24"), "{text}");
     }

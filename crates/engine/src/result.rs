@@ -118,6 +118,9 @@ pub struct PathUse {
     pub share: f64,
     /// Slower of the two links, as configured or as the driver says.
     pub speed_mbps: Option<u64>,
+    /// Whether it was to carry only when no other path does.
+    #[serde(default)]
+    pub is_spare: bool,
     /// Connections that went over it last; absent where it could not be told.
     #[serde(default)]
     pub connections: Option<u64>,

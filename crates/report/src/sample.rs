@@ -25,6 +25,7 @@ pub(crate) fn completed(requested: RequestedOption, total_ms: f64) -> MigrationR
         bytes: part(WIRE_BYTES, share),
         share,
         speed_mbps: Some(1_000),
+        is_spare: false,
         connections: Some(8),
         retransmitted_segments: Some(0),
         turns: vec![],

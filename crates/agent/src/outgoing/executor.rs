@@ -140,6 +140,10 @@ impl Executor {
         })
     }
 
+    fn memory_bytes(&self) -> u64 {
+        self.claimed.definition.memory_mib << 20
+    }
+
     fn now_ms(&self) -> f64 {
         self.began.elapsed().as_secs_f64() * 1000.0
     }
@@ -222,7 +226,8 @@ impl Executor {
 
     async fn establish_hosts(&mut self) -> Result<Event, Problem> {
         let (source, target, plan) =
-            meet(&self.agent, self.peer()?, &self.running.target, self.requested).await?;
+            meet(&self.agent, self.peer()?, &self.running.target, self.requested, self.memory_bytes())
+                .await?;
         let vmm = self.claimed.vmm.as_ref().ok_or_else(|| does_not_run(&self.running.vm))?;
         self.findings =
             check::before_migration(&self.agent, self.peer()?, &self.running.target, vmm, &plan).await?;
@@ -534,7 +539,7 @@ impl Executor {
                 vm: self.running.vm.clone(),
                 source: self.agent.name().into(),
                 target: self.running.target.clone(),
-                memory_bytes: self.claimed.definition.memory_mib << 20,
+                memory_bytes: self.memory_bytes(),
                 requested_option: self.requested,
             },
             migration,

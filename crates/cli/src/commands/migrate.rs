@@ -69,7 +69,8 @@ fn describe_plan(view: &PlanView) -> String {
             let speed = path.speed_mbps.map_or("speed unknown".into(), |speed| format!("{speed} Mb/s"));
             let found =
                 if path.is_link_local() { "answered over link-local addresses" } else { "in one subnet" };
-            format!("         {path}  {} to {}, {found}, {speed}", path.address, path.peer_address)
+            let spare = if path.is_spare { ", spare" } else { "" };
+            format!("         {path}  {} to {}, {found}, {speed}{spare}", path.address, path.peer_address)
         }))
         .chain(plan.multifd_channels.map(|channels| format!("with     {channels} connections")))
         .chain(plan.zstd_level.map(|level| format!("packed   by zstd, level {level}")));
@@ -151,7 +152,7 @@ fn lines_of(path: &PathUse, paths: usize) -> Vec<String> {
     if let Some(segments) = path.retransmitted_segments.filter(|segments| *segments > 0) {
         lines.push(format!("{name} lost packets: {segments} TCP segments were sent again"));
     }
-    if paths > 1 && path.share < SHARE_OF_NOTHING {
+    if paths > 1 && path.share < SHARE_OF_NOTHING && !path.is_spare {
         lines.push(format!("{name} carried nothing"));
     }
     lines

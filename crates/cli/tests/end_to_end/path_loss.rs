@@ -21,6 +21,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("a_link_falls_silent_towards_the_source", a_link_falls_silent_towards_the_source),
     ("a_link_loses_packets", a_link_loses_packets),
     ("a_link_that_returns_is_used_again", a_link_that_returns_is_used_again),
+    ("a_spare_link_carries_when_no_other_does", a_spare_link_carries_when_no_other_does),
     ("all_links_are_switched_off_for_five_seconds", all_links_are_switched_off_for_five_seconds),
     ("all_links_are_silent_for_five_seconds", all_links_are_silent_for_five_seconds),
     ("the_target_agent_stands_still_for_a_while", the_target_agent_stands_still_for_a_while),
@@ -78,6 +79,20 @@ fn a_link_that_returns_is_used_again() {
     let result = result_of(&migrating.wait());
     assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
     assert_eq!(turns(&result, "e1"), [PathState::Out, PathState::Back], "{result:#?}");
+    scene.assert_settled("b");
+}
+
+/// What e1 would bring is less than what it may cost.
+fn a_spare_link_carries_when_no_other_does() {
+    let scene = Scene::in_lab(TestLab::up(&["--link", "200", "--link", "40"]));
+    let migrating = scene.migrate(&["--option", "multichannel"]);
+    scene.lab.fault("link-down a e0");
+    let result = result_of(&migrating.wait());
+    scene.lab.fault("link-up a e0");
+    assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
+    let [e0, e1] = &result.paths[..] else { panic!("{result:#?}") };
+    assert!(!e0.is_spare && e1.is_spare && e1.share > 0.3, "{result:#?}");
+    assert!(result.events.iter().any(|event| event.what.contains("e1–e1 is spare")), "{result:#?}");
     scene.assert_settled("b");
 }
 

@@ -361,6 +361,7 @@ mod tests {
             peer_link: "e0".into(),
             peer_address: peer_address.parse().unwrap(),
             speed_mbps: None,
+            is_spare: false,
         }
     }
 
