@@ -111,12 +111,8 @@ pub(crate) struct DemoArguments {
     /// Memory of the guest; three quarters of it are filled
     #[arg(long, default_value_t = 768, value_name = "MIB", value_parser = clap::value_parser!(u64).range(512..=65536))]
     pub(crate) memory_mib: u64,
-    /// Rate of each of the two links
-    #[arg(long, default_value_t = 1000, value_name = "MBPS", value_parser = clap::value_parser!(u64).range(1..=100_000))]
-    pub(crate) rate_mbps: u64,
-    /// MTU of each of the two links
-    #[arg(long, value_name = "BYTES", default_value_t = drainpipe_lab::DEFAULT_MTU_BYTES)]
-    pub(crate) mtu_bytes: u32,
+    #[command(flatten)]
+    pub(crate) links: LinkArguments,
     /// What the guest's memory holds, in percent: zero, text, random, shared
     #[arg(long, default_value = "random:60,text:30,zero:10", value_name = "KIND:PERCENT,…")]
     pub(crate) mix: Mix,
@@ -388,6 +384,18 @@ Faults:
 Example:
   drainpipe lab fault lab blackhole a e0 receive";
 
+/// The links of a lab.
+#[derive(Debug, Args)]
+pub(crate) struct LinkArguments {
+    /// A link between all hosts: MBPS or `unlimited`, optionally :MTU; once for each
+    #[arg(long = "link", value_name = "MBPS[:MTU]", default_values = ["1000", "1000"])]
+    pub(crate) links: Vec<String>,
+    /// Which addresses hosts have on these links; with `link-local` agents choose their migration
+    /// addresses
+    #[arg(long, value_enum, default_value = "both")]
+    pub(crate) link_addresses: LinkAddressesArgument,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct LabUpArguments {
     /// The lab's name
@@ -396,13 +404,8 @@ pub(crate) struct LabUpArguments {
     /// Its hosts
     #[arg(long, value_delimiter = ',', default_value = "a,b")]
     pub(crate) hosts: Vec<String>,
-    /// A link between all hosts: MBPS or `unlimited`, optionally :MTU; once for each
-    #[arg(long = "link", value_name = "MBPS[:MTU]", default_values = ["1000", "1000"])]
-    pub(crate) links: Vec<String>,
-    /// Which addresses hosts have on these links; with `link-local` agents choose their migration
-    /// addresses
-    #[arg(long, value_enum, default_value = "both")]
-    pub(crate) link_addresses: LinkAddressesArgument,
+    #[command(flatten)]
+    pub(crate) links: LinkArguments,
     /// Do not start agents
     #[arg(long)]
     pub(crate) no_agents: bool,

@@ -10,7 +10,7 @@ use drainpipe_guest::parameters::KERNEL_OPTIONS;
 use drainpipe_guest::protocol::{CONTROL_PORT, HEARTBEAT_PORT};
 use drainpipe_hypervisor::HypervisorFacts;
 use drainpipe_hypervisor::spec::VmSpec;
-use drainpipe_lab::{GUEST_BRIDGE, GUEST_NETWORK, Lab, LabSpec, LinkSpec};
+use drainpipe_lab::{GUEST_BRIDGE, GUEST_NETWORK, Lab};
 use drainpipe_report::{BenchReport, html};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -38,7 +38,8 @@ pub(crate) async fn run(arguments: &DemoArguments, json: bool) -> Result<Exit, P
         .map_err(|error| Problem::failed(format!("cannot create {}: {error}", arguments.output.display())))?;
     // Of its own name, so that it is in nobody's way, and two demos not in each other's.
     let name = format!("demo-{}", std::process::id());
-    let lab = Lab::up(lab_spec(&name, arguments)).map_err(Problem::failed)?;
+    let hosts = ["a", "b"].map(str::to_owned);
+    let lab = Lab::up(lab_command::spec_of(&name, &hosts, &arguments.links)?).map_err(Problem::failed)?;
     let measured = tokio::select! {
         measured = measure(&lab, arguments) => measured,
         interrupted = tokio::signal::ctrl_c() => Err(match interrupted {
@@ -71,13 +72,8 @@ fn check_guest_files(arguments: &DemoArguments) -> Result<(), Problem> {
     Ok(())
 }
 
-fn lab_spec(name: &str, arguments: &DemoArguments) -> LabSpec {
-    let link = LinkSpec { rate_mbps: Some(arguments.rate_mbps), mtu_bytes: arguments.mtu_bytes };
-    LabSpec::of_two_hosts(name, vec![link, link])
-}
-
 async fn measure(lab: &Lab, arguments: &DemoArguments) -> Result<BenchReport, Problem> {
-    output::remark("two hosts, two links between them, and a client");
+    output::remark(&format!("two hosts, {} links between them, and a client", arguments.links.links.len()));
     lab_command::start_agents(lab, &arguments.qemu).await?;
     let fleet = ConnectionArguments::of_socket(&lab_command::agent_socket(lab, "a")?).fleet()?;
     let spec = guest_spec(arguments, &newest_machine(&arguments.qemu).await?)?;

@@ -13,7 +13,7 @@ use drainpipe_identity::authority::{self, InitOptions, IssueOptions};
 use drainpipe_lab::{CLIENT, DEFAULT_MTU_BYTES, Error, Fault, Lab, LabSpec, LabStatus, LinkSpec};
 use tokio::time::{Instant, sleep};
 
-use crate::arguments::{LabCommand, LabUpArguments};
+use crate::arguments::{LabCommand, LabUpArguments, LinkArguments};
 use crate::exit::Exit;
 use crate::output;
 
@@ -43,14 +43,18 @@ fn problem(error: Error) -> Problem {
     }
 }
 
+/// What a lab of this name shall be.
+pub(crate) fn spec_of(name: &str, hosts: &[String], links: &LinkArguments) -> Result<LabSpec, Problem> {
+    Ok(LabSpec {
+        name: name.into(),
+        hosts: hosts.to_vec(),
+        links: links.links.iter().map(|words| parse_link(words)).collect::<Result<_, _>>()?,
+        link_addresses: links.link_addresses.into(),
+    })
+}
+
 async fn up(arguments: &LabUpArguments) -> Result<Exit, Problem> {
-    let links = arguments.links.iter().map(|words| parse_link(words)).collect::<Result<_, _>>()?;
-    let spec = LabSpec {
-        name: arguments.name.clone(),
-        hosts: arguments.hosts.clone(),
-        links,
-        link_addresses: arguments.link_addresses.into(),
-    };
+    let spec = spec_of(&arguments.name, &arguments.hosts, &arguments.links)?;
     let lab = Lab::up(spec).map_err(problem)?;
     if !arguments.no_agents
         && let Err(problem) = start_agents(&lab, &arguments.qemu).await
@@ -62,7 +66,7 @@ async fn up(arguments: &LabUpArguments) -> Result<Exit, Problem> {
     output::print(&format!(
         "lab {0} is up: hosts {hosts}, {1} links\n  eval \"$(drainpipe lab env {0})\"   to ask its first host\n",
         arguments.name,
-        arguments.links.len()
+        arguments.links.links.len()
     ))?;
     Ok(Exit::Done)
 }

@@ -109,7 +109,7 @@ impl Demo {
     fn start(rate_mbps: &str) -> Self {
         let [kernel, initramfs] = image();
         let output = TempDir::new().unwrap();
-        let mut demo = command(&["demo", "--memory-mib", "512", "--rate-mbps", rate_mbps]);
+        let mut demo = command(&["demo", "--memory-mib", "512", "--link", rate_mbps, "--link", rate_mbps]);
         demo.arg("--output").arg(output.path());
         demo.arg("--kernel").arg(kernel).arg("--initramfs").arg(initramfs);
         let program = Running::start(demo);
