@@ -492,7 +492,10 @@ impl Migration {
         let silent_ms = self.meter.silent_ms(now_ms);
         if silent_ms >= self.limits.stall_ms {
             let seconds = silent_ms / 1000.0;
-            let error = format!("nothing has moved for {seconds:.0} s; look at the links of both hosts");
+            let paths = self.meter.stalled_paths(now_ms).join(", ");
+            let over = if paths.is_empty() { paths } else { format!(" over {paths}") };
+            let error =
+                format!("nothing has arrived for {seconds:.0} s{over}; look at the links of both hosts");
             return Some(self.give_up(now_ms, Problem::failed(error)));
         }
         None

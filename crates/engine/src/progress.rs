@@ -100,7 +100,8 @@ impl ProgressMeter {
         }
     }
 
-    fn stalled_paths(&self, now_ms: f64) -> Vec<String> {
+    /// Paths over which something was sent and nothing has arrived for a second.
+    pub(crate) fn stalled_paths(&self, now_ms: f64) -> Vec<String> {
         let stalled = self.arrived.iter().filter(|(_, (_, since_ms))| now_ms - since_ms >= STALLED_AFTER_MS);
         stalled.map(|(path, _)| path.clone()).collect()
     }

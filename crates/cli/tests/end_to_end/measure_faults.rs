@@ -6,7 +6,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use drainpipe_engine::result::{MigrationResult, Outcome};
+use drainpipe_engine::result::{MigrationResult, Outcome, PathState};
 
 use crate::bad_luck::result_of;
 use crate::guest::{Guest, MIX, UNFILLED_MIB};
@@ -82,8 +82,10 @@ pub(crate) fn run(repeats: usize) {
     lab.create(&specification, "web");
     lab.drainpipe(&["vm", "start", "web"]).done();
     guest.wait_until_ready();
-    println!("| in mid-flight | completed | total, s | longest stall, ms | VM paused, ms | out after, ms |");
-    println!("|---|---|---|---|---|---|");
+    println!(
+        "| in mid-flight | completed | total, s | longest stall, ms | VM paused, ms | out after, ms | back after, ms |"
+    );
+    println!("|---|---|---|---|---|---|---|");
     for row in ROWS {
         let results: Vec<MigrationResult> = (0..repeats).map(|_| measure(&lab, &guest, row)).collect();
         println!("{}", line(row, &results));
@@ -118,14 +120,21 @@ fn line(row: &Row, results: &[MigrationResult]) -> String {
         let out = result.events.iter().find(|event| event.what.contains(" is out: "))?;
         Some(out.ms - row.acts.first()?.0 as f64)
     });
+    let back_ms = results.iter().filter_map(|result| {
+        let healed_ms = row.acts.last().map(|(at_ms, _)| *at_ms as f64)?;
+        let turns = result.paths.iter().flat_map(|path| &path.turns);
+        let back = turns.filter(|turn| turn.state == PathState::Back && turn.ms >= healed_ms);
+        back.map(|turn| turn.ms - healed_ms).reduce(f64::max)
+    });
     format!(
-        "| {} | {completed} of {} | {} | {} | {} | {} |",
+        "| {} | {completed} of {} | {} | {} | {} | {} | {} |",
         row.name,
         results.len(),
         spread(total_s, 1),
         spread(results.iter().map(longest_stall_ms), 0),
         spread(paused_ms, 0),
         spread(out_ms, 0),
+        spread(back_ms, 0),
     )
 }
 

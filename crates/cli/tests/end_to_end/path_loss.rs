@@ -24,6 +24,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("a_spare_link_carries_when_no_other_does", a_spare_link_carries_when_no_other_does),
     ("all_links_are_switched_off_for_five_seconds", all_links_are_switched_off_for_five_seconds),
     ("all_links_are_silent_for_five_seconds", all_links_are_silent_for_five_seconds),
+    ("all_links_are_silent_for_longer_than_the_bound", all_links_are_silent_for_longer_than_the_bound),
     ("the_target_agent_stands_still_for_a_while", the_target_agent_stands_still_for_a_while),
 ];
 
@@ -138,6 +139,23 @@ fn goes_on_after_five_seconds(fault: &str) {
     let result = result_of(&migrating.wait());
     assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
     scene.assert_settled("b");
+}
+
+fn all_links_are_silent_for_longer_than_the_bound() {
+    let scene = Scene::set();
+    scene.lab.stop_agent("a", Signal::TERM);
+    scene.lab.configure("a", "[tls]", "[limits]\nstall_s = 5\n\n[tls]");
+    scene.lab.start_agent("a");
+    let migrating = scene.migrate(&["--option", "multichannel"]);
+    for link in ["e0", "e1"] {
+        scene.lab.fault(&format!("blackhole a {link}"));
+    }
+    let result = result_of(&migrating.wait());
+    assert_eq!(result.outcome, Outcome::Failed, "{result:#?}");
+    let error = result.error.as_deref().unwrap_or_default();
+    assert!(error.contains("nothing has arrived for 5 s over e0–e0, e1–e1"), "{result:#?}");
+    // Told and tidied while the links are still dead: the agents reach each other by another network.
+    scene.assert_settled("a");
 }
 
 fn the_target_agent_stands_still_for_a_while() {
