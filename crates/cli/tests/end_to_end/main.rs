@@ -14,6 +14,7 @@ mod check_vms;
 mod guest;
 mod lab_cli;
 mod link_addresses;
+mod measure_both;
 mod measure_faults;
 mod options;
 mod path_loss;
@@ -41,9 +42,13 @@ fn main() -> ExitCode {
     {
         eprintln!("SKIPPED: {missing}");
     }
-    if let Some(repeats) = std::env::var("DRAINPIPE_MEASURE_FAULTS").ok().and_then(|text| text.parse().ok()) {
-        measure_faults::run(repeats);
-        return ExitCode::SUCCESS;
+    let measurements: [(&str, fn(usize)); _] =
+        [("DRAINPIPE_MEASURE_FAULTS", measure_faults::run), ("DRAINPIPE_MEASURE_BOTH", measure_both::run)];
+    for (variable, measure) in measurements {
+        if let Some(repeats) = std::env::var(variable).ok().and_then(|text| text.parse().ok()) {
+            measure(repeats);
+            return ExitCode::SUCCESS;
+        }
     }
     let modules: [(&str, &[Test]); _] = [
         ("options", options::TESTS),

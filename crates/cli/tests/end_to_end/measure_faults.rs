@@ -11,7 +11,7 @@ use drainpipe_engine::result::{MigrationResult, Outcome, PathState};
 use crate::bad_luck::result_of;
 use crate::guest::{Guest, MIX, UNFILLED_MIB};
 use crate::options;
-use crate::support::{TestLab, eventually};
+use crate::support::{TestLab, eventually, lab_for_measuring};
 
 const MEMORY_MIB: u64 = 1280;
 
@@ -62,26 +62,8 @@ const ROWS: &[Row] = &[
 ];
 
 pub(crate) fn run(repeats: usize) {
-    let mut up = vec!["--link", "1000", "--link", "1000"];
-    let qemu = options::other_qemu();
-    if let Some(qemu) = &qemu {
-        up.extend(["--qemu", qemu]);
-    }
-    let lab = TestLab::up(&up);
-    let guest = Guest::new("web", lab.guest_address(), lab.namespace("client"));
-    let mut specification = guest
-        .specification(MEMORY_MIB, "")
-        .replace(
-            &format!("drainpipe.memory_mib={}", MEMORY_MIB - UNFILLED_MIB),
-            &format!("drainpipe.memory_mib={FILLED_MIB}"),
-        )
-        .replace(MIX, "random:100");
-    if qemu.is_some() {
-        specification = Guest::on_newer_machine(&specification);
-    }
-    lab.create(&specification, "web");
-    lab.drainpipe(&["vm", "start", "web"]).done();
-    guest.wait_until_ready();
+    let lab = lab_for_measuring();
+    let guest = large_guest(&lab, "web");
     println!(
         "| in mid-flight | completed | total, s | longest stall, ms | VM paused, ms | out after, ms | back after, ms |"
     );
@@ -90,6 +72,23 @@ pub(crate) fn run(repeats: usize) {
         let results: Vec<MigrationResult> = (0..repeats).map(|_| measure(&lab, &guest, row)).collect();
         println!("{}", line(row, &results));
     }
+}
+
+/// A guest that runs on the lab's first host, and has so much memory that faults come in mid-flight.
+pub(crate) fn large_guest(lab: &TestLab, name: &str) -> Guest {
+    let guest = Guest::new(name, lab.guest_address(), lab.namespace("client"));
+    let specification = guest
+        .specification(MEMORY_MIB, "")
+        .replace(
+            &format!("drainpipe.memory_mib={}", MEMORY_MIB - UNFILLED_MIB),
+            &format!("drainpipe.memory_mib={FILLED_MIB}"),
+        )
+        .replace(MIX, "random:100");
+    let newer = options::other_qemu().map(|_| Guest::on_newer_machine(&specification));
+    lab.create(&newer.unwrap_or(specification), name);
+    lab.drainpipe(&["vm", "start", name]).done();
+    guest.wait_until_ready();
+    guest
 }
 
 fn measure(lab: &TestLab, guest: &Guest, row: &Row) -> MigrationResult {
@@ -158,7 +157,7 @@ fn longest_stall_ms(result: &MigrationResult) -> f64 {
 }
 
 /// Median, least and most.
-fn spread(values: impl Iterator<Item = f64>, digits: usize) -> String {
+pub(crate) fn spread(values: impl Iterator<Item = f64>, digits: usize) -> String {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
     match values[..] {

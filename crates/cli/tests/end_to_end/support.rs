@@ -15,6 +15,7 @@ use serde::de::DeserializeOwned;
 use tempfile::TempDir;
 
 use crate::guest::Guest;
+use crate::options;
 use crate::program::{DRAINPIPE, Output, Running, command, drainpipe};
 
 /// Long enough for anything that should happen at once, on a busy machine.
@@ -307,3 +308,13 @@ const NETWORK: &str = "for link in lo mgmt e0 e1; do \
     ip -4 route show table all; ip -6 route show table all proto 215; \
     grep . /proc/sys/net/ipv[46]/fib_multipath_hash_policy \
     /proc/sys/net/ipv[46]/conf/{all,default,e0,e1}/ignore_routes_with_linkdown";
+
+/// Two links of 1 Gb/s, and the newer QEMU if there is one.
+pub(crate) fn lab_for_measuring() -> TestLab {
+    let mut up = vec!["--link", "1000", "--link", "1000"];
+    let qemu = options::other_qemu();
+    if let Some(qemu) = &qemu {
+        up.extend(["--qemu", qemu]);
+    }
+    TestLab::up(&up)
+}
