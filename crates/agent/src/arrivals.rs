@@ -10,9 +10,10 @@ use tracing::debug;
 
 use crate::network::HostNetwork;
 
-/// How often connections are looked for that are not there yet. The kernel goes through all those of the
-/// host for it.
-const LOOKS: u8 = 20;
+/// Looks in quick succession for connections that are not there yet, and the pause between two later ones.
+/// The kernel goes through all those of the host for each.
+const QUICK_LOOKS: u8 = 20;
+const LOOK_EVERY_MS: f64 = 1_000.0;
 
 /// Between two questions which path each connection goes over.
 const WAYS_EVERY_MS: f64 = 1_000.0;
@@ -22,7 +23,8 @@ const WAYS_EVERY_MS: f64 = 1_000.0;
 pub(crate) struct Arrivals {
     destination: SocketAddr,
     expected: usize,
-    looks_left: u8,
+    quick_looks_left: u8,
+    next_look_ms: f64,
     next_ways_ms: f64,
     connections: Vec<Connection>,
     paths: Vec<PathCount>,
@@ -51,7 +53,8 @@ impl Arrivals {
         Self {
             destination,
             expected,
-            looks_left: LOOKS,
+            quick_looks_left: QUICK_LOOKS,
+            next_look_ms: 0.0,
             next_ways_ms: 0.0,
             connections: vec![],
             paths: paths.iter().map(count).collect(),
@@ -60,7 +63,11 @@ impl Arrivals {
 
     /// Reads the kernel's counters. What cannot be read counts as it was.
     pub(crate) async fn read(&mut self, network: &HostNetwork, now_ms: f64) {
-        if self.connections.len() < self.expected && self.looks_left > 0 {
+        if self.connections.len() < self.expected && now_ms >= self.next_look_ms {
+            self.quick_looks_left = self.quick_looks_left.saturating_sub(1);
+            if self.quick_looks_left == 0 {
+                self.next_look_ms = now_ms + LOOK_EVERY_MS;
+            }
             self.look(network).await;
         }
         if now_ms >= self.next_ways_ms && !self.connections.is_empty() {
@@ -79,7 +86,6 @@ impl Arrivals {
     }
 
     async fn look(&mut self, network: &HostNetwork) {
-        self.looks_left -= 1;
         let flows = match network.flows_to(self.destination.ip()).await {
             Ok(flows) => flows,
             Err(problem) => return debug!(%problem, "what arrives is not known"),

@@ -11,7 +11,7 @@ use std::time::Duration;
 use drainpipe_engine::facts::{HostFacts, MigrationLink};
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::path::{Reach, links_to_try};
-use drainpipe_engine::problem::Problem;
+use drainpipe_engine::problem::{Problem, ProblemKind};
 use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
 use tokio::net::UdpSocket;
@@ -31,14 +31,17 @@ const LINKS_MAX: usize = 16;
 
 /// Trials that one host, and all together, may have this one take part in at once. Each is over in half a
 /// second.
-const TRIALS_OF_ONE_MAX: usize = 16;
-const TRIALS_MAX: usize = 64;
+const TRIALS_OF_ONE_MAX: usize = 4;
+const TRIALS_MAX: usize = 16;
 
 /// How long the target keeps its ports open: for the trial, and for a source that is slow to begin it.
 const OPEN_FOR: Duration = Duration::from_millis(500);
 
 /// How long the source waits for the target to have opened its ports.
 const ASK_DEADLINE: Duration = Duration::from_secs(2);
+
+/// How often it asks when the target takes part in too many trials: each is over by the next time.
+const ASK_ATTEMPTS: u8 = 8;
 
 /// How long the source waits for answers, from the first datagram on.
 const TRIAL_DEADLINE: Duration = Duration::from_millis(250);
@@ -89,6 +92,10 @@ pub(crate) async fn open(
 ) -> Result<DiscoveryPorts, Problem> {
     if request.links.len() > LINKS_MAX {
         return Err(Problem::bad_input(format!("more than {LINKS_MAX} links to try")));
+    }
+    let different: BTreeSet<&String> = request.links.iter().collect();
+    if different.len() != request.links.len() {
+        return Err(Problem::bad_input("each link can be tried once"));
     }
     let slot = agent.discoveries.take(source)?;
     let token = Uuid::new_v4();
@@ -158,7 +165,7 @@ pub(crate) async fn discover(
     }
     let trial = async {
         let request = DiscoveryRequest { links: peer_links.clone() };
-        let opened: DiscoveryPorts = peer.post_within("/v1/discovery", &request, ASK_DEADLINE).await?;
+        let opened = open_there(peer, &request).await?;
         if opened.ports.len() != peer_links.len() {
             return Err(Problem::refused(format!("{} opens other ports than it was asked for", target.name)));
         }
@@ -178,6 +185,20 @@ pub(crate) async fn discover(
         warn!(target = target.name, %problem, "links cannot be tried by their link-local addresses");
         vec![]
     })
+}
+
+/// As other migrations of this host may be trying links too, the target may ask for patience.
+async fn open_there(peer: &ApiClient, request: &DiscoveryRequest) -> Result<DiscoveryPorts, Problem> {
+    let mut attempts_left = ASK_ATTEMPTS;
+    loop {
+        attempts_left -= 1;
+        match peer.post_within("/v1/discovery", request, ASK_DEADLINE).await {
+            Err(problem) if problem.kind == ProblemKind::Conflict && attempts_left > 0 => {
+                sleep(OPEN_FOR).await;
+            }
+            answer => return answer,
+        }
+    }
 }
 
 /// A link of this host.

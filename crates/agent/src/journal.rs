@@ -4,17 +4,22 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::result::MigrationResult;
 use drainpipe_hypervisor::spec::VmSpec;
 use drainpipe_net::{Before, Change};
+use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, Row, TransactionBehavior, params};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
+use crate::api::types::MigrateRequest;
+
 /// Changes of the schema, in order; `user_version` says how many have been made.
-const MIGRATIONS: &[&str] = &["
+const MIGRATIONS: &[&str] = &[
+    "
     CREATE TABLE vms (name TEXT PRIMARY KEY, spec TEXT NOT NULL);
     CREATE TABLE migrations (
         id TEXT PRIMARY KEY,
@@ -37,7 +42,12 @@ const MIGRATIONS: &[&str] = &["
         change TEXT NOT NULL,
         before TEXT NOT NULL
     );
-"];
+",
+    "
+    ALTER TABLE migrations ADD COLUMN requested_option TEXT NOT NULL DEFAULT '\"auto\"';
+    ALTER TABLE migrations ADD COLUMN started_at TEXT NOT NULL DEFAULT '1970-01-01T00:00:00Z';
+",
+];
 
 /// How many ended migrations the history keeps.
 const HISTORY_LENGTH: u32 = 10_000;
@@ -84,6 +94,10 @@ pub(crate) struct OpenMigration {
     pub(crate) vm: String,
     /// Where it was to go.
     pub(crate) target: String,
+    /// By which option.
+    pub(crate) requested_option: RequestedOption,
+    /// When it began.
+    pub(crate) started_at: Timestamp,
     /// Whether the hand-over stands.
     pub(crate) handed_over: bool,
 }
@@ -208,11 +222,17 @@ impl Journal {
     }
 
     /// Records that a migration from here begins.
-    pub(crate) fn begin_migration(&self, id: &str, vm: &str, target: &str) -> Result<(), JournalError> {
+    pub(crate) fn begin_migration(
+        &self,
+        id: &str,
+        request: &MigrateRequest,
+        started_at: Timestamp,
+    ) -> Result<(), JournalError> {
         self.run(|connection| {
             connection.execute(
-                "INSERT INTO migrations (id, vm, target) VALUES (?1, ?2, ?3)",
-                params![id, vm, target],
+                "INSERT INTO migrations (id, vm, target, requested_option, started_at) \
+                 VALUES (?1, ?2, ?3, ?4, ?5)",
+                params![id, request.vm, request.target, to_json(&request.option)?, started_at.to_string()],
             )?;
             Ok(())
         })
@@ -285,17 +305,25 @@ impl Journal {
     /// Migrations from here that have no result: under way, or cut short by a crash.
     pub(crate) fn open_migrations(&self) -> Result<Vec<OpenMigration>, JournalError> {
         self.run(|connection| {
-            let mut statement = connection
-                .prepare("SELECT id, vm, target, handed_over FROM migrations WHERE result IS NULL")?;
-            let rows = statement.query_map([], |row| {
-                Ok(OpenMigration {
+            let mut statement = connection.prepare(
+                "SELECT id, vm, target, handed_over, requested_option, started_at FROM migrations \
+                 WHERE result IS NULL",
+            )?;
+            let mut rows = statement.query([])?;
+            let mut open = vec![];
+            while let Some(row) = rows.next()? {
+                let (option, started_at): (String, String) = (row.get(4)?, row.get(5)?);
+                open.push(OpenMigration {
                     id: row.get(0)?,
                     vm: row.get(1)?,
                     target: row.get(2)?,
                     handed_over: row.get(3)?,
-                })
-            })?;
-            Ok(rows.collect::<Result<_, _>>()?)
+                    requested_option: from_json(&option)?,
+                    // Only for people.
+                    started_at: started_at.parse().unwrap_or_default(),
+                });
+            }
+            Ok(open)
         })
     }
 

@@ -74,6 +74,11 @@ impl HostNetwork {
         Ok(links.iter().map(|link| by_name.get(link).copied().unwrap_or(0)).collect())
     }
 
+    /// Whether a link is there and switched on.
+    pub(crate) async fn is_up(&self, link: &str) -> bool {
+        self.network.is_up(link).await.unwrap_or(false)
+    }
+
     /// The connections of this host to `peer`.
     pub(crate) async fn flows_to(&self, peer: IpAddr) -> Result<Vec<Flow>, Problem> {
         self.network.flows_to(peer).await.map_err(Problem::failed)

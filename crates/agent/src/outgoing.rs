@@ -14,6 +14,7 @@ use drainpipe_engine::plan::{Plan, plan};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::progress::Progress;
 use drainpipe_engine::result::{MigrationResult, Outcome};
+use jiff::Timestamp;
 use tokio::sync::{Notify, watch};
 use tracing::warn;
 use uuid::Uuid;
@@ -111,9 +112,10 @@ pub(crate) fn begin(agent: &Arc<Agent>, request: &MigrateRequest) -> Result<Migr
     if claimed.vmm.is_none() {
         return Err(does_not_run(&request.vm));
     }
-    agent.journal.begin_migration(&id, &request.vm, &request.target)?;
+    let started_at = Timestamp::now();
+    agent.journal.begin_migration(&id, request, started_at)?;
     let (migration, first) = Migration::begin(agent.config.limits.of_migration(request.deadline_s));
-    let executor = Executor::new(agent, id, claimed, request);
+    let executor = Executor::new(agent, id, claimed, request, started_at);
     let view = executor.running.view(agent.name());
     tokio::spawn(executor.run(migration, first));
     Ok(view)
@@ -204,10 +206,10 @@ pub(crate) fn recover(agent: &Arc<Agent>) -> Result<(), Problem> {
         let request = MigrateRequest {
             vm: open.vm,
             target: open.target,
-            option: RequestedOption::Auto,
+            option: open.requested_option,
             deadline_s: None,
         };
-        let executor = Executor::new(agent, open.id, claimed, &request);
+        let executor = Executor::new(agent, open.id, claimed, &request, open.started_at);
         tokio::spawn(executor.run(migration, first));
     }
     Ok(())

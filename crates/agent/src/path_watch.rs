@@ -102,7 +102,11 @@ impl PathWatches {
             }
         }
         if let Some(watch) = peers.get(joining.peer) {
-            return watch.lock().await.join(joining).await;
+            let mut watch = watch.lock().await;
+            // A watch that nobody needed for a moment has ended.
+            if watch.is_used() {
+                return watch.join(joining).await;
+            }
         }
         let peer = joining.peer.to_owned();
         let mut watch = PeerWatch::new(agent, &peer, joining.address);

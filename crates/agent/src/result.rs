@@ -4,7 +4,7 @@ use drainpipe_engine::migration::{Migration, Timings};
 use drainpipe_engine::option::{MigrationOption, RequestedOption};
 use drainpipe_engine::plan::Plan;
 use drainpipe_engine::result::{MigrationResult, Outcome, PathUse};
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 
 use crate::measure::Measured;
 
@@ -23,6 +23,8 @@ pub(crate) struct Identity {
     pub(crate) memory_bytes: u64,
     /// What was asked for.
     pub(crate) requested_option: RequestedOption,
+    /// When it began.
+    pub(crate) started_at: Timestamp,
 }
 
 /// The result of a migration that is over.
@@ -43,7 +45,7 @@ pub(crate) fn assemble(
         vm: identity.vm,
         source: identity.source,
         target: identity.target,
-        started_at: started_at(parts.total_ms),
+        started_at: identity.started_at.to_string(),
         requested_option: identity.requested_option,
         option: plan.map_or_else(|| unplanned(identity.requested_option), |plan| plan.option),
         fallback_reason: plan.and_then(|plan| plan.reason.clone()),
@@ -102,12 +104,6 @@ impl Parts {
             blackout_ms: timings.paused_ms.zip(timings.resumed_ms).map(|(paused, resumed)| resumed - paused),
         }
     }
-}
-
-fn started_at(total_ms: f64) -> String {
-    let elapsed = SignedDuration::try_from_secs_f64(total_ms / 1000.0).unwrap_or_default();
-    let now = Timestamp::now();
-    now.checked_sub(elapsed).unwrap_or(now).to_string()
 }
 
 fn tenth(ms: f64) -> f64 {

@@ -202,7 +202,12 @@ fn choose(
     };
     let (option, reason) = match requested {
         RequestedOption::Tcp => return (MigrationOption::Tcp, None),
-        RequestedOption::Compression => return (MigrationOption::Compression, None),
+        RequestedOption::Compression => {
+            return (
+                MigrationOption::Compression,
+                unroutable.map(|obstacle| format!("over one path: {obstacle}")),
+            );
+        }
         RequestedOption::Multichannel => multichannel_or_tcp(String::new()),
         RequestedOption::Direct => multichannel_or_tcp(no_rdma),
         RequestedOption::Auto if paths > 1 => multichannel_or_tcp(format!("{paths} paths, {no_rdma}")),

@@ -10,7 +10,7 @@ const HELD_BYTES: u64 = 2 * (4 << 20);
 ///
 /// The slowest path first: it brings the time by which memory goes over all of them faster than over the
 /// others, and may cost the time that it needs for what it holds when the others are done. A path of
-/// unknown speed is never spare.
+/// unknown speed is never spare, and beside one none is.
 pub(crate) fn mark_spares(paths: &mut [Path], memory_bytes: u64) -> Option<String> {
     let mut order: Vec<usize> = (0..paths.len()).filter(|&index| paths[index].speed_mbps.is_some()).collect();
     order.sort_by_key(|&index| paths[index].speed_mbps);

@@ -143,6 +143,15 @@ impl Network {
         }
     }
 
+    /// Whether the link is switched on (`ip link set up`).
+    pub async fn is_up(&self, name: &str) -> Result<bool, Error> {
+        match self.index_of_up_link(name).await {
+            Ok(_) => Ok(true),
+            Err(Error::LinkDown { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     pub(crate) async fn link_names(&self) -> Result<HashMap<u32, String>, Error> {
         let links = collect("list the links", || self.netlink.link().get().execute()).await?;
         Ok(links.iter().map(|link| (link.header.index, name_of(link))).collect())

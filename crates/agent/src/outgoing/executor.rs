@@ -20,6 +20,7 @@ use drainpipe_engine::result::{MigrationResult, Outcome};
 use drainpipe_hypervisor::migration::{self as qemu, MigrationStatus, TransferStatus};
 use drainpipe_hypervisor::qmp::{self, QmpError};
 use drainpipe_hypervisor::{RunState, Vmm};
+use jiff::Timestamp;
 use tokio::sync::{Notify, broadcast, mpsc, watch};
 use tracing::{info, warn};
 
@@ -74,6 +75,7 @@ pub(super) struct Executor {
     pub(super) running: Arc<Running>,
     claimed: Claimed,
     requested: RequestedOption,
+    started_at: Timestamp,
     began: Instant,
     facts: Option<(HostFacts, HostFacts)>,
     // Until the migration is told.
@@ -90,7 +92,13 @@ pub(super) struct Executor {
 }
 
 impl Executor {
-    pub(super) fn new(agent: &Arc<Agent>, id: String, claimed: Claimed, request: &MigrateRequest) -> Self {
+    pub(super) fn new(
+        agent: &Arc<Agent>,
+        id: String,
+        claimed: Claimed,
+        request: &MigrateRequest,
+        started_at: Timestamp,
+    ) -> Self {
         let idle = drainpipe_engine::progress::ProgressMeter::default();
         let first = idle.progress(drainpipe_engine::step::Step::EstablishHosts, 0.0);
         let running = Arc::new(Running {
@@ -111,6 +119,7 @@ impl Executor {
             events: claimed.vmm.as_ref().map_or_else(|| broadcast::channel(1).1, |vmm| vmm.events()),
             claimed,
             requested: request.option,
+            started_at,
             began: Instant::now(),
             facts: None,
             findings: vec![],
@@ -541,6 +550,7 @@ impl Executor {
                 target: self.running.target.clone(),
                 memory_bytes: self.memory_bytes(),
                 requested_option: self.requested,
+                started_at: self.started_at,
             },
             migration,
             outcome,

@@ -31,6 +31,9 @@ const ASK_EVERY_MS: f64 = 2_000.0;
 /// How long its answer may take.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
 
+/// Weights tried one after the other. Hellos wait meanwhile, some 3 ms for each.
+const PLACINGS_AT_ONCE: u8 = 4;
+
 /// Most paths over one link: an address may have been changed meanwhile. Others would only hold ports.
 const PATHS_OF_LINK_MAX: usize = 2;
 
@@ -85,7 +88,7 @@ pub(super) async fn run(watch: Arc<Mutex<PeerWatch>>) {
     loop {
         ticks.tick().await;
         let mut watch = watch.lock().await;
-        if watch.users.is_empty() {
+        if !watch.is_used() {
             return;
         }
         watch.step().await;
@@ -116,6 +119,11 @@ impl PeerWatch {
         }
     }
 
+    /// Whether some migration uses its paths, so that it goes on.
+    pub(super) fn is_used(&self) -> bool {
+        !self.users.is_empty()
+    }
+
     /// The peer's migration address.
     pub(super) fn address(&self) -> IpAddr {
         self.address
@@ -124,7 +132,8 @@ impl PeerWatch {
     /// A migration begins to use these paths, or does so still.
     pub(super) async fn join(&mut self, joining: Joining<'_>) -> Result<WatchEnd, Problem> {
         self.add(joining.paths).await?;
-        self.users.retain(|user| user.migration != joining.migration);
+        let before = self.users.iter().position(|user| user.migration == joining.migration);
+        let before = before.map(|index| self.users.remove(index));
         self.users.push(User {
             migration: joining.migration.into(),
             paths: joining.paths.to_vec(),
@@ -132,11 +141,12 @@ impl PeerWatch {
             port: None,
         });
         self.forget_unused();
-        let way = self.wanted_way();
+        let way = self.way_at_first().await;
         let prepared =
             multichannel::prepare(&self.agent, joining.migration, self.address, joining.paths, &way).await;
         if let Err(problem) = prepared {
             self.leave(joining.migration).await;
+            self.users.extend(before);
             return Err(problem);
         }
         self.way = way;
@@ -195,7 +205,8 @@ impl PeerWatch {
         }
         for (path, there) in paths.iter().zip(&other.paths) {
             let Some(index) = self.index_of(path) else { continue };
-            let address = on_link(&path.link, path.peer_address, there.port).map_err(Problem::failed)?;
+            // Of a link that is gone nothing is heard, and nothing need be said.
+            let Ok(address) = on_link(&path.link, path.peer_address, there.port) else { continue };
             if self.ends[index].other.replace(address) != Some(address) {
                 self.watch.begin(index, there.was_heard, now_ms);
             }
@@ -312,7 +323,10 @@ impl PeerWatch {
 
     /// The one place where it is said what the route shall be.
     fn wanted_way(&self) -> Way {
-        let paths = self.paths_to_use();
+        self.way_over(self.paths_to_use())
+    }
+
+    fn way_over(&self, paths: Vec<Path>) -> Way {
         Way { weights: self.placing.weights(&paths), paths }
     }
 
@@ -324,7 +338,7 @@ impl PeerWatch {
         }
         self.next_route_ms = now_ms + ROUTE_EVERY_MS;
         if is_new {
-            self.set_route().await;
+            self.set_route(self.wanted_way()).await;
             self.placing.begin();
             return;
         }
@@ -333,8 +347,18 @@ impl PeerWatch {
         }
     }
 
-    async fn set_route(&mut self) {
-        let way = self.wanted_way();
+    /// The kernel takes no route over a link that is switched off. The watch finds it silent soon.
+    async fn way_at_first(&self) -> Way {
+        let mut up = vec![];
+        for path in self.paths_to_use() {
+            if self.agent.network.is_up(&path.link).await {
+                up.push(path);
+            }
+        }
+        if up.is_empty() { self.wanted_way() } else { self.way_over(up) }
+    }
+
+    async fn set_route(&mut self, way: Way) {
         match multichannel::set_route(&self.agent, self.address, &way).await {
             Ok(()) => self.way = way,
             Err(problem) => {
@@ -365,9 +389,17 @@ impl PeerWatch {
         }
         let now_ms = self.now_ms();
         self.placing.look(&self.agent.network, self.address, &ports, now_ms).await;
-        while self.placing.is_open() && self.is_routed() {
-            self.set_route().await;
-            self.placing.learn(&self.agent.network, &self.way.paths, &self.way.weights).await;
+        for _ in 0..PLACINGS_AT_ONCE {
+            if !(self.placing.is_open() && self.is_routed()) {
+                return;
+            }
+            let Way { paths, weights } = self.wanted_way();
+            let weights = other_than(&self.way.weights, weights);
+            self.set_route(Way { paths, weights }).await;
+            let agree = self.placing.learn(&self.agent.network, &self.way.paths, &self.way.weights).await;
+            if !agree {
+                self.set_route(self.wanted_way()).await;
+            }
         }
     }
 
@@ -427,7 +459,28 @@ async fn ask(agent: Arc<Agent>, peer: String, migration: String, paths: Vec<Path
     }
 }
 
+/// The same weights but for a trifle, if these are the ones that the route has: only a change of the route
+/// makes the kernel look up the way of connections that were made since.
+fn other_than(old: &[u16], mut weights: Vec<u16>) -> Vec<u16> {
+    if weights == old {
+        weights.iter_mut().filter(|weight| **weight > 1).for_each(|weight| *weight -= 1);
+    }
+    weights
+}
+
 /// Whatever speed is said of it.
 fn is_same(one: &Path, other: &Path) -> bool {
     (&one.link, one.address, one.peer_address) == (&other.link, other.address, other.peer_address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_that_the_route_has_are_changed_a_little_and_no_others() {
+        assert_eq!(other_than(&[256, 256], vec![256, 256]), [255, 255]);
+        assert_eq!(other_than(&[256, 1], vec![256, 1]), [255, 1]);
+        assert_eq!(other_than(&[255, 255], vec![256, 256]), [256, 256]);
+    }
 }

@@ -14,6 +14,9 @@ const ATTEMPTS: u8 = 12;
 /// Between two looks for connections: QEMU makes them all when a transfer begins.
 const LOOK_EVERY_MS: f64 = 1_000.0;
 
+/// Looks in quick succession, when a transfer begins. Each goes through all connections of the host.
+const QUICK_LOOKS: u8 = 20;
+
 /// The connections to one peer that carry memory.
 #[derive(Debug)]
 pub(super) struct Placing {
@@ -21,11 +24,18 @@ pub(super) struct Placing {
     placement: Placement,
     attempts_left: u8,
     next_look_ms: f64,
+    quick_looks_left: u8,
 }
 
 impl Default for Placing {
     fn default() -> Self {
-        Self { flows: vec![], placement: Placement::new(0), attempts_left: 0, next_look_ms: 0.0 }
+        Self {
+            flows: vec![],
+            placement: Placement::new(0),
+            attempts_left: 0,
+            next_look_ms: 0.0,
+            quick_looks_left: 0,
+        }
     }
 }
 
@@ -35,12 +45,17 @@ impl Placing {
         if now_ms < self.next_look_ms {
             return;
         }
-        // Next time they are as they are now.
+        self.quick_looks_left = self.quick_looks_left.saturating_sub(1);
+        if self.quick_looks_left == 0 {
+            self.next_look_ms = now_ms + LOOK_EVERY_MS;
+        }
         let Ok(mut flows) = network.flows_to(peer).await else { return };
         flows.retain(|flow| ports.contains(&flow.destination.port()));
         flows.sort_by_key(|flow| (flow.destination.port(), flow.source.port()));
-        if flows == self.flows && !flows.is_empty() {
-            self.next_look_ms = now_ms + LOOK_EVERY_MS;
+        if flows == self.flows {
+            if !flows.is_empty() {
+                self.quick_looks_left = 0;
+            }
             return;
         }
         self.placement = Placement::new(flows.len());
@@ -51,6 +66,7 @@ impl Placing {
     /// A transfer begins, so connections will be made.
     pub(super) fn look_soon(&mut self) {
         self.next_look_ms = 0.0;
+        self.quick_looks_left = QUICK_LOOKS;
     }
 
     /// The route has changed.
@@ -69,8 +85,8 @@ impl Placing {
     }
 
     /// Looks at what these weights have done. Ends the attempts when all is as it should be, or cannot be
-    /// known.
-    pub(super) async fn learn(&mut self, network: &HostNetwork, paths: &[Path], weights: &[u16]) {
+    /// known. False if it contradicts what was seen before: then nothing is known any more.
+    pub(super) async fn learn(&mut self, network: &HostNetwork, paths: &[Path], weights: &[u16]) -> bool {
         self.attempts_left = self.attempts_left.saturating_sub(1);
         let links = network.links_of_flows(&self.flows).await.unwrap_or_default();
         let path_over =
@@ -78,11 +94,13 @@ impl Placing {
         let taken: Option<Vec<usize>> = links.iter().map(path_over).collect();
         let Some(taken) = taken.filter(|taken| taken.len() == self.flows.len()) else {
             self.attempts_left = 0;
-            return;
+            return true;
         };
-        if !self.placement.observe(weights, &taken) || Placement::is_fair(&taken, &speeds(paths)) {
+        let agrees = self.placement.observe(weights, &taken);
+        if !agrees || Placement::is_fair(&taken, &speeds(paths)) {
             self.attempts_left = 0;
         }
+        agrees
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use drainpipe_agent::api::types::{MigrationView, VmList, VmState};
+use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::result::{MigrationResult, Outcome, PathState};
 use drainpipe_engine::step::Step;
 use drainpipe_lab::Lab;
@@ -230,7 +231,7 @@ fn the_targets_qemu_is_killed_when_all_state_is_there() {
 
 fn the_source_agent_is_killed_in_flight() {
     let scene = Scene::set();
-    let migrating = scene.migrate(&[]);
+    let migrating = scene.migrate(&["--option", "multichannel"]);
     let heartbeat = scene.guest.heartbeat();
     scene.lab.stop_agent("a", Signal::KILL);
     scene.guest.assert_answers();
@@ -240,7 +241,8 @@ fn the_source_agent_is_killed_in_flight() {
     assert!(heartbeat.longest_gap() < GUARDED_SILENCE_MAX, "{:?}", heartbeat.statistics());
     scene.lab.start_agent("a");
     assert_failed(&migrating.wait(), "its next start undid it");
-    assert_eq!(scene.last_result().outcome, Outcome::Failed);
+    let result = scene.last_result();
+    assert_eq!((result.outcome, result.requested_option), (Outcome::Failed, RequestedOption::Multichannel));
     scene.assert_settled("a");
     scene.assert_moves("b");
 }

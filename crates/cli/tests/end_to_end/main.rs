@@ -42,13 +42,13 @@ fn main() -> ExitCode {
     {
         eprintln!("SKIPPED: {missing}");
     }
-    let measurements: [(&str, fn(usize)); _] =
-        [("DRAINPIPE_MEASURE_FAULTS", measure_faults::run), ("DRAINPIPE_MEASURE_BOTH", measure_both::run)];
-    for (variable, measure) in measurements {
-        if let Some(repeats) = std::env::var(variable).ok().and_then(|text| text.parse().ok()) {
-            measure(repeats);
-            return ExitCode::SUCCESS;
-        }
+    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_FAULTS") {
+        measure_faults::run(repeats);
+        return ExitCode::SUCCESS;
+    }
+    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_BOTH") {
+        measure_both::run(repeats);
+        return ExitCode::SUCCESS;
     }
     let modules: [(&str, &[Test]); _] = [
         ("options", options::TESTS),
@@ -83,6 +83,10 @@ fn main() -> ExitCode {
         no_other_qemu,
     ));
     libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+fn repeats(variable: &str) -> Option<usize> {
+    std::env::var(variable).ok()?.parse().ok()
 }
 
 fn trial(name: String, test: fn(), missing: Option<String>) -> Trial {

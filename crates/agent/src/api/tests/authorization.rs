@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use jiff::Timestamp;
 use serde_json::json;
 
 use super::harness::{TestAgent, Who};
@@ -101,7 +102,8 @@ fn every_path_is_in_the_table_of_who_may() {
 #[tokio::test(flavor = "multi_thread")]
 async fn everybody_may_what_they_may_and_nothing_else() {
     let Some(agent) = TestAgent::start().await else { return };
-    agent.journal().begin_migration(SENT, "gone", "target").unwrap();
+    let request = serde_json::from_value(json!({"vm": "gone", "target": "target"})).unwrap();
+    agent.journal().begin_migration(SENT, &request, Timestamp::UNIX_EPOCH).unwrap();
     let known = serde_json::from_value(spec()).unwrap();
     agent.journal().begin_incoming(RECEIVED, "source", &known).unwrap();
     for (method, template, body, allowed) in table() {
