@@ -104,9 +104,7 @@ impl HostNetwork {
                 Some(other) => other.before.clone(),
                 None => self.network.observe(change).await.map_err(Problem::refused)?,
             };
-            let is_recorded =
-                made.iter().any(|other| other.owner == owner && same_object(&other.change, change));
-            if !is_recorded {
+            if !made.iter().any(|other| other.owner == owner && is_record_of(&other.change, change)) {
                 self.journal.record_change(owner, change, &before)?;
             }
             self.network.apply(change).await.map_err(Problem::failed)?;
@@ -185,6 +183,15 @@ impl HostNetwork {
     }
 }
 
+/// Whether a record is all that putting the change back needs.
+fn is_record_of(recorded: &Change, change: &Change) -> bool {
+    match change {
+        // A route is put back whatever it has become; a setting only if it has the value that was recorded.
+        Change::Route { .. } => same_object(recorded, change),
+        Change::Address { .. } | Change::Sysctl { .. } => recorded == change,
+    }
+}
+
 fn same_object(one: &Change, other: &Change) -> bool {
     match (one, other) {
         (Change::Address { link, address }, Change::Address { link: link2, address: address2 }) => {
@@ -193,5 +200,56 @@ fn same_object(one: &Change, other: &Change) -> bool {
         (Change::Route { destination, .. }, Change::Route { destination: other, .. }) => destination == other,
         (Change::Sysctl { key, .. }, Change::Sysctl { key: other, .. }) => key == other,
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    const OWNER: &str = "check --fix";
+    const BUFFERS: &str = "net.ipv4.tcp_rmem";
+
+    #[test]
+    fn a_setting_that_is_changed_twice_is_put_back() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIPPED: making network namespaces needs root");
+            return;
+        }
+        let output = Command::new("unshare")
+            .arg("--net")
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", "network::tests::inside_a_network_namespace", "--ignored", "--nocapture"])
+            .output()
+            .expect("unshare(1) of util-linux");
+        let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && text.contains("1 passed"), "{text}");
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    #[ignore = "`a_setting_that_is_changed_twice_is_put_back` runs it in a network namespace"]
+    async fn inside_a_network_namespace() {
+        let directory = tempfile::tempdir().unwrap();
+        let journal = Arc::new(Journal::open(directory.path()).unwrap());
+        let network = HostNetwork::open(Arc::clone(&journal)).unwrap();
+        let buffers =
+            |most: u32| Change::Sysctl { key: BUFFERS.into(), value: format!("4096\t8192\t{most}") };
+        let now = async || network.observe(&buffers(0)).await.unwrap();
+        let before = now().await;
+        // The second time for a larger VM; the third time nothing new is wanted.
+        for most in [16_384, 32_768, 32_768] {
+            network.change_for(OWNER, &[buffers(most)]).await.unwrap();
+        }
+        let recorded = network.changes_for(OWNER).unwrap();
+        assert_eq!(
+            recorded.iter().map(|made| &made.change).collect::<Vec<_>>(),
+            [&buffers(32_768), &buffers(16_384)]
+        );
+        assert!(recorded.iter().all(|made| made.before == before), "{recorded:?}");
+        network.put_back(OWNER).await.unwrap();
+        assert_eq!(now().await, before);
+        assert_eq!(journal.changes().unwrap().len(), 0);
     }
 }
