@@ -6,6 +6,7 @@ use drainpipe_agent::api::types::{FixRequest, StandingFix};
 use drainpipe_engine::check::finding::Finding;
 use drainpipe_engine::check::fix::Fix;
 use drainpipe_engine::problem::Problem;
+use serde::Serialize;
 
 use crate::arguments::CheckArguments;
 use crate::connection::Fleet;
@@ -48,7 +49,9 @@ pub(crate) async fn mend(
     let mut refused = None;
     for (host, fixes) in fixes {
         if let Err(problem) = make(fleet, host, fixes).await {
-            refused.get_or_insert(problem.context(format!("nothing is changed on {host}")));
+            refused.get_or_insert(problem.context(format!(
+                "not all could be changed on {host}, or it is not known (`--undo` puts back what was)"
+            )));
         }
     }
     refused.map_or(Ok(true), Err)
@@ -87,22 +90,32 @@ async fn make(fleet: &Fleet, host: &str, fixes: Vec<Fix>) -> Result<(), Problem>
     Ok(())
 }
 
+/// A fix that was undone, as `--json` prints it.
+#[derive(Debug, Serialize)]
+struct Undone {
+    host: String,
+    #[serde(flatten)]
+    fix: StandingFix,
+}
+
 /// Puts everything back on both hosts; on each as far as this person may.
 pub(crate) async fn undo(fleet: &Fleet, arguments: &CheckArguments, json: bool) -> Result<Exit, Problem> {
     let mut refused = None;
     let mut undone = Vec::new();
     for host in [&arguments.source, &arguments.target] {
         match undo_on(fleet, host).await {
-            Ok(fixes) => undone.extend(fixes.into_iter().map(|fix| (host, fix))),
+            Ok(fixes) => undone.extend(fixes.into_iter().map(|fix| Undone { host: host.clone(), fix })),
             Err(problem) => {
-                refused.get_or_insert(problem.context(format!("nothing is put back on {host}")));
+                refused.get_or_insert(problem.context(format!(
+                    "not all could be put back on {host}, or it is not known (`--undo` may be repeated)"
+                )));
             }
         }
     }
     if json {
-        output::json(&undone.iter().map(|(_, fix)| fix).collect::<Vec<_>>())?;
+        output::json(&undone)?;
     }
-    for (host, fix) in &undone {
+    for Undone { host, fix } in &undone {
         output::remark(&format!("on {host}: {}", put_back(fix)));
     }
     match refused {
@@ -139,4 +152,21 @@ fn put_back(fix: &StandingFix) -> String {
 /// The kernel puts tabs between numbers.
 fn spaced(value: &str) -> String {
     value.replace('\t', " ")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_was_undone_is_told_with_its_host() {
+        let [setting, before, value] = ["net.ipv4.conf.e0.rp_filter", "1", "2"].map(String::from);
+        let fix = StandingFix { setting, now: Some(before.clone()), before, value };
+        let expected = json!({
+            "host": "a", "setting": "net.ipv4.conf.e0.rp_filter", "before": "1", "value": "2", "now": "1"
+        });
+        assert_eq!(serde_json::to_value(Undone { host: "a".into(), fix }).unwrap(), expected);
+    }
 }
