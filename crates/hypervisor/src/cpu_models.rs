@@ -14,8 +14,9 @@ use crate::spec::Hardware;
 /// Models that are whatever the host is.
 const FOLLOW_HOST: [&str; 2] = ["host", "max"];
 
-/// No CPU was ever sold with it, and newer QEMUs have dropped it.
-const NEVER_SOLD: &str = "pcommit";
+/// What QEMU lists among a model's CPUID features, and is none: `lmce` is a bit of a machine-check MSR, and
+/// no CPU was ever sold with `pcommit`.
+const NO_FEATURES: [&str; 2] = ["lmce", "pcommit"];
 
 /// The CPU models on one host, under one accelerator.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,7 +25,7 @@ pub struct CpuModels {
     pub hardware: Hardware,
     /// The models that QEMU knows by name, with the features that guests do not get.
     lacking: BTreeMap<String, BTreeSet<String>>,
-    /// Each feature that QEMU knows, and whether guests get it.
+    /// Each feature that QEMU has a name for, and whether guests get it.
     offered: BTreeMap<String, bool>,
 }
 
@@ -33,10 +34,11 @@ pub struct CpuModels {
 pub struct ModelFeatures {
     /// Whether QEMU knows the model.
     pub known: bool,
-    /// Features of the model that guests do not get.
+    /// Features of the model that guests do not get; for models that follow the host, all that guests do
+    /// not get. Not those that the specification itself switches off.
     pub lacking: BTreeSet<String>,
-    /// For models that follow the host: each feature that QEMU knows, and whether guests get it.
-    pub offered: BTreeMap<String, bool>,
+    /// Each feature that QEMU has a name for.
+    pub named: BTreeSet<String>,
 }
 
 impl CpuModels {
@@ -60,24 +62,50 @@ impl CpuModels {
         })
     }
 
-    /// A model as specifications have it: features may follow, as in `EPYC,+x2apic,avx=on`.
+    /// A model as specifications have it: features may follow, as in `EPYC,+x2apic,avx=off`.
     pub fn features_of(&self, model: &str) -> ModelFeatures {
-        let mut parts = model.split(',');
-        let name = parts.next().unwrap_or_default();
-        let wanted = parts.filter_map(|part| part.strip_prefix('+').or_else(|| part.strip_suffix("=on")));
-        let not_offered = wanted.map(plain).filter(|feature| self.offered.get(feature) == Some(&false));
-        let mut features = if FOLLOW_HOST.contains(&name) {
-            ModelFeatures { known: true, offered: self.offered.clone(), ..ModelFeatures::default() }
-        } else {
-            let lacking = self.lacking.get(name);
-            ModelFeatures {
-                known: lacking.is_some(),
-                lacking: lacking.cloned().unwrap_or_default(),
-                ..ModelFeatures::default()
+        let (name, features) = model.split_once(',').unwrap_or((model, ""));
+        let of_model = self.lacked_by(name);
+        let known = of_model.is_some();
+        let mut lacking = of_model.unwrap_or_default();
+        for (feature, on) in switched(features) {
+            if !on {
+                lacking.remove(&feature);
+            } else if self.offered.get(&feature) == Some(&false) {
+                lacking.insert(feature);
             }
-        };
-        features.lacking.extend(not_offered);
-        features
+        }
+        ModelFeatures { known, lacking, named: self.offered.keys().cloned().collect() }
+    }
+
+    /// What guests do not get of a model by itself; none if QEMU does not know it.
+    fn lacked_by(&self, name: &str) -> Option<BTreeSet<String>> {
+        if FOLLOW_HOST.contains(&name) {
+            let absent = self.offered.iter().filter(|(_, offered)| !**offered);
+            return Some(absent.map(|(feature, _)| feature.clone()).collect());
+        }
+        self.lacking.get(name).cloned()
+    }
+}
+
+/// The features that a specification itself switches on or off. As in QEMU, `-` has the last word and `+`
+/// the last but one, wherever they stand.
+fn switched(features: &str) -> BTreeMap<String, bool> {
+    let parts = || features.split(',');
+    let mut switched: BTreeMap<String, bool> = BTreeMap::new();
+    switched.extend(parts().filter_map(set));
+    switched.extend(parts().filter_map(|part| Some((plain(part.strip_prefix('+')?), true))));
+    switched.extend(parts().filter_map(|part| Some((plain(part.strip_prefix('-')?), false))));
+    switched
+}
+
+/// A feature in the form `avx=on`, or `avx` alone, which means the same.
+fn set(part: &str) -> Option<(String, bool)> {
+    let (feature, value) = part.split_once('=').unwrap_or((part, "on"));
+    match value {
+        "on" | "yes" | "true" | "y" => Some((plain(feature), true)),
+        "off" | "no" | "false" | "n" => Some((plain(feature), false)),
+        _ => None,
     }
 }
 
@@ -113,12 +141,12 @@ async fn expansion(
     struct Model {
         props: BTreeMap<String, Value>,
     }
-    let arguments = json!({ "type": "full", "model": { "name": model } });
+    // The full one has properties that are no features of the CPU, such as `legacy-cache` and `pmu`.
+    let arguments = json!({ "type": "static", "model": { "name": model } });
     let expansion: Expansion = qmp.execute("query-cpu-model-expansion", arguments, deadline).await?;
     let properties = expansion.model.props.into_iter();
     Ok(properties
-        // What begins with `x-` is how QEMU builds the CPU, not what the guest sees of it.
-        .filter(|(name, _)| !name.starts_with("x-") && name != NEVER_SOLD)
+        .filter(|(name, _)| !NO_FEATURES.contains(&name.as_str()))
         .filter_map(|(name, value)| Some((plain(&name), value.as_bool()?)))
         .collect())
 }
@@ -137,22 +165,46 @@ mod tests {
         CpuModels {
             hardware: Hardware::Tcg,
             lacking: [("qemu64".to_owned(), BTreeSet::new()), ("EPYC".to_owned(), lacking)].into(),
-            offered: [("avx".to_owned(), true), ("sse4-1".to_owned(), false)].into(),
+            offered: [("avx", true), ("sse4-1", false), ("x2apic", false)]
+                .map(|(name, offered)| (name.to_owned(), offered))
+                .into(),
         }
+    }
+
+    fn lacking(model: &str) -> Vec<String> {
+        models().features_of(model).lacking.into_iter().collect()
     }
 
     #[test]
     fn a_model_lacks_its_own_features_and_those_that_were_added() {
-        let lacking = |model| models().features_of(model).lacking.into_iter().collect::<Vec<_>>();
         assert_eq!(lacking("qemu64,+avx"), [""; 0]);
         assert_eq!(lacking("EPYC,+sse4_1,avx=on,foo=bar"), ["sse4-1", "x2apic"]);
-        assert_eq!(lacking("max,sse4.1=on"), ["sse4-1"]);
+        assert_eq!(lacking("qemu64,sse4.1"), ["sse4-1"]);
+        assert_eq!(lacking("max"), ["sse4-1", "x2apic"]);
     }
 
     #[test]
-    fn only_what_follows_the_host_offers_what_the_host_has() {
-        assert_eq!(models().features_of("host").offered, models().offered);
-        assert!(models().features_of("EPYC").offered.is_empty());
+    fn what_is_switched_off_is_not_lacking() {
+        assert_eq!(lacking("EPYC,-x2apic"), [""; 0]);
+        assert_eq!(lacking("EPYC,x2apic=off"), [""; 0]);
+        assert_eq!(lacking("host,-sse4_1"), ["x2apic"]);
+        assert_eq!(lacking("host,sse4.1=no,-avx"), ["x2apic"]);
+    }
+
+    #[test]
+    fn a_minus_beats_a_plus_and_a_plus_beats_a_value() {
+        assert_eq!(lacking("EPYC,-x2apic,+x2apic,x2apic=on"), [""; 0]);
+        assert_eq!(lacking("EPYC,+x2apic,x2apic=off"), ["x2apic"]);
+        assert_eq!(lacking("EPYC,x2apic=off,x2apic=on"), ["x2apic"]);
+    }
+
+    #[test]
+    fn every_known_feature_is_named_whatever_the_model() {
         assert!(!models().features_of("Z80").known);
+        for model in ["host", "EPYC", "EPYC,-avx"] {
+            let features = models().features_of(model);
+            assert!(features.known);
+            assert!(features.named.iter().eq(models().offered.keys()), "{features:?}");
+        }
     }
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use drainpipe_engine::check::vm::{FileIdentity, FileState};
+use drainpipe_engine::check::vm::{DeviceIdentifier, DeviceIdentifierKind, FileIdentity, FileState};
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc::{F_UNLCK, F_WRLCK, SEEK_SET, flock};
 use rustix::fs::{OFlags, fstatfs};
@@ -127,12 +127,7 @@ fn of_device(metadata: &Metadata) -> FileIdentity {
     let number = metadata.rdev();
     let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
     let sysfs = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
-    let text = |file: &str| {
-        let text = fs::read_to_string(sysfs.join(file)).ok()?;
-        let text: String = text.trim().chars().take(DEVICE_BYTES_MAX).collect();
-        (!text.is_empty()).then_some(text)
-    };
-    let sectors: u64 = text("size").and_then(|sectors| sectors.parse().ok()).unwrap_or(0);
+    let sectors: u64 = text(&sysfs.join("size")).and_then(|sectors| sectors.parse().ok()).unwrap_or(0);
     FileIdentity {
         block_device: true,
         // The kernel counts in sectors of 512 bytes, whatever the device has.
@@ -140,8 +135,25 @@ fn of_device(metadata: &Metadata) -> FileIdentity {
         inode: 0,
         local_filesystem: false,
         locked: None,
-        device: ["dm/uuid", "wwid", "device/wwid"].into_iter().find_map(text),
+        device: identifier(&sysfs),
     }
+}
+
+/// The name that a block device has, by its directory in sysfs.
+fn identifier(sysfs: &Path) -> Option<DeviceIdentifier> {
+    let files = [
+        ("dm/uuid", DeviceIdentifierKind::DeviceMapper),
+        ("wwid", DeviceIdentifierKind::Nvme),
+        ("device/wwid", DeviceIdentifierKind::Scsi),
+    ];
+    let of_kind = |(file, kind)| Some(DeviceIdentifier { kind, value: text(&sysfs.join(file))? });
+    files.into_iter().find_map(of_kind)
+}
+
+fn text(file: &Path) -> Option<String> {
+    let text = fs::read_to_string(file).ok()?;
+    let text: String = text.trim().chars().take(DEVICE_BYTES_MAX).collect();
+    (!text.is_empty()).then_some(text)
 }
 
 #[cfg(test)]
@@ -168,6 +180,23 @@ mod tests {
         assert_eq!(state, look(&link).await);
         assert_eq!((identity(&state).size_bytes, identity(&state).locked), (4, Some(false)));
         assert_ne!(identity(&state).inode, identity(&look(&copy).await).inode);
+    }
+
+    #[test]
+    fn a_block_device_is_named_with_the_kind_of_its_name() {
+        let sysfs = tempfile::tempdir().unwrap();
+        for directory in ["dm", "device"] {
+            fs::create_dir(sysfs.path().join(directory)).unwrap();
+        }
+        assert_eq!(identifier(sysfs.path()), None);
+        let named = |file: &str, kind, value: &str| {
+            fs::write(sysfs.path().join(file), format!("{value}\n")).unwrap();
+            let value = value.to_owned();
+            assert_eq!(identifier(sysfs.path()), Some(DeviceIdentifier { kind, value }), "{file}");
+        };
+        named("device/wwid", DeviceIdentifierKind::Scsi, "naa.6001");
+        named("wwid", DeviceIdentifierKind::Nvme, "eui.6001");
+        named("dm/uuid", DeviceIdentifierKind::DeviceMapper, "mpath-36001");
     }
 
     #[tokio::test]

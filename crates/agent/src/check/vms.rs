@@ -60,7 +60,7 @@ fn cpu_features(agent: &Agent, spec: &ResolvedSpec) -> Option<CpuFeatures> {
     let models = &agent.vms.hypervisor().cpu_models;
     (models.hardware == spec.hardware()).then(|| {
         let features = models.features_of(&spec.spec().cpu_model);
-        CpuFeatures { known: features.known, lacking: features.lacking, offered: features.offered }
+        CpuFeatures { known: features.known, lacking: features.lacking, named: features.named }
     })
 }
 

@@ -1,6 +1,6 @@
 //! What two hosts say of a VM that may move from one to the other.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -68,11 +68,11 @@ pub enum Obstacle {
 pub struct CpuFeatures {
     /// Whether the host's QEMU knows the model.
     pub known: bool,
-    /// Features of the model that a guest does not get on this host.
+    /// Features of the model that a guest does not get on this host; for models that are whatever the host
+    /// is, all that a guest does not get. Not those that the VM has switched off itself.
     pub lacking: BTreeSet<String>,
-    /// For models that are whatever the host is: each feature that QEMU knows, and whether a guest gets
-    /// it on this host.
-    pub offered: BTreeMap<String, bool>,
+    /// Each feature that the host's QEMU has a name for.
+    pub named: BTreeSet<String>,
 }
 
 /// A file that a VM's QEMU opens.
@@ -122,14 +122,35 @@ pub struct FileIdentity {
     pub local_filesystem: bool,
     /// Whether a QEMU, on whatever host, has it locked as a disk; absent where that cannot be seen.
     pub locked: Option<bool>,
-    /// Name that the device itself has (WWID), or its volume's.
-    pub device: Option<String>,
+    /// Name that a block device itself has; absent where it has none.
+    pub device: Option<DeviceIdentifier>,
+}
+
+/// Name that a block device itself has.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DeviceIdentifier {
+    /// Who gave it: one device may have names of several kinds.
+    pub kind: DeviceIdentifierKind,
+    /// The name.
+    pub value: String,
+}
+
+/// Where the name of a block device comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum DeviceIdentifierKind {
+    /// UUID of a mapping: a logical volume, or a device with several paths.
+    DeviceMapper,
+    /// WWID of an NVM Express namespace.
+    Nvme,
+    /// WWID of a SCSI device.
+    Scsi,
 }
 
 impl VmFit {
     /// Whether a peer's answer about a VM with so many files may be used.
     pub fn plausible(&self, host: &str, files: usize) -> Result<(), ImplausibleFacts> {
-        let features = self.cpu.as_ref().map_or(0, |cpu| cpu.lacking.len().max(cpu.offered.len()));
+        let features = self.cpu.as_ref().map_or(0, |cpu| cpu.lacking.len().max(cpu.named.len()));
         if self.files.len() != files || features > LIST_MAX {
             return Err(ImplausibleFacts::List { host: host.into() });
         }
@@ -147,7 +168,7 @@ impl VmFit {
             Some(Obstacle::MachineUnknown { newest }) => newest.as_ref(),
             _ => None,
         };
-        let cpu = self.cpu.iter().flat_map(|cpu| cpu.lacking.iter().chain(cpu.offered.keys()));
+        let cpu = self.cpu.iter().flat_map(|cpu| cpu.lacking.iter().chain(&cpu.named));
         newest.into_iter().chain(cpu)
     }
 }

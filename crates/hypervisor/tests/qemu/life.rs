@@ -141,7 +141,15 @@ async fn probing_says_what_a_host_has() {
         assert!(!facts.machines.iter().any(|machine| machine == "q35"), "an alias");
         let features = |model| facts.cpu_models.features_of(model);
         assert!(features("qemu64").known && !features("Z80").known);
-        assert_eq!(features("max").offered.get("sse2"), Some(&true));
+        let max = features("max");
+        assert!(max.named.contains("sse2") && !max.lacking.contains("sse2"), "{max:?}");
+        assert!(
+            max.named.contains("vmx") && max.lacking.contains("vmx-ept"),
+            "no guest of TCG gets it: {max:?}"
+        );
+        for no_feature in ["l3-cache", "legacy-cache", "pmu", "lmce", "migratable", "hotplugged"] {
+            assert!(!max.named.contains(no_feature), "{no_feature}");
+        }
     }
     let scratch = tempfile::tempdir().expect("a directory");
     let probe =

@@ -38,12 +38,12 @@ pub(super) fn check(pair: Pair<'_>, checked: &VmCheck) -> Option<Finding> {
     })
 }
 
-/// What a guest has on the source and would not have on the target. What only one of two QEMUs has a
-/// name for is left out: names differ from version to version.
+/// What a guest has on the source and would not have on the target. Left out is what the source's QEMU has
+/// no name for, as it gives it to no guest, and what the target's has none for, as that may be the same
+/// feature by another name.
 fn missing<'a>(source: &'a CpuFeatures, target: &'a CpuFeatures) -> Vec<&'a str> {
-    let offered = source.offered.iter().filter(|(_, has)| **has);
-    let lost = offered.map(|(name, _)| name).filter(|name| target.offered.get(*name) == Some(&false));
-    target.lacking.difference(&source.lacking).chain(lost).map(String::as_str).collect()
+    let named_by_both = target.lacking.intersection(&source.named);
+    named_by_both.filter(|feature| !source.lacking.contains(*feature)).map(String::as_str).collect()
 }
 
 fn in_words(features: &[&str]) -> String {

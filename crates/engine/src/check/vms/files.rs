@@ -68,7 +68,8 @@ fn difference(purpose: FilePurpose, here: &FileIdentity, there: &FileIdentity) -
     }
     if here.block_device {
         let (one, other) = (here.device.as_ref()?, there.device.as_ref()?);
-        return (one != other).then(|| "the devices have different identifiers".into());
+        let differ = one.kind == other.kind && one.value != other.value;
+        return differ.then(|| "the devices have different identifiers".into());
     }
     let seen_in_use = there.locked == Some(true);
     let inodes_differ = here.inode != there.inode;
