@@ -18,9 +18,9 @@ const LEAST_BYTES: u64 = 512 << 10;
 /// The most that the kernel lets one socket hold, `net.ipv4.tcp_wmem`.
 const SOCKET_BYTES_MAX: u64 = 4 << 20;
 
-/// The end begins when QEMU has that much left to write, besides what waits in the sockets. Five times
-/// as long as the agent takes from one look at the transfer to the next.
-const END_MS: u64 = 500;
+/// The end begins when QEMU has that much left to write, besides what waits in the sockets. Twice as long
+/// as the agent takes from one look at the transfer to the next.
+const END_MS: u64 = 200;
 
 /// Limit for `TCP_NOTSENT_LOWAT` of each of `connections` that share `paths`, in bytes, when QEMU has
 /// `remaining_bytes` to write. None while that is much, and where the speed of a path is not known.
@@ -77,7 +77,7 @@ mod tests {
     fn the_sockets_are_left_alone_until_the_end() {
         let two_links = paths(&[Some(1000), Some(1000)]);
         assert_eq!(unsent_limit_bytes(&two_links, 16, 1 << 30), None);
-        assert!(unsent_limit_bytes(&two_links, 16, 125_000_000).is_some());
+        assert!(unsent_limit_bytes(&two_links, 16, 100_000_000).is_some());
         let slow = paths(&[Some(10)]);
         assert!(unsent_limit_bytes(&slow, 16, 64 << 20).is_some(), "the sockets hold 54 s of this path");
     }

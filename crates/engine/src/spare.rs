@@ -2,8 +2,9 @@
 
 use crate::path::Path;
 
-/// What QEMU may have given to a path's connections and the path not carried yet, in bytes: two connections
-/// (the least that a path gets) of 4 MiB (`net.ipv4.tcp_wmem`). At the end of a round all others wait for it.
+/// What QEMU may have given to a path's connections and the path not carried yet, in bytes: 4 MiB
+/// (`net.ipv4.tcp_wmem`) in each of two, of the three that a path has at least. At the end of a round all
+/// others wait for it.
 const HELD_BYTES: u64 = 2 * (4 << 20);
 
 /// Marks the spare ones, and says why, for a VM with so much memory.

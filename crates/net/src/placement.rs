@@ -14,7 +14,7 @@ use crate::weights::assumed_speeds;
 const NUMBERS: u64 = 1 << 31;
 
 /// The least for one path: one connection of each of QEMU's migrations carries no memory.
-const LEAST: usize = 2;
+const LEAST: usize = 3;
 
 /// Where the numbers of some connections are, as far as is known.
 #[derive(Debug, Clone)]
@@ -92,18 +92,19 @@ impl Placement {
     }
 }
 
-/// How many of the connections each path should have: the numbers by which all together carry the most
-/// if each connection carries the same (D'Hondt's method), but none has too few, if possible.
+/// How many of the connections each path should have: so many that no path has less than its part by speed,
+/// as far as they go (Adams' method). A connection too many on a slow path costs less than one too few: on a
+/// host at the limit of its CPU each connection carries the same, and the slow path would stay idle.
 fn fair_counts(speeds_mbps: &[Option<u64>], connections: usize) -> Vec<usize> {
     let speeds = assumed_speeds(speeds_mbps);
     let mut counts = vec![0; speeds.len()];
     for _ in 0..connections {
         let next = (0..speeds.len()).max_by(|&one, &other| {
             let lacks = |path: usize| LEAST.saturating_sub(counts[path]);
-            let speed_with_one_more = |path: usize| speeds[path] as f64 / (counts[path] + 1) as f64;
+            let speed_of_each = |path: usize| speeds[path] as f64 / counts[path].max(1) as f64;
             lacks(one)
                 .cmp(&lacks(other))
-                .then(speed_with_one_more(one).total_cmp(&speed_with_one_more(other)))
+                .then(speed_of_each(one).total_cmp(&speed_of_each(other)))
                 .then(other.cmp(&one))
         });
         if let Some(next) = next {
@@ -188,9 +189,9 @@ mod tests {
             fair_counts(&speeds, connections)
         };
         assert_eq!(fair(&[1_000, 1_000], 16), [8, 8]);
-        assert_eq!(fair(&[5_000, 1_000], 16), [14, 2]);
-        assert_eq!(fair(&[5_000, 2_500, 1_000], 17), [10, 5, 2]);
-        assert_eq!(fair(&[100, 100_000], 16), [2, 14]);
+        assert_eq!(fair(&[5_000, 1_000], 17), [14, 3]);
+        assert_eq!(fair(&[5_000, 2_500, 1_000], 17), [9, 5, 3]);
+        assert_eq!(fair(&[100, 100_000], 16), [3, 13]);
         assert_eq!(fair(&[1_000; 4], 2), [1, 1, 0, 0]);
         assert_eq!(fair(&[1_000; 4], 5), [2, 1, 1, 1]);
         assert_eq!(fair(&[], 2), [0_usize; 0]);
