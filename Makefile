@@ -26,6 +26,9 @@ bench: setup guest
 	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/scripts/as-root" \
 		DRAINPIPE_MEASURE_FAULTS=10 DRAINPIPE_TEST_QEMU="$$(scripts/qemu)" \
 		$(CARGO) test --release --quiet --package drainpipe-cli --test end_to_end | tee bench/results/faults.md
+	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/scripts/as-root" \
+		DRAINPIPE_MEASURE_BOTH=5 DRAINPIPE_TEST_QEMU="$$(scripts/qemu)" \
+		$(CARGO) test --release --quiet --package drainpipe-cli --test end_to_end | tee bench/results/both.md
 
 setup:
 	scripts/setup
