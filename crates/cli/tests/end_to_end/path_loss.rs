@@ -4,6 +4,7 @@
 use std::thread;
 use std::time::Duration;
 
+use drainpipe_engine::plan::MULTICHANNEL_CONNECTIONS;
 use drainpipe_engine::result::{MigrationResult, Outcome, PathState};
 use rustix::process::{Signal, kill_process};
 
@@ -80,6 +81,9 @@ fn a_link_that_returns_is_used_again() {
     let result = result_of(&migrating.wait());
     assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
     assert_eq!(turns(&result, "e1"), [PathState::Out, PathState::Back], "{result:#?}");
+    // One of them carries no memory.
+    let connections: Option<u64> = result.paths.iter().map(|path| path.connections).sum();
+    assert_eq!(connections, Some(u64::from(MULTICHANNEL_CONNECTIONS) + 1), "{result:#?}");
     scene.assert_settled("b");
 }
 
