@@ -1,7 +1,10 @@
 //! QEMU's command line, from a specification. Pure: equal specifications give equal machines on
 //! source and target.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::iter;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
 
 use serde_json::{Value, json};
 
@@ -36,10 +39,9 @@ pub(crate) fn tap_name(vm: &VmName, nic_index: usize) -> String {
 
 /// Arguments of QEMU for this VM.
 ///
-/// QEMU gets its listening control sockets as standard input (agent) and standard output
-/// (watchdog), so that a client can connect before QEMU is up, without polling for a socket to
-/// appear. It never starts the guest by itself: taps are attached first, and a target waits for
-/// the decision to take over.
+/// Standard input is the control connection of the agent that starts this QEMU, standard output the
+/// listening socket for agents after it. QEMU never starts the guest by itself: taps are attached
+/// first, and a target waits for the decision to take over.
 pub fn command_line(spec: &ResolvedSpec, paths: &RuntimePaths, role: Role) -> Vec<OsString> {
     let mut arguments = Arguments::default();
     arguments.flags(&["-nodefaults", "-no-user-config", "-S"]);
@@ -48,8 +50,9 @@ pub fn command_line(spec: &ResolvedSpec, paths: &RuntimePaths, role: Role) -> Ve
     arguments.option("-msg", "timestamp=on");
     arguments.option("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny");
     arguments.option("-pidfile", paths.pid_file());
-    arguments.control_socket("qmp", 0);
-    arguments.control_socket("guard", 1);
+    arguments.control_socket("start", "fd=0");
+    arguments.control_socket("qmp", "fd=1,server=on,wait=off");
+    arguments.control_socket("guard", path_option(&paths.guard_socket(), ",server=on,wait=off"));
     arguments.machine(spec);
     arguments.boot(spec);
     for (index, disk) in spec.spec().disks.iter().enumerate() {
@@ -81,8 +84,10 @@ impl Arguments {
         self.option(name, value.to_string());
     }
 
-    fn control_socket(&mut self, id: &str, descriptor: u8) {
-        self.option("-chardev", format!("socket,id={id},fd={descriptor},server=on,wait=off"));
+    fn control_socket(&mut self, id: &str, address: impl AsRef<OsStr>) {
+        let mut chardev = OsString::from(format!("socket,id={id},"));
+        chardev.push(address);
+        self.option("-chardev", chardev);
         self.option("-mon", format!("chardev={id},mode=control"));
     }
 
@@ -159,14 +164,22 @@ impl Arguments {
     }
 }
 
+/// `path=…` for options that take no JSON: a comma ends a value there, and two are one.
+fn path_option(path: &Path, more: &str) -> OsString {
+    let mut option = b"path=".to_vec();
+    for byte in path.as_os_str().as_bytes() {
+        option.extend(iter::repeat_n(*byte, if *byte == b',' { 2 } else { 1 }));
+    }
+    option.extend(more.as_bytes());
+    OsString::from_vec(option)
+}
+
 fn slot(number: usize) -> String {
     format!("{number:#x}")
 }
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
     use crate::spec::VmSpec;
 
@@ -190,7 +203,7 @@ mac = "52:54:00:00:00:01"
         let spec = VmSpec::from_toml(text, Path::new("web.toml")).expect("valid");
         let name = spec.name.clone();
         let spec = ResolvedSpec::try_from(spec).expect("nothing is open");
-        let paths = RuntimePaths::new(Path::new("/run/drainpipe"), &name).expect("short");
+        let paths = RuntimePaths::new(Path::new("/run/drain,pipe"), &name).expect("short");
         let strings: Vec<String> = command_line(&spec, &paths, role)
             .into_iter()
             .map(|argument| argument.into_string().expect("UTF-8"))
@@ -212,6 +225,7 @@ mac = "52:54:00:00:00:01"
     fn devices_have_fixed_slots_and_paths_are_not_options() {
         let line = arguments(Role::Fresh);
         assert!(line.contains(r#""filename":"/disks/a,b.qcow2""#), "{line}");
+        assert!(line.contains("path=/run/drain,,pipe/vms/web/guard.sock,server=on"), "{line}");
         assert!(line.contains(r#""addr":"0x3""#) && line.contains(r#""addr":"0x10""#), "{line}");
     }
 

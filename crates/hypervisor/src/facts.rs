@@ -8,25 +8,20 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use tracing::warn;
 
 use crate::cpu_models::CpuModels;
 use crate::launch::{LaunchError, io_error, launch};
 use crate::paths::RuntimePaths;
-use crate::process::Exit;
 use crate::qmp::{QemuVersion, QmpClient, QmpError};
 use crate::spec::{Hardware, MachineType};
 
 /// Debian 12's QEMU, the oldest that is tested.
 const OLDEST: (u32, u32) = (7, 2);
 
-/// How often a QEMU that crashes is run.
-const PROBE_ATTEMPTS: u8 = 3;
-
 /// A machine without CPUs that can be asked everything, under the accelerator that is given behind it.
 /// `-incoming defer` is for [`rdma`].
 const PROBE_ARGUMENTS: &str = "-nodefaults -no-user-config -S -display none -machine none -incoming defer \
-    -chardev socket,id=qmp,fd=0,server=on,wait=off -mon chardev=qmp,mode=control";
+    -chardev socket,id=start,fd=0 -mon chardev=start,mode=control";
 
 /// What this host's QEMU can do. Changes only when QEMU is upgraded.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -102,31 +97,7 @@ pub enum ProbeError {
 impl HypervisorFacts {
     /// Asks `binary`, which is a path or a name to look up in `PATH`, by running it once without a
     /// machine. `scratch_directory` must exist and be writable; it is left as it was.
-    ///
-    /// A QEMU that crashes at its start is run again: 7.2.22 without a machine was once seen to end by
-    /// SIGSEGV, in some thousand starts on a busy host, and an agent that is started must not depend on that.
     pub async fn probe(
-        binary: &Path,
-        scratch_directory: &Path,
-        deadline: Duration,
-    ) -> Result<Self, ProbeError> {
-        let mut attempts_left = PROBE_ATTEMPTS;
-        loop {
-            attempts_left -= 1;
-            let crashed = match Self::probe_once(binary, scratch_directory, deadline).await {
-                Err(ProbeError::Launch(crashed @ LaunchError::Exited { exit: Exit::Signal(_), .. })) => {
-                    crashed
-                }
-                probed => return probed,
-            };
-            if attempts_left == 0 {
-                return Err(crashed.into());
-            }
-            warn!(%crashed, "run again");
-        }
-    }
-
-    async fn probe_once(
         binary: &Path,
         scratch_directory: &Path,
         deadline: Duration,

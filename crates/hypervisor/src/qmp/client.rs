@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -21,9 +21,6 @@ const EVENTS_KEPT: usize = 256;
 /// Commands written but not yet taken by the socket.
 const COMMANDS_QUEUED: usize = 16;
 const READ_BYTES: usize = 16 * 1024;
-/// QEMU 7.2 greets twice, and perhaps not at all, when it takes up a connection while it is still
-/// starting and the host is busy (seen 3 times in some 100 starts). It is connected to anew then.
-const GREETING_DEADLINE: Duration = Duration::from_secs(3);
 const CONNECTING: &str = "the connection";
 
 /// One client of one QEMU's control socket.
@@ -60,45 +57,33 @@ enum Failure {
 #[derive(Debug, Clone)]
 enum StreamEnd {
     Closed,
-    GreetedAgain,
     Malformed(String),
 }
 
 impl QmpClient {
-    /// Connects, waits for the greeting and leaves the negotiation of capabilities behind; all of
-    /// it within `deadline`.
+    /// Connects to a QEMU that is up, waits for the greeting and leaves the negotiation of
+    /// capabilities behind; all of it within `deadline`.
     pub async fn connect(path: &Path, deadline: Duration) -> Result<Self, QmpError> {
-        timeout(deadline, Self::connect_unbounded(path, deadline))
-            .await
-            .unwrap_or_else(|_| Err(QmpError::Deadline { command: CONNECTING.into(), deadline }))
+        let connected = async {
+            let connect_error = |source| QmpError::Connect { path: path.to_owned(), source };
+            let stream = UnixStream::connect(path).await.map_err(connect_error)?;
+            Self::negotiate(stream, deadline).await
+        };
+        within(deadline, connected).await
     }
 
-    async fn connect_unbounded(path: &Path, deadline: Duration) -> Result<Self, QmpError> {
-        loop {
-            let Ok(greeted) = timeout(GREETING_DEADLINE, Self::greeted(path)).await else { continue };
-            let client = greeted?;
-            let negotiated =
-                client.execute::<serde::de::IgnoredAny>("qmp_capabilities", Value::Null, deadline).await;
-            match negotiated {
-                // What was negotiated in between is forgotten.
-                Err(_) if client.greeted_again() => {}
-                negotiated => return negotiated.map(|_| client),
-            }
-        }
+    /// As [`Self::connect`], over a connection that QEMU got when it was started.
+    pub(crate) async fn over(connection: UnixStream, deadline: Duration) -> Result<Self, QmpError> {
+        within(deadline, Self::negotiate(connection, deadline)).await
     }
 
-    async fn greeted(path: &Path) -> Result<Self, QmpError> {
-        let stream = UnixStream::connect(path)
-            .await
-            .map_err(|source| QmpError::Connect { path: path.to_owned(), source })?;
+    async fn negotiate(stream: UnixStream, deadline: Duration) -> Result<Self, QmpError> {
         let (read_half, write_half) = stream.into_split();
         let mut reader = LineReader::new(read_half);
         let version = reader.greeting().await.map_err(|end| end.into_error(CONNECTING))?;
-        Ok(Self::spawn(version, reader, write_half))
-    }
-
-    fn greeted_again(&self) -> bool {
-        matches!(lock(&self.waiting).ended, Some(StreamEnd::GreetedAgain))
+        let client = Self::spawn(version, reader, write_half);
+        client.execute::<IgnoredAny>("qmp_capabilities", Value::Null, deadline).await?;
+        Ok(client)
     }
 
     fn spawn(version: QemuVersion, reader: LineReader, socket: OwnedWriteHalf) -> Self {
@@ -173,6 +158,15 @@ impl QmpClient {
     }
 }
 
+async fn within<T>(
+    deadline: Duration,
+    connecting: impl Future<Output = Result<T, QmpError>>,
+) -> Result<T, QmpError> {
+    timeout(deadline, connecting)
+        .await
+        .unwrap_or_else(|_| Err(QmpError::Deadline { command: CONNECTING.into(), deadline }))
+}
+
 impl Drop for QmpClient {
     fn drop(&mut self) {
         self.tasks.iter().for_each(JoinHandle::abort);
@@ -196,7 +190,6 @@ impl StreamEnd {
         let command = command.to_owned();
         match self {
             Self::Closed => QmpError::Closed { command },
-            Self::GreetedAgain => QmpError::Malformed { command, detail: "a second greeting".into() },
             Self::Malformed(detail) => QmpError::Malformed { command, detail },
         }
     }
@@ -255,7 +248,7 @@ async fn read_messages(
             Ok(Message::Response { id, result }) => answer(&waiting, id, result),
             // Without receivers an event has nobody to go to, which is fine.
             Ok(Message::Event(event)) => drop(events.send(event)),
-            Ok(Message::Greeting(_)) => break StreamEnd::GreetedAgain,
+            Ok(Message::Greeting(_)) => break StreamEnd::Malformed("a second greeting".into()),
             Err(end) => break end,
         }
     };

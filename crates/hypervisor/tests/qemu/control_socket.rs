@@ -66,22 +66,6 @@ async fn reply(stream: &mut BufReader<UnixStream>, message: &Value) {
 }
 
 #[tokio::test]
-async fn a_qemu_that_greets_twice_is_connected_to_anew() {
-    let fake = FakeQemu::new();
-    let serve = async {
-        let (mut stream, _) = fake.listener.accept().await.expect("a client");
-        stream.write_all(GREETING.repeat(2).as_bytes()).await.expect("sent");
-        let (stream, _) = fake.listener.accept().await.expect("the client once more");
-        let mut stream = BufReader::new(stream);
-        stream.write_all(GREETING.as_bytes()).await.expect("sent");
-        let id = read_command(&mut stream).await["id"].clone();
-        reply(&mut stream, &json!({ "return": {}, "id": id })).await;
-    };
-    let (client, ()) = tokio::join!(QmpClient::connect(&fake.path, DEADLINE), serve);
-    client.expect("connected");
-}
-
-#[tokio::test]
 async fn no_socket_and_no_listener_are_told_as_such() {
     let fake = FakeQemu::new();
     let missing = QmpClient::connect(&fake.path.with_extension("none"), DEADLINE).await;

@@ -88,12 +88,10 @@ pub(super) fn configurations_that_start_no_agent() {
     lab.start_agent("b");
 }
 
-/// A program that greets as QEMU 5.2 does on the socket that it is given, and then says no more.
+/// A program that greets as QEMU 5.2 does on the connection that it is given, and then says no more.
 fn old_qemu(lab: &TestLab) -> String {
     let script = r#"#!/usr/bin/perl
-use Socket;
-open(my $listener, "+<&=", 0) or die;
-accept(my $client, $listener) or die;
+open(my $client, "+<&=", 0) or die;
 syswrite($client, '{"QMP": {"version": {"qemu": {"major": 5, "minor": 2, "micro": 0}, "package": ""}, '
     . '"capabilities": []}}' . "\r\n");
 while (sysread($client, my $command, 4096)) {
