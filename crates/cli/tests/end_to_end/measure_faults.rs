@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use drainpipe_engine::result::{MigrationResult, Outcome, PathState};
+use drainpipe_report::summary::Spread;
 
 use crate::bad_luck::result_of;
 use crate::guest::{Guest, MIX, UNFILLED_MIB};
@@ -158,13 +159,9 @@ fn longest_stall_ms(result: &MigrationResult) -> f64 {
 
 /// Median, least and most.
 pub(crate) fn spread(values: impl Iterator<Item = f64>, digits: usize) -> String {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    match values[..] {
-        [] => "–".into(),
-        [only] => format!("{only:.digits$}"),
-        [least, .., most] => {
-            format!("{:.digits$} ({least:.digits$}–{most:.digits$})", values[values.len() / 2])
-        }
+    match Spread::of(values) {
+        None => "–".into(),
+        Some(Spread { median, min, max }) if min == max => format!("{median:.digits$}"),
+        Some(Spread { median, min, max }) => format!("{median:.digits$} ({min:.digits$}–{max:.digits$})"),
     }
 }
