@@ -161,7 +161,9 @@ fn longest_stall_ms(result: &MigrationResult) -> f64 {
 pub(crate) fn spread(values: impl Iterator<Item = f64>, digits: usize) -> String {
     match Spread::of(values) {
         None => "–".into(),
-        Some(Spread { median, min, max }) if min == max => format!("{median:.digits$}"),
-        Some(Spread { median, min, max }) => format!("{median:.digits$} ({min:.digits$}–{max:.digits$})"),
+        Some(Spread { median, min, max }) if min < max => {
+            format!("{median:.digits$} ({min:.digits$}–{max:.digits$})")
+        }
+        Some(Spread { median, .. }) => format!("{median:.digits$}"),
     }
 }
