@@ -14,6 +14,7 @@ use tracing::{info, warn};
 
 use crate::api;
 use crate::api::types::{HostStatus, HostView, PeerView, Scope, VmList, VmState};
+use crate::bandwidth::Bandwidth;
 use crate::check::Checks;
 use crate::chosen_address;
 use crate::client::ApiClient;
@@ -52,6 +53,8 @@ pub struct Agent {
     pub(crate) fixes: Fixes,
     /// The paths that migrations use, in either direction.
     pub(crate) watches: PathWatches,
+    /// Limits of what migrations take of the links.
+    pub(crate) bandwidth: Bandwidth,
     /// Ports for migrations.
     pub(crate) ports: MigrationPorts,
     /// When this host's certificate ends.
@@ -134,6 +137,7 @@ impl Agent {
             checks: Checks::open(&config.state_directory)?,
             fixes: Fixes::default(),
             watches: PathWatches::default(),
+            bandwidth: Bandwidth::open(&journal)?,
             ports: MigrationPorts::default(),
             certificate_ends: identity.not_after(),
             discoveries: discovery::trials(),

@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
+use drainpipe_engine::bandwidth::BandwidthSchedule;
 use drainpipe_engine::migration;
 use serde::Deserialize;
 use thiserror::Error;
@@ -48,6 +49,9 @@ pub struct Config {
     /// Bounds of migrations from this host.
     #[serde(default)]
     pub limits: Limits,
+    /// How much of the links migrations may take, and when.
+    #[serde(default)]
+    pub(crate) bandwidth: BandwidthSchedule,
     /// Links that migrations must not use, by name or by subnet, where no [[link]] is given.
     #[serde(default)]
     pub(crate) exclude_links: Vec<Exclusion>,
@@ -270,6 +274,11 @@ impl Config {
         if [deadline_s, stall_s, decision_s].contains(&0) {
             return Some("[limits]: 0 seconds would end every migration: leave the line out".into());
         }
+        if self.bandwidth.has_zero() {
+            return Some(
+                "[bandwidth]: mbps = 0 would keep migrations from ever ending: 1 is the least".into(),
+            );
+        }
         if self.links.iter().any(|link| link.speed_mbps == Some(0)) {
             return Some("speed_mbps = 0: leave the line out if the speed is not known".into());
         }
@@ -318,6 +327,8 @@ mod tests {
             ("migration_address = \"0.0.0.0\"", "no address of one host"),
             ("[[link]]\nname = \"e0\"\nspeed_mbps = 0", "speed_mbps = 0"),
             ("[limits]\nstall_s = 0", "[limits]: 0 seconds"),
+            ("[bandwidth]\nmbps = 0", "[bandwidth]: mbps = 0"),
+            ("[[bandwidth.window]]\nmbps = 1\nfrom = \"8\"\nuntil = \"20:00\"", "line 5"),
         ] {
             let error = parse(&format!("{base}{more}")).unwrap_err();
             assert!(error.contains(expected), "{error}");

@@ -1,6 +1,8 @@
 //! The journal: what this host's agent must know after a crash, and the history of migrations. `SQLite`,
 //! each record durable before the call returns.
 
+mod settings;
+
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -46,6 +48,9 @@ const MIGRATIONS: &[&str] = &[
     "
     ALTER TABLE migrations ADD COLUMN requested_option TEXT NOT NULL DEFAULT '\"auto\"';
     ALTER TABLE migrations ADD COLUMN started_at TEXT NOT NULL DEFAULT '1970-01-01T00:00:00Z';
+",
+    "
+    CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 ",
 ];
 

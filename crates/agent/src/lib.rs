@@ -19,6 +19,7 @@
 pub mod agent;
 pub mod api;
 mod arrivals;
+mod bandwidth;
 mod check;
 mod chosen_address;
 pub mod client;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use drainpipe_agent::config;
+use drainpipe_engine::bandwidth::BandwidthSetting;
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_guest::mix::Mix;
 use drainpipe_hypervisor::spec::VmName;
@@ -65,6 +66,8 @@ pub(crate) enum Command {
     },
     /// Show migrations under way and past ones
     History(HistoryArguments),
+    /// Limit how much of a host's links migrations may take, or show the limit
+    Limit(LimitArguments),
     /// Move a VM there and back by each option and compare
     Bench(BenchArguments),
     /// Test hosts on one machine: network namespaces with shaped links
@@ -272,6 +275,36 @@ pub(crate) struct HistoryArguments {
     /// Of which host; the one that is asked if absent
     #[arg(long)]
     pub(crate) host: Option<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = LIMIT_EXAMPLES)]
+pub(crate) struct LimitArguments {
+    /// The host
+    pub(crate) host: String,
+    /// Mb/s, `off`, or `configured` for what its agent.toml says; shows what holds if absent
+    #[arg(value_parser = bandwidth_setting)]
+    pub(crate) limit: Option<BandwidthSetting>,
+}
+
+const LIMIT_EXAMPLES: &str = "\
+Examples:
+  drainpipe limit a              show what holds
+  drainpipe limit a 2000         not above 2 Gb/s from a, nor to a
+  drainpipe limit a off          as fast as the links are
+  drainpipe limit a configured   as [bandwidth] in a's agent.toml says, by the time of the day
+
+Migrations in flight follow within a second, and share the limit. It holds until it is set anew.";
+
+fn bandwidth_setting(word: &str) -> Result<BandwidthSetting, String> {
+    match word {
+        "off" => Ok(BandwidthSetting::Unlimited),
+        "configured" => Ok(BandwidthSetting::Configured),
+        number => match number.parse() {
+            Ok(mbps) if mbps > 0 => Ok(BandwidthSetting::Mbps(mbps)),
+            _ => Err("a number of Mb/s above 0, `off` or `configured`".into()),
+        },
+    }
 }
 
 #[derive(Debug, Args)]

@@ -165,5 +165,6 @@ fn describe(progress: &Progress) -> String {
     }
     let sent = output::bytes(progress.sent_bytes);
     let left = progress.eta_ms.map_or(String::new(), |eta| format!(", {} left", output::duration(eta)));
-    format!("{step}: {sent} sent, {:.2} Gb/s{left}{out}", progress.rate_gbps)
+    let limit = progress.limit_mbps.map_or(String::new(), |mbps| format!(" of {mbps} Mb/s allowed"));
+    format!("{step}: {sent} sent, {:.2} Gb/s{limit}{left}{out}", progress.rate_gbps)
 }

@@ -47,6 +47,7 @@ async fn dispatch(arguments: Arguments) -> Result<Exit, Problem> {
         Command::Check(check) => commands::check::run(&connection, &check, json).await,
         Command::Migrate(migrate) => commands::migrate::run(&connection, &migrate, json).await,
         Command::Cancel { id } => commands::migrate::cancel(&connection, &id).await,
+        Command::Limit(limit) => commands::limit::run(&connection, &limit, json).await,
         Command::History(history) => commands::history::run(&connection, &history, json).await,
         Command::Bench(bench) => commands::bench::run(&connection, &bench, json).await,
         Command::Lab { command } => commands::lab::run(command, json).await,

@@ -2,6 +2,7 @@
 //!
 //! Read [`migration`] first: the ten steps as one state machine.
 
+pub mod bandwidth;
 pub mod check;
 pub mod facts;
 pub mod migration;

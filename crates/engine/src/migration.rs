@@ -109,6 +109,8 @@ pub enum Event {
     Found(Finding),
     /// Something is to be told of a path, by its name.
     PathTurned(String, PathNews),
+    /// The transfer may use so many Mb/s of the links from now on; absent for all that they have.
+    BandwidthLimited(Option<u64>),
     /// The transfer broke.
     TransferFailed(Problem),
     /// Somebody wants it cancelled.
@@ -189,6 +191,7 @@ pub struct Migration {
     findings: Vec<Finding>,
     path_turns: Vec<(String, PathTurn)>,
     paths_out: BTreeSet<String>,
+    limit_mbps: Option<u64>,
     log: Vec<LogLine>,
 }
 
@@ -238,6 +241,7 @@ impl Migration {
             findings: Vec::new(),
             path_turns: Vec::new(),
             paths_out: BTreeSet::new(),
+            limit_mbps: None,
             log: Vec::new(),
         }
     }
@@ -264,6 +268,10 @@ impl Migration {
                 self.path_turned(now_ms, path, news);
                 None
             }
+            Event::BandwidthLimited(limit_mbps) => {
+                self.bandwidth_limited(now_ms, limit_mbps);
+                None
+            }
             Event::Paused => self.paused(now_ms),
             Event::TransferFailed(error) => self.transfer_failed(now_ms, error),
         }
@@ -275,6 +283,14 @@ impl Migration {
             self.note(now_ms, format!("{}: {} ({})", finding.severity, finding.what, finding.code));
             self.findings.push(finding);
         }
+    }
+
+    fn bandwidth_limited(&mut self, now_ms: f64, limit_mbps: Option<u64>) {
+        self.limit_mbps = limit_mbps;
+        let what = limit_mbps.map_or("no bandwidth limit any more".into(), |mbps| {
+            format!("limited to {mbps} Mb/s of the links' bandwidth")
+        });
+        self.note(now_ms, what);
     }
 
     /// What a check before it found, and was no reason to refuse it.
@@ -611,6 +627,7 @@ impl Migration {
     /// Progress for people.
     pub fn progress(&self, now_ms: f64) -> Progress {
         Progress {
+            limit_mbps: self.limit_mbps,
             paths_out: self.paths_out.iter().cloned().collect(),
             ..self.meter.progress(self.step(), now_ms)
         }

@@ -88,6 +88,12 @@ pub enum PlanError {
 pub type PathTrial = Result<(), String>;
 
 impl Plan {
+    /// The paths that carry at once, unless one of them fails.
+    pub fn carrying_paths(&self) -> impl Iterator<Item = &Path> {
+        let most = if self.spread == Spread::InTurn { 1 } else { self.paths.len() };
+        self.paths.iter().take(most).filter(|path| !path.is_spare)
+    }
+
     /// What is left of the plan once each of its paths has been tried; `trials` in their order.
     pub fn narrow(
         self,

@@ -59,6 +59,9 @@ pub struct Progress {
     pub eta_ms: Option<f64>,
     /// How long nothing has moved; absent while bytes flow.
     pub stalled_ms: Option<f64>,
+    /// The share of a bandwidth limit that it must keep to, in Mb/s of the links; absent without a limit.
+    #[serde(default)]
+    pub limit_mbps: Option<u64>,
     /// Paths that carry nothing for now, because they are not fit to.
     #[serde(default)]
     pub paths_out: Vec<String>,
@@ -132,6 +135,7 @@ impl ProgressMeter {
             rate_gbps: if stalled { 0.0 } else { bytes_per_ms * 8.0 / 1e6 },
             eta_ms: self.eta_ms(last).filter(|_| !stalled),
             stalled_ms: stalled.then_some(silent_ms),
+            limit_mbps: None,
             paths_out: Vec::new(),
             paths_stalled: if step_moves_bytes(step) { self.stalled_paths(now_ms) } else { Vec::new() },
         }

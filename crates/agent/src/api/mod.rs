@@ -30,7 +30,7 @@ use axum::extract::DefaultBodyLimit;
 use axum::middleware::{from_fn, from_fn_with_state};
 use utoipa_axum::router::OpenApiRouter;
 
-use self::handlers::{between_agents, checks, fixes, hosts, migrations, vms};
+use self::handlers::{bandwidth, between_agents, checks, fixes, hosts, migrations, vms};
 use crate::agent::Agent;
 
 type Routes = OpenApiRouter<Arc<Agent>>;
@@ -52,6 +52,7 @@ fn routes_for_all() -> Routes {
         .merge(fixes::routes())
         .merge(vms::routes())
         .merge(migrations::routes())
+        .merge(bandwidth::routes())
 }
 
 fn routes_for_agents() -> Routes {

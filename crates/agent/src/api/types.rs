@@ -1,5 +1,6 @@
 //! What travels over the API, besides the engine's own values.
 
+use drainpipe_engine::bandwidth::BandwidthSetting;
 use drainpipe_engine::check::finding::Finding;
 use drainpipe_engine::check::fix::Fix;
 use drainpipe_engine::facts::HostFacts;
@@ -168,6 +169,32 @@ pub struct FixRequest {
     /// What a check's findings have as `fix`; at most 64.
     #[schema(max_items = 64)]
     pub fixes: Vec<Fix>,
+}
+
+/// How much of this host's links migrations may take, in each direction.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct BandwidthView {
+    /// The host.
+    pub host: String,
+    /// What was set while the agent ran.
+    pub setting: BandwidthSetting,
+    /// Mb/s that hold now; absent for no limit.
+    pub limit_mbps: Option<u64>,
+}
+
+/// A request to limit it otherwise.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct BandwidthRequest {
+    /// What holds from now on, until it is set anew.
+    pub setting: BandwidthSetting,
+}
+
+/// Between agents: what the target grants one migration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct BandwidthShare {
+    /// Mb/s of its links; absent for all that they have.
+    pub mbps: Option<u64>,
 }
 
 /// A plan and nothing done.

@@ -29,6 +29,7 @@ use crate::agent::Agent;
 use crate::api::types::{
     ConnectionRequest, Endpoint, IncomingRequest, IncomingView, MigrateRequest, TargetUse,
 };
+use crate::bandwidth::Throttle;
 use crate::check;
 use crate::client::ApiClient;
 use crate::guard::Guard;
@@ -86,6 +87,7 @@ pub(super) struct Executor {
     unsent_limit_attempts_left: u8,
     events: broadcast::Receiver<qmp::Event>,
     guard: Option<Guard>,
+    throttle: Option<Throttle>,
     news: mpsc::Receiver<News>,
     measurements: Measurements,
     target_use: TargetUse,
@@ -128,6 +130,7 @@ impl Executor {
             downtime_limit_ms: downtime_limit_ms(0),
             unsent_limit_attempts_left: UNSENT_LIMIT_ATTEMPTS,
             guard: None,
+            throttle: None,
             // Closed until paths are watched.
             news: mpsc::channel(1).1,
             target_use: TargetUse::default(),
@@ -196,6 +199,10 @@ impl Executor {
             while let Ok((path, news)) = self.news.try_recv() {
                 // Asks for nothing to be done.
                 migration.handle(self.now_ms(), Event::PathTurned(path, news));
+            }
+            if let Some(limited) = self.throttle.as_mut().and_then(Throttle::news) {
+                // Asks for nothing to be done.
+                migration.handle(self.now_ms(), limited);
             }
             self.running.progress.send_replace(migration.progress(self.now_ms()));
         }
@@ -324,6 +331,11 @@ impl Executor {
             .await
             .map_err(Problem::failed)?;
         self.guard = Some(guard);
+        self.throttle = self
+            .claimed
+            .vmm
+            .as_ref()
+            .map(|vmm| Throttle::start(&self.agent, &self.running.id, &self.running.target, plan, vmm));
         self.agent.watches.begin_transfer(&self.running.target, &self.running.id, address.port()).await;
         Ok(())
     }
@@ -439,7 +451,9 @@ impl Executor {
         self.agent.journal.is_hand_over_forbidden(&self.running.id).unwrap_or(false)
     }
 
-    async fn switch_over(&self) -> Result<(), Problem> {
+    async fn switch_over(&mut self) -> Result<(), Problem> {
+        // Nothing more is sent that a limit holds for.
+        self.throttle = None;
         let vmm = self.vmm()?;
         let here = async { qemu::switch_over(vmm, QMP_DEADLINE).await.map_err(Problem::failed) };
         tokio::try_join!(self.wait_received(), here).map(drop)
@@ -524,6 +538,7 @@ impl Executor {
     }
 
     async fn stop_transfer(&mut self) -> Result<(), Problem> {
+        self.throttle = None;
         if self.vmm().is_err() {
             return Ok(());
         }

@@ -9,6 +9,7 @@ mod fix;
 pub(crate) mod history;
 pub(crate) mod hosts;
 pub(crate) mod lab;
+pub(crate) mod limit;
 pub(crate) mod migrate;
 pub(crate) mod pki;
 pub(crate) mod vm;

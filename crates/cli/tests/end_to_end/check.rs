@@ -7,7 +7,7 @@ use drainpipe_lab::Lab;
 use rustix::process::Signal;
 
 use crate::Test;
-use crate::program::drainpipe;
+use crate::program::{BAD_INPUT, REFUSED, drainpipe};
 use crate::support::{TestLab, eventually};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -25,8 +25,6 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 pub(crate) const NOTHING_WORSE: i32 = 0;
-const BAD_INPUT: i32 = 2;
-pub(crate) const REFUSED: i32 = 3;
 
 /// A check's exit code and what it found, less what is the machine's affair and not the lab's.
 #[track_caller]

@@ -5,8 +5,8 @@ use std::path::Path;
 use rustix::process::Signal;
 
 use crate::Test;
-use crate::check::{NOTHING_WORSE, REFUSED, assert_found, assert_silent, check, on};
-use crate::program::{DRAINPIPE, Output};
+use crate::check::{NOTHING_WORSE, assert_found, assert_silent, check, on};
+use crate::program::{BAD_INPUT, DRAINPIPE, Output, REFUSED};
 use crate::support::TestLab;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -15,8 +15,6 @@ pub(crate) const TESTS: &[Test] = &[
     ("a_host_mends_itself_alone", a_host_mends_itself_alone),
     ("what_another_changed_since_is_left_alone", what_another_changed_since_is_left_alone),
 ];
-
-const BAD_INPUT: i32 = 2;
 
 const FILTER: &str = "net.ipv4.conf.e0.rp_filter";
 const BUFFERS: &str = "net.ipv4.tcp_rmem";

@@ -10,9 +10,9 @@ use drainpipe_lab::Lab;
 use rustix::process::Signal;
 
 use crate::Test;
-use crate::check::{NOTHING_WORSE, REFUSED, assert_found, assert_silent, check, on};
+use crate::check::{NOTHING_WORSE, assert_found, assert_silent, check, on};
 use crate::options::other_qemu;
-use crate::program::DRAINPIPE;
+use crate::program::{BAD_INPUT, DRAINPIPE, REFUSED};
 use crate::support::{TestLab, eventually};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -23,8 +23,6 @@ pub(crate) const TESTS: &[Test] = &[
     ("a_qemu_that_is_replaced", a_qemu_that_is_replaced),
     ("warnings_before_a_migration", warnings_before_a_migration),
 ];
-
-const BAD_INPUT: i32 = 2;
 
 /// A VM on host `a` that runs firmware alone, with a disk of the test's own.
 #[track_caller]

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use crate::Test;
 use crate::guest::image;
-use crate::program::{Output, Running, command, drainpipe};
+use crate::program::{BAD_INPUT, Output, REFUSED, Running, command, drainpipe};
 use crate::support::{TestLab, eventually, unique_name};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -20,9 +20,6 @@ pub(crate) const TESTS: &[Test] = &[
     ("a_killed_demo_is_cleared", a_killed_demo_is_cleared),
     ("a_demo_shows_all_options", a_demo_shows_all_options),
 ];
-
-const BAD_INPUT: i32 = 2;
-const REFUSED: i32 = 3;
 
 fn a_lab_can_be_seen_used_and_broken() {
     let lab = TestLab::up(&["--link", "1000", "--link", "500:9000"]);

@@ -8,6 +8,7 @@
 
 mod bad_input;
 mod bad_luck;
+mod bandwidth;
 mod check;
 mod check_fix;
 mod check_vms;
@@ -62,6 +63,7 @@ fn main() -> ExitCode {
         ("lab_cli", lab_cli::TESTS),
         ("service", service::TESTS),
         ("link_addresses", link_addresses::TESTS),
+        ("bandwidth", bandwidth::TESTS),
     ];
     let mut trials = Vec::new();
     for (module, tests) in modules {

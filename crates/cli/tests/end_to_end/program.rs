@@ -11,6 +11,11 @@ use rustix::process::{Pid, Signal, kill_process};
 /// The program.
 pub(crate) const DRAINPIPE: &str = env!("CARGO_BIN_EXE_drainpipe");
 
+/// Exit codes, as `drainpipe --help` lists them.
+pub(crate) const FAILED: i32 = 1;
+pub(crate) const BAD_INPUT: i32 = 2;
+pub(crate) const REFUSED: i32 = 3;
+
 /// No command of these tests needs longer, on a machine that runs other tests too.
 const DEADLINE: Duration = Duration::from_mins(2);
 

@@ -26,7 +26,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::qmp::QmpError;
 use crate::vmm::{RunState, Vmm};
-use transport::{Side, parameters, uri, wants};
+use transport::{Side, bandwidth_bytes_per_s, parameters, uri, wants};
 
 pub use status::{MigrationStatus, RamStatus, TransferStatus};
 pub use transport::{Multifd, Transport, Zstd};
@@ -116,6 +116,13 @@ pub async fn set_downtime_limit(
     deadline: Duration,
 ) -> Result<(), QmpError> {
     let arguments = json!({ "downtime-limit": downtime_limit_ms });
+    execute(vmm, "migrate-set-parameters", arguments, deadline).await
+}
+
+/// Limits what a source sends to so many Mb/s of its links, also while memory travels; `None` takes the
+/// limit away. The last of the memory, for which the guest is paused, QEMU sends without a limit.
+pub async fn set_bandwidth(vmm: &Vmm, limit_mbps: Option<u64>, deadline: Duration) -> Result<(), QmpError> {
+    let arguments = json!({ "max-bandwidth": bandwidth_bytes_per_s(limit_mbps) });
     execute(vmm, "migrate-set-parameters", arguments, deadline).await
 }
 

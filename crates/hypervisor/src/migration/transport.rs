@@ -9,6 +9,17 @@ use serde_json::{Value, json};
 /// down: 128 MiB/s, and 32 MiB/s before QEMU 5.2.
 const BANDWIDTH_UNLIMITED: u64 = 1 << 40;
 
+/// How much of a link is left for QEMU's bytes by Ethernet, IPv6 and TCP with an MTU of 1500: 1428 of
+/// 1538 bytes. QEMU counts its own bytes alone.
+const PAYLOAD_SHARE: (u64, u64) = (1428, 1538);
+
+/// QEMU's `max-bandwidth` for so many Mb/s of the links.
+pub(super) fn bandwidth_bytes_per_s(limit_mbps: Option<u64>) -> u64 {
+    let (payload, frame) = PAYLOAD_SHARE;
+    let bytes = limit_mbps.map(|mbps| mbps.saturating_mul(1_000_000 / 8).saturating_mul(payload) / frame);
+    bytes.map_or(BANDWIDTH_UNLIMITED, |bytes| bytes.clamp(1, BANDWIDTH_UNLIMITED))
+}
+
 /// How a migration's bytes travel. Source and target must be given the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -64,7 +75,7 @@ pub(super) fn wants(transport: Transport, side: Side, capability: &str) -> bool 
 pub(super) fn parameters(transport: Transport, side: Side) -> Value {
     let compression = transport.multifd.and_then(|multifd| multifd.compression);
     let mut parameters = json!({
-        "max-bandwidth": BANDWIDTH_UNLIMITED,
+        "max-bandwidth": bandwidth_bytes_per_s(None),
         "multifd-compression": if compression.is_some() { "zstd" } else { "none" },
     });
     if let Some(multifd) = transport.multifd {
@@ -92,6 +103,14 @@ mod tests {
 
     fn multifd(compression: Option<Zstd>) -> Transport {
         Transport { multifd: Some(Multifd { channels: 8, compression }) }
+    }
+
+    #[test]
+    fn a_limit_counts_what_goes_over_the_links() {
+        assert_eq!(bandwidth_bytes_per_s(Some(1000)), 116_059_817);
+        assert_eq!(bandwidth_bytes_per_s(Some(0)), 1, "0 would be none");
+        assert_eq!(bandwidth_bytes_per_s(Some(u64::MAX)), BANDWIDTH_UNLIMITED);
+        assert_eq!(bandwidth_bytes_per_s(None), BANDWIDTH_UNLIMITED);
     }
 
     #[test]

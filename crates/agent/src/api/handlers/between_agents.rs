@@ -22,13 +22,14 @@ use crate::api::error::ApiError;
 use crate::api::extract::{Body, MigrationId, Query};
 use crate::api::forward::refuse_host;
 use crate::api::types::{
-    ConnectionRequest, Endpoint, HandOverView, IncomingRequest, IncomingView, TargetUse, WatchRequest,
+    BandwidthShare, ConnectionRequest, Endpoint, HandOverView, IncomingRequest, IncomingView, TargetUse,
+    WatchRequest,
 };
 use crate::api::{Routes, openapi};
 use crate::discovery::{self, DiscoveryPorts, DiscoveryRequest};
 use crate::path_watch::WatchEnd;
 use crate::probe::{ProbePorts, ProbeRequest};
-use crate::{incoming, outgoing};
+use crate::{bandwidth, incoming, outgoing};
 
 /// Longest that a caller may have an answer held back.
 const WAIT_MAX: Duration = Duration::from_mins(1);
@@ -46,6 +47,7 @@ pub(in crate::api) fn routes() -> Routes {
         .routes(routes!(open_probes))
         .routes(routes!(connect))
         .routes(routes!(watch_again))
+        .routes(routes!(bandwidth_share))
         .routes(routes!(received))
         .routes(routes!(run))
         .routes(routes!(finish))
@@ -269,6 +271,33 @@ async fn watch_again(
     check_source(&agent, &caller, &id)?;
     check_paths(&own_links(&agent).await?, &request.paths)?;
     Ok(Json(incoming::watch_again(&agent, &id, &request).await?))
+}
+
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct WantedQuery {
+    /// What the migration could use, in Mb/s.
+    wanted_mbps: u64,
+}
+
+/// Steps 6 and 7: how much of this host's links may it take?
+///
+/// Asked again and again; a source that has not asked for 4 s has no share.
+#[utoipa::path(get, path = "/v1/incoming/{id}/bandwidth", tag = openapi::BETWEEN_AGENTS, params(
+    ("id" = String, Path, format = "uuid"), WantedQuery
+), responses(
+    (status = 200, description = "Its share.", body = BandwidthShare),
+    (status = 404, description = "No such migration on its way here.", body = Problem),
+))]
+async fn bandwidth_share(
+    State(agent): Shared,
+    Extension(caller): Extension<Caller>,
+    MigrationId(id): MigrationId,
+    Query(query): Query<WantedQuery>,
+) -> Answer<BandwidthShare> {
+    check_source(&agent, &caller, &id)?;
+    Ok(Json(bandwidth::share_of_coming(&agent, &id, query.wanted_mbps)))
 }
 
 /// Step 8: is all state here?

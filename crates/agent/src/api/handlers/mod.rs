@@ -1,6 +1,7 @@
 //! One function a path: reads the request, checks the caller, calls the part that does it. What the
 //! OpenAPI document says of a path stands at its function, and only there.
 
+pub(super) mod bandwidth;
 pub(super) mod between_agents;
 pub(super) mod checks;
 pub(super) mod fixes;

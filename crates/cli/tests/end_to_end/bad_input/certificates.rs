@@ -8,7 +8,7 @@ use drainpipe_identity::authority::{self, InitOptions, IssueOptions};
 use jiff::{SignedDuration, Timestamp};
 use rustix::process::Signal;
 
-use super::requests::{FAILED, REFUSED};
+use crate::program::{FAILED, REFUSED};
 use crate::support::TestLab;
 
 const DAYS: NonZeroU32 = NonZeroU32::new(1).unwrap();

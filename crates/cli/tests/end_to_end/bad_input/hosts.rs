@@ -7,8 +7,7 @@ use std::{fs, thread};
 use drainpipe_lab::Lab;
 use rustix::process::Signal;
 
-use super::requests::{BAD_INPUT, FAILED, REFUSED};
-use crate::program::drainpipe;
+use crate::program::{BAD_INPUT, FAILED, REFUSED, drainpipe};
 use crate::support::TestLab;
 
 pub(super) fn an_agent_that_does_not_answer() {

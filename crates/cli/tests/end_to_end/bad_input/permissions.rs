@@ -3,8 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::requests::REFUSED;
-use crate::program::{DRAINPIPE, Output};
+use crate::program::{DRAINPIPE, Output, REFUSED};
 use crate::support::TestLab;
 
 pub(super) fn an_operator_works_over_tls() {

@@ -4,12 +4,9 @@ use std::fs;
 
 use drainpipe_agent::api::types::{MigrationView, VmList};
 
+use crate::program::{BAD_INPUT, REFUSED};
 use crate::support::{TestLab, eventually};
 
-/// Exit codes, as `drainpipe --help` lists them.
-pub(super) const FAILED: i32 = 1;
-pub(super) const BAD_INPUT: i32 = 2;
-pub(super) const REFUSED: i32 = 3;
 const CANCELLED: i32 = 5;
 
 pub(super) fn that_make_no_sense() {

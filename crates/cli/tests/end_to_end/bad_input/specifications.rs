@@ -2,8 +2,8 @@
 
 use drainpipe_agent::api::types::VmList;
 
-use super::requests::{BAD_INPUT, FAILED};
 use crate::guest::{Guest, image};
+use crate::program::{BAD_INPUT, FAILED};
 use crate::support::TestLab;
 
 pub(super) fn invalid() {

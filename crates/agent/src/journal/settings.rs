@@ -1,0 +1,48 @@
+//! What somebody has set while the agent ran, and what holds until it is set anew.
+
+use drainpipe_engine::bandwidth::BandwidthSetting;
+use rusqlite::{OptionalExtension, params};
+
+use super::{Journal, JournalError, from_json, to_json};
+
+const BANDWIDTH: &str = "bandwidth";
+
+impl Journal {
+    /// The limit of the host's bandwidth, as it was set last.
+    pub(crate) fn bandwidth_setting(&self) -> Result<BandwidthSetting, JournalError> {
+        self.run(|connection| {
+            let found = connection
+                .query_row("SELECT value FROM settings WHERE name = ?1", [BANDWIDTH], |row| row.get(0))
+                .optional()?;
+            found.map_or(Ok(BandwidthSetting::default()), |text: String| from_json(&text))
+        })
+    }
+
+    /// Records it.
+    pub(crate) fn set_bandwidth_setting(&self, setting: BandwidthSetting) -> Result<(), JournalError> {
+        self.run(|connection| {
+            connection.execute(
+                "INSERT INTO settings (name, value) VALUES (?1, ?2) \
+                 ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+                params![BANDWIDTH, to_json(&setting)?],
+            )?;
+            Ok(())
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_setting_outlives_the_agent() {
+        let directory = tempfile::tempdir().unwrap();
+        let open = || Journal::open(directory.path()).unwrap();
+        assert_eq!(open().bandwidth_setting().unwrap(), BandwidthSetting::Configured);
+        for setting in [BandwidthSetting::Mbps(2000), BandwidthSetting::Unlimited] {
+            open().set_bandwidth_setting(setting).unwrap();
+            assert_eq!(open().bandwidth_setting().unwrap(), setting);
+        }
+    }
+}

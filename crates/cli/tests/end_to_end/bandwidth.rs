@@ -1,0 +1,91 @@
+//! What migrations take of the links is limited: by the hosts' configuration and by hand, while they run,
+//! at either end, shared among them.
+
+use drainpipe_agent::api::types::{BandwidthView, MigrationView};
+use drainpipe_engine::bandwidth::BandwidthSetting;
+use drainpipe_engine::result::{MigrationResult, Outcome};
+use rustix::process::Signal;
+
+use crate::Test;
+use crate::bad_luck::result_of;
+use crate::guest::Guest;
+use crate::program::{BAD_INPUT, Running};
+use crate::support::{TestLab, eventually};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("a_configured_limit_is_kept_by_each_option", a_configured_limit_is_kept_by_each_option),
+    (
+        "a_limit_of_the_target_is_shared_and_changed_in_flight",
+        a_limit_of_the_target_is_shared_and_changed_in_flight,
+    ),
+    ("a_limit_outlives_the_agent_and_makes_sense", a_limit_outlives_the_agent_and_makes_sense),
+];
+
+const MEMORY_MIB: u64 = 160;
+
+/// Of links that carry gigabits.
+const LIMIT_MBPS: u64 = 200;
+
+fn a_configured_limit_is_kept_by_each_option() {
+    let lab = TestLab::fast();
+    // By a window that holds all day, below the general limit.
+    let bandwidth = format!(
+        "[bandwidth]\nmbps = 9000\n\n[[bandwidth.window]]\nmbps = {LIMIT_MBPS}\nfrom = \"00:00\"\nuntil = \"00:00\"\n\n[tls]"
+    );
+    lab.configure("a", "[tls]", &bandwidth);
+    lab.stop_agent("a", Signal::TERM);
+    lab.start_agent("a");
+    let guest = lab.start_guest("web", MEMORY_MIB, "");
+    for option in ["tcp", "multichannel"] {
+        let result = lab.migrate("web", "b", &["--option", option]);
+        assert!(result.throughput_gbps * 1000.0 < LIMIT_MBPS as f64 * 1.1, "{option}: {result:#?}");
+        assert!(says(&result, &format!("limited to {LIMIT_MBPS} Mb/s")), "{result:#?}");
+        guest.assert_intact();
+        lab.migrate("web", "a", &["--option", option]);
+    }
+}
+
+fn a_limit_of_the_target_is_shared_and_changed_in_flight() {
+    let lab = TestLab::fast();
+    let guests: [Guest; 2] = ["web", "db"].map(|vm| lab.start_guest(vm, MEMORY_MIB, ""));
+    // Together in flight for half a minute, if nothing changes.
+    let agent_of_b = lab.agent_socket("b");
+    lab.drainpipe(&["limit", "b", "40", "--agent", &agent_of_b]).done();
+    let migrating: [Running; 2] =
+        ["web", "db"].map(|vm| lab.start(&["migrate", vm, "b", "--option", "multichannel", "--json"]));
+    eventually("each has half of it", || {
+        let views: Vec<MigrationView> = lab.json(&["history"]);
+        let limits = views.iter().filter_map(|view| view.progress.as_ref()?.limit_mbps);
+        limits.collect::<Vec<_>>() == [20, 20]
+    });
+    let view: BandwidthView = lab.json(&["limit", "b", "off", "--agent", &agent_of_b]);
+    assert_eq!((view.setting, view.limit_mbps), (BandwidthSetting::Unlimited, None));
+    for migrating in migrating {
+        let result: MigrationResult = result_of(&migrating.wait());
+        assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
+        assert!(says(&result, "no bandwidth limit any more"), "{result:#?}");
+    }
+    for guest in &guests {
+        guest.assert_intact();
+    }
+}
+
+fn a_limit_outlives_the_agent_and_makes_sense() {
+    let lab = TestLab::fast();
+    let shown = lab.drainpipe(&["limit", "a"]).done();
+    assert!(shown.contains("as fast as the links are (by its agent.toml)"), "{shown}");
+    lab.drainpipe(&["limit", "a", "500"]).done();
+    lab.stop_agent("a", Signal::KILL);
+    lab.start_agent("a");
+    let view: BandwidthView = lab.json(&["limit", "a"]);
+    assert_eq!((view.setting, view.limit_mbps), (BandwidthSetting::Mbps(500), Some(500)));
+    for wrong in ["0", "fast", "1.5"] {
+        lab.drainpipe(&["limit", "a", wrong]).refused(BAD_INPUT, &["a number of Mb/s above 0"]);
+    }
+    let view: BandwidthView = lab.json(&["limit", "a", "configured"]);
+    assert_eq!(view.limit_mbps, None);
+}
+
+fn says(result: &MigrationResult, words: &str) -> bool {
+    result.events.iter().any(|event| event.what.contains(words))
+}

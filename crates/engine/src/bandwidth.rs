@@ -1,0 +1,209 @@
+//! How much of a host's links migrations may take: a limit by the clock, shared among those in flight.
+//!
+//! What leaves a host and what comes to it are limited each by itself: links carry both at once.
+
+use jiff::civil::{DateTime, Time, Weekday};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// The limit of a host, as its configuration has it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct BandwidthSchedule {
+    /// Mb/s where no window says otherwise; absent for no limit.
+    pub mbps: Option<u64>,
+    /// Times at which another limit holds.
+    #[serde(rename = "window")]
+    pub windows: Vec<BandwidthWindow>,
+}
+
+/// A time of the day at which a limit holds, by the host's clock.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BandwidthWindow {
+    /// Mb/s.
+    pub mbps: u64,
+    /// From this time on.
+    pub from: Time,
+    /// Up to this time; of the next day where that is not after `from`.
+    pub until: Time,
+    /// The days on which it begins; absent for every day.
+    #[serde(default)]
+    pub days: Option<Vec<Day>>,
+}
+
+/// A day of the week.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Day {
+    /// Monday.
+    Mon,
+    /// Tuesday.
+    Tue,
+    /// Wednesday.
+    Wed,
+    /// Thursday.
+    Thu,
+    /// Friday.
+    Fri,
+    /// Saturday.
+    Sat,
+    /// Sunday.
+    Sun,
+}
+
+impl Day {
+    fn is(self, weekday: Weekday) -> bool {
+        let own = match self {
+            Self::Mon => Weekday::Monday,
+            Self::Tue => Weekday::Tuesday,
+            Self::Wed => Weekday::Wednesday,
+            Self::Thu => Weekday::Thursday,
+            Self::Fri => Weekday::Friday,
+            Self::Sat => Weekday::Saturday,
+            Self::Sun => Weekday::Sunday,
+        };
+        own == weekday
+    }
+}
+
+impl BandwidthWindow {
+    fn holds_at(&self, now: DateTime) -> bool {
+        let (time, today) = (now.time(), now.weekday());
+        let begins_on =
+            |weekday| self.days.as_ref().is_none_or(|days| days.iter().any(|day| day.is(weekday)));
+        if self.from < self.until {
+            return begins_on(today) && (self.from..self.until).contains(&time);
+        }
+        (begins_on(today) && time >= self.from) || (begins_on(today.previous()) && time < self.until)
+    }
+}
+
+impl BandwidthSchedule {
+    /// Mb/s that hold at this time of the host's clock: the least of the windows that apply, or else the
+    /// general limit.
+    pub fn limit_mbps(&self, now: DateTime) -> Option<u64> {
+        let windows = self.windows.iter().filter(|window| window.holds_at(now));
+        windows.map(|window| window.mbps).min().or(self.mbps)
+    }
+
+    /// Whether some limit is 0, which would keep a migration from ever ending.
+    pub fn has_zero(&self) -> bool {
+        self.mbps == Some(0) || self.windows.iter().any(|window| window.mbps == 0)
+    }
+}
+
+/// What somebody has set while the agent runs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum BandwidthSetting {
+    /// What the configuration says.
+    #[default]
+    Configured,
+    /// No limit, whatever the configuration says.
+    Unlimited,
+    /// This many Mb/s, 1 at least, whatever the configuration says.
+    Mbps(u64),
+}
+
+impl BandwidthSetting {
+    /// Mb/s that hold at this time of the host's clock.
+    pub fn limit_mbps(self, configured: &BandwidthSchedule, now: DateTime) -> Option<u64> {
+        match self {
+            Self::Configured => configured.limit_mbps(now),
+            Self::Unlimited => None,
+            Self::Mbps(mbps) => Some(mbps),
+        }
+    }
+}
+
+/// Divides a limit among migrations that could use `wanted_mbps` each: max–min fairness. None gets more
+/// than it wants, nor less than 1 Mb/s; what one does not want goes to the others in equal parts.
+pub fn fair_shares(limit_mbps: u64, wanted_mbps: &[u64]) -> Vec<u64> {
+    let mut by_want: Vec<usize> = (0..wanted_mbps.len()).collect();
+    by_want.sort_by_key(|index| wanted_mbps[*index]);
+    let mut shares = vec![0; wanted_mbps.len()];
+    let mut left_mbps = limit_mbps;
+    for (position, index) in by_want.into_iter().enumerate() {
+        let equal_mbps = left_mbps / (wanted_mbps.len() - position) as u64;
+        let share_mbps = equal_mbps.min(wanted_mbps[index]);
+        shares[index] = share_mbps.max(1);
+        left_mbps -= share_mbps;
+    }
+    shares
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::civil::{date, time};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn window(mbps: u64, from: Time, until: Time, days: Option<Vec<Day>>) -> BandwidthWindow {
+        BandwidthWindow { mbps, from, until, days }
+    }
+
+    // 21 November 2026 is a Saturday.
+    fn saturday(hour: i8, minute: i8) -> DateTime {
+        date(2026, 11, 21).at(hour, minute, 0, 0)
+    }
+
+    #[test]
+    fn the_least_window_that_applies_holds_or_else_the_general_limit() {
+        let schedule = BandwidthSchedule {
+            mbps: Some(5000),
+            windows: vec![
+                window(2000, time(8, 0, 0, 0), time(20, 0, 0, 0), None),
+                window(500, time(12, 0, 0, 0), time(13, 0, 0, 0), None),
+            ],
+        };
+        for (hour, minute, mbps) in [(7, 59, 5000), (8, 0, 2000), (12, 30, 500), (13, 0, 2000), (20, 0, 5000)]
+        {
+            assert_eq!(schedule.limit_mbps(saturday(hour, minute)), Some(mbps), "{hour}:{minute}");
+        }
+        assert_eq!(BandwidthSchedule::default().limit_mbps(saturday(12, 0)), None);
+    }
+
+    #[test]
+    fn a_window_over_midnight_belongs_to_the_day_on_which_it_begins() {
+        let friday_night = window(100, time(22, 0, 0, 0), time(6, 0, 0, 0), Some(vec![Day::Fri]));
+        let holds = |day: i8, hour| friday_night.holds_at(date(2026, 11, day).at(hour, 0, 0, 0));
+        assert_eq!(
+            [holds(20, 21), holds(20, 22), holds(21, 5), holds(21, 6), holds(21, 23)],
+            [false, true, true, false, false]
+        );
+        let always = window(100, time(0, 0, 0, 0), time(0, 0, 0, 0), None);
+        assert!(always.holds_at(saturday(0, 0)) && always.holds_at(saturday(23, 59)));
+    }
+
+    #[test]
+    fn what_was_set_goes_before_the_configuration() {
+        let configured = BandwidthSchedule { mbps: Some(10), windows: vec![] };
+        let limit = |setting: BandwidthSetting| setting.limit_mbps(&configured, saturday(1, 0));
+        assert_eq!(limit(BandwidthSetting::Configured), Some(10));
+        assert_eq!(limit(BandwidthSetting::Unlimited), None);
+        assert_eq!(limit(BandwidthSetting::Mbps(3)), Some(3));
+    }
+
+    proptest! {
+        #[test]
+        fn shares_are_fair(
+            limit in 1_u64..100_000,
+            wanted in prop::collection::vec(1_u64..50_000, 1..20),
+        ) {
+            let shares = fair_shares(limit, &wanted);
+            let least = wanted.len() as u64;
+            prop_assert!(shares.iter().sum::<u64>() <= limit.max(least));
+            let most = shares.iter().copied().max().unwrap_or_default();
+            for (share, wanted) in shares.iter().zip(&wanted) {
+                prop_assert!((1..=*wanted).contains(share));
+                // Who gets less than another wants no more, but for what does not divide.
+                prop_assert!(share == wanted || share + least >= most);
+            }
+            if wanted.iter().sum::<u64>() >= limit && limit >= least {
+                prop_assert!(shares.iter().sum::<u64>() + least > limit, "{shares:?}");
+            }
+        }
+    }
+}
