@@ -80,10 +80,11 @@ pub(crate) fn set(agent: &Agent, setting: BandwidthSetting) -> Result<BandwidthV
 }
 
 /// The share of a migration that comes here and could use so much. Its source asks again and again.
-pub(crate) fn share_of_coming(agent: &Agent, migration: &str, wanted_mbps: u64) -> BandwidthShare {
+pub(crate) fn share_of_coming(agent: &Agent, migration: &str, wanted_mbps: Option<u64>) -> BandwidthShare {
+    let wanted_mbps = wanted_mbps.unwrap_or(SPEED_UNKNOWN_MBPS).max(1);
     let mut coming = lock(&agent.bandwidth.coming);
     coming.retain(|_, (_, asked)| asked.elapsed() < ASKED_WITHIN);
-    coming.insert(migration.into(), (wanted_mbps.max(1), Instant::now()));
+    coming.insert(migration.into(), (wanted_mbps, Instant::now()));
     let wanted = coming.iter().map(|(id, (wanted_mbps, _))| (id.as_str(), *wanted_mbps));
     BandwidthShare { mbps: share(agent, migration, wanted) }
 }

@@ -277,8 +277,8 @@ async fn watch_again(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct WantedQuery {
-    /// What the migration could use, in Mb/s.
-    wanted_mbps: u64,
+    /// What the migration could use, in Mb/s; all that there is, if absent.
+    wanted_mbps: Option<u64>,
 }
 
 /// Steps 6 and 7: how much of this host's links may it take?
