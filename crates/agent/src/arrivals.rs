@@ -8,12 +8,8 @@ use drainpipe_engine::progress::PathArrival;
 use drainpipe_net::{Flow, FlowCounters};
 use tracing::debug;
 
+use crate::look_pace::LookPace;
 use crate::network::HostNetwork;
-
-/// Looks in quick succession for connections that are not there yet, and the pause between two later ones.
-/// The kernel goes through all those of the host for each.
-const QUICK_LOOKS: u8 = 20;
-const LOOK_EVERY_MS: f64 = 1_000.0;
 
 /// Between two questions which path each connection goes over.
 const WAYS_EVERY_MS: f64 = 1_000.0;
@@ -23,8 +19,7 @@ const WAYS_EVERY_MS: f64 = 1_000.0;
 pub(crate) struct Arrivals {
     destination: SocketAddr,
     expected: usize,
-    quick_looks_left: u8,
-    next_look_ms: f64,
+    looks: LookPace,
     next_ways_ms: f64,
     connections: Vec<Connection>,
     paths: Vec<PathCount>,
@@ -53,8 +48,7 @@ impl Arrivals {
         Self {
             destination,
             expected,
-            quick_looks_left: QUICK_LOOKS,
-            next_look_ms: 0.0,
+            looks: LookPace::quick(),
             next_ways_ms: 0.0,
             connections: vec![],
             paths: paths.iter().map(count).collect(),
@@ -63,11 +57,7 @@ impl Arrivals {
 
     /// Reads the kernel's counters. What cannot be read counts as it was.
     pub(crate) async fn read(&mut self, network: &HostNetwork, now_ms: f64) {
-        if self.connections.len() < self.expected && now_ms >= self.next_look_ms {
-            self.quick_looks_left = self.quick_looks_left.saturating_sub(1);
-            if self.quick_looks_left == 0 {
-                self.next_look_ms = now_ms + LOOK_EVERY_MS;
-            }
+        if self.connections.len() < self.expected && self.looks.is_due(now_ms) {
             self.look(network).await;
         }
         if now_ms >= self.next_ways_ms && !self.connections.is_empty() {

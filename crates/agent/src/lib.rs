@@ -31,6 +31,7 @@ mod host;
 mod incoming;
 mod journal;
 mod link_socket;
+mod look_pace;
 mod measure;
 mod migration_links;
 mod multichannel;

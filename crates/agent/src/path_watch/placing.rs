@@ -5,17 +5,12 @@ use std::net::IpAddr;
 use drainpipe_engine::path::Path;
 use drainpipe_net::{Flow, Placement, weights};
 
+use crate::look_pace::LookPace;
 use crate::network::HostNetwork;
 
 /// A border between two paths' connections is found by halving, and numbers that are closer than weights
 /// can part are not worth more.
 const ATTEMPTS: u8 = 12;
-
-/// Between two looks for connections: QEMU makes them all when a transfer begins.
-const LOOK_EVERY_MS: f64 = 1_000.0;
-
-/// Looks in quick succession, when a transfer begins. Each goes through all connections of the host.
-const QUICK_LOOKS: u8 = 20;
 
 /// The connections to one peer that carry memory.
 #[derive(Debug)]
@@ -23,38 +18,27 @@ pub(super) struct Placing {
     flows: Vec<Flow>,
     placement: Placement,
     attempts_left: u8,
-    next_look_ms: f64,
-    quick_looks_left: u8,
+    looks: LookPace,
 }
 
 impl Default for Placing {
     fn default() -> Self {
-        Self {
-            flows: vec![],
-            placement: Placement::new(0),
-            attempts_left: 0,
-            next_look_ms: 0.0,
-            quick_looks_left: 0,
-        }
+        Self { flows: vec![], placement: Placement::new(0), attempts_left: 0, looks: LookPace::default() }
     }
 }
 
 impl Placing {
     /// Looks which connections there are to these ports of the peer.
     pub(super) async fn look(&mut self, network: &HostNetwork, peer: IpAddr, ports: &[u16], now_ms: f64) {
-        if now_ms < self.next_look_ms {
+        if !self.looks.is_due(now_ms) {
             return;
-        }
-        self.quick_looks_left = self.quick_looks_left.saturating_sub(1);
-        if self.quick_looks_left == 0 {
-            self.next_look_ms = now_ms + LOOK_EVERY_MS;
         }
         let Ok(mut flows) = network.flows_to(peer).await else { return };
         flows.retain(|flow| ports.contains(&flow.destination.port()));
         flows.sort_by_key(|flow| (flow.destination.port(), flow.source.port()));
         if flows == self.flows {
             if !flows.is_empty() {
-                self.quick_looks_left = 0;
+                self.looks.slow_down();
             }
             return;
         }
@@ -65,8 +49,7 @@ impl Placing {
 
     /// A transfer begins, so connections will be made.
     pub(super) fn look_soon(&mut self) {
-        self.next_look_ms = 0.0;
-        self.quick_looks_left = QUICK_LOOKS;
+        self.looks = LookPace::quick();
     }
 
     /// The route has changed.
