@@ -64,27 +64,34 @@ pub struct Agent {
     chosen_address: Ipv6Addr,
     hardware: HostHardware,
     peers: BTreeMap<String, ApiClient>,
+    stop: watch::Receiver<bool>,
 }
 
 /// Runs an agent until it is told to stop.
 ///
 /// Stopping leaves the VMs running. Migrations from here are cancelled where that is still possible,
-/// and waited for; those to here fail at their sources. What is cut short all the same, by a crash,
-/// is left to the guards and to the next start.
-pub async fn run(config: Config, stop: watch::Receiver<bool>) -> Result<(), Problem> {
+/// and waited for; meanwhile the agent answers, and begins nothing new. Those to here fail at their
+/// sources. What is cut short all the same, by a crash, is left to the guards and to the next start.
+pub async fn run(config: Config, mut stop: watch::Receiver<bool>) -> Result<(), Problem> {
     let identity = load_identity(&config)?;
     // Both first: nothing is touched while another agent serves this host.
     let socket = server::bind_socket(&config.socket).await?;
     let tcp = server::bind_tls(config.listen).await?;
     let path = config.socket.clone();
-    let agent = Agent::open(config, &identity).await?;
+    let agent = Agent::open(config, &identity, stop.clone()).await?;
     agent.recover().await?;
     info!(host = agent.name(), listen = %agent.config.listen, socket = %path.display(), "serving");
     tell_service_manager();
     let router = api::router(Arc::clone(&agent));
-    let tls = server::serve_tls(tcp, identity, router.clone(), stop.clone());
-    tokio::join!(tls, server::serve_socket(socket, router, stop));
-    outgoing::wind_up(&agent).await;
+    let (close, closed) = watch::channel(false);
+    let tls = server::serve_tls(tcp, identity, router.clone(), closed.clone());
+    let until_stopped = async {
+        // Who could have said so may be gone: that stops it too.
+        drop(stop.wait_for(|stop| *stop).await);
+        outgoing::wind_up(&agent).await;
+        close.send_replace(true);
+    };
+    tokio::join!(tls, server::serve_socket(socket, router, closed), until_stopped);
     if let Err(error) = std::fs::remove_file(&path) {
         warn!(%error, socket = %path.display(), "cannot remove the socket");
     }
@@ -116,7 +123,11 @@ fn load_identity(config: &Config) -> Result<Identity, Problem> {
 }
 
 impl Agent {
-    async fn open(config: Config, identity: &Identity) -> Result<Arc<Self>, Problem> {
+    async fn open(
+        config: Config,
+        identity: &Identity,
+        stop: watch::Receiver<bool>,
+    ) -> Result<Arc<Self>, Problem> {
         let runtime = &config.runtime_directory;
         std::fs::create_dir_all(runtime)
             .map_err(|error| Problem::failed(format!("cannot create {}: {error}", runtime.display())))?;
@@ -147,6 +158,7 @@ impl Agent {
             network,
             vms,
             peers,
+            stop,
         }))
     }
 
@@ -165,6 +177,17 @@ impl Agent {
     /// This host's name.
     pub fn name(&self) -> &str {
         &self.config.name
+    }
+
+    /// Refuses to begin anything once the agent has been told to stop.
+    pub(crate) fn check_not_stopping(&self) -> Result<(), Problem> {
+        if *self.stop.borrow() {
+            return Err(Problem::conflict(format!(
+                "the agent of {} is being stopped and begins nothing new: try again when it has been started",
+                self.name()
+            )));
+        }
+        Ok(())
     }
 
     /// A way to another host's agent.

@@ -215,6 +215,7 @@ fn insert_locked(agent: &Arc<Agent>, entries: &mut BTreeMap<String, Arc<Incoming
 
 /// Step 2: may this VM come?
 pub(crate) fn permit(agent: &Arc<Agent>, source: &str, request: IncomingRequest) -> Result<(), Problem> {
+    agent.check_not_stopping()?;
     let name = request.definition.name.to_string();
     if agent.peer(source).is_none() {
         return Err(Problem::refused(format!(

@@ -34,6 +34,10 @@ const WIND_UP_DEADLINE: Duration = Duration::from_secs(20);
 /// How often it looks.
 const WIND_UP_LOOK_EVERY: Duration = Duration::from_millis(20);
 
+/// How long it then still answers. Who follows a migration asks several times a second, and shall hear how
+/// it has ended.
+const TELL_RESULTS_FOR: Duration = Duration::from_secs(1);
+
 /// Migrations under way from this host.
 #[derive(Debug, Default)]
 pub(crate) struct Outgoing {
@@ -106,6 +110,7 @@ impl Running {
 
 /// Begins a migration; it runs on by itself.
 pub(crate) fn begin(agent: &Arc<Agent>, request: &MigrateRequest) -> Result<MigrationView, Problem> {
+    agent.check_not_stopping()?;
     known_target(agent, &request.target)?;
     let id = Uuid::new_v4().to_string();
     let claimed = agent.vms.claim(&request.vm, Claim::Migrating(id.clone()))?;
@@ -216,12 +221,15 @@ pub(crate) fn recover(agent: &Arc<Agent>) -> Result<(), Problem> {
 }
 
 /// Before the agent stops: has what can be undone undone, and waits for it, so that the VMs run on
-/// here and nothing is left to guards and to the next start.
+/// here and nothing is left to guards and to the next start. Then waits until those have heard of it who
+/// ask.
 pub(crate) async fn wind_up(agent: &Agent) {
+    if under_way(agent).is_empty() {
+        return;
+    }
     let over = async {
         loop {
-            let running: Vec<_> =
-                agent.outgoing.all().into_iter().filter(|running| !running.is_over()).collect();
+            let running = under_way(agent);
             if running.is_empty() {
                 return;
             }
@@ -234,4 +242,9 @@ pub(crate) async fn wind_up(agent: &Agent) {
     if tokio::time::timeout(WIND_UP_DEADLINE, over).await.is_err() {
         warn!("migrations are under way still; their guards and the next start see to them");
     }
+    tokio::time::sleep(TELL_RESULTS_FOR).await;
+}
+
+fn under_way(agent: &Agent) -> Vec<Arc<Running>> {
+    agent.outgoing.all().into_iter().filter(|running| !running.is_over()).collect()
 }

@@ -27,6 +27,7 @@ const WHY_LETTERS_MAX: usize = 256;
 
 /// Checks everything between this host and `target`, for one running VM or for all.
 pub(crate) async fn run(agent: &Agent, target: &str, vm: Option<&str>) -> Result<CheckReport, Problem> {
+    agent.check_not_stopping()?;
     let source = agent.name();
     if source == target {
         return Err(Problem::bad_input(format!("{target} cannot be checked against itself: name two hosts")));

@@ -14,6 +14,7 @@ use rusqlite::Connection;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::Test;
+use crate::check::REFUSED;
 use crate::guest::Guest;
 use crate::program::{DRAINPIPE, Output, Running};
 use crate::support::{HostNetwork, TestLab, eventually};
@@ -32,6 +33,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("the_source_agent_freezes_in_flight", the_source_agent_freezes_in_flight),
     ("the_source_agent_freezes_while_the_vm_is_paused", the_source_agent_freezes_while_the_vm_is_paused),
     ("the_source_agent_is_stopped_in_flight", the_source_agent_is_stopped_in_flight),
+    ("an_agent_that_winds_up_begins_nothing", an_agent_that_winds_up_begins_nothing),
     ("ctrl_c_cancels", ctrl_c_cancels),
     ("a_second_ctrl_c_stops_watching", a_second_ctrl_c_stops_watching),
     ("all_links_fall_silent_in_flight", all_links_fall_silent_in_flight),
@@ -348,8 +350,31 @@ fn the_source_agent_is_stopped_in_flight() {
     scene.guest.assert_intact();
     assert_eq!(scene.lab.qemu_pid("b", "web"), None, "the target has discarded it");
     assert_eq!(scene.lab.network(), scene.network, "put back before the agent ended");
+    // Told by the agent that was stopped, not by its next life.
+    let output = migrating.wait();
+    assert_eq!(output.code, 5, "{output:#?}");
+    assert_eq!(result_of(&output).outcome, Outcome::Cancelled);
     scene.lab.start_agent("a");
-    assert_eq!(migrating.wait().code, 5);
+    scene.assert_settled("a");
+}
+
+/// While an agent winds its migrations up, it says what becomes of them and begins nothing.
+fn an_agent_that_winds_up_begins_nothing() {
+    let scene = Scene::set();
+    let migrating = scene.migrate(&[]);
+    // So the target cannot discard the VM at once.
+    let held = scene.hold_journal("b");
+    kill_process(scene.lab.agent_pid("a").unwrap(), Signal::TERM).unwrap();
+    eventually("it is being stopped", || {
+        let refused = scene.lab.drainpipe(&["vm", "start", "web"]);
+        refused.code == REFUSED && refused.stderr.contains("is being stopped")
+    });
+    scene.lab.drainpipe(&["migrate", "web", "b"]).refused(REFUSED, &["is being stopped"]);
+    assert!(scene.step().is_some(), "it answers what it is asked");
+    held.release();
+    assert_eq!(result_of(&migrating.wait()).outcome, Outcome::Cancelled);
+    eventually("the agent ends", || scene.lab.agent_pid("a").is_none());
+    scene.lab.start_agent("a");
     scene.assert_settled("a");
 }
 

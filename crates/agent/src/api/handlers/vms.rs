@@ -113,6 +113,7 @@ async fn start_vm(
     Segment(name): Segment<VmName>,
 ) -> Answer<()> {
     authorise(&caller, Operation::ManageVms)?;
+    agent.check_not_stopping()?;
     Ok(Json(agent.vms.start(name.as_str()).await?))
 }
 
