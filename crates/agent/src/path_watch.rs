@@ -13,7 +13,8 @@
 //!
 //! So it does not matter which agent is first, or whether both are: each tells the other one the end that it
 //! has. A token that is not the one known means that the other agent was started anew. When nothing is
-//! heard any more on any path, the source of each migration tells and asks again.
+//! heard any more on any path, or a path has no other end yet, the source of each migration tells and asks
+//! again.
 //!
 //! Each host sends a datagram on each path every 50 ms, from a port of the migration range to one of
 //! the other host's; [`drainpipe_engine::watch`] judges. Only the route changes: no connection is
@@ -46,8 +47,9 @@ pub struct WatchEnd {
     /// What each datagram to this end carries; another one after each start of the agent.
     #[schema(value_type = String, format = "uuid")]
     pub token: Uuid,
-    /// The paths, in the order of the plan.
-    pub paths: Vec<PathEnd>,
+    /// The paths, in the order of the plan; none of one that cannot be watched from here now, as its link is
+    /// down and has lost its address.
+    pub paths: Vec<Option<PathEnd>>,
 }
 
 /// One path's end of a watch.
@@ -74,6 +76,8 @@ pub(crate) struct Joining<'a> {
     pub(crate) address: IpAddr,
     /// The paths, seen from here.
     pub(crate) paths: &'a [Path],
+    /// Those of them for which this host has no address now. They are watched only if they were before.
+    pub(crate) absent: &'a [Path],
     /// Where the source of the migration is told what becomes of paths, as long as there is room. The
     /// target of one is told nothing.
     pub(crate) news: Option<mpsc::Sender<News>>,

@@ -74,7 +74,7 @@ async fn connect_routed(
         ));
     };
     let paths = request.plan.paths.clone();
-    let own = watch_paths(agent, entry, &WatchRequest { paths, migration_address, watch }).await?;
+    let own = watch_paths(agent, entry, &WatchRequest { paths, migration_address, watch }, &[]).await?;
     let address = agent.intended_address();
     let port = listen_on_free_port(agent, vmm, request, address).await?;
     Ok(Endpoint { address, port, watch: Some(own) })
@@ -84,12 +84,14 @@ async fn watch_paths(
     agent: &Arc<Agent>,
     entry: &IncomingVm,
     request: &WatchRequest,
+    absent: &[Path],
 ) -> Result<WatchEnd, Problem> {
     let joining = Joining {
         migration: &entry.id,
         peer: &entry.source,
         address: request.migration_address,
         paths: &request.paths,
+        absent,
         news: None,
     };
     let own = agent.watches.join(agent, joining).await?;
@@ -97,16 +99,18 @@ async fn watch_paths(
     Ok(own)
 }
 
-/// The source hears nothing of this host any more: this agent may have been started anew.
+/// The source hears nothing of this host any more: this agent may have been started anew. For the paths that
+/// are `absent`, this host has no address now.
 pub(crate) async fn watch_again(
     agent: &Arc<Agent>,
     id: &str,
     request: &WatchRequest,
+    absent: &[Path],
 ) -> Result<WatchEnd, Problem> {
     let entry = agent.incoming.get(id)?;
     let _stepping = entry.stepping.lock().await;
     must_wait(agent, &entry)?;
-    watch_paths(agent, &entry, request).await
+    watch_paths(agent, &entry, request, absent).await
 }
 
 async fn listen_on_free_port(

@@ -293,6 +293,7 @@ impl Executor {
             peer: &self.running.target,
             address: target,
             paths: &plan.paths,
+            absent: &[],
             news: Some(tell),
         };
         let own = self.agent.watches.join(&self.agent, joining).await?;

@@ -25,7 +25,7 @@ use crate::multichannel::{self, Way};
 /// How soon a route that could not be set is tried again, and one that is gone is noticed.
 const ROUTE_EVERY_MS: f64 = 1_000.0;
 
-/// Between two questions to an agent of which nothing is heard.
+/// Between two questions to an agent of which nothing is heard, or which could not watch a path.
 const ASK_EVERY_MS: f64 = 2_000.0;
 
 /// How long its answer may take.
@@ -131,30 +131,44 @@ impl PeerWatch {
 
     /// A migration begins to use these paths, or does so still.
     pub(super) async fn join(&mut self, joining: Joining<'_>) -> Result<WatchEnd, Problem> {
-        self.add(joining.paths).await?;
+        self.add(joining.paths.iter().filter(|path| !joining.absent.contains(path))).await?;
+        let is_watched = |path: &&Path| self.index_of(path).is_some();
+        let paths: Vec<Path> = joining.paths.iter().filter(is_watched).cloned().collect();
+        if paths.is_empty() {
+            return Err(Problem::conflict(format!(
+                "no link of the paths to {} has an address now",
+                self.peer
+            )));
+        }
         let before = self.users.iter().position(|user| user.migration == joining.migration);
+        // Prepared already; now its links may be down, so that it could not be done again.
+        if before.is_some_and(|index| self.users[index].paths == paths) {
+            return Ok(self.end(joining.paths));
+        }
         let before = before.map(|index| self.users.remove(index));
         self.users.push(User {
             migration: joining.migration.into(),
-            paths: joining.paths.to_vec(),
+            paths: paths.clone(),
             news: joining.news,
             port: None,
         });
         self.forget_unused();
         let way = self.way_at_first().await;
         let prepared =
-            multichannel::prepare(&self.agent, joining.migration, self.address, joining.paths, &way).await;
+            multichannel::prepare(&self.agent, joining.migration, self.address, &paths, &way).await;
         if let Err(problem) = prepared {
-            self.leave(joining.migration).await;
+            self.users.pop();
             self.users.extend(before);
+            self.forget_unused();
             return Err(problem);
         }
         self.way = way;
+        self.next_question_ms = self.now_ms() + ASK_EVERY_MS;
         self.tell_newcomer();
         Ok(self.end(joining.paths))
     }
 
-    async fn add(&mut self, paths: &[Path]) -> Result<(), Problem> {
+    async fn add(&mut self, paths: impl Iterator<Item = &Path>) -> Result<(), Problem> {
         let mut new: Vec<End> = vec![];
         for path in paths {
             let known = || self.ends.iter().chain(&new).map(|end| &end.path);
@@ -185,7 +199,7 @@ impl PeerWatch {
             let port = self.ends[index].socket.local_addr().ok()?.port();
             Some(PathEnd { port, was_heard: self.watch.was_heard_there(index) })
         };
-        WatchEnd { token: self.token, paths: paths.iter().filter_map(end_of).collect() }
+        WatchEnd { token: self.token, paths: paths.iter().map(end_of).collect() }
     }
 
     fn index_of(&self, path: &Path) -> Option<usize> {
@@ -194,7 +208,7 @@ impl PeerWatch {
 
     /// What the other agent has said of its end of these paths.
     pub(super) fn meet(&mut self, paths: &[Path], other: &WatchEnd) -> Result<(), Problem> {
-        if other.paths.len() != paths.len() || other.paths.iter().any(|end| end.port == 0) {
+        if other.paths.len() != paths.len() || other.paths.iter().flatten().any(|end| end.port == 0) {
             return Err(Problem::bad_input("the watch of the other host does not name a port for each path"));
         }
         let now_ms = self.now_ms();
@@ -204,7 +218,7 @@ impl PeerWatch {
             self.tell(turns);
         }
         for (path, there) in paths.iter().zip(&other.paths) {
-            let Some(index) = self.index_of(path) else { continue };
+            let (Some(index), Some(there)) = (self.index_of(path), there) else { continue };
             // Of a link that is gone nothing is heard, and nothing need be said.
             let Ok(address) = on_link(&path.link, path.peer_address, there.port) else { continue };
             if self.ends[index].other.replace(address) != Some(address) {
@@ -403,6 +417,10 @@ impl PeerWatch {
         }
     }
 
+    fn has_path_without_other_end(&self) -> bool {
+        self.other_token.is_some() && self.ends.iter().any(|end| end.other.is_none())
+    }
+
     fn tell(&self, turns: Vec<Turn>) {
         for Turn { path, news } in turns {
             let Some(end) = self.ends.get(path) else { continue };
@@ -426,11 +444,13 @@ impl PeerWatch {
     }
 
     /// Should nothing be heard any more: the other agent may have been started anew, and know nothing of the
-    /// watch. The sources of migrations ask, as each of them knows which one the other agent must know.
+    /// watch. Or it may be able by now to watch a path that it could not. The sources of migrations ask, as
+    /// each of them knows which one the other agent must know.
     fn ask_again(&mut self) {
         while self.questions.try_join_next().is_some() {}
         let now_ms = self.now_ms();
-        if !self.watch.is_deaf(now_ms) || now_ms < self.next_question_ms || !self.questions.is_empty() {
+        let has_reason = self.watch.is_deaf(now_ms) || self.has_path_without_other_end();
+        if !has_reason || now_ms < self.next_question_ms || !self.questions.is_empty() {
             return;
         }
         self.next_question_ms = now_ms + ASK_EVERY_MS;

@@ -15,7 +15,8 @@ use rustix::process::Signal;
 
 use crate::Test;
 use crate::bad_luck::{Scene, result_of};
-use crate::support::TestLab;
+use crate::path_loss::turns;
+use crate::support::{TestLab, eventually};
 
 pub(crate) const TESTS: &[Test] = &[
     ("link_local_only", link_local_only),
@@ -25,6 +26,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("ipv4_over_link_local", ipv4_over_link_local),
     ("a_link_local_path_is_lost_and_returns", a_link_local_path_is_lost_and_returns),
     ("all_link_local_paths_are_lost_for_a_while", all_link_local_paths_are_lost_for_a_while),
+    ("the_target_agent_is_started_anew_with_a_link_down", the_target_agent_is_started_anew_with_a_link_down),
     ("agents_killed_in_flight_leave_nothing", agents_killed_in_flight_leave_nothing),
 ];
 
@@ -182,9 +184,7 @@ fn a_link_local_path_is_lost_and_returns() {
     scene.lab.fault("link-up b e1");
     let result = result_of(&migrating.wait());
     assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
-    let e1 = result.paths.iter().find(|path| path.link == "e1").unwrap();
-    let turns: Vec<PathState> = e1.turns.iter().map(|turn| turn.state).collect();
-    assert_eq!(turns, [PathState::Out, PathState::Back], "{result:#?}");
+    assert_eq!(turns(&result, "e1"), [PathState::Out, PathState::Back], "{result:#?}");
     scene.assert_settled("b");
 }
 
@@ -200,6 +200,28 @@ fn all_link_local_paths_are_lost_for_a_while() {
     }
     let result = result_of(&migrating.wait());
     assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
+    scene.assert_settled("b");
+}
+
+/// The other path is watched at once, and the one over that link as soon as the link is back.
+fn the_target_agent_is_started_anew_with_a_link_down() {
+    let scene = slow_scene();
+    let migrating = scene.migrate(&["--option", "multichannel"]);
+    scene.lab.stop_agent("b", Signal::KILL);
+    scene.lab.fault("link-down b e1");
+    scene.lab.start_agent("b");
+    eventually("e0 is watched", || scene.lab.agent_log("a").contains("e0–e0 is watched now"));
+    let route = scene.lab.exec("b", &["ip", "-6", "route", "show", "proto", "215"]).done();
+    assert!(route.contains("e0") && !route.contains("e1"), "{route}");
+    assert!(!scene.lab.agent_log("a").contains("does not watch the paths"));
+    scene.lab.fault("link-up b e1");
+    eventually("e1 is watched", || scene.lab.agent_log("a").contains("e1–e1 is watched now"));
+    let result = result_of(&migrating.wait());
+    assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
+    assert_eq!(turns(&result, "e0"), [PathState::Unwatched, PathState::Watched], "{result:#?}");
+    let e1 = turns(&result, "e1");
+    assert_eq!(e1.iter().filter(|state| **state == PathState::Watched).count(), 1, "{result:#?}");
+    assert_eq!(e1.last(), Some(&PathState::Back), "{result:#?}");
     scene.assert_settled("b");
 }
 

@@ -84,6 +84,20 @@ pub(super) async fn own_links(agent: &Agent) -> Result<Vec<MigrationLink>, Probl
 /// Refuses paths over links that are not for migrations, or to gateways that they do not reach, and a link
 /// in two paths.
 pub(super) fn check_paths(links: &[MigrationLink], paths: &[Path]) -> Result<(), Problem> {
+    match absent_paths(links, paths)?.first() {
+        None => Ok(()),
+        Some(path) => Err(Problem::bad_input(format!(
+            "no migration link {} of this host reaches {} from {}",
+            path.link.escape_default(),
+            path.peer_address,
+            path.address
+        ))),
+    }
+}
+
+/// The paths that are over no migration link of this host, as it is now: a link that is switched off has
+/// lost its IPv6 addresses. Refuses a link in two paths.
+fn absent_paths(links: &[MigrationLink], paths: &[Path]) -> Result<Vec<Path>, Problem> {
     if paths.len() > PATHS_MAX {
         return Err(Problem::bad_input(format!("more than {PATHS_MAX} paths")));
     }
@@ -91,21 +105,13 @@ pub(super) fn check_paths(links: &[MigrationLink], paths: &[Path]) -> Result<(),
     if distinct.len() != paths.len() {
         return Err(Problem::bad_input("each link stands in one path at most"));
     }
-    for path in paths {
+    let is_there = |path: &&Path| {
         let link = links.iter().find(|link| link.name == path.link);
-        let reaches = link.is_some_and(|link| {
+        link.is_some_and(|link| {
             link.addresses.iter().any(|net| net.addr() == path.address && net.contains(&path.peer_address))
-        });
-        if !reaches {
-            return Err(Problem::bad_input(format!(
-                "no migration link {} of this host reaches {} from {}",
-                path.link.escape_default(),
-                path.peer_address,
-                path.address
-            )));
-        }
-    }
-    Ok(())
+        })
+    };
+    Ok(paths.iter().filter(|path| !is_there(path)).cloned().collect())
 }
 
 #[derive(Deserialize, IntoParams)]
@@ -253,13 +259,13 @@ async fn connect(
 /// Watch the paths again
 ///
 /// For a source that hears nothing of the target's watch any more: its agent may have been started anew.
-/// Idempotent.
+/// Idempotent. A path whose link is down here has no port in the answer, and the source asks again.
 #[utoipa::path(post, path = "/v1/incoming/{id}/watch", tag = openapi::BETWEEN_AGENTS, params(
     ("id" = String, Path, format = "uuid")
 ), request_body = WatchRequest, responses(
     (status = 200, description = "Where this host watches the paths.", body = WatchEnd),
     (status = 404, description = "No such migration on its way here.", body = Problem),
-    (status = 409, description = "It was given up here, or runs here.", body = Problem),
+    (status = 409, description = "It was given up here, or runs here, or all its links are down.", body = Problem),
     (status = 422, description = "This host cannot do it that way.", body = Problem),
 ))]
 async fn watch_again(
@@ -269,8 +275,8 @@ async fn watch_again(
     Body(request): Body<WatchRequest>,
 ) -> Answer<WatchEnd> {
     check_source(&agent, &caller, &id)?;
-    check_paths(&own_links(&agent).await?, &request.paths)?;
-    Ok(Json(incoming::watch_again(&agent, &id, &request).await?))
+    let absent = absent_paths(&own_links(&agent).await?, &request.paths)?;
+    Ok(Json(incoming::watch_again(&agent, &id, &request, &absent).await?))
 }
 
 #[derive(Deserialize, IntoParams)]
@@ -392,6 +398,16 @@ mod tests {
             speed_mbps: None,
             is_spare: false,
         }
+    }
+
+    #[test]
+    fn a_path_over_a_link_without_its_address_is_absent() {
+        let links =
+            [link("e0", "10.0.1.2/24"), MigrationLink { addresses: vec![], ..link("e1", "10.0.2.2/24") }];
+        let paths = [path("e0", "10.0.1.2", "10.0.1.1"), path("e1", "10.0.2.2", "10.0.2.1")];
+        assert_eq!(absent_paths(&links, &paths).unwrap(), paths[1..]);
+        assert_eq!(absent_paths(&links[..1], &paths).unwrap(), paths[1..]);
+        absent_paths(&links, &[&paths[..], &paths[..1]].concat()).unwrap_err();
     }
 
     #[test]
