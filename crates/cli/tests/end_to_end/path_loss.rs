@@ -29,8 +29,8 @@ pub(crate) const TESTS: &[Test] = &[
     ("the_target_agent_stands_still_for_a_while", the_target_agent_stands_still_for_a_while),
 ];
 
-/// More than the sockets hold: 277 hellos, of 50 ms each.
-const STANDS_STILL: Duration = Duration::from_secs(16);
+/// More than the sockets hold: 277 hellos, of 50 ms each. And longer than either agent waits for an answer.
+const STANDS_STILL: Duration = Duration::from_secs(30);
 
 /// Longer than it takes to notice, and shorter than the flight.
 const FAULT_LASTS: Duration = Duration::from_secs(2);
@@ -166,7 +166,7 @@ fn the_target_agent_stands_still_for_a_while() {
     // In flight for longer than the agent stands still. On links so slow the lab's queues alone may hold
     // hellos back for longer than the watch lets pass, so that paths may turn; the engine's tests look at
     // that.
-    let scene = Scene::in_lab(TestLab::up(&["--link", "15", "--link", "15"]));
+    let scene = Scene::in_lab(TestLab::up(&["--link", "8", "--link", "8"]));
     let migrating = scene.migrate(&["--option", "multichannel"]);
     let agent = scene.lab.agent_pid("b").expect("it runs");
     kill_process(agent, Signal::STOP).unwrap();
@@ -174,6 +174,7 @@ fn the_target_agent_stands_still_for_a_while() {
     kill_process(agent, Signal::CONT).unwrap();
     let result = result_of(&migrating.wait());
     assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
+    assert!(result.total_ms > STANDS_STILL.as_secs_f64() * 1_000.0, "{result:#?}");
     scene.assert_settled("b");
 }
 
