@@ -10,12 +10,13 @@ use drainpipe_hypervisor::facts::HypervisorFacts;
 use drainpipe_identity::{Identity, Peer};
 use jiff::Timestamp;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tracing::{info, warn};
 
 use crate::api;
 use crate::api::types::{HostStatus, HostView, PeerView, Scope, VmList, VmState};
 use crate::bandwidth::Bandwidth;
-use crate::check::Checks;
+use crate::check::{self, Checks, KnownPaths};
 use crate::chosen_address;
 use crate::client::ApiClient;
 use crate::config::Config;
@@ -49,6 +50,8 @@ pub struct Agent {
     pub(crate) incoming: IncomingVms,
     /// Checks under way.
     pub(crate) checks: Checks,
+    /// What the paths to each peer were like when no migration used them.
+    pub(crate) known_paths: KnownPaths,
     /// What checks have mended here.
     pub(crate) fixes: Fixes,
     /// The paths that migrations use, in either direction.
@@ -83,6 +86,9 @@ pub async fn run(config: Config, mut stop: watch::Receiver<bool>) -> Result<(), 
     info!(host = agent.name(), listen = %agent.config.listen, socket = %path.display(), "serving");
     tell_service_manager();
     let router = api::router(Arc::clone(&agent));
+    // Ends with its drop.
+    let mut probing = JoinSet::new();
+    probing.spawn(check::keep_trying(Arc::clone(&agent)));
     let (close, closed) = watch::channel(false);
     let tls = server::serve_tls(tcp, identity, router.clone(), closed.clone());
     let until_stopped = async {
@@ -146,6 +152,7 @@ impl Agent {
             outgoing: Outgoing::default(),
             incoming: IncomingVms::default(),
             checks: Checks::open(&config.state_directory)?,
+            known_paths: KnownPaths::default(),
             fixes: Fixes::default(),
             watches: PathWatches::default(),
             bandwidth: Bandwidth::open(&journal)?,
@@ -254,6 +261,7 @@ impl Agent {
                 .iter()
                 .map(|peer| PeerView { name: peer.name.clone(), address: peer.address.to_string() })
                 .collect(),
+            paths: self.known_paths.all(),
         })
     }
 

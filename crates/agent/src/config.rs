@@ -52,6 +52,9 @@ pub struct Config {
     /// How much of the links migrations may take, and when.
     #[serde(default)]
     pub(crate) bandwidth: BandwidthSchedule,
+    /// Seconds between two trials of the paths to each peer while no migration is under way; 0 for none.
+    #[serde(default = "default_probe_every_s")]
+    pub probe_every_s: u32,
     /// Links that migrations must not use, by name or by subnet, where no [[link]] is given.
     #[serde(default)]
     pub(crate) exclude_links: Vec<Exclusion>,
@@ -188,6 +191,11 @@ impl TryFrom<String> for PortRange {
     }
 }
 
+/// Often enough to hear of a dead link before the next drain, and next to nothing of traffic.
+fn default_probe_every_s() -> u32 {
+    300
+}
+
 fn default_socket() -> PathBuf {
     DEFAULT_SOCKET.into()
 }
@@ -304,6 +312,7 @@ mod tests {
         let config = parse("name = \"a\"\nlisten = \"10.0.0.1:7420\"").unwrap();
         assert_eq!(config.migration_ports.ports(), 49152..=49215);
         assert_eq!(config.tls.key, Path::new("/etc/drainpipe/host.key"));
+        assert_eq!(config.probe_every_s, 300);
     }
 
     #[test]

@@ -71,6 +71,11 @@ pub(crate) fn bytes(count: u64) -> String {
     if mib >= 10_240.0 { format!("{:.1} GiB", mib / 1024.0) } else { format!("{mib:.0} MiB") }
 }
 
+/// A moment, in UTC, from its form in RFC 3339: to the second.
+pub(crate) fn time(rfc3339: &str) -> String {
+    rfc3339.split(['.', 'Z']).next().unwrap_or_default().replace('T', " ")
+}
+
 /// A time.
 pub(crate) fn duration(ms: f64) -> String {
     match ms {
@@ -88,6 +93,8 @@ mod tests {
     fn sizes_and_times_are_short() {
         assert_eq!(bytes(1 << 30), "1024 MiB");
         assert_eq!(bytes(64 << 30), "64.0 GiB");
+        assert_eq!(time("2026-11-21T12:03:04.567Z"), "2026-11-21 12:03:04");
+        assert_eq!(time("2026-11-21T12:03:04Z"), "2026-11-21 12:03:04");
         assert_eq!(duration(12.3), "12 ms");
         assert_eq!(duration(7_800.0), "7.8 s");
         assert_eq!(duration(125_000.0), "2 min 5 s");

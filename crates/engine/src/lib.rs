@@ -9,6 +9,7 @@ pub mod migration;
 pub mod option;
 mod pairing;
 pub mod path;
+pub mod path_record;
 pub mod plan;
 pub mod problem;
 pub mod progress;

@@ -6,6 +6,7 @@ use drainpipe_engine::check::fix::Fix;
 use drainpipe_engine::facts::HostFacts;
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::path::Path;
+use drainpipe_engine::path_record::PathRecord;
 use drainpipe_engine::plan::Plan;
 use drainpipe_engine::progress::Progress;
 use drainpipe_engine::result::MigrationResult;
@@ -39,6 +40,20 @@ pub struct HostView {
     pub accelerator: String,
     /// The other hosts that this one's configuration names.
     pub peers: Vec<PeerView>,
+    /// The paths to each of them, as far as they have been tried since the agent was started.
+    #[serde(default)]
+    pub paths: Vec<PathsView>,
+}
+
+/// The paths to another host, as they were when they were last tried while no migration was under way.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PathsView {
+    /// The other host.
+    pub peer: String,
+    /// When (RFC 3339).
+    pub tried_at: String,
+    /// Each path.
+    pub paths: Vec<PathRecord>,
 }
 
 /// Where another host's agent is to be found.

@@ -10,10 +10,12 @@
 //! vms      what both hosts say of VMs that may move
 //! run      both sides together: facts, trials, the engine's findings
 //! quick    the part of it that runs before each migration
+//! idle     the part of it that runs now and then while there is none
 //! ```
 
 mod facts;
 mod files;
+mod idle;
 mod libvirt;
 mod packets;
 mod quick;
@@ -35,6 +37,7 @@ use self::files::Files;
 use crate::slots::Slots;
 
 pub(crate) use facts::read;
+pub(crate) use idle::{KnownPaths, keep_trying};
 pub(crate) use quick::before_migration;
 pub(crate) use run::run;
 pub(crate) use session::{Round, RoundResult, SessionRequest, SessionView, close, open, play, source_of};

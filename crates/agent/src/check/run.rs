@@ -78,23 +78,14 @@ async fn try_paths(
     }
     let token = Uuid::new_v4();
     let sockets: Vec<Option<UdpSocket>> = join_all(paths.iter().map(|path| bind(agent, path))).await;
-    let request = SessionRequest {
-        token,
-        paths: paths.iter().map(Path::reversed).collect(),
-        ports: sockets.iter().map(|socket| port_of(socket.as_ref())).collect(),
-    };
-    let view: SessionView = peer.post("/v1/check/sessions", &request).await?;
-    if [view.datagrams.len(), view.connections.ports.len()] != [paths.len(); 2] {
-        return Err(Problem::refused(format!("{} opens other ports than it was asked for", target.name())));
-    }
+    let own_ports = sockets.iter().map(|socket| port_of(socket.as_ref())).collect();
+    let view = begin_session(peer, target.name(), token, &paths, own_ports).await?;
     let ends = ends(&paths, sockets, &view.datagrams, token);
     let directions = Directions::new(&paths, source, target);
     let round_trips = join_all(ends.iter().map(|end| round_trip_ms(end.as_ref())));
     let (connections, round_trips) = tokio::join!(probe::try_paths(&paths, &view.connections), round_trips);
     let sized = directions.play(peer, token, &ends).await;
-    if let Err(problem) = peer.delete::<()>(&format!("/v1/check/sessions/{token}")).await {
-        debug!(%problem, "the other host's part of the check ends by itself");
-    }
+    end_session(peer, token).await;
     let packets = sized?;
     let results = paths.into_iter().zip(connections).zip(round_trips).zip(packets);
     Ok(results
@@ -108,8 +99,31 @@ async fn try_paths(
         .collect())
 }
 
+/// Has the host `target` open ports on each path. `ports` are those of this host for datagrams, 0 for none.
+pub(super) async fn begin_session(
+    peer: &ApiClient,
+    target: &str,
+    token: Uuid,
+    paths: &[Path],
+    ports: Vec<u16>,
+) -> Result<SessionView, Problem> {
+    let request = SessionRequest { token, paths: paths.iter().map(Path::reversed).collect(), ports };
+    let view: SessionView = peer.post("/v1/check/sessions", &request).await?;
+    if [view.datagrams.len(), view.connections.ports.len()] != [paths.len(); 2] {
+        return Err(Problem::refused(format!("{target} opens other ports than it was asked for")));
+    }
+    Ok(view)
+}
+
+/// Has the other host close its ports.
+pub(super) async fn end_session(peer: &ApiClient, token: Uuid) {
+    if let Err(problem) = peer.delete::<()>(&format!("/v1/check/sessions/{token}")).await {
+        debug!(%problem, "the other host's part of the check ends by itself");
+    }
+}
+
 /// The other host may have said it; it is shown on a terminal.
-fn in_plain_words(why: &str) -> String {
+pub(super) fn in_plain_words(why: &str) -> String {
     why.chars().filter(|letter| !letter.is_control()).take(WHY_LETTERS_MAX).collect()
 }
 

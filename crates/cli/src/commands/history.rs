@@ -43,7 +43,7 @@ fn row(view: &MigrationView) -> Vec<String> {
     let mut row = vec![view.id.clone(), view.vm.clone(), view.source.clone(), view.target.clone()];
     if let Some(result) = &view.result {
         row.extend([
-            result.started_at.split('.').next().unwrap_or_default().replace('T', " "),
+            output::time(&result.started_at),
             result.option.to_string(),
             output::duration(result.total_ms),
             format!("{:.2} Gb/s", result.throughput_gbps),

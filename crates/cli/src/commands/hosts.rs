@@ -1,6 +1,7 @@
 //! `drainpipe hosts`.
 
-use drainpipe_agent::api::types::HostStatus;
+use drainpipe_agent::api::types::{HostStatus, PathsView};
+use drainpipe_engine::path_record::PathRecord;
 use drainpipe_engine::problem::Problem;
 
 use crate::connection::ConnectionArguments;
@@ -15,12 +16,26 @@ pub(crate) async fn run(connection: &ConnectionArguments, json: bool) -> Result<
         let head = ["host", "address", "state", "hypervisor", "memory free", "links"];
         output::table(&head, hosts.iter().map(row).collect())?;
         for host in &hosts {
+            for known in host.host.iter().flat_map(|view| &view.paths) {
+                output::print(&paths_line(&host.name, known))?;
+            }
             if let Some(error) = &host.error {
                 output::remark(&format!("{}: {error}", host.name));
             }
         }
     }
     Ok(Exit::Done)
+}
+
+/// What was found when the paths were last tried.
+fn paths_line(host: &str, known: &PathsView) -> String {
+    let state = |path: &PathRecord| match &path.fault {
+        None => format!("{path} ok"),
+        Some(why) => format!("{path} silent since {} ({why})", output::time(&path.since)),
+    };
+    let states: Vec<String> = known.paths.iter().map(state).collect();
+    let states = if states.is_empty() { "none".into() } else { states.join(", ") };
+    format!(" paths from {host} to {} at {}: {states}\n", known.peer, output::time(&known.tried_at))
 }
 
 fn row(status: &HostStatus) -> Vec<String> {

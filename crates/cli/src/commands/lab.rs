@@ -119,6 +119,7 @@ fn run_agent(lab: &Lab, host: &str, config: &Path) -> Result<(), Problem> {
     Ok(())
 }
 
+/// Nothing but what is measured, or tried, uses the links of a lab.
 fn agent_config(spec: &LabSpec, host: &str, directory: &Path, qemu: &Path) -> Result<String, Problem> {
     let address = |name: &str| spec.management_address(name).map_err(Problem::failed);
     let own = address(host)?;
@@ -132,7 +133,7 @@ fn agent_config(spec: &LabSpec, host: &str, directory: &Path, qemu: &Path) -> Re
     let mut text = format!(
         "name = \"{host}\"\nlisten = \"{own}:{DEFAULT_PORT}\"\nsocket = \"{directory}/agent.sock\"\n\
          state_directory = \"{directory}/state\"\nruntime_directory = \"{directory}/run\"\n\
-         {migration_address}\n\
+         {migration_address}probe_every_s = 0\n\n\
          [tls]\ncertificate = \"{directory}/pki/host.pem\"\nkey = \"{directory}/pki/host.key\"\n\
          authority = \"{directory}/pki/ca.pem\"\n\n[qemu]\nbinary = \"{}\"\n",
         qemu.display()

@@ -13,6 +13,7 @@ mod check;
 mod check_fix;
 mod check_vms;
 mod guest;
+mod idle_paths;
 mod lab_cli;
 mod link_addresses;
 mod measure_both;
@@ -64,6 +65,7 @@ fn main() -> ExitCode {
         ("service", service::TESTS),
         ("link_addresses", link_addresses::TESTS),
         ("bandwidth", bandwidth::TESTS),
+        ("idle_paths", idle_paths::TESTS),
     ];
     let mut trials = Vec::new();
     for (module, tests) in modules {

@@ -1,0 +1,131 @@
+//! The paths to each peer, tried now and then while no migration is under way, so that a dead one is known
+//! before it is needed: the links in question by link-local addresses, then one TCP connection for each path.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use drainpipe_engine::facts::HostFacts;
+use drainpipe_engine::option::RequestedOption;
+use drainpipe_engine::path::{Path, find_paths};
+use drainpipe_engine::path_record::{PathRecord, after_trial, turned};
+use drainpipe_engine::plan::PathTrial;
+use drainpipe_engine::problem::Problem;
+use jiff::Timestamp;
+use tokio::time::sleep;
+use tracing::{debug, info, warn};
+use uuid::Uuid;
+
+use super::facts;
+use super::run::{begin_session, end_session, in_plain_words};
+use crate::agent::Agent;
+use crate::api::types::PathsView;
+use crate::client::ApiClient;
+use crate::discovery::discover;
+use crate::probe;
+
+/// Before the first peer is looked at, and between two of them in the first round.
+const SETTLE: Duration = Duration::from_secs(2);
+
+/// A path that has turned bad is tried again after that, lest a busy host is taken for a dead path.
+const AGAIN_AFTER: Duration = Duration::from_secs(3);
+
+/// What is known of the paths to each peer.
+#[derive(Debug, Default)]
+pub(crate) struct KnownPaths(Mutex<BTreeMap<String, PathsView>>);
+
+impl KnownPaths {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, PathsView>> {
+        // One insertion leaves it whole.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Of all peers that have been looked at.
+    pub(crate) fn all(&self) -> Vec<PathsView> {
+        self.lock().values().cloned().collect()
+    }
+
+    fn of(&self, peer: &str) -> Vec<PathRecord> {
+        self.lock().get(peer).map(|view| view.paths.clone()).unwrap_or_default()
+    }
+}
+
+/// Looks at one peer after the other, each of them once within `probe_every_s`. Does not end by itself.
+pub(crate) async fn keep_trying(agent: Arc<Agent>) {
+    let peers: Vec<&str> = agent.config.peers.iter().map(|peer| peer.name.as_str()).collect();
+    let peers_max = u32::try_from(peers.len()).unwrap_or(u32::MAX);
+    let Some(pause) = Duration::from_secs(agent.config.probe_every_s.into()).checked_div(peers_max) else {
+        return;
+    };
+    let mut is_first_round = true;
+    while !pause.is_zero() {
+        for peer in &peers {
+            sleep(if is_first_round { SETTLE.min(pause) } else { jittered(pause) }).await;
+            if is_busy(&agent) {
+                continue;
+            }
+            if let Err(problem) = look(&agent, peer).await {
+                debug!(peer, %problem, "the paths to it are not known now");
+            }
+        }
+        is_first_round = false;
+    }
+}
+
+/// From three quarters to five quarters of it, so that the hosts of a fleet do not keep in step.
+fn jittered(pause: Duration) -> Duration {
+    let [chance, ..] = Uuid::new_v4().into_bytes();
+    pause.mul_f64(0.75 + 0.5 * f64::from(chance) / f64::from(u8::MAX))
+}
+
+/// While a migration is under way its own paths are watched, and its links are not to be disturbed.
+fn is_busy(agent: &Agent) -> bool {
+    !agent.outgoing.all().is_empty() || !agent.incoming.definitions().is_empty()
+}
+
+async fn look(agent: &Agent, peer: &str) -> Result<(), Problem> {
+    let known = agent.known_paths.of(peer);
+    let mut paths = records(agent, peer, &known).await?;
+    if turned(&known, &paths).iter().any(|path| path.fault.is_some()) {
+        sleep(AGAIN_AFTER).await;
+        paths = records(agent, peer, &known).await?;
+    }
+    for path in turned(&known, &paths) {
+        if let Some(why) = &path.fault {
+            warn!(peer, why, "path {path} does not work; `drainpipe check` says more");
+        } else {
+            info!(peer, "path {path} works again");
+        }
+    }
+    let view = PathsView { peer: peer.into(), tried_at: Timestamp::now().to_string(), paths };
+    agent.known_paths.lock().insert(peer.into(), view);
+    Ok(())
+}
+
+async fn records(agent: &Agent, peer: &str, known: &[PathRecord]) -> Result<Vec<PathRecord>, Problem> {
+    let client = agent.peer(peer).ok_or_else(|| Problem::not_found(format!("no peer {peer}")))?;
+    let (theirs, _) = facts::ask(client, peer).await?;
+    let own = agent.facts().await?;
+    let tried = try_all(agent, client, [&own, &theirs.host]).await?;
+    Ok(after_trial(known, [&own, &theirs.host], &tried, &Timestamp::now().to_string()))
+}
+
+async fn try_all(
+    agent: &Agent,
+    client: &ApiClient,
+    [own, theirs]: [&HostFacts; 2],
+) -> Result<Vec<(Path, PathTrial)>, Problem> {
+    let option = RequestedOption::Auto;
+    let reaches = discover(agent, client, [own, theirs], option).await;
+    let paths = find_paths(own, theirs, option, &reaches);
+    if paths.is_empty() {
+        return Ok(vec![]);
+    }
+    let token = Uuid::new_v4();
+    // Datagrams are left to a check that somebody asks for.
+    let view = begin_session(client, &theirs.name, token, &paths, vec![0; paths.len()]).await?;
+    let trials = probe::try_paths(&paths, &view.connections).await;
+    end_session(client, token).await;
+    let plain = |trial: PathTrial| trial.map_err(|why| in_plain_words(&why));
+    Ok(paths.into_iter().zip(trials.into_iter().map(plain)).collect())
+}
