@@ -7,9 +7,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use drainpipe_engine::check::trial::TcpRoundTrip;
 use drainpipe_engine::path::Path;
-use drainpipe_engine::plan::PathTrial;
 use drainpipe_engine::problem::Problem;
+use drainpipe_net::Flow;
 use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -21,6 +22,7 @@ use uuid::Uuid;
 
 use crate::agent::Agent;
 use crate::link_socket::on_link;
+use crate::network::HostNetwork;
 use crate::ports;
 use crate::slots::Slot;
 
@@ -110,34 +112,50 @@ async fn answer(listener: TcpListener, token: Uuid) -> io::Result<()> {
     }
 }
 
+/// That a connection stood, and how long it takes there and back, where the kernel says so; or why it did
+/// not.
+pub(crate) type Connected = Result<Option<TcpRoundTrip>, String>;
+
 /// Tries all paths at once; one answer for each, in their order.
-pub(crate) async fn try_paths(paths: &[Path], ports: &ProbePorts) -> Vec<PathTrial> {
-    join_all(paths.iter().zip(&ports.ports).map(|(path, port)| try_path(path, port, ports.token))).await
+pub(crate) async fn try_paths(network: &HostNetwork, paths: &[Path], ports: &ProbePorts) -> Vec<Connected> {
+    let each = paths.iter().zip(&ports.ports);
+    join_all(each.map(|(path, port)| try_path(network, path, port, ports.token))).await
 }
 
-async fn try_path(path: &Path, port: &ProbePort, token: Uuid) -> PathTrial {
+async fn try_path(network: &HostNetwork, path: &Path, port: &ProbePort, token: Uuid) -> Connected {
     let port = match port {
         ProbePort::Open(port) => *port,
         ProbePort::Refused(why) => return Err(why.clone()),
     };
     let target = SocketAddr::new(path.peer_address, port);
     match timeout(TRIAL_DEADLINE, exchange(path, port, token)).await {
-        Ok(Ok(())) => Ok(()),
+        Ok(Ok(stream)) => Ok(round_trip(network, &stream).await),
         Ok(Err(error)) => Err(format!("{} does not reach {target}: {error}", path.address)),
         Err(_) => Err(format!("no answer from {target} within {} ms", TRIAL_DEADLINE.as_millis())),
     }
 }
 
-async fn exchange(path: &Path, port: u16, token: Uuid) -> io::Result<()> {
+async fn exchange(path: &Path, port: u16, token: Uuid) -> io::Result<TcpStream> {
     let own = on_link(&path.link, path.address, 0)?;
     let mut stream = connect_from(own, on_link(&path.link, path.peer_address, port)?).await?;
     stream.write_all(token.as_bytes()).await?;
     let mut heard = [0; 16];
     stream.read_exact(&mut heard).await?;
     if heard == *token.as_bytes() {
-        return Ok(());
+        return Ok(stream);
     }
     Err(io::Error::other("another program answers there"))
+}
+
+async fn round_trip(network: &HostNetwork, stream: &TcpStream) -> Option<TcpRoundTrip> {
+    let flow = Flow { source: stream.local_addr().ok()?, destination: stream.peer_addr().ok()? };
+    let counters = network.flow_counters(flow).await.ok()??;
+    let known = counters.round_trip_us > 0 && counters.round_trip_least_us <= counters.round_trip_us;
+    let ms = |us: u32| f64::from(us) / 1_000.0;
+    known.then(|| TcpRoundTrip {
+        smoothed_ms: ms(counters.round_trip_us),
+        least_ms: ms(counters.round_trip_least_us),
+    })
 }
 
 async fn connect_from(own: SocketAddr, target: SocketAddr) -> io::Result<TcpStream> {

@@ -18,6 +18,10 @@ const FOLLOW_HOST: [&str; 2] = ["host", "max"];
 /// no CPU was ever sold with `pcommit`.
 const NO_FEATURES: [&str; 2] = ["lmce", "pcommit"];
 
+/// Second names of features, and the first ones (`x86_cpu_initfn` in QEMU's `target/i386/cpu.c`).
+const SECOND_NAMES: [(&str, &str); 5] =
+    [("sse3", "pni"), ("pclmuldq", "pclmulqdq"), ("xd", "nx"), ("ffxsr", "fxsr-opt"), ("i64", "lm")];
+
 /// The CPU models on one host, under one accelerator.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpuModels {
@@ -27,6 +31,8 @@ pub struct CpuModels {
     lacking: BTreeMap<String, BTreeSet<String>>,
     /// Each feature that QEMU has a name for, and whether guests get it.
     offered: BTreeMap<String, bool>,
+    /// For each feature without which QEMU gives guests some other ones neither, these.
+    dependents: BTreeMap<String, BTreeSet<String>>,
 }
 
 /// One model on one host.
@@ -35,7 +41,7 @@ pub struct ModelFeatures {
     /// Whether QEMU knows the model.
     pub known: bool,
     /// Features of the model that guests do not get; for models that follow the host, all that guests do
-    /// not get. Not those that the specification itself switches off.
+    /// not get. Not those that the specification itself switches off, but those that go with these here.
     pub lacking: BTreeSet<String>,
     /// Each feature that QEMU has a name for.
     pub named: BTreeSet<String>,
@@ -45,7 +51,7 @@ impl CpuModels {
     /// Of a QEMU that knows no model.
     #[cfg(test)]
     pub(crate) fn none(hardware: Hardware) -> Self {
-        Self { hardware, lacking: BTreeMap::new(), offered: BTreeMap::new() }
+        Self { hardware, lacking: BTreeMap::new(), offered: BTreeMap::new(), dependents: BTreeMap::new() }
     }
 
     /// Asks a QEMU without a machine.
@@ -55,10 +61,12 @@ impl CpuModels {
         deadline: Duration,
     ) -> Result<Self, QmpError> {
         let follows_host = if hardware == Hardware::Kvm { "host" } else { "max" };
+        let properties = expansion(qmp, follows_host, None, deadline).await?;
         Ok(Self {
             hardware,
             lacking: definitions(qmp, deadline).await?,
-            offered: expansion(qmp, follows_host, deadline).await?,
+            dependents: dependents(qmp, follows_host, &properties, deadline).await?,
+            offered: plain_features(properties),
         })
     }
 
@@ -68,13 +76,14 @@ impl CpuModels {
         let of_model = self.lacked_by(name);
         let known = of_model.is_some();
         let mut lacking = of_model.unwrap_or_default();
-        for (feature, on) in switched(features) {
-            if !on {
-                lacking.remove(&feature);
-            } else if self.offered.get(&feature) == Some(&false) {
-                lacking.insert(feature);
-            }
+        let switched = switched(features);
+        let (on, off): (Vec<_>, Vec<_>) = switched.iter().partition(|(_, on)| **on);
+        let not_offered = on.into_iter().filter(|(feature, _)| self.offered.get(*feature) == Some(&false));
+        lacking.extend(not_offered.map(|(feature, _)| feature.clone()));
+        for (feature, _) in off {
+            lacking.extend(self.dependents.get(feature).into_iter().flatten().cloned());
         }
+        lacking.retain(|feature| switched.get(feature) != Some(&false));
         ModelFeatures { known, lacking, named: self.offered.keys().cloned().collect() }
     }
 
@@ -128,11 +137,13 @@ async fn definitions(
         .collect())
 }
 
+/// Every property of a model, as QEMU spells it; with one feature switched off, if one is named.
 async fn expansion(
     qmp: &QmpClient,
     model: &str,
+    without: Option<&str>,
     deadline: Duration,
-) -> Result<BTreeMap<String, bool>, QmpError> {
+) -> Result<BTreeMap<String, Value>, QmpError> {
     #[derive(Deserialize)]
     struct Expansion {
         model: Model,
@@ -142,18 +153,50 @@ async fn expansion(
         props: BTreeMap<String, Value>,
     }
     // The full one has properties that are no features of the CPU, such as `legacy-cache` and `pmu`.
-    let arguments = json!({ "type": "static", "model": { "name": model } });
+    let off: BTreeMap<&str, bool> = without.into_iter().map(|feature| (feature, false)).collect();
+    let arguments = json!({ "type": "static", "model": { "name": model, "props": off } });
     let expansion: Expansion = qmp.execute("query-cpu-model-expansion", arguments, deadline).await?;
-    let properties = expansion.model.props.into_iter();
-    Ok(properties
-        .filter(|(name, _)| !NO_FEATURES.contains(&name.as_str()))
-        .filter_map(|(name, value)| Some((plain(&name), value.as_bool()?)))
-        .collect())
+    Ok(expansion.model.props)
 }
 
-/// QEMU writes one feature in up to three ways: `sse4_1`, `sse4.1`, `sse4-1`.
+fn plain_features(properties: BTreeMap<String, Value>) -> BTreeMap<String, bool> {
+    let features = properties.into_iter().filter(|(name, _)| !NO_FEATURES.contains(&name.as_str()));
+    features.filter_map(|(name, value)| Some((plain(&name), value.as_bool()?))).collect()
+}
+
+/// What guests lose with each feature that is switched off, as with `vmx` all that begins with `vmx-`. QEMU
+/// does not list it, so each feature is switched off once: 0.1 s for the 75 that TCG offers (QEMU 7.2).
+async fn dependents(
+    qmp: &QmpClient,
+    model: &str,
+    properties: &BTreeMap<String, Value>,
+    deadline: Duration,
+) -> Result<BTreeMap<String, BTreeSet<String>>, QmpError> {
+    let all = plain_features(properties.clone());
+    let mut dependents = BTreeMap::new();
+    for name in properties.iter().filter(|(_, value)| **value == Value::Bool(true)).map(|(name, _)| name) {
+        let left = match expansion(qmp, model, Some(name), deadline).await {
+            Ok(left) => plain_features(left),
+            // QEMU has properties that cannot be switched off, and says so.
+            Err(QmpError::Command { .. }) => continue,
+            Err(error) => return Err(error),
+        };
+        let is_lost = |feature: &&String| **feature != plain(name) && left.get(*feature) == Some(&false);
+        let on = all.iter().filter(|(_, on)| **on).map(|(feature, _)| feature);
+        let lost: BTreeSet<String> = on.filter(is_lost).cloned().collect();
+        if !lost.is_empty() {
+            dependents.insert(plain(name), lost);
+        }
+    }
+    Ok(dependents)
+}
+
+/// QEMU writes one feature in up to three ways: `sse4_1`, `sse4.1`, `sse4-1`. Some have a second name, which
+/// QEMU takes and does not use itself.
 fn plain(feature: &str) -> String {
-    feature.replace(['_', '.'], "-")
+    let plain = feature.replace(['_', '.'], "-");
+    let second_name = SECOND_NAMES.iter().find(|(second, _)| *second == plain);
+    second_name.map_or(plain, |(_, first)| (*first).into())
 }
 
 #[cfg(test)]
@@ -168,6 +211,7 @@ mod tests {
             offered: [("avx", true), ("sse4-1", false), ("x2apic", false)]
                 .map(|(name, offered)| (name.to_owned(), offered))
                 .into(),
+            dependents: [("avx".to_owned(), ["avx2", "vaes"].map(str::to_owned).into())].into(),
         }
     }
 
@@ -188,7 +232,21 @@ mod tests {
         assert_eq!(lacking("EPYC,-x2apic"), [""; 0]);
         assert_eq!(lacking("EPYC,x2apic=off"), [""; 0]);
         assert_eq!(lacking("host,-sse4_1"), ["x2apic"]);
-        assert_eq!(lacking("host,sse4.1=no,-avx"), ["x2apic"]);
+        assert_eq!(lacking("host,sse4.1=no"), ["x2apic"]);
+    }
+
+    #[test]
+    fn what_goes_with_a_feature_that_is_switched_off_is_lacking() {
+        assert_eq!(lacking("qemu64,-avx"), ["avx2", "vaes"]);
+        assert_eq!(lacking("qemu64,avx=off,-vaes"), ["avx2"]);
+    }
+
+    #[test]
+    fn a_feature_is_known_by_its_second_name_too() {
+        for (second, first) in SECOND_NAMES {
+            assert_eq!(switched(&format!("-{second}")).get(first), Some(&false));
+        }
+        assert_eq!(plain("sse4.1"), "sse4-1");
     }
 
     #[test]

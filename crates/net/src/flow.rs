@@ -40,6 +40,10 @@ pub struct FlowCounters {
     pub retransmitted_segments: u32,
     /// Segments sent that the other end has not confirmed yet (`tcpi_unacked`).
     pub unacknowledged_segments: u32,
+    /// Time there and back in µs, smoothed (`tcpi_rtt`); 0 until it is known.
+    pub round_trip_us: u32,
+    /// The least of it in the last five minutes (`tcpi_min_rtt`); the largest number until it is known.
+    pub round_trip_least_us: u32,
 }
 
 /// A connection to the kernel's socket statistics, `sock_diag(7)`.
@@ -108,12 +112,14 @@ impl Network {
     pub async fn flow_counters(&self, flow: Flow) -> Result<Option<FlowCounters>, Error> {
         let Flow { source, destination } = flow;
         let operation = format!("read the connection from {source} to {destination}");
+        // Link-local addresses are the same on every link.
+        let interface_id = if let SocketAddr::V6(source) = source { source.scope_id() } else { 0 };
         let id = SocketId {
             source_port: source.port(),
             destination_port: destination.port(),
             source_address: source.ip(),
             destination_address: destination.ip(),
-            interface_id: 0,
+            interface_id,
             cookie: ANY_COOKIE,
         };
         match self.sockets.ask(&operation, 0, id).await {
@@ -121,6 +127,8 @@ impl Network {
                 acknowledged_bytes: info.bytes_acked,
                 retransmitted_segments: info.total_retrans,
                 unacknowledged_segments: info.unacked,
+                round_trip_us: info.rtt,
+                round_trip_least_us: info.min_rtt,
             })),
             Err(error) if error.errno() == Some(Errno::NOENT) => Ok(None),
             Err(error) => Err(error),

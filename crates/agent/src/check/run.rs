@@ -83,7 +83,8 @@ async fn try_paths(
     let ends = ends(&paths, sockets, &view.datagrams, token);
     let directions = Directions::new(&paths, source, target);
     let round_trips = join_all(ends.iter().map(|end| round_trip_ms(end.as_ref())));
-    let (connections, round_trips) = tokio::join!(probe::try_paths(&paths, &view.connections), round_trips);
+    let connections = probe::try_paths(&agent.network, &paths, &view.connections);
+    let (connections, round_trips) = tokio::join!(connections, round_trips);
     let sized = directions.play(peer, token, &ends).await;
     end_session(peer, token).await;
     let packets = sized?;
@@ -91,6 +92,7 @@ async fn try_paths(
     Ok(results
         .map(|(((path, connection), round_trip_ms), [forward, backward])| PathTrial {
             path,
+            tcp_round_trip: connection.as_ref().ok().copied().flatten(),
             connection_error: connection.err().map(|why| in_plain_words(&why)),
             forward,
             backward,

@@ -12,7 +12,7 @@ use drainpipe_engine::facts::HostFacts;
 use drainpipe_engine::migration::{Action, Event, Migration, TargetState, downtime_limit_ms};
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::path::Path;
-use drainpipe_engine::plan::{Plan, Spread};
+use drainpipe_engine::plan::{PathTrial, Plan, Spread};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::progress::Transferred;
 use drainpipe_engine::queue::unsent_limit_bytes;
@@ -275,7 +275,8 @@ impl Executor {
         let plan = self.plan.clone().ok_or_else(no_plan)?;
         let request = ProbeRequest { paths: plan.paths.iter().map(Path::reversed).collect() };
         let ports: ProbePorts = self.peer()?.post(&self.incoming("probe"), &request).await?;
-        let trials = probe::try_paths(&plan.paths, &ports).await;
+        let trials = probe::try_paths(&self.agent.network, &plan.paths, &ports).await;
+        let trials: Vec<PathTrial> = trials.into_iter().map(|trial| trial.map(drop)).collect();
         let plan = plan.narrow(&trials, &source.name, &target.name).map_err(Problem::failed)?;
         let endpoint = match (plan.spread, target.migration_address) {
             (Spread::Routed, Some(address)) => self.connect_routed(&plan, address).await?,

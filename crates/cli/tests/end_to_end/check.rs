@@ -3,6 +3,7 @@
 
 use drainpipe_engine::check::CheckReport;
 use drainpipe_engine::check::finding::{Finding, Severity};
+use drainpipe_engine::check::trial::PathTrial;
 use drainpipe_lab::Lab;
 use rustix::process::Signal;
 
@@ -73,6 +74,9 @@ fn healthy_hosts() {
     let before = lab.network();
     assert_silent(&lab);
     assert_eq!(check(&lab, "b", "a"), (NOTHING_WORSE, vec![]));
+    let report: CheckReport = lab.json(&["check", "a", "b"]);
+    let is_measured = |trial: &PathTrial| trial.round_trip_ms.is_some() && trial.tcp_round_trip.is_some();
+    assert!(report.paths.len() == 2 && report.paths.iter().all(is_measured), "{report:#?}");
     let told = lab.drainpipe(&["check", "a", "b"]);
     assert_eq!(told.code, NOTHING_WORSE, "{told:#?}");
     lab.assert_network_as(&before);

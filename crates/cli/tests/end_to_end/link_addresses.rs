@@ -103,6 +103,8 @@ fn link_local_only() {
     let report: CheckReport = lab.json(&["check", "a", "b"]);
     assert_eq!(report.paths.len(), 2, "{report:#?}");
     let whole = |trial: &drainpipe_engine::check::trial::PathTrial| {
+        let round_trip = trial.tcp_round_trip.expect("the kernel knows the connection on its link");
+        assert!(0.0 < round_trip.least_ms && round_trip.least_ms <= round_trip.smoothed_ms, "{trial:?}");
         trial.connection_error.is_none() && trial.forward.passes_whole() && trial.backward.passes_whole()
     };
     assert!(report.paths.iter().all(whole), "{report:#?}");

@@ -34,6 +34,7 @@ impl Scene {
             forward: passing(1500),
             backward: passing(1500),
             round_trip_ms: Some(0.1),
+            tcp_round_trip: None,
         });
         let trials = trials.collect();
         Self { a, b, trials, vms: vec![vm()], clock: ClockDifference { ahead_ms: 3.0, uncertainty_ms: 2.0 } }

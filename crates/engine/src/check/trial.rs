@@ -17,8 +17,29 @@ pub struct PathTrial {
     pub forward: PacketTrial,
     /// Packets from target to source.
     pub backward: PacketTrial,
-    /// Least time from the source to the target and back, in milliseconds.
+    /// Least time from the source to the target and back, in milliseconds, by datagrams.
     pub round_trip_ms: Option<f64>,
+    /// The same as the source's kernel has it of the TCP connection.
+    #[serde(default)]
+    pub tcp_round_trip: Option<TcpRoundTrip>,
+}
+
+/// Time there and back of a TCP connection.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct TcpRoundTrip {
+    /// Smoothed, in milliseconds (`tcpi_rtt`).
+    pub smoothed_ms: f64,
+    /// The least, in milliseconds (`tcpi_min_rtt`).
+    pub least_ms: f64,
+}
+
+impl PathTrial {
+    /// The least time there and back that is known, in milliseconds. What an agent measures is longer than what
+    /// the kernel does by the time in which the agent waits for a core.
+    pub fn least_round_trip_ms(&self) -> Option<f64> {
+        let by_tcp = self.tcp_round_trip.map(|tcp| tcp.least_ms);
+        self.round_trip_ms.into_iter().chain(by_tcp).reduce(f64::min)
+    }
 }
 
 /// Packets that must not be fragmented, sent one way over one path.
@@ -79,5 +100,34 @@ impl ClockDifference {
     pub fn measured(before_ms: i64, target_ms: i64, after_ms: i64) -> Self {
         let [before, target, after] = [before_ms, target_ms, after_ms].map(|ms| ms as f64);
         Self { ahead_ms: target - f64::midpoint(before, after), uncertainty_ms: (after - before).abs() / 2.0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_least_round_trip_is_that_of_either_kind() {
+        let path = Path {
+            link: "e0".into(),
+            address: [10, 0, 0, 1].into(),
+            peer_link: "e0".into(),
+            peer_address: [10, 0, 0, 2].into(),
+            speed_mbps: None,
+            is_spare: false,
+        };
+        let trial = |round_trip_ms, by_tcp: Option<f64>| PathTrial {
+            path: path.clone(),
+            connection_error: None,
+            forward: PacketTrial::default(),
+            backward: PacketTrial::default(),
+            round_trip_ms,
+            tcp_round_trip: by_tcp.map(|least_ms| TcpRoundTrip { smoothed_ms: 9.0, least_ms }),
+        };
+        assert_eq!(trial(Some(2.0), Some(1.0)).least_round_trip_ms(), Some(1.0));
+        assert_eq!(trial(Some(2.0), Some(3.0)).least_round_trip_ms(), Some(2.0));
+        assert_eq!(trial(None, Some(3.0)).least_round_trip_ms(), Some(3.0));
+        assert_eq!(trial(None, None).least_round_trip_ms(), None);
     }
 }

@@ -147,6 +147,11 @@ async fn probing_says_what_a_host_has() {
             max.named.contains("vmx") && max.lacking.contains("vmx-ept"),
             "no guest of TCG gets it: {max:?}"
         );
+        // Without it QEMU gives a guest no nested pages either, and does not say so of the model.
+        let without_svm = features("max,-svm");
+        assert!(!max.lacking.contains("npt") && without_svm.lacking.contains("npt"), "{without_svm:?}");
+        assert!(!without_svm.lacking.contains("svm"), "it is switched off: {without_svm:?}");
+        assert_eq!(features("max,-sse3"), features("max,pni=off"));
         for no_feature in ["l3-cache", "legacy-cache", "pmu", "lmce", "migratable", "hotplugged"] {
             assert!(!max.named.contains(no_feature), "{no_feature}");
         }

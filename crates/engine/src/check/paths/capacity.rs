@@ -132,5 +132,5 @@ fn receive_buffer(bytes_max: u64) -> Fix {
 
 fn buffer_bytes_needed(trial: &PathTrial) -> Option<f64> {
     let bytes_per_ms = trial.path.speed_mbps? as f64 * 125.0;
-    Some((bytes_per_ms * trial.round_trip_ms? * BYTES_PER_BYTE_OF_DATA).ceil())
+    Some((bytes_per_ms * trial.least_round_trip_ms()? * BYTES_PER_BYTE_OF_DATA).ceil())
 }
