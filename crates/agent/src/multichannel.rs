@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use drainpipe_engine::path::Path;
 use drainpipe_engine::problem::Problem;
 use drainpipe_net::{Change, NextHop, channel_congestion_control, multichannel_changes};
+use tracing::info;
 
 use crate::agent::Agent;
 
@@ -64,9 +65,17 @@ pub(crate) async fn set_route(agent: &Agent, peer: IpAddr, way: &Way) -> Result<
     agent.network.change_recorded(&route(agent, peer, way)?).await
 }
 
-/// Makes that route again should it be gone.
-pub(crate) async fn restore_route(agent: &Agent, peer: IpAddr, way: &Way) -> Result<(), Problem> {
-    agent.network.restore_if_absent(&route(agent, peer, way)?).await
+/// Makes this host's address and that route again, should somebody have removed or changed them. A setting
+/// that somebody has changed is theirs.
+pub(crate) async fn restore(agent: &Agent, peer: IpAddr, way: &Way) -> Result<(), Problem> {
+    let ours =
+        changes(agent, peer, way)?.into_iter().filter(|change| !matches!(change, Change::Sysctl { .. }));
+    for change in ours {
+        if agent.network.restore(&change).await? {
+            info!(%change, "made again: somebody has removed or changed it");
+        }
+    }
+    Ok(())
 }
 
 fn route(agent: &Agent, peer: IpAddr, way: &Way) -> Result<Change, Problem> {

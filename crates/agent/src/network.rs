@@ -132,14 +132,16 @@ impl HostNetwork {
         Ok(changes.into_iter().filter(|change| change.owner == owner).collect())
     }
 
-    /// Makes a recorded change again if nothing of it is there any more: the kernel drops a route when
-    /// its last link is switched off, and others may remove what they do not know.
-    pub(crate) async fn restore_if_absent(&self, change: &Change) -> Result<(), Problem> {
+    /// Makes a recorded change again if it is not there any more as it was made: the kernel drops a route when
+    /// its last link is switched off, and programs that manage the network remove what they do not know.
+    /// Whether it had to be made.
+    pub(crate) async fn restore(&self, change: &Change) -> Result<bool, Problem> {
         let _changing = self.changing.lock().await;
-        if self.network.observe(change).await.map_err(Problem::failed)? == Before::Absent {
-            self.network.apply(change).await.map_err(Problem::failed)?;
+        if self.network.is_applied(change).await.map_err(Problem::failed)? {
+            return Ok(false);
         }
-        Ok(())
+        self.network.apply(change).await.map_err(Problem::failed)?;
+        Ok(true)
     }
 
     /// Undoes what was changed for an owner and is not needed by another.

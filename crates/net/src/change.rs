@@ -10,6 +10,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+use crate::route::sorted;
 use crate::{Error, Network};
 
 /// The kernel keeps the weight of a next hop, less one, in a byte.
@@ -111,6 +112,17 @@ impl Network {
             Change::Route { destination, way } => self.observe_route(*destination, way).await,
             Change::Sysctl { key, .. } => crate::sysctl::observe(key),
         }
+    }
+
+    /// Whether `change` is applied, whoever has done so.
+    pub async fn is_applied(&self, change: &Change) -> Result<bool, Error> {
+        let now = self.observe(change).await?;
+        Ok(match (change, now) {
+            (Change::Address { .. }, now) => now == Before::Address,
+            (Change::Route { way, .. }, Before::Route(now)) => now == sorted(way),
+            (Change::Sysctl { value, .. }, Before::Sysctl { value: now }) => now == *value,
+            (Change::Route { .. } | Change::Sysctl { .. }, _) => false,
+        })
     }
 
     /// Applies `change`; does nothing if it is applied already.

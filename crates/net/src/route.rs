@@ -274,7 +274,8 @@ fn left_alone(foreign: &Route) -> Undo {
     ))
 }
 
-fn sorted(way: &Way) -> Way {
+/// In the form in which routes are read.
+pub(crate) fn sorted(way: &Way) -> Way {
     let mut sorted = way.clone();
     // A route with one next hop has no weights.
     if let [only] = sorted.next_hops.as_mut_slice() {

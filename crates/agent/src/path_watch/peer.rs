@@ -356,8 +356,8 @@ impl PeerWatch {
             self.placing.begin();
             return;
         }
-        if let Err(problem) = multichannel::restore_route(&self.agent, self.address, &self.way).await {
-            debug!(peer = self.peer, %problem, "the route cannot be looked after now");
+        if let Err(problem) = multichannel::restore(&self.agent, self.address, &self.way).await {
+            debug!(peer = self.peer, %problem, "the address and the route cannot be looked after now");
         }
     }
 

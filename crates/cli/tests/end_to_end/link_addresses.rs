@@ -27,6 +27,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("a_link_local_path_is_lost_and_returns", a_link_local_path_is_lost_and_returns),
     ("all_link_local_paths_are_lost_for_a_while", all_link_local_paths_are_lost_for_a_while),
     ("the_target_agent_is_started_anew_with_a_link_down", the_target_agent_is_started_anew_with_a_link_down),
+    ("what_is_removed_in_flight_is_made_again", what_is_removed_in_flight_is_made_again),
     ("agents_killed_in_flight_leave_nothing", agents_killed_in_flight_leave_nothing),
 ];
 
@@ -224,6 +225,33 @@ fn the_target_agent_is_started_anew_with_a_link_down() {
     let e1 = turns(&result, "e1");
     assert_eq!(e1.iter().filter(|state| **state == PathState::Watched).count(), 1, "{result:#?}");
     assert_eq!(e1.last(), Some(&PathState::Back), "{result:#?}");
+    scene.assert_settled("b");
+}
+
+/// As programs do that manage the network, and do not know what the agent has made.
+fn what_is_removed_in_flight_is_made_again() {
+    let scene = slow_scene();
+    let migrating = scene.migrate(&["--option", "multichannel"]);
+    let on_a = |command: &str| scene.lab.exec("a", &["bash", "-c", command]).done();
+    let both = || on_a("ip -6 route show proto 215 | grep -c 'nexthop.* dev e[01]' || true") == "2\n";
+    let address = "ip -6 -oneline address show dev lo | grep -o 'fd[^ ]*/128'";
+    let [one, all] = ["via $(ip -6 route show proto 215 | grep -o 'fe80[^ ]*' | head -1) dev e0", ""];
+    eventually("the route has both next hops", both);
+    let times = || scene.lab.agent_log("a").matches("made again").count();
+    for (before, which) in [one, all].into_iter().enumerate() {
+        assert_eq!(times(), before, "nothing is made again that is there");
+        on_a(&format!("ip -6 route del $(ip -6 route show proto 215 | head -1 | cut -d' ' -f1) {which}"));
+        eventually("the route is made again", || both() && times() == before + 1);
+    }
+    let before = on_a(address);
+    on_a(&format!("ip address del $({address}) dev lo"));
+    eventually("the address is made again", || on_a(&format!("{address} || true")) == before);
+    eventually("and the route has it as its source", || {
+        both() && on_a("ip -6 route show proto 215").contains(before.trim_end().trim_end_matches("/128"))
+    });
+    let result = result_of(&migrating.wait());
+    assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
+    assert!(result.paths.iter().all(|path| path.share > 0.2), "{result:#?}");
     scene.assert_settled("b");
 }
 
