@@ -14,9 +14,8 @@ use rusqlite::Connection;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::Test;
-use crate::check::REFUSED;
 use crate::guest::Guest;
-use crate::program::{DRAINPIPE, Output, Running};
+use crate::program::{DRAINPIPE, Output, REFUSED, Running};
 use crate::support::{HostNetwork, TestLab, eventually};
 
 pub(crate) const TESTS: &[Test] = &[
