@@ -6,6 +6,7 @@
 //! command_line  a specification as QEMU's arguments; pure
 //! launch        a process and its control sockets
 //! qmp           QEMU's control protocol
+//! memory_sample what a running guest's memory looks like: zero pages, rate of change
 //! vmm           one running QEMU: start, attach, stop, destroy
 //! migration     the single acts of a migration; what to do when is the engine's
 //! ```
@@ -17,6 +18,7 @@ mod command_line;
 pub mod cpu_models;
 pub mod facts;
 mod launch;
+mod memory_sample;
 pub mod migration;
 mod open_enum;
 mod paths;
@@ -30,6 +32,7 @@ mod vmm;
 pub use command_line::{Role, command_line};
 pub use facts::{HypervisorFacts, ProbeError};
 pub use launch::LaunchError;
+pub use memory_sample::{MemorySample, SampleError};
 pub use paths::{PathTooLong, RuntimePaths};
 pub use process::Exit;
 pub use spec::{ResolvedSpec, VmSpec};

@@ -1,7 +1,7 @@
 //! A QEMU process, held by a pidfd, so that a recycled process id is never mistaken for it.
 
 use std::fmt;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -98,13 +98,22 @@ impl Process {
         self.exit.borrow().is_none()
     }
 
+    /// One of its files in `/proc`, open to be read.
+    pub(crate) fn open(&self, name: &str) -> io::Result<File> {
+        let file = File::open(proc_path(self.pid, name))?;
+        self.must_live()?;
+        Ok(file)
+    }
+
+    /// Only after this is it certain that a file in `/proc` was this process's.
+    fn must_live(&self) -> io::Result<()> {
+        if self.alive() { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
+    }
+
     /// CPU used so far by all its threads, in user and kernel mode, in seconds.
     pub(crate) fn cpu_seconds(&self) -> io::Result<f64> {
         let stat = fs::read_to_string(proc_path(self.pid, "stat"))?;
-        // Only now is it certain that the file was this process's.
-        if !self.alive() {
-            return Err(io::Error::from(io::ErrorKind::NotFound));
-        }
+        self.must_live()?;
         let ticks = cpu_ticks(&stat).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
         Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
     }

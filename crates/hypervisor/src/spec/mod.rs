@@ -6,6 +6,7 @@
 
 mod names;
 mod parse;
+mod placement;
 mod resolve;
 
 use std::net::SocketAddr;
@@ -15,8 +16,9 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-pub use names::{MacAddress, MachineType, NameError, VmName};
+pub use names::{GroupName, MacAddress, MachineType, NameError, VmName};
 pub use parse::SpecError;
+pub use placement::Placement;
 pub use resolve::{Hardware, ResolveError, ResolvedSpec};
 
 /// Guest memory allowed: less boots nothing, more exceeds x86-64's 64 TiB.
@@ -80,6 +82,9 @@ pub struct VmSpec {
     #[serde(default, rename = "nic", skip_serializing_if = "Vec::is_empty")]
     #[schema(max_items = 8)]
     pub nics: Vec<Nic>,
+    /// Where it may be when a host is emptied.
+    #[serde(default, skip_serializing_if = "Placement::is_free")]
+    pub placement: Placement,
     /// Where the services of Drainpipe's own test guest answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guest: Option<GuestServices>,
@@ -173,7 +178,8 @@ impl VmSpec {
             check_path(&format!("disk.{index}.path"), &disk.path)?;
         }
         check_count("nic", self.nics.len())?;
-        self.nics.iter().enumerate().try_for_each(|(index, nic)| check_nic(index, nic))
+        self.nics.iter().enumerate().try_for_each(|(index, nic)| check_nic(index, nic))?;
+        self.placement.validate()
     }
 
     fn check_boot(&self) -> Result<(), SpecProblem> {

@@ -22,6 +22,12 @@ pub enum NameError {
          beginning and ending with a letter or digit"
     )]
     VmName(String),
+    /// Not the name of a group of VMs.
+    #[error(
+        "`{0}` is not the name of a group: use 1 to {VM_NAME_LENGTH_MAX} lower-case letters, digits, `-` and `.`, \
+         beginning and ending with a letter or digit"
+    )]
+    GroupName(String),
     /// Not a MAC address, or not one for a single NIC.
     #[error(
         "`{0}` is not the MAC address of a NIC: write six hexadecimal bytes such as `52:54:00:12:34:56`, \
@@ -100,17 +106,46 @@ impl FromStr for VmName {
     type Err = NameError;
 
     fn from_str(text: &str) -> Result<Self, NameError> {
-        let alphanumeric = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-        let bytes = text.as_bytes();
-        let valid = bytes.len() <= VM_NAME_LENGTH_MAX
-            && bytes.first().is_some_and(alphanumeric)
-            && bytes.last().is_some_and(alphanumeric)
-            && bytes.iter().all(|byte| alphanumeric(byte) || b"-.".contains(byte));
-        if valid { Ok(Self(text.to_owned())) } else { Err(NameError::VmName(text.to_owned())) }
+        if is_plain_name(text) { Ok(Self(text.to_owned())) } else { Err(NameError::VmName(text.to_owned())) }
     }
 }
 
+fn is_plain_name(text: &str) -> bool {
+    let alphanumeric = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let bytes = text.as_bytes();
+    bytes.len() <= VM_NAME_LENGTH_MAX
+        && bytes.first().is_some_and(alphanumeric)
+        && bytes.last().is_some_and(alphanumeric)
+        && bytes.iter().all(|byte| alphanumeric(byte) || b"-.".contains(byte))
+}
+
 impl fmt::Display for VmName {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+/// Name of a group of VMs, formed like that of a VM.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(try_from = "String", into = "String")]
+#[schema(pattern = "^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length = 50, example = "db")]
+pub struct GroupName(String);
+
+text_conversions!(GroupName);
+
+impl FromStr for GroupName {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        if is_plain_name(text) {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(NameError::GroupName(text.to_owned()))
+        }
+    }
+}
+
+impl fmt::Display for GroupName {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(&self.0)
     }
@@ -223,6 +258,7 @@ mod tests {
         }
         for bad in ["", ".", "..", "-a", "a-", "A", "a/b", "a,b", "a b", "ü", &"a".repeat(51)] {
             assert_eq!(bad.parse::<VmName>(), Err(NameError::VmName(bad.to_owned())));
+            assert_eq!(bad.parse::<GroupName>(), Err(NameError::GroupName(bad.to_owned())));
         }
     }
 
@@ -271,6 +307,7 @@ mod tests {
         #[test]
         fn parsing_never_panics(text in ".*") {
             let _ = text.parse::<VmName>();
+            let _ = text.parse::<GroupName>();
             let _ = text.parse::<MacAddress>();
             let _ = text.parse::<MachineType>();
         }

@@ -73,7 +73,7 @@ fn located(text: &str, file: &Path, span: Option<Range<usize>>, problem: String)
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::{Accelerator, Disk, DiskFormat, GuestServices, Nic};
+    use super::super::{Accelerator, Disk, DiskFormat, GuestServices, Nic, Placement};
     use super::*;
 
     const VALID: &str = r#"name = "web"
@@ -84,6 +84,11 @@ kernel = "/boot/vmlinuz"
 
 [[nic]]
 bridge = "br-guest"
+
+[placement]
+stays = "licence"
+apart = ["db"]
+together = ["shop"]
 "#;
 
     fn parse(text: &str) -> Result<VmSpec, SpecError> {
@@ -119,6 +124,10 @@ bridge = "br-guest"
             ("\"web\"", "\"Web\"", "web.toml:1:8: ", "lower-case"),
             ("vcpus = 2", "vcpus = 2\naccelerator = \"xen\"", "web.toml:4:15: ", "`auto`, `kvm`, `tcg`"),
             ("name = \"web\"\n", "", "web.toml:1:1: ", "missing field `name`"),
+            ("stays = \"licence\"", "stays = \" \"", "web.toml:11:9: ", "why the VM must stay"),
+            ("licence", "a\\nb", "web.toml:11:9: ", "on one line"),
+            ("\"db\"", "\"my db\"", "web.toml:12:9: ", "name of a group"),
+            ("together", "togehter", "web.toml:13:1: ", "together"),
         ] {
             let error = error_with(from, to);
             assert!(error.starts_with(place) && error.contains(says), "{from} → {to}: {error}");
@@ -128,9 +137,16 @@ bridge = "br-guest"
     #[test]
     fn errors_in_later_tables_point_there() {
         let error = parse(&format!("{VALID}\n[[nic]]\nbridge = \"\"\n")).expect_err("invalid").to_string();
-        assert!(error.starts_with("web.toml:11:10: "), "{error}");
+        assert!(error.starts_with("web.toml:16:10: "), "{error}");
         let error = parse(&format!("{VALID}\n[[nic]]\nmac = \"x\"\n")).expect_err("invalid").to_string();
-        assert!(error.starts_with("web.toml:11:7: "), "{error}");
+        assert!(error.starts_with("web.toml:16:7: "), "{error}");
+    }
+
+    #[test]
+    fn more_groups_than_a_person_means_are_refused() {
+        let groups: Vec<String> = (0..17).map(|number| format!("\"g{number}\"")).collect();
+        let error = error_with("\"db\"", &groups.join(", "));
+        assert!(error.starts_with("web.toml:12:9: ") && error.contains("at most 16"), "{error}");
     }
 
     prop_compose! {
@@ -147,6 +163,19 @@ bridge = "br-guest"
     }
 
     prop_compose! {
+        fn any_placement()(
+            stays in proptest::option::of("[a-zäé\"' ]{0,20}[a-z]"),
+            groups in proptest::collection::vec(("[a-z0-9]([a-z0-9.-]{0,20}[a-z0-9])?", any::<bool>()), 0..9),
+        ) -> Placement {
+            let named = |apart| {
+                let chosen = groups.iter().filter(move |(_, of_apart)| *of_apart == apart);
+                chosen.map(|(name, _)| name.parse().expect("a valid name")).collect()
+            };
+            Placement { stays, apart: named(true), together: named(false) }
+        }
+    }
+
+    prop_compose! {
         pub(super) fn any_spec()(
             name in "[a-z0-9]([a-z0-9.-]{0,20}[a-z0-9])?",
             uuid in proptest::option::of(any::<u128>()),
@@ -157,6 +186,7 @@ bridge = "br-guest"
             kernel in proptest::option::of(("/[a-z]{1,9}", proptest::option::of("/[a-z]{1,9}"), proptest::option::of("[^\0]{0,40}"))),
             disks in proptest::collection::vec(any_disk(), 0..4),
             nics in proptest::collection::vec(any_nic(), 0..4),
+            placement in any_placement(),
             guest in proptest::option::of((any::<std::net::SocketAddrV4>(), any::<std::net::SocketAddrV4>())),
         ) -> VmSpec {
             let (kernel, initramfs, kernel_command_line) = match kernel {
@@ -171,7 +201,7 @@ bridge = "br-guest"
                 vcpus,
                 machine: machine.parse().expect("a valid machine"),
                 cpu_model: "qemu64".into(),
-                accelerator, kernel, initramfs, kernel_command_line, disks, nics,
+                accelerator, kernel, initramfs, kernel_command_line, disks, nics, placement,
                 guest: guest.map(|(heartbeat, control)| GuestServices {
                     heartbeat: heartbeat.into(),
                     control: control.into(),

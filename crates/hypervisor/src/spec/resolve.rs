@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{Accelerator, MacAddress, MachineType, SpecProblem, VmSpec};
+use super::{Accelerator, MacAddress, MachineType, Placement, SpecProblem, VmSpec};
 use crate::facts::HypervisorFacts;
 use crate::qmp::QemuVersion;
 
@@ -23,7 +23,8 @@ const PADDING_AGAINST_LOST_WRITES_KIB: u64 = 8;
 
 /// A specification in which nothing is left for a host to decide.
 ///
-/// It travels as JSON of a [`VmSpec`] with every value given, and is checked again on arrival.
+/// It travels as JSON of a [`VmSpec`] with every value given, and is checked again on arrival. It says
+/// nothing of the VM's placement, which is no part of the machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "VmSpec", into = "VmSpec")]
 pub struct ResolvedSpec {
@@ -172,6 +173,7 @@ impl TryFrom<VmSpec> for ResolvedSpec {
 
     fn try_from(spec: VmSpec) -> Result<Self, ResolveError> {
         spec.validate()?;
+        let spec = VmSpec { placement: Placement::default(), ..spec };
         let open = |key: String| ResolveError::Unresolved { key };
         let uuid = spec.uuid.ok_or_else(|| open("uuid".into()))?;
         if spec.memory_padding_kib.is_none() {
@@ -254,6 +256,14 @@ mod tests {
         assert_eq!((booted_on_old.memory_kib(), booted_on_new.memory_kib()), (65_544, 65_536));
         assert_eq!(booted_on_old.check_host(&new), Ok(()));
         assert!(matches!(booted_on_new.check_host(&old), Err(ResolveError::LosesWrites { .. })));
+    }
+
+    #[test]
+    fn where_a_vm_may_be_is_no_part_of_its_machine() {
+        let machine = "machine = \"pc-q35-7.2\"\n";
+        let bound = spec(&format!("{machine}[placement]\nstays = \"licence\"\napart = [\"db\"]\n"));
+        assert_ne!(bound, spec(machine));
+        assert_eq!(bound.resolve(&facts()), spec(machine).resolve(&facts()));
     }
 
     #[test]

@@ -3,5 +3,6 @@
 mod control_socket;
 mod host;
 mod life;
+mod memory_sample;
 mod migration;
 mod network;

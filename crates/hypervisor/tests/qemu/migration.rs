@@ -63,7 +63,7 @@ impl Pair {
 /// A boot sector of Linux' boot protocol whose kernel only halts, and an initramfs that does not
 /// compress: the firmware loads both, so guest memory has content that must travel. Source and
 /// target share its disk, which QEMU locks while the guest runs.
-fn vm_with_content(name: &str, directory: &Path) -> VmSpec {
+pub(crate) fn vm_with_content(name: &str, directory: &Path) -> VmSpec {
     let mut kernel = vec![0_u8; 2048];
     kernel[0x1f1] = 1; // setup sectors
     kernel[0x1fe..0x202].copy_from_slice(&[0x55, 0xaa, 0xeb, 0x66]); // magic; jump to 0x268
@@ -100,7 +100,7 @@ fn vm_with_content(name: &str, directory: &Path) -> VmSpec {
 }
 
 /// The kernel runs when everything is loaded, and then nothing is heard of it: QEMU's memory tells.
-async fn wait_for_content(vmm: &Vmm) {
+pub(crate) async fn wait_for_content(vmm: &Vmm) {
     let end = Instant::now() + DEADLINE;
     loop {
         let registers: String = vmm
