@@ -21,6 +21,7 @@ use crate::chosen_address;
 use crate::client::ApiClient;
 use crate::config::Config;
 use crate::discovery;
+use crate::drain::{self, Drains};
 use crate::fixes::{self, Fixes};
 use crate::host::{self, HostHardware};
 use crate::incoming::{self, IncomingVms};
@@ -48,6 +49,8 @@ pub struct Agent {
     pub(crate) outgoing: Outgoing,
     /// Migrations to here.
     pub(crate) incoming: IncomingVms,
+    /// The drain of this host.
+    pub(crate) drains: Drains,
     /// Checks under way.
     pub(crate) checks: Checks,
     /// What the paths to each peer were like when no migration used them.
@@ -94,6 +97,7 @@ pub async fn run(config: Config, mut stop: watch::Receiver<bool>) -> Result<(), 
     let until_stopped = async {
         // Who could have said so may be gone: that stops it too.
         drop(stop.wait_for(|stop| *stop).await);
+        drain::wind_up(&agent).await;
         outgoing::wind_up(&agent).await;
         close.send_replace(true);
     };
@@ -151,6 +155,7 @@ impl Agent {
             hardware: HostHardware::read()?,
             outgoing: Outgoing::default(),
             incoming: IncomingVms::default(),
+            drains: Drains::default(),
             checks: Checks::open(&config.state_directory)?,
             known_paths: KnownPaths::default(),
             fixes: Fixes::default(),
@@ -178,6 +183,7 @@ impl Agent {
         incoming::clear_discarded(self).await?;
         incoming::recover(self, waiting).await?;
         incoming::resume_recorded(self).await?;
+        drain::recover(self)?;
         outgoing::recover(self)
     }
 
@@ -255,6 +261,7 @@ impl Agent {
             cpu_model: self.hardware.cpu_model.clone(),
             memory_bytes: self.hardware.memory_bytes,
             accelerator: if kvm { "kvm" } else { "tcg" }.into(),
+            cordoned: self.journal.is_cordoned()?,
             peers: self
                 .config
                 .peers

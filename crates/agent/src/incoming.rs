@@ -20,6 +20,7 @@ use tokio::task::JoinSet;
 use tracing::{info, warn};
 
 pub(crate) use self::connect::{connect, open_trials, watch_again};
+use crate::admission;
 use crate::agent::Agent;
 use crate::api::types::{HandOverView, IncomingRequest, IncomingView, TargetUse};
 use crate::host;
@@ -227,8 +228,10 @@ pub(crate) fn permit(agent: &Arc<Agent>, source: &str, request: IncomingRequest)
         return Err(Problem::bad_input("the specification and the definition name different VMs"));
     }
     request.spec.check_host(agent.vms.hypervisor()).map_err(|error| refused_here(agent, &error))?;
-    // Held until it is entered, so that two hosts cannot both send a VM of that name.
+    // Held until it is entered, so that two hosts cannot both send a VM of that name, and so that a drain
+    // that begins meanwhile finds it.
     let mut entries = lock(&agent.incoming.entries);
+    admission::check_cordon(agent)?;
     if agent.vms.contains(&name) || entries.values().any(|other| other.definition.name.as_str() == name) {
         return Err(name_taken(agent, &name));
     }
@@ -265,19 +268,34 @@ pub(crate) fn reserve_memory(agent: &Agent, id: &str) -> Result<(), Problem> {
     let needed = memory_needed_bytes(entry.definition.memory_mib << 20);
     // Held while it is decided, so that two VMs cannot both be promised the last of it.
     let entries = lock(&agent.incoming.entries);
-    let promised: u64 = entries.values().map(|entry| entry.outstanding_bytes()).sum();
-    let available = host::memory_available_bytes()?.saturating_sub(promised);
-    if available < needed {
-        return Err(Problem::refused(format!(
-            "{} is short of memory for VM {}: {} MiB needed, {} MiB available; stop or move VMs there first",
-            agent.name(),
-            entry.definition.name,
-            needed >> 20,
-            available >> 20
-        )));
-    }
+    check_room(agent, &entries, &entry.definition)?;
     *lock(&entry.reserved_bytes) = needed;
     Ok(())
+}
+
+/// Whether there is the memory for a VM that is not on its way, beside what is promised to those that are.
+pub(crate) fn check_memory(agent: &Agent, definition: &VmSpec) -> Result<(), Problem> {
+    check_room(agent, &lock(&agent.incoming.entries), definition)
+}
+
+fn check_room(
+    agent: &Agent,
+    entries: &BTreeMap<String, Arc<IncomingVm>>,
+    definition: &VmSpec,
+) -> Result<(), Problem> {
+    let needed = memory_needed_bytes(definition.memory_mib << 20);
+    let promised: u64 = entries.values().map(|entry| entry.outstanding_bytes()).sum();
+    let available = host::memory_available_bytes()?.saturating_sub(promised);
+    if available >= needed {
+        return Ok(());
+    }
+    Err(Problem::refused(format!(
+        "{} is short of memory for VM {}: {} MiB needed, {} MiB available; stop or move VMs there first",
+        agent.name(),
+        definition.name,
+        needed >> 20,
+        available >> 20
+    )))
 }
 
 /// Step 4: the skeleton.

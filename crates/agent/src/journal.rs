@@ -1,6 +1,7 @@
 //! The journal: what this host's agent must know after a crash, and the history of migrations. `SQLite`,
 //! each record durable before the call returns.
 
+mod drains;
 mod settings;
 
 use std::path::{Path, PathBuf};
@@ -17,6 +18,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
+pub(crate) use self::drains::DrainRecord;
 use crate::api::types::MigrateRequest;
 
 /// Changes of the schema, in order; `user_version` says how many have been made.
@@ -51,6 +53,24 @@ const MIGRATIONS: &[&str] = &[
 ",
     "
     CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+",
+    "
+    CREATE TABLE drains (
+        id TEXT PRIMARY KEY,
+        kind TEXT NOT NULL,
+        cordons INTEGER NOT NULL,
+        started_at TEXT NOT NULL,
+        ended_at TEXT,
+        transfers INTEGER,
+        status TEXT NOT NULL
+    );
+    CREATE TABLE drain_moves (
+        drain TEXT NOT NULL,
+        vm TEXT NOT NULL,
+        place INTEGER NOT NULL,
+        move TEXT NOT NULL,
+        PRIMARY KEY (drain, vm)
+    );
 ",
 ];
 
@@ -355,6 +375,26 @@ impl Journal {
             )?;
             let texts = statement
                 .query_map([limit], |row| row.get::<_, String>(0))?
+                .collect::<Result<Vec<_>, _>>()?;
+            texts.iter().map(|text| from_json(text)).collect()
+        })
+    }
+
+    /// The last migrations to `target` by this option that were completed, newest first.
+    pub(crate) fn completed_to(
+        &self,
+        target: &str,
+        option: RequestedOption,
+        limit: u32,
+    ) -> Result<Vec<MigrationResult>, JournalError> {
+        self.run(|connection| {
+            let mut statement = connection.prepare(
+                "SELECT result FROM migrations WHERE target = ?1 AND requested_option = ?2 \
+                 AND result IS NOT NULL AND json_extract(result, '$.outcome') = 'completed' \
+                 ORDER BY rowid DESC LIMIT ?3",
+            )?;
+            let texts = statement
+                .query_map(params![target, to_json(&option)?, limit], |row| row.get::<_, String>(0))?
                 .collect::<Result<Vec<_>, _>>()?;
             texts.iter().map(|text| from_json(text)).collect()
         })

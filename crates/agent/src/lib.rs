@@ -5,7 +5,9 @@
 //! api        paths, types, who may do what
 //! server     connections; client: the other end of them
 //! vms        the VMs of this host
+//! admission  what may come to run here
 //! outgoing   migrations from here; its executor carries out what the engine says
+//! drain      empties this host, and brings back what left it
 //! incoming   migrations to here: the target's promises
 //! check      tries everything between this host and another
 //! fixes      what a check has mended on this host, until it is undone
@@ -16,6 +18,7 @@
 //! network    changes of the host's network, journaled and put back
 //! ```
 
+mod admission;
 pub mod agent;
 pub mod api;
 mod arrivals;
@@ -25,6 +28,7 @@ mod chosen_address;
 pub mod client;
 pub mod config;
 mod discovery;
+mod drain;
 mod fixes;
 pub mod guard;
 mod host;

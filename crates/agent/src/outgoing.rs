@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use drainpipe_engine::facts::HostFacts;
-use drainpipe_engine::migration::Migration;
+use drainpipe_engine::migration::{Migration, Stage};
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::plan::{Plan, plan};
 use drainpipe_engine::problem::Problem;
@@ -25,6 +25,7 @@ use crate::api::types::{HandOverView, HostView, MigrateRequest, MigrationView, P
 use crate::check;
 use crate::client::ApiClient;
 use crate::discovery::discover;
+use crate::journal::Journal;
 use crate::vms::{Claim, does_not_run};
 
 /// How long an agent that is told to stop waits for its migrations to be undone. Well below the 90 s
@@ -53,8 +54,19 @@ pub(crate) struct Running {
     cancel: Notify,
     cancel_requested: AtomicBool,
     progress: watch::Sender<Progress>,
+    stage: watch::Sender<Stage>,
+    turn: watch::Sender<Turn>,
     // Only while the journal cannot have it: the outcome is open still, or the disk is full.
     result: Mutex<Option<MigrationResult>>,
+}
+
+/// Whether a migration may send as soon as it can.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// It may.
+    Now,
+    /// After step 5 it waits for [`Running::release`].
+    Held,
 }
 
 impl Outgoing {
@@ -78,6 +90,38 @@ impl Running {
     /// Where it goes.
     pub(crate) fn target(&self) -> &str {
         &self.target
+    }
+
+    /// Lets it send: at once, or as soon as it can.
+    pub(crate) fn release(&self) {
+        self.turn.send_replace(Turn::Now);
+    }
+
+    /// How far it is, now and from now on. When it has [`Stage::Ended`], its result is recorded; of an
+    /// outcome that is not known yet, [`Self::view`] has it.
+    pub(crate) fn stages(&self) -> watch::Receiver<Stage> {
+        self.stage.subscribe()
+    }
+
+    /// Its identifier.
+    pub(crate) fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// The VM.
+    pub(crate) fn vm(&self) -> &str {
+        &self.vm
+    }
+
+    /// What the target's host has confirmed so far.
+    pub(crate) fn sent_bytes(&self) -> u64 {
+        self.progress.borrow().sent_bytes
+    }
+
+    /// How it ended, once it has; also when that is not known until the target answers.
+    pub(crate) fn end(&self, journal: &Journal) -> Result<Option<MigrationResult>, Problem> {
+        let recorded = journal.result(&self.id)?;
+        Ok(recorded.or_else(|| self.result().clone()))
     }
 
     /// Asks for it to be undone.
@@ -109,7 +153,11 @@ impl Running {
 }
 
 /// Begins a migration; it runs on by itself.
-pub(crate) fn begin(agent: &Arc<Agent>, request: &MigrateRequest) -> Result<MigrationView, Problem> {
+pub(crate) fn begin(
+    agent: &Arc<Agent>,
+    request: &MigrateRequest,
+    turn: Turn,
+) -> Result<Arc<Running>, Problem> {
     agent.check_not_stopping()?;
     known_target(agent, &request.target)?;
     let id = Uuid::new_v4().to_string();
@@ -120,25 +168,26 @@ pub(crate) fn begin(agent: &Arc<Agent>, request: &MigrateRequest) -> Result<Migr
     let started_at = Timestamp::now();
     agent.journal.begin_migration(&id, request, started_at)?;
     let (migration, first) = Migration::begin(agent.config.limits.of_migration(request.deadline_s));
-    let executor = Executor::new(agent, id, claimed, request, started_at);
-    let view = executor.running.view(agent.name());
+    let executor = Executor::new(agent, id, claimed, request, started_at, turn);
+    let running = Arc::clone(&executor.running);
     tokio::spawn(executor.run(migration, first));
-    Ok(view)
+    Ok(running)
 }
 
 /// The plan of a migration that is not begun.
 pub(crate) async fn dry_run(agent: &Agent, request: &MigrateRequest) -> Result<PlanView, Problem> {
     let peer = known_target(agent, &request.target)?;
     let memory_bytes = agent.vms.get(&request.vm).await?.memory_mib << 20;
-    let (source, target, plan) = meet(agent, peer, &request.target, request.option, memory_bytes).await?;
+    let Meeting { source, target, plan } =
+        meet(agent, peer, &request.target, request.option, memory_bytes).await?;
     let findings = match agent.vms.running(&request.vm) {
-        Some(vmm) => check::before_migration(agent, peer, &request.target, &vmm, &plan).await?,
+        Some(vmm) => check::before_migration(agent, peer, &request.target, &[vmm], &plan).await?,
         None => vec![],
     };
-    Ok(PlanView { vm: request.vm.clone(), source: source.name, target: target.name, plan, findings })
+    Ok(PlanView { vm: request.vm.clone(), source: source.name, target: target.facts.name, plan, findings })
 }
 
-fn known_target<'a>(agent: &'a Agent, target: &str) -> Result<&'a ApiClient, Problem> {
+pub(crate) fn known_target<'a>(agent: &'a Agent, target: &str) -> Result<&'a ApiClient, Problem> {
     if target == agent.name() {
         return Err(Problem::conflict(format!("the VM is on {target} already")));
     }
@@ -152,14 +201,24 @@ fn known_target<'a>(agent: &'a Agent, target: &str) -> Result<&'a ApiClient, Pro
     })
 }
 
+/// What step 1 has shown.
+pub(crate) struct Meeting {
+    /// What this host has.
+    pub(crate) source: HostFacts,
+    /// What the target is.
+    pub(crate) target: HostView,
+    /// How a VM would go there.
+    pub(crate) plan: Plan,
+}
+
 /// Step 1: what each host has, which links reach which, and the plan that follows.
-async fn meet(
+pub(crate) async fn meet(
     agent: &Agent,
     peer: &ApiClient,
     target: &str,
     option: RequestedOption,
     memory_bytes: u64,
-) -> Result<(HostFacts, HostFacts, Plan), Problem> {
+) -> Result<Meeting, Problem> {
     let view: HostView = peer.get("/v1/host").await?;
     if view.facts.name != target {
         return Err(Problem::refused(format!(
@@ -168,10 +227,10 @@ async fn meet(
             agent.name()
         )));
     }
-    let (source, target) = (agent.facts().await?, view.facts);
-    let reaches = discover(agent, peer, [&source, &target], option).await;
-    let plan = plan(&source, &target, option, &reaches, memory_bytes).map_err(Problem::refused)?;
-    Ok((source, target, plan))
+    let (source, target) = (agent.facts().await?, view);
+    let reaches = discover(agent, peer, [&source, &target.facts], option).await;
+    let plan = plan(&source, &target.facts, option, &reaches, memory_bytes).map_err(Problem::refused)?;
+    Ok(Meeting { source, target, plan })
 }
 
 /// What the journal says of a hand-over, for the target that asks; and to which target it goes.
@@ -214,7 +273,7 @@ pub(crate) fn recover(agent: &Arc<Agent>) -> Result<(), Problem> {
             option: open.requested_option,
             deadline_s: None,
         };
-        let executor = Executor::new(agent, open.id, claimed, &request, open.started_at);
+        let executor = Executor::new(agent, open.id, claimed, &request, open.started_at, Turn::Now);
         tokio::spawn(executor.run(migration, first));
     }
     Ok(())

@@ -54,6 +54,7 @@ pub(crate) fn assemble(
         error_kind: migration.error().map(|problem| problem.kind),
         total_ms: tenth(parts.total_ms),
         setup_ms: tenth(parts.setup_ms),
+        held_ms: tenth(parts.held_ms),
         transfer_ms: tenth(parts.transfer_ms),
         completion_ms: tenth(parts.completion_ms),
         blackout_ms: parts.blackout_ms.map(tenth),
@@ -86,6 +87,7 @@ fn unplanned(requested: RequestedOption) -> MigrationOption {
 struct Parts {
     total_ms: f64,
     setup_ms: f64,
+    held_ms: f64,
     transfer_ms: f64,
     completion_ms: f64,
     blackout_ms: Option<f64>,
@@ -95,11 +97,13 @@ impl Parts {
     fn of(timings: Timings) -> Self {
         let total_ms = timings.ended_ms.unwrap_or(0.0);
         let setup_ms = timings.connected_ms.unwrap_or(total_ms);
+        let released_ms = timings.released_ms.unwrap_or(total_ms);
         let transferred_ms = timings.state_transferred_ms.unwrap_or(total_ms);
         Self {
             total_ms,
             setup_ms,
-            transfer_ms: transferred_ms - setup_ms,
+            held_ms: released_ms - setup_ms,
+            transfer_ms: transferred_ms - released_ms,
             completion_ms: total_ms - transferred_ms,
             blackout_ms: timings.paused_ms.zip(timings.resumed_ms).map(|(paused, resumed)| resumed - paused),
         }
@@ -125,12 +129,15 @@ mod tests {
     fn the_parts_add_up() {
         let parts = Parts::of(Timings {
             connected_ms: Some(100.0),
+            released_ms: Some(300.0),
             paused_ms: Some(900.0),
             state_transferred_ms: Some(1000.0),
             resumed_ms: Some(1010.0),
             ended_ms: Some(1050.0),
         });
-        assert!((parts.setup_ms + parts.transfer_ms + parts.completion_ms - parts.total_ms).abs() < 1e-9);
+        let sum_ms = parts.setup_ms + parts.held_ms + parts.transfer_ms + parts.completion_ms;
+        assert!((sum_ms - parts.total_ms).abs() < 1e-9);
+        assert_eq!((parts.setup_ms, parts.held_ms, parts.transfer_ms), (100.0, 200.0, 700.0));
         assert_eq!(parts.blackout_ms, Some(110.0));
     }
 

@@ -51,6 +51,32 @@ pub(crate) enum Claim {
     OutOfReach(String),
 }
 
+impl Claim {
+    /// Why nobody else may work on the VM.
+    fn describe(&self, name: &str) -> String {
+        match self {
+            Self::Changing => format!("VM {name} is being started, stopped or removed; try again"),
+            Self::Migrating(id) => {
+                format!("VM {name} is being moved already (migration {id}): wait, or `drainpipe cancel {id}`")
+            }
+            Self::OutOfReach(why) => {
+                format!("{why}; end that process if it stays so, and start the agent anew")
+            }
+        }
+    }
+}
+
+/// A VM that has a QEMU here, or may have one in a moment.
+#[derive(Debug)]
+pub(crate) struct PresentVm {
+    /// Its definition.
+    pub(crate) definition: VmSpec,
+    /// Its QEMU.
+    pub(crate) vmm: Option<Arc<Vmm>>,
+    /// Why it cannot be claimed.
+    pub(crate) busy: Option<String>,
+}
+
 /// The right to change a VM; given back when dropped.
 #[derive(Debug)]
 pub(crate) struct Claimed {
@@ -159,6 +185,17 @@ impl Vms {
         self.lock().values().filter_map(|entry| entry.vmm.clone()).filter(|vmm| vmm.alive()).collect()
     }
 
+    /// The VMs that have a QEMU here or are claimed, by name.
+    pub(crate) fn present(&self) -> Vec<PresentVm> {
+        let entries = self.lock();
+        let present = entries.iter().map(|(name, entry)| PresentVm {
+            definition: entry.definition.clone(),
+            vmm: entry.vmm.clone().filter(|vmm| vmm.alive()),
+            busy: entry.claim.as_ref().map(|claim| claim.describe(name)),
+        });
+        present.filter(|vm| vm.vmm.is_some() || vm.busy.is_some()).collect()
+    }
+
     /// The QEMU of a VM that must run here.
     pub(crate) fn get_running(&self, name: &str) -> Result<Arc<Vmm>, Problem> {
         if !self.contains(name) {
@@ -177,15 +214,7 @@ impl Vms {
         let mut entries = self.lock();
         let entry = entries.get_mut(name).ok_or_else(|| self.unknown(name))?;
         if let Some(busy) = &entry.claim {
-            return Err(Problem::conflict(match busy {
-                Claim::Changing => format!("VM {name} is being started, stopped or removed; try again"),
-                Claim::Migrating(id) => format!(
-                    "VM {name} is being moved already (migration {id}): wait, or `drainpipe cancel {id}`"
-                ),
-                Claim::OutOfReach(why) => {
-                    format!("{why}; end that process if it stays so, and start the agent anew")
-                }
-            }));
+            return Err(Problem::conflict(busy.describe(name)));
         }
         entry.claim = Some(claim);
         Ok(Claimed {
@@ -206,12 +235,17 @@ impl Vms {
         }
     }
 
-    /// Boots a VM.
-    pub(crate) async fn start(self: &Arc<Self>, name: &str) -> Result<(), Problem> {
+    /// Boots a VM, if it may once it is claimed.
+    pub(crate) async fn start(
+        self: &Arc<Self>,
+        name: &str,
+        check: impl FnOnce(&VmSpec) -> Result<(), Problem>,
+    ) -> Result<(), Problem> {
         let claimed = self.claim(name, Claim::Changing)?;
         if claimed.vmm.is_some() {
             return Err(Problem::conflict(format!("VM {name} runs already")));
         }
+        check(&claimed.definition)?;
         let spec = claimed.definition.resolve(&self.hypervisor).map_err(Problem::refused)?;
         let paths = self.paths(&claimed.definition)?;
         Vmm::clear(&paths, QEMU_DEADLINE).await.map_err(Problem::failed)?;
@@ -291,6 +325,7 @@ pub(crate) fn describe(host: &str, definition: &VmSpec, state: VmState) -> VmVie
         memory_mib: definition.memory_mib,
         vcpus: definition.vcpus,
         migration: None,
+        placement: definition.placement.clone(),
         heartbeat: guest.map(|guest| guest.heartbeat.to_string()),
         control: guest.map(|guest| guest.control.to_string()),
     }

@@ -2,16 +2,16 @@
 //! time it is.
 //!
 //! ```text
-//!  1 establish ─ 2 permissions ─ 3 memory ─ 4 skeleton ─ 5 connect ─ 6,7 copy ─ 8 blackout
-//!       │              │            │            │            │          │          │
-//!       └──────────────┴────────────┴─── undo ◄──┴────────────┴──────────┴──────────┤
-//!                                         │                                         ▼
-//!                            failed, cancelled: the VM          record the hand-over (the commit)
-//!                               runs on the source ◄── revoke ──┐                   │
-//!                                                               │                   ▼
-//!                                               ask the target ◄┴─ no answer ─ 9 resume on target
-//!                                                    │                              │
-//!                                              undecided                       10 clean up ─ completed
+//!  1 establish ─ 2 permissions ─ 3 memory ─ 4 skeleton ─ 5 connect ─ turn ─ 6,7 copy ─ 8 blackout
+//!       │              │            │            │            │         │        │          │
+//!       └──────────────┴────────────┴─── undo ◄──┴────────────┴─────────┴────────┴──────────┤
+//!                                         │                                                 ▼
+//!                            failed, cancelled: the VM              record the hand-over (the commit)
+//!                               runs on the source ◄── revoke ──┐                           │
+//!                                                               │                           ▼
+//!                                               ask the target ◄┴─ no answer ───── 9 resume on target
+//!                                                    │                                      │
+//!                                              undecided                        10 clean up ─ completed
 //! ```
 //!
 //! The rules that the tests and the simulation hold it to:
@@ -19,7 +19,8 @@
 //! - After the hand-over is recorded, the source runs again only once the target has said, from its
 //!   own journal, that it discarded the VM and never ran it.
 //! - Each action is answered by exactly one event; no action is given while one is under way, but
-//!   for the transfer, which goes on until it is stopped, fails or is over.
+//!   for the transfer, which goes on until it is stopped, fails or is over, and for the wait for its
+//!   turn, which ends at once when the migration is cancelled.
 
 use std::collections::BTreeSet;
 
@@ -62,6 +63,9 @@ pub enum Action {
     /// Try the paths, prepare those that answer on both hosts; have the target listen. Answered by
     /// [`Event::Connected`].
     ConnectHosts,
+    /// Wait for this migration's turn on the links. Answered by [`Event::Done`] when it has come, by
+    /// [`Event::Tick`] while it has not: then the action is given again.
+    AwaitTurn,
     /// Begin to send. Answered by [`Event::Done`] at once, later by events of the transfer.
     StartTransfer,
     /// The VM is paused: send what is left. Done when the target has received all of it.
@@ -130,9 +134,27 @@ pub enum TargetState {
     Discarded,
 }
 
+/// How far a migration is, for who has several of them share the links.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// Steps 1 to 5.
+    Preparing,
+    /// It could send, and waits for its turn.
+    Ready,
+    /// Steps 6 to 8: it uses the links.
+    Sending,
+    /// Steps 9 and 10: all has been sent.
+    Sent,
+    /// It is being undone.
+    Undoing,
+    /// It is over, or its outcome is not known until the target answers.
+    Ended,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Phase {
     Preparing(Step),
+    AwaitingTurn { has_waited: bool },
     StartingTransfer,
     Copying,
     SwitchingOver,
@@ -160,6 +182,8 @@ enum Undo {
 pub struct Timings {
     /// End of step 5.
     pub connected_ms: Option<f64>,
+    /// Its turn to send had come.
+    pub released_ms: Option<f64>,
     /// The VM was paused.
     pub paused_ms: Option<f64>,
     /// End of step 8.
@@ -254,7 +278,7 @@ impl Migration {
                 self.meter.record_paths(now_ms, arrivals);
                 self.check_limits(now_ms)
             }
-            Event::Tick => self.check_limits(now_ms),
+            Event::Tick => self.check_limits(now_ms).or_else(|| self.wait_on(now_ms)),
             Event::CancelRequested => self.request_cancel(now_ms),
             Event::Done | Event::Established(_) | Event::Connected(_) | Event::TargetSays(_) => {
                 self.action_done(now_ms, event)
@@ -338,6 +362,7 @@ impl Migration {
                 Some(self.connected(now_ms, plan))
             }
             (Phase::Preparing(step), _) => Some(self.next_preparation(now_ms, following(step))),
+            (Phase::AwaitingTurn { .. }, _) => Some(self.released(now_ms)),
             (Phase::StartingTransfer, _) => self.transfer_started(now_ms),
             (Phase::SwitchingOver, _) => Some(self.state_transferred(now_ms)),
             (Phase::RecordingHandOver, _) => Some(self.handed_over(now_ms)),
@@ -365,6 +390,7 @@ impl Migration {
         self.note(now_ms, format!("failed: {error}"));
         match self.phase {
             Phase::Preparing(_)
+            | Phase::AwaitingTurn { .. }
             | Phase::StartingTransfer
             | Phase::SwitchingOver
             | Phase::RecordingHandOver => Some(self.give_up(now_ms, error)),
@@ -415,6 +441,21 @@ impl Migration {
             return self.undo(now_ms);
         }
         self.timings.connected_ms = Some(now_ms);
+        self.phase = Phase::AwaitingTurn { has_waited: false };
+        Action::AwaitTurn
+    }
+
+    fn wait_on(&mut self, now_ms: f64) -> Option<Action> {
+        let Phase::AwaitingTurn { has_waited } = self.phase else { return None };
+        if !has_waited {
+            self.note(now_ms, "waits for its turn to send");
+        }
+        self.phase = Phase::AwaitingTurn { has_waited: true };
+        Some(Action::AwaitTurn)
+    }
+
+    fn released(&mut self, now_ms: f64) -> Action {
+        self.timings.released_ms = Some(now_ms);
         self.reached.transfer_started = true;
         self.phase = Phase::StartingTransfer;
         Action::StartTransfer
@@ -488,23 +529,26 @@ impl Migration {
         self.cancel_requested = true;
         self.note(now_ms, "cancel requested");
         match self.phase {
-            Phase::Copying => Some(self.undo(now_ms)),
+            Phase::AwaitingTurn { .. } | Phase::Copying => Some(self.undo(now_ms)),
             _ => None,
         }
     }
 
     fn check_limits(&mut self, now_ms: f64) -> Option<Action> {
-        // Every other phase has an action under way, which ends by the executor's own deadline.
-        if self.phase != Phase::Copying {
-            return None;
-        }
+        let why_late = match self.phase {
+            Phase::AwaitingTurn { .. } => "its turn to send did not come",
+            Phase::Copying => {
+                "the paths are too slow, or the VM changes its memory faster than they carry it"
+            }
+            // Each has an action under way, which ends by the executor's own deadline.
+            _ => return None,
+        };
         if now_ms >= self.limits.total_ms {
             let bound_s = self.limits.total_ms / 1000.0;
-            let error = format!(
-                "not over within {bound_s:.0} s: the paths are too slow, or the VM changes its memory faster than they carry it"
-            );
+            let error = format!("not over within {bound_s:.0} s: {why_late}");
             return Some(self.give_up(now_ms, Problem::failed(error)));
         }
+        // Nothing has been sent before there is a transfer, so there is no silence.
         let silent_ms = self.meter.silent_ms(now_ms);
         if silent_ms >= self.limits.stall_ms {
             let seconds = silent_ms / 1000.0;
@@ -610,7 +654,7 @@ impl Migration {
     pub fn step(&self) -> Step {
         match self.phase {
             Phase::Preparing(step) => step,
-            Phase::StartingTransfer => Step::ConnectHosts,
+            Phase::AwaitingTurn { .. } | Phase::StartingTransfer => Step::ConnectHosts,
             Phase::Copying if self.meter.rounds() > 1 => Step::CopyDirtyMemory,
             Phase::Copying => Step::CopyMemory,
             Phase::SwitchingOver | Phase::RecordingHandOver => Step::Blackout,
@@ -621,6 +665,23 @@ impl Migration {
             Phase::Undoing(_) | Phase::Ended(_) => {
                 self.log.last().map_or(Step::EstablishHosts, |line| line.step)
             }
+        }
+    }
+
+    /// How far it is, for who has several of them share the links.
+    pub fn stage(&self) -> Stage {
+        match self.phase {
+            Phase::Preparing(_) => Stage::Preparing,
+            Phase::AwaitingTurn { .. } => Stage::Ready,
+            Phase::StartingTransfer | Phase::Copying | Phase::SwitchingOver | Phase::RecordingHandOver => {
+                Stage::Sending
+            }
+            Phase::ResumingOnTarget { .. }
+            | Phase::AskingTarget { .. }
+            | Phase::Revoking
+            | Phase::CleaningUp => Stage::Sent,
+            Phase::Undoing(_) => Stage::Undoing,
+            Phase::Ended(_) => Stage::Ended,
         }
     }
 

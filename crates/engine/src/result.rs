@@ -43,6 +43,9 @@ pub struct MigrationResult {
     pub total_ms: f64,
     /// Steps 1 to 5.
     pub setup_ms: f64,
+    /// Between steps 5 and 6: the wait for its turn, when several VMs share the links.
+    #[serde(default)]
+    pub held_ms: f64,
     /// Steps 6 to 8: from the first page sent until the target has all state.
     pub transfer_ms: f64,
     /// Steps 9 and 10.

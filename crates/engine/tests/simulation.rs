@@ -1,9 +1,10 @@
 //! The real engine against a modelled source, target and network, by the thousand. Any action may
 //! fail, succeed with its answer lost, or be cut short by a crash of the source's agent; the target
-//! may lose its copy; somebody may cancel. A failing seed replays exactly:
+//! may lose its copy; somebody may cancel; its turn to send may come late, or not before the deadline.
+//! A failing seed replays exactly:
 //! `DRAINPIPE_SEED=17 cargo test -p drainpipe-engine --test simulation`.
 
-use drainpipe_engine::migration::{Action, Event, Limits, Migration, TargetState};
+use drainpipe_engine::migration::{Action, Event, Limits, Migration, Stage, TargetState};
 use drainpipe_engine::option::{MigrationOption, RequestedOption};
 use drainpipe_engine::plan::{Plan, Spread};
 use drainpipe_engine::problem::Problem;
@@ -45,10 +46,12 @@ struct World {
     target: Copy,
     sending: bool,
     network_changed: bool,
+    /// How often the migration finds that its turn has not come yet.
+    awaited_turns: u64,
 }
 
 impl World {
-    fn new() -> Self {
+    fn new(awaited_turns: u64) -> Self {
         Self {
             source_runs: true,
             source_exists: true,
@@ -56,6 +59,7 @@ impl World {
             target: Copy::None,
             sending: false,
             network_changed: false,
+            awaited_turns,
         }
     }
 
@@ -76,7 +80,14 @@ impl World {
                 self.network_changed = true;
                 return Ok(Event::Connected(a_plan()));
             }
-            Action::StartTransfer => self.sending = true,
+            Action::StartTransfer => {
+                assert_eq!(self.awaited_turns, 0, "it sends before its turn has come");
+                self.sending = true;
+            }
+            Action::AwaitTurn if self.awaited_turns > 0 => {
+                self.awaited_turns -= 1;
+                return Ok(Event::Tick);
+            }
             Action::StopTransfer => self.sending = false,
             Action::SwitchOver if self.target == Copy::Waiting && self.sending => {
                 self.target = Copy::Full;
@@ -104,7 +115,7 @@ impl World {
                 self.network_changed = false;
             }
             Action::PutBack => self.network_changed = false,
-            Action::CheckPermissions | Action::AllocateMemory | Action::Finish => {}
+            Action::CheckPermissions | Action::AllocateMemory | Action::AwaitTurn | Action::Finish => {}
         }
         Ok(Event::Done)
     }
@@ -150,6 +161,15 @@ fn a_plan() -> Plan {
     }
 }
 
+/// Mostly its turn comes at once, often soon, and at times not before the deadline of a minute.
+fn turns_awaited(random: &mut Random) -> u64 {
+    match random.next() % 10 {
+        0..6 => 0,
+        6..9 => random.next() % 20,
+        _ => 2_000,
+    }
+}
+
 struct Run {
     outcome: Outcome,
     world: World,
@@ -157,7 +177,7 @@ struct Run {
 
 fn simulate(seed: u64, fault_percent: u64) -> Run {
     let mut random = Random(seed);
-    let mut world = World::new();
+    let mut world = World::new(turns_awaited(&mut random));
     let limits = Limits { total_ms: 60_000.0, stall_ms: 20_000.0, decision_ms: 5_000.0 };
     let (mut migration, first) = Migration::begin(limits);
     let mut next = Some(first);
@@ -175,8 +195,9 @@ fn simulate(seed: u64, fault_percent: u64) -> Run {
         }
         let event = match next.take() {
             Some(Action::Finish) => break,
+            // The wait is the one action that does not keep a cancellation waiting.
+            Some(Action::AwaitTurn) | None if random.chance(fault_percent / 4) => Event::CancelRequested,
             Some(action) => perform_with_faults(&mut world, action, &mut random, fault_percent),
-            None if random.chance(fault_percent / 4) => Event::CancelRequested,
             None if random.chance(10) => Event::Tick,
             None => world.transfer_event(&mut random),
         };
@@ -249,9 +270,9 @@ fn whatever_fails_the_vm_runs_once_and_the_outcome_is_true() {
 fn cancelling_lets_the_vm_run_on_the_source() {
     for seed in seeds() {
         let mut random = Random(seed);
-        let mut world = World::new();
+        let mut world = World::new(random.next() % 4);
         let (mut migration, first) = Migration::begin(Limits::default());
-        let cancel_at = u32::try_from(random.next() % 12).unwrap();
+        let cancel_at = u32::try_from(random.next() % 16).unwrap();
         let mut next = Some(first);
         for turn in 0..1_000 {
             if turn == cancel_at
@@ -271,5 +292,36 @@ fn cancelling_lets_the_vm_run_on_the_source() {
             assert!(world.source_runs && world.target != Copy::Running, "seed {seed}");
         }
         assert!(!world.network_changed, "seed {seed}");
+    }
+}
+
+#[test]
+fn whoever_waits_for_its_turn_is_undone_at_once_and_the_vm_never_paused() {
+    let limits = Limits { total_ms: 60_000.0, ..Limits::default() };
+    for (end, outcome) in [
+        (Event::CancelRequested, Outcome::Cancelled),
+        (Event::Tick, Outcome::Failed),
+        (Event::Done, Outcome::Completed),
+    ] {
+        let mut world = World::new(u64::MAX);
+        let (mut migration, mut action) = Migration::begin(limits);
+        while action != Action::AwaitTurn {
+            action = migration.handle(0.0, world.perform(action).unwrap()).unwrap();
+        }
+        assert_eq!(migration.handle(59_999.0, Event::Tick), Some(Action::AwaitTurn));
+        assert_eq!(migration.stage(), Stage::Ready);
+        if end == Event::Done {
+            world.awaited_turns = 0;
+        }
+        let mut next = migration.handle(60_000.0, end);
+        while next != Some(Action::Finish) {
+            assert!(world.source_runs || outcome == Outcome::Completed);
+            let event = next.map_or(Event::Paused, |action| world.perform(action).unwrap());
+            world.source_runs &= event != Event::Paused;
+            next = migration.handle(60_000.0, event);
+        }
+        assert_eq!(migration.outcome(), Some(outcome));
+        assert_eq!(world.target == Copy::Running, outcome == Outcome::Completed);
+        assert!(!world.network_changed);
     }
 }

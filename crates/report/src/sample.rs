@@ -44,6 +44,7 @@ pub(crate) fn completed(requested: RequestedOption, total_ms: f64) -> MigrationR
         error_kind: None,
         total_ms,
         setup_ms: total_ms * 0.05,
+        held_ms: 0.0,
         transfer_ms: total_ms * 0.9,
         completion_ms: total_ms * 0.05,
         blackout_ms: Some(12.0),

@@ -10,10 +10,11 @@
 //! handlers       one function a path, with what the document says of it
 //! openapi        the document, made from the handlers
 //! extract, error how requests are read and refused
-//! types          what travels
+//! types          what travels; drain_types: about emptying a host
 //! ```
 
 pub mod authorization;
+mod drain_types;
 mod error;
 mod extract;
 mod forward;
@@ -30,7 +31,7 @@ use axum::extract::DefaultBodyLimit;
 use axum::middleware::{from_fn, from_fn_with_state};
 use utoipa_axum::router::OpenApiRouter;
 
-use self::handlers::{bandwidth, between_agents, checks, fixes, hosts, migrations, vms};
+use self::handlers::{bandwidth, between_agents, checks, drain, fixes, hosts, migrations, vms};
 use crate::agent::Agent;
 
 type Routes = OpenApiRouter<Arc<Agent>>;
@@ -52,6 +53,7 @@ fn routes_for_all() -> Routes {
         .merge(fixes::routes())
         .merge(vms::routes())
         .merge(migrations::routes())
+        .merge(drain::routes())
         .merge(bandwidth::routes())
 }
 

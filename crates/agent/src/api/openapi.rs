@@ -20,6 +20,8 @@ pub(super) const HOSTS: &str = "hosts";
 pub(super) const VMS: &str = "vms";
 /// Tag of migrations.
 pub(super) const MIGRATIONS: &str = "migrations";
+/// Tag of emptying a host.
+pub(super) const DRAIN: &str = "drain";
 /// Tag of what only agents say to each other.
 pub(super) const BETWEEN_AGENTS: &str = "between-agents";
 
@@ -38,6 +40,10 @@ agents, and over a Unix socket to root on its own host.
 **Begin** with `GET /v1/hosts` and `GET /v1/vms?scope=all`. **Move** a VM with `POST /v1/migrations` at \
 the host that it runs on, then read `GET /v1/migrations/{id}` until there is a `result`. \
 `POST /v1/migrations/plan` says how it would be done and does nothing.
+
+**Empty** a host with `POST /v1/drain`, which moves all its VMs and keeps others away, then read \
+`GET /v1/drain` until there is an `ended_at`. `POST /v1/resume` lets VMs come again, and brings back those that \
+left.
 
 **Any agent will do:** `?host=NAME` passes a request on to the agent of that host. It goes there under the \
 passing host's certificate, so it may do what a host may: look, and move VMs to itself.
@@ -60,6 +66,7 @@ use them.",
         (name = HOSTS, description = "Hosts, and this document."),
         (name = VMS, description = "VMs that Drainpipe runs itself."),
         (name = MIGRATIONS, description = "Migrations from a host: under way and past."),
+        (name = DRAIN, description = "Emptying a host, and bringing back what left it."),
         (name = BETWEEN_AGENTS, description = "Steps of a migration and of a check, from the source's agent to the target's."),
     ),
     components(schemas(Problem)),
@@ -171,7 +178,7 @@ mod tests {
 
     #[test]
     fn every_operation_is_summed_up_tagged_and_says_how_it_fails() {
-        let tags = [HOSTS, VMS, MIGRATIONS, BETWEEN_AGENTS];
+        let tags = [HOSTS, VMS, MIGRATIONS, DRAIN, BETWEEN_AGENTS];
         for (path, item) in &document().paths.paths {
             for operation in [&item.get, &item.post, &item.delete].into_iter().flatten() {
                 assert!(operation.summary.is_some(), "{path}");

@@ -10,13 +10,16 @@ use drainpipe_engine::path_record::PathRecord;
 use drainpipe_engine::plan::Plan;
 use drainpipe_engine::progress::Progress;
 use drainpipe_engine::result::MigrationResult;
-use drainpipe_hypervisor::spec::{ResolvedSpec, VmName, VmSpec};
+use drainpipe_hypervisor::spec::{Placement, ResolvedSpec, VmName, VmSpec};
 use drainpipe_identity::check_name;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+pub use super::drain_types::{
+    DrainKind, DrainPlanView, DrainRequest, DrainView, PLAN_DEADLINE, ResumeRequest, TRANSFERS_MAX,
+};
 pub use crate::fixes::StandingFix;
 use crate::path_watch::WatchEnd;
 
@@ -38,6 +41,9 @@ pub struct HostView {
     pub memory_bytes: u64,
     /// What runs guests here: `kvm` or `tcg`.
     pub accelerator: String,
+    /// Whether VMs are kept from coming here and from being started here: it is drained, or was.
+    #[serde(default)]
+    pub cordoned: bool,
     /// The other hosts that this one's configuration names.
     pub peers: Vec<PeerView>,
     /// The paths to each of them, as far as they have been tried since the agent was started.
@@ -113,6 +119,9 @@ pub struct VmView {
     pub vcpus: u32,
     /// The migration under way, if any.
     pub migration: Option<String>,
+    /// Where a drain may put it.
+    #[serde(default)]
+    pub placement: Placement,
     /// Where the test guest answers heartbeats, if this is one.
     pub heartbeat: Option<String>,
     /// Where the test guest takes commands, if this is one.
@@ -339,8 +348,12 @@ fn vm_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Erro
 
 fn host_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     let name = String::deserialize(deserializer)?;
-    check_name(&name).map_err(D::Error::custom)?;
+    check_host_name(&name)?;
     Ok(name)
+}
+
+pub(super) fn check_host_name<E: Error>(name: &str) -> Result<(), E> {
+    check_name(name).map_err(|error| E::custom(format!("`{}`: {error}", name.escape_default())))
 }
 
 /// In the one form in which the journal has it: it becomes a key there, and a part of paths.
@@ -348,7 +361,7 @@ fn migration_id<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D:
     Uuid::deserialize(deserializer).map(|id| id.to_string())
 }
 
-fn deadline_s<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
+pub(super) fn deadline_s<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
     let seconds = Option::<u32>::deserialize(deserializer)?;
     if seconds.is_some_and(|seconds| !(1..=DEADLINE_S_MAX).contains(&seconds)) {
         return Err(D::Error::custom(format!("deadline_s: 1 to {DEADLINE_S_MAX} is allowed")));

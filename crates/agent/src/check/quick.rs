@@ -1,4 +1,4 @@
-//! The quick form, before each migration: what needs no traffic on the paths and no seconds.
+//! The quick form, before each migration and drain: what needs no traffic on the paths and no seconds.
 
 use std::sync::Arc;
 
@@ -12,17 +12,17 @@ use super::{facts, vms};
 use crate::agent::Agent;
 use crate::client::ApiClient;
 
-/// What a person should know before this VM goes to `target`. What refuses the migration is among it.
+/// What a person should know before these VMs go to `target`. What refuses a migration is among it.
 pub(crate) async fn before_migration(
     agent: &Agent,
     peer: &ApiClient,
     target: &str,
-    vmm: &Arc<Vmm>,
+    running: &[Arc<Vmm>],
     plan: &Plan,
 ) -> Result<Vec<Finding>, Problem> {
     let (target_facts, clock) = facts::ask(peer, target).await?;
     let source_facts = facts::read(agent).await?;
-    let vms = vms::ask(agent, peer, target, std::slice::from_ref(vmm)).await?;
+    let vms = vms::ask(agent, peer, target, running).await?;
     let pair = Pair {
         source: &source_facts,
         target: &target_facts,

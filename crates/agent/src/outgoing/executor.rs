@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use drainpipe_engine::check::finding::Finding;
 use drainpipe_engine::check::refusal;
 use drainpipe_engine::facts::HostFacts;
-use drainpipe_engine::migration::{Action, Event, Migration, TargetState, downtime_limit_ms};
+use drainpipe_engine::migration::{Action, Event, Migration, Stage, TargetState, downtime_limit_ms};
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::path::Path;
 use drainpipe_engine::plan::{PathTrial, Plan, Spread};
@@ -24,7 +24,7 @@ use jiff::Timestamp;
 use tokio::sync::{Notify, broadcast, mpsc, watch};
 use tracing::{info, warn};
 
-use super::{Running, known_target, meet};
+use super::{Meeting, Running, Turn, known_target, meet};
 use crate::agent::Agent;
 use crate::api::types::{
     ConnectionRequest, Endpoint, IncomingRequest, IncomingView, MigrateRequest, TargetUse,
@@ -100,6 +100,7 @@ impl Executor {
         claimed: Claimed,
         request: &MigrateRequest,
         started_at: Timestamp,
+        turn: Turn,
     ) -> Self {
         let idle = drainpipe_engine::progress::ProgressMeter::default();
         let first = idle.progress(drainpipe_engine::step::Step::EstablishHosts, 0.0);
@@ -111,6 +112,8 @@ impl Executor {
             cancel_requested: AtomicBool::new(false),
             result: Mutex::default(),
             progress: watch::Sender::new(first),
+            stage: watch::Sender::new(Stage::Preparing),
+            turn: watch::Sender::new(turn),
         });
         agent.outgoing.lock().insert(id, Arc::clone(&running));
         Self {
@@ -170,6 +173,7 @@ impl Executor {
                 return;
             }
             *self.running.result() = Some(result);
+            self.running.stage.send_replace(Stage::Ended);
             tokio::time::sleep(UNDECIDED_PAUSE).await;
             let limits = self.agent.config.limits.of_migration(None);
             (migration, first) = Migration::recover(limits, true, self.now_ms());
@@ -205,7 +209,19 @@ impl Executor {
                 migration.handle(self.now_ms(), limited);
             }
             self.running.progress.send_replace(migration.progress(self.now_ms()));
+            self.tell_stage(migration.stage());
         }
+    }
+
+    /// That it has ended is told later, with its result.
+    fn tell_stage(&self, stage: Stage) {
+        self.running.stage.send_if_modified(|known| {
+            let is_news = stage != *known && stage != Stage::Ended;
+            if is_news {
+                *known = stage;
+            }
+            is_news
+        });
     }
 
     async fn perform(&mut self, action: Action) -> Result<Event, Problem> {
@@ -215,6 +231,7 @@ impl Executor {
             Action::AllocateMemory => self.tell_target("memory", QMP_DEADLINE).await?,
             Action::BuildSkeleton => self.tell_target("skeleton", QEMU_DEADLINE + QMP_DEADLINE).await?,
             Action::ConnectHosts => return self.connect_hosts().await,
+            Action::AwaitTurn => return self.await_turn().await,
             Action::StartTransfer => self.start_transfer().await?,
             Action::SwitchOver => self.switch_over().await?,
             Action::RecordHandOver => self.record_hand_over()?,
@@ -241,13 +258,14 @@ impl Executor {
     }
 
     async fn establish_hosts(&mut self) -> Result<Event, Problem> {
-        let (source, target, plan) =
+        let Meeting { source, target, plan } =
             meet(&self.agent, self.peer()?, &self.running.target, self.requested, self.memory_bytes())
                 .await?;
         let vmm = self.claimed.vmm.as_ref().ok_or_else(|| does_not_run(&self.running.vm))?;
+        let vms = std::slice::from_ref(vmm);
         self.findings =
-            check::before_migration(&self.agent, self.peer()?, &self.running.target, vmm, &plan).await?;
-        self.facts = Some((source, target));
+            check::before_migration(&self.agent, self.peer()?, &self.running.target, vms, &plan).await?;
+        self.facts = Some((source, target.facts));
         self.plan = Some(plan.clone());
         refusal(&self.findings).map_or(Ok(Event::Established(plan)), Err)
     }
@@ -318,6 +336,18 @@ impl Executor {
     /// Puts this host's network back, and keeps it so.
     async fn put_back(&self) -> Result<(), Problem> {
         self.agent.watches.leave(&self.agent, &self.running.id).await
+    }
+
+    /// Its turn, or a reason to look whether it still is to wait.
+    async fn await_turn(&self) -> Result<Event, Problem> {
+        self.vmm()?;
+        let mut turn = self.running.turn.subscribe();
+        Ok(tokio::select! {
+            // The sender is this migration's own, so there is always an answer.
+            _ = turn.wait_for(|turn| *turn == Turn::Now) => Event::Done,
+            () = self.running.cancel.notified() => Event::Tick,
+            () = tokio::time::sleep(LOOK_EVERY) => Event::Tick,
+        })
     }
 
     async fn start_transfer(&mut self) -> Result<(), Problem> {
@@ -595,6 +625,9 @@ impl Executor {
             self.agent.vms.forget(&result.vm);
         }
         self.agent.outgoing.lock().remove(&self.running.id);
+        // Who hears that it has ended may want to begin it anew.
+        drop(self.claimed);
+        self.running.stage.send_replace(Stage::Ended);
     }
 }
 

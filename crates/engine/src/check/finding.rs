@@ -123,16 +123,16 @@ impl Finding {
     }
 
     /// A migration is not even begun.
-    pub(super) fn refusal(code: &str, places: impl Into<Vec<Place>>) -> Self {
+    pub(crate) fn refusal(code: &str, places: impl Into<Vec<Place>>) -> Self {
         Self { refuses_migration: true, ..Self::error(code, places) }
     }
 
-    pub(super) fn what(mut self, what: impl Into<String>) -> Self {
+    pub(crate) fn what(mut self, what: impl Into<String>) -> Self {
         self.what = what.into();
         self
     }
 
-    pub(super) fn effect(mut self, effect: impl Into<String>) -> Self {
+    pub(crate) fn effect(mut self, effect: impl Into<String>) -> Self {
         self.effect = effect.into();
         self
     }
@@ -142,7 +142,7 @@ impl Finding {
         self
     }
 
-    pub(super) fn remedy(mut self, remedy: impl Into<String>) -> Self {
+    pub(crate) fn remedy(mut self, remedy: impl Into<String>) -> Self {
         self.remedy = remedy.into();
         self
     }

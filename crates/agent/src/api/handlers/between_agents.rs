@@ -142,7 +142,7 @@ async fn try_links(
 #[utoipa::path(post, path = "/v1/incoming", tag = openapi::BETWEEN_AGENTS, request_body = IncomingRequest, responses(
     (status = 200, description = "It may.", body = ()),
     (status = 409, description = "A VM of that name is here, or the identifier was used before.", body = Problem),
-    (status = 422, description = "This host cannot run it, or does not know the source.", body = Problem),
+    (status = 422, description = "This host is cordoned, cannot run it, or does not know the source.", body = Problem),
 ))]
 async fn permit(
     State(agent): Shared,

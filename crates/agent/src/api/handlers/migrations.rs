@@ -15,7 +15,7 @@ use crate::api::authorization::{Caller, Operation, authorise};
 use crate::api::extract::{Body, MigrationId, Query};
 use crate::api::types::{MigrateRequest, MigrationView, PlanView};
 use crate::api::{Routes, openapi};
-use crate::outgoing;
+use crate::outgoing::{self, Turn};
 
 /// Most ended migrations in one answer: a result with an hour of samples takes 2 MB, a usual one 30 kB.
 const HISTORY_LIMIT_MAX: u32 = 1_000;
@@ -86,7 +86,8 @@ async fn migrate(
     Body(request): Body<MigrateRequest>,
 ) -> Answer<MigrationView> {
     authorise(&caller, Operation::MigrateTo(&request.target))?;
-    Ok(Json(outgoing::begin(&agent, &request)?))
+    let running = outgoing::begin(&agent, &request, Turn::Now)?;
+    Ok(Json(running.view(agent.name())))
 }
 
 /// Plan a migration and do nothing

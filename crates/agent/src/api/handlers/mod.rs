@@ -4,6 +4,7 @@
 pub(super) mod bandwidth;
 pub(super) mod between_agents;
 pub(super) mod checks;
+pub(super) mod drain;
 pub(super) mod fixes;
 pub(super) mod hosts;
 pub(super) mod migrations;

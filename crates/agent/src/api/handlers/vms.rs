@@ -3,13 +3,14 @@
 use axum::Json;
 use axum::extract::{Extension, State};
 use drainpipe_engine::problem::Problem;
-use drainpipe_hypervisor::spec::VmName;
+use drainpipe_hypervisor::spec::{VmName, VmSpec};
 use serde::Deserialize;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::{Answer, Shared};
+use crate::admission;
 use crate::api::authorization::{Caller, Operation, authorise};
 use crate::api::extract::{Body, Query, Segment};
 use crate::api::types::{CreateVm, Scope, VmList, VmView};
@@ -68,6 +69,7 @@ async fn vm(State(agent): Shared, Segment(name): Segment<VmName>) -> Answer<VmVi
 #[utoipa::path(post, path = "/v1/vms", tag = openapi::VMS, request_body = CreateVm, responses(
     (status = 200, description = "Defined.", body = ()),
     (status = 409, description = "A VM of that name is here, or on its way.", body = Problem),
+    (status = 422, description = "This host is cordoned.", body = Problem),
 ))]
 async fn create_vm(
     State(agent): Shared,
@@ -76,6 +78,7 @@ async fn create_vm(
 ) -> Answer<()> {
     authorise(&caller, Operation::ManageVms)?;
     request.spec.validate().map_err(Problem::bad_input)?;
+    admission::check_cordon(&agent)?;
     if agent.incoming.definitions().iter().any(|coming| coming.name == request.spec.name) {
         let name = &request.spec.name;
         return Err(Problem::conflict(format!("a VM {name} is on its way to {}", agent.name())).into());
@@ -105,7 +108,7 @@ async fn remove_vm(
     (status = 200, description = "Its QEMU runs, and the guest boots.", body = ()),
     (status = 404, description = "No VM of that name here, or no host of that name.", body = Problem),
     (status = 409, description = "It runs already, or is being changed or moved.", body = Problem),
-    (status = 422, description = "This host cannot run it any more; the message says why.", body = Problem),
+    (status = 422, description = "This host is cordoned, is short of memory, or cannot run it any more; the message says which.", body = Problem),
 ))]
 async fn start_vm(
     State(agent): Shared,
@@ -114,7 +117,8 @@ async fn start_vm(
 ) -> Answer<()> {
     authorise(&caller, Operation::ManageVms)?;
     agent.check_not_stopping()?;
-    Ok(Json(agent.vms.start(name.as_str()).await?))
+    let check = |definition: &VmSpec| admission::check_start(&agent, definition);
+    Ok(Json(agent.vms.start(name.as_str(), check).await?))
 }
 
 /// Stop a VM

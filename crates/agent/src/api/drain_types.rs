@@ -1,0 +1,147 @@
+//! What travels about emptying a host and bringing back what left it.
+
+use drainpipe_engine::check::finding::Finding;
+use drainpipe_engine::drain::plan::DrainPlan;
+use drainpipe_engine::drain::status::DrainStatus;
+use drainpipe_engine::option::RequestedOption;
+use std::time::Duration;
+
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
+use utoipa::ToSchema;
+
+use super::types::{check_host_name, deadline_s};
+
+/// Most hosts that a request may name.
+const TARGETS_MAX: usize = 256;
+
+/// How long the answer to `POST /v1/drain` and to its plan may take: all hosts are looked at, and the memory
+/// of all VMs.
+pub const PLAN_DEADLINE: Duration = Duration::from_mins(1);
+
+/// Most VMs that one host ever has on the links at a time.
+pub const TRANSFERS_MAX: u8 = 8;
+
+/// A request to empty the host.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DrainRequest {
+    /// The hosts that may take its VMs, in the order of preference; all that it knows if empty.
+    #[serde(default, deserialize_with = "host_names")]
+    #[schema(max_items = 256)]
+    pub to: Vec<String>,
+    /// Seconds after which nothing new is begun, and what is not on the links yet is given up: up to a
+    /// day.
+    #[serde(default, deserialize_with = "deadline_s")]
+    #[schema(minimum = 1, maximum = 86_400)]
+    pub deadline_s: Option<u32>,
+    /// How each VM is moved.
+    #[serde(default)]
+    pub option: RequestedOption,
+    /// VMs at most on the links at a time; as found best if absent.
+    #[serde(default, deserialize_with = "transfers")]
+    #[schema(minimum = 1, maximum = 8)]
+    pub transfers: Option<u8>,
+}
+
+/// How a host would be emptied, and nothing done.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct DrainPlanView {
+    /// Which VM goes where, in which order, and which stay.
+    pub plan: DrainPlan,
+    /// What an independent check of the plan has found. A plan of which it finds anything is not
+    /// carried out.
+    #[serde(default)]
+    pub findings: Vec<Finding>,
+}
+
+/// Whether a host takes VMs, and how far it has been emptied, or filled again.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct DrainView {
+    /// The host.
+    pub host: String,
+    /// Whether VMs are kept from coming to it and from being started on it.
+    pub cordoned: bool,
+    /// What is under way, or was last; absent if it was never drained. So are the next four.
+    pub kind: Option<DrainKind>,
+    /// Its identifier.
+    pub id: Option<String>,
+    /// When it began, RFC 3339, by the host's clock.
+    pub started_at: Option<String>,
+    /// When it ended; absent while it is under way.
+    pub ended_at: Option<String>,
+    /// How far it has come.
+    pub status: Option<DrainStatus>,
+}
+
+/// Which way the VMs go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum DrainKind {
+    /// Away from the host.
+    Drain,
+    /// Back to it.
+    Failback,
+}
+
+/// A request to let VMs come to the host again.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ResumeRequest {
+    /// Whether to bring back what the last drain has moved away and what still is where it went.
+    #[serde(default)]
+    pub failback: bool,
+}
+
+fn host_names<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    let names = Vec::<String>::deserialize(deserializer)?;
+    if names.len() > TARGETS_MAX {
+        return Err(D::Error::custom(format!("to: at most {TARGETS_MAX} hosts")));
+    }
+    for (index, name) in names.iter().enumerate() {
+        check_host_name(name)?;
+        if names[..index].contains(name) {
+            return Err(D::Error::custom(format!("to: {name} stands there twice")));
+        }
+    }
+    Ok(names)
+}
+
+fn transfers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u8>, D::Error> {
+    let transfers = Option::<u8>::deserialize(deserializer)?;
+    if transfers.is_some_and(|transfers| !(1..=TRANSFERS_MAX).contains(&transfers)) {
+        return Err(D::Error::custom(format!("transfers: 1 to {TRANSFERS_MAX} is allowed")));
+    }
+    Ok(transfers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<DrainRequest, String> {
+        serde_json::from_str(text).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn nothing_need_be_said() {
+        assert_eq!(read("{}").unwrap(), DrainRequest::default());
+        let request = read(r#"{"to": ["b", "c"], "deadline_s": 60, "transfers": 8}"#).unwrap();
+        assert_eq!((request.to.len(), request.deadline_s, request.transfers), (2, Some(60), Some(8)));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_named() {
+        for (text, word) in [
+            (r#"{"to": ["b", "b"]}"#, "twice"),
+            (r#"{"to": ["../b"]}"#, "name"),
+            (r#"{"transfers": 0}"#, "1 to 8"),
+            (r#"{"transfers": 9}"#, "1 to 8"),
+            (r#"{"deadline_s": 0}"#, "deadline_s"),
+            (r#"{"too": []}"#, "unknown field"),
+        ] {
+            let error = read(text).unwrap_err();
+            assert!(error.contains(word), "{error}");
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! Emptying this host, and bringing back what left it.
+//!
+//! ```text
+//! view      what a plan is made from
+//! executor  carries out what the engine says of a drain under way
+//! failback  the way back
+//! record    what is told of either, from the journal and from what became of the migrations
+//! ```
+//!
+//! One drain or way back at a time. A drain cordons the host before anything is looked at, so that what is
+//! seen then is all there is to move; the cordon stays until somebody resumes the host.
+
+mod executor;
+mod failback;
+mod record;
+mod view;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use drainpipe_engine::drain::lint::lint;
+use drainpipe_engine::drain::plan::{DrainPlan, plan as make_plan};
+use drainpipe_engine::drain::run::Standing;
+use drainpipe_engine::drain::status::{DrainStatus, MoveStatus};
+use drainpipe_engine::migration::Stage;
+use drainpipe_engine::problem::Problem;
+use futures_util::future::join_all;
+use jiff::Timestamp;
+use tokio::sync::{Mutex as AsyncMutex, MutexGuard as AsyncMutexGuard, watch};
+use tokio::task::AbortHandle;
+use tokio::time::timeout;
+use tracing::{info, warn};
+use uuid::Uuid;
+
+pub(crate) use self::record::view;
+use crate::agent::Agent;
+use crate::api::types::{DrainKind, DrainPlanView, DrainRequest, DrainView, ResumeRequest};
+use crate::journal::DrainRecord;
+use crate::outgoing::known_target;
+
+/// How long a drain that is carried on waits for the migrations that the agent's last life left to be undone
+/// or finished.
+const RECOVERY_DEADLINE: Duration = Duration::from_secs(15);
+
+/// How long an agent that is told to stop waits for a drain that is just being planned.
+const WIND_UP_DEADLINE: Duration = Duration::from_secs(10);
+
+/// The drain or the way back that is under way, if any.
+#[derive(Debug, Default)]
+pub(crate) struct Drains {
+    // Held while one begins or the host is resumed: what was found then must hold until it is done.
+    beginning: AsyncMutex<()>,
+    current: Mutex<Option<Current>>,
+}
+
+/// What is under way, and the task in which it is.
+#[derive(Debug)]
+struct Current {
+    course: Arc<Course>,
+    task: AbortHandle,
+}
+
+/// A drain or a way back, as others see it.
+#[derive(Debug)]
+struct Course {
+    id: String,
+    kind: DrainKind,
+    started_at: Timestamp,
+    status: watch::Sender<DrainStatus>,
+    cancelled: watch::Sender<bool>,
+}
+
+impl Drains {
+    fn lock(&self) -> MutexGuard<'_, Option<Current>> {
+        // One assignment leaves it whole.
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn current(&self) -> Option<Arc<Course>> {
+        self.lock().as_ref().map(|current| Arc::clone(&current.course))
+    }
+
+    /// The right to begin something, while nothing else begins or is under way.
+    fn begin(&self, host: &str) -> Result<AsyncMutexGuard<'_, ()>, Problem> {
+        let beginning = self.beginning.try_lock().map_err(|_| being_planned(host))?;
+        match self.current() {
+            None => Ok(beginning),
+            Some(course) => Err(Problem::conflict(match course.kind {
+                DrainKind::Drain => {
+                    format!("{host} is being drained: wait until that has ended, or cancel it")
+                }
+                DrainKind::Failback => {
+                    format!("VMs are on their way back to {host}: wait until they are there, or cancel it")
+                }
+            })),
+        }
+    }
+
+    /// Runs `course` in a task of its own, which calls [`Self::ended`] last.
+    fn run(&self, course: Arc<Course>, work: impl Future<Output = ()> + Send + 'static) {
+        // Held until it is entered, should the work be over at once.
+        let mut current = self.lock();
+        let task = tokio::spawn(work).abort_handle();
+        *current = Some(Current { course, task });
+    }
+
+    fn ended(&self) {
+        *self.lock() = None;
+    }
+}
+
+fn being_planned(host: &str) -> Problem {
+    Problem::conflict(format!("a drain of {host} is just being planned: try again in a few seconds"))
+}
+
+impl Course {
+    fn of(record: &DrainRecord, status: DrainStatus) -> Arc<Self> {
+        Arc::new(Self {
+            id: record.id.clone(),
+            kind: record.kind,
+            started_at: record.started_at,
+            status: watch::Sender::new(status),
+            cancelled: watch::Sender::new(false),
+        })
+    }
+}
+
+/// How this host would be emptied.
+pub(crate) async fn plan(agent: &Agent, request: &DrainRequest) -> Result<DrainPlanView, Problem> {
+    check(agent, request)?;
+    Ok(plan_anew(agent, request, &Standing::default()).await)
+}
+
+/// Refuses hosts that cannot be targets.
+fn check(agent: &Agent, request: &DrainRequest) -> Result<(), Problem> {
+    if request.to.iter().any(|name| name == agent.name()) {
+        return Err(Problem::bad_input(format!(
+            "{0} cannot be drained to {0}: name other hosts",
+            agent.name()
+        )));
+    }
+    if agent.config.peers.is_empty() {
+        return Err(Problem::refused(format!(
+            "{} knows no other host: add a [[peer]] to its agent.toml",
+            agent.name()
+        )));
+    }
+    request.to.iter().try_for_each(|name| known_target(agent, name).map(drop))
+}
+
+async fn plan_anew(agent: &Agent, request: &DrainRequest, standing: &Standing) -> DrainPlanView {
+    let mut seen = view::look(agent, request).await;
+    standing.complete(&mut seen);
+    let plan = make_plan(&seen, request.transfers);
+    let findings = lint(&seen, &plan);
+    DrainPlanView { plan, findings }
+}
+
+/// Only a plan in which nothing is found may be carried out.
+fn sound(planned: DrainPlanView) -> Result<DrainPlan, Problem> {
+    if planned.findings.is_empty() {
+        return Ok(planned.plan);
+    }
+    let found: Vec<&str> = planned.findings.iter().map(|finding| finding.what.as_str()).collect();
+    Err(Problem::refused(format!(
+        "the plan is not carried out, because its check found: {}; this is an error in Drainpipe, please report \
+         it with the plan (`drainpipe drain --dry-run --json`)",
+        found.join("; ")
+    )))
+}
+
+/// Cordons this host and begins to empty it, or carries on.
+pub(crate) async fn begin(agent: &Arc<Agent>, request: DrainRequest) -> Result<DrainView, Problem> {
+    agent.check_not_stopping()?;
+    check(agent, &request)?;
+    let agent = Arc::clone(agent);
+    // Goes on when the caller has gone: by then the host is cordoned.
+    let begun = tokio::spawn(async move {
+        let _beginning = agent.drains.begin(agent.name())?;
+        let id = Uuid::new_v4().to_string();
+        let record = agent.journal.begin_drain(&id, Timestamp::now())?;
+        info!(drain = record.id, "cordoned");
+        wait_for_recovered(&agent, &record.status.moves).await;
+        let begun = match sound(plan_anew(&agent, &request, &Standing::default()).await) {
+            Ok(plan) => executor::start(&agent, request, &record, plan),
+            Err(problem) => Err(problem),
+        };
+        if let Err(problem) = begun {
+            return Err(match take_back(&agent, &record, &id) {
+                Ok(()) => problem,
+                Err(error) => problem.context(error),
+            });
+        }
+        view(&agent)
+    });
+    begun.await.map_err(Problem::failed)?
+}
+
+/// What the last life of this agent began may still be on its way back.
+async fn wait_for_recovered(agent: &Agent, moves: &[MoveStatus]) {
+    let flights = moves.iter().filter_map(|one| agent.outgoing.get(one.migration.as_ref()?));
+    let over = flights.map(|flight| async move {
+        // The sender goes only after the end.
+        let _ = flight.stages().wait_for(|stage| *stage == Stage::Ended).await;
+    });
+    // What is not over by then is told as being moved.
+    let _ = timeout(RECOVERY_DEADLINE, join_all(over)).await;
+}
+
+/// Nothing was begun: all is as it was before.
+fn take_back(agent: &Agent, record: &DrainRecord, new_id: &str) -> Result<(), Problem> {
+    if record.id == new_id {
+        return Ok(agent.journal.forget_drain(new_id)?);
+    }
+    Ok(agent.journal.end_drain(&record.id, Timestamp::now(), None)?)
+}
+
+/// Asks for what is under way to be ended: nothing new begins, and what is past its hand-over finishes.
+pub(crate) fn cancel(agent: &Agent) -> Result<DrainView, Problem> {
+    let host = agent.name();
+    let course = agent.drains.current().ok_or_else(|| match agent.drains.beginning.try_lock() {
+        Ok(_) => Problem::conflict(format!(
+            "no drain of {host} is under way; `drainpipe resume {host}` lets VMs run there again"
+        )),
+        Err(_) => being_planned(host),
+    })?;
+    course.cancelled.send_replace(true);
+    view(agent)
+}
+
+/// Lets VMs come to this host again; if asked for, begins to bring back what the last drain moved.
+pub(crate) fn resume(agent: &Arc<Agent>, request: ResumeRequest) -> Result<DrainView, Problem> {
+    agent.check_not_stopping()?;
+    let _beginning = agent.drains.begin(agent.name())?;
+    let left = if request.failback { Some(failback::left(agent)?) } else { None };
+    agent.journal.lift_cordon()?;
+    info!("VMs may come here");
+    if let Some(left) = left {
+        failback::start(agent, left)?;
+    }
+    view(agent)
+}
+
+/// Takes up what an earlier life of the agent left: nothing goes on by itself.
+pub(crate) fn recover(agent: &Agent) -> Result<(), Problem> {
+    Ok(agent.journal.interrupt_drains(Timestamp::now())?)
+}
+
+/// Before the agent stops: nothing more is begun. At the next start the drain is found interrupted.
+pub(crate) async fn wind_up(agent: &Agent) {
+    let beginning = timeout(WIND_UP_DEADLINE, agent.drains.beginning.lock()).await;
+    if beginning.is_err() {
+        warn!("a drain is being planned still; the agent stops without it");
+    }
+    if let Some(current) = agent.drains.lock().take() {
+        current.task.abort();
+    }
+}

@@ -1,0 +1,289 @@
+//! Carries out the engine's actions of a drain, and feeds it what happens. Decides nothing.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use drainpipe_engine::drain::plan::DrainPlan;
+use drainpipe_engine::drain::run::{Action, Drain, DrainLimits, Event, MoveEnd};
+use drainpipe_engine::drain::status::{DrainStatus, MoveState, MoveStatus};
+use drainpipe_engine::migration::Stage;
+use drainpipe_engine::problem::Problem;
+use drainpipe_engine::result::Outcome;
+use jiff::Timestamp;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Interval, MissedTickBehavior, interval, sleep, timeout};
+use tracing::{info, warn};
+
+use super::record::{problem_of, settled};
+use super::{Course, plan_anew, sound};
+use crate::agent::Agent;
+use crate::api::types::{DrainRequest, MigrateRequest, TRANSFERS_MAX};
+use crate::journal::DrainRecord;
+use crate::outgoing::{self, Running, Turn};
+
+/// How often the engine is told that time has passed, and of each VM how much of it has arrived.
+const TICK: Duration = Duration::from_millis(200);
+
+/// VMs at most on their way to one target at a time.
+const INBOUND_MAX: u8 = 4;
+
+/// How often one VM is tried.
+const ATTEMPTS: u8 = 2;
+
+/// Events that may wait. Who has more to tell waits, too.
+const NEWS_MAX: usize = 64;
+
+/// Between two attempts to write down how a drain stands.
+const RECORD_AGAIN_AFTER: Duration = Duration::from_secs(2);
+
+struct Executor {
+    agent: Arc<Agent>,
+    course: Arc<Course>,
+    request: DrainRequest,
+    drain: Drain,
+    began: Instant,
+    // What an earlier attempt at the same drain has moved.
+    earlier: Vec<MoveStatus>,
+    recorded: DrainStatus,
+    flights: BTreeMap<String, Arc<Running>>,
+    tell: mpsc::Sender<Event>,
+    news: mpsc::Receiver<Event>,
+    // What the executor itself has to tell.
+    own_news: VecDeque<Event>,
+    cancelled: watch::Receiver<bool>,
+    ticks: Interval,
+}
+
+/// Begins what the plan says.
+pub(super) fn start(
+    agent: &Arc<Agent>,
+    request: DrainRequest,
+    record: &DrainRecord,
+    plan: DrainPlan,
+) -> Result<(), Problem> {
+    let limits = DrainLimits {
+        total_ms: request.deadline_s.map(|seconds| f64::from(seconds) * 1_000.0),
+        outbound: TRANSFERS_MAX,
+        inbound: INBOUND_MAX,
+        transfers: request.transfers,
+        attempts: ATTEMPTS,
+    };
+    let (drain, first) = Drain::begin(plan, limits, 0.0);
+    let record = settled(agent, record.clone())?;
+    let is_kept = |one: &MoveStatus| matches!(one.state, MoveState::Moved | MoveState::Undecided);
+    let earlier = record.status.moves.iter().filter(|one| is_kept(one)).cloned().collect();
+    let course = Course::of(&record, record.status.clone());
+    let (tell, news) = mpsc::channel(NEWS_MAX);
+    let mut ticks = interval(TICK);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let executor = Executor {
+        agent: Arc::clone(agent),
+        cancelled: course.cancelled.subscribe(),
+        course: Arc::clone(&course),
+        request,
+        drain,
+        began: Instant::now(),
+        earlier,
+        recorded: record.status,
+        flights: BTreeMap::new(),
+        tell,
+        news,
+        own_news: VecDeque::new(),
+        ticks,
+    };
+    executor.course.status.send_replace(executor.status());
+    agent.drains.run(course, executor.run(first));
+    Ok(())
+}
+
+impl Executor {
+    fn now_ms(&self) -> f64 {
+        self.began.elapsed().as_secs_f64() * 1_000.0
+    }
+
+    async fn run(mut self, first: Vec<Action>) {
+        let mut actions = VecDeque::from(first);
+        loop {
+            let status = self.status();
+            self.course.status.send_replace(status.clone());
+            // What is not written down is not done: a later life of the agent must know what this one moved.
+            match self.record(&status) {
+                Ok(()) => {
+                    while let Some(action) = actions.pop_front() {
+                        if action == Action::Finish {
+                            return self.conclude().await;
+                        }
+                        self.perform(action);
+                    }
+                }
+                Err(problem) => {
+                    warn!(%problem, drain = self.course.id, "it waits until its journal can be written");
+                    sleep(RECORD_AGAIN_AFTER).await;
+                }
+            }
+            let event = self.next_event().await;
+            actions.extend(self.drain.handle(self.now_ms(), event));
+        }
+    }
+
+    async fn next_event(&mut self) -> Event {
+        if let Some(event) = self.own_news.pop_front() {
+            return event;
+        }
+        tokio::select! {
+            // Its sender is kept here, so it is never closed.
+            Some(event) = self.news.recv() => event,
+            Ok(()) = self.cancelled.changed() => Event::CancelRequested,
+            _ = self.ticks.tick() => Event::Tick,
+        }
+    }
+
+    fn perform(&mut self, action: Action) {
+        match action {
+            Action::Begin { vm, target } => self.begin(vm, target),
+            Action::Release { vm } => self.with_flight(&vm, Running::release),
+            Action::Cancel { vm } => self.with_flight(&vm, Running::cancel),
+            Action::Plan => self.plan(),
+            Action::Finish => {}
+        }
+    }
+
+    fn with_flight(&self, vm: &str, what: impl FnOnce(&Running)) {
+        if let Some(flight) = self.flights.get(vm) {
+            what(flight);
+        }
+    }
+
+    fn begin(&mut self, vm: String, target: String) {
+        let option = self.request.option;
+        let request = MigrateRequest { vm: vm.clone(), target, option, deadline_s: None };
+        match outgoing::begin(&self.agent, &request, Turn::Held) {
+            Ok(flight) => {
+                self.own_news.push_back(Event::Begun { vm: vm.clone(), migration: flight.id().into() });
+                tokio::spawn(follow(Arc::clone(&self.agent), Arc::clone(&flight), self.tell.clone()));
+                self.flights.insert(vm, flight);
+            }
+            Err(problem) => self.own_news.push_back(Event::Ended { vm, end: MoveEnd::Failed(problem) }),
+        }
+    }
+
+    fn plan(&self) {
+        let standing = self.drain.standing();
+        let (agent, request, tell) = (Arc::clone(&self.agent), self.request.clone(), self.tell.clone());
+        tokio::spawn(async move {
+            let planned = sound(plan_anew(&agent, &request, &standing).await);
+            // Nobody hears it once the agent stops.
+            let _ = tell.send(planned.map_or_else(Event::NotPlanned, Event::Planned)).await;
+        });
+    }
+
+    fn status(&self) -> DrainStatus {
+        let mut status = self.drain.status(self.now_ms());
+        let told: BTreeSet<&str> = status.moves.iter().map(|one| one.vm.as_str()).collect();
+        let is_told = |vm: &str| told.contains(vm) || status.stays.iter().any(|stay| stay.vm == vm);
+        let mut moves: Vec<MoveStatus> =
+            self.earlier.iter().filter(|one| !is_told(&one.vm)).cloned().collect();
+        moves.append(&mut status.moves);
+        DrainStatus { moves, ..status }
+    }
+
+    /// Writes down what has changed, but for what changes all the time.
+    fn record(&mut self, status: &DrainStatus) -> Result<(), Problem> {
+        let known: BTreeMap<&str, &MoveStatus> =
+            self.recorded.moves.iter().map(|one| (one.vm.as_str(), one)).collect();
+        let is_news = |one: &MoveStatus| known.get(one.vm.as_str()).is_none_or(|known| differ(one, known));
+        let changed: Vec<(usize, &MoveStatus)> =
+            status.moves.iter().enumerate().filter(|(_, one)| is_news(one)).collect();
+        let is_gone = |vm: &&str| status.moves.iter().all(|one| one.vm != **vm);
+        let gone: Vec<&str> = known.keys().copied().filter(is_gone).collect();
+        let is_same = changed.is_empty()
+            && gone.is_empty()
+            && (status.state, &status.stays, status.transfers)
+                == (self.recorded.state, &self.recorded.stays, self.recorded.transfers);
+        if is_same {
+            return Ok(());
+        }
+        self.agent.journal.record_drain(&self.course.id, status, &changed, &gone)?;
+        self.recorded = status.clone();
+        Ok(())
+    }
+
+    /// The host stays cordoned.
+    async fn conclude(mut self) {
+        let status = self.status();
+        // What changes all the time counts in the end.
+        self.recorded.moves.clear();
+        while let Err(problem) = self.record(&status).and_then(|()| self.end()) {
+            warn!(%problem, drain = self.course.id, "its end is not recorded yet; tried again soon");
+            sleep(RECORD_AGAIN_AFTER).await;
+        }
+        info!(drain = self.course.id, state = ?status.state, "over");
+        self.agent.drains.ended();
+    }
+
+    fn end(&self) -> Result<(), Problem> {
+        Ok(self.agent.journal.end_drain(&self.course.id, Timestamp::now(), self.drain.found_transfers())?)
+    }
+}
+
+/// Whether they differ in more than the bytes that have arrived.
+fn differ(one: &MoveStatus, other: &MoveStatus) -> bool {
+    let without_bytes = |one: &MoveStatus| MoveStatus { sent_bytes: 0, ..one.clone() };
+    without_bytes(one) != without_bytes(other)
+}
+
+/// Tells of one migration until it is over.
+async fn follow(agent: Arc<Agent>, flight: Arc<Running>, tell: mpsc::Sender<Event>) {
+    let vm = || flight.vm().to_owned();
+    let mut stages = flight.stages();
+    let mut told = Stage::Preparing;
+    loop {
+        let stage = *stages.borrow_and_update();
+        let mut news = vec![Event::Arrived { vm: vm(), bytes: flight.sent_bytes() }];
+        if stage != told {
+            news.extend(event_of(stage, vm()));
+            told = stage;
+        }
+        if stage == Stage::Ended {
+            news.push(Event::Ended { vm: vm(), end: end_of(&agent, &flight).await });
+        }
+        for event in news {
+            if tell.send(event).await.is_err() {
+                return;
+            }
+        }
+        if stage == Stage::Ended {
+            return;
+        }
+        // A closed channel means the end, which is told before.
+        let _ = timeout(TICK, stages.changed()).await;
+    }
+}
+
+fn event_of(stage: Stage, vm: String) -> Option<Event> {
+    match stage {
+        Stage::Ready => Some(Event::Prepared { vm }),
+        Stage::Sent => Some(Event::Sent { vm }),
+        Stage::Preparing | Stage::Sending | Stage::Undoing | Stage::Ended => None,
+    }
+}
+
+async fn end_of(agent: &Agent, flight: &Running) -> MoveEnd {
+    let result = loop {
+        match flight.end(&agent.journal) {
+            Ok(result) => break result,
+            Err(problem) => warn!(%problem, "how a migration ended is not known yet; tried again soon"),
+        }
+        sleep(RECORD_AGAIN_AFTER).await;
+    };
+    let Some(result) = result else {
+        return MoveEnd::Failed(Problem::failed("its result is in the journal no more"));
+    };
+    let problem = problem_of(&result).unwrap_or_else(|| Problem::failed("no reason is known"));
+    match result.outcome {
+        Outcome::Completed => MoveEnd::Completed { transfer_ms: result.transfer_ms },
+        Outcome::Failed | Outcome::Cancelled => MoveEnd::Failed(problem),
+        Outcome::Undecided => MoveEnd::Undecided(problem),
+    }
+}

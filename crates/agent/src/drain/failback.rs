@@ -1,0 +1,289 @@
+//! The way back: what the last drain has moved away is fetched from where it went, if it still is there.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use drainpipe_engine::drain::plan::Stay;
+use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveState, MoveStatus};
+use drainpipe_engine::option::RequestedOption;
+use drainpipe_engine::problem::{Problem, ProblemKind};
+use drainpipe_engine::progress::{Progress, ProgressMeter, Transferred};
+use drainpipe_engine::result::MigrationResult;
+use drainpipe_engine::step::Step;
+use futures_util::{StreamExt, stream};
+use jiff::Timestamp;
+use tokio::time::sleep;
+use tracing::{info, warn};
+use uuid::Uuid;
+
+use super::Course;
+use super::record::{self, settled};
+use crate::agent::Agent;
+use crate::api::types::{MigrateRequest, MigrationView, VmView};
+use crate::client::ApiClient;
+use crate::outgoing::known_target;
+
+/// VMs that are fetched at a time: one is on the links while the next is made ready.
+const AT_ONCE: u8 = 2;
+
+/// How often the host that a VM comes from is asked how far it is.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// How long that host may be silent before it is left open what became of the VM.
+const SILENCE_MAX: Duration = Duration::from_mins(2);
+
+/// A way back under way.
+struct WayBack {
+    agent: Arc<Agent>,
+    course: Arc<Course>,
+    began: Instant,
+    meter: Mutex<ProgressMeter>,
+}
+
+/// What became of a VM that was to be fetched.
+enum Fetched {
+    /// Its migration is over.
+    Ended(Box<MigrationResult>),
+    /// It is not where it went; where it is, is its owner's affair.
+    Gone,
+    /// It stays where it is.
+    Failed(Problem),
+    /// It may be on its way.
+    Unknown(Problem),
+}
+
+/// What the last drain has moved, each still to come back.
+pub(super) fn left(agent: &Agent) -> Result<Vec<MoveStatus>, Problem> {
+    let Some(drain) = agent.journal.last_drain()? else {
+        let host = agent.name();
+        return Err(Problem::refused(format!("{host} was never drained: there is nothing to bring back")));
+    };
+    let mut moves = settled(agent, drain)?.status.moves;
+    moves.retain(|one| one.state == MoveState::Moved && !agent.vms.contains(&one.vm));
+    Ok(moves.into_iter().map(waiting).collect())
+}
+
+fn waiting(one: MoveStatus) -> MoveStatus {
+    // As long as it took to go.
+    let predicted_ms = one.transfer_ms.unwrap_or(one.predicted_ms);
+    MoveStatus {
+        state: MoveState::Waiting,
+        sent_bytes: 0,
+        attempts: 0,
+        predicted_ms,
+        transfer_ms: None,
+        ..one
+    }
+}
+
+/// Begins to bring these back.
+pub(super) fn start(agent: &Arc<Agent>, moves: Vec<MoveStatus>) -> Result<(), Problem> {
+    let id = Uuid::new_v4().to_string();
+    let record = agent.journal.begin_failback(&id, Timestamp::now())?;
+    let predicted_ms = moves.iter().map(|one| one.predicted_ms).sum();
+    let status = DrainStatus { moves, transfers: AT_ONCE, predicted_ms, ..record.status.clone() };
+    let way_back = WayBack {
+        agent: Arc::clone(agent),
+        course: Course::of(&record, status.clone()),
+        began: Instant::now(),
+        meter: Mutex::default(),
+    };
+    let all: Vec<_> = status.moves.iter().enumerate().collect();
+    agent.journal.record_drain(&way_back.course.id, &status, &all, &[])?;
+    agent.drains.run(Arc::clone(&way_back.course), way_back.run());
+    Ok(())
+}
+
+impl WayBack {
+    async fn run(self) {
+        let vms: Vec<String> = self.course.status.borrow().moves.iter().map(|one| one.vm.clone()).collect();
+        stream::iter(vms)
+            .for_each_concurrent(usize::from(AT_ONCE), |vm| {
+                let way_back = &self;
+                async move { way_back.bring(&vm).await }
+            })
+            .await;
+        self.conclude();
+    }
+
+    fn is_cancelled(&self) -> bool {
+        *self.course.cancelled.borrow()
+    }
+
+    async fn bring(&self, vm: &str) {
+        let Some(one) = self.of(vm) else { return };
+        if self.is_cancelled() {
+            return self.change(vm, |one| fail(one, MoveState::Failed, cancelled()));
+        }
+        match self.fetch(&one).await {
+            Fetched::Ended(result) => self.change(vm, |one| record::end(one, &result)),
+            Fetched::Failed(problem) => self.change(vm, |one| fail(one, MoveState::Failed, problem)),
+            Fetched::Unknown(problem) => self.change(vm, |one| fail(one, MoveState::Undecided, problem)),
+            Fetched::Gone => self.leave(&one),
+        }
+    }
+
+    async fn fetch(&self, one: &MoveStatus) -> Fetched {
+        let peer = match known_target(&self.agent, &one.target) {
+            Ok(peer) => peer,
+            Err(problem) => return Fetched::Failed(problem),
+        };
+        match peer.get::<VmView>(&format!("/v1/vms/{}", one.vm)).await {
+            Ok(_) => {}
+            Err(problem) if problem.kind == ProblemKind::NotFound => return Fetched::Gone,
+            Err(problem) => return Fetched::Failed(problem),
+        }
+        let request = MigrateRequest {
+            vm: one.vm.clone(),
+            target: self.agent.name().into(),
+            option: self.option_of(one),
+            deadline_s: None,
+        };
+        match peer.post::<MigrationView>("/v1/migrations", &request).await {
+            Ok(view) => {
+                self.change(&one.vm, |one| {
+                    (one.state, one.migration) = (MoveState::Preparing, Some(view.id.clone()));
+                    (one.attempts, one.error) = (1, None);
+                });
+                self.follow(peer, &one.vm, &view.id).await
+            }
+            // It may have begun, and the answer was lost.
+            Err(problem) if problem.kind == ProblemKind::Unreachable => Fetched::Unknown(problem),
+            Err(problem) => Fetched::Failed(problem),
+        }
+    }
+
+    /// It comes back as it went.
+    fn option_of(&self, one: &MoveStatus) -> RequestedOption {
+        let went = one.migration.as_ref().and_then(|id| self.agent.journal.result(id).ok().flatten());
+        went.map_or_else(RequestedOption::default, |result| result.requested_option)
+    }
+
+    async fn follow(&self, peer: &ApiClient, vm: &str, id: &str) -> Fetched {
+        let path = format!("/v1/migrations/{id}");
+        let mut heard = Instant::now();
+        let mut cancel_told = false;
+        loop {
+            if self.is_cancelled() && !cancel_told {
+                // Asked again as long as it was not heard.
+                cancel_told = peer.post::<()>(&format!("{path}/cancel"), &()).await.is_ok();
+            }
+            match peer.get::<MigrationView>(&path).await {
+                Ok(MigrationView { result: Some(result), .. }) => return Fetched::Ended(Box::new(result)),
+                Ok(view) => {
+                    heard = Instant::now();
+                    if let Some(progress) = &view.progress {
+                        self.progressed(vm, progress);
+                    }
+                }
+                Err(problem) if heard.elapsed() > SILENCE_MAX => return Fetched::Unknown(problem),
+                Err(_) => {}
+            }
+            sleep(LOOK_EVERY).await;
+        }
+    }
+
+    fn of(&self, vm: &str) -> Option<MoveStatus> {
+        self.course.status.borrow().moves.iter().find(|one| one.vm == vm).cloned()
+    }
+
+    fn progressed(&self, vm: &str, progress: &Progress) {
+        let state = match progress.step {
+            Step::ResumeOnTarget | Step::CleanUp => MoveState::Finishing,
+            Step::CopyMemory | Step::CopyDirtyMemory | Step::Blackout => MoveState::Transferring,
+            _ => MoveState::Preparing,
+        };
+        self.update(vm, |one| (one.state, one.sent_bytes) = (state, progress.sent_bytes));
+    }
+
+    /// Changes what is told of one VM, and writes it down.
+    fn change(&self, vm: &str, change: impl FnOnce(&mut MoveStatus)) {
+        self.update(vm, change);
+        let status = self.course.status.borrow().clone();
+        let changed: Vec<_> = status.moves.iter().enumerate().filter(|(_, one)| one.vm == vm).collect();
+        self.write_down(&status, &changed, &[]);
+    }
+
+    /// A VM that is where its owner has put it since counts among those that stay.
+    fn leave(&self, one: &MoveStatus) {
+        let why = format!("it is not on {} any more; `drainpipe vms` shows where it is", one.target);
+        self.course.status.send_modify(|status| {
+            status.moves.retain(|other| other.vm != one.vm);
+            status.stays.push(Stay { vm: one.vm.clone(), why });
+        });
+        let status = self.course.status.borrow().clone();
+        self.write_down(&status, &[], &[&one.vm]);
+    }
+
+    fn update(&self, vm: &str, change: impl FnOnce(&mut MoveStatus)) {
+        let now_ms = self.began.elapsed().as_secs_f64() * 1_000.0;
+        self.course.status.send_modify(|status| {
+            if let Some(one) = status.moves.iter_mut().find(|one| one.vm == vm) {
+                change(one);
+            }
+            let sent_bytes = status.moves.iter().map(|one| one.sent_bytes).sum();
+            let mut meter = self.meter();
+            meter.record(now_ms, Transferred { sent_bytes, ..Transferred::default() });
+            status.rate_mbps = meter.progress(Step::CopyMemory, now_ms).rate_gbps * 1_000.0;
+            status.elapsed_ms = now_ms;
+            status.eta_ms = Some(status.moves.iter().map(left_ms).sum());
+        });
+    }
+
+    fn meter(&self) -> MutexGuard<'_, ProgressMeter> {
+        // A reading more or less does no harm.
+        self.meter.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where a VM is, its own journals know; what cannot be written down here is only not told later.
+    fn write_down(&self, status: &DrainStatus, changed: &[(usize, &MoveStatus)], gone: &[&str]) {
+        let written = self.agent.journal.record_drain(&self.course.id, status, changed, gone);
+        if let Err(error) = written {
+            warn!(%error, failback = self.course.id, "how far it is cannot be recorded");
+        }
+    }
+
+    fn conclude(&self) {
+        let is_cancelled = self.is_cancelled();
+        self.course.status.send_modify(|status| {
+            let is_complete = status.stays.is_empty() && status.moves.iter().all(is_moved);
+            status.state = match (is_complete, is_cancelled) {
+                (true, _) => DrainState::Drained,
+                (false, true) => DrainState::Cancelled,
+                (false, false) => DrainState::Incomplete,
+            };
+            (status.rate_mbps, status.eta_ms) = (0.0, None);
+            status.elapsed_ms = self.began.elapsed().as_secs_f64() * 1_000.0;
+        });
+        let status = self.course.status.borrow().clone();
+        self.write_down(&status, &status.moves.iter().enumerate().collect::<Vec<_>>(), &[]);
+        if let Err(error) = self.agent.journal.end_drain(&self.course.id, Timestamp::now(), None) {
+            warn!(%error, failback = self.course.id, "its end cannot be recorded");
+        }
+        info!(failback = self.course.id, state = ?status.state, "over");
+        self.agent.drains.ended();
+    }
+}
+
+fn fail(one: &mut MoveStatus, state: MoveState, problem: Problem) {
+    (one.state, one.error) = (state, Some(problem));
+}
+
+fn cancelled() -> Problem {
+    Problem::failed("cancelled before it began: the VM runs where it ran")
+}
+
+fn is_moved(one: &MoveStatus) -> bool {
+    one.state == MoveState::Moved
+}
+
+/// What is left of the time that its transfer is to take.
+fn left_ms(one: &MoveStatus) -> f64 {
+    match one.state {
+        MoveState::Waiting | MoveState::Preparing | MoveState::Ready | MoveState::Transferring => {
+            let sent_share = one.sent_bytes as f64 / one.memory_bytes.max(1) as f64;
+            one.predicted_ms * (1.0 - sent_share).max(0.0)
+        }
+        MoveState::Finishing | MoveState::Moved | MoveState::Failed | MoveState::Undecided => 0.0,
+    }
+}

@@ -1,0 +1,109 @@
+//! What is told of a drain: from the one under way, or from the journal and from what has become of its
+//! migrations since.
+
+use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveState, MoveStatus};
+use drainpipe_engine::problem::{Problem, ProblemKind};
+use drainpipe_engine::result::{MigrationResult, Outcome};
+
+use crate::agent::Agent;
+use crate::api::types::{DrainKind, DrainView};
+use crate::journal::DrainRecord;
+
+/// This host's cordon, and what is under way or was last.
+pub(crate) fn view(agent: &Agent) -> Result<DrainView, Problem> {
+    let nothing = DrainView {
+        host: agent.name().into(),
+        cordoned: agent.journal.is_cordoned()?,
+        kind: None,
+        id: None,
+        started_at: None,
+        ended_at: None,
+        status: None,
+    };
+    if let Some(course) = agent.drains.current() {
+        return Ok(DrainView {
+            kind: Some(course.kind),
+            id: Some(course.id.clone()),
+            started_at: Some(course.started_at.to_string()),
+            status: Some(course.status.borrow().clone()),
+            ..nothing
+        });
+    }
+    let Some(record) = agent.journal.last_run()? else { return Ok(nothing) };
+    let record = settled(agent, record)?;
+    Ok(DrainView {
+        kind: Some(record.kind),
+        id: Some(record.id),
+        started_at: Some(record.started_at.to_string()),
+        ended_at: record.ended_at.map(|ended_at| ended_at.to_string()),
+        status: Some(record.status),
+        ..nothing
+    })
+}
+
+/// A drain that is not under way, with what has become by now of what it left open.
+pub(super) fn settled(agent: &Agent, mut record: DrainRecord) -> Result<DrainRecord, Problem> {
+    for one in record.status.moves.iter_mut().filter(|one| is_open(one.state)) {
+        match record.kind {
+            DrainKind::Drain => settle(agent, one)?,
+            DrainKind::Failback => settle_return(agent, one),
+        }
+    }
+    let DrainStatus { state, moves, stays, .. } = &mut record.status;
+    let all_moved = stays.is_empty() && moves.iter().all(|one| one.state == MoveState::Moved);
+    if *state == DrainState::Incomplete && all_moved {
+        *state = DrainState::Drained;
+    }
+    Ok(record)
+}
+
+fn is_open(state: MoveState) -> bool {
+    !matches!(state, MoveState::Waiting | MoveState::Moved | MoveState::Failed)
+}
+
+fn settle(agent: &Agent, one: &mut MoveStatus) -> Result<(), Problem> {
+    let Some(id) = &one.migration else {
+        one.state = MoveState::Waiting;
+        return Ok(());
+    };
+    if let Some(result) = agent.journal.result(id)? {
+        end(one, &result);
+        return Ok(());
+    }
+    let handed_over = agent.journal.open_migration(id)?.is_some_and(|open| open.handed_over);
+    one.state = if handed_over { MoveState::Undecided } else { MoveState::Preparing };
+    Ok(())
+}
+
+/// The host that it comes from has the result; here is known whether it has arrived.
+fn settle_return(agent: &Agent, one: &mut MoveStatus) {
+    if agent.vms.running(&one.vm).is_some() {
+        (one.state, one.error) = (MoveState::Moved, None);
+    }
+}
+
+/// Puts down how a migration ended.
+pub(super) fn end(one: &mut MoveStatus, result: &MigrationResult) {
+    one.error = problem_of(result);
+    one.state = match result.outcome {
+        Outcome::Completed => MoveState::Moved,
+        Outcome::Failed | Outcome::Cancelled => MoveState::Failed,
+        Outcome::Undecided => MoveState::Undecided,
+    };
+    if result.outcome == Outcome::Completed {
+        (one.error, one.transfer_ms) = (None, Some(result.transfer_ms));
+    }
+}
+
+/// What went wrong with a migration that did not complete.
+pub(super) fn problem_of(result: &MigrationResult) -> Option<Problem> {
+    match (result.outcome, &result.error) {
+        (Outcome::Completed, _) => None,
+        (_, Some(error)) => Some(Problem::new(result.error_kind.unwrap_or(ProblemKind::Failed), error)),
+        (Outcome::Cancelled, None) => Some(Problem::failed("it was cancelled; the VM runs where it ran")),
+        (_, None) => Some(Problem::failed(format!(
+            "no reason is known; `drainpipe history {}` has the log",
+            result.id
+        ))),
+    }
+}

@@ -1,0 +1,321 @@
+//! What is known when a drain is planned: the VMs here, the hosts that may take them, and what earlier
+//! migrations to these were like.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use drainpipe_engine::check::finding::Finding;
+use drainpipe_engine::drain::view::{
+    DrainView, MemorySample, PlacedVm, Placement, Remembered, TargetView, VmView,
+};
+use drainpipe_engine::facts::memory_needed_bytes;
+use drainpipe_engine::option::RequestedOption;
+use drainpipe_engine::plan::{Plan, Spread};
+use drainpipe_engine::problem::Problem;
+use drainpipe_engine::result::MigrationResult;
+use drainpipe_hypervisor::spec::{self, GroupName, VmSpec};
+use drainpipe_hypervisor::{self as hypervisor, RunState, Vmm};
+use futures_util::future::join_all;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use tracing::warn;
+
+use crate::agent::Agent;
+use crate::api::types::{self, BandwidthView, DrainRequest, VmList, VmState};
+use crate::bandwidth;
+use crate::check;
+use crate::outgoing::{Meeting, known_target, meet};
+use crate::vms::{PresentVm, QMP_DEADLINE};
+
+/// How long one target may take to say what it is, what it has and which VMs it would take.
+const TARGET_DEADLINE: Duration = Duration::from_secs(10);
+
+/// How long QEMU may take to say how fast its guest's memory changes: it watches that for a second.
+const SAMPLE_DEADLINE: Duration = Duration::from_secs(4);
+
+/// Targets and VMs that are looked at at a time.
+const LOOKS_AT_ONCE: usize = 32;
+
+/// From so many of the last migrations to a target is learnt.
+const RESULTS_MAX: u32 = 20;
+
+/// Looks at this host and at all that may take its VMs.
+pub(super) async fn look(agent: &Agent, request: &DrainRequest) -> DrainView {
+    let present = agent.vms.present();
+    let running: Vec<Arc<Vmm>> = present.iter().filter_map(|vm| vm.vmm.clone()).collect();
+    let names = targets(agent, request);
+    let turns = Semaphore::new(LOOKS_AT_ONCE);
+    let targets = names.iter().map(|name| async {
+        let _turn = turns.acquire().await;
+        look_at(agent, name, request.option, &running).await
+    });
+    let vms = present.into_iter().map(|vm| async {
+        let _turn = turns.acquire().await;
+        look_at_vm(vm).await
+    });
+    let (targets, vms) = tokio::join!(join_all(targets), join_all(vms));
+    let mut vms: Vec<VmView> = vms.into_iter().chain(coming(agent)).collect();
+    let mut views = vec![];
+    for target in targets {
+        for vm in &mut vms {
+            if let Some(why) = target.refusals.get(&vm.name) {
+                vm.refusals.insert(target.view.name.clone(), why.clone());
+            }
+        }
+        views.push(target.view);
+    }
+    DrainView { host: agent.name().into(), vms, targets: views }
+}
+
+/// The hosts that were named, or all that this one knows.
+fn targets(agent: &Agent, request: &DrainRequest) -> Vec<String> {
+    if request.to.is_empty() {
+        return agent.config.peers.iter().map(|peer| peer.name.clone()).collect();
+    }
+    request.to.clone()
+}
+
+async fn look_at_vm(vm: PresentVm) -> VmView {
+    let immovable = match (&vm.busy, &vm.vmm) {
+        (Some(busy), _) => Some(busy.clone()),
+        (None, Some(vmm)) => why_immovable(vmm).await,
+        (None, None) => Some("its QEMU has just ended".into()),
+    };
+    let memory = match vm.vmm.filter(|_| immovable.is_none()) {
+        Some(vmm) => sample(&vmm).await,
+        None => None,
+    };
+    VmView { memory, ..described(&vm.definition, immovable) }
+}
+
+/// Nothing where it cannot be told: then the plan reckons without it, and says so.
+async fn sample(vmm: &Vmm) -> Option<MemorySample> {
+    let sampled = vmm.sample_memory(SAMPLE_DEADLINE).await.inspect_err(|error| {
+        warn!(vm = %vmm.spec().spec().name, %error, "its memory could not be looked at");
+    });
+    let hypervisor::MemorySample { zero_share, dirty_bytes_per_s } = sampled.ok()?;
+    Some(MemorySample { zero_share, dirty_bytes_per_s })
+}
+
+fn described(definition: &VmSpec, immovable: Option<String>) -> VmView {
+    let memory_bytes = definition.memory_mib << 20;
+    VmView {
+        name: definition.name.to_string(),
+        needs_bytes: memory_needed_bytes(memory_bytes),
+        memory_bytes,
+        placement: placement(&definition.placement),
+        immovable,
+        refusals: BTreeMap::new(),
+        memory: None,
+    }
+}
+
+fn placement(placement: &spec::Placement) -> Placement {
+    let names = |groups: &BTreeSet<GroupName>| groups.iter().map(ToString::to_string).collect();
+    Placement {
+        stays: placement.stays.clone(),
+        apart: names(&placement.apart),
+        together: names(&placement.together),
+    }
+}
+
+async fn why_immovable(vmm: &Vmm) -> Option<String> {
+    match vmm.run_state(QMP_DEADLINE).await {
+        Ok(RunState::Running) => None,
+        Ok(state) => Some(format!("it is {state}; only a running VM moves")),
+        Err(error) => Some(format!("its QEMU does not answer: {error}")),
+    }
+}
+
+/// VMs that were let come before this host was cordoned.
+fn coming(agent: &Agent) -> Vec<VmView> {
+    let arrived = |definition: &VmSpec| agent.vms.contains(definition.name.as_str());
+    let coming = agent.incoming.definitions().into_iter().filter(|definition| !arrived(definition));
+    let why = "it is on its way here: drain again when it has arrived";
+    coming.map(|definition| described(&definition, Some(why.into()))).collect()
+}
+
+/// A target, and why it would not take some of the VMs, by their names.
+struct LookedAt {
+    view: TargetView,
+    refusals: BTreeMap<String, String>,
+}
+
+async fn look_at(agent: &Agent, name: &str, option: RequestedOption, running: &[Arc<Vmm>]) -> LookedAt {
+    let remembered = remembered(agent, name, option).unwrap_or_else(|problem| {
+        warn!(%problem, "what migrations to {name} were like is not known");
+        None
+    });
+    let asked = match timeout(TARGET_DEADLINE, ask(agent, name, option, running)).await {
+        Ok(asked) => asked,
+        Err(_) => Err(Problem::failed(format!("no answer within {} s", TARGET_DEADLINE.as_secs()))),
+    };
+    let mut looked_at = asked.unwrap_or_else(|problem| LookedAt {
+        view: TargetView {
+            name: name.into(),
+            unavailable: Some(problem.message),
+            memory_available_bytes: 0,
+            vms: vec![],
+            paths_mbps: 0,
+            remembered: None,
+        },
+        refusals: BTreeMap::new(),
+    });
+    looked_at.view.remembered = remembered;
+    looked_at
+}
+
+async fn ask(
+    agent: &Agent,
+    name: &str,
+    option: RequestedOption,
+    running: &[Arc<Vmm>],
+) -> Result<LookedAt, Problem> {
+    let peer = known_target(agent, name)?;
+    let largest = running.iter().map(|vmm| vmm.spec().memory_kib() << 10).max();
+    let Meeting { target, plan, .. } = meet(agent, peer, name, option, largest.unwrap_or(0)).await?;
+    let list = peer.get::<VmList>("/v1/vms");
+    let limit = peer.get::<BandwidthView>("/v1/bandwidth");
+    let findings = check::before_migration(agent, peer, name, running, &plan);
+    let (list, limit, findings) = tokio::try_join!(list, limit, findings)?;
+    let limits = [bandwidth::view(agent).limit_mbps, limit.limit_mbps];
+    let (refusals, all_refused) = refusals(&findings);
+    let cordoned = target.cordoned.then(|| format!("it is cordoned: `drainpipe resume {name}` ends that"));
+    let view = TargetView {
+        name: name.into(),
+        unavailable: cordoned.or(all_refused),
+        memory_available_bytes: target.facts.memory_available_bytes,
+        vms: list.vms.iter().filter(|vm| vm.state != VmState::Stopped).map(placed).collect(),
+        paths_mbps: carried_mbps(&plan, limits.into_iter().flatten().min()),
+        remembered: None,
+    };
+    Ok(LookedAt { view, refusals })
+}
+
+fn placed(vm: &types::VmView) -> PlacedVm {
+    PlacedVm {
+        name: vm.name.clone(),
+        needs_bytes: memory_needed_bytes(vm.memory_mib.saturating_mul(1 << 20)),
+        placement: placement(&vm.placement),
+    }
+}
+
+/// Why single VMs are refused, by their names; and why all of them are.
+fn refusals(findings: &[Finding]) -> (BTreeMap<String, String>, Option<String>) {
+    let (mut of_vms, mut of_all) = (BTreeMap::<String, String>::new(), None);
+    for finding in findings.iter().filter(|finding| finding.refuses_migration) {
+        let why = format!("{}; {}", finding.what, finding.remedy);
+        let vms: Vec<&String> = finding.places.iter().filter_map(|place| place.vm.as_ref()).collect();
+        if vms.is_empty() {
+            of_all.get_or_insert(why.clone());
+        }
+        for vm in vms {
+            let known = of_vms.entry(vm.clone()).or_default();
+            *known = if known.is_empty() { why.clone() } else { format!("{known}. {why}") };
+        }
+    }
+    (of_vms, of_all)
+}
+
+/// What the plan's paths carry together within the hosts' limits; 0 where that is not known.
+fn carried_mbps(plan: &Plan, limit_mbps: Option<u64>) -> u64 {
+    let carrying = plan.paths.iter().filter(|path| !path.is_spare);
+    let taken = if plan.spread == Spread::InTurn { 1 } else { usize::MAX };
+    let speed_mbps = carrying.take(taken).map(|path| path.speed_mbps).sum::<Option<u64>>();
+    [speed_mbps, limit_mbps].into_iter().flatten().min().unwrap_or(0)
+}
+
+fn remembered(agent: &Agent, target: &str, option: RequestedOption) -> Result<Option<Remembered>, Problem> {
+    let results = agent.journal.completed_to(target, option, RESULTS_MAX)?;
+    let median_of = |value: fn(&MigrationResult) -> f64| median(results.iter().map(value).collect());
+    let medians = (
+        median_of(|result| result.wire_bytes as f64 * 8.0 / 1_000.0 / result.transfer_ms.max(1.0)),
+        median_of(|result| result.setup_ms),
+        median_of(|result| result.completion_ms),
+    );
+    let (Some(transfer_mbps), Some(setup_ms), Some(completion_ms)) = medians else { return Ok(None) };
+    let transfers = agent.journal.transfers_found(target)?;
+    Ok(Some(Remembered { transfer_mbps, setup_ms, completion_ms, transfers }))
+}
+
+/// The middle one, the lower of two.
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len().saturating_sub(1) / 2).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use drainpipe_engine::check::finding::{Place, Severity};
+    use drainpipe_engine::option::MigrationOption;
+    use drainpipe_engine::path::Path;
+
+    use super::*;
+
+    fn finding(what: &str, place: Place, refuses_migration: bool) -> Finding {
+        Finding {
+            severity: Severity::Error,
+            code: "of-a-test".into(),
+            places: vec![place],
+            what: what.into(),
+            effect: String::new(),
+            remedy: "mend it".into(),
+            refuses_migration,
+            fix: None,
+        }
+    }
+
+    #[test]
+    fn what_refuses_one_vm_refuses_no_other_and_what_names_none_refuses_all() {
+        let of_one = [
+            finding("no disk", Place::vm("b", "web"), true),
+            finding("no CPU", Place::vm("b", "web"), true),
+            finding("slow", Place::host("b"), false),
+        ];
+        let (of_vms, of_all) = refusals(&of_one);
+        assert_eq!((of_vms.len(), of_all), (1, None));
+        assert_eq!(of_vms["web"], "no disk; mend it. no CPU; mend it");
+        let (of_vms, of_all) = refusals(&[finding("not a peer", Place::host("b"), true)]);
+        assert_eq!((of_vms.len(), of_all.as_deref()), (0, Some("not a peer; mend it")));
+    }
+
+    fn plan(spread: Spread, speeds_mbps: &[Option<u64>]) -> Plan {
+        let path = |speed_mbps: &Option<u64>| Path {
+            link: "e0".into(),
+            address: Ipv4Addr::LOCALHOST.into(),
+            peer_link: "e0".into(),
+            peer_address: Ipv4Addr::LOCALHOST.into(),
+            speed_mbps: *speed_mbps,
+            is_spare: false,
+        };
+        Plan {
+            requested_option: RequestedOption::Auto,
+            option: MigrationOption::Multichannel,
+            reason: None,
+            paths: speeds_mbps.iter().map(path).collect(),
+            spread,
+            multifd_channels: None,
+            zstd_level: None,
+        }
+    }
+
+    #[test]
+    fn paths_carry_what_they_can_within_the_limit() {
+        let two = [Some(1_000), Some(400)];
+        assert_eq!(carried_mbps(&plan(Spread::Routed, &two), None), 1_400);
+        assert_eq!(carried_mbps(&plan(Spread::InTurn, &two), None), 1_000);
+        assert_eq!(carried_mbps(&plan(Spread::Routed, &two), Some(500)), 500);
+        assert_eq!(carried_mbps(&plan(Spread::Routed, &[Some(1_000), None]), None), 0);
+        assert_eq!(carried_mbps(&plan(Spread::Routed, &[None]), Some(500)), 500);
+    }
+
+    #[test]
+    fn the_median_is_one_of_the_values() {
+        assert_eq!(median(vec![]), None);
+        assert_eq!(median(vec![3.0, 1.0]), Some(1.0));
+        assert_eq!(median(vec![9.0, 1.0, 3.0]), Some(3.0));
+    }
+}

@@ -1,0 +1,333 @@
+//! What the journal knows of drains and of the way back. A drain whose row is open has this host
+//! cordoned, until somebody resumes it.
+
+use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveStatus};
+use jiff::Timestamp;
+use rusqlite::{Connection, OptionalExtension, Row, TransactionBehavior, params};
+
+use super::{Journal, JournalCause, JournalError, from_json, to_json};
+use crate::api::types::DrainKind;
+
+/// How many drains and ways back are kept.
+const DRAINS_KEPT: u32 = 1_000;
+
+/// A drain, or a way back, as it was last recorded.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct DrainRecord {
+    /// Its identifier.
+    pub(crate) id: String,
+    /// Which of the two it is.
+    pub(crate) kind: DrainKind,
+    /// When it began.
+    pub(crate) started_at: Timestamp,
+    /// When it ended; absent while it is under way.
+    pub(crate) ended_at: Option<Timestamp>,
+    /// How far it has come.
+    pub(crate) status: DrainStatus,
+}
+
+impl Journal {
+    /// Whether VMs are kept from coming here.
+    pub(crate) fn is_cordoned(&self) -> Result<bool, JournalError> {
+        self.run(|connection| Ok(open_drain(connection)?.is_some()))
+    }
+
+    /// Cordons the host for a drain that begins or is carried on. A drain that has not been resumed is
+    /// carried on under its own identifier, else it gets this one.
+    pub(crate) fn begin_drain(&self, id: &str, now: Timestamp) -> Result<DrainRecord, JournalError> {
+        self.run(|connection| {
+            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            let id = if let Some(open) = open_drain(&transaction)? {
+                transaction.execute("UPDATE drains SET ended_at = NULL WHERE id = ?1", [&open])?;
+                open
+            } else {
+                insert(&transaction, id, DrainKind::Drain, now)?;
+                id.to_owned()
+            };
+            let record = record(&transaction, &id)?.ok_or(rusqlite::Error::QueryReturnedNoRows)?;
+            transaction.commit()?;
+            Ok(record)
+        })
+    }
+
+    /// Records that the way back begins.
+    pub(crate) fn begin_failback(&self, id: &str, now: Timestamp) -> Result<DrainRecord, JournalError> {
+        self.run(|connection| {
+            insert(connection, id, DrainKind::Failback, now)?;
+            Ok(record(connection, id)?.ok_or(rusqlite::Error::QueryReturnedNoRows)?)
+        })
+    }
+
+    /// Takes back a drain that could not even be planned, and the host's cordon with it.
+    pub(crate) fn forget_drain(&self, id: &str) -> Result<(), JournalError> {
+        self.run(|connection| {
+            let transaction = connection.transaction()?;
+            transaction.execute("DELETE FROM drain_moves WHERE drain = ?1", [id])?;
+            transaction.execute("DELETE FROM drains WHERE id = ?1", [id])?;
+            transaction.commit()?;
+            Ok(())
+        })
+    }
+
+    /// Records how far a drain has come: all of it but its moves, and of these the ones given, with
+    /// their places in the order. VMs that are `gone` are among them no more.
+    pub(crate) fn record_drain(
+        &self,
+        id: &str,
+        status: &DrainStatus,
+        moves: &[(usize, &MoveStatus)],
+        gone: &[&str],
+    ) -> Result<(), JournalError> {
+        self.run(|connection| {
+            let transaction = connection.transaction()?;
+            update(&transaction, id, status)?;
+            for (place, one) in moves {
+                transaction.execute(
+                    "INSERT INTO drain_moves (drain, vm, place, move) VALUES (?1, ?2, ?3, ?4) \
+                     ON CONFLICT (drain, vm) DO UPDATE SET place = excluded.place, move = excluded.move",
+                    params![id, one.vm, u32::try_from(*place).unwrap_or(u32::MAX), to_json(one)?],
+                )?;
+            }
+            for vm in gone {
+                transaction
+                    .execute("DELETE FROM drain_moves WHERE drain = ?1 AND vm = ?2", params![id, vm])?;
+            }
+            transaction.commit()?;
+            Ok(())
+        })
+    }
+
+    /// Records that a drain is over, and how many transfers at a time were found to carry most. The host
+    /// stays cordoned.
+    pub(crate) fn end_drain(
+        &self,
+        id: &str,
+        now: Timestamp,
+        transfers: Option<u8>,
+    ) -> Result<(), JournalError> {
+        self.run(|connection| {
+            connection.execute(
+                "UPDATE drains SET ended_at = ?2, transfers = ifnull(?3, transfers) WHERE id = ?1",
+                params![id, now.to_string(), transfers],
+            )?;
+            Ok(())
+        })
+    }
+
+    /// Records of what was under way when the agent stopped that it was interrupted.
+    pub(crate) fn interrupt_drains(&self, now: Timestamp) -> Result<(), JournalError> {
+        self.run(|connection| {
+            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            for id in ids(&transaction, "SELECT id FROM drains WHERE ended_at IS NULL")? {
+                let Some(record) = record(&transaction, &id)? else { continue };
+                let status = DrainStatus { state: DrainState::Interrupted, eta_ms: None, ..record.status };
+                update(&transaction, &id, &status)?;
+                transaction
+                    .execute("UPDATE drains SET ended_at = ?2 WHERE id = ?1", params![id, now.to_string()])?;
+            }
+            transaction.commit()?;
+            Ok(())
+        })
+    }
+
+    /// Lets VMs come here again.
+    pub(crate) fn lift_cordon(&self) -> Result<(), JournalError> {
+        self.run(|connection| {
+            connection.execute("UPDATE drains SET cordons = 0 WHERE cordons = 1", [])?;
+            Ok(())
+        })
+    }
+
+    /// The last drain or way back.
+    pub(crate) fn last_run(&self) -> Result<Option<DrainRecord>, JournalError> {
+        self.last("SELECT id FROM drains ORDER BY rowid DESC LIMIT 1")
+    }
+
+    /// The last drain: what it has moved is what a way back brings home.
+    pub(crate) fn last_drain(&self) -> Result<Option<DrainRecord>, JournalError> {
+        self.last("SELECT id FROM drains WHERE kind = '\"drain\"' ORDER BY rowid DESC LIMIT 1")
+    }
+
+    fn last(&self, query: &str) -> Result<Option<DrainRecord>, JournalError> {
+        self.run(|connection| match ids(connection, query)?.first() {
+            Some(id) => record(connection, id),
+            None => Ok(None),
+        })
+    }
+
+    /// How many transfers at a time carried most, as the last drain has found that moved a VM to `target`.
+    pub(crate) fn transfers_found(&self, target: &str) -> Result<Option<u8>, JournalError> {
+        self.run(|connection| {
+            let found = connection.query_row(
+                "SELECT transfers FROM drains WHERE transfers IS NOT NULL AND EXISTS ( \
+                 SELECT 1 FROM drain_moves WHERE drain = drains.id \
+                 AND json_extract(move, '$.target') = ?1 AND json_extract(move, '$.state') = 'moved') \
+                 ORDER BY rowid DESC LIMIT 1",
+                [target],
+                |row| row.get(0),
+            );
+            Ok(found.optional()?)
+        })
+    }
+}
+
+/// The drain that has this host cordoned.
+fn open_drain(connection: &Connection) -> Result<Option<String>, JournalCause> {
+    Ok(connection.query_row("SELECT id FROM drains WHERE cordons = 1", [], |row| row.get(0)).optional()?)
+}
+
+fn insert(connection: &Connection, id: &str, kind: DrainKind, now: Timestamp) -> Result<(), JournalCause> {
+    let status = DrainStatus {
+        state: DrainState::Moving,
+        moves: vec![],
+        stays: vec![],
+        transfers: 1,
+        rate_mbps: 0.0,
+        elapsed_ms: 0.0,
+        predicted_ms: 0.0,
+        eta_ms: None,
+    };
+    connection.execute(
+        "INSERT INTO drains (id, kind, cordons, started_at, status) VALUES (?1, ?2, ?3, ?4, ?5)",
+        params![id, to_json(&kind)?, kind == DrainKind::Drain, now.to_string(), to_json(&status)?],
+    )?;
+    let old = "cordons = 0 AND rowid <= (SELECT max(rowid) FROM drains) - ?1";
+    let of_old = format!("DELETE FROM drain_moves WHERE drain IN (SELECT id FROM drains WHERE {old})");
+    connection.execute(&of_old, [DRAINS_KEPT])?;
+    connection.execute(&format!("DELETE FROM drains WHERE {old}"), [DRAINS_KEPT])?;
+    Ok(())
+}
+
+fn update(connection: &Connection, id: &str, status: &DrainStatus) -> Result<(), JournalCause> {
+    let without_moves = DrainStatus { moves: vec![], ..status.clone() };
+    connection
+        .execute("UPDATE drains SET status = ?2 WHERE id = ?1", params![id, to_json(&without_moves)?])?;
+    Ok(())
+}
+
+fn ids(connection: &Connection, query: &str) -> Result<Vec<String>, JournalCause> {
+    let mut statement = connection.prepare(query)?;
+    Ok(statement.query_map([], |row| row.get(0))?.collect::<Result<_, _>>()?)
+}
+
+fn record(connection: &Connection, id: &str) -> Result<Option<DrainRecord>, JournalCause> {
+    let query = "SELECT kind, started_at, ended_at, status FROM drains WHERE id = ?1";
+    let Some((kind, started_at, ended_at, status)) = connection.query_row(query, [id], raw).optional()?
+    else {
+        return Ok(None);
+    };
+    let status: DrainStatus = from_json(&status)?;
+    Ok(Some(DrainRecord {
+        id: id.into(),
+        kind: from_json(&kind)?,
+        // Only for people.
+        started_at: started_at.parse().unwrap_or_default(),
+        ended_at: ended_at.map(|ended_at| ended_at.parse().unwrap_or_default()),
+        status: DrainStatus { moves: moves(connection, id)?, ..status },
+    }))
+}
+
+fn raw(row: &Row<'_>) -> rusqlite::Result<(String, String, Option<String>, String)> {
+    Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))
+}
+
+fn moves(connection: &Connection, id: &str) -> Result<Vec<MoveStatus>, JournalCause> {
+    let mut statement =
+        connection.prepare("SELECT move FROM drain_moves WHERE drain = ?1 ORDER BY place, rowid")?;
+    let texts = statement.query_map([id], |row| row.get::<_, String>(0))?.collect::<Result<Vec<_>, _>>()?;
+    texts.iter().map(|text| from_json(text)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use drainpipe_engine::drain::status::MoveState;
+
+    use super::*;
+
+    fn journal() -> (tempfile::TempDir, Journal) {
+        let directory = tempfile::tempdir().unwrap();
+        let journal = Journal::open(directory.path()).unwrap();
+        (directory, journal)
+    }
+
+    fn moved(vm: &str, target: &str, state: MoveState) -> MoveStatus {
+        MoveStatus {
+            vm: vm.into(),
+            target: target.into(),
+            state,
+            migration: Some(format!("migration of {vm}")),
+            attempts: 1,
+            error: None,
+            memory_bytes: 1 << 28,
+            sent_bytes: 7,
+            predicted_ms: 100.0,
+            transfer_ms: None,
+        }
+    }
+
+    fn begun(journal: &Journal, id: &str) -> DrainRecord {
+        journal.begin_drain(id, Timestamp::UNIX_EPOCH).unwrap()
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_drain_cordons_the_host_until_it_is_resumed() {
+        let (directory, journal) = journal();
+        assert!(!journal.is_cordoned().unwrap());
+        begun(&journal, "one");
+        journal.end_drain("one", Timestamp::UNIX_EPOCH, None).unwrap();
+        drop(journal);
+        let journal = Journal::open(directory.path()).unwrap();
+        assert!(journal.is_cordoned().unwrap());
+        journal.lift_cordon().unwrap();
+        assert!(!journal.is_cordoned().unwrap());
+        journal.begin_failback("two", Timestamp::UNIX_EPOCH).unwrap();
+        assert!(!journal.is_cordoned().unwrap());
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_drain_that_is_not_resumed_is_carried_on_with_what_it_has_moved() {
+        let (_directory, journal) = journal();
+        let status = begun(&journal, "one").status;
+        let (second, first) =
+            (moved("db", "c", MoveState::Moved), moved("web", "b", MoveState::Transferring));
+        journal.record_drain("one", &status, &[(1, &second), (0, &first)], &[]).unwrap();
+        journal.interrupt_drains(Timestamp::UNIX_EPOCH).unwrap();
+        let interrupted = journal.last_run().unwrap().unwrap();
+        assert_eq!(
+            (interrupted.status.state, interrupted.ended_at.is_some()),
+            (DrainState::Interrupted, true)
+        );
+        let again = begun(&journal, "two");
+        assert_eq!((again.id.as_str(), again.ended_at), ("one", None));
+        assert_eq!(again.status.moves, [first, second]);
+        journal.record_drain("one", &status, &[], &["web"]).unwrap();
+        assert_eq!(journal.last_run().unwrap().unwrap().status.moves.len(), 1);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_was_found_is_remembered_for_the_targets_that_it_was_found_with() {
+        let (_directory, journal) = journal();
+        let status = begun(&journal, "one").status;
+        let (first, second) = (moved("web", "b", MoveState::Failed), moved("db", "c", MoveState::Moved));
+        journal.record_drain("one", &status, &[(0, &first), (1, &second)], &[]).unwrap();
+        assert_eq!(journal.transfers_found("c").unwrap(), None);
+        journal.end_drain("one", Timestamp::UNIX_EPOCH, Some(3)).unwrap();
+        journal.end_drain("one", Timestamp::UNIX_EPOCH, None).unwrap();
+        assert_eq!(journal.transfers_found("c").unwrap(), Some(3));
+        assert_eq!(journal.transfers_found("b").unwrap(), None);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn after_a_resume_a_drain_is_a_new_one_and_the_way_back_is_none() {
+        let (_directory, journal) = journal();
+        begun(&journal, "one");
+        journal.lift_cordon().unwrap();
+        assert_eq!(begun(&journal, "two").id, "two");
+        journal.begin_failback("three", Timestamp::UNIX_EPOCH).unwrap();
+        assert_eq!(journal.last_run().unwrap().unwrap().id, "three");
+        assert_eq!(journal.last_drain().unwrap().unwrap().id, "two");
+        journal.forget_drain("two").unwrap();
+        assert!(!journal.is_cordoned().unwrap());
+        assert_eq!(journal.last_drain().unwrap().unwrap().id, "one");
+    }
+}

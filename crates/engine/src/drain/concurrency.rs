@@ -1,0 +1,231 @@
+//! How many VMs are on the links at a time, found by trying: one number more or less is kept if it pays.
+//!
+//! ```text
+//!            measured            paid: measure on from there
+//! settled ──────────────► trying ──────────────────────────► settled
+//!    ▲                      │
+//!    └── hold: 10 s, 20 s … ◄┘ did not pay: back
+//! ```
+//!
+//! More pays if it carries clearly more; fewer if it carries as much, since then each VM has less time to
+//! get dirty.
+
+/// After a change of the number the links need so long until they carry what they will.
+const RAMP_MS: f64 = 300.0;
+
+/// What decides a close comparison is measured for so long.
+const WINDOW_MS: f64 = 2_000.0;
+
+/// What decides a clear comparison is measured for so long: with links that carry a quarter of what they
+/// could, each second counts.
+const GLANCE_MS: f64 = 400.0;
+
+/// What is clear after a second: far above the noise of that time. After half a second it must be twice.
+const CLEAR: f64 = 0.15;
+
+/// More at a time must carry so much more.
+const GAIN: f64 = 0.03;
+
+/// Fewer at a time may carry so much less than the most that was seen. Smaller than [`GAIN`], so that no
+/// number is both left and come back to.
+const LOSS: f64 = 0.02;
+
+/// After a try that did not pay nothing is tried for so long; twice as long after each further one.
+const HOLD_MS: f64 = 10_000.0;
+
+/// The longest hold, but for [`HOLD_PER_TRIAL`].
+const HOLD_MS_MAX: f64 = 160_000.0;
+
+/// The hold lasts at least so many times as long as it took to try and to be back: a VM on the links stays
+/// there until it has moved.
+const HOLD_PER_TRIAL: f64 = 10.0;
+
+/// If the same number carries so much more or less than it did, other VMs are on the links, or other links.
+const MIX_CHANGED: f64 = 0.15;
+
+/// Finds how many VMs are best on the links at a time.
+#[derive(Debug, Clone)]
+pub(super) struct Concurrency {
+    most: u8,
+    settled: u8,
+    trial: Option<Trial>,
+    window: Option<Window>,
+    // What `settled` carries, in bytes per ms, once measured.
+    carries: Option<f64>,
+    // The most that any number carried, of this mix.
+    best: f64,
+    next: Direction,
+    up_by_doubling: bool,
+    down_by_halving: bool,
+    hold_ms: f64,
+    hold_until_ms: f64,
+    // A try began then that did not pay, and the links are not back at the number before.
+    returning_since_ms: Option<f64>,
+    tried: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    Up,
+    Down,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Trial {
+    transfers: u8,
+    direction: Direction,
+}
+
+/// Bytes since the links carry what this number of VMs gives them.
+#[derive(Debug, Clone, Copy)]
+struct Window {
+    since_ms: f64,
+    // Time and bytes of the first sample after the ramp.
+    first: Option<(f64, u64)>,
+}
+
+impl Concurrency {
+    /// Begins with so many; never more than `most`.
+    pub(super) fn new(begin: u8, most: u8) -> Self {
+        let most = most.max(1);
+        Self {
+            most,
+            settled: begin.clamp(1, most),
+            trial: None,
+            window: None,
+            carries: None,
+            best: 0.0,
+            next: Direction::Up,
+            up_by_doubling: true,
+            down_by_halving: true,
+            hold_ms: HOLD_MS,
+            hold_until_ms: f64::NEG_INFINITY,
+            returning_since_ms: None,
+            tried: false,
+        }
+    }
+
+    /// How many VMs may be on the links.
+    pub(super) fn allowed(&self) -> u8 {
+        self.trial.map_or(self.settled, |trial| trial.transfers)
+    }
+
+    /// How many at a time carried most, once at least one other number has been tried.
+    pub(super) fn found(&self) -> Option<u8> {
+        self.tried.then_some(self.settled)
+    }
+
+    /// Takes a sample, some times a second: bytes of all VMs that have arrived since the drain began, and
+    /// how many VMs are on the links.
+    pub(super) fn observe(&mut self, now_ms: f64, arrived_bytes: u64, on_links: u8) {
+        if on_links != self.allowed() {
+            self.window = None;
+            return;
+        }
+        if let Some(since_ms) = self.returning_since_ms.take() {
+            self.hold_until_ms = now_ms + self.hold_ms.max(HOLD_PER_TRIAL * (now_ms - since_ms));
+            self.hold_ms = (self.hold_ms * 2.0).min(HOLD_MS_MAX);
+        }
+        let window = self.window.get_or_insert(Window { since_ms: now_ms, first: None });
+        if now_ms < window.since_ms + RAMP_MS {
+            return;
+        }
+        let (first_ms, first_bytes) = *window.first.get_or_insert((now_ms, arrived_bytes));
+        let since_ms = window.since_ms;
+        let span_ms = now_ms - first_ms;
+        if span_ms < GLANCE_MS {
+            return;
+        }
+        let carries = arrived_bytes.saturating_sub(first_bytes) as f64 / span_ms;
+        match self.trial {
+            Some(trial) => self.judge(since_ms, trial, carries, span_ms),
+            None => self.measured(now_ms, carries, span_ms),
+        }
+    }
+
+    fn judge(&mut self, since_ms: f64, trial: Trial, carries: f64, span_ms: f64) {
+        let (before, pays_from) = match trial.direction {
+            Direction::Up => (self.carries.unwrap_or(0.0), 1.0 + GAIN),
+            Direction::Down => (self.best, 1.0 - LOSS),
+        };
+        if span_ms < WINDOW_MS && (carries - before * pays_from).abs() < CLEAR * before * 1_000.0 / span_ms {
+            return;
+        }
+        self.trial = None;
+        self.window = None;
+        self.tried = true;
+        if carries > before * pays_from {
+            self.settled = trial.transfers;
+            self.carries = Some(carries);
+            self.best = self.best.max(carries);
+            // The way back is known to be worse, and a step beside it need not be.
+            self.large_steps(opposite(trial.direction), false);
+            self.next = trial.direction;
+            self.trial = self.next_trial();
+            return;
+        }
+        self.large_steps(trial.direction, false);
+        self.next = opposite(trial.direction);
+        self.returning_since_ms = Some(since_ms);
+    }
+
+    fn measured(&mut self, now_ms: f64, carries: f64, span_ms: f64) {
+        let holds = now_ms < self.hold_until_ms;
+        if holds && span_ms < WINDOW_MS {
+            return;
+        }
+        self.window = None;
+        self.carries = match self.carries {
+            Some(before) if (carries - before).abs() <= MIX_CHANGED * before => {
+                Some(f64::midpoint(before, carries))
+            }
+            before => {
+                if before.is_some() {
+                    self.mix_changed();
+                }
+                self.best = carries;
+                Some(carries)
+            }
+        };
+        if now_ms >= self.hold_until_ms {
+            self.trial = self.next_trial();
+        }
+    }
+
+    fn mix_changed(&mut self) {
+        self.large_steps(Direction::Up, true);
+        self.large_steps(Direction::Down, true);
+        self.hold_ms = HOLD_MS;
+        self.hold_until_ms = f64::NEG_INFINITY;
+    }
+
+    fn large_steps(&mut self, direction: Direction, large: bool) {
+        match direction {
+            Direction::Up => self.up_by_doubling = large,
+            Direction::Down => self.down_by_halving = large,
+        }
+    }
+
+    fn next_trial(&self) -> Option<Trial> {
+        [self.next, opposite(self.next)].into_iter().find_map(|direction| {
+            let transfers = match direction {
+                Direction::Up if self.up_by_doubling => self.settled.saturating_mul(2),
+                Direction::Up => self.settled.saturating_add(1),
+                Direction::Down if self.down_by_halving => self.settled / 2,
+                Direction::Down => self.settled - 1,
+            };
+            let transfers = transfers.clamp(1, self.most);
+            (transfers != self.settled).then_some(Trial { transfers, direction })
+        })
+    }
+}
+
+fn opposite(direction: Direction) -> Direction {
+    match direction {
+        Direction::Up => Direction::Down,
+        Direction::Down => Direction::Up,
+    }
+}
+
+#[cfg(test)]
+mod tests;

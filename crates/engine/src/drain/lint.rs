@@ -1,0 +1,181 @@
+//! Whether a plan may be carried out as it is. Everything is derived anew from the view: nothing of the
+//! planner is used, so that what it gets wrong is seen here.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::plan::{DrainPlan, Move};
+use super::view::{DrainView, PlacedVm, TargetView, VmView};
+use crate::check::finding::{Finding, Place};
+
+/// What is wrong with a plan for what was seen. A plan with any finding must not be carried out.
+pub fn lint(view: &DrainView, plan: &DrainPlan) -> Vec<Finding> {
+    let lint = Lint::new(view, plan);
+    let of_moves = plan.moves.iter().flat_map(|planned| lint.of_move(planned));
+    let of_targets = lint.to_each.iter().flat_map(|(target, vms)| lint.of_target(target, vms));
+    [lint.of_whole(), lint.of_count()].into_iter().flatten().chain(of_moves).chain(of_targets).collect()
+}
+
+struct Lint<'a> {
+    view: &'a DrainView,
+    plan: &'a DrainPlan,
+    vms: BTreeMap<&'a str, &'a VmView>,
+    targets: BTreeMap<&'a str, &'a TargetView>,
+    to_each: BTreeMap<&'a str, Vec<&'a VmView>>,
+}
+
+impl<'a> Lint<'a> {
+    fn new(view: &'a DrainView, plan: &'a DrainPlan) -> Self {
+        let vms: BTreeMap<&str, &VmView> = view.vms.iter().map(|vm| (vm.name.as_str(), vm)).collect();
+        let mut targets = BTreeMap::new();
+        for target in &view.targets {
+            targets.entry(target.name.as_str()).or_insert(target);
+        }
+        let mut to_each: BTreeMap<&str, Vec<&VmView>> = BTreeMap::new();
+        for planned in &plan.moves {
+            if let Some(vm) = vms.get(planned.vm.as_str()) {
+                to_each.entry(&planned.target).or_default().push(vm);
+            }
+        }
+        Self { view, plan, vms, targets, to_each }
+    }
+
+    fn finding(&self, code: &str, vm: Option<&str>, what: String) -> Finding {
+        let host = &self.view.host;
+        let place = vm.map_or_else(|| Place::host(host), |vm| Place::vm(host, vm));
+        Finding::refusal(code, [place])
+            .what(what)
+            .effect("this plan must not be carried out")
+            .remedy("drain again, for a plan of what is there now; if it says the same, report it as a fault of Drainpipe")
+    }
+
+    fn of_whole(&self) -> Vec<Finding> {
+        let mut findings = vec![];
+        if self.plan.host != self.view.host {
+            let what = format!("the plan is of {}, not of {}", self.plan.host, self.view.host);
+            findings.push(self.finding("drain-other-host", None, what));
+        }
+        let is_time = |ms: f64| ms.is_finite() && ms >= 0.0;
+        let mut times = self
+            .plan
+            .moves
+            .iter()
+            .flat_map(|planned| [planned.predicted_transfer_ms, planned.predicted_shared_ms]);
+        if !is_time(self.plan.predicted_ms) || !times.all(is_time) || self.plan.transfers == 0 {
+            let what = "a time or the number of transfers makes no sense".into();
+            findings.push(self.finding("drain-no-number", None, what));
+        }
+        findings
+    }
+
+    /// Each VM of the view is in the plan once, and nothing else is.
+    fn of_count(&self) -> Vec<Finding> {
+        let mut counts: BTreeMap<&str, usize> = self.vms.keys().map(|vm| (*vm, 0)).collect();
+        let moves = self.plan.moves.iter().map(|planned| &planned.vm);
+        for vm in moves.chain(self.plan.stays.iter().map(|stay| &stay.vm)) {
+            *counts.entry(vm).or_default() += 1;
+        }
+        let finding = |(vm, count): (&str, usize)| {
+            let (code, what) = match count {
+                _ if !self.vms.contains_key(vm) => ("drain-unknown-vm", "is in the plan and not on the host"),
+                0 => ("drain-vm-lost", "is on the host and not in the plan"),
+                1 => return None,
+                _ => ("drain-vm-doubled", "is in the plan more than once"),
+            };
+            Some(self.finding(code, Some(vm), format!("VM {vm} {what}")))
+        };
+        let unexplained = self.plan.stays.iter().filter(|stay| stay.why.trim().is_empty());
+        let unexplained = unexplained.map(|stay| {
+            self.finding("drain-no-reason", Some(&stay.vm), format!("VM {} stays for no reason", stay.vm))
+        });
+        counts.into_iter().filter_map(finding).chain(unexplained).collect()
+    }
+
+    fn of_move(&self, planned: &Move) -> Vec<Finding> {
+        let Some(vm) = self.vms.get(planned.vm.as_str()) else { return vec![] };
+        let mut findings = vec![];
+        let mut finding = |code, what| findings.push(self.finding(code, Some(&vm.name), what));
+        if planned.memory_bytes != vm.memory_bytes {
+            finding(
+                "drain-other-memory",
+                format!("the plan says that VM {} has {} bytes", vm.name, planned.memory_bytes),
+            );
+        }
+        if let Some(why) = vm.placement.stays.as_ref().or(vm.immovable.as_ref()) {
+            finding("drain-must-stay", format!("VM {} is to move and must stay: {why}", vm.name));
+        }
+        match self.targets.get(planned.target.as_str()) {
+            None => finding("drain-unknown-target", format!("{} was not looked at", planned.target)),
+            Some(target) => {
+                let clash = target.vms.iter().any(|there| there.name == vm.name);
+                let clash = clash.then(|| "there is a VM of that name".to_owned());
+                let itself = (target.name == self.view.host).then(|| "it is the host itself".to_owned());
+                let refusal = vm.refusals.get(&target.name).cloned();
+                if let Some(why) = itself.or_else(|| target.unavailable.clone()).or(refusal).or(clash) {
+                    finding("drain-refused", format!("VM {} cannot go to {}: {why}", vm.name, target.name));
+                }
+            }
+        }
+        findings.extend(self.torn_groups(vm, &planned.target));
+        findings
+    }
+
+    /// Of a group that must be together, nobody may be left behind or be elsewhere.
+    fn torn_groups(&self, vm: &VmView, target: &str) -> Vec<Finding> {
+        let shares = |other: &BTreeSet<String>| !vm.placement.together.is_disjoint(other);
+        let moved = self.to_each.iter().filter(|(other, _)| **other != target);
+        let moved =
+            moved.flat_map(|(_, vms)| vms.iter().map(|vm| (vm.name.as_str(), &vm.placement.together)));
+        let targets = self.view.targets.iter();
+        let there = targets.clone().filter(|other| other.name != target).flat_map(|other| &other.vms);
+        let there = there.map(|vm| (vm.name.as_str(), &vm.placement.together));
+        let stays: BTreeSet<&str> = self.plan.stays.iter().map(|stay| stay.vm.as_str()).collect();
+        let is_on_its_way = |vm: &VmView| {
+            vm.immovable.is_some()
+                && targets.clone().any(|target| target.vms.iter().any(|there| there.name == vm.name))
+        };
+        let left =
+            self.view.vms.iter().filter(|other| stays.contains(other.name.as_str()) && !is_on_its_way(other));
+        let left = left.map(|vm| (vm.name.as_str(), &vm.placement.together));
+        let torn = moved.chain(there).chain(left).filter(|(_, together)| shares(together));
+        torn.map(|(other, _)| {
+            let what =
+                format!("VM {} must be together with {other}, and would be on {target} without it", vm.name);
+            self.finding("drain-torn-group", Some(&vm.name), what)
+        })
+        .collect()
+    }
+
+    fn of_target(&self, target: &str, vms: &[&VmView]) -> Vec<Finding> {
+        let Some(view) = self.targets.get(target) else { return vec![] };
+        let mut findings = self.crowded_groups(view, vms);
+        let needs_bytes: u128 = vms.iter().map(|vm| u128::from(vm.needs_bytes)).sum();
+        if needs_bytes > u128::from(view.memory_available_bytes) {
+            let what = format!(
+                "what is to go to {target} needs {needs_bytes} bytes of memory, and {} are free",
+                view.memory_available_bytes
+            );
+            findings.push(self.finding("drain-overcommit", None, what));
+        }
+        findings
+    }
+
+    /// Of a group that must be apart, no VM may come to another one.
+    fn crowded_groups(&self, target: &TargetView, vms: &[&VmView]) -> Vec<Finding> {
+        let mut findings = vec![];
+        for (index, vm) in vms.iter().enumerate() {
+            let earlier = vms[..index].iter().map(|other| (other.name.as_str(), &other.placement.apart));
+            let there =
+                target.vms.iter().map(|PlacedVm { name, placement, .. }| (name.as_str(), &placement.apart));
+            for (other, _) in
+                there.chain(earlier).filter(|(_, apart)| !apart.is_disjoint(&vm.placement.apart))
+            {
+                let what = format!(
+                    "VM {} must be apart from {other}, and both would be on {}",
+                    vm.name, target.name
+                );
+                findings.push(self.finding("drain-crowded-group", Some(&vm.name), what));
+            }
+        }
+        findings
+    }
+}

@@ -1,0 +1,23 @@
+//! Emptying a host: what is known, the plan that follows, who decides while it is carried out.
+//!
+//! ```text
+//! view         what was seen when the plan was made: VMs, targets, what was remembered
+//! plan         which VM goes where, in which order, how long it will take; which stay, and why
+//! placement    which target takes which VM
+//! lint         whether a plan may be carried out as it is
+//! predict      how long moving one VM will take
+//! concurrency  how many VMs are on the links at a time
+//! run          the drain under way: events in, actions out
+//! ```
+
+mod concurrency;
+pub mod lint;
+mod placement;
+pub mod plan;
+mod predict;
+pub mod run;
+pub mod status;
+pub mod view;
+
+#[cfg(test)]
+mod tests;

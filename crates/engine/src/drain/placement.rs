@@ -1,0 +1,326 @@
+//! Which target takes which VM: memory, refusals, and groups that must be together or apart.
+
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+
+use super::predict::paths_mbps;
+use super::view::{DrainView, Placement, TargetView, VmView};
+
+/// Targets that the reason of a VM that stays names one by one.
+const NAMED_TARGETS: usize = 5;
+
+/// What became of each VM of the view, in its order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Place {
+    /// It goes to the target with this index in the view.
+    Target(usize),
+    /// It stays, for this reason.
+    Stays(String),
+}
+
+/// Places every VM of the view.
+///
+/// Largest first, on the target with the fastest paths, then with the most room. Where that leaves VMs
+/// here, other orders are tried; the one that leaves the fewest here is taken.
+pub(super) fn place(view: &DrainView) -> Vec<Place> {
+    let units = units(view);
+    let rooms = rooms(view);
+    let attempts = [Order::LargestFirst, Order::ConfinedFirst].into_iter().flat_map(|order| {
+        [Fit::Fast, Fit::Tight].map(|fit| place_in(view, &units, rooms.clone(), order, fit))
+    });
+    attempts.min_by_key(|places| left_here(view, places)).unwrap_or_default()
+}
+
+fn left_here(view: &DrainView, places: &[Place]) -> (usize, u64) {
+    let left = view.vms.iter().zip(places).filter(|(_, place)| matches!(place, Place::Stays(_)));
+    left.fold((0, 0), |(count, bytes), (vm, _)| (count + 1, bytes.saturating_add(vm.needs_bytes)))
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Order {
+    LargestFirst,
+    /// Those that few targets can take go first.
+    ConfinedFirst,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fit {
+    /// The fastest paths, then the most room.
+    Fast,
+    /// The least room that is enough, so that large rooms are kept for large VMs.
+    Tight,
+}
+
+/// VMs that go together or not at all; indices into the view.
+type Unit = Vec<usize>;
+
+fn place_in<'a>(
+    view: &'a DrainView,
+    units: &[Unit],
+    mut rooms: Vec<Room<'a>>,
+    order: Order,
+    fit: Fit,
+) -> Vec<Place> {
+    let mut places: Vec<Place> = view.vms.iter().map(|_| Place::Stays(String::new())).collect();
+    let mut sorted: Vec<(&Unit, Vec<&VmView>)> =
+        units.iter().map(|unit| (unit, unit.iter().map(|vm| &view.vms[*vm]).collect())).collect();
+    sorted.sort_by_cached_key(|(_, vms)| {
+        let takers = rooms.iter().filter(|room| room.obstacle(view, vms).is_none()).count();
+        let confined = if order == Order::ConfinedFirst { takers } else { 0 };
+        (confined, Reverse(needs_bytes(vms)), vms.iter().map(|vm| vm.name.clone()).min())
+    });
+    for (unit, vms) in sorted {
+        match choose(view, &vms, &mut rooms, fit) {
+            Ok(target) => unit.iter().for_each(|vm| places[*vm] = Place::Target(target)),
+            Err(why) => unit.iter().for_each(|vm| places[*vm] = Place::Stays(why_of(view, &vms, *vm, &why))),
+        }
+    }
+    places
+}
+
+fn needs_bytes(vms: &[&VmView]) -> u64 {
+    vms.iter().fold(0, |sum, vm| sum.saturating_add(vm.needs_bytes))
+}
+
+fn choose<'a>(
+    view: &DrainView,
+    vms: &[&'a VmView],
+    rooms: &mut [Room<'a>],
+    fit: Fit,
+) -> Result<usize, String> {
+    if let Some(why) = vms.iter().find_map(|vm| why_immovable(view, vm)) {
+        return Err(why);
+    }
+    if let Some(group) = shared_apart_group(vms) {
+        return Err(format!(
+            "VMs of one `together` group are of the `apart` group {group} too, so no host can hold them; take one \
+             of the two out of their specifications"
+        ));
+    }
+    let obstacles: Vec<Option<String>> = rooms.iter().map(|room| room.obstacle(view, vms)).collect();
+    let fitting = rooms.iter_mut().zip(&obstacles).filter(|(_, obstacle)| obstacle.is_none());
+    let best = fitting.map(|(room, _)| room).min_by_key(|room| match fit {
+        Fit::Fast => (Reverse(paths_mbps(room.target).to_bits()), Reverse(room.free_bytes)),
+        Fit::Tight => (Reverse(0), Reverse(u64::MAX - room.free_bytes)),
+    });
+    let Some(best) = best else { return Err(no_target(rooms, &obstacles)) };
+    best.take(vms);
+    Ok(best.index)
+}
+
+fn no_target(rooms: &[Room<'_>], obstacles: &[Option<String>]) -> String {
+    if rooms.is_empty() {
+        return "there is no other host to take it; name one with --to".into();
+    }
+    let each = rooms
+        .iter()
+        .zip(obstacles)
+        .filter_map(|(room, obstacle)| Some(format!("{}: {}", room.target.name, obstacle.as_ref()?)));
+    let mut each: Vec<String> = each.collect();
+    let more = each.len().saturating_sub(NAMED_TARGETS);
+    each.truncate(NAMED_TARGETS);
+    let more = if more > 0 { format!("; and {more} more hosts cannot either") } else { String::new() };
+    format!(
+        "no host can take it: {}{more}; mend one of these, or name another host with --to",
+        each.join("; ")
+    )
+}
+
+/// Why this VM cannot go wherever to.
+fn why_immovable(view: &DrainView, vm: &VmView) -> Option<String> {
+    if let Some(why) = &vm.placement.stays {
+        return Some(format!(
+            "{} must stay, by its specification: {why}; take `stays` out of its [placement] to let it go",
+            vm.name
+        ));
+    }
+    let why = vm.immovable.as_ref()?;
+    Some(match way_of(view, vm) {
+        Some(target) => format!("{} is on its way to {} already: {why}", vm.name, target.name),
+        None => format!("{} cannot be moved now: {why}; mend that and drain again", vm.name),
+    })
+}
+
+/// Where a VM is going that is being moved already.
+pub(super) fn way_of<'a>(view: &'a DrainView, vm: &VmView) -> Option<&'a TargetView> {
+    vm.immovable.as_ref()?;
+    view.targets.iter().find(|target| target.vms.iter().any(|placed| placed.name == vm.name))
+}
+
+/// Why one VM of a unit stays that stays as a whole.
+fn why_of(view: &DrainView, unit: &[&VmView], vm: usize, why: &str) -> String {
+    let vm = &view.vms[vm];
+    if let Some(own) = why_immovable(view, vm) {
+        return own;
+    }
+    let others: Vec<&str> =
+        unit.iter().map(|other| other.name.as_str()).filter(|name| *name != vm.name).collect();
+    if others.is_empty() { why.into() } else { format!("must be together with {}: {why}", others.join(", ")) }
+}
+
+fn shared_apart_group<'a>(vms: &[&'a VmView]) -> Option<&'a str> {
+    let mut seen = BTreeSet::new();
+    vms.iter().flat_map(|vm| &vm.placement.apart).map(String::as_str).find(|group| !seen.insert(*group))
+}
+
+/// VMs that share a `together` group, directly or by way of others, are one unit. A VM that is on its way
+/// already is a unit of its own: its group follows it.
+fn units(view: &DrainView) -> Vec<Unit> {
+    let mut units: Vec<(Unit, BTreeSet<&str>)> = vec![];
+    for (index, vm) in view.vms.iter().enumerate() {
+        let mut unit = vec![index];
+        let mut groups: BTreeSet<&str> = match way_of(view, vm) {
+            Some(_) => BTreeSet::new(),
+            None => vm.placement.together.iter().map(String::as_str).collect(),
+        };
+        let (joined, others) = units.into_iter().partition(|(_, theirs)| !theirs.is_disjoint(&groups));
+        units = others;
+        let joined: Vec<(Unit, BTreeSet<&str>)> = joined;
+        for (theirs, their_groups) in joined {
+            unit.extend(theirs);
+            groups.extend(their_groups);
+        }
+        unit.sort_unstable();
+        units.push((unit, groups));
+    }
+    units.into_iter().map(|(unit, _)| unit).collect()
+}
+
+/// A target, with what is planned to go there.
+#[derive(Debug, Clone)]
+struct Room<'a> {
+    index: usize,
+    target: &'a TargetView,
+    free_bytes: u64,
+    planned: Vec<&'a VmView>,
+}
+
+/// One for each target; for one that is named twice, the first.
+fn rooms(view: &DrainView) -> Vec<Room<'_>> {
+    let mut names = BTreeSet::new();
+    let once = view.targets.iter().enumerate().filter(|(_, target)| names.insert(target.name.as_str()));
+    once.map(|(index, target)| Room {
+        index,
+        target,
+        free_bytes: target.memory_available_bytes,
+        planned: vec![],
+    })
+    .collect()
+}
+
+impl<'a> Room<'a> {
+    fn take(&mut self, vms: &[&'a VmView]) {
+        self.free_bytes = self.free_bytes.saturating_sub(needs_bytes(vms));
+        self.planned.extend(vms);
+    }
+
+    /// Those that are there, and those that are planned to be.
+    fn inhabitants(&self) -> impl Iterator<Item = (&'a str, &'a Placement)> {
+        let there = self.target.vms.iter().map(|vm| (vm.name.as_str(), &vm.placement));
+        there.chain(self.planned.iter().map(|vm| (vm.name.as_str(), &vm.placement)))
+    }
+
+    /// Why these cannot all come here.
+    fn obstacle(&self, view: &DrainView, vms: &[&VmView]) -> Option<String> {
+        if self.target.name == view.host {
+            return Some("it is the host that is being drained".into());
+        }
+        self.target
+            .unavailable
+            .clone()
+            .or_else(|| vms.iter().find_map(|vm| self.refusal(vm)))
+            .or_else(|| self.group_elsewhere(view, vms))
+            .or_else(|| vms.iter().find_map(|vm| self.too_near(vm)))
+            .or_else(|| self.lacking_memory(vms))
+    }
+
+    fn refusal(&self, vm: &VmView) -> Option<String> {
+        if self.target.vms.iter().any(|there| there.name == vm.name) {
+            return Some(format!("there is a VM {} on it", vm.name));
+        }
+        vm.refusals.get(&self.target.name).cloned()
+    }
+
+    fn group_elsewhere(&self, view: &DrainView, vms: &[&VmView]) -> Option<String> {
+        let groups: BTreeSet<&String> = vms.iter().flat_map(|vm| &vm.placement.together).collect();
+        if groups.is_empty() {
+            return None;
+        }
+        let elsewhere = view.targets.iter().filter(|target| target.name != self.target.name);
+        elsewhere.flat_map(|target| target.vms.iter().map(move |vm| (target, vm))).find_map(|(target, vm)| {
+            let group = vm.placement.together.iter().find(|group| groups.contains(group))?;
+            Some(format!("{} of its group {group} is on {}", vm.name, target.name))
+        })
+    }
+
+    fn too_near(&self, vm: &VmView) -> Option<String> {
+        self.inhabitants().find_map(|(name, placement)| {
+            let group = placement.apart.intersection(&vm.placement.apart).next()?;
+            Some(format!("{} must be apart from {name}, by the group {group}", vm.name))
+        })
+    }
+
+    fn lacking_memory(&self, vms: &[&VmView]) -> Option<String> {
+        let needs_bytes = needs_bytes(vms);
+        (needs_bytes > self.free_bytes).then(|| {
+            format!(
+                "{} is needed and {} is free after what is planned to go there",
+                gib(needs_bytes),
+                gib(self.free_bytes)
+            )
+        })
+    }
+}
+
+fn gib(bytes: u64) -> String {
+    format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30))
+}
+
+/// For each target that VMs go to: why, if it failed after that, the other targets could not take its VMs.
+///
+/// Memory and `apart` groups only: what else would be in the way is known of VMs that are here alone.
+pub(super) fn without_reserve(view: &DrainView, places: &[Place]) -> Vec<String> {
+    let mut rooms = rooms(view);
+    for room in &mut rooms {
+        let comes = |(vm, place): (_, &Place)| (*place == Place::Target(room.index)).then_some(vm);
+        let planned: Vec<&VmView> = view.vms.iter().zip(places).filter_map(comes).collect();
+        room.take(&planned);
+    }
+    let used = rooms.iter().filter(|room| !room.planned.is_empty());
+    used.filter_map(|lost| why_without_reserve(view, lost, &rooms)).collect()
+}
+
+fn why_without_reserve(view: &DrainView, lost: &Room<'_>, rooms: &[Room<'_>]) -> Option<String> {
+    let there = lost.target.vms.iter().map(|vm| (vm.name.as_str(), vm.needs_bytes, &vm.placement));
+    let planned = lost.planned.iter().map(|vm| (vm.name.as_str(), vm.needs_bytes, &vm.placement));
+    let mut homeless: Vec<(&str, u64, &Placement)> = there.chain(planned).collect();
+    homeless.sort_by_key(|(name, needs_bytes, _)| (Reverse(*needs_bytes), *name));
+    let others = rooms.iter().filter(|room| {
+        room.index != lost.index && room.target.unavailable.is_none() && room.target.name != view.host
+    });
+    let mut others: Vec<(u64, BTreeSet<&String>)> = others
+        .map(|room| {
+            (room.free_bytes, room.inhabitants().flat_map(|(_, placement)| &placement.apart).collect())
+        })
+        .collect();
+    let name = &lost.target.name;
+    if others.is_empty() {
+        return Some(format!("if {name} failed after this, no other target could take its VMs"));
+    }
+    homeless.into_iter().find_map(|(vm, needs_bytes, placement)| {
+        let fits = |(free_bytes, apart): &&mut (u64, BTreeSet<&String>)| {
+            *free_bytes >= needs_bytes && placement.apart.iter().all(|group| !apart.contains(group))
+        };
+        let Some((free_bytes, apart)) = others.iter_mut().filter(fits).min_by_key(|(free_bytes, _)| *free_bytes)
+        else {
+            return Some(format!(
+                "if {name} failed after this, the other targets could not take all of its VMs: no room for {vm} \
+                 ({})",
+                gib(needs_bytes)
+            ));
+        };
+        *free_bytes -= needs_bytes;
+        apart.extend(&placement.apart);
+        None
+    })
+}

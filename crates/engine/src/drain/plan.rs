@@ -1,0 +1,166 @@
+//! The plan of a drain: an immutable value, shown by `--dry-run`; who carries it out decides nothing.
+
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::placement::{Place, place, without_reserve};
+use super::predict::{
+    Links, Prediction, Schedule, Transfer, completion_ms, paths_mbps, predict, schedule, setup_ms, vm_mbps,
+};
+use super::view::{DrainView, TargetView, VmView};
+
+/// Which VM goes where, in this order, and which stay.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct DrainPlan {
+    /// The host to be emptied.
+    pub host: String,
+    /// The VMs that go, the first first.
+    pub moves: Vec<Move>,
+    /// The VMs that stay.
+    pub stays: Vec<Stay>,
+    /// How many VMs are on the links at a time to begin with.
+    pub transfers: u8,
+    /// Until the last VM that goes runs on its target.
+    pub predicted_ms: f64,
+    /// What a person should know before it begins.
+    pub warnings: Vec<String>,
+}
+
+/// One VM's way.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Move {
+    /// The VM.
+    pub vm: String,
+    /// Where it goes.
+    pub target: String,
+    /// Its memory.
+    pub memory_bytes: u64,
+    /// Bytes that will go over the links.
+    pub predicted_bytes: u64,
+    /// From the start of its own transfer to its end, when it is alone on the links.
+    pub predicted_transfer_ms: f64,
+    /// The same, with the links shared as planned.
+    pub predicted_shared_ms: f64,
+    /// Why it may take longer than that, or may not end.
+    pub warning: Option<String>,
+}
+
+/// One VM that stays.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Stay {
+    /// The VM.
+    pub vm: String,
+    /// Why, and what would let it go.
+    pub why: String,
+}
+
+/// What goes over the links at a time where nothing else has been found: with multichannel one VM can fill
+/// all links, and is over the sooner the fewer there are beside it.
+const TRANSFERS_TO_BEGIN_WITH: u8 = 1;
+
+/// Makes the plan for what is seen. `transfers` bounds how many VMs are on the links at a time.
+pub fn plan(view: &DrainView, transfers: Option<u8>) -> DrainPlan {
+    let places = place(view);
+    let (mut going, mut stays) = (vec![], vec![]);
+    for (vm, place) in view.vms.iter().zip(&places) {
+        match place {
+            Place::Target(target) => {
+                let prediction = predict(vm, &view.targets[*target]);
+                going.push(Going { vm, target: *target, prediction });
+            }
+            Place::Stays(why) => stays.push(Stay { vm: vm.name.clone(), why: why.clone() }),
+        }
+    }
+    // The last ones are short then, so the links are full nearly to the end; what may never end keeps
+    // nobody waiting.
+    going.sort_by_key(|going| {
+        (!going.prediction.converges, Reverse(going.prediction.bytes), going.vm.name.clone())
+    });
+    let transfers = transfers_to_begin_with(view, &going).min(transfers.unwrap_or(u8::MAX)).max(1);
+    let schedule = schedule_of(view, &going, transfers);
+    let setup_ms = going.first().map_or(0.0, |first| setup_ms(&view.targets[first.target]));
+    DrainPlan {
+        host: view.host.clone(),
+        moves: going.iter().zip(&schedule.transfer_ms).map(|(going, ms)| going.as_move(view, *ms)).collect(),
+        stays,
+        transfers,
+        predicted_ms: setup_ms + schedule.total_ms,
+        warnings: [unknown_speeds(view, &going), without_reserve(view, &places)].concat(),
+    }
+}
+
+/// A VM that goes.
+struct Going<'a> {
+    vm: &'a VmView,
+    target: usize,
+    prediction: Prediction,
+}
+
+impl Going<'_> {
+    fn as_move(&self, view: &DrainView, shared_ms: f64) -> Move {
+        let target = &view.targets[self.target];
+        Move {
+            vm: self.vm.name.clone(),
+            target: target.name.clone(),
+            memory_bytes: self.vm.memory_bytes,
+            predicted_bytes: self.prediction.bytes,
+            predicted_transfer_ms: self.prediction.transfer_ms,
+            predicted_shared_ms: shared_ms,
+            warning: self.warning(target),
+        }
+    }
+
+    fn warning(&self, target: &TargetView) -> Option<String> {
+        let Some(memory) = self.vm.memory else {
+            return Some(
+                "its memory could not be looked at: predicted as if none of it were zero and nothing got dirty"
+                    .into(),
+            );
+        };
+        (!self.prediction.converges).then(|| {
+            format!(
+                "its memory gets dirty at {:.0} Mb/s and the links carry {:.0} Mb/s: it may not come to an end, so \
+                 it goes last; less load in it, or more links, would help",
+                memory.dirty_bytes_per_s as f64 / 125_000.0,
+                vm_mbps(target)
+            )
+        })
+    }
+}
+
+/// What was found by an earlier drain to the target that most goes to.
+fn transfers_to_begin_with(view: &DrainView, going: &[Going<'_>]) -> u8 {
+    let bytes_to = |target: usize| {
+        let there = going.iter().filter(|going| going.target == target);
+        there.fold(0_u64, |sum, going| sum.saturating_add(going.prediction.bytes))
+    };
+    let main =
+        going.iter().map(|going| going.target).max_by_key(|target| (bytes_to(*target), Reverse(*target)));
+    let remembered = main.and_then(|target| view.targets[target].remembered);
+    remembered.and_then(|remembered| remembered.transfers).unwrap_or(TRANSFERS_TO_BEGIN_WITH)
+}
+
+fn schedule_of(view: &DrainView, going: &[Going<'_>], transfers: u8) -> Schedule {
+    let links = Links {
+        vm_mbps: view.targets.iter().map(vm_mbps).collect(),
+        target_mbps: view.targets.iter().map(|target| paths_mbps(target).max(vm_mbps(target))).collect(),
+    };
+    let transfer = |going: &Going<'_>| Transfer {
+        target: going.target,
+        bytes: going.prediction.bytes as f64,
+        completion_ms: completion_ms(&view.targets[going.target]),
+    };
+    schedule(&going.iter().map(transfer).collect::<Vec<_>>(), &links, transfers)
+}
+
+fn unknown_speeds(view: &DrainView, going: &[Going<'_>]) -> Vec<String> {
+    let used: BTreeSet<usize> = going.iter().map(|going| going.target).collect();
+    let targets = used.into_iter().map(|target| &view.targets[target]);
+    let unknown = targets.filter(|target| target.paths_mbps == 0 && target.remembered.is_none());
+    unknown
+        .map(|target| format!("the speed of the links to {} is not known: predicted for 1 Gb/s", target.name))
+        .collect()
+}

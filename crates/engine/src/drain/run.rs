@@ -1,0 +1,401 @@
+//! A drain under way: events in, actions out. No I/O, no clock: the caller says what time it is.
+//!
+//! ```text
+//!           Begin              Prepared           Release              Sent              Ended
+//! waiting ─────────► preparing ────────► ready ─────────► transferring ────► finishing ────────► moved
+//!    ▲                   │                 │                   │                 │
+//!    │  Plan, Planned    ▼                 ▼                   ▼                 ▼
+//!    └──────────────── failed, while it may be tried again ◄───┴─────────────────┤
+//!    │                                                                           ▼
+//!    └► left out: no host can take it                                        undecided
+//! ```
+//!
+//! What the executor owes:
+//! - Each [`Action::Begin`] is answered by exactly one [`Event::Ended`], whatever happens, and by one
+//!   [`Event::Prepared`] before it unless it ends first. Other events of a VM come in their order, or not
+//!   at all; none comes after its `Ended`.
+//! - Each [`Action::Plan`] is answered by [`Event::Planned`] or [`Event::NotPlanned`], within a bound. The view
+//!   of the new plan is completed by the [`Drain::standing`] of the moment at which the action was given.
+//! - [`Event::Tick`] comes until [`Action::Finish`].
+//!
+//! What it may rely on: no VM is begun while it is under way, nothing is begun while a plan is made, and
+//! `Finish` comes once, when nothing is under way.
+
+mod entry;
+mod pace;
+mod planning;
+#[cfg(test)]
+mod tests;
+
+use super::concurrency::Concurrency;
+use super::plan::{DrainPlan, Move, Stay};
+use super::status::{DrainState, DrainStatus};
+use crate::problem::Problem;
+use entry::{Entry, Stage};
+use pace::Pace;
+pub use planning::Standing;
+use planning::{LOOKS, Planning};
+
+/// Bounds of one drain.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DrainLimits {
+    /// After this nothing new is begun, and what is not on the links yet is given up.
+    pub total_ms: Option<f64>,
+    /// VMs at most that leave this host at a time, those being prepared included.
+    pub outbound: u8,
+    /// VMs at most on their way to one target at a time, those being prepared included.
+    pub inbound: u8,
+    /// VMs at most on the links at a time, if somebody has set it.
+    pub transfers: Option<u8>,
+    /// How often one VM is tried.
+    pub attempts: u8,
+}
+
+/// What the executor is to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// Begin the migration of this VM; it must wait before the first byte until it is released.
+    Begin {
+        /// The VM.
+        vm: String,
+        /// Where it goes.
+        target: String,
+    },
+    /// Let its memory go over the links.
+    Release {
+        /// The VM.
+        vm: String,
+    },
+    /// Have its migration undone, where that is still possible.
+    Cancel {
+        /// The VM.
+        vm: String,
+    },
+    /// Look anew at the hosts and plan again, for the VMs that have not been begun; see
+    /// [`Drain::standing`]. Answered by [`Event::Planned`].
+    Plan,
+    /// It is over; nothing is under way.
+    Finish,
+}
+
+/// What has happened.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// [`Action::Plan`] is done.
+    Planned(DrainPlan),
+    /// [`Action::Plan`] failed.
+    NotPlanned(Problem),
+    /// The migration of this VM has this identifier.
+    Begun {
+        /// The VM.
+        vm: String,
+        /// Identifier of its migration.
+        migration: String,
+    },
+    /// Steps 1 to 5 of this VM are done: it waits to be released.
+    Prepared {
+        /// The VM.
+        vm: String,
+    },
+    /// So much of this VM has arrived, since its migration began.
+    Arrived {
+        /// The VM.
+        vm: String,
+        /// Bytes that the target's host has confirmed.
+        bytes: u64,
+    },
+    /// All of this VM is over the links; only steps 9 and 10 remain.
+    Sent {
+        /// The VM.
+        vm: String,
+    },
+    /// The migration of this VM is over, or could not begin.
+    Ended {
+        /// The VM.
+        vm: String,
+        /// How.
+        end: MoveEnd,
+    },
+    /// Somebody wants it cancelled.
+    CancelRequested,
+    /// Time has passed. Comes five times a second.
+    Tick,
+}
+
+/// How the migration of a VM ended.
+#[derive(Debug, Clone, PartialEq)]
+pub enum MoveEnd {
+    /// It runs on the target.
+    Completed {
+        /// From the first byte to the last, in ms.
+        transfer_ms: f64,
+    },
+    /// It runs here.
+    Failed(Problem),
+    /// It is not known where it runs, until the target answers.
+    Undecided(Problem),
+}
+
+/// VMs that are prepared, or being prepared, beyond those that may be on the links: with two the links need
+/// not wait for steps 1 to 5, even if one of them fails.
+const AHEAD: u8 = 2;
+
+/// Why nothing new is begun any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Closing {
+    Cancelled,
+    DeadlinePassed,
+}
+
+/// A drain under way.
+#[derive(Debug)]
+pub struct Drain {
+    limits: DrainLimits,
+    begun_ms: f64,
+    predicted_ms: f64,
+    // In the order of the plan.
+    entries: Vec<Entry>,
+    // VMs that were never planned to move.
+    stays: Vec<Stay>,
+    concurrency: Concurrency,
+    pace: Pace,
+    planning: Planning,
+    looks_left: u8,
+    looked_ms: f64,
+    cancel_requested: bool,
+    ended: Option<(f64, DrainState)>,
+}
+
+impl Drain {
+    /// Begins what the plan says; gives the first actions.
+    pub fn begin(plan: DrainPlan, limits: DrainLimits, now_ms: f64) -> (Self, Vec<Action>) {
+        let limits = DrainLimits {
+            outbound: limits.outbound.max(1),
+            inbound: limits.inbound.max(1),
+            attempts: limits.attempts.max(1),
+            ..limits
+        };
+        let most = limits.transfers.unwrap_or(limits.outbound).min(limits.outbound);
+        let mut drain = Self {
+            limits,
+            begun_ms: now_ms,
+            predicted_ms: plan.predicted_ms,
+            concurrency: Concurrency::new(plan.transfers, most),
+            pace: Pace::of(&plan),
+            entries: plan.moves.into_iter().map(Entry::new).collect(),
+            stays: plan.stays,
+            planning: Planning::Not,
+            looks_left: LOOKS,
+            looked_ms: now_ms,
+            cancel_requested: false,
+            ended: None,
+        };
+        let actions = drain.next_actions(now_ms);
+        (drain, actions)
+    }
+
+    /// Takes an event; says what to do next.
+    pub fn handle(&mut self, now_ms: f64, event: Event) -> Vec<Action> {
+        if self.ended.is_some() {
+            return vec![];
+        }
+        match event {
+            Event::Planned(plan) => self.planned(now_ms, plan),
+            Event::NotPlanned(problem) => self.not_planned(now_ms, &problem),
+            Event::Begun { vm, migration } => self.of(&vm, |entry| entry.migration = Some(migration)),
+            Event::Prepared { vm } => self.of(&vm, Entry::prepared),
+            Event::Arrived { vm, bytes } => self.arrived(&vm, bytes),
+            Event::Sent { vm } => self.of(&vm, |entry| entry.sent(now_ms)),
+            Event::Ended { vm, end } => self.move_ended(now_ms, &vm, end),
+            Event::CancelRequested => self.cancel_requested = true,
+            Event::Tick => self.tick(now_ms),
+        }
+        self.next_actions(now_ms)
+    }
+
+    fn of(&mut self, vm: &str, change: impl FnOnce(&mut Entry)) {
+        if let Some(entry) = self.entries.iter_mut().find(|entry| entry.planned.vm == vm) {
+            change(entry);
+        }
+    }
+
+    fn arrived(&mut self, vm: &str, bytes: u64) {
+        let mut more = 0;
+        self.of(vm, |entry| more = entry.arrived(bytes));
+        self.pace.arrived(more);
+    }
+
+    fn tick(&mut self, now_ms: f64) {
+        let on_links = self.count(|entry| entry.stage == Stage::Transferring);
+        if on_links > 0 {
+            self.pace.sample(now_ms);
+        }
+        self.concurrency.observe(now_ms, self.pace.arrived_bytes(), on_links);
+    }
+
+    fn move_ended(&mut self, now_ms: f64, vm: &str, end: MoveEnd) {
+        let closing = self.closing(now_ms);
+        let (attempts, planning) = (self.limits.attempts, self.planning);
+        let Some(entry) = self.entries.iter_mut().find(|entry| entry.planned.vm == vm) else { return };
+        if !entry.stage.is_under_way() {
+            return;
+        }
+        if let Some(ms) = entry.finishing_ms(now_ms) {
+            self.pace.completed_in(ms);
+        }
+        match end {
+            MoveEnd::Completed { transfer_ms } => {
+                entry.moved(transfer_ms);
+                self.looks_left = LOOKS;
+            }
+            MoveEnd::Undecided(problem) => entry.end(Stage::Undecided, problem),
+            MoveEnd::Failed(problem) => match closing {
+                Some(closing) if entry.cancelled => entry.give_up(closing),
+                None if entry.attempts < attempts => {
+                    entry.try_again(problem, planning == Planning::UnderWay);
+                    self.want_plan();
+                }
+                _ => entry.end(Stage::Failed, problem),
+            },
+        }
+    }
+
+    /// Gives every action that can be given; whatever has happened, nothing that may go on waits for more
+    /// than the answers to actions that were given.
+    fn next_actions(&mut self, now_ms: f64) -> Vec<Action> {
+        let mut actions = vec![];
+        if let Some(closing) = self.closing(now_ms) {
+            self.give_up(closing, &mut actions);
+        } else {
+            self.release(now_ms, &mut actions);
+            self.look_again(now_ms);
+            self.make_plan(&mut actions);
+            self.begin_more(&mut actions);
+        }
+        self.finish(now_ms, &mut actions);
+        actions
+    }
+
+    /// Why nothing new is begun any more.
+    fn closing(&self, now_ms: f64) -> Option<Closing> {
+        if self.cancel_requested {
+            return Some(Closing::Cancelled);
+        }
+        let total_ms = self.limits.total_ms?;
+        (now_ms - self.begun_ms >= total_ms).then_some(Closing::DeadlinePassed)
+    }
+
+    fn give_up(&mut self, closing: Closing, actions: &mut Vec<Action>) {
+        if self.planning == Planning::Wanted {
+            self.planning = Planning::Not;
+        }
+        for entry in &mut self.entries {
+            let can_be_given_up = match entry.stage {
+                Stage::Waiting => {
+                    entry.give_up(closing);
+                    false
+                }
+                Stage::Preparing | Stage::Ready => true,
+                Stage::Transferring => closing == Closing::Cancelled,
+                _ => false,
+            };
+            if can_be_given_up && !entry.cancelled {
+                entry.cancelled = true;
+                actions.push(Action::Cancel { vm: entry.planned.vm.clone() });
+            }
+        }
+    }
+
+    fn release(&mut self, now_ms: f64, actions: &mut Vec<Action>) {
+        let on_links = self.count(|entry| entry.stage == Stage::Transferring);
+        let free = self.concurrency.allowed().saturating_sub(on_links);
+        let ready = self.entries.iter_mut().filter(|entry| entry.stage == Stage::Ready);
+        for entry in ready.take(usize::from(free)) {
+            entry.stage = Stage::Transferring;
+            actions.push(Action::Release { vm: entry.planned.vm.clone() });
+        }
+        if !actions.is_empty() {
+            self.pace.begins(now_ms);
+        }
+    }
+
+    /// Not while a plan is made: it counts on the room that what is begun now would take.
+    fn begin_more(&mut self, actions: &mut Vec<Action>) {
+        while self.planning == Planning::Not
+            && let Some(next) = self.next_to_begin()
+        {
+            let entry = &mut self.entries[next];
+            entry.begin();
+            let Move { vm, target, .. } = entry.planned.clone();
+            actions.push(Action::Begin { vm, target });
+        }
+    }
+
+    fn next_to_begin(&self) -> Option<usize> {
+        let ahead = self.count(|entry| matches!(entry.stage, Stage::Preparing | Stage::Ready));
+        let outbound = self.count(|entry| entry.stage.is_under_way());
+        if ahead >= self.concurrency.allowed().saturating_add(AHEAD) || outbound >= self.limits.outbound {
+            return None;
+        }
+        self.entries.iter().position(|entry| {
+            entry.stage == Stage::Waiting && self.inbound(&entry.planned.target) < self.limits.inbound
+        })
+    }
+
+    fn inbound(&self, target: &str) -> u8 {
+        self.count(|entry| entry.stage.is_under_way() && entry.planned.target == target)
+    }
+
+    fn finish(&mut self, now_ms: f64, actions: &mut Vec<Action>) {
+        let is_over =
+            self.entries.iter().all(|entry| !entry.stage.is_under_way() && entry.stage != Stage::Waiting);
+        let may_look = self.closing(now_ms).is_none() && self.looks_left > 0 && self.has_left_out();
+        if !is_over || may_look || self.planning != Planning::Not {
+            return;
+        }
+        let is_empty = self.stays.is_empty() && self.entries.iter().all(|entry| entry.stage == Stage::Moved);
+        let state = match (is_empty, self.cancel_requested) {
+            (true, _) => DrainState::Drained,
+            (false, true) => DrainState::Cancelled,
+            (false, false) => DrainState::Incomplete,
+        };
+        self.ended = Some((now_ms, state));
+        actions.push(Action::Finish);
+    }
+
+    fn count(&self, which: impl Fn(&Entry) -> bool) -> u8 {
+        let count = self.entries.iter().filter(|entry| which(entry)).count();
+        u8::try_from(count).unwrap_or(u8::MAX)
+    }
+
+    /// How it ended; absent while it is under way.
+    pub fn outcome(&self) -> Option<DrainState> {
+        self.ended.map(|(_, state)| state)
+    }
+
+    /// How many transfers at a time carried most; absent while only one number was tried.
+    pub fn found_transfers(&self) -> Option<u8> {
+        self.concurrency.found()
+    }
+
+    /// How far it has come.
+    pub fn status(&self, now_ms: f64) -> DrainStatus {
+        let (seen_ms, state) = match self.ended {
+            Some(ended) => ended,
+            None if self.cancel_requested => (now_ms, DrainState::Cancelling),
+            None => (now_ms, DrainState::Moving),
+        };
+        let stay = |entry: &Entry| entry.as_stay();
+        let is_over = self.ended.is_some();
+        DrainStatus {
+            state,
+            moves: self.entries.iter().filter(|entry| stay(entry).is_none()).map(Entry::status).collect(),
+            stays: self.stays.iter().cloned().chain(self.entries.iter().filter_map(stay)).collect(),
+            transfers: self.concurrency.allowed(),
+            rate_mbps: if is_over { 0.0 } else { self.pace.rate_mbps(now_ms) },
+            elapsed_ms: seen_ms - self.begun_ms,
+            predicted_ms: self.predicted_ms,
+            eta_ms: if is_over { None } else { self.pace.eta_ms(&self.entries) },
+        }
+    }
+}

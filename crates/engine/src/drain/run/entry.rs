@@ -1,0 +1,196 @@
+//! One VM of a drain under way.
+
+use super::super::plan::{Move, Stay};
+use super::super::status::{MoveState, MoveStatus};
+use super::Closing;
+use crate::problem::Problem;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    Waiting,
+    /// No host can take it, by the last plan; another plan may place it.
+    LeftOut,
+    /// It has no QEMU on this host any more.
+    Gone,
+    Preparing,
+    Ready,
+    Transferring,
+    Finishing,
+    Moved,
+    Failed,
+    Undecided,
+}
+
+impl Stage {
+    pub(super) fn is_under_way(self) -> bool {
+        matches!(self, Self::Preparing | Self::Ready | Self::Transferring | Self::Finishing)
+    }
+
+    /// Whether a new plan may say something else of it.
+    pub(super) fn is_open(self) -> bool {
+        matches!(self, Self::Waiting | Self::LeftOut | Self::Gone)
+    }
+}
+
+/// A VM that was planned to move.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) planned: Move,
+    pub(super) stage: Stage,
+    pub(super) migration: Option<String>,
+    pub(super) attempts: u8,
+    /// Its migration was told to be undone.
+    pub(super) cancelled: bool,
+    /// It failed, and no plan has placed it since.
+    pub(super) needs_plan: bool,
+    /// It failed while a plan was being made in which it is still under way.
+    pub(super) missed_plan: bool,
+    /// Of the attempt under way, or the last one.
+    pub(super) sent_bytes: u64,
+    error: Option<Problem>,
+    left_out_why: String,
+    sent_at_ms: Option<f64>,
+    transfer_ms: Option<f64>,
+}
+
+impl Entry {
+    pub(super) fn new(planned: Move) -> Self {
+        Self {
+            planned,
+            stage: Stage::Waiting,
+            migration: None,
+            attempts: 0,
+            cancelled: false,
+            needs_plan: false,
+            missed_plan: false,
+            sent_bytes: 0,
+            error: None,
+            left_out_why: String::new(),
+            sent_at_ms: None,
+            transfer_ms: None,
+        }
+    }
+
+    /// The same VM by a new plan.
+    pub(super) fn replanned(self, planned: Move) -> Self {
+        Self { planned, stage: Stage::Waiting, needs_plan: false, missed_plan: false, ..self }
+    }
+
+    /// A new plan does not move it: for this reason, or because it knows nothing of it.
+    pub(super) fn leave_out(&mut self, why: Option<String>) {
+        self.stage = if why.is_some() { Stage::LeftOut } else { Stage::Gone };
+        self.left_out_why =
+            why.unwrap_or_else(|| "it was stopped or removed; nothing is left to move".into());
+    }
+
+    pub(super) fn begin(&mut self) {
+        self.stage = Stage::Preparing;
+        self.attempts = self.attempts.saturating_add(1);
+        self.sent_bytes = 0;
+        self.sent_at_ms = None;
+    }
+
+    pub(super) fn prepared(&mut self) {
+        if self.stage == Stage::Preparing {
+            self.stage = Stage::Ready;
+        }
+    }
+
+    /// Takes the bytes that have arrived since the migration began; says how many are new.
+    pub(super) fn arrived(&mut self, bytes: u64) -> u64 {
+        if !self.stage.is_under_way() {
+            return 0;
+        }
+        let more = bytes.saturating_sub(self.sent_bytes);
+        self.sent_bytes += more;
+        more
+    }
+
+    pub(super) fn sent(&mut self, now_ms: f64) {
+        if self.stage == Stage::Transferring {
+            self.stage = Stage::Finishing;
+            self.sent_at_ms = Some(now_ms);
+        }
+    }
+
+    /// How long ago its last byte was sent.
+    pub(super) fn finishing_ms(&self, now_ms: f64) -> Option<f64> {
+        self.sent_at_ms.map(|sent_at_ms| now_ms - sent_at_ms)
+    }
+
+    pub(super) fn try_again(&mut self, problem: Problem, is_planning: bool) {
+        self.end(Stage::Waiting, problem);
+        self.needs_plan = true;
+        self.missed_plan = is_planning;
+    }
+
+    pub(super) fn moved(&mut self, transfer_ms: f64) {
+        self.stage = Stage::Moved;
+        self.error = None;
+        self.transfer_ms = Some(transfer_ms);
+    }
+
+    pub(super) fn end(&mut self, stage: Stage, problem: Problem) {
+        self.stage = stage;
+        self.error = Some(problem);
+    }
+
+    pub(super) fn give_up(&mut self, closing: Closing) {
+        let why = match closing {
+            Closing::Cancelled => "the drain was cancelled before it had moved",
+            Closing::DeadlinePassed => "the drain's deadline passed before its turn on the links",
+        };
+        let before = match &self.error {
+            Some(error) => format!("; an earlier attempt failed: {error}"),
+            None => String::new(),
+        };
+        let problem =
+            Problem::failed(format!("{why}; it runs here still, and another drain moves it{before}"));
+        self.end(Stage::Failed, problem);
+    }
+
+    /// As a VM that stays: one that was never tried and that no host can take.
+    pub(super) fn as_stay(&self) -> Option<Stay> {
+        let is_left_out = matches!(self.stage, Stage::LeftOut | Stage::Gone);
+        (is_left_out && self.attempts == 0)
+            .then(|| Stay { vm: self.planned.vm.clone(), why: self.left_out_why.clone() })
+    }
+
+    pub(super) fn status(&self) -> MoveStatus {
+        MoveStatus {
+            vm: self.planned.vm.clone(),
+            target: self.planned.target.clone(),
+            state: self.state(),
+            migration: self.migration.clone(),
+            attempts: self.attempts,
+            error: self.problem(),
+            memory_bytes: self.planned.memory_bytes,
+            sent_bytes: self.sent_bytes,
+            predicted_ms: self.planned.predicted_shared_ms,
+            transfer_ms: self.transfer_ms,
+        }
+    }
+
+    fn state(&self) -> MoveState {
+        match self.stage {
+            Stage::Waiting => MoveState::Waiting,
+            Stage::Preparing => MoveState::Preparing,
+            Stage::Ready => MoveState::Ready,
+            Stage::Transferring => MoveState::Transferring,
+            Stage::Finishing => MoveState::Finishing,
+            Stage::Moved => MoveState::Moved,
+            Stage::LeftOut | Stage::Gone | Stage::Failed => MoveState::Failed,
+            Stage::Undecided => MoveState::Undecided,
+        }
+    }
+
+    fn problem(&self) -> Option<Problem> {
+        let error = self.error.clone()?;
+        Some(match self.stage {
+            Stage::LeftOut | Stage::Gone => {
+                Problem { message: format!("{error}; after that: {}", self.left_out_why), ..error }
+            }
+            _ => error,
+        })
+    }
+}

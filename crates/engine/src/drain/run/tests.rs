@@ -1,0 +1,256 @@
+use super::super::status::MoveState;
+use super::planning::LOOK_AGAIN_MS;
+use super::*;
+
+const GIB: u64 = 1 << 30;
+
+/// 2 × 1 Gb/s, in bytes per ms.
+const LINKS: f64 = 237_500.0;
+
+fn planned(vm: &str, target: &str) -> Move {
+    Move {
+        vm: vm.into(),
+        target: target.into(),
+        memory_bytes: GIB,
+        predicted_bytes: GIB,
+        predicted_transfer_ms: GIB as f64 / LINKS,
+        predicted_shared_ms: GIB as f64 / LINKS,
+        warning: None,
+    }
+}
+
+fn plan_of(moves: Vec<Move>, stays: &[&str]) -> DrainPlan {
+    let stay = |vm: &&str| Stay { vm: (*vm).to_owned(), why: "no host can take it".into() };
+    DrainPlan {
+        host: "a".into(),
+        predicted_ms: moves.len() as f64 * GIB as f64 / LINKS,
+        moves,
+        stays: stays.iter().map(stay).collect(),
+        transfers: 1,
+        warnings: vec![],
+    }
+}
+
+const LIMITS: DrainLimits =
+    DrainLimits { total_ms: None, outbound: 8, inbound: 4, transfers: Some(1), attempts: 2 };
+
+fn begin(vms: &[&str]) -> (Drain, Vec<Action>) {
+    Drain::begin(plan_of(vms.iter().map(|vm| planned(vm, "b")).collect(), &[]), LIMITS, 0.0)
+}
+
+fn begins(actions: &[Action]) -> Vec<&str> {
+    let begun = actions.iter().filter_map(|action| match action {
+        Action::Begin { vm, .. } => Some(vm.as_str()),
+        _ => None,
+    });
+    begun.collect()
+}
+
+fn owned(vms: &[&str]) -> Vec<String> {
+    vms.iter().map(ToString::to_string).collect()
+}
+
+fn prepared(vm: &str) -> Event {
+    Event::Prepared { vm: vm.into() }
+}
+
+fn sent(vm: &str) -> Event {
+    Event::Sent { vm: vm.into() }
+}
+
+fn completed(vm: &str) -> Event {
+    Event::Ended { vm: vm.into(), end: MoveEnd::Completed { transfer_ms: 4_500.0 } }
+}
+
+fn failed(vm: &str) -> Event {
+    Event::Ended { vm: vm.into(), end: MoveEnd::Failed(Problem::failed("connection reset")) }
+}
+
+fn release(vm: &str) -> Action {
+    Action::Release { vm: vm.into() }
+}
+
+fn cancel(vm: &str) -> Action {
+    Action::Cancel { vm: vm.into() }
+}
+
+fn state(drain: &Drain, vm: &str) -> MoveState {
+    drain.status(0.0).moves.iter().find(|row| row.vm == vm).unwrap().state
+}
+
+fn error(drain: &Drain, vm: &str) -> String {
+    let status = drain.status(0.0);
+    status.moves.iter().find(|row| row.vm == vm).unwrap().error.clone().unwrap().message
+}
+
+#[test]
+fn two_are_prepared_ahead_and_one_is_on_the_links() {
+    let (mut drain, actions) = begin(&["v", "w", "x", "y", "z"]);
+    assert_eq!(begins(&actions), ["v", "w", "x"]);
+    assert_eq!(
+        drain.handle(1.0, prepared("w")),
+        [release("w"), Action::Begin { vm: "y".into(), target: "b".into() }]
+    );
+    assert_eq!(drain.handle(2.0, prepared("v")), []);
+    assert_eq!(state(&drain, "v"), MoveState::Ready);
+}
+
+#[test]
+fn the_links_are_free_once_all_is_sent() {
+    let (mut drain, _) = begin(&["v", "w"]);
+    drain.handle(1.0, prepared("v"));
+    drain.handle(2.0, prepared("w"));
+    assert_eq!(drain.handle(3.0, sent("v")), [release("w")]);
+    assert_eq!(drain.handle(4.0, sent("w")), []);
+    assert_eq!(drain.handle(5.0, completed("w")), []);
+    assert_eq!(drain.handle(6.0, completed("v")), [Action::Finish]);
+    assert_eq!(drain.outcome(), Some(DrainState::Drained));
+    assert_eq!(drain.handle(7.0, Event::CancelRequested), []);
+}
+
+#[test]
+fn one_target_takes_no_more_at_a_time_than_it_may() {
+    let moves = ["v", "w", "x"].map(|vm| planned(vm, if vm == "x" { "c" } else { "b" })).to_vec();
+    let (_, actions) = Drain::begin(plan_of(moves, &[]), DrainLimits { inbound: 1, ..LIMITS }, 0.0);
+    assert_eq!(begins(&actions), ["v", "x"]);
+}
+
+#[test]
+fn a_vm_that_failed_goes_where_the_new_plan_says() {
+    let (mut drain, _) = begin(&["v", "w"]);
+    assert_eq!(drain.handle(1.0, failed("v")), [Action::Plan]);
+    assert_eq!(state(&drain, "v"), MoveState::Waiting);
+    let actions = drain.handle(2.0, Event::Planned(plan_of(vec![planned("v", "c")], &[])));
+    assert_eq!(actions, [Action::Begin { vm: "v".into(), target: "c".into() }]);
+    assert_eq!(drain.handle(3.0, failed("v")), []);
+    assert_eq!((state(&drain, "v"), error(&drain, "v")), (MoveState::Failed, "connection reset".into()));
+    assert_eq!(drain.handle(4.0, completed("w")), [Action::Finish]);
+    assert_eq!(drain.outcome(), Some(DrainState::Incomplete));
+}
+
+#[test]
+fn who_fails_while_a_plan_is_made_is_in_the_next_one() {
+    let (mut drain, _) = begin(&["v", "w"]);
+    assert_eq!(drain.handle(1.0, failed("v")), [Action::Plan]);
+    assert_eq!(drain.handle(2.0, failed("w")), []);
+    let actions = drain.handle(3.0, Event::Planned(plan_of(vec![planned("v", "c")], &["w"])));
+    assert_eq!(actions, [Action::Plan]);
+    let both = plan_of(vec![planned("v", "c"), planned("w", "b")], &[]);
+    assert_eq!(begins(&drain.handle(4.0, Event::Planned(both))), ["v", "w"]);
+}
+
+#[test]
+fn what_no_host_can_take_is_looked_at_again_and_then_stays() {
+    let (mut drain, _) = begin(&["v"]);
+    drain.handle(1.0, failed("v"));
+    assert_eq!(drain.handle(2.0, Event::Planned(plan_of(vec![], &["v"]))), []);
+    let mut now_ms = 2.0;
+    for _ in 0..LOOKS {
+        assert_eq!(drain.handle(now_ms + LOOK_AGAIN_MS - 1.0, Event::Tick), []);
+        now_ms += LOOK_AGAIN_MS;
+        assert_eq!(drain.handle(now_ms, Event::Tick), [Action::Plan]);
+        let actions = drain.handle(now_ms, Event::NotPlanned(Problem::failed("silence")));
+        assert_eq!(actions.contains(&Action::Finish), drain.looks_left == 0);
+    }
+    assert!(error(&drain, "v").contains("connection reset; after that: no host can take it"));
+}
+
+#[test]
+fn undecided_is_not_tried_again() {
+    let (mut drain, _) = begin(&["v"]);
+    let end = MoveEnd::Undecided(Problem::failed("the target is silent"));
+    assert_eq!(drain.handle(1.0, Event::Ended { vm: "v".into(), end }), [Action::Finish]);
+    assert_eq!((state(&drain, "v"), drain.outcome()), (MoveState::Undecided, Some(DrainState::Incomplete)));
+}
+
+#[test]
+fn cancelling_undoes_what_is_under_way_and_begins_nothing() {
+    let (mut drain, _) = begin(&["v", "w", "x", "y"]);
+    drain.handle(1.0, prepared("v"));
+    drain.handle(2.0, sent("v"));
+    drain.handle(3.0, prepared("w"));
+    assert_eq!(drain.handle(4.0, Event::CancelRequested), [cancel("w"), cancel("x"), cancel("y")]);
+    assert_eq!(drain.handle(5.0, prepared("x")), []);
+    drain.handle(6.0, failed("w"));
+    drain.handle(7.0, failed("x"));
+    drain.handle(8.0, completed("v"));
+    // It was handed over when the order came.
+    assert_eq!(drain.handle(9.0, completed("y")), [Action::Finish]);
+    assert_eq!(drain.outcome(), Some(DrainState::Cancelled));
+    assert_eq!((state(&drain, "v"), state(&drain, "y")), (MoveState::Moved, MoveState::Moved));
+    assert!(error(&drain, "w").starts_with("the drain was cancelled"));
+}
+
+#[test]
+fn after_the_deadline_what_is_on_the_links_goes_on() {
+    let plan = plan_of(["v", "w"].map(|vm| planned(vm, "b")).to_vec(), &[]);
+    let (mut drain, _) = Drain::begin(plan, DrainLimits { total_ms: Some(100.0), ..LIMITS }, 50.0);
+    drain.handle(60.0, prepared("v"));
+    assert_eq!(drain.handle(149.0, Event::Tick), []);
+    assert_eq!(drain.handle(150.0, Event::Tick), [cancel("w")]);
+    drain.handle(160.0, failed("w"));
+    assert_eq!(drain.handle(170.0, completed("v")), [Action::Finish]);
+    assert!(error(&drain, "w").contains("deadline"));
+}
+
+#[test]
+fn nothing_to_move_is_over_at_once() {
+    let (drain, actions) = Drain::begin(plan_of(vec![], &["v"]), LIMITS, 0.0);
+    assert_eq!((actions, drain.outcome()), (vec![Action::Finish], Some(DrainState::Incomplete)));
+    assert_eq!(begin(&[]).0.outcome(), Some(DrainState::Drained));
+}
+
+#[test]
+fn bounds_of_zero_are_bounds_of_one() {
+    let none = DrainLimits { outbound: 0, inbound: 0, transfers: Some(0), attempts: 0, ..LIMITS };
+    let (mut drain, actions) = Drain::begin(plan_of(vec![planned("v", "b")], &[]), none, 0.0);
+    assert_eq!(begins(&actions), ["v"]);
+    assert_eq!(drain.handle(1.0, prepared("v")), [release("v")]);
+}
+
+/// Moves VMs of 1 GiB over links that carry `rate`, one at a time; gives the time left that was told, and
+/// how long it took, both from each second on.
+fn etas(vms: &[&str], rate: f64) -> Vec<(f64, f64)> {
+    let (mut drain, first) = begin(vms);
+    let (mut preparing, mut on_links, mut now_ms) = (owned(&begins(&first)), None::<(String, f64)>, 0.0);
+    let mut told = vec![];
+    while drain.outcome().is_none() {
+        now_ms += 200.0;
+        let mut events = vec![Event::Tick];
+        events.extend(preparing.drain(..).map(|vm| prepared(&vm)));
+        if let Some((vm, bytes)) = &mut on_links {
+            *bytes += rate * 200.0;
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes of a VM")]
+            events.push(Event::Arrived { vm: vm.clone(), bytes: *bytes as u64 });
+            if *bytes >= GIB as f64 {
+                events.extend([sent(vm), completed(vm)]);
+                on_links = None;
+            }
+        }
+        for event in events {
+            for action in drain.handle(now_ms, event) {
+                match action {
+                    Action::Begin { vm, .. } => preparing.push(vm),
+                    Action::Release { vm } => on_links = Some((vm, 0.0)),
+                    _ => {}
+                }
+            }
+        }
+        if let Some(eta_ms) = drain.status(now_ms).eta_ms {
+            told.push((now_ms, eta_ms));
+        }
+    }
+    told.into_iter().map(|(at_ms, eta_ms)| (eta_ms, now_ms - at_ms)).collect()
+}
+
+#[test]
+fn the_time_left_that_is_told_comes_true() {
+    let vms = ["s", "t", "u", "v", "w", "x", "y", "z"];
+    // As planned, and at half the rate that was planned: then it is known after some seconds.
+    for (rate, known_after) in [(LINKS, 0), (LINKS / 2.0, 30)] {
+        let told = etas(&vms, rate);
+        for (eta_ms, took_ms) in &told[known_after..] {
+            assert!((eta_ms - took_ms).abs() < 0.1 * took_ms + 600.0, "{eta_ms} was told, {took_ms} it took");
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! How far a drain has come: what the API, `drain status` and `--json` show.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::plan::Stay;
+use crate::problem::Problem;
+
+/// What a drain is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum DrainState {
+    /// VMs are being moved.
+    Moving,
+    /// Somebody cancelled it: what is in flight is undone or finishes.
+    Cancelling,
+    /// Everything that was to move has moved; nothing else is here.
+    Drained,
+    /// It is over, and some VMs stayed.
+    Incomplete,
+    /// It was cancelled; what had moved stays there.
+    Cancelled,
+    /// The agent stopped in the middle. The next `drain` carries on.
+    Interrupted,
+}
+
+/// A drain, or the way back of what it moved.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct DrainStatus {
+    /// What it is doing.
+    pub state: DrainState,
+    /// Each VM that was planned to move, in the order of the plan.
+    pub moves: Vec<MoveStatus>,
+    /// The VMs that stay, and why.
+    pub stays: Vec<Stay>,
+    /// How many VMs may be on the links at a time, as found so far.
+    pub transfers: u8,
+    /// What arrived over all links in the last two seconds, in Mb/s.
+    pub rate_mbps: f64,
+    /// Since it began.
+    pub elapsed_ms: f64,
+    /// How long the first plan said that it takes.
+    pub predicted_ms: f64,
+    /// Until the last VM runs on its target; absent when it is over, and while nothing arrives.
+    pub eta_ms: Option<f64>,
+}
+
+/// How far one VM has come.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct MoveStatus {
+    /// The VM.
+    pub vm: String,
+    /// Where it goes.
+    pub target: String,
+    /// What it is doing.
+    pub state: MoveState,
+    /// The migration under way, or the last one.
+    pub migration: Option<String>,
+    /// How often it was tried.
+    pub attempts: u8,
+    /// Why it did not move.
+    pub error: Option<Problem>,
+    /// Its memory.
+    pub memory_bytes: u64,
+    /// Bytes of it that have arrived.
+    pub sent_bytes: u64,
+    /// How long its transfer was to take, with the links shared as planned.
+    pub predicted_ms: f64,
+    /// How long its transfer took; absent while it has not ended.
+    pub transfer_ms: Option<f64>,
+}
+
+/// What one VM is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum MoveState {
+    /// Its turn has not come.
+    Waiting,
+    /// Steps 1 to 5: its target is being made ready.
+    Preparing,
+    /// All is ready; it waits for its turn on the links.
+    Ready,
+    /// Its memory is on the links.
+    Transferring,
+    /// All of it has been sent; the target takes over.
+    Finishing,
+    /// It runs on its target.
+    Moved,
+    /// It runs here still; see the error.
+    Failed,
+    /// It was handed over, and the target has not said whether it runs there.
+    Undecided,
+}

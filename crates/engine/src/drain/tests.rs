@@ -1,0 +1,398 @@
+//! Plans of any view, and what the linter finds in them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+use proptest::sample::Index;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::TestRunner;
+
+use super::lint::lint;
+use super::plan::{DrainPlan, Stay, plan};
+use super::view::{DrainView, MemorySample, PlacedVm, Placement, Remembered, TargetView, VmView};
+
+const GIB: u64 = 1 << 30;
+
+fn vm(name: &str, gib: u64) -> VmView {
+    VmView {
+        name: name.into(),
+        needs_bytes: gib * GIB,
+        memory_bytes: gib * GIB,
+        placement: Placement::default(),
+        immovable: None,
+        refusals: BTreeMap::new(),
+        memory: Some(MemorySample { zero_share: 0.0, dirty_bytes_per_s: 0 }),
+    }
+}
+
+fn target(name: &str, gib: u64) -> TargetView {
+    TargetView {
+        name: name.into(),
+        unavailable: None,
+        memory_available_bytes: gib * GIB,
+        vms: vec![],
+        paths_mbps: 2_000,
+        remembered: None,
+    }
+}
+
+fn view(vms: Vec<VmView>, targets: Vec<TargetView>) -> DrainView {
+    DrainView { host: "a".into(), vms, targets }
+}
+
+fn groups(names: &[&str]) -> BTreeSet<String> {
+    names.iter().map(ToString::to_string).collect()
+}
+
+fn together(mut vm: VmView, names: &[&str]) -> VmView {
+    vm.placement.together = groups(names);
+    vm
+}
+
+fn apart(mut vm: VmView, names: &[&str]) -> VmView {
+    vm.placement.apart = groups(names);
+    vm
+}
+
+fn placed(vm: &VmView) -> PlacedVm {
+    PlacedVm { name: vm.name.clone(), needs_bytes: vm.needs_bytes, placement: vm.placement.clone() }
+}
+
+fn target_of<'a>(plan: &'a DrainPlan, vm: &str) -> Option<&'a str> {
+    plan.moves.iter().find(|planned| planned.vm == vm).map(|planned| planned.target.as_str())
+}
+
+fn why<'a>(plan: &'a DrainPlan, vm: &str) -> &'a str {
+    &plan.stays.iter().find(|stay| stay.vm == vm).unwrap().why
+}
+
+fn codes(view: &DrainView, plan: &DrainPlan) -> BTreeSet<String> {
+    lint(view, plan).into_iter().map(|finding| finding.code).collect()
+}
+
+#[test]
+fn the_fastest_target_takes_what_fits_and_the_next_one_the_rest() {
+    let mut fast = target("b", 5);
+    fast.paths_mbps = 10_000;
+    let plan = plan(&view(vec![vm("x", 2), vm("y", 3), vm("z", 4)], vec![target("c", 8), fast]), None);
+    assert_eq!(target_of(&plan, "z"), Some("b"));
+    assert_eq!((target_of(&plan, "y"), target_of(&plan, "x")), (Some("c"), Some("c")));
+}
+
+#[test]
+fn a_tight_fit_is_found_when_spreading_leaves_somebody_out() {
+    let view = view(vec![vm("x", 6), vm("y", 5), vm("z", 5)], vec![target("b", 6), target("c", 10)]);
+    assert_eq!(plan(&view, None).stays, vec![]);
+}
+
+#[test]
+fn large_ones_go_first_and_those_that_may_not_end_last() {
+    let mut busy = vm("busy", 8);
+    busy.memory = Some(MemorySample { zero_share: 0.0, dirty_bytes_per_s: GIB });
+    let view = view(vec![vm("small", 1), busy, vm("large", 4)], vec![target("b", 64)]);
+    let plan = plan(&view, None);
+    let order: Vec<&str> = plan.moves.iter().map(|planned| planned.vm.as_str()).collect();
+    assert_eq!(order, ["large", "small", "busy"]);
+    assert!(plan.moves[2].warning.as_ref().unwrap().contains("may not come to an end"));
+}
+
+#[test]
+fn who_stays_learns_what_would_let_it_go() {
+    let mut pinned = vm("pinned", 1);
+    pinned.placement.stays = Some("licence of this host".into());
+    let mut paused = vm("paused", 1);
+    paused.immovable = Some("it is paused".into());
+    let mut refused = vm("refused", 1);
+    refused.refusals.insert("b".into(), "no CPU flag avx2".into());
+    let plan = plan(&view(vec![pinned, paused, refused, vm("huge", 99)], vec![target("b", 8)]), None);
+    assert_eq!(plan.moves, vec![]);
+    assert!(why(&plan, "pinned").contains("licence of this host; take `stays` out"));
+    assert!(why(&plan, "paused").contains("it is paused; mend that"));
+    assert!(why(&plan, "refused").contains("b: no CPU flag avx2"));
+    assert!(why(&plan, "huge").contains("b: 99.00 GiB is needed and 8.00 GiB is free"));
+}
+
+#[test]
+fn without_a_target_everybody_stays() {
+    let plan = plan(&view(vec![vm("x", 1)], vec![]), None);
+    assert!(why(&plan, "x").contains("name one with --to"));
+}
+
+#[test]
+fn a_group_goes_together_or_not_at_all() {
+    let group = |gib| vec![together(vm("x", 2), &["shop"]), together(vm("y", gib), &["shop", "mail"])];
+    let targets = vec![target("b", 5), target("c", 5)];
+    let fits = plan(&view(group(3), targets.clone()), None);
+    assert_eq!(target_of(&fits, "x"), target_of(&fits, "y"));
+    let too_large = plan(&view(group(4), targets), None);
+    assert!(why(&too_large, "x").starts_with("must be together with y: no host can take it"));
+}
+
+#[test]
+fn a_group_follows_those_of_it_that_are_elsewhere_or_on_their_way() {
+    let mut away = together(vm("away", 1), &["shop"]);
+    let mut c = target("c", 8);
+    c.vms = vec![placed(&away)];
+    away.immovable = Some("it is being moved".into());
+    let rest = together(vm("rest", 1), &["shop"]);
+    let plan = plan(&view(vec![away, rest], vec![target("b", 64), c]), None);
+    assert_eq!(target_of(&plan, "rest"), Some("c"));
+    assert!(why(&plan, "away").contains("on its way to c already"));
+}
+
+#[test]
+fn who_must_be_apart_is_apart_from_those_there_too() {
+    let mut b = target("b", 64);
+    b.vms = vec![placed(&apart(vm("there", 1), &["db"]))];
+    let vms = vec![apart(vm("x", 1), &["db"]), apart(vm("y", 1), &["db"])];
+    let plan = plan(&view(vms, vec![b, target("c", 8)]), None);
+    assert_eq!(target_of(&plan, "x"), Some("c"));
+    assert!(why(&plan, "y").contains("b: y must be apart from there"));
+}
+
+#[test]
+fn a_target_that_could_not_be_lost_is_told() {
+    let vms = || vec![vm("x", 4), vm("y", 4)];
+    let enough = plan(&view(vms(), vec![target("b", 9), target("c", 9)]), None);
+    assert_eq!(enough.warnings, Vec::<String>::new());
+    let scarce = plan(&view(vms(), vec![target("b", 5), target("c", 5)]), None);
+    assert!(scarce.warnings[0].contains("if b failed after this") && scarce.warnings[0].contains("4.00 GiB"));
+    let only = plan(&view(vms(), vec![target("b", 9)]), None);
+    assert!(only.warnings[0].contains("no other target could take its VMs"));
+}
+
+#[test]
+fn the_number_to_begin_with_is_remembered_and_bounded() {
+    let mut b = target("b", 64);
+    let transfers = |b: &TargetView, most| plan(&view(vec![vm("x", 1)], vec![b.clone()]), most).transfers;
+    assert_eq!(transfers(&b, Some(4)), 1);
+    let known = Remembered { transfer_mbps: 500.0, setup_ms: 90.0, completion_ms: 40.0, transfers: Some(4) };
+    b.remembered = Some(known);
+    assert_eq!((transfers(&b, None), transfers(&b, Some(2)), transfers(&b, Some(0))), (4, 2, 1));
+}
+
+#[test]
+fn the_whole_is_predicted_from_set_up_to_completion() {
+    let mut b = target("b", 64);
+    b.remembered =
+        Some(Remembered { transfer_mbps: 800.0, setup_ms: 90.0, completion_ms: 40.0, transfers: None });
+    let plan = plan(&view(vec![vm("x", 1), vm("y", 1)], vec![b]), None);
+    let each_ms = GIB as f64 / 100_000.0;
+    assert!((plan.predicted_ms - (90.0 + 2.0 * each_ms + 40.0)).abs() < 1.0, "{}", plan.predicted_ms);
+    assert!((plan.moves[0].predicted_shared_ms - each_ms).abs() < 1.0);
+}
+
+fn some_groups() -> impl Strategy<Value = BTreeSet<String>> {
+    prop_oneof![3 => Just(BTreeSet::new()), 1 => prop::collection::btree_set("[pqr]", 1..3)]
+}
+
+fn some_placement() -> impl Strategy<Value = Placement> {
+    (prop::option::weighted(0.05, Just("reason".to_owned())), some_groups(), some_groups())
+        .prop_map(|(stays, apart, together)| Placement { stays, apart, together })
+}
+
+fn some_vm() -> impl Strategy<Value = VmView> {
+    let refusals = prop::collection::btree_map("[bcde]", Just("refused".to_owned()), 0..2);
+    let memory = prop::option::of((prop_oneof![9 => 0.0..=1.0, 1 => any::<f64>()], 0..4 * GIB));
+    let immovable = prop::option::weighted(0.1, Just("paused".to_owned()));
+    (0..9_u64, some_placement(), immovable, refusals, memory).prop_map(
+        |(gib, placement, immovable, refusals, memory)| VmView {
+            placement,
+            immovable,
+            refusals,
+            memory: memory
+                .map(|(zero_share, dirty_bytes_per_s)| MemorySample { zero_share, dirty_bytes_per_s }),
+            ..vm("", gib)
+        },
+    )
+}
+
+fn some_memory() -> impl Strategy<Value = Remembered> {
+    let ms = || prop_oneof![9 => 0.0..1e4, 1 => any::<f64>()];
+    let mbps = prop_oneof![9 => 1.0..1e5, 1 => any::<f64>()];
+    (mbps, ms(), ms(), any::<Option<u8>>()).prop_map(|(transfer_mbps, setup_ms, completion_ms, transfers)| {
+        Remembered { transfer_mbps, setup_ms, completion_ms, transfers }
+    })
+}
+
+fn some_target() -> impl Strategy<Value = TargetView> {
+    let there = prop::collection::vec(("v[0-9]{1,2}", 0..9_u64, some_placement()), 0..3);
+    let there = there.prop_map(|vms| {
+        let placed = |(name, gib, placement)| PlacedVm { name, needs_bytes: gib * GIB, placement };
+        vms.into_iter().map(placed).collect::<Vec<_>>()
+    });
+    let unavailable = prop::option::weighted(0.1, Just("silent".to_owned()));
+    let remembered = prop::option::of(some_memory());
+    ("[abcde]", 0..32_u64, there, unavailable, 0..20_000_u64, remembered).prop_map(
+        |(name, gib, vms, unavailable, paths_mbps, remembered)| TargetView {
+            unavailable,
+            vms,
+            paths_mbps,
+            remembered,
+            ..target(&name, gib)
+        },
+    )
+}
+
+fn some_view() -> impl Strategy<Value = DrainView> {
+    (prop::collection::vec(some_vm(), 0..14), prop::collection::vec(some_target(), 0..5)).prop_map(
+        |(mut vms, targets)| {
+            for (index, vm) in vms.iter_mut().enumerate() {
+                vm.name = format!("v{index}");
+            }
+            view(vms, targets)
+        },
+    )
+}
+
+/// Another VM that moves and shares a group with this one.
+fn mate(
+    plan: &DrainPlan,
+    view: &DrainView,
+    vm: &VmView,
+    groups: fn(&Placement) -> &BTreeSet<String>,
+) -> Option<usize> {
+    plan.moves.iter().position(|planned| {
+        let mut others = view.vms.iter().filter(|other| other.name == planned.vm && other.name != vm.name);
+        others.any(|other| !groups(&other.placement).is_disjoint(groups(&vm.placement)))
+    })
+}
+
+/// One rule broken, and what the linter must call it.
+fn plant(plan: &mut DrainPlan, view: &DrainView, fault: usize, at: Index) -> Option<&'static str> {
+    let moves = plan.moves.len();
+    if moves == 0 {
+        return None;
+    }
+    let at = at.index(moves);
+    let vm = view.vms.iter().find(|vm| vm.name == plan.moves[at].vm)?;
+    match fault {
+        0 => {
+            plan.moves.remove(at);
+            Some("drain-vm-lost")
+        }
+        1 => {
+            plan.moves.push(plan.moves[at].clone());
+            Some("drain-vm-doubled")
+        }
+        2 => {
+            plan.stays.push(Stay { vm: plan.moves[at].vm.clone(), why: String::new() });
+            Some("drain-no-reason")
+        }
+        3 => {
+            plan.moves[at].target = "nowhere".into();
+            Some("drain-unknown-target")
+        }
+        4 => {
+            let refusing =
+                vm.refusals.keys().find(|name| view.targets.iter().any(|target| target.name == **name));
+            plan.moves[at].target.clone_from(refusing?);
+            Some("drain-refused")
+        }
+        5 => {
+            let small = view.targets.iter().find(|target| target.memory_available_bytes < vm.needs_bytes)?;
+            let first = view.targets.iter().find(|target| target.name == small.name)?;
+            plan.moves[at].target.clone_from(&small.name);
+            (first == small).then_some("drain-overcommit")
+        }
+        6 => {
+            let stays = view.vms.iter().find(|vm| vm.immovable.is_some() || vm.placement.stays.is_some())?;
+            plan.stays.retain(|stay| stay.vm != stays.name);
+            plan.moves[at].vm.clone_from(&stays.name);
+            Some("drain-must-stay")
+        }
+        7 => {
+            let near = mate(plan, view, vm, |placement| &placement.apart)?;
+            plan.moves[at].target = plan.moves[near].target.clone();
+            Some("drain-crowded-group")
+        }
+        8 => {
+            let left = mate(plan, view, vm, |placement| &placement.together)?;
+            let left = plan.moves.remove(left);
+            plan.stays.push(Stay { vm: left.vm, why: "left behind".into() });
+            Some("drain-torn-group")
+        }
+        9 => {
+            plan.predicted_ms = f64::NAN;
+            Some("drain-no-number")
+        }
+        10 => {
+            plan.host = "z".into();
+            Some("drain-other-host")
+        }
+        11 => {
+            plan.moves[at].vm = "stranger".into();
+            Some("drain-unknown-vm")
+        }
+        _ => {
+            plan.moves[at].memory_bytes += 1;
+            Some("drain-other-memory")
+        }
+    }
+}
+
+const FAULTS: usize = 13;
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1_000))]
+
+    #[test]
+    fn no_plan_fails_lint(view in some_view(), transfers: Option<u8>) {
+        let plan = plan(&view, transfers);
+        prop_assert_eq!(lint(&view, &plan), vec![]);
+    }
+
+    #[test]
+    fn the_same_view_makes_the_same_plan_whatever_the_order_of_vms(view in some_view()) {
+        let mut turned = view.clone();
+        turned.vms.reverse();
+        let (one, other) = (plan(&view, None), plan(&turned, None));
+        prop_assert_eq!(&one, &plan(&view, None));
+        prop_assert_eq!(one.moves, other.moves);
+    }
+
+    #[test]
+    fn nobody_stays_who_could_still_go_alone(view in some_view()) {
+        let plan = plan(&view, None);
+        let free: Vec<&VmView> = view.vms.iter().filter(|vm| {
+            let alone = vm.placement == Placement::default() && vm.immovable.is_none() && vm.refusals.is_empty();
+            alone && target_of(&plan, &vm.name).is_none()
+        }).collect();
+        for vm in free {
+            let mut more = plan.clone();
+            more.stays.retain(|stay| stay.vm != vm.name);
+            for target in &view.targets {
+                let going = super::plan::Move {
+                    vm: vm.name.clone(),
+                    target: target.name.clone(),
+                    memory_bytes: vm.memory_bytes,
+                    predicted_bytes: 0,
+                    predicted_transfer_ms: 0.0,
+                    predicted_shared_ms: 0.0,
+                    warning: None,
+                };
+                let mut with = more.clone();
+                with.moves.push(going);
+                prop_assert!(!lint(&view, &with).is_empty(), "{} could go to {}", vm.name, target.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_planted_fault_is_found() {
+    let mut runner = TestRunner::deterministic();
+    let mut planted = [0; FAULTS];
+    for _ in 0..1_000 {
+        let view = some_view().new_tree(&mut runner).unwrap().current();
+        let at = any::<Index>().new_tree(&mut runner).unwrap().current();
+        for (fault, planted) in planted.iter_mut().enumerate() {
+            let mut plan = plan(&view, None);
+            if let Some(code) = plant(&mut plan, &view, fault, at) {
+                assert!(codes(&view, &plan).contains(code), "{code} not found in {plan:#?} for {view:#?}");
+                *planted += 1;
+            }
+        }
+    }
+    assert!(planted.iter().all(|times| *times >= 10), "{planted:?}");
+}

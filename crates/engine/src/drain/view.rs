@@ -1,0 +1,101 @@
+//! What is known of the VMs and of the hosts that may take them, at the moment a plan is made.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// Everything that a plan is made from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct DrainView {
+    /// The host to be emptied.
+    pub host: String,
+    /// The VMs on it that have a QEMU, by name.
+    pub vms: Vec<VmView>,
+    /// The hosts that were named as targets, or all peers, in the order of preference.
+    pub targets: Vec<TargetView>,
+}
+
+/// A VM that is to leave.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct VmView {
+    /// Its name.
+    pub name: String,
+    /// Memory that its target must have, QEMU's own included.
+    pub needs_bytes: u64,
+    /// Its memory.
+    pub memory_bytes: u64,
+    /// Where it may be.
+    pub placement: Placement,
+    /// Why it cannot be moved now, wherever to: paused, being moved already, no answer.
+    pub immovable: Option<String>,
+    /// Why it cannot go to a target, by the target's name.
+    pub refusals: BTreeMap<String, String>,
+    /// What its memory looks like; absent when it could not be looked at.
+    pub memory: Option<MemorySample>,
+}
+
+/// Where its owner allows a VM to be.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Placement {
+    /// Why it must not be moved, in its owner's words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stays: Option<String>,
+    /// Groups of which no two VMs may be on one host.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub apart: BTreeSet<String>,
+    /// Groups of which all VMs must be on one host.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub together: BTreeSet<String>,
+}
+
+/// What a sample of a running VM's memory has shown.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct MemorySample {
+    /// Share of pages that hold nothing but zeros, or were never touched: 0 to 1.
+    pub zero_share: f64,
+    /// How fast pages get dirty, as QEMU's `calc-dirty-rate` measures it.
+    pub dirty_bytes_per_s: u64,
+}
+
+/// A host that may take VMs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct TargetView {
+    /// Its name.
+    pub name: String,
+    /// Why it takes none: cordoned, silent, no path to it.
+    pub unavailable: Option<String>,
+    /// Memory that is free there and promised to nobody.
+    pub memory_available_bytes: u64,
+    /// The VMs there, on their way there too.
+    pub vms: Vec<PlacedVm>,
+    /// Speed of all paths to it that carry at once, in Mb/s.
+    pub paths_mbps: u64,
+    /// What migrations to it were like.
+    pub remembered: Option<Remembered>,
+}
+
+/// A VM on a target.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PlacedVm {
+    /// Its name.
+    pub name: String,
+    /// Memory that it needs on a host.
+    pub needs_bytes: u64,
+    /// Where it may be.
+    pub placement: Placement,
+}
+
+/// What was learnt from earlier migrations from one host to another.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Remembered {
+    /// What one VM's transfer carried, in Mb/s: the median.
+    pub transfer_mbps: f64,
+    /// From the request to the first byte, in ms: the median.
+    pub setup_ms: f64,
+    /// From the end of the transfer to the end of the migration, in ms: the median.
+    pub completion_ms: f64,
+    /// How many transfers at a time carried most, if a drain has found it.
+    pub transfers: Option<u8>,
+}
