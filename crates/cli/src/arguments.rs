@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use drainpipe_agent::api::types::TRANSFERS_MAX;
 use drainpipe_agent::config;
 use drainpipe_engine::bandwidth::BandwidthSetting;
 use drainpipe_engine::option::RequestedOption;
@@ -35,6 +36,8 @@ Examples:
   drainpipe check a b                          what is wrong between hosts a and b
   drainpipe migrate web1 b                     move web1 to host b, the best way there is
   drainpipe migrate web1 b --dry-run           say how, and why, and do nothing
+  drainpipe drain a                            empty host a, after showing how and asking
+  drainpipe resume a --failback                let VMs come to host a again, and bring back what left
   drainpipe bench web1 b --report report.html  measure all options there and back
 
 Exit codes: 0 done · 1 failed, nothing lost · 2 bad usage or input · 3 refused by a check or by
@@ -64,6 +67,10 @@ pub(crate) enum Command {
         /// Identifier of the migration, as `drainpipe history` shows it
         id: String,
     },
+    /// Empty a host: move its running VMs to other hosts
+    Drain(DrainArguments),
+    /// Let VMs come to a drained host again
+    Resume(ResumeArguments),
     /// Show migrations under way and past ones
     History(HistoryArguments),
     /// Limit how much of a host's links migrations may take, or show the limit
@@ -264,6 +271,90 @@ Examples:
   drainpipe migrate web1 b
   drainpipe migrate web1 b --option multichannel
   drainpipe migrate web1 b --deadline 300 --json";
+
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true, after_help = DRAIN_EXAMPLES)]
+pub(crate) struct DrainArguments {
+    #[command(subcommand)]
+    pub(crate) command: Option<DrainCommand>,
+    /// The host to be emptied
+    // Not required where there is a subcommand.
+    #[arg(required = true)]
+    pub(crate) host: Option<String>,
+    /// The hosts that may take its VMs, the preferred one first; all that it knows if absent
+    #[arg(long, value_delimiter = ',', value_name = "HOST,…")]
+    pub(crate) to: Vec<String>,
+    /// Begin no further VM, and take back those whose memory is not on the links yet, after so many
+    /// seconds
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) deadline: Option<u32>,
+    /// auto, tcp, compression, multichannel or direct
+    #[arg(long, default_value = "auto")]
+    pub(crate) option: RequestedOption,
+    /// VMs at most on the links at a time; found by measurement if absent
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u8).range(1..=i64::from(TRANSFERS_MAX)))]
+    pub(crate) transfers: Option<u8>,
+    /// Say which VM would go where, in which order, and how long it would take, and do nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Do not ask
+    #[arg(long, conflicts_with = "dry_run")]
+    pub(crate) yes: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum DrainCommand {
+    /// Show how far a drain is, or how it ended
+    #[command(after_help = "Example:\n  drainpipe drain status a")]
+    Status {
+        /// The host; the one that is asked if absent
+        host: Option<String>,
+    },
+    /// Cancel a drain: what has moved stays there, what is under way comes back or finishes
+    #[command(after_help = "Example:\n  drainpipe drain cancel a")]
+    Cancel {
+        /// The host; the one that is asked if absent
+        host: Option<String>,
+    },
+}
+
+const DRAIN_EXAMPLES: &str = "\
+Cordons the host: until `drainpipe resume`, no VM comes to it and none is started on it. Then shows
+which VM goes where and asks; without a terminal it needs --yes.
+
+The host's agent does the work. Ctrl-C cancels the drain and waits for its end; a second Ctrl-C
+leaves it to the agent. When this program is killed, or its terminal goes, the drain goes on:
+`drainpipe drain status HOST` shows it. After a failure or a restart of the agent, `drainpipe drain
+HOST` carries on with what is still there.
+
+Examples:
+  drainpipe drain a --dry-run                        which VM would go where, and how long it takes
+  drainpipe drain a                                  show that, ask, do it
+  drainpipe drain a --to b,c --deadline 1800 --yes   in a maintenance window
+  drainpipe drain status a                           how far is it?
+  drainpipe drain cancel a                           stop it; what has moved stays there
+  drainpipe resume a --failback                      after the service: all back
+  drainpipe drain -- status                          a host with the name of a command
+
+Exit codes: 0 drained · 1 some VMs stayed · 2 bad usage or input · 3 refused, nothing was moved ·
+4 not known yet where some VM runs · 5 cancelled";
+
+#[derive(Debug, Args)]
+#[command(after_help = RESUME_EXAMPLES)]
+pub(crate) struct ResumeArguments {
+    /// The host
+    pub(crate) host: String,
+    /// Bring back what the last drain has moved and what still is where it went
+    #[arg(long)]
+    pub(crate) failback: bool,
+}
+
+const RESUME_EXAMPLES: &str = "\
+Ctrl-C cancels a failback: VMs that are on their way stay where they were. It can be run again.
+
+Examples:
+  drainpipe resume a               VMs may come to a again
+  drainpipe resume a --failback    and those that left it come back";
 
 #[derive(Debug, Args)]
 pub(crate) struct HistoryArguments {

@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveState};
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_engine::result::{MigrationResult, Outcome};
 
@@ -43,6 +44,21 @@ impl Exit {
             Outcome::Failed => result.error_kind.map_or(Self::Failed, Self::of_kind),
             Outcome::Cancelled => Self::Cancelled,
             Outcome::Undecided => Self::Undecided,
+        }
+    }
+
+    /// The code of a drain, or of the way back, that is over.
+    pub(crate) fn of_drain(status: &DrainStatus) -> Self {
+        if status.moves.iter().any(|one| one.state == MoveState::Undecided) {
+            return Self::Undecided;
+        }
+        match status.state {
+            DrainState::Drained => Self::Done,
+            DrainState::Cancelled => Self::Cancelled,
+            DrainState::Moving
+            | DrainState::Cancelling
+            | DrainState::Incomplete
+            | DrainState::Interrupted => Self::Failed,
         }
     }
 

@@ -1,6 +1,7 @@
 //! The `drainpipe` program: every mode of it is in [`dispatch`].
 
 mod arguments;
+mod ask;
 mod bench;
 mod commands;
 mod connection;
@@ -47,6 +48,8 @@ async fn dispatch(arguments: Arguments) -> Result<Exit, Problem> {
         Command::Check(check) => commands::check::run(&connection, &check, json).await,
         Command::Migrate(migrate) => commands::migrate::run(&connection, &migrate, json).await,
         Command::Cancel { id } => commands::migrate::cancel(&connection, &id).await,
+        Command::Drain(drain) => commands::drain::run(&connection, &drain, json).await,
+        Command::Resume(resume) => commands::drain::resume(&connection, &resume, json).await,
         Command::Limit(limit) => commands::limit::run(&connection, &limit, json).await,
         Command::History(history) => commands::history::run(&connection, &history, json).await,
         Command::Bench(bench) => commands::bench::run(&connection, &bench, json).await,

@@ -27,11 +27,16 @@ pub(crate) fn print(text: &str) -> Result<(), Problem> {
 
 /// Prints a table with a head.
 pub(crate) fn table(head: &[&str], rows: Vec<Vec<String>>) -> Result<(), Problem> {
+    print(&table_text(head, rows))
+}
+
+/// A table with a head.
+pub(crate) fn table_text(head: &[&str], rows: Vec<Vec<String>>) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(head.iter().map(|word| word.to_uppercase()));
     table.add_rows(rows);
-    print(&format!("{}\n", table.trim_fmt()))
+    format!("{}\n", table.trim_fmt())
 }
 
 /// A line for the person, beside the output proper.

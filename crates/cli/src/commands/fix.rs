@@ -1,7 +1,5 @@
 //! `drainpipe check --fix` and `--undo`.
 
-use std::io::{self, IsTerminal, Write};
-
 use drainpipe_agent::api::types::{FixRequest, StandingFix};
 use drainpipe_engine::check::finding::Finding;
 use drainpipe_engine::check::fix::Fix;
@@ -11,18 +9,13 @@ use serde::Serialize;
 use crate::arguments::CheckArguments;
 use crate::connection::Fleet;
 use crate::exit::Exit;
-use crate::output;
+use crate::{ask, output};
 
 const FIXES: &str = "/v1/fixes";
 
 /// Refuses before anything is begun where nobody could be asked.
 pub(crate) fn can_ask(arguments: &CheckArguments) -> Result<(), Problem> {
-    if arguments.fix && !arguments.yes && !io::stdin().is_terminal() {
-        return Err(Problem::bad_input(
-            "--fix asks before it changes anything, and there is no terminal to ask on: add --yes",
-        ));
-    }
-    Ok(())
+    if arguments.fix && !arguments.yes { ask::is_possible("--fix") } else { Ok(()) }
 }
 
 /// Mends what the findings have a fix for, on the hosts where this person may. Whether anything was
@@ -42,7 +35,7 @@ pub(crate) async fn mend(
             output::remark(&format!("on {host}: {fix}"));
         }
     }
-    if !arguments.yes && !confirmed()? {
+    if !arguments.yes && !ask::confirmed("Change this?")? {
         output::remark("nothing is changed");
         return Ok(false);
     }
@@ -71,14 +64,6 @@ fn by_host<'a>(findings: &[Finding], hosts: [&'a String; 2]) -> Vec<(&'a str, Ve
         (host.as_str(), fixes)
     };
     hosts.map(of_host).into_iter().filter(|(_, fixes)| !fixes.is_empty()).collect()
-}
-
-fn confirmed() -> Result<bool, Problem> {
-    let failed = |error| Problem::failed(format!("cannot ask on the terminal: {error}"));
-    let mut answer = String::new();
-    io::stderr().write_all(b"Change this? [y/N] ").map_err(failed)?;
-    io::stdin().read_line(&mut answer).map_err(failed)?;
-    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
 async fn make(fleet: &Fleet, host: &str, fixes: Vec<Fix>) -> Result<(), Problem> {

@@ -57,7 +57,7 @@ fn row(status: &HostStatus) -> Vec<String> {
     vec![
         status.name.clone(),
         status.address.clone(),
-        "ready".into(),
+        if host.cordoned { "cordoned" } else { "ready" }.into(),
         format!("{} {} ({})", facts.hypervisor.name, facts.hypervisor.version, host.accelerator),
         output::bytes(facts.memory_available_bytes),
         links.join(", "),

@@ -80,7 +80,8 @@ fn describe_plan(view: &PlanView) -> String {
     text
 }
 
-fn tell_finding(finding: &Finding) {
+/// Tells what a check has found.
+pub(super) fn tell_finding(finding: &Finding) {
     let Finding { severity, what, effect, remedy, .. } = finding;
     output::remark(&format!("{severity}: {what}\n  effect: {effect}\n  remedy: {remedy}"));
 }

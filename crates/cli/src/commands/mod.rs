@@ -5,6 +5,7 @@ pub(crate) mod bench;
 pub(crate) mod check;
 pub(crate) mod demo;
 pub(crate) mod documents;
+pub(crate) mod drain;
 mod fix;
 pub(crate) mod history;
 pub(crate) mod hosts;

@@ -42,7 +42,7 @@ fn start_vm(lab: &TestLab, name: &str, machine: &str, more: &str) -> String {
 
 /// Starts a host's agent anew where the shell command has changed what is mounted, for it alone.
 #[track_caller]
-fn restart_agent_with_mounts(lab: &TestLab, host: &str, command: &str) {
+pub(crate) fn restart_agent_with_mounts(lab: &TestLab, host: &str, command: &str) {
     lab.stop_agent(host, Signal::TERM);
     let config = lab.directory(host).join("agent.toml");
     let program = format!("{command} && exec {DRAINPIPE} agent --config {}", config.display());

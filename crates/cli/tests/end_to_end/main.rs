@@ -12,6 +12,8 @@ mod bandwidth;
 mod check;
 mod check_fix;
 mod check_vms;
+mod drain;
+mod drain_cli;
 mod guest;
 mod idle_paths;
 mod lab_cli;
@@ -61,6 +63,8 @@ fn main() -> ExitCode {
         ("check", check::TESTS),
         ("check_fix", check_fix::TESTS),
         ("check_vms", check_vms::TESTS),
+        ("drain", drain::TESTS),
+        ("drain_cli", drain_cli::TESTS),
         ("lab_cli", lab_cli::TESTS),
         ("service", service::TESTS),
         ("link_addresses", link_addresses::TESTS),

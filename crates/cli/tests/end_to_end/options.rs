@@ -189,7 +189,7 @@ fn migrate(lab: &TestLab, vm: &str, target: &str, option: RequestedOption) -> Mi
 fn check_measurements(result: &MigrationResult) {
     assert_eq!(result.memory_bytes, 160 << 20);
     assert!(result.wire_bytes > 0 && result.throughput_gbps > 0.0 && result.rounds > 0, "{result:#?}");
-    let parts_ms = result.setup_ms + result.transfer_ms + result.completion_ms;
+    let parts_ms = result.setup_ms + result.held_ms + result.transfer_ms + result.completion_ms;
     // Each is rounded to a tenth.
     assert!((parts_ms - result.total_ms).abs() < 0.3, "{result:#?}");
     let blackout_ms = result.blackout_ms.expect("the VM was paused");

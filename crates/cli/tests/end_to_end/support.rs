@@ -27,7 +27,7 @@ pub(crate) fn unique_name() -> String {
     format!("e2e-{}-{}", process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// A lab of the hosts `a` and `b` with their agents. It goes down with the test, however that ends.
+/// A lab with its agents, of the hosts `a` and `b` unless told otherwise. It goes down with the test, however that ends.
 pub(crate) struct TestLab {
     name: String,
     files: TempDir,
@@ -58,6 +58,11 @@ impl TestLab {
 
     pub(crate) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Its hosts.
+    pub(crate) fn hosts(&self) -> Vec<String> {
+        Lab::open(&self.name).map(|lab| lab.spec().hosts.clone()).unwrap_or_default()
     }
 
     /// A directory for the test's own files, removed with the lab.
@@ -124,7 +129,8 @@ impl TestLab {
         let found: Vec<_> = list.vms.iter().filter(|view| view.name == vm).collect();
         let [found] = found[..] else { panic!("one VM {vm} is expected: {list:#?}") };
         assert_eq!((found.host.as_str(), found.state), (host, VmState::Running), "{found:#?}");
-        let with_qemu = ["a", "b"].into_iter().filter(|host| self.qemu_pid(host, vm).is_some());
+        let hosts = self.hosts();
+        let with_qemu = hosts.iter().filter(|host| self.qemu_pid(host, vm).is_some());
         assert_eq!(with_qemu.collect::<Vec<_>>(), [host], "hosts on which the VM has a QEMU");
     }
 
@@ -264,8 +270,8 @@ impl TestLab {
 impl Drop for TestLab {
     fn drop(&mut self) {
         if thread::panicking() {
-            for host in ["a", "b"] {
-                eprintln!("the log of agent {host} in {}:\n{}", self.name, self.agent_log(host));
+            for host in self.hosts() {
+                eprintln!("the log of agent {host} in {}:\n{}", self.name, self.agent_log(&host));
             }
         }
         let down = drainpipe(&["lab", "down", &self.name]);

@@ -1,0 +1,372 @@
+//! `drainpipe drain` and `drainpipe resume`.
+
+use std::fmt::Write;
+
+use drainpipe_agent::api::types::{
+    DrainKind, DrainPlanView, DrainRequest, DrainView, PLAN_DEADLINE, ResumeRequest,
+};
+use drainpipe_engine::drain::plan::{DrainPlan, Stay};
+use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveState, MoveStatus};
+use drainpipe_engine::problem::Problem;
+
+use super::migrate::tell_finding;
+use crate::arguments::{DrainArguments, DrainCommand, ResumeArguments};
+use crate::connection::{ConnectionArguments, Fleet, Host};
+use crate::exit::Exit;
+use crate::{ask, follow, output};
+
+pub(crate) async fn run(
+    connection: &ConnectionArguments,
+    arguments: &DrainArguments,
+    json: bool,
+) -> Result<Exit, Problem> {
+    match &arguments.command {
+        Some(DrainCommand::Status { host }) => status(&connection.fleet()?, host.as_deref(), json).await,
+        Some(DrainCommand::Cancel { host }) => cancel(&connection.fleet()?, host.as_deref(), json).await,
+        None => drain(connection, arguments, json).await,
+    }
+}
+
+async fn drain(
+    connection: &ConnectionArguments,
+    arguments: &DrainArguments,
+    json: bool,
+) -> Result<Exit, Problem> {
+    let asks = !arguments.yes && !arguments.dry_run;
+    if asks {
+        ask::is_possible("`drain`")?;
+    }
+    let host = named(&connection.fleet()?, arguments.host.as_deref()).await?;
+    let request = DrainRequest {
+        to: arguments.to.clone(),
+        deadline_s: arguments.deadline,
+        option: arguments.option,
+        transfers: arguments.transfers,
+    };
+    if arguments.dry_run {
+        return dry_run(&host, &request, json).await;
+    }
+    if asks && !agreed(&host, &request).await? {
+        output::remark("nothing is changed");
+        return Ok(Exit::Cancelled);
+    }
+    let ended = follow::drain(&host, &request).await?;
+    tell_end(&ended, json)
+}
+
+/// The host that is named, or the one that is asked.
+async fn named(fleet: &Fleet, name: Option<&str>) -> Result<Host, Problem> {
+    match name {
+        Some(name) => fleet.host(name).await,
+        None => Ok(fleet.entry()),
+    }
+}
+
+async fn plan(host: &Host, request: &DrainRequest) -> Result<DrainPlanView, Problem> {
+    host.client().post_within(&host.path("/v1/drain/plan"), request, PLAN_DEADLINE).await
+}
+
+async fn dry_run(host: &Host, request: &DrainRequest, json: bool) -> Result<Exit, Problem> {
+    let view = plan(host, request).await?;
+    if json {
+        output::json(&view)?;
+    } else {
+        output::print(&describe_plan(&view.plan))?;
+        view.findings.iter().for_each(tell_finding);
+    }
+    Ok(if view.findings.is_empty() { Exit::Done } else { Exit::Refused })
+}
+
+/// Shows the plan and asks. The agent plans anew when it begins: until then things may change.
+async fn agreed(host: &Host, request: &DrainRequest) -> Result<bool, Problem> {
+    let view = plan(host, request).await?;
+    output::remark(describe_plan(&view.plan).trim_end());
+    if !view.findings.is_empty() {
+        view.findings.iter().for_each(tell_finding);
+        return Err(Problem::refused("a plan of which its check finds this is not carried out"));
+    }
+    ask::confirmed(&format!("Drain {}?", view.plan.host))
+}
+
+fn describe_plan(plan: &DrainPlan) -> String {
+    let mut text = String::new();
+    if !plan.moves.is_empty() {
+        let rows = plan.moves.iter().map(|one| {
+            vec![
+                one.vm.clone(),
+                output::bytes(one.memory_bytes),
+                one.target.clone(),
+                output::bytes(one.predicted_bytes),
+                output::duration(one.predicted_transfer_ms),
+            ]
+        });
+        text = output::table_text(&["vm", "memory", "to", "to send", "alone in"], rows.collect());
+    }
+    let moves = plan.moves.len();
+    let whole = match moves {
+        0 => format!("no VM would leave {}", plan.host),
+        _ => format!(
+            "{} would leave {} in {}, {} at a time to begin with",
+            vms(moves),
+            plan.host,
+            output::duration(plan.predicted_ms),
+            plan.transfers
+        ),
+    };
+    let warned = plan.moves.iter().filter_map(|one| Some(format!("{}: {}", one.vm, one.warning.as_ref()?)));
+    let warnings = warned.chain(plan.warnings.iter().cloned()).map(|warning| format!("warning: {warning}"));
+    for line in stays(&plan.stays).chain(warnings).chain([whole]) {
+        writeln!(text, "{line}").expect("a String takes all");
+    }
+    text
+}
+
+fn stays(stays: &[Stay]) -> impl Iterator<Item = String> {
+    stays.iter().map(|stay| format!("{} stays: {}", stay.vm, stay.why))
+}
+
+fn vms(count: usize) -> String {
+    if count == 1 { "1 VM".into() } else { format!("{count} VMs") }
+}
+
+async fn status(fleet: &Fleet, name: Option<&str>, json: bool) -> Result<Exit, Problem> {
+    let host = named(fleet, name).await?;
+    let view: DrainView = host.client().get(&host.path("/v1/drain")).await?;
+    if json {
+        output::json(&view)?;
+    } else {
+        output::print(&describe(&view))?;
+    }
+    Ok(Exit::Done)
+}
+
+async fn cancel(fleet: &Fleet, name: Option<&str>, json: bool) -> Result<Exit, Problem> {
+    let host = named(fleet, name).await?;
+    let view: DrainView = host.client().post(&host.path("/v1/drain/cancel"), &()).await?;
+    if json {
+        output::json(&view)?;
+    } else {
+        let name = &view.host;
+        output::remark(&format!("cancelling; `drainpipe drain status {name}` shows how it ends"));
+    }
+    Ok(Exit::Done)
+}
+
+pub(crate) async fn resume(
+    connection: &ConnectionArguments,
+    arguments: &ResumeArguments,
+    json: bool,
+) -> Result<Exit, Problem> {
+    let host = connection.fleet()?.host(&arguments.host).await?;
+    if arguments.failback {
+        let ended = follow::failback(&host).await?;
+        return tell_end(&ended, json);
+    }
+    let view: DrainView = host.client().post(&host.path("/v1/resume"), &ResumeRequest::default()).await?;
+    if json {
+        output::json(&view)?;
+    } else {
+        output::remark(&format!("VMs may come to {} again, and be started on it", view.host));
+    }
+    Ok(Exit::Done)
+}
+
+fn tell_end(view: &DrainView, json: bool) -> Result<Exit, Problem> {
+    if json {
+        output::json(view)?;
+    } else {
+        output::print(&describe(view))?;
+    }
+    Ok(view.status.as_ref().map_or(Exit::Done, Exit::of_drain))
+}
+
+fn describe(view: &DrainView) -> String {
+    let DrainView { host, cordoned, status, .. } = view;
+    let mut text = String::new();
+    if let Some(status) = status {
+        if !status.moves.is_empty() {
+            let way = if view.kind == Some(DrainKind::Failback) { "from" } else { "to" };
+            let head = ["vm", way, "state", "sent", "took", "predicted"];
+            text = output::table_text(&head, status.moves.iter().map(row).collect());
+        }
+        let lines = errors(&status.moves).into_iter().chain(stays(&status.stays));
+        for line in lines.chain([describe_whole(view, status)]) {
+            writeln!(text, "{line}").expect("a String takes all");
+        }
+    }
+    let cordon = if *cordoned {
+        format!("{host} is cordoned: `drainpipe resume {host}` lets VMs come to it again")
+    } else {
+        format!("{host} takes VMs")
+    };
+    writeln!(text, "{cordon}").expect("a String takes all");
+    text
+}
+
+/// What went wrong, once for all VMs with which the same did.
+fn errors(moves: &[MoveStatus]) -> Vec<String> {
+    let mut errors: Vec<(String, Vec<&str>)> = Vec::new();
+    for one in moves {
+        let Some(error) = one.error.as_ref().map(ToString::to_string) else { continue };
+        match errors.iter_mut().find(|(known, _)| *known == error) {
+            Some((_, vms)) => vms.push(&one.vm),
+            None => errors.push((error, vec![&one.vm])),
+        }
+    }
+    errors.into_iter().map(|(error, vms)| format!("{}: {error}", vms.join(", "))).collect()
+}
+
+fn row(one: &MoveStatus) -> Vec<String> {
+    vec![
+        one.vm.clone(),
+        one.target.clone(),
+        follow::state_word(one.state).into(),
+        output::bytes(one.sent_bytes),
+        one.transfer_ms.map_or(String::new(), output::duration),
+        output::duration(one.predicted_ms),
+    ]
+}
+
+fn describe_whole(view: &DrainView, status: &DrainStatus) -> String {
+    let host = &view.host;
+    let gone = describe_moved(view, status);
+    let time = output::duration(status.elapsed_ms);
+    match status.state {
+        DrainState::Moving => {
+            let left = status.eta_ms.map_or(String::new(), |eta| format!(", {} left", output::duration(eta)));
+            let (rate_gbps, at_a_time) = (status.rate_mbps / 1000.0, status.transfers);
+            format!("under way for {time}: {gone}; {rate_gbps:.2} Gb/s, {at_a_time} at a time{left}")
+        }
+        DrainState::Cancelling => format!("being cancelled: {gone}"),
+        DrainState::Drained => {
+            format!("done in {time}, predicted {}: {gone}", output::duration(status.predicted_ms))
+        }
+        DrainState::Incomplete => format!("over after {time}: {gone}"),
+        DrainState::Cancelled => format!("cancelled after {time}: {gone}"),
+        DrainState::Interrupted => {
+            format!("{host}'s agent was stopped in the middle: {gone}; the same command carries on")
+        }
+    }
+}
+
+fn describe_moved(view: &DrainView, status: &DrainStatus) -> String {
+    let moved = status.moves.iter().filter(|one| one.state == MoveState::Moved).count();
+    let way = match view.kind {
+        Some(DrainKind::Failback) => "back on",
+        _ => "moved away from",
+    };
+    let stay = match status.stays.len() {
+        0 => String::new(),
+        1 => ", 1 stays".into(),
+        count => format!(", {count} stay"),
+    };
+    format!("{moved} of {} {way} {}{stay}", vms(status.moves.len()), view.host)
+}
+
+#[cfg(test)]
+mod tests {
+    use drainpipe_engine::drain::plan::Move;
+
+    use super::*;
+
+    fn a_move(state: MoveState) -> MoveStatus {
+        MoveStatus {
+            vm: "web1".into(),
+            target: "b".into(),
+            state,
+            migration: None,
+            attempts: 1,
+            error: (state == MoveState::Failed).then(|| Problem::failed("b is short of memory")),
+            memory_bytes: 1 << 30,
+            sent_bytes: 1 << 29,
+            predicted_ms: 9_000.0,
+            transfer_ms: (state == MoveState::Moved).then_some(8_600.0),
+        }
+    }
+
+    fn a_view(state: DrainState, moves: Vec<MoveStatus>) -> DrainView {
+        let stays = vec![Stay { vm: "db1".into(), why: "licence bound to this host".into() }];
+        let status = DrainStatus {
+            state,
+            moves,
+            stays,
+            transfers: 2,
+            rate_mbps: 1_900.0,
+            elapsed_ms: 10_000.0,
+            predicted_ms: 9_500.0,
+            eta_ms: (state == DrainState::Moving).then_some(5_000.0),
+        };
+        DrainView {
+            host: "a".into(),
+            cordoned: true,
+            kind: Some(DrainKind::Drain),
+            id: Some("1".into()),
+            started_at: None,
+            ended_at: None,
+            status: Some(status),
+        }
+    }
+
+    #[test]
+    fn a_plan_says_where_each_vm_goes_which_stay_and_what_to_know() {
+        let plan = DrainPlan {
+            host: "a".into(),
+            moves: vec![Move {
+                vm: "web1".into(),
+                target: "b".into(),
+                memory_bytes: 1 << 30,
+                predicted_bytes: 1 << 29,
+                predicted_transfer_ms: 4_300.0,
+                predicted_shared_ms: 4_300.0,
+                warning: Some("changes its memory fast".into()),
+            }],
+            stays: vec![Stay { vm: "db1".into(), why: "licence".into() }],
+            transfers: 1,
+            predicted_ms: 4_800.0,
+            warnings: vec!["no room for the failure of b".into()],
+        };
+        let text = describe_plan(&plan);
+        for part in [
+            "web1  1024 MiB  b   512 MiB  4.3 s",
+            "db1 stays: licence",
+            "warning: web1: changes its memory fast",
+            "warning: no room for the failure of b",
+            "1 VM would leave a in 4.8 s, 1 at a time to begin with",
+        ] {
+            assert!(text.contains(part), "{part} in\n{text}");
+        }
+        let empty = DrainPlan { moves: vec![], stays: vec![], warnings: vec![], ..plan };
+        assert_eq!(describe_plan(&empty), "no VM would leave a\n");
+    }
+
+    #[test]
+    fn a_drain_is_told_while_it_is_under_way_and_when_it_is_over() {
+        let text = describe(&a_view(DrainState::Moving, vec![a_move(MoveState::Transferring)]));
+        for part in [
+            "on the links",
+            "under way for 10.0 s: 0 of 1 VM moved away from a, 1 stays; 1.90 Gb/s, 2 at a time, 5.0 s left",
+        ] {
+            assert!(text.contains(part), "{part} in\n{text}");
+        }
+        let failed = || MoveStatus { vm: "web2".into(), ..a_move(MoveState::Failed) };
+        let text = describe(&a_view(DrainState::Incomplete, vec![a_move(MoveState::Failed), failed()]));
+        for part in
+            ["web1, web2: b is short of memory", "db1 stays: licence", "a is cordoned: `drainpipe resume a`"]
+        {
+            assert!(text.contains(part), "{part} in\n{text}");
+        }
+    }
+
+    #[test]
+    fn the_exit_code_says_what_became_of_it() {
+        let exit = |state, of_move| {
+            Exit::of_drain(&a_view(state, vec![a_move(MoveState::Moved), a_move(of_move)]).status.unwrap())
+                .code()
+        };
+        assert_eq!(exit(DrainState::Drained, MoveState::Moved), 0);
+        assert_eq!(exit(DrainState::Incomplete, MoveState::Failed), 1);
+        assert_eq!(exit(DrainState::Interrupted, MoveState::Waiting), 1);
+        assert_eq!(exit(DrainState::Incomplete, MoveState::Undecided), 4);
+        assert_eq!(exit(DrainState::Cancelled, MoveState::Waiting), 5);
+    }
+}

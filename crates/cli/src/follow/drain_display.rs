@@ -1,0 +1,268 @@
+//! Progress of a drain: a line for each VM that is under way and one for the whole on a terminal; a line
+//! for each turn of events in a log.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use drainpipe_agent::api::types::{DrainKind, DrainView};
+use drainpipe_engine::drain::status::{DrainStatus, MoveState, MoveStatus};
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+
+use super::Say;
+use crate::output;
+
+/// How often a log is told of the whole.
+const WHOLE_EVERY: Duration = Duration::from_secs(10);
+
+pub(super) enum Display {
+    Bars(Bars),
+    Lines(Lines),
+}
+
+/// Which way VMs go, in words.
+struct Words {
+    name: String,
+    /// Between a VM and the other host.
+    way: &'static str,
+    moved: &'static str,
+}
+
+impl Words {
+    fn of(begun: &DrainView) -> Self {
+        let host = &begun.host;
+        match begun.kind {
+            Some(DrainKind::Failback) => {
+                Self { name: format!("back to {host}"), way: "←", moved: "is back from" }
+            }
+            _ => Self { name: format!("drain of {host}"), way: "→", moved: "runs on" },
+        }
+    }
+
+    fn describe_turn(&self, one: &MoveStatus) -> String {
+        let MoveStatus { vm, target, .. } = one;
+        let Self { way, moved, .. } = self;
+        let why = one.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
+        match one.state {
+            MoveState::Moved => {
+                let took = one.transfer_ms.map(|ms| format!(", {} on the links", output::duration(ms)));
+                format!("{vm} {moved} {target}{}", took.unwrap_or_default())
+            }
+            MoveState::Failed => format!("{vm} was not moved{why}"),
+            MoveState::Undecided => format!("it is not known yet where {vm} runs{why}"),
+            MoveState::Waiting => format!("{vm} waits to be tried again{why}"),
+            state => format!("{vm} {way} {target}: {}", state_word(state)),
+        }
+    }
+}
+
+impl Display {
+    /// Tells at once what there is to expect.
+    pub(super) fn new(begun: &DrainView) -> Self {
+        let words = Words::of(begun);
+        if let Some(status) = &begun.status {
+            let predicted = output::duration(status.predicted_ms);
+            output::remark(&format!("{}: {} VMs, {predicted} predicted", words.name, status.moves.len()));
+        }
+        if output::is_watched() { Self::Bars(Bars::new(words)) } else { Self::Lines(Lines::new(words)) }
+    }
+
+    pub(super) fn show(&self, view: &DrainView) {
+        let Some(status) = &view.status else { return };
+        match self {
+            Self::Bars(bars) => bars.show(status),
+            Self::Lines(lines) => lines.show(status),
+        }
+    }
+
+    pub(super) fn end(&self) {
+        if let Self::Bars(bars) = self {
+            bars.end();
+        }
+    }
+}
+
+impl Say for Display {
+    fn say(&self, text: &str) {
+        match self {
+            Self::Bars(bars) => bars.say(text),
+            Self::Lines(_) => output::remark(text),
+        }
+    }
+}
+
+/// For a person at a terminal.
+pub(super) struct Bars {
+    words: Words,
+    all: MultiProgress,
+    whole: ProgressBar,
+    vms: RefCell<BTreeMap<String, ProgressBar>>,
+}
+
+impl Bars {
+    fn new(words: Words) -> Self {
+        let all = MultiProgress::new();
+        let whole = all.add(ProgressBar::new(1).with_style(style("{prefix} {bar:24} {msg}")));
+        whole.set_prefix(words.name.clone());
+        Self { words, all, whole, vms: RefCell::default() }
+    }
+
+    fn show(&self, status: &DrainStatus) {
+        for one in &status.moves {
+            self.show_move(one);
+        }
+        self.whole.set_length((status.moves.len() as u64).max(1));
+        self.whole.set_position(moved(status) as u64);
+        self.whole.set_message(describe_whole(status));
+    }
+
+    fn show_move(&self, one: &MoveStatus) {
+        let mut vms = self.vms.borrow_mut();
+        if !is_under_way(one.state) {
+            if let Some(bar) = vms.remove(&one.vm) {
+                bar.finish_and_clear();
+                self.all.remove(&bar);
+                // Stays above the lines that move.
+                let _nobody_watches = self.all.println(self.words.describe_turn(one));
+            }
+            return;
+        }
+        let bar = vms.entry(one.vm.clone()).or_insert_with(|| {
+            let bar = ProgressBar::new(1).with_style(style("  {prefix} {bar:24} {msg}"));
+            let bar = self.all.insert_before(&self.whole, bar);
+            bar.set_prefix(format!("{} {} {}", one.vm, self.words.way, one.target));
+            bar
+        });
+        bar.set_length(one.memory_bytes.max(1));
+        bar.set_position(one.sent_bytes.min(one.memory_bytes));
+        bar.set_message(describe_move(one));
+    }
+
+    fn say(&self, text: &str) {
+        let _nobody_watches = self.all.println(text);
+    }
+
+    fn end(&self) {
+        for bar in self.vms.borrow().values() {
+            bar.finish_and_clear();
+        }
+        self.whole.finish_and_clear();
+    }
+}
+
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).expect("the template is well-formed")
+}
+
+/// For a log.
+pub(super) struct Lines {
+    words: Words,
+    states: RefCell<BTreeMap<String, MoveState>>,
+    whole_told_at: Cell<Instant>,
+}
+
+impl Lines {
+    fn new(words: Words) -> Self {
+        Self { words, states: RefCell::default(), whole_told_at: Cell::new(Instant::now()) }
+    }
+
+    fn show(&self, status: &DrainStatus) {
+        for one in &status.moves {
+            let before = self.states.borrow_mut().insert(one.vm.clone(), one.state);
+            if before != Some(one.state) && is_news(one.state) {
+                output::remark(&self.words.describe_turn(one));
+            }
+        }
+        if self.whole_told_at.get().elapsed() >= WHOLE_EVERY {
+            self.whole_told_at.set(Instant::now());
+            output::remark(&format!("{}: {}", self.words.name, describe_whole(status)));
+        }
+    }
+}
+
+/// What a VM is doing, in a word or two.
+pub(crate) fn state_word(state: MoveState) -> &'static str {
+    match state {
+        MoveState::Waiting => "waiting",
+        MoveState::Preparing => "preparing",
+        MoveState::Ready => "ready",
+        MoveState::Transferring => "on the links",
+        MoveState::Finishing => "finishing",
+        MoveState::Moved => "moved",
+        MoveState::Failed => "failed",
+        MoveState::Undecided => "not known yet",
+    }
+}
+
+fn is_under_way(state: MoveState) -> bool {
+    matches!(state, MoveState::Preparing | MoveState::Ready | MoveState::Transferring | MoveState::Finishing)
+}
+
+fn is_news(state: MoveState) -> bool {
+    !matches!(state, MoveState::Waiting | MoveState::Preparing | MoveState::Ready | MoveState::Finishing)
+}
+
+fn moved(status: &DrainStatus) -> usize {
+    status.moves.iter().filter(|one| one.state == MoveState::Moved).count()
+}
+
+fn describe_whole(status: &DrainStatus) -> String {
+    let left = status.eta_ms.map_or(String::new(), |eta| format!(", {} left", output::duration(eta)));
+    format!(
+        "{} of {} VMs moved, {:.2} Gb/s, {} at a time{left}",
+        moved(status),
+        status.moves.len(),
+        status.rate_mbps / 1000.0,
+        status.transfers
+    )
+}
+
+fn describe_move(one: &MoveStatus) -> String {
+    let state = state_word(one.state);
+    match one.state {
+        MoveState::Transferring => {
+            let (sent, all) = (output::bytes(one.sent_bytes), output::bytes(one.memory_bytes));
+            format!("{state}: {sent} sent of at most {all}")
+        }
+        _ => state.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drainpipe_engine::problem::Problem;
+
+    use super::*;
+
+    #[test]
+    fn the_way_back_is_told_the_other_way_round() {
+        let view = |kind| DrainView {
+            host: "a".into(),
+            cordoned: false,
+            kind: Some(kind),
+            id: None,
+            started_at: None,
+            ended_at: None,
+            status: None,
+        };
+        let one = |state, error| MoveStatus {
+            vm: "web1".into(),
+            target: "b".into(),
+            state,
+            migration: None,
+            attempts: 1,
+            error,
+            memory_bytes: 1 << 30,
+            sent_bytes: 1 << 20,
+            predicted_ms: 1.0,
+            transfer_ms: Some(2_000.0),
+        };
+        let (there, back) = (Words::of(&view(DrainKind::Drain)), Words::of(&view(DrainKind::Failback)));
+        let moved = one(MoveState::Moved, None);
+        assert_eq!(there.describe_turn(&moved), "web1 runs on b, 2.0 s on the links");
+        assert_eq!(back.describe_turn(&moved), "web1 is back from b, 2.0 s on the links");
+        assert_eq!(back.describe_turn(&one(MoveState::Transferring, None)), "web1 ← b: on the links");
+        let failed = one(MoveState::Failed, Some(Problem::failed("b is short of memory")));
+        assert_eq!(there.describe_turn(&failed), "web1 was not moved: b is short of memory");
+    }
+}

@@ -1,0 +1,85 @@
+//! Follows what an agent does to its end: progress for the person, Ctrl-C for the agent.
+
+mod drain;
+mod drain_display;
+mod migration;
+
+use std::time::{Duration, Instant};
+
+use drainpipe_engine::problem::{Problem, ProblemKind};
+use serde::de::{DeserializeOwned, IgnoredAny};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+pub(crate) use self::drain::{drain, failback};
+pub(crate) use self::drain_display::state_word;
+pub(crate) use self::migration::migrate;
+use crate::connection::Host;
+
+/// How often the agent is asked; each time costs it about 0.2 ms.
+const ASK_EVERY: Duration = Duration::from_millis(200);
+
+/// How long an agent may be out of reach, as it is while it is restarted, before it is given up.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
+
+/// Where the person is told something while progress is shown.
+trait Say {
+    fn say(&self, text: &str);
+}
+
+/// Ctrl-C, from now on. Made before anything begins, and one for all of it: none is lost between two
+/// requests.
+fn interrupts() -> Result<Signal, Problem> {
+    signal(SignalKind::interrupt())
+        .map_err(|error| Problem::failed(format!("cannot watch for Ctrl-C: {error}")))
+}
+
+/// Asks the agent until `look` finds that it is over.
+async fn until_over<View: DeserializeOwned, End>(
+    host: &Host,
+    path: &str,
+    what: &str,
+    display: &impl Say,
+    mut look: impl FnMut(View) -> Option<End>,
+) -> Result<End, Problem> {
+    let path = host.path(path);
+    let mut silent_since = None;
+    loop {
+        tokio::time::sleep(ASK_EVERY).await;
+        match host.client().get::<View>(&path).await {
+            Ok(view) => {
+                silent_since = None;
+                if let Some(end) = look(view) {
+                    return Ok(end);
+                }
+            }
+            Err(problem) if problem.kind == ProblemKind::Unreachable => {
+                if silent_since.is_none() {
+                    display.say("the agent does not answer; trying again");
+                }
+                let since = *silent_since.get_or_insert_with(Instant::now);
+                if since.elapsed() > SILENCE_MAX {
+                    return Err(problem.context(format!("lost sight of {what}, which may go on")));
+                }
+            }
+            Err(problem) => return Err(problem),
+        }
+    }
+}
+
+/// At the first interrupt asks the agent to cancel; ends at the second.
+async fn until_left(host: &Host, cancel_path: &str, display: &impl Say, interrupts: &mut Signal) {
+    interrupts.recv().await;
+    display.say("cancelling, unless it is too late; Ctrl-C again stops watching");
+    let cancel = async {
+        match host.client().post::<IgnoredAny>(&host.path(cancel_path), &()).await {
+            // It is over, and the result says how.
+            Ok(_) | Err(Problem { kind: ProblemKind::NotFound | ProblemKind::Conflict, .. }) => {}
+            Err(problem) => display.say(&format!("not cancelled: {problem}")),
+        }
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        () = cancel => {}
+        _ = interrupts.recv() => {}
+    }
+}
