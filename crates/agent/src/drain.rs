@@ -171,12 +171,12 @@ fn sound(planned: DrainPlanView) -> Result<DrainPlan, Problem> {
 
 /// Cordons this host and begins to empty it, or carries on.
 pub(crate) async fn begin(agent: &Arc<Agent>, request: DrainRequest) -> Result<DrainView, Problem> {
-    agent.check_not_stopping()?;
     check(agent, &request)?;
     let agent = Arc::clone(agent);
     // Goes on when the caller has gone: by then the host is cordoned.
     let begun = tokio::spawn(async move {
         let _beginning = agent.drains.begin(agent.name())?;
+        agent.check_not_stopping()?;
         let id = Uuid::new_v4().to_string();
         let record = agent.journal.begin_drain(&id, Timestamp::now())?;
         info!(drain = record.id, "cordoned");
@@ -230,8 +230,8 @@ pub(crate) fn cancel(agent: &Agent) -> Result<DrainView, Problem> {
 
 /// Lets VMs come to this host again; if asked for, begins to bring back what the last drain moved.
 pub(crate) fn resume(agent: &Arc<Agent>, request: ResumeRequest) -> Result<DrainView, Problem> {
-    agent.check_not_stopping()?;
     let _beginning = agent.drains.begin(agent.name())?;
+    agent.check_not_stopping()?;
     let left = if request.failback { Some(failback::left(agent)?) } else { None };
     agent.journal.lift_cordon()?;
     info!("VMs may come here");
