@@ -21,6 +21,7 @@ mod network;
 mod placement;
 mod rdma;
 mod route;
+mod rss;
 mod speed;
 mod sysctl;
 mod weights;

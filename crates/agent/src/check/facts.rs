@@ -9,6 +9,7 @@ use drainpipe_engine::check::facts::{CheckFacts, LinkCounters, LinkFacts, LinkSt
 use drainpipe_engine::check::trial::ClockDifference;
 use drainpipe_engine::problem::Problem;
 use drainpipe_net::{Link, LinkKind};
+use futures_util::future::join_all;
 use jiff::Timestamp;
 
 use super::libvirt;
@@ -31,13 +32,13 @@ pub(crate) async fn read(agent: &Agent) -> Result<CheckFacts, Problem> {
     let view = agent.view().await?;
     let kernel_links = agent.checks.network.links().await.map_err(Problem::failed)?;
     let management = agent.network.management_addresses(&agent.config).await;
-    let links = view.facts.links.iter().map(|wanted| {
+    let links = view.facts.links.iter().map(|wanted| async {
         match kernel_links.iter().find(|link| link.name == wanted.name) {
-            Some(link) => link_facts(link, &management),
+            Some(link) => link_facts(link, &management, receive_queues_in_use(agent, link).await),
             None => LinkFacts { name: wanted.name.clone(), ..LinkFacts::default() },
         }
     });
-    let links = links.collect();
+    let links = join_all(links).await;
     let ports = agent.config.migration_ports.ports();
     Ok(CheckFacts {
         links,
@@ -57,7 +58,12 @@ pub(crate) async fn read(agent: &Agent) -> Result<CheckFacts, Problem> {
     })
 }
 
-fn link_facts(link: &Link, management: &[IpAddr]) -> LinkFacts {
+async fn receive_queues_in_use(agent: &Agent, link: &Link) -> Option<u32> {
+    let queues = agent.checks.network.receive_queues_in_use(&link.name).await?;
+    u32::try_from(queues).ok()
+}
+
+fn link_facts(link: &Link, management: &[IpAddr], receive_queues_in_use: Option<u32>) -> LinkFacts {
     let sysfs = SysfsLink::of(&link.name, link.index);
     // Links made of software have queues in name only: what arrives is taken by the core that sent it.
     let card = sysfs.as_ref().filter(|_| link.kind == LinkKind::Physical);
@@ -72,6 +78,7 @@ fn link_facts(link: &Link, management: &[IpAddr]) -> LinkFacts {
         carries_management: link.addresses.iter().any(|net| management.contains(&net.addr())),
         duplex: sysfs.as_ref().and_then(SysfsLink::duplex),
         receive_queues: queues.map(|(count, _)| count),
+        receive_queues_in_use,
         receive_steering: queues.map(|(_, steered)| steered),
         interrupt_cores: card.and_then(|card| card.interrupt_cores(Path::new("/proc/irq"))),
         bond: sysfs.as_ref().and_then(SysfsLink::bond),

@@ -150,6 +150,9 @@ pub struct LinkFacts {
     pub duplex: Option<Duplex>,
     /// Receive queues.
     pub receive_queues: Option<u32>,
+    /// Receive queues to which the card spreads what arrives (RSS).
+    #[serde(default)]
+    pub receive_queues_in_use: Option<u32>,
     /// Whether the kernel spreads what arrives over several cores (RPS).
     pub receive_steering: Option<bool>,
     /// How many cores its interrupts go to.

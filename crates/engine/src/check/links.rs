@@ -38,6 +38,7 @@ fn of_link(facts: &CheckFacts, link: &LinkFacts) -> impl Iterator<Item = Finding
         link.bond.as_ref().map(|bond| team(host, link, bond)),
         reverse_path_filter(host, link),
         one_queue(facts, link),
+        one_queue_in_use(facts, link),
         one_core(facts, link),
     ]
     .into_iter()
@@ -171,6 +172,21 @@ fn one_queue(facts: &CheckFacts, link: &LinkFacts) -> Option<Finding> {
                     facts.host.cores.min(8)
                 ),
             ))
+    })
+}
+
+fn one_queue_in_use(facts: &CheckFacts, link: &LinkFacts) -> Option<Finding> {
+    let (host, name) = (facts.name(), &link.name);
+    let speed_mbps = facts.migration_link(name)?.speed_mbps?;
+    let queues = link.receive_queues.filter(|queues| *queues > 1)?;
+    let spreads = link.receive_queues_in_use != Some(1) || link.receive_steering == Some(true);
+    (!spreads && speed_mbps >= FAST_MBPS && facts.host.cores > 1).then(|| {
+        Finding::warning("one-receive-queue-used", here(host, link))
+            .what(format!(
+                "{name} of {host} has {queues} receive queues and gives all that arrives to one of them"
+            ))
+            .effect("one core takes all that arrives and limits the link")
+            .remedy(on(host, format!("ethtool -X {name} default; ethtool -x {name} shows the table")))
     })
 }
 

@@ -389,6 +389,18 @@ const OF_LINKS: &[Case] = &[
         &["b e1"],
         "all 8 receive queues of e1",
     ),
+    (
+        |s| {
+            s.b.host.links[1].speed_mbps = Some(10_000);
+            s.a.host.links[1].speed_mbps = Some(10_000);
+            s.b.links[1].receive_queues = Some(8);
+            s.b.links[1].receive_queues_in_use = Some(1);
+        },
+        Warning,
+        "one-receive-queue-used",
+        &["b e1"],
+        "ethtool -X e1 default",
+    ),
 ];
 
 const OF_HOSTS: &[Case] = &[

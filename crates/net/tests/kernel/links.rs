@@ -29,6 +29,21 @@ fn many_may_ask_at_once() {
 }
 
 #[test]
+fn a_link_that_does_not_spread_has_no_queues_in_use() {
+    if !may_make_namespaces() {
+        return;
+    }
+    let hosts = TwoHosts::new();
+    hosts.left.run(|| async {
+        let network = Network::open().unwrap();
+        assert_eq!(network.receive_queues_in_use("p0").await, None);
+        assert_eq!(network.receive_queues_in_use("gone").await, None);
+        // And the connection answers on.
+        assert_eq!(link(&network.links().await.unwrap(), "p0").speed_mbps, Some(10_000));
+    });
+}
+
+#[test]
 fn links_are_those_of_the_namespace() {
     if !may_make_namespaces() {
         return;
