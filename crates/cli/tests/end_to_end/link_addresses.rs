@@ -174,8 +174,14 @@ fn ipv4_over_link_local() {
     guest.assert_intact();
 }
 
+#[track_caller]
+fn slow_lab() -> TestLab {
+    TestLab::up(&["--link-addresses", "link-local", "--link", "20", "--link", "20"])
+}
+
+#[track_caller]
 fn slow_scene() -> Scene {
-    Scene::in_lab(TestLab::up(&["--link-addresses", "link-local", "--link", "20", "--link", "20"]))
+    Scene::in_lab(slow_lab())
 }
 
 /// A link that is switched off loses its link-local address, and gets it back with the link.
@@ -230,7 +236,10 @@ fn the_target_agent_is_started_anew_with_a_link_down() {
 
 /// As programs do that manage the network, and do not know what the agent has made.
 fn what_is_removed_in_flight_is_made_again() {
-    let scene = slow_scene();
+    let lab = slow_lab();
+    // In flight for longer than a busy machine needs for what follows.
+    let guest = lab.start_guest("web", 256, "");
+    let scene = Scene::of(lab, guest);
     let migrating = scene.migrate(&["--option", "multichannel"]);
     let on_a = |command: &str| scene.lab.exec("a", &["bash", "-c", command]).done();
     let both = || on_a("ip -6 route show proto 215 | grep -c 'nexthop.* dev e[01]' || true") == "2\n";
@@ -238,10 +247,11 @@ fn what_is_removed_in_flight_is_made_again() {
     let [one, all] = ["via $(ip -6 route show proto 215 | grep -o 'fe80[^ ]*' | head -1) dev e0", ""];
     eventually("the route has both next hops", both);
     let times = || scene.lab.agent_log("a").matches("made again").count();
-    for (before, which) in [one, all].into_iter().enumerate() {
-        assert_eq!(times(), before, "nothing is made again that is there");
+    assert_eq!(times(), 0, "nothing is made again that is there");
+    for which in [one, all] {
+        let before = times();
         on_a(&format!("ip -6 route del $(ip -6 route show proto 215 | head -1 | cut -d' ' -f1) {which}"));
-        eventually("the route is made again", || both() && times() == before + 1);
+        eventually("the route is made again", || both() && times() > before);
     }
     let before = on_a(address);
     on_a(&format!("ip address del $({address}) dev lo"));
