@@ -11,6 +11,7 @@ mod bad_luck;
 mod bandwidth;
 mod check;
 mod check_fix;
+mod check_hosts;
 mod check_vms;
 mod drain;
 mod drain_cli;
@@ -62,6 +63,7 @@ fn main() -> ExitCode {
         ("bad_input", bad_input::TESTS),
         ("check", check::TESTS),
         ("check_fix", check_fix::TESTS),
+        ("check_hosts", check_hosts::TESTS),
         ("check_vms", check_vms::TESTS),
         ("drain", drain::TESTS),
         ("drain_cli", drain_cli::TESTS),

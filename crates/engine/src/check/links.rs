@@ -99,7 +99,10 @@ fn dropped(host: &str, link: &LinkFacts) -> Option<Finding> {
     let all = counters.received.saturating_add(counters.sent);
     (dropped >= DROPPED_MIN && dropped as f64 >= all as f64 * DROPPED_RATIO).then(|| {
         Finding::remark("link-drops", here(host, link))
-            .what(format!("{} of {host} has dropped {dropped} packets of {all} for want of room", link.name))
+            .what(format!(
+                "{} of {host} has dropped {dropped} packets of {all}, for want of room or as nobody's",
+                link.name
+            ))
             .effect("if the number grows during a migration, TCP slows down")
             .remedy(on(host, format!("ethtool -G {} rx 4096; ip -s link show {0} watches it", link.name)))
     })

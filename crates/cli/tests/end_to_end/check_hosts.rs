@@ -1,0 +1,158 @@
+//! `drainpipe check` of what the hosts' configurations, settings and links have wrong beside their paths.
+//!
+//! What is not provoked here or in the two modules beside this one, only the engine's tests have, because
+//! labs cannot have it: hosts of a lab share the clock (`clocks-differ`), the program (`agents-differ`)
+//! and the libraries (`libvirt-old`); the agent starts on no QEMU that is too old (`qemu-old`); their links
+//! are of software and have neither errors nor queues nor a duplex, and not every kernel has bonds
+//! (`link-errors`, `one-receive-queue`, `interrupts-on-one-core`, `half-duplex`, `bond-mode`); a VM by KVM
+//! (`vm-kvm-missing`), one of 64 GiB (`vm-small-pages`), storage that hangs (`vm-storage-silent`) and a
+//! machine without memory (`target-memory-low`) are not there to be had.
+
+use std::fs;
+use std::process::Command;
+
+use drainpipe_engine::check::CheckReport;
+use rustix::process::Signal;
+
+use crate::Test;
+use crate::check::{NOTHING_WORSE, assert_found, assert_silent, on};
+use crate::check_vms::restart_agent_with_mounts;
+use crate::program::{REFUSED, drainpipe};
+use crate::support::TestLab;
+
+pub(crate) const TESTS: &[Test] = &[
+    ("links_as_configured", links_as_configured),
+    ("hosts_as_configured", hosts_as_configured),
+    ("a_certificate_that_ends_soon", a_certificate_that_ends_soon),
+    ("a_link_without_carrier_and_one_that_drops", a_link_without_carrier_and_one_that_drops),
+    ("an_old_kernel_slow_cores_and_rdma", an_old_kernel_slow_cores_and_rdma),
+    ("vms_that_fit_one_by_one", vms_that_fit_one_by_one),
+];
+
+/// Starts an agent with another configuration.
+#[track_caller]
+fn reconfigure(lab: &TestLab, host: &str, from: &str, to: &str) {
+    lab.stop_agent(host, Signal::TERM);
+    lab.configure(host, from, to);
+    lab.start_agent(host);
+}
+
+fn links_as_configured() {
+    let lab = TestLab::fast();
+    let ends = ["a e1", "b e1"];
+    let e1 = "name = \"e1\"\n";
+    let slow = format!("{e1}speed_mbps = 100\n");
+    reconfigure(&lab, "b", e1, &slow);
+    assert_found(&lab, NOTHING_WORSE, "speed-differs", &ends, "e1 of b at 100 Mb/s");
+    reconfigure(&lab, "a", e1, &slow);
+    assert_found(&lab, NOTHING_WORSE, "speed-low", &ends, "both ends of e1–e1 run at 100 Mb/s");
+    for host in ["a", "b"] {
+        reconfigure(&lab, host, "speed_mbps = 100\n", "speed_mbps = 5000\n");
+    }
+    let all = ["a e0", "b e0", "a e1", "b e1"];
+    assert_found(&lab, NOTHING_WORSE, "paths-unequal", &all, "e1–e1 5000 Mb/s");
+    for host in ["a", "b"] {
+        reconfigure(&lab, host, "speed_mbps = 5000\n", "");
+    }
+    assert_silent(&lab);
+    reconfigure(&lab, "b", "[[peer]]", "[[link]]\nname = \"e9\"\n\n[[peer]]");
+    assert_found(&lab, NOTHING_WORSE, "link-missing", &["b e9"], "b has no interface e9");
+}
+
+fn hosts_as_configured() {
+    let lab = TestLab::fast();
+    on(&lab, "b", "sysctl -qw net.ipv6.conf.all.disable_ipv6=1");
+    assert_silent(&lab);
+    let address = "migration_address = \"10.77.255.12\"\n";
+    reconfigure(&lab, "b", address, "");
+    assert_found(&lab, NOTHING_WORSE, "no-migration-address", &["b"], "IPv6 is off");
+    reconfigure(&lab, "b", "probe_every_s", &format!("{address}probe_every_s"));
+    assert_silent(&lab);
+    let peer = "[[peer]]\nname = \"a\"\naddress = \"10.77.0.11:7420\"\n";
+    reconfigure(&lab, "b", peer, "");
+    assert_found(&lab, REFUSED, "not-a-peer", &["b"], "add [[peer]] with name = \"a\"");
+}
+
+fn a_certificate_that_ends_soon() {
+    let lab = TestLab::fast();
+    let authority = lab.directory("client").join("pki");
+    for (days, exit_code) in [("20", NOTHING_WORSE), ("5", REFUSED)] {
+        let directory = ["--directory", authority.to_str().unwrap()];
+        drainpipe(&[&["pki", "host", "b", "--force", "--days", days], directory.as_slice()].concat()).done();
+        lab.stop_agent("b", Signal::TERM);
+        for file in ["host.pem", "host.key"] {
+            fs::copy(authority.join("hosts/b").join(file), lab.directory("b").join("pki").join(file))
+                .unwrap();
+        }
+        lab.start_agent("b");
+        assert_found(&lab, exit_code, "certificate-ends", &["b"], "drainpipe pki host b --force");
+    }
+}
+
+fn a_link_without_carrier_and_one_that_drops() {
+    // Three hosts' links meet in a switch.
+    let lab = TestLab::up(&["--hosts", "a,b,c", "--link", "unlimited", "--link", "unlimited"]);
+    let switch = lab.namespace("switch");
+    let set = |state: &str| {
+        let switch = switch.file_name().unwrap().to_str().unwrap();
+        let words = ["-n", switch, "link", "set", "dev", "e1-b", state];
+        assert!(Command::new("ip").args(words).status().unwrap().success());
+    };
+    set("down");
+    assert_found(&lab, NOTHING_WORSE, "link-no-carrier", &["b e1"], "e1 of b has no carrier");
+    set("up");
+    assert_silent(&lab);
+
+    // Frames of a protocol that nobody has: the kernel counts them as dropped.
+    let frames = r#"my ($index) = `ip -o link show dev e1` =~ /^(\d+):/;
+        socket(my $all, 17, 3, 0) or die;
+        my $frame = ("\xff" x 6) . ("\x02" x 6) . "\x88\xb5" . ("\0" x 50);
+        my $to = pack("S n i S C C a8", 17, 0x88b5, $index, 0, 0, 6, "\xff" x 6);
+        send($all, $frame, 0, $to) or die for 1 .. 2000;"#;
+    lab.exec("a", &["perl", "-e", frames]).done();
+    assert_found(&lab, NOTHING_WORSE, "link-drops", &["b e1"], "ip -s link show e1");
+}
+
+fn an_old_kernel_slow_cores_and_rdma() {
+    let lab = TestLab::fast();
+    let release = lab.write("osrelease", "5.10.0-28-amd64\n");
+    let shows = format!(
+        "mount --bind {release} /proc/sys/kernel/osrelease \
+         && mount -t tmpfs none /sys/class && mkdir -p /sys/class/infiniband/rxe0 \
+         && mount -t tmpfs none /sys/devices/system/cpu \
+         && mkdir -p /sys/devices/system/cpu/cpufreq/policy0 \
+         && echo powersave > /sys/devices/system/cpu/cpufreq/policy0/scaling_governor"
+    );
+    restart_agent_with_mounts(&lab, "b", &shows);
+    let report: CheckReport = lab.json(&["check", "a", "b"]);
+    for (code, part) in [
+        ("kernel-old", "Linux 5.10.0-28-amd64 of b is older than 5.15"),
+        ("governor-powersave", "cores of b run under the governor powersave"),
+        ("rdma-on-one-side", "b has RDMA (rxe0), a has none"),
+    ] {
+        let of_b = report.findings.iter().find(|finding| {
+            finding.code == code && finding.places.first().is_some_and(|place| place.host == "b")
+        });
+        assert!(of_b.is_some_and(|finding| finding.what.contains(part)), "{code}: {report:#?}");
+    }
+}
+
+fn vms_that_fit_one_by_one() {
+    let lab = TestLab::fast();
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap();
+    let available = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:")).unwrap();
+    let available_kib: u64 = available.trim().strip_suffix(" kB").unwrap().parse().unwrap();
+    // Firmware without a disk touches little of it.
+    let memory_mib = (available_kib >> 10) * 6 / 10;
+    for name in ["web", "db"] {
+        lab.create(
+            &format!(
+                "name = \"{name}\"\nmemory_mib = {memory_mib}\nvcpus = 1\nmachine = \"pc-q35-7.2\"\n\
+                 accelerator = \"tcg\"\n"
+            ),
+            name,
+        );
+        lab.drainpipe(&["vm", "start", name]).done();
+    }
+    assert_found(&lab, NOTHING_WORSE, "vms-memory-short", &["b"], "the 2 VMs of a need");
+}
