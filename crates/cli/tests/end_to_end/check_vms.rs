@@ -5,6 +5,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
 use drainpipe_agent::api::types::PlanView;
+use drainpipe_engine::check::CheckReport;
+use drainpipe_engine::check::finding::Finding;
 use drainpipe_engine::result::MigrationResult;
 use drainpipe_lab::Lab;
 use rustix::process::Signal;
@@ -69,7 +71,9 @@ fn a_vm_that_can_go() {
     let lab = TestLab::fast();
     start_vm(&lab, "web", "pc-q35-7.2", "");
     assert_silent(&lab);
-    lab.drainpipe(&["check", "a", "b", "--vm", "web"]).done();
+    let report: CheckReport = lab.json(&["check", "a", "b", "--vm", "web"]);
+    let is_said = |finding: &Finding| finding.code == "vm-machine-old";
+    assert!(report.findings.iter().any(is_said), "its machine type is older than 8.1: {report:#?}");
     lab.drainpipe(&["check", "a", "b", "--vm", "wbe"]).refused(BAD_INPUT, &["no VM wbe on a"]);
     lab.drainpipe(&["check", "b", "a", "--vm", "web"]).refused(BAD_INPUT, &["no VM web on b"]);
     let result = lab.migrate("web", "b", &[]);
@@ -147,7 +151,8 @@ pub(crate) fn an_older_qemu() {
     let codes = |vm: &str| -> Vec<String> {
         let output = lab.drainpipe(&["check", "a", "b", "--vm", vm, "--json"]);
         assert_eq!(output.code, REFUSED, "{output:#?}");
-        let report: drainpipe_engine::check::CheckReport = serde_json::from_str(&output.stdout).unwrap();
+        let report: CheckReport = serde_json::from_str(&output.stdout).unwrap();
+        assert!(report.findings.iter().any(|finding| finding.code == "target-qemu-older"), "{report:#?}");
         let vms = report.findings.iter().filter(|finding| finding.code.starts_with("vm-"));
         vms.map(|finding| finding.code.clone()).filter(|code| code != "vm-machine-old").collect()
     };
@@ -159,7 +164,17 @@ pub(crate) fn an_older_qemu() {
     assert_refused(&lab, "max", &["CPU features that b cannot give it (max)", "sha-ni"]);
     start_vm(&lab, "loses", "pc-q35-7.2", "");
     assert_eq!(codes("loses"), ["vm-writes-lost"]);
+    start_vm(&lab, "genoa", "pc-q35-7.2", "memory_padding_kib = 8\ncpu_model = \"EPYC-Genoa\"");
+    assert_eq!(codes("genoa"), ["vm-cpu-unknown"]);
     let (_, findings) = check(&lab, "a", "b");
     let refusing = findings.iter().filter(|finding| finding.refuses_migration);
-    assert_eq!(refusing.count(), 3, "one for each VM: {findings:#?}");
+    assert_eq!(refusing.count(), 4, "one for each VM: {findings:#?}");
+
+    // The package is downgraded on the source too, and its VMs run on in the newer one.
+    lab.stop_agent("a", Signal::TERM);
+    lab.configure("a", &newer, "qemu-system-x86_64");
+    lab.start_agent("a");
+    let (_, findings) = check(&lab, "a", "b");
+    let downgraded = findings.iter().filter(|finding| finding.code == "vm-qemu-newer");
+    assert_eq!(downgraded.count(), 4, "{findings:#?}");
 }
