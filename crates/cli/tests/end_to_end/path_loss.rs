@@ -22,6 +22,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("a_link_falls_silent_towards_the_source", a_link_falls_silent_towards_the_source),
     ("a_link_loses_packets", a_link_loses_packets),
     ("a_link_that_returns_is_used_again", a_link_that_returns_is_used_again),
+    ("a_link_that_flaps", a_link_that_flaps),
     ("a_spare_link_carries_when_no_other_does", a_spare_link_carries_when_no_other_does),
     ("all_links_are_switched_off_for_five_seconds", all_links_are_switched_off_for_five_seconds),
     ("all_links_are_silent_for_five_seconds", all_links_are_silent_for_five_seconds),
@@ -84,6 +85,22 @@ fn a_link_that_returns_is_used_again() {
     // One of them carries no memory.
     let connections: Option<u64> = result.paths.iter().map(|path| path.connections).sum();
     assert_eq!(connections, Some(u64::from(MULTICHANNEL_CONNECTIONS) + 1), "{result:#?}");
+    scene.assert_settled("b");
+}
+
+fn a_link_that_flaps() {
+    let scene = Scene::set();
+    let migrating = scene.migrate(&["--option", "multichannel"]);
+    for _ in 0..3 {
+        for fault in ["link-down b e1", "link-up b e1"] {
+            scene.lab.fault(fault);
+            thread::sleep(Duration::from_secs(1));
+        }
+    }
+    let result = result_of(&migrating.wait());
+    assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
+    assert_eq!(turns(&result, "e1").first(), Some(&PathState::Out), "{result:#?}");
+    assert_eq!(turns(&result, "e0"), [], "{result:#?}");
     scene.assert_settled("b");
 }
 
