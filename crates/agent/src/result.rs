@@ -3,7 +3,8 @@
 use drainpipe_engine::migration::{Migration, Timings};
 use drainpipe_engine::option::{MigrationOption, RequestedOption};
 use drainpipe_engine::plan::Plan;
-use drainpipe_engine::result::{MigrationResult, Outcome, PathUse};
+use drainpipe_engine::result::{Event, MigrationResult, Outcome, PathUse};
+use drainpipe_engine::step::Step;
 use jiff::Timestamp;
 
 use crate::measure::Measured;
@@ -40,6 +41,11 @@ pub(crate) fn assemble(
         let turns = migration.turns_of(&path.to_string());
         PathUse { turns, ..path }
     });
+    let paths: Vec<PathUse> = paths.collect();
+    let mut events = migration.log().to_vec();
+    if outcome == Outcome::Completed {
+        events.extend(of_no_use(&paths, tenth(parts.total_ms)));
+    }
     MigrationResult {
         id: identity.id,
         vm: identity.vm,
@@ -65,12 +71,18 @@ pub(crate) fn assemble(
         rounds: measured.rounds,
         predicted_total_ms: None,
         cpu_seconds: measured.cpu_seconds,
-        paths: paths.collect(),
+        paths,
         findings: migration.findings().to_vec(),
-        events: migration.log().to_vec(),
+        events,
         samples: measured.samples,
         verified: None,
     }
+}
+
+/// Says of each path that was to carry and did not, that it did not.
+fn of_no_use(paths: &[PathUse], ms: f64) -> impl Iterator<Item = Event> {
+    let unused = paths.iter().filter(|path| path.carried_nothing(paths.len()));
+    unused.map(move |path| Event { ms, step: Step::CleanUp, what: format!("{path} carried nothing") })
 }
 
 /// What would have been used, had a plan been made.
@@ -139,6 +151,25 @@ mod tests {
         assert!((sum_ms - parts.total_ms).abs() < 1e-9);
         assert_eq!((parts.setup_ms, parts.held_ms, parts.transfer_ms), (100.0, 200.0, 700.0));
         assert_eq!(parts.blackout_ms, Some(110.0));
+    }
+
+    #[test]
+    fn a_path_that_was_to_carry_and_did_not_is_told() {
+        let path = |link: &str, share, is_spare| PathUse {
+            link: link.into(),
+            peer_link: link.into(),
+            bytes: 0,
+            share,
+            speed_mbps: None,
+            is_spare,
+            connections: None,
+            retransmitted_segments: None,
+            turns: vec![],
+        };
+        let paths = [path("e0", 0.996, false), path("e1", 0.004, false), path("e2", 0.0, true)];
+        let told: Vec<String> = of_no_use(&paths, 9.0).map(|event| event.what).collect();
+        assert_eq!(told, ["e1–e1 carried nothing"]);
+        assert_eq!(of_no_use(&paths[1..2], 9.0).count(), 0, "the only one");
     }
 
     #[test]

@@ -135,6 +135,16 @@ pub struct PathUse {
     pub turns: Vec<PathTurn>,
 }
 
+/// A path that was to carry and carried less than that did not do what was asked for.
+const SHARE_OF_NOTHING: f64 = 0.01;
+
+impl PathUse {
+    /// Whether it was of no use, as one of so many paths.
+    pub fn carried_nothing(&self, paths: usize) -> bool {
+        paths > 1 && !self.is_spare && self.share < SHARE_OF_NOTHING
+    }
+}
+
 impl fmt::Display for PathUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write_name(f, &self.link, &self.peer_link)

@@ -11,9 +11,6 @@ use crate::connection::{ConnectionArguments, Fleet};
 use crate::exit::Exit;
 use crate::{follow, output};
 
-/// A path that was to carry and carried less than that did not do what was asked for.
-const SHARE_OF_NOTHING: f64 = 0.01;
-
 pub(crate) async fn run(
     connection: &ConnectionArguments,
     arguments: &MigrateArguments,
@@ -153,7 +150,7 @@ fn lines_of(path: &PathUse, paths: usize) -> Vec<String> {
     if let Some(segments) = path.retransmitted_segments.filter(|segments| *segments > 0) {
         lines.push(format!("{name} lost packets: {segments} TCP segments were sent again"));
     }
-    if paths > 1 && path.share < SHARE_OF_NOTHING && !path.is_spare {
+    if path.carried_nothing(paths) {
         lines.push(format!("{name} carried nothing"));
     }
     lines
