@@ -79,6 +79,9 @@ fn healthy_hosts() {
     assert!(report.paths.len() == 2 && report.paths.iter().all(is_measured), "{report:#?}");
     let told = lab.drainpipe(&["check", "a", "b"]);
     assert_eq!(told.code, NOTHING_WORSE, "{told:#?}");
+    for words in ["e0–e0", "1000 Mb/s", "1500", "9000", "0 of "] {
+        assert!(told.stdout.contains(words), "`{words}` is missing: {told:#?}");
+    }
     lab.assert_network_as(&before);
     for host in ["a", "b"] {
         eventually("no port is left open", || lab.migration_ports(host).is_empty());
