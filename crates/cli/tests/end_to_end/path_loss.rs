@@ -23,6 +23,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("a_link_loses_packets", a_link_loses_packets),
     ("a_link_that_returns_is_used_again", a_link_that_returns_is_used_again),
     ("a_link_that_flaps", a_link_that_flaps),
+    ("a_link_is_lost_under_strict_reverse_path_filters", a_link_is_lost_under_strict_reverse_path_filters),
     ("a_spare_link_carries_when_no_other_does", a_spare_link_carries_when_no_other_does),
     ("all_links_are_switched_off_for_five_seconds", all_links_are_switched_off_for_five_seconds),
     ("all_links_are_silent_for_five_seconds", all_links_are_silent_for_five_seconds),
@@ -85,6 +86,22 @@ fn a_link_that_returns_is_used_again() {
     // One of them carries no memory.
     let connections: Option<u64> = result.paths.iter().map(|path| path.connections).sum();
     assert_eq!(connections, Some(u64::from(MULTICHANNEL_CONNECTIONS) + 1), "{result:#?}");
+    scene.assert_settled("b");
+}
+
+fn a_link_is_lost_under_strict_reverse_path_filters() {
+    let scene = Scene::set();
+    for host in ["a", "b"] {
+        let strict = "sysctl -qw net.ipv4.conf.all.rp_filter=1 net.ipv4.conf.e0.rp_filter=1 \
+                      net.ipv4.conf.e1.rp_filter=1";
+        scene.lab.exec(host, &["bash", "-c", strict]).done();
+    }
+    let migrating = scene.migrate(&["--option", "multichannel"]);
+    scene.lab.fault("blackhole b e1");
+    let result = result_of(&migrating.wait());
+    scene.lab.fault("heal b e1");
+    assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
+    assert_eq!(turns(&result, "e1").first(), Some(&PathState::Out), "{result:#?}");
     scene.assert_settled("b");
 }
 
