@@ -1,12 +1,12 @@
 //! `drainpipe check` of what the hosts' configurations, settings and links have wrong beside their paths.
 //!
-//! What is not provoked here or in the two modules beside this one, only the engine's tests have, because
-//! labs cannot have it: hosts of a lab share the clock (`clocks-differ`), the program (`agents-differ`)
-//! and the libraries (`libvirt-old`); the agent starts on no QEMU that is too old (`qemu-old`); their links
-//! are of software and have neither errors nor queues nor a duplex, and not every kernel has bonds
-//! (`link-errors`, `one-receive-queue`, `interrupts-on-one-core`, `half-duplex`, `bond-mode`); a VM by KVM
-//! (`vm-kvm-missing`), one of 64 GiB (`vm-small-pages`), storage that hangs (`vm-storage-silent`) and a
-//! machine without memory (`target-memory-low`) are not there to be had.
+//! What is not provoked here, in `check` or in `check_vms` only the engine's tests have, because labs
+//! cannot have it: hosts of a lab share the clock (`clocks-differ`), the program (`agents-differ`) and the
+//! libraries (`libvirt-old`); the agent starts on no QEMU that is too old (`qemu-old`); their links are of
+//! software and have neither errors nor queues nor a duplex, and not every kernel has bonds (`link-errors`,
+//! `one-receive-queue`, `one-receive-queue-used`, `interrupts-on-one-core`, `half-duplex`, `bond-mode`);
+//! a VM by KVM (`vm-kvm-missing`), one of 64 GiB (`vm-small-pages`), storage that hangs
+//! (`vm-storage-silent`) and a machine without memory (`target-memory-low`) are not there to be had.
 
 use std::fs;
 use std::process::Command;
