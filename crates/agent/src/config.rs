@@ -130,6 +130,7 @@ impl Limits {
             total_ms: ms(deadline_s.unwrap_or(self.deadline_s)),
             stall_ms: ms(self.stall_s),
             decision_ms: ms(self.decision_s),
+            ..migration::Limits::default()
         }
     }
 }

@@ -35,8 +35,11 @@ use crate::watch::PathNews;
 /// Bounds of one migration.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Limits {
-    /// From the request to the hand-over. A migration that is not over by then is undone.
+    /// From the request to the hand-over, without the wait for its turn. A migration that is not over by then
+    /// is undone.
     pub total_ms: f64,
+    /// How long it may wait for its turn on the links. Who holds it ends that long before.
+    pub held_ms: f64,
     /// How long a transfer may stand still.
     pub stall_ms: f64,
     /// How long the target is asked after the hand-over before the outcome is left undecided.
@@ -45,7 +48,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { total_ms: 3_600_000.0, stall_ms: 60_000.0, decision_ms: 60_000.0 }
+        Self { total_ms: 3_600_000.0, held_ms: 86_400_000.0, stall_ms: 60_000.0, decision_ms: 60_000.0 }
     }
 }
 
@@ -535,17 +538,21 @@ impl Migration {
     }
 
     fn check_limits(&mut self, now_ms: f64) -> Option<Action> {
-        let why_late = match self.phase {
-            Phase::AwaitingTurn { .. } => "its turn to send did not come",
-            Phase::Copying => {
-                "the paths are too slow, or the VM changes its memory faster than they carry it"
-            }
+        let (held_ms, limits) = (self.held_ms(now_ms), self.limits);
+        let too_late = match self.phase {
+            Phase::AwaitingTurn { .. } => (held_ms >= limits.held_ms)
+                .then(|| format!("its turn to send did not come within {:.0} s", limits.held_ms / 1000.0)),
+            Phase::Copying => (now_ms - held_ms >= limits.total_ms).then(|| {
+                format!(
+                    "not over within {:.0} s: the paths are too slow, or the VM changes its memory faster than \
+                     they carry it",
+                    limits.total_ms / 1000.0
+                )
+            }),
             // Each has an action under way, which ends by the executor's own deadline.
             _ => return None,
         };
-        if now_ms >= self.limits.total_ms {
-            let bound_s = self.limits.total_ms / 1000.0;
-            let error = format!("not over within {bound_s:.0} s: {why_late}");
+        if let Some(error) = too_late {
             return Some(self.give_up(now_ms, Problem::failed(error)));
         }
         // Nothing has been sent before there is a transfer, so there is no silence.
@@ -559,6 +566,12 @@ impl Migration {
             return Some(self.give_up(now_ms, Problem::failed(error)));
         }
         None
+    }
+
+    /// How long it has waited for its turn.
+    fn held_ms(&self, now_ms: f64) -> f64 {
+        let connected_ms = self.timings.connected_ms.unwrap_or(now_ms);
+        self.timings.released_ms.unwrap_or(now_ms) - connected_ms
     }
 
     fn give_up(&mut self, now_ms: f64, error: Problem) -> Action {

@@ -178,7 +178,7 @@ struct Run {
 fn simulate(seed: u64, fault_percent: u64) -> Run {
     let mut random = Random(seed);
     let mut world = World::new(turns_awaited(&mut random));
-    let limits = Limits { total_ms: 60_000.0, stall_ms: 20_000.0, decision_ms: 5_000.0 };
+    let limits = Limits { total_ms: 60_000.0, held_ms: 60_000.0, stall_ms: 20_000.0, decision_ms: 5_000.0 };
     let (mut migration, first) = Migration::begin(limits);
     let mut next = Some(first);
     let mut now_ms = 0.0;
@@ -297,7 +297,7 @@ fn cancelling_lets_the_vm_run_on_the_source() {
 
 #[test]
 fn whoever_waits_for_its_turn_is_undone_at_once_and_the_vm_never_paused() {
-    let limits = Limits { total_ms: 60_000.0, ..Limits::default() };
+    let limits = Limits { held_ms: 60_000.0, ..Limits::default() };
     for (end, outcome) in [
         (Event::CancelRequested, Outcome::Cancelled),
         (Event::Tick, Outcome::Failed),
@@ -324,4 +324,18 @@ fn whoever_waits_for_its_turn_is_undone_at_once_and_the_vm_never_paused() {
         assert_eq!(world.target == Copy::Running, outcome == Outcome::Completed);
         assert!(!world.network_changed);
     }
+}
+
+#[test]
+fn the_wait_for_its_turn_is_not_taken_from_its_time_to_send() {
+    let limits = Limits { total_ms: 60_000.0, stall_ms: f64::INFINITY, ..Limits::default() };
+    let mut world = World::new(u64::MAX);
+    let (mut migration, mut action) = Migration::begin(limits);
+    while action != Action::AwaitTurn {
+        action = migration.handle(1_000.0, world.perform(action).unwrap()).unwrap();
+    }
+    assert_eq!(migration.handle(3_600_000.0, Event::Done), Some(Action::StartTransfer));
+    assert_eq!(migration.handle(3_600_000.0, Event::Done), None);
+    assert_eq!(migration.handle(3_658_000.0, Event::Tick), None);
+    assert_eq!(migration.handle(3_659_000.0, Event::Tick), Some(Action::StopTransfer));
 }
