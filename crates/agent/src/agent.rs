@@ -23,7 +23,7 @@ use crate::config::Config;
 use crate::discovery;
 use crate::drain::{self, Drains};
 use crate::fixes::{self, Fixes};
-use crate::host::{self, HostHardware};
+use crate::host::HostHardware;
 use crate::incoming::{self, IncomingVms};
 use crate::journal::Journal;
 use crate::network::HostNetwork;
@@ -236,8 +236,7 @@ impl Agent {
         Ok(HostFacts {
             name: self.name().into(),
             cores: self.hardware.cores,
-            memory_available_bytes: host::memory_available_bytes()?
-                .saturating_sub(self.incoming.reserved_bytes()),
+            memory_available_bytes: incoming::memory_free_bytes(self)?,
             links: links.first,
             management_links: links.management,
             no_migration_address: migration_address.as_ref().err().cloned(),

@@ -13,7 +13,7 @@ use drainpipe_engine::facts::memory_needed_bytes;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::migration::{self, MigrationError, MigrationStatus};
 use drainpipe_hypervisor::qmp::QmpError;
-use drainpipe_hypervisor::spec::{ResolvedSpec, VmSpec};
+use drainpipe_hypervisor::spec::{ResolvedSpec, VmName, VmSpec};
 use drainpipe_hypervisor::{Role, Vmm};
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::task::JoinSet;
@@ -95,8 +95,12 @@ impl IncomingVm {
         agent.vms.contains(self.definition.name.as_str())
     }
 
-    /// What is still to come of its memory: QEMU's share of it that is resident counts as used already.
-    fn outstanding_bytes(&self) -> u64 {
+    /// What is still to come of its memory: QEMU's share of it that is resident counts as used already. Once
+    /// it is adopted, it counts among the VMs of this host.
+    fn outstanding_bytes(&self, agent: &Agent) -> u64 {
+        if self.is_adopted(agent) {
+            return 0;
+        }
         let resident = lock(&self.vmm).as_ref().map_or(0, |vmm| host::resident_bytes(vmm.pid()));
         lock(&self.reserved_bytes).saturating_sub(resident)
     }
@@ -108,11 +112,6 @@ impl IncomingVms {
         let entry = entry.ok_or_else(|| Problem::not_found(format!("no migration {id} on its way here")))?;
         entry.heard();
         Ok(entry)
-    }
-
-    /// Memory promised to VMs on their way and not yet used by them.
-    pub(crate) fn reserved_bytes(&self) -> u64 {
-        lock(&self.entries).values().map(|entry| entry.outstanding_bytes()).sum()
     }
 
     /// The VMs on their way.
@@ -273,6 +272,22 @@ pub(crate) fn reserve_memory(agent: &Agent, id: &str) -> Result<(), Problem> {
     Ok(())
 }
 
+/// Memory that is free here and promised to nobody: neither to VMs on their way nor to those that are here and
+/// have not touched all of theirs yet.
+pub(crate) fn memory_free_bytes(agent: &Agent) -> Result<u64, Problem> {
+    free_bytes(agent, &lock(&agent.incoming.entries), None)
+}
+
+fn free_bytes(
+    agent: &Agent,
+    entries: &BTreeMap<String, Arc<IncomingVm>>,
+    but: Option<&VmName>,
+) -> Result<u64, Problem> {
+    let promised: u64 = entries.values().map(|entry| entry.outstanding_bytes(agent)).sum();
+    let taken = promised.saturating_add(agent.vms.outstanding_bytes(but));
+    Ok(host::memory_available_bytes()?.saturating_sub(taken))
+}
+
 /// Whether there is the memory for a VM that is not on its way, beside what is promised to those that are.
 pub(crate) fn check_memory(agent: &Agent, definition: &VmSpec) -> Result<(), Problem> {
     check_room(agent, &lock(&agent.incoming.entries), definition)
@@ -284,8 +299,7 @@ fn check_room(
     definition: &VmSpec,
 ) -> Result<(), Problem> {
     let needed = memory_needed_bytes(definition.memory_mib << 20);
-    let promised: u64 = entries.values().map(|entry| entry.outstanding_bytes()).sum();
-    let available = host::memory_available_bytes()?.saturating_sub(promised);
+    let available = free_bytes(agent, entries, Some(&definition.name))?;
     if available >= needed {
         return Ok(());
     }

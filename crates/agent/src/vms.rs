@@ -5,13 +5,15 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use drainpipe_engine::facts::memory_needed_bytes;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::facts::HypervisorFacts;
-use drainpipe_hypervisor::spec::VmSpec;
+use drainpipe_hypervisor::spec::{VmName, VmSpec};
 use drainpipe_hypervisor::{AttachError, EndError, Role, RunState, RuntimePaths, Vmm};
 use tracing::{info, warn};
 
 use crate::api::types::{VmState, VmView};
+use crate::host;
 use crate::journal::Journal;
 
 /// How long QEMU may take to start or to end. It takes 0.1 s; a loaded host is slower.
@@ -38,6 +40,17 @@ struct Entry {
     definition: VmSpec,
     vmm: Option<Arc<Vmm>>,
     claim: Option<Claim>,
+}
+
+impl Entry {
+    fn outstanding_bytes(&self) -> u64 {
+        let vmm = self.vmm.as_ref().filter(|vmm| vmm.alive());
+        if vmm.is_none() && self.claim != Some(Claim::Changing) {
+            return 0;
+        }
+        let resident = vmm.map_or(0, |vmm| host::resident_bytes(vmm.pid()));
+        memory_needed_bytes(self.definition.memory_mib << 20).saturating_sub(resident)
+    }
 }
 
 /// Who works on a VM.
@@ -183,6 +196,14 @@ impl Vms {
     /// The QEMUs of all VMs that run here, by their names.
     pub(crate) fn all_running(&self) -> Vec<Arc<Vmm>> {
         self.lock().values().filter_map(|entry| entry.vmm.clone()).filter(|vmm| vmm.alive()).collect()
+    }
+
+    /// Memory that VMs here have a right to and have not touched yet, also of those that are just being
+    /// started; without one VM.
+    pub(crate) fn outstanding_bytes(&self, but: Option<&VmName>) -> u64 {
+        let entries = self.lock();
+        let others = entries.values().filter(|entry| Some(&entry.definition.name) != but);
+        others.map(Entry::outstanding_bytes).sum()
     }
 
     /// The VMs that have a QEMU here or are claimed, by name.

@@ -281,7 +281,7 @@ pub(crate) struct DrainArguments {
     // Not required where there is a subcommand.
     #[arg(required = true)]
     pub(crate) host: Option<String>,
-    /// The hosts that may take its VMs, the preferred one first; all that it knows if absent
+    /// The hosts that may take its VMs; all that it knows if absent
     #[arg(long, value_delimiter = ',', value_name = "HOST,…")]
     pub(crate) to: Vec<String>,
     /// Begin no further VM, and take back those whose memory is not on the links yet, after so many

@@ -22,7 +22,8 @@ pub struct HostFacts {
     pub name: String,
     /// Processor cores.
     pub cores: u32,
-    /// Memory that new VMs can take: available, less what is reserved for VMs on their way.
+    /// Memory that new VMs can take: available, less what is promised to VMs on their way and what those that
+    /// run have not touched yet.
     pub memory_available_bytes: u64,
     /// Links that the configuration gives to migrations, in order of preference.
     pub links: Vec<MigrationLink>,

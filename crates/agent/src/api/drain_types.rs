@@ -26,7 +26,7 @@ pub const TRANSFERS_MAX: u8 = 8;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DrainRequest {
-    /// The hosts that may take its VMs, in the order of preference; all that it knows if empty.
+    /// The hosts that may take its VMs; all that it knows if empty.
     #[serde(default, deserialize_with = "host_names")]
     #[schema(max_items = 256)]
     pub to: Vec<String>,

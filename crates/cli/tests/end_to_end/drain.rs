@@ -277,7 +277,7 @@ fn a_target_that_takes_no_more_is_replaced() {
 
 /// Has a host's agent read how much memory there is from a file, which the test writes.
 #[track_caller]
-fn restart_agent_with_memory(lab: &TestLab, host: &str, available_mib: u64) {
+pub(crate) fn restart_agent_with_memory(lab: &TestLab, host: &str, available_mib: u64) {
     let file = set_memory(lab, host, available_mib);
     restart_agent_with_mounts(lab, host, &format!("mount --bind {file} /proc/meminfo"));
 }

@@ -12,7 +12,7 @@ pub struct DrainView {
     pub host: String,
     /// The VMs on it that have a QEMU, by name.
     pub vms: Vec<VmView>,
-    /// The hosts that were named as targets, or all peers, in the order of preference.
+    /// The hosts that were named as targets, or all peers.
     pub targets: Vec<TargetView>,
 }
 
