@@ -29,6 +29,7 @@ pub(crate) struct Measurements {
     arrivals: Option<Arrivals>,
     samples: Vec<Sample>,
     rounds: u64,
+    others_at_once: u32,
 }
 
 /// The readings, added up.
@@ -45,6 +46,8 @@ pub(crate) struct Measured {
     pub(crate) wire_bytes: u64,
     /// Rounds over memory.
     pub(crate) rounds: u64,
+    /// Most other migrations from this host that were sending too.
+    pub(crate) others_at_once: u32,
 }
 
 impl Measurements {
@@ -59,6 +62,7 @@ impl Measurements {
             arrivals: None,
             samples: vec![],
             rounds: 0,
+            others_at_once: 0,
         }
     }
 
@@ -78,6 +82,11 @@ impl Measurements {
         self.bytes_at_start = network.sent_bytes(&self.links()).await?;
         self.samples = vec![Sample { ms: now_ms, path_bytes: vec![0; paths.len()] }];
         Ok(())
+    }
+
+    /// So many other migrations from this host are sending now.
+    pub(crate) fn beside(&mut self, others: usize) {
+        self.others_at_once = self.others_at_once.max(u32::try_from(others).unwrap_or(u32::MAX));
     }
 
     /// Reads the links and the connections.
@@ -130,6 +139,7 @@ impl Measurements {
             paths,
             samples: self.samples.clone(),
             rounds: self.rounds,
+            others_at_once: self.others_at_once,
         }
     }
 

@@ -80,6 +80,12 @@ impl Outgoing {
         self.lock().get(id).cloned()
     }
 
+    /// How many others are sending.
+    fn sending_beside(&self, id: &str) -> usize {
+        let running = self.lock();
+        running.values().filter(|other| other.id != id && *other.stage.borrow() == Stage::Sending).count()
+    }
+
     /// All migrations under way.
     pub(crate) fn all(&self) -> Vec<Arc<Running>> {
         self.lock().values().cloned().collect()

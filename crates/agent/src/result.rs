@@ -69,6 +69,7 @@ pub(crate) fn assemble(
         wire_bytes: measured.wire_bytes,
         throughput_gbps: gigabits_per_second(measured.wire_bytes, parts.transfer_ms),
         rounds: measured.rounds,
+        others_at_once: measured.others_at_once,
         predicted_total_ms: None,
         cpu_seconds: measured.cpu_seconds,
         paths,

@@ -63,6 +63,9 @@ pub struct MigrationResult {
     pub throughput_gbps: f64,
     /// How many times dirty memory was gone through.
     pub rounds: u64,
+    /// Most other migrations from this host that were sending at the same time; 0 if it had the links for itself.
+    #[serde(default)]
+    pub others_at_once: u32,
     /// What was predicted before the start; absent until there is a prediction.
     pub predicted_total_ms: Option<f64>,
     /// CPU that the migration's processes used while it ran.

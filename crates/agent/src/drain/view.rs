@@ -230,13 +230,26 @@ fn remembered(agent: &Agent, target: &str, option: RequestedOption) -> Result<Op
     let results = agent.journal.completed_to(target, option, RESULTS_MAX)?;
     let median_of = |value: fn(&MigrationResult) -> f64| median(results.iter().map(value).collect());
     let medians = (
-        median_of(|result| result.wire_bytes as f64 * 8.0 / 1_000.0 / result.transfer_ms.max(1.0)),
+        transfer_mbps(&results.iter().map(carried).collect::<Vec<_>>()),
         median_of(|result| result.setup_ms),
         median_of(|result| result.completion_ms),
     );
     let (Some(transfer_mbps), Some(setup_ms), Some(completion_ms)) = medians else { return Ok(None) };
     let transfers = agent.journal.transfers_found(target)?;
     Ok(Some(Remembered { transfer_mbps, setup_ms, completion_ms, transfers }))
+}
+
+/// What the links carried during a transfer, in Mb/s, and how many others were sending too.
+fn carried(result: &MigrationResult) -> (f64, u32) {
+    let mbps = result.wire_bytes as f64 * 8.0 / 1_000.0 / result.transfer_ms.max(1.0);
+    (mbps, result.others_at_once)
+}
+
+/// What one VM's transfer carries that has the links for itself. Where none had, the most that all carried: the
+/// links' counters do not tell who of several sent what.
+fn transfer_mbps(carried: &[(f64, u32)]) -> Option<f64> {
+    let alone = carried.iter().filter(|(_, others)| *others == 0).map(|(mbps, _)| *mbps);
+    median(alone.collect()).or_else(|| carried.iter().map(|(mbps, _)| *mbps).max_by(f64::total_cmp))
 }
 
 /// The middle one, the lower of two.
@@ -310,6 +323,13 @@ mod tests {
         assert_eq!(carried_mbps(&plan(Spread::Routed, &two), Some(500)), 500);
         assert_eq!(carried_mbps(&plan(Spread::Routed, &[Some(1_000), None]), None), 0);
         assert_eq!(carried_mbps(&plan(Spread::Routed, &[None]), Some(500)), 500);
+    }
+
+    #[test]
+    fn what_was_carried_for_several_at_a_time_tells_of_one_only_where_nothing_else_does() {
+        assert_eq!(transfer_mbps(&[(500.0, 0), (1_900.0, 2), (480.0, 0), (520.0, 0)]), Some(500.0));
+        assert_eq!(transfer_mbps(&[(1_700.0, 1), (1_900.0, 2)]), Some(1_900.0));
+        assert_eq!(transfer_mbps(&[]), None);
     }
 
     #[test]

@@ -411,6 +411,7 @@ impl Executor {
                 if let Err(problem) = self.measurements.sample(&self.agent.network, now_ms).await {
                     warn!(%problem, "no reading of the links");
                 }
+                self.measurements.beside(self.agent.outgoing.sending_beside(&self.running.id));
                 let transferred = self.transferred(&status);
                 self.follow_downtime_limit(transferred.rounds).await;
                 self.limit_unsent(transferred.remaining_bytes);
