@@ -46,6 +46,8 @@ struct Executor {
     // What an earlier attempt at the same drain has moved.
     earlier: Vec<MoveStatus>,
     recorded: DrainStatus,
+    // Why the journal could not be written, and when that is tried again.
+    unwritten: Option<(Problem, Instant)>,
     flights: BTreeMap<String, Arc<Running>>,
     tell: mpsc::Sender<Event>,
     news: mpsc::Receiver<Event>,
@@ -86,6 +88,7 @@ pub(super) fn start(
         began: Instant::now(),
         earlier,
         recorded: record.status,
+        unwritten: None,
         flights: BTreeMap::new(),
         tell,
         news,
@@ -105,25 +108,46 @@ impl Executor {
     async fn run(mut self, first: Vec<Action>) {
         let mut actions = VecDeque::from(first);
         loop {
-            let status = self.status();
-            self.course.status.send_replace(status.clone());
             // What is not written down is not done: a later life of the agent must know what this one moved.
-            match self.record(&status) {
-                Ok(()) => {
-                    while let Some(action) = actions.pop_front() {
-                        if action == Action::Finish {
-                            return self.conclude().await;
-                        }
-                        self.perform(action);
+            if self.write_down() {
+                while let Some(action) = actions.pop_front() {
+                    if action == Action::Finish {
+                        return self.conclude().await;
                     }
+                    self.perform(action);
                 }
-                Err(problem) => {
-                    warn!(%problem, drain = self.course.id, "it waits until its journal can be written");
-                    sleep(RECORD_AGAIN_AFTER).await;
-                }
+            } else {
+                self.cancel_ahead(&actions);
             }
             let event = self.next_event().await;
             actions.extend(self.drain.handle(self.now_ms(), event));
+        }
+    }
+
+    /// Tells how it stands, and writes that down where it can. `false` while the journal cannot be written.
+    fn write_down(&mut self) -> bool {
+        if self.unwritten.as_ref().is_none_or(|(_, again_at)| Instant::now() >= *again_at) {
+            let status = self.status();
+            let recorded = self.record(&status);
+            self.note_written(recorded);
+        }
+        self.course.status.send_replace(self.status());
+        self.unwritten.is_none()
+    }
+
+    fn note_written(&mut self, recorded: Result<(), Problem>) {
+        self.unwritten = recorded.err().map(|problem| {
+            warn!(%problem, drain = self.course.id, "it waits until its journal can be written");
+            (problem, Instant::now() + RECORD_AGAIN_AFTER)
+        });
+    }
+
+    /// What is cancelled twice is cancelled once, and it follows from nothing that must be known later.
+    fn cancel_ahead(&self, actions: &VecDeque<Action>) {
+        for action in actions {
+            if let Action::Cancel { vm } = action {
+                self.with_flight(vm, Running::cancel);
+            }
         }
     }
 
@@ -185,7 +209,8 @@ impl Executor {
         let mut moves: Vec<MoveStatus> =
             self.earlier.iter().filter(|one| !is_told(&one.vm)).cloned().collect();
         moves.append(&mut status.moves);
-        DrainStatus { moves, ..status }
+        let obstacle = self.unwritten.as_ref().map(|(problem, _)| problem.clone());
+        DrainStatus { moves, obstacle, ..status }
     }
 
     /// Writes down what has changed, but for what changes all the time.
@@ -214,8 +239,13 @@ impl Executor {
         let status = self.status();
         // What changes all the time counts in the end.
         self.recorded.moves.clear();
-        while let Err(problem) = self.record(&status).and_then(|()| self.end()) {
-            warn!(%problem, drain = self.course.id, "its end is not recorded yet; tried again soon");
+        loop {
+            let recorded = self.record(&status).and_then(|()| self.end());
+            self.note_written(recorded);
+            self.course.status.send_replace(self.status());
+            if self.unwritten.is_none() {
+                break;
+            }
             sleep(RECORD_AGAIN_AFTER).await;
         }
         info!(drain = self.course.id, state = ?status.state, "over");

@@ -186,6 +186,7 @@ fn insert(connection: &Connection, id: &str, kind: DrainKind, now: Timestamp) ->
         elapsed_ms: 0.0,
         predicted_ms: 0.0,
         eta_ms: None,
+        obstacle: None,
     };
     connection.execute(
         "INSERT INTO drains (id, kind, cordons, started_at, status) VALUES (?1, ?2, ?3, ?4, ?5)",
@@ -199,7 +200,8 @@ fn insert(connection: &Connection, id: &str, kind: DrainKind, now: Timestamp) ->
 }
 
 fn update(connection: &Connection, id: &str, status: &DrainStatus) -> Result<(), JournalCause> {
-    let without_moves = DrainStatus { moves: vec![], ..status.clone() };
+    // Its obstacle is of the moment, and gone when this can be written.
+    let without_moves = DrainStatus { moves: vec![], obstacle: None, ..status.clone() };
     connection
         .execute("UPDATE drains SET status = ?2 WHERE id = ?1", params![id, to_json(&without_moves)?])?;
     Ok(())

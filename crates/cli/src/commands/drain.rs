@@ -189,7 +189,7 @@ fn describe(view: &DrainView) -> String {
             let head = ["vm", way, "state", "sent", "took", "predicted"];
             text = output::table_text(&head, status.moves.iter().map(row).collect());
         }
-        let lines = errors(&status.moves).into_iter().chain(stays(&status.stays));
+        let lines = errors(&status.moves).into_iter().chain(stays(&status.stays)).chain(waits(status));
         for line in lines.chain([describe_whole(view, status)]) {
             writeln!(text, "{line}").expect("a String takes all");
         }
@@ -201,6 +201,11 @@ fn describe(view: &DrainView) -> String {
     };
     writeln!(text, "{cordon}").expect("a String takes all");
     text
+}
+
+fn waits(status: &DrainStatus) -> Option<String> {
+    let obstacle = status.obstacle.as_ref()?;
+    Some(format!("it waits, and goes on by itself once this is mended: {obstacle}"))
 }
 
 /// What went wrong, once for all VMs with which the same did.
@@ -244,7 +249,11 @@ fn describe_whole(view: &DrainView, status: &DrainStatus) -> String {
         DrainState::Incomplete => format!("over after {time}: {gone}"),
         DrainState::Cancelled => format!("cancelled after {time}: {gone}"),
         DrainState::Interrupted => {
-            format!("{host}'s agent was stopped in the middle: {gone}; the same command carries on")
+            let again = match view.kind {
+                Some(DrainKind::Failback) => format!("`drainpipe resume {host} --failback`"),
+                _ => format!("`drainpipe drain {host}`"),
+            };
+            format!("{host}'s agent was stopped in the middle: {gone}; {again} carries on")
         }
     }
 }
@@ -295,6 +304,7 @@ mod tests {
             elapsed_ms: 10_000.0,
             predicted_ms: 9_500.0,
             eta_ms: (state == DrainState::Moving).then_some(5_000.0),
+            obstacle: (state == DrainState::Moving).then(|| Problem::failed("the disk is full")),
         };
         DrainView {
             host: "a".into(),
@@ -344,6 +354,7 @@ mod tests {
         let text = describe(&a_view(DrainState::Moving, vec![a_move(MoveState::Transferring)]));
         for part in [
             "on the links",
+            "goes on by itself once this is mended: the disk is full",
             "under way for 10.0 s: 0 of 1 VM moved away from a, 1 stays; 1.90 Gb/s, 2 at a time, 5.0 s left",
         ] {
             assert!(text.contains(part), "{part} in\n{text}");

@@ -208,8 +208,9 @@ fn moved(status: &DrainStatus) -> usize {
 
 fn describe_whole(status: &DrainStatus) -> String {
     let left = status.eta_ms.map_or(String::new(), |eta| format!(", {} left", output::duration(eta)));
+    let waits = status.obstacle.as_ref().map_or(String::new(), |why| format!("; it waits: {why}"));
     format!(
-        "{} of {} VMs moved, {:.2} Gb/s, {} at a time{left}",
+        "{} of {} VMs moved, {:.2} Gb/s, {} at a time{left}{waits}",
         moved(status),
         status.moves.len(),
         status.rate_mbps / 1000.0,

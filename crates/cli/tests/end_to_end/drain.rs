@@ -41,7 +41,7 @@ const SMALL_MIB: u64 = 64;
 /// A guest whose flight over [`slow_lab`] takes several seconds.
 const GUEST_MIB: u64 = 160;
 
-const NAMES: [&str; 3] = ["db", "shop", "web"];
+pub(crate) const NAMES: [&str; 3] = ["db", "shop", "web"];
 
 pub(crate) fn fast_lab() -> TestLab {
     TestLab::up(&["--hosts", "a,b,c", "--link", "unlimited", "--link", "unlimited"])
@@ -53,7 +53,7 @@ pub(crate) fn slow_lab() -> TestLab {
 }
 
 /// Asks a host's agent, as root on that host.
-fn ask<T: DeserializeOwned>(
+pub(crate) fn ask<T: DeserializeOwned>(
     lab: &TestLab,
     host: &str,
     path: &str,
@@ -70,28 +70,33 @@ fn ask<T: DeserializeOwned>(
 }
 
 #[track_caller]
-fn drain(lab: &TestLab, host: &str, request: Value) -> DrainView {
+pub(crate) fn drain(lab: &TestLab, host: &str, request: Value) -> DrainView {
     ask(lab, host, "/v1/drain", Some(request)).unwrap()
 }
 
 #[track_caller]
-fn resume(lab: &TestLab, host: &str, failback: bool) -> DrainView {
+pub(crate) fn resume(lab: &TestLab, host: &str, failback: bool) -> DrainView {
     ask(lab, host, "/v1/resume", Some(json!({ "failback": failback }))).unwrap()
 }
 
 #[track_caller]
-fn view(lab: &TestLab, host: &str) -> DrainView {
+pub(crate) fn view(lab: &TestLab, host: &str) -> DrainView {
     ask(lab, host, "/v1/drain", None).unwrap()
 }
 
 /// Waits until the drain, or the way back, has ended.
 #[track_caller]
-fn ended(lab: &TestLab, host: &str) -> DrainView {
+pub(crate) fn ended(lab: &TestLab, host: &str) -> DrainView {
     wait_until(lab, host, "it has ended", |view| view.ended_at.is_some())
 }
 
 #[track_caller]
-fn wait_until(lab: &TestLab, host: &str, what: &str, is_so: impl Fn(&DrainView) -> bool) -> DrainView {
+pub(crate) fn wait_until(
+    lab: &TestLab,
+    host: &str,
+    what: &str,
+    is_so: impl Fn(&DrainView) -> bool,
+) -> DrainView {
     let end = Instant::now() + DRAIN_MAX;
     loop {
         let view = view(lab, host);
@@ -103,16 +108,16 @@ fn wait_until(lab: &TestLab, host: &str, what: &str, is_so: impl Fn(&DrainView) 
     }
 }
 
-fn status(view: &DrainView) -> &DrainStatus {
+pub(crate) fn status(view: &DrainView) -> &DrainStatus {
     view.status.as_ref().expect("there was a drain")
 }
 
-fn count(view: &DrainView, state: MoveState) -> usize {
+pub(crate) fn count(view: &DrainView, state: MoveState) -> usize {
     status(view).moves.iter().filter(|one| one.state == state).count()
 }
 
 #[track_caller]
-fn assert_state(view: &DrainView, state: DrainState, moved: usize) {
+pub(crate) fn assert_state(view: &DrainView, state: DrainState, moved: usize) {
     assert_eq!((status(view).state, count(view, MoveState::Moved)), (state, moved), "{view:#?}");
 }
 
@@ -133,7 +138,7 @@ fn create_small(lab: &TestLab, name: &str, more: &str) {
 }
 
 #[track_caller]
-fn start_guests(lab: &TestLab) -> Vec<Guest> {
+pub(crate) fn start_guests(lab: &TestLab) -> Vec<Guest> {
     NAMES.iter().map(|name| lab.start_guest(name, GUEST_MIB, "")).collect()
 }
 
@@ -231,7 +236,7 @@ fn what_must_stay_stays_and_what_must_be_apart_is() {
 
 /// Begins to drain `a`, one VM at a time; back when the first is on the links.
 #[track_caller]
-fn drain_until_one_is_in_flight(lab: &TestLab, to: &[&str]) -> DrainView {
+pub(crate) fn drain_until_one_is_in_flight(lab: &TestLab, to: &[&str]) -> DrainView {
     drain(lab, "a", json!({ "to": to, "transfers": 1 }));
     wait_until(lab, "a", "one is on the links", |view| {
         status(view).moves.iter().any(|one| one.state == MoveState::Transferring && one.sent_bytes > 1 << 20)

@@ -15,6 +15,7 @@ mod check_hosts;
 mod check_vms;
 mod drain;
 mod drain_cli;
+mod drain_meetings;
 mod guest;
 mod idle_paths;
 mod lab_cli;
@@ -67,6 +68,7 @@ fn main() -> ExitCode {
         ("check_vms", check_vms::TESTS),
         ("drain", drain::TESTS),
         ("drain_cli", drain_cli::TESTS),
+        ("drain_meetings", drain_meetings::TESTS),
         ("lab_cli", lab_cli::TESTS),
         ("service", service::TESTS),
         ("link_addresses", link_addresses::TESTS),

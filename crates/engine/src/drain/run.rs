@@ -396,6 +396,7 @@ impl Drain {
             elapsed_ms: seen_ms - self.begun_ms,
             predicted_ms: self.predicted_ms,
             eta_ms: if is_over { None } else { self.pace.eta_ms(&self.entries) },
+            obstacle: None,
         }
     }
 }

@@ -43,6 +43,9 @@ pub struct DrainStatus {
     pub predicted_ms: f64,
     /// Until the last VM runs on its target; absent when it is over, and while nothing arrives.
     pub eta_ms: Option<f64>,
+    /// What keeps it from going on until somebody mends it; then it goes on by itself. Absent when nothing does.
+    #[serde(default)]
+    pub obstacle: Option<Problem>,
 }
 
 /// How far one VM has come.

@@ -1,0 +1,123 @@
+//! Emptying a host: its journal cannot be written, its way back is cancelled, two hosts are emptied into each
+//! other, VMs belong together.
+
+use std::fs;
+use std::path::PathBuf;
+use std::thread;
+
+use drainpipe_agent::api::types::{DrainView, MigrationView};
+use drainpipe_engine::drain::status::{DrainState, MoveState};
+use drainpipe_engine::result::Outcome;
+use serde_json::json;
+
+use crate::Test;
+use crate::check_vms::restart_agent_with_mounts;
+use crate::drain::{
+    NAMES, ask, assert_nowhere_but, assert_state, count, drain, drain_until_one_is_in_flight, ended,
+    fast_lab, host_of, restart_agent_with_memory, resume, slow_lab, start_guests, start_small, status, view,
+    wait_until,
+};
+use crate::guest::Guest;
+use crate::support::eventually;
+
+pub(crate) const TESTS: &[Test] = &[
+    ("a_drain_is_cancelled_while_its_journal_is_full", a_drain_is_cancelled_while_its_journal_is_full),
+    ("the_way_back_is_cancelled_and_carried_on", the_way_back_is_cancelled_and_carried_on),
+    ("two_hosts_are_emptied_into_each_other", two_hosts_are_emptied_into_each_other),
+    ("what_must_be_together_goes_together_or_stays", what_must_be_together_goes_together_or_stays),
+];
+
+fn a_drain_is_cancelled_while_its_journal_is_full() {
+    let lab = slow_lab();
+    let state = lab.directory("a").join("state");
+    let mount = format!("mount -t tmpfs -o size=1m none {}", state.display());
+    restart_agent_with_mounts(&lab, "a", &mount);
+    let guests = start_guests(&lab);
+    let in_flight = drain_until_one_is_in_flight(&lab, &["b", "c"]);
+    let mut moves = status(&in_flight).moves.iter();
+    let first = moves.find(|one| one.state == MoveState::Transferring).unwrap();
+    let root = format!("/proc/{}/root", lab.agent_pid("a").unwrap());
+    let filler = PathBuf::from(format!("{root}{}", state.join("filler").display()));
+    // To the last byte; that it ends in an error is the purpose.
+    let _ = fs::write(&filler, vec![0; 2 << 20]);
+    ask::<DrainView>(&lab, "a", "/v1/drain/cancel", Some(json!(null))).unwrap();
+    let waits = wait_until(&lab, "a", "it says why it waits", |view| status(view).obstacle.is_some());
+    let obstacle = status(&waits).obstacle.as_ref().unwrap();
+    assert!(obstacle.message.contains("is its disk full"), "{obstacle}");
+    let path = format!("/v1/migrations/{}", first.migration.as_ref().unwrap());
+    eventually("what was on the links is back", || {
+        let migration: MigrationView = ask(&lab, "a", &path, None).unwrap();
+        migration.result.is_some_and(|result| result.outcome == Outcome::Cancelled)
+    });
+    assert!(view(&lab, "a").ended_at.is_none(), "its end is not written down yet");
+    guests.iter().for_each(Guest::assert_intact);
+    fs::remove_file(&filler).unwrap();
+    let cancelled = ended(&lab, "a");
+    assert_state(&cancelled, DrainState::Cancelled, 0);
+    assert_eq!(status(&cancelled).obstacle, None);
+    drain(&lab, "a", json!({}));
+    assert_state(&ended(&lab, "a"), DrainState::Drained, 3);
+    guests.iter().for_each(Guest::assert_intact);
+}
+
+fn the_way_back_is_cancelled_and_carried_on() {
+    let lab = slow_lab();
+    let guests = start_guests(&lab);
+    drain(&lab, "a", json!({}));
+    assert_state(&ended(&lab, "a"), DrainState::Drained, 3);
+    resume(&lab, "a", true);
+    wait_until(&lab, "a", "one is on the links", |view| count(view, MoveState::Transferring) > 0);
+    ask::<DrainView>(&lab, "a", "/v1/drain/cancel", Some(json!(null))).unwrap();
+    let cancelled = ended(&lab, "a");
+    let back = count(&cancelled, MoveState::Moved);
+    assert_state(&cancelled, DrainState::Cancelled, back);
+    assert!(back < 3 && !cancelled.cordoned, "{cancelled:#?}");
+    assert_nowhere_but(&lab, &NAMES, &["a", "b", "c"]);
+    resume(&lab, "a", true);
+    assert_state(&ended(&lab, "a"), DrainState::Drained, 3 - back);
+    assert_nowhere_but(&lab, &NAMES, &["a"]);
+    guests.iter().for_each(Guest::assert_intact);
+}
+
+fn two_hosts_are_emptied_into_each_other() {
+    let lab = fast_lab();
+    start_small(&lab, "web", "");
+    start_small(&lab, "db", "");
+    lab.drainpipe(&["migrate", "db", "b"]).done();
+    thread::scope(|scope| {
+        scope.spawn(|| drain(&lab, "a", json!({ "to": ["b"] })));
+        scope.spawn(|| drain(&lab, "b", json!({ "to": ["a"] })));
+    });
+    let both = ["a", "b"].map(|host| ended(&lab, host));
+    assert_nowhere_but(&lab, &["web", "db"], &["a", "b"]);
+    for (view, other) in both.iter().zip(["b", "a"]) {
+        assert_ne!(status(view).state, DrainState::Drained, "one waits for the other at least: {both:#?}");
+        let told = format!("{:?}", status(view));
+        assert!(told.contains(&format!("drainpipe resume {other}")), "{view:#?}");
+    }
+    // As they are told: one after the other.
+    resume(&lab, "b", false);
+    drain(&lab, "a", json!({ "to": ["b"] }));
+    assert_state(&ended(&lab, "a"), DrainState::Drained, 1);
+    assert_nowhere_but(&lab, &["web", "db"], &["b"]);
+}
+
+fn what_must_be_together_goes_together_or_stays() {
+    let lab = fast_lab();
+    let together = |group: &str, more: &str| format!("[placement]\ntogether = [\"{group}\"]\n{more}");
+    start_small(&lab, "db", &together("shop", ""));
+    start_small(&lab, "web", &together("shop", ""));
+    start_small(&lab, "bound", &together("house", "stays = \"licence\"\n"));
+    start_small(&lab, "mate", &together("house", ""));
+    // Two of them fit on each; the room on b is the larger, so that one by one they would be parted.
+    restart_agent_with_memory(&lab, "b", 500);
+    restart_agent_with_memory(&lab, "c", 450);
+    drain(&lab, "a", json!({}));
+    let drained = ended(&lab, "a");
+    assert_state(&drained, DrainState::Incomplete, 2);
+    assert_eq!(host_of(&lab, "db"), host_of(&lab, "web"));
+    assert_nowhere_but(&lab, &["bound", "mate"], &["a"]);
+    let stays = &status(&drained).stays;
+    let mate = stays.iter().find(|stay| stay.vm == "mate").unwrap();
+    assert!(mate.why.contains("must be together with bound"), "{stays:#?}");
+}
