@@ -205,9 +205,13 @@ impl Executor {
     fn status(&self) -> DrainStatus {
         let mut status = self.drain.status(self.now_ms());
         let told: BTreeSet<&str> = status.moves.iter().map(|one| one.vm.as_str()).collect();
-        let is_told = |vm: &str| told.contains(vm) || status.stays.iter().any(|stay| stay.vm == vm);
-        let mut moves: Vec<MoveStatus> =
-            self.earlier.iter().filter(|one| !is_told(&one.vm)).cloned().collect();
+        let stays = |vm: &str| status.stays.iter().any(|stay| stay.vm == vm);
+        // One that is undecided is here still, by its claim; that it may run elsewhere is what counts.
+        let is_told = |one: &MoveStatus| {
+            told.contains(one.vm.as_str()) || (one.state != MoveState::Undecided && stays(&one.vm))
+        };
+        let mut moves: Vec<MoveStatus> = self.earlier.iter().filter(|one| !is_told(one)).cloned().collect();
+        status.stays.retain(|stay| moves.iter().all(|one| one.vm != stay.vm));
         moves.append(&mut status.moves);
         let obstacle = self.unwritten.as_ref().map(|(problem, _)| problem.clone());
         DrainStatus { moves, obstacle, ..status }

@@ -52,15 +52,18 @@ enum Fetched {
     Unknown(Problem),
 }
 
-/// What the last drain has moved, each still to come back.
+/// What the last drain has moved, each still to come back; and of what nobody knows yet whether it has moved.
 pub(super) fn left(agent: &Agent) -> Result<Vec<MoveStatus>, Problem> {
     let Some(drain) = agent.journal.last_drain()? else {
         let host = agent.name();
         return Err(Problem::refused(format!("{host} was never drained: there is nothing to bring back")));
     };
     let mut moves = settled(agent, drain)?.status.moves;
-    moves.retain(|one| one.state == MoveState::Moved && !agent.vms.contains(&one.vm));
-    Ok(moves.into_iter().map(waiting).collect())
+    moves.retain(|one| match one.state {
+        MoveState::Moved => !agent.vms.contains(&one.vm),
+        state => state == MoveState::Undecided,
+    });
+    Ok(moves.into_iter().map(|one| if is_moved(&one) { waiting(one) } else { one }).collect())
 }
 
 fn waiting(one: MoveStatus) -> MoveStatus {
@@ -96,7 +99,9 @@ pub(super) fn start(agent: &Arc<Agent>, moves: Vec<MoveStatus>) -> Result<(), Pr
 
 impl WayBack {
     async fn run(self) {
-        let vms: Vec<String> = self.course.status.borrow().moves.iter().map(|one| one.vm.clone()).collect();
+        let is_waiting = |one: &&MoveStatus| one.state == MoveState::Waiting;
+        let vms: Vec<String> =
+            self.course.status.borrow().moves.iter().filter(is_waiting).map(|one| one.vm.clone()).collect();
         stream::iter(vms)
             .for_each_concurrent(usize::from(AT_ONCE), |vm| {
                 let way_back = &self;

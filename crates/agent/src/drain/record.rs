@@ -77,7 +77,9 @@ fn settle(agent: &Agent, one: &mut MoveStatus) -> Result<(), Problem> {
 
 /// The host that it comes from has the result; here is known whether it has arrived.
 fn settle_return(agent: &Agent, one: &mut MoveStatus) {
-    if agent.vms.running(&one.vm).is_some() {
+    // One that is on its way from here, or may have left, has its QEMU here too.
+    let leaves = agent.outgoing.all().iter().any(|migration| migration.vm() == one.vm);
+    if !leaves && agent.vms.running(&one.vm).is_some() {
         (one.state, one.error) = (MoveState::Moved, None);
     }
 }
