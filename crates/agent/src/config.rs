@@ -9,6 +9,7 @@ use drainpipe_engine::migration;
 use serde::Deserialize;
 use thiserror::Error;
 
+use crate::api::types::TRANSFERS_MAX;
 use crate::migration_links::Exclusion;
 
 /// Where an agent looks for its configuration.
@@ -49,6 +50,9 @@ pub struct Config {
     /// Bounds of migrations from this host.
     #[serde(default)]
     pub limits: Limits,
+    /// Bounds of drains of this host.
+    #[serde(default)]
+    pub(crate) drain: DrainBounds,
     /// How much of the links migrations may take, and when.
     #[serde(default)]
     pub(crate) bandwidth: BandwidthSchedule,
@@ -132,6 +136,24 @@ impl Limits {
             decision_ms: ms(self.decision_s),
             ..migration::Limits::default()
         }
+    }
+}
+
+/// How many VMs a drain of this host moves at a time, and how often each is tried.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct DrainBounds {
+    /// VMs at most that leave this host at a time, those being prepared included.
+    pub(crate) outbound: u8,
+    /// Of these, VMs at most that go to one target.
+    pub(crate) inbound: u8,
+    /// How often one VM is tried.
+    pub(crate) attempts: u8,
+}
+
+impl Default for DrainBounds {
+    fn default() -> Self {
+        Self { outbound: TRANSFERS_MAX, inbound: 4, attempts: 2 }
     }
 }
 
@@ -283,6 +305,10 @@ impl Config {
         if [deadline_s, stall_s, decision_s].contains(&0) {
             return Some("[limits]: 0 seconds would end every migration: leave the line out".into());
         }
+        let DrainBounds { outbound, inbound, attempts } = self.drain;
+        if [outbound, inbound, attempts].iter().any(|bound| !(1..=TRANSFERS_MAX).contains(bound)) {
+            return Some(format!("[drain]: outbound, inbound and attempts may each be 1 to {TRANSFERS_MAX}"));
+        }
         if self.bandwidth.has_zero() {
             return Some(
                 "[bandwidth]: mbps = 0 would keep migrations from ever ending: 1 is the least".into(),
@@ -337,6 +363,8 @@ mod tests {
             ("migration_address = \"0.0.0.0\"", "no address of one host"),
             ("[[link]]\nname = \"e0\"\nspeed_mbps = 0", "speed_mbps = 0"),
             ("[limits]\nstall_s = 0", "[limits]: 0 seconds"),
+            ("[drain]\ninbound = 0", "1 to 8"),
+            ("[drain]\noutbound = 9", "1 to 8"),
             ("[bandwidth]\nmbps = 0", "[bandwidth]: mbps = 0"),
             ("[[bandwidth.window]]\nmbps = 1\nfrom = \"8\"\nuntil = \"20:00\"", "line 5"),
         ] {

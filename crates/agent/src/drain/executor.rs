@@ -18,18 +18,13 @@ use tracing::{info, warn};
 use super::record::{problem_of, settled};
 use super::{Course, plan_anew, sound};
 use crate::agent::Agent;
-use crate::api::types::{DrainRequest, MigrateRequest, TRANSFERS_MAX};
+use crate::api::types::{DrainRequest, MigrateRequest};
+use crate::config::DrainBounds;
 use crate::journal::DrainRecord;
 use crate::outgoing::{self, Running, Turn};
 
 /// How often the engine is told that time has passed, and of each VM how much of it has arrived.
 const TICK: Duration = Duration::from_millis(200);
-
-/// VMs at most on their way to one target at a time.
-const INBOUND_MAX: u8 = 4;
-
-/// How often one VM is tried.
-const ATTEMPTS: u8 = 2;
 
 /// Events that may wait. Who has more to tell waits, too.
 const NEWS_MAX: usize = 64;
@@ -64,12 +59,13 @@ pub(super) fn start(
     record: &DrainRecord,
     plan: DrainPlan,
 ) -> Result<(), Problem> {
+    let DrainBounds { outbound, inbound, attempts } = agent.config.drain;
     let limits = DrainLimits {
         total_ms: request.deadline_s.map(|seconds| f64::from(seconds) * 1_000.0),
-        outbound: TRANSFERS_MAX,
-        inbound: INBOUND_MAX,
+        outbound,
+        inbound,
         transfers: request.transfers,
-        attempts: ATTEMPTS,
+        attempts,
     };
     let (drain, first) = Drain::begin(plan, limits, 0.0);
     let record = settled(agent, record.clone())?;

@@ -8,7 +8,7 @@ use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveState, MoveSt
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_engine::progress::{Progress, ProgressMeter, Transferred};
-use drainpipe_engine::result::MigrationResult;
+use drainpipe_engine::result::{MigrationResult, Outcome};
 use drainpipe_engine::step::Step;
 use futures_util::{StreamExt, stream};
 use jiff::Timestamp;
@@ -50,6 +50,17 @@ enum Fetched {
     Failed(Problem),
     /// It may be on its way.
     Unknown(Problem),
+}
+
+impl Fetched {
+    /// Whether the VM runs where it ran, and another attempt may bring it.
+    fn has_failed(&self) -> bool {
+        match self {
+            Self::Ended(result) => result.outcome == Outcome::Failed,
+            Self::Failed(_) => true,
+            Self::Gone | Self::Unknown(_) => false,
+        }
+    }
 }
 
 /// What the last drain has moved, each still to come back; and of what nobody knows yet whether it has moved.
@@ -120,7 +131,14 @@ impl WayBack {
         if self.is_cancelled() {
             return self.change(vm, |one| fail(one, MoveState::Failed, cancelled()));
         }
-        match self.fetch(&one).await {
+        let mut fetched = self.fetch(&one, 1).await;
+        for attempt in 2..=self.agent.config.drain.attempts {
+            if self.is_cancelled() || !fetched.has_failed() {
+                break;
+            }
+            fetched = self.fetch(&one, attempt).await;
+        }
+        match fetched {
             Fetched::Ended(result) => self.change(vm, |one| record::end(one, &result)),
             Fetched::Failed(problem) => self.change(vm, |one| fail(one, MoveState::Failed, problem)),
             Fetched::Unknown(problem) => self.change(vm, |one| fail(one, MoveState::Undecided, problem)),
@@ -128,7 +146,7 @@ impl WayBack {
         }
     }
 
-    async fn fetch(&self, one: &MoveStatus) -> Fetched {
+    async fn fetch(&self, one: &MoveStatus, attempt: u8) -> Fetched {
         let peer = match known_target(&self.agent, &one.target) {
             Ok(peer) => peer,
             Err(problem) => return Fetched::Failed(problem),
@@ -148,7 +166,7 @@ impl WayBack {
             Ok(view) => {
                 self.change(&one.vm, |one| {
                     (one.state, one.migration) = (MoveState::Preparing, Some(view.id.clone()));
-                    (one.attempts, one.error) = (1, None);
+                    (one.attempts, one.error) = (attempt, None);
                 });
                 self.follow(peer, &one.vm, &view.id).await
             }
