@@ -1,7 +1,7 @@
 //! Follows a drain, or the way back of what it moved.
 
-use drainpipe_agent::api::types::{DrainRequest, DrainView, PLAN_DEADLINE, ResumeRequest};
-use drainpipe_engine::problem::Problem;
+use drainpipe_agent::api::types::{DrainKind, DrainRequest, DrainView, PLAN_DEADLINE, ResumeRequest};
+use drainpipe_engine::problem::{Problem, ProblemKind};
 use serde::Serialize;
 
 use super::drain_display::Display;
@@ -21,13 +21,22 @@ pub(crate) async fn failback(host: &Host) -> Result<DrainView, Problem> {
 
 async fn begin_and_follow(host: &Host, path: &str, request: &impl Serialize) -> Result<DrainView, Problem> {
     let mut interrupts = interrupts()?;
-    let begun: DrainView = host.client().post_within(&host.path(path), request, PLAN_DEADLINE).await?;
+    let begun = host.client().post_within(&host.path(path), request, PLAN_DEADLINE).await;
+    let begun: DrainView = begun.map_err(|problem| match problem.kind {
+        ProblemKind::Unreachable => {
+            problem.context("if it has begun all the same, `drainpipe drain status HOST` shows it")
+        }
+        _ => problem,
+    })?;
     let name = begun.host.clone();
     if is_over(&begun) {
         return Ok(begun);
     }
     let display = Display::new(&begun);
-    let what = format!("the drain of {name}");
+    let what = match begun.kind {
+        Some(DrainKind::Failback) => format!("the way back to {name}"),
+        _ => format!("the drain of {name}"),
+    };
     let over = until_over(host, "/v1/drain", &what, &display, |view: DrainView| {
         if view.id != begun.id {
             return Some(Err(Problem::failed(format!(
