@@ -107,6 +107,13 @@ impl Guest {
         Heartbeat::start(address, Some(&self.namespace)).expect("the client's namespace is there")
     }
 
+    /// The same with a longer interval, for many guests at a time.
+    pub(crate) fn heartbeat_every(&self, interval: Duration) -> Heartbeat {
+        let address = SocketAddr::from((self.address, HEARTBEAT_PORT));
+        Heartbeat::start_every(interval, address, Some(&self.namespace))
+            .expect("the client's namespace is there")
+    }
+
     /// Fails the test unless its vCPU runs and its network is connected.
     #[track_caller]
     pub(crate) fn assert_answers(&self) {

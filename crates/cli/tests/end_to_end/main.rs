@@ -21,6 +21,7 @@ mod idle_paths;
 mod lab_cli;
 mod link_addresses;
 mod measure_both;
+mod measure_drain;
 mod measure_faults;
 mod options;
 mod path_loss;
@@ -54,6 +55,10 @@ fn main() -> ExitCode {
     }
     if let Some(repeats) = repeats("DRAINPIPE_MEASURE_BOTH") {
         measure_both::run(repeats);
+        return ExitCode::SUCCESS;
+    }
+    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_DRAIN") {
+        measure_drain::run(repeats);
         return ExitCode::SUCCESS;
     }
     let modules: [(&str, &[Test]); _] = [

@@ -85,11 +85,16 @@ pub(crate) fn large_guest(lab: &TestLab, name: &str) -> Guest {
             &format!("drainpipe.memory_mib={FILLED_MIB}"),
         )
         .replace(MIX, "random:100");
-    let newer = options::other_qemu().map(|_| Guest::on_newer_machine(&specification));
-    lab.create(&newer.unwrap_or(specification), name);
-    lab.drainpipe(&["vm", "start", name]).done();
+    start_for_measuring(lab, &guest, specification);
     guest.wait_until_ready();
     guest
+}
+
+/// Starts a guest on the lab's first host, with the newer machine type if there is a QEMU that has it.
+pub(crate) fn start_for_measuring(lab: &TestLab, guest: &Guest, specification: String) {
+    let newer = options::other_qemu().map(|_| Guest::on_newer_machine(&specification));
+    lab.create(&newer.unwrap_or(specification), &guest.name);
+    lab.drainpipe(&["vm", "start", &guest.name]).done();
 }
 
 fn measure(lab: &TestLab, guest: &Guest, row: &Row) -> MigrationResult {

@@ -57,6 +57,16 @@ impl Heartbeat {
     ///
     /// Needs root to enter a namespace. A guest that is not there yet is no error: it is silent.
     pub fn start(address: SocketAddr, network_namespace: Option<&Path>) -> Result<Self, HeartbeatError> {
+        Self::start_every(INTERVAL, address, network_namespace)
+    }
+
+    /// The same with a longer interval, where many guests' heartbeats at once would cost too much CPU. Silences are
+    /// known to within that interval.
+    pub fn start_every(
+        interval: Duration,
+        address: SocketAddr,
+        network_namespace: Option<&Path>,
+    ) -> Result<Self, HeartbeatError> {
         let socket = run_in(network_namespace, || {
             open(address).map_err(|source| HeartbeatError::Socket { address, source })
         })?;
@@ -67,7 +77,7 @@ impl Heartbeat {
         let beating = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("heartbeat".into())
-            .spawn(move || beat(&socket, address, &beating))
+            .spawn(move || beat(interval, &socket, address, &beating))
             .map_err(NamespaceError::from)?;
         Ok(Self { shared, thread: Some(thread) })
     }
@@ -127,7 +137,7 @@ fn open(address: SocketAddr) -> io::Result<UdpSocket> {
     Ok(socket)
 }
 
-fn beat(socket: &UdpSocket, address: SocketAddr, shared: &Shared) {
+fn beat(interval: Duration, socket: &UdpSocket, address: SocketAddr, shared: &Shared) {
     // Refused without privileges; then `longest_stall_ms` tells what the host cost.
     let _ = setpriority_process(None, NICE);
     let mut beat = Beat { session: RandomState::new().hash_one(address), sequence: 0 };
@@ -140,7 +150,7 @@ fn beat(socket: &UdpSocket, address: SocketAddr, shared: &Shared) {
             let _ = socket.send_to(&beat.encode(), address);
             shared.tracker().sent(late_by);
             beat.sequence += 1;
-            due = (due + INTERVAL).max(now);
+            due = (due + interval).max(now);
         }
         wait(socket, due.saturating_duration_since(Instant::now()));
         answers.take(socket, beat.sequence, shared);
