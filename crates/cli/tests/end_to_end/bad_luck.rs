@@ -150,29 +150,47 @@ impl Scene {
     fn kill_qemu(&self, host: &str) {
         kill_process(self.lab.qemu_pid(host, "web").expect("its QEMU runs"), Signal::KILL).unwrap();
     }
+}
 
-    /// Keeps a host's agent from recording anything, for the 5 s that it waits for.
-    fn hold_journal(&self, host: &str) -> HeldJournal {
-        let connection = Connection::open(self.journal(host)).unwrap();
-        connection.execute_batch("BEGIN IMMEDIATE").unwrap();
-        HeldJournal { connection }
-    }
+/// Keeps a host's agent from recording anything, for the 5 s that it waits for.
+#[track_caller]
+pub(crate) fn hold_journal(lab: &TestLab, host: &str) -> HeldJournal {
+    let connection = Connection::open(journal(lab, host)).unwrap();
+    connection.execute_batch("BEGIN IMMEDIATE").unwrap();
+    HeldJournal { connection }
+}
 
-    fn journal(&self, host: &str) -> PathBuf {
-        self.lab.directory(host).join("state/journal.sqlite")
-    }
+fn journal(lab: &TestLab, host: &str) -> PathBuf {
+    lab.directory(host).join("state/journal.sqlite")
+}
 
-    /// Waits for the commit point; the VM is neither here nor there then.
-    #[track_caller]
-    fn wait_until_handed_over(&self) {
-        let connection = Connection::open(self.journal("a")).unwrap();
-        let query = "SELECT count(*) FROM migrations WHERE handed_over = 1 AND result IS NULL";
-        let recorded = || connection.query_row(query, [], |row| row.get::<_, u32>(0)).unwrap() == 1;
-        let end = Instant::now() + FLIGHT_MAX;
-        while !recorded() {
-            assert!(Instant::now() < end, "the hand-over is not recorded within {FLIGHT_MAX:?}");
-            thread::sleep(Duration::from_millis(10));
-        }
+/// Control traffic from and to a host passes no more.
+#[track_caller]
+pub(crate) fn cut_off(lab: &TestLab, host: &str) {
+    let cut = "add table inet cut; \
+               add chain inet cut in { type filter hook input priority 0; }; \
+               add rule inet cut in iifname mgmt drop; \
+               add chain inet cut out { type filter hook output priority 0; }; \
+               add rule inet cut out oifname mgmt drop";
+    lab.exec(host, &["nft", cut]).done();
+}
+
+/// It passes again.
+#[track_caller]
+pub(crate) fn rejoin(lab: &TestLab, host: &str) {
+    lab.exec(host, &["nft", "delete table inet cut"]).done();
+}
+
+/// Waits for the commit point; the VM is neither here nor there then.
+#[track_caller]
+pub(crate) fn wait_until_handed_over(lab: &TestLab) {
+    let connection = Connection::open(journal(lab, "a")).unwrap();
+    let query = "SELECT count(*) FROM migrations WHERE handed_over = 1 AND result IS NULL";
+    let recorded = || connection.query_row(query, [], |row| row.get::<_, u32>(0)).unwrap() > 0;
+    let end = Instant::now() + FLIGHT_MAX;
+    while !recorded() {
+        assert!(Instant::now() < end, "the hand-over is not recorded within {FLIGHT_MAX:?}");
+        thread::sleep(Duration::from_millis(10));
     }
 }
 
@@ -182,12 +200,12 @@ pub(crate) fn slow_lab() -> TestLab {
     TestLab::up(&["--link", "60", "--link", "60"])
 }
 
-struct HeldJournal {
+pub(crate) struct HeldJournal {
     connection: Connection,
 }
 
 impl HeldJournal {
-    fn release(self) {
+    pub(crate) fn release(self) {
         self.connection.execute_batch("ROLLBACK").unwrap();
     }
 }
@@ -220,7 +238,7 @@ fn the_targets_qemu_is_killed_when_all_state_is_there() {
     let migrating = scene.migrate(&[]);
     let id = scene.id();
     // All state arrives, but the hand-over cannot be recorded, so the target is not told to run yet.
-    let held = scene.hold_journal("a");
+    let held = hold_journal(&scene.lab, "a");
     scene.wait_until_paused(&id);
     thread::sleep(Duration::from_secs(1));
     scene.kill_qemu("b");
@@ -251,8 +269,8 @@ fn the_source_agent_is_killed_in_flight() {
 fn the_source_agent_is_killed_after_the_hand_over() {
     let scene = Scene::set();
     let migrating = scene.migrate(&[]);
-    let held = scene.hold_journal("b");
-    scene.wait_until_handed_over();
+    let held = hold_journal(&scene.lab, "b");
+    wait_until_handed_over(&scene.lab);
     scene.lab.stop_agent("a", Signal::KILL);
     held.release();
     scene.lab.start_agent("a");
@@ -266,8 +284,8 @@ fn the_source_host_is_lost_after_the_hand_over() {
     let scene = Scene::set();
     let _migrating = scene.migrate(&[]);
     // The target is told and does not act on it, so that the source's next start finds it open.
-    let held = scene.hold_journal("b");
-    scene.wait_until_handed_over();
+    let held = hold_journal(&scene.lab, "b");
+    wait_until_handed_over(&scene.lab);
     let agent = scene.lab.agent_pid("b").unwrap();
     kill_process(agent, Signal::STOP).unwrap();
     held.release();
@@ -299,8 +317,8 @@ fn the_target_agent_is_killed_in_flight() {
 fn the_target_agent_is_killed_after_the_hand_over() {
     let scene = Scene::set();
     let migrating = scene.migrate(&[]);
-    let held = scene.hold_journal("b");
-    scene.wait_until_handed_over();
+    let held = hold_journal(&scene.lab, "b");
+    wait_until_handed_over(&scene.lab);
     scene.lab.stop_agent("b", Signal::KILL);
     held.release();
     scene.lab.start_agent("b");
@@ -362,7 +380,7 @@ fn an_agent_that_winds_up_begins_nothing() {
     let scene = Scene::set();
     let migrating = scene.migrate(&[]);
     // So the target cannot discard the VM at once.
-    let held = scene.hold_journal("b");
+    let held = hold_journal(&scene.lab, "b");
     kill_process(scene.lab.agent_pid("a").unwrap(), Signal::TERM).unwrap();
     eventually("it is being stopped", || {
         let refused = scene.lab.drainpipe(&["vm", "start", "web"]);
@@ -477,14 +495,9 @@ fn the_hosts_lose_each_other_after_the_hand_over() {
     lab.start_agent("a");
     let scene = Scene::in_lab(lab);
     let migrating = scene.migrate(&[]);
-    let held = scene.hold_journal("b");
-    scene.wait_until_handed_over();
-    let cut = "add table inet cut; \
-               add chain inet cut in { type filter hook input priority 0; }; \
-               add rule inet cut in iifname mgmt drop; \
-               add chain inet cut out { type filter hook output priority 0; }; \
-               add rule inet cut out oifname mgmt drop";
-    scene.lab.exec("b", &["nft", cut]).done();
+    let held = hold_journal(&scene.lab, "b");
+    wait_until_handed_over(&scene.lab);
+    cut_off(&scene.lab, "b");
     held.release();
     let output = migrating.wait();
     assert_eq!(output.code, 4, "{output:#?}");
@@ -492,7 +505,7 @@ fn the_hosts_lose_each_other_after_the_hand_over() {
     // It may run on the target: it does not here, nor can it be made to.
     scene.lab.drainpipe(&["migrate", "web", "b"]).refused(3, &["is being moved"]);
     scene.guest.assert_answers();
-    scene.lab.exec("b", &["nft", "delete table inet cut"]).done();
+    rejoin(&scene.lab, "b");
     eventually("it is decided", || scene.migrations()[0].progress.is_none());
     assert_eq!(scene.last_result().outcome, Outcome::Completed);
     scene.assert_settled("b");

@@ -15,6 +15,7 @@ mod check_hosts;
 mod check_vms;
 mod drain;
 mod drain_cli;
+mod drain_faults;
 mod drain_meetings;
 mod guest;
 mod idle_paths;
@@ -74,6 +75,7 @@ fn main() -> ExitCode {
         ("drain", drain::TESTS),
         ("drain_cli", drain_cli::TESTS),
         ("drain_meetings", drain_meetings::TESTS),
+        ("drain_faults", drain_faults::TESTS),
         ("lab_cli", lab_cli::TESTS),
         ("service", service::TESTS),
         ("link_addresses", link_addresses::TESTS),

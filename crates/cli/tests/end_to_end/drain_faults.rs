@@ -1,0 +1,144 @@
+//! Hosts that are emptied while more than one agent fails: each VM runs once, and what is told is true.
+
+use std::fs;
+use std::path::PathBuf;
+
+use drainpipe_agent::api::types::DrainView;
+use drainpipe_engine::drain::status::{DrainState, MoveState};
+use rustix::process::{Signal, kill_process};
+use serde_json::json;
+
+use crate::Test;
+use crate::bad_luck::{cut_off, hold_journal, rejoin, slow_lab, wait_until_handed_over};
+use crate::check_vms::restart_agent_with_mounts;
+use crate::drain::{
+    assert_nowhere_but, assert_state, count, drain, drain_until_one_is_in_flight, ended, fast_lab,
+    start_small, status, view, wait_until,
+};
+use crate::program::{REFUSED, Running};
+use crate::support::{TestLab, eventually};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("of_two_drains_of_a_host_one_begins", of_two_drains_of_a_host_one_begins),
+    ("the_disk_under_the_journal_is_full", the_disk_under_the_journal_is_full),
+    ("the_drained_host_is_rebooted", the_drained_host_is_rebooted),
+    ("a_target_is_cut_off_after_a_hand_over", a_target_is_cut_off_after_a_hand_over),
+];
+
+const GUEST_MIB: u64 = 160;
+
+fn of_two_drains_of_a_host_one_begins() {
+    let lab = fast_lab();
+    for vm in ["db", "shop", "web"] {
+        start_small(&lab, vm, "");
+    }
+    let both = [(); 2].map(|()| lab.start(&["drain", "a", "--yes", "--json"])).map(Running::wait);
+    let (begun, refused): (Vec<_>, Vec<_>) = both.into_iter().partition(|output| output.code == 0);
+    assert_eq!((begun.len(), refused.len()), (1, 1), "{begun:#?} {refused:#?}");
+    assert_eq!(refused[0].code, REFUSED, "{refused:#?}");
+    let said = &refused[0].stderr;
+    assert!(said.contains("is being drained") || said.contains("just being planned"), "{said}");
+    let drained: DrainView = serde_json::from_str(&begun[0].stdout).unwrap();
+    assert_state(&drained, DrainState::Drained, 3);
+    assert!(status(&drained).moves.iter().all(|one| one.attempts == 1), "{drained:#?}");
+    assert_nowhere_but(&lab, &["db", "shop", "web"], &["b", "c"]);
+}
+
+fn the_disk_under_the_journal_is_full() {
+    let lab = slow_lab();
+    let state = lab.directory("a").join("state");
+    // For this agent and its children alone, so that it goes with them.
+    restart_agent_with_mounts(&lab, "a", &format!("mount -t tmpfs -o size=2m none {}", state.display()));
+    let guest = lab.start_guest("web", GUEST_MIB, "");
+    start_small(&lab, "least", "");
+    let in_flight = drain_until_one_is_in_flight(&lab, &["b"]);
+    let root = format!("/proc/{}/root", lab.agent_pid("a").unwrap());
+    let filler = PathBuf::from(format!("{root}{}", state.join("filler").display()));
+    // To the last byte; that it ends in an error is the purpose.
+    let _ = fs::write(&filler, vec![0; 4 << 20]);
+    eventually("it is noticed", || lab.agent_log("a").contains("is its disk full"));
+    let waiting = view(&lab, "a");
+    assert_eq!((waiting.id, waiting.ended_at), (in_flight.id, None));
+    guest.assert_answers();
+    fs::remove_file(&filler).unwrap();
+    assert_state(&ended(&lab, "a"), DrainState::Drained, 2);
+    assert_nowhere_but(&lab, &["web", "least"], &["b"]);
+    guest.assert_intact();
+}
+
+/// All that ran on host `a` is gone, and so is what it kept in memory.
+#[track_caller]
+fn power_off(lab: &TestLab) {
+    for pid in lab.pids("a", &[]) {
+        // One may end with another.
+        let _ = kill_process(pid, Signal::KILL);
+    }
+    eventually("nothing runs there", || lab.pids("a", &[]).is_empty());
+    fs::remove_dir_all(lab.directory("a").join("run")).unwrap();
+}
+
+fn the_drained_host_is_rebooted() {
+    let lab = slow_lab();
+    let guest = lab.start_guest("web", GUEST_MIB, "");
+    start_small(&lab, "first", "");
+    start_small(&lab, "least", "");
+    lab.migrate("first", "b", &[]);
+    let in_flight = drain_until_one_is_in_flight(&lab, &["b"]);
+    power_off(&lab);
+    lab.start_agent("a");
+    let interrupted = view(&lab, "a");
+    assert!(interrupted.cordoned && interrupted.id == in_flight.id, "{interrupted:#?}");
+    assert_eq!(status(&interrupted).state, DrainState::Interrupted, "{interrupted:#?}");
+    assert_eq!(count(&interrupted, MoveState::Moved), 0, "{interrupted:#?}");
+    eventually("b has discarded what was in flight", || lab.qemu_pid("b", "web").is_none());
+    lab.assert_runs_on("first", "b");
+    // The reboot has ended them, so nothing is left to move.
+    lab.drainpipe(&["vm", "start", "web"]).refused(REFUSED, &["drainpipe resume a"]);
+    let again = drain(&lab, "a", json!({}));
+    assert_eq!(again.id, in_flight.id, "it is carried on");
+    assert_state(&ended(&lab, "a"), DrainState::Drained, 0);
+    lab.drainpipe(&["resume", "a"]).done();
+    for vm in ["web", "least"] {
+        lab.drainpipe(&["vm", "start", vm]).done();
+        lab.assert_runs_on(vm, "a");
+    }
+    guest.wait_until_ready();
+    guest.assert_intact();
+}
+
+fn a_target_is_cut_off_after_a_hand_over() {
+    let lab = slow_lab();
+    lab.stop_agent("a", Signal::TERM);
+    lab.configure("a", "[tls]", "[limits]\ndecision_s = 2\n\n[tls]");
+    lab.start_agent("a");
+    let guest = lab.start_guest("web", GUEST_MIB, "");
+    start_small(&lab, "least", "");
+    // Or it would go on looking for a host that takes the other one.
+    let drain_it = ["drain", "a", "--transfers", "1", "--deadline", "15", "--yes", "--json"];
+    let draining = lab.start(&drain_it);
+    wait_until(&lab, "a", "the other one has been made ready", |view| {
+        let is_so = |state| view.status.is_some() && count(view, state) == 1;
+        is_so(MoveState::Transferring) && is_so(MoveState::Ready)
+    });
+    let held = hold_journal(&lab, "b");
+    wait_until_handed_over(&lab);
+    cut_off(&lab, "b");
+    held.release();
+    let output = draining.wait();
+    assert_eq!(output.code, 4, "{output:#?}");
+    let told: DrainView = serde_json::from_str(&output.stdout).unwrap();
+    assert_eq!(status(&told).state, DrainState::Incomplete, "{told:#?}");
+    // The second one follows the first one closely, and may be handed over before it.
+    let undecided = status(&told).moves.iter().filter(|one| one.state == MoveState::Undecided);
+    for one in undecided {
+        assert_eq!(one.attempts, 1, "never tried again: {told:#?}");
+        lab.drainpipe(&["migrate", &one.vm, "b"]).refused(REFUSED, &["is being moved"]);
+    }
+    rejoin(&lab, "b");
+    wait_until(&lab, "a", "it is settled", |view| count(view, MoveState::Undecided) == 0);
+    assert_nowhere_but(&lab, &["web", "least"], &["a", "b"]);
+    drain(&lab, "a", json!({}));
+    assert_state(&ended(&lab, "a"), DrainState::Drained, 2);
+    assert_nowhere_but(&lab, &["web", "least"], &["b"]);
+    guest.assert_intact();
+}
