@@ -126,6 +126,8 @@ pub(crate) async fn launch(
     let failed = |source| io_error("make a connection for", binary, source);
     let (ours, qemus) = UnixStream::pair().map_err(failed)?;
     let qemus = qemus.into_std().map_err(failed)?;
+    // As a program expects its standard input.
+    qemus.set_nonblocking(false).map_err(failed)?;
     let process = spawn(binary, arguments, paths, qemus.into())?;
     match QmpClient::over(ours, deadline).await {
         Ok(qmp) => Ok(Launched { qmp, process }),
