@@ -246,12 +246,12 @@ fn what_is_removed_in_flight_is_made_again() {
     let address = "ip -6 -oneline address show dev lo | grep -o 'fd[^ ]*/128'";
     let [one, all] = ["via $(ip -6 route show proto 215 | grep -o 'fe80[^ ]*' | head -1) dev e0", ""];
     eventually("the route has both next hops", both);
-    let times = || scene.lab.agent_log("a").matches("made again").count();
-    assert_eq!(times(), 0, "nothing is made again that is there");
+    let log = scene.lab.agent_log("a");
+    assert!(!log.contains("made again"), "nothing is made again that is there: {log}");
     for which in [one, all] {
-        let before = times();
         on_a(&format!("ip -6 route del $(ip -6 route show proto 215 | head -1 | cut -d' ' -f1) {which}"));
-        eventually("the route is made again", || both() && times() > before);
+        // By the look after it, or because connections are placed just then.
+        eventually("the route is made again", both);
     }
     let before = on_a(address);
     on_a(&format!("ip address del $({address}) dev lo"));
