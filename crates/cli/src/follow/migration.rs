@@ -50,8 +50,29 @@ pub(crate) async fn migrate(
 /// A bar for a person at a terminal, a line a step for a log, nothing for a script.
 enum Display {
     Bar(ProgressBar),
-    Lines { last: Cell<Option<Step>> },
+    Lines(Lines),
     Nothing,
+}
+
+/// What the last lines said.
+#[derive(Default)]
+struct Lines {
+    step: Cell<Option<Step>>,
+    stalled: Cell<bool>,
+}
+
+impl Lines {
+    fn show(&self, progress: &Progress) {
+        let step = progress.step;
+        if self.step.replace(Some(step)) != Some(step) {
+            output::remark(&format!("step {}: {}", step.number(), step.title()));
+        }
+        let is_stalled = progress.stalled_ms.is_some();
+        if self.stalled.replace(is_stalled) != is_stalled {
+            let line = if is_stalled { describe(progress) } else { "bytes arrive again".into() };
+            output::remark(&line);
+        }
+    }
 }
 
 impl Display {
@@ -60,7 +81,7 @@ impl Display {
             return Self::Nothing;
         }
         if !output::is_watched() {
-            return Self::Lines { last: Cell::new(None) };
+            return Self::Lines(Lines::default());
         }
         let style =
             ProgressStyle::with_template("{prefix} {bar:24} {msg}").expect("the template is well-formed");
@@ -76,10 +97,8 @@ impl Display {
                 bar.set_position(progress.total_bytes.saturating_sub(progress.remaining_bytes));
                 bar.set_message(describe(progress));
             }
-            Self::Lines { last } if last.replace(Some(progress.step)) != Some(progress.step) => {
-                output::remark(&format!("step {}: {}", progress.step.number(), progress.step.title()));
-            }
-            Self::Lines { .. } | Self::Nothing => {}
+            Self::Lines(lines) => lines.show(progress),
+            Self::Nothing => {}
         }
     }
 
@@ -94,7 +113,7 @@ impl Say for Display {
     fn say(&self, text: &str) {
         match self {
             Self::Bar(bar) => bar.set_message(text.to_owned()),
-            Self::Lines { .. } => output::remark(text),
+            Self::Lines(_) => output::remark(text),
             Self::Nothing => {}
         }
     }
