@@ -176,6 +176,7 @@ impl Agent {
 
     /// Takes up what an earlier life of this agent left.
     async fn recover(self: &Arc<Self>) -> Result<(), Problem> {
+        self.checks.look_at_links().await?;
         let waiting = self.journal.waiting_incoming()?;
         let migrations = waiting.iter().map(|record| record.id.clone());
         let still_needed: Vec<String> = migrations.chain([fixes::OWNER.into()]).collect();

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::net::IpAddr;
 use std::path::Path;
+use std::time::Instant;
 
 use drainpipe_engine::check::facts::{CheckFacts, LinkCounters, LinkFacts, LinkState};
 use drainpipe_engine::check::trial::ClockDifference;
@@ -31,10 +32,14 @@ pub(super) async fn ask(peer: &ApiClient, name: &str) -> Result<(CheckFacts, Clo
 pub(crate) async fn read(agent: &Agent) -> Result<CheckFacts, Problem> {
     let view = agent.view().await?;
     let kernel_links = agent.checks.network.links().await.map_err(Problem::failed)?;
+    let lately = agent.checks.recent.look(Instant::now(), &kernel_links);
     let management = agent.network.management_addresses(&agent.config).await;
     let links = view.facts.links.iter().map(|wanted| async {
         match kernel_links.iter().find(|link| link.name == wanted.name) {
-            Some(link) => link_facts(link, &management, receive_queues_in_use(agent, link).await),
+            Some(link) => LinkFacts {
+                counters: lately.get(&link.index).copied().unwrap_or_default(),
+                ..link_facts(link, &management, receive_queues_in_use(agent, link).await)
+            },
             None => LinkFacts { name: wanted.name.clone(), ..LinkFacts::default() },
         }
     });
@@ -52,7 +57,9 @@ pub(crate) async fn read(agent: &Agent) -> Result<CheckFacts, Problem> {
         qemu_replaced: agent.vms.hypervisor().is_outdated(),
         libvirt_version: libvirt::version(),
         huge_pages: huge_pages(),
-        governors: governors(),
+        governors: of_cores("scaling_governor"),
+        energy_preferences: of_cores("energy_performance_preference"),
+        platform_profile: platform_profile(),
         tcp_receive_bytes_max: most_of("/proc/sys/net/ipv4/tcp_rmem"),
         tcp_send_bytes_max: most_of("/proc/sys/net/ipv4/tcp_wmem"),
     })
@@ -83,14 +90,7 @@ fn link_facts(link: &Link, management: &[IpAddr], receive_queues_in_use: Option<
         interrupt_cores: card.and_then(|card| card.interrupt_cores(Path::new("/proc/irq"))),
         bond: sysfs.as_ref().and_then(SysfsLink::bond),
         reverse_path_filter: reverse_path_filter(&link.name),
-        counters: LinkCounters {
-            received: link.counters.rx_packets,
-            sent: link.counters.tx_packets,
-            receive_errors: link.counters.rx_errors,
-            send_errors: link.counters.tx_errors,
-            receive_dropped: link.counters.rx_dropped,
-            send_dropped: link.counters.tx_dropped,
-        },
+        counters: LinkCounters::default(),
     }
 }
 
@@ -113,11 +113,17 @@ fn huge_pages() -> Option<String> {
     Some(text.split_once('[')?.1.split_once(']')?.0.to_owned())
 }
 
-fn governors() -> Vec<String> {
+/// The firmware's power profile, where the kernel can set it.
+fn platform_profile() -> Option<String> {
+    Some(fs::read_to_string("/sys/firmware/acpi/platform_profile").ok()?.trim().to_owned())
+}
+
+/// The values that a setting of the cores' frequency has, each once.
+fn of_cores(setting: &str) -> Vec<String> {
     let policies = fs::read_dir("/sys/devices/system/cpu/cpufreq").into_iter().flatten().flatten();
     let used: BTreeSet<String> = policies
-        .filter_map(|policy| fs::read_to_string(policy.path().join("scaling_governor")).ok())
-        .map(|governor| governor.trim().to_owned())
+        .filter_map(|policy| fs::read_to_string(policy.path().join(setting)).ok())
+        .map(|value| value.trim().to_owned())
         .collect();
     used.into_iter().collect()
 }

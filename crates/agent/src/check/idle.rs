@@ -64,6 +64,9 @@ pub(crate) async fn keep_trying(agent: Arc<Agent>) {
             if is_busy(&agent) {
                 continue;
             }
+            if let Err(problem) = agent.checks.look_at_links().await {
+                warn!(%problem, "no reading of the links' counters");
+            }
             if let Err(problem) = look(&agent, peer).await {
                 debug!(peer, %problem, "the paths to it are not known now");
             }

@@ -11,6 +11,7 @@
 //! run      both sides together: facts, trials, the engine's findings
 //! quick    the part of it that runs before each migration
 //! idle     the part of it that runs now and then while there is none
+//! recent   what the links have counted lately
 //! ```
 
 mod facts;
@@ -19,6 +20,7 @@ mod idle;
 mod libvirt;
 mod packets;
 mod quick;
+mod recent;
 mod run;
 mod session;
 mod sysfs;
@@ -27,6 +29,7 @@ mod vms;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use drainpipe_engine::problem::Problem;
 use drainpipe_net::Network;
@@ -34,6 +37,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use uuid::Uuid;
 
 use self::files::Files;
+use self::recent::RecentCounters;
 use crate::slots::Slots;
 
 pub(crate) use facts::read;
@@ -55,6 +59,7 @@ const SESSIONS_MAX: usize = 8;
 pub(crate) struct Checks {
     network: Network,
     files: Files,
+    recent: RecentCounters,
     led: Semaphore,
     taken_part_in: Slots,
     sessions: Mutex<HashMap<Uuid, Arc<session::Session>>>,
@@ -68,7 +73,15 @@ impl Checks {
         let taken_part_in = Slots::new("checks", SESSIONS_OF_ONE_MAX, SESSIONS_MAX);
         let files = Files::new(state_directory);
         let sessions = Mutex::default();
-        Ok(Self { network, files, led: Semaphore::new(CHECKS_MAX), taken_part_in, sessions })
+        let (led, recent) = (Semaphore::new(CHECKS_MAX), RecentCounters::default());
+        Ok(Self { network, files, recent, led, taken_part_in, sessions })
+    }
+
+    /// Notes what the links have counted, for later looks to compare with.
+    pub(crate) async fn look_at_links(&self) -> Result<(), Problem> {
+        let links = self.network.links().await.map_err(Problem::failed)?;
+        self.recent.look(Instant::now(), &links);
+        Ok(())
     }
 
     fn begin(&self) -> Result<SemaphorePermit<'_>, Problem> {

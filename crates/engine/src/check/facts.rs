@@ -31,6 +31,12 @@ pub struct CheckFacts {
     pub huge_pages: Option<String>,
     /// CPU frequency governors in use; empty where the kernel has none to choose.
     pub governors: Vec<String>,
+    /// What cores that choose their frequency by themselves are told to prefer; empty where they do not.
+    #[serde(default)]
+    pub energy_preferences: Vec<String>,
+    /// The firmware's power profile, where there is a choice.
+    #[serde(default)]
+    pub platform_profile: Option<String>,
     /// Most that TCP gives one connection for receiving (`tcp_rmem`).
     pub tcp_receive_bytes_max: Option<u64>,
     /// Most that TCP gives one connection for sending (`tcp_wmem`).
@@ -89,6 +95,7 @@ impl CheckFacts {
             self.links.len(),
             self.peers.len(),
             self.governors.len(),
+            self.energy_preferences.len(),
             addresses,
         ];
         if lists.into_iter().any(|length| length > LIST_MAX) {
@@ -113,6 +120,8 @@ impl CheckFacts {
             .chain(&host.rdma_devices)
             .chain(&self.peers)
             .chain(&self.governors)
+            .chain(&self.energy_preferences)
+            .chain(&self.platform_profile)
             .chain(&self.huge_pages)
             .chain(&self.libvirt_version)
             .chain(bonds().map(|bond| &bond.mode))
@@ -203,9 +212,12 @@ pub struct BondFacts {
     pub members: u32,
 }
 
-/// Packets of a link since it exists.
+/// Packets of a link, counted lately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 pub struct LinkCounters {
+    /// Over so many seconds; absent where it is since the link exists.
+    #[serde(default)]
+    pub over_s: Option<u64>,
     /// Received.
     pub received: u64,
     /// Sent.

@@ -29,7 +29,7 @@ pub(super) fn check(pair: Pair<'_>) -> Vec<Finding> {
         findings.extend(old_kernel(own));
         findings.extend(old_libvirt(own));
         findings.extend(certificate(own));
-        findings.extend(governor(own));
+        findings.extend(power(own));
         findings.extend(rdma_alone(own, other));
         findings.extend(no_migration_address(pair, own));
     }
@@ -200,13 +200,33 @@ fn certificate(facts: &CheckFacts) -> Option<Finding> {
     )
 }
 
-fn governor(facts: &CheckFacts) -> Option<Finding> {
-    facts.governors.iter().any(|governor| governor == "powersave").then(|| {
-        Finding::warning("governor-powersave", here(facts))
-            .what(format!("cores of {} run under the governor powersave", facts.name()))
-            .effect("cores stay slow while a migration begins, and a fast NIC is not filled")
-            .remedy(on(facts.name(), "cpupower frequency-set -g performance"))
-    })
+/// Settings that save power and time lost. Cores that choose their frequency by themselves (`intel_pstate`,
+/// `amd_pstate`) call that the governor powersave; there the preference counts.
+fn power(facts: &CheckFacts) -> Vec<Finding> {
+    let host = facts.name();
+    let effect = "cores stay slow while a migration begins, and a fast NIC is not filled";
+    let finding = |code, what: String, command: &str| {
+        Finding::warning(code, here(facts)).what(what).effect(effect).remedy(on(host, command))
+    };
+    let saves = |value: &&String| matches!(value.as_str(), "power" | "balance_power");
+    let governor =
+        facts.energy_preferences.is_empty() && facts.governors.iter().any(|one| one == "powersave");
+    let governor = governor.then(|| {
+        let what = format!("cores of {host} run under the governor powersave");
+        finding("governor-powersave", what, "cpupower frequency-set -g performance")
+    });
+    let preference = facts.energy_preferences.iter().find(saves).map(|value| {
+        let what = format!("cores of {host} are told to prefer saving energy ({value})");
+        let command =
+            "echo performance | tee /sys/devices/system/cpu/cpufreq/policy*/energy_performance_preference";
+        finding("energy-preference", what, command)
+    });
+    let slow = |profile: &&String| matches!(profile.as_str(), "low-power" | "cool" | "quiet");
+    let profile = facts.platform_profile.as_ref().filter(slow).map(|profile| {
+        let what = format!("the firmware of {host} has the power profile {profile}");
+        finding("power-profile", what, "echo performance > /sys/firmware/acpi/platform_profile")
+    });
+    [governor, preference, profile].into_iter().flatten().collect()
 }
 
 fn rdma_alone(own: &CheckFacts, other: &CheckFacts) -> Option<Finding> {

@@ -1,7 +1,7 @@
 //! What is wrong with single links, or worth knowing of them.
 
 use super::Pair;
-use super::facts::{BondFacts, CheckFacts, Duplex, LinkFacts, LinkState};
+use super::facts::{BondFacts, CheckFacts, Duplex, LinkCounters, LinkFacts, LinkState};
 use super::finding::{Finding, Place, on};
 use super::fix::Fix;
 
@@ -84,12 +84,23 @@ fn bad_packets(host: &str, link: &LinkFacts) -> Option<Finding> {
     let all = counters.received.saturating_add(counters.sent);
     (bad >= BAD_PACKETS_MIN && bad as f64 >= all as f64 * BAD_PACKETS_RATIO).then(|| {
         Finding::warning("link-errors", here(host, link))
-            .what(format!("{} of {host} has counted {bad} bad packets among {all}", link.name))
+            .what(format!(
+                "{} of {host} has counted {bad} bad packets among {all} {}",
+                link.name,
+                lately(counters)
+            ))
             .effect("TCP takes each for congestion and slows down")
             .remedy(format!(
                 "change cable or transceiver; on {host}: ethtool -S {} | grep -i err shows which kind",
                 link.name
             ))
+    })
+}
+
+fn lately(counters: &LinkCounters) -> String {
+    counters.over_s.map_or("since it exists".into(), |seconds| {
+        let minutes = seconds.div_ceil(60).max(1);
+        format!("in the last {minutes} min")
     })
 }
 
@@ -100,8 +111,9 @@ fn dropped(host: &str, link: &LinkFacts) -> Option<Finding> {
     (dropped >= DROPPED_MIN && dropped as f64 >= all as f64 * DROPPED_RATIO).then(|| {
         Finding::remark("link-drops", here(host, link))
             .what(format!(
-                "{} of {host} has dropped {dropped} packets of {all}, for want of room or as nobody's",
-                link.name
+                "{} of {host} has dropped {dropped} packets of {all} {}, for want of room or as nobody's",
+                link.name,
+                lately(counters)
             ))
             .effect("if the number grows during a migration, TCP slows down")
             .remedy(on(host, format!("ethtool -G {} rx 4096; ip -s link show {0} watches it", link.name)))

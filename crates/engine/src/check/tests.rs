@@ -87,6 +87,8 @@ fn host(name: &str, last: u8) -> CheckFacts {
         libvirt_version: Some("9.0.0".into()),
         huge_pages: Some("madvise".into()),
         governors: vec!["performance".into()],
+        energy_preferences: vec![],
+        platform_profile: Some("balanced".into()),
         tcp_receive_bytes_max: Some(6 << 20),
         tcp_send_bytes_max: Some(4 << 20),
         links: names
@@ -329,17 +331,21 @@ const OF_LINKS: &[Case] = &[
         Warning,
         "link-errors",
         &["a e0"],
-        "20 bad packets among 1000000",
+        "20 bad packets among 1000000 since it exists",
     ),
     (
         |s| {
-            s.b.links[0].counters =
-                LinkCounters { received: 10_000, receive_dropped: 2_000, ..LinkCounters::default() }
+            s.b.links[0].counters = LinkCounters {
+                over_s: Some(601),
+                received: 10_000,
+                receive_dropped: 2_000,
+                ..LinkCounters::default()
+            }
         },
         Remark,
         "link-drops",
         &["b e0"],
-        "2000 packets of 10000",
+        "2000 packets of 10000 in the last 11 min",
     ),
     (
         |s| s.a.links[0].bond = Some(bond("802.3ad", "layer2")),
@@ -437,6 +443,23 @@ const OF_HOSTS: &[Case] = &[
         "pki host b --force",
     ),
     (|s| s.a.governors.push("powersave".into()), Warning, "governor-powersave", &["a"], "cpupower"),
+    (
+        |s| {
+            s.b.governors = vec!["powersave".into()];
+            s.b.energy_preferences = vec!["balance_performance".into(), "balance_power".into()];
+        },
+        Warning,
+        "energy-preference",
+        &["b"],
+        "energy_performance_preference",
+    ),
+    (
+        |s| s.a.platform_profile = Some("low-power".into()),
+        Warning,
+        "power-profile",
+        &["a"],
+        "platform_profile",
+    ),
     (|s| s.a.host.rdma_devices.push("mlx5_0".into()), Remark, "rdma-on-one-side", &["a", "b"], "b has none"),
     (|s| s.b.host.migration_address = None, Warning, "no-migration-address", &["b"], "one of the 2 paths"),
     (
@@ -798,7 +821,7 @@ proptest! {
         b.links[0].receive_queues = Some(1);
         b.links[0].receive_steering = Some(false);
         b.links[0].counters = LinkCounters {
-            received: numbers[1], sent: numbers[2], receive_errors: numbers[3],
+            over_s: Some(numbers[1]), received: numbers[1], sent: numbers[2], receive_errors: numbers[3],
             send_errors: numbers[4], receive_dropped: numbers[5], send_dropped: numbers[6],
         };
         let findings = scene.findings();
