@@ -1,7 +1,7 @@
 //! Limits of what migrations take of the links: of what leaves this host, and of what comes to it.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use drainpipe_engine::bandwidth::{BandwidthSetting, fair_shares};
@@ -18,6 +18,7 @@ use tracing::warn;
 use crate::agent::Agent;
 use crate::api::types::{BandwidthShare, BandwidthView};
 use crate::journal::{Journal, JournalError};
+use crate::lock::lock;
 use crate::vms::QMP_DEADLINE;
 
 /// How often a migration's share is looked at.
@@ -42,11 +43,6 @@ pub(crate) struct Bandwidth {
     coming: Mutex<BTreeMap<String, (u64, Instant)>>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Plain values, whole after each assignment.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Bandwidth {
     /// With what was set in an earlier life of the agent.
     pub(crate) fn open(journal: &Journal) -> Result<Self, JournalError> {
@@ -58,11 +54,16 @@ impl Bandwidth {
 /// What holds now.
 pub(crate) fn view(agent: &Agent) -> BandwidthView {
     let setting = *lock(&agent.bandwidth.setting);
-    BandwidthView {
-        host: agent.name().into(),
-        setting,
-        limit_mbps: setting.limit_mbps(&agent.config.bandwidth, Zoned::now().datetime()),
-    }
+    BandwidthView { host: agent.name().into(), setting, limit_mbps: limit_by(agent, setting) }
+}
+
+/// Mb/s that hold now, in each direction; absent for no limit.
+pub(crate) fn limit_mbps(agent: &Agent) -> Option<u64> {
+    limit_by(agent, *lock(&agent.bandwidth.setting))
+}
+
+fn limit_by(agent: &Agent, setting: BandwidthSetting) -> Option<u64> {
+    setting.limit_mbps(&agent.config.bandwidth, Zoned::now().datetime())
 }
 
 /// Sets the limit until it is set anew, also for migrations in flight.
@@ -96,7 +97,7 @@ fn share_of_leaving(agent: &Agent, migration: &str, wanted_mbps: u64) -> Option<
 }
 
 fn share<'a>(agent: &Agent, migration: &str, all: impl Iterator<Item = (&'a str, u64)>) -> Option<u64> {
-    let limit_mbps = view(agent).limit_mbps?;
+    let limit_mbps = limit_mbps(agent)?;
     let (ids, wanted_mbps): (Vec<_>, Vec<_>) = all.unzip();
     let own = ids.iter().position(|id| *id == migration)?;
     fair_shares(limit_mbps, &wanted_mbps).get(own).copied()
@@ -125,7 +126,7 @@ impl Throttle {
             agent: Arc::clone(agent),
             migration: migration.into(),
             target: target.into(),
-            could_use_mbps: could_use_mbps(plan),
+            could_use_mbps: plan.carried_mbps().map_or(SPEED_UNKNOWN_MBPS, |mbps| mbps.max(1)),
             vmm: Arc::clone(vmm),
         };
         let following = tokio::spawn(flight.follow(tell));
@@ -144,11 +145,6 @@ impl Drop for Throttle {
         self.following.abort();
         lock(&self.agent.bandwidth.leaving).remove(&self.migration);
     }
-}
-
-fn could_use_mbps(plan: &Plan) -> u64 {
-    let speeds = plan.carrying_paths().map(|path| path.speed_mbps);
-    speeds.sum::<Option<u64>>().map_or(SPEED_UNKNOWN_MBPS, |mbps| mbps.max(1))
 }
 
 struct Flight {

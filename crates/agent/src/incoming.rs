@@ -6,7 +6,7 @@
 mod connect;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use drainpipe_engine::facts::memory_needed_bytes;
@@ -25,6 +25,7 @@ use crate::agent::Agent;
 use crate::api::types::{HandOverView, IncomingRequest, IncomingView, TargetUse};
 use crate::host;
 use crate::journal::{Arrival, IncomingRecord, IncomingState};
+use crate::lock::lock;
 use crate::slots::Slots;
 use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
 
@@ -67,11 +68,6 @@ struct IncomingVm {
     answering: Mutex<JoinSet<()>>,
     // One step at a time, whatever the order in which requests arrive.
     stepping: AsyncMutex<()>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Plain values, whole after each assignment.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl IncomingVm {

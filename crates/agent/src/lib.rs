@@ -35,6 +35,7 @@ mod host;
 mod incoming;
 mod journal;
 mod link_socket;
+mod lock;
 mod look_pace;
 mod measure;
 mod migration_links;

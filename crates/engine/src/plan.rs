@@ -88,10 +88,11 @@ pub enum PlanError {
 pub type PathTrial = Result<(), String>;
 
 impl Plan {
-    /// The paths that carry at once, unless one of them fails.
-    pub fn carrying_paths(&self) -> impl Iterator<Item = &Path> {
+    /// What the paths carry together that carry at once, in Mb/s; absent where a speed is not known.
+    pub fn carried_mbps(&self) -> Option<u64> {
         let most = if self.spread == Spread::InTurn { 1 } else { self.paths.len() };
-        self.paths.iter().take(most).filter(|path| !path.is_spare)
+        let carrying = self.paths.iter().filter(|path| !path.is_spare).take(most);
+        carrying.map(|path| path.speed_mbps).sum()
     }
 
     /// What is left of the plan once each of its paths has been tried; `trials` in their order.

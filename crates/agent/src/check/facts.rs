@@ -36,10 +36,10 @@ pub(crate) async fn read(agent: &Agent) -> Result<CheckFacts, Problem> {
     let management = agent.network.management_addresses(&agent.config).await;
     let links = view.facts.links.iter().map(|wanted| async {
         match kernel_links.iter().find(|link| link.name == wanted.name) {
-            Some(link) => LinkFacts {
-                counters: lately.get(&link.index).copied().unwrap_or_default(),
-                ..link_facts(link, &management, receive_queues_in_use(agent, link).await)
-            },
+            Some(link) => {
+                let counters = lately.get(&link.index).copied().unwrap_or_default();
+                link_facts(link, &management, receive_queues_in_use(agent, link).await, counters)
+            }
             None => LinkFacts { name: wanted.name.clone(), ..LinkFacts::default() },
         }
     });
@@ -70,7 +70,12 @@ async fn receive_queues_in_use(agent: &Agent, link: &Link) -> Option<u32> {
     u32::try_from(queues).ok()
 }
 
-fn link_facts(link: &Link, management: &[IpAddr], receive_queues_in_use: Option<u32>) -> LinkFacts {
+fn link_facts(
+    link: &Link,
+    management: &[IpAddr],
+    receive_queues_in_use: Option<u32>,
+    counters: LinkCounters,
+) -> LinkFacts {
     let sysfs = SysfsLink::of(&link.name, link.index);
     // Links made of software have queues in name only: what arrives is taken by the core that sent it.
     let card = sysfs.as_ref().filter(|_| link.kind == LinkKind::Physical);
@@ -90,7 +95,7 @@ fn link_facts(link: &Link, management: &[IpAddr], receive_queues_in_use: Option<
         interrupt_cores: card.and_then(|card| card.interrupt_cores(Path::new("/proc/irq"))),
         bond: sysfs.as_ref().and_then(SysfsLink::bond),
         reverse_path_filter: reverse_path_filter(&link.name),
-        counters: LinkCounters::default(),
+        counters,
     }
 }
 

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use drainpipe_engine::check::vm::{DeviceIdentifier, DeviceIdentifierKind, FileIdentity, FileState};
@@ -17,6 +17,8 @@ use rustix::fs::{OFlags, fstatfs};
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
+
+use crate::lock::lock;
 
 /// How long storage may take to say what is at a path; a migration waits for it.
 const LOOK_DEADLINE: Duration = Duration::from_secs(2);
@@ -72,11 +74,6 @@ impl Files {
         });
         look.await.unwrap_or(FileState::Missing)
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // One insertion or removal leaves the map whole.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn identify(path: &Path, own: &Path) -> Option<FileIdentity> {

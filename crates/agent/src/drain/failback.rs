@@ -74,7 +74,7 @@ pub(super) fn left(agent: &Agent) -> Result<Vec<MoveStatus>, Problem> {
         MoveState::Moved => !agent.vms.contains(&one.vm),
         state => state == MoveState::Undecided,
     });
-    Ok(moves.into_iter().map(|one| if is_moved(&one) { waiting(one) } else { one }).collect())
+    Ok(moves.into_iter().map(|one| if one.state == MoveState::Moved { waiting(one) } else { one }).collect())
 }
 
 fn waiting(one: MoveStatus) -> MoveStatus {
@@ -269,8 +269,7 @@ impl WayBack {
     fn conclude(&self) {
         let is_cancelled = self.is_cancelled();
         self.course.status.send_modify(|status| {
-            let is_complete = status.stays.is_empty() && status.moves.iter().all(is_moved);
-            status.state = match (is_complete, is_cancelled) {
+            status.state = match (status.all_moved(), is_cancelled) {
                 (true, _) => DrainState::Drained,
                 (false, true) => DrainState::Cancelled,
                 (false, false) => DrainState::Incomplete,
@@ -294,10 +293,6 @@ fn fail(one: &mut MoveStatus, state: MoveState, problem: Problem) {
 
 fn cancelled() -> Problem {
     Problem::failed("cancelled before it began: the VM runs where it ran")
-}
-
-fn is_moved(one: &MoveStatus) -> bool {
-    one.state == MoveState::Moved
 }
 
 /// What is left of the time that its transfer is to take.

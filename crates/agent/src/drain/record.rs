@@ -1,7 +1,7 @@
 //! What is told of a drain: from the one under way, or from the journal and from what has become of its
 //! migrations since.
 
-use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveState, MoveStatus};
+use drainpipe_engine::drain::status::{DrainState, MoveState, MoveStatus};
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_engine::result::{MigrationResult, Outcome};
 
@@ -49,10 +49,8 @@ pub(super) fn settled(agent: &Agent, mut record: DrainRecord) -> Result<DrainRec
             DrainKind::Failback => settle_return(agent, one),
         }
     }
-    let DrainStatus { state, moves, stays, .. } = &mut record.status;
-    let all_moved = stays.is_empty() && moves.iter().all(|one| one.state == MoveState::Moved);
-    if *state == DrainState::Incomplete && all_moved {
-        *state = DrainState::Drained;
+    if record.status.state == DrainState::Incomplete && record.status.all_moved() {
+        record.status.state = DrainState::Drained;
     }
     Ok(record)
 }

@@ -11,7 +11,7 @@ use drainpipe_engine::drain::view::{
 };
 use drainpipe_engine::facts::memory_needed_bytes;
 use drainpipe_engine::option::RequestedOption;
-use drainpipe_engine::plan::{Plan, Spread};
+use drainpipe_engine::plan::Plan;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::result::MigrationResult;
 use drainpipe_hypervisor::spec::{self, GroupName, VmSpec};
@@ -179,7 +179,7 @@ async fn ask(
     let limit = peer.get::<BandwidthView>("/v1/bandwidth");
     let findings = check::before_migration(agent, peer, name, running, &plan);
     let (list, limit, findings) = tokio::try_join!(list, limit, findings)?;
-    let limits = [bandwidth::view(agent).limit_mbps, limit.limit_mbps];
+    let limits = [bandwidth::limit_mbps(agent), limit.limit_mbps];
     let (refusals, all_refused) = refusals(&findings);
     let cordoned = target.cordoned.then(|| format!("it is cordoned: `drainpipe resume {name}` ends that"));
     let view = TargetView {
@@ -220,10 +220,7 @@ fn refusals(findings: &[Finding]) -> (BTreeMap<String, String>, Option<String>) 
 
 /// What the plan's paths carry together within the hosts' limits; 0 where that is not known.
 fn carried_mbps(plan: &Plan, limit_mbps: Option<u64>) -> u64 {
-    let carrying = plan.paths.iter().filter(|path| !path.is_spare);
-    let taken = if plan.spread == Spread::InTurn { 1 } else { usize::MAX };
-    let speed_mbps = carrying.take(taken).map(|path| path.speed_mbps).sum::<Option<u64>>();
-    [speed_mbps, limit_mbps].into_iter().flatten().min().unwrap_or(0)
+    [plan.carried_mbps(), limit_mbps].into_iter().flatten().min().unwrap_or(0)
 }
 
 fn remembered(agent: &Agent, target: &str, option: RequestedOption) -> Result<Option<Remembered>, Problem> {
@@ -265,6 +262,7 @@ mod tests {
     use drainpipe_engine::check::finding::{Place, Severity};
     use drainpipe_engine::option::MigrationOption;
     use drainpipe_engine::path::Path;
+    use drainpipe_engine::plan::Spread;
 
     use super::*;
 

@@ -9,10 +9,11 @@ use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::Vmm;
 use drainpipe_hypervisor::migration::{self, MigrationError};
 
-use super::{IncomingVm, lock, must_wait};
+use super::{IncomingVm, must_wait};
 use crate::agent::Agent;
 use crate::api::types::{ConnectionRequest, Endpoint, WatchRequest};
 use crate::link_socket::on_link;
+use crate::lock::lock;
 use crate::path_watch::{Joining, WatchEnd};
 use crate::ports;
 use crate::probe::{self, ProbePorts};

@@ -6,7 +6,7 @@ use drainpipe_agent::api::types::{
     DrainKind, DrainPlanView, DrainRequest, DrainView, PLAN_DEADLINE, ResumeRequest,
 };
 use drainpipe_engine::drain::plan::{DrainPlan, Stay};
-use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveState, MoveStatus};
+use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveStatus};
 use drainpipe_engine::problem::Problem;
 
 use super::migrate::tell_finding;
@@ -259,7 +259,7 @@ fn describe_whole(view: &DrainView, status: &DrainStatus) -> String {
 }
 
 fn describe_moved(view: &DrainView, status: &DrainStatus) -> String {
-    let moved = status.moves.iter().filter(|one| one.state == MoveState::Moved).count();
+    let moved = status.moved();
     let way = match view.kind {
         Some(DrainKind::Failback) => "back on",
         _ => "moved away from",
@@ -275,6 +275,7 @@ fn describe_moved(view: &DrainView, status: &DrainStatus) -> String {
 #[cfg(test)]
 mod tests {
     use drainpipe_engine::drain::plan::Move;
+    use drainpipe_engine::drain::status::MoveState;
 
     use super::*;
 

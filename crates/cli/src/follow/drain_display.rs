@@ -112,7 +112,7 @@ impl Bars {
             self.show_move(one);
         }
         self.whole.set_length((status.moves.len() as u64).max(1));
-        self.whole.set_position(moved(status) as u64);
+        self.whole.set_position(status.moved() as u64);
         self.whole.set_message(describe_whole(status));
     }
 
@@ -202,16 +202,12 @@ fn is_news(state: MoveState) -> bool {
     !matches!(state, MoveState::Waiting | MoveState::Preparing | MoveState::Ready | MoveState::Finishing)
 }
 
-fn moved(status: &DrainStatus) -> usize {
-    status.moves.iter().filter(|one| one.state == MoveState::Moved).count()
-}
-
 fn describe_whole(status: &DrainStatus) -> String {
     let left = status.eta_ms.map_or(String::new(), |eta| format!(", {} left", output::duration(eta)));
     let waits = status.obstacle.as_ref().map_or(String::new(), |why| format!("; it waits: {why}"));
     format!(
         "{} of {} VMs moved, {:.2} Gb/s, {} at a time{left}{waits}",
-        moved(status),
+        status.moved(),
         status.moves.len(),
         status.rate_mbps / 1000.0,
         status.transfers

@@ -48,6 +48,18 @@ pub struct DrainStatus {
     pub obstacle: Option<Problem>,
 }
 
+impl DrainStatus {
+    /// How many VMs have moved.
+    pub fn moved(&self) -> usize {
+        self.moves.iter().filter(|one| one.state == MoveState::Moved).count()
+    }
+
+    /// Whether no VM stays or has failed, or is still to move.
+    pub fn all_moved(&self) -> bool {
+        self.stays.is_empty() && self.moved() == self.moves.len()
+    }
+}
+
 /// How far one VM has come.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct MoveStatus {
