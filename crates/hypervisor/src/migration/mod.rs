@@ -105,6 +105,7 @@ pub async fn start(
     downtime_limit_ms: u64,
     deadline: Duration,
 ) -> Result<(), MigrationError> {
+    await_end_of_last(vmm, deadline).await?;
     set_up(vmm, transport, Side::Source { downtime_limit_ms }, deadline).await?;
     Ok(execute(vmm, "migrate", json!({ "uri": uri(address) }), deadline).await?)
 }
@@ -155,15 +156,52 @@ pub async fn cancel(vmm: &Vmm, deadline: Duration) -> Result<MigrationStatus, Mi
         return Ok(status);
     }
     // With a silent network QEMU's threads wait in `send`, and cancelling alone does not wake all
-    // of them. Nothing to cut is no failure: the migration may just have ended.
-    let instances = json!({ "instances": [{ "type": "migration" }] });
-    drop(execute(vmm, "yank", instances, deadline).await);
+    // of them.
+    cut(vmm, deadline).await;
     let last = deadline.saturating_sub(first);
     final_status(vmm, last).await?.ok_or_else(|| MigrationError::Deadline {
         what: "cancel the migration",
         state: MigrationStatus::Cancelling.to_string(),
         deadline,
     })
+}
+
+/// Shuts the connections of a migration down. Nothing to cut is no failure: it may just have ended.
+async fn cut(vmm: &Vmm, deadline: Duration) {
+    let instances = json!({ "instances": [{ "type": "migration" }] });
+    drop(execute(vmm, "yank", instances, deadline).await);
+}
+
+/// Waits until QEMU has tidied up after the migration before. It says `failed` as soon as one channel
+/// breaks, while others may still be sending. A `migrate` in between is refused with "duplicate yank
+/// instance", and QEMU 7.2 then takes no further one, ever, and ends no cancellation.
+async fn await_end_of_last(vmm: &Vmm, deadline: Duration) -> Result<(), MigrationError> {
+    let end = Instant::now() + deadline;
+    let cut_at = Instant::now() + CANCEL_BEFORE_YANK.min(deadline / 2);
+    let mut is_cut = false;
+    while holds_connections(vmm, deadline).await? {
+        let now = Instant::now();
+        if now >= end {
+            let state = status(vmm, deadline).await?.status.to_string();
+            return Err(MigrationError::Deadline { what: "end the migration before", state, deadline });
+        }
+        if now >= cut_at && !is_cut {
+            cut(vmm, deadline).await;
+            is_cut = true;
+        }
+        sleep(POLL_EVERY).await;
+    }
+    Ok(())
+}
+
+/// Whether QEMU still has a migration's connections that `yank` would cut.
+async fn holds_connections(vmm: &Vmm, deadline: Duration) -> Result<bool, QmpError> {
+    #[derive(Deserialize)]
+    struct Instance {
+        r#type: String,
+    }
+    let instances: Vec<Instance> = vmm.qmp().execute("query-yank", Value::Null, deadline).await?;
+    Ok(instances.iter().any(|instance| instance.r#type == "migration"))
 }
 
 async fn final_status(vmm: &Vmm, deadline: Duration) -> Result<Option<MigrationStatus>, QmpError> {
