@@ -35,8 +35,9 @@ use std::process::{Command, ExitCode, Stdio};
 
 use libtest_mimic::{Arguments, Completion, Trial};
 
-/// Guests without KVM keep a core busy while they boot; waiting for faults to be noticed does not.
-const THREADS: usize = 3;
+/// Guests without KVM keep a core busy while they boot; waiting for faults to be noticed does not. With
+/// five, two cores are busy all the time, and all tests take ten minutes; with three, thirteen.
+const THREADS: usize = 5;
 
 /// A test and its name.
 type Test = (&'static str, fn());
