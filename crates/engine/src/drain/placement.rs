@@ -88,7 +88,7 @@ fn choose<'a>(
     rooms: &mut [Room<'a>],
     fit: Fit,
 ) -> Result<usize, String> {
-    if let Some(why) = vms.iter().find_map(|vm| why_immovable(view, vm)) {
+    if let Some(why) = vms.iter().find_map(|vm| Some(format!("{} {}", vm.name, why_immovable(view, vm)?))) {
         return Err(why);
     }
     if let Some(group) = shared_apart_group(vms) {
@@ -126,18 +126,17 @@ fn no_target(rooms: &[Room<'_>], obstacles: &[Option<String>]) -> String {
     )
 }
 
-/// Why this VM cannot go wherever to.
+/// Why this VM cannot go wherever to; to be said after its name.
 fn why_immovable(view: &DrainView, vm: &VmView) -> Option<String> {
     if let Some(why) = &vm.placement.stays {
         return Some(format!(
-            "{} must stay, by its specification: {why}; take `stays` out of its [placement] to let it go",
-            vm.name
+            "must stay, by its specification: {why}; take `stays` out of its [placement] to let it go"
         ));
     }
     let why = vm.immovable.as_ref()?;
     Some(match way_of(view, vm) {
-        Some(target) => format!("{} is on its way to {} already: {why}", vm.name, target.name),
-        None => format!("{} cannot be moved now: {why}; mend that and drain again", vm.name),
+        Some(target) => format!("is on its way to {} already: {why}", target.name),
+        None => format!("cannot be moved now: {why}; mend that and drain again"),
     })
 }
 
