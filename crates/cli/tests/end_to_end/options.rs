@@ -93,6 +93,11 @@ fn links_are_found_without_configuration() {
         for link in ["e0", "e1"] {
             lab.configure(host, &format!("[[link]]\nname = \"{link}\"\n"), "");
         }
+        // As libvirt's default network makes it, on every host with the same address; a guest is on it.
+        let bridge = "ip link add virbr0 type bridge && ip address add 192.168.122.1/24 dev virbr0 && \
+                      ip link set virbr0 up && ip link add vnet0 type veth peer name guest0 && \
+                      ip link set guest0 up && ip link set vnet0 master virbr0 up";
+        lab.exec(host, &["sh", "-c", bridge]).done();
         lab.start_agent(host);
     }
     let guest = lab.start_guest("web", 160, "");
