@@ -16,6 +16,7 @@ use drainpipe_engine::progress::Progress;
 use drainpipe_engine::result::{MigrationResult, Outcome};
 use jiff::Timestamp;
 use tokio::sync::{Notify, watch};
+use tokio::time::{sleep, timeout};
 use tracing::warn;
 use uuid::Uuid;
 
@@ -39,6 +40,12 @@ const WIND_UP_LOOK_EVERY: Duration = Duration::from_millis(20);
 /// it has ended.
 const TELL_RESULTS_FOR: Duration = Duration::from_secs(1);
 
+/// How long a target that is said to be lost is asked once more, and all is undone.
+const DECISION_DEADLINE: Duration = Duration::from_mins(1);
+
+/// How often it is looked whether it is.
+const DECISION_LOOK_EVERY: Duration = Duration::from_millis(50);
+
 /// Migrations under way from this host.
 #[derive(Debug, Default)]
 pub(crate) struct Outgoing {
@@ -56,6 +63,8 @@ pub(crate) struct Running {
     progress: watch::Sender<Progress>,
     stage: watch::Sender<Stage>,
     turn: watch::Sender<Turn>,
+    // By the operator's word, which is asked for only once the hand-over is recorded.
+    target_lost: watch::Sender<bool>,
     // Only while the journal cannot have it: the outcome is open still, or the disk is full.
     result: Mutex<Option<MigrationResult>>,
 }
@@ -178,6 +187,44 @@ pub(crate) fn begin(
     let running = Arc::clone(&executor.running);
     tokio::spawn(executor.run(migration, first));
     Ok(running)
+}
+
+/// Lets a VM run here again that was handed over to a host which does not answer, because the operator
+/// says that the host is lost with all that ran there. Does not believe it while the host answers.
+pub(crate) async fn reclaim(agent: &Agent, vm: &str, lost: &str) -> Result<MigrationResult, Problem> {
+    let of_vm = agent.outgoing.all().into_iter().find(|running| running.vm == vm);
+    let handed_over = |running: &Arc<Running>| {
+        let open = agent.journal.open_migration(&running.id)?;
+        Ok::<_, Problem>(open.is_some_and(|open| open.handed_over))
+    };
+    let running = match of_vm {
+        Some(running) if handed_over(&running)? => running,
+        _ => {
+            return Err(Problem::conflict(format!(
+                "{vm} is not in doubt: {} has no hand-over of it that waits for its target",
+                agent.name()
+            )));
+        }
+    };
+    if running.target != lost {
+        return Err(Problem::bad_input(format!("{vm} was handed over to {}, not to {lost}", running.target)));
+    }
+    running.target_lost.send_replace(true);
+    let decided = async {
+        loop {
+            if let Some(result) = agent.journal.result(&running.id)? {
+                return Ok(result);
+            }
+            sleep(DECISION_LOOK_EVERY).await;
+        }
+    };
+    timeout(DECISION_DEADLINE, decided).await.unwrap_or_else(|_| {
+        Err(Problem::failed(format!(
+            "{vm} is still in doubt after {} s; see the log of {}",
+            DECISION_DEADLINE.as_secs(),
+            agent.name()
+        )))
+    })
 }
 
 /// The plan of a migration that is not begun.

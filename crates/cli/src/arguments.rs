@@ -186,12 +186,33 @@ pub(crate) enum VmCommand {
         #[arg(long)]
         force: bool,
     },
+    /// Run a VM here again whose target was lost right after the hand-over
+    #[command(after_help = RECLAIM_HELP)]
+    Reclaim {
+        /// Its name
+        name: String,
+        /// The host that it was handed over to
+        #[arg(long, value_name = "HOST")]
+        lost: String,
+        /// Do not ask
+        #[arg(long)]
+        yes: bool,
+    },
     /// Remove a VM that does not run; its disks stay
     Rm {
         /// Its name
         name: String,
     },
 }
+
+const RECLAIM_HELP: &str = "\
+For a migration that ended with code 4: the hand-over is recorded, the VM is paused on the source, and
+its target does not answer. When the target comes back, the agents settle it by themselves. This is for
+a target that does not come back, or has been rebooted: what ran there is gone. If the VM still ran there,
+it would run twice on the same disks: power the host off before.
+
+Example:
+  drainpipe vm reclaim web1 --lost b        b is powered off; web1 goes on where it was paused";
 
 const VM_EXAMPLE: &str = r#"A specification:
   name = "web1"

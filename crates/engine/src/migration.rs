@@ -135,6 +135,8 @@ pub enum TargetState {
     Ready,
     /// It was discarded and has never run there.
     Discarded,
+    /// Nothing; but the operator does: the host is lost, with all that ran there.
+    Lost,
 }
 
 /// How far a migration is, for who has several of them share the links.
@@ -379,6 +381,12 @@ impl Migration {
             }
             (Phase::AskingTarget { .. }, Event::TargetSays(TargetState::Discarded)) => {
                 self.note(now_ms, "the target discarded the VM and never ran it");
+                self.phase = Phase::Revoking;
+                Some(Action::RevokeHandOver)
+            }
+            (Phase::AskingTarget { .. }, Event::TargetSays(TargetState::Lost)) => {
+                let error = "its target was lost after the hand-over, by the operator's word";
+                self.error = Some(Problem::failed(error));
                 self.phase = Phase::Revoking;
                 Some(Action::RevokeHandOver)
             }

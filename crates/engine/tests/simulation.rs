@@ -35,6 +35,8 @@ enum Copy {
     Full,
     Running,
     Discarded,
+    /// With its host, for good.
+    Lost,
 }
 
 /// Both hosts, as they are, whatever the engine believes.
@@ -101,6 +103,9 @@ impl World {
                 other => return Err(Problem::failed(format!("the target's copy is {other:?}"))),
             },
             Action::AskTarget => return Ok(Event::TargetSays(self.target_state())),
+            Action::DiscardTarget if self.target == Copy::Lost => {
+                return Err(Problem::failed("it does not answer"));
+            }
             Action::ResumeOnSource if self.source_exists => self.source_runs = true,
             Action::ResumeOnSource => return Err(Problem::failed("no VM on the source")),
             Action::DiscardTarget => {
@@ -129,12 +134,14 @@ impl World {
                 self.target = Copy::Discarded;
                 TargetState::Discarded
             }
+            // Nobody but the operator can say so.
+            Copy::Lost => TargetState::Lost,
         }
     }
 
     /// What QEMU does by itself while a transfer is on.
     fn transfer_event(&mut self, random: &mut Random) -> Event {
-        if self.target == Copy::Discarded || random.chance(5) {
+        if matches!(self.target, Copy::Discarded | Copy::Lost) || random.chance(5) {
             self.sending = false;
             return Event::TransferFailed(Problem::failed("connection reset"));
         }
@@ -191,7 +198,7 @@ fn simulate(seed: u64, fault_percent: u64) -> Run {
             next = Some(first);
         }
         if random.chance(fault_percent / 4) && matches!(world.target, Copy::Waiting | Copy::Full) {
-            world.target = Copy::Discarded;
+            world.target = if random.chance(50) { Copy::Discarded } else { Copy::Lost };
         }
         let event = match next.take() {
             Some(Action::Finish) => break,

@@ -13,7 +13,7 @@ use drainpipe_engine::migration::{Action, Event, Migration, Stage, TargetState, 
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::path::Path;
 use drainpipe_engine::plan::{PathTrial, Plan, Spread};
-use drainpipe_engine::problem::Problem;
+use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_engine::progress::Transferred;
 use drainpipe_engine::queue::unsent_limit_bytes;
 use drainpipe_engine::result::{MigrationResult, Outcome};
@@ -22,6 +22,7 @@ use drainpipe_hypervisor::qmp::{self, QmpError};
 use drainpipe_hypervisor::{RunState, Vmm};
 use jiff::Timestamp;
 use tokio::sync::{Notify, broadcast, mpsc, watch};
+use tokio::time::timeout;
 use tracing::{info, warn};
 
 use super::{Meeting, Running, Turn, known_target, meet};
@@ -114,6 +115,7 @@ impl Executor {
             progress: watch::Sender::new(first),
             stage: watch::Sender::new(Stage::Preparing),
             turn: watch::Sender::new(turn),
+            target_lost: watch::Sender::new(false),
         });
         agent.outgoing.lock().insert(id, Arc::clone(&running));
         Self {
@@ -164,6 +166,7 @@ impl Executor {
     }
 
     pub(super) async fn run(mut self, mut migration: Migration, mut first: Action) {
+        let mut target_lost = self.running.target_lost.subscribe();
         loop {
             self.carry_out(&mut migration, first).await;
             let outcome = migration.outcome().unwrap_or(Outcome::Failed);
@@ -174,7 +177,8 @@ impl Executor {
             }
             *self.running.result() = Some(result);
             self.running.stage.send_replace(Stage::Ended);
-            tokio::time::sleep(UNDECIDED_PAUSE).await;
+            // Both ends of the pause are good: the operator's word, and the time.
+            drop(timeout(UNDECIDED_PAUSE, target_lost.changed()).await);
             let limits = self.agent.config.limits.of_migration(None);
             (migration, first) = Migration::recover(limits, true, self.now_ms());
         }
@@ -519,6 +523,7 @@ impl Executor {
             Ok(IncomingView::Running) => TargetState::Running,
             Ok(IncomingView::Ready) => TargetState::Ready,
             Ok(IncomingView::Discarded) => TargetState::Discarded,
+            Err(problem) if *self.running.target_lost.borrow() && is_like_lost(&problem) => TargetState::Lost,
             Err(problem) => {
                 tokio::time::sleep(ASK_AGAIN_AFTER).await;
                 return Err(problem);
@@ -640,4 +645,9 @@ fn listening_at(plan: &Plan, endpoint: &Endpoint) -> io::Result<SocketAddr> {
 
 fn guard_acted() -> Problem {
     Problem::failed("this agent stood still for so long that its guard let the VM run on here")
+}
+
+/// A host that answers anything else is not lost.
+fn is_like_lost(problem: &Problem) -> bool {
+    matches!(problem.kind, ProblemKind::Unreachable | ProblemKind::NotFound)
 }

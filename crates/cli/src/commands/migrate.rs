@@ -83,7 +83,8 @@ pub(super) fn tell_finding(finding: &Finding) {
     output::remark(&format!("{severity}: {what}\n  effect: {effect}\n  remedy: {remedy}"));
 }
 
-fn tell(result: &MigrationResult) -> Result<(), Problem> {
+/// Tells how a migration has ended.
+pub(super) fn tell(result: &MigrationResult) -> Result<(), Problem> {
     result.findings.iter().for_each(tell_finding);
     let why = result.fallback_reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
     if result.outcome != Outcome::Completed {

@@ -3,17 +3,22 @@
 use std::path::Path;
 use std::time::Duration;
 
-use drainpipe_agent::api::types::{CreateVm, VmState};
+use drainpipe_agent::api::types::{CreateVm, ReclaimRequest, VmState};
 use drainpipe_engine::problem::Problem;
+use drainpipe_engine::result::MigrationResult;
 use drainpipe_hypervisor::spec::VmSpec;
 
+use super::migrate;
 use crate::arguments::VmCommand;
 use crate::connection::{ConnectionArguments, Fleet};
 use crate::exit::Exit;
-use crate::output;
+use crate::{ask, output};
 
 /// The agent waits a minute for a guest to power off.
 const STOP_DEADLINE: Duration = Duration::from_secs(85);
+
+/// The agent asks the target once more and undoes the migration, for a minute at most.
+const RECLAIM_DEADLINE: Duration = Duration::from_secs(65);
 
 /// QEMU's start, with room.
 const START_DEADLINE: Duration = Duration::from_secs(30);
@@ -70,6 +75,7 @@ pub(crate) async fn run(connection: &ConnectionArguments, command: VmCommand) ->
             stop(&fleet, &name, force).await?;
             output::remark(&format!("{name} is off"));
         }
+        VmCommand::Reclaim { name, lost, yes } => return reclaim(&fleet, &name, &lost, yes).await,
         VmCommand::Rm { name } => {
             remove(&fleet, &name).await?;
             output::remark(&format!("{name} is removed; its disks are still there"));
@@ -105,6 +111,26 @@ async fn stop(fleet: &Fleet, name: &str, force: bool) -> Result<(), Problem> {
     let host = fleet.host(&fleet.find_vm(name).await?.host).await?;
     let path = host.path(&format!("/v1/vms/{name}/stop?force={force}"));
     host.client().post_within(&path, &(), STOP_DEADLINE).await
+}
+
+async fn reclaim(fleet: &Fleet, name: &str, lost: &str, is_agreed: bool) -> Result<Exit, Problem> {
+    if !is_agreed {
+        ask::is_possible("`vm reclaim`")?;
+    }
+    let host = fleet.host(&fleet.find_vm(name).await?.host).await?;
+    let question = format!(
+        "If {name} still ran on {lost}, it would run twice on the same disks. Is {lost} powered off, or has it \
+         been rebooted?"
+    );
+    if !is_agreed && !ask::confirmed(&question)? {
+        output::remark("nothing is changed");
+        return Ok(Exit::Cancelled);
+    }
+    let request = ReclaimRequest { lost: lost.into() };
+    let path = host.path(&format!("/v1/vms/{name}/reclaim"));
+    let result: MigrationResult = host.client().post_within(&path, &request, RECLAIM_DEADLINE).await?;
+    migrate::tell(&result)?;
+    Ok(Exit::Done)
 }
 
 async fn remove(fleet: &Fleet, name: &str) -> Result<(), Problem> {

@@ -26,6 +26,7 @@ pub(crate) const TESTS: &[Test] = &[
     ),
     ("the_source_agent_is_killed_in_flight", the_source_agent_is_killed_in_flight),
     ("the_source_agent_is_killed_after_the_hand_over", the_source_agent_is_killed_after_the_hand_over),
+    ("the_target_host_is_lost_after_the_hand_over", the_target_host_is_lost_after_the_hand_over),
     ("the_source_host_is_lost_after_the_hand_over", the_source_host_is_lost_after_the_hand_over),
     ("the_target_agent_is_killed_in_flight", the_target_agent_is_killed_in_flight),
     ("the_target_agent_is_killed_after_the_hand_over", the_target_agent_is_killed_after_the_hand_over),
@@ -298,6 +299,30 @@ fn the_source_host_is_lost_after_the_hand_over() {
     scene.assert_settled("b");
 }
 
+fn the_target_host_is_lost_after_the_hand_over() {
+    let scene = Scene::in_lab(impatient_lab());
+    let migrating = scene.migrate(&[]);
+    let held = hold_journal(&scene.lab, "b");
+    wait_until_handed_over(&scene.lab);
+    let reclaim = |host| scene.lab.drainpipe(&["vm", "reclaim", "web", "--lost", host, "--yes"]);
+    reclaim("c").refused(2, &["was handed over to b, not to c"]);
+    scene.lab.stop_agent("b", Signal::KILL);
+    scene.kill_qemu("b");
+    held.release();
+    assert_eq!(migrating.wait().code, 4);
+    scene.lab.drainpipe(&["vm", "reclaim", "web", "--lost", "b"]).refused(2, &["add --yes"]);
+    let told = reclaim("b");
+    assert_eq!(told.code, 0, "{told:#?}");
+    assert!(told.stderr.contains("it is on a"), "{told:#?}");
+    assert_eq!(scene.last_result().outcome, Outcome::Failed);
+    scene.guest.assert_intact();
+    // When the host is back, nothing of the VM is left there.
+    scene.lab.start_agent("b");
+    scene.assert_settled("a");
+    reclaim("b").refused(3, &["is not in doubt"]);
+    scene.assert_moves("b");
+}
+
 fn the_target_agent_is_killed_in_flight() {
     let scene = Scene::set();
     let migrating = scene.migrate(&[]);
@@ -488,12 +513,17 @@ fn start_agent(lab: &TestLab, words: &[&str]) {
     eventually("the agent answers", || lab.drainpipe(&["vms"]).code == 0);
 }
 
-fn the_hosts_lose_each_other_after_the_hand_over() {
+/// Says soon that an outcome is not known.
+fn impatient_lab() -> TestLab {
     let lab = slow_lab();
     lab.stop_agent("a", Signal::TERM);
     lab.configure("a", "[tls]", "[limits]\ndecision_s = 2\n\n[tls]");
     lab.start_agent("a");
-    let scene = Scene::in_lab(lab);
+    lab
+}
+
+fn the_hosts_lose_each_other_after_the_hand_over() {
+    let scene = Scene::in_lab(impatient_lab());
     let migrating = scene.migrate(&[]);
     let held = hold_journal(&scene.lab, "b");
     wait_until_handed_over(&scene.lab);

@@ -3,6 +3,7 @@
 use axum::Json;
 use axum::extract::{Extension, State};
 use drainpipe_engine::problem::Problem;
+use drainpipe_engine::result::MigrationResult;
 use drainpipe_hypervisor::spec::{VmName, VmSpec};
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -13,8 +14,9 @@ use super::{Answer, Shared};
 use crate::admission;
 use crate::api::authorization::{Caller, Operation, authorise};
 use crate::api::extract::{Body, Query, Segment};
-use crate::api::types::{CreateVm, Scope, VmList, VmView};
+use crate::api::types::{CreateVm, ReclaimRequest, Scope, VmList, VmView};
 use crate::api::{Routes, openapi};
+use crate::outgoing;
 
 pub(in crate::api) fn routes() -> Routes {
     OpenApiRouter::new()
@@ -22,6 +24,7 @@ pub(in crate::api) fn routes() -> Routes {
         .routes(routes!(vm, remove_vm))
         .routes(routes!(start_vm))
         .routes(routes!(stop_vm))
+        .routes(routes!(reclaim_vm))
 }
 
 #[derive(Deserialize, IntoParams)]
@@ -140,4 +143,27 @@ async fn stop_vm(
 ) -> Answer<()> {
     authorise(&caller, Operation::ManageVms)?;
     Ok(Json(agent.vms.stop(name.as_str(), query.force).await?))
+}
+
+/// Run a VM here again whose target is lost
+///
+/// Its hand-over is recorded, and the target does not answer. The caller says that the target is lost,
+/// with all that ran there; as long as it answers, that is not believed. Answers with how the migration
+/// has ended.
+#[utoipa::path(post, path = "/v1/vms/{name}/reclaim", tag = openapi::VMS, request_body = ReclaimRequest, params(
+    ("name" = VmName, Path)
+), responses(
+    (status = 200, description = "It is settled where the VM runs.", body = MigrationResult),
+    (status = 400, description = "It was handed over to another host.", body = Problem),
+    (status = 409, description = "No hand-over of it waits for its target.", body = Problem),
+    (status = 500, description = "It is still in doubt.", body = Problem),
+))]
+async fn reclaim_vm(
+    State(agent): Shared,
+    Extension(caller): Extension<Caller>,
+    Segment(name): Segment<VmName>,
+    Body(request): Body<ReclaimRequest>,
+) -> Answer<MigrationResult> {
+    authorise(&caller, Operation::ManageVms)?;
+    Ok(Json(outgoing::reclaim(&agent, name.as_str(), &request.lost).await?))
 }

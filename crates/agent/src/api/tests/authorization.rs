@@ -70,6 +70,7 @@ fn table() -> Vec<(&'static str, &'static str, String, &'static [Who])> {
         ("DELETE", "/v1/vms/{name}", none(), MANAGERS),
         ("POST", "/v1/vms/{name}/start", none(), MANAGERS),
         ("POST", "/v1/vms/{name}/stop", none(), MANAGERS),
+        ("POST", "/v1/vms/{name}/reclaim", json!({ "lost": "target" }).to_string(), MANAGERS),
         ("GET", "/v1/migrations", none(), ALL),
         ("POST", "/v1/migrations", migrate.clone(), &[Who::Root, Who::Operator, Who::Target]),
         ("POST", "/v1/migrations/plan", migrate, ALL),
