@@ -6,10 +6,10 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::Instant;
 
-use drainpipe_engine::check::facts::{CheckFacts, LinkCounters, LinkFacts, LinkState};
+use drainpipe_engine::check::facts::{CheckFacts, LinkFacts, LinkState};
 use drainpipe_engine::check::trial::ClockDifference;
 use drainpipe_engine::problem::Problem;
-use drainpipe_net::{Link, LinkKind};
+use drainpipe_net::{Link, LinkKind, RdmaDevice};
 use futures_util::future::join_all;
 use jiff::Timestamp;
 
@@ -34,12 +34,15 @@ pub(crate) async fn read(agent: &Agent) -> Result<CheckFacts, Problem> {
     let kernel_links = agent.checks.network.links().await.map_err(Problem::failed)?;
     let lately = agent.checks.recent.look(Instant::now(), &kernel_links);
     let management = agent.network.management_addresses(&agent.config).await;
+    let rdma_devices = drainpipe_net::rdma_devices().map_err(Problem::failed)?;
     let links = view.facts.links.iter().map(|wanted| async {
         match kernel_links.iter().find(|link| link.name == wanted.name) {
-            Some(link) => {
-                let counters = lately.get(&link.index).copied().unwrap_or_default();
-                link_facts(link, &management, receive_queues_in_use(agent, link).await, counters)
-            }
+            Some(link) => LinkFacts {
+                receive_queues_in_use: receive_queues_in_use(agent, link).await,
+                rdma_device: rdma_device_of(link, &rdma_devices),
+                counters: lately.get(&link.index).copied().unwrap_or_default(),
+                ..link_facts(link, &management)
+            },
             None => LinkFacts { name: wanted.name.clone(), ..LinkFacts::default() },
         }
     });
@@ -70,12 +73,12 @@ async fn receive_queues_in_use(agent: &Agent, link: &Link) -> Option<u32> {
     u32::try_from(queues).ok()
 }
 
-fn link_facts(
-    link: &Link,
-    management: &[IpAddr],
-    receive_queues_in_use: Option<u32>,
-    counters: LinkCounters,
-) -> LinkFacts {
+fn rdma_device_of(link: &Link, devices: &[RdmaDevice]) -> Option<String> {
+    let device = devices.iter().find(|device| device.link.as_ref() == Some(&link.name))?;
+    Some(device.name.clone())
+}
+
+fn link_facts(link: &Link, management: &[IpAddr]) -> LinkFacts {
     let sysfs = SysfsLink::of(&link.name, link.index);
     // Links made of software have queues in name only: what arrives is taken by the core that sent it.
     let card = sysfs.as_ref().filter(|_| link.kind == LinkKind::Physical);
@@ -90,12 +93,11 @@ fn link_facts(
         carries_management: link.addresses.iter().any(|net| management.contains(&net.addr())),
         duplex: sysfs.as_ref().and_then(SysfsLink::duplex),
         receive_queues: queues.map(|(count, _)| count),
-        receive_queues_in_use,
         receive_steering: queues.map(|(_, steered)| steered),
         interrupt_cores: card.and_then(|card| card.interrupt_cores(Path::new("/proc/irq"))),
         bond: sysfs.as_ref().and_then(SysfsLink::bond),
         reverse_path_filter: reverse_path_filter(&link.name),
-        counters,
+        ..LinkFacts::default()
     }
 }
 

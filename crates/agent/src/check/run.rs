@@ -1,6 +1,7 @@
 //! A check led from here: facts of both hosts, trials of each path from both ends, findings.
 
 use drainpipe_engine::check::facts::CheckFacts;
+use drainpipe_engine::check::path_report::PathReport;
 use drainpipe_engine::check::sizes::{Arrived, first_sizes, next_sizes};
 use drainpipe_engine::check::trial::{PacketTrial, PathTrial};
 use drainpipe_engine::check::{CheckReport, Pair, check, paths_to_try, unreachable};
@@ -62,7 +63,9 @@ pub(crate) async fn run(agent: &Agent, target: &str, vm: Option<&str>) -> Result
         multichannel: trials.len() > 1,
         clock,
     };
-    Ok(report(check(pair), trials))
+    let findings = check(pair);
+    let reports = trials.into_iter().map(|trial| PathReport::of(trial, &source_facts, &target_facts));
+    Ok(report(findings, reports.collect()))
 }
 
 async fn try_paths(

@@ -1,11 +1,12 @@
 //! `drainpipe check`.
 
+mod paths;
+
 use std::time::Duration;
 
 use drainpipe_agent::api::types::CheckRequest;
 use drainpipe_engine::check::CheckReport;
 use drainpipe_engine::check::finding::{Finding, Severity};
-use drainpipe_engine::check::trial::{PacketTrial, PathTrial};
 use drainpipe_engine::problem::Problem;
 
 use super::fix;
@@ -62,8 +63,8 @@ fn tell(report: &CheckReport) -> Result<(), Problem> {
         output::table(&head, findings.iter().map(row).collect())?;
     }
     if !paths.is_empty() {
-        let head = ["path", "speed", "largest packet", "there and back", "lost"];
-        output::table(&head, paths.iter().map(path_row).collect())?;
+        let (head, rows) = paths::table(source, target, paths);
+        output::table(&head, rows)?;
     }
     if findings.is_empty() {
         let count = paths.len();
@@ -71,23 +72,6 @@ fn tell(report: &CheckReport) -> Result<(), Problem> {
         output::remark(&format!("nothing is wrong between {source} and {target}: {count} {noun} tried"));
     }
     Ok(())
-}
-
-/// What was measured of a path.
-fn path_row(trial: &PathTrial) -> Vec<String> {
-    let unknown = || "unknown".to_owned();
-    let size =
-        |packets: &PacketTrial| packets.arrived_bytes_max.map_or("none".into(), |bytes| bytes.to_string());
-    let [there, back] = [size(&trial.forward), size(&trial.backward)];
-    let sent = trial.forward.sent.saturating_add(trial.backward.sent);
-    let arrived = trial.forward.arrived.saturating_add(trial.backward.arrived);
-    vec![
-        trial.path.to_string(),
-        trial.path.speed_mbps.map_or_else(unknown, |mbps| format!("{mbps} Mb/s")),
-        if there == back { there } else { format!("{there} there, {back} back") },
-        trial.least_round_trip_ms().map_or_else(unknown, |ms| format!("{ms:.3} ms")),
-        format!("{} of {sent}", sent.saturating_sub(arrived)),
-    ]
 }
 
 fn row(finding: &Finding) -> Vec<String> {

@@ -3,7 +3,7 @@
 
 use drainpipe_engine::check::CheckReport;
 use drainpipe_engine::check::finding::{Finding, Severity};
-use drainpipe_engine::check::trial::PathTrial;
+use drainpipe_engine::check::path_report::PathReport;
 use drainpipe_lab::Lab;
 use rustix::process::Signal;
 
@@ -82,8 +82,18 @@ fn healthy_hosts() {
     assert_silent(&lab);
     assert_eq!(check(&lab, "b", "a"), (NOTHING_WORSE, vec![]));
     let report: CheckReport = lab.json(&["check", "a", "b"]);
-    let is_measured = |trial: &PathTrial| trial.round_trip_ms.is_some() && trial.tcp_round_trip.is_some();
+    let is_measured = |path: &PathReport| {
+        let trial = &path.trial;
+        trial.round_trip_ms.is_some() && trial.tcp_round_trip.is_some()
+    };
     assert!(report.paths.len() == 2 && report.paths.iter().all(is_measured), "{report:#?}");
+    for (path, mtu_bytes) in report.paths.iter().zip([1500, 9000]) {
+        for end in [&path.source, &path.target] {
+            assert_eq!((end.speed_mbps, end.mtu_bytes), (Some(1000), Some(mtu_bytes)), "{report:#?}");
+            // Made of software, single and without RDMA, as all links of a lab.
+            assert_eq!((end.receive_queues, &end.bond, &end.rdma_device), (None, &None, &None));
+        }
+    }
     let told = lab.drainpipe(&["check", "a", "b"]);
     assert_eq!(told.code, NOTHING_WORSE, "{told:#?}");
     for words in ["e0–e0", "1000 Mb/s", "1500", "9000", "0 of "] {
@@ -176,7 +186,7 @@ fn paths_by_ipv6() {
         );
     }
     let report: CheckReport = lab.json(&["check", "a", "b"]);
-    let path = &report.paths[1];
+    let path = &report.paths[1].trial;
     assert!(path.path.address.is_ipv6() && path.connection_error.is_none(), "{report:#?}");
     assert!(path.forward.passes_whole() && path.backward.passes_whole(), "{report:#?}");
     assert_eq!(path.forward.arrived_bytes_max, Some(1500));

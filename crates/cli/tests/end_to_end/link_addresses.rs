@@ -8,6 +8,7 @@ use std::time::Duration;
 use drainpipe_agent::api::types::PlanView;
 use drainpipe_engine::check::CheckReport;
 use drainpipe_engine::check::finding::Finding;
+use drainpipe_engine::check::path_report::PathReport;
 use drainpipe_engine::option::MigrationOption;
 use drainpipe_engine::plan::{Plan, Spread};
 use drainpipe_engine::result::{MigrationResult, Outcome, PathState};
@@ -103,7 +104,8 @@ fn link_local_only() {
     }
     let report: CheckReport = lab.json(&["check", "a", "b"]);
     assert_eq!(report.paths.len(), 2, "{report:#?}");
-    let whole = |trial: &drainpipe_engine::check::trial::PathTrial| {
+    let whole = |path: &PathReport| {
+        let trial = &path.trial;
         let round_trip = trial.tcp_round_trip.expect("the kernel knows the connection on its link");
         assert!(0.0 < round_trip.least_ms && round_trip.least_ms <= round_trip.smoothed_ms, "{trial:?}");
         trial.connection_error.is_none() && trial.forward.passes_whole() && trial.backward.passes_whole()

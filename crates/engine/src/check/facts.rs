@@ -125,6 +125,7 @@ impl CheckFacts {
             .chain(&self.huge_pages)
             .chain(&self.libvirt_version)
             .chain(bonds().map(|bond| &bond.mode))
+            .chain(self.links.iter().filter_map(|link| link.rdma_device.as_ref()))
             .chain(bonds().filter_map(|bond| bond.transmit_hash.as_ref()))
             .map(String::as_str)
     }
@@ -169,6 +170,9 @@ pub struct LinkFacts {
     pub interrupt_cores: Option<u32>,
     /// The team, if it is one.
     pub bond: Option<BondFacts>,
+    /// The RDMA device that shares its port.
+    #[serde(default)]
+    pub rdma_device: Option<String>,
     /// Reverse path filter in effect for IPv4: 0 off, 1 strict, 2 loose.
     pub reverse_path_filter: Option<u8>,
     /// Traffic since the link exists.

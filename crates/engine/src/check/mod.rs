@@ -8,6 +8,7 @@
 //! sizes    which packet sizes to try next
 //! finding  what is wrong, where, what it does, what mends it
 //! fix      what may be mended without asking more than once
+//! path_report   everything that is known of a path, for people and scripts
 //! paths, links, hosts, vms   the rules, by what they look at
 //! ```
 
@@ -16,6 +17,7 @@ pub mod finding;
 pub mod fix;
 mod hosts;
 mod links;
+pub mod path_report;
 mod paths;
 pub mod sizes;
 #[cfg(test)]
@@ -32,6 +34,7 @@ use crate::path::{Path, Reach, find_paths};
 use crate::problem::Problem;
 use facts::CheckFacts;
 use finding::{Finding, Place, Severity, on};
+use path_report::PathReport;
 use trial::{ClockDifference, PathTrial};
 use vm::VmCheck;
 
@@ -69,8 +72,8 @@ pub struct CheckReport {
     pub target: String,
     /// What is wrong, the worst first; empty when all is well.
     pub findings: Vec<Finding>,
-    /// Each path that was tried, and what came of it.
-    pub paths: Vec<PathTrial>,
+    /// Each path that was tried: what came of it, and what is at its ends.
+    pub paths: Vec<PathReport>,
 }
 
 /// The paths that a migration could take, to be tried before [`check`]. `reaches` is what trying the
