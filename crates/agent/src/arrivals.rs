@@ -1,18 +1,17 @@
-//! What has arrived of a migration, by the kernel's count of its connections. QEMU counts what it has
-//! written, of which megabytes may wait in its sockets.
+//! What was sent of a migration by which path, and what has arrived, by the kernel's count of its connections.
+//! QEMU counts what it has written, of which megabytes may wait in its sockets; links count what others send
+//! too.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use drainpipe_engine::path::Path;
 use drainpipe_engine::progress::PathArrival;
-use drainpipe_net::{Flow, FlowCounters};
-use tracing::debug;
+use drainpipe_net::{EndedFlows, Flow, FlowCounters, RouteState};
+use tracing::{debug, warn};
 
 use crate::look_pace::LookPace;
 use crate::network::HostNetwork;
-
-/// Between two questions which path each connection goes over.
-const WAYS_EVERY_MS: f64 = 1_000.0;
 
 /// The connections of one transfer.
 #[derive(Debug)]
@@ -20,15 +19,18 @@ pub(crate) struct Arrivals {
     destination: SocketAddr,
     expected: usize,
     looks: LookPace,
-    next_ways_ms: f64,
+    route: Option<RouteState>,
     connections: Vec<Connection>,
     paths: Vec<PathCount>,
+    // By link.
+    sent_elsewhere: BTreeMap<String, u64>,
+    ended: Option<EndedFlows>,
 }
 
 #[derive(Debug)]
 struct Connection {
     flow: Flow,
-    path: Option<usize>,
+    link: Option<String>,
     counters: FlowCounters,
 }
 
@@ -36,6 +38,7 @@ struct Connection {
 #[derive(Debug)]
 struct PathCount {
     path: Path,
+    sent_bytes: u64,
     arrived_bytes: u64,
     retransmitted_segments: u64,
 }
@@ -43,15 +46,21 @@ struct PathCount {
 impl Arrivals {
     /// So many connections will be made to `destination` over these paths.
     pub(crate) fn expect(expected: usize, destination: SocketAddr, paths: &[Path]) -> Self {
-        let count =
-            |path: &Path| PathCount { path: path.clone(), arrived_bytes: 0, retransmitted_segments: 0 };
+        let count = |path: &Path| PathCount {
+            path: path.clone(),
+            sent_bytes: 0,
+            arrived_bytes: 0,
+            retransmitted_segments: 0,
+        };
         Self {
             destination,
             expected,
             looks: LookPace::quick(),
-            next_ways_ms: 0.0,
+            route: None,
             connections: vec![],
             paths: paths.iter().map(count).collect(),
+            sent_elsewhere: BTreeMap::new(),
+            ended: None,
         }
     }
 
@@ -60,18 +69,41 @@ impl Arrivals {
         if self.connections.len() < self.expected && self.looks.is_due(now_ms) {
             self.look(network).await;
         }
-        if now_ms >= self.next_ways_ms && !self.connections.is_empty() {
-            self.next_ways_ms = now_ms + WAYS_EVERY_MS;
+        if self.may_have_moved(network).await {
             self.find_ways(network).await;
         }
-        for connection in &mut self.connections {
-            let Ok(Some(now)) = network.flow_counters(connection.flow).await else { continue };
-            let before = std::mem::replace(&mut connection.counters, now);
-            if let Some(path) = connection.path.and_then(|path| self.paths.get_mut(path)) {
-                path.arrived_bytes += now.acknowledged_bytes.saturating_sub(before.acknowledged_bytes);
-                path.retransmitted_segments +=
-                    u64::from(now.retransmitted_segments.saturating_sub(before.retransmitted_segments));
+        let mut ended =
+            self.ended.as_ref().map(|ended| ended.read(self.destination.port())).unwrap_or_default();
+        for index in 0..self.connections.len() {
+            let flow = self.connections[index].flow;
+            if let Some(last) = ended.remove(&flow) {
+                self.count(index, last);
+            } else if let Ok(Some(now)) = network.flow_counters(flow).await {
+                self.count(index, now);
             }
+        }
+    }
+
+    fn count(&mut self, connection: usize, now: FlowCounters) {
+        let Connection { link, counters, .. } = &mut self.connections[connection];
+        let Some(link) = link else { return };
+        let before = std::mem::replace(counters, now);
+        let sent_bytes = now.sent_bytes.saturating_sub(before.sent_bytes);
+        let Some(count) = self.paths.iter_mut().find(|count| count.path.link == *link) else {
+            *self.sent_elsewhere.entry(link.clone()).or_default() += sent_bytes;
+            return;
+        };
+        count.sent_bytes += sent_bytes;
+        count.arrived_bytes += now.acknowledged_bytes.saturating_sub(before.acknowledged_bytes);
+        count.retransmitted_segments +=
+            u64::from(now.retransmitted_segments.saturating_sub(before.retransmitted_segments));
+    }
+
+    /// The last of the memory is about to be sent; then QEMU closes its connections.
+    pub(crate) fn expect_end(&mut self) {
+        match EndedFlows::listen() {
+            Ok(ended) => self.ended = Some(ended),
+            Err(error) => warn!(%error, "the last bytes of each connection are not counted"),
         }
     }
 
@@ -82,20 +114,42 @@ impl Arrivals {
         };
         for flow in flows.into_iter().filter(|flow| flow.destination.port() == self.destination.port()) {
             if !self.connections.iter().any(|connection| connection.flow == flow) {
-                self.connections.push(Connection { flow, path: None, counters: FlowCounters::default() });
-                self.next_ways_ms = 0.0;
+                self.connections.push(Connection { flow, link: None, counters: FlowCounters::default() });
             }
         }
+    }
+
+    /// Asking for each connection costs as much as all the rest.
+    async fn may_have_moved(&mut self, network: &HostNetwork) -> bool {
+        let Ok(route) = network.route_state(self.destination.ip()).await else { return true };
+        let is_same = self.route.as_ref() == Some(&route);
+        self.route = Some(route);
+        !is_same || self.connections.iter().any(|connection| connection.link.is_none())
     }
 
     async fn find_ways(&mut self, network: &HostNetwork) {
         let flows: Vec<Flow> = self.connections.iter().map(|connection| connection.flow).collect();
         let Ok(links) = network.links_of_flows(&flows).await else { return };
         for (connection, link) in self.connections.iter_mut().zip(links) {
-            let way = self.paths.iter().position(|count| Some(&count.path.link) == link.as_ref());
             // For a moment there may be no route.
-            connection.path = way.or(connection.path);
+            connection.link = link.or_else(|| connection.link.take());
         }
+    }
+
+    /// For each path the bytes that were sent by it, with those that were sent again and without headers.
+    /// None if not all connections are known or the kernel does not count.
+    pub(crate) fn sent_by_path(&self) -> Option<Vec<u64>> {
+        let is_counted = |connection: &Connection| {
+            connection.counters.sent_bytes > 0 || connection.counters.acknowledged_bytes <= 1
+        };
+        let all = self.connections.len() >= self.expected && self.connections.iter().all(is_counted);
+        all.then(|| self.paths.iter().map(|count| count.sent_bytes).collect())
+    }
+
+    /// Bytes that were sent over links that are on none of the paths.
+    pub(crate) fn sent_elsewhere(&self) -> impl Iterator<Item = (&str, u64)> {
+        let each = self.sent_elsewhere.iter().map(|(link, bytes)| (link.as_str(), *bytes));
+        each.filter(|(_, bytes)| *bytes > 0)
     }
 
     /// Bytes that the target's host has confirmed; none as long as no connection is known.
@@ -116,7 +170,8 @@ impl Arrivals {
     }
 
     fn on_path(&self, index: usize) -> impl Iterator<Item = &Connection> {
-        self.connections.iter().filter(move |connection| connection.path == Some(index))
+        let link = self.paths.get(index).map(|count| &count.path.link);
+        self.connections.iter().filter(move |connection| link.is_some() && connection.link.as_ref() == link)
     }
 
     /// Connections on the path of this index.

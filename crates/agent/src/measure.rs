@@ -6,7 +6,7 @@ use drainpipe_engine::path::Path;
 use drainpipe_engine::plan::Plan;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::progress::PathArrival;
-use drainpipe_engine::result::{CpuSeconds, PathUse, Sample};
+use drainpipe_engine::result::{CpuSeconds, LinkUse, PathUse, Sample};
 use drainpipe_hypervisor::Vmm;
 use drainpipe_hypervisor::migration::TransferStatus;
 
@@ -25,11 +25,20 @@ pub(crate) struct Measurements {
     vmm_cpu_at_end: Option<f64>,
     agent_cpu_at_start: f64,
     paths: Vec<Path>,
-    bytes_at_start: Vec<u64>,
     arrivals: Option<Arrivals>,
-    samples: Vec<Sample>,
+    readings: Vec<Reading>,
     rounds: u64,
     others_at_once: u32,
+}
+
+/// What was counted at one moment, for each path.
+#[derive(Debug, Clone)]
+struct Reading {
+    ms: f64,
+    /// Sent on its link, by anybody, since the link exists.
+    link_bytes: Vec<u64>,
+    /// Sent by this migration; empty as long as it is not known.
+    migration_bytes: Vec<u64>,
 }
 
 /// The readings, added up.
@@ -39,6 +48,8 @@ pub(crate) struct Measured {
     pub(crate) cpu_seconds: CpuSeconds,
     /// What each path carried.
     pub(crate) paths: Vec<PathUse>,
+    /// Bytes that went over links that are on none of them.
+    pub(crate) elsewhere: Vec<LinkUse>,
     /// Bytes on each path over time.
     pub(crate) samples: Vec<Sample>,
     /// Bytes sent on all paths. Not QEMU's own count: that of 7.2 takes multifd's pages as they were
@@ -58,9 +69,8 @@ impl Measurements {
             vmm_cpu_at_end: None,
             agent_cpu_at_start: host::own_cpu().as_secs_f64(),
             paths: vec![],
-            bytes_at_start: vec![],
             arrivals: None,
-            samples: vec![],
+            readings: vec![],
             rounds: 0,
             others_at_once: 0,
         }
@@ -79,9 +89,15 @@ impl Measurements {
         // QEMU has one connection for all that is no memory, and without multifd for everything.
         let connections = usize::from(plan.multifd_channels.unwrap_or(0)) + 1;
         self.arrivals = Some(Arrivals::expect(connections, destination, paths));
-        self.bytes_at_start = network.sent_bytes(&self.links()).await?;
-        self.samples = vec![Sample { ms: now_ms, path_bytes: vec![0; paths.len()] }];
-        Ok(())
+        self.readings.clear();
+        self.sample(network, now_ms).await
+    }
+
+    /// The VM is paused and the rest is about to be sent.
+    pub(crate) fn transfer_is_ending(&mut self) {
+        if let Some(arrivals) = &mut self.arrivals {
+            arrivals.expect_end();
+        }
     }
 
     /// So many other migrations from this host are sending now.
@@ -94,13 +110,12 @@ impl Measurements {
         if let Some(arrivals) = &mut self.arrivals {
             arrivals.read(network, now_ms).await;
         }
-        let now = network.sent_bytes(&self.links()).await?;
-        let path_bytes =
-            now.iter().zip(&self.bytes_at_start).map(|(now, start)| now.saturating_sub(*start)).collect();
-        self.samples.push(Sample { ms: now_ms, path_bytes });
-        if self.samples.len() > SAMPLES_MAX {
+        let link_bytes = network.sent_bytes(&self.links()).await?;
+        let migration_bytes = self.arrivals.as_ref().and_then(Arrivals::sent_by_path).unwrap_or_default();
+        self.readings.push(Reading { ms: now_ms, link_bytes, migration_bytes });
+        if self.readings.len() > SAMPLES_MAX {
             let mut keep = false;
-            self.samples.retain(|_| {
+            self.readings.retain(|_| {
                 keep = !keep;
                 keep
             });
@@ -127,8 +142,11 @@ impl Measurements {
     /// Adds the readings up.
     pub(crate) fn finish(&self, vmm: Option<&Vmm>, target: TargetUse) -> Measured {
         let vmm_cpu = self.vmm_cpu_at_end.or_else(|| cpu_seconds(vmm)).unwrap_or(self.vmm_cpu_at_start);
-        let paths = self.path_uses();
+        let (samples, is_own) = samples(&self.readings);
+        let paths = self.path_uses(&samples, is_own);
+        let elsewhere = self.arrivals.iter().flat_map(Arrivals::sent_elsewhere);
         Measured {
+            elsewhere: elsewhere.map(|(link, bytes)| LinkUse { link: link.to_owned(), bytes }).collect(),
             wire_bytes: paths.iter().map(|path| path.bytes).sum(),
             cpu_seconds: CpuSeconds {
                 source_vmm: vmm_cpu - self.vmm_cpu_at_start,
@@ -137,14 +155,14 @@ impl Measurements {
                 target_agent: target.agent_cpu_seconds,
             },
             paths,
-            samples: self.samples.clone(),
+            samples,
             rounds: self.rounds,
             others_at_once: self.others_at_once,
         }
     }
 
-    fn path_uses(&self) -> Vec<PathUse> {
-        let Some(last) = self.samples.last() else { return vec![] };
+    fn path_uses(&self, samples: &[Sample], is_own: bool) -> Vec<PathUse> {
+        let Some(last) = samples.last() else { return vec![] };
         let total: u64 = last.path_bytes.iter().sum();
         let arrivals = self.arrivals.as_ref();
         self.paths
@@ -155,6 +173,7 @@ impl Measurements {
                 link: path.link.clone(),
                 peer_link: path.peer_link.clone(),
                 bytes: *bytes,
+                includes_other_traffic: !is_own,
                 share: if total == 0 { 0.0 } else { *bytes as f64 / total as f64 },
                 speed_mbps: path.speed_mbps,
                 is_spare: path.is_spare,
@@ -170,6 +189,54 @@ impl Measurements {
     }
 }
 
+/// What was sent since the first reading, and whether it is the migration's alone.
+fn samples(readings: &[Reading]) -> (Vec<Sample>, bool) {
+    let (Some(first), Some(last)) = (readings.first(), readings.last()) else { return (vec![], true) };
+    let is_own = !last.migration_bytes.is_empty();
+    let since_first = |reading: &Reading| -> Vec<u64> {
+        if is_own {
+            let mut bytes = reading.migration_bytes.clone();
+            bytes.resize(last.migration_bytes.len(), 0);
+            return bytes;
+        }
+        let each = reading.link_bytes.iter().zip(&first.link_bytes);
+        each.map(|(now, start)| now.saturating_sub(*start)).collect()
+    };
+    let sample = |reading: &Reading| Sample { ms: reading.ms, path_bytes: since_first(reading) };
+    (readings.iter().map(sample).collect(), is_own)
+}
+
 fn cpu_seconds(vmm: Option<&Vmm>) -> Option<f64> {
     vmm.and_then(|vmm| vmm.cpu_seconds().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reading(ms: f64, link_bytes: [u64; 2], migration_bytes: &[u64]) -> Reading {
+        Reading { ms, link_bytes: link_bytes.to_vec(), migration_bytes: migration_bytes.to_vec() }
+    }
+
+    fn bytes(readings: &[Reading]) -> (Vec<Vec<u64>>, bool) {
+        let (samples, is_own) = samples(readings);
+        (samples.into_iter().map(|sample| sample.path_bytes).collect(), is_own)
+    }
+
+    #[test]
+    fn what_others_send_over_the_links_does_not_count() {
+        let readings = [
+            reading(0.0, [1_000, 5_000], &[]),
+            reading(1.0, [1_100, 9_000], &[100, 0]),
+            reading(2.0, [1_300, 9_999], &[300, 10]),
+        ];
+        assert_eq!(bytes(&readings), (vec![vec![0, 0], vec![100, 0], vec![300, 10]], true));
+    }
+
+    #[test]
+    fn without_the_connections_the_links_count_whole() {
+        let readings = [reading(0.0, [1_000, 5_000], &[]), reading(1.0, [1_100, 9_000], &[])];
+        assert_eq!(bytes(&readings), (vec![vec![0, 0], vec![100, 4_000]], false));
+        assert_eq!(bytes(&[]), (vec![], true));
+    }
 }

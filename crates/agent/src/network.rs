@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use drainpipe_engine::problem::Problem;
-use drainpipe_net::{Before, Change, Flow, FlowCounters, LinkKind, Network, Undo};
+use drainpipe_net::{Before, Change, Flow, FlowCounters, LinkKind, Network, RouteState, Undo};
 use ipnet::IpNet;
 use tokio::sync::Mutex;
 use tracing::{debug, info, warn};
@@ -87,6 +87,11 @@ impl HostNetwork {
     /// For each connection the link that the route leads it over.
     pub(crate) async fn links_of_flows(&self, flows: &[Flow]) -> Result<Vec<Option<String>>, Problem> {
         self.network.links_of_flows(flows).await.map_err(Problem::failed)
+    }
+
+    /// How packets to `destination` are led now, to be compared.
+    pub(crate) async fn route_state(&self, destination: IpAddr) -> Result<RouteState, Problem> {
+        self.network.route_state(destination).await.map_err(Problem::failed)
     }
 
     /// What is counted of a connection; none if it is gone.

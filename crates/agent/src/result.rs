@@ -3,7 +3,7 @@
 use drainpipe_engine::migration::{Migration, Timings};
 use drainpipe_engine::option::{MigrationOption, RequestedOption};
 use drainpipe_engine::plan::Plan;
-use drainpipe_engine::result::{Event, MigrationResult, Outcome, PathUse};
+use drainpipe_engine::result::{Event, LinkUse, MigrationResult, Outcome, PathUse};
 use drainpipe_engine::step::Step;
 use jiff::Timestamp;
 
@@ -43,6 +43,7 @@ pub(crate) fn assemble(
     });
     let paths: Vec<PathUse> = paths.collect();
     let mut events = migration.log().to_vec();
+    events.extend(said_of_counts(&paths, &measured.elsewhere, tenth(parts.total_ms)));
     if outcome == Outcome::Completed {
         events.extend(of_no_use(&paths, tenth(parts.total_ms)));
     }
@@ -73,6 +74,7 @@ pub(crate) fn assemble(
         predicted_total_ms: None,
         cpu_seconds: measured.cpu_seconds,
         paths,
+        elsewhere: measured.elsewhere,
         findings: migration.findings().to_vec(),
         events,
         samples: measured.samples,
@@ -84,6 +86,18 @@ pub(crate) fn assemble(
 fn of_no_use(paths: &[PathUse], ms: f64) -> impl Iterator<Item = Event> {
     let unused = paths.iter().filter(|path| path.carried_nothing(paths.len()));
     unused.map(move |path| Event { ms, step: Step::CleanUp, what: format!("{path} carried nothing") })
+}
+
+/// Says what the counts of the paths contain that they should not, and what they do not contain.
+fn said_of_counts(paths: &[PathUse], elsewhere: &[LinkUse], ms: f64) -> impl Iterator<Item = Event> {
+    let counts_others = paths.iter().any(|path| path.includes_other_traffic);
+    let others = counts_others.then(|| {
+        "the bytes of each path include other traffic on its link: the kernel did not tell what QEMU's \
+         connections sent"
+            .to_owned()
+    });
+    let said: Vec<String> = others.into_iter().chain(elsewhere.iter().map(ToString::to_string)).collect();
+    said.into_iter().map(move |what| Event { ms, step: Step::CleanUp, what })
 }
 
 /// What would have been used, had a plan been made.
@@ -154,23 +168,39 @@ mod tests {
         assert_eq!(parts.blackout_ms, Some(110.0));
     }
 
-    #[test]
-    fn a_path_that_was_to_carry_and_did_not_is_told() {
-        let path = |link: &str, share, is_spare| PathUse {
+    fn path(link: &str, share: f64, is_spare: bool) -> PathUse {
+        PathUse {
             link: link.into(),
             peer_link: link.into(),
             bytes: 0,
+            includes_other_traffic: false,
             share,
             speed_mbps: None,
             is_spare,
             connections: None,
             retransmitted_segments: None,
             turns: vec![],
-        };
+        }
+    }
+
+    #[test]
+    fn a_path_that_was_to_carry_and_did_not_is_told() {
         let paths = [path("e0", 0.996, false), path("e1", 0.004, false), path("e2", 0.0, true)];
         let told: Vec<String> = of_no_use(&paths, 9.0).map(|event| event.what).collect();
         assert_eq!(told, ["e1–e1 carried nothing"]);
         assert_eq!(of_no_use(&paths[1..2], 9.0).count(), 0, "the only one");
+    }
+
+    #[test]
+    fn bytes_that_are_not_the_migration_s_or_went_elsewhere_are_told() {
+        let path = |includes_other_traffic| PathUse { includes_other_traffic, ..path("e0", 1.0, false) };
+        let told = |path, elsewhere: &[LinkUse]| -> Vec<String> {
+            said_of_counts(&[path], elsewhere, 9.0).map(|event| event.what).collect()
+        };
+        assert_eq!(told(path(false), &[]), [""; 0]);
+        assert!(told(path(true), &[])[0].contains("include other traffic"));
+        let elsewhere = [LinkUse { link: "mgmt".into(), bytes: 3 << 19 }];
+        assert_eq!(told(path(false), &elsewhere), ["1.5 MiB went over mgmt, which is on none of the paths"]);
     }
 
     #[test]

@@ -57,7 +57,7 @@ pub struct MigrationResult {
     pub guest_gap_ms: Option<f64>,
     /// Memory of the VM.
     pub memory_bytes: u64,
-    /// Bytes the source's kernel sent on the paths, with TCP's headers.
+    /// Bytes of the migration that the source's kernel sent on the paths, without headers.
     pub wire_bytes: u64,
     /// `wire_bytes` over `transfer_ms`.
     pub throughput_gbps: f64,
@@ -70,8 +70,11 @@ pub struct MigrationResult {
     pub predicted_total_ms: Option<f64>,
     /// CPU that the migration's processes used while it ran.
     pub cpu_seconds: CpuSeconds,
-    /// What each path carried, by the kernel's counters.
+    /// What each path carried, by the kernel's counters of the migration's connections.
     pub paths: Vec<PathUse>,
+    /// What went over links that are on none of the paths.
+    #[serde(default)]
+    pub elsewhere: Vec<LinkUse>,
     /// What a check before it found to be wrong; the migration was tried all the same.
     #[serde(default)]
     pub findings: Vec<Finding>,
@@ -118,8 +121,13 @@ pub struct PathUse {
     pub link: String,
     /// Link of the target.
     pub peer_link: String,
-    /// Bytes the source's kernel sent on the link while the migration ran.
+    /// Bytes of the migration that the source's kernel sent on the link: with what TCP sent again, without the
+    /// headers of TCP, IP and Ethernet.
     pub bytes: u64,
+    /// Whether `bytes` is instead all that anybody sent on the link, because the kernel does not tell what the
+    /// migration's connections sent.
+    #[serde(default)]
+    pub includes_other_traffic: bool,
     /// Part of all bytes that went over this path, 0 to 1.
     pub share: f64,
     /// Slower of the two links, as configured or as the driver says.
@@ -136,6 +144,22 @@ pub struct PathUse {
     /// When it went out of use and came back, in their order.
     #[serde(default)]
     pub turns: Vec<PathTurn>,
+}
+
+/// What went over a link that was not to carry it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LinkUse {
+    /// Link of the source.
+    pub link: String,
+    /// As of a path.
+    pub bytes: u64,
+}
+
+impl fmt::Display for LinkUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mib = self.bytes as f64 / 1_048_576.0;
+        write!(f, "{mib:.1} MiB went over {}, which is on none of the paths", self.link)
+    }
 }
 
 /// A path that was to carry and carried less than that did not do what was asked for.
@@ -192,7 +216,7 @@ pub struct Event {
     pub what: String,
 }
 
-/// One reading of the links' counters.
+/// One reading of what was sent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Sample {
     /// Since the start of the migration.

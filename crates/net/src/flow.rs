@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
 use futures_util::StreamExt;
 use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload};
-use netlink_packet_route::route::RouteAttribute;
+use netlink_packet_route::route::{RouteAttribute, RouteFlags};
 use netlink_packet_sock_diag::SockDiagMessage;
 use netlink_packet_sock_diag::constants::{AF_INET, AF_INET6, IPPROTO_TCP};
 use netlink_packet_sock_diag::inet::nlas::{Nla, TcpInfo};
@@ -34,6 +34,9 @@ pub struct Flow {
 /// What the kernel counts of a connection since it was made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FlowCounters {
+    /// Bytes sent, those that were sent again included, headers not (`tcpi_bytes_sent`). Linux before 4.19 does
+    /// not count them.
+    pub sent_bytes: u64,
     /// Bytes that the other end has confirmed (`tcpi_bytes_acked`).
     pub acknowledged_bytes: u64,
     /// Segments sent more than once (`tcpi_total_retrans`).
@@ -45,6 +48,44 @@ pub struct FlowCounters {
     /// The least of it in the last five minutes (`tcpi_min_rtt`); the largest number until it is known.
     pub round_trip_least_us: u32,
 }
+
+impl Flow {
+    /// Link-local addresses are the same on every link, so they carry the link's index.
+    pub(crate) fn of(id: &SocketId) -> Self {
+        let end = |address: IpAddr, port| match address {
+            IpAddr::V6(address) if address.is_unicast_link_local() => {
+                SocketAddrV6::new(address, port, 0, id.interface_id).into()
+            }
+            _ => SocketAddr::new(address, port),
+        };
+        Self {
+            source: end(id.source_address, id.source_port),
+            destination: end(id.destination_address, id.destination_port),
+        }
+    }
+
+    /// Index of the only link that it can go over; 0 where any can.
+    fn link_index(self) -> u32 {
+        if let SocketAddr::V6(source) = self.source { source.scope_id() } else { 0 }
+    }
+}
+
+impl From<&TcpInfo> for FlowCounters {
+    fn from(info: &TcpInfo) -> Self {
+        Self {
+            sent_bytes: info.bytes_sent,
+            acknowledged_bytes: info.bytes_acked,
+            retransmitted_segments: info.total_retrans,
+            unacknowledged_segments: info.unacked,
+            round_trip_us: info.rtt,
+            round_trip_least_us: info.min_rtt,
+        }
+    }
+}
+
+/// How the kernel leads packets to an address. While it stays the same, each connection there keeps its way.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RouteState(Vec<RouteAttribute>);
 
 /// A connection to the kernel's socket statistics, `sock_diag(7)`.
 #[derive(Debug, Clone)]
@@ -99,38 +140,45 @@ impl Network {
         let any = SocketId { destination_address: peer, ..SocketId::new_v4() };
         let responses = self.sockets.ask(&operation, NLM_F_DUMP, any).await?;
         let ids = responses.into_iter().map(|response| response.header.socket_id);
-        Ok(ids
-            .filter(|id| id.destination_address == peer)
-            .map(|id| Flow {
-                source: (id.source_address, id.source_port).into(),
-                destination: (id.destination_address, id.destination_port).into(),
-            })
-            .collect())
+        Ok(ids.filter(|id| id.destination_address == peer).map(|id| Flow::of(&id)).collect())
     }
 
     /// What is counted of a connection; none if there is no such connection any more.
     pub async fn flow_counters(&self, flow: Flow) -> Result<Option<FlowCounters>, Error> {
         let Flow { source, destination } = flow;
         let operation = format!("read the connection from {source} to {destination}");
-        // Link-local addresses are the same on every link.
-        let interface_id = if let SocketAddr::V6(source) = source { source.scope_id() } else { 0 };
         let id = SocketId {
             source_port: source.port(),
             destination_port: destination.port(),
             source_address: source.ip(),
             destination_address: destination.ip(),
-            interface_id,
+            interface_id: flow.link_index(),
             cookie: ANY_COOKIE,
         };
         match self.sockets.ask(&operation, 0, id).await {
-            Ok(responses) => Ok(responses.first().and_then(tcp_info).map(|info| FlowCounters {
-                acknowledged_bytes: info.bytes_acked,
-                retransmitted_segments: info.total_retrans,
-                unacknowledged_segments: info.unacked,
-                round_trip_us: info.rtt,
-                round_trip_least_us: info.min_rtt,
-            })),
+            Ok(responses) => Ok(responses.first().and_then(tcp_info).map(FlowCounters::from)),
             Err(error) if error.errno() == Some(Errno::NOENT) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// How packets to `destination` are led now, for all connections at once (since Linux 4.13).
+    pub async fn route_state(&self, destination: IpAddr) -> Result<RouteState, Error> {
+        let operation = format!("read the route to {destination}");
+        let mut request = route_message(destination.into(), &operation)?;
+        request.header.flags = RouteFlags::FibMatch;
+        let leads = |attribute: &RouteAttribute| {
+            use RouteAttribute::{Gateway, MultiPath, Oif, Via};
+            matches!(attribute, Gateway(_) | MultiPath(_) | Oif(_) | Via(_))
+        };
+        match collect(&operation, || self.netlink.route().get(request.clone()).execute()).await {
+            Ok(messages) => {
+                let attributes = messages.into_iter().flat_map(|message| message.attributes);
+                Ok(RouteState(attributes.filter(leads).collect()))
+            }
+            Err(error) if matches!(error.errno(), Some(Errno::NETUNREACH | Errno::HOSTUNREACH)) => {
+                Ok(RouteState(vec![]))
+            }
             Err(error) => Err(error),
         }
     }
@@ -151,6 +199,9 @@ impl Network {
     }
 
     async fn link_of_flow(&self, flow: Flow, names: &HashMap<u32, String>) -> Result<Option<String>, Error> {
+        if flow.link_index() != 0 {
+            return Ok(names.get(&flow.link_index()).cloned());
+        }
         let Flow { source, destination } = flow;
         let operation = format!("find the way from {source} to {destination}");
         let mut request = route_message(destination.ip().into(), &operation)?;
@@ -169,7 +220,7 @@ impl Network {
     }
 }
 
-fn tcp_info(response: &InetResponse) -> Option<&TcpInfo> {
+pub(crate) fn tcp_info(response: &InetResponse) -> Option<&TcpInfo> {
     response.nlas.iter().find_map(|nla| match nla {
         Nla::TcpInfo(info) => Some(info),
         _ => None,

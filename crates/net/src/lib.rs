@@ -12,6 +12,7 @@
 
 mod address;
 mod change;
+mod ended_flows;
 mod error;
 mod flow;
 mod link;
@@ -27,8 +28,9 @@ mod sysctl;
 mod weights;
 
 pub use change::{Before, Change, NextHop, Undo, Way};
+pub use ended_flows::EndedFlows;
 pub use error::Error;
-pub use flow::{Flow, FlowCounters};
+pub use flow::{Flow, FlowCounters, RouteState};
 pub use link::{Link, LinkCounters, LinkKind};
 pub use multichannel::{MultichannelError, channel_congestion_control, multichannel_changes};
 pub use network::Network;

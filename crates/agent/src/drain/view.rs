@@ -236,17 +236,18 @@ fn remembered(agent: &Agent, target: &str, option: RequestedOption) -> Result<Op
     Ok(Some(Remembered { transfer_mbps, setup_ms, completion_ms, transfers }))
 }
 
-/// What the links carried during a transfer, in Mb/s, and how many others were sending too.
+/// What a transfer carried, in Mb/s, and how many others were sending too.
 fn carried(result: &MigrationResult) -> (f64, u32) {
     let mbps = result.wire_bytes as f64 * 8.0 / 1_000.0 / result.transfer_ms.max(1.0);
     (mbps, result.others_at_once)
 }
 
-/// What one VM's transfer carries that has the links for itself. Where none had, the most that all carried: the
-/// links' counters do not tell who of several sent what.
+/// What one VM's transfer carries that has the links for itself. Where none had, what it would have been had the
+/// others sent as much; they may not have been there all the time, so the links bound it.
 fn transfer_mbps(carried: &[(f64, u32)]) -> Option<f64> {
     let alone = carried.iter().filter(|(_, others)| *others == 0).map(|(mbps, _)| *mbps);
-    median(alone.collect()).or_else(|| carried.iter().map(|(mbps, _)| *mbps).max_by(f64::total_cmp))
+    let together = carried.iter().map(|(mbps, others)| mbps * (f64::from(*others) + 1.0));
+    median(alone.collect()).or_else(|| median(together.collect()))
 }
 
 /// The middle one, the lower of two.
@@ -326,7 +327,7 @@ mod tests {
     #[test]
     fn what_was_carried_for_several_at_a_time_tells_of_one_only_where_nothing_else_does() {
         assert_eq!(transfer_mbps(&[(500.0, 0), (1_900.0, 2), (480.0, 0), (520.0, 0)]), Some(500.0));
-        assert_eq!(transfer_mbps(&[(1_700.0, 1), (1_900.0, 2)]), Some(1_900.0));
+        assert_eq!(transfer_mbps(&[(900.0, 1), (610.0, 2), (480.0, 3)]), Some(1_830.0));
         assert_eq!(transfer_mbps(&[]), None);
     }
 

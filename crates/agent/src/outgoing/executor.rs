@@ -491,6 +491,7 @@ impl Executor {
     async fn switch_over(&mut self) -> Result<(), Problem> {
         // Nothing more is sent that a limit holds for.
         self.throttle = None;
+        self.measurements.transfer_is_ending();
         let vmm = self.vmm()?;
         let here = async { qemu::switch_over(vmm, QMP_DEADLINE).await.map_err(Problem::failed) };
         tokio::try_join!(self.wait_received(), here).map(drop)

@@ -115,6 +115,9 @@ pub(super) fn tell(result: &MigrationResult) -> Result<(), Problem> {
         output::duration(result.setup_ms),
         output::duration(result.completion_ms),
     ))?;
+    for link in &result.elsewhere {
+        output::remark(&link.to_string());
+    }
     for line in result.paths.iter().flat_map(|path| lines_of(path, result.paths.len())) {
         output::remark(&line);
     }
@@ -150,6 +153,9 @@ fn lines_of(path: &PathUse, paths: usize) -> Vec<String> {
         .collect();
     if let Some(segments) = path.retransmitted_segments.filter(|segments| *segments > 0) {
         lines.push(format!("{name} lost packets: {segments} TCP segments were sent again"));
+    }
+    if path.includes_other_traffic {
+        lines.push(format!("{name}: its bytes include other traffic on {}", path.link));
     }
     if path.carried_nothing(paths) {
         lines.push(format!("{name} carried nothing"));

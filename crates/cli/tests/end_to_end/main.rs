@@ -25,6 +25,7 @@ mod measure_both;
 mod measure_drain;
 mod measure_faults;
 mod options;
+mod other_traffic;
 mod path_loss;
 mod program;
 mod service;
@@ -65,6 +66,7 @@ fn main() -> ExitCode {
     }
     let modules: [(&str, &[Test]); _] = [
         ("options", options::TESTS),
+        ("other_traffic", other_traffic::TESTS),
         ("bad_luck", bad_luck::TESTS),
         ("path_loss", path_loss::TESTS),
         ("shared_paths", shared_paths::TESTS),

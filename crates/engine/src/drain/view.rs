@@ -90,8 +90,8 @@ pub struct PlacedVm {
 /// What was learnt from earlier migrations from one host to another.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Remembered {
-    /// What one VM's transfer carried that had the links for itself, in Mb/s: the median. Where none had, the most
-    /// that all carried at a time.
+    /// What one VM's transfer carried that had the links for itself, in Mb/s: the median. Where none had, what
+    /// all of them together may have carried.
     pub transfer_mbps: f64,
     /// From the request to the first byte, in ms: the median.
     pub setup_ms: f64,

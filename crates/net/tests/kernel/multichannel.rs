@@ -3,11 +3,11 @@
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::hosts::{Namespace, TwoHosts, may_make_namespaces};
 use drainpipe_net::{
-    Before, Change, Error, Flow, LinkCounters, Network, NextHop, Placement, Undo, Way,
+    Before, Change, Error, Flow, LinkCounters, Network, NextHop, Placement, RouteState, Undo, Way,
     channel_congestion_control, multichannel_changes,
 };
 
@@ -398,6 +398,11 @@ fn told_paths(hosts: &TwoHosts, peer: IpAddr) -> Vec<usize> {
     links.iter().map(|link| usize::from(link.as_deref() == Some("p1"))).collect()
 }
 
+/// How the left host's route is, to be compared.
+fn route_state(hosts: &TwoHosts, peer: IpAddr) -> RouteState {
+    hosts.left.run(|| async { Network::open().unwrap().route_state(peer).await.unwrap() })
+}
+
 /// Makes the left host's route anew with these weights.
 fn weigh(hosts: &TwoHosts, plan: &Plan, weights: &[u16]) {
     let mut hops = hops(plan.peer_gateways);
@@ -418,14 +423,18 @@ fn what_the_kernel_says_of_a_connection_is_what_it_does() {
         apply(&hosts.right, &plan.right());
         let mut traffic = Traffic::open(&hosts, &plan);
         // Till the route changes, a connection goes the way that was found before it had a port.
+        let made = route_state(&hosts, plan.peer);
         weigh(&hosts, &plan, &[2, 2]);
         traffic.exchange();
+        let weighted = route_state(&hosts, plan.peer);
+        assert_ne!(weighted, made);
         let idle = counters(&hosts.left);
         for _ in 0..20 {
             traffic.exchange();
         }
         let by_counters = shares(&idle, &counters(&hosts.left))[1];
         let told = told_paths(&hosts, plan.peer);
+        assert_eq!(route_state(&hosts, plan.peer), weighted, "as long as nobody changes it");
         assert_eq!(told.len(), CONNECTIONS);
         let by_word = told.iter().sum::<usize>() as f64 / CONNECTIONS as f64;
         assert!((by_counters - by_word).abs() < 0.01, "{}: carried {by_counters}, told {by_word}", plan.peer);
@@ -440,6 +449,12 @@ fn what_the_kernel_says_of_a_connection_is_what_it_does() {
         });
         let sent = 21 * BLOCK_BYTES as u64;
         assert!((sent..=sent + 1).contains(&acknowledged), "{acknowledged} of {sent}");
+
+        hosts.right.ip("link set p1 down");
+        let end = Instant::now() + DEADLINE;
+        while route_state(&hosts, plan.peer) == weighted {
+            assert!(Instant::now() < end, "{}: a lost carrier does not show", plan.peer);
+        }
     }
 }
 
