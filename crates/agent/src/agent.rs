@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use drainpipe_engine::facts::{HostFacts, HypervisorVersion, NoMigrationAddress};
 use drainpipe_engine::problem::Problem;
@@ -33,6 +34,10 @@ use crate::ports::MigrationPorts;
 use crate::server;
 use crate::slots::Slots;
 use crate::vms::{QEMU_DEADLINE, Vms, describe};
+
+/// How long the other agents may take to say what there is on their hosts: somebody waits for the list, and
+/// those that answer at all do so at once.
+const PEER_DEADLINE: Duration = Duration::from_secs(2);
 
 /// One host's agent.
 #[derive(Debug)]
@@ -282,7 +287,7 @@ impl Agent {
         };
         let others = self.config.peers.iter().map(|peer| async move {
             let asked = match self.peer(&peer.name) {
-                Some(client) => client.get::<HostView>("/v1/host").await,
+                Some(client) => client.get_within::<HostView>("/v1/host", PEER_DEADLINE).await,
                 None => Err(Problem::failed("no client")),
             };
             let (host, error) = match asked {
@@ -303,7 +308,7 @@ impl Agent {
         let coming = coming.iter().filter(|definition| !self.vms.contains(definition.name.as_str()));
         list.vms.extend(coming.map(|definition| describe(self.name(), definition, VmState::Incoming)));
         if scope == Scope::All {
-            let asked = self.peers.values().map(|peer| peer.get::<VmList>("/v1/vms"));
+            let asked = self.peers.values().map(|peer| peer.get_within::<VmList>("/v1/vms", PEER_DEADLINE));
             for answer in futures_util::future::join_all(asked).await {
                 match answer {
                     Ok(more) => list.vms.extend(more.vms),

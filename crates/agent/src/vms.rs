@@ -10,6 +10,7 @@ use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::facts::HypervisorFacts;
 use drainpipe_hypervisor::spec::{VmName, VmSpec};
 use drainpipe_hypervisor::{AttachError, EndError, Role, RunState, RuntimePaths, Vmm};
+use futures_util::future::join_all;
 use tracing::{info, warn};
 
 use crate::api::types::{VmState, VmView};
@@ -24,6 +25,10 @@ const POWER_OFF_DEADLINE: Duration = Duration::from_mins(1);
 
 /// How long a QMP command may take that QEMU answers at once.
 pub(crate) const QMP_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How long it may take in a list of all VMs. A QEMU that is too busy to answer must not keep the others out of
+/// it, so this is less than the agents wait for each other's lists.
+const LISTED_DEADLINE: Duration = Duration::from_millis(1_500);
 
 /// The VMs that this host holds.
 #[derive(Debug)]
@@ -309,17 +314,14 @@ impl Vms {
     /// All VMs that are here, by name.
     pub(crate) async fn list(&self) -> Vec<VmView> {
         let entries: Vec<Entry> = self.lock().values().cloned().collect();
-        let mut views = Vec::with_capacity(entries.len());
-        for entry in entries {
-            views.push(self.view(&entry, state_of(&entry).await));
-        }
-        views
+        let states = join_all(entries.iter().map(|entry| state_of(entry, LISTED_DEADLINE))).await;
+        entries.iter().zip(states).map(|(entry, state)| self.view(entry, state)).collect()
     }
 
     /// One VM.
     pub(crate) async fn get(&self, name: &str) -> Result<VmView, Problem> {
         let entry = self.lock().get(name).cloned().ok_or_else(|| self.unknown(name))?;
-        Ok(self.view(&entry, state_of(&entry).await))
+        Ok(self.view(&entry, state_of(&entry, QMP_DEADLINE).await))
     }
 
     fn view(&self, entry: &Entry, state: VmState) -> VmView {
@@ -352,12 +354,12 @@ pub(crate) fn describe(host: &str, definition: &VmSpec, state: VmState) -> VmVie
     }
 }
 
-async fn state_of(entry: &Entry) -> VmState {
+async fn state_of(entry: &Entry, deadline: Duration) -> VmState {
     if matches!(entry.claim, Some(Claim::OutOfReach(_))) {
         return VmState::Unknown;
     }
     let Some(vmm) = entry.vmm.as_deref().filter(|vmm| vmm.alive()) else { return VmState::Stopped };
-    match vmm.run_state(QMP_DEADLINE).await {
+    match vmm.run_state(deadline).await {
         Ok(RunState::Running) => VmState::Running,
         Ok(RunState::Inmigrate) => VmState::Incoming,
         Ok(_) => VmState::Paused,

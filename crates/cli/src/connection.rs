@@ -11,8 +11,11 @@ use drainpipe_agent::config::DEFAULT_SOCKET;
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_identity::Identity;
 
-/// An agent that asks the others gives up on one that is silent after 15 s, and then answers.
-const ALL_HOSTS_DEADLINE: Duration = Duration::from_secs(20);
+/// An agent that asks the others gives up on one that is silent after 2 s, and then answers.
+const ALL_HOSTS_DEADLINE: Duration = Duration::from_secs(10);
+
+/// A VM is not taken for out of reach because its host was busy once.
+const FIND_ATTEMPTS: usize = 2;
 
 /// Options of every command that asks an agent.
 #[derive(Debug, Clone, Args)]
@@ -103,17 +106,22 @@ impl Fleet {
     /// A VM, wherever it is. One that is on its way counts where it still runs.
     pub(crate) async fn find_vm(&self, name: &str) -> Result<VmView, Problem> {
         use drainpipe_agent::api::types::VmState;
-        let list = self.vms().await?;
-        let found =
-            list.vms.into_iter().filter(|vm| vm.name == name).min_by_key(|vm| vm.state == VmState::Incoming);
-        found.ok_or_else(|| {
-            if list.errors.is_empty() {
-                return Problem::not_found(format!("no VM {name} on any host; `drainpipe vms` lists all"));
+        let mut unseen = String::new();
+        for _ in 0..FIND_ATTEMPTS {
+            let list = self.vms().await?;
+            let found = list.vms.into_iter().filter(|vm| vm.name == name);
+            if let Some(vm) = found.min_by_key(|vm| vm.state == VmState::Incoming) {
+                return Ok(vm);
             }
-            let unseen = list.errors.join("; ");
-            let message = format!("no VM {name} on the hosts that answer, and not all do: {unseen}");
-            Problem::new(ProblemKind::Unreachable, message)
-        })
+            if list.errors.is_empty() {
+                return Err(Problem::not_found(format!(
+                    "no VM {name} on any host; `drainpipe vms` lists all"
+                )));
+            }
+            unseen = list.errors.join("; ");
+        }
+        let message = format!("no VM {name} on the hosts that answer, and not all do: {unseen}");
+        Err(Problem::new(ProblemKind::Unreachable, message))
     }
 
     /// The way to one host.

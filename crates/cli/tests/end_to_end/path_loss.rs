@@ -2,8 +2,9 @@
 //! everything back.
 
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use drainpipe_agent::api::types::{HostStatus, VmList};
 use drainpipe_engine::plan::MULTICHANNEL_CONNECTIONS;
 use drainpipe_engine::result::{MigrationResult, Outcome, PathState};
 use rustix::process::{Signal, kill_process};
@@ -204,12 +205,28 @@ fn the_target_agent_stands_still_for_a_while() {
     let migrating = scene.migrate(&["--option", "multichannel"]);
     let agent = scene.lab.agent_pid("b").expect("it runs");
     kill_process(agent, Signal::STOP).unwrap();
-    thread::sleep(STANDS_STILL);
+    let stopped_at = Instant::now();
+    lists_are_without_host_b(&scene);
+    thread::sleep(STANDS_STILL.saturating_sub(stopped_at.elapsed()));
     kill_process(agent, Signal::CONT).unwrap();
     let result = result_of(&migrating.wait());
     assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
     assert!(result.total_ms > STANDS_STILL.as_secs_f64() * 1_000.0, "{result:#?}");
     scene.assert_settled("b");
+}
+
+/// Both lists come long before an agent that stands still could answer, and say that it does not.
+fn lists_are_without_host_b(scene: &Scene) {
+    let asked_at = Instant::now();
+    let hosts: Vec<HostStatus> = scene.lab.json(&["hosts"]);
+    let answered: Vec<bool> = hosts.iter().map(|host| host.host.is_some()).collect();
+    assert_eq!(answered, [true, false], "{hosts:#?}");
+    let why = hosts[1].error.as_deref().unwrap_or_default();
+    assert!(why.contains("the agent of b") && why.contains("no answer in time"), "{why}");
+    let vms: VmList = scene.lab.json(&["vms"]);
+    assert!(vms.vms.iter().any(|vm| vm.name == "web" && vm.host == "a"), "{vms:#?}");
+    assert!(vms.errors.len() == 1 && vms.errors[0].contains("the agent of b"), "{vms:#?}");
+    assert!(asked_at.elapsed() < STANDS_STILL / 3, "{:?}", asked_at.elapsed());
 }
 
 pub(crate) fn turns(result: &MigrationResult, link: &str) -> Vec<PathState> {
