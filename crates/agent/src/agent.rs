@@ -243,6 +243,7 @@ impl Agent {
             name: self.name().into(),
             cores: self.hardware.cores,
             memory_available_bytes: incoming::memory_free_bytes(self)?,
+            huge_pages_available: incoming::huge_pages_free(self),
             links: links.first,
             management_links: links.management,
             no_migration_address: migration_address.as_ref().err().cloned(),

@@ -1,7 +1,10 @@
 //! What this host is: read from `/proc`.
 
+use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
+use drainpipe_engine::facts::HugePages;
 use drainpipe_engine::problem::Problem;
 
 /// The host's fixed properties.
@@ -36,6 +39,25 @@ pub(crate) fn memory_available_bytes() -> Result<u64, Problem> {
     meminfo_bytes(&read_text("/proc/meminfo")?, "MemAvailable")
 }
 
+/// Huge pages that nobody has taken or reserved, of each size that the kernel has.
+pub(crate) fn huge_pages_free() -> Vec<HugePages> {
+    huge_pages_below(Path::new("/sys/kernel/mm/hugepages"))
+}
+
+fn huge_pages_below(directory: &Path) -> Vec<HugePages> {
+    let sizes = fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut pages: Vec<HugePages> = sizes.filter_map(|size| huge_pages_of(&size.path())).collect();
+    pages.sort_by_key(|pages| pages.size_mib);
+    pages
+}
+
+fn huge_pages_of(size: &Path) -> Option<HugePages> {
+    let number = |file: &str| fs::read_to_string(size.join(file)).ok()?.trim().parse::<u64>().ok();
+    let kib = size.file_name()?.to_str()?.strip_prefix("hugepages-")?.strip_suffix("kB")?;
+    let count = number("free_hugepages")?.saturating_sub(number("resv_hugepages")?);
+    Some(HugePages { size_mib: kib.parse::<u64>().ok()? >> 10, count })
+}
+
 /// CPU, user and system, that this process has used.
 pub(crate) fn own_cpu() -> Duration {
     let clock = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
@@ -50,7 +72,7 @@ pub(crate) fn resident_bytes(pid: u32) -> u64 {
 }
 
 fn read_text(path: &str) -> Result<String, Problem> {
-    std::fs::read_to_string(path).map_err(|error| Problem::failed(format!("cannot read {path}: {error}")))
+    fs::read_to_string(path).map_err(|error| Problem::failed(format!("cannot read {path}: {error}")))
 }
 
 fn cpu_model(cpuinfo: &str) -> String {
@@ -78,6 +100,20 @@ mod tests {
         let text = "MemTotal:       24114896 kB\nMemFree:  1 kB\nMemAvailable:   23000000 kB\n";
         assert_eq!(meminfo_bytes(text, "MemAvailable").unwrap(), 23_000_000 * 1024);
         assert!(meminfo_bytes(text, "Mem").is_err());
+    }
+
+    #[test]
+    fn reserved_huge_pages_are_not_free() {
+        let directory = tempfile::tempdir().unwrap();
+        for (size, free, reserved) in [("1048576", "3\n", "0\n"), ("2048", "70\n", "64\n")] {
+            let size = directory.path().join(format!("hugepages-{size}kB"));
+            fs::create_dir(&size).unwrap();
+            fs::write(size.join("free_hugepages"), free).unwrap();
+            fs::write(size.join("resv_hugepages"), reserved).unwrap();
+        }
+        let expected = [HugePages { size_mib: 2, count: 6 }, HugePages { size_mib: 1024, count: 3 }];
+        assert_eq!(huge_pages_below(directory.path()), expected);
+        assert_eq!(huge_pages_below(&directory.path().join("none")), []);
     }
 
     #[test]

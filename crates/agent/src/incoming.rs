@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use drainpipe_engine::facts::memory_needed_bytes;
+use drainpipe_engine::facts::{HugePages, MemoryNeeds};
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::migration::{self, MigrationError, MigrationStatus};
 use drainpipe_hypervisor::qmp::QmpError;
@@ -27,7 +27,7 @@ use crate::host;
 use crate::journal::{Arrival, IncomingRecord, IncomingState};
 use crate::lock::lock;
 use crate::slots::Slots;
-use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
+use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE, needs};
 
 /// Without a word from the source for this long, the target asks it what has become of the VM.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
@@ -60,7 +60,7 @@ struct IncomingVm {
     // Absent once the agent has been started anew: the skeleton stands then, or never will.
     spec: Option<ResolvedSpec>,
     definition: VmSpec,
-    reserved_bytes: Mutex<u64>,
+    reserved: Mutex<MemoryNeeds>,
     vmm: Mutex<Option<Arc<Vmm>>>,
     last_heard: Mutex<Instant>,
     agent_cpu_at_start: Duration,
@@ -98,7 +98,12 @@ impl IncomingVm {
             return 0;
         }
         let resident = lock(&self.vmm).as_ref().map_or(0, |vmm| host::resident_bytes(vmm.pid()));
-        lock(&self.reserved_bytes).saturating_sub(resident)
+        lock(&self.reserved).bytes.saturating_sub(resident)
+    }
+
+    /// Those that its QEMU has not reserved yet.
+    fn outstanding_huge_pages(&self) -> Option<HugePages> {
+        lock(&self.reserved).huge_pages.filter(|_| lock(&self.vmm).is_none())
     }
 }
 
@@ -138,14 +143,15 @@ pub(crate) async fn recover(agent: &Arc<Agent>, records: Vec<IncomingRecord>) ->
                 None
             }
         };
-        let reserved = record.spec.memory_mib << 20;
+        // Its QEMU lives, so the kernel knows of its huge pages.
+        let reserved = MemoryNeeds { huge_pages: None, ..needs(&record.spec) };
         let now = Instant::now();
         let entry = IncomingVm {
             id: record.id.clone(),
             source: record.source,
             spec: None,
             definition: record.spec,
-            reserved_bytes: Mutex::new(reserved),
+            reserved: Mutex::new(reserved),
             vmm: Mutex::new(vmm),
             // Its source is asked at once.
             last_heard: Mutex::new(now.checked_sub(SILENCE_MAX).unwrap_or(now)),
@@ -238,7 +244,7 @@ pub(crate) fn permit(agent: &Arc<Agent>, source: &str, request: IncomingRequest)
         source: source.into(),
         spec: Some(request.spec),
         definition: request.definition,
-        reserved_bytes: Mutex::new(0),
+        reserved: Mutex::new(MemoryNeeds::default()),
         vmm: Mutex::new(None),
         last_heard: Mutex::new(Instant::now()),
         agent_cpu_at_start: host::own_cpu(),
@@ -260,11 +266,10 @@ fn refused_here(agent: &Agent, error: &dyn std::fmt::Display) -> Problem {
 /// Step 3: is there the memory?
 pub(crate) fn reserve_memory(agent: &Agent, id: &str) -> Result<(), Problem> {
     let entry = agent.incoming.get(id)?;
-    let needed = memory_needed_bytes(entry.definition.memory_mib << 20);
     // Held while it is decided, so that two VMs cannot both be promised the last of it.
     let entries = lock(&agent.incoming.entries);
     check_room(agent, &entries, &entry.definition)?;
-    *lock(&entry.reserved_bytes) = needed;
+    *lock(&entry.reserved) = needs(&entry.definition);
     Ok(())
 }
 
@@ -272,6 +277,27 @@ pub(crate) fn reserve_memory(agent: &Agent, id: &str) -> Result<(), Problem> {
 /// have not touched all of theirs yet.
 pub(crate) fn memory_free_bytes(agent: &Agent) -> Result<u64, Problem> {
     free_bytes(agent, &lock(&agent.incoming.entries), None)
+}
+
+/// Huge pages that are free here and promised to nobody.
+pub(crate) fn huge_pages_free(agent: &Agent) -> Vec<HugePages> {
+    free_huge_pages(agent, &lock(&agent.incoming.entries), None)
+}
+
+/// What QEMUs have, they have reserved: the kernel knows of it.
+fn free_huge_pages(
+    agent: &Agent,
+    entries: &BTreeMap<String, Arc<IncomingVm>>,
+    but: Option<&VmName>,
+) -> Vec<HugePages> {
+    let mut promised = agent.vms.outstanding_huge_pages(but);
+    promised.extend(entries.values().filter_map(|entry| entry.outstanding_huge_pages()));
+    let left = |free: HugePages| {
+        let of_size = promised.iter().filter(|pages| pages.size_mib == free.size_mib);
+        let taken: u64 = of_size.map(|pages| pages.count).sum();
+        HugePages { count: free.count.saturating_sub(taken), ..free }
+    };
+    host::huge_pages_free().into_iter().map(left).collect()
 }
 
 fn free_bytes(
@@ -294,7 +320,10 @@ fn check_room(
     entries: &BTreeMap<String, Arc<IncomingVm>>,
     definition: &VmSpec,
 ) -> Result<(), Problem> {
-    let needed = memory_needed_bytes(definition.memory_mib << 20);
+    let MemoryNeeds { bytes: needed, huge_pages } = needs(definition);
+    if let Some(pages) = huge_pages {
+        check_huge_pages(agent, entries, definition, pages)?;
+    }
     let available = free_bytes(agent, entries, Some(&definition.name))?;
     if available >= needed {
         return Ok(());
@@ -305,6 +334,27 @@ fn check_room(
         definition.name,
         needed >> 20,
         available >> 20
+    )))
+}
+
+fn check_huge_pages(
+    agent: &Agent,
+    entries: &BTreeMap<String, Arc<IncomingVm>>,
+    definition: &VmSpec,
+    needed: HugePages,
+) -> Result<(), Problem> {
+    let HugePages { size_mib, count } = needed;
+    let free = free_huge_pages(agent, entries, Some(&definition.name));
+    let free = free.iter().find(|pages| pages.size_mib == size_mib).map_or(0, |pages| pages.count);
+    if free >= count {
+        return Ok(());
+    }
+    Err(Problem::refused(format!(
+        "{} is short of huge pages for VM {}: {count} of {size_mib} MiB needed, {free} free; set more aside in \
+         /sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages",
+        agent.name(),
+        definition.name,
+        size_mib << 10
     )))
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use drainpipe_engine::facts::memory_needed_bytes;
+use drainpipe_engine::facts::{HugePages, MemoryNeeds};
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::facts::HypervisorFacts;
 use drainpipe_hypervisor::spec::{VmName, VmSpec};
@@ -54,7 +54,14 @@ impl Entry {
             return 0;
         }
         let resident = vmm.map_or(0, |vmm| host::resident_bytes(vmm.pid()));
-        memory_needed_bytes(self.definition.memory_mib << 20).saturating_sub(resident)
+        // Memory in huge pages is not counted as resident, and is none of what is needed here.
+        needs(&self.definition).bytes.saturating_sub(resident)
+    }
+
+    /// Those that QEMU has not reserved yet.
+    fn outstanding_huge_pages(&self) -> Option<HugePages> {
+        let is_starting = self.vmm.is_none() && self.claim == Some(Claim::Changing);
+        needs(&self.definition).huge_pages.filter(|_| is_starting)
     }
 }
 
@@ -211,6 +218,13 @@ impl Vms {
         others.map(Entry::outstanding_bytes).sum()
     }
 
+    /// Huge pages of VMs that are just being started; without one VM.
+    pub(crate) fn outstanding_huge_pages(&self, but: Option<&VmName>) -> Vec<HugePages> {
+        let entries = self.lock();
+        let others = entries.values().filter(|entry| Some(&entry.definition.name) != but);
+        others.filter_map(Entry::outstanding_huge_pages).collect()
+    }
+
     /// The VMs that have a QEMU here or are claimed, by name.
     pub(crate) fn present(&self) -> Vec<PresentVm> {
         let entries = self.lock();
@@ -338,6 +352,11 @@ pub(crate) fn does_not_run(name: &str) -> Problem {
     Problem::conflict(format!("VM {name} does not run: `drainpipe vm start {name}` first"))
 }
 
+/// What a VM needs of a host's memory.
+pub(crate) fn needs(definition: &VmSpec) -> MemoryNeeds {
+    MemoryNeeds::of(definition.memory_mib << 20, definition.huge_page_mib)
+}
+
 /// A VM in the shape of the API.
 pub(crate) fn describe(host: &str, definition: &VmSpec, state: VmState) -> VmView {
     let guest = definition.guest.as_ref();
@@ -346,6 +365,7 @@ pub(crate) fn describe(host: &str, definition: &VmSpec, state: VmState) -> VmVie
         host: host.into(),
         state,
         memory_mib: definition.memory_mib,
+        huge_page_mib: definition.huge_page_mib,
         vcpus: definition.vcpus,
         migration: None,
         placement: definition.placement.clone(),

@@ -10,9 +10,33 @@ use utoipa::ToSchema;
 /// QEMU's own use of memory beside the guest's: code, translation cache of TCG, buffers of 16 channels.
 const QEMU_OVERHEAD_BYTES: u64 = 128 << 20;
 
-/// Memory that a host must have available for a VM to come.
-pub fn memory_needed_bytes(vm_memory_bytes: u64) -> u64 {
-    vm_memory_bytes.saturating_add(QEMU_OVERHEAD_BYTES)
+/// Huge pages of one size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct HugePages {
+    /// Size of each, in MiB.
+    pub size_mib: u64,
+    /// How many.
+    pub count: u64,
+}
+
+/// What a VM needs of a host's memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MemoryNeeds {
+    /// Ordinary memory.
+    pub bytes: u64,
+    /// Huge pages that the host has set aside, which are no part of the ordinary memory.
+    pub huge_pages: Option<HugePages>,
+}
+
+impl MemoryNeeds {
+    /// Of a VM with so much memory, in huge pages of this size if one is given.
+    pub fn of(memory_bytes: u64, huge_page_mib: Option<u64>) -> Self {
+        let Some(size_mib) = huge_page_mib.filter(|size_mib| *size_mib > 0) else {
+            return Self { bytes: memory_bytes.saturating_add(QEMU_OVERHEAD_BYTES), huge_pages: None };
+        };
+        let count = (memory_bytes >> 20).div_ceil(size_mib);
+        Self { bytes: QEMU_OVERHEAD_BYTES, huge_pages: Some(HugePages { size_mib, count }) }
+    }
 }
 
 /// One host, as far as decisions need it.
@@ -25,6 +49,10 @@ pub struct HostFacts {
     /// Memory that new VMs can take: available, less what is promised to VMs on their way and what those that
     /// run have not touched yet.
     pub memory_available_bytes: u64,
+    /// Huge pages that new VMs can take: of each size that the kernel has, those that are free, less what is
+    /// promised.
+    #[serde(default)]
+    pub huge_pages_available: Vec<HugePages>,
     /// Links that the configuration gives to migrations, in order of preference.
     pub links: Vec<MigrationLink>,
     /// Links of the management network that are among none of these; they carry migrations where no
@@ -42,6 +70,12 @@ pub struct HostFacts {
 }
 
 impl HostFacts {
+    /// How many huge pages of a size new VMs can take.
+    pub fn huge_pages_of(&self, size_mib: u64) -> u64 {
+        let of_size = self.huge_pages_available.iter().filter(|pages| pages.size_mib == size_mib);
+        of_size.map(|pages| pages.count).sum()
+    }
+
     /// A link that migrations may use, by its name.
     pub fn link(&self, name: &str) -> Option<&MigrationLink> {
         self.links.iter().chain(&self.management_links).find(|link| link.name == name)

@@ -272,6 +272,7 @@ mod tests {
             name: "a".into(),
             cores: 2,
             memory_available_bytes: 0,
+            huge_pages_available: vec![],
             links,
             management_links: vec![],
             migration_address: Some(migration_address.parse().unwrap()),

@@ -99,6 +99,7 @@ mod tests {
             name: name.into(),
             cores: 2,
             memory_available_bytes: 0,
+            huge_pages_available: vec![],
             links: links.iter().map(link).collect(),
             management_links: vec![],
             migration_address: None,

@@ -339,6 +339,7 @@ mod tests {
             name: name.into(),
             cores: 2,
             memory_available_bytes: 1 << 34,
+            huge_pages_available: vec![],
             links: (0..links)
                 .map(|index| MigrationLink {
                     name: format!("e{index}"),

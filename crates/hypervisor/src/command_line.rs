@@ -94,7 +94,8 @@ impl Arguments {
     fn machine(&mut self, spec: &ResolvedSpec) {
         let vm = spec.spec();
         self.option("-uuid", spec.uuid().to_string());
-        self.option("-machine", format!("{},usb=off,vmport=off,dump-guest-core=off", vm.machine));
+        let backend = self.memory_backend(spec);
+        self.option("-machine", format!("{},usb=off,vmport=off,dump-guest-core=off{backend}", vm.machine));
         self.option("-accel", spec.hardware().as_str());
         self.option("-cpu", &vm.cpu_model);
         self.option("-smp", format!("cpus={0},sockets=1,cores={0},threads=1", vm.vcpus));
@@ -102,6 +103,20 @@ impl Arguments {
         self.option("-rtc", "base=utc");
         self.option("-chardev", format!("ringbuf,id={CONSOLE_ID},size={CONSOLE_BYTES}"));
         self.option("-serial", format!("chardev:{CONSOLE_ID}"));
+    }
+
+    /// Memory in huge pages; what the machine is to be told of it. Reserved as soon as QEMU starts, so that the
+    /// guest never finds a page missing. The name is part of QEMU's stream, and that of ordinary memory.
+    fn memory_backend(&mut self, spec: &ResolvedSpec) -> &'static str {
+        let Some(size_mib) = spec.spec().huge_page_mib else { return "" };
+        self.json_option(
+            "-object",
+            &json!({
+                "qom-type": "memory-backend-memfd", "id": "pc.ram", "size": spec.memory_kib() << 10,
+                "hugetlb": true, "hugetlbsize": size_mib << 20, "reserve": true, "dump": false,
+            }),
+        );
+        ",memory-backend=pc.ram"
     }
 
     fn boot(&mut self, spec: &ResolvedSpec) {
@@ -184,6 +199,10 @@ mod tests {
     use crate::spec::VmSpec;
 
     fn arguments(role: Role) -> String {
+        arguments_with("", role)
+    }
+
+    fn arguments_with(more: &str, role: Role) -> String {
         let text = r#"
 name = "web"
 uuid = "5a8f6c0e-0f0f-4c8c-9d5f-000000000001"
@@ -200,7 +219,7 @@ format = "qcow2"
 bridge = "br0"
 mac = "52:54:00:00:00:01"
 "#;
-        let spec = VmSpec::from_toml(text, Path::new("web.toml")).expect("valid");
+        let spec = VmSpec::from_toml(&format!("{more}{text}"), Path::new("web.toml")).expect("valid");
         let name = spec.name.clone();
         let spec = ResolvedSpec::try_from(spec).expect("nothing is open");
         let paths = RuntimePaths::new(Path::new("/run/drain,pipe"), &name).expect("short");
@@ -214,6 +233,15 @@ mac = "52:54:00:00:00:01"
     #[test]
     fn source_and_target_differ_in_nothing_but_the_wait() {
         assert_eq!(arguments(Role::Incoming), format!("{} -incoming defer", arguments(Role::Fresh)));
+    }
+
+    #[test]
+    fn memory_in_huge_pages_is_a_file_in_memory_of_the_same_name() {
+        assert!(!arguments(Role::Fresh).contains("-object"));
+        let line = arguments_with("huge_page_mib = 2\n", Role::Fresh);
+        for part in [r#""hugetlbsize":2097152"#, r#""size":536870912"#, ",memory-backend=pc.ram"] {
+            assert!(line.contains(part), "{part}: {line}");
+        }
     }
 
     #[test]

@@ -115,6 +115,9 @@ pub struct VmView {
     pub state: VmState,
     /// Its memory.
     pub memory_mib: u64,
+    /// Size of the huge pages that hold it, in MiB, if any do.
+    #[serde(default)]
+    pub huge_page_mib: Option<u64>,
     /// Its virtual CPUs.
     pub vcpus: u32,
     /// The migration under way, if any.

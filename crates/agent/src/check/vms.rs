@@ -85,6 +85,7 @@ async fn describe(agent: &Agent, vmm: &Vmm) -> VmFacts {
     VmFacts {
         name: spec.spec().name.to_string(),
         memory_bytes: spec.memory_kib() << 10,
+        huge_page_mib: spec.spec().huge_page_mib,
         machine: spec.spec().machine.to_string(),
         cpu_model: spec.spec().cpu_model.clone(),
         qemu_version: vmm.version().to_string(),

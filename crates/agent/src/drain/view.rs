@@ -9,7 +9,7 @@ use drainpipe_engine::check::finding::Finding;
 use drainpipe_engine::drain::view::{
     DrainView, MemorySample, PlacedVm, Placement, Remembered, TargetView, VmView,
 };
-use drainpipe_engine::facts::memory_needed_bytes;
+use drainpipe_engine::facts::MemoryNeeds;
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::plan::Plan;
 use drainpipe_engine::problem::Problem;
@@ -102,7 +102,7 @@ fn described(definition: &VmSpec, immovable: Option<String>) -> VmView {
     let memory_bytes = definition.memory_mib << 20;
     VmView {
         name: definition.name.to_string(),
-        needs_bytes: memory_needed_bytes(memory_bytes),
+        needs_bytes: MemoryNeeds::of(memory_bytes, definition.huge_page_mib).bytes,
         memory_bytes,
         placement: placement(&definition.placement),
         immovable,
@@ -196,7 +196,7 @@ async fn ask(
 fn placed(vm: &types::VmView) -> PlacedVm {
     PlacedVm {
         name: vm.name.clone(),
-        needs_bytes: memory_needed_bytes(vm.memory_mib.saturating_mul(1 << 20)),
+        needs_bytes: MemoryNeeds::of(vm.memory_mib.saturating_mul(1 << 20), vm.huge_page_mib).bytes,
         placement: placement(&vm.placement),
     }
 }

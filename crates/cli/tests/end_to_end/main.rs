@@ -18,6 +18,7 @@ mod drain_cli;
 mod drain_faults;
 mod drain_meetings;
 mod guest;
+mod huge_pages;
 mod idle_paths;
 mod lab_cli;
 mod link_addresses;
@@ -98,6 +99,8 @@ fn main() -> ExitCode {
     trials.push(trial("options::another_qemu".into(), options::another_qemu, no_other_qemu.clone()));
     let older = check_vms::an_older_qemu;
     trials.push(trial("check_vms::an_older_qemu".into(), older, no_other_qemu.clone()));
+    let huge = huge_pages::a_vm_in_huge_pages_is_checked_refused_and_moved;
+    trials.push(trial("huge_pages::a_vm_is_checked_refused_and_moved".into(), huge, no_other_qemu.clone()));
     let slow = path_loss::a_link_that_becomes_slow_gets_a_smaller_share;
     trials.push(trial(
         "path_loss::a_link_that_becomes_slow_gets_a_smaller_share".into(),

@@ -95,6 +95,7 @@ impl CheckFacts {
             self.links.len(),
             self.peers.len(),
             self.governors.len(),
+            self.host.huge_pages_available.len(),
             self.energy_preferences.len(),
             addresses,
         ];

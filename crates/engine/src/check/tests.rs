@@ -11,7 +11,7 @@ use super::vm::{
     VmCheck, VmFacts, VmFile, VmFit,
 };
 use super::{Pair, check, paths_to_try, refusal};
-use crate::facts::{HostFacts, HypervisorVersion, MigrationLink};
+use crate::facts::{HostFacts, HugePages, HypervisorVersion, MigrationLink};
 
 const DAY_S: i64 = 86_400;
 
@@ -66,6 +66,7 @@ fn host(name: &str, last: u8) -> CheckFacts {
             name: name.into(),
             cores: 8,
             memory_available_bytes: 64 << 30,
+            huge_pages_available: vec![],
             links: names
                 .iter()
                 .zip(1..)
@@ -108,6 +109,7 @@ fn vm() -> VmCheck {
         vm: VmFacts {
             name: "web1".into(),
             memory_bytes: 4 << 30,
+            huge_page_mib: None,
             machine: "pc-q35-8.1".into(),
             cpu_model: "EPYC".into(),
             qemu_version: "7.2.22".into(),
@@ -550,6 +552,29 @@ const OF_VMS: &[Case] = &[
         "vms-memory-short",
         &["b"],
         "8448 MiB together",
+    ),
+    (
+        |s| {
+            s.vms[0].vm.huge_page_mib = Some(2);
+            s.b.host.huge_pages_available = vec![HugePages { size_mib: 2, count: 2_000 }];
+            // None of it is in ordinary memory.
+            s.b.host.memory_available_bytes = 2 << 30;
+        },
+        Error,
+        "vm-huge-pages-short",
+        &["b VM web1"],
+        "2048 of 2 MiB needed, 2000 free",
+    ),
+    (
+        |s| {
+            let huge = || VmCheck { vm: VmFacts { huge_page_mib: Some(1024), ..vm().vm }, ..vm() };
+            s.vms = vec![huge(), huge()];
+            s.b.host.huge_pages_available = vec![HugePages { size_mib: 1024, count: 6 }];
+        },
+        Warning,
+        "vms-huge-pages-short",
+        &["b"],
+        "8 huge pages of 1024 MiB together",
     ),
     (
         |s| s.vms[0].vm.machine = "pc-q35-7.2".into(),

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::facts::{ImplausibleFacts, LIST_MAX, WORD_BYTES_MAX, is_plain};
+use crate::facts::MemoryNeeds;
 
 /// A running VM of the source, and what the target says of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,6 +24,8 @@ pub struct VmFacts {
     pub name: String,
     /// Its memory.
     pub memory_bytes: u64,
+    /// Size of the huge pages that hold it, in MiB, if any do.
+    pub huge_page_mib: Option<u64>,
     /// QEMU's machine type, with its version.
     pub machine: String,
     /// QEMU's CPU model, maybe with features behind commas.
@@ -145,6 +148,13 @@ pub enum DeviceIdentifierKind {
     Nvme,
     /// WWID of a SCSI device.
     Scsi,
+}
+
+impl VmFacts {
+    /// What it needs of a host's memory.
+    pub fn needs(&self) -> MemoryNeeds {
+        MemoryNeeds::of(self.memory_bytes, self.huge_page_mib)
+    }
 }
 
 impl VmFit {

@@ -1,11 +1,13 @@
 //! What keeps a running VM from moving to the target, or makes it move badly.
 
+use std::collections::BTreeSet;
+
 use super::Pair;
 use super::facts::CheckFacts;
 use super::finding::{Finding, Place, on};
 use super::hosts::{dotted, numbers};
 use super::vm::{Obstacle, VmCheck, VmFacts};
-use crate::facts::memory_needed_bytes;
+use crate::facts::HugePages;
 
 mod cpu;
 mod files;
@@ -20,6 +22,7 @@ const HUGE_BYTES: u64 = 64 << 30;
 pub(super) fn check(pair: Pair<'_>) -> Vec<Finding> {
     let mut findings: Vec<Finding> = pair.vms.iter().flat_map(|checked| of_vm(pair, checked)).collect();
     findings.extend(memory_of_all(pair));
+    findings.extend(huge_pages_of_all(pair));
     findings
 }
 
@@ -30,6 +33,7 @@ fn of_vm(pair: Pair<'_>, checked: &VmCheck) -> Vec<Finding> {
         obstacle(pair, checked),
         cpu::check(pair, checked),
         memory(pair, vm),
+        huge_pages(pair, vm),
         old_machine(pair, vm),
         newer_qemu(pair, vm),
         small_pages(pair, vm),
@@ -82,7 +86,7 @@ fn obstacle(pair: Pair<'_>, checked: &VmCheck) -> Option<Finding> {
 }
 
 fn memory(pair: Pair<'_>, vm: &VmFacts) -> Option<Finding> {
-    let (needed, free) = (memory_needed_bytes(vm.memory_bytes), pair.target.host.memory_available_bytes);
+    let (needed, free) = (vm.needs().bytes, pair.target.host.memory_available_bytes);
     (free < needed).then(|| {
         Finding::refusal("vm-memory-short", there(pair, vm))
             .what(format!(
@@ -99,7 +103,7 @@ fn memory(pair: Pair<'_>, vm: &VmFacts) -> Option<Finding> {
 
 /// Where each fits alone, and not all of them do.
 fn memory_of_all(pair: Pair<'_>) -> Option<Finding> {
-    let needed = || pair.vms.iter().map(|checked| memory_needed_bytes(checked.vm.memory_bytes));
+    let needed = || pair.vms.iter().map(|checked| checked.vm.needs().bytes);
     let (all, largest) = (needed().fold(0, u64::saturating_add), needed().max()?);
     let free = pair.target.host.memory_available_bytes;
     (largest <= free && free < all).then(|| {
@@ -115,6 +119,53 @@ fn memory_of_all(pair: Pair<'_>) -> Option<Finding> {
             .effect("the last of them are refused there")
             .remedy("take some of them to another host")
     })
+}
+
+fn huge_pages(pair: Pair<'_>, vm: &VmFacts) -> Option<Finding> {
+    let HugePages { size_mib, count } = vm.needs().huge_pages?;
+    let (target, free) = (pair.target.name(), pair.target.host.huge_pages_of(size_mib));
+    (free < count).then(|| {
+        Finding::refusal("vm-huge-pages-short", there(pair, vm))
+            .what(format!(
+                "{target} is short of huge pages for VM {}: {count} of {size_mib} MiB needed, {free} free",
+                vm.name
+            ))
+            .effect("the VM is refused there")
+            .remedy(set_aside(target, HugePages { size_mib, count: count - free }))
+    })
+}
+
+/// Where each fits alone, and not all of them do.
+fn huge_pages_of_all(pair: Pair<'_>) -> Vec<Finding> {
+    let each = || pair.vms.iter().filter_map(|checked| checked.vm.needs().huge_pages);
+    let sizes: BTreeSet<u64> = each().map(|pages| pages.size_mib).collect();
+    let short = |size_mib: u64| {
+        let needed = || each().filter(|pages| pages.size_mib == size_mib).map(|pages| pages.count);
+        let (all, largest) = (needed().fold(0, u64::saturating_add), needed().max()?);
+        let (target, free) = (pair.target.name(), pair.target.host.huge_pages_of(size_mib));
+        (largest <= free && free < all).then(|| {
+            Finding::warning("vms-huge-pages-short", [Place::host(target)])
+                .what(format!(
+                    "the VMs of {} need {all} huge pages of {size_mib} MiB together, {target} has {free} free",
+                    pair.source.name()
+                ))
+                .effect("the last of them are refused there")
+                .remedy(set_aside(target, HugePages { size_mib, count: all - free }))
+        })
+    };
+    sizes.into_iter().filter_map(short).collect()
+}
+
+fn set_aside(host: &str, more: HugePages) -> String {
+    let HugePages { size_mib, count } = more;
+    let directory = format!("/sys/kernel/mm/hugepages/hugepages-{}kB", size_mib << 10);
+    on(
+        host,
+        format!(
+            "echo $(($(cat {directory}/nr_hugepages) + {count})) > {directory}/nr_hugepages; where memory is in \
+             pieces, at boot: hugepagesz={size_mib}M hugepages=NUMBER"
+        ),
+    )
 }
 
 fn old_machine(pair: Pair<'_>, vm: &VmFacts) -> Option<Finding> {
@@ -162,7 +213,7 @@ fn newer_qemu(pair: Pair<'_>, vm: &VmFacts) -> Option<Finding> {
 
 fn small_pages(pair: Pair<'_>, vm: &VmFacts) -> Option<Finding> {
     let never = |facts: &&CheckFacts| facts.huge_pages.as_deref() == Some("never");
-    (vm.memory_bytes >= HUGE_BYTES && never(&pair.target)).then(|| {
+    (vm.huge_page_mib.is_none() && vm.memory_bytes >= HUGE_BYTES && never(&pair.target)).then(|| {
         let target = pair.target.name();
         Finding::remark("vm-small-pages", there(pair, vm))
             .what(format!(
@@ -171,6 +222,9 @@ fn small_pages(pair: Pair<'_>, vm: &VmFacts) -> Option<Finding> {
                 vm.memory_bytes >> 30
             ))
             .effect("its memory is in pages of 4 KiB there: it runs slower, and so does its next migration")
-            .remedy(on(target, "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"))
+            .remedy(format!(
+                "{}; or give it `huge_page_mib` and boot it anew",
+                on(target, "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled")
+            ))
     })
 }

@@ -25,6 +25,8 @@ pub use resolve::{Hardware, ResolveError, ResolvedSpec};
 const MEMORY_MIB: std::ops::RangeInclusive<u64> = 16..=64 << 20;
 /// Memory allowed beyond whole MiB.
 const MEMORY_PADDING_KIB: std::ops::RangeInclusive<u64> = 0..=1024;
+/// Sizes of huge pages on x86-64.
+const HUGE_PAGE_MIB: [u64; 2] = [2, 1024];
 /// Virtual CPUs allowed: the most that QEMU's `pc-q35` takes without an interrupt remapper.
 const VCPUS: std::ops::RangeInclusive<u32> = 1..=255;
 /// Devices of one kind, so that every one has its own fixed PCI slot.
@@ -52,6 +54,10 @@ pub struct VmSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(maximum = 1024)]
     pub memory_padding_kib: Option<u64>,
+    /// Size of the huge pages that the host has set aside and that hold the guest memory, in MiB: 2 or 1024.
+    /// Absent: ordinary memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub huge_page_mib: Option<u64>,
     /// Virtual CPUs.
     #[schema(minimum = 1, maximum = 255)]
     pub vcpus: u32,
@@ -170,6 +176,7 @@ impl VmSpec {
     pub fn validate(&self) -> Result<(), SpecProblem> {
         check_range("memory_mib", &self.memory_mib, &MEMORY_MIB)?;
         check_range("memory_padding_kib", &self.memory_padding_kib.unwrap_or(0), &MEMORY_PADDING_KIB)?;
+        self.check_huge_pages()?;
         check_range("vcpus", &self.vcpus, &VCPUS)?;
         check_cpu_model(&self.cpu_model)?;
         self.check_boot()?;
@@ -180,6 +187,23 @@ impl VmSpec {
         check_count("nic", self.nics.len())?;
         self.nics.iter().enumerate().try_for_each(|(index, nic)| check_nic(index, nic))?;
         self.placement.validate()
+    }
+
+    fn check_huge_pages(&self) -> Result<(), SpecProblem> {
+        let Some(size) = self.huge_page_mib else { return Ok(()) };
+        if !HUGE_PAGE_MIB.contains(&size) {
+            return Err(problem("huge_page_mib", format!("{size} is no size of a huge page: use 2 or 1024")));
+        }
+        if !self.memory_mib.is_multiple_of(size) {
+            let message = format!("{} is not a whole number of huge pages of {size} MiB", self.memory_mib);
+            return Err(problem("memory_mib", message));
+        }
+        if self.memory_padding_kib.unwrap_or(0) > 0 {
+            let message =
+                "needs memory_padding_kib = 0, which a guest without KVM has with QEMU 9.0 or later";
+            return Err(problem("huge_page_mib", message));
+        }
+        Ok(())
     }
 
     fn check_boot(&self) -> Result<(), SpecProblem> {

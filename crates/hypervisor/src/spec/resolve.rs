@@ -259,6 +259,15 @@ mod tests {
     }
 
     #[test]
+    fn huge_pages_and_a_guest_that_needs_padding_do_not_go_together() {
+        let huge = spec("machine = \"pc-q35-7.2\"\nhuge_page_mib = 2\n");
+        let error = huge.resolve(&facts()).expect_err("QEMU 7.2 without KVM");
+        assert!(error.to_string().contains("`huge_page_mib`: needs memory_padding_kib = 0"), "{error}");
+        let new = HypervisorFacts { version: TCG_SEES_ALL_WRITES, ..facts() };
+        assert_eq!(huge.resolve(&new).unwrap().memory_kib(), 65_536);
+    }
+
+    #[test]
     fn where_a_vm_may_be_is_no_part_of_its_machine() {
         let machine = "machine = \"pc-q35-7.2\"\n";
         let bound = spec(&format!("{machine}[placement]\nstays = \"licence\"\napart = [\"db\"]\n"));
