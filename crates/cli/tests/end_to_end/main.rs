@@ -54,7 +54,7 @@ fn main() -> ExitCode {
         eprintln!("SKIPPED: {missing}");
     }
     if let Some(repeats) = repeats("DRAINPIPE_MEASURE_FAULTS") {
-        measure_faults::run(repeats);
+        measure_faults::run(repeats, arguments.filter.as_deref().unwrap_or_default());
         return ExitCode::SUCCESS;
     }
     if let Some(repeats) = repeats("DRAINPIPE_MEASURE_BOTH") {

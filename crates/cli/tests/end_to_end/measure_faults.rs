@@ -1,13 +1,14 @@
 //! Not a test: measures what faults of paths in mid-flight cost, for `bench/`.
 //!
 //! `DRAINPIPE_MEASURE_FAULTS=10 cargo test --release -p drainpipe-cli --test end_to_end` makes each fault
-//! ten times and prints a table.
+//! ten times and prints a table; with `-- WORD`, of the rows with that word.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
 use drainpipe_engine::result::{MigrationResult, Outcome, PathState};
 use drainpipe_report::summary::Spread;
+use rustix::process::{Signal, kill_process};
 
 use crate::bad_luck::result_of;
 use crate::guest::{Guest, MIX, UNFILLED_MIB};
@@ -23,7 +24,7 @@ const FILLED_MIB: u64 = 960;
 const MOVES_BYTES_PER_MS: f64 = 6_250.0;
 
 /// What happens in mid-flight: after so many ms of the transfer, in the words of `drainpipe lab fault`,
-/// `S` and `D` for source and target.
+/// `S` and `D` for source and target; and that an agent stands still or goes on.
 struct Row {
     name: &'static str,
     option: &'static str,
@@ -60,16 +61,23 @@ const ROWS: &[Row] = &[
         "all links down for 5 s",
         &[(1000, "blackhole D e0"), (1000, "blackhole D e1"), (6000, "heal D e0"), (6000, "heal D e1")],
     ),
+    row("source's agent stopped for 30 s", &stopped_for_30_s("stop-agent S", "continue-agent S")),
+    row("target's agent stopped for 30 s", &stopped_for_30_s("stop-agent D", "continue-agent D")),
 ];
 
-pub(crate) fn run(repeats: usize) {
+/// On links so slow that the transfer lasts longer.
+const fn stopped_for_30_s(stop: &'static str, go_on: &'static str) -> [(u64, &'static str); 4] {
+    [(0, "rate e0 100"), (0, "rate e1 100"), (1000, stop), (31_000, go_on)]
+}
+
+pub(crate) fn run(repeats: usize, word: &str) {
     let lab = lab_for_measuring();
     let guest = large_guest(&lab, "web");
     println!(
         "| in mid-flight | completed | total, s | longest stall, ms | VM paused, ms | out after, ms | back after, ms |"
     );
     println!("|---|---|---|---|---|---|---|");
-    for row in ROWS {
+    for row in ROWS.iter().filter(|row| row.name.contains(word)) {
         let results: Vec<MigrationResult> = (0..repeats).map(|_| measure(&lab, &guest, row)).collect();
         println!("{}", line(row, &results));
     }
@@ -103,7 +111,7 @@ fn measure(lab: &TestLab, guest: &Guest, row: &Row) -> MigrationResult {
     let began = Instant::now();
     for (at_ms, words) in row.acts {
         thread::sleep(Duration::from_millis(*at_ms).saturating_sub(began.elapsed()));
-        lab.fault(&words.replace('S', source).replace('D', target));
+        act(lab, &words.replace('S', source).replace('D', target));
     }
     let result = result_of(&migrating.wait());
     for host in ["a", "b"] {
@@ -111,10 +119,21 @@ fn measure(lab: &TestLab, guest: &Guest, row: &Row) -> MigrationResult {
             lab.fault(&format!("heal {host} {link}"));
         }
     }
-    lab.fault("rate e1 1000");
+    for link in ["e0", "e1"] {
+        lab.fault(&format!("rate {link} 1000"));
+    }
     eventually("the guest is reached", || guest.control().is_some());
     guest.assert_intact();
     result
+}
+
+fn act(lab: &TestLab, words: &str) {
+    let signal = |host, signal| kill_process(lab.agent_pid(host).expect("it runs"), signal).unwrap();
+    match words.split_once(' ') {
+        Some(("stop-agent", host)) => signal(host, Signal::STOP),
+        Some(("continue-agent", host)) => signal(host, Signal::CONT),
+        _ => lab.fault(words),
+    }
 }
 
 fn line(row: &Row, results: &[MigrationResult]) -> String {
