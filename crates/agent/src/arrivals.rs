@@ -13,6 +13,13 @@ use tracing::{debug, warn};
 use crate::look_pace::LookPace;
 use crate::network::HostNetwork;
 
+/// Of the segments sent between two readings so many sent again are more than TCP's own doing, as one part of the
+/// others: at a full queue it is far below 0.1 % over a while, and may be more in a single reading.
+const LOSING_MIN: f64 = 0.01;
+
+/// Fewer than that are chance.
+const LOSING_SEGMENTS_MIN: u32 = 3;
+
 /// The connections of one transfer.
 #[derive(Debug)]
 pub(crate) struct Arrivals {
@@ -41,6 +48,22 @@ struct PathCount {
     sent_bytes: u64,
     arrived_bytes: u64,
     retransmitted_segments: u64,
+    // Since the reading before the last one.
+    lately: Lately,
+}
+
+/// Segments between two readings.
+#[derive(Debug, Clone, Copy, Default)]
+struct Lately {
+    sent: u32,
+    retransmitted: u32,
+}
+
+impl Lately {
+    fn is_losing(self) -> bool {
+        let Self { sent, retransmitted } = self;
+        retransmitted >= LOSING_SEGMENTS_MIN && f64::from(retransmitted) >= f64::from(sent) * LOSING_MIN
+    }
 }
 
 impl Arrivals {
@@ -51,6 +74,7 @@ impl Arrivals {
             sent_bytes: 0,
             arrived_bytes: 0,
             retransmitted_segments: 0,
+            lately: Lately::default(),
         };
         Self {
             destination,
@@ -74,6 +98,9 @@ impl Arrivals {
         }
         let mut ended =
             self.ended.as_ref().map(|ended| ended.read(self.destination.port())).unwrap_or_default();
+        for count in &mut self.paths {
+            count.lately = Lately::default();
+        }
         for index in 0..self.connections.len() {
             let flow = self.connections[index].flow;
             if let Some(last) = ended.remove(&flow) {
@@ -95,8 +122,18 @@ impl Arrivals {
         };
         count.sent_bytes += sent_bytes;
         count.arrived_bytes += now.acknowledged_bytes.saturating_sub(before.acknowledged_bytes);
-        count.retransmitted_segments +=
-            u64::from(now.retransmitted_segments.saturating_sub(before.retransmitted_segments));
+        let retransmitted = now.retransmitted_segments.saturating_sub(before.retransmitted_segments);
+        count.retransmitted_segments += u64::from(retransmitted);
+        // The kernel's count begins anew after 2³² segments.
+        let sent = now.sent_segments.wrapping_sub(before.sent_segments);
+        count.lately.sent = count.lately.sent.saturating_add(sent);
+        count.lately.retransmitted = count.lately.retransmitted.saturating_add(retransmitted);
+    }
+
+    /// The paths on which much had to be sent again between the last two readings.
+    pub(crate) fn losing(&self) -> Vec<Path> {
+        let losing = self.paths.iter().filter(|count| count.lately.is_losing());
+        losing.map(|count| count.path.clone()).collect()
     }
 
     /// The last of the memory is about to be sent; then QEMU closes its connections.

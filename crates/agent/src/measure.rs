@@ -128,6 +128,11 @@ impl Measurements {
         self.arrivals.as_ref()?.bytes()
     }
 
+    /// The paths on which much had to be sent again by the last reading.
+    pub(crate) fn losing(&self) -> Vec<Path> {
+        self.arrivals.as_ref().map(Arrivals::losing).unwrap_or_default()
+    }
+
     /// For each path what has arrived by the last reading.
     pub(crate) fn arrivals(&self) -> Vec<PathArrival> {
         self.arrivals.as_ref().map(Arrivals::by_path).unwrap_or_default()

@@ -16,7 +16,8 @@
 //! heard any more on any path, or a path has no other end yet, the source of each migration tells and asks
 //! again.
 //!
-//! Each host sends a datagram on each path every 50 ms, from a port of the migration range to one of
+//! Each host sends a datagram on each path every 50 ms, and ten times as many for a moment on one that may lose
+//! packets, from a port of the migration range to one of
 //! the other host's; [`drainpipe_engine::watch`] judges. Only the route changes: no connection is
 //! reset, and the kernel sends what was lost by the new way.
 
@@ -134,6 +135,14 @@ impl PathWatches {
         let watch = self.peers.lock().await.get(peer).cloned();
         if let Some(watch) = watch {
             watch.lock().await.begin_transfer(migration, port);
+        }
+    }
+
+    /// TCP has had to send much again on these paths.
+    pub(crate) async fn suspect(&self, peer: &str, paths: &[Path]) {
+        let watch = self.peers.lock().await.get(peer).cloned();
+        if let Some(watch) = watch {
+            watch.lock().await.suspect(paths);
         }
     }
 

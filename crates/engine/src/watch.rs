@@ -9,6 +9,9 @@
 //!   firewall drops the hellos.
 //! - A path that loses packets again and again is out: TCP would crawl on it, and the last of the memory
 //!   would wait. A short silence that is over is one loss.
+//! - A path that may lose packets, because a hello was lost or TCP had to send much again, is looked at closely
+//!   for a second: ten times as many hellos tell within a second what 20 a second tell in several. They judge,
+//!   not TCP, whose losses at a full queue are its own doing.
 //! - A path that is out comes back once it has been good for a while; longer each time, so that a
 //!   flapping link does its harm ever more rarely.
 
@@ -20,6 +23,15 @@ pub use self::news::{Fault, PathNews, Turn, Unwatched};
 
 /// A host says hello on each path this often, in ms: 20 datagrams of 26 bytes a second.
 pub const HELLO_EVERY_MS: f64 = 50.0;
+
+/// Between two hellos on a path that is looked at closely, in ms.
+pub const CLOSE_HELLO_EVERY_MS: f64 = 5.0;
+
+/// How long a path is looked at closely after each sign of loss: 200 hellos.
+const CLOSE_LOOK_MS: f64 = 1_000.0;
+
+/// What was counted in a close look says nothing any more when no such hello has come for that long.
+const CLOSE_LOOK_OVER_MS: f64 = 250.0;
 
 /// Eight hellos missed. TCP's first retransmission, after 200 ms or a little more, is lost then; the
 /// next one finds the new way.
@@ -62,8 +74,10 @@ const FORGIVEN_AFTER_MS: f64 = 60_000.0;
 /// What one end says on one path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hello {
-    /// One more each time, from 1.
+    /// One more each time, from 1; of each pace for itself.
     pub sequence: u64,
+    /// Whether it is one of a close look.
+    pub pace: Pace,
     /// Whether the other end is heard on this path.
     pub hearing: Hearing,
     /// How many times the other end's hellos were lost of late; those in a row count once.
@@ -72,7 +86,16 @@ pub struct Hello {
 
 impl Hello {
     /// In place of what was said before.
-    const FORGOTTEN: Self = Self { sequence: 0, hearing: Hearing::Now, losses: 0 };
+    const FORGOTTEN: Self = Self { sequence: 0, pace: Pace::Steady, hearing: Hearing::Now, losses: 0 };
+}
+
+/// How often hellos of a kind are said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pace {
+    /// Each [`HELLO_EVERY_MS`].
+    Steady,
+    /// Each [`CLOSE_HELLO_EVERY_MS`], while a path is looked at closely.
+    Close,
 }
 
 /// Whether one end hears the other one's hellos.
@@ -97,8 +120,12 @@ pub struct PathWatch {
 #[derive(Debug)]
 struct Watched {
     sent: u64,
+    sent_closely: u64,
     heard: Heard,
+    heard_closely: Heard,
     last_heard_ms: f64,
+    last_heard_closely_ms: f64,
+    look_closely_until_ms: f64,
     peer: Option<Hello>,
     state: State,
     failures: u32,
@@ -121,8 +148,12 @@ impl Watched {
     fn new(now_ms: f64) -> Self {
         Self {
             sent: 0,
+            sent_closely: 0,
             heard: Heard::default(),
+            heard_closely: Heard::default(),
             last_heard_ms: now_ms,
+            last_heard_closely_ms: now_ms,
+            look_closely_until_ms: now_ms,
             peer: None,
             state: State::In { since_ms: now_ms },
             failures: 0,
@@ -139,6 +170,8 @@ impl Watched {
         self.began_ms = Some(now_ms);
         self.is_heard = false;
         self.heard = Heard::default();
+        self.heard_closely = Heard::default();
+        self.look_closely_until_ms = now_ms;
         // That hellos have come through before still counts; what they said does not.
         self.peer = self.peer.map(|_| Hello::FORGOTTEN);
         self.wake(now_ms);
@@ -166,8 +199,54 @@ impl Watched {
         now_ms - self.last_heard_ms <= PEER_LIVES_MS && now_ms - self.heard_since_ms >= SILENT_AFTER_MS
     }
 
+    fn losses_here(&self) -> u8 {
+        self.heard.losses().max(self.heard_closely.losses())
+    }
+
     fn losses(&self) -> u8 {
-        self.heard.losses().max(self.peer.map_or(0, |hello| hello.losses))
+        self.losses_here().max(self.peer.map_or(0, |hello| hello.losses))
+    }
+
+    /// What the other end is told. A path that is out for loss counts anew, so that it does not come back for
+    /// having lost much in a short time only; until it has proven clean, what put it out is what counts there.
+    fn losses_to_tell(&self) -> u8 {
+        if self.is_clean() { self.losses_here() } else { self.losses_here().max(LOSSES_OUT) }
+    }
+
+    /// Whether it has proven here that it loses nothing any more, if that is what it is out for.
+    fn is_clean(&self) -> bool {
+        let lost = matches!(self.fault_it_is_out_for(), Some(Fault::Loss(_)));
+        !lost || (self.heard.is_full() && self.losses_here() <= LOSSES_IN)
+    }
+
+    fn looks_closely(&self, now_ms: f64) -> bool {
+        self.is_in() && self.peer.is_some() && now_ms < self.look_closely_until_ms
+    }
+
+    fn look_closely(&mut self, now_ms: f64) {
+        self.look_closely_until_ms = now_ms + CLOSE_LOOK_MS;
+    }
+
+    /// Whether it is no replay, which would be no sign of life.
+    fn record(&mut self, hello: Hello, anew: bool, now_ms: f64) -> bool {
+        let heard = match hello.pace {
+            Pace::Steady => &mut self.heard,
+            Pace::Close => &mut self.heard_closely,
+        };
+        if hello.sequence <= heard.newest {
+            heard.record_late(hello.sequence);
+            return false;
+        }
+        *heard =
+            if anew || heard.is_empty() { Heard::first(hello.sequence) } else { heard.next(hello.sequence) };
+        if hello.pace == Pace::Close {
+            self.last_heard_closely_ms = now_ms;
+        }
+        true
+    }
+
+    fn say(&self, sequence: u64, pace: Pace, now_ms: f64) -> Hello {
+        Hello { sequence, pace, hearing: self.hearing(now_ms), losses: self.losses_to_tell() }
     }
 
     fn is_heard_there(&self) -> bool {
@@ -204,8 +283,8 @@ impl Watched {
         let next = match self.state {
             State::In { since_ms } => self.stay_or_go(since_ms, fault, now_ms),
             State::Out { fault: old, good_since_ms } => {
-                let is_clean = self.losses() <= LOSSES_IN || !matches!(old, Fault::Loss(_));
-                let is_good = self.is_heard && fault.is_none() && is_clean;
+                let is_clean_there = self.losses() <= LOSSES_IN || !matches!(old, Fault::Loss(_));
+                let is_good = self.is_heard && fault.is_none() && is_clean_there && self.is_clean();
                 self.wait_or_return(
                     old,
                     good_since_ms.filter(|_| is_good).or(is_good.then_some(now_ms)),
@@ -224,6 +303,10 @@ impl Watched {
         }
         let Some(fault) = fault else { return self.state };
         self.failures = self.failures.saturating_add(1);
+        if matches!(fault, Fault::Loss(_)) {
+            self.heard = Heard::first(self.heard.newest);
+            self.heard_closely.forget();
+        }
         State::Out { fault, good_since_ms: None }
     }
 
@@ -334,24 +417,44 @@ impl PathWatch {
     pub fn hello(&mut self, path: usize, now_ms: f64) -> Option<Hello> {
         let path = self.paths.get_mut(path)?;
         path.sent += 1;
-        Some(Hello { sequence: path.sent, hearing: path.hearing(now_ms), losses: path.heard.losses() })
+        Some(path.say(path.sent, Pace::Steady, now_ms))
+    }
+
+    /// The next hello to say on a path after each [`CLOSE_HELLO_EVERY_MS`]; none unless it is looked at closely.
+    pub fn close_hello(&mut self, path: usize, now_ms: f64) -> Option<Hello> {
+        let path = self.paths.get_mut(path).filter(|path| path.looks_closely(now_ms))?;
+        path.sent_closely += 1;
+        Some(path.say(path.sent_closely, Pace::Close, now_ms))
+    }
+
+    /// Whether any path is looked at closely.
+    pub fn looks_closely(&self, now_ms: f64) -> bool {
+        self.paths.iter().any(|path| path.looks_closely(now_ms))
+    }
+
+    /// TCP has had to send much again on a path.
+    pub fn suspect(&mut self, path: usize, now_ms: f64) {
+        if let Some(path) = self.paths.get_mut(path) {
+            path.look_closely(now_ms);
+        }
     }
 
     /// A hello was heard on a path.
     pub fn heard(&mut self, path: usize, hello: Hello, now_ms: f64) {
         let waking = now_ms < self.awake_at_ms;
         let Some(path) = self.paths.get_mut(path) else { return };
-        // A replay is no sign of life.
-        if hello.sequence <= path.heard.newest {
-            path.heard.record_late(hello.sequence);
+        // What was lost while nothing came through says nothing of the path as it is now.
+        let was_silent = path.is_silent(now_ms);
+        let anew = waking || was_silent || path.peer.is_none();
+        if !path.record(hello, anew, now_ms) {
             return;
         }
-        // What was lost while nothing came through says nothing of the path as it is now.
-        if path.is_silent(now_ms) {
+        if was_silent {
             path.heard_since_ms = now_ms;
         }
-        let anew = waking || path.is_silent(now_ms) || path.peer.is_none();
-        path.heard = if anew { Heard::first(hello.sequence) } else { path.heard.next(hello.sequence) };
+        if path.peer.is_some_and(|before| hello.losses > before.losses) {
+            path.look_closely(now_ms);
+        }
         path.last_heard_ms = now_ms;
         path.is_heard = true;
         path.was_heard_there |= hello.hearing == Hearing::Now;
@@ -360,6 +463,11 @@ impl PathWatch {
 
     /// Judges all paths; to be called after each [`HELLO_EVERY_MS`]. What is to be told of it.
     pub fn tick(&mut self, now_ms: f64) -> Vec<Turn> {
+        for path in &mut self.paths {
+            if now_ms - path.last_heard_closely_ms > CLOSE_LOOK_OVER_MS {
+                path.heard_closely.forget();
+            }
+        }
         let mut news = self.news_of_all(|path| path.watching(now_ms));
         news.extend(self.judge(now_ms));
         news

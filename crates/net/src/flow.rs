@@ -39,6 +39,8 @@ pub struct FlowCounters {
     pub sent_bytes: u64,
     /// Bytes that the other end has confirmed (`tcpi_bytes_acked`).
     pub acknowledged_bytes: u64,
+    /// Segments with data sent, those that were sent again included (`tcpi_data_segs_out`).
+    pub sent_segments: u32,
     /// Segments sent more than once (`tcpi_total_retrans`).
     pub retransmitted_segments: u32,
     /// Segments sent that the other end has not confirmed yet (`tcpi_unacked`).
@@ -75,6 +77,7 @@ impl From<&TcpInfo> for FlowCounters {
         Self {
             sent_bytes: info.bytes_sent,
             acknowledged_bytes: info.bytes_acked,
+            sent_segments: info.data_segs_out,
             retransmitted_segments: info.total_retrans,
             unacknowledged_segments: info.unacked,
             round_trip_us: info.rtt,

@@ -415,6 +415,10 @@ impl Executor {
                 if let Err(problem) = self.measurements.sample(&self.agent.network, now_ms).await {
                     warn!(%problem, "no reading of the links");
                 }
+                let losing = self.measurements.losing();
+                if !losing.is_empty() {
+                    self.agent.watches.suspect(&self.running.target, &losing).await;
+                }
                 self.measurements.beside(self.agent.outgoing.sending_beside(&self.running.id));
                 let transferred = self.transferred(&status);
                 self.follow_downtime_limit(transferred.rounds).await;

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use drainpipe_engine::path::Path;
 use drainpipe_engine::problem::Problem;
-use drainpipe_engine::watch::{Hearing, Hello};
+use drainpipe_engine::watch::{Hearing, Hello, Pace};
 use tokio::net::UdpSocket;
 use uuid::Uuid;
 
@@ -15,8 +15,11 @@ use crate::link_socket::bind_udp;
 /// holds by default, so that nothing old is left after the agent stood still.
 const READ_MAX: usize = 1024;
 
-/// Token, sequence, hearing, losses.
+/// Token, sequence, hearing and pace, losses.
 const DATAGRAM_BYTES: usize = 26;
+
+/// In the byte that says what is heard: a hello of a close look.
+const CLOSE: u8 = 0x80;
 
 /// A socket on a path's own link, with a port of the migration range.
 pub(crate) async fn bind(agent: &Agent, path: &Path) -> Result<UdpSocket, Problem> {
@@ -45,10 +48,14 @@ fn encode(hello: Hello, token: Uuid) -> [u8; DATAGRAM_BYTES] {
     let mut datagram = [0; DATAGRAM_BYTES];
     datagram[..16].copy_from_slice(token.as_bytes());
     datagram[16..24].copy_from_slice(&hello.sequence.to_be_bytes());
-    datagram[24] = match hello.hearing {
+    let hearing = match hello.hearing {
         Hearing::Never => 0,
         Hearing::Now => 1,
         Hearing::NoMore => 2,
+    };
+    datagram[24] = match hello.pace {
+        Pace::Steady => hearing,
+        Pace::Close => hearing | CLOSE,
     };
     datagram[25] = hello.losses;
     datagram
@@ -59,13 +66,14 @@ fn decode(datagram: &[u8], token: Uuid) -> Option<Hello> {
     let (said, rest) = datagram.split_first_chunk::<16>()?;
     let (sequence, rest) = rest.split_first_chunk::<8>()?;
     let [hearing, losses] = *rest else { return None };
-    let hearing = match hearing {
+    let pace = if hearing & CLOSE == 0 { Pace::Steady } else { Pace::Close };
+    let hearing = match hearing & !CLOSE {
         0 => Hearing::Never,
         1 => Hearing::Now,
         2 => Hearing::NoMore,
         _ => return None,
     };
-    let hello = Hello { sequence: u64::from_be_bytes(*sequence), hearing, losses };
+    let hello = Hello { sequence: u64::from_be_bytes(*sequence), pace, hearing, losses };
     (said == token.as_bytes()).then_some(hello)
 }
 
@@ -80,9 +88,10 @@ mod tests {
         fn a_hello_arrives_as_it_was_said(
             sequence: u64,
             hearing in prop_oneof![Just(Hearing::Never), Just(Hearing::Now), Just(Hearing::NoMore)],
+            pace in prop_oneof![Just(Pace::Steady), Just(Pace::Close)],
             losses: u8,
         ) {
-            let (hello, token) = (Hello { sequence, hearing, losses }, Uuid::new_v4());
+            let (hello, token) = (Hello { sequence, pace, hearing, losses }, Uuid::new_v4());
             let datagram = encode(hello, token);
             prop_assert_eq!(decode(&datagram, token), Some(hello));
             prop_assert_eq!(decode(&datagram, Uuid::new_v4()), None);

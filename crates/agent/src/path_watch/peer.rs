@@ -7,7 +7,7 @@ use std::time::Duration;
 use drainpipe_engine::path::Path;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::speed::{READ_EVERY_MS, SpeedWatch};
-use drainpipe_engine::watch::{HELLO_EVERY_MS, PathNews, PathWatch, Turn, Unwatched};
+use drainpipe_engine::watch::{CLOSE_HELLO_EVERY_MS, HELLO_EVERY_MS, PathNews, PathWatch, Turn, Unwatched};
 use tokio::net::UdpSocket;
 use tokio::sync::{Mutex, mpsc};
 use tokio::task::JoinSet;
@@ -83,15 +83,25 @@ struct End {
 
 /// Watches until no migration uses the paths any more.
 pub(super) async fn run(watch: Arc<Mutex<PeerWatch>>) {
-    let mut ticks = interval(Duration::from_secs_f64(HELLO_EVERY_MS / 1000.0));
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let [mut ticks, mut close_ticks] = [HELLO_EVERY_MS, CLOSE_HELLO_EVERY_MS].map(|every_ms| {
+        let mut ticks = interval(Duration::from_secs_f64(every_ms / 1000.0));
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        ticks
+    });
+    let mut looks_closely = false;
     loop {
-        ticks.tick().await;
-        let mut watch = watch.lock().await;
-        if !watch.is_used() {
-            return;
+        tokio::select! {
+            biased;
+            _ = ticks.tick() => {
+                let mut watch = watch.lock().await;
+                if !watch.is_used() {
+                    return;
+                }
+                watch.step().await;
+                looks_closely = watch.looks_closely();
+            }
+            _ = close_ticks.tick(), if looks_closely => watch.lock().await.say_closely(),
         }
-        watch.step().await;
     }
 }
 
@@ -295,6 +305,33 @@ impl PeerWatch {
                 && let Some(hello) = self.watch.hello(index, now_ms)
             {
                 hello::say(&end.socket, other, token, hello);
+            }
+        }
+    }
+
+    /// Whether hellos are to be said at the close pace too.
+    fn looks_closely(&self) -> bool {
+        self.watch.looks_closely(self.now_ms())
+    }
+
+    fn say_closely(&mut self) {
+        let Some(token) = self.other_token else { return };
+        let now_ms = self.now_ms();
+        for (index, end) in self.ends.iter().enumerate() {
+            if let Some(other) = end.other
+                && let Some(hello) = self.watch.close_hello(index, now_ms)
+            {
+                hello::say(&end.socket, other, token, hello);
+            }
+        }
+    }
+
+    /// TCP has had to send much again on these paths.
+    pub(super) fn suspect(&mut self, paths: &[Path]) {
+        let now_ms = self.now_ms();
+        for path in paths {
+            if let Some(index) = self.index_of(path) {
+                self.watch.suspect(index, now_ms);
             }
         }
     }

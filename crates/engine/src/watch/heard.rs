@@ -1,6 +1,6 @@
 //! Which of the other end's hellos have been heard on one path.
 
-/// Hellos that count for the loss: the last 6.4 s.
+/// Hellos that count for the loss: of the steady ones those of the last 6.4 s.
 pub(super) const WINDOW: u32 = u128::BITS;
 
 /// The hellos heard on one path: bit 0 is the newest, bit 1 the one sent before it.
@@ -14,6 +14,21 @@ pub(super) struct Heard {
 impl Heard {
     pub(super) fn first(sequence: u64) -> Self {
         Self { newest: sequence, bits: 1, expected: 1 }
+    }
+
+    /// Counts no losses any more, and takes no replay for new.
+    pub(super) fn forget(&mut self) {
+        *self = Self { newest: self.newest, ..Self::default() };
+    }
+
+    /// Whether nothing counts yet.
+    pub(super) fn is_empty(self) -> bool {
+        self.expected == 0
+    }
+
+    /// Whether as many count as ever will.
+    pub(super) fn is_full(self) -> bool {
+        self.expected == WINDOW
     }
 
     pub(super) fn next(self, sequence: u64) -> Self {

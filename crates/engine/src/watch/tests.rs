@@ -5,6 +5,20 @@ use super::*;
 /// Hellos that the kernel keeps for a socket that is not read; what comes later is lost.
 const SOCKET_HOLDS: usize = 277;
 
+/// One steady one, and those of a close look.
+const HELLOS_PER_TICK: u32 = 10;
+
+/// Numbers from 0 to 99 999: `SplitMix64`, of <https://prng.di.unimi.it/splitmix64.c>.
+fn random(seed: u64) -> impl FnMut() -> u64 {
+    let mut state = seed;
+    move || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % 100_000
+    }
+}
+
 /// A watch of so many paths whose other ends are known.
 fn watch_of(paths: usize) -> PathWatch {
     let mut watch = PathWatch::new(0.0);
@@ -43,14 +57,20 @@ impl Hosts {
             let tick = self.tick;
             for end in (0..2).filter(|end| awake[*end]) {
                 for path in 0..self.ends[0].paths.len() {
-                    let hello = self.ends[end].hello(path, self.now_ms).unwrap();
-                    if !passes(end, path, tick) {
-                        continue;
-                    }
-                    if awake[1 - end] {
-                        self.ends[1 - end].heard(path, hello, self.now_ms);
-                    } else if self.queued.len() < SOCKET_HOLDS * self.ends[0].paths.len() {
-                        self.queued.push((path, hello));
+                    for number in 0..HELLOS_PER_TICK {
+                        let hello = match number {
+                            0 => self.ends[end].hello(path, self.now_ms),
+                            _ => self.ends[end].close_hello(path, self.now_ms),
+                        };
+                        let Some(hello) = hello else { break };
+                        if !passes(end, path, tick) {
+                            continue;
+                        }
+                        if awake[1 - end] {
+                            self.ends[1 - end].heard(path, hello, self.now_ms);
+                        } else if self.queued.len() < SOCKET_HOLDS * self.ends[0].paths.len() {
+                            self.queued.push((path, hello));
+                        }
                     }
                 }
             }
@@ -192,7 +212,11 @@ fn a_path_is_not_judged_before_its_other_end_is_known() {
     watch.add(0.0);
     for tick in 1..=100_u64 {
         let now_ms = tick as f64 * HELLO_EVERY_MS;
-        watch.heard(0, Hello { sequence: tick, hearing: Hearing::Now, losses: 0 }, now_ms);
+        watch.heard(
+            0,
+            Hello { sequence: tick, pace: Pace::Steady, hearing: Hearing::Now, losses: 0 },
+            now_ms,
+        );
         assert_eq!(watch.tick(now_ms), []);
     }
     assert_eq!(watch.in_use(), [true, true]);
@@ -242,18 +266,60 @@ fn a_watch_that_is_begun_anew_at_once_is_not_worth_a_word() {
 fn five_percent_lost_at_random_puts_a_path_out_within_seconds() {
     for seed in 0..50_u64 {
         let mut hosts = Hosts::new(2);
-        // SplitMix64, of <https://prng.di.unimi.it/splitmix64.c>.
-        let mut state = seed;
-        let mut random = move || {
-            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            mixed ^ (mixed >> 31)
-        };
-        hosts.run(20_000.0, |_, path, _| path == 0 || random() % 100 >= 5);
+        let mut random = random(seed);
+        hosts.run(20_000.0, |_, path, _| path == 0 || random() >= 5_000);
         let (out_at_ms, _, _) = hosts.turns[0];
-        assert!(out_at_ms < 15_000.0, "seed {seed}: {:?}", hosts.turns);
+        assert!(out_at_ms < 5_000.0, "seed {seed}: {:?}", hosts.turns);
     }
+}
+
+/// As TCP does all the time while it fills a link.
+fn run_suspecting(hosts: &mut Hosts, ms: f64, passes: &mut impl FnMut(usize, usize, u64) -> bool) {
+    let end_ms = hosts.now_ms + ms;
+    while hosts.now_ms < end_ms {
+        let now_ms = hosts.now_ms;
+        hosts.ends[0].suspect(1, now_ms);
+        hosts.run_with(2.0 * HELLO_EVERY_MS, [true, true], passes);
+    }
+}
+
+#[test]
+fn loss_that_tcp_suspects_is_found_within_a_second_or_little_more() {
+    let mut after_ms = vec![];
+    for seed in 0..200_u64 {
+        let mut hosts = Hosts::new(2);
+        hosts.run(1_000.0, |_, _, _| true);
+        let mut random = random(seed);
+        run_suspecting(&mut hosts, 6_000.0, &mut |end, path, _| path == 0 || end == 1 || random() >= 5_000);
+        assert_eq!(hosts.in_use(), [vec![true, false], vec![true, false]], "seed {seed}");
+        after_ms.push(hosts.turns[0].0 - 1_000.0);
+    }
+    after_ms.sort_by(f64::total_cmp);
+    assert!(after_ms[100] <= 800.0 && after_ms[190] <= 1_500.0, "{after_ms:?}");
+}
+
+#[test]
+fn a_path_that_loses_next_to_nothing_stays_in_whatever_tcp_suspects() {
+    for seed in 0..50_u64 {
+        let mut hosts = Hosts::new(2);
+        let mut random = random(seed);
+        run_suspecting(&mut hosts, 60_000.0, &mut |_, path, _| path == 0 || random() >= 100);
+        assert_eq!(hosts.turns, [], "seed {seed}");
+    }
+}
+
+#[test]
+fn a_path_found_lossy_in_a_close_look_does_not_come_back_while_it_loses() {
+    let mut hosts = Hosts::new(2);
+    hosts.run(1_000.0, |_, _, _| true);
+    let mut random = random(7);
+    run_suspecting(&mut hosts, 1_500.0, &mut |end, path, _| path == 0 || end == 1 || random() >= 10_000);
+    assert_eq!(hosts.in_use(), [vec![true, false], vec![true, false]]);
+    let turns = hosts.turns.len();
+    run_suspecting(&mut hosts, 20_000.0, &mut |end, path, tick| path == 0 || end == 1 || tick % 20 != 0);
+    assert_eq!(hosts.turns.len(), turns, "{:?}", hosts.turns);
+    hosts.run(10_000.0, |_, _, _| true);
+    assert_eq!(hosts.in_use(), [vec![true; 2], vec![true; 2]]);
 }
 
 #[test]
@@ -312,7 +378,7 @@ fn a_firewall_that_drops_the_hellos_of_one_direction_puts_no_path_out() {
 #[test]
 fn a_watch_that_is_often_late_brings_no_dead_path_back() {
     let mut watch = watch_of(2);
-    let hello = |sequence| Hello { sequence, hearing: Hearing::Now, losses: 0 };
+    let hello = |sequence| Hello { sequence, pace: Pace::Steady, hearing: Hearing::Now, losses: 0 };
     let mut turns = vec![];
     for tick in 1..=100_u64 {
         let now_ms = tick as f64 * HELLO_EVERY_MS;
@@ -333,7 +399,7 @@ fn a_watch_that_is_often_late_brings_no_dead_path_back() {
 #[test]
 fn replayed_and_late_hellos_are_no_sign_of_life() {
     let mut watch = watch_of(2);
-    let hello = |sequence| Hello { sequence, hearing: Hearing::Now, losses: 0 };
+    let hello = |sequence| Hello { sequence, pace: Pace::Steady, hearing: Hearing::Now, losses: 0 };
     let mut turns = vec![];
     for tick in 1..=40_u64 {
         let now_ms = tick as f64 * HELLO_EVERY_MS;
@@ -365,7 +431,7 @@ proptest! {
                     paths -= usize::from(path < paths);
                 }
                 2 => watch.begin(path, sequence % 2 == 0, now_ms),
-                3 => watch.heard(path, Hello { sequence, hearing: Hearing::Now, losses: 0 }, now_ms),
+                3 => watch.heard(path, Hello { sequence, pace: Pace::Steady, hearing: Hearing::Now, losses: 0 }, now_ms),
                 _ => drop(watch.restart(now_ms)),
             }
             for turn in watch.tick(now_ms) {
@@ -378,13 +444,17 @@ proptest! {
 
     #[test]
     fn whatever_is_heard_some_path_is_in_use(
-        hellos in prop::collection::vec((0_usize..4, any::<u64>(), hearing(), any::<u8>(), 0.0..300.0_f64), 0..300),
+        hellos in prop::collection::vec(
+            (0_usize..4, any::<u64>(), any::<bool>(), hearing(), any::<u8>(), 0.0..300.0_f64),
+            0..300,
+        ),
     ) {
         let mut watch = watch_of(3);
         let mut now_ms = 0.0;
-        for (path, sequence, hearing, losses, later_ms) in hellos {
+        for (path, sequence, is_close, hearing, losses, later_ms) in hellos {
+            let pace = if is_close { Pace::Close } else { Pace::Steady };
             now_ms += later_ms;
-            watch.heard(path, Hello { sequence, hearing, losses }, now_ms);
+            watch.heard(path, Hello { sequence, pace, hearing, losses }, now_ms);
             watch.tick(now_ms);
             prop_assert!(watch.in_use().contains(&true));
         }
