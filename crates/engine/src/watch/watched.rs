@@ -1,0 +1,237 @@
+//! One path, seen from one end: what is heard on it, and whether it is in.
+
+use super::heard::Heard;
+use super::{
+    CLOSE_LOOK_MS, FORGIVEN_AFTER_MS, Fault, HOLD_MAX_MS, HOLD_MS, Hearing, Hello, LOSSES_IN, LOSSES_OUT,
+    PEER_LIVES_MS, Pace, PathNews, SILENT_AFTER_MS, UNWATCHED_AFTER_MS, Unwatched,
+};
+
+/// One path.
+#[derive(Debug)]
+pub(super) struct Watched {
+    pub(super) sent: u64,
+    pub(super) sent_closely: u64,
+    heard: Heard,
+    pub(super) heard_closely: Heard,
+    pub(super) last_heard_ms: f64,
+    pub(super) last_heard_closely_ms: f64,
+    look_closely_until_ms: f64,
+    pub(super) peer: Option<Hello>,
+    state: State,
+    failures: u32,
+    // None until the other end is known.
+    pub(super) began_ms: Option<f64>,
+    pub(super) is_heard: bool,
+    pub(super) was_heard_there: bool,
+    // Until hellos are heard again.
+    is_said_unwatched: bool,
+    pub(super) heard_since_ms: f64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum State {
+    In { since_ms: f64 },
+    Out { fault: Fault, good_since_ms: Option<f64> },
+}
+
+impl Watched {
+    pub(super) fn new(now_ms: f64) -> Self {
+        Self {
+            sent: 0,
+            sent_closely: 0,
+            heard: Heard::default(),
+            heard_closely: Heard::default(),
+            last_heard_ms: now_ms,
+            last_heard_closely_ms: now_ms,
+            look_closely_until_ms: now_ms,
+            peer: None,
+            state: State::In { since_ms: now_ms },
+            failures: 0,
+            began_ms: None,
+            is_heard: false,
+            was_heard_there: false,
+            is_said_unwatched: false,
+            heard_since_ms: now_ms,
+        }
+    }
+
+    /// The other end begins to say hello, from 1.
+    pub(super) fn begin(&mut self, now_ms: f64) {
+        self.began_ms = Some(now_ms);
+        self.is_heard = false;
+        self.heard = Heard::default();
+        self.heard_closely = Heard::default();
+        self.look_closely_until_ms = now_ms;
+        // That hellos have come through before still counts; what they said does not.
+        self.peer = self.peer.map(|_| Hello::FORGOTTEN);
+        self.wake(now_ms);
+    }
+
+    /// After the watch stood still: what it slept through is no silence and no loss, and no sign of life of
+    /// a path that was out.
+    pub(super) fn wake(&mut self, now_ms: f64) {
+        match &mut self.state {
+            State::In { .. } => self.last_heard_ms = now_ms,
+            State::Out { good_since_ms, .. } => *good_since_ms = None,
+        }
+    }
+
+    pub(super) fn is_in(&self) -> bool {
+        matches!(self.state, State::In { .. })
+    }
+
+    pub(super) fn is_silent(&self, now_ms: f64) -> bool {
+        now_ms - self.last_heard_ms > SILENT_AFTER_MS
+    }
+
+    /// Heard just now, and for so long that the other agent, had it stood still, is awake on all paths.
+    pub(super) fn is_proof_of_life(&self, now_ms: f64) -> bool {
+        now_ms - self.last_heard_ms <= PEER_LIVES_MS && now_ms - self.heard_since_ms >= SILENT_AFTER_MS
+    }
+
+    fn losses_here(&self) -> u8 {
+        self.heard.losses().max(self.heard_closely.losses())
+    }
+
+    fn losses(&self) -> u8 {
+        self.losses_here().max(self.peer.map_or(0, |hello| hello.losses))
+    }
+
+    /// What the other end is told. A path that is out for loss counts anew, so that it does not come back for
+    /// having lost much in a short time only; until it has proven clean, what put it out is what counts there.
+    fn losses_to_tell(&self) -> u8 {
+        if self.is_clean() { self.losses_here() } else { self.losses_here().max(LOSSES_OUT) }
+    }
+
+    /// Whether it has proven here that it loses nothing any more, if that is what it is out for.
+    fn is_clean(&self) -> bool {
+        let lost = matches!(self.fault_it_is_out_for(), Some(Fault::Loss(_)));
+        !lost || (self.heard.is_full() && self.losses_here() <= LOSSES_IN)
+    }
+
+    pub(super) fn looks_closely(&self, now_ms: f64) -> bool {
+        self.is_in() && self.peer.is_some() && now_ms < self.look_closely_until_ms
+    }
+
+    pub(super) fn look_closely(&mut self, now_ms: f64) {
+        self.look_closely_until_ms = now_ms + CLOSE_LOOK_MS;
+    }
+
+    /// Whether it is no replay, which would be no sign of life.
+    pub(super) fn record(&mut self, hello: Hello, anew: bool, now_ms: f64) -> bool {
+        let heard = match hello.pace {
+            Pace::Steady => &mut self.heard,
+            Pace::Close => &mut self.heard_closely,
+        };
+        if hello.sequence <= heard.newest {
+            heard.record_late(hello.sequence);
+            return false;
+        }
+        *heard =
+            if anew || heard.is_empty() { Heard::first(hello.sequence) } else { heard.next(hello.sequence) };
+        if hello.pace == Pace::Close {
+            self.last_heard_closely_ms = now_ms;
+        }
+        true
+    }
+
+    pub(super) fn say(&self, sequence: u64, pace: Pace, now_ms: f64) -> Hello {
+        Hello { sequence, pace, hearing: self.hearing(now_ms), losses: self.losses_to_tell() }
+    }
+
+    pub(super) fn is_heard_there(&self) -> bool {
+        self.peer.is_some_and(|hello| hello.hearing != Hearing::NoMore)
+    }
+
+    fn hearing(&self, now_ms: f64) -> Hearing {
+        match self.peer {
+            None => Hearing::Never,
+            Some(_) if self.is_silent(now_ms) => Hearing::NoMore,
+            Some(_) => Hearing::Now,
+        }
+    }
+
+    fn fault(&self, now_ms: f64, peer_hears: bool) -> Option<Fault> {
+        self.peer?;
+        if self.is_silent(now_ms) {
+            Some(Fault::Silent)
+        } else if peer_hears && !self.is_heard_there() {
+            Some(Fault::OneWay)
+        } else {
+            Some(self.losses()).filter(|losses| *losses >= LOSSES_OUT).map(Fault::Loss)
+        }
+    }
+
+    fn hold_ms(&self) -> f64 {
+        let doublings = i32::try_from(self.failures.saturating_sub(1)).unwrap_or(i32::MAX);
+        (HOLD_MS * 2_f64.powi(doublings)).min(HOLD_MAX_MS)
+    }
+
+    /// Goes out or comes back, if it must; true if it did.
+    pub(super) fn judge(&mut self, now_ms: f64, peer_hears: bool) -> bool {
+        let fault = self.fault(now_ms, peer_hears);
+        let next = match self.state {
+            State::In { since_ms } => self.stay_or_go(since_ms, fault, now_ms),
+            State::Out { fault: old, good_since_ms } => {
+                let is_clean_there = self.losses() <= LOSSES_IN || !matches!(old, Fault::Loss(_));
+                let is_good = self.is_heard && fault.is_none() && is_clean_there && self.is_clean();
+                self.wait_or_return(
+                    old,
+                    good_since_ms.filter(|_| is_good).or(is_good.then_some(now_ms)),
+                    now_ms,
+                )
+            }
+        };
+        let turned = self.is_in() != matches!(next, State::In { .. });
+        self.state = next;
+        turned
+    }
+
+    fn stay_or_go(&mut self, since_ms: f64, fault: Option<Fault>, now_ms: f64) -> State {
+        if now_ms - since_ms >= FORGIVEN_AFTER_MS {
+            self.failures = 0;
+        }
+        let Some(fault) = fault else { return self.state };
+        self.failures = self.failures.saturating_add(1);
+        if matches!(fault, Fault::Loss(_)) {
+            self.heard = Heard::first(self.heard.newest);
+            self.heard_closely.forget();
+        }
+        State::Out { fault, good_since_ms: None }
+    }
+
+    fn wait_or_return(&self, fault: Fault, good_since_ms: Option<f64>, now_ms: f64) -> State {
+        if good_since_ms.is_some_and(|since_ms| now_ms - since_ms >= self.hold_ms()) {
+            return State::In { since_ms: now_ms };
+        }
+        State::Out { fault, good_since_ms }
+    }
+
+    pub(super) fn fault_it_is_out_for(&self) -> Option<Fault> {
+        match self.state {
+            State::In { .. } => None,
+            State::Out { fault, .. } => Some(fault),
+        }
+    }
+
+    /// What is to be said of whether it is watched; once each time.
+    pub(super) fn watching(&mut self, now_ms: f64) -> Option<PathNews> {
+        let is_unheard = self.peer.is_none()
+            && self.began_ms.is_some_and(|began_ms| now_ms - began_ms > UNWATCHED_AFTER_MS);
+        match (self.is_said_unwatched, self.is_heard) {
+            (true, true) => {
+                self.is_said_unwatched = false;
+                Some(PathNews::Watched)
+            }
+            (false, false) if is_unheard => self.unwatched(Unwatched::Unheard),
+            _ => None,
+        }
+    }
+
+    pub(super) fn unwatched(&mut self, why: Unwatched) -> Option<PathNews> {
+        self.is_heard = false;
+        let newly = self.began_ms.is_some() && !self.is_said_unwatched;
+        self.is_said_unwatched |= newly;
+        newly.then_some(PathNews::Unwatched(why))
+    }
+}
