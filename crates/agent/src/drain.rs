@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use drainpipe_engine::drain::lint::lint;
 use drainpipe_engine::drain::plan::{DrainPlan, plan as make_plan};
-use drainpipe_engine::drain::run::Standing;
+use drainpipe_engine::drain::run::{DrainLimits, Standing};
 use drainpipe_engine::drain::status::{DrainStatus, MoveStatus};
 use drainpipe_engine::migration::Stage;
 use drainpipe_engine::problem::Problem;
@@ -35,6 +35,7 @@ use uuid::Uuid;
 pub(crate) use self::record::view;
 use crate::agent::Agent;
 use crate::api::types::{DrainKind, DrainPlanView, DrainRequest, DrainView, ResumeRequest};
+use crate::config::DrainBounds;
 use crate::journal::DrainRecord;
 use crate::outgoing::known_target;
 
@@ -148,10 +149,23 @@ fn check(agent: &Agent, request: &DrainRequest) -> Result<(), Problem> {
     request.to.iter().try_for_each(|name| known_target(agent, name).map(drop))
 }
 
+/// What the request and this host's configuration allow.
+fn limits(agent: &Agent, request: &DrainRequest) -> DrainLimits {
+    let DrainBounds { outbound, inbound, attempts } = agent.config.drain;
+    DrainLimits {
+        total_ms: request.deadline_s.map(|seconds| f64::from(seconds) * 1_000.0),
+        outbound,
+        inbound,
+        transfers: request.transfers,
+        attempts,
+    }
+}
+
 async fn plan_anew(agent: &Agent, request: &DrainRequest, standing: &Standing) -> DrainPlanView {
     let mut seen = view::look(agent, request).await;
     standing.complete(&mut seen);
-    let plan = make_plan(&seen, request.transfers);
+    let targets = seen.targets.iter().map(|target| target.name.as_str());
+    let plan = make_plan(&seen, Some(limits(agent, request).most_on_links(targets)));
     let findings = lint(&seen, &plan);
     DrainPlanView { plan, findings }
 }

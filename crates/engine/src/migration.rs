@@ -146,8 +146,10 @@ pub enum Stage {
     Preparing,
     /// It could send, and waits for its turn.
     Ready,
-    /// Steps 6 to 8: it uses the links.
+    /// Steps 6 and 7: it uses the links.
     Sending,
+    /// Step 8: the VM is paused, and its last bytes are on the links.
+    SwitchingOver,
     /// Steps 9 and 10: all has been sent.
     Sent,
     /// It is being undone.
@@ -694,9 +696,8 @@ impl Migration {
         match self.phase {
             Phase::Preparing(_) => Stage::Preparing,
             Phase::AwaitingTurn { .. } => Stage::Ready,
-            Phase::StartingTransfer | Phase::Copying | Phase::SwitchingOver | Phase::RecordingHandOver => {
-                Stage::Sending
-            }
+            Phase::StartingTransfer | Phase::Copying => Stage::Sending,
+            Phase::SwitchingOver | Phase::RecordingHandOver => Stage::SwitchingOver,
             Phase::ResumingOnTarget { .. }
             | Phase::AskingTarget { .. }
             | Phase::Revoking

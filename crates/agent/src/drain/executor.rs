@@ -1,3 +1,6 @@
+/// Between two attempts to write down how a drain stands.
+const RECORD_AGAIN_AFTER: Duration = Duration::from_secs(2);
+
 //! Carries out the engine's actions of a drain, and feeds it what happens. Decides nothing.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -5,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use drainpipe_engine::drain::plan::DrainPlan;
-use drainpipe_engine::drain::run::{Action, Drain, DrainLimits, Event, MoveEnd};
+use drainpipe_engine::drain::run::{Action, Drain, Event, MoveEnd};
 use drainpipe_engine::drain::status::{DrainStatus, MoveState, MoveStatus};
 use drainpipe_engine::migration::Stage;
 use drainpipe_engine::problem::Problem;
@@ -16,10 +19,9 @@ use tokio::time::{Interval, MissedTickBehavior, interval, sleep, timeout};
 use tracing::{info, warn};
 
 use super::record::{problem_of, settled};
-use super::{Course, plan_anew, sound};
+use super::{Course, limits, plan_anew, sound};
 use crate::agent::Agent;
 use crate::api::types::{DrainRequest, MigrateRequest};
-use crate::config::DrainBounds;
 use crate::journal::DrainRecord;
 use crate::outgoing::{self, Running, Turn};
 
@@ -28,9 +30,6 @@ const TICK: Duration = Duration::from_millis(200);
 
 /// Events that may wait. Who has more to tell waits, too.
 const NEWS_MAX: usize = 64;
-
-/// Between two attempts to write down how a drain stands.
-const RECORD_AGAIN_AFTER: Duration = Duration::from_secs(2);
 
 struct Executor {
     agent: Arc<Agent>,
@@ -59,14 +58,7 @@ pub(super) fn start(
     record: &DrainRecord,
     plan: DrainPlan,
 ) -> Result<(), Problem> {
-    let DrainBounds { outbound, inbound, attempts } = agent.config.drain;
-    let limits = DrainLimits {
-        total_ms: request.deadline_s.map(|seconds| f64::from(seconds) * 1_000.0),
-        outbound,
-        inbound,
-        transfers: request.transfers,
-        attempts,
-    };
+    let limits = limits(agent, &request);
     let (drain, first) = Drain::begin(plan, limits, 0.0);
     let record = settled(agent, record.clone())?;
     let is_kept = |one: &MoveStatus| matches!(one.state, MoveState::Moved | MoveState::Undecided);
@@ -294,7 +286,8 @@ async fn follow(agent: Arc<Agent>, flight: Arc<Running>, tell: mpsc::Sender<Even
 fn event_of(stage: Stage, vm: String) -> Option<Event> {
     match stage {
         Stage::Ready => Some(Event::Prepared { vm }),
-        Stage::Sent => Some(Event::Sent { vm }),
+        // The first of these two may have been missed; the second of two says nothing new.
+        Stage::SwitchingOver | Stage::Sent => Some(Event::Paused { vm }),
         Stage::Preparing | Stage::Sending | Stage::Undoing | Stage::Ended => None,
     }
 }

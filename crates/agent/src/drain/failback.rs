@@ -83,6 +83,7 @@ fn waiting(one: MoveStatus) -> MoveStatus {
     MoveStatus {
         state: MoveState::Waiting,
         sent_bytes: 0,
+        predicted_bytes: 0,
         attempts: 0,
         predicted_ms,
         transfer_ms: None,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drainpipe_engine::check::finding::Finding;
+use drainpipe_engine::drain::sending_ms;
 use drainpipe_engine::drain::view::{
     DrainView, MemorySample, PlacedVm, Placement, Remembered, TargetView, VmView,
 };
@@ -30,9 +31,6 @@ use crate::vms::{PresentVm, QMP_DEADLINE};
 
 /// How long one target may take to say what it is, what it has and which VMs it would take.
 const TARGET_DEADLINE: Duration = Duration::from_secs(10);
-
-/// How long QEMU may take to say how fast its guest's memory changes: it watches that for a second.
-const SAMPLE_DEADLINE: Duration = Duration::from_secs(4);
 
 /// Targets and VMs that are looked at at a time.
 const LOOKS_AT_ONCE: usize = 32;
@@ -91,11 +89,11 @@ async fn look_at_vm(vm: PresentVm) -> VmView {
 
 /// Nothing where it cannot be told: then the plan reckons without it, and says so.
 async fn sample(vmm: &Vmm) -> Option<MemorySample> {
-    let sampled = vmm.sample_memory(SAMPLE_DEADLINE).await.inspect_err(|error| {
+    let sampled = vmm.sample_memory().await.inspect_err(|error| {
         warn!(vm = %vmm.spec().spec().name, %error, "its memory could not be looked at");
     });
-    let hypervisor::MemorySample { zero_share, dirty_bytes_per_s } = sampled.ok()?;
-    Some(MemorySample { zero_share, dirty_bytes_per_s })
+    let hypervisor::MemorySample { zero_share, dirty_bytes_per_s, dirty_set_bytes } = sampled.ok()?;
+    Some(MemorySample { zero_share, dirty_bytes_per_s, dirty_set_bytes })
 }
 
 fn described(definition: &VmSpec, immovable: Option<String>) -> VmView {
@@ -238,7 +236,7 @@ fn remembered(agent: &Agent, target: &str, option: RequestedOption) -> Result<Op
 
 /// What a transfer carried, in Mb/s, and how many others were sending too.
 fn carried(result: &MigrationResult) -> (f64, u32) {
-    let mbps = result.wire_bytes as f64 * 8.0 / 1_000.0 / result.transfer_ms.max(1.0);
+    let mbps = result.wire_bytes as f64 * 8.0 / 1_000.0 / sending_ms(result.transfer_ms).max(1.0);
     (mbps, result.others_at_once)
 }
 

@@ -262,6 +262,7 @@ mod tests {
             error: None,
             memory_bytes: 1 << 28,
             sent_bytes: 7,
+            predicted_bytes: 0,
             predicted_ms: 100.0,
             transfer_ms: None,
         }

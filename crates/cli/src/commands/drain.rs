@@ -289,6 +289,7 @@ mod tests {
             error: (state == MoveState::Failed).then(|| Problem::failed("b is short of memory")),
             memory_bytes: 1 << 30,
             sent_bytes: 1 << 29,
+            predicted_bytes: 0,
             predicted_ms: 9_000.0,
             transfer_ms: (state == MoveState::Moved).then_some(8_600.0),
         }
@@ -333,6 +334,8 @@ mod tests {
             }],
             stays: vec![Stay { vm: "db1".into(), why: "licence".into() }],
             transfers: 1,
+            transfers_found: false,
+            links_mbps: None,
             predicted_ms: 4_800.0,
             warnings: vec!["no room for the failure of b".into()],
         };

@@ -251,6 +251,7 @@ mod tests {
             error,
             memory_bytes: 1 << 30,
             sent_bytes: 1 << 20,
+            predicted_bytes: 0,
             predicted_ms: 1.0,
             transfer_ms: Some(2_000.0),
         };

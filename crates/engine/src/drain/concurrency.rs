@@ -10,6 +10,8 @@
 //! More pays if it carries clearly more; fewer if it carries as much, since then each VM has less time to
 //! get dirty.
 
+use super::predict::START_MS;
+
 /// After a change of the number the links need so long until they carry what they will.
 const RAMP_MS: f64 = 300.0;
 
@@ -59,6 +61,8 @@ pub(super) struct Concurrency {
     down_by_halving: bool,
     hold_ms: f64,
     hold_until_ms: f64,
+    // What all links carry at most, in bytes per ms; more at a time cannot carry more than that.
+    links: Option<f64>,
     // A try began then that did not pay, and the links are not back at the number before.
     returning_since_ms: Option<f64>,
     tried: bool,
@@ -80,8 +84,15 @@ struct Trial {
 #[derive(Debug, Clone, Copy)]
 struct Window {
     since_ms: f64,
-    // Time and bytes of the first sample after the ramp.
-    first: Option<(f64, u64)>,
+    first: Option<First>,
+}
+
+/// The first sample after the ramp.
+#[derive(Debug, Clone, Copy)]
+struct First {
+    at_ms: f64,
+    bytes: u64,
+    turns: u64,
 }
 
 impl Concurrency {
@@ -100,9 +111,25 @@ impl Concurrency {
             down_by_halving: true,
             hold_ms: HOLD_MS,
             hold_until_ms: f64::NEG_INFINITY,
+            links: None,
             returning_since_ms: None,
             tried: false,
         }
+    }
+
+    /// Always so many.
+    pub(super) fn fixed(transfers: u8) -> Self {
+        Self { hold_until_ms: f64::INFINITY, ..Self::new(transfers, transfers) }
+    }
+
+    /// With a number that an earlier drain has found: it holds for a while.
+    pub(super) fn found_before(self, now_ms: f64) -> Self {
+        Self { hold_until_ms: now_ms + self.hold_ms, ..self }
+    }
+
+    /// With what all links carry together, in bytes per ms.
+    pub(super) fn over_links(self, links: Option<f64>) -> Self {
+        Self { links, ..self }
     }
 
     /// How many VMs may be on the links.
@@ -115,9 +142,9 @@ impl Concurrency {
         self.tried.then_some(self.settled)
     }
 
-    /// Takes a sample, some times a second: bytes of all VMs that have arrived since the drain began, and
-    /// how many VMs are on the links.
-    pub(super) fn observe(&mut self, now_ms: f64, arrived_bytes: u64, on_links: u8) {
+    /// Takes a sample, some times a second: bytes of all VMs that have arrived since the drain began, how many
+    /// VMs are on the links, and how many have had their turn so far.
+    pub(super) fn observe(&mut self, now_ms: f64, arrived_bytes: u64, on_links: u8, turns: u64) {
         if on_links != self.allowed() {
             self.window = None;
             return;
@@ -130,15 +157,18 @@ impl Concurrency {
         if now_ms < window.since_ms + RAMP_MS {
             return;
         }
-        let (first_ms, first_bytes) = *window.first.get_or_insert((now_ms, arrived_bytes));
+        let first = *window.first.get_or_insert(First { at_ms: now_ms, bytes: arrived_bytes, turns });
         let since_ms = window.since_ms;
-        let span_ms = now_ms - first_ms;
+        let span_ms = now_ms - first.at_ms;
         if span_ms < GLANCE_MS {
             return;
         }
-        let carries = arrived_bytes.saturating_sub(first_bytes) as f64 / span_ms;
+        let idle_ms = START_MS * turns.saturating_sub(first.turns) as f64 / f64::from(on_links.max(1));
+        let carries = arrived_bytes.saturating_sub(first.bytes) as f64 / span_ms;
         match self.trial {
             Some(trial) => self.judge(since_ms, trial, carries, span_ms),
+            // In a short time the start of one VM counts too much.
+            None if span_ms < WINDOW_MS && idle_ms > LOSS * span_ms => {}
             None => self.measured(now_ms, carries, span_ms),
         }
     }
@@ -207,7 +237,8 @@ impl Concurrency {
     }
 
     fn next_trial(&self) -> Option<Trial> {
-        [self.next, opposite(self.next)].into_iter().find_map(|direction| {
+        let may_pay = |direction: &Direction| *direction == Direction::Down || !self.links_are_full();
+        [self.next, opposite(self.next)].into_iter().filter(may_pay).find_map(|direction| {
             let transfers = match direction {
                 Direction::Up if self.up_by_doubling => self.settled.saturating_mul(2),
                 Direction::Up => self.settled.saturating_add(1),
@@ -217,6 +248,12 @@ impl Concurrency {
             let transfers = transfers.clamp(1, self.most);
             (transfers != self.settled).then_some(Trial { transfers, direction })
         })
+    }
+
+    /// Whether more at a time could not carry so much more that it would pay.
+    fn links_are_full(&self) -> bool {
+        let (Some(links), Some(carries)) = (self.links, self.carries) else { return false };
+        carries * (1.0 + GAIN) >= links
     }
 }
 

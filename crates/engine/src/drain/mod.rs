@@ -5,7 +5,8 @@
 //! plan         which VM goes where, in which order, how long it will take; which stay, and why
 //! placement    which target takes which VM
 //! lint         whether a plan may be carried out as it is
-//! predict      how long moving one VM will take
+//! predict      what moving one VM will take
+//! schedule     how long all take that share the links
 //! concurrency  how many VMs are on the links at a time
 //! run          the drain under way: events in, actions out
 //! ```
@@ -16,8 +17,11 @@ mod placement;
 pub mod plan;
 mod predict;
 pub mod run;
+mod schedule;
 pub mod status;
 pub mod view;
 
 #[cfg(test)]
 mod tests;
+
+pub use predict::sending_ms;

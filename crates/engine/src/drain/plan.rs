@@ -6,10 +6,13 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::concurrency::Concurrency;
 use super::placement::{Place, place, without_reserve};
 use super::predict::{
-    Links, Prediction, Schedule, Transfer, completion_ms, paths_mbps, predict, schedule, setup_ms, vm_mbps,
+    GOODPUT_SHARE, Prediction, bytes_per_ms, completion_ms, paths_mbps, predict, setup_ms, vm_mbps,
+    whole_bytes,
 };
+use super::schedule::{Course, Links, Schedule, Transfer, schedule};
 use super::view::{DrainView, TargetView, VmView};
 
 /// Which VM goes where, in this order, and which stay.
@@ -23,6 +26,12 @@ pub struct DrainPlan {
     pub stays: Vec<Stay>,
     /// How many VMs are on the links at a time to begin with.
     pub transfers: u8,
+    /// Whether an earlier drain has found that number.
+    #[serde(default)]
+    pub transfers_found: bool,
+    /// What all links carry together, in Mb/s; absent where the speed of one is not known.
+    #[serde(default)]
+    pub links_mbps: Option<u64>,
     /// Until the last VM that goes runs on its target.
     pub predicted_ms: f64,
     /// What a person should know before it begins.
@@ -38,7 +47,7 @@ pub struct Move {
     pub target: String,
     /// Its memory.
     pub memory_bytes: u64,
-    /// Bytes that will go over the links.
+    /// Bytes that will go over the links, shared as planned.
     pub predicted_bytes: u64,
     /// From the start of its own transfer to its end, when it is alone on the links.
     pub predicted_transfer_ms: f64,
@@ -79,16 +88,32 @@ pub fn plan(view: &DrainView, transfers: Option<u8>) -> DrainPlan {
     going.sort_by_key(|going| {
         (!going.prediction.converges, Reverse(going.prediction.bytes), going.vm.name.clone())
     });
-    let transfers = transfers_to_begin_with(view, &going).min(transfers.unwrap_or(u8::MAX)).max(1);
-    let schedule = schedule_of(view, &going, transfers);
-    let setup_ms = going.first().map_or(0.0, |first| setup_ms(&view.targets[first.target]));
-    DrainPlan {
+    let found = transfers_found(view, &going);
+    let most = transfers.unwrap_or(u8::MAX).max(1);
+    let mut plan = DrainPlan {
         host: view.host.clone(),
-        moves: going.iter().zip(&schedule.transfer_ms).map(|(going, ms)| going.as_move(view, *ms)).collect(),
+        moves: vec![],
         stays,
-        transfers,
-        predicted_ms: setup_ms + schedule.total_ms,
+        transfers: found.unwrap_or(TRANSFERS_TO_BEGIN_WITH).clamp(1, most),
+        transfers_found: found.is_some_and(|found| found <= most),
+        links_mbps: links_mbps(view, &going),
+        predicted_ms: 0.0,
         warnings: [unknown_speeds(view, &going), without_reserve(view, &places)].concat(),
+    };
+    let schedule = schedule_of(view, &going, plan.concurrency(most, 0.0));
+    let setup_ms = going.first().map_or(0.0, |first| setup_ms(&view.targets[first.target]));
+    plan.moves =
+        going.iter().zip(&schedule.courses).map(|(going, course)| going.as_move(view, course)).collect();
+    plan.predicted_ms = setup_ms + schedule.total_ms;
+    plan
+}
+
+impl DrainPlan {
+    /// How the number of VMs on the links is found, from now on.
+    pub(super) fn concurrency(&self, most: u8, now_ms: f64) -> Concurrency {
+        let links = self.links_mbps.map(|mbps| bytes_per_ms(mbps as f64 * GOODPUT_SHARE));
+        let concurrency = Concurrency::new(self.transfers, most).over_links(links);
+        if self.transfers_found { concurrency.found_before(now_ms) } else { concurrency }
     }
 }
 
@@ -100,15 +125,15 @@ struct Going<'a> {
 }
 
 impl Going<'_> {
-    fn as_move(&self, view: &DrainView, shared_ms: f64) -> Move {
+    fn as_move(&self, view: &DrainView, course: &Course) -> Move {
         let target = &view.targets[self.target];
         Move {
             vm: self.vm.name.clone(),
             target: target.name.clone(),
             memory_bytes: self.vm.memory_bytes,
-            predicted_bytes: self.prediction.bytes,
+            predicted_bytes: whole_bytes(course.bytes),
             predicted_transfer_ms: self.prediction.transfer_ms,
-            predicted_shared_ms: shared_ms,
+            predicted_shared_ms: course.transfer_ms,
             warning: self.warning(target),
         }
     }
@@ -132,28 +157,37 @@ impl Going<'_> {
 }
 
 /// What was found by an earlier drain to the target that most goes to.
-fn transfers_to_begin_with(view: &DrainView, going: &[Going<'_>]) -> u8 {
+fn transfers_found(view: &DrainView, going: &[Going<'_>]) -> Option<u8> {
     let bytes_to = |target: usize| {
         let there = going.iter().filter(|going| going.target == target);
         there.fold(0_u64, |sum, going| sum.saturating_add(going.prediction.bytes))
     };
     let main =
         going.iter().map(|going| going.target).max_by_key(|target| (bytes_to(*target), Reverse(*target)));
-    let remembered = main.and_then(|target| view.targets[target].remembered);
-    remembered.and_then(|remembered| remembered.transfers).unwrap_or(TRANSFERS_TO_BEGIN_WITH)
+    main.and_then(|target| view.targets[target].remembered)?.transfers
 }
 
-fn schedule_of(view: &DrainView, going: &[Going<'_>], transfers: u8) -> Schedule {
+/// The host's own links are at least as fast as the fastest way to a target.
+fn links_mbps(view: &DrainView, going: &[Going<'_>]) -> Option<u64> {
+    let speeds = going.iter().map(|going| view.targets[going.target].paths_mbps);
+    let known: Option<Vec<u64>> = speeds.map(|mbps| (mbps > 0).then_some(mbps)).collect();
+    known?.into_iter().max()
+}
+
+fn schedule_of(view: &DrainView, going: &[Going<'_>], concurrency: Concurrency) -> Schedule {
+    let of_target = |mbps: fn(&TargetView) -> f64| {
+        view.targets.iter().map(|target| bytes_per_ms(mbps(target))).collect::<Vec<_>>()
+    };
     let links = Links {
-        vm_mbps: view.targets.iter().map(vm_mbps).collect(),
-        target_mbps: view.targets.iter().map(|target| paths_mbps(target).max(vm_mbps(target))).collect(),
+        vm_bytes_per_ms: of_target(vm_mbps),
+        target_bytes_per_ms: of_target(|target| paths_mbps(target).max(vm_mbps(target))),
     };
     let transfer = |going: &Going<'_>| Transfer {
         target: going.target,
-        bytes: going.prediction.bytes as f64,
+        load: going.prediction.load,
         completion_ms: completion_ms(&view.targets[going.target]),
     };
-    schedule(&going.iter().map(transfer).collect::<Vec<_>>(), &links, transfers)
+    schedule(&going.iter().map(transfer).collect::<Vec<_>>(), &links, concurrency)
 }
 
 fn unknown_speeds(view: &DrainView, going: &[Going<'_>]) -> Vec<String> {

@@ -1,7 +1,7 @@
 //! A drain under way: events in, actions out. No I/O, no clock: the caller says what time it is.
 //!
 //! ```text
-//!           Begin              Prepared           Release              Sent              Ended
+//!           Begin              Prepared           Release             Paused             Ended
 //! waiting ─────────► preparing ────────► ready ─────────► transferring ────► finishing ────────► moved
 //!    ▲                   │                 │                   │                 │
 //!    │  Plan, Planned    ▼                 ▼                   ▼                 ▼
@@ -27,6 +27,8 @@ mod planning;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
+
 use super::concurrency::Concurrency;
 use super::plan::{DrainPlan, Move, Stay};
 use super::status::{DrainState, DrainStatus};
@@ -49,6 +51,15 @@ pub struct DrainLimits {
     pub transfers: Option<u8>,
     /// How often one VM is tried.
     pub attempts: u8,
+}
+
+impl DrainLimits {
+    /// How many VMs may be on the links at a time, of a drain to these targets.
+    pub fn most_on_links<'a>(&self, targets: impl Iterator<Item = &'a str>) -> u8 {
+        let targets = u8::try_from(targets.collect::<BTreeSet<_>>().len()).unwrap_or(u8::MAX);
+        let inbound = self.inbound.max(1).saturating_mul(targets.max(1));
+        self.transfers.unwrap_or(u8::MAX).min(self.outbound).min(inbound).max(1)
+    }
 }
 
 /// What the executor is to do.
@@ -104,8 +115,8 @@ pub enum Event {
         /// Bytes that the target's host has confirmed.
         bytes: u64,
     },
-    /// All of this VM is over the links; only steps 9 and 10 remain.
-    Sent {
+    /// This VM is paused for its last bytes: the links are free for another one, which takes as long to begin.
+    Paused {
         /// The VM.
         vm: String,
     },
@@ -159,6 +170,8 @@ pub struct Drain {
     stays: Vec<Stay>,
     concurrency: Concurrency,
     pace: Pace,
+    // How many VMs have been released so far.
+    turns: u64,
     planning: Planning,
     looks_left: u8,
     looked_ms: f64,
@@ -175,13 +188,14 @@ impl Drain {
             attempts: limits.attempts.max(1),
             ..limits
         };
-        let most = limits.transfers.unwrap_or(limits.outbound).min(limits.outbound);
+        let most = limits.most_on_links(plan.moves.iter().map(|planned| planned.target.as_str()));
         let mut drain = Self {
             limits,
             begun_ms: now_ms,
             predicted_ms: plan.predicted_ms,
-            concurrency: Concurrency::new(plan.transfers, most),
+            concurrency: plan.concurrency(most, now_ms),
             pace: Pace::of(&plan),
+            turns: 0,
             entries: plan.moves.into_iter().map(Entry::new).collect(),
             stays: plan.stays,
             planning: Planning::Not,
@@ -205,7 +219,7 @@ impl Drain {
             Event::Begun { vm, migration } => self.of(&vm, |entry| entry.migration = Some(migration)),
             Event::Prepared { vm } => self.of(&vm, Entry::prepared),
             Event::Arrived { vm, bytes } => self.arrived(&vm, bytes),
-            Event::Sent { vm } => self.of(&vm, |entry| entry.sent(now_ms)),
+            Event::Paused { vm } => self.of(&vm, |entry| entry.paused(now_ms)),
             Event::Ended { vm, end } => self.move_ended(now_ms, &vm, end),
             Event::CancelRequested => self.cancel_requested = true,
             Event::Tick => self.tick(now_ms),
@@ -230,7 +244,7 @@ impl Drain {
         if on_links > 0 {
             self.pace.sample(now_ms);
         }
-        self.concurrency.observe(now_ms, self.pace.arrived_bytes(), on_links);
+        self.concurrency.observe(now_ms, self.pace.arrived_bytes(), on_links, self.turns);
     }
 
     fn move_ended(&mut self, now_ms: f64, vm: &str, end: MoveEnd) {
@@ -312,6 +326,7 @@ impl Drain {
         let ready = self.entries.iter_mut().filter(|entry| entry.stage == Stage::Ready);
         for entry in ready.take(usize::from(free)) {
             entry.stage = Stage::Transferring;
+            self.turns += 1;
             actions.push(Action::Release { vm: entry.planned.vm.clone() });
         }
         if !actions.is_empty() {

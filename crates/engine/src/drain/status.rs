@@ -79,6 +79,9 @@ pub struct MoveStatus {
     pub memory_bytes: u64,
     /// Bytes of it that have arrived.
     pub sent_bytes: u64,
+    /// Bytes that were to go over the links.
+    #[serde(default)]
+    pub predicted_bytes: u64,
     /// How long its transfer was to take, with the links shared as planned.
     pub predicted_ms: f64,
     /// How long its transfer took; absent while it has not ended.
@@ -97,7 +100,7 @@ pub enum MoveState {
     Ready,
     /// Its memory is on the links.
     Transferring,
-    /// All of it has been sent; the target takes over.
+    /// It is paused for its last bytes, or the target takes over.
     Finishing,
     /// It runs on its target.
     Moved,

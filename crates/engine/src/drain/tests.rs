@@ -21,7 +21,7 @@ fn vm(name: &str, gib: u64) -> VmView {
         placement: Placement::default(),
         immovable: None,
         refusals: BTreeMap::new(),
-        memory: Some(MemorySample { zero_share: 0.0, dirty_bytes_per_s: 0 }),
+        memory: Some(MemorySample { zero_share: 0.0, dirty_bytes_per_s: 0, dirty_set_bytes: 0 }),
     }
 }
 
@@ -88,7 +88,7 @@ fn a_tight_fit_is_found_when_spreading_leaves_somebody_out() {
 #[test]
 fn large_ones_go_first_and_those_that_may_not_end_last() {
     let mut busy = vm("busy", 8);
-    busy.memory = Some(MemorySample { zero_share: 0.0, dirty_bytes_per_s: GIB });
+    busy.memory = Some(MemorySample { zero_share: 0.0, dirty_bytes_per_s: GIB, dirty_set_bytes: GIB });
     let view = view(vec![vm("small", 1), busy, vm("large", 4)], vec![target("b", 64)]);
     let plan = plan(&view, None);
     let order: Vec<&str> = plan.moves.iter().map(|planned| planned.vm.as_str()).collect();
@@ -176,10 +176,32 @@ fn the_whole_is_predicted_from_set_up_to_completion() {
     let mut b = target("b", 64);
     b.remembered =
         Some(Remembered { transfer_mbps: 800.0, setup_ms: 90.0, completion_ms: 40.0, transfers: None });
-    let plan = plan(&view(vec![vm("x", 1), vm("y", 1)], vec![b]), None);
-    let each_ms = GIB as f64 / 100_000.0;
-    assert!((plan.predicted_ms - (90.0 + 2.0 * each_ms + 40.0)).abs() < 1.0, "{}", plan.predicted_ms);
-    assert!((plan.moves[0].predicted_shared_ms - each_ms).abs() < 1.0);
+    let plan = plan(&view(vec![vm("x", 1), vm("y", 1)], vec![b]), Some(1));
+    let [first_ms, second_ms] = [0, 1].map(|at: usize| plan.moves[at].predicted_shared_ms);
+    assert!(first_ms > GIB as f64 / 100_000.0, "{first_ms}");
+    // One after the other; the second one connects while the first one is taken over.
+    let whole_ms = 90.0 + first_ms + second_ms + 40.0;
+    assert!((whole_ms - 100.0..=whole_ms).contains(&plan.predicted_ms), "{} {whole_ms}", plan.predicted_ms);
+}
+
+#[test]
+fn what_each_vm_takes_is_predicted_for_the_number_that_there_will_be() {
+    let vms = || (0..8).map(|at| vm(&format!("v{at}"), 1)).collect();
+    let with = |transfer_mbps: f64, transfers: Option<u8>| {
+        let remembered = Remembered { transfer_mbps, setup_ms: 90.0, completion_ms: 40.0, transfers };
+        let b = TargetView { remembered: Some(remembered), ..target("b", 64) };
+        plan(&view(vms(), vec![b]), None)
+    };
+    let alone_ms = |plan: &DrainPlan| plan.moves[0].predicted_transfer_ms;
+    // One fills the links: more at a time is not even tried.
+    let full = with(1_900.0, None);
+    assert!(
+        full.moves.iter().all(|one| (one.predicted_shared_ms - alone_ms(&full)).abs() < 1.0),
+        "{full:#?}"
+    );
+    let four = with(1_900.0, Some(4));
+    let shared = four.moves[0].predicted_shared_ms / alone_ms(&four);
+    assert!((3.8..=4.2).contains(&shared), "{shared}");
 }
 
 fn some_groups() -> impl Strategy<Value = BTreeSet<String>> {
@@ -193,15 +215,19 @@ fn some_placement() -> impl Strategy<Value = Placement> {
 
 fn some_vm() -> impl Strategy<Value = VmView> {
     let refusals = prop::collection::btree_map("[bcde]", Just("refused".to_owned()), 0..2);
-    let memory = prop::option::of((prop_oneof![9 => 0.0..=1.0, 1 => any::<f64>()], 0..4 * GIB));
+    let zero_share = prop_oneof![9 => 0.0..=1.0, 1 => any::<f64>()];
+    let memory = prop::option::of((zero_share, 0..4 * GIB, prop_oneof![0..4 * GIB, Just(u64::MAX)]));
     let immovable = prop::option::weighted(0.1, Just("paused".to_owned()));
     (0..9_u64, some_placement(), immovable, refusals, memory).prop_map(
         |(gib, placement, immovable, refusals, memory)| VmView {
             placement,
             immovable,
             refusals,
-            memory: memory
-                .map(|(zero_share, dirty_bytes_per_s)| MemorySample { zero_share, dirty_bytes_per_s }),
+            memory: memory.map(|(zero_share, dirty_bytes_per_s, dirty_set_bytes)| MemorySample {
+                zero_share,
+                dirty_bytes_per_s,
+                dirty_set_bytes,
+            }),
             ..vm("", gib)
         },
     )

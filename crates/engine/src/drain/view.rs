@@ -55,8 +55,10 @@ pub struct Placement {
 pub struct MemorySample {
     /// Share of pages that hold nothing but zeros, or were never touched: 0 to 1.
     pub zero_share: f64,
-    /// How fast pages get dirty, as QEMU's `calc-dirty-rate` measures it.
+    /// How fast clean pages get dirty.
     pub dirty_bytes_per_s: u64,
+    /// How much gets dirty again and again; the memory's size where no end of it was seen.
+    pub dirty_set_bytes: u64,
 }
 
 /// A host that may take VMs.
@@ -90,8 +92,8 @@ pub struct PlacedVm {
 /// What was learnt from earlier migrations from one host to another.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Remembered {
-    /// What one VM's transfer carried that had the links for itself, in Mb/s: the median. Where none had, what
-    /// all of them together may have carried.
+    /// What one VM's transfer carried that had the links for itself, in Mb/s, while it sent: the median. Where none
+    /// had, what all of them together may have carried.
     pub transfer_mbps: f64,
     /// From the request to the first byte, in ms: the median.
     pub setup_ms: f64,

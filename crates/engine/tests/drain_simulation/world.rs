@@ -170,7 +170,7 @@ impl World {
                 placement: vm.placement.clone(),
                 immovable: (vm.immovable || busy).then(|| "it is busy".to_owned()),
                 refusals: BTreeMap::new(),
-                memory: Some(MemorySample { zero_share: 0.0, dirty_bytes_per_s: 0 }),
+                memory: Some(MemorySample { zero_share: 0.0, dirty_bytes_per_s: 0, dirty_set_bytes: 0 }),
             }
         });
         let targets = self.hosts.iter().enumerate().map(|(index, host)| TargetView {
@@ -241,7 +241,7 @@ impl World {
             Step::Sending(_) => {
                 self.step(vm, Step::Sent);
                 let name = self.vms[vm].name.clone();
-                self.tell_maybe(vm, Event::Sent { vm: name }, random);
+                self.tell_maybe(vm, Event::Paused { vm: name }, random);
             }
         }
         Ok(())

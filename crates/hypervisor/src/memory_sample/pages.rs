@@ -1,13 +1,16 @@
-//! Zero pages of a guest, counted by reading a sample of its pages from outside.
+//! Zero pages of a guest, and pages that change, counted by reading a sample of its pages from outside.
 //!
 //! First `/proc/PID/pagemap` says which pages were ever touched: those that were not are zero. Then some
 //! of the touched ones are read. Positions are spread evenly, with a jitter that is the same each time,
 //! and visited in an order of which every beginning is spread evenly too: so the host being busy makes
-//! the sample smaller and not wrong.
+//! the sample smaller and not wrong. The same pages are then read twice more: what is another than at first
+//! has changed since.
 
 use std::fs::File;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::SampleError;
@@ -20,15 +23,23 @@ const BLOCK_PAGES: usize = 512;
 /// Blocks that are looked at: all of up to 8 GiB.
 const BLOCKS_MAX: usize = 4096;
 
-/// Touched pages that are read: the share of zero ones is then known with a standard deviation of 0.011
+/// Of so many touched pages one is read. Of a large guest more are needed than of a small one: a page that is
+/// seen to change stands for all those that were not read.
+const TOUCHED_PER_READ: usize = 64;
+
+/// Touched pages that are read: with 2048 the share of zero ones is known with a standard deviation of 0.011
 /// or less.
-const READS_MAX: usize = 2048;
+const READS_MAX: std::ops::RangeInclusive<usize> = 2048..=16_384;
 
 /// With fewer, nothing is said.
 const READS_MIN: usize = 1000;
 
-/// How long all of it may take. A debug build on a host with four tasks a core took less than 90 ms.
+/// How long reading the sample once may take, and finding which pages were touched. On a host that is not busy
+/// each takes some ms.
 const LIMIT: Duration = Duration::from_millis(200);
+
+/// From one reading of the sample to the next.
+const READ_AGAIN_AFTER: Duration = Duration::from_millis(75);
 
 /// Bits of an entry of pagemap (`Documentation/admin-guide/mm/pagemap.rst`).
 const PRESENT: u64 = 1 << 63;
@@ -71,14 +82,37 @@ pub(super) fn region(maps: &str, bytes: u64) -> Option<Region> {
     })
 }
 
-/// Share of the pages that hold nothing but zeros, 0 to 1.
-pub(super) fn zero_share(region: Region, pagemap: &File, memory: &File) -> Result<f64, PagesError> {
+/// What has been seen of a guest's pages.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Seen {
+    /// Share of them that hold nothing but zeros, 0 to 1.
+    pub(super) zero_share: f64,
+    /// How many bytes one page of the sample stands for.
+    pub(super) bytes_per_read: f64,
+    /// Pages of the sample that were not as at first, after so long.
+    pub(super) changed: [(Duration, usize); 2],
+}
+
+/// Looks at a guest's pages.
+pub(super) fn look(region: Region, pagemap: &File, memory: &File) -> Result<Seen, PagesError> {
+    let touched = Touched::look(region, pagemap, Instant::now() + LIMIT)?;
     let began = Instant::now();
-    let touched = Touched::look(region, pagemap, began + LIMIT / 2)?;
-    let zero_of_present = touched.zero_share(memory, began + LIMIT)?;
+    let sample = touched.read(memory, began + LIMIT)?;
     let untouched = touched.looked_at - touched.present - touched.swapped;
-    let zero = untouched as f64 + touched.present as f64 * zero_of_present;
-    Ok(zero / touched.looked_at.max(1) as f64)
+    let zero = untouched as f64 + touched.present as f64 * sample.zero_share();
+    let looked_at = touched.looked_at.max(1) as f64;
+    let present = touched.present as f64 / looked_at * region.pages as f64;
+    let mut changed = [(Duration::ZERO, 0); 2];
+    for (number, changed) in (1..).zip(&mut changed) {
+        thread::sleep((READ_AGAIN_AFTER * number).saturating_sub(began.elapsed()));
+        let began_again = Instant::now();
+        *changed = (began_again - began, sample.changed(memory, began_again + LIMIT)?);
+    }
+    Ok(Seen {
+        zero_share: zero / looked_at,
+        bytes_per_read: present * PAGE_BYTES as f64 / sample.pages.len().max(1) as f64,
+        changed,
+    })
 }
 
 /// Which pages were touched, as far as was looked.
@@ -135,24 +169,24 @@ impl Touched {
         Ok(())
     }
 
-    /// Share of the present pages that hold nothing but zeros.
-    fn zero_share(&self, memory: &File, until: Instant) -> Result<f64, PagesError> {
-        let reads = self.present.min(READS_MAX);
-        let (mut read, mut zero) = (0, 0);
+    /// Reads some of the present pages.
+    fn read(&self, memory: &File, until: Instant) -> Result<Sample, PagesError> {
+        let most = (self.present / TOUCHED_PER_READ).clamp(*READS_MAX.start(), *READS_MAX.end());
+        let reads = self.present.min(most);
+        let mut sample = Sample { pages: Vec::with_capacity(reads), zero: 0 };
         for number in spread(reads) {
             let address = self.address(jittered(number, reads, self.present));
-            let mut page = [0; PAGE_BYTES];
-            memory.read_exact_at(&mut page, address).map_err(|error| PagesError::Io("mem", error))?;
-            zero += usize::from(page == [0; PAGE_BYTES]);
-            read += 1;
-            if Instant::now() > until && read < reads {
+            let page = read_page(memory, address)?;
+            sample.zero += usize::from(page == [0; PAGE_BYTES]);
+            sample.pages.push((address, fingerprint(&page)));
+            if Instant::now() > until && sample.pages.len() < reads {
                 break;
             }
         }
-        if read < READS_MIN.min(reads) {
-            return Err(PagesError::TooSlow(read));
+        if sample.pages.len() < READS_MIN.min(reads) {
+            return Err(PagesError::TooSlow(sample.pages.len()));
         }
-        Ok(if read == 0 { 0.0 } else { zero as f64 / read as f64 })
+        Ok(sample)
     }
 
     /// Address of a present page, by its rank among them.
@@ -171,6 +205,44 @@ impl Touched {
         let page = word * 64 + bits.nth(left).expect("the word was counted by these bits");
         block.address + (page * PAGE_BYTES) as u64
     }
+}
+
+/// Some of a guest's present pages, by their addresses, with what they held.
+#[derive(Debug)]
+struct Sample {
+    pages: Vec<(u64, u64)>,
+    zero: usize,
+}
+
+impl Sample {
+    fn zero_share(&self) -> f64 {
+        self.zero as f64 / self.pages.len().max(1) as f64
+    }
+
+    /// How many of them hold something else now; as far as was read by then, and in proportion.
+    fn changed(&self, memory: &File, until: Instant) -> Result<usize, PagesError> {
+        let (mut read, mut changed) = (0, 0);
+        for (address, before) in &self.pages {
+            changed += usize::from(fingerprint(&read_page(memory, *address)?) != *before);
+            read += 1;
+            if Instant::now() > until {
+                break;
+            }
+        }
+        Ok(changed * self.pages.len() / read.max(1))
+    }
+}
+
+fn read_page(memory: &File, address: u64) -> Result<[u8; PAGE_BYTES], PagesError> {
+    let mut page = [0; PAGE_BYTES];
+    memory.read_exact_at(&mut page, address).map_err(|error| PagesError::Io("mem", error))?;
+    Ok(page)
+}
+
+fn fingerprint(page: &[u8; PAGE_BYTES]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    page.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// 0 to `count - 1`, each once, in steps of nearly the golden section, so that every beginning is spread
@@ -197,6 +269,7 @@ fn jittered(number: usize, strata: usize, total: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use proptest::prelude::*;
 
@@ -232,8 +305,28 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
         }
         let region = Region { address: start as u64, pages: PAGES };
         let open = |file: &str| File::open(format!("/proc/self/{file}")).unwrap();
-        let share = zero_share(region, &open("pagemap"), &open("mem")).unwrap();
-        assert!((share - 0.75).abs() < 0.03, "{share}");
+        let seen = look(region, &open("pagemap"), &open("mem")).unwrap();
+        assert!((seen.zero_share - 0.75).abs() < 0.03, "{seen:?}");
+        assert_eq!(seen.changed.map(|(_, pages)| pages), [0, 0]);
+        let stop = AtomicBool::new(false);
+        let seen = thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    for page in 0..PAGES / 4 {
+                        let byte = &mut memory[offset + page * PAGE_BYTES + 77];
+                        *byte = byte.wrapping_add(1);
+                    }
+                }
+            });
+            let seen = look(region, &open("pagemap"), &open("mem"));
+            stop.store(true, Ordering::Relaxed);
+            seen.unwrap()
+        });
+        for (_, pages) in seen.changed {
+            let changed = pages as f64 * seen.bytes_per_read / (PAGES * PAGE_BYTES) as f64;
+            // One in 256 happens to hold the same byte again.
+            assert!((changed - 0.25).abs() < 0.04, "{seen:?}");
+        }
         drop(memory);
     }
 

@@ -36,7 +36,7 @@ async fn memory_that_no_guest_has_used_is_zero_and_does_not_change() {
     for facts in qemus().await {
         let host = Host::new(&facts);
         let vmm = host.start(&small_vm("unused"), Role::Fresh).await;
-        let sample = vmm.sample_memory(DEADLINE).await.expect("a sample");
+        let sample = vmm.sample_memory().await.expect("a sample");
         eprintln!("QEMU {}: {sample:?}", facts.version);
         assert!(sample.zero_share > 0.95 && sample.zero_share <= 1.0, "{sample:?}");
         assert!(sample.dirty_bytes_per_s <= 2 << 20, "{sample:?}");
@@ -52,7 +52,7 @@ async fn content_and_its_changes_are_seen() {
         let vmm = host.start(&spec, Role::Fresh).await;
         wait_for_content(&vmm).await;
         let began = Instant::now();
-        let sample = vmm.sample_memory(DEADLINE).await.expect("a sample");
+        let sample = vmm.sample_memory().await.expect("a sample");
         eprintln!("QEMU {}: {sample:?} in {:?}", facts.version, began.elapsed());
         // 32 of 64 MiB, and what the firmware left.
         assert!((sample.zero_share - 0.48).abs() < 0.04, "{sample:?}");
@@ -73,12 +73,13 @@ async fn content_and_its_changes_are_seen() {
 async fn wait_until_dirty(vmm: &Vmm) {
     let end = Instant::now() + DEADLINE;
     loop {
-        let sample = vmm.sample_memory(DEADLINE).await.expect("a sample");
+        let sample = vmm.sample_memory().await.expect("a sample");
         eprintln!("QEMU {}: {sample:?}", vmm.version());
-        if (28..=36).contains(&(sample.dirty_bytes_per_s >> 20)) {
+        // Each changes many times between two looks.
+        if (28..=36).contains(&(sample.dirty_set_bytes >> 20)) && sample.dirty_bytes_per_s >> 20 > 200 {
             return;
         }
-        assert!(Instant::now() < end, "32 MiB/s are expected: {sample:?}");
+        assert!(Instant::now() < end, "32 MiB that change all the time are expected: {sample:?}");
     }
 }
 
@@ -88,7 +89,7 @@ async fn of_a_qemu_that_has_ended_nothing_is_said() {
         let host = Host::new(&facts);
         let vmm = host.start(&small_vm("ended"), Role::Fresh).await;
         vmm.destroy(DEADLINE).await.expect("ends");
-        let error = vmm.sample_memory(DEADLINE).await.expect_err("it has ended");
-        assert!(matches!(error, SampleError::Process { .. } | SampleError::Qmp(_)), "{error}");
+        let error = vmm.sample_memory().await.expect_err("it has ended");
+        assert!(matches!(error, SampleError::Process { .. }), "{error}");
     }
 }

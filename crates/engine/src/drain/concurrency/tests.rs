@@ -79,7 +79,7 @@ fn drain(mix: Mix, mut number: Number) -> Drained {
         if now_ms % 200.0 == 0.0
             && let Number::Found(concurrency) = &mut number
         {
-            concurrency.observe(now_ms, arrived as u64, on_links);
+            concurrency.observe(now_ms, arrived as u64, on_links, (mix.vms - waiting.len()) as u64);
         }
     }
 }
@@ -181,7 +181,7 @@ fn another_mix_is_tried_anew() {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes of 200 ms")]
         let bytes = (carries * LINKS * 200.0) as u64;
         arrived += bytes;
-        concurrency.observe(now_ms, arrived, on_links);
+        concurrency.observe(now_ms, arrived, on_links, 0);
         if tick == 295 {
             assert_eq!(concurrency.found(), Some(1));
         }
@@ -193,7 +193,7 @@ fn another_mix_is_tried_anew() {
 fn it_waits_for_the_number_to_be_there() {
     let mut concurrency = Concurrency::new(2, 8);
     for tick in 0..100_u32 {
-        concurrency.observe(f64::from(tick) * 200.0, u64::from(tick), 1);
+        concurrency.observe(f64::from(tick) * 200.0, u64::from(tick), 1, 0);
     }
     assert_eq!((concurrency.allowed(), concurrency.found()), (2, None));
 }
@@ -211,7 +211,7 @@ proptest! {
             now_ms += after_ms;
             arrived += bytes;
             let on_links = if is_full { concurrency.allowed() } else { on_links };
-            concurrency.observe(now_ms, arrived, on_links);
+            concurrency.observe(now_ms, arrived, on_links, 0);
             prop_assert!((1..=most.max(1)).contains(&concurrency.allowed()));
         }
     }

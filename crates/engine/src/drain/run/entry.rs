@@ -49,7 +49,7 @@ pub(super) struct Entry {
     pub(super) sent_bytes: u64,
     error: Option<Problem>,
     left_out_why: String,
-    sent_at_ms: Option<f64>,
+    paused_at_ms: Option<f64>,
     transfer_ms: Option<f64>,
 }
 
@@ -66,7 +66,7 @@ impl Entry {
             sent_bytes: 0,
             error: None,
             left_out_why: String::new(),
-            sent_at_ms: None,
+            paused_at_ms: None,
             transfer_ms: None,
         }
     }
@@ -87,7 +87,7 @@ impl Entry {
         self.stage = Stage::Preparing;
         self.attempts = self.attempts.saturating_add(1);
         self.sent_bytes = 0;
-        self.sent_at_ms = None;
+        self.paused_at_ms = None;
     }
 
     pub(super) fn prepared(&mut self) {
@@ -106,16 +106,16 @@ impl Entry {
         more
     }
 
-    pub(super) fn sent(&mut self, now_ms: f64) {
+    pub(super) fn paused(&mut self, now_ms: f64) {
         if self.stage == Stage::Transferring {
             self.stage = Stage::Finishing;
-            self.sent_at_ms = Some(now_ms);
+            self.paused_at_ms = Some(now_ms);
         }
     }
 
-    /// How long ago its last byte was sent.
+    /// How long ago it was paused.
     pub(super) fn finishing_ms(&self, now_ms: f64) -> Option<f64> {
-        self.sent_at_ms.map(|sent_at_ms| now_ms - sent_at_ms)
+        self.paused_at_ms.map(|paused_at_ms| now_ms - paused_at_ms)
     }
 
     pub(super) fn try_again(&mut self, problem: Problem, is_planning: bool) {
@@ -166,6 +166,7 @@ impl Entry {
             error: self.problem(),
             memory_bytes: self.planned.memory_bytes,
             sent_bytes: self.sent_bytes,
+            predicted_bytes: self.planned.predicted_bytes,
             predicted_ms: self.planned.predicted_shared_ms,
             transfer_ms: self.transfer_ms,
         }

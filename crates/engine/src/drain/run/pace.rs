@@ -67,7 +67,7 @@ impl Pace {
         }
     }
 
-    /// From a VM's last byte to the end of its migration.
+    /// From a VM's pause to the end of its migration.
     pub(super) fn completed_in(&mut self, ms: f64) {
         self.completion_ms = Some(self.completion_ms.map_or(ms, |before| f64::midpoint(before, ms)));
     }

@@ -27,6 +27,8 @@ fn plan_of(moves: Vec<Move>, stays: &[&str]) -> DrainPlan {
         moves,
         stays: stays.iter().map(stay).collect(),
         transfers: 1,
+        transfers_found: false,
+        links_mbps: None,
         warnings: vec![],
     }
 }
@@ -54,8 +56,8 @@ fn prepared(vm: &str) -> Event {
     Event::Prepared { vm: vm.into() }
 }
 
-fn sent(vm: &str) -> Event {
-    Event::Sent { vm: vm.into() }
+fn paused(vm: &str) -> Event {
+    Event::Paused { vm: vm.into() }
 }
 
 fn completed(vm: &str) -> Event {
@@ -96,12 +98,12 @@ fn two_are_prepared_ahead_and_one_is_on_the_links() {
 }
 
 #[test]
-fn the_links_are_free_once_all_is_sent() {
+fn the_links_are_free_once_a_vm_is_paused() {
     let (mut drain, _) = begin(&["v", "w"]);
     drain.handle(1.0, prepared("v"));
     drain.handle(2.0, prepared("w"));
-    assert_eq!(drain.handle(3.0, sent("v")), [release("w")]);
-    assert_eq!(drain.handle(4.0, sent("w")), []);
+    assert_eq!(drain.handle(3.0, paused("v")), [release("w")]);
+    assert_eq!(drain.handle(4.0, paused("w")), []);
     assert_eq!(drain.handle(5.0, completed("w")), []);
     assert_eq!(drain.handle(6.0, completed("v")), [Action::Finish]);
     assert_eq!(drain.outcome(), Some(DrainState::Drained));
@@ -167,7 +169,7 @@ fn undecided_is_not_tried_again() {
 fn cancelling_undoes_what_is_under_way_and_begins_nothing() {
     let (mut drain, _) = begin(&["v", "w", "x", "y"]);
     drain.handle(1.0, prepared("v"));
-    drain.handle(2.0, sent("v"));
+    drain.handle(2.0, paused("v"));
     drain.handle(3.0, prepared("w"));
     assert_eq!(drain.handle(4.0, Event::CancelRequested), [cancel("w"), cancel("x"), cancel("y")]);
     assert_eq!(drain.handle(5.0, prepared("x")), []);
@@ -223,7 +225,7 @@ fn etas(vms: &[&str], rate: f64) -> Vec<(f64, f64)> {
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes of a VM")]
             events.push(Event::Arrived { vm: vm.clone(), bytes: *bytes as u64 });
             if *bytes >= GIB as f64 {
-                events.extend([sent(vm), completed(vm)]);
+                events.extend([paused(vm), completed(vm)]);
                 on_links = None;
             }
         }

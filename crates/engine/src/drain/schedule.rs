@@ -1,0 +1,284 @@
+//! How long transfers take that share the links: the drain is played through before it begins, with the same
+//! rule for how many go at a time.
+
+use std::collections::VecDeque;
+
+use super::concurrency::Concurrency;
+use super::predict::{Load, ROUNDS_MAX, whole_bytes};
+use crate::migration::downtime_limit_ms;
+
+/// How often the drain under way looks what has arrived.
+const LOOK_EVERY_MS: f64 = 200.0;
+
+/// For so long; by then the number at a time has been found.
+const LOOKS_UNTIL_MS: f64 = 3_600_000.0;
+
+/// What takes no longer than this share of the time so far, or than a nanosecond, is done: less cannot be told
+/// apart once it is added to that.
+const NOTHING: f64 = 1e-9;
+const NOTHING_MS: f64 = 1e-6;
+
+/// One transfer among others.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Transfer {
+    /// Which target it goes to.
+    pub(super) target: usize,
+    /// What it has to send.
+    pub(super) load: Load,
+    /// Steps 9 and 10 that follow it.
+    pub(super) completion_ms: f64,
+}
+
+/// How the links are shared.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Links {
+    /// What one VM's transfer carries, by target, in bytes per ms.
+    pub(super) vm_bytes_per_ms: Vec<f64>,
+    /// What all transfers to one target carry together, in bytes per ms.
+    pub(super) target_bytes_per_ms: Vec<f64>,
+}
+
+/// What became of one transfer.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct Course {
+    /// From its turn on the links until all is sent.
+    pub(super) transfer_ms: f64,
+    /// What it has sent.
+    pub(super) bytes: f64,
+}
+
+/// What became of transfers that went in their order.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Schedule {
+    /// Of each, in their order.
+    pub(super) courses: Vec<Course>,
+    /// From the first one's turn to the end of step 10 of the last one.
+    pub(super) total_ms: f64,
+}
+
+/// Plays transfers through that share the links fairly. The next one's turn comes when a VM is paused for its
+/// last bytes.
+pub(super) fn schedule(transfers: &[Transfer], links: &Links, concurrency: Concurrency) -> Schedule {
+    let mut play = Play {
+        transfers,
+        links,
+        concurrency,
+        waiting: (0..transfers.len()).collect(),
+        active: vec![],
+        now_ms: 0.0,
+        next_look_ms: LOOK_EVERY_MS,
+        arrived_bytes: 0.0,
+        schedule: Schedule { courses: vec![Course::default(); transfers.len()], total_ms: 0.0 },
+    };
+    play.let_more_go();
+    while !play.active.is_empty() {
+        play.step();
+        play.let_more_go();
+    }
+    play.schedule
+}
+
+struct Play<'a> {
+    transfers: &'a [Transfer],
+    links: &'a Links,
+    concurrency: Concurrency,
+    waiting: VecDeque<usize>,
+    active: Vec<Active>,
+    now_ms: f64,
+    next_look_ms: f64,
+    arrived_bytes: f64,
+    schedule: Schedule,
+}
+
+/// A transfer on the links.
+struct Active {
+    index: usize,
+    since_ms: f64,
+    phase: Phase,
+}
+
+#[derive(Clone, Copy)]
+enum Phase {
+    /// QEMU connects; nothing is sent.
+    Starting { until_ms: f64 },
+    /// A round over memory.
+    Copying { round: u64, since_ms: f64, left_bytes: f64 },
+    /// The VM is paused.
+    SwitchingOver { left_bytes: f64 },
+    /// All is sent, and is taken over.
+    Loading { until_ms: f64 },
+}
+
+impl Phase {
+    fn left_bytes(self) -> Option<f64> {
+        match self {
+            Self::Copying { left_bytes, .. } | Self::SwitchingOver { left_bytes } => Some(left_bytes),
+            Self::Starting { .. } | Self::Loading { .. } => None,
+        }
+    }
+}
+
+impl Play<'_> {
+    fn let_more_go(&mut self) {
+        while self.on_links() < self.concurrency.allowed()
+            && let Some(index) = self.waiting.pop_front()
+        {
+            let phase = Phase::Starting { until_ms: self.now_ms + self.transfers[index].load.start_ms };
+            self.active.push(Active { index, since_ms: self.now_ms, phase });
+        }
+    }
+
+    fn on_links(&self) -> u8 {
+        let is_over = |phase| matches!(phase, Phase::SwitchingOver { .. } | Phase::Loading { .. });
+        let on_links = self.active.iter().filter(|active| !is_over(active.phase)).count();
+        u8::try_from(on_links).unwrap_or(u8::MAX)
+    }
+
+    /// Up to the next thing that happens.
+    fn step(&mut self) {
+        let rates = self.rates();
+        let ends = self.active.iter().zip(&rates).map(|(active, rate)| match active.phase {
+            Phase::Starting { until_ms } | Phase::Loading { until_ms } => until_ms,
+            Phase::Copying { left_bytes, .. } | Phase::SwitchingOver { left_bytes } => {
+                self.now_ms + left_bytes / rate
+            }
+        });
+        let next_ms = ends.fold(self.next_look_ms, f64::min).max(self.now_ms);
+        let span_ms = next_ms - self.now_ms;
+        self.now_ms = next_ms;
+        for (active, rate) in self.active.iter_mut().zip(&rates) {
+            if let Phase::Copying { left_bytes, .. } | Phase::SwitchingOver { left_bytes } = &mut active.phase
+            {
+                let sent = (rate * span_ms).min(*left_bytes);
+                *left_bytes -= sent;
+                self.schedule.courses[active.index].bytes += sent;
+                self.arrived_bytes += sent;
+            }
+        }
+        self.turn_phases(&rates);
+        if self.now_ms >= self.next_look_ms {
+            self.next_look_ms =
+                if self.now_ms < LOOKS_UNTIL_MS { self.now_ms + LOOK_EVERY_MS } else { f64::INFINITY };
+            let (arrived_bytes, on_links) = (whole_bytes(self.arrived_bytes), self.on_links());
+            let turns = (self.transfers.len() - self.waiting.len()) as u64;
+            self.concurrency.observe(self.now_ms, arrived_bytes, on_links, turns);
+        }
+    }
+
+    fn turn_phases(&mut self, rates: &[f64]) {
+        let (transfers, now_ms) = (self.transfers, self.now_ms);
+        let nothing_ms = NOTHING_MS.max(NOTHING * now_ms);
+        for (active, rate) in self.active.iter_mut().zip(rates) {
+            let load = &transfers[active.index].load;
+            active.phase = match active.phase {
+                Phase::Starting { until_ms } if until_ms <= now_ms => {
+                    Phase::Copying { round: 1, since_ms: now_ms, left_bytes: load.first_bytes }
+                }
+                Phase::Copying { round, since_ms, left_bytes } if left_bytes <= rate * nothing_ms => {
+                    let left_bytes = load.dirtied_bytes(now_ms - since_ms);
+                    // As QEMU does, and as often as it is worth to reckon.
+                    let fits = left_bytes / rate <= downtime_limit_ms(round) as f64 || round >= ROUNDS_MAX;
+                    if fits {
+                        Phase::SwitchingOver { left_bytes }
+                    } else {
+                        Phase::Copying { round: round + 1, since_ms: now_ms, left_bytes }
+                    }
+                }
+                Phase::SwitchingOver { left_bytes } if left_bytes <= rate * nothing_ms => {
+                    Phase::Loading { until_ms: now_ms + load.end_ms }
+                }
+                phase => phase,
+            };
+        }
+        let Schedule { courses, total_ms } = &mut self.schedule;
+        self.active.retain(|active| {
+            let is_over = matches!(active.phase, Phase::Loading { until_ms } if until_ms <= now_ms);
+            if is_over {
+                courses[active.index].transfer_ms = now_ms - active.since_ms;
+                *total_ms = total_ms.max(now_ms + transfers[active.index].completion_ms);
+            }
+            !is_over
+        });
+    }
+
+    /// What each transfer carries, in bytes per ms: as much as it can, less in proportion where all that go to
+    /// its target, or all that leave this host, are too many.
+    fn rates(&self) -> Vec<f64> {
+        let links = self.links;
+        let sending = self
+            .active
+            .iter()
+            .map(|active| active.phase.left_bytes().map(|_| self.transfers[active.index].target));
+        let sending: Vec<Option<usize>> = sending.collect();
+        let to_target = |target: usize| {
+            let rivals = sending.iter().filter(|other| **other == Some(target)).count() as f64;
+            let wanted = links.vm_bytes_per_ms[target] * rivals;
+            links.vm_bytes_per_ms[target] * (links.target_bytes_per_ms[target] / wanted).min(1.0)
+        };
+        let rates: Vec<f64> = sending.iter().map(|target| target.map_or(0.0, to_target)).collect();
+        // The host's own links are at least as fast as the fastest way to a target.
+        let targets = sending.iter().flatten();
+        let host = targets.map(|target| links.target_bytes_per_ms[*target]).fold(0.0, f64::max);
+        let scale = (host / rates.iter().sum::<f64>()).min(1.0);
+        rates.into_iter().map(|rate| rate * scale).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn links(vm: f64, target: f64) -> Links {
+        Links { vm_bytes_per_ms: vec![vm; 2], target_bytes_per_ms: vec![target; 2] }
+    }
+
+    /// Of 125 MB each, of which nothing gets dirty.
+    fn transfers(targets: &[usize]) -> Vec<Transfer> {
+        let load = Load::resting(125e6);
+        targets.iter().map(|target| Transfer { target: *target, load, completion_ms: 50.0 }).collect()
+    }
+
+    fn total_ms(transfers: &[Transfer], links: &Links, at_a_time: u8) -> f64 {
+        schedule(transfers, links, Concurrency::fixed(at_a_time)).total_ms
+    }
+
+    fn near(value: f64, expected: f64) {
+        assert!((value - expected).abs() < 1e-6 * expected, "{value} is not {expected}");
+    }
+
+    #[test]
+    fn one_vm_that_fills_the_links_makes_the_whole_as_long_as_all_in_turn() {
+        let vms = transfers(&[0; 4]);
+        let links = links(125_000.0, 125_000.0);
+        let (start_ms, end_ms) = (vms[0].load.start_ms, vms[0].load.end_ms);
+        // The next one starts while the one before is taken over.
+        near(total_ms(&vms, &links, 1), 4_000.0 + 4.0 * start_ms + end_ms + 50.0);
+        near(total_ms(&vms, &links, 4), 4_000.0 + start_ms + end_ms + 50.0);
+        let four = schedule(&vms, &links, Concurrency::fixed(4));
+        near(four.courses[0].transfer_ms, 4_000.0 + start_ms + end_ms);
+        near(four.courses[0].bytes, 125e6);
+    }
+
+    #[test]
+    fn vms_that_fill_a_quarter_each_go_four_at_a_time() {
+        let (vms, links) = (transfers(&[0; 8]), links(31_250.0, 125_000.0));
+        assert!(total_ms(&vms, &links, 1) > 32_000.0);
+        assert!(total_ms(&vms, &links, 4) < 8_500.0 && total_ms(&vms, &links, 8) < 8_500.0);
+    }
+
+    #[test]
+    fn two_targets_share_what_leaves_this_host() {
+        let two = total_ms(&transfers(&[0, 1]), &links(125_000.0, 125_000.0), 2);
+        assert!((2_000.0..2_300.0).contains(&two), "{two}");
+        assert_eq!(total_ms(&[], &links(1.0, 1.0), 3).to_bits(), 0.0_f64.to_bits());
+    }
+
+    #[test]
+    fn the_number_at_a_time_is_found_as_in_the_drain_itself() {
+        let vms = transfers(&[0; 24]);
+        let quarter = links(31_250.0, 125_000.0);
+        let best_ms = total_ms(&vms, &quarter, 4);
+        let found_ms = schedule(&vms, &quarter, Concurrency::new(1, 8)).total_ms;
+        assert!(found_ms > best_ms && found_ms < 1.4 * best_ms, "{found_ms} against {best_ms}");
+    }
+}
