@@ -28,8 +28,8 @@ use futures_util::future::join_all;
 use jiff::Timestamp;
 use tokio::sync::{Mutex as AsyncMutex, MutexGuard as AsyncMutexGuard, watch};
 use tokio::task::AbortHandle;
-use tokio::time::timeout;
-use tracing::{info, warn};
+use tokio::time::{sleep, timeout};
+use tracing::{error, info, warn};
 use uuid::Uuid;
 
 pub(crate) use self::record::view;
@@ -42,6 +42,9 @@ use crate::outgoing::known_target;
 /// How long a drain that is carried on waits for the migrations that the agent's last life left to be undone
 /// or finished.
 const RECOVERY_DEADLINE: Duration = Duration::from_secs(15);
+
+/// Between two attempts to write down how a drain stands.
+const RECORD_AGAIN_AFTER: Duration = Duration::from_secs(2);
 
 /// How long an agent that is told to stop waits for a drain that is just being planned.
 const WIND_UP_DEADLINE: Duration = Duration::from_secs(10);
@@ -97,12 +100,22 @@ impl Drains {
         }
     }
 
-    /// Runs `course` in a task of its own, which calls [`Self::ended`] last.
-    fn run(&self, course: Arc<Course>, work: impl Future<Output = ()> + Send + 'static) {
+    /// Runs `course` in a task of its own, which calls [`Self::ended`] last; if it panics, does `crashed` instead.
+    fn run(
+        &self,
+        course: Arc<Course>,
+        work: impl Future<Output = ()> + Send + 'static,
+        crashed: impl Future<Output = ()> + Send + 'static,
+    ) {
         // Held until it is entered, should the work be over at once.
         let mut current = self.lock();
-        let task = tokio::spawn(work).abort_handle();
-        *current = Some(Current { course, task });
+        let task = tokio::spawn(work);
+        *current = Some(Current { course, task: task.abort_handle() });
+        tokio::spawn(async move {
+            if task.await.is_err_and(|error| error.is_panic()) {
+                crashed.await;
+            }
+        });
     }
 
     fn ended(&self) {
@@ -255,6 +268,20 @@ pub(crate) fn resume(agent: &Arc<Agent>, request: ResumeRequest) -> Result<Drain
     view(agent)
 }
 
+/// Ends what has crashed by an error in Drainpipe as what it is: interrupted. What waits for its turn would wait
+/// for ever; what is on the links goes on by itself.
+async fn crashed(agent: Arc<Agent>) {
+    error!(
+        "a drain or way back has crashed, which is an error in Drainpipe; the same command again carries on"
+    );
+    agent.outgoing.all().iter().filter(|flight| flight.is_held()).for_each(|flight| flight.cancel());
+    while let Err(error) = agent.journal.interrupt_drains(Timestamp::now()) {
+        warn!(%error, "that it has crashed is not written down yet");
+        sleep(RECORD_AGAIN_AFTER).await;
+    }
+    agent.drains.ended();
+}
+
 /// Takes up what an earlier life of the agent left: nothing goes on by itself.
 pub(crate) fn recover(agent: &Agent) -> Result<(), Problem> {
     Ok(agent.journal.interrupt_drains(Timestamp::now())?)
@@ -268,5 +295,47 @@ pub(crate) async fn wind_up(agent: &Agent) {
     }
     if let Some(current) = agent.drains.lock().take() {
         current.task.abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drainpipe_engine::drain::status::DrainState;
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    fn course() -> Arc<Course> {
+        let status = DrainStatus {
+            state: DrainState::Moving,
+            moves: vec![],
+            stays: vec![],
+            transfers: 1,
+            rate_mbps: 0.0,
+            elapsed_ms: 0.0,
+            predicted_ms: 0.0,
+            eta_ms: None,
+            obstacle: None,
+        };
+        let (kind, started_at) = (DrainKind::Drain, Timestamp::UNIX_EPOCH);
+        let (status, cancelled) = (watch::Sender::new(status), watch::Sender::new(false));
+        Arc::new(Course { id: "of-a-test".into(), kind, started_at, status, cancelled })
+    }
+
+    #[tokio::test]
+    async fn what_panics_is_ended_and_what_is_aborted_is_left() {
+        let drains = Drains::default();
+        let (tell, told) = oneshot::channel();
+        let crash = async { panic!("an error in Drainpipe, of this test") };
+        drains.run(course(), crash, async move { tell.send(()).unwrap() });
+        told.await.expect("the crash is seen");
+        assert!(drains.begin("a").is_err(), "until it has been written down");
+        drains.ended();
+        assert!(drains.begin("a").is_ok());
+
+        let (tell, told) = oneshot::channel::<()>();
+        drains.run(course(), std::future::pending(), async move { tell.send(()).unwrap() });
+        drains.lock().take().unwrap().task.abort();
+        told.await.expect_err("the agent stops in good order");
     }
 }

@@ -112,6 +112,11 @@ impl Running {
         self.turn.send_replace(Turn::Now);
     }
 
+    /// Whether it waits, or will wait, to be released.
+    pub(crate) fn is_held(&self) -> bool {
+        *self.turn.borrow() == Turn::Held
+    }
+
     /// How far it is, now and from now on. When it has [`Stage::Ended`], its result is recorded; of an
     /// outcome that is not known yet, [`Self::view`] has it.
     pub(crate) fn stages(&self) -> watch::Receiver<Stage> {

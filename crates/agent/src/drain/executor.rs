@@ -1,6 +1,3 @@
-/// Between two attempts to write down how a drain stands.
-const RECORD_AGAIN_AFTER: Duration = Duration::from_secs(2);
-
 //! Carries out the engine's actions of a drain, and feeds it what happens. Decides nothing.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -19,7 +16,7 @@ use tokio::time::{Interval, MissedTickBehavior, interval, sleep, timeout};
 use tracing::{info, warn};
 
 use super::record::{problem_of, settled};
-use super::{Course, limits, plan_anew, sound};
+use super::{Course, RECORD_AGAIN_AFTER, crashed, limits, plan_anew, sound};
 use crate::agent::Agent;
 use crate::api::types::{DrainRequest, MigrateRequest};
 use crate::journal::DrainRecord;
@@ -84,7 +81,7 @@ pub(super) fn start(
         ticks,
     };
     executor.course.status.send_replace(executor.status());
-    agent.drains.run(course, executor.run(first));
+    agent.drains.run(course, executor.run(first), crashed(Arc::clone(agent)));
     Ok(())
 }
 

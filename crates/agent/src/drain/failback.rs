@@ -16,8 +16,8 @@ use tokio::time::sleep;
 use tracing::{info, warn};
 use uuid::Uuid;
 
-use super::Course;
 use super::record::{self, settled};
+use super::{Course, crashed};
 use crate::agent::Agent;
 use crate::api::types::{MigrateRequest, MigrationView, VmView};
 use crate::client::ApiClient;
@@ -105,7 +105,7 @@ pub(super) fn start(agent: &Arc<Agent>, moves: Vec<MoveStatus>) -> Result<(), Pr
     };
     let all: Vec<_> = status.moves.iter().enumerate().collect();
     agent.journal.record_drain(&way_back.course.id, &status, &all, &[])?;
-    agent.drains.run(Arc::clone(&way_back.course), way_back.run());
+    agent.drains.run(Arc::clone(&way_back.course), way_back.run(), crashed(Arc::clone(agent)));
     Ok(())
 }
 
