@@ -236,7 +236,7 @@ mod tests {
         let small = MemorySample { dirty_set_bytes: 16 << 20, ..sample(0.0, 4_000) };
         let prediction = predict(&vm(small), &target(1_000, None));
         assert!(prediction.converges, "16 MiB take 141 ms");
-        assert!(prediction.bytes < GIB + (6 * 16 << 20), "{}", prediction.bytes);
+        assert!(prediction.bytes < GIB + ((6 * 16) << 20), "{}", prediction.bytes);
     }
 
     #[test]
