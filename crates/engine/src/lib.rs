@@ -4,6 +4,7 @@
 
 pub mod bandwidth;
 pub mod check;
+pub mod codec;
 pub mod drain;
 pub mod facts;
 pub mod migration;

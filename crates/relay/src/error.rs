@@ -1,0 +1,61 @@
+//! What can end a relay before its streams have ended.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::CONNECTIONS_MAX;
+
+/// Why a relay ended before its streams had.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum RelayError {
+    /// More connections than a relay may have, or none.
+    #[error("{0} connections through a relay; 1 to {CONNECTIONS_MAX} are possible")]
+    Connections(usize),
+    /// No thread, or no socket for the local program.
+    #[error("cannot begin to relay at {}: {source}", path.display())]
+    Begin {
+        /// The Unix socket.
+        path: PathBuf,
+        /// What the kernel said.
+        source: Arc<io::Error>,
+    },
+    /// The other end does not take the connection.
+    #[error("cannot connect to the relay at {address}: {source}; is its port open in the firewalls?")]
+    Connect {
+        /// The receiver.
+        address: SocketAddr,
+        /// What the kernel said.
+        source: Arc<io::Error>,
+    },
+    /// The local program does not take the connection.
+    #[error("cannot connect to the program at {}: {source}", path.display())]
+    Program {
+        /// Its Unix socket.
+        path: PathBuf,
+        /// What the kernel said.
+        source: Arc<io::Error>,
+    },
+    /// The connection to the other host broke.
+    #[error("the connection to the other host broke: {0}")]
+    Wire(Arc<io::Error>),
+    /// The connection to the program on this host broke.
+    #[error("the connection to the program on this host broke: {0}")]
+    Local(Arc<io::Error>),
+    /// The other end stopped in the middle of a stream.
+    #[error("the other host ended a stream before its end")]
+    Truncated,
+    /// The other end sends what no relay sends.
+    #[error("the other host sent what is no frame of a relay: {0}")]
+    Malformed(&'static str),
+    /// A block cannot be unpacked.
+    #[error("the other host sent a block that cannot be unpacked: {0}")]
+    Unpack(String),
+    /// A block could not be packed, which should never be.
+    #[error("a block could not be packed: {0}")]
+    Pack(String),
+    /// The first connection never came, and the others wait for it.
+    #[error("the first connection of the other host did not come")]
+    FirstMissing,
+}

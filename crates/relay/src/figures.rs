@@ -1,0 +1,68 @@
+//! What a sender has done so far.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use drainpipe_engine::codec::Codec;
+
+/// What a sender has done so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Figures {
+    /// Bytes taken from the program and sent.
+    pub raw_bytes: u64,
+    /// Bytes given to the network for them, with the relay's own headers, without TCP's.
+    pub wire_bytes: u64,
+    /// Of `raw_bytes`, those that were sent packed, by codec.
+    pub packed: CodecBytes,
+    /// CPU that packing took, in seconds.
+    pub packing_cpu_seconds: f64,
+}
+
+/// Bytes before packing, by codec.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CodecBytes {
+    /// By LZ4.
+    pub lz4: u64,
+    /// By zstd, at any level.
+    pub zstd: u64,
+}
+
+/// The same, as it is counted.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    raw_bytes: AtomicU64,
+    wire_bytes: AtomicU64,
+    lz4_bytes: AtomicU64,
+    zstd_bytes: AtomicU64,
+    packing_cpu_ns: AtomicU64,
+}
+
+impl Counters {
+    pub(crate) fn sent(&self, raw_bytes: usize, wire_bytes: usize, codec: Option<Codec>) {
+        self.raw_bytes.fetch_add(raw_bytes as u64, Ordering::Relaxed);
+        self.wire_bytes.fetch_add(wire_bytes as u64, Ordering::Relaxed);
+        match codec {
+            Some(Codec::Lz4) => &self.lz4_bytes,
+            Some(Codec::ZstdFast | Codec::Zstd1 | Codec::Zstd3) => &self.zstd_bytes,
+            None => return,
+        }
+        .fetch_add(raw_bytes as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn packed(&self, cpu: Duration) {
+        let nanoseconds = u64::try_from(cpu.as_nanos()).unwrap_or(u64::MAX);
+        self.packing_cpu_ns.fetch_add(nanoseconds, Ordering::Relaxed);
+    }
+
+    pub(crate) fn read(&self) -> Figures {
+        Figures {
+            raw_bytes: self.raw_bytes.load(Ordering::Relaxed),
+            wire_bytes: self.wire_bytes.load(Ordering::Relaxed),
+            packed: CodecBytes {
+                lz4: self.lz4_bytes.load(Ordering::Relaxed),
+                zstd: self.zstd_bytes.load(Ordering::Relaxed),
+            },
+            packing_cpu_seconds: self.packing_cpu_ns.load(Ordering::Relaxed) as f64 / 1e9,
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! Blocks packed and unpacked, by LZ4 and zstd.
+
+use drainpipe_engine::codec::Codec;
+use lz4_flex::block;
+use zstd::bulk::{Compressor, Decompressor};
+
+use crate::error::RelayError;
+use crate::frame::{BLOCK_BYTES_MAX, Packing};
+
+/// A sample is made of so many pieces of a block, each of so many bytes: half of a page of memory.
+const PIECES: usize = 4;
+const PIECE_BYTES: usize = 2 << 10;
+
+/// Of which at most this part may be left, in thousandths. LZ4 leaves more of a short piece than of a block.
+const SAMPLE_PERMILLE_MAX: usize = 950;
+
+/// The same for a block: less is not worth the unpacking.
+const BLOCK_PERMILLE_MAX: usize = 950;
+
+/// Packs blocks, one after the other. Holds what the codecs keep between two of them.
+pub(crate) struct Packer {
+    // By zstd's level, which is costly to change.
+    compressors: Vec<(i32, Compressor<'static>)>,
+    scratch: Vec<u8>,
+}
+
+impl Packer {
+    pub(crate) fn new() -> Self {
+        // A block that does not shrink does not fit, which ends the attempt.
+        let longest = block::get_maximum_output_size(BLOCK_BYTES_MAX);
+        Self { compressors: vec![], scratch: vec![0; longest] }
+    }
+
+    /// Whether it looks as if the block shrinks: a part of it is tried.
+    pub(crate) fn may_shrink(&mut self, raw: &[u8]) -> bool {
+        if raw.len() <= PIECES * PIECE_BYTES {
+            return true;
+        }
+        let step = (raw.len() - PIECE_BYTES) / (PIECES - 1);
+        let pieces = (0..PIECES).map(|piece| &raw[piece * step..][..PIECE_BYTES]);
+        let packed: usize = pieces
+            .map(|piece| block::compress_into(piece, &mut self.scratch).map_or(PIECE_BYTES, |bytes| bytes))
+            .sum();
+        packed * 1000 <= PIECES * PIECE_BYTES * SAMPLE_PERMILLE_MAX
+    }
+
+    /// The block, packed; none if it does not shrink.
+    pub(crate) fn pack(&mut self, codec: Codec, raw: &[u8]) -> Result<Option<Vec<u8>>, RelayError> {
+        let most = raw.len() * BLOCK_PERMILLE_MAX / 1000;
+        let bytes = match codec {
+            Codec::Lz4 => block::compress_into(raw, &mut self.scratch)
+                .map_err(|error| RelayError::Pack(error.to_string()))?,
+            Codec::ZstdFast => self.zstd(-5, raw)?,
+            Codec::Zstd1 => self.zstd(1, raw)?,
+            Codec::Zstd3 => self.zstd(3, raw)?,
+        };
+        Ok((bytes <= most).then(|| self.scratch[..bytes].to_vec()))
+    }
+
+    fn zstd(&mut self, level: i32, raw: &[u8]) -> Result<usize, RelayError> {
+        let failed = |error: std::io::Error| RelayError::Pack(error.to_string());
+        let known = self.compressors.iter().position(|(of, _)| *of == level);
+        let index = if let Some(index) = known {
+            index
+        } else {
+            self.compressors.push((level, Compressor::new(level).map_err(failed)?));
+            self.compressors.len() - 1
+        };
+        let (_, compressor) = &mut self.compressors[index];
+        compressor.compress_to_buffer(raw, &mut self.scratch[..]).map_err(failed)
+    }
+}
+
+/// Unpacks what a peer has sent.
+pub(crate) struct Unpacker {
+    decompressor: Decompressor<'static>,
+    // Never longer than the longest block, so nothing that a peer sends can take more.
+    unpacked: Vec<u8>,
+}
+
+impl Unpacker {
+    pub(crate) fn new() -> Result<Self, RelayError> {
+        let decompressor = Decompressor::new().map_err(|error| RelayError::Unpack(error.to_string()))?;
+        Ok(Self { decompressor, unpacked: vec![0; BLOCK_BYTES_MAX] })
+    }
+
+    /// The block of exactly `raw_bytes`, of 1 to [`BLOCK_BYTES_MAX`].
+    pub(crate) fn unpack<'a>(
+        &'a mut self,
+        packing: Packing,
+        packed: &'a [u8],
+        raw_bytes: usize,
+    ) -> Result<&'a [u8], RelayError> {
+        let room = self.unpacked.get_mut(..raw_bytes).ok_or(RelayError::Malformed("a block too long"))?;
+        let bytes = match packing {
+            Packing::Raw => return Ok(packed),
+            Packing::Lz4 => {
+                block::decompress_into(packed, room).map_err(|error| RelayError::Unpack(error.to_string()))?
+            }
+            Packing::Zstd => self
+                .decompressor
+                .decompress_to_buffer(packed, room)
+                .map_err(|error| RelayError::Unpack(error.to_string()))?,
+        };
+        if bytes != raw_bytes {
+            return Err(RelayError::Unpack(format!("{bytes} bytes instead of {raw_bytes}")));
+        }
+        Ok(&self.unpacked[..raw_bytes])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn noise(bytes: usize) -> Vec<u8> {
+        let mut state = 88_172_645_463_325_252_u64;
+        let mut next = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state.to_le_bytes()
+        };
+        std::iter::repeat_with(&mut next).flatten().take(bytes).collect()
+    }
+
+    #[test]
+    fn what_does_not_shrink_is_seen_in_a_sample_and_left() {
+        let mut packer = Packer::new();
+        let (noise, words) = (noise(BLOCK_BYTES_MAX), b"the and for was ".repeat(BLOCK_BYTES_MAX / 16));
+        assert!(!packer.may_shrink(&noise));
+        assert!(packer.may_shrink(&words));
+        for codec in Codec::ALL {
+            assert_eq!(packer.pack(codec, &noise).unwrap(), None, "{codec}");
+            assert!(packer.pack(codec, &words).unwrap().unwrap().len() < words.len() / 10, "{codec}");
+        }
+    }
+
+    #[test]
+    fn a_block_that_becomes_longer_than_it_says_is_refused() {
+        let mut packer = Packer::new();
+        let bomb = vec![0; BLOCK_BYTES_MAX];
+        let mut unpacker = Unpacker::new().unwrap();
+        for codec in Codec::ALL {
+            let small = packer.pack(codec, &bomb).unwrap().unwrap();
+            for says in [1, 4096, BLOCK_BYTES_MAX - 1] {
+                assert!(unpacker.unpack(codec.into(), &small, says).is_err(), "{codec} {says}");
+            }
+            assert!(unpacker.unpack(codec.into(), &small, BLOCK_BYTES_MAX + 1).is_err());
+            assert_eq!(unpacker.unpack(codec.into(), &small, bomb.len()).unwrap(), bomb);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_packed_comes_back(
+            words in prop::collection::vec(prop::sample::select(vec![&b"drain"[..], b"pipe", b"\0\0\0"]), 1..9_000),
+            tail in prop::collection::vec(any::<u8>(), 0..300),
+        ) {
+            let raw = [words.concat(), tail].concat();
+            let (mut packer, mut unpacker) = (Packer::new(), Unpacker::new().unwrap());
+            for codec in Codec::ALL {
+                if let Some(packed) = packer.pack(codec, &raw).unwrap() {
+                    prop_assert_eq!(unpacker.unpack(codec.into(), &packed, raw.len()).unwrap(), &raw);
+                }
+            }
+        }
+
+        #[test]
+        fn arbitrary_bytes_never_panic(
+            mut bytes in prop::collection::vec(any::<u8>(), 0..600),
+            raw_bytes in 1..BLOCK_BYTES_MAX + 2,
+            is_zstd: bool,
+        ) {
+            let mut unpacker = Unpacker::new().unwrap();
+            if is_zstd && bytes.len() > 4 {
+                // Past the magic number, where there is more to get wrong.
+                bytes[..4].copy_from_slice(&0xFD2F_B528_u32.to_le_bytes());
+            }
+            for packing in [Packing::Lz4, Packing::Zstd] {
+                if let Ok(unpacked) = unpacker.unpack(packing, &bytes, raw_bytes) {
+                    prop_assert_eq!(unpacked.len(), raw_bytes);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! The blocks of a sender on their way from the program to the wire, and which of them to pack. Knows
+//! neither threads nor sockets.
+//!
+//! The wire takes from the front of a lane whatever is there, packed or not. So the cores begin at the
+//! back, with the block that has the longest time left: where they do not keep up, the wire never comes
+//! upon one that is half done.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use drainpipe_engine::codec::Codec;
+
+/// The lanes of a sender, one for each connection.
+#[derive(Debug)]
+pub(crate) struct Lanes {
+    lanes: Vec<Lane>,
+    next_number: u64,
+}
+
+#[derive(Debug, Default)]
+struct Lane {
+    blocks: VecDeque<Block>,
+    waits_for_wire: bool,
+    has_ended: bool,
+}
+
+#[derive(Debug)]
+struct Block {
+    number: u64,
+    raw: Arc<Vec<u8>>,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    Waiting,
+    InWork,
+    Packed(Packed),
+    /// It does not shrink.
+    Plain,
+}
+
+/// A packed block.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Packed {
+    pub(crate) codec: Codec,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// A block to be packed.
+#[derive(Debug)]
+pub(crate) struct Work {
+    lane: usize,
+    number: u64,
+    pub(crate) raw: Arc<Vec<u8>>,
+}
+
+/// What is at the front of a lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Front {
+    /// Nothing yet.
+    Empty,
+    /// Nothing, and nothing will come.
+    End,
+    /// A block that is being packed.
+    InWork,
+    /// A block that can go out.
+    Ready,
+}
+
+/// A block that goes out.
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    pub(crate) raw: Arc<Vec<u8>>,
+    pub(crate) packed: Option<Packed>,
+}
+
+impl Lanes {
+    pub(crate) fn new(count: usize) -> Self {
+        Self { lanes: std::iter::repeat_with(Lane::default).take(count).collect(), next_number: 0 }
+    }
+
+    /// Blocks that wait in a lane.
+    pub(crate) fn depth(&self, lane: usize) -> usize {
+        self.lanes[lane].blocks.len()
+    }
+
+    /// A block came from the program.
+    pub(crate) fn push(&mut self, lane: usize, raw: Vec<u8>) {
+        let block = Block { number: self.next_number, raw: Arc::new(raw), state: State::Waiting };
+        self.next_number += 1;
+        self.lanes[lane].blocks.push_back(block);
+    }
+
+    /// The program has closed its connection.
+    pub(crate) fn end(&mut self, lane: usize) {
+        self.lanes[lane].has_ended = true;
+    }
+
+    /// The wire takes nothing of this lane for now, or takes again. Only where it does not is there time to
+    /// pack.
+    pub(crate) fn set_waits_for_wire(&mut self, lane: usize, waits: bool) {
+        self.lanes[lane].waits_for_wire = waits;
+    }
+
+    /// Whether the wire takes nothing of this lane for now.
+    pub(crate) fn waits_for_wire(&self, lane: usize) -> bool {
+        self.lanes[lane].waits_for_wire
+    }
+
+    /// The block that has the longest time until the wire takes it.
+    pub(crate) fn take_work(&mut self) -> Option<Work> {
+        let candidates = self.lanes.iter().enumerate().filter(|(_, lane)| lane.waits_for_wire);
+        let deepest = candidates.filter_map(|(index, lane)| {
+            let at = lane.blocks.iter().rposition(|block| matches!(block.state, State::Waiting))?;
+            Some((at, index))
+        });
+        let (at, index) = deepest.max()?;
+        let block = &mut self.lanes[index].blocks[at];
+        block.state = State::InWork;
+        Some(Work { lane: index, number: block.number, raw: Arc::clone(&block.raw) })
+    }
+
+    /// Work was done: packed, or found not to shrink. Gives the lane in which the block still waits; none if
+    /// it went out meanwhile.
+    pub(crate) fn finish(&mut self, work: &Work, packed: Option<Packed>) -> Option<usize> {
+        let blocks = &mut self.lanes[work.lane].blocks;
+        let block = blocks.iter_mut().find(|block| block.number == work.number)?;
+        block.state = packed.map_or(State::Plain, State::Packed);
+        Some(work.lane)
+    }
+
+    pub(crate) fn front(&self, lane: usize) -> Front {
+        let lane = &self.lanes[lane];
+        match lane.blocks.front() {
+            Some(Block { state: State::InWork, .. }) => Front::InWork,
+            Some(_) => Front::Ready,
+            None if lane.has_ended => Front::End,
+            None => Front::Empty,
+        }
+    }
+
+    /// Takes what is at the front, as far as it is packed.
+    pub(crate) fn pop(&mut self, lane: usize) -> Option<Outgoing> {
+        let Block { raw, state, .. } = self.lanes[lane].blocks.pop_front()?;
+        let packed = match state {
+            State::Packed(packed) => Some(packed),
+            State::Waiting | State::InWork | State::Plain => None,
+        };
+        Some(Outgoing { raw, packed })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lanes(blocks: &[u8]) -> Lanes {
+        let mut lanes = Lanes::new(2);
+        for block in blocks {
+            lanes.push(0, vec![*block]);
+        }
+        lanes
+    }
+
+    fn packed(byte: u8) -> Packed {
+        Packed { codec: Codec::Lz4, bytes: vec![byte] }
+    }
+
+    #[test]
+    fn nothing_is_packed_while_the_wire_takes_all() {
+        let mut lanes = lanes(&[1, 2]);
+        assert!(lanes.take_work().is_none());
+        lanes.set_waits_for_wire(0, true);
+        assert!(lanes.take_work().is_some());
+    }
+
+    #[test]
+    fn the_cores_begin_where_the_wire_comes_last_and_the_order_stays() {
+        let mut lanes = lanes(&[1, 2, 3]);
+        lanes.push(1, vec![9]);
+        lanes.set_waits_for_wire(0, true);
+        lanes.set_waits_for_wire(1, true);
+        let last = lanes.take_work().unwrap();
+        assert_eq!(*last.raw, [3]);
+        let second = lanes.take_work().unwrap();
+        assert_eq!(*second.raw, [2]);
+        assert_eq!(lanes.finish(&last, Some(packed(30))), Some(0));
+        assert_eq!(lanes.front(0), Front::Ready);
+        assert_eq!(*lanes.pop(0).unwrap().raw, [1]);
+        assert_eq!(lanes.front(0), Front::InWork);
+        let taken = lanes.pop(0).unwrap();
+        assert_eq!((taken.raw.as_slice(), taken.packed), (&[2][..], None));
+        assert_eq!(lanes.finish(&second, Some(packed(20))), None, "it is gone as it was");
+        assert_eq!(lanes.pop(0).unwrap().packed, Some(packed(30)));
+        assert_eq!(lanes.front(0), Front::Empty);
+        lanes.end(0);
+        assert_eq!(lanes.front(0), Front::End);
+        assert_eq!((lanes.depth(0), lanes.depth(1)), (0, 1));
+    }
+
+    #[test]
+    fn what_does_not_shrink_is_tried_once() {
+        let mut lanes = lanes(&[1]);
+        lanes.set_waits_for_wire(0, true);
+        let work = lanes.take_work().unwrap();
+        lanes.finish(&work, None);
+        assert!(lanes.take_work().is_none());
+        assert_eq!(lanes.pop(0).unwrap().packed, None);
+    }
+}

@@ -1,0 +1,245 @@
+//! The receiving end. What comes in is hostile until it is understood.
+
+use std::io::{self, Read};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use rustix::net::{RecvFlags, recv};
+use socket2::SockRef;
+use tracing::debug;
+
+use crate::CONNECTIONS_MAX;
+use crate::error::RelayError;
+use crate::frame::{BLOCK_BYTES_MAX, Frame, HEADER_BYTES};
+use crate::pack::Unpacker;
+use crate::preamble::{self, PREAMBLE_BYTES, Token};
+use crate::sockets::{Breaker, lock, spawn, write_all};
+
+/// How long a connection may take to say what it is.
+const PREAMBLE_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How long the first connection may come after the others.
+const FIRST_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Connections that have not said yet what they are. Those beyond it are closed: a stranger cannot take the
+/// memory of a host.
+const UNKNOWN_MAX: usize = CONNECTIONS_MAX;
+
+/// What a receiver is to do.
+#[derive(Debug, Clone)]
+pub struct ReceiverSettings {
+    /// Unix socket of the program, which listens there already.
+    pub path: PathBuf,
+    /// Connections that will come, 1 to [`CONNECTIONS_MAX`].
+    pub connections: usize,
+    /// What the sender is known by.
+    pub token: Token,
+}
+
+/// The receiving end of a relay. Dropping it breaks the connections that have not ended.
+#[derive(Debug)]
+pub struct Receiver {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    settings: ReceiverSettings,
+    listener: TcpListener,
+    breaker: Breaker,
+    unknown: AtomicUsize,
+    inner: Mutex<Inner>,
+    first_is_there: Condvar,
+}
+
+#[derive(Debug)]
+struct Inner {
+    // For each connection whether it has come.
+    has_come: Vec<bool>,
+    first_is_there: bool,
+    is_closed: bool,
+    error: Option<RelayError>,
+}
+
+impl Receiver {
+    /// Accepts the sender's connections at `listener`, and no others.
+    pub fn start(listener: TcpListener, settings: ReceiverSettings) -> Result<Self, RelayError> {
+        if !(1..=CONNECTIONS_MAX).contains(&settings.connections) {
+            return Err(RelayError::Connections(settings.connections));
+        }
+        let path = settings.path.clone();
+        let begin = |source: io::Error| RelayError::Begin { path: path.clone(), source: Arc::new(source) };
+        let shared = Arc::new(Shared {
+            breaker: Breaker::new(),
+            unknown: AtomicUsize::new(0),
+            inner: Mutex::new(Inner {
+                has_come: vec![false; settings.connections],
+                first_is_there: false,
+                is_closed: false,
+                error: None,
+            }),
+            first_is_there: Condvar::new(),
+            settings,
+            listener,
+        });
+        let receiver = Self { shared: Arc::clone(&shared) };
+        shared.breaker.add(&shared.listener).map_err(begin)?;
+        spawn("relay-accept".into(), move || accept(&shared)).map_err(begin)?;
+        Ok(receiver)
+    }
+
+    /// Why it ended before the streams had; none as long as it goes on, or when it ended as it should.
+    pub fn error(&self) -> Option<RelayError> {
+        lock(&self.shared.inner).error.clone()
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        self.shared.close();
+    }
+}
+
+impl Shared {
+    /// Ends everything, with the first error.
+    fn fail(&self, error: RelayError) {
+        let mut inner = lock(&self.inner);
+        if !inner.is_closed {
+            inner.error = Some(error);
+        }
+        drop(inner);
+        self.close();
+    }
+
+    fn close(&self) {
+        lock(&self.inner).is_closed = true;
+        self.breaker.break_all();
+        self.first_is_there.notify_all();
+    }
+
+    fn all_have_come(&self) -> bool {
+        let inner = lock(&self.inner);
+        inner.is_closed || inner.has_come.iter().all(|has_come| *has_come)
+    }
+
+    /// Notes that a connection has come. Each comes once.
+    fn come(&self, index: usize) -> Result<(), RelayError> {
+        match lock(&self.inner).has_come.get_mut(index) {
+            Some(has_come) if !*has_come => *has_come = true,
+            _ => return Err(RelayError::Malformed("a connection that is there already")),
+        }
+        if self.all_have_come() {
+            // Wakes who accepts; nobody else may come.
+            drop(SockRef::from(&self.listener).shutdown(Shutdown::Both));
+        }
+        Ok(())
+    }
+
+    /// The program tells its connections apart by which comes first.
+    fn wait_for_first(&self) -> Result<(), RelayError> {
+        let is_missing = |inner: &mut Inner| !inner.is_closed && !inner.first_is_there;
+        let waited = self.first_is_there.wait_timeout_while(lock(&self.inner), FIRST_DEADLINE, is_missing);
+        let (inner, _) = waited.unwrap_or_else(std::sync::PoisonError::into_inner);
+        if inner.first_is_there { Ok(()) } else { Err(RelayError::FirstMissing) }
+    }
+
+    fn connect_program(&self, index: usize) -> Result<UnixStream, RelayError> {
+        if index > 0 {
+            self.wait_for_first()?;
+        }
+        let path = &self.settings.path;
+        let failed = |error| RelayError::Program { path: path.clone(), source: Arc::new(error) };
+        let program = UnixStream::connect(path).map_err(failed)?;
+        self.breaker.add(&program).map_err(failed)?;
+        if index == 0 {
+            lock(&self.inner).first_is_there = true;
+            self.first_is_there.notify_all();
+        }
+        Ok(program)
+    }
+}
+
+fn accept(shared: &Arc<Shared>) {
+    loop {
+        let accepted = shared.listener.accept();
+        if shared.all_have_come() {
+            return;
+        }
+        let (wire, peer) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
+            Err(error) => return shared.fail(RelayError::Wire(Arc::new(error))),
+        };
+        if shared.unknown.fetch_add(1, Ordering::Relaxed) >= UNKNOWN_MAX {
+            shared.unknown.fetch_sub(1, Ordering::Relaxed);
+            debug!(%peer, "closed: too many connections that do not say what they are");
+            continue;
+        }
+        let receiving = Arc::clone(shared);
+        let begun = spawn("relay-receive".into(), move || receive(&receiving, wire));
+        if let Err(error) = begun {
+            return shared.fail(RelayError::Wire(Arc::new(error)));
+        }
+    }
+}
+
+fn receive(shared: &Shared, mut wire: TcpStream) {
+    let admitted = admit(shared, &mut wire);
+    shared.unknown.fetch_sub(1, Ordering::Relaxed);
+    let index = match admitted {
+        Ok(index) => index,
+        // Whoever it is: the sender's own connections are not touched by it.
+        Err(error) => return debug!(%error, "a connection was closed"),
+    };
+    if let Err(error) = relay(shared, index, &mut wire) {
+        shared.fail(error);
+    }
+}
+
+fn admit(shared: &Shared, wire: &mut TcpStream) -> Result<usize, RelayError> {
+    let broke = |error: io::Error| RelayError::Wire(Arc::new(error));
+    wire.set_read_timeout(Some(PREAMBLE_DEADLINE)).map_err(broke)?;
+    let mut said = [0; PREAMBLE_BYTES];
+    // In one call, so that the deadline is for all of it.
+    let (said_bytes, _) =
+        recv(&*wire, &mut said[..], RecvFlags::WAITALL).map_err(|error| broke(error.into()))?;
+    if said_bytes < PREAMBLE_BYTES {
+        return Err(RelayError::Truncated);
+    }
+    wire.set_read_timeout(None).map_err(broke)?;
+    let index = preamble::decode(&said, &shared.settings.token, shared.settings.connections)?;
+    shared.come(index)?;
+    // Not before: a stranger's would stay open with it.
+    shared.breaker.add(&*wire).map_err(broke)?;
+    Ok(index)
+}
+
+fn relay(shared: &Shared, index: usize, wire: &mut TcpStream) -> Result<(), RelayError> {
+    let program = shared.connect_program(index)?;
+    let local = |error: io::Error| RelayError::Local(Arc::new(error));
+    let mut unpacker = Unpacker::new()?;
+    let mut packed = vec![0; BLOCK_BYTES_MAX];
+    loop {
+        let mut header = [0; HEADER_BYTES];
+        read_exact(wire, &mut header)?;
+        let Frame::Block { packing, raw_bytes, wire_bytes } = Frame::decode(header)? else {
+            // The program may have closed it already.
+            drop(program.shutdown(Shutdown::Write));
+            return Ok(());
+        };
+        let packed = packed.get_mut(..wire_bytes).ok_or(RelayError::Malformed("a block too long"))?;
+        read_exact(wire, packed)?;
+        write_all(&program, unpacker.unpack(packing, packed, raw_bytes)?, &[]).map_err(local)?;
+    }
+}
+
+fn read_exact(wire: &mut TcpStream, bytes: &mut [u8]) -> Result<(), RelayError> {
+    wire.read_exact(bytes).map_err(|error| match error.kind() {
+        io::ErrorKind::UnexpectedEof => RelayError::Truncated,
+        _ => RelayError::Wire(Arc::new(error)),
+    })
+}

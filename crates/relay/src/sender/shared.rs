@@ -1,0 +1,289 @@
+//! What the threads of a sender share.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use drainpipe_engine::codec::{Codec, Controller, Reading, Trial};
+
+use super::SenderSettings;
+use crate::error::RelayError;
+use crate::figures::Counters;
+use crate::frame::BLOCK_BYTES_MAX;
+use crate::queue::{Front, Lanes, Outgoing, Packed, Work};
+use crate::sockets::{Breaker, lock};
+
+/// All blocks that wait to be sent, packed or not, in bytes before packing.
+const WAITING_BYTES_MAX: usize = 16 << 20;
+
+/// Blocks that may wait in one lane at least: one to be packed while another goes out.
+pub(super) const DEPTH_MIN: usize = 2;
+
+/// At most: more work ahead brings nothing.
+const DEPTH_MAX: usize = 8;
+
+/// What each socket may hold unsent, in bytes, until more is known.
+const UNSENT_BYTES: u32 = 128 << 10;
+
+/// How long the wire waits for a block that is being packed: several times what packing takes, and less than
+/// its sockets hold. Who packs may have lost its core to somebody else.
+const PATIENCE: Duration = Duration::from_millis(3);
+
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) settings: SenderSettings,
+    pub(super) counters: Counters,
+    pub(super) breaker: Breaker,
+    /// `TCP_NOTSENT_LOWAT` of each connection.
+    pub(super) unsent_bytes: AtomicU32,
+    /// How often a lane had to wait for the wire.
+    pub(super) waits_for_wire: AtomicU64,
+    inner: Mutex<Inner>,
+    work: Condvar,
+    steer: Condvar,
+    // One of each for each lane.
+    ready: Vec<Condvar>,
+    room: Vec<Condvar>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    lanes: Lanes,
+    controller: Controller,
+    // Used blocks, to be filled again.
+    spare: Vec<Vec<u8>>,
+    depth: usize,
+    ended: usize,
+    is_short: bool,
+    is_closed: bool,
+    error: Option<RelayError>,
+    packing: PackingTime,
+}
+
+/// What packing took.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct PackingTime {
+    /// On a core.
+    pub(super) cpu: Duration,
+    /// With waits for one.
+    pub(super) wall: Duration,
+}
+
+/// What [`Shared::next`] gives a lane's writer.
+#[derive(Debug)]
+pub(super) enum Next {
+    Block(Outgoing),
+    End,
+    Closed,
+}
+
+/// How to pack a block.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum NextCodec {
+    /// With this one.
+    Chosen(Codec),
+    /// With each, to compare them, and this one to be sent.
+    Trial(Codec),
+}
+
+impl Shared {
+    pub(super) fn new(settings: SenderSettings) -> Self {
+        let connections = settings.connections;
+        let condvars = || std::iter::repeat_with(Condvar::new).take(connections).collect();
+        Self {
+            counters: Counters::default(),
+            breaker: Breaker::new(),
+            unsent_bytes: AtomicU32::new(UNSENT_BYTES),
+            waits_for_wire: AtomicU64::new(0),
+            inner: Mutex::new(Inner {
+                lanes: Lanes::new(connections),
+                controller: Controller::default(),
+                spare: vec![],
+                depth: depth_max(connections),
+                ended: 0,
+                is_short: false,
+                is_closed: false,
+                error: None,
+                packing: PackingTime::default(),
+            }),
+            work: Condvar::new(),
+            steer: Condvar::new(),
+            ready: condvars(),
+            room: condvars(),
+            settings,
+        }
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        lock(&self.inner)
+    }
+
+    pub(super) fn error(&self) -> Option<RelayError> {
+        self.inner().error.clone()
+    }
+
+    /// Ends everything, with the first error.
+    pub(super) fn fail(&self, error: RelayError) {
+        let mut inner = self.inner();
+        if !inner.is_closed {
+            inner.error = Some(error);
+        }
+        drop(inner);
+        self.close();
+    }
+
+    /// Ends everything.
+    pub(super) fn close(&self) {
+        self.inner().is_closed = true;
+        self.breaker.break_all();
+        self.work.notify_all();
+        self.steer.notify_all();
+        self.ready.iter().chain(&self.room).for_each(Condvar::notify_all);
+    }
+
+    pub(super) fn shorten(&self) {
+        let mut inner = self.inner();
+        inner.is_short = true;
+        inner.depth = DEPTH_MIN;
+    }
+
+    /// Waits for room in a lane, and gives an empty block; none once all is over.
+    pub(super) fn empty_block(&self, lane: usize) -> Option<Vec<u8>> {
+        let inner = self.inner();
+        let is_full = |inner: &mut Inner| !inner.is_closed && inner.lanes.depth(lane) >= inner.depth;
+        // Closing wakes it.
+        let mut inner = self.room[lane].wait_while(inner, is_full).unwrap_or_else(PoisonError::into_inner);
+        let block = inner.spare.pop().unwrap_or_else(|| Vec::with_capacity(BLOCK_BYTES_MAX));
+        (!inner.is_closed).then_some(block)
+    }
+
+    /// A block came from the program.
+    pub(super) fn push(&self, lane: usize, block: Vec<u8>) {
+        let mut inner = self.inner();
+        inner.lanes.push(lane, block);
+        let is_work = inner.lanes.waits_for_wire(lane);
+        drop(inner);
+        self.ready[lane].notify_one();
+        if is_work {
+            self.work.notify_one();
+        }
+    }
+
+    /// The program has closed a connection.
+    pub(super) fn end(&self, lane: usize) {
+        self.inner().lanes.end(lane);
+        self.ready[lane].notify_one();
+    }
+
+    /// Waits for something to send in a lane.
+    pub(super) fn wait_front(&self, lane: usize) {
+        let is_empty = |inner: &mut Inner| !inner.is_closed && inner.lanes.front(lane) == Front::Empty;
+        // The program may be silent for as long as it likes; closing wakes it.
+        drop(self.ready[lane].wait_while(self.inner(), is_empty));
+    }
+
+    /// The wire takes nothing of this lane for now, or takes again.
+    pub(super) fn set_waits_for_wire(&self, lane: usize, waits: bool) {
+        self.inner().lanes.set_waits_for_wire(lane, waits);
+        if waits {
+            self.waits_for_wire.fetch_add(1, Ordering::Relaxed);
+            self.work.notify_all();
+        }
+    }
+
+    /// Takes what is at the front of a lane, now that the wire wants it.
+    pub(super) fn next(&self, lane: usize) -> Next {
+        let is_in_work = |inner: &mut Inner| !inner.is_closed && inner.lanes.front(lane) == Front::InWork;
+        let waited = self.ready[lane].wait_timeout_while(self.inner(), PATIENCE, is_in_work);
+        let (mut inner, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if inner.is_closed {
+            return Next::Closed;
+        }
+        let next = inner.lanes.pop(lane).map_or(Next::End, Next::Block);
+        drop(inner);
+        self.room[lane].notify_one();
+        next
+    }
+
+    /// A block has been sent; it may be filled again.
+    pub(super) fn sent(&self, raw: Arc<Vec<u8>>) {
+        // A core may hold it still.
+        if let Ok(mut block) = Arc::try_unwrap(raw) {
+            block.clear();
+            self.inner().spare.push(block);
+        }
+    }
+
+    /// A lane has sent all of its stream.
+    pub(super) fn ended(&self) {
+        self.inner().ended += 1;
+        self.work.notify_all();
+        self.steer.notify_all();
+    }
+
+    /// Waits for a block to pack; none once all is over.
+    pub(super) fn take_work(&self) -> Option<Work> {
+        let mut inner = self.inner();
+        loop {
+            if self.is_over(&inner) {
+                return None;
+            }
+            if let Some(work) = inner.lanes.take_work() {
+                return Some(work);
+            }
+            // Whoever brings work wakes it, and so does the end.
+            inner = self.work.wait(inner).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// The codec for the next block.
+    pub(super) fn next_codec(&self) -> NextCodec {
+        let mut inner = self.inner();
+        let codec = inner.controller.current();
+        if inner.controller.wants_trial() { NextCodec::Trial(codec) } else { NextCodec::Chosen(codec) }
+    }
+
+    /// A block was packed with every codec.
+    pub(super) fn record(&self, trials: [Trial; Codec::ALL.len()]) {
+        self.inner().controller.record(trials);
+    }
+
+    /// A block was packed, or does not shrink.
+    pub(super) fn finish(&self, work: &Work, packed: Option<Packed>, took: PackingTime) {
+        let mut inner = self.inner();
+        inner.packing.cpu += took.cpu;
+        inner.packing.wall += took.wall;
+        let lane = inner.lanes.finish(work, packed);
+        drop(inner);
+        self.counters.packed(took.cpu);
+        if let Some(lane) = lane {
+            self.ready[lane].notify_one();
+        }
+    }
+
+    /// Waits until it is time to steer again. Gives what packing took meanwhile; none once all is over.
+    pub(super) fn wait_to_steer(&self, pause: Duration) -> Option<PackingTime> {
+        let goes_on = |inner: &mut Inner| !self.is_over(inner);
+        let waited = self.steer.wait_timeout_while(self.inner(), pause, goes_on);
+        let (mut inner, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        (!self.is_over(&inner)).then(|| std::mem::take(&mut inner.packing))
+    }
+
+    /// Looks at the choice of codec, and sets how many blocks may wait in a lane.
+    pub(super) fn steer(&self, reading: Reading, depth: usize) {
+        let mut inner = self.inner();
+        inner.controller.choose(reading);
+        let most = if inner.is_short { DEPTH_MIN } else { depth_max(self.settings.connections) };
+        inner.depth = depth.clamp(DEPTH_MIN, most);
+        drop(inner);
+        self.room.iter().for_each(Condvar::notify_one);
+    }
+
+    fn is_over(&self, inner: &Inner) -> bool {
+        inner.is_closed || inner.ended == self.settings.connections
+    }
+}
+
+fn depth_max(connections: usize) -> usize {
+    (WAITING_BYTES_MAX / BLOCK_BYTES_MAX / connections).clamp(DEPTH_MIN, DEPTH_MAX)
+}

@@ -1,0 +1,60 @@
+//! Looks ten times a second at what limits the sender, and sets the codec and how much may wait.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use drainpipe_engine::codec::Reading;
+
+use super::shared::{PackingTime, Shared};
+use crate::figures::Figures;
+use crate::frame::BLOCK_BYTES_MAX;
+
+const STEER_EVERY: Duration = Duration::from_millis(100);
+
+/// What may wait in the sender's lanes, and unsent in its sockets, by the time that the wire needs for it.
+/// The program counts it as sent.
+const LANES_MS: u64 = 40;
+const SOCKETS_MS: u64 = 20;
+
+/// What one socket may hold unsent, in bytes: enough for the moments in which a busy host does not wake the
+/// thread that fills it, and at most what it would hold by itself.
+const UNSENT_BYTES_MIN: u32 = 64 << 10;
+const UNSENT_BYTES_MAX: u32 = 1 << 20;
+
+/// Less packing than this says nothing about the cores.
+const PACKING_MIN: Duration = Duration::from_millis(5);
+
+/// Steers until all is over.
+pub(super) fn run(shared: &Shared) {
+    let (mut at, mut figures, mut waits) = (Instant::now(), shared.counters.read(), 0);
+    let mut cores = shared.settings.cores as f64;
+    while let Some(packing) = shared.wait_to_steer(STEER_EVERY) {
+        let (at_before, before) = (at, figures);
+        (at, figures) = (Instant::now(), shared.counters.read());
+        cores = cores_of(packing, shared.settings.cores).unwrap_or(cores);
+        let waits_now = shared.waits_for_wire.load(Ordering::Relaxed);
+        if waits_now > waits {
+            steer(shared, &before, &figures, at.duration_since(at_before), cores);
+        }
+        waits = waits_now;
+    }
+}
+
+/// The wire was the limit: it took what lies between the figures.
+fn steer(shared: &Shared, before: &Figures, now: &Figures, time: Duration, cores: f64) {
+    let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX).max(1);
+    let lanes = shared.settings.connections as u64;
+    let wire_bytes = now.wire_bytes - before.wire_bytes;
+    let block_bytes = BLOCK_BYTES_MAX as u64;
+    let depth = (now.raw_bytes - before.raw_bytes) * LANES_MS / ms / lanes / block_bytes;
+    let reading = Reading { wire_bytes_per_second: wire_bytes as f64 / time.as_secs_f64(), cores };
+    shared.steer(reading, usize::try_from(depth).unwrap_or(usize::MAX));
+    let unsent = u32::try_from(wire_bytes * SOCKETS_MS / ms / lanes).unwrap_or(u32::MAX);
+    shared.unsent_bytes.store(unsent.clamp(UNSENT_BYTES_MIN, UNSENT_BYTES_MAX), Ordering::Relaxed);
+}
+
+/// The cores that all threads together would have got had they packed all the time.
+fn cores_of(packing: PackingTime, threads: usize) -> Option<f64> {
+    let got = packing.cpu.as_secs_f64() / packing.wall.as_secs_f64();
+    (packing.wall >= PACKING_MIN).then_some(got * threads as f64)
+}

@@ -1,0 +1,84 @@
+//! Sockets that block, and one switch that wakes whoever waits on them.
+
+use std::io::{self, IoSlice, Write};
+use std::net::Shutdown;
+use std::os::fd::AsFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use socket2::SockRef;
+
+/// What a thread of a relay keeps on its stack is small.
+const STACK_BYTES: usize = 512 << 10;
+
+/// Plain values, whole after each assignment.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A thread of the relay's own: the copying must not hold up those who serve the agent's API.
+pub(crate) fn spawn(name: String, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    thread::Builder::new().name(name).stack_size(STACK_BYTES).spawn(work).map(drop)
+}
+
+/// All sockets of a relay, to be shut down at once. That wakes every thread that waits on one of them.
+#[derive(Debug, Default)]
+pub(crate) struct Breaker {
+    sockets: Mutex<Option<Vec<socket2::Socket>>>,
+}
+
+impl Breaker {
+    pub(crate) fn new() -> Self {
+        Self { sockets: Mutex::new(Some(vec![])) }
+    }
+
+    /// Takes a socket in. Refuses once all are shut down.
+    pub(crate) fn add(&self, socket: impl AsFd) -> io::Result<()> {
+        let duplicate = SockRef::from(&socket.as_fd()).try_clone()?;
+        match lock(&self.sockets).as_mut() {
+            Some(sockets) => {
+                sockets.push(duplicate);
+                Ok(())
+            }
+            None => Err(io::ErrorKind::ConnectionAborted.into()),
+        }
+    }
+
+    /// Shuts all of them down.
+    pub(crate) fn break_all(&self) {
+        for socket in lock(&self.sockets).take().unwrap_or_default() {
+            // One that the peer has closed already is none to wait on.
+            drop(socket.shutdown(Shutdown::Both));
+        }
+    }
+}
+
+/// Waits for an event, also for the end of the connection. False when `timeout` has passed before.
+pub(crate) fn wait_for(socket: impl AsFd, events: PollFlags, timeout: Option<&Timespec>) -> io::Result<bool> {
+    loop {
+        match poll(&mut [PollFd::new(&socket, events)], timeout) {
+            Ok(ready) => return Ok(ready > 0),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Writes both parts, in one call if the kernel takes them at once.
+pub(crate) fn write_all(mut socket: impl Write, mut first: &[u8], mut second: &[u8]) -> io::Result<()> {
+    while !first.is_empty() {
+        match socket.write_vectored(&[IoSlice::new(first), IoSlice::new(second)]) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => {
+                let of_first = written.min(first.len());
+                first = &first[of_first..];
+                second = &second[written - of_first..];
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    socket.write_all(second)
+}

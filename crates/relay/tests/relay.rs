@@ -1,0 +1,313 @@
+//! Real sockets from end to end: what goes in comes out, and whatever goes wrong ends it cleanly.
+
+#![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use drainpipe_relay::{
+    BLOCK_BYTES_MAX, Receiver, ReceiverSettings, RelayError, Sender, SenderSettings, TOKEN_BYTES, Token,
+};
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+const TOKEN: Token = Token([42; TOKEN_BYTES]);
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A program that is sent to, and the relay's end before it.
+struct Target {
+    receiver: Receiver,
+    program: UnixListener,
+    address: SocketAddr,
+    directory: TempDir,
+}
+
+impl Target {
+    fn new(connections: usize) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("in.sock");
+        let program = UnixListener::bind(&path).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let receiver =
+            Receiver::start(listener, ReceiverSettings { path, connections, token: TOKEN }).unwrap();
+        Self { receiver, program, address, directory }
+    }
+
+    fn sender(&self, connections: usize) -> (Sender, PathBuf) {
+        let path = self.directory.path().join("out.sock");
+        let settings = SenderSettings {
+            path: path.clone(),
+            destination: self.address,
+            connections,
+            token: TOKEN,
+            cores: 2,
+        };
+        (Sender::start(settings).unwrap(), path)
+    }
+
+    /// A connection as a sender would make it, for whatever comes next.
+    fn connect(&self, index: u8) -> TcpStream {
+        let mut wire = TcpStream::connect(self.address).unwrap();
+        wire.write_all(&[&b"DRPRELAY\x01"[..], &TOKEN.0, &[index]].concat()).unwrap();
+        wire
+    }
+}
+
+fn assert_closed(socket: &mut TcpStream) {
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    match socket.read(&mut [0]) {
+        Ok(0) => {}
+        Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {}
+        other => panic!("it is open: {other:?}"),
+    }
+}
+
+fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < end, "{what}: not within {PATIENCE:?}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Pages of words and pages of noise, of which no two are alike.
+fn content(pages: u64, seed: u64) -> Vec<u8> {
+    let mut state = 0x9E37_79B9_7F4A_7C15 ^ seed;
+    let mut next = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    let words = [&b"the and "[..], b"for was ", b"one our ", b"out day "];
+    let mut bytes = vec![];
+    for page in 0..pages {
+        for _ in 0..512 {
+            match page % 3 {
+                0 => bytes.extend_from_slice(&next().to_le_bytes()),
+                _ => bytes.extend_from_slice(words[(next() % 4) as usize]),
+            }
+        }
+    }
+    bytes
+}
+
+fn write_in_background(path: PathBuf, bytes: Vec<u8>) -> JoinHandle<()> {
+    let mut socket = UnixStream::connect(path).unwrap();
+    thread::spawn(move || {
+        for piece in bytes.chunks(300_001) {
+            socket.write_all(piece).unwrap();
+        }
+    })
+}
+
+fn read_slowly(mut socket: UnixStream, pause: Duration) -> JoinHandle<Vec<u8>> {
+    thread::spawn(move || {
+        let (mut all, mut piece) = (vec![], vec![0; 100_000]);
+        loop {
+            match socket.read(&mut piece).unwrap() {
+                0 => return all,
+                count => all.extend_from_slice(&piece[..count]),
+            }
+            thread::sleep(pause);
+        }
+    })
+}
+
+/// Sends through both ends; the contents in the order of the connections.
+fn relay(contents: &[Vec<u8>], pause: Duration) -> (Sender, Target) {
+    let target = Target::new(contents.len());
+    let (sender, path) = target.sender(contents.len());
+    let mut writers = vec![];
+    let mut readers = vec![];
+    for content in contents {
+        writers.push(write_in_background(path.clone(), content.clone()));
+        readers.push(read_slowly(target.program.accept().unwrap().0, pause));
+    }
+    for writer in writers {
+        writer.join().unwrap();
+    }
+    let mut arrived: Vec<_> = readers.into_iter().map(|reader| reader.join().unwrap()).collect();
+    assert!(arrived[0] == contents[0], "the first connection is the first one");
+    arrived.sort();
+    let mut sent = contents.to_vec();
+    sent.sort();
+    assert!(arrived == sent, "what goes in comes out");
+    (sender, target)
+}
+
+#[test]
+fn what_goes_in_comes_out_however_fast_the_wire_is() {
+    for pause in [Duration::ZERO, Duration::from_millis(2)] {
+        let contents: Vec<_> = (1..=5).map(|seed| content(500 * seed, seed)).collect();
+        let (sender, target) = relay(&contents, pause);
+        let figures = sender.figures();
+        assert_eq!(figures.raw_bytes, contents.iter().map(|content| content.len() as u64).sum::<u64>());
+        assert_eq!((sender.error().map(drop), target.receiver.error().map(drop)), (None, None));
+    }
+}
+
+#[test]
+fn packs_while_the_wire_is_slow_and_counts_it() {
+    let contents = [content(4000, 1)];
+    let (sender, _target) = relay(&contents, Duration::from_millis(3));
+    let figures = sender.figures();
+    assert!(figures.wire_bytes < figures.raw_bytes * 9 / 10, "{figures:?}");
+    assert!(figures.packed.lz4 + figures.packed.zstd > 0 && figures.packing_cpu_seconds > 0.0, "{figures:?}");
+}
+
+#[test]
+fn an_empty_stream_ends() {
+    relay(&[vec![], content(1, 1), vec![]], Duration::ZERO);
+}
+
+#[test]
+fn a_program_that_is_not_read_from_is_held_up_within_bounds() {
+    let target = Target::new(1);
+    let (sender, path) = target.sender(1);
+    let mut program = UnixStream::connect(path).unwrap();
+    program.set_write_timeout(Some(Duration::from_millis(700))).unwrap();
+    let _reads_nothing = target.program.accept().unwrap();
+    let noise = content(1, 0);
+    let mut taken = 0;
+    let stopped = loop {
+        match program.write(&noise) {
+            Ok(count) => taken += count,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(stopped.kind(), io::ErrorKind::WouldBlock);
+    // Besides eight blocks, what the kernel's sockets hold: 4 MiB sent, 6 MiB received, and two of the programs.
+    assert!(taken < 24 << 20, "{taken} bytes were taken");
+    drop(sender);
+    assert!(program.write(&noise).is_err(), "it is told");
+}
+
+type Expected = fn(&RelayError) -> bool;
+
+#[test]
+fn malformed_frames_end_all_connections_with_an_error() {
+    let frames: [(&[u8], Expected); 4] = [
+        (&[9; 8], |error| matches!(error, RelayError::Malformed(_))),
+        (&[1, 0, 1, 0, 0, 4, 0, 0, 0xf0, 1, 2, 3], |error| matches!(error, RelayError::Unpack(_))),
+        (&[2, 0, 1, 0, 0, 4, 0, 0, 1, 2, 3, 4], |error| matches!(error, RelayError::Unpack(_))),
+        (&[0, 9, 0, 0, 0, 9, 0, 0, 1], |error| matches!(error, RelayError::Truncated)),
+    ];
+    for (frame, is_expected) in frames {
+        let target = Target::new(2);
+        let (mut first, mut second) = (target.connect(0), target.connect(1));
+        let mut programs = [target.program.accept().unwrap().0, target.program.accept().unwrap().0];
+        second.write_all(frame).unwrap();
+        second.shutdown(Shutdown::Write).unwrap();
+        for program in &mut programs {
+            program.set_read_timeout(Some(PATIENCE)).unwrap();
+            assert_eq!(program.read(&mut [0; 9]).unwrap(), 0, "nothing of it reaches the program");
+        }
+        let error = target.receiver.error().expect("it says why");
+        assert!(is_expected(&error), "{error:?}");
+        assert_closed(&mut first);
+    }
+}
+
+#[test]
+fn strangers_get_nowhere_and_disturb_nobody() {
+    let target = Target::new(1);
+    let mut wrong_token = TcpStream::connect(target.address).unwrap();
+    wrong_token.write_all(&[&b"DRPRELAY\x01"[..], &[0; TOKEN_BYTES], &[0]].concat()).unwrap();
+    let mut silent = TcpStream::connect(target.address).unwrap();
+    let mut chatty = TcpStream::connect(target.address).unwrap();
+    chatty.write_all(b"GET / HTTP/1.1\r\nHost: somebody\r\n\r\n").unwrap();
+    assert_closed(&mut wrong_token);
+    assert_closed(&mut chatty);
+    let (sender, path) = target.sender(1);
+    let writer = write_in_background(path, b"memory".to_vec());
+    let mut arrived = vec![];
+    target.program.accept().unwrap().0.read_to_end(&mut arrived).unwrap();
+    writer.join().unwrap();
+    assert_eq!(arrived, b"memory");
+    assert!(sender.error().is_none() && target.receiver.error().is_none());
+    assert!(TcpStream::connect(target.address).is_err(), "all have come: nobody listens any more");
+    assert_closed(&mut silent);
+}
+
+#[test]
+fn a_connection_comes_once() {
+    let target = Target::new(2);
+    let _first = target.connect(0);
+    let mut program = target.program.accept().unwrap().0;
+    let mut again = target.connect(0);
+    assert_closed(&mut again);
+    program.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+    assert_eq!(program.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::WouldBlock, "the first one stays");
+}
+
+#[test]
+fn a_receiver_that_goes_away_is_an_error_at_the_program_too() {
+    let Target { receiver, program, address, directory } = Target::new(1);
+    let settings = SenderSettings {
+        path: directory.path().join("out.sock"),
+        destination: address,
+        connections: 1,
+        token: TOKEN,
+        cores: 1,
+    };
+    let path = settings.path.clone();
+    let sender = Sender::start(settings).unwrap();
+    let mut socket = UnixStream::connect(&path).unwrap();
+    socket.write_all(&content(1, 1)).unwrap();
+    let _accepted = program.accept().unwrap();
+    drop(receiver);
+    let more = content(64, 2);
+    eventually("writing fails", || (&socket).write_all(&more).is_err());
+    assert!(matches!(sender.error(), Some(RelayError::Wire(_))), "{:?}", sender.error());
+    drop(sender);
+    assert!(!path.exists(), "nothing is left behind");
+}
+
+#[test]
+fn nobody_at_the_other_end_is_an_error_with_the_address() {
+    let target = Target::new(1);
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let settings = SenderSettings {
+        path: target.directory.path().join("out.sock"),
+        destination: closed,
+        connections: 1,
+        token: TOKEN,
+        cores: 1,
+    };
+    let sender = Sender::start(settings.clone()).unwrap();
+    let _program = UnixStream::connect(&settings.path).unwrap();
+    eventually("it fails", || sender.error().is_some());
+    assert!(sender.error().unwrap().to_string().contains(&closed.to_string()));
+    let none = Sender::start(SenderSettings { connections: 0, ..settings });
+    assert!(matches!(none, Err(RelayError::Connections(0))));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+    #[test]
+    fn arbitrary_bytes_reach_no_program_unbounded(
+        kind in prop::sample::select(vec![0_u8, 1, 2, 255]),
+        raw_bytes in 0..BLOCK_BYTES_MAX * 2,
+        bytes in prop::collection::vec(any::<u8>(), 0..5_000),
+    ) {
+        let target = Target::new(1);
+        let mut wire = target.connect(0);
+        let mut program = target.program.accept().unwrap().0;
+        let [r0, r1, r2, ..] = raw_bytes.to_le_bytes();
+        let [w0, w1, w2, ..] = bytes.len().to_le_bytes();
+        // The receiver may close it before all is written.
+        drop(wire.write_all(&[&[kind, r0, r1, r2, 0, w0, w1, w2], &bytes[..]].concat()));
+        drop(wire.shutdown(Shutdown::Write));
+        program.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut arrived = vec![];
+        program.read_to_end(&mut arrived).unwrap();
+        prop_assert!(arrived.is_empty() || arrived.len() == raw_bytes);
+        prop_assert!(arrived.len() <= BLOCK_BYTES_MAX);
+    }
+}
