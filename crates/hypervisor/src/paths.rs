@@ -35,7 +35,7 @@ impl RuntimePaths {
     /// The paths in one QEMU's own directory.
     pub(crate) fn at(directory: PathBuf) -> Result<Self, PathTooLong> {
         let paths = Self { directory };
-        for path in [paths.qmp_socket(), paths.guard_socket()] {
+        for path in [paths.qmp_socket(), paths.guard_socket(), paths.relay_socket()] {
             let bytes = path.as_os_str().len();
             if bytes > SOCKET_PATH_BYTES_MAX {
                 return Err(PathTooLong { path, bytes });
@@ -76,6 +76,11 @@ impl RuntimePaths {
     /// taken while the agent lives.
     pub fn guard_socket(&self) -> PathBuf {
         self.directory.join("guard.sock")
+    }
+
+    /// Where QEMU sends a migration that goes through a relay, or receives it.
+    pub fn relay_socket(&self) -> PathBuf {
+        self.directory.join("relay.sock")
     }
 
     /// Locked by the watchdog that stands beside a migration, so that there is one at a time.

@@ -29,7 +29,7 @@ use crate::vmm::{RunState, Vmm};
 use transport::{Side, bandwidth_bytes_per_s, parameters, uri, wants};
 
 pub use status::{MigrationStatus, RamStatus, TransferStatus};
-pub use transport::{Multifd, Transport, Zstd};
+pub use transport::{Address, Multifd, Transport, Zstd};
 
 /// Between two looks at a state that QEMU does not announce by an event.
 const POLL_EVERY: Duration = Duration::from_millis(5);
@@ -75,12 +75,15 @@ pub enum MigrationError {
 pub async fn listen(
     vmm: &Vmm,
     transport: Transport,
-    address: SocketAddr,
+    address: impl Into<Address>,
     deadline: Duration,
 ) -> Result<(), MigrationError> {
-    check_address(address)?;
+    let address = address.into();
+    if let Address::Tcp(address) = address {
+        check_address(address)?;
+    }
     set_up(vmm, transport, Side::Target, deadline).await?;
-    let arguments = json!({ "uri": uri(address) });
+    let arguments = json!({ "uri": uri(&address) });
     Ok(execute(vmm, "migrate-incoming", arguments, deadline).await?)
 }
 
@@ -101,13 +104,14 @@ fn check_address(address: SocketAddr) -> Result<(), MigrationError> {
 pub async fn start(
     vmm: &Vmm,
     transport: Transport,
-    address: SocketAddr,
+    address: impl Into<Address>,
     downtime_limit_ms: u64,
     deadline: Duration,
 ) -> Result<(), MigrationError> {
+    let address = address.into();
     await_end_of_last(vmm, deadline).await?;
     set_up(vmm, transport, Side::Source { downtime_limit_ms }, deadline).await?;
-    Ok(execute(vmm, "migrate", json!({ "uri": uri(address) }), deadline).await?)
+    Ok(execute(vmm, "migrate", json!({ "uri": uri(&address) }), deadline).await?)
 }
 
 /// Changes what was given to [`start`] as `downtime_limit_ms`, also while memory travels.

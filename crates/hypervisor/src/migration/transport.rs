@@ -1,6 +1,7 @@
 //! How a migration's bytes travel, as QEMU's capabilities and parameters. Pure.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -49,6 +50,27 @@ pub struct Zstd {
     pub level: u8,
 }
 
+/// Where a target listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Address {
+    /// An address of its host.
+    Tcp(SocketAddr),
+    /// A Unix socket; something else brings the bytes there.
+    Unix(PathBuf),
+}
+
+impl From<SocketAddr> for Address {
+    fn from(address: SocketAddr) -> Self {
+        Self::Tcp(address)
+    }
+}
+
+impl From<PathBuf> for Address {
+    fn from(path: PathBuf) -> Self {
+        Self::Unix(path)
+    }
+}
+
 /// The two ends of a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Side {
@@ -91,8 +113,11 @@ pub(super) fn parameters(transport: Transport, side: Side) -> Value {
 }
 
 /// QEMU's name for an address. multifd's connections use the same one.
-pub(super) fn uri(address: SocketAddr) -> String {
-    format!("tcp:{address}")
+pub(super) fn uri(address: &Address) -> String {
+    match address {
+        Address::Tcp(address) => format!("tcp:{address}"),
+        Address::Unix(path) => format!("unix:{}", path.display()),
+    }
 }
 
 #[cfg(test)]
@@ -143,9 +168,10 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_both_families() {
-        let uri_of = |text: &str| uri(text.parse().expect("an address"));
+    fn addresses_of_all_families() {
+        let uri_of = |text: &str| uri(&text.parse::<SocketAddr>().expect("an address").into());
         assert_eq!(uri_of("10.0.0.1:49152"), "tcp:10.0.0.1:49152");
         assert_eq!(uri_of("[fd00::1]:49152"), "tcp:[fd00::1]:49152");
+        assert_eq!(uri(&PathBuf::from("/run/vms/web/relay.sock").into()), "unix:/run/vms/web/relay.sock");
     }
 }

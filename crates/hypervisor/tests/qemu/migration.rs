@@ -195,6 +195,19 @@ async fn ipv6_carries_a_guest() {
 }
 
 #[tokio::test]
+async fn a_unix_socket_carries_a_guest() {
+    for facts in qemus().await {
+        let pair = Pair::new(&facts, &facts, "unix").await;
+        let path = pair.target.paths().relay_socket();
+        migration::listen(&pair.target, MULTIFD, path.clone(), DEADLINE).await.expect("listens");
+        migration::start(&pair.source, MULTIFD, path, DOWNTIME_LIMIT_MS, DEADLINE).await.expect("begun");
+        wait_for(&pair.source, MigrationStatus::PreSwitchover).await;
+        let ram = pair.commit().await.ram.expect("counters");
+        assert!(ram.multifd_bytes > CONTENT_BYTES as u64 / 2, "{ram:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_taken_port_is_told_and_another_one_serves() {
     for facts in qemus().await {
         let host = Host::new(&facts);
@@ -203,7 +216,7 @@ async fn a_taken_port_is_told_and_another_one_serves() {
         let address = taken.local_addr().expect("an address");
         let error = migration::listen(&target, MULTIFD, address, DEADLINE).await;
         assert!(matches!(error, Err(MigrationError::PortTaken(port)) if port == address), "{error:?}");
-        let foreign = "192.0.2.1:49152".parse().expect("an address");
+        let foreign: SocketAddr = "192.0.2.1:49152".parse().expect("an address");
         let error = migration::listen(&target, MULTIFD, foreign, DEADLINE).await;
         assert!(matches!(error, Err(MigrationError::CannotListen { .. })), "{error:?}");
         listen(&target, MULTIFD, Ipv4Addr::LOCALHOST.into()).await;
