@@ -15,6 +15,7 @@ use drainpipe_hypervisor::migration::{self, MigrationError, MigrationStatus};
 use drainpipe_hypervisor::qmp::QmpError;
 use drainpipe_hypervisor::spec::{ResolvedSpec, VmName, VmSpec};
 use drainpipe_hypervisor::{Role, Vmm};
+use drainpipe_relay::Receiver;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::task::JoinSet;
 use tracing::{info, warn};
@@ -64,6 +65,8 @@ struct IncomingVm {
     vmm: Mutex<Option<Arc<Vmm>>>,
     last_heard: Mutex<Instant>,
     agent_cpu_at_start: Duration,
+    // The relay of a compressed migration, as long as it lasts.
+    relay: Mutex<Option<Receiver>>,
     // Those who answer when the source tries the paths.
     answering: Mutex<JoinSet<()>>,
     // One step at a time, whatever the order in which requests arrive.
@@ -157,6 +160,7 @@ pub(crate) async fn recover(agent: &Arc<Agent>, records: Vec<IncomingRecord>) ->
             last_heard: Mutex::new(now.checked_sub(SILENCE_MAX).unwrap_or(now)),
             agent_cpu_at_start: host::own_cpu(),
             answering: Mutex::default(),
+            relay: Mutex::default(),
             stepping: AsyncMutex::default(),
         };
         insert(agent, entry);
@@ -249,6 +253,7 @@ pub(crate) fn permit(agent: &Arc<Agent>, source: &str, request: IncomingRequest)
         last_heard: Mutex::new(Instant::now()),
         agent_cpu_at_start: host::own_cpu(),
         answering: Mutex::default(),
+        relay: Mutex::default(),
         stepping: AsyncMutex::default(),
     };
     insert_locked(agent, &mut entries, entry);
@@ -405,7 +410,9 @@ pub(crate) async fn wait_received(
         match status.status {
             MigrationStatus::Completed => return Ok(IncomingView::Ready),
             MigrationStatus::Failed => {
-                let why = status.error_desc.unwrap_or_else(|| "its QEMU does not say why".into());
+                let relay = lock(&entry.relay).as_ref().and_then(Receiver::error);
+                let why = relay.map(|error| error.to_string()).or(status.error_desc);
+                let why = why.unwrap_or_else(|| "its QEMU does not say why".into());
                 return Err(Problem::failed(format!("{} could not take the state: {why}", agent.name())));
             }
             _ => {}

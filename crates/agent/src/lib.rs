@@ -45,6 +45,7 @@ mod outgoing;
 mod path_watch;
 mod ports;
 mod probe;
+mod relay;
 mod result;
 mod server;
 mod slots;

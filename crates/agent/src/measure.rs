@@ -6,7 +6,7 @@ use drainpipe_engine::path::Path;
 use drainpipe_engine::plan::Plan;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::progress::PathArrival;
-use drainpipe_engine::result::{CpuSeconds, LinkUse, PathUse, Sample};
+use drainpipe_engine::result::{CompressionUse, CpuSeconds, LinkUse, PathUse, Sample};
 use drainpipe_hypervisor::Vmm;
 use drainpipe_hypervisor::migration::TransferStatus;
 
@@ -29,6 +29,7 @@ pub(crate) struct Measurements {
     readings: Vec<Reading>,
     rounds: u64,
     others_at_once: u32,
+    compression: Option<CompressionUse>,
 }
 
 /// What was counted at one moment, for each path.
@@ -59,6 +60,8 @@ pub(crate) struct Measured {
     pub(crate) rounds: u64,
     /// Most other migrations from this host that were sending too.
     pub(crate) others_at_once: u32,
+    /// What compression did, if there was any.
+    pub(crate) compression: Option<CompressionUse>,
 }
 
 impl Measurements {
@@ -73,6 +76,7 @@ impl Measurements {
             readings: vec![],
             rounds: 0,
             others_at_once: 0,
+            compression: None,
         }
     }
 
@@ -144,6 +148,11 @@ impl Measurements {
         self.rounds = status.ram.unwrap_or_default().rounds;
     }
 
+    /// The last of what a relay has compressed.
+    pub(crate) fn relayed(&mut self, compression: CompressionUse) {
+        self.compression = Some(compression);
+    }
+
     /// Adds the readings up.
     pub(crate) fn finish(&self, vmm: Option<&Vmm>, target: TargetUse) -> Measured {
         let vmm_cpu = self.vmm_cpu_at_end.or_else(|| cpu_seconds(vmm)).unwrap_or(self.vmm_cpu_at_start);
@@ -163,6 +172,7 @@ impl Measurements {
             samples,
             rounds: self.rounds,
             others_at_once: self.others_at_once,
+            compression: self.compression,
         }
     }
 

@@ -75,6 +75,7 @@ pub(crate) fn assemble(
         cpu_seconds: measured.cpu_seconds,
         paths,
         elsewhere: measured.elsewhere,
+        compression: measured.compression,
         findings: migration.findings().to_vec(),
         events,
         samples: measured.samples,

@@ -10,15 +10,13 @@ use utoipa::ToSchema;
 use crate::facts::{HostFacts, HypervisorVersion};
 use crate::option::{MigrationOption, RequestedOption};
 use crate::path::{Path, Reach, carries_route, find_paths};
+use crate::relayed::outruns_relay;
 use crate::spare::mark_spares;
 
 /// Connections of a multichannel migration. The kernel places each on a path by its ports; with 16
 /// on two equal paths all land on one with a chance of 2^-15. QEMU gives pages to whichever channel
 /// is free, so an uneven placement costs nothing as long as no path stays empty.
 pub const MULTICHANNEL_CONNECTIONS: u8 = 16;
-
-/// zstd level of `compression`: the one that design.md measured as the fastest on 1 Gb/s.
-pub const ZSTD_LEVEL: u8 = 1;
 
 /// How one migration will be done.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -36,8 +34,8 @@ pub struct Plan {
     pub spread: Spread,
     /// Connections for memory besides QEMU's main one; absent for a single stream.
     pub multifd_channels: Option<u8>,
-    /// zstd level; absent for raw pages.
-    pub zstd_level: Option<u8>,
+    /// Whether a relay on either host packs the connections, as far as that makes them faster.
+    pub is_compressed: bool,
 }
 
 /// How connections use paths.
@@ -157,6 +155,7 @@ pub fn plan(
     let (mut routable, others) = split_by_route(source, paths.clone());
     let usable = if unroutable.is_none() { routable.len() } else { paths.len() };
     let (option, reason) = choose(requested, usable, rdma_obstacle(source, target), unroutable.as_deref());
+    let (option, reason) = stay_out(option, reason, source, target, unroutable.as_deref(), &routable);
     let management = over_management(source, target, &paths);
     let plan = arrange(requested, option, join_all([reason, management]), paths, unroutable.is_none());
     if plan.spread == Spread::InTurn {
@@ -223,6 +222,24 @@ fn choose(
     (option, (!reason.is_empty()).then_some(reason))
 }
 
+/// Compression only where it can make a migration faster.
+fn stay_out(
+    option: MigrationOption,
+    reason: Option<String>,
+    source: &HostFacts,
+    target: &HostFacts,
+    unroutable: Option<&str>,
+    routable: &[Path],
+) -> (MigrationOption, Option<String>) {
+    if option != MigrationOption::Compression || unroutable.is_some() {
+        return (option, reason);
+    }
+    match outruns_relay(routable, source, target) {
+        Some(why) => (MigrationOption::Multichannel, join_all([reason, Some(why)])),
+        None => (option, reason),
+    }
+}
+
 fn arrange(
     requested_option: RequestedOption,
     option: MigrationOption,
@@ -230,17 +247,15 @@ fn arrange(
     paths: Vec<Path>,
     routable: bool,
 ) -> Plan {
-    let (spread, multifd_channels, zstd_level) = match option {
-        MigrationOption::Tcp => (Spread::InTurn, None, None),
-        MigrationOption::Compression if routable => {
-            (Spread::Routed, Some(MULTICHANNEL_CONNECTIONS), Some(ZSTD_LEVEL))
-        }
-        MigrationOption::Compression => (Spread::InTurn, Some(MULTICHANNEL_CONNECTIONS), Some(ZSTD_LEVEL)),
-        MigrationOption::Multichannel | MigrationOption::Direct => {
-            (Spread::Routed, Some(MULTICHANNEL_CONNECTIONS), None)
+    let (spread, multifd_channels) = match option {
+        MigrationOption::Tcp => (Spread::InTurn, None),
+        MigrationOption::Compression if !routable => (Spread::InTurn, Some(MULTICHANNEL_CONNECTIONS)),
+        MigrationOption::Compression | MigrationOption::Multichannel | MigrationOption::Direct => {
+            (Spread::Routed, Some(MULTICHANNEL_CONNECTIONS))
         }
     };
-    Plan { requested_option, option, reason, paths, spread, multifd_channels, zstd_level }
+    let is_compressed = option == MigrationOption::Compression;
+    Plan { requested_option, option, reason, paths, spread, multifd_channels, is_compressed }
 }
 
 /// Why nothing can be routed between the hosts' migration addresses over these paths.

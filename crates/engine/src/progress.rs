@@ -62,12 +62,24 @@ pub struct Progress {
     /// The share of a bandwidth limit that it must keep to, in Mb/s of the links; absent without a limit.
     #[serde(default)]
     pub limit_mbps: Option<u64>,
+    /// What compression does of late; absent without it.
+    #[serde(default)]
+    pub compression: Option<CompressionProgress>,
     /// Paths that carry nothing for now, because they are not fit to.
     #[serde(default)]
     pub paths_out: Vec<String>,
     /// Paths over which something was sent and nothing has arrived for a second.
     #[serde(default)]
     pub paths_stalled: Vec<String>,
+}
+
+/// What compression does of late.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct CompressionProgress {
+    /// Bytes of QEMU's stream for each one on the network.
+    pub ratio: f64,
+    /// Cores that packing takes.
+    pub cores: f64,
 }
 
 /// Watches a transfer.
@@ -136,6 +148,7 @@ impl ProgressMeter {
             eta_ms: self.eta_ms(last).filter(|_| !stalled),
             stalled_ms: stalled.then_some(silent_ms),
             limit_mbps: None,
+            compression: None,
             paths_out: Vec::new(),
             paths_stalled: if step_moves_bytes(step) { self.stalled_paths(now_ms) } else { Vec::new() },
         }

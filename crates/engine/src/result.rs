@@ -70,6 +70,9 @@ pub struct MigrationResult {
     pub predicted_total_ms: Option<f64>,
     /// CPU that the migration's processes used while it ran.
     pub cpu_seconds: CpuSeconds,
+    /// What compression did; absent without it.
+    #[serde(default)]
+    pub compression: Option<CompressionUse>,
     /// What each path carried, by the kernel's counters of the migration's connections.
     pub paths: Vec<PathUse>,
     /// What went over links that are on none of the paths.
@@ -112,6 +115,23 @@ pub struct CpuSeconds {
     pub target_vmm: f64,
     /// The agent on the target.
     pub target_agent: f64,
+}
+
+/// What compression did on the source. The bytes are those of QEMU's stream: pages and what goes with them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct CompressionUse {
+    /// Bytes of the stream.
+    pub stream_bytes: u64,
+    /// Bytes that went to the network for them, without TCP's headers.
+    pub compressed_bytes: u64,
+    /// Of `stream_bytes`, those that went as they were.
+    pub raw_bytes: u64,
+    /// Of `stream_bytes`, those packed with LZ4.
+    pub lz4_bytes: u64,
+    /// Of `stream_bytes`, those packed with zstd.
+    pub zstd_bytes: u64,
+    /// CPU that packing took on the source; part of the source's agent's.
+    pub cpu_seconds: f64,
 }
 
 /// What one path carried.

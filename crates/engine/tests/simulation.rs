@@ -164,7 +164,7 @@ fn a_plan() -> Plan {
         paths: vec![],
         spread: Spread::InTurn,
         multifd_channels: None,
-        zstd_level: None,
+        is_compressed: false,
     }
 }
 

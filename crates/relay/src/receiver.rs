@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use rustix::net::{RecvFlags, recv};
 use socket2::SockRef;
-use tracing::debug;
+use tracing::{debug, warn};
 
 use crate::CONNECTIONS_MAX;
 use crate::error::RelayError;
@@ -109,6 +109,7 @@ impl Shared {
     fn fail(&self, error: RelayError) {
         let mut inner = lock(&self.inner);
         if !inner.is_closed {
+            warn!(%error, "a relay ended before its streams had");
             inner.error = Some(error);
         }
         drop(inner);

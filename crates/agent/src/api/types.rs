@@ -319,6 +319,11 @@ pub struct Endpoint {
     pub port: u16,
     /// For routed multichannel: where the target watches the paths.
     pub watch: Option<WatchEnd>,
+    /// For a compressed migration: what the relay of the source says on each connection, so that nobody else
+    /// gets to the VM.
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    pub relay_token: Option<uuid::Uuid>,
 }
 
 /// What the target has decided of a VM on its way.

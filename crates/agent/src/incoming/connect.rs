@@ -1,6 +1,7 @@
 //! Step 5 on the target: ports on which the source tries the paths, the network, and QEMU listening.
 
-use std::net::IpAddr;
+use std::future::ready;
+use std::net::{IpAddr, TcpListener};
 use std::sync::Arc;
 
 use drainpipe_engine::path::Path;
@@ -17,9 +18,11 @@ use crate::lock::lock;
 use crate::path_watch::{Joining, WatchEnd};
 use crate::ports;
 use crate::probe::{self, ProbePorts};
+use crate::relay;
 use crate::slots::Slots;
 use crate::transport::transport;
 use crate::vms::QMP_DEADLINE;
+use uuid::Uuid;
 
 /// Migrations of one host, and of all together, for which ports are open at once on which paths are tried.
 /// They are for 1.5 s at most, unless the source has no good in mind.
@@ -59,8 +62,7 @@ pub(crate) async fn connect(
     }
     let path = request.plan.paths.first().ok_or_else(|| Problem::bad_input("a plan without a path"))?;
     let address = path.address;
-    let port = listen_on_free_port(agent, &vmm, &request, address).await?;
-    Ok(Endpoint { address, port, watch: None })
+    listen(agent, &entry, &vmm, &request, address).await
 }
 
 async fn connect_routed(
@@ -77,8 +79,8 @@ async fn connect_routed(
     let paths = request.plan.paths.clone();
     let own = watch_paths(agent, entry, &WatchRequest { paths, migration_address, watch }, &[]).await?;
     let address = agent.intended_address();
-    let port = listen_on_free_port(agent, vmm, request, address).await?;
-    Ok(Endpoint { address, port, watch: Some(own) })
+    let endpoint = listen(agent, entry, vmm, request, address).await?;
+    Ok(Endpoint { watch: Some(own), ..endpoint })
 }
 
 async fn watch_paths(
@@ -112,6 +114,40 @@ pub(crate) async fn watch_again(
     let _stepping = entry.stepping.lock().await;
     must_wait(agent, &entry)?;
     watch_paths(agent, &entry, request, absent).await
+}
+
+async fn listen(
+    agent: &Agent,
+    entry: &IncomingVm,
+    vmm: &Vmm,
+    request: &ConnectionRequest,
+    address: IpAddr,
+) -> Result<Endpoint, Problem> {
+    if !request.plan.is_compressed {
+        let port = listen_on_free_port(agent, vmm, request, address).await?;
+        return Ok(Endpoint { address, port, watch: None, relay_token: None });
+    }
+    let path = vmm.paths().relay_socket();
+    migration::listen(vmm, transport(&request.plan), path, QMP_DEADLINE).await.map_err(Problem::failed)?;
+    let (listener, port) = bind_free_port(agent, request, address).await?;
+    let token = Uuid::new_v4();
+    *lock(&entry.relay) = Some(relay::receive(vmm, &request.plan, listener, token)?);
+    Ok(Endpoint { address, port, watch: None, relay_token: Some(token) })
+}
+
+async fn bind_free_port(
+    agent: &Agent,
+    request: &ConnectionRequest,
+    address: IpAddr,
+) -> Result<(TcpListener, u16), Problem> {
+    let link = request.plan.paths.first().map_or("", |path| &path.link);
+    ports::take(agent, |port| {
+        let bound = on_link(link, address, port).and_then(TcpListener::bind);
+        let bound = ports::unless_in_use(bound).map(|listener| Some((listener?, port)));
+        let own = agent.name();
+        ready(bound.map_err(|error| Problem::failed(format!("{own} cannot listen on {address}: {error}"))))
+    })
+    .await
 }
 
 async fn listen_on_free_port(

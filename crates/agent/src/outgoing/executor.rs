@@ -14,7 +14,7 @@ use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::path::Path;
 use drainpipe_engine::plan::{PathTrial, Plan, Spread};
 use drainpipe_engine::problem::{Problem, ProblemKind};
-use drainpipe_engine::progress::Transferred;
+use drainpipe_engine::progress::{Progress, Transferred};
 use drainpipe_engine::queue::unsent_limit_bytes;
 use drainpipe_engine::result::{MigrationResult, Outcome};
 use drainpipe_hypervisor::migration::{self as qemu, MigrationStatus, TransferStatus};
@@ -38,6 +38,7 @@ use crate::link_socket::on_link;
 use crate::measure::Measurements;
 use crate::path_watch::{Joining, News, WatchEnd};
 use crate::probe::{self, ProbePorts, ProbeRequest};
+use crate::relay::OutgoingRelay;
 use crate::result;
 use crate::transport::transport;
 use crate::vms::{Claimed, QEMU_DEADLINE, QMP_DEADLINE, does_not_run};
@@ -90,6 +91,7 @@ pub(super) struct Executor {
     guard: Option<Guard>,
     throttle: Option<Throttle>,
     news: mpsc::Receiver<News>,
+    relay: Option<OutgoingRelay>,
     measurements: Measurements,
     target_use: TargetUse,
 }
@@ -136,6 +138,7 @@ impl Executor {
             unsent_limit_attempts_left: UNSENT_LIMIT_ATTEMPTS,
             guard: None,
             throttle: None,
+            relay: None,
             // Closed until paths are watched.
             news: mpsc::channel(1).1,
             target_use: TargetUse::default(),
@@ -212,7 +215,9 @@ impl Executor {
                 // Asks for nothing to be done.
                 migration.handle(self.now_ms(), limited);
             }
-            self.running.progress.send_replace(migration.progress(self.now_ms()));
+            let compression = self.relay.as_ref().and_then(OutgoingRelay::progress);
+            let progress = Progress { compression, ..migration.progress(self.now_ms()) };
+            self.running.progress.send_replace(progress);
             self.tell_stage(migration.stage());
         }
     }
@@ -363,10 +368,11 @@ impl Executor {
         self.measurements.transfer_begins(&self.agent.network, plan, address, now_ms).await?;
         let vmm = self.vmm()?;
         let guard = Guard::start(&self.agent, &self.running.id, vmm).await?;
-        qemu::start(vmm, transport, address, self.downtime_limit_ms, QMP_DEADLINE)
+        let (relay, send_to) = self.relay_to(plan, endpoint, address)?;
+        qemu::start(vmm, transport, send_to, self.downtime_limit_ms, QMP_DEADLINE)
             .await
             .map_err(Problem::failed)?;
-        self.guard = Some(guard);
+        (self.guard, self.relay) = (Some(guard), relay);
         self.throttle = self
             .claimed
             .vmm
@@ -374,6 +380,27 @@ impl Executor {
             .map(|vmm| Throttle::start(&self.agent, &self.running.id, &self.running.target, plan, vmm));
         self.agent.watches.begin_transfer(&self.running.target, &self.running.id, address.port()).await;
         Ok(())
+    }
+
+    /// What stands between QEMU and the target's `address`, if anything does, and where QEMU sends to.
+    fn relay_to(
+        &self,
+        plan: &Plan,
+        endpoint: &Endpoint,
+        address: SocketAddr,
+    ) -> Result<(Option<OutgoingRelay>, qemu::Address), Problem> {
+        if !plan.is_compressed {
+            return Ok((None, address.into()));
+        }
+        let vmm = self.vmm()?;
+        let token = endpoint.relay_token.ok_or_else(|| {
+            Problem::refused(format!(
+                "the agent of {} does not know this way of compression: run the same Drainpipe on both hosts",
+                self.running.target
+            ))
+        })?;
+        let relay = OutgoingRelay::start(vmm, plan, address, token)?;
+        Ok((Some(relay), vmm.paths().relay_socket().into()))
     }
 
     /// The next thing that happens to the transfer.
@@ -407,8 +434,7 @@ impl Executor {
             MigrationStatus::PreSwitchover => Event::Paused,
             MigrationStatus::Cancelled if self.guard_has_acted() => Event::TransferFailed(guard_acted()),
             MigrationStatus::Failed | MigrationStatus::Cancelled | MigrationStatus::None => {
-                let why = status.error_desc.unwrap_or_else(|| format!("QEMU calls it {}", status.status));
-                Event::TransferFailed(Problem::failed(format!("QEMU: {why}")))
+                Event::TransferFailed(Problem::failed(self.why_failed(status)))
             }
             _ => {
                 let now_ms = self.now_ms();
@@ -422,10 +448,22 @@ impl Executor {
                 self.measurements.beside(self.agent.outgoing.sending_beside(&self.running.id));
                 let transferred = self.transferred(&status);
                 self.follow_downtime_limit(transferred.rounds).await;
+                if let Some(relay) = &mut self.relay {
+                    relay.read(now_ms);
+                }
                 self.limit_unsent(transferred.remaining_bytes);
                 Event::Progress(transferred, self.measurements.arrivals())
             }
         }
+    }
+
+    /// A relay that breaks knows more than QEMU, which only sees its connection go.
+    fn why_failed(&self, status: TransferStatus) -> String {
+        if let Some(error) = self.relay.as_ref().and_then(OutgoingRelay::error) {
+            return error.to_string();
+        }
+        let why = status.error_desc.unwrap_or_else(|| format!("QEMU calls it {}", status.status));
+        format!("QEMU: {why}")
     }
 
     fn transferred(&self, status: &TransferStatus) -> Transferred {
@@ -475,6 +513,9 @@ impl Executor {
             return;
         };
         let Some(bytes) = unsent_limit_bytes(&plan.paths, channels, remaining_bytes) else { return };
+        if let Some(relay) = &self.relay {
+            return relay.shorten();
+        }
         let limited = listening_at(plan, endpoint).and_then(|address| vmm.limit_unsent(address, bytes));
         let attempts_left = match limited {
             // QEMU has one more connection, for all that is no memory.
@@ -559,7 +600,7 @@ impl Executor {
         let here = self.destroy();
         let network = self.put_back();
         let (used, destroyed, put_back) = tokio::join!(there, here, network);
-        self.guard = None;
+        (self.guard, self.relay) = (None, None);
         // A target that does not answer puts its network back by itself when it hears nothing more.
         self.target_use = used.unwrap_or_default();
         destroyed.and(put_back)
@@ -576,6 +617,9 @@ impl Executor {
         if let (Some(status), Some(vmm)) = (self.status().await?, &self.claimed.vmm) {
             self.measurements.transfer_ends(vmm, &status);
         }
+        if let Some(relay) = &self.relay {
+            self.measurements.relayed(relay.total());
+        }
         let now_ms = self.now_ms();
         self.measurements.sample(&self.agent.network, now_ms).await
     }
@@ -588,7 +632,10 @@ impl Executor {
         if let Err(error) = self.read_final_counters().await {
             warn!(%error, "no final counters");
         }
-        qemu::cancel(self.vmm()?, QEMU_DEADLINE).await.map(drop).map_err(Problem::failed)
+        let cancelled = qemu::cancel(self.vmm()?, QEMU_DEADLINE).await;
+        // Not before: QEMU would call the migration failed.
+        self.relay = None;
+        cancelled.map(drop).map_err(Problem::failed)
     }
 
     async fn resume_on_source(&mut self) -> Result<(), Problem> {

@@ -4,7 +4,7 @@ use drainpipe_agent::api::types::{MigrateRequest, PlanView};
 use drainpipe_engine::check::finding::Finding;
 use drainpipe_engine::plan::Spread;
 use drainpipe_engine::problem::Problem;
-use drainpipe_engine::result::{MigrationResult, Outcome, PathState, PathUse};
+use drainpipe_engine::result::{CompressionUse, MigrationResult, Outcome, PathState, PathUse};
 
 use crate::arguments::MigrateArguments;
 use crate::connection::{ConnectionArguments, Fleet};
@@ -70,7 +70,7 @@ fn describe_plan(view: &PlanView) -> String {
             format!("         {path}  {} to {}, {found}, {speed}{spare}", path.address, path.peer_address)
         }))
         .chain(plan.multifd_channels.map(|channels| format!("with     {channels} connections")))
-        .chain(plan.zstd_level.map(|level| format!("packed   by zstd, level {level}")));
+        .chain(plan.is_compressed.then(|| "packed   as far as that is faster".into()));
     for line in lines {
         writeln!(text, "  {line}").expect("a String takes all");
     }
@@ -81,6 +81,19 @@ fn describe_plan(view: &PlanView) -> String {
 pub(super) fn tell_finding(finding: &Finding) {
     let Finding { severity, what, effect, remedy, .. } = finding;
     output::remark(&format!("{severity}: {what}\n  effect: {effect}\n  remedy: {remedy}"));
+}
+
+fn packed_by(compression: &CompressionUse) -> String {
+    let CompressionUse { stream_bytes, compressed_bytes, raw_bytes, lz4_bytes, zstd_bytes, cpu_seconds } =
+        compression;
+    let share = |bytes: &u64| *bytes as f64 * 100.0 / (*stream_bytes).max(1) as f64;
+    format!(
+        "compressed {:.1} : 1 in {cpu_seconds:.1} s of CPU; {:.0} % by zstd, {:.0} % by lz4, {:.0} % as it was",
+        *stream_bytes as f64 / (*compressed_bytes).max(1) as f64,
+        share(zstd_bytes),
+        share(lz4_bytes),
+        share(raw_bytes)
+    )
 }
 
 /// Tells how a migration has ended.
@@ -118,6 +131,7 @@ pub(super) fn tell(result: &MigrationResult) -> Result<(), Problem> {
     for link in &result.elsewhere {
         output::remark(&link.to_string());
     }
+    result.compression.iter().map(packed_by).for_each(|line| output::remark(&line));
     for line in result.paths.iter().flat_map(|path| lines_of(path, result.paths.len())) {
         output::remark(&line);
     }

@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use drainpipe_agent::api::types::{MigrateRequest, MigrationView};
 use drainpipe_engine::problem::Problem;
-use drainpipe_engine::progress::Progress;
+use drainpipe_engine::progress::{CompressionProgress, Progress};
 use drainpipe_engine::result::MigrationResult;
 use drainpipe_engine::step::Step;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -137,5 +137,8 @@ fn describe(progress: &Progress) -> String {
     let sent = output::bytes(progress.sent_bytes);
     let left = progress.eta_ms.map_or(String::new(), |eta| format!(", {} left", output::duration(eta)));
     let limit = progress.limit_mbps.map_or(String::new(), |mbps| format!(" of {mbps} Mb/s allowed"));
-    format!("{step}: {sent} sent, {:.2} Gb/s{limit}{left}{out}", progress.rate_gbps)
+    let packing = progress.compression.map_or(String::new(), |CompressionProgress { ratio, cores }| {
+        format!(", compressing {ratio:.1} : 1 on {cores:.1} cores")
+    });
+    format!("{step}: {sent} sent, {:.2} Gb/s{limit}{packing}{left}{out}", progress.rate_gbps)
 }

@@ -29,6 +29,7 @@ mod options;
 mod other_traffic;
 mod path_loss;
 mod program;
+mod relayed;
 mod service;
 mod shared_paths;
 mod support;
@@ -85,6 +86,7 @@ fn main() -> ExitCode {
         ("link_addresses", link_addresses::TESTS),
         ("bandwidth", bandwidth::TESTS),
         ("idle_paths", idle_paths::TESTS),
+        ("relayed", relayed::TESTS),
     ];
     let mut trials = Vec::new();
     for (module, tests) in modules {

@@ -65,7 +65,7 @@ fn tcp() {
 }
 
 fn compression() {
-    let lab = TestLab::fast();
+    let lab = TestLab::up(&["--link", "200", "--link", "200"]);
     let guest = lab.start_guest("web", 160, "");
     let raw_bytes = lab.migrate("web", "b", &["--option", "tcp"]).wire_bytes;
     lab.migrate("web", "a", &["--option", "tcp"]);
@@ -73,6 +73,7 @@ fn compression() {
         assert_eq!(result.option, MigrationOption::Compression);
         assert_eq!(result.fallback_reason, None);
         assert!(result.wire_bytes < raw_bytes, "{} of {raw_bytes}", result.wire_bytes);
+        assert_both_links_carried(&result);
     }
 }
 

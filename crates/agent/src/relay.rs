@@ -1,0 +1,112 @@
+//! The relay of a compressed migration: its end on the source, and its end on the target.
+
+use std::collections::VecDeque;
+use std::net::{SocketAddr, TcpListener};
+use std::thread;
+
+use drainpipe_engine::plan::Plan;
+use drainpipe_engine::problem::Problem;
+use drainpipe_engine::progress::CompressionProgress;
+use drainpipe_engine::result::CompressionUse;
+use drainpipe_hypervisor::Vmm;
+use drainpipe_relay::{
+    Figures, Receiver, ReceiverSettings, RelayError, Sender, SenderSettings, TOKEN_BYTES, Token,
+};
+use uuid::Uuid;
+
+/// Progress tells what was done over this time.
+const WINDOW_MS: f64 = 1_000.0;
+
+/// The end on the source.
+#[derive(Debug)]
+pub(crate) struct OutgoingRelay {
+    sender: Sender,
+    readings: VecDeque<(f64, Figures)>,
+}
+
+impl OutgoingRelay {
+    /// Waits for this QEMU's connections, at its `relay_socket`.
+    pub(crate) fn start(
+        vmm: &Vmm,
+        plan: &Plan,
+        destination: SocketAddr,
+        token: Uuid,
+    ) -> Result<Self, Problem> {
+        let settings = SenderSettings {
+            path: vmm.paths().relay_socket(),
+            destination,
+            connections: connections(plan),
+            token: token_of(token),
+            cores: thread::available_parallelism().map_or(1, usize::from),
+        };
+        let sender = Sender::start(settings).map_err(Problem::failed)?;
+        Ok(Self { sender, readings: VecDeque::new() })
+    }
+
+    /// Why it ended; none as long as it goes on.
+    pub(crate) fn error(&self) -> Option<RelayError> {
+        self.sender.error()
+    }
+
+    /// What is left of the stream is little: from now on less waits in the relay.
+    pub(crate) fn shorten(&self) {
+        self.sender.shorten();
+    }
+
+    /// Takes a reading.
+    pub(crate) fn read(&mut self, now_ms: f64) {
+        self.readings.push_back((now_ms, self.sender.figures()));
+        // One reading older than the window stays, as the start of the interval.
+        while self.readings.len() > 2 && self.readings[1].0 < now_ms - WINDOW_MS {
+            self.readings.pop_front();
+        }
+    }
+
+    /// What it does of late.
+    pub(crate) fn progress(&self) -> Option<CompressionProgress> {
+        let ((begin_ms, begin), (end_ms, end)) = (self.readings.front()?, self.readings.back()?);
+        let wire_bytes = end.wire_bytes - begin.wire_bytes;
+        (wire_bytes > 0 && end_ms > begin_ms).then(|| CompressionProgress {
+            ratio: (end.raw_bytes - begin.raw_bytes) as f64 / wire_bytes as f64,
+            cores: (end.packing_cpu_seconds - begin.packing_cpu_seconds) * 1000.0 / (end_ms - begin_ms),
+        })
+    }
+
+    /// What it did in all.
+    pub(crate) fn total(&self) -> CompressionUse {
+        let Figures { raw_bytes, wire_bytes, packed, packing_cpu_seconds } = self.sender.figures();
+        CompressionUse {
+            stream_bytes: raw_bytes,
+            compressed_bytes: wire_bytes,
+            raw_bytes: raw_bytes.saturating_sub(packed.lz4 + packed.zstd),
+            lz4_bytes: packed.lz4,
+            zstd_bytes: packed.zstd,
+            cpu_seconds: packing_cpu_seconds,
+        }
+    }
+}
+
+/// The end on the target, for a QEMU that listens at its `relay_socket` already.
+pub(crate) fn receive(
+    vmm: &Vmm,
+    plan: &Plan,
+    listener: TcpListener,
+    token: Uuid,
+) -> Result<Receiver, Problem> {
+    let settings = ReceiverSettings {
+        path: vmm.paths().relay_socket(),
+        connections: connections(plan),
+        token: token_of(token),
+    };
+    Receiver::start(listener, settings).map_err(Problem::failed)
+}
+
+/// QEMU has one connection for all that is no memory, and without multifd for everything.
+fn connections(plan: &Plan) -> usize {
+    usize::from(plan.multifd_channels.unwrap_or(0)) + 1
+}
+
+fn token_of(token: Uuid) -> Token {
+    const { assert!(size_of::<uuid::Bytes>() == TOKEN_BYTES) };
+    Token(token.into_bytes())
+}

@@ -1,0 +1,140 @@
+//! Compressed migrations: when they are, and that whatever befalls the relay leaves the VM where it was.
+
+use std::thread;
+use std::time::Duration;
+
+use drainpipe_agent::api::types::{MigrationView, PlanView};
+use drainpipe_engine::option::{MigrationOption, RequestedOption};
+use drainpipe_engine::plan::Spread;
+use drainpipe_engine::result::{MigrationResult, Outcome};
+use rustix::process::Signal;
+
+use crate::Test;
+use crate::bad_luck::{Scene, result_of};
+use crate::guest::Guest;
+use crate::support::{TestLab, eventually};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("over_one_path", over_one_path),
+    ("compression_stays_out_where_the_links_outrun_it", compression_stays_out_where_the_links_outrun_it),
+    ("progress_tells_what_compression_does", progress_tells_what_compression_does),
+    ("the_relays_source_agent_is_killed_in_flight", the_relays_source_agent_is_killed_in_flight),
+    ("the_relays_target_agent_is_killed_in_flight", the_relays_target_agent_is_killed_in_flight),
+    ("a_compressed_migration_is_cancelled", a_compressed_migration_is_cancelled),
+    ("what_is_no_frame_ends_the_migration", what_is_no_frame_ends_the_migration),
+];
+
+const COMPRESSION: [&str; 2] = ["--option", "compression"];
+
+/// Changes eight bytes of all that TCP carries in large packets, and makes the checksums agree.
+const CORRUPT: &str = "table netdev corrupt {
+  chain e0 { type filter hook ingress device e0 priority 0; ip protocol tcp ip length > 1000 @th,256,64 set 0x1122334455667788
+  }
+  chain e1 { type filter hook ingress device e1 priority 0; ip protocol tcp ip length > 1000 @th,256,64 set 0x1122334455667788
+  }
+}";
+
+fn over_one_path() {
+    let lab = TestLab::up(&["--link", "200", "--link", "200"]);
+    for (host, last) in [("a", "11"), ("b", "12")] {
+        lab.stop_agent(host, Signal::TERM);
+        lab.configure(host, &format!("migration_address = \"10.77.255.{last}\"\n"), "");
+        lab.exec(host, &["sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=1"]).done();
+        lab.start_agent(host);
+    }
+    let guest = lab.start_guest("web", 160, "");
+    let result = lab.migrate("web", "b", &COMPRESSION);
+    assert_compressed(&result);
+    assert_eq!(result.paths.len(), 1, "{result:#?}");
+    guest.assert_intact();
+}
+
+#[track_caller]
+fn assert_compressed(result: &MigrationResult) {
+    assert_eq!(result.option, MigrationOption::Compression);
+    let compression = result.compression.expect("it says what it did");
+    assert!(compression.lz4_bytes + compression.zstd_bytes > 0, "{compression:?}");
+    assert!(compression.compressed_bytes < compression.stream_bytes, "{compression:?}");
+    let parts = compression.raw_bytes + compression.lz4_bytes + compression.zstd_bytes;
+    assert_eq!(parts, compression.stream_bytes, "{compression:?}");
+    assert!(compression.cpu_seconds > 0.0 && compression.cpu_seconds < result.cpu_seconds.source_agent);
+}
+
+fn compression_stays_out_where_the_links_outrun_it() {
+    let lab = TestLab::fast();
+    let guest = Guest::new("web", lab.guest_address(), lab.namespace("client"));
+    lab.create(&guest.specification(160, ""), "web");
+    let view: PlanView = lab.json(&["migrate", "web", "b", "--dry-run", "--option", "compression"]);
+    assert_eq!((view.plan.option, view.plan.spread), (MigrationOption::Multichannel, Spread::Routed));
+    assert!(!view.plan.is_compressed);
+    let reason = view.plan.reason.expect("it says why");
+    assert!(reason.contains("not compressed: the paths carry 20.0 Gb/s"), "{reason}");
+}
+
+fn progress_tells_what_compression_does() {
+    let scene = Scene::set();
+    let migrating = scene.migrate(&COMPRESSION);
+    eventually("progress tells it", || {
+        let views: Vec<MigrationView> = scene.lab.json(&["history"]);
+        let progress = views.first().and_then(|view| view.progress.clone());
+        let compression = progress.and_then(|progress| progress.compression);
+        compression.is_some_and(|compression| compression.ratio > 1.0 && compression.cores > 0.0)
+    });
+    assert_compressed(&result_of(&migrating.wait()));
+    scene.assert_settled("b");
+}
+
+fn the_relays_source_agent_is_killed_in_flight() {
+    let scene = Scene::set();
+    let migrating = scene.migrate(&COMPRESSION);
+    scene.lab.stop_agent("a", Signal::KILL);
+    scene.guest.assert_answers();
+    // Nobody starts the agent for a while.
+    thread::sleep(Duration::from_secs(5));
+    scene.guest.assert_intact();
+    scene.lab.start_agent("a");
+    assert_ne!(migrating.wait().code, 0);
+    scene.assert_settled("a");
+    assert_compressed(&scene.lab.migrate("web", "b", &COMPRESSION));
+    scene.assert_settled("b");
+}
+
+fn the_relays_target_agent_is_killed_in_flight() {
+    let scene = Scene::set();
+    let migrating = scene.migrate(&COMPRESSION);
+    scene.lab.stop_agent("b", Signal::KILL);
+    let result = result_of(&migrating.wait());
+    assert_eq!(result.outcome, Outcome::Failed, "{result:#?}");
+    scene.guest.assert_intact();
+    scene.lab.start_agent("b");
+    scene.assert_settled("a");
+    assert_compressed(&scene.lab.migrate("web", "b", &COMPRESSION));
+    scene.assert_settled("b");
+}
+
+fn a_compressed_migration_is_cancelled() {
+    let scene = Scene::set();
+    for delay_ms in [0, 400] {
+        let migrating = scene.migrate(&COMPRESSION);
+        thread::sleep(Duration::from_millis(delay_ms));
+        migrating.signal(Signal::INT);
+        let result = result_of(&migrating.wait());
+        assert_eq!((result.outcome, result.error), (Outcome::Cancelled, None));
+        scene.assert_settled("a");
+    }
+}
+
+fn what_is_no_frame_ends_the_migration() {
+    let scene = Scene::set();
+    let migrating = scene.migrate(&COMPRESSION);
+    scene.lab.exec("b", &["nft", CORRUPT]).done();
+    let result = result_of(&migrating.wait());
+    assert_eq!(result.outcome, Outcome::Failed, "{result:#?}");
+    assert_eq!(result.requested_option, RequestedOption::Compression);
+    let log = scene.lab.agent_log("b");
+    assert!(log.contains("the other host sent"), "the target's agent says what came:\n{log}");
+    scene.lab.exec("b", &["nft", "delete table netdev corrupt"]).done();
+    scene.assert_settled("a");
+    assert_compressed(&scene.lab.migrate("web", "b", &COMPRESSION));
+    scene.assert_settled("b");
+}
