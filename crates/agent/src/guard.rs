@@ -7,13 +7,18 @@
 //! stops the migration and lets the VM run. An agent that wakes up later finds the hand-over forbidden.
 //! While the VM runs, an agent may stand still: the transfer goes on without it.
 //!
+//! Of a compressed migration the guard holds the agent's ends of QEMU's connections too. Should the agent
+//! end, QEMU waits for somebody to read, and can be told to stop. If it saw all of them close at once, QEMU
+//! 7.2 might wait for its own threads without end.
+//!
 //! One guard a VM: no transfer begins before its guard stands, and none takes its post before the one
 //! of the migration before has left. Otherwise a guard that was slow to act could let the VM run
 //! here that a later migration has handed over.
 
 use std::fs::File;
-use std::io::{self, PipeReader, PipeWriter, Read, Write};
-use std::os::fd::AsFd;
+use std::io::{self, PipeReader, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command};
@@ -27,6 +32,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::oneshot;
 
 use crate::agent::Agent;
+use crate::descriptors;
 use crate::journal::Journal;
 use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
 
@@ -50,12 +56,14 @@ const ATTEMPTS: u32 = 600;
 const ATTEMPT_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 const ALIVE: u8 = b'.';
+const HOLD: u8 = b'h';
 const DISMISSED: u8 = b'q';
 const AT_POST: u8 = b'!';
 
 /// The agent's hold of a guard; dismisses it when dropped.
 #[derive(Debug)]
 pub struct Guard {
+    signs: UnixStream,
     _dismissed_when_dropped: oneshot::Sender<()>,
 }
 
@@ -64,15 +72,33 @@ impl Guard {
     pub async fn start(agent: &Agent, migration: &str, vmm: &Vmm) -> Result<Self, Problem> {
         let failed =
             |error: io::Error| Problem::failed(format!("cannot start the migration's guard: {error}"));
-        let (signs_heard, signs) = io::pipe().map_err(failed)?;
+        let (signs_heard, signs) = UnixStream::pair().map_err(failed)?;
+        let keeping = signs.try_clone().map_err(failed)?;
+        let signs_heard = OwnedFd::from(signs_heard);
         let (word, word_given) = io::pipe().map_err(failed)?;
         let child =
             command(agent, migration, vmm).stdin(signs_heard).stdout(word_given).spawn().map_err(failed)?;
         let (dismiss, dismissed) = oneshot::channel();
-        tokio::spawn(keep_alive(child, signs, dismissed));
+        tokio::spawn(keep_alive(child, keeping, dismissed));
         let at_post = tokio::task::spawn_blocking(move || wait_until_at_post(word)).await;
         at_post.map_err(io::Error::other).and_then(|at_post| at_post).map_err(failed)?;
-        Ok(Self { _dismissed_when_dropped: dismiss })
+        Ok(Self { signs, _dismissed_when_dropped: dismiss })
+    }
+
+    /// What takes sockets for it to hold.
+    pub(crate) fn hands(&self) -> io::Result<GuardsHands> {
+        self.signs.try_clone().map(GuardsHands)
+    }
+}
+
+/// Takes sockets for a guard to hold.
+#[derive(Debug)]
+pub(crate) struct GuardsHands(UnixStream);
+
+impl GuardsHands {
+    /// Has the guard keep a socket open for as long as it stands.
+    pub(crate) fn hold(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        descriptors::send(&self.0, HOLD, socket)
     }
 }
 
@@ -93,8 +119,8 @@ fn command(agent: &Agent, migration: &str, vmm: &Vmm) -> Command {
     command
 }
 
-async fn keep_alive(mut child: Child, mut signs: PipeWriter, mut dismissed: oneshot::Receiver<()>) {
-    // One byte a time into an empty pipe never blocks.
+async fn keep_alive(mut child: Child, mut signs: UnixStream, mut dismissed: oneshot::Receiver<()>) {
+    // One byte a time into an empty socket never blocks.
     while signs.write_all(&[ALIVE]).is_ok() {
         tokio::select! {
             _ = &mut dismissed => break,
@@ -137,8 +163,9 @@ pub async fn stand(
     // An agent that is gone already shows as silence.
     let _heard = io::stdout().write_all(&[AT_POST]).and_then(|()| io::stdout().flush());
     let mut silences_left = SILENCES;
+    let mut held = vec![];
     loop {
-        match listen(&mut io::stdin().lock()) {
+        match listen(&io::stdin(), &mut held) {
             Heard::Dismissed => return Ok(()),
             Heard::Nothing if silences_left > 0 && vm_runs(&paths).await => silences_left -= 1,
             Heard::Nothing | Heard::End => break,
@@ -199,9 +226,9 @@ enum Heard {
 }
 
 /// Waits for the agent's word, its silence or its end.
-fn listen(input: &mut (impl AsFd + Read)) -> Heard {
+fn listen(input: &impl AsFd, held: &mut Vec<OwnedFd>) -> Heard {
     loop {
-        let mut waiting = [PollFd::new(&*input, PollFlags::IN)];
+        let mut waiting = [PollFd::new(input, PollFlags::IN)];
         match poll(&mut waiting, Some(&SILENCE_MAX)) {
             Ok(0) => return Heard::Nothing,
             Ok(_) => {}
@@ -209,7 +236,7 @@ fn listen(input: &mut (impl AsFd + Read)) -> Heard {
             Err(_) => return Heard::End,
         }
         let mut signs = [0; 64];
-        match input.read(&mut signs) {
+        match descriptors::receive(input, &mut signs, held) {
             Ok(0) | Err(_) => return Heard::End,
             Ok(count) if signs[..count].contains(&DISMISSED) => return Heard::Dismissed,
             Ok(_) => {}
@@ -223,14 +250,14 @@ mod tests {
 
     #[test]
     fn a_word_silence_and_the_end_are_told_apart() {
-        let (mut heard, mut agent) = io::pipe().unwrap();
+        let (heard, mut agent) = UnixStream::pair().unwrap();
         agent.write_all(&[ALIVE, ALIVE, DISMISSED]).unwrap();
-        assert_eq!(listen(&mut heard), Heard::Dismissed);
-        let (mut heard, mut agent) = io::pipe().unwrap();
+        assert_eq!(listen(&heard, &mut vec![]), Heard::Dismissed);
+        let (heard, mut agent) = UnixStream::pair().unwrap();
         agent.write_all(&[ALIVE]).unwrap();
-        assert_eq!(listen(&mut heard), Heard::Nothing);
+        assert_eq!(listen(&heard, &mut vec![]), Heard::Nothing);
         drop(agent);
-        assert_eq!(listen(&mut heard), Heard::End);
+        assert_eq!(listen(&heard, &mut vec![]), Heard::End);
     }
 
     #[test]

@@ -27,6 +27,7 @@ mod check;
 mod chosen_address;
 pub mod client;
 pub mod config;
+mod descriptors;
 mod discovery;
 mod drain;
 mod fixes;

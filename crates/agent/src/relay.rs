@@ -14,6 +14,8 @@ use drainpipe_relay::{
 };
 use uuid::Uuid;
 
+use crate::guard::Guard;
+
 /// Progress tells what was done over this time.
 const WINDOW_MS: f64 = 1_000.0;
 
@@ -25,13 +27,15 @@ pub(crate) struct OutgoingRelay {
 }
 
 impl OutgoingRelay {
-    /// Waits for this QEMU's connections, at its `relay_socket`.
+    /// Waits for this QEMU's connections, at its `relay_socket`. The guard holds them too.
     pub(crate) fn start(
         vmm: &Vmm,
         plan: &Plan,
         destination: SocketAddr,
         token: Uuid,
+        guard: &Guard,
     ) -> Result<Self, Problem> {
+        let hands = guard.hands().map_err(Problem::failed)?;
         let settings = SenderSettings {
             path: vmm.paths().relay_socket(),
             destination,
@@ -39,7 +43,7 @@ impl OutgoingRelay {
             token: token_of(token),
             cores: thread::available_parallelism().map_or(1, usize::from),
         };
-        let sender = Sender::start(settings).map_err(Problem::failed)?;
+        let sender = Sender::start(settings, move |socket| hands.hold(socket)).map_err(Problem::failed)?;
         Ok(Self { sender, readings: VecDeque::new() })
     }
 

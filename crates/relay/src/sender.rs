@@ -8,6 +8,7 @@ mod steering;
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -36,7 +37,8 @@ pub struct SenderSettings {
     pub cores: usize,
 }
 
-/// The sending end of a relay. Dropping it breaks the connections that have not ended.
+/// The sending end of a relay. After an error the program's connections stay open, and take nothing more, until
+/// it is dropped.
 #[derive(Debug)]
 pub struct Sender {
     shared: Arc<Shared>,
@@ -45,7 +47,13 @@ pub struct Sender {
 
 impl Sender {
     /// Listens at the Unix socket.
-    pub fn start(settings: SenderSettings) -> Result<Self, RelayError> {
+    ///
+    /// `hold` is given the listening socket, and each connection before its first byte is read: for somebody who
+    /// keeps them open should this process end, if the program may not bear to lose all of them at once.
+    pub fn start(
+        settings: SenderSettings,
+        mut hold: impl FnMut(BorrowedFd<'_>) -> io::Result<()> + Send + 'static,
+    ) -> Result<Self, RelayError> {
         if !(1..=CONNECTIONS_MAX).contains(&settings.connections) {
             return Err(RelayError::Connections(settings.connections));
         }
@@ -55,7 +63,8 @@ impl Sender {
         // From here on the socket is removed whatever happens.
         let cores = settings.cores.max(1);
         let sender = Self { shared: Arc::new(Shared::new(settings)), path: path.clone() };
-        sender.shared.breaker.add(&listener).map_err(begin)?;
+        sender.shared.program.add(&listener).map_err(begin)?;
+        hold(listener.as_fd()).map_err(begin)?;
         for number in 0..cores {
             let shared = Arc::clone(&sender.shared);
             spawn(format!("relay-pack-{number}"), move || compressors::run(&shared)).map_err(begin)?;
@@ -63,7 +72,7 @@ impl Sender {
         let shared = Arc::clone(&sender.shared);
         spawn("relay-steer".into(), move || steering::run(&shared)).map_err(begin)?;
         let shared = Arc::clone(&sender.shared);
-        spawn("relay-accept".into(), move || accept(&shared, &listener)).map_err(begin)?;
+        spawn("relay-accept".into(), move || accept(&shared, &listener, hold)).map_err(begin)?;
         Ok(sender)
     }
 
@@ -99,12 +108,14 @@ fn listen(path: &PathBuf) -> io::Result<UnixListener> {
     }
 }
 
-fn accept(shared: &Arc<Shared>, listener: &UnixListener) {
+fn accept(
+    shared: &Arc<Shared>,
+    listener: &UnixListener,
+    mut hold: impl FnMut(BorrowedFd<'_>) -> io::Result<()>,
+) {
     for lane in 0..shared.settings.connections {
-        let begun = match listener.accept() {
-            Ok((program, _)) => lane::begin(shared, lane, program),
-            Err(error) => Err(error),
-        };
+        let accepted = listener.accept().and_then(|(program, _)| hold(program.as_fd()).map(|()| program));
+        let begun = accepted.and_then(|program| lane::begin(shared, lane, program));
         if let Err(error) = begun {
             return shared.fail(RelayError::Local(Arc::new(error)));
         }

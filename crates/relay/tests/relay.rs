@@ -47,7 +47,7 @@ impl Target {
             token: TOKEN,
             cores: 2,
         };
-        (Sender::start(settings).unwrap(), path)
+        (Sender::start(settings, |_| Ok(())).unwrap(), path)
     }
 
     /// A connection as a sender would make it, for whatever comes next.
@@ -247,7 +247,7 @@ fn a_connection_comes_once() {
 }
 
 #[test]
-fn a_receiver_that_goes_away_is_an_error_at_the_program_too() {
+fn a_receiver_that_goes_away_is_an_error_and_the_program_waits_for_the_sender_to_end() {
     let Target { receiver, program, address, directory } = Target::new(1);
     let settings = SenderSettings {
         path: directory.path().join("out.sock"),
@@ -257,15 +257,22 @@ fn a_receiver_that_goes_away_is_an_error_at_the_program_too() {
         cores: 1,
     };
     let path = settings.path.clone();
-    let sender = Sender::start(settings).unwrap();
+    let sender = Sender::start(settings, |_| Ok(())).unwrap();
     let mut socket = UnixStream::connect(&path).unwrap();
     socket.write_all(&content(1, 1)).unwrap();
     let _accepted = program.accept().unwrap();
     drop(receiver);
+    socket.set_write_timeout(Some(Duration::from_millis(20))).unwrap();
     let more = content(64, 2);
-    eventually("writing fails", || (&socket).write_all(&more).is_err());
+    eventually("the sender notices", || {
+        drop((&socket).write_all(&more));
+        sender.error().is_some()
+    });
     assert!(matches!(sender.error(), Some(RelayError::Wire(_))), "{:?}", sender.error());
+    let held_up = (0..100).find_map(|_| (&socket).write_all(&more).err()).unwrap();
+    assert_eq!(held_up.kind(), io::ErrorKind::WouldBlock, "the program is held up, not cut off");
     drop(sender);
+    assert!((&socket).write_all(&more).is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe));
     assert!(!path.exists(), "nothing is left behind");
 }
 
@@ -280,11 +287,11 @@ fn nobody_at_the_other_end_is_an_error_with_the_address() {
         token: TOKEN,
         cores: 1,
     };
-    let sender = Sender::start(settings.clone()).unwrap();
+    let sender = Sender::start(settings.clone(), |_| Ok(())).unwrap();
     let _program = UnixStream::connect(&settings.path).unwrap();
     eventually("it fails", || sender.error().is_some());
     assert!(sender.error().unwrap().to_string().contains(&closed.to_string()));
-    let none = Sender::start(SenderSettings { connections: 0, ..settings });
+    let none = Sender::start(SenderSettings { connections: 0, ..settings }, |_| Ok(()));
     assert!(matches!(none, Err(RelayError::Connections(0))));
 }
 

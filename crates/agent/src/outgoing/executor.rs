@@ -368,7 +368,7 @@ impl Executor {
         self.measurements.transfer_begins(&self.agent.network, plan, address, now_ms).await?;
         let vmm = self.vmm()?;
         let guard = Guard::start(&self.agent, &self.running.id, vmm).await?;
-        let (relay, send_to) = self.relay_to(plan, endpoint, address)?;
+        let (relay, send_to) = self.relay_to(plan, endpoint, address, &guard)?;
         qemu::start(vmm, transport, send_to, self.downtime_limit_ms, QMP_DEADLINE)
             .await
             .map_err(Problem::failed)?;
@@ -388,6 +388,7 @@ impl Executor {
         plan: &Plan,
         endpoint: &Endpoint,
         address: SocketAddr,
+        guard: &Guard,
     ) -> Result<(Option<OutgoingRelay>, qemu::Address), Problem> {
         if !plan.is_compressed {
             return Ok((None, address.into()));
@@ -399,7 +400,7 @@ impl Executor {
                 self.running.target
             ))
         })?;
-        let relay = OutgoingRelay::start(vmm, plan, address, token)?;
+        let relay = OutgoingRelay::start(vmm, plan, address, token, guard)?;
         Ok((Some(relay), vmm.paths().relay_socket().into()))
     }
 
@@ -425,6 +426,9 @@ impl Executor {
     }
 
     async fn look(&mut self) -> Event {
+        if let Some(error) = self.relay.as_ref().and_then(OutgoingRelay::error) {
+            return Event::TransferFailed(Problem::failed(error));
+        }
         let status = match self.status().await {
             Ok(Some(status)) => status,
             Ok(None) => return Event::Tick,
@@ -434,7 +438,8 @@ impl Executor {
             MigrationStatus::PreSwitchover => Event::Paused,
             MigrationStatus::Cancelled if self.guard_has_acted() => Event::TransferFailed(guard_acted()),
             MigrationStatus::Failed | MigrationStatus::Cancelled | MigrationStatus::None => {
-                Event::TransferFailed(Problem::failed(self.why_failed(status)))
+                let why = status.error_desc.unwrap_or_else(|| format!("QEMU calls it {}", status.status));
+                Event::TransferFailed(Problem::failed(format!("QEMU: {why}")))
             }
             _ => {
                 let now_ms = self.now_ms();
@@ -455,15 +460,6 @@ impl Executor {
                 Event::Progress(transferred, self.measurements.arrivals())
             }
         }
-    }
-
-    /// A relay that breaks knows more than QEMU, which only sees its connection go.
-    fn why_failed(&self, status: TransferStatus) -> String {
-        if let Some(error) = self.relay.as_ref().and_then(OutgoingRelay::error) {
-            return error.to_string();
-        }
-        let why = status.error_desc.unwrap_or_else(|| format!("QEMU calls it {}", status.status));
-        format!("QEMU: {why}")
     }
 
     fn transferred(&self, status: &TransferStatus) -> Transferred {

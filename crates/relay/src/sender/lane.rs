@@ -30,7 +30,7 @@ const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// Begins to relay a connection of the program.
 pub(super) fn begin(shared: &Arc<Shared>, lane: usize, program: UnixStream) -> io::Result<()> {
-    shared.breaker.add(&program)?;
+    shared.program.add(&program)?;
     program.set_read_timeout(Some(FILL_WAIT))?;
     let (reading, writing) = (Arc::clone(shared), Arc::clone(shared));
     spawn(format!("relay-read-{lane}"), move || {
@@ -88,7 +88,7 @@ fn connect(shared: &Shared, lane: usize) -> Result<TcpStream, RelayError> {
     let address = shared.settings.destination;
     let failed = |error: io::Error| RelayError::Connect { address, source: Arc::new(error) };
     let wire = TcpStream::connect_timeout(&address, CONNECT_DEADLINE).map_err(failed)?;
-    shared.breaker.add(&wire).map_err(failed)?;
+    shared.wire.add(&wire).map_err(failed)?;
     wire.set_nodelay(true).map_err(failed)?;
     let index = u8::try_from(lane).expect("a sender has no more connections than CONNECTIONS_MAX");
     write_all(&wire, &preamble::encode(&shared.settings.token, index), &[]).map_err(failed)?;

@@ -33,7 +33,11 @@ const PATIENCE: Duration = Duration::from_millis(3);
 pub(super) struct Shared {
     pub(super) settings: SenderSettings,
     pub(super) counters: Counters,
-    pub(super) breaker: Breaker,
+    /// The connections to the receiver.
+    pub(super) wire: Breaker,
+    /// Those to the program, and where it makes them. They outlast a failure: the owner has to have the program
+    /// stop first, which may not bear to lose all of them at once.
+    pub(super) program: Breaker,
     /// `TCP_NOTSENT_LOWAT` of each connection.
     pub(super) unsent_bytes: AtomicU32,
     /// How often a lane had to wait for the wire.
@@ -92,7 +96,8 @@ impl Shared {
         let condvars = || std::iter::repeat_with(Condvar::new).take(connections).collect();
         Self {
             counters: Counters::default(),
-            breaker: Breaker::new(),
+            wire: Breaker::new(),
+            program: Breaker::new(),
             unsent_bytes: AtomicU32::new(UNSENT_BYTES),
             waits_for_wire: AtomicU64::new(0),
             inner: Mutex::new(Inner {
@@ -122,20 +127,25 @@ impl Shared {
         self.inner().error.clone()
     }
 
-    /// Ends everything, with the first error.
+    /// Ends everything but the program's connections, with the first error.
     pub(super) fn fail(&self, error: RelayError) {
         let mut inner = self.inner();
         if !inner.is_closed {
             inner.error = Some(error);
         }
         drop(inner);
-        self.close();
+        self.stop();
     }
 
     /// Ends everything.
     pub(super) fn close(&self) {
+        self.stop();
+        self.program.break_all();
+    }
+
+    fn stop(&self) {
         self.inner().is_closed = true;
-        self.breaker.break_all();
+        self.wire.break_all();
         self.work.notify_all();
         self.steer.notify_all();
         self.ready.iter().chain(&self.room).for_each(Condvar::notify_all);
