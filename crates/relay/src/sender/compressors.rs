@@ -5,63 +5,67 @@ use std::time::{Duration, Instant};
 use drainpipe_engine::codec::{Codec, Trial};
 use rustix::time::{ClockId, clock_gettime};
 use thread_priority::{
-    NormalThreadSchedulePolicy, ThreadPriority, ThreadSchedulePolicy, set_thread_priority_and_policy,
-    thread_native_id,
+    NormalThreadSchedulePolicy, ThreadPriority, ThreadPriorityValue, ThreadSchedulePolicy,
+    set_thread_priority_and_policy, thread_native_id,
 };
-use tracing::warn;
+use tracing::debug;
 
-use super::shared::{NextCodec, PackingTime, Shared};
+use super::shared::{Done, Order, PackingTime, Shared};
 use crate::error::RelayError;
 use crate::pack::Packer;
-use crate::queue::{Packed, Work};
+use crate::queue::Packed;
 
 /// Packs until all is over.
 pub(super) fn run(shared: &Shared) {
-    yield_to_everybody();
     let mut packer = Packer::new();
-    while let Some(work) = shared.take_work() {
-        if let Err(error) = pack(shared, &mut packer, &work) {
-            return shared.fail(error);
+    while let Some(order) = shared.take_work() {
+        // Between taking and handing over, and never else: who has no core must not hold a lock that the
+        // wire's threads wait for.
+        yield_core(NormalThreadSchedulePolicy::Idle);
+        let done = pack(&mut packer, order);
+        yield_core(NormalThreadSchedulePolicy::Other);
+        match done {
+            Ok(done) => shared.finish(done),
+            Err(error) => return shared.fail(error),
         }
     }
 }
 
-/// Any other thread that wants the core gets it at once (`SCHED_IDLE`, see sched(7)).
-fn yield_to_everybody() {
-    let idle = ThreadSchedulePolicy::Normal(NormalThreadSchedulePolicy::Idle);
-    if let Err(error) = set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, idle) {
-        warn!(?error, "compression takes CPU from others: its threads cannot be given the idle priority");
+/// What the library calls nice 0, of 0 for nice 19 to 99 for nice -20.
+const NICE_0: u8 = 47;
+
+/// With `SCHED_IDLE` any other thread that wants the core gets it at once; see sched(7).
+fn yield_core(policy: NormalThreadSchedulePolicy) {
+    let usual = ThreadPriorityValue::try_from(NICE_0).map(ThreadPriority::Crossplatform);
+    let policy = ThreadSchedulePolicy::Normal(policy);
+    let set = usual.map(|usual| set_thread_priority_and_policy(thread_native_id(), usual, policy));
+    if let Ok(Err(error)) = set {
+        debug!(?error, "the priority of a thread that packs stays as it is");
     }
 }
 
-fn pack(shared: &Shared, packer: &mut Packer, work: &Work) -> Result<(), RelayError> {
+fn pack(packer: &mut Packer, order: Order) -> Result<Done, RelayError> {
     let (began, cpu_before) = (Instant::now(), thread_cpu());
-    let result = pack_block(shared, packer, &work.raw)?;
+    let Order { work, codec, room, is_trial } = order;
+    let (mut result, mut trials) = (None, None);
+    if packer.may_shrink(&work.raw) {
+        trials = is_trial.then(|| try_all(packer, &work.raw)).transpose()?;
+        result = packer.pack(codec, &work.raw)?.map(|bytes| Packed { codec, bytes: fill(room, bytes) });
+    }
     let cpu = thread_cpu().saturating_sub(cpu_before);
-    shared.finish(work, result, PackingTime { cpu, wall: began.elapsed() });
-    Ok(())
+    Ok(Done { work, packed: result, trials, took: PackingTime { cpu, wall: began.elapsed() } })
 }
 
-fn pack_block(shared: &Shared, packer: &mut Packer, raw: &[u8]) -> Result<Option<Packed>, RelayError> {
-    if !packer.may_shrink(raw) {
-        return Ok(None);
-    }
-    let codec = match shared.next_codec() {
-        NextCodec::Chosen(codec) => codec,
-        NextCodec::Trial(codec) => {
-            shared.record(try_all(packer, raw)?);
-            codec
-        }
-    };
-    let bytes = packer.pack(codec, raw)?;
-    Ok(bytes.map(|bytes| Packed { codec, bytes }))
+fn fill(mut room: Vec<u8>, bytes: &[u8]) -> Vec<u8> {
+    room.extend_from_slice(bytes);
+    room
 }
 
 fn try_all(packer: &mut Packer, raw: &[u8]) -> Result<[Trial; Codec::ALL.len()], RelayError> {
     let mut trials = [Trial::default(); Codec::ALL.len()];
     for (trial, codec) in trials.iter_mut().zip(Codec::ALL) {
         let before = thread_cpu();
-        let packed_bytes = packer.pack(codec, raw)?.map_or(raw.len(), |bytes| bytes.len());
+        let packed_bytes = packer.pack(codec, raw)?.map_or(raw.len(), <[u8]>::len);
         let cpu = thread_cpu().saturating_sub(before);
         trial.seconds_per_byte = cpu.as_secs_f64() / raw.len() as f64;
         trial.packed_share = packed_bytes as f64 / raw.len() as f64;
@@ -72,4 +76,21 @@ fn try_all(packer: &mut Packer, raw: &[u8]) -> Result<[Trial; Codec::ALL.len()],
 fn thread_cpu() -> Duration {
     let clock = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(clock.tv_sec.try_into().unwrap_or(0), clock.tv_nsec.try_into().unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::process::getpriority_process;
+
+    use super::*;
+
+    #[test]
+    fn a_thread_gives_its_core_up_and_takes_it_back() {
+        let policy = || thread_priority::thread_schedule_policy().unwrap();
+        for expected in [NormalThreadSchedulePolicy::Idle, NormalThreadSchedulePolicy::Other] {
+            yield_core(expected);
+            assert_eq!(policy(), ThreadSchedulePolicy::Normal(expected));
+            assert_eq!(getpriority_process(None).unwrap(), 0);
+        }
+    }
 }

@@ -110,14 +110,14 @@ fn wait_for_wire(shared: &Shared, lane: usize, wire: &TcpStream, before: bool) -
 }
 
 fn send(shared: &Shared, wire: &TcpStream, block: Outgoing) -> io::Result<()> {
-    let Outgoing { raw, packed } = block;
-    let (packing, bytes, codec) = match &packed {
+    let (packing, bytes, codec) = match &block.packed {
         Some(packed) => (packed.codec.into(), packed.bytes.as_slice(), Some(packed.codec)),
-        None => (Packing::Raw, raw.as_slice(), None),
+        None => (Packing::Raw, block.raw.as_slice(), None),
     };
-    let header = Frame::Block { packing, raw_bytes: raw.len(), wire_bytes: bytes.len() }.encode();
+    let raw_bytes = block.raw.len();
+    let header = Frame::Block { packing, raw_bytes, wire_bytes: bytes.len() }.encode();
     write_all(wire, &header, bytes)?;
-    shared.counters.sent(raw.len(), header.len() + bytes.len(), codec);
-    shared.sent(raw);
+    shared.counters.sent(raw_bytes, header.len() + bytes.len(), codec);
+    shared.sent(block);
     Ok(())
 }

@@ -64,6 +64,12 @@ struct Inner {
     packing: PackingTime,
 }
 
+impl Inner {
+    fn spare_block(&mut self) -> Vec<u8> {
+        self.spare.pop().unwrap_or_else(|| Vec::with_capacity(BLOCK_BYTES_MAX))
+    }
+}
+
 /// What packing took.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct PackingTime {
@@ -81,13 +87,24 @@ pub(super) enum Next {
     Closed,
 }
 
-/// How to pack a block.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum NextCodec {
-    /// With this one.
-    Chosen(Codec),
-    /// With each, to compare them, and this one to be sent.
-    Trial(Codec),
+/// A block to be packed, and how.
+#[derive(Debug)]
+pub(super) struct Order {
+    pub(super) work: Work,
+    pub(super) codec: Codec,
+    /// Whether to pack it with each codec first, to compare them.
+    pub(super) is_trial: bool,
+    /// Empty, with room for what the block becomes.
+    pub(super) room: Vec<u8>,
+}
+
+/// A block that was packed, or does not shrink.
+#[derive(Debug)]
+pub(super) struct Done {
+    pub(super) work: Work,
+    pub(super) packed: Option<Packed>,
+    pub(super) trials: Option<[Trial; Codec::ALL.len()]>,
+    pub(super) took: PackingTime,
 }
 
 impl Shared {
@@ -163,7 +180,7 @@ impl Shared {
         let is_full = |inner: &mut Inner| !inner.is_closed && inner.lanes.depth(lane) >= inner.depth;
         // Closing wakes it.
         let mut inner = self.room[lane].wait_while(inner, is_full).unwrap_or_else(PoisonError::into_inner);
-        let block = inner.spare.pop().unwrap_or_else(|| Vec::with_capacity(BLOCK_BYTES_MAX));
+        let block = inner.spare_block();
         (!inner.is_closed).then_some(block)
     }
 
@@ -215,12 +232,14 @@ impl Shared {
         next
     }
 
-    /// A block has been sent; it may be filled again.
-    pub(super) fn sent(&self, raw: Arc<Vec<u8>>) {
+    /// A block has been sent; what held it may be filled again.
+    pub(super) fn sent(&self, block: Outgoing) {
         // A core may hold it still.
-        if let Ok(mut block) = Arc::try_unwrap(raw) {
-            block.clear();
-            self.inner().spare.push(block);
+        let raw = Arc::try_unwrap(block.raw).ok();
+        let mut inner = self.inner();
+        for mut used in raw.into_iter().chain(block.packed.map(|packed| packed.bytes)) {
+            used.clear();
+            inner.spare.push(used);
         }
     }
 
@@ -232,38 +251,32 @@ impl Shared {
     }
 
     /// Waits for a block to pack; none once all is over.
-    pub(super) fn take_work(&self) -> Option<Work> {
+    pub(super) fn take_work(&self) -> Option<Order> {
         let mut inner = self.inner();
         loop {
             if self.is_over(&inner) {
                 return None;
             }
             if let Some(work) = inner.lanes.take_work() {
-                return Some(work);
+                let is_trial = inner.controller.wants_trial();
+                let room = inner.spare_block();
+                return Some(Order { work, codec: inner.controller.current(), is_trial, room });
             }
             // Whoever brings work wakes it, and so does the end.
             inner = self.work.wait(inner).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    /// The codec for the next block.
-    pub(super) fn next_codec(&self) -> NextCodec {
-        let mut inner = self.inner();
-        let codec = inner.controller.current();
-        if inner.controller.wants_trial() { NextCodec::Trial(codec) } else { NextCodec::Chosen(codec) }
-    }
-
-    /// A block was packed with every codec.
-    pub(super) fn record(&self, trials: [Trial; Codec::ALL.len()]) {
-        self.inner().controller.record(trials);
-    }
-
     /// A block was packed, or does not shrink.
-    pub(super) fn finish(&self, work: &Work, packed: Option<Packed>, took: PackingTime) {
+    pub(super) fn finish(&self, done: Done) {
+        let Done { work, packed, trials, took } = done;
         let mut inner = self.inner();
+        if let Some(trials) = trials {
+            inner.controller.record(trials);
+        }
         inner.packing.cpu += took.cpu;
         inner.packing.wall += took.wall;
-        let lane = inner.lanes.finish(work, packed);
+        let lane = inner.lanes.finish(&work, packed);
         drop(inner);
         self.counters.packed(took.cpu);
         if let Some(lane) = lane {
