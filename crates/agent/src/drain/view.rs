@@ -308,7 +308,7 @@ mod tests {
             paths: speeds_mbps.iter().map(path).collect(),
             spread,
             multifd_channels: None,
-            zstd_level: None,
+            is_compressed: false,
         }
     }
 
