@@ -35,6 +35,7 @@ pub struct Plan {
     /// Connections for memory besides QEMU's main one; absent for a single stream.
     pub multifd_channels: Option<u8>,
     /// Whether a relay on either host packs the connections, as far as that makes them faster.
+    #[serde(default)]
     pub is_compressed: bool,
 }
 
