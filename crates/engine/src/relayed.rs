@@ -3,8 +3,8 @@
 use crate::facts::HostFacts;
 use crate::path::Path;
 
-/// What a relay carries for each core of a host, in Mb/s, when it packs nothing. docs/decisions.md has the
-/// measurement.
+/// What a relay carries for each core of a host, in Mb/s, when it packs nothing. docs/decisions.md
+/// says where the figure is from.
 const RELAYED_MBPS_PER_CORE: u64 = 4_000;
 
 /// Why a relay would only slow the transfer down; none if it does not, or if it is not known how fast the
