@@ -10,6 +10,8 @@ use drainpipe_engine::plan::Plan;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::Vmm;
 use drainpipe_hypervisor::migration as qemu;
+use drainpipe_hypervisor::qmp::QmpError;
+use drainpipe_relay::Limiter;
 use jiff::Zoned;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -109,6 +111,7 @@ pub(crate) struct Throttle {
     agent: Arc<Agent>,
     migration: String,
     following: JoinHandle<()>,
+    valve: Valve,
     limit_mbps: watch::Receiver<Option<u64>>,
 }
 
@@ -119,7 +122,7 @@ impl Throttle {
         migration: &str,
         target: &str,
         plan: &Plan,
-        vmm: &Arc<Vmm>,
+        valve: Valve,
     ) -> Self {
         let (tell, limit_mbps) = watch::channel(None);
         let flight = Flight {
@@ -127,10 +130,10 @@ impl Throttle {
             migration: migration.into(),
             target: target.into(),
             could_use_mbps: plan.carried_mbps().map_or(SPEED_UNKNOWN_MBPS, |mbps| mbps.max(1)),
-            vmm: Arc::clone(vmm),
+            valve: valve.clone(),
         };
         let following = tokio::spawn(flight.follow(tell));
-        Self { agent: Arc::clone(agent), migration: migration.into(), following, limit_mbps }
+        Self { agent: Arc::clone(agent), migration: migration.into(), following, valve, limit_mbps }
     }
 
     /// What the migration is to be told if the limit has changed since this was last asked.
@@ -143,6 +146,9 @@ impl Throttle {
 impl Drop for Throttle {
     fn drop(&mut self) {
         self.following.abort();
+        if let Valve::Relay(limiter) = &self.valve {
+            limiter.set(None);
+        }
         lock(&self.agent.bandwidth.leaving).remove(&self.migration);
     }
 }
@@ -152,7 +158,28 @@ struct Flight {
     migration: String,
     target: String,
     could_use_mbps: u64,
-    vmm: Arc<Vmm>,
+    valve: Valve,
+}
+
+/// Where a migration's bytes are held back.
+#[derive(Debug, Clone)]
+pub(crate) enum Valve {
+    /// In QEMU, until the VM is paused.
+    Qemu(Arc<Vmm>),
+    /// In the relay, where it is known what they are once they are packed.
+    Relay(Limiter),
+}
+
+impl Valve {
+    async fn set(&self, limit_mbps: Option<u64>) -> Result<(), QmpError> {
+        match self {
+            Self::Qemu(vmm) => qemu::set_bandwidth(vmm, limit_mbps, QMP_DEADLINE).await,
+            Self::Relay(limiter) => {
+                limiter.set(limit_mbps.map(|mbps| qemu::bandwidth_bytes_per_s(Some(mbps))));
+                Ok(())
+            }
+        }
+    }
 }
 
 impl Flight {
@@ -167,7 +194,7 @@ impl Flight {
             let own_mbps = share_of_leaving(&self.agent, &self.migration, wanted_mbps);
             let limit_mbps = own_mbps.into_iter().chain(granted_mbps).min();
             if limit_mbps != *tell.borrow() {
-                match qemu::set_bandwidth(&self.vmm, limit_mbps, QMP_DEADLINE).await {
+                match self.valve.set(limit_mbps).await {
                     Ok(()) => drop(tell.send_replace(limit_mbps)),
                     Err(error) => warn!(migration = self.migration, %error, "the bandwidth limit is not set"),
                 }

@@ -10,7 +10,7 @@ use drainpipe_engine::progress::CompressionProgress;
 use drainpipe_engine::result::CompressionUse;
 use drainpipe_hypervisor::Vmm;
 use drainpipe_relay::{
-    Figures, Receiver, ReceiverSettings, RelayError, Sender, SenderSettings, TOKEN_BYTES, Token,
+    Figures, Limiter, Receiver, ReceiverSettings, RelayError, Sender, SenderSettings, TOKEN_BYTES, Token,
 };
 use uuid::Uuid;
 
@@ -50,6 +50,11 @@ impl OutgoingRelay {
     /// Why it ended; none as long as it goes on.
     pub(crate) fn error(&self) -> Option<RelayError> {
         self.sender.error()
+    }
+
+    /// What keeps it within a bandwidth limit.
+    pub(crate) fn limiter(&self) -> Limiter {
+        self.sender.limiter()
     }
 
     /// What is left of the stream is little: from now on less waits in the relay.

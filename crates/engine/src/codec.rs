@@ -73,10 +73,6 @@ pub struct Reading {
 /// Trials before the first choice.
 const FIRST_TRIALS: u32 = 3;
 
-/// One block in so many is packed with every codec, so that they are compared by the same content at the
-/// same moment. A block tells apart what two codecs do with it far better than two blocks would.
-const TRIAL_EVERY: u32 = 32;
-
 /// A trial changes the figures by this part.
 const SMOOTHING: f64 = 0.1;
 
@@ -104,13 +100,21 @@ pub struct Controller {
     // Smoothed, in the order of `Codec::ALL`.
     known: [Trial; Codec::ALL.len()],
     trials: u32,
-    blocks: u32,
+    trials_begun: u32,
+    is_trial_due: bool,
     challenger: Option<(Codec, u32)>,
 }
 
 impl Default for Controller {
     fn default() -> Self {
-        Self { current: Codec::Zstd1, known: Default::default(), trials: 0, blocks: 0, challenger: None }
+        Self {
+            current: Codec::Zstd1,
+            known: Default::default(),
+            trials: 0,
+            trials_begun: 0,
+            is_trial_due: false,
+            challenger: None,
+        }
     }
 }
 
@@ -120,10 +124,13 @@ impl Controller {
         self.current
     }
 
-    /// Whether the next block is one for a trial.
+    /// Whether the next block is one for a trial: to be packed with every codec, so that they are compared by
+    /// the same content at the same moment. A block tells apart what two codecs do with it far better than two
+    /// blocks would. There is one trial for each choice, so that trials cost little CPU on a fast wire.
     pub fn wants_trial(&mut self) -> bool {
-        let is_wanted = self.blocks < FIRST_TRIALS || self.blocks.is_multiple_of(TRIAL_EVERY);
-        self.blocks = self.blocks.wrapping_add(1);
+        let is_wanted = self.is_trial_due || self.trials_begun < FIRST_TRIALS;
+        self.is_trial_due = false;
+        self.trials_begun = self.trials_begun.saturating_add(u32::from(is_wanted));
         is_wanted
     }
 
@@ -148,6 +155,7 @@ impl Controller {
 
     /// Looks at the choice again. To be called at a steady pace, while the wire is the limit.
     pub fn choose(&mut self, reading: Reading) -> Codec {
+        self.is_trial_due = true;
         let wanted = self.wanted(reading);
         if wanted == self.current {
             self.challenger = None;

@@ -14,6 +14,7 @@
 mod error;
 mod figures;
 mod frame;
+mod pace;
 mod pack;
 mod preamble;
 mod queue;
@@ -26,7 +27,7 @@ pub use figures::{CodecBytes, Figures};
 pub use frame::BLOCK_BYTES_MAX;
 pub use preamble::{TOKEN_BYTES, Token};
 pub use receiver::{Receiver, ReceiverSettings};
-pub use sender::{Sender, SenderSettings};
+pub use sender::{Limiter, Sender, SenderSettings};
 
 /// Connections of one sender. Each may hold some blocks, and all of them together are bounded.
 pub const CONNECTIONS_MAX: usize = 64;

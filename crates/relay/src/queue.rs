@@ -3,7 +3,7 @@
 //!
 //! The wire takes from the front of a lane whatever is there, packed or not. So the cores begin at the
 //! back, with the block that has the longest time left: where they do not keep up, the wire never comes
-//! upon one that is half done.
+//! upon one that is half done. But first comes what a wire waits for.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,6 +21,7 @@ pub(crate) struct Lanes {
 struct Lane {
     blocks: VecDeque<Block>,
     waits_for_wire: bool,
+    is_wanted: bool,
     has_ended: bool,
 }
 
@@ -62,9 +63,11 @@ pub(crate) enum Front {
     Empty,
     /// Nothing, and nothing will come.
     End,
+    /// A block of which nobody knows yet whether it shrinks.
+    Waiting,
     /// A block that is being packed.
     InWork,
-    /// A block that can go out.
+    /// A block that is as short as it will be.
     Ready,
 }
 
@@ -73,6 +76,13 @@ pub(crate) enum Front {
 pub(crate) struct Outgoing {
     pub(crate) raw: Arc<Vec<u8>>,
     pub(crate) packed: Option<Packed>,
+}
+
+impl Outgoing {
+    /// What is sent: packed, as far as it is.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        self.packed.as_ref().map_or(&self.raw, |packed| &packed.bytes)
+    }
 }
 
 impl Lanes {
@@ -108,17 +118,41 @@ impl Lanes {
         self.lanes[lane].waits_for_wire
     }
 
-    /// The block that has the longest time until the wire takes it.
+    /// The wire waits for the front of a lane to be packed, or does no longer.
+    pub(crate) fn set_wanted(&mut self, lane: usize, is_wanted: bool) {
+        self.lanes[lane].is_wanted = is_wanted;
+    }
+
+    /// Whether the wire waits for the front of a lane to be packed.
+    pub(crate) fn is_wanted(&self, lane: usize) -> bool {
+        self.lanes[lane].is_wanted
+    }
+
+    /// The block that the wire has waited for the longest; or else the one that has the longest time until the
+    /// wire takes it.
     pub(crate) fn take_work(&mut self) -> Option<Work> {
+        let (at, index) = self.wanted().or_else(|| self.deepest())?;
+        let block = &mut self.lanes[index].blocks[at];
+        block.state = State::InWork;
+        Some(Work { lane: index, number: block.number, raw: Arc::clone(&block.raw) })
+    }
+
+    fn wanted(&self) -> Option<(usize, usize)> {
+        let wanted = self.lanes.iter().enumerate().filter(|(_, lane)| lane.is_wanted);
+        let fronts = wanted.filter_map(|(index, lane)| match lane.blocks.front()? {
+            Block { number, state: State::Waiting, .. } => Some((*number, index)),
+            _ => None,
+        });
+        fronts.min().map(|(_, index)| (0, index))
+    }
+
+    fn deepest(&self) -> Option<(usize, usize)> {
         let candidates = self.lanes.iter().enumerate().filter(|(_, lane)| lane.waits_for_wire);
         let deepest = candidates.filter_map(|(index, lane)| {
             let at = lane.blocks.iter().rposition(|block| matches!(block.state, State::Waiting))?;
             Some((at, index))
         });
-        let (at, index) = deepest.max()?;
-        let block = &mut self.lanes[index].blocks[at];
-        block.state = State::InWork;
-        Some(Work { lane: index, number: block.number, raw: Arc::clone(&block.raw) })
+        deepest.max()
     }
 
     /// Work was done: packed, or found not to shrink. Gives the lane in which the block still waits; none if
@@ -133,8 +167,11 @@ impl Lanes {
     pub(crate) fn front(&self, lane: usize) -> Front {
         let lane = &self.lanes[lane];
         match lane.blocks.front() {
-            Some(Block { state: State::InWork, .. }) => Front::InWork,
-            Some(_) => Front::Ready,
+            Some(block) => match block.state {
+                State::Waiting => Front::Waiting,
+                State::InWork => Front::InWork,
+                State::Packed(_) | State::Plain => Front::Ready,
+            },
             None if lane.has_ended => Front::End,
             None => Front::Empty,
         }
@@ -186,7 +223,7 @@ mod tests {
         let second = lanes.take_work().unwrap();
         assert_eq!(*second.raw, [2]);
         assert_eq!(lanes.finish(&last, Some(packed(30))), Some(0));
-        assert_eq!(lanes.front(0), Front::Ready);
+        assert_eq!(lanes.front(0), Front::Waiting);
         assert_eq!(*lanes.pop(0).unwrap().raw, [1]);
         assert_eq!(lanes.front(0), Front::InWork);
         let taken = lanes.pop(0).unwrap();
@@ -197,6 +234,20 @@ mod tests {
         lanes.end(0);
         assert_eq!(lanes.front(0), Front::End);
         assert_eq!((lanes.depth(0), lanes.depth(1)), (0, 1));
+    }
+
+    #[test]
+    fn what_the_wire_waits_for_comes_first() {
+        let mut lanes = lanes(&[1, 2, 3]);
+        lanes.push(1, vec![9]);
+        lanes.set_waits_for_wire(0, true);
+        lanes.set_waits_for_wire(1, true);
+        lanes.set_wanted(1, true);
+        lanes.set_wanted(0, true);
+        let taken = [(); 3].map(|()| *lanes.take_work().unwrap().raw.first().unwrap());
+        assert_eq!(taken, [1, 9, 3], "the fronts by age, then from the back");
+        lanes.set_wanted(0, false);
+        assert_eq!(lanes.front(0), Front::InWork);
     }
 
     #[test]

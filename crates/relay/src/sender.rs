@@ -86,6 +86,11 @@ impl Sender {
         self.shared.error()
     }
 
+    /// What sets a limit to it.
+    pub fn limiter(&self) -> Limiter {
+        Limiter(Arc::clone(&self.shared))
+    }
+
     /// The end is near: from now on as little as possible waits here and in the sockets, so that the program
     /// is not kept waiting for it.
     pub fn shorten(&self) {
@@ -98,6 +103,17 @@ impl Drop for Sender {
         self.shared.close();
         // It may be gone with its directory.
         drop(fs::remove_file(&self.path));
+    }
+}
+
+/// Limits what a sender gives to the network. Outlives it, to no effect.
+#[derive(Debug, Clone)]
+pub struct Limiter(Arc<Shared>);
+
+impl Limiter {
+    /// From now on so many bytes per second, packed, over all connections together; `None` for no limit.
+    pub fn set(&self, bytes_per_second: Option<u64>) {
+        self.0.set_limit(bytes_per_second);
     }
 }
 

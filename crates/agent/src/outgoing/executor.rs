@@ -30,7 +30,7 @@ use crate::agent::Agent;
 use crate::api::types::{
     ConnectionRequest, Endpoint, IncomingRequest, IncomingView, MigrateRequest, TargetUse,
 };
-use crate::bandwidth::Throttle;
+use crate::bandwidth::{Throttle, Valve};
 use crate::check;
 use crate::client::ApiClient;
 use crate::guard::Guard;
@@ -373,11 +373,12 @@ impl Executor {
             .await
             .map_err(Problem::failed)?;
         (self.guard, self.relay) = (Some(guard), relay);
-        self.throttle = self
-            .claimed
-            .vmm
-            .as_ref()
-            .map(|vmm| Throttle::start(&self.agent, &self.running.id, &self.running.target, plan, vmm));
+        let valve = match &self.relay {
+            Some(relay) => Some(Valve::Relay(relay.limiter())),
+            None => self.claimed.vmm.as_ref().map(|vmm| Valve::Qemu(Arc::clone(vmm))),
+        };
+        self.throttle = valve
+            .map(|valve| Throttle::start(&self.agent, &self.running.id, &self.running.target, plan, valve));
         self.agent.watches.begin_transfer(&self.running.target, &self.running.id, address.port()).await;
         Ok(())
     }

@@ -36,7 +36,7 @@ fn a_configured_limit_is_kept_by_each_option() {
     lab.stop_agent("a", Signal::TERM);
     lab.start_agent("a");
     let guest = lab.start_guest("web", MEMORY_MIB, "");
-    for option in ["tcp", "multichannel"] {
+    for option in ["tcp", "multichannel", "compression"] {
         let result = lab.migrate("web", "b", &["--option", option]);
         assert!(result.throughput_gbps * 1000.0 < LIMIT_MBPS as f64 * 1.1, "{option}: {result:#?}");
         assert!(says(&result, &format!("limited to {LIMIT_MBPS} Mb/s")), "{result:#?}");

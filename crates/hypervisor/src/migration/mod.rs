@@ -26,10 +26,10 @@ use tokio::time::{Instant, sleep};
 
 use crate::qmp::QmpError;
 use crate::vmm::{RunState, Vmm};
-use transport::{Side, bandwidth_bytes_per_s, parameters, uri, wants};
+use transport::{Side, parameters, uri, wants};
 
 pub use status::{MigrationStatus, RamStatus, TransferStatus};
-pub use transport::{Address, Multifd, Transport, Zstd};
+pub use transport::{Address, Multifd, Transport, Zstd, bandwidth_bytes_per_s};
 
 /// Between two looks at a state that QEMU does not announce by an event.
 const POLL_EVERY: Duration = Duration::from_millis(5);

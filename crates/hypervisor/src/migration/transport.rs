@@ -14,8 +14,8 @@ const BANDWIDTH_UNLIMITED: u64 = 1 << 40;
 /// 1538 bytes. QEMU counts its own bytes alone.
 const PAYLOAD_SHARE: (u64, u64) = (1428, 1538);
 
-/// QEMU's `max-bandwidth` for so many Mb/s of the links.
-pub(super) fn bandwidth_bytes_per_s(limit_mbps: Option<u64>) -> u64 {
+/// QEMU's `max-bandwidth` for so many Mb/s of the links: the bytes per second that TCP carries there.
+pub fn bandwidth_bytes_per_s(limit_mbps: Option<u64>) -> u64 {
     let (payload, frame) = PAYLOAD_SHARE;
     let bytes = limit_mbps.map(|mbps| mbps.saturating_mul(1_000_000 / 8).saturating_mul(payload) / frame);
     bytes.map_or(BANDWIDTH_UNLIMITED, |bytes| bytes.clamp(1, BANDWIDTH_UNLIMITED))

@@ -18,6 +18,9 @@ use crate::queue::Packed;
 /// Packs until all is over.
 pub(super) fn run(shared: &Shared) {
     let mut packer = Packer::new();
+    if let Err(error) = packer.warm_up() {
+        return shared.fail(error);
+    }
     while let Some(order) = shared.take_work() {
         // Between taking and handing over, and never else: who has no core must not hold a lock that the
         // wire's threads wait for.

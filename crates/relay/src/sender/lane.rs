@@ -65,6 +65,8 @@ fn write(shared: &Shared, lane: usize) -> Result<(), RelayError> {
     let wire = connect(shared, lane)?;
     let broke = |error: io::Error| RelayError::Wire(Arc::new(error));
     let (mut unsent_bytes, mut waited) = (0, false);
+    // The first block as if the wire were the limit: if it is none, that costs a moment, once.
+    let mut is_first = true;
     loop {
         shared.wait_front(lane);
         let limit = shared.unsent_bytes.load(Ordering::Relaxed);
@@ -73,7 +75,8 @@ fn write(shared: &Shared, lane: usize) -> Result<(), RelayError> {
             unsent_bytes = limit;
         }
         waited = wait_for_wire(shared, lane, &wire, waited).map_err(broke)?;
-        match shared.next(lane) {
+        waited |= shared.wait_pace(lane);
+        match shared.next(lane, waited || std::mem::take(&mut is_first)) {
             Next::Block(block) => send(shared, &wire, block).map_err(broke)?,
             Next::End => {
                 write_all(&wire, &Frame::End.encode(), &[]).map_err(broke)?;
@@ -110,11 +113,9 @@ fn wait_for_wire(shared: &Shared, lane: usize, wire: &TcpStream, before: bool) -
 }
 
 fn send(shared: &Shared, wire: &TcpStream, block: Outgoing) -> io::Result<()> {
-    let (packing, bytes, codec) = match &block.packed {
-        Some(packed) => (packed.codec.into(), packed.bytes.as_slice(), Some(packed.codec)),
-        None => (Packing::Raw, block.raw.as_slice(), None),
-    };
-    let raw_bytes = block.raw.len();
+    let codec = block.packed.as_ref().map(|packed| packed.codec);
+    let packing = codec.map_or(Packing::Raw, Packing::from);
+    let (bytes, raw_bytes) = (block.bytes(), block.raw.len());
     let header = Frame::Block { packing, raw_bytes, wire_bytes: bytes.len() }.encode();
     write_all(wire, &header, bytes)?;
     shared.counters.sent(raw_bytes, header.len() + bytes.len(), codec);

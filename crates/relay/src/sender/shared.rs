@@ -2,14 +2,15 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use drainpipe_engine::codec::{Codec, Controller, Reading, Trial};
 
 use super::SenderSettings;
 use crate::error::RelayError;
 use crate::figures::Counters;
-use crate::frame::BLOCK_BYTES_MAX;
+use crate::frame::{BLOCK_BYTES_MAX, HEADER_BYTES};
+use crate::pace::Pace;
 use crate::queue::{Front, Lanes, Outgoing, Packed, Work};
 use crate::sockets::{Breaker, lock};
 
@@ -23,11 +24,10 @@ pub(super) const DEPTH_MIN: usize = 2;
 const DEPTH_MAX: usize = 8;
 
 /// What each socket may hold unsent, in bytes, until more is known.
-const UNSENT_BYTES: u32 = 128 << 10;
+const UNSENT_BYTES: u32 = 64 << 10;
 
-/// How long the wire waits for a block that is being packed: several times what packing takes, and less than
-/// its sockets hold. Who packs may have lost its core to somebody else.
-const PATIENCE: Duration = Duration::from_millis(3);
+/// How long the wire waits for a block to be packed, in microseconds, until more is known.
+const PATIENCE_US: u64 = 3_000;
 
 #[derive(Debug)]
 pub(super) struct Shared {
@@ -40,6 +40,8 @@ pub(super) struct Shared {
     pub(super) program: Breaker,
     /// `TCP_NOTSENT_LOWAT` of each connection.
     pub(super) unsent_bytes: AtomicU32,
+    /// How long a lane whose socket has little left to send may wait for a block to be packed, in microseconds.
+    pub(super) patience_us: AtomicU64,
     /// How often a lane had to wait for the wire.
     pub(super) waits_for_wire: AtomicU64,
     inner: Mutex<Inner>,
@@ -54,10 +56,13 @@ pub(super) struct Shared {
 struct Inner {
     lanes: Lanes,
     controller: Controller,
+    pace: Pace,
     // Used blocks, to be filled again.
     spare: Vec<Vec<u8>>,
     depth: usize,
     ended: usize,
+    // The wire has waited, and nobody had a core for what it waited for.
+    is_starved: bool,
     is_short: bool,
     is_closed: bool,
     error: Option<RelayError>,
@@ -116,13 +121,16 @@ impl Shared {
             wire: Breaker::new(),
             program: Breaker::new(),
             unsent_bytes: AtomicU32::new(UNSENT_BYTES),
+            patience_us: AtomicU64::new(PATIENCE_US),
             waits_for_wire: AtomicU64::new(0),
             inner: Mutex::new(Inner {
                 lanes: Lanes::new(connections),
                 controller: Controller::default(),
+                pace: Pace::new(Instant::now()),
                 spare: vec![],
                 depth: depth_max(connections),
                 ended: 0,
+                is_starved: false,
                 is_short: false,
                 is_closed: false,
                 error: None,
@@ -174,6 +182,27 @@ impl Shared {
         inner.depth = DEPTH_MIN;
     }
 
+    pub(super) fn set_limit(&self, bytes_per_second: Option<u64>) {
+        self.inner().pace.set(bytes_per_second, Instant::now());
+        self.ready.iter().for_each(Condvar::notify_all);
+    }
+
+    /// Waits until the limit lets a lane send. Gives whether it had to wait.
+    pub(super) fn wait_pace(&self, lane: usize) -> bool {
+        let mut inner = self.inner();
+        let mut waited = false;
+        while let Some(wait) = inner.pace.wait(Instant::now()).filter(|_| !inner.is_closed) {
+            if !waited {
+                waited = true;
+                inner.lanes.set_waits_for_wire(lane, true);
+                self.waits_for_wire.fetch_add(1, Ordering::Relaxed);
+                self.work.notify_all();
+            }
+            (inner, _) = self.ready[lane].wait_timeout(inner, wait).unwrap_or_else(PoisonError::into_inner);
+        }
+        waited
+    }
+
     /// Waits for room in a lane, and gives an empty block; none once all is over.
     pub(super) fn empty_block(&self, lane: usize) -> Option<Vec<u8>> {
         let inner = self.inner();
@@ -218,15 +247,31 @@ impl Shared {
         }
     }
 
-    /// Takes what is at the front of a lane, now that the wire wants it.
-    pub(super) fn next(&self, lane: usize) -> Next {
-        let is_in_work = |inner: &mut Inner| !inner.is_closed && inner.lanes.front(lane) == Front::InWork;
-        let waited = self.ready[lane].wait_timeout_while(self.inner(), PATIENCE, is_in_work);
-        let (mut inner, _) = waited.unwrap_or_else(PoisonError::into_inner);
+    /// Takes what is at the front of a lane, now that the wire wants it. Where the wire is the limit, it waits a
+    /// little for the block to be packed: what its sockets hold lasts longer.
+    pub(super) fn next(&self, lane: usize, is_wire_the_limit: bool) -> Next {
+        let mut inner = self.inner();
+        if is_wire_the_limit && !inner.is_starved && inner.lanes.front(lane) == Front::Waiting {
+            inner.lanes.set_wanted(lane, true);
+            self.work.notify_one();
+        }
+        let is_awaited = |inner: &mut Inner| match inner.lanes.front(lane) {
+            Front::InWork => !inner.is_closed,
+            Front::Waiting => !inner.is_closed && inner.lanes.is_wanted(lane),
+            Front::Empty | Front::End | Front::Ready => false,
+        };
+        let patience = Duration::from_micros(self.patience_us.load(Ordering::Relaxed));
+        let waited = self.ready[lane].wait_timeout_while(inner, patience, is_awaited);
+        (inner, _) = waited.unwrap_or_else(PoisonError::into_inner);
         if inner.is_closed {
             return Next::Closed;
         }
+        inner.is_starved |= inner.lanes.is_wanted(lane) && inner.lanes.front(lane) == Front::Waiting;
+        inner.lanes.set_wanted(lane, false);
         let next = inner.lanes.pop(lane).map_or(Next::End, Next::Block);
+        if let Next::Block(block) = &next {
+            inner.pace.takes(HEADER_BYTES + block.bytes().len(), Instant::now());
+        }
         drop(inner);
         self.room[lane].notify_one();
         next
@@ -274,6 +319,7 @@ impl Shared {
         if let Some(trials) = trials {
             inner.controller.record(trials);
         }
+        inner.is_starved = false;
         inner.packing.cpu += took.cpu;
         inner.packing.wall += took.wall;
         let lane = inner.lanes.finish(&work, packed);

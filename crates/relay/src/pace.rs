@@ -1,0 +1,83 @@
+//! A limit of what goes out, in bytes per second.
+
+use std::time::{Duration, Instant};
+
+/// What was not used may be used so much later: who waits for its turn is woken a little late.
+const LATE_MAX: Duration = Duration::from_millis(20);
+
+/// Says when the next block may go out.
+#[derive(Debug)]
+pub(crate) struct Pace {
+    bytes_per_second: Option<u64>,
+    free_at: Instant,
+}
+
+impl Pace {
+    /// Without a limit.
+    pub(crate) fn new(now: Instant) -> Self {
+        Self { bytes_per_second: None, free_at: now }
+    }
+
+    /// Sets another limit; `None` for none.
+    pub(crate) fn set(&mut self, bytes_per_second: Option<u64>, now: Instant) {
+        self.bytes_per_second = bytes_per_second;
+        self.free_at = now;
+    }
+
+    /// How long the next block has to wait; nothing if it may go.
+    pub(crate) fn wait(&self, now: Instant) -> Option<Duration> {
+        self.bytes_per_second?;
+        self.free_at.checked_duration_since(now).filter(|wait| !wait.is_zero())
+    }
+
+    /// A block goes out.
+    pub(crate) fn takes(&mut self, bytes: usize, now: Instant) {
+        let Some(bytes_per_second) = self.bytes_per_second else { return };
+        let time = Duration::from_secs_f64(bytes as f64 / bytes_per_second.max(1) as f64);
+        let since = now.checked_sub(LATE_MAX).map_or(self.free_at, |earliest| self.free_at.max(earliest));
+        self.free_at = since + time;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn never_more_than_the_limit_and_nearly_all_of_it(
+            limit in 1_000_000..1_000_000_000_u64,
+            blocks in prop::collection::vec((1_000..131_072_usize, 0..10_u64), 50..200),
+        ) {
+            let begin = Instant::now();
+            let (mut now, mut pace) = (begin, Pace::new(begin));
+            pace.set(Some(limit), begin);
+            let (mut bytes, mut last) = (0, 0);
+            for (block, late_ms) in blocks {
+                now += pace.wait(now).map_or(Duration::ZERO, |wait| wait + Duration::from_millis(late_ms));
+                prop_assert!(pace.wait(now).is_none());
+                pace.takes(block, now);
+                bytes += block;
+                last = block;
+            }
+            let allowed = (now - begin + LATE_MAX).as_secs_f64() * limit as f64;
+            prop_assert!((bytes - last) as f64 <= allowed + 1.0, "{bytes} of {allowed}");
+            prop_assert!((bytes + 131_072) as f64 >= (now - begin).saturating_sub(LATE_MAX).as_secs_f64() * limit as f64);
+        }
+    }
+
+    #[test]
+    fn a_limit_that_is_lifted_holds_nobody() {
+        let now = Instant::now();
+        let mut pace = Pace::new(now);
+        pace.takes(usize::MAX, now);
+        assert_eq!(pace.wait(now), None);
+        pace.set(Some(1000), now);
+        pace.takes(10_000, now);
+        assert_eq!(pace.wait(now), Some(Duration::from_secs(10)));
+        pace.set(None, now);
+        assert_eq!(pace.wait(now), None);
+    }
+}
