@@ -78,8 +78,9 @@ const SMOOTHING: f64 = 0.1;
 
 /// A codec that promises so many times the throughput is taken,
 const BETTER: f64 = 1.05;
-/// and one that costs less CPU, if it keeps this part of it.
-const AS_GOOD: f64 = 0.99;
+/// and one that costs less CPU, if it keeps this part of what is gained over the bare wire. Of the gain, not of
+/// the whole: while no core is idle all codecs carry the same, and the best is to be at hand when one is again.
+const AS_GOOD: f64 = 0.95;
 
 /// Choices in a row that must name another codec before it is taken.
 const PATIENCE: u32 = 3;
@@ -181,10 +182,16 @@ impl Controller {
             |codec| throughput(reading.wire_bytes_per_second, reading.cores, self.performance(codec));
         let now = carried(self.current);
         let most = Codec::ALL.into_iter().map(carried).fold(0.0, f64::max);
-        if most > now * BETTER {
-            return self.cheapest_of(|codec| carried(codec) >= most * AS_GOOD);
+        let gain = |codec| carried(codec) - reading.wire_bytes_per_second;
+        let most_gained = most - reading.wire_bytes_per_second;
+        if most_gained <= 0.0 {
+            return self.current;
         }
-        let cheapest = self.cheapest_of(|codec| carried(codec) >= now.max(most * AS_GOOD) * AS_GOOD);
+        if most > now * BETTER {
+            return self.cheapest_of(|codec| gain(codec) >= most_gained * AS_GOOD);
+        }
+        let least_gain = gain(self.current).max(most_gained * AS_GOOD) * AS_GOOD;
+        let cheapest = self.cheapest_of(|codec| gain(codec) >= least_gain);
         // By a clear margin, so that two codecs of one price do not take turns.
         if self.cost(cheapest) * BETTER < self.cost(self.current) { cheapest } else { self.current }
     }
@@ -263,6 +270,15 @@ mod tests {
         };
         assert_eq!(settle(12.0, 8.0), Codec::Zstd1, "level 3 packs 3 % better, which is not worth its CPU");
         assert_eq!(settle(1250.0, 2.0), Codec::Zstd1);
+    }
+
+    #[test]
+    fn while_no_core_is_idle_the_best_codec_stays_at_hand() {
+        for cores in [0.0, 0.001, 0.05] {
+            let reading = Reading { wire_bytes_per_second: 62.5 * MB, cores };
+            let chosen = run(&mut Controller::default(), &contents()[0], reading, &[1.0; 20]);
+            assert!(chosen.iter().all(|codec| *codec == Codec::Zstd1), "{cores}: {chosen:?}");
+        }
     }
 
     proptest! {
