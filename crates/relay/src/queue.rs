@@ -113,9 +113,10 @@ impl Lanes {
         self.lanes[lane].waits_for_wire = waits;
     }
 
-    /// Whether the wire takes nothing of this lane for now.
-    pub(crate) fn waits_for_wire(&self, lane: usize) -> bool {
-        self.lanes[lane].waits_for_wire
+    /// Whether the wire takes nothing of some lane for now. Then it is full, and a lane that could send has only
+    /// had nothing to send.
+    pub(crate) fn is_wire_full(&self) -> bool {
+        self.lanes.iter().any(|lane| lane.waits_for_wire)
     }
 
     /// The wire waits for the front of a lane to be packed, or does no longer.
@@ -147,8 +148,10 @@ impl Lanes {
     }
 
     fn deepest(&self) -> Option<(usize, usize)> {
-        let candidates = self.lanes.iter().enumerate().filter(|(_, lane)| lane.waits_for_wire);
-        let deepest = candidates.filter_map(|(index, lane)| {
+        if !self.is_wire_full() {
+            return None;
+        }
+        let deepest = self.lanes.iter().enumerate().filter_map(|(index, lane)| {
             let at = lane.blocks.iter().rposition(|block| matches!(block.state, State::Waiting))?;
             Some((at, index))
         });

@@ -217,7 +217,7 @@ impl Shared {
     pub(super) fn push(&self, lane: usize, block: Vec<u8>) {
         let mut inner = self.inner();
         inner.lanes.push(lane, block);
-        let is_work = inner.lanes.waits_for_wire(lane);
+        let is_work = inner.lanes.is_wire_full();
         drop(inner);
         self.ready[lane].notify_one();
         if is_work {
@@ -251,6 +251,7 @@ impl Shared {
     /// little for the block to be packed: what its sockets hold lasts longer.
     pub(super) fn next(&self, lane: usize, is_wire_the_limit: bool) -> Next {
         let mut inner = self.inner();
+        let is_wire_the_limit = is_wire_the_limit || inner.lanes.is_wire_full();
         if is_wire_the_limit && !inner.is_starved && inner.lanes.front(lane) == Front::Waiting {
             inner.lanes.set_wanted(lane, true);
             self.work.notify_one();
