@@ -14,6 +14,7 @@ use crate::api::types::TargetUse;
 use crate::arrivals::Arrivals;
 use crate::host;
 use crate::network::HostNetwork;
+use crate::transport::connections;
 
 /// Samples of one migration: an hour at ten a second. Past that, every second one is dropped.
 const SAMPLES_MAX: usize = 36_000;
@@ -90,9 +91,7 @@ impl Measurements {
     ) -> Result<(), Problem> {
         let paths = &plan.paths;
         self.paths.clone_from(paths);
-        // QEMU has one connection for all that is no memory, and without multifd for everything.
-        let connections = usize::from(plan.multifd_channels.unwrap_or(0)) + 1;
-        self.arrivals = Some(Arrivals::expect(connections, destination, paths));
+        self.arrivals = Some(Arrivals::expect(connections(plan), destination, paths));
         self.readings.clear();
         self.sample(network, now_ms).await
     }

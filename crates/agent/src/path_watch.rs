@@ -84,6 +84,17 @@ pub(crate) struct Joining<'a> {
     pub(crate) news: Option<mpsc::Sender<News>>,
 }
 
+/// A migration that is about to connect.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Beginning<'a> {
+    /// Identifier of the migration.
+    pub(crate) migration: &'a str,
+    /// The port of the peer that its memory goes to.
+    pub(crate) port: u16,
+    /// How many connections there will be, if the first that is made must be the first that comes.
+    pub(crate) in_order: Option<usize>,
+}
+
 /// The watches of this host.
 #[derive(Debug, Default)]
 pub(crate) struct PathWatches {
@@ -130,11 +141,11 @@ impl PathWatches {
         watch.lock().await.meet(paths, other)
     }
 
-    /// The memory of a migration that has joined will go to this port of the peer.
-    pub(crate) async fn begin_transfer(&self, peer: &str, migration: &str, port: u16) {
+    /// A migration that has joined is about to connect to the peer.
+    pub(crate) async fn begin_transfer(&self, peer: &str, beginning: Beginning<'_>) {
         let watch = self.peers.lock().await.get(peer).cloned();
         if let Some(watch) = watch {
-            watch.lock().await.begin_transfer(migration, port);
+            watch.lock().await.begin_transfer(beginning).await;
         }
     }
 

@@ -15,6 +15,7 @@ use drainpipe_relay::{
 use uuid::Uuid;
 
 use crate::guard::Guard;
+use crate::transport::connections;
 
 /// Progress tells what was done over this time.
 const WINDOW_MS: f64 = 1_000.0;
@@ -108,11 +109,6 @@ pub(crate) fn receive(
         token: token_of(token),
     };
     Receiver::start(listener, settings).map_err(Problem::failed)
-}
-
-/// QEMU has one connection for all that is no memory, and without multifd for everything.
-fn connections(plan: &Plan) -> usize {
-    usize::from(plan.multifd_channels.unwrap_or(0)) + 1
 }
 
 fn token_of(token: Uuid) -> Token {

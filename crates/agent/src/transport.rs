@@ -3,6 +3,11 @@
 use drainpipe_engine::plan::Plan;
 use drainpipe_hypervisor::migration::{Multifd, Transport};
 
+/// How many connections QEMU makes: one for all that is no memory, and without multifd for everything.
+pub(crate) fn connections(plan: &Plan) -> usize {
+    usize::from(plan.multifd_channels.unwrap_or(0)) + 1
+}
+
 /// How the plan has bytes travel.
 pub(crate) fn transport(plan: &Plan) -> Transport {
     Transport { multifd: plan.multifd_channels.map(|channels| Multifd { channels, compression: None }) }

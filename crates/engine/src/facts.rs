@@ -122,6 +122,15 @@ pub struct HypervisorVersion {
     pub rdma: bool,
 }
 
+impl HypervisorVersion {
+    /// Whether a target knows a migration's connections by what each says first. QEMU before 8.0
+    /// (`migration_channel_read_peek`) takes the one that comes first for the one that is not multifd's.
+    pub fn tells_connections_apart(&self) -> bool {
+        let major = self.version.split('.').next().and_then(|major| major.parse::<u32>().ok());
+        self.name == "QEMU" && major.is_some_and(|major| major >= 8)
+    }
+}
+
 /// A network interface that migrations may use.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct MigrationLink {

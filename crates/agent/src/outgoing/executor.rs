@@ -36,11 +36,11 @@ use crate::client::ApiClient;
 use crate::guard::Guard;
 use crate::link_socket::on_link;
 use crate::measure::Measurements;
-use crate::path_watch::{Joining, News, WatchEnd};
+use crate::path_watch::{Beginning, Joining, News, WatchEnd};
 use crate::probe::{self, ProbePorts, ProbeRequest};
 use crate::relay::OutgoingRelay;
 use crate::result;
-use crate::transport::transport;
+use crate::transport::{connections, transport};
 use crate::vms::{Claimed, QEMU_DEADLINE, QMP_DEADLINE, does_not_run};
 
 /// How often the transfer is looked at.
@@ -369,6 +369,7 @@ impl Executor {
         let vmm = self.vmm()?;
         let guard = Guard::start(&self.agent, &self.running.id, vmm).await?;
         let (relay, send_to) = self.relay_to(plan, endpoint, address, &guard)?;
+        self.tell_watch(plan, address.port()).await;
         qemu::start(vmm, transport, send_to, self.downtime_limit_ms, QMP_DEADLINE)
             .await
             .map_err(Problem::failed)?;
@@ -379,8 +380,18 @@ impl Executor {
         };
         self.throttle = valve
             .map(|valve| Throttle::start(&self.agent, &self.running.id, &self.running.target, plan, valve));
-        self.agent.watches.begin_transfer(&self.running.target, &self.running.id, address.port()).await;
         Ok(())
+    }
+
+    /// Multifd's connections must not come before the one that QEMU makes first, where the target's QEMU goes
+    /// by that. The relay tells it by itself.
+    async fn tell_watch(&self, plan: &Plan, port: u16) {
+        let apart =
+            self.facts.as_ref().is_some_and(|(_, target)| target.hypervisor.tells_connections_apart());
+        let connections = connections(plan);
+        let in_order = (!apart && !plan.is_compressed && connections > 1).then_some(connections);
+        let beginning = Beginning { migration: &self.running.id, port, in_order };
+        self.agent.watches.begin_transfer(&self.running.target, beginning).await;
     }
 
     /// What stands between QEMU and the target's `address`, if anything does, and where QEMU sends to.

@@ -1,5 +1,6 @@
 //! This host's end of the watch of all paths to one peer, and its route there.
 
+use std::cmp::Reverse;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +17,7 @@ use tracing::{debug, info, warn};
 use uuid::Uuid;
 
 use super::placing::Placing;
-use super::{Joining, News, PathEnd, WatchEnd, hello};
+use super::{Beginning, Joining, News, PathEnd, WatchEnd, hello};
 use crate::agent::Agent;
 use crate::api::types::WatchRequest;
 use crate::link_socket::on_link;
@@ -30,6 +31,9 @@ const ASK_EVERY_MS: f64 = 2_000.0;
 
 /// How long its answer may take.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
+
+/// For no longer than that a migration's connections, which are made within some 10 ms, go over one path only.
+const CONNECTING_MS: f64 = 2_000.0;
 
 /// Weights tried one after the other. Hellos wait meanwhile, some 3 ms for each.
 const PLACINGS_AT_ONCE: u8 = 4;
@@ -70,6 +74,14 @@ struct User {
     news: Option<mpsc::Sender<News>>,
     // Where that end's connections go, once there are any.
     port: Option<u16>,
+    connecting: Option<Connecting>,
+}
+
+/// So many connections are being made of which the first is to come first.
+#[derive(Debug)]
+struct Connecting {
+    connections: usize,
+    until_ms: f64,
 }
 
 /// This host's end of one path.
@@ -161,6 +173,7 @@ impl PeerWatch {
             paths: paths.clone(),
             news: joining.news,
             port: None,
+            connecting: None,
         });
         self.forget_unused();
         let way = self.way_at_first().await;
@@ -363,7 +376,13 @@ impl PeerWatch {
             .map(|(index, end)| Path { speed_mbps: self.speeds.mbps(index), ..end.path.clone() })
             .collect();
         let carrying: Vec<Path> = paths.iter().filter(|path| !self.is_spare(path)).cloned().collect();
-        if carrying.is_empty() { paths } else { carrying }
+        let mut paths = if carrying.is_empty() { paths } else { carrying };
+        if self.users.iter().any(|user| user.connecting.is_some()) {
+            // What one path takes in order, it gives in order.
+            paths.sort_by_key(|path| Reverse(path.speed_mbps));
+            paths.truncate(1);
+        }
+        paths
     }
 
     /// To all migrations that know it.
@@ -424,22 +443,44 @@ impl PeerWatch {
         !self.way.paths.is_empty()
     }
 
-    /// A migration's memory will go to this port of the peer.
-    pub(super) fn begin_transfer(&mut self, migration: &str, port: u16) {
+    /// A migration is about to connect to this port of the peer.
+    pub(super) async fn begin_transfer(&mut self, beginning: Beginning<'_>) {
+        let Beginning { migration, port, in_order } = beginning;
+        let until_ms = self.now_ms() + CONNECTING_MS;
         for user in self.users.iter_mut().filter(|user| user.migration == migration) {
             user.port = Some(port);
+            user.connecting = in_order.map(|connections| Connecting { connections, until_ms });
         }
         self.placing.look_soon();
+        self.follow_route().await;
+    }
+
+    /// Those that are all made may go over all paths. Whether there are any such.
+    fn end_connecting(&mut self, now_ms: f64) -> bool {
+        let mut have_ended = false;
+        for user in &mut self.users {
+            let made = user.port.map_or(0, |port| self.placing.connections_to(port));
+            let is_over =
+                |connecting: &mut Connecting| made >= connecting.connections || now_ms >= connecting.until_ms;
+            have_ended |= user.connecting.take_if(is_over).is_some();
+        }
+        have_ended
     }
 
     /// Weights the route so that each path gets its share of the connections.
     async fn place_connections(&mut self) {
         let ports: Vec<u16> = self.users.iter().filter_map(|user| user.port).collect();
-        if ports.is_empty() || self.way.paths.len() < 2 {
+        if ports.is_empty() {
             return;
         }
         let now_ms = self.now_ms();
         self.placing.look(&self.agent.network, self.address, &ports, now_ms).await;
+        if self.end_connecting(now_ms) {
+            self.follow_route().await;
+        }
+        if self.way.paths.len() < 2 {
+            return;
+        }
         for _ in 0..PLACINGS_AT_ONCE {
             if !(self.placing.is_open() && self.is_routed()) {
                 return;

@@ -47,6 +47,11 @@ impl Placing {
         self.begin();
     }
 
+    /// How many there are to this port of the peer.
+    pub(super) fn connections_to(&self, port: u16) -> usize {
+        self.flows.iter().filter(|flow| flow.destination.port() == port).count()
+    }
+
     /// A transfer begins, so connections will be made.
     pub(super) fn look_soon(&mut self) {
         self.looks = LookPace::quick();

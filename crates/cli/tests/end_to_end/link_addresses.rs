@@ -32,7 +32,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("agents_killed_in_flight_leave_nothing", agents_killed_in_flight_leave_nothing),
 ];
 
-const TWO_LINKS: [&str; 4] = ["--link", "unlimited", "--link", "unlimited"];
+const TWO_LINKS: [&str; 4] = ["--link", "1000", "--link", "1000"];
 
 fn lab(link_addresses: &str) -> TestLab {
     TestLab::up(&[&["--link-addresses", link_addresses], TWO_LINKS.as_slice()].concat())

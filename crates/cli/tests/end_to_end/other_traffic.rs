@@ -8,6 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use drainpipe_lab::Lab;
+use rustix::net::sockopt::set_tcp_congestion;
 
 use crate::Test;
 use crate::support::{TestLab, eventually};
@@ -35,6 +36,8 @@ impl Traffic {
         let mut threads = vec![];
         for _ in 0..CONNECTIONS {
             let sender = hosts.run_in("a", || TcpStream::connect(to).unwrap()).unwrap();
+            // It fills the link's queue, so that what is sent over the other one overtakes what is sent here.
+            set_tcp_congestion(&sender, "cubic").unwrap();
             let (receiver, _) = listener.accept().unwrap();
             threads.push(thread::spawn(move || drop_all(receiver)));
             let (ended, sent_bytes) = (Arc::clone(&ended), Arc::clone(&sent_bytes));
