@@ -177,7 +177,8 @@ impl Arrivals {
     /// None if not all connections are known or the kernel does not count.
     pub(crate) fn sent_by_path(&self) -> Option<Vec<u64>> {
         let is_counted = |connection: &Connection| {
-            connection.counters.sent_bytes > 0 || connection.counters.acknowledged_bytes <= 1
+            let Connection { link, counters, .. } = connection;
+            link.is_some() && (counters.sent_bytes > 0 || counters.acknowledged_bytes <= 1)
         };
         let all = self.connections.len() >= self.expected && self.connections.iter().all(is_counted);
         all.then(|| self.paths.iter().map(|count| count.sent_bytes).collect())

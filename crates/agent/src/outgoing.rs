@@ -194,8 +194,9 @@ pub(crate) fn begin(
     Ok(running)
 }
 
-/// Lets a VM run here again that was handed over to a host which does not answer, because the operator
-/// says that the host is lost with all that ran there. Does not believe it while the host answers.
+/// Gives a VM back to this host that was handed over to one which does not answer, because the operator says
+/// that that one is lost with all that ran there. Does not believe it while it answers. The VM is to be booted
+/// anew: it may have run there for a while, and its disks would not fit its memory here.
 pub(crate) async fn reclaim(agent: &Agent, vm: &str, lost: &str) -> Result<MigrationResult, Problem> {
     let of_vm = agent.outgoing.all().into_iter().find(|running| running.vm == vm);
     let handed_over = |running: &Arc<Running>| {
@@ -214,7 +215,7 @@ pub(crate) async fn reclaim(agent: &Agent, vm: &str, lost: &str) -> Result<Migra
     if running.target != lost {
         return Err(Problem::bad_input(format!("{vm} was handed over to {}, not to {lost}", running.target)));
     }
-    running.target_lost.send_replace(true);
+    let _word = Word::given(&running);
     let decided = async {
         loop {
             if let Some(result) = agent.journal.result(&running.id)? {
@@ -230,6 +231,22 @@ pub(crate) async fn reclaim(agent: &Agent, vm: &str, lost: &str) -> Result<Migra
             agent.name()
         )))
     })
+}
+
+/// The operator's word that a target is lost, which holds only as long as somebody waits for what follows.
+struct Word<'a>(&'a Running);
+
+impl<'a> Word<'a> {
+    fn given(running: &'a Running) -> Self {
+        running.target_lost.send_replace(true);
+        Self(running)
+    }
+}
+
+impl Drop for Word<'_> {
+    fn drop(&mut self) {
+        self.0.target_lost.send_replace(false);
+    }
 }
 
 /// The plan of a migration that is not begun.

@@ -186,7 +186,7 @@ pub(crate) enum VmCommand {
         #[arg(long)]
         force: bool,
     },
-    /// Run a VM here again whose target was lost right after the hand-over
+    /// Give a VM back to its source whose target was lost right after the hand-over
     #[command(after_help = RECLAIM_HELP)]
     Reclaim {
         /// Its name
@@ -208,11 +208,12 @@ pub(crate) enum VmCommand {
 const RECLAIM_HELP: &str = "\
 For a migration that ended with code 4: the hand-over is recorded, the VM is paused on the source, and
 its target does not answer. When the target comes back, the agents settle it by themselves. This is for
-a target that does not come back, or has been rebooted: what ran there is gone. If the VM still ran there,
-it would run twice on the same disks: power the host off before.
+a target that does not come back: what ran there is gone. If the VM still ran there, it would run twice on
+the same disks: power the host off before. The VM is powered off on the source, since its disks may be newer
+than its memory there.
 
-Example:
-  drainpipe vm reclaim web1 --lost b        b is powered off; web1 goes on where it was paused";
+Example, b being powered off:
+  drainpipe vm reclaim web1 --lost b && drainpipe vm start web1";
 
 const VM_EXAMPLE: &str = r#"A specification:
   name = "web1"

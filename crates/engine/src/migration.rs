@@ -79,6 +79,9 @@ pub enum Action {
     ResumeOnTarget,
     /// What has become of the VM there, by the target's journal? Answered by [`Event::TargetSays`].
     AskTarget,
+    /// End the source's copy of the VM: it may have run on the target, so its memory here may be older than
+    /// its disks.
+    EndOnSource,
     /// Record durably that the VM belongs to the source after all.
     RevokeHandOver,
     /// End the source's copy of the VM; put the hosts' network back.
@@ -168,6 +171,7 @@ enum Phase {
     RecordingHandOver,
     ResumingOnTarget { since_ms: f64 },
     AskingTarget { since_ms: f64 },
+    EndingOnSource,
     Revoking,
     CleaningUp,
     Undoing(Undo),
@@ -389,6 +393,11 @@ impl Migration {
             (Phase::AskingTarget { .. }, Event::TargetSays(TargetState::Lost)) => {
                 let error = "its target was lost after the hand-over, by the operator's word";
                 self.error = Some(Problem::failed(error));
+                self.phase = Phase::EndingOnSource;
+                Some(Action::EndOnSource)
+            }
+            // In this order: what is revoked, a start after a crash would let run on.
+            (Phase::EndingOnSource, _) => {
                 self.phase = Phase::Revoking;
                 Some(Action::RevokeHandOver)
             }
@@ -413,7 +422,7 @@ impl Migration {
                 Some(self.ask_again(now_ms, since_ms))
             }
             // Without the record, a restart would take the VM for handed over.
-            Phase::Revoking => Some(self.end_undecided(now_ms, error)),
+            Phase::EndingOnSource | Phase::Revoking => Some(self.end_undecided(now_ms, error)),
             // The VM runs on the target. What could not be tidied is in the journal for the next start.
             Phase::CleaningUp => {
                 self.error = Some(error.context("the VM moved, but the source is not clean"));
@@ -667,6 +676,7 @@ impl Migration {
             Phase::RecordingHandOver
                 | Phase::ResumingOnTarget { .. }
                 | Phase::AskingTarget { .. }
+                | Phase::EndingOnSource
                 | Phase::Revoking
                 | Phase::CleaningUp
                 | Phase::Ended(_)
@@ -681,9 +691,10 @@ impl Migration {
             Phase::Copying if self.meter.rounds() > 1 => Step::CopyDirtyMemory,
             Phase::Copying => Step::CopyMemory,
             Phase::SwitchingOver | Phase::RecordingHandOver => Step::Blackout,
-            Phase::ResumingOnTarget { .. } | Phase::AskingTarget { .. } | Phase::Revoking => {
-                Step::ResumeOnTarget
-            }
+            Phase::ResumingOnTarget { .. }
+            | Phase::AskingTarget { .. }
+            | Phase::EndingOnSource
+            | Phase::Revoking => Step::ResumeOnTarget,
             Phase::CleaningUp | Phase::Ended(Outcome::Completed) => Step::CleanUp,
             Phase::Undoing(_) | Phase::Ended(_) => {
                 self.log.last().map_or(Step::EstablishHosts, |line| line.step)
@@ -700,6 +711,7 @@ impl Migration {
             Phase::SwitchingOver | Phase::RecordingHandOver => Stage::SwitchingOver,
             Phase::ResumingOnTarget { .. }
             | Phase::AskingTarget { .. }
+            | Phase::EndingOnSource
             | Phase::Revoking
             | Phase::CleaningUp => Stage::Sent,
             Phase::Undoing(_) => Stage::Undoing,

@@ -44,6 +44,8 @@ enum Copy {
 struct World {
     source_runs: bool,
     source_exists: bool,
+    /// The VM can only be booted anew.
+    is_memory_ended: bool,
     handed_over: bool,
     target: Copy,
     sending: bool,
@@ -57,6 +59,7 @@ impl World {
         Self {
             source_runs: true,
             source_exists: true,
+            is_memory_ended: false,
             handed_over: false,
             target: Copy::None,
             sending: false,
@@ -97,6 +100,11 @@ impl World {
             }
             Action::SwitchOver => return Err(Problem::failed("connection reset")),
             Action::RecordHandOver => self.handed_over = true,
+            Action::EndOnSource => {
+                assert_eq!(self.target, Copy::Lost, "it may run there");
+                self.source_runs = false;
+                self.is_memory_ended = true;
+            }
             Action::RevokeHandOver => self.handed_over = false,
             Action::ResumeOnTarget => match self.target {
                 Copy::Full | Copy::Running => self.target = Copy::Running,
@@ -106,7 +114,7 @@ impl World {
             Action::DiscardTarget if self.target == Copy::Lost => {
                 return Err(Problem::failed("it does not answer"));
             }
-            Action::ResumeOnSource if self.source_exists => self.source_runs = true,
+            Action::ResumeOnSource if self.source_exists && !self.is_memory_ended => self.source_runs = true,
             Action::ResumeOnSource => return Err(Problem::failed("no VM on the source")),
             Action::DiscardTarget => {
                 if self.target == Copy::Running {
@@ -267,6 +275,7 @@ fn whatever_fails_the_vm_runs_once_and_the_outcome_is_true() {
             // Letting the VM run is tried several times; only when each try fails may it stand still.
             Outcome::Failed | Outcome::Cancelled => {
                 assert!(run.world.source_exists, "seed {seed}");
+                assert!(!run.world.is_memory_ended || run.world.target == Copy::Lost, "seed {seed}");
                 assert_ne!(run.world.target, Copy::Running, "seed {seed}");
             }
         }

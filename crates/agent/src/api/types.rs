@@ -155,12 +155,11 @@ pub struct CreateVm {
     pub spec: VmSpec,
 }
 
-/// A request to let a VM run here again that was handed over to a host which is lost.
+/// A request to give a VM back to this host that was handed over to one which is lost.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ReclaimRequest {
-    /// The host that the VM was handed over to. It is lost with all that ran there: powered off, or
-    /// rebooted since.
+    /// The host that the VM was handed over to. It is lost with all that ran there.
     #[serde(deserialize_with = "host_name")]
     #[schema(max_length = 253)]
     pub lost: String,

@@ -63,6 +63,9 @@ const UNSENT_LIMIT_ATTEMPTS: u8 = 20;
 /// Turns of paths that may wait for the log.
 const NEWS_MAX: usize = 64;
 
+/// How often a target is asked once more that is said to be lost.
+const LOST_QUESTIONS: u8 = 3;
+
 /// Between two rounds of questions about a hand-over of which the outcome is not known.
 const UNDECIDED_PAUSE: Duration = Duration::from_secs(5);
 
@@ -246,6 +249,7 @@ impl Executor {
             Action::RecordHandOver => self.record_hand_over()?,
             Action::ResumeOnTarget => self.tell_target("run", QMP_DEADLINE).await?,
             Action::AskTarget => return self.ask_target().await,
+            Action::EndOnSource => self.end_on_source().await?,
             Action::RevokeHandOver => self.revoke_hand_over()?,
             Action::CleanUp => self.clean_up().await?,
             Action::StopTransfer => self.stop_transfer().await?,
@@ -573,11 +577,20 @@ impl Executor {
     }
 
     async fn ask_target(&self) -> Result<Event, Problem> {
-        let state = match self.target_view().await {
+        // Of a host that the configuration does not name any more nobody can say whether it answers.
+        self.peer().map_err(Problem::failed)?;
+        let view = self.target_view().await;
+        if let Err(problem) = &view
+            && is_like_lost(problem)
+            && *self.running.target_lost.borrow()
+            && self.stays_silent().await
+        {
+            return Ok(Event::TargetSays(TargetState::Lost));
+        }
+        let state = match view {
             Ok(IncomingView::Running) => TargetState::Running,
             Ok(IncomingView::Ready) => TargetState::Ready,
             Ok(IncomingView::Discarded) => TargetState::Discarded,
-            Err(problem) if *self.running.target_lost.borrow() && is_like_lost(&problem) => TargetState::Lost,
             Err(problem) => {
                 tokio::time::sleep(ASK_AGAIN_AFTER).await;
                 return Err(problem);
@@ -592,6 +605,22 @@ impl Executor {
 
     async fn target_view(&self) -> Result<IncomingView, Problem> {
         self.peer()?.get(&self.incoming("")).await
+    }
+
+    async fn end_on_source(&mut self) -> Result<(), Problem> {
+        self.guard = None;
+        self.destroy().await
+    }
+
+    /// Whether a target that is said to be lost does not answer again and again.
+    async fn stays_silent(&self) -> bool {
+        for _ in 0..LOST_QUESTIONS {
+            tokio::time::sleep(ASK_AGAIN_AFTER).await;
+            if !matches!(self.target_view().await, Err(problem) if is_like_lost(&problem)) {
+                return false;
+            }
+        }
+        true
     }
 
     fn revoke_hand_over(&self) -> Result<(), Problem> {

@@ -370,19 +370,26 @@ impl PeerWatch {
 
     /// The paths for the route, with the speeds by which they are weighted there.
     fn paths_to_use(&self) -> Vec<Path> {
+        self.in_order(self.paths_that_carry())
+    }
+
+    /// What one path takes in order, it gives in order.
+    fn in_order(&self, mut paths: Vec<Path>) -> Vec<Path> {
+        if self.users.iter().any(|user| user.connecting.is_some()) {
+            paths.sort_by_key(|path| Reverse(path.speed_mbps));
+            paths.truncate(1);
+        }
+        paths
+    }
+
+    fn paths_that_carry(&self) -> Vec<Path> {
         let in_use = self.watch.in_use();
         let each = self.ends.iter().enumerate().filter(|(index, _)| in_use[*index]);
         let paths: Vec<Path> = each
             .map(|(index, end)| Path { speed_mbps: self.speeds.mbps(index), ..end.path.clone() })
             .collect();
         let carrying: Vec<Path> = paths.iter().filter(|path| !self.is_spare(path)).cloned().collect();
-        let mut paths = if carrying.is_empty() { paths } else { carrying };
-        if self.users.iter().any(|user| user.connecting.is_some()) {
-            // What one path takes in order, it gives in order.
-            paths.sort_by_key(|path| Reverse(path.speed_mbps));
-            paths.truncate(1);
-        }
-        paths
+        if carrying.is_empty() { paths } else { carrying }
     }
 
     /// To all migrations that know it.
@@ -420,12 +427,12 @@ impl PeerWatch {
     /// The kernel takes no route over a link that is switched off. The watch finds it silent soon.
     async fn way_at_first(&self) -> Way {
         let mut up = vec![];
-        for path in self.paths_to_use() {
+        for path in self.paths_that_carry() {
             if self.agent.network.is_up(&path.link).await {
                 up.push(path);
             }
         }
-        if up.is_empty() { self.wanted_way() } else { self.way_over(up) }
+        if up.is_empty() { self.wanted_way() } else { self.way_over(self.in_order(up)) }
     }
 
     async fn set_route(&mut self, way: Way) {
@@ -452,7 +459,10 @@ impl PeerWatch {
             user.connecting = in_order.map(|connections| Connecting { connections, until_ms });
         }
         self.placing.look_soon();
-        self.follow_route().await;
+        let way = self.way_at_first().await;
+        if way.paths != self.way.paths {
+            self.set_route(way).await;
+        }
     }
 
     /// Those that are all made may go over all paths. Whether there are any such.

@@ -119,8 +119,8 @@ async fn reclaim(fleet: &Fleet, name: &str, lost: &str, is_agreed: bool) -> Resu
     }
     let host = fleet.host(&fleet.find_vm(name).await?.host).await?;
     let question = format!(
-        "If {name} still ran on {lost}, it would run twice on the same disks. Is {lost} powered off, or has it \
-         been rebooted?"
+        "{name} is to be booted anew, and what it has in memory is lost. If it still ran on {lost}, it would run \
+         twice on the same disks. Is {lost} powered off for good?"
     );
     if !is_agreed && !ask::confirmed(&question)? {
         output::remark("nothing is changed");

@@ -79,6 +79,7 @@ fn write(shared: &Shared, lane: usize) -> Result<(), RelayError> {
         match shared.next(lane, waited || std::mem::take(&mut is_first)) {
             Next::Block(block) => send(shared, &wire, block).map_err(broke)?,
             Next::End => {
+                shared.set_waits_for_wire(lane, false);
                 write_all(&wire, &Frame::End.encode(), &[]).map_err(broke)?;
                 return wire.shutdown(Shutdown::Write).map_err(broke);
             }

@@ -145,15 +145,15 @@ async fn stop_vm(
     Ok(Json(agent.vms.stop(name.as_str(), query.force).await?))
 }
 
-/// Run a VM here again whose target is lost
+/// Give a VM back to this host whose target is lost
 ///
 /// Its hand-over is recorded, and the target does not answer. The caller says that the target is lost,
-/// with all that ran there; as long as it answers, that is not believed. Answers with how the migration
-/// has ended.
+/// with all that ran there; as long as it answers, that is not believed. Then the VM is powered off here, to
+/// be booted anew. Answers with how the migration has ended.
 #[utoipa::path(post, path = "/v1/vms/{name}/reclaim", tag = openapi::VMS, request_body = ReclaimRequest, params(
     ("name" = VmName, Path)
 ), responses(
-    (status = 200, description = "It is settled where the VM runs.", body = MigrationResult),
+    (status = 200, description = "It is settled where the VM is.", body = MigrationResult),
     (status = 400, description = "It was handed over to another host.", body = Problem),
     (status = 409, description = "No hand-over of it waits for its target.", body = Problem),
     (status = 500, description = "It is still in doubt.", body = Problem),
