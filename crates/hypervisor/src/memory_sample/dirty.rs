@@ -29,7 +29,9 @@ pub(super) fn estimate(changed: [(Duration, usize); 2], bytes_per_page: f64) -> 
     let likely_most = second + DEVIATIONS * second.sqrt();
     let in_proportion = first * second_s / first_s;
     let per_s = match () {
-        () if second_s <= 0.0 || second <= 0.0 => return Dirty { bytes_per_s: 0, set_bytes: 0 },
+        () if second_s <= 0.0 || second <= 0.0 => {
+            return Dirty { bytes_per_s: 0, set_bytes: whole(second * bytes_per_page) };
+        }
         // Nothing is known of an end.
         () if first <= 0.0 || first_s <= 0.0 || likely_most >= in_proportion => {
             let bytes_per_s = whole(second / second_s * bytes_per_page);
