@@ -234,8 +234,13 @@ impl Shared {
     /// Waits for something to send in a lane.
     pub(super) fn wait_front(&self, lane: usize) {
         let is_empty = |inner: &mut Inner| !inner.is_closed && inner.lanes.front(lane) == Front::Empty;
+        let mut inner = self.inner();
+        if is_empty(&mut inner) {
+            // It has nothing to send, so it waits for nothing: others would take the wire for full.
+            inner.lanes.set_waits_for_wire(lane, false);
+        }
         // The program may be silent for as long as it likes; closing wakes it.
-        drop(self.ready[lane].wait_while(self.inner(), is_empty));
+        drop(self.ready[lane].wait_while(inner, is_empty));
     }
 
     /// The wire takes nothing of this lane for now, or takes again.
