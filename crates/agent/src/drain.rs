@@ -300,25 +300,13 @@ pub(crate) async fn wind_up(agent: &Agent) {
 
 #[cfg(test)]
 mod tests {
-    use drainpipe_engine::drain::status::DrainState;
     use tokio::sync::oneshot;
 
     use super::*;
 
     fn course() -> Arc<Course> {
-        let status = DrainStatus {
-            state: DrainState::Moving,
-            moves: vec![],
-            stays: vec![],
-            transfers: 1,
-            rate_mbps: 0.0,
-            elapsed_ms: 0.0,
-            predicted_ms: 0.0,
-            eta_ms: None,
-            obstacle: None,
-        };
         let (kind, started_at) = (DrainKind::Drain, Timestamp::UNIX_EPOCH);
-        let (status, cancelled) = (watch::Sender::new(status), watch::Sender::new(false));
+        let (status, cancelled) = (watch::Sender::new(DrainStatus::begun()), watch::Sender::new(false));
         Arc::new(Course { id: "of-a-test".into(), kind, started_at, status, cancelled })
     }
 

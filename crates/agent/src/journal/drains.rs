@@ -177,17 +177,7 @@ fn open_drain(connection: &Connection) -> Result<Option<String>, JournalCause> {
 }
 
 fn insert(connection: &Connection, id: &str, kind: DrainKind, now: Timestamp) -> Result<(), JournalCause> {
-    let status = DrainStatus {
-        state: DrainState::Moving,
-        moves: vec![],
-        stays: vec![],
-        transfers: 1,
-        rate_mbps: 0.0,
-        elapsed_ms: 0.0,
-        predicted_ms: 0.0,
-        eta_ms: None,
-        obstacle: None,
-    };
+    let status = DrainStatus::begun();
     connection.execute(
         "INSERT INTO drains (id, kind, cordons, started_at, status) VALUES (?1, ?2, ?3, ?4, ?5)",
         params![id, to_json(&kind)?, kind == DrainKind::Drain, now.to_string(), to_json(&status)?],

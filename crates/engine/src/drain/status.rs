@@ -49,6 +49,21 @@ pub struct DrainStatus {
 }
 
 impl DrainStatus {
+    /// Of one that has just begun, with no move yet.
+    pub fn begun() -> Self {
+        Self {
+            state: DrainState::Moving,
+            moves: vec![],
+            stays: vec![],
+            transfers: 1,
+            rate_mbps: 0.0,
+            elapsed_ms: 0.0,
+            predicted_ms: 0.0,
+            eta_ms: None,
+            obstacle: None,
+        }
+    }
+
     /// How many VMs have moved.
     pub fn moved(&self) -> usize {
         self.moves.iter().filter(|one| one.state == MoveState::Moved).count()
