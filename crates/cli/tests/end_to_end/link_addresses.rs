@@ -221,7 +221,7 @@ fn the_target_agent_is_started_anew_with_a_link_down() {
     scene.lab.start_agent("b");
     eventually("e0 is watched", || scene.lab.agent_log("a").contains("e0–e0 is watched now"));
     let route = scene.lab.exec("b", &["ip", "-6", "route", "show", "proto", "215"]).done();
-    assert!(route.contains("e0") && !route.contains("e1"), "{route}");
+    assert!(route.contains(" dev e0 ") && !route.contains(" dev e1 "), "{route}");
     assert!(!scene.lab.agent_log("a").contains("does not watch the paths"));
     scene.lab.fault("link-up b e1");
     eventually("e1 is watched", || scene.lab.agent_log("a").contains("e1–e1 is watched now"));

@@ -122,7 +122,7 @@ fn a_link_falls_silent(two: &Two) {
         let ports = two.lab.migration_ports(host);
         assert_eq!(ports.lines().filter(|line| line.starts_with("udp")).count(), 2, "{ports}");
         let routes = two.lab.exec(host, &["ip", "route", "show", "proto", "215"]).done();
-        assert!(!routes.contains("e1"), "{routes}");
+        assert!(!routes.contains("dev e1"), "{routes}");
     }
     two.lab.fault("heal b e1");
     for output in migrating.map(Running::wait) {
