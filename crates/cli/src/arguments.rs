@@ -121,6 +121,9 @@ pub(crate) struct DemoArguments {
     /// Memory of the guest; three quarters of it are filled
     #[arg(long, default_value_t = 768, value_name = "MIB", value_parser = clap::value_parser!(u64).range(512..=65536))]
     pub(crate) memory_mib: u64,
+    /// Have the guest's memory in huge pages of this size, which this machine has set aside: 2 or 1024
+    #[arg(long, value_name = "MIB")]
+    pub(crate) huge_page_mib: Option<u64>,
     #[command(flatten)]
     pub(crate) links: LinkArguments,
     /// What the guest's memory holds, in percent: zero, text, random, shared

@@ -144,8 +144,10 @@ fn guest_spec(arguments: &DemoArguments, machine: &str) -> Result<VmSpec, Proble
         file.canonicalize().map_err(|error| Problem::bad_input(format!("{}: {error}", file.display())))
     };
     let address = GUEST_NETWORK.hosts().nth(9).expect("the guest network has 254 addresses");
+    let huge_pages =
+        arguments.huge_page_mib.map(|size| format!("huge_page_mib = {size}\n")).unwrap_or_default();
     let text = format!(
-        "name = \"{GUEST_NAME}\"\nmemory_mib = {}\nvcpus = 1\nmachine = \"{machine}\"\n\
+        "name = \"{GUEST_NAME}\"\nmemory_mib = {}\n{huge_pages}vcpus = 1\nmachine = \"{machine}\"\n\
          cpu_model = \"qemu64\"\nkernel = \"{}\"\ninitramfs = \"{}\"\n\
          kernel_command_line = \"{KERNEL_OPTIONS} drainpipe.address={address}/{} drainpipe.memory_mib={} \
          drainpipe.mix={}\"\n\n[[nic]]\nbridge = \"{GUEST_BRIDGE}\"\n\n\

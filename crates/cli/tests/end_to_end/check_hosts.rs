@@ -3,10 +3,10 @@
 //! What is not provoked here, in `check` or in `check_vms` only the engine's tests have, because labs
 //! cannot have it: hosts of a lab share the clock (`clocks-differ`), the program (`agents-differ`) and the
 //! libraries (`libvirt-old`); the agent starts on no QEMU that is too old (`qemu-old`); their links are of
-//! software and have neither errors nor queues nor a duplex, and not every kernel has bonds (`link-errors`,
-//! `one-receive-queue`, `one-receive-queue-used`, `interrupts-on-one-core`, `half-duplex`, `bond-mode`);
-//! a VM by KVM (`vm-kvm-missing`), one of 64 GiB (`vm-small-pages`), storage that hangs
-//! (`vm-storage-silent`) and a machine without memory (`target-memory-low`) are not there to be had.
+//! software and have neither errors nor queues (`link-errors`, `one-receive-queue`,
+//! `one-receive-queue-used`, `interrupts-on-one-core`); a VM by KVM (`vm-kvm-missing`), one of 64 GiB
+//! (`vm-small-pages`), storage that hangs (`vm-storage-silent`) and a machine without memory
+//! (`target-memory-low`) are not there to be had.
 
 use std::fs;
 use std::process::Command;
@@ -17,7 +17,7 @@ use rustix::process::Signal;
 use crate::Test;
 use crate::check::{NOTHING_WORSE, assert_found, assert_silent, on};
 use crate::check_vms::restart_agent_with_mounts;
-use crate::drain::restart_agent_with_memory;
+use crate::drain::{restart_agent_with_memory, set_memory};
 use crate::program::{REFUSED, drainpipe};
 use crate::support::TestLab;
 
@@ -26,8 +26,8 @@ pub(crate) const TESTS: &[Test] = &[
     ("hosts_as_configured", hosts_as_configured),
     ("a_certificate_that_ends_soon", a_certificate_that_ends_soon),
     ("a_link_without_carrier_and_one_that_drops", a_link_without_carrier_and_one_that_drops),
-    ("an_old_kernel_slow_cores_and_rdma", an_old_kernel_slow_cores_and_rdma),
-    ("vms_that_fit_one_by_one", vms_that_fit_one_by_one),
+    ("what_the_kernel_shows", what_the_kernel_shows),
+    ("vms_that_do_not_fit", vms_that_do_not_fit),
 ];
 
 /// Starts an agent with another configuration.
@@ -114,12 +114,18 @@ fn a_link_without_carrier_and_one_that_drops() {
     assert_found(&lab, NOTHING_WORSE, "link-drops", &["b e1"], "ip -s link show e1");
 }
 
-fn an_old_kernel_slow_cores_and_rdma() {
+/// What labs do not have, mounted over what the kernel shows to one host's agent.
+fn what_the_kernel_shows() {
     let lab = TestLab::fast();
     let release = lab.write("osrelease", "5.10.0-28-amd64\n");
     let shows = format!(
         "mount --bind {release} /proc/sys/kernel/osrelease \
+         && indexes=$(cat /sys/class/net/e0/ifindex /sys/class/net/e1/ifindex) && set -- $indexes \
          && mount -t tmpfs none /sys/class && mkdir -p /sys/class/infiniband/rxe0 \
+         && cd /sys/class && mkdir -p net/e0 net/e1/bonding \
+         && echo $1 > net/e0/ifindex && echo half > net/e0/duplex && echo $2 > net/e1/ifindex \
+         && echo e2 e3 > net/e1/bonding/slaves && echo 802.3ad 4 > net/e1/bonding/mode \
+         && echo layer2 0 > net/e1/bonding/xmit_hash_policy \
          && mount -t tmpfs none /sys/devices/system/cpu \
          && mkdir -p /sys/devices/system/cpu/cpufreq/policy0 \
          && echo powersave > /sys/devices/system/cpu/cpufreq/policy0/scaling_governor"
@@ -130,6 +136,8 @@ fn an_old_kernel_slow_cores_and_rdma() {
         ("kernel-old", "Linux 5.10.0-28-amd64 of b is older than 5.15"),
         ("governor-powersave", "cores of b run under the governor powersave"),
         ("rdma-on-one-side", "b has RDMA (rxe0), a has none"),
+        ("half-duplex", "e0 of b has negotiated half duplex"),
+        ("bond-mode", "e1 of b is a bond of 2 links in mode 802.3ad, which hashes no ports (layer2)"),
     ] {
         let of_b = report.findings.iter().find(|finding| {
             finding.code == code && finding.places.first().is_some_and(|place| place.host == "b")
@@ -138,7 +146,7 @@ fn an_old_kernel_slow_cores_and_rdma() {
     }
 }
 
-fn vms_that_fit_one_by_one() {
+fn vms_that_do_not_fit() {
     let lab = TestLab::fast();
     for name in ["web", "db"] {
         lab.create(
@@ -152,4 +160,8 @@ fn vms_that_fit_one_by_one() {
     }
     restart_agent_with_memory(&lab, "b", 480);
     assert_found(&lab, NOTHING_WORSE, "vms-memory-short", &["b"], "the 2 VMs of a need");
+    lab.drainpipe(&["vm", "stop", "db", "--force"]).done();
+    assert_silent(&lab);
+    set_memory(&lab, "b", 200);
+    assert_found(&lab, REFUSED, "vm-memory-short", &["b VM web"], "b is short of memory for VM web");
 }

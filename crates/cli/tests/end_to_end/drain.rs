@@ -288,7 +288,7 @@ pub(crate) fn restart_agent_with_memory(lab: &TestLab, host: &str, available_mib
 }
 
 #[track_caller]
-fn set_memory(lab: &TestLab, host: &str, available_mib: u64) -> String {
+pub(crate) fn set_memory(lab: &TestLab, host: &str, available_mib: u64) -> String {
     let text = format!("MemTotal: 99999999 kB\nMemAvailable: {} kB\n", available_mib << 10);
     lab.write(&format!("meminfo-{host}"), &text)
 }

@@ -15,6 +15,9 @@ const MEMORY_MIB: u64 = 160;
 const PAGE_MIB: u64 = 2;
 const PAGES: u64 = MEMORY_MIB / PAGE_MIB;
 
+/// Of a VM that runs firmware alone.
+const SMALL_MIB: u64 = 16;
+
 /// Huge pages beside those that there were; given back when dropped.
 struct SetAside {
     before: u64,
@@ -58,7 +61,7 @@ pub(crate) fn a_vm_in_huge_pages_is_checked_refused_and_moved() {
 
     // The pages that there are hold it already.
     let other = Guest::new("db", lab.guest_address(), lab.namespace("client"));
-    lab.create(&(huge + &other.specification(MEMORY_MIB, "")), "db");
+    lab.create(&(huge.clone() + &other.specification(MEMORY_MIB, "")), "db");
     let short = ["short of huge pages for VM", "80 of 2 MiB needed, 0 free"];
     lab.drainpipe(&["vm", "start", "db"]).refused(REFUSED, &short);
     lab.drainpipe(&["migrate", "web", "b"]).refused(REFUSED, &short);
@@ -69,6 +72,20 @@ pub(crate) fn a_vm_in_huge_pages_is_checked_refused_and_moved() {
     assert!(set_aside.resize(2 * PAGES), "as many again, for the target");
     let (_, findings) = check(&lab, "a", "b");
     assert!(!findings.iter().any(|finding| finding.code.contains("huge")), "{findings:#?}");
+    // One more on a, which leaves free what each of the two would take on b, but not both.
+    let small =
+        format!("name = \"small\"\nmemory_mib = {SMALL_MIB}\nvcpus = 1\nmachine = \"pc-q35-8.2\"\n{huge}");
+    lab.create(&small, "small");
+    lab.drainpipe(&["vm", "start", "small"]).done();
+    assert!(set_aside.resize(2 * PAGES + SMALL_MIB / PAGE_MIB), "for the target the larger one alone");
+    let (_, findings) = check(&lab, "a", "b");
+    let found = findings.iter().find(|finding| finding.code == "vms-huge-pages-short");
+    assert!(
+        found.is_some_and(|finding| finding.what.contains("88 huge pages of 2 MiB together")),
+        "{findings:#?}"
+    );
+    lab.drainpipe(&["vm", "stop", "small", "--force"]).done();
+    assert!(set_aside.resize(2 * PAGES), "the small one's are given back");
     for target in ["b", "a"] {
         let result = lab.migrate("web", target, &["--option", "multichannel"]);
         assert_eq!(result.fallback_reason, None);
