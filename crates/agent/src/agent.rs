@@ -31,6 +31,7 @@ use crate::network::HostNetwork;
 use crate::outgoing::{self, Outgoing};
 use crate::path_watch::PathWatches;
 use crate::ports::MigrationPorts;
+use crate::relay::packing_cpus;
 use crate::server;
 use crate::slots::Slots;
 use crate::vms::{QEMU_DEADLINE, Vms, describe};
@@ -85,6 +86,7 @@ pub struct Agent {
 /// sources. What is cut short all the same, by a crash, is left to the guards and to the next start.
 pub async fn run(config: Config, mut stop: watch::Receiver<bool>) -> Result<(), Problem> {
     let identity = load_identity(&config)?;
+    packing_cpus(&config.compression)?;
     // Both first: nothing is touched while another agent serves this host.
     let socket = server::bind_socket(&config.socket).await?;
     let tcp = server::bind_tls(config.listen).await?;

@@ -10,6 +10,7 @@ use serde::Deserialize;
 use thiserror::Error;
 
 use crate::api::types::TRANSFERS_MAX;
+use crate::cpu_list::CpuList;
 use crate::migration_links::Exclusion;
 
 /// Where an agent looks for its configuration.
@@ -56,6 +57,9 @@ pub struct Config {
     /// How much of the links migrations may take, and when.
     #[serde(default)]
     pub(crate) bandwidth: BandwidthSchedule,
+    /// What the packing of compressed migrations may take of this host's CPUs.
+    #[serde(default)]
+    pub(crate) compression: Compression,
     /// Seconds between two trials of the paths to each peer while no migration is under way; 0 for none.
     #[serde(default = "default_probe_every_s")]
     pub probe_every_s: u32,
@@ -155,6 +159,16 @@ impl Default for DrainBounds {
     fn default() -> Self {
         Self { outbound: TRANSFERS_MAX, inbound: 4, attempts: 2 }
     }
+}
+
+/// The cores that pack what a compressed migration sends, as far as they are idle.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Compression {
+    /// How many at most for one migration; absent for all of `cpus`.
+    pub(crate) cores: Option<u16>,
+    /// Which; absent for all on which the agent may run.
+    pub(crate) cpus: Option<CpuList>,
 }
 
 /// A NIC that carries migrations.
@@ -314,6 +328,9 @@ impl Config {
                 "[bandwidth]: mbps = 0 would keep migrations from ever ending: 1 is the least".into(),
             );
         }
+        if self.compression.cores == Some(0) {
+            return Some("[compression]: cores = 0 would pack nothing: 1 is the least".into());
+        }
         if self.links.iter().any(|link| link.speed_mbps == Some(0)) {
             return Some("speed_mbps = 0: leave the line out if the speed is not known".into());
         }
@@ -366,6 +383,8 @@ mod tests {
             ("[drain]\ninbound = 0", "1 to 8"),
             ("[drain]\noutbound = 9", "1 to 8"),
             ("[bandwidth]\nmbps = 0", "[bandwidth]: mbps = 0"),
+            ("[compression]\ncores = 0", "[compression]: cores = 0"),
+            ("[compression]\ncpus = \"4-2\"", "line 4"),
             ("[[bandwidth.window]]\nmbps = 1\nfrom = \"8\"\nuntil = \"20:00\"", "line 5"),
         ] {
             let error = parse(&format!("{base}{more}")).unwrap_err();

@@ -27,6 +27,7 @@ mod check;
 mod chosen_address;
 pub mod client;
 pub mod config;
+mod cpu_list;
 mod descriptors;
 mod discovery;
 mod drain;

@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpListener};
-use std::thread;
 
 use drainpipe_engine::plan::Plan;
 use drainpipe_engine::problem::Problem;
@@ -14,6 +13,8 @@ use drainpipe_relay::{
 };
 use uuid::Uuid;
 
+use crate::config::Compression;
+use crate::cpu_list::CpuList;
 use crate::guard::Guard;
 use crate::transport::connections;
 
@@ -35,14 +36,17 @@ impl OutgoingRelay {
         destination: SocketAddr,
         token: Uuid,
         guard: &Guard,
+        compression: &Compression,
     ) -> Result<Self, Problem> {
         let hands = guard.hands().map_err(Problem::failed)?;
+        let cpus = packing_cpus(compression)?.cpus().to_vec();
         let settings = SenderSettings {
             path: vmm.paths().relay_socket(),
             destination,
             connections: connections(plan),
             token: token_of(token),
-            cores: thread::available_parallelism().map_or(1, usize::from),
+            cores: compression.cores.map_or(cpus.len(), |most| cpus.len().min(most.into())),
+            cpus,
         };
         let sender = Sender::start(settings, move |socket| hands.hold(socket)).map_err(Problem::failed)?;
         Ok(Self { sender, readings: VecDeque::new() })
@@ -109,6 +113,19 @@ pub(crate) fn receive(
         token: token_of(token),
     };
     Receiver::start(listener, settings).map_err(Problem::failed)
+}
+
+/// The CPUs that pack. The configuration may name only such on which the agent may run.
+pub(crate) fn packing_cpus(compression: &Compression) -> Result<CpuList, Problem> {
+    let own = CpuList::of_this_process()
+        .map_err(|error| Problem::failed(format!("cannot see on which CPUs the agent may run: {error}")))?;
+    let Some(configured) = &compression.cpus else { return Ok(own) };
+    match configured.without(&own) {
+        None => Ok(configured.clone()),
+        Some(missing) => Err(Problem::bad_input(format!(
+            "[compression] cpus in agent.toml: the agent may not run on CPU {missing} of this host, only on {own}"
+        ))),
+    }
 }
 
 fn token_of(token: Uuid) -> Token {

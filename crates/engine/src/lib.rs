@@ -7,6 +7,7 @@ pub mod check;
 pub mod codec;
 pub mod drain;
 pub mod facts;
+pub mod idle_cores;
 pub mod migration;
 pub mod option;
 mod pairing;

@@ -27,7 +27,16 @@ pub struct CodecBytes {
     pub zstd: u64,
 }
 
-/// The same, as it is counted.
+/// What packing took.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct PackingTime {
+    /// On a core.
+    pub(crate) cpu: Duration,
+    /// With waits for one.
+    pub(crate) wall: Duration,
+}
+
+/// [`Figures`] as they are counted.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     raw_bytes: AtomicU64,

@@ -14,6 +14,7 @@
 mod error;
 mod figures;
 mod frame;
+mod host_cpu;
 mod pace;
 mod pack;
 mod preamble;

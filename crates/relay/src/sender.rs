@@ -33,8 +33,10 @@ pub struct SenderSettings {
     pub connections: usize,
     /// What the receiver knows the sender by.
     pub token: Token,
-    /// Threads that pack, in idle time only.
+    /// Threads that pack at most, in idle time only: fewer, down to none, while others want the cores.
     pub cores: usize,
+    /// The CPUs on which they pack; empty for all on which this process may run.
+    pub cpus: Vec<usize>,
 }
 
 /// The sending end of a relay. After an error the program's connections stay open, and take nothing more, until

@@ -46,6 +46,7 @@ impl Target {
             connections,
             token: TOKEN,
             cores: 2,
+            cpus: vec![],
         };
         (Sender::start(settings, |_| Ok(())).unwrap(), path)
     }
@@ -255,6 +256,7 @@ fn a_receiver_that_goes_away_is_an_error_and_the_program_waits_for_the_sender_to
         connections: 1,
         token: TOKEN,
         cores: 1,
+        cpus: vec![],
     };
     let path = settings.path.clone();
     let sender = Sender::start(settings, |_| Ok(())).unwrap();
@@ -286,6 +288,7 @@ fn nobody_at_the_other_end_is_an_error_with_the_address() {
         connections: 1,
         token: TOKEN,
         cores: 1,
+        cpus: vec![],
     };
     let sender = Sender::start(settings.clone(), |_| Ok(())).unwrap();
     let _program = UnixStream::connect(&settings.path).unwrap();

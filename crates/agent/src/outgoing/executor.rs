@@ -416,7 +416,7 @@ impl Executor {
                 self.running.target
             ))
         })?;
-        let relay = OutgoingRelay::start(vmm, plan, address, token, guard)?;
+        let relay = OutgoingRelay::start(vmm, plan, address, token, guard, &self.agent.config.compression)?;
         Ok((Some(relay), vmm.paths().relay_socket().into()))
     }
 

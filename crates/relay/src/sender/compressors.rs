@@ -3,20 +3,23 @@
 use std::time::{Duration, Instant};
 
 use drainpipe_engine::codec::{Codec, Trial};
+use rustix::thread::{CpuSet, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 use thread_priority::{
     NormalThreadSchedulePolicy, ThreadPriority, ThreadPriorityValue, ThreadSchedulePolicy,
     set_thread_priority_and_policy, thread_native_id,
 };
-use tracing::debug;
+use tracing::{debug, warn};
 
-use super::shared::{Done, Order, PackingTime, Shared};
+use super::shared::{Done, Order, Shared};
 use crate::error::RelayError;
+use crate::figures::PackingTime;
 use crate::pack::Packer;
 use crate::queue::Packed;
 
 /// Packs until all is over.
 pub(super) fn run(shared: &Shared) {
+    stay_on(&shared.settings.cpus);
     let mut packer = Packer::new();
     if let Err(error) = packer.warm_up() {
         return shared.fail(error);
@@ -31,6 +34,20 @@ pub(super) fn run(shared: &Shared) {
             Ok(done) => shared.finish(done),
             Err(error) => return shared.fail(error),
         }
+    }
+}
+
+/// Has the thread run on these CPUs only; where none is named, on those on which it may.
+fn stay_on(cpus: &[usize]) {
+    let mut set = CpuSet::new();
+    for cpu in cpus.iter().filter(|cpu| **cpu < CpuSet::MAX_CPU) {
+        set.set(*cpu);
+    }
+    if set.count() == 0 {
+        return;
+    }
+    if let Err(error) = sched_setaffinity(None, &set) {
+        warn!(%error, ?cpus, "a thread that packs is not kept on the CPUs that it is meant for");
     }
 }
 
@@ -86,6 +103,17 @@ mod tests {
     use rustix::process::getpriority_process;
 
     use super::*;
+
+    #[test]
+    fn a_thread_stays_where_it_is_meant_to() {
+        let of_this_thread = || rustix::thread::sched_getaffinity(None).unwrap();
+        let before = of_this_thread();
+        let one = (0..CpuSet::MAX_CPU).find(|cpu| before.is_set(*cpu)).unwrap();
+        stay_on(&[]);
+        assert_eq!(of_this_thread(), before);
+        stay_on(&[one, CpuSet::MAX_CPU]);
+        assert_eq!((of_this_thread().count(), of_this_thread().is_set(one)), (1, true));
+    }
 
     #[test]
     fn a_thread_gives_its_core_up_and_takes_it_back() {

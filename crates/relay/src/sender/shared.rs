@@ -8,7 +8,7 @@ use drainpipe_engine::codec::{Codec, Controller, Reading, Trial};
 
 use super::SenderSettings;
 use crate::error::RelayError;
-use crate::figures::Counters;
+use crate::figures::{Counters, PackingTime};
 use crate::frame::{BLOCK_BYTES_MAX, HEADER_BYTES};
 use crate::pace::Pace;
 use crate::queue::{Front, Lanes, Outgoing, Packed, Work};
@@ -63,6 +63,9 @@ struct Inner {
     ended: usize,
     // The wire has waited, and nobody had a core for what it waited for.
     is_starved: bool,
+    // Threads that may pack, and those that do.
+    allowed: usize,
+    packing_now: usize,
     is_short: bool,
     is_closed: bool,
     error: Option<RelayError>,
@@ -73,15 +76,6 @@ impl Inner {
     fn spare_block(&mut self) -> Vec<u8> {
         self.spare.pop().unwrap_or_else(|| Vec::with_capacity(BLOCK_BYTES_MAX))
     }
-}
-
-/// What packing took.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct PackingTime {
-    /// On a core.
-    pub(super) cpu: Duration,
-    /// With waits for one.
-    pub(super) wall: Duration,
 }
 
 /// What [`Shared::next`] gives a lane's writer.
@@ -131,6 +125,8 @@ impl Shared {
                 depth: depth_max(connections),
                 ended: 0,
                 is_starved: false,
+                allowed: settings.cores,
+                packing_now: 0,
                 is_short: false,
                 is_closed: false,
                 error: None,
@@ -257,7 +253,8 @@ impl Shared {
     pub(super) fn next(&self, lane: usize, is_wire_the_limit: bool) -> Next {
         let mut inner = self.inner();
         let is_wire_the_limit = is_wire_the_limit || inner.lanes.is_wire_full();
-        if is_wire_the_limit && !inner.is_starved && inner.lanes.front(lane) == Front::Waiting {
+        let is_starved = inner.is_starved || inner.allowed == 0;
+        if is_wire_the_limit && !is_starved && inner.lanes.front(lane) == Front::Waiting {
             inner.lanes.set_wanted(lane, true);
             self.work.notify_one();
         }
@@ -308,12 +305,15 @@ impl Shared {
             if self.is_over(&inner) {
                 return None;
             }
-            if let Some(work) = inner.lanes.take_work() {
+            let may_pack = inner.packing_now < inner.allowed;
+            if let Some(work) = may_pack.then(|| inner.lanes.take_work()).flatten() {
+                inner.packing_now += 1;
                 let is_trial = inner.controller.wants_trial();
                 let room = inner.spare_block();
                 return Some(Order { work, codec: inner.controller.current(), is_trial, room });
             }
-            // Whoever brings work wakes it, and so does the end.
+            // Whoever brings work wakes it, and so does the end. Who has done its work looks for more, so none is
+            // left lying by those that may not pack.
             inner = self.work.wait(inner).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -326,6 +326,7 @@ impl Shared {
             inner.controller.record(trials);
         }
         inner.is_starved = false;
+        inner.packing_now -= 1;
         inner.packing.cpu += took.cpu;
         inner.packing.wall += took.wall;
         let lane = inner.lanes.finish(&work, packed);
@@ -342,6 +343,17 @@ impl Shared {
         let waited = self.steer.wait_timeout_while(self.inner(), pause, goes_on);
         let (mut inner, _) = waited.unwrap_or_else(PoisonError::into_inner);
         (!self.is_over(&inner)).then(|| std::mem::take(&mut inner.packing))
+    }
+
+    /// So many threads may pack from now on. Those that have begun with a block come to its end, in idle time.
+    pub(super) fn allow(&self, threads: usize) {
+        let mut inner = self.inner();
+        let more = threads > inner.allowed;
+        inner.allowed = threads;
+        drop(inner);
+        if more {
+            self.work.notify_all();
+        }
     }
 
     /// Looks at the choice of codec, and sets how many blocks may wait in a lane.
@@ -361,4 +373,65 @@ impl Shared {
 
 fn depth_max(connections: usize) -> usize {
     (WAITING_BYTES_MAX / BLOCK_BYTES_MAX / connections).clamp(DEPTH_MIN, DEPTH_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+    use std::sync::atomic::AtomicBool;
+    use std::thread;
+
+    use super::*;
+    use crate::preamble::{TOKEN_BYTES, Token};
+
+    fn shared(cores: usize) -> Arc<Shared> {
+        Arc::new(Shared::new(SenderSettings {
+            path: "none".into(),
+            destination: SocketAddr::from(([127, 0, 0, 1], 1)),
+            connections: 1,
+            token: Token([0; TOKEN_BYTES]),
+            cores,
+            cpus: vec![],
+        }))
+    }
+
+    #[test]
+    fn nobody_packs_while_others_want_all_cores_and_the_wire_does_not_wait() {
+        let shared = shared(2);
+        shared.patience_us.store(60_000_000, Ordering::Relaxed);
+        shared.allow(0);
+        let packing = {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || shared.take_work().map(|order| order.work.raw[0]))
+        };
+        shared.set_waits_for_wire(0, true);
+        for block in [7, 8] {
+            shared.push(0, vec![block]);
+        }
+        let Next::Block(block) = shared.next(0, true) else { panic!("there is a block") };
+        assert!(block.raw[0] == 7 && block.packed.is_none());
+        shared.allow(1);
+        assert_eq!(packing.join().unwrap(), Some(8));
+    }
+
+    #[test]
+    fn no_more_pack_than_may_and_nothing_is_left_lying() {
+        let shared = shared(2);
+        shared.allow(1);
+        shared.set_waits_for_wire(0, true);
+        for block in [1, 2] {
+            shared.push(0, vec![block]);
+        }
+        let first = shared.take_work().unwrap();
+        let is_done = Arc::new(AtomicBool::new(false));
+        let other = {
+            let (shared, is_done) = (Arc::clone(&shared), Arc::clone(&is_done));
+            thread::spawn(move || shared.take_work().is_some() && is_done.load(Ordering::SeqCst))
+        };
+        is_done.store(true, Ordering::SeqCst);
+        let took = PackingTime::default();
+        shared.finish(Done { work: first.work, packed: None, trials: None, took });
+        shared.work.notify_one();
+        assert!(other.join().unwrap());
+    }
 }

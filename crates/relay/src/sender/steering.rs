@@ -1,15 +1,18 @@
-//! Looks ten times a second at what limits the sender, and sets the codec and how much may wait.
+//! Looks some ten times a second at what limits the sender and at what else wants the host's cores, and sets
+//! the codec, how much may wait, and how many threads pack.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use drainpipe_engine::codec::Reading;
+use drainpipe_engine::idle_cores::{Allowance, SAMPLE_EVERY_MS};
 
-use super::shared::{PackingTime, Shared};
-use crate::figures::Figures;
+use super::shared::Shared;
+use crate::figures::{Figures, PackingTime};
 use crate::frame::BLOCK_BYTES_MAX;
+use crate::host_cpu::HostCpu;
 
-const STEER_EVERY: Duration = Duration::from_millis(100);
+const STEER_EVERY: Duration = Duration::from_millis(SAMPLE_EVERY_MS);
 
 /// What may wait in the sender's lanes, and unsent in its sockets, by the time that the wire needs for it.
 /// The program counts it as sent.
@@ -33,11 +36,16 @@ const PACKING_MIN: Duration = Duration::from_millis(5);
 /// Steers until all is over.
 pub(super) fn run(shared: &Shared) {
     let (mut at, mut figures, mut waits) = (Instant::now(), shared.counters.read(), 0);
+    let mut host = HostCpu::new(shared.settings.cpus.clone());
+    let mut allowance = Allowance::new(shared.settings.cores);
     let mut cores = shared.settings.cores as f64;
     while let Some(packing) = shared.wait_to_steer(STEER_EVERY) {
         let (at_before, before) = (at, figures);
         (at, figures) = (Instant::now(), shared.counters.read());
-        cores = cores_of(packing, shared.settings.cores).unwrap_or(cores);
+        cores = cores_of(packing, allowance.allowed()).unwrap_or(cores);
+        if let Some(sample) = host.sample(packing) {
+            shared.allow(allowance.follow(sample));
+        }
         let waits_now = shared.waits_for_wire.load(Ordering::Relaxed);
         if waits_now > waits {
             steer(shared, &before, &figures, at.duration_since(at_before), cores);

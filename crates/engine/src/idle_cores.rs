@@ -1,0 +1,181 @@
+//! How many threads may pack, so that they take idle cores only.
+//!
+//! What nobody else uses of the cores is what is idle and what packing takes itself. It does not depend on how
+//! many threads pack, so following it cannot swing. Where others want a core, theirs it is after one sample;
+//! it is taken again once two samples in a row say that it is idle.
+
+/// Time between two samples, in ms. Others that begin to want cores in the middle of one are seen in full by
+/// the next: within twice this time.
+pub const SAMPLE_EVERY_MS: u64 = 90;
+
+/// Less than this of a core is no idle core: the kernel counts in hundredths of a second.
+const LEAST: f64 = 0.1;
+
+/// Idle time is spread over the cores, and a thread is on one at a time. So there may be more threads than full
+/// cores of idle time, by so many.
+const SPREAD: f64 = 1.0;
+
+/// A thread more needs so much more idle time than one that is there already, in cores,
+const MARGIN: f64 = 0.25;
+/// in so many samples in a row.
+const PATIENCE: u32 = 2;
+
+/// Somebody waited for a core: for how many of them is not known, so the time counts half.
+const AWAITED_WEIGHT: f64 = 0.5;
+
+/// What became, over some time, of the cores on which packing may run. In cores: CPU seconds per second.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct CoresSample {
+    /// Used by nobody.
+    pub idle: f64,
+    /// Used by packing.
+    pub packing: f64,
+    /// Given to others by a hypervisor below this host.
+    pub stolen: f64,
+    /// Share of the time in which others than packing waited for a core, 0 to 1; 0 where it is not known.
+    pub awaited: f64,
+}
+
+impl CoresSample {
+    /// What would be idle if nobody packed.
+    fn free(self) -> f64 {
+        self.idle + self.packing - self.stolen - AWAITED_WEIGHT * self.awaited
+    }
+}
+
+/// How many threads may pack.
+#[derive(Debug, Clone)]
+pub struct Allowance {
+    most: usize,
+    allowed: usize,
+    // Samples in a row by which there could be more, and the least number of them.
+    rising: u32,
+    rising_to: usize,
+}
+
+impl Allowance {
+    /// Up to `most`, and all of them until there is a sample.
+    pub fn new(most: usize) -> Self {
+        Self { most, allowed: most, rising: 0, rising_to: most }
+    }
+
+    /// Threads that may pack now.
+    pub fn allowed(&self) -> usize {
+        self.allowed
+    }
+
+    /// Takes the next sample.
+    pub fn follow(&mut self, sample: CoresSample) -> usize {
+        let free = sample.free();
+        let (now, surely) = (self.threads(free), self.threads(free - MARGIN));
+        if now < self.allowed {
+            self.allowed = now;
+        }
+        if surely <= self.allowed {
+            self.rising = 0;
+            return self.allowed;
+        }
+        self.rising_to = if self.rising == 0 { surely } else { self.rising_to.min(surely) };
+        self.rising += 1;
+        if self.rising >= PATIENCE {
+            self.allowed = self.rising_to;
+            self.rising = 0;
+        }
+        self.allowed
+    }
+
+    /// Threads that so much idle time is enough for.
+    fn threads(&self, free: f64) -> usize {
+        if free < LEAST {
+            return 0;
+        }
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "it saturates, and is positive"
+        )]
+        let threads = (free + SPREAD).ceil() as usize;
+        threads.min(self.most)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A host on which others use `wanted` of its cores, and those that pack what is left of them.
+    fn sample(cores: usize, wanted: f64, packing: usize, noise: f64) -> CoresSample {
+        let free = (cores as f64 - wanted).max(0.0);
+        let packing = (packing as f64).min(free);
+        // What is wanted beyond the cores waits.
+        let awaited = (wanted - cores as f64).clamp(0.0, 1.0);
+        CoresSample { idle: (free - packing + noise).max(0.0), packing, stolen: 0.0, awaited }
+    }
+
+    fn run(allowance: &mut Allowance, cores: usize, wanted: f64, noises: &[f64]) -> Vec<usize> {
+        let follow = |noise: &f64| allowance.follow(sample(cores, wanted, allowance.allowed(), *noise));
+        noises.iter().map(follow).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn cores_that_others_want_are_theirs_within_200_ms(cores in 1..64_usize, from in 0.0..1.0_f64, begins in 0.0..1.0_f64) {
+            let mut allowance = Allowance::new(cores);
+            run(&mut allowance, cores, cores as f64 * from, &[0.0; 20]);
+            // They begin in the middle of a sample, and want all from then on.
+            let wanted = cores as f64 * (from + (1.0 - from) * (1.0 - begins));
+            allowance.follow(sample(cores, wanted, allowance.allowed(), 0.0));
+            prop_assert_eq!(allowance.follow(sample(cores, cores as f64, allowance.allowed(), 0.0)), 0);
+            prop_assert!(2 * SAMPLE_EVERY_MS < 200);
+        }
+
+        #[test]
+        fn what_is_idle_is_used_within_a_second_and_little_more(cores in 1..64_usize, part in 0.0..1.0_f64) {
+            let mut allowance = Allowance::new(cores);
+            run(&mut allowance, cores, cores as f64, &[0.0; 3]);
+            let wanted = cores as f64 * part;
+            let allowed = *run(&mut allowance, cores, wanted, &[0.0; 11]).last().unwrap() as f64;
+            let free = cores as f64 - wanted;
+            prop_assert!(allowed >= free.floor() - 1.0, "{allowed} of {free}");
+            prop_assert!(allowed <= free + 2.0, "{allowed} of {free}");
+            prop_assert!(free < LEAST + MARGIN || allowed > 0.0);
+        }
+
+        #[test]
+        fn a_steady_host_has_a_steady_number(
+            cores in 1..64_usize,
+            part in 0.0..1.1_f64,
+            noises in prop::collection::vec(-0.12..0.12_f64, 200),
+        ) {
+            let allowed = run(&mut Allowance::new(cores), cores, cores as f64 * part, &noises);
+            let rises = allowed.windows(2).filter(|pair| pair[0] < pair[1]).count();
+            prop_assert!(rises <= 1, "{allowed:?}");
+        }
+
+        #[test]
+        fn no_sample_breaks_it(
+            samples in prop::collection::vec(
+                (any::<f64>(), any::<f64>(), any::<f64>(), any::<f64>())
+                    .prop_map(|(idle, packing, stolen, awaited)| CoresSample { idle, packing, stolen, awaited }),
+                1..50,
+            ),
+            most in 0..100_usize,
+        ) {
+            let mut allowance = Allowance::new(most);
+            for sample in samples {
+                prop_assert!(allowance.follow(sample) <= most);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_stolen_or_awaited_is_not_idle() {
+        let busy = CoresSample { idle: 0.5, packing: 0.0, stolen: 0.0, awaited: 0.0 };
+        let allowed = |sample| Allowance::new(4).follow(sample);
+        assert_eq!(allowed(busy), 2);
+        assert_eq!(allowed(CoresSample { stolen: 0.5, ..busy }), 0);
+        assert_eq!(allowed(CoresSample { awaited: 1.0, ..busy }), 0);
+    }
+}
