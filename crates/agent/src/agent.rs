@@ -16,7 +16,7 @@ use tracing::{info, warn};
 
 use crate::api;
 use crate::api::types::{HostStatus, HostView, PeerView, Scope, VmList, VmState};
-use crate::bandwidth::Bandwidth;
+use crate::bandwidth::{self, Bandwidth};
 use crate::check::{self, Checks, KnownPaths};
 use crate::chosen_address;
 use crate::client::ApiClient;
@@ -248,6 +248,7 @@ impl Agent {
             huge_pages_available: incoming::huge_pages_free(self),
             links: links.first,
             management_links: links.management,
+            bandwidth_limit_mbps: bandwidth::limit_mbps(self),
             no_migration_address: migration_address.as_ref().err().cloned(),
             migration_address: migration_address.ok(),
             rdma_devices: devices.into_iter().map(|device| device.name).collect(),

@@ -58,6 +58,9 @@ pub struct HostFacts {
     /// Links of the management network that are among none of these; they carry migrations where no
     /// other link makes a path.
     pub management_links: Vec<MigrationLink>,
+    /// Mb/s that migrations may take of its links now, in each direction; absent for no limit.
+    #[serde(default)]
+    pub bandwidth_limit_mbps: Option<u64>,
     /// The host's address for routed multichannel: configured, or else chosen by its agent.
     #[schema(value_type = Option<String>)]
     pub migration_address: Option<IpAddr>,

@@ -276,6 +276,7 @@ mod tests {
             links,
             management_links: vec![],
             migration_address: Some(migration_address.parse().unwrap()),
+            bandwidth_limit_mbps: None,
             no_migration_address: None,
             rdma_devices: vec![],
             hypervisor: HypervisorVersion { name: "QEMU".into(), version: "7.2.22".into(), rdma: false },

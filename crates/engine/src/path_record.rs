@@ -103,6 +103,7 @@ mod tests {
             links: links.iter().map(link).collect(),
             management_links: vec![],
             migration_address: None,
+            bandwidth_limit_mbps: None,
             no_migration_address: None,
             rdma_devices: vec![],
             hypervisor: HypervisorVersion { name: "QEMU".into(), version: "7.2.22".into(), rdma: false },

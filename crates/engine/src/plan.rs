@@ -367,6 +367,7 @@ mod tests {
                 .collect(),
             management_links: vec![],
             migration_address: Some(format!("10.77.200.{last}").parse().unwrap()),
+            bandwidth_limit_mbps: None,
             no_migration_address: None,
             rdma_devices: vec![],
             hypervisor: HypervisorVersion { name: "QEMU".into(), version: "7.2.22".into(), rdma: true },
@@ -382,6 +383,31 @@ mod tests {
         let one = plan(&host("a", 1, 1), &host("b", 2, 2), RequestedOption::Auto, &[], GIB).unwrap();
         assert_eq!(one.option, MigrationOption::Tcp);
         assert!(one.reason.unwrap().contains("one path only"));
+    }
+
+    #[test]
+    fn compression_stays_out_where_the_paths_outrun_it_and_a_limit_of_either_host_slows_them() {
+        let fast = |name, last| {
+            let mut host = host(name, last, 2);
+            for link in &mut host.links {
+                link.speed_mbps = Some(5000);
+            }
+            host
+        };
+        let option = |source: &HostFacts, target: &HostFacts| {
+            plan(source, target, RequestedOption::Compression, &[], GIB).unwrap()
+        };
+        let (a, b) = (fast("a", 1), fast("b", 2));
+        let out = option(&a, &b);
+        assert_eq!((out.option, out.is_compressed), (MigrationOption::Multichannel, false));
+        assert!(out.reason.unwrap().contains("the paths carry 10.0 Gb/s"));
+        for (limit_mbps, is_compressed) in [(1000, true), (8000, true), (8001, false), (20_000, false)] {
+            let limited =
+                |host: &HostFacts| HostFacts { bandwidth_limit_mbps: Some(limit_mbps), ..host.clone() };
+            for plan in [option(&limited(&a), &b), option(&a, &limited(&b))] {
+                assert_eq!(plan.is_compressed, is_compressed, "{limit_mbps}: {:?}", plan.reason);
+            }
+        }
     }
 
     #[test]

@@ -8,11 +8,14 @@ use crate::path::Path;
 const RELAYED_MBPS_PER_CORE: u64 = 4_000;
 
 /// Why a relay would only slow the transfer down; none if it does not, or if it is not known how fast the
-/// paths are.
+/// paths are. A limit of either host makes the paths as slow as it is: one that is lifted while the transfer
+/// goes on leaves a relay that is no faster than it can copy.
 pub(crate) fn outruns_relay(paths: &[Path], source: &HostFacts, target: &HostFacts) -> Option<String> {
     let carrying = paths.iter().filter(|path| !path.is_spare);
     let speeds: Option<Vec<u64>> = carrying.map(|path| path.speed_mbps).collect();
-    let wire_mbps = speeds?.into_iter().fold(0, u64::saturating_add);
+    let speed_mbps = speeds.map(|speeds| speeds.into_iter().fold(0, u64::saturating_add));
+    let limits = [source, target].into_iter().filter_map(|host| host.bandwidth_limit_mbps);
+    let wire_mbps = limits.chain([speed_mbps?]).min()?;
     let (name, cores) =
         [source, target].map(|host| (&host.name, host.cores)).into_iter().min_by_key(|host| host.1)?;
     let relayed_mbps = u64::from(cores.max(1)) * RELAYED_MBPS_PER_CORE;

@@ -69,6 +69,9 @@ fn compression_stays_out_where_the_links_outrun_it() {
     assert!(!view.plan.is_compressed);
     let reason = view.plan.reason.expect("it says why");
     assert!(reason.contains("not compressed: the paths carry 20.0 Gb/s"), "{reason}");
+    lab.drainpipe(&["limit", "a", "1000"]).done();
+    let view: PlanView = lab.json(&["migrate", "web", "b", "--dry-run", "--option", "compression"]);
+    assert!(view.plan.is_compressed, "{:?}", view.plan.reason);
 }
 
 fn progress_tells_what_compression_does() {

@@ -74,6 +74,7 @@ fn host(name: &str, last: u8) -> CheckFacts {
                 .collect(),
             management_links: vec![],
             migration_address: Some(format!("10.9.0.{last}").parse().unwrap()),
+            bandwidth_limit_mbps: None,
             no_migration_address: None,
             rdma_devices: vec![],
             hypervisor: HypervisorVersion { name: "QEMU".into(), version: "7.2.22".into(), rdma: true },
