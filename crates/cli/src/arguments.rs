@@ -533,7 +533,7 @@ Faults:
 Example:
   drainpipe lab fault lab blackhole a e0 receive";
 
-/// The links of a lab.
+/// What joins the hosts of a lab, and keeps them apart.
 #[derive(Debug, Args)]
 pub(crate) struct LinkArguments {
     /// A link between all hosts: MBPS or `unlimited`, optionally :MTU; once for each
@@ -543,6 +543,9 @@ pub(crate) struct LinkArguments {
     /// addresses
     #[arg(long, value_enum, default_value = "both")]
     pub(crate) link_addresses: LinkAddressesArgument,
+    /// Run the programs of each host on a CPU of its own
+    #[arg(long)]
+    pub(crate) own_cpus: bool,
 }
 
 #[derive(Debug, Args)]

@@ -15,6 +15,7 @@ use rustix::process::{Pid, geteuid};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde::Serialize;
 
+use crate::cpus::cpu_of;
 use crate::error::Error;
 use crate::fault::{Fault, drops};
 use crate::link_local;
@@ -63,6 +64,7 @@ impl Lab {
     pub fn up(spec: LabSpec) -> Result<Self, Error> {
         spec.validate()?;
         check_machine()?;
+        spec.hosts.iter().try_for_each(|host| cpu_of(&spec, host).map(drop))?;
         let lock = LabLock::acquire(&spec.name)?;
         if state::read_record(&spec.name)?.is_some() {
             return Err(Error::AlreadyUp { name: spec.name });
@@ -138,10 +140,18 @@ impl Lab {
     /// A command that runs `program` in the namespace of `node` (a host, or
     /// [`CLIENT`](crate::CLIENT)), with the `/sys` of that namespace.
     pub fn command(&self, node: &str, program: impl AsRef<OsStr>) -> Result<Command, Error> {
-        self.spec.check_node(node)?;
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.spec.namespace(node)]).arg(program);
+        let mut words = self.entering(node)?.into_iter();
+        let mut command = Command::new(words.next().expect("the way in has a first word"));
+        command.args(words).arg(program);
         Ok(command)
+    }
+
+    /// The words before a program that is to run on `node`.
+    fn entering(&self, node: &str) -> Result<Vec<String>, Error> {
+        self.spec.check_node(node)?;
+        let cpu = cpu_of(&self.spec, node)?.map(|cpu| format!("taskset --cpu-list {cpu} "));
+        let words = format!("{}ip netns exec {}", cpu.unwrap_or_default(), self.spec.namespace(node));
+        Ok(words.split(' ').map(str::to_owned).collect())
     }
 
     /// Starts a daemon in the namespace of `node`: in a session of its own, so that it outlives
@@ -149,7 +159,7 @@ impl Lab {
     ///
     /// Returns once it is in the namespace, from where [`Lab::down`] will end it.
     pub fn spawn<A: AsRef<OsStr>>(&self, node: &str, arguments: &[A], log: &Path) -> Result<Child, Error> {
-        self.spec.check_node(node)?;
+        let entering = self.entering(node)?;
         let _lock = self.lock()?;
         let output = OpenOptions::new()
             .create(true)
@@ -159,10 +169,10 @@ impl Lab {
             .map_err(Error::io("open", log))?;
         let errors = output.try_clone().map_err(Error::io("open", log))?;
         let namespace = self.spec.namespace(node);
-        // A child of ours leads no process group, so setsid(1) and ip(8) replace themselves
+        // A child of ours leads no process group, so setsid(1), taskset(1) and ip(8) replace themselves
         // rather than fork: the pid stays the same all the way to the daemon.
         let mut child = Command::new("setsid")
-            .args(["ip", "netns", "exec", &namespace])
+            .args(entering)
             .args(arguments)
             .stdin(Stdio::null())
             .stdout(output)

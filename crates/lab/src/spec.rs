@@ -34,6 +34,9 @@ pub struct LabSpec {
     /// Which addresses the hosts have on the links.
     #[serde(default)]
     pub link_addresses: LinkAddresses,
+    /// Whether the programs of each host run on a CPU of its own, and of no other host.
+    #[serde(default)]
+    pub own_cpus: bool,
 }
 
 /// Which addresses hosts have on the links between them.
@@ -110,6 +113,14 @@ pub enum SpecError {
         /// The MTU asked for.
         mtu_bytes: u32,
     },
+    /// There is no CPU for each host.
+    #[error("{hosts} hosts with a CPU of their own need as many CPUs, and this program may use {cpus}")]
+    Cpus {
+        /// How many hosts there are.
+        hosts: usize,
+        /// How many CPUs this program may use.
+        cpus: usize,
+    },
     /// No host of that name in this lab.
     #[error("lab {lab} has no host {host:?}: its hosts are {}, and there is {CLIENT}", .hosts.join(", "))]
     NoSuchHost {
@@ -142,7 +153,7 @@ impl LabSpec {
     /// A lab of the hosts `a` and `b`.
     pub fn of_two_hosts(name: impl Into<String>, links: Vec<LinkSpec>) -> Self {
         let hosts = vec!["a".to_owned(), "b".to_owned()];
-        Self { name: name.into(), hosts, links, link_addresses: LinkAddresses::default() }
+        Self { name: name.into(), hosts, links, link_addresses: LinkAddresses::default(), own_cpus: false }
     }
 
     /// Checks names, counts and ranges.
@@ -265,7 +276,13 @@ mod tests {
 
     fn spec(name: &str, hosts: &[&str], links: Vec<LinkSpec>) -> LabSpec {
         let hosts = hosts.iter().map(|host| (*host).to_owned()).collect();
-        LabSpec { name: name.to_owned(), hosts, links, link_addresses: LinkAddresses::default() }
+        LabSpec {
+            name: name.to_owned(),
+            hosts,
+            links,
+            link_addresses: LinkAddresses::default(),
+            own_cpus: false,
+        }
     }
 
     fn message(spec: &LabSpec) -> String {

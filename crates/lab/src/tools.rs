@@ -21,8 +21,13 @@ use crate::state::LabLock;
 const COMMAND_LIMIT: Duration = Duration::from_secs(30);
 
 /// The programs and the Debian packages that have them.
-const TOOLS: [(&str, &str); 4] =
-    [("ip", "iproute2"), ("tc", "iproute2"), ("nft", "nftables"), ("setsid", "util-linux")];
+const TOOLS: [(&str, &str); 5] = [
+    ("ip", "iproute2"),
+    ("tc", "iproute2"),
+    ("nft", "nftables"),
+    ("setsid", "util-linux"),
+    ("taskset", "util-linux"),
+];
 
 /// What a program says when the kernel lacks something, and what to do about it.
 const HINTS: [(&str, &str); 4] = [

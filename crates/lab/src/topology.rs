@@ -184,7 +184,13 @@ mod tests {
     fn largest() -> LabSpec {
         let hosts = (0..MAX_HOSTS).map(|host| format!("hostname{host:02}")).collect();
         let links = vec![LinkSpec { rate_mbps: Some(100_000), mtu_bytes: 65_535 }; MAX_LINKS];
-        LabSpec { name: "x".repeat(32), hosts, links, link_addresses: LinkAddresses::default() }
+        LabSpec {
+            name: "x".repeat(32),
+            hosts,
+            links,
+            link_addresses: LinkAddresses::default(),
+            own_cpus: false,
+        }
     }
 
     #[test]

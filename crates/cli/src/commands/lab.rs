@@ -50,6 +50,7 @@ pub(crate) fn spec_of(name: &str, hosts: &[String], links: &LinkArguments) -> Re
         hosts: hosts.to_vec(),
         links: links.links.iter().map(|words| parse_link(words)).collect::<Result<_, _>>()?,
         link_addresses: links.link_addresses.into(),
+        own_cpus: links.own_cpus,
     })
 }
 

@@ -138,6 +138,26 @@ fn a_command_sees_only_its_hosts_interfaces() {
 
 /// Not a test by itself: a copy of this program runs it, as another process that uses labs.
 #[test]
+fn hosts_with_a_cpu_of_their_own_run_on_no_other() {
+    if skipped() {
+        return;
+    }
+    let spec = LabSpec { own_cpus: true, ..LabSpec::of_two_hosts(unique_name(), vec![link(None)]) };
+    if thread::available_parallelism().unwrap().get() < spec.hosts.len() {
+        let refused = Lab::up(spec).unwrap_err().to_string();
+        assert!(refused.contains("2 hosts with a CPU of their own need as many CPUs"), "{refused}");
+        return;
+    }
+    let lab = TestLab::of(spec);
+    let [a, b] = ["a", "b"].map(|host| {
+        let output =
+            lab.command(host, "grep").unwrap().args(["Cpus_allowed_list", "/proc/self/status"]).output();
+        String::from_utf8(output.unwrap().stdout).unwrap()
+    });
+    assert!(a != b && [&a, &b].iter().all(|cpus| !cpus.contains(['-', ','])), "{a} {b}");
+}
+
+#[test]
 fn victim() {
     let Ok(name) = env::var(VICTIM) else { return };
     for _ in 0..1000 {
