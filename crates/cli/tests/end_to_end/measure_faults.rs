@@ -123,6 +123,9 @@ fn measure(lab: &TestLab, guest: &Guest, row: &Row) -> MigrationResult {
         act(lab, &words.replace('S', source).replace('D', target));
     }
     let result = result_of(&migrating.wait());
+    if result.outcome != row.outcome {
+        eprintln!("{}: {result:#?}", row.name);
+    }
     for host in ["a", "b"] {
         for link in ["e0", "e1"] {
             lab.fault(&format!("heal {host} {link}"));
