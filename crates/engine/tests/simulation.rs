@@ -2,7 +2,7 @@
 //! fail, succeed with its answer lost, or be cut short by a crash of the source's agent; the target
 //! may lose its copy; somebody may cancel; its turn to send may come late, or not before the deadline.
 //! A failing seed replays exactly:
-//! `DRAINPIPE_SEED=17 cargo test -p drainpipe-engine --test simulation`.
+//! `DRAINPIPE_SEED=17 cargo test -p drainpipe-engine --test simulation`. `make soak` runs many more seeds.
 
 use drainpipe_engine::migration::{Action, Event, Limits, Migration, Stage, TargetState};
 use drainpipe_engine::option::{MigrationOption, RequestedOption};
@@ -240,9 +240,10 @@ fn is_local_record(action: Action) -> bool {
 }
 
 fn seeds() -> std::ops::Range<u64> {
-    match std::env::var("DRAINPIPE_SEED").ok().and_then(|seed| seed.parse().ok()) {
-        Some(seed) => seed..seed + 1,
-        None => 0..20_000,
+    let number = |name| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
+    match (number("DRAINPIPE_SEED"), number("DRAINPIPE_SEEDS")) {
+        (Some(seed), _) => seed..seed + 1,
+        (None, seeds) => 0..seeds.unwrap_or(20_000),
     }
 }
 
