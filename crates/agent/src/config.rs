@@ -9,7 +9,7 @@ use drainpipe_engine::migration;
 use serde::Deserialize;
 use thiserror::Error;
 
-use crate::api::types::TRANSFERS_MAX;
+use crate::api::types::{THROTTLE_PERCENT_MAX, TRANSFERS_MAX};
 use crate::cpu_list::CpuList;
 use crate::migration_links::Exclusion;
 
@@ -111,7 +111,7 @@ impl Default for Qemu {
     }
 }
 
-/// How long parts of a migration from this host may take. The defaults suit nearly everyone.
+/// How long parts of a migration from this host may take, and what they may cost its VM. The defaults suit nearly everyone.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
@@ -122,11 +122,14 @@ pub struct Limits {
     /// Seconds for which a target is asked after the hand-over before the outcome is called undecided.
     /// It is asked on until it answers.
     pub decision_s: u32,
+    /// Share of their time, in percent, for which the CPUs of a VM are held back at most whose memory gets
+    /// dirty too fast, unless the request says otherwise; 0 for never.
+    pub throttle_max_percent: u8,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { deadline_s: 3600, stall_s: 60, decision_s: 60 }
+        Self { deadline_s: 3600, stall_s: 60, decision_s: 60, throttle_max_percent: 80 }
     }
 }
 
@@ -315,9 +318,12 @@ impl Config {
                 "migration_address {address} is no address of one host: take a free private one"
             ));
         }
-        let Limits { deadline_s, stall_s, decision_s } = self.limits;
+        let Limits { deadline_s, stall_s, decision_s, throttle_max_percent } = self.limits;
         if [deadline_s, stall_s, decision_s].contains(&0) {
             return Some("[limits]: 0 seconds would end every migration: leave the line out".into());
+        }
+        if throttle_max_percent > THROTTLE_PERCENT_MAX {
+            return Some(format!("[limits]: throttle_max_percent may be 0 to {THROTTLE_PERCENT_MAX}"));
         }
         let DrainBounds { outbound, inbound, attempts } = self.drain;
         if [outbound, inbound, attempts].iter().any(|bound| !(1..=TRANSFERS_MAX).contains(bound)) {
@@ -380,6 +386,7 @@ mod tests {
             ("migration_address = \"0.0.0.0\"", "no address of one host"),
             ("[[link]]\nname = \"e0\"\nspeed_mbps = 0", "speed_mbps = 0"),
             ("[limits]\nstall_s = 0", "[limits]: 0 seconds"),
+            ("[limits]\nthrottle_max_percent = 100", "0 to 99"),
             ("[drain]\ninbound = 0", "1 to 8"),
             ("[drain]\noutbound = 9", "1 to 8"),
             ("[bandwidth]\nmbps = 0", "[bandwidth]: mbps = 0"),

@@ -347,6 +347,7 @@ pub(crate) fn recover(agent: &Arc<Agent>) -> Result<(), Problem> {
             target: open.target,
             option: open.requested_option,
             deadline_s: None,
+            throttle_max_percent: None,
         };
         let executor = Executor::new(agent, open.id, claimed, &request, open.started_at, Turn::Now);
         tokio::spawn(executor.run(migration, first));

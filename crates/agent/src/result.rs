@@ -71,6 +71,7 @@ pub(crate) fn assemble(
         throughput_gbps: gigabits_per_second(measured.wire_bytes, parts.transfer_ms),
         rounds: measured.rounds,
         others_at_once: measured.others_at_once,
+        throttle_percent: migration.most_throttled_percent(),
         predicted_total_ms: None,
         cpu_seconds: measured.cpu_seconds,
         paths,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use drainpipe_agent::api::types::TRANSFERS_MAX;
+use drainpipe_agent::api::types::{THROTTLE_PERCENT_MAX, TRANSFERS_MAX};
 use drainpipe_agent::config;
 use drainpipe_engine::bandwidth::BandwidthSetting;
 use drainpipe_engine::option::RequestedOption;
@@ -287,6 +287,10 @@ pub(crate) struct MigrateArguments {
     /// Give up, and let the VM run where it is, after so many seconds
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) deadline: Option<u32>,
+    /// Hold the CPUs of a VM back if its memory gets dirty too fast, by at most so much of their time; 0 for
+    /// never. As the agent's configuration says if absent: 80 by default
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=i64::from(THROTTLE_PERCENT_MAX)))]
+    pub(crate) throttle: Option<u8>,
 }
 
 const MIGRATE_EXAMPLES: &str = "\
@@ -295,6 +299,8 @@ Ctrl-C cancels: the VM runs on where it is.
 Examples:
   drainpipe migrate web1 b
   drainpipe migrate web1 b --option multichannel
+  drainpipe migrate web1 b --throttle 99          a busy VM: hold its CPUs back as far as it takes
+  drainpipe migrate web1 b --throttle 0           do not slow it down
   drainpipe migrate web1 b --deadline 300 --json";
 
 #[derive(Debug, Args)]
@@ -319,6 +325,10 @@ pub(crate) struct DrainArguments {
     /// VMs at most on the links at a time; found by measurement if absent
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u8).range(1..=i64::from(TRANSFERS_MAX)))]
     pub(crate) transfers: Option<u8>,
+    /// Hold the CPUs of a VM back if its memory gets dirty too fast, by at most so much of their time; 0 for
+    /// never. As the agent's configuration says if absent: 80 by default
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=i64::from(THROTTLE_PERCENT_MAX)))]
+    pub(crate) throttle: Option<u8>,
     /// Say which VM would go where, in which order, and how long it would take, and do nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
@@ -356,6 +366,7 @@ Examples:
   drainpipe drain a --dry-run                        which VM would go where, and how long it takes
   drainpipe drain a                                  show that, ask, do it
   drainpipe drain a --to b,c --deadline 1800 --yes   in a maintenance window
+  drainpipe drain a --throttle 0                     slow no VM down, even if it then stays
   drainpipe drain status a                           how far is it?
   drainpipe drain cancel a                           stop it; what has moved stays there
   drainpipe resume a --failback                      after the service: all back

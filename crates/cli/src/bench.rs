@@ -102,7 +102,13 @@ impl Bench {
         target: &str,
     ) -> Result<MigrationResult, Problem> {
         let heartbeat = watch.map(Watch::heartbeat).transpose()?;
-        let request = MigrateRequest { vm: self.vm.clone(), target: target.into(), option, deadline_s: None };
+        let request = MigrateRequest {
+            vm: self.vm.clone(),
+            target: target.into(),
+            option,
+            deadline_s: None,
+            throttle_max_percent: None,
+        };
         let mut result = follow::migrate(fleet, &request, self.watched).await?;
         result.guest_gap_ms = heartbeat.map(|heartbeat| heartbeat.stop().longest_gap_ms);
         if let Some(watch) = watch
@@ -154,6 +160,7 @@ impl Bench {
             target: self.host.clone(),
             option: RequestedOption::Multichannel,
             deadline_s: None,
+            throttle_max_percent: None,
         };
         let host = fleet.host(&source.facts.name).await?;
         let view: PlanView = host.client().post(&host.path("/v1/migrations/plan"), &request).await?;

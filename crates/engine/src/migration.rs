@@ -121,6 +121,9 @@ pub enum Event {
     PathTurned(String, PathNews),
     /// The transfer may use so many Mb/s of the links from now on; absent for all that they have.
     BandwidthLimited(Option<u64>),
+    /// The VM's CPUs are held back by this share of their time, in percent, since its memory gets dirty too
+    /// fast; absent when they are not any more.
+    Throttled(Option<u8>),
     /// The transfer broke.
     TransferFailed(Problem),
     /// Somebody wants it cancelled.
@@ -227,6 +230,8 @@ pub struct Migration {
     path_turns: Vec<(String, PathTurn)>,
     paths_out: BTreeSet<String>,
     limit_mbps: Option<u64>,
+    throttle_percent: Option<u8>,
+    most_throttled_percent: Option<u8>,
     log: Vec<LogLine>,
 }
 
@@ -277,6 +282,8 @@ impl Migration {
             path_turns: Vec::new(),
             paths_out: BTreeSet::new(),
             limit_mbps: None,
+            throttle_percent: None,
+            most_throttled_percent: None,
             log: Vec::new(),
         }
     }
@@ -307,6 +314,10 @@ impl Migration {
                 self.bandwidth_limited(now_ms, limit_mbps);
                 None
             }
+            Event::Throttled(percent) => {
+                self.throttled(now_ms, percent);
+                None
+            }
             Event::Paused => self.paused(now_ms),
             Event::TransferFailed(error) => self.transfer_failed(now_ms, error),
         }
@@ -326,6 +337,20 @@ impl Migration {
             format!("limited to {mbps} Mb/s of the links' bandwidth")
         });
         self.note(now_ms, what);
+    }
+
+    fn throttled(&mut self, now_ms: f64, percent: Option<u8>) {
+        self.throttle_percent = percent;
+        self.most_throttled_percent = self.most_throttled_percent.max(percent);
+        let what = percent.map_or("the VM's CPUs are not throttled any more".into(), |percent| {
+            format!("memory gets dirty too fast: the VM's CPUs are throttled by {percent} %")
+        });
+        self.note(now_ms, what);
+    }
+
+    /// By how much of their time the VM's CPUs were held back at most, in percent; absent if they were not.
+    pub fn most_throttled_percent(&self) -> Option<u8> {
+        self.most_throttled_percent
     }
 
     /// What a check before it found, and was no reason to refuse it.
@@ -723,6 +748,7 @@ impl Migration {
     pub fn progress(&self, now_ms: f64) -> Progress {
         Progress {
             limit_mbps: self.limit_mbps,
+            throttle_percent: self.throttle_percent,
             paths_out: self.paths_out.iter().cloned().collect(),
             ..self.meter.progress(self.step(), now_ms)
         }

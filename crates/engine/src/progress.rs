@@ -62,6 +62,10 @@ pub struct Progress {
     /// The share of a bandwidth limit that it must keep to, in Mb/s of the links; absent without a limit.
     #[serde(default)]
     pub limit_mbps: Option<u64>,
+    /// Share of their time for which the VM's CPUs are held back, since its memory gets dirty too fast, in
+    /// percent; absent while they are not.
+    #[serde(default)]
+    pub throttle_percent: Option<u8>,
     /// What compression does of late; absent without it.
     #[serde(default)]
     pub compression: Option<CompressionProgress>,
@@ -148,6 +152,7 @@ impl ProgressMeter {
             eta_ms: self.eta_ms(last).filter(|_| !stalled),
             stalled_ms: stalled.then_some(silent_ms),
             limit_mbps: None,
+            throttle_percent: None,
             compression: None,
             paths_out: Vec::new(),
             paths_stalled: if step_moves_bytes(step) { self.stalled_paths(now_ms) } else { Vec::new() },

@@ -66,6 +66,10 @@ pub struct MigrationResult {
     /// Most other migrations from this host that were sending at the same time; 0 if it had the links for itself.
     #[serde(default)]
     pub others_at_once: u32,
+    /// Share of their time, in percent, for which the VM's CPUs were held back at most, since its memory got
+    /// dirty too fast; absent if they were not.
+    #[serde(default)]
+    pub throttle_percent: Option<u8>,
     /// What was predicted before the start; absent until there is a prediction.
     pub predicted_total_ms: Option<f64>,
     /// CPU that the migration's processes used while it ran.

@@ -55,6 +55,7 @@ pub(crate) fn completed(requested: RequestedOption, total_ms: f64) -> MigrationR
         throughput_gbps: WIRE_BYTES as f64 * 8e-6 / (total_ms * 0.9),
         rounds: 2,
         others_at_once: 0,
+        throttle_percent: None,
         predicted_total_ms: None,
         cpu_seconds: CpuSeconds { source_vmm: 1.1, source_agent: 0.02, target_vmm: 1.3, target_agent: 0.01 },
         compression: None,

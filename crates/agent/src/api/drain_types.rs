@@ -10,7 +10,7 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
-use super::types::{check_host_name, deadline_s};
+use super::types::{check_host_name, deadline_s, throttle_max_percent};
 
 /// Most hosts that a request may name.
 const TARGETS_MAX: usize = 256;
@@ -42,6 +42,11 @@ pub struct DrainRequest {
     #[serde(default, deserialize_with = "transfers")]
     #[schema(minimum = 1, maximum = 8)]
     pub transfers: Option<u8>,
+    /// Share of their time, in percent, for which the CPUs of a VM may be held back at most whose memory gets
+    /// dirty too fast, 0 for never; as the host's configuration says if absent.
+    #[serde(default, deserialize_with = "throttle_max_percent")]
+    #[schema(minimum = 0, maximum = 99)]
+    pub throttle_max_percent: Option<u8>,
 }
 
 /// How a host would be emptied, and nothing done.
@@ -138,6 +143,7 @@ mod tests {
             (r#"{"transfers": 0}"#, "1 to 8"),
             (r#"{"transfers": 9}"#, "1 to 8"),
             (r#"{"deadline_s": 0}"#, "deadline_s"),
+            (r#"{"throttle_max_percent": 100}"#, "0 to 99"),
             (r#"{"too": []}"#, "unknown field"),
         ] {
             let error = read(text).unwrap_err();

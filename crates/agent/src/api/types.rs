@@ -26,6 +26,9 @@ use crate::path_watch::WatchEnd;
 /// Longest deadline that a migration may be given, in seconds.
 const DEADLINE_S_MAX: u32 = 24 * 60 * 60;
 
+/// Most of their time for which a VM's CPUs may be held back, in percent.
+pub const THROTTLE_PERCENT_MAX: u8 = 99;
+
 /// A host, as its agent describes it.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct HostView {
@@ -184,6 +187,11 @@ pub struct MigrateRequest {
     #[serde(default, deserialize_with = "deadline_s")]
     #[schema(minimum = 1, maximum = 86_400)]
     pub deadline_s: Option<u32>,
+    /// Share of their time, in percent, for which its CPUs may be held back at most if its memory gets dirty
+    /// too fast, 0 for never; as the source's configuration says if absent.
+    #[serde(default, deserialize_with = "throttle_max_percent")]
+    #[schema(minimum = 0, maximum = 99)]
+    pub throttle_max_percent: Option<u8>,
 }
 
 /// A request to check everything between this host and another.
@@ -377,6 +385,18 @@ pub(super) fn check_host_name<E: Error>(name: &str) -> Result<(), E> {
 /// In the one form in which the journal has it: it becomes a key there, and a part of paths.
 fn migration_id<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     Uuid::deserialize(deserializer).map(|id| id.to_string())
+}
+
+pub(super) fn throttle_max_percent<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<u8>, D::Error> {
+    let percent = Option::<u8>::deserialize(deserializer)?;
+    if percent.is_some_and(|percent| percent > THROTTLE_PERCENT_MAX) {
+        return Err(D::Error::custom(format!(
+            "throttle_max_percent: 0 to {THROTTLE_PERCENT_MAX} is allowed"
+        )));
+    }
+    Ok(percent)
 }
 
 pub(super) fn deadline_s<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {

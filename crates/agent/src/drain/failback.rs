@@ -162,6 +162,7 @@ impl WayBack {
             target: self.agent.name().into(),
             option: self.option_of(one),
             deadline_s: None,
+            throttle_max_percent: None,
         };
         match peer.post::<MigrationView>("/v1/migrations", &request).await {
             Ok(view) => {

@@ -17,7 +17,7 @@ use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_engine::progress::{Progress, Transferred};
 use drainpipe_engine::queue::unsent_limit_bytes;
 use drainpipe_engine::result::{MigrationResult, Outcome};
-use drainpipe_hypervisor::migration::{self as qemu, MigrationStatus, TransferStatus};
+use drainpipe_hypervisor::migration::{self as qemu, Convergence, MigrationStatus, TransferStatus};
 use drainpipe_hypervisor::qmp::{self, QmpError};
 use drainpipe_hypervisor::{RunState, Vmm};
 use jiff::Timestamp;
@@ -93,6 +93,10 @@ pub(super) struct Executor {
     events: broadcast::Receiver<qmp::Event>,
     guard: Option<Guard>,
     throttle: Option<Throttle>,
+    cpu_throttle_max_percent: u8,
+    cpu_throttle_percent: Option<u8>,
+    // Until the migration is told.
+    cpu_throttle_news: Option<Event>,
     news: mpsc::Receiver<News>,
     relay: Option<OutgoingRelay>,
     measurements: Measurements,
@@ -141,6 +145,11 @@ impl Executor {
             unsent_limit_attempts_left: UNSENT_LIMIT_ATTEMPTS,
             guard: None,
             throttle: None,
+            cpu_throttle_max_percent: request
+                .throttle_max_percent
+                .unwrap_or(agent.config.limits.throttle_max_percent),
+            cpu_throttle_percent: None,
+            cpu_throttle_news: None,
             relay: None,
             // Closed until paths are watched.
             news: mpsc::channel(1).1,
@@ -217,6 +226,10 @@ impl Executor {
             if let Some(limited) = self.throttle.as_mut().and_then(Throttle::news) {
                 // Asks for nothing to be done.
                 migration.handle(self.now_ms(), limited);
+            }
+            if let Some(throttled) = self.cpu_throttle_news.take() {
+                // Asks for nothing to be done.
+                migration.handle(self.now_ms(), throttled);
             }
             let compression = self.relay.as_ref().and_then(OutgoingRelay::progress);
             let progress = Progress { compression, ..migration.progress(self.now_ms()) };
@@ -374,9 +387,11 @@ impl Executor {
         let guard = Guard::start(&self.agent, &self.running.id, vmm).await?;
         let (relay, send_to) = self.relay_to(plan, endpoint, address, &guard)?;
         self.tell_watch(plan, address.port()).await;
-        qemu::start(vmm, transport, send_to, self.downtime_limit_ms, QMP_DEADLINE)
-            .await
-            .map_err(Problem::failed)?;
+        let convergence = Convergence {
+            downtime_limit_ms: self.downtime_limit_ms,
+            throttle_max_percent: self.cpu_throttle_max_percent,
+        };
+        qemu::start(vmm, transport, send_to, convergence, QMP_DEADLINE).await.map_err(Problem::failed)?;
         (self.guard, self.relay) = (Some(guard), relay);
         let valve = match &self.relay {
             Some(relay) => Some(Valve::Relay(relay.limiter())),
@@ -467,6 +482,7 @@ impl Executor {
                     self.agent.watches.suspect(&self.running.target, &losing).await;
                 }
                 self.measurements.beside(self.agent.outgoing.sending_beside(&self.running.id));
+                self.note_cpu_throttle(status.throttle_percent);
                 let transferred = self.transferred(&status);
                 self.follow_downtime_limit(transferred.rounds).await;
                 if let Some(relay) = &mut self.relay {
@@ -485,6 +501,13 @@ impl Executor {
             remaining_bytes: ram.remaining_bytes,
             total_bytes: ram.total_bytes,
             rounds: ram.rounds,
+        }
+    }
+
+    fn note_cpu_throttle(&mut self, percent: Option<u8>) {
+        if percent != self.cpu_throttle_percent {
+            self.cpu_throttle_percent = percent;
+            self.cpu_throttle_news = Some(Event::Throttled(percent));
         }
     }
 

@@ -42,6 +42,7 @@ async fn drain(
         deadline_s: arguments.deadline,
         option: arguments.option,
         transfers: arguments.transfers,
+        throttle_max_percent: arguments.throttle,
     };
     if arguments.dry_run {
         return dry_run(&host, &request, json).await;

@@ -22,6 +22,7 @@ pub(crate) async fn run(
         target: arguments.host.clone(),
         option: arguments.option,
         deadline_s: arguments.deadline,
+        throttle_max_percent: arguments.throttle,
     };
     if arguments.dry_run {
         return dry_run(&fleet, &request, json).await;
@@ -130,6 +131,11 @@ pub(super) fn tell(result: &MigrationResult) -> Result<(), Problem> {
     ))?;
     for link in &result.elsewhere {
         output::remark(&link.to_string());
+    }
+    if let Some(percent) = result.throttle_percent {
+        output::remark(&format!(
+            "its memory got dirty too fast: its CPUs were throttled by up to {percent} %"
+        ));
     }
     result.compression.iter().map(packed_by).for_each(|line| output::remark(&line));
     for line in result.paths.iter().flat_map(|path| lines_of(path, result.paths.len())) {

@@ -137,8 +137,10 @@ fn describe(progress: &Progress) -> String {
     let sent = output::bytes(progress.sent_bytes);
     let left = progress.eta_ms.map_or(String::new(), |eta| format!(", {} left", output::duration(eta)));
     let limit = progress.limit_mbps.map_or(String::new(), |mbps| format!(" of {mbps} Mb/s allowed"));
+    let throttle =
+        progress.throttle_percent.map_or(String::new(), |percent| format!(", VM throttled by {percent} %"));
     let packing = progress.compression.map_or(String::new(), |CompressionProgress { ratio, cores }| {
         format!(", compressing {ratio:.1} : 1 on {cores:.1} cores")
     });
-    format!("{step}: {sent} sent, {:.2} Gb/s{limit}{packing}{left}{out}", progress.rate_gbps)
+    format!("{step}: {sent} sent, {:.2} Gb/s{limit}{packing}{throttle}{left}{out}", progress.rate_gbps)
 }

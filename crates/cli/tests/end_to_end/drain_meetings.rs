@@ -1,16 +1,17 @@
 //! Emptying a host: its journal cannot be written, its way back is cancelled, two hosts are emptied into each
-//! other, VMs belong together.
+//! other, VMs belong together, one changes its memory too fast.
 
 use std::fs;
 use std::path::PathBuf;
 use std::thread;
 
-use drainpipe_agent::api::types::{DrainView, MigrationView};
+use drainpipe_agent::api::types::{DrainPlanView, DrainView, MigrationView};
 use drainpipe_engine::drain::status::{DrainState, MoveState};
 use drainpipe_engine::result::Outcome;
 use serde_json::json;
 
 use crate::Test;
+use crate::bad_luck::result_of;
 use crate::check_vms::restart_agent_with_mounts;
 use crate::drain::{
     NAMES, ask, assert_nowhere_but, assert_state, count, drain, drain_until_one_is_in_flight, ended,
@@ -18,12 +19,13 @@ use crate::drain::{
     wait_until,
 };
 use crate::guest::Guest;
-use crate::support::eventually;
+use crate::support::{TestLab, eventually};
 
 pub(crate) const TESTS: &[Test] = &[
     ("a_drain_is_cancelled_while_its_journal_is_full", a_drain_is_cancelled_while_its_journal_is_full),
     ("the_way_back_is_cancelled_and_carried_on", the_way_back_is_cancelled_and_carried_on),
     ("two_hosts_are_emptied_into_each_other", two_hosts_are_emptied_into_each_other),
+    ("who_changes_too_fast_goes_last_and_is_throttled", who_changes_too_fast_goes_last_and_is_throttled),
     ("what_must_be_together_goes_together_or_stays", what_must_be_together_goes_together_or_stays),
 ];
 
@@ -100,6 +102,30 @@ fn two_hosts_are_emptied_into_each_other() {
     drain(&lab, "a", json!({ "to": ["b"] }));
     assert_state(&ended(&lab, "a"), DrainState::Drained, 1);
     assert_nowhere_but(&lab, &["web", "db"], &["b"]);
+}
+
+fn who_changes_too_fast_goes_last_and_is_throttled() {
+    let lab = TestLab::up(&["--link", "200", "--link", "200"]);
+    let guest = lab.start_guest("busy", 160, "drainpipe.dirty_mib_per_s=400");
+    start_small(&lab, "idle", "");
+    let plan: DrainPlanView = ask(&lab, "a", "/v1/drain/plan", Some(json!({}))).unwrap();
+    let moves: Vec<&str> = plan.plan.moves.iter().map(|planned| planned.vm.as_str()).collect();
+    assert_eq!(moves, ["idle", "busy"], "{plan:#?}");
+    let warning = plan.plan.moves[1].warning.as_ref();
+    assert!(warning.is_some_and(|warning| warning.contains("so it goes last")), "{plan:#?}");
+    let migrating = lab.start(&["migrate", "busy", "b", "--throttle", "30", "--json"]);
+    let under_way =
+        || lab.json::<Vec<MigrationView>>(&["history"]).into_iter().find(|view| view.vm == "busy");
+    eventually("it is throttled", || {
+        let progress = under_way().and_then(|view| view.progress);
+        progress.is_some_and(|progress| progress.throttle_percent == Some(30))
+    });
+    lab.drainpipe(&["cancel", &under_way().unwrap().id]).done();
+    let result = result_of(&migrating.wait());
+    assert_eq!((result.outcome, result.throttle_percent), (Outcome::Cancelled, Some(30)), "{result:#?}");
+    assert!(result.events.iter().any(|event| event.what.contains("throttled by 30 %")), "{result:#?}");
+    lab.assert_runs_on("busy", "a");
+    guest.assert_answers();
 }
 
 fn what_must_be_together_goes_together_or_stays() {

@@ -33,7 +33,7 @@ use super::concurrency::Concurrency;
 use super::plan::{DrainPlan, Move, Stay};
 use super::status::{DrainState, DrainStatus};
 use crate::problem::Problem;
-use entry::{Entry, Stage};
+use entry::{Entry, Patience, Stage};
 use pace::Pace;
 pub use planning::Standing;
 use planning::{LOOKS, Planning};
@@ -77,7 +77,7 @@ pub enum Action {
         /// The VM.
         vm: String,
     },
-    /// Have its migration undone, where that is still possible.
+    /// Have its migration undone, where that is still possible: the drain closes, or the VM does not converge.
     Cancel {
         /// The VM.
         vm: String,
@@ -265,7 +265,15 @@ impl Drain {
             MoveEnd::Undecided(problem) => entry.end(Stage::Undecided, problem),
             MoveEnd::Failed(problem) => match closing {
                 Some(closing) if entry.cancelled => entry.give_up(closing),
-                None if entry.attempts < attempts => {
+                None if entry.cancelled && entry.patience == Patience::Yielded => {
+                    entry.keep_place(planning == Planning::UnderWay);
+                    self.endless_last();
+                }
+                None if entry.cancelled => {
+                    let problem = entry.overstayed();
+                    entry.end(Stage::Failed, problem);
+                }
+                None if entry.attempts < entry.attempts_allowed(attempts) => {
                     entry.try_again(problem, planning == Planning::UnderWay);
                     self.want_plan();
                 }
@@ -286,6 +294,7 @@ impl Drain {
             self.make_plan(&mut actions);
             self.begin_more(&mut actions);
         }
+        self.take_back_endless(&mut actions);
         self.finish(now_ms, &mut actions);
         actions
     }
@@ -310,7 +319,7 @@ impl Drain {
                     false
                 }
                 Stage::Preparing | Stage::Ready => true,
-                Stage::Transferring => closing == Closing::Cancelled,
+                Stage::Transferring => closing == Closing::Cancelled || entry.patience != Patience::Untried,
                 _ => false,
             };
             if can_be_given_up && !entry.cancelled {
@@ -318,6 +327,24 @@ impl Drain {
                 actions.push(Action::Cancel { vm: entry.planned.vm.clone() });
             }
         }
+    }
+
+    /// A VM that does not converge keeps nobody waiting who may converge.
+    fn take_back_endless(&mut self, actions: &mut Vec<Action>) {
+        let others_wait = self.entries.iter().any(|entry| {
+            entry.patience == Patience::Untried
+                && matches!(entry.stage, Stage::Waiting | Stage::Preparing | Stage::Ready)
+        });
+        for entry in self.entries.iter_mut().filter(|entry| entry.overstays(others_wait)) {
+            entry.cancelled = true;
+            let yields = others_wait && entry.patience == Patience::Untried;
+            entry.patience = if yields { Patience::Yielded } else { Patience::Exhausted };
+            actions.push(Action::Cancel { vm: entry.planned.vm.clone() });
+        }
+    }
+
+    fn endless_last(&mut self) {
+        self.entries.sort_by_key(|entry| entry.patience != Patience::Untried);
     }
 
     fn release(&mut self, now_ms: f64, actions: &mut Vec<Action>) {

@@ -1,9 +1,9 @@
 //! The real planner and the real drain against modelled targets, migrations and messages, by the
 //! thousand. Migrations are refused, fail at any point, are left undecided; targets vanish and return;
-//! others take their memory; messages are late or lost, as far as `drain::run` allows; somebody cancels;
-//! the agent is started anew. A failing seed replays exactly:
-//! `DRAINPIPE_SEED=17 cargo test -p drainpipe-engine --test drain_simulation`; `DRAINPIPE_SEEDS=1000000`
-//! runs so many.
+//! others take their memory; memory gets dirty faster than it is sent; messages are late or lost, as
+//! far as `drain::run` allows; somebody cancels; the agent is started anew. A failing seed replays
+//! exactly: `DRAINPIPE_SEED=17 cargo test -p drainpipe-engine --test drain_simulation`. `make soak`
+//! runs many more seeds.
 
 mod random;
 mod simulation;
@@ -14,10 +14,15 @@ use simulation::{Planted, Run, simulate};
 use world::Faults;
 
 fn seeds() -> std::ops::Range<u64> {
+    seeds_or(4_000)
+}
+
+/// So many where the environment says nothing.
+fn seeds_or(usual: u64) -> std::ops::Range<u64> {
     let number = |name| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
     match (number("DRAINPIPE_SEED"), number("DRAINPIPE_SEEDS")) {
         (Some(seed), _) => seed..seed + 1,
-        (None, seeds) => 0..seeds.unwrap_or(4_000),
+        (None, seeds) => 0..seeds.unwrap_or(usual),
     }
 }
 
@@ -49,6 +54,18 @@ fn whatever_fails_it_ends_and_its_report_is_true() {
     }
     let all = [DrainState::Drained, DrainState::Incomplete, DrainState::Cancelled];
     assert!(seeds().count() == 1 || all.iter().all(|outcome| seen.contains(outcome)), "only {seen:?}");
+}
+
+#[test]
+fn who_does_not_converge_keeps_nobody_from_moving() {
+    let mut gave_up = 0;
+    for seed in seeds_or(1_000) {
+        let run = run(seed, Faults { endless: 30, ..Faults::NONE });
+        assert_eq!(run.moved + run.endless, run.planned, "seed {seed}");
+        assert!((run.planned..=run.planned + run.slow).contains(&run.begun), "seed {seed}");
+        gave_up += run.endless;
+    }
+    assert!(seeds().count() == 1 || gave_up > 0);
 }
 
 #[test]

@@ -5,13 +5,13 @@ use std::collections::BTreeSet;
 use drainpipe_engine::drain::lint::lint;
 use drainpipe_engine::drain::plan::{DrainPlan, plan};
 use drainpipe_engine::drain::run::{Action, Drain, DrainLimits, Event, Standing};
-use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveState};
+use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveState, MoveStatus};
 use drainpipe_engine::problem::Problem;
 
 use crate::random::Random;
 use crate::world::{At, Faults, Flight, Step, World};
 
-/// No drain takes more turns: each has at most 8 VMs, 3 attempts each, of a dozen steps each.
+/// No drain takes more turns: each has at most 8 VMs, 4 attempts each, of a dozen steps each, or some forty.
 const TURNS_MAX: usize = 20_000;
 
 /// A bug between the drain and the world.
@@ -83,6 +83,10 @@ pub(crate) struct Run {
     pub planned: usize,
     pub moved: usize,
     pub begun: usize,
+    /// VMs that were tried and can never be moved.
+    pub endless: usize,
+    /// VMs that have to send their memory more than twice.
+    pub slow: usize,
 }
 
 /// What [`Action::Plan`] will be answered with.
@@ -247,7 +251,9 @@ impl Simulation {
             return Err(format!("{} is begun while it is under way, or elsewhere", vm.name));
         }
         vm.begun += 1;
-        if vm.begun > u64::from(self.seed_limits.attempts) {
+        // It may have given way once.
+        let gives_way = u64::from(vm.times > 2);
+        if vm.begun > u64::from(self.seed_limits.attempts) + gives_way {
             return Err(format!("{} is tried too often", vm.name));
         }
         vm.flight = Some(Flight { target, step: Step::Begun, released: false, cancelled: false });
@@ -266,11 +272,24 @@ impl Simulation {
             return Err(format!("{vm} is released at {:?}", flight.step));
         }
         flight.released = true;
+        self.check_turn(index)?;
         let on_links = self.on_links();
         if on_links > usize::from(self.drain.status(self.now_ms).transfers) {
             return Err(format!("too many on the links: {on_links}"));
         }
         Ok(())
+    }
+
+    /// Who has sent more than it should keeps nobody waiting who has not.
+    fn check_turn(&self, index: usize) -> Result<(), String> {
+        let vm = &self.world.vms[index];
+        let status = self.drain.status(self.now_ms);
+        let waits =
+            |row: &&MoveStatus| row.state == MoveState::Ready && row.attempts == 1 && row.error.is_none();
+        match status.moves.iter().find(waits).filter(|_| vm.gave_way) {
+            Some(row) => Err(format!("{} goes before {}, and does not converge", vm.name, row.vm)),
+            None => Ok(()),
+        }
     }
 
     fn on_links(&self) -> usize {
@@ -280,14 +299,17 @@ impl Simulation {
 
     fn cancel(&mut self, vm: &str) -> Result<(), String> {
         let index = self.index(vm)?;
-        if !self.is_closing() {
+        let (ended, overstays) = (self.world.vms[index].flight.is_none(), self.world.vms[index].overstays());
+        if !self.is_closing() && !overstays && !ended {
             return Err(format!("{vm} is cancelled for no reason"));
         }
+        let gave_way = self.world.vms[index].gave_way;
         let Some(flight) = &mut self.world.vms[index].flight else { return Ok(()) };
-        if flight.cancelled || (!self.cancelled && flight.released) {
+        if flight.cancelled || (!self.cancelled && flight.released && !overstays && !gave_way) {
             return Err(format!("{vm} is cancelled twice, or on the links by the deadline"));
         }
         flight.cancelled = true;
+        self.world.vms[index].gave_way |= overstays;
         Ok(())
     }
 
@@ -369,7 +391,16 @@ impl Simulation {
             return Err(format!("{outcome:?}, and VMs are here: {here}"));
         }
         let moved = self.world.vms.iter().filter(|vm| matches!(vm.at, At::Target(_))).count();
-        Ok(Run { outcome, vms: self.world.vms.len(), planned: self.planned, moved, begun: self.begun })
+        let tried = || self.world.vms.iter().filter(|vm| vm.begun > 0);
+        Ok(Run {
+            outcome,
+            vms: self.world.vms.len(),
+            planned: self.planned,
+            moved,
+            begun: self.begun,
+            endless: tried().filter(|vm| vm.is_endless()).count(),
+            slow: tried().filter(|vm| vm.times > 2).count(),
+        })
     }
 
     /// Each VM is told of once, and what is told is so.

@@ -27,11 +27,13 @@ pub(crate) struct Faults {
     pub cancel: u64,
     /// The agent is started anew, per thousand turns.
     pub restart: u64,
+    /// A VM's memory gets dirty nearly as fast as it is sent, or faster: percent of the VMs.
+    pub endless: u64,
 }
 
 impl Faults {
     pub(crate) const NONE: Self =
-        Self { fail: 0, vanish: 0, taken: 0, lost: 0, no_plan: 0, cancel: 0, restart: 0 };
+        Self { fail: 0, vanish: 0, taken: 0, lost: 0, no_plan: 0, cancel: 0, restart: 0, endless: 0 };
 
     pub(crate) fn up_to(percent: u64) -> Self {
         Self {
@@ -42,6 +44,7 @@ impl Faults {
             no_plan: percent,
             cancel: percent / 4,
             restart: percent / 4,
+            endless: percent,
         }
     }
 }
@@ -57,10 +60,14 @@ pub(crate) enum At {
 pub(crate) struct Vm {
     pub name: String,
     pub gib: u64,
+    /// How many times its memory it has to send.
+    pub times: u64,
     pub placement: Placement,
     pub immovable: bool,
     pub at: At,
     pub begun: u64,
+    /// It was taken from the links since it did not converge.
+    pub gave_way: bool,
     pub flight: Option<Flight>,
 }
 
@@ -107,15 +114,40 @@ fn some_placement(random: &mut Random) -> Placement {
     Placement { stays, apart: some_groups(random), together: some_groups(random) }
 }
 
+/// No VM is borne with for longer.
+const ENDLESS: u64 = 1_000;
+
+/// Some that give way and then converge, some that need patience, some that never end.
+fn some_times(random: &mut Random) -> u64 {
+    [2, 4, 12, ENDLESS][random.index(4)]
+}
+
+impl Vm {
+    pub(crate) fn is_endless(&self) -> bool {
+        self.times == ENDLESS
+    }
+
+    /// Whether it has sent more than it should have.
+    pub(crate) fn overstays(&self) -> bool {
+        match self.flight.map(|flight| flight.step) {
+            Some(Step::Sending(gib)) => gib > 2 * self.gib,
+            Some(Step::Sent) => self.times > 2,
+            _ => false,
+        }
+    }
+}
+
 impl World {
     pub(crate) fn new(random: &mut Random, faults: Faults) -> Self {
         let vms = (0..random.below(9)).map(|index| Vm {
             name: format!("v{index}"),
             gib: 1 + random.below(8),
+            times: if faults.endless > 0 && random.chance(faults.endless) { some_times(random) } else { 1 },
             placement: some_placement(random),
             immovable: random.chance(3),
             at: At::Here,
             begun: 0,
+            gave_way: false,
             flight: None,
         });
         let vms = vms.collect();
@@ -233,10 +265,12 @@ impl World {
             }
             Step::Prepared if !flight.released => {}
             Step::Prepared => self.step(vm, Step::Sending(0)),
-            Step::Sending(gib) if gib < self.vms[vm].gib => {
-                self.step(vm, Step::Sending(gib + 1));
+            Step::Sending(gib) if gib < self.vms[vm].gib * self.vms[vm].times => {
+                // In the first round GiB by GiB.
+                let more = if gib < self.vms[vm].gib { 1 } else { self.vms[vm].gib };
+                self.step(vm, Step::Sending(gib + more));
                 let name = self.vms[vm].name.clone();
-                self.tell_maybe(vm, Event::Arrived { vm: name, bytes: (gib + 1) * GIB }, random);
+                self.tell_maybe(vm, Event::Arrived { vm: name, bytes: (gib + more) * GIB }, random);
             }
             Step::Sending(_) => {
                 self.step(vm, Step::Sent);
@@ -319,6 +353,7 @@ impl World {
                 None => {}
             }
             self.vms[vm].begun = 0;
+            self.vms[vm].gave_way = false;
         }
         self.unheard.clear();
     }

@@ -29,7 +29,7 @@ use crate::vmm::{RunState, Vmm};
 use transport::{Side, parameters, uri, wants};
 
 pub use status::{MigrationStatus, RamStatus, TransferStatus};
-pub use transport::{Address, Multifd, Transport, Zstd, bandwidth_bytes_per_s};
+pub use transport::{Address, Convergence, Multifd, Transport, Zstd, bandwidth_bytes_per_s};
 
 /// Between two looks at a state that QEMU does not announce by an event.
 const POLL_EVERY: Duration = Duration::from_millis(5);
@@ -99,22 +99,20 @@ fn check_address(address: SocketAddr) -> Result<(), MigrationError> {
 
 /// Begins to send a source's guest to a target that listens at `address`. Returns at once; a
 /// connection that cannot be made shows in [`status`] as [`MigrationStatus::Failed`].
-///
-/// `downtime_limit_ms`: QEMU goes to pre-switchover once it expects the rest to take no longer.
 pub async fn start(
     vmm: &Vmm,
     transport: Transport,
     address: impl Into<Address>,
-    downtime_limit_ms: u64,
+    convergence: Convergence,
     deadline: Duration,
 ) -> Result<(), MigrationError> {
     let address = address.into();
     await_end_of_last(vmm, deadline).await?;
-    set_up(vmm, transport, Side::Source { downtime_limit_ms }, deadline).await?;
+    set_up(vmm, transport, Side::Source(convergence), deadline).await?;
     Ok(execute(vmm, "migrate", json!({ "uri": uri(&address) }), deadline).await?)
 }
 
-/// Changes what was given to [`start`] as `downtime_limit_ms`, also while memory travels.
+/// Changes the `downtime_limit_ms` that was given to [`start`], also while memory travels.
 pub async fn set_downtime_limit(
     vmm: &Vmm,
     downtime_limit_ms: u64,

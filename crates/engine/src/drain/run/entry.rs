@@ -32,6 +32,29 @@ impl Stage {
     }
 }
 
+/// A VM that has sent so many times what it should have sent does not converge: it gives the links to others.
+/// Predictions are right within a sixth or so; what gets dirty depends on what the VM does meanwhile.
+const YIELDS_AFTER: f64 = 2.0;
+
+/// What a VM that converges has to send at most, in times of its memory: it gets dirty at up to 0.8 of what the
+/// links carry, so 1 / (1 − 0.8).
+const CONVERGES_WITHIN: f64 = 5.0;
+
+/// A VM that keeps nobody waiting is given up once it has sent its memory so many times. QEMU throttles it in four
+/// steps, each after two rounds at most, and it then has to converge.
+const GIVEN_UP_AFTER: f64 = 20.0;
+
+/// How long a VM that does not converge is borne with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Patience {
+    /// It has sent no more than was to be expected.
+    Untried,
+    /// It has given the links to others, and is tried again after them.
+    Yielded,
+    /// It was tried long enough.
+    Exhausted,
+}
+
 /// A VM that was planned to move.
 #[derive(Debug)]
 pub(super) struct Entry {
@@ -41,6 +64,7 @@ pub(super) struct Entry {
     pub(super) attempts: u8,
     /// Its migration was told to be undone.
     pub(super) cancelled: bool,
+    pub(super) patience: Patience,
     /// It failed, and no plan has placed it since.
     pub(super) needs_plan: bool,
     /// It failed while a plan was being made in which it is still under way.
@@ -61,6 +85,7 @@ impl Entry {
             migration: None,
             attempts: 0,
             cancelled: false,
+            patience: Patience::Untried,
             needs_plan: false,
             missed_plan: false,
             sent_bytes: 0,
@@ -88,6 +113,41 @@ impl Entry {
         self.attempts = self.attempts.saturating_add(1);
         self.sent_bytes = 0;
         self.paused_at_ms = None;
+        self.cancelled = false;
+    }
+
+    /// Whether it is to be taken from the links, since it does not converge.
+    pub(super) fn overstays(&self, others_wait: bool) -> bool {
+        if self.stage != Stage::Transferring || self.cancelled {
+            return false;
+        }
+        let (sent, memory) = (self.sent_bytes as f64, self.planned.memory_bytes as f64);
+        let expected = (self.planned.predicted_bytes as f64).clamp(memory, CONVERGES_WITHIN * memory);
+        let yields = others_wait && self.patience == Patience::Untried && sent > YIELDS_AFTER * expected;
+        yields || sent > GIVEN_UP_AFTER * memory
+    }
+
+    /// That it has given the links to others is no failure.
+    pub(super) fn attempts_allowed(&self, attempts: u8) -> u8 {
+        attempts.saturating_add(u8::from(self.patience == Patience::Yielded))
+    }
+
+    /// Why it was taken from the links.
+    pub(super) fn overstayed(&self) -> Problem {
+        let mib = |bytes: u64| bytes >> 20;
+        let (sent, memory) = (mib(self.sent_bytes), mib(self.planned.memory_bytes));
+        let what = format!(
+            "its memory gets dirty faster than the links carry it: {sent} MiB were sent of its {memory} MiB, and \
+             there was no end of it"
+        );
+        Problem::failed(match self.patience {
+            Patience::Exhausted => {
+                format!(
+                    "{what}; it runs here still. Less load in it, more links, or a higher --throttle let it go"
+                )
+            }
+            _ => format!("{what}; it waits until the others have moved"),
+        })
     }
 
     pub(super) fn prepared(&mut self) {
@@ -124,6 +184,13 @@ impl Entry {
         self.missed_plan = is_planning;
     }
 
+    /// It has given the links to others, and its target still has room for it by the plan.
+    pub(super) fn keep_place(&mut self, is_planning: bool) {
+        let problem = self.overstayed();
+        self.end(Stage::Waiting, problem);
+        self.missed_plan = is_planning;
+    }
+
     pub(super) fn moved(&mut self, transfer_ms: f64) {
         self.stage = Stage::Moved;
         self.error = None;
@@ -138,7 +205,7 @@ impl Entry {
     pub(super) fn give_up(&mut self, closing: Closing) {
         let why = match closing {
             Closing::Cancelled => "the drain was cancelled before it had moved",
-            Closing::DeadlinePassed => "the drain's deadline passed before its turn on the links",
+            Closing::DeadlinePassed => "the drain's deadline passed before it had moved",
         };
         let before = match &self.error {
             Some(error) => format!("; an earlier attempt failed: {error}"),

@@ -87,6 +87,7 @@ impl Drain {
         }
         self.entries = others;
         self.stays = stays;
+        self.endless_last();
         self.planning_over(now_ms);
     }
 

@@ -210,6 +210,73 @@ fn bounds_of_zero_are_bounds_of_one() {
     assert_eq!(drain.handle(1.0, prepared("v")), [release("v")]);
 }
 
+fn arrived(vm: &str, gib: u64) -> Event {
+    Event::Arrived { vm: vm.into(), bytes: gib * GIB + 1 }
+}
+
+#[test]
+fn a_vm_that_does_not_converge_gives_the_links_to_the_others_and_is_tried_after_them() {
+    let (mut drain, _) = begin(&["v", "w"]);
+    drain.handle(1.0, prepared("v"));
+    drain.handle(2.0, prepared("w"));
+    assert_eq!(drain.handle(3.0, arrived("v", 1)), []);
+    assert_eq!(drain.handle(4.0, arrived("v", 2)), [cancel("v")]);
+    assert_eq!(drain.handle(5.0, arrived("v", 3)), []);
+    let begin_again = Action::Begin { vm: "v".into(), target: "b".into() };
+    assert_eq!(drain.handle(6.0, failed("v")), [release("w"), begin_again]);
+    assert!(error(&drain, "v").contains("it waits until the others have moved"));
+    assert_eq!(drain.handle(7.0, prepared("v")), []);
+    assert_eq!(drain.handle(8.0, paused("w")), [release("v")]);
+    drain.handle(9.0, completed("w"));
+    // It keeps nobody waiting any more, for a while.
+    assert_eq!(drain.handle(10.0, arrived("v", 19)), []);
+    assert_eq!(drain.handle(11.0, arrived("v", 20)), [cancel("v")]);
+    assert_eq!(drain.handle(12.0, failed("v")), [Action::Finish]);
+    assert_eq!((state(&drain, "v"), drain.outcome()), (MoveState::Failed, Some(DrainState::Incomplete)));
+    assert!(error(&drain, "v").contains("--throttle"));
+}
+
+#[test]
+fn giving_way_is_no_failure() {
+    let (mut drain, _) = begin(&["v", "w"]);
+    drain.handle(1.0, prepared("v"));
+    drain.handle(2.0, arrived("v", 2));
+    drain.handle(3.0, failed("v"));
+    drain.handle(4.0, prepared("w"));
+    drain.handle(5.0, completed("w"));
+    // The first of two attempts.
+    assert_eq!(drain.handle(6.0, failed("v")), [Action::Plan]);
+    let actions = drain.handle(7.0, Event::Planned(plan_of(vec![planned("v", "c")], &[])));
+    assert_eq!(begins(&actions), ["v"]);
+    assert_eq!(drain.handle(8.0, failed("v")), [Action::Finish]);
+}
+
+#[test]
+fn a_plan_that_did_not_know_that_it_gave_way_does_not_take_its_place() {
+    let (mut drain, _) = begin(&["v", "w", "x"]);
+    drain.handle(1.0, prepared("v"));
+    assert_eq!(drain.handle(2.0, failed("w")), [Action::Plan]);
+    assert_eq!(drain.handle(3.0, arrived("v", 2)), [cancel("v")]);
+    drain.handle(4.0, failed("v"));
+    let actions = drain.handle(5.0, Event::Planned(plan_of(vec![planned("w", "c")], &[])));
+    assert_eq!(actions, [Action::Plan]);
+    let both = plan_of(vec![planned("v", "b"), planned("w", "c")], &[]);
+    assert_eq!(begins(&drain.handle(6.0, Event::Planned(both))), ["w", "v"]);
+}
+
+#[test]
+fn past_the_deadline_no_time_is_left_for_what_does_not_converge() {
+    let plan = plan_of(["v", "w"].map(|vm| planned(vm, "b")).to_vec(), &[]);
+    let (mut drain, _) = Drain::begin(plan, DrainLimits { total_ms: Some(100.0), ..LIMITS }, 0.0);
+    drain.handle(1.0, prepared("v"));
+    drain.handle(2.0, arrived("v", 2));
+    drain.handle(3.0, failed("v"));
+    drain.handle(4.0, prepared("w"));
+    drain.handle(5.0, completed("w"));
+    assert_eq!(drain.handle(6.0, prepared("v")), [release("v")]);
+    assert_eq!(drain.handle(100.0, Event::Tick), [cancel("v")]);
+}
+
 /// Moves VMs of 1 GiB over links that carry `rate`, one at a time; gives the time left that was told, and
 /// how long it took, both from each second on.
 fn etas(vms: &[&str], rate: f64) -> Vec<(f64, f64)> {
