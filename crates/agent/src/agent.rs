@@ -71,6 +71,8 @@ pub struct Agent {
     pub(crate) ports: MigrationPorts,
     /// When this host's certificate ends.
     pub(crate) certificate_ends: Timestamp,
+    /// Who this host is to others.
+    pub(crate) identity: Identity,
     /// Trials of links under way that others have asked for.
     pub(crate) discoveries: Slots,
     chosen_address: Ipv6Addr,
@@ -170,6 +172,7 @@ impl Agent {
             bandwidth: Bandwidth::open(&journal)?,
             ports: MigrationPorts::default(),
             certificate_ends: identity.not_after(),
+            identity: identity.clone(),
             discoveries: discovery::trials(),
             chosen_address: chosen_address::choose(identity.authority_key(), &config.name),
             config,
@@ -249,6 +252,7 @@ impl Agent {
             links: links.first,
             management_links: links.management,
             bandwidth_limit_mbps: bandwidth::limit_mbps(self),
+            encryption: self.config.encryption,
             no_migration_address: migration_address.as_ref().err().cloned(),
             migration_address: migration_address.ok(),
             rdma_devices: devices.into_iter().map(|device| device.name).collect(),

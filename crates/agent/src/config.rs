@@ -5,13 +5,14 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use drainpipe_engine::bandwidth::BandwidthSchedule;
+use drainpipe_engine::encryption::EncryptionPolicy;
 use drainpipe_engine::migration;
 use serde::Deserialize;
 use thiserror::Error;
 
 use crate::api::types::{THROTTLE_PERCENT_MAX, TRANSFERS_MAX};
 use crate::cpu_list::CpuList;
-use crate::migration_links::Exclusion;
+use crate::migration_links::LinkChoice;
 
 /// Where an agent looks for its configuration.
 pub const DEFAULT_PATH: &str = "/etc/drainpipe/agent.toml";
@@ -65,7 +66,14 @@ pub struct Config {
     pub probe_every_s: u32,
     /// Links that migrations must not use, by name or by subnet, where no [[link]] is given.
     #[serde(default)]
-    pub(crate) exclude_links: Vec<Exclusion>,
+    pub(crate) exclude_links: Vec<LinkChoice>,
+    /// Whether migrations from and to this host are encrypted.
+    #[serde(default)]
+    pub(crate) encryption: EncryptionPolicy,
+    /// Links that migrations may use in the clear where encryption is required, by name or by subnet, if the
+    /// other host says so too.
+    #[serde(default)]
+    pub(crate) trusted_networks: Vec<LinkChoice>,
     /// NICs that carry migrations, in order of preference; without any, all that look fit.
     #[serde(default, rename = "link")]
     pub links: Vec<Link>,
@@ -363,6 +371,8 @@ mod tests {
         assert_eq!(config.migration_ports.ports(), 49152..=49215);
         assert_eq!(config.tls.key, Path::new("/etc/drainpipe/host.key"));
         assert_eq!(config.probe_every_s, 300);
+        assert_eq!(config.encryption, EncryptionPolicy::Required);
+        assert!(config.trusted_networks.is_empty());
     }
 
     #[test]
@@ -383,6 +393,8 @@ mod tests {
             ("[[link]]\nname = \"e0\"\n[[link]]\nname = \"e0\"", "two [[link]]"),
             ("exclude_links = [\"e1\"]\n[[link]]\nname = \"e0\"", "exclude_links is for hosts without"),
             ("exclude_links = [\"10.0.0.0/99\"]", "neither a link's name nor a subnet"),
+            ("encryption = \"no\"", "unknown variant `no`, expected one of `required`, `allowed`, `off`"),
+            ("trusted_networks = [\"10.0.0.0/99\"]", "neither a link's name nor a subnet"),
             ("migration_address = \"0.0.0.0\"", "no address of one host"),
             ("[[link]]\nname = \"e0\"\nspeed_mbps = 0", "speed_mbps = 0"),
             ("[limits]\nstall_s = 0", "[limits]: 0 seconds"),

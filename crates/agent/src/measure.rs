@@ -14,6 +14,7 @@ use crate::api::types::TargetUse;
 use crate::arrivals::Arrivals;
 use crate::host;
 use crate::network::HostNetwork;
+use crate::relay::OutgoingRelay;
 use crate::transport::connections;
 
 /// Samples of one migration: an hour at ten a second. Past that, every second one is dropped.
@@ -31,6 +32,7 @@ pub(crate) struct Measurements {
     rounds: u64,
     others_at_once: u32,
     compression: Option<CompressionUse>,
+    cipher_suite: Option<String>,
 }
 
 /// What was counted at one moment, for each path.
@@ -63,6 +65,8 @@ pub(crate) struct Measured {
     pub(crate) others_at_once: u32,
     /// What compression did, if there was any.
     pub(crate) compression: Option<CompressionUse>,
+    /// What its connections were encrypted with, if any were.
+    pub(crate) cipher_suite: Option<String>,
 }
 
 impl Measurements {
@@ -78,6 +82,7 @@ impl Measurements {
             rounds: 0,
             others_at_once: 0,
             compression: None,
+            cipher_suite: None,
         }
     }
 
@@ -147,9 +152,10 @@ impl Measurements {
         self.rounds = status.ram.unwrap_or_default().rounds;
     }
 
-    /// The last of what a relay has compressed.
-    pub(crate) fn relayed(&mut self, compression: CompressionUse) {
-        self.compression = Some(compression);
+    /// The last of what a relay has done.
+    pub(crate) fn relayed(&mut self, relay: &OutgoingRelay) {
+        self.compression = relay.compression();
+        self.cipher_suite = relay.cipher_suite();
     }
 
     /// Adds the readings up.
@@ -172,6 +178,7 @@ impl Measurements {
             rounds: self.rounds,
             others_at_once: self.others_at_once,
             compression: self.compression,
+            cipher_suite: self.cipher_suite.clone(),
         }
     }
 

@@ -11,24 +11,22 @@ use serde::Deserialize;
 
 use crate::config;
 
-/// A link that migrations must not use.
+/// Links, as a configuration names them.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
-pub(crate) enum Exclusion {
+pub(crate) enum LinkChoice {
     /// By its name.
     Name(String),
     /// By an address of its.
     Subnet(IpNet),
 }
 
-impl TryFrom<String> for Exclusion {
+impl TryFrom<String> for LinkChoice {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
         if text.is_empty() {
-            return Err(
-                "an empty name excludes no link: give its name, or a subnet such as 192.0.2.0/24".into()
-            );
+            return Err("an empty name is no link's: give its name, or a subnet such as 192.0.2.0/24".into());
         }
         let subnet = IpNet::from_str(&text);
         if subnet.is_err() && text.contains('/') {
@@ -38,7 +36,7 @@ impl TryFrom<String> for Exclusion {
     }
 }
 
-impl fmt::Display for Exclusion {
+impl fmt::Display for LinkChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Name(name) => f.write_str(name),
@@ -47,13 +45,30 @@ impl fmt::Display for Exclusion {
     }
 }
 
-impl Exclusion {
+impl LinkChoice {
     fn covers(&self, link: &Link) -> bool {
-        match self {
-            Self::Name(name) => link.name == *name,
-            Self::Subnet(subnet) => link.addresses.iter().any(|net| subnet.contains(&net.addr())),
-        }
+        self.is(&link.name) || link.addresses.iter().any(|net| self.contains(net.addr()))
     }
+
+    fn is(&self, link: &str) -> bool {
+        matches!(self, Self::Name(name) if name == link)
+    }
+
+    fn contains(&self, address: IpAddr) -> bool {
+        matches!(self, Self::Subnet(subnet) if subnet.contains(&address))
+    }
+}
+
+/// Whether a link's network is among those that are trusted: by its name, or because all of its addresses are in
+/// trusted subnets. Link-local ones, which are the same everywhere, say nothing.
+pub(crate) fn is_trusted(link: &MigrationLink, trusted: &[LinkChoice]) -> bool {
+    if trusted.iter().any(|choice| choice.is(&link.name)) {
+        return true;
+    }
+    let mut addresses =
+        link.addresses.iter().map(IpNet::addr).filter(|addr| reaches_further(*addr)).peekable();
+    addresses.peek().is_some()
+        && addresses.all(|address| trusted.iter().any(|choice| choice.contains(address)))
 }
 
 /// The links that the configuration names, in its order; one that is missing is shown as down, so that
@@ -72,6 +87,7 @@ pub(crate) fn configured(links: &[Link], wanted: &[config::Link]) -> Vec<Migrati
                 speed_mbps: wanted.speed_mbps,
                 mtu: 0,
                 usable: false,
+                is_trusted: false,
             },
         })
         .collect()
@@ -99,7 +115,7 @@ impl MigrationLinks {
 ///
 /// Those of the management network, by which the agents reach each other, stand apart as long as there
 /// is another one: a host with one network card uses it for everything.
-pub(crate) fn found(links: &[Link], exclude: &[Exclusion], management: &[IpAddr]) -> MigrationLinks {
+pub(crate) fn found(links: &[Link], exclude: &[LinkChoice], management: &[IpAddr]) -> MigrationLinks {
     let mut fit: Vec<&Link> = links
         .iter()
         .filter(|link| is_fit(link) && !exclude.iter().any(|exclusion| exclusion.covers(link)))
@@ -148,6 +164,7 @@ fn migration_link(link: &Link) -> MigrationLink {
         speed_mbps: link.speed_mbps,
         mtu: link.mtu,
         usable: is_usable(link),
+        is_trusted: false,
     }
 }
 
@@ -220,11 +237,25 @@ mod tests {
 
     #[test]
     fn what_is_excluded_by_name_or_subnet_is_not() {
-        let exclude = ["eth1", "10.0.2.0/24"].map(|text| Exclusion::try_from(text.to_owned()).unwrap());
+        let exclude = ["eth1", "10.0.2.0/24"].map(|text| LinkChoice::try_from(text.to_owned()).unwrap());
         assert_eq!(names(&found(&host(), &exclude, &[]).first), ["eth0", "eth6", "veth0", "eth3"]);
         for bad in ["", "10.0.0.0/40", "a/b"] {
-            assert!(Exclusion::try_from(bad.to_owned()).is_err(), "{bad}");
+            assert!(LinkChoice::try_from(bad.to_owned()).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_link_is_trusted_by_its_name_or_by_all_its_addresses() {
+        let trusted = ["eth1", "10.0.2.0/24"].map(|text| LinkChoice::try_from(text.to_owned()).unwrap());
+        let trusts = |name: &str, addresses: &[&str]| {
+            let addresses = addresses.iter().map(|net| net.parse().unwrap()).collect();
+            let link = Link { addresses, ..link(name, LinkKind::Physical, "10.0.0.1/24") };
+            is_trusted(&migration_link(&link), &trusted)
+        };
+        assert!(trusts("eth1", &[]) && trusts("eth2", &["10.0.2.1/24", "fe80::1/64"]));
+        assert!(!trusts("eth2", &["10.0.2.1/24", "192.0.2.1/24"]), "it is in another network too");
+        assert!(!trusts("eth2", &["fe80::1/64"]) && !trusts("eth2", &[]));
+        assert!(!trusts("eth2", &["10.0.3.1/24"]));
     }
 
     #[test]

@@ -34,11 +34,16 @@ impl HostNetwork {
     /// The links that carry migrations, as they are now.
     pub(crate) async fn migration_links(&self, config: &Config) -> Result<MigrationLinks, Problem> {
         let links = self.network.links().await.map_err(Problem::failed)?;
-        if config.links.is_empty() {
+        let mut links = if config.links.is_empty() {
             let management = self.management_addresses(config).await;
-            return Ok(migration_links::found(&links, &config.exclude_links, &management));
+            migration_links::found(&links, &config.exclude_links, &management)
+        } else {
+            MigrationLinks { first: migration_links::configured(&links, &config.links), management: vec![] }
+        };
+        for link in links.first.iter_mut().chain(&mut links.management) {
+            link.is_trusted = migration_links::is_trusted(link, &config.trusted_networks);
         }
-        Ok(MigrationLinks { first: migration_links::configured(&links, &config.links), management: vec![] })
+        Ok(links)
     }
 
     /// The addresses by which this host and its peers reach each other.

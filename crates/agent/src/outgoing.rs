@@ -9,8 +9,7 @@ use std::time::Duration;
 
 use drainpipe_engine::facts::HostFacts;
 use drainpipe_engine::migration::{Migration, Stage};
-use drainpipe_engine::option::RequestedOption;
-use drainpipe_engine::plan::{Plan, plan};
+use drainpipe_engine::plan::{Plan, Request, plan};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::progress::Progress;
 use drainpipe_engine::result::{MigrationResult, Outcome};
@@ -253,8 +252,8 @@ impl Drop for Word<'_> {
 pub(crate) async fn dry_run(agent: &Agent, request: &MigrateRequest) -> Result<PlanView, Problem> {
     let peer = known_target(agent, &request.target)?;
     let memory_bytes = agent.vms.get(&request.vm).await?.memory_mib << 20;
-    let Meeting { source, target, plan } =
-        meet(agent, peer, &request.target, request.option, memory_bytes).await?;
+    let asked = Request { option: request.option, encrypt: request.encrypt };
+    let Meeting { source, target, plan } = meet(agent, peer, &request.target, asked, memory_bytes).await?;
     let findings = match agent.vms.running(&request.vm) {
         Some(vmm) => check::before_migration(agent, peer, &request.target, &[vmm], &plan).await?,
         None => vec![],
@@ -291,7 +290,7 @@ pub(crate) async fn meet(
     agent: &Agent,
     peer: &ApiClient,
     target: &str,
-    option: RequestedOption,
+    request: impl Into<Request>,
     memory_bytes: u64,
 ) -> Result<Meeting, Problem> {
     let view: HostView = peer.get("/v1/host").await?;
@@ -303,8 +302,9 @@ pub(crate) async fn meet(
         )));
     }
     let (source, target) = (agent.facts().await?, view);
-    let reaches = discover(agent, peer, [&source, &target.facts], option).await;
-    let plan = plan(&source, &target.facts, option, &reaches, memory_bytes).map_err(Problem::refused)?;
+    let request = request.into();
+    let reaches = discover(agent, peer, [&source, &target.facts], request.option).await;
+    let plan = plan(&source, &target.facts, request, &reaches, memory_bytes).map_err(Problem::refused)?;
     Ok(Meeting { source, target, plan })
 }
 
@@ -346,6 +346,7 @@ pub(crate) fn recover(agent: &Arc<Agent>) -> Result<(), Problem> {
             vm: open.vm,
             target: open.target,
             option: open.requested_option,
+            encrypt: false,
             deadline_s: None,
             throttle_max_percent: None,
         };

@@ -1,4 +1,4 @@
-//! The relay of a compressed migration: its end on the source, and its end on the target.
+//! The relay of a migration that is compressed or encrypted: its end on the source, and its end on the target.
 
 use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpListener};
@@ -8,9 +8,12 @@ use drainpipe_engine::problem::Problem;
 use drainpipe_engine::progress::CompressionProgress;
 use drainpipe_engine::result::CompressionUse;
 use drainpipe_hypervisor::Vmm;
+use drainpipe_identity::{Identity, explain};
 use drainpipe_relay::{
-    Figures, Limiter, Receiver, ReceiverSettings, RelayError, Sender, SenderSettings, TOKEN_BYTES, Token,
+    ClientTls, Figures, Limiter, Receiver, ReceiverSettings, Sender, SenderSettings, ServerTls, TOKEN_BYTES,
+    Token, Treatment,
 };
+use rustls::pki_types::ServerName;
 use uuid::Uuid;
 
 use crate::config::Compression;
@@ -21,10 +24,23 @@ use crate::transport::connections;
 /// Progress tells what was done over this time.
 const WINDOW_MS: f64 = 1_000.0;
 
+/// What one end must know to find the other one, and no one else.
+#[derive(Debug)]
+pub(crate) struct OtherEnd<'a> {
+    /// Who this host is.
+    pub(crate) identity: &'a Identity,
+    /// The other host: the one that the migration was agreed on with.
+    pub(crate) host: &'a str,
+    /// What only both ends know, and for this migration only.
+    pub(crate) token: Uuid,
+}
+
 /// The end on the source.
 #[derive(Debug)]
 pub(crate) struct OutgoingRelay {
     sender: Sender,
+    target: String,
+    is_compressed: bool,
     readings: VecDeque<(f64, Figures)>,
 }
 
@@ -34,27 +50,36 @@ impl OutgoingRelay {
         vmm: &Vmm,
         plan: &Plan,
         destination: SocketAddr,
-        token: Uuid,
+        other: &OtherEnd<'_>,
         guard: &Guard,
         compression: &Compression,
     ) -> Result<Self, Problem> {
+        let target = ServerName::try_from(other.host.to_owned()).map_err(Problem::failed)?;
+        let tls = ClientTls::new(other.identity.client_config(), target);
         let hands = guard.hands().map_err(Problem::failed)?;
         let cpus = packing_cpus(compression)?.cpus().to_vec();
         let settings = SenderSettings {
             path: vmm.paths().relay_socket(),
             destination,
             connections: connections(plan),
-            token: token_of(token),
+            token: token_of(other.token),
+            treatment: treatment(plan, tls)?,
             cores: compression.cores.map_or(cpus.len(), |most| cpus.len().min(most.into())),
             cpus,
         };
         let sender = Sender::start(settings, move |socket| hands.hold(socket)).map_err(Problem::failed)?;
-        Ok(Self { sender, readings: VecDeque::new() })
+        let (target, is_compressed) = (other.host.to_owned(), plan.is_compressed);
+        Ok(Self { sender, target, is_compressed, readings: VecDeque::new() })
     }
 
     /// Why it ended; none as long as it goes on.
-    pub(crate) fn error(&self) -> Option<RelayError> {
-        self.sender.error()
+    pub(crate) fn problem(&self) -> Option<Problem> {
+        let error = self.sender.error()?;
+        let why = explain(&error).map_or_else(
+            || error.to_string(),
+            |why| format!("the memory could not be sent encrypted to {}: {why}", self.target),
+        );
+        Some(Problem::failed(why))
     }
 
     /// What keeps it within a bandwidth limit.
@@ -80,14 +105,23 @@ impl OutgoingRelay {
     pub(crate) fn progress(&self) -> Option<CompressionProgress> {
         let ((begin_ms, begin), (end_ms, end)) = (self.readings.front()?, self.readings.back()?);
         let wire_bytes = end.wire_bytes - begin.wire_bytes;
-        (wire_bytes > 0 && end_ms > begin_ms).then(|| CompressionProgress {
+        (self.is_compressed && wire_bytes > 0 && end_ms > begin_ms).then(|| CompressionProgress {
             ratio: (end.raw_bytes - begin.raw_bytes) as f64 / wire_bytes as f64,
             cores: (end.packing_cpu_seconds - begin.packing_cpu_seconds) * 1000.0 / (end_ms - begin_ms),
         })
     }
 
-    /// What it did in all.
-    pub(crate) fn total(&self) -> CompressionUse {
+    /// What its connections are encrypted with, if they are.
+    pub(crate) fn cipher_suite(&self) -> Option<String> {
+        self.sender.cipher_suite()
+    }
+
+    /// What it compressed in all, if that is its task.
+    pub(crate) fn compression(&self) -> Option<CompressionUse> {
+        self.is_compressed.then(|| self.compressed())
+    }
+
+    fn compressed(&self) -> CompressionUse {
         let Figures { raw_bytes, wire_bytes, packed, packing_cpu_seconds } = self.sender.figures();
         CompressionUse {
             stream_bytes: raw_bytes,
@@ -105,12 +139,14 @@ pub(crate) fn receive(
     vmm: &Vmm,
     plan: &Plan,
     listener: TcpListener,
-    token: Uuid,
+    other: &OtherEnd<'_>,
 ) -> Result<Receiver, Problem> {
+    let tls = ServerTls::new(other.identity.server_config_for(other.host));
     let settings = ReceiverSettings {
         path: vmm.paths().relay_socket(),
         connections: connections(plan),
-        token: token_of(token),
+        token: token_of(other.token),
+        treatment: treatment(plan, tls)?,
     };
     Receiver::start(listener, settings).map_err(Problem::failed)
 }
@@ -126,6 +162,12 @@ pub(crate) fn packing_cpus(compression: &Compression) -> Result<CpuList, Problem
             "[compression] cpus in agent.toml: the agent may not run on CPU {missing} of this host, only on {own}"
         ))),
     }
+}
+
+fn treatment<T>(plan: &Plan, tls: T) -> Result<Treatment<T>, Problem> {
+    let encryption = plan.encryption.is_encrypted.then_some(tls);
+    Treatment::of(plan.is_compressed, encryption)
+        .ok_or_else(|| Problem::failed("a relay for a migration that needs none"))
 }
 
 fn token_of(token: Uuid) -> Token {

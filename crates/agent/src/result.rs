@@ -1,9 +1,10 @@
 //! Puts a migration's result together from the engine's timings and the agent's readings.
 
+use drainpipe_engine::encryption::Encryption;
 use drainpipe_engine::migration::{Migration, Timings};
 use drainpipe_engine::option::{MigrationOption, RequestedOption};
 use drainpipe_engine::plan::Plan;
-use drainpipe_engine::result::{Event, LinkUse, MigrationResult, Outcome, PathUse};
+use drainpipe_engine::result::{EncryptionUse, Event, LinkUse, MigrationResult, Outcome, PathUse};
 use drainpipe_engine::step::Step;
 use jiff::Timestamp;
 
@@ -77,11 +78,21 @@ pub(crate) fn assemble(
         paths,
         elsewhere: measured.elsewhere,
         compression: measured.compression,
+        encryption: plan.map(|plan| encryption_use(plan, measured.cipher_suite)),
         findings: migration.findings().to_vec(),
         events,
         samples: measured.samples,
         verified: None,
     }
+}
+
+/// All that a relay encrypts with.
+const ENCRYPTION_PROTOCOL: &str = "TLS 1.3";
+
+fn encryption_use(plan: &Plan, cipher_suite: Option<String>) -> EncryptionUse {
+    let Encryption { is_encrypted, why } = plan.encryption.clone();
+    let protocol = cipher_suite.as_ref().map(|_| ENCRYPTION_PROTOCOL.into());
+    EncryptionUse { is_encrypted, why, protocol, cipher_suite }
 }
 
 /// Says of each path that was to carry and did not, that it did not.

@@ -281,6 +281,9 @@ pub(crate) struct MigrateArguments {
     /// auto, tcp, compression, multichannel or direct
     #[arg(long, default_value = "auto")]
     pub(crate) option: RequestedOption,
+    /// Encrypt it also where the hosts do not require that
+    #[arg(long)]
+    pub(crate) encrypt: bool,
     /// Say how it would be done, and why, and do nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
@@ -449,6 +452,9 @@ pub(crate) struct BenchArguments {
     /// How often each is measured, there and back
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) repeat: u32,
+    /// Encrypt also where the hosts do not require that
+    #[arg(long)]
+    pub(crate) encrypt: bool,
     /// Write an HTML report
     #[arg(long, value_name = "FILE")]
     pub(crate) report: Option<PathBuf>,
@@ -557,6 +563,9 @@ pub(crate) struct LinkArguments {
     /// Run the programs of each host on a CPU of its own
     #[arg(long)]
     pub(crate) own_cpus: bool,
+    /// Let hosts not trust these links: migrations are encrypted
+    #[arg(long)]
+    pub(crate) untrusted: bool,
 }
 
 #[derive(Debug, Args)]

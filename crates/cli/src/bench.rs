@@ -7,7 +7,7 @@ use std::time::Duration;
 use drainpipe_agent::api::types::{HostView, MigrateRequest, PlanView, VmView};
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::problem::Problem;
-use drainpipe_engine::result::{MigrationResult, Outcome, Verified};
+use drainpipe_engine::result::{EncryptionUse, MigrationResult, Outcome, Verified};
 use drainpipe_guest::client::{Control, Heartbeat};
 use drainpipe_report::{BenchReport, Conditions, GuestConditions, HostConditions, LinkConditions};
 use jiff::Timestamp;
@@ -30,10 +30,18 @@ pub(crate) struct Bench {
     pub(crate) host: String,
     pub(crate) options: Vec<RequestedOption>,
     pub(crate) repeat: u32,
+    /// Also where the hosts do not require it.
+    pub(crate) encrypt: bool,
     pub(crate) content: Option<String>,
     pub(crate) client_namespace: Option<PathBuf>,
     /// A person watches.
     pub(crate) watched: bool,
+}
+
+fn encryption_note(results: &[MigrationResult]) -> Option<String> {
+    let mut used = results.iter().filter_map(|result| result.encryption.as_ref());
+    let EncryptionUse { protocol, cipher_suite, .. } = used.find(|used| used.cipher_suite.is_some())?;
+    Some(format!("encrypted by {}, {}", protocol.as_ref()?, cipher_suite.as_ref()?))
 }
 
 /// The guest, if it is one that answers.
@@ -78,6 +86,7 @@ impl Bench {
                 break;
             }
         }
+        report.conditions.notes.extend(encryption_note(&report.results));
         Ok(report)
     }
 
@@ -106,6 +115,7 @@ impl Bench {
             vm: self.vm.clone(),
             target: target.into(),
             option,
+            encrypt: self.encrypt,
             deadline_s: None,
             throttle_max_percent: None,
         };
@@ -159,6 +169,7 @@ impl Bench {
             vm: self.vm.clone(),
             target: self.host.clone(),
             option: RequestedOption::Multichannel,
+            encrypt: false,
             deadline_s: None,
             throttle_max_percent: None,
         };

@@ -7,6 +7,8 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::encryption::EncryptionPolicy;
+
 /// QEMU's own use of memory beside the guest's: code, translation cache of TCG, buffers of 16 channels.
 const QEMU_OVERHEAD_BYTES: u64 = 128 << 20;
 
@@ -61,6 +63,9 @@ pub struct HostFacts {
     /// Mb/s that migrations may take of its links now, in each direction; absent for no limit.
     #[serde(default)]
     pub bandwidth_limit_mbps: Option<u64>,
+    /// What it says of encryption.
+    #[serde(default)]
+    pub encryption: EncryptionPolicy,
     /// The host's address for routed multichannel: configured, or else chosen by its agent.
     #[schema(value_type = Option<String>)]
     pub migration_address: Option<IpAddr>,
@@ -148,6 +153,9 @@ pub struct MigrationLink {
     pub mtu: u32,
     /// Administratively up, with a carrier.
     pub usable: bool,
+    /// Whether the host trusts its network: what goes over it need not be encrypted.
+    #[serde(default)]
+    pub is_trusted: bool,
 }
 
 impl MigrationLink {

@@ -6,6 +6,7 @@ pub mod bandwidth;
 pub mod check;
 pub mod codec;
 pub mod drain;
+pub mod encryption;
 pub mod facts;
 pub mod idle_cores;
 pub mod migration;

@@ -255,6 +255,7 @@ fn slower(one: Option<u64>, other: Option<u64>) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::encryption::EncryptionPolicy;
     use crate::facts::HypervisorVersion;
 
     fn link(name: &str, addresses: &[&str], speed_mbps: Option<u64>) -> MigrationLink {
@@ -264,6 +265,7 @@ mod tests {
             speed_mbps,
             mtu: 1500,
             usable: true,
+            is_trusted: false,
         }
     }
 
@@ -275,6 +277,7 @@ mod tests {
             huge_pages_available: vec![],
             links,
             management_links: vec![],
+            encryption: EncryptionPolicy::Required,
             migration_address: Some(migration_address.parse().unwrap()),
             bandwidth_limit_mbps: None,
             no_migration_address: None,

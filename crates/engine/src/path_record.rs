@@ -85,6 +85,7 @@ pub fn turned<'a>(before: &[PathRecord], after: &'a [PathRecord]) -> Vec<&'a Pat
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::encryption::EncryptionPolicy;
     use crate::facts::HypervisorVersion;
 
     fn host(name: &str, links: &[(&str, bool)]) -> HostFacts {
@@ -94,6 +95,7 @@ mod tests {
             speed_mbps: None,
             mtu: 1500,
             usable: *usable,
+            is_trusted: false,
         };
         HostFacts {
             name: name.into(),
@@ -102,6 +104,7 @@ mod tests {
             huge_pages_available: vec![],
             links: links.iter().map(link).collect(),
             management_links: vec![],
+            encryption: EncryptionPolicy::Required,
             migration_address: None,
             bandwidth_limit_mbps: None,
             no_migration_address: None,

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use utoipa::ToSchema;
 
+use crate::encryption::{self, Encryption};
 use crate::facts::{HostFacts, HypervisorVersion};
 use crate::option::{MigrationOption, RequestedOption};
 use crate::path::{Path, Reach, carries_route, find_paths};
@@ -37,6 +38,24 @@ pub struct Plan {
     /// Whether a relay on either host packs the connections, as far as that makes them faster.
     #[serde(default)]
     pub is_compressed: bool,
+    /// Whether that relay encrypts the connections, and why.
+    #[serde(default)]
+    pub encryption: Encryption,
+}
+
+/// What a caller asks for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Request {
+    /// How memory shall travel.
+    pub option: RequestedOption,
+    /// Whether it shall be encrypted, whatever the hosts say.
+    pub encrypt: bool,
+}
+
+impl From<RequestedOption> for Request {
+    fn from(option: RequestedOption) -> Self {
+        Self { option, encrypt: false }
+    }
 }
 
 /// How connections use paths.
@@ -81,12 +100,26 @@ pub enum PlanError {
         /// Each path and why it was given up.
         tried: String,
     },
+    /// It shall be encrypted, and may not.
+    #[error(
+        "encryption was asked for, and is off on {host}: set encryption to \"allowed\" or \"required\" in its \
+         agent.toml, or do not ask for it"
+    )]
+    EncryptionOff {
+        /// Name of the host.
+        host: String,
+    },
 }
 
 /// What trying a path has shown: nothing against it, or why it cannot be used.
 pub type PathTrial = Result<(), String>;
 
 impl Plan {
+    /// Whether a relay stands on either host between QEMU and the network.
+    pub fn is_relayed(&self) -> bool {
+        self.is_compressed || self.encryption.is_encrypted
+    }
+
     /// What the paths carry together that carry at once, in Mb/s; absent where a speed is not known.
     pub fn carried_mbps(&self) -> Option<u64> {
         let most = if self.spread == Spread::InTurn { 1 } else { self.paths.len() };
@@ -139,10 +172,11 @@ impl Plan {
 pub fn plan(
     source: &HostFacts,
     target: &HostFacts,
-    requested: RequestedOption,
+    request: impl Into<Request>,
     reaches: &[Reach],
     memory_bytes: u64,
 ) -> Result<Plan, PlanError> {
+    let Request { option: requested, encrypt } = request.into();
     let paths = find_paths(source, target, requested, reaches);
     if paths.is_empty() {
         return Err(PlanError::NoPath {
@@ -158,13 +192,15 @@ pub fn plan(
     let (option, reason) = choose(requested, usable, rdma_obstacle(source, target), unroutable.as_deref());
     let (option, reason) = stay_out(option, reason, source, target, unroutable.as_deref(), &routable);
     let management = over_management(source, target, &paths);
-    let plan = arrange(requested, option, join_all([reason, management]), paths, unroutable.is_none());
-    if plan.spread == Spread::InTurn {
-        return Ok(plan);
+    let mut plan = arrange(requested, option, join_all([reason, management]), paths, unroutable.is_none());
+    if plan.spread == Spread::Routed {
+        let spares = mark_spares(&mut routable, memory_bytes);
+        let reason = join_all([plan.reason, left_out(&others), spares]);
+        plan = Plan { reason, paths: routable, ..plan };
     }
-    let spares = mark_spares(&mut routable, memory_bytes);
-    let reason = join_all([plan.reason, left_out(&others), spares]);
-    Ok(Plan { reason, paths: routable, ..plan })
+    let decided = encryption::decide(source, target, encrypt, &plan.paths);
+    let encryption = decided.map_err(|host| PlanError::EncryptionOff { host })?;
+    Ok(Plan { encryption, ..plan })
 }
 
 /// Those that a route between the migration addresses can go over, and the others.
@@ -256,7 +292,8 @@ fn arrange(
         }
     };
     let is_compressed = option == MigrationOption::Compression;
-    Plan { requested_option, option, reason, paths, spread, multifd_channels, is_compressed }
+    let encryption = Encryption::default();
+    Plan { requested_option, option, reason, paths, spread, multifd_channels, is_compressed, encryption }
 }
 
 /// Why nothing can be routed between the hosts' migration addresses over these paths.
@@ -346,6 +383,7 @@ fn describe_links(host: &HostFacts) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::encryption::EncryptionPolicy;
     use crate::facts::{MigrationLink, NoMigrationAddress};
 
     const GIB: u64 = 1 << 30;
@@ -363,9 +401,11 @@ mod tests {
                     speed_mbps: Some(1000),
                     mtu: 1500,
                     usable: true,
+                    is_trusted: true,
                 })
                 .collect(),
             management_links: vec![],
+            encryption: EncryptionPolicy::Required,
             migration_address: Some(format!("10.77.200.{last}").parse().unwrap()),
             bandwidth_limit_mbps: None,
             no_migration_address: None,
@@ -524,6 +564,20 @@ mod tests {
         assert!(made.reason.as_ref().unwrap().starts_with("e1–e1 is spare"), "{:?}", made.reason);
         let alone = made.narrow(&[Err("no answer".to_owned()), Ok(())], "a", "b").unwrap();
         assert_eq!((alone.paths.len(), alone.paths[0].is_spare), (1, false));
+    }
+
+    #[test]
+    fn encryption_needs_a_relay_and_no_other_option() {
+        let (mut a, b) = (host("a", 1, 2), host("b", 2, 2));
+        let clear = plan(&a, &b, RequestedOption::Tcp, &[], GIB).unwrap();
+        assert!(!clear.is_relayed(), "{:?}", clear.encryption);
+        let asked = Request { option: RequestedOption::Tcp, encrypt: true };
+        let encrypted = plan(&a, &b, asked, &[], GIB).unwrap();
+        assert_eq!((encrypted.is_relayed(), encrypted.is_compressed), (true, false));
+        assert_eq!((encrypted.option, encrypted.paths), (clear.option, clear.paths));
+        a.encryption = EncryptionPolicy::Off;
+        let error = plan(&a, &b, asked, &[], GIB).unwrap_err();
+        assert_eq!(error, PlanError::EncryptionOff { host: "a".into() });
     }
 
     #[test]

@@ -77,6 +77,9 @@ pub struct MigrationResult {
     /// What compression did; absent without it.
     #[serde(default)]
     pub compression: Option<CompressionUse>,
+    /// Whether it was encrypted, why, and how; absent when it ended before that was decided.
+    #[serde(default)]
+    pub encryption: Option<EncryptionUse>,
     /// What each path carried, by the kernel's counters of the migration's connections.
     pub paths: Vec<PathUse>,
     /// What went over links that are on none of the paths.
@@ -136,6 +139,19 @@ pub struct CompressionUse {
     pub zstd_bytes: u64,
     /// CPU that packing took on the source; part of the source's agent's.
     pub cpu_seconds: f64,
+}
+
+/// Whether a migration's memory was encrypted on its way, and how.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct EncryptionUse {
+    /// Whether it was, or was to be.
+    pub is_encrypted: bool,
+    /// Why, in words.
+    pub why: String,
+    /// Such as `TLS 1.3`; absent where no connection was encrypted.
+    pub protocol: Option<String>,
+    /// IANA's name of the cipher suite; absent where no connection was encrypted.
+    pub cipher_suite: Option<String>,
 }
 
 /// What one path carried.

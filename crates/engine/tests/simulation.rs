@@ -4,6 +4,7 @@
 //! A failing seed replays exactly:
 //! `DRAINPIPE_SEED=17 cargo test -p drainpipe-engine --test simulation`. `make soak` runs many more seeds.
 
+use drainpipe_engine::encryption::Encryption;
 use drainpipe_engine::migration::{Action, Event, Limits, Migration, Stage, TargetState};
 use drainpipe_engine::option::{MigrationOption, RequestedOption};
 use drainpipe_engine::plan::{Plan, Spread};
@@ -173,6 +174,7 @@ fn a_plan() -> Plan {
         spread: Spread::InTurn,
         multifd_channels: None,
         is_compressed: false,
+        encryption: Encryption::default(),
     }
 }
 

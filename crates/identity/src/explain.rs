@@ -83,6 +83,10 @@ fn explain_certificate(reason: &CertificateError) -> Option<String> {
              make one with `drainpipe pki host`"
                 .to_owned()
         }
+        CertificateError::ApplicationVerificationFailure => {
+            "the peer's certificate is not of the host that was expected: check which host connects"
+                .to_owned()
+        }
         CertificateError::BadEncoding => {
             "the peer's certificate cannot be decoded: replace it with one made by `drainpipe pki`".to_owned()
         }

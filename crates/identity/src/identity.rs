@@ -8,14 +8,16 @@ use rustls::client::Resumption;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use rustls::server::danger::ClientCertVerifier;
-use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::server::{NoServerSessionStorage, WantsServerCert, WebPkiClientVerifier};
 use rustls::sign::CertifiedKey;
 use rustls::version::TLS13;
-use rustls::{CertificateError, ClientConfig, RootCertStore, ServerConfig};
+use rustls::{CertificateError, ClientConfig, ConfigBuilder, RootCertStore, ServerConfig};
 use x509_parser::certificate::X509Certificate;
 
 use crate::files::{FileError, not_pem, read_certificates, read_private_key};
+use crate::one_host::OneHost;
 use crate::peer::{Peer, PeerError};
+use crate::suites::{by_speed, has_aes};
 use crate::validity::Validity;
 
 /// Why certificate, key and authority are no identity.
@@ -90,6 +92,7 @@ pub struct Identity {
     holder: Peer,
     authority_key: Vec<u8>,
     not_after: Timestamp,
+    verifier: Arc<dyn ClientCertVerifier>,
     server: Arc<ServerConfig>,
     client: ClientConfig,
 }
@@ -119,7 +122,9 @@ impl Identity {
             holder,
             authority_key,
             not_after,
-            server: server_config(verifier, chain.clone(), private_key.clone_key()).map_err(unusable)?,
+            server: server_config(Arc::clone(&verifier), chain.clone(), private_key.clone_key())
+                .map_err(unusable)?,
+            verifier,
             client: client_config(roots, chain, private_key).map_err(unusable)?,
         })
     }
@@ -146,6 +151,15 @@ impl Identity {
         Arc::clone(&self.server)
     }
 
+    /// As [`Self::server_config`], for one host of all: anybody else is refused during the handshake.
+    pub fn server_config_for(&self, host: &str) -> ServerConfig {
+        let host = Peer::Host(host.to_owned());
+        let verifier = Arc::new(OneHost { verifier: Arc::clone(&self.verifier), host });
+        let builder =
+            server_config_builder(verifier).expect("the same provider has TLS 1.3 for server_config");
+        finish(builder.with_cert_resolver(Arc::clone(&self.server.cert_resolver)))
+    }
+
     /// Connects to hosts of the same authority, by TLS 1.3. The server name must be the host's
     /// Drainpipe name, not its address.
     pub fn client_config(&self) -> ClientConfig {
@@ -154,7 +168,15 @@ impl Identity {
 }
 
 fn provider() -> Arc<CryptoProvider> {
-    Arc::new(rustls::crypto::ring::default_provider())
+    let cipher_suites = by_speed(has_aes());
+    Arc::new(CryptoProvider { cipher_suites, ..rustls::crypto::ring::default_provider() })
+}
+
+fn server_config_builder(
+    verifier: Arc<dyn ClientCertVerifier>,
+) -> Result<ConfigBuilder<ServerConfig, WantsServerCert>, rustls::Error> {
+    let builder = ServerConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13])?;
+    Ok(builder.with_client_cert_verifier(verifier))
 }
 
 fn server_config(
@@ -162,14 +184,17 @@ fn server_config(
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
 ) -> Result<Arc<ServerConfig>, rustls::Error> {
-    let mut config = ServerConfig::builder_with_provider(provider())
-        .with_protocol_versions(&[&TLS13])?
-        .with_client_cert_verifier(verifier)
-        .with_single_cert(chain, key)?;
+    let config = server_config_builder(verifier)?.with_single_cert(chain, key)?;
+    Ok(Arc::new(finish(config)))
+}
+
+fn finish(mut config: ServerConfig) -> ServerConfig {
     // A resumed session does not check the client's certificate again, so it could outlast it.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
-    Ok(Arc::new(config))
+    // A client that is fast with AES offers it first. Here it is slow, which counts as well.
+    config.ignore_client_order = !has_aes();
+    config
 }
 
 fn client_config(

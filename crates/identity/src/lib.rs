@@ -16,7 +16,9 @@ mod explain;
 mod files;
 mod identity;
 mod name;
+mod one_host;
 mod peer;
+mod suites;
 mod validity;
 
 pub use explain::explain;

@@ -105,6 +105,20 @@ fn hosts_of_one_authority_know_each_other() {
 }
 
 #[test]
+fn where_one_host_is_expected_no_other_and_no_operator_is_accepted() {
+    let fleet = fleet();
+    let b = host(&fleet, "b");
+    let server = || Arc::new(b.server_config_for("a"));
+    let outcome = shake(host(&fleet, "a").client_config(), server(), "b");
+    assert_eq!(outcome.server.unwrap(), Peer::Host("a".into()));
+    for other in [host(&fleet, "c"), operator(&fleet, "a")] {
+        let outcome = shake(other.client_config(), server(), "b");
+        assert!(explained(outcome.server).contains("not of the host that was expected"));
+        assert!(explained(outcome.client).contains("refused our certificate"));
+    }
+}
+
+#[test]
 fn an_operator_is_known_as_one() {
     let fleet = fleet();
     let (alice, b) = (operator(&fleet, "alice"), host(&fleet, "b"));

@@ -43,6 +43,15 @@ pub enum RelayError {
     /// The connection to the program on this host broke.
     #[error("the connection to the program on this host broke: {0}")]
     Local(Arc<io::Error>),
+    /// The other end says nothing.
+    #[error("the other host did not answer in time; is its agent overloaded, or something else at its port?")]
+    NoAnswer,
+    /// The other end closed the connection before it had accepted it.
+    #[error("the other host did not accept the connection; its agent's log says why")]
+    Refused,
+    /// The connection cannot be encrypted, or is not any more.
+    #[error("the encrypted connection to the other host failed: {0}")]
+    Tls(#[from] rustls::Error),
     /// The other end stopped in the middle of a stream.
     #[error("the other host ended a stream before its end")]
     Truncated,
@@ -58,4 +67,15 @@ pub enum RelayError {
     /// The first connection never came, and the others wait for it.
     #[error("the first connection of the other host did not come")]
     FirstMissing,
+}
+
+impl RelayError {
+    /// What the kernel says of the connection to the other host.
+    pub(crate) fn wire(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Self::NoAnswer,
+            io::ErrorKind::UnexpectedEof => Self::Truncated,
+            _ => Self::Wire(Arc::new(error)),
+        }
+    }
 }

@@ -1,5 +1,6 @@
 //! What a sender has done so far.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -44,9 +45,19 @@ pub(crate) struct Counters {
     lz4_bytes: AtomicU64,
     zstd_bytes: AtomicU64,
     packing_cpu_ns: AtomicU64,
+    cipher_suite: OnceLock<String>,
 }
 
 impl Counters {
+    /// A connection is encrypted; all of them are alike.
+    pub(crate) fn encrypted(&self, cipher_suite: String) {
+        self.cipher_suite.get_or_init(|| cipher_suite);
+    }
+
+    pub(crate) fn cipher_suite(&self) -> Option<String> {
+        self.cipher_suite.get().cloned()
+    }
+
     pub(crate) fn sent(&self, raw_bytes: usize, wire_bytes: usize, codec: Option<Codec>) {
         self.raw_bytes.fetch_add(raw_bytes as u64, Ordering::Relaxed);
         self.wire_bytes.fetch_add(wire_bytes as u64, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Streams, compressed on their way from one host to another.
+//! Streams, compressed or encrypted or both on their way from one host to another.
 //!
 //! ```text
 //!   program ── Unix socket ──► Sender ── TCP ──► Receiver ── Unix socket ──► program
@@ -7,6 +7,9 @@
 //! Each connection that the one program makes becomes one to the other program, in the same order of bytes.
 //! Bytes go one way only. A sender is for one program and one purpose, and so is a receiver: they have
 //! threads of their own, end with their value, and hold a bounded amount of memory.
+//!
+//! What is encrypted has TLS 1.3 between the two ends, each of which knows who the other must be. Nothing else
+//! is said on such a connection, and nothing is sent in the clear when that fails.
 //!
 //! A block goes out packed when a core was free to pack it by the time the wire wanted it, and as it is
 //! otherwise. So a sender is never slower than the wire alone, as long as the copying itself keeps up.
@@ -20,8 +23,13 @@ mod pack;
 mod preamble;
 mod queue;
 mod receiver;
+mod records;
 mod sender;
 mod sockets;
+mod strangers;
+mod tls;
+mod treatment;
+mod wire;
 
 pub use error::RelayError;
 pub use figures::{CodecBytes, Figures};
@@ -29,6 +37,8 @@ pub use frame::BLOCK_BYTES_MAX;
 pub use preamble::{TOKEN_BYTES, Token};
 pub use receiver::{Receiver, ReceiverSettings};
 pub use sender::{Limiter, Sender, SenderSettings};
+pub use tls::{ClientTls, ServerTls};
+pub use treatment::Treatment;
 
 /// Connections of one sender. Each may hold some blocks, and all of them together are bounded.
 pub const CONNECTIONS_MAX: usize = 64;

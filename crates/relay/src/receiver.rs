@@ -1,14 +1,12 @@
 //! The receiving end. What comes in is hostile until it is understood.
 
-use std::io::{self, Read};
+use std::io;
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use rustix::net::{RecvFlags, recv};
 use socket2::SockRef;
 use tracing::{debug, warn};
 
@@ -16,23 +14,23 @@ use crate::CONNECTIONS_MAX;
 use crate::error::RelayError;
 use crate::frame::{BLOCK_BYTES_MAX, Frame, HEADER_BYTES};
 use crate::pack::Unpacker;
-use crate::preamble::{self, PREAMBLE_BYTES, Token};
-use crate::sockets::{Breaker, lock, spawn, write_all};
-
-/// How long a connection may take to say what it is.
-const PREAMBLE_DEADLINE: Duration = Duration::from_secs(5);
+use crate::preamble::{self, Token};
+use crate::sockets::{Breaker, connect_program, lock, spawn, write_all};
+use crate::strangers::{Stranger, Strangers};
+use crate::tls::ServerTls;
+use crate::treatment::Treatment;
+use crate::wire::Wire;
 
 /// How long the first connection may come after the others.
 const FIRST_DEADLINE: Duration = Duration::from_secs(10);
+
+/// How long the program may take to accept a connection.
+const PROGRAM_DEADLINE: Duration = Duration::from_secs(5);
 
 /// What may wait in one connection to be unpacked, in bytes. By itself the kernel would let it grow to 6 MiB
 /// (`net.ipv4.tcp_rmem`) where unpacking is what limits, and the program at the other end counts that as
 /// received. Sixteen connections carry 25 Gb/s with it at a round trip of 1 ms.
 const RECEIVED_BYTES: usize = 200 << 10;
-
-/// Connections that have not said yet what they are. Those beyond it are closed: a stranger cannot take the
-/// memory of a host.
-const UNKNOWN_MAX: usize = CONNECTIONS_MAX;
 
 /// What a receiver is to do.
 #[derive(Debug, Clone)]
@@ -43,6 +41,8 @@ pub struct ReceiverSettings {
     pub connections: usize,
     /// What the sender is known by.
     pub token: Token,
+    /// What has become of the bytes.
+    pub treatment: Treatment<ServerTls>,
 }
 
 /// The receiving end of a relay. Dropping it breaks the connections that have not ended.
@@ -56,7 +56,7 @@ struct Shared {
     settings: ReceiverSettings,
     listener: TcpListener,
     breaker: Breaker,
-    unknown: AtomicUsize,
+    strangers: Arc<Strangers>,
     inner: Mutex<Inner>,
     first_is_there: Condvar,
 }
@@ -80,7 +80,7 @@ impl Receiver {
         let begin = |source: io::Error| RelayError::Begin { path: path.clone(), source: Arc::new(source) };
         let shared = Arc::new(Shared {
             breaker: Breaker::new(),
-            unknown: AtomicUsize::new(0),
+            strangers: Arc::default(),
             inner: Mutex::new(Inner {
                 has_come: vec![false; settings.connections],
                 first_is_there: false,
@@ -116,6 +116,8 @@ impl Shared {
         let mut inner = lock(&self.inner);
         if !inner.is_closed {
             warn!(%error, "a relay ended before its streams had");
+            // At once, so that what follows from it is not taken for the cause.
+            inner.is_closed = true;
             inner.error = Some(error);
         }
         drop(inner);
@@ -160,7 +162,7 @@ impl Shared {
         }
         let path = &self.settings.path;
         let failed = |error| RelayError::Program { path: path.clone(), source: Arc::new(error) };
-        let program = UnixStream::connect(path).map_err(failed)?;
+        let program = connect_program(path, PROGRAM_DEADLINE).map_err(failed)?;
         self.breaker.add(&program).map_err(failed)?;
         if index == 0 {
             lock(&self.inner).first_is_there = true;
@@ -181,24 +183,23 @@ fn accept(shared: &Arc<Shared>) {
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
             Err(error) => return shared.fail(RelayError::Wire(Arc::new(error))),
         };
-        if shared.unknown.fetch_add(1, Ordering::Relaxed) >= UNKNOWN_MAX {
-            shared.unknown.fetch_sub(1, Ordering::Relaxed);
+        let Some(stranger) = shared.strangers.take_in(&wire) else {
             debug!(%peer, "closed: too many connections that do not say what they are");
             continue;
-        }
+        };
         let receiving = Arc::clone(shared);
-        let begun = spawn("relay-receive".into(), move || receive(&receiving, wire));
+        let begun = spawn("relay-receive".into(), move || receive(&receiving, wire, stranger));
         if let Err(error) = begun {
             return shared.fail(RelayError::Wire(Arc::new(error)));
         }
     }
 }
 
-fn receive(shared: &Shared, mut wire: TcpStream) {
-    let admitted = admit(shared, &mut wire);
-    shared.unknown.fetch_sub(1, Ordering::Relaxed);
-    let index = match admitted {
-        Ok(index) => index,
+fn receive(shared: &Shared, wire: TcpStream, stranger: Stranger) {
+    let admitted = admit(shared, wire);
+    drop(stranger);
+    let (index, mut wire) = match admitted {
+        Ok(admitted) => admitted,
         // Whoever it is: the sender's own connections are not touched by it.
         Err(error) => return debug!(%error, "a connection was closed"),
     };
@@ -207,46 +208,39 @@ fn receive(shared: &Shared, mut wire: TcpStream) {
     }
 }
 
-fn admit(shared: &Shared, wire: &mut TcpStream) -> Result<usize, RelayError> {
-    let broke = |error: io::Error| RelayError::Wire(Arc::new(error));
-    wire.set_read_timeout(Some(PREAMBLE_DEADLINE)).map_err(broke)?;
-    let mut said = [0; PREAMBLE_BYTES];
-    // In one call, so that the deadline is for all of it.
-    let (said_bytes, _) =
-        recv(&*wire, &mut said[..], RecvFlags::WAITALL).map_err(|error| broke(error.into()))?;
-    if said_bytes < PREAMBLE_BYTES {
-        return Err(RelayError::Truncated);
-    }
-    wire.set_read_timeout(None).map_err(broke)?;
-    let index = preamble::decode(&said, &shared.settings.token, shared.settings.connections)?;
+fn admit(shared: &Shared, wire: TcpStream) -> Result<(usize, Wire), RelayError> {
+    let ReceiverSettings { token, connections, treatment, .. } = &shared.settings;
+    let (wire, said) = Wire::accept(wire, treatment.encryption())?;
+    let index = preamble::decode(&said, token, *connections)?;
     shared.come(index)?;
     // Not before: a stranger's would stay open with it.
-    shared.breaker.add(&*wire).map_err(broke)?;
-    Ok(index)
+    shared.breaker.add(wire.socket()).map_err(RelayError::wire)?;
+    Ok((index, wire.admit()?))
 }
 
-fn relay(shared: &Shared, index: usize, wire: &mut TcpStream) -> Result<(), RelayError> {
+fn relay(shared: &Shared, index: usize, wire: &mut Wire) -> Result<(), RelayError> {
     let program = shared.connect_program(index)?;
+    if shared.settings.treatment.is_packed() {
+        unpack(wire, &program)?;
+    } else {
+        wire.pass_to(&program)?;
+    }
+    // The program may have closed it already.
+    drop(program.shutdown(Shutdown::Write));
+    Ok(())
+}
+
+/// Gives all of a packed stream to a program, as it was.
+fn unpack(wire: &mut Wire, program: &UnixStream) -> Result<(), RelayError> {
     let local = |error: io::Error| RelayError::Local(Arc::new(error));
     let mut unpacker = Unpacker::new()?;
     let mut packed = vec![0; BLOCK_BYTES_MAX];
     loop {
         let mut header = [0; HEADER_BYTES];
-        read_exact(wire, &mut header)?;
-        let Frame::Block { packing, raw_bytes, wire_bytes } = Frame::decode(header)? else {
-            // The program may have closed it already.
-            drop(program.shutdown(Shutdown::Write));
-            return Ok(());
-        };
+        wire.read_exact(&mut header)?;
+        let Frame::Block { packing, raw_bytes, wire_bytes } = Frame::decode(header)? else { return Ok(()) };
         let packed = packed.get_mut(..wire_bytes).ok_or(RelayError::Malformed("a block too long"))?;
-        read_exact(wire, packed)?;
-        write_all(&program, unpacker.unpack(packing, packed, raw_bytes)?, &[]).map_err(local)?;
+        wire.read_exact(packed)?;
+        write_all(program, unpacker.unpack(packing, packed, raw_bytes)?, &[]).map_err(local)?;
     }
-}
-
-fn read_exact(wire: &mut TcpStream, bytes: &mut [u8]) -> Result<(), RelayError> {
-    wire.read_exact(bytes).map_err(|error| match error.kind() {
-        io::ErrorKind::UnexpectedEof => RelayError::Truncated,
-        _ => RelayError::Wire(Arc::new(error)),
-    })
 }

@@ -1,24 +1,31 @@
-//! The sending end: takes the program's connections, and packs what the wire leaves time for.
+//! The sending end: takes the program's connections, and packs what the wire leaves time for, or encrypts, or
+//! both.
 
 mod compressors;
 mod lane;
+mod passing;
 mod shared;
 mod steering;
+mod unsent;
 
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use self::passing::Passing;
 use self::shared::Shared;
 use crate::CONNECTIONS_MAX;
 use crate::error::RelayError;
-use crate::figures::Figures;
+use crate::figures::{Counters, Figures};
 use crate::preamble::Token;
-use crate::sockets::spawn;
+use crate::sockets::{Breaker, spawn};
+use crate::tls::ClientTls;
+use crate::treatment::Treatment;
+use crate::wire::Wire;
 
 /// What a sender is to do.
 #[derive(Debug, Clone)]
@@ -33,18 +40,70 @@ pub struct SenderSettings {
     pub connections: usize,
     /// What the receiver knows the sender by.
     pub token: Token,
+    /// What becomes of the bytes.
+    pub treatment: Treatment<ClientTls>,
     /// Threads that pack at most, in idle time only: fewer, down to none, while others want the cores.
     pub cores: usize,
     /// The CPUs on which they pack; empty for all on which this process may run.
     pub cpus: Vec<usize>,
 }
 
+impl SenderSettings {
+    /// Connects to the receiver for the program's connection of this number.
+    fn connect(&self, lane: usize, breaker: &Breaker, counters: &Counters) -> Result<Wire, RelayError> {
+        let index = u8::try_from(lane).expect("a sender has no more connections than CONNECTIONS_MAX");
+        let tls = self.treatment.encryption();
+        let wire = Wire::connect(self.destination, breaker, tls, &self.token, index)?;
+        if let Some(cipher_suite) = wire.cipher_suite() {
+            counters.encrypted(cipher_suite);
+        }
+        Ok(wire)
+    }
+}
+
 /// The sending end of a relay. After an error the program's connections stay open, and take nothing more, until
 /// it is dropped.
 #[derive(Debug)]
 pub struct Sender {
-    shared: Arc<Shared>,
+    way: Way,
     path: PathBuf,
+}
+
+/// What becomes of the program's connections.
+#[derive(Debug, Clone)]
+enum Way {
+    Packing(Arc<Shared>),
+    Passing(Arc<Passing>),
+}
+
+impl Way {
+    fn begin(&self, lane: usize, program: UnixStream) -> io::Result<()> {
+        match self {
+            Self::Packing(shared) => lane::begin(shared, lane, program),
+            Self::Passing(passing) => passing::begin(passing, lane, program),
+        }
+    }
+
+    fn program(&self) -> &Breaker {
+        match self {
+            Self::Packing(shared) => &shared.program,
+            Self::Passing(passing) => &passing.program,
+        }
+    }
+
+    fn counters(&self) -> &Counters {
+        match self {
+            Self::Packing(shared) => &shared.counters,
+            Self::Passing(passing) => &passing.counters,
+        }
+    }
+
+    fn fail(&self, error: RelayError) {
+        match self {
+            Self::Packing(shared) => shared.fail(error),
+            Self::Passing(passing) => passing.fail(error),
+        }
+    }
 }
 
 impl Sender {
@@ -59,50 +118,60 @@ impl Sender {
         if !(1..=CONNECTIONS_MAX).contains(&settings.connections) {
             return Err(RelayError::Connections(settings.connections));
         }
-        let path = settings.path.clone();
+        let (path, connections) = (settings.path.clone(), settings.connections);
         let begin = |source: io::Error| RelayError::Begin { path: path.clone(), source: Arc::new(source) };
         let listener = listen(&path).map_err(begin)?;
         // From here on the socket is removed whatever happens.
-        let cores = settings.cores.max(1);
-        let sender = Self { shared: Arc::new(Shared::new(settings)), path: path.clone() };
-        sender.shared.program.add(&listener).map_err(begin)?;
+        let sender = Self { way: way_of(settings), path: path.clone() };
+        sender.way.program().add(&listener).map_err(begin)?;
         hold(listener.as_fd()).map_err(begin)?;
-        for number in 0..cores {
-            let shared = Arc::clone(&sender.shared);
-            spawn(format!("relay-pack-{number}"), move || compressors::run(&shared)).map_err(begin)?;
+        if let Way::Packing(shared) = &sender.way {
+            begin_packing(shared).map_err(begin)?;
         }
-        let shared = Arc::clone(&sender.shared);
-        spawn("relay-steer".into(), move || steering::run(&shared)).map_err(begin)?;
-        let shared = Arc::clone(&sender.shared);
-        spawn("relay-accept".into(), move || accept(&shared, &listener, hold)).map_err(begin)?;
+        let way = sender.way.clone();
+        spawn("relay-accept".into(), move || accept(&way, connections, &listener, hold)).map_err(begin)?;
         Ok(sender)
     }
 
     /// What was done so far.
     pub fn figures(&self) -> Figures {
-        self.shared.counters.read()
+        self.way.counters().read()
+    }
+
+    /// How its connections are encrypted, by the name that IANA gives it; none in the clear, and until the first
+    /// one is.
+    pub fn cipher_suite(&self) -> Option<String> {
+        self.way.counters().cipher_suite()
     }
 
     /// Why it ended before the streams had; none as long as it goes on, or when it ended as it should.
     pub fn error(&self) -> Option<RelayError> {
-        self.shared.error()
+        match &self.way {
+            Way::Packing(shared) => shared.error(),
+            Way::Passing(passing) => passing.error(),
+        }
     }
 
     /// What sets a limit to it.
     pub fn limiter(&self) -> Limiter {
-        Limiter(Arc::clone(&self.shared))
+        Limiter(self.way.clone())
     }
 
     /// The end is near: from now on as little as possible waits here and in the sockets, so that the program
-    /// is not kept waiting for it.
+    /// is not kept waiting for it. Where nothing is packed, that is always so.
     pub fn shorten(&self) {
-        self.shared.shorten();
+        if let Way::Packing(shared) = &self.way {
+            shared.shorten();
+        }
     }
 }
 
 impl Drop for Sender {
     fn drop(&mut self) {
-        self.shared.close();
+        match &self.way {
+            Way::Packing(shared) => shared.close(),
+            Way::Passing(passing) => passing.close(),
+        }
         // It may be gone with its directory.
         drop(fs::remove_file(&self.path));
     }
@@ -110,13 +179,32 @@ impl Drop for Sender {
 
 /// Limits what a sender gives to the network. Outlives it, to no effect.
 #[derive(Debug, Clone)]
-pub struct Limiter(Arc<Shared>);
+pub struct Limiter(Way);
 
 impl Limiter {
     /// From now on so many bytes per second, packed, over all connections together; `None` for no limit.
     pub fn set(&self, bytes_per_second: Option<u64>) {
-        self.0.set_limit(bytes_per_second);
+        match &self.0 {
+            Way::Packing(shared) => shared.set_limit(bytes_per_second),
+            Way::Passing(passing) => passing.set_limit(bytes_per_second),
+        }
     }
+}
+
+fn way_of(settings: SenderSettings) -> Way {
+    if settings.treatment.is_packed() {
+        return Way::Packing(Arc::new(Shared::new(settings)));
+    }
+    Way::Passing(Arc::new(Passing::new(settings)))
+}
+
+fn begin_packing(shared: &Arc<Shared>) -> io::Result<()> {
+    for number in 0..shared.settings.cores.max(1) {
+        let shared = Arc::clone(shared);
+        spawn(format!("relay-pack-{number}"), move || compressors::run(&shared))?;
+    }
+    let shared = Arc::clone(shared);
+    spawn("relay-steer".into(), move || steering::run(&shared))
 }
 
 fn listen(path: &PathBuf) -> io::Result<UnixListener> {
@@ -127,15 +215,16 @@ fn listen(path: &PathBuf) -> io::Result<UnixListener> {
 }
 
 fn accept(
-    shared: &Arc<Shared>,
+    way: &Way,
+    connections: usize,
     listener: &UnixListener,
     mut hold: impl FnMut(BorrowedFd<'_>) -> io::Result<()>,
 ) {
-    for lane in 0..shared.settings.connections {
+    for lane in 0..connections {
         let accepted = listener.accept().and_then(|(program, _)| hold(program.as_fd()).map(|()| program));
-        let begun = accepted.and_then(|program| lane::begin(shared, lane, program));
+        let begun = accepted.and_then(|program| way.begin(lane, program));
         if let Err(error) = begun {
-            return shared.fail(RelayError::Local(Arc::new(error)));
+            return way.fail(RelayError::Local(Arc::new(error)));
         }
     }
 }

@@ -2,13 +2,16 @@
 
 use std::io::{self, IoSlice, Write};
 use std::net::Shutdown;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use socket2::SockRef;
+use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 
 /// What a thread of a relay keeps on its stack is small.
 const STACK_BYTES: usize = 512 << 10;
@@ -26,7 +29,7 @@ pub(crate) fn spawn(name: String, work: impl FnOnce() + Send + 'static) -> io::R
 /// All sockets of a relay, to be shut down at once. That wakes every thread that waits on one of them.
 #[derive(Debug, Default)]
 pub(crate) struct Breaker {
-    sockets: Mutex<Option<Vec<socket2::Socket>>>,
+    sockets: Mutex<Option<Vec<Socket>>>,
 }
 
 impl Breaker {
@@ -81,4 +84,29 @@ pub(crate) fn write_all(mut socket: impl Write, mut first: &[u8], mut second: &[
         }
     }
     socket.write_all(second)
+}
+
+/// Writes all parts, in one call if the kernel takes them at once.
+pub(crate) fn write_all_of(mut socket: impl Write, mut parts: &mut [IoSlice<'_>]) -> io::Result<()> {
+    // Empty ones at the beginning would look like a socket that takes nothing.
+    IoSlice::advance_slices(&mut parts, 0);
+    while !parts.is_empty() {
+        match socket.write_vectored(parts) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => IoSlice::advance_slices(&mut parts, written),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Connects to a program that listens at a Unix socket; fails where it does not take the connection in time.
+pub(crate) fn connect_program(path: &Path, deadline: Duration) -> io::Result<UnixStream> {
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    // connect(2) keeps to it.
+    socket.set_write_timeout(Some(deadline))?;
+    socket.connect(&SockAddr::unix(path)?)?;
+    socket.set_write_timeout(None)?;
+    Ok(UnixStream::from(OwnedFd::from(socket)))
 }

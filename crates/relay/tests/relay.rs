@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use drainpipe_relay::{
     BLOCK_BYTES_MAX, Receiver, ReceiverSettings, RelayError, Sender, SenderSettings, TOKEN_BYTES, Token,
+    Treatment,
 };
 use proptest::prelude::*;
 use tempfile::TempDir;
@@ -33,8 +34,8 @@ impl Target {
         let program = UnixListener::bind(&path).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let receiver =
-            Receiver::start(listener, ReceiverSettings { path, connections, token: TOKEN }).unwrap();
+        let settings = ReceiverSettings { path, connections, token: TOKEN, treatment: Treatment::Packed };
+        let receiver = Receiver::start(listener, settings).unwrap();
         Self { receiver, program, address, directory }
     }
 
@@ -45,6 +46,7 @@ impl Target {
             destination: self.address,
             connections,
             token: TOKEN,
+            treatment: Treatment::Packed,
             cores: 2,
             cpus: vec![],
         };
@@ -255,6 +257,7 @@ fn a_receiver_that_goes_away_is_an_error_and_the_program_waits_for_the_sender_to
         destination: address,
         connections: 1,
         token: TOKEN,
+        treatment: Treatment::Packed,
         cores: 1,
         cpus: vec![],
     };
@@ -287,6 +290,7 @@ fn nobody_at_the_other_end_is_an_error_with_the_address() {
         destination: closed,
         connections: 1,
         token: TOKEN,
+        treatment: Treatment::Packed,
         cores: 1,
         cpus: vec![],
     };

@@ -59,6 +59,7 @@ pub(crate) fn completed(requested: RequestedOption, total_ms: f64) -> MigrationR
         predicted_total_ms: None,
         cpu_seconds: CpuSeconds { source_vmm: 1.1, source_agent: 0.02, target_vmm: 1.3, target_agent: 0.01 },
         compression: None,
+        encryption: None,
         paths: vec![path("left", left_share), path("right", 1.0 - left_share)],
         elsewhere: vec![],
         findings: vec![],

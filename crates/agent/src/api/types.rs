@@ -183,6 +183,9 @@ pub struct MigrateRequest {
     /// How.
     #[serde(default)]
     pub option: RequestedOption,
+    /// Whether it shall be encrypted, also where the hosts do not require it.
+    #[serde(default)]
+    pub encrypt: bool,
     /// Seconds after which it is undone unless it is over: up to a day.
     #[serde(default, deserialize_with = "deadline_s")]
     #[schema(minimum = 1, maximum = 86_400)]
@@ -326,7 +329,7 @@ pub struct Endpoint {
     pub port: u16,
     /// For routed multichannel: where the target watches the paths.
     pub watch: Option<WatchEnd>,
-    /// For a compressed migration: what the relay of the source says on each connection, so that nobody else
+    /// For a compressed or encrypted migration: what the relay of the source says on each connection, so that nobody else
     /// gets to the VM.
     #[serde(default)]
     #[schema(value_type = Option<String>)]

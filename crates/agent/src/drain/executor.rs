@@ -166,8 +166,14 @@ impl Executor {
 
     fn begin(&mut self, vm: String, target: String) {
         let DrainRequest { option, throttle_max_percent, .. } = self.request;
-        let request =
-            MigrateRequest { vm: vm.clone(), target, option, deadline_s: None, throttle_max_percent };
+        let request = MigrateRequest {
+            vm: vm.clone(),
+            target,
+            option,
+            encrypt: false,
+            deadline_s: None,
+            throttle_max_percent,
+        };
         match outgoing::begin(&self.agent, &request, Turn::Held) {
             Ok(flight) => {
                 self.own_news.push_back(Event::Begun { vm: vm.clone(), migration: flight.id().into() });

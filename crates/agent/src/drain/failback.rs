@@ -161,6 +161,7 @@ impl WayBack {
             vm: one.vm.clone(),
             target: self.agent.name().into(),
             option: self.option_of(one),
+            encrypt: false,
             deadline_s: None,
             throttle_max_percent: None,
         };

@@ -259,6 +259,7 @@ mod tests {
     use std::net::Ipv4Addr;
 
     use drainpipe_engine::check::finding::{Place, Severity};
+    use drainpipe_engine::encryption::Encryption;
     use drainpipe_engine::option::MigrationOption;
     use drainpipe_engine::path::Path;
     use drainpipe_engine::plan::Spread;
@@ -309,6 +310,7 @@ mod tests {
             spread,
             multifd_channels: None,
             is_compressed: false,
+            encryption: Encryption::default(),
         }
     }
 

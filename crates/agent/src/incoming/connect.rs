@@ -4,6 +4,7 @@ use std::future::ready;
 use std::net::{IpAddr, TcpListener};
 use std::sync::Arc;
 
+use drainpipe_engine::encryption::refuses_clear;
 use drainpipe_engine::path::Path;
 use drainpipe_engine::plan::Spread;
 use drainpipe_engine::problem::Problem;
@@ -18,7 +19,7 @@ use crate::lock::lock;
 use crate::path_watch::{Joining, WatchEnd};
 use crate::ports;
 use crate::probe::{self, ProbePorts};
-use crate::relay;
+use crate::relay::{self, OtherEnd};
 use crate::slots::Slots;
 use crate::transport::transport;
 use crate::vms::QMP_DEADLINE;
@@ -56,6 +57,11 @@ pub(crate) async fn connect(
     let _stepping = entry.stepping.lock().await;
     must_wait(agent, &entry)?;
     entry.end_trials();
+    if !request.plan.encryption.is_encrypted
+        && let Some(why) = refuses_clear(&agent.facts().await?, &request.plan.paths)
+    {
+        return Err(Problem::refused(why));
+    }
     let vmm = entry.vmm()?;
     if request.plan.spread == Spread::Routed {
         return connect_routed(agent, &entry, &vmm, &request).await;
@@ -123,7 +129,7 @@ async fn listen(
     request: &ConnectionRequest,
     address: IpAddr,
 ) -> Result<Endpoint, Problem> {
-    if !request.plan.is_compressed {
+    if !request.plan.is_relayed() {
         let port = listen_on_free_port(agent, vmm, request, address).await?;
         return Ok(Endpoint { address, port, watch: None, relay_token: None });
     }
@@ -131,7 +137,8 @@ async fn listen(
     migration::listen(vmm, transport(&request.plan), path, QMP_DEADLINE).await.map_err(Problem::failed)?;
     let (listener, port) = bind_free_port(agent, request, address).await?;
     let token = Uuid::new_v4();
-    *lock(&entry.relay) = Some(relay::receive(vmm, &request.plan, listener, token)?);
+    let other = OtherEnd { identity: &agent.identity, host: &entry.source, token };
+    *lock(&entry.relay) = Some(relay::receive(vmm, &request.plan, listener, &other)?);
     Ok(Endpoint { address, port, watch: None, relay_token: Some(token) })
 }
 

@@ -10,9 +10,8 @@ use drainpipe_engine::check::finding::Finding;
 use drainpipe_engine::check::refusal;
 use drainpipe_engine::facts::HostFacts;
 use drainpipe_engine::migration::{Action, Event, Migration, Stage, TargetState, downtime_limit_ms};
-use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::path::Path;
-use drainpipe_engine::plan::{PathTrial, Plan, Spread};
+use drainpipe_engine::plan::{PathTrial, Plan, Request, Spread};
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_engine::progress::{Progress, Transferred};
 use drainpipe_engine::queue::unsent_limit_bytes;
@@ -38,7 +37,7 @@ use crate::link_socket::on_link;
 use crate::measure::Measurements;
 use crate::path_watch::{Beginning, Joining, News, WatchEnd};
 use crate::probe::{self, ProbePorts, ProbeRequest};
-use crate::relay::OutgoingRelay;
+use crate::relay::{OtherEnd, OutgoingRelay};
 use crate::result;
 use crate::transport::{connections, transport};
 use crate::vms::{Claimed, QEMU_DEADLINE, QMP_DEADLINE, does_not_run};
@@ -80,7 +79,7 @@ pub(super) struct Executor {
     agent: Arc<Agent>,
     pub(super) running: Arc<Running>,
     claimed: Claimed,
-    requested: RequestedOption,
+    request: Request,
     started_at: Timestamp,
     began: Instant,
     facts: Option<(HostFacts, HostFacts)>,
@@ -134,7 +133,7 @@ impl Executor {
             // Without a QEMU a channel that is closed already.
             events: claimed.vmm.as_ref().map_or_else(|| broadcast::channel(1).1, |vmm| vmm.events()),
             claimed,
-            requested: request.option,
+            request: Request { option: request.option, encrypt: request.encrypt },
             started_at,
             began: Instant::now(),
             facts: None,
@@ -285,8 +284,7 @@ impl Executor {
 
     async fn establish_hosts(&mut self) -> Result<Event, Problem> {
         let Meeting { source, target, plan } =
-            meet(&self.agent, self.peer()?, &self.running.target, self.requested, self.memory_bytes())
-                .await?;
+            meet(&self.agent, self.peer()?, &self.running.target, self.request, self.memory_bytes()).await?;
         let vmm = self.claimed.vmm.as_ref().ok_or_else(|| does_not_run(&self.running.vm))?;
         let vms = std::slice::from_ref(vmm);
         self.findings =
@@ -408,7 +406,7 @@ impl Executor {
         let apart =
             self.facts.as_ref().is_some_and(|(_, target)| target.hypervisor.tells_connections_apart());
         let connections = connections(plan);
-        let in_order = (!apart && !plan.is_compressed && connections > 1).then_some(connections);
+        let in_order = (!apart && !plan.is_relayed() && connections > 1).then_some(connections);
         let beginning = Beginning { migration: &self.running.id, port, in_order };
         self.agent.watches.begin_transfer(&self.running.target, beginning).await;
     }
@@ -421,17 +419,19 @@ impl Executor {
         address: SocketAddr,
         guard: &Guard,
     ) -> Result<(Option<OutgoingRelay>, qemu::Address), Problem> {
-        if !plan.is_compressed {
+        if !plan.is_relayed() {
             return Ok((None, address.into()));
         }
         let vmm = self.vmm()?;
         let token = endpoint.relay_token.ok_or_else(|| {
             Problem::refused(format!(
-                "the agent of {} does not know this way of compression: run the same Drainpipe on both hosts",
+                "the agent of {} does not compress or encrypt as this one: run the same Drainpipe on both hosts",
                 self.running.target
             ))
         })?;
-        let relay = OutgoingRelay::start(vmm, plan, address, token, guard, &self.agent.config.compression)?;
+        let other = OtherEnd { identity: &self.agent.identity, host: &self.running.target, token };
+        let compression = &self.agent.config.compression;
+        let relay = OutgoingRelay::start(vmm, plan, address, &other, guard, compression)?;
         Ok((Some(relay), vmm.paths().relay_socket().into()))
     }
 
@@ -457,8 +457,8 @@ impl Executor {
     }
 
     async fn look(&mut self) -> Event {
-        if let Some(error) = self.relay.as_ref().and_then(OutgoingRelay::error) {
-            return Event::TransferFailed(Problem::failed(error));
+        if let Some(problem) = self.relay.as_ref().and_then(OutgoingRelay::problem) {
+            return Event::TransferFailed(problem);
         }
         let status = match self.status().await {
             Ok(Some(status)) => status,
@@ -678,7 +678,7 @@ impl Executor {
             self.measurements.transfer_ends(vmm, &status);
         }
         if let Some(relay) = &self.relay {
-            self.measurements.relayed(relay.total());
+            self.measurements.relayed(relay);
         }
         let now_ms = self.now_ms();
         self.measurements.sample(&self.agent.network, now_ms).await
@@ -714,7 +714,7 @@ impl Executor {
                 source: self.agent.name().into(),
                 target: self.running.target.clone(),
                 memory_bytes: self.memory_bytes(),
-                requested_option: self.requested,
+                requested_option: self.request.option,
                 started_at: self.started_at,
             },
             migration,

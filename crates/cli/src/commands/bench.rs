@@ -22,6 +22,7 @@ pub(crate) async fn run(
         host: arguments.host.clone(),
         options: arguments.options.clone(),
         repeat: arguments.repeat,
+        encrypt: arguments.encrypt,
         content: arguments.content.clone(),
         client_namespace: arguments.client_namespace.clone(),
         watched: true,

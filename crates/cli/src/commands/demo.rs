@@ -74,7 +74,7 @@ fn check_guest_files(arguments: &DemoArguments) -> Result<(), Problem> {
 
 async fn measure(lab: &Lab, arguments: &DemoArguments) -> Result<BenchReport, Problem> {
     output::remark(&format!("two hosts, {} links between them, and a client", arguments.links.links.len()));
-    lab_command::start_agents(lab, &arguments.qemu).await?;
+    lab_command::start_agents(lab, &arguments.qemu, arguments.links.trust()).await?;
     let fleet = ConnectionArguments::of_socket(&lab_command::agent_socket(lab, "a")?).fleet()?;
     let spec = guest_spec(arguments, &newest_machine(&arguments.qemu).await?)?;
     vm::create(&fleet, &spec, None).await?;
@@ -87,6 +87,7 @@ async fn measure(lab: &Lab, arguments: &DemoArguments) -> Result<BenchReport, Pr
         host: "b".into(),
         options: arguments.options.clone(),
         repeat: arguments.repeat,
+        encrypt: false,
         content: Some(arguments.mix.to_string()),
         client_namespace: Some(client_namespace),
         watched: true,

@@ -10,7 +10,9 @@ use drainpipe_agent::client::ApiClient;
 use drainpipe_agent::config::DEFAULT_PORT;
 use drainpipe_engine::problem::Problem;
 use drainpipe_identity::authority::{self, InitOptions, IssueOptions};
-use drainpipe_lab::{CLIENT, DEFAULT_MTU_BYTES, Error, Fault, Lab, LabSpec, LabStatus, LinkSpec};
+use drainpipe_lab::{
+    CLIENT, DEFAULT_MTU_BYTES, Error, Fault, Lab, LabSpec, LabStatus, LinkSpec, MANAGEMENT_INTERFACE,
+};
 use tokio::time::{Instant, sleep};
 
 use crate::arguments::{LabCommand, LabUpArguments, LinkArguments};
@@ -22,6 +24,19 @@ const AGENT_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Lab certificates outlive the lab, which a reboot ends; a check complains in their last 30 days.
 const CERTIFICATE_DAYS: std::num::NonZeroU32 = std::num::NonZeroU32::new(365).expect("365 is not 0");
+
+/// Which links a lab's hosts trust. What goes over trusted ones is not encrypted.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Trust {
+    AllLinks,
+    None,
+}
+
+impl LinkArguments {
+    pub(crate) fn trust(&self) -> Trust {
+        if self.untrusted { Trust::None } else { Trust::AllLinks }
+    }
+}
 
 pub(crate) async fn run(command: LabCommand, json: bool) -> Result<Exit, Problem> {
     match command {
@@ -58,7 +73,7 @@ async fn up(arguments: &LabUpArguments) -> Result<Exit, Problem> {
     let spec = spec_of(&arguments.name, &arguments.hosts, &arguments.links)?;
     let lab = Lab::up(spec).map_err(problem)?;
     if !arguments.no_agents
-        && let Err(problem) = start_agents(&lab, &arguments.qemu).await
+        && let Err(problem) = start_agents(&lab, &arguments.qemu, arguments.links.trust()).await
     {
         Lab::down(&arguments.name).map_err(Problem::failed)?;
         return Err(problem);
@@ -85,12 +100,12 @@ fn parse_link(words: &str) -> Result<LinkSpec, Problem> {
 }
 
 /// Gives each host a certificate and a configuration, and starts its agent.
-pub(crate) async fn start_agents(lab: &Lab, qemu: &Path) -> Result<(), Problem> {
+pub(crate) async fn start_agents(lab: &Lab, qemu: &Path, trust: Trust) -> Result<(), Problem> {
     let authority_directory = lab.node_dir(CLIENT).map_err(problem)?.join("pki");
     authority::init(&authority_directory, &InitOptions { overwrite: true, ..InitOptions::default() })
         .map_err(Problem::failed)?;
     for host in &lab.spec().hosts {
-        start_agent(lab, host, &authority_directory, qemu)?;
+        start_agent(lab, host, &authority_directory, qemu, trust)?;
     }
     for host in &lab.spec().hosts {
         wait_for_agent(lab, host).await?;
@@ -98,7 +113,13 @@ pub(crate) async fn start_agents(lab: &Lab, qemu: &Path) -> Result<(), Problem> 
     Ok(())
 }
 
-fn start_agent(lab: &Lab, host: &str, authority_directory: &Path, qemu: &Path) -> Result<(), Problem> {
+fn start_agent(
+    lab: &Lab,
+    host: &str,
+    authority_directory: &Path,
+    qemu: &Path,
+    trust: Trust,
+) -> Result<(), Problem> {
     let directory = lab.node_dir(host).map_err(problem)?;
     let options = IssueOptions {
         out: Some(directory.join("pki")),
@@ -107,7 +128,7 @@ fn start_agent(lab: &Lab, host: &str, authority_directory: &Path, qemu: &Path) -
     };
     authority::issue_host(authority_directory, host, &options).map_err(Problem::failed)?;
     let config = directory.join("agent.toml");
-    super::bench::write(&config, &agent_config(lab.spec(), host, &directory, qemu)?)?;
+    super::bench::write(&config, &agent_config(lab.spec(), host, &directory, qemu, trust)?)?;
     run_agent(lab, host, &config)
 }
 
@@ -121,7 +142,13 @@ fn run_agent(lab: &Lab, host: &str, config: &Path) -> Result<(), Problem> {
 }
 
 /// Nothing but what is measured, or tried, uses the links of a lab.
-fn agent_config(spec: &LabSpec, host: &str, directory: &Path, qemu: &Path) -> Result<String, Problem> {
+fn agent_config(
+    spec: &LabSpec,
+    host: &str,
+    directory: &Path,
+    qemu: &Path,
+    trust: Trust,
+) -> Result<String, Problem> {
     let address = |name: &str| spec.management_address(name).map_err(Problem::failed);
     let own = address(host)?;
     let [.., last] = own.octets();
@@ -130,9 +157,17 @@ fn agent_config(spec: &LabSpec, host: &str, directory: &Path, qemu: &Path) -> Re
     } else {
         String::new()
     };
+    let trusted = match trust {
+        Trust::AllLinks => {
+            let links = spec.link_names().into_iter().chain([MANAGEMENT_INTERFACE.to_owned()]);
+            let quoted: Vec<String> = links.map(|name| format!("\"{name}\"")).collect();
+            format!("trusted_networks = [{}]\n", quoted.join(", "))
+        }
+        Trust::None => String::new(),
+    };
     let directory = directory.display();
     let mut text = format!(
-        "name = \"{host}\"\nlisten = \"{own}:{DEFAULT_PORT}\"\nsocket = \"{directory}/agent.sock\"\n\
+        "name = \"{host}\"\n{trusted}listen = \"{own}:{DEFAULT_PORT}\"\nsocket = \"{directory}/agent.sock\"\n\
          state_directory = \"{directory}/state\"\nruntime_directory = \"{directory}/run\"\n\
          {migration_address}probe_every_s = 0\n\n\
          [tls]\ncertificate = \"{directory}/pki/host.pem\"\nkey = \"{directory}/pki/host.key\"\n\

@@ -2,9 +2,10 @@
 
 use drainpipe_agent::api::types::{MigrateRequest, PlanView};
 use drainpipe_engine::check::finding::Finding;
+use drainpipe_engine::encryption::Encryption;
 use drainpipe_engine::plan::Spread;
 use drainpipe_engine::problem::Problem;
-use drainpipe_engine::result::{CompressionUse, MigrationResult, Outcome, PathState, PathUse};
+use drainpipe_engine::result::{CompressionUse, EncryptionUse, MigrationResult, Outcome, PathState, PathUse};
 
 use crate::arguments::MigrateArguments;
 use crate::connection::{ConnectionArguments, Fleet};
@@ -21,6 +22,7 @@ pub(crate) async fn run(
         vm: arguments.vm.clone(),
         target: arguments.host.clone(),
         option: arguments.option,
+        encrypt: arguments.encrypt,
         deadline_s: arguments.deadline,
         throttle_max_percent: arguments.throttle,
     };
@@ -71,17 +73,34 @@ fn describe_plan(view: &PlanView) -> String {
             format!("         {path}  {} to {}, {found}, {speed}{spare}", path.address, path.peer_address)
         }))
         .chain(plan.multifd_channels.map(|channels| format!("with     {channels} connections")))
-        .chain(plan.is_compressed.then(|| "packed   as far as that is faster".into()));
+        .chain(plan.is_compressed.then(|| "packed   as far as that is faster".into()))
+        .chain([encrypted(&plan.encryption)]);
     for line in lines {
         writeln!(text, "  {line}").expect("a String takes all");
     }
     text
 }
 
+fn encrypted(encryption: &Encryption) -> String {
+    let Encryption { is_encrypted, why } = encryption;
+    let whether = if *is_encrypted { "encrypted" } else { "in the clear" };
+    format!("{whether}: {why}")
+}
+
 /// Tells what a check has found.
 pub(super) fn tell_finding(finding: &Finding) {
     let Finding { severity, what, effect, remedy, .. } = finding;
     output::remark(&format!("{severity}: {what}\n  effect: {effect}\n  remedy: {remedy}"));
+}
+
+fn encrypted_by(encryption: &EncryptionUse) -> String {
+    let EncryptionUse { is_encrypted, why, protocol, cipher_suite } = encryption;
+    match (is_encrypted, protocol, cipher_suite) {
+        (true, Some(protocol), Some(cipher_suite)) => {
+            format!("encrypted by {protocol}, {cipher_suite}: {why}")
+        }
+        _ => format!("sent in the clear: {why}"),
+    }
 }
 
 fn packed_by(compression: &CompressionUse) -> String {
@@ -138,6 +157,7 @@ pub(super) fn tell(result: &MigrationResult) -> Result<(), Problem> {
         ));
     }
     result.compression.iter().map(packed_by).for_each(|line| output::remark(&line));
+    result.encryption.iter().map(encrypted_by).for_each(|line| output::remark(&line));
     for line in result.paths.iter().flat_map(|path| lines_of(path, result.paths.len())) {
         output::remark(&line);
     }

@@ -17,6 +17,7 @@ mod drain;
 mod drain_cli;
 mod drain_faults;
 mod drain_meetings;
+mod encrypted;
 mod guest;
 mod huge_pages;
 mod idle_paths;
@@ -87,6 +88,7 @@ fn main() -> ExitCode {
         ("bandwidth", bandwidth::TESTS),
         ("idle_paths", idle_paths::TESTS),
         ("relayed", relayed::TESTS),
+        ("encrypted", encrypted::TESTS),
     ];
     let mut trials = Vec::new();
     for (module, tests) in modules {

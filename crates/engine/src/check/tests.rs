@@ -11,6 +11,7 @@ use super::vm::{
     VmCheck, VmFacts, VmFile, VmFit,
 };
 use super::{Pair, check, paths_to_try, refusal};
+use crate::encryption::EncryptionPolicy;
 use crate::facts::{HostFacts, HugePages, HypervisorVersion, MigrationLink};
 
 const DAY_S: i64 = 86_400;
@@ -73,6 +74,7 @@ fn host(name: &str, last: u8) -> CheckFacts {
                 .map(|(link, net)| link_of(link, &format!("10.0.{net}.{last}/24")))
                 .collect(),
             management_links: vec![],
+            encryption: EncryptionPolicy::Required,
             migration_address: Some(format!("10.9.0.{last}").parse().unwrap()),
             bandwidth_limit_mbps: None,
             no_migration_address: None,
@@ -152,7 +154,14 @@ fn on_target(scene: &mut Scene, change: impl Fn(&mut FileIdentity)) {
 
 fn link_of(name: &str, address: &str) -> MigrationLink {
     let addresses = vec!["fe80::1/64".parse().unwrap(), address.parse().unwrap()];
-    MigrationLink { name: name.into(), addresses, speed_mbps: Some(10_000), mtu: 1500, usable: true }
+    MigrationLink {
+        name: name.into(),
+        addresses,
+        speed_mbps: Some(10_000),
+        mtu: 1500,
+        usable: true,
+        is_trusted: false,
+    }
 }
 
 fn passing(bytes: u16) -> PacketTrial {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use drainpipe_engine::codec::{Codec, Controller, Reading, Trial};
 
 use super::SenderSettings;
+use super::unsent::UNSENT_BYTES_MIN;
 use crate::error::RelayError;
 use crate::figures::{Counters, PackingTime};
 use crate::frame::{BLOCK_BYTES_MAX, HEADER_BYTES};
@@ -22,9 +23,6 @@ pub(super) const DEPTH_MIN: usize = 2;
 
 /// At most: more work ahead brings nothing.
 const DEPTH_MAX: usize = 8;
-
-/// What each socket may hold unsent, in bytes, until more is known.
-const UNSENT_BYTES: u32 = 64 << 10;
 
 /// How long the wire waits for a block to be packed, in microseconds, until more is known.
 const PATIENCE_US: u64 = 3_000;
@@ -114,7 +112,7 @@ impl Shared {
             counters: Counters::default(),
             wire: Breaker::new(),
             program: Breaker::new(),
-            unsent_bytes: AtomicU32::new(UNSENT_BYTES),
+            unsent_bytes: AtomicU32::new(UNSENT_BYTES_MIN),
             patience_us: AtomicU64::new(PATIENCE_US),
             waits_for_wire: AtomicU64::new(0),
             inner: Mutex::new(Inner {
@@ -152,6 +150,8 @@ impl Shared {
     pub(super) fn fail(&self, error: RelayError) {
         let mut inner = self.inner();
         if !inner.is_closed {
+            // At once, so that what follows from it is not taken for the cause.
+            inner.is_closed = true;
             inner.error = Some(error);
         }
         drop(inner);
@@ -383,6 +383,7 @@ mod tests {
 
     use super::*;
     use crate::preamble::{TOKEN_BYTES, Token};
+    use crate::treatment::Treatment;
 
     fn shared(cores: usize) -> Arc<Shared> {
         Arc::new(Shared::new(SenderSettings {
@@ -390,6 +391,7 @@ mod tests {
             destination: SocketAddr::from(([127, 0, 0, 1], 1)),
             connections: 1,
             token: Token([0; TOKEN_BYTES]),
+            treatment: Treatment::Packed,
             cores,
             cpus: vec![],
         }))

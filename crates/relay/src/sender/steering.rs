@@ -8,27 +8,21 @@ use drainpipe_engine::codec::Reading;
 use drainpipe_engine::idle_cores::{Allowance, SAMPLE_EVERY_MS};
 
 use super::shared::Shared;
+use super::unsent::unsent_bytes;
 use crate::figures::{Figures, PackingTime};
 use crate::frame::BLOCK_BYTES_MAX;
 use crate::host_cpu::HostCpu;
 
 const STEER_EVERY: Duration = Duration::from_millis(SAMPLE_EVERY_MS);
 
-/// What may wait in the sender's lanes, and unsent in its sockets, by the time that the wire needs for it.
-/// The program counts it as sent.
+/// What may wait in the sender's lanes, by the time that the wire needs for it. The program counts it as sent.
 const LANES_MS: u64 = 40;
-const SOCKETS_MS: u64 = 20;
 
 /// How long a lane waits for a block to be packed: half of the time that its part of the wire needs for one as
 /// it is, within these bounds. Packing takes less than a millisecond, but who packs may have to wait for a core.
 /// The sockets hold more than the wire takes meanwhile.
 const PATIENCE_US_MIN: u64 = 1_000;
 const PATIENCE_US_MAX: u64 = 8_000;
-
-/// What one socket may hold unsent, in bytes: enough for the moments in which a busy host does not wake the
-/// thread that fills it, and at most what it would hold by itself.
-const UNSENT_BYTES_MIN: u32 = 64 << 10;
-const UNSENT_BYTES_MAX: u32 = 1 << 20;
 
 /// Less packing than this says nothing about the cores.
 const PACKING_MIN: Duration = Duration::from_millis(5);
@@ -63,11 +57,10 @@ fn steer(shared: &Shared, before: &Figures, now: &Figures, time: Duration, cores
     let depth = (now.raw_bytes - before.raw_bytes) * LANES_MS / ms / lanes / block_bytes;
     let reading = Reading { wire_bytes_per_second: wire_bytes as f64 / time.as_secs_f64(), cores };
     shared.steer(reading, usize::try_from(depth).unwrap_or(usize::MAX));
-    let unsent = u32::try_from(wire_bytes * SOCKETS_MS / ms / lanes).unwrap_or(u32::MAX);
     let block_us = block_bytes * lanes * ms * 1_000 / wire_bytes.max(1);
     let patience_us = (block_us / 2).clamp(PATIENCE_US_MIN, PATIENCE_US_MAX);
     shared.patience_us.store(patience_us, Ordering::Relaxed);
-    shared.unsent_bytes.store(unsent.clamp(UNSENT_BYTES_MIN, UNSENT_BYTES_MAX), Ordering::Relaxed);
+    shared.unsent_bytes.store(unsent_bytes(wire_bytes, time, lanes), Ordering::Relaxed);
 }
 
 /// The cores that all threads together would have got had they packed all the time.

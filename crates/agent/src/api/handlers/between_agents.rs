@@ -386,7 +386,14 @@ mod tests {
 
     fn link(name: &str, address: &str) -> MigrationLink {
         let addresses = vec![address.parse().unwrap()];
-        MigrationLink { name: name.into(), addresses, speed_mbps: None, mtu: 1500, usable: true }
+        MigrationLink {
+            name: name.into(),
+            addresses,
+            speed_mbps: None,
+            mtu: 1500,
+            usable: true,
+            is_trusted: false,
+        }
     }
 
     fn path(link: &str, address: &str, peer_address: &str) -> Path {

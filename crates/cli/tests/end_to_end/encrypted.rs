@@ -1,0 +1,79 @@
+//! Encrypted migrations: when they are, and that nothing of QEMU's stream is to be seen on the links.
+
+use drainpipe_agent::api::types::PlanView;
+use drainpipe_engine::result::{EncryptionUse, MigrationResult};
+use rustix::process::Signal;
+
+use crate::Test;
+use crate::program::REFUSED;
+use crate::support::TestLab;
+
+pub(crate) const TESTS: &[Test] =
+    &[("encrypted_unless_both_hosts_say_otherwise", encrypted_unless_both_hosts_say_otherwise)];
+
+/// Counts TCP segments to migration ports that begin as QEMU's stream or a packet of its multifd channels does,
+/// and those that begin as TLS does. TCP's header is 32 bytes long with its timestamps.
+const LOOK: &str = "table inet look {
+  counter clear {}
+  counter tls {}
+  chain arriving { type filter hook prerouting priority 0;
+    tcp dport 49152-49215 @th,256,32 { 0x5145564d, 0x11223344 } counter name clear
+    tcp dport 49152-49215 @th,256,24 0x160301 counter name tls
+  }
+}";
+
+/// Segments that were counted so far.
+#[track_caller]
+fn seen(lab: &TestLab, host: &str, counter: &str) -> u64 {
+    let printed = lab.exec(host, &["nft", "list", "counter", "inet", "look", counter]).done();
+    let mut words = printed.split_whitespace().skip_while(|word| *word != "packets");
+    words.nth(1).and_then(|packets| packets.parse().ok()).unwrap_or_else(|| panic!("{printed}"))
+}
+
+#[track_caller]
+fn encryption(result: MigrationResult) -> EncryptionUse {
+    result.encryption.expect("the result says it")
+}
+
+#[track_caller]
+fn assert_encrypted(result: MigrationResult) {
+    let used = encryption(result);
+    assert!(used.is_encrypted, "{used:?}");
+    assert_eq!(used.protocol.as_deref(), Some("TLS 1.3"));
+    assert!(used.cipher_suite.as_ref().is_some_and(|suite| suite.starts_with("TLS_")), "{used:?}");
+}
+
+fn turn_off(lab: &TestLab, host: &str) {
+    lab.stop_agent(host, Signal::TERM);
+    lab.configure(host, "migration_address", "encryption = \"off\"\nmigration_address");
+    lab.start_agent(host);
+}
+
+fn encrypted_unless_both_hosts_say_otherwise() {
+    let lab = TestLab::up(&["--link", "1000", "--link", "1000", "--untrusted"]);
+    for host in ["a", "b"] {
+        lab.exec(host, &["nft", LOOK]).done();
+    }
+    let guest = lab.start_guest("web", 160, "");
+    let before = lab.network();
+    assert_encrypted(lab.migrate("web", "b", &["--option", "multichannel"]));
+    assert_eq!((seen(&lab, "b", "clear"), seen(&lab, "b", "tls")), (0, 17), "17 connections");
+    let result = lab.migrate("web", "a", &["--option", "compression"]);
+    assert!(result.compression.is_some_and(|compression| compression.lz4_bytes + compression.zstd_bytes > 0));
+    assert_encrypted(result);
+    assert_eq!((seen(&lab, "a", "clear"), seen(&lab, "a", "tls")), (0, 17));
+    guest.assert_intact();
+    lab.assert_network_as(&before);
+
+    turn_off(&lab, "a");
+    let view: PlanView = lab.json(&["migrate", "web", "b", "--dry-run"]);
+    assert!(view.plan.encryption.is_encrypted);
+    assert!(view.plan.encryption.why.starts_with("b requires it"), "{:?}", view.plan.encryption);
+    turn_off(&lab, "b");
+    let asked = lab.drainpipe(&["migrate", "web", "b", "--encrypt"]);
+    asked.refused(REFUSED, &["encryption was asked for, and is off on a"]);
+    let used = encryption(lab.migrate("web", "b", &["--option", "tcp"]));
+    assert_eq!((used.is_encrypted, used.protocol, used.cipher_suite), (false, None, None));
+    assert!(seen(&lab, "b", "clear") > 0, "QEMU's stream is known when it is seen");
+    guest.assert_intact();
+}

@@ -1,0 +1,208 @@
+//! Whether a migration is encrypted: what both hosts say, what was asked for, and which networks it uses.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::facts::HostFacts;
+use crate::path::Path;
+
+/// What a host says of migrations from and to it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum EncryptionPolicy {
+    /// Encrypted, unless both hosts trust every network that is used.
+    #[default]
+    Required,
+    /// Encrypted where that is asked for.
+    Allowed,
+    /// Encrypted only where the other host requires it; it may not be asked for.
+    Off,
+}
+
+impl fmt::Display for EncryptionPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Required => "required",
+            Self::Allowed => "allowed",
+            Self::Off => "off",
+        })
+    }
+}
+
+/// Whether a migration is encrypted, and why.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Encryption {
+    /// Whether it is.
+    pub is_encrypted: bool,
+    /// Why, in words.
+    pub why: String,
+}
+
+/// Whether a migration over these paths, seen from the source, is encrypted. The stricter host decides. Fails
+/// where it was asked for and a host has it off: it goes encrypted or not at all.
+pub(crate) fn decide(
+    source: &HostFacts,
+    target: &HostFacts,
+    is_asked_for: bool,
+    paths: &[Path],
+) -> Result<Encryption, String> {
+    let hosts = [source, target];
+    let with = |policy| hosts.iter().filter(move |host| host.encryption == policy).map(|host| &*host.name);
+    let requiring: Vec<&str> = with(EncryptionPolicy::Required).collect();
+    let untrusted = paths.iter().find(|path| !is_trusted(source, target, path));
+    if let (false, Some(path)) = (requiring.is_empty(), untrusted) {
+        let hosts = requiring.join(" and ");
+        let verb = if requiring.len() == 1 { "requires" } else { "require" };
+        return Ok(encrypted(format!("{hosts} {verb} it, and not both hosts trust the network of {path}")));
+    }
+    if is_asked_for {
+        return match with(EncryptionPolicy::Off).next() {
+            Some(host) => Err(host.to_owned()),
+            None => Ok(encrypted("asked for".into())),
+        };
+    }
+    let why = if requiring.is_empty() {
+        "neither host requires it, and it was not asked for"
+    } else {
+        "both hosts trust the networks of all paths"
+    };
+    Ok(Encryption { is_encrypted: false, why: why.into() })
+}
+
+fn encrypted(why: String) -> Encryption {
+    Encryption { is_encrypted: true, why }
+}
+
+fn is_trusted(source: &HostFacts, target: &HostFacts, path: &Path) -> bool {
+    let trusts = |host: &HostFacts, link: &str| host.link(link).is_some_and(|link| link.is_trusted);
+    trusts(source, &path.link) && trusts(target, &path.peer_link)
+}
+
+/// Why a host cannot take part in a migration over these paths, seen from that host, that is not encrypted.
+/// A target does not rely on what the source has decided.
+pub fn refuses_clear(host: &HostFacts, paths: &[Path]) -> Option<String> {
+    if host.encryption != EncryptionPolicy::Required {
+        return None;
+    }
+    let trusts = |path: &&Path| host.link(&path.link).is_some_and(|link| link.is_trusted);
+    let path = paths.iter().find(|path| !trusts(path))?;
+    Some(format!(
+        "{} requires encryption and does not trust the network of {}: run the same Drainpipe on both hosts, or add \
+         it to trusted_networks",
+        host.name, path.link
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::facts::{HypervisorVersion, MigrationLink};
+
+    fn host(name: &str, encryption: EncryptionPolicy, trusted: [bool; 2]) -> HostFacts {
+        let link = |(index, is_trusted)| MigrationLink {
+            name: format!("e{index}"),
+            addresses: vec![],
+            speed_mbps: None,
+            mtu: 1500,
+            usable: true,
+            is_trusted,
+        };
+        HostFacts {
+            name: name.into(),
+            cores: 1,
+            memory_available_bytes: 0,
+            huge_pages_available: vec![],
+            links: trusted.into_iter().enumerate().map(link).collect(),
+            management_links: vec![],
+            bandwidth_limit_mbps: None,
+            encryption,
+            migration_address: None,
+            no_migration_address: None,
+            rdma_devices: vec![],
+            hypervisor: HypervisorVersion { name: "QEMU".into(), version: "7.2.22".into(), rdma: false },
+        }
+    }
+
+    fn path(index: usize) -> Path {
+        let address = "192.0.2.1".parse().unwrap();
+        let link = format!("e{index}");
+        Path {
+            peer_link: link.clone(),
+            link,
+            address,
+            peer_address: address,
+            speed_mbps: None,
+            is_spare: false,
+        }
+    }
+
+    fn policy() -> impl Strategy<Value = EncryptionPolicy> {
+        prop::sample::select(vec![
+            EncryptionPolicy::Required,
+            EncryptionPolicy::Allowed,
+            EncryptionPolicy::Off,
+        ])
+    }
+
+    proptest! {
+        #[test]
+        fn the_stricter_host_decides(
+            own in policy(),
+            other in policy(),
+            own_trust: [bool; 2],
+            other_trust: [bool; 2],
+            is_asked_for: bool,
+            count in 1..=2_usize,
+        ) {
+            let (a, b) = (host("a", own, own_trust), host("b", other, other_trust));
+            let paths: Vec<Path> = (0..count).map(path).collect();
+            let decided = decide(&a, &b, is_asked_for, &paths);
+            let back = decide(&b, &a, is_asked_for, &paths);
+            prop_assert_eq!(decided.is_ok(), back.is_ok());
+            let is_required = [own, other].contains(&EncryptionPolicy::Required);
+            let is_off = [own, other].contains(&EncryptionPolicy::Off);
+            let all_trusted = (0..count).all(|index| own_trust[index] && other_trust[index]);
+            match decided {
+                Ok(decided) => {
+                    prop_assert_eq!(decided.is_encrypted, back.unwrap().is_encrypted);
+                    prop_assert_eq!(decided.is_encrypted, is_asked_for || is_required && !all_trusted);
+                    if !decided.is_encrypted {
+                        for host in [&a, &b] {
+                            prop_assert_eq!(refuses_clear(host, &paths), None);
+                        }
+                    }
+                }
+                Err(_) => prop_assert!(is_asked_for && is_off && (!is_required || all_trusted)),
+            }
+        }
+    }
+
+    #[test]
+    fn it_says_why() {
+        use EncryptionPolicy::{Allowed, Off, Required};
+        let decided = |own, other, trusted, asked| {
+            decide(&host("a", own, trusted), &host("b", other, [true; 2]), asked, &[path(0), path(1)])
+        };
+        let why = |own, other, trusted, asked| decided(own, other, trusted, asked).unwrap().why;
+        assert_eq!(
+            why(Off, Required, [true, false], false),
+            "b requires it, and not both hosts trust the network of e1–e1"
+        );
+        assert_eq!(why(Required, Required, [true; 2], false), "both hosts trust the networks of all paths");
+        assert_eq!(why(Required, Allowed, [true; 2], true), "asked for");
+        assert_eq!(decided(Allowed, Off, [true; 2], true), Err("b".into()));
+    }
+
+    #[test]
+    fn a_target_looks_for_itself() {
+        let paths = [path(0), path(1)];
+        let refusal = |policy, trusted| refuses_clear(&host("b", policy, trusted), &paths);
+        assert!(refusal(EncryptionPolicy::Required, [true, false]).unwrap().contains("network of e1"));
+        assert_eq!(refusal(EncryptionPolicy::Required, [true, true]), None);
+        assert_eq!(refusal(EncryptionPolicy::Off, [false, false]), None);
+    }
+}

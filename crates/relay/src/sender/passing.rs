@@ -1,0 +1,192 @@
+//! Connections that are encrypted and not packed. One thread each reads from the program, encrypts, and writes:
+//! so there is nothing to hand over, and each keeps a core of its own busy if need be.
+
+use std::io;
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::buffer::spare_capacity;
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
+use socket2::SockRef;
+
+use super::SenderSettings;
+use super::lane::{AT_ONCE, FILL_WAIT};
+use super::unsent::{UNSENT_BYTES_MIN, unsent_bytes};
+use crate::error::RelayError;
+use crate::figures::Counters;
+use crate::frame::BLOCK_BYTES_MAX;
+use crate::pace::Pace;
+use crate::sockets::{Breaker, lock, spawn, wait_for};
+
+/// What the threads of a sender share that packs nothing.
+#[derive(Debug)]
+pub(super) struct Passing {
+    pub(super) settings: SenderSettings,
+    pub(super) counters: Counters,
+    /// The connections to the receiver.
+    wire: Breaker,
+    /// Those to the program, and where it makes them. They outlast a failure, as those of a sender that packs.
+    pub(super) program: Breaker,
+    inner: Mutex<Inner>,
+    wake: Condvar,
+}
+
+#[derive(Debug)]
+struct Inner {
+    pace: Pace,
+    is_closed: bool,
+    error: Option<RelayError>,
+}
+
+impl Passing {
+    pub(super) fn new(settings: SenderSettings) -> Self {
+        Self {
+            settings,
+            counters: Counters::default(),
+            wire: Breaker::new(),
+            program: Breaker::new(),
+            inner: Mutex::new(Inner { pace: Pace::new(Instant::now()), is_closed: false, error: None }),
+            wake: Condvar::new(),
+        }
+    }
+
+    pub(super) fn error(&self) -> Option<RelayError> {
+        lock(&self.inner).error.clone()
+    }
+
+    pub(super) fn set_limit(&self, bytes_per_second: Option<u64>) {
+        lock(&self.inner).pace.set(bytes_per_second, Instant::now());
+        self.wake.notify_all();
+    }
+
+    /// Ends everything but the program's connections, with the first error.
+    pub(super) fn fail(&self, error: RelayError) {
+        self.stop(Some(error));
+    }
+
+    /// Ends everything.
+    pub(super) fn close(&self) {
+        self.stop(None);
+        self.program.break_all();
+    }
+
+    fn stop(&self, error: Option<RelayError>) {
+        let mut inner = lock(&self.inner);
+        if !inner.is_closed {
+            inner.is_closed = true;
+            inner.error = error;
+        }
+        drop(inner);
+        self.wire.break_all();
+        self.wake.notify_all();
+    }
+
+    /// Waits until the limit lets a lane send. Gives whether it had to wait; none once all is over.
+    fn wait_pace(&self) -> Option<bool> {
+        let mut inner = lock(&self.inner);
+        let mut has_waited = false;
+        loop {
+            if inner.is_closed {
+                return None;
+            }
+            let Some(wait) = inner.pace.wait(Instant::now()) else { return Some(has_waited) };
+            has_waited = true;
+            (inner, _) = self.wake.wait_timeout(inner, wait).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// So many bytes go out.
+    fn takes(&self, bytes: usize) {
+        lock(&self.inner).pace.takes(bytes, Instant::now());
+    }
+}
+
+/// Begins to relay a connection of the program.
+pub(super) fn begin(passing: &Arc<Passing>, lane: usize, program: UnixStream) -> io::Result<()> {
+    passing.program.add(&program)?;
+    program.set_read_timeout(Some(FILL_WAIT))?;
+    let passing = Arc::clone(passing);
+    spawn(format!("relay-pass-{lane}"), move || {
+        if let Err(error) = pass(&passing, lane, &program) {
+            passing.fail(error);
+        }
+    })
+}
+
+fn pass(passing: &Passing, lane: usize, program: &UnixStream) -> Result<(), RelayError> {
+    let mut wire = passing.settings.connect(lane, &passing.wire, &passing.counters)?;
+    let mut unsent = Unsent::new(wire.socket())?;
+    let mut block = Vec::with_capacity(BLOCK_BYTES_MAX);
+    loop {
+        unsent.wait_for_wire(wire.socket())?;
+        let Some(has_waited) = passing.wait_pace() else { return Ok(()) };
+        unsent.has_waited |= has_waited;
+        block.clear();
+        if !read(program, &mut block).map_err(|error| RelayError::Local(Arc::new(error)))? {
+            return wire.finish();
+        }
+        let wire_bytes = wire.send(&block, &[])?;
+        passing.takes(wire_bytes);
+        passing.counters.sent(block.len(), wire_bytes, None);
+        unsent.follow(wire.socket(), wire_bytes)?;
+    }
+}
+
+/// Reads a block, or what comes of it by and by. False at the end of the stream.
+fn read(program: &UnixStream, block: &mut Vec<u8>) -> io::Result<bool> {
+    loop {
+        // The program may be silent for as long as it likes; breaking wakes it.
+        wait_for(program, PollFlags::IN, None)?;
+        match recv(program, spare_capacity(block), RecvFlags::WAITALL) {
+            Ok((count, _)) => return Ok(count > 0),
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// How often it is looked how much a socket may hold.
+const FOLLOW_EVERY: Duration = Duration::from_millis(100);
+
+/// What one socket may hold unsent, by what the wire takes of it.
+struct Unsent {
+    since: Instant,
+    sent_bytes: usize,
+    has_waited: bool,
+}
+
+impl Unsent {
+    fn new(wire: &TcpStream) -> Result<Self, RelayError> {
+        SockRef::from(wire).set_tcp_notsent_lowat(UNSENT_BYTES_MIN).map_err(RelayError::wire)?;
+        Ok(Self { since: Instant::now(), sent_bytes: 0, has_waited: false })
+    }
+
+    /// Waits until the kernel has little left to send: more would only wait there.
+    fn wait_for_wire(&mut self, wire: &TcpStream) -> Result<(), RelayError> {
+        if !wait_for(wire, PollFlags::OUT, Some(&AT_ONCE)).map_err(RelayError::wire)? {
+            self.has_waited = true;
+            // A wire that takes nothing any more is for the owner to see; breaking wakes it.
+            wait_for(wire, PollFlags::OUT, None).map_err(RelayError::wire)?;
+        }
+        Ok(())
+    }
+
+    /// So much has been sent. Where the wire was the limit, that says how fast it is.
+    fn follow(&mut self, wire: &TcpStream, bytes: usize) -> Result<(), RelayError> {
+        self.sent_bytes += bytes;
+        let time = self.since.elapsed();
+        if time < FOLLOW_EVERY {
+            return Ok(());
+        }
+        if self.has_waited {
+            let limit = unsent_bytes(self.sent_bytes as u64, time, 1);
+            SockRef::from(wire).set_tcp_notsent_lowat(limit).map_err(RelayError::wire)?;
+        }
+        *self = Self { since: Instant::now(), sent_bytes: 0, has_waited: false };
+        Ok(())
+    }
+}

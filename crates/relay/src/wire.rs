@@ -1,0 +1,186 @@
+//! One connection between the two ends of a relay: in the clear, or encrypted.
+
+use std::io::{self, IoSlice, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::error::RelayError;
+use crate::preamble::{self, PREAMBLE_BYTES, Token};
+use crate::records::Session;
+use crate::sockets::{Breaker, write_all, write_all_of};
+use crate::tls::{self, ClientTls, ServerTls};
+
+/// How long the receiver may take to accept a connection.
+const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How long the sender may take to say what a connection is.
+const ACCEPT_DEADLINE: Duration = Duration::from_secs(5);
+
+/// What the receiver says of an encrypted connection that it accepts. Until then the sender does not know
+/// whether its certificate will do.
+const ACCEPTED: [u8; 1] = [1];
+
+/// One connection between the two ends of a relay.
+pub(crate) struct Wire {
+    socket: TcpStream,
+    // None in the clear.
+    session: Option<Session>,
+}
+
+impl Wire {
+    /// Connects to a receiver.
+    pub(crate) fn connect(
+        address: SocketAddr,
+        breaker: &Breaker,
+        tls: Option<&ClientTls>,
+        token: &Token,
+        index: u8,
+    ) -> Result<Self, RelayError> {
+        let failed = |error: io::Error| RelayError::Connect { address, source: Arc::new(error) };
+        let socket = TcpStream::connect_timeout(&address, CONNECT_DEADLINE).map_err(failed)?;
+        breaker.add(&socket).map_err(failed)?;
+        socket.set_nodelay(true).map_err(failed)?;
+        let end = Instant::now() + CONNECT_DEADLINE;
+        let session = tls.map(|tls| tls::connect(Within { socket: &socket, end }, tls)).transpose()?;
+        let mut wire = Self { socket, session };
+        wire.send(&preamble::encode(token, index), &[])?;
+        wire.wait_accepted(end)?;
+        wire.without_deadline()
+    }
+
+    /// Lets a sender connect, whoever it is. Gives what it says of the connection.
+    pub(crate) fn accept(
+        socket: TcpStream,
+        tls: Option<&ServerTls>,
+    ) -> Result<(Self, [u8; PREAMBLE_BYTES]), RelayError> {
+        let end = Instant::now() + ACCEPT_DEADLINE;
+        let mut session = tls.map(|tls| tls::accept(Within { socket: &socket, end }, tls)).transpose()?;
+        let mut said = [0; PREAMBLE_BYTES];
+        read_exact(&mut session, Within { socket: &socket, end }, &mut said)?;
+        Ok((Self { socket, session }, said))
+    }
+
+    /// Lets the sender send its stream.
+    pub(crate) fn admit(mut self) -> Result<Self, RelayError> {
+        if self.session.is_some() {
+            self.send(&ACCEPTED, &[])?;
+        }
+        self.without_deadline()
+    }
+
+    pub(crate) fn socket(&self) -> &TcpStream {
+        &self.socket
+    }
+
+    /// How it is encrypted; none in the clear.
+    pub(crate) fn cipher_suite(&self) -> Option<String> {
+        self.session.as_ref().map(Session::cipher_suite)
+    }
+
+    /// Sends both parts. Gives how many bytes that made.
+    pub(crate) fn send(&mut self, first: &[u8], second: &[u8]) -> Result<usize, RelayError> {
+        let Some(session) = &mut self.session else {
+            write_all(&self.socket, first, second).map_err(RelayError::wire)?;
+            return Ok(first.len() + second.len());
+        };
+        let records = session.seal(first, second)?;
+        write_all_of(&self.socket, &mut slices(&records)).map_err(RelayError::wire)?;
+        Ok(records.iter().map(Vec::len).sum())
+    }
+
+    /// Ends the stream.
+    pub(crate) fn finish(mut self) -> Result<(), RelayError> {
+        if let Some(session) = &mut self.session {
+            write_all(&self.socket, &session.seal_end()?, &[]).map_err(RelayError::wire)?;
+        }
+        self.socket.shutdown(Shutdown::Write).map_err(RelayError::wire)
+    }
+
+    pub(crate) fn read_exact(&mut self, bytes: &mut [u8]) -> Result<(), RelayError> {
+        read_exact(&mut self.session, &self.socket, bytes)
+    }
+
+    /// Gives all of an encrypted stream to a program, as it is.
+    pub(crate) fn pass_to(&mut self, program: &UnixStream) -> Result<(), RelayError> {
+        let session = self.session.as_mut().expect("what is not encrypted is packed, as Treatment says");
+        while session.receive(&self.socket)? {
+            write_all_of(program, &mut session.received())
+                .map_err(|error| RelayError::Local(Arc::new(error)))?;
+            session.taken();
+        }
+        Ok(())
+    }
+
+    fn wait_accepted(&mut self, end: Instant) -> Result<(), RelayError> {
+        if self.session.is_none() {
+            return Ok(());
+        }
+        let mut answer = [0; ACCEPTED.len()];
+        let answered = read_exact(&mut self.session, Within { socket: &self.socket, end }, &mut answer);
+        answered.map_err(|error| match error {
+            RelayError::Truncated => RelayError::Refused,
+            error => error,
+        })
+    }
+
+    fn without_deadline(self) -> Result<Self, RelayError> {
+        self.socket.set_read_timeout(None).map_err(RelayError::wire)?;
+        self.socket.set_write_timeout(None).map_err(RelayError::wire)?;
+        Ok(self)
+    }
+}
+
+fn slices(records: &[Vec<u8>]) -> Vec<IoSlice<'_>> {
+    records.iter().map(|record| IoSlice::new(record)).collect()
+}
+
+fn read_exact(
+    session: &mut Option<Session>,
+    mut socket: impl Read,
+    mut bytes: &mut [u8],
+) -> Result<(), RelayError> {
+    let Some(session) = session else {
+        return socket.read_exact(bytes).map_err(RelayError::wire);
+    };
+    while !bytes.is_empty() {
+        if !session.receive(&mut socket)? {
+            return Err(RelayError::Truncated);
+        }
+        let taken = session.take(bytes);
+        bytes = &mut bytes[taken..];
+    }
+    Ok(())
+}
+
+/// A socket until a moment: however slowly the peer sends, that is the end.
+struct Within<'a> {
+    socket: &'a TcpStream,
+    end: Instant,
+}
+
+impl Within<'_> {
+    fn left(&self) -> io::Result<Option<Duration>> {
+        let left = self.end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero());
+        left.map(Some).ok_or_else(|| io::ErrorKind::TimedOut.into())
+    }
+}
+
+impl Read for Within<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.socket.set_read_timeout(self.left()?)?;
+        self.socket.read(bytes)
+    }
+}
+
+impl Write for Within<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.socket.set_write_timeout(self.left()?)?;
+        self.socket.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

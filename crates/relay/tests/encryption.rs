@@ -1,0 +1,366 @@
+//! Encrypted relays with real certificates: nothing passes in the clear, and nobody but the one sender gets in.
+
+#![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::num::NonZeroU32;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use drainpipe_identity::Identity;
+use drainpipe_identity::authority::{self, InitOptions, IssueOptions};
+use drainpipe_relay::{
+    ClientTls, Receiver, ReceiverSettings, RelayError, Sender, SenderSettings, ServerTls, TOKEN_BYTES, Token,
+    Treatment,
+};
+use rustls::pki_types::ServerName;
+use rustls::{CertificateError, ClientConfig, ClientConnection, StreamOwned};
+use tempfile::TempDir;
+
+const TOKEN: Token = Token([42; TOKEN_BYTES]);
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What a guest's memory is full of.
+const SECRET: &[u8] = b"the quick brown fox jumps over the lazy dog; ";
+
+/// Those whose certificates one authority has signed.
+struct Fleet(TempDir);
+
+impl Fleet {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        authority::init(directory.path(), &InitOptions::default()).unwrap();
+        Self(directory)
+    }
+
+    fn host(&self, name: &str) -> Identity {
+        let options = IssueOptions { overwrite: true, ..IssueOptions::valid_days(NonZeroU32::MIN) };
+        let files = authority::issue_host(self.0.path(), name, &options).unwrap();
+        Identity::load(&files.certificate, &files.key, &files.authority).unwrap()
+    }
+
+    fn operator(&self, name: &str) -> Identity {
+        let options = IssueOptions::valid_days(NonZeroU32::MIN);
+        let files = authority::issue_operator(self.0.path(), name, &options).unwrap();
+        Identity::load(&files.certificate, &files.key, &files.authority).unwrap()
+    }
+}
+
+/// Host b, which expects host a.
+struct Target {
+    receiver: Receiver,
+    program: UnixListener,
+    address: SocketAddr,
+    directory: TempDir,
+}
+
+impl Target {
+    fn new(of: fn(ServerTls) -> Treatment<ServerTls>, identity: &Identity, connections: usize) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("in.sock");
+        let program = UnixListener::bind(&path).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let treatment = of(ServerTls::new(identity.server_config_for("a")));
+        let settings = ReceiverSettings { path, connections, token: TOKEN, treatment };
+        Self { receiver: Receiver::start(listener, settings).unwrap(), program, address, directory }
+    }
+
+    fn sender(&self, treatment: Treatment<ClientTls>, destination: SocketAddr) -> (Sender, PathBuf) {
+        let path = self.directory.path().join("out.sock");
+        let settings = SenderSettings {
+            path: path.clone(),
+            destination,
+            connections: 1,
+            token: TOKEN,
+            treatment,
+            cores: 1,
+            cpus: vec![],
+        };
+        (Sender::start(settings, |_| Ok(())).unwrap(), path)
+    }
+
+    /// Fails the test unless host a can still send here.
+    fn assert_takes(&self, a: &Identity) {
+        let (sender, path) = self.sender(Treatment::Encrypted(to_b(a)), self.address);
+        let mut program = UnixStream::connect(path).unwrap();
+        program.write_all(SECRET).unwrap();
+        drop(program);
+        let mut arrived = vec![];
+        self.program.accept().unwrap().0.read_to_end(&mut arrived).unwrap();
+        assert_eq!(arrived, SECRET);
+        assert!(sender.error().is_none() && self.receiver.error().is_none());
+    }
+}
+
+fn to_b(identity: &Identity) -> ClientTls {
+    ClientTls::new(identity.client_config(), ServerName::try_from("b").unwrap())
+}
+
+/// Stands between two hosts: sees all that the sender sends, and may change it.
+struct Middle {
+    address: SocketAddr,
+    seen: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Middle {
+    fn before(destination: SocketAddr, change: fn(&mut Vec<u8>, usize) -> bool) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let seen = Arc::new(Mutex::new(vec![]));
+        let seeing = Arc::clone(&seen);
+        thread::spawn(move || {
+            let sender = listener.accept().unwrap().0;
+            let receiver = TcpStream::connect(destination).unwrap();
+            let (mut answers, mut answered) = (receiver.try_clone().unwrap(), sender.try_clone().unwrap());
+            thread::spawn(move || io::copy(&mut answers, &mut answered));
+            let (mut sender, mut receiver, mut bytes, mut count) = (sender, receiver, vec![0; 65_536], 0);
+            while let Ok(read @ 1..) = sender.read(&mut bytes) {
+                let mut piece = bytes[..read].to_vec();
+                seeing.lock().unwrap().extend_from_slice(&piece);
+                let goes_on = change(&mut piece, count);
+                count += read;
+                if receiver.write_all(&piece).is_err() || !goes_on {
+                    break;
+                }
+            }
+            drop(receiver.shutdown(Shutdown::Write));
+        });
+        Self { address, seen }
+    }
+}
+
+fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < end, "{what}: not within {PATIENCE:?}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn assert_closed(socket: &mut TcpStream) {
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut last = vec![];
+    match socket.read_to_end(&mut last) {
+        Ok(_) => {}
+        Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {}
+        other => panic!("it is open: {other:?}"),
+    }
+}
+
+#[test]
+fn nothing_passes_in_the_clear_and_all_of_it_arrives() {
+    let fleet = Fleet::new();
+    let (a, b) = (fleet.host("a"), fleet.host("b"));
+    let content: Vec<u8> = SECRET.iter().copied().cycle().take(3 << 20).collect();
+    for is_packed in [false, true] {
+        let target =
+            Target::new(if is_packed { Treatment::PackedAndEncrypted } else { Treatment::Encrypted }, &b, 1);
+        let middle = Middle::before(target.address, |_, _| true);
+        let (sender, path) = target.sender(Treatment::of(is_packed, Some(to_b(&a))).unwrap(), middle.address);
+        let mut program = UnixStream::connect(path).unwrap();
+        let sent = content.clone();
+        let writing = thread::spawn(move || program.write_all(&sent).unwrap());
+        let mut arrived = vec![];
+        target.program.accept().unwrap().0.read_to_end(&mut arrived).unwrap();
+        writing.join().unwrap();
+        assert!(arrived == content, "what goes in comes out");
+        assert_eq!((sender.error().map(drop), target.receiver.error().map(drop)), (None, None));
+        let suite = sender.cipher_suite().unwrap();
+        assert!(suite.starts_with("TLS_") && !suite.contains("CBC"), "{suite}");
+        assert_eq!(sender.figures().raw_bytes, content.len() as u64);
+        let seen = middle.seen.lock().unwrap();
+        assert_eq!(seen[..3], [22, 3, 1], "it begins with a ClientHello");
+        assert!(seen.len() > 1 << 10, "{} bytes were seen", seen.len());
+        for clear in [&SECRET[..12], &TOKEN.0[..8], b"DRPRELAY"] {
+            assert!(!seen.windows(clear.len()).any(|window| window == clear), "{clear:?} was seen");
+        }
+    }
+}
+
+#[test]
+fn nobody_but_the_one_sender_gets_in_and_nobody_keeps_it_out() {
+    let (fleet, others) = (Fleet::new(), Fleet::new());
+    let (a, b) = (fleet.host("a"), fleet.host("b"));
+    let target = Target::new(Treatment::Encrypted, &b, 1);
+    let refused = |client: ClientConfig| {
+        let client = ClientConnection::new(Arc::new(client), ServerName::try_from("b").unwrap()).unwrap();
+        let mut stream = StreamOwned::new(client, TcpStream::connect(target.address).unwrap());
+        stream.sock.set_read_timeout(Some(PATIENCE)).unwrap();
+        drop(stream.write_all(&[&b"DRPRELAY\x01"[..], &TOKEN.0, &[0]].concat()));
+        drop(stream.flush());
+        assert!(!matches!(stream.read(&mut [0]), Ok(1..)), "it was accepted");
+    };
+    refused(fleet.host("c").client_config());
+    refused(fleet.operator("a").client_config());
+    refused(others.host("a").client_config());
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let anonymous = ClientConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(AcceptsAnybody(provider.clone())))
+        .with_no_client_auth();
+    refused(anonymous);
+    let old = ClientConfig::builder_with_provider(Arc::clone(&provider))
+        .with_protocol_versions(&[&rustls::version::TLS12])
+        .unwrap()
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(AcceptsAnybody(provider)))
+        .with_no_client_auth();
+    refused(old);
+    let clear = [&b"DRPRELAY\x01"[..], &TOKEN.0, &[0]].concat();
+    let hello = [22, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3];
+    for garbage in [&clear[..], b"GET / HTTP/1.1\r\n\r\n", &[22, 3, 1, 0xff, 0xff], &vec![0; 70_000]] {
+        let mut stranger = TcpStream::connect(target.address).unwrap();
+        drop(stranger.write_all(garbage));
+        assert_closed(&mut stranger);
+    }
+    let mut truncated = TcpStream::connect(target.address).unwrap();
+    truncated.write_all(&hello).unwrap();
+    truncated.shutdown(Shutdown::Write).unwrap();
+    assert_closed(&mut truncated);
+    // More than there are places for, of which none says anything to the end.
+    let silent: Vec<TcpStream> = (0..80).map(|_| TcpStream::connect(target.address).unwrap()).collect();
+    for mut stranger in &silent {
+        drop(stranger.write_all(&hello));
+    }
+    target.assert_takes(&a);
+    assert!(TcpStream::connect(target.address).is_err(), "nobody listens any more");
+}
+
+#[test]
+fn a_sender_without_the_token_is_told_that_it_is_refused() {
+    let fleet = Fleet::new();
+    let (a, b) = (fleet.host("a"), fleet.host("b"));
+    let target = Target::new(Treatment::Encrypted, &b, 1);
+    let settings = SenderSettings {
+        path: target.directory.path().join("out.sock"),
+        destination: target.address,
+        connections: 1,
+        token: Token([41; TOKEN_BYTES]),
+        treatment: Treatment::Encrypted(to_b(&a)),
+        cores: 1,
+        cpus: vec![],
+    };
+    let sender = Sender::start(settings.clone(), |_| Ok(())).unwrap();
+    let _program = UnixStream::connect(&settings.path).unwrap();
+    eventually("it is told", || sender.error().is_some());
+    assert!(matches!(sender.error(), Some(RelayError::Refused)), "{:?}", sender.error());
+    drop(sender);
+    target.assert_takes(&a);
+}
+
+#[test]
+fn another_host_at_the_targets_address_gets_nothing() {
+    let fleet = Fleet::new();
+    let (a, c) = (fleet.host("a"), fleet.host("c"));
+    let target = Target::new(Treatment::Encrypted, &c, 1);
+    let middle = Middle::before(target.address, |_, _| true);
+    let (sender, path) = target.sender(Treatment::Encrypted(to_b(&a)), middle.address);
+    let mut program = UnixStream::connect(path).unwrap();
+    program.write_all(SECRET).unwrap();
+    eventually("it is refused", || sender.error().is_some());
+    let error = sender.error().unwrap();
+    let is_expected = matches!(
+        &error,
+        RelayError::Tls(rustls::Error::InvalidCertificate(CertificateError::NotValidForNameContext { .. }))
+    );
+    assert!(is_expected, "{error:?}");
+    assert!(drainpipe_identity::explain(&error).unwrap().contains("host b was expected"));
+    let seen = middle.seen.lock().unwrap();
+    assert!(!seen.windows(8).any(|window| window == &SECRET[..8]), "no fallback to clear text");
+}
+
+#[test]
+fn who_does_not_speak_tls_gets_nothing() {
+    let fleet = Fleet::new();
+    let a = fleet.host("a");
+    let target = Target::new(|_| Treatment::Packed, &a, 1);
+    let (sender, path) = target.sender(Treatment::Encrypted(to_b(&a)), target.address);
+    let mut program = UnixStream::connect(path).unwrap();
+    program.write_all(SECRET).unwrap();
+    eventually("it is refused", || sender.error().is_some());
+    assert!(target.receiver.error().is_none(), "to the receiver it is a stranger");
+}
+
+// In the middle of the stream, long after the handshake.
+const AT: usize = 1 << 20;
+type Change = fn(&mut Vec<u8>, usize) -> bool;
+type Expected = fn(&RelayError) -> bool;
+
+#[test]
+fn what_was_changed_or_cut_off_on_its_way_ends_it() {
+    let fleet = Fleet::new();
+    let (a, b) = (fleet.host("a"), fleet.host("b"));
+    let cases: [(Change, Expected); 2] = [
+        (
+            |piece, count| {
+                if count < AT && count + piece.len() >= AT {
+                    piece[AT - count - 1] ^= 1;
+                }
+                true
+            },
+            |error| matches!(error, RelayError::Tls(rustls::Error::DecryptError) | RelayError::Malformed(_)),
+        ),
+        (|_, count| count < AT, |error| matches!(error, RelayError::Truncated)),
+    ];
+    let content: Vec<u8> = SECRET.iter().copied().cycle().take(3 << 20).collect();
+    for (change, is_expected) in cases {
+        let target = Target::new(Treatment::Encrypted, &b, 1);
+        let middle = Middle::before(target.address, change);
+        let (_sender, path) = target.sender(Treatment::Encrypted(to_b(&a)), middle.address);
+        let mut program = UnixStream::connect(path).unwrap();
+        let sent = content.clone();
+        thread::spawn(move || drop(program.write_all(&sent)));
+        let mut arrived = vec![];
+        target.program.accept().unwrap().0.read_to_end(&mut arrived).unwrap();
+        assert!(arrived.len() < content.len() && content.starts_with(&arrived), "{} bytes", arrived.len());
+        eventually("it says why", || target.receiver.error().is_some());
+        let error = target.receiver.error().unwrap();
+        assert!(is_expected(&error), "{error:?}");
+    }
+}
+
+/// A client that looks at nothing.
+#[derive(Debug)]
+struct AcceptsAnybody(Arc<rustls::crypto::CryptoProvider>);
+
+impl rustls::client::danger::ServerCertVerifier for AcceptsAnybody {
+    fn verify_server_cert(
+        &self,
+        _: &rustls::pki_types::CertificateDer<'_>,
+        _: &[rustls::pki_types::CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: rustls::pki_types::UnixTime,
+    ) -> Result<rustls::client::danger::ServerCertVerified, rustls::Error> {
+        Ok(rustls::client::danger::ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &rustls::pki_types::CertificateDer<'_>,
+        _: &rustls::DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        Ok(rustls::client::danger::HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &rustls::pki_types::CertificateDer<'_>,
+        _: &rustls::DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        Ok(rustls::client::danger::HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
