@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use drainpipe_engine::facts::{HugePages, MemoryNeeds};
+use drainpipe_engine::inbound::Inbound;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::migration::{self, MigrationError, MigrationStatus};
 use drainpipe_hypervisor::qmp::QmpError;
@@ -23,7 +24,7 @@ use tracing::{info, warn};
 pub(crate) use self::connect::{connect, open_trials, watch_again};
 use crate::admission;
 use crate::agent::Agent;
-use crate::api::types::{HandOverView, IncomingRequest, IncomingView, TargetUse};
+use crate::api::types::{HandOverView, IncomingPermit, IncomingRequest, IncomingView, TargetUse};
 use crate::host;
 use crate::journal::{Arrival, IncomingRecord, IncomingState};
 use crate::lock::lock;
@@ -36,6 +37,10 @@ const SILENCE_MAX: Duration = Duration::from_secs(10);
 /// How often the target looks after the VMs on their way.
 const WATCH_EVERY: Duration = Duration::from_secs(2);
 
+/// A VM on its way holds no place any more when its source has not been heard of for this long, though it was
+/// asked.
+const HOLDS_PLACE: Duration = Duration::from_secs(30);
+
 /// A VM of which not all state is here is given up when its source has not been heard of for this
 /// long. All of it being here, it is kept: it may be the only copy that can run.
 const GIVE_UP_AFTER: Duration = Duration::from_mins(2);
@@ -44,12 +49,20 @@ const GIVE_UP_AFTER: Duration = Duration::from_mins(2);
 #[derive(Debug)]
 pub(crate) struct IncomingVms {
     entries: Mutex<BTreeMap<String, Arc<IncomingVm>>>,
+    // Who waits until more VMs are taken, by a clock that begins with the agent.
+    places: Mutex<Inbound>,
+    clock: Instant,
     trials: Slots,
 }
 
 impl Default for IncomingVms {
     fn default() -> Self {
-        Self { entries: Mutex::default(), trials: connect::trials() }
+        Self {
+            entries: Mutex::default(),
+            places: Mutex::default(),
+            clock: Instant::now(),
+            trials: connect::trials(),
+        }
     }
 }
 
@@ -220,7 +233,11 @@ fn insert_locked(agent: &Arc<Agent>, entries: &mut BTreeMap<String, Arc<Incoming
 }
 
 /// Step 2: may this VM come?
-pub(crate) fn permit(agent: &Arc<Agent>, source: &str, request: IncomingRequest) -> Result<(), Problem> {
+pub(crate) fn permit(
+    agent: &Arc<Agent>,
+    source: &str,
+    request: IncomingRequest,
+) -> Result<IncomingPermit, Problem> {
     agent.check_not_stopping()?;
     let name = request.definition.name.to_string();
     if agent.peer(source).is_none() {
@@ -240,6 +257,11 @@ pub(crate) fn permit(agent: &Arc<Agent>, source: &str, request: IncomingRequest)
     if agent.vms.contains(&name) || entries.values().any(|other| other.definition.name.as_str() == name) {
         return Err(name_taken(agent, &name));
     }
+    if request.may_wait
+        && let Some(why) = crowded(agent, &entries, source)
+    {
+        return Ok(IncomingPermit::Crowded(why));
+    }
     if !agent.journal.begin_incoming(&request.id, source, &request.definition)? {
         return Err(Problem::conflict(format!("migration {} was here before", request.id)));
     }
@@ -257,7 +279,29 @@ pub(crate) fn permit(agent: &Arc<Agent>, source: &str, request: IncomingRequest)
         stepping: AsyncMutex::default(),
     };
     insert_locked(agent, &mut entries, entry);
-    Ok(())
+    Ok(IncomingPermit::Granted)
+}
+
+/// Why no further VM of this source may come for now, if so: this host takes so many at a time, of all hosts that
+/// are drained to it.
+fn crowded(agent: &Agent, entries: &BTreeMap<String, Arc<IncomingVm>>, source: &str) -> Option<String> {
+    let mut on_way = BTreeMap::<String, usize>::new();
+    let holds_place = |entry: &&Arc<IncomingVm>| {
+        !entry.is_adopted(agent) && lock(&entry.last_heard).elapsed() < HOLDS_PLACE
+    };
+    for entry in entries.values().filter(holds_place) {
+        *on_way.entry(entry.source.clone()).or_default() += 1;
+    }
+    let limit = agent.config.drain.inbound;
+    let now_ms = agent.incoming.clock.elapsed().as_secs_f64() * 1_000.0;
+    if lock(&agent.incoming.places).admits(now_ms, limit, &on_way, source) {
+        return None;
+    }
+    let of_each: Vec<String> =
+        on_way.iter().map(|(source, count)| format!("{count} from {source}")).collect();
+    let host = agent.name();
+    let of_each = if of_each.is_empty() { "others wait for longer".into() } else { of_each.join(", ") };
+    Some(format!("{host} takes {limit} VMs at a time from hosts that are drained; on their way: {of_each}"))
 }
 
 fn name_taken(agent: &Agent, name: &str) -> Problem {

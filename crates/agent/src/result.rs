@@ -136,13 +136,13 @@ struct Parts {
 impl Parts {
     fn of(timings: Timings) -> Self {
         let total_ms = timings.ended_ms.unwrap_or(0.0);
-        let setup_ms = timings.connected_ms.unwrap_or(total_ms);
+        let connected_ms = timings.connected_ms.unwrap_or(total_ms);
         let released_ms = timings.released_ms.unwrap_or(total_ms);
         let transferred_ms = timings.state_transferred_ms.unwrap_or(total_ms);
         Self {
             total_ms,
-            setup_ms,
-            held_ms: released_ms - setup_ms,
+            setup_ms: connected_ms - timings.awaited_place_ms,
+            held_ms: released_ms - connected_ms + timings.awaited_place_ms,
             transfer_ms: transferred_ms - released_ms,
             completion_ms: total_ms - transferred_ms,
             blackout_ms: timings.paused_ms.zip(timings.resumed_ms).map(|(paused, resumed)| resumed - paused),
@@ -168,7 +168,8 @@ mod tests {
     #[test]
     fn the_parts_add_up() {
         let parts = Parts::of(Timings {
-            connected_ms: Some(100.0),
+            awaited_place_ms: 50.0,
+            connected_ms: Some(150.0),
             released_ms: Some(300.0),
             paused_ms: Some(900.0),
             state_transferred_ms: Some(1000.0),

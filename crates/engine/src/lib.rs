@@ -9,6 +9,7 @@ pub mod drain;
 pub mod encryption;
 pub mod facts;
 pub mod idle_cores;
+pub mod inbound;
 pub mod migration;
 pub mod option;
 mod pairing;

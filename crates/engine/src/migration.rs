@@ -35,10 +35,10 @@ use crate::watch::PathNews;
 /// Bounds of one migration.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Limits {
-    /// From the request to the hand-over, without the wait for its turn. A migration that is not over by then
+    /// From the request to the hand-over, without the wait for its place at the target and for its turn. A migration that is not over by then
     /// is undone.
     pub total_ms: f64,
-    /// How long it may wait for its turn on the links. Who holds it ends that long before.
+    /// How long it may wait for its place at the target and for its turn on the links. Who holds it ends that long before.
     pub held_ms: f64,
     /// How long a transfer may stand still.
     pub stall_ms: f64,
@@ -57,7 +57,8 @@ impl Default for Limits {
 pub enum Action {
     /// Meet the target; make the plan. Answered by [`Event::Established`].
     EstablishHosts,
-    /// May this caller move this VM there? Both hosts are asked.
+    /// May this caller move this VM there? Both hosts are asked. Answered by [`Event::Crowded`] while the target
+    /// takes no more VMs at a time: then the action is given again.
     CheckPermissions,
     /// Reserve memory on the target.
     AllocateMemory,
@@ -111,6 +112,8 @@ pub enum Event {
     Connected(Plan),
     /// [`Action::AskTarget`] is done.
     TargetSays(TargetState),
+    /// The target takes no more VMs for now, for this reason.
+    Crowded(String),
     /// The transfer has come this far.
     Progress(Transferred, Vec<PathArrival>),
     /// The hypervisor has paused the VM and waits for leave to send the rest.
@@ -150,6 +153,8 @@ pub enum TargetState {
 pub enum Stage {
     /// Steps 1 to 5.
     Preparing,
+    /// Between steps 1 and 2 it waits until the target takes more VMs.
+    AwaitingPlace,
     /// It could send, and waits for its turn.
     Ready,
     /// Steps 6 and 7: it uses the links.
@@ -194,6 +199,8 @@ enum Undo {
 /// [`MigrationResult`](crate::result::MigrationResult).
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Timings {
+    /// How long it waited until the target took more VMs, in steps 1 to 5.
+    pub awaited_place_ms: f64,
     /// End of step 5.
     pub connected_ms: Option<f64>,
     /// Its turn to send had come.
@@ -232,6 +239,7 @@ pub struct Migration {
     limit_mbps: Option<u64>,
     throttle_percent: Option<u8>,
     most_throttled_percent: Option<u8>,
+    awaits_place_since_ms: Option<f64>,
     log: Vec<LogLine>,
 }
 
@@ -284,6 +292,7 @@ impl Migration {
             limit_mbps: None,
             throttle_percent: None,
             most_throttled_percent: None,
+            awaits_place_since_ms: None,
             log: Vec::new(),
         }
     }
@@ -302,6 +311,7 @@ impl Migration {
                 self.action_done(now_ms, event)
             }
             Event::Failed(error) => self.action_failed(now_ms, error),
+            Event::Crowded(why) => self.crowded(now_ms, &why),
             Event::Found(finding) => {
                 self.found(now_ms, finding);
                 None
@@ -458,7 +468,27 @@ impl Migration {
         }
     }
 
+    fn crowded(&mut self, now_ms: f64, why: &str) -> Option<Action> {
+        if self.phase != Phase::Preparing(Step::CheckPermissions) {
+            return None;
+        }
+        if self.cancel_requested {
+            return Some(self.undo(now_ms));
+        }
+        if self.awaits_place_since_ms.is_none() {
+            self.note(now_ms, format!("waits for its place: {why}"));
+        }
+        let since_ms = *self.awaits_place_since_ms.get_or_insert(now_ms);
+        if now_ms - since_ms >= self.limits.held_ms {
+            return Some(self.give_up(now_ms, Problem::failed(why)));
+        }
+        Some(Action::CheckPermissions)
+    }
+
     fn next_preparation(&mut self, now_ms: f64, step: Step) -> Action {
+        if let Some(since_ms) = self.awaits_place_since_ms.take() {
+            self.timings.awaited_place_ms = now_ms - since_ms;
+        }
         if self.cancel_requested {
             return self.undo(now_ms);
         }
@@ -612,10 +642,10 @@ impl Migration {
         None
     }
 
-    /// How long it has waited for its turn.
+    /// How long it has waited for its place at the target and for its turn.
     fn held_ms(&self, now_ms: f64) -> f64 {
         let connected_ms = self.timings.connected_ms.unwrap_or(now_ms);
-        self.timings.released_ms.unwrap_or(now_ms) - connected_ms
+        self.timings.awaited_place_ms + self.timings.released_ms.unwrap_or(now_ms) - connected_ms
     }
 
     fn give_up(&mut self, now_ms: f64, error: Problem) -> Action {
@@ -730,6 +760,7 @@ impl Migration {
     /// How far it is, for who has several of them share the links.
     pub fn stage(&self) -> Stage {
         match self.phase {
+            Phase::Preparing(_) if self.awaits_place_since_ms.is_some() => Stage::AwaitingPlace,
             Phase::Preparing(_) => Stage::Preparing,
             Phase::AwaitingTurn { .. } => Stage::Ready,
             Phase::StartingTransfer | Phase::Copying => Stage::Sending,

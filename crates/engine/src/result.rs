@@ -43,7 +43,8 @@ pub struct MigrationResult {
     pub total_ms: f64,
     /// Steps 1 to 5.
     pub setup_ms: f64,
-    /// Between steps 5 and 6: the wait for its turn, when several VMs share the links.
+    /// The wait for its place at the target, between steps 1 and 2, and for its turn, between steps 5 and 6, when
+    /// several VMs share the target or the links.
     #[serde(default)]
     pub held_ms: f64,
     /// Steps 6 to 8: from the first page sent until the target has all state.

@@ -1,6 +1,7 @@
 //! The real engine against a modelled source, target and network, by the thousand. Any action may
 //! fail, succeed with its answer lost, or be cut short by a crash of the source's agent; the target
-//! may lose its copy; somebody may cancel; its turn to send may come late, or not before the deadline.
+//! may lose its copy; somebody may cancel; its place at the target and its turn to send may come late,
+//! or not before the deadline.
 //! A failing seed replays exactly:
 //! `DRAINPIPE_SEED=17 cargo test -p drainpipe-engine --test simulation`. `make soak` runs many more seeds.
 
@@ -53,6 +54,8 @@ struct World {
     network_changed: bool,
     /// How often the migration finds that its turn has not come yet.
     awaited_turns: u64,
+    /// How often the target takes no more VMs.
+    awaited_places: u64,
 }
 
 impl World {
@@ -66,6 +69,7 @@ impl World {
             sending: false,
             network_changed: false,
             awaited_turns,
+            awaited_places: 0,
         }
     }
 
@@ -81,7 +85,14 @@ impl World {
     fn perform(&mut self, action: Action) -> Result<Event, Problem> {
         match action {
             Action::EstablishHosts => return Ok(Event::Established(a_plan())),
-            Action::BuildSkeleton => self.target = Copy::Waiting,
+            Action::CheckPermissions if self.awaited_places > 0 => {
+                self.awaited_places -= 1;
+                return Ok(Event::Crowded("two are on their way".into()));
+            }
+            Action::BuildSkeleton => {
+                assert_eq!(self.awaited_places, 0, "it comes before it has its place");
+                self.target = Copy::Waiting;
+            }
             Action::ConnectHosts => {
                 self.network_changed = true;
                 return Ok(Event::Connected(a_plan()));
@@ -195,6 +206,8 @@ struct Run {
 fn simulate(seed: u64, fault_percent: u64) -> Run {
     let mut random = Random(seed);
     let mut world = World::new(turns_awaited(&mut random));
+    // Of a hundred, one waits in vain.
+    world.awaited_places = if seed.is_multiple_of(100) { u64::MAX } else { (seed % 8).saturating_sub(4) };
     let limits = Limits { total_ms: 60_000.0, held_ms: 60_000.0, stall_ms: 20_000.0, decision_ms: 5_000.0 };
     let (mut migration, first) = Migration::begin(limits);
     let mut next = Some(first);

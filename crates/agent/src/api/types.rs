@@ -291,6 +291,19 @@ pub struct IncomingRequest {
     pub spec: ResolvedSpec,
     /// As its owner wrote it; kept for the next start.
     pub definition: VmSpec,
+    /// Whether the source waits and asks again while this host takes no more VMs at a time: those of drains do.
+    #[serde(default)]
+    pub may_wait: bool,
+}
+
+/// Between agents: what the target says to a VM that is to come.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum IncomingPermit {
+    /// It may.
+    Granted,
+    /// Not yet, for this reason: the source asks again.
+    Crowded(String),
 }
 
 /// Step 5, between agents: listen.

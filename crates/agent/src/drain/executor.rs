@@ -289,6 +289,7 @@ async fn follow(agent: Arc<Agent>, flight: Arc<Running>, tell: mpsc::Sender<Even
 
 fn event_of(stage: Stage, vm: String) -> Option<Event> {
     match stage {
+        Stage::AwaitingPlace => Some(Event::Crowded { vm }),
         Stage::Ready => Some(Event::Prepared { vm }),
         // The first of these two may have been missed; the second of two says nothing new.
         Stage::SwitchingOver | Stage::Sent => Some(Event::Paused { vm }),

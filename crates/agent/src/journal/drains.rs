@@ -250,6 +250,7 @@ mod tests {
             migration: Some(format!("migration of {vm}")),
             attempts: 1,
             error: None,
+            waits: None,
             memory_bytes: 1 << 28,
             sent_bytes: 7,
             predicted_bytes: 0,

@@ -27,7 +27,7 @@ use tracing::{info, warn};
 use super::{Meeting, Running, Turn, known_target, meet};
 use crate::agent::Agent;
 use crate::api::types::{
-    ConnectionRequest, Endpoint, IncomingRequest, IncomingView, MigrateRequest, TargetUse,
+    ConnectionRequest, Endpoint, IncomingPermit, IncomingRequest, IncomingView, MigrateRequest, TargetUse,
 };
 use crate::bandwidth::{Throttle, Valve};
 use crate::check;
@@ -70,6 +70,10 @@ const UNDECIDED_PAUSE: Duration = Duration::from_secs(5);
 
 /// Between two questions to a target that did not answer.
 const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
+
+/// How often a target that takes no more VMs at a time is asked for a place. Well within the time after which it
+/// forgets who waits.
+const ASK_FOR_PLACE_EVERY: Duration = Duration::from_millis(500);
 
 /// Between two attempts to record how a migration ended.
 const RECORD_AGAIN_AFTER: Duration = Duration::from_secs(2);
@@ -251,7 +255,7 @@ impl Executor {
     async fn perform(&mut self, action: Action) -> Result<Event, Problem> {
         match action {
             Action::EstablishHosts => return self.establish_hosts().await,
-            Action::CheckPermissions => self.check_permissions().await?,
+            Action::CheckPermissions => return self.check_permissions().await,
             Action::AllocateMemory => self.tell_target("memory", QMP_DEADLINE).await?,
             Action::BuildSkeleton => self.tell_target("skeleton", QEMU_DEADLINE + QMP_DEADLINE).await?,
             Action::ConnectHosts => return self.connect_hosts().await,
@@ -294,7 +298,7 @@ impl Executor {
         refusal(&self.findings).map_or(Ok(Event::Established(plan)), Err)
     }
 
-    async fn check_permissions(&self) -> Result<(), Problem> {
+    async fn check_permissions(&self) -> Result<Event, Problem> {
         let vmm = self.vmm()?;
         let state = vmm.run_state(QMP_DEADLINE).await.map_err(Problem::failed)?;
         if state != RunState::Running {
@@ -307,8 +311,18 @@ impl Executor {
             id: self.running.id.clone(),
             spec: vmm.spec().clone(),
             definition: self.claimed.definition.clone(),
+            may_wait: self.running.is_held(),
         };
-        self.peer()?.post("/v1/incoming", &request).await
+        match self.peer()?.post("/v1/incoming", &request).await? {
+            IncomingPermit::Granted => Ok(Event::Done),
+            IncomingPermit::Crowded(why) => {
+                tokio::select! {
+                    () = self.running.cancel.notified() => {}
+                    () = tokio::time::sleep(ASK_FOR_PLACE_EVERY) => {}
+                }
+                Ok(Event::Crowded(why))
+            }
+        }
     }
 
     async fn connect_hosts(&mut self) -> Result<Event, Problem> {

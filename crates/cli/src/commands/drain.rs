@@ -209,11 +209,12 @@ fn waits(status: &DrainStatus) -> Option<String> {
     Some(format!("it waits, and goes on by itself once this is mended: {obstacle}"))
 }
 
-/// What went wrong, once for all VMs with which the same did.
+/// What went wrong or is waited for, once for all VMs with which it is the same.
 fn errors(moves: &[MoveStatus]) -> Vec<String> {
     let mut errors: Vec<(String, Vec<&str>)> = Vec::new();
     for one in moves {
-        let Some(error) = one.error.as_ref().map(ToString::to_string) else { continue };
+        let error = one.error.as_ref().map(ToString::to_string);
+        let Some(error) = one.waits.clone().or(error) else { continue };
         match errors.iter_mut().find(|(known, _)| *known == error) {
             Some((_, vms)) => vms.push(&one.vm),
             None => errors.push((error, vec![&one.vm])),
@@ -288,6 +289,7 @@ mod tests {
             migration: None,
             attempts: 1,
             error: (state == MoveState::Failed).then(|| Problem::failed("b is short of memory")),
+            waits: None,
             memory_bytes: 1 << 30,
             sent_bytes: 1 << 29,
             predicted_bytes: 0,

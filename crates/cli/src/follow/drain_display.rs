@@ -221,7 +221,7 @@ fn describe_move(one: &MoveStatus) -> String {
             let (sent, all) = (output::bytes(one.sent_bytes), output::bytes(one.memory_bytes));
             format!("{state}: {sent} sent of at most {all}")
         }
-        _ => state.into(),
+        _ => one.waits.as_ref().map_or_else(|| state.into(), |waits| format!("{state}: {waits}")),
     }
 }
 
@@ -249,6 +249,7 @@ mod tests {
             migration: None,
             attempts: 1,
             error,
+            waits: None,
             memory_bytes: 1 << 30,
             sent_bytes: 1 << 20,
             predicted_bytes: 0,

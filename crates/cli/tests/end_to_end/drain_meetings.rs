@@ -1,5 +1,5 @@
 //! Emptying a host: its journal cannot be written, its way back is cancelled, two hosts are emptied into each
-//! other, VMs belong together, one changes its memory too fast.
+//! other or into a third, VMs belong together, one changes its memory too fast.
 
 use std::fs;
 use std::path::PathBuf;
@@ -7,7 +7,10 @@ use std::thread;
 
 use drainpipe_agent::api::types::{DrainPlanView, DrainView, MigrationView};
 use drainpipe_engine::drain::status::{DrainState, MoveState};
-use drainpipe_engine::result::Outcome;
+use drainpipe_engine::result::{MigrationResult, Outcome};
+use drainpipe_engine::step::Step;
+use jiff::{SignedDuration, Timestamp};
+use rustix::process::Signal;
 use serde_json::json;
 
 use crate::Test;
@@ -25,6 +28,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("a_drain_is_cancelled_while_its_journal_is_full", a_drain_is_cancelled_while_its_journal_is_full),
     ("the_way_back_is_cancelled_and_carried_on", the_way_back_is_cancelled_and_carried_on),
     ("two_hosts_are_emptied_into_each_other", two_hosts_are_emptied_into_each_other),
+    ("two_hosts_are_emptied_into_a_third_which_takes_one_at_a_time", two_hosts_are_emptied_into_a_third),
     ("who_changes_too_fast_goes_last_and_is_throttled", who_changes_too_fast_goes_last_and_is_throttled),
     ("what_must_be_together_goes_together_or_stays", what_must_be_together_goes_together_or_stays),
 ];
@@ -102,6 +106,61 @@ fn two_hosts_are_emptied_into_each_other() {
     drain(&lab, "a", json!({ "to": ["b"] }));
     assert_state(&ended(&lab, "a"), DrainState::Drained, 1);
     assert_nowhere_but(&lab, &["web", "db"], &["b"]);
+}
+
+fn two_hosts_are_emptied_into_a_third() {
+    let lab = fast_lab();
+    let vms = ["a1", "a2", "c1", "c2"];
+    for vm in vms {
+        start_small(&lab, vm, "");
+    }
+    for vm in ["c1", "c2"] {
+        lab.drainpipe(&["migrate", vm, "c"]).done();
+    }
+    lab.configure("b", "name = \"b\"\n", "name = \"b\"\ndrain.inbound = 1\n");
+    lab.stop_agent("b", Signal::TERM);
+    lab.start_agent("b");
+    let views = thread::scope(|scope| {
+        let both = ["a", "c"].map(|host| {
+            let lab = &lab;
+            scope.spawn(move || {
+                drain(lab, host, json!({ "to": ["b"] }));
+                ended(lab, host)
+            })
+        });
+        both.map(|drained| drained.join().unwrap())
+    });
+    for view in &views {
+        assert_state(view, DrainState::Drained, 2);
+    }
+    assert_nowhere_but(&lab, &vms, &["b"]);
+    let mut ways = vec![];
+    for (host, view) in ["a", "c"].iter().zip(&views) {
+        for one in &status(view).moves {
+            let path = format!("/v1/migrations/{}", one.migration.as_ref().unwrap());
+            ways.push(ask::<MigrationView>(&lab, host, &path, None).unwrap().result.unwrap());
+        }
+    }
+    let waited = |way: &&MigrationResult| way.events.iter().any(|event| event.what.contains("b takes 1 VMs"));
+    assert!(ways.iter().filter(waited).count() >= 2, "{ways:#?}");
+    ways.sort_by_key(place_from);
+    for pair in ways.windows(2) {
+        let over = started_at(&pair[0]) + SignedDuration::from_secs_f64(pair[0].total_ms / 1e3);
+        assert!(place_from(&pair[1]) > over - SLACK, "both were on their way to b: {pair:#?}");
+    }
+}
+
+/// What the end of a migration takes after its VM runs on its target.
+const SLACK: SignedDuration = SignedDuration::from_millis(700);
+
+fn started_at(way: &MigrationResult) -> Timestamp {
+    way.started_at.parse().unwrap()
+}
+
+/// When it had its place at the target: its third step begins.
+fn place_from(way: &MigrationResult) -> Timestamp {
+    let event = way.events.iter().find(|event| event.step == Step::AllocateMemory).unwrap();
+    started_at(way) + SignedDuration::from_secs_f64(event.ms / 1e3)
 }
 
 fn who_changes_too_fast_goes_last_and_is_throttled() {

@@ -103,6 +103,11 @@ pub enum Event {
         /// Identifier of its migration.
         migration: String,
     },
+    /// Its target takes no more VMs for now, of this host and others. It goes on by itself.
+    Crowded {
+        /// The VM.
+        vm: String,
+    },
     /// Steps 1 to 5 of this VM are done: it waits to be released.
     Prepared {
         /// The VM.
@@ -217,6 +222,7 @@ impl Drain {
             Event::Planned(plan) => self.planned(now_ms, plan),
             Event::NotPlanned(problem) => self.not_planned(now_ms, &problem),
             Event::Begun { vm, migration } => self.of(&vm, |entry| entry.migration = Some(migration)),
+            Event::Crowded { vm } => self.of(&vm, Entry::crowded),
             Event::Prepared { vm } => self.of(&vm, Entry::prepared),
             Event::Arrived { vm, bytes } => self.arrived(&vm, bytes),
             Event::Paused { vm } => self.of(&vm, |entry| entry.paused(now_ms)),
@@ -318,7 +324,7 @@ impl Drain {
                     entry.give_up(closing);
                     false
                 }
-                Stage::Preparing | Stage::Ready => true,
+                Stage::Preparing | Stage::AwaitingPlace | Stage::Ready => true,
                 Stage::Transferring => closing == Closing::Cancelled || entry.patience != Patience::Untried,
                 _ => false,
             };
@@ -373,6 +379,7 @@ impl Drain {
         }
     }
 
+    /// Who waits for a place at its target keeps nobody from being prepared for another one.
     fn next_to_begin(&self) -> Option<usize> {
         let ahead = self.count(|entry| matches!(entry.stage, Stage::Preparing | Stage::Ready));
         let outbound = self.count(|entry| entry.stage.is_under_way());

@@ -90,6 +90,9 @@ pub struct MoveStatus {
     pub attempts: u8,
     /// Why it did not move.
     pub error: Option<Problem>,
+    /// Why it does not go on for now, though nothing has failed; absent when it does.
+    #[serde(default)]
+    pub waits: Option<String>,
     /// Its memory.
     pub memory_bytes: u64,
     /// Bytes of it that have arrived.

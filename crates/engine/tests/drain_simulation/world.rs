@@ -27,13 +27,24 @@ pub(crate) struct Faults {
     pub cancel: u64,
     /// The agent is started anew, per thousand turns.
     pub restart: u64,
+    /// Its target takes no more VMs at a time when a migration asks for its place.
+    pub crowded: u64,
     /// A VM's memory gets dirty nearly as fast as it is sent, or faster: percent of the VMs.
     pub endless: u64,
 }
 
 impl Faults {
-    pub(crate) const NONE: Self =
-        Self { fail: 0, vanish: 0, taken: 0, lost: 0, no_plan: 0, cancel: 0, restart: 0, endless: 0 };
+    pub(crate) const NONE: Self = Self {
+        fail: 0,
+        vanish: 0,
+        taken: 0,
+        lost: 0,
+        no_plan: 0,
+        cancel: 0,
+        restart: 0,
+        crowded: 0,
+        endless: 0,
+    };
 
     pub(crate) fn up_to(percent: u64) -> Self {
         Self {
@@ -44,6 +55,7 @@ impl Faults {
             no_plan: percent,
             cancel: percent / 4,
             restart: percent / 4,
+            crowded: percent * 3,
             endless: percent,
         }
     }
@@ -257,6 +269,10 @@ impl World {
             Step::Sent if fails && !flight.cancelled => self.leave_undecided(vm, flight.target),
             Step::Sent => self.complete(vm, flight.target),
             _ if fails => self.fail(vm, "it failed"),
+            Step::Begun if random.chance(self.faults.crowded) => {
+                let event = Event::Crowded { vm: self.vms[vm].name.clone() };
+                self.tell_maybe(vm, event, random);
+            }
             Step::Begun => self.reserve(vm, flight.target, random)?,
             Step::Reserved => {
                 self.step(vm, Step::Prepared);

@@ -22,8 +22,8 @@ use crate::api::error::ApiError;
 use crate::api::extract::{Body, MigrationId, Query};
 use crate::api::forward::refuse_host;
 use crate::api::types::{
-    BandwidthShare, ConnectionRequest, Endpoint, HandOverView, IncomingRequest, IncomingView, TargetUse,
-    WatchRequest,
+    BandwidthShare, ConnectionRequest, Endpoint, HandOverView, IncomingPermit, IncomingRequest, IncomingView,
+    TargetUse, WatchRequest,
 };
 use crate::api::{Routes, openapi};
 use crate::discovery::{self, DiscoveryPorts, DiscoveryRequest};
@@ -140,7 +140,7 @@ async fn try_links(
 
 /// Step 2: may this VM come?
 #[utoipa::path(post, path = "/v1/incoming", tag = openapi::BETWEEN_AGENTS, request_body = IncomingRequest, responses(
-    (status = 200, description = "It may.", body = ()),
+    (status = 200, description = "It may, or has to wait.", body = IncomingPermit),
     (status = 409, description = "A VM of that name is here, or the identifier was used before.", body = Problem),
     (status = 422, description = "This host is cordoned, cannot run it, or does not know the source.", body = Problem),
 ))]
@@ -148,7 +148,7 @@ async fn permit(
     State(agent): Shared,
     Extension(caller): Extension<Caller>,
     Body(request): Body<IncomingRequest>,
-) -> Answer<()> {
+) -> Answer<IncomingPermit> {
     Ok(Json(incoming::permit(&agent, caller.host()?, request)?))
 }
 

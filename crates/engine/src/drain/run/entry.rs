@@ -13,6 +13,8 @@ pub(super) enum Stage {
     /// It has no QEMU on this host any more.
     Gone,
     Preparing,
+    /// Its target takes no more VMs for now.
+    AwaitingPlace,
     Ready,
     Transferring,
     Finishing,
@@ -23,7 +25,12 @@ pub(super) enum Stage {
 
 impl Stage {
     pub(super) fn is_under_way(self) -> bool {
-        matches!(self, Self::Preparing | Self::Ready | Self::Transferring | Self::Finishing)
+        self.is_prepared_for() || matches!(self, Self::Ready | Self::Transferring | Self::Finishing)
+    }
+
+    /// Whether its steps 1 to 5 are under way.
+    pub(super) fn is_prepared_for(self) -> bool {
+        matches!(self, Self::Preparing | Self::AwaitingPlace)
     }
 
     /// Whether a new plan may say something else of it.
@@ -116,6 +123,12 @@ impl Entry {
         self.cancelled = false;
     }
 
+    pub(super) fn crowded(&mut self) {
+        if self.stage == Stage::Preparing {
+            self.stage = Stage::AwaitingPlace;
+        }
+    }
+
     /// Whether it is to be taken from the links, since it does not converge.
     pub(super) fn overstays(&self, others_wait: bool) -> bool {
         if self.stage != Stage::Transferring || self.cancelled {
@@ -151,7 +164,7 @@ impl Entry {
     }
 
     pub(super) fn prepared(&mut self) {
-        if self.stage == Stage::Preparing {
+        if self.stage.is_prepared_for() {
             self.stage = Stage::Ready;
         }
     }
@@ -231,6 +244,7 @@ impl Entry {
             migration: self.migration.clone(),
             attempts: self.attempts,
             error: self.problem(),
+            waits: self.waits(),
             memory_bytes: self.planned.memory_bytes,
             sent_bytes: self.sent_bytes,
             predicted_bytes: self.planned.predicted_bytes,
@@ -242,7 +256,7 @@ impl Entry {
     fn state(&self) -> MoveState {
         match self.stage {
             Stage::Waiting => MoveState::Waiting,
-            Stage::Preparing => MoveState::Preparing,
+            Stage::Preparing | Stage::AwaitingPlace => MoveState::Preparing,
             Stage::Ready => MoveState::Ready,
             Stage::Transferring => MoveState::Transferring,
             Stage::Finishing => MoveState::Finishing,
@@ -250,6 +264,15 @@ impl Entry {
             Stage::LeftOut | Stage::Gone | Stage::Failed => MoveState::Failed,
             Stage::Undecided => MoveState::Undecided,
         }
+    }
+
+    fn waits(&self) -> Option<String> {
+        (self.stage == Stage::AwaitingPlace).then(|| {
+            format!(
+                "{} takes no more VMs at a time; it goes on when others have arrived there",
+                self.planned.target
+            )
+        })
     }
 
     fn problem(&self) -> Option<Problem> {

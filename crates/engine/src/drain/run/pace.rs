@@ -118,7 +118,7 @@ fn left_bytes(entries: &[Entry]) -> f64 {
     let left = entries.iter().map(|entry| {
         let whole = entry.planned.predicted_bytes as f64 * correction;
         match entry.stage {
-            Stage::Waiting | Stage::Preparing | Stage::Ready => whole,
+            Stage::Waiting | Stage::Preparing | Stage::AwaitingPlace | Stage::Ready => whole,
             Stage::Transferring => (whole - entry.sent_bytes as f64).max(whole * OVERDUE_SHARE),
             _ => 0.0,
         }

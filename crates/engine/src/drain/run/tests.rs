@@ -118,6 +118,20 @@ fn one_target_takes_no_more_at_a_time_than_it_may() {
 }
 
 #[test]
+fn who_waits_for_a_place_at_its_target_keeps_nobody_from_another_one() {
+    let moves = ["v", "w", "x", "y"].map(|vm| planned(vm, if vm == "y" { "c" } else { "b" })).to_vec();
+    let (mut drain, actions) = Drain::begin(plan_of(moves, &[]), LIMITS, 0.0);
+    assert_eq!(begins(&actions), ["v", "w", "x"]);
+    let crowded = |vm: &str| Event::Crowded { vm: vm.into() };
+    assert_eq!(begins(&drain.handle(1.0, crowded("v"))), ["y"]);
+    assert_eq!(drain.handle(2.0, prepared("y")), [release("y")]);
+    let waits = |drain: &Drain| drain.status(0.0).moves[0].waits.clone();
+    assert!(waits(&drain).unwrap().contains("b takes no more VMs at a time"));
+    assert_eq!(drain.handle(3.0, prepared("v")), []);
+    assert_eq!((waits(&drain), state(&drain, "v")), (None, MoveState::Ready));
+}
+
+#[test]
 fn a_vm_that_failed_goes_where_the_new_plan_says() {
     let (mut drain, _) = begin(&["v", "w"]);
     assert_eq!(drain.handle(1.0, failed("v")), [Action::Plan]);
