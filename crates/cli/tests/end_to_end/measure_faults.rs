@@ -6,7 +6,9 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use drainpipe_agent::api::types::MigrationView;
 use drainpipe_engine::result::{MigrationResult, Outcome, PathState};
+use drainpipe_engine::step::Step;
 use drainpipe_report::summary::Spread;
 use rustix::process::{Signal, kill_process};
 
@@ -117,6 +119,7 @@ pub(crate) fn start_for_measuring(lab: &TestLab, guest: &Guest, specification: S
 fn measure(lab: &TestLab, guest: &Guest, row: &Row) -> MigrationResult {
     let [source, target] = if lab.qemu_pid("a", "web").is_some() { ["a", "b"] } else { ["b", "a"] };
     let migrating = lab.start(&["migrate", "web", target, "--option", row.option, "--json"]);
+    eventually("memory is copied", || step(lab, source) == Some(Step::CopyMemory));
     let began = Instant::now();
     for (at_ms, words) in row.acts {
         thread::sleep(Duration::from_millis(*at_ms).saturating_sub(began.elapsed()));
@@ -139,6 +142,12 @@ fn measure(lab: &TestLab, guest: &Guest, row: &Row) -> MigrationResult {
     result
 }
 
+/// That of the last migration from or to this host.
+fn step(lab: &TestLab, host: &str) -> Option<Step> {
+    let views: Vec<MigrationView> = lab.json(&["history", "--agent", &lab.agent_socket(host)]);
+    views.first()?.progress.as_ref().map(|progress| progress.step)
+}
+
 fn act(lab: &TestLab, words: &str) {
     let signal = |host, signal| kill_process(lab.agent_pid(host).expect("it runs"), signal).unwrap();
     match words.split_once(' ') {
@@ -154,10 +163,10 @@ fn line(row: &Row, results: &[MigrationResult]) -> String {
     let paused_ms = results.iter().filter_map(|result| result.blackout_ms);
     let out_ms = results.iter().filter_map(|result| {
         let out = result.events.iter().find(|event| event.what.contains(" is out: "))?;
-        Some(out.ms - row.acts.first()?.0 as f64)
+        Some(out.ms - in_flight_ms(result)? - row.acts.first()?.0 as f64)
     });
     let back_ms = results.iter().filter_map(|result| {
-        let healed_ms = row.acts.last().map(|(at_ms, _)| *at_ms as f64)?;
+        let healed_ms = in_flight_ms(result)? + row.acts.last()?.0 as f64;
         let turns = result.paths.iter().flat_map(|path| &path.turns);
         let back = turns.filter(|turn| turn.state == PathState::Back && turn.ms >= healed_ms);
         back.map(|turn| turn.ms - healed_ms).reduce(f64::max)
@@ -172,6 +181,11 @@ fn line(row: &Row, results: &[MigrationResult]) -> String {
         spread(out_ms, 0),
         spread(back_ms, 0),
     )
+}
+
+/// Acts count from there, but for the some 20 ms until it is seen.
+fn in_flight_ms(result: &MigrationResult) -> Option<f64> {
+    Some(result.events.iter().find(|event| event.step == Step::CopyMemory)?.ms)
 }
 
 /// The longest time in which no link moved, of those that the migration went on to use. Read from samples
