@@ -46,6 +46,10 @@ const RECOVERY_DEADLINE: Duration = Duration::from_secs(15);
 /// Between two attempts to write down how a drain stands.
 const RECORD_AGAIN_AFTER: Duration = Duration::from_secs(2);
 
+/// How often it is tried to write down that a drain has crashed: a minute. What is still open then is told as
+/// interrupted all the same, since nothing is under way.
+const CRASH_RECORD_ATTEMPTS: u32 = 30;
+
 /// How long an agent that is told to stop waits for a drain that is just being planned.
 const WIND_UP_DEADLINE: Duration = Duration::from_secs(10);
 
@@ -120,6 +124,11 @@ impl Drains {
 
     fn ended(&self) {
         *self.lock() = None;
+    }
+
+    /// Whether one is just being planned.
+    fn is_beginning(&self) -> bool {
+        self.beginning.try_lock().is_err()
     }
 }
 
@@ -275,8 +284,11 @@ async fn crashed(agent: Arc<Agent>) {
         "a drain or way back has crashed, which is an error in Drainpipe; the same command again carries on"
     );
     agent.outgoing.all().iter().filter(|flight| flight.is_held()).for_each(|flight| flight.cancel());
-    while let Err(error) = agent.journal.interrupt_drains(Timestamp::now()) {
-        warn!(%error, "that it has crashed is not written down yet");
+    for _ in 0..CRASH_RECORD_ATTEMPTS {
+        match agent.journal.interrupt_drains(Timestamp::now()) {
+            Ok(()) => break,
+            Err(error) => warn!(%error, "that it has crashed is not written down yet"),
+        }
         sleep(RECORD_AGAIN_AFTER).await;
     }
     agent.drains.ended();

@@ -3,6 +3,7 @@
 //! The source leads; this side answers, and keeps two promises that hold through crashes of either
 //! agent. What it has said it discarded never runs here. What it was told to run is never discarded.
 
+mod arrived;
 mod connect;
 
 use std::collections::BTreeMap;
@@ -21,12 +22,13 @@ use tokio::sync::Mutex as AsyncMutex;
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
+pub(crate) use self::arrived::resume_recorded;
 pub(crate) use self::connect::{connect, open_trials, watch_again};
 use crate::admission;
 use crate::agent::Agent;
 use crate::api::types::{HandOverView, IncomingPermit, IncomingRequest, IncomingView, TargetUse};
 use crate::host;
-use crate::journal::{Arrival, IncomingRecord, IncomingState};
+use crate::journal::{IncomingRecord, IncomingState};
 use crate::lock::lock;
 use crate::slots::Slots;
 use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE, needs};
@@ -197,28 +199,6 @@ pub(crate) async fn clear_discarded(agent: &Agent) -> Result<(), Problem> {
 async fn clear(agent: &Agent, definition: &VmSpec) -> Result<(), Problem> {
     let paths = agent.vms.paths(definition)?;
     Vmm::clear(&paths, QEMU_DEADLINE).await.map_err(Problem::failed)
-}
-
-/// Lets run what the journal says runs here, but whose agent stopped between the record and the deed.
-pub(crate) async fn resume_recorded(agent: &Agent) -> Result<(), Problem> {
-    for arrival in agent.journal.unfinished_arrivals()? {
-        match resume_arrival(agent, &arrival).await {
-            Ok(()) => agent.journal.finish_incoming(&arrival.id)?,
-            Err(problem) => {
-                warn!(vm = arrival.vm, %problem, "was handed over to this host, but does not run");
-            }
-        }
-    }
-    Ok(())
-}
-
-async fn resume_arrival(agent: &Agent, arrival: &Arrival) -> Result<(), Problem> {
-    // Once it is on its way to a third host, only that migration says where it may run.
-    let moves_on = agent.journal.open_migrations()?.iter().any(|open| open.vm == arrival.vm);
-    let Some(vmm) = agent.vms.running(&arrival.vm).filter(|_| !moves_on) else { return Ok(()) };
-    migration::run(&vmm, QMP_DEADLINE).await.map_err(Problem::failed)?;
-    info!(vm = arrival.vm, "runs here, as its source had handed it over");
-    Ok(())
 }
 
 fn insert(agent: &Arc<Agent>, entry: IncomingVm) {
@@ -630,7 +610,7 @@ async fn settle(agent: &Agent, entry: &IncomingVm, silence: Duration) -> Result<
             take_hold(agent, entry).await?;
             run(agent, &entry.id).await?;
         }
-        Ok(HandOverView::Refused) => discard(agent, &entry.id, &entry.source).await?,
+        Ok(HandOverView::Refused | HandOverView::Unknown) => discard(agent, &entry.id, &entry.source).await?,
         Err(problem) if silence > GIVE_UP_AFTER && !has_all_state(agent, entry).await => {
             warn!(migration = entry.id, %problem, "given up: its source is gone");
             discard(agent, &entry.id, &entry.source).await?;

@@ -149,6 +149,8 @@ pub(crate) struct Arrival {
     pub(crate) id: String,
     /// The VM.
     pub(crate) vm: String,
+    /// Where it came from.
+    pub(crate) source: String,
 }
 
 /// What the target has decided about a VM on its way. All but the first are final.
@@ -231,9 +233,17 @@ impl Journal {
     /// Forgets a VM.
     pub(crate) fn forget_vm(&self, name: &str) -> Result<(), JournalError> {
         self.run(|connection| {
-            connection.execute("DELETE FROM vms WHERE name = ?1", [name])?;
+            let transaction = connection.transaction()?;
+            finish_arrivals_of(&transaction, name)?;
+            transaction.execute("DELETE FROM vms WHERE name = ?1", [name])?;
+            transaction.commit()?;
             Ok(())
         })
+    }
+
+    /// A VM is this host's, whatever the host says that it came from: somebody boots it here.
+    pub(crate) fn finish_arrivals_of(&self, name: &str) -> Result<(), JournalError> {
+        self.run(|connection| finish_arrivals_of(connection, name))
     }
 
     /// The VMs that are defined here, by name.
@@ -435,8 +445,8 @@ impl Journal {
     }
 
     /// Records that the VM does not run here after all and never did: the hypervisor refused. What
-    /// [`Self::run_incoming`] recorded is taken back.
-    pub(crate) fn take_back_run(&self, id: &str) -> Result<(), JournalError> {
+    /// [`Self::run_incoming`] recorded is taken back. `false` when it was not recorded, or is finished.
+    pub(crate) fn take_back_run(&self, id: &str) -> Result<bool, JournalError> {
         self.run(|connection| {
             let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
             let rows = transaction.execute(
@@ -448,7 +458,7 @@ impl Journal {
                     .execute("DELETE FROM vms WHERE name = (SELECT vm FROM incoming WHERE id = ?1)", [id])?;
             }
             transaction.commit()?;
-            Ok(())
+            Ok(rows == 1)
         })
     }
 
@@ -466,8 +476,10 @@ impl Journal {
     /// VMs that are recorded to run here, of which nobody has said yet that they do.
     pub(crate) fn unfinished_arrivals(&self) -> Result<Vec<Arrival>, JournalError> {
         self.run(|connection| {
-            let mut statement = connection.prepare("SELECT id, vm FROM incoming WHERE state = 'running'")?;
-            let rows = statement.query_map([], |row| Ok(Arrival { id: row.get(0)?, vm: row.get(1)? }))?;
+            let mut statement =
+                connection.prepare("SELECT id, vm, source FROM incoming WHERE state = 'running'")?;
+            let rows = statement
+                .query_map([], |row| Ok(Arrival { id: row.get(0)?, vm: row.get(1)?, source: row.get(2)? }))?;
             Ok(rows.collect::<Result<_, _>>()?)
         })
     }
@@ -614,6 +626,11 @@ fn upgrade(connection: &mut Connection) -> Result<(), JournalCause> {
 fn schema_changes_made(connection: &Connection) -> Result<usize, JournalCause> {
     let made: u32 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
     Ok(made as usize)
+}
+
+fn finish_arrivals_of(connection: &Connection, vm: &str) -> Result<(), JournalCause> {
+    connection.execute("UPDATE incoming SET state = 'finished' WHERE vm = ?1 AND state = 'running'", [vm])?;
+    Ok(())
 }
 
 fn insert_vm(connection: &Connection, spec: &VmSpec) -> Result<(), JournalCause> {

@@ -322,7 +322,8 @@ pub(crate) fn hand_over_view(agent: &Agent, id: &str) -> Result<(Option<String>,
     let result = agent.journal.result(id)?;
     let view = match result.as_ref().map(|result| result.outcome) {
         Some(Outcome::Completed) => HandOverView::HandedOver,
-        _ => HandOverView::Refused,
+        Some(_) => HandOverView::Refused,
+        None => HandOverView::Unknown,
     };
     Ok((result.map(|result| result.target), view))
 }

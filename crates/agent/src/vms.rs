@@ -289,6 +289,7 @@ impl Vms {
         let spec = claimed.definition.resolve(&self.hypervisor).map_err(Problem::refused)?;
         let paths = self.paths(&claimed.definition)?;
         Vmm::clear(&paths, QEMU_DEADLINE).await.map_err(Problem::failed)?;
+        self.journal.finish_arrivals_of(name)?;
         let vmm = Vmm::start(&self.hypervisor.binary, spec, paths, Role::Fresh, QEMU_DEADLINE)
             .await
             .map_err(|error| Problem::failed(format!("VM {name} does not start: {error}")))?;

@@ -373,6 +373,8 @@ pub enum HandOverView {
     HandedOver,
     /// It stays the source's.
     Refused,
+    /// The journal has no such migration, or no more.
+    Unknown,
 }
 
 /// What the target used, at the end.

@@ -30,7 +30,10 @@ pub(crate) fn view(agent: &Agent) -> Result<DrainView, Problem> {
         });
     }
     let Some(record) = agent.journal.last_run()? else { return Ok(nothing) };
-    let record = settled(agent, record)?;
+    let mut record = settled(agent, record)?;
+    if record.ended_at.is_none() && !agent.drains.is_beginning() {
+        record.status.state = DrainState::Interrupted;
+    }
     Ok(DrainView {
         kind: Some(record.kind),
         id: Some(record.id),

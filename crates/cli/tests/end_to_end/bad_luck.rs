@@ -165,6 +165,19 @@ fn journal(lab: &TestLab, host: &str) -> PathBuf {
     lab.directory(host).join("state/journal.sqlite")
 }
 
+/// As a host's journal is when it was lost between the order to run its last VM and the next question.
+#[track_caller]
+fn record_that_it_ran(lab: &TestLab, host: &str) {
+    let definition = lab.files().join("web.toml");
+    let definition: toml::Value = toml::from_str(&fs::read_to_string(definition).unwrap()).unwrap();
+    let definition = serde_json::to_string(&definition).unwrap();
+    let connection = Connection::open(journal(lab, host)).unwrap();
+    let last = "WHERE rowid = (SELECT max(rowid) FROM incoming)";
+    let running = format!("UPDATE incoming SET state = 'running', vm = 'web', spec = ?1 {last}");
+    connection.execute(&running, [&definition]).unwrap();
+    connection.execute("INSERT INTO vms (name, spec) VALUES ('web', ?1)", [&definition]).unwrap();
+}
+
 /// Control traffic from and to a host passes no more.
 #[track_caller]
 pub(crate) fn cut_off(lab: &TestLab, host: &str) {
@@ -323,6 +336,11 @@ fn the_target_host_is_lost_after_the_hand_over() {
     scene.lab.start_agent("b");
     scene.assert_settled("a");
     reclaim("b").refused(3, &["is not in doubt"]);
+    // Nor if it had begun to run there.
+    scene.lab.stop_agent("b", Signal::KILL);
+    record_that_it_ran(&scene.lab, "b");
+    scene.lab.start_agent("b");
+    scene.assert_settled("a");
     scene.assert_moves("b");
 }
 

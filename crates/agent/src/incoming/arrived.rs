@@ -1,0 +1,91 @@
+//! VMs that were told to run here and whose source has not heard that they do, when the agent starts.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use drainpipe_engine::problem::Problem;
+use drainpipe_hypervisor::Vmm;
+use drainpipe_hypervisor::migration;
+use tokio::time::sleep;
+use tracing::{debug, info, warn};
+
+use crate::agent::Agent;
+use crate::api::types::HandOverView;
+use crate::journal::Arrival;
+use crate::vms::{Claim, QEMU_DEADLINE, QMP_DEADLINE};
+
+/// How often the source of a VM that is gone is asked, and how many times: an hour. After that the agent's next
+/// start asks again.
+const ASK_EVERY: Duration = Duration::from_secs(5);
+const QUESTIONS_MAX: u32 = 720;
+
+/// Lets run what the journal says runs here, but whose agent stopped between the record and the deed. Where its
+/// QEMU is gone, its source is asked whether it still belongs here.
+pub(crate) async fn resume_recorded(agent: &Arc<Agent>) -> Result<(), Problem> {
+    for arrival in agent.journal.unfinished_arrivals()? {
+        // Once it is on its way to a third host, only that migration says where it may run.
+        let moves_on = agent.journal.open_migrations()?.iter().any(|open| open.vm == arrival.vm);
+        match agent.vms.running(&arrival.vm) {
+            _ if moves_on => agent.journal.finish_incoming(&arrival.id)?,
+            Some(vmm) => resume(agent, &arrival, &vmm).await?,
+            None => drop(tokio::spawn(ask_for(Arc::clone(agent), arrival))),
+        }
+    }
+    Ok(())
+}
+
+async fn resume(agent: &Agent, arrival: &Arrival, vmm: &Vmm) -> Result<(), Problem> {
+    match migration::run(vmm, QMP_DEADLINE).await {
+        Ok(()) => {
+            info!(vm = arrival.vm, "runs here, as its source had handed it over");
+            Ok(agent.journal.finish_incoming(&arrival.id)?)
+        }
+        Err(error) => {
+            warn!(vm = arrival.vm, %error, "was handed over to this host, but does not run");
+            Ok(())
+        }
+    }
+}
+
+async fn ask_for(agent: Arc<Agent>, arrival: Arrival) {
+    for _ in 0..QUESTIONS_MAX {
+        match settle(&agent, &arrival).await {
+            Ok(true) => return,
+            Ok(false) => {}
+            Err(problem) => {
+                debug!(vm = arrival.vm, %problem, "whether it still is this host's is not known yet");
+            }
+        }
+        sleep(ASK_EVERY).await;
+    }
+}
+
+/// Whether it is settled whose the VM is.
+async fn settle(agent: &Agent, arrival: &Arrival) -> Result<bool, Problem> {
+    let Arrival { id, vm, source } = arrival;
+    let peer =
+        agent.peer(source).ok_or_else(|| Problem::not_found(format!("{source} is no peer any more")))?;
+    match peer.get::<HandOverView>(&format!("/v1/handovers/{id}")).await? {
+        HandOverView::Pending => return Ok(false),
+        HandOverView::HandedOver | HandOverView::Unknown => agent.journal.finish_incoming(id)?,
+        HandOverView::Refused => forget(agent, arrival).await?,
+    }
+    info!(vm, source, "its source was asked whose it is");
+    Ok(true)
+}
+
+/// It was given back to its source, which took this host for lost.
+async fn forget(agent: &Agent, Arrival { id, vm, source }: &Arrival) -> Result<(), Problem> {
+    let claimed = agent.vms.claim(vm, Claim::Changing)?;
+    if claimed.vmm.is_some() || !agent.journal.take_back_run(id)? {
+        warn!(
+            vm,
+            source, "was given back to its source, and was started here since: it may run on both hosts"
+        );
+        return Ok(());
+    }
+    let paths = agent.vms.paths(&claimed.definition)?;
+    agent.vms.forget(vm);
+    warn!(vm, source, "is this host's no more: it was given back to its source");
+    Vmm::clear(&paths, QEMU_DEADLINE).await.map_err(Problem::failed)
+}
