@@ -43,6 +43,11 @@ use libtest_mimic::{Arguments, Completion, Trial};
 /// five, two cores are busy all the time, and all tests take ten minutes; with three, thirteen.
 const THREADS: usize = 5;
 
+/// Tests that see whether something is packed. Packing takes idle time only, and beside others there is none:
+/// they run one by one once all others are over.
+const NEED_IDLE_CORES: [&str; 3] =
+    ["options::compression", "relayed::over_one_path", "relayed::progress_tells_what_compression_does"];
+
 /// A test and its name.
 type Test = (&'static str, fn());
 
@@ -111,7 +116,12 @@ fn main() -> ExitCode {
         slow,
         no_other_qemu,
     ));
-    libtest_mimic::run(&arguments, trials).exit_code()
+    let (alone, together): (Vec<_>, Vec<_>) =
+        trials.into_iter().partition(|trial| NEED_IDLE_CORES.contains(&trial.name()));
+    let first = libtest_mimic::run(&arguments, together);
+    arguments.test_threads = Some(1);
+    let second = libtest_mimic::run(&arguments, alone);
+    if first.has_failed() { first.exit_code() } else { second.exit_code() }
 }
 
 fn repeats(variable: &str) -> Option<usize> {
