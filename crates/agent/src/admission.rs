@@ -7,10 +7,13 @@ use drainpipe_hypervisor::spec::VmSpec;
 use crate::agent::Agent;
 use crate::incoming;
 
-/// Refuses what would bring a VM to a host that is to be empty.
-pub(crate) fn check_cordon(agent: &Agent) -> Result<(), Problem> {
-    if !agent.journal.is_cordoned()? {
-        return Ok(());
+/// Refuses what would bring a VM to a host that is to be empty, unless it comes from the one with which that changes
+/// places.
+pub(crate) fn check_cordon(agent: &Agent, source: Option<&str>) -> Result<(), Problem> {
+    match agent.journal.cordon()? {
+        None => return Ok(()),
+        Some(cordon) if source.is_some() && cordon.swap_with.as_deref() == source => return Ok(()),
+        Some(_) => {}
     }
     let host = agent.name();
     Err(Problem::refused(format!(
@@ -21,6 +24,6 @@ pub(crate) fn check_cordon(agent: &Agent) -> Result<(), Problem> {
 
 /// Whether a VM may boot here. Asked once it is claimed: a drain that begins meanwhile finds the claim.
 pub(crate) fn check_start(agent: &Agent, definition: &VmSpec) -> Result<(), Problem> {
-    check_cordon(agent)?;
+    check_cordon(agent, None)?;
     incoming::check_memory(agent, definition)
 }

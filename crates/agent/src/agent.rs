@@ -267,6 +267,7 @@ impl Agent {
     /// This host, for people and peers.
     pub async fn view(&self) -> Result<HostView, Problem> {
         let kvm = self.vms.hypervisor().kvm_missing.is_none();
+        let cordon = self.journal.cordon()?;
         Ok(HostView {
             facts: self.facts().await?,
             agent_version: env!("CARGO_PKG_VERSION").into(),
@@ -274,7 +275,8 @@ impl Agent {
             cpu_model: self.hardware.cpu_model.clone(),
             memory_bytes: self.hardware.memory_bytes,
             accelerator: if kvm { "kvm" } else { "tcg" }.into(),
-            cordoned: self.journal.is_cordoned()?,
+            cordoned: cordon.is_some(),
+            swap_with: cordon.and_then(|cordon| cordon.swap_with),
             peers: self
                 .config
                 .peers

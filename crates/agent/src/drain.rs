@@ -156,7 +156,7 @@ pub(crate) async fn plan(agent: &Agent, request: &DrainRequest) -> Result<DrainP
 
 /// Refuses hosts that cannot be targets.
 fn check(agent: &Agent, request: &DrainRequest) -> Result<(), Problem> {
-    if request.to.iter().any(|name| name == agent.name()) {
+    if targets_named(request).any(|name| name == agent.name()) {
         return Err(Problem::bad_input(format!(
             "{0} cannot be drained to {0}: name other hosts",
             agent.name()
@@ -168,7 +168,14 @@ fn check(agent: &Agent, request: &DrainRequest) -> Result<(), Problem> {
             agent.name()
         )));
     }
-    request.to.iter().try_for_each(|name| known_target(agent, name).map(drop))
+    if request.swap_with.is_some() && !request.to.is_empty() {
+        return Err(Problem::bad_input("to swap with a host is to drain to that host alone: name no others"));
+    }
+    targets_named(request).try_for_each(|name| known_target(agent, name).map(drop))
+}
+
+fn targets_named(request: &DrainRequest) -> impl Iterator<Item = &String> {
+    request.to.iter().chain(&request.swap_with)
 }
 
 /// What the request and this host's configuration allow.
@@ -214,7 +221,7 @@ pub(crate) async fn begin(agent: &Arc<Agent>, request: DrainRequest) -> Result<D
         let _beginning = agent.drains.begin(agent.name())?;
         agent.check_not_stopping()?;
         let id = Uuid::new_v4().to_string();
-        let record = agent.journal.begin_drain(&id, Timestamp::now())?;
+        let record = agent.journal.begin_drain(&id, Timestamp::now(), request.swap_with.as_deref())?;
         info!(drain = record.id, "cordoned");
         wait_for_recovered(&agent, &record.status.moves).await;
         let begun = match sound(plan_anew(&agent, &request, &Standing::default()).await) {

@@ -138,6 +138,13 @@ impl IncomingVms {
         lock(&self.entries).values().map(|entry| entry.definition.clone()).collect()
     }
 
+    /// The names of those that come from this host.
+    pub(crate) fn names_from(&self, source: &str) -> Vec<String> {
+        let entries = lock(&self.entries);
+        let of_source = entries.values().filter(|entry| entry.source == source);
+        of_source.map(|entry| entry.definition.name.to_string()).collect()
+    }
+
     /// The source from which a migration comes, if it is under way.
     pub(crate) fn source_of(&self, id: &str) -> Option<String> {
         lock(&self.entries).get(id).map(|entry| entry.source.clone())
@@ -233,7 +240,7 @@ pub(crate) fn permit(
     // Held until it is entered, so that two hosts cannot both send a VM of that name, and so that a drain
     // that begins meanwhile finds it.
     let mut entries = lock(&agent.incoming.entries);
-    admission::check_cordon(agent)?;
+    admission::check_cordon(agent, Some(source))?;
     if agent.vms.contains(&name) || entries.values().any(|other| other.definition.name.as_str() == name) {
         return Err(name_taken(agent, &name));
     }

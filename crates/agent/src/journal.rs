@@ -72,6 +72,10 @@ const MIGRATIONS: &[&str] = &[
         PRIMARY KEY (drain, vm)
     );
 ",
+    "
+    ALTER TABLE drains ADD COLUMN swap_with TEXT;
+    ALTER TABLE drains ADD COLUMN last_incoming INTEGER NOT NULL DEFAULT 0;
+",
 ];
 
 /// How many ended migrations the history keeps.

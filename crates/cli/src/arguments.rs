@@ -318,6 +318,10 @@ pub(crate) struct DrainArguments {
     /// The hosts that may take its VMs; all that it knows if absent
     #[arg(long, value_delimiter = ',', value_name = "HOST,…")]
     pub(crate) to: Vec<String>,
+    /// Drain to this host alone, and let its VMs come here meanwhile; with the same on that host, the two change
+    /// places
+    #[arg(long, value_name = "HOST", conflicts_with = "to")]
+    pub(crate) swap: Option<String>,
     /// Begin no further VM, and take back those whose memory is not on the links yet, after so many
     /// seconds
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
@@ -369,6 +373,7 @@ Examples:
   drainpipe drain a --dry-run                        which VM would go where, and how long it takes
   drainpipe drain a                                  show that, ask, do it
   drainpipe drain a --to b,c --deadline 1800 --yes   in a maintenance window
+  drainpipe drain a --swap b                         with `drain b --swap a`: a and b change places
   drainpipe drain a --throttle 0                     slow no VM down, even if it then stays
   drainpipe drain status a                           how far is it?
   drainpipe drain cancel a                           stop it; what has moved stays there

@@ -30,6 +30,11 @@ pub struct DrainRequest {
     #[serde(default, deserialize_with = "host_names")]
     #[schema(max_items = 256)]
     pub to: Vec<String>,
+    /// The one host that takes its VMs and whose own VMs may come here meanwhile: the two change places. Not with
+    /// `to`.
+    #[serde(default, deserialize_with = "swap_with")]
+    #[schema(max_length = 253)]
+    pub swap_with: Option<String>,
     /// Seconds after which nothing new is begun, and what is not on the links yet is given up: up to a
     /// day.
     #[serde(default, deserialize_with = "deadline_s")]
@@ -67,6 +72,9 @@ pub struct DrainView {
     pub host: String,
     /// Whether VMs are kept from coming to it and from being started on it.
     pub cordoned: bool,
+    /// The host whose VMs may come to it all the same: the two change places.
+    #[serde(default)]
+    pub swap_with: Option<String>,
     /// What is under way, or was last; absent if it was never drained. So are the next four.
     pub kind: Option<DrainKind>,
     /// Its identifier.
@@ -112,6 +120,12 @@ fn host_names<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>,
     Ok(names)
 }
 
+fn swap_with<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    let name = Option::<String>::deserialize(deserializer)?;
+    name.iter().try_for_each(|name| check_host_name(name))?;
+    Ok(name)
+}
+
 fn transfers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u8>, D::Error> {
     let transfers = Option::<u8>::deserialize(deserializer)?;
     if transfers.is_some_and(|transfers| !(1..=TRANSFERS_MAX).contains(&transfers)) {
@@ -140,6 +154,7 @@ mod tests {
         for (text, word) in [
             (r#"{"to": ["b", "b"]}"#, "twice"),
             (r#"{"to": ["../b"]}"#, "name"),
+            (r#"{"swap_with": "../b"}"#, "name"),
             (r#"{"transfers": 0}"#, "1 to 8"),
             (r#"{"transfers": 9}"#, "1 to 8"),
             (r#"{"deadline_s": 0}"#, "deadline_s"),

@@ -47,6 +47,9 @@ pub struct HostView {
     /// Whether VMs are kept from coming here and from being started here: it is drained, or was.
     #[serde(default)]
     pub cordoned: bool,
+    /// The host whose VMs may come here all the same: the two change places.
+    #[serde(default)]
+    pub swap_with: Option<String>,
     /// The other hosts that this one's configuration names.
     pub peers: Vec<PeerView>,
     /// The paths to each of them, as far as they have been tried since the agent was started.

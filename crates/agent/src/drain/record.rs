@@ -11,9 +11,11 @@ use crate::journal::DrainRecord;
 
 /// This host's cordon, and what is under way or was last.
 pub(crate) fn view(agent: &Agent) -> Result<DrainView, Problem> {
+    let cordon = agent.journal.cordon()?;
     let nothing = DrainView {
         host: agent.name().into(),
-        cordoned: agent.journal.is_cordoned()?,
+        cordoned: cordon.is_some(),
+        swap_with: cordon.and_then(|cordon| cordon.swap_with),
         kind: None,
         id: None,
         started_at: None,

@@ -23,7 +23,7 @@ use tokio::time::timeout;
 use tracing::warn;
 
 use crate::agent::Agent;
-use crate::api::types::{self, BandwidthView, DrainRequest, VmList, VmState};
+use crate::api::types::{self, BandwidthView, DrainKind, DrainRequest, VmList, VmState};
 use crate::bandwidth;
 use crate::check;
 use crate::outgoing::{Meeting, known_target, meet};
@@ -41,19 +41,23 @@ const RESULTS_MAX: u32 = 20;
 /// Looks at this host and at all that may take its VMs.
 pub(super) async fn look(agent: &Agent, request: &DrainRequest) -> DrainView {
     let present = agent.vms.present();
+    let swap = Swap::look(agent, request).await;
+    let present: Vec<PresentVm> =
+        present.into_iter().filter(|vm| !swap.vms.contains(vm.definition.name.as_str())).collect();
     let running: Vec<Arc<Vmm>> = present.iter().filter_map(|vm| vm.vmm.clone()).collect();
     let names = targets(agent, request);
     let turns = Semaphore::new(LOOKS_AT_ONCE);
     let targets = names.iter().map(|name| async {
         let _turn = turns.acquire().await;
-        look_at(agent, name, request.option, &running).await
+        look_at(agent, name, request.option, &running, &swap).await
     });
     let vms = present.into_iter().map(|vm| async {
         let _turn = turns.acquire().await;
         look_at_vm(vm).await
     });
     let (targets, vms) = tokio::join!(join_all(targets), join_all(vms));
-    let mut vms: Vec<VmView> = vms.into_iter().chain(coming(agent)).collect();
+    let coming = coming(agent).into_iter().filter(|vm| !swap.vms.contains(&vm.name));
+    let mut vms: Vec<VmView> = vms.into_iter().chain(coming).collect();
     let mut views = vec![];
     for target in targets {
         for vm in &mut vms {
@@ -68,10 +72,56 @@ pub(super) async fn look(agent: &Agent, request: &DrainRequest) -> DrainView {
 
 /// The hosts that were named, or all that this one knows.
 fn targets(agent: &Agent, request: &DrainRequest) -> Vec<String> {
-    if request.to.is_empty() {
+    let named: Vec<String> = super::targets_named(request).cloned().collect();
+    if named.is_empty() {
         return agent.config.peers.iter().map(|peer| peer.name.clone()).collect();
     }
-    request.to.clone()
+    named
+}
+
+/// What this host has to know when it changes places with another one.
+#[derive(Debug, Default)]
+struct Swap {
+    partner: Option<String>,
+    /// VMs that came from there, or are to come: they stay here.
+    vms: BTreeSet<String>,
+    /// Whether room may come free there.
+    partner_makes_room: bool,
+    /// Why it is not known which VMs came from there. Then none goes.
+    unknown: Option<String>,
+}
+
+impl Swap {
+    /// Asked once it is known which VMs are here: what comes later is none of them.
+    async fn look(agent: &Agent, request: &DrainRequest) -> Self {
+        let Some(partner) = &request.swap_with else { return Self::default() };
+        let swapped_in = agent.journal.swapped_in().unwrap_or_else(|error| {
+            warn!(%error, "which VMs came by the swap is known from the other host alone");
+            vec![]
+        });
+        let mut vms: BTreeSet<String> = swapped_in.into_iter().collect();
+        vms.extend(agent.incoming.names_from(partner));
+        let other = match known_target(agent, partner) {
+            Ok(peer) => peer.get_within::<types::DrainView>("/v1/drain", TARGET_DEADLINE).await,
+            Err(problem) => Err(problem),
+        };
+        let (other, unknown) = match other {
+            Ok(other) => (Some(other), None),
+            Err(problem) => (None, Some(problem.message)),
+        };
+        let other = other.filter(|other| {
+            other.kind == Some(DrainKind::Drain) && other.swap_with.as_deref() == Some(agent.name())
+        });
+        // One that has not begun yet will.
+        let partner_makes_room = other.as_ref().is_none_or(|other| other.ended_at.is_none());
+        let moves = other.and_then(|other| other.status).map(|status| status.moves).unwrap_or_default();
+        vms.extend(moves.into_iter().filter(|one| one.target == agent.name()).map(|one| one.vm));
+        Self { partner: Some(partner.clone()), vms, partner_makes_room, unknown }
+    }
+
+    fn is_with(&self, name: &str) -> bool {
+        self.partner.as_deref() == Some(name)
+    }
 }
 
 async fn look_at_vm(vm: PresentVm) -> VmView {
@@ -140,12 +190,18 @@ struct LookedAt {
     refusals: BTreeMap<String, String>,
 }
 
-async fn look_at(agent: &Agent, name: &str, option: RequestedOption, running: &[Arc<Vmm>]) -> LookedAt {
+async fn look_at(
+    agent: &Agent,
+    name: &str,
+    option: RequestedOption,
+    running: &[Arc<Vmm>],
+    swap: &Swap,
+) -> LookedAt {
     let remembered = remembered(agent, name, option).unwrap_or_else(|problem| {
         warn!(%problem, "what migrations to {name} were like is not known");
         None
     });
-    let asked = match timeout(TARGET_DEADLINE, ask(agent, name, option, running)).await {
+    let asked = match timeout(TARGET_DEADLINE, ask(agent, name, option, running, swap)).await {
         Ok(asked) => asked,
         Err(_) => Err(Problem::failed(format!("no answer within {} s", TARGET_DEADLINE.as_secs()))),
     };
@@ -154,6 +210,7 @@ async fn look_at(agent: &Agent, name: &str, option: RequestedOption, running: &[
             name: name.into(),
             unavailable: Some(problem.message),
             memory_available_bytes: 0,
+            makes_room: false,
             vms: vec![],
             paths_mbps: 0,
             remembered: None,
@@ -161,6 +218,10 @@ async fn look_at(agent: &Agent, name: &str, option: RequestedOption, running: &[
         refusals: BTreeMap::new(),
     });
     looked_at.view.remembered = remembered;
+    if swap.is_with(name) {
+        looked_at.view.makes_room = swap.partner_makes_room;
+        looked_at.view.unavailable = looked_at.view.unavailable.or_else(|| swap.unknown.clone());
+    }
     looked_at
 }
 
@@ -169,6 +230,7 @@ async fn ask(
     name: &str,
     option: RequestedOption,
     running: &[Arc<Vmm>],
+    swap: &Swap,
 ) -> Result<LookedAt, Problem> {
     let peer = known_target(agent, name)?;
     let largest = running.iter().map(|vmm| vmm.spec().memory_kib() << 10).max();
@@ -178,12 +240,21 @@ async fn ask(
     let findings = check::before_migration(agent, peer, name, running, &plan);
     let (list, limit, findings) = tokio::try_join!(list, limit, findings)?;
     let limits = [bandwidth::limit_mbps(agent), limit.limit_mbps];
-    let (refusals, all_refused) = refusals(&findings);
-    let cordoned = target.cordoned.then(|| format!("it is cordoned: `drainpipe resume {name}` ends that"));
+    // Of the partner's memory the plan knows by itself, and that it may become more.
+    let counts = |finding: &&Finding| !swap.is_with(name) || !is_of_memory(finding);
+    let (refusals, all_refused) = refusals(findings.iter().filter(counts));
+    let swaps = swap.is_with(name) && target.swap_with.as_deref() == Some(agent.name());
+    let cordoned = (target.cordoned && !swaps).then(|| {
+        format!(
+            "it is cordoned: `drainpipe resume {name}` ends that, and with `--swap` on both hosts their VMs change \
+             places"
+        )
+    });
     let view = TargetView {
         name: name.into(),
         unavailable: cordoned.or(all_refused),
         memory_available_bytes: target.facts.memory_available_bytes,
+        makes_room: false,
         vms: list.vms.iter().filter(|vm| vm.state != VmState::Stopped).map(placed).collect(),
         paths_mbps: carried_mbps(&plan, limits.into_iter().flatten().min()),
         remembered: None,
@@ -199,10 +270,14 @@ fn placed(vm: &types::VmView) -> PlacedVm {
     }
 }
 
+fn is_of_memory(finding: &Finding) -> bool {
+    finding.code == "vm-memory-short"
+}
+
 /// Why single VMs are refused, by their names; and why all of them are.
-fn refusals(findings: &[Finding]) -> (BTreeMap<String, String>, Option<String>) {
+fn refusals<'a>(findings: impl Iterator<Item = &'a Finding>) -> (BTreeMap<String, String>, Option<String>) {
     let (mut of_vms, mut of_all) = (BTreeMap::<String, String>::new(), None);
-    for finding in findings.iter().filter(|finding| finding.refuses_migration) {
+    for finding in findings.filter(|finding| finding.refuses_migration) {
         let why = format!("{}; {}", finding.what, finding.remedy);
         let vms: Vec<&String> = finding.places.iter().filter_map(|place| place.vm.as_ref()).collect();
         if vms.is_empty() {
@@ -286,10 +361,10 @@ mod tests {
             finding("no CPU", Place::vm("b", "web"), true),
             finding("slow", Place::host("b"), false),
         ];
-        let (of_vms, of_all) = refusals(&of_one);
+        let (of_vms, of_all) = refusals(of_one.iter());
         assert_eq!((of_vms.len(), of_all), (1, None));
         assert_eq!(of_vms["web"], "no disk; mend it. no CPU; mend it");
-        let (of_vms, of_all) = refusals(&[finding("not a peer", Place::host("b"), true)]);
+        let (of_vms, of_all) = refusals([finding("not a peer", Place::host("b"), true)].iter());
         assert_eq!((of_vms.len(), of_all.as_deref()), (0, Some("not a peer; mend it")));
     }
 

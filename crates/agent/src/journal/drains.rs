@@ -18,6 +18,8 @@ pub(crate) struct DrainRecord {
     pub(crate) id: String,
     /// Which of the two it is.
     pub(crate) kind: DrainKind,
+    /// The host whose VMs may come here meanwhile.
+    pub(crate) swap_with: Option<String>,
     /// When it began.
     pub(crate) started_at: Timestamp,
     /// When it ended; absent while it is under way.
@@ -26,15 +28,44 @@ pub(crate) struct DrainRecord {
     pub(crate) status: DrainStatus,
 }
 
+/// What keeps VMs from coming here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Cordon {
+    /// The host whose VMs may come all the same.
+    pub(crate) swap_with: Option<String>,
+}
+
 impl Journal {
-    /// Whether VMs are kept from coming here.
-    pub(crate) fn is_cordoned(&self) -> Result<bool, JournalError> {
-        self.run(|connection| Ok(open_drain(connection)?.is_some()))
+    /// What keeps VMs from coming here, if anything does.
+    pub(crate) fn cordon(&self) -> Result<Option<Cordon>, JournalError> {
+        self.run(|connection| {
+            let cordon = connection.query_row("SELECT swap_with FROM drains WHERE cordons = 1", [], |row| {
+                Ok(Cordon { swap_with: row.get(0)? })
+            });
+            Ok(cordon.optional()?)
+        })
+    }
+
+    /// VMs that have come here since the host was cordoned: those of the host with which it changes places.
+    pub(crate) fn swapped_in(&self) -> Result<Vec<String>, JournalError> {
+        self.run(|connection| {
+            let mut statement = connection.prepare(
+                "SELECT incoming.vm FROM incoming JOIN drains ON drains.cordons = 1 \
+                 AND incoming.rowid > drains.last_incoming AND incoming.source = drains.swap_with \
+                 WHERE incoming.state != 'discarded'",
+            )?;
+            Ok(statement.query_map([], |row| row.get(0))?.collect::<Result<_, _>>()?)
+        })
     }
 
     /// Cordons the host for a drain that begins or is carried on. A drain that has not been resumed is
-    /// carried on under its own identifier, else it gets this one.
-    pub(crate) fn begin_drain(&self, id: &str, now: Timestamp) -> Result<DrainRecord, JournalError> {
+    /// carried on under its own identifier, else it gets this one. VMs of `swap_with` may come all the same.
+    pub(crate) fn begin_drain(
+        &self,
+        id: &str,
+        now: Timestamp,
+        swap_with: Option<&str>,
+    ) -> Result<DrainRecord, JournalError> {
         self.run(|connection| {
             let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
             let id = if let Some(open) = open_drain(&transaction)? {
@@ -44,6 +75,7 @@ impl Journal {
                 insert(&transaction, id, DrainKind::Drain, now)?;
                 id.to_owned()
             };
+            transaction.execute("UPDATE drains SET swap_with = ?2 WHERE id = ?1", params![id, swap_with])?;
             let record = record(&transaction, &id)?.ok_or(rusqlite::Error::QueryReturnedNoRows)?;
             transaction.commit()?;
             Ok(record)
@@ -179,7 +211,8 @@ fn open_drain(connection: &Connection) -> Result<Option<String>, JournalCause> {
 fn insert(connection: &Connection, id: &str, kind: DrainKind, now: Timestamp) -> Result<(), JournalCause> {
     let status = DrainStatus::begun();
     connection.execute(
-        "INSERT INTO drains (id, kind, cordons, started_at, status) VALUES (?1, ?2, ?3, ?4, ?5)",
+        "INSERT INTO drains (id, kind, cordons, started_at, status, last_incoming) \
+         VALUES (?1, ?2, ?3, ?4, ?5, (SELECT ifnull(max(rowid), 0) FROM incoming))",
         params![id, to_json(&kind)?, kind == DrainKind::Drain, now.to_string(), to_json(&status)?],
     )?;
     let old = "cordons = 0 AND rowid <= (SELECT max(rowid) FROM drains) - ?1";
@@ -203,8 +236,9 @@ fn ids(connection: &Connection, query: &str) -> Result<Vec<String>, JournalCause
 }
 
 fn record(connection: &Connection, id: &str) -> Result<Option<DrainRecord>, JournalCause> {
-    let query = "SELECT kind, started_at, ended_at, status FROM drains WHERE id = ?1";
-    let Some((kind, started_at, ended_at, status)) = connection.query_row(query, [id], raw).optional()?
+    let query = "SELECT kind, started_at, ended_at, status, swap_with FROM drains WHERE id = ?1";
+    let Some((kind, started_at, ended_at, status, swap_with)) =
+        connection.query_row(query, [id], raw).optional()?
     else {
         return Ok(None);
     };
@@ -212,6 +246,7 @@ fn record(connection: &Connection, id: &str) -> Result<Option<DrainRecord>, Jour
     Ok(Some(DrainRecord {
         id: id.into(),
         kind: from_json(&kind)?,
+        swap_with,
         // Only for people.
         started_at: started_at.parse().unwrap_or_default(),
         ended_at: ended_at.map(|ended_at| ended_at.parse().unwrap_or_default()),
@@ -219,8 +254,10 @@ fn record(connection: &Connection, id: &str) -> Result<Option<DrainRecord>, Jour
     }))
 }
 
-fn raw(row: &Row<'_>) -> rusqlite::Result<(String, String, Option<String>, String)> {
-    Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))
+type RawRecord = (String, String, Option<String>, String, Option<String>);
+
+fn raw(row: &Row<'_>) -> rusqlite::Result<RawRecord> {
+    Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?))
 }
 
 fn moves(connection: &Connection, id: &str) -> Result<Vec<MoveStatus>, JournalCause> {
@@ -260,22 +297,44 @@ mod tests {
     }
 
     fn begun(journal: &Journal, id: &str) -> DrainRecord {
-        journal.begin_drain(id, Timestamp::UNIX_EPOCH).unwrap()
+        journal.begin_drain(id, Timestamp::UNIX_EPOCH, None).unwrap()
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_drain_cordons_the_host_until_it_is_resumed() {
         let (directory, journal) = journal();
-        assert!(!journal.is_cordoned().unwrap());
+        assert!(journal.cordon().unwrap().is_none());
         begun(&journal, "one");
         journal.end_drain("one", Timestamp::UNIX_EPOCH, None).unwrap();
         drop(journal);
         let journal = Journal::open(directory.path()).unwrap();
-        assert!(journal.is_cordoned().unwrap());
+        assert!(journal.cordon().unwrap().is_some());
         journal.lift_cordon().unwrap();
-        assert!(!journal.is_cordoned().unwrap());
+        assert!(journal.cordon().unwrap().is_none());
         journal.begin_failback("two", Timestamp::UNIX_EPOCH).unwrap();
-        assert!(!journal.is_cordoned().unwrap());
+        assert!(journal.cordon().unwrap().is_none());
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_came_by_a_swap_is_told_from_what_was_here() {
+        let (_directory, journal) = journal();
+        let come = |id: &str, name: &str, source: &str| {
+            let text = format!("name = \"{name}\"\nmemory_mib = 64\nvcpus = 1\nmachine = \"pc-q35-7.2\"");
+            assert!(journal.begin_incoming(id, source, &toml::from_str(&text).unwrap()).unwrap());
+            assert!(journal.run_incoming(id).unwrap());
+        };
+        come("1", "earlier", "b");
+        let swap = || journal.begin_drain("one", Timestamp::UNIX_EPOCH, Some("b")).unwrap();
+        assert_eq!(swap().swap_with.as_deref(), Some("b"));
+        assert_eq!(journal.cordon().unwrap(), Some(Cordon { swap_with: Some("b".into()) }));
+        come("2", "swapped", "b");
+        come("3", "of-another", "c");
+        // Carried on, what had come then is what came by it still.
+        swap();
+        assert_eq!(journal.swapped_in().unwrap(), ["swapped"]);
+        assert_eq!(begun(&journal, "two").swap_with, None);
+        journal.lift_cordon().unwrap();
+        assert!(journal.cordon().unwrap().is_none() && journal.swapped_in().unwrap().is_empty());
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -321,7 +380,7 @@ mod tests {
         assert_eq!(journal.last_run().unwrap().unwrap().id, "three");
         assert_eq!(journal.last_drain().unwrap().unwrap().id, "two");
         journal.forget_drain("two").unwrap();
-        assert!(!journal.is_cordoned().unwrap());
+        assert!(journal.cordon().unwrap().is_none());
         assert_eq!(journal.last_drain().unwrap().unwrap().id, "one");
     }
 }

@@ -39,6 +39,7 @@ async fn drain(
     let host = named(&connection.fleet()?, arguments.host.as_deref()).await?;
     let request = DrainRequest {
         to: arguments.to.clone(),
+        swap_with: arguments.swap.clone(),
         deadline_s: arguments.deadline,
         option: arguments.option,
         transfers: arguments.transfers,
@@ -314,6 +315,7 @@ mod tests {
         DrainView {
             host: "a".into(),
             cordoned: true,
+            swap_with: None,
             kind: Some(DrainKind::Drain),
             id: Some("1".into()),
             started_at: None,
@@ -336,6 +338,7 @@ mod tests {
                 warning: Some("changes its memory fast".into()),
             }],
             stays: vec![Stay { vm: "db1".into(), why: "licence".into() }],
+            await_room: vec![],
             transfers: 1,
             transfers_found: false,
             links_mbps: None,

@@ -236,6 +236,7 @@ mod tests {
         let view = |kind| DrainView {
             host: "a".into(),
             cordoned: false,
+            swap_with: None,
             kind: Some(kind),
             id: None,
             started_at: None,

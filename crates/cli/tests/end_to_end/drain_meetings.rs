@@ -87,25 +87,55 @@ fn the_way_back_is_cancelled_and_carried_on() {
 
 fn two_hosts_are_emptied_into_each_other() {
     let lab = fast_lab();
-    start_small(&lab, "web", "");
-    start_small(&lab, "db", "");
+    for vm in ["web", "shop", "db", "other"] {
+        start_small(&lab, vm, "");
+    }
     lab.drainpipe(&["migrate", "db", "b"]).done();
+    lab.drainpipe(&["migrate", "other", "c"]).done();
     thread::scope(|scope| {
         scope.spawn(|| drain(&lab, "a", json!({ "to": ["b"] })));
         scope.spawn(|| drain(&lab, "b", json!({ "to": ["a"] })));
     });
     let both = ["a", "b"].map(|host| ended(&lab, host));
-    assert_nowhere_but(&lab, &["web", "db"], &["a", "b"]);
+    assert_nowhere_but(&lab, &["web", "shop", "db"], &["a", "b"]);
     for (view, other) in both.iter().zip(["b", "a"]) {
         assert_ne!(status(view).state, DrainState::Drained, "one waits for the other at least: {both:#?}");
         let told = format!("{:?}", status(view));
         assert!(told.contains(&format!("drainpipe resume {other}")), "{view:#?}");
     }
-    // As they are told: one after the other.
-    resume(&lab, "b", false);
-    drain(&lab, "a", json!({ "to": ["b"] }));
-    assert_state(&ended(&lab, "a"), DrainState::Drained, 1);
-    assert_nowhere_but(&lab, &["web", "db"], &["b"]);
+    // As they were, and then told that they may change places.
+    for (host, vms) in [("a", &["web", "shop"][..]), ("b", &["db"])] {
+        resume(&lab, host, false);
+        for vm in vms.iter().filter(|vm| host_of(&lab, vm) != host) {
+            lab.drainpipe(&["migrate", vm, host]).done();
+        }
+    }
+    let both = Some(json!({ "to": ["c"], "swap_with": "b" }));
+    let refused = ask::<DrainView>(&lab, "a", "/v1/drain", both).unwrap_err();
+    assert!(refused.message.contains("name no others"), "{refused}");
+    let drains = [("a", json!({ "swap_with": "b" })), ("b", json!({ "swap_with": "a" }))];
+    thread::scope(|scope| {
+        for (host, request) in drains.clone() {
+            let lab = &lab;
+            scope.spawn(move || drain(lab, host, request));
+        }
+    });
+    let has_changed = || {
+        assert_nowhere_but(&lab, &["web", "shop"], &["b"]);
+        assert_nowhere_but(&lab, &["db"], &["a"]);
+    };
+    for (host, moved) in [("a", 2), ("b", 1)] {
+        assert_state(&ended(&lab, host), DrainState::Drained, moved);
+    }
+    has_changed();
+    // What came by the swap is not sent back, and nobody else's VMs may come.
+    for (host, request) in drains {
+        drain(&lab, host, request);
+        assert_eq!(status(&ended(&lab, host)).state, DrainState::Drained);
+    }
+    has_changed();
+    let socket = lab.agent_socket("c");
+    lab.drainpipe(&["migrate", "other", "a", "--agent", &socket]).refused(3, &["a is cordoned"]);
 }
 
 fn two_hosts_are_emptied_into_a_third() {

@@ -24,6 +24,9 @@ pub struct DrainPlan {
     pub moves: Vec<Move>,
     /// The VMs that stay.
     pub stays: Vec<Stay>,
+    /// Of these, those that could go if room came free that is to be expected.
+    #[serde(default)]
+    pub await_room: Vec<String>,
     /// How many VMs are on the links at a time to begin with.
     pub transfers: u8,
     /// Whether an earlier drain has found that number.
@@ -93,6 +96,7 @@ pub fn plan(view: &DrainView, transfers: Option<u8>) -> DrainPlan {
     let mut plan = DrainPlan {
         host: view.host.clone(),
         moves: vec![],
+        await_room: await_room(view, &stays),
         stays,
         transfers: found.unwrap_or(TRANSFERS_TO_BEGIN_WITH).clamp(1, most),
         transfers_found: found.is_some_and(|found| found <= most),
@@ -115,6 +119,20 @@ impl DrainPlan {
         let concurrency = Concurrency::new(self.transfers, most).over_links(links);
         if self.transfers_found { concurrency.found_before(now_ms) } else { concurrency }
     }
+}
+
+/// Which of those that stay have a place once all VMs have left the targets that make room.
+fn await_room(view: &DrainView, stays: &[Stay]) -> Vec<String> {
+    if stays.is_empty() || !view.targets.iter().any(|target| target.makes_room) {
+        return vec![];
+    }
+    let mut roomy = view.clone();
+    for target in roomy.targets.iter_mut().filter(|target| target.makes_room) {
+        target.memory_available_bytes = u64::MAX;
+    }
+    let placed = roomy.vms.iter().zip(place(&roomy));
+    let placed = placed.filter(|(_, place)| matches!(place, Place::Target(_))).map(|(vm, _)| &vm.name);
+    placed.filter(|name| stays.iter().any(|stay| stay.vm == **name)).cloned().collect()
 }
 
 /// A VM that goes.

@@ -189,6 +189,7 @@ mod tests {
             name: "b".into(),
             unavailable: None,
             memory_available_bytes: u64::MAX,
+            makes_room: false,
             vms: vec![],
             paths_mbps,
             remembered: transfer_mbps.map(|transfer_mbps| Remembered {

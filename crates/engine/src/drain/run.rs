@@ -35,8 +35,8 @@ use super::status::{DrainState, DrainStatus};
 use crate::problem::Problem;
 use entry::{Entry, Patience, Stage};
 use pace::Pace;
+use planning::Planning;
 pub use planning::Standing;
-use planning::{LOOKS, Planning};
 
 /// Bounds of one drain.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -173,12 +173,15 @@ pub struct Drain {
     entries: Vec<Entry>,
     // VMs that were never planned to move.
     stays: Vec<Stay>,
+    // Those of them that may go when room comes free.
+    await_room: bool,
     concurrency: Concurrency,
     pace: Pace,
     // How many VMs have been released so far.
     turns: u64,
     planning: Planning,
-    looks_left: u8,
+    // Since a VM has moved.
+    looks: u8,
     looked_ms: f64,
     cancel_requested: bool,
     ended: Option<(f64, DrainState)>,
@@ -203,8 +206,9 @@ impl Drain {
             turns: 0,
             entries: plan.moves.into_iter().map(Entry::new).collect(),
             stays: plan.stays,
+            await_room: !plan.await_room.is_empty(),
             planning: Planning::Not,
-            looks_left: LOOKS,
+            looks: 0,
             looked_ms: now_ms,
             cancel_requested: false,
             ended: None,
@@ -266,7 +270,7 @@ impl Drain {
         match end {
             MoveEnd::Completed { transfer_ms } => {
                 entry.moved(transfer_ms);
-                self.looks_left = LOOKS;
+                self.looks = 0;
             }
             MoveEnd::Undecided(problem) => entry.end(Stage::Undecided, problem),
             MoveEnd::Failed(problem) => match closing {
@@ -398,7 +402,7 @@ impl Drain {
     fn finish(&mut self, now_ms: f64, actions: &mut Vec<Action>) {
         let is_over =
             self.entries.iter().all(|entry| !entry.stage.is_under_way() && entry.stage != Stage::Waiting);
-        let may_look = self.closing(now_ms).is_none() && self.looks_left > 0 && self.has_left_out();
+        let may_look = self.closing(now_ms).is_none() && self.may_look();
         if !is_over || may_look || self.planning != Planning::Not {
             return;
         }

@@ -30,6 +30,7 @@ fn target(name: &str, gib: u64) -> TargetView {
         name: name.into(),
         unavailable: None,
         memory_available_bytes: gib * GIB,
+        makes_room: false,
         vms: vec![],
         paths_mbps: 2_000,
         remembered: None,

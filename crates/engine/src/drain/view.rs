@@ -70,6 +70,9 @@ pub struct TargetView {
     pub unavailable: Option<String>,
     /// Memory that is free there and promised to nobody.
     pub memory_available_bytes: u64,
+    /// Whether room may come free there by itself: its own VMs are on their way here, or will be.
+    #[serde(default)]
+    pub makes_room: bool,
     /// The VMs there, on their way there too.
     pub vms: Vec<PlacedVm>,
     /// Speed of all paths to it that carry at once, in Mb/s.

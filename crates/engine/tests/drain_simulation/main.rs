@@ -1,12 +1,13 @@
 //! The real planner and the real drain against modelled targets, migrations and messages, by the
 //! thousand. Migrations are refused, fail at any point, are left undecided; targets vanish and return;
 //! others take their memory, or their places; memory gets dirty faster than it is sent; messages are late or lost, as
-//! far as `drain::run` allows; somebody cancels; the agent is started anew. A failing seed replays
+//! far as `drain::run` allows; somebody cancels; the agent is started anew; two hosts are drained into each other. A failing seed replays
 //! exactly: `DRAINPIPE_SEED=17 cargo test -p drainpipe-engine --test drain_simulation`. `make soak`
 //! runs many more seeds.
 
 mod random;
 mod simulation;
+mod swap;
 mod world;
 
 use drainpipe_engine::drain::status::DrainState;
@@ -66,6 +67,24 @@ fn who_does_not_converge_keeps_nobody_from_moving() {
         gave_up += run.endless;
     }
     assert!(seeds().count() == 1 || gave_up > 0);
+}
+
+#[test]
+fn two_hosts_change_places_where_each_has_room_for_one_vm_more() {
+    let mut with_room = 0;
+    for seed in seeds_or(500) {
+        let swapped = swap::simulate(seed, 0).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+        assert!(swapped.left == 0 || !swapped.has_room, "seed {seed}: {} stay", swapped.left);
+        with_room += usize::from(swapped.has_room);
+    }
+    assert!(seeds_or(500).count() == 1 || with_room > 0);
+}
+
+#[test]
+fn two_hosts_change_places_without_overcommit_whatever_fails() {
+    for seed in seeds_or(500) {
+        swap::simulate(seed, 1 + seed % 20).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+    }
 }
 
 #[test]

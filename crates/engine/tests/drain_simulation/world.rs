@@ -221,6 +221,7 @@ impl World {
             name: host.name.clone(),
             unavailable: (!host.answers).then(|| "it is silent".to_owned()),
             memory_available_bytes: self.free_gib(index) * GIB,
+            makes_room: false,
             vms: host
                 .vms
                 .iter()

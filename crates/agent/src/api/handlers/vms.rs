@@ -81,7 +81,7 @@ async fn create_vm(
 ) -> Answer<()> {
     authorise(&caller, Operation::ManageVms)?;
     request.spec.validate().map_err(Problem::bad_input)?;
-    admission::check_cordon(&agent)?;
+    admission::check_cordon(&agent, None)?;
     if agent.incoming.definitions().iter().any(|coming| coming.name == request.spec.name) {
         let name = &request.spec.name;
         return Err(Problem::conflict(format!("a VM {name} is on its way to {}", agent.name())).into());

@@ -12,6 +12,9 @@ pub(super) const LOOK_AGAIN_MS: f64 = 5_000.0;
 /// How often they are looked at again without any VM having moved since.
 pub(super) const LOOKS: u8 = 3;
 
+/// The same where room is to be expected: five minutes without any VM that has moved.
+pub(super) const LOOKS_FOR_ROOM: u8 = 60;
+
 /// Whether the plan holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Planning {
@@ -87,6 +90,7 @@ impl Drain {
         }
         self.entries = others;
         self.stays = stays;
+        self.await_room = !plan.await_room.is_empty();
         self.endless_last();
         self.planning_over(now_ms);
     }
@@ -116,15 +120,17 @@ impl Drain {
     pub(super) fn look_again(&mut self, now_ms: f64) {
         let is_idle =
             !self.entries.iter().any(|entry| entry.stage.is_under_way() || entry.stage == Stage::Waiting);
-        let is_due = self.looks_left > 0 && now_ms - self.looked_ms >= LOOK_AGAIN_MS;
-        if is_idle && is_due && self.planning == Planning::Not && self.has_left_out() {
-            self.looks_left -= 1;
+        let is_due = self.may_look() && now_ms - self.looked_ms >= LOOK_AGAIN_MS;
+        if is_idle && is_due && self.planning == Planning::Not {
+            self.looks += 1;
             self.planning = Planning::Wanted;
         }
     }
 
-    pub(super) fn has_left_out(&self) -> bool {
-        self.entries.iter().any(|entry| entry.stage == Stage::LeftOut)
+    /// Whether hosts are to be looked at once more before it is over.
+    pub(super) fn may_look(&self) -> bool {
+        let left_out = self.entries.iter().any(|entry| entry.stage == Stage::LeftOut);
+        self.looks < if self.await_room { LOOKS_FOR_ROOM } else { LOOKS } && (self.await_room || left_out)
     }
 
     pub(super) fn make_plan(&mut self, actions: &mut Vec<Action>) {

@@ -1,5 +1,5 @@
 use super::super::status::MoveState;
-use super::planning::LOOK_AGAIN_MS;
+use super::planning::{LOOK_AGAIN_MS, LOOKS};
 use super::*;
 
 const GIB: u64 = 1 << 30;
@@ -26,6 +26,7 @@ fn plan_of(moves: Vec<Move>, stays: &[&str]) -> DrainPlan {
         predicted_ms: moves.len() as f64 * GIB as f64 / LINKS,
         moves,
         stays: stays.iter().map(stay).collect(),
+        await_room: vec![],
         transfers: 1,
         transfers_found: false,
         links_mbps: None,
@@ -166,9 +167,26 @@ fn what_no_host_can_take_is_looked_at_again_and_then_stays() {
         now_ms += LOOK_AGAIN_MS;
         assert_eq!(drain.handle(now_ms, Event::Tick), [Action::Plan]);
         let actions = drain.handle(now_ms, Event::NotPlanned(Problem::failed("silence")));
-        assert_eq!(actions.contains(&Action::Finish), drain.looks_left == 0);
+        assert_eq!(actions.contains(&Action::Finish), drain.looks == LOOKS);
     }
     assert!(error(&drain, "v").contains("connection reset; after that: no host can take it"));
+}
+
+#[test]
+fn what_waits_for_room_that_is_to_come_is_looked_at_until_it_comes() {
+    let crowded = || DrainPlan { await_room: owned(&["w"]), ..plan_of(vec![], &["w"]) };
+    let (mut drain, actions) = Drain::begin(crowded(), LIMITS, 0.0);
+    assert_eq!(actions, []);
+    let mut now_ms = 0.0;
+    for _ in 0..2 * LOOKS {
+        now_ms += LOOK_AGAIN_MS;
+        assert_eq!(drain.handle(now_ms, Event::Tick), [Action::Plan]);
+        assert_eq!(drain.handle(now_ms, Event::Planned(crowded())), []);
+    }
+    now_ms += LOOK_AGAIN_MS;
+    assert_eq!(drain.handle(now_ms, Event::Tick), [Action::Plan]);
+    assert_eq!(begins(&drain.handle(now_ms, Event::Planned(plan_of(vec![planned("w", "b")], &[])))), ["w"]);
+    assert_eq!(drain.handle(now_ms, completed("w")), [Action::Finish]);
 }
 
 #[test]

@@ -1,0 +1,263 @@
+//! Two hosts that are drained into each other at the same time: each makes the room that the other one needs.
+
+use std::collections::BTreeMap;
+
+use drainpipe_engine::drain::lint::lint;
+use drainpipe_engine::drain::plan::plan;
+use drainpipe_engine::drain::run::{Action, Drain, DrainLimits, Event, MoveEnd, Standing};
+use drainpipe_engine::drain::status::MoveState;
+use drainpipe_engine::drain::view::{DrainView, MemorySample, PlacedVm, Placement, TargetView, VmView};
+use drainpipe_engine::problem::Problem;
+
+use crate::random::Random;
+
+const GIB: u64 = 1 << 30;
+const HOSTS: [&str; 2] = ["a", "b"];
+
+/// Each side has at most 6 VMs of a few steps each; it looks for room every five seconds, 60 times at most.
+const TURNS_MAX: usize = 50_000;
+
+const LIMITS: DrainLimits =
+    DrainLimits { total_ms: None, outbound: 8, inbound: 4, transfers: None, attempts: 2 };
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Asked,
+    Reserved,
+    Prepared { released: bool },
+    Sent,
+}
+
+struct Vm {
+    name: String,
+    gib: u64,
+    home: usize,
+    at: usize,
+    flight: Option<Step>,
+}
+
+struct Side {
+    drain: Option<Drain>,
+    /// What a new plan is to be made for.
+    planning: Option<Standing>,
+    unheard: Vec<Event>,
+    finished: bool,
+}
+
+/// How it ended.
+pub(crate) struct Swapped {
+    /// VMs that are where they were.
+    pub left: usize,
+    /// Whether each host had room for all of the other's, and for the largest VM before any had left.
+    pub has_room: bool,
+}
+
+struct World {
+    random: Random,
+    fail: u64,
+    gib: [u64; 2],
+    vms: BTreeMap<String, Vm>,
+    sides: [Side; 2],
+    now_ms: f64,
+}
+
+/// Runs one seed to its end; the rule that was broken, if one was.
+pub(crate) fn simulate(seed: u64, fail: u64) -> Result<Swapped, String> {
+    let mut world = World::new(Random(seed), fail);
+    let has_room = world.has_room();
+    for _ in 0..TURNS_MAX {
+        world.turn()?;
+        if world.sides.iter().all(|side| side.finished) {
+            world.check_statuses()?;
+            let left = world.vms.values().filter(|vm| vm.at == vm.home).count();
+            return Ok(Swapped { left, has_room });
+        }
+    }
+    Err("it does not end".into())
+}
+
+impl World {
+    fn new(mut random: Random, fail: u64) -> Self {
+        let mut vms = BTreeMap::new();
+        let mut gib = [0, 0];
+        for home in [0, 1] {
+            for index in 0..random.below(7) {
+                let (name, size) = (format!("{}{index}", HOSTS[home]), 1 + random.below(8));
+                gib[home] += size;
+                vms.insert(name.clone(), Vm { name, gib: size, home, at: home, flight: None });
+            }
+            gib[home] += random.below(20);
+        }
+        let side = || Side { drain: None, planning: None, unheard: vec![], finished: false };
+        Self { random, fail, gib, vms, sides: [side(), side()], now_ms: 0.0 }
+    }
+
+    fn of_home(&self, home: usize) -> impl Iterator<Item = &Vm> {
+        self.vms.values().filter(move |vm| vm.home == home)
+    }
+
+    fn has_room(&self) -> bool {
+        let largest = self.vms.values().map(|vm| vm.gib).max().unwrap_or(0);
+        let sum = |home| self.of_home(home).map(|vm| vm.gib).sum::<u64>();
+        [0, 1].iter().all(|host| self.free_gib(*host) >= largest && self.gib[*host] >= sum(1 - host))
+    }
+
+    fn used_gib(&self, host: usize) -> u64 {
+        let is_promised = |vm: &&Vm| vm.at != host && !matches!(vm.flight, None | Some(Step::Asked));
+        let coming = self.vms.values().filter(is_promised).map(|vm| vm.gib);
+        self.vms.values().filter(|vm| vm.at == host).map(|vm| vm.gib).sum::<u64>() + coming.sum::<u64>()
+    }
+
+    fn free_gib(&self, host: usize) -> u64 {
+        self.gib[host].saturating_sub(self.used_gib(host))
+    }
+
+    /// What came by the swap is none of what the other side has to move.
+    fn view(&self, side: usize) -> DrainView {
+        let other = 1 - side;
+        let here = self.of_home(side).filter(|vm| vm.at == side);
+        let vms = here.map(|vm| VmView {
+            name: vm.name.clone(),
+            needs_bytes: vm.gib * GIB,
+            memory_bytes: vm.gib * GIB,
+            placement: Placement::default(),
+            immovable: vm.flight.map(|_| "it is busy".to_owned()),
+            refusals: BTreeMap::new(),
+            memory: Some(MemorySample { zero_share: 0.0, dirty_bytes_per_s: 0, dirty_set_bytes: 0 }),
+        });
+        let there = self.vms.values().filter(|vm| {
+            vm.at == other || (vm.home == side && !matches!(vm.flight, None | Some(Step::Asked)))
+        });
+        let target = TargetView {
+            name: HOSTS[other].into(),
+            unavailable: None,
+            memory_available_bytes: self.free_gib(other) * GIB,
+            makes_room: !self.sides[other].finished,
+            vms: there
+                .map(|vm| PlacedVm {
+                    name: vm.name.clone(),
+                    needs_bytes: vm.gib * GIB,
+                    placement: Placement::default(),
+                })
+                .collect(),
+            paths_mbps: 10_000,
+            remembered: None,
+        };
+        DrainView { host: HOSTS[side].into(), vms: vms.collect(), targets: vec![target] }
+    }
+
+    fn turn(&mut self) -> Result<(), String> {
+        self.now_ms += self.random.below(1_000) as f64;
+        let side = self.random.index(2);
+        self.proceed(side);
+        let Some(mut drain) = self.sides[side].drain.take() else {
+            let (drain, actions) = Drain::begin(plan(&self.view(side), None), LIMITS, self.now_ms);
+            self.sides[side].drain = Some(drain);
+            return self.perform(side, actions);
+        };
+        let event = self.next_event(side)?;
+        let actions = drain.handle(self.now_ms, event);
+        self.sides[side].drain = Some(drain);
+        self.perform(side, actions)?;
+        match [0, 1].iter().find(|host| self.used_gib(**host) > self.gib[**host]) {
+            Some(host) => Err(format!("overcommit of {}", HOSTS[*host])),
+            None => Ok(()),
+        }
+    }
+
+    fn next_event(&mut self, side: usize) -> Result<Event, String> {
+        if self.random.chance(50)
+            && let Some(standing) = self.sides[side].planning.take()
+        {
+            let mut view = self.view(side);
+            standing.complete(&mut view);
+            let plan = plan(&view, None);
+            let findings = lint(&view, &plan);
+            return if findings.is_empty() { Ok(Event::Planned(plan)) } else { Err(format!("{findings:?}")) };
+        }
+        let unheard = &mut self.sides[side].unheard;
+        Ok(if unheard.is_empty() { Event::Tick } else { unheard.remove(0) })
+    }
+
+    fn perform(&mut self, side: usize, actions: Vec<Action>) -> Result<(), String> {
+        for action in actions {
+            if self.sides[side].finished {
+                return Err(format!("{action:?} after it was over"));
+            }
+            match action {
+                Action::Begin { vm, target } => self.begin(side, &vm, &target)?,
+                Action::Release { vm } => self.release(&vm),
+                Action::Cancel { vm } => return Err(format!("{vm} is cancelled for no reason")),
+                Action::Plan => {
+                    self.sides[side].planning = self.sides[side].drain.as_ref().map(Drain::standing);
+                }
+                Action::Finish => self.sides[side].finished = true,
+            }
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, side: usize, vm: &str, target: &str) -> Result<(), String> {
+        let vm = self.vms.get_mut(vm).ok_or("no such VM")?;
+        if vm.flight.is_some() || vm.home != side || vm.at != side || target != HOSTS[1 - side] {
+            return Err(format!("{} is moved twice, or back", vm.name));
+        }
+        vm.flight = Some(Step::Asked);
+        Ok(())
+    }
+
+    fn release(&mut self, vm: &str) {
+        if let Some(vm) = self.vms.get_mut(vm)
+            && vm.flight == Some(Step::Prepared { released: false })
+        {
+            vm.flight = Some(Step::Prepared { released: true });
+        }
+    }
+
+    /// Some migration of this side goes on by one step.
+    fn proceed(&mut self, side: usize) {
+        let flying: Vec<String> =
+            self.of_home(side).filter(|vm| vm.flight.is_some()).map(|vm| vm.name.clone()).collect();
+        if flying.is_empty() {
+            return;
+        }
+        let name = flying[self.random.index(flying.len())].clone();
+        let fails = self.random.chance(self.fail);
+        let free_gib = self.free_gib(1 - side);
+        let Some(vm) = self.vms.get_mut(&name) else { return };
+        let ended = |end| Some(Event::Ended { vm: name.clone(), end });
+        let failed = |why: &str| ended(MoveEnd::Failed(Problem::failed(why)));
+        let (next, event) = match vm.flight {
+            Some(Step::Asked) if vm.gib > free_gib => (None, failed("no memory is left")),
+            Some(Step::Sent) => {
+                vm.at = 1 - side;
+                (None, ended(MoveEnd::Completed { transfer_ms: 1.0 }))
+            }
+            Some(_) if fails => (None, failed("it failed")),
+            Some(Step::Asked) => (Some(Step::Reserved), None),
+            Some(Step::Reserved) => {
+                (Some(Step::Prepared { released: false }), Some(Event::Prepared { vm: name.clone() }))
+            }
+            Some(Step::Prepared { released: true }) => {
+                (Some(Step::Sent), Some(Event::Paused { vm: name.clone() }))
+            }
+            other => (other, None),
+        };
+        vm.flight = next;
+        self.sides[side].unheard.extend(event);
+    }
+
+    fn check_statuses(&self) -> Result<(), String> {
+        for (side, of_side) in self.sides.iter().enumerate() {
+            let status = of_side.drain.as_ref().ok_or("it never began")?.status(self.now_ms);
+            for vm in self.of_home(side) {
+                let row = status.moves.iter().find(|row| row.vm == vm.name);
+                let has_moved = row.is_some_and(|row| row.state == MoveState::Moved);
+                if has_moved != (vm.at != side) || vm.flight.is_some() {
+                    return Err(format!("{} is on {}, by {row:?}", vm.name, HOSTS[vm.at]));
+                }
+            }
+        }
+        Ok(())
+    }
+}
