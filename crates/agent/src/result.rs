@@ -120,6 +120,8 @@ fn unplanned(requested: RequestedOption) -> MigrationOption {
         RequestedOption::Compression => MigrationOption::Compression,
         RequestedOption::Multichannel => MigrationOption::Multichannel,
         RequestedOption::Direct => MigrationOption::Direct,
+        RequestedOption::QemuZstd1 => MigrationOption::QemuZstd1,
+        RequestedOption::QemuZstd3 => MigrationOption::QemuZstd3,
     }
 }
 

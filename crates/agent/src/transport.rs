@@ -1,7 +1,7 @@
 //! A plan in the hypervisor's terms.
 
 use drainpipe_engine::plan::Plan;
-use drainpipe_hypervisor::migration::{Multifd, Transport};
+use drainpipe_hypervisor::migration::{Multifd, Transport, Zstd};
 
 /// How many connections QEMU makes: one for all that is no memory, and without multifd for everything.
 pub(crate) fn connections(plan: &Plan) -> usize {
@@ -10,5 +10,6 @@ pub(crate) fn connections(plan: &Plan) -> usize {
 
 /// How the plan has bytes travel.
 pub(crate) fn transport(plan: &Plan) -> Transport {
-    Transport { multifd: plan.multifd_channels.map(|channels| Multifd { channels, compression: None }) }
+    let compression = plan.option.qemu_zstd_level().map(|level| Zstd { level });
+    Transport { multifd: plan.multifd_channels.map(|channels| Multifd { channels, compression }) }
 }

@@ -19,6 +19,24 @@ pub enum MigrationOption {
     Multichannel,
     /// Remote direct memory access.
     Direct,
+    /// Many connections over every path, packed by QEMU itself, all pages alike, with zstd at level 1. To
+    /// compare with.
+    #[serde(rename = "qemu-zstd-1")]
+    QemuZstd1,
+    /// The same at level 3.
+    #[serde(rename = "qemu-zstd-3")]
+    QemuZstd3,
+}
+
+impl MigrationOption {
+    /// The level at which QEMU itself packs.
+    pub fn qemu_zstd_level(self) -> Option<u8> {
+        match self {
+            Self::QemuZstd1 => Some(1),
+            Self::QemuZstd3 => Some(3),
+            Self::Tcp | Self::Compression | Self::Multichannel | Self::Direct => None,
+        }
+    }
 }
 
 /// What a caller asks for.
@@ -36,6 +54,12 @@ pub enum RequestedOption {
     Multichannel,
     /// See [`MigrationOption::Direct`].
     Direct,
+    /// See [`MigrationOption::QemuZstd1`].
+    #[serde(rename = "qemu-zstd-1")]
+    QemuZstd1,
+    /// See [`MigrationOption::QemuZstd3`].
+    #[serde(rename = "qemu-zstd-3")]
+    QemuZstd3,
 }
 
 impl fmt::Display for MigrationOption {
@@ -45,13 +69,23 @@ impl fmt::Display for MigrationOption {
             Self::Compression => "compression",
             Self::Multichannel => "multichannel",
             Self::Direct => "direct",
+            Self::QemuZstd1 => "qemu-zstd-1",
+            Self::QemuZstd3 => "qemu-zstd-3",
         })
     }
 }
 
 impl RequestedOption {
     /// All that can be asked for.
-    pub const ALL: [Self; 5] = [Self::Auto, Self::Tcp, Self::Compression, Self::Multichannel, Self::Direct];
+    pub const ALL: [Self; 7] = [
+        Self::Auto,
+        Self::Tcp,
+        Self::Compression,
+        Self::Multichannel,
+        Self::Direct,
+        Self::QemuZstd1,
+        Self::QemuZstd3,
+    ];
 }
 
 impl fmt::Display for RequestedOption {
@@ -62,13 +96,17 @@ impl fmt::Display for RequestedOption {
             Self::Compression => "compression",
             Self::Multichannel => "multichannel",
             Self::Direct => "direct",
+            Self::QemuZstd1 => "qemu-zstd-1",
+            Self::QemuZstd3 => "qemu-zstd-3",
         })
     }
 }
 
 /// A word that is no option.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("no migration option `{0}`: one of auto, tcp, compression, multichannel, direct")]
+#[error(
+    "no migration option `{0}`: one of auto, tcp, compression, multichannel, direct; to compare with, qemu-zstd-1, qemu-zstd-3"
+)]
 pub struct UnknownOption(pub String);
 
 impl FromStr for RequestedOption {

@@ -243,14 +243,12 @@ fn choose(
             (MigrationOption::Tcp, join(&because, &format!("multichannel is not possible: {obstacle}")))
         }
     };
+    let one_path = unroutable.map(|obstacle| format!("over one path: {obstacle}"));
     let (option, reason) = match requested {
         RequestedOption::Tcp => return (MigrationOption::Tcp, None),
-        RequestedOption::Compression => {
-            return (
-                MigrationOption::Compression,
-                unroutable.map(|obstacle| format!("over one path: {obstacle}")),
-            );
-        }
+        RequestedOption::Compression => return (MigrationOption::Compression, one_path),
+        RequestedOption::QemuZstd1 => return (MigrationOption::QemuZstd1, one_path),
+        RequestedOption::QemuZstd3 => return (MigrationOption::QemuZstd3, one_path),
         RequestedOption::Multichannel => multichannel_or_tcp(String::new()),
         RequestedOption::Direct => multichannel_or_tcp(no_rdma),
         RequestedOption::Auto if paths > 1 => multichannel_or_tcp(format!("{paths} paths, {no_rdma}")),
@@ -286,10 +284,8 @@ fn arrange(
 ) -> Plan {
     let (spread, multifd_channels) = match option {
         MigrationOption::Tcp => (Spread::InTurn, None),
-        MigrationOption::Compression if !routable => (Spread::InTurn, Some(MULTICHANNEL_CONNECTIONS)),
-        MigrationOption::Compression | MigrationOption::Multichannel | MigrationOption::Direct => {
-            (Spread::Routed, Some(MULTICHANNEL_CONNECTIONS))
-        }
+        _ if !routable => (Spread::InTurn, Some(MULTICHANNEL_CONNECTIONS)),
+        _ => (Spread::Routed, Some(MULTICHANNEL_CONNECTIONS)),
     };
     let is_compressed = option == MigrationOption::Compression;
     let encryption = Encryption::default();

@@ -34,8 +34,6 @@ pub struct HypervisorFacts {
     pub machines: Vec<String>,
     /// Whether migration over RDMA is built in.
     pub rdma: bool,
-    /// Whether multifd can compress with zstd.
-    pub zstd: bool,
     /// Why KVM cannot be used; `None` when it can.
     pub kvm_missing: Option<String>,
     /// What its CPU models are on this host.
@@ -152,7 +150,6 @@ async fn ask(
         version,
         machines: machines(qmp, deadline).await.map_err(failed)?,
         rdma: rdma(qmp, deadline).await.map_err(failed)?,
-        zstd: zstd(qmp, deadline).await.map_err(failed)?,
         kvm_missing: if kvm.present { lacks_kvm } else { Some("this QEMU is built without it".into()) },
         cpu_models: CpuModels::ask(qmp, hardware, deadline).await.map_err(failed)?,
         stamp: None,
@@ -177,15 +174,6 @@ async fn rdma(qmp: &QmpClient, deadline: Duration) -> Result<bool, QmpError> {
     match qmp.execute::<Value>("migrate-incoming", arguments, deadline).await {
         Ok(_) => Ok(true),
         Err(QmpError::Command { desc, .. }) => Ok(!desc.contains("unknown migration protocol")),
-        Err(error) => Err(error),
-    }
-}
-
-async fn zstd(qmp: &QmpClient, deadline: Duration) -> Result<bool, QmpError> {
-    let arguments = json!({ "multifd-compression": "zstd" });
-    match qmp.execute::<Value>("migrate-set-parameters", arguments, deadline).await {
-        Ok(_) => Ok(true),
-        Err(QmpError::Command { .. }) => Ok(false),
         Err(error) => Err(error),
     }
 }

@@ -17,6 +17,8 @@ pub(crate) fn completed(requested: RequestedOption, total_ms: f64) -> MigrationR
         RequestedOption::Compression => MigrationOption::Compression,
         RequestedOption::Auto | RequestedOption::Multichannel => MigrationOption::Multichannel,
         RequestedOption::Direct => MigrationOption::Direct,
+        RequestedOption::QemuZstd1 => MigrationOption::QemuZstd1,
+        RequestedOption::QemuZstd3 => MigrationOption::QemuZstd3,
     };
     let left_share = if option == MigrationOption::Tcp { 1.0 } else { 0.5 };
     let path = |link: &str, share: f64| PathUse {

@@ -197,11 +197,13 @@ fn who_changes_too_fast_goes_last_and_is_throttled() {
     let lab = TestLab::up(&["--link", "200", "--link", "200"]);
     let guest = lab.start_guest("busy", 160, "drainpipe.dirty_mib_per_s=400");
     start_small(&lab, "idle", "");
-    let plan: DrainPlanView = ask(&lab, "a", "/v1/drain/plan", Some(json!({}))).unwrap();
-    let moves: Vec<&str> = plan.plan.moves.iter().map(|planned| planned.vm.as_str()).collect();
-    assert_eq!(moves, ["idle", "busy"], "{plan:#?}");
-    let warning = plan.plan.moves[1].warning.as_ref();
-    assert!(warning.is_some_and(|warning| warning.contains("so it goes last")), "{plan:#?}");
+    // On a machine at the limit of its CPU a look at the memory may come too late.
+    eventually("it is planned to go last", || {
+        let plan: DrainPlanView = ask(&lab, "a", "/v1/drain/plan", Some(json!({}))).unwrap();
+        let [first, last] = plan.plan.moves.as_slice() else { panic!("{plan:#?}") };
+        let goes_last = last.warning.as_ref().is_some_and(|warning| warning.contains("so it goes last"));
+        goes_last && [&first.vm, &last.vm] == ["idle", "busy"]
+    });
     let migrating = lab.start(&["migrate", "busy", "b", "--throttle", "30", "--json"]);
     let under_way =
         || lab.json::<Vec<MigrationView>>(&["history"]).into_iter().find(|view| view.vm == "busy");

@@ -211,7 +211,6 @@ mod tests {
             version: QemuVersion { major: 7, minor: 2, micro: 0 },
             machines: vec!["pc-q35-7.1".into(), "pc-q35-7.2".into(), "pc-i440fx-7.2".into()],
             rdma: false,
-            zstd: true,
             kvm_missing: Some("the CPU has neither vmx nor svm".into()),
             cpu_models: CpuModels::none(Hardware::Tcg),
             stamp: None,
