@@ -20,7 +20,7 @@ use drainpipe_hypervisor::{Role, Vmm};
 use drainpipe_relay::Receiver;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::task::JoinSet;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 pub(crate) use self::arrived::resume_recorded;
 pub(crate) use self::connect::{connect, open_trials, watch_again};
@@ -86,6 +86,8 @@ struct IncomingVm {
     answering: Mutex<JoinSet<()>>,
     // One step at a time, whatever the order in which requests arrive.
     stepping: AsyncMutex<()>,
+    // One at a time takes hold of a skeleton that stood before the agent did: its QEMU listens to one client only.
+    taking_hold: AsyncMutex<()>,
 }
 
 impl IncomingVm {
@@ -162,7 +164,8 @@ pub(crate) async fn recover(agent: &Arc<Agent>, records: Vec<IncomingRecord>) ->
                 agent.watches.leave(agent, &record.id).await?;
                 continue;
             }
-            // The source says whether it is to be waited for; seen with QEMU 7.2 after its source broke off.
+            // It is tried again (`take_hold`), and the source says whether it is to be waited for. Seen with
+            // QEMU 7.2 after its source broke off, and on slow links: its main thread waits for multifd's channels.
             Err(problem) => {
                 warn!(vm = record.vm, %problem, "its skeleton does not answer");
                 None
@@ -184,6 +187,7 @@ pub(crate) async fn recover(agent: &Arc<Agent>, records: Vec<IncomingRecord>) ->
             answering: Mutex::default(),
             relay: Mutex::default(),
             stepping: AsyncMutex::default(),
+            taking_hold: AsyncMutex::default(),
         };
         insert(agent, entry);
     }
@@ -264,6 +268,7 @@ pub(crate) fn permit(
         answering: Mutex::default(),
         relay: Mutex::default(),
         stepping: AsyncMutex::default(),
+        taking_hold: AsyncMutex::default(),
     };
     insert_locked(agent, &mut entries, entry);
     Ok(IncomingPermit::Granted)
@@ -433,6 +438,11 @@ pub(crate) async fn wait_received(
     deadline: Duration,
 ) -> Result<IncomingView, Problem> {
     let entry = agent.incoming.get(id)?;
+    if let Err(problem) = take_hold(agent, &entry).await {
+        warn!(migration = id, %problem, "the skeleton does not answer yet; the source asks again");
+        tokio::time::sleep(WATCH_EVERY).await;
+        return Ok(IncomingView::Waiting);
+    }
     let vmm = entry.vmm()?;
     let mut events = vmm.events();
     let end = tokio::time::Instant::now() + deadline;
@@ -593,6 +603,9 @@ async fn watch(agent: Arc<Agent>, entry: Arc<IncomingVm>) {
         if !lock(&agent.incoming.entries).contains_key(&entry.id) {
             return;
         }
+        if let Err(problem) = take_hold(&agent, &entry).await {
+            debug!(migration = entry.id, %problem, "the skeleton does not answer yet");
+        }
         let silence = lock(&entry.last_heard).elapsed();
         if silence < SILENCE_MAX {
             continue;
@@ -627,8 +640,11 @@ async fn settle(agent: &Agent, entry: &IncomingVm, silence: Duration) -> Result<
     Ok(())
 }
 
+/// Takes hold of a skeleton that stood before this agent did, if it did not answer when the agent started.
 async fn take_hold(agent: &Agent, entry: &IncomingVm) -> Result<(), Problem> {
-    if lock(&entry.vmm).is_none() {
+    let stood_before = entry.spec.is_none();
+    let _taking_hold = entry.taking_hold.lock().await;
+    if stood_before && lock(&entry.vmm).is_none() {
         let found = agent.vms.find_running(&entry.definition).await?;
         *lock(&entry.vmm) = found;
     }
