@@ -2,7 +2,9 @@
 //!
 //! What nobody else uses of the cores is what is idle and what packing takes itself. It does not depend on how
 //! many threads pack, so following it cannot swing. Where others want a core, theirs it is after one sample;
-//! it is taken again once two samples in a row say that it is idle.
+//! it is taken again once two samples in a row say that it is idle. One thread stays: it is of a priority that
+//! gives way to every other thread at once, and uses the moments that no sample shows. Others that share the
+//! cores by a hypervisor below do not see that priority: where they want them, none stays.
 
 /// Time between two samples, in ms. Others that begin to want cores in the middle of one are seen in full by
 /// the next: within twice this time.
@@ -37,6 +39,11 @@ pub struct CoresSample {
 }
 
 impl CoresSample {
+    /// Threads that stay though no core is idle.
+    fn least(self) -> usize {
+        usize::from(self.stolen < LEAST)
+    }
+
     /// What would be idle if nobody packed.
     fn free(self) -> f64 {
         self.idle + self.packing - self.stolen - AWAITED_WEIGHT * self.awaited
@@ -67,7 +74,8 @@ impl Allowance {
     /// Takes the next sample.
     pub fn follow(&mut self, sample: CoresSample) -> usize {
         let free = sample.free();
-        let (now, surely) = (self.threads(free), self.threads(free - MARGIN));
+        let threads = |free| self.threads(free).max(sample.least().min(self.most));
+        let (now, surely) = (threads(free), threads(free - MARGIN));
         if now < self.allowed {
             self.allowed = now;
         }
@@ -127,7 +135,9 @@ mod tests {
             // They begin in the middle of a sample, and want all from then on.
             let wanted = cores as f64 * (from + (1.0 - from) * (1.0 - begins));
             allowance.follow(sample(cores, wanted, allowance.allowed(), 0.0));
-            prop_assert_eq!(allowance.follow(sample(cores, cores as f64, allowance.allowed(), 0.0)), 0);
+            let all = sample(cores, cores as f64, allowance.allowed(), 0.0);
+            prop_assert_eq!(allowance.follow(all), 1, "which gives way");
+            prop_assert_eq!(allowance.follow(CoresSample { stolen: cores as f64, ..all }), 0);
             prop_assert!(2 * SAMPLE_EVERY_MS < 200);
         }
 
@@ -176,6 +186,6 @@ mod tests {
         let allowed = |sample| Allowance::new(4).follow(sample);
         assert_eq!(allowed(busy), 2);
         assert_eq!(allowed(CoresSample { stolen: 0.5, ..busy }), 0);
-        assert_eq!(allowed(CoresSample { awaited: 1.0, ..busy }), 0);
+        assert_eq!(allowed(CoresSample { awaited: 1.0, ..busy }), 1);
     }
 }
