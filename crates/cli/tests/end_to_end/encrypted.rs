@@ -43,6 +43,13 @@ fn assert_encrypted(result: MigrationResult) {
     assert!(used.cipher_suite.as_ref().is_some_and(|suite| suite.starts_with("TLS_")), "{used:?}");
 }
 
+/// With more segments than connections where TCP has sent one again.
+#[track_caller]
+fn assert_nothing_clear_came(lab: &TestLab, host: &str) {
+    let (clear, tls) = (seen(lab, host, "clear"), seen(lab, host, "tls"));
+    assert!(clear == 0 && tls >= 17, "{clear} of QEMU, {tls} of TLS on 17 connections");
+}
+
 fn turn_off(lab: &TestLab, host: &str) {
     lab.stop_agent(host, Signal::TERM);
     lab.configure(host, "migration_address", "encryption = \"off\"\nmigration_address");
@@ -57,11 +64,11 @@ fn encrypted_unless_both_hosts_say_otherwise() {
     let guest = lab.start_guest("web", 160, "");
     let before = lab.network();
     assert_encrypted(lab.migrate("web", "b", &["--option", "multichannel"]));
-    assert_eq!((seen(&lab, "b", "clear"), seen(&lab, "b", "tls")), (0, 17), "17 connections");
+    assert_nothing_clear_came(&lab, "b");
     let result = lab.migrate("web", "a", &["--option", "compression"]);
     assert!(result.compression.is_some(), "as far as cores are idle");
     assert_encrypted(result);
-    assert_eq!((seen(&lab, "a", "clear"), seen(&lab, "a", "tls")), (0, 17));
+    assert_nothing_clear_came(&lab, "a");
     guest.assert_intact();
     lab.assert_network_as(&before);
 
