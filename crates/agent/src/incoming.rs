@@ -140,6 +140,13 @@ impl IncomingVms {
         lock(&self.entries).values().map(|entry| entry.definition.clone()).collect()
     }
 
+    /// The VMs on their way from other hosts than this one.
+    pub(crate) fn definitions_but_from(&self, source: Option<&str>) -> Vec<VmSpec> {
+        let entries = lock(&self.entries);
+        let others = entries.values().filter(|entry| Some(entry.source.as_str()) != source);
+        others.map(|entry| entry.definition.clone()).collect()
+    }
+
     /// The names of those that come from this host.
     pub(crate) fn names_from(&self, source: &str) -> Vec<String> {
         let entries = lock(&self.entries);

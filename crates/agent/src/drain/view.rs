@@ -56,7 +56,7 @@ pub(super) async fn look(agent: &Agent, request: &DrainRequest) -> DrainView {
         look_at_vm(vm).await
     });
     let (targets, vms) = tokio::join!(join_all(targets), join_all(vms));
-    let coming = coming(agent).into_iter().filter(|vm| !swap.vms.contains(&vm.name));
+    let coming = coming(agent, swap.partner.as_deref());
     let mut vms: Vec<VmView> = vms.into_iter().chain(coming).collect();
     let mut views = vec![];
     for target in targets {
@@ -176,10 +176,11 @@ async fn why_immovable(vmm: &Vmm) -> Option<String> {
     }
 }
 
-/// VMs that were let come before this host was cordoned.
-fn coming(agent: &Agent) -> Vec<VmView> {
+/// VMs that were let come before this host was cordoned; not those that come by a swap.
+fn coming(agent: &Agent, swap_with: Option<&str>) -> Vec<VmView> {
     let arrived = |definition: &VmSpec| agent.vms.contains(definition.name.as_str());
-    let coming = agent.incoming.definitions().into_iter().filter(|definition| !arrived(definition));
+    let coming =
+        agent.incoming.definitions_but_from(swap_with).into_iter().filter(|definition| !arrived(definition));
     let why = "it is on its way here: drain again when it has arrived";
     coming.map(|definition| described(&definition, Some(why.into()))).collect()
 }
