@@ -21,6 +21,9 @@ pub const DEFAULT_SOCKET: &str = "/run/drainpipe/agent.sock";
 /// The agent's TCP port, in examples and as a default of peers' addresses.
 pub const DEFAULT_PORT: u16 = 7420;
 
+/// The most memory that copies of pages may take, in MiB: what a large VM rewrites all the time.
+const PAGE_CACHE_MIB_MAX: u32 = 1 << 18;
+
 /// What a host's agent must know.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -58,7 +61,7 @@ pub struct Config {
     /// How much of the links migrations may take, and when.
     #[serde(default)]
     pub(crate) bandwidth: BandwidthSchedule,
-    /// What the packing of compressed migrations may take of this host's CPUs.
+    /// What compressed migrations may take of this host's cores and memory.
     #[serde(default)]
     pub(crate) compression: Compression,
     /// Seconds between two trials of the paths to each peer while no migration is under way; 0 for none.
@@ -172,14 +175,24 @@ impl Default for DrainBounds {
     }
 }
 
-/// The cores that pack what a compressed migration sends, as far as they are idle.
-#[derive(Debug, Clone, Default, Deserialize)]
+/// What compressed migrations may take of the host: cores that pack what is sent, as far as they are idle, and
+/// memory.
+#[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Compression {
     /// How many at most for one migration; absent for all of `cpus`.
     pub(crate) cores: Option<u16>,
     /// Which; absent for all on which the agent may run.
     pub(crate) cpus: Option<CpuList>,
+    /// Copies of pages that the agent keeps of one migration, in MiB, so that a page that comes again is told by
+    /// what has changed of it. Both ends keep as many as the smaller of the two.
+    pub(crate) page_cache_mib: u32,
+}
+
+impl Default for Compression {
+    fn default() -> Self {
+        Self { cores: None, cpus: None, page_cache_mib: 64 }
+    }
 }
 
 /// A NIC that carries migrations.
@@ -345,6 +358,9 @@ impl Config {
         if self.compression.cores == Some(0) {
             return Some("[compression]: cores = 0 would pack nothing: 1 is the least".into());
         }
+        if self.compression.page_cache_mib > PAGE_CACHE_MIB_MAX {
+            return Some(format!("[compression]: page_cache_mib may be 0 to {PAGE_CACHE_MIB_MAX}"));
+        }
         if self.links.iter().any(|link| link.speed_mbps == Some(0)) {
             return Some("speed_mbps = 0: leave the line out if the speed is not known".into());
         }
@@ -403,6 +419,7 @@ mod tests {
             ("[drain]\noutbound = 9", "1 to 8"),
             ("[bandwidth]\nmbps = 0", "[bandwidth]: mbps = 0"),
             ("[compression]\ncores = 0", "[compression]: cores = 0"),
+            ("[compression]\npage_cache_mib = 262145", "0 to 262144"),
             ("[compression]\ncpus = \"4-2\"", "line 4"),
             ("[[bandwidth.window]]\nmbps = 1\nfrom = \"8\"\nuntil = \"20:00\"", "line 5"),
         ] {

@@ -45,7 +45,8 @@ pub(crate) struct OutgoingRelay {
 }
 
 impl OutgoingRelay {
-    /// Waits for this QEMU's connections, at its `relay_socket`. The guard holds them too.
+    /// Waits for this QEMU's connections, at its `relay_socket`. The guard holds them too. Both ends
+    /// keep copies of so many MiB of pages.
     pub(crate) fn start(
         vmm: &Vmm,
         plan: &Plan,
@@ -53,6 +54,7 @@ impl OutgoingRelay {
         other: &OtherEnd<'_>,
         guard: &Guard,
         compression: &Compression,
+        page_cache_mib: u32,
     ) -> Result<Self, Problem> {
         let target = ServerName::try_from(other.host.to_owned()).map_err(Problem::failed)?;
         let tls = ClientTls::new(other.identity.client_config(), target);
@@ -66,6 +68,7 @@ impl OutgoingRelay {
             treatment: treatment(plan, tls)?,
             cores: compression.cores.map_or(cpus.len(), |most| cpus.len().min(most.into())),
             cpus,
+            page_cache_bytes: bytes(page_cache_mib),
         };
         let sender = Sender::start(settings, move |socket| hands.hold(socket)).map_err(Problem::failed)?;
         let (target, is_compressed) = (other.host.to_owned(), plan.is_compressed);
@@ -140,6 +143,7 @@ pub(crate) fn receive(
     plan: &Plan,
     listener: TcpListener,
     other: &OtherEnd<'_>,
+    page_cache_mib: u32,
 ) -> Result<Receiver, Problem> {
     let tls = ServerTls::new(other.identity.server_config_for(other.host));
     let settings = ReceiverSettings {
@@ -147,6 +151,7 @@ pub(crate) fn receive(
         connections: connections(plan),
         token: token_of(other.token),
         treatment: treatment(plan, tls)?,
+        page_cache_bytes: bytes(page_cache_mib),
     };
     Receiver::start(listener, settings).map_err(Problem::failed)
 }
@@ -168,6 +173,10 @@ fn treatment<T>(plan: &Plan, tls: T) -> Result<Treatment<T>, Problem> {
     let encryption = plan.encryption.is_encrypted.then_some(tls);
     Treatment::of(plan.is_compressed, encryption)
         .ok_or_else(|| Problem::failed("a relay for a migration that needs none"))
+}
+
+fn bytes(mib: u32) -> usize {
+    usize::try_from(u64::from(mib) << 20).unwrap_or(usize::MAX)
 }
 
 fn token_of(token: Uuid) -> Token {

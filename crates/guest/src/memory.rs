@@ -19,6 +19,7 @@ pub struct Memory {
     runs: Vec<Mutex<Run>>,
     layout: Layout,
     seed: u64,
+    rewrite_words: usize,
     pages: usize,
     filled: AtomicUsize,
 }
@@ -56,7 +57,21 @@ impl Memory {
             .chunks_mut(RUN_PAGES)
             .map(|pages| Mutex::new(Run { pages, generations: [0; RUN_PAGES] }))
             .collect();
-        Self { runs, layout: Layout::new(mix), seed, pages, filled: AtomicUsize::new(0) }
+        Self {
+            runs,
+            layout: Layout::new(mix),
+            seed,
+            rewrite_words: PAGE_WORDS,
+            pages,
+            filled: AtomicUsize::new(0),
+        }
+    }
+
+    /// From now on a rewrite changes so many words at the beginning of a page, 1 to [`PAGE_WORDS`], and leaves the
+    /// rest of its first content.
+    #[must_use]
+    pub fn rewriting(self, words: usize) -> Self {
+        Self { rewrite_words: words.clamp(1, PAGE_WORDS), ..self }
     }
 
     /// How many pages there are.
@@ -92,7 +107,7 @@ impl Memory {
         let mut run = lock(&self.runs[number]);
         run.generations[offset] = run.generations[offset].wrapping_add(1);
         let content = self.content(number, offset, run.generations[offset]);
-        content.write(&mut run.pages[offset]);
+        content.write(&mut run.pages[offset][..self.rewrite_words]);
         Ok(())
     }
 
@@ -113,9 +128,13 @@ impl Memory {
     fn bad_pages(&self, number: usize) -> usize {
         let run = lock(&self.runs[number]);
         let pages = run.pages.iter().zip(run.generations).enumerate();
-        pages
-            .filter(|(offset, (page, generation))| !self.content(number, *offset, *generation).matches(page))
-            .count()
+        pages.filter(|(offset, (page, generation))| !self.is_good(page, number, *offset, *generation)).count()
+    }
+
+    fn is_good(&self, page: &Page, number: usize, offset: usize, generation: u32) -> bool {
+        let (rewritten, rest) = page.split_at(if generation == 0 { 0 } else { self.rewrite_words });
+        self.content(number, offset, generation).matches(rewritten, 0)
+            && self.content(number, offset, 0).matches(rest, rewritten.len())
     }
 
     fn content(&self, number: usize, offset: usize, generation: u32) -> Content {
@@ -197,6 +216,24 @@ mod tests {
         memory.fill();
         swap(&memory, 0, 3);
         assert_eq!(memory.verify().unwrap().bad, 2);
+    }
+
+    #[test]
+    fn a_page_of_which_a_part_is_rewritten_is_checked_whole() {
+        let memory = filled(160).rewriting(8);
+        let before = lock(&memory.runs[3]).pages[2];
+        memory.rewrite(50).unwrap();
+        memory.rewrite(50).unwrap();
+        let after = lock(&memory.runs[3]).pages[2];
+        assert!(before[..8] != after[..8] && before[8..] == after[8..]);
+        assert_eq!(memory.verify().unwrap().bad, 0);
+        for word in [0, 7, 8, PAGE_WORDS - 1] {
+            lock(&memory.runs[3]).pages[2][word] ^= 1;
+            assert_eq!(memory.verify().unwrap().bad, 1, "{word}");
+            lock(&memory.runs[3]).pages[2][word] ^= 1;
+        }
+        lock(&memory.runs[3]).pages[2] = before;
+        assert_eq!(memory.verify().unwrap().bad, 1, "a lost rewrite");
     }
 
     #[test]

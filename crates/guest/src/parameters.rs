@@ -8,6 +8,7 @@
 //! | `drainpipe.seed=1` | 0 | same seed, same memory |
 //! | `drainpipe.dirty_mib_per_s=100` | 0 | rate of rewriting |
 //! | `drainpipe.locality=10` | 100 | percent of the filled memory that is rewritten |
+//! | `drainpipe.rewrite_words=8` | 512 | words of 8 bytes at a page's beginning that a rewrite changes |
 //!
 //! A guest whose parameters are wrong says so on its console and powers off.
 
@@ -18,6 +19,7 @@ use ipnet::Ipv4Net;
 
 use crate::dirtier::{Dirtying, MIB_PER_S_MAX};
 use crate::mix::{Kind, Mix, MixError};
+use crate::page::PAGE_WORDS;
 
 /// What the guest's kernel is best started with, before the parameters.
 ///
@@ -52,6 +54,8 @@ pub struct Parameters {
     pub seed: u64,
     /// Rewriting from the moment at which the memory is filled.
     pub dirtying: Dirtying,
+    /// Words at the beginning of a page that a rewrite changes.
+    pub rewrite_words: usize,
 }
 
 /// Why the guest does not start.
@@ -63,7 +67,7 @@ pub enum ParameterError {
     /// A name that does not exist.
     #[error(
         "there is no parameter `{0}`; there are drainpipe.address, memory_mib, mix, seed, \
-         dirty_mib_per_s and locality"
+         dirty_mib_per_s, locality and rewrite_words"
     )]
     Unknown(String),
     /// A parameter was given twice.
@@ -128,6 +132,7 @@ impl Parameters {
                 mib_per_s: small(number("dirty_mib_per_s", 0, 0, u64::from(MIB_PER_S_MAX))?),
                 locality_percent: small(number("locality", 100, 1, 100)?),
             },
+            rewrite_words: small(number("rewrite_words", PAGE_WORDS as u64, 1, PAGE_WORDS as u64)?),
         })
     }
 
@@ -151,8 +156,9 @@ impl fmt::Display for Parameters {
         }
         write!(
             formatter,
-            " {PREFIX}mix={} {PREFIX}seed={} {PREFIX}dirty_mib_per_s={} {PREFIX}locality={}",
-            self.mix, self.seed, self.dirtying.mib_per_s, self.dirtying.locality_percent,
+            " {PREFIX}mix={} {PREFIX}seed={} {PREFIX}dirty_mib_per_s={} {PREFIX}locality={} \
+             {PREFIX}rewrite_words={}",
+            self.mix, self.seed, self.dirtying.mib_per_s, self.dirtying.locality_percent, self.rewrite_words,
         )
     }
 }
@@ -167,7 +173,8 @@ where
 /// The parameters given, each once, without their prefix.
 struct Given<'a>(Vec<(&'a str, &'a str)>);
 
-const NAMES: [&str; 6] = ["address", "memory_mib", "mix", "seed", "dirty_mib_per_s", "locality"];
+const NAMES: [&str; 7] =
+    ["address", "memory_mib", "mix", "seed", "dirty_mib_per_s", "locality", "rewrite_words"];
 
 impl<'a> Given<'a> {
     fn split(command_line: &'a str) -> Result<Self, ParameterError> {
@@ -215,7 +222,7 @@ mod tests {
         let parameters = Parameters::parse(
             "console=ttyS0 drainpipe.address=10.1.2.3/24 quiet drainpipe.memory_mib=1536 \
              drainpipe.mix=zero:20,random:80 drainpipe.seed=18446744073709551615 \
-             drainpipe.dirty_mib_per_s=50 drainpipe.locality=10\n",
+             drainpipe.dirty_mib_per_s=50 drainpipe.locality=10 drainpipe.rewrite_words=8\n",
         );
         let expected = Parameters {
             address: "10.1.2.3/24".parse().unwrap(),
@@ -223,6 +230,7 @@ mod tests {
             mix: "zero:20,random:80".parse().unwrap(),
             seed: u64::MAX,
             dirtying: Dirtying { mib_per_s: 50, locality_percent: 10 },
+            rewrite_words: 8,
         };
         assert_eq!(parameters, Ok(expected));
     }
@@ -266,7 +274,7 @@ mod tests {
         fn what_is_written_is_read_back(
             address: u32, prefix in 0..=32_u8, memory_mib in proptest::option::of(1..1_u64 << 24),
             random_percent in 0..=100_u8, seed: u64,
-            mib_per_s in 0..=MIB_PER_S_MAX, locality_percent in 1..=100_u8,
+            mib_per_s in 0..=MIB_PER_S_MAX, locality_percent in 1..=100_u8, rewrite_words in 1..=PAGE_WORDS,
         ) {
             let mix = format!("random:{random_percent},text:{}", 100 - random_percent);
             let parameters = Parameters {
@@ -275,6 +283,7 @@ mod tests {
                 mix: mix.parse().unwrap(),
                 seed,
                 dirtying: Dirtying { mib_per_s, locality_percent },
+                rewrite_words,
             };
             let line = format!("{KERNEL_OPTIONS} {parameters}");
             prop_assert_eq!(Parameters::parse(&line), Ok(parameters));

@@ -1,13 +1,18 @@
 //! The header before each block: one byte that says how it is packed, three for its length before
-//! packing, one that is 0, three for its length as it follows. Numbers are little-endian.
+//! packing, one that says whether it is [paged](crate::paged), three for its length as it follows. Numbers are
+//! little-endian.
 
 use drainpipe_engine::codec::Codec;
 
 use crate::error::RelayError;
+use crate::paged::OVERHEAD_BYTES_MAX;
 
 /// The longest block. Long enough that zstd finds what repeats, short enough that one on its way does not
 /// hold up the end of a stream: 1 ms at 1 Gb/s.
 pub const BLOCK_BYTES_MAX: usize = 128 << 10;
+
+/// The longest that is packed: a block, or what a paged one is told by.
+pub(crate) const UNPACKED_BYTES_MAX: usize = BLOCK_BYTES_MAX + OVERHEAD_BYTES_MAX;
 
 /// Length of a header.
 pub(crate) const HEADER_BYTES: usize = 8;
@@ -37,8 +42,9 @@ impl From<Codec> for Packing {
 /// What follows in the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Frame {
-    /// A block of `wire_bytes`, which becomes `raw_bytes`. Both are 1 to [`BLOCK_BYTES_MAX`].
-    Block { packing: Packing, raw_bytes: usize, wire_bytes: usize },
+    /// A block of `wire_bytes`, which becomes `raw_bytes`. Both are 1 to [`BLOCK_BYTES_MAX`], or to
+    /// [`UNPACKED_BYTES_MAX`] for one that is paged.
+    Block { packing: Packing, is_paged: bool, raw_bytes: usize, wire_bytes: usize },
     /// Nothing: the stream has ended.
     End,
 }
@@ -46,35 +52,37 @@ pub(crate) enum Frame {
 impl Frame {
     /// As it is sent.
     pub(crate) fn encode(self) -> [u8; HEADER_BYTES] {
-        let (kind, raw_bytes, wire_bytes) = match self {
-            Self::Block { packing, raw_bytes, wire_bytes } => {
+        let (kind, is_paged, raw_bytes, wire_bytes) = match self {
+            Self::Block { packing, is_paged, raw_bytes, wire_bytes } => {
                 let kind = match packing {
                     Packing::Raw => RAW,
                     Packing::Lz4 => LZ4,
                     Packing::Zstd => ZSTD,
                 };
-                (kind, raw_bytes, wire_bytes)
+                (kind, is_paged, raw_bytes, wire_bytes)
             }
-            Self::End => (END, 0, 0),
+            Self::End => (END, false, 0, 0),
         };
         let [r0, r1, r2, ..] = raw_bytes.to_le_bytes();
         let [w0, w1, w2, ..] = wire_bytes.to_le_bytes();
-        [kind, r0, r1, r2, 0, w0, w1, w2]
+        [kind, r0, r1, r2, u8::from(is_paged), w0, w1, w2]
     }
 
     /// Trusts nothing.
     pub(crate) fn decode(header: [u8; HEADER_BYTES]) -> Result<Self, RelayError> {
-        let [kind, r0, r1, r2, zero, w0, w1, w2] = header;
+        let [kind, r0, r1, r2, paged, w0, w1, w2] = header;
         let raw_bytes = u32::from_le_bytes([r0, r1, r2, 0]) as usize;
         let wire_bytes = u32::from_le_bytes([w0, w1, w2, 0]) as usize;
-        if zero != 0 {
-            return Err(RelayError::Malformed("a reserved byte is set"));
-        }
+        let (is_paged, bytes_max) = match paged {
+            0 => (false, BLOCK_BYTES_MAX),
+            1 => (true, UNPACKED_BYTES_MAX),
+            _ => return Err(RelayError::Malformed("a reserved bit is set")),
+        };
         let packing = match kind {
             RAW => Packing::Raw,
             LZ4 => Packing::Lz4,
             ZSTD => Packing::Zstd,
-            END if raw_bytes == 0 && wire_bytes == 0 => return Ok(Self::End),
+            END if raw_bytes == 0 && wire_bytes == 0 && !is_paged => return Ok(Self::End),
             END => return Err(RelayError::Malformed("an end with a length")),
             _ => return Err(RelayError::Malformed("an unknown codec")),
         };
@@ -82,10 +90,10 @@ impl Frame {
             Packing::Raw => wire_bytes == raw_bytes,
             Packing::Lz4 | Packing::Zstd => wire_bytes < raw_bytes,
         };
-        if raw_bytes == 0 || wire_bytes == 0 || raw_bytes > BLOCK_BYTES_MAX || !is_whole {
+        if raw_bytes == 0 || wire_bytes == 0 || raw_bytes > bytes_max || !is_whole {
             return Err(RelayError::Malformed("lengths that no block has"));
         }
-        Ok(Self::Block { packing, raw_bytes, wire_bytes })
+        Ok(Self::Block { packing, is_paged, raw_bytes, wire_bytes })
     }
 }
 
@@ -100,20 +108,21 @@ mod tests {
         fn whatever_is_decoded_is_bounded_and_encodes_to_the_same(header: [u8; HEADER_BYTES]) {
             if let Ok(frame) = Frame::decode(header) {
                 prop_assert_eq!(frame.encode(), header);
-                if let Frame::Block { raw_bytes, wire_bytes, .. } = frame {
-                    prop_assert!((1..=BLOCK_BYTES_MAX).contains(&raw_bytes));
+                if let Frame::Block { is_paged, raw_bytes, wire_bytes, .. } = frame {
+                    let most = if is_paged { UNPACKED_BYTES_MAX } else { BLOCK_BYTES_MAX };
+                    prop_assert!((1..=most).contains(&raw_bytes));
                     prop_assert!((1..=raw_bytes).contains(&wire_bytes));
                 }
             }
         }
 
         #[test]
-        fn what_is_sent_is_understood(raw_bytes in 2..=BLOCK_BYTES_MAX, saved in 1..BLOCK_BYTES_MAX) {
+        fn what_is_sent_is_understood(raw_bytes in 2..=BLOCK_BYTES_MAX, saved in 1..BLOCK_BYTES_MAX, is_paged: bool) {
             let less = raw_bytes - saved.min(raw_bytes - 1);
             for (packing, wire_bytes) in
                 [(Packing::Raw, raw_bytes), (Packing::Lz4, less), (Packing::Zstd, less)]
             {
-                let frame = Frame::Block { packing, raw_bytes, wire_bytes };
+                let frame = Frame::Block { packing, is_paged, raw_bytes, wire_bytes };
                 prop_assert_eq!(Frame::decode(frame.encode()).unwrap(), frame);
             }
         }
@@ -123,7 +132,7 @@ mod tests {
     fn what_no_relay_sends_is_refused() {
         for header in [
             [3, 1, 0, 0, 0, 1, 0, 0],
-            [0, 1, 0, 0, 1, 1, 0, 0],
+            [0, 1, 0, 0, 2, 1, 0, 0],
             [0, 0, 0, 0, 0, 0, 0, 0],
             [0, 2, 0, 0, 0, 1, 0, 0],
             [0, 1, 0, 2, 0, 1, 0, 2],

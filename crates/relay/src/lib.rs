@@ -14,12 +14,18 @@
 //! A block goes out packed when a core was free to pack it by the time the wire wanted it, and as it is
 //! otherwise. So a sender is never slower than the wire alone, as long as the copying itself keeps up.
 
+mod block;
+mod delta;
 mod error;
 mod figures;
 mod frame;
 mod host_cpu;
+mod multifd;
 mod pace;
 mod pack;
+mod page_cache;
+mod page_slots;
+mod paged;
 mod preamble;
 mod queue;
 mod receiver;

@@ -6,7 +6,7 @@ use zstd::bulk::{Compressor, Decompressor};
 use zstd::zstd_safe::CParameter;
 
 use crate::error::RelayError;
-use crate::frame::{BLOCK_BYTES_MAX, Packing};
+use crate::frame::{BLOCK_BYTES_MAX, Packing, UNPACKED_BYTES_MAX};
 
 /// A sample is made of so many pieces of a block, each of so many bytes: half of a page of memory.
 const PIECES: usize = 4;
@@ -34,7 +34,7 @@ pub(crate) struct Packer {
 impl Packer {
     pub(crate) fn new() -> Self {
         // A block that does not shrink does not fit, which ends the attempt.
-        let longest = block::get_maximum_output_size(BLOCK_BYTES_MAX);
+        let longest = block::get_maximum_output_size(UNPACKED_BYTES_MAX);
         Self { compressors: vec![], scratch: vec![0; longest], last_shrank: false }
     }
 
@@ -92,17 +92,17 @@ impl Packer {
 /// Unpacks what a peer has sent.
 pub(crate) struct Unpacker {
     decompressor: Decompressor<'static>,
-    // Never longer than the longest block, so nothing that a peer sends can take more.
+    // Never longer than the longest that is packed, so nothing that a peer sends can take more.
     unpacked: Vec<u8>,
 }
 
 impl Unpacker {
     pub(crate) fn new() -> Result<Self, RelayError> {
         let decompressor = Decompressor::new().map_err(|error| RelayError::Unpack(error.to_string()))?;
-        Ok(Self { decompressor, unpacked: vec![0; BLOCK_BYTES_MAX] })
+        Ok(Self { decompressor, unpacked: vec![0; UNPACKED_BYTES_MAX] })
     }
 
-    /// The block of exactly `raw_bytes`, of 1 to [`BLOCK_BYTES_MAX`].
+    /// The block of exactly `raw_bytes`, of 1 to [`UNPACKED_BYTES_MAX`].
     pub(crate) fn unpack<'a>(
         &'a mut self,
         packing: Packing,
@@ -166,7 +166,7 @@ mod tests {
             for says in [1, 4096, BLOCK_BYTES_MAX - 1] {
                 assert!(unpacker.unpack(codec.into(), &small, says).is_err(), "{codec} {says}");
             }
-            assert!(unpacker.unpack(codec.into(), &small, BLOCK_BYTES_MAX + 1).is_err());
+            assert!(unpacker.unpack(codec.into(), &small, UNPACKED_BYTES_MAX + 1).is_err());
             assert_eq!(unpacker.unpack(codec.into(), &small, bomb.len()).unwrap(), bomb);
         }
     }
@@ -189,7 +189,7 @@ mod tests {
         #[test]
         fn arbitrary_bytes_never_panic(
             mut bytes in prop::collection::vec(any::<u8>(), 0..600),
-            raw_bytes in 1..BLOCK_BYTES_MAX + 2,
+            raw_bytes in 1..UNPACKED_BYTES_MAX + 2,
             is_zstd: bool,
         ) {
             let mut unpacker = Unpacker::new().unwrap();

@@ -10,6 +10,10 @@ use std::sync::Arc;
 
 use drainpipe_engine::codec::Codec;
 
+use crate::block::Block;
+use crate::frame::{Frame, Packing};
+use crate::page_cache::PageChange;
+
 /// The lanes of a sender, one for each connection.
 #[derive(Debug)]
 pub(crate) struct Lanes {
@@ -19,16 +23,16 @@ pub(crate) struct Lanes {
 
 #[derive(Debug, Default)]
 struct Lane {
-    blocks: VecDeque<Block>,
+    blocks: VecDeque<Queued>,
     waits_for_wire: bool,
     is_wanted: bool,
     has_ended: bool,
 }
 
 #[derive(Debug)]
-struct Block {
+struct Queued {
     number: u64,
-    raw: Arc<Vec<u8>>,
+    raw: Arc<Block>,
     state: State,
 }
 
@@ -42,10 +46,15 @@ enum State {
 }
 
 /// A packed block.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) struct Packed {
-    pub(crate) codec: Codec,
+    /// None if only its pages are told by what has changed of them.
+    pub(crate) codec: Option<Codec>,
     pub(crate) bytes: Vec<u8>,
+    /// Length before packing by the codec.
+    pub(crate) unpacked_bytes: usize,
+    /// What the other end learns by it of pages.
+    pub(crate) change: Option<PageChange>,
 }
 
 /// A block to be packed.
@@ -53,7 +62,7 @@ pub(crate) struct Packed {
 pub(crate) struct Work {
     lane: usize,
     number: u64,
-    pub(crate) raw: Arc<Vec<u8>>,
+    pub(crate) raw: Arc<Block>,
 }
 
 /// What is at the front of a lane.
@@ -74,7 +83,7 @@ pub(crate) enum Front {
 /// A block that goes out.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
-    pub(crate) raw: Arc<Vec<u8>>,
+    pub(crate) raw: Arc<Block>,
     pub(crate) packed: Option<Packed>,
 }
 
@@ -82,6 +91,26 @@ impl Outgoing {
     /// What is sent: packed, as far as it is.
     pub(crate) fn bytes(&self) -> &[u8] {
         self.packed.as_ref().map_or(&self.raw, |packed| &packed.bytes)
+    }
+
+    /// What is said of it.
+    pub(crate) fn frame(&self) -> Frame {
+        let wire_bytes = self.bytes().len();
+        let Some(packed) = &self.packed else {
+            return Frame::Block {
+                packing: Packing::Raw,
+                is_paged: false,
+                raw_bytes: wire_bytes,
+                wire_bytes,
+            };
+        };
+        let packing = packed.codec.map_or(Packing::Raw, Packing::from);
+        Frame::Block {
+            packing,
+            is_paged: packed.change.is_some(),
+            raw_bytes: packed.unpacked_bytes,
+            wire_bytes,
+        }
     }
 }
 
@@ -96,8 +125,8 @@ impl Lanes {
     }
 
     /// A block came from the program.
-    pub(crate) fn push(&mut self, lane: usize, raw: Vec<u8>) {
-        let block = Block { number: self.next_number, raw: Arc::new(raw), state: State::Waiting };
+    pub(crate) fn push(&mut self, lane: usize, raw: Block) {
+        let block = Queued { number: self.next_number, raw: Arc::new(raw), state: State::Waiting };
         self.next_number += 1;
         self.lanes[lane].blocks.push_back(block);
     }
@@ -141,7 +170,7 @@ impl Lanes {
     fn wanted(&self) -> Option<(usize, usize)> {
         let wanted = self.lanes.iter().enumerate().filter(|(_, lane)| lane.is_wanted);
         let fronts = wanted.filter_map(|(index, lane)| match lane.blocks.front()? {
-            Block { number, state: State::Waiting, .. } => Some((*number, index)),
+            Queued { number, state: State::Waiting, .. } => Some((*number, index)),
             _ => None,
         });
         fronts.min().map(|(_, index)| (0, index))
@@ -158,13 +187,15 @@ impl Lanes {
         deepest.max()
     }
 
-    /// Work was done: packed, or found not to shrink. Gives the lane in which the block still waits; none if
-    /// it went out meanwhile.
-    pub(crate) fn finish(&mut self, work: &Work, packed: Option<Packed>) -> Option<usize> {
+    /// Work was done: packed, or found not to shrink. Gives the lane in which the block still waits; what was
+    /// packed if it went out meanwhile.
+    pub(crate) fn finish(&mut self, work: &Work, packed: Option<Packed>) -> Result<usize, Option<Packed>> {
         let blocks = &mut self.lanes[work.lane].blocks;
-        let block = blocks.iter_mut().find(|block| block.number == work.number)?;
+        let Some(block) = blocks.iter_mut().find(|block| block.number == work.number) else {
+            return Err(packed);
+        };
         block.state = packed.map_or(State::Plain, State::Packed);
-        Some(work.lane)
+        Ok(work.lane)
     }
 
     pub(crate) fn front(&self, lane: usize) -> Front {
@@ -182,7 +213,7 @@ impl Lanes {
 
     /// Takes what is at the front, as far as it is packed.
     pub(crate) fn pop(&mut self, lane: usize) -> Option<Outgoing> {
-        let Block { raw, state, .. } = self.lanes[lane].blocks.pop_front()?;
+        let Queued { raw, state, .. } = self.lanes[lane].blocks.pop_front()?;
         let packed = match state {
             State::Packed(packed) => Some(packed),
             State::Waiting | State::InWork | State::Plain => None,
@@ -198,13 +229,13 @@ mod tests {
     fn lanes(blocks: &[u8]) -> Lanes {
         let mut lanes = Lanes::new(2);
         for block in blocks {
-            lanes.push(0, vec![*block]);
+            lanes.push(0, Block::from(&[*block][..]));
         }
         lanes
     }
 
     fn packed(byte: u8) -> Packed {
-        Packed { codec: Codec::Lz4, bytes: vec![byte] }
+        Packed { codec: Some(Codec::Lz4), bytes: vec![byte], unpacked_bytes: 1, change: None }
     }
 
     #[test]
@@ -218,21 +249,22 @@ mod tests {
     #[test]
     fn the_cores_begin_where_the_wire_comes_last_and_the_order_stays() {
         let mut lanes = lanes(&[1, 2, 3]);
-        lanes.push(1, vec![9]);
+        lanes.push(1, Block::from(&[9][..]));
         lanes.set_waits_for_wire(0, true);
         lanes.set_waits_for_wire(1, true);
         let last = lanes.take_work().unwrap();
-        assert_eq!(*last.raw, [3]);
+        assert_eq!(**last.raw, [3]);
         let second = lanes.take_work().unwrap();
-        assert_eq!(*second.raw, [2]);
-        assert_eq!(lanes.finish(&last, Some(packed(30))), Some(0));
+        assert_eq!(**second.raw, [2]);
+        assert_eq!(lanes.finish(&last, Some(packed(30))).unwrap(), 0);
         assert_eq!(lanes.front(0), Front::Waiting);
-        assert_eq!(*lanes.pop(0).unwrap().raw, [1]);
+        assert_eq!(**lanes.pop(0).unwrap().raw, [1]);
         assert_eq!(lanes.front(0), Front::InWork);
         let taken = lanes.pop(0).unwrap();
-        assert_eq!((taken.raw.as_slice(), taken.packed), (&[2][..], None));
-        assert_eq!(lanes.finish(&second, Some(packed(20))), None, "it is gone as it was");
-        assert_eq!(lanes.pop(0).unwrap().packed, Some(packed(30)));
+        assert!(**taken.raw == [2] && taken.packed.is_none());
+        let gone = lanes.finish(&second, Some(packed(20))).unwrap_err();
+        assert_eq!(gone.unwrap().bytes, [20], "it is gone as it was");
+        assert_eq!(lanes.pop(0).unwrap().packed.unwrap().bytes, [30]);
         assert_eq!(lanes.front(0), Front::Empty);
         lanes.end(0);
         assert_eq!(lanes.front(0), Front::End);
@@ -242,7 +274,7 @@ mod tests {
     #[test]
     fn what_the_wire_waits_for_comes_first() {
         let mut lanes = lanes(&[1, 2, 3]);
-        lanes.push(1, vec![9]);
+        lanes.push(1, Block::from(&[9][..]));
         lanes.set_waits_for_wire(0, true);
         lanes.set_waits_for_wire(1, true);
         lanes.set_wanted(1, true);
@@ -258,8 +290,8 @@ mod tests {
         let mut lanes = lanes(&[1]);
         lanes.set_waits_for_wire(0, true);
         let work = lanes.take_work().unwrap();
-        lanes.finish(&work, None);
+        lanes.finish(&work, None).unwrap();
         assert!(lanes.take_work().is_none());
-        assert_eq!(lanes.pop(0).unwrap().packed, None);
+        assert!(lanes.pop(0).unwrap().packed.is_none());
     }
 }

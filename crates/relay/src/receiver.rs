@@ -12,8 +12,10 @@ use tracing::{debug, warn};
 
 use crate::CONNECTIONS_MAX;
 use crate::error::RelayError;
-use crate::frame::{BLOCK_BYTES_MAX, Frame, HEADER_BYTES};
+use crate::frame::{BLOCK_BYTES_MAX, Frame, HEADER_BYTES, UNPACKED_BYTES_MAX};
 use crate::pack::Unpacker;
+use crate::page_slots::PageSlots;
+use crate::paged;
 use crate::preamble::{self, Token};
 use crate::sockets::{Breaker, connect_program, lock, spawn, write_all};
 use crate::strangers::{Stranger, Strangers};
@@ -43,6 +45,8 @@ pub struct ReceiverSettings {
     pub token: Token,
     /// What has become of the bytes.
     pub treatment: Treatment<ServerTls>,
+    /// Pages of which a copy is kept for the sender to refer to, at most, in bytes. The sender must keep to it.
+    pub page_cache_bytes: usize,
 }
 
 /// The receiving end of a relay. Dropping it breaks the connections that have not ended.
@@ -59,6 +63,7 @@ struct Shared {
     strangers: Arc<Strangers>,
     inner: Mutex<Inner>,
     first_is_there: Condvar,
+    page_slots: PageSlots,
 }
 
 #[derive(Debug)]
@@ -88,6 +93,7 @@ impl Receiver {
                 error: None,
             }),
             first_is_there: Condvar::new(),
+            page_slots: PageSlots::new(settings.page_cache_bytes),
             settings,
             listener,
         });
@@ -127,6 +133,7 @@ impl Shared {
     fn close(&self) {
         lock(&self.inner).is_closed = true;
         self.breaker.break_all();
+        self.page_slots.close();
         self.first_is_there.notify_all();
     }
 
@@ -221,7 +228,7 @@ fn admit(shared: &Shared, wire: TcpStream) -> Result<(usize, Wire), RelayError> 
 fn relay(shared: &Shared, index: usize, wire: &mut Wire) -> Result<(), RelayError> {
     let program = shared.connect_program(index)?;
     if shared.settings.treatment.is_packed() {
-        unpack(wire, &program)?;
+        unpack(wire, &program, &shared.page_slots)?;
     } else {
         wire.pass_to(&program)?;
     }
@@ -231,16 +238,24 @@ fn relay(shared: &Shared, index: usize, wire: &mut Wire) -> Result<(), RelayErro
 }
 
 /// Gives all of a packed stream to a program, as it was.
-fn unpack(wire: &mut Wire, program: &UnixStream) -> Result<(), RelayError> {
+fn unpack(wire: &mut Wire, program: &UnixStream, slots: &PageSlots) -> Result<(), RelayError> {
     let local = |error: io::Error| RelayError::Local(Arc::new(error));
     let mut unpacker = Unpacker::new()?;
-    let mut packed = vec![0; BLOCK_BYTES_MAX];
+    let mut packed = vec![0; UNPACKED_BYTES_MAX];
+    let mut block = Vec::with_capacity(BLOCK_BYTES_MAX);
     loop {
         let mut header = [0; HEADER_BYTES];
         wire.read_exact(&mut header)?;
-        let Frame::Block { packing, raw_bytes, wire_bytes } = Frame::decode(header)? else { return Ok(()) };
+        let Frame::Block { packing, is_paged, raw_bytes, wire_bytes } = Frame::decode(header)? else {
+            return Ok(());
+        };
         let packed = packed.get_mut(..wire_bytes).ok_or(RelayError::Malformed("a block too long"))?;
         wire.read_exact(packed)?;
-        write_all(program, unpacker.unpack(packing, packed, raw_bytes)?, &[]).map_err(local)?;
+        let mut bytes = unpacker.unpack(packing, packed, raw_bytes)?;
+        if is_paged {
+            paged::decode(bytes, slots, &mut block)?;
+            bytes = &block;
+        }
+        write_all(program, bytes, &[]).map_err(local)?;
     }
 }

@@ -44,6 +44,8 @@ pub struct SenderSettings {
     pub treatment: Treatment<ClientTls>,
     /// Threads that pack at most, in idle time only: fewer, down to none, while others want the cores.
     pub cores: usize,
+    /// Pages of which the receiver keeps a copy, to be told by what has changed of them, at most, in bytes.
+    pub page_cache_bytes: usize,
     /// The CPUs on which they pack; empty for all on which this process may run.
     pub cpus: Vec<usize>,
 }

@@ -66,7 +66,8 @@ impl Target {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let treatment = of(ServerTls::new(identity.server_config_for("a")));
-        let settings = ReceiverSettings { path, connections, token: TOKEN, treatment };
+        let settings =
+            ReceiverSettings { path, connections, token: TOKEN, treatment, page_cache_bytes: 1 << 20 };
         Self { receiver: Receiver::start(listener, settings).unwrap(), program, address, directory }
     }
 
@@ -80,6 +81,7 @@ impl Target {
             treatment,
             cores: 1,
             cpus: vec![],
+            page_cache_bytes: 1 << 20,
         };
         (Sender::start(settings, |_| Ok(())).unwrap(), path)
     }
@@ -191,7 +193,7 @@ fn nobody_but_the_one_sender_gets_in_and_nobody_keeps_it_out() {
         let client = ClientConnection::new(Arc::new(client), ServerName::try_from("b").unwrap()).unwrap();
         let mut stream = StreamOwned::new(client, TcpStream::connect(target.address).unwrap());
         stream.sock.set_read_timeout(Some(PATIENCE)).unwrap();
-        drop(stream.write_all(&[&b"DRPRELAY\x01"[..], &TOKEN.0, &[0]].concat()));
+        drop(stream.write_all(&[&b"DRPRELAY\x02"[..], &TOKEN.0, &[0]].concat()));
         drop(stream.flush());
         assert!(!matches!(stream.read(&mut [0]), Ok(1..)), "it was accepted");
     };
@@ -213,7 +215,7 @@ fn nobody_but_the_one_sender_gets_in_and_nobody_keeps_it_out() {
         .with_custom_certificate_verifier(Arc::new(AcceptsAnybody(provider)))
         .with_no_client_auth();
     refused(old);
-    let clear = [&b"DRPRELAY\x01"[..], &TOKEN.0, &[0]].concat();
+    let clear = [&b"DRPRELAY\x02"[..], &TOKEN.0, &[0]].concat();
     let hello = [22, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3];
     for garbage in [&clear[..], b"GET / HTTP/1.1\r\n\r\n", &[22, 3, 1, 0xff, 0xff], &vec![0; 70_000]] {
         let mut stranger = TcpStream::connect(target.address).unwrap();
@@ -246,6 +248,7 @@ fn a_sender_without_the_token_is_told_that_it_is_refused() {
         treatment: Treatment::Encrypted(to_b(&a)),
         cores: 1,
         cpus: vec![],
+        page_cache_bytes: 1 << 20,
     };
     let sender = Sender::start(settings.clone(), |_| Ok(())).unwrap();
     let _program = UnixStream::connect(&settings.path).unwrap();

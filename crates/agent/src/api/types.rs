@@ -350,6 +350,10 @@ pub struct Endpoint {
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub relay_token: Option<uuid::Uuid>,
+    /// For a compressed migration: copies of pages that the target keeps for the source to refer to, at most, in
+    /// MiB.
+    #[serde(default)]
+    pub relay_page_cache_mib: u32,
 }
 
 /// What the target has decided of a VM on its way.

@@ -131,15 +131,22 @@ async fn listen(
 ) -> Result<Endpoint, Problem> {
     if !request.plan.is_relayed() {
         let port = listen_on_free_port(agent, vmm, request, address).await?;
-        return Ok(Endpoint { address, port, watch: None, relay_token: None });
+        return Ok(Endpoint { address, port, watch: None, relay_token: None, relay_page_cache_mib: 0 });
     }
     let path = vmm.paths().relay_socket();
     migration::listen(vmm, transport(&request.plan), path, QMP_DEADLINE).await.map_err(Problem::failed)?;
     let (listener, port) = bind_free_port(agent, request, address).await?;
     let token = Uuid::new_v4();
     let other = OtherEnd { identity: &agent.identity, host: &entry.source, token };
-    *lock(&entry.relay) = Some(relay::receive(vmm, &request.plan, listener, &other)?);
-    Ok(Endpoint { address, port, watch: None, relay_token: Some(token) })
+    let page_cache_mib = agent.config.compression.page_cache_mib;
+    *lock(&entry.relay) = Some(relay::receive(vmm, &request.plan, listener, &other, page_cache_mib)?);
+    Ok(Endpoint {
+        address,
+        port,
+        watch: None,
+        relay_token: Some(token),
+        relay_page_cache_mib: page_cache_mib,
+    })
 }
 
 async fn bind_free_port(

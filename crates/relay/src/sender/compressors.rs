@@ -15,6 +15,8 @@ use super::shared::{Done, Order, Shared};
 use crate::error::RelayError;
 use crate::figures::PackingTime;
 use crate::pack::Packer;
+use crate::page_cache::PageChange;
+use crate::paged;
 use crate::queue::Packed;
 
 /// Packs until all is over.
@@ -66,12 +68,24 @@ fn yield_core(policy: NormalThreadSchedulePolicy) {
 
 fn pack(packer: &mut Packer, order: Order) -> Result<Done, RelayError> {
     let (began, cpu_before) = (Instant::now(), thread_cpu());
-    let Order { work, codec, room, is_trial } = order;
-    let (mut result, mut trials) = (None, None);
-    if packer.may_shrink(&work.raw) {
-        trials = is_trial.then(|| try_all(packer, &work.raw)).transpose()?;
-        result = packer.pack(codec, &work.raw)?.map(|bytes| Packed { codec, bytes: fill(room, bytes) });
+    let Order { work, codec, room, is_trial, taken } = order;
+    let mut paged = vec![];
+    let change = (!taken.is_empty()).then(|| {
+        let contents = paged::encode(&work.raw, &taken, &mut paged);
+        PageChange { taken, contents, syncs: work.raw.syncs() }
+    });
+    let unpacked: &[u8] = if change.is_some() { &paged } else { &work.raw };
+    let (mut shrunk, mut trials) = (None, None);
+    if packer.may_shrink(unpacked) {
+        trials = is_trial.then(|| try_all(packer, unpacked)).transpose()?;
+        shrunk = packer.pack(codec, unpacked)?.map(|bytes| fill(room, bytes));
     }
+    let unpacked_bytes = unpacked.len();
+    let result = match shrunk {
+        Some(bytes) => Some(Packed { codec: Some(codec), bytes, unpacked_bytes, change }),
+        None if change.is_some() => Some(Packed { codec: None, bytes: paged, unpacked_bytes, change }),
+        None => None,
+    };
     let cpu = thread_cpu().saturating_sub(cpu_before);
     Ok(Done { work, packed: result, trials, took: PackingTime { cpu, wall: began.elapsed() } })
 }

@@ -7,15 +7,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use rustix::buffer::spare_capacity;
 use rustix::event::{PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 use socket2::SockRef;
 
 use super::shared::{Next, Shared};
+use crate::block::Block;
 use crate::error::RelayError;
-use crate::frame::{Frame, Packing};
+use crate::frame::Frame;
+use crate::multifd::Walker;
 use crate::queue::Outgoing;
 use crate::sockets::{spawn, wait_for};
 use crate::wire::Wire;
@@ -42,20 +43,43 @@ pub(super) fn begin(shared: &Arc<Shared>, lane: usize, program: UnixStream) -> i
 }
 
 fn read(shared: &Shared, lane: usize, program: &UnixStream) -> io::Result<()> {
+    let mut walker = Walker::new();
     while let Some(mut block) = shared.empty_block(lane) {
         wait_for(program, PollFlags::IN, None)?;
-        // With the read timeout: a full block, or what has come by then.
-        match recv(program, spare_capacity(&mut block), RecvFlags::WAITALL) {
-            Ok((0, _)) => {
-                shared.end(lane);
-                return Ok(());
-            }
-            Ok(_) => shared.push(lane, block),
-            Err(Errno::INTR | Errno::AGAIN) => {}
-            Err(error) => return Err(error.into()),
+        block.begin(&walker);
+        if !fill(program, &mut block, &mut walker)? {
+            shared.end(lane);
+            return Ok(());
         }
+        shared.push(lane, block);
     }
     Ok(())
+}
+
+/// Fills a block with whole pages, as far as there is room, up to a sync; or with what has come by the read
+/// timeout. False if the program has closed the connection and sent nothing more.
+fn fill(program: &UnixStream, block: &mut Block, walker: &mut Walker) -> io::Result<bool> {
+    loop {
+        let rest = block.rest(walker);
+        let wanted = rest.len();
+        if wanted == 0 {
+            return Ok(true);
+        }
+        let came = match recv(program, rest, RecvFlags::WAITALL) {
+            Ok((came, _)) => came,
+            Err(Errno::INTR) => continue,
+            Err(Errno::AGAIN) if !block.is_empty() => return Ok(true),
+            Err(Errno::AGAIN) => {
+                wait_for(program, PollFlags::IN, None)?;
+                continue;
+            }
+            Err(error) => return Err(error.into()),
+        };
+        block.came(came, walker);
+        if came < wanted || walker.syncs() > block.syncs() {
+            return Ok(came > 0 || !block.is_empty());
+        }
+    }
 }
 
 fn write(shared: &Shared, lane: usize) -> Result<(), RelayError> {
@@ -73,7 +97,7 @@ fn write(shared: &Shared, lane: usize) -> Result<(), RelayError> {
         waited = wait_for_wire(shared, lane, wire.socket(), waited).map_err(RelayError::wire)?;
         waited |= shared.wait_pace(lane);
         match shared.next(lane, waited || std::mem::take(&mut is_first)) {
-            Next::Block(block) => send(shared, &mut wire, block)?,
+            Next::Block(frame, block) => send(shared, &mut wire, frame, block)?,
             Next::End => {
                 shared.set_waits_for_wire(lane, false);
                 wire.send(&Frame::End.encode(), &[])?;
@@ -98,13 +122,10 @@ fn wait_for_wire(shared: &Shared, lane: usize, wire: &TcpStream, before: bool) -
     Ok(!is_ready)
 }
 
-fn send(shared: &Shared, wire: &mut Wire, block: Outgoing) -> Result<(), RelayError> {
-    let codec = block.packed.as_ref().map(|packed| packed.codec);
-    let packing = codec.map_or(Packing::Raw, Packing::from);
-    let (bytes, raw_bytes) = (block.bytes(), block.raw.len());
-    let header = Frame::Block { packing, raw_bytes, wire_bytes: bytes.len() }.encode();
-    let wire_bytes = wire.send(&header, bytes)?;
-    shared.counters.sent(raw_bytes, wire_bytes, codec);
+fn send(shared: &Shared, wire: &mut Wire, frame: Frame, block: Outgoing) -> Result<(), RelayError> {
+    let codec = block.packed.as_ref().and_then(|packed| packed.codec);
+    let wire_bytes = wire.send(&frame.encode(), block.bytes())?;
+    shared.counters.sent(block.raw.len(), wire_bytes, codec);
     shared.sent(block);
     Ok(())
 }

@@ -8,10 +8,12 @@ use drainpipe_engine::codec::{Codec, Controller, Reading, Trial};
 
 use super::SenderSettings;
 use super::unsent::UNSENT_BYTES_MIN;
+use crate::block::Block;
 use crate::error::RelayError;
 use crate::figures::{Counters, PackingTime};
-use crate::frame::{BLOCK_BYTES_MAX, HEADER_BYTES};
+use crate::frame::{BLOCK_BYTES_MAX, Frame, HEADER_BYTES};
 use crate::pace::Pace;
+use crate::page_cache::{PageCache, TakenSlot};
 use crate::queue::{Front, Lanes, Outgoing, Packed, Work};
 use crate::sockets::{Breaker, lock};
 
@@ -55,8 +57,11 @@ struct Inner {
     lanes: Lanes,
     controller: Controller,
     pace: Pace,
+    page_cache: PageCache,
     // Used blocks, to be filled again.
-    spare: Vec<Vec<u8>>,
+    spare: Vec<Block>,
+    // And what held them packed.
+    spare_packed: Vec<Vec<u8>>,
     depth: usize,
     ended: usize,
     // The wire has waited, and nobody had a core for what it waited for.
@@ -70,16 +75,10 @@ struct Inner {
     packing: PackingTime,
 }
 
-impl Inner {
-    fn spare_block(&mut self) -> Vec<u8> {
-        self.spare.pop().unwrap_or_else(|| Vec::with_capacity(BLOCK_BYTES_MAX))
-    }
-}
-
 /// What [`Shared::next`] gives a lane's writer.
 #[derive(Debug)]
 pub(super) enum Next {
-    Block(Outgoing),
+    Block(Frame, Outgoing),
     End,
     Closed,
 }
@@ -93,6 +92,8 @@ pub(super) struct Order {
     pub(super) is_trial: bool,
     /// Empty, with room for what the block becomes.
     pub(super) room: Vec<u8>,
+    /// Of its pages, those of which the other end has a copy, or is to have one.
+    pub(super) taken: Vec<TakenSlot>,
 }
 
 /// A block that was packed, or does not shrink.
@@ -119,7 +120,9 @@ impl Shared {
                 lanes: Lanes::new(connections),
                 controller: Controller::default(),
                 pace: Pace::new(Instant::now()),
+                page_cache: PageCache::new(settings.page_cache_bytes),
                 spare: vec![],
+                spare_packed: vec![],
                 depth: depth_max(connections),
                 ended: 0,
                 is_starved: false,
@@ -199,18 +202,18 @@ impl Shared {
         waited
     }
 
-    /// Waits for room in a lane, and gives an empty block; none once all is over.
-    pub(super) fn empty_block(&self, lane: usize) -> Option<Vec<u8>> {
+    /// Waits for room in a lane, and gives a block to be filled; none once all is over.
+    pub(super) fn empty_block(&self, lane: usize) -> Option<Block> {
         let inner = self.inner();
         let is_full = |inner: &mut Inner| !inner.is_closed && inner.lanes.depth(lane) >= inner.depth;
         // Closing wakes it.
         let mut inner = self.room[lane].wait_while(inner, is_full).unwrap_or_else(PoisonError::into_inner);
-        let block = inner.spare_block();
+        let block = inner.spare.pop().unwrap_or_else(Block::new);
         (!inner.is_closed).then_some(block)
     }
 
     /// A block came from the program.
-    pub(super) fn push(&self, lane: usize, block: Vec<u8>) {
+    pub(super) fn push(&self, lane: usize, block: Block) {
         let mut inner = self.inner();
         inner.lanes.push(lane, block);
         let is_work = inner.lanes.is_wire_full();
@@ -271,13 +274,15 @@ impl Shared {
         }
         inner.is_starved |= inner.lanes.is_wanted(lane) && inner.lanes.front(lane) == Front::Waiting;
         inner.lanes.set_wanted(lane, false);
-        let next = inner.lanes.pop(lane).map_or(Next::End, Next::Block);
-        if let Next::Block(block) = &next {
-            inner.pace.takes(HEADER_BYTES + block.bytes().len(), Instant::now());
+        let Some(mut block) = inner.lanes.pop(lane) else { return Next::End };
+        inner.pace.takes(HEADER_BYTES + block.bytes().len(), Instant::now());
+        let frame = block.frame();
+        if let Some(change) = block.packed.as_mut().and_then(|packed| packed.change.take()) {
+            inner.page_cache.change(change);
         }
         drop(inner);
         self.room[lane].notify_one();
-        next
+        Next::Block(frame, block)
     }
 
     /// A block has been sent; what held it may be filled again.
@@ -285,9 +290,10 @@ impl Shared {
         // A core may hold it still.
         let raw = Arc::try_unwrap(block.raw).ok();
         let mut inner = self.inner();
-        for mut used in raw.into_iter().chain(block.packed.map(|packed| packed.bytes)) {
-            used.clear();
-            inner.spare.push(used);
+        inner.spare.extend(raw);
+        if let Some(mut packed) = block.packed {
+            packed.bytes.clear();
+            inner.spare_packed.push(packed.bytes);
         }
     }
 
@@ -309,8 +315,9 @@ impl Shared {
             if let Some(work) = may_pack.then(|| inner.lanes.take_work()).flatten() {
                 inner.packing_now += 1;
                 let is_trial = inner.controller.wants_trial();
-                let room = inner.spare_block();
-                return Some(Order { work, codec: inner.controller.current(), is_trial, room });
+                let room = inner.spare_packed.pop().unwrap_or_else(|| Vec::with_capacity(BLOCK_BYTES_MAX));
+                let taken = inner.page_cache.take(work.raw.pages(), work.raw.syncs());
+                return Some(Order { work, codec: inner.controller.current(), is_trial, room, taken });
             }
             // Whoever brings work wakes it, and so does the end. Who has done its work looks for more, so none is
             // left lying by those that may not pack.
@@ -330,9 +337,12 @@ impl Shared {
         inner.packing.cpu += took.cpu;
         inner.packing.wall += took.wall;
         let lane = inner.lanes.finish(&work, packed);
+        if let Err(Some(Packed { change: Some(change), .. })) = &lane {
+            inner.page_cache.release(change);
+        }
         drop(inner);
         self.counters.packed(took.cpu);
-        if let Some(lane) = lane {
+        if let Ok(lane) = lane {
             self.ready[lane].notify_one();
         }
     }
@@ -394,6 +404,7 @@ mod tests {
             treatment: Treatment::Packed,
             cores,
             cpus: vec![],
+            page_cache_bytes: 0,
         }))
     }
 
@@ -408,9 +419,9 @@ mod tests {
         };
         shared.set_waits_for_wire(0, true);
         for block in [7, 8] {
-            shared.push(0, vec![block]);
+            shared.push(0, Block::from(&[block][..]));
         }
-        let Next::Block(block) = shared.next(0, true) else { panic!("there is a block") };
+        let Next::Block(_, block) = shared.next(0, true) else { panic!("there is a block") };
         assert!(block.raw[0] == 7 && block.packed.is_none());
         shared.allow(1);
         assert_eq!(packing.join().unwrap(), Some(8));
@@ -422,7 +433,7 @@ mod tests {
         shared.allow(1);
         shared.set_waits_for_wire(0, true);
         for block in [1, 2] {
-            shared.push(0, vec![block]);
+            shared.push(0, Block::from(&[block][..]));
         }
         let first = shared.take_work().unwrap();
         let is_done = Arc::new(AtomicBool::new(false));

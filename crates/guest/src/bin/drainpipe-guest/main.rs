@@ -62,7 +62,7 @@ fn run() -> Result<(), GuestError> {
     boot::load_modules()?;
     network::configure(parameters.address)?;
     let pages = usize::try_from(fill_mib * PAGES_PER_MIB).expect("it fits into memory");
-    let memory = Memory::reserve(pages, parameters.mix, parameters.seed);
+    let memory = Memory::reserve(pages, parameters.mix, parameters.seed).rewriting(parameters.rewrite_words);
     let guest = Arc::new(Guest::new(memory, parameters.dirtying));
     start_services(&guest)?;
     let seed = parameters.seed;

@@ -1,0 +1,170 @@
+//! Pages that the other end has, on the sender: what a page that comes again can be told by.
+//!
+//! Both ends have the same numbered slots. Whatever is sent of a page names its slot and how often that has
+//! changed before; the other end waits until it has, and then changes it too. So both hold the same bytes at the
+//! same count, and nothing rests on hashes or on which connection is faster.
+//!
+//! The other end must never wait for what waits for itself. Connections wait for each other at each of QEMU's
+//! syncs. So a slot is changed only by what comes after a later sync than its change before: that one is on its
+//! way already, and needs nothing of what waits for it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::multifd::{PAGE_BYTES, PageAt, PageId};
+
+/// Slots that are looked at for one that may be had.
+const TRIES: usize = 8;
+
+/// The sender's slots.
+#[derive(Debug)]
+pub(crate) struct PageCache {
+    slots: Vec<Slot>,
+    slots_max: usize,
+    known: HashMap<PageId, usize>,
+    seen: SeenPages,
+    // Where the search for a slot goes on.
+    hand: usize,
+}
+
+#[derive(Debug)]
+struct Slot {
+    id: PageId,
+    changes: u32,
+    syncs: u64,
+    // It has come more than once, since it was last looked at for another page.
+    is_rewritten: bool,
+    // A block that is being packed is to change it.
+    is_taken: bool,
+    bytes: Option<Arc<[u8]>>,
+}
+
+/// A slot that is taken for a page of a block until it is changed or released.
+#[derive(Debug, Clone)]
+pub(crate) struct TakenSlot {
+    pub(crate) page: PageAt,
+    pub(crate) slot: u32,
+    /// How often the slot has changed before.
+    pub(crate) changes: u32,
+    /// The same page as it is in the slot; none if the slot held another one.
+    pub(crate) base: Option<Arc<[u8]>>,
+}
+
+/// What the other end learns by a block of its pages.
+#[derive(Debug)]
+pub(crate) struct PageChange {
+    pub(crate) taken: Vec<TakenSlot>,
+    /// What each of these slots holds then.
+    pub(crate) contents: Vec<Arc<[u8]>>,
+    /// How often all connections have waited for each other before it.
+    pub(crate) syncs: u64,
+}
+
+impl PageCache {
+    /// With so many bytes of pages at most.
+    pub(crate) fn new(bytes_max: usize) -> Self {
+        Self {
+            slots: vec![],
+            slots_max: bytes_max / PAGE_BYTES,
+            known: HashMap::new(),
+            seen: SeenPages::default(),
+            hand: 0,
+        }
+    }
+
+    /// Takes a slot for each page of a block that comes after so many syncs, as far as there are any.
+    pub(crate) fn take(&mut self, pages: &[PageAt], syncs: u64) -> Vec<TakenSlot> {
+        pages.iter().filter_map(|page| self.take_one(*page, syncs)).collect()
+    }
+
+    fn take_one(&mut self, page: PageAt, syncs: u64) -> Option<TakenSlot> {
+        let id = page.id;
+        let comes_again = self.seen.see(id);
+        let index = match self.known.get(&id) {
+            Some(index) => *index,
+            None if self.slots.len() < self.slots_max => self.new_slot(id),
+            // A page that comes for the first time may be one that never changes.
+            None if comes_again => self.evict(syncs)?,
+            None => return None,
+        };
+        let slot = &mut self.slots[index];
+        if slot.is_taken || (slot.bytes.is_some() && slot.syncs >= syncs) {
+            return None;
+        }
+        slot.is_taken = true;
+        let base = slot.bytes.clone().filter(|_| slot.id == id);
+        Some(TakenSlot { page, slot: u32::try_from(index).ok()?, changes: slot.changes, base })
+    }
+
+    fn new_slot(&mut self, id: PageId) -> usize {
+        self.slots.push(Slot { id, changes: 0, syncs: 0, is_rewritten: false, is_taken: false, bytes: None });
+        self.known.insert(id, self.slots.len() - 1);
+        self.slots.len() - 1
+    }
+
+    /// A slot whose page has not come again for long, if a short search finds one.
+    fn evict(&mut self, syncs: u64) -> Option<usize> {
+        for _ in 0..TRIES.min(self.slots.len()) {
+            self.hand = (self.hand + 1) % self.slots.len();
+            let slot = &mut self.slots[self.hand];
+            let may_go = !slot.is_taken && slot.syncs < syncs;
+            if may_go && !std::mem::take(&mut slot.is_rewritten) {
+                return Some(self.hand);
+            }
+        }
+        None
+    }
+
+    /// The block goes out: from now on the other end has its pages.
+    pub(crate) fn change(&mut self, change: PageChange) {
+        let PageChange { taken, contents, syncs } = change;
+        for (TakenSlot { page, slot, base, .. }, bytes) in taken.into_iter().zip(contents) {
+            let index = slot as usize;
+            let slot = &mut self.slots[index];
+            if slot.id != page.id {
+                self.known.remove(&slot.id);
+                self.known.insert(page.id, index);
+            }
+            *slot = Slot {
+                id: page.id,
+                changes: slot.changes.wrapping_add(1),
+                syncs,
+                is_rewritten: base.is_some(),
+                is_taken: false,
+                bytes: Some(bytes),
+            };
+        }
+    }
+
+    /// The block has gone out as it was: the other end learns of no page.
+    pub(crate) fn release(&mut self, change: &PageChange) {
+        for TakenSlot { slot, .. } in &change.taken {
+            self.slots[*slot as usize].is_taken = false;
+        }
+    }
+}
+
+/// Which pages have come.
+#[derive(Debug, Default)]
+struct SeenPages(HashMap<u64, Vec<u64>>);
+
+/// Beyond so many bytes of one block of memory, which no machine has, pages come for the first time always.
+const OFFSET_MAX: u64 = 1 << 44;
+
+impl SeenPages {
+    /// Whether it has come before.
+    fn see(&mut self, PageId { ram_block, offset }: PageId) -> bool {
+        let number = usize::try_from(offset.min(OFFSET_MAX)).unwrap_or(usize::MAX) / PAGE_BYTES;
+        if offset >= OFFSET_MAX {
+            return false;
+        }
+        let words = self.0.entry(ram_block).or_default();
+        let (index, bit) = (number / 64, 1 << (number % 64));
+        if words.len() <= index {
+            words.resize(index + 1, 0);
+        }
+        let was = words[index] & bit != 0;
+        words[index] |= bit;
+        was
+    }
+}
