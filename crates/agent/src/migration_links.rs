@@ -183,6 +183,7 @@ mod tests {
             up: true,
             carrier: true,
             speed_mbps: Some(1000),
+            card_speed_mbps: None,
             addresses: vec![address.parse().unwrap()],
             master: None,
             counters: LinkCounters {

@@ -30,6 +30,10 @@ use crate::slots::Slot;
 /// kernel sends the first again after 1 s.
 const TRIAL_DEADLINE: Duration = Duration::from_millis(1_500);
 
+/// More than what three of the largest packets of an MTU of 9000 carry. Where something in the way drops large
+/// packets, small ones pass and a migration would stand still.
+const LARGE_BYTES: usize = 28 << 10;
+
 /// How long the target keeps its probe ports open.
 const OPEN_FOR: Duration = Duration::from_secs(4);
 
@@ -105,8 +109,13 @@ async fn answer(listener: TcpListener, token: Uuid) -> io::Result<()> {
         let read = timeout(TRIAL_DEADLINE, stream.read_exact(&mut said)).await;
         if matches!(read, Ok(Ok(_))) && said == *token.as_bytes() {
             stream.write_all(&said).await?;
-            // The other side closes first: it keeps the port's wait state, and QEMU gets the port.
-            let _closed = stream.read(&mut said).await?;
+            let mut large = vec![0; LARGE_BYTES];
+            // Only who is about to send memory tries large packets. The other side closes first: it keeps the
+            // port's wait state, and QEMU gets the port.
+            if stream.read_exact(&mut large).await.is_ok() {
+                stream.write_all(&said).await?;
+                let _closed = stream.read(&mut said).await?;
+            }
             return Ok(());
         }
     }
@@ -116,23 +125,63 @@ async fn answer(listener: TcpListener, token: Uuid) -> io::Result<()> {
 /// not.
 pub(crate) type Connected = Result<Option<TcpRoundTrip>, String>;
 
-/// Tries all paths at once; one answer for each, in their order.
-pub(crate) async fn try_paths(network: &HostNetwork, paths: &[Path], ports: &ProbePorts) -> Vec<Connected> {
-    let each = paths.iter().zip(&ports.ports);
-    join_all(each.map(|(path, port)| try_path(network, path, port, ports.token))).await
+/// With what paths are tried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Load {
+    /// A connection and an answer.
+    Small,
+    /// Also packets as large as they may be, as a migration sends them.
+    Large,
 }
 
-async fn try_path(network: &HostNetwork, path: &Path, port: &ProbePort, token: Uuid) -> Connected {
+/// Tries all paths at once; one answer for each, in their order.
+pub(crate) async fn try_paths(
+    network: &HostNetwork,
+    paths: &[Path],
+    ports: &ProbePorts,
+    load: Load,
+) -> Vec<Connected> {
+    let each = paths.iter().zip(&ports.ports);
+    join_all(each.map(|(path, port)| try_path(network, path, port, ports.token, load))).await
+}
+
+async fn try_path(
+    network: &HostNetwork,
+    path: &Path,
+    port: &ProbePort,
+    token: Uuid,
+    load: Load,
+) -> Connected {
     let port = match port {
         ProbePort::Open(port) => *port,
         ProbePort::Refused(why) => return Err(why.clone()),
     };
     let target = SocketAddr::new(path.peer_address, port);
-    match timeout(TRIAL_DEADLINE, exchange(path, port, token)).await {
-        Ok(Ok(stream)) => Ok(round_trip(network, &stream).await),
-        Ok(Err(error)) => Err(format!("{} does not reach {target}: {error}", path.address)),
-        Err(_) => Err(format!("no answer from {target} within {} ms", TRIAL_DEADLINE.as_millis())),
+    let failed = |error: io::Error| format!("{} does not reach {target}: {error}", path.address);
+    let mut stream = timeout(TRIAL_DEADLINE, exchange(path, port, token))
+        .await
+        .map_err(|_| format!("no answer from {target} within {} ms", TRIAL_DEADLINE.as_millis()))?
+        .map_err(failed)?;
+    let round_trip = round_trip(network, &stream).await;
+    if load == Load::Large {
+        timeout(TRIAL_DEADLINE, send_large(&mut stream))
+            .await
+            .map_err(|_| {
+                format!(
+                    "{target} is reached by small packets and not by large ones; drainpipe check says how large \
+                     they may be"
+                )
+            })?
+            .map_err(failed)?;
     }
+    Ok(round_trip)
+}
+
+async fn send_large(stream: &mut TcpStream) -> io::Result<()> {
+    stream.write_all(&vec![0; LARGE_BYTES]).await?;
+    let mut heard = [0; 16];
+    stream.read_exact(&mut heard).await?;
+    Ok(())
 }
 
 async fn exchange(path: &Path, port: u16, token: Uuid) -> io::Result<TcpStream> {

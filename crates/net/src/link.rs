@@ -32,6 +32,8 @@ pub struct Link {
     /// Speed in Mb/s, if the driver knows one. Virtual drivers name constants: veth 10000,
     /// tap 10; a shaper in front of the link is not seen here.
     pub speed_mbps: Option<u64>,
+    /// The fastest that the card can do, in Mb/s, if the driver lists what it can.
+    pub card_speed_mbps: Option<u64>,
     /// Addresses with their prefix lengths; without those that nothing can be sent from, as the kernel
     /// still looks for duplicates of them or has found one.
     pub addresses: Vec<IpNet>,
@@ -91,13 +93,14 @@ impl Network {
     pub async fn links(&self) -> Result<Vec<Link>, Error> {
         let links = collect("list the links", || self.netlink.link().get().execute()).await?;
         let addresses = self.address_messages().await?;
-        let speeds = speed::speeds_mbps(self.ethtool.clone()).await;
+        let speeds = speed::speeds(self.ethtool.clone()).await;
         let names: HashMap<u32, String> =
             links.iter().map(|link| (link.header.index, name_of(link))).collect();
         Ok(links
             .iter()
             .map(|message| Link {
-                speed_mbps: speeds.get(&message.header.index).copied(),
+                speed_mbps: speeds.get(&message.header.index).and_then(|speeds| speeds.now_mbps),
+                card_speed_mbps: speeds.get(&message.header.index).and_then(|speeds| speeds.most_mbps),
                 addresses: addresses_of(message.header.index, &addresses),
                 master: master_of(message).and_then(|index| names.get(&index).cloned()),
                 ..link_from(message)
@@ -179,6 +182,7 @@ fn link_from(message: &LinkMessage) -> Link {
         })
         .unwrap_or_default(),
         speed_mbps: None,
+        card_speed_mbps: None,
         addresses: Vec::new(),
         master: None,
         counters: counters_of(message),

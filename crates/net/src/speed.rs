@@ -11,10 +11,18 @@ use crate::network::{BUSY_PAUSE, within_deadline};
 /// `SPEED_UNKNOWN` of linux/ethtool.h: no carrier, or the driver has no notion of speed.
 const SPEED_UNKNOWN: u32 = u32::MAX;
 
-/// Speeds in Mb/s by link index, of those links whose driver knows one.
+/// What the driver of a link knows of its speed, in Mb/s.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Speeds {
+    pub(crate) now_mbps: Option<u64>,
+    /// Of the modes that it supports.
+    pub(crate) most_mbps: Option<u64>,
+}
+
+/// Speeds by link index.
 ///
 /// Empty when the kernel has no ethtool family: a speed is advice, never a reason to fail.
-pub(crate) async fn speeds_mbps(ethtool: EthtoolHandle) -> HashMap<u32, u64> {
+pub(crate) async fn speeds(ethtool: EthtoolHandle) -> HashMap<u32, Speeds> {
     match within_deadline("read the speeds of the links", read_speeds(ethtool)).await {
         Ok(Ok(speeds)) => speeds,
         Ok(Err(error)) => {
@@ -28,7 +36,7 @@ pub(crate) async fn speeds_mbps(ethtool: EthtoolHandle) -> HashMap<u32, u64> {
     }
 }
 
-async fn read_speeds(mut ethtool: EthtoolHandle) -> Result<HashMap<u32, u64>, EthtoolError> {
+async fn read_speeds(mut ethtool: EthtoolHandle) -> Result<HashMap<u32, Speeds>, EthtoolError> {
     let messages = loop {
         let answers = ethtool.link_mode().get(None).execute().await?;
         match answers.try_collect::<Vec<_>>().await {
@@ -36,7 +44,7 @@ async fn read_speeds(mut ethtool: EthtoolHandle) -> Result<HashMap<u32, u64>, Et
             messages => break messages?,
         }
     };
-    Ok(messages.iter().filter_map(|message| index_and_speed(&message.payload.nlas)).collect())
+    Ok(messages.iter().filter_map(|message| index_and_speeds(&message.payload.nlas)).collect())
 }
 
 fn is_busy(error: &EthtoolError) -> bool {
@@ -47,7 +55,7 @@ fn is_busy(error: &EthtoolError) -> bool {
     )
 }
 
-fn index_and_speed(attributes: &[EthtoolAttr]) -> Option<(u32, u64)> {
+fn index_and_speeds(attributes: &[EthtoolAttr]) -> Option<(u32, Speeds)> {
     let link_modes = || {
         attributes.iter().filter_map(|attribute| match attribute {
             EthtoolAttr::LinkMode(link_mode) => Some(link_mode),
@@ -61,9 +69,35 @@ fn index_and_speed(attributes: &[EthtoolAttr]) -> Option<(u32, u64)> {
         }),
         _ => None,
     })?;
-    let speed = link_modes().find_map(|attribute| match attribute {
-        EthtoolLinkModeAttr::Speed(speed) => Some(*speed),
+    let now_mbps = link_modes().find_map(|attribute| match attribute {
+        EthtoolLinkModeAttr::Speed(speed) if *speed != SPEED_UNKNOWN && *speed != 0 => {
+            Some(u64::from(*speed))
+        }
         _ => None,
-    })?;
-    (speed != SPEED_UNKNOWN && speed != 0).then_some((index, u64::from(speed)))
+    });
+    let most_mbps = link_modes()
+        .filter_map(|attribute| match attribute {
+            EthtoolLinkModeAttr::Ours(modes) => modes.iter().filter_map(|mode| speed_of_mode(mode)).max(),
+            _ => None,
+        })
+        .max();
+    Some((index, Speeds { now_mbps, most_mbps }))
+}
+
+/// As the kernel calls its modes (`link_mode_names` in its `net/ethtool/common.c`), such as `1000baseT/Full`.
+/// Others are no speeds: `Autoneg`, `TP`.
+fn speed_of_mode(mode: &str) -> Option<u64> {
+    mode.split_once("base")?.0.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modes_are_read_as_the_kernel_writes_them() {
+        let modes = ["10baseT/Half", "2500baseX/Full", "100000baseLR4_ER4/Full", "Autoneg", "FIBRE", "base"];
+        let speeds: Vec<u64> = modes.iter().filter_map(|mode| speed_of_mode(mode)).collect();
+        assert_eq!(speeds, [10, 2_500, 100_000]);
+    }
 }

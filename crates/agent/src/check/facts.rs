@@ -92,6 +92,8 @@ fn link_facts(link: &Link, management: &[IpAddr]) -> LinkFacts {
         },
         carries_management: link.addresses.iter().any(|net| management.contains(&net.addr())),
         duplex: sysfs.as_ref().and_then(SysfsLink::duplex),
+        driver_speed_mbps: link.speed_mbps,
+        card_speed_mbps: link.card_speed_mbps,
         receive_queues: queues.map(|(count, _)| count),
         receive_steering: queues.map(|(_, steered)| steered),
         interrupt_cores: card.and_then(|card| card.interrupt_cores(Path::new("/proc/irq"))),

@@ -22,7 +22,7 @@ use crate::agent::Agent;
 use crate::api::types::PathsView;
 use crate::client::ApiClient;
 use crate::discovery::discover;
-use crate::probe::{self, Connected};
+use crate::probe::{self, Connected, Load};
 
 /// Before the first peer is looked at, and between two of them in the first round.
 const SETTLE: Duration = Duration::from_secs(2);
@@ -127,7 +127,7 @@ async fn try_all(
     let token = Uuid::new_v4();
     // Datagrams are left to a check that somebody asks for.
     let view = begin_session(client, &theirs.name, token, &paths, vec![0; paths.len()]).await?;
-    let trials = probe::try_paths(&agent.network, &paths, &view.connections).await;
+    let trials = probe::try_paths(&agent.network, &paths, &view.connections, Load::Large).await;
     end_session(client, token).await;
     let plain = |trial: Connected| trial.map(drop).map_err(|why| in_plain_words(&why));
     Ok(paths.into_iter().zip(trials.into_iter().map(plain)).collect())

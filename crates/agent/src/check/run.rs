@@ -21,7 +21,7 @@ use crate::client::ApiClient;
 use crate::discovery::discover;
 use crate::link_socket::on_link;
 use crate::path_watch;
-use crate::probe::{self, ProbePort};
+use crate::probe::{self, Load, ProbePort};
 
 /// Longest reason for a path's failure; the honest ones are a line.
 const WHY_LETTERS_MAX: usize = 256;
@@ -86,7 +86,8 @@ async fn try_paths(
     let ends = ends(&paths, sockets, &view.datagrams, token);
     let directions = Directions::new(&paths, source, target);
     let round_trips = join_all(ends.iter().map(|end| round_trip_ms(end.as_ref())));
-    let connections = probe::try_paths(&agent.network, &paths, &view.connections);
+    // How large packets may be is tried for itself.
+    let connections = probe::try_paths(&agent.network, &paths, &view.connections, Load::Small);
     let (connections, round_trips) = tokio::join!(connections, round_trips);
     let sized = directions.play(peer, token, &ends).await;
     end_session(peer, token).await;

@@ -36,7 +36,7 @@ use crate::guard::Guard;
 use crate::link_socket::on_link;
 use crate::measure::Measurements;
 use crate::path_watch::{Beginning, Joining, News, WatchEnd};
-use crate::probe::{self, ProbePorts, ProbeRequest};
+use crate::probe::{self, Load, ProbePorts, ProbeRequest};
 use crate::relay::{OtherEnd, OutgoingRelay};
 use crate::result;
 use crate::transport::{connections, transport};
@@ -331,7 +331,7 @@ impl Executor {
         let plan = self.plan.clone().ok_or_else(no_plan)?;
         let request = ProbeRequest { paths: plan.paths.iter().map(Path::reversed).collect() };
         let ports: ProbePorts = self.peer()?.post(&self.incoming("probe"), &request).await?;
-        let trials = probe::try_paths(&self.agent.network, &plan.paths, &ports).await;
+        let trials = probe::try_paths(&self.agent.network, &plan.paths, &ports, Load::Large).await;
         let trials: Vec<PathTrial> = trials.into_iter().map(|trial| trial.map(drop)).collect();
         let plan = plan.narrow(&trials, &source.name, &target.name).map_err(Problem::failed)?;
         let endpoint = match (plan.spread, target.migration_address) {

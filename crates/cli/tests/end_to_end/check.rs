@@ -8,6 +8,7 @@ use drainpipe_lab::Lab;
 use rustix::process::Signal;
 
 use crate::Test;
+use crate::check_vms::start_vm;
 use crate::program::{BAD_INPUT, REFUSED, drainpipe};
 use crate::support::{TestLab, eventually};
 
@@ -134,6 +135,13 @@ fn jumbo_frames_that_a_switch_drops() {
     on(&lab, "b", switch);
     let part = "from a to b none larger than 1504 arrives";
     assert_found(&lab, REFUSED, "mtu-does-not-pass", &["a e0", "b e0"], part);
+    // A migration does without such a path.
+    start_vm(&lab, "web", "pc-q35-7.2", "");
+    let result = lab.migrate("web", "b", &["--option", "multichannel"]);
+    let used: Vec<&str> = result.paths.iter().map(|path| path.link.as_str()).collect();
+    let reason = result.fallback_reason.as_deref().unwrap_or_default();
+    assert!(used == ["e1"] && reason.contains("small packets and not by large ones"), "{result:#?}");
+    lab.drainpipe(&["vm", "stop", "web", "--force", "--agent", &lab.agent_socket("b")]).done();
     on(&lab, "b", "nft delete table netdev switch");
     assert_silent(&lab);
 }

@@ -15,7 +15,7 @@ use drainpipe_engine::check::CheckReport;
 use rustix::process::Signal;
 
 use crate::Test;
-use crate::check::{NOTHING_WORSE, assert_found, assert_silent, on};
+use crate::check::{NOTHING_WORSE, assert_found, assert_silent, check, on};
 use crate::check_vms::restart_agent_with_mounts;
 use crate::drain::{restart_agent_with_memory, set_memory};
 use crate::program::{REFUSED, drainpipe};
@@ -52,9 +52,16 @@ fn links_as_configured() {
     }
     let all = ["a e0", "b e0", "a e1", "b e1"];
     assert_found(&lab, NOTHING_WORSE, "paths-unequal", &all, "e1–e1 5000 Mb/s");
-    for host in ["a", "b"] {
-        reconfigure(&lab, host, "speed_mbps = 5000\n", "");
-    }
+    reconfigure(&lab, "a", "speed_mbps = 5000\n", "");
+    // What a veth's driver says is 10 Gb/s.
+    reconfigure(&lab, "b", "speed_mbps = 5000\n", "speed_mbps = 25000\n");
+    let (_, findings) = check(&lab, "a", "b");
+    let below = findings.iter().find(|finding| finding.code == "speed-below-configured");
+    assert!(
+        below.is_some_and(|finding| finding.what.contains("e1 of b runs at 10000 Mb/s")),
+        "{findings:#?}"
+    );
+    reconfigure(&lab, "b", "speed_mbps = 25000\n", "");
     assert_silent(&lab);
     reconfigure(&lab, "b", "[[peer]]", "[[link]]\nname = \"e9\"\n\n[[peer]]");
     assert_found(&lab, NOTHING_WORSE, "link-missing", &["b e9"], "b has no interface e9");

@@ -28,7 +28,7 @@ pub(crate) const TESTS: &[Test] = &[
 
 /// A VM on host `a` that runs firmware alone, with a disk of the test's own.
 #[track_caller]
-fn start_vm(lab: &TestLab, name: &str, machine: &str, more: &str) -> String {
+pub(crate) fn start_vm(lab: &TestLab, name: &str, machine: &str, more: &str) -> String {
     let disk = lab.files().join("disks").join(format!("{name}.raw"));
     fs::create_dir_all(disk.parent().unwrap()).unwrap();
     fs::File::create(&disk).unwrap().set_len(1 << 20).unwrap();

@@ -159,6 +159,12 @@ pub struct LinkFacts {
     pub carries_management: bool,
     /// What the driver negotiated.
     pub duplex: Option<Duplex>,
+    /// What the driver says that it runs at, in Mb/s, whatever the configuration says.
+    #[serde(default)]
+    pub driver_speed_mbps: Option<u64>,
+    /// The fastest that the card can do, in Mb/s.
+    #[serde(default)]
+    pub card_speed_mbps: Option<u64>,
     /// Receive queues.
     pub receive_queues: Option<u32>,
     /// Receive queues to which the card spreads what arrives (RSS).

@@ -9,6 +9,7 @@ use crate::path::Path;
 
 mod capacity;
 mod mtu;
+mod negotiated;
 
 /// Packets lost of a few dozen that say more than chance.
 const LOST_MIN: u32 = 2;
@@ -30,6 +31,7 @@ pub(super) fn check(pair: Pair<'_>) -> Vec<Finding> {
         findings.extend(loss(pair, trial));
     }
     findings.extend(capacity::check(pair));
+    findings.extend(negotiated::check(pair));
     findings
 }
 

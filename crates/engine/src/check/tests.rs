@@ -318,6 +318,23 @@ const OF_PATHS: &[Case] = &[
         "1000 Mb/s",
     ),
     (
+        |s| s.b.links[1].driver_speed_mbps = Some(500),
+        Warning,
+        "speed-below-configured",
+        &["b e1"],
+        "runs at 500 Mb/s, and agent.toml says 1000",
+    ),
+    (
+        |s| {
+            s.a.links[0].driver_speed_mbps = Some(1000);
+            s.a.links[0].card_speed_mbps = Some(10_000);
+        },
+        Remark,
+        "speed-below-card",
+        &["a e0"],
+        "its card can do 10000",
+    ),
+    (
         |s| s.b.tcp_receive_bytes_max = Some(100_000),
         Warning,
         "tcp-buffers-small",
