@@ -1,15 +1,19 @@
 //! Encrypted migrations: when they are, and that nothing of QEMU's stream is to be seen on the links.
 
 use drainpipe_agent::api::types::PlanView;
-use drainpipe_engine::result::{EncryptionUse, MigrationResult};
+use drainpipe_engine::result::{EncryptionUse, MigrationResult, Outcome, PathState};
 use rustix::process::Signal;
 
 use crate::Test;
+use crate::bad_luck::{Scene, result_of};
+use crate::path_loss::turns;
 use crate::program::REFUSED;
 use crate::support::TestLab;
 
-pub(crate) const TESTS: &[Test] =
-    &[("encrypted_unless_both_hosts_say_otherwise", encrypted_unless_both_hosts_say_otherwise)];
+pub(crate) const TESTS: &[Test] = &[
+    ("encrypted_unless_both_hosts_say_otherwise", encrypted_unless_both_hosts_say_otherwise),
+    ("a_link_falls_silent", a_link_falls_silent),
+];
 
 /// Counts TCP segments to migration ports that begin as QEMU's stream or a packet of its multifd channels does,
 /// and those that begin as TLS does. TCP's header is 32 bytes long with its timestamps.
@@ -83,4 +87,17 @@ fn encrypted_unless_both_hosts_say_otherwise() {
     assert_eq!((used.is_encrypted, used.protocol, used.cipher_suite), (false, None, None));
     assert!(seen(&lab, "b", "clear") > 0, "QEMU's stream is known when it is seen");
     guest.assert_intact();
+}
+
+/// The agents carry what they watch.
+fn a_link_falls_silent() {
+    let scene = Scene::in_lab(TestLab::up(&["--link", "40", "--link", "40", "--untrusted"]));
+    let migrating = scene.migrate(&["--option", "multichannel"]);
+    scene.lab.fault("blackhole b e1");
+    let result = result_of(&migrating.wait());
+    scene.lab.fault("heal b e1");
+    assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
+    assert_eq!(turns(&result, "e1").first(), Some(&PathState::Out), "{result:#?}");
+    assert_encrypted(result);
+    scene.assert_settled("b");
 }

@@ -1,7 +1,8 @@
 //! Not a test: measures what faults of paths in mid-flight cost, for `bench/`.
 //!
 //! `DRAINPIPE_MEASURE_FAULTS=10 cargo test --release -p drainpipe-cli --test end_to_end` makes each fault
-//! ten times and prints a table; with `-- WORD`, of the rows with that word.
+//! ten times and prints a table; with `-- WORD`, of the rows with that word. With
+//! `DRAINPIPE_MEASURE_ENCRYPTED=1` migrations are encrypted, so that the agents carry what they watch.
 
 use std::thread;
 use std::time::{Duration, Instant};

@@ -322,5 +322,8 @@ pub(crate) fn lab_for_measuring() -> TestLab {
     if let Some(qemu) = &qemu {
         up.extend(["--qemu", qemu]);
     }
+    if std::env::var_os("DRAINPIPE_MEASURE_ENCRYPTED").is_some() {
+        up.push("--untrusted");
+    }
     TestLab::up(&up)
 }
