@@ -234,6 +234,18 @@ fn firewalls() {
         on(&lab, "b", "nft delete table inet filter");
         assert_silent(&lab);
     }
+    // As most firewalls are: what was not asked for from within is dropped.
+    let closed = "nft 'add table inet filter; \
+        add chain inet filter input { type filter hook input priority 0; policy drop; }; \
+        add rule inet filter input ct state established,related accept; \
+        add rule inet filter input iifname { lo, mgmt, e0 } accept; \
+        add rule inet filter input meta l4proto icmpv6 accept'";
+    on(&lab, "b", closed);
+    let part = "on b: nft insert rule inet filter input 'iifname \"e1\" meta l4proto { tcp, udp } th dport";
+    assert_found(&lab, NOTHING_WORSE, "path-one-way", &["a e1", "b e1"], part);
+    let (_, findings) = check(&lab, "a", "b");
+    mend(&lab, &findings[0], "b");
+    assert_silent(&lab);
 }
 
 fn loss() {

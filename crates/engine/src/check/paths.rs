@@ -97,11 +97,13 @@ fn no_path(pair: Pair<'_>) -> Finding {
             in_words(&pair.target.host.links)
         ))
         .effect("every migration is refused")
-        .remedy(
-            "look at cables, at the switch ports' VLANs and, where links have no addresses in one subnet, at the \
-             firewalls (migration ports, UDP); or give both ends addresses in one subnet: ip address add \
-             ADDRESS/24 dev LINK",
-        )
+        .remedy(format!(
+            "look at cables and at the switch ports' VLANs; give both ends addresses in one subnet: ip address add \
+             ADDRESS/24 dev LINK; or, for links without, let their link-local addresses find each other; {}; {}; \
+             {ANY_FIREWALL}",
+            let_all_through(pair.source),
+            let_all_through(pair.target)
+        ))
 }
 
 fn in_words(links: &[MigrationLink]) -> String {
@@ -169,54 +171,79 @@ fn reachability(pair: Pair<'_>, trial: &PathTrial, some_path_works: bool) -> Opt
             Finding::error(code, ends(pair, &trial.path)).effect("no path is left: every migration fails")
         }
     };
-    let one_way = |from: &str, from_link: &str, to: &str, to_link: &str| {
+    let one_way = |from: &str, from_link: &str, to: &CheckFacts, to_link: &str| {
+        let receiver = to.name();
         finding("path-one-way")
             .what(format!(
-                "what {to} sends over {to_link} reaches {from}, but nothing from {from_link} of {from} reaches it"
+                "what {receiver} sends over {to_link} reaches {from}, but nothing from {from_link} of {from} reaches it"
             ))
             .remedy(format!(
-                "look at the cable's fibres, at the switch ports' VLANs, and at filters on {to}: nft list ruleset"
+                "look at the cable's fibres and at the switch ports' VLANs; or, where a firewall of {receiver} drops \
+                 it (nft list ruleset), let it in; {}; {ANY_FIREWALL}",
+                let_through(to, to_link, BOTH)
             ))
     };
     Some(match (forward, backward) {
         (true, true) => finding("tcp-blocked")
             .what(format!("packets pass both ways between {path}, but no TCP connection to {target}: {error}"))
-            .remedy(let_through(pair.target, &path.peer_link, "tcp")),
-        (true, false) => one_way(target, &path.peer_link, source, &path.link),
-        (false, true) => one_way(source, &path.link, target, &path.peer_link),
+            .remedy(format!("{}; {ANY_FIREWALL}", let_through(pair.target, &path.peer_link, TCP))),
+        (true, false) => one_way(target, &path.peer_link, pair.source, &path.link),
+        (false, true) => one_way(source, &path.link, pair.target, &path.peer_link),
         (false, false) => finding("path-silent")
             .what(format!(
                 "{} of {source} and {} of {target} are up, but nothing passes between {} and {}",
                 path.link, path.peer_link, path.address, path.peer_address
             ))
             .remedy(format!(
-                "look at the cable, at the switch ports' VLANs, and at the firewalls: on {source}: ping -I {} {}",
-                path.link, path.peer_address
+                "look at the cable and at the switch ports' VLANs; where on {source} `ping -I {} {}` is answered, it is \
+                 the firewalls; {}; {}; {ANY_FIREWALL}",
+                path.link,
+                path.peer_address,
+                let_through(pair.source, &path.link, BOTH),
+                let_through(pair.target, &path.peer_link, BOTH)
             )),
     })
 }
 
+/// The rule is missing where they do not arrive.
 fn udp_blocked(pair: Pair<'_>, trial: &PathTrial) -> Finding {
     let path = &trial.path;
+    let (source, target) = (pair.source.name(), pair.target.name());
+    let into_target =
+        (!trial.forward.passes()).then(|| (target, let_through(pair.target, &path.peer_link, UDP)));
+    let into_source = (!trial.backward.passes()).then(|| (source, let_through(pair.source, &path.link, UDP)));
+    let (receivers, rules): (Vec<&str>, Vec<String>) = into_target.into_iter().chain(into_source).unzip();
     Finding::warning("udp-blocked", ends(pair, &trial.path))
-        .what(format!("TCP connects over {path}, but datagrams do not pass both ways"))
+        .what(format!("TCP connects over {path}, but datagrams do not arrive at {}", receivers.join(" and ")))
         .effect(
             "the path's MTU cannot be tested, and a multichannel migration cannot watch the path: if it dies \
              in flight, the migration stalls",
         )
-        .remedy(format!(
-            "{}; {}",
-            let_through(pair.source, &path.link, "udp"),
-            let_through(pair.target, &path.peer_link, "udp")
-        ))
+        .remedy(format!("{}; {ANY_FIREWALL}", rules.join("; ")))
 }
 
+const TCP: &str = "tcp dport";
+const UDP: &str = "udp dport";
+/// Migrations need the one, the trials and the watch of their paths the other.
+const BOTH: &str = "meta l4proto { tcp, udp } th dport";
+
+const ANY_FIREWALL: &str = "or the same rule in your firewall's own tool";
+
 /// The command that opens a host's migration ports on a link.
-fn let_through(facts: &CheckFacts, link: &str, protocol: &str) -> String {
+fn let_through(facts: &CheckFacts, link: &str, ports: &str) -> String {
+    insert_rule(facts, &format!("iifname \"{link}\" "), ports)
+}
+
+/// The same for whatever link it may be.
+fn let_all_through(facts: &CheckFacts) -> String {
+    insert_rule(facts, "", BOTH)
+}
+
+fn insert_rule(facts: &CheckFacts, which: &str, ports: &str) -> String {
     let [first, last] = facts.migration_ports;
-    let rule = format!("iifname \"{link}\" {protocol} dport {first}-{last} accept");
     // Behind a rule that drops, an added one would do nothing.
-    on(facts.name(), format!("nft insert rule inet filter input {rule}"))
+    let rule = format!("{which}{ports} {first}-{last} accept");
+    on(facts.name(), format!("nft insert rule inet filter input '{rule}'"))
 }
 
 fn loss(pair: Pair<'_>, trial: &PathTrial) -> Vec<Finding> {

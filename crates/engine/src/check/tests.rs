@@ -220,21 +220,21 @@ const OF_PATHS: &[Case] = &[
         Warning,
         "path-silent",
         &["a e1", "b e1"],
-        "ping -I e1 10.0.2.12",
+        "accept'; on b: nft insert rule inet filter input 'iifname \"e1\" meta l4proto { tcp, udp } th dport",
     ),
     (
         |s| no_answer(&mut s.trials[1], true, false),
         Warning,
         "path-one-way",
         &["a e1", "b e1"],
-        "nothing from e1 of b reaches it",
+        "on a: nft insert rule inet filter input 'iifname \"e1\" meta l4proto { tcp, udp } th dport",
     ),
     (
         |s| no_answer(&mut s.trials[1], false, true),
         Warning,
         "path-one-way",
         &["a e1", "b e1"],
-        "nothing from e1 of a reaches it",
+        "on b: nft insert rule inet filter input 'iifname \"e1\" meta l4proto { tcp, udp } th dport",
     ),
     (
         |s| no_answer(&mut s.trials[1], true, true),
@@ -248,7 +248,7 @@ const OF_PATHS: &[Case] = &[
         Warning,
         "udp-blocked",
         &["a e0", "b e0"],
-        "udp dport 49152-49215",
+        "on a: nft insert rule inet filter input 'iifname \"e0\" udp dport 49152-49215 accept'",
     ),
     (
         |s| s.trials[0].backward.arrived = 15,
@@ -788,6 +788,21 @@ fn a_dead_path_is_an_error_when_it_is_the_last() {
     let findings = scene.findings();
     assert_eq!(findings.len(), 2);
     assert!(findings.iter().all(|finding| finding.severity == Severity::Error), "{findings:#?}");
+}
+
+#[test]
+fn a_rule_is_named_where_it_is_missing_and_only_there() {
+    for (forward, backward, hosts) in [(false, true, "b"), (true, false, "a"), (false, false, "ab")] {
+        let mut scene = Scene::healthy();
+        no_answer(&mut scene.trials[0], forward, backward);
+        scene.trials[0].connection_error = None;
+        let findings = scene.findings();
+        let [finding] = findings.as_slice() else { panic!("{findings:#?}") };
+        for host in ["a", "b"] {
+            let named = finding.remedy.contains(&format!("on {host}: nft insert rule"));
+            assert_eq!(named, hosts.contains(host), "{finding:#?}");
+        }
+    }
 }
 
 #[test]
