@@ -20,7 +20,8 @@ pub(super) fn check(pair: Pair<'_>) -> Vec<Finding> {
     let paths = pair.paths;
     if paths.is_empty() {
         findings.push(no_path(pair));
-    } else {
+    } else if pair.trials.is_some() {
+        // A plan leaves out paths that its option cannot use.
         findings.extend(links_without_partner(pair));
     }
     findings.extend(paths.iter().filter_map(|path| mtu::differs(pair, path)));

@@ -806,6 +806,15 @@ fn a_rule_is_named_where_it_is_missing_and_only_there() {
 }
 
 #[test]
+fn paths_that_a_plan_leaves_out_are_no_mismatch() {
+    let Scene { a, b, trials, vms, clock } = Scene::healthy();
+    let paths = [trials[0].path.clone()];
+    let pair =
+        Pair { source: &a, target: &b, paths: &paths, trials: None, vms: &vms, multichannel: true, clock };
+    assert_eq!(check(pair), []);
+}
+
+#[test]
 fn no_path_at_all_names_every_link() {
     let mut scene = Scene::healthy();
     for (index, net) in [(0, 7), (1, 8)] {
