@@ -123,7 +123,7 @@ fn dropped(host: &str, link: &LinkFacts) -> Option<Finding> {
 /// What each kind of team does to one VM and to several.
 fn team(host: &str, link: &LinkFacts, bond: &BondFacts) -> Finding {
     let name = &link.name;
-    let hashes_ports = bond.transmit_hash.as_deref() == Some("layer3+4");
+    let hashes_ports = matches!(bond.transmit_hash.as_deref(), Some("layer3+4" | "encap3+4"));
     let what = format!("{name} of {host} is a bond of {} links in mode {}", bond.members, bond.mode);
     let finding = |effect: &str, remedy: String| {
         Finding::remark("bond-mode", here(host, link)).what(what.clone()).effect(effect).remedy(remedy)

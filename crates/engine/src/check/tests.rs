@@ -391,6 +391,13 @@ const OF_LINKS: &[Case] = &[
         "several VMs, use all",
     ),
     (
+        |s| s.a.links[0].bond = Some(bond("balance-xor", "encap3+4")),
+        Remark,
+        "bond-mode",
+        &["a e0"],
+        "several VMs, use all",
+    ),
+    (
         |s| s.a.links[0].bond = Some(bond("active-backup", "")),
         Remark,
         "bond-mode",
