@@ -4,6 +4,7 @@ use super::Pair;
 use super::facts::{BondFacts, CheckFacts, Duplex, LinkCounters, LinkFacts, LinkState};
 use super::finding::{Finding, Place, on};
 use super::fix::Fix;
+use crate::encryption;
 
 /// From this speed on, one core cannot take all that arrives.
 const FAST_MBPS: u64 = 10_000;
@@ -23,15 +24,15 @@ const STRICT: u8 = 1;
 pub(super) fn check(pair: Pair<'_>) -> Vec<Finding> {
     let of_host = |facts: &CheckFacts| -> Vec<Finding> {
         let links = facts.links.iter().filter(|link| link.state != LinkState::Missing);
-        links.flat_map(|link| of_link(facts, link)).collect()
+        links.flat_map(|link| of_link(pair, facts, link)).collect()
     };
     [of_host(pair.source), of_host(pair.target)].concat()
 }
 
-fn of_link(facts: &CheckFacts, link: &LinkFacts) -> impl Iterator<Item = Finding> {
+fn of_link(pair: Pair<'_>, facts: &CheckFacts, link: &LinkFacts) -> impl Iterator<Item = Finding> {
     let host = facts.name();
     [
-        management(facts, link),
+        management(pair, facts, link),
         half_duplex(host, link),
         bad_packets(host, link),
         dropped(host, link),
@@ -49,14 +50,18 @@ fn here(host: &str, link: &LinkFacts) -> [Place; 1] {
     [Place::link(host, &link.name)]
 }
 
-fn management(facts: &CheckFacts, link: &LinkFacts) -> Option<Finding> {
+fn management(pair: Pair<'_>, facts: &CheckFacts, link: &LinkFacts) -> Option<Finding> {
     if !link.carries_management {
         return None;
     }
     let (host, name) = (facts.name(), &link.name);
     let what = format!("{name} of {host} carries the management network, and migrations too");
-    let effect = "a migration fills the link: the agents, and people who are logged in, wait; a VM's memory \
-                  crosses the management network in the clear";
+    let effect = "a migration fills the link: the agents, and people who are logged in, wait";
+    let in_the_clear = if goes_in_the_clear(pair) {
+        "; a VM's memory crosses the management network in the clear, unless encryption is asked for"
+    } else {
+        ""
+    };
     let others = facts.host.links.iter().any(|other| other.usable && other.name != *name);
     let finding = if others {
         Finding::warning("management-link", here(host, link)).remedy(on(
@@ -66,7 +71,13 @@ fn management(facts: &CheckFacts, link: &LinkFacts) -> Option<Finding> {
     } else {
         Finding::remark("management-link", here(host, link)).remedy("give migrations a link of their own")
     };
-    Some(finding.what(what).effect(effect))
+    Some(finding.what(what).effect(format!("{effect}{in_the_clear}")))
+}
+
+/// What a migration is that does not ask for encryption.
+fn goes_in_the_clear(pair: Pair<'_>) -> bool {
+    let decided = encryption::decide(&pair.source.host, &pair.target.host, false, pair.paths);
+    decided.is_ok_and(|encryption| !encryption.is_encrypted)
 }
 
 fn half_duplex(host: &str, link: &LinkFacts) -> Option<Finding> {

@@ -783,6 +783,27 @@ fn each_wrong_thing_is_found_and_nothing_else() {
     }
 }
 
+#[test]
+fn the_management_network_is_in_the_clear_only_where_nothing_encrypts() {
+    for (policy, trusted, clear) in [
+        (EncryptionPolicy::Required, false, false),
+        (EncryptionPolicy::Required, true, true),
+        (EncryptionPolicy::Allowed, false, true),
+    ] {
+        let mut scene = Scene::healthy();
+        scene.a.links[0].carries_management = true;
+        for facts in [&mut scene.a, &mut scene.b] {
+            facts.host.encryption = policy;
+            for link in &mut facts.host.links {
+                link.is_trusted = trusted;
+            }
+        }
+        let findings = scene.findings();
+        let [finding] = findings.as_slice() else { panic!("{findings:#?}") };
+        assert_eq!(finding.effect.contains("in the clear"), clear, "{finding:#?}");
+    }
+}
+
 fn bond(mode: &str, hash: &str) -> BondFacts {
     let transmit_hash = (!hash.is_empty()).then(|| hash.into());
     BondFacts { mode: mode.into(), transmit_hash, members: 2 }
