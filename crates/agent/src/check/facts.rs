@@ -35,7 +35,8 @@ pub(crate) async fn read(agent: &Agent) -> Result<CheckFacts, Problem> {
     let lately = agent.checks.recent.look(Instant::now(), &kernel_links);
     let management = agent.network.management_addresses(&agent.config).await;
     let rdma_devices = drainpipe_net::rdma_devices().map_err(Problem::failed)?;
-    let links = view.facts.links.iter().map(|wanted| async {
+    let every_link = view.facts.links.iter().chain(&view.facts.management_links);
+    let links = every_link.map(|wanted| async {
         match kernel_links.iter().find(|link| link.name == wanted.name) {
             Some(link) => LinkFacts {
                 receive_queues_in_use: receive_queues_in_use(agent, link).await,

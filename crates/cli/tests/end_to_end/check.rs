@@ -215,6 +215,30 @@ fn the_management_network() {
         findings.iter().map(|finding| (finding.code.as_str(), finding.places[0].to_string())).collect();
     let expected = [("management-link", "a mgmt".to_owned()), ("management-link", "b mgmt".to_owned())];
     assert_eq!((exited, found), (NOTHING_WORSE, expected.to_vec()), "{findings:#?}");
+
+    // Without configuration it stands in where no other link makes a path.
+    for host in ["a", "b"] {
+        lab.stop_agent(host, Signal::TERM);
+        for link in ["mgmt", "e1"] {
+            lab.configure(host, &format!("[[link]]\nname = \"{link}\"\n"), "");
+        }
+        lab.start_agent(host);
+    }
+    on(&lab, "b", "sysctl -qw net.ipv4.conf.mgmt.rp_filter=1");
+    assert_silent(&lab);
+    on(&lab, "a", "ip link set dev e0 down; ip link set dev e1 down");
+    let (exited, findings) = check(&lab, "a", "b");
+    let found: Vec<(&str, String)> =
+        findings.iter().map(|finding| (finding.code.as_str(), finding.places[0].to_string())).collect();
+    let expected = [
+        ("link-down", "a e0"),
+        ("link-down", "a e1"),
+        ("reverse-path-filter", "b mgmt"),
+        ("management-link", "a mgmt"),
+        ("management-link", "b mgmt"),
+    ];
+    let expected = expected.map(|(code, place)| (code, place.to_owned())).to_vec();
+    assert_eq!((exited, found), (NOTHING_WORSE, expected), "{findings:#?}");
 }
 
 fn firewalls() {

@@ -41,7 +41,8 @@ pub struct CheckFacts {
     pub tcp_receive_bytes_max: Option<u64>,
     /// Most that TCP gives one connection for sending (`tcp_wmem`).
     pub tcp_send_bytes_max: Option<u64>,
-    /// More about each of the host's migration links.
+    /// More about each of the host's migration links, and of those of the management network that may stand in
+    /// for them.
     pub links: Vec<LinkFacts>,
 }
 
@@ -136,9 +137,9 @@ impl CheckFacts {
         &self.host.name
     }
 
-    /// A migration link by its name.
+    /// A link that carries migrations, or does so where no other makes a path, by its name.
     pub(super) fn migration_link(&self, name: &str) -> Option<&MigrationLink> {
-        self.host.links.iter().find(|link| link.name == name)
+        self.host.link(name)
     }
 
     /// What more is known of a link.

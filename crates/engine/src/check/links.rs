@@ -22,11 +22,19 @@ const DROPPED_RATIO: f64 = 1e-3;
 const STRICT: u8 = 1;
 
 pub(super) fn check(pair: Pair<'_>) -> Vec<Finding> {
-    let of_host = |facts: &CheckFacts| -> Vec<Finding> {
+    let of_host = |facts: &CheckFacts, in_paths: Vec<&str>| -> Vec<Finding> {
+        let concerned = |link: &&LinkFacts| !stands_in(facts, link) || in_paths.contains(&link.name.as_str());
         let links = facts.links.iter().filter(|link| link.state != LinkState::Missing);
-        links.flat_map(|link| of_link(pair, facts, link)).collect()
+        links.filter(concerned).flat_map(|link| of_link(pair, facts, link)).collect()
     };
-    [of_host(pair.source), of_host(pair.target)].concat()
+    let of_source = of_host(pair.source, pair.paths.iter().map(|path| path.link.as_str()).collect());
+    let of_target = of_host(pair.target, pair.paths.iter().map(|path| path.peer_link.as_str()).collect());
+    [of_source, of_target].concat()
+}
+
+/// Whether a link is of the management network, and carries migrations only where no other makes a path.
+fn stands_in(facts: &CheckFacts, link: &LinkFacts) -> bool {
+    facts.host.management_links.iter().any(|other| other.name == link.name)
 }
 
 fn of_link(pair: Pair<'_>, facts: &CheckFacts, link: &LinkFacts) -> impl Iterator<Item = Finding> {
@@ -63,13 +71,17 @@ fn management(pair: Pair<'_>, facts: &CheckFacts, link: &LinkFacts) -> Option<Fi
         ""
     };
     let others = facts.host.links.iter().any(|other| other.usable && other.name != *name);
-    let finding = if others {
+    let finding = if !others {
+        Finding::remark("management-link", here(host, link)).remedy("give migrations a link of their own")
+    } else if stands_in(facts, link) {
+        Finding::warning("management-link", here(host, link)).remedy(
+            "give migrations a link of their own that reaches the other host: its other links make no path",
+        )
+    } else {
         Finding::warning("management-link", here(host, link)).remedy(on(
             host,
             format!("remove [[link]] `{name}` from agent.toml, and systemctl restart drainpipe"),
         ))
-    } else {
-        Finding::remark("management-link", here(host, link)).remedy("give migrations a link of their own")
     };
     Some(finding.what(what).effect(format!("{effect}{in_the_clear}")))
 }

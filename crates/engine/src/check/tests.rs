@@ -784,6 +784,40 @@ fn each_wrong_thing_is_found_and_nothing_else() {
 }
 
 #[test]
+fn a_link_of_the_management_network_concerns_where_it_stands_in() {
+    let mut scene = Scene::healthy();
+    for (facts, last) in [(&mut scene.a, 11), (&mut scene.b, 12)] {
+        facts.host.management_links = vec![link_of("eth0", &format!("192.0.2.{last}/24"))];
+        facts.links.push(LinkFacts {
+            name: "eth0".into(),
+            state: LinkState::Up,
+            carries_management: true,
+            ..LinkFacts::default()
+        });
+    }
+    scene.b.host.management_links[0].mtu = 9000;
+    scene.b.links[2].reverse_path_filter = Some(1);
+    assert_eq!(scene.findings(), []);
+
+    for facts in [&mut scene.a, &mut scene.b] {
+        facts.host.links.clear();
+    }
+    let path = paths_to_try(&scene.a, &scene.b, &[]).remove(0);
+    scene.trials = vec![PathTrial { path, ..scene.trials.remove(0) }];
+    let findings = scene.findings();
+    let found: Vec<(&str, String)> =
+        findings.iter().map(|finding| (finding.code.as_str(), finding.places[0].to_string())).collect();
+    let expected = [
+        ("mtu-differs", "a eth0"),
+        ("reverse-path-filter", "b eth0"),
+        ("management-link", "a eth0"),
+        ("management-link", "b eth0"),
+    ];
+    assert_eq!(found, expected.map(|(code, place)| (code, place.to_owned())), "{findings:#?}");
+    assert_eq!(findings[2].remedy, "give migrations a link of their own");
+}
+
+#[test]
 fn the_management_network_is_in_the_clear_only_where_nothing_encrypts() {
     for (policy, trusted, clear) in [
         (EncryptionPolicy::Required, false, false),
