@@ -64,8 +64,8 @@ pub(crate) async fn read(agent: &Agent) -> Result<CheckFacts, Problem> {
         governors: of_cores("scaling_governor"),
         energy_preferences: of_cores("energy_performance_preference"),
         platform_profile: platform_profile(),
-        tcp_receive_bytes_max: most_of("/proc/sys/net/ipv4/tcp_rmem"),
-        tcp_send_bytes_max: most_of("/proc/sys/net/ipv4/tcp_wmem"),
+        tcp_receive_bytes: buffer_bytes("/proc/sys/net/ipv4/tcp_rmem"),
+        tcp_send_bytes: buffer_bytes("/proc/sys/net/ipv4/tcp_wmem"),
     })
 }
 
@@ -112,9 +112,11 @@ fn reverse_path_filter(link: &str) -> Option<u8> {
     Some(value("all")?.max(value(link)?))
 }
 
-/// The last of the three numbers of a TCP buffer's setting.
-fn most_of(setting: &str) -> Option<u64> {
-    fs::read_to_string(setting).ok()?.split_whitespace().nth(2)?.parse().ok()
+/// The three numbers of a TCP buffer's setting.
+fn buffer_bytes(setting: &str) -> Option<[u64; 3]> {
+    let text = fs::read_to_string(setting).ok()?;
+    let numbers: Option<Vec<u64>> = text.split_whitespace().map(|number| number.parse().ok()).collect();
+    numbers?.try_into().ok()
 }
 
 /// The kernel puts brackets around what holds: `always [madvise] never`.

@@ -294,6 +294,7 @@ fn kernel_settings() {
     let (exited, findings) = check(&lab, "a", "b");
     let [finding] = findings.as_slice() else { panic!("{findings:#?}") };
     assert_eq!((exited, finding.code.as_str()), (NOTHING_WORSE, "tcp-buffers-small"), "{finding:#?}");
+    assert!(finding.remedy.contains("net.ipv4.tcp_rmem='4096 8192 "), "{finding:#?}");
     mend(&lab, finding, "b");
 }
 

@@ -37,10 +37,12 @@ pub struct CheckFacts {
     /// The firmware's power profile, where there is a choice.
     #[serde(default)]
     pub platform_profile: Option<String>,
-    /// Most that TCP gives one connection for receiving (`tcp_rmem`).
-    pub tcp_receive_bytes_max: Option<u64>,
-    /// Most that TCP gives one connection for sending (`tcp_wmem`).
-    pub tcp_send_bytes_max: Option<u64>,
+    /// What TCP gives one connection for receiving: the least, at first, at most (`tcp_rmem`).
+    #[serde(default)]
+    pub tcp_receive_bytes: Option<[u64; 3]>,
+    /// The same for sending (`tcp_wmem`).
+    #[serde(default)]
+    pub tcp_send_bytes: Option<[u64; 3]>,
     /// More about each of the host's migration links, and of those of the management network that may stand in
     /// for them.
     pub links: Vec<LinkFacts>,

@@ -93,8 +93,8 @@ fn host(name: &str, last: u8) -> CheckFacts {
         governors: vec!["performance".into()],
         energy_preferences: vec![],
         platform_profile: Some("balanced".into()),
-        tcp_receive_bytes_max: Some(6 << 20),
-        tcp_send_bytes_max: Some(4 << 20),
+        tcp_receive_bytes: Some([4096, 131_072, 6 << 20]),
+        tcp_send_bytes: Some([4096, 16_384, 4 << 20]),
         links: names
             .iter()
             .map(|link| LinkFacts { name: (*link).into(), state: LinkState::Up, ..LinkFacts::default() })
@@ -335,11 +335,11 @@ const OF_PATHS: &[Case] = &[
         "its card can do 10000",
     ),
     (
-        |s| s.b.tcp_receive_bytes_max = Some(100_000),
+        |s| s.b.tcp_receive_bytes = Some([8_192, 65_536, 100_000]),
         Warning,
         "tcp-buffers-small",
         &["b e1"],
-        "net.ipv4.tcp_rmem='4096 131072 1048576'",
+        "net.ipv4.tcp_rmem='8192 65536 1048576'",
     ),
 ];
 

@@ -89,13 +89,13 @@ fn buffers(pair: Pair<'_>) -> Vec<Finding> {
     let advised_bytes = goal_bytes.map_or(needed_bytes, |bytes| bytes as f64);
     let [sends, receives] = ends(pair, &trial.path);
     let ends = [
-        ("tcp_wmem", "4096 16384", pair.source.tcp_send_bytes_max, sends, send_buffer as fn(u64) -> Fix),
-        ("tcp_rmem", "4096 131072", pair.target.tcp_receive_bytes_max, receives, receive_buffer),
+        ("tcp_wmem", pair.source.tcp_send_bytes, sends, send_buffer as fn(u64) -> Fix),
+        ("tcp_rmem", pair.target.tcp_receive_bytes, receives, receive_buffer),
     ];
-    let too_small = ends.into_iter().filter_map(|(setting, least, bytes, place, fix)| {
-        let bytes = bytes.filter(|bytes| (*bytes as f64) < needed_bytes)?;
+    let too_small = ends.into_iter().filter_map(|(setting, bytes, place, fix)| {
+        let [least, at_first, bytes] = bytes.filter(|[.., most]| (*most as f64) < needed_bytes)?;
         let share = 100.0 * bytes as f64 / needed_bytes;
-        let command = format!("sysctl -w net.ipv4.{setting}='{least} {advised_bytes:.0}'");
+        let command = format!("sysctl -w net.ipv4.{setting}='{least} {at_first} {advised_bytes:.0}'");
         let remedy = on(&place.host, command);
         let what = format!(
             "{setting} of {} allows {bytes} bytes; path {} needs {needed_bytes:.0}, by its speed and its time there \
