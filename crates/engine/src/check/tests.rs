@@ -868,6 +868,29 @@ fn a_rule_is_named_where_it_is_missing_and_only_there() {
 }
 
 #[test]
+fn of_unequal_paths_it_is_said_which_are_spare() {
+    let mut scene = Scene::healthy();
+    for facts in [&mut scene.a, &mut scene.b] {
+        facts.host.links[0].speed_mbps = Some(5_000);
+        facts.host.links[1].speed_mbps = Some(200);
+    }
+    let effect = |vms: Vec<VmCheck>, scene: &Scene| {
+        let findings = Scene { vms, ..scene.clone() }.findings();
+        let [finding] = findings.as_slice() else { panic!("{findings:#?}") };
+        assert_eq!(finding.code, "paths-unequal");
+        finding.effect.clone()
+    };
+    let of = |name: &str, gib: u64| {
+        let VmCheck { vm, fit } = vm();
+        VmCheck { vm: VmFacts { name: name.into(), memory_bytes: gib << 30, ..vm }, fit }
+    };
+    assert_eq!(effect(vec![of("big", 16)], &scene), "none: each path gets traffic by its speed");
+    let spare = effect(vec![of("big", 16), of("small", 1), of("tiny", 1)], &scene);
+    assert!(spare.ends_with("when no other does: e1–e1 for VM small and 1 more"), "{spare}");
+    assert!(effect(vec![], &scene).contains("one that would cost a VM more than it brings is spare"));
+}
+
+#[test]
 fn paths_that_a_plan_leaves_out_are_no_mismatch() {
     let Scene { a, b, trials, vms, clock } = Scene::healthy();
     let paths = [trials[0].path.clone()];

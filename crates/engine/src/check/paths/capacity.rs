@@ -1,12 +1,16 @@
 //! How much the paths can carry: speeds, and TCP's buffers against bandwidth × delay.
 
+use std::collections::BTreeMap;
+
 use super::ends;
 use crate::check::Pair;
 use crate::check::finding::{Finding, Place, on};
 use crate::check::fix::{Fix, TCP_BUFFER_BYTES_MAX};
 use crate::check::trial::PathTrial;
+use crate::check::vm::VmCheck;
 use crate::facts::MigrationLink;
 use crate::path::Path;
+use crate::spare::mark_spares;
 
 /// What a NIC falls back to where a pair of the cable is broken.
 const FALLBACK_MBPS: u64 = 100;
@@ -74,8 +78,43 @@ fn unequal_paths(pair: Pair<'_>, paths: &[Path]) -> Option<Finding> {
     Some(
         Finding::remark("paths-unequal", places)
             .what(format!("the paths have different speeds: {}", speeds.join(", ")))
-            .effect("none: each path gets traffic by its speed")
+            .effect(effect_of_unequal(pair, paths))
             .remedy("nothing need be done"),
+    )
+}
+
+/// Which paths are spare depends on a VM's memory.
+fn effect_of_unequal(pair: Pair<'_>, paths: &[Path]) -> String {
+    if pair.vms.is_empty() {
+        return "none: each path gets traffic by its speed, and one that would cost a VM more than it brings is spare"
+            .into();
+    }
+    let mut vms_by_spares: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for VmCheck { vm, .. } in pair.vms {
+        let mut paths = paths.to_vec();
+        for path in &mut paths {
+            path.is_spare = false;
+        }
+        mark_spares(&mut paths, vm.memory_bytes);
+        let spares: Vec<String> =
+            paths.iter().filter(|path| path.is_spare).map(ToString::to_string).collect();
+        if !spares.is_empty() {
+            vms_by_spares.entry(spares.join(", ")).or_default().push(&vm.name);
+        }
+    }
+    if vms_by_spares.is_empty() {
+        return "none: each path gets traffic by its speed".into();
+    }
+    let spares = vms_by_spares.iter().map(|(paths, vms)| match vms.as_slice() {
+        [first, others @ ..] if !others.is_empty() => {
+            format!("{paths} for VM {first} and {} more", others.len())
+        }
+        vms => format!("{paths} for VM {}", vms.concat()),
+    });
+    format!(
+        "each path gets traffic by its speed, but one that would cost a VM more than it brings is spare, and carries \
+         when no other does: {}",
+        spares.collect::<Vec<_>>().join("; ")
     )
 }
 
