@@ -9,7 +9,6 @@ use drainpipe_engine::facts::{HostFacts, HypervisorVersion, NoMigrationAddress};
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::facts::HypervisorFacts;
 use drainpipe_identity::{Identity, Peer};
-use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tracing::{info, warn};
@@ -69,8 +68,6 @@ pub struct Agent {
     pub(crate) bandwidth: Bandwidth,
     /// Ports for migrations.
     pub(crate) ports: MigrationPorts,
-    /// When this host's certificate ends.
-    pub(crate) certificate_ends: Timestamp,
     /// Who this host is to others.
     pub(crate) identity: Identity,
     /// Trials of links under way that others have asked for.
@@ -171,7 +168,6 @@ impl Agent {
             watches: PathWatches::default(),
             bandwidth: Bandwidth::open(&journal)?,
             ports: MigrationPorts::default(),
-            certificate_ends: identity.not_after(),
             identity: identity.clone(),
             discoveries: discovery::trials(),
             chosen_address: chosen_address::choose(identity.authority_key(), &config.name),

@@ -92,6 +92,7 @@ pub struct Identity {
     holder: Peer,
     authority_key: Vec<u8>,
     not_after: Timestamp,
+    authority_not_after: Timestamp,
     verifier: Arc<dyn ClientCertVerifier>,
     server: Arc<ServerConfig>,
     client: ClientConfig,
@@ -111,7 +112,7 @@ impl Identity {
         let private_key = read_private_key(key)?;
         let paths = Paths { certificate, key, authority };
         paths.check_key(&chain, &private_key)?;
-        let not_after = paths.check_validity(&chain, &authorities)?;
+        let (not_after, authority_not_after) = paths.check_validity(&chain, &authorities)?;
         let verifier = paths.check_signature(&chain, &authorities)?;
         let holder = Peer::from_certificate(&chain[0])
             .map_err(|source| LoadError::Holder { path: certificate.to_owned(), source })?;
@@ -122,6 +123,7 @@ impl Identity {
             holder,
             authority_key,
             not_after,
+            authority_not_after,
             server: server_config(Arc::clone(&verifier), chain.clone(), private_key.clone_key())
                 .map_err(unusable)?,
             verifier,
@@ -143,6 +145,12 @@ impl Identity {
     /// Until when the certificate is valid.
     pub fn not_after(&self) -> Timestamp {
         self.not_after
+    }
+
+    /// Until when the authority's certificate is valid; of several the one that ends first, since from then on
+    /// the files do not load.
+    pub fn authority_not_after(&self) -> Timestamp {
+        self.authority_not_after
     }
 
     /// Serves peers that hold a certificate of the same authority, by TLS 1.3. Who the peer is,
@@ -235,17 +243,20 @@ impl Paths<'_> {
     }
 
     /// TLS does not look at the dates of an authority; so they are looked at here. Answers the last
-    /// moment of the certificate.
+    /// moment of the certificate, and that of all authorities.
     fn check_validity(
         &self,
         chain: &[CertificateDer<'static>],
         authorities: &[CertificateDer<'static>],
-    ) -> Result<Timestamp, LoadError> {
+    ) -> Result<(Timestamp, Timestamp), LoadError> {
         let now = Timestamp::now();
+        let mut authority_not_after = Timestamp::MAX;
         for authority in authorities {
-            check_dates(self.authority, &parse(self.authority, authority)?, now)?;
+            let not_after = check_dates(self.authority, &parse(self.authority, authority)?, now)?;
+            authority_not_after = authority_not_after.min(not_after);
         }
-        check_dates(self.certificate, &parse(self.certificate, &chain[0])?, now)
+        let not_after = check_dates(self.certificate, &parse(self.certificate, &chain[0])?, now)?;
+        Ok((not_after, authority_not_after))
     }
 
     fn check_signature(

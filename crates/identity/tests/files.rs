@@ -75,6 +75,8 @@ fn what_is_issued_loads() {
     assert_eq!(identity.not_after(), issued.not_after);
     let lifetime = identity.not_after().duration_since(Timestamp::now());
     assert_eq!(lifetime.as_hours(), 30 * 24 - 1, "30 days, less the moment since");
+    let lifetime = identity.authority_not_after().duration_since(Timestamp::now());
+    assert!(lifetime.as_hours() > 9 * 365 * 24, "ten years, unless one says otherwise: {lifetime}");
     assert_eq!(format!("{identity:?}"), "Identity(host a)");
 }
 

@@ -22,6 +22,9 @@ pub struct CheckFacts {
     pub clock_unix_ms: i64,
     /// When its certificate ends: seconds since 1970 began.
     pub certificate_ends_unix_s: i64,
+    /// When the certificate of its authority ends: seconds since 1970 began.
+    #[serde(default)]
+    pub authority_ends_unix_s: Option<i64>,
     /// Whether QEMU's program was replaced since the agent asked it what it can do.
     #[serde(default)]
     pub qemu_replaced: bool,

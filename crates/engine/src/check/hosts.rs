@@ -173,31 +173,46 @@ fn clock(pair: Pair<'_>) -> Option<Finding> {
     })
 }
 
+/// Of the host's certificate and its authority's, that which ends first.
 fn certificate(facts: &CheckFacts) -> Option<Finding> {
-    let left_s = facts.certificate_ends_unix_s.saturating_sub(facts.clock_unix_ms.div_euclid(1_000));
+    let host = facts.name();
+    let own_ends_s = facts.certificate_ends_unix_s;
+    let authority_ends_s = facts.authority_ends_unix_s.filter(|ends_s| *ends_s <= own_ends_s);
+    let left_s = authority_ends_s.unwrap_or(own_ends_s).saturating_sub(facts.clock_unix_ms.div_euclid(1_000));
     let days = left_s.div_euclid(DAY_S);
     if days >= CERTIFICATE_DAYS_WARNING {
         return None;
     }
-    let finding = if days < CERTIFICATE_DAYS_ERROR {
-        Finding::error("certificate-ends", here(facts))
-    } else {
-        Finding::warning("certificate-ends", here(facts))
+    let finding = |code| {
+        if days < CERTIFICATE_DAYS_ERROR {
+            Finding::error(code, here(facts))
+        } else {
+            Finding::warning(code, here(facts))
+        }
     };
-    let host = facts.name();
-    Some(
-        finding
-            .what(match days {
-                ..0 => format!("the certificate of {host} has ended"),
-                0 => format!("the certificate of {host} ends within a day"),
-                _ => format!("the certificate of {host} ends in {days} days"),
-            })
+    let ends = match days {
+        ..0 => "has ended".to_owned(),
+        0 => "ends within a day".to_owned(),
+        _ => format!("ends in {days} days"),
+    };
+    Some(if authority_ends_s.is_some() {
+        finding("authority-ends")
+            .what(format!("the certificate of the authority that {host} trusts {ends}"))
+            .effect("from then on no host's certificate, and no operator's, counts for its agent")
+            .remedy(
+                "make a new authority: drainpipe pki init --force; then, as at first, drainpipe pki host for each \
+                 host and drainpipe pki operator for each operator; copy the files; on each host: systemctl restart \
+                 drainpipe",
+            )
+    } else {
+        finding("certificate-ends")
+            .what(format!("the certificate of {host} {ends}"))
             .effect("from then on no other host, and no operator, can talk to its agent")
             .remedy(format!(
                 "where the authority is: drainpipe pki host {host} --force; copy the files to {host}; systemctl \
                  restart drainpipe"
-            )),
-    )
+            ))
+    })
 }
 
 /// Settings that save power and time lost. Cores that choose their frequency by themselves (`intel_pstate`,

@@ -87,6 +87,7 @@ fn host(name: &str, last: u8) -> CheckFacts {
         peers: vec!["a".into(), "b".into()],
         clock_unix_ms: 1_800_000_000_000,
         certificate_ends_unix_s: 1_800_000_000 + 300 * DAY_S,
+        authority_ends_unix_s: Some(1_800_000_000 + 3_000 * DAY_S),
         qemu_replaced: false,
         libvirt_version: Some("9.0.0".into()),
         huge_pages: Some("madvise".into()),
@@ -477,6 +478,13 @@ const OF_HOSTS: &[Case] = &[
         "certificate-ends",
         &["b"],
         "pki host b --force",
+    ),
+    (
+        |s| s.b.authority_ends_unix_s = Some(1_800_000_000 + 6 * DAY_S),
+        Error,
+        "authority-ends",
+        &["b"],
+        "the authority that b trusts ends in 6 days",
     ),
     (|s| s.a.governors.push("powersave".into()), Warning, "governor-powersave", &["a"], "cpupower"),
     (
