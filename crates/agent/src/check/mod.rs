@@ -6,6 +6,7 @@
 //! libvirt  which one the host has
 //! packets  datagrams of every size, counted where they arrive
 //! session  the other host's side of the trials
+//! way_back whether the other host's agent reaches this one's
 //! files    what tells one disk from another
 //! vms      what both hosts say of VMs that may move
 //! run      both sides together: facts, trials, the engine's findings
@@ -25,6 +26,7 @@ mod run;
 mod session;
 mod sysfs;
 mod vms;
+mod way_back;
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -46,6 +48,7 @@ pub(crate) use quick::before_migration;
 pub(crate) use run::run;
 pub(crate) use session::{Round, RoundResult, SessionRequest, SessionView, close, open, play, source_of};
 pub(crate) use vms::{VmsRequest, fits};
+pub(crate) use way_back::{WayBack, try_back};
 
 /// Checks that one agent leads at once. Each sends some hundred packets on each path.
 const CHECKS_MAX: usize = 2;

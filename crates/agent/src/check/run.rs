@@ -15,9 +15,10 @@ use uuid::Uuid;
 
 use super::packets::{COPIES, PacketEnd};
 use super::session::{ROUNDS_MAX, Round, RoundResult, SessionRequest, SessionView, arrived_at, send_all};
-use super::{facts, vms};
+use super::{facts, vms, way_back};
 use crate::agent::Agent;
 use crate::client::ApiClient;
+use crate::config::DEFAULT_PORT;
 use crate::discovery::discover;
 use crate::link_socket::on_link;
 use crate::path_watch;
@@ -46,13 +47,16 @@ pub(crate) async fn run(agent: &Agent, target: &str, vm: Option<&str>) -> Result
     let (target_facts, clock) = match facts::ask(peer, target).await {
         Ok(answer) => answer,
         Err(problem) if problem.kind == ProblemKind::Unreachable => {
-            return Ok(report(vec![unreachable(source, target, &problem.message)], vec![]));
+            let finding = unreachable(source, target, agent_port(agent, target), &problem.message);
+            return Ok(report(vec![finding], vec![]));
         }
         Err(problem) => return Err(problem.context(format!("asking {target} what to check"))),
     };
     let source_facts = facts::read(agent).await?;
     let vms = vms::ask(agent, peer, target, &running).await?;
-    let trials = try_paths(agent, peer, &source_facts, &target_facts).await?;
+    let trials = try_paths(agent, peer, &source_facts, &target_facts);
+    let (trials, way_back) = tokio::join!(trials, way_back::ask(agent, peer, target));
+    let trials = trials?;
     let paths: Vec<Path> = trials.iter().map(|trial| trial.path.clone()).collect();
     let pair = Pair {
         source: &source_facts,
@@ -63,9 +67,17 @@ pub(crate) async fn run(agent: &Agent, target: &str, vm: Option<&str>) -> Result
         multichannel: trials.len() > 1,
         clock,
     };
-    let findings = check(pair);
+    let mut findings = check(pair);
+    findings.extend(way_back);
+    findings.sort_by_key(|finding| finding.severity);
     let reports = trials.into_iter().map(|trial| PathReport::of(trial, &source_facts, &target_facts));
     Ok(report(findings, reports.collect()))
+}
+
+/// Where a peer's agent listens.
+fn agent_port(agent: &Agent, peer: &str) -> u16 {
+    let peer = agent.config.peers.iter().find(|configured| configured.name == peer);
+    peer.map_or(DEFAULT_PORT, |peer| peer.address.port())
 }
 
 async fn try_paths(

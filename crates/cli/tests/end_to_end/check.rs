@@ -302,7 +302,23 @@ fn an_agent_that_does_not_answer() {
     let lab = TestLab::fast();
     lab.stop_agent("b", Signal::TERM);
     assert_found(&lab, REFUSED, "agent-unreachable", &["b"], "systemctl status drainpipe");
+    let closed = |from: &str| {
+        format!(
+            "nft 'add table inet filter; \
+             add chain inet filter input {{ type filter hook input priority 0; policy accept; }}; \
+             add rule inet filter input ip saddr {from} tcp dport 7420 drop'"
+        )
+    };
+    on(&lab, "b", &closed("10.77.0.11"));
     lab.start_agent("b");
+    let rule = "nft insert rule inet filter input 'tcp dport 7420 accept'";
+    assert_found(&lab, REFUSED, "agent-unreachable", &["b"], &format!("on b: {rule}"));
+    on(&lab, "b", rule);
+    assert_silent(&lab);
+    on(&lab, "a", &closed("10.77.0.12"));
+    assert_found(&lab, NOTHING_WORSE, "agent-unreachable", &["a"], "b cannot ask a");
+    let (_, findings) = check(&lab, "a", "b");
+    mend(&lab, &findings[0], "a");
     assert_silent(&lab);
 
     lab.stop_agent("b", Signal::TERM);

@@ -152,3 +152,12 @@ impl Finding {
 pub(super) fn on(host: &str, command: impl fmt::Display) -> String {
     format!("on {host}: {command}")
 }
+
+/// The command that lets in what `matches`, to be followed by [`ANY_FIREWALL`].
+pub(super) fn let_in(host: &str, matches: impl fmt::Display) -> String {
+    // Behind a rule that drops, an added one would do nothing.
+    on(host, format!("nft insert rule inet filter input '{matches} accept'"))
+}
+
+/// Not every firewall has the table and the chain that [`let_in`] names.
+pub(super) const ANY_FIREWALL: &str = "or the same rule in your firewall's own tool";

@@ -33,7 +33,7 @@ use crate::option::RequestedOption;
 use crate::path::{Path, Reach, find_paths};
 use crate::problem::Problem;
 use facts::CheckFacts;
-use finding::{Finding, Place, Severity, on};
+use finding::{ANY_FIREWALL, Finding, Place, Severity, let_in, on};
 use path_report::PathReport;
 use trial::{ClockDifference, PathTrial};
 use vm::VmCheck;
@@ -105,10 +105,29 @@ pub fn refusal(findings: &[Finding]) -> Option<Problem> {
     (!reasons.is_empty()).then(|| Problem::refused(reasons.join(". ")))
 }
 
-/// All there is to say where the target's agent does not answer.
-pub fn unreachable(source: &str, target: &str, why: &str) -> Finding {
+/// All there is to say where the target's agent, which listens on this port, does not answer.
+pub fn unreachable(source: &str, target: &str, port: u16, why: &str) -> Finding {
+    let rule = let_in(target, format!("tcp dport {port}"));
     Finding::error("agent-unreachable", [Place::host(target)])
         .what(format!("{source} cannot ask {target}: {why}"))
         .effect(format!("no VM can move from {source} to {target}, and nothing else could be checked"))
-        .remedy(on(target, "systemctl status drainpipe; journalctl --unit drainpipe"))
+        .remedy(format!(
+            "{}; where it runs, a firewall may drop what comes to it; {rule}; {ANY_FIREWALL}",
+            on(target, "systemctl status drainpipe; journalctl --unit drainpipe")
+        ))
+}
+
+/// The target's agent answers the source's, which listens on this port, and does not reach it.
+pub fn no_way_back(source: &str, target: &str, port: u16, why: &str) -> Finding {
+    let rule = let_in(source, format!("tcp dport {port}"));
+    Finding::warning("agent-unreachable", [Place::host(source)])
+        .what(format!("{target} cannot ask {source}: {why}"))
+        .effect(format!(
+            "no VM can move from {target} to {source}; and {target}, when it comes back after a crash, cannot ask \
+             {source} whose a VM is"
+        ))
+        .remedy(format!(
+            "{}; {rule}; {ANY_FIREWALL}",
+            on(target, format!("look whether [[peer]] `{source}` in agent.toml has the right address"))
+        ))
 }

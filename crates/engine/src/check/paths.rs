@@ -2,7 +2,7 @@
 
 use super::Pair;
 use super::facts::{CheckFacts, LinkState};
-use super::finding::{Finding, Place, on};
+use super::finding::{ANY_FIREWALL, Finding, Place, let_in, on};
 use super::trial::PathTrial;
 use crate::facts::MigrationLink;
 use crate::path::Path;
@@ -228,23 +228,16 @@ const UDP: &str = "udp dport";
 /// Migrations need the one, the trials and the watch of their paths the other.
 const BOTH: &str = "meta l4proto { tcp, udp } th dport";
 
-const ANY_FIREWALL: &str = "or the same rule in your firewall's own tool";
-
 /// The command that opens a host's migration ports on a link.
 fn let_through(facts: &CheckFacts, link: &str, ports: &str) -> String {
-    insert_rule(facts, &format!("iifname \"{link}\" "), ports)
+    let [first, last] = facts.migration_ports;
+    let_in(facts.name(), format!("iifname \"{link}\" {ports} {first}-{last}"))
 }
 
 /// The same for whatever link it may be.
 fn let_all_through(facts: &CheckFacts) -> String {
-    insert_rule(facts, "", BOTH)
-}
-
-fn insert_rule(facts: &CheckFacts, which: &str, ports: &str) -> String {
     let [first, last] = facts.migration_ports;
-    // Behind a rule that drops, an added one would do nothing.
-    let rule = format!("{which}{ports} {first}-{last} accept");
-    on(facts.name(), format!("nft insert rule inet filter input '{rule}'"))
+    let_in(facts.name(), format!("{BOTH} {first}-{last}"))
 }
 
 fn loss(pair: Pair<'_>, trial: &PathTrial) -> Vec<Finding> {

@@ -18,7 +18,7 @@ use crate::api::authorization::{Caller, Operation, authorise};
 use crate::api::extract::{Body, Segment};
 use crate::api::types::CheckRequest;
 use crate::api::{Routes, openapi};
-use crate::check::{self, Round, RoundResult, SessionRequest, SessionView, VmsRequest};
+use crate::check::{self, Round, RoundResult, SessionRequest, SessionView, VmsRequest, WayBack};
 
 pub(in crate::api) fn routes() -> Routes {
     OpenApiRouter::new().routes(routes!(check_hosts)).routes(routes!(check_facts))
@@ -27,6 +27,7 @@ pub(in crate::api) fn routes() -> Routes {
 pub(in crate::api) fn routes_for_agents() -> Routes {
     OpenApiRouter::new()
         .routes(routes!(check_vms))
+        .routes(routes!(check_way_back))
         .routes(routes!(begin_check))
         .routes(routes!(play_check_round))
         .routes(routes!(end_check))
@@ -61,6 +62,14 @@ async fn check_facts(State(agent): Shared) -> Answer<CheckFacts> {
 ))]
 async fn check_vms(State(agent): Shared, Body(request): Body<VmsRequest>) -> Answer<Vec<VmFit>> {
     Ok(Json(check::fits(&agent, &request).await?))
+}
+
+/// Does your agent reach mine?
+#[utoipa::path(get, path = "/v1/check/way-back", tag = openapi::BETWEEN_AGENTS, responses(
+    (status = 200, description = "What came of trying, within three seconds.", body = WayBack),
+))]
+async fn check_way_back(State(agent): Shared, Extension(caller): Extension<Caller>) -> Answer<WayBack> {
+    Ok(Json(check::try_back(&agent, caller.host()?).await))
 }
 
 /// Take part in a check

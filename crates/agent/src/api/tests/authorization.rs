@@ -46,6 +46,7 @@ fn table() -> Vec<(&'static str, &'static str, String, &'static [Who])> {
         ("POST", "/v1/check", check, ALL),
         ("GET", "/v1/check/facts", none(), ALL),
         ("POST", "/v1/check/vms", json!({ "specs": [] }).to_string(), HOSTS),
+        ("GET", "/v1/check/way-back", none(), HOSTS),
         ("POST", "/v1/check/sessions", session, HOSTS),
         // Whose check it is is known only while it is under way.
         ("POST", "/v1/check/sessions/{id}/rounds", json!({ "sizes": [] }).to_string(), HOSTS),

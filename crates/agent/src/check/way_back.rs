@@ -1,0 +1,50 @@
+//! Whether the other host's agent reaches this one's too, as it must for migrations the other way, and to ask whose
+//! a VM is.
+
+use std::time::Duration;
+
+use drainpipe_engine::check::finding::Finding;
+use drainpipe_engine::check::no_way_back;
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
+use tracing::debug;
+use utoipa::ToSchema;
+
+use super::run::in_plain_words;
+use crate::agent::Agent;
+use crate::client::ApiClient;
+
+/// How long the other host tries; an agent that is there answers within milliseconds.
+const TRY_DEADLINE: Duration = Duration::from_secs(3);
+
+/// How long its word is waited for.
+const ASK_DEADLINE: Duration = Duration::from_secs(5);
+
+/// What came of trying to reach the host that asks.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub(crate) struct WayBack {
+    /// Why its agent was not reached; absent when it was.
+    pub(crate) obstacle: Option<String>,
+}
+
+/// Tries to reach the agent of the host that asks.
+pub(crate) async fn try_back(agent: &Agent, caller: &str) -> WayBack {
+    // Where that is no peer of this host, the facts say so.
+    let Some(peer) = agent.peer(caller) else { return WayBack { obstacle: None } };
+    let answer = peer.get_within::<IgnoredAny>("/v1/host", TRY_DEADLINE).await;
+    WayBack { obstacle: answer.err().map(|problem| problem.message) }
+}
+
+/// Has the other host try, and says what is wrong.
+pub(super) async fn ask(agent: &Agent, peer: &ApiClient, target: &str) -> Option<Finding> {
+    match peer.get_within::<WayBack>("/v1/check/way-back", ASK_DEADLINE).await {
+        Ok(WayBack { obstacle }) => {
+            let why = in_plain_words(&obstacle?);
+            Some(no_way_back(agent.name(), target, agent.config.listen.port(), &why))
+        }
+        Err(problem) => {
+            debug!(%problem, "{target} does not say whether it reaches this agent");
+            None
+        }
+    }
+}
