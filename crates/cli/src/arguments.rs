@@ -41,7 +41,7 @@ Examples:
   drainpipe bench web1 b --report report.html  measure all options there and back
 
 Exit codes: 0 done · 1 failed, nothing lost · 2 bad usage or input · 3 refused by a check or by
-permissions · 4 not known yet whether the VM runs on the target · 5 cancelled";
+permissions · 4 not known yet whether the VM runs on the target · 5 cancelled · 6 warnings of a check";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -263,13 +263,13 @@ is wrong it says where, what it does to a migration, and what mends it.
 Examples:
   drainpipe check a b                                       before the first migration from a to b
   drainpipe check a b --vm web1                             could web1 run on b?
-  drainpipe check a b && drainpipe migrate web1 b           move only if nothing is in the way
+  drainpipe check a b && drainpipe migrate web1 b           move only if all is well
   drainpipe check a b --fix                                 mend what can be mended safely
   drainpipe check a b --undo                                put that back
   drainpipe check a b --json | jq -r '.findings[].code'     for scripts: codes stay the same
 
-Exit codes: 0 no error, though maybe warnings and remarks · 3 an error: a migration would fail or
-hang · others as everywhere";
+Exit codes: 0 all is well, though maybe remarks · 6 warnings: a migration would work, but slower or
+with less to spare · 3 an error: a migration would fail or hang · others as everywhere";
 
 #[derive(Debug, Args)]
 #[command(after_help = MIGRATE_EXAMPLES)]

@@ -21,6 +21,8 @@ pub(crate) enum Exit {
     Undecided,
     /// 5: cancelled; the VM runs where it ran.
     Cancelled,
+    /// 6: a check found warnings, and nothing worse.
+    Warned,
 }
 
 impl Exit {
@@ -71,6 +73,7 @@ impl Exit {
             Self::Refused => 3,
             Self::Undecided => 4,
             Self::Cancelled => 5,
+            Self::Warned => 6,
         }
     }
 }

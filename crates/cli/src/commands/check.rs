@@ -52,8 +52,11 @@ async fn ask(fleet: &Fleet, arguments: &CheckArguments) -> Result<CheckReport, P
 }
 
 fn exit_of(findings: &[Finding]) -> Exit {
-    let refused = findings.iter().any(|finding| finding.severity == Severity::Error);
-    if refused { Exit::Refused } else { Exit::Done }
+    match findings.iter().map(|finding| finding.severity).min() {
+        Some(Severity::Error) => Exit::Refused,
+        Some(Severity::Warning) => Exit::Warned,
+        Some(Severity::Remark) | None => Exit::Done,
+    }
 }
 
 fn tell(report: &CheckReport) -> Result<(), Problem> {

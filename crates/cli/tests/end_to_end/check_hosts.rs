@@ -13,15 +13,14 @@
 use std::fs;
 use std::process::Command;
 
-use drainpipe_engine::check::CheckReport;
 use drainpipe_engine::check::finding::Finding;
 use rustix::process::Signal;
 
 use crate::Test;
-use crate::check::{NOTHING_WORSE, assert_found, assert_silent, check, on};
+use crate::check::{WELL, assert_found, assert_silent, check, on, report};
 use crate::check_vms::restart_agent_with_mounts;
 use crate::drain::{restart_agent_with_memory, set_memory};
-use crate::program::{REFUSED, drainpipe};
+use crate::program::{REFUSED, WARNED, drainpipe};
 use crate::support::TestLab;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -47,14 +46,14 @@ fn links_as_configured() {
     let e1 = "name = \"e1\"\n";
     let slow = format!("{e1}speed_mbps = 100\n");
     reconfigure(&lab, "b", e1, &slow);
-    assert_found(&lab, NOTHING_WORSE, "speed-differs", &ends, "e1 of b at 100 Mb/s");
+    assert_found(&lab, WARNED, "speed-differs", &ends, "e1 of b at 100 Mb/s");
     reconfigure(&lab, "a", e1, &slow);
-    assert_found(&lab, NOTHING_WORSE, "speed-low", &ends, "both ends of e1–e1 run at 100 Mb/s");
+    assert_found(&lab, WARNED, "speed-low", &ends, "both ends of e1–e1 run at 100 Mb/s");
     for host in ["a", "b"] {
         reconfigure(&lab, host, "speed_mbps = 100\n", "speed_mbps = 5000\n");
     }
     let all = ["a e0", "b e0", "a e1", "b e1"];
-    assert_found(&lab, NOTHING_WORSE, "paths-unequal", &all, "e1–e1 5000 Mb/s");
+    assert_found(&lab, WELL, "paths-unequal", &all, "e1–e1 5000 Mb/s");
     reconfigure(&lab, "a", "speed_mbps = 5000\n", "");
     // What a veth's driver says is 10 Gb/s.
     reconfigure(&lab, "b", "speed_mbps = 5000\n", "speed_mbps = 25000\n");
@@ -67,7 +66,7 @@ fn links_as_configured() {
     reconfigure(&lab, "b", "speed_mbps = 25000\n", "");
     assert_silent(&lab);
     reconfigure(&lab, "b", "[[peer]]", "[[link]]\nname = \"e9\"\n\n[[peer]]");
-    assert_found(&lab, NOTHING_WORSE, "link-missing", &["b e9"], "b has no interface e9");
+    assert_found(&lab, WARNED, "link-missing", &["b e9"], "b has no interface e9");
 }
 
 fn hosts_as_configured() {
@@ -76,7 +75,7 @@ fn hosts_as_configured() {
     assert_silent(&lab);
     let address = "migration_address = \"10.77.255.12\"\n";
     reconfigure(&lab, "b", address, "");
-    assert_found(&lab, NOTHING_WORSE, "no-migration-address", &["b"], "IPv6 is off");
+    assert_found(&lab, WARNED, "no-migration-address", &["b"], "IPv6 is off");
     reconfigure(&lab, "b", "probe_every_s", &format!("{address}probe_every_s"));
     assert_silent(&lab);
     let peer = "[[peer]]\nname = \"a\"\naddress = \"10.77.0.11:7420\"\n";
@@ -87,7 +86,7 @@ fn hosts_as_configured() {
 fn a_certificate_that_ends_soon() {
     let lab = TestLab::fast();
     let authority = lab.directory("client").join("pki");
-    for (days, exit_code) in [("20", NOTHING_WORSE), ("5", REFUSED)] {
+    for (days, exit_code) in [("20", WARNED), ("5", REFUSED)] {
         let directory = ["--directory", authority.to_str().unwrap()];
         drainpipe(&[&["pki", "host", "b", "--force", "--days", days], directory.as_slice()].concat()).done();
         lab.stop_agent("b", Signal::TERM);
@@ -110,7 +109,7 @@ fn a_link_without_carrier_and_one_that_drops() {
         assert!(Command::new("ip").args(words).status().unwrap().success());
     };
     set("down");
-    assert_found(&lab, NOTHING_WORSE, "link-no-carrier", &["b e1"], "e1 of b has no carrier");
+    assert_found(&lab, WARNED, "link-no-carrier", &["b e1"], "e1 of b has no carrier");
     set("up");
     assert_silent(&lab);
 
@@ -121,7 +120,7 @@ fn a_link_without_carrier_and_one_that_drops() {
         my $to = pack("S n i S C C a8", 17, 0x88b5, $index, 0, 0, 6, "\xff" x 6);
         send($all, $frame, 0, $to) or die for 1 .. 2000;"#;
     lab.exec("a", &["perl", "-e", frames]).done();
-    assert_found(&lab, NOTHING_WORSE, "link-drops", &["b e1"], "ip -s link show e1");
+    assert_found(&lab, WELL, "link-drops", &["b e1"], "ip -s link show e1");
 }
 
 /// What labs do not have, mounted over what the kernel shows to one host's agent.
@@ -147,7 +146,7 @@ fn what_the_kernel_shows() {
         && mount -t tmpfs none /sys/firmware && mkdir /sys/firmware/acpi \
         && echo low-power > /sys/firmware/acpi/platform_profile";
     restart_agent_with_mounts(&lab, "a", shows);
-    let report: CheckReport = lab.json(&["check", "a", "b"]);
+    let report = report(&lab, "a", "b", &[]);
     let of = |host: &str, code: &str| {
         let here = |finding: &&Finding| finding.places.first().is_some_and(|place| place.host == host);
         report.findings.iter().filter(here).find(|finding| finding.code == code)
@@ -181,7 +180,7 @@ fn vms_that_do_not_fit() {
         lab.drainpipe(&["vm", "start", name]).done();
     }
     restart_agent_with_memory(&lab, "b", 480);
-    assert_found(&lab, NOTHING_WORSE, "vms-memory-short", &["b"], "the 2 VMs of a need");
+    assert_found(&lab, WARNED, "vms-memory-short", &["b"], "the 2 VMs of a need");
     lab.drainpipe(&["vm", "stop", "db", "--force"]).done();
     assert_silent(&lab);
     set_memory(&lab, "b", 200);

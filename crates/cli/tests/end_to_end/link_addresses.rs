@@ -6,7 +6,6 @@ use std::thread;
 use std::time::Duration;
 
 use drainpipe_agent::api::types::PlanView;
-use drainpipe_engine::check::CheckReport;
 use drainpipe_engine::check::finding::Finding;
 use drainpipe_engine::check::path_report::PathReport;
 use drainpipe_engine::option::MigrationOption;
@@ -16,6 +15,7 @@ use rustix::process::Signal;
 
 use crate::Test;
 use crate::bad_luck::{Scene, result_of};
+use crate::check::report;
 use crate::path_loss::turns;
 use crate::support::{TestLab, eventually};
 
@@ -100,7 +100,7 @@ fn link_local_only() {
     there_and_back_over_both(&lab, &[]);
     let result = lab.migrate("web", "b", &["--option", "tcp"]);
     assert_eq!((result.option, result.fallback_reason), (MigrationOption::Tcp, None));
-    let report: CheckReport = lab.json(&["check", "a", "b"]);
+    let report = report(&lab, "a", "b", &[]);
     assert_eq!(report.paths.len(), 2, "{report:#?}");
     let whole = |path: &PathReport| {
         let trial = &path.trial;
@@ -125,7 +125,7 @@ fn ipv4_only() {
     assert_eq!(planned.option, MigrationOption::Tcp);
     let reason = planned.reason.unwrap();
     assert!(reason.contains("give both hosts a private IPv4 address as migration_address"), "{reason}");
-    let report: CheckReport = lab.json(&["check", "a", "b"]);
+    let report = report(&lab, "a", "b", &[]);
     let is_found = |finding: &Finding| finding.code == "migration-addresses-unroutable";
     assert!(report.findings.iter().any(is_found), "{report:#?}");
     for host in ["a", "b"] {
