@@ -314,7 +314,7 @@ fn kernel_settings() {
     on(&lab, "b", "sysctl -qw net.ipv4.conf.e0.rp_filter=2");
     assert_silent(&lab);
 
-    on(&lab, "b", "sysctl -qw net.ipv4.tcp_rmem='4096 8192 10000'");
+    on(&lab, "b", "sysctl -qw net.ipv4.tcp_rmem='4096 8192 4000'");
     let (exited, findings) = check(&lab, "a", "b");
     let [finding] = findings.as_slice() else { panic!("{findings:#?}") };
     assert_eq!((exited, finding.code.as_str()), (WARNED, "tcp-buffers-small"), "{finding:#?}");

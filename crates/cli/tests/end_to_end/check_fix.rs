@@ -18,7 +18,7 @@ pub(crate) const TESTS: &[Test] = &[
 
 const FILTER: &str = "net.ipv4.conf.e0.rp_filter";
 const BUFFERS: &str = "net.ipv4.tcp_rmem";
-const SMALL: &str = "4096\t8192\t10000";
+const SMALL: &str = "4096\t8192\t4000";
 
 #[track_caller]
 fn set(lab: &TestLab, host: &str, setting: &str, value: &str) {
