@@ -323,17 +323,17 @@ const OF_PATHS: &[Case] = &[
         Warning,
         "speed-below-configured",
         &["b e1"],
-        "runs at 500 Mb/s, and agent.toml says 1000",
+        "runs at 500 Mb/s, and agent.toml says 10000",
     ),
     (
         |s| {
-            s.a.links[0].driver_speed_mbps = Some(1000);
-            s.a.links[0].card_speed_mbps = Some(10_000);
+            s.a.links[0].driver_speed_mbps = Some(10_000);
+            s.a.links[0].card_speed_mbps = Some(25_000);
         },
         Remark,
         "speed-below-card",
         &["a e0"],
-        "its card can do 10000",
+        "its card can do 25000",
     ),
     (
         |s| s.b.tcp_receive_bytes = Some([8_192, 65_536, 100_000]),
