@@ -90,7 +90,8 @@ pub enum PlanError {
     /// Links share subnets, but nothing gets through.
     #[error(
         "nothing gets through from {source_host} to {target_host}: {tried}; \
-         are the cables in, the switch ports in one VLAN, the migration ports open in both firewalls?"
+         are the cables in, the switch ports in one VLAN, the migration ports open in both firewalls? \
+         drainpipe check {source_host} {target_host} says which rule is missing"
     )]
     NothingGetsThrough {
         /// Name of the source.
