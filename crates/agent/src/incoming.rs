@@ -454,7 +454,15 @@ pub(crate) async fn wait_received(
     let mut events = vmm.events();
     let end = tokio::time::Instant::now() + deadline;
     loop {
-        let status = migration::status(&vmm, QMP_DEADLINE).await.map_err(Problem::failed)?;
+        let status = match migration::status(&vmm, QMP_DEADLINE).await {
+            Ok(status) => status,
+            Err(error) if matches!(error, QmpError::Closed { .. }) || !vmm.alive() => {
+                return Err(Problem::failed(format!("its QEMU on {} has ended", agent.name())));
+            }
+            // Its main thread waits for pages that are late. For how long they may be is the source's to say.
+            Err(QmpError::Deadline { .. }) => return Ok(IncomingView::Waiting),
+            Err(error) => return Err(Problem::failed(error)),
+        };
         match status.status {
             MigrationStatus::Completed => return Ok(IncomingView::Ready),
             MigrationStatus::Failed => {

@@ -1,6 +1,8 @@
 //! Migrations from this host: begun, planned, taken up again after a crash, wound up.
 
+mod connections;
 mod executor;
+mod target_watch;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -44,6 +46,10 @@ const DECISION_DEADLINE: Duration = Duration::from_mins(1);
 
 /// How often it is looked whether it is.
 const DECISION_LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// How long the target may hold back its answer to whether all is there. It is asked again and again,
+/// so that the VM does not stand still for long when the target's agent has gone.
+const RECEIVED_WAIT: Duration = Duration::from_secs(1);
 
 /// Migrations under way from this host.
 #[derive(Debug, Default)]
@@ -259,6 +265,11 @@ pub(crate) async fn dry_run(agent: &Agent, request: &MigrateRequest) -> Result<P
         None => vec![],
     };
     Ok(PlanView { vm: request.vm.clone(), source: source.name, target: target.facts.name, plan, findings })
+}
+
+/// Where a target tells whether all of a VM's state has arrived.
+fn received_path(migration: &str) -> String {
+    format!("/v1/incoming/{migration}/received?wait_ms={}", RECEIVED_WAIT.as_millis())
 }
 
 pub(crate) fn known_target<'a>(agent: &'a Agent, target: &str) -> Result<&'a ApiClient, Problem> {

@@ -3,23 +3,52 @@
 use std::io;
 use std::net::SocketAddr;
 
-use socket2::SockRef;
+use socket2::{SockFilter, SockRef};
 
 use crate::vmm::Vmm;
 
+/// Drops what has TCP's flag RST, and takes all else. A TCP socket's filter sees segments from their
+/// header on; flags are byte 13 (RFC 9293, 3.1), RST is 4. The operations are those of bpf(4):
+/// `BPF_LD|BPF_B|BPF_ABS`, `BPF_JMP|BPF_JSET|BPF_K` and two times `BPF_RET|BPF_K`.
+const WITHOUT_RESETS: [SockFilter; 4] = [
+    SockFilter::new(0x30, 0, 0, 13),
+    SockFilter::new(0x45, 0, 1, 4),
+    SockFilter::new(0x06, 0, 0, 0),
+    SockFilter::new(0x06, 0, 0, u32::MAX),
+];
+
+/// Each needs Linux 5.6, and the right to trace QEMU (`PTRACE_MODE_ATTACH`, see ptrace(2)), and returns
+/// the number of connections found.
 impl Vmm {
     /// Lets each connection of this QEMU to `peer` hold at most about `bytes` that the kernel has not
-    /// sent yet (`TCP_NOTSENT_LOWAT`). Returns the number of connections found.
-    ///
-    /// Needs Linux 5.6, and the right to trace QEMU (`PTRACE_MODE_ATTACH`, see ptrace(2)).
+    /// sent yet (`TCP_NOTSENT_LOWAT`).
     pub fn limit_unsent(&self, peer: SocketAddr, bytes: u32) -> io::Result<usize> {
+        self.each_connection(peer, |socket| socket.set_tcp_notsent_lowat(bytes))
+    }
+
+    /// Makes the end of `peer`'s QEMU a silence on each connection of this QEMU to it, which
+    /// [`crate::migration::cancel`] ends.
+    ///
+    /// The first of multifd's connections that fails ends the threads of the others. QEMU (7.2, 10.0)
+    /// waits without end for one that ends so while it has something to do: that VM is not migrated any
+    /// more, whatever one does. A target killed at full speed did so in one of 15 migrations. In silence
+    /// all threads wait in the kernel, so all of them fail when the connections are cut.
+    pub fn ignore_resets(&self, peer: SocketAddr) -> io::Result<usize> {
+        self.each_connection(peer, |socket| socket.attach_filter(&WITHOUT_RESETS))
+    }
+
+    fn each_connection(
+        &self,
+        peer: SocketAddr,
+        act: impl Fn(SockRef<'_>) -> io::Result<()>,
+    ) -> io::Result<usize> {
         let mut found = 0;
         for number in self.process().socket_numbers()? {
             // A connection that ends meanwhile is none of those that matter.
             let Some(socket) = self.process().duplicate(number)? else { continue };
             let socket = SockRef::from(&socket);
             if socket.peer_addr().ok().and_then(|address| address.as_socket()) == Some(peer) {
-                socket.set_tcp_notsent_lowat(bytes)?;
+                act(socket)?;
                 found += 1;
             }
         }

@@ -1,5 +1,6 @@
 //! Carries out the engine's actions of one migration, and feeds it what happens.
 
+use std::future::pending;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,7 +25,9 @@ use tokio::sync::{Notify, broadcast, mpsc, watch};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-use super::{Meeting, Running, Turn, known_target, meet};
+use super::connections::Setting;
+use super::target_watch::TargetWatch;
+use super::{Meeting, RECEIVED_WAIT, Running, Turn, known_target, meet, received_path};
 use crate::agent::Agent;
 use crate::api::types::{
     ConnectionRequest, Endpoint, IncomingPermit, IncomingRequest, IncomingView, MigrateRequest, TargetUse,
@@ -49,15 +52,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// runs on here.
 const SWITCH_OVER_DEADLINE: Duration = Duration::from_secs(15);
 
-/// How long the target may hold back its answer to whether all is there. It is asked again and again,
-/// so that the VM does not stand still for long when the target's agent has gone.
-const RECEIVED_WAIT: Duration = Duration::from_secs(1);
-
 /// How much longer than that the answer may take. The VM stands still meanwhile.
 const RECEIVED_ANSWER_DEADLINE: Duration = Duration::from_secs(3);
-
-/// How often QEMU's connections are looked for.
-const UNSENT_LIMIT_ATTEMPTS: u8 = 20;
 
 /// Turns of paths that may wait for the log.
 const NEWS_MAX: usize = 64;
@@ -92,7 +88,8 @@ pub(super) struct Executor {
     plan: Option<Plan>,
     endpoint: Option<Endpoint>,
     downtime_limit_ms: u64,
-    unsent_limit_attempts_left: u8,
+    short_queues: Setting,
+    no_resets: Setting,
     events: broadcast::Receiver<qmp::Event>,
     guard: Option<Guard>,
     throttle: Option<Throttle>,
@@ -102,6 +99,7 @@ pub(super) struct Executor {
     cpu_throttle_news: Option<Event>,
     news: mpsc::Receiver<News>,
     relay: Option<OutgoingRelay>,
+    target_watch: Option<TargetWatch>,
     measurements: Measurements,
     target_use: TargetUse,
 }
@@ -145,7 +143,11 @@ impl Executor {
             plan: None,
             endpoint: None,
             downtime_limit_ms: downtime_limit_ms(0),
-            unsent_limit_attempts_left: UNSENT_LIMIT_ATTEMPTS,
+            short_queues: Setting::new("their queues stay long, so the VM's pause may too"),
+            no_resets: Setting::new(
+                "should the target's QEMU end meanwhile, this VM may have to be shut down before it can be \
+                 migrated again",
+            ),
             guard: None,
             throttle: None,
             cpu_throttle_max_percent: request
@@ -154,6 +156,7 @@ impl Executor {
             cpu_throttle_percent: None,
             cpu_throttle_news: None,
             relay: None,
+            target_watch: None,
             // Closed until paths are watched.
             news: mpsc::channel(1).1,
             target_use: TargetUse::default(),
@@ -405,6 +408,7 @@ impl Executor {
         };
         qemu::start(vmm, transport, send_to, convergence, QMP_DEADLINE).await.map_err(Problem::failed)?;
         (self.guard, self.relay) = (Some(guard), relay);
+        self.target_watch = Some(TargetWatch::start(&self.agent, &self.running));
         let valve = match &self.relay {
             Some(relay) => Some(Valve::Relay(relay.limiter())),
             None => self.claimed.vmm.as_ref().map(|vmm| Valve::Qemu(Arc::clone(vmm))),
@@ -455,7 +459,14 @@ impl Executor {
         let look = tokio::time::sleep(LOOK_EVERY);
         tokio::pin!(look);
         loop {
+            let trouble = async {
+                match &mut self.target_watch {
+                    Some(watch) => watch.trouble().await,
+                    None => pending().await,
+                }
+            };
             tokio::select! {
+                problem = trouble => return Event::TransferFailed(problem),
                 event = self.events.recv() => match event.as_ref().map(MigrationStatus::from_event) {
                     Ok(Some(MigrationStatus::PreSwitchover)) => return Event::Paused,
                     Ok(Some(status)) if status.is_final() => return self.look().await,
@@ -503,7 +514,7 @@ impl Executor {
                 if let Some(relay) = &mut self.relay {
                     relay.read(now_ms);
                 }
-                self.limit_unsent(transferred.remaining_bytes);
+                self.set_on_connections(&status, transferred.remaining_bytes);
                 Event::Progress(transferred, self.measurements.arrivals())
             }
         }
@@ -555,28 +566,25 @@ impl Executor {
         }
     }
 
-    /// Keeps short what the sockets will still hold when the VM is paused. Without it the blackout is
-    /// longer, so failing at it is no failure of the migration.
-    fn limit_unsent(&mut self, remaining_bytes: u64) {
-        let (Some(plan), Some(endpoint), Ok(vmm)) = (&self.plan, &self.endpoint, self.vmm()) else { return };
-        let Some(channels) = plan.multifd_channels.filter(|_| self.unsent_limit_attempts_left > 0) else {
+    /// Sets on QEMU's connections what QEMU does not. The relay does so by itself.
+    fn set_on_connections(&mut self, status: &TransferStatus, remaining_bytes: u64) {
+        let (Some(plan), Some(endpoint), Some(vmm)) = (&self.plan, &self.endpoint, &self.claimed.vmm) else {
             return;
         };
-        let Some(bytes) = unsent_limit_bytes(&plan.paths, channels, remaining_bytes) else { return };
+        let Some(channels) = plan.multifd_channels else { return };
+        let unsent_bytes = unsent_limit_bytes(&plan.paths, channels, remaining_bytes);
         if let Some(relay) = &self.relay {
-            return relay.shorten();
+            return unsent_bytes.map_or((), |_| relay.shorten());
         }
-        let limited = listening_at(plan, endpoint).and_then(|address| vmm.limit_unsent(address, bytes));
-        let attempts_left = match limited {
-            // QEMU has one more connection, for all that is no memory.
-            Ok(found) if found > usize::from(channels) => 0,
-            Ok(_) => self.unsent_limit_attempts_left - 1,
-            Err(error) => {
-                warn!(%error, "the queues of QEMU's connections stay long, so the VM's pause may too");
-                0
-            }
-        };
-        self.unsent_limit_attempts_left = attempts_left;
+        let Ok(address) = listening_at(plan, endpoint) else { return };
+        // QEMU has one more connection, for all that is no memory.
+        let connections = usize::from(channels) + 1;
+        if status.status == MigrationStatus::Active {
+            self.no_resets.attempt(connections, || vmm.ignore_resets(address));
+        }
+        if let Some(bytes) = unsent_bytes {
+            self.short_queues.attempt(connections, || vmm.limit_unsent(address, bytes));
+        }
     }
 
     fn guard_has_acted(&self) -> bool {
@@ -585,7 +593,7 @@ impl Executor {
 
     async fn switch_over(&mut self) -> Result<(), Problem> {
         // Nothing more is sent that a limit holds for.
-        self.throttle = None;
+        (self.throttle, self.target_watch) = (None, None);
         self.measurements.transfer_is_ending();
         let vmm = self.vmm()?;
         let here = async { qemu::switch_over(vmm, QMP_DEADLINE).await.map_err(Problem::failed) };
@@ -593,7 +601,7 @@ impl Executor {
     }
 
     async fn wait_received(&self) -> Result<(), Problem> {
-        let path = format!("{}?wait_ms={}", self.incoming("received"), RECEIVED_WAIT.as_millis());
+        let path = received_path(&self.running.id);
         let end = Instant::now() + SWITCH_OVER_DEADLINE;
         while Instant::now() < end {
             let answer_deadline = RECEIVED_WAIT + RECEIVED_ANSWER_DEADLINE;
@@ -700,7 +708,7 @@ impl Executor {
     }
 
     async fn stop_transfer(&mut self) -> Result<(), Problem> {
-        self.throttle = None;
+        (self.throttle, self.target_watch) = (None, None);
         if self.vmm().is_err() {
             return Ok(());
         }

@@ -242,7 +242,7 @@ fn the_targets_qemu_is_killed_in_flight() {
     let scene = Scene::set();
     let migrating = scene.migrate(&[]);
     scene.kill_qemu("b");
-    assert_failed(&migrating.wait(), "QEMU: ");
+    assert_failed(&migrating.wait(), "its QEMU on b has ended");
     scene.assert_settled("a");
     scene.assert_moves("b");
 }

@@ -1,0 +1,59 @@
+//! What the target says while memory is copied to it: that it cannot take the VM.
+//!
+//! The source's QEMU hears nothing of that, or too little: resets are kept from it
+//! ([`drainpipe_hypervisor::Vmm::ignore_resets`]), and why a target failed only the target knows.
+
+use std::future::pending;
+use std::sync::Arc;
+use std::time::Duration;
+
+use drainpipe_engine::problem::{Problem, ProblemKind};
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use super::{RECEIVED_WAIT, Running, known_target, received_path};
+use crate::agent::Agent;
+use crate::api::types::IncomingView;
+use crate::vms::QMP_DEADLINE;
+
+/// Between two questions to a target that has answered at once, or not at all.
+const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
+
+/// Asks the target until it is dropped.
+#[derive(Debug)]
+pub(super) struct TargetWatch(JoinSet<Problem>);
+
+impl TargetWatch {
+    pub(super) fn start(agent: &Arc<Agent>, running: &Arc<Running>) -> Self {
+        let mut task = JoinSet::new();
+        task.spawn(watch(Arc::clone(agent), Arc::clone(running)));
+        Self(task)
+    }
+
+    /// Why the target cannot take the VM, as soon as it says so.
+    pub(super) async fn trouble(&mut self) -> Problem {
+        match self.0.join_next().await {
+            Some(Ok(problem)) => problem,
+            // It was told already.
+            _ => pending().await,
+        }
+    }
+}
+
+/// A target that does not answer may be well: its agent is started anew, and the links are watched by others.
+async fn watch(agent: Arc<Agent>, running: Arc<Running>) -> Problem {
+    let path = received_path(&running.id);
+    loop {
+        let view = match known_target(&agent, &running.target) {
+            Ok(target) => target.get_within(&path, RECEIVED_WAIT + 2 * QMP_DEADLINE).await,
+            Err(problem) => Err(Problem::new(ProblemKind::Unreachable, problem)),
+        };
+        match view {
+            Ok(IncomingView::Waiting) => {}
+            Err(problem) if matches!(problem.kind, ProblemKind::Failed | ProblemKind::NotFound) => {
+                return problem;
+            }
+            Ok(_) | Err(_) => sleep(ASK_AGAIN_AFTER).await,
+        }
+    }
+}
