@@ -1,6 +1,6 @@
 //! The receiving end. What comes in is hostile until it is understood.
 
-use std::io;
+use std::io::{self, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use crate::pack::Unpacker;
 use crate::page_slots::PageSlots;
 use crate::paged;
 use crate::preamble::{self, Token};
-use crate::sockets::{Breaker, connect_program, lock, spawn, write_all};
+use crate::sockets::{Breaker, connect_program, lock, spawn};
 use crate::strangers::{Stranger, Strangers};
 use crate::tls::ServerTls;
 use crate::treatment::Treatment;
@@ -238,7 +238,7 @@ fn relay(shared: &Shared, index: usize, wire: &mut Wire) -> Result<(), RelayErro
 }
 
 /// Gives all of a packed stream to a program, as it was.
-fn unpack(wire: &mut Wire, program: &UnixStream, slots: &PageSlots) -> Result<(), RelayError> {
+fn unpack(wire: &mut Wire, mut program: &UnixStream, slots: &PageSlots) -> Result<(), RelayError> {
     let local = |error: io::Error| RelayError::Local(Arc::new(error));
     let mut unpacker = Unpacker::new()?;
     let mut packed = vec![0; UNPACKED_BYTES_MAX];
@@ -256,6 +256,6 @@ fn unpack(wire: &mut Wire, program: &UnixStream, slots: &PageSlots) -> Result<()
             paged::decode(bytes, slots, &mut block)?;
             bytes = &block;
         }
-        write_all(program, bytes, &[]).map_err(local)?;
+        program.write_all(bytes).map_err(local)?;
     }
 }

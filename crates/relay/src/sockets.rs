@@ -69,25 +69,8 @@ pub(crate) fn wait_for(socket: impl AsFd, events: PollFlags, timeout: Option<&Ti
     }
 }
 
-/// Writes both parts, in one call if the kernel takes them at once.
-pub(crate) fn write_all(mut socket: impl Write, mut first: &[u8], mut second: &[u8]) -> io::Result<()> {
-    while !first.is_empty() {
-        match socket.write_vectored(&[IoSlice::new(first), IoSlice::new(second)]) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(written) => {
-                let of_first = written.min(first.len());
-                first = &first[of_first..];
-                second = &second[written - of_first..];
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    socket.write_all(second)
-}
-
 /// Writes all parts, in one call if the kernel takes them at once.
-pub(crate) fn write_all_of(mut socket: impl Write, mut parts: &mut [IoSlice<'_>]) -> io::Result<()> {
+pub(crate) fn write_all(mut socket: impl Write, mut parts: &mut [IoSlice<'_>]) -> io::Result<()> {
     // Empty ones at the beginning would look like a socket that takes nothing.
     IoSlice::advance_slices(&mut parts, 0);
     while !parts.is_empty() {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::error::RelayError;
 use crate::preamble::{self, PREAMBLE_BYTES, Token};
 use crate::records::Session;
-use crate::sockets::{Breaker, write_all, write_all_of};
+use crate::sockets::{Breaker, write_all};
 use crate::tls::{self, ClientTls, ServerTls};
 
 /// How long the receiver may take to accept a connection.
@@ -82,18 +82,19 @@ impl Wire {
     /// Sends both parts. Gives how many bytes that made.
     pub(crate) fn send(&mut self, first: &[u8], second: &[u8]) -> Result<usize, RelayError> {
         let Some(session) = &mut self.session else {
-            write_all(&self.socket, first, second).map_err(RelayError::wire)?;
+            write_all(&self.socket, &mut [IoSlice::new(first), IoSlice::new(second)])
+                .map_err(RelayError::wire)?;
             return Ok(first.len() + second.len());
         };
         let records = session.seal(first, second)?;
-        write_all_of(&self.socket, &mut slices(&records)).map_err(RelayError::wire)?;
+        write_all(&self.socket, &mut slices(&records)).map_err(RelayError::wire)?;
         Ok(records.iter().map(Vec::len).sum())
     }
 
     /// Ends the stream.
     pub(crate) fn finish(mut self) -> Result<(), RelayError> {
         if let Some(session) = &mut self.session {
-            write_all(&self.socket, &session.seal_end()?, &[]).map_err(RelayError::wire)?;
+            self.socket.write_all(&session.seal_end()?).map_err(RelayError::wire)?;
         }
         self.socket.shutdown(Shutdown::Write).map_err(RelayError::wire)
     }
@@ -106,7 +107,7 @@ impl Wire {
     pub(crate) fn pass_to(&mut self, program: &UnixStream) -> Result<(), RelayError> {
         let session = self.session.as_mut().expect("what is not encrypted is packed, as Treatment says");
         while session.receive(&self.socket)? {
-            write_all_of(program, &mut session.received())
+            write_all(program, &mut session.received())
                 .map_err(|error| RelayError::Local(Arc::new(error)))?;
             session.taken();
         }
