@@ -1,28 +1,23 @@
 //! Encrypted relays with real certificates: nothing passes in the clear, and nobody but the one sender gets in.
 
-#![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
-
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::num::NonZeroU32;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
 
 use drainpipe_identity::Identity;
 use drainpipe_identity::authority::{self, InitOptions, IssueOptions};
 use drainpipe_relay::{
-    ClientTls, Receiver, ReceiverSettings, RelayError, Sender, SenderSettings, ServerTls, TOKEN_BYTES, Token,
-    Treatment,
+    ClientTls, RelayError, Sender, SenderSettings, ServerTls, TOKEN_BYTES, Token, Treatment,
 };
 use rustls::pki_types::ServerName;
 use rustls::{CertificateError, ClientConfig, ClientConnection, StreamOwned};
 use tempfile::TempDir;
 
-const TOKEN: Token = Token([42; TOKEN_BYTES]);
-const PATIENCE: Duration = Duration::from_secs(20);
+use crate::support::{PATIENCE, TOKEN, Target, eventually, start};
 
 /// What a guest's memory is full of.
 const SECRET: &[u8] = b"the quick brown fox jumps over the lazy dog; ";
@@ -51,52 +46,20 @@ impl Fleet {
 }
 
 /// Host b, which expects host a.
-struct Target {
-    receiver: Receiver,
-    program: UnixListener,
-    address: SocketAddr,
-    directory: TempDir,
+fn host_b(of: fn(ServerTls) -> Treatment<ServerTls>, identity: &Identity) -> Target {
+    Target::new(of(ServerTls::new(identity.server_config_for("a"))), 1)
 }
 
-impl Target {
-    fn new(of: fn(ServerTls) -> Treatment<ServerTls>, identity: &Identity, connections: usize) -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("in.sock");
-        let program = UnixListener::bind(&path).unwrap();
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        let treatment = of(ServerTls::new(identity.server_config_for("a")));
-        let settings =
-            ReceiverSettings { path, connections, token: TOKEN, treatment, page_cache_bytes: 1 << 20 };
-        Self { receiver: Receiver::start(listener, settings).unwrap(), program, address, directory }
-    }
-
-    fn sender(&self, treatment: Treatment<ClientTls>, destination: SocketAddr) -> (Sender, PathBuf) {
-        let path = self.directory.path().join("out.sock");
-        let settings = SenderSettings {
-            path: path.clone(),
-            destination,
-            connections: 1,
-            token: TOKEN,
-            treatment,
-            cores: 1,
-            cpus: vec![],
-            page_cache_bytes: 1 << 20,
-        };
-        (Sender::start(settings, |_| Ok(())).unwrap(), path)
-    }
-
-    /// Fails the test unless host a can still send here.
-    fn assert_takes(&self, a: &Identity) {
-        let (sender, path) = self.sender(Treatment::Encrypted(to_b(a)), self.address);
-        let mut program = UnixStream::connect(path).unwrap();
-        program.write_all(SECRET).unwrap();
-        drop(program);
-        let mut arrived = vec![];
-        self.program.accept().unwrap().0.read_to_end(&mut arrived).unwrap();
-        assert_eq!(arrived, SECRET);
-        assert!(sender.error().is_none() && self.receiver.error().is_none());
-    }
+/// Fails the test unless host a can still send to host b.
+fn assert_takes(b: &Target, a: &Identity) {
+    let (sender, path) = start(b.settings(Treatment::Encrypted(to_b(a)), 1));
+    let mut program = UnixStream::connect(path).unwrap();
+    program.write_all(SECRET).unwrap();
+    drop(program);
+    let mut arrived = vec![];
+    b.program.accept().unwrap().0.read_to_end(&mut arrived).unwrap();
+    assert_eq!(arrived, SECRET);
+    assert!(sender.error().is_none() && b.receiver.error().is_none());
 }
 
 fn to_b(identity: &Identity) -> ClientTls {
@@ -134,13 +97,10 @@ impl Middle {
         });
         Self { address, seen }
     }
-}
 
-fn eventually(what: &str, condition: impl Fn() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !condition() {
-        assert!(Instant::now() < end, "{what}: not within {PATIENCE:?}");
-        thread::sleep(Duration::from_millis(5));
+    /// A sender that takes this for the target.
+    fn sender_to(&self, target: &Target, treatment: Treatment<ClientTls>) -> (Sender, PathBuf) {
+        start(SenderSettings { destination: self.address, ..target.settings(treatment, 1) })
     }
 }
 
@@ -160,10 +120,9 @@ fn nothing_passes_in_the_clear_and_all_of_it_arrives() {
     let (a, b) = (fleet.host("a"), fleet.host("b"));
     let content: Vec<u8> = SECRET.iter().copied().cycle().take(3 << 20).collect();
     for is_packed in [false, true] {
-        let target =
-            Target::new(if is_packed { Treatment::PackedAndEncrypted } else { Treatment::Encrypted }, &b, 1);
+        let target = host_b(if is_packed { Treatment::PackedAndEncrypted } else { Treatment::Encrypted }, &b);
         let middle = Middle::before(target.address, |_, _| true);
-        let (sender, path) = target.sender(Treatment::of(is_packed, Some(to_b(&a))).unwrap(), middle.address);
+        let (sender, path) = middle.sender_to(&target, Treatment::of(is_packed, Some(to_b(&a))).unwrap());
         let mut program = UnixStream::connect(path).unwrap();
         let sent = content.clone();
         let writing = thread::spawn(move || program.write_all(&sent).unwrap());
@@ -188,7 +147,7 @@ fn nothing_passes_in_the_clear_and_all_of_it_arrives() {
 fn nobody_but_the_one_sender_gets_in_and_nobody_keeps_it_out() {
     let (fleet, others) = (Fleet::new(), Fleet::new());
     let (a, b) = (fleet.host("a"), fleet.host("b"));
-    let target = Target::new(Treatment::Encrypted, &b, 1);
+    let target = host_b(Treatment::Encrypted, &b);
     let refused = |client: ClientConfig| {
         let client = ClientConnection::new(Arc::new(client), ServerName::try_from("b").unwrap()).unwrap();
         let mut stream = StreamOwned::new(client, TcpStream::connect(target.address).unwrap());
@@ -231,7 +190,7 @@ fn nobody_but_the_one_sender_gets_in_and_nobody_keeps_it_out() {
     for mut stranger in &silent {
         drop(stranger.write_all(&hello));
     }
-    target.assert_takes(&a);
+    assert_takes(&target, &a);
     assert!(TcpStream::connect(target.address).is_err(), "nobody listens any more");
 }
 
@@ -239,32 +198,23 @@ fn nobody_but_the_one_sender_gets_in_and_nobody_keeps_it_out() {
 fn a_sender_without_the_token_is_told_that_it_is_refused() {
     let fleet = Fleet::new();
     let (a, b) = (fleet.host("a"), fleet.host("b"));
-    let target = Target::new(Treatment::Encrypted, &b, 1);
-    let settings = SenderSettings {
-        path: target.directory.path().join("out.sock"),
-        destination: target.address,
-        connections: 1,
-        token: Token([41; TOKEN_BYTES]),
-        treatment: Treatment::Encrypted(to_b(&a)),
-        cores: 1,
-        cpus: vec![],
-        page_cache_bytes: 1 << 20,
-    };
-    let sender = Sender::start(settings.clone(), |_| Ok(())).unwrap();
-    let _program = UnixStream::connect(&settings.path).unwrap();
+    let target = host_b(Treatment::Encrypted, &b);
+    let settings = target.settings(Treatment::Encrypted(to_b(&a)), 1);
+    let (sender, path) = start(SenderSettings { token: Token([41; TOKEN_BYTES]), ..settings });
+    let _program = UnixStream::connect(path).unwrap();
     eventually("it is told", || sender.error().is_some());
     assert!(matches!(sender.error(), Some(RelayError::Refused)), "{:?}", sender.error());
     drop(sender);
-    target.assert_takes(&a);
+    assert_takes(&target, &a);
 }
 
 #[test]
 fn another_host_at_the_targets_address_gets_nothing() {
     let fleet = Fleet::new();
     let (a, c) = (fleet.host("a"), fleet.host("c"));
-    let target = Target::new(Treatment::Encrypted, &c, 1);
+    let target = host_b(Treatment::Encrypted, &c);
     let middle = Middle::before(target.address, |_, _| true);
-    let (sender, path) = target.sender(Treatment::Encrypted(to_b(&a)), middle.address);
+    let (sender, path) = middle.sender_to(&target, Treatment::Encrypted(to_b(&a)));
     let mut program = UnixStream::connect(path).unwrap();
     program.write_all(SECRET).unwrap();
     eventually("it is refused", || sender.error().is_some());
@@ -283,8 +233,8 @@ fn another_host_at_the_targets_address_gets_nothing() {
 fn who_does_not_speak_tls_gets_nothing() {
     let fleet = Fleet::new();
     let a = fleet.host("a");
-    let target = Target::new(|_| Treatment::Packed, &a, 1);
-    let (sender, path) = target.sender(Treatment::Encrypted(to_b(&a)), target.address);
+    let target = Target::new(Treatment::Packed, 1);
+    let (sender, path) = start(target.settings(Treatment::Encrypted(to_b(&a)), 1));
     let mut program = UnixStream::connect(path).unwrap();
     program.write_all(SECRET).unwrap();
     eventually("it is refused", || sender.error().is_some());
@@ -314,9 +264,9 @@ fn what_was_changed_or_cut_off_on_its_way_ends_it() {
     ];
     let content: Vec<u8> = SECRET.iter().copied().cycle().take(3 << 20).collect();
     for (change, is_expected) in cases {
-        let target = Target::new(Treatment::Encrypted, &b, 1);
+        let target = host_b(Treatment::Encrypted, &b);
         let middle = Middle::before(target.address, change);
-        let (_sender, path) = target.sender(Treatment::Encrypted(to_b(&a)), middle.address);
+        let (_sender, path) = middle.sender_to(&target, Treatment::Encrypted(to_b(&a)));
         let mut program = UnixStream::connect(path).unwrap();
         let sent = content.clone();
         thread::spawn(move || drop(program.write_all(&sent)));

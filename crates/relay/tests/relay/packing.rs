@@ -1,72 +1,30 @@
-//! Real sockets from end to end: what goes in comes out, and whatever goes wrong ends it cleanly.
-
-#![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
+//! Packed streams: what goes in comes out, and whatever goes wrong ends it cleanly.
 
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use drainpipe_relay::{
-    BLOCK_BYTES_MAX, Receiver, ReceiverSettings, RelayError, Sender, SenderSettings, TOKEN_BYTES, Token,
-    Treatment,
-};
+use drainpipe_relay::{BLOCK_BYTES_MAX, RelayError, Sender, SenderSettings, TOKEN_BYTES, Treatment};
 use proptest::prelude::*;
-use tempfile::TempDir;
 
-const TOKEN: Token = Token([42; TOKEN_BYTES]);
-const PAGE_CACHE_BYTES: usize = 4 << 20;
-const PATIENCE: Duration = Duration::from_secs(20);
+use crate::support::{PATIENCE, TOKEN, Target, eventually, start};
 
-/// A program that is sent to, and the relay's end before it.
-struct Target {
-    receiver: Receiver,
-    program: UnixListener,
-    address: SocketAddr,
-    directory: TempDir,
+fn packed(connections: usize) -> Target {
+    Target::new(Treatment::Packed, connections)
 }
 
-impl Target {
-    fn new(connections: usize) -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("in.sock");
-        let program = UnixListener::bind(&path).unwrap();
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        let settings = ReceiverSettings {
-            path,
-            connections,
-            token: TOKEN,
-            treatment: Treatment::Packed,
-            page_cache_bytes: PAGE_CACHE_BYTES,
-        };
-        let receiver = Receiver::start(listener, settings).unwrap();
-        Self { receiver, program, address, directory }
-    }
+fn sender_to(target: &Target, connections: usize) -> (Sender, PathBuf) {
+    start(target.settings(Treatment::Packed, connections))
+}
 
-    fn sender(&self, connections: usize) -> (Sender, PathBuf) {
-        let path = self.directory.path().join("out.sock");
-        let settings = SenderSettings {
-            path: path.clone(),
-            destination: self.address,
-            connections,
-            token: TOKEN,
-            treatment: Treatment::Packed,
-            cores: 2,
-            cpus: vec![],
-            page_cache_bytes: PAGE_CACHE_BYTES,
-        };
-        (Sender::start(settings, |_| Ok(())).unwrap(), path)
-    }
-
-    /// A connection as a sender would make it, for whatever comes next.
-    fn connect(&self, index: u8) -> TcpStream {
-        let mut wire = TcpStream::connect(self.address).unwrap();
-        wire.write_all(&[&b"DRPRELAY\x02"[..], &TOKEN.0, &[index]].concat()).unwrap();
-        wire
-    }
+/// A connection as a sender would make it, for whatever comes next.
+fn connect(target: &Target, index: u8) -> TcpStream {
+    let mut wire = TcpStream::connect(target.address).unwrap();
+    wire.write_all(&[&b"DRPRELAY\x02"[..], &TOKEN.0, &[index]].concat()).unwrap();
+    wire
 }
 
 fn assert_closed(socket: &mut TcpStream) {
@@ -75,14 +33,6 @@ fn assert_closed(socket: &mut TcpStream) {
         Ok(0) => {}
         Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {}
         other => panic!("it is open: {other:?}"),
-    }
-}
-
-fn eventually(what: &str, condition: impl Fn() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !condition() {
-        assert!(Instant::now() < end, "{what}: not within {PATIENCE:?}");
-        thread::sleep(Duration::from_millis(5));
     }
 }
 
@@ -132,8 +82,8 @@ fn read_slowly(mut socket: UnixStream, pause: Duration) -> JoinHandle<Vec<u8>> {
 
 /// Sends through both ends; the contents in the order of the connections.
 fn relay(contents: &[Vec<u8>], pause: Duration) -> (Sender, Target) {
-    let target = Target::new(contents.len());
-    let (sender, path) = target.sender(contents.len());
+    let target = packed(contents.len());
+    let (sender, path) = sender_to(&target, contents.len());
     let mut writers = vec![];
     let mut readers = vec![];
     for content in contents {
@@ -225,8 +175,8 @@ fn an_empty_stream_ends() {
 
 #[test]
 fn a_program_that_is_not_read_from_is_held_up_within_bounds() {
-    let target = Target::new(1);
-    let (sender, path) = target.sender(1);
+    let target = packed(1);
+    let (sender, path) = sender_to(&target, 1);
     let mut program = UnixStream::connect(path).unwrap();
     program.set_write_timeout(Some(Duration::from_millis(700))).unwrap();
     let _reads_nothing = target.program.accept().unwrap();
@@ -261,8 +211,8 @@ fn malformed_frames_end_all_connections_with_an_error() {
         (&[0, 9, 0, 0, 0, 9, 0, 0, 1], |error| matches!(error, RelayError::Truncated)),
     ];
     for (frame, is_expected) in frames {
-        let target = Target::new(2);
-        let (mut first, mut second) = (target.connect(0), target.connect(1));
+        let target = packed(2);
+        let (mut first, mut second) = (connect(&target, 0), connect(&target, 1));
         let mut programs = [target.program.accept().unwrap().0, target.program.accept().unwrap().0];
         second.write_all(frame).unwrap();
         second.shutdown(Shutdown::Write).unwrap();
@@ -278,7 +228,7 @@ fn malformed_frames_end_all_connections_with_an_error() {
 
 #[test]
 fn strangers_get_nowhere_and_disturb_nobody() {
-    let target = Target::new(1);
+    let target = packed(1);
     let mut wrong_token = TcpStream::connect(target.address).unwrap();
     wrong_token.write_all(&[&b"DRPRELAY\x02"[..], &[0; TOKEN_BYTES], &[0]].concat()).unwrap();
     let mut silent = TcpStream::connect(target.address).unwrap();
@@ -286,7 +236,7 @@ fn strangers_get_nowhere_and_disturb_nobody() {
     chatty.write_all(b"GET / HTTP/1.1\r\nHost: somebody\r\n\r\n").unwrap();
     assert_closed(&mut wrong_token);
     assert_closed(&mut chatty);
-    let (sender, path) = target.sender(1);
+    let (sender, path) = sender_to(&target, 1);
     let writer = write_in_background(path, b"memory".to_vec());
     let mut arrived = vec![];
     target.program.accept().unwrap().0.read_to_end(&mut arrived).unwrap();
@@ -299,10 +249,10 @@ fn strangers_get_nowhere_and_disturb_nobody() {
 
 #[test]
 fn a_connection_comes_once() {
-    let target = Target::new(2);
-    let _first = target.connect(0);
+    let target = packed(2);
+    let _first = connect(&target, 0);
     let mut program = target.program.accept().unwrap().0;
-    let mut again = target.connect(0);
+    let mut again = connect(&target, 0);
     assert_closed(&mut again);
     program.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
     assert_eq!(program.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::WouldBlock, "the first one stays");
@@ -310,19 +260,9 @@ fn a_connection_comes_once() {
 
 #[test]
 fn a_receiver_that_goes_away_is_an_error_and_the_program_waits_for_the_sender_to_end() {
-    let Target { receiver, program, address, directory } = Target::new(1);
-    let settings = SenderSettings {
-        path: directory.path().join("out.sock"),
-        destination: address,
-        connections: 1,
-        token: TOKEN,
-        treatment: Treatment::Packed,
-        cores: 1,
-        cpus: vec![],
-        page_cache_bytes: PAGE_CACHE_BYTES,
-    };
-    let path = settings.path.clone();
-    let sender = Sender::start(settings, |_| Ok(())).unwrap();
+    let target = packed(1);
+    let (sender, path) = sender_to(&target, 1);
+    let Target { receiver, program, directory: _directory, .. } = target;
     let mut socket = UnixStream::connect(&path).unwrap();
     socket.write_all(&content(1, 1)).unwrap();
     let _accepted = program.accept().unwrap();
@@ -343,20 +283,11 @@ fn a_receiver_that_goes_away_is_an_error_and_the_program_waits_for_the_sender_to
 
 #[test]
 fn nobody_at_the_other_end_is_an_error_with_the_address() {
-    let target = Target::new(1);
+    let target = packed(1);
     let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let settings = SenderSettings {
-        path: target.directory.path().join("out.sock"),
-        destination: closed,
-        connections: 1,
-        token: TOKEN,
-        treatment: Treatment::Packed,
-        cores: 1,
-        cpus: vec![],
-        page_cache_bytes: PAGE_CACHE_BYTES,
-    };
-    let sender = Sender::start(settings.clone(), |_| Ok(())).unwrap();
-    let _program = UnixStream::connect(&settings.path).unwrap();
+    let settings = SenderSettings { destination: closed, ..target.settings(Treatment::Packed, 1) };
+    let (sender, path) = start(settings.clone());
+    let _program = UnixStream::connect(path).unwrap();
     eventually("it fails", || sender.error().is_some());
     assert!(sender.error().unwrap().to_string().contains(&closed.to_string()));
     let none = Sender::start(SenderSettings { connections: 0, ..settings }, |_| Ok(()));
@@ -371,8 +302,8 @@ proptest! {
         raw_bytes in 0..BLOCK_BYTES_MAX * 2,
         bytes in prop::collection::vec(any::<u8>(), 0..5_000),
     ) {
-        let target = Target::new(1);
-        let mut wire = target.connect(0);
+        let target = packed(1);
+        let mut wire = connect(&target, 0);
         let mut program = target.program.accept().unwrap().0;
         let [r0, r1, r2, ..] = raw_bytes.to_le_bytes();
         let [w0, w1, w2, ..] = bytes.len().to_le_bytes();

@@ -1,0 +1,71 @@
+//! Both ends of a relay, and the programs beyond them.
+
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use drainpipe_relay::{
+    ClientTls, Receiver, ReceiverSettings, Sender, SenderSettings, ServerTls, TOKEN_BYTES, Token, Treatment,
+};
+use tempfile::TempDir;
+
+pub(crate) const TOKEN: Token = Token([42; TOKEN_BYTES]);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+const PAGE_CACHE_BYTES: usize = 4 << 20;
+
+/// A program that is sent to, and the relay's end before it.
+pub(crate) struct Target {
+    pub(crate) receiver: Receiver,
+    pub(crate) program: UnixListener,
+    pub(crate) address: SocketAddr,
+    pub(crate) directory: TempDir,
+}
+
+impl Target {
+    pub(crate) fn new(treatment: Treatment<ServerTls>, connections: usize) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("in.sock");
+        let program = UnixListener::bind(&path).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let settings = ReceiverSettings {
+            path,
+            connections,
+            token: TOKEN,
+            treatment,
+            page_cache_bytes: PAGE_CACHE_BYTES,
+        };
+        Self { receiver: Receiver::start(listener, settings).unwrap(), program, address, directory }
+    }
+
+    /// What a sender to this target does.
+    pub(crate) fn settings(&self, treatment: Treatment<ClientTls>, connections: usize) -> SenderSettings {
+        SenderSettings {
+            path: self.directory.path().join("out.sock"),
+            destination: self.address,
+            connections,
+            token: TOKEN,
+            treatment,
+            cores: 2,
+            cpus: vec![],
+            page_cache_bytes: PAGE_CACHE_BYTES,
+        }
+    }
+}
+
+/// A sender, and where its program connects.
+pub(crate) fn start(settings: SenderSettings) -> (Sender, PathBuf) {
+    let path = settings.path.clone();
+    (Sender::start(settings, |_| Ok(())).unwrap(), path)
+}
+
+pub(crate) fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < end, "{what}: not within {PATIENCE:?}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
