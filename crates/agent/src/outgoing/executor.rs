@@ -697,11 +697,12 @@ impl Executor {
     }
 
     async fn read_final_counters(&mut self) -> Result<(), Problem> {
-        if let (Some(status), Some(vmm)) = (self.status().await?, &self.claimed.vmm) {
-            self.measurements.transfer_ends(vmm, &status);
-        }
+        // First: it is known also of a QEMU that does not answer.
         if let Some(relay) = &self.relay {
             self.measurements.relayed(relay);
+        }
+        if let (Some(status), Some(vmm)) = (self.status().await?, &self.claimed.vmm) {
+            self.measurements.transfer_ends(vmm, &status);
         }
         let now_ms = self.now_ms();
         self.measurements.sample(&self.agent.network, now_ms).await

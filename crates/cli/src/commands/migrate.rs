@@ -99,7 +99,8 @@ fn encrypted_by(encryption: &EncryptionUse) -> String {
         (true, Some(protocol), Some(cipher_suite)) => {
             format!("encrypted by {protocol}, {cipher_suite}: {why}")
         }
-        _ => format!("sent in the clear: {why}"),
+        (true, ..) => format!("was to be encrypted; no connection came about: {why}"),
+        (false, ..) => format!("sent in the clear: {why}"),
     }
 }
 
@@ -213,4 +214,20 @@ pub(crate) async fn cancel(connection: &ConnectionArguments, id: &str) -> Result
     host.client().post::<()>(&host.path(&format!("/v1/migrations/{id}/cancel")), &()).await?;
     output::remark("cancelling; the VM runs on where it is");
     Ok(Exit::Done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn in_the_clear_is_said_only_of_what_was_not_to_be_encrypted() {
+        let told = |is_encrypted, used: Option<(&str, &str)>| {
+            let (protocol, cipher_suite) = used.map(|(one, other)| (one.into(), other.into())).unzip();
+            encrypted_by(&EncryptionUse { is_encrypted, why: "asked for".into(), protocol, cipher_suite })
+        };
+        assert_eq!(told(true, Some(("TLS 1.3", "TLS_X"))), "encrypted by TLS 1.3, TLS_X: asked for");
+        assert_eq!(told(true, None), "was to be encrypted; no connection came about: asked for");
+        assert_eq!(told(false, None), "sent in the clear: asked for");
+    }
 }
