@@ -29,6 +29,9 @@ pub(crate) struct Identity {
     pub(crate) started_at: Timestamp,
 }
 
+/// What `auto` is said to have used where no plan was made.
+const UNPLANNED: MigrationOption = MigrationOption::Tcp;
+
 /// The result of a migration that is over.
 pub(crate) fn assemble(
     identity: Identity,
@@ -55,7 +58,8 @@ pub(crate) fn assemble(
         target: identity.target,
         started_at: identity.started_at.to_string(),
         requested_option: identity.requested_option,
-        option: plan.map_or_else(|| unplanned(identity.requested_option), |plan| plan.option),
+        option: plan
+            .map_or_else(|| identity.requested_option.named().unwrap_or(UNPLANNED), |plan| plan.option),
         fallback_reason: plan.and_then(|plan| plan.reason.clone()),
         outcome,
         error: migration.error().map(ToString::to_string),
@@ -111,18 +115,6 @@ fn said_of_counts(paths: &[PathUse], elsewhere: &[LinkUse], ms: f64) -> impl Ite
     });
     let said: Vec<String> = others.into_iter().chain(elsewhere.iter().map(ToString::to_string)).collect();
     said.into_iter().map(move |what| Event { ms, step: Step::CleanUp, what })
-}
-
-/// What would have been used, had a plan been made.
-fn unplanned(requested: RequestedOption) -> MigrationOption {
-    match requested {
-        RequestedOption::Auto | RequestedOption::Tcp => MigrationOption::Tcp,
-        RequestedOption::Compression => MigrationOption::Compression,
-        RequestedOption::Multichannel => MigrationOption::Multichannel,
-        RequestedOption::Direct => MigrationOption::Direct,
-        RequestedOption::QemuZstd1 => MigrationOption::QemuZstd1,
-        RequestedOption::QemuZstd3 => MigrationOption::QemuZstd3,
-    }
 }
 
 #[expect(clippy::struct_field_names, reason = "each is a time and says its unit, as everywhere")]

@@ -86,19 +86,27 @@ impl RequestedOption {
         Self::QemuZstd1,
         Self::QemuZstd3,
     ];
+
+    /// The option that is asked for by its name; none if the choice is left to Drainpipe.
+    pub fn named(self) -> Option<MigrationOption> {
+        match self {
+            Self::Auto => None,
+            Self::Tcp => Some(MigrationOption::Tcp),
+            Self::Compression => Some(MigrationOption::Compression),
+            Self::Multichannel => Some(MigrationOption::Multichannel),
+            Self::Direct => Some(MigrationOption::Direct),
+            Self::QemuZstd1 => Some(MigrationOption::QemuZstd1),
+            Self::QemuZstd3 => Some(MigrationOption::QemuZstd3),
+        }
+    }
 }
 
 impl fmt::Display for RequestedOption {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Auto => "auto",
-            Self::Tcp => "tcp",
-            Self::Compression => "compression",
-            Self::Multichannel => "multichannel",
-            Self::Direct => "direct",
-            Self::QemuZstd1 => "qemu-zstd-1",
-            Self::QemuZstd3 => "qemu-zstd-3",
-        })
+        match self.named() {
+            None => f.write_str("auto"),
+            Some(option) => option.fmt(f),
+        }
     }
 }
 

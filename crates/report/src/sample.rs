@@ -12,14 +12,7 @@ const WIRE_BYTES: u64 = 1_650_000_000;
 
 /// A migration over two links that took `total_ms`.
 pub(crate) fn completed(requested: RequestedOption, total_ms: f64) -> MigrationResult {
-    let option = match requested {
-        RequestedOption::Tcp => MigrationOption::Tcp,
-        RequestedOption::Compression => MigrationOption::Compression,
-        RequestedOption::Auto | RequestedOption::Multichannel => MigrationOption::Multichannel,
-        RequestedOption::Direct => MigrationOption::Direct,
-        RequestedOption::QemuZstd1 => MigrationOption::QemuZstd1,
-        RequestedOption::QemuZstd3 => MigrationOption::QemuZstd3,
-    };
+    let option = requested.named().unwrap_or(MigrationOption::Multichannel);
     let left_share = if option == MigrationOption::Tcp { 1.0 } else { 0.5 };
     let path = |link: &str, share: f64| PathUse {
         link: link.to_owned(),
