@@ -76,8 +76,11 @@ fn encrypted(why: String) -> Encryption {
 }
 
 fn is_trusted(source: &HostFacts, target: &HostFacts, path: &Path) -> bool {
-    let trusts = |host: &HostFacts, link: &str| host.link(link).is_some_and(|link| link.is_trusted);
     trusts(source, &path.link) && trusts(target, &path.peer_link)
+}
+
+fn trusts(host: &HostFacts, link: &str) -> bool {
+    host.link(link).is_some_and(|link| link.is_trusted)
 }
 
 /// Why a host cannot take part in a migration over these paths, seen from that host, that is not encrypted.
@@ -86,8 +89,7 @@ pub fn refuses_clear(host: &HostFacts, paths: &[Path]) -> Option<String> {
     if host.encryption != EncryptionPolicy::Required {
         return None;
     }
-    let trusts = |path: &&Path| host.link(&path.link).is_some_and(|link| link.is_trusted);
-    let path = paths.iter().find(|path| !trusts(path))?;
+    let path = paths.iter().find(|path| !trusts(host, &path.link))?;
     Some(format!(
         "{} requires encryption and does not trust the network of {}: run the same Drainpipe on both hosts, or add \
          it to trusted_networks",
