@@ -122,7 +122,8 @@ impl Default for Qemu {
     }
 }
 
-/// How long parts of a migration from this host may take, and what they may cost its VM. The defaults suit nearly everyone.
+/// How long parts of a migration from this host may take, and what they may cost its VM. The defaults suit
+/// nearly everyone.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {

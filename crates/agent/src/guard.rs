@@ -5,12 +5,12 @@
 //! each migration. While the agent lives it says so every 500 ms; when it has ended, or stands still
 //! and the VM does too, the guard forbids the hand-over in the journal, and only if it was in time,
 //! stops the migration and lets the VM run. An agent that wakes up later finds the hand-over forbidden.
-//! While the VM runs, an agent may stand still: the transfer goes on without it, unless it is compressed, which
-//! the agents do.
+//! While the VM runs, an agent may stand still: the transfer goes on without it, unless it is compressed or
+//! encrypted, which the agents do.
 //!
-//! Of a compressed migration the guard holds the agent's ends of QEMU's connections too. Should the agent
-//! end, QEMU waits for somebody to read, and can be told to stop. If it saw all of them close at once, QEMU
-//! 7.2 might wait for its own threads without end.
+//! Of a compressed or encrypted migration the guard holds the agent's ends of QEMU's connections too.
+//! Should the agent end, QEMU waits for somebody to read, and can be told to stop. If it saw all of them
+//! close at once, QEMU 7.2 might wait for its own threads without end.
 //!
 //! One guard a VM: no transfer begins before its guard stands, and none takes its post before the one
 //! of the migration before has left. Otherwise a guard that was slow to act could let the VM run

@@ -137,10 +137,10 @@ impl IncomingVms {
 
     /// The VMs on their way.
     pub(crate) fn definitions(&self) -> Vec<VmSpec> {
-        lock(&self.entries).values().map(|entry| entry.definition.clone()).collect()
+        self.definitions_but_from(None)
     }
 
-    /// The VMs on their way from other hosts than this one.
+    /// The VMs on their way from other hosts than this one, where one is named.
     pub(crate) fn definitions_but_from(&self, source: Option<&str>) -> Vec<VmSpec> {
         let entries = lock(&self.entries);
         let others = entries.values().filter(|entry| Some(entry.source.as_str()) != source);

@@ -16,10 +16,10 @@
 //! heard any more on any path, or a path has no other end yet, the source of each migration tells and asks
 //! again.
 //!
-//! Each host sends a datagram on each path every 50 ms, and ten times as many for a moment on one that may lose
-//! packets, from a port of the migration range to one of
-//! the other host's; [`drainpipe_engine::watch`] judges. Only the route changes: no connection is
-//! reset, and the kernel sends what was lost by the new way.
+//! Each host sends a datagram on each path every 50 ms, and ten times as many for a moment on one that
+//! may lose packets, from a port of the migration range to one of the other host's;
+//! [`drainpipe_engine::watch`] judges. Only the route changes: no connection is reset, and the kernel
+//! sends what was lost by the new way.
 
 mod hello;
 mod peer;

@@ -35,10 +35,11 @@ use crate::watch::PathNews;
 /// Bounds of one migration.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Limits {
-    /// From the request to the hand-over, without the wait for its place at the target and for its turn. A migration that is not over by then
-    /// is undone.
+    /// From the request to the hand-over, without the wait for its place at the target and for its turn. A
+    /// migration that is not over by then is undone.
     pub total_ms: f64,
-    /// How long it may wait for its place at the target and for its turn on the links. Who holds it ends that long before.
+    /// How long it may wait for its place at the target and for its turn on the links. Who holds it ends that
+    /// long before.
     pub held_ms: f64,
     /// How long a transfer may stand still.
     pub stall_ms: f64,

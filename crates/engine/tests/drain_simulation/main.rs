@@ -1,9 +1,10 @@
 //! The real planner and the real drain against modelled targets, migrations and messages, by the
 //! thousand. Migrations are refused, fail at any point, are left undecided; targets vanish and return;
-//! others take their memory, or their places; memory gets dirty faster than it is sent; messages are late or lost, as
-//! far as `drain::run` allows; somebody cancels; the agent is started anew; two hosts are drained into each other. A failing seed replays
-//! exactly: `DRAINPIPE_SEED=17 cargo test -p drainpipe-engine --test drain_simulation`. `make soak`
-//! runs many more seeds.
+//! others take their memory, or their places; memory gets dirty faster than it is sent; messages are
+//! late or lost, as far as `drain::run` allows; somebody cancels; the agent is started anew; two hosts
+//! are drained into each other. A failing seed replays exactly:
+//! `DRAINPIPE_SEED=17 cargo test -p drainpipe-engine --test drain_simulation`. `make soak` runs many
+//! more seeds.
 
 mod random;
 mod simulation;
