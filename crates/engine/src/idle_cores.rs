@@ -22,8 +22,12 @@ const MARGIN: f64 = 0.25;
 /// in so many samples in a row.
 const PATIENCE: u32 = 2;
 
-/// Somebody waited for a core: for how many of them is not known, so the time counts half.
-const AWAITED_WEIGHT: f64 = 0.5;
+/// Somebody waited for a core. It is no more than a hint: those who wait are before those who pack in any case,
+/// and the migration's own threads wait for each other where cores are few.
+const AWAITED_WEIGHT: f64 = 0.2;
+
+/// So much of a core is stolen now and then from any host that is a virtual machine itself.
+const THEFT: f64 = 0.25;
 
 /// What became, over some time, of the cores on which packing may run. In cores: CPU seconds per second.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -41,7 +45,7 @@ pub struct CoresSample {
 impl CoresSample {
     /// Threads that stay though no core is idle.
     fn least(self) -> usize {
-        usize::from(self.stolen < LEAST)
+        usize::from(self.stolen < THEFT)
     }
 
     /// What would be idle if nobody packed.
@@ -58,12 +62,15 @@ pub struct Allowance {
     // Samples in a row by which there could be more, and the least number of them.
     rising: u32,
     rising_to: usize,
+    // Of the last sample. The kernel counts the theft of a moment as a hundredth of a second, which is a tenth of a
+    // core in one sample: so two samples count.
+    stolen: f64,
 }
 
 impl Allowance {
     /// Up to `most`, and all of them until there is a sample.
     pub fn new(most: usize) -> Self {
-        Self { most, allowed: most, rising: 0, rising_to: most }
+        Self { most, allowed: most, rising: 0, rising_to: most, stolen: 0.0 }
     }
 
     /// Threads that may pack now.
@@ -73,6 +80,8 @@ impl Allowance {
 
     /// Takes the next sample.
     pub fn follow(&mut self, sample: CoresSample) -> usize {
+        let before = std::mem::replace(&mut self.stolen, sample.stolen);
+        let sample = CoresSample { stolen: f64::midpoint(before, sample.stolen), ..sample };
         let free = sample.free();
         let threads = |free| self.threads(free).max(sample.least().min(self.most));
         let (now, surely) = (threads(free), threads(free - MARGIN));
@@ -183,9 +192,17 @@ mod tests {
     #[test]
     fn what_is_stolen_or_awaited_is_not_idle() {
         let busy = CoresSample { idle: 0.5, packing: 0.0, stolen: 0.0, awaited: 0.0 };
-        let allowed = |sample| Allowance::new(4).follow(sample);
-        assert_eq!(allowed(busy), 2);
-        assert_eq!(allowed(CoresSample { stolen: 0.5, ..busy }), 0);
-        assert_eq!(allowed(CoresSample { awaited: 1.0, ..busy }), 1);
+        let allowed = |before, sample| {
+            let mut allowance = Allowance::new(4);
+            allowance.follow(before);
+            allowance.follow(sample)
+        };
+        assert_eq!(allowed(busy, busy), 2);
+        let stolen = CoresSample { stolen: 0.5, ..busy };
+        assert_eq!(allowed(stolen, stolen), 0);
+        let awaited = CoresSample { idle: 0.2, awaited: 1.0, ..busy };
+        assert_eq!(allowed(awaited, awaited), 1);
+        let full = CoresSample::default();
+        assert_eq!(allowed(full, CoresSample { stolen: 0.22, ..full }), 1, "a moment is no theft");
     }
 }

@@ -25,3 +25,4 @@ mod spare;
 pub mod speed;
 pub mod step;
 pub mod watch;
+pub mod wire_rate;

@@ -1,5 +1,6 @@
 //! The header before each block: one byte that says how it is packed, three for its length before
-//! packing, one that says whether it is [paged](crate::paged), three for its length as it follows. Numbers are
+//! packing, one that says whether it is [paged](crate::paged) (1) and [parted](crate::sieve) (2), three for its
+//! length as it follows. Numbers are
 //! little-endian.
 
 use drainpipe_engine::codec::Codec;
@@ -21,6 +22,9 @@ const RAW: u8 = 0;
 const LZ4: u8 = 1;
 const ZSTD: u8 = 2;
 const END: u8 = 0xff;
+
+const PAGED: u8 = 1;
+const PARTED: u8 = 2;
 
 /// How to unpack a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +48,7 @@ impl From<Codec> for Packing {
 pub(crate) enum Frame {
     /// A block of `wire_bytes`, which becomes `raw_bytes`. Both are 1 to [`BLOCK_BYTES_MAX`], or to
     /// [`UNPACKED_BYTES_MAX`] for one that is paged.
-    Block { packing: Packing, is_paged: bool, raw_bytes: usize, wire_bytes: usize },
+    Block { packing: Packing, is_paged: bool, is_parted: bool, raw_bytes: usize, wire_bytes: usize },
     /// Nothing: the stream has ended.
     End,
 }
@@ -52,48 +56,48 @@ pub(crate) enum Frame {
 impl Frame {
     /// As it is sent.
     pub(crate) fn encode(self) -> [u8; HEADER_BYTES] {
-        let (kind, is_paged, raw_bytes, wire_bytes) = match self {
-            Self::Block { packing, is_paged, raw_bytes, wire_bytes } => {
+        let (kind, flags, raw_bytes, wire_bytes) = match self {
+            Self::Block { packing, is_paged, is_parted, raw_bytes, wire_bytes } => {
                 let kind = match packing {
                     Packing::Raw => RAW,
                     Packing::Lz4 => LZ4,
                     Packing::Zstd => ZSTD,
                 };
-                (kind, is_paged, raw_bytes, wire_bytes)
+                (kind, u8::from(is_paged) * PAGED + u8::from(is_parted) * PARTED, raw_bytes, wire_bytes)
             }
-            Self::End => (END, false, 0, 0),
+            Self::End => (END, 0, 0, 0),
         };
         let [r0, r1, r2, ..] = raw_bytes.to_le_bytes();
         let [w0, w1, w2, ..] = wire_bytes.to_le_bytes();
-        [kind, r0, r1, r2, u8::from(is_paged), w0, w1, w2]
+        [kind, r0, r1, r2, flags, w0, w1, w2]
     }
 
     /// Trusts nothing.
     pub(crate) fn decode(header: [u8; HEADER_BYTES]) -> Result<Self, RelayError> {
-        let [kind, r0, r1, r2, paged, w0, w1, w2] = header;
+        let [kind, r0, r1, r2, flags, w0, w1, w2] = header;
         let raw_bytes = u32::from_le_bytes([r0, r1, r2, 0]) as usize;
         let wire_bytes = u32::from_le_bytes([w0, w1, w2, 0]) as usize;
-        let (is_paged, bytes_max) = match paged {
-            0 => (false, BLOCK_BYTES_MAX),
-            1 => (true, UNPACKED_BYTES_MAX),
-            _ => return Err(RelayError::Malformed("a reserved bit is set")),
-        };
+        if flags & !(PAGED | PARTED) != 0 {
+            return Err(RelayError::Malformed("a reserved bit is set"));
+        }
+        let (is_paged, is_parted) = (flags & PAGED != 0, flags & PARTED != 0);
+        let bytes_max = if is_paged { UNPACKED_BYTES_MAX } else { BLOCK_BYTES_MAX };
         let packing = match kind {
             RAW => Packing::Raw,
             LZ4 => Packing::Lz4,
             ZSTD => Packing::Zstd,
-            END if raw_bytes == 0 && wire_bytes == 0 && !is_paged => return Ok(Self::End),
+            END if raw_bytes == 0 && wire_bytes == 0 && flags == 0 => return Ok(Self::End),
             END => return Err(RelayError::Malformed("an end with a length")),
             _ => return Err(RelayError::Malformed("an unknown codec")),
         };
         let is_whole = match packing {
-            Packing::Raw => wire_bytes == raw_bytes,
+            Packing::Raw => wire_bytes == raw_bytes && !is_parted,
             Packing::Lz4 | Packing::Zstd => wire_bytes < raw_bytes,
         };
         if raw_bytes == 0 || wire_bytes == 0 || raw_bytes > bytes_max || !is_whole {
             return Err(RelayError::Malformed("lengths that no block has"));
         }
-        Ok(Self::Block { packing, is_paged, raw_bytes, wire_bytes })
+        Ok(Self::Block { packing, is_paged, is_parted, raw_bytes, wire_bytes })
     }
 }
 
@@ -117,12 +121,13 @@ mod tests {
         }
 
         #[test]
-        fn what_is_sent_is_understood(raw_bytes in 2..=BLOCK_BYTES_MAX, saved in 1..BLOCK_BYTES_MAX, is_paged: bool) {
+        fn what_is_sent_is_understood(raw_bytes in 2..=BLOCK_BYTES_MAX, saved in 1..BLOCK_BYTES_MAX, is_paged: bool, is_parted: bool) {
             let less = raw_bytes - saved.min(raw_bytes - 1);
             for (packing, wire_bytes) in
                 [(Packing::Raw, raw_bytes), (Packing::Lz4, less), (Packing::Zstd, less)]
             {
-                let frame = Frame::Block { packing, is_paged, raw_bytes, wire_bytes };
+                let is_parted = is_parted && packing != Packing::Raw;
+                let frame = Frame::Block { packing, is_paged, is_parted, raw_bytes, wire_bytes };
                 prop_assert_eq!(Frame::decode(frame.encode()).unwrap(), frame);
             }
         }
@@ -133,6 +138,8 @@ mod tests {
         for header in [
             [3, 1, 0, 0, 0, 1, 0, 0],
             [0, 1, 0, 0, 2, 1, 0, 0],
+            [1, 8, 0, 0, 4, 1, 0, 0],
+            [255, 0, 0, 0, 2, 0, 0, 0],
             [0, 0, 0, 0, 0, 0, 0, 0],
             [0, 2, 0, 0, 0, 1, 0, 0],
             [0, 1, 0, 2, 0, 1, 0, 2],

@@ -31,6 +31,7 @@ mod queue;
 mod receiver;
 mod records;
 mod sender;
+mod sieve;
 mod sockets;
 mod strangers;
 mod tls;

@@ -8,14 +8,7 @@ use zstd::zstd_safe::CParameter;
 use crate::error::RelayError;
 use crate::frame::{BLOCK_BYTES_MAX, Packing, UNPACKED_BYTES_MAX};
 
-/// A sample is made of so many pieces of a block, each of so many bytes: half of a page of memory.
-const PIECES: usize = 4;
-const PIECE_BYTES: usize = 2 << 10;
-
-/// Of which at most this part may be left, in thousandths. LZ4 leaves more of a short piece than of a block.
-const SAMPLE_PERMILLE_MAX: usize = 950;
-
-/// The same for a block: less is not worth the unpacking.
+/// What may be left of a block, in thousandths: less is not worth the unpacking.
 const BLOCK_PERMILLE_MAX: usize = 950;
 
 /// Entries of zstd's table of what it has seen, as a power of two. For blocks this short it takes 13 by itself,
@@ -27,36 +20,19 @@ pub(crate) struct Packer {
     // By zstd's level, which is costly to change.
     compressors: Vec<(i32, Compressor<'static>)>,
     scratch: Vec<u8>,
-    // Whether the last block shrank: then the next one is likely to, and a sample of it would be for nothing.
-    last_shrank: bool,
 }
 
 impl Packer {
     pub(crate) fn new() -> Self {
         // A block that does not shrink does not fit, which ends the attempt.
         let longest = block::get_maximum_output_size(UNPACKED_BYTES_MAX);
-        Self { compressors: vec![], scratch: vec![0; longest], last_shrank: false }
+        Self { compressors: vec![], scratch: vec![0; longest] }
     }
 
     /// Has every codec allocate what it needs, so that the first trial does not count it.
     pub(crate) fn warm_up(&mut self) -> Result<(), RelayError> {
         let zeros = vec![0; BLOCK_BYTES_MAX];
-        Codec::ALL.into_iter().try_for_each(|codec| self.pack(codec, &zeros).map(drop))?;
-        self.last_shrank = false;
-        Ok(())
-    }
-
-    /// Whether it looks as if the block shrinks: after one that did not, a part of it is tried.
-    pub(crate) fn may_shrink(&mut self, raw: &[u8]) -> bool {
-        if self.last_shrank || raw.len() <= PIECES * PIECE_BYTES {
-            return true;
-        }
-        let step = (raw.len() - PIECE_BYTES) / (PIECES - 1);
-        let pieces = (0..PIECES).map(|piece| &raw[piece * step..][..PIECE_BYTES]);
-        let packed: usize = pieces
-            .map(|piece| block::compress_into(piece, &mut self.scratch).map_or(PIECE_BYTES, |bytes| bytes))
-            .sum();
-        packed * 1000 <= PIECES * PIECE_BYTES * SAMPLE_PERMILLE_MAX
+        Codec::ALL.into_iter().try_for_each(|codec| self.pack(codec, &zeros).map(drop))
     }
 
     /// The block, packed; none if it does not shrink.
@@ -69,8 +45,7 @@ impl Packer {
             Codec::Zstd1 => self.zstd(1, raw)?,
             Codec::Zstd3 => self.zstd(3, raw)?,
         };
-        self.last_shrank = bytes <= most;
-        Ok(self.last_shrank.then(|| &self.scratch[..bytes]))
+        Ok((bytes <= most).then(|| &self.scratch[..bytes]))
     }
 
     fn zstd(&mut self, level: i32, raw: &[u8]) -> Result<usize, RelayError> {
@@ -132,24 +107,12 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
-    fn noise(bytes: usize) -> Vec<u8> {
-        let mut state = 88_172_645_463_325_252_u64;
-        let mut next = || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state.to_le_bytes()
-        };
-        std::iter::repeat_with(&mut next).flatten().take(bytes).collect()
-    }
+    use crate::sieve::tests::noise;
 
     #[test]
-    fn what_does_not_shrink_is_seen_in_a_sample_and_left() {
+    fn what_does_not_shrink_is_left() {
         let mut packer = Packer::new();
         let (noise, words) = (noise(BLOCK_BYTES_MAX), b"the and for was ".repeat(BLOCK_BYTES_MAX / 16));
-        assert!(!packer.may_shrink(&noise));
-        assert!(packer.may_shrink(&words));
         for codec in Codec::ALL {
             assert_eq!(packer.pack(codec, &noise).unwrap(), None, "{codec}");
             assert!(packer.pack(codec, &words).unwrap().unwrap().len() < words.len() / 10, "{codec}");

@@ -22,8 +22,13 @@ const ENTRY_BYTES: usize = 14;
 /// Pages of one block at most.
 pub(crate) const PAGES_MAX: usize = BLOCK_BYTES_MAX / PAGE_BYTES;
 
-/// What each page adds at most.
-pub(crate) const OVERHEAD_BYTES_MAX: usize = 1 + PAGES_MAX * ENTRY_BYTES;
+/// What the pages add at most.
+pub(crate) const OVERHEAD_BYTES_MAX: usize = entries_bytes(PAGES_MAX);
+
+/// Length of what says where so many pages are, before all that follows.
+pub(crate) const fn entries_bytes(pages: usize) -> usize {
+    1 + pages * ENTRY_BYTES
+}
 
 /// Writes `raw` with its pages that have slots, which are in order and do not overlap, to `paged`. Gives what the
 /// slots hold then.

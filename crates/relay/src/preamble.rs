@@ -4,7 +4,7 @@ use crate::error::RelayError;
 
 const MAGIC: [u8; 8] = *b"DRPRELAY";
 /// Counted up with any change of the preamble or the frames.
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 
 /// Length of a [`Token`].
 pub const TOKEN_BYTES: usize = 16;

@@ -53,6 +53,8 @@ pub(crate) struct Packed {
     pub(crate) bytes: Vec<u8>,
     /// Length before packing by the codec.
     pub(crate) unpacked_bytes: usize,
+    /// Whether some of it is as it was, see [`crate::sieve`].
+    pub(crate) is_parted: bool,
     /// What the other end learns by it of pages.
     pub(crate) change: Option<PageChange>,
 }
@@ -100,6 +102,7 @@ impl Outgoing {
             return Frame::Block {
                 packing: Packing::Raw,
                 is_paged: false,
+                is_parted: false,
                 raw_bytes: wire_bytes,
                 wire_bytes,
             };
@@ -108,6 +111,7 @@ impl Outgoing {
         Frame::Block {
             packing,
             is_paged: packed.change.is_some(),
+            is_parted: packed.is_parted,
             raw_bytes: packed.unpacked_bytes,
             wire_bytes,
         }
@@ -235,7 +239,13 @@ mod tests {
     }
 
     fn packed(byte: u8) -> Packed {
-        Packed { codec: Some(Codec::Lz4), bytes: vec![byte], unpacked_bytes: 1, change: None }
+        Packed {
+            codec: Some(Codec::Lz4),
+            bytes: vec![byte],
+            unpacked_bytes: 1,
+            is_parted: false,
+            change: None,
+        }
     }
 
     #[test]

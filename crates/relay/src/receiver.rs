@@ -17,6 +17,7 @@ use crate::pack::Unpacker;
 use crate::page_slots::PageSlots;
 use crate::paged;
 use crate::preamble::{self, Token};
+use crate::sieve::Parted;
 use crate::sockets::{Breaker, connect_program, lock, spawn};
 use crate::strangers::{Stranger, Strangers};
 use crate::tls::ServerTls;
@@ -242,16 +243,26 @@ fn unpack(wire: &mut Wire, mut program: &UnixStream, slots: &PageSlots) -> Resul
     let local = |error: io::Error| RelayError::Local(Arc::new(error));
     let mut unpacker = Unpacker::new()?;
     let mut packed = vec![0; UNPACKED_BYTES_MAX];
+    let mut parts = Vec::with_capacity(UNPACKED_BYTES_MAX);
     let mut block = Vec::with_capacity(BLOCK_BYTES_MAX);
     loop {
         let mut header = [0; HEADER_BYTES];
         wire.read_exact(&mut header)?;
-        let Frame::Block { packing, is_paged, raw_bytes, wire_bytes } = Frame::decode(header)? else {
+        let Frame::Block { packing, is_paged, is_parted, raw_bytes, wire_bytes } = Frame::decode(header)?
+        else {
             return Ok(());
         };
         let packed = packed.get_mut(..wire_bytes).ok_or(RelayError::Malformed("a block too long"))?;
         wire.read_exact(packed)?;
-        let mut bytes = unpacker.unpack(packing, packed, raw_bytes)?;
+        let mut bytes = if is_parted {
+            let parted = Parted::decode(packed, raw_bytes)?;
+            let rest = unpacker.unpack(packing, parted.packed, parted.rest_bytes)?;
+            parts.clear();
+            parted.write(rest, &mut parts);
+            &parts
+        } else {
+            unpacker.unpack(packing, packed, raw_bytes)?
+        };
         if is_paged {
             paged::decode(bytes, slots, &mut block)?;
             bytes = &block;

@@ -14,15 +14,17 @@ use tracing::{debug, warn};
 use super::shared::{Done, Order, Shared};
 use crate::error::RelayError;
 use crate::figures::PackingTime;
+use crate::multifd::PageAt;
 use crate::pack::Packer;
 use crate::page_cache::PageChange;
 use crate::paged;
 use crate::queue::Packed;
+use crate::sieve::Sieve;
 
 /// Packs until all is over.
 pub(super) fn run(shared: &Shared) {
     stay_on(&shared.settings.cpus);
-    let mut packer = Packer::new();
+    let (mut packer, mut sieve) = (Packer::new(), Sieve::default());
     if let Err(error) = packer.warm_up() {
         return shared.fail(error);
     }
@@ -30,7 +32,7 @@ pub(super) fn run(shared: &Shared) {
         // Between taking and handing over, and never else: who has no core must not hold a lock that the
         // wire's threads wait for.
         yield_core(NormalThreadSchedulePolicy::Idle);
-        let done = pack(&mut packer, order);
+        let done = pack(&mut packer, &mut sieve, order);
         yield_core(NormalThreadSchedulePolicy::Other);
         match done {
             Ok(done) => shared.finish(done),
@@ -66,9 +68,10 @@ fn yield_core(policy: NormalThreadSchedulePolicy) {
     }
 }
 
-fn pack(packer: &mut Packer, order: Order) -> Result<Done, RelayError> {
+fn pack(packer: &mut Packer, sieve: &mut Sieve, order: Order) -> Result<Done, RelayError> {
     let (began, cpu_before) = (Instant::now(), thread_cpu());
-    let Order { work, codec, room, is_trial, taken } = order;
+    let Order { work, codec, mut room, is_trial, taken } = order;
+    let page_at = page_at(work.raw.pages(), taken.len());
     let mut paged = vec![];
     let change = (!taken.is_empty()).then(|| {
         let contents = paged::encode(&work.raw, &taken, &mut paged);
@@ -76,33 +79,44 @@ fn pack(packer: &mut Packer, order: Order) -> Result<Done, RelayError> {
     });
     let unpacked: &[u8] = if change.is_some() { &paged } else { &work.raw };
     let (mut shrunk, mut trials) = (None, None);
-    if packer.may_shrink(unpacked) {
-        trials = is_trial.then(|| try_all(packer, unpacked)).transpose()?;
-        shrunk = packer.pack(codec, unpacked)?.map(|bytes| fill(room, bytes));
+    if sieve.look(unpacked, page_at) {
+        let rest = sieve.rest(unpacked);
+        trials = is_trial.then(|| try_all(packer, rest, unpacked.len())).transpose()?;
+        if let Some(packed) = packer.pack(codec, rest)? {
+            sieve.write(unpacked, packed, &mut room);
+            shrunk = Some(room);
+        }
     }
     let unpacked_bytes = unpacked.len();
     let result = match shrunk {
-        Some(bytes) => Some(Packed { codec: Some(codec), bytes, unpacked_bytes, change }),
-        None if change.is_some() => Some(Packed { codec: None, bytes: paged, unpacked_bytes, change }),
+        Some(bytes) => {
+            Some(Packed { codec: Some(codec), bytes, unpacked_bytes, is_parted: sieve.parts(), change })
+        }
+        None if change.is_some() => {
+            Some(Packed { codec: None, bytes: paged, unpacked_bytes, is_parted: false, change })
+        }
         None => None,
     };
     let cpu = thread_cpu().saturating_sub(cpu_before);
     Ok(Done { work, packed: result, trials, took: PackingTime { cpu, wall: began.elapsed() } })
 }
 
-fn fill(mut room: Vec<u8>, bytes: &[u8]) -> Vec<u8> {
-    room.extend_from_slice(bytes);
-    room
+/// Where the first page begins, or near enough: of a block of which `taken` pages are told by what has changed, as
+/// long as none is.
+fn page_at(pages: &[PageAt], taken: usize) -> usize {
+    let before = if taken == 0 { 0 } else { paged::entries_bytes(taken) };
+    before + pages.first().map_or(0, |page| page.at)
 }
 
-fn try_all(packer: &mut Packer, raw: &[u8]) -> Result<[Trial; Codec::ALL.len()], RelayError> {
+/// Packs what is left of a block, of `bytes`, with every codec.
+fn try_all(packer: &mut Packer, rest: &[u8], bytes: usize) -> Result<[Trial; Codec::ALL.len()], RelayError> {
     let mut trials = [Trial::default(); Codec::ALL.len()];
     for (trial, codec) in trials.iter_mut().zip(Codec::ALL) {
         let before = thread_cpu();
-        let packed_bytes = packer.pack(codec, raw)?.map_or(raw.len(), <[u8]>::len);
+        let saved = packer.pack(codec, rest)?.map_or(0, |packed| rest.len() - packed.len());
         let cpu = thread_cpu().saturating_sub(before);
-        trial.seconds_per_byte = cpu.as_secs_f64() / raw.len() as f64;
-        trial.packed_share = packed_bytes as f64 / raw.len() as f64;
+        trial.seconds_per_byte = cpu.as_secs_f64() / bytes as f64;
+        trial.packed_share = (bytes - saved) as f64 / bytes as f64;
     }
     Ok(trials)
 }

@@ -183,7 +183,7 @@ impl Unsent {
             return Ok(());
         }
         if self.has_waited {
-            let limit = unsent_bytes(self.sent_bytes as u64, time, 1);
+            let limit = unsent_bytes(self.sent_bytes as f64 / time.as_secs_f64(), 1.0);
             SockRef::from(wire).set_tcp_notsent_lowat(limit).map_err(RelayError::wire)?;
         }
         *self = Self { since: Instant::now(), sent_bytes: 0, has_waited: false };

@@ -42,8 +42,6 @@ pub(super) struct Shared {
     pub(super) unsent_bytes: AtomicU32,
     /// How long a lane whose socket has little left to send may wait for a block to be packed, in microseconds.
     pub(super) patience_us: AtomicU64,
-    /// How often a lane had to wait for the wire.
-    pub(super) waits_for_wire: AtomicU64,
     inner: Mutex<Inner>,
     work: Condvar,
     steer: Condvar,
@@ -72,7 +70,39 @@ struct Inner {
     is_short: bool,
     is_closed: bool,
     error: Option<RelayError>,
+    // Since the last look of those that steer.
     packing: PackingTime,
+    wire_full: Duration,
+    // Since when the wire has been full, if it is.
+    wire_full_since: Option<Instant>,
+}
+
+impl Inner {
+    fn set_waits_for_wire(&mut self, lane: usize, waits: bool) {
+        self.lanes.set_waits_for_wire(lane, waits);
+        if self.lanes.is_wire_full() {
+            self.wire_full_since.get_or_insert_with(Instant::now);
+        } else if let Some(since) = self.wire_full_since.take() {
+            self.wire_full += since.elapsed();
+        }
+    }
+
+    /// What it was since this was asked last.
+    fn past(&mut self) -> Past {
+        if let Some(since) = &mut self.wire_full_since {
+            self.wire_full += std::mem::replace(since, Instant::now()).elapsed();
+        }
+        Past { packing: std::mem::take(&mut self.packing), wire_full: std::mem::take(&mut self.wire_full) }
+    }
+}
+
+/// What became of some time.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Past {
+    /// What packing took.
+    pub(super) packing: PackingTime,
+    /// How long the wire was full: some lane waited for it.
+    pub(super) wire_full: Duration,
 }
 
 /// What [`Shared::next`] gives a lane's writer.
@@ -115,7 +145,6 @@ impl Shared {
             program: Breaker::new(),
             unsent_bytes: AtomicU32::new(UNSENT_BYTES_MIN),
             patience_us: AtomicU64::new(PATIENCE_US),
-            waits_for_wire: AtomicU64::new(0),
             inner: Mutex::new(Inner {
                 lanes: Lanes::new(connections),
                 controller: Controller::default(),
@@ -132,6 +161,8 @@ impl Shared {
                 is_closed: false,
                 error: None,
                 packing: PackingTime::default(),
+                wire_full: Duration::ZERO,
+                wire_full_since: None,
             }),
             work: Condvar::new(),
             steer: Condvar::new(),
@@ -193,8 +224,7 @@ impl Shared {
         while let Some(wait) = inner.pace.wait(Instant::now()).filter(|_| !inner.is_closed) {
             if !waited {
                 waited = true;
-                inner.lanes.set_waits_for_wire(lane, true);
-                self.waits_for_wire.fetch_add(1, Ordering::Relaxed);
+                inner.set_waits_for_wire(lane, true);
                 self.work.notify_all();
             }
             (inner, _) = self.ready[lane].wait_timeout(inner, wait).unwrap_or_else(PoisonError::into_inner);
@@ -236,7 +266,7 @@ impl Shared {
         let mut inner = self.inner();
         if is_empty(&mut inner) {
             // It has nothing to send, so it waits for nothing: others would take the wire for full.
-            inner.lanes.set_waits_for_wire(lane, false);
+            inner.set_waits_for_wire(lane, false);
         }
         // The program may be silent for as long as it likes; closing wakes it.
         drop(self.ready[lane].wait_while(inner, is_empty));
@@ -244,9 +274,8 @@ impl Shared {
 
     /// The wire takes nothing of this lane for now, or takes again.
     pub(super) fn set_waits_for_wire(&self, lane: usize, waits: bool) {
-        self.inner().lanes.set_waits_for_wire(lane, waits);
+        self.inner().set_waits_for_wire(lane, waits);
         if waits {
-            self.waits_for_wire.fetch_add(1, Ordering::Relaxed);
             self.work.notify_all();
         }
     }
@@ -347,12 +376,12 @@ impl Shared {
         }
     }
 
-    /// Waits until it is time to steer again. Gives what packing took meanwhile; none once all is over.
-    pub(super) fn wait_to_steer(&self, pause: Duration) -> Option<PackingTime> {
+    /// Waits until it is time to steer again. None once all is over.
+    pub(super) fn wait_to_steer(&self, pause: Duration) -> Option<Past> {
         let goes_on = |inner: &mut Inner| !self.is_over(inner);
         let waited = self.steer.wait_timeout_while(self.inner(), pause, goes_on);
         let (mut inner, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        (!self.is_over(&inner)).then(|| std::mem::take(&mut inner.packing))
+        (!self.is_over(&inner)).then(|| inner.past())
     }
 
     /// So many threads may pack from now on. Those that have begun with a block come to its end, in idle time.

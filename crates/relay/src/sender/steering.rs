@@ -6,61 +6,66 @@ use std::time::{Duration, Instant};
 
 use drainpipe_engine::codec::Reading;
 use drainpipe_engine::idle_cores::{Allowance, SAMPLE_EVERY_MS};
+use drainpipe_engine::wire_rate::WireRate;
 
-use super::shared::Shared;
+use super::shared::{Past, Shared};
 use super::unsent::unsent_bytes;
-use crate::figures::{Figures, PackingTime};
+use crate::figures::PackingTime;
 use crate::frame::BLOCK_BYTES_MAX;
 use crate::host_cpu::HostCpu;
 
 const STEER_EVERY: Duration = Duration::from_millis(SAMPLE_EVERY_MS);
 
 /// What may wait in the sender's lanes, by the time that the wire needs for it. The program counts it as sent.
-const LANES_MS: u64 = 40;
+const LANES: Duration = Duration::from_millis(40);
 
 /// How long a lane waits for a block to be packed: half of the time that its part of the wire needs for one as
 /// it is, within these bounds. Packing takes less than a millisecond, but who packs may have to wait for a core.
 /// The sockets hold more than the wire takes meanwhile.
-const PATIENCE_US_MIN: u64 = 1_000;
-const PATIENCE_US_MAX: u64 = 8_000;
+const PATIENCE_MIN: Duration = Duration::from_millis(1);
+const PATIENCE_MAX: Duration = Duration::from_millis(8);
 
 /// Less packing than this says nothing about the cores.
 const PACKING_MIN: Duration = Duration::from_millis(5);
 
 /// Steers until all is over.
 pub(super) fn run(shared: &Shared) {
-    let (mut at, mut figures, mut waits) = (Instant::now(), shared.counters.read(), 0);
+    let (mut at, mut figures) = (Instant::now(), shared.counters.read());
     let mut host = HostCpu::new(shared.settings.cpus.clone());
     let mut allowance = Allowance::new(shared.settings.cores);
     let mut cores = shared.settings.cores as f64;
-    while let Some(packing) = shared.wait_to_steer(STEER_EVERY) {
+    let mut wire_rate = WireRate::default();
+    while let Some(Past { packing, wire_full }) = shared.wait_to_steer(STEER_EVERY) {
         let (at_before, before) = (at, figures);
         (at, figures) = (Instant::now(), shared.counters.read());
         cores = cores_of(packing, allowance.allowed()).unwrap_or(cores);
         if let Some(sample) = host.sample(packing) {
             shared.allow(allowance.follow(sample));
         }
-        let waits_now = shared.waits_for_wire.load(Ordering::Relaxed);
-        if waits_now > waits {
-            steer(shared, &before, &figures, at.duration_since(at_before), cores);
+        let time = at.duration_since(at_before).as_secs_f64();
+        let raw_bytes_per_second = (figures.raw_bytes - before.raw_bytes) as f64 / time;
+        let wire_bytes_per_second = (figures.wire_bytes - before.wire_bytes) as f64 / time;
+        if let Some(takes) = wire_rate.follow(wire_bytes_per_second, wire_full.as_secs_f64() / time) {
+            steer(shared, Reading { wire_bytes_per_second: takes, cores }, raw_bytes_per_second);
         }
-        waits = waits_now;
     }
 }
 
-/// The wire was the limit: it took what lies between the figures.
-fn steer(shared: &Shared, before: &Figures, now: &Figures, time: Duration, cores: f64) {
-    let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX).max(1);
-    let lanes = shared.settings.connections as u64;
-    let wire_bytes = now.wire_bytes - before.wire_bytes;
-    let block_bytes = BLOCK_BYTES_MAX as u64;
-    let depth = (now.raw_bytes - before.raw_bytes) * LANES_MS / ms / lanes / block_bytes;
-    let reading = Reading { wire_bytes_per_second: wire_bytes as f64 / time.as_secs_f64(), cores };
-    shared.steer(reading, usize::try_from(depth).unwrap_or(usize::MAX));
-    let block_us = block_bytes * lanes * ms * 1_000 / wire_bytes.max(1);
-    let patience_us = (block_us / 2).clamp(PATIENCE_US_MIN, PATIENCE_US_MAX);
-    shared.patience_us.store(patience_us, Ordering::Relaxed);
-    shared.unsent_bytes.store(unsent_bytes(wire_bytes, time, lanes), Ordering::Relaxed);
+/// For a wire that does not take all that comes.
+fn steer(shared: &Shared, reading: Reading, raw_bytes_per_second: f64) {
+    let connections = shared.settings.connections as f64;
+    let depth = raw_bytes_per_second / connections * LANES.as_secs_f64() / BLOCK_BYTES_MAX as f64;
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "it saturates, and is positive"
+    )]
+    shared.steer(reading, depth as usize);
+    let block_seconds = BLOCK_BYTES_MAX as f64 * connections / reading.wire_bytes_per_second.max(1.0);
+    let patience = Duration::from_secs_f64(block_seconds / 2.0).clamp(PATIENCE_MIN, PATIENCE_MAX);
+    shared.patience_us.store(u64::try_from(patience.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    let unsent_bytes = unsent_bytes(reading.wire_bytes_per_second, connections);
+    shared.unsent_bytes.store(unsent_bytes, Ordering::Relaxed);
 }
 
 /// The cores that all threads together would have got had they packed all the time.

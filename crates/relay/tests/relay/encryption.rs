@@ -152,7 +152,7 @@ fn nobody_but_the_one_sender_gets_in_and_nobody_keeps_it_out() {
         let client = ClientConnection::new(Arc::new(client), ServerName::try_from("b").unwrap()).unwrap();
         let mut stream = StreamOwned::new(client, TcpStream::connect(target.address).unwrap());
         stream.sock.set_read_timeout(Some(PATIENCE)).unwrap();
-        drop(stream.write_all(&[&b"DRPRELAY\x02"[..], &TOKEN.0, &[0]].concat()));
+        drop(stream.write_all(&[&b"DRPRELAY\x03"[..], &TOKEN.0, &[0]].concat()));
         drop(stream.flush());
         assert!(!matches!(stream.read(&mut [0]), Ok(1..)), "it was accepted");
     };
@@ -174,7 +174,7 @@ fn nobody_but_the_one_sender_gets_in_and_nobody_keeps_it_out() {
         .with_custom_certificate_verifier(Arc::new(AcceptsAnybody(provider)))
         .with_no_client_auth();
     refused(old);
-    let clear = [&b"DRPRELAY\x02"[..], &TOKEN.0, &[0]].concat();
+    let clear = [&b"DRPRELAY\x03"[..], &TOKEN.0, &[0]].concat();
     let hello = [22, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3];
     for garbage in [&clear[..], b"GET / HTTP/1.1\r\n\r\n", &[22, 3, 1, 0xff, 0xff], &vec![0; 70_000]] {
         let mut stranger = TcpStream::connect(target.address).unwrap();

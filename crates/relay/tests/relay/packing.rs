@@ -23,7 +23,7 @@ fn sender_to(target: &Target, connections: usize) -> (Sender, PathBuf) {
 /// A connection as a sender would make it, for whatever comes next.
 fn connect(target: &Target, index: u8) -> TcpStream {
     let mut wire = TcpStream::connect(target.address).unwrap();
-    wire.write_all(&[&b"DRPRELAY\x02"[..], &TOKEN.0, &[index]].concat()).unwrap();
+    wire.write_all(&[&b"DRPRELAY\x03"[..], &TOKEN.0, &[index]].concat()).unwrap();
     wire
 }
 
@@ -230,7 +230,7 @@ fn malformed_frames_end_all_connections_with_an_error() {
 fn strangers_get_nowhere_and_disturb_nobody() {
     let target = packed(1);
     let mut wrong_token = TcpStream::connect(target.address).unwrap();
-    wrong_token.write_all(&[&b"DRPRELAY\x02"[..], &[0; TOKEN_BYTES], &[0]].concat()).unwrap();
+    wrong_token.write_all(&[&b"DRPRELAY\x03"[..], &[0; TOKEN_BYTES], &[0]].concat()).unwrap();
     let mut silent = TcpStream::connect(target.address).unwrap();
     let mut chatty = TcpStream::connect(target.address).unwrap();
     chatty.write_all(b"GET / HTTP/1.1\r\nHost: somebody\r\n\r\n").unwrap();

@@ -1,0 +1,262 @@
+//! Keeps what does not shrink from the codecs. A guest's memory changes its kind from page to page, so a block
+//! is looked at in chunks as long as a page: those that look random go as they are, and all others are packed
+//! together.
+//!
+//! ```text
+//! length of the first chunk (2 bytes), a bit for each chunk that goes as it is, the lowest first;
+//! these chunks, and then all others, packed
+//! ```
+//!
+//! Numbers are little-endian.
+
+use std::ops::Range;
+
+use crate::error::RelayError;
+use crate::multifd::PAGE_BYTES;
+
+/// A sample is made of so many pieces of a chunk, each of so many bytes.
+const PIECES: usize = 4;
+const PIECE_BYTES: usize = 64;
+
+/// So many pairs of equal bytes are in a sample of what is worth packing. Of random bytes there are
+/// 256 × 255 / 2 / 256 = 127.5, and 11 more or less; of text some 2,000. Base64 has 510, and shrinks by a quarter.
+const EQUAL_PAIRS_MIN: u32 = 192;
+
+/// What is left for the codecs is worth their while from this length on, a page.
+const REST_BYTES_MIN: usize = PAGE_BYTES;
+
+/// Parts blocks, one after the other.
+#[derive(Debug, Default)]
+pub(crate) struct Sieve {
+    first_bytes: usize,
+    goes_plain: Vec<bool>,
+    plain_bytes: usize,
+    rest: Vec<u8>,
+}
+
+impl Sieve {
+    /// Looks at a block, of which a page begins at `page_at`. Gives whether there is anything worth packing.
+    pub(crate) fn look(&mut self, block: &[u8], page_at: usize) -> bool {
+        self.first_bytes = match page_at % PAGE_BYTES {
+            0 => PAGE_BYTES,
+            bytes => bytes,
+        };
+        self.goes_plain.clear();
+        self.rest.clear();
+        self.plain_bytes = 0;
+        for chunk in chunks(self.first_bytes, block.len()) {
+            let is_plain = looks_random(&block[chunk.clone()]);
+            self.plain_bytes += if is_plain { chunk.len() } else { 0 };
+            self.goes_plain.push(is_plain);
+        }
+        if self.plain_bytes > 0 {
+            for (chunk, is_plain) in chunks(self.first_bytes, block.len()).zip(&self.goes_plain) {
+                if !is_plain {
+                    self.rest.extend_from_slice(&block[chunk]);
+                }
+            }
+        }
+        block.len() - self.plain_bytes >= REST_BYTES_MIN
+    }
+
+    /// Whether some of the block goes as it is.
+    pub(crate) fn parts(&self) -> bool {
+        self.plain_bytes > 0
+    }
+
+    /// What of the block is to be packed.
+    pub(crate) fn rest<'a>(&'a self, block: &'a [u8]) -> &'a [u8] {
+        if self.parts() { &self.rest } else { block }
+    }
+
+    /// Writes the block, of which the rest was `packed`.
+    pub(crate) fn write(&self, block: &[u8], packed: &[u8], to: &mut Vec<u8>) {
+        if self.parts() {
+            to.extend_from_slice(&u16::try_from(self.first_bytes).unwrap_or(u16::MAX).to_le_bytes());
+            for eight in self.goes_plain.chunks(8) {
+                to.push(eight.iter().rev().fold(0, |bits, is_plain| bits << 1 | u8::from(*is_plain)));
+            }
+            let chunks = chunks(self.first_bytes, block.len()).zip(&self.goes_plain);
+            chunks
+                .filter(|(_, is_plain)| **is_plain)
+                .for_each(|(chunk, _)| to.extend_from_slice(&block[chunk]));
+        }
+        to.extend_from_slice(packed);
+    }
+}
+
+/// Of which the first one ends where a page begins.
+fn chunks(first_bytes: usize, bytes: usize) -> impl Iterator<Item = Range<usize>> {
+    let begins = std::iter::once(0).chain((first_bytes..).step_by(PAGE_BYTES));
+    let ends = (first_bytes..).step_by(PAGE_BYTES);
+    begins
+        .zip(ends)
+        .take_while(move |(begin, _)| *begin < bytes)
+        .map(move |(begin, end)| begin..end.min(bytes))
+}
+
+/// Whether a codec that looks at bytes one by one would find nothing in a sample of it. A chunk that is shorter
+/// than a sample is not worth the look.
+fn looks_random(chunk: &[u8]) -> bool {
+    if chunk.len() < PIECES * PIECE_BYTES {
+        return true;
+    }
+    let step = (chunk.len() - PIECE_BYTES) / (PIECES - 1);
+    let (mut seen, mut pairs) = ([0_u16; 256], 0);
+    for piece in 0..PIECES {
+        for byte in &chunk[piece * step..][..PIECE_BYTES] {
+            let seen = &mut seen[usize::from(*byte)];
+            pairs += u32::from(*seen);
+            *seen += 1;
+        }
+    }
+    pairs < EQUAL_PAIRS_MIN
+}
+
+/// A block that a peer has parted.
+#[derive(Debug)]
+pub(crate) struct Parted<'a> {
+    bytes: usize,
+    first_bytes: usize,
+    map: &'a [u8],
+    plain: &'a [u8],
+    /// All but what goes as it is.
+    pub(crate) packed: &'a [u8],
+    /// Length of that before it was packed.
+    pub(crate) rest_bytes: usize,
+}
+
+impl<'a> Parted<'a> {
+    /// Of a block of `bytes`, 1 to [`crate::frame::UNPACKED_BYTES_MAX`]. Trusts nothing.
+    pub(crate) fn decode(sent: &'a [u8], bytes: usize) -> Result<Self, RelayError> {
+        let malformed = || RelayError::Malformed("parts that no block has");
+        let (first_bytes, sent) = sent.split_first_chunk().ok_or_else(malformed)?;
+        let first_bytes = usize::from(u16::from_le_bytes(*first_bytes));
+        if !(1..=PAGE_BYTES).contains(&first_bytes) {
+            return Err(malformed());
+        }
+        let count = chunks(first_bytes, bytes).count();
+        let (map, sent) = sent.split_at_checked(count.div_ceil(8)).ok_or_else(malformed)?;
+        let mut parted = Self { bytes, first_bytes, map, plain: &[], packed: &[], rest_bytes: 0 };
+        let plain_bytes =
+            parted.chunks().filter(|(_, is_plain)| *is_plain).map(|(chunk, _)| chunk.len()).sum();
+        (parted.plain, parted.packed) = sent.split_at_checked(plain_bytes).ok_or_else(malformed)?;
+        parted.rest_bytes = bytes - plain_bytes;
+        if parted.rest_bytes == 0 || parted.packed.is_empty() {
+            return Err(malformed());
+        }
+        Ok(parted)
+    }
+
+    fn chunks(&self) -> impl Iterator<Item = (Range<usize>, bool)> + use<'a> {
+        let map = self.map;
+        let bit = move |index: usize| map[index / 8] >> (index % 8) & 1 == 1;
+        chunks(self.first_bytes, self.bytes).enumerate().map(move |(index, chunk)| (chunk, bit(index)))
+    }
+
+    /// Writes the block, of which the rest was packed from `rest`, of the length that was told.
+    pub(crate) fn write(&self, rest: &[u8], to: &mut Vec<u8>) {
+        let (mut plain, mut rest): (&[u8], &[u8]) = (self.plain, rest);
+        for (chunk, is_plain) in self.chunks() {
+            let from = if is_plain { &mut plain } else { &mut rest };
+            let (bytes, left) = from.split_at(chunk.len().min(from.len()));
+            to.extend_from_slice(bytes);
+            *from = left;
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::frame::UNPACKED_BYTES_MAX;
+
+    const OVERHEAD_BYTES_MAX: usize = 2 + (UNPACKED_BYTES_MAX / PAGE_BYTES + 2).div_ceil(8);
+
+    pub(crate) fn noise(bytes: usize) -> Vec<u8> {
+        let mut state = 88_172_645_463_325_252_u64;
+        let mut next = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state.to_le_bytes()
+        };
+        std::iter::repeat_with(&mut next).flatten().take(bytes).collect()
+    }
+
+    #[test]
+    fn noise_is_left_and_all_else_is_packed() {
+        let mut sieve = Sieve::default();
+        let noise = noise(1 << 20);
+        for page in noise.chunks(PAGE_BYTES) {
+            assert!(!sieve.look(page, 0));
+        }
+        let base64 = noise.iter().map(|byte| b' ' + byte % 64).collect();
+        // Addresses, of which three of eight bytes are random.
+        let addresses = noise.chunks(3).flat_map(|low| [low, &[0x7f, 0x3a, 0, 0, 0]].concat()).collect();
+        let half: Vec<u8> = noise.chunks(2048).flat_map(|half| [half, &[0; 2048]].concat()).collect();
+        for worth in [base64, addresses, half, vec![0; 1 << 20], b"the and for was ".repeat(4096)] {
+            for page in worth.chunks_exact(PAGE_BYTES) {
+                assert!(sieve.look(page, 0) && !sieve.parts());
+            }
+        }
+    }
+
+    #[test]
+    fn a_block_of_both_is_parted_where_pages_begin() {
+        let (noise, words) = (noise(PAGE_BYTES), b"the and for was ".repeat(PAGE_BYTES / 16));
+        let header = [7; 1344];
+        let block = [&header[..], &noise, &words, &noise, &words, &words, &noise[..9]].concat();
+        let mut sieve = Sieve::default();
+        assert!(sieve.look(&block, header.len()));
+        assert_eq!(sieve.rest(&block), [&header[..], &words, &words, &words].concat());
+        let mut sent = vec![];
+        sieve.write(&block, b"packed", &mut sent);
+        assert_eq!(sent, [&[0x40, 5, 0b100_1010][..], &noise, &noise, &noise[..9], b"packed"].concat());
+        let parted = Parted::decode(&sent, block.len()).unwrap();
+        assert_eq!((parted.packed, parted.rest_bytes), (&b"packed"[..], sieve.rest(&block).len()));
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_parted_comes_back(
+            kinds in prop::collection::vec(any::<bool>(), 1..40),
+            page_at in 0..10_000_usize,
+            cut in 0..PAGE_BYTES,
+        ) {
+            let (noise, words) = (noise(PAGE_BYTES), b"the and for was ".repeat(PAGE_BYTES / 16));
+            let kinds = kinds.iter().flat_map(|is_noise| if *is_noise { &noise } else { &words });
+            let block: Vec<u8> = kinds.copied().skip(cut).take(UNPACKED_BYTES_MAX).collect();
+            let mut sieve = Sieve::default();
+            if sieve.look(&block, page_at) && sieve.parts() {
+                let mut sent = vec![];
+                let rest = sieve.rest(&block);
+                sieve.write(&block, rest, &mut sent);
+                prop_assert!(sent.len() <= block.len() + OVERHEAD_BYTES_MAX);
+                let parted = Parted::decode(&sent, block.len()).unwrap();
+                prop_assert_eq!(parted.rest_bytes, rest.len());
+                let mut back = vec![];
+                parted.write(parted.packed, &mut back);
+                prop_assert!(back == block);
+            }
+        }
+
+        #[test]
+        fn arbitrary_bytes_never_panic_nor_grow(
+            mut sent in prop::collection::vec(any::<u8>(), 0..9_000),
+            first_bytes in 0..PAGE_BYTES + 2,
+            bytes in 1..UNPACKED_BYTES_MAX + 1,
+            rest_bytes in 0..9_000_usize,
+        ) {
+            let first_bytes = u16::try_from(first_bytes).unwrap().to_le_bytes();
+            sent.iter_mut().zip(first_bytes).for_each(|(byte, first)| *byte = first);
+            if let Ok(parted) = Parted::decode(&sent, bytes) {
+                let mut block = vec![];
+                parted.write(&vec![0; rest_bytes], &mut block);
+                prop_assert!(block.len() <= bytes && parted.rest_bytes <= bytes);
+            }
+        }
+    }
+}
