@@ -200,7 +200,7 @@ fn is_record_of(recorded: &Change, change: &Change) -> bool {
     match change {
         // A route is put back whatever it has become; a setting only if it has the value that was recorded.
         Change::Route { .. } => same_object(recorded, change),
-        Change::Address { .. } | Change::Sysctl { .. } => recorded == change,
+        Change::Address { .. } | Change::Unreachable { .. } | Change::Sysctl { .. } => recorded == change,
     }
 }
 
@@ -209,7 +209,10 @@ fn same_object(one: &Change, other: &Change) -> bool {
         (Change::Address { link, address }, Change::Address { link: link2, address: address2 }) => {
             (link, address) == (link2, address2)
         }
-        (Change::Route { destination, .. }, Change::Route { destination: other, .. }) => destination == other,
+        (Change::Route { destination, .. }, Change::Route { destination: other, .. })
+        | (Change::Unreachable { destination }, Change::Unreachable { destination: other }) => {
+            destination == other
+        }
         (Change::Sysctl { key, .. }, Change::Sysctl { key: other, .. }) => key == other,
         _ => false,
     }

@@ -38,6 +38,11 @@ pub enum Change {
         #[serde(flatten)]
         way: Way,
     },
+    /// Packets to `destination` go nowhere where it has no other route.
+    Unreachable {
+        /// Where the route leads that may be lost.
+        destination: IpNet,
+    },
     /// A kernel setting below `net.` has `value`.
     Sysctl {
         /// As `sysctl` writes it: `net.ipv4.conf.eth0.forwarding`; dots within a link's name are
@@ -83,6 +88,8 @@ pub enum Before {
     Address,
     /// A route of Drainpipe's own to that destination.
     Route(Way),
+    /// Unreachable without its route, by Drainpipe.
+    Unreachable,
     /// The kernel setting's value.
     Sysctl {
         /// As `sysctl` prints it.
@@ -110,6 +117,7 @@ impl Network {
         match change {
             Change::Address { link, address } => self.observe_address(link, *address).await,
             Change::Route { destination, way } => self.observe_route(*destination, way).await,
+            Change::Unreachable { destination } => self.observe_unreachable(*destination).await,
             Change::Sysctl { key, .. } => crate::sysctl::observe(key),
         }
     }
@@ -120,6 +128,7 @@ impl Network {
         Ok(match (change, now) {
             (Change::Address { .. }, now) => now == Before::Address,
             (Change::Route { way, .. }, Before::Route(now)) => now == sorted(way),
+            (Change::Unreachable { .. }, now) => now == Before::Unreachable,
             (Change::Sysctl { value, .. }, Before::Sysctl { value: now }) => now == *value,
             (Change::Route { .. } | Change::Sysctl { .. }, _) => false,
         })
@@ -130,6 +139,7 @@ impl Network {
         match change {
             Change::Address { link, address } => self.apply_address(link, *address).await,
             Change::Route { destination, way } => self.apply_route(*destination, way).await,
+            Change::Unreachable { destination } => self.apply_unreachable(*destination).await,
             Change::Sysctl { key, value } => crate::sysctl::apply(key, value),
         }
     }
@@ -139,11 +149,16 @@ impl Network {
     /// Safe to repeat, and safe if `change` was never applied.
     pub async fn undo(&self, change: &Change, before: &Before) -> Result<Undo, Error> {
         match (change, before) {
-            (Change::Address { .. }, Before::Address) => Ok(Undo::NothingToDo),
+            (Change::Address { .. }, Before::Address) | (Change::Unreachable { .. }, Before::Unreachable) => {
+                Ok(Undo::NothingToDo)
+            }
             (Change::Address { link, address }, Before::Absent) => self.remove_address(link, *address).await,
             (Change::Route { destination, .. }, Before::Absent) => self.remove_route(*destination).await,
             (Change::Route { destination, .. }, Before::Route(way)) => {
                 self.restore_route(*destination, way).await
+            }
+            (Change::Unreachable { destination }, Before::Absent) => {
+                self.remove_unreachable(*destination).await
             }
             (Change::Sysctl { key, value }, Before::Sysctl { value: before }) => {
                 crate::sysctl::restore(key, value, before)
@@ -158,6 +173,7 @@ impl fmt::Display for Change {
         match self {
             Self::Address { link, address } => write!(f, "address {address} on link {link}"),
             Self::Route { destination, way } => write!(f, "route to {destination}{way}"),
+            Self::Unreachable { destination } => write!(f, "{destination} unreachable without its route"),
             Self::Sysctl { key, value } => write!(f, "{key} = {value}"),
         }
     }

@@ -25,6 +25,7 @@ mod route;
 mod rss;
 mod speed;
 mod sysctl;
+mod unreachable;
 mod weights;
 
 pub use change::{Before, Change, NextHop, Undo, Way};

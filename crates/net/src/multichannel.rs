@@ -53,6 +53,9 @@ pub fn multichannel_changes(
     let mut changes = vec![hash_policy(own)];
     let links: BTreeSet<&str> = paths.iter().map(|path| path.link.as_str()).collect();
     changes.extend(links.into_iter().map(|link| ignore_linkdown(own, link)));
+    // Before the route, and so gone after it, also when it is put back: in no moment does what waits in the
+    // connections follow another route of the host.
+    changes.push(Change::Unreachable { destination: IpNet::from(peer) });
     changes.push(Change::Address { link: "lo".to_owned(), address: IpNet::from(own) });
     let way = Way {
         source: Some(own),
@@ -148,6 +151,7 @@ mod tests {
                 "net.ipv4.fib_multipath_hash_policy = 1",
                 "net.ipv4.conf.eth0.ignore_routes_with_linkdown = 1",
                 "net.ipv4.conf.eth1/100.ignore_routes_with_linkdown = 1",
+                "10.255.0.2/32 unreachable without its route",
                 "address 10.255.0.1/32 on link lo",
                 "route to 10.255.0.2/32 via 10.1.0.2 link eth0 weight 5 \
                  via 10.2.0.2 link eth1.100 weight 1 congctl cubic",
@@ -163,6 +167,7 @@ mod tests {
             [
                 "net.ipv6.fib_multipath_hash_policy = 1",
                 "net.ipv6.conf.eth0.ignore_routes_with_linkdown = 1",
+                "fd00::2/128 unreachable without its route",
                 "address fd00::1/128 on link lo",
                 "route to fd00::2/128 via fe80::2 link eth0 weight 1 \
                  via fe80::3 link eth0 weight 1 congctl cubic",

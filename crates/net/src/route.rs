@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::address::LOOPBACK;
 use crate::change::WEIGHT_MAX;
 use crate::network::{Network, collect, execute};
+use crate::unreachable::is_unreachable;
 use crate::{Before, Error, NextHop, Undo, Way};
 
 /// The route protocol number that marks Drainpipe's routes: `ip route` shows `proto 215`.
@@ -232,16 +233,22 @@ impl Network {
         Ok(messages)
     }
 
-    /// The routes of the main table to exactly this destination.
+    /// Those of them that are to exactly this destination.
+    pub(crate) async fn messages_to(&self, destination: IpNet) -> Result<Vec<RouteMessage>, Error> {
+        let mut messages = self.main_routes(destination).await?;
+        messages.retain(|message| destination_of(message) == Some(destination));
+        Ok(messages)
+    }
+
+    /// Those of them that lead there, and those of others.
     async fn routes(&self, destination: IpNet) -> Result<Vec<Route>, Error> {
-        let messages = self.main_routes(destination).await?;
-        let matching: Vec<_> =
-            messages.iter().filter(|message| destination_of(message) == Some(destination)).collect();
-        if matching.is_empty() {
+        let mut messages = self.messages_to(destination).await?;
+        messages.retain(|message| !is_unreachable(message));
+        if messages.is_empty() {
             return Ok(Vec::new());
         }
         let names = self.link_names().await?;
-        Ok(matching.into_iter().map(|message| route_from(message, &names)).collect())
+        Ok(messages.iter().map(|message| route_from(message, &names)).collect())
     }
 }
 

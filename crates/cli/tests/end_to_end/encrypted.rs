@@ -26,9 +26,9 @@ const LOOK: &str = "table inet look {
   }
 }";
 
-/// Segments that were counted so far.
+/// Segments that a counter of the table `look` has counted so far.
 #[track_caller]
-fn seen(lab: &TestLab, host: &str, counter: &str) -> u64 {
+pub(crate) fn seen(lab: &TestLab, host: &str, counter: &str) -> u64 {
     let printed = lab.exec(host, &["nft", "list", "counter", "inet", "look", counter]).done();
     let mut words = printed.split_whitespace().skip_while(|word| *word != "packets");
     words.nth(1).and_then(|packets| packets.parse().ok()).unwrap_or_else(|| panic!("{printed}"))

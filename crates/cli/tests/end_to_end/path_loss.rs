@@ -10,7 +10,8 @@ use drainpipe_engine::result::{MigrationResult, Outcome, PathState};
 use rustix::process::{Signal, kill_process};
 
 use crate::Test;
-use crate::bad_luck::{Scene, result_of};
+use crate::bad_luck::{Scene, result_of, slow_lab};
+use crate::encrypted::seen;
 use crate::guest::Guest;
 use crate::options;
 use crate::support::TestLab;
@@ -164,8 +165,24 @@ fn all_links_are_switched_off_for_five_seconds() {
     goes_on_after_five_seconds("link-down a");
 }
 
+/// Counts a migration's TCP segments that leave by the management network.
+const LOOK: &str = "table inet look {
+  counter elsewhere {}
+  chain leaving { type filter hook output priority 0;
+    oifname mgmt tcp dport 49152-49215 counter name elsewhere
+    oifname mgmt tcp sport 49152-49215 counter name elsewhere
+  }
+}";
+
+/// Without going another way meanwhile, though the hosts have one.
 fn goes_on_after_five_seconds(fault: &str) {
-    let scene = Scene::set();
+    let lab = slow_lab();
+    for (host, other) in [("a", "b"), ("b", "a")] {
+        let gateway = lab.agent_address(other).ip().to_string();
+        lab.exec(host, &["ip", "route", "add", "default", "via", &gateway]).done();
+        lab.exec(host, &["nft", LOOK]).done();
+    }
+    let scene = Scene::in_lab(lab);
     let migrating = scene.migrate(&["--option", "multichannel"]);
     for link in ["e0", "e1"] {
         scene.lab.fault(&format!("{fault} {link}"));
@@ -176,6 +193,8 @@ fn goes_on_after_five_seconds(fault: &str) {
     }
     let result = result_of(&migrating.wait());
     assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
+    assert_eq!(["a", "b"].map(|host| seen(&scene.lab, host, "elsewhere")), [0, 0], "{result:#?}");
+    assert!(result.elsewhere.is_empty(), "{result:#?}");
     scene.assert_settled("b");
 }
 

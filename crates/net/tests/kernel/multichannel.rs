@@ -15,6 +15,9 @@ const CONNECTIONS: usize = 64;
 const BLOCK_BYTES: usize = 16 * 1024;
 const DEADLINE: Duration = Duration::from_secs(20);
 
+/// Long enough for TCP to send again twice what was lost.
+const CUT_OFF: Duration = Duration::from_secs(1);
+
 /// The addresses of one test, from the left host's point of view.
 struct Plan {
     own: IpAddr,
@@ -294,6 +297,49 @@ fn a_path_leaves_the_route_and_comes_back() {
         assert_eq!(shown.contains("congctl"), congestion_control().is_some(), "{shown}");
         undo(&hosts.left, &shrunk);
         assert_eq!(hosts.left.state(), both);
+        undo(&hosts.left, &journal);
+        assert_eq!(routes(&hosts.left, plan.peer), "");
+    }
+}
+
+/// With a path over p0 alone, and default routes over p1.
+#[test]
+fn without_its_route_nothing_goes_another_way_and_connections_stay() {
+    if !may_make_namespaces() {
+        return;
+    }
+    for plan in [ipv4(), ipv6_over_link_local()] {
+        let hosts = TwoHosts::new();
+        let changes = |own, peer, gateways| {
+            multichannel_changes(own, peer, &hops(gateways)[..1], congestion_control()).unwrap()
+        };
+        let left = changes(plan.own, plan.peer, plan.peer_gateways);
+        let journal = apply(&hosts.left, &left);
+        apply(&hosts.right, &changes(plan.peer, plan.own, plan.own_gateways));
+        hosts.left.ip(&format!("route add default via {} dev p1", plan.peer_gateways[1]));
+        hosts.right.ip(&format!("route add default via {} dev p1", plan.own_gateways[1]));
+        let mut traffic = Traffic::open(&hosts, &plan);
+        traffic.exchange();
+
+        let idle = [counters(&hosts.left), counters(&hosts.right)];
+        hosts.left.ip("link set p0 down");
+        assert_eq!(
+            hosts.left.run(async || Network::open().unwrap().route_to(plan.peer).await.unwrap()),
+            None
+        );
+        let exchange = thread::spawn(move || traffic.exchange());
+        thread::sleep(CUT_OFF);
+        assert!(!exchange.is_finished(), "{}: it was not cut off", plan.peer);
+        for (idle, now) in idle.iter().zip([counters(&hosts.left), counters(&hosts.right)]) {
+            let elsewhere = now[1].tx_bytes - idle[1].tx_bytes;
+            assert!(elsewhere < BLOCK_BYTES as u64, "{}: {elsewhere} bytes", plan.peer);
+        }
+
+        hosts.left.ip("link set p0 up");
+        // Unlike IPv4's, the kernel has removed it.
+        hosts.left.ip("addr replace fe80::1/64 dev p0");
+        apply(&hosts.left, &left);
+        exchange.join().unwrap();
         undo(&hosts.left, &journal);
         assert_eq!(routes(&hosts.left, plan.peer), "");
     }

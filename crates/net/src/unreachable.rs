@@ -1,0 +1,68 @@
+//! The end of the way for packets to a destination that has lost its route.
+//!
+//! Without it they would follow the next less specific route, such as the default route, over a network that
+//! nobody has chosen for them. It is `unreachable`, and not `blackhole`: who connects is told that there is no
+//! route (EHOSTUNREACH) and not that an argument is invalid (EINVAL). To a connection that stands either is an
+//! error that passes: TCP sends again until there is a route, or until it gives up as it would anyway.
+
+use ipnet::IpNet;
+use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteType};
+use rustix::io::Errno;
+
+use crate::network::{Network, execute};
+use crate::route::{ROUTE_PROTOCOL, route_message};
+use crate::{Before, Error, Undo};
+
+/// Worse than that of any other route to the destination.
+const METRIC: u32 = u32::MAX;
+
+impl Network {
+    pub(crate) async fn observe_unreachable(&self, destination: IpNet) -> Result<Before, Error> {
+        let mut before = Before::Absent;
+        for message in self.messages_to(destination).await? {
+            let protocol = message.header.protocol.into();
+            if protocol != ROUTE_PROTOCOL {
+                return Err(Error::RouteTaken { destination, protocol });
+            }
+            if is_unreachable(&message) {
+                before = Before::Unreachable;
+            }
+        }
+        Ok(before)
+    }
+
+    pub(crate) async fn apply_unreachable(&self, destination: IpNet) -> Result<(), Error> {
+        if self.observe_unreachable(destination).await? == Before::Unreachable {
+            return Ok(());
+        }
+        let operation = format!("make {destination} unreachable without its route");
+        let message = unreachable_message(destination, &operation)?;
+        execute(&operation, self.netlink.route().add(message).execute()).await
+    }
+
+    pub(crate) async fn remove_unreachable(&self, destination: IpNet) -> Result<Undo, Error> {
+        if !self.messages_to(destination).await?.iter().any(is_unreachable) {
+            return Ok(Undo::NothingToDo);
+        }
+        let operation = format!("no longer make {destination} unreachable");
+        let message = unreachable_message(destination, &operation)?;
+        match execute(&operation, self.netlink.route().del(message).execute()).await {
+            Ok(()) => Ok(Undo::Undone),
+            Err(error) if error.errno() == Some(Errno::SRCH) => Ok(Undo::NothingToDo),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Whether it is one that Drainpipe has made.
+pub(crate) fn is_unreachable(message: &RouteMessage) -> bool {
+    u8::from(message.header.protocol) == ROUTE_PROTOCOL && message.header.kind == RouteType::Unreachable
+}
+
+fn unreachable_message(destination: IpNet, operation: &str) -> Result<RouteMessage, Error> {
+    let mut message = route_message(destination, operation)?;
+    message.header.protocol = ROUTE_PROTOCOL.into();
+    message.header.kind = RouteType::Unreachable;
+    message.attributes.push(RouteAttribute::Priority(METRIC));
+    Ok(message)
+}
