@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use socket2::{SockFilter, SockRef};
 
@@ -35,6 +36,12 @@ impl Vmm {
     /// all threads wait in the kernel, so all of them fail when the connections are cut.
     pub fn ignore_resets(&self, peer: SocketAddr) -> io::Result<usize> {
         self.each_connection(peer, |socket| socket.attach_filter(&WITHOUT_RESETS))
+    }
+
+    /// Has the kernel throw away what it has not sent on each connection of this QEMU to `peer`, when QEMU
+    /// closes it (`SO_LINGER`). Otherwise it goes on trying for minutes.
+    pub fn discard_unsent(&self, peer: SocketAddr) -> io::Result<usize> {
+        self.each_connection(peer, |socket| socket.set_linger(Some(Duration::ZERO)))
     }
 
     fn each_connection(

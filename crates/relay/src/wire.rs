@@ -6,6 +6,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use socket2::SockRef;
+
 use crate::error::RelayError;
 use crate::preamble::{self, PREAMBLE_BYTES, Token};
 use crate::records::Session;
@@ -42,6 +44,8 @@ impl Wire {
         let socket = TcpStream::connect_timeout(&address, CONNECT_DEADLINE).map_err(failed)?;
         breaker.add(&socket).map_err(failed)?;
         socket.set_nodelay(true).map_err(failed)?;
+        // A stream that breaks off leaves nothing behind that would be sent by whatever way there is then.
+        SockRef::from(&socket).set_linger(Some(Duration::ZERO)).map_err(failed)?;
         let end = Instant::now() + CONNECT_DEADLINE;
         let session = tls.map(|tls| tls::connect(Within { socket: &socket, end }, tls)).transpose()?;
         let mut wire = Self { socket, session };
@@ -96,6 +100,7 @@ impl Wire {
         if let Some(session) = &mut self.session {
             self.socket.write_all(&session.seal_end()?).map_err(RelayError::wire)?;
         }
+        SockRef::from(&self.socket).set_linger(None).map_err(RelayError::wire)?;
         self.socket.shutdown(Shutdown::Write).map_err(RelayError::wire)
     }
 

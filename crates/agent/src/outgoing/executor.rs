@@ -716,10 +716,23 @@ impl Executor {
         if let Err(error) = self.read_final_counters().await {
             warn!(%error, "no final counters");
         }
+        self.discard_unsent();
         let cancelled = qemu::cancel(self.vmm()?, QEMU_DEADLINE).await;
         // Not before: QEMU would call the migration failed.
         self.relay = None;
         cancelled.map(drop).map_err(Problem::failed)
+    }
+
+    /// What is left of the memory is not sent by whatever way there is once the network is put back. The relay
+    /// sees to it by itself.
+    fn discard_unsent(&self) {
+        let (Some(plan), Some(endpoint), Some(vmm)) = (&self.plan, &self.endpoint, &self.claimed.vmm) else {
+            return;
+        };
+        let address = listening_at(plan, endpoint).ok().filter(|_| self.relay.is_none());
+        if let Some(Err(error)) = address.map(|address| vmm.discard_unsent(address)) {
+            warn!(%error, "the kernel goes on trying to send what QEMU has left");
+        }
     }
 
     async fn resume_on_source(&mut self) -> Result<(), Problem> {

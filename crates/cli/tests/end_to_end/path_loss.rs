@@ -213,6 +213,9 @@ fn all_links_are_silent_for_longer_than_the_bound() {
     assert!(error.contains("nothing has arrived for 5 s over e0–e0, e1–e1"), "{result:#?}");
     // Told and tidied while the links are still dead: the agents reach each other by another network.
     scene.assert_settled("a");
+    let to_the_target = "( dport >= :49152 and dport <= :49215 )";
+    let unsent = scene.lab.exec("a", &["ss", "-Htn", "state", "fin-wait-1", to_the_target]).done();
+    assert_eq!(unsent, "", "what was not sent waits for a way");
 }
 
 fn the_target_agent_stands_still_for_a_while() {

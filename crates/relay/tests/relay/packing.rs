@@ -195,6 +195,23 @@ fn a_program_that_is_not_read_from_is_held_up_within_bounds() {
     assert!(program.write(&noise).is_err(), "it is told");
 }
 
+#[test]
+fn a_sender_that_breaks_off_sends_nothing_more() {
+    let target = packed(1);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let destination = listener.local_addr().unwrap();
+    let settings = SenderSettings { destination, ..target.settings(Treatment::Packed, 1) };
+    let (sender, path) = start(settings);
+    let mut program = UnixStream::connect(path).unwrap();
+    program.set_write_timeout(Some(Duration::from_millis(700))).unwrap();
+    let wire = listener.accept().unwrap().0;
+    let noise = content(1, 0);
+    while program.write_all(&noise).is_ok() {}
+    drop(sender);
+    // Nothing was read, so not all could be sent.
+    eventually("the connection is reset", || wire.take_error().unwrap().is_some());
+}
+
 type Expected = fn(&RelayError) -> bool;
 
 #[test]
