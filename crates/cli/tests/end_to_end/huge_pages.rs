@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
+
 use crate::check::check;
 use crate::guest::Guest;
 use crate::options;
@@ -19,16 +21,23 @@ const PAGES: u64 = MEMORY_MIB / PAGE_MIB;
 const SMALL_MIB: u64 = 16;
 
 /// Huge pages beside those that there were; given back when dropped.
-struct SetAside {
+pub(crate) struct SetAside {
     before: u64,
 }
 
 impl SetAside {
     /// None if the kernel has none to give.
-    fn pages(count: u64) -> Option<Self> {
+    pub(crate) fn pages(count: u64) -> Option<Self> {
         let before = fs::read_to_string(SETTING).ok()?.trim().parse().ok()?;
         let set_aside = Self { before };
         set_aside.resize(count).then_some(set_aside)
+    }
+
+    /// So many bytes of them cleared by the kernel once.
+    pub(crate) fn touched(self, bytes: u64) -> Self {
+        let all = memfd_create("drainpipe-huge-pages", MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB).unwrap();
+        fallocate(all, FallocateFlags::empty(), 0, bytes).expect("the pages are free");
+        self
     }
 
     /// Whether there are so many.
