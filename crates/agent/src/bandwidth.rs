@@ -21,6 +21,7 @@ use crate::agent::Agent;
 use crate::api::types::{BandwidthShare, BandwidthView};
 use crate::journal::{Journal, JournalError};
 use crate::lock::lock;
+use crate::outgoing::Running;
 use crate::vms::QMP_DEADLINE;
 
 /// How often a migration's share is looked at.
@@ -28,6 +29,12 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// How long the target may take to say what share it grants; the last answer holds meanwhile.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(1);
+
+/// Who leaves the links to another one that is about to be paused takes so small a part of them.
+const SHARE_OF_WAY_GIVEN: u64 = 8;
+
+/// For so long at most, whatever it is told.
+const GIVES_WAY_MAX: Duration = Duration::from_secs(5);
 
 /// A source that has not asked for so long sends nothing any more.
 const ASKED_WITHIN: Duration = Duration::from_secs(4);
@@ -117,23 +124,18 @@ pub(crate) struct Throttle {
 
 impl Throttle {
     /// For a migration that has begun to send.
-    pub(crate) fn start(
-        agent: &Arc<Agent>,
-        migration: &str,
-        target: &str,
-        plan: &Plan,
-        valve: Valve,
-    ) -> Self {
+    pub(crate) fn start(agent: &Arc<Agent>, running: &Running, plan: &Plan, valve: Valve) -> Self {
         let (tell, limit_mbps) = watch::channel(None);
         let flight = Flight {
             agent: Arc::clone(agent),
-            migration: migration.into(),
-            target: target.into(),
+            migration: running.id().into(),
+            target: running.target().into(),
+            way_given: running.way_given(),
             could_use_mbps: plan.carried_mbps().map_or(SPEED_UNKNOWN_MBPS, |mbps| mbps.max(1)),
             valve: valve.clone(),
         };
         let following = tokio::spawn(flight.follow(tell));
-        Self { agent: Arc::clone(agent), migration: migration.into(), following, valve, limit_mbps }
+        Self { agent: Arc::clone(agent), migration: running.id().into(), following, valve, limit_mbps }
     }
 
     /// What the migration is to be told if the limit has changed since this was last asked.
@@ -157,6 +159,7 @@ struct Flight {
     agent: Arc<Agent>,
     migration: String,
     target: String,
+    way_given: watch::Receiver<bool>,
     could_use_mbps: u64,
     valve: Valve,
 }
@@ -183,8 +186,11 @@ impl Valve {
 }
 
 impl Flight {
-    async fn follow(self, tell: watch::Sender<Option<u64>>) {
-        let mut granted_mbps = None;
+    async fn follow(mut self, tell: watch::Sender<Option<u64>>) {
+        let gives_way_until = Instant::now() + GIVES_WAY_MAX;
+        let (mut granted_mbps, mut set_mbps) = (None, None);
+        // Before the target is asked: by then it would send.
+        self.set(self.with_way_given(None, gives_way_until), &mut set_mbps).await;
         loop {
             if let Ok(share) = self.ask_target().await {
                 granted_mbps = share.mbps;
@@ -193,14 +199,38 @@ impl Flight {
             let wanted_mbps = granted_mbps.map_or(self.could_use_mbps, |mbps| mbps.min(self.could_use_mbps));
             let own_mbps = share_of_leaving(&self.agent, &self.migration, wanted_mbps);
             let limit_mbps = own_mbps.into_iter().chain(granted_mbps).min();
-            if limit_mbps != *tell.borrow() {
-                match self.valve.set(limit_mbps).await {
-                    Ok(()) => drop(tell.send_replace(limit_mbps)),
-                    Err(error) => warn!(migration = self.migration, %error, "the bandwidth limit is not set"),
+            let look_again = Instant::now() + LOOK_EVERY;
+            loop {
+                let is_set = self.set(self.with_way_given(limit_mbps, gives_way_until), &mut set_mbps).await;
+                if is_set && limit_mbps != *tell.borrow() {
+                    tell.send_replace(limit_mbps);
+                }
+                match tokio::time::timeout_at(look_again.into(), self.way_given.changed()).await {
+                    Ok(Ok(())) => {}
+                    // The migration is over.
+                    Ok(Err(_)) => return,
+                    Err(_) => break,
                 }
             }
-            tokio::time::sleep(LOOK_EVERY).await;
         }
+    }
+
+    fn with_way_given(&self, limit_mbps: Option<u64>, until: Instant) -> Option<u64> {
+        let gives_way = *self.way_given.borrow() && Instant::now() < until;
+        let small_mbps = gives_way.then(|| (self.could_use_mbps / SHARE_OF_WAY_GIVEN).max(1));
+        limit_mbps.into_iter().chain(small_mbps).min()
+    }
+
+    /// Whether this limit holds.
+    async fn set(&self, limit_mbps: Option<u64>, set_mbps: &mut Option<u64>) -> bool {
+        if limit_mbps == *set_mbps {
+            return true;
+        }
+        match self.valve.set(limit_mbps).await {
+            Ok(()) => *set_mbps = limit_mbps,
+            Err(error) => warn!(migration = self.migration, %error, "the bandwidth limit is not set"),
+        }
+        limit_mbps == *set_mbps
     }
 
     async fn ask_target(&self) -> Result<BandwidthShare, Problem> {

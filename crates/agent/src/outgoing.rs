@@ -68,6 +68,7 @@ pub(crate) struct Running {
     progress: watch::Sender<Progress>,
     stage: watch::Sender<Stage>,
     turn: watch::Sender<Turn>,
+    gives_way: watch::Sender<bool>,
     // By the operator's word, which is asked for only once the hand-over is recorded.
     target_lost: watch::Sender<bool>,
     // Only while the journal cannot have it: the outcome is open still, or the disk is full.
@@ -115,6 +116,21 @@ impl Running {
     /// Lets it send: at once, or as soon as it can.
     pub(crate) fn release(&self) {
         self.turn.send_replace(Turn::Now);
+    }
+
+    /// Leaves the links to another one, until told otherwise and for some seconds at most.
+    pub(crate) fn give_way(&self) {
+        self.gives_way.send_replace(true);
+    }
+
+    /// May have all of the links.
+    pub(crate) fn take_all(&self) {
+        self.gives_way.send_replace(false);
+    }
+
+    /// Whether it leaves the links to another one, now and from now on.
+    pub(crate) fn way_given(&self) -> watch::Receiver<bool> {
+        self.gives_way.subscribe()
     }
 
     /// Whether it waits, or will wait, to be released.

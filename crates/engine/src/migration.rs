@@ -160,6 +160,8 @@ pub enum Stage {
     Ready,
     /// Steps 6 and 7: it uses the links.
     Sending,
+    /// The same, and little is left: it will be paused soon.
+    Ending,
     /// Step 8: the VM is paused, and its last bytes are on the links.
     SwitchingOver,
     /// Steps 9 and 10: all has been sent.
@@ -216,6 +218,11 @@ pub struct Timings {
     pub ended_ms: Option<f64>,
 }
 
+/// So long before all memory has been gone through, a transfer is near its end. The next VM of a drain takes 100 ms
+/// and more to its first byte. The two then share the links for as long as QEMU takes to notice what is left for
+/// this one, before it decides that the rest fits the pause; and it is looked at ten times a second.
+pub const ENDING_MS: f64 = 300.0;
+
 /// How many lines a migration's log may have; a migration has about twenty.
 const LOG_LINES: usize = 200;
 
@@ -241,6 +248,8 @@ pub struct Migration {
     throttle_percent: Option<u8>,
     most_throttled_percent: Option<u8>,
     awaits_place_since_ms: Option<f64>,
+    // Little was left of its memory at the last reading.
+    is_ending: bool,
     log: Vec<LogLine>,
 }
 
@@ -294,6 +303,7 @@ impl Migration {
             throttle_percent: None,
             most_throttled_percent: None,
             awaits_place_since_ms: None,
+            is_ending: false,
             log: Vec::new(),
         }
     }
@@ -304,6 +314,7 @@ impl Migration {
             Event::Progress(transferred, arrivals) => {
                 self.meter.record(now_ms, transferred);
                 self.meter.record_paths(now_ms, arrivals);
+                self.is_ending = self.meter.left_ms().is_some_and(|left_ms| left_ms <= ENDING_MS);
                 self.check_limits(now_ms)
             }
             Event::Tick => self.check_limits(now_ms).or_else(|| self.wait_on(now_ms)),
@@ -764,6 +775,7 @@ impl Migration {
             Phase::Preparing(_) if self.awaits_place_since_ms.is_some() => Stage::AwaitingPlace,
             Phase::Preparing(_) => Stage::Preparing,
             Phase::AwaitingTurn { .. } => Stage::Ready,
+            Phase::Copying if self.is_ending => Stage::Ending,
             Phase::StartingTransfer | Phase::Copying => Stage::Sending,
             Phase::SwitchingOver | Phase::RecordingHandOver => Stage::SwitchingOver,
             Phase::ResumingOnTarget { .. }

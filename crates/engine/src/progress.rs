@@ -135,6 +135,11 @@ impl ProgressMeter {
         self.readings.back().map_or(0, |(_, transferred)| transferred.rounds)
     }
 
+    /// Until all that is dirty has been gone through, at this rate; absent while nothing is known.
+    pub fn left_ms(&self) -> Option<f64> {
+        self.eta_ms(self.readings.back()?.1)
+    }
+
     /// The state for people.
     pub fn progress(&self, step: Step, now_ms: f64) -> Progress {
         let last = self.readings.back().map(|(_, transferred)| *transferred).unwrap_or_default();

@@ -22,8 +22,11 @@ use crate::api::types::{DrainRequest, MigrateRequest};
 use crate::journal::DrainRecord;
 use crate::outgoing::{self, Running, Turn};
 
-/// How often the engine is told that time has passed, and of each VM how much of it has arrived.
+/// How often the engine is told that time has passed.
 const TICK: Duration = Duration::from_millis(200);
+
+/// How often it is told of each VM how much of it has arrived.
+const TELL_EVERY: Duration = Duration::from_millis(100);
 
 /// Events that may wait. Who has more to tell waits, too.
 const NEWS_MAX: usize = 64;
@@ -151,6 +154,8 @@ impl Executor {
     fn perform(&mut self, action: Action) {
         match action {
             Action::Begin { vm, target } => self.begin(vm, target),
+            Action::GiveWay { vm } => self.with_flight(&vm, Running::give_way),
+            Action::TakeAll { vm } => self.with_flight(&vm, Running::take_all),
             Action::Release { vm } => self.with_flight(&vm, Running::release),
             Action::Cancel { vm } => self.with_flight(&vm, Running::cancel),
             Action::Plan => self.plan(),
@@ -283,7 +288,7 @@ async fn follow(agent: Arc<Agent>, flight: Arc<Running>, tell: mpsc::Sender<Even
             return;
         }
         // A closed channel means the end, which is told before.
-        let _ = timeout(TICK, stages.changed()).await;
+        let _ = timeout(TELL_EVERY, stages.changed()).await;
     }
 }
 
@@ -291,6 +296,7 @@ fn event_of(stage: Stage, vm: String) -> Option<Event> {
     match stage {
         Stage::AwaitingPlace => Some(Event::Crowded { vm }),
         Stage::Ready => Some(Event::Prepared { vm }),
+        Stage::Ending => Some(Event::Ending { vm }),
         // The first of these two may have been missed; the second of two says nothing new.
         Stage::SwitchingOver | Stage::Sent => Some(Event::Paused { vm }),
         Stage::Preparing | Stage::Sending | Stage::Undoing | Stage::Ended => None,

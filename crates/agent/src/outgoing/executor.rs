@@ -125,6 +125,7 @@ impl Executor {
             progress: watch::Sender::new(first),
             stage: watch::Sender::new(Stage::Preparing),
             turn: watch::Sender::new(turn),
+            gives_way: watch::Sender::new(false),
             target_lost: watch::Sender::new(false),
         });
         agent.outgoing.lock().insert(id, Arc::clone(&running));
@@ -413,8 +414,7 @@ impl Executor {
             Some(relay) => Some(Valve::Relay(relay.limiter())),
             None => self.claimed.vmm.as_ref().map(|vmm| Valve::Qemu(Arc::clone(vmm))),
         };
-        self.throttle = valve
-            .map(|valve| Throttle::start(&self.agent, &self.running.id, &self.running.target, plan, valve));
+        self.throttle = valve.map(|valve| Throttle::start(&self.agent, &self.running, plan, valve));
         Ok(())
     }
 
@@ -507,7 +507,10 @@ impl Executor {
                 if !losing.is_empty() {
                     self.agent.watches.suspect(&self.running.target, &losing).await;
                 }
-                self.measurements.beside(self.agent.outgoing.sending_beside(&self.running.id));
+                // In its last moments the next one of a drain is there already.
+                if *self.running.stage.borrow() == Stage::Sending {
+                    self.measurements.beside(self.agent.outgoing.sending_beside(&self.running.id));
+                }
                 self.note_cpu_throttle(status.throttle_percent);
                 let transferred = self.transferred(&status);
                 self.follow_downtime_limit(transferred.rounds).await;

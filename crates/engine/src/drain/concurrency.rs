@@ -22,6 +22,13 @@ const WINDOW_MS: f64 = 2_000.0;
 /// could, each second counts.
 const GLANCE_MS: f64 = 400.0;
 
+/// Links of which so much is carried are full: more at a time could carry some percent more, and costs each guest a
+/// longer pause.
+pub(super) const NEARLY_FULL: f64 = 0.92;
+
+/// While so much of the links is carried, a short look does not tell whether they are full.
+const HALF_FULL: f64 = 0.5;
+
 /// What is clear after a second: far above the noise of that time. After half a second it must be twice.
 const CLEAR: f64 = 0.15;
 
@@ -167,8 +174,8 @@ impl Concurrency {
         let carries = arrived_bytes.saturating_sub(first.bytes) as f64 / span_ms;
         match self.trial {
             Some(trial) => self.judge(since_ms, trial, carries, span_ms),
-            // In a short time the start of one VM counts too much.
-            None if span_ms < WINDOW_MS && idle_ms > LOSS * span_ms => {}
+            // In a short time the start of one VM counts too much, and noise where the links are nearly full.
+            None if span_ms < WINDOW_MS && (idle_ms > LOSS * span_ms || self.carry(HALF_FULL, carries)) => {}
             None => self.measured(now_ms, carries, span_ms),
         }
     }
@@ -252,8 +259,12 @@ impl Concurrency {
 
     /// Whether more at a time could not carry so much more that it would pay.
     fn links_are_full(&self) -> bool {
-        let (Some(links), Some(carries)) = (self.links, self.carries) else { return false };
-        carries * (1.0 + GAIN) >= links
+        self.carries.is_some_and(|carries| self.carry(NEARLY_FULL, carries))
+    }
+
+    /// Whether this is such a share of what all links carry.
+    fn carry(&self, share: f64, carries: f64) -> bool {
+        self.links.is_some_and(|links| carries >= share * links)
     }
 }
 

@@ -9,8 +9,7 @@ use utoipa::ToSchema;
 use super::concurrency::Concurrency;
 use super::placement::{Place, place, without_reserve};
 use super::predict::{
-    GOODPUT_SHARE, Prediction, bytes_per_ms, completion_ms, paths_mbps, predict, setup_ms, vm_mbps,
-    whole_bytes,
+    GOODPUT_SHARE, Prediction, all_mbps, bytes_per_ms, completion_ms, predict, setup_ms, vm_mbps, whole_bytes,
 };
 use super::schedule::{Course, Links, Schedule, Transfer, schedule};
 use super::view::{DrainView, TargetView, VmView};
@@ -196,10 +195,7 @@ fn schedule_of(view: &DrainView, going: &[Going<'_>], concurrency: Concurrency) 
     let of_target = |mbps: fn(&TargetView) -> f64| {
         view.targets.iter().map(|target| bytes_per_ms(mbps(target))).collect::<Vec<_>>()
     };
-    let links = Links {
-        vm_bytes_per_ms: of_target(vm_mbps),
-        target_bytes_per_ms: of_target(|target| paths_mbps(target).max(vm_mbps(target))),
-    };
+    let links = Links { vm_bytes_per_ms: of_target(vm_mbps), target_bytes_per_ms: of_target(all_mbps) };
     let transfer = |going: &Going<'_>| Transfer {
         target: going.target,
         load: going.prediction.load,

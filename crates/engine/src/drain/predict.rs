@@ -1,6 +1,6 @@
 //! What moving a VM will take: what it has to send, and what its links carry.
 
-use super::concurrency::Concurrency;
+use super::concurrency::{Concurrency, NEARLY_FULL};
 use super::schedule::{Course, Links, Transfer, schedule};
 use super::view::{MemorySample, Remembered, TargetView, VmView};
 use crate::migration::downtime_limit_ms;
@@ -140,6 +140,13 @@ pub(super) fn paths_mbps(target: &TargetView) -> f64 {
         0 => UNKNOWN_SPEED_MBPS * GOODPUT_SHARE,
         known => known as f64 * GOODPUT_SHARE,
     }
+}
+
+/// What all transfers to this target carry together, in Mb/s. Where one VM's nearly fills the paths, what is missing
+/// is no room for another one.
+pub(super) fn all_mbps(target: &TargetView) -> f64 {
+    let (vm, paths) = (vm_mbps(target), paths_mbps(target));
+    if vm >= NEARLY_FULL * paths { vm } else { paths }
 }
 
 /// Steps 1 to 5 of a migration to this target, in ms.

@@ -26,11 +26,12 @@ mod pace;
 mod planning;
 #[cfg(test)]
 mod tests;
+mod turns;
 
 use std::collections::BTreeSet;
 
 use super::concurrency::Concurrency;
-use super::plan::{DrainPlan, Move, Stay};
+use super::plan::{DrainPlan, Stay};
 use super::status::{DrainState, DrainStatus};
 use crate::problem::Problem;
 use entry::{Entry, Patience, Stage};
@@ -71,6 +72,17 @@ pub enum Action {
         vm: String,
         /// Where it goes.
         target: String,
+    },
+    /// Let it leave the links to others once it is released: one of them is about to be paused. Until
+    /// [`Action::TakeAll`], and for some seconds at most.
+    GiveWay {
+        /// The VM.
+        vm: String,
+    },
+    /// Let it have all of the links.
+    TakeAll {
+        /// The VM.
+        vm: String,
     },
     /// Let its memory go over the links.
     Release {
@@ -120,7 +132,12 @@ pub enum Event {
         /// Bytes that the target's host has confirmed.
         bytes: u64,
     },
-    /// This VM is paused for its last bytes: the links are free for another one, which takes as long to begin.
+    /// Little of this VM is left to send, by its migration.
+    Ending {
+        /// The VM.
+        vm: String,
+    },
+    /// This VM is paused for its last bytes.
     Paused {
         /// The VM.
         vm: String,
@@ -151,10 +168,6 @@ pub enum MoveEnd {
     /// It is not known where it runs, until the target answers.
     Undecided(Problem),
 }
-
-/// VMs that are prepared, or being prepared, beyond those that may be on the links: with two the links need
-/// not wait for steps 1 to 5, even if one of them fails.
-const AHEAD: u8 = 2;
 
 /// Why nothing new is begun any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -228,7 +241,8 @@ impl Drain {
             Event::Begun { vm, migration } => self.of(&vm, |entry| entry.migration = Some(migration)),
             Event::Crowded { vm } => self.of(&vm, Entry::crowded),
             Event::Prepared { vm } => self.of(&vm, Entry::prepared),
-            Event::Arrived { vm, bytes } => self.arrived(&vm, bytes),
+            Event::Arrived { vm, bytes } => self.arrived(now_ms, &vm, bytes),
+            Event::Ending { vm } => self.of(&vm, |entry| entry.ending(now_ms)),
             Event::Paused { vm } => self.of(&vm, |entry| entry.paused(now_ms)),
             Event::Ended { vm, end } => self.move_ended(now_ms, &vm, end),
             Event::CancelRequested => self.cancel_requested = true,
@@ -243,17 +257,11 @@ impl Drain {
         }
     }
 
-    fn arrived(&mut self, vm: &str, bytes: u64) {
-        let mut more = 0;
-        self.of(vm, |entry| more = entry.arrived(bytes));
-        self.pace.arrived(more);
-    }
-
     fn tick(&mut self, now_ms: f64) {
-        let on_links = self.count(|entry| entry.stage == Stage::Transferring);
-        if on_links > 0 {
+        if self.count(|entry| entry.stage == Stage::Transferring) > 0 {
             self.pace.sample(now_ms);
         }
+        let on_links = self.count(|entry| entry.stage == Stage::Transferring && !entry.is_ending(now_ms));
         self.concurrency.observe(now_ms, self.pace.arrived_bytes(), on_links, self.turns);
     }
 
@@ -302,8 +310,9 @@ impl Drain {
             self.release(now_ms, &mut actions);
             self.look_again(now_ms);
             self.make_plan(&mut actions);
-            self.begin_more(&mut actions);
+            self.begin_more(now_ms, &mut actions);
         }
+        self.take_all(now_ms, &mut actions);
         self.take_back_endless(&mut actions);
         self.finish(now_ms, &mut actions);
         actions
@@ -355,48 +364,6 @@ impl Drain {
 
     fn endless_last(&mut self) {
         self.entries.sort_by_key(|entry| entry.patience != Patience::Untried);
-    }
-
-    fn release(&mut self, now_ms: f64, actions: &mut Vec<Action>) {
-        let on_links = self.count(|entry| entry.stage == Stage::Transferring);
-        let free = self.concurrency.allowed().saturating_sub(on_links);
-        let ready = self.entries.iter_mut().filter(|entry| entry.stage == Stage::Ready);
-        for entry in ready.take(usize::from(free)) {
-            entry.stage = Stage::Transferring;
-            self.turns += 1;
-            actions.push(Action::Release { vm: entry.planned.vm.clone() });
-        }
-        if !actions.is_empty() {
-            self.pace.begins(now_ms);
-        }
-    }
-
-    /// Not while a plan is made: it counts on the room that what is begun now would take.
-    fn begin_more(&mut self, actions: &mut Vec<Action>) {
-        while self.planning == Planning::Not
-            && let Some(next) = self.next_to_begin()
-        {
-            let entry = &mut self.entries[next];
-            entry.begin();
-            let Move { vm, target, .. } = entry.planned.clone();
-            actions.push(Action::Begin { vm, target });
-        }
-    }
-
-    /// Who waits for a place at its target keeps nobody from being prepared for another one.
-    fn next_to_begin(&self) -> Option<usize> {
-        let ahead = self.count(|entry| matches!(entry.stage, Stage::Preparing | Stage::Ready));
-        let outbound = self.count(|entry| entry.stage.is_under_way());
-        if ahead >= self.concurrency.allowed().saturating_add(AHEAD) || outbound >= self.limits.outbound {
-            return None;
-        }
-        self.entries.iter().position(|entry| {
-            entry.stage == Stage::Waiting && self.inbound(&entry.planned.target) < self.limits.inbound
-        })
-    }
-
-    fn inbound(&self, target: &str) -> u8 {
-        self.count(|entry| entry.stage.is_under_way() && entry.planned.target == target)
     }
 
     fn finish(&mut self, now_ms: f64, actions: &mut Vec<Action>) {

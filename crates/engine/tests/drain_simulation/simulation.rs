@@ -110,6 +110,8 @@ struct Simulation {
     answer: Option<Answer>,
     cancelled: bool,
     finished: bool,
+    /// VMs that leave the links to others.
+    giving_way: BTreeSet<String>,
 }
 
 /// Runs one seed to its end; the rule that was broken, if one was.
@@ -160,6 +162,7 @@ impl Simulation {
             answer: None,
             cancelled: false,
             finished: false,
+            giving_way: BTreeSet::new(),
         };
         simulation.perform(None, actions)?;
         Ok(simulation)
@@ -207,6 +210,7 @@ impl Simulation {
         self.world.restart();
         self.answer = None;
         self.cancelled = false;
+        self.giving_way.clear();
         self.begun_ms = self.now_ms;
         let fresh = plan(&self.world.view(), self.seed_limits.transfers);
         let (drain, actions) = Drain::begin(fresh, self.seed_limits, self.now_ms);
@@ -227,6 +231,8 @@ impl Simulation {
             }
             match action {
                 Action::Begin { vm, target } => self.begin(&vm, &target)?,
+                Action::GiveWay { vm } => self.give_way(&vm)?,
+                Action::TakeAll { vm } => self.take_all(&vm)?,
                 Action::Release { vm } => self.release(&vm)?,
                 Action::Cancel { vm } => self.cancel(&vm)?,
                 Action::Plan => self.make_plan()?,
@@ -256,9 +262,27 @@ impl Simulation {
         if vm.begun > u64::from(self.seed_limits.attempts) + gives_way {
             return Err(format!("{} is tried too often", vm.name));
         }
+        self.giving_way.remove(&vm.name);
         vm.flight = Some(Flight { target, step: Step::Begun, released: false, cancelled: false });
         self.begun += 1;
         Ok(())
+    }
+
+    fn give_way(&mut self, vm: &str) -> Result<(), String> {
+        let index = self.index(vm)?;
+        let others = self.world.vms.iter().enumerate().filter(|(other, _)| *other != index);
+        // One that has ended, which was not heard yet, counts.
+        if !others.into_iter().any(|(_, other)| other.begun > 0) {
+            return Err(format!("{vm} gives way to nobody"));
+        }
+        if !self.giving_way.insert(vm.to_owned()) {
+            return Err(format!("{vm} gives way twice"));
+        }
+        Ok(())
+    }
+
+    fn take_all(&mut self, vm: &str) -> Result<(), String> {
+        if self.giving_way.remove(vm) { Ok(()) } else { Err(format!("{vm} did not give way")) }
     }
 
     fn release(&mut self, vm: &str) -> Result<(), String> {
@@ -273,11 +297,7 @@ impl Simulation {
         }
         flight.released = true;
         self.check_turn(index)?;
-        let on_links = self.on_links();
-        if on_links > usize::from(self.drain.status(self.now_ms).transfers) {
-            return Err(format!("too many on the links: {on_links}"));
-        }
-        Ok(())
+        self.check_links(self.drain.status(self.now_ms).transfers)
     }
 
     /// Who has sent more than it should keeps nobody waiting who has not.
@@ -292,9 +312,17 @@ impl Simulation {
         }
     }
 
-    fn on_links(&self) -> usize {
-        let flights = self.world.vms.iter().filter_map(|vm| vm.flight);
-        flights.filter(|flight| flight.released && flight.step != Step::Sent).count()
+    /// One more may be there while another is about to be paused.
+    fn check_links(&self, most: u8) -> Result<(), String> {
+        let flying = self.world.vms.iter().filter_map(|vm| Some((vm, vm.flight?)));
+        let on_links = flying.filter(|(_, flight)| flight.released && flight.step != Step::Sent);
+        let on_links: Vec<bool> = on_links.map(|(vm, _)| vm.is_ending()).collect();
+        let (all, ending) = (on_links.len(), on_links.iter().filter(|is_ending| **is_ending).count());
+        let most = usize::from(most);
+        if all - ending > most || all > most.saturating_add(1) {
+            return Err(format!("too many on the links: {all}, of which {ending} near their end"));
+        }
+        Ok(())
     }
 
     fn cancel(&mut self, vm: &str) -> Result<(), String> {
@@ -343,6 +371,9 @@ impl Simulation {
         if self.answer.is_some() || self.world.vms.iter().any(|vm| vm.flight.is_some()) {
             return Err("it is over while something is under way".into());
         }
+        if let Some(vm) = self.giving_way.first() {
+            return Err(format!("it is over, and {vm} gives way"));
+        }
         self.finished = true;
         Ok(())
     }
@@ -354,9 +385,7 @@ impl Simulation {
             return Err("too many leave this host".into());
         }
         let most = self.seed_limits.transfers.unwrap_or(u8::MAX);
-        if self.on_links() > usize::from(most) {
-            return Err("too many on the links".into());
-        }
+        self.check_links(most)?;
         for host in 0..self.world.hosts.len() {
             let inbound = flights.iter().filter(|flight| flight.target == host).count();
             if inbound > usize::from(self.seed_limits.inbound) {

@@ -187,6 +187,7 @@ impl World {
             match action {
                 Action::Begin { vm, target } => self.begin(side, &vm, &target)?,
                 Action::Release { vm } => self.release(&vm),
+                Action::GiveWay { .. } | Action::TakeAll { .. } => {}
                 Action::Cancel { vm } => return Err(format!("{vm} is cancelled for no reason")),
                 Action::Plan => {
                     self.sides[side].planning = self.sides[side].drain.as_ref().map(Drain::standing);

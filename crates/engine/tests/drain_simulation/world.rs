@@ -139,6 +139,11 @@ impl Vm {
         self.times == ENDLESS
     }
 
+    /// Whether little of it may be left, at links that carry GiB in no time.
+    pub(crate) fn is_ending(&self) -> bool {
+        matches!(self.flight, Some(Flight { step: Step::Sending(1..), .. }))
+    }
+
     /// Whether it has sent more than it should have.
     pub(crate) fn overstays(&self) -> bool {
         match self.flight.map(|flight| flight.step) {
@@ -287,6 +292,10 @@ impl World {
                 let more = if gib < self.vms[vm].gib { 1 } else { self.vms[vm].gib };
                 self.step(vm, Step::Sending(gib + more));
                 let name = self.vms[vm].name.clone();
+                if gib + more >= self.vms[vm].gib {
+                    // Also when more rounds follow, and in each of them.
+                    self.tell_maybe(vm, Event::Ending { vm: name.clone() }, random);
+                }
                 self.tell_maybe(vm, Event::Arrived { vm: name, bytes: (gib + more) * GIB }, random);
             }
             Step::Sending(_) => {

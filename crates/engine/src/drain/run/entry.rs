@@ -51,6 +51,13 @@ const CONVERGES_WITHIN: f64 = 5.0;
 /// steps, each after two rounds at most, and it then has to converge.
 const GIVEN_UP_AFTER: f64 = 20.0;
 
+/// A VM of which little is left should be paused by then: three times what it takes where the next one shares the
+/// links.
+const ENDS_WITHIN_MS: f64 = 2_000.0;
+
+/// A VM that is paused should have moved by then. Others wait no longer for what may fail.
+const TAKEN_OVER_WITHIN_MS: f64 = 1_000.0;
+
 /// How long a VM that does not converge is borne with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Patience {
@@ -60,6 +67,15 @@ pub(super) enum Patience {
     Yielded,
     /// It was tried long enough.
     Exhausted,
+}
+
+/// What a VM that sends does with the links.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// It uses what it can.
+    Taken,
+    /// It leaves them to another one that is about to be paused.
+    Given,
 }
 
 /// A VM that was planned to move.
@@ -80,6 +96,9 @@ pub(super) struct Entry {
     pub(super) sent_bytes: u64,
     error: Option<Problem>,
     left_out_why: String,
+    pub(super) way: Way,
+    // Little of it is left to send, since then.
+    ending_since_ms: Option<f64>,
     paused_at_ms: Option<f64>,
     transfer_ms: Option<f64>,
 }
@@ -98,6 +117,8 @@ impl Entry {
             sent_bytes: 0,
             error: None,
             left_out_why: String::new(),
+            way: Way::Taken,
+            ending_since_ms: None,
             paused_at_ms: None,
             transfer_ms: None,
         }
@@ -119,6 +140,8 @@ impl Entry {
         self.stage = Stage::Preparing;
         self.attempts = self.attempts.saturating_add(1);
         self.sent_bytes = 0;
+        self.way = Way::Taken;
+        self.ending_since_ms = None;
         self.paused_at_ms = None;
         self.cancelled = false;
     }
@@ -177,6 +200,33 @@ impl Entry {
         let more = bytes.saturating_sub(self.sent_bytes);
         self.sent_bytes += more;
         more
+    }
+
+    /// What should still be sent, by the prediction. All of it as long as nothing has arrived.
+    pub(super) fn left_bytes(&self) -> f64 {
+        if self.sent_bytes == 0 {
+            return f64::INFINITY;
+        }
+        self.planned.predicted_bytes.saturating_sub(self.sent_bytes) as f64
+    }
+
+    pub(super) fn ending(&mut self, now_ms: f64) {
+        if self.stage == Stage::Transferring {
+            self.ending_since_ms.get_or_insert(now_ms);
+        }
+    }
+
+    /// Whether it is still on the links, with little left. One that does not come to its end is as any other.
+    pub(super) fn is_ending(&self, now_ms: f64) -> bool {
+        let is_recent = |since_ms| now_ms - since_ms < ENDS_WITHIN_MS;
+        self.stage == Stage::Transferring && self.ending_since_ms.is_some_and(is_recent)
+    }
+
+    /// Whether it is about to stand still, or does, or has just been taken over.
+    pub(super) fn is_near_pause(&self, now_ms: f64) -> bool {
+        let is_recent = |ms| ms < TAKEN_OVER_WITHIN_MS;
+        let is_finishing = self.stage == Stage::Finishing && self.finishing_ms(now_ms).is_some_and(is_recent);
+        is_finishing || self.is_ending(now_ms)
     }
 
     pub(super) fn paused(&mut self, now_ms: f64) {

@@ -73,11 +73,16 @@ impl Pace {
     }
 
     pub(super) fn rate_mbps(&self, now_ms: f64) -> f64 {
+        self.bytes_per_ms(now_ms) * 8.0 / 1_000.0
+    }
+
+    /// Of all VMs in the last two seconds.
+    pub(super) fn bytes_per_ms(&self, now_ms: f64) -> f64 {
         if self.is_idle(now_ms) {
             return 0.0;
         }
         let first = self.samples.iter().rfind(|(at_ms, _)| *at_ms <= now_ms - RATE_WINDOW_MS);
-        first.or(self.samples.front()).map_or(0.0, |first| self.rate_since(*first) * 8.0 / 1_000.0)
+        first.or(self.samples.front()).map_or(0.0, |first| self.rate_since(*first))
     }
 
     fn rate_since(&self, (since_ms, since_bytes): (f64, u64)) -> f64 {

@@ -1,5 +1,7 @@
+use super::super::plan::Move;
 use super::super::status::MoveState;
 use super::planning::{LOOK_AGAIN_MS, LOOKS};
+use super::turns::FIRST_ALONE_MS;
 use super::*;
 
 const GIB: u64 = 1 << 30;
@@ -38,7 +40,14 @@ const LIMITS: DrainLimits =
     DrainLimits { total_ms: None, outbound: 8, inbound: 4, transfers: Some(1), attempts: 2 };
 
 fn begin(vms: &[&str]) -> (Drain, Vec<Action>) {
-    Drain::begin(plan_of(vms.iter().map(|vm| planned(vm, "b")).collect(), &[]), LIMITS, 0.0)
+    begin_with(vms.iter().map(|vm| planned(vm, "b")).collect(), LIMITS)
+}
+
+/// As if a second had passed, after which more than the first is prepared.
+fn begin_with(moves: Vec<Move>, limits: DrainLimits) -> (Drain, Vec<Action>) {
+    let (mut drain, mut actions) = Drain::begin(plan_of(moves, &[]), limits, -FIRST_ALONE_MS);
+    actions.extend(drain.handle(0.0, Event::Tick));
+    (drain, actions)
 }
 
 fn begins(actions: &[Action]) -> Vec<&str> {
@@ -57,6 +66,10 @@ fn prepared(vm: &str) -> Event {
     Event::Prepared { vm: vm.into() }
 }
 
+fn ending(vm: &str) -> Event {
+    Event::Ending { vm: vm.into() }
+}
+
 fn paused(vm: &str) -> Event {
     Event::Paused { vm: vm.into() }
 }
@@ -71,6 +84,15 @@ fn failed(vm: &str) -> Event {
 
 fn release(vm: &str) -> Action {
     Action::Release { vm: vm.into() }
+}
+
+/// Released while another one is about to be paused.
+fn release_behind(vm: &str) -> [Action; 2] {
+    [Action::GiveWay { vm: vm.into() }, release(vm)]
+}
+
+fn take_all(vm: &str) -> Action {
+    Action::TakeAll { vm: vm.into() }
 }
 
 fn cancel(vm: &str) -> Action {
@@ -112,16 +134,93 @@ fn the_links_are_free_once_a_vm_is_paused() {
 }
 
 #[test]
+fn the_first_one_is_prepared_alone_for_a_while() {
+    let first = || Drain::begin(plan_of(["v", "w"].map(|vm| planned(vm, "b")).to_vec(), &[]), LIMITS, 0.0);
+    let begin_w = Action::Begin { vm: "w".into(), target: "b".into() };
+    let (mut drain, actions) = first();
+    assert_eq!(begins(&actions), ["v"]);
+    assert_eq!(drain.handle(100.0, prepared("v")), [release("v"), begin_w.clone()]);
+    let (mut drain, _) = first();
+    assert_eq!(drain.handle(FIRST_ALONE_MS - 1.0, Event::Tick), []);
+    assert_eq!(drain.handle(FIRST_ALONE_MS, Event::Tick), [begin_w]);
+}
+
+/// Of five, the first is on the links, and three are ready.
+fn one_sends_and_three_are_ready() -> Drain {
+    let moves = ["v", "w", "x", "y", "z"].map(|vm| planned(vm, "b")).to_vec();
+    let (mut drain, _) = begin_with(moves, DrainLimits { inbound: 8, ..LIMITS });
+    for vm in ["v", "w", "x", "y"] {
+        drain.handle(1.0, prepared(vm));
+    }
+    drain
+}
+
+#[test]
+fn the_next_one_begins_when_little_is_left_of_another() {
+    let mut drain = one_sends_and_three_are_ready();
+    assert_eq!(drain.handle(2.0, ending("v")), release_behind("w"));
+    // Two near their pauses are enough.
+    assert_eq!(drain.handle(3.0, ending("w")), []);
+    assert_eq!(drain.handle(4.0, paused("v")), [take_all("w")]);
+    assert_eq!(drain.handle(5.0, completed("v")), release_behind("x"));
+}
+
+#[test]
+fn little_is_left_by_what_was_predicted() {
+    let mut drain = one_sends_and_three_are_ready();
+    drain.handle(0.0, Event::Tick);
+    let told_after = |drain: &mut Drain, now_ms: f64, share: f64| {
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes of a VM")]
+        let bytes = (share * GIB as f64) as u64;
+        let actions = drain.handle(now_ms, Event::Arrived { vm: "v".into(), bytes });
+        drain.handle(now_ms, Event::Tick);
+        actions
+    };
+    assert_eq!(told_after(&mut drain, 2_000.0, 0.5), []);
+    assert_eq!(told_after(&mut drain, 3_200.0, 0.8), [], "800 ms before its end");
+    assert_eq!(told_after(&mut drain, 3_700.0, 0.925), release_behind("w"));
+}
+
+#[test]
+fn what_does_not_come_to_its_end_keeps_the_links() {
+    let mut drain = one_sends_and_three_are_ready();
+    drain.handle(2.0, ending("v"));
+    drain.handle(3.0, paused("w"));
+    assert_eq!(drain.handle(1_500.0, Event::Tick)[..2], release_behind("x"));
+    assert!(drain.handle(2_002.0, Event::Tick).contains(&take_all("x")), "it gives way for so long at most");
+    assert_eq!(drain.handle(3_000.0, paused("x")), [], "v has them");
+    assert!(!drain.handle(4_000.0, Event::Tick).contains(&release("y")), "it has them still");
+    assert_eq!(drain.handle(4_001.0, paused("v"))[0], release("y"));
+}
+
+#[test]
+fn nothing_is_begun_in_the_moment_of_a_pause_while_somebody_is_ready() {
+    let mut drain = one_sends_and_three_are_ready();
+    let begin_z = || vec![Action::Begin { vm: "z".into(), target: "b".into() }];
+    assert_eq!(drain.handle(2.0, ending("v")), release_behind("w"));
+    assert_eq!(drain.handle(3.0, paused("v")), [take_all("w")]);
+    assert_eq!(drain.handle(900.0, Event::Tick), []);
+    assert_eq!(drain.handle(1_003.0, Event::Tick), begin_z());
+    let mut drain = one_sends_and_three_are_ready();
+    drain.handle(2.0, ending("v"));
+    drain.handle(3.0, paused("v"));
+    assert_eq!(drain.handle(4.0, completed("v")), begin_z());
+    let (mut drain, _) = begin(&["v", "w", "x", "y", "z"]);
+    drain.handle(1.0, prepared("v"));
+    assert_eq!(drain.handle(2.0, failed("w")), [Action::Plan], "nobody is ready");
+}
+
+#[test]
 fn one_target_takes_no_more_at_a_time_than_it_may() {
     let moves = ["v", "w", "x"].map(|vm| planned(vm, if vm == "x" { "c" } else { "b" })).to_vec();
-    let (_, actions) = Drain::begin(plan_of(moves, &[]), DrainLimits { inbound: 1, ..LIMITS }, 0.0);
+    let (_, actions) = begin_with(moves, DrainLimits { inbound: 1, ..LIMITS });
     assert_eq!(begins(&actions), ["v", "x"]);
 }
 
 #[test]
 fn who_waits_for_a_place_at_its_target_keeps_nobody_from_another_one() {
     let moves = ["v", "w", "x", "y"].map(|vm| planned(vm, if vm == "y" { "c" } else { "b" })).to_vec();
-    let (mut drain, actions) = Drain::begin(plan_of(moves, &[]), LIMITS, 0.0);
+    let (mut drain, actions) = begin_with(moves, LIMITS);
     assert_eq!(begins(&actions), ["v", "w", "x"]);
     let crowded = |vm: &str| Event::Crowded { vm: vm.into() };
     assert_eq!(begins(&drain.handle(1.0, crowded("v"))), ["y"]);
@@ -313,26 +412,28 @@ fn past_the_deadline_no_time_is_left_for_what_does_not_converge() {
 /// how long it took, both from each second on.
 fn etas(vms: &[&str], rate: f64) -> Vec<(f64, f64)> {
     let (mut drain, first) = begin(vms);
-    let (mut preparing, mut on_links, mut now_ms) = (owned(&begins(&first)), None::<(String, f64)>, 0.0);
+    let (mut preparing, mut on_links, mut now_ms) =
+        (owned(&begins(&first)), Vec::<(String, f64)>::new(), 0.0);
     let mut told = vec![];
     while drain.outcome().is_none() {
         now_ms += 200.0;
         let mut events = vec![Event::Tick];
         events.extend(preparing.drain(..).map(|vm| prepared(&vm)));
-        if let Some((vm, bytes)) = &mut on_links {
-            *bytes += rate * 200.0;
+        let each = rate * 200.0 / on_links.len().max(1) as f64;
+        for (vm, bytes) in &mut on_links {
+            *bytes += each;
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes of a VM")]
             events.push(Event::Arrived { vm: vm.clone(), bytes: *bytes as u64 });
             if *bytes >= GIB as f64 {
                 events.extend([paused(vm), completed(vm)]);
-                on_links = None;
             }
         }
+        on_links.retain(|(_, bytes)| *bytes < GIB as f64);
         for event in events {
             for action in drain.handle(now_ms, event) {
                 match action {
                     Action::Begin { vm, .. } => preparing.push(vm),
-                    Action::Release { vm } => on_links = Some((vm, 0.0)),
+                    Action::Release { vm } => on_links.push((vm, 0.0)),
                     _ => {}
                 }
             }

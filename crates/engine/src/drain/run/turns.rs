@@ -1,0 +1,111 @@
+//! Whose turn it is: to be prepared, to use the links, and to leave them to another one.
+
+use super::super::plan::Move;
+use super::entry::{Entry, Stage, Way};
+use super::planning::Planning;
+use super::{Action, Drain};
+use crate::migration::ENDING_MS;
+
+/// VMs that are prepared, or being prepared, beyond those that may be on the links: with two the links need
+/// not wait for steps 1 to 5, even if one of them fails.
+const AHEAD: u8 = 2;
+
+/// What has arrived is told some time later.
+const TOLD_AFTER_MS: f64 = 100.0;
+
+/// Until the first VM is on the links none is prepared beyond those that may be there, so that it gets there sooner;
+/// for so long at most.
+pub(super) const FIRST_ALONE_MS: f64 = 1_000.0;
+
+impl Drain {
+    /// By its prediction little may be left long before its migration says so: that does not know that what it has
+    /// not gone through yet is zero.
+    pub(super) fn arrived(&mut self, now_ms: f64, vm: &str, bytes: u64) {
+        let mut more = 0;
+        self.of(vm, |entry| more = entry.arrived(bytes));
+        self.pace.arrived(more);
+        let on_links = self.count(|entry| entry.stage == Stage::Transferring);
+        let share = self.pace.bytes_per_ms(now_ms) / f64::from(on_links.max(1));
+        self.of(vm, |entry| {
+            if entry.left_bytes() < share * (ENDING_MS + TOLD_AFTER_MS) {
+                entry.ending(now_ms);
+            }
+        });
+    }
+
+    /// The next one begins when little is left of another: it takes as long to its first byte. One at a time, and
+    /// not in the moment in which a VM stands still.
+    pub(super) fn release(&mut self, now_ms: f64, actions: &mut Vec<Action>) {
+        let allowed = self.concurrency.allowed();
+        let on_links = self.count(|entry| entry.stage == Stage::Transferring && !entry.is_ending(now_ms));
+        let near_pause = self.count(|entry| entry.is_near_pause(now_ms));
+        let free = allowed
+            .saturating_sub(on_links)
+            .min(allowed.saturating_add(1).saturating_sub(on_links.saturating_add(near_pause)));
+        let is_one_ending = self.entries.iter().any(|entry| entry.is_ending(now_ms));
+        let turns_before = self.turns;
+        let ready = self.entries.iter_mut().filter(|entry| entry.stage == Stage::Ready);
+        for entry in ready.take(usize::from(free)) {
+            entry.stage = Stage::Transferring;
+            entry.way = if is_one_ending { Way::Given } else { Way::Taken };
+            self.turns += 1;
+            if is_one_ending {
+                actions.push(Action::GiveWay { vm: entry.planned.vm.clone() });
+            }
+            actions.push(Action::Release { vm: entry.planned.vm.clone() });
+        }
+        if self.turns > turns_before {
+            self.pace.begins(now_ms);
+        }
+    }
+
+    /// Who gave way to a VM may have the links when that one is paused. It takes a moment until it does: by then
+    /// the last pages of that one are gone.
+    pub(super) fn take_all(&mut self, now_ms: f64, actions: &mut Vec<Action>) {
+        if self.entries.iter().any(|entry| entry.is_ending(now_ms) && entry.way == Way::Taken) {
+            return;
+        }
+        for entry in self.entries.iter_mut().filter(|entry| entry.way == Way::Given) {
+            entry.way = Way::Taken;
+            actions.push(Action::TakeAll { vm: entry.planned.vm.clone() });
+        }
+    }
+
+    /// Not while a plan is made: it counts on the room that what is begun now would take.
+    pub(super) fn begin_more(&mut self, now_ms: f64, actions: &mut Vec<Action>) {
+        while self.planning == Planning::Not
+            && !self.spares_a_pause(now_ms)
+            && let Some(next) = self.next_to_begin(now_ms)
+        {
+            let entry = &mut self.entries[next];
+            entry.begin();
+            let Move { vm, target, .. } = entry.planned.clone();
+            actions.push(Action::Begin { vm, target });
+        }
+    }
+
+    /// While a VM is about to stand still or does, both hosts have something better to do than to start another
+    /// QEMU, as long as one that is ready keeps the links from waiting.
+    fn spares_a_pause(&self, now_ms: f64) -> bool {
+        let is_ready = |entry: &Entry| entry.stage == Stage::Ready;
+        self.entries.iter().any(is_ready) && self.count(|entry| entry.is_near_pause(now_ms)) > 0
+    }
+
+    /// Who waits for a place at its target keeps nobody from being prepared for another one.
+    fn next_to_begin(&self, now_ms: f64) -> Option<usize> {
+        let ahead = self.count(|entry| matches!(entry.stage, Stage::Preparing | Stage::Ready));
+        let outbound = self.count(|entry| entry.stage.is_under_way());
+        let is_first = self.turns == 0 && now_ms - self.begun_ms < FIRST_ALONE_MS;
+        let more = if is_first { 0 } else { AHEAD };
+        if ahead >= self.concurrency.allowed().saturating_add(more) || outbound >= self.limits.outbound {
+            return None;
+        }
+        self.entries.iter().position(|entry| {
+            entry.stage == Stage::Waiting && self.inbound(&entry.planned.target) < self.limits.inbound
+        })
+    }
+
+    fn inbound(&self, target: &str) -> u8 {
+        self.count(|entry| entry.stage.is_under_way() && entry.planned.target == target)
+    }
+}
