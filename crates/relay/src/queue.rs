@@ -146,10 +146,16 @@ impl Lanes {
         self.lanes[lane].waits_for_wire = waits;
     }
 
-    /// Whether the wire takes nothing of some lane for now. Then it is full, and a lane that could send has only
-    /// had nothing to send.
-    pub(crate) fn is_wire_full(&self) -> bool {
+    /// Whether the wire takes nothing of some lane for now.
+    pub(crate) fn wire_holds_up_some(&self) -> bool {
         self.lanes.iter().any(|lane| lane.waits_for_wire)
+    }
+
+    /// Whether the wire takes nothing of half of the lanes at least. Otherwise most wait for something else, and
+    /// those that the wire holds up have only had more to send than others.
+    pub(crate) fn is_wire_full(&self) -> bool {
+        let held_up = self.lanes.iter().filter(|lane| lane.waits_for_wire).count();
+        2 * held_up >= self.lanes.len()
     }
 
     /// The wire waits for the front of a lane to be packed, or does no longer.
@@ -181,7 +187,7 @@ impl Lanes {
     }
 
     fn deepest(&self) -> Option<(usize, usize)> {
-        if !self.is_wire_full() {
+        if !self.wire_holds_up_some() {
             return None;
         }
         let deepest = self.lanes.iter().enumerate().filter_map(|(index, lane)| {

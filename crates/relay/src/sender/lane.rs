@@ -84,7 +84,7 @@ fn fill(program: &UnixStream, block: &mut Block, walker: &mut Walker) -> io::Res
 
 fn write(shared: &Shared, lane: usize) -> Result<(), RelayError> {
     let mut wire = shared.settings.connect(lane, &shared.wire, &shared.counters)?;
-    let (mut unsent_bytes, mut waited) = (0, false);
+    let mut unsent_bytes = 0;
     // The first block as if the wire were the limit: if it is none, that costs a moment, once.
     let mut is_first = true;
     loop {
@@ -94,12 +94,11 @@ fn write(shared: &Shared, lane: usize) -> Result<(), RelayError> {
             SockRef::from(wire.socket()).set_tcp_notsent_lowat(limit).map_err(RelayError::wire)?;
             unsent_bytes = limit;
         }
-        waited = wait_for_wire(shared, lane, wire.socket(), waited).map_err(RelayError::wire)?;
-        waited |= shared.wait_pace(lane);
-        match shared.next(lane, waited || std::mem::take(&mut is_first)) {
+        wait_for_wire(shared, lane, wire.socket()).map_err(RelayError::wire)?;
+        shared.wait_pace(lane);
+        match shared.next(lane, std::mem::take(&mut is_first)) {
             Next::Block(frame, block) => send(shared, &mut wire, frame, block)?,
             Next::End => {
-                shared.set_waits_for_wire(lane, false);
                 wire.send(&Frame::End.encode(), &[])?;
                 return wire.finish();
             }
@@ -108,18 +107,14 @@ fn write(shared: &Shared, lane: usize) -> Result<(), RelayError> {
     }
 }
 
-/// Waits until the kernel has little left to send: what goes out is chosen only then. Gives whether it had
-/// to wait; `before`, whether it had to the last time.
-fn wait_for_wire(shared: &Shared, lane: usize, wire: &TcpStream, before: bool) -> io::Result<bool> {
-    let is_ready = wait_for(wire, PollFlags::OUT, Some(&AT_ONCE))?;
-    if !is_ready || before {
-        shared.set_waits_for_wire(lane, !is_ready);
-    }
-    if !is_ready {
+/// Waits until the kernel has little left to send: what goes out is chosen only then.
+fn wait_for_wire(shared: &Shared, lane: usize, wire: &TcpStream) -> io::Result<()> {
+    if !wait_for(wire, PollFlags::OUT, Some(&AT_ONCE))? {
+        shared.waits_for_wire(lane);
         // A wire that takes nothing any more is for the owner to see; breaking wakes it.
         wait_for(wire, PollFlags::OUT, None)?;
     }
-    Ok(!is_ready)
+    Ok(())
 }
 
 fn send(shared: &Shared, wire: &mut Wire, frame: Frame, block: Outgoing) -> Result<(), RelayError> {

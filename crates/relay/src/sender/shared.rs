@@ -101,7 +101,7 @@ impl Inner {
 pub(super) struct Past {
     /// What packing took.
     pub(super) packing: PackingTime,
-    /// How long the wire was full: some lane waited for it.
+    /// How long the wire was full.
     pub(super) wire_full: Duration,
 }
 
@@ -217,19 +217,18 @@ impl Shared {
         self.ready.iter().for_each(Condvar::notify_all);
     }
 
-    /// Waits until the limit lets a lane send. Gives whether it had to wait.
-    pub(super) fn wait_pace(&self, lane: usize) -> bool {
+    /// Waits until the limit lets a lane send.
+    pub(super) fn wait_pace(&self, lane: usize) {
         let mut inner = self.inner();
-        let mut waited = false;
+        let mut waits = false;
         while let Some(wait) = inner.pace.wait(Instant::now()).filter(|_| !inner.is_closed) {
-            if !waited {
-                waited = true;
+            if !waits {
+                waits = true;
                 inner.set_waits_for_wire(lane, true);
                 self.work.notify_all();
             }
             (inner, _) = self.ready[lane].wait_timeout(inner, wait).unwrap_or_else(PoisonError::into_inner);
         }
-        waited
     }
 
     /// Waits for room in a lane, and gives a block to be filled; none once all is over.
@@ -246,7 +245,7 @@ impl Shared {
     pub(super) fn push(&self, lane: usize, block: Block) {
         let mut inner = self.inner();
         inner.lanes.push(lane, block);
-        let is_work = inner.lanes.is_wire_full();
+        let is_work = inner.lanes.wire_holds_up_some();
         drop(inner);
         self.ready[lane].notify_one();
         if is_work {
@@ -262,36 +261,33 @@ impl Shared {
 
     /// Waits for something to send in a lane.
     pub(super) fn wait_front(&self, lane: usize) {
+        let inner = self.inner();
         let is_empty = |inner: &mut Inner| !inner.is_closed && inner.lanes.front(lane) == Front::Empty;
-        let mut inner = self.inner();
-        if is_empty(&mut inner) {
-            // It has nothing to send, so it waits for nothing: others would take the wire for full.
-            inner.set_waits_for_wire(lane, false);
-        }
         // The program may be silent for as long as it likes; closing wakes it.
         drop(self.ready[lane].wait_while(inner, is_empty));
     }
 
-    /// The wire takes nothing of this lane for now, or takes again.
-    pub(super) fn set_waits_for_wire(&self, lane: usize, waits: bool) {
-        self.inner().set_waits_for_wire(lane, waits);
-        if waits {
-            self.work.notify_all();
-        }
+    /// The wire takes nothing of this lane for now.
+    pub(super) fn waits_for_wire(&self, lane: usize) {
+        self.inner().set_waits_for_wire(lane, true);
+        self.work.notify_all();
     }
 
     /// Takes what is at the front of a lane, now that the wire wants it. Where the wire is the limit, it waits a
-    /// little for the block to be packed: what its sockets hold lasts longer.
-    pub(super) fn next(&self, lane: usize, is_wire_the_limit: bool) -> Next {
+    /// little for the block to be packed: what its sockets hold lasts longer. Where it is not known yet whether it
+    /// is, with the first block, it is taken to be.
+    pub(super) fn next(&self, lane: usize, is_first: bool) -> Next {
         let mut inner = self.inner();
-        let is_wire_the_limit = is_wire_the_limit || inner.lanes.is_wire_full();
+        let is_wire_the_limit = is_first || inner.lanes.is_wire_full();
+        // From here on it waits for those that pack.
+        inner.set_waits_for_wire(lane, false);
         let is_starved = inner.is_starved || inner.allowed == 0;
         if is_wire_the_limit && !is_starved && inner.lanes.front(lane) == Front::Waiting {
             inner.lanes.set_wanted(lane, true);
             self.work.notify_one();
         }
         let is_awaited = |inner: &mut Inner| match inner.lanes.front(lane) {
-            Front::InWork => !inner.is_closed,
+            Front::InWork => !inner.is_closed && is_wire_the_limit,
             Front::Waiting => !inner.is_closed && inner.lanes.is_wanted(lane),
             Front::Empty | Front::End | Front::Ready => false,
         };
@@ -446,12 +442,13 @@ mod tests {
             let shared = Arc::clone(&shared);
             thread::spawn(move || shared.take_work().map(|order| order.work.raw[0]))
         };
-        shared.set_waits_for_wire(0, true);
+        shared.waits_for_wire(0);
         for block in [7, 8] {
             shared.push(0, Block::from(&[block][..]));
         }
         let Next::Block(_, block) = shared.next(0, true) else { panic!("there is a block") };
         assert!(block.raw[0] == 7 && block.packed.is_none());
+        shared.waits_for_wire(0);
         shared.allow(1);
         assert_eq!(packing.join().unwrap(), Some(8));
     }
@@ -460,7 +457,7 @@ mod tests {
     fn no_more_pack_than_may_and_nothing_is_left_lying() {
         let shared = shared(2);
         shared.allow(1);
-        shared.set_waits_for_wire(0, true);
+        shared.waits_for_wire(0);
         for block in [1, 2] {
             shared.push(0, Block::from(&[block][..]));
         }
