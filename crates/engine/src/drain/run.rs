@@ -261,7 +261,7 @@ impl Drain {
         if self.count(|entry| entry.stage == Stage::Transferring) > 0 {
             self.pace.sample(now_ms);
         }
-        let on_links = self.count(|entry| entry.stage == Stage::Transferring && !entry.is_ending(now_ms));
+        let on_links = self.staying_on_links(now_ms);
         self.concurrency.observe(now_ms, self.pace.arrived_bytes(), on_links, self.turns);
     }
 

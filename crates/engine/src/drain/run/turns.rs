@@ -37,7 +37,7 @@ impl Drain {
     /// not in the moment in which a VM stands still.
     pub(super) fn release(&mut self, now_ms: f64, actions: &mut Vec<Action>) {
         let allowed = self.concurrency.allowed();
-        let on_links = self.count(|entry| entry.stage == Stage::Transferring && !entry.is_ending(now_ms));
+        let on_links = self.staying_on_links(now_ms);
         let near_pause = self.count(|entry| entry.is_near_pause(now_ms));
         let free = allowed
             .saturating_sub(on_links)
@@ -57,6 +57,11 @@ impl Drain {
         if self.turns > turns_before {
             self.pace.begins(now_ms);
         }
+    }
+
+    /// VMs on the links, but for those that are about to leave them.
+    pub(super) fn staying_on_links(&self, now_ms: f64) -> u8 {
+        self.count(|entry| entry.stage == Stage::Transferring && !entry.is_ending(now_ms))
     }
 
     /// Who gave way to a VM may have the links when that one is paused. It takes a moment until it does: by then
