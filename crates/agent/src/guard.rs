@@ -10,7 +10,7 @@
 //!
 //! Of a compressed or encrypted migration the guard holds the agent's ends of QEMU's connections too.
 //! Should the agent end, QEMU waits for somebody to read, and can be told to stop. If it saw all of them
-//! close at once, QEMU 7.2 might wait for its own threads without end.
+//! close at once, it might wait for its own threads without end (7.2, 10.0).
 //!
 //! One guard a VM: no transfer begins before its guard stands, and none takes its post before the one
 //! of the migration before has left. Otherwise a guard that was slow to act could let the VM run

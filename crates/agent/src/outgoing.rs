@@ -51,6 +51,9 @@ const DECISION_LOOK_EVERY: Duration = Duration::from_millis(50);
 /// so that the VM does not stand still for long when the target's agent has gone.
 const RECEIVED_WAIT: Duration = Duration::from_secs(1);
 
+/// Between two questions to a target that did not answer, or at once.
+const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
+
 /// Migrations under way from this host.
 #[derive(Debug, Default)]
 pub(crate) struct Outgoing {

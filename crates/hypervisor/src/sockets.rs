@@ -32,7 +32,7 @@ impl Vmm {
     ///
     /// The first of multifd's connections that fails ends the threads of the others. QEMU (7.2, 10.0)
     /// waits without end for one that ends so while it has something to do: that VM is not migrated any
-    /// more, whatever one does. A target killed at full speed did so in one of 15 migrations. In silence
+    /// more, whatever one does. A target killed at full speed did so in one of 18 migrations. In silence
     /// all threads wait in the kernel, so all of them fail when the connections are cut.
     pub fn ignore_resets(&self, peer: SocketAddr) -> io::Result<usize> {
         self.each_connection(peer, |socket| socket.attach_filter(&WITHOUT_RESETS))

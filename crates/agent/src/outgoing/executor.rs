@@ -1,6 +1,5 @@
 //! Carries out the engine's actions of one migration, and feeds it what happens.
 
-use std::future::pending;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,7 +26,7 @@ use tracing::{info, warn};
 
 use super::connections::Setting;
 use super::target_watch::TargetWatch;
-use super::{Meeting, RECEIVED_WAIT, Running, Turn, known_target, meet, received_path};
+use super::{ASK_AGAIN_AFTER, Meeting, RECEIVED_WAIT, Running, Turn, known_target, meet, received_path};
 use crate::agent::Agent;
 use crate::api::types::{
     ConnectionRequest, Endpoint, IncomingPermit, IncomingRequest, IncomingView, MigrateRequest, TargetUse,
@@ -64,9 +63,6 @@ const LOST_QUESTIONS: u8 = 3;
 /// Between two rounds of questions about a hand-over of which the outcome is not known.
 const UNDECIDED_PAUSE: Duration = Duration::from_secs(5);
 
-/// Between two questions to a target that did not answer.
-const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
-
 /// How often a target that takes no more VMs at a time is asked for a place. Well within the time after which it
 /// forgets who waits.
 const ASK_FOR_PLACE_EVERY: Duration = Duration::from_millis(500);
@@ -99,7 +95,7 @@ pub(super) struct Executor {
     cpu_throttle_news: Option<Event>,
     news: mpsc::Receiver<News>,
     relay: Option<OutgoingRelay>,
-    target_watch: Option<TargetWatch>,
+    target_watch: TargetWatch,
     measurements: Measurements,
     target_use: TargetUse,
 }
@@ -157,7 +153,7 @@ impl Executor {
             cpu_throttle_percent: None,
             cpu_throttle_news: None,
             relay: None,
-            target_watch: None,
+            target_watch: TargetWatch::default(),
             // Closed until paths are watched.
             news: mpsc::channel(1).1,
             target_use: TargetUse::default(),
@@ -409,7 +405,7 @@ impl Executor {
         };
         qemu::start(vmm, transport, send_to, convergence, QMP_DEADLINE).await.map_err(Problem::failed)?;
         (self.guard, self.relay) = (Some(guard), relay);
-        self.target_watch = Some(TargetWatch::start(&self.agent, &self.running));
+        self.target_watch = TargetWatch::start(&self.agent, &self.running);
         let valve = match &self.relay {
             Some(relay) => Some(Valve::Relay(relay.limiter())),
             None => self.claimed.vmm.as_ref().map(|vmm| Valve::Qemu(Arc::clone(vmm))),
@@ -459,14 +455,8 @@ impl Executor {
         let look = tokio::time::sleep(LOOK_EVERY);
         tokio::pin!(look);
         loop {
-            let trouble = async {
-                match &mut self.target_watch {
-                    Some(watch) => watch.trouble().await,
-                    None => pending().await,
-                }
-            };
             tokio::select! {
-                problem = trouble => return Event::TransferFailed(problem),
+                problem = self.target_watch.trouble() => return Event::TransferFailed(problem),
                 event = self.events.recv() => match event.as_ref().map(MigrationStatus::from_event) {
                     Ok(Some(MigrationStatus::PreSwitchover)) => return Event::Paused,
                     Ok(Some(status)) if status.is_final() => return self.look().await,
@@ -571,15 +561,13 @@ impl Executor {
 
     /// Sets on QEMU's connections what QEMU does not. The relay does so by itself.
     fn set_on_connections(&mut self, status: &TransferStatus, remaining_bytes: u64) {
-        let (Some(plan), Some(endpoint), Some(vmm)) = (&self.plan, &self.endpoint, &self.claimed.vmm) else {
-            return;
-        };
+        let Some(plan) = &self.plan else { return };
         let Some(channels) = plan.multifd_channels else { return };
         let unsent_bytes = unsent_limit_bytes(&plan.paths, channels, remaining_bytes);
         if let Some(relay) = &self.relay {
             return unsent_bytes.map_or((), |_| relay.shorten());
         }
-        let Ok(address) = listening_at(plan, endpoint) else { return };
+        let Some((vmm, address)) = self.own_connections() else { return };
         // QEMU has one more connection, for all that is no memory.
         let connections = usize::from(channels) + 1;
         if status.status == MigrationStatus::Active {
@@ -590,13 +578,20 @@ impl Executor {
         }
     }
 
+    /// The source's QEMU and where it is connected to; none if it is the relay that is.
+    fn own_connections(&self) -> Option<(Arc<Vmm>, SocketAddr)> {
+        let address = listening_at(self.plan.as_ref()?, self.endpoint.as_ref()?).ok()?;
+        let vmm = self.claimed.vmm.clone()?;
+        self.relay.is_none().then_some((vmm, address))
+    }
+
     fn guard_has_acted(&self) -> bool {
         self.agent.journal.is_hand_over_forbidden(&self.running.id).unwrap_or(false)
     }
 
     async fn switch_over(&mut self) -> Result<(), Problem> {
         // Nothing more is sent that a limit holds for.
-        (self.throttle, self.target_watch) = (None, None);
+        (self.throttle, self.target_watch) = (None, TargetWatch::default());
         self.measurements.transfer_is_ending();
         let vmm = self.vmm()?;
         let here = async { qemu::switch_over(vmm, QMP_DEADLINE).await.map_err(Problem::failed) };
@@ -712,7 +707,7 @@ impl Executor {
     }
 
     async fn stop_transfer(&mut self) -> Result<(), Problem> {
-        (self.throttle, self.target_watch) = (None, None);
+        (self.throttle, self.target_watch) = (None, TargetWatch::default());
         if self.vmm().is_err() {
             return Ok(());
         }
@@ -729,11 +724,8 @@ impl Executor {
     /// What is left of the memory is not sent by whatever way there is once the network is put back. The relay
     /// sees to it by itself.
     fn discard_unsent(&self) {
-        let (Some(plan), Some(endpoint), Some(vmm)) = (&self.plan, &self.endpoint, &self.claimed.vmm) else {
-            return;
-        };
-        let address = listening_at(plan, endpoint).ok().filter(|_| self.relay.is_none());
-        if let Some(Err(error)) = address.map(|address| vmm.discard_unsent(address)) {
+        let discarded = self.own_connections().map(|(vmm, address)| vmm.discard_unsent(address));
+        if let Some(Err(error)) = discarded {
             warn!(%error, "the kernel goes on trying to send what QEMU has left");
         }
     }

@@ -5,22 +5,18 @@
 
 use std::future::pending;
 use std::sync::Arc;
-use std::time::Duration;
 
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use super::{RECEIVED_WAIT, Running, known_target, received_path};
+use super::{ASK_AGAIN_AFTER, RECEIVED_WAIT, Running, known_target, received_path};
 use crate::agent::Agent;
 use crate::api::types::IncomingView;
 use crate::vms::QMP_DEADLINE;
 
-/// Between two questions to a target that has answered at once, or not at all.
-const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
-
-/// Asks the target until it is dropped.
-#[derive(Debug)]
+/// Asks the target until it is dropped; by default it asks nobody.
+#[derive(Debug, Default)]
 pub(super) struct TargetWatch(JoinSet<Problem>);
 
 impl TargetWatch {
@@ -34,7 +30,7 @@ impl TargetWatch {
     pub(super) async fn trouble(&mut self) -> Problem {
         match self.0.join_next().await {
             Some(Ok(problem)) => problem,
-            // It was told already.
+            // It was told already, or nobody is asked.
             _ => pending().await,
         }
     }
