@@ -24,6 +24,7 @@ use crate::discovery;
 use crate::drain::{self, Drains};
 use crate::fixes::{self, Fixes};
 use crate::host::HostHardware;
+use crate::idle_cores::{self, IdleCores};
 use crate::incoming::{self, IncomingVms};
 use crate::journal::Journal;
 use crate::network::HostNetwork;
@@ -60,6 +61,8 @@ pub struct Agent {
     pub(crate) checks: Checks,
     /// What the paths to each peer were like when no migration used them.
     pub(crate) known_paths: KnownPaths,
+    /// Cores that nobody used when no migration was under way.
+    pub(crate) idle_cores: IdleCores,
     /// What checks have mended here.
     pub(crate) fixes: Fixes,
     /// The paths that migrations use, in either direction.
@@ -85,7 +88,7 @@ pub struct Agent {
 /// sources. What is cut short all the same, by a crash, is left to the guards and to the next start.
 pub async fn run(config: Config, mut stop: watch::Receiver<bool>) -> Result<(), Problem> {
     let identity = load_identity(&config)?;
-    packing_cpus(&config.compression)?;
+    let packing_cpus = packing_cpus(&config.compression)?;
     // Both first: nothing is touched while another agent serves this host.
     let socket = server::bind_socket(&config.socket).await?;
     let tcp = server::bind_tls(config.listen).await?;
@@ -95,9 +98,10 @@ pub async fn run(config: Config, mut stop: watch::Receiver<bool>) -> Result<(), 
     info!(host = agent.name(), listen = %agent.config.listen, socket = %path.display(), "serving");
     tell_service_manager();
     let router = api::router(Arc::clone(&agent));
-    // Ends with its drop.
-    let mut probing = JoinSet::new();
-    probing.spawn(check::keep_trying(Arc::clone(&agent)));
+    // They end with their drop.
+    let mut looking = JoinSet::new();
+    looking.spawn(check::keep_trying(Arc::clone(&agent)));
+    looking.spawn(idle_cores::keep_counting(Arc::clone(&agent), packing_cpus.cpus().to_vec()));
     let (close, closed) = watch::channel(false);
     let tls = server::serve_tls(tcp, identity, router.clone(), closed.clone());
     let until_stopped = async {
@@ -164,6 +168,7 @@ impl Agent {
             drains: Drains::default(),
             checks: Checks::open(&config.state_directory)?,
             known_paths: KnownPaths::default(),
+            idle_cores: IdleCores::default(),
             fixes: Fixes::default(),
             watches: PathWatches::default(),
             bandwidth: Bandwidth::open(&journal)?,
@@ -210,6 +215,11 @@ impl Agent {
         Ok(())
     }
 
+    /// Whether a VM is on its way from here or to here.
+    pub(crate) fn is_migrating(&self) -> bool {
+        !self.outgoing.all().is_empty() || !self.incoming.definitions().is_empty()
+    }
+
     /// A way to another host's agent.
     pub fn peer(&self, name: &str) -> Option<&ApiClient> {
         self.peers.get(name)
@@ -243,6 +253,7 @@ impl Agent {
         Ok(HostFacts {
             name: self.name().into(),
             cores: self.hardware.cores,
+            idle_cores: self.idle_cores.known(),
             memory_available_bytes: incoming::memory_free_bytes(self)?,
             huge_pages_available: incoming::huge_pages_free(self),
             links: links.first,

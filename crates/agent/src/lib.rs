@@ -12,6 +12,7 @@
 //! check      tries everything between this host and another
 //! fixes      what a check has mended on this host, until it is undone
 //! discovery  which links reach which of the other host, by link-local addresses
+//! idle_cores cores that the VMs leave to whoever packs memory
 //! guard      lets a VM run on when the agent cannot
 //! journal    what must survive a crash
 //! path_watch the paths to each peer, and the route over them
@@ -34,12 +35,14 @@ mod drain;
 mod fixes;
 pub mod guard;
 mod host;
+mod idle_cores;
 mod incoming;
 mod journal;
 mod link_socket;
 mod lock;
 mod look_pace;
 mod measure;
+mod memory_look;
 mod migration_links;
 mod multichannel;
 mod network;
@@ -48,6 +51,7 @@ mod path_watch;
 mod ports;
 mod probe;
 mod relay;
+mod remembered;
 mod result;
 mod server;
 mod slots;

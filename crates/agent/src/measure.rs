@@ -43,6 +43,7 @@ struct Reading {
     link_bytes: Vec<u64>,
     /// Sent by this migration; empty as long as it is not known.
     migration_bytes: Vec<u64>,
+    compression: Option<CompressionUse>,
 }
 
 /// The readings, added up.
@@ -120,7 +121,8 @@ impl Measurements {
         }
         let link_bytes = network.sent_bytes(&self.links()).await?;
         let migration_bytes = self.arrivals.as_ref().and_then(Arrivals::sent_by_path).unwrap_or_default();
-        self.readings.push(Reading { ms: now_ms, link_bytes, migration_bytes });
+        let compression = self.compression;
+        self.readings.push(Reading { ms: now_ms, link_bytes, migration_bytes, compression });
         if self.readings.len() > SAMPLES_MAX {
             let mut keep = false;
             self.readings.retain(|_| {
@@ -152,7 +154,7 @@ impl Measurements {
         self.rounds = status.ram.unwrap_or_default().rounds;
     }
 
-    /// The last of what a relay has done.
+    /// What a relay has done by now.
     pub(crate) fn relayed(&mut self, relay: &OutgoingRelay) {
         self.compression = relay.compression();
         self.cipher_suite = relay.cipher_suite();
@@ -223,7 +225,11 @@ fn samples(readings: &[Reading]) -> (Vec<Sample>, bool) {
         let each = reading.link_bytes.iter().zip(&first.link_bytes);
         each.map(|(now, start)| now.saturating_sub(*start)).collect()
     };
-    let sample = |reading: &Reading| Sample { ms: reading.ms, path_bytes: since_first(reading) };
+    let sample = |reading: &Reading| Sample {
+        ms: reading.ms,
+        path_bytes: since_first(reading),
+        compression: reading.compression,
+    };
     (readings.iter().map(sample).collect(), is_own)
 }
 
@@ -236,7 +242,8 @@ mod tests {
     use super::*;
 
     fn reading(ms: f64, link_bytes: [u64; 2], migration_bytes: &[u64]) -> Reading {
-        Reading { ms, link_bytes: link_bytes.to_vec(), migration_bytes: migration_bytes.to_vec() }
+        let (link_bytes, migration_bytes) = (link_bytes.to_vec(), migration_bytes.to_vec());
+        Reading { ms, link_bytes, migration_bytes, compression: None }
     }
 
     fn bytes(readings: &[Reading]) -> (Vec<Vec<u64>>, bool) {

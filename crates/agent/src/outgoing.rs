@@ -15,6 +15,7 @@ use drainpipe_engine::plan::{Plan, Request, plan};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::progress::Progress;
 use drainpipe_engine::result::{MigrationResult, Outcome};
+use drainpipe_hypervisor::Vmm;
 use jiff::Timestamp;
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
@@ -28,6 +29,8 @@ use crate::check;
 use crate::client::ApiClient;
 use crate::discovery::discover;
 use crate::journal::Journal;
+use crate::memory_look;
+use crate::remembered;
 use crate::vms::{Claim, does_not_run};
 
 /// How long an agent that is told to stop waits for its migrations to be undone. Well below the 90 s
@@ -277,9 +280,11 @@ impl Drop for Word<'_> {
 pub(crate) async fn dry_run(agent: &Agent, request: &MigrateRequest) -> Result<PlanView, Problem> {
     let peer = known_target(agent, &request.target)?;
     let memory_bytes = agent.vms.get(&request.vm).await?.memory_mib << 20;
-    let asked = Request { option: request.option, encrypt: request.encrypt };
+    let vmm = agent.vms.running(&request.vm);
+    let asked = Request { encrypt: request.encrypt, ..request.option.into() };
+    let asked = informed(agent, &request.target, asked, vmm.as_deref()).await?;
     let Meeting { source, target, plan } = meet(agent, peer, &request.target, asked, memory_bytes).await?;
-    let findings = match agent.vms.running(&request.vm) {
+    let findings = match vmm {
         Some(vmm) => check::before_migration(agent, peer, &request.target, &[vmm], &plan).await?,
         None => vec![],
     };
@@ -303,6 +308,25 @@ pub(crate) fn known_target<'a>(agent: &'a Agent, target: &str) -> Result<&'a Api
             if known.is_empty() { "none (add a [[peer]])".into() } else { known.join(", ") }
         ))
     })
+}
+
+/// What a caller asks for, with what is known of the VM's memory and of earlier migrations where that may decide
+/// whether it is compressed.
+async fn informed(
+    agent: &Agent,
+    target: &str,
+    request: Request,
+    vmm: Option<&Vmm>,
+) -> Result<Request, Problem> {
+    if !request.option.may_compress() {
+        return Ok(request);
+    }
+    let memory = match vmm {
+        Some(vmm) => memory_look::compressible(vmm, request.option).await,
+        None => None,
+    };
+    let saved_mbps = remembered::of_target(agent, target, request.option)?.saved_mbps;
+    Ok(Request { memory, saved_mbps, ..request })
 }
 
 /// What step 1 has shown.

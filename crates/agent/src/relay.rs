@@ -1,7 +1,7 @@
 //! The relay of a migration that is compressed or encrypted: its end on the source, and its end on the target.
 
 use std::collections::VecDeque;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 
 use drainpipe_engine::plan::Plan;
 use drainpipe_engine::problem::Problem;
@@ -125,11 +125,13 @@ impl OutgoingRelay {
     }
 
     fn compressed(&self) -> CompressionUse {
-        let Figures { raw_bytes, wire_bytes, packed, packing_cpu_seconds } = self.sender.figures();
+        let Figures { raw_bytes, wire_bytes, packed, overtaken_bytes, packing_cpu_seconds } =
+            self.sender.figures();
         CompressionUse {
             stream_bytes: raw_bytes,
             compressed_bytes: wire_bytes,
             raw_bytes: raw_bytes.saturating_sub(packed.lz4 + packed.zstd),
+            overtaken_bytes,
             lz4_bytes: packed.lz4,
             zstd_bytes: packed.zstd,
             cpu_seconds: packing_cpu_seconds,
@@ -137,12 +139,14 @@ impl OutgoingRelay {
     }
 }
 
-/// The end on the target, for a QEMU that listens at its `relay_socket` already.
+/// The end on the target, for a QEMU that listens at its `relay_socket` already. Takes connections from `sender`
+/// only, where it is known which address the other end has.
 pub(crate) fn receive(
     vmm: &Vmm,
     plan: &Plan,
     listener: TcpListener,
     other: &OtherEnd<'_>,
+    sender: Option<IpAddr>,
     page_cache_mib: u32,
 ) -> Result<Receiver, Problem> {
     let tls = ServerTls::new(other.identity.server_config_for(other.host));
@@ -150,6 +154,7 @@ pub(crate) fn receive(
         path: vmm.paths().relay_socket(),
         connections: connections(plan),
         token: token_of(other.token),
+        sender,
         treatment: treatment(plan, tls)?,
         page_cache_bytes: bytes(page_cache_mib),
     };

@@ -71,6 +71,7 @@ pub(crate) fn assemble(
         completion_ms: tenth(parts.completion_ms),
         blackout_ms: parts.blackout_ms.map(tenth),
         guest_gap_ms: None,
+        guest_rewritten_mib_per_s: None,
         memory_bytes: identity.memory_bytes,
         wire_bytes: measured.wire_bytes,
         throughput_gbps: gigabits_per_second(measured.wire_bytes, parts.transfer_ms),

@@ -1,6 +1,7 @@
 //! The command line.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
@@ -8,7 +9,9 @@ use drainpipe_agent::api::types::{THROTTLE_PERCENT_MAX, TRANSFERS_MAX};
 use drainpipe_agent::config;
 use drainpipe_engine::bandwidth::BandwidthSetting;
 use drainpipe_engine::option::RequestedOption;
+use drainpipe_guest::dirtier::MIB_PER_S_MAX;
 use drainpipe_guest::mix::Mix;
+use drainpipe_guest::page::PAGE_WORDS;
 use drainpipe_hypervisor::spec::VmName;
 use drainpipe_lab::LinkAddresses;
 
@@ -129,12 +132,48 @@ pub(crate) struct DemoArguments {
     /// What the guest's memory holds, in percent: zero, text, random, shared
     #[arg(long, default_value = "random:60,text:30,zero:10", value_name = "KIND:PERCENT,…")]
     pub(crate) mix: Mix,
+    #[command(flatten)]
+    pub(crate) dirtying: DirtyingArguments,
+    /// Memory for copies of pages that a compressed migration sends, on each host; as an agent has it by default
+    /// if absent
+    #[arg(long, value_name = "MIB")]
+    pub(crate) page_cache_mib: Option<u32>,
     /// The options to compare
     #[arg(long, value_delimiter = ',', default_value = "tcp,compression,multichannel,direct")]
     pub(crate) options: Vec<RequestedOption>,
+    #[command(flatten)]
+    pub(crate) watching: WatchingArguments,
     /// How often each option is measured, there and back
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) repeat: u32,
+}
+
+/// How the demo's guest rewrites its memory, by the names of its kernel parameters.
+#[derive(Debug, Args)]
+pub(crate) struct DirtyingArguments {
+    /// Let the guest rewrite its memory at this rate, also while it is moved
+    #[arg(
+        long, value_name = "MIB", default_value_t = 0,
+        value_parser = clap::value_parser!(u32).range(..=i64::from(MIB_PER_S_MAX))
+    )]
+    pub(crate) dirty_mib_per_s: u32,
+    /// Let it rewrite only so much of what is filled
+    #[arg(
+        long, value_name = "PERCENT", default_value_t = 100, requires = "dirty_mib_per_s",
+        value_parser = clap::value_parser!(u8).range(1..=100)
+    )]
+    pub(crate) locality: u8,
+    /// Let it change only so many words of 8 bytes of a page each time
+    #[arg(
+        long, value_name = "WORDS", default_value_t = PAGE_WORDS, requires = "dirty_mib_per_s",
+        value_parser = page_words
+    )]
+    pub(crate) rewrite_words: usize,
+}
+
+fn page_words(text: &str) -> Result<usize, String> {
+    let words = text.parse().ok().filter(|words| (1..=PAGE_WORDS).contains(words));
+    words.ok_or_else(|| format!("a number of 1 to {PAGE_WORDS}"))
 }
 
 #[derive(Debug, Args)]
@@ -466,9 +505,26 @@ pub(crate) struct BenchArguments {
     /// What the guest's memory holds, for the report
     #[arg(long, value_name = "WORDS")]
     pub(crate) content: Option<String>,
+    #[command(flatten)]
+    pub(crate) watching: WatchingArguments,
     /// Watch the guest from this network namespace, such as /run/netns/NAME
     #[arg(long, env = "DRAINPIPE_CLIENT_NAMESPACE", value_name = "FILE")]
     pub(crate) client_namespace: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct WatchingArguments {
+    /// Ask the guest for a sign of life each so many ms: silences are known to within that
+    ///
+    /// Each ms may take more than half a core of a guest without KVM, which then is no guest that rests.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1000), value_name = "MS")]
+    heartbeat_ms: u64,
+}
+
+impl WatchingArguments {
+    pub(crate) fn heartbeat(&self) -> Duration {
+        Duration::from_millis(self.heartbeat_ms)
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -636,3 +692,32 @@ Example:
   drainpipe pki init
   drainpipe pki host a          then copy drainpipe-pki/hosts/a/* to /etc/drainpipe/ on host a
   drainpipe pki operator ann    then copy drainpipe-pki/operators/ann/ to ann";
+
+#[cfg(test)]
+mod tests {
+    use clap::error::ErrorKind;
+
+    use super::*;
+
+    fn refused(arguments: &[&str]) -> ErrorKind {
+        let all = ["drainpipe", "demo"].iter().chain(arguments);
+        Arguments::try_parse_from(all).expect_err("refused").kind()
+    }
+
+    #[test]
+    fn how_the_demos_guest_rewrites_is_checked_before_it_boots() {
+        let rate = ["--dirty-mib-per-s", "60"];
+        assert!(Arguments::try_parse_from(["drainpipe", "demo"].iter().chain(&rate)).is_ok());
+        for (option, values) in [("--locality", ["0", "101"]), ("--rewrite-words", ["0", "513"])] {
+            for value in values {
+                assert_eq!(refused(&[&rate[..], &[option, value]].concat()), ErrorKind::ValueValidation);
+            }
+            assert_eq!(
+                refused(&[option, "8"]),
+                ErrorKind::MissingRequiredArgument,
+                "{option} without a rate"
+            );
+        }
+        assert_eq!(refused(&["--dirty-mib-per-s", "1048577"]), ErrorKind::ValueValidation);
+    }
+}

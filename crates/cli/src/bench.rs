@@ -1,14 +1,15 @@
 //! Moves a VM there and back by each option, watches its guest, and checks its memory each time.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use drainpipe_agent::api::types::{HostView, MigrateRequest, PlanView, VmView};
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::result::{EncryptionUse, MigrationResult, Outcome, Verified};
-use drainpipe_guest::client::{Control, Heartbeat};
+use drainpipe_guest::client::{Control, ControlError, Heartbeat};
+use drainpipe_guest::dirtier::PAGES_PER_MIB;
 use drainpipe_report::{BenchReport, Conditions, GuestConditions, HostConditions, LinkConditions};
 use jiff::Timestamp;
 
@@ -34,6 +35,8 @@ pub(crate) struct Bench {
     pub(crate) encrypt: bool,
     pub(crate) content: Option<String>,
     pub(crate) client_namespace: Option<PathBuf>,
+    /// Each so often the guest is asked for a sign of life.
+    pub(crate) heartbeat: Duration,
     /// A person watches.
     pub(crate) watched: bool,
 }
@@ -47,6 +50,7 @@ fn encryption_note(results: &[MigrationResult]) -> Option<String> {
 /// The guest, if it is one that answers.
 struct Watch {
     heartbeat: SocketAddr,
+    beats_every: Duration,
     control: SocketAddr,
     namespace: Option<PathBuf>,
 }
@@ -55,7 +59,7 @@ impl Watch {
     /// Only for as long as it is needed: a guest short of CPU, as on a busy host without KVM, is so
     /// occupied with a packet each millisecond that it answers nothing else.
     fn heartbeat(&self) -> Result<Heartbeat, Problem> {
-        Heartbeat::start(self.heartbeat, self.namespace.as_deref())
+        Heartbeat::start_every(self.beats_every, self.heartbeat, self.namespace.as_deref())
             .map_err(|error| Problem::failed(format!("cannot watch the guest: {error}")))
     }
 }
@@ -67,10 +71,7 @@ impl Bench {
         let watch = self.watch(&vm)?;
         let mut report = BenchReport { conditions: self.conditions(fleet, &vm).await?, results: vec![] };
         if let Some(watch) = &watch {
-            let heartbeat = watch.heartbeat()?;
-            tokio::time::sleep(BASELINE).await;
-            let silence = heartbeat.stop().longest_gap_ms;
-            report.conditions.notes.push(format!("longest silence of the guest at rest: {silence:.1} ms"));
+            report.conditions.notes.extend(at_rest(watch).await?);
         } else {
             let note = "the VM's specification has no [guest]: silences and memory were not checked";
             report.conditions.notes.push(note.into());
@@ -98,6 +99,7 @@ impl Bench {
         };
         Ok(Some(Watch {
             heartbeat: address(heartbeat)?,
+            beats_every: self.heartbeat,
             control: address(control)?,
             namespace: self.client_namespace.clone(),
         }))
@@ -110,6 +112,10 @@ impl Bench {
         option: RequestedOption,
         target: &str,
     ) -> Result<MigrationResult, Problem> {
+        let before = match watch {
+            Some(watch) => Some(rewritten(watch).await?),
+            None => None,
+        };
         let heartbeat = watch.map(Watch::heartbeat).transpose()?;
         let request = MigrateRequest {
             vm: self.vm.clone(),
@@ -121,9 +127,10 @@ impl Bench {
         };
         let mut result = follow::migrate(fleet, &request, self.watched).await?;
         result.guest_gap_ms = heartbeat.map(|heartbeat| heartbeat.stop().longest_gap_ms);
-        if let Some(watch) = watch
+        if let (Some(watch), Some(before)) = (watch, before)
             && result.outcome == Outcome::Completed
         {
+            result.guest_rewritten_mib_per_s = Some(rewritten(watch).await?.mib_per_s_since(&before));
             result.verified = Some(verify(watch).await?);
         }
         if self.watched {
@@ -151,7 +158,10 @@ impl Bench {
                 vcpus: vm.vcpus,
                 content: self.content.clone(),
                 dirty_mib_per_s: None,
+                dirty_percent: None,
+                rewrite_bytes: None,
             },
+            page_cache_mib: None,
             repeats: self.repeat,
             options: self.options.clone(),
             notes: vec![],
@@ -186,17 +196,57 @@ impl Bench {
     }
 }
 
-async fn verify(watch: &Watch) -> Result<Verified, Problem> {
-    let (control, namespace) = (watch.control, watch.namespace.clone());
-    let checked = tokio::task::spawn_blocking(move || verify_blocking(control, namespace.as_deref())).await;
-    checked.map_err(|error| Problem::failed(format!("checking the guest's memory stopped: {error}")))?
+/// What the guest is like while it is not moved.
+async fn at_rest(watch: &Watch) -> Result<[String; 2], Problem> {
+    let before = rewritten(watch).await?;
+    let heartbeat = watch.heartbeat()?;
+    tokio::time::sleep(BASELINE).await;
+    let silence = heartbeat.stop().longest_gap_ms;
+    let rate = rewritten(watch).await?.mib_per_s_since(&before);
+    let beats_every = watch.beats_every.as_millis();
+    Ok([
+        format!("longest silence of the guest at rest, asked each {beats_every} ms: {silence:.1} ms"),
+        format!("rewritten by the guest at rest: {rate:.0} MiB/s"),
+    ])
 }
 
-fn verify_blocking(control: SocketAddr, namespace: Option<&Path>) -> Result<Verified, Problem> {
-    let failed = |error| Problem::failed(format!("cannot have the guest check its memory: {error}"));
-    let mut control = Control::connect(control, namespace, CONTROL_DEADLINE).map_err(failed)?;
-    let verification = control.verify(VERIFY_DEADLINE).map_err(failed)?;
+/// How many pages the guest has rewritten, and when it said so.
+struct Rewritten {
+    pages: u64,
+    at: Instant,
+}
+
+impl Rewritten {
+    fn mib_per_s_since(&self, before: &Self) -> f64 {
+        let pages = self.pages.saturating_sub(before.pages);
+        pages as f64 / PAGES_PER_MIB as f64 / (self.at - before.at).as_secs_f64()
+    }
+}
+
+async fn rewritten(watch: &Watch) -> Result<Rewritten, Problem> {
+    let status = ask(watch, |control| control.status(CONTROL_DEADLINE)).await?;
+    Ok(Rewritten { pages: status.rewritten_pages, at: Instant::now() })
+}
+
+async fn verify(watch: &Watch) -> Result<Verified, Problem> {
+    let verification = ask(watch, |control| control.verify(VERIFY_DEADLINE)).await?;
     Ok(Verified { pages: verification.pages, bad: verification.bad })
+}
+
+/// What the guest answers to one question.
+async fn ask<T: Send + 'static>(
+    watch: &Watch,
+    question: fn(&mut Control) -> Result<T, ControlError>,
+) -> Result<T, Problem> {
+    let (address, namespace) = (watch.control, watch.namespace.clone());
+    let asked = tokio::task::spawn_blocking(move || {
+        Control::connect(address, namespace.as_deref(), CONTROL_DEADLINE)
+            .and_then(|mut control| question(&mut control))
+    });
+    asked
+        .await
+        .map_err(|error| Problem::failed(format!("asking the guest stopped: {error}")))?
+        .map_err(|error| Problem::failed(format!("cannot ask the guest: {error}")))
 }
 
 fn host_conditions(view: &HostView) -> HostConditions {

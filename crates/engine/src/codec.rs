@@ -21,8 +21,8 @@ use utoipa::ToSchema;
 pub enum Codec {
     /// LZ4, block format.
     Lz4,
-    /// zstd, its fast level -5.
-    ZstdFast,
+    /// zstd, which only looks for long repetitions, and packs bytes by how often each is there.
+    ZstdLiterals,
     /// zstd, level 1.
     Zstd1,
     /// zstd, level 3.
@@ -31,14 +31,14 @@ pub enum Codec {
 
 impl Codec {
     /// All, by what they cost.
-    pub const ALL: [Self; 4] = [Self::Lz4, Self::ZstdFast, Self::Zstd1, Self::Zstd3];
+    pub const ALL: [Self; 4] = [Self::Lz4, Self::ZstdLiterals, Self::Zstd1, Self::Zstd3];
 }
 
 impl fmt::Display for Codec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Lz4 => "lz4",
-            Self::ZstdFast => "zstd -5",
+            Self::ZstdLiterals => "zstd literals",
             Self::Zstd1 => "zstd 1",
             Self::Zstd3 => "zstd 3",
         })
@@ -77,7 +77,7 @@ const FIRST_TRIALS: u32 = 3;
 const SMOOTHING: f64 = 0.1;
 
 /// A codec that promises so many times the throughput is taken,
-const BETTER: f64 = 1.05;
+const BETTER: f64 = 1.1;
 /// and one that costs less CPU, if it keeps this part of what is gained over the bare wire. Of the gain, not of
 /// the whole: while no core is idle all codecs carry the same, and the best is to be at hand when one is again.
 const AS_GOOD: f64 = 0.95;
@@ -221,7 +221,7 @@ mod tests {
             figures.map(|(rate, ratio)| Performance { bytes_per_core_second: rate * MB, ratio })
         };
         [
-            of([(600.0, 1.9), (490.0, 2.3), (470.0, 3.0), (410.0, 3.1)]),
+            of([(600.0, 1.9), (1000.0, 2.0), (470.0, 3.0), (410.0, 3.1)]),
             of([(880.0, 1.3), (800.0, 1.3), (610.0, 1.4), (510.0, 1.5)]),
             of([(2000.0, 1.02), (1500.0, 1.02), (1400.0, 1.05), (1200.0, 1.06)]),
         ]
@@ -269,15 +269,16 @@ mod tests {
             *run(&mut Controller::default(), text, reading, &[1.0; 20]).last().unwrap()
         };
         assert_eq!(settle(12.0, 8.0), Codec::Zstd1, "level 3 packs 3 % better, which is not worth its CPU");
-        assert_eq!(settle(1250.0, 2.0), Codec::Zstd1);
+        assert_eq!(settle(1250.0, 2.0), Codec::ZstdLiterals);
     }
 
     #[test]
-    fn while_no_core_is_idle_the_best_codec_stays_at_hand() {
-        for cores in [0.0, 0.001, 0.05] {
+    fn while_hardly_a_core_is_idle_what_saves_most_in_its_time_is_at_hand() {
+        for (cores, codec) in [(0.0, Codec::Zstd1), (0.001, Codec::ZstdLiterals), (0.05, Codec::ZstdLiterals)]
+        {
             let reading = Reading { wire_bytes_per_second: 62.5 * MB, cores };
             let chosen = run(&mut Controller::default(), &contents()[0], reading, &[1.0; 20]);
-            assert!(chosen.iter().all(|codec| *codec == Codec::Zstd1), "{cores}: {chosen:?}");
+            assert_eq!(chosen[PATIENCE as usize..], [codec; 17], "{cores}");
         }
     }
 

@@ -116,6 +116,7 @@ mod tests {
         HostFacts {
             name: name.into(),
             cores: 1,
+            idle_cores: None,
             memory_available_bytes: 0,
             huge_pages_available: vec![],
             links: trusted.into_iter().enumerate().map(link).collect(),

@@ -48,6 +48,10 @@ pub struct HostFacts {
     pub name: String,
     /// Processor cores.
     pub cores: u32,
+    /// Cores that nothing used of late, while no VM was on its way, and that may pack; absent while that is not
+    /// known.
+    #[serde(default)]
+    pub idle_cores: Option<f64>,
     /// Memory that new VMs can take: available, less what is promised to VMs on their way and what those that
     /// run have not touched yet.
     pub memory_available_bytes: u64,

@@ -19,7 +19,7 @@ pub mod plan;
 pub mod problem;
 pub mod progress;
 pub mod queue;
-mod relayed;
+pub mod relayed;
 pub mod result;
 mod spare;
 pub mod speed;

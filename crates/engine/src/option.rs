@@ -87,6 +87,11 @@ impl RequestedOption {
         Self::QemuZstd3,
     ];
 
+    /// Whether the agents may compress: because it was asked for, or where they find that it pays.
+    pub fn may_compress(self) -> bool {
+        matches!(self, Self::Auto | Self::Compression)
+    }
+
     /// The option that is asked for by its name; none if the choice is left to Drainpipe.
     pub fn named(self) -> Option<MigrationOption> {
         match self {

@@ -273,6 +273,7 @@ mod tests {
         HostFacts {
             name: "a".into(),
             cores: 2,
+            idle_cores: None,
             memory_available_bytes: 0,
             huge_pages_available: vec![],
             links,

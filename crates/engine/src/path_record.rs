@@ -100,6 +100,7 @@ mod tests {
         HostFacts {
             name: name.into(),
             cores: 2,
+            idle_cores: None,
             memory_available_bytes: 0,
             huge_pages_available: vec![],
             links: links.iter().map(link).collect(),

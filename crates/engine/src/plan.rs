@@ -11,7 +11,7 @@ use crate::encryption::{self, Encryption};
 use crate::facts::{HostFacts, HypervisorVersion};
 use crate::option::{MigrationOption, RequestedOption};
 use crate::path::{Path, Reach, carries_route, find_paths};
-use crate::relayed::outruns_relay;
+use crate::relayed::{Compressible, RelayMeans, Verdict};
 use crate::spare::mark_spares;
 
 /// Connections of a multichannel migration. The kernel places each on a path by its ports; with 16
@@ -44,17 +44,22 @@ pub struct Plan {
 }
 
 /// What a caller asks for.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Request {
     /// How memory shall travel.
     pub option: RequestedOption,
     /// Whether it shall be encrypted, whatever the hosts say.
     pub encrypt: bool,
+    /// What the VM's memory is to codecs, where it was looked at. Where not, nobody's memory is compressed without
+    /// being asked for.
+    pub memory: Option<Compressible>,
+    /// What packing has saved between the two hosts where cores were the limit, in Mb/s.
+    pub saved_mbps: Option<f64>,
 }
 
 impl From<RequestedOption> for Request {
     fn from(option: RequestedOption) -> Self {
-        Self { option, encrypt: false }
+        Self { option, ..Self::default() }
     }
 }
 
@@ -121,11 +126,15 @@ impl Plan {
         self.is_compressed || self.encryption.is_encrypted
     }
 
-    /// What the paths carry together that carry at once, in Mb/s; absent where a speed is not known.
-    pub fn carried_mbps(&self) -> Option<u64> {
+    /// The paths that carry at once.
+    pub fn carrying(&self) -> impl Iterator<Item = &Path> {
         let most = if self.spread == Spread::InTurn { 1 } else { self.paths.len() };
-        let carrying = self.paths.iter().filter(|path| !path.is_spare).take(most);
-        carrying.map(|path| path.speed_mbps).sum()
+        self.paths.iter().filter(|path| !path.is_spare).take(most)
+    }
+
+    /// What they carry together, in Mb/s; absent where a speed is not known.
+    pub fn carried_mbps(&self) -> Option<u64> {
+        self.carrying().map(|path| path.speed_mbps).sum()
     }
 
     /// What is left of the plan once each of its paths has been tried; `trials` in their order.
@@ -177,7 +186,8 @@ pub fn plan(
     reaches: &[Reach],
     memory_bytes: u64,
 ) -> Result<Plan, PlanError> {
-    let Request { option: requested, encrypt } = request.into();
+    let request = request.into();
+    let Request { option: requested, encrypt, .. } = request;
     let paths = find_paths(source, target, requested, reaches);
     if paths.is_empty() {
         return Err(PlanError::NoPath {
@@ -191,7 +201,9 @@ pub fn plan(
     let (mut routable, others) = split_by_route(source, paths.clone());
     let usable = if unroutable.is_none() { routable.len() } else { paths.len() };
     let (option, reason) = choose(requested, usable, rdma_obstacle(source, target), unroutable.as_deref());
-    let (option, reason) = stay_out(option, reason, source, target, unroutable.as_deref(), &routable);
+    let carrying = if unroutable.is_none() { &routable[..] } else { &paths[..1] };
+    let means = RelayMeans::of(source, target, carrying.iter(), &request);
+    let (option, reason) = weigh_compression(request, means, option, reason, unroutable.is_none());
     let management = over_management(source, target, &paths);
     let mut plan = arrange(requested, option, join_all([reason, management]), paths, unroutable.is_none());
     if plan.spread == Spread::Routed {
@@ -258,21 +270,27 @@ fn choose(
     (option, (!reason.is_empty()).then_some(reason))
 }
 
-/// Compression only where it can make a migration faster.
-fn stay_out(
+/// Compression only where it can make a migration faster; and unasked for where it does so for certain.
+fn weigh_compression(
+    request: Request,
+    means: Option<RelayMeans>,
     option: MigrationOption,
     reason: Option<String>,
-    source: &HostFacts,
-    target: &HostFacts,
-    unroutable: Option<&str>,
-    routable: &[Path],
+    is_routable: bool,
 ) -> (MigrationOption, Option<String>) {
-    if option != MigrationOption::Compression || unroutable.is_some() {
-        return (option, reason);
-    }
-    match outruns_relay(routable, source, target) {
-        Some(why) => (MigrationOption::Multichannel, join_all([reason, Some(why)])),
-        None => (option, reason),
+    let Some(means) = means else { return (option, reason) };
+    let because = |why: String| join_all([reason.clone(), Some(why)]);
+    match means.verdict(request.memory) {
+        Verdict::Compressed { .. } if means.is_asked_for => (option, reason),
+        Verdict::Compressed { wire_share } => {
+            let why = format!("compressed: takes {:.0} % of the time, as predicted", wire_share * 100.0);
+            (MigrationOption::Compression, because(why))
+        }
+        // Over one path it is the relay alone that could be left out.
+        verdict if means.is_asked_for && is_routable => {
+            (MigrationOption::Multichannel, because(means.why_not(verdict)))
+        }
+        _ => (option, reason),
     }
 }
 
@@ -389,6 +407,7 @@ mod tests {
         HostFacts {
             name: name.into(),
             cores: 2,
+            idle_cores: None,
             memory_available_bytes: 1 << 34,
             huge_pages_available: vec![],
             links: (0..links)
@@ -438,13 +457,40 @@ mod tests {
         let out = option(&a, &b);
         assert_eq!((out.option, out.is_compressed), (MigrationOption::Multichannel, false));
         assert!(out.reason.unwrap().contains("the paths carry 10.0 Gb/s"));
-        for (limit_mbps, is_compressed) in [(1000, true), (8000, true), (8001, false), (20_000, false)] {
+        for (limit_mbps, is_compressed) in [(1000, true), (7000, true), (8000, false), (20_000, false)] {
             let limited =
                 |host: &HostFacts| HostFacts { bandwidth_limit_mbps: Some(limit_mbps), ..host.clone() };
             for plan in [option(&limited(&a), &b), option(&a, &limited(&b))] {
                 assert_eq!(plan.is_compressed, is_compressed, "{limit_mbps}: {:?}", plan.reason);
             }
         }
+    }
+
+    #[test]
+    fn auto_compresses_what_is_known_to_shrink_where_cores_are_idle() {
+        let auto = |memory, idle_cores| {
+            let host = |name, last, links| HostFacts { idle_cores, ..host(name, last, links) };
+            let request = Request { memory, ..RequestedOption::Auto.into() };
+            [1, 2].map(|links| plan(&host("a", 1, links), &host("b", 2, 2), request, &[], GIB).unwrap())
+        };
+        let text = Some(Compressible { share: 0.5, left: 0.3 });
+        for plan in auto(text, None) {
+            assert!(plan.is_compressed && plan.spread == Spread::Routed, "{plan:?}");
+            assert!(plan.reason.unwrap().contains("compressed: takes 65 % of the time"));
+        }
+        let random = Some(Compressible { share: 0.02, left: 0.9 });
+        for plan in [auto(text, Some(0.2)), auto(None, None), auto(random, None)].into_iter().flatten() {
+            assert!(!plan.is_compressed && !plan.reason.unwrap().contains("compressed"));
+        }
+    }
+
+    #[test]
+    fn what_does_not_shrink_is_not_compressed_whoever_asks() {
+        let random = Some(Compressible { share: 0.0, left: 1.0 });
+        let request = Request { memory: random, ..RequestedOption::Compression.into() };
+        let plan = plan(&host("a", 1, 2), &host("b", 2, 2), request, &[], GIB).unwrap();
+        assert_eq!((plan.option, plan.is_compressed), (MigrationOption::Multichannel, false));
+        assert_eq!(plan.reason.unwrap(), "not compressed: hardly any of the memory shrinks");
     }
 
     #[test]
@@ -568,7 +614,7 @@ mod tests {
         let (mut a, b) = (host("a", 1, 2), host("b", 2, 2));
         let clear = plan(&a, &b, RequestedOption::Tcp, &[], GIB).unwrap();
         assert!(!clear.is_relayed(), "{:?}", clear.encryption);
-        let asked = Request { option: RequestedOption::Tcp, encrypt: true };
+        let asked = Request { encrypt: true, ..RequestedOption::Tcp.into() };
         let encrypted = plan(&a, &b, asked, &[], GIB).unwrap();
         assert_eq!((encrypted.is_relayed(), encrypted.is_compressed), (true, false));
         assert_eq!((encrypted.option, encrypted.paths), (clear.option, clear.paths));

@@ -1,31 +1,288 @@
-//! Where compression would cost more than it brings: the paths are faster than a relay can copy.
+//! What a relay will make of a transfer, by what memory holds, what the paths carry and which cores are idle;
+//! and whether that pays.
+//!
+//! A relay sends what the wire takes, and packs what the cores have time for. Of so many bytes of memory per
+//! second, those that the wire cannot take as they are must be saved:
+//!
+//! ```text
+//! memory − packed × (1 − left) = wire
+//! memory × passing + packed × packing = idle cores of the source
+//! memory × passing + packed × unpacking = idle cores of the target
+//! packed ≤ memory × share that shrinks
+//! ```
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::facts::HostFacts;
+use crate::option::RequestedOption;
 use crate::path::Path;
+use crate::plan::Request;
 
-/// What a relay carries for each core of a host, in Mb/s, when it packs nothing. docs/decisions.md
-/// says where the figure is from.
-const RELAYED_MBPS_PER_CORE: u64 = 4_000;
+/// Core-seconds that a byte takes on either host to get through QEMU and a relay that packs nothing: twice what was
+/// measured of plain reading and writing, 2 for each GiB. docs/decisions.md, 13, says where this and the next two
+/// are from.
+const PASSING_S: f64 = 2.0 / (1_u64 << 30) as f64;
 
-/// Why a relay would only slow the transfer down; none if it does not, or if it is not known how fast the
-/// paths are. A limit of either host makes the paths as slow as it is: one that is lifted while the transfer
-/// goes on leaves a relay that is no faster than it can copy.
-pub(crate) fn outruns_relay(paths: &[Path], source: &HostFacts, target: &HostFacts) -> Option<String> {
-    let carrying = paths.iter().filter(|path| !path.is_spare);
-    let speeds: Option<Vec<u64>> = carrying.map(|path| path.speed_mbps).collect();
-    let speed_mbps = speeds.map(|speeds| speeds.into_iter().fold(0, u64::saturating_add));
-    let limits = [source, target].into_iter().filter_map(|host| host.bandwidth_limit_mbps);
-    let wire_mbps = limits.chain([speed_mbps?]).min()?;
-    let (name, cores) =
-        [source, target].map(|host| (&host.name, host.cores)).into_iter().min_by_key(|host| host.1)?;
-    let relayed_mbps = u64::from(cores.max(1)) * RELAYED_MBPS_PER_CORE;
-    (wire_mbps > relayed_mbps).then(|| {
-        let gbps = |mbps: u64| mbps as f64 / 1000.0;
-        format!(
-            "not compressed: the paths carry {:.1} Gb/s, more than the {cores} cores of {name} could pass on \
-             ({:.1} Gb/s)",
-            gbps(wire_mbps),
-            gbps(relayed_mbps)
-        )
-    })
+/// Core-seconds to pack a byte, with all that is tried and done in vain: 5 for each 1000 MB.
+const PACKING_S: f64 = 5e-9;
+
+/// Core-seconds to unpack one.
+const UNPACKING_S: f64 = 1e-9;
+
+/// Memory that is sent in more than this share of the time is not worth a relay, where nobody asked for one: what
+/// was predicted may be wrong by as much.
+const PAYS_BELOW: f64 = 0.9;
+
+/// Where less than this of the bytes could be saved, a relay costs more than it brings: the time is about that of
+/// memory as it is, and the CPU of both hosts twice as much (`bench/README.md`).
+const LEAST_SAVED: f64 = 0.08;
+
+/// And where it carries less than this more than the paths.
+const LEAST_GAIN: f64 = 0.03;
+
+/// What a sample of memory shows to codecs, zeros left out.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Compressible {
+    /// Share of it that shrinks; 0 to 1.
+    pub share: f64,
+    /// What is left of that when it is packed; 0 to 1.
+    pub left: f64,
+}
+
+impl Compressible {
+    /// Of memory that could not be looked at: as if it were all text.
+    const UNKNOWN: Self = Self { share: 1.0, left: 1.0 / 3.0 };
+
+    /// Within its ranges, whoever said it.
+    fn bounded(self) -> Self {
+        let bounded = |value: f64| if value.is_finite() { value.clamp(0.0, 1.0) } else { 1.0 };
+        Self { share: bounded(self.share), left: bounded(self.left) }
+    }
+
+    /// Whether packing saves anything worth having.
+    pub fn shrinks(self) -> bool {
+        self.bounded().saved() >= LEAST_SAVED
+    }
+
+    /// Share of the bytes that packing all of it saves.
+    fn saved(self) -> f64 {
+        self.share * (1.0 - self.left)
+    }
+}
+
+/// What a relay between two hosts has.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct RelayMeans {
+    /// Whether compression was asked for by its name: then it need not bring much.
+    pub is_asked_for: bool,
+    /// What the paths carry, in Mb/s.
+    pub wire_mbps: f64,
+    /// Cores of the source: the idle ones, or all where compression was asked for.
+    pub source_cores: f64,
+    /// Cores of the target, likewise.
+    pub target_cores: f64,
+    /// What earlier transfers between the two saved where cores were the limit, in Mb/s; absent where none was.
+    pub saved_mbps: Option<f64>,
+}
+
+/// Whether a transfer is compressed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Verdict {
+    /// Memory goes in this share of the time that it would take as it is, and takes this share of the bytes; below 1.
+    Compressed {
+        /// That share.
+        wire_share: f64,
+    },
+    /// The relay would be slower than the paths, or hardly faster.
+    Outruns,
+    /// Hardly anything of the memory shrinks.
+    NothingShrinks,
+    /// It would bring too little for nobody having asked for it.
+    TooLittle,
+}
+
+impl RelayMeans {
+    /// What two hosts have, over these paths; none where another option was asked for, or it is not known what the
+    /// paths carry. A limit of either host makes the paths as slow as it is: one that is lifted while the transfer
+    /// goes on leaves a relay that is no faster than it can copy.
+    pub fn of<'a>(
+        source: &HostFacts,
+        target: &HostFacts,
+        paths: impl Iterator<Item = &'a Path>,
+        request: &Request,
+    ) -> Option<Self> {
+        if !request.option.may_compress() {
+            return None;
+        }
+        let is_asked_for = request.option == RequestedOption::Compression;
+        let speeds: Option<Vec<u64>> = paths.map(|path| path.speed_mbps).collect();
+        let speed_mbps = speeds?.into_iter().fold(0, u64::saturating_add);
+        let limits = [source, target].into_iter().filter_map(|host| host.bandwidth_limit_mbps);
+        let wire_mbps = limits.chain([speed_mbps]).min().filter(|mbps| *mbps > 0)? as f64;
+        let cores = |host: &HostFacts| {
+            let all = f64::from(host.cores.max(1));
+            // Who asks for compression means also while the host is busy: the relay takes no more than is idle.
+            let idle = host.idle_cores.filter(|idle| idle.is_finite() && !is_asked_for);
+            idle.map_or(all, |idle| idle.clamp(0.0, all))
+        };
+        let (source_cores, target_cores) = (cores(source), cores(target));
+        Some(Self { is_asked_for, wire_mbps, source_cores, target_cores, saved_mbps: request.saved_mbps })
+    }
+
+    /// Whether memory like this is to be compressed. Where it could not be looked at, only who asks for it has it
+    /// compressed.
+    pub fn verdict(self, memory: Option<Compressible>) -> Verdict {
+        let memory = match memory {
+            Some(memory) => memory.bounded(),
+            None if self.is_asked_for => Compressible::UNKNOWN,
+            None => return Verdict::TooLittle,
+        };
+        let carried = self.carried(memory);
+        let wire_share = 1.0 / carried.min(self.carried_before()).max(1.0);
+        match () {
+            () if !memory.shrinks() => Verdict::NothingShrinks,
+            // Nor where that is no number.
+            () if !(1.0 + LEAST_GAIN..).contains(&carried) => Verdict::Outruns,
+            () if !self.is_asked_for && wire_share > PAYS_BELOW => Verdict::TooLittle,
+            () => Verdict::Compressed { wire_share },
+        }
+    }
+
+    /// Why memory is not compressed that was to be.
+    pub(crate) fn why_not(self, verdict: Verdict) -> String {
+        match verdict {
+            Verdict::NothingShrinks => "not compressed: hardly any of the memory shrinks".into(),
+            _ => format!(
+                "not compressed: the paths carry {:.1} Gb/s, which a relay could hardly better with {} cores of the \
+                 source and {} of the target",
+                self.wire_mbps / 1e3,
+                self.source_cores,
+                self.target_cores
+            ),
+        }
+    }
+
+    /// Memory that a relay carries while the wire would carry one byte of it as it is.
+    fn carried(self, memory: Compressible) -> f64 {
+        let wire = self.wire_mbps * 125_000.0;
+        let saved_of_packed = 1.0 - memory.left;
+        let if_all_is_packed = 1.0 / (1.0 - memory.saved()).max(f64::MIN_POSITIVE);
+        let by_cores = |cores: f64, packing_s: f64| {
+            let alone = cores / (PASSING_S * wire);
+            // Of each byte above what the wire takes, so much must be packed.
+            let packed = packing_s / saved_of_packed.max(f64::MIN_POSITIVE);
+            if alone < 1.0 { alone } else { (cores / wire + packed) / (PASSING_S + packed) }
+        };
+        let (source, target) =
+            (by_cores(self.source_cores, PACKING_S), by_cores(self.target_cores, UNPACKING_S));
+        if_all_is_packed.min(source).min(target)
+    }
+
+    /// The same, by what cores have saved before.
+    fn carried_before(self) -> f64 {
+        let saved = self.saved_mbps.filter(|mbps| mbps.is_finite());
+        saved.map_or(f64::INFINITY, |saved_mbps| 1.0 + saved_mbps / self.wire_mbps)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const TEXT: Compressible = Compressible { share: 1.0, left: 0.33 };
+    const OS_LIKE: Compressible = Compressible { share: 0.5, left: 0.33 };
+    const RANDOM: Compressible = Compressible { share: 0.0, left: 1.0 };
+
+    fn means(wire_mbps: f64, cores: f64) -> RelayMeans {
+        RelayMeans {
+            is_asked_for: true,
+            wire_mbps,
+            source_cores: cores,
+            target_cores: cores,
+            saved_mbps: None,
+        }
+    }
+
+    fn unasked(means: RelayMeans) -> RelayMeans {
+        RelayMeans { is_asked_for: false, ..means }
+    }
+
+    fn share(means: RelayMeans, memory: Compressible) -> f64 {
+        match means.verdict(Some(memory)) {
+            Verdict::Compressed { wire_share } => wire_share,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn with_cores_enough_all_that_shrinks_is_packed() {
+        assert!((share(means(1_000.0, 8.0), TEXT) - 0.33).abs() < 1e-9);
+        assert!((share(means(1_000.0, 8.0), OS_LIKE) - 0.665).abs() < 1e-9);
+    }
+
+    #[test]
+    fn with_few_cores_what_they_save_adds_to_the_wire() {
+        let half_a_core = share(means(1_000.0, 0.5), TEXT);
+        assert!((0.75..0.85).contains(&half_a_core), "{half_a_core}");
+        assert!(share(means(1_000.0, 1.0), TEXT) < half_a_core);
+        let unpacking = RelayMeans { target_cores: 0.4, ..means(1_000.0, 8.0) };
+        assert!(share(unpacking, TEXT) > 0.4, "the target has to keep up");
+    }
+
+    #[test]
+    fn a_relay_stays_out_where_the_paths_are_faster_or_nothing_shrinks() {
+        assert_eq!(means(40_000.0, 4.0).verdict(Some(TEXT)), Verdict::Outruns);
+        assert_eq!(means(1_000.0, 0.0).verdict(Some(TEXT)), Verdict::Outruns);
+        assert_eq!(means(1_000.0, 4.0).verdict(Some(RANDOM)), Verdict::NothingShrinks);
+        assert!(means(40_000.0, 4.0).why_not(Verdict::Outruns).contains("40.0 Gb/s"));
+    }
+
+    #[test]
+    fn what_cores_have_saved_before_bounds_what_they_will() {
+        let before = RelayMeans { saved_mbps: Some(250.0), ..means(1_000.0, 8.0) };
+        assert!((share(before, TEXT) - 0.8).abs() < 1e-9);
+        assert_eq!(
+            unasked(RelayMeans { saved_mbps: Some(60.0), ..before }).verdict(Some(TEXT)),
+            Verdict::TooLittle
+        );
+    }
+
+    #[test]
+    fn what_brings_little_is_done_only_where_it_was_asked_for() {
+        let fast = means(5_000.0, 1.5);
+        assert_eq!(unasked(fast).verdict(Some(TEXT)), Verdict::TooLittle);
+        assert!(share(fast, TEXT) < 1.0);
+    }
+
+    #[test]
+    fn memory_that_nobody_has_seen_is_compressed_for_who_asks() {
+        assert!(matches!(means(1_000.0, 4.0).verdict(None), Verdict::Compressed { .. }));
+        assert_eq!(unasked(means(1_000.0, 4.0)).verdict(None), Verdict::TooLittle);
+    }
+
+    proptest! {
+        #[test]
+        fn a_share_is_one_whatever_was_said(
+            wire_mbps in 1.0_f64..1e6,
+            source_cores in 0.0_f64..256.0,
+            target_cores in 0.0_f64..256.0,
+            share in prop_oneof![Just(f64::NAN), -1.0_f64..2.0],
+            left in prop_oneof![Just(f64::NAN), -1.0_f64..2.0],
+            saved_mbps in prop_oneof![Just(None), Just(Some(f64::NAN)), (-1.0_f64..1e6).prop_map(Some)],
+        ) {
+            let means = RelayMeans { is_asked_for: true, wire_mbps, source_cores, target_cores, saved_mbps };
+            if let Verdict::Compressed { wire_share } = means.verdict(Some(Compressible { share, left })) {
+                prop_assert!(wire_share > 0.0 && wire_share <= 1.0, "{}", wire_share);
+            }
+        }
+
+        #[test]
+        fn more_cores_never_make_it_slower(wire_mbps in 1.0_f64..1e5, cores in 0.0_f64..64.0, more in 0.0_f64..64.0) {
+            let carried = |cores| means(wire_mbps, cores).carried(OS_LIKE);
+            prop_assert!(carried(cores + more) >= carried(cores) * (1.0 - 1e-9));
+        }
+    }
 }

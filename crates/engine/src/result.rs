@@ -56,6 +56,9 @@ pub struct MigrationResult {
     pub blackout_ms: Option<f64>,
     /// Longest silence that a client of the guest saw; absent when no client was watching.
     pub guest_gap_ms: Option<f64>,
+    /// How fast the guest rewrote its memory meanwhile, by its own count; absent when nobody asked it.
+    #[serde(default)]
+    pub guest_rewritten_mib_per_s: Option<f64>,
     /// Memory of the VM.
     pub memory_bytes: u64,
     /// Bytes of the migration that the source's kernel sent on the paths, without headers.
@@ -134,6 +137,9 @@ pub struct CompressionUse {
     pub compressed_bytes: u64,
     /// Of `stream_bytes`, those that went as they were.
     pub raw_bytes: u64,
+    /// Of `raw_bytes`, those that went before a core had the time to see whether they shrink.
+    #[serde(default)]
+    pub overtaken_bytes: u64,
     /// Of `stream_bytes`, those packed with LZ4.
     pub lz4_bytes: u64,
     /// Of `stream_bytes`, those packed with zstd.
@@ -264,6 +270,9 @@ pub struct Sample {
     pub ms: f64,
     /// Bytes since the start on each path, in the order of `paths`.
     pub path_bytes: Vec<u64>,
+    /// What compression had done by then; absent without it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compression: Option<CompressionUse>,
 }
 
 /// The guest's check of its own memory.

@@ -6,7 +6,7 @@
 //! command_line  a specification as QEMU's arguments; pure
 //! launch        a process and its control sockets
 //! qmp           QEMU's control protocol
-//! memory_sample what a running guest's memory looks like: zero pages, rate of change
+//! memory_sample what a running guest's memory looks like: zero pages, contents, rate of change
 //! vmm           one running QEMU: start, attach, stop, destroy
 //! migration     the single acts of a migration; what to do when is the engine's
 //! ```
@@ -32,7 +32,7 @@ mod vmm;
 pub use command_line::{Role, command_line};
 pub use facts::{HypervisorFacts, ProbeError};
 pub use launch::LaunchError;
-pub use memory_sample::{MemorySample, SampleError};
+pub use memory_sample::{Contents, MemorySample, SampleError};
 pub use paths::{PathTooLong, RuntimePaths};
 pub use process::Exit;
 pub use spec::{ResolvedSpec, VmSpec};

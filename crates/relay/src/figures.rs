@@ -15,6 +15,8 @@ pub struct Figures {
     pub wire_bytes: u64,
     /// Of `raw_bytes`, those that were sent packed, by codec.
     pub packed: CodecBytes,
+    /// Of `raw_bytes`, those that were sent before a core had the time to see whether they shrink.
+    pub overtaken_bytes: u64,
     /// CPU that packing took, in seconds.
     pub packing_cpu_seconds: f64,
 }
@@ -44,6 +46,7 @@ pub(crate) struct Counters {
     wire_bytes: AtomicU64,
     lz4_bytes: AtomicU64,
     zstd_bytes: AtomicU64,
+    overtaken_bytes: AtomicU64,
     packing_cpu_ns: AtomicU64,
     cipher_suite: OnceLock<String>,
 }
@@ -63,10 +66,15 @@ impl Counters {
         self.wire_bytes.fetch_add(wire_bytes as u64, Ordering::Relaxed);
         match codec {
             Some(Codec::Lz4) => &self.lz4_bytes,
-            Some(Codec::ZstdFast | Codec::Zstd1 | Codec::Zstd3) => &self.zstd_bytes,
+            Some(Codec::ZstdLiterals | Codec::Zstd1 | Codec::Zstd3) => &self.zstd_bytes,
             None => return,
         }
         .fetch_add(raw_bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Of what was sent, so much was to be packed, and no core had the time.
+    pub(crate) fn overtaken(&self, raw_bytes: usize) {
+        self.overtaken_bytes.fetch_add(raw_bytes as u64, Ordering::Relaxed);
     }
 
     pub(crate) fn packed(&self, cpu: Duration) {
@@ -82,6 +90,7 @@ impl Counters {
                 lz4: self.lz4_bytes.load(Ordering::Relaxed),
                 zstd: self.zstd_bytes.load(Ordering::Relaxed),
             },
+            overtaken_bytes: self.overtaken_bytes.load(Ordering::Relaxed),
             packing_cpu_seconds: self.packing_cpu_ns.load(Ordering::Relaxed) as f64 / 1e9,
         }
     }

@@ -37,7 +37,7 @@ impl From<Codec> for Packing {
     fn from(codec: Codec) -> Self {
         match codec {
             Codec::Lz4 => Self::Lz4,
-            Codec::ZstdFast | Codec::Zstd1 | Codec::Zstd3 => Self::Zstd,
+            Codec::ZstdLiterals | Codec::Zstd1 | Codec::Zstd3 => Self::Zstd,
         }
     }
 }

@@ -13,7 +13,7 @@ const PRESSURE: &str = "/proc/pressure/cpu";
 
 /// Looks at some of the host's cores.
 #[derive(Debug)]
-pub(crate) struct HostCpu {
+pub struct HostCpu {
     // All that the host has, if empty.
     cpus: Vec<usize>,
     last: Option<Counted>,
@@ -36,8 +36,16 @@ struct Ticks {
 }
 
 impl HostCpu {
-    pub(crate) fn new(cpus: Vec<usize>) -> Self {
+    /// Looks at these; at all that the host has if none is named.
+    pub fn new(cpus: Vec<usize>) -> Self {
         Self { cpus, last: None }
+    }
+
+    /// How many cores nobody used since this was asked last, what a hypervisor below gave to others left out. None the
+    /// first time, and where the kernel does not tell.
+    pub fn idle_cores(&mut self) -> Option<f64> {
+        let sample = self.sample(PackingTime::default())?;
+        Some((sample.idle - sample.stolen).max(0.0))
     }
 
     /// What the cores did since this was asked last, when packing took so much of them. None the first time, and

@@ -3,7 +3,7 @@
 use drainpipe_engine::codec::Codec;
 use lz4_flex::block;
 use zstd::bulk::{Compressor, Decompressor};
-use zstd::zstd_safe::CParameter;
+use zstd::zstd_safe::{CParameter, ParamSwitch};
 
 use crate::error::RelayError;
 use crate::frame::{BLOCK_BYTES_MAX, Packing, UNPACKED_BYTES_MAX};
@@ -15,10 +15,19 @@ const BLOCK_PERMILLE_MAX: usize = 950;
 /// and so packs text 5 % worse than a stream would be, in no less time.
 const HASH_LOG: u32 = 16;
 
+/// For [`Codec::ZstdLiterals`]: a small table, at which it looks the more rarely the longer nothing repeats, for seven
+/// bytes or more. Nearly all that is left to it is Huffman's code, the fastest part of zstd.
+const LITERALS: [CParameter; 4] = [
+    CParameter::HashLog(8),
+    CParameter::MinMatch(7),
+    CParameter::TargetLength(16),
+    CParameter::LiteralCompressionMode(ParamSwitch::Enable),
+];
+
 /// Packs blocks, one after the other. Holds what the codecs keep between two of them.
 pub(crate) struct Packer {
-    // By zstd's level, which is costly to change.
-    compressors: Vec<(i32, Compressor<'static>)>,
+    // Of those that are zstd's: parameters are costly to change.
+    compressors: Vec<(Codec, Compressor<'static>)>,
     scratch: Vec<u8>,
 }
 
@@ -41,22 +50,30 @@ impl Packer {
         let bytes = match codec {
             Codec::Lz4 => block::compress_into(raw, &mut self.scratch)
                 .map_err(|error| RelayError::Pack(error.to_string()))?,
-            Codec::ZstdFast => self.zstd(-5, raw)?,
-            Codec::Zstd1 => self.zstd(1, raw)?,
-            Codec::Zstd3 => self.zstd(3, raw)?,
+            Codec::ZstdLiterals => self.zstd(codec, 1, &LITERALS, raw)?,
+            Codec::Zstd1 => self.zstd(codec, 1, &[CParameter::HashLog(HASH_LOG)], raw)?,
+            Codec::Zstd3 => self.zstd(codec, 3, &[CParameter::HashLog(HASH_LOG)], raw)?,
         };
         Ok((bytes <= most).then(|| &self.scratch[..bytes]))
     }
 
-    fn zstd(&mut self, level: i32, raw: &[u8]) -> Result<usize, RelayError> {
+    fn zstd(
+        &mut self,
+        codec: Codec,
+        level: i32,
+        parameters: &[CParameter],
+        raw: &[u8],
+    ) -> Result<usize, RelayError> {
         let failed = |error: std::io::Error| RelayError::Pack(error.to_string());
-        let known = self.compressors.iter().position(|(of, _)| *of == level);
+        let known = self.compressors.iter().position(|(of, _)| *of == codec);
         let index = if let Some(index) = known {
             index
         } else {
             let mut compressor = Compressor::new(level).map_err(failed)?;
-            compressor.set_parameter(CParameter::HashLog(HASH_LOG)).map_err(failed)?;
-            self.compressors.push((level, compressor));
+            for parameter in parameters {
+                compressor.set_parameter(*parameter).map_err(failed)?;
+            }
+            self.compressors.push((codec, compressor));
             self.compressors.len() - 1
         };
         let (_, compressor) = &mut self.compressors[index];

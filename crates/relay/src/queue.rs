@@ -87,6 +87,8 @@ pub(crate) enum Front {
 pub(crate) struct Outgoing {
     pub(crate) raw: Arc<Block>,
     pub(crate) packed: Option<Packed>,
+    /// Whether it goes before it was packed, or found not to shrink.
+    pub(crate) is_overtaken: bool,
 }
 
 impl Outgoing {
@@ -224,11 +226,12 @@ impl Lanes {
     /// Takes what is at the front, as far as it is packed.
     pub(crate) fn pop(&mut self, lane: usize) -> Option<Outgoing> {
         let Queued { raw, state, .. } = self.lanes[lane].blocks.pop_front()?;
+        let is_overtaken = matches!(state, State::Waiting | State::InWork);
         let packed = match state {
             State::Packed(packed) => Some(packed),
             State::Waiting | State::InWork | State::Plain => None,
         };
-        Some(Outgoing { raw, packed })
+        Some(Outgoing { raw, packed, is_overtaken })
     }
 }
 

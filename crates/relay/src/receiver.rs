@@ -1,7 +1,7 @@
 //! The receiving end. What comes in is hostile until it is understood.
 
 use std::io::{self, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{IpAddr, Shutdown, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex};
@@ -44,6 +44,8 @@ pub struct ReceiverSettings {
     pub connections: usize,
     /// What the sender is known by.
     pub token: Token,
+    /// Where its connections come from, where that is known for certain: all others are closed at once.
+    pub sender: Option<IpAddr>,
     /// What has become of the bytes.
     pub treatment: Treatment<ServerTls>,
     /// Pages of which a copy is kept for the sender to refer to, at most, in bytes. The sender must keep to it.
@@ -191,6 +193,10 @@ fn accept(shared: &Arc<Shared>) {
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
             Err(error) => return shared.fail(RelayError::Wire(Arc::new(error))),
         };
+        if shared.settings.sender.is_some_and(|sender| sender != peer.ip()) {
+            debug!(%peer, "closed: it is not the sender's address");
+            continue;
+        }
         let Some(stranger) = shared.strangers.take_in(&wire) else {
             debug!(%peer, "closed: too many connections that do not say what they are");
             continue;

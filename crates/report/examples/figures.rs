@@ -6,6 +6,8 @@
 //!
 //! Exits with 1 if a figure does not hold.
 
+mod promises;
+
 use std::process::ExitCode;
 
 use drainpipe_engine::option::{MigrationOption, RequestedOption};
@@ -13,26 +15,17 @@ use drainpipe_engine::result::{MigrationResult, Outcome};
 use drainpipe_report::BenchReport;
 use drainpipe_report::summary::Spread;
 
-/// One promise and what was measured.
-struct Figure {
-    what: &'static str,
-    promise: String,
-    measured: String,
-    holds: bool,
-}
+use crate::promises::{Figure, markdown, read};
 
 fn main() -> ExitCode {
     let Some(path) = std::env::args().nth(1) else {
         eprintln!("usage: figures RESULTS.json");
         return ExitCode::from(2);
     };
-    let report = std::fs::read_to_string(&path)
-        .map_err(|error| error.to_string())
-        .and_then(|text| serde_json::from_str::<BenchReport>(&text).map_err(|error| error.to_string()));
-    let report = match report {
+    let report = match read(&path) {
         Ok(report) => report,
         Err(error) => {
-            eprintln!("{path}: {error}");
+            eprintln!("{error}");
             return ExitCode::from(2);
         }
     };
@@ -151,12 +144,4 @@ fn describe(value: f64, spread: Option<Spread>) -> String {
         Some(Spread { min, max, .. }) => format!("{value:.3} ({min:.3}–{max:.3})"),
         None => format!("{value:.2}"),
     }
-}
-
-fn markdown(figures: &[Figure]) -> String {
-    let rows = figures.iter().map(|figure| {
-        let verdict = if figure.holds { "yes" } else { "**no**" };
-        format!("| {} | {} | {} | {verdict} |\n", figure.what, figure.promise, figure.measured)
-    });
-    format!("| figure | promise | measured | holds |\n|---|---|---|---|\n{}", rows.collect::<String>())
 }

@@ -28,6 +28,9 @@ pub struct Conditions {
     pub links: Vec<LinkConditions>,
     /// The VM.
     pub guest: GuestConditions,
+    /// Memory for copies of pages on each host, if it was set for this benchmark.
+    #[serde(default)]
+    pub page_cache_mib: Option<u32>,
     /// How many times each option was to be measured.
     pub repeats: u32,
     /// The options that were to be measured.
@@ -77,8 +80,24 @@ pub struct GuestConditions {
     pub vcpus: u32,
     /// What its memory holds, such as "75 % random, 25 % zero"; absent if unknown.
     pub content: Option<String>,
-    /// How fast it writes to its memory; absent if unknown.
+    /// How fast it was to rewrite its memory; absent if unknown.
     pub dirty_mib_per_s: Option<f64>,
+    /// Share of the filled memory that it rewrites, in percent; absent if unknown.
+    #[serde(default)]
+    pub dirty_percent: Option<u8>,
+    /// Bytes of a page that it changes each time; absent if unknown.
+    #[serde(default)]
+    pub rewrite_bytes: Option<u64>,
+}
+
+/// More than any memory takes, in MiB/s.
+const UNREACHABLE_MIB_PER_S: f64 = 100_000.0;
+
+impl GuestConditions {
+    /// Whether it was to rewrite as fast as it can, and so needs all CPU that it is given.
+    pub fn needs_all_cpu(&self) -> bool {
+        self.dirty_mib_per_s > Some(UNREACHABLE_MIB_PER_S)
+    }
 }
 
 #[cfg(test)]

@@ -2,8 +2,8 @@
 
 use drainpipe_engine::result::{MigrationResult, Outcome};
 
-use crate::bench::{BenchReport, Conditions};
-use crate::format::{bytes, count, duration, link_speed, percent, plural, rate, ratio};
+use crate::bench::{BenchReport, Conditions, GuestConditions};
+use crate::format::{MIB, bytes, count, duration, link_speed, percent, plural, rate, ratio};
 use crate::summary::OptionSummary;
 
 /// Least share of the bytes that makes a link one that was used.
@@ -12,6 +12,8 @@ const SHARE_USED_MIN: f64 = 0.05;
 const SPEED_DIFFERENT_MIN: f64 = 1.05;
 /// Least part of the bytes saved that is worth a word.
 const SAVED_MIN: f64 = 0.2;
+/// A page of a guest's memory.
+const PAGE_BYTES: u64 = 4096;
 
 /// The main finding, as a sentence without a full stop.
 pub(crate) fn headline(report: &BenchReport, summaries: &[OptionSummary]) -> String {
@@ -85,13 +87,35 @@ pub(crate) fn subject(report: &BenchReport) -> String {
     };
     let runs = plural(report.results.len(), "migration", "migrations");
     let links = links(&report.conditions).map(|links| format!(", over {links}")).unwrap_or_default();
+    let guest = &report.conditions.guest;
+    let writes = writes(guest).filter(|_| guest.dirty_mib_per_s > Some(0.0));
+    let writes = writes.map(|writes| format!("; its guest rewrites {writes}")).unwrap_or_default();
     format!(
-        "{runs} of VM {} with {} of memory, between {} and {}{links}.",
+        "{runs} of VM {} with {} of memory, between {} and {}{links}{writes}.",
         first.vm,
         bytes(first.memory_bytes as f64),
         first.source,
         first.target
     )
+}
+
+/// "nothing, idle", "150 MiB/s in 33 % of what it filled, 64 B of each page", "as fast as it can"; none if it is not
+/// known.
+pub(crate) fn writes(guest: &GuestConditions) -> Option<String> {
+    let rate = guest.dirty_mib_per_s?;
+    if rate <= 0.0 {
+        return Some("nothing, idle".to_owned());
+    }
+    let part = guest.dirty_percent.filter(|percent| *percent < 100);
+    let part = part.map(|percent| format!(" in {percent} % of what it filled")).unwrap_or_default();
+    let changed = guest.rewrite_bytes.filter(|bytes| *bytes < PAGE_BYTES);
+    let changed = changed.map(|changed| format!(", {} of each page", bytes(changed as f64)));
+    let rate = if guest.needs_all_cpu() {
+        "as fast as it can".to_owned()
+    } else {
+        format!("{}/s", bytes(rate * MIB))
+    };
+    Some(format!("{rate}{part}{}", changed.unwrap_or_default()))
 }
 
 /// "2 links of 1 Gb/s", "2 links, 6 Gb/s together".
@@ -216,6 +240,19 @@ mod tests {
     fn the_fastest_option_is_compared_with_tcp() {
         let headline = headline_of(report().results);
         assert_eq!(headline, "multichannel moved the VM 1.99 × as fast as tcp, over both links at once");
+    }
+
+    #[test]
+    fn a_guest_that_rewrites_its_memory_is_no_idle_one() {
+        let mut report = report();
+        assert!(!subject(&report).contains("rewrites"));
+        let guest = &mut report.conditions.guest;
+        (guest.dirty_mib_per_s, guest.dirty_percent, guest.rewrite_bytes) = (Some(150.0), Some(33), Some(64));
+        let written = "; its guest rewrites 150 MiB/s in 33 % of what it filled, 64 B of each page.";
+        assert!(subject(&report).ends_with(written), "{}", subject(&report));
+        report.conditions.guest =
+            GuestConditions { dirty_mib_per_s: Some(1_048_576.0), ..GuestConditions::default() };
+        assert!(subject(&report).ends_with("; its guest rewrites as fast as it can."));
     }
 
     #[test]

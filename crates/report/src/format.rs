@@ -3,6 +3,8 @@
 /// Shown in place of a number that there is not.
 pub(crate) const NONE: &str = "–";
 
+pub(crate) const MIB: f64 = (1_u64 << 20) as f64;
+
 /// A time: "0.4 ms", "842 ms", "12.3 s", "2 min 5 s".
 pub(crate) fn duration(ms: f64) -> String {
     match ms {

@@ -2,7 +2,9 @@
 
 use drainpipe_engine::option::{MigrationOption, RequestedOption};
 use drainpipe_engine::problem::ProblemKind;
-use drainpipe_engine::result::{CpuSeconds, Event, MigrationResult, Outcome, PathUse, Sample, Verified};
+use drainpipe_engine::result::{
+    CompressionUse, CpuSeconds, Event, MigrationResult, Outcome, PathUse, Sample, Verified,
+};
 use drainpipe_engine::step::Step;
 
 use crate::bench::{BenchReport, Conditions, GuestConditions, HostConditions, LinkConditions};
@@ -45,6 +47,7 @@ pub(crate) fn completed(requested: RequestedOption, total_ms: f64) -> MigrationR
         completion_ms: total_ms * 0.05,
         blackout_ms: Some(12.0),
         guest_gap_ms: Some(24.0),
+        guest_rewritten_mib_per_s: Some(0.0),
         memory_bytes: MEMORY_BYTES,
         wire_bytes: WIRE_BYTES,
         throughput_gbps: WIRE_BYTES as f64 * 8e-6 / (total_ms * 0.9),
@@ -53,18 +56,18 @@ pub(crate) fn completed(requested: RequestedOption, total_ms: f64) -> MigrationR
         throttle_percent: None,
         predicted_total_ms: None,
         cpu_seconds: CpuSeconds { source_vmm: 1.1, source_agent: 0.02, target_vmm: 1.3, target_agent: 0.01 },
-        compression: None,
+        compression: compression(option, 1.0),
         encryption: None,
         paths: vec![path("left", left_share), path("right", 1.0 - left_share)],
         elsewhere: vec![],
         findings: vec![],
         events: vec![Event { ms: 1.0, step: Step::EstablishHosts, what: "hosts established".to_owned() }],
-        samples: samples(total_ms, left_share),
+        samples: samples(option, total_ms, left_share),
         verified: Some(Verified { pages: 524_288, bad: 0 }),
     }
 }
 
-fn samples(total_ms: f64, left_share: f64) -> Vec<Sample> {
+fn samples(option: MigrationOption, total_ms: f64, left_share: f64) -> Vec<Sample> {
     (0..=20_u32)
         .map(|step| {
             let done = f64::from(step) / 20.0;
@@ -74,9 +77,24 @@ fn samples(total_ms: f64, left_share: f64) -> Vec<Sample> {
                     part(WIRE_BYTES, left_share * done),
                     part(WIRE_BYTES, (1.0 - left_share) * done),
                 ],
+                compression: compression(option, done),
             }
         })
         .collect()
+}
+
+/// What compression has done when it has done so much.
+fn compression(option: MigrationOption, done: f64) -> Option<CompressionUse> {
+    let (raw_bytes, zstd_bytes) = (part(WIRE_BYTES, 0.5 * done), part(2 * WIRE_BYTES, 0.5 * done));
+    (option == MigrationOption::Compression).then(|| CompressionUse {
+        stream_bytes: raw_bytes + zstd_bytes,
+        compressed_bytes: part(WIRE_BYTES, done),
+        raw_bytes,
+        lz4_bytes: 0,
+        zstd_bytes,
+        overtaken_bytes: 0,
+        cpu_seconds: done,
+    })
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "parts are 0 to 1")]
@@ -94,6 +112,7 @@ pub(crate) fn failed(requested: RequestedOption) -> MigrationResult {
         completion_ms: 0.0,
         blackout_ms: None,
         guest_gap_ms: None,
+        guest_rewritten_mib_per_s: None,
         wire_bytes: 0,
         throughput_gbps: 0.0,
         rounds: 0,
@@ -139,7 +158,10 @@ pub(crate) fn conditions() -> Conditions {
             vcpus: 1,
             content: Some("75 % random, 25 % zero".to_owned()),
             dirty_mib_per_s: Some(0.0),
+            dirty_percent: Some(100),
+            rewrite_bytes: Some(4096),
         },
+        page_cache_mib: None,
         repeats: 2,
         options: vec![
             RequestedOption::Tcp,

@@ -61,7 +61,8 @@ pub(crate) async fn keep_trying(agent: Arc<Agent>) {
     while !pause.is_zero() {
         for peer in &peers {
             sleep(if is_first_round { SETTLE.min(pause) } else { jittered(pause) }).await;
-            if is_busy(&agent) {
+            // Its own paths are watched then, and its links are not to be disturbed.
+            if agent.is_migrating() {
                 continue;
             }
             if let Err(problem) = agent.checks.look_at_links().await {
@@ -79,11 +80,6 @@ pub(crate) async fn keep_trying(agent: Arc<Agent>) {
 fn jittered(pause: Duration) -> Duration {
     let [chance, ..] = Uuid::new_v4().into_bytes();
     pause.mul_f64(0.75 + 0.5 * f64::from(chance) / f64::from(u8::MAX))
-}
-
-/// While a migration is under way its own paths are watched, and its links are not to be disturbed.
-fn is_busy(agent: &Agent) -> bool {
-    !agent.outgoing.all().is_empty() || !agent.incoming.definitions().is_empty()
 }
 
 async fn look(agent: &Agent, peer: &str) -> Result<(), Problem> {

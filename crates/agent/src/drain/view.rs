@@ -6,17 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drainpipe_engine::check::finding::Finding;
-use drainpipe_engine::drain::sending_ms;
-use drainpipe_engine::drain::view::{
-    DrainView, MemorySample, PlacedVm, Placement, Remembered, TargetView, VmView,
-};
+use drainpipe_engine::drain::view::{DrainView, PlacedVm, Placement, TargetView, VmView};
 use drainpipe_engine::facts::MemoryNeeds;
 use drainpipe_engine::option::RequestedOption;
-use drainpipe_engine::plan::Plan;
+use drainpipe_engine::plan::{Plan, Request};
 use drainpipe_engine::problem::Problem;
-use drainpipe_engine::result::MigrationResult;
+use drainpipe_engine::relayed::RelayMeans;
 use drainpipe_hypervisor::spec::{self, GroupName, VmSpec};
-use drainpipe_hypervisor::{self as hypervisor, RunState, Vmm};
+use drainpipe_hypervisor::{RunState, Vmm};
 use futures_util::future::join_all;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -26,7 +23,9 @@ use crate::agent::Agent;
 use crate::api::types::{self, BandwidthView, DrainKind, DrainRequest, VmList, VmState};
 use crate::bandwidth;
 use crate::check;
+use crate::memory_look;
 use crate::outgoing::{Meeting, known_target, meet};
+use crate::remembered::{self, Learnt};
 use crate::vms::{PresentVm, QMP_DEADLINE};
 
 /// How long one target may take to say what it is, what it has and which VMs it would take.
@@ -34,9 +33,6 @@ const TARGET_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Targets and VMs that are looked at at a time.
 const LOOKS_AT_ONCE: usize = 32;
-
-/// From so many of the last migrations to a target is learnt.
-const RESULTS_MAX: u32 = 20;
 
 /// Looks at this host and at all that may take its VMs.
 pub(super) async fn look(agent: &Agent, request: &DrainRequest) -> DrainView {
@@ -131,19 +127,10 @@ async fn look_at_vm(vm: PresentVm) -> VmView {
         (None, None) => Some("its QEMU has just ended".into()),
     };
     let memory = match vm.vmm.filter(|_| immovable.is_none()) {
-        Some(vmm) => sample(&vmm).await,
+        Some(vmm) => memory_look::sample(&vmm).await,
         None => None,
     };
     VmView { memory, ..described(&vm.definition, immovable) }
-}
-
-/// Nothing where it cannot be told: then the plan reckons without it, and says so.
-async fn sample(vmm: &Vmm) -> Option<MemorySample> {
-    let sampled = vmm.sample_memory().await.inspect_err(|error| {
-        warn!(vm = %vmm.spec().spec().name, %error, "its memory could not be looked at");
-    });
-    let hypervisor::MemorySample { zero_share, dirty_bytes_per_s, dirty_set_bytes } = sampled.ok()?;
-    Some(MemorySample { zero_share, dirty_bytes_per_s, dirty_set_bytes })
 }
 
 fn described(definition: &VmSpec, immovable: Option<String>) -> VmView {
@@ -198,11 +185,12 @@ async fn look_at(
     running: &[Arc<Vmm>],
     swap: &Swap,
 ) -> LookedAt {
-    let remembered = remembered(agent, name, option).unwrap_or_else(|problem| {
+    let learnt = remembered::of_target(agent, name, option).unwrap_or_else(|problem| {
         warn!(%problem, "what migrations to {name} were like is not known");
-        None
+        Learnt::default()
     });
-    let asked = match timeout(TARGET_DEADLINE, ask(agent, name, option, running, swap)).await {
+    let request = Request { saved_mbps: learnt.saved_mbps, ..option.into() };
+    let asked = match timeout(TARGET_DEADLINE, ask(agent, name, request, running, swap)).await {
         Ok(asked) => asked,
         Err(_) => Err(Problem::failed(format!("no answer within {} s", TARGET_DEADLINE.as_secs()))),
     };
@@ -214,11 +202,12 @@ async fn look_at(
             makes_room: false,
             vms: vec![],
             paths_mbps: 0,
+            relay: None,
             remembered: None,
         },
         refusals: BTreeMap::new(),
     });
-    looked_at.view.remembered = remembered;
+    looked_at.view.remembered = learnt.remembered;
     if swap.is_with(name) {
         looked_at.view.makes_room = swap.partner_makes_room;
         looked_at.view.unavailable = looked_at.view.unavailable.or_else(|| swap.unknown.clone());
@@ -229,13 +218,13 @@ async fn look_at(
 async fn ask(
     agent: &Agent,
     name: &str,
-    option: RequestedOption,
+    request: Request,
     running: &[Arc<Vmm>],
     swap: &Swap,
 ) -> Result<LookedAt, Problem> {
     let peer = known_target(agent, name)?;
     let largest = running.iter().map(|vmm| vmm.spec().memory_kib() << 10).max();
-    let Meeting { target, plan, .. } = meet(agent, peer, name, option, largest.unwrap_or(0)).await?;
+    let Meeting { source, target, plan } = meet(agent, peer, name, request, largest.unwrap_or(0)).await?;
     let list = peer.get::<VmList>("/v1/vms");
     let limit = peer.get::<BandwidthView>("/v1/bandwidth");
     let findings = check::before_migration(agent, peer, name, running, &plan);
@@ -258,6 +247,7 @@ async fn ask(
         makes_room: false,
         vms: list.vms.iter().filter(|vm| vm.state != VmState::Stopped).map(placed).collect(),
         paths_mbps: carried_mbps(&plan, limits.into_iter().flatten().min()),
+        relay: RelayMeans::of(&source, &target.facts, plan.carrying(), &request),
         remembered: None,
     };
     Ok(LookedAt { view, refusals })
@@ -295,39 +285,6 @@ fn refusals<'a>(findings: impl Iterator<Item = &'a Finding>) -> (BTreeMap<String
 /// What the plan's paths carry together within the hosts' limits; 0 where that is not known.
 fn carried_mbps(plan: &Plan, limit_mbps: Option<u64>) -> u64 {
     [plan.carried_mbps(), limit_mbps].into_iter().flatten().min().unwrap_or(0)
-}
-
-fn remembered(agent: &Agent, target: &str, option: RequestedOption) -> Result<Option<Remembered>, Problem> {
-    let results = agent.journal.completed_to(target, option, RESULTS_MAX)?;
-    let median_of = |value: fn(&MigrationResult) -> f64| median(results.iter().map(value).collect());
-    let medians = (
-        transfer_mbps(&results.iter().map(carried).collect::<Vec<_>>()),
-        median_of(|result| result.setup_ms),
-        median_of(|result| result.completion_ms),
-    );
-    let (Some(transfer_mbps), Some(setup_ms), Some(completion_ms)) = medians else { return Ok(None) };
-    let transfers = agent.journal.transfers_found(target)?;
-    Ok(Some(Remembered { transfer_mbps, setup_ms, completion_ms, transfers }))
-}
-
-/// What a transfer carried, in Mb/s, and how many others were sending too.
-fn carried(result: &MigrationResult) -> (f64, u32) {
-    let mbps = result.wire_bytes as f64 * 8.0 / 1_000.0 / sending_ms(result.transfer_ms).max(1.0);
-    (mbps, result.others_at_once)
-}
-
-/// What one VM's transfer carries that has the links for itself. Where none had, what it would have been had the
-/// others sent as much; they may not have been there all the time, so the links bound it.
-fn transfer_mbps(carried: &[(f64, u32)]) -> Option<f64> {
-    let alone = carried.iter().filter(|(_, others)| *others == 0).map(|(mbps, _)| *mbps);
-    let together = carried.iter().map(|(mbps, others)| mbps * (f64::from(*others) + 1.0));
-    median(alone.collect()).or_else(|| median(together.collect()))
-}
-
-/// The middle one, the lower of two.
-fn median(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len().saturating_sub(1) / 2).copied()
 }
 
 #[cfg(test)]
@@ -398,19 +355,5 @@ mod tests {
         assert_eq!(carried_mbps(&plan(Spread::Routed, &two), Some(500)), 500);
         assert_eq!(carried_mbps(&plan(Spread::Routed, &[Some(1_000), None]), None), 0);
         assert_eq!(carried_mbps(&plan(Spread::Routed, &[None]), Some(500)), 500);
-    }
-
-    #[test]
-    fn what_was_carried_for_several_at_a_time_tells_of_one_only_where_nothing_else_does() {
-        assert_eq!(transfer_mbps(&[(500.0, 0), (1_900.0, 2), (480.0, 0), (520.0, 0)]), Some(500.0));
-        assert_eq!(transfer_mbps(&[(900.0, 1), (610.0, 2), (480.0, 3)]), Some(1_830.0));
-        assert_eq!(transfer_mbps(&[]), None);
-    }
-
-    #[test]
-    fn the_median_is_one_of_the_values() {
-        assert_eq!(median(vec![]), None);
-        assert_eq!(median(vec![3.0, 1.0]), Some(1.0));
-        assert_eq!(median(vec![9.0, 1.0, 3.0]), Some(3.0));
     }
 }

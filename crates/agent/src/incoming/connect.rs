@@ -138,8 +138,11 @@ async fn listen(
     let (listener, port) = bind_free_port(agent, request, address).await?;
     let token = Uuid::new_v4();
     let other = OtherEnd { identity: &agent.identity, host: &entry.source, token };
+    // The source's route to this address says which its connections have. Where the kernel chooses, it may be any.
+    let sender = request.migration_address.filter(|_| request.plan.spread == Spread::Routed);
     let page_cache_mib = agent.config.compression.page_cache_mib;
-    *lock(&entry.relay) = Some(relay::receive(vmm, &request.plan, listener, &other, page_cache_mib)?);
+    let receiver = relay::receive(vmm, &request.plan, listener, &other, sender, page_cache_mib)?;
+    *lock(&entry.relay) = Some(receiver);
     Ok(Endpoint {
         address,
         port,

@@ -26,7 +26,9 @@ use tracing::{info, warn};
 
 use super::connections::Setting;
 use super::target_watch::TargetWatch;
-use super::{ASK_AGAIN_AFTER, Meeting, RECEIVED_WAIT, Running, Turn, known_target, meet, received_path};
+use super::{
+    ASK_AGAIN_AFTER, Meeting, RECEIVED_WAIT, Running, Turn, informed, known_target, meet, received_path,
+};
 use crate::agent::Agent;
 use crate::api::types::{
     ConnectionRequest, Endpoint, IncomingPermit, IncomingRequest, IncomingView, MigrateRequest, TargetUse,
@@ -132,7 +134,7 @@ impl Executor {
             // Without a QEMU a channel that is closed already.
             events: claimed.vmm.as_ref().map_or_else(|| broadcast::channel(1).1, |vmm| vmm.events()),
             claimed,
-            request: Request { option: request.option, encrypt: request.encrypt },
+            request: Request { encrypt: request.encrypt, ..request.option.into() },
             started_at,
             began: Instant::now(),
             facts: None,
@@ -287,8 +289,10 @@ impl Executor {
     }
 
     async fn establish_hosts(&mut self) -> Result<Event, Problem> {
+        let (agent, to, vmm) = (&self.agent, &self.running.target, self.claimed.vmm.as_deref());
+        let asked = informed(agent, to, self.request, vmm).await?;
         let Meeting { source, target, plan } =
-            meet(&self.agent, self.peer()?, &self.running.target, self.request, self.memory_bytes()).await?;
+            meet(agent, self.peer()?, to, asked, self.memory_bytes()).await?;
         let vmm = self.claimed.vmm.as_ref().ok_or_else(|| does_not_run(&self.running.vm))?;
         let vms = std::slice::from_ref(vmm);
         self.findings =
@@ -490,6 +494,9 @@ impl Executor {
             }
             _ => {
                 let now_ms = self.now_ms();
+                if let Some(relay) = &self.relay {
+                    self.measurements.relayed(relay);
+                }
                 if let Err(problem) = self.measurements.sample(&self.agent.network, now_ms).await {
                     warn!(%problem, "no reading of the links");
                 }

@@ -25,6 +25,7 @@ pub(crate) async fn run(
         encrypt: arguments.encrypt,
         content: arguments.content.clone(),
         client_namespace: arguments.client_namespace.clone(),
+        heartbeat: arguments.watching.heartbeat(),
         watched: true,
     };
     if let Some(file) = &arguments.report {

@@ -14,6 +14,7 @@ use drainpipe_lab::{GUEST_BRIDGE, GUEST_NETWORK, Lab};
 use drainpipe_report::{BenchReport, html};
 use tokio::time::{Instant, sleep, timeout};
 
+use super::lab::AgentSettings;
 use super::{bench as bench_command, lab as lab_command, vm};
 use crate::arguments::DemoArguments;
 use crate::bench::Bench;
@@ -74,7 +75,12 @@ fn check_guest_files(arguments: &DemoArguments) -> Result<(), Problem> {
 
 async fn measure(lab: &Lab, arguments: &DemoArguments) -> Result<BenchReport, Problem> {
     output::remark(&format!("two hosts, {} links between them, and a client", arguments.links.links.len()));
-    lab_command::start_agents(lab, &arguments.qemu, arguments.links.trust()).await?;
+    let settings = AgentSettings {
+        qemu: &arguments.qemu,
+        trust: arguments.links.trust(),
+        page_cache_mib: arguments.page_cache_mib,
+    };
+    lab_command::start_agents(lab, settings).await?;
     let fleet = ConnectionArguments::of_socket(&lab_command::agent_socket(lab, "a")?).fleet()?;
     let spec = guest_spec(arguments, &newest_machine(&arguments.qemu).await?)?;
     vm::create(&fleet, &spec, None).await?;
@@ -90,11 +96,17 @@ async fn measure(lab: &Lab, arguments: &DemoArguments) -> Result<BenchReport, Pr
         encrypt: false,
         content: Some(arguments.mix.to_string()),
         client_namespace: Some(client_namespace),
+        heartbeat: arguments.watching.heartbeat(),
         watched: true,
     };
     let before = agents_use(lab)?;
     let mut report = bench.run(&fleet).await?;
     let after = agents_use(lab)?;
+    let (guest, dirtying) = (&mut report.conditions.guest, &arguments.dirtying);
+    guest.dirty_mib_per_s = Some(dirtying.dirty_mib_per_s.into());
+    guest.dirty_percent = Some(dirtying.locality);
+    guest.rewrite_bytes = Some(dirtying.rewrite_words as u64 * 8);
+    report.conditions.page_cache_mib = arguments.page_cache_mib;
     report.conditions.notes.extend(
         before
             .iter()
@@ -127,7 +139,8 @@ fn process_use(pid: i32) -> String {
         let line = status.lines().find_map(|line| line.strip_prefix(key));
         line.map_or("unknown", |value| value.trim_start_matches(':').trim()).to_owned()
     };
-    format!("{descriptors} descriptors, {} resident, {} threads", value("VmRSS"), value("Threads"))
+    let [resident, most, threads] = ["VmRSS", "VmHWM", "Threads"].map(value);
+    format!("{descriptors} descriptors, {resident} resident, {most} at most until then, {threads} threads")
 }
 
 /// The newest machine type that this QEMU has: with those before 8.1, multifd's channels wait for each
@@ -151,7 +164,7 @@ fn guest_spec(arguments: &DemoArguments, machine: &str) -> Result<VmSpec, Proble
         "name = \"{GUEST_NAME}\"\nmemory_mib = {}\n{huge_pages}vcpus = 1\nmachine = \"{machine}\"\n\
          cpu_model = \"qemu64\"\nkernel = \"{}\"\ninitramfs = \"{}\"\n\
          kernel_command_line = \"{KERNEL_OPTIONS} drainpipe.address={address}/{} drainpipe.memory_mib={} \
-         drainpipe.mix={}\"\n\n[[nic]]\nbridge = \"{GUEST_BRIDGE}\"\n\n\
+         drainpipe.mix={} drainpipe.dirty_mib_per_s={} drainpipe.locality={} drainpipe.rewrite_words={}\"\n\n[[nic]]\nbridge = \"{GUEST_BRIDGE}\"\n\n\
          [guest]\nheartbeat = \"{address}:{HEARTBEAT_PORT}\"\ncontrol = \"{address}:{CONTROL_PORT}\"\n",
         arguments.memory_mib,
         absolute(&arguments.kernel)?.display(),
@@ -159,6 +172,9 @@ fn guest_spec(arguments: &DemoArguments, machine: &str) -> Result<VmSpec, Proble
         GUEST_NETWORK.prefix_len(),
         arguments.memory_mib * 3 / 4,
         arguments.mix,
+        arguments.dirtying.dirty_mib_per_s,
+        arguments.dirtying.locality,
+        arguments.dirtying.rewrite_words,
     );
     VmSpec::from_toml(&text, Path::new("the demo's guest")).map_err(Problem::failed)
 }

@@ -98,7 +98,7 @@ fn describe_plan(plan: &DrainPlan) -> String {
                 one.vm.clone(),
                 output::bytes(one.memory_bytes),
                 one.target.clone(),
-                output::bytes(one.predicted_bytes),
+                output::bytes(one.predicted_bytes) + if one.is_compressed { ", packed" } else { "" },
                 output::duration(one.predicted_transfer_ms),
             ]
         });
@@ -333,6 +333,7 @@ mod tests {
                 target: "b".into(),
                 memory_bytes: 1 << 30,
                 predicted_bytes: 1 << 29,
+                is_compressed: false,
                 predicted_transfer_ms: 4_300.0,
                 predicted_shared_ms: 4_300.0,
                 warning: Some("changes its memory fast".into()),

@@ -32,6 +32,15 @@ pub(crate) enum Trust {
     None,
 }
 
+/// What a lab's agents are configured with, besides the lab itself.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AgentSettings<'a> {
+    pub(crate) qemu: &'a Path,
+    pub(crate) trust: Trust,
+    /// As by default if absent.
+    pub(crate) page_cache_mib: Option<u32>,
+}
+
 impl LinkArguments {
     pub(crate) fn trust(&self) -> Trust {
         if self.untrusted { Trust::None } else { Trust::AllLinks }
@@ -72,8 +81,10 @@ pub(crate) fn spec_of(name: &str, hosts: &[String], links: &LinkArguments) -> Re
 async fn up(arguments: &LabUpArguments) -> Result<Exit, Problem> {
     let spec = spec_of(&arguments.name, &arguments.hosts, &arguments.links)?;
     let lab = Lab::up(spec).map_err(problem)?;
+    let settings =
+        AgentSettings { qemu: &arguments.qemu, trust: arguments.links.trust(), page_cache_mib: None };
     if !arguments.no_agents
-        && let Err(problem) = start_agents(&lab, &arguments.qemu, arguments.links.trust()).await
+        && let Err(problem) = start_agents(&lab, settings).await
     {
         Lab::down(&arguments.name).map_err(Problem::failed)?;
         return Err(problem);
@@ -100,12 +111,12 @@ fn parse_link(words: &str) -> Result<LinkSpec, Problem> {
 }
 
 /// Gives each host a certificate and a configuration, and starts its agent.
-pub(crate) async fn start_agents(lab: &Lab, qemu: &Path, trust: Trust) -> Result<(), Problem> {
+pub(crate) async fn start_agents(lab: &Lab, settings: AgentSettings<'_>) -> Result<(), Problem> {
     let authority_directory = lab.node_dir(CLIENT).map_err(problem)?.join("pki");
     authority::init(&authority_directory, &InitOptions { overwrite: true, ..InitOptions::default() })
         .map_err(Problem::failed)?;
     for host in &lab.spec().hosts {
-        start_agent(lab, host, &authority_directory, qemu, trust)?;
+        start_agent(lab, host, &authority_directory, settings)?;
     }
     for host in &lab.spec().hosts {
         wait_for_agent(lab, host).await?;
@@ -117,8 +128,7 @@ fn start_agent(
     lab: &Lab,
     host: &str,
     authority_directory: &Path,
-    qemu: &Path,
-    trust: Trust,
+    settings: AgentSettings<'_>,
 ) -> Result<(), Problem> {
     let directory = lab.node_dir(host).map_err(problem)?;
     let options = IssueOptions {
@@ -128,7 +138,7 @@ fn start_agent(
     };
     authority::issue_host(authority_directory, host, &options).map_err(Problem::failed)?;
     let config = directory.join("agent.toml");
-    super::bench::write(&config, &agent_config(lab.spec(), host, &directory, qemu, trust)?)?;
+    super::bench::write(&config, &agent_config(lab.spec(), host, &directory, settings)?)?;
     run_agent(lab, host, &config)
 }
 
@@ -146,8 +156,7 @@ fn agent_config(
     spec: &LabSpec,
     host: &str,
     directory: &Path,
-    qemu: &Path,
-    trust: Trust,
+    settings: AgentSettings<'_>,
 ) -> Result<String, Problem> {
     let address = |name: &str| spec.management_address(name).map_err(Problem::failed);
     let own = address(host)?;
@@ -157,7 +166,7 @@ fn agent_config(
     } else {
         String::new()
     };
-    let trusted = match trust {
+    let trusted = match settings.trust {
         Trust::AllLinks => {
             let links = spec.link_names().into_iter().chain([MANAGEMENT_INTERFACE.to_owned()]);
             let quoted: Vec<String> = links.map(|name| format!("\"{name}\"")).collect();
@@ -172,8 +181,11 @@ fn agent_config(
          {migration_address}probe_every_s = 0\n\n\
          [tls]\ncertificate = \"{directory}/pki/host.pem\"\nkey = \"{directory}/pki/host.key\"\n\
          authority = \"{directory}/pki/ca.pem\"\n\n[qemu]\nbinary = \"{}\"\n",
-        qemu.display()
+        settings.qemu.display()
     );
+    if let Some(page_cache_mib) = settings.page_cache_mib {
+        write!(text, "\n[compression]\npage_cache_mib = {page_cache_mib}\n").expect("a String takes all");
+    }
     for (name, link) in spec.link_names().iter().zip(&spec.links) {
         let speed = link.rate_mbps.map_or(String::new(), |rate| format!("speed_mbps = {rate}\n"));
         write!(text, "\n[[link]]\nname = \"{name}\"\n{speed}").expect("a String takes all");

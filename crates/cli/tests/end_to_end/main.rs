@@ -26,6 +26,7 @@ mod link_addresses;
 mod measure_both;
 mod measure_drain;
 mod measure_faults;
+mod measure_tls;
 mod options;
 mod other_traffic;
 mod path_loss;
@@ -66,6 +67,10 @@ fn main() -> ExitCode {
     }
     if let Some(repeats) = repeats("DRAINPIPE_MEASURE_BOTH") {
         measure_both::run(repeats);
+        return ExitCode::SUCCESS;
+    }
+    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_TLS") {
+        measure_tls::run(repeats);
         return ExitCode::SUCCESS;
     }
     if let Some(repeats) = repeats("DRAINPIPE_MEASURE_DRAIN") {

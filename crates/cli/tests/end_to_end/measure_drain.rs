@@ -1,9 +1,9 @@
 //! Not a test: measures how fast a host is emptied, for `bench/`.
 //!
 //! `DRAINPIPE_MEASURE_DRAIN=3 cargo test --release -p drainpipe-cli --test end_to_end` makes everything three
-//! times and prints a table. Once takes about six minutes on two cores. `DRAINPIPE_MEASURE_DRAIN_WAYS=found,2`
-//! makes only these ways, of `loop`, `found`, 1, 2, 4 and 8; `DRAINPIPE_MEASURE_DRAIN_MIX=2` takes other guests, of
-//! the mixes 1 to 3.
+//! times and prints a table. Once takes about seven minutes on two cores. `DRAINPIPE_MEASURE_DRAIN_WAYS=found,2`
+//! makes only these ways, of `loop`, `found`, `auto`, 1, 2, 4 and 8: all by `multichannel`, but for the loop and
+//! `auto`. `DRAINPIPE_MEASURE_DRAIN_MIX=2` takes other guests, of the mixes 1 to 3.
 
 mod table;
 
@@ -68,6 +68,9 @@ const OS_LIKE: &str = "zero:40,text:30,random:30";
 /// What both links together carry.
 const LINKS_BYTES_PER_S: f64 = 250e6;
 
+/// The option without compression.
+const PLAIN: &str = "multichannel";
+
 /// Numbers of VMs on the links at a time with which the number that was found is compared.
 const FIXED: [&str; 4] = ["1", "2", "4", "8"];
 
@@ -88,7 +91,7 @@ const ALONE: usize = 3;
 const HUGE_PAGE_MIB: u64 = 2;
 
 pub(crate) fn run(repeats: usize) {
-    let ways = env::var("DRAINPIPE_MEASURE_DRAIN_WAYS").unwrap_or_else(|_| "loop,found,1,2,4,8".into());
+    let ways = env::var("DRAINPIPE_MEASURE_DRAIN_WAYS").unwrap_or_else(|_| "loop,found,auto,1,2,4,8".into());
     let ways: Vec<&str> = ways.split(',').collect();
     let mix = env::var("DRAINPIPE_MEASURE_DRAIN_MIX").map_or(1, |mix| mix.parse().expect("a number"));
     let rows = MIXES[mix - 1];
@@ -140,6 +143,7 @@ struct Round {
     /// A shell's loop over one link.
     loop_s: Option<f64>,
     found: Option<Drained>,
+    auto: Option<Drained>,
     fixed: BTreeMap<&'static str, Drained>,
 }
 
@@ -168,15 +172,23 @@ impl Round {
         let alone_ms = moved_alone(lab, guests);
         let began = Instant::now();
         let is_loop = ways.contains(&"loop");
-        let option = if is_loop { "tcp" } else { "auto" };
+        let option = if is_loop { "tcp" } else { PLAIN };
         for guest in guests {
             lab.drainpipe(&["migrate", &guest.name, "a", "--option", option]).done();
         }
         let loop_s = is_loop.then(|| began.elapsed().as_secs_f64());
-        let found = ways.contains(&"found").then(|| drain(lab, guests, &[]));
+        let plain = ["--option", PLAIN];
+        let found = ways.contains(&"found").then(|| drain(lab, guests, &plain));
         let fixed = FIXED.into_iter().filter(|transfers| ways.contains(transfers));
-        let fixed = fixed.map(|transfers| (transfers, drain(lab, guests, &["--transfers", transfers])));
-        Self { alone_ms, loop_s, found, fixed: fixed.collect() }
+        let fixed = fixed.map(|transfers| {
+            (transfers, drain(lab, guests, &[&plain[..], &["--transfers", transfers]].concat()))
+        });
+        let fixed = fixed.collect();
+        let auto = ways.contains(&"auto").then(|| {
+            there_and_back(lab, guests);
+            drain(lab, guests, &[])
+        });
+        Self { alone_ms, loop_s, found, auto, fixed }
     }
 
     /// The time of the best fixed number, in s.
@@ -186,7 +198,8 @@ impl Round {
 
     fn drains(&self) -> impl Iterator<Item = (&str, &Drained)> {
         let fixed = self.fixed.iter().map(|(transfers, drained)| (*transfers, drained));
-        self.found.iter().map(|drained| ("found", drained)).chain(fixed)
+        let found = self.found.iter().map(|drained| ("found", drained));
+        found.chain(self.auto.iter().map(|drained| ("found, by `auto`", drained))).chain(fixed)
     }
 }
 
@@ -196,7 +209,7 @@ fn moved_alone(lab: &TestLab, guests: &[Guest]) -> BTreeMap<String, f64> {
     for time in 0..ALONE {
         for guest in guests {
             let (_, heartbeat) = listen(guest);
-            lab.migrate(&guest.name, ["b", "a"][time % 2], &[]);
+            lab.migrate(&guest.name, ["b", "a"][time % 2], &["--option", PLAIN]);
             silences_ms.entry(guest.name.clone()).or_default().push(heartbeat.stop().longest_gap_ms);
         }
     }
@@ -205,6 +218,13 @@ fn moved_alone(lab: &TestLab, guests: &[Guest]) -> BTreeMap<String, f64> {
         ms[ALONE / 2]
     };
     silences_ms.into_iter().map(|(name, ms)| (name, median(ms))).collect()
+}
+
+/// So that it is known what compression brings, as it is on a host that has moved VMs before.
+fn there_and_back(lab: &TestLab, guests: &[Guest]) {
+    for (guest, host) in guests.iter().flat_map(|guest| [(guest, "b"), (guest, "a")]) {
+        lab.migrate(&guest.name, host, &[]);
+    }
 }
 
 /// Empties a, has all memory checked, and brings everything back.

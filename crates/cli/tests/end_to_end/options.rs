@@ -27,7 +27,7 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 /// Fields that scripts may rely on.
-const CONTRACT: [&str; 24] = [
+const CONTRACT: [&str; 25] = [
     "vm",
     "source",
     "target",
@@ -41,6 +41,7 @@ const CONTRACT: [&str; 24] = [
     "transfer_ms",
     "blackout_ms",
     "guest_gap_ms",
+    "guest_rewritten_mib_per_s",
     "memory_bytes",
     "wire_bytes",
     "throughput_gbps",

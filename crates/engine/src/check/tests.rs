@@ -66,6 +66,7 @@ fn host(name: &str, last: u8) -> CheckFacts {
         host: HostFacts {
             name: name.into(),
             cores: 8,
+            idle_cores: None,
             memory_available_bytes: 64 << 30,
             huge_pages_available: vec![],
             links: names

@@ -51,6 +51,9 @@ pub struct Move {
     pub memory_bytes: u64,
     /// Bytes that will go over the links, shared as planned.
     pub predicted_bytes: u64,
+    /// Whether they are fewer since its memory is likely to be compressed.
+    #[serde(default)]
+    pub is_compressed: bool,
     /// From the start of its own transfer to its end, when it is alone on the links.
     pub predicted_transfer_ms: f64,
     /// The same, with the links shared as planned.
@@ -149,6 +152,7 @@ impl Going<'_> {
             target: target.name.clone(),
             memory_bytes: self.vm.memory_bytes,
             predicted_bytes: whole_bytes(course.bytes),
+            is_compressed: self.prediction.is_compressed,
             predicted_transfer_ms: self.prediction.transfer_ms,
             predicted_shared_ms: course.transfer_ms,
             warning: self.warning(target),

@@ -4,6 +4,7 @@ use super::concurrency::{Concurrency, NEARLY_FULL};
 use super::schedule::{Course, Links, Transfer, schedule};
 use super::view::{MemorySample, Remembered, TargetView, VmView};
 use crate::migration::downtime_limit_ms;
+use crate::relayed::Verdict;
 
 /// What arrives of a link's speed as memory: the rest is Ethernet's, IP's and TCP's headers.
 pub(super) const GOODPUT_SHARE: f64 = 0.95;
@@ -47,6 +48,8 @@ pub(super) struct Prediction {
     pub(super) transfer_ms: f64,
     /// Whether its memory gets dirty slowly enough.
     pub(super) converges: bool,
+    /// Whether it is likely to be compressed.
+    pub(super) is_compressed: bool,
 }
 
 /// What a VM has to send, and what it takes besides.
@@ -65,16 +68,18 @@ pub(super) struct Load {
 }
 
 impl Load {
-    fn of(vm: &VmView) -> Self {
+    /// Of which the wire carries this share when it is compressed.
+    fn of(vm: &VmView, wire_share: f64) -> Self {
         let sample = vm.memory.filter(|memory| memory.zero_share.is_finite()).unwrap_or(MemorySample {
             zero_share: 0.0,
             dirty_bytes_per_s: 0,
             dirty_set_bytes: 0,
+            compressible: None,
         });
         Self {
-            first_bytes: vm.memory_bytes as f64 * (1.0 - sample.zero_share.clamp(0.0, 1.0)),
-            dirty_bytes_per_ms: sample.dirty_bytes_per_s as f64 / 1_000.0,
-            dirty_set_bytes: sample.dirty_set_bytes.min(vm.memory_bytes) as f64,
+            first_bytes: vm.memory_bytes as f64 * (1.0 - sample.zero_share.clamp(0.0, 1.0)) * wire_share,
+            dirty_bytes_per_ms: sample.dirty_bytes_per_s as f64 / 1_000.0 * wire_share,
+            dirty_set_bytes: sample.dirty_set_bytes.min(vm.memory_bytes) as f64 * wire_share,
             start_ms: START_MS,
             end_ms: END_MS,
         }
@@ -108,12 +113,24 @@ impl Load {
 /// The first round sends what is not zero; each further one what got dirty in the round before, until
 /// that fits in the pause.
 pub(super) fn predict(vm: &VmView, target: &TargetView) -> Prediction {
-    let load = Load::of(vm);
+    let compressible = vm.memory.and_then(|memory| memory.compressible);
+    let wire_share = match target.relay.map(|relay| relay.verdict(compressible)) {
+        Some(Verdict::Compressed { wire_share }) => Some(wire_share),
+        _ => None,
+    };
+    let load = Load::of(vm, wire_share.unwrap_or(1.0));
     let bytes_per_ms = bytes_per_ms(vm_mbps(target));
     let alone = Links { vm_bytes_per_ms: vec![bytes_per_ms], target_bytes_per_ms: vec![bytes_per_ms] };
     let transfer = Transfer { target: 0, load, completion_ms: 0.0 };
     let Course { transfer_ms, bytes } = schedule(&[transfer], &alone, Concurrency::fixed(1)).courses[0];
-    Prediction { load, bytes: whole_bytes(bytes), transfer_ms, converges: load.converges(bytes_per_ms) }
+    let converges = load.converges(bytes_per_ms);
+    Prediction {
+        load,
+        bytes: whole_bytes(bytes),
+        transfer_ms,
+        converges,
+        is_compressed: wire_share.is_some(),
+    }
 }
 
 /// For how long a transfer of so many ms has sent: without its start and its end.
@@ -176,6 +193,7 @@ pub(super) fn whole_bytes(bytes: f64) -> u64 {
 mod tests {
     use super::*;
     use crate::drain::view::MemorySample;
+    use crate::relayed::{Compressible, RelayMeans};
 
     const GIB: u64 = 1 << 30;
 
@@ -199,6 +217,7 @@ mod tests {
             makes_room: false,
             vms: vec![],
             paths_mbps,
+            relay: None,
             remembered: transfer_mbps.map(|transfer_mbps| Remembered {
                 transfer_mbps,
                 setup_ms: 200.0,
@@ -209,7 +228,8 @@ mod tests {
     }
 
     fn sample(zero_share: f64, dirty_mbps: u64) -> MemorySample {
-        MemorySample { zero_share, dirty_bytes_per_s: dirty_mbps * 125_000, dirty_set_bytes: GIB }
+        let dirty_bytes_per_s = dirty_mbps * 125_000;
+        MemorySample { zero_share, dirty_bytes_per_s, dirty_set_bytes: GIB, compressible: None }
     }
 
     fn near(value: f64, expected: f64) {
@@ -237,6 +257,28 @@ mod tests {
         assert!(!predict(&vm(sample(0.0, 900)), &target(1_000, None)).converges);
         let hopeless = predict(&vm(sample(0.0, 90_000)), &target(1_000, None));
         assert!(!hopeless.converges && hopeless.transfer_ms.is_finite());
+    }
+
+    #[test]
+    fn what_is_compressed_takes_less_of_the_links() {
+        let relay = RelayMeans {
+            is_asked_for: false,
+            wire_mbps: 1_000.0,
+            source_cores: 8.0,
+            target_cores: 8.0,
+            saved_mbps: None,
+        };
+        let target = TargetView { relay: Some(relay), ..target(1_000, None) };
+        let of = |compressible| predict(&vm(MemorySample { compressible, ..sample(0.5, 900) }), &target);
+        let half = of(Some(Compressible { share: 1.0, left: 0.5 }));
+        assert!(
+            half.is_compressed && half.converges && half.bytes > GIB / 4,
+            "half of it gets dirty at 450 Mb/s: {half:?}"
+        );
+        let resting =
+            MemorySample { compressible: Some(Compressible { share: 1.0, left: 0.5 }), ..sample(0.5, 0) };
+        assert_eq!(predict(&vm(resting), &target).bytes, GIB / 4);
+        assert!(!of(None).converges, "nobody asked for what is not known to shrink");
     }
 
     #[test]

@@ -11,6 +11,7 @@ use super::lint::lint;
 use super::plan::{DrainPlan, Stay, plan};
 use super::view::{DrainView, MemorySample, PlacedVm, Placement, Remembered, TargetView, VmView};
 use crate::migration::ENDING_MS;
+use crate::relayed::{Compressible, RelayMeans};
 
 const GIB: u64 = 1 << 30;
 
@@ -22,7 +23,12 @@ fn vm(name: &str, gib: u64) -> VmView {
         placement: Placement::default(),
         immovable: None,
         refusals: BTreeMap::new(),
-        memory: Some(MemorySample { zero_share: 0.0, dirty_bytes_per_s: 0, dirty_set_bytes: 0 }),
+        memory: Some(MemorySample {
+            zero_share: 0.0,
+            dirty_bytes_per_s: 0,
+            dirty_set_bytes: 0,
+            compressible: None,
+        }),
     }
 }
 
@@ -34,6 +40,7 @@ fn target(name: &str, gib: u64) -> TargetView {
         makes_room: false,
         vms: vec![],
         paths_mbps: 2_000,
+        relay: None,
         remembered: None,
     }
 }
@@ -90,7 +97,12 @@ fn a_tight_fit_is_found_when_spreading_leaves_somebody_out() {
 #[test]
 fn large_ones_go_first_and_those_that_may_not_end_last() {
     let mut busy = vm("busy", 8);
-    busy.memory = Some(MemorySample { zero_share: 0.0, dirty_bytes_per_s: GIB, dirty_set_bytes: GIB });
+    busy.memory = Some(MemorySample {
+        zero_share: 0.0,
+        dirty_bytes_per_s: GIB,
+        dirty_set_bytes: GIB,
+        compressible: None,
+    });
     let view = view(vec![vm("small", 1), busy, vm("large", 4)], vec![target("b", 64)]);
     let plan = plan(&view, None);
     let order: Vec<&str> = plan.moves.iter().map(|planned| planned.vm.as_str()).collect();
@@ -224,8 +236,11 @@ fn some_vm() -> impl Strategy<Value = VmView> {
     let zero_share = prop_oneof![9 => 0.0..=1.0, 1 => any::<f64>()];
     let memory = prop::option::of((zero_share, 0..4 * GIB, prop_oneof![0..4 * GIB, Just(u64::MAX)]));
     let immovable = prop::option::weighted(0.1, Just("paused".to_owned()));
-    (0..9_u64, some_placement(), immovable, refusals, memory).prop_map(
-        |(gib, placement, immovable, refusals, memory)| VmView {
+    let share = || prop_oneof![9 => 0.0..=1.0, 1 => any::<f64>()];
+    let compressible =
+        prop::option::of((share(), share()).prop_map(|(share, left)| Compressible { share, left }));
+    (0..9_u64, some_placement(), immovable, refusals, memory, compressible).prop_map(
+        |(gib, placement, immovable, refusals, memory, compressible)| VmView {
             placement,
             immovable,
             refusals,
@@ -233,6 +248,7 @@ fn some_vm() -> impl Strategy<Value = VmView> {
                 zero_share,
                 dirty_bytes_per_s,
                 dirty_set_bytes,
+                compressible,
             }),
             ..vm("", gib)
         },
@@ -247,6 +263,20 @@ fn some_memory() -> impl Strategy<Value = Remembered> {
     })
 }
 
+fn some_relay() -> impl Strategy<Value = RelayMeans> {
+    let cores = || prop_oneof![9 => 0.0..64.0, 1 => any::<f64>()];
+    let mbps = || prop_oneof![9 => 1.0..1e5, 1 => any::<f64>()];
+    (any::<bool>(), mbps(), cores(), cores(), prop::option::of(mbps())).prop_map(
+        |(is_asked_for, wire_mbps, source_cores, target_cores, saved_mbps)| RelayMeans {
+            is_asked_for,
+            wire_mbps,
+            source_cores,
+            target_cores,
+            saved_mbps,
+        },
+    )
+}
+
 fn some_target() -> impl Strategy<Value = TargetView> {
     let there = prop::collection::vec(("v[0-9]{1,2}", 0..9_u64, some_placement()), 0..3);
     let there = there.prop_map(|vms| {
@@ -255,11 +285,13 @@ fn some_target() -> impl Strategy<Value = TargetView> {
     });
     let unavailable = prop::option::weighted(0.1, Just("silent".to_owned()));
     let remembered = prop::option::of(some_memory());
-    ("[abcde]", 0..32_u64, there, unavailable, 0..20_000_u64, remembered).prop_map(
-        |(name, gib, vms, unavailable, paths_mbps, remembered)| TargetView {
+    let relay = prop::option::of(some_relay());
+    ("[abcde]", 0..32_u64, there, unavailable, 0..20_000_u64, relay, remembered).prop_map(
+        |(name, gib, vms, unavailable, paths_mbps, relay, remembered)| TargetView {
             unavailable,
             vms,
             paths_mbps,
+            relay,
             remembered,
             ..target(&name, gib)
         },
@@ -399,6 +431,7 @@ proptest! {
                     target: target.name.clone(),
                     memory_bytes: vm.memory_bytes,
                     predicted_bytes: 0,
+                    is_compressed: false,
                     predicted_transfer_ms: 0.0,
                     predicted_shared_ms: 0.0,
                     warning: None,

@@ -5,6 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::relayed::{Compressible, RelayMeans};
+
 /// Everything that a plan is made from.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct DrainView {
@@ -59,6 +61,9 @@ pub struct MemorySample {
     pub dirty_bytes_per_s: u64,
     /// How much gets dirty again and again; the memory's size where no end of it was seen.
     pub dirty_set_bytes: u64,
+    /// What of it, zeros left out, shrinks; absent where that is not known.
+    #[serde(default)]
+    pub compressible: Option<Compressible>,
 }
 
 /// A host that may take VMs.
@@ -77,6 +82,9 @@ pub struct TargetView {
     pub vms: Vec<PlacedVm>,
     /// Speed of all paths to it that carry at once, in Mb/s.
     pub paths_mbps: u64,
+    /// What a relay to it would have; absent where the option that was asked for compresses nothing.
+    #[serde(default)]
+    pub relay: Option<RelayMeans>,
     /// What migrations to it were like.
     pub remembered: Option<Remembered>,
 }

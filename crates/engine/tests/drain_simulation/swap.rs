@@ -123,7 +123,12 @@ impl World {
             placement: Placement::default(),
             immovable: vm.flight.map(|_| "it is busy".to_owned()),
             refusals: BTreeMap::new(),
-            memory: Some(MemorySample { zero_share: 0.0, dirty_bytes_per_s: 0, dirty_set_bytes: 0 }),
+            memory: Some(MemorySample {
+                zero_share: 0.0,
+                dirty_bytes_per_s: 0,
+                dirty_set_bytes: 0,
+                compressible: None,
+            }),
         });
         let there = self.vms.values().filter(|vm| {
             vm.at == other || (vm.home == side && !matches!(vm.flight, None | Some(Step::Asked)))
@@ -141,6 +146,7 @@ impl World {
                 })
                 .collect(),
             paths_mbps: 10_000,
+            relay: None,
             remembered: None,
         };
         DrainView { host: HOSTS[side].into(), vms: vms.collect(), targets: vec![target] }

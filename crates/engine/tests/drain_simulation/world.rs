@@ -219,7 +219,12 @@ impl World {
                 placement: vm.placement.clone(),
                 immovable: (vm.immovable || busy).then(|| "it is busy".to_owned()),
                 refusals: BTreeMap::new(),
-                memory: Some(MemorySample { zero_share: 0.0, dirty_bytes_per_s: 0, dirty_set_bytes: 0 }),
+                memory: Some(MemorySample {
+                    zero_share: 0.0,
+                    dirty_bytes_per_s: 0,
+                    dirty_set_bytes: 0,
+                    compressible: None,
+                }),
             }
         });
         let targets = self.hosts.iter().enumerate().map(|(index, host)| TargetView {
@@ -238,6 +243,7 @@ impl World {
                 }))
                 .collect(),
             paths_mbps: 10_000,
+            relay: None,
             remembered: None,
         });
         DrainView { host: "here".into(), vms: vms.collect(), targets: targets.collect() }

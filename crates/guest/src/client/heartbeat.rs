@@ -10,7 +10,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::setpriority_process;
+use thread_priority::{
+    RealtimeThreadSchedulePolicy, ThreadPriority, ThreadSchedulePolicy, set_thread_priority_and_policy,
+    thread_native_id,
+};
 
 use super::gaps::{Statistics, Tracker};
 use super::namespace::{NamespaceError, run_in};
@@ -21,8 +24,10 @@ const INTERVAL: Duration = Duration::from_millis(1);
 /// A flood of answers does not keep the next packet from being sent.
 const ANSWERS_PER_WAKE_MAX: usize = 64;
 
-/// On a busy host the heartbeat must not measure its own wait for a CPU.
-const NICE: i32 = -20;
+/// On a busy host the heartbeat must not measure its own wait for a CPU. `nice` would not do: it counts within the
+/// session alone where the kernel groups tasks by it (`sched_autogroup_enabled`), and the VMs are in others.
+const BEFORE_ALL_OTHERS: ThreadSchedulePolicy =
+    ThreadSchedulePolicy::Realtime(RealtimeThreadSchedulePolicy::Fifo);
 
 /// Why there is no heartbeat.
 #[derive(Debug, thiserror::Error)]
@@ -139,7 +144,7 @@ fn open(address: SocketAddr) -> io::Result<UdpSocket> {
 
 fn beat(interval: Duration, socket: &UdpSocket, address: SocketAddr, shared: &Shared) {
     // Refused without privileges; then `longest_stall_ms` tells what the host cost.
-    let _ = setpriority_process(None, NICE);
+    let _ = set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, BEFORE_ALL_OTHERS);
     let mut beat = Beat { session: RandomState::new().hash_one(address), sequence: 0 };
     let mut answers = Answers { address, session: beat.session, next: 0 };
     let mut due = Instant::now();

@@ -1,16 +1,18 @@
-//! What a running guest's memory looks like to a migration: how much of it is zero, and how fast it
-//! changes. A sample costs the guest nothing that it could notice.
+//! What a running guest's memory looks like to a migration: how much of it is zero, what else it holds, and how
+//! fast it changes. A sample costs the guest nothing that it could notice.
 
 mod dirty;
 mod pages;
 
-use std::io;
+use std::fs::File;
 use std::time::Duration;
+use std::{fmt, io};
 
+use self::pages::{PagesError, Region};
 use crate::vmm::Vmm;
 
 /// What a sample of a running guest's memory has shown.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct MemorySample {
     /// Share of pages that hold nothing but zeros, or were never touched: 0 to 1. From 2048 pages or more of
     /// those that were touched, so within about 0.02.
@@ -20,6 +22,25 @@ pub struct MemorySample {
     /// How much gets dirty again and again, as far as that could be seen in so short a time; what has to be
     /// sent anew is never more. At most the guest's memory.
     pub dirty_set_bytes: u64,
+    /// Some of it.
+    pub contents: Contents,
+}
+
+/// Some pages of a guest that are not zero, one after the other: at most 2 MiB, from all over its memory.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Contents(Vec<u8>);
+
+impl Contents {
+    /// The pages' bytes. They are the guest's own: to be kept by nobody and told to nobody.
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Contents {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes", self.0.len())
+    }
 }
 
 /// Why a guest's memory could not be looked at.
@@ -59,23 +80,40 @@ pub enum SampleError {
 impl Vmm {
     /// Looks at the guest's memory while it runs. Takes some 0.2 s.
     pub async fn sample_memory(&self) -> Result<MemorySample, SampleError> {
-        let pid = self.pid();
-        let failed = move |file| move |source| SampleError::Process { pid, file, source };
-        let open = |file| self.process().open(file).map_err(failed(file));
-        let [maps, pagemap, memory] = [open("maps")?, open("pagemap")?, open("mem")?];
-        // QEMU rounds it up.
-        let bytes = (self.spec().memory_kib() * 1024).next_multiple_of(8192);
-        let looking = tokio::task::spawn_blocking(move || {
-            let maps = io::read_to_string(maps).map_err(failed("maps"))?;
-            let region = pages::region(&maps, bytes).ok_or(SampleError::NoMemory { pid, bytes })?;
-            pages::look(region, &pagemap, &memory).map_err(|error| error.of_process(pid))
-        });
-        let seen = looking.await.unwrap_or_else(|error| Err(failed("mem")(io::Error::other(error))))?;
+        let seen = self.look(pages::look).await?;
         let dirty = dirty::estimate(seen.changed, seen.bytes_per_read);
         Ok(MemorySample {
             zero_share: seen.zero_share,
             dirty_bytes_per_s: dirty.bytes_per_s,
-            dirty_set_bytes: dirty.set_bytes.min(bytes),
+            dirty_set_bytes: dirty.set_bytes.min(self.guest_bytes()),
+            contents: Contents(seen.contents),
         })
+    }
+
+    /// Looks at what its memory holds, and not for whether that changes. Takes some 20 ms.
+    pub async fn sample_contents(&self) -> Result<Contents, SampleError> {
+        self.look(pages::contents).await.map(Contents)
+    }
+
+    async fn look<T: Send + 'static>(
+        &self,
+        look: fn(Region, &File, &File) -> Result<T, PagesError>,
+    ) -> Result<T, SampleError> {
+        let pid = self.pid();
+        let failed = move |file| move |source| SampleError::Process { pid, file, source };
+        let open = |file| self.process().open(file).map_err(failed(file));
+        let [maps, pagemap, memory] = [open("maps")?, open("pagemap")?, open("mem")?];
+        let bytes = self.guest_bytes();
+        let looking = tokio::task::spawn_blocking(move || {
+            let maps = io::read_to_string(maps).map_err(failed("maps"))?;
+            let region = pages::region(&maps, bytes).ok_or(SampleError::NoMemory { pid, bytes })?;
+            look(region, &pagemap, &memory).map_err(|error| error.of_process(pid))
+        });
+        looking.await.unwrap_or_else(|error| Err(failed("mem")(io::Error::other(error))))
+    }
+
+    fn guest_bytes(&self) -> u64 {
+        // QEMU rounds it up.
+        (self.spec().memory_kib() * 1024).next_multiple_of(8192)
     }
 }

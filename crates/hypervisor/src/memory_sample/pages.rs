@@ -34,6 +34,9 @@ const READS_MAX: std::ops::RangeInclusive<usize> = 2048..=16_384;
 /// With fewer, nothing is said.
 const READS_MIN: usize = 1000;
 
+/// Contents that are kept: in 2 MiB a part of them is known with a standard deviation of 0.022 or less.
+const KEPT_BYTES_MAX: usize = 2 << 20;
+
 /// How long reading the sample once may take, and finding which pages were touched. On a host that is not busy
 /// each takes some ms.
 const LIMIT: Duration = Duration::from_millis(200);
@@ -83,21 +86,30 @@ pub(super) fn region(maps: &str, bytes: u64) -> Option<Region> {
 }
 
 /// What has been seen of a guest's pages.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct Seen {
     /// Share of them that hold nothing but zeros, 0 to 1.
     pub(super) zero_share: f64,
+    /// Some of those that hold something else, one after the other.
+    pub(super) contents: Vec<u8>,
     /// How many bytes one page of the sample stands for.
     pub(super) bytes_per_read: f64,
     /// Pages of the sample that were not as at first, after so long.
     pub(super) changed: [(Duration, usize); 2],
 }
 
-/// Looks at a guest's pages.
+/// Looks at what some of a guest's pages hold that are not zero.
+pub(super) fn contents(region: Region, pagemap: &File, memory: &File) -> Result<Vec<u8>, PagesError> {
+    let touched = Touched::look(region, pagemap, Instant::now() + LIMIT)?;
+    let sample = touched.read(memory, Instant::now() + LIMIT, Sample::has_all_contents)?;
+    Ok(sample.contents)
+}
+
+/// Looks at a guest's pages, and whether they change.
 pub(super) fn look(region: Region, pagemap: &File, memory: &File) -> Result<Seen, PagesError> {
     let touched = Touched::look(region, pagemap, Instant::now() + LIMIT)?;
     let began = Instant::now();
-    let sample = touched.read(memory, began + LIMIT)?;
+    let sample = touched.read(memory, began + LIMIT, |_| false)?;
     let untouched = touched.looked_at - touched.present - touched.swapped;
     let zero = untouched as f64 + touched.present as f64 * sample.zero_share();
     let looked_at = touched.looked_at.max(1) as f64;
@@ -112,6 +124,7 @@ pub(super) fn look(region: Region, pagemap: &File, memory: &File) -> Result<Seen
         zero_share: zero / looked_at,
         bytes_per_read: present * PAGE_BYTES as f64 / sample.pages.len().max(1) as f64,
         changed,
+        contents: sample.contents,
     })
 }
 
@@ -169,16 +182,28 @@ impl Touched {
         Ok(())
     }
 
-    /// Reads some of the present pages.
-    fn read(&self, memory: &File, until: Instant) -> Result<Sample, PagesError> {
+    /// Reads some of the present pages, or as many as are enough.
+    fn read(
+        &self,
+        memory: &File,
+        until: Instant,
+        is_enough: fn(&Sample) -> bool,
+    ) -> Result<Sample, PagesError> {
         let most = (self.present / TOUCHED_PER_READ).clamp(*READS_MAX.start(), *READS_MAX.end());
         let reads = self.present.min(most);
-        let mut sample = Sample { pages: Vec::with_capacity(reads), zero: 0 };
+        let mut sample = Sample { pages: Vec::with_capacity(reads), zero: 0, contents: vec![] };
         for number in spread(reads) {
             let address = self.address(jittered(number, reads, self.present));
             let page = read_page(memory, address)?;
-            sample.zero += usize::from(page == [0; PAGE_BYTES]);
+            let is_zero = page == [0; PAGE_BYTES];
+            sample.zero += usize::from(is_zero);
+            if !is_zero && !sample.has_all_contents() {
+                sample.contents.extend_from_slice(&page);
+            }
             sample.pages.push((address, fingerprint(&page)));
+            if is_enough(&sample) {
+                return Ok(sample);
+            }
             if Instant::now() > until && sample.pages.len() < reads {
                 break;
             }
@@ -212,9 +237,15 @@ impl Touched {
 struct Sample {
     pages: Vec<(u64, u64)>,
     zero: usize,
+    // Of the first ones that are not zero, which are spread evenly too.
+    contents: Vec<u8>,
 }
 
 impl Sample {
+    fn has_all_contents(&self) -> bool {
+        self.contents.len() >= KEPT_BYTES_MAX
+    }
+
     fn zero_share(&self) -> f64 {
         self.zero as f64 / self.pages.len().max(1) as f64
     }

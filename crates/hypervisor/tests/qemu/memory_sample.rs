@@ -55,6 +55,9 @@ async fn content_and_its_changes_are_seen() {
         let began = Instant::now();
         let sample = vmm.sample_memory().await.expect("a sample");
         eprintln!("QEMU {}: {sample:?} in {:?}", facts.version, began.elapsed());
+        assert_eq!(sample.contents.bytes().len(), 2 << 20, "there is more than that");
+        let contents = vmm.sample_contents().await.expect("contents");
+        assert_eq!(contents.bytes().len(), 2 << 20);
         // 32 of 64 MiB, and what the firmware left.
         assert!((sample.zero_share - 0.48).abs() < 0.04, "{sample:?}");
         // The firmware's stack changes all the time.

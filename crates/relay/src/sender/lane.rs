@@ -121,6 +121,9 @@ fn send(shared: &Shared, wire: &mut Wire, frame: Frame, block: Outgoing) -> Resu
     let codec = block.packed.as_ref().and_then(|packed| packed.codec);
     let wire_bytes = wire.send(&frame.encode(), block.bytes())?;
     shared.counters.sent(block.raw.len(), wire_bytes, codec);
+    if block.is_overtaken {
+        shared.counters.overtaken(block.raw.len());
+    }
     shared.sent(block);
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Encrypted relays with real certificates: nothing passes in the clear, and nobody but the one sender gets in.
 
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::num::NonZeroU32;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -15,6 +15,7 @@ use drainpipe_relay::{
 };
 use rustls::pki_types::ServerName;
 use rustls::{CertificateError, ClientConfig, ClientConnection, StreamOwned};
+use socket2::{Domain, Socket, Type};
 use tempfile::TempDir;
 
 use crate::support::{PATIENCE, TOKEN, Target, eventually, start};
@@ -192,6 +193,21 @@ fn nobody_but_the_one_sender_gets_in_and_nobody_keeps_it_out() {
     }
     assert_takes(&target, &a);
     assert!(TcpStream::connect(target.address).is_err(), "nobody listens any more");
+}
+
+#[test]
+fn who_comes_from_elsewhere_takes_nobodys_place() {
+    let fleet = Fleet::new();
+    let (a, b) = (fleet.host("a"), fleet.host("b"));
+    let treatment = Treatment::Encrypted(ServerTls::new(b.server_config_for("a")));
+    let target = Target::of_sender(Some(Ipv4Addr::LOCALHOST.into()), treatment, 1);
+    for _ in 0..80 {
+        let stranger = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        stranger.bind(&SocketAddr::from(([127, 0, 0, 2], 0)).into()).unwrap();
+        stranger.connect(&target.address.into()).unwrap();
+        assert_closed(&mut stranger.into());
+    }
+    assert_takes(&target, &a);
 }
 
 #[test]

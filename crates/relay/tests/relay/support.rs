@@ -1,6 +1,6 @@
 //! Both ends of a relay, and the programs beyond them.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::thread;
@@ -26,6 +26,15 @@ pub(crate) struct Target {
 
 impl Target {
     pub(crate) fn new(treatment: Treatment<ServerTls>, connections: usize) -> Self {
+        Self::of_sender(None, treatment, connections)
+    }
+
+    /// One that knows where its sender is.
+    pub(crate) fn of_sender(
+        sender: Option<IpAddr>,
+        treatment: Treatment<ServerTls>,
+        connections: usize,
+    ) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("in.sock");
         let program = UnixListener::bind(&path).unwrap();
@@ -35,6 +44,7 @@ impl Target {
             path,
             connections,
             token: TOKEN,
+            sender,
             treatment,
             page_cache_bytes: PAGE_CACHE_BYTES,
         };

@@ -5,7 +5,7 @@ use maud::{Markup, html};
 
 use super::bars::{Bar, BarChart, Marker, Row, Segment, Unit};
 use super::scale::Scale;
-use super::timeline::{Timeline, intervals, link_class};
+use super::timeline::{Layer, Timeline, codecs, intervals, layer_class, links};
 use crate::bench::{BenchReport, Conditions};
 use crate::findings::{capacity_gbps, median_run};
 use crate::format::{NONE, cpu_seconds, duration, link_speed, percent, rate, ratio};
@@ -287,27 +287,64 @@ fn over_time(report: &BenchReport, summaries: &[OptionSummary]) -> Markup {
         .filter_map(|summary| Some((summary, median_run(summary, report)?)))
         .filter(|(_, run)| run.samples.len() > 1)
         .collect();
-    let capacity_gbps = capacity_gbps(&report.conditions);
-    let rates = runs.iter().flat_map(|(_, run)| intervals(run)).map(|each| each.gbps.iter().sum());
-    let rate = Scale::up_to(rates.chain(capacity_gbps).collect::<Vec<f64>>());
-    let time = Scale::up_to(runs.iter().map(|(_, run)| run.total_ms));
+    let compressed: Vec<_> = runs.iter().copied().filter(|(_, run)| run.compression.is_some()).collect();
     html! {
         @if !runs.is_empty() {
-            section aria-labelledby="over-time" {
-                h2 #over-time { "Throughput per link over time" }
+            (Timelines {
+                id: "over-time",
+                title: "Throughput per link over time",
+                remark: "The median run of each option, its links stacked, all to the same scale.",
+                layers: links,
+                capacity_gbps: capacity_gbps(&report.conditions),
+            }.render(&runs))
+        }
+        @if !compressed.is_empty() {
+            (Timelines {
+                id: "codecs",
+                title: "What compression sent over time",
+                remark: "QEMU's stream of the median run, before packing, stacked by how it went.",
+                layers: codecs,
+                capacity_gbps: None,
+            }.render(&compressed))
+        }
+    }
+}
+
+/// A section with a chart for each of some migrations, to the same scale.
+struct Timelines {
+    id: &'static str,
+    title: &'static str,
+    remark: &'static str,
+    layers: fn(&MigrationResult) -> Vec<Layer>,
+    capacity_gbps: Option<f64>,
+}
+
+impl Timelines {
+    fn render(&self, runs: &[(&OptionSummary, &MigrationResult)]) -> Markup {
+        let rates = |run| intervals(run, &(self.layers)(run)).into_iter().map(|each| each.gbps.iter().sum());
+        let rates = runs.iter().flat_map(|(_, run)| rates(run).collect::<Vec<f64>>());
+        let rate = Scale::up_to(rates.chain(self.capacity_gbps));
+        let time = Scale::up_to(runs.iter().map(|(_, run)| run.total_ms));
+        html! {
+            section aria-labelledby=(self.id) {
+                h2 id=(self.id) { (self.title) }
                 p.section-remark {
-                    "The median run of each option, its links stacked, all to the same scale. "
-                    @if capacity_gbps.is_some() { "The dashed line is what the links can carry together." }
+                    (self.remark)
+                    @if self.capacity_gbps.is_some() {
+                        " The dashed line is what the links can carry together."
+                    }
                 }
                 div.pair {
                     @for (index, (summary, run)) in runs.iter().enumerate() {
-                        @let (id, label) = (format!("over-time-{index}"), summary.label());
+                        @let (id, label) = (format!("{}-{index}", self.id), summary.label());
+                        @let layers = (self.layers)(run);
+                        @let (title, capacity_gbps) = (self.title, self.capacity_gbps);
                         figure {
                             figcaption {
                                 h3 { (label) " " span.aside { (duration(run.total_ms)) } }
-                                ul.legend { (link_legend(run)) }
+                                ul.legend { (legend(&layers)) }
                             }
-                            (Timeline { id: &id, label: &label, run, time, rate, capacity_gbps }.render())
+                            (Timeline { id: &id, label: &label, title, run, layers: &layers, time, rate, capacity_gbps }.render())
                         }
                     }
                 }
@@ -316,13 +353,12 @@ fn over_time(report: &BenchReport, summaries: &[OptionSummary]) -> Markup {
     }
 }
 
-/// The links in the order in which they are stacked, the upmost last.
-fn link_legend(run: &MigrationResult) -> Markup {
+fn legend(layers: &[Layer]) -> Markup {
     html! {
-        @for (link, path) in run.paths.iter().enumerate() {
+        @for (index, layer) in layers.iter().enumerate() {
             li {
-                (swatch(&format!("area {}", link_class(link))))
-                (path.link) " " span.aside { (percent(path.share)) }
+                (swatch(&format!("area {}", layer_class(index))))
+                (layer.name) " " span.aside { (percent(layer.share)) }
             }
         }
     }

@@ -3,13 +3,11 @@
 use maud::{Markup, html};
 
 use crate::bench::{BenchReport, Conditions, HostConditions, LinkConditions};
-use crate::findings::outcome_word;
+use crate::findings::{outcome_word, writes};
 use crate::format::{
-    NONE, bytes, count, cpu_seconds, date, duration, link_speed, percent, range, rate, ratio,
+    MIB, NONE, bytes, count, cpu_seconds, date, duration, link_speed, percent, range, rate, ratio,
 };
 use crate::summary::{OptionSummary, Spread};
-
-const MIB: f64 = (1_u64 << 20) as f64;
 
 /// A table that scrolls by itself where the page is too narrow for it.
 fn table(id: &str, caption: &str, headings: &[&str], rows: &[Vec<Markup>]) -> Markup {
@@ -151,7 +149,10 @@ pub(super) fn conditions(conditions: &Conditions) -> Markup {
                 (fact("Guest memory", &bytes(guest.memory_mib as f64 * MIB)))
                 (fact("Guest vCPUs", &guest.vcpus.to_string()))
                 (fact("Memory holds", guest.content.as_deref().unwrap_or("unknown")))
-                (fact("Guest writes", &guest.dirty_mib_per_s.map_or("unknown".to_owned(), dirty_rate)))
+                (fact("Guest writes", &writes(guest).unwrap_or_else(|| "unknown".to_owned())))
+                @if let Some(page_cache_mib) = conditions.page_cache_mib {
+                    (fact("Copies of pages", &bytes(f64::from(page_cache_mib) * MIB)))
+                }
             }
             (table(
                 "hosts",
@@ -170,10 +171,6 @@ pub(super) fn conditions(conditions: &Conditions) -> Markup {
 
 fn fact(name: &str, value: &str) -> Markup {
     html! { div { dt { (name) } dd { (value) } } }
-}
-
-fn dirty_rate(mib_per_s: f64) -> String {
-    if mib_per_s > 0.0 { format!("{}/s", bytes(mib_per_s * MIB)) } else { "nothing, idle".to_owned() }
 }
 
 fn host_row(host: &HostConditions) -> Vec<Markup> {

@@ -91,6 +91,8 @@ fn every_option_and_every_finding_is_there() {
         "75 % random, 25 % zero",
         "links shaped with tbf",
         "both links, 2 Gb/s",
+        "What compression sent over time",
+        "zstd 67 %",
     ] {
         assert!(text.contains(part), "{part}");
     }

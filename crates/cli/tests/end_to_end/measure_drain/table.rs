@@ -3,6 +3,10 @@
 use super::{Drained, FIXED, HOLDS_WITHIN, Round};
 use crate::measure_faults::spread;
 
+fn whole(drained: &Drained) -> f64 {
+    drained.status.predicted_ms / drained.status.elapsed_ms
+}
+
 fn holds(ratio: f64) -> bool {
     (ratio - 1.0).abs() <= HOLDS_WITHIN
 }
@@ -29,6 +33,13 @@ fn print_figures(rounds: &[Round]) {
     line("loop of `migrate --option tcp`, s", "", &spread(rounds.iter().filter_map(|round| round.loop_s), 2));
     let against_loop = found().filter_map(|(round, drained)| Some(drained.wall_s / round.loop_s?));
     line("whole command ÷ loop", "≤ 0.45", &spread(against_loop, 3));
+    let auto = || rounds.iter().filter_map(|round| Some((round, round.auto.as_ref()?)));
+    let of_auto =
+        |value: fn(&Drained) -> f64, digits| spread(auto().map(|(_, drained)| value(drained)), digits);
+    line("drain by `auto`, the whole command, s", "", &of_auto(|drained| drained.wall_s, 2));
+    let against_loop = auto().filter_map(|(round, drained)| Some(drained.wall_s / round.loop_s?));
+    line("the same ÷ loop", "≤ 0.30", &spread(against_loop, 3));
+    line("the same, whole, predicted ÷ measured", "0.85–1.15", &of_auto(whole, 3));
     line("bytes sent ÷ both links, s", "", &of(Drained::bound_s, 2));
     line("from the plan on ÷ that", "≤ 1.08", &of(|drained| drained.moving_s() / drained.bound_s(), 3));
     line("whole command ÷ that", "", &of(|drained| drained.wall_s / drained.bound_s(), 3));
@@ -41,7 +52,6 @@ fn print_figures(rounds: &[Round]) {
     let against_fixed =
         found().filter_map(|(round, drained)| Some(drained.moving_s() / round.best_fixed_s()?));
     line("found ÷ best fixed", "≤ 1.05", &spread(against_fixed, 3));
-    let whole = |drained: &Drained| drained.status.predicted_ms / drained.status.elapsed_ms;
     line("whole, predicted ÷ measured", "0.85–1.15", &of(whole, 3));
     let of_vms = format!("{held} of {}", predictions.len());
     line("VMs predicted within 15 %", "9 of 10", &of_vms);

@@ -58,6 +58,10 @@ const ENDS_WITHIN_MS: f64 = 2_000.0;
 /// A VM that is paused should have moved by then. Others wait no longer for what may fail.
 const TAKEN_OVER_WITHIN_MS: f64 = 1_000.0;
 
+/// Clients of a VM should hear of it again so long after its pause. Where it runs now, its first moments cost more
+/// CPU than those that follow.
+const HEARD_AGAIN_WITHIN_MS: f64 = 500.0;
+
 /// How long a VM that does not converge is borne with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Patience {
@@ -222,11 +226,17 @@ impl Entry {
         self.stage == Stage::Transferring && self.ending_since_ms.is_some_and(is_recent)
     }
 
-    /// Whether it is about to stand still, or does, or has just been taken over.
+    /// Whether it is about to stand still, or does.
     pub(super) fn is_near_pause(&self, now_ms: f64) -> bool {
         let is_recent = |ms| ms < TAKEN_OVER_WITHIN_MS;
         let is_finishing = self.stage == Stage::Finishing && self.finishing_ms(now_ms).is_some_and(is_recent);
         is_finishing || self.is_ending(now_ms)
+    }
+
+    /// Whether it has just been taken over.
+    pub(super) fn has_just_moved(&self, now_ms: f64) -> bool {
+        let is_recent = |ms| ms < HEARD_AGAIN_WITHIN_MS;
+        self.stage == Stage::Moved && self.finishing_ms(now_ms).is_some_and(is_recent)
     }
 
     pub(super) fn paused(&mut self, now_ms: f64) {

@@ -15,6 +15,7 @@ fn planned(vm: &str, target: &str) -> Move {
         target: target.into(),
         memory_bytes: GIB,
         predicted_bytes: GIB,
+        is_compressed: false,
         predicted_transfer_ms: GIB as f64 / LINKS,
         predicted_shared_ms: GIB as f64 / LINKS,
         warning: None,
@@ -204,7 +205,9 @@ fn nothing_is_begun_in_the_moment_of_a_pause_while_somebody_is_ready() {
     let mut drain = one_sends_and_three_are_ready();
     drain.handle(2.0, ending("v"));
     drain.handle(3.0, paused("v"));
-    assert_eq!(drain.handle(4.0, completed("v")), begin_z());
+    assert_eq!(drain.handle(203.0, completed("v")), [], "its clients have yet to hear of it");
+    assert_eq!(drain.handle(502.0, Event::Tick), []);
+    assert_eq!(drain.handle(503.0, Event::Tick), begin_z());
     let (mut drain, _) = begin(&["v", "w", "x", "y", "z"]);
     drain.handle(1.0, prepared("v"));
     assert_eq!(drain.handle(2.0, failed("w")), [Action::Plan], "nobody is ready");

@@ -89,11 +89,12 @@ impl Drain {
         }
     }
 
-    /// While a VM is about to stand still or does, both hosts have something better to do than to start another
-    /// QEMU, as long as one that is ready keeps the links from waiting.
+    /// While a VM is about to stand still or does, or its clients have yet to hear of it again, both hosts have
+    /// something better to do than to start another QEMU, as long as one that is ready keeps the links from waiting.
     fn spares_a_pause(&self, now_ms: f64) -> bool {
         let is_ready = |entry: &Entry| entry.stage == Stage::Ready;
-        self.entries.iter().any(is_ready) && self.count(|entry| entry.is_near_pause(now_ms)) > 0
+        let is_spared = |entry: &Entry| entry.is_near_pause(now_ms) || entry.has_just_moved(now_ms);
+        self.entries.iter().any(is_ready) && self.entries.iter().any(is_spared)
     }
 
     /// Who waits for a place at its target keeps nobody from being prepared for another one.

@@ -1,0 +1,124 @@
+//! Not a test: measures encryption beside QEMU's own TLS, for `bench/`.
+//!
+//! `DRAINPIPE_MEASURE_TLS=5 cargo test --release -p drainpipe-cli --test end_to_end` prints a table. Drainpipe
+//! does not offer QEMU's TLS. Here the hosts' QEMU is a script that gives the real one certificates and a monitor,
+//! and has a target take nothing but TLS while there is a file of that name.
+
+mod qemu;
+
+use drainpipe_engine::result::MigrationResult;
+use drainpipe_report::summary::Spread;
+
+use crate::guest::{Guest, MIX, UNFILLED_MIB};
+use crate::huge_pages::SetAside;
+use crate::measure_faults::{spread, start_for_measuring};
+use crate::options;
+use crate::support::{TestLab, eventually};
+use qemu::TlsQemu;
+
+const MEMORY_MIB: u64 = 1536;
+const FILLED_MIB: u64 = 1152;
+const HUGE_PAGE_MIB: u64 = 2;
+const GIB: f64 = (1_u64 << 30) as f64;
+
+/// Between the hosts, each of which has a core of its own.
+const LINKS: [(&str, &[&str]); 2] =
+    [("unlimited", &["--link", "unlimited"]), ("2 × 5 Gb/s", &["--link", "5000", "--link", "5000"])];
+
+/// How the memory travels, 16 connections each.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    InTheClear,
+    Drainpipe,
+    Qemu,
+}
+
+const WAYS: [Way; 3] = [Way::InTheClear, Way::Drainpipe, Way::Qemu];
+
+pub(crate) fn run(repeats: usize) {
+    println!("| links, figure | promise | in the clear | `--encrypt` | QEMU's TLS | ÷ QEMU's | holds |");
+    println!("|---|---|---|---|---|---|---|");
+    for (name, links) in LINKS {
+        let results = measure(repeats, links);
+        let gbps = |result: &MigrationResult| result.throughput_gbps;
+        println!(
+            "{}",
+            line(&format!("{name}: throughput, Gb/s"), &results, gbps, "≥ 1.5", |ratio| ratio >= 1.5)
+        );
+        let what = format!("{name}: CPU of both hosts, s per GiB");
+        println!("{}", line(&what, &results, cpu_s_per_gib, "≤ 0.7", |ratio| ratio <= 0.7));
+    }
+}
+
+/// By turns, so that each way goes in both directions: there are three, and each turn is the next one's way back.
+fn measure(repeats: usize, links: &[&str]) -> [Vec<MigrationResult>; 3] {
+    let qemu = TlsQemu::new(options::other_qemu().as_deref().unwrap_or("qemu-system-x86_64"));
+    let huge_pages = set_aside();
+    let lab = TestLab::up(&[&["--own-cpus", "--qemu", qemu.program()], links].concat());
+    let guest = start_guest(&lab, huge_pages.is_some());
+    let mut results = [vec![], vec![], vec![]];
+    // The first there and back is not counted: it touches memory that nobody has touched before.
+    for _ in 0..2 {
+        migrate(&lab, &qemu, Way::InTheClear);
+    }
+    for _ in 0..repeats {
+        for (way, results) in WAYS.into_iter().zip(&mut results) {
+            results.push(migrate(&lab, &qemu, way));
+            eventually("the guest is reached", || guest.control().is_some());
+            guest.assert_intact();
+        }
+    }
+    results
+}
+
+/// For the guest on both hosts.
+fn set_aside() -> Option<SetAside> {
+    // Guests without KVM need a newer QEMU for it.
+    options::other_qemu()?;
+    SetAside::pages(2 * MEMORY_MIB / HUGE_PAGE_MIB)
+}
+
+fn start_guest(lab: &TestLab, in_huge_pages: bool) -> Guest {
+    let guest = Guest::new("web", lab.guest_address(), lab.namespace("client"));
+    let filled = |mib: u64| format!("drainpipe.memory_mib={mib}");
+    let specification = guest
+        .specification(MEMORY_MIB, "")
+        .replace(&filled(MEMORY_MIB - UNFILLED_MIB), &filled(FILLED_MIB))
+        .replace(MIX, "random:100");
+    let huge = if in_huge_pages { format!("huge_page_mib = {HUGE_PAGE_MIB}\n") } else { String::new() };
+    start_for_measuring(lab, &guest, huge + &specification);
+    guest.wait_until_ready();
+    guest
+}
+
+fn migrate(lab: &TestLab, qemu: &TlsQemu, way: Way) -> MigrationResult {
+    let (source, target) = if lab.qemu_pid("a", "web").is_some() { ("a", "b") } else { ("b", "a") };
+    let source_pid = lab.qemu_pid(source, "web").expect("the guest runs on one of them");
+    qemu.set_tls(source_pid, way == Way::Qemu);
+    let encrypt: &[&str] = if way == Way::Drainpipe { &["--encrypt"] } else { &[] };
+    let result = lab.migrate("web", target, &[&["--option", "multichannel"], encrypt].concat());
+    let is_encrypted = result.encryption.as_ref().is_some_and(|used| used.is_encrypted);
+    assert_eq!(is_encrypted, way == Way::Drainpipe, "{result:#?}");
+    result
+}
+
+fn cpu_s_per_gib(result: &MigrationResult) -> f64 {
+    let used = result.cpu_seconds;
+    let cpu_s = used.source_vmm + used.source_agent + used.target_vmm + used.target_agent;
+    cpu_s / (result.wire_bytes as f64 / GIB)
+}
+
+fn line(
+    what: &str,
+    results: &[Vec<MigrationResult>; 3],
+    quantity: fn(&MigrationResult) -> f64,
+    promise: &str,
+    holds: fn(f64) -> bool,
+) -> String {
+    let of = |way: usize| results[way].iter().map(quantity);
+    let median = |way: usize| Spread::of(of(way)).map_or(f64::NAN, |spread| spread.median);
+    let ratio = median(1) / median(2);
+    let [clear, drainpipe, qemu] = [0, 1, 2].map(|way| spread(of(way), 2));
+    let verdict = if holds(ratio) { "yes" } else { "**no**" };
+    format!("| {what} | {promise} | {clear} | {drainpipe} | {qemu} | {ratio:.2} | {verdict} |")
+}
