@@ -29,6 +29,7 @@ use crate::check;
 use crate::client::ApiClient;
 use crate::discovery::discover;
 use crate::journal::Journal;
+use crate::lock::lock;
 use crate::memory_look;
 use crate::remembered;
 use crate::vms::{Claim, does_not_run};
@@ -79,6 +80,8 @@ pub(crate) struct Running {
     target_lost: watch::Sender<bool>,
     // Only while the journal cannot have it: the outcome is open still, or the disk is full.
     result: Mutex<Option<MigrationResult>>,
+    // Why its result is not in the journal, though it is over.
+    unrecorded: Mutex<Option<Problem>>,
 }
 
 /// Whether a migration may send as soon as it can.
@@ -182,8 +185,12 @@ impl Running {
     }
 
     fn result(&self) -> MutexGuard<'_, Option<MigrationResult>> {
-        // One assignment leaves it whole.
-        self.result.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.result)
+    }
+
+    /// Why its result cannot be written down, if it cannot: it waits until it can.
+    pub(crate) fn unrecorded(&self) -> MutexGuard<'_, Option<Problem>> {
+        lock(&self.unrecorded)
     }
 
     /// The migration in the shape of the API.

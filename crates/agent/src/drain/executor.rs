@@ -210,7 +210,8 @@ impl Executor {
         let mut moves: Vec<MoveStatus> = self.earlier.iter().filter(|one| !is_told(one)).cloned().collect();
         status.stays.retain(|stay| moves.iter().all(|one| one.vm != stay.vm));
         moves.append(&mut status.moves);
-        let obstacle = self.unwritten.as_ref().map(|(problem, _)| problem.clone());
+        let unrecorded = || self.flights.values().find_map(|flight| flight.unrecorded().clone());
+        let obstacle = self.unwritten.as_ref().map(|(problem, _)| problem.clone()).or_else(unrecorded);
         DrainStatus { moves, obstacle, ..status }
     }
 

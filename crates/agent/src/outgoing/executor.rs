@@ -120,6 +120,7 @@ impl Executor {
             cancel: Notify::new(),
             cancel_requested: AtomicBool::new(false),
             result: Mutex::default(),
+            unrecorded: Mutex::default(),
             progress: watch::Sender::new(first),
             stage: watch::Sender::new(Stage::Preparing),
             turn: watch::Sender::new(turn),
@@ -772,8 +773,10 @@ impl Executor {
         while let Err(error) = self.agent.journal.end_migration(&result, left) {
             warn!(%error, migration = result.id, "its result is not recorded yet; tried again soon");
             *self.running.result() = Some(result.clone());
+            *self.running.unrecorded() = Some(error.into());
             tokio::time::sleep(RECORD_AGAIN_AFTER).await;
         }
+        *self.running.unrecorded() = None;
         // Once more: what could not be recorded to be put back would stay until the next start.
         if let Err(problem) = self.put_back().await {
             warn!(%problem, migration = result.id, "the network is put back at the next start");

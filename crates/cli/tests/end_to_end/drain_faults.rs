@@ -48,16 +48,16 @@ fn the_disk_under_the_journal_is_full() {
     let lab = slow_lab();
     let state = lab.directory("a").join("state");
     // For this agent and its children alone, so that it goes with them.
-    restart_agent_with_mounts(&lab, "a", &format!("mount -t tmpfs -o size=2m none {}", state.display()));
+    restart_agent_with_mounts(&lab, "a", &format!("mount -t tmpfs -o size=4m none {}", state.display()));
     let guest = lab.start_guest("web", GUEST_MIB, "");
     start_small(&lab, "least", "");
     let in_flight = drain_until_one_is_in_flight(&lab, &["b"]);
     let root = format!("/proc/{}/root", lab.agent_pid("a").unwrap());
     let filler = PathBuf::from(format!("{root}{}", state.join("filler").display()));
     // To the last byte; that it ends in an error is the purpose.
-    let _ = fs::write(&filler, vec![0; 4 << 20]);
+    let _ = fs::write(&filler, vec![0; 5 << 20]);
     eventually("it is noticed", || lab.agent_log("a").contains("is its disk full"));
-    let waiting = view(&lab, "a");
+    let waiting = wait_until(&lab, "a", "it says why it waits", |view| status(view).obstacle.is_some());
     assert_eq!((waiting.id, waiting.ended_at), (in_flight.id, None));
     guest.assert_answers();
     fs::remove_file(&filler).unwrap();

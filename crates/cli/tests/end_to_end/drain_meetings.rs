@@ -36,7 +36,7 @@ pub(crate) const TESTS: &[Test] = &[
 fn a_drain_is_cancelled_while_its_journal_is_full() {
     let lab = slow_lab();
     let state = lab.directory("a").join("state");
-    let mount = format!("mount -t tmpfs -o size=1m none {}", state.display());
+    let mount = format!("mount -t tmpfs -o size=4m none {}", state.display());
     restart_agent_with_mounts(&lab, "a", &mount);
     let guests = start_guests(&lab);
     let in_flight = drain_until_one_is_in_flight(&lab, &["b", "c"]);
@@ -45,7 +45,7 @@ fn a_drain_is_cancelled_while_its_journal_is_full() {
     let root = format!("/proc/{}/root", lab.agent_pid("a").unwrap());
     let filler = PathBuf::from(format!("{root}{}", state.join("filler").display()));
     // To the last byte; that it ends in an error is the purpose.
-    let _ = fs::write(&filler, vec![0; 2 << 20]);
+    let _ = fs::write(&filler, vec![0; 5 << 20]);
     ask::<DrainView>(&lab, "a", "/v1/drain/cancel", Some(json!(null))).unwrap();
     let waits = wait_until(&lab, "a", "it says why it waits", |view| status(view).obstacle.is_some());
     let obstacle = status(&waits).obstacle.as_ref().unwrap();
