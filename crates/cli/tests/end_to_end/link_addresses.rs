@@ -187,7 +187,7 @@ fn slow_scene() -> Scene {
 /// A link that is switched off loses its link-local address, and gets it back with the link.
 fn a_link_local_path_is_lost_and_returns() {
     let scene = slow_scene();
-    let migrating = scene.migrate(&["--option", "multichannel"]);
+    let migrating = scene.migrate(&[]);
     scene.lab.fault("link-down b e1");
     thread::sleep(Duration::from_secs(2));
     scene.lab.fault("link-up b e1");
@@ -199,7 +199,7 @@ fn a_link_local_path_is_lost_and_returns() {
 
 fn all_link_local_paths_are_lost_for_a_while() {
     let scene = slow_scene();
-    let migrating = scene.migrate(&["--option", "multichannel"]);
+    let migrating = scene.migrate(&[]);
     for link in ["e0", "e1"] {
         scene.lab.fault(&format!("link-down a {link}"));
     }
@@ -215,7 +215,7 @@ fn all_link_local_paths_are_lost_for_a_while() {
 /// The other path is watched at once, and the one over that link as soon as the link is back.
 fn the_target_agent_is_started_anew_with_a_link_down() {
     let scene = slow_scene();
-    let migrating = scene.migrate(&["--option", "multichannel"]);
+    let migrating = scene.migrate(&[]);
     scene.lab.stop_agent("b", Signal::KILL);
     scene.lab.fault("link-down b e1");
     scene.lab.start_agent("b");
@@ -240,7 +240,7 @@ fn what_is_removed_in_flight_is_made_again() {
     // In flight for longer than a busy machine needs for what follows.
     let guest = lab.start_guest("web", 256, "");
     let scene = Scene::of(lab, guest);
-    let migrating = scene.migrate(&["--option", "multichannel"]);
+    let migrating = scene.migrate(&[]);
     let on_a = |command: &str| scene.lab.exec("a", &["bash", "-c", command]).done();
     let both = || on_a("ip -6 route show proto 215 | grep -c 'nexthop.* dev e[01]' || true") == "2\n";
     let address = "ip -6 -oneline address show dev lo | grep -o 'fd[^ ]*/128'";
@@ -268,7 +268,7 @@ fn what_is_removed_in_flight_is_made_again() {
 /// Their next start puts the chosen addresses and their routes back.
 fn agents_killed_in_flight_leave_nothing() {
     let scene = slow_scene();
-    let migrating = scene.migrate(&["--option", "multichannel"]);
+    let migrating = scene.migrate(&[]);
     for host in ["a", "b"] {
         scene.lab.stop_agent(host, Signal::KILL);
     }

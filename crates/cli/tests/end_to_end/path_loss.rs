@@ -71,7 +71,7 @@ fn loses_e1_alone(fault: &str, cure: &str) {
 /// Migrates the guest, which does not need e1 for it.
 #[track_caller]
 pub(crate) fn goes_on_without_e1(scene: &Scene, fault: &str, cure: &str) -> MigrationResult {
-    let migrating = scene.migrate(&["--option", "multichannel"]);
+    let migrating = scene.migrate(&[]);
     scene.lab.fault(fault);
     let result = result_of(&migrating.wait());
     scene.lab.fault(cure);
@@ -83,7 +83,7 @@ pub(crate) fn goes_on_without_e1(scene: &Scene, fault: &str, cure: &str) -> Migr
 
 fn a_link_that_returns_is_used_again() {
     let scene = Scene::set();
-    let migrating = scene.migrate(&["--option", "multichannel"]);
+    let migrating = scene.migrate(&[]);
     scene.lab.fault("blackhole a e1");
     thread::sleep(FAULT_LASTS);
     scene.lab.fault("heal a e1");
@@ -108,7 +108,7 @@ fn a_link_is_lost_under_strict_reverse_path_filters() {
 
 fn a_link_that_flaps() {
     let scene = Scene::set();
-    let migrating = scene.migrate(&["--option", "multichannel"]);
+    let migrating = scene.migrate(&[]);
     for _ in 0..3 {
         for fault in ["link-down b e1", "link-up b e1"] {
             scene.lab.fault(fault);
@@ -125,7 +125,7 @@ fn a_link_that_flaps() {
 /// What e1 would bring is less than what it may cost.
 fn a_spare_link_carries_when_no_other_does() {
     let scene = Scene::in_lab(TestLab::up(&["--link", "200", "--link", "40"]));
-    let migrating = scene.migrate(&["--option", "multichannel"]);
+    let migrating = scene.migrate(&[]);
     scene.lab.fault("link-down a e0");
     let result = result_of(&migrating.wait());
     scene.lab.fault("link-up a e0");
@@ -145,7 +145,7 @@ pub(crate) fn a_link_that_becomes_slow_gets_a_smaller_share() {
     lab.drainpipe(&["vm", "start", "web"]).done();
     guest.wait_until_ready();
     let scene = Scene::of(lab, guest);
-    let migrating = scene.migrate(&["--option", "multichannel"]);
+    let migrating = scene.migrate(&[]);
     scene.lab.fault("rate e1 6");
     let result = result_of(&migrating.wait());
     scene.lab.fault("rate e1 60");
@@ -183,7 +183,7 @@ fn goes_on_after_five_seconds(fault: &str) {
         lab.exec(host, &["nft", LOOK]).done();
     }
     let scene = Scene::in_lab(lab);
-    let migrating = scene.migrate(&["--option", "multichannel"]);
+    let migrating = scene.migrate(&[]);
     for link in ["e0", "e1"] {
         scene.lab.fault(&format!("{fault} {link}"));
     }
@@ -203,7 +203,7 @@ fn all_links_are_silent_for_longer_than_the_bound() {
     scene.lab.stop_agent("a", Signal::TERM);
     scene.lab.configure("a", "[tls]", "[limits]\nstall_s = 5\n\n[tls]");
     scene.lab.start_agent("a");
-    let migrating = scene.migrate(&["--option", "multichannel"]);
+    let migrating = scene.migrate(&[]);
     for link in ["e0", "e1"] {
         scene.lab.fault(&format!("blackhole a {link}"));
     }
@@ -223,7 +223,7 @@ fn the_target_agent_stands_still_for_a_while() {
     // hellos back for longer than the watch lets pass, so that paths may turn; the engine's tests look at
     // that.
     let scene = Scene::in_lab(TestLab::up(&["--link", "8", "--link", "8"]));
-    let migrating = scene.migrate(&["--option", "multichannel"]);
+    let migrating = scene.migrate(&[]);
     let agent = scene.lab.agent_pid("b").expect("it runs");
     kill_process(agent, Signal::STOP).unwrap();
     let stopped_at = Instant::now();

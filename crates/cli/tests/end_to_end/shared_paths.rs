@@ -192,7 +192,7 @@ fn an_agent_is_started_anew_while_one_vm_comes_and_one_goes() {
 
 fn the_target_agent_is_started_anew_in_flight() {
     let scene = Scene::in_lab(TestLab::up(&["--link", "40", "--link", "40"]));
-    let migrating = scene.migrate(&["--option", "multichannel"]);
+    let migrating = scene.migrate(&[]);
     scene.lab.stop_agent("b", Signal::KILL);
     scene.lab.start_agent("b");
     eventually("the new agent watches", || scene.lab.agent_log("a").contains("e1–e1 is watched now"));
