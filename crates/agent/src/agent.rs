@@ -254,6 +254,7 @@ impl Agent {
             name: self.name().into(),
             cores: self.hardware.cores,
             idle_cores: self.idle_cores.known(),
+            vm_cores: self.vms.cores_taken(),
             memory_available_bytes: incoming::memory_free_bytes(self)?,
             huge_pages_available: incoming::huge_pages_free(self),
             links: links.first,

@@ -1,4 +1,5 @@
-//! Cores that the VMs leave to whoever packs memory, as they were before migrations took some of them.
+//! Cores that are left to whoever packs memory, and those that the VMs take, as they were before migrations took
+//! some of them.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -7,8 +8,9 @@ use drainpipe_relay::HostCpu;
 use tokio::time::sleep;
 
 use crate::agent::Agent;
+use crate::vm_cores::VmCpu;
 
-/// Over such times idle cores are counted: what a VM did for longer than that is likely to go on.
+/// Over such times cores are counted: what a VM did for longer than that is likely to go on.
 const COUNT_FOR: Duration = Duration::from_secs(5);
 
 /// What was counted last while no VM was on its way.
@@ -35,13 +37,17 @@ impl IdleCores {
 pub(crate) async fn keep_counting(agent: Arc<Agent>, cpus: Vec<usize>) {
     let most = agent.config.compression.cores.map_or(f64::MAX, f64::from);
     let mut host = HostCpu::new(cpus);
+    let mut vms_before = VmCpu::read(&agent.vms);
     let mut was_migrating = true;
     loop {
-        let (idle, is_migrating) = (host.idle_cores(), agent.is_migrating());
-        if let Some(idle) = idle.filter(|_| !was_migrating && !is_migrating) {
-            agent.idle_cores.count(idle.min(most));
+        let (idle, vms, is_migrating) = (host.idle_cores(), VmCpu::read(&agent.vms), agent.is_migrating());
+        if !was_migrating && !is_migrating {
+            if let Some(idle) = idle {
+                agent.idle_cores.count(idle.min(most));
+            }
+            agent.vms.count_cores(&vms.cores_since(&vms_before));
         }
-        was_migrating = is_migrating;
+        (was_migrating, vms_before) = (is_migrating, vms);
         sleep(COUNT_FOR).await;
     }
 }

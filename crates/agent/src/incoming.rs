@@ -76,6 +76,8 @@ struct IncomingVm {
     // Absent once the agent has been started anew: the skeleton stands then, or never will.
     spec: Option<ResolvedSpec>,
     definition: VmSpec,
+    // Where it comes from.
+    cores_taken: Option<f64>,
     reserved: Mutex<MemoryNeeds>,
     vmm: Mutex<Option<Arc<Vmm>>>,
     last_heard: Mutex<Instant>,
@@ -186,6 +188,7 @@ pub(crate) async fn recover(agent: &Arc<Agent>, records: Vec<IncomingRecord>) ->
             source: record.source,
             spec: None,
             definition: record.spec,
+            cores_taken: None,
             reserved: Mutex::new(reserved),
             vmm: Mutex::new(vmm),
             // Its source is asked at once.
@@ -268,6 +271,7 @@ pub(crate) fn permit(
         source: source.into(),
         spec: Some(request.spec),
         definition: request.definition,
+        cores_taken: request.cores_taken.filter(|cores| *cores >= 0.0),
         reserved: Mutex::new(MemoryNeeds::default()),
         vmm: Mutex::new(None),
         last_heard: Mutex::new(Instant::now()),
@@ -498,7 +502,7 @@ pub(crate) async fn run(agent: &Agent, id: &str) -> Result<(), Problem> {
     if let Err(error) = migration::run(&vmm, QMP_DEADLINE).await {
         return Err(does_not_run(agent, &entry, vmm, error).await);
     }
-    agent.vms.adopt(entry.definition.clone(), vmm);
+    agent.vms.adopt(entry.definition.clone(), vmm, entry.cores_taken);
     info!(vm = %entry.definition.name, source = entry.source, "runs here");
     Ok(())
 }
@@ -508,7 +512,7 @@ async fn does_not_run(agent: &Agent, entry: &IncomingVm, vmm: Arc<Vmm>, error: M
     let problem = Problem::failed(format!("the VM does not run on {}: {error}", agent.name()));
     if !vmm.alive() {
         // It may have run for a moment. So its source must not let it run again; it has crashed here.
-        agent.vms.adopt(entry.definition.clone(), vmm);
+        agent.vms.adopt(entry.definition.clone(), vmm, entry.cores_taken);
         return problem;
     }
     let refused =

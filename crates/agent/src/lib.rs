@@ -12,7 +12,7 @@
 //! check      tries everything between this host and another
 //! fixes      what a check has mended on this host, until it is undone
 //! discovery  which links reach which of the other host, by link-local addresses
-//! idle_cores cores that the VMs leave to whoever packs memory
+//! idle_cores cores that are left to whoever packs memory, and those that VMs take
 //! guard      lets a VM run on when the agent cannot
 //! journal    what must survive a crash
 //! path_watch the paths to each peer, and the route over them
@@ -56,4 +56,5 @@ mod result;
 mod server;
 mod slots;
 mod transport;
+mod vm_cores;
 mod vms;

@@ -44,12 +44,18 @@ pub(crate) struct Vms {
 struct Entry {
     definition: VmSpec,
     vmm: Option<Arc<Vmm>>,
+    // Cores that its QEMU took of late, here or on the host that it came from. Absent until they were counted.
+    cores_taken: Option<f64>,
     claim: Option<Claim>,
 }
 
 impl Entry {
+    fn running(&self) -> Option<&Arc<Vmm>> {
+        self.vmm.as_ref().filter(|vmm| vmm.alive())
+    }
+
     fn outstanding_bytes(&self) -> u64 {
-        let vmm = self.vmm.as_ref().filter(|vmm| vmm.alive());
+        let vmm = self.running();
         if vmm.is_none() && self.claim != Some(Claim::Changing) {
             return 0;
         }
@@ -141,7 +147,7 @@ impl Vms {
                     (None, Some(Claim::OutOfReach(problem.message)))
                 }
             };
-            vms.lock().insert(name, Entry { definition, vmm, claim });
+            vms.lock().insert(name, Entry { definition, vmm, cores_taken: None, claim });
         }
         Ok(Arc::new(vms))
     }
@@ -186,13 +192,14 @@ impl Vms {
             )));
         }
         self.journal.define_vm(&definition)?;
-        entries.insert(name, Entry { definition, vmm: None, claim: None });
+        entries.insert(name, Entry { definition, vmm: None, cores_taken: None, claim: None });
         Ok(())
     }
 
-    /// Takes over a VM that arrived and runs; the journal has it already.
-    pub(crate) fn adopt(&self, definition: VmSpec, vmm: Arc<Vmm>) {
-        self.lock().insert(definition.name.to_string(), Entry { definition, vmm: Some(vmm), claim: None });
+    /// Takes over a VM that arrived and runs, and that took so many cores where it was; the journal has it already.
+    pub(crate) fn adopt(&self, definition: VmSpec, vmm: Arc<Vmm>, cores_taken: Option<f64>) {
+        let entry = Entry { vmm: Some(vmm), cores_taken, claim: None, definition };
+        self.lock().insert(entry.definition.name.to_string(), entry);
     }
 
     /// Forgets a VM that has left; the journal has forgotten it already.
@@ -207,7 +214,27 @@ impl Vms {
 
     /// The QEMUs of all VMs that run here, by their names.
     pub(crate) fn all_running(&self) -> Vec<Arc<Vmm>> {
-        self.lock().values().filter_map(|entry| entry.vmm.clone()).filter(|vmm| vmm.alive()).collect()
+        self.lock().values().filter_map(Entry::running).cloned().collect()
+    }
+
+    /// Notes how many cores VMs took, by the process ids of their QEMUs.
+    pub(crate) fn count_cores(&self, taken: &BTreeMap<u32, f64>) {
+        for entry in self.lock().values_mut() {
+            let counted = entry.running().and_then(|vmm| taken.get(&vmm.pid()).copied());
+            entry.cores_taken = counted.or(entry.cores_taken);
+        }
+    }
+
+    /// Cores that the VMs that run here took of late, as far as they were counted.
+    pub(crate) fn cores_taken(&self) -> f64 {
+        let entries = self.lock();
+        let running = entries.values().filter(|entry| entry.running().is_some());
+        running.filter_map(|entry| entry.cores_taken).fold(0.0, |sum, cores| sum + cores)
+    }
+
+    /// Those that one VM took; none until they were counted.
+    pub(crate) fn cores_taken_by(&self, name: &str) -> Option<f64> {
+        self.lock().get(name)?.cores_taken
     }
 
     /// Memory that VMs here have a right to and have not touched yet, also of those that are just being
@@ -271,7 +298,7 @@ impl Vms {
 
     fn set_vmm(&self, name: &str, vmm: Option<Arc<Vmm>>) {
         if let Some(entry) = self.lock().get_mut(name) {
-            entry.vmm = vmm;
+            (entry.vmm, entry.cores_taken) = (vmm, None);
         }
     }
 

@@ -117,6 +117,7 @@ mod tests {
             name: name.into(),
             cores: 1,
             idle_cores: None,
+            vm_cores: 0.0,
             memory_available_bytes: 0,
             huge_pages_available: vec![],
             links: trusted.into_iter().enumerate().map(link).collect(),

@@ -52,6 +52,9 @@ pub struct HostFacts {
     /// known.
     #[serde(default)]
     pub idle_cores: Option<f64>,
+    /// Cores that its VMs took of late, while none was on its way; those that were not counted yet are left out.
+    #[serde(default)]
+    pub vm_cores: f64,
     /// Memory that new VMs can take: available, less what is promised to VMs on their way and what those that
     /// run have not touched yet.
     pub memory_available_bytes: u64,

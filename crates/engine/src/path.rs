@@ -274,6 +274,7 @@ mod tests {
             name: "a".into(),
             cores: 2,
             idle_cores: None,
+            vm_cores: 0.0,
             memory_available_bytes: 0,
             huge_pages_available: vec![],
             links,

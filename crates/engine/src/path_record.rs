@@ -101,6 +101,7 @@ mod tests {
             name: name.into(),
             cores: 2,
             idle_cores: None,
+            vm_cores: 0.0,
             memory_available_bytes: 0,
             huge_pages_available: vec![],
             links: links.iter().map(link).collect(),

@@ -408,6 +408,7 @@ mod tests {
             name: name.into(),
             cores: 2,
             idle_cores: None,
+            vm_cores: 0.0,
             memory_available_bytes: 1 << 34,
             huge_pages_available: vec![],
             links: (0..links)

@@ -78,7 +78,7 @@ pub struct RelayMeans {
     pub is_asked_for: bool,
     /// What the paths carry, in Mb/s.
     pub wire_mbps: f64,
-    /// Cores of the source: the idle ones, or all where compression was asked for.
+    /// Cores of the source: the idle ones, or those that its VMs leave where compression was asked for.
     pub source_cores: f64,
     /// Cores of the target, likewise.
     pub target_cores: f64,
@@ -122,9 +122,10 @@ impl RelayMeans {
         let wire_mbps = limits.chain([speed_mbps]).min().filter(|mbps| *mbps > 0)? as f64;
         let cores = |host: &HostFacts| {
             let all = f64::from(host.cores.max(1));
-            // Who asks for compression means also while the host is busy: the relay takes no more than is idle.
-            let idle = host.idle_cores.filter(|idle| idle.is_finite() && !is_asked_for);
-            idle.map_or(all, |idle| idle.clamp(0.0, all))
+            // Who asks for compression means also beside a compiler: packing takes no more than is idle. But passing
+            // the stream on does, and a VM that needs the cores would pay for it.
+            let left = if is_asked_for { Some(all - host.vm_cores) } else { host.idle_cores };
+            left.filter(|left| left.is_finite()).map_or(all, |left| left.clamp(0.0, all))
         };
         let (source_cores, target_cores) = (cores(source), cores(target));
         Some(Self { is_asked_for, wire_mbps, source_cores, target_cores, saved_mbps: request.saved_mbps })
@@ -154,8 +155,8 @@ impl RelayMeans {
         match verdict {
             Verdict::NothingShrinks => "not compressed: hardly any of the memory shrinks".into(),
             _ => format!(
-                "not compressed: the paths carry {:.1} Gb/s, which a relay could hardly better with {} cores of the \
-                 source and {} of the target",
+                "not compressed: the paths carry {:.1} Gb/s, which a relay could hardly better with the cores that the \
+                 VMs leave, {:.1} of the source and {:.1} of the target",
                 self.wire_mbps / 1e3,
                 self.source_cores,
                 self.target_cores
@@ -191,6 +192,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::encryption::EncryptionPolicy;
+    use crate::facts::HypervisorVersion;
 
     const TEXT: Compressible = Compressible { share: 1.0, left: 0.33 };
     const OS_LIKE: Compressible = Compressible { share: 0.5, left: 0.33 };
@@ -204,6 +207,38 @@ mod tests {
             target_cores: cores,
             saved_mbps: None,
         }
+    }
+
+    fn host(cores: u32, idle_cores: Option<f64>, vm_cores: f64) -> HostFacts {
+        HostFacts {
+            name: "a".into(),
+            cores,
+            idle_cores,
+            vm_cores,
+            memory_available_bytes: 0,
+            huge_pages_available: vec![],
+            links: vec![],
+            management_links: vec![],
+            bandwidth_limit_mbps: None,
+            encryption: EncryptionPolicy::Required,
+            migration_address: None,
+            no_migration_address: None,
+            rdma_devices: vec![],
+            hypervisor: HypervisorVersion { name: "QEMU".into(), version: "10.0.2".into(), rdma: false },
+        }
+    }
+
+    /// Over two paths of 1 Gb/s.
+    fn between(source: &HostFacts, target: &HostFacts, option: RequestedOption) -> RelayMeans {
+        let path = Path {
+            link: "e0".into(),
+            address: [10, 0, 0, 1].into(),
+            peer_link: "e0".into(),
+            peer_address: [10, 0, 0, 2].into(),
+            speed_mbps: Some(1_000),
+            is_spare: false,
+        };
+        RelayMeans::of(source, target, [&path, &path].into_iter(), &option.into()).unwrap()
     }
 
     fn unasked(means: RelayMeans) -> RelayMeans {
@@ -258,6 +293,26 @@ mod tests {
     }
 
     #[test]
+    fn vms_that_need_all_cores_keep_a_relay_out_and_a_busy_host_does_not() {
+        let verdict = |source: &HostFacts, target: &HostFacts| {
+            between(source, target, RequestedOption::Compression).verdict(Some(OS_LIKE))
+        };
+        let (free, compiles, needed) =
+            (host(1, Some(1.0), 0.0), host(1, Some(0.0), 0.1), host(1, Some(1.0), 0.97));
+        assert!(matches!(verdict(&free, &free), Verdict::Compressed { .. }));
+        assert!(matches!(verdict(&compiles, &compiles), Verdict::Compressed { .. }));
+        assert_eq!(verdict(&needed, &free), Verdict::Outruns);
+        assert_eq!(verdict(&free, &needed), Verdict::Outruns);
+        let why = between(&needed, &free, RequestedOption::Compression).why_not(Verdict::Outruns);
+        assert!(
+            why.ends_with("the cores that the VMs leave, 0.0 of the source and 1.0 of the target"),
+            "{why}"
+        );
+        let beside_one_vm = host(2, Some(0.0), 1.0);
+        assert!(matches!(verdict(&beside_one_vm, &beside_one_vm), Verdict::Compressed { .. }));
+    }
+
+    #[test]
     fn memory_that_nobody_has_seen_is_compressed_for_who_asks() {
         assert!(matches!(means(1_000.0, 4.0).verdict(None), Verdict::Compressed { .. }));
         assert_eq!(unasked(means(1_000.0, 4.0)).verdict(None), Verdict::TooLittle);
@@ -277,6 +332,26 @@ mod tests {
             if let Verdict::Compressed { wire_share } = means.verdict(Some(Compressible { share, left })) {
                 prop_assert!(wire_share > 0.0 && wire_share <= 1.0, "{}", wire_share);
             }
+        }
+
+        #[test]
+        fn who_asks_has_the_cores_that_vms_leave_and_who_does_not_the_idle_ones(
+            cores in 0_u32..256,
+            idle in prop_oneof![Just(None), Just(Some(f64::NAN)), (-1.0_f64..300.0).prop_map(Some)],
+            vms in prop_oneof![Just(f64::NAN), Just(f64::INFINITY), -1.0_f64..300.0],
+        ) {
+            let means_for = |idle_cores, vm_cores, option| {
+                let host = host(cores, idle_cores, vm_cores);
+                between(&host, &host, option)
+            };
+            let all = f64::from(cores.max(1));
+            let (asked, auto) = (RequestedOption::Compression, RequestedOption::Auto);
+            for option in [asked, auto] {
+                prop_assert!((0.0..=all).contains(&means_for(idle, vms, option).source_cores));
+            }
+            prop_assert_eq!(means_for(idle, vms, asked), means_for(None, vms, asked));
+            prop_assert_eq!(means_for(idle, f64::NAN, asked), means_for(idle, 0.0, asked));
+            prop_assert_eq!(means_for(idle, vms, auto), means_for(idle, 0.0, auto));
         }
 
         #[test]

@@ -297,6 +297,11 @@ pub struct IncomingRequest {
     /// Whether the source waits and asks again while this host takes no more VMs at a time: those of drains do.
     #[serde(default)]
     pub may_wait: bool,
+    /// Cores that the VM took of late, 0 or more: what it will want at the target, until that has counted itself.
+    /// Absent while that is not known.
+    #[serde(default)]
+    #[schema(minimum = 0)]
+    pub cores_taken: Option<f64>,
 }
 
 /// Between agents: what the target says to a VM that is to come.

@@ -317,6 +317,7 @@ impl Executor {
             spec: vmm.spec().clone(),
             definition: self.claimed.definition.clone(),
             may_wait: self.running.is_held(),
+            cores_taken: self.agent.vms.cores_taken_by(&self.running.vm),
         };
         match self.peer()?.post("/v1/incoming", &request).await? {
             IncomingPermit::Granted => Ok(Event::Done),
