@@ -31,6 +31,7 @@ use crate::network::HostNetwork;
 use crate::outgoing::{self, Outgoing};
 use crate::path_watch::PathWatches;
 use crate::ports::MigrationPorts;
+use crate::precedence;
 use crate::relay::packing_cpus;
 use crate::server;
 use crate::slots::Slots;
@@ -188,6 +189,7 @@ impl Agent {
     /// Takes up what an earlier life of this agent left.
     async fn recover(self: &Arc<Self>) -> Result<(), Problem> {
         self.checks.look_at_links().await?;
+        precedence::end_all(self);
         let waiting = self.journal.waiting_incoming()?;
         let migrations = waiting.iter().map(|record| record.id.clone());
         let still_needed: Vec<String> = migrations.chain([fixes::OWNER.into()]).collect();

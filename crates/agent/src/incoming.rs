@@ -30,6 +30,7 @@ use crate::api::types::{HandOverView, IncomingPermit, IncomingRequest, IncomingV
 use crate::host;
 use crate::journal::{IncomingRecord, IncomingState};
 use crate::lock::lock;
+use crate::precedence;
 use crate::slots::Slots;
 use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE, needs};
 
@@ -442,10 +443,11 @@ fn must_wait(agent: &Agent, entry: &IncomingVm) -> Result<(), Problem> {
     }
 }
 
-/// Waits until all state is here.
+/// Waits until all state is here. A VM that is paused on its source goes first here from now on.
 pub(crate) async fn wait_received(
     agent: &Agent,
     id: &str,
+    is_paused: bool,
     deadline: Duration,
 ) -> Result<IncomingView, Problem> {
     let entry = agent.incoming.get(id)?;
@@ -455,6 +457,9 @@ pub(crate) async fn wait_received(
         return Ok(IncomingView::Waiting);
     }
     let vmm = entry.vmm()?;
+    if is_paused {
+        precedence::begin(&vmm);
+    }
     let mut events = vmm.events();
     let end = tokio::time::Instant::now() + deadline;
     loop {
@@ -499,6 +504,8 @@ pub(crate) async fn run(agent: &Agent, id: &str) -> Result<(), Problem> {
     if !agent.journal.run_incoming(id)? {
         return Err(Problem::conflict(format!("{} discarded the VM of migration {id}", agent.name())));
     }
+    precedence::begin(&vmm);
+    precedence::end_soon(&vmm);
     if let Err(error) = migration::run(&vmm, QMP_DEADLINE).await {
         return Err(does_not_run(agent, &entry, vmm, error).await);
     }

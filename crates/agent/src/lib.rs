@@ -16,6 +16,7 @@
 //! guard      lets a VM run on when the agent cannot
 //! journal    what must survive a crash
 //! path_watch the paths to each peer, and the route over them
+//! precedence the VM that is silent has the cores first
 //! network    changes of the host's network, journaled and put back
 //! ```
 
@@ -49,6 +50,7 @@ mod network;
 mod outgoing;
 mod path_watch;
 mod ports;
+mod precedence;
 mod probe;
 mod relay;
 mod remembered;

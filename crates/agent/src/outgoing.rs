@@ -299,8 +299,8 @@ pub(crate) async fn dry_run(agent: &Agent, request: &MigrateRequest) -> Result<P
 }
 
 /// Where a target tells whether all of a VM's state has arrived.
-fn received_path(migration: &str) -> String {
-    format!("/v1/incoming/{migration}/received?wait_ms={}", RECEIVED_WAIT.as_millis())
+fn received_path(migration: &str, is_paused: bool) -> String {
+    format!("/v1/incoming/{migration}/received?wait_ms={}&is_paused={is_paused}", RECEIVED_WAIT.as_millis())
 }
 
 pub(crate) fn known_target<'a>(agent: &'a Agent, target: &str) -> Result<&'a ApiClient, Problem> {

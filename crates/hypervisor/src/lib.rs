@@ -8,6 +8,7 @@
 //! qmp           QEMU's control protocol
 //! memory_sample what a running guest's memory looks like: zero pages, contents, rate of change
 //! vmm           one running QEMU: start, attach, stop, destroy
+//! precedence    which VM has the cores first
 //! migration     the single acts of a migration; what to do when is the engine's
 //! ```
 //!
@@ -22,6 +23,7 @@ mod memory_sample;
 pub mod migration;
 mod open_enum;
 mod paths;
+mod precedence;
 mod process;
 pub mod qmp;
 mod sockets;

@@ -12,7 +12,8 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{
-    ForeignRawFd, Pid, PidfdFlags, PidfdGetfdFlags, Signal, WaitId, WaitIdOptions, WaitIdStatus, pidfd_getfd,
+    ForeignRawFd, Pid, PidfdFlags, PidfdGetfdFlags, Signal, WaitId, WaitIdOptions, WaitIdStatus,
+    getpriority_process, pidfd_getfd, setpriority_process,
 };
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -116,6 +117,23 @@ impl Process {
         self.must_live()?;
         let ticks = cpu_ticks(&stat).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
         Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+    }
+
+    /// Gives each thread whose `nice` is one `of` these another one. Threads that it starts later take theirs from
+    /// the thread that starts them.
+    pub(crate) fn renice(&self, of: impl Fn(i32) -> bool, nice: i32) -> io::Result<()> {
+        for entry in fs::read_dir(proc_path(self.pid, "task"))? {
+            let Some(thread) = entry?.file_name().to_str().and_then(parse_pid) else { continue };
+            self.must_live()?;
+            // The calls take a thread's id for that thread alone, as POSIX would not have it: setpriority(2).
+            let renice = |current| if of(current) { setpriority_process(Some(thread), nice) } else { Ok(()) };
+            match getpriority_process(Some(thread)).and_then(renice) {
+                // It has ended.
+                Ok(()) | Err(Errno::SRCH) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
     }
 
     /// Its sockets, by the numbers that it has for them; one that was closed since may be among them.

@@ -40,6 +40,7 @@ use crate::guard::Guard;
 use crate::link_socket::on_link;
 use crate::measure::Measurements;
 use crate::path_watch::{Beginning, Joining, News, WatchEnd};
+use crate::precedence;
 use crate::probe::{self, Load, ProbePorts, ProbeRequest};
 use crate::relay::{OtherEnd, OutgoingRelay};
 use crate::result;
@@ -168,8 +169,8 @@ impl Executor {
     }
 
     /// The VM's QEMU, which may have ended.
-    fn vmm(&self) -> Result<&Vmm, Problem> {
-        self.claimed.vmm.as_deref().filter(|vmm| vmm.alive()).ok_or_else(|| {
+    fn vmm(&self) -> Result<&Arc<Vmm>, Problem> {
+        self.claimed.vmm.as_ref().filter(|vmm| vmm.alive()).ok_or_else(|| {
             Problem::failed(format!(
                 "its QEMU has ended on {}; `drainpipe vm start {}` boots it anew",
                 self.agent.name(),
@@ -603,12 +604,13 @@ impl Executor {
         (self.throttle, self.target_watch) = (None, TargetWatch::default());
         self.measurements.transfer_is_ending();
         let vmm = self.vmm()?;
+        precedence::begin(vmm);
         let here = async { qemu::switch_over(vmm, QMP_DEADLINE).await.map_err(Problem::failed) };
         tokio::try_join!(self.wait_received(), here).map(drop)
     }
 
     async fn wait_received(&self) -> Result<(), Problem> {
-        let path = received_path(&self.running.id);
+        let path = received_path(&self.running.id, true);
         let end = Instant::now() + SWITCH_OVER_DEADLINE;
         while Instant::now() < end {
             let answer_deadline = RECEIVED_WAIT + RECEIVED_ANSWER_DEADLINE;
@@ -740,7 +742,9 @@ impl Executor {
     }
 
     async fn resume_on_source(&mut self) -> Result<(), Problem> {
-        qemu::run(self.vmm()?, QMP_DEADLINE).await.map_err(Problem::failed)?;
+        let vmm = self.vmm()?;
+        precedence::end_soon(vmm);
+        qemu::run(vmm, QMP_DEADLINE).await.map_err(Problem::failed)?;
         self.guard = None;
         Ok(())
     }

@@ -38,7 +38,7 @@ impl TargetWatch {
 
 /// A target that does not answer may be well: its agent is started anew, and the links are watched by others.
 async fn watch(agent: Arc<Agent>, running: Arc<Running>) -> Problem {
-    let path = received_path(&running.id);
+    let path = received_path(&running.id, false);
     loop {
         let view = match known_target(&agent, &running.target) {
             Ok(target) => target.get_within(&path, RECEIVED_WAIT + 2 * QMP_DEADLINE).await,

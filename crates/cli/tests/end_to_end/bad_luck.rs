@@ -11,7 +11,7 @@ use drainpipe_engine::result::{MigrationResult, Outcome, PathState};
 use drainpipe_engine::step::Step;
 use drainpipe_lab::Lab;
 use rusqlite::Connection;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, getpriority_process, kill_process};
 
 use crate::Test;
 use crate::guest::Guest;
@@ -142,6 +142,10 @@ impl Scene {
             eventually("no guard is left", || self.lab.pids(host, &[" guard --migration "]).is_empty());
         }
         eventually("the network is put back", || self.lab.network() == self.network);
+        eventually("its QEMU goes before no other", || {
+            let qemu = self.lab.qemu_pid(host, "web").expect("its QEMU runs");
+            thread_nices(qemu).iter().all(|nice| *nice == 0)
+        });
     }
 
     /// Fails the test unless the guest, wherever it was kept from going, goes there now.
@@ -154,6 +158,14 @@ impl Scene {
     fn kill_qemu(&self, host: &str) {
         kill_process(self.lab.qemu_pid(host, "web").expect("its QEMU runs"), Signal::KILL).unwrap();
     }
+}
+
+/// `nice` of each thread of a process.
+fn thread_nices(pid: Pid) -> Vec<i32> {
+    let threads = fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero())).unwrap();
+    let ids = threads.filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok());
+    // One may have ended meanwhile.
+    ids.filter_map(|id| getpriority_process(Pid::from_raw(id)).ok()).collect()
 }
 
 /// Keeps a host's agent from recording anything, for the 5 s that it waits for.

@@ -315,7 +315,8 @@ const NETWORK: &str = "for link in lo mgmt e0 e1; do \
     grep . /proc/sys/net/ipv[46]/fib_multipath_hash_policy \
     /proc/sys/net/ipv[46]/conf/{all,default,e0,e1}/ignore_routes_with_linkdown";
 
-/// Two links of 1 Gb/s, and the newer QEMU if there is one.
+/// Two links of 1 Gb/s, and the newer QEMU if there is one. With `DRAINPIPE_MEASURE_OWN_CPUS=1` each host has a
+/// core of its own.
 pub(crate) fn lab_for_measuring() -> TestLab {
     let mut up = vec!["--link", "1000", "--link", "1000"];
     let qemu = options::other_qemu();
@@ -324,6 +325,9 @@ pub(crate) fn lab_for_measuring() -> TestLab {
     }
     if std::env::var_os("DRAINPIPE_MEASURE_ENCRYPTED").is_some() {
         up.push("--untrusted");
+    }
+    if std::env::var_os("DRAINPIPE_MEASURE_OWN_CPUS").is_some() {
+        up.push("--own-cpus");
     }
     TestLab::up(&up)
 }

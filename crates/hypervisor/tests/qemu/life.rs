@@ -1,5 +1,6 @@
 //! One QEMU's life.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,7 @@ use drainpipe_hypervisor::{
     AttachError, EndError, Exit, HypervisorFacts, LaunchError, ProbeError, Role, RunState, RuntimePaths,
     StartError, VmSpec, Vmm,
 };
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, getpriority_process, kill_process, setpriority_process};
 
 use crate::host::{DEADLINE, Host, qemus, small_vm};
 
@@ -80,6 +81,36 @@ async fn a_hanging_qemu_is_destroyed() {
         kill_process(pid_of(&vmm), Signal::STOP).expect("it lives");
         vmm.destroy(Duration::from_millis(200)).await.expect("killed");
         assert_eq!(vmm.wait_exit(DEADLINE).await, Some(Exit::Signal(9)));
+    }
+}
+
+#[tokio::test]
+async fn goes_first_until_whoever_has_hold_of_it_ends_that() {
+    for facts in qemus().await {
+        let host = Host::new(&facts);
+        let spec = small_vm("first");
+        let vmm = host.start(&spec, Role::Fresh).await;
+        let own = getpriority_process(None).expect("known");
+        let nices = || {
+            let threads = std::fs::read_dir(format!("/proc/{}/task", vmm.pid())).expect("it lives");
+            let ids =
+                threads.map(|entry| entry.expect("readable").file_name().into_string().expect("a number"));
+            let nice = |id: String| getpriority_process(Pid::from_raw(id.parse().expect("a number")));
+            ids.filter_map(|id| nice(id).ok()).collect::<BTreeSet<i32>>()
+        };
+        if let Err(error) = vmm.go_first() {
+            assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied, "{error}");
+            eprintln!("SKIPPED: nobody goes first without CAP_SYS_NICE");
+            continue;
+        }
+        assert_eq!(nices(), BTreeSet::from([-10]));
+        let after_another_agents_start =
+            Vmm::attach(host.paths(&spec), DEADLINE).await.expect("QEMU outlives its agent");
+        after_another_agents_start.take_turns().expect("allowed");
+        assert_eq!(nices(), BTreeSet::from([own]));
+        setpriority_process(Some(pid_of(&vmm)), own + 5).expect("allowed");
+        vmm.take_turns().expect("allowed");
+        assert_eq!(nices(), BTreeSet::from([own, own + 5]), "what others have set is left alone");
     }
 }
 

@@ -122,6 +122,10 @@ struct WaitQuery {
     #[serde(default)]
     #[param(required = false, maximum = 60_000)]
     wait_ms: u64,
+    /// Whether the VM is paused on its source, and goes before others here.
+    #[serde(default)]
+    #[param(required = false)]
+    is_paused: bool,
 }
 
 /// Step 1: open ports on which the source finds out which links of its reach which of this host
@@ -322,7 +326,7 @@ async fn received(
 ) -> Answer<IncomingView> {
     check_source(&agent, &caller, &id)?;
     let wait = Duration::from_millis(query.wait_ms).min(WAIT_MAX);
-    Ok(Json(incoming::wait_received(&agent, &id, wait).await?))
+    Ok(Json(incoming::wait_received(&agent, &id, query.is_paused, wait).await?))
 }
 
 /// Step 9: let it run

@@ -1,0 +1,28 @@
+//! Which of a host's VMs has the cores first when several want them.
+
+use std::io;
+
+use rustix::process::getpriority_process;
+
+use crate::vmm::Vmm;
+
+/// `nice` of a QEMU that goes first. Its threads get nine times the share of those at nice 0 (the kernel's
+/// `sched_prio_to_weight`: 9548 against 1024).
+const FIRST: i32 = -10;
+
+impl Vmm {
+    /// From now on its threads have the cores before those of this host's other VMs; not before those of other
+    /// sessions, where the kernel groups tasks by them (`sched_autogroup_enabled`). Needs `CAP_SYS_NICE`, or
+    /// `RLIMIT_NICE` of 30 for QEMU, which it has from the agent.
+    ///
+    /// The number is its own record: [`Self::take_turns`] ends it, also for an agent that did not begin it.
+    pub fn go_first(&self) -> io::Result<()> {
+        self.process().renice(|_| true, FIRST)
+    }
+
+    /// Takes turns with the other VMs again, if it went first. May be repeated.
+    pub fn take_turns(&self) -> io::Result<()> {
+        // QEMU has it from the agent that started it.
+        self.process().renice(|nice| nice == FIRST, getpriority_process(None)?)
+    }
+}
