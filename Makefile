@@ -25,19 +25,20 @@ style:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- --deny warnings
 
-# The figures in bench/: an hour.
+MEASURE = CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/scripts/as-root" \
+	DRAINPIPE_TEST_QEMU="$$(scripts/qemu)" \
+	$(CARGO) test --release --quiet --package drainpipe-cli --test end_to_end
+
+# The figures in bench/: two hours.
 bench: setup guest
 	$(CARGO) build --release --package drainpipe-cli
 	scripts/as-root bench/run $(TARGET_DIRECTORY)/release/drainpipe "$$(scripts/qemu)"
-	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/scripts/as-root" \
-		DRAINPIPE_MEASURE_FAULTS=10 DRAINPIPE_TEST_QEMU="$$(scripts/qemu)" \
-		$(CARGO) test --release --quiet --package drainpipe-cli --test end_to_end | tee bench/results/faults.md
-	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/scripts/as-root" \
-		DRAINPIPE_MEASURE_BOTH=5 DRAINPIPE_TEST_QEMU="$$(scripts/qemu)" \
-		$(CARGO) test --release --quiet --package drainpipe-cli --test end_to_end | tee bench/results/both.md
-	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/scripts/as-root" \
-		DRAINPIPE_MEASURE_DRAIN=3 DRAINPIPE_TEST_QEMU="$$(scripts/qemu)" \
-		$(CARGO) test --release --quiet --package drainpipe-cli --test end_to_end | tee bench/results/drain.md
+	DRAINPIPE_MEASURE_FAULTS=10 $(MEASURE) | tee bench/results/faults.md
+	DRAINPIPE_MEASURE_KILLS=1 $(MEASURE) | tee bench/results/kills.md
+	DRAINPIPE_MEASURE_BOTH=5 $(MEASURE) | tee bench/results/both.md
+	for mix in 1 2 3; do \
+		DRAINPIPE_MEASURE_DRAIN=3 DRAINPIPE_MEASURE_DRAIN_MIX=$$mix $(MEASURE) | tee bench/results/drain-$$mix.md; \
+	done
 
 setup:
 	scripts/setup

@@ -32,7 +32,7 @@ use crate::outgoing::{self, Outgoing};
 use crate::path_watch::PathWatches;
 use crate::ports::MigrationPorts;
 use crate::precedence;
-use crate::relay::packing_cpus;
+use crate::relay::{packing_cores, packing_cpus};
 use crate::server;
 use crate::slots::Slots;
 use crate::vms::{QEMU_DEADLINE, Vms, describe};
@@ -90,6 +90,7 @@ pub struct Agent {
 pub async fn run(config: Config, mut stop: watch::Receiver<bool>) -> Result<(), Problem> {
     let identity = load_identity(&config)?;
     let packing_cpus = packing_cpus(&config.compression)?;
+    let packing_cores = packing_cores(&config.compression)?;
     // Both first: nothing is touched while another agent serves this host.
     let socket = server::bind_socket(&config.socket).await?;
     let tcp = server::bind_tls(config.listen).await?;
@@ -102,7 +103,7 @@ pub async fn run(config: Config, mut stop: watch::Receiver<bool>) -> Result<(), 
     // They end with their drop.
     let mut looking = JoinSet::new();
     looking.spawn(check::keep_trying(Arc::clone(&agent)));
-    looking.spawn(idle_cores::keep_counting(Arc::clone(&agent), packing_cpus.cpus().to_vec()));
+    looking.spawn(idle_cores::keep_counting(Arc::clone(&agent), packing_cpus.cpus().to_vec(), packing_cores));
     let (close, closed) = watch::channel(false);
     let tls = server::serve_tls(tcp, identity, router.clone(), closed.clone());
     let until_stopped = async {
@@ -257,6 +258,7 @@ impl Agent {
             cores: self.hardware.cores,
             idle_cores: self.idle_cores.known(),
             vm_cores: self.vms.cores_taken(),
+            packing_cores: packing_cores(&self.config.compression)?.try_into().ok(),
             memory_available_bytes: incoming::memory_free_bytes(self)?,
             huge_pages_available: incoming::huge_pages_free(self),
             links: links.first,

@@ -5,13 +5,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use drainpipe_relay::HostCpu;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::agent::Agent;
 use crate::vm_cores::VmCpu;
 
 /// Over such times cores are counted: what a VM did for longer than that is likely to go on.
 const COUNT_FOR: Duration = Duration::from_secs(5);
+
+/// How often it is looked meanwhile whether a VM is on its way. What such a one takes within less is little of it.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// What was counted last while no VM was on its way.
 #[derive(Debug, Default)]
@@ -33,21 +36,30 @@ impl IdleCores {
     }
 }
 
-/// Counts until it is dropped.
-pub(crate) async fn keep_counting(agent: Arc<Agent>, cpus: Vec<usize>) {
-    let most = agent.config.compression.cores.map_or(f64::MAX, f64::from);
+/// Counts until it is dropped; of these CPUs so many cores as may pack.
+pub(crate) async fn keep_counting(agent: Arc<Agent>, cpus: Vec<usize>, most: usize) {
     let mut host = HostCpu::new(cpus);
     let mut vms_before = VmCpu::read(&agent.vms);
-    let mut was_migrating = true;
     loop {
-        let (idle, vms, is_migrating) = (host.idle_cores(), VmCpu::read(&agent.vms), agent.is_migrating());
-        if !was_migrating && !is_migrating {
+        let has_migrated = migrates_within(&agent, COUNT_FOR).await;
+        let (idle, vms) = (host.idle_cores(), VmCpu::read(&agent.vms));
+        if !has_migrated {
             if let Some(idle) = idle {
-                agent.idle_cores.count(idle.min(most));
+                agent.idle_cores.count(idle.min(most as f64));
             }
             agent.vms.count_cores(&vms.cores_since(&vms_before));
         }
-        (was_migrating, vms_before) = (is_migrating, vms);
-        sleep(COUNT_FOR).await;
+        vms_before = vms;
     }
+}
+
+/// Whether a VM is on its way at any time before this one is over.
+async fn migrates_within(agent: &Agent, time: Duration) -> bool {
+    let end = Instant::now() + time;
+    let mut migrates = agent.is_migrating();
+    while Instant::now() < end {
+        sleep(LOOK_EVERY).await;
+        migrates |= agent.is_migrating();
+    }
+    migrates
 }

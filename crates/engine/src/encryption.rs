@@ -118,6 +118,7 @@ mod tests {
             cores: 1,
             idle_cores: None,
             vm_cores: 0.0,
+            packing_cores: None,
             memory_available_bytes: 0,
             huge_pages_available: vec![],
             links: trusted.into_iter().enumerate().map(link).collect(),

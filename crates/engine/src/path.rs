@@ -275,6 +275,7 @@ mod tests {
             cores: 2,
             idle_cores: None,
             vm_cores: 0.0,
+            packing_cores: None,
             memory_available_bytes: 0,
             huge_pages_available: vec![],
             links,

@@ -11,7 +11,7 @@ use crate::encryption::{self, Encryption};
 use crate::facts::{HostFacts, HypervisorVersion};
 use crate::option::{MigrationOption, RequestedOption};
 use crate::path::{Path, Reach, carries_route, find_paths};
-use crate::relayed::{Compressible, RelayMeans, Verdict};
+use crate::relayed::{Compressible, NOTHING_SHRINKS, RelayMeans, Verdict};
 use crate::spare::mark_spares;
 
 /// Connections of a multichannel migration. The kernel places each on a path by its ports; with 16
@@ -278,18 +278,24 @@ fn weigh_compression(
     reason: Option<String>,
     is_routable: bool,
 ) -> (MigrationOption, Option<String>) {
-    let Some(means) = means else { return (option, reason) };
     let because = |why: String| join_all([reason.clone(), Some(why)]);
+    let native = if is_routable { MigrationOption::Multichannel } else { MigrationOption::Tcp };
+    let Some(means) = means else {
+        // What the paths carry is not known.
+        return match request.memory {
+            Some(memory) if request.option == RequestedOption::Compression && !memory.shrinks() => {
+                (native, because(NOTHING_SHRINKS.into()))
+            }
+            _ => (option, reason),
+        };
+    };
     match means.verdict(request.memory) {
         Verdict::Compressed { .. } if means.is_asked_for => (option, reason),
         Verdict::Compressed { wire_share } => {
             let why = format!("compressed: takes {:.0} % of the time, as predicted", wire_share * 100.0);
             (MigrationOption::Compression, because(why))
         }
-        // Over one path it is the relay alone that could be left out.
-        verdict if means.is_asked_for && is_routable => {
-            (MigrationOption::Multichannel, because(means.why_not(verdict)))
-        }
+        verdict if means.is_asked_for => (native, because(means.why_not(verdict))),
         _ => (option, reason),
     }
 }
@@ -409,6 +415,7 @@ mod tests {
             cores: 2,
             idle_cores: None,
             vm_cores: 0.0,
+            packing_cores: None,
             memory_available_bytes: 1 << 34,
             huge_pages_available: vec![],
             links: (0..links)
@@ -489,9 +496,20 @@ mod tests {
     fn what_does_not_shrink_is_not_compressed_whoever_asks() {
         let random = Some(Compressible { share: 0.0, left: 1.0 });
         let request = Request { memory: random, ..RequestedOption::Compression.into() };
-        let plan = plan(&host("a", 1, 2), &host("b", 2, 2), request, &[], GIB).unwrap();
+        let plan_of =
+            |source: &HostFacts, target: &HostFacts| plan(source, target, request, &[], GIB).unwrap();
+        let plan = plan_of(&host("a", 1, 2), &host("b", 2, 2));
         assert_eq!((plan.option, plan.is_compressed), (MigrationOption::Multichannel, false));
         assert_eq!(plan.reason.unwrap(), "not compressed: hardly any of the memory shrinks");
+        // Nor over one path, nor where it is not known what the paths carry.
+        let one_path = HostFacts { migration_address: None, ..host("b", 2, 2) };
+        let plan = plan_of(&host("a", 1, 2), &one_path);
+        assert_eq!((plan.option, plan.is_compressed), (MigrationOption::Tcp, false));
+        let reason = plan.reason.unwrap();
+        assert!(reason.contains("over one path") && reason.contains("hardly any"), "{reason}");
+        let mut unknown = host("a", 1, 2);
+        unknown.links.iter_mut().for_each(|link| link.speed_mbps = None);
+        assert!(!plan_of(&unknown, &host("b", 2, 2)).is_compressed);
     }
 
     #[test]

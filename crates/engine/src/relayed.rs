@@ -9,6 +9,7 @@
 //! memory × passing + packed × packing = idle cores of the source
 //! memory × passing + packed × unpacking = idle cores of the target
 //! packed ≤ memory × share that shrinks
+//! packed × packing ≤ cores on which the source may pack
 //! ```
 
 use serde::{Deserialize, Serialize};
@@ -40,6 +41,9 @@ const LEAST_SAVED: f64 = 0.08;
 
 /// And where it carries less than this more than the paths.
 const LEAST_GAIN: f64 = 0.03;
+
+/// Why memory is not compressed that would hardly shrink.
+pub(crate) const NOTHING_SHRINKS: &str = "not compressed: hardly any of the memory shrinks";
 
 /// What a sample of memory shows to codecs, zeros left out.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -82,6 +86,8 @@ pub struct RelayMeans {
     pub source_cores: f64,
     /// Cores of the target, likewise.
     pub target_cores: f64,
+    /// Of the source's, those on which it may pack, by its configuration.
+    pub packing_cores: f64,
     /// What earlier transfers between the two saved where cores were the limit, in Mb/s; absent where none was.
     pub saved_mbps: Option<f64>,
 }
@@ -128,7 +134,9 @@ impl RelayMeans {
             left.filter(|left| left.is_finite()).map_or(all, |left| left.clamp(0.0, all))
         };
         let (source_cores, target_cores) = (cores(source), cores(target));
-        Some(Self { is_asked_for, wire_mbps, source_cores, target_cores, saved_mbps: request.saved_mbps })
+        let packing_cores = source.packing_cores.map_or(f64::INFINITY, f64::from);
+        let saved_mbps = request.saved_mbps;
+        Some(Self { is_asked_for, wire_mbps, source_cores, target_cores, packing_cores, saved_mbps })
     }
 
     /// Whether memory like this is to be compressed. Where it could not be looked at, only who asks for it has it
@@ -153,7 +161,7 @@ impl RelayMeans {
     /// Why memory is not compressed that was to be.
     pub(crate) fn why_not(self, verdict: Verdict) -> String {
         match verdict {
-            Verdict::NothingShrinks => "not compressed: hardly any of the memory shrinks".into(),
+            Verdict::NothingShrinks => NOTHING_SHRINKS.into(),
             _ => format!(
                 "not compressed: the paths carry {:.1} Gb/s, which a relay could hardly better with the cores that the \
                  VMs leave, {:.1} of the source and {:.1} of the target",
@@ -177,7 +185,8 @@ impl RelayMeans {
         };
         let (source, target) =
             (by_cores(self.source_cores, PACKING_S), by_cores(self.target_cores, UNPACKING_S));
-        if_all_is_packed.min(source).min(target)
+        let by_packing = 1.0 + self.packing_cores / PACKING_S * saved_of_packed / wire;
+        if_all_is_packed.min(source).min(target).min(by_packing)
     }
 
     /// The same, by what cores have saved before.
@@ -205,6 +214,7 @@ mod tests {
             wire_mbps,
             source_cores: cores,
             target_cores: cores,
+            packing_cores: f64::INFINITY,
             saved_mbps: None,
         }
     }
@@ -215,6 +225,7 @@ mod tests {
             cores,
             idle_cores,
             vm_cores,
+            packing_cores: None,
             memory_available_bytes: 0,
             huge_pages_available: vec![],
             links: vec![],
@@ -265,6 +276,16 @@ mod tests {
         assert!(share(means(1_000.0, 1.0), TEXT) < half_a_core);
         let unpacking = RelayMeans { target_cores: 0.4, ..means(1_000.0, 8.0) };
         assert!(share(unpacking, TEXT) > 0.4, "the target has to keep up");
+    }
+
+    #[test]
+    fn a_limit_of_cores_bounds_what_is_packed() {
+        let one_core = RelayMeans { packing_cores: 1.0, ..means(10_000.0, 64.0) };
+        assert!((share(means(10_000.0, 64.0), TEXT) - 0.33).abs() < 1e-9);
+        // 200 MB/s are packed, of which 134 are saved, beside 1250 MB/s.
+        assert!((share(one_core, TEXT) - 1_250.0 / 1_384.0).abs() < 1e-9);
+        let source = HostFacts { packing_cores: Some(1), ..host(64, None, 0.0) };
+        assert!((between(&source, &source, RequestedOption::Compression).packing_cores - 1.0).abs() < 1e-9);
     }
 
     #[test]
@@ -324,11 +345,12 @@ mod tests {
             wire_mbps in 1.0_f64..1e6,
             source_cores in 0.0_f64..256.0,
             target_cores in 0.0_f64..256.0,
+            packing_cores in prop_oneof![Just(f64::INFINITY), 0.0_f64..256.0],
             share in prop_oneof![Just(f64::NAN), -1.0_f64..2.0],
             left in prop_oneof![Just(f64::NAN), -1.0_f64..2.0],
             saved_mbps in prop_oneof![Just(None), Just(Some(f64::NAN)), (-1.0_f64..1e6).prop_map(Some)],
         ) {
-            let means = RelayMeans { is_asked_for: true, wire_mbps, source_cores, target_cores, saved_mbps };
+            let means = RelayMeans { source_cores, target_cores, packing_cores, saved_mbps, ..means(wire_mbps, 1.0) };
             if let Verdict::Compressed { wire_share } = means.verdict(Some(Compressible { share, left })) {
                 prop_assert!(wire_share > 0.0 && wire_share <= 1.0, "{}", wire_share);
             }

@@ -12,17 +12,18 @@ const FIRST: i32 = -10;
 
 impl Vmm {
     /// From now on its threads have the cores before those of this host's other VMs; not before those of other
-    /// sessions, where the kernel groups tasks by them (`sched_autogroup_enabled`). Needs `CAP_SYS_NICE`, or
-    /// `RLIMIT_NICE` of 30 for QEMU, which it has from the agent.
+    /// sessions, where the kernel groups tasks by them (`sched_autogroup_enabled`). Threads to which somebody gave
+    /// another `nice` than this program has, from which QEMU has its own, are left alone. Needs `CAP_SYS_NICE`, or
+    /// `RLIMIT_NICE` of 30 for QEMU.
     ///
     /// The number is its own record: [`Self::take_turns`] ends it, also for an agent that did not begin it.
     pub fn go_first(&self) -> io::Result<()> {
-        self.process().renice(|_| true, FIRST)
+        let own = getpriority_process(None)?;
+        if own > FIRST { self.process().renice(own, FIRST) } else { Ok(()) }
     }
 
     /// Takes turns with the other VMs again, if it went first. May be repeated.
     pub fn take_turns(&self) -> io::Result<()> {
-        // QEMU has it from the agent that started it.
-        self.process().renice(|nice| nice == FIRST, getpriority_process(None)?)
+        self.process().renice(FIRST, getpriority_process(None)?)
     }
 }

@@ -119,14 +119,14 @@ impl Process {
         Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
     }
 
-    /// Gives each thread whose `nice` is one `of` these another one. Threads that it starts later take theirs from
-    /// the thread that starts them.
-    pub(crate) fn renice(&self, of: impl Fn(i32) -> bool, nice: i32) -> io::Result<()> {
+    /// Gives the threads of one `nice` another. Those that are started later take theirs from the thread that
+    /// starts them.
+    pub(crate) fn renice(&self, from: i32, to: i32) -> io::Result<()> {
         for entry in fs::read_dir(proc_path(self.pid, "task"))? {
             let Some(thread) = entry?.file_name().to_str().and_then(parse_pid) else { continue };
             self.must_live()?;
             // The calls take a thread's id for that thread alone, as POSIX would not have it: setpriority(2).
-            let renice = |current| if of(current) { setpriority_process(Some(thread), nice) } else { Ok(()) };
+            let renice = |nice| if nice == from { setpriority_process(Some(thread), to) } else { Ok(()) };
             match getpriority_process(Some(thread)).and_then(renice) {
                 // It has ended.
                 Ok(()) | Err(Errno::SRCH) => {}

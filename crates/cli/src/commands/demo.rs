@@ -94,6 +94,8 @@ async fn measure(lab: &Lab, arguments: &DemoArguments) -> Result<BenchReport, Pr
     let client_namespace = lab_command::client_namespace(lab)?;
     wait_until_ready(&spec, client_namespace.clone()).await?;
     if arguments.options.iter().any(|option| option.may_compress()) {
+        let seconds = COUNTED_AFTER.as_secs();
+        output::remark(&format!("the agents count for {seconds} s what the guest takes of the cores"));
         sleep(COUNTED_AFTER).await;
     }
     let bench = Bench {

@@ -144,3 +144,22 @@ fn describe(progress: &Progress) -> String {
     });
     format!("{step}: {sent} sent, {:.2} Gb/s{limit}{packing}{throttle}{left}{out}", progress.rate_gbps)
 }
+
+#[cfg(test)]
+mod tests {
+    use drainpipe_engine::progress::ProgressMeter;
+
+    use super::*;
+
+    #[test]
+    fn a_line_tells_what_compression_does() {
+        let progress = Progress {
+            total_bytes: 1 << 30,
+            rate_gbps: 1.87,
+            compression: Some(CompressionProgress { ratio: 2.93, cores: 1.38 }),
+            ..ProgressMeter::default().progress(Step::CopyMemory, 0.0)
+        };
+        let told = describe(&progress);
+        assert!(told.ends_with("1.87 Gb/s, compressing 2.9 : 1 on 1.4 cores"), "{told}");
+    }
+}

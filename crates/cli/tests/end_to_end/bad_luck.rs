@@ -144,7 +144,8 @@ impl Scene {
         eventually("the network is put back", || self.lab.network() == self.network);
         eventually("its QEMU goes before no other", || {
             let qemu = self.lab.qemu_pid(host, "web").expect("its QEMU runs");
-            thread_nices(qemu).iter().all(|nice| *nice == 0)
+            let own = getpriority_process(None).unwrap();
+            thread_nices(qemu).iter().all(|nice| *nice == own)
         });
     }
 

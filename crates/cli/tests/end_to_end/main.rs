@@ -21,6 +21,7 @@ mod encrypted;
 mod guest;
 mod huge_pages;
 mod idle_paths;
+mod kills;
 mod lab_cli;
 mod link_addresses;
 mod measure_both;
@@ -69,6 +70,10 @@ fn main() -> ExitCode {
         measure_both::run(repeats);
         return ExitCode::SUCCESS;
     }
+    if repeats("DRAINPIPE_MEASURE_KILLS").is_some() {
+        kills::run();
+        return ExitCode::SUCCESS;
+    }
     if let Some(repeats) = repeats("DRAINPIPE_MEASURE_TLS") {
         measure_tls::run(repeats);
         return ExitCode::SUCCESS;
@@ -81,6 +86,7 @@ fn main() -> ExitCode {
         ("options", options::TESTS),
         ("other_traffic", other_traffic::TESTS),
         ("bad_luck", bad_luck::TESTS),
+        ("kills", kills::TESTS),
         ("path_loss", path_loss::TESTS),
         ("shared_paths", shared_paths::TESTS),
         ("bad_input", bad_input::TESTS),

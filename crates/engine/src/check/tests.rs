@@ -68,6 +68,7 @@ fn host(name: &str, last: u8) -> CheckFacts {
             cores: 8,
             idle_cores: None,
             vm_cores: 0.0,
+            packing_cores: None,
             memory_available_bytes: 64 << 30,
             huge_pages_available: vec![],
             links: names

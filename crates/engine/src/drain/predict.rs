@@ -266,6 +266,7 @@ mod tests {
             wire_mbps: 1_000.0,
             source_cores: 8.0,
             target_cores: 8.0,
+            packing_cores: 8.0,
             saved_mbps: None,
         };
         let target = TargetView { relay: Some(relay), ..target(1_000, None) };

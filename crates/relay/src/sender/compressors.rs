@@ -24,21 +24,30 @@ use crate::sieve::Sieve;
 /// Packs until all is over.
 pub(super) fn run(shared: &Shared) {
     stay_on(&shared.settings.cpus);
-    let (mut packer, mut sieve) = (Packer::new(), Sieve::default());
-    if let Err(error) = packer.warm_up() {
-        return shared.fail(error);
-    }
+    // Who never has work holds no memory.
+    let (mut packer, mut sieve) = (None, Sieve::default());
     while let Some(order) = shared.take_work() {
         // Between taking and handing over, and never else: who has no core must not hold a lock that the
         // wire's threads wait for.
         yield_core(NormalThreadSchedulePolicy::Idle);
-        let done = pack(&mut packer, &mut sieve, order);
+        let done = warm(&mut packer).and_then(|packer| pack(packer, &mut sieve, order));
         yield_core(NormalThreadSchedulePolicy::Other);
         match done {
             Ok(done) => shared.finish(done),
             Err(error) => return shared.fail(error),
         }
     }
+}
+
+/// One that was used before, so that the first trial does not count what codecs allocate.
+fn warm(packer: &mut Option<Packer>) -> Result<&mut Packer, RelayError> {
+    if packer.is_none() {
+        let mut new = Packer::new();
+        new.warm_up()?;
+        *packer = Some(new);
+    }
+    // It was just put there, if it was not before.
+    Ok(packer.get_or_insert_with(Packer::new))
 }
 
 /// Has the thread run on these CPUs only; where none is named, on those on which it may.

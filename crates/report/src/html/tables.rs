@@ -1,5 +1,6 @@
 //! The numbers behind the charts, and the conditions of the measurement.
 
+use drainpipe_engine::result::CompressionUse;
 use maud::{Markup, html};
 
 use crate::bench::{BenchReport, Conditions, HostConditions, LinkConditions};
@@ -93,6 +94,7 @@ pub(super) fn migrations(report: &BenchReport) -> Markup {
         "outcome",
         "total",
         "throughput",
+        "packed",
         "blackout",
         "guest gap",
         "rounds",
@@ -124,12 +126,19 @@ fn migration_row((number, run): (usize, &drainpipe_engine::result::MigrationResu
         html! { (outcome_word(run.outcome)) },
         html! { (duration(run.total_ms)) },
         html! { (rate(run.throughput_gbps)) },
+        html! { (run.compression.map_or(NONE.to_owned(), packed)) },
         time(run.blackout_ms),
         time(run.guest_gap_ms),
         html! { (run.rounds) },
         html! { (shares.join(", ")) },
         html! { (checked) },
     ]
+}
+
+/// What packing brought, and what CPU it took on the source.
+fn packed(compression: CompressionUse) -> String {
+    let left = compression.compressed_bytes.max(1) as f64 / compression.stream_bytes.max(1) as f64;
+    format!("{:.1} : 1, {} of CPU", 1.0 / left, cpu_seconds(compression.cpu_seconds))
 }
 
 /// Under which conditions all this was measured.

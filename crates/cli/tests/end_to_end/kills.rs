@@ -1,0 +1,220 @@
+//! QEMUs and agents killed at each of a migration's ten steps, and what becomes of the VM.
+//!
+//! `DRAINPIPE_MEASURE_KILLS=1 cargo test --release -p drainpipe-cli --test end_to_end` kills each of them at each
+//! step, for `bench/`, and prints a table. The worst of it is a test.
+
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use drainpipe_agent::api::types::{MigrationView, VmList, VmState};
+use drainpipe_agent::client::ApiClient;
+use drainpipe_engine::result::Outcome;
+use drainpipe_engine::step::Step;
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::runtime::Runtime;
+
+use crate::Test;
+use crate::bad_luck::Scene;
+use crate::support::{PATIENCE, TestLab, eventually};
+
+pub(crate) const TESTS: &[Test] = &[("both_agents_at_each_step", both_agents_at_each_step)];
+
+/// Some steps take a few ms, and a migration may be beyond one before that is seen.
+const ATTEMPTS: usize = 8;
+
+/// For so long nobody starts a killed agent: the guard of the source lets its VM run on meanwhile.
+const GONE_FOR: Duration = Duration::from_secs(6);
+
+/// What is killed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Victim {
+    SourceQemu,
+    TargetQemu,
+    SourceAgent,
+    TargetAgent,
+    BothAgents,
+}
+
+/// When killed agents are started anew.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Start {
+    AtOnce,
+    Late,
+}
+
+/// What became of a VM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Fate {
+    host: &'static str,
+    // Its QEMU was killed while it was the VM's only one.
+    has_died: bool,
+}
+
+impl Victim {
+    /// Hosts whose agents are killed.
+    fn agents(self) -> &'static [&'static str] {
+        match self {
+            Self::SourceQemu | Self::TargetQemu => &[],
+            Self::SourceAgent => &["a"],
+            Self::TargetAgent => &["b"],
+            Self::BothAgents => &["a", "b"],
+        }
+    }
+
+    /// Host whose QEMU is killed.
+    fn qemu(self) -> Option<&'static str> {
+        match self {
+            Self::SourceQemu => Some("a"),
+            Self::TargetQemu => Some("b"),
+            _ => None,
+        }
+    }
+
+    /// Whether there is one to be killed at this step.
+    fn is_there(self, step: Step) -> bool {
+        self != Self::TargetQemu || step >= Step::BuildSkeleton
+    }
+}
+
+fn both_agents_at_each_step() {
+    for (step, fate) in at_each_step(Victim::BothAgents, Start::AtOnce) {
+        // Under load a step may be missed each time.
+        let Some(fate) = fate else { continue };
+        assert!(step < Step::ResumeOnTarget || fate.host == "b", "{step:?}: {fate:?}");
+        assert!(step >= Step::Blackout || fate.host == "a", "{step:?}: {fate:?}");
+    }
+}
+
+/// Each victim at each step; prints where the VM was after that.
+pub(crate) fn run() {
+    use Victim::{BothAgents, SourceAgent, SourceQemu, TargetAgent, TargetQemu};
+    let kinds = [
+        ("source's QEMU", SourceQemu, Start::AtOnce),
+        ("target's QEMU", TargetQemu, Start::AtOnce),
+        ("source's agent", SourceAgent, Start::AtOnce),
+        ("the same, started 6 s later", SourceAgent, Start::Late),
+        ("target's agent", TargetAgent, Start::AtOnce),
+        ("the same, started 6 s later", TargetAgent, Start::Late),
+        ("both agents", BothAgents, Start::AtOnce),
+        ("the same, started 6 s later", BothAgents, Start::Late),
+    ];
+    println!("| killed at step | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | 9 | 10 |");
+    println!("|---|---|---|---|---|---|---|---|---|---|---|");
+    for (name, victim, start) in kinds {
+        let cells = at_each_step(victim, start).into_iter().map(|(step, fate)| match fate {
+            Some(Fate { host, has_died: false }) => host.to_owned(),
+            Some(Fate { host, has_died: true }) => format!("died, {host}"),
+            None if victim.is_there(step) => "missed".to_owned(),
+            None => "–".to_owned(),
+        });
+        println!("| {name} | {} |", cells.collect::<Vec<_>>().join(" | "));
+    }
+}
+
+/// None for a step at which there was nothing to be killed, or that was missed.
+fn at_each_step(victim: Victim, start: Start) -> Vec<(Step, Option<Fate>)> {
+    let lab = TestLab::up(&["--link", "300", "--link", "300"]);
+    // So that step 7 takes longer than a look at it.
+    let guest = lab.start_guest("web", 160, "drainpipe.dirty_mib_per_s=8");
+    let scene = Scene::of(lab, guest);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let fate = |step: Step| {
+        let mut attempts = 0..ATTEMPTS;
+        attempts
+            .find_map(|_| victim.is_there(step).then(|| kill_at(&scene, &runtime, step, victim, start))?)
+    };
+    Step::ALL.map(|step| (step, fate(step))).into()
+}
+
+/// None if the migration was beyond that step before it was seen there.
+fn kill_at(scene: &Scene, runtime: &Runtime, step: Step, victim: Victim, start: Start) -> Option<Fate> {
+    let lab = &scene.lab;
+    let agents: Vec<Pid> = victim.agents().iter().map(|host| lab.agent_pid(host).expect("it runs")).collect();
+    let migrating = lab.start(&["migrate", "web", "b", "--option", "multichannel", "--json"]);
+    let is_seen = sees(lab, runtime, step);
+    if is_seen {
+        let qemu = victim.qemu().map(|host| qemu_of(lab, host));
+        for pid in agents.into_iter().chain(qemu) {
+            kill_process(pid, Signal::KILL).unwrap();
+        }
+        if start == Start::Late {
+            thread::sleep(GONE_FOR);
+            scene.guest.assert_answers();
+        }
+        victim.agents().iter().for_each(|host| lab.start_agent(host));
+    }
+    // However it ends: that is told below.
+    drop(migrating.wait());
+    let fate = settled(scene);
+    if fate.host == "b" {
+        lab.migrate("web", "a", &["--option", "multichannel"]);
+        scene.assert_settled("a");
+    }
+    assert!(!fate.has_died || victim.qemu().is_some(), "{victim:?} at {step:?}: {fate:?}");
+    is_seen.then_some(fate)
+}
+
+/// Waits until the migration that was just begun is at this step; whether it was seen there.
+#[track_caller]
+fn sees(lab: &TestLab, runtime: &Runtime, step: Step) -> bool {
+    let client = ApiClient::over_socket(lab.agent_socket("a").as_ref()).unwrap();
+    let newest = || -> Option<MigrationView> {
+        let list: Vec<MigrationView> = runtime.block_on(client.get("/v1/migrations?limit=1")).unwrap();
+        list.into_iter().next()
+    };
+    let before = newest().filter(|view| view.progress.is_none()).map(|view| view.id);
+    let end = Instant::now() + PATIENCE;
+    while Instant::now() < end {
+        match newest() {
+            Some(MigrationView { progress: Some(progress), .. }) if progress.step >= step => {
+                return progress.step == step;
+            }
+            Some(MigrationView { progress: None, id, .. }) if before.as_ref() != Some(&id) => return false,
+            _ => thread::sleep(Duration::from_millis(1)),
+        }
+    }
+    panic!("the migration is not at {step:?} within {PATIENCE:?}");
+}
+
+/// From its own file, since it may be gone in a few ms.
+#[track_caller]
+fn qemu_of(lab: &TestLab, host: &str) -> Pid {
+    let file = lab.directory(host).join("run/vms/web/pid");
+    let end = Instant::now() + PATIENCE;
+    while Instant::now() < end {
+        let pid = fs::read_to_string(&file).ok().and_then(|text| text.trim().parse().ok());
+        match pid.and_then(Pid::from_raw) {
+            Some(pid) => return pid,
+            None => thread::sleep(Duration::from_millis(1)),
+        }
+    }
+    panic!("no QEMU on {host} within {PATIENCE:?}");
+}
+
+/// Where the VM is once everything is over, whole and there alone. One that has died is booted anew there.
+#[track_caller]
+fn settled(scene: &Scene) -> Fate {
+    let lab = &scene.lab;
+    let newest = || lab.json::<Vec<MigrationView>>(&["history"]).into_iter().next();
+    eventually("the migration is over", || newest().is_some_and(|view| view.progress.is_none()));
+    let found = || {
+        let list: VmList = lab.json(&["vms"]);
+        match &list.vms[..] {
+            [vm] if list.errors.is_empty() && matches!(vm.state, VmState::Running | VmState::Stopped) => {
+                Some((if vm.host == "a" { "a" } else { "b" }, vm.state == VmState::Stopped))
+            }
+            _ => None,
+        }
+    };
+    eventually("one host has the VM, and knows what it does", || found().is_some());
+    let (host, has_died) = found().expect("it was there a moment ago");
+    if has_died {
+        lab.drainpipe(&["vm", "start", "web"]).done();
+        scene.guest.wait_until_ready();
+    }
+    scene.assert_settled(host);
+    let outcome = newest().and_then(|view| view.result).map(|result| result.outcome);
+    assert_eq!(outcome == Some(Outcome::Completed), host == "b", "what is told is what is so: {outcome:?}");
+    Fate { host, has_died }
+}
