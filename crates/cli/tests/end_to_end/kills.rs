@@ -210,7 +210,7 @@ fn settled(scene: &Scene) -> Fate {
     eventually("one host has the VM, and knows what it does", || found().is_some());
     let (host, has_died) = found().expect("it was there a moment ago");
     if has_died {
-        lab.drainpipe(&["vm", "start", "web"]).done();
+        lab.drainpipe(&["vm", "start", "web", "--agent", &lab.agent_socket(host)]).done();
         scene.guest.wait_until_ready();
     }
     scene.assert_settled(host);
