@@ -1,7 +1,7 @@
 //! The TCP connections of a running QEMU. QEMU sets no options on them but those of its own.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr};
 use std::time::Duration;
 
 use socket2::{SockFilter, SockRef};
@@ -42,6 +42,16 @@ impl Vmm {
     /// closes it (`SO_LINGER`). Otherwise it goes on trying for minutes.
     pub fn discard_unsent(&self, peer: SocketAddr) -> io::Result<usize> {
         self.each_connection(peer, |socket| socket.set_linger(Some(Duration::ZERO)))
+    }
+
+    /// Cuts each connection of this QEMU to `peer` without asking QEMU. While the VM is paused for its last bytes,
+    /// QEMU's migration thread holds the lock that every command needs, and in silence waits in `send` with it:
+    /// neither `migrate_cancel` nor `yank` would be answered, and the VM would stand still for as long.
+    pub fn cut(&self, peer: SocketAddr) -> io::Result<usize> {
+        self.each_connection(peer, |socket| match socket.shutdown(Shutdown::Both) {
+            Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(()),
+            cut => cut,
+        })
     }
 
     fn each_connection(

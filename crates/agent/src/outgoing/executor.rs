@@ -60,6 +60,9 @@ const RECEIVED_ANSWER_DEADLINE: Duration = Duration::from_secs(3);
 /// Turns of paths that may wait for the log.
 const NEWS_MAX: usize = 64;
 
+/// How soon a target says what has happened to it, once its connections have failed.
+const TARGET_SAYS_WITHIN: Duration = Duration::from_millis(500);
+
 /// How often a target is asked once more that is said to be lost.
 const LOST_QUESTIONS: u8 = 3;
 
@@ -493,7 +496,9 @@ impl Executor {
             MigrationStatus::Cancelled if self.guard_has_acted() => Event::TransferFailed(guard_acted()),
             MigrationStatus::Failed | MigrationStatus::Cancelled | MigrationStatus::None => {
                 let why = status.error_desc.unwrap_or_else(|| format!("QEMU calls it {}", status.status));
-                Event::TransferFailed(Problem::failed(format!("QEMU: {why}")))
+                // A connection that is reset before resets are kept from QEMU is all that QEMU can tell.
+                let said = timeout(TARGET_SAYS_WITHIN, self.target_watch.trouble()).await;
+                Event::TransferFailed(said.unwrap_or_else(|_| Problem::failed(format!("QEMU: {why}"))))
             }
             _ => {
                 let now_ms = self.now_ms();
@@ -722,22 +727,26 @@ impl Executor {
         if self.vmm().is_err() {
             return Ok(());
         }
-        if let Err(error) = self.read_final_counters().await {
-            warn!(%error, "no final counters");
+        let counted = self.read_final_counters().await;
+        self.on_own_connections(Vmm::discard_unsent, "the kernel goes on trying to send what QEMU has left");
+        if let Err(error) = counted {
+            warn!(%error, "no final counters: its connections are cut, lest it wait for them");
+            self.on_own_connections(
+                Vmm::cut,
+                "the VM may stand still for as long as QEMU waits for its target",
+            );
         }
-        self.discard_unsent();
         let cancelled = qemu::cancel(self.vmm()?, QEMU_DEADLINE).await;
         // Not before: QEMU would call the migration failed.
         self.relay = None;
         cancelled.map(drop).map_err(Problem::failed)
     }
 
-    /// What is left of the memory is not sent by whatever way there is once the network is put back. The relay
-    /// sees to it by itself.
-    fn discard_unsent(&self) {
-        let discarded = self.own_connections().map(|(vmm, address)| vmm.discard_unsent(address));
-        if let Some(Err(error)) = discarded {
-            warn!(%error, "the kernel goes on trying to send what QEMU has left");
+    /// What is left of the memory is not sent by whatever way there is once the network is put back, and nobody
+    /// waits for it. The relay sees to it by itself.
+    fn on_own_connections(&self, act: fn(&Vmm, SocketAddr) -> io::Result<usize>, else_what: &str) {
+        if let Some(Err(error)) = self.own_connections().map(|(vmm, address)| act(&vmm, address)) {
+            warn!(%error, "{else_what}");
         }
     }
 

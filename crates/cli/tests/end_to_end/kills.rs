@@ -18,7 +18,10 @@ use crate::Test;
 use crate::bad_luck::Scene;
 use crate::support::{PATIENCE, TestLab, eventually};
 
-pub(crate) const TESTS: &[Test] = &[("both_agents_at_each_step", both_agents_at_each_step)];
+pub(crate) const TESTS: &[Test] = &[
+    ("both_agents_at_each_step", both_agents_at_each_step),
+    ("the_targets_qemu_while_the_vm_is_paused", the_targets_qemu_while_the_vm_is_paused),
+];
 
 /// Some steps take a few ms, and a migration may be beyond one before that is seen.
 const ATTEMPTS: usize = 8;
@@ -112,26 +115,46 @@ pub(crate) fn run() {
     }
 }
 
-/// None for a step at which there was nothing to be killed, or that was missed.
-fn at_each_step(victim: Victim, start: Start) -> Vec<(Step, Option<Fate>)> {
+/// QEMU holds its lock then, and waits for a target that is gone.
+fn the_targets_qemu_while_the_vm_is_paused() {
+    let (scene, runtime) = set();
+    for option in ["multichannel", "compression", "tcp", "multichannel"] {
+        kill_at(&scene, &runtime, option, Step::Blackout, Victim::TargetQemu, Start::AtOnce);
+    }
+}
+
+fn set() -> (Scene, Runtime) {
     let lab = TestLab::up(&["--link", "300", "--link", "300"]);
     // So that step 7 takes longer than a look at it.
     let guest = lab.start_guest("web", 160, "drainpipe.dirty_mib_per_s=8");
-    let scene = Scene::of(lab, guest);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    (Scene::of(lab, guest), runtime)
+}
+
+/// None for a step at which there was nothing to be killed, or that was missed.
+fn at_each_step(victim: Victim, start: Start) -> Vec<(Step, Option<Fate>)> {
+    let (scene, runtime) = set();
     let fate = |step: Step| {
         let mut attempts = 0..ATTEMPTS;
-        attempts
-            .find_map(|_| victim.is_there(step).then(|| kill_at(&scene, &runtime, step, victim, start))?)
+        attempts.find_map(|_| {
+            victim.is_there(step).then(|| kill_at(&scene, &runtime, "multichannel", step, victim, start))?
+        })
     };
     Step::ALL.map(|step| (step, fate(step))).into()
 }
 
 /// None if the migration was beyond that step before it was seen there.
-fn kill_at(scene: &Scene, runtime: &Runtime, step: Step, victim: Victim, start: Start) -> Option<Fate> {
+fn kill_at(
+    scene: &Scene,
+    runtime: &Runtime,
+    option: &str,
+    step: Step,
+    victim: Victim,
+    start: Start,
+) -> Option<Fate> {
     let lab = &scene.lab;
     let agents: Vec<Pid> = victim.agents().iter().map(|host| lab.agent_pid(host).expect("it runs")).collect();
-    let migrating = lab.start(&["migrate", "web", "b", "--option", "multichannel", "--json"]);
+    let migrating = lab.start(&["migrate", "web", "b", "--option", option, "--json"]);
     let is_seen = sees(lab, runtime, step);
     if is_seen {
         let qemu = victim.qemu().map(|host| qemu_of(lab, host));
