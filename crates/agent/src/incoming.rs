@@ -500,7 +500,14 @@ pub(crate) async fn run(agent: &Agent, id: &str) -> Result<(), Problem> {
         return already_runs(agent, id);
     }
     let vmm = entry.vmm()?;
-    check_received(agent, &vmm).await?;
+    if let Err(problem) = check_received(agent, &vmm).await {
+        let was_told = matches!(agent.journal.incoming_state(id)?, Some((_, IncomingState::Running)));
+        if was_told && !vmm.alive() {
+            // Its QEMU ended just when it was told to run, which was not known then.
+            agent.vms.adopt(entry.definition.clone(), vmm, entry.cores_taken);
+        }
+        return Err(problem);
+    }
     if !agent.journal.run_incoming(id)? {
         return Err(Problem::conflict(format!("{} discarded the VM of migration {id}", agent.name())));
     }

@@ -737,6 +737,9 @@ impl Executor {
             );
         }
         let cancelled = qemu::cancel(self.vmm()?, QEMU_DEADLINE).await;
+        // QEMU 7.2 may call it over while some of its threads still wait in `send`, and its main thread for them,
+        // for as long as the target is silent. It answers nothing meanwhile.
+        self.on_own_connections(Vmm::cut, "QEMU may wait for its target, and answer nothing");
         // Not before: QEMU would call the migration failed.
         self.relay = None;
         cancelled.map(drop).map_err(Problem::failed)

@@ -20,7 +20,7 @@ use crate::support::{PATIENCE, TestLab, eventually};
 
 pub(crate) const TESTS: &[Test] = &[
     ("both_agents_at_each_step", both_agents_at_each_step),
-    ("the_targets_qemu_while_the_vm_is_paused", the_targets_qemu_while_the_vm_is_paused),
+    ("the_targets_qemu_from_the_pause_on", the_targets_qemu_from_the_pause_on),
 ];
 
 /// Some steps take a few ms, and a migration may be beyond one before that is seen.
@@ -115,11 +115,12 @@ pub(crate) fn run() {
     }
 }
 
-/// QEMU holds its lock then, and waits for a target that is gone.
-fn the_targets_qemu_while_the_vm_is_paused() {
+/// The source's holds its lock at first, and waits for a target that is gone; later it is the VM itself that dies.
+fn the_targets_qemu_from_the_pause_on() {
     let (scene, runtime) = set();
-    for option in ["multichannel", "compression", "tcp", "multichannel"] {
-        kill_at(&scene, &runtime, option, Step::Blackout, Victim::TargetQemu, Start::AtOnce);
+    let all = [Step::Blackout, Step::ResumeOnTarget, Step::CleanUp].map(|step| ("multichannel", step));
+    for (option, step) in [&all[..], &[("compression", Step::Blackout), ("tcp", Step::Blackout)]].concat() {
+        kill_at(&scene, &runtime, option, step, Victim::TargetQemu, Start::AtOnce);
     }
 }
 
