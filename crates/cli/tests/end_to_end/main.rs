@@ -86,7 +86,6 @@ fn main() -> ExitCode {
         ("options", options::TESTS),
         ("other_traffic", other_traffic::TESTS),
         ("bad_luck", bad_luck::TESTS),
-        ("kills", kills::TESTS),
         ("path_loss", path_loss::TESTS),
         ("shared_paths", shared_paths::TESTS),
         ("bad_input", bad_input::TESTS),
