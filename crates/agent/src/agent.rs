@@ -90,7 +90,7 @@ pub struct Agent {
 pub async fn run(config: Config, mut stop: watch::Receiver<bool>) -> Result<(), Problem> {
     let identity = load_identity(&config)?;
     let packing_cpus = packing_cpus(&config.compression)?;
-    let packing_cores = packing_cores(&config.compression)?;
+    let packing_cores = packing_cores(&config.compression, &packing_cpus);
     // Both first: nothing is touched while another agent serves this host.
     let socket = server::bind_socket(&config.socket).await?;
     let tcp = server::bind_tls(config.listen).await?;
@@ -253,12 +253,13 @@ impl Agent {
         let migration_address = self.migration_address().await?;
         let hypervisor = self.vms.hypervisor();
         let devices = drainpipe_net::rdma_devices().map_err(Problem::failed)?;
+        let compression = &self.config.compression;
         Ok(HostFacts {
             name: self.name().into(),
             cores: self.hardware.cores,
             idle_cores: self.idle_cores.known(),
             vm_cores: self.vms.cores_taken(),
-            packing_cores: packing_cores(&self.config.compression)?.try_into().ok(),
+            packing_cores: packing_cores(compression, &packing_cpus(compression)?).try_into().ok(),
             memory_available_bytes: incoming::memory_free_bytes(self)?,
             huge_pages_available: incoming::huge_pages_free(self),
             links: links.first,

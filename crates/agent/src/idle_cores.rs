@@ -1,13 +1,14 @@
 //! Cores that are left to whoever packs memory, and those that the VMs take, as they were before migrations took
 //! some of them.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use drainpipe_relay::HostCpu;
 use tokio::time::{Instant, sleep};
 
 use crate::agent::Agent;
+use crate::lock::lock;
 use crate::vm_cores::VmCpu;
 
 /// Over such times cores are counted: what a VM did for longer than that is likely to go on.
@@ -23,16 +24,11 @@ pub(crate) struct IdleCores(Mutex<Option<f64>>);
 impl IdleCores {
     /// Those that may pack, by the configuration; none until they were counted.
     pub(crate) fn known(&self) -> Option<f64> {
-        *self.lock()
+        *lock(&self.0)
     }
 
     fn count(&self, idle: f64) {
-        *self.lock() = Some(idle);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<f64>> {
-        // One assignment leaves it whole.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.0) = Some(idle);
     }
 }
 

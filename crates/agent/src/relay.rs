@@ -63,15 +63,15 @@ impl OutgoingRelay {
         let target = ServerName::try_from(other.host.to_owned()).map_err(Problem::failed)?;
         let tls = ClientTls::new(other.identity.client_config(), target);
         let hands = guard.hands().map_err(Problem::failed)?;
-        let cpus = packing_cpus(compression)?.cpus().to_vec();
+        let cpus = packing_cpus(compression)?;
         let settings = SenderSettings {
             path: vmm.paths().relay_socket(),
             destination,
             connections: connections(plan),
             token: token_of(other.token),
             treatment: treatment(plan, tls)?,
-            cores: packing_cores(compression)?,
-            cpus,
+            cores: packing_cores(compression, &cpus),
+            cpus: cpus.cpus().to_vec(),
             page_cache_bytes: bytes(page_cache_mib),
         };
         let sender = Sender::start(settings, move |socket| hands.hold(socket)).map_err(Problem::failed)?;
@@ -165,10 +165,9 @@ pub(crate) fn receive(
     Receiver::start(listener, settings).map_err(Problem::failed)
 }
 
-/// On how many cores one migration is packed at most.
-pub(crate) fn packing_cores(compression: &Compression) -> Result<usize, Problem> {
-    let most = compression.cores.map_or(PACKING_CORES, usize::from);
-    Ok(packing_cpus(compression)?.cpus().len().min(most))
+/// On how many of these CPUs one migration is packed at most.
+pub(crate) fn packing_cores(compression: &Compression, cpus: &CpuList) -> usize {
+    cpus.cpus().len().min(compression.cores.map_or(PACKING_CORES, usize::from))
 }
 
 /// The CPUs that pack. The configuration may name only such on which the agent may run.
