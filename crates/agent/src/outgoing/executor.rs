@@ -50,6 +50,10 @@ use crate::vms::{Claimed, QEMU_DEADLINE, QMP_DEADLINE, does_not_run};
 /// How often the transfer is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
+/// How long it is waited for QEMU's connections, and how often it is looked for them meanwhile.
+const CONNECTED_WITHIN: Duration = Duration::from_millis(500);
+const CONNECTED_LOOK_EVERY: Duration = Duration::from_millis(2);
+
 /// How long the VM may stand still while the rest is sent. Past this the links have failed, and it
 /// runs on here.
 const SWITCH_OVER_DEADLINE: Duration = Duration::from_secs(15);
@@ -421,7 +425,24 @@ impl Executor {
             None => self.claimed.vmm.as_ref().map(|vmm| Valve::Qemu(Arc::clone(vmm))),
         };
         self.throttle = valve.map(|valve| Throttle::start(&self.agent, &self.running, plan, valve));
+        self.keep_resets_from_qemu().await;
         Ok(())
+    }
+
+    /// As soon as there are connections, since a target may end at any time. Those that are not there by then are
+    /// looked for with the transfer.
+    async fn keep_resets_from_qemu(&mut self) {
+        let end = Instant::now() + CONNECTED_WITHIN;
+        while self.ignore_resets() && Instant::now() < end {
+            tokio::time::sleep(CONNECTED_LOOK_EVERY).await;
+        }
+    }
+
+    /// Whether there are connections of multifd to come for which it is to be done again.
+    fn ignore_resets(&mut self) -> bool {
+        let Some((vmm, address, connections)) = self.own_multifd() else { return false };
+        self.no_resets.attempt(connections, || vmm.ignore_resets(address));
+        !self.no_resets.is_over()
     }
 
     /// Multifd's connections must not come before the one that QEMU makes first, where the target's QEMU goes
@@ -582,15 +603,11 @@ impl Executor {
         if let Some(relay) = &self.relay {
             return unsent_bytes.map_or((), |_| relay.shorten());
         }
-        let Some((vmm, address)) = self.own_connections() else { return };
-        // QEMU has one more connection, for all that is no memory.
-        let connections = usize::from(channels) + 1;
         if status.status == MigrationStatus::Active {
-            self.no_resets.attempt(connections, || vmm.ignore_resets(address));
+            self.ignore_resets();
         }
-        if let Some(bytes) = unsent_bytes {
-            self.short_queues.attempt(connections, || vmm.limit_unsent(address, bytes));
-        }
+        let (Some(bytes), Some((vmm, address, connections))) = (unsent_bytes, self.own_multifd()) else { return };
+        self.short_queues.attempt(connections, || vmm.limit_unsent(address, bytes));
     }
 
     /// The source's QEMU and where it is connected to; none if it is the relay that is.
@@ -598,6 +615,13 @@ impl Executor {
         let address = listening_at(self.plan.as_ref()?, self.endpoint.as_ref()?).ok()?;
         let vmm = self.claimed.vmm.clone()?;
         self.relay.is_none().then_some((vmm, address))
+    }
+
+    /// With how many connections multifd makes of them; none if there is no multifd.
+    fn own_multifd(&self) -> Option<(Arc<Vmm>, SocketAddr, usize)> {
+        let plan = self.plan.as_ref().filter(|plan| plan.multifd_channels.is_some())?;
+        let (vmm, address) = self.own_connections()?;
+        Some((vmm, address, connections(plan)))
     }
 
     fn guard_has_acted(&self) -> bool {
@@ -786,7 +810,8 @@ impl Executor {
     async fn conclude(mut self, result: MigrationResult) {
         let left = result.outcome == Outcome::Completed;
         self.guard = None;
-        info!(migration = result.id, vm = result.vm, outcome = ?result.outcome, "over");
+        let error = result.error.as_deref();
+        info!(migration = result.id, vm = result.vm, outcome = ?result.outcome, error, "over");
         while let Err(error) = self.agent.journal.end_migration(&result, left) {
             warn!(%error, migration = result.id, "its result is not recorded yet; tried again soon");
             *self.running.result() = Some(result.clone());
