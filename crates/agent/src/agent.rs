@@ -28,6 +28,7 @@ use crate::idle_cores::{self, IdleCores};
 use crate::incoming::{self, IncomingVms};
 use crate::journal::Journal;
 use crate::network::HostNetwork;
+use crate::out_of_reach;
 use crate::outgoing::{self, Outgoing};
 use crate::path_watch::PathWatches;
 use crate::ports::MigrationPorts;
@@ -197,9 +198,12 @@ impl Agent {
         self.network.put_back_all_but(&still_needed).await?;
         incoming::clear_discarded(self).await?;
         incoming::recover(self, waiting).await?;
-        incoming::resume_recorded(self).await?;
+        let out_of_reach = self.vms.out_of_reach();
+        incoming::resume_recorded(self, |vm| !out_of_reach.iter().any(|name| name == vm)).await?;
         drain::recover(self)?;
-        outgoing::recover(self)
+        outgoing::recover(self)?;
+        out_of_reach::keep_trying(self);
+        Ok(())
     }
 
     /// This host's name.

@@ -18,6 +18,7 @@
 
 use std::fs::File;
 use std::io::{self, PipeReader, Read, Write};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -28,7 +29,7 @@ use std::time::Duration;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::migration as qemu;
 use drainpipe_hypervisor::qmp::QmpError;
-use drainpipe_hypervisor::{AttachError, RunState, RuntimePaths, Vmm};
+use drainpipe_hypervisor::{AttachError, RunState, RuntimePaths, Vmm, cut_connections};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::oneshot;
 
@@ -69,16 +70,25 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// Posts a guard beside a migration; back when it stands.
-    pub async fn start(agent: &Agent, migration: &str, vmm: &Vmm) -> Result<Self, Problem> {
+    /// Posts a guard beside a migration; back when it stands. It is told where QEMU itself is connected to, if that
+    /// is not the relay.
+    pub async fn start(
+        agent: &Agent,
+        migration: &str,
+        vmm: &Vmm,
+        peer: Option<SocketAddr>,
+    ) -> Result<Self, Problem> {
         let failed =
             |error: io::Error| Problem::failed(format!("cannot start the migration's guard: {error}"));
         let (signs_heard, signs) = UnixStream::pair().map_err(failed)?;
         let keeping = signs.try_clone().map_err(failed)?;
         let signs_heard = OwnedFd::from(signs_heard);
         let (word, word_given) = io::pipe().map_err(failed)?;
-        let child =
-            command(agent, migration, vmm).stdin(signs_heard).stdout(word_given).spawn().map_err(failed)?;
+        let child = command(agent, migration, vmm, peer)
+            .stdin(signs_heard)
+            .stdout(word_given)
+            .spawn()
+            .map_err(failed)?;
         let (dismiss, dismissed) = oneshot::channel();
         tokio::spawn(keep_alive(child, keeping, dismissed));
         let at_post = tokio::task::spawn_blocking(move || wait_until_at_post(word)).await;
@@ -103,7 +113,7 @@ impl GuardsHands {
     }
 }
 
-fn command(agent: &Agent, migration: &str, vmm: &Vmm) -> Command {
+fn command(agent: &Agent, migration: &str, vmm: &Vmm, peer: Option<SocketAddr>) -> Command {
     // Not the path of this program: an upgrade may have removed it, or put another version there.
     let mut command = Command::new("/proc/self/exe");
     command
@@ -117,6 +127,9 @@ fn command(agent: &Agent, migration: &str, vmm: &Vmm) -> Command {
         .args(["--vm", vmm.spec().spec().name.as_str()])
         // Of a group of its own: a Ctrl-C at the agent's terminal is not for the guard.
         .process_group(0);
+    if let Some(peer) = peer {
+        command.args(["--peer", &peer.to_string()]);
+    }
     command
 }
 
@@ -153,6 +166,7 @@ fn wait_until_at_post(mut word: PipeReader) -> io::Result<()> {
 pub async fn stand(
     migration: &str,
     vm: &str,
+    peer: Option<SocketAddr>,
     state_directory: &Path,
     runtime_directory: &Path,
 ) -> Result<(), Problem> {
@@ -174,7 +188,7 @@ pub async fn stand(
     }
     let mut attempts_left = ATTEMPTS;
     loop {
-        let Err(problem) = let_run_on(&journal, migration, &paths).await else { return Ok(()) };
+        let Err(problem) = let_run_on(&journal, migration, &paths, peer).await else { return Ok(()) };
         attempts_left -= 1;
         if attempts_left == 0 {
             return Err(problem.context(format!("guard of VM {vm}: it does not run")));
@@ -190,17 +204,41 @@ fn take_post(paths: &RuntimePaths) -> io::Result<File> {
     Ok(post)
 }
 
-async fn let_run_on(journal: &Journal, migration: &str, paths: &RuntimePaths) -> Result<(), Problem> {
+async fn let_run_on(
+    journal: &Journal,
+    migration: &str,
+    paths: &RuntimePaths,
+    peer: Option<SocketAddr>,
+) -> Result<(), Problem> {
     if !journal.forbid_hand_over(migration)? {
         return Ok(());
     }
     let vmm = match Vmm::attach_beside_agent(paths.clone(), QMP_DEADLINE).await {
         // There is nothing left to let run.
         Err(AttachError::NotRunning { .. }) => return Ok(()),
-        attached => attached.map_err(Problem::failed)?,
+        Err(error) => {
+            if matches!(error, AttachError::Qmp(QmpError::Deadline { .. })) {
+                // It may wait for its target, with the lock that every command needs.
+                cut(paths, peer);
+            }
+            return Err(Problem::failed(error));
+        }
+        Ok(vmm) => vmm,
     };
-    qemu::cancel(&vmm, QEMU_DEADLINE).await.map_err(Problem::failed)?;
+    if let Some(Err(error)) = peer.map(|peer| vmm.discard_unsent(peer)) {
+        eprintln!("guard: the kernel goes on trying to send what QEMU has left: {error}");
+    }
+    let cancelled = qemu::cancel(&vmm, QEMU_DEADLINE).await;
+    cut(paths, peer);
+    cancelled.map_err(Problem::failed)?;
     qemu::run(&vmm, QMP_DEADLINE).await.map_err(Problem::failed)
+}
+
+/// As the agent does when it stops a transfer: docs/decisions.md, 40.
+fn cut(paths: &RuntimePaths, peer: Option<SocketAddr>) {
+    if let Some(Err(error)) = peer.map(|peer| cut_connections(paths, peer)) {
+        eprintln!("guard: QEMU may wait for its target, and answer nothing: {error}");
+    }
 }
 
 /// Also if QEMU does not answer: it may be mute for seconds while the VM runs, and could not be told

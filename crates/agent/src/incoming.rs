@@ -652,8 +652,16 @@ async fn watch(agent: Arc<Agent>, entry: Arc<IncomingVm>) {
 async fn settle(agent: &Agent, entry: &IncomingVm, silence: Duration) -> Result<(), Problem> {
     // Looked at without `get`, which would count as a word from the source.
     let state = agent.journal.incoming_state(&entry.id)?.map(|(_, state)| state);
-    if matches!(state, Some(IncomingState::Running | IncomingState::Finished)) {
-        return finish_arrival(agent, &entry.id).await;
+    match state {
+        // QEMU has not answered yet when it was told to let it run.
+        Some(IncomingState::Running) if !entry.is_adopted(agent) => {
+            take_hold(agent, entry).await?;
+            return run(agent, &entry.id).await;
+        }
+        Some(IncomingState::Running | IncomingState::Finished) => {
+            return finish_arrival(agent, &entry.id).await;
+        }
+        _ => {}
     }
     let source =
         agent.peer(&entry.source).ok_or_else(|| Problem::not_found("its source is no peer any more"))?;

@@ -16,6 +16,7 @@
 //! guard      lets a VM run on when the agent cannot
 //! journal    what must survive a crash
 //! path_watch the paths to each peer, and the route over them
+//! out_of_reach VMs whose QEMU did not answer when the agent started
 //! precedence the VM that is silent has the cores first
 //! network    changes of the host's network, journaled and put back
 //! ```
@@ -47,6 +48,7 @@ mod memory_look;
 mod migration_links;
 mod multichannel;
 mod network;
+mod out_of_reach;
 mod outgoing;
 mod path_watch;
 mod ports;

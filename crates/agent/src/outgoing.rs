@@ -28,11 +28,11 @@ use crate::api::types::{HandOverView, HostView, MigrateRequest, MigrationView, P
 use crate::check;
 use crate::client::ApiClient;
 use crate::discovery::discover;
-use crate::journal::Journal;
+use crate::journal::{Journal, OpenMigration};
 use crate::lock::lock;
 use crate::memory_look;
 use crate::remembered;
-use crate::vms::{Claim, does_not_run};
+use crate::vms::{Claim, Claimed, does_not_run};
 
 /// How long an agent that is told to stop waits for its migrations to be undone. Well below the 90 s
 /// after which systemd kills it.
@@ -202,8 +202,25 @@ impl Running {
             target: self.target.clone(),
             progress: Some(self.progress.borrow().clone()),
             result: self.result().clone(),
+            waits_for: None,
         }
     }
+}
+
+/// The migrations that an earlier life of the agent left open, and that cannot be taken up yet.
+pub(crate) fn left_open(agent: &Agent) -> Result<Vec<MigrationView>, Problem> {
+    let mut open = agent.journal.open_migrations()?;
+    open.retain(|open| agent.outgoing.get(&open.id).is_none());
+    let view = |open: OpenMigration| MigrationView {
+        waits_for: agent.vms.out_of_reach_for(&open.vm),
+        id: open.id,
+        vm: open.vm,
+        source: agent.name().into(),
+        target: open.target,
+        progress: None,
+        result: None,
+    };
+    Ok(open.into_iter().map(view).collect())
 }
 
 /// Begins a migration; it runs on by itself.
@@ -395,27 +412,30 @@ pub(crate) fn hand_over_view(agent: &Agent, id: &str) -> Result<(Option<String>,
 /// where the VM belongs, the claim keeps everybody from starting it here a second time.
 pub(crate) fn recover(agent: &Arc<Agent>) -> Result<(), Problem> {
     for open in agent.journal.open_migrations()? {
-        let claimed = match agent.vms.claim(&open.vm, Claim::Migrating(open.id.clone())) {
-            Ok(claimed) => claimed,
+        match agent.vms.claim(&open.vm, Claim::Migrating(open.id.clone())) {
+            Ok(claimed) => take_up(agent, open, claimed),
             Err(problem) => {
-                warn!(migration = open.id, vm = open.vm, %problem, "cannot be taken up; left open");
-                continue;
+                warn!(migration = open.id, vm = open.vm, %problem, "cannot be taken up yet; left open");
             }
-        };
-        let limits = agent.config.limits.of_migration(None);
-        let (migration, first) = Migration::recover(limits, open.handed_over, 0.0);
-        let request = MigrateRequest {
-            vm: open.vm,
-            target: open.target,
-            option: open.requested_option,
-            encrypt: false,
-            deadline_s: None,
-            throttle_max_percent: None,
-        };
-        let executor = Executor::new(agent, open.id, claimed, &request, open.started_at, Turn::Now);
-        tokio::spawn(executor.run(migration, first));
+        }
     }
     Ok(())
+}
+
+/// Takes up one of them.
+pub(crate) fn take_up(agent: &Arc<Agent>, open: OpenMigration, claimed: Claimed) {
+    let limits = agent.config.limits.of_migration(None);
+    let (migration, first) = Migration::recover(limits, open.handed_over, 0.0);
+    let request = MigrateRequest {
+        vm: open.vm,
+        target: open.target,
+        option: open.requested_option,
+        encrypt: false,
+        deadline_s: None,
+        throttle_max_percent: None,
+    };
+    let executor = Executor::new(agent, open.id, claimed, &request, open.started_at, Turn::Now);
+    tokio::spawn(executor.run(migration, first));
 }
 
 /// Before the agent stops: has what can be undone undone, and waits for it, so that the VMs run on

@@ -38,7 +38,8 @@ pub(crate) fn end_all(agent: &Agent) {
     }
 }
 
-fn end(vmm: &Vmm) {
+/// Ends that.
+pub(crate) fn end(vmm: &Vmm) {
     if let Err(error) = vmm.take_turns() {
         debug!(vm = %vmm.spec().spec().name, %error, "may still go first");
     }

@@ -54,6 +54,10 @@ impl Entry {
         self.vmm.as_ref().filter(|vmm| vmm.alive())
     }
 
+    fn is_out_of_reach(&self) -> bool {
+        matches!(self.claim, Some(Claim::OutOfReach(_)))
+    }
+
     fn outstanding_bytes(&self) -> u64 {
         let vmm = self.running();
         if vmm.is_none() && self.claim != Some(Claim::Changing) {
@@ -91,7 +95,7 @@ impl Claim {
                 format!("VM {name} is being moved already (migration {id}): wait, or `drainpipe cancel {id}`")
             }
             Self::OutOfReach(why) => {
-                format!("{why}; end that process if it stays so, and start the agent anew")
+                format!("{why}; it is tried again all the time: end that process if it stays so")
             }
         }
     }
@@ -137,13 +141,16 @@ impl Vms {
     ) -> Result<Arc<Self>, Problem> {
         let vms =
             Self { host: host.into(), runtime_directory, hypervisor, journal, entries: Mutex::default() };
-        for definition in vms.journal.vms()? {
+        let definitions = vms.journal.vms()?;
+        // All at once: each that hangs takes until the deadline.
+        let found = join_all(definitions.iter().map(|definition| vms.find_running(definition))).await;
+        for (definition, found) in definitions.into_iter().zip(found) {
             let name = definition.name.to_string();
             // One QEMU that hangs must not keep the agent from the other VMs, nor be started twice.
-            let (vmm, claim) = match vms.find_running(&definition).await {
+            let (vmm, claim) = match found {
                 Ok(vmm) => (vmm, None),
                 Err(problem) => {
-                    warn!(vm = name, %problem, "out of reach until the agent is started anew");
+                    warn!(vm = name, %problem, "out of reach; tried again");
                     (None, Some(Claim::OutOfReach(problem.message)))
                 }
             };
@@ -173,6 +180,32 @@ impl Vms {
             }
             Err(error) => Err(Problem::failed(format!("VM {}: {error}", definition.name))),
         }
+    }
+
+    /// The VMs whose QEMU lives and has not answered since the agent started.
+    pub(crate) fn out_of_reach(&self) -> Vec<String> {
+        let entries = self.lock();
+        let mut names: Vec<String> = entries.keys().cloned().collect();
+        names.retain(|name| entries[name].is_out_of_reach());
+        names
+    }
+
+    /// Why a VM is out of reach, if it is.
+    pub(crate) fn out_of_reach_for(&self, name: &str) -> Option<String> {
+        let entries = self.lock();
+        let claim = entries.get(name).and_then(|entry| entry.claim.as_ref());
+        claim.filter(|claim| matches!(claim, Claim::OutOfReach(_))).map(|claim| claim.describe(name))
+    }
+
+    /// Takes hold of a VM that was out of reach, or removes its remains, and claims it.
+    pub(crate) async fn reach(self: &Arc<Self>, name: &str, claim: Claim) -> Result<Claimed, Problem> {
+        let definition = self.lock().get(name).map(|entry| entry.definition.clone());
+        let vmm = self.find_running(&definition.ok_or_else(|| self.unknown(name))?).await?;
+        if let Some(entry) = self.lock().get_mut(name).filter(|entry| entry.is_out_of_reach()) {
+            (entry.vmm, entry.claim) = (vmm, None);
+            return self.claim_locked(entry, name, claim);
+        }
+        Err(Problem::conflict(format!("VM {name} is within reach")))
     }
 
     /// What this host's QEMU can do.
@@ -280,6 +313,15 @@ impl Vms {
     pub(crate) fn claim(self: &Arc<Self>, name: &str, claim: Claim) -> Result<Claimed, Problem> {
         let mut entries = self.lock();
         let entry = entries.get_mut(name).ok_or_else(|| self.unknown(name))?;
+        self.claim_locked(entry, name, claim)
+    }
+
+    fn claim_locked(
+        self: &Arc<Self>,
+        entry: &mut Entry,
+        name: &str,
+        claim: Claim,
+    ) -> Result<Claimed, Problem> {
         if let Some(busy) = &entry.claim {
             return Err(Problem::conflict(busy.describe(name)));
         }
@@ -288,7 +330,7 @@ impl Vms {
             vms: Arc::clone(self),
             name: name.into(),
             definition: entry.definition.clone(),
-            vmm: entry.vmm.clone().filter(|vmm| vmm.alive()),
+            vmm: entry.running().cloned(),
         })
     }
 
@@ -403,7 +445,7 @@ pub(crate) fn describe(host: &str, definition: &VmSpec, state: VmState) -> VmVie
 }
 
 async fn state_of(entry: &Entry, deadline: Duration) -> VmState {
-    if matches!(entry.claim, Some(Claim::OutOfReach(_))) {
+    if entry.is_out_of_reach() {
         return VmState::Unknown;
     }
     let Some(vmm) = entry.vmm.as_deref().filter(|vmm| vmm.alive()) else { return VmState::Stopped };

@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -198,6 +199,8 @@ pub(crate) struct GuardArguments {
     pub(crate) migration: String,
     #[arg(long)]
     pub(crate) vm: String,
+    #[arg(long)]
+    pub(crate) peer: Option<SocketAddr>,
     #[arg(long)]
     pub(crate) state_directory: PathBuf,
     #[arg(long)]

@@ -37,6 +37,7 @@ pub use launch::LaunchError;
 pub use memory_sample::{Contents, MemorySample, SampleError};
 pub use paths::{PathTooLong, RuntimePaths};
 pub use process::Exit;
+pub use sockets::cut_connections;
 pub use spec::{ResolvedSpec, VmSpec};
 pub use tap::TapError;
 pub use vmm::{AttachError, EndError, RunState, StartError, Vmm};

@@ -60,26 +60,14 @@ impl Process {
 
     /// Finds the QEMU that wrote `pid_file`, if it still lives.
     pub(crate) fn find(pid_file: &Path, log_file: PathBuf) -> io::Result<Option<Self>> {
-        let text = match fs::read_to_string(pid_file) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            text => text?,
-        };
-        let Some(pid) = parse_pid(&text) else { return Ok(None) };
-        let pidfd = match open_pidfd(pid) {
-            Err(Errno::SRCH | Errno::INVAL) => return Ok(None),
-            pidfd => pidfd?,
-        };
-        // Only now, with the pidfd open, does the process stay the one that is looked at. Its
-        // command line names the pid file, which no other process's does.
-        let command_line = fs::read(proc_path(pid, "cmdline")).unwrap_or_default();
-        let pid_file = pid_file.as_os_str().as_encoded_bytes();
-        if command_line.split(|byte| *byte == 0).any(|argument| argument == pid_file) {
-            Self::watched(pid, pidfd, log_file).map(Some)
-        } else {
-            Ok(None)
-        }
+        let found = find_pidfd(pid_file)?;
+        found.map(|(pid, pidfd)| Self::watched(pid, pidfd, log_file)).transpose()
     }
 
+    /// Whether the QEMU that wrote `pid_file` lives.
+    pub(crate) fn lives(pid_file: &Path) -> io::Result<bool> {
+        Ok(find_pidfd(pid_file)?.is_some())
+    }
     fn watched(pid: Pid, pidfd: OwnedFd, log_file: PathBuf) -> io::Result<Self> {
         let (exited, exit) = watch::channel(None);
         let watched = pidfd.try_clone()?;
@@ -184,6 +172,25 @@ impl Process {
             Err(error) => Err(error.into()),
         }
     }
+}
+
+/// The process that wrote `pid_file`, if it still lives.
+fn find_pidfd(pid_file: &Path) -> io::Result<Option<(Pid, OwnedFd)>> {
+    let text = match fs::read_to_string(pid_file) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        text => text?,
+    };
+    let Some(pid) = parse_pid(&text) else { return Ok(None) };
+    let pidfd = match open_pidfd(pid) {
+        Err(Errno::SRCH | Errno::INVAL) => return Ok(None),
+        pidfd => pidfd?,
+    };
+    // Only now, with the pidfd open, does the process stay the one that is looked at. Its
+    // command line names the pid file, which no other process's does.
+    let command_line = fs::read(proc_path(pid, "cmdline")).unwrap_or_default();
+    let pid_file = pid_file.as_os_str().as_encoded_bytes();
+    let is_named = command_line.split(|byte| *byte == 0).any(|argument| argument == pid_file);
+    Ok(is_named.then_some((pid, pidfd)))
 }
 
 fn parse_pid(text: &str) -> Option<Pid> {

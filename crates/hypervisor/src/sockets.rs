@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use socket2::{SockFilter, SockRef};
 
+use crate::paths::RuntimePaths;
+use crate::process::Process;
 use crate::vmm::Vmm;
 
 /// Drops what has TCP's flag RST, and takes all else. A TCP socket's filter sees segments from their
@@ -24,7 +26,7 @@ impl Vmm {
     /// Lets each connection of this QEMU to `peer` hold at most about `bytes` that the kernel has not
     /// sent yet (`TCP_NOTSENT_LOWAT`).
     pub fn limit_unsent(&self, peer: SocketAddr, bytes: u32) -> io::Result<usize> {
-        self.each_connection(peer, |socket| socket.set_tcp_notsent_lowat(bytes))
+        each_connection(self.process(), peer, |socket| socket.set_tcp_notsent_lowat(bytes))
     }
 
     /// Makes the end of `peer`'s QEMU a silence on each connection of this QEMU to it, which
@@ -35,40 +37,54 @@ impl Vmm {
     /// more, whatever one does. A target killed at full speed did so in one of 18 migrations. In silence
     /// all threads wait in the kernel, so all of them fail when the connections are cut.
     pub fn ignore_resets(&self, peer: SocketAddr) -> io::Result<usize> {
-        self.each_connection(peer, |socket| socket.attach_filter(&WITHOUT_RESETS))
+        each_connection(self.process(), peer, |socket| socket.attach_filter(&WITHOUT_RESETS))
     }
 
     /// Has the kernel throw away what it has not sent on each connection of this QEMU to `peer`, when QEMU
     /// closes it (`SO_LINGER`). Otherwise it goes on trying for minutes.
     pub fn discard_unsent(&self, peer: SocketAddr) -> io::Result<usize> {
-        self.each_connection(peer, |socket| socket.set_linger(Some(Duration::ZERO)))
+        each_connection(self.process(), peer, |socket| socket.set_linger(Some(Duration::ZERO)))
     }
 
-    /// Cuts each connection of this QEMU to `peer` without asking QEMU. While the VM is paused for its last bytes,
-    /// QEMU's migration thread holds the lock that every command needs, and in silence waits in `send` with it:
-    /// neither `migrate_cancel` nor `yank` would be answered, and the VM would stand still for as long.
+    /// Cuts each connection of this QEMU to `peer`, as [`cut_connections`].
     pub fn cut(&self, peer: SocketAddr) -> io::Result<usize> {
-        self.each_connection(peer, |socket| match socket.shutdown(Shutdown::Both) {
-            Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(()),
-            cut => cut,
-        })
+        each_connection(self.process(), peer, shut_down)
     }
+}
 
-    fn each_connection(
-        &self,
-        peer: SocketAddr,
-        act: impl Fn(SockRef<'_>) -> io::Result<()>,
-    ) -> io::Result<usize> {
-        let mut found = 0;
-        for number in self.process().socket_numbers()? {
-            // A connection that ends meanwhile is none of those that matter.
-            let Some(socket) = self.process().duplicate(number)? else { continue };
-            let socket = SockRef::from(&socket);
-            if socket.peer_addr().ok().and_then(|address| address.as_socket()) == Some(peer) {
-                act(socket)?;
-                found += 1;
-            }
-        }
-        Ok(found)
+/// Cuts each connection of the QEMU in `paths` to `peer` without asking QEMU, and returns their number. While the VM is
+/// paused for its last bytes, QEMU's migration thread holds the lock that every command needs, and in silence waits in
+/// `send` with it: neither `migrate_cancel` nor `yank` would be answered, and the VM would stand still for as long.
+///
+/// Needs Linux 5.6, and the right to trace QEMU.
+pub fn cut_connections(paths: &RuntimePaths, peer: SocketAddr) -> io::Result<usize> {
+    match Process::find(&paths.pid_file(), paths.log_file())? {
+        Some(process) => each_connection(&process, peer, shut_down),
+        None => Ok(0),
     }
+}
+
+fn shut_down(socket: &SockRef<'_>) -> io::Result<()> {
+    match socket.shutdown(Shutdown::Both) {
+        Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(()),
+        cut => cut,
+    }
+}
+
+fn each_connection(
+    process: &Process,
+    peer: SocketAddr,
+    act: impl Fn(&SockRef<'_>) -> io::Result<()>,
+) -> io::Result<usize> {
+    let mut found = 0;
+    for number in process.socket_numbers()? {
+        // A connection that ends meanwhile is none of those that matter.
+        let Some(socket) = process.duplicate(number)? else { continue };
+        let socket = SockRef::from(&socket);
+        if socket.peer_addr().ok().and_then(|address| address.as_socket()) == Some(peer) {
+            act(&socket)?;
+            found += 1;
+        }
+    }
+    Ok(found)
 }

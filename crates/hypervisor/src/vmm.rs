@@ -190,7 +190,7 @@ impl Vmm {
 
     async fn attach_by(socket: &Path, paths: RuntimePaths, deadline: Duration) -> Result<Self, AttachError> {
         let qmp = match QmpClient::connect(socket, deadline).await {
-            Err(source @ QmpError::Connect { .. }) => {
+            Err(source @ QmpError::Connect { .. }) if !lives(&paths)? => {
                 let directory = paths.directory().to_owned();
                 return Err(AttachError::NotRunning { directory, source });
             }
@@ -328,6 +328,12 @@ fn remove_directory(paths: &RuntimePaths) -> Result<(), EndError> {
         }
         _ => Ok(()),
     }
+}
+
+/// Whether a QEMU of these files has not ended.
+fn lives(paths: &RuntimePaths) -> Result<bool, AttachError> {
+    let pid_file = paths.pid_file();
+    Process::lives(&pid_file).map_err(|error| file_problem(&pid_file, &error))
 }
 
 fn read_spec(path: &Path) -> Result<ResolvedSpec, AttachError> {

@@ -279,6 +279,9 @@ pub struct MigrationView {
     pub progress: Option<Progress>,
     /// How it ended; absent while it is under way.
     pub result: Option<MigrationResult>,
+    /// Why nothing goes on for now, in words for people: the agent was started anew, and the VM's QEMU does not answer.
+    #[serde(default)]
+    pub waits_for: Option<String>,
 }
 
 /// Step 2, between agents: may this VM come?

@@ -196,6 +196,10 @@ impl WayBack {
             }
             match peer.get::<MigrationView>(&path).await {
                 Ok(MigrationView { result: Some(result), .. }) => return Fetched::Ended(Box::new(result)),
+                Ok(MigrationView { waits_for: Some(why), .. }) if heard.elapsed() > SILENCE_MAX => {
+                    return Fetched::Unknown(Problem::failed(why));
+                }
+                Ok(MigrationView { waits_for: Some(_), .. }) => {}
                 Ok(view) => {
                     heard = Instant::now();
                     if let Some(progress) = &view.progress {

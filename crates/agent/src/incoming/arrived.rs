@@ -19,32 +19,60 @@ use crate::vms::{Claim, QEMU_DEADLINE, QMP_DEADLINE};
 const ASK_EVERY: Duration = Duration::from_secs(5);
 const QUESTIONS_MAX: u32 = 720;
 
-/// Lets run what the journal says runs here, but whose agent stopped between the record and the deed. Where its
-/// QEMU is gone, its source is asked whether it still belongs here.
-pub(crate) async fn resume_recorded(agent: &Arc<Agent>) -> Result<(), Problem> {
+/// Lets run what the journal says runs here, but whose agent stopped between the record and the deed; of the VMs with
+/// such names. Where its QEMU is gone, its source is asked whether it still belongs here.
+pub(crate) async fn resume_recorded(
+    agent: &Arc<Agent>,
+    is_meant: impl Fn(&str) -> bool,
+) -> Result<(), Problem> {
     for arrival in agent.journal.unfinished_arrivals()? {
-        // Once it is on its way to a third host, only that migration says where it may run.
-        let moves_on = agent.journal.open_migrations()?.iter().any(|open| open.vm == arrival.vm);
+        if !is_meant(&arrival.vm) {
+            continue;
+        }
         match agent.vms.running(&arrival.vm) {
-            _ if moves_on => agent.journal.finish_incoming(&arrival.id)?,
-            Some(vmm) => resume(agent, &arrival, &vmm).await?,
+            _ if moves_on(agent, &arrival)? => agent.journal.finish_incoming(&arrival.id)?,
+            Some(vmm) => {
+                if !resume(agent, &arrival, &vmm).await? {
+                    tokio::spawn(resume_later(Arc::clone(agent), arrival, vmm));
+                }
+            }
             None => drop(tokio::spawn(ask_for(Arc::clone(agent), arrival))),
         }
     }
     Ok(())
 }
 
-async fn resume(agent: &Agent, arrival: &Arrival, vmm: &Vmm) -> Result<(), Problem> {
+/// Whether it runs.
+async fn resume(agent: &Agent, arrival: &Arrival, vmm: &Vmm) -> Result<bool, Problem> {
     match migration::run(vmm, QMP_DEADLINE).await {
         Ok(()) => {
             info!(vm = arrival.vm, "runs here, as its source had handed it over");
-            Ok(agent.journal.finish_incoming(&arrival.id)?)
+            agent.journal.finish_incoming(&arrival.id)?;
+            Ok(true)
         }
         Err(error) => {
-            warn!(vm = arrival.vm, %error, "was handed over to this host, but does not run");
-            Ok(())
+            warn!(vm = arrival.vm, %error, "was handed over to this host, but does not run yet");
+            Ok(false)
         }
     }
+}
+
+/// While its QEMU lives, which may have no time to answer.
+async fn resume_later(agent: Arc<Agent>, arrival: Arrival, vmm: Arc<Vmm>) {
+    for _ in 0..QUESTIONS_MAX {
+        sleep(ASK_EVERY).await;
+        if !vmm.alive() || moves_on(&agent, &arrival).unwrap_or(true) {
+            return;
+        }
+        if matches!(resume(&agent, &arrival, &vmm).await, Ok(true)) {
+            return;
+        }
+    }
+}
+
+/// Whether it is on its way to a third host. Then only that migration says where it may run.
+fn moves_on(agent: &Agent, arrival: &Arrival) -> Result<bool, Problem> {
+    Ok(agent.journal.open_migrations()?.iter().any(|open| open.vm == arrival.vm))
 }
 
 async fn ask_for(agent: Arc<Agent>, arrival: Arrival) {

@@ -410,7 +410,8 @@ impl Executor {
         let (transport, now_ms) = (transport(plan), self.now_ms());
         self.measurements.transfer_begins(&self.agent.network, plan, address, now_ms).await?;
         let vmm = self.vmm()?;
-        let guard = Guard::start(&self.agent, &self.running.id, vmm).await?;
+        let own_peer = (!plan.is_relayed()).then_some(address);
+        let guard = Guard::start(&self.agent, &self.running.id, vmm, own_peer).await?;
         let (relay, send_to) = self.relay_to(plan, endpoint, address, &guard)?;
         self.tell_watch(plan, address.port()).await;
         let convergence = Convergence {
@@ -606,7 +607,9 @@ impl Executor {
         if status.status == MigrationStatus::Active {
             self.ignore_resets();
         }
-        let (Some(bytes), Some((vmm, address, connections))) = (unsent_bytes, self.own_multifd()) else { return };
+        let (Some(bytes), Some((vmm, address, connections))) = (unsent_bytes, self.own_multifd()) else {
+            return;
+        };
         self.short_queues.attempt(connections, || vmm.limit_unsent(address, bytes));
     }
 

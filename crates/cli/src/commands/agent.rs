@@ -18,8 +18,8 @@ pub(crate) async fn run(arguments: &AgentArguments) -> Result<Exit, Problem> {
 }
 
 pub(crate) async fn guard(arguments: &GuardArguments) -> Result<Exit, Problem> {
-    let GuardArguments { migration, vm, state_directory, runtime_directory } = arguments;
-    guard::stand(migration, vm, state_directory, runtime_directory).await?;
+    let GuardArguments { migration, vm, peer, state_directory, runtime_directory } = arguments;
+    guard::stand(migration, vm, *peer, state_directory, runtime_directory).await?;
     Ok(Exit::Done)
 }
 

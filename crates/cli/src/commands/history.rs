@@ -50,7 +50,7 @@ fn row(view: &MigrationView) -> Vec<String> {
             outcome_word(result.outcome).into(),
         ]);
     } else {
-        let step = view.progress.as_ref().map_or("", |progress| progress.step.title());
+        let step = view.progress.as_ref().map_or("waits", |progress| progress.step.title());
         row.extend([
             String::new(),
             String::new(),
@@ -73,7 +73,8 @@ fn outcome_word(outcome: Outcome) -> &'static str {
 
 fn tell(view: &MigrationView) -> Result<(), Problem> {
     let Some(result) = &view.result else {
-        return output::print("under way\n");
+        let waits = view.waits_for.as_ref().map_or(String::new(), |why| format!("; it waits: {why}"));
+        return output::print(&format!("under way{waits}\n"));
     };
     let mut text =
         format!("{} {} → {}: {}\n", result.vm, result.source, result.target, outcome_word(result.outcome));

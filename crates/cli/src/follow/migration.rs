@@ -32,6 +32,9 @@ pub(crate) async fn migrate(
         if let (None, Some(progress)) = (&view.result, &view.progress) {
             display.show(progress);
         }
+        if let Some(why) = &view.waits_for {
+            display.waits(why);
+        }
         view.result
     });
     let result = tokio::select! {
@@ -59,6 +62,7 @@ enum Display {
 struct Lines {
     step: Cell<Option<Step>>,
     stalled: Cell<bool>,
+    waits: Cell<bool>,
 }
 
 impl Lines {
@@ -99,6 +103,14 @@ impl Display {
             }
             Self::Lines(lines) => lines.show(progress),
             Self::Nothing => {}
+        }
+    }
+
+    /// Nothing goes on, for this reason.
+    fn waits(&self, why: &str) {
+        match self {
+            Self::Lines(lines) if lines.waits.replace(true) => {}
+            _ => self.say(&format!("it waits: {why}")),
         }
     }
 

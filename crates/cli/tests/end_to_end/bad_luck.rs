@@ -53,7 +53,7 @@ const FLIGHT_MAX: Duration = Duration::from_secs(100);
 
 /// The longest that a VM may stand still when its agent is gone: 3 s until the guard acts, the rest
 /// for a busy machine.
-const GUARDED_SILENCE_MAX: Duration = Duration::from_secs(8);
+pub(crate) const GUARDED_SILENCE_MAX: Duration = Duration::from_secs(8);
 
 /// A lab with a guest on host `a`, and what its hosts' network was.
 pub(crate) struct Scene {
@@ -96,7 +96,7 @@ impl Scene {
     /// Waits until the VM stands still for its switch-over. Asks for nothing that is in the journal,
     /// which the test may hold.
     #[track_caller]
-    fn wait_until_paused(&self, id: &str) {
+    pub(crate) fn wait_until_paused(&self, id: &str) {
         let end = Instant::now() + FLIGHT_MAX;
         let step = || self.lab.json::<MigrationView>(&["history", id]).progress.map(|progress| progress.step);
         while step() != Some(Step::Blackout) {
@@ -104,7 +104,7 @@ impl Scene {
         }
     }
 
-    fn id(&self) -> String {
+    pub(crate) fn id(&self) -> String {
         self.migrations().remove(0).id
     }
 
@@ -119,7 +119,7 @@ impl Scene {
 
     /// The result of the last migration, once it has one.
     #[track_caller]
-    fn last_result(&self) -> MigrationResult {
+    pub(crate) fn last_result(&self) -> MigrationResult {
         eventually("the migration is over", || {
             self.migrations().first().is_some_and(|view| view.progress.is_none())
         });
@@ -151,7 +151,7 @@ impl Scene {
 
     /// Fails the test unless the guest, wherever it was kept from going, goes there now.
     #[track_caller]
-    fn assert_moves(&self, host: &str) {
+    pub(crate) fn assert_moves(&self, host: &str) {
         self.lab.migrate("web", host, &[]);
         self.assert_settled(host);
     }

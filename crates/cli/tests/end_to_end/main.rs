@@ -28,6 +28,7 @@ mod measure_both;
 mod measure_drain;
 mod measure_faults;
 mod measure_tls;
+mod mute_qemu;
 mod options;
 mod other_traffic;
 mod path_loss;
@@ -86,6 +87,7 @@ fn main() -> ExitCode {
         ("options", options::TESTS),
         ("other_traffic", other_traffic::TESTS),
         ("bad_luck", bad_luck::TESTS),
+        ("mute_qemu", mute_qemu::TESTS),
         ("path_loss", path_loss::TESTS),
         ("shared_paths", shared_paths::TESTS),
         ("bad_input", bad_input::TESTS),

@@ -1,4 +1,5 @@
 use std::collections::HashMap;
+use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,7 +12,7 @@ use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::codec::{CodecError, CommandError, Event, LineBuffer, Message, QemuVersion, decode, encode};
 use super::error::QmpError;
@@ -22,6 +23,9 @@ const EVENTS_KEPT: usize = 256;
 const COMMANDS_QUEUED: usize = 16;
 const READ_BYTES: usize = 16 * 1024;
 const CONNECTING: &str = "the connection";
+
+/// How often it is tried to get into the queue of a QEMU that takes no connection at present.
+const QUEUE_EVERY: Duration = Duration::from_millis(50);
 
 /// One client of one QEMU's control socket.
 ///
@@ -65,8 +69,8 @@ impl QmpClient {
     /// capabilities behind; all of it within `deadline`.
     pub async fn connect(path: &Path, deadline: Duration) -> Result<Self, QmpError> {
         let connected = async {
-            let connect_error = |source| QmpError::Connect { path: path.to_owned(), source };
-            let stream = UnixStream::connect(path).await.map_err(connect_error)?;
+            let stream =
+                queue_at(path).await.map_err(|source| QmpError::Connect { path: path.to_owned(), source })?;
             Self::negotiate(stream, deadline).await
         };
         within(deadline, connected).await
@@ -155,6 +159,17 @@ impl QmpClient {
             waiting.by_id.insert(id, answer);
         }
         waiting.ended.clone()
+    }
+}
+
+/// QEMU lets one connection wait, which those who have given up stay in too until it takes them (`EAGAIN`, see
+/// connect(2)).
+async fn queue_at(path: &Path) -> io::Result<UnixStream> {
+    loop {
+        match UnixStream::connect(path).await {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => sleep(QUEUE_EVERY).await,
+            connected => return connected,
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use drainpipe_hypervisor::qmp::QmpError;
 use drainpipe_hypervisor::spec::{Disk, DiskFormat};
 use drainpipe_hypervisor::{
     AttachError, EndError, Exit, HypervisorFacts, LaunchError, ProbeError, Role, RunState, RuntimePaths,
@@ -81,6 +82,25 @@ async fn a_hanging_qemu_is_destroyed() {
         kill_process(pid_of(&vmm), Signal::STOP).expect("it lives");
         vmm.destroy(Duration::from_millis(200)).await.expect("killed");
         assert_eq!(vmm.wait_exit(DEADLINE).await, Some(Exit::Signal(9)));
+    }
+}
+
+#[tokio::test]
+async fn a_hanging_qemu_is_never_taken_for_gone() {
+    for facts in qemus().await {
+        let host = Host::new(&facts);
+        let spec = small_vm("mute");
+        drop(host.start(&spec, Role::Fresh).await);
+        let qemu = pid_of(&Vmm::attach(host.paths(&spec), DEADLINE).await.expect("it answers"));
+        kill_process(qemu, Signal::STOP).expect("it lives");
+        // Those who gave up stay in the queue, until nobody gets into it.
+        for _ in 0..4 {
+            let attached = Vmm::attach(host.paths(&spec), Duration::from_millis(200)).await;
+            assert!(matches!(attached, Err(AttachError::Qmp(QmpError::Deadline { .. }))), "{attached:?}");
+        }
+        kill_process(qemu, Signal::CONT).expect("it lives");
+        let vmm = Vmm::attach(host.paths(&spec), DEADLINE).await.expect("it answers");
+        vmm.destroy(DEADLINE).await.expect("ends");
     }
 }
 

@@ -54,6 +54,7 @@ async fn migrations(State(agent): Shared, Query(query): Query<HistoryQuery>) -> 
     }
     let under_way = agent.outgoing.all();
     let mut views: Vec<MigrationView> = under_way.iter().map(|running| running.view(agent.name())).collect();
+    views.extend(outgoing::left_open(&agent)?);
     views.extend(agent.journal.history(query.limit).map_err(Problem::from)?.into_iter().map(ended));
     Ok(Json(views))
 }
@@ -66,6 +67,7 @@ fn ended(result: MigrationResult) -> MigrationView {
         target: result.target.clone(),
         progress: None,
         result: Some(result),
+        waits_for: None,
     }
 }
 
@@ -108,7 +110,8 @@ async fn plan(State(agent): Shared, Body(request): Body<MigrateRequest>) -> Answ
 /// One migration
 ///
 /// With `progress` while it is under way, with `result` when it is over. With both, the hand-over is
-/// recorded and the target has not yet said that the VM runs there.
+/// recorded and the target has not yet said that the VM runs there. With neither, the agent was started anew and
+/// cannot go on yet; `waits_for` says why.
 #[utoipa::path(get, path = "/v1/migrations/{id}", tag = openapi::MIGRATIONS, params(
     ("id" = String, Path, format = "uuid")
 ), responses(
@@ -118,6 +121,9 @@ async fn plan(State(agent): Shared, Body(request): Body<MigrateRequest>) -> Answ
 async fn migration(State(agent): Shared, MigrationId(id): MigrationId) -> Answer<MigrationView> {
     if let Some(running) = agent.outgoing.get(&id) {
         return Ok(Json(running.view(agent.name())));
+    }
+    if let Some(view) = outgoing::left_open(&agent)?.into_iter().find(|view| view.id == id) {
+        return Ok(Json(view));
     }
     let result = agent.journal.result(&id).map_err(Problem::from)?;
     result.map(|result| Json(ended(result))).ok_or_else(|| unknown_migration(&agent, &id).into())

@@ -1,0 +1,114 @@
+//! A QEMU that answers nothing for a while: its VM is waited for, and nobody takes it for gone.
+
+use std::thread;
+use std::time::Duration;
+
+use drainpipe_agent::api::types::{VmList, VmState};
+use drainpipe_engine::result::Outcome;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::Test;
+use crate::bad_luck::{GUARDED_SILENCE_MAX, Scene, hold_journal, wait_until_handed_over};
+use crate::support::eventually;
+
+pub(crate) const TESTS: &[Test] = &[
+    ("as_its_agent_starts", as_its_agent_starts),
+    ("as_its_agent_starts_with_a_migration_left_open", as_its_agent_starts_with_a_migration_left_open),
+    ("at_the_target_as_it_is_told_to_run", at_the_target_as_it_is_told_to_run),
+    ("for_its_target_is_killed_with_its_agent", for_its_target_is_killed_with_its_agent),
+];
+
+fn as_its_agent_starts() {
+    let scene = Scene::set();
+    scene.lab.stop_agent("a", Signal::KILL);
+    let qemu = Still::of(scene.lab.qemu_pid("a", "web").unwrap());
+    scene.lab.start_agent("a");
+    let list: VmList = scene.lab.json(&["vms"]);
+    assert_eq!(list.vms.first().unwrap().state, VmState::Unknown, "{list:#?}");
+    scene.lab.drainpipe(&["vm", "stop", "web"]).refused(3, &["it is tried again"]);
+    drop(qemu);
+    eventually("it is within reach", || {
+        scene.lab.json::<VmList>(&["vms"]).vms.first().unwrap().state == VmState::Running
+    });
+    scene.assert_moves("b");
+}
+
+fn as_its_agent_starts_with_a_migration_left_open() {
+    let scene = Scene::set();
+    let migrating = scene.migrate(&[]);
+    // Its guard would have stopped the migration by then.
+    for guard in scene.lab.pids("a", &[" guard --migration "]) {
+        kill_process(guard, Signal::KILL).unwrap();
+    }
+    scene.lab.stop_agent("a", Signal::KILL);
+    // Not before: what is stopped ends with its parent.
+    let qemu = Still::of(scene.lab.qemu_pid("a", "web").unwrap());
+    scene.lab.start_agent("a");
+    scene.lab.drainpipe(&["migrate", "web", "b"]).refused(3, &["it is tried again"]);
+    drop(qemu);
+    assert_eq!(migrating.wait().code, 1);
+    assert_eq!(scene.last_result().outcome, Outcome::Failed);
+    scene.assert_settled("a");
+    scene.assert_moves("b");
+}
+
+fn at_the_target_as_it_is_told_to_run() {
+    let scene = Scene::set();
+    let _migrating = scene.migrate(&[]);
+    let held = hold_journal(&scene.lab, "b");
+    wait_until_handed_over(&scene.lab);
+    // The target has seen that all state is there, and waits for its journal.
+    thread::sleep(Duration::from_secs(1));
+    let qemu = Still::of(scene.lab.qemu_pid("b", "web").unwrap());
+    scene.lab.stop_agent("a", Signal::KILL);
+    held.release();
+    // The order to run gets no answer, and the source asks no more.
+    thread::sleep(Duration::from_secs(7));
+    drop(qemu);
+    eventually("it is among the target's VMs", || {
+        let socket = scene.lab.agent_socket("b");
+        let list: VmList = scene.lab.json(&["vms", "--agent", &socket]);
+        list.vms.iter().any(|vm| vm.host == "b" && vm.state == VmState::Running)
+    });
+    scene.guest.assert_intact();
+    scene.lab.start_agent("a");
+    assert_eq!(scene.last_result().outcome, Outcome::Completed);
+    scene.assert_settled("b");
+    scene.assert_moves("a");
+}
+
+fn for_its_target_is_killed_with_its_agent() {
+    let scene = Scene::set();
+    let migrating = scene.migrate(&[]);
+    let id = scene.id();
+    let [qemu, agent] = [scene.lab.qemu_pid("b", "web").unwrap(), scene.lab.agent_pid("a").unwrap()];
+    let heartbeat = scene.guest.heartbeat();
+    scene.wait_until_paused(&id);
+    for process in [qemu, agent] {
+        kill_process(process, Signal::KILL).unwrap();
+    }
+    scene.guest.assert_answers();
+    assert!(heartbeat.longest_gap() < GUARDED_SILENCE_MAX, "{:?}", heartbeat.statistics());
+    scene.lab.start_agent("a");
+    assert_eq!(migrating.wait().code, 1);
+    scene.assert_settled("a");
+    scene.assert_moves("b");
+}
+
+/// A process that stands still until it is dropped.
+struct Still(Pid);
+
+impl Still {
+    #[track_caller]
+    fn of(process: Pid) -> Self {
+        kill_process(process, Signal::STOP).unwrap();
+        Self(process)
+    }
+}
+
+impl Drop for Still {
+    fn drop(&mut self) {
+        // It is gone where the test has ended it.
+        let _gone = kill_process(self.0, Signal::CONT);
+    }
+}
