@@ -200,7 +200,8 @@ impl Arrivals {
     pub(crate) fn by_path(&self) -> Vec<PathArrival> {
         let waits = |connection: &Connection| connection.counters.unacknowledged_segments > 0;
         let arrival = |(index, count): (usize, &PathCount)| PathArrival {
-            path: count.path.to_string(),
+            link: count.path.link.clone(),
+            peer_link: count.path.peer_link.clone(),
             arrived_bytes: count.arrived_bytes,
             is_waiting: self.on_path(index).any(waits),
         };

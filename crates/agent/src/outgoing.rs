@@ -13,7 +13,7 @@ use drainpipe_engine::facts::HostFacts;
 use drainpipe_engine::migration::{Migration, Stage};
 use drainpipe_engine::plan::{Plan, Request, plan};
 use drainpipe_engine::problem::Problem;
-use drainpipe_engine::progress::Progress;
+use drainpipe_engine::progress::{PathRate, Progress};
 use drainpipe_engine::result::{MigrationResult, Outcome};
 use drainpipe_hypervisor::Vmm;
 use jiff::Timestamp;
@@ -145,6 +145,11 @@ impl Running {
     /// Whether it waits, or will wait, to be released.
     pub(crate) fn is_held(&self) -> bool {
         *self.turn.borrow() == Turn::Held
+    }
+
+    /// What each of its paths carries.
+    pub(crate) fn paths(&self) -> Vec<PathRate> {
+        if *self.stage.borrow() == Stage::Ended { vec![] } else { self.progress.borrow().paths.clone() }
     }
 
     /// How far it is, now and from now on. When it has [`Stage::Ended`], its result is recorded; of an

@@ -1,10 +1,12 @@
 //! Progress of a transfer, from bytes that arrived: rate, time left, stalls.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::path::write_name;
 use crate::step::Step;
 
 /// The rate is taken over this window: long enough to smooth the sawtooth of shaped links, short
@@ -30,8 +32,10 @@ pub struct Transferred {
 /// What has arrived over one path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PathArrival {
-    /// Its name.
-    pub path: String,
+    /// Its link on the source.
+    pub link: String,
+    /// Its link on the target.
+    pub peer_link: String,
     /// Bytes sent over it that the target's host has confirmed.
     pub arrived_bytes: u64,
     /// Whether something was sent that is not confirmed yet.
@@ -75,6 +79,20 @@ pub struct Progress {
     /// Paths over which something was sent and nothing has arrived for a second.
     #[serde(default)]
     pub paths_stalled: Vec<String>,
+    /// What each path carries; empty while no memory is sent.
+    #[serde(default)]
+    pub paths: Vec<PathRate>,
+}
+
+/// What one path carries.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct PathRate {
+    /// Its link on the source.
+    pub link: String,
+    /// Its link on the target.
+    pub peer_link: String,
+    /// What arrived of the migration over the last two seconds, in Mb/s.
+    pub rate_mbps: f64,
 }
 
 /// What compression does of late.
@@ -91,8 +109,54 @@ pub struct CompressionProgress {
 pub struct ProgressMeter {
     readings: VecDeque<(f64, Transferred)>,
     last_growth_ms: Option<f64>,
-    // For each path what has arrived, and since when nothing more has.
-    arrived: BTreeMap<String, (u64, f64)>,
+    paths: BTreeMap<PathEnds, PathMeter>,
+}
+
+/// The links of a path.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct PathEnds {
+    link: String,
+    peer_link: String,
+}
+
+impl fmt::Display for PathEnds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_name(f, &self.link, &self.peer_link)
+    }
+}
+
+/// Watches one path of a transfer.
+#[derive(Debug, Clone, Default)]
+struct PathMeter {
+    arrived_bytes: VecDeque<(f64, u64)>,
+    waits_since_ms: f64,
+}
+
+impl PathMeter {
+    fn record(&mut self, now_ms: f64, arrived_bytes: u64, is_waiting: bool) {
+        let grew = self.arrived_bytes.back().is_none_or(|(_, last)| arrived_bytes > *last);
+        if grew || !is_waiting {
+            self.waits_since_ms = now_ms;
+        }
+        self.arrived_bytes.push_back((now_ms, arrived_bytes));
+        keep_window(&mut self.arrived_bytes, now_ms);
+    }
+
+    fn rate_mbps(&self) -> f64 {
+        match (self.arrived_bytes.front(), self.arrived_bytes.back()) {
+            (Some((begin_ms, begin)), Some((end_ms, end))) if end_ms > begin_ms => {
+                end.saturating_sub(*begin) as f64 * 8.0 / 1e3 / (end_ms - begin_ms)
+            }
+            _ => 0.0,
+        }
+    }
+}
+
+/// One reading older than the window stays, as the start of the interval.
+fn keep_window<Reading>(readings: &mut VecDeque<(f64, Reading)>, now_ms: f64) {
+    while readings.len() > 2 && readings[1].0 < now_ms - WINDOW_MS {
+        readings.pop_front();
+    }
 }
 
 impl ProgressMeter {
@@ -103,26 +167,31 @@ impl ProgressMeter {
             self.last_growth_ms = Some(now_ms);
         }
         self.readings.push_back((now_ms, transferred));
-        // One reading older than the window stays, as the start of the interval.
-        while self.readings.len() > 2 && self.readings[1].0 < now_ms - WINDOW_MS {
-            self.readings.pop_front();
-        }
+        keep_window(&mut self.readings, now_ms);
     }
 
     /// Takes a reading of each path.
     pub fn record_paths(&mut self, now_ms: f64, arrivals: Vec<PathArrival>) {
-        for PathArrival { path, arrived_bytes, is_waiting } in arrivals {
-            let (before_bytes, since_ms) = self.arrived.entry(path).or_insert((arrived_bytes, now_ms));
-            if arrived_bytes > *before_bytes || !is_waiting {
-                (*before_bytes, *since_ms) = (arrived_bytes, now_ms);
-            }
+        for PathArrival { link, peer_link, arrived_bytes, is_waiting } in arrivals {
+            let meter = self.paths.entry(PathEnds { link, peer_link }).or_default();
+            meter.record(now_ms, arrived_bytes, is_waiting);
         }
     }
 
     /// Paths over which something was sent and nothing has arrived for a second.
     pub(crate) fn stalled_paths(&self, now_ms: f64) -> Vec<String> {
-        let stalled = self.arrived.iter().filter(|(_, (_, since_ms))| now_ms - since_ms >= STALLED_AFTER_MS);
-        stalled.map(|(path, _)| path.clone()).collect()
+        let stalled =
+            self.paths.iter().filter(|(_, meter)| now_ms - meter.waits_since_ms >= STALLED_AFTER_MS);
+        stalled.map(|(path, _)| path.to_string()).collect()
+    }
+
+    fn path_rates(&self) -> Vec<PathRate> {
+        let rate = |(path, meter): (&PathEnds, &PathMeter)| PathRate {
+            link: path.link.clone(),
+            peer_link: path.peer_link.clone(),
+            rate_mbps: meter.rate_mbps(),
+        };
+        self.paths.iter().map(rate).collect()
     }
 
     /// How long the number of bytes sent has stood still.
@@ -161,6 +230,7 @@ impl ProgressMeter {
             compression: None,
             paths_out: Vec::new(),
             paths_stalled: if step_moves_bytes(step) { self.stalled_paths(now_ms) } else { Vec::new() },
+            paths: if step_moves_bytes(step) { self.path_rates() } else { Vec::new() },
         }
     }
 
@@ -228,20 +298,25 @@ mod tests {
 
     #[test]
     fn a_path_on_which_nothing_arrives_is_told_by_name() {
-        let arrival = |path: &str, arrived_bytes, is_waiting| PathArrival {
-            path: path.into(),
+        let arrival = |link: &str, arrived_bytes, is_waiting| PathArrival {
+            link: link.into(),
+            peer_link: link.into(),
             arrived_bytes,
             is_waiting,
         };
         let mut meter = ProgressMeter::default();
         for (count, ms) in [(1, 0.0), (2, 500.0), (3, 1000.0), (4, 1500.0)] {
             meter.record(ms, reading(count, 900));
-            let moves = arrival("e0–e0", count, true);
-            meter.record_paths(ms, vec![moves, arrival("e1–e1", 7, true), arrival("e2–e2", 7, false)]);
+            let moves = arrival("e0", count * 1_000_000, true);
+            meter.record_paths(ms, vec![moves, arrival("e1", 7, true), arrival("e2", 7, false)]);
         }
         let progress = meter.progress(Step::CopyMemory, 1500.0);
         assert_eq!((progress.stalled_ms, progress.paths_stalled), (None, vec!["e1–e1".to_owned()]));
-        assert!(meter.progress(Step::ConnectHosts, 1500.0).paths_stalled.is_empty());
+        let rates: Vec<(&str, f64)> =
+            progress.paths.iter().map(|path| (path.link.as_str(), path.rate_mbps)).collect();
+        assert_eq!(rates, [("e0", 16.0), ("e1", 0.0), ("e2", 0.0)]);
+        let before = meter.progress(Step::ConnectHosts, 1500.0);
+        assert!(before.paths_stalled.is_empty() && before.paths.is_empty());
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use drainpipe_engine::drain::plan::DrainPlan;
 use drainpipe_engine::drain::run::{Action, Drain, Event, MoveEnd};
-use drainpipe_engine::drain::status::{DrainStatus, MoveState, MoveStatus};
+use drainpipe_engine::drain::status::{DrainStatus, LinkRate, MoveState, MoveStatus};
 use drainpipe_engine::migration::Stage;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::result::Outcome;
@@ -212,7 +212,13 @@ impl Executor {
         moves.append(&mut status.moves);
         let unrecorded = || self.flights.values().find_map(|flight| flight.unrecorded().clone());
         let obstacle = self.unwritten.as_ref().map(|(problem, _)| problem.clone()).or_else(unrecorded);
-        DrainStatus { moves, obstacle, ..status }
+        let links = if self.drain.outcome().is_some() { vec![] } else { self.links() };
+        DrainStatus { moves, obstacle, links, ..status }
+    }
+
+    fn links(&self) -> Vec<LinkRate> {
+        let paths = self.flights.values().flat_map(|flight| flight.paths());
+        LinkRate::summed(paths.map(|path| (path.link, path.rate_mbps)))
     }
 
     /// Writes down what has changed, but for what changes all the time.

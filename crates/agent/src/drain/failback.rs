@@ -1,13 +1,14 @@
 //! The way back: what the last drain has moved away is fetched from where it went, if it still is there.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use drainpipe_engine::drain::plan::Stay;
-use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveState, MoveStatus};
+use drainpipe_engine::drain::status::{DrainState, DrainStatus, LinkRate, MoveState, MoveStatus};
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::problem::{Problem, ProblemKind};
-use drainpipe_engine::progress::{Progress, ProgressMeter, Transferred};
+use drainpipe_engine::progress::{PathRate, Progress, ProgressMeter, Transferred};
 use drainpipe_engine::result::{MigrationResult, Outcome};
 use drainpipe_engine::step::Step;
 use futures_util::{StreamExt, stream};
@@ -21,6 +22,7 @@ use super::{Course, crashed};
 use crate::agent::Agent;
 use crate::api::types::{MigrateRequest, MigrationView, VmView};
 use crate::client::ApiClient;
+use crate::lock::lock;
 use crate::outgoing::known_target;
 
 /// VMs that are fetched at a time: one is on the links while the next is made ready.
@@ -38,6 +40,8 @@ struct WayBack {
     course: Arc<Course>,
     began: Instant,
     meter: Mutex<ProgressMeter>,
+    // Of each VM on its way.
+    carried: Mutex<BTreeMap<String, Vec<PathRate>>>,
 }
 
 /// What became of a VM that was to be fetched.
@@ -102,6 +106,7 @@ pub(super) fn start(agent: &Arc<Agent>, moves: Vec<MoveStatus>) -> Result<(), Pr
         course: Course::of(&record, status.clone()),
         began: Instant::now(),
         meter: Mutex::default(),
+        carried: Mutex::default(),
     };
     let all: Vec<_> = status.moves.iter().enumerate().collect();
     agent.journal.record_drain(&way_back.course.id, &status, &all, &[])?;
@@ -171,7 +176,9 @@ impl WayBack {
                     (one.state, one.migration) = (MoveState::Preparing, Some(view.id.clone()));
                     (one.attempts, one.error) = (attempt, None);
                 });
-                self.follow(peer, &one.vm, &view.id).await
+                let end = self.follow(peer, &one.vm, &view.id).await;
+                self.carry(&one.vm, vec![]);
+                end
             }
             // It may have begun, and the answer was lost.
             Err(problem) if problem.kind == ProblemKind::Unreachable => Fetched::Unknown(problem),
@@ -224,6 +231,16 @@ impl WayBack {
             _ => MoveState::Preparing,
         };
         self.update(vm, |one| (one.state, one.sent_bytes) = (state, progress.sent_bytes));
+        self.carry(vm, progress.paths.clone());
+    }
+
+    /// Tells what the links carry, of which this VM's paths carry so much.
+    fn carry(&self, vm: &str, paths: Vec<PathRate>) {
+        let mut carried = lock(&self.carried);
+        carried.insert(vm.to_owned(), paths);
+        let paths = carried.values().flatten();
+        let links = LinkRate::summed(paths.map(|path| (path.peer_link.clone(), path.rate_mbps)));
+        self.course.status.send_modify(|status| status.links = links);
     }
 
     /// Changes what is told of one VM, and writes it down.
@@ -252,17 +269,12 @@ impl WayBack {
                 change(one);
             }
             let sent_bytes = status.moves.iter().map(|one| one.sent_bytes).sum();
-            let mut meter = self.meter();
+            let mut meter = lock(&self.meter);
             meter.record(now_ms, Transferred { sent_bytes, ..Transferred::default() });
             status.rate_mbps = meter.progress(Step::CopyMemory, now_ms).rate_gbps * 1_000.0;
             status.elapsed_ms = now_ms;
             status.eta_ms = Some(status.moves.iter().map(left_ms).sum());
         });
-    }
-
-    fn meter(&self) -> MutexGuard<'_, ProgressMeter> {
-        // A reading more or less does no harm.
-        self.meter.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Where a VM is, its own journals know; what cannot be written down here is only not told later.
@@ -281,7 +293,7 @@ impl WayBack {
                 (false, true) => DrainState::Cancelled,
                 (false, false) => DrainState::Incomplete,
             };
-            (status.rate_mbps, status.eta_ms) = (0.0, None);
+            (status.rate_mbps, status.eta_ms, status.links) = (0.0, None, vec![]);
             status.elapsed_ms = self.began.elapsed().as_secs_f64() * 1_000.0;
         });
         let status = self.course.status.borrow().clone();

@@ -240,11 +240,7 @@ fn describe_whole(view: &DrainView, status: &DrainStatus) -> String {
     let gone = describe_moved(view, status);
     let time = output::duration(status.elapsed_ms);
     match status.state {
-        DrainState::Moving => {
-            let left = status.eta_ms.map_or(String::new(), |eta| format!(", {} left", output::duration(eta)));
-            let (rate_gbps, at_a_time) = (status.rate_mbps / 1000.0, status.transfers);
-            format!("under way for {time}: {gone}; {rate_gbps:.2} Gb/s, {at_a_time} at a time{left}")
-        }
+        DrainState::Moving => format!("under way for {time}: {gone}; {}", follow::describe_pace(status)),
         DrainState::Cancelling => format!("being cancelled: {gone}"),
         DrainState::Drained => {
             format!("done in {time}, predicted {}: {gone}", output::duration(status.predicted_ms))
@@ -307,6 +303,7 @@ mod tests {
             stays,
             transfers: 2,
             rate_mbps: 1_900.0,
+            links: vec![],
             elapsed_ms: 10_000.0,
             predicted_ms: 9_500.0,
             eta_ms: (state == DrainState::Moving).then_some(5_000.0),
@@ -366,7 +363,7 @@ mod tests {
         for part in [
             "on the links",
             "goes on by itself once this is mended: the disk is full",
-            "under way for 10.0 s: 0 of 1 VM moved away from a, 1 stays; 1.90 Gb/s, 2 at a time, 5.0 s left",
+            "under way for 10.0 s: 0 of 1 VM moved away from a, 1 stays; 512 MiB of about 512 MiB, 1.90 Gb/s, 2 at a time, 5.0 s left",
         ] {
             assert!(text.contains(part), "{part} in\n{text}");
         }

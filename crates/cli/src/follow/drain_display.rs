@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use drainpipe_agent::api::types::{DrainKind, DrainView};
-use drainpipe_engine::drain::status::{DrainStatus, MoveState, MoveStatus};
+use drainpipe_engine::drain::status::{DrainStatus, LinkRate, MoveState, MoveStatus};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 use super::Say;
@@ -203,15 +203,30 @@ fn is_news(state: MoveState) -> bool {
 }
 
 fn describe_whole(status: &DrainStatus) -> String {
-    let left = status.eta_ms.map_or(String::new(), |eta| format!(", {} left", output::duration(eta)));
     let waits = status.obstacle.as_ref().map_or(String::new(), |why| format!("; it waits: {why}"));
+    format!("{} of {} VMs moved, {}{waits}", status.moved(), status.moves.len(), describe_pace(status))
+}
+
+/// How much has arrived, how fast, and how long it takes still.
+pub(crate) fn describe_pace(status: &DrainStatus) -> String {
+    let left = status.eta_ms.map_or(String::new(), |eta| format!(", {} left", output::duration(eta)));
     format!(
-        "{} of {} VMs moved, {:.2} Gb/s, {} at a time{left}{waits}",
-        status.moved(),
-        status.moves.len(),
+        "{} of about {}, {:.2} Gb/s{}, {} at a time{left}",
+        output::bytes(status.sent_bytes()),
+        output::bytes(status.expected_bytes()),
         status.rate_mbps / 1000.0,
+        describe_links(status),
         status.transfers
     )
+}
+
+/// Of one link the whole rate is told already.
+fn describe_links(status: &DrainStatus) -> String {
+    if status.links.len() < 2 {
+        return String::new();
+    }
+    let each = |link: &LinkRate| format!("{} {:.2}", link.link, link.rate_mbps / 1000.0);
+    format!(" ({})", status.links.iter().map(each).collect::<Vec<_>>().join(", "))
 }
 
 fn describe_move(one: &MoveStatus) -> String {
@@ -230,6 +245,34 @@ mod tests {
     use drainpipe_engine::problem::Problem;
 
     use super::*;
+
+    #[test]
+    fn the_whole_is_told_in_vms_bytes_and_links() {
+        let move_of = |state, sent_bytes, predicted_bytes| MoveStatus {
+            vm: "web1".into(),
+            target: "b".into(),
+            state,
+            migration: None,
+            attempts: 1,
+            error: None,
+            waits: None,
+            memory_bytes: 1 << 30,
+            sent_bytes,
+            predicted_bytes,
+            predicted_ms: 1.0,
+            transfer_ms: None,
+        };
+        let moves = vec![
+            move_of(MoveState::Moved, 1 << 30, 2 << 30),
+            move_of(MoveState::Transferring, 1 << 29, 1 << 30),
+        ];
+        let links = LinkRate::summed([("e1".into(), 400.0), ("e0".into(), 900.0), ("e1".into(), 500.0)]);
+        let status = DrainStatus { moves, links, rate_mbps: 1_800.0, ..DrainStatus::begun() };
+        assert_eq!(
+            describe_whole(&status),
+            "1 of 2 VMs moved, 1536 MiB of about 2048 MiB, 1.80 Gb/s (e0 0.90, e1 0.90), 1 at a time"
+        );
+    }
 
     #[test]
     fn the_way_back_is_told_the_other_way_round() {

@@ -248,6 +248,11 @@ fn a_drain_is_cancelled_and_carried_on() {
     let guests = start_guests(&lab);
     let in_flight = drain_until_one_is_in_flight(&lab, &["b", "c"]);
     assert_eq!(count(&in_flight, MoveState::Transferring), 1, "{in_flight:#?}");
+    wait_until(&lab, "a", "both links carry something", |view| {
+        let links = &status(view).links;
+        links.iter().map(|link| link.link.as_str()).eq(["e0", "e1"])
+            && links.iter().all(|link| link.rate_mbps > 1.0)
+    });
     let cancelling: DrainView = ask(&lab, "a", "/v1/drain/cancel", Some(json!(null))).unwrap();
     assert!(cancelling.ended_at.is_none() || status(&cancelling).state == DrainState::Cancelled);
     let cancelled = ended(&lab, "a");

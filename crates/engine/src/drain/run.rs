@@ -413,6 +413,7 @@ impl Drain {
             stays: self.stays.iter().cloned().chain(self.entries.iter().filter_map(stay)).collect(),
             transfers: self.concurrency.allowed(),
             rate_mbps: if is_over { 0.0 } else { self.pace.rate_mbps(now_ms) },
+            links: vec![],
             elapsed_ms: seen_ms - self.begun_ms,
             predicted_ms: self.predicted_ms,
             eta_ms: if is_over { None } else { self.pace.eta_ms(&self.entries) },

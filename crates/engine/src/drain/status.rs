@@ -1,5 +1,7 @@
 //! How far a drain has come: what the API, `drain status` and `--json` show.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -37,6 +39,9 @@ pub struct DrainStatus {
     pub transfers: u8,
     /// What arrived over all links in the last two seconds, in Mb/s.
     pub rate_mbps: f64,
+    /// The same for each link of this host that carries something.
+    #[serde(default)]
+    pub links: Vec<LinkRate>,
     /// Since it began.
     pub elapsed_ms: f64,
     /// How long the first plan said that it takes.
@@ -57,6 +62,7 @@ impl DrainStatus {
             stays: vec![],
             transfers: 1,
             rate_mbps: 0.0,
+            links: vec![],
             elapsed_ms: 0.0,
             predicted_ms: 0.0,
             eta_ms: None,
@@ -69,9 +75,44 @@ impl DrainStatus {
         self.moves.iter().filter(|one| one.state == MoveState::Moved).count()
     }
 
+    /// Bytes that have arrived, of all VMs.
+    pub fn sent_bytes(&self) -> u64 {
+        self.moves.iter().map(|one| one.sent_bytes).sum()
+    }
+
+    /// Bytes that will have arrived in the end, as far as is known: of those that have moved what they took, of the
+    /// others what was predicted.
+    pub fn expected_bytes(&self) -> u64 {
+        let expected = |one: &MoveStatus| match one.state {
+            MoveState::Moved => one.sent_bytes,
+            _ => one.sent_bytes.max(one.predicted_bytes),
+        };
+        self.moves.iter().map(expected).sum()
+    }
+
     /// Whether no VM stays or has failed, or is still to move.
     pub fn all_moved(&self) -> bool {
         self.stays.is_empty() && self.moved() == self.moves.len()
+    }
+}
+
+/// What one link carries.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct LinkRate {
+    /// The link.
+    pub link: String,
+    /// What arrived over it of all VMs in the last two seconds, in Mb/s.
+    pub rate_mbps: f64,
+}
+
+impl LinkRate {
+    /// What links carry in all, by their names.
+    pub fn summed(rates: impl IntoIterator<Item = (String, f64)>) -> Vec<Self> {
+        let mut links = BTreeMap::<String, f64>::new();
+        for (link, rate_mbps) in rates {
+            *links.entry(link).or_default() += rate_mbps;
+        }
+        links.into_iter().map(|(link, rate_mbps)| Self { link, rate_mbps }).collect()
     }
 }
 
