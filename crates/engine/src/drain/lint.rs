@@ -156,7 +156,32 @@ impl<'a> Lint<'a> {
             );
             findings.push(self.finding("drain-overcommit", None, what));
         }
+        findings.extend(self.untold_risk(view, needs_bytes));
         findings
+    }
+
+    /// That the failure of one more host would leave its VMs without room is allowed, but must be told.
+    ///
+    /// Memory in all, which is the least that must be there: whether each VM fits is the planner's to see.
+    fn untold_risk(&self, lost: &TargetView, comes_bytes: u128) -> Option<Finding> {
+        let is_told = self.plan.warnings.iter().any(|warning| warning.contains(&lost.name));
+        let there: u128 = lost.vms.iter().map(|vm| u128::from(vm.needs_bytes)).sum();
+        let others = self.targets.values().copied().filter(|other| {
+            other.name != lost.name && other.name != self.view.host && other.unavailable.is_none()
+        });
+        let left = |other: &TargetView| {
+            let comes = self.to_each.get(other.name.as_str()).into_iter().flatten();
+            let comes: u128 = comes.map(|vm| u128::from(vm.needs_bytes)).sum();
+            u128::from(other.memory_available_bytes).saturating_sub(comes)
+        };
+        let left: u128 = others.map(left).sum();
+        (there + comes_bytes > left && !is_told).then(|| {
+            let what = format!(
+                "if {} failed after this, its VMs would have nowhere to go, and the plan does not say so",
+                lost.name
+            );
+            self.finding("drain-risk-untold", None, what)
+        })
     }
 
     /// Of a group that must be apart, no VM may come to another one.

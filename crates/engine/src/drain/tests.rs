@@ -389,6 +389,11 @@ fn plant(plan: &mut DrainPlan, view: &DrainView, fault: usize, at: Index) -> Opt
             plan.moves[at].vm = "stranger".into();
             Some("drain-unknown-vm")
         }
+        12 => {
+            let usable = view.targets.iter().filter(|target| target.unavailable.is_none());
+            plan.warnings.clear();
+            (usable.count() == 1 && vm.needs_bytes > 0).then_some("drain-risk-untold")
+        }
         _ => {
             plan.moves[at].memory_bytes += 1;
             Some("drain-other-memory")
@@ -396,7 +401,7 @@ fn plant(plan: &mut DrainPlan, view: &DrainView, fault: usize, at: Index) -> Opt
     }
 }
 
-const FAULTS: usize = 13;
+const FAULTS: usize = 14;
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1_000))]
