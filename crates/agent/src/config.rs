@@ -282,7 +282,7 @@ pub enum ConfigError {
         source: std::io::Error,
     },
     /// It is not TOML, or not of the right form; the message names line and column.
-    #[error("{path}: {message}", path = path.display())]
+    #[error("{path}: {message}; see `drainpipe agent --help` for an example", path = path.display(), message = message.trim_end())]
     Syntax {
         /// The file.
         path: PathBuf,
