@@ -246,21 +246,29 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn the_whole_is_told_in_vms_bytes_and_links() {
-        let move_of = |state, sent_bytes, predicted_bytes| MoveStatus {
+    fn a_move(state: MoveState, error: Option<Problem>) -> MoveStatus {
+        MoveStatus {
             vm: "web1".into(),
             target: "b".into(),
             state,
             migration: None,
             attempts: 1,
-            error: None,
+            error,
             waits: None,
             memory_bytes: 1 << 30,
+            sent_bytes: 1 << 20,
+            predicted_bytes: 0,
+            predicted_ms: 1.0,
+            transfer_ms: Some(2_000.0),
+        }
+    }
+
+    #[test]
+    fn the_whole_is_told_in_vms_bytes_and_links() {
+        let move_of = |state, sent_bytes, predicted_bytes| MoveStatus {
             sent_bytes,
             predicted_bytes,
-            predicted_ms: 1.0,
-            transfer_ms: None,
+            ..a_move(state, None)
         };
         let moves = vec![
             move_of(MoveState::Moved, 1 << 30, 2 << 30),
@@ -286,26 +294,12 @@ mod tests {
             ended_at: None,
             status: None,
         };
-        let one = |state, error| MoveStatus {
-            vm: "web1".into(),
-            target: "b".into(),
-            state,
-            migration: None,
-            attempts: 1,
-            error,
-            waits: None,
-            memory_bytes: 1 << 30,
-            sent_bytes: 1 << 20,
-            predicted_bytes: 0,
-            predicted_ms: 1.0,
-            transfer_ms: Some(2_000.0),
-        };
         let (there, back) = (Words::of(&view(DrainKind::Drain)), Words::of(&view(DrainKind::Failback)));
-        let moved = one(MoveState::Moved, None);
+        let moved = a_move(MoveState::Moved, None);
         assert_eq!(there.describe_turn(&moved), "web1 runs on b, 2.0 s on the links");
         assert_eq!(back.describe_turn(&moved), "web1 is back from b, 2.0 s on the links");
-        assert_eq!(back.describe_turn(&one(MoveState::Transferring, None)), "web1 ← b: on the links");
-        let failed = one(MoveState::Failed, Some(Problem::failed("b is short of memory")));
+        assert_eq!(back.describe_turn(&a_move(MoveState::Transferring, None)), "web1 ← b: on the links");
+        let failed = a_move(MoveState::Failed, Some(Problem::failed("b is short of memory")));
         assert_eq!(there.describe_turn(&failed), "web1 was not moved: b is short of memory");
     }
 }
