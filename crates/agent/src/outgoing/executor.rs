@@ -61,6 +61,10 @@ const SWITCH_OVER_DEADLINE: Duration = Duration::from_secs(15);
 /// How much longer than that the answer may take. The VM stands still meanwhile.
 const RECEIVED_ANSWER_DEADLINE: Duration = Duration::from_secs(3);
 
+/// How long QEMU may take for an answer while the VM stands still and its transfer is to be stopped. After that it is
+/// taken to wait for its target.
+const MUTE_AFTER: Duration = Duration::from_secs(2);
+
 /// Turns of paths that may wait for the log.
 const NEWS_MAX: usize = 64;
 
@@ -96,6 +100,8 @@ pub(super) struct Executor {
     downtime_limit_ms: u64,
     short_queues: Setting,
     no_resets: Setting,
+    // Told to send the last bytes of the VM, which is paused for them.
+    is_switching_over: bool,
     events: broadcast::Receiver<qmp::Event>,
     guard: Option<Guard>,
     throttle: Option<Throttle>,
@@ -156,6 +162,7 @@ impl Executor {
                 "should the target's QEMU end meanwhile, this VM may have to be shut down before it can be \
                  migrated again",
             ),
+            is_switching_over: false,
             guard: None,
             throttle: None,
             cpu_throttle_max_percent: request
@@ -635,6 +642,7 @@ impl Executor {
         // Nothing more is sent that a limit holds for.
         (self.throttle, self.target_watch) = (None, TargetWatch::default());
         self.measurements.transfer_is_ending();
+        self.is_switching_over = true;
         let vmm = self.vmm()?;
         precedence::begin(vmm);
         let here = async { qemu::switch_over(vmm, QMP_DEADLINE).await.map_err(Problem::failed) };
@@ -754,22 +762,36 @@ impl Executor {
         if self.vmm().is_err() {
             return Ok(());
         }
-        let counted = self.read_final_counters().await;
         self.on_own_connections(Vmm::discard_unsent, "the kernel goes on trying to send what QEMU has left");
-        if let Err(error) = counted {
+        if self.is_switching_over {
+            self.cut_if_mute().await;
+        }
+        if let Err(error) = self.read_final_counters().await {
             warn!(%error, "no final counters: its connections are cut, lest it wait for them");
-            self.on_own_connections(
-                Vmm::cut,
-                "the VM may stand still for as long as QEMU waits for its target",
-            );
+            self.cut();
         }
         let cancelled = qemu::cancel(self.vmm()?, QEMU_DEADLINE).await;
         // QEMU 7.2 may call it over while some of its threads still wait in `send`, and its main thread for them,
         // for as long as the target is silent. It answers nothing meanwhile.
-        self.on_own_connections(Vmm::cut, "QEMU may wait for its target, and answer nothing");
+        self.cut();
         // Not before: QEMU would call the migration failed.
         self.relay = None;
         cancelled.map(drop).map_err(Problem::failed)
+    }
+
+    /// Where nobody takes the last bytes, QEMU waits with the lock that each command needs: asked to cancel, it would
+    /// say nothing, and the VM would stand still for as long as that is waited for.
+    async fn cut_if_mute(&mut self) {
+        let Ok(vmm) = self.vmm() else { return };
+        if matches!(qemu::status(vmm, MUTE_AFTER).await, Err(QmpError::Deadline { .. })) {
+            warn!(vm = self.running.vm, "its QEMU waits for the target: its connections are cut");
+            self.cut();
+            self.relay = None;
+        }
+    }
+
+    fn cut(&self) {
+        self.on_own_connections(Vmm::cut, "the VM may stand still for as long as QEMU waits for its target");
     }
 
     /// What is left of the memory is not sent by whatever way there is once the network is put back, and nobody
