@@ -81,6 +81,9 @@ const MIGRATIONS: &[&str] = &[
 /// How many ended migrations the history keeps.
 const HISTORY_LENGTH: u32 = 10_000;
 
+/// What must be free on its disk, in bytes, for a VM to come here. A record takes some pages of 4 KiB in `SQLite`'s log.
+const ROOM_MIN_BYTES: u64 = 128 << 10;
+
 /// The journal of one host.
 #[derive(Debug)]
 pub(crate) struct Journal {
@@ -104,6 +107,10 @@ enum JournalCause {
     Record(#[from] serde_json::Error),
     #[error("cannot create its directory: {0}")]
     Directory(std::io::Error),
+    #[error("{0} KiB are left on its disk")]
+    NoRoom(u64),
+    #[error("its disk cannot be looked at: {0}")]
+    Disk(rustix::io::Errno),
     #[error("it was written by a newer Drainpipe (schema {0}); install that version again")]
     Newer(usize),
 }
@@ -224,6 +231,16 @@ impl Journal {
         // A slow disk must not keep the thread's other tasks waiting, guards' signs of life among them.
         let done = tokio::task::block_in_place(|| work(&mut self.lock()));
         done.map_err(|source| JournalError { path: self.path.clone(), source })
+    }
+
+    /// Whether there is room on its disk for what must be recorded soon. A look, which writes nothing.
+    pub(crate) fn check_room(&self) -> Result<(), JournalError> {
+        let disk = rustix::fs::statvfs(&self.path).map_err(JournalCause::Disk);
+        let checked = disk.and_then(|disk| match disk.f_bfree.saturating_mul(disk.f_frsize) {
+            ROOM_MIN_BYTES.. => Ok(()),
+            free_bytes => Err(JournalCause::NoRoom(free_bytes >> 10)),
+        });
+        checked.map_err(|source| JournalError { path: self.path.clone(), source })
     }
 
     /// Records a VM that is defined here.

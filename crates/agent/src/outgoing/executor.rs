@@ -102,6 +102,8 @@ pub(super) struct Executor {
     no_resets: Setting,
     // Told to send the last bytes of the VM, which is paused for them.
     is_switching_over: bool,
+    // What has become of the VM there.
+    target_asked_at: Option<Instant>,
     events: broadcast::Receiver<qmp::Event>,
     guard: Option<Guard>,
     throttle: Option<Throttle>,
@@ -163,6 +165,7 @@ impl Executor {
                  migrated again",
             ),
             is_switching_over: false,
+            target_asked_at: None,
             guard: None,
             throttle: None,
             cpu_throttle_max_percent: request
@@ -671,7 +674,12 @@ impl Executor {
         Err(guard_acted())
     }
 
-    async fn ask_target(&self) -> Result<Event, Problem> {
+    async fn ask_target(&mut self) -> Result<Event, Problem> {
+        // Also one that answers at once may answer the same for long, as while it cannot write down that the VM runs.
+        if let Some(asked_at) = self.target_asked_at {
+            tokio::time::sleep(ASK_AGAIN_AFTER.saturating_sub(asked_at.elapsed())).await;
+        }
+        self.target_asked_at = Some(Instant::now());
         // Of a host that the configuration does not name any more nobody can say whether it answers.
         self.peer().map_err(Problem::failed)?;
         let view = self.target_view().await;
@@ -686,10 +694,7 @@ impl Executor {
             Ok(IncomingView::Running) => TargetState::Running,
             Ok(IncomingView::Ready) => TargetState::Ready,
             Ok(IncomingView::Discarded) => TargetState::Discarded,
-            Err(problem) => {
-                tokio::time::sleep(ASK_AGAIN_AFTER).await;
-                return Err(problem);
-            }
+            Err(problem) => return Err(problem),
             Ok(IncomingView::Waiting) => {
                 self.peer()?.delete::<()>(&self.incoming("")).await?;
                 TargetState::Discarded

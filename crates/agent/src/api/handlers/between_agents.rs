@@ -335,6 +335,8 @@ async fn received(
     // QEMU says nothing for as long as its main thread waits for pages that are late. For how long they may be is the
     // source's to say.
     let view = timeout(wait + LOOK_MAX, received).await.unwrap_or(Ok(IncomingView::Waiting))?;
+    // After the hand-over the VM would stand still until somebody makes room.
+    agent.journal.check_room().map_err(Problem::from)?;
     Ok(Json(view))
 }
 
