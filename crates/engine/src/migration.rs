@@ -698,8 +698,13 @@ impl Migration {
                 return Action::ResumeOnSource;
             }
             let cause = self.error.take().unwrap_or_else(|| Problem::failed("cancelled"));
-            let message = format!("{cause}; and the VM does not run on the source: {error}");
-            self.error = Some(Problem::failed(message));
+            // A hypervisor that has ended says the same to both.
+            let what_else = if cause == *error {
+                String::new()
+            } else {
+                format!("; and the VM does not run on the source: {error}")
+            };
+            self.error = Some(Problem::failed(format!("{cause}{what_else}")));
         }
         // Stopping, discarding and putting back are tried once: the hypervisor stops by itself when
         // the target goes, an unstarted target discards when its lease runs out, and the journal
