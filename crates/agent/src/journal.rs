@@ -237,6 +237,8 @@ impl Journal {
     pub(crate) fn check_room(&self) -> Result<(), JournalError> {
         let disk = rustix::fs::statvfs(&self.path).map_err(JournalCause::Disk);
         let checked = disk.and_then(|disk| match disk.f_bfree.saturating_mul(disk.f_frsize) {
+            // Some file systems do not say how large they are.
+            _ if disk.f_blocks == 0 => Ok(()),
             ROOM_MIN_BYTES.. => Ok(()),
             free_bytes => Err(JournalCause::NoRoom(free_bytes >> 10)),
         });
