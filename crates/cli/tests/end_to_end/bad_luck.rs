@@ -14,6 +14,7 @@ use rusqlite::Connection;
 use rustix::process::{Pid, Signal, getpriority_process, kill_process};
 
 use crate::Test;
+use crate::check_vms::restart_agent_with_mounts;
 use crate::guest::Guest;
 use crate::program::{DRAINPIPE, Output, REFUSED, Running};
 use crate::support::{HostNetwork, TestLab, eventually};
@@ -108,7 +109,7 @@ impl Scene {
         self.migrations().remove(0).id
     }
 
-    fn migrations(&self) -> Vec<MigrationView> {
+    pub(crate) fn migrations(&self) -> Vec<MigrationView> {
         self.lab.json(&["history"])
     }
 
@@ -152,7 +153,7 @@ impl Scene {
     /// Fails the test unless the guest, wherever it was kept from going, goes there now.
     #[track_caller]
     pub(crate) fn assert_moves(&self, host: &str) {
-        self.lab.migrate("web", host, &[]);
+        self.lab.migrate("web", host, &["--option", "multichannel"]);
         self.assert_settled(host);
     }
 
@@ -214,13 +215,51 @@ pub(crate) fn rejoin(lab: &TestLab, host: &str) {
 /// Waits for the commit point; the VM is neither here nor there then.
 #[track_caller]
 pub(crate) fn wait_until_handed_over(lab: &TestLab) {
-    let connection = Connection::open(journal(lab, "a")).unwrap();
-    let query = "SELECT count(*) FROM migrations WHERE handed_over = 1 AND result IS NULL";
-    let recorded = || connection.query_row(query, [], |row| row.get::<_, u32>(0)).unwrap() > 0;
     let end = Instant::now() + FLIGHT_MAX;
-    while !recorded() {
+    while !is_handed_over(lab) {
         assert!(Instant::now() < end, "the hand-over is not recorded within {FLIGHT_MAX:?}");
         thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Whether host `a` has recorded a hand-over whose outcome it does not know yet.
+#[track_caller]
+pub(crate) fn is_handed_over(lab: &TestLab) -> bool {
+    let connection = Connection::open(journal(lab, "a")).unwrap();
+    let query = "SELECT count(*) FROM migrations WHERE handed_over = 1 AND result IS NULL";
+    connection.query_row(query, [], |row| row.get::<_, u32>(0)).unwrap() > 0
+}
+
+/// A disk of a few MiB under the journal of a host.
+pub(crate) struct SmallDisk {
+    filler: PathBuf,
+    bytes: usize,
+}
+
+impl SmallDisk {
+    /// Starts the host's agent anew on it. It is there for this agent and its children alone, so that it goes with
+    /// them.
+    #[track_caller]
+    pub(crate) fn under_journal(lab: &TestLab, host: &str, mib: usize) -> Self {
+        let state = lab.directory(host).join("state");
+        restart_agent_with_mounts(
+            lab,
+            host,
+            &format!("mount -t tmpfs -o size={mib}m none {}", state.display()),
+        );
+        let root = format!("/proc/{}/root", lab.agent_pid(host).unwrap());
+        let filler = PathBuf::from(format!("{root}{}", state.join("filler").display()));
+        Self { filler, bytes: mib << 20 }
+    }
+
+    /// To the last byte.
+    pub(crate) fn fill(&self) {
+        // That it ends in an error is the purpose.
+        let _ = fs::write(&self.filler, vec![0; self.bytes]);
+    }
+
+    pub(crate) fn free(&self) {
+        fs::remove_file(&self.filler).unwrap();
     }
 }
 
@@ -246,7 +285,7 @@ pub(crate) fn result_of(output: &Output) -> MigrationResult {
 }
 
 #[track_caller]
-fn assert_failed(output: &Output, words: &str) {
+pub(crate) fn assert_failed(output: &Output, words: &str) {
     assert_eq!(output.code, 1, "{output:#?}");
     let result = result_of(output);
     assert_eq!(result.outcome, Outcome::Failed, "{result:#?}");
@@ -515,23 +554,16 @@ fn a_link_that_is_silent_from_the_start_is_left_out() {
 
 fn the_disk_under_the_journal_is_full() {
     let lab = slow_lab();
-    lab.stop_agent("a", Signal::TERM);
-    let state = lab.directory("a").join("state");
-    // Mounted for this agent and its children alone, so that it goes with them.
-    let script = format!("mount -t tmpfs -o size=1m none {} && exec \"$@\"", state.display());
-    start_agent(&lab, &["unshare", "--mount", "bash", "-c", &script, "bash", DRAINPIPE]);
+    let disk = SmallDisk::under_journal(&lab, "a", 1);
     let scene = Scene::in_lab(lab);
-    let root = format!("/proc/{}/root", scene.lab.agent_pid("a").unwrap());
-    let filler = PathBuf::from(format!("{root}{}", state.join("filler").display()));
     let migrating = scene.migrate(&[]);
-    // To the last byte; that it ends in an error is the purpose.
-    let _ = fs::write(&filler, vec![0; 2 << 20]);
+    disk.fill();
     let output = migrating.wait();
     assert_failed(&output, "is its disk full");
     scene.guest.assert_intact();
     let refused = scene.lab.drainpipe(&["migrate", "web", "b"]);
     assert_ne!(refused.code, 0, "{refused:#?}");
-    fs::remove_file(&filler).unwrap();
+    disk.free();
     scene.last_result();
     scene.assert_settled("a");
     scene.assert_moves("b");
@@ -551,7 +583,7 @@ fn start_agent(lab: &TestLab, words: &[&str]) {
 }
 
 /// Says soon that an outcome is not known.
-fn impatient_lab() -> TestLab {
+pub(crate) fn impatient_lab() -> TestLab {
     let lab = slow_lab();
     lab.stop_agent("a", Signal::TERM);
     lab.configure("a", "[tls]", "[limits]\ndecision_s = 2\n\n[tls]");

@@ -1,7 +1,6 @@
 //! Hosts that are emptied while more than one agent fails: each VM runs once, and what is told is true.
 
 use std::fs;
-use std::path::PathBuf;
 
 use drainpipe_agent::api::types::DrainView;
 use drainpipe_engine::drain::status::{DrainState, MoveState};
@@ -9,8 +8,7 @@ use rustix::process::{Signal, kill_process};
 use serde_json::json;
 
 use crate::Test;
-use crate::bad_luck::{cut_off, hold_journal, rejoin, slow_lab, wait_until_handed_over};
-use crate::check_vms::restart_agent_with_mounts;
+use crate::bad_luck::{SmallDisk, cut_off, hold_journal, rejoin, slow_lab, wait_until_handed_over};
 use crate::drain::{
     assert_nowhere_but, assert_state, count, drain, drain_until_one_is_in_flight, ended, fast_lab,
     start_small, status, view, wait_until,
@@ -46,35 +44,30 @@ fn of_two_drains_of_a_host_one_begins() {
 
 fn the_disk_under_the_journal_is_full() {
     let lab = slow_lab();
-    let state = lab.directory("a").join("state");
-    // For this agent and its children alone, so that it goes with them.
-    restart_agent_with_mounts(&lab, "a", &format!("mount -t tmpfs -o size=4m none {}", state.display()));
+    let disk = SmallDisk::under_journal(&lab, "a", 4);
     let guest = lab.start_guest("web", GUEST_MIB, "");
     start_small(&lab, "least", "");
     let in_flight = drain_until_one_is_in_flight(&lab, &["b"]);
-    let root = format!("/proc/{}/root", lab.agent_pid("a").unwrap());
-    let filler = PathBuf::from(format!("{root}{}", state.join("filler").display()));
-    // To the last byte; that it ends in an error is the purpose.
-    let _ = fs::write(&filler, vec![0; 5 << 20]);
+    disk.fill();
     eventually("it is noticed", || lab.agent_log("a").contains("is its disk full"));
     let waiting = wait_until(&lab, "a", "it says why it waits", |view| status(view).obstacle.is_some());
     assert_eq!((waiting.id, waiting.ended_at), (in_flight.id, None));
     guest.assert_answers();
-    fs::remove_file(&filler).unwrap();
+    disk.free();
     assert_state(&ended(&lab, "a"), DrainState::Drained, 2);
     assert_nowhere_but(&lab, &["web", "least"], &["b"]);
     guest.assert_intact();
 }
 
-/// All that ran on host `a` is gone, and so is what it kept in memory.
+/// All that ran on a host is gone, and so is what it kept in memory.
 #[track_caller]
-fn power_off(lab: &TestLab) {
-    for pid in lab.pids("a", &[]) {
+pub(crate) fn power_off(lab: &TestLab, host: &str) {
+    for pid in lab.pids(host, &[]) {
         // One may end with another.
         let _ = kill_process(pid, Signal::KILL);
     }
-    eventually("nothing runs there", || lab.pids("a", &[]).is_empty());
-    fs::remove_dir_all(lab.directory("a").join("run")).unwrap();
+    eventually("nothing runs there", || lab.pids(host, &[]).is_empty());
+    fs::remove_dir_all(lab.directory(host).join("run")).unwrap();
 }
 
 fn the_drained_host_is_rebooted() {
@@ -83,7 +76,7 @@ fn the_drained_host_is_rebooted() {
     start_small(&lab, "first", "");
     lab.migrate("first", "b", &[]);
     let in_flight = drain_until_one_is_in_flight(&lab, &["b"]);
-    power_off(&lab);
+    power_off(&lab, "a");
     lab.start_agent("a");
     let interrupted = view(&lab, "a");
     assert!(interrupted.cordoned && interrupted.id == in_flight.id, "{interrupted:#?}");

@@ -1,8 +1,6 @@
 //! Emptying a host: its journal cannot be written, its way back is cancelled, two hosts are emptied into each
 //! other or into a third, VMs belong together, one changes its memory too fast.
 
-use std::fs;
-use std::path::PathBuf;
 use std::thread;
 
 use drainpipe_agent::api::types::{DrainPlanView, DrainView, MigrationView};
@@ -14,8 +12,7 @@ use rustix::process::Signal;
 use serde_json::json;
 
 use crate::Test;
-use crate::bad_luck::result_of;
-use crate::check_vms::restart_agent_with_mounts;
+use crate::bad_luck::{SmallDisk, result_of};
 use crate::drain::{
     NAMES, ask, assert_nowhere_but, assert_state, count, drain, drain_until_one_is_in_flight, ended,
     fast_lab, host_of, restart_agent_with_memory, resume, slow_lab, start_guests, start_small, status, view,
@@ -35,17 +32,12 @@ pub(crate) const TESTS: &[Test] = &[
 
 fn a_drain_is_cancelled_while_its_journal_is_full() {
     let lab = slow_lab();
-    let state = lab.directory("a").join("state");
-    let mount = format!("mount -t tmpfs -o size=4m none {}", state.display());
-    restart_agent_with_mounts(&lab, "a", &mount);
+    let disk = SmallDisk::under_journal(&lab, "a", 4);
     let guests = start_guests(&lab);
     let in_flight = drain_until_one_is_in_flight(&lab, &["b", "c"]);
     let mut moves = status(&in_flight).moves.iter();
     let first = moves.find(|one| one.state == MoveState::Transferring).unwrap();
-    let root = format!("/proc/{}/root", lab.agent_pid("a").unwrap());
-    let filler = PathBuf::from(format!("{root}{}", state.join("filler").display()));
-    // To the last byte; that it ends in an error is the purpose.
-    let _ = fs::write(&filler, vec![0; 5 << 20]);
+    disk.fill();
     ask::<DrainView>(&lab, "a", "/v1/drain/cancel", Some(json!(null))).unwrap();
     let waits = wait_until(&lab, "a", "it says why it waits", |view| status(view).obstacle.is_some());
     let obstacle = status(&waits).obstacle.as_ref().unwrap();
@@ -57,7 +49,7 @@ fn a_drain_is_cancelled_while_its_journal_is_full() {
     });
     assert!(view(&lab, "a").ended_at.is_none(), "its end is not written down yet");
     guests.iter().for_each(Guest::assert_intact);
-    fs::remove_file(&filler).unwrap();
+    disk.free();
     let cancelled = ended(&lab, "a");
     assert_state(&cancelled, DrainState::Cancelled, 0);
     assert_eq!(status(&cancelled).obstacle, None);

@@ -16,6 +16,7 @@ mod check_vms;
 mod drain;
 mod drain_cli;
 mod drain_faults;
+mod drain_losses;
 mod drain_meetings;
 mod encrypted;
 mod guest;
@@ -37,6 +38,7 @@ mod relayed;
 mod service;
 mod shared_paths;
 mod support;
+mod switch_over_faults;
 
 use std::process::{Command, ExitCode, Stdio};
 
@@ -89,6 +91,7 @@ fn main() -> ExitCode {
         ("bad_luck", bad_luck::TESTS),
         ("mute_qemu", mute_qemu::TESTS),
         ("path_loss", path_loss::TESTS),
+        ("switch_over_faults", switch_over_faults::TESTS),
         ("shared_paths", shared_paths::TESTS),
         ("bad_input", bad_input::TESTS),
         ("check", check::TESTS),
@@ -99,6 +102,7 @@ fn main() -> ExitCode {
         ("drain_cli", drain_cli::TESTS),
         ("drain_meetings", drain_meetings::TESTS),
         ("drain_faults", drain_faults::TESTS),
+        ("drain_losses", drain_losses::TESTS),
         ("lab_cli", lab_cli::TESTS),
         ("service", service::TESTS),
         ("link_addresses", link_addresses::TESTS),

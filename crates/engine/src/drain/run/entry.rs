@@ -137,7 +137,7 @@ impl Entry {
     pub(super) fn leave_out(&mut self, why: Option<String>) {
         self.stage = if why.is_some() { Stage::LeftOut } else { Stage::Gone };
         self.left_out_why =
-            why.unwrap_or_else(|| "it was stopped or removed; nothing is left to move".into());
+            why.unwrap_or_else(|| "it does not run any more: it was stopped or removed, or its QEMU has died; nothing is left to move".into());
     }
 
     pub(super) fn begin(&mut self) {

@@ -1,0 +1,201 @@
+//! Hosts that are emptied while QEMUs are killed or a target is rebooted: who can go goes, and what is told is true.
+
+use std::time::Duration;
+
+use drainpipe_agent::api::types::{DrainView, VmList, VmState};
+use drainpipe_engine::drain::status::{DrainState, MoveState, MoveStatus};
+use rustix::process::{Signal, kill_process};
+use serde_json::{Value, json};
+
+use crate::Test;
+use crate::bad_luck::slow_lab;
+use crate::drain::{
+    assert_nowhere_but, assert_state, count, drain, ended, resume, start_small, status, wait_until,
+};
+use crate::drain_faults::power_off;
+use crate::guest::Guest;
+use crate::program::FAILED;
+use crate::support::{HostNetwork, TestLab, eventually};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("a_target_is_rebooted", a_target_is_rebooted),
+    ("a_target_goes_down_and_is_started_later", a_target_goes_down_and_is_started_later),
+    ("the_qemus_of_two_vms_are_killed", the_qemus_of_two_vms_are_killed),
+    ("a_targets_qemu_is_killed", a_targets_qemu_is_killed),
+];
+
+/// A guest that is in flight for 8 s over [`slow_lab`], and for 5 s over [`faster_lab`].
+const GUEST_MIB: u64 = 160;
+
+/// How long a VM is silent at most that is not paused, or for its last bytes alone, on a busy machine.
+const RUNNING_SILENCE_MAX: Duration = Duration::from_secs(3);
+
+/// A VM after the other, by connections of QEMU.
+fn one_by_one() -> Value {
+    json!({ "to": ["b"], "transfers": 1, "option": "multichannel" })
+}
+
+fn faster_lab() -> TestLab {
+    TestLab::up(&["--link", "100", "--link", "100"])
+}
+
+fn is_on_links(view: &DrainView, vm: &str) -> bool {
+    let mut moves = view.status.iter().flat_map(|status| &status.moves);
+    moves.any(|one| one.vm == vm && one.state == MoveState::Transferring && one.sent_bytes > 1 << 20)
+}
+
+/// What is told of one VM.
+#[track_caller]
+fn told<'a>(view: &'a DrainView, vm: &str) -> &'a MoveStatus {
+    let found = status(view).moves.iter().find(|one| one.vm == vm);
+    found.unwrap_or_else(|| panic!("nothing is told of {vm}: {view:#?}"))
+}
+
+/// Why a VM has not moved: one that was not begun is told as staying.
+#[track_caller]
+fn why_left(view: &DrainView, vm: &str) -> String {
+    let stay = status(view).stays.iter().find(|stay| stay.vm == vm).map(|stay| stay.why.clone());
+    stay.unwrap_or_else(|| {
+        let one = told(view, vm);
+        assert_eq!(one.state, MoveState::Failed, "{view:#?}");
+        one.error.as_ref().expect("it says why").message.clone()
+    })
+}
+
+/// Fails the test unless the VM is on this host alone, and has died.
+#[track_caller]
+fn assert_has_died(lab: &TestLab, vm: &str, host: &str) {
+    let list: VmList = lab.json(&["vms"]);
+    let of_name = list.vms.iter().filter(|view| view.name == vm);
+    let found: Vec<_> = of_name.map(|view| (view.host.as_str(), view.state)).collect();
+    assert_eq!(found, [(host, VmState::Stopped)], "{list:#?}");
+    let hosts = lab.hosts();
+    assert!(hosts.iter().all(|host| lab.qemu_pid(host, vm).is_none()), "a QEMU of {vm} is left");
+}
+
+/// Boots a VM anew where it has died.
+#[track_caller]
+fn boot(lab: &TestLab, guest: &Guest, host: &str) {
+    lab.drainpipe(&["vm", "start", &guest.name, "--agent", &lab.agent_socket(host)]).done();
+    guest.wait_until_ready();
+    guest.assert_intact();
+}
+
+/// Fails the test unless nothing of migrations is left on either host.
+#[track_caller]
+fn assert_tidy(lab: &TestLab, network: &[HostNetwork; 2]) {
+    for host in ["a", "b"] {
+        eventually("no guard is left", || lab.pids(host, &[" guard --migration "]).is_empty());
+    }
+    eventually("the network is put back", || lab.network() == *network);
+}
+
+fn a_target_is_rebooted() {
+    let lab = faster_lab();
+    let guests = ["db", "web"].map(|vm| lab.start_guest(vm, GUEST_MIB, ""));
+    let network = lab.network();
+    drain(&lab, "a", one_by_one());
+    let before = wait_until(&lab, "a", "one has moved, and one is on the links", |view| {
+        count(view, MoveState::Moved) == 1 && guests.iter().any(|guest| is_on_links(view, &guest.name))
+    });
+    let (arrived, on_way): (Vec<&Guest>, Vec<&Guest>) =
+        guests.iter().partition(|guest| told(&before, &guest.name).state == MoveState::Moved);
+    let (arrived, on_way) = (arrived[0], on_way[0]);
+    let heartbeat = on_way.heartbeat();
+    power_off(&lab, "b");
+    lab.start_agent("b");
+    // It goes on by itself with what is still here.
+    let drained = ended(&lab, "a");
+    assert_state(&drained, DrainState::Drained, 2);
+    let attempts = [arrived, on_way].map(|guest| told(&drained, &guest.name).attempts);
+    assert_eq!(attempts, [1, 2], "{drained:#?}");
+    lab.assert_runs_on(&on_way.name, "b");
+    on_way.assert_intact();
+    assert!(heartbeat.longest_gap() < RUNNING_SILENCE_MAX, "{:?}", heartbeat.statistics());
+    // What was there has ended with its host, and nobody starts it by himself.
+    assert_has_died(&lab, &arrived.name, "b");
+    boot(&lab, arrived, "b");
+    assert_tidy(&lab, &network);
+    resume(&lab, "a", true);
+    assert_state(&ended(&lab, "a"), DrainState::Drained, 2);
+    assert_nowhere_but(&lab, &["db", "web"], &["a"]);
+}
+
+fn a_target_goes_down_and_is_started_later() {
+    let lab = faster_lab();
+    lab.stop_agent("a", Signal::TERM);
+    lab.configure("a", "[tls]", "[limits]\nstall_s = 3\n\n[tls]");
+    lab.start_agent("a");
+    let guest = lab.start_guest("web", GUEST_MIB, "");
+    let network = lab.network();
+    let heartbeat = guest.heartbeat();
+    drain(&lab, "a", one_by_one());
+    wait_until(&lab, "a", "it is on the links", |view| is_on_links(view, "web"));
+    power_off(&lab, "b");
+    let left = ended(&lab, "a");
+    assert_state(&left, DrainState::Incomplete, 0);
+    let why = why_left(&left, "web");
+    for words in ["nothing has arrived for 3 s", "no host can take it: b: the agent of b"] {
+        assert!(why.contains(words), "`{words}` is missing: {left:#?}");
+    }
+    assert!(heartbeat.longest_gap() < RUNNING_SILENCE_MAX, "{:?}", heartbeat.statistics());
+    lab.start_agent("b");
+    lab.assert_runs_on("web", "a");
+    let again = drain(&lab, "a", one_by_one());
+    assert_eq!(again.id, left.id, "it is carried on");
+    assert_state(&ended(&lab, "a"), DrainState::Drained, 1);
+    assert_nowhere_but(&lab, &["web"], &["b"]);
+    guest.assert_intact();
+    assert_tidy(&lab, &network);
+}
+
+fn the_qemus_of_two_vms_are_killed() {
+    let lab = slow_lab();
+    let guest = lab.start_guest("web", GUEST_MIB, "");
+    for vm in ["one", "other"] {
+        start_small(&lab, vm, "");
+    }
+    let network = lab.network();
+    let command = "drain a --to b --transfers 1 --option multichannel --yes --json";
+    let draining = lab.start(&command.split(' ').collect::<Vec<_>>());
+    wait_until(&lab, "a", "it is on the links", |view| is_on_links(view, "web"));
+    // One on the links, and one that waits for them.
+    for vm in ["web", "one"] {
+        kill_process(lab.qemu_pid("a", vm).unwrap(), Signal::KILL).unwrap();
+    }
+    let output = draining.wait();
+    assert_eq!(output.code, FAILED, "{output:#?}");
+    let told: DrainView = serde_json::from_str(&output.stdout).unwrap();
+    assert_state(&told, DrainState::Incomplete, 1);
+    for vm in ["web", "one"] {
+        assert_has_died(&lab, vm, "a");
+        let why = why_left(&told, vm);
+        assert!(why.contains("or its QEMU has died") && why.matches("has ended").count() <= 1, "{told:#?}");
+    }
+    assert_nowhere_but(&lab, &["other"], &["b"]);
+    assert_tidy(&lab, &network);
+    lab.drainpipe(&["resume", "a"]).done();
+    boot(&lab, &guest, "a");
+    drain(&lab, "a", one_by_one());
+    assert_state(&ended(&lab, "a"), DrainState::Drained, 1);
+    assert_nowhere_but(&lab, &["web", "other"], &["b"]);
+    guest.assert_intact();
+}
+
+fn a_targets_qemu_is_killed() {
+    let lab = slow_lab();
+    let guest = lab.start_guest("web", GUEST_MIB, "");
+    start_small(&lab, "other", "");
+    let network = lab.network();
+    let heartbeat = guest.heartbeat();
+    drain(&lab, "a", one_by_one());
+    wait_until(&lab, "a", "it is on the links", |view| is_on_links(view, "web"));
+    kill_process(lab.qemu_pid("b", "web").unwrap(), Signal::KILL).unwrap();
+    let drained = ended(&lab, "a");
+    assert_state(&drained, DrainState::Drained, 2);
+    assert_eq!(["web", "other"].map(|vm| told(&drained, vm).attempts), [2, 1], "{drained:#?}");
+    assert_nowhere_but(&lab, &["web", "other"], &["b"]);
+    guest.assert_intact();
+    assert!(heartbeat.longest_gap() < RUNNING_SILENCE_MAX, "{:?}", heartbeat.statistics());
+    assert_tidy(&lab, &network);
+}

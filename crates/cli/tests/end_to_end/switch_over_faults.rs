@@ -1,0 +1,247 @@
+//! What fails around the commit: the links for the last bytes, the network between the agents, the disk under the
+//! target's journal. Where the VM runs after that is what the source's journal says.
+
+use std::thread;
+use std::time::Duration;
+
+use drainpipe_agent::api::types::VmList;
+use drainpipe_engine::result::Outcome;
+use drainpipe_hypervisor::{RunState, RuntimePaths, Vmm};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::Test;
+use crate::bad_luck::{
+    HeldJournal, Scene, SmallDisk, assert_failed, cut_off, hold_journal, impatient_lab, is_handed_over,
+    rejoin, result_of, slow_lab, wait_until_handed_over,
+};
+use crate::program::REFUSED;
+use crate::support::{TestLab, eventually};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("all_links_fall_silent_at_the_switch_over", all_links_fall_silent_at_the_switch_over),
+    (
+        "all_links_are_silent_for_five_seconds_at_the_switch_over",
+        all_links_are_silent_for_five_seconds_at_the_switch_over,
+    ),
+    ("the_agents_lose_each_other_in_flight", the_agents_lose_each_other_in_flight),
+    (
+        "the_agents_lose_each_other_before_the_order_to_run",
+        the_agents_lose_each_other_before_the_order_to_run,
+    ),
+    ("the_targets_journal_is_full_when_a_vm_comes", the_targets_journal_is_full_when_a_vm_comes),
+    ("the_targets_journal_becomes_full_in_flight", the_targets_journal_becomes_full_in_flight),
+    ("the_targets_journal_is_full_after_the_hand_over", the_targets_journal_is_full_after_the_hand_over),
+];
+
+/// A guest is in flight for 3 s over them.
+const LINKS: [&str; 4] = ["--link", "200", "--link", "200"];
+
+/// How long a VM stands still whose last bytes do not arrive: 15 s until the source gives up, and what its QEMU and
+/// a busy machine need.
+const CUT_SILENCE_MAX: Duration = Duration::from_secs(22);
+
+/// The same while the target's agent does not answer: 4 s.
+const UNANSWERED_SILENCE_MAX: Duration = Duration::from_secs(10);
+
+/// The same of one that is not paused at all.
+const RUNNING_SILENCE_MAX: Duration = Duration::from_secs(2);
+
+/// A program meets QEMU in the middle of its work.
+const QMP_DEADLINE: Duration = Duration::from_secs(5);
+
+/// What a VM's QEMU says of it, by the socket that is for its guard.
+#[track_caller]
+fn run_state(lab: &TestLab, host: &str, vm: &str) -> RunState {
+    let paths = RuntimePaths::new(&lab.directory(host).join("run"), &vm.parse().unwrap()).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let vmm = Vmm::attach_beside_agent(paths, QMP_DEADLINE).await.unwrap();
+        vmm.run_state(QMP_DEADLINE).await.unwrap()
+    })
+}
+
+/// A source on which only QEMU goes on: paused for its last bytes, it waits for leave to send them.
+struct Held<'a> {
+    scene: &'a Scene,
+    agent: Pid,
+    guard: Pid,
+}
+
+impl<'a> Held<'a> {
+    /// Back when the VM is paused.
+    #[track_caller]
+    fn at_pause(scene: &'a Scene) -> Self {
+        let lab = &scene.lab;
+        let guard = lab.pids("a", &[" guard --migration "])[0];
+        let held = Self { scene, agent: lab.agent_pid("a").unwrap(), guard };
+        for pid in [held.agent, held.guard] {
+            kill_process(pid, Signal::STOP).unwrap();
+        }
+        eventually("the VM is paused", || run_state(lab, "a", "web") == RunState::FinishMigrate);
+        held
+    }
+
+    /// The guard after the agent has given it a sign of life, or it would let the VM run.
+    #[track_caller]
+    fn release(self) {
+        kill_process(self.agent, Signal::CONT).unwrap();
+        eventually("the agent answers", || self.scene.lab.drainpipe(&["history"]).code == 0);
+        thread::sleep(Duration::from_secs(1));
+        kill_process(self.guard, Signal::CONT).unwrap();
+    }
+}
+
+fn all_links_fall_silent_at_the_switch_over() {
+    let scene = Scene::in_lab(TestLab::up(&LINKS));
+    let heartbeat = scene.guest.heartbeat();
+    let migrating = scene.migrate(&[]);
+    let held = Held::at_pause(&scene);
+    silence(&scene);
+    held.release();
+    assert_failed(&migrating.wait(), "the last of the state did not arrive within 15 s; look at the links");
+    scene.guest.assert_answers();
+    assert!(heartbeat.longest_gap() < CUT_SILENCE_MAX, "{:?}", heartbeat.statistics());
+    // Also the target gives it up while the links are still dead: the agents reach each other by another network.
+    scene.assert_settled("a");
+    heal(&scene);
+    scene.assert_moves("b");
+}
+
+fn all_links_are_silent_for_five_seconds_at_the_switch_over() {
+    let scene = Scene::in_lab(TestLab::up(&LINKS));
+    let heartbeat = scene.guest.heartbeat();
+    let migrating = scene.migrate(&[]);
+    let held = Held::at_pause(&scene);
+    silence(&scene);
+    held.release();
+    thread::sleep(Duration::from_secs(4));
+    heal(&scene);
+    let result = result_of(&migrating.wait());
+    assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
+    assert!(heartbeat.longest_gap() < CUT_SILENCE_MAX, "{:?}", heartbeat.statistics());
+    scene.assert_settled("b");
+    scene.assert_moves("a");
+}
+
+fn silence(scene: &Scene) {
+    for link in ["e0", "e1"] {
+        scene.lab.fault(&format!("blackhole a {link}"));
+    }
+}
+
+fn heal(scene: &Scene) {
+    for link in ["e0", "e1"] {
+        scene.lab.fault(&format!("heal a {link}"));
+    }
+}
+
+fn the_agents_lose_each_other_in_flight() {
+    let scene = Scene::in_lab(TestLab::up(&LINKS));
+    let heartbeat = scene.guest.heartbeat();
+    let migrating = scene.migrate(&[]);
+    cut_off(&scene.lab, "b");
+    // All memory arrives, and nobody can say so.
+    assert_failed(&migrating.wait(), "the agent of b");
+    assert!(heartbeat.longest_gap() < UNANSWERED_SILENCE_MAX, "{:?}", heartbeat.statistics());
+    scene.guest.assert_intact();
+    assert!(!is_handed_over(&scene.lab));
+    // The target cannot know that, and keeps what may be the only whole copy.
+    assert_eq!(run_state(&scene.lab, "b", "web"), RunState::Paused);
+    assert_eq!(run_state(&scene.lab, "a", "web"), RunState::Running);
+    rejoin(&scene.lab, "b");
+    scene.assert_settled("a");
+    assert_eq!(scene.last_result().outcome, Outcome::Failed);
+    scene.assert_moves("b");
+}
+
+/// Keeps the hand-over from being recorded; back when all state is on the target, and its agent has said so.
+#[track_caller]
+fn hold_until_all_is_there(scene: &Scene) -> HeldJournal {
+    let held = hold_journal(&scene.lab, "a");
+    eventually("all state is on the target", || run_state(&scene.lab, "b", "web") == RunState::Paused);
+    thread::sleep(Duration::from_millis(500));
+    held
+}
+
+/// Nor can it be made to.
+#[track_caller]
+fn assert_runs_nowhere(scene: &Scene) {
+    let states = ["a", "b"].map(|host| run_state(&scene.lab, host, "web"));
+    assert_eq!(states, [RunState::Postmigrate, RunState::Paused]);
+    scene.lab.drainpipe(&["migrate", "web", "b"]).refused(REFUSED, &["is being moved"]);
+}
+
+fn the_agents_lose_each_other_before_the_order_to_run() {
+    let scene = Scene::in_lab(impatient_lab());
+    let migrating = scene.migrate(&[]);
+    // All state arrives, and the hand-over is recorded when the target hears nothing any more.
+    let held = hold_until_all_is_there(&scene);
+    cut_off(&scene.lab, "b");
+    held.release();
+    wait_until_handed_over(&scene.lab);
+    let output = migrating.wait();
+    assert_eq!(output.code, 4, "{output:#?}");
+    assert_eq!(result_of(&output).outcome, Outcome::Undecided);
+    // It is the target's, which does not know it yet.
+    assert_runs_nowhere(&scene);
+    let told = scene.migrations().remove(0);
+    assert_eq!(told.result.map(|result| result.outcome), Some(Outcome::Undecided));
+    let list: VmList = scene.lab.json(&["vms"]);
+    assert!(list.errors.iter().any(|error| error.contains("the agent of b")), "{list:#?}");
+    rejoin(&scene.lab, "b");
+    eventually("it is decided", || scene.migrations()[0].progress.is_none());
+    assert_eq!(scene.last_result().outcome, Outcome::Completed);
+    scene.assert_settled("b");
+    scene.assert_moves("a");
+}
+
+fn the_targets_journal_is_full_when_a_vm_comes() {
+    let lab = slow_lab();
+    let disk = SmallDisk::under_journal(&lab, "b", 1);
+    let scene = Scene::in_lab(lab);
+    let heartbeat = scene.guest.heartbeat();
+    disk.fill();
+    let output = scene.lab.drainpipe(&["migrate", "web", "b", "--option", "multichannel", "--json"]);
+    assert_failed(&output, "is its disk full");
+    scene.assert_settled("a");
+    assert!(heartbeat.longest_gap() < RUNNING_SILENCE_MAX, "{:?}", heartbeat.statistics());
+    disk.free();
+    scene.assert_moves("b");
+}
+
+fn the_targets_journal_becomes_full_in_flight() {
+    let lab = slow_lab();
+    let disk = SmallDisk::under_journal(&lab, "b", 1);
+    let scene = Scene::in_lab(lab);
+    let heartbeat = scene.guest.heartbeat();
+    let migrating = scene.migrate(&[]);
+    disk.fill();
+    // Before the VM is paused: past the hand-over it would stand still until there is room.
+    assert_failed(&migrating.wait(), "is its disk full");
+    assert!(heartbeat.longest_gap() < RUNNING_SILENCE_MAX, "{:?}", heartbeat.statistics());
+    disk.free();
+    scene.assert_settled("a");
+    scene.assert_moves("b");
+}
+
+fn the_targets_journal_is_full_after_the_hand_over() {
+    let lab = impatient_lab();
+    let disk = SmallDisk::under_journal(&lab, "b", 1);
+    let scene = Scene::in_lab(lab);
+    let migrating = scene.migrate(&[]);
+    let held = hold_until_all_is_there(&scene);
+    disk.fill();
+    held.release();
+    let output = migrating.wait();
+    assert_eq!(output.code, 4, "{output:#?}");
+    let result = result_of(&output);
+    assert!(result.error.as_ref().is_some_and(|error| error.contains("is its disk full")), "{result:#?}");
+    let in_vain = result.events.iter().filter(|event| event.what.starts_with("failed: ")).count();
+    assert!((1..=4).contains(&in_vain), "asked once a second for 2 s: {result:#?}");
+    // It is the target's, which cannot write that down.
+    assert_runs_nowhere(&scene);
+    disk.free();
+    assert_eq!(scene.last_result().outcome, Outcome::Completed);
+    scene.assert_settled("b");
+    scene.assert_moves("a");
+}
