@@ -63,7 +63,12 @@ impl PageSlots {
         if inner.slots.len() <= slot {
             inner.slots.resize(slot + 1, Slot::default());
         }
-        if inner.slots[slot].changes != changes {
+        // How many are still to come before it; the count begins anew past its end.
+        let ahead = changes.wrapping_sub(inner.slots[slot].changes);
+        if ahead > u32::MAX / 2 {
+            return Err(RelayError::Malformed("a change of a page that has changed since"));
+        }
+        if ahead > 0 {
             inner.waiting += 1;
             let is_due = |inner: &mut Inner| !inner.is_closed && inner.slots[slot].changes != changes;
             let waited = self.changed.wait_timeout_while(inner, CHANGE_DEADLINE, is_due);

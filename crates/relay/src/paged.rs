@@ -263,5 +263,7 @@ mod tests {
             decode(&paged(0, 1, 1, &[255, 255, 1, 0, 9]), &slots, &mut block).is_err(),
             "outside of the page"
         );
+        let again = decode(&paged(0, 1, 0, &whole), &slots, &mut block).unwrap_err();
+        assert!(again.to_string().contains("has changed since"), "not waited for: {again}");
     }
 }
