@@ -15,7 +15,7 @@ mod failback;
 mod record;
 mod view;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use drainpipe_engine::drain::lint::lint;
@@ -37,6 +37,7 @@ use crate::agent::Agent;
 use crate::api::types::{DrainKind, DrainPlanView, DrainRequest, DrainView, ResumeRequest};
 use crate::config::DrainBounds;
 use crate::journal::DrainRecord;
+use crate::lock::lock;
 use crate::outgoing::known_target;
 
 /// How long a drain that is carried on waits for the migrations that the agent's last life left to be undone
@@ -81,7 +82,7 @@ struct Course {
 impl Drains {
     fn lock(&self) -> MutexGuard<'_, Option<Current>> {
         // One assignment leaves it whole.
-        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.current)
     }
 
     fn current(&self) -> Option<Arc<Course>> {

@@ -5,7 +5,7 @@ mod drains;
 mod settings;
 
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::problem::Problem;
@@ -20,6 +20,7 @@ use thiserror::Error;
 
 pub(crate) use self::drains::DrainRecord;
 use crate::api::types::MigrateRequest;
+use crate::lock::lock;
 
 /// Changes of the schema, in order; `user_version` says how many have been made.
 const MIGRATIONS: &[&str] = &[
@@ -221,7 +222,7 @@ impl Journal {
 
     fn lock(&self) -> MutexGuard<'_, Connection> {
         // A panic while the lock was held leaves at worst a transaction that SQLite rolls back.
-        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.connection)
     }
 
     fn run<T>(

@@ -6,7 +6,7 @@ mod target_watch;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use drainpipe_engine::facts::HostFacts;
@@ -96,7 +96,7 @@ pub(crate) enum Turn {
 impl Outgoing {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Running>>> {
         // Insertion and removal leave the map whole.
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.running)
     }
 
     /// One migration under way.

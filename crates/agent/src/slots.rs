@@ -1,9 +1,11 @@
 //! What other hosts may have this one do at once: so much each, and so much together.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use drainpipe_engine::problem::Problem;
+
+use crate::lock::lock;
 
 /// How much there is of something.
 #[derive(Debug)]
@@ -28,7 +30,7 @@ pub(crate) struct Slot {
 impl Taken {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, usize>> {
         // One insertion or removal leaves it whole.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

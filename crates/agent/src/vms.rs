@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use drainpipe_engine::facts::{HugePages, MemoryNeeds};
@@ -16,6 +16,7 @@ use tracing::{info, warn};
 use crate::api::types::{VmState, VmView};
 use crate::host;
 use crate::journal::Journal;
+use crate::lock::lock;
 
 /// How long QEMU may take to start or to end. It takes 0.1 s; a loaded host is slower.
 pub(crate) const QEMU_DEADLINE: Duration = Duration::from_secs(20);
@@ -161,7 +162,7 @@ impl Vms {
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
         // Each critical section leaves the map whole, so a panic elsewhere does not spoil it.
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.entries)
     }
 
     /// The runtime files of a VM.

@@ -134,7 +134,7 @@ impl RelayMeans {
             left.filter(|left| left.is_finite()).map_or(all, |left| left.clamp(0.0, all))
         };
         let (source_cores, target_cores) = (cores(source), cores(target));
-        let packing_cores = source.packing_cores.map_or(f64::INFINITY, f64::from);
+        let packing_cores = f64::from(source.packing_cores.unwrap_or(source.cores));
         let saved_mbps = request.saved_mbps;
         Some(Self { is_asked_for, wire_mbps, source_cores, target_cores, packing_cores, saved_mbps })
     }

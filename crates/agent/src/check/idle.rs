@@ -2,7 +2,7 @@
 //! before it is needed: the links in question by link-local addresses, then one TCP connection for each path.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use drainpipe_engine::facts::HostFacts;
@@ -22,6 +22,7 @@ use crate::agent::Agent;
 use crate::api::types::PathsView;
 use crate::client::ApiClient;
 use crate::discovery::discover;
+use crate::lock::lock;
 use crate::probe::{self, Connected, Load};
 
 /// Before the first peer is looked at, and between two of them in the first round.
@@ -37,7 +38,7 @@ pub(crate) struct KnownPaths(Mutex<BTreeMap<String, PathsView>>);
 impl KnownPaths {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, PathsView>> {
         // One insertion leaves it whole.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// Of all peers that have been looked at.

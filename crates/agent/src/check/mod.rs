@@ -30,7 +30,7 @@ mod way_back;
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use drainpipe_engine::problem::Problem;
@@ -40,6 +40,7 @@ use uuid::Uuid;
 
 use self::files::Files;
 use self::recent::RecentCounters;
+use crate::lock::lock;
 use crate::slots::Slots;
 
 pub(crate) use facts::read;
@@ -96,7 +97,7 @@ impl Checks {
     }
 
     fn add(&self, id: Uuid, session: session::Session) -> Result<(), Problem> {
-        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sessions = lock(&self.sessions);
         if sessions.contains_key(&id) {
             return Err(Problem::conflict(format!("a check {id} is under way already")));
         }
@@ -105,10 +106,10 @@ impl Checks {
     }
 
     fn get(&self, id: Uuid) -> Option<Arc<session::Session>> {
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner).get(&id).cloned()
+        lock(&self.sessions).get(&id).cloned()
     }
 
     fn remove(&self, id: Uuid) {
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+        lock(&self.sessions).remove(&id);
     }
 }

@@ -5,7 +5,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use drainpipe_engine::check::sizes::{Arrived, SMALL_BYTES};
@@ -17,6 +17,8 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use uuid::Uuid;
+
+use crate::lock::lock;
 
 /// How often each size is sent: one lost by chance is not taken for one that does not pass.
 pub(super) const COPIES: u32 = 3;
@@ -87,7 +89,7 @@ impl PacketEnd {
 
     /// What has arrived so far.
     pub(super) fn arrived(&self) -> Arrived {
-        self.arrivals.counts.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.arrivals.counts).clone()
     }
 
     /// The least time to the other end and back.
@@ -152,7 +154,7 @@ async fn count(socket: Arc<UdpSocket>, peer: SocketAddr, token: Uuid, arrivals: 
 fn count_one(arrivals: &Arrivals, bytes: usize, peer: SocketAddr) {
     let Ok(bytes) = u16::try_from(bytes) else { return };
     let size = bytes.saturating_add(headers_bytes(peer));
-    let mut counts = arrivals.counts.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut counts = lock(&arrivals.counts);
     let count = counts.entry(size).or_default();
     *count = count.saturating_add(1);
 }

@@ -2,11 +2,13 @@
 //! was changed a month ago are not.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use drainpipe_engine::check::facts::LinkCounters;
 use drainpipe_net::Link;
+
+use crate::lock::lock;
 
 /// Counted is since the last look before that, or since the first look.
 const LOOK_BACK: Duration = Duration::from_mins(15);
@@ -32,7 +34,7 @@ impl RecentCounters {
     }
 
     fn since(&self, at: Instant, links: BTreeMap<u32, LinkCounters>) -> BTreeMap<u32, LinkCounters> {
-        let mut looks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut looks = lock(&self.0);
         while looks.get(1).is_some_and(|second| at.duration_since(second.at) >= LOOK_BACK) {
             looks.pop_front();
         }
