@@ -50,8 +50,11 @@ const THREADS: usize = 5;
 
 /// Tests that see whether something is packed. Packing takes idle time only, and beside others there is none:
 /// they run one by one once all others are over.
-const NEED_IDLE_CORES: [&str; 3] =
-    ["options::compression", "relayed::over_one_path", "relayed::progress_tells_what_compression_does"];
+const NEED_IDLE_CORES: [&str; 3] = [
+    "options::compression",
+    "relayed::over_one_path",
+    "relayed::packing_keeps_to_its_cpus_and_progress_tells_of_it",
+];
 
 /// A test and its name.
 type Test = (&'static str, fn());

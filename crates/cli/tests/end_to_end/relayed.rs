@@ -1,5 +1,6 @@
 //! Compressed migrations: when they are, and that whatever befalls the relay leaves the VM where it was.
 
+use std::fs;
 use std::thread;
 use std::time::Duration;
 
@@ -10,14 +11,17 @@ use drainpipe_engine::result::{MigrationResult, Outcome};
 use rustix::process::Signal;
 
 use crate::Test;
-use crate::bad_luck::{Scene, result_of};
+use crate::bad_luck::{Scene, result_of, slow_lab};
 use crate::guest::Guest;
 use crate::support::{TestLab, eventually};
 
 pub(crate) const TESTS: &[Test] = &[
     ("over_one_path", over_one_path),
     ("compression_stays_out_where_the_links_outrun_it", compression_stays_out_where_the_links_outrun_it),
-    ("progress_tells_what_compression_does", progress_tells_what_compression_does),
+    (
+        "packing_keeps_to_its_cpus_and_progress_tells_of_it",
+        packing_keeps_to_its_cpus_and_progress_tells_of_it,
+    ),
     ("the_relays_source_agent_is_killed_in_flight", the_relays_source_agent_is_killed_in_flight),
     ("the_relays_target_agent_is_killed_in_flight", the_relays_target_agent_is_killed_in_flight),
     ("a_compressed_migration_is_cancelled", a_compressed_migration_is_cancelled),
@@ -40,13 +44,36 @@ fn over_one_path() {
         lab.stop_agent(host, Signal::TERM);
         lab.configure(host, &format!("migration_address = \"10.77.255.{last}\"\n"), "");
         lab.exec(host, &["sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=1"]).done();
+        lab.configure(host, "[tls]", "[compression]\ncores = 1\n\n[tls]");
         lab.start_agent(host);
     }
-    let guest = lab.start_guest("web", 160, "");
-    let result = lab.migrate("web", "b", &COMPRESSION);
+    let scene = Scene::in_lab(lab);
+    let migrating = scene.migrate(&COMPRESSION);
+    assert_eq!(packing_cpus(&scene.lab).len(), 1, "threads that pack");
+    let result = result_of(&migrating.wait());
     assert_compressed(&result);
     assert_eq!(result.paths.len(), 1, "{result:#?}");
-    guest.assert_intact();
+    scene.assert_settled("b");
+}
+
+/// CPUs on which each thread that packs on host `a` may run.
+#[track_caller]
+fn packing_cpus(lab: &TestLab) -> Vec<String> {
+    let tasks = format!("/proc/{}/task", lab.agent_pid("a").unwrap());
+    let packs = |status: &String| status.starts_with("Name:\trelay-pack-");
+    let look = || -> Vec<String> {
+        let all = fs::read_dir(&tasks).unwrap().flatten();
+        // One may end meanwhile.
+        all.filter_map(|task| fs::read_to_string(task.path().join("status")).ok()).filter(packs).collect()
+    };
+    eventually("threads pack", || !look().is_empty());
+    // They are started one after the other, and then go to their CPUs.
+    thread::sleep(Duration::from_millis(200));
+    let cpus = |status: &String| {
+        let line = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:\t"));
+        line.expect("the kernel tells it").to_owned()
+    };
+    look().iter().map(cpus).collect()
 }
 
 #[track_caller]
@@ -74,9 +101,14 @@ fn compression_stays_out_where_the_links_outrun_it() {
     assert!(view.plan.is_compressed, "{:?}", view.plan.reason);
 }
 
-fn progress_tells_what_compression_does() {
-    let scene = Scene::set();
+fn packing_keeps_to_its_cpus_and_progress_tells_of_it() {
+    let lab = slow_lab();
+    lab.stop_agent("a", Signal::TERM);
+    lab.configure("a", "[tls]", "[compression]\ncpus = \"0\"\n\n[tls]");
+    lab.start_agent("a");
+    let scene = Scene::in_lab(lab);
     let migrating = scene.migrate(&COMPRESSION);
+    assert_eq!(packing_cpus(&scene.lab), ["0"]);
     eventually("progress tells it", || {
         let views: Vec<MigrationView> = scene.lab.json(&["history"]);
         let progress = views.first().and_then(|view| view.progress.clone());
