@@ -433,7 +433,10 @@ impl Migration {
                 Some(Action::ResumeOnTarget)
             }
             (Phase::AskingTarget { .. }, Event::TargetSays(TargetState::Discarded)) => {
-                self.note(now_ms, "the target discarded the VM and never ran it");
+                let error = "the target discarded the VM and never ran it";
+                self.note(now_ms, error);
+                // Known already, unless this life of it began with the question.
+                self.error.get_or_insert_with(|| Problem::failed(error));
                 self.phase = Phase::Revoking;
                 Some(Action::RevokeHandOver)
             }
@@ -873,4 +876,37 @@ fn describe_plan(plan: &Plan) -> String {
     let paths: Vec<String> = plan.paths.iter().map(ToString::to_string).collect();
     let reason = plan.reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
     format!("{} over {}{reason}", plan.option, paths.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An agent that was started anew hears from the target that it discarded the VM.
+    fn discarded(after: Option<Problem>) -> Migration {
+        let (mut migration, first) = Migration::recover(Limits::default(), true, 0.0);
+        assert_eq!(first, Action::AskTarget);
+        if let Some(problem) = after {
+            assert_eq!(migration.handle(0.0, Event::Failed(problem)), Some(Action::AskTarget));
+        }
+        let mut next = migration.handle(0.0, Event::TargetSays(TargetState::Discarded));
+        assert_eq!(next, Some(Action::RevokeHandOver));
+        while next != Some(Action::Finish) {
+            next = migration.handle(0.0, Event::Done);
+        }
+        migration
+    }
+
+    #[test]
+    fn a_migration_that_the_target_discarded_failed_for_a_reason() {
+        let unreachable = Problem::failed("the target does not answer");
+        for (known, told) in [
+            (None, Problem::failed("the target discarded the VM and never ran it")),
+            (Some(unreachable.clone()), unreachable),
+        ] {
+            let migration = discarded(known);
+            assert_eq!(migration.outcome(), Some(Outcome::Failed));
+            assert_eq!(migration.error(), Some(&told));
+        }
+    }
 }
