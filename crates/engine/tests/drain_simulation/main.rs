@@ -6,6 +6,7 @@
 //! `DRAINPIPE_SEED=17 cargo test -p drainpipe-engine --test drain_simulation`. `make soak` runs many
 //! more seeds.
 
+#[path = "../support/random.rs"]
 mod random;
 mod simulation;
 mod swap;

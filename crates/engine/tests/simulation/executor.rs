@@ -1,0 +1,549 @@
+//! The source's executor: carries out the engine's actions one by one, each in the parts between which its agent may
+//! crash or fall asleep, and tells the engine what came of them.
+
+use drainpipe_engine::migration::{Action, Event, Migration, Stage, TargetState};
+use drainpipe_engine::plan::Plan;
+use drainpipe_engine::problem::{Problem, ProblemKind};
+use drainpipe_engine::progress::Transferred;
+use drainpipe_engine::result::Outcome;
+
+use crate::faults::Fault;
+use crate::network::{Answer, Letter, Order, Question, Said};
+use crate::planted::Planted;
+use crate::qemu::{Command, Reply, Sending};
+use crate::source::LIMITS;
+use crate::world::{Host, Life, Sight, World};
+
+/// More seldom than the real one, which only takes more steps.
+const LOOK_EVERY_MS: f64 = 500.0;
+const ANSWER_DEADLINE_MS: f64 = 5_000.0;
+const QEMU_DEADLINE_MS: f64 = 20_000.0;
+const MUTE_AFTER_MS: f64 = 2_000.0;
+const SWITCH_OVER_DEADLINE_MS: f64 = 15_000.0;
+const ASK_FOR_PLACE_EVERY_MS: f64 = 500.0;
+const ASK_AGAIN_AFTER_MS: f64 = 1_000.0;
+const UNDECIDED_PAUSE_MS: f64 = 5_000.0;
+const RECORD_AGAIN_AFTER_MS: f64 = 2_000.0;
+
+/// What an executor is at. A crash, a freeze and all that others do come between any two of these.
+#[derive(Debug)]
+enum Doing {
+    Act(Action),
+    /// The second part of an action that has two.
+    Rest(Action),
+    Await {
+        action: Action,
+        order: Order,
+        question: Question,
+        until_ms: f64,
+    },
+    /// What comes of an action is known then.
+    Later {
+        at_ms: f64,
+        event: Event,
+    },
+    /// The engine is to hear of this.
+    Happened(Event),
+    /// Nothing is to be done but to look at the transfer.
+    Look {
+        at_ms: f64,
+    },
+    /// The outcome is not known: the target is asked again.
+    Pause {
+        until_ms: f64,
+    },
+    Conclude {
+        at_ms: f64,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cancel {
+    No,
+    Requested,
+    Delivered,
+}
+
+#[derive(Debug)]
+pub(crate) struct Executor {
+    migration: Migration,
+    number: usize,
+    doing: Doing,
+    answer: Option<Answer>,
+    plan: Option<Plan>,
+    guard: Option<usize>,
+    cancel: Cancel,
+    switch_over_until_ms: f64,
+    sent_bytes: u64,
+    began_ms: f64,
+    /// By how much its clock has jumped.
+    skew_ms: f64,
+    was_undecided: bool,
+    /// What it was told to do last.
+    action: Action,
+}
+
+impl Executor {
+    pub(crate) fn new(number: usize, migration: Migration, first: Action, now_ms: f64) -> Self {
+        Self {
+            migration,
+            number,
+            doing: Doing::Act(first),
+            answer: None,
+            plan: None,
+            guard: None,
+            cancel: Cancel::No,
+            switch_over_until_ms: 0.0,
+            sent_bytes: 0,
+            began_ms: now_ms,
+            skew_ms: 0.0,
+            was_undecided: false,
+            action: first,
+        }
+    }
+
+    pub(crate) fn goes_on(&self, migration: usize) -> bool {
+        self.number == migration && !self.was_undecided && !matches!(self.doing, Doing::Conclude { .. })
+    }
+
+    pub(crate) fn request_cancel(&mut self) {
+        if self.cancel == Cancel::No {
+            self.cancel = Cancel::Requested;
+        }
+    }
+
+    pub(crate) fn jump(&mut self, by_ms: f64) {
+        self.skew_ms += by_ms;
+    }
+
+    /// What it is at, from the order until the engine knows what came of it.
+    pub(crate) fn action(&self) -> Option<Action> {
+        let is_at_it = !matches!(self.doing, Doing::Look { .. } | Doing::Pause { .. });
+        is_at_it.then_some(self.action)
+    }
+
+    /// Whether it is between the VM's pause and the end.
+    pub(crate) fn is_being_decided(&self) -> bool {
+        matches!(self.migration.stage(), Stage::SwitchingOver | Stage::Sent | Stage::Undoing | Stage::Ended)
+    }
+
+    pub(crate) fn take_answer(&mut self, question: Question, answer: Answer) {
+        if matches!(self.doing, Doing::Await { question: asked, .. } if asked == question) {
+            self.answer = Some(answer);
+        }
+    }
+
+    /// When it does something, at the latest.
+    pub(crate) fn wakes_ms(&self) -> f64 {
+        let is_cancelled = self.cancel == Cancel::Requested;
+        let waits_for_turn = self.migration.stage() == Stage::Ready;
+        match self.doing {
+            Doing::Await { .. } if self.answer.is_some() => 0.0,
+            Doing::Later { .. } if is_cancelled && waits_for_turn => 0.0,
+            Doing::Look { .. } if is_cancelled => 0.0,
+            Doing::Await { until_ms: at_ms, .. }
+            | Doing::Later { at_ms, .. }
+            | Doing::Look { at_ms }
+            | Doing::Pause { until_ms: at_ms }
+            | Doing::Conclude { at_ms } => at_ms,
+            Doing::Act(_) | Doing::Rest(_) | Doing::Happened(_) => 0.0,
+        }
+    }
+
+    pub(crate) fn describe(&self) -> String {
+        format!("migration {}: {:?} {:?}", self.number, self.doing, self.answer)
+    }
+
+    fn now_ms(&self, now_ms: f64) -> f64 {
+        now_ms - self.began_ms + self.skew_ms
+    }
+}
+
+fn failed(why: &str) -> Event {
+    Event::Failed(Problem::failed(why))
+}
+
+impl World {
+    pub(crate) fn step_executor(&mut self) {
+        let Some(mut executor) = self.source.executor.take() else { return };
+        let doing = std::mem::replace(&mut executor.doing, Doing::Look { at_ms: 0.0 });
+        let next = match doing {
+            Doing::Act(action) => self.act(&mut executor, action),
+            Doing::Rest(action) => self.rest(&mut executor, action),
+            Doing::Await { action, order, question, .. } => {
+                self.answered(&mut executor, action, order, question)
+            }
+            Doing::Later { event, .. } => Doing::Happened(event),
+            Doing::Look { .. } => Doing::Happened(self.look(&mut executor)),
+            Doing::Happened(event) => self.happened(&mut executor, event),
+            Doing::Pause { .. } => self.ask_once_more(&mut executor),
+            Doing::Conclude { .. } => match self.conclude(&mut executor) {
+                Some(again) => again,
+                None => return,
+            },
+        };
+        executor.doing = next;
+        self.source.executor = Some(executor);
+    }
+
+    fn happened(&mut self, executor: &mut Executor, event: Event) -> Doing {
+        let now_ms = executor.now_ms(self.now_ms);
+        let interrupted = if executor.cancel == Cancel::Requested {
+            executor.cancel = Cancel::Delivered;
+            executor.migration.handle(now_ms, Event::CancelRequested)
+        } else {
+            None
+        };
+        let next = interrupted.or_else(|| executor.migration.handle(now_ms, event));
+        match next {
+            Some(Action::Finish) if executor.migration.outcome() == Some(Outcome::Undecided) => {
+                self.saw(Sight::Undecided);
+                executor.was_undecided = true;
+                Doing::Pause { until_ms: self.now_ms + UNDECIDED_PAUSE_MS }
+            }
+            Some(Action::Finish) => {
+                self.dismiss(executor.guard.take());
+                executor.action = Action::Finish;
+                Doing::Conclude { at_ms: self.now_ms }
+            }
+            Some(action) => {
+                executor.action = action;
+                Doing::Act(action)
+            }
+            None => Doing::Look { at_ms: self.now_ms + LOOK_EVERY_MS },
+        }
+    }
+
+    fn act(&mut self, executor: &mut Executor, action: Action) -> Doing {
+        match action {
+            Action::EstablishHosts => Doing::Happened(self.establish_hosts(executor)),
+            Action::CheckPermissions => {
+                let runs = self.copy_at(Host::Source).is_some_and(|copy| copy.runs);
+                if !runs || !self.answers(Host::Source) {
+                    return Doing::Happened(failed("only a running VM moves"));
+                }
+                self.order(executor, action, Order::Permit)
+            }
+            Action::AllocateMemory => self.order(executor, action, Order::Memory),
+            Action::BuildSkeleton => self.order(executor, action, Order::Skeleton),
+            Action::ConnectHosts => self.connect_hosts(executor),
+            Action::AwaitTurn => self.await_turn(),
+            Action::StartTransfer => {
+                executor.guard = self.post_guard(executor.number);
+                executor
+                    .guard
+                    .map_or(Doing::Happened(failed("the guard before is at work")), |_| Doing::Rest(action))
+            }
+            Action::SwitchOver => self.switch_over(executor),
+            Action::RecordHandOver => self.record_hand_over(executor),
+            Action::ResumeOnTarget => self.order(executor, action, Order::Run),
+            Action::AskTarget => self.ask_target(executor),
+            Action::EndOnSource => {
+                self.dismiss(executor.guard.take());
+                self.source.qemu = None;
+                Doing::Happened(Event::Done)
+            }
+            Action::RevokeHandOver => Doing::Happened(self.revoke_hand_over(executor)),
+            // Both are done at once: whichever is first.
+            Action::CleanUp if self.random.chance(50) => self.order(executor, action, Order::Finish),
+            Action::CleanUp => {
+                self.end_source();
+                Doing::Rest(action)
+            }
+            Action::StopTransfer if self.waits_for_target() => {
+                // Its connections are cut.
+                self.break_stream();
+                Doing::Later { at_ms: self.now_ms + MUTE_AFTER_MS, event: Event::Done }
+            }
+            Action::StopTransfer => self.command(Command::Cancel, QEMU_DEADLINE_MS),
+            Action::ResumeOnSource => self.resume_on_source(executor),
+            Action::DiscardTarget => self.order(executor, action, Order::Discard),
+            Action::PutBack => {
+                self.source.is_network_changed = false;
+                Doing::Happened(Event::Done)
+            }
+            Action::Finish => Doing::Conclude { at_ms: self.now_ms },
+        }
+    }
+
+    fn rest(&mut self, executor: &mut Executor, action: Action) -> Doing {
+        match action {
+            Action::StartTransfer => self.start_transfer(executor),
+            Action::SwitchOver => self.order(executor, action, Order::Received),
+            // What was to come is told by now: the target does not have it.
+            Action::AskTarget => self.order(executor, action, Order::Discard),
+            Action::CleanUp => self.order(executor, action, Order::Finish),
+            _ => Doing::Happened(Event::Done),
+        }
+    }
+
+    fn order(&mut self, executor: &Executor, action: Action, order: Order) -> Doing {
+        let question = self.network.new_question();
+        self.send(Letter::Order { order, migration: executor.number, question });
+        let has_deadline = self.planted != Planted::NoDeadline;
+        let until_ms = if has_deadline { self.now_ms + ANSWER_DEADLINE_MS } else { f64::INFINITY };
+        Doing::Await { action, order, question, until_ms }
+    }
+
+    fn answered(
+        &mut self,
+        executor: &mut Executor,
+        action: Action,
+        order: Order,
+        question: Question,
+    ) -> Doing {
+        let Some(answer) = executor.answer.take() else {
+            // It hangs up, and whoever serves it there may be dropped.
+            self.cut_tasks(Some(question));
+            return self.came_of(executor, action, order, Err(ProblemKind::Unreachable));
+        };
+        self.came_of(executor, action, order, answer)
+    }
+
+    fn came_of(&mut self, executor: &Executor, action: Action, order: Order, answer: Answer) -> Doing {
+        let answer = self.misread(action, answer);
+        let event = match (action, answer) {
+            (Action::CheckPermissions, Ok(Said::Crowded)) => {
+                let event = Event::Crowded("two are on their way".into());
+                return Doing::Later { at_ms: self.now_ms + ASK_FOR_PLACE_EVERY_MS, event };
+            }
+            (Action::ConnectHosts, Ok(_)) => executor.plan.clone().map_or(Event::Done, Event::Connected),
+            (Action::SwitchOver, Ok(Said::Ready)) => Event::Done,
+            (Action::SwitchOver, Ok(_)) if self.now_ms < executor.switch_over_until_ms => {
+                return Doing::Rest(action);
+            }
+            (Action::SwitchOver, Ok(_)) => failed("the last of the state did not arrive"),
+            (Action::AskTarget, Ok(_)) if order == Order::Discard => {
+                Event::TargetSays(TargetState::Discarded)
+            }
+            (Action::AskTarget, Ok(Said::Running)) => Event::TargetSays(TargetState::Running),
+            (Action::AskTarget, Ok(Said::Ready)) => Event::TargetSays(TargetState::Ready),
+            (Action::AskTarget, Ok(Said::Waiting)) => return Doing::Rest(action),
+            // Its QEMU does not answer. What it has may be the only copy.
+            (Action::AskTarget, Err(ProblemKind::Failed))
+                if order == Order::View
+                    && (self.source.qemu.is_some() || self.planted == Planted::DiscardsOnlyCopy) =>
+            {
+                self.source.has_given_up_target = self.source.qemu.is_some();
+                return self.order(executor, action, Order::Discard);
+            }
+            (Action::AskTarget, Ok(_)) => Event::TargetSays(TargetState::Discarded),
+            (Action::AskTarget, Err(kind)) if order == Order::View => {
+                let event = Event::Failed(Problem::new(kind, "the target does not say"));
+                return Doing::Later { at_ms: self.now_ms + ASK_AGAIN_AFTER_MS, event };
+            }
+            (Action::CleanUp, _) => {
+                self.end_source();
+                Event::Done
+            }
+            (_, Ok(_)) => Event::Done,
+            (_, Err(kind)) => Event::Failed(Problem::new(kind, "the target refuses, or does not answer")),
+        };
+        Doing::Happened(event)
+    }
+
+    fn misread(&mut self, action: Action, answer: Answer) -> Answer {
+        match (self.planted, action, answer) {
+            (Planted::SilenceIsSuccess, Action::ResumeOnTarget, Err(ProblemKind::Unreachable)) => {
+                Ok(Said::Done)
+            }
+            (Planted::SilenceIsDiscarded, Action::AskTarget, Err(ProblemKind::Unreachable)) => {
+                Ok(Said::Discarded)
+            }
+            (Planted::RunsIncomplete, Action::SwitchOver, Ok(Said::Waiting)) => Ok(Said::Ready),
+            _ => answer,
+        }
+    }
+
+    fn establish_hosts(&mut self, executor: &mut Executor) -> Event {
+        let is_silent = self.target.life != Life::Up || self.now_ms < self.network.parted_until_ms;
+        if is_silent || self.faults.meets(Fault::Refused, &mut self.random) {
+            return failed("the target does not answer");
+        }
+        match self.hosts.plan() {
+            Ok(mut plan) => {
+                if self.planted == Planted::SilentFallback {
+                    (plan.option, plan.reason) = (drainpipe_engine::option::MigrationOption::Tcp, None);
+                }
+                executor.plan = Some(plan.clone());
+                Event::Established(plan)
+            }
+            Err(problem) => Event::Failed(problem),
+        }
+    }
+
+    fn connect_hosts(&mut self, executor: &mut Executor) -> Doing {
+        let Some(plan) = executor.plan.take() else { return Doing::Happened(failed("there is no plan")) };
+        let (faults, random) = (&self.faults, &mut self.random);
+        let narrowed = self.hosts.try_paths(plan, |_| faults.meets(Fault::DeadPath, random));
+        let mut plan = match narrowed {
+            Ok(plan) => plan,
+            Err(problem) => return Doing::Happened(Event::Failed(problem)),
+        };
+        if self.planted == Planted::Clear {
+            plan.encryption = drainpipe_engine::encryption::Encryption::default();
+        }
+        let is_taken = self.hosts.target_takes(&plan);
+        executor.plan = Some(plan);
+        self.source.is_network_changed = true;
+        self.order(executor, Action::ConnectHosts, Order::Connect { is_taken })
+    }
+
+    fn await_turn(&mut self) -> Doing {
+        if self.source.qemu.is_none() {
+            return Doing::Happened(failed("its QEMU has ended"));
+        }
+        if self.turns_awaited == 0 {
+            return Doing::Happened(Event::Done);
+        }
+        self.turns_awaited -= 1;
+        Doing::Later { at_ms: self.now_ms + LOOK_EVERY_MS, event: Event::Tick }
+    }
+
+    fn start_transfer(&mut self, executor: &mut Executor) -> Doing {
+        let plan = executor.plan.as_ref();
+        if let Some(breach) = plan.and_then(|plan| self.hosts.breach(plan, executor.migration.plan())) {
+            self.breach(breach);
+        }
+        match self.command_source(Command::Migrate { migration: executor.number }) {
+            Reply::Done => Doing::Happened(Event::Done),
+            reply => {
+                self.dismiss(executor.guard.take());
+                let wait_ms = if reply == Reply::None { ANSWER_DEADLINE_MS } else { 0.0 };
+                Doing::Later { at_ms: self.now_ms + wait_ms, event: failed("QEMU does not begin to send") }
+            }
+        }
+    }
+
+    fn switch_over(&mut self, executor: &mut Executor) -> Doing {
+        executor.switch_over_until_ms = self.now_ms + SWITCH_OVER_DEADLINE_MS;
+        match self.command_source(Command::Continue) {
+            Reply::Done => Doing::Rest(Action::SwitchOver),
+            Reply::None => {
+                let event = failed("QEMU does not answer");
+                Doing::Later { at_ms: self.now_ms + ANSWER_DEADLINE_MS, event }
+            }
+            Reply::Refused | Reply::Gone => Doing::Happened(failed("QEMU does not send the rest")),
+        }
+    }
+
+    fn record_hand_over(&mut self, executor: &mut Executor) -> Doing {
+        if self.planted == Planted::RunsBeforeRecord {
+            let question = self.network.new_question();
+            self.send(Letter::Order { order: Order::Run, migration: executor.number, question });
+        }
+        let is_full = self.is_source_disk_full();
+        let ignores = self.planted == Planted::ForbiddenIgnored;
+        let record = &mut self.source.journal[executor.number];
+        let event = if is_full && self.planted == Planted::UnrecordedHandOver {
+            Event::Done
+        } else if is_full {
+            self.saw(Sight::NotRecorded);
+            failed("the disk is full")
+        } else if record.is_revoked && !ignores {
+            self.saw(Sight::HandOverForbidden);
+            failed("its guard let the VM run on here")
+        } else {
+            (record.handed_over, record.is_revoked) = (true, false);
+            Event::Done
+        };
+        Doing::Happened(event)
+    }
+
+    fn revoke_hand_over(&mut self, executor: &Executor) -> Event {
+        if self.is_source_disk_full() {
+            self.saw(Sight::NotRecorded);
+            return failed("the disk is full");
+        }
+        let record = &mut self.source.journal[executor.number];
+        (record.handed_over, record.is_revoked) = (false, true);
+        self.saw(Sight::Revoked);
+        Event::Done
+    }
+
+    fn ask_target(&mut self, executor: &mut Executor) -> Doing {
+        let is_lost = self.target.is_lost || self.planted == Planted::LostTooSoon;
+        if self.operator.says_lost && is_lost {
+            self.source.journal[executor.number].is_reclaimed = true;
+            // By the operator's word it is.
+            self.is_lost = true;
+            return Doing::Happened(Event::TargetSays(TargetState::Lost));
+        }
+        self.order(executor, Action::AskTarget, Order::View)
+    }
+
+    fn command(&mut self, command: Command, deadline_ms: f64) -> Doing {
+        match self.command_source(command) {
+            Reply::Done => Doing::Happened(Event::Done),
+            // Without a QEMU nothing is sent.
+            Reply::Gone if command == Command::Cancel => Doing::Happened(Event::Done),
+            Reply::Gone | Reply::Refused => Doing::Happened(failed("its QEMU has ended")),
+            Reply::None => {
+                let event = failed("QEMU does not answer");
+                Doing::Later { at_ms: self.now_ms + deadline_ms, event }
+            }
+        }
+    }
+
+    fn resume_on_source(&mut self, executor: &mut Executor) -> Doing {
+        let doing = self.command(Command::LetRun, ANSWER_DEADLINE_MS);
+        if matches!(doing, Doing::Happened(Event::Done)) {
+            self.dismiss(executor.guard.take());
+        } else if self.source.qemu.is_some() {
+            self.resumes_failed += 1;
+        }
+        doing
+    }
+
+    fn end_source(&mut self) {
+        self.source.qemu = None;
+        self.source.is_network_changed = false;
+    }
+
+    fn look(&mut self, executor: &mut Executor) -> Event {
+        if executor.cancel == Cancel::Requested {
+            return Event::Tick;
+        }
+        let Some(qemu) = &self.source.qemu else {
+            return Event::TransferFailed(Problem::failed("its QEMU has ended"));
+        };
+        match qemu.sending {
+            _ if qemu.mute_until_ms.is_some() => Event::Tick,
+            Sending::PreSwitchover => Event::Paused,
+            Sending::Idle | Sending::Failed | Sending::Cancelled => {
+                Event::TransferFailed(Problem::failed("connection reset"))
+            }
+            _ => {
+                let is_parted = self.now_ms < self.network.parted_until_ms;
+                executor.sent_bytes += if is_parted { 0 } else { 1 << 20 };
+                let sent_bytes = executor.sent_bytes;
+                Event::Progress(
+                    Transferred { sent_bytes, remaining_bytes: 1, total_bytes: 2, rounds: 1 },
+                    vec![],
+                )
+            }
+        }
+    }
+
+    fn ask_once_more(&mut self, executor: &mut Executor) -> Doing {
+        let handed_over = self.planted != Planted::UndoneUndecided;
+        let now_ms = executor.now_ms(self.now_ms);
+        let (migration, first) = Migration::recover(LIMITS, handed_over, now_ms);
+        (executor.migration, executor.action) = (migration, first);
+        Doing::Act(first)
+    }
+
+    /// Records how it ended; `None` once it is recorded.
+    fn conclude(&mut self, executor: &mut Executor) -> Option<Doing> {
+        if self.is_source_disk_full() {
+            return Some(Doing::Conclude { at_ms: self.now_ms + RECORD_AGAIN_AFTER_MS });
+        }
+        let outcome = executor.migration.outcome().unwrap_or(Outcome::Failed);
+        self.source.journal[executor.number].outcome = Some(outcome);
+        self.source.is_network_changed = false;
+        let was_cancelled = executor.cancel != Cancel::No;
+        self.check_outcome(executor.number, outcome, was_cancelled, executor.migration.error().is_some());
+        self.outcomes.push(outcome);
+        None
+    }
+}

@@ -1,0 +1,203 @@
+//! What may go wrong in a run: a seed has some kinds of it, each at any moment, for a while.
+
+use std::fmt;
+
+use drainpipe_engine::migration::Action;
+
+use crate::random::Random;
+
+/// What may go wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fault {
+    // Each message, order or path may meet these.
+    Lost,
+    Duplicated,
+    Delayed,
+    Refused,
+    RunRefused,
+    DeadPath,
+    /// Nothing is done, and time passes: until the next deadline.
+    Slow,
+    // These come at any moment.
+    Partition,
+    StreamBreaks,
+    SourceCrashes,
+    SourceFreezes,
+    SourceReboots,
+    SourceDiskFull,
+    SourceQemuMute,
+    SourceQemuEnds,
+    GuardEnds,
+    GuardsAreSlow,
+    TargetCrashes,
+    TargetFreezes,
+    TargetReboots,
+    TargetDiskFull,
+    TargetQemuMute,
+    TargetQemuEnds,
+    TargetLost,
+    Cancelled,
+    ClockJumps,
+}
+
+impl Fault {
+    const BY_CHANCE: [Self; 7] = [
+        Self::Lost,
+        Self::Duplicated,
+        Self::Delayed,
+        Self::Refused,
+        Self::RunRefused,
+        Self::DeadPath,
+        Self::Slow,
+    ];
+    const AT_SOURCE: [Self; 8] = [
+        Self::SourceCrashes,
+        Self::SourceFreezes,
+        Self::SourceReboots,
+        Self::SourceDiskFull,
+        Self::SourceQemuMute,
+        Self::SourceQemuEnds,
+        Self::GuardEnds,
+        Self::GuardsAreSlow,
+    ];
+    const AT_TARGET: [Self; 7] = [
+        Self::TargetCrashes,
+        Self::TargetFreezes,
+        Self::TargetReboots,
+        Self::TargetDiskFull,
+        Self::TargetQemuMute,
+        Self::TargetQemuEnds,
+        Self::TargetLost,
+    ];
+    const BETWEEN: [Self; 4] = [Self::Partition, Self::StreamBreaks, Self::Cancelled, Self::ClockJumps];
+}
+
+/// Within so many steps a migration is over, if nothing keeps it.
+const STEPS_MIN: u64 = 100;
+
+/// In the moment at which they gather.
+const GATHERING_PER_MILLE: u64 = 150;
+
+/// Where faults may gather.
+const MOMENTS: [Action; 16] = [
+    Action::CheckPermissions,
+    Action::BuildSkeleton,
+    Action::ConnectHosts,
+    Action::StartTransfer,
+    Action::SwitchOver,
+    Action::RecordHandOver,
+    Action::ResumeOnTarget,
+    Action::AskTarget,
+    Action::EndOnSource,
+    Action::RevokeHandOver,
+    Action::CleanUp,
+    Action::StopTransfer,
+    Action::ResumeOnSource,
+    Action::DiscardTarget,
+    Action::PutBack,
+    Action::Finish,
+];
+
+/// The faults of one run.
+#[derive(Debug, Clone)]
+pub(crate) struct Faults {
+    by_chance: Vec<Fault>,
+    percent: u64,
+    sudden: Vec<Fault>,
+    per_mille: u64,
+    steps_left: u64,
+    moment: Option<Action>,
+    density: Density,
+}
+
+/// How many faults there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Density {
+    Few,
+    /// While it is being decided whose the VM is: that takes few steps of many.
+    Many,
+    /// In the moment at which they are to gather.
+    Gathering,
+}
+
+impl fmt::Display for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{:?} at {} %, {:?}", self.by_chance, self.percent, self.sudden)
+    }
+}
+
+impl Faults {
+    pub(crate) fn none() -> Self {
+        Self {
+            by_chance: vec![],
+            percent: 0,
+            sudden: vec![],
+            per_mille: 0,
+            steps_left: STEPS_MIN,
+            moment: None,
+            density: Density::Few,
+        }
+    }
+
+    /// That somebody cancels, once or several times.
+    pub(crate) fn only_cancelled() -> Self {
+        Self { sudden: vec![Fault::Cancelled], per_mille: 10, ..Self::none() }
+    }
+
+    /// A few kinds, at one place or at several: with all of them at once hardly a migration would come far enough to
+    /// meet the later ones.
+    pub(crate) fn draw(random: &mut Random) -> Self {
+        let by_chance = Fault::BY_CHANCE.into_iter().filter(|_| random.chance(30)).collect();
+        let places: [&[Fault]; 3] = [&Fault::AT_SOURCE, &Fault::AT_TARGET, &Fault::BETWEEN];
+        let mut sudden = vec![];
+        for place in places {
+            let kinds = if random.chance(50) { random.below(4) } else { 0 };
+            sudden.extend((0..kinds).map(|_| place[random.index(place.len())]));
+        }
+        Self {
+            by_chance,
+            percent: 2 + random.below(30),
+            sudden,
+            per_mille: [2, 4, 8, 16][random.index(4)],
+            steps_left: STEPS_MIN + random.below(200),
+            moment: random.chance(50).then(|| MOMENTS[random.index(MOMENTS.len())]),
+            density: Density::Few,
+        }
+    }
+
+    /// How many there are from now on.
+    pub(crate) fn gather(&mut self, action: Option<Action>, is_being_decided: bool) {
+        self.density = match (self.moment, is_being_decided) {
+            (Some(moment), _) if action == Some(moment) => Density::Gathering,
+            (_, true) => Density::Many,
+            _ => Density::Few,
+        };
+    }
+
+    pub(crate) fn guards_are_slow(&self) -> bool {
+        self.sudden.contains(&Fault::GuardsAreSlow)
+    }
+
+    /// Whether this one is met now.
+    pub(crate) fn meets(&self, fault: Fault, random: &mut Random) -> bool {
+        let per_mille = if self.density == Density::Few { 2 * self.percent } else { 10 * self.percent };
+        !self.are_over() && self.by_chance.contains(&fault) && random.below(1_000) < per_mille
+    }
+
+    /// What strikes in this step, if anything.
+    pub(crate) fn strike(&mut self, random: &mut Random) -> Option<Fault> {
+        self.steps_left = self.steps_left.saturating_sub(1);
+        let per_mille = match self.density {
+            Density::Few => self.per_mille,
+            Density::Many => 10 * self.per_mille,
+            Density::Gathering => GATHERING_PER_MILLE,
+        };
+        let strikes = !self.are_over() && !self.sudden.is_empty() && random.below(1_000) < per_mille;
+        strikes.then(|| self.sudden[random.index(self.sudden.len())])
+    }
+
+    /// Nothing goes wrong any more.
+    pub(crate) fn are_over(&self) -> bool {
+        self.steps_left == 0
+    }
+}

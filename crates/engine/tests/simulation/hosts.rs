@@ -1,0 +1,108 @@
+//! The two hosts as the real planner sees them, and what a plan between them must keep to (I6).
+
+use drainpipe_engine::encryption::{EncryptionPolicy, refuses_clear};
+use drainpipe_engine::facts::{HostFacts, HypervisorVersion, MigrationLink};
+use drainpipe_engine::option::RequestedOption;
+use drainpipe_engine::path::Path;
+use drainpipe_engine::plan::{PathTrial, Plan, Request, plan};
+use drainpipe_engine::problem::Problem;
+
+use crate::random::Random;
+
+const LINKS_MAX: u64 = 3;
+const MEMORY_BYTES: u64 = 1 << 30;
+
+/// Two hosts and what is asked of a migration between them.
+pub(crate) struct Hosts {
+    source: HostFacts,
+    target: HostFacts,
+    request: Request,
+}
+
+impl Hosts {
+    pub(crate) fn draw(random: &mut Random) -> Self {
+        let links = 1 + random.below(LINKS_MAX);
+        let option = RequestedOption::ALL[random.index(RequestedOption::ALL.len())];
+        Self {
+            source: host("a", 1, links, random),
+            target: host("b", 2, links, random),
+            request: Request { encrypt: random.chance(40), ..option.into() },
+        }
+    }
+
+    pub(crate) fn plan(&self) -> Result<Plan, Problem> {
+        plan(&self.source, &self.target, self.request, &[], MEMORY_BYTES).map_err(Problem::refused)
+    }
+
+    /// What is left of the plan once its paths were tried, of which some let nothing through.
+    pub(crate) fn try_paths(&self, plan: Plan, dead: impl FnMut(&Path) -> bool) -> Result<Plan, Problem> {
+        let dead: Vec<bool> = plan.paths.iter().map(dead).collect();
+        let trials: Vec<PathTrial> =
+            dead.iter().map(|dead| if *dead { Err("it is silent".into()) } else { Ok(()) }).collect();
+        plan.narrow(&trials, &self.source.name, &self.target.name).map_err(Problem::failed)
+    }
+
+    /// The target looks for itself.
+    pub(crate) fn target_takes(&self, plan: &Plan) -> bool {
+        let paths: Vec<Path> = plan.paths.iter().map(Path::reversed).collect();
+        plan.encryption.is_encrypted || refuses_clear(&self.target, &paths).is_none()
+    }
+
+    /// What is wrong with a plan by which memory is sent. Not by the planner's own words: it is what is checked.
+    pub(crate) fn breach(&self, used: &Plan, told: Option<&Plan>) -> Option<String> {
+        if told != Some(used) {
+            return Some("I6: what is told is not what is done".into());
+        }
+        if self.must_encrypt(used) && !(used.encryption.is_encrypted && used.is_relayed()) {
+            return Some("I6: memory goes in the clear".into());
+        }
+        let asked_for = self.request.option.named();
+        if asked_for.is_some_and(|option| option != used.option) && used.reason.is_none() {
+            return Some("I6: a fallback is not reported".into());
+        }
+        None
+    }
+
+    fn must_encrypt(&self, plan: &Plan) -> bool {
+        let hosts = [&self.source, &self.target];
+        let requires = hosts.iter().any(|host| host.encryption == EncryptionPolicy::Required);
+        let trusts =
+            |host: &HostFacts, name: &str| host.links.iter().any(|link| link.name == name && link.is_trusted);
+        let is_trusted =
+            |path: &Path| trusts(&self.source, &path.link) && trusts(&self.target, &path.peer_link);
+        self.request.encrypt || requires && !plan.paths.iter().all(is_trusted)
+    }
+}
+
+fn host(name: &str, last: u8, links: u64, random: &mut Random) -> HostFacts {
+    let policies = [EncryptionPolicy::Required, EncryptionPolicy::Allowed, EncryptionPolicy::Allowed];
+    let migration_address = random.chance(80).then(|| [10, 77, 200, last].into());
+    HostFacts {
+        name: name.into(),
+        cores: 2,
+        idle_cores: None,
+        vm_cores: 0.0,
+        packing_cores: None,
+        memory_available_bytes: 16 * MEMORY_BYTES,
+        huge_pages_available: vec![],
+        links: (0..links).map(|index| link(index, last, random)).collect(),
+        management_links: vec![],
+        bandwidth_limit_mbps: None,
+        encryption: policies[random.index(policies.len())],
+        migration_address,
+        no_migration_address: None,
+        rdma_devices: vec![],
+        hypervisor: HypervisorVersion { name: "QEMU".into(), version: "10.0.2".into(), rdma: false },
+    }
+}
+
+fn link(index: u64, last: u8, random: &mut Random) -> MigrationLink {
+    MigrationLink {
+        name: format!("e{index}"),
+        addresses: vec![format!("10.77.{index}.{last}/24").parse().expect("an address and its prefix")],
+        speed_mbps: Some(1000),
+        mtu: 1500,
+        usable: true,
+        is_trusted: random.chance(50),
+    }
+}

@@ -1,0 +1,140 @@
+//! The real engine against a modelled source, target, guard, network and operator, by the thousand.
+//!
+//! Any step may meet a fault: messages are lost, late, doubled, overtaken; agents crash, are started anew, fall asleep
+//! and wake up with orders of long ago; hosts reboot, or are lost; QEMUs end, or do not answer for a while and obey
+//! later; disks are full; clocks jump; somebody cancels. After every step the invariants are checked, and once the
+//! faults stop, all must be settled, and a VM that can run must run. A failing seed tells its story, and replays exactly:
+//! `DRAINPIPE_SEED=17 cargo test -p drainpipe-engine --test simulation`, with `-- --nocapture` also one that does not
+//! fail. `make soak` runs many more seeds.
+
+mod executor;
+mod faults;
+mod guard;
+mod hosts;
+mod network;
+mod operator;
+mod orders;
+mod planted;
+mod qemu;
+#[path = "../support/random.rs"]
+mod random;
+mod rules;
+mod source;
+mod target;
+mod turns;
+mod world;
+
+use std::collections::BTreeSet;
+use std::panic::catch_unwind;
+use std::thread;
+
+use drainpipe_engine::result::Outcome;
+
+use crate::faults::Faults;
+use crate::planted::Planted;
+use crate::random::Random;
+use crate::world::{Run, Sight, simulate, tell};
+
+/// So many where the environment says nothing.
+const SEEDS: u64 = 10_000;
+
+fn seeds() -> std::ops::Range<u64> {
+    let number = |name| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
+    match (number("DRAINPIPE_SEED"), number("DRAINPIPE_SEEDS")) {
+        (Some(seed), _) => seed..seed + 1,
+        (None, seeds) => 0..seeds.unwrap_or(SEEDS),
+    }
+}
+
+type Draw = fn(&mut Random) -> Faults;
+
+/// All seeds, side by side; the first that fails tells its story.
+fn run_all(draw: Draw) -> Vec<Run> {
+    let workers = thread::available_parallelism().map_or(1, usize::from);
+    let share = |worker| seeds().skip(worker).step_by(workers).map(|seed| run(seed, draw)).collect();
+    let shares: Vec<Vec<Run>> = thread::scope(|scope| {
+        let workers: Vec<_> = (0..workers).map(|worker| scope.spawn(move || share(worker))).collect();
+        workers.into_iter().map(|worker| worker.join().expect("a seed fails; see above")).collect()
+    });
+    shares.into_iter().flatten().collect()
+}
+
+fn run(seed: u64, draw: Draw) -> Run {
+    if seeds().count() == 1 {
+        println!("{}", tell(seed, draw));
+    }
+    let ended = catch_unwind(|| simulate(seed, draw, Planted::Nothing));
+    let ended = ended.unwrap_or_else(|_| panic!("seed {seed} panics; see above"));
+    ended.unwrap_or_else(|why| panic!("{}seed {seed}: {why}", tell(seed, draw)))
+}
+
+#[test]
+fn without_faults_every_migration_completes() {
+    for run in run_all(|_| Faults::none()) {
+        assert!(run.waits_in_vain || run.outcomes == [Outcome::Completed], "{run:?}");
+        assert!(run.sights.is_empty(), "{run:?}");
+    }
+}
+
+#[test]
+fn whoever_cancels_at_any_moment_has_the_vm_run_on_and_may_move_it_later() {
+    let mut seen = BTreeSet::new();
+    for run in run_all(|_| Faults::only_cancelled()) {
+        let as_expected = |outcome: &Outcome| matches!(outcome, Outcome::Completed | Outcome::Cancelled);
+        assert!(run.waits_in_vain || run.outcomes.iter().all(as_expected), "{run:?}");
+        assert_eq!(run.outcomes.last(), Some(&Outcome::Completed), "{run:?}");
+        seen.extend(run.outcomes.iter().map(|outcome| *outcome as u8));
+    }
+    assert!(seeds().count() == 1 || seen.len() > 1, "nobody cancelled in time");
+}
+
+#[test]
+fn whatever_fails_the_vm_runs_once_and_what_is_told_is_so() {
+    let mut unseen: BTreeSet<Sight> = Sight::ALL.into();
+    let mut outcomes = vec![];
+    for run in run_all(Faults::draw) {
+        unseen.retain(|sight| !run.sights.contains(sight));
+        outcomes.extend(run.outcomes);
+    }
+    let all = [Outcome::Completed, Outcome::Failed, Outcome::Cancelled];
+    let is_all = unseen.is_empty() && all.iter().all(|outcome| outcomes.contains(outcome));
+    assert!(seeds().count() < 5_000 || is_all, "these runs prove little: {unseen:?} was not met");
+}
+
+fn assert_found(planted: Planted) {
+    let shows = |why: &String| planted.shows_as().iter().any(|rule| why.contains(rule));
+    let found = (0..SEEDS).find_map(|seed| simulate(seed, Faults::draw, planted).err().filter(shows));
+    assert!(found.is_some(), "{planted:?} is not found");
+}
+
+macro_rules! planted_bugs_are_found {
+    ($($test:ident: $planted:ident,)*) => {
+        $(#[test]
+        fn $test() {
+            assert_found(Planted::$planted);
+        })*
+    };
+}
+
+planted_bugs_are_found! {
+    found_target_runs_before_the_record: RunsBeforeRecord,
+    found_unrecorded_hand_over: UnrecordedHandOver,
+    found_forgotten_hand_over: ForgottenHandOver,
+    found_undecided_that_is_undone: UndoneUndecided,
+    found_silence_taken_for_success: SilenceIsSuccess,
+    found_silence_taken_for_discarded: SilenceIsDiscarded,
+    found_only_copy_that_is_discarded: DiscardsOnlyCopy,
+    found_wait_without_deadline: NoDeadline,
+    found_two_starts: TwoStarts,
+    found_forgotten_discard: ForgottenDiscard,
+    found_dropped_arrival: DroppedArrival,
+    found_record_believed_to_be_the_deed: BelievedRecord,
+    found_arrival_settled_and_not_let_run: SettledUnrun,
+    found_disks_taken_early: TakesDisksEarly,
+    found_incomplete_vm_that_runs: RunsIncomplete,
+    found_guard_that_does_not_forbid: GuardDoesNotForbid,
+    found_guard_that_is_ignored: ForbiddenIgnored,
+    found_host_taken_for_lost: LostTooSoon,
+    found_memory_in_the_clear: Clear,
+    found_fallback_that_is_not_told: SilentFallback,
+}

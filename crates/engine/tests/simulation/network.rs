@@ -1,0 +1,96 @@
+//! Messages between the two agents: each may be lost, late, doubled, and overtaken by any other.
+
+use drainpipe_engine::problem::ProblemKind;
+
+/// What a source tells a target about one migration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Order {
+    Permit,
+    Memory,
+    Skeleton,
+    /// Whether the plan is one that this target takes.
+    Connect {
+        is_taken: bool,
+    },
+    Received,
+    Run,
+    View,
+    Discard,
+    Finish,
+}
+
+impl Order {
+    /// Whether those of one migration are carried out one after the other.
+    pub(crate) fn takes_turns(self) -> bool {
+        matches!(self, Self::Skeleton | Self::Connect { .. } | Self::Run | Self::Discard)
+    }
+}
+
+/// What a target says when an order was carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Said {
+    Done,
+    Crowded,
+    Waiting,
+    Ready,
+    Running,
+    Discarded,
+}
+
+pub(crate) type Answer = Result<Said, ProblemKind>;
+
+/// What a source says of a hand-over, by its journal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HandOver {
+    Pending,
+    HandedOver,
+    Refused,
+}
+
+/// Tells a question from all others.
+pub(crate) type Question = u64;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Letter {
+    Order {
+        order: Order,
+        migration: usize,
+        question: Question,
+    },
+    Answer {
+        question: Question,
+        answer: Answer,
+    },
+    /// A target asks its source.
+    Ask {
+        migration: usize,
+        question: Question,
+    },
+    Tell {
+        question: Question,
+        hand_over: HandOver,
+    },
+}
+
+impl Letter {
+    pub(crate) fn goes_to_target(self) -> bool {
+        matches!(self, Self::Order { .. } | Self::Tell { .. })
+    }
+}
+
+/// What is on its way.
+#[derive(Debug, Default)]
+pub(crate) struct Network {
+    /// Each not before its time.
+    pub letters: Vec<(f64, Letter)>,
+    /// Until then nothing gets through.
+    pub parted_until_ms: f64,
+    questions: Question,
+}
+
+impl Network {
+    pub(crate) fn new_question(&mut self) -> Question {
+        self.questions += 1;
+        self.questions
+    }
+}

@@ -1,0 +1,71 @@
+//! Bugs between the engine and the world. Each is one that somebody could write, and the simulation must find.
+
+/// A bug of the agents that carry the engine's actions out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Planted {
+    Nothing,
+    /// The target is told to run, and then the hand-over is recorded.
+    RunsBeforeRecord,
+    /// A hand-over that could not be recorded is taken for recorded.
+    UnrecordedHandOver,
+    /// An agent that starts anew does not look whether the VM was handed over.
+    ForgottenHandOver,
+    /// What is undecided is undone.
+    UndoneUndecided,
+    /// A target that does not say whether the VM runs is taken to have let it run.
+    SilenceIsSuccess,
+    /// A target that does not answer is taken to have discarded the VM.
+    SilenceIsDiscarded,
+    /// A target whose QEMU does not say what it has is told to discard it, though the source has nothing any more.
+    DiscardsOnlyCopy,
+    /// An answer is waited for without end.
+    NoDeadline,
+    /// The target starts the VM each time it is told to.
+    TwoStarts,
+    /// The target says that it discarded the VM, and does not keep it in mind.
+    ForgottenDiscard,
+    /// A target's agent that starts anew ends what was told to run before.
+    DroppedArrival,
+    /// The target says that the VM runs when that is only recorded.
+    BelievedRecord,
+    /// What is recorded to run is settled, though nobody has let it run.
+    SettledUnrun,
+    /// The target takes the disks when the state is there.
+    TakesDisksEarly,
+    /// Not all state is there, and the target lets the VM run.
+    RunsIncomplete,
+    /// The guard lets the VM run without forbidding the hand-over.
+    GuardDoesNotForbid,
+    /// An agent that was asleep does not look whether its guard has acted.
+    ForbiddenIgnored,
+    /// A host that does not answer is taken for lost.
+    LostTooSoon,
+    /// Encryption is left out where it was asked for.
+    Clear,
+    /// Another option is used, and nobody is told.
+    SilentFallback,
+}
+
+impl Planted {
+    /// The rules that it breaks, by a word of them.
+    pub(crate) fn shows_as(self) -> &'static [&'static str] {
+        match self {
+            Self::Nothing => &[],
+            Self::RunsBeforeRecord | Self::UnrecordedHandOver => &["before the hand-over is recorded"],
+            Self::ForgottenHandOver
+            | Self::UndoneUndecided
+            | Self::SilenceIsDiscarded
+            | Self::TwoStarts
+            | Self::GuardDoesNotForbid
+            | Self::ForbiddenIgnored
+            | Self::LostTooSoon => &["I1"],
+            Self::SilenceIsSuccess | Self::DiscardsOnlyCopy | Self::DroppedArrival => &["I3"],
+            Self::ForgottenDiscard => &["I1", "I5"],
+            Self::BelievedRecord => &["I3", "I5"],
+            Self::TakesDisksEarly => &["I2"],
+            Self::RunsIncomplete => &["I4"],
+            Self::NoDeadline | Self::SettledUnrun => &["I5"],
+            Self::Clear | Self::SilentFallback => &["I6"],
+        }
+    }
+}

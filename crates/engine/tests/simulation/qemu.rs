@@ -1,0 +1,342 @@
+//! The two QEMUs: their copies of the VM, its disks, and the stream between them.
+
+use crate::faults::Fault;
+use crate::planted::Planted;
+use crate::world::{Host, Sight, World};
+
+/// A copy of the VM in a QEMU.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Copy {
+    pub runs: bool,
+    pub has_disks: bool,
+    /// Grows as the VM runs: two copies with the same number are identical.
+    pub memory: u64,
+}
+
+/// How far a source's QEMU is with sending.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sending {
+    Idle,
+    Active,
+    PreSwitchover,
+    /// It may send the rest, and gives the disks up first.
+    Device {
+        has_disks: bool,
+    },
+    /// All is there, and it has not noticed yet.
+    Sent,
+    Completed,
+    Failed,
+    Cancelled,
+}
+
+/// What a QEMU that does not answer finds when it does again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Command {
+    Migrate { migration: usize },
+    Continue,
+    Cancel,
+    LetRun,
+}
+
+#[derive(Debug)]
+pub(crate) struct SourceQemu {
+    pub copy: Copy,
+    pub sending: Sending,
+    /// The migration for which it sends.
+    pub migration: usize,
+    pub mute_until_ms: Option<f64>,
+    unread: Vec<Command>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Arrival {
+    Built,
+    Listening,
+    Complete,
+    Broken,
+}
+
+#[derive(Debug)]
+pub(crate) struct TargetQemu {
+    pub copy: Copy,
+    pub arrival: Arrival,
+    pub migration: usize,
+    pub mute_until_ms: Option<f64>,
+    has_unread_run: bool,
+    /// It does not let the VM run.
+    has_refused: bool,
+}
+
+/// What comes of a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reply {
+    Done,
+    Refused,
+    /// No answer, and it may still take effect.
+    None,
+    /// There is no such QEMU any more.
+    Gone,
+}
+
+impl SourceQemu {
+    /// Booted just now.
+    pub(crate) fn booted(memory: u64) -> Self {
+        Self {
+            copy: Copy { runs: true, has_disks: true, memory },
+            sending: Sending::Idle,
+            migration: 0,
+            mute_until_ms: None,
+            unread: vec![],
+        }
+    }
+}
+
+impl World {
+    /// Each moment that it runs, the VM becomes another one.
+    pub(crate) fn guests_go_on(&mut self) {
+        let source = self.source.qemu.as_mut().map(|qemu| &mut qemu.copy);
+        let target = self.target.qemu.as_mut().map(|qemu| &mut qemu.copy);
+        for copy in [source, target].into_iter().flatten().filter(|copy| copy.runs) {
+            copy.memory += 1;
+            self.newest = self.newest.max(copy.memory);
+        }
+    }
+
+    /// Whether the VM as it is, and not as it was, is anywhere.
+    pub(crate) fn has_newest(&self) -> bool {
+        let at_target = self.target.qemu.as_ref().filter(|qemu| qemu.arrival == Arrival::Complete);
+        let copies = [self.source.qemu.as_ref().map(|qemu| qemu.copy), at_target.map(|qemu| qemu.copy)];
+        copies.into_iter().flatten().any(|copy| copy.memory == self.newest)
+    }
+
+    pub(crate) fn copy_at(&self, host: Host) -> Option<Copy> {
+        match host {
+            Host::Source => self.source.qemu.as_ref().map(|qemu| qemu.copy),
+            Host::Target => self.target.qemu.as_ref().map(|qemu| qemu.copy),
+        }
+    }
+
+    fn copy_mut(&mut self, host: Host) -> Option<&mut Copy> {
+        match host {
+            Host::Source => self.source.qemu.as_mut().map(|qemu| &mut qemu.copy),
+            Host::Target => self.target.qemu.as_mut().map(|qemu| &mut qemu.copy),
+        }
+    }
+
+    fn let_run(&mut self, host: Host) {
+        let Some(copy) = self.copy_at(host).filter(|copy| !copy.runs) else { return };
+        if self.copy_at(host.other()).is_some_and(|other| other.runs) {
+            self.breach("I1: two copies run".into());
+        }
+        if copy.memory != self.newest {
+            self.breach(format!("I4: {host:?} runs what the VM was, not what it is"));
+        }
+        if let Some(copy) = self.copy_mut(host) {
+            (copy.runs, copy.has_disks) = (true, true);
+        }
+    }
+
+    fn is_mute(&self, host: Host) -> bool {
+        match host {
+            Host::Source => {
+                let is_mute = self.source.qemu.as_ref().is_some_and(|qemu| qemu.mute_until_ms.is_some());
+                is_mute || self.waits_for_target()
+            }
+            Host::Target => self.target.qemu.as_ref().is_some_and(|qemu| qemu.mute_until_ms.is_some()),
+        }
+    }
+
+    /// It holds its lock while it sends the last bytes, and answers nothing where nobody takes them.
+    pub(crate) fn waits_for_target(&self) -> bool {
+        let is_parted = self.now_ms < self.network.parted_until_ms;
+        let sends_rest =
+            self.source.qemu.as_ref().is_some_and(|qemu| matches!(qemu.sending, Sending::Device { .. }));
+        is_parted && sends_rest
+    }
+
+    /// Whether there is one, and it answers.
+    pub(crate) fn answers(&self, host: Host) -> bool {
+        self.copy_at(host).is_some() && !self.is_mute(host)
+    }
+
+    pub(crate) fn command_source(&mut self, command: Command) -> Reply {
+        // Those that it is asked something first never send the command itself.
+        let asks_first =
+            matches!(command, Command::Migrate { .. } | Command::LetRun) && self.random.chance(50);
+        let Some(qemu) = &mut self.source.qemu else { return Reply::Gone };
+        if qemu.mute_until_ms.is_some() {
+            if !asks_first {
+                qemu.unread.push(command);
+            }
+            return Reply::None;
+        }
+        self.obey(command)
+    }
+
+    fn obey(&mut self, command: Command) -> Reply {
+        let Some(qemu) = &mut self.source.qemu else { return Reply::Gone };
+        match (command, qemu.sending) {
+            (
+                Command::Migrate { migration },
+                Sending::Idle | Sending::Failed | Sending::Cancelled | Sending::Completed,
+            ) => {
+                (qemu.sending, qemu.migration) = (Sending::Active, migration);
+            }
+            (Command::Continue, Sending::PreSwitchover) => qemu.sending = Sending::Device { has_disks: true },
+            (Command::Cancel, Sending::Active) => self.stop_sending(Sending::Cancelled),
+            (Command::Cancel, Sending::PreSwitchover | Sending::Device { .. } | Sending::Sent) => {
+                self.stop_sending(Sending::Cancelled);
+                self.let_run(Host::Source);
+            }
+            (Command::Cancel, _) => {}
+            (Command::LetRun, Sending::Device { .. } | Sending::Sent) => return Reply::None,
+            (Command::LetRun, Sending::PreSwitchover) => {
+                self.breach("I4: the VM is let run while it is about to be sent".into());
+            }
+            (Command::LetRun, _) => self.let_run(Host::Source),
+            (Command::Migrate { .. } | Command::Continue, _) => return Reply::Refused,
+        }
+        Reply::Done
+    }
+
+    fn stop_sending(&mut self, end: Sending) {
+        if let Some(qemu) = &mut self.source.qemu {
+            qemu.sending = end;
+        }
+        if let Some(qemu) = &mut self.target.qemu
+            && qemu.arrival == Arrival::Listening
+        {
+            qemu.arrival = Arrival::Broken;
+        }
+    }
+
+    /// Lets the target's copy run, if all of it is there.
+    pub(crate) fn command_target(&mut self) -> Reply {
+        let refuses = self.faults.meets(Fault::RunRefused, &mut self.random);
+        let sends_first = self.random.chance(50);
+        let Some(qemu) = &mut self.target.qemu else { return Reply::Gone };
+        if qemu.mute_until_ms.is_some() {
+            qemu.has_unread_run |= sends_first;
+            return Reply::None;
+        }
+        let is_there = qemu.arrival == Arrival::Complete || self.planted == Planted::RunsIncomplete;
+        if !qemu.copy.runs && (refuses || !is_there) {
+            qemu.has_refused = true;
+            self.is_lost |= self.source.is_copy_lost;
+            return Reply::Refused;
+        }
+        self.let_run(Host::Target);
+        Reply::Done
+    }
+
+    /// What was sent to it meanwhile takes effect now, in its order.
+    pub(crate) fn answers_again(&mut self, host: Host) {
+        match host {
+            Host::Source => {
+                let Some(qemu) = &mut self.source.qemu else { return };
+                qemu.mute_until_ms = None;
+                for command in std::mem::take(&mut qemu.unread) {
+                    self.obey(command);
+                }
+            }
+            Host::Target => {
+                let Some(qemu) = &mut self.target.qemu else { return };
+                qemu.mute_until_ms = None;
+                if std::mem::take(&mut qemu.has_unread_run) {
+                    self.saw(Sight::LateCommand);
+                    self.command_target();
+                }
+            }
+        }
+    }
+
+    /// Whether a QEMU does something by itself now.
+    pub(crate) fn stream_flows(&self) -> bool {
+        let sends = |sending| matches!(sending, Sending::Active | Sending::Device { .. } | Sending::Sent);
+        let parted = self.now_ms < self.network.parted_until_ms;
+        self.source.qemu.as_ref().is_some_and(|qemu| sends(qemu.sending)) && !parted
+    }
+
+    /// The next thing that happens to the stream.
+    pub(crate) fn stream(&mut self) {
+        let Some(qemu) = &mut self.source.qemu else { return };
+        let is_there =
+            self.target.qemu.as_ref().is_some_and(|target| {
+                target.migration == qemu.migration && target.arrival == Arrival::Listening
+            });
+        match qemu.sending {
+            Sending::Sent => qemu.sending = Sending::Completed,
+            Sending::Active | Sending::Device { .. } if !is_there => self.break_stream(),
+            Sending::Active => {
+                qemu.migration_goes_on(self.random.chance(20));
+            }
+            // Before its last byte: else the other end could not have them.
+            Sending::Device { has_disks: true } => {
+                qemu.copy.has_disks = false;
+                qemu.sending = Sending::Device { has_disks: false };
+            }
+            Sending::Device { has_disks: false } => self.all_arrives(),
+            _ => {}
+        }
+    }
+
+    fn all_arrives(&mut self) {
+        let (Some(source), Some(target)) = (&mut self.source.qemu, &mut self.target.qemu) else { return };
+        source.sending = Sending::Sent;
+        target.arrival = Arrival::Complete;
+        target.copy.memory = source.copy.memory;
+        target.copy.has_disks |= self.planted == Planted::TakesDisksEarly;
+    }
+
+    /// A source's QEMU that cannot send lets the VM run by itself, but for one that waits before the last part: it
+    /// does not look.
+    pub(crate) fn break_stream(&mut self) {
+        let Some(qemu) = &self.source.qemu else { return };
+        if matches!(qemu.sending, Sending::Active | Sending::Device { .. }) {
+            self.stop_sending(Sending::Failed);
+            self.let_run(Host::Source);
+        }
+    }
+
+    /// A target's QEMU that waits for state, and for its source to say where.
+    pub(crate) fn build_skeleton(&mut self, migration: usize) {
+        self.target.qemu = Some(TargetQemu {
+            copy: Copy { runs: false, has_disks: false, memory: 0 },
+            arrival: Arrival::Built,
+            migration,
+            mute_until_ms: None,
+            has_unread_run: false,
+            has_refused: false,
+        });
+    }
+
+    /// A QEMU ends, or is ended with its host.
+    pub(crate) fn lose(&mut self, host: Host) {
+        let Some(copy) = self.copy_at(host) else { return };
+        // Before the hand-over the VM is the source's, and after it the target's, from when it may run there on. What
+        // the target has, and cannot let run, is given up for what the source has.
+        let held_it = match host {
+            Host::Source => {
+                self.source.is_copy_lost = true;
+                let has_refused = self.target.qemu.as_ref().is_some_and(|qemu| qemu.has_refused);
+                !self.source.has_handed_over() || self.source.has_given_up_target || has_refused
+            }
+            Host::Target => copy.runs || self.target.may_have_run(),
+        };
+        match host {
+            Host::Source => self.source.qemu = None,
+            Host::Target => self.target.qemu = None,
+        }
+        self.is_lost |= held_it || !self.has_newest();
+    }
+}
+
+impl SourceQemu {
+    fn migration_goes_on(&mut self, is_nearly_over: bool) {
+        if is_nearly_over {
+            self.copy.runs = false;
+            self.sending = Sending::PreSwitchover;
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! The rules: what holds after every step, what is told of a migration, and what must be so in the end.
+
+use drainpipe_engine::result::Outcome;
+
+use crate::operator::ATTEMPTS;
+use crate::target::State;
+use crate::world::{Host, World};
+
+/// How often letting the VM run on the source is tried. Who is mute for that long keeps it from running.
+const RESUMES: u32 = 5;
+
+impl World {
+    /// What holds at any time.
+    pub(crate) fn check(&mut self) {
+        let (source, target) = (self.copy_at(Host::Source), self.copy_at(Host::Target));
+        if let (Some(source), Some(target)) = (source, target) {
+            if source.runs && target.runs {
+                self.breach("I1: two copies run".into());
+            }
+            if source.has_disks && target.has_disks {
+                self.breach("I2: two hold the disks".into());
+            }
+        }
+        if !self.is_lost && !self.has_newest() {
+            self.breach("I3: no host holds the VM".into());
+        }
+        if source.is_some_and(|copy| copy.runs) && self.source.has_handed_over() {
+            self.breach("I1: the VM runs on the source though it is handed over".into());
+        }
+        if let Some(qemu) = self.target.qemu.as_ref().filter(|qemu| qemu.copy.runs) {
+            if !self.source.journal[qemu.migration].handed_over {
+                self.breach("I1: the target runs before the hand-over is recorded".into());
+            } else if !self.target.may_have_run() {
+                self.breach("the target does not know that the VM runs there".into());
+            }
+        }
+    }
+
+    /// What is told of a migration is so.
+    pub(crate) fn check_outcome(
+        &mut self,
+        number: usize,
+        outcome: Outcome,
+        was_cancelled: bool,
+        has_error: bool,
+    ) {
+        let state = self.target.state(number);
+        let went = matches!(state, Some(State::Running | State::Finished));
+        let is_true = match outcome {
+            Outcome::Completed => {
+                went && self.source.journal[number].handed_over && self.source.qemu.is_none()
+            }
+            Outcome::Failed => has_error && !self.source.journal[number].handed_over,
+            Outcome::Cancelled => was_cancelled && !went,
+            Outcome::Undecided => false,
+        };
+        let runs_there = self.copy_at(Host::Target).is_some_and(|copy| copy.runs);
+        if !is_true || runs_there && outcome != Outcome::Completed {
+            self.breach(format!("it is told to be {outcome:?}, which is not so"));
+        }
+    }
+
+    /// The faults have stopped, and all is settled.
+    pub(crate) fn check_end(&self) -> Result<(), String> {
+        let runs = |host| self.copy_at(host).is_some_and(|copy| copy.runs);
+        let is_stuck = self.source.qemu.is_some() && self.resumes_failed >= RESUMES;
+        if !runs(Host::Source) && !runs(Host::Target) && !self.is_lost && !is_stuck {
+            return Err(format!("I5: nobody lets the VM run: {:#?} {:#?}", self.source, self.target));
+        }
+        let is_last_undisturbed = self.operator.attempts == ATTEMPTS;
+        if is_last_undisturbed && self.outcomes.last() != Some(&Outcome::Completed) {
+            return Err(format!("I5: nothing is wrong any more, and it does not move: {:?}", self.outcomes));
+        }
+        if self.source.is_network_changed || !self.target.network_changed_for.is_empty() {
+            return Err("the network is not put back".into());
+        }
+        let is_skeleton = self.target.qemu.is_some() && !self.target.has_vm;
+        if is_skeleton {
+            return Err("a skeleton is left".into());
+        }
+        Ok(())
+    }
+}

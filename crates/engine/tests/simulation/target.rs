@@ -1,0 +1,300 @@
+//! The target's host: its journal, its agent's life, and what the agent does by itself: it looks after the VMs on
+//! their way, and after a start lets run what was told to run before.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::network::{HandOver, Letter, Order, Question};
+use crate::orders::Task;
+use crate::planted::Planted;
+use crate::qemu::{Arrival, Reply, TargetQemu};
+use crate::world::{Host, Life, Sight, World};
+
+const SILENCE_MS: f64 = 10_000.0;
+const LOOK_EVERY_MS: f64 = 2_000.0;
+const GIVE_UP_AFTER_MS: f64 = 120_000.0;
+const ANSWER_DEADLINE_MS: f64 = 5_000.0;
+const ASK_EVERY_MS: f64 = 5_000.0;
+
+/// What the target has decided about a VM on its way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum State {
+    Waiting,
+    Running,
+    Finished,
+    Discarded,
+}
+
+/// A VM on its way, as the agent has it in mind: no crash outlasts it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Entry {
+    pub heard_ms: f64,
+    /// When it is settled whose it is, if its source says nothing until then.
+    pub settles_ms: f64,
+    pub question: Option<(Question, f64)>,
+    /// Its skeleton stood before this agent did.
+    pub stood_before: bool,
+    /// The task that is at it.
+    pub locked_by: Option<u64>,
+}
+
+/// What was told to run in an earlier life of the agent.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Arrived {
+    pub at_ms: f64,
+    pub question: Option<(Question, f64)>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Target {
+    pub life: Life,
+    pub wakes_ms: f64,
+    /// With all that ran there; it may come back without.
+    pub is_lost: bool,
+    pub disk_full_until_ms: f64,
+    pub journal: BTreeMap<usize, State>,
+    /// Of those that were discarded, the ones whose QEMU may still be there.
+    pub remains: BTreeSet<usize>,
+    pub qemu: Option<TargetQemu>,
+    pub entries: BTreeMap<usize, Entry>,
+    pub arrived: BTreeMap<usize, Arrived>,
+    /// It is among the VMs of this host.
+    pub has_vm: bool,
+    pub tasks: Vec<Task>,
+    /// The migrations for which its network is changed.
+    pub network_changed_for: BTreeSet<usize>,
+    pub places_awaited: u64,
+}
+
+impl Target {
+    pub(crate) fn new() -> Self {
+        Self {
+            life: Life::Up,
+            wakes_ms: 0.0,
+            is_lost: false,
+            disk_full_until_ms: 0.0,
+            journal: BTreeMap::new(),
+            remains: BTreeSet::new(),
+            qemu: None,
+            entries: BTreeMap::new(),
+            arrived: BTreeMap::new(),
+            has_vm: false,
+            tasks: vec![],
+            network_changed_for: BTreeSet::new(),
+            places_awaited: 0,
+        }
+    }
+
+    pub(crate) fn state(&self, migration: usize) -> Option<State> {
+        self.journal.get(&migration).copied()
+    }
+
+    /// Whether the VM may have run here, by the journal.
+    pub(crate) fn may_have_run(&self) -> bool {
+        self.journal.values().any(|state| matches!(state, State::Running | State::Finished))
+    }
+
+    /// Whether its agent has nothing more to do.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.entries.is_empty() && self.arrived.is_empty() && self.tasks.is_empty()
+    }
+}
+
+impl World {
+    pub(crate) fn is_target_disk_full(&self) -> bool {
+        self.now_ms < self.target.disk_full_until_ms
+    }
+
+    pub(crate) fn enter(&mut self, migration: usize, heard_ms: f64, stood_before: bool) {
+        let entry = Entry {
+            heard_ms,
+            settles_ms: heard_ms + SILENCE_MS,
+            question: None,
+            stood_before,
+            locked_by: None,
+        };
+        self.target.entries.insert(migration, entry);
+    }
+
+    /// Its source has said something.
+    pub(crate) fn hears(&mut self, migration: usize) {
+        let now_ms = self.now_ms;
+        if let Some(entry) = self.target.entries.get_mut(&migration) {
+            (entry.heard_ms, entry.settles_ms) = (now_ms, now_ms + SILENCE_MS);
+        }
+    }
+
+    pub(crate) fn crash_target(&mut self, for_ms: f64) {
+        if self.target.life == Life::Down {
+            return;
+        }
+        let target = &mut self.target;
+        (target.life, target.wakes_ms) = (Life::Down, self.now_ms + for_ms);
+        target.tasks.clear();
+        target.entries.clear();
+        target.arrived.clear();
+    }
+
+    pub(crate) fn reboot_target(&mut self, for_ms: f64) {
+        self.lose(Host::Target);
+        self.crash_target(for_ms);
+        self.target.network_changed_for.clear();
+        self.target.wakes_ms = self.target.wakes_ms.max(self.now_ms + for_ms);
+    }
+
+    /// By its journal: what was discarded is cleared away, what waits is taken up, what was told to run is let run.
+    pub(crate) fn start_target(&mut self) {
+        if self.target.disk_full_until_ms.is_infinite() {
+            self.target.disk_full_until_ms = self.now_ms;
+        }
+        // What it finds has to be recorded.
+        if self.is_target_disk_full() {
+            self.target.wakes_ms = self.target.disk_full_until_ms;
+            return;
+        }
+        (self.target.life, self.target.is_lost) = (Life::Up, false);
+        self.target.has_vm = self.target.may_have_run();
+        self.clear_discarded();
+        for (migration, state) in self.target.journal.clone() {
+            match state {
+                State::Waiting => self.take_up(migration),
+                State::Running if self.planted == Planted::DroppedArrival => {
+                    self.target.journal.insert(migration, State::Discarded);
+                    self.target.qemu = None;
+                }
+                State::Running => {
+                    self.target.arrived.insert(migration, Arrived { at_ms: self.now_ms, question: None });
+                }
+                State::Finished | State::Discarded => {}
+            }
+        }
+        let still_needed = &self.target.entries;
+        self.target.network_changed_for.retain(|migration| still_needed.contains_key(migration));
+    }
+
+    fn clear_discarded(&mut self) {
+        let comes_again = self.target.journal.values().any(|state| *state == State::Waiting);
+        if !std::mem::take(&mut self.target.remains).is_empty() && !self.target.has_vm && !comes_again {
+            self.target.qemu = None;
+        }
+    }
+
+    fn take_up(&mut self, migration: usize) {
+        if self.target.qemu.is_none() {
+            self.target.journal.insert(migration, State::Discarded);
+            return;
+        }
+        // Its source is asked at once.
+        self.enter(migration, self.now_ms - SILENCE_MS, true);
+        self.saw(Sight::TakenUp);
+    }
+
+    pub(crate) fn ask_source(&mut self, migration: usize) -> (Question, f64) {
+        let question = self.network.new_question();
+        self.send(Letter::Ask { migration, question });
+        (question, self.now_ms + ANSWER_DEADLINE_MS)
+    }
+
+    /// When something is to be done for a VM on its way.
+    pub(crate) fn entry_wakes_ms(entry: &Entry) -> f64 {
+        entry.question.map_or(entry.settles_ms, |(_, until_ms)| until_ms)
+    }
+
+    /// Its source is silent: whose is it?
+    pub(crate) fn settle(&mut self, migration: usize) {
+        let looks_again_ms = self.now_ms + LOOK_EVERY_MS;
+        let Some(entry) = self.target.entries.get_mut(&migration) else { return };
+        entry.settles_ms = looks_again_ms;
+        let (was_asked, heard_ms) = (entry.question.take().is_some(), entry.heard_ms);
+        match self.target.state(migration) {
+            Some(State::Running | State::Finished) => {
+                if self.target.has_vm || self.planted == Planted::SettledUnrun {
+                    self.finish_arrival(migration);
+                } else {
+                    self.own_task(Order::Run, migration);
+                }
+            }
+            _ if !was_asked => {
+                let question = self.ask_source(migration);
+                if let Some(entry) = self.target.entries.get_mut(&migration) {
+                    entry.question = Some(question);
+                }
+            }
+            _ if self.now_ms - heard_ms > GIVE_UP_AFTER_MS && !self.has_all_state() => {
+                self.own_task(Order::Discard, migration);
+            }
+            _ => {}
+        }
+    }
+
+    fn has_all_state(&self) -> bool {
+        self.target.qemu.as_ref().is_some_and(|qemu| qemu.arrival == Arrival::Complete)
+    }
+
+    /// It runs, and is this host's from now on.
+    pub(crate) fn finish_arrival(&mut self, migration: usize) -> bool {
+        let is_running = self.target.state(migration) == Some(State::Running);
+        if is_running && self.is_target_disk_full() {
+            return false;
+        }
+        if is_running {
+            self.target.journal.insert(migration, State::Finished);
+        }
+        self.leave(migration);
+        true
+    }
+
+    /// There is nothing more to do for it.
+    fn leave(&mut self, migration: usize) {
+        self.target.network_changed_for.remove(&migration);
+        self.target.entries.remove(&migration);
+    }
+
+    /// Lets run what its agent stopped at between the record and the deed. Where its QEMU is gone, its source is asked.
+    pub(crate) fn step_arrived(&mut self, migration: usize) {
+        let Some(mut arrived) = self.target.arrived.remove(&migration) else { return };
+        if self.target.qemu.is_some() {
+            if self.command_target() == Reply::Done && self.finish_arrival(migration) {
+                self.saw(Sight::Adopted);
+                return;
+            }
+            arrived.at_ms = self.now_ms + LOOK_EVERY_MS;
+        } else {
+            let was_asked = arrived.question.take().is_some();
+            arrived.at_ms = self.now_ms + ASK_EVERY_MS;
+            if !was_asked {
+                let asked = self.ask_source(migration);
+                (arrived.question, arrived.at_ms) = (Some(asked), asked.1);
+            }
+        }
+        self.target.arrived.insert(migration, arrived);
+    }
+
+    /// What its source says, if that is still wanted.
+    pub(crate) fn target_is_told(&mut self, question: Question, hand_over: HandOver) {
+        let asked = |asked: Option<(Question, f64)>| asked.is_some_and(|(asked, _)| asked == question);
+        let entry = self.target.entries.iter_mut().find(|(_, entry)| asked(entry.question));
+        if let Some((&migration, entry)) = entry {
+            entry.question = None;
+            match hand_over {
+                HandOver::Pending => self.hears(migration),
+                HandOver::HandedOver => self.own_task(Order::Run, migration),
+                HandOver::Refused => self.own_task(Order::Discard, migration),
+            }
+            return;
+        }
+        let arrived = self.target.arrived.iter_mut().find(|(_, arrived)| asked(arrived.question));
+        let Some((&migration, arrived)) = arrived else { return };
+        (arrived.question, arrived.at_ms) = (None, self.now_ms + ASK_EVERY_MS);
+        if hand_over == HandOver::Pending || self.is_target_disk_full() {
+            return;
+        }
+        self.target.arrived.remove(&migration);
+        if hand_over == HandOver::HandedOver {
+            self.target.journal.insert(migration, State::Finished);
+        } else {
+            self.saw(Sight::GivenBack);
+            self.target.journal.insert(migration, State::Discarded);
+            self.target.has_vm = false;
+        }
+    }
+}

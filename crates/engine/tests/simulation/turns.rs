@@ -1,0 +1,70 @@
+//! The wait for a migration's turn to send, with hosts that do as they are told.
+
+use drainpipe_engine::encryption::Encryption;
+use drainpipe_engine::migration::{Action, Event, Limits, Migration, Stage};
+use drainpipe_engine::option::{MigrationOption, RequestedOption};
+use drainpipe_engine::plan::{Plan, Spread};
+use drainpipe_engine::result::Outcome;
+
+fn a_plan() -> Plan {
+    Plan {
+        requested_option: RequestedOption::Tcp,
+        option: MigrationOption::Tcp,
+        reason: None,
+        paths: vec![],
+        spread: Spread::InTurn,
+        multifd_channels: None,
+        is_compressed: false,
+        encryption: Encryption::default(),
+    }
+}
+
+fn done(action: Action) -> Event {
+    match action {
+        Action::EstablishHosts => Event::Established(a_plan()),
+        Action::ConnectHosts => Event::Connected(a_plan()),
+        _ => Event::Done,
+    }
+}
+
+/// One that waits for its turn.
+fn waiting(limits: Limits, now_ms: f64) -> Migration {
+    let (mut migration, mut action) = Migration::begin(limits);
+    while action != Action::AwaitTurn {
+        action = migration.handle(now_ms, done(action)).expect("there is no transfer yet");
+    }
+    migration
+}
+
+#[test]
+fn whoever_waits_for_its_turn_is_undone_at_once_and_the_vm_never_paused() {
+    let limits = Limits { held_ms: 60_000.0, ..Limits::default() };
+    for (end, outcome) in [
+        (Event::CancelRequested, Outcome::Cancelled),
+        (Event::Tick, Outcome::Failed),
+        (Event::Done, Outcome::Completed),
+    ] {
+        let mut migration = waiting(limits, 0.0);
+        assert_eq!(migration.handle(59_999.0, Event::Tick), Some(Action::AwaitTurn));
+        assert_eq!(migration.stage(), Stage::Ready);
+        let mut actions = vec![];
+        let mut next = migration.handle(60_000.0, end);
+        while next != Some(Action::Finish) {
+            actions.extend(next);
+            next = migration.handle(60_000.0, next.map_or(Event::Paused, done));
+        }
+        assert_eq!(migration.outcome(), Some(outcome));
+        let undone = [Action::DiscardTarget, Action::PutBack];
+        assert_eq!(actions == undone, outcome != Outcome::Completed, "{actions:?}");
+    }
+}
+
+#[test]
+fn the_wait_for_its_turn_is_not_taken_from_its_time_to_send() {
+    let limits = Limits { total_ms: 60_000.0, stall_ms: f64::INFINITY, ..Limits::default() };
+    let mut migration = waiting(limits, 1_000.0);
+    assert_eq!(migration.handle(3_600_000.0, Event::Done), Some(Action::StartTransfer));
+    assert_eq!(migration.handle(3_600_000.0, Event::Done), None);
+    assert_eq!(migration.handle(3_658_000.0, Event::Tick), None);
+    assert_eq!(migration.handle(3_659_000.0, Event::Tick), Some(Action::StopTransfer));
+}
