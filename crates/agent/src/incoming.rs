@@ -546,6 +546,9 @@ async fn take_back(agent: &Agent, entry: &IncomingVm) -> Result<(), Problem> {
 
 fn already_runs(agent: &Agent, id: &str) -> Result<(), Problem> {
     match agent.journal.incoming_state(id)? {
+        Some((_, IncomingState::Running)) if is_still_to_run(agent, id)? => {
+            Err(Problem::failed(format!("its QEMU on {} has not said yet that the VM runs", agent.name())))
+        }
         Some((_, IncomingState::Running | IncomingState::Finished)) => Ok(()),
         _ => Err(Problem::conflict(format!("{} discarded the VM of migration {id}", agent.name()))),
     }
@@ -563,17 +566,44 @@ async fn check_received(agent: &Agent, vmm: &Vmm) -> Result<(), Problem> {
 pub(crate) async fn view(agent: &Agent, id: &str) -> Result<IncomingView, Problem> {
     let Some((_, state)) = agent.journal.incoming_state(id)? else { return Ok(IncomingView::Waiting) };
     Ok(match state {
-        // Recorded, but QEMU has not said yet that it runs. The source must not let its copy go.
-        IncomingState::Running if agent.incoming.get(id).is_ok_and(|entry| !entry.is_adopted(agent)) => {
-            IncomingView::Ready
-        }
+        // The source must not let its copy go.
+        IncomingState::Running if is_still_to_run(agent, id)? => IncomingView::Ready,
         IncomingState::Running | IncomingState::Finished => IncomingView::Running,
         IncomingState::Discarded => IncomingView::Discarded,
-        IncomingState::Waiting => match agent.incoming.get(id).and_then(|entry| entry.vmm()) {
-            Ok(vmm) if check_received(agent, &vmm).await.is_ok() => IncomingView::Ready,
-            _ => IncomingView::Waiting,
+        IncomingState::Waiting => match agent.incoming.get(id) {
+            Ok(entry) => how_far(agent, &entry).await?,
+            Err(_) => IncomingView::Waiting,
         },
     })
+}
+
+/// Whether it is recorded that the VM runs here, but QEMU has not said yet that it does.
+fn is_still_to_run(agent: &Agent, id: &str) -> Result<bool, Problem> {
+    if let Ok(entry) = agent.incoming.get(id) {
+        return Ok(!entry.is_adopted(agent));
+    }
+    // An earlier life of this agent has recorded it, and QEMU has not obeyed this one yet.
+    let lives = |vm: &str| {
+        agent.vms.out_of_reach_for(vm).is_some() || agent.vms.running(vm).is_some_and(|vmm| vmm.alive())
+    };
+    let mut arrivals = agent.journal.unfinished_arrivals()?.into_iter();
+    Ok(arrivals.any(|arrival| arrival.id == id && lives(&arrival.vm)))
+}
+
+/// An error where QEMU does not say: what it has may be the only copy of the VM.
+async fn how_far(agent: &Agent, entry: &IncomingVm) -> Result<IncomingView, Problem> {
+    let mute = || Problem::failed(format!("its QEMU on {} does not answer", agent.name()));
+    let vmm = lock(&entry.vmm).clone();
+    match vmm {
+        Some(vmm) => match migration::status(&vmm, QMP_DEADLINE).await {
+            Ok(status) if status.status == MigrationStatus::Completed => Ok(IncomingView::Ready),
+            Err(QmpError::Deadline { .. }) if vmm.alive() => Err(mute()),
+            Ok(_) | Err(_) => Ok(IncomingView::Waiting),
+        },
+        // It stood before this agent did.
+        None if entry.spec.is_none() => Err(mute()),
+        None => Ok(IncomingView::Waiting),
+    }
 }
 
 /// The VM will not run here. Idempotent; refused once it runs.

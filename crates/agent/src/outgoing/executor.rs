@@ -694,8 +694,11 @@ impl Executor {
             Ok(IncomingView::Running) => TargetState::Running,
             Ok(IncomingView::Ready) => TargetState::Ready,
             Ok(IncomingView::Discarded) => TargetState::Discarded,
-            Err(problem) => return Err(problem),
-            Ok(IncomingView::Waiting) => {
+            // Its QEMU does not say how much it has. That may be the only copy, if there is none here.
+            Err(problem) if problem.kind != ProblemKind::Failed || self.vmm().is_err() => {
+                return Err(problem);
+            }
+            Ok(IncomingView::Waiting) | Err(_) => {
                 self.peer()?.delete::<()>(&self.incoming("")).await?;
                 TargetState::Discarded
             }

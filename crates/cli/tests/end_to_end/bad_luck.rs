@@ -157,7 +157,7 @@ impl Scene {
         self.assert_settled(host);
     }
 
-    fn kill_qemu(&self, host: &str) {
+    pub(crate) fn kill_qemu(&self, host: &str) {
         kill_process(self.lab.qemu_pid(host, "web").expect("its QEMU runs"), Signal::KILL).unwrap();
     }
 }
@@ -184,7 +184,7 @@ fn journal(lab: &TestLab, host: &str) -> PathBuf {
 
 /// As a host's journal is when it was lost between the order to run its last VM and the next question.
 #[track_caller]
-fn record_that_it_ran(lab: &TestLab, host: &str) {
+pub(crate) fn record_that_it_ran(lab: &TestLab, host: &str) {
     let definition = lab.files().join("web.toml");
     let definition: toml::Value = toml::from_str(&fs::read_to_string(definition).unwrap()).unwrap();
     let definition = serde_json::to_string(&definition).unwrap();

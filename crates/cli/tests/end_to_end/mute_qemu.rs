@@ -8,13 +8,18 @@ use drainpipe_engine::result::Outcome;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::Test;
-use crate::bad_luck::{GUARDED_SILENCE_MAX, Scene, hold_journal, wait_until_handed_over};
+use crate::bad_luck::{GUARDED_SILENCE_MAX, Scene, hold_journal, record_that_it_ran, wait_until_handed_over};
 use crate::support::eventually;
+
+/// The source asks its target once a second, and waits 5 s for an answer.
+const ASKED_WITHIN: Duration = Duration::from_secs(7);
 
 pub(crate) const TESTS: &[Test] = &[
     ("as_its_agent_starts", as_its_agent_starts),
     ("as_its_agent_starts_with_a_migration_left_open", as_its_agent_starts_with_a_migration_left_open),
     ("at_the_target_as_it_is_told_to_run", at_the_target_as_it_is_told_to_run),
+    ("at_the_target_that_has_the_only_copy", at_the_target_that_has_the_only_copy),
+    ("at_the_target_that_was_told_to_let_it_run", at_the_target_that_was_told_to_let_it_run),
     ("for_its_target_is_killed_with_its_agent", for_its_target_is_killed_with_its_agent),
 ];
 
@@ -75,6 +80,41 @@ fn at_the_target_as_it_is_told_to_run() {
     assert_eq!(scene.last_result().outcome, Outcome::Completed);
     scene.assert_settled("b");
     scene.assert_moves("a");
+}
+
+fn at_the_target_that_has_the_only_copy() {
+    let scene = Scene::set();
+    let _migrating = scene.migrate(&[]);
+    let held = hold_journal(&scene.lab, "b");
+    wait_until_handed_over(&scene.lab);
+    scene.lab.stop_agent("b", Signal::KILL);
+    held.release();
+    let qemu = Still::of(scene.lab.qemu_pid("b", "web").unwrap());
+    scene.lab.stop_agent("a", Signal::KILL);
+    scene.kill_qemu("a");
+    scene.lab.start_agent("b");
+    scene.lab.start_agent("a");
+    thread::sleep(ASKED_WITHIN);
+    drop(qemu);
+    assert_eq!(scene.last_result().outcome, Outcome::Completed);
+    scene.assert_settled("b");
+}
+
+fn at_the_target_that_was_told_to_let_it_run() {
+    let scene = Scene::set();
+    let _migrating = scene.migrate(&[]);
+    let held = hold_journal(&scene.lab, "b");
+    wait_until_handed_over(&scene.lab);
+    scene.lab.stop_agent("b", Signal::KILL);
+    held.release();
+    record_that_it_ran(&scene.lab, "b");
+    let qemu = Still::of(scene.lab.qemu_pid("b", "web").unwrap());
+    scene.lab.start_agent("b");
+    thread::sleep(ASKED_WITHIN);
+    assert!(scene.lab.qemu_pid("a", "web").is_some(), "it is let go before it runs on the target");
+    drop(qemu);
+    assert_eq!(scene.last_result().outcome, Outcome::Completed);
+    scene.assert_settled("b");
 }
 
 fn for_its_target_is_killed_with_its_agent() {
