@@ -9,6 +9,7 @@
 //! way already, and needs nothing of what waits for it.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use crate::multifd::{PAGE_BYTES, PageAt, PageId};
@@ -144,27 +145,48 @@ impl PageCache {
     }
 }
 
-/// Which pages have come.
-#[derive(Debug, Default)]
-struct SeenPages(HashMap<u64, Vec<u64>>);
+/// Pages of a region of memory.
+const REGION_PAGES: usize = 4096;
 
-/// Beyond so many bytes of one block of memory, which no machine has, pages come for the first time always.
-const OFFSET_MAX: u64 = 1 << 44;
+/// Regions of a VM: 16 TiB. Pages beyond that come for the first time always.
+const REGIONS_MAX: usize = 1 << 20;
+
+/// Which pages have come. Takes room by what has come, and not by where it is.
+#[derive(Debug, Default)]
+struct SeenPages(HashMap<PageId, Box<[u64; REGION_PAGES / 64]>>);
 
 impl SeenPages {
     /// Whether it has come before.
     fn see(&mut self, PageId { ram_block, offset }: PageId) -> bool {
-        let number = usize::try_from(offset.min(OFFSET_MAX)).unwrap_or(usize::MAX) / PAGE_BYTES;
-        if offset >= OFFSET_MAX {
-            return false;
-        }
-        let words = self.0.entry(ram_block).or_default();
-        let (index, bit) = (number / 64, 1 << (number % 64));
-        if words.len() <= index {
-            words.resize(index + 1, 0);
-        }
-        let was = words[index] & bit != 0;
-        words[index] |= bit;
+        const REGION_BYTES: u64 = (REGION_PAGES * PAGE_BYTES) as u64;
+        let region = PageId { ram_block, offset: offset / REGION_BYTES };
+        let is_full = self.0.len() >= REGIONS_MAX;
+        let words = match self.0.entry(region) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(_) if is_full => return false,
+            Entry::Vacant(new) => new.insert(Box::new([0; REGION_PAGES / 64])),
+        };
+        // Below the size of a region, which is no 4 GiB.
+        let number = (offset % REGION_BYTES) as usize / PAGE_BYTES;
+        let (word, bit) = (&mut words[number / 64], 1 << (number % 64));
+        let was = *word & bit != 0;
+        *word |= bit;
         was
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_far_apart_take_no_more_room_than_others() {
+        let mut seen = SeenPages::default();
+        let far = [0, 4096, 1 << 43, (1 << 44) - 4096, 1 << 44, u64::MAX];
+        let ids = far.map(|offset| PageId { ram_block: 1, offset });
+        assert!(ids.iter().all(|id| !seen.see(*id)));
+        assert!(ids.iter().all(|id| seen.see(*id)));
+        assert!(!seen.see(PageId { ram_block: 2, offset: 0 }));
+        assert_eq!(seen.0.len(), 6);
     }
 }
