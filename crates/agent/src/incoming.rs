@@ -248,9 +248,7 @@ pub(crate) fn permit(
             agent.name()
         )));
     }
-    if request.spec.spec().name != request.definition.name {
-        return Err(Problem::bad_input("the specification and the definition name different VMs"));
-    }
+    check_described(&request)?;
     request.spec.check_host(agent.vms.hypervisor()).map_err(|error| refused_here(agent, &error))?;
     // Held until it is entered, so that two hosts cannot both send a VM of that name, and so that a drain
     // that begins meanwhile finds it.
@@ -284,6 +282,20 @@ pub(crate) fn permit(
     };
     insert_locked(agent, &mut entries, entry);
     Ok(IncomingPermit::Granted)
+}
+
+/// Refuses a VM that is described as one that cannot be, or as two: its memory is promised by its definition, and
+/// taken by its specification.
+pub(crate) fn check_described(request: &IncomingRequest) -> Result<(), Problem> {
+    let IncomingRequest { spec, definition, .. } = request;
+    definition.validate().map_err(Problem::bad_input)?;
+    if spec.spec().name != definition.name {
+        return Err(Problem::bad_input("the specification and the definition name different VMs"));
+    }
+    if needs(spec.spec()) != needs(definition) {
+        return Err(Problem::bad_input("the specification and the definition have different memory"));
+    }
+    Ok(())
 }
 
 /// Why no further VM of this source may come for now, if so: this host takes so many at a time, of all hosts that

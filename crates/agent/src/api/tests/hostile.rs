@@ -3,6 +3,7 @@
 use drainpipe_engine::problem::ProblemKind;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
+use serde_json::{Value, json};
 
 use super::harness::{TestAgent, Who};
 use crate::api::extract::BODY_BYTES_MAX;
@@ -154,6 +155,32 @@ async fn a_hosts_identifiers_are_uuids_or_refused() {
     let whispered = shouted.to_lowercase();
     assert_eq!(agent.say(Who::Source, "DELETE", &shouted, "").await.status, 200);
     assert_eq!(agent.say(Who::Source, "GET", &whispered, "").await.body, "\"discarded\"");
+    agent.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vm_that_is_two_or_none_does_not_come() {
+    let Some(agent) = TestAgent::start().await else { return };
+    let spec = |more: Value| {
+        let mut spec = json!({ "name": "web", "memory_mib": 64, "vcpus": 1, "machine": "pc-q35-7.2" });
+        spec.as_object_mut().unwrap().append(&mut more.as_object().unwrap().clone());
+        spec
+    };
+    let resolved = spec(json!({ "uuid": ID, "accelerator": "tcg", "memory_padding_kib": 8 }));
+    for (wrong, says) in [
+        (json!({ "memory_mib": 32 }), "memory"),
+        (json!({ "memory_mib": 1 }), "out of range"),
+        (json!({ "memory_mib": (1_u64 << 44) + 64 }), "out of range"),
+        (json!({ "huge_page_mib": 2 }), "memory"),
+        (json!({ "name": "other" }), "different VMs"),
+        (json!({ "kernel": "boot" }), "absolute"),
+        (json!({ "placement": { "stays": "\u{1b}[2J" } }), "one line"),
+    ] {
+        let body = json!({ "id": ID, "spec": resolved, "definition": spec(wrong) }).to_string();
+        let answer = agent.say(Who::Source, "POST", "/v1/incoming", &body).await;
+        assert!(answer.problem().message.contains(says), "{body}: {answer:?}");
+        assert_eq!(answer.problem().kind, ProblemKind::BadInput, "{body}: {answer:?}");
+    }
     agent.stop().await;
 }
 
