@@ -37,6 +37,7 @@ mod sockets;
 mod strangers;
 mod tls;
 mod treatment;
+mod unpacking;
 mod wire;
 
 pub use error::RelayError;

@@ -12,16 +12,13 @@ use tracing::{debug, warn};
 
 use crate::CONNECTIONS_MAX;
 use crate::error::RelayError;
-use crate::frame::{BLOCK_BYTES_MAX, Frame, HEADER_BYTES, UNPACKED_BYTES_MAX};
-use crate::pack::Unpacker;
 use crate::page_slots::PageSlots;
-use crate::paged;
 use crate::preamble::{self, Token};
-use crate::sieve::Parted;
 use crate::sockets::{Breaker, connect_program, lock, spawn};
 use crate::strangers::{Stranger, Strangers};
 use crate::tls::ServerTls;
 use crate::treatment::Treatment;
+use crate::unpacking::Unpacking;
 use crate::wire::Wire;
 
 /// How long the first connection may come after the others.
@@ -246,33 +243,9 @@ fn relay(shared: &Shared, index: usize, wire: &mut Wire) -> Result<(), RelayErro
 
 /// Gives all of a packed stream to a program, as it was.
 fn unpack(wire: &mut Wire, mut program: &UnixStream, slots: &PageSlots) -> Result<(), RelayError> {
-    let local = |error: io::Error| RelayError::Local(Arc::new(error));
-    let mut unpacker = Unpacker::new()?;
-    let mut packed = vec![0; UNPACKED_BYTES_MAX];
-    let mut parts = Vec::with_capacity(UNPACKED_BYTES_MAX);
-    let mut block = Vec::with_capacity(BLOCK_BYTES_MAX);
-    loop {
-        let mut header = [0; HEADER_BYTES];
-        wire.read_exact(&mut header)?;
-        let Frame::Block { packing, is_paged, is_parted, raw_bytes, wire_bytes } = Frame::decode(header)?
-        else {
-            return Ok(());
-        };
-        let packed = packed.get_mut(..wire_bytes).ok_or(RelayError::Malformed("a block too long"))?;
-        wire.read_exact(packed)?;
-        let mut bytes = if is_parted {
-            let parted = Parted::decode(packed, raw_bytes)?;
-            let rest = unpacker.unpack(packing, parted.packed, parted.rest_bytes)?;
-            parts.clear();
-            parted.write(rest, &mut parts);
-            &parts
-        } else {
-            unpacker.unpack(packing, packed, raw_bytes)?
-        };
-        if is_paged {
-            paged::decode(bytes, slots, &mut block)?;
-            bytes = &block;
-        }
-        program.write_all(bytes).map_err(local)?;
+    let mut unpacking = Unpacking::new()?;
+    while let Some(block) = unpacking.next(|bytes| wire.read_exact(bytes), slots)? {
+        program.write_all(block).map_err(|error| RelayError::Local(Arc::new(error)))?;
     }
+    Ok(())
 }

@@ -1,0 +1,57 @@
+//! A packed stream on the receiver: frame by frame, as the blocks that they were.
+
+use crate::error::RelayError;
+use crate::frame::{BLOCK_BYTES_MAX, Frame, HEADER_BYTES, UNPACKED_BYTES_MAX};
+use crate::pack::Unpacker;
+use crate::page_slots::PageSlots;
+use crate::paged;
+use crate::sieve::Parted;
+
+/// Unpacks one connection's blocks, one after the other. Trusts nothing.
+pub(crate) struct Unpacking {
+    unpacker: Unpacker,
+    packed: Vec<u8>,
+    parts: Vec<u8>,
+    block: Vec<u8>,
+}
+
+impl Unpacking {
+    pub(crate) fn new() -> Result<Self, RelayError> {
+        Ok(Self {
+            unpacker: Unpacker::new()?,
+            packed: vec![0; UNPACKED_BYTES_MAX],
+            parts: Vec::with_capacity(UNPACKED_BYTES_MAX),
+            block: Vec::with_capacity(BLOCK_BYTES_MAX),
+        })
+    }
+
+    /// The next block, of what `read_exact` reads; none at the stream's end.
+    pub(crate) fn next(
+        &mut self,
+        mut read_exact: impl FnMut(&mut [u8]) -> Result<(), RelayError>,
+        slots: &PageSlots,
+    ) -> Result<Option<&[u8]>, RelayError> {
+        let mut header = [0; HEADER_BYTES];
+        read_exact(&mut header)?;
+        let Frame::Block { packing, is_paged, is_parted, raw_bytes, wire_bytes } = Frame::decode(header)?
+        else {
+            return Ok(None);
+        };
+        let packed = self.packed.get_mut(..wire_bytes).ok_or(RelayError::Malformed("a block too long"))?;
+        read_exact(packed)?;
+        let bytes = if is_parted {
+            let parted = Parted::decode(packed, raw_bytes)?;
+            let rest = self.unpacker.unpack(packing, parted.packed, parted.rest_bytes)?;
+            self.parts.clear();
+            parted.write(rest, &mut self.parts);
+            &self.parts
+        } else {
+            self.unpacker.unpack(packing, packed, raw_bytes)?
+        };
+        if !is_paged {
+            return Ok(Some(bytes));
+        }
+        paged::decode(bytes, slots, &mut self.block)?;
+        Ok(Some(&self.block))
+    }
+}
