@@ -3,7 +3,7 @@
 CARGO ?= cargo
 TARGET_DIRECTORY := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: demo test soak style bench setup guest
+.PHONY: demo test soak fuzz style bench setup guest
 
 demo: setup guest
 	$(CARGO) build --release --package drainpipe-cli
@@ -20,6 +20,12 @@ test: setup guest
 SEEDS ?= 1000000
 soak:
 	DRAINPIPE_SEEDS=$(SEEDS) $(CARGO) test --release --package drainpipe-engine --test simulation --test drain_simulation
+
+# What parses a peer's bytes, with bytes that libFuzzer makes up: FUZZ_SECONDS for each fuzzer, or for those that are
+# named, as in `make fuzz FUZZERS="relay_stream relay_records"`. Nothing else needs a C++ compiler.
+FUZZ_SECONDS ?= 60
+fuzz:
+	CARGO="$(CARGO)" FUZZ_SECONDS=$(FUZZ_SECONDS) fuzz/run $(FUZZERS)
 
 style:
 	$(CARGO) fmt --all --check

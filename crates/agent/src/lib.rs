@@ -35,6 +35,8 @@ mod descriptors;
 mod discovery;
 mod drain;
 mod fixes;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod guard;
 mod host;
 mod idle_cores;

@@ -21,7 +21,7 @@
 //! [`drainpipe_engine::watch`] judges. Only the route changes: no connection is reset, and the kernel
 //! sends what was lost by the new way.
 
-mod hello;
+pub(crate) mod hello;
 mod peer;
 mod placing;
 

@@ -8,6 +8,8 @@ pub mod codec;
 pub mod drain;
 pub mod encryption;
 pub mod facts;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod idle_cores;
 pub mod inbound;
 pub mod migration;

@@ -18,6 +18,8 @@
 mod command_line;
 pub mod cpu_models;
 pub mod facts;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod launch;
 mod memory_sample;
 pub mod migration;

@@ -19,6 +19,8 @@ mod delta;
 mod error;
 mod figures;
 mod frame;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod host_cpu;
 mod multifd;
 mod pace;

@@ -4,6 +4,9 @@
 //! the pages. What looks different is opaque from there on. Nothing depends on being right about it: pages that
 //! are none are bytes like others, and arrive as they are.
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod samples;
+
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 
@@ -180,34 +183,11 @@ fn number(header: &[u8], at: usize) -> Option<u32> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use proptest::prelude::*;
 
+    use super::samples::{initial, packet};
     use super::*;
-
-    /// The beginning of a connection, as QEMU 7.2 and 10.0 send it.
-    pub(crate) fn initial() -> Vec<u8> {
-        let mut bytes = vec![0; INITIAL_BYTES];
-        bytes[..8].copy_from_slice(&[0x11, 0x22, 0x33, 0x44, 0, 0, 0, 1]);
-        bytes
-    }
-
-    /// A packet with these pages, by their offsets.
-    pub(crate) fn packet(flags: u8, pages: &[(u64, Vec<u8>)]) -> Vec<u8> {
-        let mut bytes = vec![0; PACKET_BYTES];
-        bytes[..8].copy_from_slice(&[0x11, 0x22, 0x33, 0x44, 0, 0, 0, 1]);
-        bytes[11] = flags;
-        bytes[19] = u8::try_from(pages.len()).unwrap();
-        bytes[20..24].copy_from_slice(&u32::try_from(pages.len() * PAGE_BYTES).unwrap().to_be_bytes());
-        bytes[64..70].copy_from_slice(b"pc.ram");
-        for (index, (offset, _)) in pages.iter().enumerate() {
-            bytes[PLACES_AT + 8 * index..][..8].copy_from_slice(&offset.to_be_bytes());
-        }
-        for (_, page) in pages {
-            bytes.extend_from_slice(page);
-        }
-        bytes
-    }
 
     fn pages(offsets: &[u64]) -> Vec<(u64, Vec<u8>)> {
         offsets.iter().map(|offset| (*offset, vec![7; PAGE_BYTES])).collect()
@@ -238,7 +218,7 @@ pub(crate) mod tests {
         too_many[18] = 1;
         for packet in [unknown_flag, other_size, too_many, vec![0; PACKET_BYTES + PAGE_BYTES]] {
             let mut walker = Walker::new();
-            let stream = [initial(), packet, tests::packet(0, &pages(&[0]))].concat();
+            let stream = [initial(), packet, samples::packet(0, &pages(&[0]))].concat();
             assert_eq!(found(&mut walker, &stream), []);
             assert_eq!(walker.wants(1_000_000), 1_000_000);
         }

@@ -4,6 +4,9 @@
 //! nothing but records. So here a block is sealed at once and written in one call, and whatever has come is
 //! opened where it lies. Sealing, opening and new keys are rustls'; see [`rustls::kernel`].
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
+
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, Read};
 use std::ops::Range;

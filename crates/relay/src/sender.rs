@@ -4,6 +4,8 @@
 mod compressors;
 mod lane;
 mod passing;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod round_trip;
 mod shared;
 mod steering;
 mod unsent;

@@ -18,6 +18,8 @@ mod drain_types;
 mod error;
 mod extract;
 mod forward;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 mod handlers;
 mod openapi;
 #[cfg(test)]

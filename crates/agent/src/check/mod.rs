@@ -19,7 +19,7 @@ mod facts;
 mod files;
 mod idle;
 mod libvirt;
-mod packets;
+pub(crate) mod packets;
 mod quick;
 mod recent;
 mod run;

@@ -137,18 +137,22 @@ async fn count(socket: Arc<UdpSocket>, peer: SocketAddr, token: Uuid, arrivals: 
             sleep(Duration::from_millis(1)).await;
             continue;
         };
-        let known = from == peer && bytes >= HEADER_BYTES && datagram[..TOKEN_BYTES] == *token.as_bytes();
-        match datagram[TOKEN_BYTES] {
-            _ if !known => {}
-            SIZED => count_one(&arrivals, bytes, peer),
-            PING => {
+        match kind_of(&datagram[..bytes], token).filter(|_| from == peer) {
+            Some(SIZED) => count_one(&arrivals, bytes, peer),
+            Some(PING) => {
                 datagram[TOKEN_BYTES] = PONG;
                 let _lost = socket.send_to(&datagram[..bytes], peer).await;
             }
-            PONG => arrivals.pong.notify_waiters(),
+            Some(PONG) => arrivals.pong.notify_waiters(),
             _ => {}
         }
     }
+}
+
+/// What kind of datagram it is, if it carries the token.
+pub(crate) fn kind_of(datagram: &[u8], token: Uuid) -> Option<u8> {
+    let (said, rest) = datagram.split_first_chunk::<TOKEN_BYTES>()?;
+    rest.first().copied().filter(|_| said == token.as_bytes())
 }
 
 fn count_one(arrivals: &Arrivals, bytes: usize, peer: SocketAddr) {

@@ -44,7 +44,7 @@ pub(super) fn say(socket: &UdpSocket, other: SocketAddr, token: Uuid, hello: Hel
     let _refused = socket.try_send_to(&encode(hello, token), other);
 }
 
-fn encode(hello: Hello, token: Uuid) -> [u8; DATAGRAM_BYTES] {
+pub(crate) fn encode(hello: Hello, token: Uuid) -> [u8; DATAGRAM_BYTES] {
     let mut datagram = [0; DATAGRAM_BYTES];
     datagram[..16].copy_from_slice(token.as_bytes());
     datagram[16..24].copy_from_slice(&hello.sequence.to_be_bytes());
@@ -61,7 +61,7 @@ fn encode(hello: Hello, token: Uuid) -> [u8; DATAGRAM_BYTES] {
     datagram
 }
 
-fn decode(datagram: &[u8], token: Uuid) -> Option<Hello> {
+pub(crate) fn decode(datagram: &[u8], token: Uuid) -> Option<Hello> {
     let datagram: &[u8; DATAGRAM_BYTES] = datagram.try_into().ok()?;
     let (said, rest) = datagram.split_first_chunk::<16>()?;
     let (sequence, rest) = rest.split_first_chunk::<8>()?;

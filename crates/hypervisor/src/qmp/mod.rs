@@ -12,6 +12,8 @@
 mod client;
 mod codec;
 mod error;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 
 pub use client::QmpClient;
 pub use codec::{Event, EventName, QemuVersion};

@@ -77,7 +77,7 @@ fn yield_core(policy: NormalThreadSchedulePolicy) {
     }
 }
 
-fn pack(packer: &mut Packer, sieve: &mut Sieve, order: Order) -> Result<Done, RelayError> {
+pub(super) fn pack(packer: &mut Packer, sieve: &mut Sieve, order: Order) -> Result<Done, RelayError> {
     let (began, cpu_before) = (Instant::now(), thread_cpu());
     let Order { work, codec, mut room, is_trial, taken } = order;
     let page_at = page_at(work.raw.pages(), taken.len());

@@ -88,7 +88,7 @@ pub(super) async fn own_links(agent: &Agent) -> Result<Vec<MigrationLink>, Probl
 
 /// Refuses paths over links that are not for migrations, or to gateways that they do not reach, and a link
 /// in two paths.
-pub(super) fn check_paths(links: &[MigrationLink], paths: &[Path]) -> Result<(), Problem> {
+pub(in crate::api) fn check_paths(links: &[MigrationLink], paths: &[Path]) -> Result<(), Problem> {
     match absent_paths(links, paths)?.first() {
         None => Ok(()),
         Some(path) => Err(Problem::bad_input(format!(
