@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::extract::Request;
@@ -19,6 +19,7 @@ use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::sleep;
 use tokio_rustls::TlsAcceptor;
 use tracing::{debug, warn};
 
@@ -32,6 +33,11 @@ const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 
 /// How long a request's head may take, which also ends idle connections.
 const HEAD_DEADLINE: Duration = Duration::from_mins(2);
+
+/// A killed agent holds its sockets until its process has ended, which takes time on a busy host. Whoever starts the
+/// next one at once, as a script that does not wait, waits for that.
+const ENDING_MAX: Duration = Duration::from_secs(3);
+const ENDED_LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Serves root on this host over a Unix socket, until told to stop.
 pub(crate) async fn serve_socket(listener: UnixListener, router: Router, stop: watch::Receiver<bool>) {
@@ -152,11 +158,15 @@ pub(crate) async fn bind_socket(path: &Path) -> Result<UnixListener, Problem> {
     if let Some(directory) = path.parent() {
         std::fs::create_dir_all(directory).map_err(failed)?;
     }
-    if tokio::net::UnixStream::connect(path).await.is_ok() {
-        return Err(Problem::conflict(format!(
-            "another agent serves {}: stop it first, or set `socket` in the configuration",
-            path.display()
-        )));
+    let end = Instant::now() + ENDING_MAX;
+    while is_served(path).await {
+        if Instant::now() >= end {
+            return Err(Problem::conflict(format!(
+                "another agent serves {}: stop it first, or set `socket` in the configuration",
+                path.display()
+            )));
+        }
+        sleep(ENDED_LOOK_EVERY).await;
     }
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
@@ -167,9 +177,25 @@ pub(crate) async fn bind_socket(path: &Path) -> Result<UnixListener, Problem> {
     Ok(listener)
 }
 
+/// Whether somebody listens there, who may be too busy to take more connections.
+async fn is_served(path: &Path) -> bool {
+    let nobody = [io::ErrorKind::ConnectionRefused, io::ErrorKind::NotFound];
+    let connected = tokio::net::UnixStream::connect(path).await;
+    connected.map_or_else(|error| !nobody.contains(&error.kind()), |_| true)
+}
+
 /// Binds the TCP address for TLS.
 pub(crate) async fn bind_tls(address: std::net::SocketAddr) -> Result<TcpListener, Problem> {
-    TcpListener::bind(address).await.map_err(|error| {
+    let end = Instant::now() + ENDING_MAX;
+    let bound = loop {
+        match TcpListener::bind(address).await {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < end => {
+                sleep(ENDED_LOOK_EVERY).await;
+            }
+            bound => break bound,
+        }
+    };
+    bound.map_err(|error| {
         let cure = match error.kind() {
             io::ErrorKind::AddrInUse => {
                 "another program has the port: `ss -ltnp` tells which; change `listen`"
@@ -181,4 +207,24 @@ pub(crate) async fn bind_tls(address: std::net::SocketAddr) -> Result<TcpListene
         };
         Problem::failed(format!("cannot listen on {address}: {error}; {cure}"))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn sockets_of_an_agent_that_is_just_ending_are_waited_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("agent.sock");
+        let before = bind_socket(&path).await.unwrap();
+        let tcp_before = bind_tls("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let address = tcp_before.local_addr().unwrap();
+        tokio::spawn(async move {
+            sleep(Duration::from_millis(200)).await;
+            drop((before, tcp_before));
+        });
+        bind_socket(&path).await.unwrap();
+        bind_tls(address).await.unwrap();
+    }
 }
