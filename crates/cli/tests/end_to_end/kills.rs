@@ -74,22 +74,22 @@ impl Victim {
     }
 }
 
-/// Each victim at each step; prints where the VM was after that.
-pub(crate) fn run() {
+/// Each victim of which the name contains `filter`, at each step; prints where the VM was after that.
+pub(crate) fn run(filter: &str) {
     use Victim::{BothAgents, SourceAgent, SourceQemu, TargetAgent, TargetQemu};
     let kinds = [
         ("source's QEMU", SourceQemu, Start::AtOnce),
         ("target's QEMU", TargetQemu, Start::AtOnce),
         ("source's agent", SourceAgent, Start::AtOnce),
-        ("the same, started 6 s later", SourceAgent, Start::Late),
+        ("source's agent, started 6 s later", SourceAgent, Start::Late),
         ("target's agent", TargetAgent, Start::AtOnce),
-        ("the same, started 6 s later", TargetAgent, Start::Late),
+        ("target's agent, started 6 s later", TargetAgent, Start::Late),
         ("both agents", BothAgents, Start::AtOnce),
-        ("the same, started 6 s later", BothAgents, Start::Late),
+        ("both agents, started 6 s later", BothAgents, Start::Late),
     ];
     println!("| killed at step | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | 9 | 10 |");
     println!("|---|---|---|---|---|---|---|---|---|---|---|");
-    for (name, victim, start) in kinds {
+    for (name, victim, start) in kinds.into_iter().filter(|(name, ..)| name.contains(filter)) {
         let cells = at_each_step(victim, start).into_iter().map(|(step, fate)| match fate {
             Some(Fate { host, has_died: false }) => host.to_owned(),
             Some(Fate { host, has_died: true }) => format!("died, {host}"),

@@ -77,7 +77,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     if repeats("DRAINPIPE_MEASURE_KILLS").is_some() {
-        kills::run();
+        kills::run(arguments.filter.as_deref().unwrap_or_default());
         return ExitCode::SUCCESS;
     }
     if let Some(repeats) = repeats("DRAINPIPE_MEASURE_TLS") {
