@@ -324,7 +324,8 @@ async fn end_of(agent: &Agent, flight: &Running) -> MoveEnd {
     let problem = problem_of(&result).unwrap_or_else(|| Problem::failed("no reason is known"));
     match result.outcome {
         Outcome::Completed => MoveEnd::Completed { transfer_ms: result.transfer_ms },
-        Outcome::Failed | Outcome::Cancelled => MoveEnd::Failed(problem),
+        Outcome::Failed => MoveEnd::Failed(problem),
+        Outcome::Cancelled => MoveEnd::Cancelled(problem),
         Outcome::Undecided => MoveEnd::Undecided(problem),
     }
 }

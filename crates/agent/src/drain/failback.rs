@@ -18,7 +18,7 @@ use tracing::{info, warn};
 use uuid::Uuid;
 
 use super::record::{self, settled};
-use super::{Course, crashed};
+use super::{Course, RECORD_AGAIN_AFTER, crashed};
 use crate::agent::Agent;
 use crate::api::types::{MigrateRequest, MigrationView, VmView};
 use crate::client::ApiClient;
@@ -82,12 +82,13 @@ pub(super) fn left(agent: &Agent) -> Result<Vec<MoveStatus>, Problem> {
 }
 
 fn waiting(one: MoveStatus) -> MoveStatus {
-    // As long as it took to go.
+    // As long as it took to go, and as much.
     let predicted_ms = one.transfer_ms.unwrap_or(one.predicted_ms);
+    let predicted_bytes = if one.sent_bytes > 0 { one.sent_bytes } else { one.predicted_bytes };
     MoveStatus {
         state: MoveState::Waiting,
         sent_bytes: 0,
-        predicted_bytes: 0,
+        predicted_bytes,
         attempts: 0,
         predicted_ms,
         transfer_ms: None,
@@ -125,7 +126,7 @@ impl WayBack {
                 async move { way_back.bring(&vm).await }
             })
             .await;
-        self.conclude();
+        self.conclude().await;
     }
 
     fn is_cancelled(&self) -> bool {
@@ -285,7 +286,7 @@ impl WayBack {
         }
     }
 
-    fn conclude(&self) {
+    async fn conclude(&self) {
         let is_cancelled = self.is_cancelled();
         self.course.status.send_modify(|status| {
             status.state = match (status.all_moved(), is_cancelled) {
@@ -297,12 +298,20 @@ impl WayBack {
             status.elapsed_ms = self.began.elapsed().as_secs_f64() * 1_000.0;
         });
         let status = self.course.status.borrow().clone();
-        self.write_down(&status, &status.moves.iter().enumerate().collect::<Vec<_>>(), &[]);
-        if let Err(error) = self.agent.journal.end_drain(&self.course.id, Timestamp::now(), None) {
-            warn!(%error, failback = self.course.id, "its end cannot be recorded");
+        // Without this record it would be told as interrupted.
+        while let Err(problem) = self.end(&status) {
+            warn!(%problem, failback = self.course.id, "it waits until its journal can be written");
+            self.course.status.send_modify(|status| status.obstacle = Some(problem));
+            sleep(RECORD_AGAIN_AFTER).await;
         }
         info!(failback = self.course.id, state = ?status.state, "over");
         self.agent.drains.ended();
+    }
+
+    fn end(&self, status: &DrainStatus) -> Result<(), Problem> {
+        let all: Vec<_> = status.moves.iter().enumerate().collect();
+        self.agent.journal.record_drain(&self.course.id, status, &all, &[])?;
+        Ok(self.agent.journal.end_drain(&self.course.id, Timestamp::now(), None)?)
     }
 }
 
@@ -318,7 +327,8 @@ fn cancelled() -> Problem {
 fn left_ms(one: &MoveStatus) -> f64 {
     match one.state {
         MoveState::Waiting | MoveState::Preparing | MoveState::Ready | MoveState::Transferring => {
-            let sent_share = one.sent_bytes as f64 / one.memory_bytes.max(1) as f64;
+            let all_bytes = if one.predicted_bytes > 0 { one.predicted_bytes } else { one.memory_bytes };
+            let sent_share = one.sent_bytes as f64 / all_bytes.max(1) as f64;
             one.predicted_ms * (1.0 - sent_share).max(0.0)
         }
         MoveState::Finishing | MoveState::Moved | MoveState::Failed | MoveState::Undecided => 0.0,

@@ -33,8 +33,10 @@ pub(crate) fn view(agent: &Agent) -> Result<DrainView, Problem> {
     }
     let Some(record) = agent.journal.last_run()? else { return Ok(nothing) };
     let mut record = settled(agent, record)?;
-    if record.ended_at.is_none() && !agent.drains.is_beginning() {
-        record.status.state = DrainState::Interrupted;
+    if record.ended_at.is_none() {
+        // One that is carried on is being planned.
+        let beginning = agent.drains.is_beginning();
+        record.status.state = if beginning { DrainState::Moving } else { DrainState::Interrupted };
     }
     Ok(DrainView {
         kind: Some(record.kind),

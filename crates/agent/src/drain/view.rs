@@ -36,7 +36,10 @@ const LOOKS_AT_ONCE: usize = 32;
 
 /// Looks at this host and at all that may take its VMs.
 pub(super) async fn look(agent: &Agent, request: &DrainRequest) -> DrainView {
+    // Before what is here: one that arrives meanwhile must not be missing in both.
+    let expected = agent.incoming.definitions_but_from(request.swap_with.as_deref());
     let present = agent.vms.present();
+    let coming = coming(expected, &present);
     let swap = Swap::look(agent, request).await;
     let present: Vec<PresentVm> =
         present.into_iter().filter(|vm| !swap.vms.contains(vm.definition.name.as_str())).collect();
@@ -52,7 +55,6 @@ pub(super) async fn look(agent: &Agent, request: &DrainRequest) -> DrainView {
         look_at_vm(vm).await
     });
     let (targets, vms) = tokio::join!(join_all(targets), join_all(vms));
-    let coming = coming(agent, swap.partner.as_deref());
     let mut vms: Vec<VmView> = vms.into_iter().chain(coming).collect();
     let mut views = vec![];
     for target in targets {
@@ -163,12 +165,11 @@ async fn why_immovable(vmm: &Vmm) -> Option<String> {
     }
 }
 
-/// VMs that were let come before this host was cordoned; not those that come by a swap.
-fn coming(agent: &Agent, swap_with: Option<&str>) -> Vec<VmView> {
-    let arrived = |definition: &VmSpec| agent.vms.contains(definition.name.as_str());
-    let coming =
-        agent.incoming.definitions_but_from(swap_with).into_iter().filter(|definition| !arrived(definition));
+/// VMs that were let come before this host was cordoned, and are not here yet.
+fn coming(expected: Vec<VmSpec>, present: &[PresentVm]) -> Vec<VmView> {
+    let is_here = |expected: &VmSpec| present.iter().any(|vm| vm.definition.name == expected.name);
     let why = "it is on its way here: drain again when it has arrived";
+    let coming = expected.into_iter().filter(|definition| !is_here(definition));
     coming.map(|definition| described(&definition, Some(why.into()))).collect()
 }
 

@@ -233,8 +233,9 @@ fn describe_move(one: &MoveStatus) -> String {
     let state = state_word(one.state);
     match one.state {
         MoveState::Transferring => {
-            let (sent, all) = (output::bytes(one.sent_bytes), output::bytes(one.memory_bytes));
-            format!("{state}: {sent} sent of at most {all}")
+            let expected_bytes = one.sent_bytes.max(one.predicted_bytes);
+            let (sent, expected) = (output::bytes(one.sent_bytes), output::bytes(expected_bytes));
+            format!("{state}: {sent} sent of about {expected}")
         }
         _ => one.waits.as_ref().map_or_else(|| state.into(), |waits| format!("{state}: {waits}")),
     }

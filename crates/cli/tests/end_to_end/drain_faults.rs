@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::Test;
 use crate::bad_luck::{SmallDisk, cut_off, hold_journal, rejoin, slow_lab, wait_until_handed_over};
 use crate::drain::{
-    assert_nowhere_but, assert_state, count, drain, drain_until_one_is_in_flight, ended, fast_lab,
+    assert_nowhere_but, assert_state, count, drain, drain_until_one_is_in_flight, ended, fast_lab, resume,
     start_small, status, view, wait_until,
 };
 use crate::program::{REFUSED, Running};
@@ -19,6 +19,10 @@ use crate::support::{TestLab, eventually};
 pub(crate) const TESTS: &[Test] = &[
     ("of_two_drains_of_a_host_one_begins", of_two_drains_of_a_host_one_begins),
     ("the_disk_under_the_journal_is_full", the_disk_under_the_journal_is_full),
+    (
+        "the_disk_under_the_journal_is_full_on_the_way_back",
+        the_disk_under_the_journal_is_full_on_the_way_back,
+    ),
     ("the_drained_host_is_rebooted", the_drained_host_is_rebooted),
     ("a_target_is_cut_off_after_a_hand_over", a_target_is_cut_off_after_a_hand_over),
 ];
@@ -56,6 +60,24 @@ fn the_disk_under_the_journal_is_full() {
     disk.free();
     assert_state(&ended(&lab, "a"), DrainState::Drained, 2);
     assert_nowhere_but(&lab, &["web", "least"], &["b"]);
+    guest.assert_intact();
+}
+
+fn the_disk_under_the_journal_is_full_on_the_way_back() {
+    let lab = slow_lab();
+    let disk = SmallDisk::under_journal(&lab, "a", 4);
+    let guest = lab.start_guest("web", GUEST_MIB, "");
+    drain(&lab, "a", json!({ "to": ["b"] }));
+    assert_state(&ended(&lab, "a"), DrainState::Drained, 1);
+    resume(&lab, "a", true);
+    wait_until(&lab, "a", "it is on its way", |view| count(view, MoveState::Transferring) == 1);
+    disk.fill();
+    let waiting = wait_until(&lab, "a", "it says why it waits", |view| status(view).obstacle.is_some());
+    assert_eq!(waiting.ended_at, None);
+    guest.assert_answers();
+    disk.free();
+    assert_state(&ended(&lab, "a"), DrainState::Incomplete, 0);
+    assert_nowhere_but(&lab, &["web"], &["b"]);
     guest.assert_intact();
 }
 

@@ -164,7 +164,8 @@ impl<'a> Lint<'a> {
     ///
     /// Memory in all, which is the least that must be there: whether each VM fits is the planner's to see.
     fn untold_risk(&self, lost: &TargetView, comes_bytes: u128) -> Option<Finding> {
-        let is_told = self.plan.warnings.iter().any(|warning| warning.contains(&lost.name));
+        let words = format!("if {} failed after this,", lost.name);
+        let is_told = self.plan.warnings.iter().any(|warning| warning.starts_with(&words));
         let there: u128 = lost.vms.iter().map(|vm| u128::from(vm.needs_bytes)).sum();
         let others = self.targets.values().copied().filter(|other| {
             other.name != lost.name && other.name != self.view.host && other.unavailable.is_none()

@@ -165,6 +165,8 @@ pub enum MoveEnd {
     },
     /// It runs here.
     Failed(Problem),
+    /// It runs here, because its migration was cancelled.
+    Cancelled(Problem),
     /// It is not known where it runs, until the target answers.
     Undecided(Problem),
 }
@@ -281,7 +283,9 @@ impl Drain {
                 self.looks = 0;
             }
             MoveEnd::Undecided(problem) => entry.end(Stage::Undecided, problem),
-            MoveEnd::Failed(problem) => match closing {
+            // Somebody else wants it to stay.
+            MoveEnd::Cancelled(problem) if !entry.cancelled => entry.end(Stage::Failed, problem),
+            MoveEnd::Failed(problem) | MoveEnd::Cancelled(problem) => match closing {
                 Some(closing) if entry.cancelled => entry.give_up(closing),
                 None if entry.cancelled && entry.patience == Patience::Yielded => {
                     entry.keep_place(planning == Planning::UnderWay);

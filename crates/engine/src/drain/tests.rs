@@ -8,7 +8,7 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 
 use super::lint::lint;
-use super::plan::{DrainPlan, Stay, plan};
+use super::plan::{DrainPlan, Move, Stay, plan};
 use super::view::{DrainView, MemorySample, PlacedVm, Placement, Remembered, TargetView, VmView};
 use crate::migration::ENDING_MS;
 use crate::relayed::{Compressible, RelayMeans};
@@ -391,7 +391,9 @@ fn plant(plan: &mut DrainPlan, view: &DrainView, fault: usize, at: Index) -> Opt
         }
         12 => {
             let usable = view.targets.iter().filter(|target| target.unavailable.is_none());
-            plan.warnings.clear();
+            let other_news =
+                |planned: &Move| format!("how fast the links to {} are is not known", planned.target);
+            plan.warnings = plan.moves.iter().map(other_news).collect();
             (usable.count() == 1 && vm.needs_bytes > 0).then_some("drain-risk-untold")
         }
         _ => {

@@ -300,6 +300,19 @@ fn undecided_is_not_tried_again() {
 }
 
 #[test]
+fn a_vm_whose_migration_somebody_cancelled_is_not_tried_again() {
+    let (mut drain, _) = begin(&["v", "w"]);
+    drain.handle(1.0, prepared("v"));
+    let end = MoveEnd::Cancelled(Problem::failed("it was cancelled"));
+    let next = drain.handle(2.0, Event::Ended { vm: "v".into(), end });
+    assert!(next.iter().all(|action| !matches!(action, Action::Begin { vm, .. } if vm == "v")), "{next:?}");
+    drain.handle(3.0, prepared("w"));
+    assert_eq!(drain.handle(4.0, completed("w")), [Action::Finish]);
+    assert_eq!((state(&drain, "v"), drain.outcome()), (MoveState::Failed, Some(DrainState::Incomplete)));
+    assert_eq!(error(&drain, "v"), "it was cancelled");
+}
+
+#[test]
 fn cancelling_undoes_what_is_under_way_and_begins_nothing() {
     let (mut drain, _) = begin(&["v", "w", "x", "y"]);
     drain.handle(1.0, prepared("v"));
