@@ -2,6 +2,7 @@
 
 mod connections;
 mod executor;
+mod source_state;
 mod target_watch;
 
 use std::collections::BTreeMap;
@@ -10,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use drainpipe_engine::facts::HostFacts;
-use drainpipe_engine::migration::{Migration, Stage};
+use drainpipe_engine::migration::{Migration, SourceState, Stage};
 use drainpipe_engine::plan::{Plan, Request, plan};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::progress::{PathRate, Progress};
@@ -23,6 +24,7 @@ use tracing::warn;
 use uuid::Uuid;
 
 use self::executor::Executor;
+use self::source_state::source_state;
 use crate::agent::Agent;
 use crate::api::types::{HandOverView, HostView, MigrateRequest, MigrationView, PlanView};
 use crate::check;
@@ -392,12 +394,16 @@ pub(crate) async fn meet(
 }
 
 /// What the journal says of a hand-over, for the target that asks; and to which target it goes.
-pub(crate) fn hand_over_view(agent: &Agent, id: &str) -> Result<(Option<String>, HandOverView), Problem> {
+pub(crate) async fn hand_over_view(
+    agent: &Agent,
+    id: &str,
+) -> Result<(Option<String>, HandOverView), Problem> {
     if let Some(open) = agent.journal.open_migration(id)? {
         let goes_on = agent.outgoing.get(id).is_some_and(|running| !running.is_over());
         let view = match (open.handed_over, goes_on) {
-            (true, _) => HandOverView::HandedOver,
-            (false, true) => HandOverView::Pending,
+            (true, _) if has_let_go(agent, &open.vm).await => HandOverView::HandedOver,
+            // Of a VM that has run on here, it is about to be revoked.
+            (true, _) | (false, true) => HandOverView::Pending,
             (false, false) => HandOverView::Refused,
         };
         return Ok((Some(open.target), view));
@@ -409,6 +415,12 @@ pub(crate) fn hand_over_view(agent: &Agent, id: &str) -> Result<(Option<String>,
         None => HandOverView::Unknown,
     };
     Ok((result.map(|result| result.target), view))
+}
+
+/// Whether this host is known to have let go of a VM.
+async fn has_let_go(agent: &Agent, vm: &str) -> bool {
+    let is_in_reach = agent.vms.out_of_reach_for(vm).is_none();
+    is_in_reach && source_state(agent.vms.running(vm).as_deref()).await == Ok(SourceState::LetGo)
 }
 
 /// Takes up the migrations that an earlier life of the agent left open.
@@ -430,7 +442,7 @@ pub(crate) fn recover(agent: &Arc<Agent>) -> Result<(), Problem> {
 /// Takes up one of them.
 pub(crate) fn take_up(agent: &Arc<Agent>, open: OpenMigration, claimed: Claimed) {
     let limits = agent.config.limits.of_migration(None);
-    let (migration, first) = Migration::recover(limits, open.handed_over, 0.0);
+    let (migration, first) = Migration::recover(limits, open.handed_over);
     let request = MigrateRequest {
         vm: open.vm,
         target: open.target,

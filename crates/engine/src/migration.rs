@@ -18,6 +18,8 @@
 //! - The target is told to run only after the hand-over is recorded on the source.
 //! - After the hand-over is recorded, the source runs again only once the target has said, from its
 //!   own journal, that it discarded the VM and never ran it.
+//! - A record that is found later proves no hand-over: whoever wrote it may have been told that it
+//!   failed. The source's hypervisor is asked first, and a VM that it has not let go of stays.
 //! - Each action is answered by exactly one event; no action is given while one is under way, but
 //!   for the transfer, which goes on until it is stopped, fails or is over, and for the wait for its
 //!   turn, which ends at once when the migration is cancelled.
@@ -79,6 +81,8 @@ pub enum Action {
     RecordHandOver,
     /// Check what arrived; run the VM on the target. Idempotent.
     ResumeOnTarget,
+    /// Has the source's hypervisor let go of the VM, as the journal says? Answered by [`Event::SourceSays`].
+    AskSource,
     /// What has become of the VM there, by the target's journal? Answered by [`Event::TargetSays`].
     AskTarget,
     /// End the source's copy of the VM: it may have run on the target, so its memory here may be older than
@@ -111,6 +115,8 @@ pub enum Event {
     Established(Plan),
     /// [`Action::ConnectHosts`] is done, with what is left of the plan.
     Connected(Plan),
+    /// [`Action::AskSource`] is done.
+    SourceSays(SourceState),
     /// [`Action::AskTarget`] is done.
     TargetSays(TargetState),
     /// The target takes no more VMs for now, for this reason.
@@ -134,6 +140,15 @@ pub enum Event {
     CancelRequested,
     /// Time has passed.
     Tick,
+}
+
+/// What the source's hypervisor says of a VM that the journal calls handed over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SourceState {
+    /// It stands still since all of it was sent, or its hypervisor has ended.
+    LetGo,
+    /// It has run on there: the record was taken for failed by whoever wrote it.
+    Kept,
 }
 
 /// What the target's journal says of the VM.
@@ -181,6 +196,7 @@ enum Phase {
     SwitchingOver,
     RecordingHandOver,
     ResumingOnTarget { since_ms: f64 },
+    AskingSource,
     AskingTarget { since_ms: f64 },
     EndingOnSource,
     Revoking,
@@ -272,12 +288,11 @@ impl Migration {
     /// A migration that an earlier life of the agent began. `handed_over` is what the journal says.
     ///
     /// Before the hand-over everything may have been done, so everything is undone; after it, the
-    /// target is asked.
-    pub fn recover(limits: Limits, handed_over: bool, now_ms: f64) -> (Self, Action) {
+    /// target is asked, unless the VM never left.
+    pub fn recover(limits: Limits, handed_over: bool) -> (Self, Action) {
         let all = Reached { target_asked: true, paths_prepared: true, transfer_started: true };
         if handed_over {
-            let migration = Self::in_phase(limits, Phase::AskingTarget { since_ms: now_ms }, all);
-            return (migration, Action::AskTarget);
+            return (Self::in_phase(limits, Phase::AskingSource, all), Action::AskSource);
         }
         let mut migration = Self::in_phase(limits, Phase::Undoing(Undo::StopTransfer), all);
         migration.error =
@@ -319,9 +334,11 @@ impl Migration {
             }
             Event::Tick => self.check_limits(now_ms).or_else(|| self.wait_on(now_ms)),
             Event::CancelRequested => self.request_cancel(now_ms),
-            Event::Done | Event::Established(_) | Event::Connected(_) | Event::TargetSays(_) => {
-                self.action_done(now_ms, event)
-            }
+            Event::Done
+            | Event::Established(_)
+            | Event::Connected(_)
+            | Event::SourceSays(_)
+            | Event::TargetSays(_) => self.action_done(now_ms, event),
             Event::Failed(error) => self.action_failed(now_ms, error),
             Event::Crowded(why) => self.crowded(now_ms, &why),
             Event::Found(finding) => {
@@ -428,6 +445,18 @@ impl Migration {
             | (Phase::AskingTarget { .. }, Event::TargetSays(TargetState::Running)) => {
                 Some(self.runs_on_target(now_ms))
             }
+            (Phase::AskingSource, Event::SourceSays(SourceState::LetGo)) => {
+                self.phase = Phase::AskingTarget { since_ms: now_ms };
+                Some(Action::AskTarget)
+            }
+            (Phase::AskingSource, Event::SourceSays(SourceState::Kept)) => {
+                let error = "the hand-over could not be recorded, and the record was found later: the VM had \
+                             run on at the source";
+                self.note(now_ms, error);
+                self.error = Some(Problem::failed(error));
+                self.phase = Phase::Revoking;
+                Some(Action::RevokeHandOver)
+            }
             (Phase::AskingTarget { since_ms }, Event::TargetSays(TargetState::Ready)) => {
                 self.phase = Phase::ResumingOnTarget { since_ms };
                 Some(Action::ResumeOnTarget)
@@ -454,7 +483,7 @@ impl Migration {
             (Phase::Revoking, _) => Some(self.undo(now_ms)),
             (Phase::CleaningUp, _) => Some(self.end(now_ms, Outcome::Completed)),
             (Phase::Undoing(undo), _) => Some(self.undone(now_ms, undo)),
-            (Phase::Copying | Phase::AskingTarget { .. } | Phase::Ended(_), _) => None,
+            (Phase::Copying | Phase::AskingSource | Phase::AskingTarget { .. } | Phase::Ended(_), _) => None,
         }
     }
 
@@ -471,8 +500,11 @@ impl Migration {
                 self.error.get_or_insert(error);
                 Some(self.ask_again(now_ms, since_ms))
             }
-            // Without the record, a restart would take the VM for handed over.
-            Phase::EndingOnSource | Phase::Revoking => Some(self.end_undecided(now_ms, error)),
+            // While the source does not say that it let go, the target must not be told to run; and without
+            // the record that it is revoked, a restart would take the VM for handed over.
+            Phase::AskingSource | Phase::EndingOnSource | Phase::Revoking => {
+                Some(self.end_undecided(now_ms, error))
+            }
             // The VM runs on the target. What could not be tidied is in the journal for the next start.
             Phase::CleaningUp => {
                 self.error = Some(error.context("the VM moved, but the source is not clean"));
@@ -732,7 +764,7 @@ impl Migration {
                 Outcome::Completed => "completed",
                 Outcome::Failed => "failed; the VM is on the source",
                 Outcome::Cancelled => "cancelled; the VM is on the source",
-                Outcome::Undecided => "undecided; the target has not answered since the hand-over",
+                Outcome::Undecided => "undecided; it is asked again whose the VM is",
             },
         );
         self.phase = Phase::Ended(outcome);
@@ -750,6 +782,7 @@ impl Migration {
             self.phase,
             Phase::RecordingHandOver
                 | Phase::ResumingOnTarget { .. }
+                | Phase::AskingSource
                 | Phase::AskingTarget { .. }
                 | Phase::EndingOnSource
                 | Phase::Revoking
@@ -767,6 +800,7 @@ impl Migration {
             Phase::Copying => Step::CopyMemory,
             Phase::SwitchingOver | Phase::RecordingHandOver => Step::Blackout,
             Phase::ResumingOnTarget { .. }
+            | Phase::AskingSource
             | Phase::AskingTarget { .. }
             | Phase::EndingOnSource
             | Phase::Revoking => Step::ResumeOnTarget,
@@ -787,6 +821,7 @@ impl Migration {
             Phase::StartingTransfer | Phase::Copying => Stage::Sending,
             Phase::SwitchingOver | Phase::RecordingHandOver => Stage::SwitchingOver,
             Phase::ResumingOnTarget { .. }
+            | Phase::AskingSource
             | Phase::AskingTarget { .. }
             | Phase::EndingOnSource
             | Phase::Revoking
@@ -884,8 +919,10 @@ mod tests {
 
     /// An agent that was started anew hears from the target that it discarded the VM.
     fn discarded(after: Option<Problem>) -> Migration {
-        let (mut migration, first) = Migration::recover(Limits::default(), true, 0.0);
-        assert_eq!(first, Action::AskTarget);
+        let (mut migration, first) = Migration::recover(Limits::default(), true);
+        assert_eq!(first, Action::AskSource);
+        let let_go = Event::SourceSays(SourceState::LetGo);
+        assert_eq!(migration.handle(0.0, let_go), Some(Action::AskTarget));
         if let Some(problem) = after {
             assert_eq!(migration.handle(0.0, Event::Failed(problem)), Some(Action::AskTarget));
         }
@@ -907,6 +944,35 @@ mod tests {
             let migration = discarded(known);
             assert_eq!(migration.outcome(), Some(Outcome::Failed));
             assert_eq!(migration.error(), Some(&told));
+        }
+    }
+
+    #[test]
+    fn a_vm_that_ran_on_stays_though_its_hand_over_is_recorded() {
+        let (mut migration, _) = Migration::recover(Limits::default(), true);
+        let mut next = migration.handle(0.0, Event::SourceSays(SourceState::Kept));
+        let mut actions = vec![];
+        while next != Some(Action::Finish) {
+            actions.extend(next);
+            next = migration.handle(0.0, Event::Done);
+        }
+        let undone = [Action::StopTransfer, Action::ResumeOnSource, Action::DiscardTarget, Action::PutBack];
+        assert_eq!(actions, [&[Action::RevokeHandOver], &undone[..]].concat());
+        assert_eq!(migration.outcome(), Some(Outcome::Failed));
+        assert!(migration.error().unwrap().to_string().contains("run on at the source"));
+    }
+
+    #[test]
+    fn while_the_source_does_not_say_whether_the_vm_runs_there_nothing_is_decided() {
+        let silent = || Event::Failed(Problem::failed("QEMU does not answer"));
+        for said in [None, Some(Event::SourceSays(SourceState::Kept))] {
+            let (mut migration, _) = Migration::recover(Limits::default(), true);
+            if let Some(said) = said {
+                assert_eq!(migration.handle(0.0, said), Some(Action::RevokeHandOver));
+            }
+            assert!(!migration.can_cancel());
+            assert_eq!(migration.handle(0.0, silent()), Some(Action::Finish));
+            assert_eq!(migration.outcome(), Some(Outcome::Undecided));
         }
     }
 }

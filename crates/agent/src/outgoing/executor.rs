@@ -25,6 +25,7 @@ use tokio::time::timeout;
 use tracing::{info, warn};
 
 use super::connections::Setting;
+use super::source_state::source_state;
 use super::target_watch::TargetWatch;
 use super::{
     ASK_AGAIN_AFTER, Meeting, RECEIVED_WAIT, Running, Turn, informed, known_target, meet, received_path,
@@ -219,7 +220,7 @@ impl Executor {
             // Both ends of the pause are good: the operator's word, and the time.
             drop(timeout(UNDECIDED_PAUSE, target_lost.changed()).await);
             let limits = self.agent.config.limits.of_migration(None);
-            (migration, first) = Migration::recover(limits, true, self.now_ms());
+            (migration, first) = Migration::recover(limits, true);
         }
     }
 
@@ -285,6 +286,9 @@ impl Executor {
             Action::SwitchOver => self.switch_over().await?,
             Action::RecordHandOver => self.record_hand_over()?,
             Action::ResumeOnTarget => self.tell_target("run", QMP_DEADLINE).await?,
+            Action::AskSource => {
+                return source_state(self.claimed.vmm.as_deref()).await.map(Event::SourceSays);
+            }
             Action::AskTarget => return self.ask_target().await,
             Action::EndOnSource => self.end_on_source().await?,
             Action::RevokeHandOver => self.revoke_hand_over()?,

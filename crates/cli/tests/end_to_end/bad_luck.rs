@@ -27,6 +27,10 @@ pub(crate) const TESTS: &[Test] = &[
     ),
     ("the_source_agent_is_killed_in_flight", the_source_agent_is_killed_in_flight),
     ("the_source_agent_is_killed_after_the_hand_over", the_source_agent_is_killed_after_the_hand_over),
+    (
+        "a_hand_over_is_found_to_be_recorded_and_the_vm_ran_on",
+        a_hand_over_is_found_to_be_recorded_and_the_vm_ran_on,
+    ),
     ("the_target_host_is_lost_after_the_hand_over", the_target_host_is_lost_after_the_hand_over),
     ("the_source_host_is_lost_after_the_hand_over", the_source_host_is_lost_after_the_hand_over),
     ("the_target_agent_is_killed_in_flight", the_target_agent_is_killed_in_flight),
@@ -195,6 +199,14 @@ pub(crate) fn record_that_it_ran(lab: &TestLab, host: &str) {
     connection.execute("INSERT INTO vms (name, spec) VALUES ('web', ?1)", [&definition]).unwrap();
 }
 
+/// As host `a`'s journal is when a hand-over that could not be recorded is found there later.
+#[track_caller]
+fn find_hand_over(lab: &TestLab) {
+    let connection = Connection::open(journal(lab, "a")).unwrap();
+    let found = "UPDATE migrations SET handed_over = 1, revoked = 0 WHERE result IS NULL";
+    assert_eq!(connection.execute(found, []).unwrap(), 1);
+}
+
 /// Control traffic from and to a host passes no more.
 #[track_caller]
 pub(crate) fn cut_off(lab: &TestLab, host: &str) {
@@ -347,6 +359,25 @@ fn the_source_agent_is_killed_after_the_hand_over() {
     assert_eq!(scene.last_result().outcome, Outcome::Completed);
     scene.assert_settled("b");
     scene.assert_moves("a");
+}
+
+fn a_hand_over_is_found_to_be_recorded_and_the_vm_ran_on() {
+    let scene = Scene::set();
+    let migrating = scene.migrate(&[]);
+    let id = scene.id();
+    // All state arrives, but the hand-over cannot be recorded, so the target is not told to run.
+    let held = hold_journal(&scene.lab, "a");
+    scene.wait_until_paused(&id);
+    thread::sleep(Duration::from_secs(1));
+    scene.lab.stop_agent("a", Signal::KILL);
+    held.release();
+    eventually("the guard has left", || scene.lab.pids("a", &[" guard --migration "]).is_empty());
+    scene.guest.assert_answers();
+    find_hand_over(&scene.lab);
+    scene.lab.start_agent("a");
+    assert_failed(&migrating.wait(), "had run on at the source");
+    scene.assert_settled("a");
+    scene.assert_moves("b");
 }
 
 fn the_source_host_is_lost_after_the_hand_over() {

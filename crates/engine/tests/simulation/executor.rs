@@ -1,7 +1,7 @@
 //! The source's executor: carries out the engine's actions one by one, each in the parts between which its agent may
 //! crash or fall asleep, and tells the engine what came of them.
 
-use drainpipe_engine::migration::{Action, Event, Migration, Stage, TargetState};
+use drainpipe_engine::migration::{Action, Event, Migration, SourceState, Stage, TargetState};
 use drainpipe_engine::plan::Plan;
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_engine::progress::Transferred;
@@ -237,6 +237,7 @@ impl World {
             Action::SwitchOver => self.switch_over(executor),
             Action::RecordHandOver => self.record_hand_over(executor),
             Action::ResumeOnTarget => self.order(executor, action, Order::Run),
+            Action::AskSource => self.ask_own_qemu(),
             Action::AskTarget => self.ask_target(executor),
             Action::EndOnSource => {
                 self.dismiss(executor.guard.take());
@@ -434,10 +435,13 @@ impl World {
         }
         let is_full = self.is_source_disk_full();
         let ignores = self.planted == Planted::ForbiddenIgnored;
+        let may_be_found = self.random.chance(50);
         let record = &mut self.source.journal[executor.number];
         let event = if is_full && self.planted == Planted::UnrecordedHandOver {
             Event::Done
         } else if is_full {
+            // Of one that is revoked, nothing is written.
+            self.source.found_later = (may_be_found && !record.is_revoked).then_some(executor.number);
             self.saw(Sight::NotRecorded);
             failed("the disk is full")
         } else if record.is_revoked && !ignores {
@@ -445,6 +449,7 @@ impl World {
             failed("its guard let the VM run on here")
         } else {
             (record.handed_over, record.is_revoked) = (true, false);
+            self.source.found_later = None;
             Event::Done
         };
         Doing::Happened(event)
@@ -457,8 +462,20 @@ impl World {
         }
         let record = &mut self.source.journal[executor.number];
         (record.handed_over, record.is_revoked) = (false, true);
+        self.source.found_later = None;
         self.saw(Sight::Revoked);
         Event::Done
+    }
+
+    fn ask_own_qemu(&mut self) -> Doing {
+        let Some(state) = self.source_state() else {
+            let event = failed("QEMU does not answer");
+            return Doing::Later { at_ms: self.now_ms + ANSWER_DEADLINE_MS, event };
+        };
+        if state == SourceState::Kept {
+            self.saw(Sight::HandOverInVain);
+        }
+        Doing::Happened(Event::SourceSays(state))
     }
 
     fn ask_target(&mut self, executor: &mut Executor) -> Doing {
@@ -527,8 +544,7 @@ impl World {
 
     fn ask_once_more(&mut self, executor: &mut Executor) -> Doing {
         let handed_over = self.planted != Planted::UndoneUndecided;
-        let now_ms = executor.now_ms(self.now_ms);
-        let (migration, first) = Migration::recover(LIMITS, handed_over, now_ms);
+        let (migration, first) = Migration::recover(LIMITS, handed_over);
         (executor.migration, executor.action) = (migration, first);
         Doing::Act(first)
     }
@@ -540,7 +556,7 @@ impl World {
         }
         let outcome = executor.migration.outcome().unwrap_or(Outcome::Failed);
         self.source.journal[executor.number].outcome = Some(outcome);
-        self.source.is_network_changed = false;
+        (self.source.is_network_changed, self.source.found_later) = (false, None);
         let was_cancelled = executor.cancel != Cancel::No;
         self.check_outcome(executor.number, outcome, was_cancelled, executor.migration.error().is_some());
         self.outcomes.push(outcome);

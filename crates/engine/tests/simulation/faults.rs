@@ -79,7 +79,7 @@ const STEPS_MIN: u64 = 100;
 const GATHERING_PER_MILLE: u64 = 150;
 
 /// Where faults may gather.
-const MOMENTS: [Action; 16] = [
+const MOMENTS: [Action; 17] = [
     Action::CheckPermissions,
     Action::BuildSkeleton,
     Action::ConnectHosts,
@@ -87,6 +87,7 @@ const MOMENTS: [Action; 16] = [
     Action::SwitchOver,
     Action::RecordHandOver,
     Action::ResumeOnTarget,
+    Action::AskSource,
     Action::AskTarget,
     Action::EndOnSource,
     Action::RevokeHandOver,

@@ -132,6 +132,7 @@ impl World {
             guard.post = Post::Left;
         } else {
             record.is_revoked = true;
+            self.source.found_later = None;
             guard.post = Post::Cancelling;
         }
     }

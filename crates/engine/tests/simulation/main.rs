@@ -120,6 +120,7 @@ planted_bugs_are_found! {
     found_target_runs_before_the_record: RunsBeforeRecord,
     found_unrecorded_hand_over: UnrecordedHandOver,
     found_forgotten_hand_over: ForgottenHandOver,
+    found_vain_hand_over_that_is_believed: VainHandOverBelieved,
     found_undecided_that_is_undone: UndoneUndecided,
     found_silence_taken_for_success: SilenceIsSuccess,
     found_silence_taken_for_discarded: SilenceIsDiscarded,

@@ -10,6 +10,8 @@ pub(crate) enum Planted {
     UnrecordedHandOver,
     /// An agent that starts anew does not look whether the VM was handed over.
     ForgottenHandOver,
+    /// A VM whose hand-over is found to be recorded is not looked for where it was.
+    VainHandOverBelieved,
     /// What is undecided is undone.
     UndoneUndecided,
     /// A target that does not say whether the VM runs is taken to have let it run.
@@ -54,6 +56,7 @@ impl Planted {
             Self::RunsBeforeRecord | Self::UnrecordedHandOver => &["before the hand-over is recorded"],
             Self::ForgottenHandOver
             | Self::UndoneUndecided
+            | Self::VainHandOverBelieved
             | Self::SilenceIsDiscarded
             | Self::TwoStarts
             | Self::GuardDoesNotForbid

@@ -129,6 +129,9 @@ impl World {
         if self.copy_at(host.other()).is_some_and(|other| other.runs) {
             self.breach("I1: two copies run".into());
         }
+        if host == Host::Target && self.source.has_left_no_trace() {
+            self.newest = copy.memory;
+        }
         if copy.memory != self.newest {
             self.breach(format!("I4: {host:?} runs what the VM was, not what it is"));
         }
@@ -320,7 +323,7 @@ impl World {
             Host::Source => {
                 self.source.is_copy_lost = true;
                 let has_refused = self.target.qemu.as_ref().is_some_and(|qemu| qemu.has_refused);
-                !self.source.has_handed_over() || self.source.has_given_up_target || has_refused
+                !self.source.has_handed_over_in_time() || self.source.has_given_up_target || has_refused
             }
             Host::Target => copy.runs || self.target.may_have_run(),
         };

@@ -24,7 +24,7 @@ impl World {
         if !self.is_lost && !self.has_newest() {
             self.breach("I3: no host holds the VM".into());
         }
-        if source.is_some_and(|copy| copy.runs) && self.source.has_handed_over() {
+        if source.is_some_and(|copy| copy.runs) && self.source.has_handed_over_in_time() {
             self.breach("I1: the VM runs on the source though it is handed over".into());
         }
         if let Some(qemu) = self.target.qemu.as_ref().filter(|qemu| qemu.copy.runs) {

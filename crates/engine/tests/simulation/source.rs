@@ -1,13 +1,13 @@
 //! The source's host: its journal, and its agent's life.
 
-use drainpipe_engine::migration::{Limits, Migration};
+use drainpipe_engine::migration::{Limits, Migration, SourceState};
 use drainpipe_engine::result::Outcome;
 
 use crate::executor::Executor;
 use crate::network::HandOver;
 use crate::planted::Planted;
 use crate::qemu::SourceQemu;
-use crate::world::{Life, Sight, World};
+use crate::world::{Host, Life, Sight, World};
 
 pub(crate) const LIMITS: Limits =
     Limits { total_ms: 60_000.0, held_ms: 60_000.0, stall_ms: 20_000.0, decision_ms: 5_000.0 };
@@ -33,6 +33,11 @@ pub(crate) struct Source {
     pub disk_full_until_ms: f64,
     /// By the number of the migration.
     pub journal: Vec<Record>,
+    /// A hand-over that could not be recorded, but the next life of the agent will find the record: it is in the
+    /// journal's log, behind its end. What is written later is written over it.
+    pub found_later: Option<usize>,
+    /// The last one that was found so.
+    found: Option<usize>,
     pub qemu: Option<SourceQemu>,
     /// By a fault, and not because somebody ended it.
     pub is_copy_lost: bool,
@@ -50,6 +55,8 @@ impl Source {
             wakes_ms: 0.0,
             disk_full_until_ms: 0.0,
             journal: vec![],
+            found_later: None,
+            found: None,
             qemu: Some(SourceQemu::booted(1)),
             is_copy_lost: false,
             has_given_up_target: false,
@@ -62,20 +69,30 @@ impl Source {
         self.journal.iter().any(|record| record.handed_over)
     }
 
+    /// Those that were found later left the VM where it was, or not.
+    pub(crate) fn has_handed_over_in_time(&self) -> bool {
+        let mut records = self.journal.iter().enumerate();
+        records.any(|(number, record)| record.handed_over && self.found != Some(number))
+    }
+
+    /// Nothing tells that the VM ran on here, after a record that was taken for failed: its QEMU has ended.
+    pub(crate) fn has_left_no_trace(&self) -> bool {
+        self.qemu.is_none() && self.found.is_some_and(|number| self.journal[number].handed_over)
+    }
+
     /// The migration without a result.
     pub(crate) fn open_migration(&self) -> Option<usize> {
         self.journal.iter().position(|record| record.outcome.is_none())
     }
 
-    fn hand_over(&self, migration: usize) -> HandOver {
+    fn hand_over(&self, migration: usize, has_let_go: bool) -> HandOver {
         let goes_on = self.executor.as_ref().is_some_and(|executor| executor.goes_on(migration));
         let Some(record) = self.journal.get(migration) else { return HandOver::Refused };
-        if record.outcome.map_or(record.handed_over, |outcome| outcome == Outcome::Completed) {
-            HandOver::HandedOver
-        } else if record.outcome.is_none() && goes_on {
-            HandOver::Pending
-        } else {
-            HandOver::Refused
+        match record.outcome {
+            Some(Outcome::Completed) => HandOver::HandedOver,
+            None if record.handed_over && has_let_go => HandOver::HandedOver,
+            None if record.handed_over || goes_on => HandOver::Pending,
+            Some(_) | None => HandOver::Refused,
         }
     }
 }
@@ -91,11 +108,23 @@ impl World {
         let number = self.source.journal.len();
         self.source.has_given_up_target = false;
         self.source.journal.push(Record::default());
+        self.source.found_later = None;
         self.source.executor = Some(Executor::new(number, migration, first, self.now_ms));
     }
 
     pub(crate) fn tell_hand_over(&self, migration: usize) -> HandOver {
-        self.source.hand_over(migration)
+        self.source.hand_over(migration, self.source_state() == Some(SourceState::LetGo))
+    }
+
+    /// What the source's QEMU says of a VM that is recorded to be handed over; `None` if it does not answer.
+    pub(crate) fn source_state(&self) -> Option<SourceState> {
+        let is_believed = self.planted == Planted::VainHandOverBelieved;
+        match self.copy_at(Host::Source) {
+            Some(_) if is_believed => Some(SourceState::LetGo),
+            Some(_) if !self.answers(Host::Source) => None,
+            Some(copy) if copy.runs => Some(SourceState::Kept),
+            Some(_) | None => Some(SourceState::LetGo),
+        }
     }
 
     pub(crate) fn crash_source(&mut self, for_ms: f64) {
@@ -111,7 +140,7 @@ impl World {
 
     /// The guards are processes of their host too.
     pub(crate) fn reboot_source(&mut self, for_ms: f64) {
-        self.lose(crate::world::Host::Source);
+        self.lose(Host::Source);
         self.dismiss_all_guards();
         self.source.is_network_changed = false;
         self.crash_source(for_ms);
@@ -122,13 +151,17 @@ impl World {
         self.source.life = Life::Up;
         self.source.lives += 1;
         self.source.is_network_changed = false;
+        if let Some(number) = self.source.found_later.take() {
+            self.source.journal[number].handed_over = true;
+            self.source.found = Some(number);
+        }
         // Room was made, if that is what was missing.
         if self.source.disk_full_until_ms.is_infinite() {
             self.source.disk_full_until_ms = self.now_ms;
         }
         let Some(number) = self.source.open_migration() else { return };
         // Until its QEMU answers, a VM is out of reach: the agent has to be started once more.
-        if self.source.qemu.is_some() && !self.answers(crate::world::Host::Source) {
+        if self.source.qemu.is_some() && !self.answers(Host::Source) {
             return;
         }
         let handed_over =
@@ -136,7 +169,7 @@ impl World {
         if handed_over {
             self.saw(Sight::RecoveredHandOver);
         }
-        let (migration, first) = Migration::recover(LIMITS, handed_over, 0.0);
+        let (migration, first) = Migration::recover(LIMITS, handed_over);
         self.source.executor = Some(Executor::new(number, migration, first, self.now_ms));
     }
 }

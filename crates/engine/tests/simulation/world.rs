@@ -62,6 +62,7 @@ pub(crate) enum Sight {
     GivenBack,
     GuardActed,
     HandOverForbidden,
+    HandOverInVain,
     LateCommand,
     LateRunRefused,
     NotRecorded,
@@ -75,11 +76,12 @@ pub(crate) enum Sight {
 }
 
 impl Sight {
-    pub(crate) const ALL: [Self; 14] = [
+    pub(crate) const ALL: [Self; 15] = [
         Self::Adopted,
         Self::GivenBack,
         Self::GuardActed,
         Self::HandOverForbidden,
+        Self::HandOverInVain,
         Self::LateCommand,
         Self::LateRunRefused,
         Self::NotRecorded,

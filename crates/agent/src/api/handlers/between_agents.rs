@@ -380,8 +380,9 @@ async fn finish(
 
 /// Was this VM handed over?
 ///
-/// What the source's journal says, for a target that has not heard from it. Only the target may ask;
-/// `refused` is also the answer for an identifier that is not known.
+/// What the source's journal says, for a target that has not heard from it; `pending` while the VM is recorded to be
+/// handed over and its QEMU at the source does not say that it let go. Only the target may ask; `refused` is also the
+/// answer for an identifier that is not known.
 #[utoipa::path(get, path = "/v1/handovers/{id}", tag = openapi::BETWEEN_AGENTS, params(
     ("id" = String, Path, format = "uuid")
 ), responses((status = 200, description = "What the journal says.", body = HandOverView)))]
@@ -390,7 +391,7 @@ async fn hand_over(
     Extension(caller): Extension<Caller>,
     MigrationId(id): MigrationId,
 ) -> Answer<HandOverView> {
-    let (target, view) = outgoing::hand_over_view(&agent, &id)?;
+    let (target, view) = outgoing::hand_over_view(&agent, &id).await?;
     target.map_or(Ok(()), |target| authorise(&caller, Operation::AskHandOver { target: &target }))?;
     Ok(Json(view))
 }
