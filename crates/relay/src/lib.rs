@@ -33,6 +33,7 @@ mod prospect;
 mod queue;
 mod receiver;
 mod records;
+mod refusals;
 mod sender;
 mod sieve;
 mod sockets;

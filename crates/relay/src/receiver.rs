@@ -1,19 +1,20 @@
 //! The receiving end. What comes in is hostile until it is understood.
 
 use std::io::{self, Write};
-use std::net::{IpAddr, Shutdown, TcpListener, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use socket2::SockRef;
-use tracing::{debug, warn};
+use tracing::warn;
 
 use crate::CONNECTIONS_MAX;
 use crate::error::RelayError;
 use crate::page_slots::PageSlots;
 use crate::preamble::{self, Token};
+use crate::refusals::Refusals;
 use crate::sockets::{Breaker, connect_program, lock, spawn};
 use crate::strangers::{Stranger, Strangers};
 use crate::tls::ServerTls;
@@ -61,6 +62,7 @@ struct Shared {
     listener: TcpListener,
     breaker: Breaker,
     strangers: Arc<Strangers>,
+    refusals: Refusals,
     inner: Mutex<Inner>,
     first_is_there: Condvar,
     page_slots: PageSlots,
@@ -86,6 +88,7 @@ impl Receiver {
         let shared = Arc::new(Shared {
             breaker: Breaker::new(),
             strangers: Arc::default(),
+            refusals: Refusals::default(),
             inner: Mutex::new(Inner {
                 has_come: vec![false; settings.connections],
                 first_is_there: false,
@@ -191,28 +194,28 @@ fn accept(shared: &Arc<Shared>) {
             Err(error) => return shared.fail(RelayError::Wire(Arc::new(error))),
         };
         if shared.settings.sender.is_some_and(|sender| sender != peer.ip()) {
-            debug!(%peer, "closed: it is not the sender's address");
+            shared.refusals.closed(peer, "it is not the sender's address");
             continue;
         }
         let Some(stranger) = shared.strangers.take_in(&wire) else {
-            debug!(%peer, "closed: too many connections that do not say what they are");
+            shared.refusals.closed(peer, "too many connections do not say what they are");
             continue;
         };
         let receiving = Arc::clone(shared);
-        let begun = spawn("relay-receive".into(), move || receive(&receiving, wire, stranger));
+        let begun = spawn("relay-receive".into(), move || receive(&receiving, wire, peer, stranger));
         if let Err(error) = begun {
             return shared.fail(RelayError::Wire(Arc::new(error)));
         }
     }
 }
 
-fn receive(shared: &Shared, wire: TcpStream, stranger: Stranger) {
+fn receive(shared: &Shared, wire: TcpStream, peer: SocketAddr, stranger: Stranger) {
     let admitted = admit(shared, wire);
     drop(stranger);
     let (index, mut wire) = match admitted {
         Ok(admitted) => admitted,
         // Whoever it is: the sender's own connections are not touched by it.
-        Err(error) => return debug!(%error, "a connection was closed"),
+        Err(error) => return shared.refusals.refused(peer, &error),
     };
     if let Err(error) = relay(shared, index, &mut wire) {
         shared.fail(error);

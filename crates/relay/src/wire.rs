@@ -60,7 +60,12 @@ impl Wire {
         tls: Option<&ServerTls>,
     ) -> Result<(Self, [u8; PREAMBLE_BYTES]), RelayError> {
         let end = Instant::now() + ACCEPT_DEADLINE;
-        let mut session = tls.map(|tls| tls::accept(Within { socket: &socket, end }, tls)).transpose()?;
+        let accepted = tls.map(|tls| tls::accept(Within { socket: &socket, end }, tls)).transpose();
+        let mut session = accepted.map_err(|error| match error {
+            // It is this end that accepts.
+            RelayError::Refused => RelayError::Truncated,
+            error => error,
+        })?;
         let mut said = [0; PREAMBLE_BYTES];
         read_exact(&mut session, Within { socket: &socket, end }, &mut said)?;
         Ok((Self { socket, session }, said))

@@ -1,0 +1,78 @@
+//! What a receiver's log says of connections that it has closed. Anybody may connect as often as it likes, and shall
+//! not fill the log.
+
+use std::fmt::Display;
+use std::net::SocketAddr;
+use std::sync::Mutex;
+
+use tracing::{debug, warn};
+
+use crate::error::RelayError;
+use crate::sockets::lock;
+
+/// What one receiver has told. Each kind of reason is told once, with who was the first: there are a dozen of them.
+#[derive(Debug, Default)]
+pub(crate) struct Refusals(Mutex<Vec<&'static str>>);
+
+impl Refusals {
+    /// A connection was closed before it said what it is.
+    pub(crate) fn closed(&self, peer: SocketAddr, kind: &'static str) {
+        self.tell(peer, kind, &kind);
+    }
+
+    /// A connection was closed for what it said.
+    pub(crate) fn refused(&self, peer: SocketAddr, error: &RelayError) {
+        self.tell(peer, kind(error), error);
+    }
+
+    fn tell(&self, peer: SocketAddr, kind: &'static str, why: &dyn Display) {
+        if self.is_first(kind) {
+            warn!(%peer, %why, "a connection to a relay was refused; others for the like are told at debug level");
+        } else {
+            debug!(%peer, %why, "a connection to a relay was refused");
+        }
+    }
+
+    fn is_first(&self, kind: &'static str) -> bool {
+        let mut told = lock(&self.0);
+        let is_first = !told.contains(&kind);
+        if is_first {
+            told.push(kind);
+        }
+        is_first
+    }
+}
+
+/// Not the error's words: of some a stranger chooses a part.
+fn kind(error: &RelayError) -> &'static str {
+    match error {
+        RelayError::Malformed(what) => what,
+        RelayError::Tls(rustls::Error::InvalidCertificate(_)) => "certificate",
+        RelayError::Tls(rustls::Error::AlertReceived(_)) => "alert",
+        RelayError::Tls(_) => "TLS",
+        RelayError::NoAnswer => "silent",
+        RelayError::Truncated => "ended",
+        _ => "broken",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustls::CertificateError;
+
+    use super::*;
+
+    #[test]
+    fn each_kind_of_reason_is_told_once() {
+        let refusals = Refusals::default();
+        let certificate = |error| RelayError::Tls(rustls::Error::InvalidCertificate(error));
+        let is_told = |error: &RelayError| refusals.is_first(kind(error));
+        assert!(is_told(&RelayError::Truncated), "a stranger");
+        assert!(is_told(&RelayError::Malformed("another version")), "it does not hide the peer's");
+        assert!(is_told(&certificate(CertificateError::Expired)));
+        for _ in 0..100 {
+            assert!(!is_told(&RelayError::Truncated));
+            assert!(!is_told(&certificate(CertificateError::UnknownIssuer)));
+        }
+    }
+}
