@@ -84,10 +84,16 @@ fn trusts(host: &HostFacts, link: &str) -> bool {
 }
 
 /// Why a host cannot take part in a migration over these paths, seen from that host, that is not encrypted.
-/// A target does not rely on what the source has decided.
+/// A target does not rely on what the source has decided, nor on being told all paths: none is no trusted one.
 pub fn refuses_clear(host: &HostFacts, paths: &[Path]) -> Option<String> {
     if host.encryption != EncryptionPolicy::Required {
         return None;
+    }
+    if paths.is_empty() {
+        return Some(format!(
+            "{} requires encryption, and the plan names no path over a trusted network",
+            host.name
+        ));
     }
     let path = paths.iter().find(|path| !trusts(host, &path.link))?;
     Some(format!(
@@ -183,6 +189,20 @@ mod tests {
                 }
                 Err(_) => prop_assert!(is_asked_for && is_off && (!is_required || all_trusted)),
             }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn in_the_clear_go_only_plans_of_which_a_strict_host_trusts_every_path(
+            policy in policy(),
+            trust: [bool; 2],
+            count in 0..=2_usize,
+        ) {
+            let paths: Vec<Path> = (0..count).map(path).collect();
+            let is_trusted = count > 0 && trust[..count].iter().all(|trusts| *trusts);
+            let refused = refuses_clear(&host("b", policy, trust), &paths).is_some();
+            prop_assert_eq!(refused, policy == EncryptionPolicy::Required && !is_trusted);
         }
     }
 
