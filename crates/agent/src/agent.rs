@@ -33,7 +33,7 @@ use crate::outgoing::{self, Outgoing};
 use crate::path_watch::PathWatches;
 use crate::ports::MigrationPorts;
 use crate::precedence;
-use crate::relay::{packing_cores, packing_cpus};
+use crate::relay::{own_cpus, packing_cores, packing_cpus};
 use crate::server;
 use crate::slots::Slots;
 use crate::vms::{QEMU_DEADLINE, Vms, describe};
@@ -90,8 +90,9 @@ pub struct Agent {
 /// sources. What is cut short all the same, by a crash, is left to the guards and to the next start.
 pub async fn run(config: Config, mut stop: watch::Receiver<bool>) -> Result<(), Problem> {
     let identity = load_identity(&config)?;
-    let packing_cpus = packing_cpus(&config.compression)?;
-    let packing_cores = packing_cores(&config.compression, &packing_cpus);
+    // Told before anything is begun, if they cannot be used.
+    packing_cpus(&config.compression)?;
+    let own_cpus = own_cpus()?;
     // Both first: nothing is touched while another agent serves this host.
     let socket = server::bind_socket(&config.socket).await?;
     let tcp = server::bind_tls(config.listen).await?;
@@ -104,7 +105,7 @@ pub async fn run(config: Config, mut stop: watch::Receiver<bool>) -> Result<(), 
     // They end with their drop.
     let mut looking = JoinSet::new();
     looking.spawn(check::keep_trying(Arc::clone(&agent)));
-    looking.spawn(idle_cores::keep_counting(Arc::clone(&agent), packing_cpus.cpus().to_vec(), packing_cores));
+    looking.spawn(idle_cores::keep_counting(Arc::clone(&agent), own_cpus.cpus().to_vec()));
     let (close, closed) = watch::channel(false);
     let tls = server::serve_tls(tcp, identity, router.clone(), closed.clone());
     let until_stopped = async {

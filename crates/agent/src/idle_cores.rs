@@ -1,5 +1,4 @@
-//! Cores that are left to whoever packs memory, and those that the VMs take, as they were before migrations took
-//! some of them.
+//! Cores that are left to migrations, and those that the VMs take, as they were before migrations took some of them.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -22,7 +21,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 pub(crate) struct IdleCores(Mutex<Option<f64>>);
 
 impl IdleCores {
-    /// Those that may pack, by the configuration; none until they were counted.
+    /// Of those on which the agent may run, whether they may pack or only pass on; none until they were counted.
     pub(crate) fn known(&self) -> Option<f64> {
         *lock(&self.0)
     }
@@ -32,8 +31,8 @@ impl IdleCores {
     }
 }
 
-/// Counts until it is dropped; of these CPUs so many cores as may pack.
-pub(crate) async fn keep_counting(agent: Arc<Agent>, cpus: Vec<usize>, most: usize) {
+/// Counts until it is dropped, on these CPUs.
+pub(crate) async fn keep_counting(agent: Arc<Agent>, cpus: Vec<usize>) {
     let mut host = HostCpu::new(cpus);
     let mut vms_before = VmCpu::read(&agent.vms);
     loop {
@@ -41,7 +40,7 @@ pub(crate) async fn keep_counting(agent: Arc<Agent>, cpus: Vec<usize>, most: usi
         let (idle, vms) = (host.idle_cores(), VmCpu::read(&agent.vms));
         if !has_migrated {
             if let Some(idle) = idle {
-                agent.idle_cores.count(idle.min(most as f64));
+                agent.idle_cores.count(idle);
             }
             agent.vms.count_cores(&vms.cores_since(&vms_before));
         }

@@ -12,7 +12,7 @@
 //! check      tries everything between this host and another
 //! fixes      what a check has mended on this host, until it is undone
 //! discovery  which links reach which of the other host, by link-local addresses
-//! idle_cores cores that are left to whoever packs memory, and those that VMs take
+//! idle_cores cores that are left to migrations, and those that VMs take
 //! guard      lets a VM run on when the agent cannot
 //! journal    what must survive a crash
 //! path_watch the paths to each peer, and the route over them

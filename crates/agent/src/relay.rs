@@ -172,8 +172,7 @@ pub(crate) fn packing_cores(compression: &Compression, cpus: &CpuList) -> usize 
 
 /// The CPUs that pack. The configuration may name only such on which the agent may run.
 pub(crate) fn packing_cpus(compression: &Compression) -> Result<CpuList, Problem> {
-    let own = CpuList::of_this_process()
-        .map_err(|error| Problem::failed(format!("cannot see on which CPUs the agent may run: {error}")))?;
+    let own = own_cpus()?;
     let Some(configured) = &compression.cpus else { return Ok(own) };
     match configured.without(&own) {
         None => Ok(configured.clone()),
@@ -181,6 +180,12 @@ pub(crate) fn packing_cpus(compression: &Compression) -> Result<CpuList, Problem
             "[compression] cpus in agent.toml: the agent may not run on CPU {missing} of this host, only on {own}"
         ))),
     }
+}
+
+/// The CPUs on which the agent may run. Its relay passes streams on, and unpacks them, on any of these.
+pub(crate) fn own_cpus() -> Result<CpuList, Problem> {
+    CpuList::of_this_process()
+        .map_err(|error| Problem::failed(format!("cannot see on which CPUs the agent may run: {error}")))
 }
 
 fn treatment<T>(plan: &Plan, tls: T) -> Result<Treatment<T>, Problem> {

@@ -48,8 +48,8 @@ pub struct HostFacts {
     pub name: String,
     /// Processor cores.
     pub cores: u32,
-    /// Cores that nothing used of late, while no VM was on its way, and that may pack; absent while that is not
-    /// known.
+    /// Cores that nothing used of late, while no VM was on its way, of those on which its agent may run; absent while
+    /// that is not known.
     #[serde(default)]
     pub idle_cores: Option<f64>,
     /// Cores that its VMs took of late, while none was on its way; those that were not counted yet are left out.

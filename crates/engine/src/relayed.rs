@@ -289,6 +289,18 @@ mod tests {
     }
 
     #[test]
+    fn few_cores_that_pack_do_not_keep_idle_ones_from_passing_the_stream_on() {
+        let two_of_64 = HostFacts { packing_cores: Some(2), ..host(64, Some(64.0), 0.0) };
+        let auto = between(&two_of_64, &two_of_64, RequestedOption::Auto);
+        let over_10_gbps = RelayMeans { wire_mbps: 10_000.0, ..auto };
+        // 400 MB/s are packed, of which 268 are saved, beside 1250 MB/s.
+        assert!((share(over_10_gbps, TEXT) - 1_250.0 / 1_518.0).abs() < 1e-9);
+        let two = HostFacts { idle_cores: Some(2.0), ..two_of_64 };
+        let two_idle = RelayMeans { wire_mbps: 10_000.0, ..between(&two, &two, RequestedOption::Auto) };
+        assert_eq!(two_idle.verdict(Some(TEXT)), Verdict::Outruns, "two cores could not pass all of it on");
+    }
+
+    #[test]
     fn a_relay_stays_out_where_the_paths_are_faster_or_nothing_shrinks() {
         assert_eq!(means(40_000.0, 4.0).verdict(Some(TEXT)), Verdict::Outruns);
         assert_eq!(means(1_000.0, 0.0).verdict(Some(TEXT)), Verdict::Outruns);
