@@ -129,15 +129,16 @@ impl OutgoingRelay {
     }
 
     fn compressed(&self) -> CompressionUse {
-        let Figures { raw_bytes, wire_bytes, packed, overtaken_bytes, packing_cpu_seconds } =
+        let Figures { raw_bytes, wire_bytes, packed, delta_bytes, overtaken_bytes, packing_cpu_seconds } =
             self.sender.figures();
         CompressionUse {
             stream_bytes: raw_bytes,
             compressed_bytes: wire_bytes,
-            raw_bytes: raw_bytes.saturating_sub(packed.lz4 + packed.zstd),
+            raw_bytes: raw_bytes.saturating_sub(packed.lz4 + packed.zstd + delta_bytes),
             overtaken_bytes,
             lz4_bytes: packed.lz4,
             zstd_bytes: packed.zstd,
+            delta_bytes,
             cpu_seconds: packing_cpu_seconds,
         }
     }

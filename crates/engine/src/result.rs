@@ -144,6 +144,9 @@ pub struct CompressionUse {
     pub lz4_bytes: u64,
     /// Of `stream_bytes`, those packed with zstd.
     pub zstd_bytes: u64,
+    /// Of `stream_bytes`, those of pages that went as what had changed of them, and packed no further.
+    #[serde(default)]
+    pub delta_bytes: u64,
     /// CPU that packing took on the source; part of the source's agent's.
     pub cpu_seconds: f64,
 }

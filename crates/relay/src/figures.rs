@@ -15,6 +15,8 @@ pub struct Figures {
     pub wire_bytes: u64,
     /// Of `raw_bytes`, those that were sent packed, by codec.
     pub packed: CodecBytes,
+    /// Of `raw_bytes`, those of pages that were sent as what had changed of them, and packed no further.
+    pub delta_bytes: u64,
     /// Of `raw_bytes`, those that were sent before a core had the time to see whether they shrink.
     pub overtaken_bytes: u64,
     /// CPU that packing took, in seconds.
@@ -46,6 +48,7 @@ pub(crate) struct Counters {
     wire_bytes: AtomicU64,
     lz4_bytes: AtomicU64,
     zstd_bytes: AtomicU64,
+    delta_bytes: AtomicU64,
     overtaken_bytes: AtomicU64,
     packing_cpu_ns: AtomicU64,
     cipher_suite: OnceLock<String>,
@@ -72,6 +75,11 @@ impl Counters {
         .fetch_add(raw_bytes as u64, Ordering::Relaxed);
     }
 
+    /// Of what was sent, so much was told by what had changed of it.
+    pub(crate) fn told_by_changes(&self, raw_bytes: usize) {
+        self.delta_bytes.fetch_add(raw_bytes as u64, Ordering::Relaxed);
+    }
+
     /// Of what was sent, so much was to be packed, and no core had the time.
     pub(crate) fn overtaken(&self, raw_bytes: usize) {
         self.overtaken_bytes.fetch_add(raw_bytes as u64, Ordering::Relaxed);
@@ -90,6 +98,7 @@ impl Counters {
                 lz4: self.lz4_bytes.load(Ordering::Relaxed),
                 zstd: self.zstd_bytes.load(Ordering::Relaxed),
             },
+            delta_bytes: self.delta_bytes.load(Ordering::Relaxed),
             overtaken_bytes: self.overtaken_bytes.load(Ordering::Relaxed),
             packing_cpu_seconds: self.packing_cpu_ns.load(Ordering::Relaxed) as f64 / 1e9,
         }

@@ -56,6 +56,15 @@ pub(crate) fn encode(raw: &[u8], taken: &[TakenSlot], paged: &mut Vec<u8>) -> Ve
     contents
 }
 
+/// Bytes of the pages that `paged`, by [`encode`], tells by what has changed of them.
+pub(crate) fn changed_bytes(paged: &[u8]) -> usize {
+    let count = paged.first().map_or(0, |count| usize::from(*count));
+    let (entries, _) = paged.get(1..entries_bytes(count)).unwrap_or_default().as_chunks::<ENTRY_BYTES>();
+    let is_whole =
+        |entry: &[u8; ENTRY_BYTES]| usize::from(u16::from_le_bytes([entry[12], entry[13]])) == PAGE_BYTES;
+    entries.iter().filter(|entry| !is_whole(entry)).count() * PAGE_BYTES
+}
+
 /// Writes the block that `paged` tells to `raw`, and changes the slots. Trusts nothing.
 pub(crate) fn decode(paged: &[u8], slots: &PageSlots, raw: &mut Vec<u8>) -> Result<(), RelayError> {
     let malformed = || RelayError::Malformed("pages that no block has");
@@ -214,18 +223,20 @@ mod tests {
         let mut cache = PageCache::new(PAGE_BYTES);
         let page = PageAt { at: 0, id: PageId { ram_block: 1, offset: 0 } };
         let mut raw: Vec<u8> = (0..PAGE_BYTES / 8).flat_map(|word| (word * word).to_le_bytes()).collect();
-        let mut lengths = vec![];
+        let (mut lengths, mut changed) = (vec![], vec![]);
         for round in 0..3 {
             let taken = cache.take(&[page], round);
             let mut paged = vec![];
             let contents = encode(&raw, &taken, &mut paged);
             lengths.push(paged.len());
+            changed.push(changed_bytes(&paged));
             cache.change(PageChange { taken, contents, syncs: round });
             assert!(cache.take(&[page], round).is_empty(), "nothing of it again before the next sync");
             raw[100] ^= u8::from(round == 0);
         }
         let head = 1 + ENTRY_BYTES;
         assert_eq!(lengths, [head + PAGE_BYTES, head + 4 + 8, head]);
+        assert_eq!(changed, [0, PAGE_BYTES, PAGE_BYTES], "at first it goes whole");
     }
 
     #[test]

@@ -92,6 +92,7 @@ fn compression(option: MigrationOption, done: f64) -> Option<CompressionUse> {
         raw_bytes,
         lz4_bytes: 0,
         zstd_bytes,
+        delta_bytes: 0,
         overtaken_bytes: 0,
         cpu_seconds: done,
     })

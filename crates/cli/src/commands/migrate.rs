@@ -107,12 +107,13 @@ fn encrypted_by(encryption: &EncryptionUse) -> String {
 fn packed_by(compression: &CompressionUse) -> String {
     let share = |bytes: u64| bytes as f64 * 100.0 / compression.stream_bytes.max(1) as f64;
     format!(
-        "compressed {:.1} : 1 in {:.1} s of CPU; {:.0} % by zstd, {:.0} % by lz4, {:.0} % as it was ({:.0} % since no \
-         core had the time)",
+        "compressed {:.1} : 1 in {:.1} s of CPU; {:.0} % by zstd, {:.0} % by lz4, {:.0} % by what had changed \
+         alone, {:.0} % as it was ({:.0} % since no core had the time)",
         compression.stream_bytes as f64 / compression.compressed_bytes.max(1) as f64,
         compression.cpu_seconds,
         share(compression.zstd_bytes),
         share(compression.lz4_bytes),
+        share(compression.delta_bytes),
         share(compression.raw_bytes),
         share(compression.overtaken_bytes)
     )

@@ -82,7 +82,8 @@ fn assert_compressed(result: &MigrationResult) {
     let compression = result.compression.expect("it says what it did");
     assert!(compression.lz4_bytes + compression.zstd_bytes > 0, "{compression:?}");
     assert!(compression.compressed_bytes < compression.stream_bytes, "{compression:?}");
-    let parts = compression.raw_bytes + compression.lz4_bytes + compression.zstd_bytes;
+    let packed_bytes = compression.lz4_bytes + compression.zstd_bytes + compression.delta_bytes;
+    let parts = compression.raw_bytes + packed_bytes;
     assert_eq!(parts, compression.stream_bytes, "{compression:?}");
     assert!(compression.cpu_seconds > 0.0 && compression.cpu_seconds < result.cpu_seconds.source_agent);
 }

@@ -15,9 +15,11 @@ use socket2::SockRef;
 use super::shared::{Next, Shared};
 use crate::block::Block;
 use crate::error::RelayError;
+use crate::figures::Counters;
 use crate::frame::Frame;
 use crate::multifd::Walker;
-use crate::queue::Outgoing;
+use crate::paged;
+use crate::queue::{Outgoing, Packed};
 use crate::sockets::{spawn, wait_for};
 use crate::wire::Wire;
 
@@ -118,12 +120,48 @@ fn wait_for_wire(shared: &Shared, lane: usize, wire: &TcpStream) -> io::Result<(
 }
 
 fn send(shared: &Shared, wire: &mut Wire, frame: Frame, block: Outgoing) -> Result<(), RelayError> {
-    let codec = block.packed.as_ref().and_then(|packed| packed.codec);
     let wire_bytes = wire.send(&frame.encode(), block.bytes())?;
-    shared.counters.sent(block.raw.len(), wire_bytes, codec);
-    if block.is_overtaken {
-        shared.counters.overtaken(block.raw.len());
-    }
+    count(&shared.counters, &block, wire_bytes);
     shared.sent(block);
     Ok(())
+}
+
+fn count(counters: &Counters, block: &Outgoing, wire_bytes: usize) {
+    let codec = block.packed.as_ref().and_then(|packed| packed.codec);
+    counters.sent(block.raw.len(), wire_bytes, codec);
+    if let Some(Packed { codec: None, bytes, .. }) = &block.packed {
+        counters.told_by_changes(paged::changed_bytes(bytes));
+    }
+    if block.is_overtaken {
+        counters.overtaken(block.raw.len());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::figures::Figures;
+    use crate::multifd::{PAGE_BYTES, PageAt, PageId};
+    use crate::page_cache::{PageCache, PageChange};
+
+    #[test]
+    fn a_page_told_by_what_has_changed_of_it_did_not_go_as_it_was() {
+        let page = PageAt { at: 0, id: PageId { ram_block: 1, offset: 0 } };
+        let (mut cache, counters) = (PageCache::new(PAGE_BYTES), Counters::default());
+        let mut raw = vec![1; PAGE_BYTES];
+        for round in 0..2 {
+            raw[7] = 2;
+            let taken = cache.take(&[page], round);
+            let mut bytes = vec![];
+            let contents = paged::encode(&raw, &taken, &mut bytes);
+            cache.change(PageChange { taken, contents, syncs: round });
+            let unpacked_bytes = bytes.len();
+            let packed = Packed { codec: None, bytes, unpacked_bytes, is_parted: false, change: None };
+            let raw = Arc::new(Block::from(&raw[..]));
+            count(&counters, &Outgoing { raw, packed: Some(packed), is_overtaken: false }, unpacked_bytes);
+        }
+        let Figures { raw_bytes, delta_bytes, packed, .. } = counters.read();
+        assert_eq!((raw_bytes, delta_bytes), (2 * PAGE_BYTES as u64, PAGE_BYTES as u64), "whole at first");
+        assert_eq!((packed.lz4, packed.zstd), (0, 0));
+    }
 }

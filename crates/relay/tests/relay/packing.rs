@@ -166,6 +166,11 @@ fn a_page_that_comes_again_is_told_by_what_has_changed_whichever_connection_it_t
     assert_eq!((sender.error().map(drop), target.receiver.error().map(drop)), (None, None));
     // The pages are noise: no codec makes them shorter.
     assert!(figures.wire_bytes < figures.raw_bytes * 9 / 10, "{figures:?}");
+    let not_as_it_was = figures.packed.lz4 + figures.packed.zstd + figures.delta_bytes;
+    assert!(
+        figures.raw_bytes - figures.wire_bytes <= not_as_it_was,
+        "what went as it was saved nothing: {figures:?}"
+    );
 }
 
 #[test]

@@ -44,7 +44,7 @@ pub(super) fn links(run: &MigrationResult) -> Vec<Layer> {
 /// A layer for each way in which a compressed migration sent QEMU's stream; none of others.
 pub(super) fn codecs(run: &MigrationResult) -> Vec<Layer> {
     let Some(compression) = run.compression else { return Vec::new() };
-    let names = ["as it was", "LZ4", "zstd"];
+    let names = ["as it was", "LZ4", "zstd", "changes"];
     let bytes = |sample: &Sample, codec: usize| Some(by_codec(&sample.compression?)[codec]);
     let share = |sent: u64| if sent == 0 { 0.0 } else { sent as f64 / compression.stream_bytes as f64 };
     names
@@ -54,8 +54,9 @@ pub(super) fn codecs(run: &MigrationResult) -> Vec<Layer> {
         .collect()
 }
 
-fn by_codec(compression: &CompressionUse) -> [u64; 3] {
-    [compression.raw_bytes, compression.lz4_bytes, compression.zstd_bytes]
+fn by_codec(compression: &CompressionUse) -> [u64; 4] {
+    let CompressionUse { raw_bytes, lz4_bytes, zstd_bytes, delta_bytes, .. } = *compression;
+    [raw_bytes, lz4_bytes, zstd_bytes, delta_bytes]
 }
 
 /// The time between two readings.
@@ -250,19 +251,26 @@ mod tests {
 
     #[test]
     fn what_compression_sent_is_parted_by_how_it_went() {
-        let sent = |raw_bytes, lz4_bytes, zstd_bytes| {
-            let stream_bytes = raw_bytes + lz4_bytes + zstd_bytes;
-            CompressionUse { stream_bytes, raw_bytes, lz4_bytes, zstd_bytes, ..CompressionUse::default() }
+        let sent = |raw_bytes, lz4_bytes, zstd_bytes, delta_bytes| {
+            let stream_bytes = raw_bytes + lz4_bytes + zstd_bytes + delta_bytes;
+            let sent = CompressionUse {
+                stream_bytes,
+                raw_bytes,
+                lz4_bytes,
+                zstd_bytes,
+                ..CompressionUse::default()
+            };
+            CompressionUse { delta_bytes, ..sent }
         };
         let mut run = run(vec![(0.0, vec![]), (8.0, vec![]), (16.0, vec![])]);
         assert!(codecs(&run).is_empty());
-        run.samples[1].compression = Some(sent(1_000_000, 0, 500_000));
-        run.samples[2].compression = Some(sent(1_000_000, 0, 3_000_000));
+        run.samples[1].compression = Some(sent(1_000_000, 0, 500_000, 0));
+        run.samples[2].compression = Some(sent(1_000_000, 0, 2_500_000, 500_000));
         run.compression = run.samples[2].compression;
         let layers = codecs(&run);
         let gbps: Vec<_> = intervals(&run, &layers).into_iter().map(|interval| interval.gbps).collect();
-        assert_eq!(gbps, [[1.0, 0.0, 0.5], [0.0, 0.0, 2.5]]);
-        assert_eq!(layers.iter().map(|layer| layer.share).collect::<Vec<_>>(), [0.25, 0.0, 0.75]);
+        assert_eq!(gbps, [[1.0, 0.0, 0.5, 0.0], [0.0, 0.0, 2.0, 0.5]]);
+        assert_eq!(layers.iter().map(|layer| layer.share).collect::<Vec<_>>(), [0.25, 0.0, 0.625, 0.125]);
     }
 
     proptest! {
