@@ -10,16 +10,20 @@ use tracing::warn;
 /// Memory that gets dirty more slowly goes once, but for little.
 const RESTS_BELOW_BYTES_PER_S: u64 = 4 << 20;
 
+/// Where more of a page than this changes at a time, it goes whole and not as what has changed of it, which may be
+/// half as long as a page.
+const PARTS_BELOW: f64 = 0.5;
+
 /// All of it. Nothing where it cannot be told: then a plan reckons without it, and says so.
 pub(crate) async fn sample(vmm: &Vmm) -> Option<MemorySample> {
     let sampled = vmm.sample_memory().await.inspect_err(|error| not_looked_at(vmm, error)).ok()?;
-    let hypervisor::MemorySample { zero_share, dirty_bytes_per_s, dirty_set_bytes, contents } = sampled;
+    let hypervisor::MemorySample { zero_share, dirty_bytes_per_s, dirty_set_bytes, contents, .. } = sampled;
     let compressible = compressible_in(contents).await;
     Some(MemorySample { zero_share, dirty_bytes_per_s, dirty_set_bytes, compressible })
 }
 
-/// What of it shrinks. Where compression was asked for, nothing is said of memory that does not, but gets dirty: it
-/// may go as what has changed of it, which only sending it shows.
+/// What of it shrinks. Where compression was asked for, nothing is said of memory that does not, but gets dirty in
+/// parts of its pages: these go as what has changed of them, and how much that brings only sending them shows.
 pub(crate) async fn compressible(vmm: &Vmm, option: RequestedOption) -> Option<Compressible> {
     let contents = vmm.sample_contents().await.inspect_err(|error| not_looked_at(vmm, error)).ok()?;
     let compressible = compressible_in(contents).await?;
@@ -27,7 +31,13 @@ pub(crate) async fn compressible(vmm: &Vmm, option: RequestedOption) -> Option<C
         return Some(compressible);
     }
     let sampled = vmm.sample_memory().await.inspect_err(|error| not_looked_at(vmm, error)).ok()?;
-    (sampled.dirty_bytes_per_s < RESTS_BELOW_BYTES_PER_S).then_some(compressible)
+    let goes_as_changes = goes_as_changes(sampled.dirty_bytes_per_s, sampled.dirty_share_of_pages);
+    (!goes_as_changes).then_some(compressible)
+}
+
+/// Whether enough of the pages is sent again, and of these little enough has changed.
+fn goes_as_changes(dirty_bytes_per_s: u64, dirty_share_of_pages: f64) -> bool {
+    dirty_bytes_per_s >= RESTS_BELOW_BYTES_PER_S && dirty_share_of_pages <= PARTS_BELOW
 }
 
 async fn compressible_in(contents: Contents) -> Option<Compressible> {
@@ -38,4 +48,17 @@ async fn compressible_in(contents: Contents) -> Option<Compressible> {
 
 fn not_looked_at(vmm: &Vmm, error: &hypervisor::SampleError) {
     warn!(vm = %vmm.spec().spec().name, %error, "its memory could not be looked at");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_rewritten_in_parts_is_left_to_be_seen() {
+        const MIB: u64 = 1 << 20;
+        assert!(goes_as_changes(150 * MIB, 0.07));
+        assert!(!goes_as_changes(150 * MIB, 1.0), "whole pages that do not shrink");
+        assert!(!goes_as_changes(MIB, 0.07), "it rests");
+    }
 }

@@ -55,7 +55,7 @@ pub struct Compressible {
 }
 
 impl Compressible {
-    /// Of memory that could not be looked at: as if it were all text.
+    /// Of memory that could not be looked at, or that goes as what changes of it: as if it were all text.
     const UNKNOWN: Self = Self { share: 1.0, left: 1.0 / 3.0 };
 
     /// Within its ranges, whoever said it.
@@ -139,8 +139,8 @@ impl RelayMeans {
         Some(Self { is_asked_for, wire_mbps, source_cores, target_cores, packing_cores, saved_mbps })
     }
 
-    /// Whether memory like this is to be compressed. Where it could not be looked at, only who asks for it has it
-    /// compressed.
+    /// Whether memory like this is to be compressed. Where it could not be looked at, or may go as what changes of it,
+    /// only who asks for it has it compressed.
     pub fn verdict(self, memory: Option<Compressible>) -> Verdict {
         let memory = match memory {
             Some(memory) => memory.bounded(),

@@ -22,6 +22,9 @@ pub struct MemorySample {
     /// How much gets dirty again and again, as far as that could be seen in so short a time; what has to be
     /// sent anew is never more. At most the guest's memory.
     pub dirty_set_bytes: u64,
+    /// Of pages that got dirty, the share of their bytes that did, in sixteenths of a page: 0 to 1; 1 where none was
+    /// seen.
+    pub dirty_share_of_pages: f64,
     /// Some of it.
     pub contents: Contents,
 }
@@ -86,6 +89,7 @@ impl Vmm {
             zero_share: seen.zero_share,
             dirty_bytes_per_s: dirty.bytes_per_s,
             dirty_set_bytes: dirty.set_bytes.min(self.guest_bytes()),
+            dirty_share_of_pages: seen.changed_share,
             contents: Contents(seen.contents),
         })
     }
