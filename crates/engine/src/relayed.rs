@@ -21,7 +21,7 @@ use crate::path::Path;
 use crate::plan::Request;
 
 /// Core-seconds that a byte takes on either host to get through QEMU and a relay that packs nothing: twice what was
-/// measured of plain reading and writing, 2 for each GiB. docs/decisions.md, 13, says where this and the next two
+/// measured of plain reading and writing, 2 for each GiB. docs/decisions.md, 45, says where this and the next two
 /// are from.
 const PASSING_S: f64 = 2.0 / (1_u64 << 30) as f64;
 
