@@ -10,7 +10,7 @@ use drainpipe_engine::check::finding::Finding;
 use drainpipe_engine::check::path_report::PathReport;
 use drainpipe_engine::option::MigrationOption;
 use drainpipe_engine::plan::{Plan, Spread};
-use drainpipe_engine::result::{MigrationResult, Outcome, PathState};
+use drainpipe_engine::result::{MigrationResult, Outcome, PathState, PathUse};
 use rustix::process::Signal;
 
 use crate::Test;
@@ -79,7 +79,9 @@ fn assert_both_links_carried(result: &MigrationResult) {
     let mut links: Vec<&str> = result.paths.iter().map(|path| path.link.as_str()).collect();
     links.sort_unstable();
     assert_eq!(links, ["e0", "e1"], "{result:#?}");
-    assert!(result.paths.iter().all(|path| path.share > 0.05 && path.turns.is_empty()), "{result:#?}");
+    // On a busy machine hellos may be late, and a path is left for a while.
+    let unwatched = |path: &PathUse| path.turns.iter().any(|turn| turn.state == PathState::Unwatched);
+    assert!(result.paths.iter().all(|path| path.share > 0.05 && !unwatched(path)), "{result:#?}");
 }
 
 #[track_caller]
