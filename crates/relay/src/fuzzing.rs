@@ -19,15 +19,10 @@ pub use crate::sender::round_trip::{ROUND_TRIP_HOLDS_BYTES, round_trip, round_tr
 
 #[cfg(test)]
 mod tests {
-    use std::num::NonZeroU32;
-
-    use drainpipe_identity::Identity;
-    use drainpipe_identity::authority::{self, InitOptions, IssueOptions};
     use proptest::prelude::*;
-    use rustls::pki_types::ServerName;
 
     use super::*;
-    use crate::tls::{ClientTls, ServerTls};
+    use crate::tls;
 
     /// Its seeds, and inputs that are like them.
     fn holds(seeds: &[Vec<u8>], holds: impl Fn(&[u8])) {
@@ -57,15 +52,7 @@ mod tests {
 
     #[test]
     fn a_handshake_with_nobody_ends() {
-        let directory = tempfile::tempdir().unwrap();
-        authority::init(directory.path(), &InitOptions::default()).unwrap();
-        let load = |name| {
-            let options = IssueOptions::valid_days(NonZeroU32::MIN);
-            let files = authority::issue_host(directory.path(), name, &options).unwrap();
-            Identity::load(&files.certificate, &files.key, &files.authority).unwrap()
-        };
-        let client = ClientTls::new(load("a").client_config(), ServerName::try_from("b").unwrap());
-        let server = ServerTls::new(load("b").server_config_for("a"));
+        let (client, server) = tls::two_hosts();
         holds(&handshake_seeds(&server, &client), |data| handshake(&server, &client, data));
     }
 }

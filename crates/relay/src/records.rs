@@ -320,29 +320,17 @@ fn key_of(secrets: ConnectionTrafficSecrets) -> Result<(AeadKey, Iv), Error> {
 
 #[cfg(test)]
 mod tests {
-    use std::num::NonZeroU32;
     use std::os::unix::net::UnixStream;
     use std::thread;
 
-    use drainpipe_identity::Identity;
-    use drainpipe_identity::authority::{self, InitOptions, IssueOptions};
     use proptest::prelude::*;
-    use rustls::pki_types::ServerName;
 
     use super::*;
-    use crate::tls::{self, ClientTls, ServerTls};
+    use crate::tls;
 
     /// A sender's and a receiver's end of one connection.
     fn sessions() -> (Session, Session) {
-        let directory = tempfile::tempdir().unwrap();
-        authority::init(directory.path(), &InitOptions::default()).unwrap();
-        let load = |name| {
-            let options = IssueOptions::valid_days(NonZeroU32::MIN);
-            let files = authority::issue_host(directory.path(), name, &options).unwrap();
-            Identity::load(&files.certificate, &files.key, &files.authority).unwrap()
-        };
-        let client = ClientTls::new(load("a").client_config(), ServerName::try_from("b").unwrap());
-        let server = ServerTls::new(load("b").server_config_for("a"));
+        let (client, server) = tls::two_hosts();
         let (here, there) = UnixStream::pair().unwrap();
         let accepting = thread::spawn(move || tls::accept(there, &server).unwrap());
         let sender = tls::connect(here, &client).unwrap();

@@ -14,6 +14,9 @@ use rustls::{ClientConfig, Error, ServerConfig, SupportedCipherSuite};
 use crate::error::RelayError;
 use crate::records::{Secrets, Session};
 
+#[cfg(test)]
+pub(crate) use self::test_hosts::two_hosts;
+
 /// What a peer may send until the handshake is over, in bytes: its certificates, and one record more.
 const HANDSHAKE_BYTES_MAX: usize = 64 << 10;
 
@@ -183,5 +186,28 @@ fn tell(connection: &mut impl Handshake, incoming: &mut [u8], mut socket: impl W
         && let Step::Again = encode(data, &mut outgoing)
     {
         drop(socket.write_all(&outgoing));
+    }
+}
+
+#[cfg(test)]
+mod test_hosts {
+    use std::num::NonZeroU32;
+
+    use drainpipe_identity::Identity;
+    use drainpipe_identity::authority::{self, InitOptions, IssueOptions};
+
+    use super::*;
+
+    /// A sender and a receiver that accept each other, with certificates of an authority of their own.
+    pub(crate) fn two_hosts() -> (ClientTls, ServerTls) {
+        let directory = tempfile::tempdir().unwrap();
+        authority::init(directory.path(), &InitOptions::default()).unwrap();
+        let load = |name| {
+            let options = IssueOptions::valid_days(NonZeroU32::MIN);
+            let files = authority::issue_host(directory.path(), name, &options).unwrap();
+            Identity::load(&files.certificate, &files.key, &files.authority).unwrap()
+        };
+        let client = ClientTls::new(load("a").client_config(), ServerName::try_from("b").unwrap());
+        (client, ServerTls::new(load("b").server_config_for("a")))
     }
 }
