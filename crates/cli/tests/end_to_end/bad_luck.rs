@@ -18,6 +18,7 @@ use crate::check_vms::restart_agent_with_mounts;
 use crate::guest::Guest;
 use crate::program::{DRAINPIPE, Output, REFUSED, Running};
 use crate::support::{HostNetwork, TestLab, eventually};
+use crate::switch_over_faults::hold_until_all_is_there;
 
 pub(crate) const TESTS: &[Test] = &[
     ("the_targets_qemu_is_killed_in_flight", the_targets_qemu_is_killed_in_flight),
@@ -317,11 +318,7 @@ fn the_targets_qemu_is_killed_in_flight() {
 fn the_targets_qemu_is_killed_when_all_state_is_there() {
     let scene = Scene::set();
     let migrating = scene.migrate(&[]);
-    let id = scene.id();
-    // All state arrives, but the hand-over cannot be recorded, so the target is not told to run yet.
-    let held = hold_journal(&scene.lab, "a");
-    scene.wait_until_paused(&id);
-    thread::sleep(Duration::from_secs(1));
+    let held = hold_until_all_is_there(&scene);
     scene.kill_qemu("b");
     held.release();
     assert_failed(&migrating.wait(), "");
@@ -364,11 +361,7 @@ fn the_source_agent_is_killed_after_the_hand_over() {
 fn a_hand_over_is_found_to_be_recorded_and_the_vm_ran_on() {
     let scene = Scene::set();
     let migrating = scene.migrate(&[]);
-    let id = scene.id();
-    // All state arrives, but the hand-over cannot be recorded, so the target is not told to run.
-    let held = hold_journal(&scene.lab, "a");
-    scene.wait_until_paused(&id);
-    thread::sleep(Duration::from_secs(1));
+    let held = hold_until_all_is_there(&scene);
     scene.lab.stop_agent("a", Signal::KILL);
     held.release();
     eventually("the guard has left", || scene.lab.pids("a", &[" guard --migration "]).is_empty());

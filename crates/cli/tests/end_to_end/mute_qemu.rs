@@ -9,6 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::Test;
 use crate::bad_luck::{GUARDED_SILENCE_MAX, Scene, hold_journal, record_that_it_ran, wait_until_handed_over};
+use crate::program::Running;
 use crate::support::eventually;
 
 /// The source asks its target once a second, and waits 5 s for an answer.
@@ -82,13 +83,20 @@ fn at_the_target_as_it_is_told_to_run() {
     scene.assert_moves("a");
 }
 
-fn at_the_target_that_has_the_only_copy() {
+/// The target's agent is killed before it can record that the VM runs there.
+#[track_caller]
+fn handed_over_to_a_killed_agent() -> (Scene, Running) {
     let scene = Scene::set();
-    let _migrating = scene.migrate(&[]);
+    let migrating = scene.migrate(&[]);
     let held = hold_journal(&scene.lab, "b");
     wait_until_handed_over(&scene.lab);
     scene.lab.stop_agent("b", Signal::KILL);
     held.release();
+    (scene, migrating)
+}
+
+fn at_the_target_that_has_the_only_copy() {
+    let (scene, _migrating) = handed_over_to_a_killed_agent();
     let qemu = Still::of(scene.lab.qemu_pid("b", "web").unwrap());
     scene.lab.stop_agent("a", Signal::KILL);
     scene.kill_qemu("a");
@@ -101,12 +109,7 @@ fn at_the_target_that_has_the_only_copy() {
 }
 
 fn at_the_target_that_was_told_to_let_it_run() {
-    let scene = Scene::set();
-    let _migrating = scene.migrate(&[]);
-    let held = hold_journal(&scene.lab, "b");
-    wait_until_handed_over(&scene.lab);
-    scene.lab.stop_agent("b", Signal::KILL);
-    held.release();
+    let (scene, _migrating) = handed_over_to_a_killed_agent();
     record_that_it_ran(&scene.lab, "b");
     let qemu = Still::of(scene.lab.qemu_pid("b", "web").unwrap());
     scene.lab.start_agent("b");

@@ -154,9 +154,9 @@ fn the_agents_lose_each_other_in_flight() {
     scene.assert_moves("b");
 }
 
-/// Keeps the hand-over from being recorded; back when all state is on the target, and its agent has said so.
+/// Keeps the hand-over from being recorded, so that the target is not told to run; back when all state is on the target, and its agent has said so.
 #[track_caller]
-fn hold_until_all_is_there(scene: &Scene) -> HeldJournal {
+pub(crate) fn hold_until_all_is_there(scene: &Scene) -> HeldJournal {
     let held = hold_journal(&scene.lab, "a");
     eventually("all state is on the target", || run_state(&scene.lab, "b", "web") == RunState::Paused);
     thread::sleep(Duration::from_millis(500));
