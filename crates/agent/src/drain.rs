@@ -256,7 +256,7 @@ fn take_back(agent: &Agent, record: &DrainRecord, new_id: &str) -> Result<(), Pr
     if record.id == new_id {
         return Ok(agent.journal.forget_drain(new_id)?);
     }
-    Ok(agent.journal.end_drain(&record.id, Timestamp::now(), None)?)
+    Ok(agent.journal.end_drain(&record.id, Timestamp::now())?)
 }
 
 /// Asks for what is under way to be ended: nothing new begins, and what is past its hand-over finishes.

@@ -77,6 +77,27 @@ const MIGRATIONS: &[&str] = &[
     ALTER TABLE drains ADD COLUMN swap_with TEXT;
     ALTER TABLE drains ADD COLUMN last_incoming INTEGER NOT NULL DEFAULT 0;
 ",
+    // A number of a drain that was carried on by another option is left out: nobody knows by which it was found.
+    "
+    CREATE TABLE transfers_found (
+        target TEXT NOT NULL,
+        requested_option TEXT NOT NULL,
+        transfers INTEGER NOT NULL,
+        PRIMARY KEY (target, requested_option)
+    );
+    INSERT OR REPLACE INTO transfers_found
+        SELECT json_extract(moved.move, '$.target'), by.requested_option, drains.transfers
+        FROM drains
+        JOIN drain_moves AS moved ON moved.drain = drains.id AND json_extract(moved.move, '$.state') = 'moved'
+        JOIN migrations AS by ON by.id = json_extract(moved.move, '$.migration')
+        WHERE drains.transfers IS NOT NULL AND NOT EXISTS (
+            SELECT 1 FROM drain_moves AS other
+            JOIN migrations AS by_other ON by_other.id = json_extract(other.move, '$.migration')
+            WHERE other.drain = drains.id AND by_other.requested_option != by.requested_option
+        )
+        ORDER BY drains.rowid;
+    ALTER TABLE drains DROP COLUMN transfers;
+",
 ];
 
 /// How many ended migrations the history keeps.

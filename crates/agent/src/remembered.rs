@@ -32,7 +32,7 @@ pub(crate) fn of_target(agent: &Agent, target: &str, option: RequestedOption) ->
     let results = agent.journal.completed_to(target, option, RESULTS_MAX)?;
     let saved = results.iter().filter_map(|result| saved(result.compression?, result.transfer_ms));
     let saved_mbps = saved.max_by(f64::total_cmp);
-    let transfers = agent.journal.transfers_found(target)?;
+    let transfers = agent.journal.transfers_found(target, option)?;
     Ok(Learnt { remembered: remembered(&results, transfers), saved_mbps })
 }
 

@@ -261,7 +261,15 @@ impl Executor {
     }
 
     fn end(&self) -> Result<(), Problem> {
-        Ok(self.agent.journal.end_drain(&self.course.id, Timestamp::now(), self.drain.found_transfers())?)
+        let journal = &self.agent.journal;
+        // What an earlier attempt has moved may have gone by another option.
+        let moves = self.drain.status(self.now_ms()).moves;
+        let targets: BTreeSet<&str> =
+            moves.iter().filter(|one| one.state == MoveState::Moved).map(|one| one.target.as_str()).collect();
+        if let Some(transfers) = self.drain.found_transfers() {
+            journal.remember_transfers(targets.into_iter(), self.request.option, transfers)?;
+        }
+        Ok(journal.end_drain(&self.course.id, Timestamp::now())?)
     }
 }
 

@@ -311,7 +311,7 @@ impl WayBack {
     fn end(&self, status: &DrainStatus) -> Result<(), Problem> {
         let all: Vec<_> = status.moves.iter().enumerate().collect();
         self.agent.journal.record_drain(&self.course.id, status, &all, &[])?;
-        Ok(self.agent.journal.end_drain(&self.course.id, Timestamp::now(), None)?)
+        Ok(self.agent.journal.end_drain(&self.course.id, Timestamp::now())?)
     }
 }
 

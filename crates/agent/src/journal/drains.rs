@@ -2,6 +2,7 @@
 //! cordoned, until somebody resumes it.
 
 use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveStatus};
+use drainpipe_engine::option::RequestedOption;
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, Row, TransactionBehavior, params};
 
@@ -129,19 +130,32 @@ impl Journal {
         })
     }
 
-    /// Records that a drain is over, and how many transfers at a time were found to carry most. The host
-    /// stays cordoned.
-    pub(crate) fn end_drain(
+    /// Records that a drain or a way back is over. The host stays cordoned.
+    pub(crate) fn end_drain(&self, id: &str, now: Timestamp) -> Result<(), JournalError> {
+        self.run(|connection| {
+            connection
+                .execute("UPDATE drains SET ended_at = ?2 WHERE id = ?1", params![id, now.to_string()])?;
+            Ok(())
+        })
+    }
+
+    /// Records how many transfers at a time were found to carry most to each of these targets, by this option.
+    pub(crate) fn remember_transfers<'a>(
         &self,
-        id: &str,
-        now: Timestamp,
-        transfers: Option<u8>,
+        targets: impl Iterator<Item = &'a str>,
+        option: RequestedOption,
+        transfers: u8,
     ) -> Result<(), JournalError> {
         self.run(|connection| {
-            connection.execute(
-                "UPDATE drains SET ended_at = ?2, transfers = ifnull(?3, transfers) WHERE id = ?1",
-                params![id, now.to_string(), transfers],
-            )?;
+            let transaction = connection.transaction()?;
+            for target in targets {
+                transaction.execute(
+                    "INSERT INTO transfers_found (target, requested_option, transfers) VALUES (?1, ?2, ?3) \
+                     ON CONFLICT (target, requested_option) DO UPDATE SET transfers = excluded.transfers",
+                    params![target, to_json(&option)?, transfers],
+                )?;
+            }
+            transaction.commit()?;
             Ok(())
         })
     }
@@ -187,15 +201,17 @@ impl Journal {
         })
     }
 
-    /// How many transfers at a time carried most, as the last drain has found that moved a VM to `target`.
-    pub(crate) fn transfers_found(&self, target: &str) -> Result<Option<u8>, JournalError> {
+    /// How many transfers at a time carried most to `target` by this option, as the last drain has found that
+    /// moved a VM there.
+    pub(crate) fn transfers_found(
+        &self,
+        target: &str,
+        option: RequestedOption,
+    ) -> Result<Option<u8>, JournalError> {
         self.run(|connection| {
             let found = connection.query_row(
-                "SELECT transfers FROM drains WHERE transfers IS NOT NULL AND EXISTS ( \
-                 SELECT 1 FROM drain_moves WHERE drain = drains.id \
-                 AND json_extract(move, '$.target') = ?1 AND json_extract(move, '$.state') = 'moved') \
-                 ORDER BY rowid DESC LIMIT 1",
-                [target],
+                "SELECT transfers FROM transfers_found WHERE target = ?1 AND requested_option = ?2",
+                params![target, to_json(&option)?],
                 |row| row.get(0),
             );
             Ok(found.optional()?)
@@ -271,7 +287,11 @@ fn moves(connection: &Connection, id: &str) -> Result<Vec<MoveStatus>, JournalCa
 mod tests {
     use drainpipe_engine::drain::status::MoveState;
 
+    use super::super::MIGRATIONS;
     use super::*;
+
+    /// How many schema changes had been made when numbers of transfers were not kept by option yet.
+    const SCHEMA_WITHOUT_OPTIONS: u32 = 5;
 
     fn journal() -> (tempfile::TempDir, Journal) {
         let directory = tempfile::tempdir().unwrap();
@@ -305,7 +325,7 @@ mod tests {
         let (directory, journal) = journal();
         assert!(journal.cordon().unwrap().is_none());
         begun(&journal, "one");
-        journal.end_drain("one", Timestamp::UNIX_EPOCH, None).unwrap();
+        journal.end_drain("one", Timestamp::UNIX_EPOCH).unwrap();
         drop(journal);
         let journal = Journal::open(directory.path()).unwrap();
         assert!(journal.cordon().unwrap().is_some());
@@ -358,16 +378,62 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn what_was_found_is_remembered_for_the_targets_that_it_was_found_with() {
+    async fn what_was_found_is_remembered_for_a_target_and_an_option() {
         let (_directory, journal) = journal();
-        let status = begun(&journal, "one").status;
-        let (first, second) = (moved("web", "b", MoveState::Failed), moved("db", "c", MoveState::Moved));
-        journal.record_drain("one", &status, &[(0, &first), (1, &second)], &[]).unwrap();
-        assert_eq!(journal.transfers_found("c").unwrap(), None);
-        journal.end_drain("one", Timestamp::UNIX_EPOCH, Some(3)).unwrap();
-        journal.end_drain("one", Timestamp::UNIX_EPOCH, None).unwrap();
-        assert_eq!(journal.transfers_found("c").unwrap(), Some(3));
-        assert_eq!(journal.transfers_found("b").unwrap(), None);
+        let found = |target: &str, option| journal.transfers_found(target, option).unwrap();
+        journal.remember_transfers(["b", "c"].into_iter(), RequestedOption::Tcp, 4).unwrap();
+        journal.remember_transfers(["b"].into_iter(), RequestedOption::Multichannel, 2).unwrap();
+        journal.remember_transfers(["c"].into_iter(), RequestedOption::Tcp, 3).unwrap();
+        assert_eq!(found("b", RequestedOption::Tcp), Some(4));
+        assert_eq!(found("c", RequestedOption::Tcp), Some(3));
+        assert_eq!(found("b", RequestedOption::Multichannel), Some(2));
+        assert_eq!(found("c", RequestedOption::Multichannel), None);
+        assert_eq!(found("b", RequestedOption::Auto), None);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_an_earlier_version_has_found_is_kept_for_the_option_that_it_was_found_with() {
+        let directory = tempfile::tempdir().unwrap();
+        let connection = Connection::open(directory.path().join("journal.sqlite")).unwrap();
+        MIGRATIONS[..SCHEMA_WITHOUT_OPTIONS as usize]
+            .iter()
+            .for_each(|sql| connection.execute_batch(sql).unwrap());
+        connection.pragma_update(None, "user_version", SCHEMA_WITHOUT_OPTIONS).unwrap();
+        let drained = |drain: &str, transfers: u8, moves: &[(&str, RequestedOption)]| {
+            connection
+                .execute(
+                    "INSERT INTO drains (id, kind, cordons, started_at, transfers, status) \
+                     VALUES (?1, '\"drain\"', 0, '', ?2, ?3)",
+                    params![drain, transfers, to_json(&DrainStatus::begun()).unwrap()],
+                )
+                .unwrap();
+            for (place, (target, option)) in moves.iter().enumerate() {
+                let vm = format!("{drain} {place}");
+                let one = moved(&vm, target, MoveState::Moved);
+                connection
+                    .execute(
+                        "INSERT INTO drain_moves (drain, vm, place, move) VALUES (?1, ?2, ?3, ?4)",
+                        params![drain, vm, u32::try_from(place).unwrap(), to_json(&one).unwrap()],
+                    )
+                    .unwrap();
+                connection
+                    .execute(
+                        "INSERT INTO migrations (id, vm, target, requested_option) VALUES (?1, ?2, ?3, ?4)",
+                        params![one.migration, vm, target, to_json(option).unwrap()],
+                    )
+                    .unwrap();
+            }
+        };
+        let (tcp, multichannel) = (RequestedOption::Tcp, RequestedOption::Multichannel);
+        drained("older", 5, &[("b", tcp)]);
+        drained("newer", 4, &[("b", tcp), ("c", tcp)]);
+        drained("carried on by another", 7, &[("b", multichannel), ("b", tcp)]);
+        drop(connection);
+        let journal = Journal::open(directory.path()).unwrap();
+        let found = |target: &str, option| journal.transfers_found(target, option).unwrap();
+        assert_eq!((found("b", tcp), found("c", tcp)), (Some(4), Some(4)));
+        assert_eq!(found("b", multichannel), None);
+        assert_eq!(journal.last_drain().unwrap().unwrap().id, "carried on by another");
     }
 
     #[tokio::test(flavor = "multi_thread")]
