@@ -276,13 +276,29 @@ pub(crate) fn cancel(agent: &Agent) -> Result<DrainView, Problem> {
 pub(crate) fn resume(agent: &Arc<Agent>, request: ResumeRequest) -> Result<DrainView, Problem> {
     let _beginning = agent.drains.begin(agent.name())?;
     agent.check_not_stopping()?;
-    let left = if request.failback { Some(failback::left(agent)?) } else { None };
-    agent.journal.lift_cordon()?;
-    info!("VMs may come here");
-    if let Some(left) = left {
-        failback::start(agent, left)?;
+    if request.failback {
+        let begun = failback::left(agent).and_then(|left| failback::start(agent, left));
+        begun.map_err(|problem| nothing_changed(agent, problem))?;
+    } else {
+        agent.journal.lift_cordon()?;
     }
+    info!("VMs may come here");
     view(agent)
+}
+
+/// The same problem, and that the host is cordoned still, if it is.
+fn nothing_changed(agent: &Agent, problem: Problem) -> Problem {
+    match agent.journal.cordon() {
+        Ok(Some(_)) => Problem {
+            message: format!(
+                "{problem}; nothing was begun, and {0} stays cordoned: `drainpipe resume {0}` without --failback \
+                 ends that",
+                agent.name()
+            ),
+            ..problem
+        },
+        Ok(None) | Err(_) => problem,
+    }
 }
 
 /// Ends what has crashed by an error in Drainpipe as what it is: interrupted. What waits for its turn would wait

@@ -96,21 +96,19 @@ fn waiting(one: MoveStatus) -> MoveStatus {
     }
 }
 
-/// Begins to bring these back.
+/// Lets VMs come here again and begins to bring these back.
 pub(super) fn start(agent: &Arc<Agent>, moves: Vec<MoveStatus>) -> Result<(), Problem> {
     let id = Uuid::new_v4().to_string();
-    let record = agent.journal.begin_failback(&id, Timestamp::now())?;
     let predicted_ms = moves.iter().map(|one| one.predicted_ms).sum();
-    let status = DrainStatus { moves, transfers: AT_ONCE, predicted_ms, ..record.status.clone() };
+    let status = DrainStatus { moves, transfers: AT_ONCE, predicted_ms, ..DrainStatus::begun() };
+    let record = agent.journal.begin_failback(&id, Timestamp::now(), &status)?;
     let way_back = WayBack {
         agent: Arc::clone(agent),
-        course: Course::of(&record, status.clone()),
+        course: Course::of(&record, status),
         began: Instant::now(),
         meter: Mutex::default(),
         carried: Mutex::default(),
     };
-    let all: Vec<_> = status.moves.iter().enumerate().collect();
-    agent.journal.record_drain(&way_back.course.id, &status, &all, &[])?;
     agent.drains.run(Arc::clone(&way_back.course), way_back.run(), crashed(Arc::clone(agent)));
     Ok(())
 }

@@ -83,11 +83,24 @@ impl Journal {
         })
     }
 
-    /// Records that the way back begins.
-    pub(crate) fn begin_failback(&self, id: &str, now: Timestamp) -> Result<DrainRecord, JournalError> {
+    /// Records that the way back of these VMs begins, and lets VMs come here again: both or neither.
+    pub(crate) fn begin_failback(
+        &self,
+        id: &str,
+        now: Timestamp,
+        status: &DrainStatus,
+    ) -> Result<DrainRecord, JournalError> {
         self.run(|connection| {
-            insert(connection, id, DrainKind::Failback, now)?;
-            Ok(record(connection, id)?.ok_or(rusqlite::Error::QueryReturnedNoRows)?)
+            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            insert(&transaction, id, DrainKind::Failback, now)?;
+            update(&transaction, id, status)?;
+            for (place, one) in status.moves.iter().enumerate() {
+                record_move(&transaction, id, place, one)?;
+            }
+            lift_cordon(&transaction)?;
+            let record = record(&transaction, id)?.ok_or(rusqlite::Error::QueryReturnedNoRows)?;
+            transaction.commit()?;
+            Ok(record)
         })
     }
 
@@ -115,11 +128,7 @@ impl Journal {
             let transaction = connection.transaction()?;
             update(&transaction, id, status)?;
             for (place, one) in moves {
-                transaction.execute(
-                    "INSERT INTO drain_moves (drain, vm, place, move) VALUES (?1, ?2, ?3, ?4) \
-                     ON CONFLICT (drain, vm) DO UPDATE SET place = excluded.place, move = excluded.move",
-                    params![id, one.vm, u32::try_from(*place).unwrap_or(u32::MAX), to_json(one)?],
-                )?;
+                record_move(&transaction, id, *place, one)?;
             }
             for vm in gone {
                 transaction
@@ -178,10 +187,7 @@ impl Journal {
 
     /// Lets VMs come here again.
     pub(crate) fn lift_cordon(&self) -> Result<(), JournalError> {
-        self.run(|connection| {
-            connection.execute("UPDATE drains SET cordons = 0 WHERE cordons = 1", [])?;
-            Ok(())
-        })
+        self.run(|connection| lift_cordon(connection))
     }
 
     /// The last drain or way back.
@@ -235,6 +241,25 @@ fn insert(connection: &Connection, id: &str, kind: DrainKind, now: Timestamp) ->
     let of_old = format!("DELETE FROM drain_moves WHERE drain IN (SELECT id FROM drains WHERE {old})");
     connection.execute(&of_old, [DRAINS_KEPT])?;
     connection.execute(&format!("DELETE FROM drains WHERE {old}"), [DRAINS_KEPT])?;
+    Ok(())
+}
+
+fn lift_cordon(connection: &Connection) -> Result<(), JournalCause> {
+    connection.execute("UPDATE drains SET cordons = 0 WHERE cordons = 1", [])?;
+    Ok(())
+}
+
+fn record_move(
+    connection: &Connection,
+    id: &str,
+    place: usize,
+    one: &MoveStatus,
+) -> Result<(), JournalCause> {
+    connection.execute(
+        "INSERT INTO drain_moves (drain, vm, place, move) VALUES (?1, ?2, ?3, ?4) \
+         ON CONFLICT (drain, vm) DO UPDATE SET place = excluded.place, move = excluded.move",
+        params![id, one.vm, u32::try_from(place).unwrap_or(u32::MAX), to_json(one)?],
+    )?;
     Ok(())
 }
 
@@ -331,7 +356,25 @@ mod tests {
         assert!(journal.cordon().unwrap().is_some());
         journal.lift_cordon().unwrap();
         assert!(journal.cordon().unwrap().is_none());
-        journal.begin_failback("two", Timestamp::UNIX_EPOCH).unwrap();
+        journal.begin_failback("two", Timestamp::UNIX_EPOCH, &DrainStatus::begun()).unwrap();
+        assert!(journal.cordon().unwrap().is_none());
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_way_back_begins_with_the_end_of_the_cordon_or_not_at_all() {
+        let (_directory, journal) = journal();
+        begun(&journal, "one");
+        let status =
+            DrainStatus { moves: vec![moved("web", "b", MoveState::Waiting)], ..DrainStatus::begun() };
+        let refuse =
+            "CREATE TRIGGER full BEFORE INSERT ON drain_moves BEGIN SELECT RAISE(ABORT, 'full'); END";
+        journal.lock().execute_batch(refuse).unwrap();
+        journal.begin_failback("two", Timestamp::UNIX_EPOCH, &status).unwrap_err();
+        assert!(journal.cordon().unwrap().is_some());
+        assert_eq!(journal.last_run().unwrap().unwrap().id, "one");
+        journal.lock().execute_batch("DROP TRIGGER full").unwrap();
+        let way_back = journal.begin_failback("two", Timestamp::UNIX_EPOCH, &status).unwrap();
+        assert_eq!((way_back.kind, way_back.status), (DrainKind::Failback, status));
         assert!(journal.cordon().unwrap().is_none());
     }
 
@@ -442,7 +485,7 @@ mod tests {
         begun(&journal, "one");
         journal.lift_cordon().unwrap();
         assert_eq!(begun(&journal, "two").id, "two");
-        journal.begin_failback("three", Timestamp::UNIX_EPOCH).unwrap();
+        journal.begin_failback("three", Timestamp::UNIX_EPOCH, &DrainStatus::begun()).unwrap();
         assert_eq!(journal.last_run().unwrap().unwrap().id, "three");
         assert_eq!(journal.last_drain().unwrap().unwrap().id, "two");
         journal.forget_drain("two").unwrap();

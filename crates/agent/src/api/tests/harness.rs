@@ -113,6 +113,11 @@ impl TestAgent {
         Journal::open(&self.directory.path().join("state")).unwrap()
     }
 
+    /// The journal's file, for what no agent writes.
+    pub(super) fn database(&self) -> rusqlite::Connection {
+        rusqlite::Connection::open(self.directory.path().join("state/journal.sqlite")).unwrap()
+    }
+
     /// Sends a request with a body of JSON, or none.
     pub(super) async fn say(&self, who: Who, method: &str, path: &str, body: &str) -> Answer {
         let content = if body.is_empty() { "" } else { "content-type: application/json\r\n" };

@@ -1,5 +1,6 @@
 //! The API as callers meet it: a real agent, its Unix socket, and TLS with each kind of certificate.
 
 mod authorization;
+mod drains;
 mod harness;
 mod hostile;

@@ -1,0 +1,54 @@
+//! Drains and ways back that cannot begin.
+
+use drainpipe_engine::drain::status::{DrainStatus, MoveState, MoveStatus};
+use jiff::Timestamp;
+
+use super::harness::{TestAgent, Who};
+use crate::api::types::{DrainKind, DrainView};
+
+fn a_move(state: MoveState) -> MoveStatus {
+    MoveStatus {
+        vm: "web".into(),
+        target: "target".into(),
+        state,
+        migration: Some("of web".into()),
+        attempts: 1,
+        error: None,
+        waits: None,
+        memory_bytes: 1 << 28,
+        sent_bytes: 7,
+        predicted_bytes: 7,
+        predicted_ms: 100.0,
+        transfer_ms: None,
+    }
+}
+
+/// Leaves the host as after a drain to `target`, of which this became.
+fn drained(agent: &TestAgent, swap_with: Option<&str>, state: MoveState) {
+    let journal = agent.journal();
+    journal.begin_drain("one", Timestamp::UNIX_EPOCH, swap_with).unwrap();
+    journal.record_drain("one", &DrainStatus::begun(), &[(0, &a_move(state))], &[]).unwrap();
+    journal.end_drain("one", Timestamp::UNIX_EPOCH).unwrap();
+}
+
+async fn view(agent: &TestAgent) -> DrainView {
+    serde_json::from_str(&agent.say(Who::Root, "GET", "/v1/drain", "").await.body).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_way_back_that_cannot_begin_leaves_the_host_cordoned_and_says_so() {
+    let Some(agent) = TestAgent::start().await else { return };
+    drained(&agent, None, MoveState::Moved);
+    let resume = || agent.say(Who::Root, "POST", "/v1/resume", "{\"failback\": true}");
+    let refuse = "CREATE TRIGGER full BEFORE INSERT ON drain_moves BEGIN SELECT RAISE(ABORT, 'no room'); END";
+    agent.database().execute_batch(refuse).unwrap();
+    let message = resume().await.problem().message;
+    assert!(message.contains("no room") && message.contains("here stays cordoned"), "{message}");
+    let refused = view(&agent).await;
+    assert_eq!((refused.cordoned, refused.kind), (true, Some(DrainKind::Drain)));
+    agent.database().execute_batch("DROP TRIGGER full").unwrap();
+    assert_eq!(resume().await.status, 200);
+    let begun = view(&agent).await;
+    assert_eq!((begun.cordoned, begun.kind), (false, Some(DrainKind::Failback)));
+    agent.stop().await;
+}
