@@ -222,15 +222,15 @@ pub(crate) async fn begin(agent: &Arc<Agent>, request: DrainRequest) -> Result<D
         let _beginning = agent.drains.begin(agent.name())?;
         agent.check_not_stopping()?;
         let id = Uuid::new_v4().to_string();
-        let record = agent.journal.begin_drain(&id, Timestamp::now(), request.swap_with.as_deref())?;
-        info!(drain = record.id, "cordoned");
-        wait_for_recovered(&agent, &record.status.moves).await;
+        let drain = agent.journal.begin_drain(&id, Timestamp::now(), request.swap_with.as_deref())?;
+        info!(drain = drain.record.id, "cordoned");
+        wait_for_recovered(&agent, &drain.record.status.moves).await;
         let begun = match sound(plan_anew(&agent, &request, &Standing::default()).await) {
-            Ok(plan) => executor::start(&agent, request, &record, plan),
+            Ok(plan) => executor::start(&agent, request, &drain.record, plan),
             Err(problem) => Err(problem),
         };
         if let Err(problem) = begun {
-            return Err(match take_back(&agent, &record, &id) {
+            return Err(match agent.journal.take_back_drain(&drain) {
                 Ok(()) => problem,
                 Err(error) => problem.context(error),
             });
@@ -249,14 +249,6 @@ async fn wait_for_recovered(agent: &Agent, moves: &[MoveStatus]) {
     });
     // What is not over by then is told as being moved.
     let _ = timeout(RECOVERY_DEADLINE, join_all(over)).await;
-}
-
-/// Nothing was begun: all is as it was before.
-fn take_back(agent: &Agent, record: &DrainRecord, new_id: &str) -> Result<(), Problem> {
-    if record.id == new_id {
-        return Ok(agent.journal.forget_drain(new_id)?);
-    }
-    Ok(agent.journal.end_drain(&record.id, Timestamp::now())?)
 }
 
 /// Asks for what is under way to be ended: nothing new begins, and what is past its hand-over finishes.

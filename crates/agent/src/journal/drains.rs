@@ -29,6 +29,15 @@ pub(crate) struct DrainRecord {
     pub(crate) status: DrainStatus,
 }
 
+/// A drain that begins or is carried on.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct BegunDrain {
+    /// As it begins.
+    pub(crate) record: DrainRecord,
+    // As it stood; absent of a new one.
+    before: Option<DrainRecord>,
+}
+
 /// What keeps VMs from coming here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Cordon {
@@ -66,10 +75,12 @@ impl Journal {
         id: &str,
         now: Timestamp,
         swap_with: Option<&str>,
-    ) -> Result<DrainRecord, JournalError> {
+    ) -> Result<BegunDrain, JournalError> {
         self.run(|connection| {
             let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            let id = if let Some(open) = open_drain(&transaction)? {
+            let open = open_drain(&transaction)?;
+            let before = open.as_ref().map(|open| known_record(&transaction, open)).transpose()?;
+            let id = if let Some(open) = open {
                 transaction.execute("UPDATE drains SET ended_at = NULL WHERE id = ?1", [&open])?;
                 open
             } else {
@@ -77,9 +88,29 @@ impl Journal {
                 id.to_owned()
             };
             transaction.execute("UPDATE drains SET swap_with = ?2 WHERE id = ?1", params![id, swap_with])?;
-            let record = record(&transaction, &id)?.ok_or(rusqlite::Error::QueryReturnedNoRows)?;
+            let record = known_record(&transaction, &id)?;
             transaction.commit()?;
-            Ok(record)
+            Ok(BegunDrain { record, before })
+        })
+    }
+
+    /// Takes back the beginning of a drain that could not even be planned: one that was to be carried on is as it
+    /// was before, a new one is forgotten, and the host's cordon with it.
+    pub(crate) fn take_back_drain(&self, begun: &BegunDrain) -> Result<(), JournalError> {
+        self.run(|connection| {
+            let transaction = connection.transaction()?;
+            let id = &begun.record.id;
+            if let Some(before) = &begun.before {
+                transaction.execute(
+                    "UPDATE drains SET swap_with = ?2, ended_at = ?3 WHERE id = ?1",
+                    params![id, before.swap_with, before.ended_at.map(|ended_at| ended_at.to_string())],
+                )?;
+            } else {
+                transaction.execute("DELETE FROM drain_moves WHERE drain = ?1", [id])?;
+                transaction.execute("DELETE FROM drains WHERE id = ?1", [id])?;
+            }
+            transaction.commit()?;
+            Ok(())
         })
     }
 
@@ -98,20 +129,9 @@ impl Journal {
                 record_move(&transaction, id, place, one)?;
             }
             lift_cordon(&transaction)?;
-            let record = record(&transaction, id)?.ok_or(rusqlite::Error::QueryReturnedNoRows)?;
+            let record = known_record(&transaction, id)?;
             transaction.commit()?;
             Ok(record)
-        })
-    }
-
-    /// Takes back a drain that could not even be planned, and the host's cordon with it.
-    pub(crate) fn forget_drain(&self, id: &str) -> Result<(), JournalError> {
-        self.run(|connection| {
-            let transaction = connection.transaction()?;
-            transaction.execute("DELETE FROM drain_moves WHERE drain = ?1", [id])?;
-            transaction.execute("DELETE FROM drains WHERE id = ?1", [id])?;
-            transaction.commit()?;
-            Ok(())
         })
     }
 
@@ -295,6 +315,10 @@ fn record(connection: &Connection, id: &str) -> Result<Option<DrainRecord>, Jour
     }))
 }
 
+fn known_record(connection: &Connection, id: &str) -> Result<DrainRecord, JournalCause> {
+    Ok(record(connection, id)?.ok_or(rusqlite::Error::QueryReturnedNoRows)?)
+}
+
 type RawRecord = (String, String, Option<String>, String, Option<String>);
 
 fn raw(row: &Row<'_>) -> rusqlite::Result<RawRecord> {
@@ -342,7 +366,7 @@ mod tests {
     }
 
     fn begun(journal: &Journal, id: &str) -> DrainRecord {
-        journal.begin_drain(id, Timestamp::UNIX_EPOCH, None).unwrap()
+        journal.begin_drain(id, Timestamp::UNIX_EPOCH, None).unwrap().record
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -387,7 +411,7 @@ mod tests {
             assert!(journal.run_incoming(id).unwrap());
         };
         come("1", "earlier", "b");
-        let swap = || journal.begin_drain("one", Timestamp::UNIX_EPOCH, Some("b")).unwrap();
+        let swap = || journal.begin_drain("one", Timestamp::UNIX_EPOCH, Some("b")).unwrap().record;
         assert_eq!(swap().swap_with.as_deref(), Some("b"));
         assert_eq!(journal.cordon().unwrap(), Some(Cordon { swap_with: Some("b".into()) }));
         come("2", "swapped", "b");
@@ -418,6 +442,28 @@ mod tests {
         assert_eq!(again.status.moves, [first, second]);
         journal.record_drain("one", &status, &[], &["web"]).unwrap();
         assert_eq!(journal.last_run().unwrap().unwrap().status.moves.len(), 1);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_drain_that_is_carried_on_and_refused_is_as_it_was() {
+        let (_directory, journal) = journal();
+        let ended_at = Timestamp::from_second(7).unwrap();
+        for ended_at in [Some(ended_at), None] {
+            let status = journal.begin_drain("one", Timestamp::UNIX_EPOCH, Some("b")).unwrap().record.status;
+            let one = moved("web", "b", MoveState::Moved);
+            journal.record_drain("one", &status, &[(0, &one)], &[]).unwrap();
+            if let Some(ended_at) = ended_at {
+                journal.end_drain("one", ended_at).unwrap();
+            }
+            let before = journal.last_run().unwrap();
+            for swap_with in [None, Some("c")] {
+                let again = journal.begin_drain("two", Timestamp::UNIX_EPOCH, swap_with).unwrap();
+                assert_eq!((again.record.id.as_str(), again.record.swap_with.as_deref()), ("one", swap_with));
+                journal.take_back_drain(&again).unwrap();
+                assert_eq!(journal.last_run().unwrap(), before);
+            }
+            assert_eq!(journal.cordon().unwrap(), Some(Cordon { swap_with: Some("b".into()) }));
+        }
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -484,11 +530,12 @@ mod tests {
         let (_directory, journal) = journal();
         begun(&journal, "one");
         journal.lift_cordon().unwrap();
-        assert_eq!(begun(&journal, "two").id, "two");
+        let two = journal.begin_drain("two", Timestamp::UNIX_EPOCH, None).unwrap();
+        assert_eq!(two.record.id, "two");
         journal.begin_failback("three", Timestamp::UNIX_EPOCH, &DrainStatus::begun()).unwrap();
         assert_eq!(journal.last_run().unwrap().unwrap().id, "three");
         assert_eq!(journal.last_drain().unwrap().unwrap().id, "two");
-        journal.forget_drain("two").unwrap();
+        journal.take_back_drain(&two).unwrap();
         assert!(journal.cordon().unwrap().is_none());
         assert_eq!(journal.last_drain().unwrap().unwrap().id, "one");
     }

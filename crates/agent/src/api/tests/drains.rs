@@ -52,3 +52,19 @@ async fn a_way_back_that_cannot_begin_leaves_the_host_cordoned_and_says_so() {
     assert_eq!((begun.cordoned, begun.kind), (false, Some(DrainKind::Failback)));
     agent.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_that_is_carried_on_and_refused_lets_in_whom_it_let_in() {
+    let Some(agent) = TestAgent::start().await else { return };
+    drained(&agent, Some("source"), MoveState::Transferring);
+    let before = agent.journal().last_run().unwrap();
+    // What became of its VM cannot be read, so it cannot be carried on.
+    let spoil =
+        "INSERT INTO migrations (id, vm, target, result) VALUES ('of web', 'web', 'target', 'no JSON')";
+    agent.database().execute_batch(spoil).unwrap();
+    let answer = agent.say(Who::Root, "POST", "/v1/drain", "{\"swap_with\": \"target\"}").await;
+    let message = answer.problem().message;
+    assert!(message.contains("does not make sense"), "{message}");
+    assert_eq!(agent.journal().last_run().unwrap(), before);
+    agent.stop().await;
+}
