@@ -194,8 +194,7 @@ fn limits(agent: &Agent, request: &DrainRequest) -> DrainLimits {
 async fn plan_anew(agent: &Agent, request: &DrainRequest, standing: &Standing) -> DrainPlanView {
     let mut seen = view::look(agent, request).await;
     standing.complete(&mut seen);
-    let targets = seen.targets.iter().map(|target| target.name.as_str());
-    let plan = make_plan(&seen, Some(limits(agent, request).most_on_links(targets)));
+    let plan = make_plan(&seen, Some(&limits(agent, request)));
     let findings = lint(&seen, &plan);
     DrainPlanView { plan, findings }
 }

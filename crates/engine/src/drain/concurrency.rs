@@ -139,6 +139,16 @@ impl Concurrency {
         Self { links, ..self }
     }
 
+    /// Never more than so many from now on.
+    pub(super) fn bound(&mut self, most: u8) {
+        self.most = most.max(1);
+        if self.allowed().max(self.settled) > self.most {
+            // Of fewer it is not known what they carry.
+            (self.trial, self.window, self.carries) = (None, None, None);
+            self.settled = self.settled.min(self.most);
+        }
+    }
+
     /// How many VMs may be on the links.
     pub(super) fn allowed(&self) -> u8 {
         self.trial.map_or(self.settled, |trial| trial.transfers)

@@ -11,6 +11,7 @@ use super::placement::{Place, place, without_reserve};
 use super::predict::{
     GOODPUT_SHARE, Prediction, all_mbps, bytes_per_ms, completion_ms, predict, setup_ms, vm_mbps, whole_bytes,
 };
+use super::run::DrainLimits;
 use super::schedule::{Course, Links, Schedule, Transfer, schedule};
 use super::view::{DrainView, TargetView, VmView};
 
@@ -75,8 +76,9 @@ pub struct Stay {
 /// all links, and is over the sooner the fewer there are beside it.
 const TRANSFERS_TO_BEGIN_WITH: u8 = 1;
 
-/// Makes the plan for what is seen. `transfers` bounds how many VMs are on the links at a time.
-pub fn plan(view: &DrainView, transfers: Option<u8>) -> DrainPlan {
+/// Makes the plan for what is seen. The limits, if there are any, bound how many VMs are on the links at a time: as
+/// they do in the drain that carries it out, by the targets that VMs go to.
+pub fn plan(view: &DrainView, limits: Option<&DrainLimits>) -> DrainPlan {
     let places = place(view);
     let (mut going, mut stays) = (vec![], vec![]);
     for (vm, place) in view.vms.iter().zip(&places) {
@@ -94,7 +96,8 @@ pub fn plan(view: &DrainView, transfers: Option<u8>) -> DrainPlan {
         (!going.prediction.converges, Reverse(going.prediction.bytes), going.vm.name.clone())
     });
     let found = transfers_found(view, &going);
-    let most = transfers.unwrap_or(u8::MAX).max(1);
+    let targets = going.iter().map(|going| view.targets[going.target].name.as_str());
+    let most = limits.map_or(u8::MAX, |limits| limits.most_on_links(targets));
     let mut plan = DrainPlan {
         host: view.host.clone(),
         moves: vec![],

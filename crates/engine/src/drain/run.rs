@@ -55,8 +55,8 @@ pub struct DrainLimits {
 }
 
 impl DrainLimits {
-    /// How many VMs may be on the links at a time, of a drain to these targets.
-    pub fn most_on_links<'a>(&self, targets: impl Iterator<Item = &'a str>) -> u8 {
+    /// How many VMs may be on the links at a time that go to these targets.
+    pub(super) fn most_on_links<'a>(&self, targets: impl Iterator<Item = &'a str>) -> u8 {
         let targets = u8::try_from(targets.collect::<BTreeSet<_>>().len()).unwrap_or(u8::MAX);
         let inbound = self.inbound.max(1).saturating_mul(targets.max(1));
         self.transfers.unwrap_or(u8::MAX).min(self.outbound).min(inbound).max(1)
@@ -230,6 +230,12 @@ impl Drain {
         };
         let actions = drain.next_actions(now_ms);
         (drain, actions)
+    }
+
+    /// Where the VMs go that have not ended by now.
+    fn targets_left(&self) -> impl Iterator<Item = &str> {
+        let is_left = |entry: &&Entry| entry.stage == Stage::Waiting || entry.stage.is_under_way();
+        self.entries.iter().filter(is_left).map(|entry| entry.planned.target.as_str())
     }
 
     /// Takes an event; says what to do next.

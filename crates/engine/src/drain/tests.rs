@@ -9,6 +9,7 @@ use proptest::test_runner::TestRunner;
 
 use super::lint::lint;
 use super::plan::{DrainPlan, Move, Stay, plan};
+use super::run::{Drain, DrainLimits};
 use super::view::{DrainView, MemorySample, PlacedVm, Placement, Remembered, TargetView, VmView};
 use crate::migration::ENDING_MS;
 use crate::relayed::{Compressible, RelayMeans};
@@ -47,6 +48,15 @@ fn target(name: &str, gib: u64) -> TargetView {
 
 fn view(vms: Vec<VmView>, targets: Vec<TargetView>) -> DrainView {
     DrainView { host: "a".into(), vms, targets }
+}
+
+fn limits(outbound: u8, inbound: u8, transfers: Option<u8>) -> DrainLimits {
+    DrainLimits { total_ms: None, outbound, inbound, transfers, attempts: 2 }
+}
+
+/// So many on the links at most, whatever the targets.
+fn at_most(transfers: u8) -> DrainLimits {
+    limits(u8::MAX, u8::MAX, Some(transfers))
 }
 
 fn groups(names: &[&str]) -> BTreeSet<String> {
@@ -178,7 +188,9 @@ fn a_target_that_could_not_be_lost_is_told() {
 #[test]
 fn the_number_to_begin_with_is_remembered_and_bounded() {
     let mut b = target("b", 64);
-    let transfers = |b: &TargetView, most| plan(&view(vec![vm("x", 1)], vec![b.clone()]), most).transfers;
+    let transfers = |b: &TargetView, most: Option<u8>| {
+        plan(&view(vec![vm("x", 1)], vec![b.clone()]), most.map(at_most).as_ref()).transfers
+    };
     assert_eq!(transfers(&b, Some(4)), 1);
     let known = Remembered { transfer_mbps: 500.0, setup_ms: 90.0, completion_ms: 40.0, transfers: Some(4) };
     b.remembered = Some(known);
@@ -186,11 +198,21 @@ fn the_number_to_begin_with_is_remembered_and_bounded() {
 }
 
 #[test]
+fn a_target_that_nothing_goes_to_lets_no_more_vms_on_the_links() {
+    let remembered =
+        Remembered { transfer_mbps: 500.0, setup_ms: 90.0, completion_ms: 40.0, transfers: Some(8) };
+    let b = TargetView { remembered: Some(remembered), ..target("b", 64) };
+    let cordoned = TargetView { unavailable: Some("it is cordoned".into()), ..target("c", 64) };
+    let planned = plan(&view(vec![vm("x", 1)], vec![b, cordoned]), Some(&limits(8, 2, None)));
+    assert_eq!((planned.transfers, planned.transfers_found), (2, false));
+}
+
+#[test]
 fn the_whole_is_predicted_from_set_up_to_completion() {
     let mut b = target("b", 64);
     b.remembered =
         Some(Remembered { transfer_mbps: 800.0, setup_ms: 90.0, completion_ms: 40.0, transfers: None });
-    let plan = plan(&view(vec![vm("x", 1), vm("y", 1)], vec![b]), Some(1));
+    let plan = plan(&view(vec![vm("x", 1), vm("y", 1)], vec![b]), Some(&at_most(1)));
     let [first_ms, second_ms] = [0, 1].map(|at: usize| plan.moves[at].predicted_shared_ms);
     assert!(first_ms > GIB as f64 / 100_000.0, "{first_ms}");
     // One after the other; the second one connects while little is left of the first one.
@@ -410,8 +432,21 @@ proptest! {
 
     #[test]
     fn no_plan_fails_lint(view in some_view(), transfers: Option<u8>) {
-        let plan = plan(&view, transfers);
+        let plan = plan(&view, transfers.map(at_most).as_ref());
         prop_assert_eq!(lint(&view, &plan), vec![]);
+    }
+
+    #[test]
+    fn a_drain_begins_with_as_many_at_a_time_as_was_planned(
+        view in some_view(),
+        outbound: u8,
+        inbound: u8,
+        transfers: Option<u8>,
+    ) {
+        let limits = limits(outbound, inbound, transfers);
+        let plan = plan(&view, Some(&limits));
+        let planned = plan.transfers;
+        prop_assert_eq!(Drain::begin(plan, limits, 0.0).0.status(0.0).transfers, planned);
     }
 
     #[test]

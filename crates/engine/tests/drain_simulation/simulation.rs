@@ -146,7 +146,7 @@ fn some_limits(random: &mut Random, faults: Faults) -> DrainLimits {
 
 impl Simulation {
     fn new(random: Random, world: World, limits: DrainLimits, planted: Planted) -> Result<Self, String> {
-        let first = plan(&world.view(), limits.transfers);
+        let first = plan(&world.view(), Some(&limits));
         let moves = first.moves.len();
         let (drain, actions) = Drain::begin(spoiled(planted, first), limits, 0.0);
         let mut simulation = Self {
@@ -212,7 +212,7 @@ impl Simulation {
         self.cancelled = false;
         self.giving_way.clear();
         self.begun_ms = self.now_ms;
-        let fresh = plan(&self.world.view(), self.seed_limits.transfers);
+        let fresh = plan(&self.world.view(), Some(&self.seed_limits));
         let (drain, actions) = Drain::begin(fresh, self.seed_limits, self.now_ms);
         self.drain = drain;
         self.perform(None, actions)
@@ -358,7 +358,7 @@ impl Simulation {
         }
         let mut view = self.world.view();
         standing.complete(&mut view);
-        let plan = plan(&view, None);
+        let plan = plan(&view, Some(&self.seed_limits));
         let findings = lint(&view, &plan);
         if findings.is_empty() {
             Ok(Event::Planned(plan))

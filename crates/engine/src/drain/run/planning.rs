@@ -92,6 +92,9 @@ impl Drain {
         self.stays = stays;
         self.await_room = !plan.await_room.is_empty();
         self.endless_last();
+        if self.targets_left().next().is_some() {
+            self.concurrency.bound(self.limits.most_on_links(self.targets_left()));
+        }
         self.planning_over(now_ms);
     }
 

@@ -248,6 +248,17 @@ fn a_vm_that_failed_goes_where_the_new_plan_says() {
 }
 
 #[test]
+fn how_many_go_at_a_time_follows_the_targets_of_a_new_plan() {
+    let limits = DrainLimits { inbound: 1, transfers: None, ..LIMITS };
+    let both = DrainPlan { transfers: 2, ..plan_of(vec![planned("v", "b"), planned("w", "c")], &[]) };
+    let (mut drain, _) = Drain::begin(both, limits, 0.0);
+    assert_eq!(drain.status(0.0).transfers, 2);
+    drain.handle(1.0, failed("w"));
+    drain.handle(2.0, Event::Planned(plan_of(vec![planned("w", "b")], &[])));
+    assert_eq!(drain.status(2.0).transfers, 1);
+}
+
+#[test]
 fn who_fails_while_a_plan_is_made_is_in_the_next_one() {
     let (mut drain, _) = begin(&["v", "w"]);
     assert_eq!(drain.handle(1.0, failed("v")), [Action::Plan]);
