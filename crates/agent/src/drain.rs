@@ -224,8 +224,9 @@ pub(crate) async fn begin(agent: &Arc<Agent>, request: DrainRequest) -> Result<D
         let drain = agent.journal.begin_drain(&id, Timestamp::now(), request.swap_with.as_deref())?;
         info!(drain = drain.record.id, "cordoned");
         wait_for_recovered(&agent, &drain.record.status.moves).await;
+        let seen_at = Timestamp::now();
         let begun = match sound(plan_anew(&agent, &request, &Standing::default()).await) {
-            Ok(plan) => executor::start(&agent, request, &drain.record, plan),
+            Ok(plan) => executor::start(&agent, request, &drain.record, plan, seen_at),
             Err(problem) => Err(problem),
         };
         if let Err(problem) = begun {

@@ -422,6 +422,21 @@ impl Journal {
         })
     }
 
+    /// The last migration of a VM from here that was completed.
+    pub(crate) fn last_completed_of(&self, vm: &str) -> Result<Option<MigrationResult>, JournalError> {
+        self.run(|connection| {
+            let text: Option<String> = connection
+                .query_row(
+                    "SELECT result FROM migrations WHERE vm = ?1 AND result IS NOT NULL \
+                     AND json_extract(result, '$.outcome') = 'completed' ORDER BY rowid DESC LIMIT 1",
+                    [vm],
+                    |row| row.get(0),
+                )
+                .optional()?;
+            text.map(|text| from_json(&text)).transpose()
+        })
+    }
+
     /// The last migrations that ended, newest first.
     pub(crate) fn history(&self, limit: u32) -> Result<Vec<MigrationResult>, JournalError> {
         self.run(|connection| {

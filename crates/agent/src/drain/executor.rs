@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use drainpipe_engine::drain::plan::DrainPlan;
-use drainpipe_engine::drain::run::{Action, Drain, Event, MoveEnd};
+use drainpipe_engine::drain::run::{Action, Departure, Drain, Event, MoveEnd};
 use drainpipe_engine::drain::status::{DrainStatus, LinkRate, MoveState, MoveStatus};
 use drainpipe_engine::migration::Stage;
 use drainpipe_engine::problem::Problem;
@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Interval, MissedTickBehavior, interval, sleep, timeout};
 use tracing::{info, warn};
 
-use super::record::{problem_of, settled};
+use super::record::{departure, problem_of, settled};
 use super::{Course, RECORD_AGAIN_AFTER, crashed, limits, plan_anew, sound};
 use crate::agent::Agent;
 use crate::api::types::{DrainRequest, MigrateRequest};
@@ -43,6 +43,10 @@ struct Executor {
     // Why the journal could not be written, and when that is tried again.
     unwritten: Option<(Problem, Instant)>,
     flights: BTreeMap<String, Arc<Running>>,
+    // Since when what is not here any more may have been moved by somebody else.
+    seen_at: Timestamp,
+    // VMs that are not here and were not moved by anybody.
+    absent: BTreeSet<String>,
     tell: mpsc::Sender<Event>,
     news: mpsc::Receiver<Event>,
     // What the executor itself has to tell.
@@ -51,17 +55,19 @@ struct Executor {
     ticks: Interval,
 }
 
-/// Begins what the plan says.
+/// Begins what the plan says that was made of what was there from `seen_at` on.
 pub(super) fn start(
     agent: &Arc<Agent>,
     request: DrainRequest,
     record: &DrainRecord,
     plan: DrainPlan,
+    seen_at: Timestamp,
 ) -> Result<(), Problem> {
     let limits = limits(agent, &request);
     let (drain, first) = Drain::begin(plan, limits, 0.0);
     let record = settled(agent, record.clone())?;
-    let is_kept = |one: &MoveStatus| matches!(one.state, MoveState::Moved | MoveState::Undecided);
+    let is_kept =
+        |one: &MoveStatus| matches!(one.state, MoveState::Moved | MoveState::Undecided | MoveState::Left);
     let earlier = record.status.moves.iter().filter(|one| is_kept(one)).cloned().collect();
     let course = Course::of(&record, record.status.clone());
     let (tell, news) = mpsc::channel(NEWS_MAX);
@@ -78,6 +84,8 @@ pub(super) fn start(
         recorded: record.status,
         unwritten: None,
         flights: BTreeMap::new(),
+        seen_at,
+        absent: BTreeSet::new(),
         tell,
         news,
         own_news: VecDeque::new(),
@@ -143,12 +151,38 @@ impl Executor {
         if let Some(event) = self.own_news.pop_front() {
             return event;
         }
-        tokio::select! {
+        let event = tokio::select! {
             // Its sender is kept here, so it is never closed.
             Some(event) = self.news.recv() => event,
             Ok(()) = self.cancelled.changed() => Event::CancelRequested,
             _ = self.ticks.tick() => Event::Tick,
+        };
+        // Told first: a new plan says nothing of a VM that has left, and the drain may be over with this event.
+        self.note_departures();
+        let Some(departure) = self.own_news.pop_front() else { return event };
+        self.own_news.push_back(event);
+        departure
+    }
+
+    /// VMs that somebody else has moved meanwhile.
+    fn note_departures(&mut self) {
+        let vms = &self.agent.vms;
+        self.absent.retain(|vm| !vms.contains(vm));
+        let is_news = |vm: &&str| !vms.contains(vm) && !self.absent.contains(*vm);
+        let gone: Vec<String> = self.drain.unmoved().filter(is_news).map(str::to_owned).collect();
+        for vm in gone {
+            if let Some(departure) = self.departure(&vm) {
+                self.own_news.push_back(Event::Left { vm: vm.clone(), departure });
+            }
+            self.absent.insert(vm);
         }
+    }
+
+    fn departure(&self, vm: &str) -> Option<Departure> {
+        departure(&self.agent, vm, self.seen_at).unwrap_or_else(|problem| {
+            warn!(%problem, vm, "whether somebody has moved it is not known");
+            None
+        })
     }
 
     fn perform(&mut self, action: Action) {
@@ -185,7 +219,10 @@ impl Executor {
                 tokio::spawn(follow(Arc::clone(&self.agent), Arc::clone(&flight), self.tell.clone()));
                 self.flights.insert(vm, flight);
             }
-            Err(problem) => self.own_news.push_back(Event::Ended { vm, end: MoveEnd::Failed(problem) }),
+            Err(problem) => {
+                let end = self.departure(&vm).map_or(MoveEnd::Failed(problem), MoveEnd::Left);
+                self.own_news.push_back(Event::Ended { vm, end });
+            }
         }
     }
 

@@ -329,6 +329,10 @@ fn left_ms(one: &MoveStatus) -> f64 {
             let sent_share = one.sent_bytes as f64 / all_bytes.max(1) as f64;
             one.predicted_ms * (1.0 - sent_share).max(0.0)
         }
-        MoveState::Finishing | MoveState::Moved | MoveState::Failed | MoveState::Undecided => 0.0,
+        MoveState::Finishing
+        | MoveState::Moved
+        | MoveState::Failed
+        | MoveState::Undecided
+        | MoveState::Left => 0.0,
     }
 }

@@ -1,9 +1,13 @@
 //! What is told of a drain: from the one under way, or from the journal and from what has become of its
 //! migrations since.
 
-use drainpipe_engine::drain::status::{DrainState, MoveState, MoveStatus};
+use std::time::Duration;
+
+use drainpipe_engine::drain::run::Departure;
+use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveState, MoveStatus};
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_engine::result::{MigrationResult, Outcome};
+use jiff::Timestamp;
 
 use crate::agent::Agent;
 use crate::api::types::{DrainKind, DrainView};
@@ -56,6 +60,9 @@ pub(super) fn settled(agent: &Agent, mut record: DrainRecord) -> Result<DrainRec
             DrainKind::Failback => settle_return(agent, one),
         }
     }
+    if record.kind == DrainKind::Drain {
+        settle_departures(agent, &mut record)?;
+    }
     if record.status.state == DrainState::Incomplete && record.status.all_moved() {
         record.status.state = DrainState::Drained;
     }
@@ -63,7 +70,7 @@ pub(super) fn settled(agent: &Agent, mut record: DrainRecord) -> Result<DrainRec
 }
 
 fn is_open(state: MoveState) -> bool {
-    !matches!(state, MoveState::Waiting | MoveState::Moved | MoveState::Failed)
+    !matches!(state, MoveState::Waiting | MoveState::Moved | MoveState::Failed | MoveState::Left)
 }
 
 fn settle(agent: &Agent, one: &mut MoveStatus) -> Result<(), Problem> {
@@ -78,6 +85,60 @@ fn settle(agent: &Agent, one: &mut MoveStatus) -> Result<(), Problem> {
     let handed_over = agent.journal.open_migration(id)?.is_some_and(|open| open.handed_over);
     one.state = if handed_over { MoveState::Undecided } else { MoveState::Preparing };
     Ok(())
+}
+
+/// What somebody else has moved since is told as having left.
+fn settle_departures(agent: &Agent, record: &mut DrainRecord) -> Result<(), Problem> {
+    let DrainStatus { moves, stays, .. } = &mut record.status;
+    for one in moves.iter_mut().filter(|one| matches!(one.state, MoveState::Waiting | MoveState::Failed)) {
+        if let Some(departure) = departure(agent, &one.vm, record.started_at)? {
+            (one.state, one.error) = (MoveState::Left, None);
+            (one.target, one.migration) = (departure.target, Some(departure.migration));
+        }
+    }
+    for stay in std::mem::take(stays) {
+        match departure(agent, &stay.vm, record.started_at)? {
+            Some(departure) => moves.push(departed(stay.vm, departure)),
+            None => stays.push(stay),
+        }
+    }
+    Ok(())
+}
+
+/// Where a VM has gone since then, if it is not here any more and the history knows.
+pub(super) fn departure(agent: &Agent, vm: &str, since: Timestamp) -> Result<Option<Departure>, Problem> {
+    if agent.vms.contains(vm) {
+        return Ok(None);
+    }
+    let last = agent.journal.last_completed_of(vm)?;
+    // Of an earlier one it has come back, and was removed here since.
+    Ok(last.filter(|last| ended_at(last).is_some_and(|ended_at| ended_at >= since)).map(|last| Departure {
+        target: last.target,
+        migration: last.id,
+        memory_bytes: last.memory_bytes,
+    }))
+}
+
+fn ended_at(result: &MigrationResult) -> Option<Timestamp> {
+    let started_at: Timestamp = result.started_at.parse().ok()?;
+    started_at.checked_add(Duration::try_from_secs_f64(result.total_ms / 1_000.0).ok()?).ok()
+}
+
+fn departed(vm: String, departure: Departure) -> MoveStatus {
+    MoveStatus {
+        vm,
+        target: departure.target,
+        state: MoveState::Left,
+        migration: Some(departure.migration),
+        attempts: 0,
+        error: None,
+        waits: None,
+        memory_bytes: departure.memory_bytes,
+        sent_bytes: 0,
+        predicted_bytes: 0,
+        predicted_ms: 0.0,
+        transfer_ms: None,
+    }
 }
 
 /// The host that it comes from has the result; here is known whether it has arrived.

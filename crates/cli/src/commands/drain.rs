@@ -268,7 +268,12 @@ fn describe_moved(view: &DrainView, status: &DrainStatus) -> String {
         1 => ", 1 stays".into(),
         count => format!(", {count} stay"),
     };
-    format!("{moved} of {} {way} {}{stay}", vms(status.moves.len()), view.host)
+    let left = match status.left() {
+        0 => String::new(),
+        1 => ", 1 was moved by somebody else".into(),
+        count => format!(", {count} were moved by somebody else"),
+    };
+    format!("{moved} of {} {way} {}{left}{stay}", vms(follow::own_moves(status)), view.host)
 }
 
 #[cfg(test)]

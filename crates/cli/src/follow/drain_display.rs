@@ -50,6 +50,7 @@ impl Words {
             }
             MoveState::Failed => format!("{vm} was not moved{why}"),
             MoveState::Undecided => format!("it is not known yet where {vm} runs{why}"),
+            MoveState::Left => format!("{vm} was moved to {target} by somebody else"),
             MoveState::Waiting => format!("{vm} waits to be tried again{why}"),
             state => format!("{vm} {way} {target}: {}", state_word(state)),
         }
@@ -111,7 +112,7 @@ impl Bars {
         for one in &status.moves {
             self.show_move(one);
         }
-        self.whole.set_length((status.moves.len() as u64).max(1));
+        self.whole.set_length((own_moves(status) as u64).max(1));
         self.whole.set_position(status.moved() as u64);
         self.whole.set_message(describe_whole(status));
     }
@@ -191,6 +192,7 @@ pub(crate) fn state_word(state: MoveState) -> &'static str {
         MoveState::Moved => "moved",
         MoveState::Failed => "failed",
         MoveState::Undecided => "not known yet",
+        MoveState::Left => "moved by others",
     }
 }
 
@@ -204,7 +206,12 @@ fn is_news(state: MoveState) -> bool {
 
 fn describe_whole(status: &DrainStatus) -> String {
     let waits = status.obstacle.as_ref().map_or(String::new(), |why| format!("; it waits: {why}"));
-    format!("{} of {} VMs moved, {}{waits}", status.moved(), status.moves.len(), describe_pace(status))
+    format!("{} of {} VMs moved, {}{waits}", status.moved(), own_moves(status), describe_pace(status))
+}
+
+/// How many VMs there are to move, without those that somebody else has moved.
+pub(crate) fn own_moves(status: &DrainStatus) -> usize {
+    status.moves.len() - status.left()
 }
 
 /// How much has arrived, how fast, and how long it takes still.
@@ -302,5 +309,7 @@ mod tests {
         assert_eq!(back.describe_turn(&a_move(MoveState::Transferring, None)), "web1 ← b: on the links");
         let failed = a_move(MoveState::Failed, Some(Problem::failed("b is short of memory")));
         assert_eq!(there.describe_turn(&failed), "web1 was not moved: b is short of memory");
+        let left = a_move(MoveState::Left, None);
+        assert_eq!(there.describe_turn(&left), "web1 was moved to b by somebody else");
     }
 }

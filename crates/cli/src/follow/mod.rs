@@ -11,7 +11,7 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 pub(crate) use self::drain::{drain, failback};
-pub(crate) use self::drain_display::{describe_pace, state_word};
+pub(crate) use self::drain_display::{describe_pace, own_moves, state_word};
 pub(crate) use self::migration::migrate;
 use crate::connection::Host;
 

@@ -26,6 +26,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("the_way_back_is_cancelled_and_carried_on", the_way_back_is_cancelled_and_carried_on),
     ("two_hosts_are_emptied_into_each_other", two_hosts_are_emptied_into_each_other),
     ("two_hosts_are_emptied_into_a_third_which_takes_one_at_a_time", two_hosts_are_emptied_into_a_third),
+    ("who_is_moved_by_hand_meanwhile_has_left_and_is_no_failure", who_is_moved_by_hand_meanwhile_has_left),
     ("who_changes_too_fast_goes_last_and_is_throttled", who_changes_too_fast_goes_last_and_is_throttled),
     ("what_must_be_together_goes_together_or_stays", what_must_be_together_goes_together_or_stays),
 ];
@@ -75,6 +76,49 @@ fn the_way_back_is_cancelled_and_carried_on() {
     assert_state(&ended(&lab, "a"), DrainState::Drained, 3 - back);
     assert_nowhere_but(&lab, &NAMES, &["a"]);
     guests.iter().for_each(Guest::assert_intact);
+}
+
+/// One that must stay, and one whose turn has not come: three are made ready while one is on the links. Another one
+/// that must stay is moved when the drain is over.
+fn who_is_moved_by_hand_meanwhile_has_left() {
+    let lab = slow_lab();
+    let guest = lab.start_guest("large", 160, "");
+    for vm in ["bound", "late"] {
+        start_small(&lab, vm, "[placement]\nstays = \"licence bound to this host\"");
+    }
+    for vm in ["s1", "s2", "s3", "s4"] {
+        start_small(&lab, vm, "");
+    }
+    drain(&lab, "a", json!({ "to": ["b"], "transfers": 1 }));
+    let state = |view: &DrainView, vm: &str| {
+        let moves = view.status.iter().flat_map(|status| &status.moves);
+        moves.filter(|one| one.vm == vm).map(|one| one.state).next()
+    };
+    wait_until(&lab, "a", "one is on the links and one waits", |view| {
+        state(view, "large") == Some(MoveState::Transferring)
+            && state(view, "s3").is_some_and(|state| state != MoveState::Waiting)
+            && state(view, "s4") == Some(MoveState::Waiting)
+    });
+    for vm in ["bound", "s4"] {
+        lab.drainpipe(&["migrate", vm, "c"]).done();
+    }
+    let over = ended(&lab, "a");
+    assert_state(&over, DrainState::Incomplete, 4);
+    assert_eq!((count(&over, MoveState::Left), status(&over).stays.len()), (2, 1), "{over:#?}");
+    lab.drainpipe(&["migrate", "late", "c"]).done();
+    let drained = view(&lab, "a");
+    assert_state(&drained, DrainState::Drained, 4);
+    for vm in ["bound", "late", "s4"] {
+        let one = status(&drained).moves.iter().find(|one| one.vm == vm).unwrap();
+        assert_eq!((one.state, one.target.as_str()), (MoveState::Left, "c"), "{drained:#?}");
+        assert_eq!((one.attempts, &one.error), (0, &None), "{drained:#?}");
+    }
+    assert_eq!(status(&drained).stays, []);
+    // What somebody else has moved is not fetched.
+    resume(&lab, "a", true);
+    assert_state(&ended(&lab, "a"), DrainState::Drained, 4);
+    assert_nowhere_but(&lab, &["bound", "late", "s4"], &["c"]);
+    guest.assert_intact();
 }
 
 fn two_hosts_are_emptied_into_each_other() {

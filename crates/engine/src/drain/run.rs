@@ -10,6 +10,8 @@
 //!    └► left out: no host can take it                                        undecided
 //! ```
 //!
+//! Left: what was waiting, left out or failed, and was then moved by somebody else.
+//!
 //! What the executor owes:
 //! - Each [`Action::Begin`] is answered by exactly one [`Event::Ended`], whatever happens, and by one
 //!   [`Event::Prepared`] before it unless it ends first. Other events of a VM come in their order, or not
@@ -149,6 +151,13 @@ pub enum Event {
         /// How.
         end: MoveEnd,
     },
+    /// This VM, which was not under way, has left by a migration that was not this drain's.
+    Left {
+        /// The VM.
+        vm: String,
+        /// Where to.
+        departure: Departure,
+    },
     /// Somebody wants it cancelled.
     CancelRequested,
     /// Time has passed. Comes five times a second.
@@ -169,6 +178,19 @@ pub enum MoveEnd {
     Cancelled(Problem),
     /// It is not known where it runs, until the target answers.
     Undecided(Problem),
+    /// It could not begin: the VM had left by a migration that was not this drain's.
+    Left(Departure),
+}
+
+/// Where a VM has gone by a migration that was not a drain's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Departure {
+    /// The host on which it runs.
+    pub target: String,
+    /// Identifier of the migration.
+    pub migration: String,
+    /// The VM's memory.
+    pub memory_bytes: u64,
 }
 
 /// Why nothing new is begun any more.
@@ -253,6 +275,7 @@ impl Drain {
             Event::Ending { vm } => self.of(&vm, |entry| entry.ending(now_ms)),
             Event::Paused { vm } => self.of(&vm, |entry| entry.paused(now_ms)),
             Event::Ended { vm, end } => self.move_ended(now_ms, &vm, end),
+            Event::Left { vm, departure } => self.left(&vm, departure),
             Event::CancelRequested => self.cancel_requested = true,
             Event::Tick => self.tick(now_ms),
         }
@@ -288,6 +311,7 @@ impl Drain {
                 entry.moved(transfer_ms);
                 self.looks = 0;
             }
+            MoveEnd::Left(departure) => entry.left(departure),
             MoveEnd::Undecided(problem) => entry.end(Stage::Undecided, problem),
             // Somebody else wants it to stay.
             MoveEnd::Cancelled(problem) if !entry.cancelled => entry.end(Stage::Failed, problem),
@@ -307,6 +331,16 @@ impl Drain {
                 }
                 _ => entry.end(Stage::Failed, problem),
             },
+        }
+    }
+
+    /// Nothing is to be done any more for a VM that somebody else has moved.
+    fn left(&mut self, vm: &str, departure: Departure) {
+        self.stays.retain(|stay| stay.vm != vm);
+        match self.entries.iter_mut().find(|entry| entry.planned.vm == vm) {
+            Some(entry) if entry.stage.is_here() => entry.left(departure),
+            Some(_) => {}
+            None => self.entries.push(Entry::departed(vm.into(), departure)),
         }
     }
 
@@ -383,7 +417,8 @@ impl Drain {
         if !is_over || may_look || self.planning != Planning::Not {
             return;
         }
-        let is_empty = self.stays.is_empty() && self.entries.iter().all(|entry| entry.stage == Stage::Moved);
+        let has_gone = |entry: &Entry| matches!(entry.stage, Stage::Moved | Stage::Left);
+        let is_empty = self.stays.is_empty() && self.entries.iter().all(has_gone);
         let state = match (is_empty, self.cancel_requested) {
             (true, _) => DrainState::Drained,
             (false, true) => DrainState::Cancelled,
@@ -396,6 +431,13 @@ impl Drain {
     fn count(&self, which: impl Fn(&Entry) -> bool) -> u8 {
         let count = self.entries.iter().filter(|entry| which(entry)).count();
         u8::try_from(count).unwrap_or(u8::MAX)
+    }
+
+    /// VMs that it has not moved, and is not moving.
+    pub fn unmoved(&self) -> impl Iterator<Item = &str> {
+        let here = self.entries.iter().filter(|entry| entry.stage.is_here());
+        let stays = self.stays.iter().map(|stay| stay.vm.as_str());
+        here.map(|entry| entry.planned.vm.as_str()).chain(stays)
     }
 
     /// How it ended; absent while it is under way.

@@ -31,7 +31,7 @@ pub enum DrainState {
 pub struct DrainStatus {
     /// What it is doing.
     pub state: DrainState,
-    /// Each VM that was planned to move, in the order of the plan.
+    /// Each VM that was planned to move, in the order of the plan, and those that somebody else has moved meanwhile.
     pub moves: Vec<MoveStatus>,
     /// The VMs that stay, and why.
     pub stays: Vec<Stay>,
@@ -70,9 +70,18 @@ impl DrainStatus {
         }
     }
 
-    /// How many VMs have moved.
+    /// How many VMs it has moved.
     pub fn moved(&self) -> usize {
-        self.moves.iter().filter(|one| one.state == MoveState::Moved).count()
+        self.count(MoveState::Moved)
+    }
+
+    /// How many VMs somebody else has moved meanwhile.
+    pub fn left(&self) -> usize {
+        self.count(MoveState::Left)
+    }
+
+    fn count(&self, state: MoveState) -> usize {
+        self.moves.iter().filter(|one| one.state == state).count()
     }
 
     /// Bytes that have arrived, of all VMs.
@@ -84,7 +93,7 @@ impl DrainStatus {
     /// others what was predicted.
     pub fn expected_bytes(&self) -> u64 {
         let expected = |one: &MoveStatus| match one.state {
-            MoveState::Moved => one.sent_bytes,
+            MoveState::Moved | MoveState::Left => one.sent_bytes,
             _ => one.sent_bytes.max(one.predicted_bytes),
         };
         self.moves.iter().map(expected).sum()
@@ -92,7 +101,7 @@ impl DrainStatus {
 
     /// Whether no VM stays or has failed, or is still to move.
     pub fn all_moved(&self) -> bool {
-        self.stays.is_empty() && self.moved() == self.moves.len()
+        self.stays.is_empty() && self.moved() + self.left() == self.moves.len()
     }
 }
 
@@ -167,4 +176,6 @@ pub enum MoveState {
     Failed,
     /// It was handed over, and the target has not said whether it runs there.
     Undecided,
+    /// Somebody else has moved it meanwhile: it runs on its target.
+    Left,
 }

@@ -9,7 +9,7 @@ use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveState, MoveSt
 use drainpipe_engine::problem::Problem;
 
 use crate::random::Random;
-use crate::world::{At, Faults, Flight, Step, World};
+use crate::world::{At, Faults, Flight, Step, Vm, World};
 
 /// No drain takes more turns: each has at most 8 VMs, 4 attempts each, of a dozen steps each, or some forty.
 const TURNS_MAX: usize = 20_000;
@@ -253,7 +253,7 @@ impl Simulation {
             return Err(format!("{vm} begun while nothing may be"));
         }
         let vm = &mut self.world.vms[index];
-        if vm.flight.is_some() || vm.at != At::Here {
+        if vm.flight.is_some() || !matches!(vm.at, At::Here | At::Elsewhere) {
             return Err(format!("{} is begun while it is under way, or elsewhere", vm.name));
         }
         vm.begun += 1;
@@ -263,6 +263,10 @@ impl Simulation {
             return Err(format!("{} is tried too often", vm.name));
         }
         self.giving_way.remove(&vm.name);
+        if vm.at == At::Elsewhere {
+            self.world.miss(index);
+            return Ok(());
+        }
         vm.flight = Some(Flight { target, step: Step::Begun, released: false, cancelled: false });
         self.begun += 1;
         Ok(())
@@ -415,7 +419,8 @@ impl Simulation {
         let status = self.drain.status(self.now_ms);
         self.check_status(&status)?;
         let outcome = self.drain.outcome().ok_or("it is over, and has no outcome")?;
-        let here = self.world.vms.iter().any(|vm| !matches!(vm.at, At::Target(_)));
+        let has_gone = |vm: &Vm| matches!(vm.at, At::Target(_)) || self.world.is_known_to_have_left(vm);
+        let here = self.world.vms.iter().any(|vm| !has_gone(vm));
         if (outcome == DrainState::Drained) == here {
             return Err(format!("{outcome:?}, and VMs are here: {here}"));
         }
@@ -442,7 +447,11 @@ impl Simulation {
             }
         }
         // What had moved before the agent was started anew is not this drain's.
-        let mine = self.world.vms.iter().filter(|vm| vm.begun > 0 || !matches!(vm.at, At::Target(_)));
+        let mine = self.world.vms.iter().filter(|vm| match vm.at {
+            At::Target(_) => vm.begun > 0,
+            At::Elsewhere => self.world.is_known_to_have_left(vm),
+            At::Here | At::Undecided(_) => true,
+        });
         if let Some(lost) = mine.map(|vm| &vm.name).find(|name| !told.contains(name)) {
             return Err(format!("{lost} is not in the status"));
         }
@@ -450,7 +459,12 @@ impl Simulation {
             let vm = &self.world.vms[self.index(&row.vm)?];
             let is_so = match row.state {
                 MoveState::Moved => matches!(vm.at, At::Target(_)),
-                MoveState::Failed => vm.at == At::Here && row.error.is_some(),
+                MoveState::Failed => {
+                    matches!(vm.at, At::Here | At::Elsewhere)
+                        && !self.world.is_known_to_have_left(vm)
+                        && row.error.is_some()
+                }
+                MoveState::Left => vm.at == At::Elsewhere,
                 MoveState::Undecided => matches!(vm.at, At::Undecided(_)),
                 _ => false,
             };

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use drainpipe_engine::drain::run::{Event, MoveEnd};
+use drainpipe_engine::drain::run::{Departure, Event, MoveEnd};
 use drainpipe_engine::drain::view::{DrainView, MemorySample, PlacedVm, Placement, TargetView, VmView};
 use drainpipe_engine::problem::Problem;
 
@@ -29,6 +29,8 @@ pub(crate) struct Faults {
     pub restart: u64,
     /// Its target takes no more VMs at a time when a migration asks for its place.
     pub crowded: u64,
+    /// Somebody else moves a VM.
+    pub moved: u64,
     /// A VM's memory gets dirty nearly as fast as it is sent, or faster: percent of the VMs.
     pub endless: u64,
 }
@@ -43,6 +45,7 @@ impl Faults {
         cancel: 0,
         restart: 0,
         crowded: 0,
+        moved: 0,
         endless: 0,
     };
 
@@ -56,6 +59,7 @@ impl Faults {
             cancel: percent / 4,
             restart: percent / 4,
             crowded: percent * 3,
+            moved: percent / 8,
             endless: percent,
         }
     }
@@ -67,6 +71,8 @@ pub(crate) enum At {
     Target(usize),
     /// Handed over to this target, which has not said that it runs there.
     Undecided(usize),
+    /// On a host that the drain has nothing to do with: somebody else has moved it there.
+    Elsewhere,
 }
 
 pub(crate) struct Vm {
@@ -205,11 +211,12 @@ impl World {
         self.vms.iter().filter(move |vm| match vm.at {
             At::Target(target) | At::Undecided(target) => target == host,
             At::Here => vm.flight.is_some_and(|flight| flight.target == host),
+            At::Elsewhere => false,
         })
     }
 
     pub(crate) fn view(&self) -> DrainView {
-        let here = self.vms.iter().filter(|vm| !matches!(vm.at, At::Target(_)));
+        let here = self.vms.iter().filter(|vm| !matches!(vm.at, At::Target(_) | At::Elsewhere));
         let vms = here.map(|vm| {
             let busy = vm.flight.is_some() || vm.at != At::Here;
             VmView {
@@ -265,6 +272,29 @@ impl World {
                 host.gib - free_gib.min(random.below(8))
             };
         }
+        if self.faults.moved > 0 && random.chance(self.faults.moved) && !self.vms.is_empty() {
+            self.move_by_hand(random.index(self.vms.len()));
+        }
+    }
+
+    fn move_by_hand(&mut self, vm: usize) {
+        if self.vms[vm].at == At::Here && self.vms[vm].flight.is_none() {
+            self.vms[vm].at = At::Elsewhere;
+            let name = self.vms[vm].name.clone();
+            self.tell(vm, Event::Left { vm: name, departure: departure() });
+        }
+    }
+
+    /// A migration of this VM is to begin, and somebody else has moved it.
+    pub(crate) fn miss(&mut self, vm: usize) {
+        self.end(vm, MoveEnd::Left(departure()));
+    }
+
+    /// Whether it is not here any more, and the drain has heard all of it.
+    pub(crate) fn is_known_to_have_left(&self, vm: &Vm) -> bool {
+        let is_unheard =
+            |(of, events): (&usize, &VecDeque<Event>)| self.vms[*of].name == vm.name && !events.is_empty();
+        vm.at == At::Elsewhere && !self.unheard.iter().any(is_unheard)
     }
 
     /// Some migration goes on by one step.
@@ -388,5 +418,11 @@ impl World {
             self.vms[vm].gave_way = false;
         }
         self.unheard.clear();
+        // Nobody tells the next drain of them.
+        self.vms.retain(|vm| vm.at != At::Elsewhere);
     }
+}
+
+fn departure() -> Departure {
+    Departure { target: "elsewhere".into(), migration: "by hand".into(), memory_bytes: GIB }
 }

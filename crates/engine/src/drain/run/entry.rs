@@ -2,7 +2,7 @@
 
 use super::super::plan::{Move, Stay};
 use super::super::status::{MoveState, MoveStatus};
-use super::Closing;
+use super::{Closing, Departure};
 use crate::problem::Problem;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,6 +21,8 @@ pub(super) enum Stage {
     Moved,
     Failed,
     Undecided,
+    /// Somebody else has moved it.
+    Left,
 }
 
 impl Stage {
@@ -31,6 +33,11 @@ impl Stage {
     /// Whether its steps 1 to 5 are under way.
     pub(super) fn is_prepared_for(self) -> bool {
         matches!(self, Self::Preparing | Self::AwaitingPlace)
+    }
+
+    /// Whether it has not moved, and is not under way.
+    pub(super) fn is_here(self) -> bool {
+        self.is_open() || self == Self::Failed
     }
 
     /// Whether a new plan may say something else of it.
@@ -126,6 +133,30 @@ impl Entry {
             paused_at_ms: None,
             transfer_ms: None,
         }
+    }
+
+    /// One that was not planned to move, and that somebody else has moved.
+    pub(super) fn departed(vm: String, departure: Departure) -> Self {
+        let mut entry = Self::new(Move {
+            vm,
+            target: departure.target.clone(),
+            memory_bytes: departure.memory_bytes,
+            predicted_bytes: 0,
+            is_compressed: false,
+            predicted_transfer_ms: 0.0,
+            predicted_shared_ms: 0.0,
+            warning: None,
+        });
+        entry.left(departure);
+        entry
+    }
+
+    /// Somebody else has moved it.
+    pub(super) fn left(&mut self, departure: Departure) {
+        self.stage = Stage::Left;
+        self.planned.target = departure.target;
+        self.migration = Some(departure.migration);
+        self.error = None;
     }
 
     /// The same VM by a new plan.
@@ -323,6 +354,7 @@ impl Entry {
             Stage::Moved => MoveState::Moved,
             Stage::LeftOut | Stage::Gone | Stage::Failed => MoveState::Failed,
             Stage::Undecided => MoveState::Undecided,
+            Stage::Left => MoveState::Left,
         }
     }
 

@@ -483,3 +483,53 @@ fn the_time_left_that_is_told_comes_true() {
         }
     }
 }
+
+fn departure() -> Departure {
+    Departure { target: "z".into(), migration: "by hand".into(), memory_bytes: GIB }
+}
+
+fn left(vm: &str) -> Event {
+    Event::Left { vm: vm.into(), departure: departure() }
+}
+
+#[test]
+fn who_was_moved_by_somebody_else_has_left_and_is_no_failure() {
+    let moves = ["v", "w", "x"].map(|vm| planned(vm, "b")).to_vec();
+    let (mut drain, _) = Drain::begin(plan_of(moves, &["y"]), DrainLimits { outbound: 1, ..LIMITS }, 0.0);
+    assert_eq!(drain.unmoved().collect::<Vec<_>>(), ["w", "x", "y"]);
+    // What the drain itself moves is told by its migration.
+    assert_eq!(drain.handle(1.0, left("v")), []);
+    assert_eq!(state(&drain, "v"), MoveState::Preparing);
+    assert_eq!(drain.handle(2.0, left("w")), []);
+    assert_eq!(drain.handle(3.0, left("y")), []);
+    assert_eq!(begins(&drain.handle(4.0, completed("v"))), ["x"]);
+    let gone = Event::Ended { vm: "x".into(), end: MoveEnd::Left(departure()) };
+    assert_eq!(drain.handle(5.0, gone), [Action::Finish]);
+    assert_eq!(drain.outcome(), Some(DrainState::Drained));
+    let status = drain.status(6.0);
+    assert_eq!((status.moved(), status.left(), status.all_moved()), (1, 3, true));
+    for vm in ["w", "x", "y"] {
+        let one = status.moves.iter().find(|one| one.vm == vm).unwrap();
+        assert_eq!((one.target.as_str(), one.migration.as_deref()), ("z", Some("by hand")));
+        assert_eq!((one.error.clone(), one.memory_bytes), (None, GIB));
+    }
+}
+
+#[test]
+fn who_has_left_after_it_had_failed_is_no_failure() {
+    let (mut drain, _) = begin(&["v"]);
+    drain.handle(1.0, failed("v"));
+    assert_eq!(drain.handle(2.0, Event::Planned(plan_of(vec![], &["v"]))), []);
+    assert_eq!(drain.handle(3.0, left("v")), [Action::Finish]);
+    assert_eq!((state(&drain, "v"), drain.outcome()), (MoveState::Left, Some(DrainState::Drained)));
+}
+
+#[test]
+fn a_plan_that_was_made_before_it_left_moves_it_no_more() {
+    let (mut drain, _) = begin(&["v"]);
+    assert_eq!(drain.handle(1.0, failed("v")), [Action::Plan]);
+    assert_eq!(drain.handle(2.0, left("v")), []);
+    let actions = drain.handle(3.0, Event::Planned(plan_of(vec![planned("v", "c")], &[])));
+    assert_eq!(actions, [Action::Finish]);
+    assert_eq!(state(&drain, "v"), MoveState::Left);
+}
