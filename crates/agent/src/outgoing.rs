@@ -480,6 +480,7 @@ pub(crate) async fn wind_up(agent: &Agent) {
     tokio::time::sleep(TELL_RESULTS_FOR).await;
 }
 
-fn under_way(agent: &Agent) -> Vec<Arc<Running>> {
+/// Those from this host of which the outcome is neither known nor left open.
+pub(crate) fn under_way(agent: &Agent) -> Vec<Arc<Running>> {
     agent.outgoing.all().into_iter().filter(|running| !running.is_over()).collect()
 }

@@ -43,6 +43,8 @@ struct Executor {
     // Why the journal could not be written, and when that is tried again.
     unwritten: Option<(Problem, Instant)>,
     flights: BTreeMap<String, Arc<Running>>,
+    // How many VMs somebody else moves away.
+    others: u8,
     // Since when what is not here any more may have been moved by somebody else.
     seen_at: Timestamp,
     // VMs that are not here and were not moved by anybody.
@@ -64,7 +66,8 @@ pub(super) fn start(
     seen_at: Timestamp,
 ) -> Result<(), Problem> {
     let limits = limits(agent, &request);
-    let (drain, first) = Drain::begin(plan, limits, 0.0);
+    let others = leaving_beside(agent, &BTreeMap::new());
+    let (drain, first) = Drain::begin(plan, limits, others, 0.0);
     let record = settled(agent, record.clone())?;
     let is_kept =
         |one: &MoveStatus| matches!(one.state, MoveState::Moved | MoveState::Undecided | MoveState::Left);
@@ -84,6 +87,7 @@ pub(super) fn start(
         recorded: record.status,
         unwritten: None,
         flights: BTreeMap::new(),
+        others,
         seen_at,
         absent: BTreeSet::new(),
         tell,
@@ -159,9 +163,18 @@ impl Executor {
         };
         // Told first: a new plan says nothing of a VM that has left, and the drain may be over with this event.
         self.note_departures();
-        let Some(departure) = self.own_news.pop_front() else { return event };
+        self.note_others();
+        let Some(first) = self.own_news.pop_front() else { return event };
         self.own_news.push_back(event);
-        departure
+        first
+    }
+
+    fn note_others(&mut self) {
+        let count = leaving_beside(&self.agent, &self.flights);
+        if count != self.others {
+            self.others = count;
+            self.own_news.push_back(Event::OthersLeave { count });
+        }
     }
 
     /// VMs that somebody else has moved meanwhile.
@@ -308,6 +321,13 @@ impl Executor {
         }
         Ok(journal.end_drain(&self.course.id, Timestamp::now())?)
     }
+}
+
+/// How many VMs leave this host by migrations that are none of these.
+fn leaving_beside(agent: &Agent, flights: &BTreeMap<String, Arc<Running>>) -> u8 {
+    let is_other = |one: &Arc<Running>| flights.get(one.vm()).is_none_or(|flight| flight.id() != one.id());
+    let others = outgoing::under_way(agent).iter().filter(|one| is_other(one)).count();
+    u8::try_from(others).unwrap_or(u8::MAX)
 }
 
 /// Whether they differ in more than the bytes that have arrived.

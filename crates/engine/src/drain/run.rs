@@ -46,7 +46,7 @@ pub use planning::Standing;
 pub struct DrainLimits {
     /// After this nothing new is begun, and what is not on the links yet is given up.
     pub total_ms: Option<f64>,
-    /// VMs at most that leave this host at a time, those being prepared included.
+    /// VMs at most that leave this host at a time, those being prepared included, and those that somebody else moves.
     pub outbound: u8,
     /// VMs at most on their way to one target at a time, those being prepared included.
     pub inbound: u8,
@@ -158,6 +158,11 @@ pub enum Event {
         /// Where to.
         departure: Departure,
     },
+    /// So many VMs leave this host from now on by migrations that are not this drain's.
+    OthersLeave {
+        /// How many.
+        count: u8,
+    },
     /// Somebody wants it cancelled.
     CancelRequested,
     /// Time has passed. Comes five times a second.
@@ -213,6 +218,8 @@ pub struct Drain {
     // Those of them that may go when room comes free.
     await_room: bool,
     concurrency: Concurrency,
+    // VMs that leave this host by migrations of somebody else.
+    others: u8,
     pace: Pace,
     // How many VMs have been released so far.
     turns: u64,
@@ -225,8 +232,9 @@ pub struct Drain {
 }
 
 impl Drain {
-    /// Begins what the plan says; gives the first actions.
-    pub fn begin(plan: DrainPlan, limits: DrainLimits, now_ms: f64) -> (Self, Vec<Action>) {
+    /// Begins what the plan says, while so many VMs leave this host by migrations of somebody else; gives the first
+    /// actions.
+    pub fn begin(plan: DrainPlan, limits: DrainLimits, others: u8, now_ms: f64) -> (Self, Vec<Action>) {
         let limits = DrainLimits {
             outbound: limits.outbound.max(1),
             inbound: limits.inbound.max(1),
@@ -239,6 +247,7 @@ impl Drain {
             begun_ms: now_ms,
             predicted_ms: plan.predicted_ms,
             concurrency: plan.concurrency(most, now_ms),
+            others,
             pace: Pace::of(&plan),
             turns: 0,
             entries: plan.moves.into_iter().map(Entry::new).collect(),
@@ -276,6 +285,7 @@ impl Drain {
             Event::Paused { vm } => self.of(&vm, |entry| entry.paused(now_ms)),
             Event::Ended { vm, end } => self.move_ended(now_ms, &vm, end),
             Event::Left { vm, departure } => self.left(&vm, departure),
+            Event::OthersLeave { count } => self.others = count,
             Event::CancelRequested => self.cancel_requested = true,
             Event::Tick => self.tick(now_ms),
         }

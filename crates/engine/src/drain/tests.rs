@@ -446,7 +446,7 @@ proptest! {
         let limits = limits(outbound, inbound, transfers);
         let plan = plan(&view, Some(&limits));
         let planned = plan.transfers;
-        prop_assert_eq!(Drain::begin(plan, limits, 0.0).0.status(0.0).transfers, planned);
+        prop_assert_eq!(Drain::begin(plan, limits, 0, 0.0).0.status(0.0).transfers, planned);
     }
 
     #[test]

@@ -110,6 +110,8 @@ struct Simulation {
     answer: Option<Answer>,
     cancelled: bool,
     finished: bool,
+    /// VMs that somebody else moves, which are none of these.
+    others: u8,
     /// VMs that leave the links to others.
     giving_way: BTreeSet<String>,
 }
@@ -148,7 +150,7 @@ impl Simulation {
     fn new(random: Random, world: World, limits: DrainLimits, planted: Planted) -> Result<Self, String> {
         let first = plan(&world.view(), Some(&limits));
         let moves = first.moves.len();
-        let (drain, actions) = Drain::begin(spoiled(planted, first), limits, 0.0);
+        let (drain, actions) = Drain::begin(spoiled(planted, first), limits, 0, 0.0);
         let mut simulation = Self {
             seed_limits: limits,
             random,
@@ -162,6 +164,7 @@ impl Simulation {
             answer: None,
             cancelled: false,
             finished: false,
+            others: 0,
             giving_way: BTreeSet::new(),
         };
         simulation.perform(None, actions)?;
@@ -202,6 +205,10 @@ impl Simulation {
                 None => {}
             }
         }
+        if faults.moved > 0 && self.random.chance(5) {
+            self.others = u8::try_from(self.random.below(3)).expect("a small number");
+            return Ok(Event::OthersLeave { count: self.others });
+        }
         let heard = if self.random.chance(70) { self.world.hear(&mut self.random) } else { None };
         Ok(heard.unwrap_or(Event::Tick))
     }
@@ -211,9 +218,10 @@ impl Simulation {
         self.answer = None;
         self.cancelled = false;
         self.giving_way.clear();
+        self.others = 0;
         self.begun_ms = self.now_ms;
         let fresh = plan(&self.world.view(), Some(&self.seed_limits));
-        let (drain, actions) = Drain::begin(fresh, self.seed_limits, self.now_ms);
+        let (drain, actions) = Drain::begin(fresh, self.seed_limits, 0, self.now_ms);
         self.drain = drain;
         self.perform(None, actions)
     }
@@ -251,6 +259,10 @@ impl Simulation {
         let target = self.world.hosts.iter().position(|host| host.name == target).ok_or("no such target")?;
         if self.answer.is_some() || self.is_closing() {
             return Err(format!("{vm} begun while nothing may be"));
+        }
+        let under_way = self.world.vms.iter().filter(|vm| vm.flight.is_some()).count();
+        if under_way + usize::from(self.others) >= usize::from(self.seed_limits.outbound) {
+            return Err(format!("{vm} is begun while as many leave as may"));
         }
         let vm = &mut self.world.vms[index];
         if vm.flight.is_some() || !matches!(vm.at, At::Here | At::Elsewhere) {

@@ -157,7 +157,7 @@ impl World {
         let side = self.random.index(2);
         self.proceed(side);
         let Some(mut drain) = self.sides[side].drain.take() else {
-            let (drain, actions) = Drain::begin(plan(&self.view(side), None), LIMITS, self.now_ms);
+            let (drain, actions) = Drain::begin(plan(&self.view(side), None), LIMITS, 0, self.now_ms);
             self.sides[side].drain = Some(drain);
             return self.perform(side, actions);
         };

@@ -46,7 +46,7 @@ fn begin(vms: &[&str]) -> (Drain, Vec<Action>) {
 
 /// As if a second had passed, after which more than the first is prepared.
 fn begin_with(moves: Vec<Move>, limits: DrainLimits) -> (Drain, Vec<Action>) {
-    let (mut drain, mut actions) = Drain::begin(plan_of(moves, &[]), limits, -FIRST_ALONE_MS);
+    let (mut drain, mut actions) = Drain::begin(plan_of(moves, &[]), limits, 0, -FIRST_ALONE_MS);
     actions.extend(drain.handle(0.0, Event::Tick));
     (drain, actions)
 }
@@ -136,7 +136,7 @@ fn the_links_are_free_once_a_vm_is_paused() {
 
 #[test]
 fn the_first_one_is_prepared_alone_for_a_while() {
-    let first = || Drain::begin(plan_of(["v", "w"].map(|vm| planned(vm, "b")).to_vec(), &[]), LIMITS, 0.0);
+    let first = || Drain::begin(plan_of(["v", "w"].map(|vm| planned(vm, "b")).to_vec(), &[]), LIMITS, 0, 0.0);
     let begin_w = Action::Begin { vm: "w".into(), target: "b".into() };
     let (mut drain, actions) = first();
     assert_eq!(begins(&actions), ["v"]);
@@ -251,7 +251,7 @@ fn a_vm_that_failed_goes_where_the_new_plan_says() {
 fn how_many_go_at_a_time_follows_the_targets_of_a_new_plan() {
     let limits = DrainLimits { inbound: 1, transfers: None, ..LIMITS };
     let both = DrainPlan { transfers: 2, ..plan_of(vec![planned("v", "b"), planned("w", "c")], &[]) };
-    let (mut drain, _) = Drain::begin(both, limits, 0.0);
+    let (mut drain, _) = Drain::begin(both, limits, 0, 0.0);
     assert_eq!(drain.status(0.0).transfers, 2);
     drain.handle(1.0, failed("w"));
     drain.handle(2.0, Event::Planned(plan_of(vec![planned("w", "b")], &[])));
@@ -288,7 +288,7 @@ fn what_no_host_can_take_is_looked_at_again_and_then_stays() {
 #[test]
 fn what_waits_for_room_that_is_to_come_is_looked_at_until_it_comes() {
     let crowded = || DrainPlan { await_room: owned(&["w"]), ..plan_of(vec![], &["w"]) };
-    let (mut drain, actions) = Drain::begin(crowded(), LIMITS, 0.0);
+    let (mut drain, actions) = Drain::begin(crowded(), LIMITS, 0, 0.0);
     assert_eq!(actions, []);
     let mut now_ms = 0.0;
     for _ in 0..2 * LOOKS {
@@ -344,7 +344,7 @@ fn cancelling_undoes_what_is_under_way_and_begins_nothing() {
 #[test]
 fn after_the_deadline_what_is_on_the_links_goes_on() {
     let plan = plan_of(["v", "w"].map(|vm| planned(vm, "b")).to_vec(), &[]);
-    let (mut drain, _) = Drain::begin(plan, DrainLimits { total_ms: Some(100.0), ..LIMITS }, 50.0);
+    let (mut drain, _) = Drain::begin(plan, DrainLimits { total_ms: Some(100.0), ..LIMITS }, 0, 50.0);
     drain.handle(60.0, prepared("v"));
     assert_eq!(drain.handle(149.0, Event::Tick), []);
     assert_eq!(drain.handle(150.0, Event::Tick), [cancel("w")]);
@@ -355,7 +355,7 @@ fn after_the_deadline_what_is_on_the_links_goes_on() {
 
 #[test]
 fn nothing_to_move_is_over_at_once() {
-    let (drain, actions) = Drain::begin(plan_of(vec![], &["v"]), LIMITS, 0.0);
+    let (drain, actions) = Drain::begin(plan_of(vec![], &["v"]), LIMITS, 0, 0.0);
     assert_eq!((actions, drain.outcome()), (vec![Action::Finish], Some(DrainState::Incomplete)));
     assert_eq!(begin(&[]).0.outcome(), Some(DrainState::Drained));
 }
@@ -363,7 +363,7 @@ fn nothing_to_move_is_over_at_once() {
 #[test]
 fn bounds_of_zero_are_bounds_of_one() {
     let none = DrainLimits { outbound: 0, inbound: 0, transfers: Some(0), attempts: 0, ..LIMITS };
-    let (mut drain, actions) = Drain::begin(plan_of(vec![planned("v", "b")], &[]), none, 0.0);
+    let (mut drain, actions) = Drain::begin(plan_of(vec![planned("v", "b")], &[]), none, 0, 0.0);
     assert_eq!(begins(&actions), ["v"]);
     assert_eq!(drain.handle(1.0, prepared("v")), [release("v")]);
 }
@@ -425,7 +425,7 @@ fn a_plan_that_did_not_know_that_it_gave_way_does_not_take_its_place() {
 #[test]
 fn past_the_deadline_no_time_is_left_for_what_does_not_converge() {
     let plan = plan_of(["v", "w"].map(|vm| planned(vm, "b")).to_vec(), &[]);
-    let (mut drain, _) = Drain::begin(plan, DrainLimits { total_ms: Some(100.0), ..LIMITS }, 0.0);
+    let (mut drain, _) = Drain::begin(plan, DrainLimits { total_ms: Some(100.0), ..LIMITS }, 0, 0.0);
     drain.handle(1.0, prepared("v"));
     drain.handle(2.0, arrived("v", 2));
     drain.handle(3.0, failed("v"));
@@ -495,7 +495,7 @@ fn left(vm: &str) -> Event {
 #[test]
 fn who_was_moved_by_somebody_else_has_left_and_is_no_failure() {
     let moves = ["v", "w", "x"].map(|vm| planned(vm, "b")).to_vec();
-    let (mut drain, _) = Drain::begin(plan_of(moves, &["y"]), DrainLimits { outbound: 1, ..LIMITS }, 0.0);
+    let (mut drain, _) = Drain::begin(plan_of(moves, &["y"]), DrainLimits { outbound: 1, ..LIMITS }, 0, 0.0);
     assert_eq!(drain.unmoved().collect::<Vec<_>>(), ["w", "x", "y"]);
     // What the drain itself moves is told by its migration.
     assert_eq!(drain.handle(1.0, left("v")), []);
@@ -532,4 +532,17 @@ fn a_plan_that_was_made_before_it_left_moves_it_no_more() {
     let actions = drain.handle(3.0, Event::Planned(plan_of(vec![planned("v", "c")], &[])));
     assert_eq!(actions, [Action::Finish]);
     assert_eq!(state(&drain, "v"), MoveState::Left);
+}
+
+#[test]
+fn who_is_moved_by_somebody_else_counts_among_those_that_leave() {
+    let moves = || ["v", "w", "x"].map(|vm| planned(vm, "b")).to_vec();
+    let limits = DrainLimits { outbound: 3, transfers: Some(3), ..LIMITS };
+    let all = DrainPlan { transfers: 3, ..plan_of(moves(), &[]) };
+    let (mut drain, actions) = Drain::begin(all, limits, 2, -FIRST_ALONE_MS);
+    assert_eq!(begins(&actions), ["v"]);
+    assert_eq!(begins(&drain.handle(0.0, Event::OthersLeave { count: 1 })), ["w"]);
+    assert_eq!(drain.handle(1.0, Event::OthersLeave { count: 3 }), []);
+    assert_eq!(begins(&drain.handle(2.0, completed("v"))), [""; 0]);
+    assert_eq!(begins(&drain.handle(3.0, Event::OthersLeave { count: 0 })), ["x"]);
 }

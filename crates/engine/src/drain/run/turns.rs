@@ -100,7 +100,7 @@ impl Drain {
     /// Who waits for a place at its target keeps nobody from being prepared for another one.
     fn next_to_begin(&self, now_ms: f64) -> Option<usize> {
         let ahead = self.count(|entry| matches!(entry.stage, Stage::Preparing | Stage::Ready));
-        let outbound = self.count(|entry| entry.stage.is_under_way());
+        let outbound = self.count(|entry| entry.stage.is_under_way()).saturating_add(self.others);
         let is_first = self.turns == 0 && now_ms - self.begun_ms < FIRST_ALONE_MS;
         let more = if is_first { 0 } else { AHEAD };
         if ahead >= self.concurrency.allowed().saturating_add(more) || outbound >= self.limits.outbound {
