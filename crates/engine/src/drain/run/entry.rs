@@ -198,6 +198,11 @@ impl Entry {
         yields || sent > GIVEN_UP_AFTER * memory
     }
 
+    /// Whether its migration is being undone, and not to be begun again after the others.
+    pub(super) fn is_taken_back(&self) -> bool {
+        self.cancelled && self.patience != Patience::Yielded
+    }
+
     /// That it has given the links to others is no failure.
     pub(super) fn attempts_allowed(&self, attempts: u8) -> u8 {
         attempts.saturating_add(u8::from(self.patience == Patience::Yielded))

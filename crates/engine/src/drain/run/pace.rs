@@ -120,7 +120,7 @@ fn left_bytes(entries: &[Entry]) -> f64 {
         (sent + entry.sent_bytes as f64, predicted + entry.planned.predicted_bytes as f64)
     });
     let correction: f64 = if sent > 0.0 && predicted > 0.0 { sent / predicted } else { 1.0 };
-    let left = entries.iter().map(|entry| {
+    let left = entries.iter().filter(|entry| !entry.is_taken_back()).map(|entry| {
         let whole = entry.planned.predicted_bytes as f64 * correction;
         match entry.stage {
             Stage::Waiting | Stage::Preparing | Stage::AwaitingPlace | Stage::Ready => whole,

@@ -535,6 +535,18 @@ fn a_plan_that_was_made_before_it_left_moves_it_no_more() {
 }
 
 #[test]
+fn no_time_is_left_for_what_is_taken_back() {
+    let (mut drain, _) = begin(&["v", "w"]);
+    drain.handle(1.0, prepared("v"));
+    drain.handle(2.0, prepared("w"));
+    drain.handle(200.0, Event::Arrived { vm: "v".into(), bytes: 40 << 20 });
+    drain.handle(200.0, Event::Tick);
+    assert!(drain.status(200.0).eta_ms.unwrap() > 4_000.0);
+    assert_eq!(drain.handle(201.0, Event::CancelRequested), [cancel("v"), cancel("w")]);
+    assert_eq!(drain.status(201.0).eta_ms, Some(0.0));
+}
+
+#[test]
 fn who_is_moved_by_somebody_else_counts_among_those_that_leave() {
     let moves = || ["v", "w", "x"].map(|vm| planned(vm, "b")).to_vec();
     let limits = DrainLimits { outbound: 3, transfers: Some(3), ..LIMITS };
