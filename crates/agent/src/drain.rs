@@ -21,7 +21,7 @@ use std::time::Duration;
 use drainpipe_engine::drain::lint::lint;
 use drainpipe_engine::drain::plan::{DrainPlan, plan as make_plan};
 use drainpipe_engine::drain::run::{DrainLimits, Standing};
-use drainpipe_engine::drain::status::{DrainStatus, MoveStatus};
+use drainpipe_engine::drain::status::DrainStatus;
 use drainpipe_engine::migration::Stage;
 use drainpipe_engine::problem::Problem;
 use futures_util::future::join_all;
@@ -223,7 +223,7 @@ pub(crate) async fn begin(agent: &Arc<Agent>, request: DrainRequest) -> Result<D
         let id = Uuid::new_v4().to_string();
         let drain = agent.journal.begin_drain(&id, Timestamp::now(), request.swap_with.as_deref())?;
         info!(drain = drain.record.id, "cordoned");
-        wait_for_recovered(&agent, &drain.record.status.moves).await;
+        wait_for_recovered(&agent).await;
         let seen_at = Timestamp::now();
         let begun = match sound(plan_anew(&agent, &request, &Standing::default()).await) {
             Ok(plan) => executor::start(&agent, request, &drain.record, plan, seen_at),
@@ -240,10 +240,9 @@ pub(crate) async fn begin(agent: &Arc<Agent>, request: DrainRequest) -> Result<D
     begun.await.map_err(Problem::failed)?
 }
 
-/// What the last life of this agent began may still be on its way back.
-async fn wait_for_recovered(agent: &Agent, moves: &[MoveStatus]) {
-    let flights = moves.iter().filter_map(|one| agent.outgoing.get(one.migration.as_ref()?));
-    let over = flights.map(|flight| async move {
+/// What the last life of this agent began may still be on its way back, also what its drain could not record.
+async fn wait_for_recovered(agent: &Agent) {
+    let over = agent.outgoing.taken_up().into_iter().map(|flight| async move {
         // The sender goes only after the end.
         let _ = flight.stages().wait_for(|stage| *stage == Stage::Ended).await;
     });
@@ -269,7 +268,7 @@ pub(crate) fn resume(agent: &Arc<Agent>, request: ResumeRequest) -> Result<Drain
     let _beginning = agent.drains.begin(agent.name())?;
     agent.check_not_stopping()?;
     if request.failback {
-        let begun = failback::left(agent).and_then(|left| failback::start(agent, left));
+        let begun = failback::away(agent).and_then(|away| failback::start(agent, away));
         begun.map_err(|problem| nothing_changed(agent, problem))?;
     } else {
         agent.journal.lift_cordon()?;

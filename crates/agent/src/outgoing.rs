@@ -72,6 +72,8 @@ pub(crate) struct Running {
     id: String,
     vm: String,
     target: String,
+    // Begun by an earlier life of the agent.
+    is_taken_up: AtomicBool,
     cancel: Notify,
     cancel_requested: AtomicBool,
     progress: watch::Sender<Progress>,
@@ -110,6 +112,12 @@ impl Outgoing {
     fn sending_beside(&self, id: &str) -> usize {
         let running = self.lock();
         running.values().filter(|other| other.id != id && *other.stage.borrow() == Stage::Sending).count()
+    }
+
+    /// Those that an earlier life of the agent has begun.
+    pub(crate) fn taken_up(&self) -> Vec<Arc<Running>> {
+        let running = self.lock();
+        running.values().filter(|running| running.is_taken_up.load(Ordering::Relaxed)).cloned().collect()
     }
 
     /// All migrations under way.
@@ -452,6 +460,7 @@ pub(crate) fn take_up(agent: &Arc<Agent>, open: OpenMigration, claimed: Claimed)
         throttle_max_percent: None,
     };
     let executor = Executor::new(agent, open.id, claimed, &request, open.started_at, Turn::Now);
+    executor.mark_taken_up();
     tokio::spawn(executor.run(migration, first));
 }
 

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use drainpipe_engine::drain::pace::{Load, LoadStage, Pace};
 use drainpipe_engine::drain::plan::Stay;
 use drainpipe_engine::drain::status::{DrainState, DrainStatus, LinkRate, MoveState, MoveStatus};
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::problem::{Problem, ProblemKind};
-use drainpipe_engine::progress::{PathRate, Progress, ProgressMeter, Transferred};
+use drainpipe_engine::progress::{PathRate, Progress};
 use drainpipe_engine::result::{MigrationResult, Outcome};
 use drainpipe_engine::step::Step;
 use futures_util::{StreamExt, stream};
@@ -39,7 +40,8 @@ struct WayBack {
     agent: Arc<Agent>,
     course: Arc<Course>,
     began: Instant,
-    meter: Mutex<ProgressMeter>,
+    // And how much of all of them it has seen arrive.
+    pace: Mutex<(Pace, u64)>,
     // Of each VM on its way.
     carried: Mutex<BTreeMap<String, Vec<PathRate>>>,
 }
@@ -67,18 +69,35 @@ impl Fetched {
     }
 }
 
+/// What is to come back.
+pub(super) struct Away {
+    moves: Vec<MoveStatus>,
+    // How fast the drain has moved it.
+    bytes_per_ms: f64,
+}
+
 /// What the last drain has moved, each still to come back; and of what nobody knows yet whether it has moved.
-pub(super) fn left(agent: &Agent) -> Result<Vec<MoveStatus>, Problem> {
+pub(super) fn away(agent: &Agent) -> Result<Away, Problem> {
     let Some(drain) = agent.journal.last_drain()? else {
         let host = agent.name();
         return Err(Problem::refused(format!("{host} was never drained: there is nothing to bring back")));
     };
-    let mut moves = settled(agent, drain)?.status.moves;
+    let DrainStatus { mut moves, transfers, .. } = settled(agent, drain)?.status;
+    let bytes_per_ms = bytes_per_ms(&moves, transfers);
     moves.retain(|one| match one.state {
         MoveState::Moved => !agent.vms.contains(&one.vm),
         state => state == MoveState::Undecided,
     });
-    Ok(moves.into_iter().map(|one| if one.state == MoveState::Moved { waiting(one) } else { one }).collect())
+    let back = |one: MoveStatus| if one.state == MoveState::Moved { waiting(one) } else { one };
+    Ok(Away { moves: moves.into_iter().map(back).collect(), bytes_per_ms })
+}
+
+/// What the links carried in a millisecond while so many VMs shared them at a time: no less than for any one of them.
+fn bytes_per_ms(moves: &[MoveStatus], at_once: u8) -> f64 {
+    let moved = || moves.iter().filter_map(|one| Some((one.sent_bytes as f64, one.transfer_ms?.max(1.0))));
+    let (bytes, ms) = moved().fold((0.0, 0.0), |all, one| (all.0 + one.0, all.1 + one.1));
+    let shared = if ms > 0.0 { bytes / ms * f64::from(at_once.max(1)) } else { 0.0 };
+    moved().map(|(bytes, ms)| bytes / ms).fold(shared, f64::max)
 }
 
 fn waiting(one: MoveStatus) -> MoveStatus {
@@ -97,16 +116,18 @@ fn waiting(one: MoveStatus) -> MoveStatus {
 }
 
 /// Lets VMs come here again and begins to bring these back.
-pub(super) fn start(agent: &Arc<Agent>, moves: Vec<MoveStatus>) -> Result<(), Problem> {
+pub(super) fn start(agent: &Arc<Agent>, away: Away) -> Result<(), Problem> {
     let id = Uuid::new_v4().to_string();
-    let predicted_ms = moves.iter().map(|one| one.predicted_ms).sum();
+    let Away { moves, bytes_per_ms } = away;
+    let pace = Pace::planned(bytes_per_ms);
+    let predicted_ms = pace.eta_ms(moves.iter().map(load), false).unwrap_or(0.0);
     let status = DrainStatus { moves, transfers: AT_ONCE, predicted_ms, ..DrainStatus::begun() };
     let record = agent.journal.begin_failback(&id, Timestamp::now(), &status)?;
     let way_back = WayBack {
         agent: Arc::clone(agent),
         course: Course::of(&record, status),
         began: Instant::now(),
-        meter: Mutex::default(),
+        pace: Mutex::new((pace, 0)),
         carried: Mutex::default(),
     };
     agent.drains.run(Arc::clone(&way_back.course), way_back.run(), crashed(Arc::clone(agent)));
@@ -267,12 +288,18 @@ impl WayBack {
             if let Some(one) = status.moves.iter_mut().find(|one| one.vm == vm) {
                 change(one);
             }
-            let sent_bytes = status.moves.iter().map(|one| one.sent_bytes).sum();
-            let mut meter = lock(&self.meter);
-            meter.record(now_ms, Transferred { sent_bytes, ..Transferred::default() });
-            status.rate_mbps = meter.progress(Step::CopyMemory, now_ms).rate_gbps * 1_000.0;
+            let (pace, seen_bytes) = &mut *lock(&self.pace);
+            let sent_bytes: u64 = status.moves.iter().map(|one| one.sent_bytes).sum();
+            // What is tried again begins at nothing.
+            pace.arrived(sent_bytes.saturating_sub(*seen_bytes));
+            *seen_bytes = sent_bytes;
+            if status.moves.iter().any(|one| one.state == MoveState::Transferring) {
+                pace.begins(now_ms);
+                pace.sample(now_ms);
+            }
+            status.rate_mbps = pace.rate_mbps(now_ms);
             status.elapsed_ms = now_ms;
-            status.eta_ms = Some(status.moves.iter().map(left_ms).sum());
+            status.eta_ms = pace.eta_ms(status.moves.iter().map(load), false);
         });
     }
 
@@ -321,18 +348,57 @@ fn cancelled() -> Problem {
     Problem::failed("cancelled before it began: the VM runs where it ran")
 }
 
-/// What is left of the time that its transfer is to take.
-fn left_ms(one: &MoveStatus) -> f64 {
-    match one.state {
-        MoveState::Waiting | MoveState::Preparing | MoveState::Ready | MoveState::Transferring => {
-            let all_bytes = if one.predicted_bytes > 0 { one.predicted_bytes } else { one.memory_bytes };
-            let sent_share = one.sent_bytes as f64 / all_bytes.max(1) as f64;
-            one.predicted_ms * (1.0 - sent_share).max(0.0)
+/// What of a VM is still to come.
+fn load(one: &MoveStatus) -> Load {
+    let stage = match one.state {
+        MoveState::Waiting | MoveState::Preparing | MoveState::Ready => LoadStage::ToCome,
+        MoveState::Transferring => LoadStage::OnLinks,
+        MoveState::Moved => LoadStage::Moved,
+        MoveState::Finishing | MoveState::Failed | MoveState::Undecided | MoveState::Left => LoadStage::Over,
+    };
+    let predicted_bytes = if one.predicted_bytes > 0 { one.predicted_bytes } else { one.memory_bytes };
+    Load { stage, predicted_bytes, sent_bytes: one.sent_bytes }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn moved(sent_bytes: u64, transfer_ms: f64) -> MoveStatus {
+        MoveStatus {
+            vm: "web".into(),
+            target: "b".into(),
+            state: MoveState::Moved,
+            migration: None,
+            attempts: 1,
+            error: None,
+            waits: None,
+            memory_bytes: 1 << 30,
+            sent_bytes,
+            predicted_bytes: 7,
+            predicted_ms: 9.0,
+            transfer_ms: Some(transfer_ms),
         }
-        MoveState::Finishing
-        | MoveState::Moved
-        | MoveState::Failed
-        | MoveState::Undecided
-        | MoveState::Left => 0.0,
+    }
+
+    fn about(rate: f64, expected: f64) -> bool {
+        (rate - expected).abs() < 1e-6
+    }
+
+    #[test]
+    fn the_links_carried_what_vms_had_of_them_together() {
+        let moves = [moved(100_000, 1_000.0), moved(300_000, 3_000.0)];
+        assert!(about(bytes_per_ms(&moves, 1), 100.0));
+        assert!(about(bytes_per_ms(&moves, 2), 200.0));
+        // Not less than the fastest, though the others waited for something else.
+        assert!(about(bytes_per_ms(&[moved(100_000, 1_000.0), moved(1_000, 9_000.0)], 1), 100.0));
+        assert!(about(bytes_per_ms(&[], 1), 0.0));
+    }
+
+    #[test]
+    fn a_way_back_is_to_take_as_long_as_its_bytes_at_that_rate() {
+        let back = [waiting(moved(100_000, 2_000.0)), waiting(moved(300_000, 6_000.0))];
+        let pace = Pace::planned(100.0);
+        assert_eq!(pace.eta_ms(back.iter().map(load), false), Some(4_000.0));
     }
 }

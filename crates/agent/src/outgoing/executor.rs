@@ -134,6 +134,7 @@ impl Executor {
             id: id.clone(),
             vm: request.vm.clone(),
             target: request.target.clone(),
+            is_taken_up: AtomicBool::new(false),
             cancel: Notify::new(),
             cancel_requested: AtomicBool::new(false),
             result: Mutex::default(),
@@ -180,6 +181,11 @@ impl Executor {
             news: mpsc::channel(1).1,
             target_use: TargetUse::default(),
         }
+    }
+
+    /// An earlier life of the agent has begun it.
+    pub(super) fn mark_taken_up(&self) {
+        self.running.is_taken_up.store(true, Ordering::Relaxed);
     }
 
     fn peer(&self) -> Result<&ApiClient, Problem> {

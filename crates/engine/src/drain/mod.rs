@@ -13,6 +13,7 @@
 
 mod concurrency;
 pub mod lint;
+pub mod pace;
 mod placement;
 pub mod plan;
 mod predict;

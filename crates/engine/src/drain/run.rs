@@ -24,7 +24,6 @@
 //! `Finish` comes once, when nothing is under way.
 
 mod entry;
-mod pace;
 mod planning;
 #[cfg(test)]
 mod tests;
@@ -33,11 +32,11 @@ mod turns;
 use std::collections::BTreeSet;
 
 use super::concurrency::Concurrency;
+use super::pace::Pace;
 use super::plan::{DrainPlan, Stay};
 use super::status::{DrainState, DrainStatus};
 use crate::problem::Problem;
 use entry::{Entry, Patience, Stage};
-use pace::Pace;
 use planning::Planning;
 pub use planning::Standing;
 
@@ -248,7 +247,7 @@ impl Drain {
             predicted_ms: plan.predicted_ms,
             concurrency: plan.concurrency(most, now_ms),
             others,
-            pace: Pace::of(&plan),
+            pace: Pace::planned(planned_bytes_per_ms(&plan)),
             turns: 0,
             entries: plan.moves.into_iter().map(Entry::new).collect(),
             stays: plan.stays,
@@ -460,6 +459,13 @@ impl Drain {
         self.concurrency.found()
     }
 
+    /// Until everything that may move has moved; none while nothing arrives.
+    fn eta_ms(&self) -> Option<f64> {
+        let one_completes =
+            self.entries.iter().any(|entry| entry.stage.is_under_way() || entry.stage == Stage::Waiting);
+        self.pace.eta_ms(self.entries.iter().map(Entry::load), one_completes)
+    }
+
     /// How far it has come.
     pub fn status(&self, now_ms: f64) -> DrainStatus {
         let (seen_ms, state) = match self.ended {
@@ -478,8 +484,14 @@ impl Drain {
             links: vec![],
             elapsed_ms: seen_ms - self.begun_ms,
             predicted_ms: self.predicted_ms,
-            eta_ms: if is_over { None } else { self.pace.eta_ms(&self.entries) },
+            eta_ms: if is_over { None } else { self.eta_ms() },
             obstacle: None,
         }
     }
+}
+
+/// Gaps between VMs included.
+fn planned_bytes_per_ms(plan: &DrainPlan) -> f64 {
+    let bytes: f64 = plan.moves.iter().map(|planned| planned.predicted_bytes as f64).sum();
+    bytes / plan.predicted_ms.max(1.0)
 }

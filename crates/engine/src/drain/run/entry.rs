@@ -1,5 +1,6 @@
 //! One VM of a drain under way.
 
+use super::super::pace::{Load, LoadStage};
 use super::super::plan::{Move, Stay};
 use super::super::status::{MoveState, MoveStatus};
 use super::{Closing, Departure};
@@ -198,8 +199,20 @@ impl Entry {
         yields || sent > GIVEN_UP_AFTER * memory
     }
 
+    /// What of it is still to go over the links.
+    pub(super) fn load(&self) -> Load {
+        let stage = match self.stage {
+            Stage::Moved => LoadStage::Moved,
+            _ if self.is_taken_back() => LoadStage::Over,
+            Stage::Waiting | Stage::Preparing | Stage::AwaitingPlace | Stage::Ready => LoadStage::ToCome,
+            Stage::Transferring => LoadStage::OnLinks,
+            _ => LoadStage::Over,
+        };
+        Load { stage, predicted_bytes: self.planned.predicted_bytes, sent_bytes: self.sent_bytes }
+    }
+
     /// Whether its migration is being undone, and not to be begun again after the others.
-    pub(super) fn is_taken_back(&self) -> bool {
+    fn is_taken_back(&self) -> bool {
         self.cancelled && self.patience != Patience::Yielded
     }
 
