@@ -10,8 +10,8 @@ use drainpipe_engine::result::CompressionUse;
 use drainpipe_hypervisor::Vmm;
 use drainpipe_identity::{Identity, explain};
 use drainpipe_relay::{
-    ClientTls, Figures, Limiter, Receiver, ReceiverSettings, Sender, SenderSettings, ServerTls, TOKEN_BYTES,
-    Token, Treatment,
+    ClientTls, Figures, Limiter, PACKING_THREADS_MAX, Receiver, ReceiverSettings, Sender, SenderSettings,
+    ServerTls, TOKEN_BYTES, Token, Treatment,
 };
 use rustls::pki_types::ServerName;
 use uuid::Uuid;
@@ -23,10 +23,6 @@ use crate::transport::connections;
 
 /// Progress tells what was done over this time.
 const WINDOW_MS: f64 = 1_000.0;
-
-/// So many cores pack where the configuration does not say. They pack 3 GB/s, which is 26 Gb/s, and each that does
-/// holds some 2 MiB.
-const PACKING_CORES: usize = 16;
 
 /// What one end must know to find the other one, and no one else.
 #[derive(Debug)]
@@ -166,9 +162,10 @@ pub(crate) fn receive(
     Receiver::start(listener, settings).map_err(Problem::failed)
 }
 
-/// On how many of these CPUs one migration is packed at most.
+/// On how many of these CPUs one migration is packed at most. As many as the relay has threads for pack 3 GB/s, which
+/// is 26 Gb/s.
 pub(crate) fn packing_cores(compression: &Compression, cpus: &CpuList) -> usize {
-    cpus.cpus().len().min(compression.cores.map_or(PACKING_CORES, usize::from))
+    cpus.cpus().len().min(compression.cores.map_or(PACKING_THREADS_MAX, usize::from)).min(PACKING_THREADS_MAX)
 }
 
 /// The CPUs that pack. The configuration may name only such on which the agent may run.

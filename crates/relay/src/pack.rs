@@ -1,9 +1,11 @@
 //! Blocks packed and unpacked, by LZ4 and zstd.
 
+use std::fmt;
+
 use drainpipe_engine::codec::Codec;
 use lz4_flex::block;
-use zstd::bulk::{Compressor, Decompressor};
-use zstd::zstd_safe::{CParameter, ParamSwitch};
+use zstd::bulk::Decompressor;
+use zstd::zstd_safe::{CCtx, CParameter, ParamSwitch, ResetDirective, get_error_name};
 
 use crate::error::RelayError;
 use crate::frame::{BLOCK_BYTES_MAX, Packing, UNPACKED_BYTES_MAX};
@@ -24,24 +26,30 @@ const LITERALS: [CParameter; 4] = [
     CParameter::LiteralCompressionMode(ParamSwitch::Enable),
 ];
 
-/// Packs blocks, one after the other. Holds what the codecs keep between two of them.
+/// For [`Codec::Zstd3`]: by itself zstd takes a second table twice as long for a paged block, which is a little longer
+/// than the others, and packs it no better.
+const LEVEL_3: [CParameter; 2] = [CParameter::HashLog(HASH_LOG), CParameter::ChainLog(15)];
+
+/// Packs blocks, one after the other. Holds what one codec keeps between two of them: for another one it is set up
+/// anew, which takes less than a tenth of a block's packing, and half of the memory of all of them.
 pub(crate) struct Packer {
-    // Of those that are zstd's: parameters are costly to change.
-    compressors: Vec<(Codec, Compressor<'static>)>,
+    context: CCtx<'static>,
+    // What the context is set up for.
+    codec: Option<Codec>,
+    // A block that does not shrink fits.
     scratch: Vec<u8>,
+}
+
+impl fmt::Debug for Packer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Packer").field("codec", &self.codec).finish_non_exhaustive()
+    }
 }
 
 impl Packer {
     pub(crate) fn new() -> Self {
-        // A block that does not shrink does not fit, which ends the attempt.
         let longest = block::get_maximum_output_size(UNPACKED_BYTES_MAX);
-        Self { compressors: vec![], scratch: vec![0; longest] }
-    }
-
-    /// Has every codec allocate what it needs, so that the first trial does not count it.
-    pub(crate) fn warm_up(&mut self) -> Result<(), RelayError> {
-        let zeros = vec![0; BLOCK_BYTES_MAX];
-        Codec::ALL.into_iter().try_for_each(|codec| self.pack(codec, &zeros).map(drop))
+        Self { context: CCtx::create(), codec: None, scratch: vec![0; longest] }
     }
 
     /// The block, packed; none if it does not shrink.
@@ -52,7 +60,7 @@ impl Packer {
                 .map_err(|error| RelayError::Pack(error.to_string()))?,
             Codec::ZstdLiterals => self.zstd(codec, 1, &LITERALS, raw)?,
             Codec::Zstd1 => self.zstd(codec, 1, &[CParameter::HashLog(HASH_LOG)], raw)?,
-            Codec::Zstd3 => self.zstd(codec, 3, &[CParameter::HashLog(HASH_LOG)], raw)?,
+            Codec::Zstd3 => self.zstd(codec, 3, &LEVEL_3, raw)?,
         };
         Ok((bytes <= most).then(|| &self.scratch[..bytes]))
     }
@@ -64,20 +72,59 @@ impl Packer {
         parameters: &[CParameter],
         raw: &[u8],
     ) -> Result<usize, RelayError> {
-        let failed = |error: std::io::Error| RelayError::Pack(error.to_string());
-        let known = self.compressors.iter().position(|(of, _)| *of == codec);
-        let index = if let Some(index) = known {
-            index
-        } else {
-            let mut compressor = Compressor::new(level).map_err(failed)?;
+        let failed = |code| RelayError::Pack(get_error_name(code).into());
+        if self.codec != Some(codec) {
+            self.codec = None;
+            self.context.reset(ResetDirective::SessionAndParameters).map_err(failed)?;
+            self.context.set_parameter(CParameter::CompressionLevel(level)).map_err(failed)?;
             for parameter in parameters {
-                compressor.set_parameter(*parameter).map_err(failed)?;
+                self.context.set_parameter(*parameter).map_err(failed)?;
             }
-            self.compressors.push((codec, compressor));
-            self.compressors.len() - 1
-        };
-        let (_, compressor) = &mut self.compressors[index];
-        compressor.compress_to_buffer(raw, &mut self.scratch[..]).map_err(failed)
+            self.codec = Some(codec);
+        }
+        self.context.compress2(&mut self.scratch[..], raw).map_err(failed)
+    }
+
+    /// What it holds, in bytes.
+    #[cfg(test)]
+    pub(crate) fn holds_bytes(&self) -> usize {
+        self.context.sizeof() + self.scratch.capacity()
+    }
+}
+
+/// One for each codec, to compare them: each set up already, so that this is not counted.
+#[derive(Debug)]
+pub(crate) struct Trier(Vec<Packer>);
+
+impl Trier {
+    /// One that holds nothing until it is used.
+    pub(crate) fn new() -> Self {
+        Self(vec![])
+    }
+
+    /// What `measure` says of each codec, in the order of [`Codec::ALL`].
+    pub(crate) fn compare<T: Copy + Default>(
+        &mut self,
+        mut measure: impl FnMut(&mut Packer, Codec) -> Result<T, RelayError>,
+    ) -> Result<[T; Codec::ALL.len()], RelayError> {
+        if self.0.is_empty() {
+            self.0.resize_with(Codec::ALL.len(), Packer::new);
+            let zeros = vec![0; BLOCK_BYTES_MAX];
+            for (packer, codec) in self.0.iter_mut().zip(Codec::ALL) {
+                packer.pack(codec, &zeros)?;
+            }
+        }
+        let mut measured = [T::default(); Codec::ALL.len()];
+        for ((packer, codec), measured) in self.0.iter_mut().zip(Codec::ALL).zip(&mut measured) {
+            *measured = measure(packer, codec)?;
+        }
+        Ok(measured)
+    }
+
+    /// What it holds, in bytes.
+    #[cfg(test)]
+    pub(crate) fn holds_bytes(&self) -> usize {
+        self.0.iter().map(Packer::holds_bytes).sum()
     }
 }
 

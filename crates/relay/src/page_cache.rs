@@ -47,6 +47,8 @@ pub(crate) struct TakenSlot {
     pub(crate) slot: u32,
     /// How often the slot has changed before.
     pub(crate) changes: u32,
+    /// Whether there is a copy of a page in the slot: until the block goes out, there are two.
+    pub(crate) replaces: bool,
     /// The same page as it is in the slot; none if the slot held another one.
     pub(crate) base: Option<Arc<[u8]>>,
 }
@@ -64,17 +66,21 @@ pub(crate) struct PageChange {
 impl PageCache {
     /// With so many bytes of pages at most.
     pub(crate) fn new(bytes_max: usize) -> Self {
+        let slots_max = bytes_max / PAGE_BYTES;
         Self {
             slots: vec![],
-            slots_max: bytes_max / PAGE_BYTES,
+            slots_max,
             known: HashMap::new(),
-            seen: SeenPages::default(),
+            seen: SeenPages::new(REGIONS_MIN + slots_max / 8),
             hand: 0,
         }
     }
 
     /// Takes a slot for each page of a block that comes after so many syncs, as far as there are any.
     pub(crate) fn take(&mut self, pages: &[PageAt], syncs: u64) -> Vec<TakenSlot> {
+        if self.slots_max == 0 {
+            return vec![];
+        }
         pages.iter().filter_map(|page| self.take_one(*page, syncs)).collect()
     }
 
@@ -94,10 +100,15 @@ impl PageCache {
         }
         slot.is_taken = true;
         let base = slot.bytes.clone().filter(|_| slot.id == id);
-        Some(TakenSlot { page, slot: u32::try_from(index).ok()?, changes: slot.changes, base })
+        let replaces = slot.bytes.is_some();
+        Some(TakenSlot { page, slot: u32::try_from(index).ok()?, changes: slot.changes, replaces, base })
     }
 
     fn new_slot(&mut self, id: PageId) -> usize {
+        if self.slots.is_empty() {
+            // Growing by and by would take twice the room.
+            self.slots.reserve_exact(self.slots_max);
+        }
         self.slots.push(Slot { id, changes: 0, syncs: 0, is_rewritten: false, is_taken: false, bytes: None });
         self.known.insert(id, self.slots.len() - 1);
         self.slots.len() - 1
@@ -148,22 +159,45 @@ impl PageCache {
 /// Pages of a region of memory.
 const REGION_PAGES: usize = 4096;
 
-/// Regions of a VM: 16 TiB. Pages beyond that come for the first time always.
-const REGIONS_MAX: usize = 1 << 20;
+/// Regions that are known of whatever the number of slots: 64 GiB of a VM, in 2.3 MiB.
+const REGIONS_MIN: usize = 1 << 12;
 
-/// Which pages have come. Takes room by what has come, and not by where it is.
-#[derive(Debug, Default)]
-struct SeenPages(HashMap<PageId, Box<[u64; REGION_PAGES / 64]>>);
+/// What is noted of pages at most, beside their copies, with so many slots.
+#[cfg(test)]
+pub(crate) fn notes_bytes_max(slots: usize) -> usize {
+    // As the library's tables are: twice as long each time that they are filled to seven eighths.
+    let table = |entries: usize, bytes: usize| {
+        if entries == 0 { 0 } else { (entries * 8 / 7).next_power_of_two() * (bytes + 1) }
+    };
+    let regions = REGIONS_MIN + slots / 8;
+    let region = size_of::<(PageId, Box<()>)>();
+    slots * size_of::<Slot>()
+        + table(slots, size_of::<(PageId, usize)>())
+        + table(regions, region)
+        + regions * (REGION_PAGES / 8 + 16)
+}
+
+/// Which pages have come, as far as there is room to note it: those beyond are taken to have come. Takes room by what
+/// has come, and not by where it is.
+#[derive(Debug)]
+struct SeenPages {
+    regions: HashMap<PageId, Box<[u64; REGION_PAGES / 64]>>,
+    regions_max: usize,
+}
 
 impl SeenPages {
+    fn new(regions_max: usize) -> Self {
+        Self { regions: HashMap::new(), regions_max }
+    }
+
     /// Whether it has come before.
     fn see(&mut self, PageId { ram_block, offset }: PageId) -> bool {
         const REGION_BYTES: u64 = (REGION_PAGES * PAGE_BYTES) as u64;
         let region = PageId { ram_block, offset: offset / REGION_BYTES };
-        let is_full = self.0.len() >= REGIONS_MAX;
-        let words = match self.0.entry(region) {
+        let is_full = self.regions.len() >= self.regions_max;
+        let words = match self.regions.entry(region) {
             Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(_) if is_full => return false,
+            Entry::Vacant(_) if is_full => return true,
             Entry::Vacant(new) => new.insert(Box::new([0; REGION_PAGES / 64])),
         };
         // Below the size of a region, which is no 4 GiB.
@@ -181,12 +215,13 @@ mod tests {
 
     #[test]
     fn pages_far_apart_take_no_more_room_than_others() {
-        let mut seen = SeenPages::default();
+        let mut seen = SeenPages::new(6);
         let far = [0, 4096, 1 << 43, (1 << 44) - 4096, 1 << 44, u64::MAX];
         let ids = far.map(|offset| PageId { ram_block: 1, offset });
         assert!(ids.iter().all(|id| !seen.see(*id)));
         assert!(ids.iter().all(|id| seen.see(*id)));
         assert!(!seen.see(PageId { ram_block: 2, offset: 0 }));
-        assert_eq!(seen.0.len(), 6);
+        assert!(seen.see(PageId { ram_block: 3, offset: 0 }), "there is no more room");
+        assert_eq!(seen.regions.len(), 6);
     }
 }

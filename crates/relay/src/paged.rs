@@ -33,26 +33,28 @@ pub(crate) const fn entries_bytes(pages: usize) -> usize {
 /// Writes `raw` with its pages that have slots, which are in order and do not overlap, to `paged`. Gives what the
 /// slots hold then.
 pub(crate) fn encode(raw: &[u8], taken: &[TakenSlot], paged: &mut Vec<u8>) -> Vec<Arc<[u8]>> {
-    let mut follows = Vec::with_capacity(raw.len());
-    let (mut at, mut contents) = (0, vec![]);
+    let (mut at, mut contents) = (0, Vec::with_capacity(taken.len()));
+    let mut entry_at = paged.len() + 1;
+    paged.reserve_exact(entries_bytes(taken.len()) + raw.len());
     paged.push(u8::try_from(taken.len()).unwrap_or(u8::MAX));
-    for TakenSlot { page, slot, changes, base } in taken {
+    paged.resize(entry_at + taken.len() * ENTRY_BYTES, 0);
+    for TakenSlot { page, slot, changes, base, .. } in taken {
         let bytes = &raw[page.at..page.at + PAGE_BYTES];
-        follows.extend_from_slice(&raw[at..page.at]);
-        let begin = follows.len();
-        if !base.as_ref().is_some_and(|base| delta::encode(base, bytes, &mut follows)) {
-            follows.extend_from_slice(bytes);
+        paged.extend_from_slice(&raw[at..page.at]);
+        let begin = paged.len();
+        if !base.as_ref().is_some_and(|base| delta::encode(base, bytes, paged)) {
+            paged.extend_from_slice(bytes);
         }
-        let length = follows.len() - begin;
-        paged.extend_from_slice(&u32::try_from(page.at).unwrap_or(u32::MAX).to_le_bytes());
-        paged.extend_from_slice(&slot.to_le_bytes());
-        paged.extend_from_slice(&changes.to_le_bytes());
-        paged.extend_from_slice(&u16::try_from(length).unwrap_or(u16::MAX).to_le_bytes());
+        let length = u16::try_from(paged.len() - begin).unwrap_or(u16::MAX);
+        let page_at = u32::try_from(page.at).unwrap_or(u32::MAX);
+        let entry = paged[entry_at..entry_at + ENTRY_BYTES].iter_mut();
+        let numbers = [page_at, *slot, *changes].into_iter().flat_map(u32::to_le_bytes);
+        entry.zip(numbers.chain(length.to_le_bytes())).for_each(|(byte, number)| *byte = number);
+        entry_at += ENTRY_BYTES;
         contents.push(Arc::from(bytes));
         at = page.at + PAGE_BYTES;
     }
-    follows.extend_from_slice(&raw[at..]);
-    paged.extend_from_slice(&follows);
+    paged.extend_from_slice(&raw[at..]);
     contents
 }
 

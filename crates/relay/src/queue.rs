@@ -11,7 +11,8 @@ use std::sync::Arc;
 use drainpipe_engine::codec::Codec;
 
 use crate::block::Block;
-use crate::frame::{Frame, Packing};
+use crate::frame::{BLOCK_BYTES_MAX, Frame, Packing};
+use crate::multifd::PAGE_BYTES;
 use crate::page_cache::PageChange;
 
 /// The lanes of a sender, one for each connection.
@@ -32,17 +33,18 @@ struct Lane {
 #[derive(Debug)]
 struct Queued {
     number: u64,
-    raw: Arc<Block>,
+    raw_bytes: usize,
     state: State,
 }
 
 #[derive(Debug)]
 enum State {
-    Waiting,
-    InWork,
+    Waiting(Arc<Block>),
+    InWork(Arc<Block>),
+    // As it was is not needed any more.
     Packed(Packed),
     /// It does not shrink.
-    Plain,
+    Plain(Arc<Block>),
 }
 
 /// A packed block.
@@ -82,11 +84,28 @@ pub(crate) enum Front {
     Ready,
 }
 
+impl Packed {
+    /// What the sender's copies of pages take, from when it is packed until it goes out, beside the copies that they
+    /// replace.
+    fn copies_bytes(&self) -> usize {
+        let taken = self.change.iter().flat_map(|change| &change.taken);
+        taken.filter(|taken| taken.replaces).count() * PAGE_BYTES
+    }
+}
+
+/// What a block is sent as.
+#[derive(Debug)]
+pub(crate) enum Content {
+    Raw(Arc<Block>),
+    Packed(Packed),
+}
+
 /// A block that goes out.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
-    pub(crate) raw: Arc<Block>,
-    pub(crate) packed: Option<Packed>,
+    /// Length as it came from the program.
+    pub(crate) raw_bytes: usize,
+    pub(crate) content: Content,
     /// Whether it goes before it was packed, or found not to shrink.
     pub(crate) is_overtaken: bool,
 }
@@ -94,13 +113,24 @@ pub(crate) struct Outgoing {
 impl Outgoing {
     /// What is sent: packed, as far as it is.
     pub(crate) fn bytes(&self) -> &[u8] {
-        self.packed.as_ref().map_or(&self.raw, |packed| &packed.bytes)
+        match &self.content {
+            Content::Raw(raw) => raw,
+            Content::Packed(packed) => &packed.bytes,
+        }
+    }
+
+    /// What the other end learns by it of pages, once.
+    pub(crate) fn take_change(&mut self) -> Option<PageChange> {
+        match &mut self.content {
+            Content::Raw(_) => None,
+            Content::Packed(packed) => packed.change.take(),
+        }
     }
 
     /// What is said of it.
     pub(crate) fn frame(&self) -> Frame {
         let wire_bytes = self.bytes().len();
-        let Some(packed) = &self.packed else {
+        let Content::Packed(packed) = &self.content else {
             return Frame::Block {
                 packing: Packing::Raw,
                 is_paged: false,
@@ -125,6 +155,10 @@ impl Lanes {
         Self { lanes: std::iter::repeat_with(Lane::default).take(count).collect(), next_number: 0 }
     }
 
+    pub(crate) fn count(&self) -> usize {
+        self.lanes.len()
+    }
+
     /// Blocks that wait in a lane.
     pub(crate) fn depth(&self, lane: usize) -> usize {
         self.lanes[lane].blocks.len()
@@ -132,7 +166,8 @@ impl Lanes {
 
     /// A block came from the program.
     pub(crate) fn push(&mut self, lane: usize, raw: Block) {
-        let block = Queued { number: self.next_number, raw: Arc::new(raw), state: State::Waiting };
+        let (raw_bytes, state) = (raw.len(), State::Waiting(Arc::new(raw)));
+        let block = Queued { number: self.next_number, raw_bytes, state };
         self.next_number += 1;
         self.lanes[lane].blocks.push_back(block);
     }
@@ -175,14 +210,16 @@ impl Lanes {
     pub(crate) fn take_work(&mut self) -> Option<Work> {
         let (at, index) = self.wanted().or_else(|| self.deepest())?;
         let block = &mut self.lanes[index].blocks[at];
-        block.state = State::InWork;
-        Some(Work { lane: index, number: block.number, raw: Arc::clone(&block.raw) })
+        let State::Waiting(raw) = &block.state else { return None };
+        let raw = Arc::clone(raw);
+        block.state = State::InWork(Arc::clone(&raw));
+        Some(Work { lane: index, number: block.number, raw })
     }
 
     fn wanted(&self) -> Option<(usize, usize)> {
         let wanted = self.lanes.iter().enumerate().filter(|(_, lane)| lane.is_wanted);
         let fronts = wanted.filter_map(|(index, lane)| match lane.blocks.front()? {
-            Queued { number, state: State::Waiting, .. } => Some((*number, index)),
+            Queued { number, state: State::Waiting(_), .. } => Some((*number, index)),
             _ => None,
         });
         fronts.min().map(|(_, index)| (0, index))
@@ -193,7 +230,7 @@ impl Lanes {
             return None;
         }
         let deepest = self.lanes.iter().enumerate().filter_map(|(index, lane)| {
-            let at = lane.blocks.iter().rposition(|block| matches!(block.state, State::Waiting))?;
+            let at = lane.blocks.iter().rposition(|block| matches!(block.state, State::Waiting(_)))?;
             Some((at, index))
         });
         deepest.max()
@@ -206,17 +243,32 @@ impl Lanes {
         let Some(block) = blocks.iter_mut().find(|block| block.number == work.number) else {
             return Err(packed);
         };
-        block.state = packed.map_or(State::Plain, State::Packed);
+        block.state = packed.map_or_else(|| State::Plain(Arc::clone(&work.raw)), State::Packed);
         Ok(work.lane)
+    }
+
+    /// What all blocks that wait take more than as they came, in bytes: by copies of pages. One that is being packed
+    /// is taken to have the most copies that it may have.
+    pub(crate) fn extra_bytes(&self) -> usize {
+        let blocks = self.lanes.iter().flat_map(|lane| &lane.blocks);
+        blocks
+            .map(|block| match &block.state {
+                State::Waiting(_) | State::Plain(_) => 0,
+                State::InWork(_) => BLOCK_BYTES_MAX,
+                State::Packed(packed) => {
+                    (packed.bytes.capacity() + packed.copies_bytes()).saturating_sub(BLOCK_BYTES_MAX)
+                }
+            })
+            .sum()
     }
 
     pub(crate) fn front(&self, lane: usize) -> Front {
         let lane = &self.lanes[lane];
         match lane.blocks.front() {
             Some(block) => match block.state {
-                State::Waiting => Front::Waiting,
-                State::InWork => Front::InWork,
-                State::Packed(_) | State::Plain => Front::Ready,
+                State::Waiting(_) => Front::Waiting,
+                State::InWork(_) => Front::InWork,
+                State::Packed(_) | State::Plain(_) => Front::Ready,
             },
             None if lane.has_ended => Front::End,
             None => Front::Empty,
@@ -225,13 +277,13 @@ impl Lanes {
 
     /// Takes what is at the front, as far as it is packed.
     pub(crate) fn pop(&mut self, lane: usize) -> Option<Outgoing> {
-        let Queued { raw, state, .. } = self.lanes[lane].blocks.pop_front()?;
-        let is_overtaken = matches!(state, State::Waiting | State::InWork);
-        let packed = match state {
-            State::Packed(packed) => Some(packed),
-            State::Waiting | State::InWork | State::Plain => None,
+        let Queued { raw_bytes, state, .. } = self.lanes[lane].blocks.pop_front()?;
+        let is_overtaken = matches!(state, State::Waiting(_) | State::InWork(_));
+        let content = match state {
+            State::Packed(packed) => Content::Packed(packed),
+            State::Waiting(raw) | State::InWork(raw) | State::Plain(raw) => Content::Raw(raw),
         };
-        Some(Outgoing { raw, packed, is_overtaken })
+        Some(Outgoing { raw_bytes, content, is_overtaken })
     }
 }
 
@@ -277,13 +329,14 @@ mod tests {
         assert_eq!(**second.raw, [2]);
         assert_eq!(lanes.finish(&last, Some(packed(30))).unwrap(), 0);
         assert_eq!(lanes.front(0), Front::Waiting);
-        assert_eq!(**lanes.pop(0).unwrap().raw, [1]);
+        assert_eq!(lanes.pop(0).unwrap().bytes(), [1]);
         assert_eq!(lanes.front(0), Front::InWork);
         let taken = lanes.pop(0).unwrap();
-        assert!(**taken.raw == [2] && taken.packed.is_none());
+        assert!(matches!(&taken.content, Content::Raw(raw) if ***raw == [2]));
         let gone = lanes.finish(&second, Some(packed(20))).unwrap_err();
         assert_eq!(gone.unwrap().bytes, [20], "it is gone as it was");
-        assert_eq!(lanes.pop(0).unwrap().packed.unwrap().bytes, [30]);
+        let Content::Packed(third) = lanes.pop(0).unwrap().content else { panic!("it was packed in time") };
+        assert_eq!(third.bytes, [30]);
         assert_eq!(lanes.front(0), Front::Empty);
         lanes.end(0);
         assert_eq!(lanes.front(0), Front::End);
@@ -311,6 +364,6 @@ mod tests {
         let work = lanes.take_work().unwrap();
         lanes.finish(&work, None).unwrap();
         assert!(lanes.take_work().is_none());
-        assert!(lanes.pop(0).unwrap().packed.is_none());
+        assert!(matches!(lanes.pop(0).unwrap().content, Content::Raw(_)));
     }
 }

@@ -179,6 +179,11 @@ impl Session {
         }
     }
 
+    /// Gives up the room for what comes.
+    pub(crate) fn receives_no_more(&mut self) {
+        self.opener.buffer = vec![];
+    }
+
     /// What lies open.
     pub(crate) fn received(&self) -> Vec<IoSlice<'_>> {
         self.opener.plain.iter().map(|range| IoSlice::new(&self.opener.buffer[range.clone()])).collect()

@@ -3,6 +3,8 @@
 
 mod compressors;
 mod lane;
+#[cfg(test)]
+mod memory;
 mod passing;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod round_trip;
@@ -20,7 +22,6 @@ use std::sync::Arc;
 
 use self::passing::Passing;
 use self::shared::Shared;
-use crate::CONNECTIONS_MAX;
 use crate::error::RelayError;
 use crate::figures::{Counters, Figures};
 use crate::preamble::Token;
@@ -28,6 +29,7 @@ use crate::sockets::{Breaker, spawn};
 use crate::tls::ClientTls;
 use crate::treatment::Treatment;
 use crate::wire::Wire;
+use crate::{CONNECTIONS_MAX, PACKING_THREADS_MAX};
 
 /// What a sender is to do.
 #[derive(Debug, Clone)]
@@ -44,7 +46,8 @@ pub struct SenderSettings {
     pub token: Token,
     /// What becomes of the bytes.
     pub treatment: Treatment<ClientTls>,
-    /// Threads that pack at most, in idle time only: fewer, down to none, while others want the cores.
+    /// Threads that pack at most, in idle time only: fewer, down to none, while others want the cores. More than
+    /// [`PACKING_THREADS_MAX`] are as many.
     pub cores: usize,
     /// Pages of which the receiver keeps a copy, to be told by what has changed of them, at most, in bytes.
     pub page_cache_bytes: usize,
@@ -203,7 +206,7 @@ fn way_of(settings: SenderSettings) -> Way {
 }
 
 fn begin_packing(shared: &Arc<Shared>) -> io::Result<()> {
-    for number in 0..shared.settings.cores.max(1) {
+    for number in 0..shared.settings.cores.clamp(1, PACKING_THREADS_MAX) {
         let shared = Arc::clone(shared);
         spawn(format!("relay-pack-{number}"), move || compressors::run(&shared))?;
     }

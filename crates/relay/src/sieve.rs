@@ -69,19 +69,21 @@ impl Sieve {
         if self.parts() { &self.rest } else { block }
     }
 
-    /// Writes the block, of which the rest was `packed`.
-    pub(crate) fn write(&self, block: &[u8], packed: &[u8], to: &mut Vec<u8>) {
-        if self.parts() {
-            to.extend_from_slice(&u16::try_from(self.first_bytes).unwrap_or(u16::MAX).to_le_bytes());
-            for eight in self.goes_plain.chunks(8) {
-                to.push(eight.iter().rev().fold(0, |bits, is_plain| bits << 1 | u8::from(*is_plain)));
-            }
-            let chunks = chunks(self.first_bytes, block.len()).zip(&self.goes_plain);
-            chunks
-                .filter(|(_, is_plain)| **is_plain)
-                .for_each(|(chunk, _)| to.extend_from_slice(&block[chunk]));
+    /// The block as it is sent, of which the rest was `packed`. It waits like this, so it has no room for more.
+    pub(crate) fn written(&self, block: &[u8], packed: &[u8]) -> Vec<u8> {
+        if !self.parts() {
+            return packed.to_vec();
         }
+        let map_bytes = self.goes_plain.len().div_ceil(8);
+        let mut to = Vec::with_capacity(2 + map_bytes + self.plain_bytes + packed.len());
+        to.extend_from_slice(&u16::try_from(self.first_bytes).unwrap_or(u16::MAX).to_le_bytes());
+        for eight in self.goes_plain.chunks(8) {
+            to.push(eight.iter().rev().fold(0, |bits, is_plain| bits << 1 | u8::from(*is_plain)));
+        }
+        let chunks = chunks(self.first_bytes, block.len()).zip(&self.goes_plain);
+        chunks.filter(|(_, is_plain)| **is_plain).for_each(|(chunk, _)| to.extend_from_slice(&block[chunk]));
         to.extend_from_slice(packed);
+        to
     }
 }
 
@@ -212,8 +214,7 @@ pub(crate) mod tests {
         let mut sieve = Sieve::default();
         assert!(sieve.look(&block, header.len()));
         assert_eq!(sieve.rest(&block), [&header[..], &words, &words, &words].concat());
-        let mut sent = vec![];
-        sieve.write(&block, b"packed", &mut sent);
+        let sent = sieve.written(&block, b"packed");
         assert_eq!(sent, [&[0x40, 5, 0b100_1010][..], &noise, &noise, &noise[..9], b"packed"].concat());
         let parted = Parted::decode(&sent, block.len()).unwrap();
         assert_eq!((parted.packed, parted.rest_bytes), (&b"packed"[..], sieve.rest(&block).len()));
@@ -231,9 +232,8 @@ pub(crate) mod tests {
             let block: Vec<u8> = kinds.copied().skip(cut).take(UNPACKED_BYTES_MAX).collect();
             let mut sieve = Sieve::default();
             if sieve.look(&block, page_at) && sieve.parts() {
-                let mut sent = vec![];
                 let rest = sieve.rest(&block);
-                sieve.write(&block, rest, &mut sent);
+                let sent = sieve.written(&block, rest);
                 prop_assert!(sent.len() <= block.len() + OVERHEAD_BYTES_MAX);
                 let parted = Parted::decode(&sent, block.len()).unwrap();
                 prop_assert_eq!(parted.rest_bytes, rest.len());

@@ -51,6 +51,8 @@ impl Wire {
         let mut wire = Self { socket, session };
         wire.send(&preamble::encode(token, index), &[])?;
         wire.wait_accepted(end)?;
+        // Bytes go one way.
+        wire.session.as_mut().map(Session::receives_no_more);
         wire.without_deadline()
     }
 

@@ -168,10 +168,6 @@ fn packed(codec: Option<Codec>, content: &[u8]) -> (Packing, bool, Vec<u8>) {
     }
     PACKER.with_borrow_mut(|packer| {
         let packed = packer.pack(codec, sieve.rest(content)).expect("there is room for what is packed");
-        packed.map_or_else(raw, |packed| {
-            let mut bytes = vec![];
-            sieve.write(content, packed, &mut bytes);
-            (codec.into(), sieve.parts(), bytes)
-        })
+        packed.map_or_else(raw, |packed| (codec.into(), sieve.parts(), sieve.written(content, packed)))
     })
 }

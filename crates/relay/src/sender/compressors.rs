@@ -15,7 +15,7 @@ use super::shared::{Done, Order, Shared};
 use crate::error::RelayError;
 use crate::figures::PackingTime;
 use crate::multifd::PageAt;
-use crate::pack::Packer;
+use crate::pack::{Packer, Trier};
 use crate::page_cache::PageChange;
 use crate::paged;
 use crate::queue::Packed;
@@ -30,24 +30,13 @@ pub(super) fn run(shared: &Shared) {
         // Between taking and handing over, and never else: who has no core must not hold a lock that the
         // wire's threads wait for.
         yield_core(NormalThreadSchedulePolicy::Idle);
-        let done = warm(&mut packer).and_then(|packer| pack(packer, &mut sieve, order));
+        let done = pack(packer.get_or_insert_with(Packer::new), &mut sieve, order);
         yield_core(NormalThreadSchedulePolicy::Other);
         match done {
             Ok(done) => shared.finish(done),
             Err(error) => return shared.fail(error),
         }
     }
-}
-
-/// One that was used before, so that the first trial does not count what codecs allocate.
-fn warm(packer: &mut Option<Packer>) -> Result<&mut Packer, RelayError> {
-    if packer.is_none() {
-        let mut new = Packer::new();
-        new.warm_up()?;
-        *packer = Some(new);
-    }
-    // It was just put there, if it was not before.
-    Ok(packer.get_or_insert_with(Packer::new))
 }
 
 /// Has the thread run on these CPUs only; where none is named, on those on which it may.
@@ -79,7 +68,7 @@ fn yield_core(policy: NormalThreadSchedulePolicy) {
 
 pub(super) fn pack(packer: &mut Packer, sieve: &mut Sieve, order: Order) -> Result<Done, RelayError> {
     let (began, cpu_before) = (Instant::now(), thread_cpu());
-    let Order { work, codec, mut room, is_trial, taken } = order;
+    let Order { work, codec, mut trier, taken } = order;
     let page_at = page_at(work.raw.pages(), taken.len());
     let mut paged = vec![];
     let change = (!taken.is_empty()).then(|| {
@@ -90,10 +79,9 @@ pub(super) fn pack(packer: &mut Packer, sieve: &mut Sieve, order: Order) -> Resu
     let (mut shrunk, mut trials) = (None, None);
     if sieve.look(unpacked, page_at) {
         let rest = sieve.rest(unpacked);
-        trials = is_trial.then(|| try_all(packer, rest, unpacked.len())).transpose()?;
+        trials = trier.as_mut().map(|trier| try_all(trier, rest, unpacked.len())).transpose()?;
         if let Some(packed) = packer.pack(codec, rest)? {
-            sieve.write(unpacked, packed, &mut room);
-            shrunk = Some(room);
+            shrunk = Some(sieve.written(unpacked, packed));
         }
     }
     let unpacked_bytes = unpacked.len();
@@ -102,12 +90,14 @@ pub(super) fn pack(packer: &mut Packer, sieve: &mut Sieve, order: Order) -> Resu
             Some(Packed { codec: Some(codec), bytes, unpacked_bytes, is_parted: sieve.parts(), change })
         }
         None if change.is_some() => {
+            // It waits to be sent, and nothing follows in it.
+            paged.shrink_to_fit();
             Some(Packed { codec: None, bytes: paged, unpacked_bytes, is_parted: false, change })
         }
         None => None,
     };
     let cpu = thread_cpu().saturating_sub(cpu_before);
-    Ok(Done { work, packed: result, trials, took: PackingTime { cpu, wall: began.elapsed() } })
+    Ok(Done { work, packed: result, trier, trials, took: PackingTime { cpu, wall: began.elapsed() } })
 }
 
 /// Where the first page begins, or near enough: of a block of which `taken` pages are told by what has changed, as
@@ -118,16 +108,16 @@ fn page_at(pages: &[PageAt], taken: usize) -> usize {
 }
 
 /// Packs what is left of a block, of `bytes`, with every codec.
-fn try_all(packer: &mut Packer, rest: &[u8], bytes: usize) -> Result<[Trial; Codec::ALL.len()], RelayError> {
-    let mut trials = [Trial::default(); Codec::ALL.len()];
-    for (trial, codec) in trials.iter_mut().zip(Codec::ALL) {
+fn try_all(trier: &mut Trier, rest: &[u8], bytes: usize) -> Result<[Trial; Codec::ALL.len()], RelayError> {
+    trier.compare(|packer, codec| {
         let before = thread_cpu();
         let saved = packer.pack(codec, rest)?.map_or(0, |packed| rest.len() - packed.len());
         let cpu = thread_cpu().saturating_sub(before);
-        trial.seconds_per_byte = cpu.as_secs_f64() / bytes as f64;
-        trial.packed_share = (bytes - saved) as f64 / bytes as f64;
-    }
-    Ok(trials)
+        Ok(Trial {
+            seconds_per_byte: cpu.as_secs_f64() / bytes as f64,
+            packed_share: (bytes - saved) as f64 / bytes as f64,
+        })
+    })
 }
 
 fn thread_cpu() -> Duration {

@@ -19,7 +19,7 @@ use crate::figures::Counters;
 use crate::frame::Frame;
 use crate::multifd::Walker;
 use crate::paged;
-use crate::queue::{Outgoing, Packed};
+use crate::queue::{Content, Outgoing, Packed};
 use crate::sockets::{spawn, wait_for};
 use crate::wire::Wire;
 
@@ -127,13 +127,16 @@ fn send(shared: &Shared, wire: &mut Wire, frame: Frame, block: Outgoing) -> Resu
 }
 
 fn count(counters: &Counters, block: &Outgoing, wire_bytes: usize) {
-    let codec = block.packed.as_ref().and_then(|packed| packed.codec);
-    counters.sent(block.raw.len(), wire_bytes, codec);
-    if let Some(Packed { codec: None, bytes, .. }) = &block.packed {
+    let codec = match &block.content {
+        Content::Raw(_) => None,
+        Content::Packed(packed) => packed.codec,
+    };
+    counters.sent(block.raw_bytes, wire_bytes, codec);
+    if let Content::Packed(Packed { codec: None, bytes, .. }) = &block.content {
         counters.told_by_changes(paged::changed_bytes(bytes));
     }
     if block.is_overtaken {
-        counters.overtaken(block.raw.len());
+        counters.overtaken(block.raw_bytes);
     }
 }
 
@@ -157,8 +160,8 @@ mod tests {
             cache.change(PageChange { taken, contents, syncs: round });
             let unpacked_bytes = bytes.len();
             let packed = Packed { codec: None, bytes, unpacked_bytes, is_parted: false, change: None };
-            let raw = Arc::new(Block::from(&raw[..]));
-            count(&counters, &Outgoing { raw, packed: Some(packed), is_overtaken: false }, unpacked_bytes);
+            let (raw_bytes, content) = (raw.len(), Content::Packed(packed));
+            count(&counters, &Outgoing { raw_bytes, content, is_overtaken: false }, unpacked_bytes);
         }
         let Figures { raw_bytes, delta_bytes, packed, .. } = counters.read();
         assert_eq!((raw_bytes, delta_bytes), (2 * PAGE_BYTES as u64, PAGE_BYTES as u64), "whole at first");

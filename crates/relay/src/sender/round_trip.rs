@@ -189,7 +189,7 @@ impl TheSender {
         let Some(work) = self.lanes.take_work() else { return };
         let taken = self.page_cache.take(work.raw.pages(), work.raw.syncs());
         let codec = Codec::ALL[codec % Codec::ALL.len()];
-        self.in_work.push(Order { work, codec, room: vec![], is_trial: false, taken });
+        self.in_work.push(Order { work, codec, trier: None, taken });
     }
 
     /// As those that pack finish it.
@@ -209,7 +209,7 @@ impl TheSender {
     fn send(&mut self, lane: usize) {
         let Some(mut block) = self.lanes.pop(lane) else { return };
         let wire = [&block.frame().encode(), block.bytes()].concat();
-        let change = block.packed.as_mut().and_then(|packed| packed.change.take());
+        let change = block.take_change();
         let taken = change.iter().flat_map(|change| &change.taken);
         let changes = taken.map(|taken| (taken.slot, taken.changes)).collect();
         if let Some(change) = change {

@@ -13,12 +13,17 @@ use crate::error::RelayError;
 use crate::figures::{Counters, PackingTime};
 use crate::frame::{BLOCK_BYTES_MAX, Frame, HEADER_BYTES};
 use crate::pace::Pace;
+use crate::pack::Trier;
 use crate::page_cache::{PageCache, TakenSlot};
-use crate::queue::{Front, Lanes, Outgoing, Packed, Work};
+use crate::queue::{Content, Front, Lanes, Outgoing, Packed, Work};
 use crate::sockets::{Breaker, lock};
 
 /// All blocks that wait to be sent, packed or not, in bytes before packing.
-const WAITING_BYTES_MAX: usize = 16 << 20;
+pub(super) const WAITING_BYTES_MAX: usize = 16 << 20;
+
+/// What they may take more than that, by copies of pages that replace others: whose pages have come before, and
+/// shrink by less than they are long. Past this, pages go without copies for a while.
+pub(super) const EXTRA_BYTES_MAX: usize = 6 << 20;
 
 /// Blocks that may wait in one lane at least: one to be packed while another goes out.
 pub(super) const DEPTH_MIN: usize = 2;
@@ -58,8 +63,8 @@ struct Inner {
     page_cache: PageCache,
     // Used blocks, to be filled again.
     spare: Vec<Block>,
-    // And what held them packed.
-    spare_packed: Vec<Vec<u8>>,
+    // None while somebody compares codecs.
+    trier: Option<Trier>,
     depth: usize,
     ended: usize,
     // The wire has waited, and nobody had a core for what it waited for.
@@ -84,6 +89,14 @@ impl Inner {
             self.wire_full_since.get_or_insert_with(Instant::now);
         } else if let Some(since) = self.wire_full_since.take() {
             self.wire_full += since.elapsed();
+        }
+    }
+
+    /// Keeps a block to be filled again, once nobody else holds it: one for each lane, to be there when its reader
+    /// asks. While more are packed, more would only lie here.
+    fn keep(&mut self, raw: Arc<Block>) {
+        if self.spare.len() < self.lanes.count() {
+            self.spare.extend(Arc::try_unwrap(raw).ok());
         }
     }
 
@@ -118,10 +131,8 @@ pub(super) enum Next {
 pub(super) struct Order {
     pub(super) work: Work,
     pub(super) codec: Codec,
-    /// Whether to pack it with each codec first, to compare them.
-    pub(super) is_trial: bool,
-    /// Empty, with room for what the block becomes.
-    pub(super) room: Vec<u8>,
+    /// If it is to be packed with each codec first, to compare them.
+    pub(super) trier: Option<Trier>,
     /// Of its pages, those of which the other end has a copy, or is to have one.
     pub(super) taken: Vec<TakenSlot>,
 }
@@ -131,6 +142,7 @@ pub(super) struct Order {
 pub(super) struct Done {
     pub(super) work: Work,
     pub(super) packed: Option<Packed>,
+    pub(super) trier: Option<Trier>,
     pub(super) trials: Option<[Trial; Codec::ALL.len()]>,
     pub(super) took: PackingTime,
 }
@@ -149,9 +161,10 @@ impl Shared {
                 lanes: Lanes::new(connections),
                 controller: Controller::default(),
                 pace: Pace::new(Instant::now()),
-                page_cache: PageCache::new(settings.page_cache_bytes),
+                // The rest is for what is noted of pages.
+                page_cache: PageCache::new(settings.page_cache_bytes / 16 * 15),
                 spare: vec![],
-                spare_packed: vec![],
+                trier: Some(Trier::new()),
                 depth: depth_max(connections),
                 ended: 0,
                 is_starved: false,
@@ -302,7 +315,7 @@ impl Shared {
         let Some(mut block) = inner.lanes.pop(lane) else { return Next::End };
         inner.pace.takes(HEADER_BYTES + block.bytes().len(), Instant::now());
         let frame = block.frame();
-        if let Some(change) = block.packed.as_mut().and_then(|packed| packed.change.take()) {
+        if let Some(change) = block.take_change() {
             inner.page_cache.change(change);
         }
         drop(inner);
@@ -312,13 +325,8 @@ impl Shared {
 
     /// A block has been sent; what held it may be filled again.
     pub(super) fn sent(&self, block: Outgoing) {
-        // A core may hold it still.
-        let raw = Arc::try_unwrap(block.raw).ok();
-        let mut inner = self.inner();
-        inner.spare.extend(raw);
-        if let Some(mut packed) = block.packed {
-            packed.bytes.clear();
-            inner.spare_packed.push(packed.bytes);
+        if let Content::Raw(raw) = block.content {
+            self.inner().keep(raw);
         }
     }
 
@@ -339,10 +347,12 @@ impl Shared {
             let may_pack = inner.packing_now < inner.allowed;
             if let Some(work) = may_pack.then(|| inner.lanes.take_work()).flatten() {
                 inner.packing_now += 1;
-                let is_trial = inner.controller.wants_trial();
-                let room = inner.spare_packed.pop().unwrap_or_else(|| Vec::with_capacity(BLOCK_BYTES_MAX));
-                let taken = inner.page_cache.take(work.raw.pages(), work.raw.syncs());
-                return Some(Order { work, codec: inner.controller.current(), is_trial, room, taken });
+                let Inner { controller, trier, lanes, page_cache, .. } = &mut *inner;
+                let trier = trier.take_if(|_| controller.wants_trial());
+                let may_copy = lanes.extra_bytes() <= EXTRA_BYTES_MAX;
+                let pages = if may_copy { work.raw.pages() } else { &[] };
+                let taken = page_cache.take(pages, work.raw.syncs());
+                return Some(Order { work, codec: controller.current(), trier, taken });
             }
             // Whoever brings work wakes it, and so does the end. Who has done its work looks for more, so none is
             // left lying by those that may not pack.
@@ -352,8 +362,9 @@ impl Shared {
 
     /// A block was packed, or does not shrink.
     pub(super) fn finish(&self, done: Done) {
-        let Done { work, packed, trials, took } = done;
+        let Done { work, packed, trier, trials, took } = done;
         let mut inner = self.inner();
+        inner.trier = trier.or(inner.trier.take());
         if let Some(trials) = trials {
             inner.controller.record(trials);
         }
@@ -365,6 +376,7 @@ impl Shared {
         if let Err(Some(Packed { change: Some(change), .. })) = &lane {
             inner.page_cache.release(change);
         }
+        inner.keep(work.raw);
         drop(inner);
         self.counters.packed(took.cpu);
         if let Ok(lane) = lane {
@@ -447,7 +459,7 @@ mod tests {
             shared.push(0, Block::from(&[block][..]));
         }
         let Next::Block(_, block) = shared.next(0, true) else { panic!("there is a block") };
-        assert!(block.raw[0] == 7 && block.packed.is_none());
+        assert!(matches!(&block.content, Content::Raw(raw) if raw[0] == 7));
         shared.waits_for_wire(0);
         shared.allow(1);
         assert_eq!(packing.join().unwrap(), Some(8));
@@ -469,7 +481,7 @@ mod tests {
         };
         is_done.store(true, Ordering::SeqCst);
         let took = PackingTime::default();
-        shared.finish(Done { work: first.work, packed: None, trials: None, took });
+        shared.finish(Done { work: first.work, packed: None, trier: None, trials: None, took });
         shared.work.notify_one();
         assert!(other.join().unwrap());
     }

@@ -1,0 +1,89 @@
+//! That what a sender holds is bounded, whatever is sent and however many threads pack. What it holds beside the copies
+//! of pages, by its parts, each as full as it can be; `tests/memory.rs` measures it.
+
+use drainpipe_engine::codec::Codec;
+
+use super::shared::{EXTRA_BYTES_MAX, WAITING_BYTES_MAX};
+use crate::frame::{BLOCK_BYTES_MAX, UNPACKED_BYTES_MAX};
+use crate::multifd::PAGE_BYTES;
+use crate::pack::{Packer, Trier};
+use crate::page_cache::notes_bytes_max;
+use crate::{CONNECTIONS_MAX, PACKING_THREADS_MAX};
+
+const MIB: usize = 1 << 20;
+
+/// What is promised.
+const PROMISED_BYTES: usize = 64 * MIB;
+
+/// Those of QEMU's multifd, and its first one.
+const CONNECTIONS: usize = 17;
+
+/// What a thread touches of its stack, and what the allocator adds; measured 20 KiB.
+const THREAD_BYTES: usize = 32 << 10;
+
+/// Bytes of which each second one is near the one before: they shrink by little, and nothing is sieved out.
+fn hardly_shrinks() -> Vec<u8> {
+    let noise = crate::sieve::tests::noise(UNPACKED_BYTES_MAX + 1);
+    noise
+        .chunks_exact(2)
+        .flat_map(|pair| [pair[0], pair[0] ^ (pair[1] & 31)])
+        .take(UNPACKED_BYTES_MAX)
+        .collect()
+}
+
+/// One that has packed with each codec, a block and a paged one by turns.
+fn used_packer(block: &[u8]) -> Packer {
+    let mut packer = Packer::new();
+    for codec in Codec::ALL.into_iter().chain(Codec::ALL) {
+        for block in [block, &block[..BLOCK_BYTES_MAX]] {
+            packer.pack(codec, block).unwrap();
+        }
+    }
+    packer
+}
+
+fn used_trier(block: &[u8]) -> Trier {
+    let mut trier = Trier::new();
+    for block in [block, &block[..BLOCK_BYTES_MAX]] {
+        trier.compare(|packer, codec| packer.pack(codec, block).map(drop)).unwrap();
+    }
+    trier
+}
+
+/// What `connections` hold: blocks that wait, one for each to be filled next, and one on its way that is sealed, too.
+fn of_connections(connections: usize) -> usize {
+    WAITING_BYTES_MAX + EXTRA_BYTES_MAX + connections * (3 * BLOCK_BYTES_MAX + 2 * THREAD_BYTES)
+}
+
+/// What a thread holds at most: a block that has gone out before it was packed, as it is told by its pages, the copies
+/// of these, what the sieve left of it, and what it became.
+fn of_packing_thread(packer: &Packer) -> usize {
+    packer.holds_bytes() + 2 * BLOCK_BYTES_MAX + 3 * (UNPACKED_BYTES_MAX + PAGE_BYTES) + THREAD_BYTES
+}
+
+#[test]
+fn sixteen_threads_that_pack_hold_no_more_than_was_promised() {
+    let block = hardly_shrinks();
+    let packers: Vec<Packer> = (0..PACKING_THREADS_MAX).map(|_| used_packer(&block)).collect();
+    let packing: usize = packers.iter().map(of_packing_thread).sum();
+    let parts = [of_connections(CONNECTIONS), packing, used_trier(&block).holds_bytes(), notes_bytes_max(0)];
+    let all: usize = parts.iter().sum();
+    println!("{all} bytes: connections, packing, comparing, notes of pages {parts:?}");
+    assert!(all <= PROMISED_BYTES, "{all} bytes: {parts:?}");
+}
+
+#[test]
+fn all_connections_that_there_may_be_leave_it_bounded() {
+    assert!(of_connections(CONNECTIONS_MAX) <= PROMISED_BYTES);
+}
+
+#[test]
+fn what_is_noted_of_pages_is_a_part_of_what_was_set_aside_for_their_copies() {
+    for mib in [1, 64, 1024] {
+        let cache_bytes = mib * MIB;
+        let slots = cache_bytes / 16 * 15 / PAGE_BYTES;
+        // An `Arc` has two counts before its bytes, and the allocator one and what it rounds up by.
+        let copies_bytes = slots * (PAGE_BYTES + 32);
+        assert!(copies_bytes + notes_bytes_max(slots) - notes_bytes_max(0) <= cache_bytes, "{mib} MiB");
+    }
+}
