@@ -192,7 +192,8 @@ fn check_finding(finding: &Finding) {
 /// As the agent sees a target: see `look_at` in its `drain/view.rs`.
 fn drain_to(answers: &Answers, option: RequestedOption, plan: &Plan) {
     let theirs = &answers.facts.host;
-    let relay = RelayMeans::of(&OURS.host, theirs, plan.carrying(), &option.into());
+    let relay =
+        RelayMeans::of(&OURS.host, theirs, plan.carrying(), plan.encryption.is_encrypted, &option.into());
     if let Some(Verdict::Compressed { wire_share }) = relay.map(|means| means.verdict(None)) {
         assert!(wire_share > 0.0 && wire_share < 1.0);
     }

@@ -202,7 +202,10 @@ pub fn plan(
     let usable = if unroutable.is_none() { routable.len() } else { paths.len() };
     let (option, reason) = choose(requested, usable, rdma_obstacle(source, target), unroutable.as_deref());
     let carrying = if unroutable.is_none() { &routable[..] } else { &paths[..1] };
-    let means = RelayMeans::of(source, target, carrying.iter(), &request);
+    let covered = if unroutable.is_none() { &routable } else { &paths };
+    // Where it cannot be as it was asked for, there is no plan; see below.
+    let is_encrypted = encryption::decide(source, target, encrypt, covered).is_ok_and(|it| it.is_encrypted);
+    let means = RelayMeans::of(source, target, carrying.iter(), is_encrypted, &request);
     let (option, reason) = weigh_compression(request, means, option, reason, unroutable.is_none());
     let management = over_management(source, target, &paths);
     let mut plan = arrange(requested, option, join_all([reason, management]), paths, unroutable.is_none());

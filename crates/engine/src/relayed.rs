@@ -11,6 +11,9 @@
 //! packed ≤ memory × share that shrinks
 //! packed × packing ≤ cores on which the source may pack
 //! ```
+//!
+//! Where it is encrypted, each byte on the wire is sealed and opened besides. Memory that is not packed goes by a relay
+//! then, too: so what passing it on takes is no reason against packing, as both take it.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -30,6 +33,10 @@ const PACKING_S: f64 = 5e-9;
 
 /// Core-seconds to unpack one.
 const UNPACKING_S: f64 = 1e-9;
+
+/// Core-seconds to seal a byte that goes out, and to open it; 0.16 and 0.14 for each GiB, see docs/decisions.md, 36.
+const SEALING_S: f64 = 0.16 / (1_u64 << 30) as f64;
+const OPENING_S: f64 = 0.14 / (1_u64 << 30) as f64;
 
 /// Memory that is sent in more than this share of the time is not worth a relay, where nobody asked for one: what
 /// was predicted may be wrong by as much.
@@ -80,6 +87,8 @@ impl Compressible {
 pub struct RelayMeans {
     /// Whether compression was asked for by its name: then it need not bring much.
     pub is_asked_for: bool,
+    /// Whether it encrypts, and so is there in any case.
+    pub is_encrypted: bool,
     /// What the paths carry, in Mb/s.
     pub wire_mbps: f64,
     /// Cores of the source: the idle ones, or those that its VMs leave where compression was asked for.
@@ -116,6 +125,7 @@ impl RelayMeans {
         source: &HostFacts,
         target: &HostFacts,
         paths: impl Iterator<Item = &'a Path>,
+        is_encrypted: bool,
         request: &Request,
     ) -> Option<Self> {
         if !request.option.may_compress() {
@@ -136,7 +146,15 @@ impl RelayMeans {
         let (source_cores, target_cores) = (cores(source), cores(target));
         let packing_cores = f64::from(source.packing_cores.unwrap_or(source.cores));
         let saved_mbps = request.saved_mbps;
-        Some(Self { is_asked_for, wire_mbps, source_cores, target_cores, packing_cores, saved_mbps })
+        Some(Self {
+            is_asked_for,
+            is_encrypted,
+            wire_mbps,
+            source_cores,
+            target_cores,
+            packing_cores,
+            saved_mbps,
+        })
     }
 
     /// Whether memory like this is to be compressed. Where it could not be looked at, or may go as what changes of it,
@@ -147,12 +165,12 @@ impl RelayMeans {
             None if self.is_asked_for => Compressible::UNKNOWN,
             None => return Verdict::TooLittle,
         };
-        let carried = self.carried(memory);
-        let wire_share = 1.0 / carried.min(self.carried_before()).max(1.0);
+        let gain = self.carried(memory) / self.carried_as_it_is();
+        let wire_share = 1.0 / gain.min(self.carried_before()).max(1.0);
         match () {
             () if !memory.shrinks() => Verdict::NothingShrinks,
             // Nor where that is no number.
-            () if !(1.0 + LEAST_GAIN..).contains(&carried) => Verdict::Outruns,
+            () if !(1.0 + LEAST_GAIN..).contains(&gain) => Verdict::Outruns,
             () if !self.is_asked_for && wire_share > PAYS_BELOW => Verdict::TooLittle,
             () => Verdict::Compressed { wire_share },
         }
@@ -177,16 +195,36 @@ impl RelayMeans {
         let wire = self.wire_mbps * 125_000.0;
         let saved_of_packed = 1.0 - memory.left;
         let if_all_is_packed = 1.0 / (1.0 - memory.saved()).max(f64::MIN_POSITIVE);
-        let by_cores = |cores: f64, packing_s: f64| {
-            let alone = cores / (PASSING_S * wire);
+        let by_cores = |cores: f64, packing_s: f64, encryption_s: f64| {
+            let alone = cores / ((PASSING_S + encryption_s) * wire);
             // Of each byte above what the wire takes, so much must be packed.
             let packed = packing_s / saved_of_packed.max(f64::MIN_POSITIVE);
-            if alone < 1.0 { alone } else { (cores / wire + packed) / (PASSING_S + packed) }
+            if alone < 1.0 { alone } else { (cores / wire - encryption_s + packed) / (PASSING_S + packed) }
         };
-        let (source, target) =
-            (by_cores(self.source_cores, PACKING_S), by_cores(self.target_cores, UNPACKING_S));
+        let (sealing_s, opening_s) = self.encryption_s();
+        let source = by_cores(self.source_cores, PACKING_S, sealing_s);
+        let target = by_cores(self.target_cores, UNPACKING_S, opening_s);
         let by_packing = 1.0 + self.packing_cores / PACKING_S * saved_of_packed / wire;
         if_all_is_packed.min(source).min(target).min(by_packing)
+    }
+
+    /// The same of memory that is not packed: 1, or less where encryption is more than the cores can do.
+    fn carried_as_it_is(self) -> f64 {
+        if !self.is_encrypted {
+            return 1.0;
+        }
+        let by_cores = |cores: f64, encryption_s: f64| {
+            let alone = cores / ((PASSING_S + encryption_s) * self.wire_mbps * 125_000.0);
+            // Whoever has none: the relay takes them from others then, packing or not.
+            alone.clamp(f64::MIN_POSITIVE, 1.0)
+        };
+        let (sealing_s, opening_s) = self.encryption_s();
+        by_cores(self.source_cores, sealing_s).min(by_cores(self.target_cores, opening_s))
+    }
+
+    /// Core-seconds for a byte on the wire, of the source and of the target.
+    fn encryption_s(self) -> (f64, f64) {
+        if self.is_encrypted { (SEALING_S, OPENING_S) } else { (0.0, 0.0) }
     }
 
     /// The same, by what cores have saved before.
@@ -211,6 +249,7 @@ mod tests {
     fn means(wire_mbps: f64, cores: f64) -> RelayMeans {
         RelayMeans {
             is_asked_for: true,
+            is_encrypted: false,
             wire_mbps,
             source_cores: cores,
             target_cores: cores,
@@ -249,7 +288,7 @@ mod tests {
             speed_mbps: Some(1_000),
             is_spare: false,
         };
-        RelayMeans::of(source, target, [&path, &path].into_iter(), &option.into()).unwrap()
+        RelayMeans::of(source, target, [&path, &path].into_iter(), false, &option.into()).unwrap()
     }
 
     fn unasked(means: RelayMeans) -> RelayMeans {
@@ -345,6 +384,37 @@ mod tests {
         assert!(matches!(verdict(&beside_one_vm, &beside_one_vm), Verdict::Compressed { .. }));
     }
 
+    fn encrypted(means: RelayMeans) -> RelayMeans {
+        RelayMeans { is_encrypted: true, ..means }
+    }
+
+    #[test]
+    fn encryption_takes_of_the_cores_what_goes_out_costs() {
+        // 10 Gb/s are 1.16 GiB/s: 0.19 cores to seal them. 4 cores have 1.67 left from passing that on in the clear.
+        let (clear, sealed) = (means(10_000.0, 4.0), encrypted(means(10_000.0, 4.0)));
+        let (in_the_clear, encrypted) = (1.0 / share(clear, TEXT), 1.0 / share(sealed, TEXT));
+        let packed_s = PACKING_S / 0.67;
+        let less = SEALING_S / (PASSING_S + packed_s);
+        assert!((in_the_clear - encrypted - less).abs() < 1e-9, "{in_the_clear} {encrypted}");
+        assert!(encrypted > 1.1 && less > 0.01);
+    }
+
+    #[test]
+    fn with_cores_enough_encryption_changes_nothing() {
+        assert!((share(encrypted(means(1_000.0, 8.0)), TEXT) - 0.33).abs() < 1e-9);
+    }
+
+    #[test]
+    fn where_encryption_takes_all_cores_packing_brings_nothing() {
+        for cores in [0.0, 0.2, 2.0] {
+            let few = encrypted(means(10_000.0, cores));
+            assert_eq!(few.verdict(Some(TEXT)), Verdict::Outruns, "{cores}");
+            assert_eq!(unasked(few).verdict(Some(TEXT)), Verdict::Outruns, "{cores}");
+        }
+        let target = RelayMeans { target_cores: 0.0, ..encrypted(means(1_000.0, 8.0)) };
+        assert_eq!(target.verdict(Some(TEXT)), Verdict::Outruns, "the target cannot open more than it does");
+    }
+
     #[test]
     fn memory_that_nobody_has_seen_is_compressed_for_who_asks() {
         assert!(matches!(means(1_000.0, 4.0).verdict(None), Verdict::Compressed { .. }));
@@ -361,8 +431,16 @@ mod tests {
             share in prop_oneof![Just(f64::NAN), -1.0_f64..2.0],
             left in prop_oneof![Just(f64::NAN), -1.0_f64..2.0],
             saved_mbps in prop_oneof![Just(None), Just(Some(f64::NAN)), (-1.0_f64..1e6).prop_map(Some)],
+            is_encrypted: bool,
         ) {
-            let means = RelayMeans { source_cores, target_cores, packing_cores, saved_mbps, ..means(wire_mbps, 1.0) };
+            let means = RelayMeans {
+                is_encrypted,
+                source_cores,
+                target_cores,
+                packing_cores,
+                saved_mbps,
+                ..means(wire_mbps, 1.0)
+            };
             if let Verdict::Compressed { wire_share } = means.verdict(Some(Compressible { share, left })) {
                 prop_assert!(wire_share > 0.0 && wire_share <= 1.0, "{}", wire_share);
             }
@@ -389,9 +467,23 @@ mod tests {
         }
 
         #[test]
-        fn more_cores_never_make_it_slower(wire_mbps in 1.0_f64..1e5, cores in 0.0_f64..64.0, more in 0.0_f64..64.0) {
-            let carried = |cores| means(wire_mbps, cores).carried(OS_LIKE);
+        fn more_cores_never_make_it_slower(
+            wire_mbps in 1.0_f64..1e5,
+            cores in 0.0_f64..64.0,
+            more in 0.0_f64..64.0,
+            is_encrypted: bool,
+        ) {
+            let carried = |cores| RelayMeans { is_encrypted, ..means(wire_mbps, cores) }.carried(OS_LIKE);
             prop_assert!(carried(cores + more) >= carried(cores) * (1.0 - 1e-9));
+        }
+
+        #[test]
+        fn encryption_makes_nothing_faster(wire_mbps in 1.0_f64..1e5, cores in 0.0_f64..64.0) {
+            let clear = means(wire_mbps, cores);
+            let (sealed, carried) = (encrypted(clear).carried(OS_LIKE), clear.carried(OS_LIKE));
+            prop_assert!(sealed <= carried * (1.0 + 1e-9));
+            // Packing never makes it slower than memory as it is, as it takes idle time only.
+            prop_assert!(sealed >= encrypted(clear).carried_as_it_is() * (1.0 - 1e-9));
         }
     }
 }

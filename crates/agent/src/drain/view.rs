@@ -248,7 +248,13 @@ async fn ask(
         makes_room: false,
         vms: list.vms.iter().filter(|vm| vm.state != VmState::Stopped).map(placed).collect(),
         paths_mbps: carried_mbps(&plan, limits.into_iter().flatten().min()),
-        relay: RelayMeans::of(&source, &target.facts, plan.carrying(), &request),
+        relay: RelayMeans::of(
+            &source,
+            &target.facts,
+            plan.carrying(),
+            plan.encryption.is_encrypted,
+            &request,
+        ),
         remembered: None,
     };
     Ok(LookedAt { view, refusals })

@@ -263,6 +263,7 @@ mod tests {
     fn what_is_compressed_takes_less_of_the_links() {
         let relay = RelayMeans {
             is_asked_for: false,
+            is_encrypted: false,
             wire_mbps: 1_000.0,
             source_cores: 8.0,
             target_cores: 8.0,

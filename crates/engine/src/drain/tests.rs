@@ -288,14 +288,18 @@ fn some_memory() -> impl Strategy<Value = Remembered> {
 fn some_relay() -> impl Strategy<Value = RelayMeans> {
     let cores = || prop_oneof![9 => 0.0..64.0, 1 => any::<f64>()];
     let mbps = || prop_oneof![9 => 1.0..1e5, 1 => any::<f64>()];
-    (any::<bool>(), mbps(), cores(), cores(), cores(), prop::option::of(mbps())).prop_map(
-        |(is_asked_for, wire_mbps, source_cores, target_cores, packing_cores, saved_mbps)| RelayMeans {
-            is_asked_for,
-            wire_mbps,
-            source_cores,
-            target_cores,
-            packing_cores,
-            saved_mbps,
+    let of_wire = (any::<bool>(), any::<bool>(), mbps(), prop::option::of(mbps()));
+    (of_wire, cores(), cores(), cores()).prop_map(
+        |((is_asked_for, is_encrypted, wire_mbps, saved_mbps), source_cores, target_cores, packing_cores)| {
+            RelayMeans {
+                is_asked_for,
+                is_encrypted,
+                wire_mbps,
+                source_cores,
+                target_cores,
+                packing_cores,
+                saved_mbps,
+            }
         },
     )
 }
