@@ -7,6 +7,7 @@ mod arrived;
 mod connect;
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -88,6 +89,9 @@ struct IncomingVm {
     agent_cpu_at_start: Duration,
     // The relay of a compressed migration, as long as it lasts.
     relay: Mutex<Option<Receiver>>,
+    // Whether it is encrypted. Not known any more once the agent was started anew, and not needed: the relay has ended
+    // with the agent before.
+    is_encrypted: AtomicBool,
     // Those who answer when the source tries the paths.
     answering: Mutex<JoinSet<()>>,
     // One step at a time, whatever the order in which requests arrive.
@@ -200,6 +204,7 @@ pub(crate) async fn recover(agent: &Arc<Agent>, records: Vec<IncomingRecord>) ->
             agent_cpu_at_start: host::own_cpu(),
             answering: Mutex::default(),
             relay: Mutex::default(),
+            is_encrypted: AtomicBool::default(),
             stepping: AsyncMutex::default(),
             taking_hold: AsyncMutex::default(),
         };
@@ -280,6 +285,7 @@ pub(crate) fn permit(
         agent_cpu_at_start: host::own_cpu(),
         answering: Mutex::default(),
         relay: Mutex::default(),
+        is_encrypted: AtomicBool::default(),
         stepping: AsyncMutex::default(),
         taking_hold: AsyncMutex::default(),
     };

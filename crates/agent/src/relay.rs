@@ -10,8 +10,8 @@ use drainpipe_engine::result::CompressionUse;
 use drainpipe_hypervisor::Vmm;
 use drainpipe_identity::{Identity, explain};
 use drainpipe_relay::{
-    ClientTls, Figures, Limiter, PACKING_THREADS_MAX, Receiver, ReceiverSettings, Sender, SenderSettings,
-    ServerTls, TOKEN_BYTES, Token, Treatment,
+    ClientTls, Figures, Limiter, PACKING_THREADS_MAX, Receiver, ReceiverSettings, RelayError, Sender,
+    SenderSettings, ServerTls, TOKEN_BYTES, Token, Treatment,
 };
 use rustls::pki_types::ServerName;
 use uuid::Uuid;
@@ -83,6 +83,11 @@ impl OutgoingRelay {
             |why| format!("the memory could not be sent encrypted to {}: {why}", self.target),
         );
         Some(Problem::failed(why))
+    }
+
+    /// Whether it ended because its connections did: the target may know why. Of all else this end knows more.
+    pub(crate) fn is_cut_off(&self) -> bool {
+        matches!(self.sender.error(), Some(RelayError::Wire(_)))
     }
 
     /// What keeps it within a bandwidth limit.

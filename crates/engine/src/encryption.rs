@@ -103,6 +103,14 @@ pub fn refuses_clear(host: &HostFacts, paths: &[Path]) -> Option<String> {
     ))
 }
 
+/// The same of paths that are to be watched while a migration that is not encrypted goes on. Those that are `absent` are
+/// not taken before they are there again.
+pub fn refuses_clear_again(host: &HostFacts, paths: &[Path], absent: &[Path]) -> Option<String> {
+    let there: Vec<Path> = paths.iter().filter(|path| !absent.contains(path)).cloned().collect();
+    let takes_nothing = there.is_empty() && !paths.is_empty();
+    if takes_nothing { None } else { refuses_clear(host, &there) }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -229,5 +237,18 @@ mod tests {
         assert!(refusal(EncryptionPolicy::Required, [true, false]).unwrap().contains("network of e1"));
         assert_eq!(refusal(EncryptionPolicy::Required, [true, true]), None);
         assert_eq!(refusal(EncryptionPolicy::Off, [false, false]), None);
+    }
+
+    #[test]
+    fn a_target_looks_again_at_the_paths_that_it_is_to_watch() {
+        let paths = [path(0), path(1)];
+        let required = host("b", EncryptionPolicy::Required, [true, false]);
+        let refuses = |absent: &[Path]| refuses_clear_again(&required, &paths, absent).is_some();
+        assert!(refuses(&[]) && refuses(&paths[..1]));
+        assert!(!refuses(&paths[1..]), "it is asked again once the other one is there");
+        assert!(!refuses(&paths), "nothing is taken");
+        assert!(refuses_clear_again(&required, &[], &[]).is_some());
+        let off = host("b", EncryptionPolicy::Off, [false, false]);
+        assert_eq!(refuses_clear_again(&off, &paths, &[]), None);
     }
 }

@@ -3,8 +3,9 @@
 use std::future::ready;
 use std::net::{IpAddr, TcpListener};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use drainpipe_engine::encryption::refuses_clear;
+use drainpipe_engine::encryption::{refuses_clear, refuses_clear_again};
 use drainpipe_engine::path::Path;
 use drainpipe_engine::plan::Spread;
 use drainpipe_engine::problem::Problem;
@@ -57,9 +58,9 @@ pub(crate) async fn connect(
     let _stepping = entry.stepping.lock().await;
     must_wait(agent, &entry)?;
     entry.end_trials();
-    if !request.plan.encryption.is_encrypted
-        && let Some(why) = refuses_clear(&agent.facts().await?, &request.plan.paths)
-    {
+    let is_encrypted = request.plan.encryption.is_encrypted;
+    entry.is_encrypted.store(is_encrypted, Ordering::Relaxed);
+    if !is_encrypted && let Some(why) = refuses_clear(&agent.facts().await?, &request.plan.paths) {
         return Err(Problem::refused(why));
     }
     let vmm = entry.vmm()?;
@@ -119,6 +120,11 @@ pub(crate) async fn watch_again(
     let entry = agent.incoming.get(id)?;
     let _stepping = entry.stepping.lock().await;
     must_wait(agent, &entry)?;
+    if !entry.is_encrypted.load(Ordering::Relaxed)
+        && let Some(why) = refuses_clear_again(&agent.facts().await?, &request.paths, absent)
+    {
+        return Err(Problem::refused(why));
+    }
     watch_paths(agent, &entry, request, absent).await
 }
 

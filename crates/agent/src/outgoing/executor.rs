@@ -524,8 +524,15 @@ impl Executor {
     }
 
     async fn look(&mut self) -> Event {
-        if let Some(problem) = self.relay.as_ref().and_then(OutgoingRelay::problem) {
-            return Event::TransferFailed(problem);
+        if let Some(relay) = &self.relay
+            && let Some(problem) = relay.problem()
+        {
+            let is_cut_off = relay.is_cut_off();
+            return if is_cut_off {
+                self.failed_beside_target(problem).await
+            } else {
+                Event::TransferFailed(problem)
+            };
         }
         let status = match self.status().await {
             Ok(Some(status)) => status,
@@ -538,8 +545,7 @@ impl Executor {
             MigrationStatus::Failed | MigrationStatus::Cancelled | MigrationStatus::None => {
                 let why = status.error_desc.unwrap_or_else(|| format!("QEMU calls it {}", status.status));
                 // A connection that is reset before resets are kept from QEMU is all that QEMU can tell.
-                let said = timeout(TARGET_SAYS_WITHIN, self.target_watch.trouble()).await;
-                Event::TransferFailed(said.unwrap_or_else(|_| Problem::failed(format!("QEMU: {why}"))))
+                self.failed_beside_target(Problem::failed(format!("QEMU: {why}"))).await
             }
             _ => {
                 let now_ms = self.now_ms();
@@ -567,6 +573,13 @@ impl Executor {
                 Event::Progress(transferred, self.measurements.arrivals())
             }
         }
+    }
+
+    /// The transfer has failed, of which this host knows the connections' end only: for what the target says, if it
+    /// does.
+    async fn failed_beside_target(&mut self, problem: Problem) -> Event {
+        let said = timeout(TARGET_SAYS_WITHIN, self.target_watch.trouble()).await;
+        Event::TransferFailed(said.unwrap_or(problem))
     }
 
     fn transferred(&self, status: &TransferStatus) -> Transferred {

@@ -24,22 +24,36 @@ fn spec() -> serde_json::Value {
     json!({ "name": "web", "memory_mib": 64, "vcpus": 1, "machine": "pc-q35-7.2" })
 }
 
-/// Method, path in the document, body, who is let in.
-fn table() -> Vec<(&'static str, &'static str, String, &'static [Who])> {
-    let none = String::new;
-    let migrate = json!({ "vm": "web", "target": "target" }).to_string();
-    let incoming = json!({
+/// A VM that `source` sends.
+fn incoming() -> String {
+    json!({
         "id": RECEIVED,
         "definition": spec(),
         "spec": { "uuid": RECEIVED, "accelerator": "tcg", "name": "web", "memory_mib": 64, "memory_padding_kib": 8, "vcpus": 1,
                   "machine": "pc-q35-7.2" },
-    });
-    let connection = json!({
+    })
+    .to_string()
+}
+
+/// Not encrypted.
+fn connection() -> String {
+    json!({
         "plan": { "requested_option": "tcp", "option": "tcp", "paths": [], "spread": "in_turn" },
-    });
-    let watch = json!({
+    })
+    .to_string()
+}
+
+fn watch() -> String {
+    json!({
         "paths": [], "migration_address": "10.99.0.1", "watch": { "token": CHECK, "paths": [] },
-    });
+    })
+    .to_string()
+}
+
+/// Method, path in the document, body, who is let in.
+fn table() -> Vec<(&'static str, &'static str, String, &'static [Who])> {
+    let none = String::new;
+    let migrate = json!({ "vm": "web", "target": "target" }).to_string();
     let check = json!({ "target": "target" }).to_string();
     let session = json!({ "token": CHECK, "paths": [], "ports": [] }).to_string();
     vec![
@@ -78,14 +92,14 @@ fn table() -> Vec<(&'static str, &'static str, String, &'static [Who])> {
         ("GET", "/v1/migrations/{id}", none(), ALL),
         // Whom it is forbidden to is known only while there is something to cancel.
         ("POST", "/v1/migrations/{id}/cancel", none(), ALL),
-        ("POST", "/v1/incoming", incoming.to_string(), HOSTS),
+        ("POST", "/v1/incoming", incoming(), HOSTS),
         ("GET", "/v1/incoming/{id}", none(), HOSTS),
         ("DELETE", "/v1/incoming/{id}", none(), SOURCE),
         ("POST", "/v1/incoming/{id}/memory", none(), SOURCE),
         ("POST", "/v1/incoming/{id}/skeleton", none(), SOURCE),
         ("POST", "/v1/incoming/{id}/probe", json!({ "paths": [] }).to_string(), SOURCE),
-        ("POST", "/v1/incoming/{id}/connection", connection.to_string(), SOURCE),
-        ("POST", "/v1/incoming/{id}/watch", watch.to_string(), SOURCE),
+        ("POST", "/v1/incoming/{id}/connection", connection(), SOURCE),
+        ("POST", "/v1/incoming/{id}/watch", watch(), SOURCE),
         ("GET", "/v1/incoming/{id}/bandwidth", none(), SOURCE),
         ("GET", "/v1/incoming/{id}/received", none(), SOURCE),
         ("POST", "/v1/incoming/{id}/run", none(), SOURCE),
@@ -149,6 +163,20 @@ async fn nobody_speaks_as_a_host_through_its_agent() {
     }
     let on_its_way = agent.say(Who::Operator, "GET", "/v1/vms?host=target", "").await;
     assert_eq!(on_its_way.status, 502, "{on_its_way:?}");
+    agent.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_source_gets_nothing_in_the_clear_from_a_host_that_requires_encryption() {
+    let Some(agent) = TestAgent::start().await else { return };
+    let permit = agent.say(Who::Source, "POST", "/v1/incoming", &incoming()).await;
+    assert_eq!(permit.status, 200, "{permit:?}");
+    for (what, body) in [("connection", connection()), ("watch", watch())] {
+        let path = format!("/v1/incoming/{RECEIVED}/{what}");
+        let refused = agent.say(Who::Source, "POST", &path, &body).await;
+        assert_eq!(refused.status, 422, "{what}: {refused:?}");
+        assert!(refused.problem().message.contains("requires encryption"), "{what}: {refused:?}");
+    }
     agent.stop().await;
 }
 
