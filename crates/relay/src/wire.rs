@@ -4,9 +4,11 @@ use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use socket2::SockRef;
+use tracing::debug;
 
 use crate::error::RelayError;
 use crate::preamble::{self, PREAMBLE_BYTES, Token};
@@ -16,6 +18,13 @@ use crate::tls::{self, ClientTls, ServerTls};
 
 /// How long the receiver may take to accept a connection.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How often an encrypted connection is tried that the receiver closes before it has accepted it: for another one it
+/// closes the oldest of those that have not said what they are, and strangers may come by the dozen.
+const ATTEMPTS: u32 = 5;
+
+/// Before the second attempt; twice as long before each further one, 0.75 s in all.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
 /// How long the sender may take to say what a connection is.
 const ACCEPT_DEADLINE: Duration = Duration::from_secs(5);
@@ -32,8 +41,32 @@ pub(crate) struct Wire {
 }
 
 impl Wire {
-    /// Connects to a receiver.
+    /// Connects to a receiver. An encrypted connection that is closed before it is accepted is tried again, with a
+    /// handshake of its own; in the clear there is no telling.
     pub(crate) fn connect(
+        address: SocketAddr,
+        breaker: &Breaker,
+        tls: Option<&ClientTls>,
+        token: &Token,
+        index: u8,
+    ) -> Result<Self, RelayError> {
+        let (end, mut pause) = (Instant::now() + CONNECT_DEADLINE, FIRST_PAUSE);
+        for _ in 1..ATTEMPTS {
+            let tried = Self::try_to_connect(address, breaker, tls, token, index);
+            let may_try_again = tls.is_some() && Instant::now() + pause < end;
+            match tried {
+                Err(error) if may_try_again && is_shut_out(&error) => {
+                    debug!(%address, %error, "a connection to a relay was closed before it was accepted; once more");
+                }
+                tried => return tried,
+            }
+            thread::sleep(pause);
+            pause *= 2;
+        }
+        Self::try_to_connect(address, breaker, tls, token, index)
+    }
+
+    fn try_to_connect(
         address: SocketAddr,
         breaker: &Breaker,
         tls: Option<&ClientTls>,
@@ -42,6 +75,7 @@ impl Wire {
     ) -> Result<Self, RelayError> {
         let failed = |error: io::Error| RelayError::Connect { address, source: Arc::new(error) };
         let socket = TcpStream::connect_timeout(&address, CONNECT_DEADLINE).map_err(failed)?;
+        // Once all is to end, there is no further attempt.
         breaker.add(&socket).map_err(failed)?;
         socket.set_nodelay(true).map_err(failed)?;
         // A stream that breaks off leaves nothing behind that would be sent by whatever way there is then.
@@ -142,6 +176,17 @@ impl Wire {
         self.socket.set_read_timeout(None).map_err(RelayError::wire)?;
         self.socket.set_write_timeout(None).map_err(RelayError::wire)?;
         Ok(self)
+    }
+}
+
+/// Whether the receiver closed a connection without a word, as it does to strangers.
+fn is_shut_out(error: &RelayError) -> bool {
+    match error {
+        RelayError::Refused => true,
+        RelayError::Wire(error) => {
+            matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
+        }
+        _ => false,
     }
 }
 

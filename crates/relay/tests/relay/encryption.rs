@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::num::NonZeroU32;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
@@ -208,6 +209,63 @@ fn who_comes_from_elsewhere_takes_nobodys_place() {
         assert_closed(&mut stranger.into());
     }
     assert_takes(&target, &a);
+}
+
+/// What comes before a host, and closes so many connections once they have said hello. Gives how many have come.
+fn crowd_before(destination: SocketAddr, closes: usize) -> (SocketAddr, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (address, come) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
+    let counting = Arc::clone(&come);
+    thread::spawn(move || {
+        for sender in listener.incoming() {
+            let mut sender = sender.unwrap();
+            let mut hello = [0; 3];
+            sender.read_exact(&mut hello).unwrap();
+            assert_eq!(hello, [22, 3, 1], "each one begins with a ClientHello");
+            if counting.fetch_add(1, Ordering::SeqCst) < closes {
+                continue;
+            }
+            let mut receiver = TcpStream::connect(destination).unwrap();
+            receiver.write_all(&hello).unwrap();
+            let (mut answers, mut answered) = (receiver.try_clone().unwrap(), sender.try_clone().unwrap());
+            thread::spawn(move || io::copy(&mut answers, &mut answered));
+            drop(io::copy(&mut sender, &mut receiver));
+            drop(receiver.shutdown(Shutdown::Write));
+        }
+    });
+    (address, come)
+}
+
+#[test]
+fn who_is_shut_out_by_strangers_tries_again_with_another_handshake() {
+    let fleet = Fleet::new();
+    let (a, b) = (fleet.host("a"), fleet.host("b"));
+    let target = host_b(Treatment::Encrypted, &b);
+    let (destination, come) = crowd_before(target.address, 4);
+    let settings = target.settings(Treatment::Encrypted(to_b(&a)), 1);
+    let (sender, path) = start(SenderSettings { destination, ..settings });
+    let mut program = UnixStream::connect(path).unwrap();
+    program.write_all(SECRET).unwrap();
+    drop(program);
+    let mut arrived = vec![];
+    target.program.accept().unwrap().0.read_to_end(&mut arrived).unwrap();
+    assert_eq!(arrived, SECRET);
+    assert_eq!((sender.error().map(drop), come.load(Ordering::SeqCst)), (None, 5));
+}
+
+#[test]
+fn who_is_never_let_in_gives_up() {
+    let fleet = Fleet::new();
+    let (a, b) = (fleet.host("a"), fleet.host("b"));
+    let target = host_b(Treatment::Encrypted, &b);
+    let (destination, come) = crowd_before(target.address, usize::MAX);
+    let settings = target.settings(Treatment::Encrypted(to_b(&a)), 1);
+    let (sender, path) = start(SenderSettings { destination, ..settings });
+    let _program = UnixStream::connect(path).unwrap();
+    eventually("it gives up", || sender.error().is_some());
+    let error = sender.error().unwrap();
+    assert!(matches!(error, RelayError::Refused | RelayError::Wire(_)), "{error:?}");
+    assert_eq!(come.load(Ordering::SeqCst), 5);
 }
 
 #[test]
