@@ -1,18 +1,21 @@
 //! Encrypted migrations: when they are, and that nothing of QEMU's stream is to be seen on the links.
 
+use std::thread;
+use std::time::Duration;
+
 use drainpipe_agent::api::types::PlanView;
-use drainpipe_engine::result::{EncryptionUse, MigrationResult};
+use drainpipe_engine::result::{EncryptionUse, MigrationResult, Outcome};
 use rustix::process::Signal;
 
 use crate::Test;
-use crate::bad_luck::Scene;
+use crate::bad_luck::{GUARDED_SILENCE_MAX, Scene, assert_failed, result_of};
 use crate::path_loss::goes_on_without_e1;
-use crate::program::REFUSED;
+use crate::program::{REFUSED, Running};
 use crate::support::TestLab;
 
 pub(crate) const TESTS: &[Test] = &[
     ("encrypted_unless_both_hosts_say_otherwise", encrypted_unless_both_hosts_say_otherwise),
-    ("a_link_falls_silent", a_link_falls_silent),
+    ("whatever_befalls_them_in_flight", whatever_befalls_them_in_flight),
 ];
 
 /// Counts TCP segments to migration ports that begin as QEMU's stream or a packet of its multifd channels does,
@@ -89,8 +92,41 @@ fn encrypted_unless_both_hosts_say_otherwise() {
     guest.assert_intact();
 }
 
-/// The agents carry what they watch.
-fn a_link_falls_silent() {
+/// The agents carry what they watch, and all that they carry ends with them. One guest bears it all, in turn.
+fn whatever_befalls_them_in_flight() {
     let scene = Scene::in_lab(TestLab::up(&["--link", "40", "--link", "40", "--untrusted"]));
+    scene.lab.exec("b", &["nft", LOOK]).done();
+    for befalls in [is_cancelled, the_source_agent_is_killed, the_target_agent_is_killed] {
+        befalls(&scene, scene.migrate(&[]));
+        scene.assert_settled("a");
+    }
     assert_encrypted(goes_on_without_e1(&scene, "blackhole b e1", "heal b e1"));
+    let tls = seen(&scene.lab, "b", "tls");
+    assert!(tls >= 4 * 17, "{tls} of TLS in four migrations of 17 connections");
+    assert_nothing_clear_came(&scene.lab, "b");
+}
+
+fn is_cancelled(scene: &Scene, migrating: Running) {
+    scene.lab.drainpipe(&["cancel", &scene.id()]).done();
+    assert_eq!(result_of(&migrating.wait()).outcome, Outcome::Cancelled);
+}
+
+fn the_source_agent_is_killed(scene: &Scene, migrating: Running) {
+    let heartbeat = scene.guest.heartbeat();
+    scene.lab.stop_agent("a", Signal::KILL);
+    scene.guest.assert_answers();
+    // The guard lets it run on although nobody starts the agent.
+    thread::sleep(Duration::from_secs(5));
+    scene.guest.assert_intact();
+    assert!(heartbeat.longest_gap() < GUARDED_SILENCE_MAX, "{:?}", heartbeat.statistics());
+    scene.lab.start_agent("a");
+    assert_failed(&migrating.wait(), "its next start undid it");
+}
+
+fn the_target_agent_is_killed(scene: &Scene, migrating: Running) {
+    scene.lab.stop_agent("b", Signal::KILL);
+    let output = migrating.wait();
+    assert_eq!(result_of(&output).outcome, Outcome::Failed, "{output:#?}");
+    scene.guest.assert_intact();
+    scene.lab.start_agent("b");
 }
