@@ -227,12 +227,33 @@ mod tests {
         ]
     }
 
-    fn pack(controller: &mut Controller, content: &[Performance; 4], noise: f64) {
+    /// What makes readings differ: of all that goes on at a moment, and of each codec by itself.
+    #[derive(Debug, Clone, Copy)]
+    struct Noise {
+        all: f64,
+        // Of CPU, and of what is left of a block.
+        each: [(f64, f64); 4],
+    }
+
+    impl Noise {
+        const NONE: Self = Self { all: 1.0, each: [(1.0, 1.0); 4] };
+    }
+
+    fn some_noise() -> impl Strategy<Value = Noise> {
+        let each = (0.9..1.1_f64, 0.97..1.03_f64);
+        (0.9..1.1_f64, prop::array::uniform4(each)).prop_map(|(all, each)| Noise { all, each })
+    }
+
+    fn pack(controller: &mut Controller, content: &[Performance; 4], noise: &Noise) {
         if controller.wants_trial() {
-            controller.record(content.map(|Performance { bytes_per_core_second, ratio }| Trial {
-                seconds_per_byte: noise / bytes_per_core_second,
-                packed_share: 1.0 / ratio,
-            }));
+            let mut trials = [Trial::default(); 4];
+            for ((trial, Performance { bytes_per_core_second, ratio }), (cpu, left)) in
+                trials.iter_mut().zip(content).zip(noise.each)
+            {
+                trial.seconds_per_byte = noise.all * cpu / bytes_per_core_second;
+                trial.packed_share = (left / ratio).min(1.0);
+            }
+            controller.record(trials);
         }
     }
 
@@ -241,13 +262,13 @@ mod tests {
         controller: &mut Controller,
         content: &[Performance; 4],
         reading: Reading,
-        noises: &[f64],
+        noises: &[Noise],
     ) -> Vec<Codec> {
-        let choice = |noise: &f64| {
+        let choice = |noise: &Noise| {
             for _ in 0..32 {
-                pack(controller, content, *noise);
+                pack(controller, content, noise);
             }
-            controller.choose(Reading { cores: reading.cores / noise, ..reading })
+            controller.choose(Reading { cores: reading.cores / noise.all, ..reading })
         };
         noises.iter().map(choice).collect()
     }
@@ -266,7 +287,7 @@ mod tests {
         let text = &contents()[0];
         let settle = |wire: f64, cores| {
             let reading = Reading { wire_bytes_per_second: wire * MB, cores };
-            *run(&mut Controller::default(), text, reading, &[1.0; 20]).last().unwrap()
+            *run(&mut Controller::default(), text, reading, &[Noise::NONE; 20]).last().unwrap()
         };
         assert_eq!(settle(12.0, 8.0), Codec::Zstd1, "level 3 packs 3 % better, which is not worth its CPU");
         assert_eq!(settle(1250.0, 2.0), Codec::ZstdLiterals);
@@ -277,7 +298,7 @@ mod tests {
         for (cores, codec) in [(0.0, Codec::Zstd1), (0.001, Codec::ZstdLiterals), (0.05, Codec::ZstdLiterals)]
         {
             let reading = Reading { wire_bytes_per_second: 62.5 * MB, cores };
-            let chosen = run(&mut Controller::default(), &contents()[0], reading, &[1.0; 20]);
+            let chosen = run(&mut Controller::default(), &contents()[0], reading, &[Noise::NONE; 20]);
             assert_eq!(chosen[PATIENCE as usize..], [codec; 17], "{cores}");
         }
     }
@@ -288,7 +309,7 @@ mod tests {
             wire in 5.0..3000.0_f64,
             cores in 0.05..16.0_f64,
             content in 0..3_usize,
-            noises in prop::collection::vec(0.9..1.1_f64, 60),
+            noises in prop::collection::vec(some_noise(), 60),
         ) {
             let content = &contents()[content];
             let reading = Reading { wire_bytes_per_second: wire * MB, cores };
@@ -296,7 +317,8 @@ mod tests {
             let carried = |codec: Codec| throughput(wire * MB, cores, content[codec as usize]);
             let most = Codec::ALL.into_iter().map(carried).fold(0.0, f64::max);
             for codec in &chosen[10..] {
-                prop_assert!(carried(*codec) >= most * 0.9, "{codec} of {chosen:?}");
+                // Another one has to promise 1.1 times as much, and what is known of each is off by a percent or two.
+                prop_assert!(carried(*codec) >= most * 0.87, "{codec} of {chosen:?}");
             }
             let turns = chosen.windows(2).filter(|pair| pair[0] != pair[1]).count();
             prop_assert!(turns <= 3, "{chosen:?}");
@@ -306,8 +328,8 @@ mod tests {
         fn follows_when_the_content_changes(wire in 5.0..300.0_f64, cores in 0.5..8.0_f64) {
             let reading = Reading { wire_bytes_per_second: wire * MB, cores };
             let mut controller = Controller::default();
-            run(&mut controller, &contents()[1], reading, &[1.0; 20]);
-            let chosen = run(&mut controller, &contents()[0], reading, &[1.0; 60]);
+            run(&mut controller, &contents()[1], reading, &[Noise::NONE; 20]);
+            let chosen = run(&mut controller, &contents()[0], reading, &[Noise::NONE; 60]);
             let carried = |codec: Codec| throughput(wire * MB, cores, contents()[0][codec as usize]);
             let most = Codec::ALL.into_iter().map(carried).fold(0.0, f64::max);
             prop_assert!(carried(*chosen.last().unwrap()) >= most * 0.93, "{chosen:?}");
