@@ -149,8 +149,8 @@ impl PageCache {
     }
 
     /// The block has gone out as it was: the other end learns of no page.
-    pub(crate) fn release(&mut self, change: &PageChange) {
-        for TakenSlot { slot, .. } in &change.taken {
+    pub(crate) fn release(&mut self, taken: &[TakenSlot]) {
+        for TakenSlot { slot, .. } in taken {
             self.slots[*slot as usize].is_taken = false;
         }
     }

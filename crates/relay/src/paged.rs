@@ -152,7 +152,7 @@ mod tests {
             let contents = encode(&raw, &taken, &mut paged);
             let change = PageChange { taken, contents, syncs: round };
             if *goes_raw {
-                cache.release(&change);
+                cache.release(&change.taken);
             } else {
                 cache.change(change);
                 sent[*lane].push((paged, raw));

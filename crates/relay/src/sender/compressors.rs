@@ -29,9 +29,15 @@ pub(super) fn run(shared: &Shared) {
     while let Some(order) = shared.take_work() {
         // Between taking and handing over, and never else: who has no core must not hold a lock that the
         // wire's threads wait for.
-        yield_core(NormalThreadSchedulePolicy::Idle);
+        if let Err(error) = take_policy(NormalThreadSchedulePolicy::Idle) {
+            // It would take of the cores what VMs want.
+            shared.cannot_yield(order, &error);
+            continue;
+        }
         let done = pack(packer.get_or_insert_with(Packer::new), &mut sieve, order);
-        yield_core(NormalThreadSchedulePolicy::Other);
+        if let Err(error) = take_policy(NormalThreadSchedulePolicy::Other) {
+            debug!(%error, "a thread that packs takes idle time also while it does not pack");
+        }
         match done {
             Ok(done) => shared.finish(done),
             Err(error) => return shared.fail(error),
@@ -57,13 +63,10 @@ fn stay_on(cpus: &[usize]) {
 const NICE_0: u8 = 47;
 
 /// With `SCHED_IDLE` any other thread that wants the core gets it at once; see sched(7).
-fn yield_core(policy: NormalThreadSchedulePolicy) {
-    let usual = ThreadPriorityValue::try_from(NICE_0).map(ThreadPriority::Crossplatform);
+fn take_policy(policy: NormalThreadSchedulePolicy) -> Result<(), String> {
+    let usual = ThreadPriorityValue::try_from(NICE_0).map(ThreadPriority::Crossplatform)?;
     let policy = ThreadSchedulePolicy::Normal(policy);
-    let set = usual.map(|usual| set_thread_priority_and_policy(thread_native_id(), usual, policy));
-    if let Ok(Err(error)) = set {
-        debug!(?error, "the priority of a thread that packs stays as it is");
-    }
+    set_thread_priority_and_policy(thread_native_id(), usual, policy).map_err(|error| format!("{error:?}"))
 }
 
 pub(super) fn pack(packer: &mut Packer, sieve: &mut Sieve, order: Order) -> Result<Done, RelayError> {
@@ -146,7 +149,7 @@ mod tests {
     fn a_thread_gives_its_core_up_and_takes_it_back() {
         let policy = || thread_priority::thread_schedule_policy().unwrap();
         for expected in [NormalThreadSchedulePolicy::Idle, NormalThreadSchedulePolicy::Other] {
-            yield_core(expected);
+            take_policy(expected).unwrap();
             assert_eq!(policy(), ThreadSchedulePolicy::Normal(expected));
             assert_eq!(getpriority_process(None).unwrap(), 0);
         }

@@ -201,7 +201,7 @@ impl TheSender {
         let done = PACKER.with_borrow_mut(|packer| pack(packer, &mut self.sieve, order));
         let Done { work, packed, .. } = done.expect("there is room for what is packed");
         if let Err(Some(Packed { change: Some(change), .. })) = self.lanes.finish(&work, packed) {
-            self.page_cache.release(&change);
+            self.page_cache.release(&change.taken);
         }
     }
 

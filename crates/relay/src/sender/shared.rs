@@ -5,6 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use drainpipe_engine::codec::{Codec, Controller, Reading, Trial};
+use tracing::warn;
 
 use super::SenderSettings;
 use super::unsent::UNSENT_BYTES_MIN;
@@ -71,6 +72,8 @@ struct Inner {
     is_starved: bool,
     // Threads that may pack, and those that do.
     allowed: usize,
+    // None where what they took would be missed by others.
+    allowed_max: usize,
     packing_now: usize,
     is_short: bool,
     is_closed: bool,
@@ -169,6 +172,7 @@ impl Shared {
                 ended: 0,
                 is_starved: false,
                 allowed: settings.cores,
+                allowed_max: settings.cores,
                 packing_now: 0,
                 is_short: false,
                 is_closed: false,
@@ -374,7 +378,7 @@ impl Shared {
         inner.packing.wall += took.wall;
         let lane = inner.lanes.finish(&work, packed);
         if let Err(Some(Packed { change: Some(change), .. })) = &lane {
-            inner.page_cache.release(change);
+            inner.page_cache.release(&change.taken);
         }
         inner.keep(work.raw);
         drop(inner);
@@ -382,6 +386,19 @@ impl Shared {
         if let Ok(lane) = lane {
             self.ready[lane].notify_one();
         }
+    }
+
+    /// A thread cannot keep to idle time. Nothing is packed from now on, and the block goes as it is.
+    pub(super) fn cannot_yield(&self, order: Order, error: &str) {
+        let Order { work, trier, taken, .. } = order;
+        let mut inner = self.inner();
+        if std::mem::take(&mut inner.allowed_max) > 0 {
+            warn!(%error, "nothing is packed: the kernel lets no thread of this process take idle time only");
+        }
+        inner.allowed = 0;
+        inner.page_cache.release(&taken);
+        drop(inner);
+        self.finish(Done { work, packed: None, trier, trials: None, took: PackingTime::default() });
     }
 
     /// Waits until it is time to steer again. None once all is over.
@@ -395,6 +412,7 @@ impl Shared {
     /// So many threads may pack from now on. Those that have begun with a block come to its end, in idle time.
     pub(super) fn allow(&self, threads: usize) {
         let mut inner = self.inner();
+        let threads = threads.min(inner.allowed_max);
         let more = threads > inner.allowed;
         inner.allowed = threads;
         drop(inner);
@@ -463,6 +481,30 @@ mod tests {
         shared.waits_for_wire(0);
         shared.allow(1);
         assert_eq!(packing.join().unwrap(), Some(8));
+    }
+
+    #[test]
+    fn who_cannot_keep_to_idle_time_packs_nothing_and_the_wire_does_not_wait() {
+        let shared = shared(2);
+        shared.patience_us.store(60_000_000, Ordering::Relaxed);
+        shared.waits_for_wire(0);
+        for block in [7, 8] {
+            shared.push(0, Block::from(&[block][..]));
+        }
+        let order = shared.take_work().unwrap();
+        shared.cannot_yield(order, "not permitted");
+        shared.allow(2);
+        for expected in [7, 8] {
+            let Next::Block(_, block) = shared.next(0, true) else { panic!("there is a block") };
+            assert!(matches!(&block.content, Content::Raw(raw) if raw[0] == expected));
+        }
+        shared.push(0, Block::from(&[9][..]));
+        let packing = {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || shared.take_work().is_none())
+        };
+        shared.ended();
+        assert!(packing.join().unwrap(), "nobody packs, also where there is work");
     }
 
     #[test]
