@@ -94,10 +94,10 @@ pub(super) fn away(agent: &Agent) -> Result<Away, Problem> {
 
 /// What the links carried in a millisecond while so many VMs shared them at a time: no less than for any one of them.
 fn bytes_per_ms(moves: &[MoveStatus], at_once: u8) -> f64 {
-    let moved = || moves.iter().filter_map(|one| Some((one.sent_bytes as f64, one.transfer_ms?.max(1.0))));
-    let (bytes, ms) = moved().fold((0.0, 0.0), |all, one| (all.0 + one.0, all.1 + one.1));
+    let carried = || moves.iter().filter_map(|one| Some((one.sent_bytes as f64, one.transfer_ms?.max(1.0))));
+    let (bytes, ms) = carried().fold((0.0, 0.0), |all, one| (all.0 + one.0, all.1 + one.1));
     let shared = if ms > 0.0 { bytes / ms * f64::from(at_once.max(1)) } else { 0.0 };
-    moved().map(|(bytes, ms)| bytes / ms).fold(shared, f64::max)
+    carried().map(|(bytes, ms)| bytes / ms).fold(shared, f64::max)
 }
 
 fn waiting(one: MoveStatus) -> MoveStatus {
