@@ -7,16 +7,27 @@ use std::{fs, thread};
 use drainpipe_lab::Lab;
 use rustix::process::Signal;
 
+use super::certificates::bad_certificates;
+use crate::guest::Guest;
 use crate::program::{BAD_INPUT, FAILED, REFUSED, drainpipe};
 use crate::support::TestLab;
 
-pub(super) fn an_agent_that_does_not_answer() {
+pub(super) fn targets_that_cannot_take_part() {
+    let lab = TestLab::fast();
+    let guest = lab.start_guest("web", 160, "");
+    an_agent_that_does_not_answer(&lab);
+    bad_certificates(&lab);
+    guest.assert_intact();
+    migration_ports_all_taken(&lab, &guest);
+    lab.migrate("web", "b", &[]);
+    guest.assert_intact();
+}
+
+fn an_agent_that_does_not_answer(lab: &TestLab) {
     drainpipe(&["--agent", "/nonexistent/agent.sock", "vms"])
         .refused(FAILED, &["no agent at /nonexistent/agent.sock", "drainpipe agent --config"]);
     drainpipe(&["--agent", "a@nowhere", "vms"]).refused(BAD_INPUT, &["a@nowhere", "NAME@ADDRESS:PORT"]);
 
-    let lab = TestLab::fast();
-    let guest = lab.start_guest("web", 160, "");
     lab.stop_agent("b", Signal::TERM);
     lab.drainpipe(&["migrate", "web", "b"])
         .refused(FAILED, &["the agent of b at 10.77.0.12:7420 cannot be reached", "refused"]);
@@ -28,27 +39,20 @@ pub(super) fn an_agent_that_does_not_answer() {
     let socket = lab.agent_socket("b");
     lab.drainpipe(&["vms", "--agent", &socket]).refused(FAILED, &[&socket]);
     lab.start_agent("b");
-    lab.migrate("web", "b", &[]);
-    guest.assert_intact();
 }
 
-pub(super) fn migration_ports_all_taken() {
-    let lab = TestLab::fast();
-    let guest = lab.start_guest("web", 160, "");
+fn migration_ports_all_taken(lab: &TestLab, guest: &Guest) {
     let before = lab.network();
     lab.stop_agent("b", Signal::TERM);
     lab.configure("b", "migration_address", "migration_ports = \"50000-50001\"\nmigration_address");
     lab.start_agent("b");
-    let taken = [50_000, 50_001].map(|port| listen(&lab, "b", port));
+    let _taken = [50_000, 50_001].map(|port| listen(lab, "b", port));
     for option in ["tcp", "multichannel"] {
         lab.drainpipe(&["migrate", "web", "b", "--option", option])
             .refused(FAILED, &["all migration ports of b are taken", "web", "it is on a"]);
         lab.assert_runs_on("web", "a");
     }
     lab.assert_network_as(&before);
-    guest.assert_intact();
-    drop(taken);
-    lab.migrate("web", "b", &[]);
     guest.assert_intact();
 }
 

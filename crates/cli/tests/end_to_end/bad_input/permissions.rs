@@ -3,41 +3,45 @@
 use std::fs;
 use std::path::Path;
 
+use crate::guest::Guest;
 use crate::program::{DRAINPIPE, Output, REFUSED};
 use crate::support::TestLab;
 
-pub(super) fn an_operator_works_over_tls() {
+pub(super) fn who_may_do_what_over_tls() {
     let lab = TestLab::fast();
     let guest = lab.start_guest("web", 160, "");
+    a_host_manages_no_vms_of_another(&lab, &guest);
+    an_operator_works_over_tls(&lab);
+    guest.assert_intact();
+}
+
+fn an_operator_works_over_tls(lab: &TestLab) {
     let authority = lab.directory("client").join("pki");
     let authority = authority.to_str().unwrap();
     let nobody = lab.files().join("nobody");
-    over_tls(&lab, &nobody, &["vms"]).refused(REFUSED, &["nobody/ca.pem does not exist", "drainpipe pki"]);
+    over_tls(lab, &nobody, &["vms"]).refused(REFUSED, &["nobody/ca.pem does not exist", "drainpipe pki"]);
 
     lab.drainpipe(&["pki", "operator", "ann", "--directory", authority]).done();
     lab.drainpipe(&["pki", "operator", "ann", "--directory", authority])
         .refused(REFUSED, &["operator.pem", "--force"]);
     let ann = Path::new(authority).join("operators/ann");
-    let hosts = over_tls(&lab, &ann, &["hosts"]).done();
+    let hosts = over_tls(lab, &ann, &["hosts"]).done();
     assert!(hosts.contains("10.77.0.12:7420"), "{hosts}");
     for target in ["b", "a"] {
-        let told = over_tls(&lab, &ann, &["migrate", "web", target]).done();
+        let told = over_tls(lab, &ann, &["migrate", "web", target]).done();
         assert!(told.contains(&format!("web runs on {target}")), "{told}");
         lab.assert_runs_on("web", target);
     }
-    guest.assert_intact();
 
     let strangers = lab.files().join("pki");
     let strangers = strangers.to_str().unwrap();
     lab.drainpipe(&["pki", "init", "--directory", strangers]).done();
     lab.drainpipe(&["pki", "operator", "eve", "--directory", strangers]).done();
-    let eve = over_tls(&lab, &Path::new(strangers).join("operators/eve"), &["vms"]);
+    let eve = over_tls(lab, &Path::new(strangers).join("operators/eve"), &["vms"]);
     eve.refused(1, &["cannot be reached", "another authority"]);
 }
 
-pub(super) fn a_host_manages_no_vms_of_another() {
-    let lab = TestLab::fast();
-    let guest = lab.start_guest("web", 160, "");
+fn a_host_manages_no_vms_of_another(lab: &TestLab, guest: &Guest) {
     // The files of host `b`, as someone who took them would use them.
     let stolen = lab.files().join("stolen");
     fs::create_dir(&stolen).unwrap();
@@ -45,10 +49,10 @@ pub(super) fn a_host_manages_no_vms_of_another() {
         fs::copy(lab.directory("b").join("pki").join(from), stolen.join(to)).unwrap();
     }
     let cure = "drainpipe pki operator";
-    over_tls(&lab, &stolen, &["vm", "stop", "--force", "web"])
+    over_tls(lab, &stolen, &["vm", "stop", "--force", "web"])
         .refused(REFUSED, &["the agent of host b may not manage the VMs of this host", cure]);
     let file = lab.write("more.toml", &guest.specification(160, "").replace("\"web\"", "\"more\""));
-    over_tls(&lab, &stolen, &["vm", "create", &file]).refused(REFUSED, &["host b may not manage", cure]);
+    over_tls(lab, &stolen, &["vm", "create", &file]).refused(REFUSED, &["host b may not manage", cure]);
     lab.assert_runs_on("web", "a");
     guest.assert_answers();
 }
