@@ -17,15 +17,18 @@ const ASKED_WITHIN: Duration = Duration::from_secs(7);
 
 pub(crate) const TESTS: &[Test] = &[
     ("as_its_agent_starts", as_its_agent_starts),
-    ("as_its_agent_starts_with_a_migration_left_open", as_its_agent_starts_with_a_migration_left_open),
-    ("at_the_target_as_it_is_told_to_run", at_the_target_as_it_is_told_to_run),
-    ("at_the_target_that_has_the_only_copy", at_the_target_that_has_the_only_copy),
-    ("at_the_target_that_was_told_to_let_it_run", at_the_target_that_was_told_to_let_it_run),
-    ("for_its_target_is_killed_with_its_agent", for_its_target_is_killed_with_its_agent),
+    ("for_its_target_is_killed_or_as_it_is_told_to_run", for_its_target_is_killed_or_as_it_is_told_to_run),
+    ("at_the_target_that_it_was_handed_over_to", at_the_target_that_it_was_handed_over_to),
 ];
 
 fn as_its_agent_starts() {
     let scene = Scene::set();
+    as_its_agent_starts_with_nothing_open(&scene);
+    as_its_agent_starts_with_a_migration_left_open(&scene);
+    scene.assert_moves("b");
+}
+
+fn as_its_agent_starts_with_nothing_open(scene: &Scene) {
     scene.lab.stop_agent("a", Signal::KILL);
     let qemu = Still::of(scene.lab.qemu_pid("a", "web").unwrap());
     scene.lab.start_agent("a");
@@ -36,11 +39,9 @@ fn as_its_agent_starts() {
     eventually("it is within reach", || {
         scene.lab.json::<VmList>(&["vms"]).vms.first().unwrap().state == VmState::Running
     });
-    scene.assert_moves("b");
 }
 
-fn as_its_agent_starts_with_a_migration_left_open() {
-    let scene = Scene::set();
+fn as_its_agent_starts_with_a_migration_left_open(scene: &Scene) {
     let migrating = scene.migrate(&[]);
     // Its guard would have stopped the migration by then.
     for guard in scene.lab.pids("a", &[" guard --migration "]) {
@@ -55,11 +56,16 @@ fn as_its_agent_starts_with_a_migration_left_open() {
     assert_eq!(migrating.wait().code, 1);
     assert_eq!(scene.last_result().outcome, Outcome::Failed);
     scene.assert_settled("a");
-    scene.assert_moves("b");
 }
 
-fn at_the_target_as_it_is_told_to_run() {
+fn for_its_target_is_killed_or_as_it_is_told_to_run() {
     let scene = Scene::set();
+    for_its_target_is_killed_with_its_agent(&scene);
+    at_the_target_as_it_is_told_to_run(&scene);
+    scene.assert_moves("a");
+}
+
+fn at_the_target_as_it_is_told_to_run(scene: &Scene) {
     let _migrating = scene.migrate(&[]);
     let held = hold_journal(&scene.lab, "b");
     wait_until_handed_over(&scene.lab);
@@ -80,23 +86,40 @@ fn at_the_target_as_it_is_told_to_run() {
     scene.lab.start_agent("a");
     assert_eq!(scene.last_result().outcome, Outcome::Completed);
     scene.assert_settled("b");
-    scene.assert_moves("a");
+}
+
+fn at_the_target_that_it_was_handed_over_to() {
+    let scene = Scene::set();
+    at_the_target_that_was_told_to_let_it_run(&scene);
+    scene.take_back();
+    at_the_target_that_has_the_only_copy(&scene);
 }
 
 /// The target's agent is killed before it can record that the VM runs there.
 #[track_caller]
-fn handed_over_to_a_killed_agent() -> (Scene, Running) {
-    let scene = Scene::set();
+fn hand_over_to_a_killed_agent(scene: &Scene) -> Running {
     let migrating = scene.migrate(&[]);
     let held = hold_journal(&scene.lab, "b");
     wait_until_handed_over(&scene.lab);
     scene.lab.stop_agent("b", Signal::KILL);
     held.release();
-    (scene, migrating)
+    migrating
 }
 
-fn at_the_target_that_has_the_only_copy() {
-    let (scene, _migrating) = handed_over_to_a_killed_agent();
+fn at_the_target_that_was_told_to_let_it_run(scene: &Scene) {
+    let _migrating = hand_over_to_a_killed_agent(scene);
+    record_that_it_ran(&scene.lab, "b");
+    let qemu = Still::of(scene.lab.qemu_pid("b", "web").unwrap());
+    scene.lab.start_agent("b");
+    thread::sleep(ASKED_WITHIN);
+    assert!(scene.lab.qemu_pid("a", "web").is_some(), "it is let go before it runs on the target");
+    drop(qemu);
+    assert_eq!(scene.last_result().outcome, Outcome::Completed);
+    scene.assert_settled("b");
+}
+
+fn at_the_target_that_has_the_only_copy(scene: &Scene) {
+    let _migrating = hand_over_to_a_killed_agent(scene);
     let qemu = Still::of(scene.lab.qemu_pid("b", "web").unwrap());
     scene.lab.stop_agent("a", Signal::KILL);
     scene.kill_qemu("a");
@@ -108,20 +131,7 @@ fn at_the_target_that_has_the_only_copy() {
     scene.assert_settled("b");
 }
 
-fn at_the_target_that_was_told_to_let_it_run() {
-    let (scene, _migrating) = handed_over_to_a_killed_agent();
-    record_that_it_ran(&scene.lab, "b");
-    let qemu = Still::of(scene.lab.qemu_pid("b", "web").unwrap());
-    scene.lab.start_agent("b");
-    thread::sleep(ASKED_WITHIN);
-    assert!(scene.lab.qemu_pid("a", "web").is_some(), "it is let go before it runs on the target");
-    drop(qemu);
-    assert_eq!(scene.last_result().outcome, Outcome::Completed);
-    scene.assert_settled("b");
-}
-
-fn for_its_target_is_killed_with_its_agent() {
-    let scene = Scene::set();
+fn for_its_target_is_killed_with_its_agent(scene: &Scene) {
     let migrating = scene.migrate(&[]);
     let id = scene.id();
     let [qemu, agent] = [scene.lab.qemu_pid("b", "web").unwrap(), scene.lab.agent_pid("a").unwrap()];
@@ -135,7 +145,6 @@ fn for_its_target_is_killed_with_its_agent() {
     scene.lab.start_agent("a");
     assert_eq!(migrating.wait().code, 1);
     scene.assert_settled("a");
-    scene.assert_moves("b");
 }
 
 /// A process that stands still until it is dropped.

@@ -10,25 +10,22 @@ use drainpipe_engine::result::{MigrationResult, Outcome, PathState};
 use rustix::process::{Signal, kill_process};
 
 use crate::Test;
-use crate::bad_luck::{Scene, result_of, slow_lab};
+use crate::bad_luck::{Scene, assert_failed, result_of, slow_lab};
 use crate::encrypted::seen;
 use crate::guest::Guest;
 use crate::options;
 use crate::support::TestLab;
+use crate::switch_over_faults::{heal, silence};
 
 pub(crate) const TESTS: &[Test] = &[
-    ("a_link_goes_down_at_the_source", a_link_goes_down_at_the_source),
-    ("a_link_goes_down_at_the_target", a_link_goes_down_at_the_target),
-    ("a_link_falls_silent_in_both_directions", a_link_falls_silent_in_both_directions),
-    ("a_link_falls_silent_towards_the_target", a_link_falls_silent_towards_the_target),
-    ("a_link_falls_silent_towards_the_source", a_link_falls_silent_towards_the_source),
-    ("a_link_loses_packets", a_link_loses_packets),
-    ("a_link_that_returns_is_used_again", a_link_that_returns_is_used_again),
-    ("a_link_that_flaps", a_link_that_flaps),
-    ("a_link_is_lost_under_strict_reverse_path_filters", a_link_is_lost_under_strict_reverse_path_filters),
+    ("a_link_goes_down_or_loses_packets", a_link_goes_down_or_loses_packets),
+    ("a_link_falls_silent", a_link_falls_silent),
+    (
+        "a_link_returns_flaps_and_is_lost_under_strict_reverse_path_filters",
+        a_link_returns_flaps_and_is_lost_under_strict_reverse_path_filters,
+    ),
     ("a_spare_link_carries_when_no_other_does", a_spare_link_carries_when_no_other_does),
-    ("all_links_are_switched_off_for_five_seconds", all_links_are_switched_off_for_five_seconds),
-    ("all_links_are_silent_for_five_seconds", all_links_are_silent_for_five_seconds),
+    ("all_links_are_lost_for_five_seconds", all_links_are_lost_for_five_seconds),
     ("all_links_are_silent_for_longer_than_the_bound", all_links_are_silent_for_longer_than_the_bound),
     ("the_target_agent_stands_still_for_a_while", the_target_agent_stands_still_for_a_while),
 ];
@@ -39,50 +36,57 @@ const STANDS_STILL: Duration = Duration::from_secs(30);
 /// Longer than it takes to notice, and shorter than the flight.
 const FAULT_LASTS: Duration = Duration::from_secs(2);
 
-fn a_link_goes_down_at_the_source() {
-    loses_e1_alone("link-down a e1", "link-up a e1");
+fn a_link_goes_down_or_loses_packets() {
+    let scene = Scene::set();
+    // At the source.
+    loses_e1_alone(&scene, "b", "link-down a e1", "link-up a e1");
+    // At the target.
+    loses_e1_alone(&scene, "a", "link-down a e1", "link-up a e1");
+    loses_e1_alone(&scene, "b", "loss b e1 20", "heal b e1");
 }
 
-fn a_link_goes_down_at_the_target() {
-    loses_e1_alone("link-down b e1", "link-up b e1");
+fn a_link_falls_silent() {
+    let scene = Scene::set();
+    // In both directions.
+    loses_e1_alone(&scene, "b", "blackhole b e1", "heal b e1");
+    // Towards the target.
+    loses_e1_alone(&scene, "a", "blackhole a e1 receive", "heal a e1");
+    // Towards the source.
+    loses_e1_alone(&scene, "b", "blackhole b e1 send", "heal b e1");
 }
 
-fn a_link_falls_silent_in_both_directions() {
-    loses_e1_alone("blackhole b e1", "heal b e1");
+#[track_caller]
+fn loses_e1_alone(scene: &Scene, target: &str, fault: &str, cure: &str) {
+    let result = goes_on_without_e1_to(scene, target, fault, cure);
+    assert_eq!(turns(&result, "e0"), [], "{fault}: {result:#?}");
 }
 
-fn a_link_falls_silent_towards_the_target() {
-    loses_e1_alone("blackhole b e1 receive", "heal b e1");
-}
-
-fn a_link_falls_silent_towards_the_source() {
-    loses_e1_alone("blackhole b e1 send", "heal b e1");
-}
-
-fn a_link_loses_packets() {
-    loses_e1_alone("loss b e1 20", "heal b e1");
-}
-
-fn loses_e1_alone(fault: &str, cure: &str) {
-    let result = goes_on_without_e1(&Scene::set(), fault, cure);
-    assert_eq!(turns(&result, "e0"), [], "{result:#?}");
-}
-
-/// Migrates the guest, which does not need e1 for it.
+/// Migrates the guest to `b`, which does not need e1 for it.
 #[track_caller]
 pub(crate) fn goes_on_without_e1(scene: &Scene, fault: &str, cure: &str) -> MigrationResult {
-    let migrating = scene.migrate(&[]);
+    goes_on_without_e1_to(scene, "b", fault, cure)
+}
+
+#[track_caller]
+fn goes_on_without_e1_to(scene: &Scene, target: &str, fault: &str, cure: &str) -> MigrationResult {
+    let migrating = scene.migrate_to(target, &[]);
     scene.lab.fault(fault);
     let result = result_of(&migrating.wait());
     scene.lab.fault(cure);
-    assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
-    assert_eq!(turns(&result, "e1").first(), Some(&PathState::Out), "{result:#?}");
-    scene.assert_settled("b");
+    assert_eq!(result.outcome, Outcome::Completed, "{fault}: {result:#?}");
+    assert_eq!(turns(&result, "e1").first(), Some(&PathState::Out), "{fault}: {result:#?}");
+    scene.assert_settled(target);
     result
 }
 
-fn a_link_that_returns_is_used_again() {
+fn a_link_returns_flaps_and_is_lost_under_strict_reverse_path_filters() {
     let scene = Scene::set();
+    a_link_that_returns_is_used_again(&scene);
+    a_link_that_flaps(&scene);
+    a_link_is_lost_under_strict_reverse_path_filters(&scene);
+}
+
+fn a_link_that_returns_is_used_again(scene: &Scene) {
     let migrating = scene.migrate(&[]);
     scene.lab.fault("blackhole a e1");
     thread::sleep(FAULT_LASTS);
@@ -96,21 +100,11 @@ fn a_link_that_returns_is_used_again() {
     scene.assert_settled("b");
 }
 
-fn a_link_is_lost_under_strict_reverse_path_filters() {
-    let scene = Scene::set();
-    for host in ["a", "b"] {
-        let strict = "sysctl -qw net.ipv4.conf.all.rp_filter=1 net.ipv4.conf.e0.rp_filter=1 \
-                      net.ipv4.conf.e1.rp_filter=1";
-        scene.lab.exec(host, &["bash", "-c", strict]).done();
-    }
-    goes_on_without_e1(&scene, "blackhole b e1", "heal b e1");
-}
-
-fn a_link_that_flaps() {
-    let scene = Scene::set();
-    let migrating = scene.migrate(&[]);
+/// At the target, as the guest goes back.
+fn a_link_that_flaps(scene: &Scene) {
+    let migrating = scene.migrate_to("a", &[]);
     for _ in 0..3 {
-        for fault in ["link-down b e1", "link-up b e1"] {
+        for fault in ["link-down a e1", "link-up a e1"] {
             scene.lab.fault(fault);
             thread::sleep(Duration::from_secs(1));
         }
@@ -119,7 +113,16 @@ fn a_link_that_flaps() {
     assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
     assert_eq!(turns(&result, "e1").first(), Some(&PathState::Out), "{result:#?}");
     assert_eq!(turns(&result, "e0"), [], "{result:#?}");
-    scene.assert_settled("b");
+    scene.assert_settled("a");
+}
+
+fn a_link_is_lost_under_strict_reverse_path_filters(scene: &Scene) {
+    for host in ["a", "b"] {
+        let strict = "sysctl -qw net.ipv4.conf.all.rp_filter=1 net.ipv4.conf.e0.rp_filter=1 \
+                      net.ipv4.conf.e1.rp_filter=1";
+        scene.lab.exec(host, &["bash", "-c", strict]).done();
+    }
+    goes_on_without_e1(scene, "blackhole b e1", "heal b e1");
 }
 
 /// What e1 would bring is less than what it may cost.
@@ -156,15 +159,6 @@ pub(crate) fn a_link_that_becomes_slow_gets_a_smaller_share() {
     scene.assert_settled("b");
 }
 
-fn all_links_are_silent_for_five_seconds() {
-    goes_on_after_five_seconds("blackhole a");
-}
-
-/// The kernel removes the route with the last of its links.
-fn all_links_are_switched_off_for_five_seconds() {
-    goes_on_after_five_seconds("link-down a");
-}
-
 /// Counts a migration's TCP segments that leave by the management network.
 const LOOK: &str = "table inet look {
   counter elsewhere {}
@@ -175,7 +169,7 @@ const LOOK: &str = "table inet look {
 }";
 
 /// Without going another way meanwhile, though the hosts have one.
-fn goes_on_after_five_seconds(fault: &str) {
+fn all_links_are_lost_for_five_seconds() {
     let lab = slow_lab();
     for (host, other) in [("a", "b"), ("b", "a")] {
         let gateway = lab.agent_address(other).ip().to_string();
@@ -183,30 +177,52 @@ fn goes_on_after_five_seconds(fault: &str) {
         lab.exec(host, &["nft", LOOK]).done();
     }
     let scene = Scene::in_lab(lab);
-    let migrating = scene.migrate(&[]);
+    goes_on_after_five_seconds(&scene, "b", "blackhole a");
+    // The kernel removes the route with the last of its links.
+    goes_on_after_five_seconds(&scene, "a", "link-down b");
+}
+
+/// The source loses all links.
+#[track_caller]
+fn goes_on_after_five_seconds(scene: &Scene, target: &str, fault: &str) {
+    let migrating = scene.migrate_to(target, &[]);
+    let source = if target == "a" { "b" } else { "a" };
     for link in ["e0", "e1"] {
         scene.lab.fault(&format!("{fault} {link}"));
     }
     thread::sleep(Duration::from_secs(5));
     for link in ["e0", "e1"] {
-        scene.lab.fault(&format!("heal a {link}"));
+        scene.lab.fault(&format!("heal {source} {link}"));
     }
     let result = result_of(&migrating.wait());
-    assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
-    assert_eq!(["a", "b"].map(|host| seen(&scene.lab, host, "elsewhere")), [0, 0], "{result:#?}");
-    assert!(result.elsewhere.is_empty(), "{result:#?}");
-    scene.assert_settled("b");
+    assert_eq!(result.outcome, Outcome::Completed, "{fault}: {result:#?}");
+    assert_eq!(["a", "b"].map(|host| seen(&scene.lab, host, "elsewhere")), [0, 0], "{fault}: {result:#?}");
+    assert!(result.elsewhere.is_empty(), "{fault}: {result:#?}");
+    scene.assert_settled(target);
 }
 
 fn all_links_are_silent_for_longer_than_the_bound() {
     let scene = Scene::set();
+    for_longer_than_the_migration_may_take(&scene);
+    for_longer_than_nothing_may_arrive(&scene);
+    heal(&scene);
+    scene.assert_moves("b");
+}
+
+fn for_longer_than_the_migration_may_take(scene: &Scene) {
+    let migrating = scene.migrate(&["--deadline", "10"]);
+    silence(scene);
+    assert_failed(&migrating.wait(), "not over within 10 s");
+    heal(scene);
+    scene.assert_settled("a");
+}
+
+fn for_longer_than_nothing_may_arrive(scene: &Scene) {
     scene.lab.stop_agent("a", Signal::TERM);
     scene.lab.configure("a", "[tls]", "[limits]\nstall_s = 5\n\n[tls]");
     scene.lab.start_agent("a");
     let migrating = scene.migrate(&[]);
-    for link in ["e0", "e1"] {
-        scene.lab.fault(&format!("blackhole a {link}"));
-    }
+    silence(scene);
     let result = result_of(&migrating.wait());
     assert_eq!(result.outcome, Outcome::Failed, "{result:#?}");
     let error = result.error.as_deref().unwrap_or_default();
@@ -230,6 +246,7 @@ fn the_target_agent_stands_still_for_a_while() {
     lists_are_without_host_b(&scene);
     thread::sleep(STANDS_STILL.saturating_sub(stopped_at.elapsed()));
     kill_process(agent, Signal::CONT).unwrap();
+    scene.set_rates("unlimited");
     let result = result_of(&migrating.wait());
     assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
     assert!(result.total_ms > STANDS_STILL.as_secs_f64() * 1_000.0, "{result:#?}");
