@@ -17,11 +17,15 @@ use crate::program::Running;
 use crate::support::{HostNetwork, TestLab, eventually};
 
 pub(crate) const TESTS: &[Test] = &[
-    ("two_vms_move_at_once_and_a_link_falls_silent", two_vms_move_at_once_and_a_link_falls_silent),
-    ("two_vms_pass_each_other_and_a_link_falls_silent", two_vms_pass_each_other_and_a_link_falls_silent),
-    ("one_of_two_migrations_is_cancelled", one_of_two_migrations_is_cancelled),
+    (
+        "two_vms_go_and_their_agent_is_killed_or_a_link_falls_silent",
+        two_vms_go_and_their_agent_is_killed_or_a_link_falls_silent,
+    ),
+    (
+        "one_of_two_is_cancelled_and_a_link_falls_silent_as_they_pass_each_other",
+        one_of_two_is_cancelled_and_a_link_falls_silent_as_they_pass_each_other,
+    ),
     ("the_target_agent_is_started_anew_in_flight", the_target_agent_is_started_anew_in_flight),
-    ("the_source_agent_is_killed_while_two_vms_go", the_source_agent_is_killed_while_two_vms_go),
     ("an_agent_is_started_anew_while_two_vms_come", an_agent_is_started_anew_while_two_vms_come),
     (
         "an_agent_is_started_anew_while_one_vm_comes_and_one_goes",
@@ -31,35 +35,37 @@ pub(crate) const TESTS: &[Test] = &[
 
 const MEMORY_MIB: u64 = 160;
 
+const VMS: [&str; 2] = ["web", "db"];
+
 /// Two guests, `web` on host `a` and `db` on the other one or on the same.
 struct Two {
     lab: TestLab,
     guests: [Guest; 2],
     network: [HostNetwork; 2],
-    moves: [(&'static str, &'static str); 2],
 }
 
 impl Two {
     #[track_caller]
     fn set(db_on: &str) -> Self {
         let lab = slow_lab();
-        let guests = ["web", "db"].map(|vm| lab.start_guest(vm, MEMORY_MIB, ""));
+        let guests = VMS.map(|vm| lab.start_guest(vm, MEMORY_MIB, ""));
         if db_on == "b" {
             lab.migrate("db", "b", &[]);
         }
         let network = lab.network();
-        let moves = [("web", "b"), ("db", if db_on == "b" { "a" } else { "b" })];
-        Self { lab, guests, network, moves }
+        Self { lab, guests, network }
     }
 
-    /// Begins to move both; back when the memory of both is being copied.
+    /// Begins to move each to its host of these; back when the memory of both is being copied.
     #[track_caller]
-    fn migrate(&self) -> [Running; 2] {
-        let migrating = self
-            .moves
-            .map(|(vm, to)| self.lab.start(&["migrate", vm, to, "--option", "multichannel", "--json"]));
+    fn migrate(&self, hosts: [&str; 2]) -> [Running; 2] {
+        let start = |vm| {
+            let host = if vm == "web" { hosts[0] } else { hosts[1] };
+            self.lab.start(&["migrate", vm, host, "--option", "multichannel", "--json"])
+        };
+        let migrating = VMS.map(start);
         for host in ["a", "b"] {
-            let leaving = self.moves.iter().filter(|(_, to)| *to != host).count();
+            let leaving = hosts.iter().filter(|to| **to != host).count();
             eventually("memory is copied", || self.copying(host).len() == leaving);
         }
         migrating
@@ -87,7 +93,7 @@ impl Two {
     /// Fails the test unless both run whole where they belong, and nothing else is left.
     #[track_caller]
     fn assert_settled(&self, hosts: [&str; 2]) {
-        for ((vm, _), host) in self.moves.iter().zip(hosts) {
+        for (vm, host) in VMS.iter().zip(hosts) {
             self.lab.assert_runs_on(vm, host);
         }
         for guest in &self.guests {
@@ -101,20 +107,21 @@ impl Two {
     }
 }
 
-fn two_vms_move_at_once_and_a_link_falls_silent() {
+fn two_vms_go_and_their_agent_is_killed_or_a_link_falls_silent() {
     let two = Two::set("a");
-    a_link_falls_silent(&two);
-    two.assert_settled(["b", "b"]);
+    the_source_agent_is_killed(&two);
+    a_link_falls_silent(&two, ["b", "b"]);
 }
 
-fn two_vms_pass_each_other_and_a_link_falls_silent() {
-    let two = Two::set("b");
-    a_link_falls_silent(&two);
-    two.assert_settled(["b", "a"]);
+fn one_of_two_is_cancelled_and_a_link_falls_silent_as_they_pass_each_other() {
+    let two = Two::set("a");
+    one_of_two_is_cancelled(&two);
+    a_link_falls_silent(&two, ["a", "b"]);
 }
 
-fn a_link_falls_silent(two: &Two) {
-    let migrating = two.migrate();
+#[track_caller]
+fn a_link_falls_silent(two: &Two, hosts: [&str; 2]) {
+    let migrating = two.migrate(hosts);
     two.lab.fault("blackhole b e1");
     thread::sleep(Duration::from_secs(2));
     for host in ["a", "b"] {
@@ -131,11 +138,11 @@ fn a_link_falls_silent(two: &Two) {
         assert_eq!(turns(&result, "e0"), [], "{result:#?}");
         assert_eq!(turns(&result, "e1"), [PathState::Out, PathState::Back], "{result:#?}");
     }
+    two.assert_settled(hosts);
 }
 
-fn one_of_two_migrations_is_cancelled() {
-    let two = Two::set("a");
-    let [moved, cancelled] = two.migrate();
+fn one_of_two_is_cancelled(two: &Two) {
+    let [moved, cancelled] = two.migrate(["b", "b"]);
     let copying = two.copying("a");
     let db = copying.iter().find(|view| view.vm == "db").expect("both are under way");
     two.lab.drainpipe(&["cancel", &db.id]).done();
@@ -149,9 +156,8 @@ fn one_of_two_migrations_is_cancelled() {
     two.assert_settled(["b", "a"]);
 }
 
-fn the_source_agent_is_killed_while_two_vms_go() {
-    let two = Two::set("a");
-    let migrating = two.migrate();
+fn the_source_agent_is_killed(two: &Two) {
+    let migrating = two.migrate(["b", "b"]);
     two.lab.stop_agent("a", Signal::KILL);
     two.lab.start_agent("a");
     for output in migrating.map(Running::wait) {
@@ -162,7 +168,7 @@ fn the_source_agent_is_killed_while_two_vms_go() {
 
 fn an_agent_is_started_anew_while_two_vms_come() {
     let two = Two::set("a");
-    let migrating = two.migrate();
+    let migrating = two.migrate(["b", "b"]);
     two.start_agent_anew();
     two.lab.fault("blackhole b e1");
     let outputs = migrating.map(Running::wait);
@@ -178,7 +184,7 @@ fn an_agent_is_started_anew_while_two_vms_come() {
 
 fn an_agent_is_started_anew_while_one_vm_comes_and_one_goes() {
     let two = Two::set("b");
-    let [coming, going] = two.migrate();
+    let [coming, going] = two.migrate(["b", "a"]);
     two.start_agent_anew();
     two.lab.fault("blackhole a e0");
     let came = result_of(&coming.wait());
