@@ -20,16 +20,14 @@ use crate::path_loss::turns;
 use crate::support::{TestLab, eventually};
 
 pub(crate) const TESTS: &[Test] = &[
-    ("link_local_only", link_local_only),
+    ("link_local_with_and_without_configuration", link_local_with_and_without_configuration),
     ("ipv4_only", ipv4_only),
     ("both", both),
     ("one_segment", one_segment),
-    ("ipv4_over_link_local", ipv4_over_link_local),
     ("a_link_local_path_is_lost_and_returns", a_link_local_path_is_lost_and_returns),
     ("all_link_local_paths_are_lost_for_a_while", all_link_local_paths_are_lost_for_a_while),
-    ("the_target_agent_is_started_anew_with_a_link_down", the_target_agent_is_started_anew_with_a_link_down),
+    ("agents_are_started_anew_in_flight", agents_are_started_anew_in_flight),
     ("what_is_removed_in_flight_is_made_again", what_is_removed_in_flight_is_made_again),
-    ("agents_killed_in_flight_leave_nothing", agents_killed_in_flight_leave_nothing),
 ];
 
 const TWO_LINKS: [&str; 4] = ["--link", "unlimited", "--link", "unlimited"];
@@ -93,20 +91,40 @@ fn there_and_back_over_both(lab: &TestLab, arguments: &[&str]) {
     }
 }
 
-fn link_local_only() {
+fn link_local_with_and_without_configuration() {
     let lab = lab("link-local");
-    unconfigure(&lab, |_| links());
+    for (host, last) in [("a", "11"), ("b", "12")] {
+        lab.stop_agent(host, Signal::TERM);
+        lab.configure(host, "\n\n[tls]", &format!("\n{}\n[tls]", migration_address(last)));
+        lab.start_agent(host);
+    }
     let guest = lab.start_guest("web", MEMORY_MIB, "");
+    ipv4_over_link_local(&lab);
+    guest.assert_intact();
+    unconfigure(&lab, |last| [links(), vec![migration_address(last)]].concat());
+    link_local_only(&lab);
+    guest.assert_intact();
+}
+
+/// A configured IPv4 migration address, on links that have no IPv4.
+fn ipv4_over_link_local(lab: &TestLab) {
     let before = lab.network();
-    let planned = plan(&lab, "auto");
+    assert_link_local(&plan(lab, "auto"));
+    there_and_back_over_both(lab, &[]);
+    lab.assert_network_as(&before);
+}
+
+fn link_local_only(lab: &TestLab) {
+    let before = lab.network();
+    let planned = plan(lab, "auto");
     assert_link_local(&planned);
     assert_eq!((planned.option, planned.spread), (MigrationOption::Multichannel, Spread::Routed));
     let told = lab.drainpipe(&["migrate", "web", "b", "--dry-run"]).done();
     assert!(told.contains("answered over link-local addresses"), "{told}");
-    there_and_back_over_both(&lab, &[]);
+    there_and_back_over_both(lab, &[]);
     let result = lab.migrate("web", "b", &["--option", "tcp"]);
     assert_eq!((result.option, result.fallback_reason), (MigrationOption::Tcp, None));
-    let report = report(&lab, "a", "b", &[]);
+    let report = report(lab, "a", "b", &[]);
     assert_eq!(report.paths.len(), 2, "{report:#?}");
     let whole = |path: &PathReport| {
         let trial = &path.trial;
@@ -116,7 +134,6 @@ fn link_local_only() {
     };
     assert!(report.paths.iter().all(whole), "{report:#?}");
     lab.assert_network_as(&before);
-    guest.assert_intact();
 }
 
 fn ipv4_only() {
@@ -164,22 +181,6 @@ fn both() {
     assert!(reason.contains("on b the address fd") && reason.contains("belongs to fc00::/7"), "{reason}");
 }
 
-/// A configured IPv4 migration address, on links that have no IPv4.
-fn ipv4_over_link_local() {
-    let lab = lab("link-local");
-    for (host, last) in [("a", "11"), ("b", "12")] {
-        lab.stop_agent(host, Signal::TERM);
-        lab.configure(host, "\n\n[tls]", &format!("\n{}\n[tls]", migration_address(last)));
-        lab.start_agent(host);
-    }
-    let guest = lab.start_guest("web", MEMORY_MIB, "");
-    let before = lab.network();
-    assert_link_local(&plan(&lab, "auto"));
-    there_and_back_over_both(&lab, &[]);
-    lab.assert_network_as(&before);
-    guest.assert_intact();
-}
-
 #[track_caller]
 fn slow_lab() -> TestLab {
     TestLab::up(&["--link-addresses", "link-local", "--link", "20", "--link", "20"])
@@ -218,9 +219,14 @@ fn all_link_local_paths_are_lost_for_a_while() {
     scene.assert_settled("b");
 }
 
-/// The other path is watched at once, and the one over that link as soon as the link is back.
-fn the_target_agent_is_started_anew_with_a_link_down() {
+fn agents_are_started_anew_in_flight() {
     let scene = slow_scene();
+    agents_killed_leave_nothing(&scene);
+    the_target_agent_is_started_anew_with_a_link_down(&scene);
+}
+
+/// The other path is watched at once, and the one over that link as soon as the link is back.
+fn the_target_agent_is_started_anew_with_a_link_down(scene: &Scene) {
     let migrating = scene.migrate(&[]);
     scene.lab.stop_agent("b", Signal::KILL);
     scene.lab.fault("link-down b e1");
@@ -272,8 +278,7 @@ fn what_is_removed_in_flight_is_made_again() {
 }
 
 /// Their next start puts the chosen addresses and their routes back.
-fn agents_killed_in_flight_leave_nothing() {
-    let scene = slow_scene();
+fn agents_killed_leave_nothing(scene: &Scene) {
     let migrating = scene.migrate(&[]);
     for host in ["a", "b"] {
         scene.lab.stop_agent(host, Signal::KILL);
