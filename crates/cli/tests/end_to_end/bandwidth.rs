@@ -13,10 +13,9 @@ use crate::program::{BAD_INPUT, Running};
 use crate::support::{TestLab, eventually};
 
 pub(crate) const TESTS: &[Test] = &[
-    ("a_configured_limit_is_kept_by_each_option", a_configured_limit_is_kept_by_each_option),
     (
-        "a_limit_of_the_target_is_shared_and_changed_in_flight",
-        a_limit_of_the_target_is_shared_and_changed_in_flight,
+        "each_option_keeps_a_configured_limit_and_two_vms_share_the_targets",
+        each_option_keeps_a_configured_limit_and_two_vms_share_the_targets,
     ),
     ("a_limit_outlives_the_agent_and_makes_sense", a_limit_outlives_the_agent_and_makes_sense),
 ];
@@ -26,8 +25,16 @@ const MEMORY_MIB: u64 = 160;
 /// Of links that carry gigabits.
 const LIMIT_MBPS: u64 = 200;
 
-fn a_configured_limit_is_kept_by_each_option() {
+fn each_option_keeps_a_configured_limit_and_two_vms_share_the_targets() {
     let lab = TestLab::fast();
+    let web = lab.start_guest("web", MEMORY_MIB, "");
+    a_configured_limit_is_kept_by_each_option(&lab, &web);
+    lab.drainpipe(&["limit", "a", "off"]).done();
+    let db = lab.start_guest("db", MEMORY_MIB, "");
+    a_limit_of_the_target_is_shared_and_changed_in_flight(&lab, &[web, db]);
+}
+
+fn a_configured_limit_is_kept_by_each_option(lab: &TestLab, guest: &Guest) {
     // By a window that holds all day, below the general limit.
     let bandwidth = format!(
         "[bandwidth]\nmbps = 9000\n\n[[bandwidth.window]]\nmbps = {LIMIT_MBPS}\nfrom = \"00:00\"\nuntil = \"00:00\"\n\n[tls]"
@@ -35,7 +42,6 @@ fn a_configured_limit_is_kept_by_each_option() {
     lab.configure("a", "[tls]", &bandwidth);
     lab.stop_agent("a", Signal::TERM);
     lab.start_agent("a");
-    let guest = lab.start_guest("web", MEMORY_MIB, "");
     for option in ["tcp", "multichannel", "compression"] {
         let result = lab.migrate("web", "b", &["--option", option]);
         assert!(result.throughput_gbps * 1000.0 < LIMIT_MBPS as f64 * 1.1, "{option}: {result:#?}");
@@ -45,9 +51,7 @@ fn a_configured_limit_is_kept_by_each_option() {
     }
 }
 
-fn a_limit_of_the_target_is_shared_and_changed_in_flight() {
-    let lab = TestLab::fast();
-    let guests: [Guest; 2] = ["web", "db"].map(|vm| lab.start_guest(vm, MEMORY_MIB, ""));
+fn a_limit_of_the_target_is_shared_and_changed_in_flight(lab: &TestLab, guests: &[Guest; 2]) {
     // Together in flight for half a minute, if nothing changes.
     let agent_of_b = lab.agent_socket("b");
     lab.drainpipe(&["limit", "b", "40", "--agent", &agent_of_b]).done();
@@ -65,7 +69,7 @@ fn a_limit_of_the_target_is_shared_and_changed_in_flight() {
         assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
         assert!(says(&result, "no bandwidth limit any more"), "{result:#?}");
     }
-    for guest in &guests {
+    for guest in guests {
         guest.assert_intact();
     }
 }
