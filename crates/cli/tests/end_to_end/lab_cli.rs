@@ -107,6 +107,8 @@ impl Demo {
         let [kernel, initramfs] = image();
         let output = TempDir::new().unwrap();
         let mut demo = command(&["demo", "--memory-mib", "512", "--link", rate_mbps, "--link", rate_mbps]);
+        // What costs a guest without KVM least.
+        demo.args(["--mix", "random:10,text:10,zero:80", "--heartbeat-ms", "10"]);
         demo.arg("--output").arg(output.path());
         demo.arg("--kernel").arg(kernel).arg("--initramfs").arg(initramfs);
         let program = Running::start(demo);
