@@ -18,6 +18,8 @@
 //!   at all; none comes after its `Ended`.
 //! - Each [`Action::Plan`] is answered by [`Event::Planned`] or [`Event::NotPlanned`], within a bound. The view
 //!   of the new plan is completed by the [`Drain::standing`] of the moment at which the action was given.
+//! - What was told may be told again, but only until its VM is begun anew, or another plan is asked for.
+//! - The time never goes back. It may stand still, or be hours later at the next event.
 //! - [`Event::Tick`] comes until [`Action::Finish`].
 //!
 //! What it may rely on: no VM is begun while it is under way, nothing is begun while a plan is made, and

@@ -1,20 +1,27 @@
-//! The real planner and the real drain against modelled targets, migrations and messages, by the
-//! thousand. Migrations are refused, fail at any point, are left undecided; targets vanish and return;
-//! others take their memory, or their places; memory gets dirty faster than it is sent; messages are
-//! late or lost, as far as `drain::run` allows; somebody cancels; the agent is started anew; two hosts
-//! are drained into each other. A failing seed replays exactly:
-//! `DRAINPIPE_SEED=17 cargo test -p drainpipe-engine --test drain_simulation`. `make soak` runs many
-//! more seeds.
+//! The real planner, its linter and the real drain against modelled targets, migrations and messages, by the
+//! thousand. Migrations are refused, fail at any point, are left undecided; targets vanish and return, stand still,
+//! reboot, are drained themselves; others take their memory, or their places; memory gets dirty faster than it is sent;
+//! messages are late, lost or doubled, as far as `drain::run` allows; the journal's disk is full; VMs end; somebody
+//! cancels, begins again, or moves VMs by hand; the agent stands still, or is started anew, also with its host; clocks
+//! stand still, or are late; two hosts are drained into each other. A failing seed replays exactly:
+//! `DRAINPIPE_SEED=17 cargo test -p drainpipe-engine --test drain_simulation`. `make soak` runs many more seeds.
 
+mod faults;
+mod journal;
+mod news;
+mod planted;
 #[path = "../support/random.rs"]
 mod random;
 mod simulation;
 mod swap;
 mod world;
 
+use std::collections::BTreeSet;
+
 use drainpipe_engine::drain::status::DrainState;
-use simulation::{Planted, Run, simulate};
-use world::Faults;
+use faults::{Faults, Sight};
+use planted::Planted;
+use simulation::{Run, simulate};
 
 fn seeds() -> std::ops::Range<u64> {
     seeds_or(4_000)
@@ -30,7 +37,7 @@ fn seeds_or(usual: u64) -> std::ops::Range<u64> {
 }
 
 fn run(seed: u64, faults: Faults) -> Run {
-    simulate(seed, faults, Planted::Nothing).unwrap_or_else(|why| panic!("seed {seed}: {why}"))
+    simulate(seed, |_| faults, Planted::Nothing).unwrap_or_else(|why| panic!("seed {seed}: {why}"))
 }
 
 #[test]
@@ -43,7 +50,15 @@ fn without_faults_all_that_was_planned_moves_at_the_first_attempt() {
         assert_eq!(run.outcome == DrainState::Drained, run.planned == run.vms, "seed {seed}");
         drained += usize::from(run.outcome == DrainState::Drained);
     }
-    assert!(drained > 0);
+    assert!(seeds().count() == 1 || drained > 0);
+}
+
+#[test]
+fn who_hears_things_twice_does_nothing_twice() {
+    for seed in seeds_or(1_000) {
+        let run = run(seed, Faults { doubled: 60, ..Faults::NONE });
+        assert_eq!((run.moved, run.begun), (run.planned, run.planned), "seed {seed}");
+    }
 }
 
 #[test]
@@ -57,6 +72,20 @@ fn whatever_fails_it_ends_and_its_report_is_true() {
     }
     let all = [DrainState::Drained, DrainState::Incomplete, DrainState::Cancelled];
     assert!(seeds().count() == 1 || all.iter().all(|outcome| seen.contains(outcome)), "only {seen:?}");
+}
+
+#[test]
+fn whatever_strikes_hosts_disks_and_clocks_it_ends_and_its_report_is_true() {
+    let mut unseen: BTreeSet<Sight> = Sight::ALL.into();
+    for seed in seeds_or(3_000) {
+        let run = simulate(seed, Faults::draw, Planted::Nothing);
+        let run = run.unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+        unseen.retain(|sight| !run.sights.contains(sight));
+    }
+    assert!(
+        seeds_or(3_000).count() < 3_000 || unseen.is_empty(),
+        "these runs prove little: {unseen:?} was not met"
+    );
 }
 
 #[test]
@@ -91,7 +120,7 @@ fn two_hosts_change_places_without_overcommit_whatever_fails() {
 
 #[test]
 fn targets_that_come_back_get_what_was_left_out() {
-    for seed in seeds() {
+    for seed in seeds_or(3_000) {
         let run = run(seed, Faults { vanish: 1 + seed % 5, ..Faults::NONE });
         assert!(run.moved <= run.vms, "seed {seed}");
     }
@@ -99,9 +128,11 @@ fn targets_that_come_back_get_what_was_left_out() {
 
 #[test]
 fn every_kind_of_planted_bug_is_found() {
-    for planted in Planted::ALL {
-        let found = (0..500).find_map(|seed| simulate(seed, Faults::NONE, planted).err());
-        let why = found.unwrap_or_else(|| panic!("{planted:?} is not found"));
-        assert!(why.contains(planted.shows_as()), "{planted:?} is found as: {why}");
-    }
+    let is_found = |planted: &Planted| {
+        let shows = |why: &String| planted.shows_as().iter().any(|rule| why.contains(rule));
+        let mut found = (0..500).filter_map(|seed| simulate(seed, |_| planted.needs(), *planted).err());
+        found.any(|why| shows(&why))
+    };
+    let missed: Vec<Planted> = Planted::ALL.into_iter().filter(|planted| !is_found(planted)).collect();
+    assert!(missed.is_empty(), "{missed:?} are not found");
 }

@@ -1,9 +1,9 @@
 //! Two hosts that are drained into each other at the same time: each makes the room that the other one needs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use drainpipe_engine::drain::lint::lint;
-use drainpipe_engine::drain::plan::plan;
+use drainpipe_engine::drain::plan::{DrainPlan, plan};
 use drainpipe_engine::drain::run::{Action, Drain, DrainLimits, Event, MoveEnd, Standing};
 use drainpipe_engine::drain::status::MoveState;
 use drainpipe_engine::drain::view::{DrainView, MemorySample, PlacedVm, Placement, TargetView, VmView};
@@ -41,7 +41,15 @@ struct Side {
     /// What a new plan is to be made for.
     planning: Option<Standing>,
     unheard: Vec<Event>,
+    /// What was heard, and comes once more before anything else.
+    again: Option<Event>,
     finished: bool,
+    /// Turns in which its agent stands still.
+    still: u64,
+    /// How often its agent may be started anew.
+    restarts_left: u8,
+    /// What it had moved when its agent was last started anew.
+    earlier: BTreeSet<String>,
 }
 
 /// How it ended.
@@ -88,7 +96,16 @@ impl World {
             }
             gib[home] += random.below(20);
         }
-        let side = || Side { drain: None, planning: None, unheard: vec![], finished: false };
+        let side = || Side {
+            drain: None,
+            planning: None,
+            unheard: vec![],
+            again: None,
+            finished: false,
+            still: 0,
+            restarts_left: 3,
+            earlier: BTreeSet::new(),
+        };
         Self { random, fail, gib, vms, sides: [side(), side()], now_ms: 0.0 }
     }
 
@@ -155,9 +172,13 @@ impl World {
     fn turn(&mut self) -> Result<(), String> {
         self.now_ms += self.random.below(1_000) as f64;
         let side = self.random.index(2);
+        if self.stands_still(side) {
+            return Ok(());
+        }
         self.proceed(side);
         let Some(mut drain) = self.sides[side].drain.take() else {
-            let (drain, actions) = Drain::begin(plan(&self.view(side), None), LIMITS, 0, self.now_ms);
+            let first = self.sound_plan(side, &Standing::default())?;
+            let (drain, actions) = Drain::begin(first, LIMITS, 0, self.now_ms);
             self.sides[side].drain = Some(drain);
             return self.perform(side, actions);
         };
@@ -171,18 +192,58 @@ impl World {
         }
     }
 
+    /// The agent of this side stands still, or starts anew.
+    fn stands_still(&mut self, side: usize) -> bool {
+        if self.random.below(1_000) < self.fail {
+            self.sides[side].still = self.random.below(200);
+        }
+        let may_restart = !self.sides[side].finished && self.sides[side].restarts_left > 0;
+        if may_restart && self.random.below(2_000) < self.fail {
+            self.restart(side);
+        }
+        let is_still = self.sides[side].still > 0;
+        self.sides[side].still = self.sides[side].still.saturating_sub(1);
+        is_still
+    }
+
+    /// What was not sent is undone, and what was is taken over. Then the drain is carried on.
+    fn restart(&mut self, side: usize) {
+        for vm in self.vms.values_mut().filter(|vm| vm.home == side) {
+            if vm.flight.take() == Some(Step::Sent) {
+                vm.at = 1 - side;
+            }
+        }
+        let moved = self.of_home(side).filter(|vm| vm.at != side).map(|vm| vm.name.clone()).collect();
+        let carried_on = &mut self.sides[side];
+        (carried_on.drain, carried_on.planning, carried_on.earlier) = (None, None, moved);
+        carried_on.restarts_left -= 1;
+        carried_on.unheard.clear();
+        carried_on.again = None;
+    }
+
     fn next_event(&mut self, side: usize) -> Result<Event, String> {
+        if let Some(event) = self.sides[side].again.take() {
+            return Ok(event);
+        }
         if self.random.chance(50)
             && let Some(standing) = self.sides[side].planning.take()
         {
-            let mut view = self.view(side);
-            standing.complete(&mut view);
-            let plan = plan(&view, None);
-            let findings = lint(&view, &plan);
-            return if findings.is_empty() { Ok(Event::Planned(plan)) } else { Err(format!("{findings:?}")) };
+            return self.sound_plan(side, &standing).map(Event::Planned);
         }
         let unheard = &mut self.sides[side].unheard;
-        Ok(if unheard.is_empty() { Event::Tick } else { unheard.remove(0) })
+        let event = if unheard.is_empty() { Event::Tick } else { unheard.remove(0) };
+        if self.random.chance(self.fail) {
+            self.sides[side].again = Some(event.clone());
+        }
+        Ok(event)
+    }
+
+    fn sound_plan(&self, side: usize, standing: &Standing) -> Result<DrainPlan, String> {
+        let mut view = self.view(side);
+        standing.complete(&mut view);
+        let plan = plan(&view, Some(&LIMITS));
+        let findings = lint(&view, &plan);
+        if findings.is_empty() { Ok(plan) } else { Err(format!("the plan is bad: {findings:?}")) }
     }
 
     fn perform(&mut self, side: usize, actions: Vec<Action>) -> Result<(), String> {
@@ -260,7 +321,8 @@ impl World {
             for vm in self.of_home(side) {
                 let row = status.moves.iter().find(|row| row.vm == vm.name);
                 let has_moved = row.is_some_and(|row| row.state == MoveState::Moved);
-                if has_moved != (vm.at != side) || vm.flight.is_some() {
+                let is_told = has_moved || of_side.earlier.contains(&vm.name);
+                if is_told != (vm.at != side) || vm.flight.is_some() {
                     return Err(format!("{} is on {}, by {row:?}", vm.name, HOSTS[vm.at]));
                 }
             }

@@ -1,69 +1,19 @@
 //! VMs, targets and migrations, as they are, whatever the drain believes.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 use drainpipe_engine::drain::run::{Departure, Event, MoveEnd};
 use drainpipe_engine::drain::view::{DrainView, MemorySample, PlacedVm, Placement, TargetView, VmView};
 use drainpipe_engine::problem::Problem;
 
+use crate::faults::{Faults, Sight};
+use crate::news::News;
 use crate::random::Random;
 
 const GIB: u64 = 1 << 30;
 
-/// Chances in percent: of each step of a migration, or of each turn of the simulation.
-#[derive(Clone, Copy)]
-pub(crate) struct Faults {
-    /// A migration fails.
-    pub fail: u64,
-    /// A target stops or begins to answer.
-    pub vanish: u64,
-    /// Somebody else takes or gives back memory of a target.
-    pub taken: u64,
-    /// A message that may be lost is.
-    pub lost: u64,
-    /// A plan cannot be made.
-    pub no_plan: u64,
-    /// Somebody cancels the drain, per thousand turns.
-    pub cancel: u64,
-    /// The agent is started anew, per thousand turns.
-    pub restart: u64,
-    /// Its target takes no more VMs at a time when a migration asks for its place.
-    pub crowded: u64,
-    /// Somebody else moves a VM.
-    pub moved: u64,
-    /// A VM's memory gets dirty nearly as fast as it is sent, or faster: percent of the VMs.
-    pub endless: u64,
-}
-
-impl Faults {
-    pub(crate) const NONE: Self = Self {
-        fail: 0,
-        vanish: 0,
-        taken: 0,
-        lost: 0,
-        no_plan: 0,
-        cancel: 0,
-        restart: 0,
-        crowded: 0,
-        moved: 0,
-        endless: 0,
-    };
-
-    pub(crate) fn up_to(percent: u64) -> Self {
-        Self {
-            fail: percent,
-            vanish: percent / 2,
-            taken: percent / 2,
-            lost: percent,
-            no_plan: percent,
-            cancel: percent / 4,
-            restart: percent / 4,
-            crowded: percent * 3,
-            moved: percent / 8,
-            endless: percent,
-        }
-    }
-}
+/// In percent of the turns, how likely it is that what stands still for a while goes on.
+const GOES_ON: u64 = 5;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum At {
@@ -71,8 +21,12 @@ pub(crate) enum At {
     Target(usize),
     /// Handed over to this target, which has not said that it runs there.
     Undecided(usize),
+    /// It had moved, and then ended with its target.
+    EndedThere,
     /// On a host that the drain has nothing to do with: somebody else has moved it there.
     Elsewhere,
+    /// It was stopped here, or its QEMU has ended.
+    EndedHere,
 }
 
 pub(crate) struct Vm {
@@ -82,11 +36,18 @@ pub(crate) struct Vm {
     pub times: u64,
     pub placement: Placement,
     pub immovable: bool,
+    /// Targets that would not take it.
+    pub refused_by: BTreeSet<usize>,
+    /// Somebody but the drain has cancelled its migration.
+    pub is_to_stay: bool,
     pub at: At,
+    /// Attempts, since the agent was last started.
     pub begun: u64,
     /// It was taken from the links since it did not converge.
     pub gave_way: bool,
     pub flight: Option<Flight>,
+    /// The migration that is under way, or was last; 0 if there was none.
+    pub migration: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,6 +57,34 @@ pub(crate) enum Step {
     Prepared,
     Sending(u64),
     Sent,
+    /// It is over, and the journal does not say so yet.
+    Over(End),
+}
+
+/// How a migration has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum End {
+    Completed,
+    Failed,
+    Cancelled,
+}
+
+impl End {
+    fn told(self) -> MoveEnd {
+        match self {
+            Self::Completed => MoveEnd::Completed { transfer_ms: 1.0 },
+            Self::Failed => MoveEnd::Failed(Problem::failed("it failed")),
+            Self::Cancelled => MoveEnd::Cancelled(Problem::failed("it was cancelled")),
+        }
+    }
+}
+
+/// Who has cancelled a migration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum By {
+    Other,
+    /// Then it does not matter who else has.
+    Drain,
 }
 
 /// A migration.
@@ -104,12 +93,28 @@ pub(crate) struct Flight {
     pub target: usize,
     pub step: Step,
     pub released: bool,
-    pub cancelled: bool,
+    pub cancelled: Option<By>,
+    /// It will fail, as soon as its agent sees it.
+    pub doomed: bool,
+}
+
+impl Flight {
+    pub(crate) fn to(target: usize) -> Self {
+        Self { target, step: Step::Begun, released: false, cancelled: None, doomed: false }
+    }
+
+    pub(crate) fn is_on_links(&self) -> bool {
+        self.released && matches!(self.step, Step::Prepared | Step::Sending(_))
+    }
 }
 
 pub(crate) struct Host {
     pub name: String,
     pub answers: bool,
+    /// Its agent stands still.
+    pub frozen: bool,
+    /// It is being drained itself.
+    pub drained: bool,
     /// Without what is on it and on its way to it.
     pub gib: u64,
     pub vms: Vec<PlacedVm>,
@@ -119,8 +124,29 @@ pub(crate) struct World {
     pub vms: Vec<Vm>,
     pub hosts: Vec<Host>,
     pub faults: Faults,
-    /// For each VM, what the drain has not heard yet.
-    pub unheard: BTreeMap<usize, VecDeque<Event>>,
+    /// The journal of this host cannot be written.
+    pub disk_full: bool,
+    /// What the journal says of migrations that are over: whether the VM has moved.
+    pub results: BTreeMap<String, bool>,
+    pub news: News,
+    pub sights: BTreeSet<Sight>,
+    /// VMs that somebody else moves from this host, which are none of these.
+    pub others: u8,
+    /// The operator has named the first target twice.
+    named_twice: bool,
+}
+
+pub(crate) fn name_of(migration: u64) -> String {
+    format!("m{migration}")
+}
+
+/// Of each VM that somebody else has moved.
+pub(crate) fn departure() -> Departure {
+    Departure { target: "elsewhere".into(), migration: "by hand".into(), memory_bytes: GIB }
+}
+
+fn some_others(random: &mut Random) -> u8 {
+    u8::try_from(random.below(3)).expect("a small number")
 }
 
 fn some_groups(random: &mut Random) -> BTreeSet<String> {
@@ -145,6 +171,14 @@ impl Vm {
         self.times == ENDLESS
     }
 
+    pub(crate) fn was_begun(&self) -> bool {
+        self.migration > 0
+    }
+
+    pub(crate) fn has_moved(&self) -> bool {
+        matches!(self.at, At::Target(_) | At::EndedThere)
+    }
+
     /// Whether little of it may be left, at links that carry GiB in no time.
     pub(crate) fn is_ending(&self) -> bool {
         matches!(self.flight, Some(Flight { step: Step::Sending(1..), .. }))
@@ -154,9 +188,63 @@ impl Vm {
     pub(crate) fn overstays(&self) -> bool {
         match self.flight.map(|flight| flight.step) {
             Some(Step::Sending(gib)) => gib > 2 * self.gib,
-            Some(Step::Sent) => self.times > 2,
+            Some(Step::Sent | Step::Over(_)) => self.times > 2,
             _ => false,
         }
+    }
+
+    /// In the first round GiB by GiB.
+    fn sends_next(&self, sent_gib: u64) -> u64 {
+        sent_gib + if sent_gib < self.gib { 1 } else { self.gib }
+    }
+
+    fn is_free_of_groups(&self) -> bool {
+        self.placement.apart.is_empty() && self.placement.together.is_empty()
+    }
+
+    fn as_placed(&self) -> PlacedVm {
+        PlacedVm { name: self.name.clone(), needs_bytes: self.gib * GIB, placement: self.placement.clone() }
+    }
+
+    fn view(&self) -> VmView {
+        let busy = self.flight.is_some() || self.at != At::Here;
+        VmView {
+            name: self.name.clone(),
+            needs_bytes: self.gib * GIB,
+            memory_bytes: self.gib * GIB,
+            placement: self.placement.clone(),
+            immovable: (self.immovable || busy).then(|| "it is busy".to_owned()),
+            refusals: self.refused_by.iter().map(|host| (format!("h{host}"), "it does".to_owned())).collect(),
+            memory: Some(MemorySample {
+                zero_share: 0.0,
+                dirty_bytes_per_s: 0,
+                dirty_set_bytes: 0,
+                compressible: None,
+            }),
+        }
+    }
+}
+
+impl Host {
+    fn new(index: u64, random: &mut Random) -> Self {
+        let vm = |at: u64, random: &mut Random| PlacedVm {
+            name: format!("h{index}v{at}"),
+            needs_bytes: GIB,
+            placement: Placement { stays: None, ..some_placement(random) },
+        };
+        Self {
+            name: format!("h{index}"),
+            answers: true,
+            frozen: false,
+            drained: false,
+            gib: random.below(48),
+            vms: (0..random.below(2)).map(|at| vm(at, random)).collect(),
+        }
+    }
+
+    fn unavailable(&self) -> Option<String> {
+        let drained = self.drained.then(|| "it is cordoned".to_owned());
+        drained.or_else(|| (!self.answers || self.frozen).then(|| "it is silent".to_owned()))
     }
 }
 
@@ -168,26 +256,31 @@ impl World {
             times: if faults.endless > 0 && random.chance(faults.endless) { some_times(random) } else { 1 },
             placement: some_placement(random),
             immovable: random.chance(3),
+            refused_by: (0..4).filter(|_| random.chance(3)).collect(),
+            is_to_stay: false,
             at: At::Here,
             begun: 0,
             gave_way: false,
             flight: None,
+            migration: 0,
         });
         let vms = vms.collect();
-        let hosts = (0..=random.below(3)).map(|index| Host {
-            name: format!("h{index}"),
-            answers: true,
-            gib: random.below(48),
-            vms: (0..random.below(2))
-                .map(|at| PlacedVm {
-                    name: format!("h{index}v{at}"),
-                    needs_bytes: GIB,
-                    placement: Placement { stays: None, ..some_placement(random) },
-                })
-                .collect(),
-        });
-        let hosts = hosts.collect();
-        Self { vms, hosts, faults, unheard: BTreeMap::new() }
+        let hosts = (0..=random.below(3)).map(|index| Host::new(index, random)).collect();
+        Self {
+            vms,
+            hosts,
+            faults,
+            disk_full: false,
+            results: BTreeMap::new(),
+            news: News::default(),
+            sights: BTreeSet::new(),
+            others: if faults.moved > 0 { some_others(random) } else { 0 },
+            named_twice: random.chance(faults.doubled),
+        }
+    }
+
+    pub(crate) fn saw(&mut self, sight: Sight) {
+        self.sights.insert(sight);
     }
 
     /// GiB of a target that are promised to nobody.
@@ -210,56 +303,41 @@ impl World {
     pub(crate) fn inhabitants(&self, host: usize) -> impl Iterator<Item = &Vm> {
         self.vms.iter().filter(move |vm| match vm.at {
             At::Target(target) | At::Undecided(target) => target == host,
-            At::Here => vm.flight.is_some_and(|flight| flight.target == host),
-            At::Elsewhere => false,
+            At::Here => {
+                vm.flight.is_some_and(|flight| flight.target == host && !matches!(flight.step, Step::Over(_)))
+            }
+            At::EndedThere | At::EndedHere | At::Elsewhere => false,
         })
     }
 
     pub(crate) fn view(&self) -> DrainView {
-        let here = self.vms.iter().filter(|vm| !matches!(vm.at, At::Target(_) | At::Elsewhere));
-        let vms = here.map(|vm| {
-            let busy = vm.flight.is_some() || vm.at != At::Here;
-            VmView {
-                name: vm.name.clone(),
-                needs_bytes: vm.gib * GIB,
-                memory_bytes: vm.gib * GIB,
-                placement: vm.placement.clone(),
-                immovable: (vm.immovable || busy).then(|| "it is busy".to_owned()),
-                refusals: BTreeMap::new(),
-                memory: Some(MemorySample {
-                    zero_share: 0.0,
-                    dirty_bytes_per_s: 0,
-                    dirty_set_bytes: 0,
-                    compressible: None,
-                }),
-            }
-        });
-        let targets = self.hosts.iter().enumerate().map(|(index, host)| TargetView {
+        let here = self.vms.iter().filter(|vm| matches!(vm.at, At::Here | At::Undecided(_)));
+        let mut targets: Vec<TargetView> = (0..self.hosts.len()).map(|host| self.target_view(host)).collect();
+        if self.named_twice {
+            targets.push(targets[0].clone());
+        }
+        DrainView { host: "here".into(), vms: here.map(Vm::view).collect(), targets }
+    }
+
+    fn target_view(&self, index: usize) -> TargetView {
+        let host = &self.hosts[index];
+        TargetView {
             name: host.name.clone(),
-            unavailable: (!host.answers).then(|| "it is silent".to_owned()),
+            unavailable: host.unavailable(),
             memory_available_bytes: self.free_gib(index) * GIB,
             makes_room: false,
-            vms: host
-                .vms
-                .iter()
-                .cloned()
-                .chain(self.known(index).map(|vm| PlacedVm {
-                    name: vm.name.clone(),
-                    needs_bytes: vm.gib * GIB,
-                    placement: vm.placement.clone(),
-                }))
-                .collect(),
+            vms: host.vms.iter().cloned().chain(self.known(index).map(Vm::as_placed)).collect(),
             paths_mbps: 10_000,
             relay: None,
             remembered: None,
-        });
-        DrainView { host: "here".into(), vms: vms.collect(), targets: targets.collect() }
+        }
     }
 
     /// What nobody asked for.
     pub(crate) fn change(&mut self, random: &mut Random) {
+        let faults = self.faults;
         let at = random.index(self.hosts.len());
-        let (vanishes, taken) = (random.chance(self.faults.vanish), random.chance(self.faults.taken));
+        let (vanishes, taken) = (random.chance(faults.vanish), random.chance(faults.taken));
         let free_gib = self.free_gib(at);
         let host = &mut self.hosts[at];
         if vanishes {
@@ -272,29 +350,133 @@ impl World {
                 host.gib - free_gib.min(random.below(8))
             };
         }
-        if self.faults.moved > 0 && random.chance(self.faults.moved) && !self.vms.is_empty() {
-            self.move_by_hand(random.index(self.vms.len()));
+        host.frozen = for_a_while(host.frozen, faults.target_frozen, random);
+        host.drained = for_a_while(host.drained, faults.target_drained, random);
+        self.disk_full = for_a_while(self.disk_full, faults.disk_full, random);
+        if self.hosts[at].drained {
+            self.one_leaves(at, random);
+        }
+        if random.below(1_000) < faults.target_reboots {
+            self.target_reboots(at, random);
+        }
+        if random.below(1_000) < faults.ends {
+            self.one_ends(random);
+        }
+        self.others_move(random);
+        self.one_changes(random);
+        self.settle(random);
+    }
+
+    fn one_changes(&mut self, random: &mut Random) {
+        let (immovable, cancelled) =
+            (random.below(1_000) < self.faults.immovable, random.below(1_000) < self.faults.cancel_one);
+        if self.vms.is_empty() || !(immovable || cancelled) {
+            return;
+        }
+        let index = random.index(self.vms.len());
+        let vm = &mut self.vms[index];
+        vm.immovable ^= immovable;
+        if let Some(flight) = vm.flight.as_mut().filter(|_| cancelled) {
+            flight.cancelled.get_or_insert(By::Other);
         }
     }
 
-    fn move_by_hand(&mut self, vm: usize) {
-        if self.vms[vm].at == At::Here && self.vms[vm].flight.is_none() {
-            self.vms[vm].at = At::Elsewhere;
-            let name = self.vms[vm].name.clone();
-            self.tell(vm, Event::Left { vm: name, departure: departure() });
+    /// Somebody moves VMs by hand.
+    fn others_move(&mut self, random: &mut Random) {
+        if self.faults.moved == 0 {
+            return;
+        }
+        if random.chance(5) {
+            self.others = some_others(random);
+        }
+        if random.below(1_000) < self.faults.moved && !self.vms.is_empty() {
+            let index = random.index(self.vms.len());
+            let vm = &mut self.vms[index];
+            if vm.at == At::Here && vm.flight.is_none() {
+                vm.at = At::Elsewhere;
+            }
         }
     }
 
-    /// A migration of this VM is to begin, and somebody else has moved it.
-    pub(crate) fn miss(&mut self, vm: usize) {
-        self.end(vm, MoveEnd::Left(departure()));
+    /// Some VM leaves a target that is drained: it is nobody's here to know where it goes.
+    fn one_leaves(&mut self, from: usize, random: &mut Random) {
+        let to = random.index(self.hosts.len());
+        if self.hosts[from].vms.pop().is_some() || self.hosts[to].drained {
+            return;
+        }
+        let free_gib = self.free_gib(to);
+        let may_go = |vm: &&mut Vm| {
+            vm.at == At::Target(from) && vm.flight.is_none() && vm.is_free_of_groups() && vm.gib <= free_gib
+        };
+        if let Some(vm) = self.vms.iter_mut().find(may_go) {
+            vm.at = At::Target(to);
+            self.saw(Sight::MovedOn);
+        }
     }
 
-    /// Whether it is not here any more, and the drain has heard all of it.
-    pub(crate) fn is_known_to_have_left(&self, vm: &Vm) -> bool {
-        let is_unheard =
-            |(of, events): (&usize, &VecDeque<Event>)| self.vms[*of].name == vm.name && !events.is_empty();
-        vm.at == At::Elsewhere && !self.unheard.iter().any(is_unheard)
+    /// Nothing that ran there runs any more, and what was on its way there is lost there.
+    fn target_reboots(&mut self, host: usize, random: &mut Random) {
+        self.saw(Sight::TargetRebooted);
+        self.hosts[host].vms.clear();
+        for vm in 0..self.vms.len() {
+            match (self.vms[vm].at, self.vms[vm].flight) {
+                (At::Target(target), _) if target == host => self.vms[vm].at = At::EndedThere,
+                (At::Undecided(target), _) if target == host && random.chance(70) => self.revoke(vm),
+                (At::Here, Some(flight)) if flight.target == host => self.doom(vm),
+                _ => {}
+            }
+        }
+    }
+
+    /// Somebody stops a VM here, or its QEMU ends.
+    fn one_ends(&mut self, random: &mut Random) {
+        if self.vms.is_empty() {
+            return;
+        }
+        let index = random.index(self.vms.len());
+        let vm = &mut self.vms[index];
+        let is_handed_over =
+            vm.flight.is_some_and(|flight| matches!(flight.step, Step::Sent | Step::Over(_)));
+        if vm.at == At::Here && !is_handed_over {
+            vm.at = At::EndedHere;
+            self.doom(index);
+        }
+    }
+
+    /// A target that was silent says what has become of a VM.
+    fn settle(&mut self, random: &mut Random) {
+        for vm in 0..self.vms.len() {
+            let At::Undecided(target) = self.vms[vm].at else { continue };
+            let host = &self.hosts[target];
+            if host.answers && !host.frozen && !self.disk_full && random.chance(10) {
+                if random.chance(30) {
+                    self.revoke(vm);
+                    continue;
+                }
+                self.saw(Sight::Settled);
+                self.vms[vm].at = At::Target(target);
+                self.note_result(vm, true);
+            }
+        }
+    }
+
+    /// The target has promised never to run it.
+    fn revoke(&mut self, vm: usize) {
+        if !self.disk_full {
+            self.saw(Sight::Revoked);
+            self.vms[vm].at = At::Here;
+            self.note_result(vm, false);
+        }
+    }
+
+    fn note_result(&mut self, vm: usize, completed: bool) {
+        self.results.insert(name_of(self.vms[vm].migration), completed);
+    }
+
+    pub(crate) fn doom(&mut self, vm: usize) {
+        if let Some(flight) = &mut self.vms[vm].flight {
+            flight.doomed = true;
+        }
     }
 
     /// Some migration goes on by one step.
@@ -305,17 +487,31 @@ impl World {
         }
         let vm = flying[random.index(flying.len())];
         let flight = self.vms[vm].flight.ok_or("no flight")?;
-        let answers = self.hosts[flight.target].answers;
-        let fails = random.chance(self.faults.fail) || !answers || flight.cancelled;
+        if self.awaits_frozen(flight, random) {
+            self.saw(Sight::AwaitedFrozen);
+            return Ok(());
+        }
+        let host = &self.hosts[flight.target];
+        let is_lost = !host.answers || host.frozen || flight.doomed;
+        // Changes to the network and the hand-over are written to the journal first.
+        let is_unwritable =
+            self.disk_full && matches!(flight.step, Step::Begun | Step::Reserved | Step::Sent);
+        let fails = random.chance(self.faults.fail) || is_lost || flight.cancelled.is_some();
         match flight.step {
-            Step::Sent if fails && !flight.cancelled => self.leave_undecided(vm, flight.target),
+            Step::Over(_) if self.disk_full => {}
+            Step::Over(end) => self.recorded(vm, end),
+            _ if is_unwritable => self.end(vm, End::Failed),
+            Step::Sent if is_lost || fails && flight.cancelled.is_none() => {
+                self.leave_undecided(vm, flight.target);
+            }
             Step::Sent => self.complete(vm, flight.target),
-            _ if fails => self.fail(vm, "it failed"),
+            _ if flight.cancelled.is_some() => self.end(vm, End::Cancelled),
+            _ if fails => self.end(vm, End::Failed),
             Step::Begun if random.chance(self.faults.crowded) => {
                 let event = Event::Crowded { vm: self.vms[vm].name.clone() };
                 self.tell_maybe(vm, event, random);
             }
-            Step::Begun => self.reserve(vm, flight.target, random)?,
+            Step::Begun => self.reserve(vm, flight.target)?,
             Step::Reserved => {
                 self.step(vm, Step::Prepared);
                 let name = self.vms[vm].name.clone();
@@ -323,24 +519,49 @@ impl World {
             }
             Step::Prepared if !flight.released => {}
             Step::Prepared => self.step(vm, Step::Sending(0)),
-            Step::Sending(gib) if gib < self.vms[vm].gib * self.vms[vm].times => {
-                // In the first round GiB by GiB.
-                let more = if gib < self.vms[vm].gib { 1 } else { self.vms[vm].gib };
-                self.step(vm, Step::Sending(gib + more));
-                let name = self.vms[vm].name.clone();
-                if gib + more >= self.vms[vm].gib {
-                    // Also when more rounds follow, and in each of them.
-                    self.tell_maybe(vm, Event::Ending { vm: name.clone() }, random);
-                }
-                self.tell_maybe(vm, Event::Arrived { vm: name, bytes: (gib + more) * GIB }, random);
-            }
-            Step::Sending(_) => {
-                self.step(vm, Step::Sent);
-                let name = self.vms[vm].name.clone();
-                self.tell_maybe(vm, Event::Paused { vm: name }, random);
-            }
+            Step::Sending(gib) => self.send(vm, gib, random),
         }
         Ok(())
+    }
+
+    /// Memory goes without the target's agent; all else waits for it, within a bound.
+    fn awaits_frozen(&self, flight: Flight, random: &mut Random) -> bool {
+        let needs_it = !matches!(flight.step, Step::Sending(_) | Step::Over(_))
+            && (flight.step != Step::Prepared || flight.released);
+        self.hosts[flight.target].frozen && needs_it && !flight.doomed && random.chance(90)
+    }
+
+    /// While the agent stands still its QEMUs send on.
+    pub(crate) fn send_alone(&mut self, random: &mut Random) {
+        for vm in 0..self.vms.len() {
+            match self.vms[vm].flight {
+                Some(Flight { step: Step::Sending(gib), doomed: false, .. }) => self.send(vm, gib, random),
+                // The guest must not wait for its agent.
+                Some(Flight { step: Step::Sent, doomed: false, .. }) if random.chance(30) => {
+                    self.saw(Sight::GuardActed);
+                    self.step(vm, Step::Over(End::Failed));
+                }
+                // The target hears nothing.
+                Some(_) if random.chance(5) => self.doom(vm),
+                _ => {}
+            }
+        }
+    }
+
+    fn send(&mut self, vm: usize, sent_gib: u64, random: &mut Random) {
+        let name = self.vms[vm].name.clone();
+        if sent_gib >= self.vms[vm].gib * self.vms[vm].times {
+            self.step(vm, Step::Sent);
+            self.tell_maybe(vm, Event::Paused { vm: name }, random);
+            return;
+        }
+        let gib = self.vms[vm].sends_next(sent_gib);
+        self.step(vm, Step::Sending(gib));
+        if gib >= self.vms[vm].gib {
+            // Also when more rounds follow, and in each of them.
+            self.tell_maybe(vm, Event::Ending { vm: name.clone() }, random);
+        }
+        self.tell_maybe(vm, Event::Arrived { vm: name, bytes: gib * GIB }, random);
     }
 
     fn step(&mut self, vm: usize, step: Step) {
@@ -349,42 +570,65 @@ impl World {
         }
     }
 
-    fn reserve(&mut self, vm: usize, target: usize, random: &mut Random) -> Result<(), String> {
+    fn reserve(&mut self, vm: usize, target: usize) -> Result<(), String> {
+        if self.vms[vm].immovable {
+            self.end(vm, End::Failed);
+            return Ok(());
+        }
+        if self.hosts[target].drained {
+            self.saw(Sight::RefusedByDrained);
+            self.end(vm, End::Failed);
+            return Ok(());
+        }
         if self.vms[vm].gib > self.free_gib(target) {
-            if self.faults.taken == 0 {
+            if !self.faults.memory_is_taken() {
                 return Err(format!("overcommit: the plan leaves no room for {}", self.vms[vm].name));
             }
-            self.fail(vm, "no memory is left");
+            self.end(vm, End::Failed);
             return Ok(());
         }
         self.step(vm, Step::Reserved);
-        let event = Event::Begun { vm: self.vms[vm].name.clone(), migration: "m".into() };
-        self.tell_maybe(vm, event, random);
         Ok(())
     }
 
     fn complete(&mut self, vm: usize, target: usize) {
         self.vms[vm].at = At::Target(target);
-        self.end(vm, MoveEnd::Completed { transfer_ms: 1.0 });
+        self.end(vm, End::Completed);
     }
 
     fn leave_undecided(&mut self, vm: usize, target: usize) {
         self.vms[vm].at = At::Undecided(target);
-        self.end(vm, MoveEnd::Undecided(Problem::failed("the target is silent")));
-    }
-
-    fn fail(&mut self, vm: usize, why: &str) {
-        self.end(vm, MoveEnd::Failed(Problem::failed(why)));
-    }
-
-    fn end(&mut self, vm: usize, end: MoveEnd) {
         self.vms[vm].flight = None;
+        self.tell_end(vm, MoveEnd::Undecided(Problem::failed("the target is silent")));
+    }
+
+    /// Nobody hears of it before it is written down.
+    fn end(&mut self, vm: usize, end: End) {
+        if self.disk_full {
+            self.saw(Sight::EndUnrecorded);
+            self.step(vm, Step::Over(end));
+        } else {
+            self.recorded(vm, end);
+        }
+    }
+
+    fn recorded(&mut self, vm: usize, end: End) {
+        self.note_result(vm, end == End::Completed);
+        let flight = self.vms[vm].flight.take();
+        if end == End::Cancelled && flight.is_some_and(|flight| flight.cancelled != Some(By::Drain)) {
+            self.saw(Sight::CancelledByOther);
+            self.vms[vm].is_to_stay = true;
+        }
+        self.tell_end(vm, end.told());
+    }
+
+    fn tell_end(&mut self, vm: usize, end: MoveEnd) {
         let name = self.vms[vm].name.clone();
         self.tell(vm, Event::Ended { vm: name, end });
     }
 
     fn tell(&mut self, vm: usize, event: Event) {
-        self.unheard.entry(vm).or_default().push_back(event);
+        self.news.tell(vm, self.vms[vm].migration, event);
     }
 
     fn tell_maybe(&mut self, vm: usize, event: Event, random: &mut Random) {
@@ -393,36 +637,54 @@ impl World {
         }
     }
 
-    /// Some message that was not heard yet; those of one VM in their order.
-    pub(crate) fn hear(&mut self, random: &mut Random) -> Option<Event> {
-        self.unheard.retain(|_, events| !events.is_empty());
-        let talking: Vec<usize> = self.unheard.keys().copied().collect();
-        if talking.is_empty() {
-            return None;
-        }
-        self.unheard.get_mut(&talking[random.index(talking.len())])?.pop_front()
-    }
-
     /// The agent starts anew: what was not handed over is undone, the target is asked of the rest.
     pub(crate) fn restart(&mut self) {
+        self.disk_full = false;
+        self.others = 0;
         for vm in 0..self.vms.len() {
             match self.vms[vm].flight {
-                Some(Flight { step: Step::Sent, target, .. }) if self.hosts[target].answers => {
-                    self.complete(vm, target);
+                Some(Flight { step: Step::Sent, target, doomed, .. }) => {
+                    let host = &self.hosts[target];
+                    if host.answers && !host.frozen && !doomed {
+                        self.complete(vm, target);
+                    } else {
+                        self.leave_undecided(vm, target);
+                    }
                 }
-                Some(Flight { step: Step::Sent, target, .. }) => self.leave_undecided(vm, target),
-                Some(_) => self.fail(vm, "the agent was started anew"),
+                Some(Flight { step: Step::Over(end), .. }) => self.recorded(vm, end),
+                Some(_) => self.end(vm, End::Failed),
                 None => {}
             }
-            self.vms[vm].begun = 0;
-            self.vms[vm].gave_way = false;
         }
-        self.unheard.clear();
-        // Nobody tells the next drain of them.
-        self.vms.retain(|vm| vm.at != At::Elsewhere);
+        self.news = News::default();
+    }
+
+    /// What runs here goes down with the host. What was sent runs on its target if that was told to in time.
+    pub(crate) fn reboot(&mut self, random: &mut Random) {
+        self.saw(Sight::HostRebooted);
+        for vm in &mut self.vms {
+            let is_sent = vm.flight.is_some_and(|flight| flight.step == Step::Sent && random.chance(50));
+            if vm.at == At::Here && !is_sent {
+                vm.at = At::EndedHere;
+                if let Some(flight) = &mut vm.flight {
+                    flight.step = Step::Over(End::Failed);
+                }
+            }
+        }
+        self.restart();
+    }
+
+    /// A drain begins: its attempts are counted from here.
+    pub(crate) fn count_anew(&mut self) {
+        for vm in &mut self.vms {
+            vm.begun = 0;
+            vm.gave_way = false;
+            vm.is_to_stay = false;
+        }
     }
 }
 
-fn departure() -> Departure {
-    Departure { target: "elsewhere".into(), migration: "by hand".into(), memory_bytes: GIB }
+/// Whether something lasts that begins so often, per thousand turns.
+fn for_a_while(lasts: bool, per_mille: u64, random: &mut Random) -> bool {
+    if lasts { !random.chance(GOES_ON) } else { per_mille > 0 && random.below(1_000) < per_mille }
 }

@@ -1,0 +1,79 @@
+//! What migrations tell of themselves: late, in the order of each, and sometimes once more.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use drainpipe_engine::drain::run::Event;
+
+use crate::random::Random;
+
+#[derive(Debug, Clone)]
+struct Message {
+    migration: u64,
+    event: Event,
+}
+
+/// What the drain has not heard yet.
+#[derive(Debug, Default)]
+pub(crate) struct News {
+    /// Of each VM.
+    unheard: BTreeMap<usize, VecDeque<Message>>,
+    /// What was heard, and comes once more.
+    doubled: Vec<(usize, Message)>,
+}
+
+/// A message that has come.
+pub(crate) struct Heard {
+    pub vm: usize,
+    pub migration: u64,
+    pub event: Event,
+    /// Whether it was heard before.
+    pub again: bool,
+}
+
+impl News {
+    pub(crate) fn tell(&mut self, vm: usize, migration: u64, event: Event) {
+        self.unheard.entry(vm).or_default().push_back(Message { migration, event });
+    }
+
+    /// Some message that was not heard yet, or one that was, at any time later.
+    pub(crate) fn hear(&mut self, doubled: u64, random: &mut Random) -> Option<Heard> {
+        if !self.doubled.is_empty() && random.chance(30) {
+            let (vm, message) = self.doubled.swap_remove(random.index(self.doubled.len()));
+            return Some(Heard { vm, migration: message.migration, event: message.event, again: true });
+        }
+        self.unheard.retain(|_, messages| !messages.is_empty());
+        let talking: Vec<usize> = self.unheard.keys().copied().collect();
+        if talking.is_empty() {
+            return None;
+        }
+        let vm = talking[random.index(talking.len())];
+        let message = self.unheard.get_mut(&vm)?.pop_front()?;
+        if doubled > 0 && random.chance(doubled) {
+            self.doubled.push((vm, message.clone()));
+        }
+        Some(Heard { vm, migration: message.migration, event: message.event, again: false })
+    }
+
+    /// Whatever was not heard yet never is.
+    pub(crate) fn forget(&mut self) {
+        self.unheard.clear();
+    }
+
+    /// How much waits to be heard.
+    pub(crate) fn len(&self) -> usize {
+        self.unheard.values().map(VecDeque::len).sum()
+    }
+
+    /// Who stands still misses what is overtaken: how much had arrived, and that an end was near.
+    pub(crate) fn overtake(&mut self) {
+        for messages in self.unheard.values_mut() {
+            let last = messages.len().saturating_sub(1);
+            let mut index = 0;
+            messages.retain(|message| {
+                let is_passing = matches!(message.event, Event::Arrived { .. } | Event::Ending { .. });
+                index += 1;
+                !is_passing || index > last
+            });
+        }
+    }
+}

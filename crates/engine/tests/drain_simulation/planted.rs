@@ -1,0 +1,179 @@
+//! Bugs between the drain and the world. Each is one that somebody could write, and the simulation must find.
+
+use std::collections::VecDeque;
+
+use drainpipe_engine::drain::plan::DrainPlan;
+use drainpipe_engine::drain::run::{Action, Event, MoveEnd};
+
+use crate::faults::Faults;
+
+/// A bug of the agent that carries the drain out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Planted {
+    Nothing,
+    /// Each migration is begun twice.
+    TwoStarts,
+    /// What is prepared is released at once, whatever is on the links.
+    NoTurns,
+    /// A release is lost.
+    LostRelease,
+    /// The end of a migration is lost.
+    LostEnd,
+    /// The plan believes in memory that is not there.
+    Overcommit,
+    /// The planner places all on one target, and only the linter sees it.
+    BadPlan,
+    /// It is over while migrations are under way.
+    EarlyFinish,
+    /// A VM is left out of the plan.
+    LostVm,
+    /// What an earlier migration of a VM has told is taken for news of the one under way.
+    StaleNews,
+    /// The answer to an earlier request for a plan is taken for that to the last one.
+    StalePlan,
+    /// What could not be written down is taken for written down.
+    BelievedRecord,
+    /// What follows is done though how the drain stands could not be written down.
+    DoneUnwritten,
+    /// What could not be done while the disk was full is not done later.
+    HeldForgotten,
+    /// What happens while the agent stands still is not heard.
+    DeafWhenFrozen,
+    /// Time is taken from a clock that people set.
+    WallClock,
+    /// A drain that is carried on forgets what it has moved.
+    EarlierForgotten,
+    /// A VM that may run elsewhere is looked at as one that runs here.
+    UndecidedForgotten,
+    /// A migration that somebody has cancelled is taken for one that failed.
+    CancelledIsFailed,
+    /// A VM that is on its way is taken for one that waits, when the agent starts anew.
+    Unsettled,
+    /// The drain is not told of what somebody else moves from this host.
+    OthersUncounted,
+}
+
+impl Planted {
+    pub(crate) const ALL: [Self; 20] = [
+        Self::TwoStarts,
+        Self::NoTurns,
+        Self::LostRelease,
+        Self::LostEnd,
+        Self::Overcommit,
+        Self::BadPlan,
+        Self::EarlyFinish,
+        Self::LostVm,
+        Self::StaleNews,
+        Self::StalePlan,
+        Self::BelievedRecord,
+        Self::DoneUnwritten,
+        Self::HeldForgotten,
+        Self::DeafWhenFrozen,
+        Self::WallClock,
+        Self::EarlierForgotten,
+        Self::UndecidedForgotten,
+        Self::CancelledIsFailed,
+        Self::Unsettled,
+        Self::OthersUncounted,
+    ];
+
+    /// The faults without which it does no harm.
+    pub(crate) fn needs(self) -> Faults {
+        let none = Faults::NONE;
+        match self {
+            Self::StaleNews | Self::StalePlan => Faults { doubled: 80, fail: 10, ..none },
+            Self::BelievedRecord => Faults { disk_full: 40, cancel: 10, ..none },
+            Self::DoneUnwritten => Faults { disk_full: 200, restart: 40, ..none },
+            Self::HeldForgotten => Faults { disk_full: 40, ..none },
+            Self::DeafWhenFrozen => Faults { frozen: 20, ..none },
+            // That there is a deadline at all, and that it is not met in truth.
+            Self::WallClock => Faults { clock: 20, cancel: 1, ..none },
+            Self::EarlierForgotten | Self::Unsettled => Faults { restart: 20, ..none },
+            Self::UndecidedForgotten => Faults { restart: 20, fail: 20, ..none },
+            Self::CancelledIsFailed => Faults { cancel_one: 40, ..none },
+            Self::OthersUncounted => Faults { moved: 10, ..none },
+            _ => none,
+        }
+    }
+
+    /// Words of the rule that it breaks.
+    pub(crate) fn shows_as(self) -> &'static [&'static str] {
+        match self {
+            Self::Nothing => &[],
+            Self::TwoStarts => &["begun while it is under way"],
+            Self::NoTurns => &["too many on the links"],
+            Self::LostRelease | Self::LostEnd | Self::HeldForgotten | Self::DeafWhenFrozen => {
+                &["it does not end"]
+            }
+            Self::Overcommit => &["overcommit"],
+            Self::BadPlan => &["the plan is bad"],
+            Self::EarlyFinish => &["over while"],
+            Self::LostVm => &["not in the report"],
+            Self::StaleNews => &["begun while it is under way", "is released at", "over while"],
+            Self::StalePlan => &["while nothing may be"],
+            Self::BelievedRecord => &["by its row"],
+            Self::DoneUnwritten | Self::Unsettled | Self::EarlierForgotten => &["the journal does not know"],
+            Self::WallClock => &["for no reason", "while nothing may be", "makes no sense"],
+            Self::OthersUncounted => &["as many leave as may"],
+            Self::CancelledIsFailed => &["somebody does not want it"],
+            Self::UndecidedForgotten => &["begun while it is under way, or elsewhere"],
+        }
+    }
+
+    pub(crate) fn spoil_actions(self, event: Option<&Event>, actions: &mut Vec<Action>) {
+        match self {
+            Self::TwoStarts => {
+                *actions = actions.iter().flat_map(|action| [action.clone(), action.clone()]).collect();
+            }
+            Self::LostRelease => actions.retain(|action| !matches!(action, Action::Release { .. })),
+            Self::NoTurns => {
+                if let Some(Event::Prepared { vm }) = event {
+                    actions.retain(|action| !matches!(action, Action::Release { .. }));
+                    actions.push(Action::Release { vm: vm.clone() });
+                }
+            }
+            Self::EarlyFinish if event.is_some() => actions.push(Action::Finish),
+            _ => {}
+        }
+    }
+
+    pub(crate) fn spoil_event(self, event: Event) -> Event {
+        match event {
+            Event::Ended { vm, end: MoveEnd::Cancelled(problem) } if self == Self::CancelledIsFailed => {
+                Event::Ended { vm, end: MoveEnd::Failed(problem) }
+            }
+            event => event,
+        }
+    }
+
+    /// What is held until the disk has room again.
+    pub(crate) fn spoil_held<T>(self, held: &mut VecDeque<T>) {
+        if self == Self::HeldForgotten {
+            held.clear();
+        }
+    }
+
+    /// Before it is looked through.
+    pub(crate) fn spoil_plan(self, plan: &mut DrainPlan) {
+        if self == Self::BadPlan {
+            all_to_the_first(plan);
+        }
+    }
+
+    /// Once it was looked through.
+    pub(crate) fn spoil_sound(self, plan: &mut DrainPlan) {
+        match self {
+            Self::Overcommit => all_to_the_first(plan),
+            Self::LostVm => drop(plan.moves.pop()),
+            _ => {}
+        }
+    }
+}
+
+fn all_to_the_first(plan: &mut DrainPlan) {
+    if let Some(first) = plan.moves.first().map(|first| first.target.clone()) {
+        for planned in &mut plan.moves {
+            planned.target.clone_from(&first);
+        }
+    }
+}
