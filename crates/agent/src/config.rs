@@ -181,7 +181,7 @@ impl Default for DrainBounds {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Compression {
-    /// How many at most for one migration; absent for all of `cpus`.
+    /// How many at most for one migration; absent for all of `cpus`. More than 16 are as 16.
     pub(crate) cores: Option<u16>,
     /// Which; absent for all on which the agent may run.
     pub(crate) cpus: Option<CpuList>,

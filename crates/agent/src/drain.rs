@@ -224,9 +224,8 @@ pub(crate) async fn begin(agent: &Arc<Agent>, request: DrainRequest) -> Result<D
         let drain = agent.journal.begin_drain(&id, Timestamp::now(), request.swap_with.as_deref())?;
         info!(drain = drain.record.id, "cordoned");
         wait_for_recovered(&agent).await;
-        let seen_at = Timestamp::now();
         let begun = match sound(plan_anew(&agent, &request, &Standing::default()).await) {
-            Ok(plan) => executor::start(&agent, request, &drain.record, plan, seen_at),
+            Ok(plan) => executor::start(&agent, request, &drain.record, plan),
             Err(problem) => Err(problem),
         };
         if let Err(problem) = begun {
@@ -267,6 +266,7 @@ pub(crate) fn cancel(agent: &Agent) -> Result<DrainView, Problem> {
 pub(crate) fn resume(agent: &Arc<Agent>, request: ResumeRequest) -> Result<DrainView, Problem> {
     let _beginning = agent.drains.begin(agent.name())?;
     agent.check_not_stopping()?;
+    record::settle_for_good(agent).map_err(|problem| nothing_changed(agent, problem))?;
     if request.failback {
         let begun = failback::away(agent).and_then(|away| failback::start(agent, away));
         begun.map_err(|problem| nothing_changed(agent, problem))?;

@@ -38,8 +38,8 @@ use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE, needs, qemu_has_ended};
 /// Without a word from the source for this long, the target asks it what has become of the VM.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
-/// QEMU closes its sockets a moment before its process has ended.
-const EXIT_KNOWN_WITHIN: Duration = Duration::from_secs(2);
+/// QEMU closes its sockets a moment before its process has ended. Its source waits for an answer for half a second.
+const EXIT_KNOWN_WITHIN: Duration = Duration::from_millis(300);
 
 /// How often the target looks after the VMs on their way.
 const WATCH_EVERY: Duration = Duration::from_secs(2);

@@ -77,7 +77,7 @@ const MIGRATIONS: &[&str] = &[
     ALTER TABLE drains ADD COLUMN swap_with TEXT;
     ALTER TABLE drains ADD COLUMN last_incoming INTEGER NOT NULL DEFAULT 0;
 ",
-    // A number of a drain that was carried on by another option is left out: nobody knows by which it was found.
+    // Numbers that were found before are found anew: by which option they were is not known of all.
     "
     CREATE TABLE transfers_found (
         target TEXT NOT NULL,
@@ -85,18 +85,9 @@ const MIGRATIONS: &[&str] = &[
         transfers INTEGER NOT NULL,
         PRIMARY KEY (target, requested_option)
     );
-    INSERT OR REPLACE INTO transfers_found
-        SELECT json_extract(moved.move, '$.target'), by.requested_option, drains.transfers
-        FROM drains
-        JOIN drain_moves AS moved ON moved.drain = drains.id AND json_extract(moved.move, '$.state') = 'moved'
-        JOIN migrations AS by ON by.id = json_extract(moved.move, '$.migration')
-        WHERE drains.transfers IS NOT NULL AND NOT EXISTS (
-            SELECT 1 FROM drain_moves AS other
-            JOIN migrations AS by_other ON by_other.id = json_extract(other.move, '$.migration')
-            WHERE other.drain = drains.id AND by_other.requested_option != by.requested_option
-        )
-        ORDER BY drains.rowid;
     ALTER TABLE drains DROP COLUMN transfers;
+    ALTER TABLE migrations ADD COLUMN ended_at_ms INTEGER;
+    CREATE INDEX migrations_of_vms ON migrations (vm);
 ",
 ];
 
@@ -353,12 +344,17 @@ impl Journal {
     }
 
     /// Records how a migration ended; if the VM is gone from here, forgets it in the same breath.
-    pub(crate) fn end_migration(&self, result: &MigrationResult, vm_left: bool) -> Result<(), JournalError> {
+    pub(crate) fn end_migration(
+        &self,
+        result: &MigrationResult,
+        vm_left: bool,
+        now: Timestamp,
+    ) -> Result<(), JournalError> {
         self.run(|connection| {
             let transaction = connection.transaction()?;
             transaction.execute(
-                "UPDATE migrations SET result = ?2 WHERE id = ?1",
-                params![result.id, to_json(result)?],
+                "UPDATE migrations SET result = ?2, ended_at_ms = ?3 WHERE id = ?1",
+                params![result.id, to_json(result)?, now.as_millisecond()],
             )?;
             if vm_left {
                 transaction.execute("DELETE FROM vms WHERE name = ?1", [&result.vm])?;
@@ -422,14 +418,18 @@ impl Journal {
         })
     }
 
-    /// The last migration of a VM from here that was completed.
-    pub(crate) fn last_completed_of(&self, vm: &str) -> Result<Option<MigrationResult>, JournalError> {
+    /// The last migration of a VM from here that was completed, if that was recorded at this time or later.
+    pub(crate) fn completed_since(
+        &self,
+        vm: &str,
+        since: Timestamp,
+    ) -> Result<Option<MigrationResult>, JournalError> {
         self.run(|connection| {
             let text: Option<String> = connection
                 .query_row(
-                    "SELECT result FROM migrations WHERE vm = ?1 AND result IS NOT NULL \
+                    "SELECT result FROM migrations WHERE vm = ?1 AND ended_at_ms >= ?2 \
                      AND json_extract(result, '$.outcome') = 'completed' ORDER BY rowid DESC LIMIT 1",
-                    [vm],
+                    params![vm, since.as_millisecond()],
                     |row| row.get(0),
                 )
                 .optional()?;

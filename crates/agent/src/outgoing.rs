@@ -73,7 +73,7 @@ pub(crate) struct Running {
     vm: String,
     target: String,
     // Begun by an earlier life of the agent.
-    is_taken_up: AtomicBool,
+    is_taken_up: bool,
     cancel: Notify,
     cancel_requested: AtomicBool,
     progress: watch::Sender<Progress>,
@@ -114,10 +114,11 @@ impl Outgoing {
         running.values().filter(|other| other.id != id && *other.stage.borrow() == Stage::Sending).count()
     }
 
-    /// Those that an earlier life of the agent has begun.
+    /// Those that an earlier life of the agent has begun, and of which the outcome is open; of an undecided one it is
+    /// known that it is undecided.
     pub(crate) fn taken_up(&self) -> Vec<Arc<Running>> {
         let running = self.lock();
-        running.values().filter(|running| running.is_taken_up.load(Ordering::Relaxed)).cloned().collect()
+        running.values().filter(|running| running.is_taken_up && !running.is_over()).cloned().collect()
     }
 
     /// All migrations under way.
@@ -254,7 +255,7 @@ pub(crate) fn begin(
     let started_at = Timestamp::now();
     agent.journal.begin_migration(&id, request, started_at)?;
     let (migration, first) = Migration::begin(agent.config.limits.of_migration(request.deadline_s));
-    let executor = Executor::new(agent, id, claimed, request, started_at, turn);
+    let executor = Executor::new(agent, id, claimed, request, started_at, turn, false);
     let running = Arc::clone(&executor.running);
     tokio::spawn(executor.run(migration, first));
     Ok(running)
@@ -459,8 +460,7 @@ pub(crate) fn take_up(agent: &Arc<Agent>, open: OpenMigration, claimed: Claimed)
         deadline_s: None,
         throttle_max_percent: None,
     };
-    let executor = Executor::new(agent, open.id, claimed, &request, open.started_at, Turn::Now);
-    executor.mark_taken_up();
+    let executor = Executor::new(agent, open.id, claimed, &request, open.started_at, Turn::Now, true);
     tokio::spawn(executor.run(migration, first));
 }
 

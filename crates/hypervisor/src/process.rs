@@ -41,7 +41,7 @@ impl fmt::Display for Exit {
             Self::Code(code) => write!(formatter, "exit code {code}"),
             Self::Signal(KILL) => write!(
                 formatter,
-                "signal {KILL}, which the kernel sends for want of memory: see `journalctl --dmesg`"
+                "signal {KILL}; if the kernel sent it for want of memory, `journalctl --dmesg` says so"
             ),
             Self::Signal(signal) => write!(formatter, "signal {signal}"),
             Self::Unknown => formatter.write_str("unknown cause"),

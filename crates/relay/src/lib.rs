@@ -57,5 +57,5 @@ pub use treatment::Treatment;
 /// Connections of one sender. Each may hold some blocks, and all of them together are bounded.
 pub const CONNECTIONS_MAX: usize = 64;
 
-/// Threads of one sender that pack. Each holds memory, 1.5 MiB at most.
+/// Threads of one sender that pack. Each holds memory, 1.7 MiB at most.
 pub const PACKING_THREADS_MAX: usize = 16;

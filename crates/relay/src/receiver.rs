@@ -210,7 +210,7 @@ fn accept(shared: &Arc<Shared>) {
 }
 
 fn receive(shared: &Shared, wire: TcpStream, peer: SocketAddr, stranger: Stranger) {
-    let admitted = admit(shared, wire);
+    let admitted = admit(shared, wire, &stranger);
     drop(stranger);
     let (index, mut wire) = match admitted {
         Ok(admitted) => admitted,
@@ -222,10 +222,14 @@ fn receive(shared: &Shared, wire: TcpStream, peer: SocketAddr, stranger: Strange
     }
 }
 
-fn admit(shared: &Shared, wire: TcpStream) -> Result<(usize, Wire), RelayError> {
+fn admit(shared: &Shared, wire: TcpStream, stranger: &Stranger) -> Result<(usize, Wire), RelayError> {
     let ReceiverSettings { token, connections, treatment, .. } = &shared.settings;
     let (wire, said) = Wire::accept(wire, treatment.encryption())?;
     let index = preamble::decode(&said, token, *connections)?;
+    // The other way round it would have come, and its next attempt be refused.
+    if !stranger.is_known() {
+        return Err(RelayError::Truncated);
+    }
     shared.come(index)?;
     // Not before: a stranger's would stay open with it.
     shared.breaker.add(wire.socket()).map_err(RelayError::wire)?;

@@ -125,6 +125,7 @@ impl Sender {
         if !(1..=CONNECTIONS_MAX).contains(&settings.connections) {
             return Err(RelayError::Connections(settings.connections));
         }
+        let settings = SenderSettings { cores: settings.cores.min(PACKING_THREADS_MAX), ..settings };
         let (path, connections) = (settings.path.clone(), settings.connections);
         let begin = |source: io::Error| RelayError::Begin { path: path.clone(), source: Arc::new(source) };
         let listener = listen(&path).map_err(begin)?;
@@ -206,7 +207,7 @@ fn way_of(settings: SenderSettings) -> Way {
 }
 
 fn begin_packing(shared: &Arc<Shared>) -> io::Result<()> {
-    for number in 0..shared.settings.cores.clamp(1, PACKING_THREADS_MAX) {
+    for number in 0..shared.settings.cores.max(1) {
         let shared = Arc::clone(shared);
         spawn(format!("relay-pack-{number}"), move || compressors::run(&shared))?;
     }

@@ -60,6 +60,16 @@ impl Strangers {
     }
 }
 
+impl Stranger {
+    /// It has said what it is, and is not closed for another one any more. False if it has been.
+    pub(crate) fn is_known(&self) -> bool {
+        let mut inner = lock(&self.strangers.inner);
+        let before = inner.open.len();
+        inner.open.retain(|(number, _)| *number != self.number);
+        inner.open.len() < before
+    }
+}
+
 impl Drop for Stranger {
     fn drop(&mut self) {
         let mut inner = lock(&self.strangers.inner);

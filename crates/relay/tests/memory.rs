@@ -88,7 +88,7 @@ fn write(path: &Path, connection: usize) {
 }
 
 #[test]
-fn a_sender_with_sixteen_threads_keeps_within_what_was_promised() {
+fn what_a_sender_with_sixteen_threads_holds_is_bounded() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     SockRef::from(&listener).set_recv_buffer_size(64 << 10).unwrap();
     let directory = tempfile::tempdir().unwrap();

@@ -45,8 +45,6 @@ struct Executor {
     flights: BTreeMap<String, Arc<Running>>,
     // How many VMs somebody else moves away.
     others: u8,
-    // Since when what is not here any more may have been moved by somebody else.
-    seen_at: Timestamp,
     // VMs that are not here and were not moved by anybody.
     absent: BTreeSet<String>,
     tell: mpsc::Sender<Event>,
@@ -57,17 +55,18 @@ struct Executor {
     ticks: Interval,
 }
 
-/// Begins what the plan says that was made of what was there from `seen_at` on.
+/// Begins what the plan says.
 pub(super) fn start(
     agent: &Arc<Agent>,
     request: DrainRequest,
     record: &DrainRecord,
     plan: DrainPlan,
-    seen_at: Timestamp,
 ) -> Result<(), Problem> {
     let limits = limits(agent, &request);
     let others = leaving_beside(agent, &BTreeMap::new());
     let (drain, first) = Drain::begin(plan, limits, others, 0.0);
+    // What has become of it since is to be written too.
+    let recorded = record.status.clone();
     let record = settled(agent, record.clone())?;
     let is_kept =
         |one: &MoveStatus| matches!(one.state, MoveState::Moved | MoveState::Undecided | MoveState::Left);
@@ -84,11 +83,10 @@ pub(super) fn start(
         drain,
         began: Instant::now(),
         earlier,
-        recorded: record.status,
+        recorded,
         unwritten: None,
         flights: BTreeMap::new(),
         others,
-        seen_at,
         absent: BTreeSet::new(),
         tell,
         news,
@@ -184,18 +182,21 @@ impl Executor {
         let is_news = |vm: &&str| !vms.contains(vm) && !self.absent.contains(*vm);
         let gone: Vec<String> = self.drain.unmoved().filter(is_news).map(str::to_owned).collect();
         for vm in gone {
-            if let Some(departure) = self.departure(&vm) {
-                self.own_news.push_back(Event::Left { vm: vm.clone(), departure });
+            match self.departure(&vm) {
+                Ok(departure) => {
+                    let left = departure.map(|departure| Event::Left { vm: vm.clone(), departure });
+                    self.own_news.extend(left);
+                    self.absent.insert(vm);
+                }
+                Err(problem) => {
+                    warn!(%problem, vm, "whether somebody has moved it is not known; asked again");
+                }
             }
-            self.absent.insert(vm);
         }
     }
 
-    fn departure(&self, vm: &str) -> Option<Departure> {
-        departure(&self.agent, vm, self.seen_at).unwrap_or_else(|problem| {
-            warn!(%problem, vm, "whether somebody has moved it is not known");
-            None
-        })
+    fn departure(&self, vm: &str) -> Result<Option<Departure>, Problem> {
+        departure(&self.agent, vm, self.course.started_at)
     }
 
     fn perform(&mut self, action: Action) {
@@ -233,7 +234,8 @@ impl Executor {
                 self.flights.insert(vm, flight);
             }
             Err(problem) => {
-                let end = self.departure(&vm).map_or(MoveEnd::Failed(problem), MoveEnd::Left);
+                let departure = self.departure(&vm).unwrap_or_default();
+                let end = departure.map_or(MoveEnd::Failed(problem), MoveEnd::Left);
                 self.own_news.push_back(Event::Ended { vm, end });
             }
         }

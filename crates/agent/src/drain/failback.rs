@@ -40,10 +40,16 @@ struct WayBack {
     agent: Arc<Agent>,
     course: Arc<Course>,
     began: Instant,
-    // And how much of all of them it has seen arrive.
-    pace: Mutex<(Pace, u64)>,
+    arrival: Mutex<Arrival>,
     // Of each VM on its way.
     carried: Mutex<BTreeMap<String, Vec<PathRate>>>,
+}
+
+/// How fast all of them come.
+struct Arrival {
+    pace: Pace,
+    // Bytes that it was told of.
+    seen_bytes: u64,
 }
 
 /// What became of a VM that was to be fetched.
@@ -96,7 +102,8 @@ pub(super) fn away(agent: &Agent) -> Result<Away, Problem> {
 fn bytes_per_ms(moves: &[MoveStatus], at_once: u8) -> f64 {
     let carried = || moves.iter().filter_map(|one| Some((one.sent_bytes as f64, one.transfer_ms?.max(1.0))));
     let (bytes, ms) = carried().fold((0.0, 0.0), |all, one| (all.0 + one.0, all.1 + one.1));
-    let shared = if ms > 0.0 { bytes / ms * f64::from(at_once.max(1)) } else { 0.0 };
+    let at_once = usize::from(at_once.max(1)).min(carried().count()) as f64;
+    let shared = if ms > 0.0 { bytes / ms * at_once } else { 0.0 };
     carried().map(|(bytes, ms)| bytes / ms).fold(shared, f64::max)
 }
 
@@ -127,7 +134,7 @@ pub(super) fn start(agent: &Arc<Agent>, away: Away) -> Result<(), Problem> {
         agent: Arc::clone(agent),
         course: Course::of(&record, status),
         began: Instant::now(),
-        pace: Mutex::new((pace, 0)),
+        arrival: Mutex::new(Arrival { pace, seen_bytes: 0 }),
         carried: Mutex::default(),
     };
     agent.drains.run(Arc::clone(&way_back.course), way_back.run(), crashed(Arc::clone(agent)));
@@ -288,7 +295,7 @@ impl WayBack {
             if let Some(one) = status.moves.iter_mut().find(|one| one.vm == vm) {
                 change(one);
             }
-            let (pace, seen_bytes) = &mut *lock(&self.pace);
+            let Arrival { pace, seen_bytes } = &mut *lock(&self.arrival);
             let sent_bytes: u64 = status.moves.iter().map(|one| one.sent_bytes).sum();
             // What is tried again begins at nothing.
             pace.arrived(sent_bytes.saturating_sub(*seen_bytes));
@@ -392,6 +399,8 @@ mod tests {
         assert!(about(bytes_per_ms(&moves, 2), 200.0));
         // Not less than the fastest, though the others waited for something else.
         assert!(about(bytes_per_ms(&[moved(100_000, 1_000.0), moved(1_000, 9_000.0)], 1), 100.0));
+        // More might have been on the links than there were.
+        assert!(about(bytes_per_ms(&[moved(100_000, 1_000.0)], 8), 100.0));
         assert!(about(bytes_per_ms(&[], 1), 0.0));
     }
 

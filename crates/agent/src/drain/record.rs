@@ -1,8 +1,6 @@
 //! What is told of a drain: from the one under way, or from the journal and from what has become of its
 //! migrations since.
 
-use std::time::Duration;
-
 use drainpipe_engine::drain::run::Departure;
 use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveState, MoveStatus};
 use drainpipe_engine::problem::{Problem, ProblemKind};
@@ -60,7 +58,8 @@ pub(super) fn settled(agent: &Agent, mut record: DrainRecord) -> Result<DrainRec
             DrainKind::Failback => settle_return(agent, one),
         }
     }
-    if record.kind == DrainKind::Drain {
+    // What leaves after the cordon is lifted is the day's work, and none of this drain's.
+    if agent.journal.cordoning_drain()?.is_some_and(|drain| drain.id == record.id) {
         settle_departures(agent, &mut record)?;
     }
     if record.status.state == DrainState::Incomplete && record.status.all_moved() {
@@ -105,23 +104,25 @@ fn settle_departures(agent: &Agent, record: &mut DrainRecord) -> Result<(), Prob
     Ok(())
 }
 
-/// Where a VM has gone since then, if it is not here any more and the history knows.
+/// Before the cordon is lifted: writes down what has become of what a drain left open.
+pub(super) fn settle_for_good(agent: &Agent) -> Result<(), Problem> {
+    let Some(drain) = agent.journal.cordoning_drain()? else { return Ok(()) };
+    let DrainRecord { id, status, .. } = settled(agent, drain)?;
+    let moves: Vec<_> = status.moves.iter().enumerate().collect();
+    Ok(agent.journal.record_drain(&id, &status, &moves, &[])?)
+}
+
+/// Where a VM has gone since the drain began, if it is not here any more and the history knows: nothing comes to a
+/// host that is cordoned, so of a migration since then it has not come back.
 pub(super) fn departure(agent: &Agent, vm: &str, since: Timestamp) -> Result<Option<Departure>, Problem> {
     if agent.vms.contains(vm) {
         return Ok(None);
     }
-    let last = agent.journal.last_completed_of(vm)?;
-    // Of an earlier one it has come back, and was removed here since.
-    Ok(last.filter(|last| ended_at(last).is_some_and(|ended_at| ended_at >= since)).map(|last| Departure {
+    Ok(agent.journal.completed_since(vm, since)?.map(|last| Departure {
         target: last.target,
         migration: last.id,
         memory_bytes: last.memory_bytes,
     }))
-}
-
-fn ended_at(result: &MigrationResult) -> Option<Timestamp> {
-    let started_at: Timestamp = result.started_at.parse().ok()?;
-    started_at.checked_add(Duration::try_from_secs_f64(result.total_ms / 1_000.0).ok()?).ok()
 }
 
 fn departed(vm: String, departure: Departure) -> MoveStatus {

@@ -46,6 +46,11 @@ pub(crate) struct Cordon {
 }
 
 impl Journal {
+    /// The drain for which this host is cordoned.
+    pub(crate) fn cordoning_drain(&self) -> Result<Option<DrainRecord>, JournalError> {
+        self.last("SELECT id FROM drains WHERE cordons = 1")
+    }
+
     /// What keeps VMs from coming here, if anything does.
     pub(crate) fn cordon(&self) -> Result<Option<Cordon>, JournalError> {
         self.run(|connection| {
@@ -336,11 +341,7 @@ fn moves(connection: &Connection, id: &str) -> Result<Vec<MoveStatus>, JournalCa
 mod tests {
     use drainpipe_engine::drain::status::MoveState;
 
-    use super::super::MIGRATIONS;
     use super::*;
-
-    /// How many schema changes had been made when numbers of transfers were not kept by option yet.
-    const SCHEMA_WITHOUT_OPTIONS: u32 = 5;
 
     fn journal() -> (tempfile::TempDir, Journal) {
         let directory = tempfile::tempdir().unwrap();
@@ -478,51 +479,6 @@ mod tests {
         assert_eq!(found("b", RequestedOption::Multichannel), Some(2));
         assert_eq!(found("c", RequestedOption::Multichannel), None);
         assert_eq!(found("b", RequestedOption::Auto), None);
-    }
-
-    #[tokio::test(flavor = "multi_thread")]
-    async fn what_an_earlier_version_has_found_is_kept_for_the_option_that_it_was_found_with() {
-        let directory = tempfile::tempdir().unwrap();
-        let connection = Connection::open(directory.path().join("journal.sqlite")).unwrap();
-        MIGRATIONS[..SCHEMA_WITHOUT_OPTIONS as usize]
-            .iter()
-            .for_each(|sql| connection.execute_batch(sql).unwrap());
-        connection.pragma_update(None, "user_version", SCHEMA_WITHOUT_OPTIONS).unwrap();
-        let drained = |drain: &str, transfers: u8, moves: &[(&str, RequestedOption)]| {
-            connection
-                .execute(
-                    "INSERT INTO drains (id, kind, cordons, started_at, transfers, status) \
-                     VALUES (?1, '\"drain\"', 0, '', ?2, ?3)",
-                    params![drain, transfers, to_json(&DrainStatus::begun()).unwrap()],
-                )
-                .unwrap();
-            for (place, (target, option)) in moves.iter().enumerate() {
-                let vm = format!("{drain} {place}");
-                let one = moved(&vm, target, MoveState::Moved);
-                connection
-                    .execute(
-                        "INSERT INTO drain_moves (drain, vm, place, move) VALUES (?1, ?2, ?3, ?4)",
-                        params![drain, vm, u32::try_from(place).unwrap(), to_json(&one).unwrap()],
-                    )
-                    .unwrap();
-                connection
-                    .execute(
-                        "INSERT INTO migrations (id, vm, target, requested_option) VALUES (?1, ?2, ?3, ?4)",
-                        params![one.migration, vm, target, to_json(option).unwrap()],
-                    )
-                    .unwrap();
-            }
-        };
-        let (tcp, multichannel) = (RequestedOption::Tcp, RequestedOption::Multichannel);
-        drained("older", 5, &[("b", tcp)]);
-        drained("newer", 4, &[("b", tcp), ("c", tcp)]);
-        drained("carried on by another", 7, &[("b", multichannel), ("b", tcp)]);
-        drop(connection);
-        let journal = Journal::open(directory.path()).unwrap();
-        let found = |target: &str, option| journal.transfers_found(target, option).unwrap();
-        assert_eq!((found("b", tcp), found("c", tcp)), (Some(4), Some(4)));
-        assert_eq!(found("b", multichannel), None);
-        assert_eq!(journal.last_drain().unwrap().unwrap().id, "carried on by another");
     }
 
     #[tokio::test(flavor = "multi_thread")]

@@ -127,6 +127,7 @@ impl Executor {
         request: &MigrateRequest,
         started_at: Timestamp,
         turn: Turn,
+        is_taken_up: bool,
     ) -> Self {
         let idle = drainpipe_engine::progress::ProgressMeter::default();
         let first = idle.progress(drainpipe_engine::step::Step::EstablishHosts, 0.0);
@@ -134,7 +135,7 @@ impl Executor {
             id: id.clone(),
             vm: request.vm.clone(),
             target: request.target.clone(),
-            is_taken_up: AtomicBool::new(false),
+            is_taken_up,
             cancel: Notify::new(),
             cancel_requested: AtomicBool::new(false),
             result: Mutex::default(),
@@ -181,11 +182,6 @@ impl Executor {
             news: mpsc::channel(1).1,
             target_use: TargetUse::default(),
         }
-    }
-
-    /// An earlier life of the agent has begun it.
-    pub(super) fn mark_taken_up(&self) {
-        self.running.is_taken_up.store(true, Ordering::Relaxed);
     }
 
     fn peer(&self) -> Result<&ApiClient, Problem> {
@@ -867,19 +863,20 @@ impl Executor {
         self.guard = None;
         let error = result.error.as_deref();
         info!(migration = result.id, vm = result.vm, outcome = ?result.outcome, error, "over");
-        while let Err(error) = self.agent.journal.end_migration(&result, left) {
+        while let Err(error) = self.agent.journal.end_migration(&result, left, Timestamp::now()) {
             warn!(%error, migration = result.id, "its result is not recorded yet; tried again soon");
             *self.running.result() = Some(result.clone());
             *self.running.unrecorded() = Some(error.into());
             tokio::time::sleep(RECORD_AGAIN_AFTER).await;
         }
         *self.running.unrecorded() = None;
+        // At once: what the journal says of it and what is said of this host's VMs belong together.
+        if left {
+            self.agent.vms.forget(&result.vm);
+        }
         // Once more: what could not be recorded to be put back would stay until the next start.
         if let Err(problem) = self.put_back().await {
             warn!(%problem, migration = result.id, "the network is put back at the next start");
-        }
-        if left {
-            self.agent.vms.forget(&result.vm);
         }
         self.agent.outgoing.lock().remove(&self.running.id);
         // Who hears that it has ended may want to begin it anew.

@@ -677,11 +677,12 @@ fn the_agents_lose_each_other_after_the_hand_over(scene: &Scene) {
 fn an_agent_is_killed_and_its_program_replaced_while_its_vm_runs() {
     let lab = TestLab::fast();
     let guest = lab.start_guest("web", MEMORY_MIB, "");
-    lab.stop_agent("a", Signal::TERM);
+    lab.stop_agent("a", Signal::KILL);
     let old = lab.files().join("drainpipe");
     fs::copy(DRAINPIPE, &old).unwrap();
     start_agent(&lab, &[old.to_str().unwrap()]);
     fs::remove_file(&old).unwrap();
+    lab.assert_runs_on("web", "a");
     lab.migrate("web", "b", &[]);
     guest.assert_intact();
 

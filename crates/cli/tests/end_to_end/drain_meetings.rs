@@ -99,8 +99,10 @@ fn who_is_moved_by_hand_meanwhile_has_left() {
             && state(view, "s3").is_some_and(|state| state != MoveState::Waiting)
             && state(view, "s4") == Some(MoveState::Waiting)
     });
-    for vm in ["bound", "s4"] {
-        lab.drainpipe(&["migrate", vm, "c"]).done();
+    // At once: the drain begins with the one that waits when the large one has gone.
+    let moving = ["s4", "bound"].map(|vm| lab.start(&["migrate", vm, "c"]));
+    for one in moving {
+        one.wait().done();
     }
     let over = ended(&lab, "a");
     assert_state(&over, DrainState::Incomplete, 4);

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use rustix::process::Pid;
 
 use crate::bad_luck::{Scene, assert_failed};
-use crate::support::unique_name;
+use crate::support::{TestLab, unique_name};
 
 /// Of what a QEMU takes from mid-flight on: less than what is still to come of the guest's memory.
 const LIMIT_MIB: u64 = 32;
@@ -94,12 +94,14 @@ impl Drop for Memory {
 pub(crate) fn the_kernel_kills_the_targets_qemu() {
     // Dropped last: when nothing is in it any more.
     let memory = Memory::limited_to(LIMIT_MIB);
-    let scene = Scene::set();
+    // Slow enough that most of it is still to come, however late the machine is.
+    let scene = Scene::in_lab(TestLab::slow());
     let migrating = scene.migrate(&[]);
     memory.take(scene.lab.qemu_pid("b", "web").unwrap());
-    let said = "its QEMU on b has ended by signal 9, which the kernel sends for want of memory";
+    let said = "its QEMU on b has ended by signal 9; if the kernel sent it for want of memory";
     assert_failed(&migrating.wait(), said);
     assert!(memory.has_killed(), "it was not for want of memory");
     scene.assert_settled("a");
+    scene.set_rates("unlimited");
     scene.assert_moves("b");
 }

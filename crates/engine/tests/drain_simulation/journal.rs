@@ -29,9 +29,9 @@ impl Journal {
         Self { written: vec![], written_stays: vec![], recorded: DrainStatus::begun(), again_at_ms: None }
     }
 
-    /// The agent has read it, and found this.
-    pub(crate) fn opened(&mut self, moves: Vec<MoveStatus>) {
-        self.recorded = DrainStatus { moves, ..DrainStatus::begun() };
+    /// The agent has read it.
+    pub(crate) fn opened(&mut self) {
+        self.recorded = DrainStatus { moves: self.written.clone(), ..DrainStatus::begun() };
         self.again_at_ms = None;
     }
 

@@ -199,7 +199,7 @@ impl Simulation {
         if self.earlier.iter().any(|one| one.state == MoveState::Left) {
             self.world.saw(Sight::FoundMovedByHand);
         }
-        self.journal.opened(self.earlier.clone());
+        self.journal.opened();
         self.earlier.retain(|one| is_kept(one) && self.planted != Planted::EarlierForgotten);
         if !self.earlier.is_empty() {
             self.world.saw(Sight::CarriedOn);
@@ -781,8 +781,7 @@ impl Simulation {
             let row = known.iter().find(|row| row.vm == vm.name).map(|row| row.state);
             let is_known = match vm.at {
                 At::Undecided(_) => row == Some(MoveState::Undecided),
-                // Of one that stayed an earlier life may have known.
-                At::Elsewhere => row == Some(MoveState::Left) || row.is_none() && vm.begun == 0,
+                At::Elsewhere => row == Some(MoveState::Left),
                 _ if vm.has_moved() => row == Some(MoveState::Moved),
                 _ => !matches!(row, Some(MoveState::Moved | MoveState::Undecided)),
             };
@@ -857,8 +856,7 @@ impl Simulation {
         let is_mine = |vm: &&Vm| match vm.at {
             At::Here => true,
             At::EndedHere => false,
-            At::Elsewhere => vm.begun > 0,
-            At::Target(_) | At::Undecided(_) | At::EndedThere => vm.was_begun(),
+            At::Elsewhere | At::Target(_) | At::Undecided(_) | At::EndedThere => vm.was_begun(),
         };
         let mut mine = self.world.vms.iter().filter(is_mine).map(|vm| &vm.name);
         if let Some(lost) = mine.find(|name| !told.contains(name)) {

@@ -9,7 +9,7 @@ use thread_priority::{
     NormalThreadSchedulePolicy, ThreadPriority, ThreadPriorityValue, ThreadSchedulePolicy,
     set_thread_priority_and_policy, thread_native_id,
 };
-use tracing::{debug, warn};
+use tracing::warn;
 
 use super::shared::{Done, Order, Shared};
 use crate::error::RelayError;
@@ -35,12 +35,13 @@ pub(super) fn run(shared: &Shared) {
             continue;
         }
         let done = pack(packer.get_or_insert_with(Packer::new), &mut sieve, order);
-        if let Err(error) = take_policy(NormalThreadSchedulePolicy::Other) {
-            debug!(%error, "a thread that packs takes idle time also while it does not pack");
-        }
+        let is_back = take_policy(NormalThreadSchedulePolicy::Other);
         match done {
             Ok(done) => shared.finish(done),
             Err(error) => return shared.fail(error),
+        }
+        if let Err(error) = is_back {
+            return shared.stop_packing(&error);
         }
     }
 }

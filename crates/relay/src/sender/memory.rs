@@ -73,7 +73,7 @@ fn sixteen_threads_that_pack_hold_no_more_than_was_promised() {
 }
 
 #[test]
-fn all_connections_that_there_may_be_leave_it_bounded() {
+fn all_connections_that_there_may_be_hold_less_than_that_beside_what_packs() {
     assert!(of_connections(CONNECTIONS_MAX) <= PROMISED_BYTES);
 }
 

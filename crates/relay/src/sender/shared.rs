@@ -391,14 +391,18 @@ impl Shared {
     /// A thread cannot keep to idle time. Nothing is packed from now on, and the block goes as it is.
     pub(super) fn cannot_yield(&self, order: Order, error: &str) {
         let Order { work, trier, taken, .. } = order;
+        self.stop_packing(error);
+        self.inner().page_cache.release(&taken);
+        self.finish(Done { work, packed: None, trier, trials: None, took: PackingTime::default() });
+    }
+
+    /// The kernel does not let threads take idle time only, or not take more again.
+    pub(super) fn stop_packing(&self, error: &str) {
         let mut inner = self.inner();
         if std::mem::take(&mut inner.allowed_max) > 0 {
-            warn!(%error, "nothing is packed: the kernel lets no thread of this process take idle time only");
+            warn!(%error, "nothing more is packed: the kernel lets no thread of this process take idle time for a while");
         }
         inner.allowed = 0;
-        inner.page_cache.release(&taken);
-        drop(inner);
-        self.finish(Done { work, packed: None, trier, trials: None, took: PackingTime::default() });
     }
 
     /// Waits until it is time to steer again. None once all is over.

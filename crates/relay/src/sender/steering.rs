@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use drainpipe_engine::codec::Reading;
-use drainpipe_engine::idle_cores::{Allowance, SAMPLE_EVERY_MS};
+use drainpipe_engine::idle_cores::{Allowance, CoresSample, SAMPLE_EVERY_MS};
 use drainpipe_engine::wire_rate::WireRate;
 
 use super::shared::{Past, Shared};
@@ -38,8 +38,9 @@ pub(super) fn run(shared: &Shared) {
     while let Some(Past { packing, wire_full }) = shared.wait_to_steer(STEER_EVERY) {
         let (at_before, before) = (at, figures);
         (at, figures) = (Instant::now(), shared.counters.read());
-        cores = cores_of(packing, allowance.allowed()).unwrap_or(cores);
-        if let Some(sample) = host.sample(packing) {
+        let sample = host.sample(packing);
+        cores = cores_of(packing, sample, allowance.allowed()).unwrap_or(cores);
+        if let Some(sample) = sample {
             shared.allow(allowance.follow(sample));
         }
         let time = at.duration_since(at_before).as_secs_f64();
@@ -68,8 +69,36 @@ fn steer(shared: &Shared, reading: Reading, raw_bytes_per_second: f64) {
     shared.unsent_bytes.store(unsent_bytes, Ordering::Relaxed);
 }
 
-/// The cores that all threads together would have got had they packed all the time.
-fn cores_of(packing: PackingTime, threads: usize) -> Option<f64> {
-    let got = packing.cpu.as_secs_f64() / packing.wall.as_secs_f64();
-    (packing.wall >= PACKING_MIN).then_some(got * threads as f64)
+/// The cores that all threads together would have got had they packed all the time: as many as they got while they
+/// packed, or what stood idle besides if that is more. With a codec that the wire cannot follow they pack in the moments
+/// in which the migration's other threads are at work, and get less of a core then than there is.
+fn cores_of(packing: PackingTime, sample: Option<CoresSample>, threads: usize) -> Option<f64> {
+    if packing.wall < PACKING_MIN {
+        return None;
+    }
+    let got = packing.cpu.as_secs_f64() / packing.wall.as_secs_f64() * threads as f64;
+    let unused = sample.map_or(0.0, |sample| sample.idle + sample.packing).min(threads as f64);
+    Some(got.max(unused))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn about(cores: Option<f64>, expected: f64) -> bool {
+        cores.is_some_and(|cores| (cores - expected).abs() < 1e-9)
+    }
+
+    #[test]
+    fn cores_are_what_packing_got_and_what_was_idle_beside_it() {
+        let packing = PackingTime { cpu: Duration::from_millis(36), wall: Duration::from_millis(90) };
+        let busy = CoresSample { packing: 0.4, ..CoresSample::default() };
+        assert!(about(cores_of(packing, None, 2), 0.8));
+        assert!(about(cores_of(packing, Some(busy), 1), 0.4));
+        // It had 0.4 of a core while it packed, and as much stood idle while it did not.
+        assert!(about(cores_of(packing, Some(CoresSample { idle: 0.3, ..busy }), 1), 0.7));
+        assert!(about(cores_of(packing, Some(CoresSample { idle: 9.0, ..busy }), 1), 1.0), "one thread");
+        let hardly = PackingTime { cpu: Duration::ZERO, wall: Duration::from_millis(1) };
+        assert_eq!(cores_of(hardly, Some(busy), 1), None);
+    }
 }
