@@ -266,11 +266,15 @@ pub(crate) fn cancel(agent: &Agent) -> Result<DrainView, Problem> {
 pub(crate) fn resume(agent: &Arc<Agent>, request: ResumeRequest) -> Result<DrainView, Problem> {
     let _beginning = agent.drains.begin(agent.name())?;
     agent.check_not_stopping()?;
-    record::settle_for_good(agent).map_err(|problem| nothing_changed(agent, problem))?;
+    let settled = record::settle_for_good(agent);
     if request.failback {
+        settled.map_err(|problem| nothing_changed(agent, problem))?;
         let begun = failback::away(agent).and_then(|away| failback::start(agent, away));
         begun.map_err(|problem| nothing_changed(agent, problem))?;
     } else {
+        if let Err(problem) = settled {
+            warn!(%problem, "what has become of the drain's VMs is not all told");
+        }
         agent.journal.lift_cordon()?;
     }
     info!("VMs may come here");

@@ -86,6 +86,8 @@ const MIGRATIONS: &[&str] = &[
         PRIMARY KEY (target, requested_option)
     );
     ALTER TABLE drains DROP COLUMN transfers;
+",
+    "
     ALTER TABLE migrations ADD COLUMN ended_at_ms INTEGER;
     CREATE INDEX migrations_of_vms ON migrations (vm);
 ",

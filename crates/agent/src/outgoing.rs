@@ -114,11 +114,10 @@ impl Outgoing {
         running.values().filter(|other| other.id != id && *other.stage.borrow() == Stage::Sending).count()
     }
 
-    /// Those that an earlier life of the agent has begun, and of which the outcome is open; of an undecided one it is
-    /// known that it is undecided.
+    /// Those that an earlier life of the agent has begun, but for undecided ones: these end when their target answers.
     pub(crate) fn taken_up(&self) -> Vec<Arc<Running>> {
         let running = self.lock();
-        running.values().filter(|running| running.is_taken_up && !running.is_over()).cloned().collect()
+        running.values().filter(|running| running.is_taken_up && !running.is_undecided()).cloned().collect()
     }
 
     /// All migrations under way.
@@ -194,6 +193,10 @@ impl Running {
     pub(crate) fn cancel(&self) {
         self.cancel_requested.store(true, Ordering::Relaxed);
         self.cancel.notify_one();
+    }
+
+    fn is_undecided(&self) -> bool {
+        self.result().as_ref().is_some_and(|result| result.outcome == Outcome::Undecided)
     }
 
     fn is_over(&self) -> bool {

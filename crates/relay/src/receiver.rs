@@ -227,7 +227,7 @@ fn admit(shared: &Shared, wire: TcpStream, stranger: &Stranger) -> Result<(usize
     let (wire, said) = Wire::accept(wire, treatment.encryption())?;
     let index = preamble::decode(&said, token, *connections)?;
     // The other way round it would have come, and its next attempt be refused.
-    if !stranger.is_known() {
+    if !stranger.make_known() {
         return Err(RelayError::Truncated);
     }
     shared.come(index)?;

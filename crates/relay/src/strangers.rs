@@ -62,7 +62,7 @@ impl Strangers {
 
 impl Stranger {
     /// It has said what it is, and is not closed for another one any more. False if it has been.
-    pub(crate) fn is_known(&self) -> bool {
+    pub(crate) fn make_known(&self) -> bool {
         let mut inner = lock(&self.strangers.inner);
         let before = inner.open.len();
         inner.open.retain(|(number, _)| *number != self.number);

@@ -47,6 +47,8 @@ struct Executor {
     others: u8,
     // VMs that are not here and were not moved by anybody.
     absent: BTreeSet<String>,
+    // When it could not be read whether somebody has moved a VM.
+    ask_again_at: Option<Instant>,
     tell: mpsc::Sender<Event>,
     news: mpsc::Receiver<Event>,
     // What the executor itself has to tell.
@@ -88,6 +90,7 @@ pub(super) fn start(
         flights: BTreeMap::new(),
         others,
         absent: BTreeSet::new(),
+        ask_again_at: None,
         tell,
         news,
         own_news: VecDeque::new(),
@@ -179,7 +182,14 @@ impl Executor {
     fn note_departures(&mut self) {
         let vms = &self.agent.vms;
         self.absent.retain(|vm| !vms.contains(vm));
-        let is_news = |vm: &&str| !vms.contains(vm) && !self.absent.contains(*vm);
+        if self.ask_again_at.is_some_and(|at| Instant::now() < at) {
+            return;
+        }
+        self.ask_again_at = None;
+        // One that an earlier attempt has handed over is this drain's own, and its row is settled in the end.
+        let is_own =
+            |vm: &str| self.earlier.iter().any(|one| one.vm == vm && one.state == MoveState::Undecided);
+        let is_news = |vm: &&str| !vms.contains(vm) && !self.absent.contains(*vm) && !is_own(vm);
         let gone: Vec<String> = self.drain.unmoved().filter(is_news).map(str::to_owned).collect();
         for vm in gone {
             match self.departure(&vm) {
@@ -190,6 +200,7 @@ impl Executor {
                 }
                 Err(problem) => {
                     warn!(%problem, vm, "whether somebody has moved it is not known; asked again");
+                    self.ask_again_at = Some(Instant::now() + RECORD_AGAIN_AFTER);
                 }
             }
         }

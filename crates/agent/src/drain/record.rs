@@ -1,6 +1,8 @@
 //! What is told of a drain: from the one under way, or from the journal and from what has become of its
 //! migrations since.
 
+use std::time::Duration;
+
 use drainpipe_engine::drain::run::Departure;
 use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveState, MoveStatus};
 use drainpipe_engine::problem::{Problem, ProblemKind};
@@ -112,12 +114,16 @@ pub(super) fn settle_for_good(agent: &Agent) -> Result<(), Problem> {
     Ok(agent.journal.record_drain(&id, &status, &moves, &[])?)
 }
 
-/// Where a VM has gone since the drain began, if it is not here any more and the history knows: nothing comes to a
-/// host that is cordoned, so of a migration since then it has not come back.
+/// A result is recorded a moment before its VM is gone from here, so that a drain that begins in between has seen it.
+const GONE_WITHIN: Duration = Duration::from_secs(10);
+
+/// Where a VM that this drain has seen here has gone since, if it is not here any more and the history knows. Nothing
+/// comes to a host that is cordoned but by a swap, so after a migration since then it has not come back.
 pub(super) fn departure(agent: &Agent, vm: &str, since: Timestamp) -> Result<Option<Departure>, Problem> {
     if agent.vms.contains(vm) {
         return Ok(None);
     }
+    let since = since.checked_sub(GONE_WITHIN).unwrap_or(since);
     Ok(agent.journal.completed_since(vm, since)?.map(|last| Departure {
         target: last.target,
         migration: last.id,

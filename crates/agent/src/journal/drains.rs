@@ -341,6 +341,7 @@ fn moves(connection: &Connection, id: &str) -> Result<Vec<MoveStatus>, JournalCa
 mod tests {
     use drainpipe_engine::drain::status::MoveState;
 
+    use super::super::MIGRATIONS;
     use super::*;
 
     fn journal() -> (tempfile::TempDir, Journal) {
@@ -464,6 +465,25 @@ mod tests {
                 assert_eq!(journal.last_run().unwrap(), before);
             }
             assert_eq!(journal.cordon().unwrap(), Some(Cordon { swap_with: Some("b".into()) }));
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_journal_of_each_earlier_version_is_brought_up_to_date() {
+        for made in 0..MIGRATIONS.len() {
+            let directory = tempfile::tempdir().unwrap();
+            let connection = Connection::open(directory.path().join("journal.sqlite")).unwrap();
+            MIGRATIONS[..made].iter().for_each(|sql| connection.execute_batch(sql).unwrap());
+            connection.pragma_update(None, "user_version", u32::try_from(made).unwrap()).unwrap();
+            if made > 0 {
+                let row = "INSERT INTO migrations (id, vm, target, result) VALUES ('1', 'web', 'b', '{}')";
+                connection.execute_batch(row).unwrap();
+            }
+            drop(connection);
+            let journal = Journal::open(directory.path()).unwrap();
+            assert_eq!(journal.completed_since("web", Timestamp::UNIX_EPOCH).unwrap(), None, "{made}");
+            assert_eq!(journal.transfers_found("b", RequestedOption::Tcp).unwrap(), None, "{made}");
+            assert_eq!(begun(&journal, "one").id, "one", "{made}");
         }
     }
 

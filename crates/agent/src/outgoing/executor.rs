@@ -870,13 +870,12 @@ impl Executor {
             tokio::time::sleep(RECORD_AGAIN_AFTER).await;
         }
         *self.running.unrecorded() = None;
-        // At once: what the journal says of it and what is said of this host's VMs belong together.
-        if left {
-            self.agent.vms.forget(&result.vm);
-        }
         // Once more: what could not be recorded to be put back would stay until the next start.
         if let Err(problem) = self.put_back().await {
             warn!(%problem, migration = result.id, "the network is put back at the next start");
+        }
+        if left {
+            self.agent.vms.forget(&result.vm);
         }
         self.agent.outgoing.lock().remove(&self.running.id);
         // Who hears that it has ended may want to begin it anew.

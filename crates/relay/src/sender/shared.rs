@@ -399,10 +399,17 @@ impl Shared {
     /// The kernel does not let threads take idle time only, or not take more again.
     pub(super) fn stop_packing(&self, error: &str) {
         let mut inner = self.inner();
-        if std::mem::take(&mut inner.allowed_max) > 0 {
-            warn!(%error, "nothing more is packed: the kernel lets no thread of this process take idle time for a while");
-        }
+        let was_allowed = std::mem::take(&mut inner.allowed_max) > 0;
         inner.allowed = 0;
+        // Who has no core must not hold a lock that the wire's threads wait for.
+        drop(inner);
+        if was_allowed {
+            warn!(
+                %error,
+                "nothing more is packed: threads of this process may not take idle time only, or not come back from \
+                 there, which needs LimitNICE=0 or CAP_SYS_NICE"
+            );
+        }
     }
 
     /// Waits until it is time to steer again. None once all is over.
