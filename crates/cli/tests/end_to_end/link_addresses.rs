@@ -30,11 +30,10 @@ pub(crate) const TESTS: &[Test] = &[
     ("what_is_removed_in_flight_is_made_again", what_is_removed_in_flight_is_made_again),
 ];
 
-const TWO_LINKS: [&str; 4] = ["--link", "unlimited", "--link", "unlimited"];
+/// As those of [`TestLab::brisk`].
+const TWO_LINKS: [&str; 4] = ["--link", "500", "--link", "500"];
 
-/// A guest that is in flight for a second, though the links have no limit: on a busy machine a shorter flight
-/// may be over before its connections are where they belong.
-const MEMORY_MIB: u64 = 224;
+const MEMORY_MIB: u64 = 160;
 
 fn lab(link_addresses: &str) -> TestLab {
     TestLab::up(&[&["--link-addresses", link_addresses], TWO_LINKS.as_slice()].concat())
@@ -53,7 +52,7 @@ fn unconfigure(lab: &TestLab, lines_of: impl Fn(&str) -> Vec<String>) {
 }
 
 fn links() -> Vec<String> {
-    ["e0", "e1"].map(|link| format!("[[link]]\nname = \"{link}\"\n")).to_vec()
+    ["e0", "e1"].map(|link| format!("[[link]]\nname = \"{link}\"\nspeed_mbps = 500\n")).to_vec()
 }
 
 fn migration_address(last: &str) -> String {
@@ -83,9 +82,10 @@ fn assert_both_links_carried(result: &MigrationResult) {
 }
 
 #[track_caller]
-fn there_and_back_over_both(lab: &TestLab, arguments: &[&str]) {
+fn there_and_back_over_both(lab: &TestLab) {
     for target in ["b", "a"] {
-        let result = lab.migrate("web", target, arguments);
+        // By its name: over links of this speed `auto` may compress.
+        let result = lab.migrate("web", target, &["--option", "multichannel"]);
         assert_eq!(result.option, MigrationOption::Multichannel, "{result:#?}");
         assert_both_links_carried(&result);
     }
@@ -110,18 +110,18 @@ fn link_local_with_and_without_configuration() {
 fn ipv4_over_link_local(lab: &TestLab) {
     let before = lab.network();
     assert_link_local(&plan(lab, "auto"));
-    there_and_back_over_both(lab, &[]);
+    there_and_back_over_both(lab);
     lab.assert_network_as(&before);
 }
 
 fn link_local_only(lab: &TestLab) {
     let before = lab.network();
-    let planned = plan(lab, "auto");
+    let planned = plan(lab, "multichannel");
     assert_link_local(&planned);
     assert_eq!((planned.option, planned.spread), (MigrationOption::Multichannel, Spread::Routed));
     let told = lab.drainpipe(&["migrate", "web", "b", "--dry-run"]).done();
     assert!(told.contains("answered over link-local addresses"), "{told}");
-    there_and_back_over_both(lab, &[]);
+    there_and_back_over_both(lab);
     let result = lab.migrate("web", "b", &["--option", "tcp"]);
     assert_eq!((result.option, result.fallback_reason), (MigrationOption::Tcp, None));
     let report = report(lab, "a", "b", &[]);
@@ -140,7 +140,7 @@ fn ipv4_only() {
     let lab = lab("ipv4");
     let guest = lab.start_guest("web", MEMORY_MIB, "");
     let before = lab.network();
-    there_and_back_over_both(&lab, &[]);
+    there_and_back_over_both(&lab);
     lab.assert_network_as(&before);
     // Without a configured address there is none that such links could route.
     unconfigure(&lab, |last| vec![migration_address(last)]);
@@ -171,7 +171,7 @@ fn both() {
     assert_link_local(&plan(&lab, "multichannel"));
     let tcp = plan(&lab, "tcp");
     assert!(tcp.paths.iter().all(|path| path.address.is_ipv4()), "{tcp:#?}");
-    there_and_back_over_both(&lab, &[]);
+    there_and_back_over_both(&lab);
     lab.assert_network_as(&before);
     guest.assert_intact();
     lab.exec("b", &["ip", "route", "add", "unreachable", "fc00::/7"]).done();
@@ -309,6 +309,6 @@ fn one_segment() {
     let planned = plan(&lab, "multichannel");
     let pairs: Vec<String> = planned.paths.iter().map(ToString::to_string).collect();
     assert_eq!(pairs, ["e0–e0", "e1–e1"]);
-    there_and_back_over_both(&lab, &[]);
+    there_and_back_over_both(&lab);
     guest.assert_intact();
 }
