@@ -61,7 +61,7 @@ pub(super) fn settled(agent: &Agent, mut record: DrainRecord) -> Result<DrainRec
         }
     }
     // What leaves after the cordon is lifted is the day's work, and none of this drain's.
-    if agent.journal.cordoning_drain()?.is_some_and(|drain| drain.id == record.id) {
+    if record.cordons {
         settle_departures(agent, &mut record)?;
     }
     if record.status.state == DrainState::Incomplete && record.status.all_moved() {
@@ -99,7 +99,7 @@ fn settle_departures(agent: &Agent, record: &mut DrainRecord) -> Result<(), Prob
     }
     for stay in std::mem::take(stays) {
         match departure(agent, &stay.vm, record.started_at)? {
-            Some(departure) => moves.push(departed(stay.vm, departure)),
+            Some(departure) => moves.push(departure.told_of(stay.vm)),
             None => stays.push(stay),
         }
     }
@@ -108,7 +108,7 @@ fn settle_departures(agent: &Agent, record: &mut DrainRecord) -> Result<(), Prob
 
 /// Before the cordon is lifted: writes down what has become of what a drain left open.
 pub(super) fn settle_for_good(agent: &Agent) -> Result<(), Problem> {
-    let Some(drain) = agent.journal.cordoning_drain()? else { return Ok(()) };
+    let Some(drain) = agent.journal.last_drain()?.filter(|drain| drain.cordons) else { return Ok(()) };
     let DrainRecord { id, status, .. } = settled(agent, drain)?;
     let moves: Vec<_> = status.moves.iter().enumerate().collect();
     Ok(agent.journal.record_drain(&id, &status, &moves, &[])?)
@@ -129,23 +129,6 @@ pub(super) fn departure(agent: &Agent, vm: &str, since: Timestamp) -> Result<Opt
         migration: last.id,
         memory_bytes: last.memory_bytes,
     }))
-}
-
-fn departed(vm: String, departure: Departure) -> MoveStatus {
-    MoveStatus {
-        vm,
-        target: departure.target,
-        state: MoveState::Left,
-        migration: Some(departure.migration),
-        attempts: 0,
-        error: None,
-        waits: None,
-        memory_bytes: departure.memory_bytes,
-        sent_bytes: 0,
-        predicted_bytes: 0,
-        predicted_ms: 0.0,
-        transfer_ms: None,
-    }
 }
 
 /// The host that it comes from has the result; here is known whether it has arrived.

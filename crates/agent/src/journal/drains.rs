@@ -25,6 +25,8 @@ pub(crate) struct DrainRecord {
     pub(crate) started_at: Timestamp,
     /// When it ended; absent while it is under way.
     pub(crate) ended_at: Option<Timestamp>,
+    /// Whether this host is cordoned for it.
+    pub(crate) cordons: bool,
     /// How far it has come.
     pub(crate) status: DrainStatus,
 }
@@ -46,11 +48,6 @@ pub(crate) struct Cordon {
 }
 
 impl Journal {
-    /// The drain for which this host is cordoned.
-    pub(crate) fn cordoning_drain(&self) -> Result<Option<DrainRecord>, JournalError> {
-        self.last("SELECT id FROM drains WHERE cordons = 1")
-    }
-
     /// What keeps VMs from coming here, if anything does.
     pub(crate) fn cordon(&self) -> Result<Option<Cordon>, JournalError> {
         self.run(|connection| {
@@ -302,8 +299,8 @@ fn ids(connection: &Connection, query: &str) -> Result<Vec<String>, JournalCause
 }
 
 fn record(connection: &Connection, id: &str) -> Result<Option<DrainRecord>, JournalCause> {
-    let query = "SELECT kind, started_at, ended_at, status, swap_with FROM drains WHERE id = ?1";
-    let Some((kind, started_at, ended_at, status, swap_with)) =
+    let query = "SELECT kind, started_at, ended_at, status, swap_with, cordons FROM drains WHERE id = ?1";
+    let Some((kind, started_at, ended_at, status, swap_with, cordons)) =
         connection.query_row(query, [id], raw).optional()?
     else {
         return Ok(None);
@@ -316,6 +313,7 @@ fn record(connection: &Connection, id: &str) -> Result<Option<DrainRecord>, Jour
         // Only for people.
         started_at: started_at.parse().unwrap_or_default(),
         ended_at: ended_at.map(|ended_at| ended_at.parse().unwrap_or_default()),
+        cordons,
         status: DrainStatus { moves: moves(connection, id)?, ..status },
     }))
 }
@@ -324,10 +322,10 @@ fn known_record(connection: &Connection, id: &str) -> Result<DrainRecord, Journa
     Ok(record(connection, id)?.ok_or(rusqlite::Error::QueryReturnedNoRows)?)
 }
 
-type RawRecord = (String, String, Option<String>, String, Option<String>);
+type RawRecord = (String, String, Option<String>, String, Option<String>, bool);
 
 fn raw(row: &Row<'_>) -> rusqlite::Result<RawRecord> {
-    Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?))
+    Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?, row.get(5)?))
 }
 
 fn moves(connection: &Connection, id: &str) -> Result<Vec<MoveStatus>, JournalCause> {

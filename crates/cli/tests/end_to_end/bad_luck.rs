@@ -362,8 +362,9 @@ fn the_source_agent_is_killed() {
     scene.assert_moves("a");
 }
 
-fn the_source_agent_is_killed_in_flight(scene: &Scene) {
-    let migrating = scene.migrate(&[]);
+/// The source's agent is killed in mid-flight and started anew.
+#[track_caller]
+pub(crate) fn runs_on_without_its_agent(scene: &Scene, migrating: Running) {
     let heartbeat = scene.guest.heartbeat();
     scene.lab.stop_agent("a", Signal::KILL);
     scene.guest.assert_answers();
@@ -373,6 +374,10 @@ fn the_source_agent_is_killed_in_flight(scene: &Scene) {
     assert!(heartbeat.longest_gap() < GUARDED_SILENCE_MAX, "{:?}", heartbeat.statistics());
     scene.lab.start_agent("a");
     assert_failed(&migrating.wait(), "its next start undid it");
+}
+
+fn the_source_agent_is_killed_in_flight(scene: &Scene) {
+    runs_on_without_its_agent(scene, scene.migrate(&[]));
     let result = scene.last_result();
     assert_eq!((result.outcome, result.requested_option), (Outcome::Failed, RequestedOption::Multichannel));
     scene.assert_settled("a");

@@ -1,14 +1,11 @@
 //! Encrypted migrations: when they are, and that nothing of QEMU's stream is to be seen on the links.
 
-use std::thread;
-use std::time::Duration;
-
 use drainpipe_agent::api::types::PlanView;
 use drainpipe_engine::result::{EncryptionUse, MigrationResult, Outcome};
 use rustix::process::Signal;
 
 use crate::Test;
-use crate::bad_luck::{GUARDED_SILENCE_MAX, Scene, assert_failed, result_of};
+use crate::bad_luck::{Scene, result_of, runs_on_without_its_agent};
 use crate::path_loss::goes_on_without_e1;
 use crate::program::{REFUSED, Running};
 use crate::support::TestLab;
@@ -96,7 +93,7 @@ fn encrypted_unless_both_hosts_say_otherwise() {
 fn whatever_befalls_them_in_flight() {
     let scene = Scene::in_lab(TestLab::up(&["--link", "40", "--link", "40", "--untrusted"]));
     scene.lab.exec("b", &["nft", LOOK]).done();
-    for befalls in [is_cancelled, the_source_agent_is_killed, the_target_agent_is_killed] {
+    for befalls in [is_cancelled, runs_on_without_its_agent, the_target_agent_is_killed] {
         befalls(&scene, scene.migrate(&[]));
         scene.assert_settled("a");
     }
@@ -109,18 +106,6 @@ fn whatever_befalls_them_in_flight() {
 fn is_cancelled(scene: &Scene, migrating: Running) {
     scene.lab.drainpipe(&["cancel", &scene.id()]).done();
     assert_eq!(result_of(&migrating.wait()).outcome, Outcome::Cancelled);
-}
-
-fn the_source_agent_is_killed(scene: &Scene, migrating: Running) {
-    let heartbeat = scene.guest.heartbeat();
-    scene.lab.stop_agent("a", Signal::KILL);
-    scene.guest.assert_answers();
-    // The guard lets it run on although nobody starts the agent.
-    thread::sleep(Duration::from_secs(5));
-    scene.guest.assert_intact();
-    assert!(heartbeat.longest_gap() < GUARDED_SILENCE_MAX, "{:?}", heartbeat.statistics());
-    scene.lab.start_agent("a");
-    assert_failed(&migrating.wait(), "its next start undid it");
 }
 
 fn the_target_agent_is_killed(scene: &Scene, migrating: Running) {

@@ -36,7 +36,7 @@ use std::collections::BTreeSet;
 use super::concurrency::Concurrency;
 use super::pace::Pace;
 use super::plan::{DrainPlan, Stay};
-use super::status::{DrainState, DrainStatus};
+use super::status::{DrainState, DrainStatus, MoveStatus};
 use crate::problem::Problem;
 use entry::{Entry, Patience, Stage};
 use planning::Planning;
@@ -197,6 +197,13 @@ pub struct Departure {
     pub migration: String,
     /// The VM's memory.
     pub memory_bytes: u64,
+}
+
+impl Departure {
+    /// What is told of this VM, which no plan was to move.
+    pub fn told_of(self, vm: String) -> MoveStatus {
+        Entry::departed(vm, self).status()
+    }
 }
 
 /// Why nothing new is begun any more.

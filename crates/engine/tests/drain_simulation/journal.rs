@@ -80,11 +80,11 @@ impl Journal {
         let has_left = |name: &str| world.vms.iter().any(|vm| vm.name == name && vm.at == At::Elsewhere);
         for one in moves.iter_mut().filter(|one| has_left(&one.vm)) {
             if matches!(one.state, MoveState::Waiting | MoveState::Failed) {
-                *one = departed(&one.vm);
+                *one = departure().told_of(one.vm.clone());
             }
         }
         let stays = self.written_stays.iter().filter(|vm| has_left(vm));
-        moves.extend(stays.map(|vm| departed(vm)));
+        moves.extend(stays.map(|vm| departure().told_of(vm.clone())));
     }
 
     pub(crate) fn is_behind(&self) -> bool {
@@ -102,24 +102,6 @@ impl Journal {
         }
         self.settle_departures(&mut moves, world);
         moves
-    }
-}
-
-fn departed(vm: &str) -> MoveStatus {
-    let departure = departure();
-    MoveStatus {
-        vm: vm.to_owned(),
-        target: departure.target,
-        state: MoveState::Left,
-        migration: Some(departure.migration),
-        attempts: 0,
-        error: None,
-        waits: None,
-        memory_bytes: departure.memory_bytes,
-        sent_bytes: 0,
-        predicted_bytes: 0,
-        predicted_ms: 0.0,
-        transfer_ms: None,
     }
 }
 

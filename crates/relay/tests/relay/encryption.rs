@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::num::NonZeroU32;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -52,15 +52,20 @@ fn host_b(of: fn(ServerTls) -> Treatment<ServerTls>, identity: &Identity) -> Tar
     Target::new(of(ServerTls::new(identity.server_config_for("a"))), 1)
 }
 
-/// Fails the test unless host a can still send to host b.
-fn assert_takes(b: &Target, a: &Identity) {
-    let (sender, path) = start(b.settings(Treatment::Encrypted(to_b(a)), 1));
-    let mut program = UnixStream::connect(path).unwrap();
+/// Fails the test unless what a program gives to a sender comes out at its target.
+fn assert_passes(sender: &Path, target: &Target) {
+    let mut program = UnixStream::connect(sender).unwrap();
     program.write_all(SECRET).unwrap();
     drop(program);
     let mut arrived = vec![];
-    b.program.accept().unwrap().0.read_to_end(&mut arrived).unwrap();
+    target.program.accept().unwrap().0.read_to_end(&mut arrived).unwrap();
     assert_eq!(arrived, SECRET);
+}
+
+/// Fails the test unless host a can still send to host b.
+fn assert_takes(b: &Target, a: &Identity) {
+    let (sender, path) = start(b.settings(Treatment::Encrypted(to_b(a)), 1));
+    assert_passes(&path, b);
     assert!(sender.error().is_none() && b.receiver.error().is_none());
 }
 
@@ -244,12 +249,7 @@ fn who_is_shut_out_by_strangers_tries_again_with_another_handshake() {
     let (destination, come) = crowd_before(target.address, 4);
     let settings = target.settings(Treatment::Encrypted(to_b(&a)), 1);
     let (sender, path) = start(SenderSettings { destination, ..settings });
-    let mut program = UnixStream::connect(path).unwrap();
-    program.write_all(SECRET).unwrap();
-    drop(program);
-    let mut arrived = vec![];
-    target.program.accept().unwrap().0.read_to_end(&mut arrived).unwrap();
-    assert_eq!(arrived, SECRET);
+    assert_passes(&path, &target);
     assert_eq!((sender.error().map(drop), come.load(Ordering::SeqCst)), (None, 5));
 }
 
