@@ -1,10 +1,12 @@
 //! The hellos of one path, as datagrams.
 
-use std::net::SocketAddr;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
 
 use drainpipe_engine::path::Path;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::watch::{Hearing, Hello, Pace};
+use socket2::SockRef;
 use tokio::net::UdpSocket;
 use uuid::Uuid;
 
@@ -21,10 +23,32 @@ const DATAGRAM_BYTES: usize = 26;
 /// In the byte that says what is heard: a hello of a close look.
 const CLOSE: u8 = 0x80;
 
-/// A socket on a path's own link, with a port of the migration range.
+/// Differentiated services code point CS6 in its place in the header (RFC 2474, RFC 4594): network control, which
+/// switches that look at it let pass first.
+const NETWORK_CONTROL: u32 = 48 << 2;
+
+/// `TC_PRIO_INTERACTIVE`, the highest that needs no privilege: the first band of `pfifo_fast`.
+const PRIORITY: u32 = 6;
+
+/// A socket on a path's own link, with a port of the migration range. What it sends goes before the memory that
+/// waits in this host's queue: 1 MiB of it lasts 0.4 s at 20 Mb/s, which would be a silence.
 pub(crate) async fn bind(agent: &Agent, path: &Path) -> Result<UdpSocket, Problem> {
-    let bound = bind_udp(agent, &path.link, path.address).await;
-    bound.map_err(|problem| problem.context(format!("path {path} cannot be watched")))
+    let cannot = |problem: Problem| problem.context(format!("path {path} cannot be watched"));
+    let socket = bind_udp(agent, &path.link, path.address).await.map_err(cannot)?;
+    go_first(&socket, path.address).map_err(|error| {
+        cannot(Problem::failed(format!("the kernel does not let its datagrams go first: {error}")))
+    })?;
+    Ok(socket)
+}
+
+fn go_first(socket: &UdpSocket, address: IpAddr) -> io::Result<()> {
+    let socket = SockRef::from(socket);
+    match address {
+        IpAddr::V4(_) => socket.set_tos_v4(NETWORK_CONTROL)?,
+        IpAddr::V6(_) => socket.set_tclass_v6(NETWORK_CONTROL)?,
+    }
+    // Last: an IPv4 socket's type of service sets its priority too, for CS6 to that of all other traffic.
+    socket.set_priority(PRIORITY)
 }
 
 /// The hellos that have arrived from `other` and carry `token`.
@@ -82,6 +106,18 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[tokio::test]
+    async fn hellos_go_before_all_else_over_either_protocol() {
+        for address in ["127.0.0.1", "::1"] {
+            let address: IpAddr = address.parse().unwrap();
+            let socket = UdpSocket::bind((address, 0)).await.unwrap();
+            go_first(&socket, address).unwrap();
+            let socket = SockRef::from(&socket);
+            let class = if address.is_ipv4() { socket.tos_v4() } else { socket.tclass_v6() };
+            assert_eq!((class.unwrap(), socket.priority().unwrap()), (0xc0, 6));
+        }
+    }
 
     proptest! {
         #[test]
