@@ -23,7 +23,7 @@ use crate::names::lab_and_node;
 use crate::processes::{self, NamespaceId};
 use crate::spec::{LabSpec, LinkAddresses, check_lab_name};
 use crate::state::{self, LabLock, namespace_file};
-use crate::status::{self, LabStatus};
+use crate::status::{self, LabStatus, ProcessStatus};
 use crate::tools;
 use crate::topology;
 
@@ -128,6 +128,12 @@ impl Lab {
     /// The lab as it is now.
     pub fn status(&self) -> Result<LabStatus, Error> {
         status::read(&self.spec)
+    }
+
+    /// The processes in the namespace of `node` (a host, or [`CLIENT`](crate::CLIENT)), without the caller.
+    pub fn processes(&self, node: &str) -> Result<Vec<ProcessStatus>, Error> {
+        self.spec.check_node(node)?;
+        status::processes_on(&self.spec.namespace(node))
     }
 
     /// The directory for the files of `node` (a host, or [`CLIENT`](crate::CLIENT)), such as an

@@ -159,14 +159,17 @@ pub(crate) fn read(spec: &LabSpec) -> Result<LabStatus, Error> {
 
 fn read_node(spec: &LabSpec, node: &str) -> Result<NodeStatus, Error> {
     let namespace = spec.namespace(node);
-    let id = NamespaceId::of_file(&namespace_file(&namespace));
+    let processes = processes_on(&namespace)?;
+    Ok(NodeStatus { name: node.to_owned(), namespace, processes })
+}
+
+/// The processes in a namespace, by pid.
+pub(crate) fn processes_on(namespace: &str) -> Result<Vec<ProcessStatus>, Error> {
+    let id = NamespaceId::of_file(&namespace_file(namespace));
     let mut pids: Vec<Pid> = processes::within(&id.into_iter().collect())?.into_iter().collect();
     pids.sort_by_key(|pid| pid.as_raw_pid());
-    let processes = pids
-        .into_iter()
-        .map(|pid| ProcessStatus { pid: pid.as_raw_pid(), command: command_line(pid) })
-        .collect();
-    Ok(NodeStatus { name: node.to_owned(), namespace, processes })
+    let status = |pid: Pid| ProcessStatus { pid: pid.as_raw_pid(), command: command_line(pid) };
+    Ok(pids.into_iter().map(status).collect())
 }
 
 fn address_of(spec: &LabSpec, host: &str, link: &str) -> Result<Option<Ipv4Addr>, Error> {

@@ -10,12 +10,12 @@ use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::result::{MigrationResult, Outcome, PathState};
 use drainpipe_engine::step::Step;
 use drainpipe_hypervisor::RunState;
-use drainpipe_lab::Lab;
 use rusqlite::Connection;
 use rustix::process::{Pid, Signal, getpriority_process, kill_process};
 
 use crate::Test;
 use crate::check_vms::restart_agent_with_mounts;
+use crate::drain::ask;
 use crate::guest::Guest;
 use crate::program::{DRAINPIPE, Output, REFUSED, Running};
 use crate::support::{HostNetwork, TestLab, eventually};
@@ -97,8 +97,7 @@ impl Scene {
         let migrating = self.lab.start(&[&["migrate", "web", host, "--json"], arguments, option].concat());
         let source = if host == "a" { "b" } else { "a" };
         eventually("memory is copied", || {
-            let step = step(&self.lab.json::<Vec<MigrationView>>(&["history", "--host", source]));
-            matches!(step, Some(Step::CopyMemory | Step::CopyDirtyMemory))
+            matches!(step(&self.lab.migrations(source)), Some(Step::CopyMemory | Step::CopyDirtyMemory))
         });
         migrating
     }
@@ -108,7 +107,9 @@ impl Scene {
     #[track_caller]
     pub(crate) fn wait_until_paused(&self, id: &str) {
         let end = Instant::now() + FLIGHT_MAX;
-        let step = || self.lab.json::<MigrationView>(&["history", id]).progress.map(|progress| progress.step);
+        let path = format!("/v1/migrations/{id}");
+        let view = || ask::<MigrationView>(&self.lab, "a", &path, None).unwrap();
+        let step = || view().progress.map(|progress| progress.step);
         while step() != Some(Step::Blackout) {
             assert!(Instant::now() < end, "the VM is not paused within {FLIGHT_MAX:?}");
             // The pause itself may be over soon.
@@ -121,7 +122,7 @@ impl Scene {
     }
 
     pub(crate) fn migrations(&self) -> Vec<MigrationView> {
-        self.lab.json(&["history"])
+        self.lab.migrations("a")
     }
 
     /// The step of the migration under way.
@@ -143,7 +144,7 @@ impl Scene {
     pub(crate) fn assert_settled(&self, host: &str) {
         let other = if host == "a" { "b" } else { "a" };
         eventually("the other host has discarded it", || {
-            let list: VmList = self.lab.json(&["vms"]);
+            let list = self.lab.vms();
             list.vms.len() == 1 && list.errors.is_empty()
         });
         self.lab.assert_runs_on("web", host);
@@ -621,11 +622,10 @@ fn start_agent(lab: &TestLab, words: &[&str]) {
     let directory = lab.directory("a");
     let config = directory.join("agent.toml");
     let program = [words, &["agent", "--config", config.to_str().unwrap()]].concat();
-    let lab_handle = Lab::open(lab.name()).unwrap();
-    let mut child = lab_handle.spawn("a", &program, &directory.join("agent.log")).unwrap();
+    let mut child = lab.lab().spawn("a", &program, &directory.join("agent.log")).unwrap();
     // It ends with the lab at the latest.
     thread::spawn(move || child.wait());
-    eventually("the agent answers", || lab.drainpipe(&["vms"]).code == 0);
+    lab.wait_for_agent("a");
 }
 
 /// Says soon that an outcome is not known.

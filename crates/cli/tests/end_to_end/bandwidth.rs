@@ -1,7 +1,7 @@
 //! What migrations take of the links is limited: by the hosts' configuration and by hand, while they run,
 //! at either end, shared among them.
 
-use drainpipe_agent::api::types::{BandwidthView, MigrationView};
+use drainpipe_agent::api::types::BandwidthView;
 use drainpipe_engine::bandwidth::BandwidthSetting;
 use drainpipe_engine::result::{MigrationResult, Outcome};
 use rustix::process::Signal;
@@ -58,7 +58,7 @@ fn a_limit_of_the_target_is_shared_and_changed_in_flight(lab: &TestLab, guests: 
     let migrating: [Running; 2] =
         ["web", "db"].map(|vm| lab.start(&["migrate", vm, "b", "--option", "multichannel", "--json"]));
     eventually("each has half of it", || {
-        let views: Vec<MigrationView> = lab.json(&["history"]);
+        let views = lab.migrations("a");
         let limits = views.iter().filter_map(|view| view.progress.as_ref()?.limit_mbps);
         limits.collect::<Vec<_>>() == [20, 20]
     });

@@ -4,7 +4,6 @@
 use drainpipe_engine::check::CheckReport;
 use drainpipe_engine::check::finding::{Finding, Severity};
 use drainpipe_engine::check::path_report::PathReport;
-use drainpipe_lab::Lab;
 use rustix::process::Signal;
 
 use crate::Test;
@@ -354,7 +353,7 @@ fn an_agent_that_does_not_answer() {
     for _ in 0..10 {
         check(&lab, "b", "a");
     }
-    let lab = Lab::open(lab.name()).unwrap();
+    let lab = lab.lab();
     let held = lab.run_in("a", || std::fs::read_to_string("/proc/net/udp")).unwrap().unwrap();
     assert!(!held.contains(":C0"), "{held}");
 }

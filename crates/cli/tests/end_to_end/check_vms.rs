@@ -8,14 +8,13 @@ use drainpipe_agent::api::types::PlanView;
 use drainpipe_engine::check::CheckReport;
 use drainpipe_engine::check::finding::Finding;
 use drainpipe_engine::result::MigrationResult;
-use drainpipe_lab::Lab;
 use rustix::process::Signal;
 
 use crate::Test;
 use crate::check::{assert_found, assert_silent, check, on, report};
 use crate::options::other_qemu;
 use crate::program::{BAD_INPUT, DRAINPIPE, REFUSED, WARNED};
-use crate::support::{TestLab, eventually};
+use crate::support::TestLab;
 
 pub(crate) const TESTS: &[Test] = &[
     ("a_vm_that_can_go", a_vm_that_can_go),
@@ -50,11 +49,10 @@ pub(crate) fn restart_agent_with_mounts(lab: &TestLab, host: &str, command: &str
     let program = format!("{command} && exec {DRAINPIPE} agent --config {}", config.display());
     let log = lab.directory(host).join("agent.log");
     let program = ["unshare", "--mount", "bash", "-c", &program];
-    let mut child = Lab::open(lab.name()).unwrap().spawn(host, &program, &log).unwrap();
+    let mut child = lab.lab().spawn(host, &program, &log).unwrap();
     // It ends with the lab at the latest.
     std::thread::spawn(move || child.wait());
-    let socket = lab.agent_socket(host);
-    eventually("the agent answers", || lab.drainpipe(&["vms", "--agent", &socket]).code == 0);
+    lab.wait_for_agent(host);
 }
 
 /// Fails the test unless the migration is refused for this, in all its forms, and nothing is changed.

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use drainpipe_agent::api::types::{
-    DrainKind, DrainPlanView, DrainView, HostStatus, MigrationView, PLAN_DEADLINE, VmList, VmState,
+    DrainKind, DrainPlanView, DrainView, HostStatus, MigrationView, PLAN_DEADLINE, VmState,
 };
 use drainpipe_agent::client::ApiClient;
 use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveState};
@@ -64,7 +64,7 @@ pub(crate) fn ask<T: DeserializeOwned>(
     runtime.block_on(async {
         match body {
             Some(body) => client.post_within(path, &body, PLAN_DEADLINE).await,
-            None => client.get(path).await,
+            None => client.get_within(path, PLAN_DEADLINE).await,
         }
     })
 }
@@ -146,10 +146,9 @@ pub(crate) fn start_guests(lab: &TestLab) -> Vec<Guest> {
 #[track_caller]
 pub(crate) fn host_of(lab: &TestLab, vm: &str) -> String {
     eventually("no copy of it is on its way", || {
-        let list: VmList = lab.json(&["vms"]);
-        list.vms.iter().filter(|view| view.name == vm).all(|view| view.state == VmState::Running)
+        lab.vms().vms.iter().filter(|view| view.name == vm).all(|view| view.state == VmState::Running)
     });
-    let list: VmList = lab.json(&["vms"]);
+    let list = lab.vms();
     let host = list.vms.iter().find(|view| view.name == vm).expect("it is somewhere").host.clone();
     lab.assert_runs_on(vm, &host);
     host
@@ -370,8 +369,7 @@ fn the_way_back_leaves_alone_what_has_moved_on() {
     assert_state(&ended(&lab, "a"), DrainState::Drained, 2);
     ask::<MigrationView>(&lab, "b", "/v1/migrations", Some(json!({ "vm": "web", "target": "c" }))).unwrap();
     eventually("it is on c alone", || {
-        let list: VmList = lab.json(&["vms"]);
-        list.vms.iter().filter(|vm| vm.name == "web").all(|vm| vm.host == "c")
+        lab.vms().vms.iter().filter(|vm| vm.name == "web").all(|vm| vm.host == "c")
     });
     resume(&lab, "a", true);
     let back = ended(&lab, "a");

@@ -5,7 +5,7 @@ use drainpipe_engine::drain::status::{DrainState, MoveState};
 use rustix::process::Signal;
 
 use crate::Test;
-use crate::drain::{assert_nowhere_but, fast_lab, host_of, slow_lab, start_small};
+use crate::drain::{assert_nowhere_but, fast_lab, host_of, slow_lab, start_small, wait_until};
 use crate::support::{TestLab, eventually};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -82,10 +82,9 @@ fn nothing_begins_on_wrong_input() {
 
 #[track_caller]
 fn wait_until_in_flight(lab: &TestLab) {
-    eventually("a VM is on the links", || {
-        let view: DrainView = lab.json(&["drain", "status", "a"]);
-        let moves = view.status.map(|status| status.moves).unwrap_or_default();
-        moves.iter().any(|one| one.state == MoveState::Transferring && one.sent_bytes > 1 << 20)
+    wait_until(lab, "a", "a VM is on the links", |view| {
+        let moves = view.status.iter().flat_map(|status| &status.moves);
+        moves.into_iter().any(|one| one.state == MoveState::Transferring && one.sent_bytes > 1 << 20)
     });
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use drainpipe_agent::api::types::{DrainView, VmList, VmState};
+use drainpipe_agent::api::types::{DrainView, VmState};
 use drainpipe_engine::drain::status::{DrainState, MoveState, MoveStatus};
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
@@ -65,7 +65,7 @@ fn why_left(view: &DrainView, vm: &str) -> String {
 /// Fails the test unless the VM is on this host alone, and has died.
 #[track_caller]
 fn assert_has_died(lab: &TestLab, vm: &str, host: &str) {
-    let list: VmList = lab.json(&["vms"]);
+    let list = lab.vms();
     let of_name = list.vms.iter().filter(|view| view.name == vm);
     let found: Vec<_> = of_name.map(|view| (view.host.as_str(), view.state)).collect();
     assert_eq!(found, [(host, VmState::Stopped)], "{list:#?}");

@@ -243,8 +243,7 @@ fn who_changes_too_fast_goes_last_and_is_throttled() {
         goes_last && [&first.vm, &last.vm] == ["idle", "busy"]
     });
     let migrating = lab.start(&["migrate", "busy", "b", "--throttle", "30", "--json"]);
-    let under_way =
-        || lab.json::<Vec<MigrationView>>(&["history"]).into_iter().find(|view| view.vm == "busy");
+    let under_way = || lab.migrations("a").into_iter().find(|view| view.vm == "busy");
     eventually("it is throttled", || {
         let progress = under_way().and_then(|view| view.progress);
         progress.is_some_and(|progress| progress.throttle_percent == Some(30))

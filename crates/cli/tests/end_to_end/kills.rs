@@ -187,7 +187,7 @@ fn qemu_of(lab: &TestLab, host: &str) -> Pid {
 #[track_caller]
 fn settled(scene: &Scene) -> Fate {
     let lab = &scene.lab;
-    let newest = || lab.json::<Vec<MigrationView>>(&["history"]).into_iter().next();
+    let newest = || lab.migrations("a").into_iter().next();
     eventually("the migration is over", || newest().is_some_and(|view| view.progress.is_none()));
     let found = || {
         let list: VmList = lab.json(&["vms"]);

@@ -36,9 +36,7 @@ fn as_its_agent_starts_with_nothing_open(scene: &Scene) {
     assert_eq!(list.vms.first().unwrap().state, VmState::Unknown, "{list:#?}");
     scene.lab.drainpipe(&["vm", "stop", "web"]).refused(3, &["it is tried again"]);
     drop(qemu);
-    eventually("it is within reach", || {
-        scene.lab.json::<VmList>(&["vms"]).vms.first().unwrap().state == VmState::Running
-    });
+    eventually("it is within reach", || scene.lab.vms().vms.first().unwrap().state == VmState::Running);
 }
 
 fn as_its_agent_starts_with_a_migration_left_open(scene: &Scene) {

@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use drainpipe_lab::Lab;
 use rustix::net::sockopt::set_tcp_congestion;
 
 use crate::Test;
@@ -30,7 +29,7 @@ struct Traffic {
 
 impl Traffic {
     fn begin(lab: &TestLab, to: SocketAddr) -> Self {
-        let hosts = Lab::open(lab.name()).unwrap();
+        let hosts = lab.lab();
         let listener = hosts.run_in("b", || TcpListener::bind(to).unwrap()).unwrap();
         let (ended, sent_bytes) = (Arc::default(), Arc::default());
         let mut threads = vec![];

@@ -4,7 +4,7 @@ use std::fs;
 use std::thread;
 use std::time::Duration;
 
-use drainpipe_agent::api::types::{MigrationView, PlanView};
+use drainpipe_agent::api::types::PlanView;
 use drainpipe_engine::option::{MigrationOption, RequestedOption};
 use drainpipe_engine::plan::Spread;
 use drainpipe_engine::result::{MigrationResult, Outcome};
@@ -111,7 +111,7 @@ fn packing_keeps_to_its_cpus_and_progress_tells_of_it() {
     let migrating = scene.migrate(&COMPRESSION);
     assert_eq!(packing_cpus(&scene.lab), ["0"]);
     eventually("progress tells it", || {
-        let views: Vec<MigrationView> = scene.lab.json(&["history"]);
+        let views = scene.lab.migrations("a");
         let progress = views.first().and_then(|view| view.progress.clone());
         let compression = progress.and_then(|progress| progress.compression);
         compression.is_some_and(|compression| compression.ratio > 1.0 && compression.cores > 0.0)

@@ -3,7 +3,6 @@
 use std::os::unix::net::UnixDatagram;
 use std::thread;
 
-use drainpipe_lab::Lab;
 use rustix::process::Signal;
 
 use crate::Test;
@@ -21,8 +20,7 @@ fn the_agent_says_when_it_serves() {
     let socket = format!("NOTIFY_SOCKET={}", directory.join("notify.sock").display());
     let config = directory.join("agent.toml");
     let program = ["env", &socket, DRAINPIPE, "agent", "--config", config.to_str().unwrap()];
-    let mut agent =
-        Lab::open(lab.name()).unwrap().spawn("a", &program, &directory.join("agent.log")).unwrap();
+    let mut agent = lab.lab().spawn("a", &program, &directory.join("agent.log")).unwrap();
     // It ends with the lab at the latest.
     thread::spawn(move || agent.wait());
 

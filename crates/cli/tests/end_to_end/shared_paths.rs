@@ -81,13 +81,11 @@ impl Two {
 
     /// The migrations from a host of which memory is being copied.
     fn copying(&self, host: &str) -> Vec<MigrationView> {
-        let socket = self.lab.agent_socket(host);
-        let all: Vec<MigrationView> = self.lab.json(&["history", "--agent", &socket]);
         let is_copied = |view: &MigrationView| {
             let step = view.progress.as_ref().map(|progress| progress.step);
             matches!(step, Some(Step::CopyMemory | Step::CopyDirtyMemory))
         };
-        all.into_iter().filter(is_copied).collect()
+        self.lab.migrations(host).into_iter().filter(is_copied).collect()
     }
 
     /// Fails the test unless both run whole where they belong, and nothing else is left.

@@ -7,13 +7,14 @@ use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use std::{process, thread};
 
-use drainpipe_agent::api::types::{VmList, VmState};
+use drainpipe_agent::api::types::{HostView, MigrationView, VmList, VmState};
 use drainpipe_engine::result::{MigrationResult, Outcome};
 use drainpipe_lab::Lab;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::de::DeserializeOwned;
 use tempfile::TempDir;
 
+use crate::drain::ask;
 use crate::guest::Guest;
 use crate::options;
 use crate::program::{DRAINPIPE, Output, Running, command, drainpipe};
@@ -108,6 +109,10 @@ impl TestLab {
         serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{arguments:?}: {error}\n{printed}"))
     }
 
+    pub(crate) fn lab(&self) -> Lab {
+        Lab::open(&self.name).unwrap()
+    }
+
     /// Runs a program on a host or on `client`.
     #[track_caller]
     pub(crate) fn exec(&self, node: &str, program: &[&str]) -> Output {
@@ -132,7 +137,7 @@ impl TestLab {
     /// Fails the test unless the VM runs on this host, and on no other is anything left of it.
     #[track_caller]
     pub(crate) fn assert_runs_on(&self, vm: &str, host: &str) {
-        let list: VmList = self.json(&["vms"]);
+        let list = self.vms();
         let found: Vec<_> = list.vms.iter().filter(|view| view.name == vm).collect();
         let [found] = found[..] else { panic!("one VM {vm} is expected: {list:#?}") };
         assert_eq!((found.host.as_str(), found.state), (host, VmState::Running), "{found:#?}");
@@ -176,7 +181,7 @@ impl TestLab {
 
     /// The address of a host's agent.
     pub(crate) fn agent_address(&self, host: &str) -> SocketAddr {
-        let address = Lab::open(&self.name).unwrap().spec().management_address(host).unwrap();
+        let address = self.lab().spec().management_address(host).unwrap();
         SocketAddr::from((address, drainpipe_agent::config::DEFAULT_PORT))
     }
 
@@ -204,14 +209,9 @@ impl TestLab {
     /// Processes on a host whose command lines hold all these words.
     #[track_caller]
     pub(crate) fn pids(&self, host: &str, words: &[&str]) -> Vec<Pid> {
-        let status: serde_json::Value = self.json(&["lab", "status", &self.name]);
-        let hosts = status["hosts"].as_array().unwrap();
-        let host = hosts.iter().find(|status| status["name"] == host).unwrap();
-        let processes = host["processes"].as_array().unwrap().iter();
-        processes
-            .filter(|process| words.iter().all(|word| process["command"].as_str().unwrap().contains(word)))
-            .map(|process| Pid::from_raw(process["pid"].as_i64().unwrap().try_into().unwrap()).unwrap())
-            .collect()
+        let processes = self.lab().processes(host).unwrap().into_iter();
+        let found = processes.filter(|process| words.iter().all(|word| process.command.contains(word)));
+        found.map(|process| Pid::from_raw(process.pid).expect("the kernel named it")).collect()
     }
 
     /// Ends a host's agent with this signal; back when it is gone.
@@ -228,11 +228,29 @@ impl TestLab {
         let config = self.directory(host).join("agent.toml");
         let log = self.directory(host).join("agent.log");
         let program = [DRAINPIPE, "agent", "--config", config.to_str().unwrap()];
-        let mut child = Lab::open(&self.name).unwrap().spawn(host, &program, &log).unwrap();
+        let mut child = self.lab().spawn(host, &program, &log).unwrap();
         // It ends with the lab at the latest.
         thread::spawn(move || child.wait());
-        let socket = self.agent_socket(host);
-        eventually("the agent answers", || self.drainpipe(&["vms", "--agent", &socket]).code == 0);
+        self.wait_for_agent(host);
+    }
+
+    /// Waits until a host's agent answers.
+    #[track_caller]
+    pub(crate) fn wait_for_agent(&self, host: &str) {
+        eventually("the agent answers", || ask::<HostView>(self, host, "/v1/host", None).is_ok());
+    }
+
+    /// All VMs of all hosts, as host `a` tells of them, without starting the program: for what is asked again and
+    /// again.
+    #[track_caller]
+    pub(crate) fn vms(&self) -> VmList {
+        ask(self, "a", "/v1/vms?scope=all", None).unwrap()
+    }
+
+    /// The migrations that a host's agent knows, the newest first; without starting the program.
+    #[track_caller]
+    pub(crate) fn migrations(&self, host: &str) -> Vec<MigrationView> {
+        ask(self, host, "/v1/migrations", None).unwrap()
     }
 
     /// Runs a host's agent, stopped before, in expectation of its refusal to start.
@@ -292,7 +310,7 @@ pub(crate) fn eventually(what: &str, condition: impl Fn() -> bool) {
     let end = Instant::now() + PATIENCE;
     while !condition() {
         assert!(Instant::now() < end, "{what}: not within {PATIENCE:?}");
-        // Most conditions ask the program, which takes some 40 ms of CPU as it is not optimised.
+        // Many conditions ask agents, which are not optimised.
         thread::sleep(Duration::from_millis(50));
     }
 }

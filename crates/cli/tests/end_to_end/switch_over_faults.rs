@@ -75,7 +75,7 @@ impl<'a> Held<'a> {
     #[track_caller]
     fn release(self) {
         kill_process(self.agent, Signal::CONT).unwrap();
-        eventually("the agent answers", || self.scene.lab.drainpipe(&["history"]).code == 0);
+        self.scene.lab.wait_for_agent("a");
         thread::sleep(Duration::from_secs(1));
         kill_process(self.guard, Signal::CONT).unwrap();
     }

@@ -54,7 +54,7 @@ fn that_make_no_sense(lab: &TestLab, guest: &Guest) {
 
 fn one_migration_of_a_vm_at_a_time(lab: &TestLab, guest: &Guest) {
     let first = lab.start(&["migrate", "web", "b", "--json"]);
-    let moving = || lab.json::<VmList>(&["vms"]).vms.iter().find_map(|vm| vm.migration.clone());
+    let moving = || lab.vms().vms.iter().find_map(|vm| vm.migration.clone());
     eventually("the migration begins", || moving().is_some());
     let id = moving().unwrap();
 
