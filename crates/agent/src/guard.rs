@@ -31,6 +31,7 @@ use drainpipe_hypervisor::migration as qemu;
 use drainpipe_hypervisor::qmp::QmpError;
 use drainpipe_hypervisor::{AttachError, RunState, RuntimePaths, Vmm, cut_connections};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::setsid;
 use tokio::sync::oneshot;
 
 use crate::agent::Agent;
@@ -124,9 +125,7 @@ fn command(agent: &Agent, migration: &str, vmm: &Vmm, peer: Option<SocketAddr>) 
         .arg(&agent.config.state_directory)
         .arg("--runtime-directory")
         .arg(&agent.config.runtime_directory)
-        .args(["--vm", vmm.spec().spec().name.as_str()])
-        // Of a group of its own: a Ctrl-C at the agent's terminal is not for the guard.
-        .process_group(0);
+        .args(["--vm", vmm.spec().spec().name.as_str()]);
     if let Some(peer) = peer {
         command.args(["--peer", &peer.to_string()]);
     }
@@ -170,6 +169,9 @@ pub async fn stand(
     state_directory: &Path,
     runtime_directory: &Path,
 ) -> Result<(), Problem> {
+    // As QEMU has one: a Ctrl-C at the agent's terminal is not for it, and the agent's end does not end one that is
+    // stopped. Only who was started by a shell cannot have one, and needs none.
+    let _leads_a_group = setsid();
     let name = vm.parse().map_err(Problem::bad_input)?;
     let paths = RuntimePaths::new(runtime_directory, &name).map_err(Problem::refused)?;
     let _post = take_post(&paths)

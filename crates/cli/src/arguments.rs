@@ -114,7 +114,7 @@ pub(crate) struct DemoArguments {
     #[arg(long, default_value = "target/demo", value_name = "DIRECTORY")]
     pub(crate) output: PathBuf,
     /// The guest's kernel
-    #[arg(long, default_value = "target/guest/vmlinuz", value_name = "FILE")]
+    #[arg(long, default_value = "target/guest/vmlinux", value_name = "FILE")]
     pub(crate) kernel: PathBuf,
     /// The guest's initramfs
     #[arg(long, default_value = "target/guest/initramfs.img", value_name = "FILE")]

@@ -10,6 +10,7 @@ use self::cpio::Archive;
 use self::modules::ModulesError;
 
 mod cpio;
+pub mod kernel;
 mod modules;
 
 /// Where the modules are in the initramfs, without the leading slash.

@@ -106,7 +106,7 @@ fn lines(console: impl std::io::Read + Send + 'static) -> Receiver<String> {
 /// Kernel and initramfs, or why this test cannot run here.
 fn image() -> Result<(PathBuf, PathBuf), &'static str> {
     let artefacts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/guest");
-    let (kernel, initramfs) = (artefacts.join("vmlinuz"), artefacts.join("initramfs.img"));
+    let (kernel, initramfs) = (artefacts.join("vmlinux"), artefacts.join("initramfs.img"));
     if !rustix::process::geteuid().is_root() {
         return Err("needs root for a network namespace and a tap");
     }

@@ -6,7 +6,6 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::os::unix::net::UnixListener;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -135,6 +134,14 @@ pub(crate) async fn launch(
     }
 }
 
+/// Gives QEMU a session of its own (util-linux), so that it outlives the agent. Ctrl-C and a closed terminal reach the
+/// terminal's session only; and where a session's process dies, its kernel sends SIGHUP, at which QEMU ends, to all
+/// process groups of that session that it leaves without a parent there and of which a process is stopped.
+const OWN_SESSION: &str = "setsid";
+
+/// What it exits with if it cannot run the program, or finds none.
+const NOT_RUN: [i32; 2] = [126, 127];
+
 fn spawn(
     binary: &Path,
     arguments: &[OsString],
@@ -145,16 +152,16 @@ fn spawn(
     let log = OpenOptions::new().create(true).append(true).mode(0o600).open(&log_file);
     let log = log.map_err(|source| io_error("create", &log_file, source))?;
     let qmp = listen(&paths.qmp_socket())?;
-    let spawn_error = |source| LaunchError::Spawn { binary: binary.to_owned(), source };
-    let child = Command::new(binary)
+    // A child of ours leads no process group, so setsid(1) replaces itself by QEMU rather than fork.
+    let child = Command::new(OWN_SESSION)
+        .arg(binary)
         .args(arguments)
         .stdin(connection)
         .stdout(qmp)
         .stderr(log)
-        // Outlives the agent: Ctrl-C and a closed terminal reach the foreground's process group only.
-        .process_group(0)
         .spawn()
-        .map_err(spawn_error)?;
+        .map_err(|source| io_error("run", Path::new(OWN_SESSION), source))?;
+    let spawn_error = |source| LaunchError::Spawn { binary: binary.to_owned(), source };
     let process = Process::of_child(&child, log_file).map_err(spawn_error)?;
     Ok(guard(process, |process| end_now(&process)))
 }
@@ -185,6 +192,9 @@ async fn why_not_ready(
     let log_tail = log_tail(&paths.log_file());
     let binary = binary.to_owned();
     match exit {
+        Some(Exit::Code(code)) if NOT_RUN.contains(&code) => {
+            LaunchError::Spawn { binary, source: io::Error::other(log_tail) }
+        }
         Some(exit) => LaunchError::Exited { binary, exit, log_tail },
         None => LaunchError::NotReady { binary, source, log_tail },
     }

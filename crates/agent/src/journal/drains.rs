@@ -310,9 +310,8 @@ fn record(connection: &Connection, id: &str) -> Result<Option<DrainRecord>, Jour
         id: id.into(),
         kind: from_json(&kind)?,
         swap_with,
-        // Only for people.
-        started_at: started_at.parse().unwrap_or_default(),
-        ended_at: ended_at.map(|ended_at| ended_at.parse().unwrap_or_default()),
+        started_at: started_at.parse()?,
+        ended_at: ended_at.map(|ended_at| ended_at.parse()).transpose()?,
         cordons,
         status: DrainStatus { moves: moves(connection, id)?, ..status },
     }))

@@ -128,5 +128,5 @@ impl Guest {
 pub(crate) fn image() -> [PathBuf; 2] {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/guest");
     let directory = directory.canonicalize().unwrap_or(directory);
-    ["vmlinuz", "initramfs.img"].map(|file| directory.join(file))
+    ["vmlinux", "initramfs.img"].map(|file| directory.join(file))
 }

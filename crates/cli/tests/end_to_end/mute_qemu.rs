@@ -29,8 +29,9 @@ fn as_its_agent_starts() {
 }
 
 fn as_its_agent_starts_with_nothing_open(scene: &Scene) {
-    scene.lab.stop_agent("a", Signal::KILL);
+    // Before the agent ends: of its own session the kernel would end what is stopped.
     let qemu = Still::of(scene.lab.qemu_pid("a", "web").unwrap());
+    scene.lab.stop_agent("a", Signal::KILL);
     scene.lab.start_agent("a");
     let list: VmList = scene.lab.json(&["vms"]);
     assert_eq!(list.vms.first().unwrap().state, VmState::Unknown, "{list:#?}");
@@ -134,10 +135,13 @@ fn for_its_target_is_killed_with_its_agent(scene: &Scene) {
     let id = scene.id();
     let [qemu, agent] = [scene.lab.qemu_pid("b", "web").unwrap(), scene.lab.agent_pid("a").unwrap()];
     let heartbeat = scene.guest.heartbeat();
+    // Without its target's agent the source gets no further than to the pause.
+    let targets_agent = Still::of(scene.lab.agent_pid("b").unwrap());
     scene.wait_until_paused(&id);
     for process in [qemu, agent] {
         kill_process(process, Signal::KILL).unwrap();
     }
+    drop(targets_agent);
     scene.guest.assert_answers();
     assert!(heartbeat.longest_gap() < GUARDED_SILENCE_MAX, "{:?}", heartbeat.statistics());
     scene.lab.start_agent("a");

@@ -36,7 +36,7 @@ use std::collections::BTreeSet;
 use super::concurrency::Concurrency;
 use super::pace::Pace;
 use super::plan::{DrainPlan, Stay};
-use super::status::{DrainState, DrainStatus, MoveStatus};
+use super::status::{DrainState, DrainStatus, MoveState, MoveStatus};
 use crate::problem::Problem;
 use entry::{Entry, Patience, Stage};
 use planning::Planning;
@@ -483,10 +483,21 @@ impl Drain {
             None => (now_ms, DrainState::Moving),
         };
         let stay = |entry: &Entry| entry.as_stay();
+        let mut moves: Vec<_> =
+            self.entries.iter().filter(|entry| stay(entry).is_none()).map(Entry::status).collect();
+        if self.others_take_its_places() {
+            for waiting in moves.iter_mut().filter(|one| one.state == MoveState::Waiting) {
+                waiting.waits = Some(format!(
+                    "VMs that others move leave this host ({}), of {} that may at a time; it goes on when one of \
+                     them has",
+                    self.others, self.limits.outbound
+                ));
+            }
+        }
         let is_over = self.ended.is_some();
         DrainStatus {
             state,
-            moves: self.entries.iter().filter(|entry| stay(entry).is_none()).map(Entry::status).collect(),
+            moves,
             stays: self.stays.iter().cloned().chain(self.entries.iter().filter_map(stay)).collect(),
             transfers: self.concurrency.allowed(),
             rate_mbps: if is_over { 0.0 } else { self.pace.rate_mbps(now_ms) },

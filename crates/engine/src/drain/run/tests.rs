@@ -556,5 +556,8 @@ fn who_is_moved_by_somebody_else_counts_among_those_that_leave() {
     assert_eq!(begins(&drain.handle(0.0, Event::OthersLeave { count: 1 })), ["w"]);
     assert_eq!(drain.handle(1.0, Event::OthersLeave { count: 3 }), []);
     assert_eq!(begins(&drain.handle(2.0, completed("v"))), [""; 0]);
+    let waits = |drain: &Drain| drain.status(2.0).moves[2].waits.clone();
+    assert!(waits(&drain).unwrap().contains("others move leave this host (3), of 3 that may"));
     assert_eq!(begins(&drain.handle(3.0, Event::OthersLeave { count: 0 })), ["x"]);
+    assert_eq!(waits(&drain), None);
 }

@@ -100,7 +100,7 @@ impl Drain {
     /// Who waits for a place at its target keeps nobody from being prepared for another one.
     fn next_to_begin(&self, now_ms: f64) -> Option<usize> {
         let ahead = self.count(|entry| matches!(entry.stage, Stage::Preparing | Stage::Ready));
-        let outbound = self.count(|entry| entry.stage.is_under_way()).saturating_add(self.others);
+        let outbound = self.under_way().saturating_add(self.others);
         let is_first = self.turns == 0 && now_ms - self.begun_ms < FIRST_ALONE_MS;
         let more = if is_first { 0 } else { AHEAD };
         if ahead >= self.concurrency.allowed().saturating_add(more) || outbound >= self.limits.outbound {
@@ -109,6 +109,16 @@ impl Drain {
         self.entries.iter().position(|entry| {
             entry.stage == Stage::Waiting && self.inbound(&entry.planned.target) < self.limits.inbound
         })
+    }
+
+    fn under_way(&self) -> u8 {
+        self.count(|entry| entry.stage.is_under_way())
+    }
+
+    /// Whether the drain would have a place on this host for one VM more if nobody else moved any.
+    pub(super) fn others_take_its_places(&self) -> bool {
+        let own = self.under_way();
+        own < self.limits.outbound && own.saturating_add(self.others) >= self.limits.outbound
     }
 
     fn inbound(&self, target: &str) -> u8 {
