@@ -36,13 +36,14 @@ MEASURE = CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/scripts/as-roo
 	DRAINPIPE_TEST_QEMU="$$(scripts/qemu)" \
 	$(CARGO) test --release --quiet --package drainpipe-cli --test end_to_end
 
-# The figures in bench/: two hours.
+# All figures in bench/: hours, three or four of them for compression.
 bench: setup guest
 	$(CARGO) build --release --package drainpipe-cli
-	scripts/as-root bench/run $(TARGET_DIRECTORY)/release/drainpipe "$$(scripts/qemu)"
+	scripts/as-root bench/run $(TARGET_DIRECTORY)/release/drainpipe "$$(scripts/qemu)" plain links loop memory compression
 	DRAINPIPE_MEASURE_FAULTS=10 $(MEASURE) | tee bench/results/faults.md
 	DRAINPIPE_MEASURE_KILLS=1 $(MEASURE) | tee bench/results/kills.md
 	DRAINPIPE_MEASURE_BOTH=5 $(MEASURE) | tee bench/results/both.md
+	DRAINPIPE_MEASURE_TLS=9 $(MEASURE) | tee bench/results/tls.md
 	for mix in 1 2 3; do \
 		DRAINPIPE_MEASURE_DRAIN=3 DRAINPIPE_MEASURE_DRAIN_MIX=$$mix $(MEASURE) | tee bench/results/drain-$$mix.md; \
 	done

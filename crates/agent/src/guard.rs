@@ -169,8 +169,8 @@ pub async fn stand(
     state_directory: &Path,
     runtime_directory: &Path,
 ) -> Result<(), Problem> {
-    // As QEMU has one: a Ctrl-C at the agent's terminal is not for it, and the agent's end does not end one that is
-    // stopped. Only who was started by a shell cannot have one, and needs none.
+    // A Ctrl-C at the agent's terminal is not for it, nor does the kernel end one that is stopped when the agent ends
+    // (`kill_orphaned_pgrp`). Who leads a process group, as one that a shell has started, cannot have a session.
     let _leads_a_group = setsid();
     let name = vm.parse().map_err(Problem::bad_input)?;
     let paths = RuntimePaths::new(runtime_directory, &name).map_err(Problem::refused)?;

@@ -120,7 +120,7 @@ enum JournalCause {
     Database(#[from] rusqlite::Error),
     #[error("a record does not make sense: {0}")]
     Record(#[from] serde_json::Error),
-    #[error("a record does not make sense: {0}")]
+    #[error("the time in a record does not make sense: {0}")]
     Time(#[from] jiff::Error),
     #[error("cannot create its directory: {0}")]
     Directory(std::io::Error),

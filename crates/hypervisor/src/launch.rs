@@ -6,6 +6,7 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -55,7 +56,7 @@ pub enum LaunchError {
     Spawn {
         /// The program.
         binary: PathBuf,
-        /// What the kernel said.
+        /// Why, as the kernel or env(1) says.
         source: io::Error,
     },
     /// The program ended at once.
@@ -134,13 +135,14 @@ pub(crate) async fn launch(
     }
 }
 
-/// Gives QEMU a session of its own (util-linux), so that it outlives the agent. Ctrl-C and a closed terminal reach the
-/// terminal's session only; and where a session's process dies, its kernel sends SIGHUP, at which QEMU ends, to all
-/// process groups of that session that it leaves without a parent there and of which a process is stopped.
-const OWN_SESSION: &str = "setsid";
+/// Has QEMU begin with SIGHUP blocked (env(1) of coreutils >= 8.31): where the agent ends while its QEMU is stopped, the
+/// kernel sends the process group that is left without a parent in its session SIGHUP, at which QEMU would end, and
+/// SIGCONT (`kill_orphaned_pgrp`). A session of its own would keep it from that too, but also from the agent's
+/// autogroup, within which alone `nice` and `SCHED_IDLE` count.
+const WITHOUT_HANG_UP: [&str; 3] = ["env", "--block-signal=HUP", "--"];
 
-/// What it exits with if it cannot run the program, or finds none.
-const NOT_RUN: [i32; 2] = [126, 127];
+/// What env(1) exits with if it fails, cannot run the program, or finds none. A QEMU that lacks a library has 127 too.
+const NOT_RUN: [i32; 3] = [125, 126, 127];
 
 fn spawn(
     binary: &Path,
@@ -152,15 +154,18 @@ fn spawn(
     let log = OpenOptions::new().create(true).append(true).mode(0o600).open(&log_file);
     let log = log.map_err(|source| io_error("create", &log_file, source))?;
     let qmp = listen(&paths.qmp_socket())?;
-    // A child of ours leads no process group, so setsid(1) replaces itself by QEMU rather than fork.
-    let child = Command::new(OWN_SESSION)
+    let [env, options @ ..] = WITHOUT_HANG_UP;
+    let child = Command::new(env)
+        .args(options)
         .arg(binary)
         .args(arguments)
         .stdin(connection)
         .stdout(qmp)
         .stderr(log)
+        // Outlives the agent: Ctrl-C and a closed terminal reach the foreground's process group only.
+        .process_group(0)
         .spawn()
-        .map_err(|source| io_error("run", Path::new(OWN_SESSION), source))?;
+        .map_err(|source| io_error("run", Path::new(env), source))?;
     let spawn_error = |source| LaunchError::Spawn { binary: binary.to_owned(), source };
     let process = Process::of_child(&child, log_file).map_err(spawn_error)?;
     Ok(guard(process, |process| end_now(&process)))

@@ -54,6 +54,10 @@ pub(crate) fn view(agent: &Agent) -> Result<DrainView, Problem> {
 
 /// A drain that is not under way, with what has become by now of what it left open.
 pub(super) fn settled(agent: &Agent, mut record: DrainRecord) -> Result<DrainRecord, Problem> {
+    for one in &mut record.status.moves {
+        // It was for a drain that went on.
+        one.waits = None;
+    }
     for one in record.status.moves.iter_mut().filter(|one| is_open(one.state)) {
         match record.kind {
             DrainKind::Drain => settle(agent, one)?,

@@ -64,7 +64,7 @@ pub(crate) fn ask<T: DeserializeOwned>(
     runtime.block_on(async {
         match body {
             Some(body) => client.post_within(path, &body, PLAN_DEADLINE).await,
-            None => client.get_within(path, PLAN_DEADLINE).await,
+            None => client.get(path).await,
         }
     })
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use drainpipe_agent::api::types::{VmList, VmState};
 use drainpipe_engine::result::Outcome;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, getsid, kill_process};
 
 use crate::Test;
 use crate::bad_luck::{GUARDED_SILENCE_MAX, Scene, hold_journal, record_that_it_ran, wait_until_handed_over};
@@ -29,9 +29,12 @@ fn as_its_agent_starts() {
 }
 
 fn as_its_agent_starts_with_nothing_open(scene: &Scene) {
-    // Before the agent ends: of its own session the kernel would end what is stopped.
-    let qemu = Still::of(scene.lab.qemu_pid("a", "web").unwrap());
+    let qemu = scene.lab.qemu_pid("a", "web").unwrap();
+    // What is stopped when its agent ends is told by the kernel to hang up, and to go on.
+    let _stopped = Still::of(qemu);
     scene.lab.stop_agent("a", Signal::KILL);
+    scene.guest.assert_answers();
+    let qemu = Still::of(qemu);
     scene.lab.start_agent("a");
     let list: VmList = scene.lab.json(&["vms"]);
     assert_eq!(list.vms.first().unwrap().state, VmState::Unknown, "{list:#?}");
@@ -44,10 +47,10 @@ fn as_its_agent_starts_with_a_migration_left_open(scene: &Scene) {
     let migrating = scene.migrate(&[]);
     // Its guard would have stopped the migration by then.
     for guard in scene.lab.pids("a", &[" guard --migration "]) {
+        assert_eq!(getsid(Some(guard)), Ok(guard), "the end of the agent's session is not its own");
         kill_process(guard, Signal::KILL).unwrap();
     }
     scene.lab.stop_agent("a", Signal::KILL);
-    // Not before: what is stopped ends with its parent.
     let qemu = Still::of(scene.lab.qemu_pid("a", "web").unwrap());
     scene.lab.start_agent("a");
     scene.lab.drainpipe(&["migrate", "web", "b"]).refused(3, &["it is tried again"]);

@@ -268,6 +268,7 @@ fn lists_are_without_host_b(scene: &Scene) {
     assert!(asked_at.elapsed() < STANDS_STILL / 3, "{:?}", asked_at.elapsed());
 }
 
+/// When a link was out, or not watched. That it carried less for a while, as on a busy machine, is left out.
 pub(crate) fn turns(result: &MigrationResult, link: &str) -> Vec<PathState> {
     let of_link = result.paths.iter().filter(|path| path.link == link);
     let states = of_link.flat_map(|path| &path.turns).map(|turn| turn.state);

@@ -10,7 +10,8 @@ use std::{process, thread};
 use drainpipe_agent::api::types::{HostView, MigrationView, VmList, VmState};
 use drainpipe_engine::result::{MigrationResult, Outcome};
 use drainpipe_lab::Lab;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use serde::de::DeserializeOwned;
 use tempfile::TempDir;
 
@@ -218,8 +219,12 @@ impl TestLab {
     #[track_caller]
     pub(crate) fn stop_agent(&self, host: &str, signal: Signal) {
         let pid = self.agent_pid(host).expect("the agent runs");
+        let agent = pidfd_open(pid, PidfdFlags::empty()).unwrap();
         kill_process(pid, signal).unwrap();
-        eventually("the agent ends", || self.agent_pid(host) != Some(pid));
+        // Readable once the kernel has also told what it leaves behind, as a QEMU that is stopped.
+        let has_ended =
+            || poll(&mut [PollFd::new(&agent, PollFlags::IN)], Some(&Timespec::default())) == Ok(1);
+        eventually("the agent ends", has_ended);
     }
 
     /// Starts a host's agent anew; back when it answers.

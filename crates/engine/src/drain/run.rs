@@ -36,7 +36,7 @@ use std::collections::BTreeSet;
 use super::concurrency::Concurrency;
 use super::pace::Pace;
 use super::plan::{DrainPlan, Stay};
-use super::status::{DrainState, DrainStatus, MoveState, MoveStatus};
+use super::status::{DrainState, DrainStatus, MoveStatus};
 use crate::problem::Problem;
 use entry::{Entry, Patience, Stage};
 use planning::Planning;
@@ -485,14 +485,14 @@ impl Drain {
         let stay = |entry: &Entry| entry.as_stay();
         let mut moves: Vec<_> =
             self.entries.iter().filter(|entry| stay(entry).is_none()).map(Entry::status).collect();
-        if self.others_take_its_places() {
-            for waiting in moves.iter_mut().filter(|one| one.state == MoveState::Waiting) {
-                waiting.waits = Some(format!(
-                    "VMs that others move leave this host ({}), of {} that may at a time; it goes on when one of \
-                     them has",
-                    self.others, self.limits.outbound
-                ));
-            }
+        if let Some(next) = self.next_if_others_left_a_place(now_ms)
+            && let Some(one) = moves.iter_mut().find(|one| one.vm == next)
+        {
+            let (others, outbound) = (self.others, self.limits.outbound);
+            one.waits = Some(format!(
+                "others move {others} VMs away from this host, from which no more than {outbound} leave at a time; it \
+                 goes on when there are fewer"
+            ));
         }
         let is_over = self.ended.is_some();
         DrainStatus {

@@ -42,5 +42,8 @@ fn write_kernel(bzimage: &Path, vmlinux: &Path) -> io::Result<()> {
         eprintln!("drainpipe-guest-image: guests boot more slowly with {}: {error}", bzimage.display());
         image
     });
-    fs::write(vmlinux, kernel)
+    // In its place at once: a QEMU that runs may have mapped the one before.
+    let partial = vmlinux.with_extension("partial");
+    fs::write(&partial, kernel)?;
+    fs::rename(partial, vmlinux)
 }

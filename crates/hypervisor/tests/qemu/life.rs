@@ -214,6 +214,8 @@ async fn probing_says_what_a_host_has() {
         async |binary: &str| HypervisorFacts::probe(Path::new(binary), scratch.path(), DEADLINE).await;
     let missing = probe("/nonexistent/qemu").await.expect_err("missing");
     assert!(matches!(missing, ProbeError::Launch(LaunchError::Spawn { .. })), "{missing}");
+    let not_a_program = probe("/etc/hostname").await.expect_err("not executable");
+    assert!(matches!(not_a_program, ProbeError::Launch(LaunchError::Spawn { .. })), "{not_a_program}");
     let not_qemu = probe("/bin/false").await.expect_err("not QEMU");
     assert!(matches!(not_qemu, ProbeError::Launch(LaunchError::Exited { .. })), "{not_qemu}");
     assert_eq!(std::fs::read_dir(scratch.path()).expect("readable").count(), 0);

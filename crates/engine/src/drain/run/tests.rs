@@ -557,7 +557,11 @@ fn who_is_moved_by_somebody_else_counts_among_those_that_leave() {
     assert_eq!(drain.handle(1.0, Event::OthersLeave { count: 3 }), []);
     assert_eq!(begins(&drain.handle(2.0, completed("v"))), [""; 0]);
     let waits = |drain: &Drain| drain.status(2.0).moves[2].waits.clone();
-    assert!(waits(&drain).unwrap().contains("others move leave this host (3), of 3 that may"));
-    assert_eq!(begins(&drain.handle(3.0, Event::OthersLeave { count: 0 })), ["x"]);
+    assert!(
+        waits(&drain).unwrap().contains("others move 3 VMs away from this host, from which no more than 3")
+    );
+    assert_eq!(drain.handle(2.0, Event::OthersLeave { count: 2 }), []);
+    assert!(waits(&drain).is_some());
+    assert_eq!(begins(&drain.handle(3.0, Event::OthersLeave { count: 1 })), ["x"]);
     assert_eq!(waits(&drain), None);
 }

@@ -97,13 +97,24 @@ impl Drain {
         self.entries.iter().any(is_ready) && self.entries.iter().any(is_spared)
     }
 
-    /// Who waits for a place at its target keeps nobody from being prepared for another one.
     fn next_to_begin(&self, now_ms: f64) -> Option<usize> {
+        self.next_waiting(now_ms).filter(|_| self.has_place_beside(self.others))
+    }
+
+    /// The VM that would be begun if nobody else moved any away from this host.
+    pub(super) fn next_if_others_left_a_place(&self, now_ms: f64) -> Option<&str> {
+        let is_kept =
+            self.planning == Planning::Not && self.has_place_beside(0) && !self.has_place_beside(self.others);
+        let next = self.next_waiting(now_ms).filter(|_| is_kept)?;
+        Some(&self.entries[next].planned.vm)
+    }
+
+    /// Who waits for a place at its target keeps nobody from being prepared for another one.
+    fn next_waiting(&self, now_ms: f64) -> Option<usize> {
         let ahead = self.count(|entry| matches!(entry.stage, Stage::Preparing | Stage::Ready));
-        let outbound = self.under_way().saturating_add(self.others);
         let is_first = self.turns == 0 && now_ms - self.begun_ms < FIRST_ALONE_MS;
         let more = if is_first { 0 } else { AHEAD };
-        if ahead >= self.concurrency.allowed().saturating_add(more) || outbound >= self.limits.outbound {
+        if ahead >= self.concurrency.allowed().saturating_add(more) {
             return None;
         }
         self.entries.iter().position(|entry| {
@@ -111,14 +122,9 @@ impl Drain {
         })
     }
 
-    fn under_way(&self) -> u8 {
-        self.count(|entry| entry.stage.is_under_way())
-    }
-
-    /// Whether the drain would have a place on this host for one VM more if nobody else moved any.
-    pub(super) fn others_take_its_places(&self) -> bool {
-        let own = self.under_way();
-        own < self.limits.outbound && own.saturating_add(self.others) >= self.limits.outbound
+    /// Whether one VM more may leave this host beside those that others move.
+    fn has_place_beside(&self, others: u8) -> bool {
+        self.count(|entry| entry.stage.is_under_way()).saturating_add(others) < self.limits.outbound
     }
 
     fn inbound(&self, target: &str) -> u8 {
