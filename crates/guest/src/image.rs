@@ -1,4 +1,4 @@
-//! Builds the guest's initramfs: our program, the modules its network needs, nothing else.
+//! Builds the guest's initramfs, of our program and the modules its network needs, and unpacks its kernel.
 
 use std::fs::Permissions;
 use std::io::{self, Write};
@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 use self::cpio::Archive;
+pub use self::kernel::KernelError;
 use self::modules::ModulesError;
 
 mod cpio;
-pub mod kernel;
+mod kernel;
 mod modules;
 
 /// Where the modules are in the initramfs, without the leading slash.
@@ -28,6 +29,14 @@ pub enum ImageError {
     /// The program cannot be read.
     #[error("cannot read the guest's program {path}: {source}", path = path.display())]
     Program {
+        /// Where it was looked for.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The kernel cannot be read.
+    #[error("cannot read the guest's kernel {path}: {source}", path = path.display())]
+    Kernel {
         /// Where it was looked for.
         path: PathBuf,
         /// Why not.
@@ -63,10 +72,26 @@ pub fn build_image(modules_folder: &Path, program: &Path, output: &Path) -> Resu
         archive.file(&path, 0o644, &module.bytes);
     }
     archive.folder("proc");
-    write(output, &archive.finish()).map_err(|source| ImageError::Write { path: output.to_owned(), source })
+    write(output, &archive.finish())
 }
 
-fn write(output: &Path, bytes: &[u8]) -> io::Result<()> {
+/// Writes the kernel that `bzimage` holds to `output`, unpacked, all or nothing. One that cannot be unpacked here is
+/// written as it is, for the reason that is returned: QEMU takes either form.
+pub fn build_kernel(bzimage: &Path, output: &Path) -> Result<Option<KernelError>, ImageError> {
+    let image =
+        fs::read(bzimage).map_err(|source| ImageError::Kernel { path: bzimage.to_owned(), source })?;
+    match kernel::unpack(&image) {
+        Ok(kernel) => write(output, &kernel).map(|()| None),
+        Err(why) => write(output, &image).map(|()| Some(why)),
+    }
+}
+
+fn write(output: &Path, bytes: &[u8]) -> Result<(), ImageError> {
+    replace(output, bytes).map_err(|source| ImageError::Write { path: output.to_owned(), source })
+}
+
+/// At once: a QEMU that runs may have mapped what was there before.
+fn replace(output: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = match output.parent() {
         Some(folder) if folder.as_os_str().is_empty() => env::current_dir()?,
         Some(folder) => folder.to_owned(),
@@ -102,6 +127,17 @@ mod tests {
         };
         assert_eq!(build("one"), build("two"));
         assert_eq!(fs::read_dir(&images).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn a_kernel_that_cannot_be_unpacked_is_left_as_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let [bzimage, output] = ["vmlinuz", "vmlinux"].map(|name| folder.path().join(name));
+        let missing = build_kernel(&bzimage, &output).unwrap_err().to_string();
+        assert!(missing.contains("cannot read") && missing.contains("/vmlinuz"), "{missing}");
+        fs::write(&bzimage, b"another kernel").unwrap();
+        assert!(matches!(build_kernel(&bzimage, &output).unwrap(), Some(KernelError::NoBzImage)));
+        assert_eq!(fs::read(&output).unwrap(), b"another kernel");
     }
 
     #[test]

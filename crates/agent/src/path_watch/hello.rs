@@ -30,9 +30,8 @@ const NETWORK_CONTROL: u32 = 48 << 2;
 /// `TC_PRIO_INTERACTIVE`, the highest that needs no privilege: the first band of `pfifo_fast`.
 const PRIORITY: u32 = 6;
 
-/// A socket on a path's own link, with a port of the migration range. Where this
-/// host's queue knows priorities, what it sends goes before the memory that waits there: behind 0.4 s of it, it would
-/// be a silence.
+/// A socket on a path's own link, with a port of the migration range. Where this host's queue knows priorities, what
+/// it sends goes before the memory that waits there: behind 0.4 s of it, it would be a silence.
 pub(crate) async fn bind(agent: &Agent, path: &Path) -> Result<UdpSocket, Problem> {
     let cannot = |problem: Problem| problem.context(format!("path {path} cannot be watched"));
     let socket = bind_udp(agent, &path.link, path.address).await.map_err(cannot)?;

@@ -616,18 +616,6 @@ fn a_link_that_is_silent_from_the_start_is_left_out() {
     scene.assert_settled("a");
 }
 
-/// Starts the agent of host `a` by way of these words.
-#[track_caller]
-fn start_agent(lab: &TestLab, words: &[&str]) {
-    let directory = lab.directory("a");
-    let config = directory.join("agent.toml");
-    let program = [words, &["agent", "--config", config.to_str().unwrap()]].concat();
-    let mut child = lab.lab().spawn("a", &program, &directory.join("agent.log")).unwrap();
-    // It ends with the lab at the latest.
-    thread::spawn(move || child.wait());
-    lab.wait_for_agent("a");
-}
-
 /// Says soon that an outcome is not known.
 pub(crate) fn impatient_lab() -> TestLab {
     let lab = slow_lab();
@@ -685,7 +673,7 @@ fn an_agent_is_killed_and_its_program_replaced_while_its_vm_runs() {
     lab.stop_agent("a", Signal::KILL);
     let old = lab.files().join("drainpipe");
     fs::copy(DRAINPIPE, &old).unwrap();
-    start_agent(&lab, &[old.to_str().unwrap()]);
+    lab.start_agent_by("a", &[old.to_str().unwrap()]);
     fs::remove_file(&old).unwrap();
     lab.assert_runs_on("web", "a");
     lab.migrate("web", "b", &[]);

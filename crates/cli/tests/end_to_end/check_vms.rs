@@ -45,14 +45,8 @@ pub(crate) fn start_vm(lab: &TestLab, name: &str, machine: &str, more: &str) -> 
 #[track_caller]
 pub(crate) fn restart_agent_with_mounts(lab: &TestLab, host: &str, command: &str) {
     lab.stop_agent(host, Signal::TERM);
-    let config = lab.directory(host).join("agent.toml");
-    let program = format!("{command} && exec {DRAINPIPE} agent --config {}", config.display());
-    let log = lab.directory(host).join("agent.log");
-    let program = ["unshare", "--mount", "bash", "-c", &program];
-    let mut child = lab.lab().spawn(host, &program, &log).unwrap();
-    // It ends with the lab at the latest.
-    std::thread::spawn(move || child.wait());
-    lab.wait_for_agent(host);
+    let program = format!("{command} && exec \"$0\" \"$@\"");
+    lab.start_agent_by(host, &["unshare", "--mount", "bash", "-c", &program, DRAINPIPE]);
 }
 
 /// Fails the test unless the migration is refused for this, in all its forms, and nothing is changed.

@@ -1,7 +1,6 @@
 //! The agent as a service manager sees it.
 
 use std::os::unix::net::UnixDatagram;
-use std::thread;
 
 use rustix::process::Signal;
 
@@ -18,11 +17,7 @@ fn the_agent_says_when_it_serves() {
     let manager = UnixDatagram::bind(directory.join("notify.sock")).unwrap();
     manager.set_read_timeout(Some(PATIENCE)).unwrap();
     let socket = format!("NOTIFY_SOCKET={}", directory.join("notify.sock").display());
-    let config = directory.join("agent.toml");
-    let program = ["env", &socket, DRAINPIPE, "agent", "--config", config.to_str().unwrap()];
-    let mut agent = lab.lab().spawn("a", &program, &directory.join("agent.log")).unwrap();
-    // It ends with the lab at the latest.
-    thread::spawn(move || agent.wait());
+    lab.spawn_agent("a", &["env", &socket, DRAINPIPE]);
 
     let mut said = [0; 64];
     let length = manager.recv(&mut said).unwrap();

@@ -230,13 +230,24 @@ impl TestLab {
     /// Starts a host's agent anew; back when it answers.
     #[track_caller]
     pub(crate) fn start_agent(&self, host: &str) {
-        let config = self.directory(host).join("agent.toml");
-        let log = self.directory(host).join("agent.log");
-        let program = [DRAINPIPE, "agent", "--config", config.to_str().unwrap()];
+        self.start_agent_by(host, &[DRAINPIPE]);
+    }
+
+    /// As [`Self::start_agent`], by way of these words.
+    #[track_caller]
+    pub(crate) fn start_agent_by(&self, host: &str, words: &[&str]) {
+        self.spawn_agent(host, words);
+        self.wait_for_agent(host);
+    }
+
+    /// As [`Self::start_agent_by`], without waiting for its answer.
+    #[track_caller]
+    pub(crate) fn spawn_agent(&self, host: &str, words: &[&str]) {
+        let [config, log] = ["agent.toml", "agent.log"].map(|file| self.directory(host).join(file));
+        let program = [words, &["agent", "--config", config.to_str().unwrap()]].concat();
         let mut child = self.lab().spawn(host, &program, &log).unwrap();
         // It ends with the lab at the latest.
         thread::spawn(move || child.wait());
-        self.wait_for_agent(host);
     }
 
     /// Waits until a host's agent answers.

@@ -2,10 +2,8 @@
 
 use std::path::Path;
 use std::process::ExitCode;
-use std::{fs, io};
 
-use drainpipe_guest::image::build_image;
-use drainpipe_guest::image::kernel::unpack;
+use drainpipe_guest::image::{build_image, build_kernel};
 
 const USAGE: &str = "usage: drainpipe-guest-image MODULES_FOLDER PROGRAM INITRAMFS BZIMAGE VMLINUX\n\
     MODULES_FOLDER  of an unpacked kernel, as lib/modules/6.1.0-56-cloud-amd64\n\
@@ -20,30 +18,18 @@ fn main() -> ExitCode {
         eprintln!("{USAGE}");
         return ExitCode::from(2);
     };
-    if let Err(error) = build_image(Path::new(modules), Path::new(program), Path::new(initramfs)) {
-        eprintln!("drainpipe-guest-image: {error}");
-        return ExitCode::FAILURE;
+    let bzimage = Path::new(bzimage);
+    let built = build_image(Path::new(modules), Path::new(program), Path::new(initramfs))
+        .and_then(|()| build_kernel(bzimage, Path::new(vmlinux)));
+    match built {
+        Ok(None) => ExitCode::SUCCESS,
+        Ok(Some(why)) => {
+            eprintln!("drainpipe-guest-image: guests boot more slowly with {}: {why}", bzimage.display());
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("drainpipe-guest-image: {error}");
+            ExitCode::FAILURE
+        }
     }
-    if let Err(error) = write_kernel(Path::new(bzimage), Path::new(vmlinux)) {
-        eprintln!(
-            "drainpipe-guest-image: cannot make {} of {}: {error}",
-            vmlinux.display(),
-            bzimage.display()
-        );
-        return ExitCode::FAILURE;
-    }
-    ExitCode::SUCCESS
-}
-
-/// QEMU takes either form, so a kernel that cannot be unpacked here is left to unpack itself.
-fn write_kernel(bzimage: &Path, vmlinux: &Path) -> io::Result<()> {
-    let image = fs::read(bzimage)?;
-    let kernel = unpack(&image).unwrap_or_else(|error| {
-        eprintln!("drainpipe-guest-image: guests boot more slowly with {}: {error}", bzimage.display());
-        image
-    });
-    // In its place at once: a QEMU that runs may have mapped the one before.
-    let partial = vmlinux.with_extension("partial");
-    fs::write(&partial, kernel)?;
-    fs::rename(partial, vmlinux)
 }

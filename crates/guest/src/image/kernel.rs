@@ -39,7 +39,7 @@ pub enum KernelError {
 }
 
 /// The ELF file that `bzimage` holds.
-pub fn unpack(bzimage: &[u8]) -> Result<Vec<u8>, KernelError> {
+pub(super) fn unpack(bzimage: &[u8]) -> Result<Vec<u8>, KernelError> {
     let packed = payload(bzimage).ok_or(KernelError::NoBzImage)?;
     let blocks = packed.strip_prefix(LEGACY_FRAME).ok_or(KernelError::NotLz4)?;
     let (mut blocks, length) = blocks.split_last_chunk::<LENGTH_BYTES>().ok_or(KernelError::NoBzImage)?;
