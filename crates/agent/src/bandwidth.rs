@@ -63,7 +63,8 @@ impl Bandwidth {
 /// What holds now.
 pub(crate) fn view(agent: &Agent) -> BandwidthView {
     let setting = *lock(&agent.bandwidth.setting);
-    BandwidthView { host: agent.name().into(), setting, limit_mbps: limit_by(agent, setting) }
+    let later = setting.changes(&agent.config.bandwidth, Zoned::now().datetime());
+    BandwidthView { host: agent.name().into(), setting, limit_mbps: limit_by(agent, setting), later }
 }
 
 /// Mb/s that hold now, in each direction; absent for no limit.

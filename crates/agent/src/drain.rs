@@ -54,6 +54,12 @@ const CRASH_RECORD_ATTEMPTS: u32 = 30;
 /// How long an agent that is told to stop waits for a drain that is just being planned.
 const WIND_UP_DEADLINE: Duration = Duration::from_secs(10);
 
+/// What takes so many times as long as was predicted does not come to its end.
+const PREDICTIONS_MAX: f64 = 3.0;
+
+/// How much longer it may take, in seconds: for what is not in the prediction, as steps 1 to 5.
+const UNPREDICTED_MAX_S: f64 = 600.0;
+
 /// The drain or the way back that is under way, if any.
 #[derive(Debug, Default)]
 pub(crate) struct Drains {
@@ -75,6 +81,7 @@ struct Course {
     id: String,
     kind: DrainKind,
     started_at: Timestamp,
+    request: Option<DrainRequest>,
     status: watch::Sender<DrainStatus>,
     cancelled: watch::Sender<bool>,
 }
@@ -143,6 +150,7 @@ impl Course {
             id: record.id.clone(),
             kind: record.kind,
             started_at: record.started_at,
+            request: record.request.clone(),
             status: watch::Sender::new(status),
             cancelled: watch::Sender::new(false),
         })
@@ -191,6 +199,13 @@ fn limits(agent: &Agent, request: &DrainRequest) -> DrainLimits {
     }
 }
 
+/// How long the migration of one VM may take, in seconds: what was configured with usual VMs in mind must not end that
+/// of a huge one.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the cast saturates")]
+fn migration_deadline_s(configured_s: u32, predicted_ms: f64) -> u32 {
+    configured_s.max((PREDICTIONS_MAX * predicted_ms / 1_000.0 + UNPREDICTED_MAX_S).ceil() as u32)
+}
+
 async fn plan_anew(agent: &Agent, request: &DrainRequest, standing: &Standing) -> DrainPlanView {
     let mut seen = view::look(agent, request).await;
     standing.complete(&mut seen);
@@ -221,7 +236,7 @@ pub(crate) async fn begin(agent: &Arc<Agent>, request: DrainRequest) -> Result<D
         let _beginning = agent.drains.begin(agent.name())?;
         agent.check_not_stopping()?;
         let id = Uuid::new_v4().to_string();
-        let drain = agent.journal.begin_drain(&id, Timestamp::now(), request.swap_with.as_deref())?;
+        let drain = agent.journal.begin_drain(&id, Timestamp::now(), &request)?;
         info!(drain = drain.record.id, "cordoned");
         wait_for_recovered(&agent).await;
         let begun = match sound(plan_anew(&agent, &request, &Standing::default()).await) {
@@ -269,7 +284,7 @@ pub(crate) fn resume(agent: &Arc<Agent>, request: ResumeRequest) -> Result<Drain
     let settled = record::settle_for_good(agent);
     if request.failback {
         settled.map_err(|problem| nothing_changed(agent, problem))?;
-        let begun = failback::away(agent).and_then(|away| failback::start(agent, away));
+        let begun = failback::away(agent).and_then(|away| failback::start(agent, away, request));
         begun.map_err(|problem| nothing_changed(agent, problem))?;
     } else {
         if let Err(problem) = settled {
@@ -338,7 +353,17 @@ mod tests {
     fn course() -> Arc<Course> {
         let (kind, started_at) = (DrainKind::Drain, Timestamp::UNIX_EPOCH);
         let (status, cancelled) = (watch::Sender::new(DrainStatus::begun()), watch::Sender::new(false));
-        Arc::new(Course { id: "of-a-test".into(), kind, started_at, status, cancelled })
+        Arc::new(Course { id: "of-a-test".into(), kind, started_at, request: None, status, cancelled })
+    }
+
+    #[test]
+    fn a_huge_vm_has_the_time_that_it_is_predicted_to_take() {
+        let minutes = |minutes: u32| minutes * 60;
+        let predicted_ms = |count| f64::from(minutes(count)) * 1_000.0;
+        assert_eq!(migration_deadline_s(3_600, predicted_ms(73)), minutes(3 * 73 + 10));
+        assert_eq!(migration_deadline_s(3_600, predicted_ms(16)), 3_600);
+        assert_eq!(migration_deadline_s(7, 0.0), minutes(10));
+        assert_eq!(migration_deadline_s(7, f64::INFINITY), u32::MAX);
     }
 
     #[tokio::test]

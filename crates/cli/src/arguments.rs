@@ -378,6 +378,9 @@ pub(crate) struct DrainArguments {
     /// never. As the agent's configuration says if absent: 80 by default
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=i64::from(THROTTLE_PERCENT_MAX)))]
     pub(crate) throttle: Option<u8>,
+    /// Encrypt each VM on its way also where the hosts do not require that
+    #[arg(long)]
+    pub(crate) encrypt: bool,
     /// Say which VM would go where, in which order, and how long it would take, and do nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
@@ -408,8 +411,8 @@ which VM goes where and asks; without a terminal it needs --yes.
 
 The host's agent does the work. Ctrl-C cancels the drain and waits for its end; a second Ctrl-C
 leaves it to the agent. When this program is killed, or its terminal goes, the drain goes on:
-`drainpipe drain status HOST` shows it. After a failure or a restart of the agent, `drainpipe drain
-HOST` carries on with what is still there.
+`drainpipe drain status HOST` shows it. After a failure or a restart of the agent, the same command
+carries on with what is still there; `drain status` shows it with its options.
 
 Examples:
   drainpipe drain a --dry-run                        which VM would go where, and how long it takes
@@ -433,14 +436,26 @@ pub(crate) struct ResumeArguments {
     /// Bring back what the last drain has moved and what still is where it went
     #[arg(long)]
     pub(crate) failback: bool,
+    /// With --failback: hold the CPUs of a VM back if its memory gets dirty too fast, by at most so much of their
+    /// time; 0 for never. As with the drain if absent, else as the configuration of the host it comes from says
+    #[arg(
+        long, value_name = "PERCENT", requires = "failback",
+        value_parser = clap::value_parser!(u8).range(0..=i64::from(THROTTLE_PERCENT_MAX))
+    )]
+    pub(crate) throttle: Option<u8>,
+    /// With --failback: encrypt each VM on its way also where the hosts do not require that, as is done in any case
+    /// if the drain had it
+    #[arg(long, requires = "failback")]
+    pub(crate) encrypt: bool,
 }
 
 const RESUME_EXAMPLES: &str = "\
 Ctrl-C cancels a failback: VMs that are on their way stay where they were. It can be run again.
 
 Examples:
-  drainpipe resume a               VMs may come to a again
-  drainpipe resume a --failback    and those that left it come back";
+  drainpipe resume a                             VMs may come to a again
+  drainpipe resume a --failback                  and those that left it come back
+  drainpipe resume a --failback --throttle 99    a busy VM: hold its CPUs back as far as it takes";
 
 #[derive(Debug, Args)]
 pub(crate) struct HistoryArguments {
@@ -722,5 +737,18 @@ mod tests {
             );
         }
         assert_eq!(refused(&["--dirty-mib-per-s", "1048577"]), ErrorKind::ValueValidation);
+    }
+
+    #[test]
+    fn how_vms_come_back_is_said_of_a_way_back_only() {
+        let read = |more: &[&str]| {
+            Arguments::try_parse_from(["drainpipe", "resume", "a"].iter().chain(more))
+                .map_err(|error| error.kind())
+        };
+        for option in [&["--throttle", "0"][..], &["--encrypt"]] {
+            assert!(read(&[&["--failback"][..], option].concat()).is_ok());
+            assert_eq!(read(option).unwrap_err(), ErrorKind::MissingRequiredArgument);
+        }
+        assert_eq!(read(&["--failback", "--throttle", "100"]).unwrap_err(), ErrorKind::ValueValidation);
     }
 }

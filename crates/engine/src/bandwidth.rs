@@ -2,6 +2,8 @@
 //!
 //! What leaves a host and what comes to it are limited each by itself: links carry both at once.
 
+use std::collections::BTreeSet;
+
 use jiff::civil::{DateTime, Time, Weekday};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -87,10 +89,38 @@ impl BandwidthSchedule {
         windows.map(|window| window.mbps).min().or(self.mbps)
     }
 
+    /// The limits that hold later, within a day, the first first.
+    pub fn changes(&self, now: DateTime) -> Vec<LimitChange> {
+        let (today, tomorrow) = (now.date(), now.date().tomorrow().ok());
+        let times = self.windows.iter().flat_map(|window| [window.from, window.until]);
+        let moments = times.flat_map(|time| [Some(today), tomorrow].map(|day| Some(day?.to_datetime(time))));
+        let is_within_a_day = |at: &DateTime| *at > now && (at.date() == today || at.time() < now.time());
+        let moments: BTreeSet<DateTime> = moments.flatten().filter(is_within_a_day).collect();
+        let (mut held_mbps, mut changes) = (self.limit_mbps(now), vec![]);
+        for at in moments {
+            let limit_mbps = self.limit_mbps(at);
+            if limit_mbps != held_mbps {
+                changes.push(LimitChange { at, limit_mbps });
+                held_mbps = limit_mbps;
+            }
+        }
+        changes
+    }
+
     /// Whether some limit is 0, which would keep a migration from ever ending.
     pub fn has_zero(&self) -> bool {
         self.mbps == Some(0) || self.windows.iter().any(|window| window.mbps == 0)
     }
+}
+
+/// That another limit begins to hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LimitChange {
+    /// When, by the host's clock.
+    #[schema(value_type = String)]
+    pub at: DateTime,
+    /// Mb/s that hold from then on; absent for no limit.
+    pub limit_mbps: Option<u64>,
 }
 
 /// What somebody has set while the agent runs.
@@ -113,6 +143,14 @@ impl BandwidthSetting {
             Self::Configured => configured.limit_mbps(now),
             Self::Unlimited => None,
             Self::Mbps(mbps) => Some(mbps),
+        }
+    }
+
+    /// The limits that hold later, within a day, the first first. What was set holds until it is set anew.
+    pub fn changes(self, configured: &BandwidthSchedule, now: DateTime) -> Vec<LimitChange> {
+        match self {
+            Self::Configured => configured.changes(now),
+            Self::Unlimited | Self::Mbps(_) => vec![],
         }
     }
 }
@@ -184,9 +222,66 @@ mod tests {
         assert_eq!(limit(BandwidthSetting::Configured), Some(10));
         assert_eq!(limit(BandwidthSetting::Unlimited), None);
         assert_eq!(limit(BandwidthSetting::Mbps(3)), Some(3));
+        let nights = window(5, time(22, 0, 0, 0), time(6, 0, 0, 0), None);
+        let configured = BandwidthSchedule { mbps: None, windows: vec![nights] };
+        let changes = |setting: BandwidthSetting| setting.changes(&configured, saturday(1, 0)).len();
+        assert_eq!(changes(BandwidthSetting::Configured), 2);
+        assert_eq!((changes(BandwidthSetting::Unlimited), changes(BandwidthSetting::Mbps(3))), (0, 0));
+    }
+
+    #[test]
+    fn what_holds_later_within_a_day_is_told_in_its_order() {
+        let schedule = BandwidthSchedule {
+            mbps: Some(8_000),
+            windows: vec![
+                window(2_000, time(8, 0, 0, 0), time(20, 0, 0, 0), None),
+                window(500, time(19, 0, 0, 0), time(20, 0, 0, 0), None),
+                // Of which nothing is seen beside the one before.
+                window(2_000, time(9, 0, 0, 0), time(10, 0, 0, 0), None),
+                window(100, time(12, 0, 0, 0), time(13, 0, 0, 0), Some(vec![Day::Wed])),
+            ],
+        };
+        let told = |changes: Vec<LimitChange>| -> Vec<(String, Option<u64>)> {
+            changes.into_iter().map(|change| (change.at.to_string(), change.limit_mbps)).collect()
+        };
+        assert_eq!(
+            told(schedule.changes(saturday(10, 30))),
+            [
+                ("2026-11-21T19:00:00".to_owned(), Some(500)),
+                ("2026-11-21T20:00:00".to_owned(), Some(8_000)),
+                ("2026-11-22T08:00:00".to_owned(), Some(2_000)),
+            ]
+        );
+        let fixed = BandwidthSchedule { mbps: Some(8_000), windows: vec![] };
+        assert_eq!(fixed.changes(saturday(10, 30)), []);
+    }
+
+    fn some_window() -> impl Strategy<Value = BandwidthWindow> {
+        let some_time = || (0..24_i8, 0..60_i8).prop_map(|(hour, minute)| time(hour, minute, 0, 0));
+        let days = prop::option::of(prop::sample::subsequence(vec![Day::Fri, Day::Sat, Day::Sun], 0..=3));
+        (1..4_u64, some_time(), some_time(), days)
+            .prop_map(|(mbps, from, until, days)| window(mbps, from, until, days))
     }
 
     proptest! {
+        #[test]
+        fn between_two_changes_one_limit_holds(
+            mbps in prop::option::of(1..4_u64),
+            windows in prop::collection::vec(some_window(), 0..4),
+            now in (0..24_i8, 0..60_i8),
+            then in (0..24_i8, 0..60_i8),
+        ) {
+            let schedule = BandwidthSchedule { mbps, windows };
+            let now = saturday(now.0, now.1);
+            let today = saturday(then.0, then.1);
+            let then = if today >= now { today } else { date(2026, 11, 22).at(then.0, then.1, 0, 0) };
+            let changes = schedule.changes(now);
+            let last = changes.iter().rfind(|change| change.at <= then);
+            let held = last.map_or(schedule.limit_mbps(now), |change| change.limit_mbps);
+            prop_assert_eq!(schedule.limit_mbps(then), held, "{:?}", changes);
+            prop_assert!(changes.iter().all(|change| change.at > now));
+        }
+
         #[test]
         fn shares_are_fair(
             limit in 1_u64..100_000,

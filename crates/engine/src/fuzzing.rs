@@ -15,7 +15,7 @@ use crate::check::trial::{ClockDifference, PacketTrial, PathTrial};
 use crate::check::vm::{CpuFeatures, FileIdentity, FilePurpose, FileState, VmCheck, VmFacts, VmFile, VmFit};
 use crate::check::{Pair, check, paths_to_try, refusal, worth_telling};
 use crate::drain;
-use crate::drain::view::{DrainView, PlacedVm, Placement, TargetView, VmView};
+use crate::drain::view::{DrainView, LimitView, PathView, PlacedVm, Placement, TargetView, VmView};
 use crate::facts::{HostFacts, MemoryNeeds};
 use crate::option::RequestedOption;
 use crate::path::{Path, Reach, links_to_try};
@@ -211,17 +211,30 @@ fn drain_to(answers: &Answers, option: RequestedOption, plan: &Plan) {
         refusals: BTreeMap::new(),
         memory: None,
     };
+    let path = |path: &Path| PathView {
+        link: path.link.clone(),
+        link_mbps: OURS.host.link(&path.link).and_then(|link| link.speed_mbps),
+        mbps: path.speed_mbps,
+    };
     let target = TargetView {
         name: theirs.name.clone(),
         unavailable: None,
         memory_available_bytes: theirs.memory_available_bytes,
         makes_room: answers.vms.len() > 2,
+        makes_room_now: answers.vms.len() > 3,
         vms: answers.vms.clone(),
         paths_mbps: [plan.carried_mbps(), answers.limit_mbps].into_iter().flatten().min().unwrap_or(0),
+        paths: plan.carrying().map(path).collect(),
+        limit: LimitView { mbps: answers.limit_mbps, later: vec![] },
         relay,
         remembered: None,
     };
-    let view = DrainView { host: "a".into(), vms: vec![vm("web"), vm("mail")], targets: vec![target] };
+    let view = DrainView {
+        host: "a".into(),
+        vms: vec![vm("web"), vm("mail")],
+        targets: vec![target],
+        limit: LimitView::default(),
+    };
     let plan = drain::plan::plan(&view, None);
     assert_eq!(drain::lint::lint(&view, &plan), []);
 }

@@ -24,168 +24,21 @@
 //!   for the transfer, which goes on until it is stopped, fails or is over, and for the wait for its
 //!   turn, which ends at once when the migration is cancelled.
 
+mod messages;
+mod told;
+mod undo;
+
 use std::collections::BTreeSet;
 
+pub use self::messages::{Action, Event, Limits, SourceState, TargetState};
+pub use self::told::{Stage, Timings};
+use self::undo::{RESUME_ATTEMPTS, Undo};
 use crate::check::finding::Finding;
 use crate::plan::Plan;
 use crate::problem::Problem;
-use crate::progress::{PathArrival, Progress, ProgressMeter, Transferred};
-use crate::result::{Event as LogLine, Outcome, PathState, PathTurn};
+use crate::progress::{ProgressMeter, Transferred};
+use crate::result::{Event as LogLine, Outcome, PathTurn};
 use crate::step::Step;
-use crate::watch::PathNews;
-
-/// Bounds of one migration.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Limits {
-    /// From the request to the hand-over, without the wait for its place at the target and for its turn. A
-    /// migration that is not over by then is undone.
-    pub total_ms: f64,
-    /// How long it may wait for its place at the target and for its turn on the links. Who holds it ends that
-    /// long before.
-    pub held_ms: f64,
-    /// How long a transfer may stand still.
-    pub stall_ms: f64,
-    /// How long the target is asked after the hand-over before the outcome is left undecided.
-    pub decision_ms: f64,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self { total_ms: 3_600_000.0, held_ms: 86_400_000.0, stall_ms: 60_000.0, decision_ms: 60_000.0 }
-    }
-}
-
-/// What the executor is to do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Action {
-    /// Meet the target; make the plan. Answered by [`Event::Established`].
-    EstablishHosts,
-    /// May this caller move this VM there? Both hosts are asked. Answered by [`Event::Crowded`] while the target
-    /// takes no more VMs at a time: then the action is given again.
-    CheckPermissions,
-    /// Reserve memory on the target.
-    AllocateMemory,
-    /// Build the VM on the target, paused, waiting for state.
-    BuildSkeleton,
-    /// Try the paths, prepare those that answer on both hosts; have the target listen. Answered by
-    /// [`Event::Connected`].
-    ConnectHosts,
-    /// Wait for this migration's turn on the links. Answered by [`Event::Done`] when it has come, by
-    /// [`Event::Tick`] while it has not: then the action is given again.
-    AwaitTurn,
-    /// Begin to send. Answered by [`Event::Done`] at once, later by events of the transfer.
-    StartTransfer,
-    /// The VM is paused: send what is left. Done when the target has received all of it.
-    SwitchOver,
-    /// Record durably that the VM belongs to the target from now on.
-    RecordHandOver,
-    /// Check what arrived; run the VM on the target. Idempotent.
-    ResumeOnTarget,
-    /// Has the source's hypervisor let go of the VM, as the journal says? Answered by [`Event::SourceSays`].
-    AskSource,
-    /// What has become of the VM there, by the target's journal? Answered by [`Event::TargetSays`].
-    AskTarget,
-    /// End the source's copy of the VM: it may have run on the target, so its memory here may be older than
-    /// its disks.
-    EndOnSource,
-    /// Record durably that the VM belongs to the source after all.
-    RevokeHandOver,
-    /// End the source's copy of the VM; put the hosts' network back.
-    CleanUp,
-    /// Stop sending. Harmless when nothing is being sent.
-    StopTransfer,
-    /// Let the VM run on the source. Harmless when it does.
-    ResumeOnSource,
-    /// Have the target discard its copy, durably, so that it can never run.
-    DiscardTarget,
-    /// Put both hosts' network back.
-    PutBack,
-    /// It is over; nothing is under way.
-    Finish,
-}
-
-/// What has happened.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Event {
-    /// The action under way is done.
-    Done,
-    /// The action under way failed.
-    Failed(Problem),
-    /// [`Action::EstablishHosts`] is done, with this plan.
-    Established(Plan),
-    /// [`Action::ConnectHosts`] is done, with what is left of the plan.
-    Connected(Plan),
-    /// [`Action::AskSource`] is done.
-    SourceSays(SourceState),
-    /// [`Action::AskTarget`] is done.
-    TargetSays(TargetState),
-    /// The target takes no more VMs for now, for this reason.
-    Crowded(String),
-    /// The transfer has come this far.
-    Progress(Transferred, Vec<PathArrival>),
-    /// The hypervisor has paused the VM and waits for leave to send the rest.
-    Paused,
-    /// A check before the migration found this.
-    Found(Finding),
-    /// Something is to be told of a path, by its name.
-    PathTurned(String, PathNews),
-    /// The transfer may use so many Mb/s of the links from now on; absent for all that they have.
-    BandwidthLimited(Option<u64>),
-    /// The VM's CPUs are held back by this share of their time, in percent, since its memory gets dirty too
-    /// fast; absent when they are not any more.
-    Throttled(Option<u8>),
-    /// The transfer broke.
-    TransferFailed(Problem),
-    /// Somebody wants it cancelled.
-    CancelRequested,
-    /// Time has passed.
-    Tick,
-}
-
-/// What the source's hypervisor says of a VM that the journal calls handed over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SourceState {
-    /// It stands still since all of it was sent, or its hypervisor has ended.
-    LetGo,
-    /// It has run on there: the record was taken for failed by whoever wrote it.
-    Kept,
-}
-
-/// What the target's journal says of the VM.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TargetState {
-    /// It runs there.
-    Running,
-    /// All state is there, not running yet.
-    Ready,
-    /// It was discarded and has never run there.
-    Discarded,
-    /// Nothing; but the operator does: the host is lost, with all that ran there.
-    Lost,
-}
-
-/// How far a migration is, for who has several of them share the links.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
-    /// Steps 1 to 5.
-    Preparing,
-    /// Between steps 1 and 2 it waits until the target takes more VMs.
-    AwaitingPlace,
-    /// It could send, and waits for its turn.
-    Ready,
-    /// Steps 6 and 7: it uses the links.
-    Sending,
-    /// The same, and little is left: it will be paused soon.
-    Ending,
-    /// Step 8: the VM is paused, and its last bytes are on the links.
-    SwitchingOver,
-    /// Steps 9 and 10: all has been sent.
-    Sent,
-    /// It is being undone.
-    Undoing,
-    /// It is over, or its outcome is not known until the target answers.
-    Ended,
-}
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Phase {
@@ -205,45 +58,10 @@ enum Phase {
     Ended(Outcome),
 }
 
-/// The way back, in this order: the VM runs again before anything else is tidied.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Undo {
-    StopTransfer,
-    ResumeOnSource,
-    DiscardTarget,
-    PutBack,
-}
-
-/// When the parts of a migration began and ended; see
-/// [`MigrationResult`](crate::result::MigrationResult).
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Timings {
-    /// How long it waited until the target took more VMs, in steps 1 to 5.
-    pub awaited_place_ms: f64,
-    /// End of step 5.
-    pub connected_ms: Option<f64>,
-    /// Its turn to send had come.
-    pub released_ms: Option<f64>,
-    /// The VM was paused.
-    pub paused_ms: Option<f64>,
-    /// End of step 8.
-    pub state_transferred_ms: Option<f64>,
-    /// The target said that the VM runs.
-    pub resumed_ms: Option<f64>,
-    /// It was over.
-    pub ended_ms: Option<f64>,
-}
-
 /// So long before all memory has been gone through, a transfer is near its end. The next VM of a drain takes 100 ms
 /// and more to its first byte. The two then share the links for as long as QEMU takes to notice what is left for
 /// this one, before it decides that the rest fits the pause; and it is looked at ten times a second.
 pub const ENDING_MS: f64 = 300.0;
-
-/// How many lines a migration's log may have; a migration has about twenty.
-const LOG_LINES: usize = 200;
-
-/// How often letting the VM run on the source is tried. It is local and nearly never fails.
-const RESUME_ATTEMPTS: u8 = 5;
 
 /// One migration, from the source's side.
 #[derive(Debug)]
@@ -251,6 +69,8 @@ pub struct Migration {
     limits: Limits,
     phase: Phase,
     reached: Reached,
+    // By the source's journal it is the target's VM: recorded, and not revoked.
+    is_the_targets: bool,
     meter: ProgressMeter,
     plan: Option<Plan>,
     error: Option<Problem>,
@@ -292,7 +112,8 @@ impl Migration {
     pub fn recover(limits: Limits, handed_over: bool) -> (Self, Action) {
         let all = Reached { target_asked: true, paths_prepared: true, transfer_started: true };
         if handed_over {
-            return (Self::in_phase(limits, Phase::AskingSource, all), Action::AskSource);
+            let migration = Self { is_the_targets: true, ..Self::in_phase(limits, Phase::AskingSource, all) };
+            return (migration, Action::AskSource);
         }
         let mut migration = Self::in_phase(limits, Phase::Undoing(Undo::StopTransfer), all);
         migration.error =
@@ -305,6 +126,7 @@ impl Migration {
             limits,
             phase,
             reached,
+            is_the_targets: false,
             meter: ProgressMeter::default(),
             plan: None,
             error: None,
@@ -325,6 +147,22 @@ impl Migration {
 
     /// Takes an event; says what to do next, if anything.
     pub fn handle(&mut self, now_ms: f64, event: Event) -> Option<Action> {
+        let action = self.next(now_ms, event);
+        action.inspect(|action| self.assert_allowed(*action))
+    }
+
+    /// Invariants I1 and I3 of docs/architecture.md, whatever led here: one side alone may run the VM, and no copy ends
+    /// before the other one runs or is known to be lost.
+    fn assert_allowed(&self, action: Action) {
+        match action {
+            Action::ResumeOnTarget => debug_assert!(self.is_the_targets, "I1: run there without the record"),
+            Action::ResumeOnSource => debug_assert!(!self.is_the_targets, "I1: run here against the record"),
+            Action::CleanUp => debug_assert!(self.timings.resumed_ms.is_some(), "I3: the last copy ends"),
+            _ => {}
+        }
+    }
+
+    fn next(&mut self, now_ms: f64, event: Event) -> Option<Action> {
         match event {
             Event::Progress(transferred, arrivals) => {
                 self.meter.record(now_ms, transferred);
@@ -360,70 +198,6 @@ impl Migration {
             Event::Paused => self.paused(now_ms),
             Event::TransferFailed(error) => self.transfer_failed(now_ms, error),
         }
-    }
-
-    fn found(&mut self, now_ms: f64, finding: Finding) {
-        // What refuses the migration is its error.
-        if !finding.refuses_migration && self.findings.len() < LOG_LINES {
-            self.note(now_ms, format!("{}: {} ({})", finding.severity, finding.what, finding.code));
-            self.findings.push(finding);
-        }
-    }
-
-    fn bandwidth_limited(&mut self, now_ms: f64, limit_mbps: Option<u64>) {
-        self.limit_mbps = limit_mbps;
-        let what = limit_mbps.map_or("no bandwidth limit any more".into(), |mbps| {
-            format!("limited to {mbps} Mb/s of the links' bandwidth")
-        });
-        self.note(now_ms, what);
-    }
-
-    fn throttled(&mut self, now_ms: f64, percent: Option<u8>) {
-        self.throttle_percent = percent;
-        self.most_throttled_percent = self.most_throttled_percent.max(percent);
-        let what = percent.map_or("the VM's CPUs are not throttled any more".into(), |percent| {
-            format!("memory gets dirty too fast: the VM's CPUs are throttled by {percent} %")
-        });
-        self.note(now_ms, what);
-    }
-
-    /// By how much of their time the VM's CPUs were held back at most, in percent; absent if they were not.
-    pub fn most_throttled_percent(&self) -> Option<u8> {
-        self.most_throttled_percent
-    }
-
-    /// What a check before it found, and was no reason to refuse it.
-    pub fn findings(&self) -> &[Finding] {
-        &self.findings
-    }
-
-    fn path_turned(&mut self, now_ms: f64, path: String, news: PathNews) {
-        self.note(now_ms, format!("path {path} {news}"));
-        match news {
-            PathNews::Out(_) => {
-                self.paths_out.insert(path.clone());
-            }
-            PathNews::Back => {
-                self.paths_out.remove(&path);
-            }
-            PathNews::Carries(_) | PathNews::Unwatched(_) | PathNews::Watched => {}
-        }
-        if self.path_turns.len() < LOG_LINES {
-            let (state, why) = match news {
-                PathNews::Out(fault) => (PathState::Out, Some(fault.to_string())),
-                PathNews::Back => (PathState::Back, None),
-                PathNews::Carries(_) => (PathState::Weighted, Some(news.to_string())),
-                PathNews::Unwatched(why) => (PathState::Unwatched, Some(why.to_string())),
-                PathNews::Watched => (PathState::Watched, None),
-            };
-            self.path_turns.push((path, PathTurn { ms: now_ms, state, why }));
-        }
-    }
-
-    /// When a path went out and came back.
-    pub fn turns_of(&self, path: &str) -> Vec<PathTurn> {
-        let turns = self.path_turns.iter().filter(|(of, _)| of == path);
-        turns.map(|(_, turn)| turn.clone()).collect()
     }
 
     fn action_done(&mut self, now_ms: f64, event: Event) -> Option<Action> {
@@ -480,7 +254,10 @@ impl Migration {
                 self.phase = Phase::Revoking;
                 Some(Action::RevokeHandOver)
             }
-            (Phase::Revoking, _) => Some(self.undo(now_ms)),
+            (Phase::Revoking, _) => {
+                self.is_the_targets = false;
+                Some(self.undo(now_ms))
+            }
             (Phase::CleaningUp, _) => Some(self.end(now_ms, Outcome::Completed)),
             (Phase::Undoing(undo), _) => Some(self.undone(now_ms, undo)),
             (Phase::Copying | Phase::AskingSource | Phase::AskingTarget { .. } | Phase::Ended(_), _) => None,
@@ -624,6 +401,7 @@ impl Migration {
     }
 
     fn handed_over(&mut self, now_ms: f64) -> Action {
+        self.is_the_targets = true;
         self.note(now_ms, "hand-over recorded");
         self.phase = Phase::ResumingOnTarget { since_ms: now_ms };
         Action::ResumeOnTarget
@@ -666,7 +444,7 @@ impl Migration {
             Phase::Copying => (now_ms - held_ms >= limits.total_ms).then(|| {
                 format!(
                     "not over within {:.0} s: the paths are too slow, or the VM changes its memory faster than \
-                     they carry it",
+                     they carry it; `migrate --deadline`, or [limits] deadline_s in agent.toml, gives it longer",
                     limits.total_ms / 1000.0
                 )
             }),
@@ -695,62 +473,6 @@ impl Migration {
         self.timings.awaited_place_ms + self.timings.released_ms.unwrap_or(now_ms) - connected_ms
     }
 
-    fn give_up(&mut self, now_ms: f64, error: Problem) -> Action {
-        self.error.get_or_insert(error);
-        self.undo(now_ms)
-    }
-
-    fn undo(&mut self, now_ms: f64) -> Action {
-        let first = if self.reached.transfer_started {
-            Undo::StopTransfer
-        } else if self.reached.target_asked {
-            Undo::DiscardTarget
-        } else {
-            return self.end(now_ms, self.outcome_of_undo());
-        };
-        self.phase = Phase::Undoing(first);
-        undo_action(first)
-    }
-
-    fn undone(&mut self, now_ms: f64, undo: Undo) -> Action {
-        let next = match undo {
-            Undo::StopTransfer => Undo::ResumeOnSource,
-            Undo::ResumeOnSource => {
-                self.note(now_ms, "the VM runs on the source");
-                Undo::DiscardTarget
-            }
-            Undo::DiscardTarget if self.reached.paths_prepared => Undo::PutBack,
-            Undo::DiscardTarget | Undo::PutBack => return self.end(now_ms, self.outcome_of_undo()),
-        };
-        self.phase = Phase::Undoing(next);
-        undo_action(next)
-    }
-
-    fn undo_failed(&mut self, now_ms: f64, undo: Undo, error: &Problem) -> Action {
-        if undo == Undo::ResumeOnSource {
-            self.resume_attempts_left -= 1;
-            if self.resume_attempts_left > 0 {
-                return Action::ResumeOnSource;
-            }
-            let cause = self.error.take().unwrap_or_else(|| Problem::failed("cancelled"));
-            // A hypervisor that has ended says the same to both.
-            let what_else = if cause == *error {
-                String::new()
-            } else {
-                format!("; and the VM does not run on the source: {error}")
-            };
-            self.error = Some(Problem::failed(format!("{cause}{what_else}")));
-        }
-        // Stopping, discarding and putting back are tried once: the hypervisor stops by itself when
-        // the target goes, an unstarted target discards when its lease runs out, and the journal
-        // has what is to be put back.
-        self.undone(now_ms, undo)
-    }
-
-    fn outcome_of_undo(&self) -> Outcome {
-        if self.error.is_none() && self.cancel_requested { Outcome::Cancelled } else { Outcome::Failed }
-    }
-
     fn end_undecided(&mut self, now_ms: f64, error: Problem) -> Action {
         self.error = Some(error);
         self.end(now_ms, Outcome::Undecided)
@@ -771,12 +493,6 @@ impl Migration {
         Action::Finish
     }
 
-    fn note(&mut self, now_ms: f64, what: impl Into<String>) {
-        if self.log.len() < LOG_LINES {
-            self.log.push(LogLine { ms: now_ms, step: self.step(), what: what.into() });
-        }
-    }
-
     fn is_handed_over(&self) -> bool {
         matches!(
             self.phase,
@@ -789,89 +505,6 @@ impl Migration {
                 | Phase::CleaningUp
                 | Phase::Ended(_)
         )
-    }
-
-    /// The step under way, or the last one that was.
-    pub fn step(&self) -> Step {
-        match self.phase {
-            Phase::Preparing(step) => step,
-            Phase::AwaitingTurn { .. } | Phase::StartingTransfer => Step::ConnectHosts,
-            Phase::Copying if self.meter.rounds() > 1 => Step::CopyDirtyMemory,
-            Phase::Copying => Step::CopyMemory,
-            Phase::SwitchingOver | Phase::RecordingHandOver => Step::Blackout,
-            Phase::ResumingOnTarget { .. }
-            | Phase::AskingSource
-            | Phase::AskingTarget { .. }
-            | Phase::EndingOnSource
-            | Phase::Revoking => Step::ResumeOnTarget,
-            Phase::CleaningUp | Phase::Ended(Outcome::Completed) => Step::CleanUp,
-            Phase::Undoing(_) | Phase::Ended(_) => {
-                self.log.last().map_or(Step::EstablishHosts, |line| line.step)
-            }
-        }
-    }
-
-    /// How far it is, for who has several of them share the links.
-    pub fn stage(&self) -> Stage {
-        match self.phase {
-            Phase::Preparing(_) if self.awaits_place_since_ms.is_some() => Stage::AwaitingPlace,
-            Phase::Preparing(_) => Stage::Preparing,
-            Phase::AwaitingTurn { .. } => Stage::Ready,
-            Phase::Copying if self.is_ending => Stage::Ending,
-            Phase::StartingTransfer | Phase::Copying => Stage::Sending,
-            Phase::SwitchingOver | Phase::RecordingHandOver => Stage::SwitchingOver,
-            Phase::ResumingOnTarget { .. }
-            | Phase::AskingSource
-            | Phase::AskingTarget { .. }
-            | Phase::EndingOnSource
-            | Phase::Revoking
-            | Phase::CleaningUp => Stage::Sent,
-            Phase::Undoing(_) => Stage::Undoing,
-            Phase::Ended(_) => Stage::Ended,
-        }
-    }
-
-    /// Progress for people.
-    pub fn progress(&self, now_ms: f64) -> Progress {
-        Progress {
-            limit_mbps: self.limit_mbps,
-            throttle_percent: self.throttle_percent,
-            paths_out: self.paths_out.iter().cloned().collect(),
-            ..self.meter.progress(self.step(), now_ms)
-        }
-    }
-
-    /// The plan, once made.
-    pub fn plan(&self) -> Option<&Plan> {
-        self.plan.as_ref()
-    }
-
-    /// How it ended, once it has.
-    pub fn outcome(&self) -> Option<Outcome> {
-        match self.phase {
-            Phase::Ended(outcome) => Some(outcome),
-            _ => None,
-        }
-    }
-
-    /// What went wrong, if anything.
-    pub fn error(&self) -> Option<&Problem> {
-        self.error.as_ref()
-    }
-
-    /// When the parts began and ended.
-    pub fn timings(&self) -> Timings {
-        self.timings
-    }
-
-    /// What happened when.
-    pub fn log(&self) -> &[LogLine] {
-        &self.log
-    }
-
-    /// Whether it can still be cancelled.
-    pub fn can_cancel(&self) -> bool {
-        !self.is_handed_over()
     }
 }
 
@@ -895,15 +528,6 @@ fn following(step: Step) -> Step {
         Step::CheckPermissions => Step::AllocateMemory,
         Step::AllocateMemory => Step::BuildSkeleton,
         _ => Step::ConnectHosts,
-    }
-}
-
-fn undo_action(undo: Undo) -> Action {
-    match undo {
-        Undo::StopTransfer => Action::StopTransfer,
-        Undo::ResumeOnSource => Action::ResumeOnSource,
-        Undo::DiscardTarget => Action::DiscardTarget,
-        Undo::PutBack => Action::PutBack,
     }
 }
 

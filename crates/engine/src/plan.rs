@@ -177,6 +177,10 @@ impl Plan {
     }
 }
 
+/// Said where compression was asked for and no prediction is possible.
+const SPEED_UNKNOWN: &str = "whether a relay outruns the paths cannot be told, since a speed is not known: set \
+                             speed_mbps of the [[link]] in agent.toml";
+
 /// Makes the plan for a migration between two hosts. `reaches` is what trying the
 /// [`links_to_try`](crate::path::links_to_try) has shown.
 pub fn plan(
@@ -289,6 +293,7 @@ fn weigh_compression(
             Some(memory) if request.option == RequestedOption::Compression && !memory.shrinks() => {
                 (native, because(NOTHING_SHRINKS.into()))
             }
+            _ if request.option == RequestedOption::Compression => (option, because(SPEED_UNKNOWN.into())),
             _ => (option, reason),
         };
     };
@@ -512,7 +517,12 @@ mod tests {
         assert!(reason.contains("over one path") && reason.contains("hardly any"), "{reason}");
         let mut unknown = host("a", 1, 2);
         unknown.links.iter_mut().for_each(|link| link.speed_mbps = None);
-        assert!(!plan_of(&unknown, &host("b", 2, 2)).is_compressed);
+        let mut other = host("b", 2, 2);
+        other.links.iter_mut().for_each(|link| link.speed_mbps = None);
+        assert!(!plan_of(&unknown, &other).is_compressed);
+        // Of what shrinks it is told that nobody knows whether it pays.
+        let plan = super::plan(&unknown, &other, RequestedOption::Compression, &[], GIB).unwrap();
+        assert!(plan.is_compressed && plan.reason.unwrap().contains("set speed_mbps"));
     }
 
     #[test]

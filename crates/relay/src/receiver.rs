@@ -30,7 +30,8 @@ const PROGRAM_DEADLINE: Duration = Duration::from_secs(5);
 
 /// What may wait in one connection to be unpacked, in bytes. By itself the kernel would let it grow to 6 MiB
 /// (`net.ipv4.tcp_rmem`) where unpacking is what limits, and the program at the other end counts that as
-/// received. Sixteen connections carry 25 Gb/s with it at a round trip of 1 ms.
+/// received. Sixteen connections carry 25 Gb/s with it at a round trip of 1 ms. What is only encrypted is not kept
+/// waiting like that, and the kernel's own growth is what one connection needs for a far host.
 const RECEIVED_BYTES: usize = 200 << 10;
 
 /// What a receiver is to do.
@@ -102,7 +103,9 @@ impl Receiver {
         });
         let receiver = Self { shared: Arc::clone(&shared) };
         shared.breaker.add(&shared.listener).map_err(begin)?;
-        SockRef::from(&shared.listener).set_recv_buffer_size(RECEIVED_BYTES).map_err(begin)?;
+        if shared.settings.treatment.is_packed() {
+            SockRef::from(&shared.listener).set_recv_buffer_size(RECEIVED_BYTES).map_err(begin)?;
+        }
         spawn("relay-accept".into(), move || accept(&shared)).map_err(begin)?;
         Ok(receiver)
     }
@@ -230,10 +233,12 @@ fn admit(shared: &Shared, wire: TcpStream, stranger: &Stranger) -> Result<(usize
     if !stranger.make_known() {
         return Err(RelayError::Truncated);
     }
+    // Before it has come: where this fails, the sender's next attempt is to be taken.
+    let wire = wire.admit()?;
     shared.come(index)?;
     // Not before: a stranger's would stay open with it.
     shared.breaker.add(wire.socket()).map_err(RelayError::wire)?;
-    Ok((index, wire.admit()?))
+    Ok((index, wire))
 }
 
 fn relay(shared: &Shared, index: usize, wire: &mut Wire) -> Result<(), RelayError> {

@@ -52,6 +52,9 @@ pub struct DrainRequest {
     #[serde(default, deserialize_with = "throttle_max_percent")]
     #[schema(minimum = 0, maximum = 99)]
     pub throttle_max_percent: Option<u8>,
+    /// Whether each VM shall be encrypted on its way, also where the hosts do not require it.
+    #[serde(default)]
+    pub encrypt: bool,
 }
 
 /// How a host would be emptied, and nothing done.
@@ -65,6 +68,12 @@ pub struct DrainPlanView {
     pub findings: Vec<Finding>,
 }
 
+/// What a person should know of a plan before it begins: of single VMs, then of the whole.
+pub fn plan_warnings(plan: &DrainPlan) -> impl Iterator<Item = String> {
+    let of_vms = plan.moves.iter().filter_map(|one| Some(format!("{}: {}", one.vm, one.warning.as_ref()?)));
+    of_vms.chain(plan.warnings.iter().cloned())
+}
+
 /// Whether a host takes VMs, and how far it has been emptied, or filled again.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct DrainView {
@@ -75,7 +84,7 @@ pub struct DrainView {
     /// The host whose VMs may come to it all the same: the two change places.
     #[serde(default)]
     pub swap_with: Option<String>,
-    /// What is under way, or was last; absent if it was never drained. So are the next four.
+    /// What is under way, or was last; absent if it was never drained. So are the next five.
     pub kind: Option<DrainKind>,
     /// Its identifier.
     pub id: Option<String>,
@@ -83,6 +92,9 @@ pub struct DrainView {
     pub started_at: Option<String>,
     /// When it ended; absent while it is under way.
     pub ended_at: Option<String>,
+    /// What was asked for; of the way back, how VMs are moved. Absent also if an older Drainpipe began it.
+    #[serde(default)]
+    pub request: Option<DrainRequest>,
     /// How far it has come.
     pub status: Option<DrainStatus>,
 }
@@ -104,6 +116,15 @@ pub struct ResumeRequest {
     /// Whether to bring back what the last drain has moved away and what still is where it went.
     #[serde(default)]
     pub failback: bool,
+    /// For what comes back, as in a drain; as the drain had it if absent, and if it had none as the
+    /// configuration of the host that a VM comes from says.
+    #[serde(default, deserialize_with = "throttle_max_percent")]
+    #[schema(minimum = 0, maximum = 99)]
+    pub throttle_max_percent: Option<u8>,
+    /// Whether what comes back shall be encrypted on its way, also where the hosts do not require it. It is in any
+    /// case if the drain was to be.
+    #[serde(default)]
+    pub encrypt: bool,
 }
 
 fn host_names<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
@@ -164,5 +185,21 @@ mod tests {
             let error = read(text).unwrap_err();
             assert!(error.contains(word), "{error}");
         }
+        let resume = serde_json::from_str::<ResumeRequest>(r#"{"throttle_max_percent": 100}"#);
+        assert!(resume.unwrap_err().to_string().contains("0 to 99"));
+    }
+
+    #[test]
+    fn warnings_of_vms_name_them() {
+        let text = r#"{
+            "host": "a", "stays": [], "transfers": 1, "predicted_ms": 1, "warnings": ["no reserve"],
+            "moves": [{
+                "vm": "web", "target": "b", "memory_bytes": 1, "predicted_bytes": 1, "predicted_transfer_ms": 1,
+                "predicted_shared_ms": 1, "warning": "it may not come to an end"
+            }]
+        }"#;
+        let plan: DrainPlan = serde_json::from_str(text).unwrap();
+        let told: Vec<String> = plan_warnings(&plan).collect();
+        assert_eq!(told, ["web: it may not come to an end", "no reserve"]);
     }
 }

@@ -1,6 +1,6 @@
 //! What travels over the API, besides the engine's own values.
 
-use drainpipe_engine::bandwidth::BandwidthSetting;
+use drainpipe_engine::bandwidth::{BandwidthSetting, LimitChange};
 use drainpipe_engine::check::finding::Finding;
 use drainpipe_engine::check::fix::Fix;
 use drainpipe_engine::facts::HostFacts;
@@ -19,12 +19,13 @@ use uuid::Uuid;
 
 pub use super::drain_types::{
     DrainKind, DrainPlanView, DrainRequest, DrainView, PLAN_DEADLINE, ResumeRequest, TRANSFERS_MAX,
+    plan_warnings,
 };
 pub use crate::fixes::StandingFix;
 use crate::path_watch::WatchEnd;
 
 /// Longest deadline that a migration may be given, in seconds.
-const DEADLINE_S_MAX: u32 = 24 * 60 * 60;
+pub(crate) const DEADLINE_S_MAX: u32 = 24 * 60 * 60;
 
 /// Most of their time for which a VM's CPUs may be held back, in percent.
 pub const THROTTLE_PERCENT_MAX: u8 = 99;
@@ -231,6 +232,9 @@ pub struct BandwidthView {
     pub setting: BandwidthSetting,
     /// Mb/s that hold now; absent for no limit.
     pub limit_mbps: Option<u64>,
+    /// What holds later, within a day, the first first.
+    #[serde(default)]
+    pub later: Vec<LimitChange>,
 }
 
 /// A request to limit it otherwise.

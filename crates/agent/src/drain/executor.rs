@@ -16,9 +16,9 @@ use tokio::time::{Interval, MissedTickBehavior, interval, sleep, timeout};
 use tracing::{info, warn};
 
 use super::record::{departure, problem_of, settled};
-use super::{Course, RECORD_AGAIN_AFTER, crashed, limits, plan_anew, sound};
+use super::{Course, RECORD_AGAIN_AFTER, crashed, limits, migration_deadline_s, plan_anew, sound};
 use crate::agent::Agent;
-use crate::api::types::{DrainRequest, MigrateRequest};
+use crate::api::types::{DrainRequest, MigrateRequest, plan_warnings};
 use crate::journal::DrainRecord;
 use crate::outgoing::{self, Running, Turn};
 
@@ -43,6 +43,9 @@ struct Executor {
     // Why the journal could not be written, and when that is tried again.
     unwritten: Option<(Problem, Instant)>,
     flights: BTreeMap<String, Arc<Running>>,
+    warnings: Vec<String>,
+    // VMs and plans of which the log has a warning already.
+    warned_of: BTreeSet<String>,
     // How many VMs somebody else moves away.
     others: u8,
     // VMs that are not here and were not moved by anybody.
@@ -66,6 +69,8 @@ pub(super) fn start(
 ) -> Result<(), Problem> {
     let limits = limits(agent, &request);
     let others = leaving_beside(agent, &BTreeMap::new());
+    let (warnings, mut warned_of) = (plan_warnings(&plan).collect(), BTreeSet::new());
+    warn_of(&plan, &mut warned_of);
     let (drain, first) = Drain::begin(plan, limits, others, 0.0);
     // What has become of it since is to be written too.
     let recorded = record.status.clone();
@@ -88,6 +93,8 @@ pub(super) fn start(
         recorded,
         unwritten: None,
         flights: BTreeMap::new(),
+        warnings,
+        warned_of,
         others,
         absent: BTreeSet::new(),
         ask_again_at: None,
@@ -96,7 +103,7 @@ pub(super) fn start(
         own_news: VecDeque::new(),
         ticks,
     };
-    executor.course.status.send_replace(executor.status());
+    executor.course.status.send_replace(executor.told());
     agent.drains.run(course, executor.run(first), crashed(Arc::clone(agent)));
     Ok(())
 }
@@ -121,6 +128,10 @@ impl Executor {
                 self.cancel_ahead(&actions);
             }
             let event = self.next_event().await;
+            if let Event::Planned(plan) = &event {
+                self.warnings = plan_warnings(plan).collect();
+                warn_of(plan, &mut self.warned_of);
+            }
             actions.extend(self.drain.handle(self.now_ms(), event));
         }
     }
@@ -132,7 +143,7 @@ impl Executor {
             let recorded = self.record(&status);
             self.note_written(recorded);
         }
-        self.course.status.send_replace(self.status());
+        self.course.status.send_replace(self.told());
         self.unwritten.is_none()
     }
 
@@ -229,13 +240,14 @@ impl Executor {
     }
 
     fn begin(&mut self, vm: String, target: String) {
-        let DrainRequest { option, throttle_max_percent, .. } = self.request;
+        let DrainRequest { option, throttle_max_percent, encrypt, .. } = self.request;
+        let deadline_s = migration_deadline_s(self.agent.config.limits.deadline_s, self.predicted_ms(&vm));
         let request = MigrateRequest {
             vm: vm.clone(),
             target,
             option,
-            encrypt: false,
-            deadline_s: None,
+            encrypt,
+            deadline_s: Some(deadline_s),
             throttle_max_percent,
         };
         match outgoing::begin(&self.agent, &request, Turn::Held) {
@@ -245,11 +257,20 @@ impl Executor {
                 self.flights.insert(vm, flight);
             }
             Err(problem) => {
-                let departure = self.departure(&vm).unwrap_or_default();
+                let departure = self.departure(&vm).inspect_err(|problem| {
+                    warn!(%problem, vm, "whether somebody has moved it is not known; told when the drain is over");
+                });
+                let departure = departure.unwrap_or_default();
                 let end = departure.map_or(MoveEnd::Failed(problem), MoveEnd::Left);
                 self.own_news.push_back(Event::Ended { vm, end });
             }
         }
+    }
+
+    /// How long the transfer of a VM is to take, by what was told last.
+    fn predicted_ms(&self, vm: &str) -> f64 {
+        let status = self.course.status.borrow();
+        status.moves.iter().find(|one| one.vm == vm).map_or(0.0, |one| one.predicted_ms)
     }
 
     fn plan(&self) {
@@ -276,7 +297,18 @@ impl Executor {
         let unrecorded = || self.flights.values().find_map(|flight| flight.unrecorded().clone());
         let obstacle = self.unwritten.as_ref().map(|(problem, _)| problem.clone()).or_else(unrecorded);
         let links = if self.drain.outcome().is_some() { vec![] } else { self.links() };
-        DrainStatus { moves, obstacle, links, ..status }
+        DrainStatus { moves, obstacle, links, warnings: self.warnings.clone(), ..status }
+    }
+
+    /// With what changes all the time, and is of no use later.
+    fn told(&self) -> DrainStatus {
+        let mut status = self.status();
+        for one in status.moves.iter_mut().filter(|one| one.state == MoveState::Transferring) {
+            let flight = self.flights.get(&one.vm);
+            let progress = flight.and_then(|flight| flight.view(self.agent.name()).progress);
+            one.compression = progress.and_then(|progress| progress.compression);
+        }
+        status
     }
 
     fn links(&self) -> Vec<LinkRate> {
@@ -295,8 +327,13 @@ impl Executor {
         let gone: Vec<&str> = known.keys().copied().filter(is_gone).collect();
         let is_same = changed.is_empty()
             && gone.is_empty()
-            && (status.state, &status.stays, status.transfers)
-                == (self.recorded.state, &self.recorded.stays, self.recorded.transfers);
+            && (status.state, &status.stays, status.transfers, &status.warnings)
+                == (
+                    self.recorded.state,
+                    &self.recorded.stays,
+                    self.recorded.transfers,
+                    &self.recorded.warnings,
+                );
         if is_same {
             return Ok(());
         }
@@ -313,7 +350,7 @@ impl Executor {
         loop {
             let recorded = self.record(&status).and_then(|()| self.end());
             self.note_written(recorded);
-            self.course.status.send_replace(self.status());
+            self.course.status.send_replace(self.told());
             if self.unwritten.is_none() {
                 break;
             }
@@ -341,6 +378,22 @@ fn leaving_beside(agent: &Agent, flights: &BTreeMap<String, Arc<Running>>) -> u8
     let is_other = |one: &Arc<Running>| flights.get(one.vm()).is_none_or(|flight| flight.id() != one.id());
     let others = outgoing::under_way(agent).iter().filter(|one| is_other(one)).count();
     u8::try_from(others).unwrap_or(u8::MAX)
+}
+
+/// Logs what a person should know of a plan: of each VM once, as the figures in it are others each time.
+fn warn_of(plan: &DrainPlan, known: &mut BTreeSet<String>) {
+    for one in &plan.moves {
+        if let Some(warning) = &one.warning
+            && known.insert(one.vm.clone())
+        {
+            warn!(vm = one.vm, "of the plan: {warning}");
+        }
+    }
+    for warning in &plan.warnings {
+        if known.insert(warning.clone()) {
+            warn!("of the plan: {warning}");
+        }
+    }
 }
 
 /// Whether they differ in more than the bytes that have arrived.

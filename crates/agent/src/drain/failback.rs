@@ -18,11 +18,12 @@ use tokio::time::sleep;
 use tracing::{info, warn};
 use uuid::Uuid;
 
-use super::record::{self, settled};
-use super::{Course, RECORD_AGAIN_AFTER, crashed};
+use super::record::{self, has_arrived, settled};
+use super::{Course, RECORD_AGAIN_AFTER, crashed, migration_deadline_s};
 use crate::agent::Agent;
-use crate::api::types::{MigrateRequest, MigrationView, VmView};
+use crate::api::types::{DEADLINE_S_MAX, DrainRequest, MigrateRequest, MigrationView, ResumeRequest, VmView};
 use crate::client::ApiClient;
+use crate::journal::DrainRecord;
 use crate::lock::lock;
 use crate::outgoing::known_target;
 
@@ -35,10 +36,15 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How long that host may be silent before it is left open what became of the VM.
 const SILENCE_MAX: Duration = Duration::from_mins(2);
 
+/// Between two attempts: what keeps a VM, as somebody who is just changing it, may be over by then.
+const AGAIN_AFTER: Duration = Duration::from_secs(1);
+
 /// A way back under way.
 struct WayBack {
     agent: Arc<Agent>,
     course: Arc<Course>,
+    // How VMs are moved.
+    request: DrainRequest,
     began: Instant,
     arrival: Mutex<Arrival>,
     // Of each VM on its way.
@@ -78,6 +84,8 @@ impl Fetched {
 /// What is to come back.
 pub(super) struct Away {
     moves: Vec<MoveStatus>,
+    // What the drain was asked for.
+    request: DrainRequest,
     // How fast the drain has moved it.
     bytes_per_ms: f64,
 }
@@ -88,14 +96,25 @@ pub(super) fn away(agent: &Agent) -> Result<Away, Problem> {
         let host = agent.name();
         return Err(Problem::refused(format!("{host} was never drained: there is nothing to bring back")));
     };
-    let DrainStatus { mut moves, transfers, .. } = settled(agent, drain)?.status;
+    let DrainRecord { request, status, .. } = settled(agent, drain)?;
+    let DrainStatus { mut moves, transfers, .. } = status;
     let bytes_per_ms = bytes_per_ms(&moves, transfers);
     moves.retain(|one| match one.state {
         MoveState::Moved => !agent.vms.contains(&one.vm),
         state => state == MoveState::Undecided,
     });
     let back = |one: MoveStatus| if one.state == MoveState::Moved { waiting(one) } else { one };
-    Ok(Away { moves: moves.into_iter().map(back).collect(), bytes_per_ms })
+    let request = request.unwrap_or_default();
+    Ok(Away { moves: moves.into_iter().map(back).collect(), request, bytes_per_ms })
+}
+
+/// How VMs come back: as they went, unless something else is asked for. Nothing takes encryption away.
+fn as_they_went(went: &DrainRequest, asked: ResumeRequest) -> DrainRequest {
+    DrainRequest {
+        throttle_max_percent: asked.throttle_max_percent.or(went.throttle_max_percent),
+        encrypt: asked.encrypt || went.encrypt,
+        ..DrainRequest::default()
+    }
 }
 
 /// What the links carried in a millisecond while so many VMs shared them at a time: no less than for any one of them.
@@ -123,16 +142,18 @@ fn waiting(one: MoveStatus) -> MoveStatus {
 }
 
 /// Lets VMs come here again and begins to bring these back.
-pub(super) fn start(agent: &Arc<Agent>, away: Away) -> Result<(), Problem> {
+pub(super) fn start(agent: &Arc<Agent>, away: Away, asked: ResumeRequest) -> Result<(), Problem> {
     let id = Uuid::new_v4().to_string();
-    let Away { moves, bytes_per_ms } = away;
+    let Away { moves, request, bytes_per_ms } = away;
+    let request = as_they_went(&request, asked);
     let pace = Pace::planned(bytes_per_ms);
     let predicted_ms = pace.eta_ms(moves.iter().map(load), false).unwrap_or(0.0);
     let status = DrainStatus { moves, transfers: AT_ONCE, predicted_ms, ..DrainStatus::begun() };
-    let record = agent.journal.begin_failback(&id, Timestamp::now(), &status)?;
+    let record = agent.journal.begin_failback(&id, Timestamp::now(), &request, &status)?;
     let way_back = WayBack {
         agent: Arc::clone(agent),
         course: Course::of(&record, status),
+        request,
         began: Instant::now(),
         arrival: Mutex::new(Arrival { pace, seen_bytes: 0 }),
         carried: Mutex::default(),
@@ -166,7 +187,11 @@ impl WayBack {
         }
         let mut fetched = self.fetch(&one, 1).await;
         for attempt in 2..=self.agent.config.drain.attempts {
-            if self.is_cancelled() || !fetched.has_failed() {
+            if !fetched.has_failed() {
+                break;
+            }
+            sleep(AGAIN_AFTER).await;
+            if self.is_cancelled() {
                 break;
             }
             fetched = self.fetch(&one, attempt).await;
@@ -175,6 +200,9 @@ impl WayBack {
             Fetched::Ended(result) => self.change(vm, |one| record::end(one, &result)),
             Fetched::Failed(problem) => self.change(vm, |one| fail(one, MoveState::Failed, problem)),
             Fetched::Unknown(problem) => self.change(vm, |one| fail(one, MoveState::Undecided, problem)),
+            Fetched::Gone if has_arrived(&self.agent, vm) => {
+                self.change(vm, |one| (one.state, one.error) = (MoveState::Moved, None));
+            }
             Fetched::Gone => self.leave(&one),
         }
     }
@@ -184,26 +212,22 @@ impl WayBack {
             Ok(peer) => peer,
             Err(problem) => return Fetched::Failed(problem),
         };
-        match peer.get::<VmView>(&format!("/v1/vms/{}", one.vm)).await {
-            Ok(_) => {}
+        let there = match peer.get::<VmView>(&format!("/v1/vms/{}", one.vm)).await {
+            Ok(view) => view,
             Err(problem) if problem.kind == ProblemKind::NotFound => return Fetched::Gone,
             Err(problem) => return Fetched::Failed(problem),
-        }
-        let request = MigrateRequest {
-            vm: one.vm.clone(),
-            target: self.agent.name().into(),
-            option: self.option_of(one),
-            encrypt: false,
-            deadline_s: None,
-            throttle_max_percent: None,
         };
-        match peer.post::<MigrationView>("/v1/migrations", &request).await {
-            Ok(view) => {
+        let begun = match self.on_its_way(peer, &there).await {
+            Some(id) => Ok(id),
+            None => self.ask_for(peer, one).await,
+        };
+        match begun {
+            Ok(id) => {
                 self.change(&one.vm, |one| {
-                    (one.state, one.migration) = (MoveState::Preparing, Some(view.id.clone()));
+                    (one.state, one.migration) = (MoveState::Preparing, Some(id.clone()));
                     (one.attempts, one.error) = (attempt, None);
                 });
-                let end = self.follow(peer, &one.vm, &view.id).await;
+                let end = self.follow(peer, &one.vm, &id).await;
                 self.carry(&one.vm, vec![]);
                 end
             }
@@ -211,6 +235,30 @@ impl WayBack {
             Err(problem) if problem.kind == ProblemKind::Unreachable => Fetched::Unknown(problem),
             Err(problem) => Fetched::Failed(problem),
         }
+    }
+
+    /// The migration by which a VM comes here already, as one that an earlier way back has begun.
+    async fn on_its_way(&self, peer: &ApiClient, there: &VmView) -> Option<String> {
+        let id = there.migration.as_ref()?;
+        // What cannot be read now may be over.
+        let view = peer.get::<MigrationView>(&format!("/v1/migrations/{id}")).await.ok()?;
+        (view.target == self.agent.name()).then_some(view.id)
+    }
+
+    /// Has the host on which a VM is move it here; gives the migration.
+    async fn ask_for(&self, peer: &ApiClient, one: &MoveStatus) -> Result<String, Problem> {
+        let deadline_s = migration_deadline_s(self.agent.config.limits.deadline_s, one.predicted_ms);
+        let DrainRequest { throttle_max_percent, encrypt, .. } = self.request;
+        let request = MigrateRequest {
+            vm: one.vm.clone(),
+            target: self.agent.name().into(),
+            option: self.option_of(one),
+            encrypt,
+            // By this host's configuration: what that of the other one says is not known here.
+            deadline_s: Some(deadline_s.min(DEADLINE_S_MAX)),
+            throttle_max_percent,
+        };
+        Ok(peer.post::<MigrationView>("/v1/migrations", &request).await?.id)
     }
 
     /// It comes back as it went.
@@ -257,7 +305,10 @@ impl WayBack {
             Step::CopyMemory | Step::CopyDirtyMemory | Step::Blackout => MoveState::Transferring,
             _ => MoveState::Preparing,
         };
-        self.update(vm, |one| (one.state, one.sent_bytes) = (state, progress.sent_bytes));
+        self.update(vm, |one| {
+            (one.state, one.sent_bytes) = (state, progress.sent_bytes);
+            one.compression = progress.compression.filter(|_| state == MoveState::Transferring);
+        });
         self.carry(vm, progress.paths.clone());
     }
 
@@ -272,7 +323,10 @@ impl WayBack {
 
     /// Changes what is told of one VM, and writes it down.
     fn change(&self, vm: &str, change: impl FnOnce(&mut MoveStatus)) {
-        self.update(vm, change);
+        self.update(vm, |one| {
+            one.compression = None;
+            change(one);
+        });
         let status = self.course.status.borrow().clone();
         let changed: Vec<_> = status.moves.iter().enumerate().filter(|(_, one)| one.vm == vm).collect();
         self.write_down(&status, &changed, &[]);
@@ -385,6 +439,7 @@ mod tests {
             predicted_bytes: 7,
             predicted_ms: 9.0,
             transfer_ms: Some(transfer_ms),
+            compression: None,
         }
     }
 
@@ -409,5 +464,26 @@ mod tests {
         let back = [waiting(moved(100_000, 2_000.0)), waiting(moved(300_000, 6_000.0))];
         let pace = Pace::planned(100.0);
         assert_eq!(pace.eta_ms(back.iter().map(load), false), Some(4_000.0));
+    }
+
+    #[test]
+    fn vms_come_back_as_they_went_unless_something_else_is_asked_for() {
+        let went = DrainRequest {
+            to: vec!["b".into()],
+            throttle_max_percent: Some(0),
+            encrypt: true,
+            ..DrainRequest::default()
+        };
+        let back = |went: &DrainRequest, throttle_max_percent, encrypt| {
+            let asked = ResumeRequest { failback: true, throttle_max_percent, encrypt };
+            let request = as_they_went(went, asked);
+            assert_eq!((request.to.len(), request.transfers), (0, None));
+            (request.throttle_max_percent, request.encrypt)
+        };
+        assert_eq!(back(&went, None, false), (Some(0), true));
+        assert_eq!(back(&went, Some(99), false), (Some(99), true));
+        let plainly = DrainRequest::default();
+        assert_eq!(back(&plainly, None, false), (None, false));
+        assert_eq!(back(&plainly, Some(50), true), (Some(50), true));
     }
 }

@@ -11,7 +11,7 @@ use jiff::Timestamp;
 
 use crate::agent::Agent;
 use crate::api::types::{DrainKind, DrainView};
-use crate::journal::DrainRecord;
+use crate::journal::{DrainRecord, Journal};
 
 /// This host's cordon, and what is under way or was last.
 pub(crate) fn view(agent: &Agent) -> Result<DrainView, Problem> {
@@ -24,14 +24,21 @@ pub(crate) fn view(agent: &Agent) -> Result<DrainView, Problem> {
         id: None,
         started_at: None,
         ended_at: None,
+        request: None,
         status: None,
     };
     if let Some(course) = agent.drains.current() {
+        let mut status = course.status.borrow().clone();
+        match course.kind {
+            DrainKind::Drain => decide(&agent.journal, &mut status.moves)?,
+            DrainKind::Failback => undecided(&mut status.moves).for_each(|one| settle_return(agent, one)),
+        }
         return Ok(DrainView {
             kind: Some(course.kind),
             id: Some(course.id.clone()),
             started_at: Some(course.started_at.to_string()),
-            status: Some(course.status.borrow().clone()),
+            request: course.request.clone(),
+            status: Some(status),
             ..nothing
         });
     }
@@ -47,9 +54,26 @@ pub(crate) fn view(agent: &Agent) -> Result<DrainView, Problem> {
         id: Some(record.id),
         started_at: Some(record.started_at.to_string()),
         ended_at: record.ended_at.map(|ended_at| ended_at.to_string()),
+        request: record.request,
         status: Some(record.status),
         ..nothing
     })
+}
+
+fn undecided(moves: &mut [MoveStatus]) -> impl Iterator<Item = &mut MoveStatus> {
+    moves.iter_mut().filter(|one| one.state == MoveState::Undecided)
+}
+
+/// What has become by now of VMs of a drain under way of which it was not known where they run. The journal has it of
+/// them when the drain is over too, so it is not written down.
+fn decide(journal: &Journal, moves: &mut [MoveStatus]) -> Result<(), Problem> {
+    for one in undecided(moves) {
+        let Some(id) = &one.migration else { continue };
+        if let Some(result) = journal.result(id)? {
+            end(one, &result);
+        }
+    }
+    Ok(())
 }
 
 /// A drain that is not under way, with what has become by now of what it left open.
@@ -137,11 +161,16 @@ pub(super) fn departure(agent: &Agent, vm: &str, since: Timestamp) -> Result<Opt
 
 /// The host that it comes from has the result; here is known whether it has arrived.
 fn settle_return(agent: &Agent, one: &mut MoveStatus) {
-    // One that is on its way from here, or may have left, has its QEMU here too.
-    let leaves = agent.outgoing.all().iter().any(|migration| migration.vm() == one.vm);
-    if !leaves && agent.vms.running(&one.vm).is_some() {
+    if has_arrived(agent, &one.vm) {
         (one.state, one.error) = (MoveState::Moved, None);
     }
+}
+
+/// Whether a VM runs here, and is not on its way from here.
+pub(super) fn has_arrived(agent: &Agent, vm: &str) -> bool {
+    // One that is on its way from here, or may have left, has its QEMU here too.
+    let leaves = agent.outgoing.all().iter().any(|migration| migration.vm() == vm);
+    !leaves && agent.vms.running(vm).is_some()
 }
 
 /// Puts down how a migration ended.
@@ -167,5 +196,73 @@ pub(super) fn problem_of(result: &MigrationResult) -> Option<Problem> {
             "no reason is known; `drainpipe history {}` has the log",
             result.id
         ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::api::types::MigrateRequest;
+
+    fn undecided_move(vm: &str) -> MoveStatus {
+        MoveStatus {
+            vm: vm.into(),
+            target: "b".into(),
+            state: MoveState::Undecided,
+            migration: Some(format!("of {vm}")),
+            attempts: 1,
+            error: Some(Problem::failed("b has not said whether it runs there")),
+            waits: None,
+            memory_bytes: 1 << 30,
+            sent_bytes: 7,
+            predicted_bytes: 7,
+            predicted_ms: 1.0,
+            transfer_ms: None,
+            compression: None,
+        }
+    }
+
+    fn begin(journal: &Journal, vm: &str) {
+        let request: MigrateRequest = serde_json::from_value(json!({ "vm": vm, "target": "b" })).unwrap();
+        journal.begin_migration(&format!("of {vm}"), &request, Timestamp::UNIX_EPOCH).unwrap();
+    }
+
+    fn finish(journal: &Journal, vm: &str, outcome: &str, error: Option<&str>) {
+        let result = json!({
+            "id": format!("of {vm}"), "vm": vm, "source": "a", "target": "b", "started_at": "1970-01-01T00:00:00Z",
+            "requested_option": "auto", "option": "tcp", "outcome": outcome, "error": error,
+            "total_ms": 9.0, "setup_ms": 1.0, "transfer_ms": 5.0, "completion_ms": 3.0, "memory_bytes": 1 << 30,
+            "wire_bytes": 7, "throughput_gbps": 1.0, "rounds": 2,
+            "cpu_seconds": { "source_vmm": 0.0, "source_agent": 0.0, "target_vmm": 0.0, "target_agent": 0.0 },
+            "paths": [], "events": [], "samples": [],
+        });
+        let result: MigrationResult = serde_json::from_value(result).unwrap();
+        journal.end_migration(&result, outcome == "completed", Timestamp::UNIX_EPOCH).unwrap();
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_was_undecided_is_told_as_it_is_once_its_target_has_answered() {
+        let directory = tempfile::tempdir().unwrap();
+        let journal = Journal::open(directory.path()).unwrap();
+        let vms = ["db", "shop", "web"];
+        for vm in vms {
+            begin(&journal, vm);
+        }
+        let before = vms.map(undecided_move);
+        let mut moves = before.clone();
+        decide(&journal, &mut moves).unwrap();
+        assert_eq!(moves, before);
+        finish(&journal, "db", "completed", None);
+        finish(&journal, "shop", "failed", Some("b has discarded it"));
+        decide(&journal, &mut moves).unwrap();
+        assert_eq!(
+            moves[0],
+            MoveStatus { state: MoveState::Moved, error: None, transfer_ms: Some(5.0), ..before[0].clone() }
+        );
+        assert_eq!(moves[1].state, MoveState::Failed);
+        assert!(moves[1].error.as_ref().is_some_and(|error| error.message.contains("discarded")));
+        assert_eq!(moves[2], before[2]);
     }
 }

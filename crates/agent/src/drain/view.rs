@@ -6,9 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drainpipe_engine::check::finding::Finding;
-use drainpipe_engine::drain::view::{DrainView, PlacedVm, Placement, TargetView, VmView};
+use drainpipe_engine::drain::status::DrainStatus;
+use drainpipe_engine::drain::view::{
+    DrainView, LimitView, PathView, PlacedVm, Placement, TargetView, VmView,
+};
 use drainpipe_engine::facts::MemoryNeeds;
-use drainpipe_engine::option::RequestedOption;
+use drainpipe_engine::path::Path;
 use drainpipe_engine::plan::{Plan, Request};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::relayed::RelayMeans;
@@ -48,7 +51,7 @@ pub(super) async fn look(agent: &Agent, request: &DrainRequest) -> DrainView {
     let turns = Semaphore::new(LOOKS_AT_ONCE);
     let targets = names.iter().map(|name| async {
         let _turn = turns.acquire().await;
-        look_at(agent, name, request.option, &running, &swap).await
+        look_at(agent, name, request, &running, &swap).await
     });
     let vms = present.into_iter().map(|vm| async {
         let _turn = turns.acquire().await;
@@ -65,7 +68,7 @@ pub(super) async fn look(agent: &Agent, request: &DrainRequest) -> DrainView {
         }
         views.push(target.view);
     }
-    DrainView { host: agent.name().into(), vms, targets: views }
+    DrainView { host: agent.name().into(), vms, targets: views, limit: limit_of(bandwidth::view(agent)) }
 }
 
 /// The hosts that were named, or all that this one knows.
@@ -85,6 +88,8 @@ struct Swap {
     vms: BTreeSet<String>,
     /// Whether room may come free there.
     partner_makes_room: bool,
+    /// Whether a VM of its own is on its way from there.
+    partner_makes_room_now: bool,
     /// Why it is not known which VMs came from there. Then none goes.
     unknown: Option<String>,
 }
@@ -112,9 +117,11 @@ impl Swap {
         });
         // One that has not begun yet will.
         let partner_makes_room = other.as_ref().is_none_or(|other| other.ended_at.is_none());
-        let moves = other.and_then(|other| other.status).map(|status| status.moves).unwrap_or_default();
+        let status = other.and_then(|other| other.status);
+        let partner_makes_room_now = status.as_ref().is_some_and(DrainStatus::has_vm_under_way);
+        let moves = status.map(|status| status.moves).unwrap_or_default();
         vms.extend(moves.into_iter().filter(|one| one.target == agent.name()).map(|one| one.vm));
-        Self { partner: Some(partner.clone()), vms, partner_makes_room, unknown }
+        Self { partner: Some(partner.clone()), vms, partner_makes_room, partner_makes_room_now, unknown }
     }
 
     fn is_with(&self, name: &str) -> bool {
@@ -182,15 +189,16 @@ struct LookedAt {
 async fn look_at(
     agent: &Agent,
     name: &str,
-    option: RequestedOption,
+    asked_for: &DrainRequest,
     running: &[Arc<Vmm>],
     swap: &Swap,
 ) -> LookedAt {
-    let learnt = remembered::of_target(agent, name, option).unwrap_or_else(|problem| {
+    let learnt = remembered::of_target(agent, name, asked_for.option).unwrap_or_else(|problem| {
         warn!(%problem, "what migrations to {name} were like is not known");
         Learnt::default()
     });
-    let request = Request { saved_mbps: learnt.saved_mbps, ..option.into() };
+    let request =
+        Request { saved_mbps: learnt.saved_mbps, encrypt: asked_for.encrypt, ..asked_for.option.into() };
     let asked = match timeout(TARGET_DEADLINE, ask(agent, name, request, running, swap)).await {
         Ok(asked) => asked,
         Err(_) => Err(Problem::failed(format!("no answer within {} s", TARGET_DEADLINE.as_secs()))),
@@ -201,8 +209,11 @@ async fn look_at(
             unavailable: Some(problem.message),
             memory_available_bytes: 0,
             makes_room: false,
+            makes_room_now: false,
             vms: vec![],
             paths_mbps: 0,
+            paths: vec![],
+            limit: LimitView::default(),
             relay: None,
             remembered: None,
         },
@@ -211,6 +222,7 @@ async fn look_at(
     looked_at.view.remembered = learnt.remembered;
     if swap.is_with(name) {
         looked_at.view.makes_room = swap.partner_makes_room;
+        looked_at.view.makes_room_now = swap.partner_makes_room_now;
         looked_at.view.unavailable = looked_at.view.unavailable.or_else(|| swap.unknown.clone());
     }
     looked_at
@@ -246,8 +258,11 @@ async fn ask(
         unavailable: cordoned.or(all_refused),
         memory_available_bytes: target.facts.memory_available_bytes,
         makes_room: false,
+        makes_room_now: false,
         vms: list.vms.iter().filter(|vm| vm.state != VmState::Stopped).map(placed).collect(),
         paths_mbps: carried_mbps(&plan, limits.into_iter().flatten().min()),
+        paths: paths(&plan, |link| source.link(link)?.speed_mbps),
+        limit: limit_of(limit),
         relay: RelayMeans::of(
             &source,
             &target.facts,
@@ -294,6 +309,20 @@ fn carried_mbps(plan: &Plan, limit_mbps: Option<u64>) -> u64 {
     [plan.carried_mbps(), limit_mbps].into_iter().flatten().min().unwrap_or(0)
 }
 
+/// The paths that carry at once, with the speed of this host's own links, where that is known.
+fn paths(plan: &Plan, own_mbps: impl Fn(&str) -> Option<u64>) -> Vec<PathView> {
+    let view = |path: &Path| PathView {
+        link: path.link.clone(),
+        link_mbps: own_mbps(&path.link),
+        mbps: path.speed_mbps,
+    };
+    plan.carrying().map(view).collect()
+}
+
+fn limit_of(view: BandwidthView) -> LimitView {
+    LimitView { mbps: view.limit_mbps, later: view.later }
+}
+
 #[cfg(test)]
 mod tests {
     use std::net::Ipv4Addr;
@@ -301,7 +330,7 @@ mod tests {
     use drainpipe_engine::check::finding::{Place, Severity};
     use drainpipe_engine::encryption::Encryption;
     use drainpipe_engine::option::MigrationOption;
-    use drainpipe_engine::path::Path;
+    use drainpipe_engine::option::RequestedOption;
     use drainpipe_engine::plan::Spread;
 
     use super::*;
@@ -362,5 +391,16 @@ mod tests {
         assert_eq!(carried_mbps(&plan(Spread::Routed, &two), Some(500)), 500);
         assert_eq!(carried_mbps(&plan(Spread::Routed, &[Some(1_000), None]), None), 0);
         assert_eq!(carried_mbps(&plan(Spread::Routed, &[None]), Some(500)), 500);
+    }
+
+    #[test]
+    fn only_paths_that_carry_count_with_the_speed_of_their_own_link() {
+        let seen = |spread| {
+            let own_mbps = |link: &str| (link == "e0").then_some(10_000);
+            let seen = paths(&plan(spread, &[Some(1_000), None]), own_mbps);
+            seen.into_iter().map(|path| (path.link_mbps, path.mbps)).collect::<Vec<_>>()
+        };
+        assert_eq!(seen(Spread::Routed), [(Some(10_000), Some(1_000)), (Some(10_000), None)]);
+        assert_eq!(seen(Spread::InTurn), [(Some(10_000), Some(1_000))]);
     }
 }

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, Row, TransactionBehavior, params};
 
 use super::{Journal, JournalCause, JournalError, from_json, to_json};
-use crate::api::types::DrainKind;
+use crate::api::types::{DrainKind, DrainRequest};
 
 /// How many drains and ways back are kept.
 const DRAINS_KEPT: u32 = 1_000;
@@ -27,6 +27,8 @@ pub(crate) struct DrainRecord {
     pub(crate) ended_at: Option<Timestamp>,
     /// Whether this host is cordoned for it.
     pub(crate) cordons: bool,
+    /// What was asked for last, of a way back how VMs are moved; absent if an older Drainpipe began it.
+    pub(crate) request: Option<DrainRequest>,
     /// How far it has come.
     pub(crate) status: DrainStatus,
 }
@@ -71,12 +73,13 @@ impl Journal {
     }
 
     /// Cordons the host for a drain that begins or is carried on. A drain that has not been resumed is
-    /// carried on under its own identifier, else it gets this one. VMs of `swap_with` may come all the same.
+    /// carried on under its own identifier, else it gets this one. VMs of the host that it swaps with may come all
+    /// the same.
     pub(crate) fn begin_drain(
         &self,
         id: &str,
         now: Timestamp,
-        swap_with: Option<&str>,
+        request: &DrainRequest,
     ) -> Result<BegunDrain, JournalError> {
         self.run(|connection| {
             let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
@@ -89,7 +92,10 @@ impl Journal {
                 insert(&transaction, id, DrainKind::Drain, now)?;
                 id.to_owned()
             };
-            transaction.execute("UPDATE drains SET swap_with = ?2 WHERE id = ?1", params![id, swap_with])?;
+            transaction.execute(
+                "UPDATE drains SET swap_with = ?2, request = ?3 WHERE id = ?1",
+                params![id, request.swap_with, to_json(request)?],
+            )?;
             let record = known_record(&transaction, &id)?;
             transaction.commit()?;
             Ok(BegunDrain { record, before })
@@ -103,9 +109,11 @@ impl Journal {
             let transaction = connection.transaction()?;
             let id = &begun.record.id;
             if let Some(before) = &begun.before {
+                let ended_at = before.ended_at.map(|ended_at| ended_at.to_string());
+                let request = before.request.as_ref().map(to_json).transpose()?;
                 transaction.execute(
-                    "UPDATE drains SET swap_with = ?2, ended_at = ?3 WHERE id = ?1",
-                    params![id, before.swap_with, before.ended_at.map(|ended_at| ended_at.to_string())],
+                    "UPDATE drains SET swap_with = ?2, ended_at = ?3, request = ?4 WHERE id = ?1",
+                    params![id, before.swap_with, ended_at, request],
                 )?;
             } else {
                 transaction.execute("DELETE FROM drain_moves WHERE drain = ?1", [id])?;
@@ -116,16 +124,20 @@ impl Journal {
         })
     }
 
-    /// Records that the way back of these VMs begins, and lets VMs come here again: both or neither.
+    /// Records that the way back of these VMs begins, moved as `request` says, and lets VMs come here again: both or
+    /// neither.
     pub(crate) fn begin_failback(
         &self,
         id: &str,
         now: Timestamp,
+        request: &DrainRequest,
         status: &DrainStatus,
     ) -> Result<DrainRecord, JournalError> {
         self.run(|connection| {
             let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
             insert(&transaction, id, DrainKind::Failback, now)?;
+            let request = to_json(request)?;
+            transaction.execute("UPDATE drains SET request = ?2 WHERE id = ?1", params![id, request])?;
             update(&transaction, id, status)?;
             for (place, one) in status.moves.iter().enumerate() {
                 record_move(&transaction, id, place, one)?;
@@ -299,8 +311,9 @@ fn ids(connection: &Connection, query: &str) -> Result<Vec<String>, JournalCause
 }
 
 fn record(connection: &Connection, id: &str) -> Result<Option<DrainRecord>, JournalCause> {
-    let query = "SELECT kind, started_at, ended_at, status, swap_with, cordons FROM drains WHERE id = ?1";
-    let Some((kind, started_at, ended_at, status, swap_with, cordons)) =
+    let query =
+        "SELECT kind, started_at, ended_at, status, swap_with, cordons, request FROM drains WHERE id = ?1";
+    let Some((kind, started_at, ended_at, status, swap_with, cordons, request)) =
         connection.query_row(query, [id], raw).optional()?
     else {
         return Ok(None);
@@ -313,6 +326,7 @@ fn record(connection: &Connection, id: &str) -> Result<Option<DrainRecord>, Jour
         started_at: started_at.parse()?,
         ended_at: ended_at.map(|ended_at| ended_at.parse()).transpose()?,
         cordons,
+        request: request.map(|request| from_json(&request)).transpose()?,
         status: DrainStatus { moves: moves(connection, id)?, ..status },
     }))
 }
@@ -321,10 +335,10 @@ fn known_record(connection: &Connection, id: &str) -> Result<DrainRecord, Journa
     Ok(record(connection, id)?.ok_or(rusqlite::Error::QueryReturnedNoRows)?)
 }
 
-type RawRecord = (String, String, Option<String>, String, Option<String>, bool);
+type RawRecord = (String, String, Option<String>, String, Option<String>, bool, Option<String>);
 
 fn raw(row: &Row<'_>) -> rusqlite::Result<RawRecord> {
-    Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?, row.get(5)?))
+    Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?, row.get(5)?, row.get(6)?))
 }
 
 fn moves(connection: &Connection, id: &str) -> Result<Vec<MoveStatus>, JournalCause> {
@@ -338,7 +352,7 @@ fn moves(connection: &Connection, id: &str) -> Result<Vec<MoveStatus>, JournalCa
 mod tests {
     use drainpipe_engine::drain::status::MoveState;
 
-    use super::super::MIGRATIONS;
+    use super::super::schema::SCHEMA_CHANGES;
     use super::*;
 
     fn journal() -> (tempfile::TempDir, Journal) {
@@ -361,11 +375,24 @@ mod tests {
             predicted_bytes: 0,
             predicted_ms: 100.0,
             transfer_ms: None,
+            compression: None,
         }
     }
 
+    fn swap_with(host: Option<&str>) -> DrainRequest {
+        DrainRequest { swap_with: host.map(str::to_owned), ..DrainRequest::default() }
+    }
+
+    fn begin(journal: &Journal, id: &str, swaps_with: Option<&str>) -> BegunDrain {
+        journal.begin_drain(id, Timestamp::UNIX_EPOCH, &swap_with(swaps_with)).unwrap()
+    }
+
     fn begun(journal: &Journal, id: &str) -> DrainRecord {
-        journal.begin_drain(id, Timestamp::UNIX_EPOCH, None).unwrap().record
+        begin(journal, id, None).record
+    }
+
+    fn fail_back(journal: &Journal, id: &str, status: &DrainStatus) -> Result<DrainRecord, JournalError> {
+        journal.begin_failback(id, Timestamp::UNIX_EPOCH, &DrainRequest::default(), status)
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -379,7 +406,7 @@ mod tests {
         assert!(journal.cordon().unwrap().is_some());
         journal.lift_cordon().unwrap();
         assert!(journal.cordon().unwrap().is_none());
-        journal.begin_failback("two", Timestamp::UNIX_EPOCH, &DrainStatus::begun()).unwrap();
+        fail_back(&journal, "two", &DrainStatus::begun()).unwrap();
         assert!(journal.cordon().unwrap().is_none());
     }
 
@@ -392,11 +419,11 @@ mod tests {
         let refuse =
             "CREATE TRIGGER full BEFORE INSERT ON drain_moves BEGIN SELECT RAISE(ABORT, 'full'); END";
         journal.lock().execute_batch(refuse).unwrap();
-        journal.begin_failback("two", Timestamp::UNIX_EPOCH, &status).unwrap_err();
+        fail_back(&journal, "two", &status).unwrap_err();
         assert!(journal.cordon().unwrap().is_some());
         assert_eq!(journal.last_run().unwrap().unwrap().id, "one");
         journal.lock().execute_batch("DROP TRIGGER full").unwrap();
-        let way_back = journal.begin_failback("two", Timestamp::UNIX_EPOCH, &status).unwrap();
+        let way_back = fail_back(&journal, "two", &status).unwrap();
         assert_eq!((way_back.kind, way_back.status), (DrainKind::Failback, status));
         assert!(journal.cordon().unwrap().is_none());
     }
@@ -410,7 +437,7 @@ mod tests {
             assert!(journal.run_incoming(id).unwrap());
         };
         come("1", "earlier", "b");
-        let swap = || journal.begin_drain("one", Timestamp::UNIX_EPOCH, Some("b")).unwrap().record;
+        let swap = || begin(&journal, "one", Some("b")).record;
         assert_eq!(swap().swap_with.as_deref(), Some("b"));
         assert_eq!(journal.cordon().unwrap(), Some(Cordon { swap_with: Some("b".into()) }));
         come("2", "swapped", "b");
@@ -448,16 +475,17 @@ mod tests {
         let (_directory, journal) = journal();
         let ended_at = Timestamp::from_second(7).unwrap();
         for ended_at in [Some(ended_at), None] {
-            let status = journal.begin_drain("one", Timestamp::UNIX_EPOCH, Some("b")).unwrap().record.status;
+            let status = begin(&journal, "one", Some("b")).record.status;
             let one = moved("web", "b", MoveState::Moved);
             journal.record_drain("one", &status, &[(0, &one)], &[]).unwrap();
             if let Some(ended_at) = ended_at {
                 journal.end_drain("one", ended_at).unwrap();
             }
             let before = journal.last_run().unwrap();
-            for swap_with in [None, Some("c")] {
-                let again = journal.begin_drain("two", Timestamp::UNIX_EPOCH, swap_with).unwrap();
-                assert_eq!((again.record.id.as_str(), again.record.swap_with.as_deref()), ("one", swap_with));
+            for host in [None, Some("c")] {
+                let again = begin(&journal, "two", host);
+                assert_eq!((again.record.id.as_str(), again.record.swap_with.as_deref()), ("one", host));
+                assert_eq!(again.record.request, Some(swap_with(host)));
                 journal.take_back_drain(&again).unwrap();
                 assert_eq!(journal.last_run().unwrap(), before);
             }
@@ -467,10 +495,10 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_journal_of_each_earlier_version_is_brought_up_to_date() {
-        for made in 0..MIGRATIONS.len() {
+        for made in 0..SCHEMA_CHANGES.len() {
             let directory = tempfile::tempdir().unwrap();
             let connection = Connection::open(directory.path().join("journal.sqlite")).unwrap();
-            MIGRATIONS[..made].iter().for_each(|sql| connection.execute_batch(sql).unwrap());
+            SCHEMA_CHANGES[..made].iter().for_each(|sql| connection.execute_batch(sql).unwrap());
             connection.pragma_update(None, "user_version", u32::try_from(made).unwrap()).unwrap();
             if made > 0 {
                 let row = "INSERT INTO migrations (id, vm, target, result) VALUES ('1', 'web', 'b', '{}')";
@@ -503,9 +531,9 @@ mod tests {
         let (_directory, journal) = journal();
         begun(&journal, "one");
         journal.lift_cordon().unwrap();
-        let two = journal.begin_drain("two", Timestamp::UNIX_EPOCH, None).unwrap();
+        let two = begin(&journal, "two", None);
         assert_eq!(two.record.id, "two");
-        journal.begin_failback("three", Timestamp::UNIX_EPOCH, &DrainStatus::begun()).unwrap();
+        fail_back(&journal, "three", &DrainStatus::begun()).unwrap();
         assert_eq!(journal.last_run().unwrap().unwrap().id, "three");
         assert_eq!(journal.last_drain().unwrap().unwrap().id, "two");
         journal.take_back_drain(&two).unwrap();

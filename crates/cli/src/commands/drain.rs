@@ -3,10 +3,11 @@
 use std::fmt::Write;
 
 use drainpipe_agent::api::types::{
-    DrainKind, DrainPlanView, DrainRequest, DrainView, PLAN_DEADLINE, ResumeRequest,
+    DrainKind, DrainPlanView, DrainRequest, DrainView, PLAN_DEADLINE, ResumeRequest, plan_warnings,
 };
 use drainpipe_engine::drain::plan::{DrainPlan, Stay};
 use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveStatus};
+use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::problem::Problem;
 
 use super::migrate::tell_finding;
@@ -44,6 +45,7 @@ async fn drain(
         option: arguments.option,
         transfers: arguments.transfers,
         throttle_max_percent: arguments.throttle,
+        encrypt: arguments.encrypt,
     };
     if arguments.dry_run {
         return dry_run(&host, &request, json).await;
@@ -52,8 +54,18 @@ async fn drain(
         output::remark("nothing is changed");
         return Ok(Exit::Cancelled);
     }
-    let ended = follow::drain(&host, &request).await?;
+    // Who was asked has seen them, and JSON has them.
+    let warns = !asks && !json;
+    let begun = |view: &DrainView| {
+        let status = view.status.iter().filter(|_| warns);
+        status.flat_map(warnings).for_each(|warning| output::remark(&warning));
+    };
+    let ended = follow::drain(&host, &request, begun).await?;
     tell_end(&ended, json)
+}
+
+fn warnings(status: &DrainStatus) -> impl Iterator<Item = String> {
+    status.warnings.iter().map(|warning| format!("warning: {warning}"))
 }
 
 /// The host that is named, or the one that is asked.
@@ -115,8 +127,7 @@ fn describe_plan(plan: &DrainPlan) -> String {
             plan.transfers
         ),
     };
-    let warned = plan.moves.iter().filter_map(|one| Some(format!("{}: {}", one.vm, one.warning.as_ref()?)));
-    let warnings = warned.chain(plan.warnings.iter().cloned()).map(|warning| format!("warning: {warning}"));
+    let warnings = plan_warnings(plan).map(|warning| format!("warning: {warning}"));
     for line in stays(&plan.stays).chain(warnings).chain([whole]) {
         writeln!(text, "{line}").expect("a String takes all");
     }
@@ -160,11 +171,16 @@ pub(crate) async fn resume(
     json: bool,
 ) -> Result<Exit, Problem> {
     let host = connection.fleet()?.host(&arguments.host).await?;
+    let request = ResumeRequest {
+        failback: arguments.failback,
+        throttle_max_percent: arguments.throttle,
+        encrypt: arguments.encrypt,
+    };
     if arguments.failback {
-        let ended = follow::failback(&host).await?;
+        let ended = follow::failback(&host, &request).await?;
         return tell_end(&ended, json);
     }
-    let view: DrainView = host.client().post(&host.path("/v1/resume"), &ResumeRequest::default()).await?;
+    let view: DrainView = host.client().post(&host.path("/v1/resume"), &request).await?;
     if json {
         output::json(&view)?;
     } else {
@@ -191,8 +207,10 @@ fn describe(view: &DrainView) -> String {
             let head = ["vm", way, "state", "sent", "took", "predicted"];
             text = output::table_text(&head, status.moves.iter().map(row).collect());
         }
-        let lines = errors(&status.moves).into_iter().chain(stays(&status.stays)).chain(waits(status));
-        for line in lines.chain([describe_whole(view, status)]) {
+        let is_under_way = matches!(status.state, DrainState::Moving | DrainState::Cancelling);
+        let warnings = warnings(status).filter(|_| is_under_way);
+        let lines = errors(&status.moves).into_iter().chain(stays(&status.stays)).chain(warnings);
+        for line in lines.chain(waits(status)).chain([describe_whole(view, status)]) {
             writeln!(text, "{line}").expect("a String takes all");
         }
     }
@@ -228,7 +246,7 @@ fn row(one: &MoveStatus) -> Vec<String> {
     vec![
         one.vm.clone(),
         one.target.clone(),
-        follow::state_word(one.state).into(),
+        format!("{}{}", follow::state_word(one.state), follow::describe_packing(one.compression)),
         output::bytes(one.sent_bytes),
         one.transfer_ms.map_or(String::new(), output::duration),
         output::duration(one.predicted_ms),
@@ -248,13 +266,38 @@ fn describe_whole(view: &DrainView, status: &DrainStatus) -> String {
         DrainState::Incomplete => format!("over after {time}: {gone}"),
         DrainState::Cancelled => format!("cancelled after {time}: {gone}"),
         DrainState::Interrupted => {
-            let again = match view.kind {
-                Some(DrainKind::Failback) => format!("`drainpipe resume {host} --failback`"),
-                _ => format!("`drainpipe drain {host}`"),
-            };
-            format!("{host}'s agent was stopped in the middle: {gone}; {again} carries on")
+            format!("{host}'s agent was stopped in the middle: {gone}; {} carries on", again(view))
         }
     }
+}
+
+/// The command that carries on: with all that was asked for, where that is known.
+fn again(view: &DrainView) -> String {
+    let command = match view.kind {
+        Some(DrainKind::Failback) => format!("drainpipe resume {} --failback", view.host),
+        _ => format!("drainpipe drain {}", view.host),
+    };
+    let Some(request) = &view.request else {
+        let swap = view.swap_with.as_ref().map_or(String::new(), |host| format!(" --swap {host}"));
+        return format!("`{command}{swap}`, with the other options of the first time if there were any,");
+    };
+    format!("`{command}{}`", options(request))
+}
+
+fn options(request: &DrainRequest) -> String {
+    let DrainRequest { to, swap_with, deadline_s, option, transfers, throttle_max_percent, encrypt } =
+        request;
+    let option = Some(option).filter(|option| **option != RequestedOption::default());
+    let given = [
+        (!to.is_empty()).then(|| format!(" --to {}", to.join(","))),
+        swap_with.as_ref().map(|host| format!(" --swap {host}")),
+        deadline_s.map(|seconds| format!(" --deadline {seconds}")),
+        option.map(|option| format!(" --option {option}")),
+        transfers.map(|count| format!(" --transfers {count}")),
+        throttle_max_percent.map(|percent| format!(" --throttle {percent}")),
+        encrypt.then(|| " --encrypt".to_owned()),
+    ];
+    given.into_iter().flatten().collect()
 }
 
 fn describe_moved(view: &DrainView, status: &DrainStatus) -> String {
@@ -297,6 +340,7 @@ mod tests {
             predicted_bytes: 0,
             predicted_ms: 9_000.0,
             transfer_ms: (state == MoveState::Moved).then_some(8_600.0),
+            compression: None,
         }
     }
 
@@ -313,6 +357,7 @@ mod tests {
             predicted_ms: 9_500.0,
             eta_ms: (state == DrainState::Moving).then_some(5_000.0),
             obstacle: (state == DrainState::Moving).then(|| Problem::failed("the disk is full")),
+            warnings: vec!["no room for the failure of b".into()],
         };
         DrainView {
             host: "a".into(),
@@ -322,6 +367,7 @@ mod tests {
             id: Some("1".into()),
             started_at: None,
             ended_at: None,
+            request: None,
             status: Some(status),
         }
     }
@@ -342,6 +388,7 @@ mod tests {
             }],
             stays: vec![Stay { vm: "db1".into(), why: "licence".into() }],
             await_room: vec![],
+            room_is_coming: false,
             transfers: 1,
             transfers_found: false,
             links_mbps: None,
@@ -368,6 +415,7 @@ mod tests {
         for part in [
             "on the links",
             "goes on by itself once this is mended: the disk is full",
+            "warning: no room for the failure of b",
             "under way for 10.0 s: 0 of 1 VM moved away from a, 1 stays; 512 MiB of about 512 MiB, 1.90 Gb/s, 2 at a time, 5.0 s left",
         ] {
             assert!(text.contains(part), "{part} in\n{text}");
@@ -379,6 +427,41 @@ mod tests {
         {
             assert!(text.contains(part), "{part} in\n{text}");
         }
+        assert!(!text.contains("warning"), "{text}");
+    }
+
+    #[test]
+    fn what_was_interrupted_is_carried_on_with_what_was_asked_for() {
+        let interrupted = || a_view(DrainState::Interrupted, vec![]);
+        let told = |view: DrainView, words: &str| {
+            let text = describe(&view);
+            assert!(text.contains(words), "{words} in\n{text}");
+        };
+        let swap_with = Some("b".to_owned());
+        let request = DrainRequest { swap_with: swap_with.clone(), ..DrainRequest::default() };
+        told(
+            DrainView { request: Some(request), ..interrupted() },
+            "; `drainpipe drain a --swap b` carries on",
+        );
+        let request = DrainRequest {
+            to: vec!["b".into(), "c".into()],
+            option: RequestedOption::Multichannel,
+            throttle_max_percent: Some(0),
+            encrypt: true,
+            ..DrainRequest::default()
+        };
+        told(
+            DrainView { request: Some(request), ..interrupted() },
+            "`drainpipe drain a --to b,c --option multichannel --throttle 0 --encrypt` carries on",
+        );
+        let older = DrainView { swap_with, ..interrupted() };
+        told(older, "`drainpipe drain a --swap b`, with the other options of the first time");
+        let back = DrainView {
+            kind: Some(DrainKind::Failback),
+            request: Some(DrainRequest { throttle_max_percent: Some(50), ..DrainRequest::default() }),
+            ..interrupted()
+        };
+        told(back, "`drainpipe resume a --failback --throttle 50` carries on");
     }
 
     #[test]

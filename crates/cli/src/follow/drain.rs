@@ -5,21 +5,30 @@ use drainpipe_engine::problem::{Problem, ProblemKind};
 use serde::Serialize;
 
 use super::drain_display::Display;
-use super::{interrupts, until_left, until_over};
+use super::{Cancelling, interrupts, until_left, until_over};
 use crate::connection::Host;
 
 /// Begins to empty a host and follows it to its end. Ctrl-C cancels, which is followed too; a second
-/// Ctrl-C stops the following.
-pub(crate) async fn drain(host: &Host, request: &DrainRequest) -> Result<DrainView, Problem> {
-    begin_and_follow(host, "/v1/drain", request).await
+/// Ctrl-C stops the following. What it has begun is shown to `begun` first.
+pub(crate) async fn drain(
+    host: &Host,
+    request: &DrainRequest,
+    begun: impl FnOnce(&DrainView),
+) -> Result<DrainView, Problem> {
+    begin_and_follow(host, "/v1/drain", request, begun).await
 }
 
 /// Lets VMs come to a host again, begins to bring back what left it, and follows that as [`drain`] does.
-pub(crate) async fn failback(host: &Host) -> Result<DrainView, Problem> {
-    begin_and_follow(host, "/v1/resume", &ResumeRequest { failback: true }).await
+pub(crate) async fn failback(host: &Host, request: &ResumeRequest) -> Result<DrainView, Problem> {
+    begin_and_follow(host, "/v1/resume", request, |_| {}).await
 }
 
-async fn begin_and_follow(host: &Host, path: &str, request: &impl Serialize) -> Result<DrainView, Problem> {
+async fn begin_and_follow(
+    host: &Host,
+    path: &str,
+    request: &impl Serialize,
+    show: impl FnOnce(&DrainView),
+) -> Result<DrainView, Problem> {
     let mut interrupts = interrupts()?;
     let begun = host.client().post_within(&host.path(path), request, PLAN_DEADLINE).await;
     let begun: DrainView = begun.map_err(|problem| match problem.kind {
@@ -28,6 +37,7 @@ async fn begin_and_follow(host: &Host, path: &str, request: &impl Serialize) -> 
         }
         _ => problem,
     })?;
+    show(&begun);
     let name = begun.host.clone();
     if is_over(&begun) {
         return Ok(begun);
@@ -48,14 +58,49 @@ async fn begin_and_follow(host: &Host, path: &str, request: &impl Serialize) -> 
     });
     let ended = tokio::select! {
         ended = over => ended.flatten(),
-        () = until_left(host, "/v1/drain/cancel", &display, &mut interrupts) => Err(Problem::failed(format!(
-            "not watched any more; {name} goes on cancelling, and `drainpipe drain status {name}` shows how far it is"
-        ))),
+        cancelling = until_left(host, "/v1/drain/cancel", &display, &mut interrupts) => {
+            Err(not_watched(&name, &cancelling))
+        }
     };
     display.end();
     ended
 }
 
+fn not_watched(host: &str, cancelling: &Cancelling) -> Problem {
+    let how_far = format!("`drainpipe drain status {host}` shows how far it is");
+    let cancels = format!("`drainpipe drain cancel {host}` cancels it");
+    Problem::failed(match cancelling {
+        Cancelling::Heard => format!("not watched any more; {host} goes on cancelling, and {how_far}"),
+        Cancelling::Unknown => format!(
+            "not watched any more; {host} has not said that it cancels, so it may go on: {how_far}, and {cancels}"
+        ),
+        Cancelling::Refused(problem) => {
+            format!(
+                "not watched any more; it is not cancelled ({problem}) and goes on: {how_far}, and {cancels}"
+            )
+        }
+    })
+}
+
 fn is_over(view: &DrainView) -> bool {
     view.ended_at.is_some() || view.status.is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn that_it_goes_on_cancelling_is_said_only_if_it_was_heard() {
+        let told = |cancelling| not_watched("a", &cancelling).message;
+        let heard = told(Cancelling::Heard);
+        assert!(heard.contains("a goes on cancelling") && !heard.contains("drain cancel"), "{heard}");
+        let refused = Cancelling::Refused(Problem::failed("you may not"));
+        for (cancelling, words) in
+            [(Cancelling::Unknown, "may go on"), (refused, "(you may not) and goes on")]
+        {
+            let told = told(cancelling);
+            assert!(told.contains(words) && told.contains("`drainpipe drain cancel a`"), "{told}");
+        }
+    }
 }

@@ -9,7 +9,7 @@ use drainpipe_agent::api::types::{DrainKind, DrainView};
 use drainpipe_engine::drain::status::{DrainStatus, LinkRate, MoveState, MoveStatus};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
-use super::Say;
+use super::{Say, describe_packing};
 use crate::output;
 
 /// How often a log is told of the whole.
@@ -242,7 +242,7 @@ fn describe_move(one: &MoveStatus) -> String {
         MoveState::Transferring => {
             let expected_bytes = one.sent_bytes.max(one.predicted_bytes);
             let (sent, expected) = (output::bytes(one.sent_bytes), output::bytes(expected_bytes));
-            format!("{state}: {sent} sent of about {expected}")
+            format!("{state}: {sent} sent of about {expected}{}", describe_packing(one.compression))
         }
         _ => one.waits.as_ref().map_or_else(|| state.into(), |waits| format!("{state}: {waits}")),
     }
@@ -251,6 +251,7 @@ fn describe_move(one: &MoveStatus) -> String {
 #[cfg(test)]
 mod tests {
     use drainpipe_engine::problem::Problem;
+    use drainpipe_engine::progress::CompressionProgress;
 
     use super::*;
 
@@ -268,7 +269,17 @@ mod tests {
             predicted_bytes: 0,
             predicted_ms: 1.0,
             transfer_ms: Some(2_000.0),
+            compression: None,
         }
+    }
+
+    #[test]
+    fn a_vm_on_the_links_is_told_with_what_compression_does() {
+        let compression = Some(CompressionProgress { ratio: 2.93, cores: 1.38 });
+        let sends =
+            MoveStatus { predicted_bytes: 1 << 30, compression, ..a_move(MoveState::Transferring, None) };
+        let told = "on the links: 1 MiB sent of about 1024 MiB, compressing 2.9 : 1 on 1.4 cores";
+        assert_eq!(describe_move(&sends), told);
     }
 
     #[test]
@@ -300,6 +311,7 @@ mod tests {
             id: None,
             started_at: None,
             ended_at: None,
+            request: None,
             status: None,
         };
         let (there, back) = (Words::of(&view(DrainKind::Drain)), Words::of(&view(DrainKind::Failback)));

@@ -39,7 +39,7 @@ pub(crate) async fn migrate(
     });
     let result = tokio::select! {
         result = over => result,
-        () = until_left(&host, &cancel_path, &display, &mut interrupts) => {
+        _ = until_left(&host, &cancel_path, &display, &mut interrupts) => {
             Err(Problem::failed(format!(
                 "migration {id} is not watched any more; `drainpipe history` shows how it ends, \
                  `drainpipe cancel {id}` cancels it"
@@ -151,10 +151,15 @@ fn describe(progress: &Progress) -> String {
     let limit = progress.limit_mbps.map_or(String::new(), |mbps| format!(" of {mbps} Mb/s allowed"));
     let throttle =
         progress.throttle_percent.map_or(String::new(), |percent| format!(", VM throttled by {percent} %"));
-    let packing = progress.compression.map_or(String::new(), |CompressionProgress { ratio, cores }| {
-        format!(", compressing {ratio:.1} : 1 on {cores:.1} cores")
-    });
+    let packing = describe_packing(progress.compression);
     format!("{step}: {sent} sent, {:.2} Gb/s{limit}{packing}{throttle}{left}{out}", progress.rate_gbps)
+}
+
+/// What compression does, if there is any, to be put behind something else.
+pub(crate) fn describe_packing(compression: Option<CompressionProgress>) -> String {
+    compression.map_or(String::new(), |CompressionProgress { ratio, cores }| {
+        format!(", compressing {ratio:.1} : 1 on {cores:.1} cores")
+    })
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 pub(crate) use self::drain::{drain, failback};
 pub(crate) use self::drain_display::{describe_pace, own_moves, state_word};
-pub(crate) use self::migration::migrate;
+pub(crate) use self::migration::{describe_packing, migrate};
 use crate::connection::Host;
 
 /// How often the agent is asked; each time costs it about 0.2 ms.
@@ -66,15 +66,41 @@ async fn until_over<View: DeserializeOwned, End>(
     }
 }
 
-/// At the first interrupt asks the agent to cancel; ends at the second.
-async fn until_left(host: &Host, cancel_path: &str, display: &impl Say, interrupts: &mut Signal) {
+/// Whether the agent has heard that it is to cancel.
+#[derive(Debug)]
+enum Cancelling {
+    /// It has, or it was over by then.
+    Heard,
+    /// It has not answered.
+    Unknown,
+    /// It does not cancel.
+    Refused(Problem),
+}
+
+/// At the first interrupt asks the agent to cancel; ends at the second, and says what has come of that.
+async fn until_left(
+    host: &Host,
+    cancel_path: &str,
+    display: &impl Say,
+    interrupts: &mut Signal,
+) -> Cancelling {
     interrupts.recv().await;
     display.say("cancelling, unless it is too late; Ctrl-C again stops watching");
+    let mut cancelling = Cancelling::Unknown;
     let cancel = async {
         match host.client().post::<IgnoredAny>(&host.path(cancel_path), &()).await {
             // It is over, and the result says how.
-            Ok(_) | Err(Problem { kind: ProblemKind::NotFound | ProblemKind::Conflict, .. }) => {}
-            Err(problem) => display.say(&format!("not cancelled: {problem}")),
+            Ok(_) | Err(Problem { kind: ProblemKind::NotFound | ProblemKind::Conflict, .. }) => {
+                cancelling = Cancelling::Heard;
+            }
+            // It may have heard, and the answer was lost.
+            Err(problem) if problem.kind == ProblemKind::Unreachable => {
+                display.say(&format!("whether it cancels is not known: {problem}"));
+            }
+            Err(problem) => {
+                display.say(&format!("not cancelled: {problem}"));
+                cancelling = Cancelling::Refused(problem);
+            }
         }
         std::future::pending::<()>().await;
     };
@@ -82,4 +108,5 @@ async fn until_left(host: &Host, cancel_path: &str, display: &impl Say, interrup
         () = cancel => {}
         _ = interrupts.recv() => {}
     }
+    cancelling
 }

@@ -1,24 +1,22 @@
 //! What goes wrong in mid-flight: whatever is killed, frozen, full or cut off, one copy of the VM runs,
 //! its memory is whole, and both hosts are as they were.
 
-use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use std::{fs, thread};
 
-use drainpipe_agent::api::types::{MigrationView, VmList, VmState};
+use drainpipe_agent::api::types::{VmList, VmState};
 use drainpipe_engine::option::RequestedOption;
-use drainpipe_engine::result::{MigrationResult, Outcome, PathState};
-use drainpipe_engine::step::Step;
+use drainpipe_engine::result::{Outcome, PathState};
 use drainpipe_hypervisor::RunState;
-use rusqlite::Connection;
-use rustix::process::{Pid, Signal, getpriority_process, kill_process};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::Test;
-use crate::check_vms::restart_agent_with_mounts;
-use crate::drain::ask;
-use crate::guest::Guest;
-use crate::program::{DRAINPIPE, Output, REFUSED, Running};
-use crate::support::{HostNetwork, TestLab, eventually};
+use crate::program::{DRAINPIPE, REFUSED, Running};
+use crate::scene::{
+    GUARDED_SILENCE_MAX, MEMORY_MIB, Scene, assert_failed, cut_off, find_hand_over, hold_journal,
+    impatient_lab, is_handed_over, record_that_it_ran, rejoin, result_of, wait_until_handed_over,
+};
+use crate::support::{TestLab, eventually};
 use crate::switch_over_faults::{hold_until_all_is_there, run_state};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -41,297 +39,8 @@ pub(crate) const TESTS: &[Test] = &[
     ("two_vms_pass_each_other_and_nothing_grows", two_vms_pass_each_other_and_nothing_grows),
 ];
 
-/// A guest that is in flight for 8 s over [`slow_lab`].
-const MEMORY_MIB: u64 = 160;
-
-/// Of each link of [`slow_lab`].
-const SLOW_MBPS: &str = "60";
-
-/// A flight without KVM on a machine that runs other tests too.
-const FLIGHT_MAX: Duration = Duration::from_secs(100);
-
-/// The longest that a VM may stand still when its agent is gone: 3 s until the guard acts, the rest
-/// for a busy machine.
-pub(crate) const GUARDED_SILENCE_MAX: Duration = Duration::from_secs(8);
-
 /// The same while the target's agent does not answer: 4 s.
 const UNANSWERED_SILENCE_MAX: Duration = Duration::from_secs(10);
-
-/// A lab with a guest on host `a`, and what its hosts' network was.
-pub(crate) struct Scene {
-    pub(crate) lab: TestLab,
-    pub(crate) guest: Guest,
-    network: [HostNetwork; 2],
-}
-
-impl Scene {
-    #[track_caller]
-    pub(crate) fn set() -> Self {
-        Self::in_lab(slow_lab())
-    }
-
-    #[track_caller]
-    pub(crate) fn in_lab(lab: TestLab) -> Self {
-        let guest = lab.start_guest("web", MEMORY_MIB, "");
-        Self::of(lab, guest)
-    }
-
-    #[track_caller]
-    pub(crate) fn of(lab: TestLab, guest: Guest) -> Self {
-        let network = lab.network();
-        Self { lab, guest, network }
-    }
-
-    /// Begins to move the guest to `b`, by `multichannel` if nothing else is said: whether `auto` takes a relay, which
-    /// lives and dies with its agent, hangs on what else the machine does. Back when memory is being copied.
-    #[track_caller]
-    pub(crate) fn migrate(&self, arguments: &[&str]) -> Running {
-        self.migrate_to("b", arguments)
-    }
-
-    /// As [`Self::migrate`], to either host.
-    #[track_caller]
-    pub(crate) fn migrate_to(&self, host: &str, arguments: &[&str]) -> Running {
-        let option: &[&str] =
-            if arguments.contains(&"--option") { &[] } else { &["--option", "multichannel"] };
-        let migrating = self.lab.start(&[&["migrate", "web", host, "--json"], arguments, option].concat());
-        let source = if host == "a" { "b" } else { "a" };
-        eventually("memory is copied", || {
-            matches!(step(&self.lab.migrations(source)), Some(Step::CopyMemory | Step::CopyDirtyMemory))
-        });
-        migrating
-    }
-
-    /// Waits until the VM stands still for its switch-over. Asks for nothing that is in the journal,
-    /// which the test may hold.
-    #[track_caller]
-    pub(crate) fn wait_until_paused(&self, id: &str) {
-        let end = Instant::now() + FLIGHT_MAX;
-        let path = format!("/v1/migrations/{id}");
-        let view = || ask::<MigrationView>(&self.lab, "a", &path, None).unwrap();
-        let step = || view().progress.map(|progress| progress.step);
-        while step() != Some(Step::Blackout) {
-            assert!(Instant::now() < end, "the VM is not paused within {FLIGHT_MAX:?}");
-            // The pause itself may be over soon.
-            thread::sleep(Duration::from_millis(10));
-        }
-    }
-
-    pub(crate) fn id(&self) -> String {
-        self.migrations().remove(0).id
-    }
-
-    pub(crate) fn migrations(&self) -> Vec<MigrationView> {
-        self.lab.migrations("a")
-    }
-
-    /// The step of the migration under way.
-    fn step(&self) -> Option<Step> {
-        step(&self.migrations())
-    }
-
-    /// The result of the last migration, once it has one.
-    #[track_caller]
-    pub(crate) fn last_result(&self) -> MigrationResult {
-        eventually("the migration is over", || {
-            self.migrations().first().is_some_and(|view| view.progress.is_none())
-        });
-        self.migrations().remove(0).result.unwrap()
-    }
-
-    /// Fails the test unless the guest runs whole on `host` alone, and nothing else is left.
-    #[track_caller]
-    pub(crate) fn assert_settled(&self, host: &str) {
-        let other = if host == "a" { "b" } else { "a" };
-        eventually("the other host has discarded it", || {
-            let list = self.lab.vms();
-            list.vms.len() == 1 && list.errors.is_empty()
-        });
-        self.lab.assert_runs_on("web", host);
-        eventually("the guest is reached", || self.guest.control().is_some());
-        self.guest.assert_intact();
-        eventually("no other QEMU is left", || self.lab.qemu_pid(other, "web").is_none());
-        for host in ["a", "b"] {
-            eventually("no guard is left", || self.lab.pids(host, &[" guard --migration "]).is_empty());
-        }
-        eventually("the network is put back", || self.lab.network() == self.network);
-        eventually("its QEMU goes before no other", || {
-            let qemu = self.lab.qemu_pid(host, "web").expect("its QEMU runs");
-            let own = getpriority_process(None).unwrap();
-            thread_nices(qemu).iter().all(|nice| *nice == own)
-        });
-    }
-
-    /// Fails the test unless the guest, wherever it was kept from going, goes there now.
-    #[track_caller]
-    pub(crate) fn assert_moves(&self, host: &str) {
-        self.lab.migrate("web", host, &["--option", "multichannel"]);
-        self.assert_settled(host);
-    }
-
-    /// Moves the guest back to `a`, from where the next case begins; over links that have no limit meanwhile.
-    #[track_caller]
-    pub(crate) fn take_back(&self) {
-        self.set_rates("unlimited");
-        self.lab.migrate("web", "a", &["--option", "multichannel"]);
-        self.set_rates(SLOW_MBPS);
-    }
-
-    #[track_caller]
-    pub(crate) fn set_rates(&self, mbps: &str) {
-        for link in ["e0", "e1"] {
-            self.lab.fault(&format!("rate {link} {mbps}"));
-        }
-    }
-
-    pub(crate) fn kill_qemu(&self, host: &str) {
-        kill_process(self.lab.qemu_pid(host, "web").expect("its QEMU runs"), Signal::KILL).unwrap();
-    }
-}
-
-/// The step of the first of these migrations, if it is under way.
-fn step(migrations: &[MigrationView]) -> Option<Step> {
-    migrations.first()?.progress.as_ref().map(|progress| progress.step)
-}
-
-/// `nice` of each thread of a process.
-fn thread_nices(pid: Pid) -> Vec<i32> {
-    let threads = fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero())).unwrap();
-    let ids = threads.filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok());
-    // One may have ended meanwhile.
-    ids.filter_map(|id| getpriority_process(Pid::from_raw(id)).ok()).collect()
-}
-
-/// Keeps a host's agent from recording anything, for the 5 s that it waits for.
-#[track_caller]
-pub(crate) fn hold_journal(lab: &TestLab, host: &str) -> HeldJournal {
-    let connection = Connection::open(journal(lab, host)).unwrap();
-    connection.execute_batch("BEGIN IMMEDIATE").unwrap();
-    HeldJournal { connection }
-}
-
-fn journal(lab: &TestLab, host: &str) -> PathBuf {
-    lab.directory(host).join("state/journal.sqlite")
-}
-
-/// As a host's journal is when it was lost between the order to run its last VM and the next question.
-#[track_caller]
-pub(crate) fn record_that_it_ran(lab: &TestLab, host: &str) {
-    let definition = lab.files().join("web.toml");
-    let definition: toml::Value = toml::from_str(&fs::read_to_string(definition).unwrap()).unwrap();
-    let definition = serde_json::to_string(&definition).unwrap();
-    let connection = Connection::open(journal(lab, host)).unwrap();
-    let last = "WHERE rowid = (SELECT max(rowid) FROM incoming)";
-    let running = format!("UPDATE incoming SET state = 'running', vm = 'web', spec = ?1 {last}");
-    connection.execute(&running, [&definition]).unwrap();
-    connection.execute("INSERT INTO vms (name, spec) VALUES ('web', ?1)", [&definition]).unwrap();
-}
-
-/// As host `a`'s journal is when a hand-over that could not be recorded is found there later.
-#[track_caller]
-fn find_hand_over(lab: &TestLab) {
-    let connection = Connection::open(journal(lab, "a")).unwrap();
-    let found = "UPDATE migrations SET handed_over = 1, revoked = 0 WHERE result IS NULL";
-    assert_eq!(connection.execute(found, []).unwrap(), 1);
-}
-
-/// Control traffic from and to a host passes no more.
-#[track_caller]
-pub(crate) fn cut_off(lab: &TestLab, host: &str) {
-    let cut = "add table inet cut; \
-               add chain inet cut in { type filter hook input priority 0; }; \
-               add rule inet cut in iifname mgmt drop; \
-               add chain inet cut out { type filter hook output priority 0; }; \
-               add rule inet cut out oifname mgmt drop";
-    lab.exec(host, &["nft", cut]).done();
-}
-
-/// It passes again.
-#[track_caller]
-pub(crate) fn rejoin(lab: &TestLab, host: &str) {
-    lab.exec(host, &["nft", "delete table inet cut"]).done();
-}
-
-/// Waits for the commit point; the VM is neither here nor there then.
-#[track_caller]
-pub(crate) fn wait_until_handed_over(lab: &TestLab) {
-    let end = Instant::now() + FLIGHT_MAX;
-    while !is_handed_over(lab) {
-        assert!(Instant::now() < end, "the hand-over is not recorded within {FLIGHT_MAX:?}");
-        thread::sleep(Duration::from_millis(10));
-    }
-}
-
-/// Whether host `a` has recorded a hand-over whose outcome it does not know yet.
-#[track_caller]
-pub(crate) fn is_handed_over(lab: &TestLab) -> bool {
-    let connection = Connection::open(journal(lab, "a")).unwrap();
-    let query = "SELECT count(*) FROM migrations WHERE handed_over = 1 AND result IS NULL";
-    connection.query_row(query, [], |row| row.get::<_, u32>(0)).unwrap() > 0
-}
-
-/// A disk of a few MiB under the journal of a host.
-pub(crate) struct SmallDisk {
-    filler: PathBuf,
-    bytes: usize,
-}
-
-impl SmallDisk {
-    /// Starts the host's agent anew on it. It is there for this agent and its children alone, so that it goes with
-    /// them.
-    #[track_caller]
-    pub(crate) fn under_journal(lab: &TestLab, host: &str, mib: usize) -> Self {
-        let state = lab.directory(host).join("state");
-        restart_agent_with_mounts(
-            lab,
-            host,
-            &format!("mount -t tmpfs -o size={mib}m none {}", state.display()),
-        );
-        let root = format!("/proc/{}/root", lab.agent_pid(host).unwrap());
-        let filler = PathBuf::from(format!("{root}{}", state.join("filler").display()));
-        Self { filler, bytes: mib << 20 }
-    }
-
-    /// To the last byte.
-    pub(crate) fn fill(&self) {
-        // That it ends in an error is the purpose.
-        let _ = fs::write(&self.filler, vec![0; self.bytes]);
-    }
-
-    pub(crate) fn free(&self) {
-        fs::remove_file(&self.filler).unwrap();
-    }
-}
-
-/// Slow enough that a test does in mid-flight what it wants to, on a busy machine too.
-#[track_caller]
-pub(crate) fn slow_lab() -> TestLab {
-    TestLab::up(&["--link", SLOW_MBPS, "--link", SLOW_MBPS])
-}
-
-pub(crate) struct HeldJournal {
-    connection: Connection,
-}
-
-impl HeldJournal {
-    pub(crate) fn release(self) {
-        self.connection.execute_batch("ROLLBACK").unwrap();
-    }
-}
-
-#[track_caller]
-pub(crate) fn result_of(output: &Output) -> MigrationResult {
-    serde_json::from_str(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:#?}"))
-}
-
-#[track_caller]
-pub(crate) fn assert_failed(output: &Output, words: &str) {
-    assert_eq!(output.code, 1, "{output:#?}");
-    let result = result_of(output);
-    assert_eq!(result.outcome, Outcome::Failed, "{result:#?}");
-    let error = result.error.clone().unwrap_or_default();
-    assert!(error.contains(words), "`{words}` is missing: {result:#?}");
-}
 
 fn the_targets_qemu_is_killed() {
     let scene = Scene::set();
@@ -614,15 +323,6 @@ fn a_link_that_is_silent_from_the_start_is_left_out() {
     let moved = scene.lab.migrate("web", "a", &["--option", "tcp"]);
     assert!(moved.paths.iter().all(|path| path.link == "e1"), "{moved:#?}");
     scene.assert_settled("a");
-}
-
-/// Says soon that an outcome is not known.
-pub(crate) fn impatient_lab() -> TestLab {
-    let lab = slow_lab();
-    lab.stop_agent("a", Signal::TERM);
-    lab.configure("a", "[tls]", "[limits]\ndecision_s = 2\n\n[tls]");
-    lab.start_agent("a");
-    lab
 }
 
 fn the_agents_lose_each_other() {

@@ -7,9 +7,9 @@ use drainpipe_engine::result::{MigrationResult, Outcome};
 use rustix::process::Signal;
 
 use crate::Test;
-use crate::bad_luck::result_of;
 use crate::guest::Guest;
 use crate::program::{BAD_INPUT, Running};
+use crate::scene::result_of;
 use crate::support::{TestLab, eventually};
 
 pub(crate) const TESTS: &[Test] = &[

@@ -1,6 +1,6 @@
 //! The commands that empty a host and fill it again, as a person and as a script use them.
 
-use drainpipe_agent::api::types::{DrainKind, DrainPlanView, DrainView};
+use drainpipe_agent::api::types::{DrainKind, DrainPlanView, DrainView, MigrationView};
 use drainpipe_engine::drain::status::{DrainState, MoveState};
 use rustix::process::Signal;
 
@@ -14,6 +14,17 @@ pub(crate) const TESTS: &[Test] = &[
     ("ctrl_c_cancels_and_the_end_is_told", ctrl_c_cancels_and_the_end_is_told),
     ("a_drain_goes_on_when_the_program_is_killed", a_drain_goes_on_when_the_program_is_killed),
 ];
+
+/// Fails the test unless all VMs that were moved, from this host, were encrypted on their way.
+#[track_caller]
+fn assert_encrypted(lab: &TestLab, view: &DrainView, host: &str) {
+    for one in view.status.iter().flat_map(|status| &status.moves) {
+        let id = one.migration.as_ref().expect("it was moved");
+        let migration: MigrationView = lab.json(&["history", id, "--host", host]);
+        let used = migration.result.and_then(|result| result.encryption);
+        assert!(used.as_ref().is_some_and(|used| used.is_encrypted), "{used:?}");
+    }
+}
 
 fn a_host_is_drained_serviced_and_resumed() {
     let lab = fast_lab();
@@ -30,9 +41,9 @@ fn a_host_is_drained_serviced_and_resumed() {
     let view: DrainPlanView = lab.json(&["drain", "a", "--to", "b", "--dry-run"]);
     assert!(view.plan.moves.iter().all(|one| one.target == "b"), "{view:#?}");
 
-    let drained = lab.drainpipe(&["drain", "a", "--to", "b", "--yes"]);
+    let drained = lab.drainpipe(&["drain", "a", "--to", "b", "--encrypt", "--yes"]);
     assert_eq!(drained.code, 1, "one VM stays: {drained:#?}");
-    for words in ["web runs on b", "db runs on b"] {
+    for words in ["web runs on b", "db runs on b", "warning: if b failed after this"] {
         assert!(drained.stderr.contains(words), "{words} in {drained:#?}");
     }
     for words in ["2 of 2 VMs moved away from a, 1 stays", "licence bound", "a is cordoned"] {
@@ -44,7 +55,8 @@ fn a_host_is_drained_serviced_and_resumed() {
     let state = hosts.lines().find(|line| line.trim_start().starts_with("a ")).expect("a host a");
     assert!(state.contains("cordoned"), "{hosts}");
     let status: DrainView = lab.json(&["drain", "status", "a"]);
-    assert_eq!(status.status.map(|status| status.state), Some(DrainState::Incomplete));
+    assert_eq!(status.status.as_ref().map(|status| status.state), Some(DrainState::Incomplete));
+    assert_encrypted(&lab, &status, "a");
 
     let back = lab.drainpipe(&["resume", "a", "--failback"]);
     assert!(back.stderr.contains("web is back from b"), "{back:#?}");
@@ -53,6 +65,7 @@ fn a_host_is_drained_serviced_and_resumed() {
     assert_nowhere_but(&lab, &["bound", "db", "web"], &["a"]);
     let status: DrainView = lab.json(&["drain", "status"]);
     assert_eq!((status.kind, status.cordoned), (Some(DrainKind::Failback), false), "{status:#?}");
+    assert_encrypted(&lab, &status, "b");
 
     lab.drainpipe(&["drain", "b", "--agent", &lab.agent_socket("b"), "--yes"]).done();
     lab.drainpipe(&["resume", "b", "--agent", &lab.agent_socket("b")]).done();

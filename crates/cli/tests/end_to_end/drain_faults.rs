@@ -8,12 +8,12 @@ use rustix::process::{Signal, kill_process};
 use serde_json::json;
 
 use crate::Test;
-use crate::bad_luck::{SmallDisk, cut_off, hold_journal, rejoin, slow_lab, wait_until_handed_over};
 use crate::drain::{
     assert_nowhere_but, assert_state, count, drain, drain_until_one_is_in_flight, ended, fast_lab, resume,
     start_small, status, view, wait_until,
 };
 use crate::program::{REFUSED, Running};
+use crate::scene::{SmallDisk, cut_off, hold_journal, rejoin, slow_lab, wait_until_handed_over};
 use crate::support::{TestLab, eventually};
 
 pub(crate) const TESTS: &[Test] = &[

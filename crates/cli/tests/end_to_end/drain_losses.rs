@@ -2,19 +2,19 @@
 
 use std::time::Duration;
 
-use drainpipe_agent::api::types::{DrainView, VmState};
+use drainpipe_agent::api::types::{DrainView, MigrationView, VmState};
 use drainpipe_engine::drain::status::{DrainState, MoveState, MoveStatus};
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
 
 use crate::Test;
-use crate::bad_luck::slow_lab;
 use crate::drain::{
-    assert_nowhere_but, assert_state, count, drain, ended, resume, start_small, status, wait_until,
+    ask, assert_nowhere_but, assert_state, count, drain, ended, resume, start_small, status, wait_until,
 };
 use crate::drain_faults::power_off;
 use crate::guest::Guest;
 use crate::program::FAILED;
+use crate::scene::slow_lab;
 use crate::support::{HostNetwork, TestLab, eventually};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -116,8 +116,14 @@ fn a_target_is_rebooted() {
     assert_has_died(&lab, &arrived.name, "b");
     boot(&lab, arrived, "b");
     assert_tidy(&lab, &network);
+    // One of them is on its way by the time that both are asked for.
+    resume(&lab, "a", false);
+    let request = json!({ "vm": on_way.name, "target": "a" });
+    let coming: MigrationView = ask(&lab, "b", "/v1/migrations", Some(request)).unwrap();
     resume(&lab, "a", true);
-    assert_state(&ended(&lab, "a"), DrainState::Drained, 2);
+    let back = ended(&lab, "a");
+    assert_state(&back, DrainState::Drained, 2);
+    assert_eq!(told(&back, &on_way.name).migration, Some(coming.id), "it is waited for: {back:#?}");
     assert_nowhere_but(&lab, &["db", "web"], &["a"]);
 }
 

@@ -12,13 +12,13 @@ use rustix::process::Signal;
 use serde_json::json;
 
 use crate::Test;
-use crate::bad_luck::{SmallDisk, result_of};
 use crate::drain::{
     NAMES, ask, assert_nowhere_but, assert_state, count, drain, drain_until_one_is_in_flight, ended,
     fast_lab, host_of, restart_agent_with_memory, resume, slow_lab, start_guests, start_small, status, view,
     wait_until,
 };
 use crate::guest::Guest;
+use crate::scene::{SmallDisk, result_of};
 use crate::support::{TestLab, eventually};
 
 pub(crate) const TESTS: &[Test] = &[

@@ -5,9 +5,10 @@ use drainpipe_engine::result::{EncryptionUse, MigrationResult, Outcome};
 use rustix::process::Signal;
 
 use crate::Test;
-use crate::bad_luck::{Scene, result_of, runs_on_without_its_agent};
+use crate::bad_luck::runs_on_without_its_agent;
 use crate::path_loss::goes_on_without_e1;
 use crate::program::{REFUSED, Running};
+use crate::scene::{Scene, result_of};
 use crate::support::TestLab;
 
 pub(crate) const TESTS: &[Test] = &[

@@ -6,8 +6,8 @@ use drainpipe_engine::path_record::PathRecord;
 use rustix::process::Signal;
 
 use crate::Test;
-use crate::bad_luck::{Scene, slow_lab};
 use crate::program::Running;
+use crate::scene::{Scene, slow_lab};
 use crate::support::{TestLab, eventually};
 
 pub(crate) const TESTS: &[Test] = &[

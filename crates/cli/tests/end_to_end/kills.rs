@@ -14,7 +14,7 @@ use drainpipe_engine::step::Step;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::runtime::Runtime;
 
-use crate::bad_luck::Scene;
+use crate::scene::Scene;
 use crate::support::{PATIENCE, TestLab, eventually};
 
 /// Some steps take a few ms, and a migration may be beyond one before that is seen.

@@ -14,9 +14,9 @@ use drainpipe_engine::result::{MigrationResult, Outcome, PathState, PathUse};
 use rustix::process::Signal;
 
 use crate::Test;
-use crate::bad_luck::{Scene, result_of};
 use crate::check::report;
 use crate::path_loss::turns;
+use crate::scene::{Scene, result_of};
 use crate::support::{TestLab, eventually};
 
 pub(crate) const TESTS: &[Test] = &[

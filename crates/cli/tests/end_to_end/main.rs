@@ -35,6 +35,7 @@ mod other_traffic;
 mod path_loss;
 mod program;
 mod relayed;
+mod scene;
 mod service;
 mod shared_paths;
 mod short_of_memory;

@@ -4,9 +4,9 @@
 
 use drainpipe_engine::result::{MigrationResult, Outcome};
 
-use crate::bad_luck::result_of;
 use crate::measure_faults::{large_guest, spread};
 use crate::program::Running;
+use crate::scene::result_of;
 use crate::support::{TestLab, eventually, lab_for_measuring};
 
 /// Two guests, which change places.

@@ -3,7 +3,8 @@
 //! `DRAINPIPE_MEASURE_DRAIN=3 cargo test --release -p drainpipe-cli --test end_to_end` makes everything three
 //! times and prints a table. Once takes about seven minutes on two cores. `DRAINPIPE_MEASURE_DRAIN_WAYS=found,2`
 //! makes only these ways, of `loop`, `found`, `auto`, 1, 2, 4 and 8: all by `multichannel`, but for the loop and
-//! `auto`. `DRAINPIPE_MEASURE_DRAIN_MIX=2` takes other guests, of the mixes 1 to 3.
+//! `auto`. `DRAINPIPE_MEASURE_DRAIN_MIX=2` takes other guests, of the mixes 1 to 3, and
+//! `DRAINPIPE_MEASURE_LINKS_MBPS=250` links of another speed than 1 Gb/s.
 
 mod table;
 
@@ -22,7 +23,7 @@ use crate::guest::{Guest, MIX, UNFILLED_MIB};
 use crate::huge_pages::SetAside;
 use crate::measure_faults::start_for_measuring;
 use crate::options;
-use crate::support::{TestLab, eventually, lab_for_measuring};
+use crate::support::{TestLab, eventually, lab_for_measuring, measured_links_mbps};
 
 /// A guest: its name, its memory, and how fast it rewrites all that is filled of it, in MiB/s.
 type Row = (&'static str, u64, u32);
@@ -64,9 +65,6 @@ const MIXES: [&[Row]; 3] = [
 
 /// Like an operating system's memory.
 const OS_LIKE: &str = "zero:40,text:30,random:30";
-
-/// What both links together carry.
-const LINKS_BYTES_PER_S: f64 = 250e6;
 
 /// The option without compression.
 const PLAIN: &str = "multichannel";
@@ -138,8 +136,8 @@ fn start_guests(lab: &TestLab, rows: &[Row], in_huge_pages: bool) -> Vec<Guest> 
 
 /// All guests go from a to b or back, in several ways.
 struct Round {
-    /// The longest silence of each guest that moved alone, in ms: the median of [`ALONE`] times.
-    alone_ms: BTreeMap<String, f64>,
+    /// The silences of each guest that moved alone.
+    alone: BTreeMap<String, Alone>,
     /// A shell's loop over one link.
     loop_s: Option<f64>,
     found: Option<Drained>,
@@ -161,6 +159,12 @@ struct Drained {
     pages: u64,
 }
 
+/// The longest silence of a guest in each of [`ALONE`] moves, in ms.
+struct Alone {
+    median_ms: f64,
+    most_ms: f64,
+}
+
 /// A silence of a guest.
 struct Silence {
     began: Timestamp,
@@ -169,7 +173,7 @@ struct Silence {
 
 impl Round {
     fn measure(lab: &TestLab, guests: &[Guest], ways: &[&str]) -> Self {
-        let alone_ms = moved_alone(lab, guests);
+        let alone = moved_alone(lab, guests);
         let began = Instant::now();
         let is_loop = ways.contains(&"loop");
         let option = if is_loop { "tcp" } else { PLAIN };
@@ -188,7 +192,7 @@ impl Round {
             there_and_back(lab, guests);
             drain(lab, guests, &[])
         });
-        Self { alone_ms, loop_s, found, auto, fixed }
+        Self { alone, loop_s, found, auto, fixed }
     }
 
     /// The time of the best fixed number, in s.
@@ -203,8 +207,8 @@ impl Round {
     }
 }
 
-/// Each guest goes to b, and back, and to b again: its longest silence.
-fn moved_alone(lab: &TestLab, guests: &[Guest]) -> BTreeMap<String, f64> {
+/// Each guest goes to b, and back, and to b again.
+fn moved_alone(lab: &TestLab, guests: &[Guest]) -> BTreeMap<String, Alone> {
     let mut silences_ms = BTreeMap::<String, Vec<f64>>::new();
     for time in 0..ALONE {
         for guest in guests {
@@ -213,11 +217,11 @@ fn moved_alone(lab: &TestLab, guests: &[Guest]) -> BTreeMap<String, f64> {
             silences_ms.entry(guest.name.clone()).or_default().push(heartbeat.stop().longest_gap_ms);
         }
     }
-    let median = |mut ms: Vec<f64>| {
+    let alone = |mut ms: Vec<f64>| {
         ms.sort_by(f64::total_cmp);
-        ms[ALONE / 2]
+        Alone { median_ms: ms[ALONE / 2], most_ms: ms[ALONE - 1] }
     };
-    silences_ms.into_iter().map(|(name, ms)| (name, median(ms))).collect()
+    silences_ms.into_iter().map(|(name, ms)| (name, alone(ms))).collect()
 }
 
 /// So that it is known what compression brings, as it is on a host that has moved VMs before.
@@ -257,6 +261,11 @@ fn listen(guest: &Guest) -> (Timestamp, Heartbeat) {
     eventually("the guest answers", || heartbeat.statistics().answered > 0);
     heartbeat.reset();
     (Timestamp::now(), heartbeat)
+}
+
+/// What both links together carry.
+fn links_bytes_per_s() -> f64 {
+    2.0 * f64::from(measured_links_mbps()) * 125e3
 }
 
 fn longest(heartbeat: Heartbeat, since: Timestamp) -> Silence {
@@ -323,7 +332,7 @@ impl Drained {
                 }
             }
         }
-        let full = LINKS_BYTES_PER_S / 1e3 * GAP_MS as f64;
+        let full = links_bytes_per_s() / 1e3 * GAP_MS as f64;
         let last = carried.keys().next_back().copied().unwrap_or(0);
         let shares = (0..=last).map(|at| (at * GAP_MS, carried.get(&at).copied().unwrap_or(0.0) / full));
         let slow: Vec<String> =
@@ -337,7 +346,7 @@ impl Drained {
     }
 
     fn bound_s(&self) -> f64 {
-        self.bytes / LINKS_BYTES_PER_S
+        self.bytes / links_bytes_per_s()
     }
 
     /// Predicted over measured time of each transfer.

@@ -13,9 +13,9 @@ use drainpipe_engine::step::Step;
 use drainpipe_report::summary::Spread;
 use rustix::process::{Signal, kill_process};
 
-use crate::bad_luck::result_of;
 use crate::guest::{Guest, MIX, UNFILLED_MIB};
 use crate::options;
+use crate::scene::result_of;
 use crate::support::{TestLab, eventually, lab_for_measuring};
 
 const MEMORY_MIB: u64 = 1280;

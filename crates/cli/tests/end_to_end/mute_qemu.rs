@@ -8,8 +8,8 @@ use drainpipe_engine::result::Outcome;
 use rustix::process::{Pid, Signal, getsid, kill_process};
 
 use crate::Test;
-use crate::bad_luck::{GUARDED_SILENCE_MAX, Scene, hold_journal, record_that_it_ran, wait_until_handed_over};
 use crate::program::Running;
+use crate::scene::{GUARDED_SILENCE_MAX, Scene, hold_journal, record_that_it_ran, wait_until_handed_over};
 use crate::support::eventually;
 
 /// The source asks its target once a second, and waits 5 s for an answer.

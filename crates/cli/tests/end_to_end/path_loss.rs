@@ -10,10 +10,10 @@ use drainpipe_engine::result::{MigrationResult, Outcome, PathState};
 use rustix::process::{Signal, kill_process};
 
 use crate::Test;
-use crate::bad_luck::{Scene, assert_failed, result_of, slow_lab};
 use crate::encrypted::seen;
 use crate::guest::Guest;
 use crate::options;
+use crate::scene::{Scene, assert_failed, result_of, slow_lab};
 use crate::support::TestLab;
 use crate::switch_over_faults::{heal, silence};
 

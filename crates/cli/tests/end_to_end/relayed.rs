@@ -11,8 +11,8 @@ use drainpipe_engine::result::{MigrationResult, Outcome};
 use rustix::process::Signal;
 
 use crate::Test;
-use crate::bad_luck::{Scene, result_of, slow_lab};
 use crate::guest::Guest;
+use crate::scene::{Scene, result_of, slow_lab};
 use crate::support::{TestLab, eventually};
 
 pub(crate) const TESTS: &[Test] = &[

@@ -10,10 +10,10 @@ use drainpipe_engine::step::Step;
 use rustix::process::Signal;
 
 use crate::Test;
-use crate::bad_luck::{Scene, result_of, slow_lab};
 use crate::guest::Guest;
 use crate::path_loss::turns;
 use crate::program::Running;
+use crate::scene::{Scene, result_of, slow_lab};
 use crate::support::{HostNetwork, TestLab, eventually};
 
 pub(crate) const TESTS: &[Test] = &[

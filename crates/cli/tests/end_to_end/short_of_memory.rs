@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use rustix::process::Pid;
 
-use crate::bad_luck::{Scene, assert_failed};
+use crate::scene::{Scene, assert_failed};
 use crate::support::{TestLab, unique_name};
 
 /// Of what a QEMU takes from mid-flight on: less than what is still to come of the guest's memory.

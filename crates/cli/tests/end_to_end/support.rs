@@ -357,10 +357,15 @@ const NETWORK: &str = "for link in lo mgmt e0 e1; do \
     grep . /proc/sys/net/ipv[46]/fib_multipath_hash_policy \
     /proc/sys/net/ipv[46]/conf/{all,default,e0,e1}/ignore_routes_with_linkdown";
 
-/// Two links of 1 Gb/s, and the newer QEMU if there is one. With `DRAINPIPE_MEASURE_OWN_CPUS=1` each host has a
-/// core of its own.
+/// Of each link of [`lab_for_measuring`]: 1000, or what `DRAINPIPE_MEASURE_LINKS_MBPS` says.
+pub(crate) fn measured_links_mbps() -> u32 {
+    std::env::var("DRAINPIPE_MEASURE_LINKS_MBPS").map_or(1000, |mbps| mbps.parse().expect("a number"))
+}
+
+/// Two links, and the newer QEMU if there is one. With `DRAINPIPE_MEASURE_OWN_CPUS=1` each host has a core of its own.
 pub(crate) fn lab_for_measuring() -> TestLab {
-    let mut up = vec!["--link", "1000", "--link", "1000"];
+    let mbps = measured_links_mbps().to_string();
+    let mut up = vec!["--link", &mbps, "--link", &mbps];
     let qemu = options::other_qemu();
     if let Some(qemu) = &qemu {
         up.extend(["--qemu", qemu]);

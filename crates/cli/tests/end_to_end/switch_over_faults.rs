@@ -10,11 +10,11 @@ use drainpipe_hypervisor::{RunState, RuntimePaths, Vmm};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::Test;
-use crate::bad_luck::{
+use crate::program::REFUSED;
+use crate::scene::{
     HeldJournal, Scene, SmallDisk, assert_failed, cut_off, hold_journal, impatient_lab, rejoin, result_of,
     slow_lab, wait_until_handed_over,
 };
-use crate::program::REFUSED;
 use crate::support::{TestLab, eventually};
 
 pub(crate) const TESTS: &[Test] = &[

@@ -134,9 +134,9 @@ impl Concurrency {
         Self { hold_until_ms: now_ms + self.hold_ms, ..self }
     }
 
-    /// With what all links carry together, in bytes per ms.
-    pub(super) fn over_links(self, links: Option<f64>) -> Self {
-        Self { links, ..self }
+    /// What all links carry together from now on, in bytes per ms, where that is known.
+    pub(super) fn carry_at_most(&mut self, links: Option<f64>) {
+        self.links = links;
     }
 
     /// Never more than so many from now on.

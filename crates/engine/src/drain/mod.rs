@@ -4,14 +4,18 @@
 //! view         what was seen when the plan was made: VMs, targets, what was remembered
 //! plan         which VM goes where, in which order, how long it will take; which stay, and why
 //! placement    which target takes which VM
+//! limited      what to know of bandwidth limits before it begins
 //! lint         whether a plan may be carried out as it is
 //! predict      what moving one VM will take
+//! host_links   what the host's links carry to several targets at once
 //! schedule     how long all take that share the links
 //! concurrency  how many VMs are on the links at a time
 //! run          the drain under way: events in, actions out
 //! ```
 
 mod concurrency;
+mod host_links;
+mod limited;
 pub mod lint;
 pub mod pace;
 mod placement;

@@ -59,6 +59,11 @@ impl Pace {
         }
     }
 
+    /// A new plan expects so many bytes in a millisecond; what was measured of late goes before that.
+    pub(super) fn replanned(&mut self, bytes_per_ms: f64) {
+        self.planned_bytes_per_ms = bytes_per_ms;
+    }
+
     /// So many bytes more have arrived.
     pub fn arrived(&mut self, bytes: u64) {
         self.arrived_bytes = self.arrived_bytes.saturating_add(bytes);

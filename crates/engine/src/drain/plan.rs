@@ -7,7 +7,9 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::concurrency::Concurrency;
-use super::placement::{Place, place, without_reserve};
+use super::host_links::HostLinks;
+use super::limited::limits_told;
+use super::placement::{Place, place, way_of, without_reserve};
 use super::predict::{
     GOODPUT_SHARE, Prediction, all_mbps, bytes_per_ms, completion_ms, predict, setup_ms, vm_mbps, whole_bytes,
 };
@@ -27,12 +29,15 @@ pub struct DrainPlan {
     /// Of these, those that could go if room came free that is to be expected.
     #[serde(default)]
     pub await_room: Vec<String>,
+    /// Whether a VM is on its way that will leave them some.
+    #[serde(default)]
+    pub room_is_coming: bool,
     /// How many VMs are on the links at a time to begin with.
     pub transfers: u8,
     /// Whether an earlier drain has found that number.
     #[serde(default)]
     pub transfers_found: bool,
-    /// What all links carry together, in Mb/s; absent where the speed of one is not known.
+    /// What the links carry together to all targets that VMs go to, in Mb/s; absent where a speed is not known.
     #[serde(default)]
     pub links_mbps: Option<u64>,
     /// Until the last VM that goes runs on its target.
@@ -55,7 +60,7 @@ pub struct Move {
     /// Whether they are fewer since its memory is likely to be compressed.
     #[serde(default)]
     pub is_compressed: bool,
-    /// From the start of its own transfer to its end, when it is alone on the links.
+    /// From the start of its own transfer to its end, when it is alone on the links, in ms.
     pub predicted_transfer_ms: f64,
     /// The same, with the links shared as planned.
     pub predicted_shared_ms: f64,
@@ -96,20 +101,29 @@ pub fn plan(view: &DrainView, limits: Option<&DrainLimits>) -> DrainPlan {
         (!going.prediction.converges, Reverse(going.prediction.bytes), going.vm.name.clone())
     });
     let found = transfers_found(view, &going);
-    let targets = going.iter().map(|going| view.targets[going.target].name.as_str());
-    let most = limits.map_or(u8::MAX, |limits| limits.most_on_links(targets));
+    let targets: BTreeSet<usize> = going.iter().map(|going| going.target).collect();
+    let names = targets.iter().map(|target| view.targets[*target].name.as_str());
+    let most = limits.map_or(u8::MAX, |limits| limits.most_on_links(names));
+    let await_room = await_room(view, &stays);
+    let host = HostLinks::of(view);
     let mut plan = DrainPlan {
         host: view.host.clone(),
         moves: vec![],
-        await_room: await_room(view, &stays),
+        room_is_coming: !await_room.is_empty() && view.targets.iter().any(is_leaving_room),
+        await_room,
         stays,
         transfers: found.unwrap_or(TRANSFERS_TO_BEGIN_WITH).clamp(1, most),
         transfers_found: found.is_some_and(|found| found <= most),
-        links_mbps: links_mbps(view, &going),
+        links_mbps: host.known_mbps(&targets.union(&targets_under_way(view)).copied().collect()),
         predicted_ms: 0.0,
-        warnings: [unknown_speeds(view, &going), without_reserve(view, &places)].concat(),
+        warnings: [
+            unknown_speeds(view, &targets),
+            limits_told(view, &targets),
+            without_reserve(view, &places),
+        ]
+        .concat(),
     };
-    let schedule = schedule_of(view, &going, plan.concurrency(most, 0.0));
+    let schedule = schedule_of(view, &going, host, plan.concurrency(most, 0.0));
     let setup_ms = going.first().map_or(0.0, |first| setup_ms(&view.targets[first.target]));
     plan.moves =
         going.iter().zip(&schedule.courses).map(|(going, course)| going.as_move(view, course)).collect();
@@ -120,9 +134,14 @@ pub fn plan(view: &DrainView, limits: Option<&DrainLimits>) -> DrainPlan {
 impl DrainPlan {
     /// How the number of VMs on the links is found, from now on.
     pub(super) fn concurrency(&self, most: u8, now_ms: f64) -> Concurrency {
-        let links = self.links_mbps.map(|mbps| bytes_per_ms(mbps as f64 * GOODPUT_SHARE));
-        let concurrency = Concurrency::new(self.transfers, most).over_links(links);
+        let mut concurrency = Concurrency::new(self.transfers, most);
+        concurrency.carry_at_most(self.links_bytes_per_ms());
         if self.transfers_found { concurrency.found_before(now_ms) } else { concurrency }
+    }
+
+    /// What the links carry together, where that is known.
+    pub(super) fn links_bytes_per_ms(&self) -> Option<f64> {
+        self.links_mbps.map(|mbps| bytes_per_ms(mbps as f64 * GOODPUT_SHARE))
     }
 }
 
@@ -138,6 +157,10 @@ fn await_room(view: &DrainView, stays: &[Stay]) -> Vec<String> {
     let placed = roomy.vms.iter().zip(place(&roomy));
     let placed = placed.filter(|(_, place)| matches!(place, Place::Target(_))).map(|(vm, _)| &vm.name);
     placed.filter(|name| stays.iter().any(|stay| stay.vm == **name)).cloned().collect()
+}
+
+fn is_leaving_room(target: &TargetView) -> bool {
+    target.makes_room && target.makes_room_now
 }
 
 /// A VM that goes.
@@ -191,18 +214,17 @@ fn transfers_found(view: &DrainView, going: &[Going<'_>]) -> Option<u8> {
     main.and_then(|target| view.targets[target].remembered)?.transfers
 }
 
-/// The host's own links are at least as fast as the fastest way to a target.
-fn links_mbps(view: &DrainView, going: &[Going<'_>]) -> Option<u64> {
-    let speeds = going.iter().map(|going| view.targets[going.target].paths_mbps);
-    let known: Option<Vec<u64>> = speeds.map(|mbps| (mbps > 0).then_some(mbps)).collect();
-    known?.into_iter().max()
+/// Where VMs go that an earlier plan has sent on their way: they use links too.
+fn targets_under_way(view: &DrainView) -> BTreeSet<usize> {
+    let ways = view.vms.iter().filter_map(|vm| way_of(view, vm));
+    ways.filter_map(|way| view.targets.iter().position(|target| target.name == way.name)).collect()
 }
 
-fn schedule_of(view: &DrainView, going: &[Going<'_>], concurrency: Concurrency) -> Schedule {
+fn schedule_of(view: &DrainView, going: &[Going<'_>], host: HostLinks, concurrency: Concurrency) -> Schedule {
     let of_target = |mbps: fn(&TargetView) -> f64| {
         view.targets.iter().map(|target| bytes_per_ms(mbps(target))).collect::<Vec<_>>()
     };
-    let links = Links { vm_bytes_per_ms: of_target(vm_mbps), target_bytes_per_ms: of_target(all_mbps) };
+    let links = Links { vm_bytes_per_ms: of_target(vm_mbps), target_bytes_per_ms: of_target(all_mbps), host };
     let transfer = |going: &Going<'_>| Transfer {
         target: going.target,
         load: going.prediction.load,
@@ -211,9 +233,8 @@ fn schedule_of(view: &DrainView, going: &[Going<'_>], concurrency: Concurrency) 
     schedule(&going.iter().map(transfer).collect::<Vec<_>>(), &links, concurrency)
 }
 
-fn unknown_speeds(view: &DrainView, going: &[Going<'_>]) -> Vec<String> {
-    let used: BTreeSet<usize> = going.iter().map(|going| going.target).collect();
-    let targets = used.into_iter().map(|target| &view.targets[target]);
+fn unknown_speeds(view: &DrainView, targets: &BTreeSet<usize>) -> Vec<String> {
+    let targets = targets.iter().map(|target| &view.targets[*target]);
     let unknown = targets.filter(|target| target.paths_mbps == 0 && target.remembered.is_none());
     unknown
         .map(|target| format!("the speed of the links to {} is not known: predicted for 1 Gb/s", target.name))

@@ -1,6 +1,7 @@
 //! What moving a VM will take: what it has to send, and what its links carry.
 
 use super::concurrency::{Concurrency, NEARLY_FULL};
+use super::host_links::HostLinks;
 use super::schedule::{Course, Links, Transfer, schedule};
 use super::view::{MemorySample, Remembered, TargetView, VmView};
 use crate::migration::downtime_limit_ms;
@@ -10,7 +11,7 @@ use crate::relayed::Verdict;
 pub(super) const GOODPUT_SHARE: f64 = 0.95;
 
 /// Taken for the speed of paths that is not known, in Mb/s; the least that a server has.
-const UNKNOWN_SPEED_MBPS: f64 = 1_000.0;
+const UNKNOWN_SPEED_MBPS: u64 = 1_000;
 
 /// What was remembered below this, in Mb/s, was no transfer.
 const SLOWEST_MBPS: f64 = 1.0;
@@ -120,7 +121,11 @@ pub(super) fn predict(vm: &VmView, target: &TargetView) -> Prediction {
     };
     let load = Load::of(vm, wire_share.unwrap_or(1.0));
     let bytes_per_ms = bytes_per_ms(vm_mbps(target));
-    let alone = Links { vm_bytes_per_ms: vec![bytes_per_ms], target_bytes_per_ms: vec![bytes_per_ms] };
+    let alone = Links {
+        vm_bytes_per_ms: vec![bytes_per_ms],
+        target_bytes_per_ms: vec![bytes_per_ms],
+        host: HostLinks::of_speeds(&[speed_mbps(target)]),
+    };
     let transfer = Transfer { target: 0, load, completion_ms: 0.0 };
     let Course { transfer_ms, bytes } = schedule(&[transfer], &alone, Concurrency::fixed(1)).courses[0];
     let converges = load.converges(bytes_per_ms);
@@ -153,9 +158,14 @@ pub(super) fn vm_mbps(target: &TargetView) -> f64 {
 
 /// What all paths to this target carry, in Mb/s.
 pub(super) fn paths_mbps(target: &TargetView) -> f64 {
+    speed_mbps(target) as f64 * GOODPUT_SHARE
+}
+
+/// The same with headers.
+pub(super) fn speed_mbps(target: &TargetView) -> u64 {
     match target.paths_mbps {
-        0 => UNKNOWN_SPEED_MBPS * GOODPUT_SHARE,
-        known => known as f64 * GOODPUT_SHARE,
+        0 => UNKNOWN_SPEED_MBPS,
+        known => known,
     }
 }
 
@@ -192,7 +202,7 @@ pub(super) fn whole_bytes(bytes: f64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::drain::view::MemorySample;
+    use crate::drain::view::{LimitView, MemorySample, Placement};
     use crate::relayed::{Compressible, RelayMeans};
 
     const GIB: u64 = 1 << 30;
@@ -202,7 +212,7 @@ mod tests {
             name: "vm".into(),
             needs_bytes: GIB,
             memory_bytes: GIB,
-            placement: crate::drain::view::Placement::default(),
+            placement: Placement::default(),
             immovable: None,
             refusals: std::collections::BTreeMap::new(),
             memory: Some(memory),
@@ -215,8 +225,11 @@ mod tests {
             unavailable: None,
             memory_available_bytes: u64::MAX,
             makes_room: false,
+            makes_room_now: false,
             vms: vec![],
             paths_mbps,
+            paths: vec![],
+            limit: LimitView::default(),
             relay: None,
             remembered: transfer_mbps.map(|transfer_mbps| Remembered {
                 transfer_mbps,

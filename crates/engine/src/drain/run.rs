@@ -232,7 +232,7 @@ pub struct Drain {
     // How many VMs have been released so far.
     turns: u64,
     planning: Planning,
-    // Since a VM has moved.
+    // Since a VM has moved, or was on its way to leave room.
     looks: u8,
     looked_ms: f64,
     cancel_requested: bool,
@@ -506,6 +506,7 @@ impl Drain {
             predicted_ms: self.predicted_ms,
             eta_ms: if is_over { None } else { self.eta_ms() },
             obstacle: None,
+            warnings: vec![],
         }
     }
 }

@@ -1,9 +1,10 @@
 //! How long transfers take that share the links: the drain is played through before it begins, with the same
 //! rule for how many go at a time.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use super::concurrency::Concurrency;
+use super::host_links::HostLinks;
 use super::predict::{Load, ROUNDS_MAX, whole_bytes};
 use crate::migration::{ENDING_MS, downtime_limit_ms};
 
@@ -39,6 +40,8 @@ pub(super) struct Links {
     pub(super) vm_bytes_per_ms: Vec<f64>,
     /// What all transfers to one target carry together, in bytes per ms.
     pub(super) target_bytes_per_ms: Vec<f64>,
+    /// What goes to different targets at once.
+    pub(super) host: HostLinks,
 }
 
 /// What became of one transfer.
@@ -257,10 +260,16 @@ impl Play<'_> {
             None => 0.0,
         };
         let rates: Vec<f64> = self.active.iter().zip(&sending).map(to_active).collect();
-        // The host's own links are at least as fast as the fastest way to a target.
-        let targets = sending.iter().flatten();
-        let host = targets.map(|target| links.target_bytes_per_ms[*target]).fold(0.0, f64::max);
-        let scale = (host / rates.iter().sum::<f64>()).min(1.0);
+        // By shares: what was seen to go to a target is not what the speed of its paths says, and the host's links are
+        // known by their speed alone.
+        let of_links = |(rate, target): (&f64, &Option<usize>)| {
+            target.map(|target| {
+                links.host.to_target_mbps(target) as f64 * rate / links.target_bytes_per_ms[target]
+            })
+        };
+        let wanted_mbps: f64 = rates.iter().zip(&sending).filter_map(of_links).sum();
+        let targets: BTreeSet<usize> = sending.iter().flatten().copied().collect();
+        let scale = (links.host.together_mbps(&targets) as f64 / wanted_mbps).min(1.0);
         rates.into_iter().map(|rate| rate * scale).collect()
     }
 }
@@ -270,7 +279,8 @@ mod tests {
     use super::*;
 
     fn links(vm: f64, target: f64) -> Links {
-        Links { vm_bytes_per_ms: vec![vm; 2], target_bytes_per_ms: vec![target; 2] }
+        let host = HostLinks::of_speeds(&[1_000; 2]);
+        Links { vm_bytes_per_ms: vec![vm; 2], target_bytes_per_ms: vec![target; 2], host }
     }
 
     /// Of 125 MB each, of which nothing gets dirty.

@@ -7,6 +7,7 @@ use utoipa::ToSchema;
 
 use super::plan::Stay;
 use crate::problem::Problem;
+use crate::progress::CompressionProgress;
 
 /// What a drain is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -51,6 +52,9 @@ pub struct DrainStatus {
     /// What keeps it from going on until somebody mends it; then it goes on by itself. Absent when nothing does.
     #[serde(default)]
     pub obstacle: Option<Problem>,
+    /// What a person should know of the last plan.
+    #[serde(default)]
+    pub warnings: Vec<String>,
 }
 
 impl DrainStatus {
@@ -67,6 +71,7 @@ impl DrainStatus {
             predicted_ms: 0.0,
             eta_ms: None,
             obstacle: None,
+            warnings: vec![],
         }
     }
 
@@ -97,6 +102,12 @@ impl DrainStatus {
             _ => one.sent_bytes.max(one.predicted_bytes),
         };
         self.moves.iter().map(expected).sum()
+    }
+
+    /// Whether it goes on, and a VM is on its way.
+    pub fn has_vm_under_way(&self) -> bool {
+        let goes_on = matches!(self.state, DrainState::Moving | DrainState::Cancelling);
+        goes_on && self.moves.iter().any(|one| one.state.is_under_way())
     }
 
     /// Whether no VM stays or has failed, or is still to move.
@@ -154,6 +165,9 @@ pub struct MoveStatus {
     pub predicted_ms: f64,
     /// How long its transfer took; absent while it has not ended.
     pub transfer_ms: Option<f64>,
+    /// What compression does of late; absent without it, and while its memory is not on the links.
+    #[serde(default)]
+    pub compression: Option<CompressionProgress>,
 }
 
 /// What one VM is doing.
@@ -178,4 +192,47 @@ pub enum MoveState {
     Undecided,
     /// Somebody else has moved it meanwhile: it runs on its target.
     Left,
+}
+
+impl MoveState {
+    /// Whether its migration has begun and has not ended.
+    pub fn is_under_way(self) -> bool {
+        matches!(self, Self::Preparing | Self::Ready | Self::Transferring | Self::Finishing)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(state: DrainState, moves: &[MoveState]) -> DrainStatus {
+        let row = |state: &MoveState| MoveStatus {
+            vm: "v".into(),
+            target: "b".into(),
+            state: *state,
+            migration: None,
+            attempts: 1,
+            error: None,
+            waits: None,
+            memory_bytes: 1,
+            sent_bytes: 0,
+            predicted_bytes: 1,
+            predicted_ms: 1.0,
+            transfer_ms: None,
+            compression: None,
+        };
+        DrainStatus { state, moves: moves.iter().map(row).collect(), ..DrainStatus::begun() }
+    }
+
+    #[test]
+    fn a_vm_is_under_way_from_its_begin_to_its_end_while_the_drain_goes_on() {
+        use MoveState::{Failed, Finishing, Left, Moved, Preparing, Ready, Transferring, Undecided, Waiting};
+        for state in [Preparing, Ready, Transferring, Finishing] {
+            assert!(status(DrainState::Moving, &[Moved, state]).has_vm_under_way(), "{state:?}");
+            assert!(status(DrainState::Cancelling, &[state]).has_vm_under_way(), "{state:?}");
+            assert!(!status(DrainState::Interrupted, &[state]).has_vm_under_way(), "{state:?}");
+        }
+        let others = [Waiting, Moved, Failed, Undecided, Left];
+        assert!(!status(DrainState::Moving, &others).has_vm_under_way());
+    }
 }

@@ -10,7 +10,9 @@ use proptest::test_runner::TestRunner;
 use super::lint::lint;
 use super::plan::{DrainPlan, Move, Stay, plan};
 use super::run::{Drain, DrainLimits};
-use super::view::{DrainView, MemorySample, PlacedVm, Placement, Remembered, TargetView, VmView};
+use super::view::{
+    DrainView, LimitView, MemorySample, PathView, PlacedVm, Placement, Remembered, TargetView, VmView,
+};
 use crate::migration::ENDING_MS;
 use crate::relayed::{Compressible, RelayMeans};
 
@@ -39,15 +41,18 @@ fn target(name: &str, gib: u64) -> TargetView {
         unavailable: None,
         memory_available_bytes: gib * GIB,
         makes_room: false,
+        makes_room_now: false,
         vms: vec![],
         paths_mbps: 2_000,
+        paths: vec![],
+        limit: LimitView::default(),
         relay: None,
         remembered: None,
     }
 }
 
 fn view(vms: Vec<VmView>, targets: Vec<TargetView>) -> DrainView {
-    DrainView { host: "a".into(), vms, targets }
+    DrainView { host: "a".into(), vms, targets, limit: LimitView::default() }
 }
 
 fn limits(outbound: u8, inbound: u8, transfers: Option<u8>) -> DrainLimits {
@@ -244,6 +249,74 @@ fn what_each_vm_takes_is_predicted_for_the_number_that_there_will_be() {
     assert!((3.8..=4.2).contains(&shared), "{shared}");
 }
 
+/// Reached over one link of this host at 1 Gb/s, by two VMs at a time.
+fn over(link: &str, link_mbps: u64, name: &str) -> TargetView {
+    let remembered =
+        Remembered { transfer_mbps: 950.0, setup_ms: 90.0, completion_ms: 40.0, transfers: Some(2) };
+    TargetView {
+        paths_mbps: 1_000,
+        paths: vec![PathView { link: link.into(), link_mbps: Some(link_mbps), mbps: Some(1_000) }],
+        remembered: Some(remembered),
+        ..target(name, 64)
+    }
+}
+
+#[test]
+fn what_goes_to_several_targets_goes_at_once_as_far_as_the_links_carry_it() {
+    let planned = |targets| plan(&view(vec![vm("x", 2), vm("y", 2)], targets), None);
+    let shared = planned(vec![over("e0", 1_000, "b"), over("e0", 1_000, "c")]);
+    let pairwise = planned(vec![over("e0", 1_000, "b"), over("e1", 1_000, "c")]);
+    let one_fast_link = planned(vec![over("e0", 10_000, "b"), over("e0", 10_000, "c")]);
+    assert_eq!((target_of(&shared, "x"), target_of(&shared, "y")), (Some("b"), Some("c")));
+    assert_eq!(
+        (shared.links_mbps, pairwise.links_mbps, one_fast_link.links_mbps),
+        (Some(1_000), Some(2_000), Some(2_000))
+    );
+    for twice in [&pairwise, &one_fast_link] {
+        let share = twice.predicted_ms / shared.predicted_ms;
+        assert!((0.5..0.52).contains(&share), "{share} of what they take over one link of their speed");
+        let alone = &twice.moves[0];
+        assert!((alone.predicted_shared_ms - alone.predicted_transfer_ms).abs() < 1.0, "{alone:?}");
+    }
+    assert!(shared.moves[0].predicted_shared_ms > 1.9 * shared.moves[0].predicted_transfer_ms);
+}
+
+#[test]
+fn no_more_goes_at_once_than_the_limit_of_the_host() {
+    let targets = vec![over("e0", 1_000, "b"), over("e1", 1_000, "c")];
+    let limit = LimitView { mbps: Some(1_000), later: vec![] };
+    let limited = DrainView { limit, ..view(vec![vm("x", 2), vm("y", 2)], targets) };
+    let plan = plan(&limited, None);
+    assert_eq!(plan.links_mbps, Some(1_000));
+    assert!(plan.moves[0].predicted_shared_ms > 1.9 * plan.moves[0].predicted_transfer_ms);
+    let now = "predicted for the bandwidth limit of a that holds now, 1000 Mb/s";
+    assert!(plan.warnings.contains(&now.to_owned()), "{:?}", plan.warnings);
+}
+
+#[test]
+fn links_of_what_is_under_way_count_in_a_new_plan() {
+    let mut away = vm("away", 2);
+    let b = TargetView { vms: vec![placed(&away)], ..over("e0", 1_000, "b") };
+    away.immovable = Some("it is being moved".into());
+    let mut rest = vm("rest", 2);
+    rest.refusals.insert("b".into(), "refused".into());
+    let plan = plan(&view(vec![away, rest], vec![b, over("e1", 1_000, "c")]), None);
+    assert_eq!((target_of(&plan, "rest"), plan.links_mbps), (Some("c"), Some(2_000)));
+}
+
+#[test]
+fn room_is_coming_while_a_vm_is_on_its_way_from_where_it_is_awaited() {
+    let planned = |makes_room, makes_room_now, gib| {
+        let b = TargetView { makes_room, makes_room_now, ..target("b", gib) };
+        let plan = plan(&view(vec![vm("x", 4)], vec![b]), None);
+        (plan.await_room.len(), plan.room_is_coming)
+    };
+    assert_eq!(planned(true, true, 3), (1, true));
+    assert_eq!(planned(true, false, 3), (1, false));
+    assert_eq!(planned(false, true, 3), (0, false));
+    assert_eq!(planned(true, true, 4), (0, false), "it has all that it needs");
+}
+
 fn some_groups() -> impl Strategy<Value = BTreeSet<String>> {
     prop_oneof![3 => Just(BTreeSet::new()), 1 => prop::collection::btree_set("[pqr]", 1..3)]
 }
@@ -313,11 +386,13 @@ fn some_target() -> impl Strategy<Value = TargetView> {
     let unavailable = prop::option::weighted(0.1, Just("silent".to_owned()));
     let remembered = prop::option::of(some_memory());
     let relay = prop::option::of(some_relay());
-    ("[abcde]", 0..32_u64, there, unavailable, 0..20_000_u64, relay, remembered).prop_map(
-        |(name, gib, vms, unavailable, paths_mbps, relay, remembered)| TargetView {
+    let paths = (0..20_000_u64, prop::collection::vec(some_path(), 0..4));
+    ("[abcde]", 0..32_u64, there, unavailable, paths, relay, remembered).prop_map(
+        |(name, gib, vms, unavailable, (paths_mbps, paths), relay, remembered)| TargetView {
             unavailable,
             vms,
             paths_mbps,
+            paths,
             relay,
             remembered,
             ..target(&name, gib)
@@ -325,15 +400,21 @@ fn some_target() -> impl Strategy<Value = TargetView> {
     )
 }
 
+fn some_path() -> impl Strategy<Value = PathView> {
+    let speed = || prop::option::of(0..20_000_u64);
+    ("e[0-3]", speed(), speed()).prop_map(|(link, link_mbps, mbps)| PathView { link, link_mbps, mbps })
+}
+
 fn some_view() -> impl Strategy<Value = DrainView> {
-    (prop::collection::vec(some_vm(), 0..14), prop::collection::vec(some_target(), 0..5)).prop_map(
-        |(mut vms, targets)| {
-            for (index, vm) in vms.iter_mut().enumerate() {
-                vm.name = format!("v{index}");
-            }
-            view(vms, targets)
-        },
-    )
+    let limit = prop::option::of(0..20_000_u64).prop_map(|mbps| LimitView { mbps, later: vec![] });
+    let (vms, targets) =
+        (prop::collection::vec(some_vm(), 0..14), prop::collection::vec(some_target(), 0..5));
+    (vms, targets, limit).prop_map(|(mut vms, targets, limit)| {
+        for (index, vm) in vms.iter_mut().enumerate() {
+            vm.name = format!("v{index}");
+        }
+        DrainView { limit, ..view(vms, targets) }
+    })
 }
 
 /// Another VM that moves and shares a group with this one.

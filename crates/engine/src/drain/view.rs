@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::bandwidth::LimitChange;
 use crate::relayed::{Compressible, RelayMeans};
 
 /// Everything that a plan is made from.
@@ -16,6 +17,18 @@ pub struct DrainView {
     pub vms: Vec<VmView>,
     /// The hosts that were named as targets, or all peers.
     pub targets: Vec<TargetView>,
+    /// How much of that host's links migrations may take.
+    #[serde(default)]
+    pub limit: LimitView,
+}
+
+/// How much of a host's links migrations may take, in each direction.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LimitView {
+    /// Mb/s that hold now; absent for no limit.
+    pub mbps: Option<u64>,
+    /// What holds later, within a day, the first first.
+    pub later: Vec<LimitChange>,
 }
 
 /// A VM that is to leave.
@@ -78,15 +91,35 @@ pub struct TargetView {
     /// Whether room may come free there by itself: its own VMs are on their way here, or will be.
     #[serde(default)]
     pub makes_room: bool,
+    /// Whether one of these VMs is on its way.
+    #[serde(default)]
+    pub makes_room_now: bool,
     /// The VMs there, on their way there too.
     pub vms: Vec<PlacedVm>,
-    /// Speed of all paths to it that carry at once, in Mb/s.
+    /// Speed of all paths to it that carry at once, within both hosts' limits, in Mb/s; 0 where that is not known.
     pub paths_mbps: u64,
+    /// These paths.
+    #[serde(default)]
+    pub paths: Vec<PathView>,
+    /// How much of its links migrations may take.
+    #[serde(default)]
+    pub limit: LimitView,
     /// What a relay to it would have; absent where the option that was asked for compresses nothing.
     #[serde(default)]
     pub relay: Option<RelayMeans>,
     /// What migrations to it were like.
     pub remembered: Option<Remembered>,
+}
+
+/// A path to a target.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PathView {
+    /// The link of the host that is to be emptied.
+    pub link: String,
+    /// Speed of that link, in Mb/s; absent where it is not known.
+    pub link_mbps: Option<u64>,
+    /// Speed of the path, which is that of its slower end, in Mb/s; absent where it is not known.
+    pub mbps: Option<u64>,
 }
 
 /// A VM on a target.

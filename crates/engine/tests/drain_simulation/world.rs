@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use drainpipe_engine::drain::run::{Departure, Event, MoveEnd};
-use drainpipe_engine::drain::view::{DrainView, MemorySample, PlacedVm, Placement, TargetView, VmView};
+use drainpipe_engine::drain::view::{
+    DrainView, LimitView, MemorySample, PlacedVm, Placement, TargetView, VmView,
+};
 use drainpipe_engine::problem::Problem;
 
 use crate::faults::{Faults, Sight};
@@ -316,7 +318,8 @@ impl World {
         if self.named_twice {
             targets.push(targets[0].clone());
         }
-        DrainView { host: "here".into(), vms: here.map(Vm::view).collect(), targets }
+        let vms = here.map(Vm::view).collect();
+        DrainView { host: "here".into(), vms, targets, limit: LimitView::default() }
     }
 
     fn target_view(&self, index: usize) -> TargetView {
@@ -326,8 +329,11 @@ impl World {
             unavailable: host.unavailable(),
             memory_available_bytes: self.free_gib(index) * GIB,
             makes_room: false,
+            makes_room_now: false,
             vms: host.vms.iter().cloned().chain(self.known(index).map(Vm::as_placed)).collect(),
             paths_mbps: 10_000,
+            paths: vec![],
+            limit: LimitView::default(),
             relay: None,
             remembered: None,
         }

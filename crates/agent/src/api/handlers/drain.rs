@@ -83,7 +83,8 @@ async fn cancel(State(agent): Shared, Extension(caller): Extension<Caller>) -> A
 
 /// Let VMs come to this host again
 ///
-/// With `failback`, begins to bring back what the last drain has moved, if it still is where it went.
+/// With `failback`, begins to bring back what the last drain has moved, if it still is where it went: as it went,
+/// unless the request says otherwise. What is on its way here already is waited for.
 /// Follow that with `GET /v1/drain` until there is an `ended_at`; what did not come can be asked for again.
 #[utoipa::path(post, path = "/v1/resume", tag = openapi::DRAIN, request_body = ResumeRequest, responses(
     (status = 200, description = "VMs may come; what is to be brought back is on its way.", body = DrainView),

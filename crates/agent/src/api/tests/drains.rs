@@ -1,10 +1,11 @@
-//! Drains and ways back that cannot begin.
+//! Drains and ways back that cannot begin, and what drains do not bring.
 
 use drainpipe_engine::drain::status::{DrainStatus, MoveState, MoveStatus};
 use jiff::Timestamp;
+use serde_json::json;
 
 use super::harness::{TestAgent, Who};
-use crate::api::types::{DrainKind, DrainView};
+use crate::api::types::{DrainKind, DrainRequest, DrainView};
 
 fn a_move(state: MoveState) -> MoveStatus {
     MoveStatus {
@@ -20,13 +21,15 @@ fn a_move(state: MoveState) -> MoveStatus {
         predicted_bytes: 7,
         predicted_ms: 100.0,
         transfer_ms: None,
+        compression: None,
     }
 }
 
 /// Leaves the host as after a drain to `target`, of which this became.
 fn drained(agent: &TestAgent, swap_with: Option<&str>, state: MoveState) {
     let journal = agent.journal();
-    journal.begin_drain("one", Timestamp::UNIX_EPOCH, swap_with).unwrap();
+    let request = DrainRequest { swap_with: swap_with.map(str::to_owned), ..DrainRequest::default() };
+    journal.begin_drain("one", Timestamp::UNIX_EPOCH, &request).unwrap();
     journal.record_drain("one", &DrainStatus::begun(), &[(0, &a_move(state))], &[]).unwrap();
     journal.end_drain("one", Timestamp::UNIX_EPOCH).unwrap();
 }
@@ -66,5 +69,27 @@ async fn a_drain_that_is_carried_on_and_refused_lets_in_whom_it_let_in() {
     let message = answer.problem().message;
     assert!(message.contains("does not make sense"), "{message}");
     assert_eq!(agent.journal().last_run().unwrap(), before);
+    agent.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_drains_do_not_bring_together_what_must_be_apart() {
+    let Some(agent) = TestAgent::start().await else { return };
+    let request = |number: u8, may_wait: bool| {
+        let spec = json!({
+            "name": format!("db{number}"), "memory_mib": 64, "vcpus": 1, "machine": "pc-q35-7.2",
+            "placement": { "apart": ["db"] },
+        });
+        let id = format!("33333333-3333-4333-8333-33333333333{number}");
+        let mut resolved = spec.clone();
+        let more = json!({ "uuid": id, "accelerator": "tcg", "memory_padding_kib": 8 });
+        resolved.as_object_mut().unwrap().append(&mut more.as_object().unwrap().clone());
+        json!({ "id": id, "spec": resolved, "definition": spec, "may_wait": may_wait }).to_string()
+    };
+    let ask = async |body: String| agent.say(Who::Source, "POST", "/v1/incoming", &body).await;
+    assert_eq!(ask(request(1, true)).await.status, 200);
+    let refused = ask(request(2, true)).await;
+    assert!(refused.problem().message.contains("db2 must be apart from db1"), "{refused:?}");
+    assert_eq!(ask(request(3, false)).await.status, 200, "somebody's own decision");
     agent.stop().await;
 }

@@ -190,6 +190,22 @@ fn another_mix_is_tried_anew() {
 }
 
 #[test]
+fn more_is_tried_once_the_links_are_known_to_carry_more() {
+    let mut concurrency = Concurrency::new(1, 8);
+    concurrency.carry_at_most(Some(LINKS));
+    let after = |concurrency: &mut Concurrency, ticks: Range<u32>| {
+        for tick in ticks {
+            let arrived = u64::from(tick) * 200 * 237_500;
+            concurrency.observe(f64::from(tick) * 200.0, arrived, 1, 0);
+        }
+        concurrency.allowed()
+    };
+    assert_eq!(after(&mut concurrency, 0..100), 1, "one fills them");
+    concurrency.carry_at_most(Some(2.0 * LINKS));
+    assert_eq!(after(&mut concurrency, 100..120), 2);
+}
+
+#[test]
 fn it_waits_for_the_number_to_be_there() {
     let mut concurrency = Concurrency::new(2, 8);
     for tick in 0..100_u32 {

@@ -359,6 +359,7 @@ impl Entry {
             predicted_bytes: self.planned.predicted_bytes,
             predicted_ms: self.planned.predicted_shared_ms,
             transfer_ms: self.transfer_ms,
+            compression: None,
         }
     }
 

@@ -3,7 +3,7 @@
 use super::super::plan::{DrainPlan, Move, Stay};
 use super::super::view::{DrainView, PlacedVm, TargetView};
 use super::entry::{Entry, Stage};
-use super::{Action, Drain};
+use super::{Action, Drain, planned_bytes_per_ms};
 use crate::problem::Problem;
 
 /// When no host can take a VM that an earlier plan had placed, hosts are looked at again after this.
@@ -12,7 +12,8 @@ pub(super) const LOOK_AGAIN_MS: f64 = 5_000.0;
 /// How often they are looked at again without any VM having moved since.
 pub(super) const LOOKS: u8 = 3;
 
-/// The same where room is to be expected: five minutes without any VM that has moved.
+/// The same where room is to be expected: five minutes in which no VM has moved, and none was seen that will leave
+/// room.
 pub(super) const LOOKS_FOR_ROOM: u8 = 60;
 
 /// Whether the plan holds.
@@ -69,6 +70,10 @@ impl Drain {
         if self.planning != Planning::UnderWay {
             return;
         }
+        if !plan.moves.is_empty() {
+            self.pace.replanned(planned_bytes_per_ms(&plan));
+        }
+        let links = plan.links_bytes_per_ms();
         let entries = std::mem::take(&mut self.entries);
         let (mut open, mut others): (Vec<Entry>, Vec<Entry>) =
             entries.into_iter().partition(|entry| entry.stage.is_open());
@@ -91,9 +96,13 @@ impl Drain {
         self.entries = others;
         self.stays = stays;
         self.await_room = !plan.await_room.is_empty();
+        if self.await_room && plan.room_is_coming {
+            self.looks = 0;
+        }
         self.endless_last();
         if self.targets_left().next().is_some() {
             self.concurrency.bound(self.limits.most_on_links(self.targets_left()));
+            self.concurrency.carry_at_most(links);
         }
         self.planning_over(now_ms);
     }

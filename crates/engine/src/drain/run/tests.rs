@@ -1,6 +1,6 @@
 use super::super::plan::Move;
 use super::super::status::MoveState;
-use super::planning::{LOOK_AGAIN_MS, LOOKS};
+use super::planning::{LOOK_AGAIN_MS, LOOKS, LOOKS_FOR_ROOM};
 use super::turns::FIRST_ALONE_MS;
 use super::*;
 
@@ -30,6 +30,7 @@ fn plan_of(moves: Vec<Move>, stays: &[&str]) -> DrainPlan {
         moves,
         stays: stays.iter().map(stay).collect(),
         await_room: vec![],
+        room_is_coming: false,
         transfers: 1,
         transfers_found: false,
         links_mbps: None,
@@ -239,7 +240,12 @@ fn a_vm_that_failed_goes_where_the_new_plan_says() {
     let (mut drain, _) = begin(&["v", "w"]);
     assert_eq!(drain.handle(1.0, failed("v")), [Action::Plan]);
     assert_eq!(state(&drain, "v"), MoveState::Waiting);
-    let actions = drain.handle(2.0, Event::Planned(plan_of(vec![planned("v", "c")], &[])));
+    let before_ms = drain.status(2.0).eta_ms.unwrap();
+    let slower = plan_of(vec![planned("v", "c")], &[]);
+    let slower = DrainPlan { predicted_ms: 2.0 * slower.predicted_ms, ..slower };
+    let actions = drain.handle(2.0, Event::Planned(slower));
+    let after_ms = drain.status(2.0).eta_ms.unwrap();
+    assert!((after_ms - 2.0 * before_ms).abs() < 1.0, "{before_ms} before, {after_ms} by slower links");
     assert_eq!(actions, [Action::Begin { vm: "v".into(), target: "c".into() }]);
     assert_eq!(drain.handle(3.0, failed("v")), []);
     assert_eq!((state(&drain, "v"), error(&drain, "v")), (MoveState::Failed, "connection reset".into()));
@@ -256,6 +262,28 @@ fn how_many_go_at_a_time_follows_the_targets_of_a_new_plan() {
     drain.handle(1.0, failed("w"));
     drain.handle(2.0, Event::Planned(plan_of(vec![planned("w", "b")], &[])));
     assert_eq!(drain.status(2.0).transfers, 1);
+}
+
+#[test]
+fn what_the_links_carry_is_known_anew_with_each_plan() {
+    let over = |links_mbps, moves| DrainPlan { links_mbps: Some(links_mbps), ..plan_of(moves, &[]) };
+    let limits = DrainLimits { transfers: None, ..LIMITS };
+    let first = over(1_000, vec![planned("v", "b"), planned("w", "b")]);
+    let (mut drain, _) = Drain::begin(first, limits, 0, 0.0);
+    drain.handle(1.0, prepared("v"));
+    // It fills 1 Gb/s.
+    let go_on = |drain: &mut Drain, ticks: std::ops::RangeInclusive<u32>| {
+        for tick in ticks {
+            let now_ms = f64::from(tick) * 200.0;
+            drain.handle(now_ms, Event::Arrived { vm: "v".into(), bytes: u64::from(tick) * 200 * 118_750 });
+            drain.handle(now_ms, Event::Tick);
+        }
+        drain.status(8_000.0).transfers
+    };
+    assert_eq!(go_on(&mut drain, 1..=20), 1, "the links are full");
+    assert_eq!(drain.handle(4_000.0, failed("w")), [Action::Plan]);
+    drain.handle(4_000.0, Event::Planned(over(2_000, vec![planned("w", "c")])));
+    assert_eq!(go_on(&mut drain, 21..=40), 2, "another link leads to c");
 }
 
 #[test]
@@ -300,6 +328,33 @@ fn what_waits_for_room_that_is_to_come_is_looked_at_until_it_comes() {
     assert_eq!(drain.handle(now_ms, Event::Tick), [Action::Plan]);
     assert_eq!(begins(&drain.handle(now_ms, Event::Planned(plan_of(vec![planned("w", "b")], &[])))), ["w"]);
     assert_eq!(drain.handle(now_ms, completed("w")), [Action::Finish]);
+}
+
+#[test]
+fn looks_for_room_do_not_run_out_while_a_vm_is_on_its_way_that_leaves_some() {
+    let crowded =
+        |room_is_coming| DrainPlan { await_room: owned(&["w"]), room_is_coming, ..plan_of(vec![], &["w"]) };
+    let look = |drain: &mut Drain, now_ms: &mut f64, room_is_coming| {
+        *now_ms += LOOK_AGAIN_MS;
+        assert_eq!(drain.handle(*now_ms, Event::Tick), [Action::Plan]);
+        drain.handle(*now_ms, Event::Planned(crowded(room_is_coming)))
+    };
+    let mut now_ms = 0.0;
+    let (mut drain, _) = Drain::begin(crowded(true), LIMITS, 0, now_ms);
+    for _ in 0..3 * LOOKS_FOR_ROOM {
+        assert_eq!(look(&mut drain, &mut now_ms, true), []);
+    }
+    for _ in 1..LOOKS_FOR_ROOM {
+        assert_eq!(look(&mut drain, &mut now_ms, false), []);
+    }
+    assert_eq!(look(&mut drain, &mut now_ms, false), [Action::Finish]);
+    // The drain's own deadline holds all the same.
+    let limits = DrainLimits { total_ms: Some(2.5 * LOOK_AGAIN_MS), ..LIMITS };
+    let (mut drain, _) = Drain::begin(crowded(true), limits, 0, now_ms);
+    for _ in 0..2 {
+        assert_eq!(look(&mut drain, &mut now_ms, true), []);
+    }
+    assert_eq!(drain.handle(now_ms + LOOK_AGAIN_MS, Event::Tick), [Action::Finish]);
 }
 
 #[test]

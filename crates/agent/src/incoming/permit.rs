@@ -1,0 +1,116 @@
+//! Step 2: may this VM come?
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use drainpipe_engine::problem::Problem;
+use drainpipe_hypervisor::spec::VmSpec;
+
+use super::{IncomingVm, insert_locked, name_taken, refused_here};
+use crate::admission;
+use crate::agent::Agent;
+use crate::api::types::{IncomingPermit, IncomingRequest};
+use crate::lock::lock;
+use crate::vms::needs;
+
+/// A VM on its way holds no place any more when its source has not been heard of for this long, though it was
+/// asked.
+const HOLDS_PLACE: Duration = Duration::from_secs(30);
+
+/// Step 2: may this VM come?
+pub(crate) fn permit(
+    agent: &Arc<Agent>,
+    source: &str,
+    request: IncomingRequest,
+) -> Result<IncomingPermit, Problem> {
+    agent.check_not_stopping()?;
+    let name = request.definition.name.to_string();
+    if agent.peer(source).is_none() {
+        return Err(Problem::refused(format!(
+            "{} does not know {source}: add a [[peer]] to its agent.toml",
+            agent.name()
+        )));
+    }
+    check_described(&request)?;
+    request.spec.check_host(agent.vms.hypervisor()).map_err(|error| refused_here(agent, &error))?;
+    // Held until it is entered, so that two hosts cannot both send a VM of that name, and so that a drain
+    // that begins meanwhile finds it.
+    let mut entries = lock(&agent.incoming.entries);
+    admission::check_cordon(agent, Some(source))?;
+    if agent.vms.contains(&name) || entries.values().any(|other| other.definition.name.as_str() == name) {
+        return Err(name_taken(agent, &name));
+    }
+    if request.may_wait {
+        check_apart(agent, &entries, &request.definition)?;
+        if let Some(why) = crowded(agent, &entries, source) {
+            return Ok(IncomingPermit::Crowded(why));
+        }
+    }
+    if !agent.journal.begin_incoming(&request.id, source, &request.definition)? {
+        return Err(Problem::conflict(format!("migration {} was here before", request.id)));
+    }
+    let entry = IncomingVm {
+        spec: Some(request.spec),
+        cores_taken: request.cores_taken.filter(|cores| *cores >= 0.0),
+        ..IncomingVm::new(request.id, source.into(), request.definition)
+    };
+    insert_locked(agent, &mut entries, entry);
+    Ok(IncomingPermit::Granted)
+}
+
+/// Refuses a VM that is described as one that cannot be, or as two: its memory is promised by its definition, and
+/// taken by its specification.
+pub(crate) fn check_described(request: &IncomingRequest) -> Result<(), Problem> {
+    let IncomingRequest { spec, definition, .. } = request;
+    definition.validate().map_err(Problem::bad_input)?;
+    if spec.spec().name != definition.name {
+        return Err(Problem::bad_input("the specification and the definition name different VMs"));
+    }
+    if needs(spec.spec()) != needs(definition) {
+        return Err(Problem::bad_input("the specification and the definition have different memory"));
+    }
+    Ok(())
+}
+
+/// A drain's plan keeps VMs of one `apart` group on different hosts, but does not know what other drains bring
+/// meanwhile: the one that comes later plans anew. A single migration is somebody's own decision.
+fn check_apart(
+    agent: &Agent,
+    entries: &BTreeMap<String, Arc<IncomingVm>>,
+    definition: &VmSpec,
+) -> Result<(), Problem> {
+    let present = agent.vms.present();
+    let here = present.iter().map(|vm| &vm.definition);
+    let beside = here.chain(entries.values().map(|entry| &entry.definition)).find_map(|other| {
+        let group = other.placement.apart.intersection(&definition.placement.apart).next()?;
+        Some((&other.name, group))
+    });
+    let Some((other, group)) = beside else { return Ok(()) };
+    let (name, host) = (&definition.name, agent.name());
+    Err(Problem::refused(format!(
+        "VM {name} must be apart from {other}, by the group {group}, and that is on {host} or on its way there"
+    )))
+}
+
+/// Why no further VM of this source may come for now, if so: this host takes so many at a time, of all hosts that
+/// are drained to it.
+fn crowded(agent: &Agent, entries: &BTreeMap<String, Arc<IncomingVm>>, source: &str) -> Option<String> {
+    let mut on_way = BTreeMap::<String, usize>::new();
+    let holds_place = |entry: &&Arc<IncomingVm>| {
+        !entry.is_adopted(agent) && lock(&entry.last_heard).elapsed() < HOLDS_PLACE
+    };
+    for entry in entries.values().filter(holds_place) {
+        *on_way.entry(entry.source.clone()).or_default() += 1;
+    }
+    let limit = agent.config.drain.inbound;
+    let now_ms = agent.incoming.clock.elapsed().as_secs_f64() * 1_000.0;
+    if lock(&agent.incoming.places).admits(now_ms, limit, &on_way, source) {
+        return None;
+    }
+    let of_each: Vec<String> =
+        on_way.iter().map(|(source, count)| format!("{count} from {source}")).collect();
+    let host = agent.name();
+    let of_each = if of_each.is_empty() { "others wait for longer".into() } else { of_each.join(", ") };
+    Some(format!("{host} takes {limit} VMs at a time from hosts that are drained; on their way: {of_each}"))
+}

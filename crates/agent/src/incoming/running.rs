@@ -1,0 +1,187 @@
+//! Steps 8 and 9: the last of the state arrives, and the VM runs here; and what is said to a source that asks.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use drainpipe_engine::problem::Problem;
+use drainpipe_hypervisor::Vmm;
+use drainpipe_hypervisor::migration::{self, MigrationError, MigrationStatus};
+use drainpipe_hypervisor::qmp::QmpError;
+use drainpipe_relay::Receiver;
+use tracing::{info, warn};
+
+use super::silence::{WATCH_EVERY, take_hold};
+use super::{IncomingVm, remove_skeleton};
+use crate::agent::Agent;
+use crate::api::types::IncomingView;
+use crate::journal::IncomingState;
+use crate::lock::lock;
+use crate::precedence;
+use crate::vms::{QMP_DEADLINE, qemu_has_ended};
+
+/// QEMU closes its sockets a moment before its process has ended. Its source waits for an answer for half a second.
+const EXIT_KNOWN_WITHIN: Duration = Duration::from_millis(300);
+
+/// Waits until all state is here. A VM that is paused on its source goes first here from now on.
+pub(crate) async fn wait_received(
+    agent: &Agent,
+    id: &str,
+    is_paused: bool,
+    deadline: Duration,
+) -> Result<IncomingView, Problem> {
+    let entry = agent.incoming.get(id)?;
+    if let Err(problem) = take_hold(agent, &entry).await {
+        warn!(migration = id, %problem, "the skeleton does not answer yet; the source asks again");
+        tokio::time::sleep(WATCH_EVERY).await;
+        return Ok(IncomingView::Waiting);
+    }
+    let vmm = entry.vmm()?;
+    if is_paused {
+        precedence::begin(&vmm);
+    }
+    let mut events = vmm.events();
+    let end = tokio::time::Instant::now() + deadline;
+    loop {
+        let status = match migration::status(&vmm, QMP_DEADLINE).await {
+            Ok(status) => status,
+            Err(error) if matches!(error, QmpError::Closed { .. }) || !vmm.alive() => {
+                let exit = vmm.wait_exit(EXIT_KNOWN_WITHIN).await;
+                return Err(Problem::failed(qemu_has_ended(agent.name(), exit.as_ref())));
+            }
+            // Its main thread waits for pages that are late. For how long they may be is the source's to say.
+            Err(QmpError::Deadline { .. }) => return Ok(IncomingView::Waiting),
+            Err(error) => return Err(Problem::failed(error)),
+        };
+        match status.status {
+            MigrationStatus::Completed => return Ok(IncomingView::Ready),
+            MigrationStatus::Failed => {
+                let relay = lock(&entry.relay).as_ref().and_then(Receiver::error);
+                let why = relay.map(|error| error.to_string()).or(status.error_desc);
+                let why = why.unwrap_or_else(|| "its QEMU does not say why".into());
+                return Err(Problem::failed(format!("{} could not take the state: {why}", agent.name())));
+            }
+            _ => {}
+        }
+        // Any event, or a missed one, is a reason to look again; so is a closed connection, once.
+        match tokio::time::timeout_at(end, events.recv()).await {
+            Ok(_) => {}
+            Err(_) => return Ok(IncomingView::Waiting),
+        }
+    }
+}
+
+/// Step 9: the VM runs here. Idempotent.
+pub(crate) async fn run(agent: &Agent, id: &str) -> Result<(), Problem> {
+    let Ok(entry) = agent.incoming.get(id) else { return already_runs(agent, id) };
+    let _stepping = entry.stepping.lock().await;
+    // It may be paused by now, on its way to a third host: an order that is repeated, or late, must
+    // not touch it.
+    if entry.is_adopted(agent) {
+        return already_runs(agent, id);
+    }
+    let vmm = entry.vmm()?;
+    if let Err(problem) = check_received(agent, &vmm).await {
+        let was_told = matches!(agent.journal.incoming_state(id)?, Some((_, IncomingState::Running)));
+        if was_told && !vmm.alive() {
+            // Its QEMU ended just when it was told to run, which was not known then.
+            agent.vms.adopt(entry.definition.clone(), vmm, entry.cores_taken);
+        }
+        return Err(problem);
+    }
+    if !agent.journal.run_incoming(id)? {
+        return Err(Problem::conflict(format!("{} discarded the VM of migration {id}", agent.name())));
+    }
+    precedence::begin(&vmm);
+    precedence::end_soon(&vmm);
+    if let Err(error) = migration::run(&vmm, QMP_DEADLINE).await {
+        return Err(does_not_run(agent, &entry, vmm, error).await);
+    }
+    agent.vms.adopt(entry.definition.clone(), vmm, entry.cores_taken);
+    info!(vm = %entry.definition.name, source = entry.source, "runs here");
+    Ok(())
+}
+
+/// What becomes of a VM that was recorded to run here, and QEMU did not let it.
+async fn does_not_run(agent: &Agent, entry: &IncomingVm, vmm: Arc<Vmm>, error: MigrationError) -> Problem {
+    let problem = Problem::failed(format!("the VM does not run on {}: {error}", agent.name()));
+    if !vmm.alive() {
+        // It may have run for a moment. So its source must not let it run again; it has crashed here.
+        agent.vms.adopt(entry.definition.clone(), vmm, entry.cores_taken);
+        return problem;
+    }
+    let refused =
+        matches!(error, MigrationError::Qmp(QmpError::Command { .. }) | MigrationError::MemoryIncomplete(_));
+    // Without an answer it is not known; the source asks again. A refusal, as of a disk that another
+    // QEMU holds locked, means that the source can have it back.
+    if refused && let Err(error) = take_back(agent, entry).await {
+        return problem.context(error);
+    }
+    problem
+}
+
+async fn take_back(agent: &Agent, entry: &IncomingVm) -> Result<(), Problem> {
+    agent.journal.take_back_run(&entry.id)?;
+    remove_skeleton(agent, &entry.id, Some(entry)).await
+}
+
+pub(super) fn already_runs(agent: &Agent, id: &str) -> Result<(), Problem> {
+    match agent.journal.incoming_state(id)? {
+        Some((_, IncomingState::Running)) if is_still_to_run(agent, id)? => {
+            Err(Problem::failed(format!("its QEMU on {} has not said yet that the VM runs", agent.name())))
+        }
+        Some((_, IncomingState::Running | IncomingState::Finished)) => Ok(()),
+        _ => Err(Problem::conflict(format!("{} discarded the VM of migration {id}", agent.name()))),
+    }
+}
+
+pub(super) async fn check_received(agent: &Agent, vmm: &Vmm) -> Result<(), Problem> {
+    let status = migration::status(vmm, QMP_DEADLINE).await.map_err(Problem::failed)?;
+    if status.status == MigrationStatus::Completed {
+        return Ok(());
+    }
+    Err(Problem::failed(format!("not all state of the VM is on {}: {}", agent.name(), status.status)))
+}
+
+/// What was decided here, by the journal; and what could be decided.
+pub(crate) async fn view(agent: &Agent, id: &str) -> Result<IncomingView, Problem> {
+    let Some((_, state)) = agent.journal.incoming_state(id)? else { return Ok(IncomingView::Waiting) };
+    Ok(match state {
+        // The source must not let its copy go.
+        IncomingState::Running if is_still_to_run(agent, id)? => IncomingView::Ready,
+        IncomingState::Running | IncomingState::Finished => IncomingView::Running,
+        IncomingState::Discarded => IncomingView::Discarded,
+        IncomingState::Waiting => match agent.incoming.get(id) {
+            Ok(entry) => how_far(agent, &entry).await?,
+            Err(_) => IncomingView::Waiting,
+        },
+    })
+}
+
+/// Whether it is recorded that the VM runs here, but QEMU has not said yet that it does.
+fn is_still_to_run(agent: &Agent, id: &str) -> Result<bool, Problem> {
+    if let Ok(entry) = agent.incoming.get(id) {
+        return Ok(!entry.is_adopted(agent));
+    }
+    // An earlier life of this agent has recorded it, and QEMU has not obeyed this one yet.
+    let lives = |vm: &str| {
+        agent.vms.out_of_reach_for(vm).is_some() || agent.vms.running(vm).is_some_and(|vmm| vmm.alive())
+    };
+    let mut arrivals = agent.journal.unfinished_arrivals()?.into_iter();
+    Ok(arrivals.any(|arrival| arrival.id == id && lives(&arrival.vm)))
+}
+
+/// An error where QEMU does not say: what it has may be the only copy of the VM.
+async fn how_far(agent: &Agent, entry: &IncomingVm) -> Result<IncomingView, Problem> {
+    let mute = || Problem::failed(format!("its QEMU on {} does not answer", agent.name()));
+    let vmm = lock(&entry.vmm).clone();
+    match vmm {
+        Some(vmm) => match migration::status(&vmm, QMP_DEADLINE).await {
+            Ok(status) if status.status == MigrationStatus::Completed => Ok(IncomingView::Ready),
+            Err(QmpError::Deadline { .. }) if vmm.alive() => Err(mute()),
+            Ok(_) | Err(_) => Ok(IncomingView::Waiting),
+        },
+        // It stood before this agent did.
+        None if entry.spec.is_none() => Err(mute()),
+        None => Ok(IncomingView::Waiting),
+    }
+}

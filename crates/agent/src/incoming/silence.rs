@@ -1,0 +1,96 @@
+//! A source that falls silent is asked; one that is gone is given up, as far as it may be.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use drainpipe_engine::problem::Problem;
+use tracing::{debug, warn};
+
+use super::running::{check_received, run};
+use super::{IncomingVm, discard, finish_arrival};
+use crate::agent::Agent;
+use crate::api::types::HandOverView;
+use crate::journal::IncomingState;
+use crate::lock::lock;
+
+/// Without a word from the source for this long, the target asks it what has become of the VM.
+pub(super) const SILENCE_MAX: Duration = Duration::from_secs(10);
+
+/// A VM of which not all state is here is given up when its source has not been heard of for this
+/// long. All of it being here, it is kept: it may be the only copy that can run.
+const GIVE_UP_AFTER: Duration = Duration::from_mins(2);
+
+/// How often the target looks after the VMs on their way.
+pub(super) const WATCH_EVERY: Duration = Duration::from_secs(2);
+
+/// Looks after one VM on its way for as long as it is: should its source fall silent, asks; should
+/// the source be gone, gives up what it may give up.
+pub(super) async fn watch(agent: Arc<Agent>, entry: Arc<IncomingVm>) {
+    loop {
+        tokio::time::sleep(WATCH_EVERY).await;
+        if !lock(&agent.incoming.entries).contains_key(&entry.id) {
+            return;
+        }
+        if let Err(problem) = take_hold(&agent, &entry).await {
+            debug!(migration = entry.id, %problem, "the skeleton does not answer yet");
+        }
+        let silence = lock(&entry.last_heard).elapsed();
+        if silence < SILENCE_MAX {
+            continue;
+        }
+        if let Err(problem) = settle(&agent, &entry, silence).await {
+            warn!(migration = entry.id, %problem, "a VM on its way here cannot be settled; tried again soon");
+        }
+    }
+}
+
+async fn settle(agent: &Agent, entry: &IncomingVm, silence: Duration) -> Result<(), Problem> {
+    // Looked at without `get`, which would count as a word from the source.
+    let state = agent.journal.incoming_state(&entry.id)?.map(|(_, state)| state);
+    match state {
+        // QEMU has not answered yet when it was told to let it run.
+        Some(IncomingState::Running) if !entry.is_adopted(agent) => {
+            take_hold(agent, entry).await?;
+            return run(agent, &entry.id).await;
+        }
+        Some(IncomingState::Running | IncomingState::Finished) => {
+            return finish_arrival(agent, &entry.id).await;
+        }
+        _ => {}
+    }
+    let source =
+        agent.peer(&entry.source).ok_or_else(|| Problem::not_found("its source is no peer any more"))?;
+    match source.get::<HandOverView>(&format!("/v1/handovers/{}", entry.id)).await {
+        Ok(HandOverView::Pending) => entry.heard(),
+        Ok(HandOverView::HandedOver) => {
+            take_hold(agent, entry).await?;
+            run(agent, &entry.id).await?;
+        }
+        Ok(HandOverView::Refused | HandOverView::Unknown) => discard(agent, &entry.id, &entry.source).await?,
+        Err(problem) if silence > GIVE_UP_AFTER && !has_all_state(agent, entry).await => {
+            warn!(migration = entry.id, %problem, "given up: its source is gone");
+            discard(agent, &entry.id, &entry.source).await?;
+        }
+        Err(problem) => return Err(problem),
+    }
+    Ok(())
+}
+
+/// Takes hold of a skeleton that stood before this agent did, if it did not answer when the agent started.
+pub(super) async fn take_hold(agent: &Agent, entry: &IncomingVm) -> Result<(), Problem> {
+    let stood_before = entry.spec.is_none();
+    let _taking_hold = entry.taking_hold.lock().await;
+    if stood_before && lock(&entry.vmm).is_none() {
+        let found = agent.vms.find_running(&entry.definition).await?;
+        *lock(&entry.vmm) = found;
+    }
+    Ok(())
+}
+
+async fn has_all_state(agent: &Agent, entry: &IncomingVm) -> bool {
+    let vmm = lock(&entry.vmm).clone();
+    match vmm {
+        Some(vmm) => check_received(agent, &vmm).await.is_ok(),
+        None => false,
+    }
+}

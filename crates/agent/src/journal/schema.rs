@@ -1,0 +1,121 @@
+//! The journal's tables, and how one of an older Drainpipe comes to have them.
+
+use std::path::Path;
+
+use rusqlite::{Connection, TransactionBehavior};
+
+use super::JournalCause;
+
+/// Changes of the schema, in order; `user_version` says how many have been made.
+pub(super) const SCHEMA_CHANGES: &[&str] = &[
+    "
+    CREATE TABLE vms (name TEXT PRIMARY KEY, spec TEXT NOT NULL);
+    CREATE TABLE migrations (
+        id TEXT PRIMARY KEY,
+        vm TEXT NOT NULL,
+        target TEXT NOT NULL,
+        handed_over INTEGER NOT NULL DEFAULT 0,
+        revoked INTEGER NOT NULL DEFAULT 0,
+        result TEXT
+    );
+    CREATE TABLE incoming (
+        id TEXT PRIMARY KEY,
+        vm TEXT NOT NULL,
+        source TEXT NOT NULL,
+        spec TEXT NOT NULL,
+        state TEXT NOT NULL
+    );
+    CREATE TABLE host_changes (
+        sequence INTEGER PRIMARY KEY AUTOINCREMENT,
+        owner TEXT NOT NULL,
+        change TEXT NOT NULL,
+        before TEXT NOT NULL
+    );
+",
+    "
+    ALTER TABLE migrations ADD COLUMN requested_option TEXT NOT NULL DEFAULT '\"auto\"';
+    ALTER TABLE migrations ADD COLUMN started_at TEXT NOT NULL DEFAULT '1970-01-01T00:00:00Z';
+",
+    "
+    CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+",
+    "
+    CREATE TABLE drains (
+        id TEXT PRIMARY KEY,
+        kind TEXT NOT NULL,
+        cordons INTEGER NOT NULL,
+        started_at TEXT NOT NULL,
+        ended_at TEXT,
+        transfers INTEGER,
+        status TEXT NOT NULL
+    );
+    CREATE TABLE drain_moves (
+        drain TEXT NOT NULL,
+        vm TEXT NOT NULL,
+        place INTEGER NOT NULL,
+        move TEXT NOT NULL,
+        PRIMARY KEY (drain, vm)
+    );
+",
+    "
+    ALTER TABLE drains ADD COLUMN swap_with TEXT;
+    ALTER TABLE drains ADD COLUMN last_incoming INTEGER NOT NULL DEFAULT 0;
+",
+    // Numbers that were found before are found anew: by which option they were is not known of all.
+    "
+    CREATE TABLE transfers_found (
+        target TEXT NOT NULL,
+        requested_option TEXT NOT NULL,
+        transfers INTEGER NOT NULL,
+        PRIMARY KEY (target, requested_option)
+    );
+    ALTER TABLE drains DROP COLUMN transfers;
+",
+    "
+    ALTER TABLE migrations ADD COLUMN ended_at_ms INTEGER;
+    CREATE INDEX migrations_of_vms ON migrations (vm);
+",
+    "
+    ALTER TABLE drains ADD COLUMN request TEXT;
+",
+];
+
+pub(super) fn open_connection(directory: &Path, path: &Path) -> Result<Connection, JournalCause> {
+    use std::os::unix::fs::DirBuilderExt;
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(directory)
+        .map_err(JournalCause::Directory)?;
+    let mut connection = Connection::open(path)?;
+    connection.busy_timeout(std::time::Duration::from_secs(5))?;
+    connection.pragma_update(None, "journal_mode", "WAL")?;
+    // In WAL mode only FULL makes each commit durable before it returns.
+    connection.pragma_update(None, "synchronous", "FULL")?;
+    upgrade(&mut connection)?;
+    Ok(connection)
+}
+
+fn upgrade(connection: &mut Connection) -> Result<(), JournalCause> {
+    // Nothing is written where nothing is to be done: a guard opens the journal on a full disk too.
+    if schema_changes_made(connection)? == SCHEMA_CHANGES.len() {
+        return Ok(());
+    }
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    let done = schema_changes_made(&transaction)?;
+    if done > SCHEMA_CHANGES.len() {
+        return Err(JournalCause::Newer(done));
+    }
+    for sql in &SCHEMA_CHANGES[done..] {
+        transaction.execute_batch(sql)?;
+    }
+    let made = u32::try_from(SCHEMA_CHANGES.len()).expect("there are a handful of schema changes");
+    transaction.pragma_update(None, "user_version", made)?;
+    transaction.commit()?;
+    Ok(())
+}
+
+fn schema_changes_made(connection: &Connection) -> Result<usize, JournalCause> {
+    let made: u32 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
+    Ok(made as usize)
+}

@@ -1,0 +1,221 @@
+//! Steps 8 to 10: the last of the state goes, and the VM is the target's; or all is undone, and it stays.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use drainpipe_engine::migration::{Event, TargetState};
+use drainpipe_engine::problem::{Problem, ProblemKind};
+use drainpipe_hypervisor::Vmm;
+use drainpipe_hypervisor::migration as qemu;
+use drainpipe_hypervisor::qmp::QmpError;
+use tracing::warn;
+
+use super::Executor;
+use crate::api::types::{IncomingView, TargetUse};
+use crate::outgoing::target_watch::TargetWatch;
+use crate::outgoing::{ASK_AGAIN_AFTER, RECEIVED_WAIT, received_path};
+use crate::precedence;
+use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
+
+/// How long the VM may stand still while the rest is sent. Past this the links have failed, and it
+/// runs on here.
+const SWITCH_OVER_DEADLINE: Duration = Duration::from_secs(15);
+
+/// How much longer than that the answer may take. The VM stands still meanwhile.
+const RECEIVED_ANSWER_DEADLINE: Duration = Duration::from_secs(3);
+
+/// How long QEMU may take for an answer while the VM stands still and its transfer is to be stopped. After that it is
+/// taken to wait for its target.
+const MUTE_AFTER: Duration = Duration::from_secs(2);
+
+/// How often a target is asked once more that is said to be lost.
+const LOST_QUESTIONS: u8 = 3;
+
+impl Executor {
+    pub(super) async fn switch_over(&mut self) -> Result<(), Problem> {
+        // Nothing more is sent that a limit holds for.
+        (self.throttle, self.target_watch) = (None, TargetWatch::default());
+        self.measurements.transfer_is_ending();
+        self.is_switching_over = true;
+        let vmm = self.vmm()?;
+        precedence::begin(vmm);
+        let here = async { qemu::switch_over(vmm, QMP_DEADLINE).await.map_err(Problem::failed) };
+        tokio::try_join!(self.wait_received(), here).map(drop)
+    }
+
+    async fn wait_received(&self) -> Result<(), Problem> {
+        let path = received_path(&self.running.id, true);
+        let end = Instant::now() + SWITCH_OVER_DEADLINE;
+        while Instant::now() < end {
+            let answer_deadline = RECEIVED_WAIT + RECEIVED_ANSWER_DEADLINE;
+            if self.peer()?.get_within::<IncomingView>(&path, answer_deadline).await? == IncomingView::Ready {
+                return Ok(());
+            }
+        }
+        let seconds = SWITCH_OVER_DEADLINE.as_secs();
+        Err(Problem::failed(format!(
+            "the last of the state did not arrive within {seconds} s; look at the links"
+        )))
+    }
+
+    pub(super) fn record_hand_over(&self) -> Result<(), Problem> {
+        if self.agent.journal.hand_over(&self.running.id)? {
+            return Ok(());
+        }
+        Err(guard_acted())
+    }
+
+    pub(super) async fn ask_target(&mut self) -> Result<Event, Problem> {
+        // Also one that answers at once may answer the same for long, as while it cannot write down that the VM runs.
+        if let Some(asked_at) = self.target_asked_at {
+            tokio::time::sleep(ASK_AGAIN_AFTER.saturating_sub(asked_at.elapsed())).await;
+        }
+        self.target_asked_at = Some(Instant::now());
+        // Of a host that the configuration does not name any more nobody can say whether it answers.
+        self.peer().map_err(Problem::failed)?;
+        let view = self.target_view().await;
+        if let Err(problem) = &view
+            && is_like_lost(problem)
+            && *self.running.target_lost.borrow()
+            && self.stays_silent().await
+        {
+            return Ok(Event::TargetSays(TargetState::Lost));
+        }
+        let state = match view {
+            Ok(IncomingView::Running) => TargetState::Running,
+            Ok(IncomingView::Ready) => TargetState::Ready,
+            Ok(IncomingView::Discarded) => TargetState::Discarded,
+            // Its QEMU does not say how much it has. That may be the only copy, if there is none here.
+            Err(problem) if problem.kind != ProblemKind::Failed || self.vmm().is_err() => {
+                return Err(problem);
+            }
+            Ok(IncomingView::Waiting) | Err(_) => {
+                self.peer()?.delete::<()>(&self.incoming("")).await?;
+                TargetState::Discarded
+            }
+        };
+        Ok(Event::TargetSays(state))
+    }
+
+    async fn target_view(&self) -> Result<IncomingView, Problem> {
+        self.peer()?.get(&self.incoming("")).await
+    }
+
+    /// Whether a target that is said to be lost does not answer again and again.
+    async fn stays_silent(&self) -> bool {
+        for _ in 0..LOST_QUESTIONS {
+            tokio::time::sleep(ASK_AGAIN_AFTER).await;
+            if !matches!(self.target_view().await, Err(problem) if is_like_lost(&problem)) {
+                return false;
+            }
+        }
+        true
+    }
+
+    pub(super) async fn end_on_source(&mut self) -> Result<(), Problem> {
+        self.guard = None;
+        self.destroy().await
+    }
+
+    pub(super) fn revoke_hand_over(&self) -> Result<(), Problem> {
+        self.agent.journal.revoke_hand_over(&self.running.id)?;
+        Ok(())
+    }
+
+    pub(super) async fn clean_up(&mut self) -> Result<(), Problem> {
+        if let Err(error) = self.read_final_counters().await {
+            warn!(%error, "no final counters");
+        }
+        let path = self.incoming("finish");
+        let there = async { self.peer()?.post::<TargetUse>(&path, &()).await };
+        let here = self.destroy();
+        let network = self.put_back();
+        let (used, destroyed, put_back) = tokio::join!(there, here, network);
+        (self.guard, self.relay) = (None, None);
+        // A target that does not answer puts its network back by itself when it hears nothing more.
+        self.target_use = used.unwrap_or_default();
+        destroyed.and(put_back)
+    }
+
+    async fn destroy(&self) -> Result<(), Problem> {
+        match &self.claimed.vmm {
+            Some(vmm) => vmm.destroy(QEMU_DEADLINE).await.map_err(Problem::failed),
+            None => Ok(()),
+        }
+    }
+
+    async fn read_final_counters(&mut self) -> Result<(), Problem> {
+        // First: it is known also of a QEMU that does not answer.
+        if let Some(relay) = &self.relay {
+            self.measurements.relayed(relay);
+        }
+        if let (Some(status), Some(vmm)) = (self.status().await?, &self.claimed.vmm) {
+            self.measurements.transfer_ends(vmm, &status);
+        }
+        let now_ms = self.now_ms();
+        self.measurements.sample(&self.agent.network, now_ms).await
+    }
+
+    pub(super) async fn stop_transfer(&mut self) -> Result<(), Problem> {
+        (self.throttle, self.target_watch) = (None, TargetWatch::default());
+        if self.vmm().is_err() {
+            return Ok(());
+        }
+        self.on_own_connections(Vmm::discard_unsent, "the kernel goes on trying to send what QEMU has left");
+        if self.is_switching_over {
+            self.cut_if_mute().await;
+        }
+        if let Err(error) = self.read_final_counters().await {
+            warn!(%error, "no final counters: its connections are cut, lest it wait for them");
+            self.cut();
+        }
+        let cancelled = qemu::cancel(self.vmm()?, QEMU_DEADLINE).await;
+        // QEMU 7.2 may call it over while some of its threads still wait in `send`, and its main thread for them,
+        // for as long as the target is silent. It answers nothing meanwhile.
+        self.cut();
+        // Not before: QEMU would call the migration failed.
+        self.relay = None;
+        cancelled.map(drop).map_err(Problem::failed)
+    }
+
+    /// Where nobody takes the last bytes, QEMU waits with the lock that each command needs: asked to cancel, it would
+    /// say nothing, and the VM would stand still for as long as that is waited for.
+    async fn cut_if_mute(&mut self) {
+        let Ok(vmm) = self.vmm() else { return };
+        if matches!(qemu::status(vmm, MUTE_AFTER).await, Err(QmpError::Deadline { .. })) {
+            warn!(vm = self.running.vm, "its QEMU waits for the target: its connections are cut");
+            self.cut();
+            self.relay = None;
+        }
+    }
+
+    fn cut(&self) {
+        self.on_own_connections(Vmm::cut, "the VM may stand still for as long as QEMU waits for its target");
+    }
+
+    /// What is left of the memory is not sent by whatever way there is once the network is put back, and nobody
+    /// waits for it. The relay sees to it by itself.
+    fn on_own_connections(&self, act: fn(&Vmm, SocketAddr) -> io::Result<usize>, else_what: &str) {
+        if let Some(Err(error)) = self.own_connections().map(|(vmm, address)| act(&vmm, address)) {
+            warn!(%error, "{else_what}");
+        }
+    }
+
+    pub(super) async fn resume_on_source(&mut self) -> Result<(), Problem> {
+        let vmm = self.vmm()?;
+        precedence::end_soon(vmm);
+        qemu::run(vmm, QMP_DEADLINE).await.map_err(Problem::failed)?;
+        self.guard = None;
+        Ok(())
+    }
+}
+
+/// A host that answers anything else is not lost.
+fn is_like_lost(problem: &Problem) -> bool {
+    matches!(problem.kind, ProblemKind::Unreachable | ProblemKind::NotFound)
+}
+
+pub(super) fn guard_acted() -> Problem {
+    Problem::failed("this agent stood still for so long that its guard let the VM run on here")
+}

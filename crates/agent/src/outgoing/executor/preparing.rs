@@ -1,0 +1,117 @@
+//! Steps 1, 2 and 5: the hosts meet, the target lets the VM come, and they are connected.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use drainpipe_engine::check::refusal;
+use drainpipe_engine::migration::Event;
+use drainpipe_engine::path::Path;
+use drainpipe_engine::plan::{PathTrial, Plan, Spread};
+use drainpipe_engine::problem::Problem;
+use drainpipe_hypervisor::RunState;
+use tokio::sync::mpsc;
+
+use super::Executor;
+use crate::api::types::{ConnectionRequest, Endpoint, IncomingPermit, IncomingRequest};
+use crate::check;
+use crate::outgoing::{Meeting, informed, meet};
+use crate::path_watch::{Joining, WatchEnd};
+use crate::probe::{self, Load, ProbePorts, ProbeRequest};
+use crate::vms::{QMP_DEADLINE, does_not_run};
+
+/// Turns of paths that may wait for the log.
+const NEWS_MAX: usize = 64;
+
+/// How often a target that takes no more VMs at a time is asked for a place. Well within the time after which it
+/// forgets who waits.
+const ASK_FOR_PLACE_EVERY: Duration = Duration::from_millis(500);
+
+impl Executor {
+    pub(super) async fn establish_hosts(&mut self) -> Result<Event, Problem> {
+        let (agent, to, vmm) = (&self.agent, &self.running.target, self.claimed.vmm.as_deref());
+        let asked = informed(agent, to, self.request, vmm).await?;
+        let Meeting { source, target, plan } =
+            meet(agent, self.peer()?, to, asked, self.memory_bytes()).await?;
+        let vmm = self.claimed.vmm.as_ref().ok_or_else(|| does_not_run(&self.running.vm))?;
+        let vms = std::slice::from_ref(vmm);
+        self.findings =
+            check::before_migration(&self.agent, self.peer()?, &self.running.target, vms, &plan).await?;
+        self.facts = Some((source, target.facts));
+        self.plan = Some(plan.clone());
+        refusal(&self.findings).map_or(Ok(Event::Established(plan)), Err)
+    }
+
+    pub(super) async fn check_permissions(&self) -> Result<Event, Problem> {
+        let vmm = self.vmm()?;
+        let state = vmm.run_state(QMP_DEADLINE).await.map_err(Problem::failed)?;
+        if state != RunState::Running {
+            return Err(Problem::refused(format!(
+                "VM {} is {state}; only a running VM moves",
+                self.running.vm
+            )));
+        }
+        let request = IncomingRequest {
+            id: self.running.id.clone(),
+            spec: vmm.spec().clone(),
+            definition: self.claimed.definition.clone(),
+            may_wait: self.running.is_held(),
+            cores_taken: self.agent.vms.cores_taken_by(&self.running.vm),
+        };
+        match self.peer()?.post("/v1/incoming", &request).await? {
+            IncomingPermit::Granted => Ok(Event::Done),
+            IncomingPermit::Crowded(why) => {
+                tokio::select! {
+                    () = self.running.cancel.notified() => {}
+                    () = tokio::time::sleep(ASK_FOR_PLACE_EVERY) => {}
+                }
+                Ok(Event::Crowded(why))
+            }
+        }
+    }
+
+    pub(super) async fn connect_hosts(&mut self) -> Result<Event, Problem> {
+        let no_plan = || Problem::failed("connecting before there is a plan");
+        let (source, target) = self.facts.as_ref().ok_or_else(no_plan)?;
+        let plan = self.plan.clone().ok_or_else(no_plan)?;
+        let request = ProbeRequest { paths: plan.paths.iter().map(Path::reversed).collect() };
+        let ports: ProbePorts = self.peer()?.post(&self.incoming("probe"), &request).await?;
+        let trials = probe::try_paths(&self.agent.network, &plan.paths, &ports, Load::Large).await;
+        let trials: Vec<PathTrial> = trials.into_iter().map(|trial| trial.map(drop)).collect();
+        let plan = plan.narrow(&trials, &source.name, &target.name).map_err(Problem::failed)?;
+        let endpoint = match (plan.spread, target.migration_address) {
+            (Spread::Routed, Some(address)) => self.connect_routed(&plan, address).await?,
+            _ => self.ask_to_listen(&plan, None).await?,
+        };
+        self.endpoint = Some(endpoint);
+        self.plan = Some(plan.clone());
+        Ok(Event::Connected(plan))
+    }
+
+    async fn connect_routed(&mut self, plan: &Plan, target: IpAddr) -> Result<Endpoint, Problem> {
+        let (tell, news) = mpsc::channel(NEWS_MAX);
+        let joining = Joining {
+            migration: &self.running.id,
+            peer: &self.running.target,
+            address: target,
+            paths: &plan.paths,
+            absent: &[],
+            news: Some(tell),
+        };
+        let own = self.agent.watches.join(&self.agent, joining).await?;
+        let endpoint = self.ask_to_listen(plan, Some(own)).await?;
+        let other = endpoint.watch.as_ref().ok_or_else(|| Problem::failed("the target watches no paths"))?;
+        self.agent.watches.meet(&self.running.target, &plan.paths, other).await?;
+        self.news = news;
+        Ok(endpoint)
+    }
+
+    async fn ask_to_listen(&self, plan: &Plan, watch: Option<WatchEnd>) -> Result<Endpoint, Problem> {
+        let reversed = plan.paths.iter().map(Path::reversed).collect();
+        let request = ConnectionRequest {
+            plan: Plan { paths: reversed, ..plan.clone() },
+            migration_address: self.facts.as_ref().and_then(|(source, _)| source.migration_address),
+            watch,
+        };
+        self.peer()?.post(&self.incoming("connection"), &request).await
+    }
+}

@@ -1,0 +1,286 @@
+//! Steps 6 and 7: the VM's memory goes while it runs.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use drainpipe_engine::migration::{Event, Stage, downtime_limit_ms};
+use drainpipe_engine::plan::Plan;
+use drainpipe_engine::problem::Problem;
+use drainpipe_engine::progress::Transferred;
+use drainpipe_engine::queue::unsent_limit_bytes;
+use drainpipe_hypervisor::Vmm;
+use drainpipe_hypervisor::migration::{self as qemu, Convergence, MigrationStatus, TransferStatus};
+use drainpipe_hypervisor::qmp::QmpError;
+use tokio::time::timeout;
+use tracing::warn;
+
+use super::ending::guard_acted;
+use super::{Executor, LOOK_EVERY};
+use crate::api::types::Endpoint;
+use crate::bandwidth::{Throttle, Valve};
+use crate::guard::Guard;
+use crate::link_socket::on_link;
+use crate::outgoing::target_watch::TargetWatch;
+use crate::path_watch::Beginning;
+use crate::relay::{OtherEnd, OutgoingRelay};
+use crate::transport::{connections, transport};
+use crate::vms::QMP_DEADLINE;
+
+/// How long it is waited for QEMU's connections, and how often it is looked for them meanwhile.
+const CONNECTED_WITHIN: Duration = Duration::from_millis(500);
+const CONNECTED_LOOK_EVERY: Duration = Duration::from_millis(2);
+
+/// How soon a target says what has happened to it, once its connections have failed.
+const TARGET_SAYS_WITHIN: Duration = Duration::from_millis(500);
+
+impl Executor {
+    pub(super) async fn start_transfer(&mut self) -> Result<(), Problem> {
+        let (Some(plan), Some(endpoint)) = (&self.plan, &self.endpoint) else {
+            return Err(Problem::failed("a transfer before the hosts are connected"));
+        };
+        let address = listening_at(plan, endpoint).map_err(Problem::failed)?;
+        let (transport, now_ms) = (transport(plan), self.now_ms());
+        self.measurements.transfer_begins(&self.agent.network, plan, address, now_ms).await?;
+        let vmm = self.vmm()?;
+        let own_peer = (!plan.is_relayed()).then_some(address);
+        let guard = Guard::start(&self.agent, &self.running.id, vmm, own_peer).await?;
+        let (relay, send_to) = self.relay_to(plan, endpoint, address, &guard)?;
+        self.tell_watch(plan, address.port()).await;
+        let convergence = Convergence {
+            downtime_limit_ms: self.downtime_limit_ms,
+            throttle_max_percent: self.cpu_throttle_max_percent,
+        };
+        qemu::start(vmm, transport, send_to, convergence, QMP_DEADLINE).await.map_err(Problem::failed)?;
+        (self.guard, self.relay) = (Some(guard), relay);
+        self.target_watch = TargetWatch::start(&self.agent, &self.running);
+        let valve = match &self.relay {
+            Some(relay) => Some(Valve::Relay(relay.limiter())),
+            None => self.claimed.vmm.as_ref().map(|vmm| Valve::Qemu(Arc::clone(vmm))),
+        };
+        self.throttle = valve.map(|valve| Throttle::start(&self.agent, &self.running, plan, valve));
+        self.keep_resets_from_qemu().await;
+        Ok(())
+    }
+
+    /// As soon as there are connections, since a target may end at any time. Those that are not there by then are
+    /// looked for with the transfer.
+    async fn keep_resets_from_qemu(&mut self) {
+        let end = Instant::now() + CONNECTED_WITHIN;
+        while self.ignore_resets() && Instant::now() < end {
+            tokio::time::sleep(CONNECTED_LOOK_EVERY).await;
+        }
+    }
+
+    /// Whether there are connections of multifd to come for which it is to be done again.
+    fn ignore_resets(&mut self) -> bool {
+        let Some((vmm, address, connections)) = self.own_multifd() else { return false };
+        self.no_resets.attempt(connections, || vmm.ignore_resets(address));
+        !self.no_resets.is_over()
+    }
+
+    /// Multifd's connections must not come before the one that QEMU makes first, where the target's QEMU goes
+    /// by that. The relay tells it by itself.
+    async fn tell_watch(&self, plan: &Plan, port: u16) {
+        let apart =
+            self.facts.as_ref().is_some_and(|(_, target)| target.hypervisor.tells_connections_apart());
+        let connections = connections(plan);
+        let in_order = (!apart && !plan.is_relayed() && connections > 1).then_some(connections);
+        let beginning = Beginning { migration: &self.running.id, port, in_order };
+        self.agent.watches.begin_transfer(&self.running.target, beginning).await;
+    }
+
+    /// What stands between QEMU and the target's `address`, if anything does, and where QEMU sends to.
+    fn relay_to(
+        &self,
+        plan: &Plan,
+        endpoint: &Endpoint,
+        address: SocketAddr,
+        guard: &Guard,
+    ) -> Result<(Option<OutgoingRelay>, qemu::Address), Problem> {
+        if !plan.is_relayed() {
+            return Ok((None, address.into()));
+        }
+        let vmm = self.vmm()?;
+        let token = endpoint.relay_token.ok_or_else(|| {
+            Problem::refused(format!(
+                "the agent of {} does not compress or encrypt as this one: run the same Drainpipe on both hosts",
+                self.running.target
+            ))
+        })?;
+        let other = OtherEnd { identity: &self.agent.identity, host: &self.running.target, token };
+        let compression = &self.agent.config.compression;
+        let page_cache_mib = endpoint.relay_page_cache_mib.min(compression.page_cache_mib);
+        let relay = OutgoingRelay::start(vmm, plan, address, &other, guard, compression, page_cache_mib)?;
+        Ok((Some(relay), vmm.paths().relay_socket().into()))
+    }
+
+    /// The next thing that happens to the transfer.
+    pub(super) async fn transfer_event(&mut self) -> Event {
+        let look = tokio::time::sleep(LOOK_EVERY);
+        tokio::pin!(look);
+        loop {
+            tokio::select! {
+                problem = self.target_watch.trouble() => return Event::TransferFailed(problem),
+                event = self.events.recv() => match event.as_ref().map(MigrationStatus::from_event) {
+                    Ok(Some(MigrationStatus::PreSwitchover)) => return Event::Paused,
+                    Ok(Some(status)) if status.is_final() => return self.look().await,
+                    Ok(_) => {}
+                    // Events were missed, or the connection is gone: the state tells.
+                    Err(_) => break,
+                },
+                () = self.running.cancel.notified() => return Event::Tick,
+                () = &mut look => break,
+            }
+        }
+        look.await;
+        self.look().await
+    }
+
+    async fn look(&mut self) -> Event {
+        if let Some(relay) = &self.relay
+            && let Some(problem) = relay.problem()
+        {
+            let is_cut_off = relay.is_cut_off();
+            return if is_cut_off {
+                self.failed_beside_target(problem).await
+            } else {
+                Event::TransferFailed(problem)
+            };
+        }
+        let status = match self.status().await {
+            Ok(Some(status)) => status,
+            Ok(None) => return Event::Tick,
+            Err(problem) => return Event::TransferFailed(problem),
+        };
+        match status.status {
+            MigrationStatus::PreSwitchover => Event::Paused,
+            MigrationStatus::Cancelled if self.guard_has_acted() => Event::TransferFailed(guard_acted()),
+            MigrationStatus::Failed | MigrationStatus::Cancelled | MigrationStatus::None => {
+                let why = status.error_desc.unwrap_or_else(|| format!("QEMU calls it {}", status.status));
+                // A connection that is reset before resets are kept from QEMU is all that QEMU can tell.
+                self.failed_beside_target(Problem::failed(format!("QEMU: {why}"))).await
+            }
+            _ => {
+                let now_ms = self.now_ms();
+                if let Some(relay) = &self.relay {
+                    self.measurements.relayed(relay);
+                }
+                if let Err(problem) = self.measurements.sample(&self.agent.network, now_ms).await {
+                    warn!(%problem, "no reading of the links");
+                }
+                let losing = self.measurements.losing();
+                if !losing.is_empty() {
+                    self.agent.watches.suspect(&self.running.target, &losing).await;
+                }
+                // In its last moments the next one of a drain is there already.
+                if *self.running.stage.borrow() == Stage::Sending {
+                    self.measurements.beside(self.agent.outgoing.sending_beside(&self.running.id));
+                }
+                self.note_cpu_throttle(status.throttle_percent);
+                let transferred = self.transferred(&status);
+                self.follow_downtime_limit(transferred.rounds).await;
+                if let Some(relay) = &mut self.relay {
+                    relay.read(now_ms);
+                }
+                self.set_on_connections(&status, transferred.remaining_bytes);
+                Event::Progress(transferred, self.measurements.arrivals())
+            }
+        }
+    }
+
+    /// The transfer has failed, of which this host knows the connections' end only: for what the target says, if it
+    /// does.
+    async fn failed_beside_target(&mut self, problem: Problem) -> Event {
+        let said = timeout(TARGET_SAYS_WITHIN, self.target_watch.trouble()).await;
+        Event::TransferFailed(said.unwrap_or(problem))
+    }
+
+    fn transferred(&self, status: &TransferStatus) -> Transferred {
+        let ram = status.ram.unwrap_or_default();
+        Transferred {
+            sent_bytes: self.measurements.arrived_bytes().unwrap_or(ram.transferred_bytes),
+            remaining_bytes: ram.remaining_bytes,
+            total_bytes: ram.total_bytes,
+            rounds: ram.rounds,
+        }
+    }
+
+    fn note_cpu_throttle(&mut self, percent: Option<u8>) {
+        if percent != self.cpu_throttle_percent {
+            self.cpu_throttle_percent = percent;
+            self.cpu_throttle_news = Some(Event::Throttled(percent));
+        }
+    }
+
+    async fn follow_downtime_limit(&mut self, rounds: u64) {
+        let limit = downtime_limit_ms(rounds);
+        if limit == self.downtime_limit_ms {
+            return;
+        }
+        match self.set_downtime_limit(limit).await {
+            Ok(()) => self.downtime_limit_ms = limit,
+            Err(error) => warn!(%error, "the downtime limit stays at {} ms", self.downtime_limit_ms),
+        }
+    }
+
+    async fn set_downtime_limit(&self, limit_ms: u64) -> Result<(), Problem> {
+        qemu::set_downtime_limit(self.vmm()?, limit_ms, QMP_DEADLINE).await.map_err(Problem::failed)
+    }
+
+    /// Nothing while QEMU is too busy to answer: looking for changed memory it has been seen to be so
+    /// for 5 s (7.2, without KVM). How long it may stand still is the engine's to say.
+    pub(super) async fn status(&self) -> Result<Option<TransferStatus>, Problem> {
+        match qemu::status(self.vmm()?, QMP_DEADLINE).await {
+            Ok(status) => Ok(Some(status)),
+            // When QEMU ends, its answer fails first; that it ended tells more.
+            Err(error) => match self.vmm() {
+                Ok(_) if matches!(error, QmpError::Deadline { .. }) => Ok(None),
+                Ok(_) => Err(Problem::failed(error)),
+                Err(problem) => Err(problem),
+            },
+        }
+    }
+
+    /// Sets on QEMU's connections what QEMU does not. The relay does so by itself.
+    fn set_on_connections(&mut self, status: &TransferStatus, remaining_bytes: u64) {
+        let Some(plan) = &self.plan else { return };
+        let Some(channels) = plan.multifd_channels else { return };
+        let unsent_bytes = unsent_limit_bytes(&plan.paths, channels, remaining_bytes);
+        if let Some(relay) = &self.relay {
+            return unsent_bytes.map_or((), |_| relay.shorten());
+        }
+        if status.status == MigrationStatus::Active {
+            self.ignore_resets();
+        }
+        let (Some(bytes), Some((vmm, address, connections))) = (unsent_bytes, self.own_multifd()) else {
+            return;
+        };
+        self.short_queues.attempt(connections, || vmm.limit_unsent(address, bytes));
+    }
+
+    /// The source's QEMU and where it is connected to; none if it is the relay that is.
+    pub(super) fn own_connections(&self) -> Option<(Arc<Vmm>, SocketAddr)> {
+        let address = listening_at(self.plan.as_ref()?, self.endpoint.as_ref()?).ok()?;
+        let vmm = self.claimed.vmm.clone()?;
+        self.relay.is_none().then_some((vmm, address))
+    }
+
+    /// With how many connections multifd makes of them; none if there is no multifd.
+    fn own_multifd(&self) -> Option<(Arc<Vmm>, SocketAddr, usize)> {
+        let plan = self.plan.as_ref().filter(|plan| plan.multifd_channels.is_some())?;
+        let (vmm, address) = self.own_connections()?;
+        Some((vmm, address, connections(plan)))
+    }
+
+    fn guard_has_acted(&self) -> bool {
+        self.agent.journal.is_hand_over_forbidden(&self.running.id).unwrap_or(false)
+    }
+}
+
+/// Where the target's QEMU listens, as seen from here.
+fn listening_at(plan: &Plan, endpoint: &Endpoint) -> io::Result<SocketAddr> {
+    let link = plan.paths.first().map_or("", |path| &path.link);
+    on_link(link, endpoint.address, endpoint.port)
+}

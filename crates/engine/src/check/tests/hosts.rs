@@ -1,0 +1,141 @@
+//! What is wrong with the hosts themselves.
+
+use super::*;
+
+pub(super) const OF_HOSTS: &[Case] = &[
+    (|s| s.b.peers.clear(), Error, "not-a-peer", &["b"], "add [[peer]] with name = \"a\""),
+    (
+        |s| {
+            for facts in [&mut s.a, &mut s.b] {
+                facts.host.hypervisor.version = "10.0.2".into();
+            }
+            s.b.host.hypervisor.version = "7.2.22".into();
+        },
+        Warning,
+        "target-qemu-older",
+        &["a", "b"],
+        "machine type is newer than QEMU 7.2.22",
+    ),
+    (|s| s.b.agent_version = "0.2.0".into(), Warning, "agents-differ", &["a", "b"], "drainpipe 0.2.0"),
+    (|s| s.a.kernel = "5.10.0-28-amd64".into(), Warning, "kernel-old", &["a"], "older than 5.15"),
+    (|s| s.b.qemu_replaced = true, Warning, "qemu-replaced", &["b"], "knows of 7.2.22"),
+    (|s| s.a.libvirt_version = Some("8.0.0".into()), Remark, "libvirt-old", &["a"], "older than 9.0"),
+    (|s| s.clock.ahead_ms = -1_500.0, Warning, "clocks-differ", &["a", "b"], "1.5 s behind that of a"),
+    (
+        |s| s.b.certificate_ends_unix_s = 1_800_000_000 + 20 * DAY_S,
+        Warning,
+        "certificate-ends",
+        &["b"],
+        "in 20 days",
+    ),
+    (
+        |s| s.b.certificate_ends_unix_s = 1_800_000_000 + 6 * DAY_S,
+        Error,
+        "certificate-ends",
+        &["b"],
+        "pki host b --force",
+    ),
+    (
+        |s| s.b.authority_ends_unix_s = Some(1_800_000_000 + 6 * DAY_S),
+        Error,
+        "authority-ends",
+        &["b"],
+        "the authority that b trusts ends in 6 days",
+    ),
+    (|s| s.a.governors.push("powersave".into()), Warning, "governor-powersave", &["a"], "cpupower"),
+    (
+        |s| {
+            s.b.governors = vec!["powersave".into()];
+            s.b.energy_preferences = vec!["balance_performance".into(), "balance_power".into()];
+        },
+        Warning,
+        "energy-preference",
+        &["b"],
+        "energy_performance_preference",
+    ),
+    (
+        |s| s.a.platform_profile = Some("low-power".into()),
+        Warning,
+        "power-profile",
+        &["a"],
+        "platform_profile",
+    ),
+    (|s| s.a.host.rdma_devices.push("mlx5_0".into()), Remark, "rdma-on-one-side", &["a", "b"], "b has none"),
+    (|s| s.b.host.migration_address = None, Warning, "no-migration-address", &["b"], "one of the 2 paths"),
+    (
+        |s| s.b.host.migration_address = s.a.host.migration_address,
+        Error,
+        "migration-addresses-equal",
+        &["a", "b"],
+        "10.9.0.11",
+    ),
+    (
+        |s| s.b.host.migration_address = Some("fd00::2".parse().unwrap()),
+        Warning,
+        "migration-addresses-unroutable",
+        &["a", "b"],
+        "different IP versions",
+    ),
+    (
+        |s| s.b.host.migration_address = Some("10.0.2.99".parse().unwrap()),
+        Warning,
+        "migration-addresses-unroutable",
+        &["a", "b"],
+        "within 10.0.2.0/24 of a",
+    ),
+    (
+        |s| {
+            s.vms.clear();
+            s.b.host.memory_available_bytes = 500 << 20;
+        },
+        Remark,
+        "target-memory-low",
+        &["b"],
+        "500 MiB",
+    ),
+];
+
+#[test]
+fn the_management_network_is_in_the_clear_only_where_nothing_encrypts() {
+    for (policy, trusted, clear) in [
+        (EncryptionPolicy::Required, false, false),
+        (EncryptionPolicy::Required, true, true),
+        (EncryptionPolicy::Allowed, false, true),
+    ] {
+        let mut scene = Scene::healthy();
+        scene.a.links[0].carries_management = true;
+        for facts in [&mut scene.a, &mut scene.b] {
+            facts.host.encryption = policy;
+            for link in &mut facts.host.links {
+                link.is_trusted = trusted;
+            }
+        }
+        let findings = scene.findings();
+        let [finding] = findings.as_slice() else { panic!("{findings:#?}") };
+        assert_eq!(finding.effect.contains("in the clear"), clear, "{finding:#?}");
+    }
+}
+
+#[test]
+fn a_clock_that_cannot_be_read_better_is_no_finding() {
+    let asked = ClockDifference::measured(10_000, 12_500, 13_000);
+    assert_eq!(asked, ClockDifference { ahead_ms: 1_000.0, uncertainty_ms: 1_500.0 });
+    let scene = Scene { clock: asked, ..Scene::healthy() };
+    assert_eq!(scene.findings(), []);
+}
+
+#[test]
+fn a_peer_speaks_for_itself_and_in_plain_words() {
+    let good = host("b", 12);
+    assert_eq!(good.plausible("b"), Ok(()));
+    assert!(good.plausible("c").is_err());
+    for word in ["", "e0; reboot", "$(reboot)", "\u{1b}[2J", "e0\n", &"x".repeat(200)] {
+        let mut hostile = good.clone();
+        hostile.host.links[0].name = word.into();
+        assert!(hostile.plausible("b").is_err(), "{word:?}");
+        let hostile = CheckFacts { kernel: word.into(), ..good.clone() };
+        assert!(hostile.plausible("b").is_err(), "{word:?}");
+    }
+    let hostile = CheckFacts { links: vec![LinkFacts::default(); 2_000], ..good };
+    assert!(hostile.plausible("b").is_err());
+}

@@ -1,0 +1,137 @@
+//! What a migration and its executor say to each other.
+
+use crate::check::finding::Finding;
+use crate::plan::Plan;
+use crate::problem::Problem;
+use crate::progress::{PathArrival, Transferred};
+use crate::watch::PathNews;
+
+/// Bounds of one migration.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Limits {
+    /// From the request to the hand-over, without the wait for its place at the target and for its turn. A
+    /// migration that is not over by then is undone.
+    pub total_ms: f64,
+    /// How long it may wait for its place at the target and for its turn on the links. Who holds it ends that
+    /// long before.
+    pub held_ms: f64,
+    /// How long a transfer may stand still.
+    pub stall_ms: f64,
+    /// How long the target is asked after the hand-over before the outcome is left undecided.
+    pub decision_ms: f64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { total_ms: 3_600_000.0, held_ms: 86_400_000.0, stall_ms: 60_000.0, decision_ms: 60_000.0 }
+    }
+}
+
+/// What the executor is to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// Meet the target; make the plan. Answered by [`Event::Established`].
+    EstablishHosts,
+    /// May this caller move this VM there? Both hosts are asked. Answered by [`Event::Crowded`] while the target
+    /// takes no more VMs at a time: then the action is given again.
+    CheckPermissions,
+    /// Reserve memory on the target.
+    AllocateMemory,
+    /// Build the VM on the target, paused, waiting for state.
+    BuildSkeleton,
+    /// Try the paths, prepare those that answer on both hosts; have the target listen. Answered by
+    /// [`Event::Connected`].
+    ConnectHosts,
+    /// Wait for this migration's turn on the links. Answered by [`Event::Done`] when it has come, by
+    /// [`Event::Tick`] while it has not: then the action is given again.
+    AwaitTurn,
+    /// Begin to send. Answered by [`Event::Done`] at once, later by events of the transfer.
+    StartTransfer,
+    /// The VM is paused: send what is left. Done when the target has received all of it.
+    SwitchOver,
+    /// Record durably that the VM belongs to the target from now on.
+    RecordHandOver,
+    /// Check what arrived; run the VM on the target. Idempotent.
+    ResumeOnTarget,
+    /// Has the source's hypervisor let go of the VM, as the journal says? Answered by [`Event::SourceSays`].
+    AskSource,
+    /// What has become of the VM there, by the target's journal? Answered by [`Event::TargetSays`].
+    AskTarget,
+    /// End the source's copy of the VM: it may have run on the target, so its memory here may be older than
+    /// its disks.
+    EndOnSource,
+    /// Record durably that the VM belongs to the source after all.
+    RevokeHandOver,
+    /// End the source's copy of the VM; put the hosts' network back.
+    CleanUp,
+    /// Stop sending. Harmless when nothing is being sent.
+    StopTransfer,
+    /// Let the VM run on the source. Harmless when it does.
+    ResumeOnSource,
+    /// Have the target discard its copy, durably, so that it can never run.
+    DiscardTarget,
+    /// Put both hosts' network back.
+    PutBack,
+    /// It is over; nothing is under way.
+    Finish,
+}
+
+/// What has happened.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// The action under way is done.
+    Done,
+    /// The action under way failed.
+    Failed(Problem),
+    /// [`Action::EstablishHosts`] is done, with this plan.
+    Established(Plan),
+    /// [`Action::ConnectHosts`] is done, with what is left of the plan.
+    Connected(Plan),
+    /// [`Action::AskSource`] is done.
+    SourceSays(SourceState),
+    /// [`Action::AskTarget`] is done.
+    TargetSays(TargetState),
+    /// The target takes no more VMs for now, for this reason.
+    Crowded(String),
+    /// The transfer has come this far.
+    Progress(Transferred, Vec<PathArrival>),
+    /// The hypervisor has paused the VM and waits for leave to send the rest.
+    Paused,
+    /// A check before the migration found this.
+    Found(Finding),
+    /// Something is to be told of a path, by its name.
+    PathTurned(String, PathNews),
+    /// The transfer may use so many Mb/s of the links from now on; absent for all that they have.
+    BandwidthLimited(Option<u64>),
+    /// The VM's CPUs are held back by this share of their time, in percent, since its memory gets dirty too
+    /// fast; absent when they are not any more.
+    Throttled(Option<u8>),
+    /// The transfer broke.
+    TransferFailed(Problem),
+    /// Somebody wants it cancelled.
+    CancelRequested,
+    /// Time has passed.
+    Tick,
+}
+
+/// What the source's hypervisor says of a VM that the journal calls handed over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SourceState {
+    /// It stands still since all of it was sent, or its hypervisor has ended.
+    LetGo,
+    /// It has run on there: the record was taken for failed by whoever wrote it.
+    Kept,
+}
+
+/// What the target's journal says of the VM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TargetState {
+    /// It runs there.
+    Running,
+    /// All state is there, not running yet.
+    Ready,
+    /// It was discarded and has never run there.
+    Discarded,
+    /// Nothing; but the operator does: the host is lost, with all that ran there.
+    Lost,
+}

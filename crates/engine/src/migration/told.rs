@@ -1,0 +1,211 @@
+//! What is told of a migration: to people, and to who has several of them share the links.
+
+use super::{Migration, Phase};
+use crate::check::finding::Finding;
+use crate::plan::Plan;
+use crate::problem::Problem;
+use crate::progress::Progress;
+use crate::result::{Event as LogLine, Outcome, PathState, PathTurn};
+use crate::step::Step;
+use crate::watch::PathNews;
+
+/// How many lines a migration's log may have; a migration has about twenty.
+const LOG_LINES: usize = 200;
+
+/// How far a migration is, for who has several of them share the links.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// Steps 1 to 5.
+    Preparing,
+    /// Between steps 1 and 2 it waits until the target takes more VMs.
+    AwaitingPlace,
+    /// It could send, and waits for its turn.
+    Ready,
+    /// Steps 6 and 7: it uses the links.
+    Sending,
+    /// The same, and little is left: it will be paused soon.
+    Ending,
+    /// Step 8: the VM is paused, and its last bytes are on the links.
+    SwitchingOver,
+    /// Steps 9 and 10: all has been sent.
+    Sent,
+    /// It is being undone.
+    Undoing,
+    /// It is over, or its outcome is not known until the target answers.
+    Ended,
+}
+
+/// When the parts of a migration began and ended; see
+/// [`MigrationResult`](crate::result::MigrationResult).
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Timings {
+    /// How long it waited until the target took more VMs, in steps 1 to 5.
+    pub awaited_place_ms: f64,
+    /// End of step 5.
+    pub connected_ms: Option<f64>,
+    /// Its turn to send had come.
+    pub released_ms: Option<f64>,
+    /// The VM was paused.
+    pub paused_ms: Option<f64>,
+    /// End of step 8.
+    pub state_transferred_ms: Option<f64>,
+    /// The target said that the VM runs.
+    pub resumed_ms: Option<f64>,
+    /// It was over.
+    pub ended_ms: Option<f64>,
+}
+
+impl Migration {
+    pub(super) fn found(&mut self, now_ms: f64, finding: Finding) {
+        // What refuses the migration is its error.
+        if !finding.refuses_migration && self.findings.len() < LOG_LINES {
+            self.note(now_ms, format!("{}: {} ({})", finding.severity, finding.what, finding.code));
+            self.findings.push(finding);
+        }
+    }
+
+    pub(super) fn bandwidth_limited(&mut self, now_ms: f64, limit_mbps: Option<u64>) {
+        self.limit_mbps = limit_mbps;
+        let what = limit_mbps.map_or("no bandwidth limit any more".into(), |mbps| {
+            format!("limited to {mbps} Mb/s of the links' bandwidth")
+        });
+        self.note(now_ms, what);
+    }
+
+    pub(super) fn throttled(&mut self, now_ms: f64, percent: Option<u8>) {
+        self.throttle_percent = percent;
+        self.most_throttled_percent = self.most_throttled_percent.max(percent);
+        let what = percent.map_or("the VM's CPUs are not throttled any more".into(), |percent| {
+            format!("memory gets dirty too fast: the VM's CPUs are throttled by {percent} %")
+        });
+        self.note(now_ms, what);
+    }
+
+    pub(super) fn path_turned(&mut self, now_ms: f64, path: String, news: PathNews) {
+        self.note(now_ms, format!("path {path} {news}"));
+        match news {
+            PathNews::Out(_) => {
+                self.paths_out.insert(path.clone());
+            }
+            PathNews::Back => {
+                self.paths_out.remove(&path);
+            }
+            PathNews::Carries(_) | PathNews::Unwatched(_) | PathNews::Watched => {}
+        }
+        if self.path_turns.len() < LOG_LINES {
+            let (state, why) = match news {
+                PathNews::Out(fault) => (PathState::Out, Some(fault.to_string())),
+                PathNews::Back => (PathState::Back, None),
+                PathNews::Carries(_) => (PathState::Weighted, Some(news.to_string())),
+                PathNews::Unwatched(why) => (PathState::Unwatched, Some(why.to_string())),
+                PathNews::Watched => (PathState::Watched, None),
+            };
+            self.path_turns.push((path, PathTurn { ms: now_ms, state, why }));
+        }
+    }
+
+    pub(super) fn note(&mut self, now_ms: f64, what: impl Into<String>) {
+        if self.log.len() < LOG_LINES {
+            self.log.push(LogLine { ms: now_ms, step: self.step(), what: what.into() });
+        }
+    }
+
+    /// The step under way, or the last one that was.
+    pub fn step(&self) -> Step {
+        match self.phase {
+            Phase::Preparing(step) => step,
+            Phase::AwaitingTurn { .. } | Phase::StartingTransfer => Step::ConnectHosts,
+            Phase::Copying if self.meter.rounds() > 1 => Step::CopyDirtyMemory,
+            Phase::Copying => Step::CopyMemory,
+            Phase::SwitchingOver | Phase::RecordingHandOver => Step::Blackout,
+            Phase::ResumingOnTarget { .. }
+            | Phase::AskingSource
+            | Phase::AskingTarget { .. }
+            | Phase::EndingOnSource
+            | Phase::Revoking => Step::ResumeOnTarget,
+            Phase::CleaningUp | Phase::Ended(Outcome::Completed) => Step::CleanUp,
+            Phase::Undoing(_) | Phase::Ended(_) => {
+                self.log.last().map_or(Step::EstablishHosts, |line| line.step)
+            }
+        }
+    }
+
+    /// How far it is, for who has several of them share the links.
+    pub fn stage(&self) -> Stage {
+        match self.phase {
+            Phase::Preparing(_) if self.awaits_place_since_ms.is_some() => Stage::AwaitingPlace,
+            Phase::Preparing(_) => Stage::Preparing,
+            Phase::AwaitingTurn { .. } => Stage::Ready,
+            Phase::Copying if self.is_ending => Stage::Ending,
+            Phase::StartingTransfer | Phase::Copying => Stage::Sending,
+            Phase::SwitchingOver | Phase::RecordingHandOver => Stage::SwitchingOver,
+            Phase::ResumingOnTarget { .. }
+            | Phase::AskingSource
+            | Phase::AskingTarget { .. }
+            | Phase::EndingOnSource
+            | Phase::Revoking
+            | Phase::CleaningUp => Stage::Sent,
+            Phase::Undoing(_) => Stage::Undoing,
+            Phase::Ended(_) => Stage::Ended,
+        }
+    }
+
+    /// Progress for people.
+    pub fn progress(&self, now_ms: f64) -> Progress {
+        Progress {
+            limit_mbps: self.limit_mbps,
+            throttle_percent: self.throttle_percent,
+            paths_out: self.paths_out.iter().cloned().collect(),
+            ..self.meter.progress(self.step(), now_ms)
+        }
+    }
+
+    /// The plan, once made.
+    pub fn plan(&self) -> Option<&Plan> {
+        self.plan.as_ref()
+    }
+
+    /// What a check before it found, and was no reason to refuse it.
+    pub fn findings(&self) -> &[Finding] {
+        &self.findings
+    }
+
+    /// By how much of their time the VM's CPUs were held back at most, in percent; absent if they were not.
+    pub fn most_throttled_percent(&self) -> Option<u8> {
+        self.most_throttled_percent
+    }
+
+    /// When a path went out and came back.
+    pub fn turns_of(&self, path: &str) -> Vec<PathTurn> {
+        let turns = self.path_turns.iter().filter(|(of, _)| of == path);
+        turns.map(|(_, turn)| turn.clone()).collect()
+    }
+
+    /// How it ended, once it has.
+    pub fn outcome(&self) -> Option<Outcome> {
+        match self.phase {
+            Phase::Ended(outcome) => Some(outcome),
+            _ => None,
+        }
+    }
+
+    /// What went wrong, if anything.
+    pub fn error(&self) -> Option<&Problem> {
+        self.error.as_ref()
+    }
+
+    /// When the parts began and ended.
+    pub fn timings(&self) -> Timings {
+        self.timings
+    }
+
+    /// What happened when.
+    pub fn log(&self) -> &[LogLine] {
+        &self.log
+    }
+
+    /// Whether it can still be cancelled.
+    pub fn can_cancel(&self) -> bool {
+        !self.is_handed_over()
+    }
+}

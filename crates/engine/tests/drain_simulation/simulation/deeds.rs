@@ -1,0 +1,165 @@
+//! Carries out the drain's actions in the world.
+
+use drainpipe_engine::drain::lint::lint;
+use drainpipe_engine::drain::plan::{DrainPlan, plan};
+use drainpipe_engine::drain::run::{Action, Event, MoveEnd, Standing};
+use drainpipe_engine::problem::Problem;
+
+use super::{Answer, Course, Held, Simulation};
+use crate::faults::Sight;
+use crate::planted::Planted;
+use crate::world::{At, By, Flight, Step, departure, name_of};
+
+impl Simulation {
+    pub(super) fn perform(&mut self, held: Held) -> Result<(), String> {
+        match held.action {
+            Action::Begin { vm, target } => self.begin(&vm, &target),
+            Action::Release { vm } => self.release(&vm, held.transfers),
+            Action::Cancel { vm } => self.cancel(&vm),
+            Action::Plan => self.make_plan(),
+            Action::GiveWay { .. } | Action::TakeAll { .. } => Ok(()),
+            Action::Finish => {
+                self.course = Course::Finished;
+                Ok(())
+            }
+        }
+    }
+
+    fn begin(&mut self, vm: &str, target: &str) -> Result<(), String> {
+        let index = self.index(vm)?;
+        let target = self.world.hosts.iter().position(|host| host.name == target).ok_or("no such target")?;
+        self.begun += 1;
+        self.migrations += 1;
+        let vm = &mut self.world.vms[index];
+        if vm.flight.is_some() || !matches!(vm.at, At::Here | At::EndedHere | At::Elsewhere) {
+            return Err(format!("{} is begun while it is under way, or elsewhere", vm.name));
+        }
+        if vm.is_to_stay || vm.refused_by.contains(&target) {
+            return Err(format!("{} is begun, and somebody does not want it", vm.name));
+        }
+        vm.begun += 1;
+        vm.migration = self.migrations;
+        // It may have given way once.
+        let gives_way = u64::from(vm.times > 2);
+        if vm.begun > u64::from(self.limits.attempts) + gives_way {
+            return Err(format!("{} is tried too often", vm.name));
+        }
+        self.giving_way.remove(&vm.name);
+        let (name, is_gone) = (vm.name.clone(), vm.at == At::EndedHere);
+        if vm.at == At::Elsewhere {
+            self.world.saw(Sight::BegunWhenMovedByHand);
+            self.own_news.push_back(Event::Ended { vm: name, end: MoveEnd::Left(departure()) });
+            return Ok(());
+        }
+        if is_gone || self.disk_fills() {
+            self.world.saw(if is_gone { Sight::BegunWhenGone } else { Sight::BegunWithoutDisk });
+            let problem = Problem::failed("it cannot be begun");
+            self.own_news.push_back(Event::Ended { vm: name, end: MoveEnd::Failed(problem) });
+            return Ok(());
+        }
+        self.world.vms[index].flight = Some(Flight::to(target));
+        self.own_news.push_back(Event::Begun { vm: name, migration: name_of(self.migrations) });
+        Ok(())
+    }
+
+    /// Whether it is full, now that a migration is to be written down.
+    fn disk_fills(&mut self) -> bool {
+        self.world.disk_full |= self.world.faults.disk_full > 0 && self.random.chance(3);
+        self.world.disk_full
+    }
+
+    pub(super) fn give_way(&mut self, vm: &str) -> Result<(), String> {
+        let index = self.index(vm)?;
+        let others = self.world.vms.iter().enumerate().filter(|(other, _)| *other != index);
+        // One that has ended, which was not heard yet, counts.
+        if !others.into_iter().any(|(_, other)| other.begun > 0) {
+            return Err(format!("{vm} gives way to nobody"));
+        }
+        if !self.giving_way.insert(vm.to_owned()) {
+            return Err(format!("{vm} gives way twice"));
+        }
+        Ok(())
+    }
+
+    fn release(&mut self, vm: &str, transfers: u8) -> Result<(), String> {
+        let index = self.index(vm)?;
+        // One that has failed, which was not heard yet.
+        let Some(flight) = &mut self.world.vms[index].flight else { return Ok(()) };
+        if matches!(flight.step, Step::Over(_)) {
+            return Ok(());
+        }
+        if flight.released || flight.step != Step::Prepared {
+            return Err(format!("{vm} is released at {:?}", flight.step));
+        }
+        flight.released = true;
+        self.check_links(transfers)
+    }
+
+    pub(super) fn take_back(&mut self, vm: &str) -> Result<(), String> {
+        let (is_closing, index) = (self.is_closing(), self.index(vm)?);
+        let vm = &mut self.world.vms[index];
+        let (overstays, gave_way) = (vm.overstays(), vm.gave_way);
+        let Some(flight) = &mut vm.flight else {
+            // It has ended, which was not heard yet: it had sent more than it should, or everything is given up.
+            vm.gave_way |= !is_closing;
+            vm.is_to_stay = false;
+            return Ok(());
+        };
+        if !is_closing && !overstays {
+            return Err(format!("{} is cancelled for no reason", vm.name));
+        }
+        if flight.cancelled == Some(By::Drain)
+            || (!self.cancelled && flight.released && !overstays && !gave_way)
+        {
+            return Err(format!("{} is cancelled twice, or on the links by the deadline", vm.name));
+        }
+        flight.cancelled = Some(By::Drain);
+        vm.gave_way |= overstays;
+        Ok(())
+    }
+
+    /// One that was begun since.
+    fn cancel(&mut self, vm: &str) -> Result<(), String> {
+        let index = self.index(vm)?;
+        if let Some(flight) = &mut self.world.vms[index].flight {
+            flight.cancelled = Some(By::Drain);
+        }
+        Ok(())
+    }
+
+    fn make_plan(&mut self) -> Result<(), String> {
+        let seen_now = self.random.chance(50);
+        let standing = self.drain.standing();
+        self.answer =
+            Some(if seen_now { Answer::Seen(self.new_plan(&standing)?) } else { Answer::NotSeen(standing) });
+        Ok(())
+    }
+
+    pub(super) fn new_plan(&mut self, standing: &Standing) -> Result<Event, String> {
+        if self.random.chance(self.world.faults.no_plan) {
+            return Ok(Event::NotPlanned(Problem::failed("no host answers")));
+        }
+        self.sound_plan(standing).map(Event::Planned)
+    }
+
+    /// Only a plan in which nothing is found is carried out. Here each must be.
+    pub(super) fn sound_plan(&self, standing: &Standing) -> Result<DrainPlan, String> {
+        let mut view = self.world.view();
+        if self.planted == Planted::UndecidedForgotten {
+            let is_undecided = |name: &str| {
+                self.world.vms.iter().any(|vm| vm.name == name && matches!(vm.at, At::Undecided(_)))
+            };
+            view.vms.iter_mut().filter(|vm| is_undecided(&vm.name)).for_each(|vm| vm.immovable = None);
+            view.targets.iter_mut().for_each(|target| target.vms.retain(|vm| !is_undecided(&vm.name)));
+        }
+        standing.complete(&mut view);
+        let mut plan = plan(&view, Some(&self.limits));
+        self.planted.spoil_plan(&mut plan);
+        let findings = lint(&view, &plan);
+        if !findings.is_empty() {
+            return Err(format!("the plan is bad: {findings:?}"));
+        }
+        self.planted.spoil_sound(&mut plan);
+        Ok(plan)
+    }
+}
