@@ -28,7 +28,9 @@ use tracing::warn;
 pub(crate) use self::arrived::resume_recorded;
 pub(crate) use self::connect::{connect, open_trials, watch_again};
 pub(crate) use self::memory::{check_memory, huge_pages_free, memory_free_bytes, reserve_memory};
-pub(crate) use self::permit::{check_described, permit};
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use self::permit::check_described;
+pub(crate) use self::permit::permit;
 use self::running::already_runs;
 pub(crate) use self::running::{run, view, wait_received};
 use self::silence::SILENCE_MAX;

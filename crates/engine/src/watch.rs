@@ -146,9 +146,13 @@ impl PathWatch {
         path.begin(now_ms);
     }
 
-    /// Whether hellos from here have been heard at the other end of a path.
+    /// Whether hellos from here have been heard at the other end of a path; or it ended before it could have said so. If
+    /// the path fails just then, it would not be judged there, and what that end answers would go on over it.
     pub fn was_heard_there(&self, path: usize) -> bool {
-        self.paths.get(path).is_some_and(|path| path.was_heard_there)
+        let lived_until_ms = self.paths.iter().map(|path| path.last_heard_ms).fold(0.0, f64::max);
+        let was_cut_short =
+            |path: &Watched| path.began_ms.is_some_and(|ms| lived_until_ms - ms < UNWATCHED_AFTER_MS);
+        self.paths.get(path).is_some_and(|path| path.was_heard_there || was_cut_short(path))
     }
 
     /// The other agent has begun its end of the watch anew: it says hello from 1, and may need a while until

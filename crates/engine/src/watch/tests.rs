@@ -254,6 +254,16 @@ fn an_agent_that_is_started_anew_is_heard_again_and_judged() {
 }
 
 #[test]
+fn a_path_that_fails_just_as_an_agent_is_started_anew_is_out_at_both_ends() {
+    let mut hosts = Hosts::new(2);
+    // Its first life ends before it has heard anything, its second one begins when a path is dead.
+    hosts.run(100.0, |end, _, _| end == 1);
+    hosts.restart(1);
+    hosts.run(5_000.0, |_, path, _| path == 0);
+    assert_eq!(hosts.in_use(), [vec![true, false], vec![true, false]]);
+}
+
+#[test]
 fn a_watch_that_is_begun_anew_at_once_is_not_worth_a_word() {
     let mut hosts = Hosts::new(2);
     hosts.run(1_000.0, |_, _, _| true);
