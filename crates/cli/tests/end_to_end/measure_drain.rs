@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use drainpipe_agent::api::types::{DrainView, MigrationView};
 use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveState};
 use drainpipe_engine::result::MigrationResult;
-use drainpipe_guest::client::{Gap, Heartbeat};
+use drainpipe_guest::client::{Gap, Heartbeat, Statistics};
 use drainpipe_guest::protocol::Verification;
 use jiff::Timestamp;
 
@@ -167,7 +167,8 @@ struct Alone {
 
 /// A silence of a guest.
 struct Silence {
-    began: Timestamp,
+    // Absent where more silences came before than are listed.
+    began: Option<Timestamp>,
     ms: f64,
 }
 
@@ -269,10 +270,10 @@ fn links_bytes_per_s() -> f64 {
 }
 
 fn longest(heartbeat: Heartbeat, since: Timestamp) -> Silence {
-    let gaps = heartbeat.stop().gaps;
-    let longest = gaps.into_iter().max_by(|one, other| one.length_ms.total_cmp(&other.length_ms));
-    let Gap { start_ms, length_ms } = longest.expect("each beat is a gap");
-    Silence { began: since + Duration::from_secs_f64(start_ms / 1e3), ms: length_ms }
+    let Statistics { gaps, longest_gap_ms, .. } = heartbeat.stop();
+    let listed = gaps.into_iter().find(|gap| gap.length_ms >= longest_gap_ms);
+    let began = listed.map(|Gap { start_ms, .. }| since + Duration::from_secs_f64(start_ms / 1e3));
+    Silence { began, ms: longest_gap_ms }
 }
 
 fn checked_pages(guest: &Guest) -> u64 {

@@ -102,7 +102,7 @@ fn print_vms(round: &Round) {
                 result.transfer_ms,
                 one.sent_bytes as f64 / one.predicted_bytes.max(1) as f64,
                 silence.ms,
-                drained.ms_at(silence.began),
+                silence.began.map_or(f64::NAN, |began| drained.ms_at(began)),
                 round.alone[&one.vm].median_ms,
             );
         }
