@@ -1,7 +1,7 @@
 //! A QEMU that answers nothing for a while: its VM is waited for, and nobody takes it for gone.
 
-use std::thread;
 use std::time::Duration;
+use std::{fs, thread};
 
 use drainpipe_agent::api::types::{VmList, VmState};
 use drainpipe_engine::result::Outcome;
@@ -159,8 +159,18 @@ impl Still {
     #[track_caller]
     fn of(process: Pid) -> Self {
         kill_process(process, Signal::STOP).unwrap();
+        // On a busy machine its threads stop one after the other, and it has not before the last one.
+        eventually("all of its threads have stopped", || has_stopped(process));
         Self(process)
     }
+}
+
+fn has_stopped(process: Pid) -> bool {
+    let mut threads = fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    threads.all(|thread| {
+        let status = fs::read_to_string(thread.unwrap().path().join("stat")).unwrap_or_default();
+        status.rsplit(')').next().is_some_and(|status| status.starts_with(" T "))
+    })
 }
 
 impl Drop for Still {
