@@ -14,7 +14,7 @@ use drainpipe_engine::facts::HostFacts;
 use drainpipe_engine::migration::{Migration, SourceState, Stage};
 use drainpipe_engine::plan::{Plan, Request, plan};
 use drainpipe_engine::problem::Problem;
-use drainpipe_engine::progress::{PathRate, Progress};
+use drainpipe_engine::progress::{CompressionProgress, PathRate, Progress};
 use drainpipe_engine::result::{MigrationResult, Outcome};
 use drainpipe_hypervisor::Vmm;
 use jiff::Timestamp;
@@ -160,6 +160,11 @@ impl Running {
     /// What each of its paths carries.
     pub(crate) fn paths(&self) -> Vec<PathRate> {
         if *self.stage.borrow() == Stage::Ended { vec![] } else { self.progress.borrow().paths.clone() }
+    }
+
+    /// What compression does of late; none without it.
+    pub(crate) fn compression(&self) -> Option<CompressionProgress> {
+        self.progress.borrow().compression
     }
 
     /// How far it is, now and from now on. When it has [`Stage::Ended`], its result is recorded; of an

@@ -304,9 +304,7 @@ impl Executor {
     fn told(&self) -> DrainStatus {
         let mut status = self.status();
         for one in status.moves.iter_mut().filter(|one| one.state == MoveState::Transferring) {
-            let flight = self.flights.get(&one.vm);
-            let progress = flight.and_then(|flight| flight.view(self.agent.name()).progress);
-            one.compression = progress.and_then(|progress| progress.compression);
+            one.compression = self.flights.get(&one.vm).and_then(|flight| flight.compression());
         }
         status
     }

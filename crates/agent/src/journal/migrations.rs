@@ -46,35 +46,28 @@ impl Journal {
     /// The commit point: from here on the VM belongs to the target. `false` when the migration was
     /// ended meanwhile (by the guard of a stopped agent), and the hand-over must not happen.
     pub(crate) fn hand_over(&self, id: &str) -> Result<bool, JournalError> {
-        self.run(|connection| {
-            let rows = connection.execute(
-                "UPDATE migrations SET handed_over = 1 WHERE id = ?1 AND revoked = 0 AND result IS NULL",
-                [id],
-            )?;
-            Ok(rows == 1)
-        })
+        self.change(
+            id,
+            "UPDATE migrations SET handed_over = 1 WHERE id = ?1 AND revoked = 0 AND result IS NULL",
+        )
     }
 
     /// Takes the hand-over back, or forbids it for good. `false` when it was ended with a result.
     pub(crate) fn revoke_hand_over(&self, id: &str) -> Result<bool, JournalError> {
-        self.run(|connection| {
-            let rows = connection.execute(
-                "UPDATE migrations SET handed_over = 0, revoked = 1 WHERE id = ?1 AND result IS NULL",
-                [id],
-            )?;
-            Ok(rows == 1)
-        })
+        self.change(id, "UPDATE migrations SET handed_over = 0, revoked = 1 WHERE id = ?1 AND result IS NULL")
     }
 
     /// Forbids the hand-over of a migration unless it has happened. Whether it is forbidden now.
     pub(crate) fn forbid_hand_over(&self, id: &str) -> Result<bool, JournalError> {
-        self.run(|connection| {
-            let rows = connection.execute(
-                "UPDATE migrations SET revoked = 1 WHERE id = ?1 AND handed_over = 0 AND result IS NULL",
-                [id],
-            )?;
-            Ok(rows == 1)
-        })
+        self.change(
+            id,
+            "UPDATE migrations SET revoked = 1 WHERE id = ?1 AND handed_over = 0 AND result IS NULL",
+        )
+    }
+
+    /// Whether this changed the row of a migration.
+    fn change(&self, id: &str, update: &str) -> Result<bool, JournalError> {
+        self.run(|connection| Ok(connection.execute(update, [id])? == 1))
     }
 
     /// Records how a migration ended; if the VM is gone from here, forgets it in the same breath.
