@@ -94,13 +94,17 @@ fn encrypted_unless_both_hosts_say_otherwise() {
 fn whatever_befalls_them_in_flight() {
     let scene = Scene::in_lab(TestLab::up(&["--link", "40", "--link", "40", "--untrusted"]));
     scene.lab.exec("b", &["nft", LOOK]).done();
+    let tls = || seen(&scene.lab, "b", "tls");
     for befalls in [is_cancelled, runs_on_without_its_agent, the_target_agent_is_killed] {
+        let before = tls();
         befalls(&scene, scene.migrate(&[]));
         scene.assert_settled("a");
+        // How many had begun of its 17 connections when it was interrupted, is a matter of time.
+        assert!(tls() > before, "not one of TLS in an interrupted migration");
     }
+    let before = tls();
     assert_encrypted(goes_on_without_e1(&scene, "blackhole b e1", "heal b e1"));
-    let tls = seen(&scene.lab, "b", "tls");
-    assert!(tls >= 4 * 17, "{tls} of TLS in four migrations of 17 connections");
+    assert!(tls() - before >= 17, "{} of TLS on 17 connections", tls() - before);
     assert_nothing_clear_came(&scene.lab, "b");
 }
 
