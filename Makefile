@@ -43,6 +43,7 @@ bench: setup guest
 	DRAINPIPE_MEASURE_FAULTS=10 $(MEASURE) | tee bench/results/faults.md
 	DRAINPIPE_MEASURE_KILLS=1 $(MEASURE) | tee bench/results/kills.md
 	DRAINPIPE_MEASURE_BOTH=5 $(MEASURE) | tee bench/results/both.md
+	DRAINPIPE_MEASURE_BUSY=3 $(MEASURE) | tee bench/results/busy.md
 	DRAINPIPE_MEASURE_TLS=9 $(MEASURE) | tee bench/results/tls.md
 	for mix in 1 2 3; do \
 		DRAINPIPE_MEASURE_DRAIN=3 DRAINPIPE_MEASURE_DRAIN_MIX=$$mix $(MEASURE) | tee bench/results/drain-$$mix.md; \

@@ -18,6 +18,7 @@
 //! path_watch the paths to each peer, and the route over them
 //! out_of_reach VMs whose QEMU did not answer when the agent started
 //! precedence the VM that is silent has the cores first
+//! scheduling_group among which threads the kernel weighs priorities
 //! network    changes of the host's network, journaled and put back
 //! ```
 
@@ -59,6 +60,7 @@ mod probe;
 mod relay;
 mod remembered;
 mod result;
+mod scheduling_group;
 mod server;
 mod slots;
 mod transport;

@@ -1,6 +1,7 @@
 //! The relay of a migration that is compressed or encrypted: its end on the source, and its end on the target.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
+use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 
 use drainpipe_engine::plan::Plan;
@@ -14,12 +15,16 @@ use drainpipe_relay::{
     SenderSettings, ServerTls, TOKEN_BYTES, Token, Treatment,
 };
 use rustls::pki_types::ServerName;
+use tracing::debug;
 use uuid::Uuid;
 
+use crate::agent::Agent;
 use crate::config::Compression;
 use crate::cpu_list::CpuList;
 use crate::guard::Guard;
+use crate::scheduling_group::SchedulingGroup;
 use crate::transport::connections;
+use crate::vms::Vms;
 
 /// Progress tells what was done over this time.
 const WINDOW_MS: f64 = 1_000.0;
@@ -48,17 +53,18 @@ impl OutgoingRelay {
     /// Waits for this QEMU's connections, at its `relay_socket`. The guard holds them too. Both ends
     /// keep copies of so many MiB of pages.
     pub(crate) fn start(
+        agent: &Agent,
         vmm: &Vmm,
         plan: &Plan,
         destination: SocketAddr,
         other: &OtherEnd<'_>,
         guard: &Guard,
-        compression: &Compression,
         page_cache_mib: u32,
     ) -> Result<Self, Problem> {
         let target = ServerName::try_from(other.host.to_owned()).map_err(Problem::failed)?;
         let tls = ClientTls::new(other.identity.client_config(), target);
         let hands = guard.hands().map_err(Problem::failed)?;
+        let compression = &agent.config.compression;
         let cpus = packing_cpus(compression)?;
         let settings = SenderSettings {
             path: vmm.paths().relay_socket(),
@@ -68,6 +74,7 @@ impl OutgoingRelay {
             treatment: treatment(plan, tls)?,
             cores: packing_cores(compression, &cpus),
             cpus: cpus.cpus().to_vec(),
+            gives_way: plan.is_compressed && priority_counts_to(&agent.vms),
             page_cache_bytes: bytes(page_cache_mib),
         };
         let sender = Sender::start(settings, move |socket| hands.hold(socket)).map_err(Problem::failed)?;
@@ -182,6 +189,20 @@ pub(crate) fn packing_cpus(compression: &Compression) -> Result<CpuList, Problem
         Some(missing) => Err(Problem::bad_input(format!(
             "[compression] cpus in agent.toml: the agent may not run on CPU {missing} of this host, only on {own}"
         ))),
+    }
+}
+
+/// Whether the kernel weighs the priorities of the agent's threads against those of all VMs that run here. Not known is
+/// no.
+fn priority_counts_to(vms: &Vms) -> bool {
+    let of_vms = vms.all_running().into_iter().map(|vmm| SchedulingGroup::of(vmm.pid()));
+    let own = SchedulingGroup::of(std::process::id());
+    match of_vms.chain([own]).collect::<io::Result<BTreeSet<_>>>() {
+        Ok(groups) => groups.len() == 1,
+        Err(error) => {
+            debug!(%error, "not known whether the priority of what packs counts to all VMs");
+            false
+        }
     }
 }
 

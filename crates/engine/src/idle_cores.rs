@@ -5,6 +5,10 @@
 //! it is taken again once two samples in a row say that it is idle. One thread stays: it is of a priority that
 //! gives way to every other thread at once, and uses the moments that no sample shows. Others that share the
 //! cores by a hypervisor below do not see that priority: where they want them, none stays.
+//!
+//! Where the kernel divides the cores among groups of threads first, as by cgroup, that priority says nothing to VMs in
+//! another group, and what packing takes may be what they want. There, packing leaves a part of a core idle: as long as
+//! one is, nobody waits. Where none is, nobody packs.
 
 /// Time between two samples, in ms. Others that begin to want cores in the middle of one are seen in full by
 /// the next: within twice this time.
@@ -21,6 +25,9 @@ const SPREAD: f64 = 1.0;
 const MARGIN: f64 = 0.25;
 /// in so many samples in a row.
 const PATIENCE: u32 = 2;
+
+/// Cores that stay idle where packing does not give way: more than noise is taken for.
+const RESERVE: f64 = 0.25;
 
 /// Somebody waited for a core. It is no more than a hint: those who wait are before those who pack in any case,
 /// and the migration's own threads wait for each other where cores are few.
@@ -43,11 +50,6 @@ pub struct CoresSample {
 }
 
 impl CoresSample {
-    /// Threads that stay though no core is idle.
-    fn least(self) -> usize {
-        usize::from(self.stolen < THEFT)
-    }
-
     /// What would be idle if nobody packed.
     fn free(self) -> f64 {
         self.idle + self.packing - self.stolen - AWAITED_WEIGHT * self.awaited
@@ -58,6 +60,7 @@ impl CoresSample {
 #[derive(Debug, Clone)]
 pub struct Allowance {
     most: usize,
+    gives_way: bool,
     allowed: usize,
     // Samples in a row by which there could be more, and the least number of them.
     rising: u32,
@@ -68,9 +71,11 @@ pub struct Allowance {
 }
 
 impl Allowance {
-    /// Up to `most`, and all of them until there is a sample.
-    pub fn new(most: usize) -> Self {
-        Self { most, allowed: most, rising: 0, rising_to: most, stolen: 0.0 }
+    /// Up to `most`. `gives_way` says whether a thread that packs leaves its core at once to whoever is to have it: then
+    /// all may pack until there is a sample, otherwise none.
+    pub fn new(most: usize, gives_way: bool) -> Self {
+        let allowed = if gives_way { most } else { 0 };
+        Self { most, gives_way, allowed, rising: 0, rising_to: allowed, stolen: 0.0 }
     }
 
     /// Threads that may pack now.
@@ -82,8 +87,11 @@ impl Allowance {
     pub fn follow(&mut self, sample: CoresSample) -> usize {
         let before = std::mem::replace(&mut self.stolen, sample.stolen);
         let sample = CoresSample { stolen: f64::midpoint(before, sample.stolen), ..sample };
-        let free = sample.free();
-        let threads = |free| self.threads(free).max(sample.least().min(self.most));
+        let least = usize::from(self.gives_way && sample.stolen < THEFT).min(self.most);
+        // Of what packs where it does not give way, nobody knows how much others want.
+        let is_full = !self.gives_way && sample.idle < LEAST;
+        let free = if is_full { 0.0 } else { sample.free() };
+        let threads = |free| self.threads(free).max(least);
         let (now, surely) = (threads(free), threads(free - MARGIN));
         if now < self.allowed {
             self.allowed = now;
@@ -111,7 +119,7 @@ impl Allowance {
             clippy::cast_sign_loss,
             reason = "it saturates, and is positive"
         )]
-        let threads = (free + SPREAD).ceil() as usize;
+        let threads = if self.gives_way { (free + SPREAD).ceil() } else { (free - RESERVE).floor() } as usize;
         threads.min(self.most)
     }
 }
@@ -139,7 +147,7 @@ mod tests {
     proptest! {
         #[test]
         fn cores_that_others_want_are_theirs_within_200_ms(cores in 1..64_usize, from in 0.0..1.0_f64, begins in 0.0..1.0_f64) {
-            let mut allowance = Allowance::new(cores);
+            let mut allowance = Allowance::new(cores, true);
             run(&mut allowance, cores, cores as f64 * from, &[0.0; 20]);
             // They begin in the middle of a sample, and want all from then on.
             let wanted = cores as f64 * (from + (1.0 - from) * (1.0 - begins));
@@ -151,8 +159,35 @@ mod tests {
         }
 
         #[test]
+        fn who_does_not_give_way_leaves_the_cores_to_others_within_200_ms(cores in 1..64_usize, from in 0.0..1.0_f64) {
+            let mut allowance = Allowance::new(cores, false);
+            run(&mut allowance, cores, cores as f64 * from, &[0.0; 20]);
+            // They want all, and who packs takes a part of it all the same, as the kernel divides it.
+            let threads = allowance.allowed() as f64;
+            let packing = threads * cores as f64 / (threads + cores as f64);
+            let shared = CoresSample { packing, ..CoresSample::default() };
+            prop_assert_eq!(allowance.follow(shared), 0);
+        }
+
+        #[test]
+        fn who_does_not_give_way_leaves_a_part_of_a_core_idle(
+            cores in 1..64_usize,
+            part in 0.0..1.1_f64,
+            noises in prop::collection::vec(-0.12..0.12_f64, 200),
+        ) {
+            let wanted = cores as f64 * part;
+            let allowed = run(&mut Allowance::new(cores, false), cores, wanted, &noises);
+            let free = (cores as f64 - wanted).max(0.0);
+            prop_assert!(allowed.iter().all(|allowed| *allowed as f64 <= (free - LEAST).max(0.0)), "{allowed:?}");
+            prop_assert!(*allowed.last().unwrap() as f64 >= free - 2.0, "{allowed:?} of {free}");
+            let rises = allowed.windows(2).filter(|pair| pair[0] < pair[1]).count();
+            // From none, by what the worst of two samples says, and then by what all do.
+            prop_assert!(rises <= 2, "{allowed:?}");
+        }
+
+        #[test]
         fn what_is_idle_is_used_within_a_second_and_little_more(cores in 1..64_usize, part in 0.0..1.0_f64) {
-            let mut allowance = Allowance::new(cores);
+            let mut allowance = Allowance::new(cores, true);
             run(&mut allowance, cores, cores as f64, &[0.0; 3]);
             let wanted = cores as f64 * part;
             let allowed = *run(&mut allowance, cores, wanted, &[0.0; 11]).last().unwrap() as f64;
@@ -168,7 +203,7 @@ mod tests {
             part in 0.0..1.1_f64,
             noises in prop::collection::vec(-0.12..0.12_f64, 200),
         ) {
-            let allowed = run(&mut Allowance::new(cores), cores, cores as f64 * part, &noises);
+            let allowed = run(&mut Allowance::new(cores, true), cores, cores as f64 * part, &noises);
             let rises = allowed.windows(2).filter(|pair| pair[0] < pair[1]).count();
             prop_assert!(rises <= 1, "{allowed:?}");
         }
@@ -181,8 +216,9 @@ mod tests {
                 1..50,
             ),
             most in 0..100_usize,
+            gives_way in any::<bool>(),
         ) {
-            let mut allowance = Allowance::new(most);
+            let mut allowance = Allowance::new(most, gives_way);
             for sample in samples {
                 prop_assert!(allowance.follow(sample) <= most);
             }
@@ -193,7 +229,7 @@ mod tests {
     fn what_is_stolen_or_awaited_is_not_idle() {
         let busy = CoresSample { idle: 0.5, packing: 0.0, stolen: 0.0, awaited: 0.0 };
         let allowed = |before, sample| {
-            let mut allowance = Allowance::new(4);
+            let mut allowance = Allowance::new(4, true);
             allowance.follow(before);
             allowance.follow(sample)
         };

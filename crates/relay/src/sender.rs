@@ -49,6 +49,9 @@ pub struct SenderSettings {
     /// Threads that pack at most, in idle time only: fewer, down to none, while others want the cores. More than
     /// [`PACKING_THREADS_MAX`] are as many.
     pub cores: usize,
+    /// Whether the kernel lets `SCHED_IDLE` count between these threads and the VMs that run here, as it does within one
+    /// cgroup or session.
+    pub gives_way: bool,
     /// Pages of which the receiver keeps a copy, to be told by what has changed of them, at most, in bytes.
     pub page_cache_bytes: usize,
     /// The CPUs on which they pack; empty for all on which this process may run.

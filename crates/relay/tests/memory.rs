@@ -100,6 +100,7 @@ fn what_a_sender_with_sixteen_threads_holds_is_bounded() {
         treatment: Treatment::Packed,
         cores: PACKING_THREADS_MAX,
         cpus: vec![],
+        gives_way: true,
         page_cache_bytes: CACHE_BYTES,
     };
     let path = settings.path.clone();

@@ -113,7 +113,9 @@ fn who_is_moved_by_hand_meanwhile_has_left() {
     for vm in ["bound", "late", &waiting] {
         let one = status(&drained).moves.iter().find(|one| one.vm == vm).unwrap();
         assert_eq!((one.state, one.target.as_str()), (MoveState::Left, "c"), "{drained:#?}");
-        assert_eq!((one.attempts, &one.error), (0, &None), "{drained:#?}");
+        assert_eq!(one.error, None, "{drained:#?}");
+        // The drain may have come to the one that waited when it was on its way already.
+        assert!(one.attempts == 0 || one.vm == waiting, "{drained:#?}");
     }
     assert_eq!(status(&drained).stays, []);
     // What somebody else has moved is not fetched.

@@ -26,9 +26,11 @@ mod kills;
 mod lab_cli;
 mod link_addresses;
 mod measure_both;
+mod measure_busy;
 mod measure_drain;
 mod measure_faults;
 mod measure_tls;
+mod measured_guest;
 mod mute_qemu;
 mod options;
 mod other_traffic;
@@ -76,6 +78,10 @@ fn main() -> ExitCode {
     }
     if let Some(repeats) = repeats("DRAINPIPE_MEASURE_BOTH") {
         measure_both::run(repeats);
+        return ExitCode::SUCCESS;
+    }
+    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_BUSY") {
+        measure_busy::run(repeats);
         return ExitCode::SUCCESS;
     }
     if repeats("DRAINPIPE_MEASURE_KILLS").is_some() {

@@ -19,10 +19,8 @@ use drainpipe_guest::client::{Gap, Heartbeat, Statistics};
 use drainpipe_guest::protocol::Verification;
 use jiff::Timestamp;
 
-use crate::guest::{Guest, MIX, UNFILLED_MIB};
-use crate::huge_pages::SetAside;
-use crate::measure_faults::start_for_measuring;
-use crate::options;
+use crate::guest::{Guest, UNFILLED_MIB};
+use crate::measured_guest::{MeasuredGuest, set_aside};
 use crate::support::{TestLab, eventually, lab_for_measuring, measured_links_mbps};
 
 /// A guest: its name, its memory, and how fast it rewrites all that is filled of it, in MiB/s.
@@ -84,50 +82,37 @@ const HOLDS_WITHIN: f64 = 0.15;
 /// How often each guest moves alone.
 const ALONE: usize = 3;
 
-/// In huge pages, which stay with a machine that is itself virtual. Others it may give back to its own host when a
-/// QEMU ends, and get anew at the next touch: up to 2 s for a GiB, which the target would pay.
-const HUGE_PAGE_MIB: u64 = 2;
-
 pub(crate) fn run(repeats: usize) {
     let ways = env::var("DRAINPIPE_MEASURE_DRAIN_WAYS").unwrap_or_else(|_| "loop,found,auto,1,2,4,8".into());
     let ways: Vec<&str> = ways.split(',').collect();
     let mix = env::var("DRAINPIPE_MEASURE_DRAIN_MIX").map_or(1, |mix| mix.parse().expect("a number"));
     let rows = MIXES[mix - 1];
-    let huge_pages = set_aside(rows);
+    let huge_pages = set_aside(memory_mib(rows));
     let lab = lab_for_measuring();
     let guests = start_guests(&lab, rows, huge_pages.is_some());
     let rounds: Vec<Round> = (0..repeats).map(|_| Round::measure(&lab, &guests, &ways)).collect();
     table::print(&rounds);
 }
 
-/// Pages for all guests on both hosts, and for those that end on one while others begin; each touched.
-fn set_aside(rows: &[Row]) -> Option<SetAside> {
-    // Guests without KVM need a newer QEMU for it.
-    options::other_qemu()?;
+/// For all guests on both hosts, and for those that end on one while others begin.
+fn memory_mib(rows: &[Row]) -> u64 {
     let all_mib: u64 = rows.iter().map(|(_, memory_mib, _)| memory_mib).sum();
-    let largest_mib = rows.iter().map(|(_, memory_mib, _)| *memory_mib).max()?;
-    let mib = 2 * all_mib + largest_mib;
-    let set_aside = SetAside::pages(mib / HUGE_PAGE_MIB);
-    if set_aside.is_none() {
-        eprintln!("without huge pages, of which the kernel has too few");
-    }
-    set_aside.map(|pages| pages.touched(mib << 20))
+    2 * all_mib + rows.iter().map(|(_, memory_mib, _)| *memory_mib).max().unwrap_or(0)
 }
 
 /// They boot side by side.
-fn start_guests(lab: &TestLab, rows: &[Row], in_huge_pages: bool) -> Vec<Guest> {
+fn start_guests(lab: &TestLab, rows: &[Row], is_in_huge_pages: bool) -> Vec<Guest> {
     let start = |(name, memory_mib, dirty_mib_per_s): &Row| {
-        let guest = Guest::new(name, lab.guest_address(), lab.namespace("client"));
-        let dirtying = format!("drainpipe.dirty_mib_per_s={dirty_mib_per_s}");
-        // The more memory a guest has, the more of it its kernel keeps.
-        let filled_mib = memory_mib - UNFILLED_MIB;
-        let specification = guest.specification(*memory_mib, &dirtying).replace(MIX, OS_LIKE).replace(
-            &format!("drainpipe.memory_mib={filled_mib}"),
-            &format!("drainpipe.memory_mib={}", filled_mib - memory_mib / 8),
-        );
-        let huge = if in_huge_pages { format!("huge_page_mib = {HUGE_PAGE_MIB}\n") } else { String::new() };
-        start_for_measuring(lab, &guest, huge + &specification);
-        guest
+        let guest = MeasuredGuest {
+            name,
+            memory_mib: *memory_mib,
+            // The more memory a guest has, the more of it its kernel keeps.
+            filled_mib: memory_mib - UNFILLED_MIB - memory_mib / 8,
+            mix: OS_LIKE,
+            kernel_parameters: &format!("drainpipe.dirty_mib_per_s={dirty_mib_per_s}"),
+            is_in_huge_pages,
+        };
+        guest.start(lab)
     };
     let guests: Vec<Guest> = rows.iter().map(start).collect();
     guests.iter().for_each(Guest::wait_until_ready);

@@ -13,8 +13,8 @@ use drainpipe_engine::step::Step;
 use drainpipe_report::summary::Spread;
 use rustix::process::{Signal, kill_process};
 
-use crate::guest::{Guest, MIX, UNFILLED_MIB};
-use crate::options;
+use crate::guest::Guest;
+use crate::measured_guest::MeasuredGuest;
 use crate::scene::result_of;
 use crate::support::{TestLab, eventually, lab_for_measuring};
 
@@ -97,30 +97,23 @@ pub(crate) fn run(repeats: usize, word: &str) {
 
 /// A guest that runs on the lab's first host, and has so much memory that faults come in mid-flight.
 pub(crate) fn large_guest(lab: &TestLab, name: &str) -> Guest {
-    let guest = Guest::new(name, lab.guest_address(), lab.namespace("client"));
-    let specification = guest
-        .specification(MEMORY_MIB, "")
-        .replace(
-            &format!("drainpipe.memory_mib={}", MEMORY_MIB - UNFILLED_MIB),
-            &format!("drainpipe.memory_mib={FILLED_MIB}"),
-        )
-        .replace(MIX, "random:100");
-    start_for_measuring(lab, &guest, specification);
+    let guest = MeasuredGuest {
+        name,
+        memory_mib: MEMORY_MIB,
+        filled_mib: FILLED_MIB,
+        mix: "random:100",
+        kernel_parameters: "",
+        is_in_huge_pages: false,
+    };
+    let guest = guest.start(lab);
     guest.wait_until_ready();
     guest
-}
-
-/// Starts a guest on the lab's first host, with the newer machine type if there is a QEMU that has it.
-pub(crate) fn start_for_measuring(lab: &TestLab, guest: &Guest, specification: String) {
-    let newer = options::other_qemu().map(|_| Guest::on_newer_machine(&specification));
-    lab.create(&newer.unwrap_or(specification), &guest.name);
-    lab.drainpipe(&["vm", "start", &guest.name]).done();
 }
 
 fn measure(lab: &TestLab, guest: &Guest, row: &Row) -> MigrationResult {
     let [source, target] = if lab.qemu_pid("a", "web").is_some() { ["a", "b"] } else { ["b", "a"] };
     let migrating = lab.start(&["migrate", "web", target, "--option", row.option, "--json"]);
-    eventually("memory is copied", || step(lab, source) == Some(Step::CopyMemory));
+    in_flight(lab, source);
     let began = Instant::now();
     for (at_ms, words) in row.acts {
         thread::sleep(Duration::from_millis(*at_ms).saturating_sub(began.elapsed()));
@@ -141,6 +134,11 @@ fn measure(lab: &TestLab, guest: &Guest, row: &Row) -> MigrationResult {
     eventually("the guest is reached", || guest.control().is_some());
     guest.assert_intact();
     result
+}
+
+/// Waits until memory is copied from or to this host.
+pub(crate) fn in_flight(lab: &TestLab, host: &str) {
+    eventually("memory is copied", || step(lab, host) == Some(Step::CopyMemory));
 }
 
 /// That of the last migration from or to this host.

@@ -9,16 +9,20 @@ mod qemu;
 use drainpipe_engine::result::MigrationResult;
 use drainpipe_report::summary::Spread;
 
-use crate::guest::{Guest, MIX, UNFILLED_MIB};
-use crate::huge_pages::SetAside;
-use crate::measure_faults::{spread, start_for_measuring};
+use crate::measure_faults::spread;
+use crate::measured_guest::{MeasuredGuest, set_aside};
 use crate::options;
 use crate::support::{TestLab, eventually};
 use qemu::TlsQemu;
 
-const MEMORY_MIB: u64 = 1536;
-const FILLED_MIB: u64 = 1152;
-const HUGE_PAGE_MIB: u64 = 2;
+const GUEST: MeasuredGuest<'_> = MeasuredGuest {
+    name: "web",
+    memory_mib: 1536,
+    filled_mib: 1152,
+    mix: "random:100",
+    kernel_parameters: "",
+    is_in_huge_pages: true,
+};
 const GIB: f64 = (1_u64 << 30) as f64;
 
 /// Between the hosts, each of which has a core of its own.
@@ -53,9 +57,10 @@ pub(crate) fn run(repeats: usize) {
 /// By turns, so that each way goes in both directions: there are three, and each turn is the next one's way back.
 fn measure(repeats: usize, links: &[&str]) -> [Vec<MigrationResult>; 3] {
     let qemu = TlsQemu::new(options::other_qemu().as_deref().unwrap_or("qemu-system-x86_64"));
-    let huge_pages = set_aside();
+    let huge_pages = set_aside(2 * GUEST.memory_mib);
     let lab = TestLab::up(&[&["--own-cpus", "--qemu", qemu.program()], links].concat());
-    let guest = start_guest(&lab, huge_pages.is_some());
+    let guest = MeasuredGuest { is_in_huge_pages: huge_pages.is_some(), ..GUEST }.start(&lab);
+    guest.wait_until_ready();
     let mut results = [vec![], vec![], vec![]];
     // The first there and back is not counted: it touches memory that nobody has touched before.
     for _ in 0..2 {
@@ -69,26 +74,6 @@ fn measure(repeats: usize, links: &[&str]) -> [Vec<MigrationResult>; 3] {
         }
     }
     results
-}
-
-/// For the guest on both hosts.
-fn set_aside() -> Option<SetAside> {
-    // Guests without KVM need a newer QEMU for it.
-    options::other_qemu()?;
-    SetAside::pages(2 * MEMORY_MIB / HUGE_PAGE_MIB)
-}
-
-fn start_guest(lab: &TestLab, in_huge_pages: bool) -> Guest {
-    let guest = Guest::new("web", lab.guest_address(), lab.namespace("client"));
-    let filled = |mib: u64| format!("drainpipe.memory_mib={mib}");
-    let specification = guest
-        .specification(MEMORY_MIB, "")
-        .replace(&filled(MEMORY_MIB - UNFILLED_MIB), &filled(FILLED_MIB))
-        .replace(MIX, "random:100");
-    let huge = if in_huge_pages { format!("huge_page_mib = {HUGE_PAGE_MIB}\n") } else { String::new() };
-    start_for_measuring(lab, &guest, huge + &specification);
-    guest.wait_until_ready();
-    guest
 }
 
 fn migrate(lab: &TestLab, qemu: &TlsQemu, way: Way) -> MigrationResult {

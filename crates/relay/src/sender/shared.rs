@@ -470,6 +470,7 @@ mod tests {
             treatment: Treatment::Packed,
             cores,
             cpus: vec![],
+            gives_way: true,
             page_cache_bytes: 0,
         }))
     }

@@ -61,6 +61,7 @@ impl Target {
             treatment,
             cores: 2,
             cpus: vec![],
+            gives_way: true,
             page_cache_bytes: PAGE_CACHE_BYTES,
         }
     }

@@ -110,9 +110,8 @@ impl Executor {
             ))
         })?;
         let other = OtherEnd { identity: &self.agent.identity, host: &self.running.target, token };
-        let compression = &self.agent.config.compression;
-        let page_cache_mib = endpoint.relay_page_cache_mib.min(compression.page_cache_mib);
-        let relay = OutgoingRelay::start(vmm, plan, address, &other, guard, compression, page_cache_mib)?;
+        let page_cache_mib = endpoint.relay_page_cache_mib.min(self.agent.config.compression.page_cache_mib);
+        let relay = OutgoingRelay::start(&self.agent, vmm, plan, address, &other, guard, page_cache_mib)?;
         Ok((Some(relay), vmm.paths().relay_socket().into()))
     }
 

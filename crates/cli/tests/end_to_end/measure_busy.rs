@@ -1,0 +1,146 @@
+//! Not a test: measures what a migration takes from a guest that begins to need all CPU of its host while it is
+//! in flight, for `bench/`.
+//!
+//! `DRAINPIPE_MEASURE_BUSY=5 cargo test --release -p drainpipe-cli --test end_to_end` prints a table.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use drainpipe_engine::result::{MigrationResult, Outcome};
+use drainpipe_guest::dirtier::{Dirtying, PAGES_PER_MIB};
+use rustix::process::Signal;
+
+use crate::guest::Guest;
+use crate::measure_faults::{in_flight, spread};
+use crate::measured_guest::{MeasuredGuest, set_aside};
+use crate::options;
+use crate::scene::result_of;
+use crate::support::{TestLab, eventually};
+
+const GUEST: MeasuredGuest<'_> = MeasuredGuest {
+    name: "web",
+    memory_mib: 1280,
+    filled_mib: 960,
+    mix: "zero:40,text:30,random:30",
+    kernel_parameters: "",
+    is_in_huge_pages: true,
+};
+
+/// How it goes.
+struct Way {
+    name: &'static str,
+    option: &'static str,
+    /// Both agents are started anew before each flight. The QEMUs, of the agents before, are in other sessions then,
+    /// and where the kernel groups tasks by session, the agents' priorities say nothing to them.
+    is_agent_new: bool,
+}
+
+const WAYS: [Way; 3] = [
+    Way { name: "`multichannel`", option: "multichannel", is_agent_new: false },
+    Way { name: "`compression`", option: "compression", is_agent_new: false },
+    Way { name: "`compression`, agents started anew", option: "compression", is_agent_new: true },
+];
+
+const IDLE: Dirtying = Dirtying { mib_per_s: 0, locality_percent: 100 };
+
+/// As much as it gets the CPU for, in so little of its memory that the migration ends.
+const BUSY: Dirtying = Dirtying { mib_per_s: 1 << 20, locality_percent: 1 };
+
+/// Agents count over 5 s in which nothing moves what the VMs leave of the cores.
+const REST: Duration = Duration::from_secs(12);
+
+const ANSWER_DEADLINE: Duration = Duration::from_secs(30);
+
+/// One migration.
+struct Flight {
+    result: MigrationResult,
+    /// What the guest rewrote of its memory in flight, in MiB/s.
+    work_mib_per_s: f64,
+}
+
+pub(crate) fn run(repeats: usize) {
+    let huge_pages = set_aside(2 * GUEST.memory_mib);
+    let qemu = options::other_qemu().unwrap_or_else(|| "qemu-system-x86_64".into());
+    let lab = TestLab::up(&["--link", "1000", "--link", "1000", "--own-cpus", "--qemu", &qemu]);
+    let guest = MeasuredGuest { is_in_huge_pages: huge_pages.is_some(), ..GUEST }.start(&lab);
+    guest.wait_until_ready();
+    let at_rest_mib_per_s = at_rest(&guest);
+    let mut flights = WAYS.map(|_| vec![]);
+    for _ in 0..repeats {
+        // There and back: so each goes in both directions.
+        for (way, flights) in WAYS.iter().zip(&mut flights) {
+            flights.extend([(); 2].map(|()| fly(&lab, &guest, way)));
+        }
+    }
+    println!("at rest: {at_rest_mib_per_s:.0} MiB/s\n");
+    println!(
+        "| | rewritten in flight, MiB/s | total, s | packed, MiB | CPU of the source's agent, s | paused, ms |"
+    );
+    println!("|---|---|---|---|---|---|");
+    for (way, flights) in WAYS.iter().zip(&flights) {
+        println!("{}", line(way, flights));
+    }
+}
+
+fn at_rest(guest: &Guest) -> f64 {
+    let before = set(guest, BUSY);
+    let began = Instant::now();
+    thread::sleep(Duration::from_secs(5));
+    let rate = rewritten_mib(guest) - before;
+    let rate = rate / began.elapsed().as_secs_f64();
+    set(guest, IDLE);
+    rate
+}
+
+fn fly(lab: &TestLab, guest: &Guest, way: &Way) -> Flight {
+    if way.is_agent_new {
+        for host in ["a", "b"] {
+            lab.stop_agent(host, Signal::TERM);
+            lab.start_agent(host);
+        }
+    }
+    thread::sleep(REST);
+    let [source, target] = if lab.qemu_pid("a", "web").is_some() { ["a", "b"] } else { ["b", "a"] };
+    let migrating = lab.start(&["migrate", "web", target, "--option", way.option, "--json"]);
+    in_flight(lab, source);
+    let before = set(guest, BUSY);
+    let began = Instant::now();
+    let result = result_of(&migrating.wait());
+    let work_mib_per_s = (rewritten_mib(guest) - before) / began.elapsed().as_secs_f64();
+    assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
+    set(guest, IDLE);
+    eventually("the guest is reached", || guest.control().is_some());
+    guest.assert_intact();
+    eprintln!("{}: {work_mib_per_s:.0} MiB/s, {:.1} s", way.name, result.total_ms / 1000.0);
+    Flight { result, work_mib_per_s }
+}
+
+/// Has it rewrite its memory like that from now on. Gives what it has rewritten so far, in MiB.
+fn set(guest: &Guest, dirtying: Dirtying) -> f64 {
+    let mut control = guest.control().expect("the guest's control service answers");
+    let status = control.set_dirty(dirtying, ANSWER_DEADLINE).expect("the guest takes it");
+    status.rewritten_pages as f64 / PAGES_PER_MIB as f64
+}
+
+fn rewritten_mib(guest: &Guest) -> f64 {
+    let mut control = guest.control().expect("the guest's control service answers");
+    let status = control.status(ANSWER_DEADLINE).expect("the guest says it");
+    status.rewritten_pages as f64 / PAGES_PER_MIB as f64
+}
+
+fn line(way: &Way, flights: &[Flight]) -> String {
+    let of = |quantity: fn(&Flight) -> f64, digits| spread(flights.iter().map(quantity), digits);
+    let packed_mib = |flight: &Flight| {
+        let packed = flight.result.compression;
+        packed.map_or(0.0, |packed| (packed.lz4_bytes + packed.zstd_bytes) as f64 / f64::from(1 << 20))
+    };
+    format!(
+        "| {} | {} | {} | {} | {} | {} |",
+        way.name,
+        of(|flight| flight.work_mib_per_s, 0),
+        of(|flight| flight.result.total_ms / 1000.0, 2),
+        of(packed_mib, 0),
+        of(|flight| flight.result.cpu_seconds.source_agent, 2),
+        of(|flight| flight.result.blackout_ms.unwrap_or(f64::NAN), 0),
+    )
+}

@@ -1,0 +1,53 @@
+//! Guests for measuring: large, and in huge pages where the kernel has them. Those stay with a machine that is itself
+//! virtual. Others it may give back to its own host when a QEMU ends, and get anew at the next touch: up to 2 s for a
+//! GiB, which the target would pay.
+
+use crate::guest::{Guest, MIX, UNFILLED_MIB};
+use crate::huge_pages::SetAside;
+use crate::options;
+use crate::support::TestLab;
+
+const HUGE_PAGE_MIB: u64 = 2;
+
+/// A guest that is to be measured.
+#[derive(Clone, Copy)]
+pub(crate) struct MeasuredGuest<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) memory_mib: u64,
+    pub(crate) filled_mib: u64,
+    /// What its memory is filled with.
+    pub(crate) mix: &'a str,
+    pub(crate) kernel_parameters: &'a str,
+    pub(crate) is_in_huge_pages: bool,
+}
+
+impl MeasuredGuest<'_> {
+    /// Starts it on the lab's first host, with the newer machine type if there is a QEMU that has it. It is not
+    /// ready yet.
+    pub(crate) fn start(&self, lab: &TestLab) -> Guest {
+        let guest = Guest::new(self.name, lab.guest_address(), lab.namespace("client"));
+        let specification =
+            guest.specification(self.memory_mib, self.kernel_parameters).replace(MIX, self.mix).replace(
+                &format!("drainpipe.memory_mib={}", self.memory_mib - UNFILLED_MIB),
+                &format!("drainpipe.memory_mib={}", self.filled_mib),
+            );
+        let huge =
+            if self.is_in_huge_pages { format!("huge_page_mib = {HUGE_PAGE_MIB}\n") } else { String::new() };
+        let specification = huge + &specification;
+        let newer = options::other_qemu().map(|_| Guest::on_newer_machine(&specification));
+        lab.create(&newer.unwrap_or(specification), &guest.name);
+        lab.drainpipe(&["vm", "start", &guest.name]).done();
+        guest
+    }
+}
+
+/// Huge pages for so much memory, each touched.
+pub(crate) fn set_aside(mib: u64) -> Option<SetAside> {
+    // Guests without KVM need a newer QEMU for it.
+    options::other_qemu()?;
+    let set_aside = SetAside::pages(mib / HUGE_PAGE_MIB);
+    if set_aside.is_none() {
+        eprintln!("without huge pages, of which the kernel has too few");
+    }
+    set_aside.map(|pages| pages.touched(mib << 20))
+}
