@@ -23,6 +23,10 @@ pub(crate) const TESTS: &[Test] = &[
     ("all_vms_leave_and_come_back", all_vms_leave_and_come_back),
     ("a_cordoned_host_takes_no_vm_and_starts_none", a_cordoned_host_takes_no_vm_and_starts_none),
     ("what_must_stay_stays_and_what_must_be_apart_is", what_must_stay_stays_and_what_must_be_apart_is),
+    (
+        "a_link_that_outruns_each_target_carries_to_both_at_once",
+        a_link_that_outruns_each_target_carries_to_both_at_once,
+    ),
     ("a_drain_is_cancelled_and_carried_on", a_drain_is_cancelled_and_carried_on),
     ("a_target_that_takes_no_more_is_replaced", a_target_that_takes_no_more_is_replaced),
     ("a_target_becomes_full", a_target_becomes_full),
@@ -231,6 +235,29 @@ fn what_must_stay_stays_and_what_must_be_apart_is() {
     let unknown =
         ask::<DrainPlanView>(&lab, "a", "/v1/drain/plan", Some(json!({ "to": ["x"] }))).unwrap_err();
     assert!(unknown.kind == ProblemKind::NotFound && unknown.message.contains("no host x"), "{unknown}");
+}
+
+fn a_link_that_outruns_each_target_carries_to_both_at_once() {
+    let lab = TestLab::up(&["--hosts", "a,b,c", "--link", "400"]);
+    let guests = ["web", "db"].map(|name| {
+        let guest = Guest::new(name, lab.guest_address(), lab.namespace("client"));
+        lab.create(&(guest.specification(GUEST_MIB, "") + "\n[placement]\napart = [\"shop\"]\n"), name);
+        lab.drainpipe(&["vm", "start", name]).done();
+        guest
+    });
+    guests.iter().for_each(Guest::wait_until_ready);
+    for target in ["b", "c"] {
+        lab.drainpipe(&["limit", target, "60", "--agent", &lab.agent_socket(target)]).done();
+    }
+    drain(&lab, "a", json!({ "option": "multichannel" }));
+    wait_until(&lab, "a", "both are on the links", |view| {
+        view.status.is_some() && count(view, MoveState::Transferring) == 2
+    });
+    assert_state(&ended(&lab, "a"), DrainState::Drained, 2);
+    let mut hosts = guests.each_ref().map(|guest| host_of(&lab, &guest.name));
+    hosts.sort();
+    assert_eq!(hosts, ["b", "c"]);
+    guests.iter().for_each(Guest::assert_intact);
 }
 
 /// Begins to drain `a`, one VM at a time; back when the first is on the links.

@@ -131,7 +131,8 @@ fn the_relays_source_agent_is_killed_in_flight() {
     scene.lab.start_agent("a");
     assert_ne!(migrating.wait().code, 0);
     scene.assert_settled("a");
-    assert_compressed(&scene.lab.migrate("web", "b", &COMPRESSION));
+    // The VM was started by the agent before, so nothing is packed where no core is idle.
+    assert!(scene.lab.migrate("web", "b", &COMPRESSION).compression.is_some());
     scene.assert_settled("b");
 }
 

@@ -4,6 +4,7 @@
 //! view         what was seen when the plan was made: VMs, targets, what was remembered
 //! plan         which VM goes where, in which order, how long it will take; which stay, and why
 //! placement    which target takes which VM
+//! order        whose turn it is among those that go to several targets
 //! limited      what to know of bandwidth limits before it begins
 //! lint         whether a plan may be carried out as it is
 //! predict      what moving one VM will take
@@ -17,6 +18,7 @@ mod concurrency;
 mod host_links;
 mod limited;
 pub mod lint;
+mod order;
 pub mod pace;
 mod placement;
 pub mod plan;

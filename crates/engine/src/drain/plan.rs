@@ -9,6 +9,7 @@ use utoipa::ToSchema;
 use super::concurrency::Concurrency;
 use super::host_links::HostLinks;
 use super::limited::limits_told;
+use super::order::in_turns;
 use super::placement::{Place, place, way_of, without_reserve};
 use super::predict::{
     GOODPUT_SHARE, Prediction, all_mbps, bytes_per_ms, completion_ms, predict, setup_ms, vm_mbps, whole_bytes,
@@ -95,11 +96,7 @@ pub fn plan(view: &DrainView, limits: Option<&DrainLimits>) -> DrainPlan {
             Place::Stays(why) => stays.push(Stay { vm: vm.name.clone(), why: why.clone() }),
         }
     }
-    // The last ones are short then, so the links are full nearly to the end; what may never end keeps
-    // nobody waiting.
-    going.sort_by_key(|going| {
-        (!going.prediction.converges, Reverse(going.prediction.bytes), going.vm.name.clone())
-    });
+    let going = in_order(view, going);
     let found = transfers_found(view, &going);
     let targets: BTreeSet<usize> = going.iter().map(|going| going.target).collect();
     let names = targets.iter().map(|target| view.targets[*target].name.as_str());
@@ -201,6 +198,19 @@ impl Going<'_> {
             )
         })
     }
+}
+
+/// The largest ones first: the last ones are short then, so the links are full nearly to the end. What may never end
+/// goes last, and keeps nobody waiting.
+fn in_order<'a>(view: &DrainView, mut going: Vec<Going<'a>>) -> Vec<Going<'a>> {
+    going.sort_by_key(|going| (Reverse(going.prediction.bytes), going.vm.name.clone()));
+    let (converging, others): (Vec<_>, Vec<_>) =
+        going.into_iter().partition(|going| going.prediction.converges);
+    let takes_ms = |going: &Going<'_>| {
+        going.prediction.bytes as f64 / bytes_per_ms(all_mbps(&view.targets[going.target]))
+    };
+    let in_turns = |going| in_turns(going, |going: &Going<'_>| going.target, takes_ms);
+    [converging, others].into_iter().flat_map(in_turns).collect()
 }
 
 /// What was found by an earlier drain to the target that most goes to.

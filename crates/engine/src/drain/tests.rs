@@ -126,6 +126,25 @@ fn large_ones_go_first_and_those_that_may_not_end_last() {
 }
 
 #[test]
+fn targets_with_links_of_their_own_take_turns() {
+    let over = |name: &str, link: &str| {
+        let path = PathView { link: link.into(), link_mbps: Some(1_000), mbps: Some(1_000) };
+        TargetView { paths_mbps: 1_000, paths: vec![path], ..target(name, 9) }
+    };
+    // As by hand: the three largest to one target.
+    let only = |mut vm: VmView, target: &str| {
+        vm.refusals = BTreeMap::from([(target.into(), "not there".into())]);
+        vm
+    };
+    let to_b = ["b1", "b2", "b3"].map(|name| only(vm(name, 3), "c"));
+    let to_c = ["c1", "c2", "c3", "c4"].map(|name| only(vm(name, 2), "b"));
+    let view = view([&to_b[..], &to_c].concat(), vec![over("b", "e0"), over("c", "e1")]);
+    let plan = plan(&view, Some(&at_most(2)));
+    let order: Vec<&str> = plan.moves.iter().map(|planned| planned.vm.as_str()).collect();
+    assert_eq!(order, ["b1", "c1", "b2", "c2", "c3", "b3", "c4"]);
+}
+
+#[test]
 fn who_stays_learns_what_would_let_it_go() {
     let mut pinned = vm("pinned", 1);
     pinned.placement.stays = Some("licence of this host".into());
