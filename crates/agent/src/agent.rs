@@ -33,7 +33,7 @@ use crate::outgoing::{self, Outgoing};
 use crate::path_watch::PathWatches;
 use crate::ports::MigrationPorts;
 use crate::precedence;
-use crate::relay::{own_cpus, packing_cores, packing_cpus};
+use crate::relay::{Packing, own_cpus, packing_cpus};
 use crate::server;
 use crate::slots::Slots;
 use crate::vms::{QEMU_DEADLINE, Vms, describe};
@@ -258,13 +258,12 @@ impl Agent {
         let migration_address = self.migration_address().await?;
         let hypervisor = self.vms.hypervisor();
         let devices = drainpipe_net::rdma_devices().map_err(Problem::failed)?;
-        let compression = &self.config.compression;
         Ok(HostFacts {
             name: self.name().into(),
             cores: self.hardware.cores,
             idle_cores: self.idle_cores.known(),
             vm_cores: self.vms.cores_taken(),
-            packing_cores: packing_cores(compression, &packing_cpus(compression)?).try_into().ok(),
+            packing_cores: Packing::of(self)?.cores.try_into().ok(),
             memory_available_bytes: incoming::memory_free_bytes(self)?,
             huge_pages_available: incoming::huge_pages_free(self),
             links: links.first,

@@ -64,17 +64,16 @@ impl OutgoingRelay {
         let target = ServerName::try_from(other.host.to_owned()).map_err(Problem::failed)?;
         let tls = ClientTls::new(other.identity.client_config(), target);
         let hands = guard.hands().map_err(Problem::failed)?;
-        let compression = &agent.config.compression;
-        let cpus = packing_cpus(compression)?;
+        let packing = Packing::of(agent)?;
         let settings = SenderSettings {
             path: vmm.paths().relay_socket(),
             destination,
             connections: connections(plan),
             token: token_of(other.token),
             treatment: treatment(plan, tls)?,
-            cores: packing_cores(compression, &cpus),
-            cpus: cpus.cpus().to_vec(),
-            gives_way: plan.is_compressed && priority_counts_to(&agent.vms),
+            cores: packing.cores,
+            cpus: packing.cpus.cpus().to_vec(),
+            gives_way: packing.gives_way,
             page_cache_bytes: bytes(page_cache_mib),
         };
         let sender = Sender::start(settings, move |socket| hands.hold(socket)).map_err(Problem::failed)?;
@@ -174,10 +173,32 @@ pub(crate) fn receive(
     Receiver::start(listener, settings).map_err(Problem::failed)
 }
 
-/// On how many of these CPUs one migration is packed at most. As many as the relay has threads for pack 3 GB/s, which
-/// is 26 Gb/s.
-pub(crate) fn packing_cores(compression: &Compression, cpus: &CpuList) -> usize {
-    cpus.cpus().len().min(compression.cores.map_or(PACKING_THREADS_MAX, usize::from)).min(PACKING_THREADS_MAX)
+/// What packs on this host.
+#[derive(Debug)]
+pub(crate) struct Packing {
+    /// On how many of its CPUs one migration is packed at most.
+    pub(crate) cores: usize,
+    cpus: CpuList,
+    /// Whether it leaves a core at once to a VM that wants it.
+    gives_way: bool,
+}
+
+impl Packing {
+    /// As it is now, by the configuration and by the VMs that run here.
+    pub(crate) fn of(agent: &Agent) -> Result<Self, Problem> {
+        let compression = &agent.config.compression;
+        let cpus = packing_cpus(compression)?;
+        let gives_way = priority_counts_to(&agent.vms);
+        let cores = packing_cores(compression, cpus.cpus().len(), gives_way);
+        Ok(Self { cores, cpus, gives_way })
+    }
+}
+
+/// On how many of so many CPUs one migration is packed at most. As many as the relay has threads for pack 3 GB/s, which
+/// is 26 Gb/s. Where packing does not give way, a part of a core is left idle beside it.
+fn packing_cores(compression: &Compression, cpus: usize, gives_way: bool) -> usize {
+    let configured = compression.cores.map_or(PACKING_THREADS_MAX, usize::from);
+    cpus.saturating_sub(usize::from(!gives_way)).min(configured).min(PACKING_THREADS_MAX)
 }
 
 /// The CPUs that pack. The configuration may name only such on which the agent may run.
@@ -225,4 +246,19 @@ fn bytes(mib: u32) -> usize {
 fn token_of(token: Uuid) -> Token {
     const { assert!(size_of::<uuid::Bytes>() == TOKEN_BYTES) };
     Token(token.into_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packing_keeps_to_its_limits_and_leaves_a_core_where_it_does_not_give_way() {
+        let cores = |configured, cpus, gives_way| {
+            let compression = Compression { cores: configured, ..Compression::default() };
+            packing_cores(&compression, cpus, gives_way)
+        };
+        assert_eq!([cores(None, 4, true), cores(Some(2), 4, true), cores(None, 99, true)], [4, 2, 16]);
+        assert_eq!([cores(None, 4, false), cores(Some(2), 2, false), cores(Some(2), 1, false)], [3, 1, 0]);
+    }
 }

@@ -55,7 +55,8 @@ pub struct HostFacts {
     /// Cores that its VMs took of late, while none was on its way; those that were not counted yet are left out.
     #[serde(default)]
     pub vm_cores: f64,
-    /// Cores on which its agent packs memory at most, 1 or more; absent where the agent does not say.
+    /// Cores on which its agent packs memory at most: none where it has one core, and what packs there would not leave
+    /// that to its VMs. Absent where the agent does not say.
     #[serde(default)]
     pub packing_cores: Option<u32>,
     /// Memory that new VMs can take: available, less what is promised to VMs on their way and what those that

@@ -180,6 +180,11 @@ impl RelayMeans {
     pub(crate) fn why_not(self, verdict: Verdict) -> String {
         match verdict {
             Verdict::NothingShrinks => NOTHING_SHRINKS.into(),
+            _ if self.packing_cores < 1.0 => {
+                "not compressed: no core of the source may pack, since the kernel would not \
+                 leave it to VMs that want it: they are in another cgroup, or session, than the agent"
+                    .into()
+            }
             _ => format!(
                 "not compressed: the paths carry {:.1} Gb/s, which a relay could hardly better with the cores that the \
                  VMs leave, {:.1} of the source and {:.1} of the target",
@@ -323,6 +328,9 @@ mod tests {
         assert!((share(means(10_000.0, 64.0), TEXT) - 0.33).abs() < 1e-9);
         // 200 MB/s are packed, of which 134 are saved, beside 1250 MB/s.
         assert!((share(one_core, TEXT) - 1_250.0 / 1_384.0).abs() < 1e-9);
+        let none = RelayMeans { packing_cores: 0.0, ..means(1_000.0, 1.0) };
+        assert_eq!(none.verdict(Some(TEXT)), Verdict::Outruns);
+        assert!(none.why_not(Verdict::Outruns).contains("no core of the source may pack"));
         let source = HostFacts { packing_cores: Some(1), ..host(64, None, 0.0) };
         assert!((between(&source, &source, RequestedOption::Compression).packing_cores - 1.0).abs() < 1e-9);
     }
