@@ -14,6 +14,7 @@ use drainpipe_relay::{
     ClientTls, Figures, Limiter, PACKING_THREADS_MAX, Receiver, ReceiverSettings, RelayError, Sender,
     SenderSettings, ServerTls, TOKEN_BYTES, Token, Treatment,
 };
+use rustix::io::Errno;
 use rustls::pki_types::ServerName;
 use tracing::debug;
 use uuid::Uuid;
@@ -216,15 +217,20 @@ pub(crate) fn packing_cpus(compression: &Compression) -> Result<CpuList, Problem
 /// Whether the kernel weighs the priorities of the agent's threads against those of all VMs that run here. Not known is
 /// no.
 fn priority_counts_to(vms: &Vms) -> bool {
-    let of_vms = vms.all_running().into_iter().map(|vmm| SchedulingGroup::of(vmm.pid()));
-    let own = SchedulingGroup::of(std::process::id());
-    match of_vms.chain([own]).collect::<io::Result<BTreeSet<_>>>() {
-        Ok(groups) => groups.len() == 1,
+    let pids = vms.all_running().into_iter().map(|vmm| vmm.pid()).chain([std::process::id()]);
+    let groups = pids.map(SchedulingGroup::of).filter(|group| !group.as_ref().is_err_and(has_ended));
+    match groups.collect::<io::Result<BTreeSet<_>>>() {
+        Ok(groups) => groups.len() == 1 && vms.out_of_reach().is_empty(),
         Err(error) => {
             debug!(%error, "not known whether the priority of what packs counts to all VMs");
             false
         }
     }
+}
+
+/// Whether a process is no more that was asked for its group.
+fn has_ended(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(Errno::SRCH.raw_os_error())
 }
 
 /// The CPUs on which the agent may run. Its relay passes streams on, and unpacks them, on any of these.

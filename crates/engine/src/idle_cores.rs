@@ -3,12 +3,12 @@
 //! What nobody else uses of the cores is what is idle and what packing takes itself. It does not depend on how
 //! many threads pack, so following it cannot swing. Where others want a core, theirs it is after one sample;
 //! it is taken again once two samples in a row say that it is idle. One thread stays: it is of a priority that
-//! gives way to every other thread at once, and uses the moments that no sample shows. Others that share the
+//! gives way to every other thread of its group at once, and uses the moments that no sample shows. Others that share the
 //! cores by a hypervisor below do not see that priority: where they want them, none stays.
 //!
 //! Where the kernel divides the cores among groups of threads first, as by cgroup, that priority says nothing to VMs in
-//! another group, and what packing takes may be what they want. There, packing leaves a part of a core idle: as long as
-//! one is, nobody waits. Where none is, nobody packs.
+//! another group, and what packing takes may be what they want. There, packing leaves a part of the cores idle: while
+//! some are, hardly anybody waits, as far as a sample shows. Where none is, nobody packs.
 
 /// Time between two samples, in ms. Others that begin to want cores in the middle of one are seen in full by
 /// the next: within twice this time.
@@ -26,8 +26,12 @@ const MARGIN: f64 = 0.25;
 /// in so many samples in a row.
 const PATIENCE: u32 = 2;
 
-/// Cores that stay idle where packing does not give way: more than noise is taken for.
+/// Cores that stay idle where packing does not give way: more than noise is taken for,
 const RESERVE: f64 = 0.25;
+/// and such a share of all, as a host on which all is wanted is never wholly busy.
+const RESERVE_SHARE: f64 = 0.04;
+/// Of these, so much less is left for it where others want all.
+const FULL_BELOW: f64 = 0.4;
 
 /// Somebody waited for a core. It is no more than a hint: those who wait are before those who pack in any case,
 /// and the migration's own threads wait for each other where cores are few.
@@ -39,6 +43,8 @@ const THEFT: f64 = 0.25;
 /// What became, over some time, of the cores on which packing may run. In cores: CPU seconds per second.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct CoresSample {
+    /// All of them.
+    pub cores: f64,
     /// Used by nobody.
     pub idle: f64,
     /// Used by packing.
@@ -53,6 +59,11 @@ impl CoresSample {
     /// What would be idle if nobody packed.
     fn free(self) -> f64 {
         self.idle + self.packing - self.stolen - AWAITED_WEIGHT * self.awaited
+    }
+
+    /// What packing leaves idle where it does not give way.
+    fn reserve(self) -> f64 {
+        RESERVE.max(RESERVE_SHARE * self.cores)
     }
 }
 
@@ -88,11 +99,16 @@ impl Allowance {
         let before = std::mem::replace(&mut self.stolen, sample.stolen);
         let sample = CoresSample { stolen: f64::midpoint(before, sample.stolen), ..sample };
         let least = usize::from(self.gives_way && sample.stolen < THEFT).min(self.most);
-        // Of what packs where it does not give way, nobody knows how much others want.
-        let is_full = !self.gives_way && sample.idle < LEAST;
-        let free = if is_full { 0.0 } else { sample.free() };
-        let threads = |free| self.threads(free).max(least);
-        let (now, surely) = (threads(free), threads(free - MARGIN));
+        let (now, surely) = if self.gives_way {
+            let free = sample.free();
+            (self.threads(free).max(least), self.threads(free - MARGIN).max(least))
+        } else if sample.idle < FULL_BELOW * sample.reserve() {
+            // Of what packing takes nobody knows how much others want.
+            (0, 0)
+        } else {
+            let free = sample.free() - sample.reserve();
+            (self.threads(free), self.threads(free - sample.reserve()))
+        };
         if now < self.allowed {
             self.allowed = now;
         }
@@ -109,17 +125,15 @@ impl Allowance {
         self.allowed
     }
 
-    /// Threads that so much idle time is enough for.
+    /// Threads that so much idle time is enough for: those that do not give way have a core each.
     fn threads(&self, free: f64) -> usize {
-        if free < LEAST {
-            return 0;
-        }
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "it saturates, and is positive"
-        )]
-        let threads = if self.gives_way { (free + SPREAD).ceil() } else { (free - RESERVE).floor() } as usize;
+        let threads = if self.gives_way {
+            if free < LEAST { 0.0 } else { (free + SPREAD).ceil() }
+        } else {
+            free.floor()
+        };
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it saturates at 0")]
+        let threads = threads as usize;
         threads.min(self.most)
     }
 }
@@ -136,7 +150,8 @@ mod tests {
         let packing = (packing as f64).min(free);
         // What is wanted beyond the cores waits.
         let awaited = (wanted - cores as f64).clamp(0.0, 1.0);
-        CoresSample { idle: (free - packing + noise).max(0.0), packing, stolen: 0.0, awaited }
+        let idle = (free - packing + noise).max(0.0);
+        CoresSample { cores: cores as f64, idle, packing, stolen: 0.0, awaited }
     }
 
     fn run(allowance: &mut Allowance, cores: usize, wanted: f64, noises: &[f64]) -> Vec<usize> {
@@ -165,7 +180,9 @@ mod tests {
             // They want all, and who packs takes a part of it all the same, as the kernel divides it.
             let threads = allowance.allowed() as f64;
             let packing = threads * cores as f64 / (threads + cores as f64);
-            let shared = CoresSample { packing, ..CoresSample::default() };
+            // On many cores some moment is idle in any case.
+            let idle = 0.012 * cores as f64;
+            let shared = CoresSample { cores: cores as f64, idle, packing, ..CoresSample::default() };
             prop_assert_eq!(allowance.follow(shared), 0);
         }
 
@@ -173,16 +190,17 @@ mod tests {
         fn who_does_not_give_way_leaves_a_part_of_a_core_idle(
             cores in 1..64_usize,
             part in 0.0..1.1_f64,
-            noises in prop::collection::vec(-0.12..0.12_f64, 200),
+            noises in prop::collection::vec(-0.5..0.5_f64, 200),
         ) {
             let wanted = cores as f64 * part;
+            let reserve = CoresSample { cores: cores as f64, ..CoresSample::default() }.reserve();
+            let noises: Vec<f64> = noises.into_iter().map(|noise| noise * reserve).collect();
             let allowed = run(&mut Allowance::new(cores, false), cores, wanted, &noises);
             let free = (cores as f64 - wanted).max(0.0);
-            prop_assert!(allowed.iter().all(|allowed| *allowed as f64 <= (free - LEAST).max(0.0)), "{allowed:?}");
-            prop_assert!(*allowed.last().unwrap() as f64 >= free - 2.0, "{allowed:?} of {free}");
-            let rises = allowed.windows(2).filter(|pair| pair[0] < pair[1]).count();
-            // From none, by what the worst of two samples says, and then by what all do.
-            prop_assert!(rises <= 2, "{allowed:?}");
+            let left_idle = |allowed: &usize| *allowed == 0 || *allowed as f64 <= free - reserve / 2.0;
+            prop_assert!(allowed.iter().all(left_idle), "{allowed:?} of {free}");
+            prop_assert!(*allowed.last().unwrap() as f64 > free - 1.0 - 2.5 * reserve, "{allowed:?} of {free}");
+            prop_assert!(allowed.is_sorted(), "it does not swing: {allowed:?}");
         }
 
         #[test]
@@ -211,8 +229,9 @@ mod tests {
         #[test]
         fn no_sample_breaks_it(
             samples in prop::collection::vec(
-                (any::<f64>(), any::<f64>(), any::<f64>(), any::<f64>())
-                    .prop_map(|(idle, packing, stolen, awaited)| CoresSample { idle, packing, stolen, awaited }),
+                [any::<f64>(); 5].prop_map(|[cores, idle, packing, stolen, awaited]| {
+                    CoresSample { cores, idle, packing, stolen, awaited }
+                }),
                 1..50,
             ),
             most in 0..100_usize,
@@ -227,7 +246,7 @@ mod tests {
 
     #[test]
     fn what_is_stolen_or_awaited_is_not_idle() {
-        let busy = CoresSample { idle: 0.5, packing: 0.0, stolen: 0.0, awaited: 0.0 };
+        let busy = CoresSample { cores: 4.0, idle: 0.5, ..CoresSample::default() };
         let allowed = |before, sample| {
             let mut allowance = Allowance::new(4, true);
             allowance.follow(before);

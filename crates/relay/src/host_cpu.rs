@@ -28,9 +28,10 @@ struct Counted {
     awaited: Option<Duration>,
 }
 
-/// Time of some cores, in ticks of [`rustix::param::clock_ticks_per_second`].
+/// Some cores and their time, in ticks of [`rustix::param::clock_ticks_per_second`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Ticks {
+    cores: u32,
     idle: u64,
     stolen: u64,
 }
@@ -66,6 +67,7 @@ impl HostCpu {
         // while none of these did, at the least.
         let awaited = awaited.unwrap_or_default().saturating_sub(packing.wall.saturating_sub(packing.cpu));
         Some(CoresSample {
+            cores: f64::from(now.ticks.cores),
             idle: cores(now.ticks.idle, before.ticks.idle),
             packing: packing.cpu.as_secs_f64() / seconds,
             stolen: cores(now.ticks.stolen, before.ticks.stolen),
@@ -98,8 +100,12 @@ fn ticks_of(stat: &str, cpus: &[usize]) -> Option<Ticks> {
         let mut times = times.split_ascii_whitespace().map(str::parse::<u64>);
         let (idle, waits_for_disk) = (times.nth(3)?.ok()?, times.next()?.ok()?);
         let stolen = times.nth(2)?.ok()?;
-        let Ticks { idle: idle_before, stolen: stolen_before } = sum.unwrap_or_default();
-        sum = Some(Ticks { idle: idle_before + idle + waits_for_disk, stolen: stolen_before + stolen });
+        let before: Ticks = sum.unwrap_or_default();
+        sum = Some(Ticks {
+            cores: before.cores + 1,
+            idle: before.idle + idle + waits_for_disk,
+            stolen: before.stolen + stolen,
+        });
     }
     sum
 }
@@ -122,8 +128,8 @@ mod tests {
 
     #[test]
     fn the_cores_that_count_are_counted() {
-        assert_eq!(ticks_of(TEXT, &[]), Some(Ticks { idle: 603, stolen: 9 }));
-        assert_eq!(ticks_of(TEXT, &[1, 10]), Some(Ticks { idle: 502, stolen: 7 }));
+        assert_eq!(ticks_of(TEXT, &[]), Some(Ticks { cores: 3, idle: 603, stolen: 9 }));
+        assert_eq!(ticks_of(TEXT, &[1, 10]), Some(Ticks { cores: 2, idle: 502, stolen: 7 }));
         assert_eq!(ticks_of(TEXT, &[7]), None);
         assert_eq!(ticks_of("cpu0 1 2\n", &[]), None);
         assert_eq!(ticks_of("", &[]), None);

@@ -106,10 +106,10 @@ fn fly(lab: &TestLab, guest: &Guest, way: &Way) -> Flight {
     let before = set(guest, BUSY);
     let began = Instant::now();
     let result = result_of(&migrating.wait());
+    eventually("the guest is reached", || guest.control().is_some());
     let work_mib_per_s = (rewritten_mib(guest) - before) / began.elapsed().as_secs_f64();
     assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
     set(guest, IDLE);
-    eventually("the guest is reached", || guest.control().is_some());
     guest.assert_intact();
     eprintln!("{}: {work_mib_per_s:.0} MiB/s, {:.1} s", way.name, result.total_ms / 1000.0);
     Flight { result, work_mib_per_s }

@@ -3,39 +3,43 @@
 use std::collections::{BTreeMap, VecDeque};
 
 /// What goes to one target.
-#[derive(Default)]
 struct Queue<T> {
-    left_ms: f64,
-    // With what each takes, in ms.
-    waiting: VecDeque<(f64, T)>,
+    total_bytes: f64,
+    left_bytes: f64,
+    waiting: VecDeque<T>,
 }
 
-/// Puts in order what goes to several targets, each of which has links of its own: the next one always goes where what
-/// is left takes longest, so that all links are in use until the end. What goes to the same target keeps its order.
+impl<T> Queue<T> {
+    /// Share of it that has not had its turn, 0 to 1.
+    fn left(&self) -> f64 {
+        if self.total_bytes > 0.0 { self.left_bytes / self.total_bytes } else { 1.0 }
+    }
+}
+
+/// Puts in order what goes to several targets: the next one is always of the target of which the largest share is left,
+/// so that the links to each are wanted from the beginning to the end. What goes to the same target keeps its order.
 pub(super) fn in_turns<T>(
     items: Vec<T>,
     target_of: impl Fn(&T) -> usize,
-    takes_ms: impl Fn(&T) -> f64,
+    bytes_of: impl Fn(&T) -> u64,
 ) -> Vec<T> {
     let mut queues: BTreeMap<usize, Queue<T>> = BTreeMap::new();
+    let mut in_turns = Vec::with_capacity(items.len());
     for item in items {
-        let queue = queues
-            .entry(target_of(&item))
-            .or_insert_with(|| Queue { left_ms: 0.0, waiting: VecDeque::new() });
-        let takes_ms = takes_ms(&item);
-        queue.left_ms += takes_ms;
-        queue.waiting.push_back((takes_ms, item));
+        let queue = queues.entry(target_of(&item));
+        let queue =
+            queue.or_insert_with(|| Queue { total_bytes: 0.0, left_bytes: 0.0, waiting: VecDeque::new() });
+        queue.total_bytes += bytes_of(&item) as f64;
+        queue.left_bytes = queue.total_bytes;
+        queue.waiting.push_back(item);
     }
-    let mut in_turns = vec![];
-    while let Some(queue) = queues
-        .values_mut()
-        .filter(|queue| !queue.waiting.is_empty())
-        // The first target of those that are alike.
-        .rev()
-        .max_by(|one, other| one.left_ms.total_cmp(&other.left_ms))
-        && let Some((takes_ms, item)) = queue.waiting.pop_front()
+    let first = |one: &&mut Queue<T>, other: &&mut Queue<T>| {
+        one.left().total_cmp(&other.left()).then(one.total_bytes.total_cmp(&other.total_bytes))
+    };
+    while let Some(queue) = queues.values_mut().filter(|queue| !queue.waiting.is_empty()).max_by(first)
+        && let Some(item) = queue.waiting.pop_front()
     {
-        queue.left_ms -= takes_ms;
+        queue.left_bytes -= bytes_of(&item) as f64;
         in_turns.push(item);
     }
     in_turns
@@ -47,45 +51,49 @@ mod tests {
 
     use super::*;
 
-    /// Of items that are a target and what they take.
-    fn order(items: &[(usize, f64)]) -> Vec<(usize, f64)> {
+    /// Of items that are a target and its bytes.
+    fn order(items: &[(usize, u64)]) -> Vec<(usize, u64)> {
         in_turns(items.to_vec(), |item| item.0, |item| item.1)
     }
 
+    fn targets(items: &[(usize, u64)]) -> Vec<usize> {
+        order(items).into_iter().map(|item| item.0).collect()
+    }
+
     #[test]
-    fn targets_take_turns_and_who_has_more_goes_before() {
-        assert_eq!(
-            order(&[(0, 4.0), (0, 4.0), (1, 4.0), (1, 4.0)]),
-            [(0, 4.0), (1, 4.0), (0, 4.0), (1, 4.0)]
-        );
-        assert_eq!(
-            order(&[(0, 3.0), (1, 2.0), (1, 2.0), (1, 2.0)]),
-            [(1, 2.0), (1, 2.0), (0, 3.0), (1, 2.0)]
-        );
-        assert_eq!(order(&[(1, 9.0), (1, 1.0)]), [(1, 9.0), (1, 1.0)]);
+    fn targets_take_turns_by_what_goes_to_each() {
+        assert_eq!(targets(&[(0, 5), (0, 4), (1, 4), (1, 4)]), [0, 1, 1, 0]);
+        // Two to the one, from the first to the last of eight to the other.
+        let few_and_many = [[(1, 3); 2].as_slice(), &[(0, 4); 8]].concat();
+        assert_eq!(targets(&few_and_many), [0, 1, 0, 0, 0, 0, 1, 0, 0, 0]);
+        assert_eq!(order(&[(1, 9), (1, 1)]), [(1, 9), (1, 1)]);
+        assert_eq!(targets(&[(0, 0), (1, 0), (0, 0)]).len(), 3);
         assert_eq!(order(&[]), []);
     }
 
     proptest! {
         #[test]
         fn none_is_lost_and_no_target_is_left_behind(
-            items in prop::collection::vec((0..4_usize, 0.0..100.0_f64), 0..40),
+            items in prop::collection::vec((0..4_usize, 1..100_u64), 0..40),
         ) {
             let ordered = order(&items);
-            let of = |items: &[(usize, f64)], target| {
+            let of = |items: &[(usize, u64)], target| {
                 items.iter().filter(|item| item.0 == target).copied().collect::<Vec<_>>()
             };
-            let largest = items.iter().map(|item| item.1).fold(0.0, f64::max);
+            let bytes = |items: &[(usize, u64)], target| of(items, target).iter().map(|item| item.1).sum::<u64>() as f64;
             for target in 0..4 {
                 prop_assert_eq!(of(&ordered, target), of(&items, target));
             }
-            // From when each has had its turn, what is left for them differs by one item at most.
-            let left = |from: usize, target| of(&ordered[from..], target).iter().map(|item| item.1).sum::<f64>();
+            // What is left of each differs by its largest item at most.
+            let there: Vec<usize> = (0..4).filter(|target| bytes(&items, *target) > 0.0).collect();
             for from in 0..ordered.len() {
-                let served: Vec<usize> = (0..4).filter(|target| !of(&ordered[..from], *target).is_empty()).collect();
-                let lefts = || served.iter().map(|target| left(from, *target));
-                let (most, least) = (lefts().fold(0.0, f64::max), lefts().fold(f64::INFINITY, f64::min));
-                prop_assert!(served.is_empty() || most - least <= largest + 1e-6, "{most} and {least}");
+                let left = |target| bytes(&ordered[from..], target) / bytes(&items, target);
+                let most = there.iter().map(|target| left(*target)).fold(0.0, f64::max);
+                for target in &there {
+                    let largest = of(&items, *target).iter().map(|item| item.1).max().unwrap_or(0) as f64;
+                    let behind = most - left(*target);
+                    prop_assert!(behind <= largest / bytes(&items, *target) + 1e-9, "{behind} at {from}");
+                }
             }
         }
     }

@@ -96,7 +96,7 @@ pub fn plan(view: &DrainView, limits: Option<&DrainLimits>) -> DrainPlan {
             Place::Stays(why) => stays.push(Stay { vm: vm.name.clone(), why: why.clone() }),
         }
     }
-    let going = in_order(view, going);
+    let going = in_order(going);
     let found = transfers_found(view, &going);
     let targets: BTreeSet<usize> = going.iter().map(|going| going.target).collect();
     let names = targets.iter().map(|target| view.targets[*target].name.as_str());
@@ -200,16 +200,13 @@ impl Going<'_> {
     }
 }
 
-/// The largest ones first: the last ones are short then, so the links are full nearly to the end. What may never end
-/// goes last, and keeps nobody waiting.
-fn in_order<'a>(view: &DrainView, mut going: Vec<Going<'a>>) -> Vec<Going<'a>> {
+/// The largest ones to each target first: the last ones are short then, so the links are full nearly to the end. What
+/// may never end goes last, and keeps nobody waiting.
+fn in_order(mut going: Vec<Going<'_>>) -> Vec<Going<'_>> {
     going.sort_by_key(|going| (Reverse(going.prediction.bytes), going.vm.name.clone()));
     let (converging, others): (Vec<_>, Vec<_>) =
         going.into_iter().partition(|going| going.prediction.converges);
-    let takes_ms = |going: &Going<'_>| {
-        going.prediction.bytes as f64 / bytes_per_ms(all_mbps(&view.targets[going.target]))
-    };
-    let in_turns = |going| in_turns(going, |going: &Going<'_>| going.target, takes_ms);
+    let in_turns = |going| in_turns(going, |going: &Going<'_>| going.target, |going| going.prediction.bytes);
     [converging, others].into_iter().flat_map(in_turns).collect()
 }
 

@@ -137,11 +137,11 @@ fn targets_with_links_of_their_own_take_turns() {
         vm
     };
     let to_b = ["b1", "b2", "b3"].map(|name| only(vm(name, 3), "c"));
-    let to_c = ["c1", "c2", "c3", "c4"].map(|name| only(vm(name, 2), "b"));
+    let to_c = ["c1", "c2", "c3", "c4", "c5"].map(|name| only(vm(name, 1), "b"));
     let view = view([&to_b[..], &to_c].concat(), vec![over("b", "e0"), over("c", "e1")]);
     let plan = plan(&view, Some(&at_most(2)));
     let order: Vec<&str> = plan.moves.iter().map(|planned| planned.vm.as_str()).collect();
-    assert_eq!(order, ["b1", "c1", "b2", "c2", "c3", "b3", "c4"]);
+    assert_eq!(order, ["b1", "c1", "c2", "b2", "c3", "c4", "b3", "c5"]);
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use drainpipe_engine::codec::{Codec, Controller, Reading, Trial};
+use drainpipe_engine::idle_cores::Allowance;
 use tracing::warn;
 
 use super::SenderSettings;
@@ -171,7 +172,7 @@ impl Shared {
                 depth: depth_max(connections),
                 ended: 0,
                 is_starved: false,
-                allowed: settings.cores,
+                allowed: Allowance::new(settings.cores, settings.gives_way).allowed(),
                 allowed_max: settings.cores,
                 packing_now: 0,
                 is_short: false,

@@ -33,7 +33,6 @@ pub(super) fn run(shared: &Shared) {
     let (mut at, mut figures) = (Instant::now(), shared.counters.read());
     let mut host = HostCpu::new(shared.settings.cpus.clone());
     let mut allowance = Allowance::new(shared.settings.cores, shared.settings.gives_way);
-    shared.allow(allowance.allowed());
     let mut cores = shared.settings.cores as f64;
     let mut wire_rate = WireRate::default();
     while let Some(Past { packing, wire_full }) = shared.wait_to_steer(STEER_EVERY) {
