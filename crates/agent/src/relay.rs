@@ -1,7 +1,6 @@
 //! The relay of a migration that is compressed or encrypted: its end on the source, and its end on the target.
 
-use std::collections::{BTreeSet, VecDeque};
-use std::io;
+use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 
 use drainpipe_engine::plan::Plan;
@@ -14,16 +13,14 @@ use drainpipe_relay::{
     ClientTls, Figures, Limiter, PACKING_THREADS_MAX, Receiver, ReceiverSettings, RelayError, Sender,
     SenderSettings, ServerTls, TOKEN_BYTES, Token, Treatment,
 };
-use rustix::io::Errno;
 use rustls::pki_types::ServerName;
-use tracing::debug;
 use uuid::Uuid;
 
 use crate::agent::Agent;
 use crate::config::Compression;
 use crate::cpu_list::CpuList;
 use crate::guard::Guard;
-use crate::scheduling_group::SchedulingGroup;
+use crate::scheduling_group;
 use crate::transport::connections;
 use crate::vms::Vms;
 
@@ -217,20 +214,8 @@ pub(crate) fn packing_cpus(compression: &Compression) -> Result<CpuList, Problem
 /// Whether the kernel weighs the priorities of the agent's threads against those of all VMs that run here. Not known is
 /// no.
 fn priority_counts_to(vms: &Vms) -> bool {
-    let pids = vms.all_running().into_iter().map(|vmm| vmm.pid()).chain([std::process::id()]);
-    let groups = pids.map(SchedulingGroup::of).filter(|group| !group.as_ref().is_err_and(has_ended));
-    match groups.collect::<io::Result<BTreeSet<_>>>() {
-        Ok(groups) => groups.len() == 1 && vms.out_of_reach().is_empty(),
-        Err(error) => {
-            debug!(%error, "not known whether the priority of what packs counts to all VMs");
-            false
-        }
-    }
-}
-
-/// Whether a process is no more that was asked for its group.
-fn has_ended(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(Errno::SRCH.raw_os_error())
+    let pids = vms.all_running().into_iter().map(|vmm| vmm.pid());
+    vms.out_of_reach().is_empty() && scheduling_group::is_one(pids.chain([std::process::id()]))
 }
 
 /// The CPUs on which the agent may run. Its relay passes streams on, and unpacks them, on any of these.

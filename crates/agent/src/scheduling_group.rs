@@ -7,17 +7,38 @@
 //! them (`docs/decisions.md`, 34). Where it cannot be seen whether a cgroup's controller is on, cgroup and session
 //! count together: who has both in common is of one group in any case.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::Path;
 
+use rustix::io::Errno;
+use tracing::debug;
+
+/// Whether these processes are of one group, those left out that have ended. Not known is no.
+pub(crate) fn is_one(pids: impl Iterator<Item = u32>) -> bool {
+    let groups = pids.map(SchedulingGroup::of).filter(|group| !group.as_ref().is_err_and(has_ended));
+    match groups.collect::<io::Result<BTreeSet<_>>>() {
+        Ok(groups) => groups.len() == 1,
+        Err(error) => {
+            debug!(%error, "not known whether priorities count between processes");
+            false
+        }
+    }
+}
+
+/// Whether a process is no more that was asked for its group.
+fn has_ended(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(Errno::SRCH.raw_os_error())
+}
+
 /// One such group, by its name in this host.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct SchedulingGroup(String);
+struct SchedulingGroup(String);
 
 impl SchedulingGroup {
     /// That of a process. An error where the kernel does not tell, or the process has ended.
-    pub(crate) fn of(pid: u32) -> io::Result<Self> {
+    fn of(pid: u32) -> io::Result<Self> {
         Self::read(Path::new("/proc"), Path::new("/sys/fs/cgroup"), pid)
     }
 

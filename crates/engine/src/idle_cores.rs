@@ -65,6 +65,23 @@ impl CoresSample {
     fn reserve(self) -> f64 {
         RESERVE.max(RESERVE_SHARE * self.cores)
     }
+
+    /// Threads that may pack, and those of which that is sure, where each leaves its core to whoever wants it.
+    fn giving_way(self) -> (usize, usize) {
+        let least = usize::from(self.stolen < THEFT);
+        let threads = |free: f64| if free < LEAST { least } else { whole((free + SPREAD).ceil()).max(least) };
+        (threads(self.free()), threads(self.free() - MARGIN))
+    }
+
+    /// The same where it does not: each has a core that is idle otherwise.
+    fn not_giving_way(self) -> (usize, usize) {
+        // Of what packing takes nobody knows how much others want.
+        if self.idle < FULL_BELOW * self.reserve() {
+            return (0, 0);
+        }
+        let free = self.free() - self.reserve();
+        (whole(free), whole(free - self.reserve()))
+    }
 }
 
 /// How many threads may pack.
@@ -98,17 +115,8 @@ impl Allowance {
     pub fn follow(&mut self, sample: CoresSample) -> usize {
         let before = std::mem::replace(&mut self.stolen, sample.stolen);
         let sample = CoresSample { stolen: f64::midpoint(before, sample.stolen), ..sample };
-        let least = usize::from(self.gives_way && sample.stolen < THEFT).min(self.most);
-        let (now, surely) = if self.gives_way {
-            let free = sample.free();
-            (self.threads(free).max(least), self.threads(free - MARGIN).max(least))
-        } else if sample.idle < FULL_BELOW * sample.reserve() {
-            // Of what packing takes nobody knows how much others want.
-            (0, 0)
-        } else {
-            let free = sample.free() - sample.reserve();
-            (self.threads(free), self.threads(free - sample.reserve()))
-        };
+        let (now, surely) = if self.gives_way { sample.giving_way() } else { sample.not_giving_way() };
+        let (now, surely) = (now.min(self.most), surely.min(self.most));
         if now < self.allowed {
             self.allowed = now;
         }
@@ -124,18 +132,13 @@ impl Allowance {
         }
         self.allowed
     }
+}
 
-    /// Threads that so much idle time is enough for: those that do not give way have a core each.
-    fn threads(&self, free: f64) -> usize {
-        let threads = if self.gives_way {
-            if free < LEAST { 0.0 } else { (free + SPREAD).ceil() }
-        } else {
-            free.floor()
-        };
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it saturates at 0")]
-        let threads = threads as usize;
-        threads.min(self.most)
-    }
+/// Of these cores, those that are whole; none of what is negative or no number.
+fn whole(cores: f64) -> usize {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it saturates at 0")]
+    let whole = cores as usize;
+    whole
 }
 
 #[cfg(test)]

@@ -20,6 +20,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use drainpipe_engine::idle_cores::Allowance;
+
 use self::passing::Passing;
 use self::shared::Shared;
 use crate::error::RelayError;
@@ -59,6 +61,11 @@ pub struct SenderSettings {
 }
 
 impl SenderSettings {
+    /// How many threads may pack, from the beginning.
+    fn allowance(&self) -> Allowance {
+        Allowance::new(self.cores, self.gives_way)
+    }
+
     /// Connects to the receiver for the program's connection of this number.
     fn connect(&self, lane: usize, breaker: &Breaker, counters: &Counters) -> Result<Wire, RelayError> {
         let index = u8::try_from(lane).expect("a sender has no more connections than CONNECTIONS_MAX");

@@ -49,6 +49,9 @@ const BUSY: Dirtying = Dirtying { mib_per_s: 1 << 20, locality_percent: 1 };
 /// Agents count over 5 s in which nothing moves what the VMs leave of the cores.
 const REST: Duration = Duration::from_secs(12);
 
+/// So long its work is counted while nothing moves.
+const AT_REST: Duration = Duration::from_secs(5);
+
 const ANSWER_DEADLINE: Duration = Duration::from_secs(30);
 
 /// One migration.
@@ -85,11 +88,8 @@ pub(crate) fn run(repeats: usize) {
 fn at_rest(guest: &Guest) -> f64 {
     let before = set(guest, BUSY);
     let began = Instant::now();
-    thread::sleep(Duration::from_secs(5));
-    let rate = rewritten_mib(guest) - before;
-    let rate = rate / began.elapsed().as_secs_f64();
-    set(guest, IDLE);
-    rate
+    thread::sleep(AT_REST);
+    (set(guest, IDLE) - before) / began.elapsed().as_secs_f64()
 }
 
 fn fly(lab: &TestLab, guest: &Guest, way: &Way) -> Flight {
@@ -107,9 +107,8 @@ fn fly(lab: &TestLab, guest: &Guest, way: &Way) -> Flight {
     let began = Instant::now();
     let result = result_of(&migrating.wait());
     eventually("the guest is reached", || guest.control().is_some());
-    let work_mib_per_s = (rewritten_mib(guest) - before) / began.elapsed().as_secs_f64();
+    let work_mib_per_s = (set(guest, IDLE) - before) / began.elapsed().as_secs_f64();
     assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
-    set(guest, IDLE);
     guest.assert_intact();
     eprintln!("{}: {work_mib_per_s:.0} MiB/s, {:.1} s", way.name, result.total_ms / 1000.0);
     Flight { result, work_mib_per_s }
@@ -119,12 +118,6 @@ fn fly(lab: &TestLab, guest: &Guest, way: &Way) -> Flight {
 fn set(guest: &Guest, dirtying: Dirtying) -> f64 {
     let mut control = guest.control().expect("the guest's control service answers");
     let status = control.set_dirty(dirtying, ANSWER_DEADLINE).expect("the guest takes it");
-    status.rewritten_pages as f64 / PAGES_PER_MIB as f64
-}
-
-fn rewritten_mib(guest: &Guest) -> f64 {
-    let mut control = guest.control().expect("the guest's control service answers");
-    let status = control.status(ANSWER_DEADLINE).expect("the guest says it");
     status.rewritten_pages as f64 / PAGES_PER_MIB as f64
 }
 

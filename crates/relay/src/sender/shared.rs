@@ -5,7 +5,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use drainpipe_engine::codec::{Codec, Controller, Reading, Trial};
-use drainpipe_engine::idle_cores::Allowance;
 use tracing::warn;
 
 use super::SenderSettings;
@@ -172,7 +171,7 @@ impl Shared {
                 depth: depth_max(connections),
                 ended: 0,
                 is_starved: false,
-                allowed: Allowance::new(settings.cores, settings.gives_way).allowed(),
+                allowed: settings.allowance().allowed(),
                 allowed_max: settings.cores,
                 packing_now: 0,
                 is_short: false,

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use drainpipe_engine::codec::Reading;
-use drainpipe_engine::idle_cores::{Allowance, CoresSample, SAMPLE_EVERY_MS};
+use drainpipe_engine::idle_cores::{CoresSample, SAMPLE_EVERY_MS};
 use drainpipe_engine::wire_rate::WireRate;
 
 use super::shared::{Past, Shared};
@@ -32,7 +32,7 @@ const PACKING_MIN: Duration = Duration::from_millis(5);
 pub(super) fn run(shared: &Shared) {
     let (mut at, mut figures) = (Instant::now(), shared.counters.read());
     let mut host = HostCpu::new(shared.settings.cpus.clone());
-    let mut allowance = Allowance::new(shared.settings.cores, shared.settings.gives_way);
+    let mut allowance = shared.settings.allowance();
     let mut cores = shared.settings.cores as f64;
     let mut wire_rate = WireRate::default();
     while let Some(Past { packing, wire_full }) = shared.wait_to_steer(STEER_EVERY) {
