@@ -1,6 +1,7 @@
 //! Limits of what migrations take of the links: of what leaves this host, and of what comes to it.
 
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,6 @@ use drainpipe_engine::plan::Plan;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::Vmm;
 use drainpipe_hypervisor::migration as qemu;
-use drainpipe_hypervisor::qmp::QmpError;
 use drainpipe_relay::Limiter;
 use jiff::Zoned;
 use tokio::sync::watch;
@@ -30,10 +30,10 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How long the target may take to say what share it grants; the last answer holds meanwhile.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(1);
 
-/// Who leaves the links to another one that is about to be paused takes so small a part of them.
+/// Who leaves the links to another one takes so small a part of them.
 const SHARE_OF_WAY_GIVEN: u64 = 8;
 
-/// For so long at most, whatever it is told.
+/// For so long at a time at most, whatever it is told.
 const GIVES_WAY_MAX: Duration = Duration::from_secs(5);
 
 /// A source that has not asked for so long sends nothing any more.
@@ -46,7 +46,7 @@ const SPEED_UNKNOWN_MBPS: u64 = 1_000_000;
 #[derive(Debug)]
 pub(crate) struct Bandwidth {
     setting: Mutex<BandwidthSetting>,
-    // By migration: what each could use, in Mb/s.
+    // By migration that sends: what each could use, in Mb/s.
     leaving: Mutex<BTreeMap<String, u64>>,
     // And when its source has last asked.
     coming: Mutex<BTreeMap<String, (u64, Instant)>>,
@@ -100,9 +100,10 @@ pub(crate) fn share_of_coming(agent: &Agent, migration: &str, wanted_mbps: Optio
     BandwidthShare { mbps: share(agent, migration, wanted) }
 }
 
+/// The share of one that is on its way and could use so much.
 fn share_of_leaving(agent: &Agent, migration: &str, wanted_mbps: u64) -> Option<u64> {
     let mut leaving = lock(&agent.bandwidth.leaving);
-    leaving.insert(migration.into(), wanted_mbps);
+    *leaving.get_mut(migration)? = wanted_mbps;
     share(agent, migration, leaving.iter().map(|(id, wanted_mbps)| (id.as_str(), *wanted_mbps)))
 }
 
@@ -127,16 +128,23 @@ impl Throttle {
     /// For a migration that has begun to send.
     pub(crate) fn start(agent: &Arc<Agent>, running: &Running, plan: &Plan, valve: Valve) -> Self {
         let (tell, limit_mbps) = watch::channel(None);
+        let migration = running.id().to_owned();
+        let could_use_mbps = plan.carried_mbps().map_or(SPEED_UNKNOWN_MBPS, |mbps| mbps.max(1));
+        lock(&agent.bandwidth.leaving).insert(migration.clone(), could_use_mbps);
         let flight = Flight {
             agent: Arc::clone(agent),
-            migration: running.id().into(),
+            migration: migration.clone(),
             target: running.target().into(),
             way_given: running.way_given(),
-            could_use_mbps: plan.carried_mbps().map_or(SPEED_UNKNOWN_MBPS, |mbps| mbps.max(1)),
+            gives_way_until: None,
+            could_use_mbps,
             valve: valve.clone(),
+            limit_mbps: None,
+            set_mbps: None,
+            tell,
         };
-        let following = tokio::spawn(flight.follow(tell));
-        Self { agent: Arc::clone(agent), migration: running.id().into(), following, valve, limit_mbps }
+        let following = tokio::spawn(flight.follow());
+        Self { agent: Arc::clone(agent), migration, following, valve, limit_mbps }
     }
 
     /// What the migration is to be told if the limit has changed since this was last asked.
@@ -149,10 +157,12 @@ impl Throttle {
 impl Drop for Throttle {
     fn drop(&mut self) {
         self.following.abort();
+        // First of all: another thread may be in the midst of following, and sets a relay's limit only of one that is
+        // found here.
+        lock(&self.agent.bandwidth.leaving).remove(&self.migration);
         if let Valve::Relay(limiter) = &self.valve {
             limiter.set(None);
         }
-        lock(&self.agent.bandwidth.leaving).remove(&self.migration);
     }
 }
 
@@ -161,8 +171,14 @@ struct Flight {
     migration: String,
     target: String,
     way_given: watch::Receiver<bool>,
+    // Absent while it uses what it may.
+    gives_way_until: Option<Instant>,
     could_use_mbps: u64,
     valve: Valve,
+    // Its share, and what was set, which is less while it gives way.
+    limit_mbps: Option<u64>,
+    set_mbps: Option<u64>,
+    tell: watch::Sender<Option<u64>>,
 }
 
 /// Where a migration's bytes are held back.
@@ -174,69 +190,80 @@ pub(crate) enum Valve {
     Relay(Limiter),
 }
 
-impl Valve {
-    async fn set(&self, limit_mbps: Option<u64>) -> Result<(), QmpError> {
-        match self {
-            Self::Qemu(vmm) => qemu::set_bandwidth(vmm, limit_mbps, QMP_DEADLINE).await,
-            Self::Relay(limiter) => {
-                limiter.set(limit_mbps.map(|mbps| qemu::bandwidth_bytes_per_s(Some(mbps))));
-                Ok(())
-            }
-        }
-    }
-}
-
 impl Flight {
-    async fn follow(mut self, tell: watch::Sender<Option<u64>>) {
-        let gives_way_until = Instant::now() + GIVES_WAY_MAX;
-        let (mut granted_mbps, mut set_mbps) = (None, None);
-        // Before the target is asked: by then it would send.
-        self.set(self.with_way_given(None, gives_way_until), &mut set_mbps).await;
+    async fn follow(mut self) {
+        let mut granted_mbps = None;
         loop {
-            if let Ok(share) = self.ask_target().await {
-                granted_mbps = share.mbps;
+            // It is asked by a migration that keeps to what it was told: by then it would send.
+            let answer = self.ask_target();
+            match self.keep_to_limit_until(answer).await {
+                Some(Ok(share)) => granted_mbps = share.mbps,
+                // What it has granted holds meanwhile.
+                Some(Err(_)) => {}
+                None => return,
             }
             // What the target does not grant, others may have of this host's links.
             let wanted_mbps = granted_mbps.map_or(self.could_use_mbps, |mbps| mbps.min(self.could_use_mbps));
             let own_mbps = share_of_leaving(&self.agent, &self.migration, wanted_mbps);
-            let limit_mbps = own_mbps.into_iter().chain(granted_mbps).min();
-            let look_again = Instant::now() + LOOK_EVERY;
-            loop {
-                let is_set = self.set(self.with_way_given(limit_mbps, gives_way_until), &mut set_mbps).await;
-                if is_set && limit_mbps != *tell.borrow() {
-                    tell.send_replace(limit_mbps);
-                }
-                match tokio::time::timeout_at(look_again.into(), self.way_given.changed()).await {
-                    Ok(Ok(())) => {}
-                    // The migration is over.
-                    Ok(Err(_)) => return,
-                    Err(_) => break,
-                }
+            self.limit_mbps = own_mbps.into_iter().chain(granted_mbps).min();
+            if self.keep_to_limit_until(tokio::time::sleep(LOOK_EVERY)).await.is_none() {
+                return;
             }
         }
     }
 
-    fn with_way_given(&self, limit_mbps: Option<u64>, until: Instant) -> Option<u64> {
-        let gives_way = *self.way_given.borrow() && Instant::now() < until;
+    /// None once the migration is over.
+    async fn keep_to_limit_until<T>(&mut self, what: impl Future<Output = T>) -> Option<T> {
+        let mut what = pin!(what);
+        loop {
+            let limit_mbps = self.limit_with_way_given();
+            if self.set(limit_mbps).await && self.limit_mbps != *self.tell.borrow() {
+                self.tell.send_replace(self.limit_mbps);
+            }
+            tokio::select! {
+                what = &mut what => return Some(what),
+                changed = self.way_given.changed() => changed.ok()?,
+            }
+        }
+    }
+
+    fn limit_with_way_given(&mut self) -> Option<u64> {
+        let now = Instant::now();
+        let until = self.gives_way_until.unwrap_or(now + GIVES_WAY_MAX);
+        self.gives_way_until = self.way_given.borrow_and_update().then_some(until);
+        let gives_way = self.gives_way_until.is_some_and(|until| now < until);
         let small_mbps = gives_way.then(|| (self.could_use_mbps / SHARE_OF_WAY_GIVEN).max(1));
-        limit_mbps.into_iter().chain(small_mbps).min()
+        self.limit_mbps.into_iter().chain(small_mbps).min()
     }
 
     /// Whether this limit holds.
-    async fn set(&self, limit_mbps: Option<u64>, set_mbps: &mut Option<u64>) -> bool {
-        if limit_mbps == *set_mbps {
+    async fn set(&mut self, limit_mbps: Option<u64>) -> bool {
+        if limit_mbps == self.set_mbps {
             return true;
         }
-        match self.valve.set(limit_mbps).await {
-            Ok(()) => *set_mbps = limit_mbps,
+        let result = match &self.valve {
+            Valve::Qemu(vmm) => qemu::set_bandwidth(vmm, limit_mbps, QMP_DEADLINE).await,
+            Valve::Relay(limiter) => {
+                let leaving = lock(&self.agent.bandwidth.leaving);
+                if leaving.contains_key(&self.migration) {
+                    limiter.set(limit_mbps.map(|mbps| qemu::bandwidth_bytes_per_s(Some(mbps))));
+                }
+                Ok(())
+            }
+        };
+        match result {
+            Ok(()) => self.set_mbps = limit_mbps,
             Err(error) => warn!(migration = self.migration, %error, "the bandwidth limit is not set"),
         }
-        limit_mbps == *set_mbps
+        limit_mbps == self.set_mbps
     }
 
-    async fn ask_target(&self) -> Result<BandwidthShare, Problem> {
-        let peer = self.agent.peer(&self.target).ok_or_else(|| Problem::failed("no such peer"))?;
+    fn ask_target(&self) -> impl Future<Output = Result<BandwidthShare, Problem>> + use<> {
         let path = format!("/v1/incoming/{}/bandwidth?wanted_mbps={}", self.migration, self.could_use_mbps);
-        peer.get_within(&path, ANSWER_DEADLINE).await
+        let (agent, target) = (Arc::clone(&self.agent), self.target.clone());
+        async move {
+            let peer = agent.peer(&target).ok_or_else(|| Problem::failed("no such peer"))?;
+            peer.get_within(&path, ANSWER_DEADLINE).await
+        }
     }
 }

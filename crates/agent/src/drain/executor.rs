@@ -433,8 +433,8 @@ fn event_of(stage: Stage, vm: String) -> Option<Event> {
         Stage::AwaitingPlace => Some(Event::Crowded { vm }),
         Stage::Ready => Some(Event::Prepared { vm }),
         Stage::Ending => Some(Event::Ending { vm }),
-        // The first of these two may have been missed; the second of two says nothing new.
-        Stage::SwitchingOver | Stage::Sent => Some(Event::Paused { vm }),
+        Stage::SwitchingOver => Some(Event::Paused { vm }),
+        Stage::Sent => Some(Event::Sent { vm }),
         Stage::Preparing | Stage::Sending | Stage::Undoing | Stage::Ended => None,
     }
 }

@@ -163,8 +163,7 @@ impl Concurrency {
     /// VMs are on the links, and how many have had their turn so far.
     pub(super) fn observe(&mut self, now_ms: f64, arrived_bytes: u64, on_links: u8, turns: u64) {
         if on_links != self.allowed() {
-            self.window = None;
-            return;
+            return self.look_away();
         }
         if let Some(since_ms) = self.returning_since_ms.take() {
             self.hold_until_ms = now_ms + self.hold_ms.max(HOLD_PER_TRIAL * (now_ms - since_ms));
@@ -188,6 +187,11 @@ impl Concurrency {
             None if span_ms < WINDOW_MS && (idle_ms > LOSS * span_ms || self.carry(HALF_FULL, carries)) => {}
             None => self.measured(now_ms, carries, span_ms),
         }
+    }
+
+    /// For now what arrives says nothing of how much this number carries.
+    pub(super) fn look_away(&mut self) {
+        self.window = None;
     }
 
     fn judge(&mut self, since_ms: f64, trial: Trial, carries: f64, span_ms: f64) {

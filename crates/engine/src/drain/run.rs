@@ -1,13 +1,13 @@
 //! A drain under way: events in, actions out. No I/O, no clock: the caller says what time it is.
 //!
 //! ```text
-//!           Begin              Prepared           Release             Paused             Ended
-//! waiting ─────────► preparing ────────► ready ─────────► transferring ────► finishing ────────► moved
-//!    ▲                   │                 │                   │                 │
-//!    │  Plan, Planned    ▼                 ▼                   ▼                 ▼
-//!    └──────────────── failed, while it may be tried again ◄───┴─────────────────┤
-//!    │                                                                           ▼
-//!    └► left out: no host can take it                                        undecided
+//!           Begin              Prepared           Release           Paused, Sent           Ended
+//! waiting ─────────► preparing ────────► ready ─────────► transferring ─────────► finishing ────────► moved
+//!    ▲                   │                 │                   │                      │
+//!    │  Plan, Planned    ▼                 ▼                   ▼                      ▼
+//!    └──────────────── failed, while it may be tried again ◄───┴──────────────────────┤
+//!    │                                                                                ▼
+//!    └► left out: no host can take it                                             undecided
 //! ```
 //!
 //! Left: what was waiting, left out or failed, and was then moved by somebody else.
@@ -76,8 +76,8 @@ pub enum Action {
         /// Where it goes.
         target: String,
     },
-    /// Let it leave the links to others once it is released: one of them is about to be paused. Until
-    /// [`Action::TakeAll`], and for some seconds at most.
+    /// Let it leave the links to others, from when it is released or from now on: one of them is about to be paused,
+    /// or its last bytes are held up. Until [`Action::TakeAll`], and for some seconds at most.
     GiveWay {
         /// The VM.
         vm: String,
@@ -142,6 +142,11 @@ pub enum Event {
     },
     /// This VM is paused for its last bytes.
     Paused {
+        /// The VM.
+        vm: String,
+    },
+    /// All of this VM has been sent; it is not resumed yet.
+    Sent {
         /// The VM.
         vm: String,
     },
@@ -291,6 +296,7 @@ impl Drain {
             Event::Arrived { vm, bytes } => self.arrived(now_ms, &vm, bytes),
             Event::Ending { vm } => self.of(&vm, |entry| entry.ending(now_ms)),
             Event::Paused { vm } => self.of(&vm, |entry| entry.paused(now_ms)),
+            Event::Sent { vm } => self.of(&vm, |entry| entry.sent(now_ms)),
             Event::Ended { vm, end } => self.move_ended(now_ms, &vm, end),
             Event::Left { vm, departure } => self.left(&vm, departure),
             Event::OthersLeave { count } => self.others = count,
@@ -310,6 +316,11 @@ impl Drain {
         if self.count(|entry| entry.stage == Stage::Transferring) > 0 {
             self.pace.sample(now_ms);
         }
+        if self.entries.iter().any(|entry| entry.is_held_up(now_ms)) {
+            // What others leave to it says nothing of how many are best.
+            self.concurrency.look_away();
+            return;
+        }
         let on_links = self.staying_on_links(now_ms);
         self.concurrency.observe(now_ms, self.pace.arrived_bytes(), on_links, self.turns);
     }
@@ -321,7 +332,7 @@ impl Drain {
         if !entry.stage.is_under_way() {
             return;
         }
-        if let Some(ms) = entry.finishing_ms(now_ms) {
+        if let Some(ms) = entry.paused_for_ms(now_ms) {
             self.pace.completed_in(ms);
         }
         match end {
@@ -374,6 +385,7 @@ impl Drain {
             self.make_plan(&mut actions);
             self.begin_more(now_ms, &mut actions);
         }
+        self.give_way(now_ms, &mut actions);
         self.take_all(now_ms, &mut actions);
         self.take_back_endless(&mut actions);
         self.finish(now_ms, &mut actions);

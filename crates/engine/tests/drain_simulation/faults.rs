@@ -170,10 +170,12 @@ pub(crate) enum Sight {
     Settled,
     /// The target had not let it run.
     Revoked,
+    /// A VM left the links to one whose last bytes were held up.
+    GaveWayInFlight,
 }
 
 impl Sight {
-    pub(crate) const ALL: [Self; 25] = [
+    pub(crate) const ALL: [Self; 26] = [
         Self::EndHeardTwice,
         Self::PlanHeardTwice,
         Self::HeldByDisk,
@@ -199,5 +201,6 @@ impl Sight {
         Self::CancelledByOther,
         Self::Settled,
         Self::Revoked,
+        Self::GaveWayInFlight,
     ];
 }

@@ -314,6 +314,7 @@ impl World {
             Some(Step::Asked) if vm.gib > free_gib => (None, failed("no memory is left")),
             Some(Step::Sent) => {
                 vm.at = 1 - side;
+                self.sides[side].unheard.push(Event::Sent { vm: name.clone() });
                 (None, ended(MoveEnd::Completed { transfer_ms: 1.0 }))
             }
             Some(_) if fails => (None, failed("it failed")),

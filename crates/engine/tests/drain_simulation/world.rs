@@ -58,6 +58,8 @@ pub(crate) enum Step {
     Reserved,
     Prepared,
     Sending(u64),
+    /// Its last bytes are on the links.
+    Paused,
     Sent,
     /// It is over, and the journal does not say so yet.
     Over(End),
@@ -190,7 +192,7 @@ impl Vm {
     pub(crate) fn overstays(&self) -> bool {
         match self.flight.map(|flight| flight.step) {
             Some(Step::Sending(gib)) => gib > 2 * self.gib,
-            Some(Step::Sent | Step::Over(_)) => self.times > 2,
+            Some(Step::Paused | Step::Sent | Step::Over(_)) => self.times > 2,
             _ => false,
         }
     }
@@ -526,13 +528,14 @@ impl World {
             Step::Prepared if !flight.released => {}
             Step::Prepared => self.step(vm, Step::Sending(0)),
             Step::Sending(gib) => self.send(vm, gib, random),
+            Step::Paused => self.send_last(vm, random),
         }
         Ok(())
     }
 
     /// Memory goes without the target's agent; all else waits for it, within a bound.
     fn awaits_frozen(&self, flight: Flight, random: &mut Random) -> bool {
-        let needs_it = !matches!(flight.step, Step::Sending(_) | Step::Over(_))
+        let needs_it = !matches!(flight.step, Step::Sending(_) | Step::Paused | Step::Over(_))
             && (flight.step != Step::Prepared || flight.released);
         self.hosts[flight.target].frozen && needs_it && !flight.doomed && random.chance(90)
     }
@@ -542,6 +545,7 @@ impl World {
         for vm in 0..self.vms.len() {
             match self.vms[vm].flight {
                 Some(Flight { step: Step::Sending(gib), doomed: false, .. }) => self.send(vm, gib, random),
+                Some(Flight { step: Step::Paused, doomed: false, .. }) => self.send_last(vm, random),
                 // The guest must not wait for its agent.
                 Some(Flight { step: Step::Sent, doomed: false, .. }) if random.chance(30) => {
                     self.saw(Sight::GuardActed);
@@ -557,7 +561,7 @@ impl World {
     fn send(&mut self, vm: usize, sent_gib: u64, random: &mut Random) {
         let name = self.vms[vm].name.clone();
         if sent_gib >= self.vms[vm].gib * self.vms[vm].times {
-            self.step(vm, Step::Sent);
+            self.step(vm, Step::Paused);
             self.tell_maybe(vm, Event::Paused { vm: name }, random);
             return;
         }
@@ -568,6 +572,12 @@ impl World {
             self.tell_maybe(vm, Event::Ending { vm: name.clone() }, random);
         }
         self.tell_maybe(vm, Event::Arrived { vm: name, bytes: gib * GIB }, random);
+    }
+
+    fn send_last(&mut self, vm: usize, random: &mut Random) {
+        self.step(vm, Step::Sent);
+        let name = self.vms[vm].name.clone();
+        self.tell_maybe(vm, Event::Sent { vm: name }, random);
     }
 
     fn step(&mut self, vm: usize, step: Step) {

@@ -42,14 +42,14 @@ impl Drain {
         let free = allowed
             .saturating_sub(on_links)
             .min(allowed.saturating_add(1).saturating_sub(on_links.saturating_add(near_pause)));
-        let is_one_ending = self.entries.iter().any(|entry| entry.is_ending(now_ms));
+        let gives_way = self.entries.iter().any(|entry| entry.is_ending(now_ms) || entry.is_held_up(now_ms));
         let turns_before = self.turns;
         let ready = self.entries.iter_mut().filter(|entry| entry.stage == Stage::Ready);
         for entry in ready.take(usize::from(free)) {
             entry.stage = Stage::Transferring;
-            entry.way = if is_one_ending { Way::Given } else { Way::Taken };
+            entry.way = if gives_way { Way::Given } else { Way::Taken };
             self.turns += 1;
-            if is_one_ending {
+            if gives_way {
                 actions.push(Action::GiveWay { vm: entry.planned.vm.clone() });
             }
             actions.push(Action::Release { vm: entry.planned.vm.clone() });
@@ -64,13 +64,30 @@ impl Drain {
         self.count(|entry| entry.stage == Stage::Transferring && !entry.is_ending(now_ms))
     }
 
-    /// Who gave way to a VM may have the links when that one is paused. It takes a moment until it does: by then
-    /// the last pages of that one are gone.
-    pub(super) fn take_all(&mut self, now_ms: f64, actions: &mut Vec<Action>) {
-        if self.entries.iter().any(|entry| entry.is_ending(now_ms) && entry.way == Way::Taken) {
+    /// A VM stands still, and others fill the links: its last bytes are lost over and over where the queues are full.
+    pub(super) fn give_way(&mut self, now_ms: f64, actions: &mut Vec<Action>) {
+        if !self.entries.iter().any(|entry| entry.is_held_up(now_ms)) {
             return;
         }
-        for entry in self.entries.iter_mut().filter(|entry| entry.way == Way::Given) {
+        // Of one that is about to be paused too, little is left.
+        let fills_links = |entry: &&mut Entry| {
+            entry.stage == Stage::Transferring && entry.way == Way::Taken && !entry.is_ending(now_ms)
+        };
+        for entry in self.entries.iter_mut().filter(fills_links) {
+            entry.way = Way::Given;
+            actions.push(Action::GiveWay { vm: entry.planned.vm.clone() });
+        }
+    }
+
+    /// Who gave way to a VM that was to be paused may have the links when it is. It takes a moment until it does: by
+    /// then the last pages of that one are gone. A VM that is paused itself gives way to nobody.
+    pub(super) fn take_all(&mut self, now_ms: f64, actions: &mut Vec<Action>) {
+        let has_the_links = |entry: &Entry| entry.is_ending(now_ms) && entry.way == Way::Taken;
+        let are_wanted = self.entries.iter().any(|entry| has_the_links(entry) || entry.is_held_up(now_ms));
+        let takes_them = |entry: &&mut Entry| {
+            entry.way == Way::Given && !(are_wanted && entry.stage == Stage::Transferring)
+        };
+        for entry in self.entries.iter_mut().filter(takes_them) {
             entry.way = Way::Taken;
             actions.push(Action::TakeAll { vm: entry.planned.vm.clone() });
         }
