@@ -47,18 +47,25 @@ pub struct CoresSample {
     pub cores: f64,
     /// Used by nobody.
     pub idle: f64,
-    /// Used by packing.
+    /// Used by packing, for one migration.
     pub packing: f64,
     /// Given to others by a hypervisor below this host.
     pub stolen: f64,
     /// Share of the time in which others than packing waited for a core, 0 to 1; 0 where it is not known.
     pub awaited: f64,
+    /// Migrations for which this host packs, which all look at the same idle cores; at least one.
+    pub packers: usize,
 }
 
 impl CoresSample {
     /// What would be idle if nobody packed.
     fn free(self) -> f64 {
-        self.idle + self.packing - self.stolen - AWAITED_WEIGHT * self.awaited
+        self.unused() + self.packing
+    }
+
+    /// What is idle for sure.
+    fn unused(self) -> f64 {
+        self.idle - self.stolen - AWAITED_WEIGHT * self.awaited
     }
 
     /// What packing leaves idle where it does not give way.
@@ -79,7 +86,8 @@ impl CoresSample {
         if self.idle < FULL_BELOW * self.reserve() {
             return (0, 0);
         }
-        let free = self.free() - self.reserve();
+        // Each takes its part of what is idle: by all of it they would all rise at once, and all fall.
+        let free = (self.unused() - self.reserve()) / self.packers.max(1) as f64 + self.packing;
         (whole(free), whole(free - self.reserve()))
     }
 }
@@ -154,7 +162,7 @@ mod tests {
         // What is wanted beyond the cores waits.
         let awaited = (wanted - cores as f64).clamp(0.0, 1.0);
         let idle = (free - packing + noise).max(0.0);
-        CoresSample { cores: cores as f64, idle, packing, stolen: 0.0, awaited }
+        CoresSample { cores: cores as f64, idle, packing, stolen: 0.0, awaited, packers: 1 }
     }
 
     fn run(allowance: &mut Allowance, cores: usize, wanted: f64, noises: &[f64]) -> Vec<usize> {
@@ -207,6 +215,29 @@ mod tests {
         }
 
         #[test]
+        fn several_that_do_not_give_way_do_not_swing(
+            cores in 1..64_usize,
+            part in 0.0..1.1_f64,
+            packers in 2..8_usize,
+            noises in prop::collection::vec(-0.5..0.5_f64, 100),
+        ) {
+            let wanted = cores as f64 * part;
+            let mut all = vec![Allowance::new(cores, false); packers];
+            let mut before = 0;
+            for noise in noises {
+                let packing: usize = all.iter().map(Allowance::allowed).sum();
+                let noise = noise * CoresSample { cores: cores as f64, ..CoresSample::default() }.reserve();
+                let seen = CoresSample { packers, ..sample(cores, wanted, packing, noise) };
+                for one in &mut all {
+                    one.follow(CoresSample { packing: one.allowed() as f64, ..seen });
+                }
+                prop_assert!(packing >= before, "{packing} after {before}");
+                prop_assert!(packing == 0 || packing as f64 <= cores as f64 - wanted, "{packing}");
+                before = packing;
+            }
+        }
+
+        #[test]
         fn what_is_idle_is_used_within_a_second_and_little_more(cores in 1..64_usize, part in 0.0..1.0_f64) {
             let mut allowance = Allowance::new(cores, true);
             run(&mut allowance, cores, cores as f64, &[0.0; 3]);
@@ -232,9 +263,11 @@ mod tests {
         #[test]
         fn no_sample_breaks_it(
             samples in prop::collection::vec(
-                [any::<f64>(); 5].prop_map(|[cores, idle, packing, stolen, awaited]| {
-                    CoresSample { cores, idle, packing, stolen, awaited }
-                }),
+                ([any::<f64>(); 5], any::<usize>()).prop_map(
+                    |([cores, idle, packing, stolen, awaited], packers)| {
+                        CoresSample { cores, idle, packing, stolen, awaited, packers }
+                    },
+                ),
                 1..50,
             ),
             most in 0..100_usize,

@@ -1,7 +1,7 @@
 //! Looks some ten times a second at what limits the sender and at what else wants the host's cores, and sets
 //! the codec, how much may wait, and how many threads pack.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use drainpipe_engine::codec::Reading;
@@ -28,8 +28,17 @@ const PATIENCE_MAX: Duration = Duration::from_millis(8);
 /// Less packing than this says nothing about the cores.
 const PACKING_MIN: Duration = Duration::from_millis(5);
 
+/// Senders of this process that pack.
+static PACKERS: AtomicUsize = AtomicUsize::new(0);
+
 /// Steers until all is over.
 pub(super) fn run(shared: &Shared) {
+    PACKERS.fetch_add(1, Ordering::Relaxed);
+    follow(shared);
+    PACKERS.fetch_sub(1, Ordering::Relaxed);
+}
+
+fn follow(shared: &Shared) {
     let (mut at, mut figures) = (Instant::now(), shared.counters.read());
     let mut host = HostCpu::new(shared.settings.cpus.clone());
     let mut allowance = shared.settings.allowance();
@@ -41,7 +50,8 @@ pub(super) fn run(shared: &Shared) {
         let sample = host.sample(packing);
         cores = cores_of(packing, sample, allowance.allowed()).unwrap_or(cores);
         if let Some(sample) = sample {
-            shared.allow(allowance.follow(sample));
+            let packers = PACKERS.load(Ordering::Relaxed);
+            shared.allow(allowance.follow(CoresSample { packers, ..sample }));
         }
         let time = at.duration_since(at_before).as_secs_f64();
         let raw_bytes_per_second = (figures.raw_bytes - before.raw_bytes) as f64 / time;
