@@ -11,7 +11,7 @@ use drainpipe_agent::config::DEFAULT_PORT;
 use drainpipe_engine::problem::Problem;
 use drainpipe_identity::authority::{self, InitOptions, IssueOptions};
 use drainpipe_lab::{
-    CLIENT, DEFAULT_MTU_BYTES, Error, Fault, Lab, LabSpec, LabStatus, LinkSpec, MANAGEMENT_INTERFACE,
+    CLIENT, DEFAULT_MTU_BYTES, Error, Fault, Lab, LabSpec, LabStatus, LinkSpec, MANAGEMENT_INTERFACE, Removal,
 };
 use tokio::time::{Instant, sleep};
 
@@ -221,10 +221,12 @@ async fn wait_for_agent(lab: &Lab, host: &str) -> Result<(), Problem> {
 
 fn down(name: &str) -> Result<Exit, Problem> {
     let removed = Lab::down(name).map_err(problem)?;
-    output::print(&format!(
-        "lab {name} is gone: {} processes ended, {} namespaces removed\n",
-        removed.processes, removed.namespaces
-    ))?;
+    let Removal { namespaces, processes } = removed;
+    output::print(&if namespaces == 0 {
+        format!("there was no lab {name}; `drainpipe lab status` shows those that there are\n")
+    } else {
+        format!("lab {name} is gone: {processes} processes ended, {namespaces} namespaces removed\n")
+    })?;
     Ok(Exit::Done)
 }
 
