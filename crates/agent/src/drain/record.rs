@@ -12,6 +12,7 @@ use jiff::Timestamp;
 use crate::agent::Agent;
 use crate::api::types::{DrainKind, DrainView};
 use crate::journal::{DrainRecord, Journal};
+use crate::vms::does_not_run;
 
 /// This host's cordon, and what is under way or was last.
 pub(crate) fn view(agent: &Agent) -> Result<DrainView, Problem> {
@@ -82,10 +83,15 @@ pub(super) fn settled(agent: &Agent, mut record: DrainRecord) -> Result<DrainRec
         // It was for a drain that went on.
         one.waits = None;
     }
-    for one in record.status.moves.iter_mut().filter(|one| is_open(one.state)) {
+    for one in &mut record.status.moves {
         match record.kind {
-            DrainKind::Drain => settle(agent, one)?,
-            DrainKind::Failback => settle_return(agent, one),
+            DrainKind::Drain if is_open(one.state) => settle(agent, one)?,
+            DrainKind::Failback if is_open(one.state) => settle_return(agent, one),
+            // Whoever has brought it.
+            DrainKind::Failback if one.state == MoveState::Waiting && has_arrived(agent, &one.vm) => {
+                one.state = MoveState::Moved;
+            }
+            DrainKind::Drain | DrainKind::Failback => {}
         }
     }
     // What leaves after the cordon is lifted is the day's work, and none of this drain's.
@@ -159,18 +165,35 @@ pub(super) fn departure(agent: &Agent, vm: &str, since: Timestamp) -> Result<Opt
     }))
 }
 
-/// The host that it comes from has the result; here is known whether it has arrived.
+/// What has become of a VM that was to come back and that no way back follows now. The host that it comes from has the
+/// result; here is known whether it has arrived, and whether it is on its way.
 fn settle_return(agent: &Agent, one: &mut MoveStatus) {
+    let is_coming = || agent.incoming.definitions().iter().any(|vm| vm.name.as_str() == one.vm);
     if has_arrived(agent, &one.vm) {
         (one.state, one.error) = (MoveState::Moved, None);
+    } else if leaves(agent, &one.vm) || is_coming() || agent.vms.out_of_reach_for(&one.vm).is_some() {
+        // It is as it was.
+    } else if agent.vms.contains(&one.vm) {
+        (one.state, one.error) = (MoveState::Failed, Some(does_not_run(&one.vm)));
+    } else {
+        let error = format!(
+            "it has not come to {}, and is not on its way: {} had it last, and the same command again fetches it",
+            agent.name(),
+            one.target
+        );
+        (one.state, one.error) = (MoveState::Waiting, Some(Problem::failed(error)));
     }
 }
 
 /// Whether a VM runs here, and is not on its way from here.
 pub(super) fn has_arrived(agent: &Agent, vm: &str) -> bool {
     // One that is on its way from here, or may have left, has its QEMU here too.
-    let leaves = agent.outgoing.all().iter().any(|migration| migration.vm() == vm);
-    !leaves && agent.vms.running(vm).is_some()
+    !leaves(agent, vm) && agent.vms.running(vm).is_some()
+}
+
+/// Whether a VM is on its way from here, or may have left.
+fn leaves(agent: &Agent, vm: &str) -> bool {
+    agent.outgoing.all().iter().any(|migration| migration.vm() == vm)
 }
 
 /// Puts down how a migration ended.

@@ -2,15 +2,15 @@
 
 use std::fs;
 
-use drainpipe_agent::api::types::DrainView;
+use drainpipe_agent::api::types::{DrainView, VmView};
 use drainpipe_engine::drain::status::{DrainState, MoveState};
 use rustix::process::{Signal, kill_process};
 use serde_json::json;
 
 use crate::Test;
 use crate::drain::{
-    assert_nowhere_but, assert_state, count, drain, drain_until_one_is_in_flight, ended, fast_lab, resume,
-    start_small, status, view, wait_until,
+    ask, assert_nowhere_but, assert_state, count, drain, drain_until_one_is_in_flight, ended, fast_lab,
+    resume, start_small, status, view, wait_until,
 };
 use crate::program::{REFUSED, Running};
 use crate::scene::{SmallDisk, cut_off, hold_journal, rejoin, slow_lab, wait_until_handed_over};
@@ -23,6 +23,7 @@ pub(crate) const TESTS: &[Test] = &[
         "the_disk_under_the_journal_is_full_on_the_way_back",
         the_disk_under_the_journal_is_full_on_the_way_back,
     ),
+    ("the_agent_is_killed_on_the_way_back", the_agent_is_killed_on_the_way_back),
     ("the_drained_host_is_rebooted", the_drained_host_is_rebooted),
     ("a_target_is_cut_off_after_a_hand_over", a_target_is_cut_off_after_a_hand_over),
 ];
@@ -90,6 +91,37 @@ pub(crate) fn power_off(lab: &TestLab, host: &str) {
     }
     eventually("nothing runs there", || lab.pids(host, &[]).is_empty());
     fs::remove_dir_all(lab.directory(host).join("run")).unwrap();
+}
+
+fn the_agent_is_killed_on_the_way_back() {
+    let lab = slow_lab();
+    let guest = lab.start_guest("web", GUEST_MIB, "");
+    start_small(&lab, "least", "");
+    drain(&lab, "a", json!({ "to": ["b"] }));
+    assert_state(&ended(&lab, "a"), DrainState::Drained, 2);
+    resume(&lab, "a", true);
+    let row =
+        |view: &DrainView, vm: &str| status(view).moves.iter().find(|one| one.vm == vm).unwrap().clone();
+    wait_until(&lab, "a", "it is in flight", |view| row(view, "web").state == MoveState::Transferring);
+    lab.stop_agent("a", Signal::KILL);
+    let is_at_rest = || ask::<VmView>(&lab, "b", "/v1/vms/web", None).is_ok_and(|vm| vm.migration.is_none());
+    eventually("it is undone", is_at_rest);
+    lab.start_agent("a");
+    let told = wait_until(&lab, "a", "what was in flight is settled", |view| {
+        status(view).moves.iter().all(|one| matches!(one.state, MoveState::Moved | MoveState::Waiting))
+    });
+    let back = count(&told, MoveState::Moved);
+    assert_state(&told, DrainState::Interrupted, back);
+    let web = row(&told, "web");
+    assert_eq!(web.state, MoveState::Waiting, "{told:#?}");
+    assert!(web.error.is_some_and(|error| error.message.contains("b had it last")), "{told:#?}");
+    for one in &status(&told).moves {
+        assert_nowhere_but(&lab, &[&one.vm], &[if one.state == MoveState::Moved { "a" } else { "b" }]);
+    }
+    resume(&lab, "a", true);
+    assert_state(&ended(&lab, "a"), DrainState::Drained, 2 - back);
+    assert_nowhere_but(&lab, &["web", "least"], &["a"]);
+    guest.assert_intact();
 }
 
 fn the_drained_host_is_rebooted() {

@@ -57,6 +57,34 @@ async fn a_way_back_that_cannot_begin_leaves_the_host_cordoned_and_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_a_way_back_has_left_open_is_told_by_where_it_is() {
+    let Some(agent) = TestAgent::start().await else { return };
+    let journal = agent.journal();
+    // Left in doubt by the drain, and settled since; on its way when the agent stopped; and one whose turn had not come.
+    let moves = ["web", "db", "mail"].into_iter().zip([
+        MoveState::Undecided,
+        MoveState::Transferring,
+        MoveState::Waiting,
+    ]);
+    let moves = moves.map(|(vm, state)| MoveStatus { vm: vm.into(), ..a_move(state) }).collect();
+    let begun = DrainStatus { moves, ..DrainStatus::begun() };
+    journal.begin_failback("back", Timestamp::UNIX_EPOCH, &DrainRequest::default(), &begun).unwrap();
+    journal.interrupt_drains(Timestamp::UNIX_EPOCH).unwrap();
+    let told = view(&agent).await;
+    assert_eq!(told.kind, Some(DrainKind::Failback));
+    let rows = told.status.unwrap().moves;
+    assert!(rows.iter().all(|row| row.state == MoveState::Waiting), "{rows:#?}");
+    let errors: Vec<String> =
+        rows.into_iter().map(|row| row.error.map_or(String::new(), |error| error.message)).collect();
+    assert!(
+        errors[0].contains("has not come to here") && errors[0].contains("target had it last"),
+        "{errors:?}"
+    );
+    assert_eq!((&errors[1], errors[2].as_str()), (&errors[0], ""));
+    agent.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_drain_that_is_carried_on_and_refused_lets_in_whom_it_let_in() {
     let Some(agent) = TestAgent::start().await else { return };
     drained(&agent, Some("source"), MoveState::Transferring);
