@@ -39,6 +39,7 @@ use crate::config::DrainBounds;
 use crate::journal::DrainRecord;
 use crate::lock::lock;
 use crate::outgoing::known_target;
+use crate::supervised;
 
 /// How long a drain that is carried on waits for the migrations that the agent's last life left to be undone
 /// or finished.
@@ -121,13 +122,7 @@ impl Drains {
     ) {
         // Held until it is entered, should the work be over at once.
         let mut current = self.lock();
-        let task = tokio::spawn(work);
-        *current = Some(Current { course, task: task.abort_handle() });
-        tokio::spawn(async move {
-            if task.await.is_err_and(|error| error.is_panic()) {
-                crashed.await;
-            }
-        });
+        *current = Some(Current { course, task: supervised::spawn(work, crashed) });
     }
 
     fn ended(&self) {

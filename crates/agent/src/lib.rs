@@ -63,6 +63,7 @@ mod result;
 mod scheduling_group;
 mod server;
 mod slots;
+mod supervised;
 mod transport;
 mod vm_cores;
 mod vms;

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use drainpipe_engine::facts::HostFacts;
-use drainpipe_engine::migration::{Migration, SourceState, Stage};
+use drainpipe_engine::migration::{Action, Migration, SourceState, Stage};
 use drainpipe_engine::plan::{Plan, Request, plan};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::progress::{CompressionProgress, PathRate, Progress};
@@ -20,7 +20,7 @@ use drainpipe_hypervisor::Vmm;
 use jiff::Timestamp;
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
-use tracing::warn;
+use tracing::{error, warn};
 use uuid::Uuid;
 
 use self::executor::Executor;
@@ -34,6 +34,7 @@ use crate::journal::{Journal, OpenMigration};
 use crate::lock::lock;
 use crate::memory_look;
 use crate::remembered;
+use crate::supervised;
 use crate::vms::{Claim, Claimed, does_not_run};
 
 /// How long an agent that is told to stop waits for its migrations to be undone. Well below the 90 s
@@ -60,6 +61,9 @@ const RECEIVED_WAIT: Duration = Duration::from_secs(1);
 /// Between two questions to a target that did not answer, or at once.
 const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
+/// Before a migration is taken up that has crashed though it was taken up already.
+const TAKE_UP_AGAIN_AFTER: Duration = Duration::from_secs(5);
+
 /// Migrations under way from this host.
 #[derive(Debug, Default)]
 pub(crate) struct Outgoing {
@@ -72,7 +76,7 @@ pub(crate) struct Running {
     id: String,
     vm: String,
     target: String,
-    // Begun by an earlier life of the agent.
+    // Begun by an earlier life of the agent, or by a task that has crashed.
     is_taken_up: bool,
     cancel: Notify,
     cancel_requested: AtomicBool,
@@ -114,7 +118,8 @@ impl Outgoing {
         running.values().filter(|other| other.id != id && *other.stage.borrow() == Stage::Sending).count()
     }
 
-    /// Those that an earlier life of the agent has begun, but for undecided ones: these end when their target answers.
+    /// Those that an earlier life of the agent, or a task that has crashed, has begun, but for undecided ones: these
+    /// end when their target answers.
     pub(crate) fn taken_up(&self) -> Vec<Arc<Running>> {
         let running = self.lock();
         running.values().filter(|running| running.is_taken_up && !running.is_undecided()).cloned().collect()
@@ -264,9 +269,40 @@ pub(crate) fn begin(
     agent.journal.begin_migration(&id, request, started_at)?;
     let (migration, first) = Migration::begin(agent.config.limits.of_migration(request.deadline_s));
     let executor = Executor::new(agent, id, claimed, request, started_at, turn, false);
+    Ok(run(agent, executor, migration, first))
+}
+
+fn run(agent: &Arc<Agent>, executor: Executor, migration: Migration, first: Action) -> Arc<Running> {
     let running = Arc::clone(&executor.running);
-    tokio::spawn(executor.run(migration, first));
-    Ok(running)
+    let crashed = crashed(Arc::clone(agent), Arc::clone(&running));
+    supervised::spawn(executor.run(migration, first), crashed);
+    running
+}
+
+/// How far a migration is whose task has crashed, nobody knows. It keeps its claim of the VM, and is taken up under that
+/// as at the agent's next start.
+async fn crashed(agent: Arc<Agent>, running: Arc<Running>) {
+    let Running { id, vm, .. } = &*running;
+    error!(migration = id, vm, "has crashed, which is an error in Drainpipe; it is undone or finished now");
+    if running.is_taken_up {
+        // It may crash again and again.
+        sleep(TAKE_UP_AGAIN_AFTER).await;
+    }
+    let open = loop {
+        match agent.journal.open_migration(id) {
+            Ok(open) => break open,
+            Err(error) => warn!(%error, migration = id, "how far it is cannot be read; tried again soon"),
+        }
+        sleep(TAKE_UP_AGAIN_AFTER).await;
+    };
+    let claimed = open.as_ref().and_then(|_| agent.vms.claim_of_crashed(vm, id));
+    if let (Some(open), Some(claimed)) = (open, claimed) {
+        take_up(&agent, open, claimed);
+    } else {
+        // Its result is recorded. The VM stays claimed: what was left to do, the next start does.
+        agent.outgoing.lock().remove(id);
+    }
+    running.stage.send_replace(Stage::Ended);
 }
 
 /// Gives a VM back to this host that was handed over to one which does not answer, because the operator says
@@ -469,7 +505,7 @@ pub(crate) fn take_up(agent: &Arc<Agent>, open: OpenMigration, claimed: Claimed)
         throttle_max_percent: None,
     };
     let executor = Executor::new(agent, open.id, claimed, &request, open.started_at, Turn::Now, true);
-    tokio::spawn(executor.run(migration, first));
+    run(agent, executor, migration, first);
 }
 
 /// Before the agent stops: has what can be undone undone, and waits for it, so that the VMs run on

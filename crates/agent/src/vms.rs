@@ -113,7 +113,8 @@ pub(crate) struct PresentVm {
     pub(crate) busy: Option<String>,
 }
 
-/// The right to change a VM; given back when dropped.
+/// The right to change a VM; given back when dropped. That of a migration which crashes is kept: how it has left the VM
+/// nobody knows.
 #[derive(Debug)]
 pub(crate) struct Claimed {
     vms: Arc<Vms>,
@@ -127,7 +128,10 @@ pub(crate) struct Claimed {
 impl Drop for Claimed {
     fn drop(&mut self) {
         if let Some(entry) = self.vms.lock().get_mut(&self.name) {
-            entry.claim = None;
+            let crashes = std::thread::panicking() && matches!(entry.claim, Some(Claim::Migrating(_)));
+            if !crashes {
+                entry.claim = None;
+            }
         }
     }
 }
@@ -317,6 +321,14 @@ impl Vms {
         self.claim_locked(entry, name, claim)
     }
 
+    /// The claim that a migration has kept which has crashed.
+    pub(crate) fn claim_of_crashed(self: &Arc<Self>, name: &str, migration: &str) -> Option<Claimed> {
+        let mut entries = self.lock();
+        let entry = entries.get_mut(name)?;
+        let claim = entry.claim.take_if(|claim| *claim == Claim::Migrating(migration.into()))?;
+        self.claim_locked(entry, name, claim).ok()
+    }
+
     fn claim_locked(
         self: &Arc<Self>,
         entry: &mut Entry,
@@ -467,5 +479,55 @@ async fn state_of(entry: &Entry, deadline: Duration) -> VmState {
             warn!(vm = %vmm.spec().spec().name, %error, "QEMU does not answer");
             VmState::Unknown
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use serde_json::json;
+
+    use super::*;
+
+    fn vms(directory: &std::path::Path) -> Arc<Vms> {
+        let hypervisor = json!({
+            "binary": "qemu", "version": { "major": 7, "minor": 2, "micro": 0 }, "machines": [], "rdma": false,
+            "kvm_missing": null, "stamp": null,
+            "cpu_models": { "hardware": "kvm", "lacking": {}, "offered": {}, "dependents": {} },
+        });
+        let spec = json!({ "name": "web", "memory_mib": 64, "vcpus": 1, "machine": "pc-q35-7.2" });
+        let definition = serde_json::from_value(spec).unwrap();
+        let entry = Entry { definition, vmm: None, cores_taken: None, claim: None };
+        Arc::new(Vms {
+            host: "a".into(),
+            runtime_directory: directory.into(),
+            hypervisor: serde_json::from_value(hypervisor).unwrap(),
+            journal: Arc::new(Journal::open(directory).unwrap()),
+            entries: Mutex::new(BTreeMap::from([("web".into(), entry)])),
+        })
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_migration_that_crashes_keeps_its_claim_for_who_takes_it_up() {
+        let directory = tempfile::tempdir().unwrap();
+        let vms = vms(directory.path());
+        let crash = |claim: Claim| {
+            let claimed = vms.claim("web", claim).unwrap();
+            let crash = AssertUnwindSafe(|| {
+                let _claimed = claimed;
+                panic!("an error in Drainpipe, of this test");
+            });
+            catch_unwind(crash).unwrap_err();
+        };
+        crash(Claim::Changing);
+        crash(Claim::Migrating("one".into()));
+        assert!(vms.claim("web", Claim::Changing).is_err());
+        assert!(vms.claim("web", Claim::Migrating("two".into())).is_err());
+        assert!(vms.claim_of_crashed("web", "two").is_none());
+        let taken_up = vms.claim_of_crashed("web", "one").expect("it is claimed still");
+        assert!(vms.claim("web", Claim::Changing).is_err());
+        drop(taken_up);
+        assert!(vms.claim("web", Claim::Changing).is_ok());
     }
 }

@@ -21,6 +21,7 @@ use crate::agent::Agent;
 use crate::api::types::{DrainRequest, MigrateRequest, plan_warnings};
 use crate::journal::DrainRecord;
 use crate::outgoing::{self, Running, Turn};
+use crate::supervised;
 
 /// How often the engine is told that time has passed.
 const TICK: Duration = Duration::from_millis(200);
@@ -30,6 +31,8 @@ const TELL_EVERY: Duration = Duration::from_millis(100);
 
 /// Events that may wait. Who has more to tell waits, too.
 const NEWS_MAX: usize = 64;
+
+const TO_BE_REPORTED: &str = "which is an error in Drainpipe: please report it with the agent's log";
 
 struct Executor {
     agent: Arc<Agent>,
@@ -253,7 +256,7 @@ impl Executor {
         match outgoing::begin(&self.agent, &request, Turn::Held) {
             Ok(flight) => {
                 self.own_news.push_back(Event::Begun { vm: vm.clone(), migration: flight.id().into() });
-                tokio::spawn(follow(Arc::clone(&self.agent), Arc::clone(&flight), self.tell.clone()));
+                self.follow(&flight);
                 self.flights.insert(vm, flight);
             }
             Err(problem) => {
@@ -267,6 +270,11 @@ impl Executor {
         }
     }
 
+    fn follow(&self, flight: &Arc<Running>) {
+        let work = follow(Arc::clone(&self.agent), Arc::clone(flight), self.tell.clone());
+        supervised::spawn(work, lost_sight(Arc::clone(flight), self.tell.clone()));
+    }
+
     /// How long the transfer of a VM is to take, by what was told last.
     fn predicted_ms(&self, vm: &str) -> f64 {
         let status = self.course.status.borrow();
@@ -276,11 +284,17 @@ impl Executor {
     fn plan(&self) {
         let standing = self.drain.standing();
         let (agent, request, tell) = (Arc::clone(&self.agent), self.request.clone(), self.tell.clone());
-        tokio::spawn(async move {
+        let work = async move {
             let planned = sound(plan_anew(&agent, &request, &standing).await);
             // Nobody hears it once the agent stops.
             let _ = tell.send(planned.map_or_else(Event::NotPlanned, Event::Planned)).await;
-        });
+        };
+        let tell = self.tell.clone();
+        let crashed = async move {
+            let problem = Problem::failed(format!("planning has crashed, {TO_BE_REPORTED}"));
+            let _ = tell.send(Event::NotPlanned(problem)).await;
+        };
+        supervised::spawn(work, crashed);
     }
 
     fn status(&self) -> DrainStatus {
@@ -428,6 +442,17 @@ async fn follow(agent: Arc<Agent>, flight: Arc<Running>, tell: mpsc::Sender<Even
     }
 }
 
+/// Ends for the drain a migration of which nobody tells any more, as what followed it has crashed. It goes on by
+/// itself, but not if it waits for its turn.
+async fn lost_sight(flight: Arc<Running>, tell: mpsc::Sender<Event>) {
+    if flight.is_held() {
+        flight.cancel();
+    }
+    let problem = Problem::failed(format!("what follows its migration has crashed, {TO_BE_REPORTED}"));
+    let end = MoveEnd::Undecided(problem);
+    let _ = tell.send(Event::Ended { vm: flight.vm().to_owned(), end }).await;
+}
+
 fn event_of(stage: Stage, vm: String) -> Option<Event> {
     match stage {
         Stage::AwaitingPlace => Some(Event::Crowded { vm }),
@@ -447,8 +472,11 @@ async fn end_of(agent: &Agent, flight: &Running) -> MoveEnd {
         }
         sleep(RECORD_AGAIN_AFTER).await;
     };
+    // Its task has crashed, and another one takes it up.
     let Some(result) = result else {
-        return MoveEnd::Failed(Problem::failed("its result is in the journal no more"));
+        return MoveEnd::Undecided(Problem::failed(format!(
+            "its migration has crashed, {TO_BE_REPORTED}; it is undone or finished as after a crash of the agent"
+        )));
     };
     let problem = problem_of(&result).unwrap_or_else(|| Problem::failed("no reason is known"));
     match result.outcome {
