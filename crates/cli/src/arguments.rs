@@ -406,8 +406,8 @@ pub(crate) enum DrainCommand {
 }
 
 const DRAIN_EXAMPLES: &str = "\
-Cordons the host: until `drainpipe resume`, no VM comes to it and none is started on it. Then shows
-which VM goes where and asks; without a terminal it needs --yes.
+Shows which VM goes where and asks; without a terminal it needs --yes. Then cordons the host: until
+`drainpipe resume`, no VM comes to it and none is started on it.
 
 The host's agent does the work. Ctrl-C cancels the drain and waits for its end; a second Ctrl-C
 leaves it to the agent. When this program is killed, or its terminal goes, the drain goes on:
