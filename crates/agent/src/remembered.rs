@@ -1,7 +1,7 @@
 //! What is learnt from earlier migrations to a target, for the plan of the next one.
 
 use drainpipe_engine::drain::sending_ms;
-use drainpipe_engine::drain::view::Remembered;
+use drainpipe_engine::drain::view::{FoundTransfers, Remembered};
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::result::{CompressionUse, MigrationResult};
@@ -36,7 +36,7 @@ pub(crate) fn of_target(agent: &Agent, target: &str, option: RequestedOption) ->
     Ok(Learnt { remembered: remembered(&results, transfers), saved_mbps })
 }
 
-fn remembered(results: &[MigrationResult], transfers: Option<u8>) -> Option<Remembered> {
+fn remembered(results: &[MigrationResult], transfers: Option<FoundTransfers>) -> Option<Remembered> {
     let median_of = |value: fn(&MigrationResult) -> f64| median(results.iter().map(value).collect());
     Some(Remembered {
         transfer_mbps: transfer_mbps(&results.iter().map(carried).collect::<Vec<_>>())?,

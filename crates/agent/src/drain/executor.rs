@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use drainpipe_engine::drain::plan::DrainPlan;
 use drainpipe_engine::drain::run::{Action, Departure, Drain, Event, MoveEnd};
 use drainpipe_engine::drain::status::{DrainStatus, LinkRate, MoveState, MoveStatus};
+use drainpipe_engine::drain::view::FoundTransfers;
 use drainpipe_engine::migration::Stage;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::result::Outcome;
@@ -43,6 +44,8 @@ struct Executor {
     // What an earlier attempt at the same drain has moved.
     earlier: Vec<MoveStatus>,
     recorded: DrainStatus,
+    // How many transfers at a time carried most, and to how many targets, as found last.
+    found: Option<FoundTransfers>,
     // Why the journal could not be written, and when that is tried again.
     unwritten: Option<(Problem, Instant)>,
     flights: BTreeMap<String, Arc<Running>>,
@@ -94,6 +97,7 @@ pub(super) fn start(
         began: Instant::now(),
         earlier,
         recorded,
+        found: None,
         unwritten: None,
         flights: BTreeMap::new(),
         warnings,
@@ -135,7 +139,18 @@ impl Executor {
                 self.warnings = plan_warnings(plan).collect();
                 warn_of(plan, &mut self.warned_of);
             }
+            let targets = self.course.status.borrow().targets_left();
             actions.extend(self.drain.handle(self.now_ms(), event));
+            self.note_found(targets);
+        }
+    }
+
+    /// What the drain has found with the event that was handled now, while VMs were to go to so many targets.
+    fn note_found(&mut self, targets: usize) {
+        let found = self.drain.found_transfers();
+        if found != self.found.map(|found| found.transfers) {
+            let targets = u8::try_from(targets.max(1)).unwrap_or(u8::MAX);
+            self.found = found.map(|transfers| FoundTransfers { transfers, targets });
         }
     }
 
@@ -378,8 +393,8 @@ impl Executor {
         let moves = self.drain.status(self.now_ms()).moves;
         let targets: BTreeSet<&str> =
             moves.iter().filter(|one| one.state == MoveState::Moved).map(|one| one.target.as_str()).collect();
-        if let Some(transfers) = self.drain.found_transfers() {
-            journal.remember_transfers(targets.into_iter(), self.request.option, transfers)?;
+        if let Some(found) = self.found {
+            journal.remember_transfers(targets.into_iter(), self.request.option, found)?;
         }
         Ok(journal.end_drain(&self.course.id, Timestamp::now())?)
     }

@@ -2,6 +2,7 @@
 //! cordoned, until somebody resumes it.
 
 use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveStatus};
+use drainpipe_engine::drain::view::FoundTransfers;
 use drainpipe_engine::option::RequestedOption;
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, Row, TransactionBehavior, params};
@@ -182,20 +183,21 @@ impl Journal {
         })
     }
 
-    /// Records how many transfers at a time were found to carry most to each of these targets, by this option.
+    /// Records of each of these targets how many transfers at a time were found to carry most, by this option.
     pub(crate) fn remember_transfers<'a>(
         &self,
         targets: impl Iterator<Item = &'a str>,
         option: RequestedOption,
-        transfers: u8,
+        found: FoundTransfers,
     ) -> Result<(), JournalError> {
         self.run(|connection| {
             let transaction = connection.transaction()?;
             for target in targets {
                 transaction.execute(
-                    "INSERT INTO transfers_found (target, requested_option, transfers) VALUES (?1, ?2, ?3) \
-                     ON CONFLICT (target, requested_option) DO UPDATE SET transfers = excluded.transfers",
-                    params![target, to_json(&option)?, transfers],
+                    "INSERT INTO transfers_found (target, requested_option, transfers, targets) \
+                     VALUES (?1, ?2, ?3, ?4) ON CONFLICT (target, requested_option) \
+                     DO UPDATE SET transfers = excluded.transfers, targets = excluded.targets",
+                    params![target, to_json(&option)?, found.transfers, found.targets],
                 )?;
             }
             transaction.commit()?;
@@ -241,18 +243,18 @@ impl Journal {
         })
     }
 
-    /// How many transfers at a time carried most to `target` by this option, as the last drain has found that
-    /// moved a VM there.
+    /// How many transfers at a time carried most by this option, as the last drain has found that moved a VM to
+    /// `target`.
     pub(crate) fn transfers_found(
         &self,
         target: &str,
         option: RequestedOption,
-    ) -> Result<Option<u8>, JournalError> {
+    ) -> Result<Option<FoundTransfers>, JournalError> {
         self.run(|connection| {
             let found = connection.query_row(
-                "SELECT transfers FROM transfers_found WHERE target = ?1 AND requested_option = ?2",
+                "SELECT transfers, targets FROM transfers_found WHERE target = ?1 AND requested_option = ?2",
                 params![target, to_json(&option)?],
-                |row| row.get(0),
+                |row| Ok(FoundTransfers { transfers: row.get(0)?, targets: row.get(1)? }),
             );
             Ok(found.optional()?)
         })
@@ -516,12 +518,13 @@ mod tests {
     async fn what_was_found_is_remembered_for_a_target_and_an_option() {
         let (_directory, journal) = journal();
         let found = |target: &str, option| journal.transfers_found(target, option).unwrap();
-        journal.remember_transfers(["b", "c"].into_iter(), RequestedOption::Tcp, 4).unwrap();
-        journal.remember_transfers(["b"].into_iter(), RequestedOption::Multichannel, 2).unwrap();
-        journal.remember_transfers(["c"].into_iter(), RequestedOption::Tcp, 3).unwrap();
-        assert_eq!(found("b", RequestedOption::Tcp), Some(4));
-        assert_eq!(found("c", RequestedOption::Tcp), Some(3));
-        assert_eq!(found("b", RequestedOption::Multichannel), Some(2));
+        let of = |transfers, targets| FoundTransfers { transfers, targets };
+        journal.remember_transfers(["b", "c"].into_iter(), RequestedOption::Tcp, of(4, 2)).unwrap();
+        journal.remember_transfers(["b"].into_iter(), RequestedOption::Multichannel, of(2, 1)).unwrap();
+        journal.remember_transfers(["c"].into_iter(), RequestedOption::Tcp, of(3, 1)).unwrap();
+        assert_eq!(found("b", RequestedOption::Tcp), Some(of(4, 2)));
+        assert_eq!(found("c", RequestedOption::Tcp), Some(of(3, 1)));
+        assert_eq!(found("b", RequestedOption::Multichannel), Some(of(2, 1)));
         assert_eq!(found("c", RequestedOption::Multichannel), None);
         assert_eq!(found("b", RequestedOption::Auto), None);
     }

@@ -78,6 +78,11 @@ pub(super) const SCHEMA_CHANGES: &[&str] = &[
     "
     ALTER TABLE drains ADD COLUMN request TEXT;
 ",
+    // Numbers that were found before are found anew: for how many targets they were is not known.
+    "
+    DELETE FROM transfers_found;
+    ALTER TABLE transfers_found ADD COLUMN targets INTEGER NOT NULL DEFAULT 1;
+",
 ];
 
 pub(super) fn open_connection(directory: &Path, path: &Path) -> Result<Connection, JournalCause> {

@@ -16,7 +16,7 @@ use super::predict::{
 };
 use super::run::DrainLimits;
 use super::schedule::{Course, Links, Schedule, Transfer, schedule};
-use super::view::{DrainView, TargetView, VmView};
+use super::view::{DrainView, FoundTransfers, TargetView, VmView};
 
 /// Which VM goes where, in this order, and which stay.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -35,7 +35,7 @@ pub struct DrainPlan {
     pub room_is_coming: bool,
     /// How many VMs are on the links at a time to begin with.
     pub transfers: u8,
-    /// Whether an earlier drain has found that number.
+    /// Whether earlier drains have found that number, for as many targets.
     #[serde(default)]
     pub transfers_found: bool,
     /// What the links carry together to all targets that VMs go to, in Mb/s; absent where a speed is not known.
@@ -97,8 +97,8 @@ pub fn plan(view: &DrainView, limits: Option<&DrainLimits>) -> DrainPlan {
         }
     }
     let going = in_order(going);
-    let found = transfers_found(view, &going);
     let targets: BTreeSet<usize> = going.iter().map(|going| going.target).collect();
+    let learnt = learnt(view, &targets);
     let names = targets.iter().map(|target| view.targets[*target].name.as_str());
     let most = limits.map_or(u8::MAX, |limits| limits.most_on_links(names));
     let await_room = await_room(view, &stays);
@@ -109,8 +109,8 @@ pub fn plan(view: &DrainView, limits: Option<&DrainLimits>) -> DrainPlan {
         room_is_coming: !await_room.is_empty() && view.targets.iter().any(is_leaving_room),
         await_room,
         stays,
-        transfers: found.unwrap_or(TRANSFERS_TO_BEGIN_WITH).clamp(1, most),
-        transfers_found: found.is_some_and(|found| found <= most),
+        transfers: learnt.as_ref().map_or(TRANSFERS_TO_BEGIN_WITH, |learnt| learnt.transfers).clamp(1, most),
+        transfers_found: learnt.is_some_and(|learnt| learnt.is_found && learnt.transfers <= most),
         links_mbps: host.known_mbps(&targets.union(&targets_under_way(view)).copied().collect()),
         predicted_ms: 0.0,
         warnings: [
@@ -210,15 +210,26 @@ fn in_order(mut going: Vec<Going<'_>>) -> Vec<Going<'_>> {
     [converging, others].into_iter().flat_map(in_turns).collect()
 }
 
-/// What was found by an earlier drain to the target that most goes to.
-fn transfers_found(view: &DrainView, going: &[Going<'_>]) -> Option<u8> {
-    let bytes_to = |target: usize| {
-        let there = going.iter().filter(|going| going.target == target);
-        there.fold(0_u64, |sum, going| sum.saturating_add(going.prediction.bytes))
-    };
-    let main =
-        going.iter().map(|going| going.target).max_by_key(|target| (bytes_to(*target), Reverse(*target)));
-    main.and_then(|target| view.targets[target].remembered)?.transfers
+/// A number of transfers at a time, from those that earlier drains have found.
+struct Learnt {
+    transfers: u8,
+    // Whether it was found for all of these targets, and for as many at a time.
+    is_found: bool,
+}
+
+/// To each target its share of what was found for all that there were. Of a target without one nothing is known, and it
+/// adds nothing.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the cast saturates")]
+fn learnt(view: &DrainView, targets: &BTreeSet<usize>) -> Option<Learnt> {
+    let found = |target: &usize| view.targets[*target].remembered?.transfers;
+    let found: Vec<FoundTransfers> = targets.iter().filter_map(found).collect();
+    let share = |found: &FoundTransfers| f64::from(found.transfers) / f64::from(found.targets.max(1));
+    let shares: f64 = found.iter().map(share).sum();
+    let is_found =
+        found.len() == targets.len() && found.iter().all(|found| usize::from(found.targets) == targets.len());
+    // What rounding adds to three thirds is no transfer.
+    let transfers = (shares - 1e-6).ceil() as u8;
+    (!found.is_empty()).then_some(Learnt { transfers, is_found })
 }
 
 /// Where VMs go that an earlier plan has sent on their way: they use links too.

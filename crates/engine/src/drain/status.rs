@@ -1,6 +1,6 @@
 //! How far a drain has come: what the API, `drain status` and `--json` show.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -83,6 +83,14 @@ impl DrainStatus {
     /// How many VMs somebody else has moved meanwhile.
     pub fn left(&self) -> usize {
         self.count(MoveState::Left)
+    }
+
+    /// How many targets have VMs still to come.
+    pub fn targets_left(&self) -> usize {
+        let is_left = |one: &&MoveStatus| one.state == MoveState::Waiting || one.state.is_under_way();
+        let targets: BTreeSet<&str> =
+            self.moves.iter().filter(is_left).map(|one| one.target.as_str()).collect();
+        targets.len()
     }
 
     fn count(&self, state: MoveState) -> usize {
@@ -234,5 +242,16 @@ mod tests {
         }
         let others = [Waiting, Moved, Failed, Undecided, Left];
         assert!(!status(DrainState::Moving, &others).has_vm_under_way());
+    }
+
+    #[test]
+    fn targets_are_left_to_which_vms_are_still_to_go() {
+        use MoveState::{Failed, Moved, Transferring, Waiting};
+        let mut drain = status(DrainState::Moving, &[Moved, Waiting, Transferring, Failed]);
+        assert_eq!(drain.targets_left(), 1);
+        for (one, target) in drain.moves.iter_mut().zip(["a", "b", "c", "d"]) {
+            one.target = target.into();
+        }
+        assert_eq!(drain.targets_left(), 2);
     }
 }

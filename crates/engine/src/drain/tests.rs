@@ -11,7 +11,8 @@ use super::lint::lint;
 use super::plan::{DrainPlan, Move, Stay, plan};
 use super::run::{Drain, DrainLimits};
 use super::view::{
-    DrainView, LimitView, MemorySample, PathView, PlacedVm, Placement, Remembered, TargetView, VmView,
+    DrainView, FoundTransfers, LimitView, MemorySample, PathView, PlacedVm, Placement, Remembered,
+    TargetView, VmView,
 };
 use crate::migration::ENDING_MS;
 use crate::relayed::{Compressible, RelayMeans};
@@ -216,16 +217,41 @@ fn the_number_to_begin_with_is_remembered_and_bounded() {
         plan(&view(vec![vm("x", 1)], vec![b.clone()]), most.map(at_most).as_ref()).transfers
     };
     assert_eq!(transfers(&b, Some(4)), 1);
-    let known = Remembered { transfer_mbps: 500.0, setup_ms: 90.0, completion_ms: 40.0, transfers: Some(4) };
-    b.remembered = Some(known);
+    b.remembered = Some(remembering(4, 1));
     assert_eq!((transfers(&b, None), transfers(&b, Some(2)), transfers(&b, Some(0))), (4, 2, 1));
+}
+
+fn remembering(transfers: u8, targets: u8) -> Remembered {
+    let transfers = Some(FoundTransfers { transfers, targets });
+    Remembered { transfer_mbps: 500.0, setup_ms: 90.0, completion_ms: 40.0, transfers }
+}
+
+#[test]
+fn of_a_number_that_was_found_for_several_targets_each_has_its_share() {
+    let planned = |found: &[Option<(u8, u8)>], most: u8| {
+        let target = |(at, found): (usize, &Option<(u8, u8)>)| TargetView {
+            remembered: found.map(|(transfers, targets)| remembering(transfers, targets)),
+            ..target(["b", "c", "d"][at], 64)
+        };
+        let vms = (0..6).map(|at| vm(&format!("v{at}"), 1)).collect();
+        let plan = plan(&view(vms, found.iter().enumerate().map(target).collect()), Some(&at_most(most)));
+        (plan.transfers, plan.transfers_found)
+    };
+    assert_eq!(planned(&[Some((4, 2)), Some((4, 2))], 8), (4, true));
+    assert_eq!(planned(&[Some((4, 2)), Some((4, 2))], 3), (3, false));
+    assert_eq!(planned(&[Some((1, 2)), Some((1, 2))], 8), (1, true), "one fills what leads to both");
+    assert_eq!(planned(&[Some((4, 2))], 8), (2, false), "not found for one target alone");
+    assert_eq!(planned(&[Some((3, 2))], 8), (2, false));
+    assert_eq!(planned(&[Some((1, 3)); 3], 8), (1, true));
+    assert_eq!(planned(&[Some((2, 1)), Some((3, 1))], 8), (5, false));
+    assert_eq!(planned(&[Some((2, 1)), None], 8), (2, false));
+    assert_eq!(planned(&[None, None], 8), (1, false));
+    assert_eq!(planned(&[Some((u8::MAX, 0)), Some((u8::MAX, 0))], u8::MAX), (u8::MAX, false));
 }
 
 #[test]
 fn a_target_that_nothing_goes_to_lets_no_more_vms_on_the_links() {
-    let remembered =
-        Remembered { transfer_mbps: 500.0, setup_ms: 90.0, completion_ms: 40.0, transfers: Some(8) };
-    let b = TargetView { remembered: Some(remembered), ..target("b", 64) };
+    let b = TargetView { remembered: Some(remembering(8, 1)), ..target("b", 64) };
     let cordoned = TargetView { unavailable: Some("it is cordoned".into()), ..target("c", 64) };
     let planned = plan(&view(vec![vm("x", 1)], vec![b, cordoned]), Some(&limits(8, 2, None)));
     assert_eq!((planned.transfers, planned.transfers_found), (2, false));
@@ -252,6 +278,7 @@ fn the_whole_is_predicted_from_set_up_to_completion() {
 fn what_each_vm_takes_is_predicted_for_the_number_that_there_will_be() {
     let vms = || (0..8).map(|at| vm(&format!("v{at}"), 1)).collect();
     let with = |transfer_mbps: f64, transfers: Option<u8>| {
+        let transfers = transfers.map(|transfers| FoundTransfers { transfers, targets: 1 });
         let remembered = Remembered { transfer_mbps, setup_ms: 90.0, completion_ms: 40.0, transfers };
         let b = TargetView { remembered: Some(remembered), ..target("b", 64) };
         plan(&view(vms(), vec![b]), None)
@@ -270,8 +297,7 @@ fn what_each_vm_takes_is_predicted_for_the_number_that_there_will_be() {
 
 /// Reached over one link of this host at 1 Gb/s, by two VMs at a time.
 fn over(link: &str, link_mbps: u64, name: &str) -> TargetView {
-    let remembered =
-        Remembered { transfer_mbps: 950.0, setup_ms: 90.0, completion_ms: 40.0, transfers: Some(2) };
+    let remembered = Remembered { transfer_mbps: 950.0, ..remembering(2, 1) };
     TargetView {
         paths_mbps: 1_000,
         paths: vec![PathView { link: link.into(), link_mbps: Some(link_mbps), mbps: Some(1_000) }],
@@ -372,7 +398,9 @@ fn some_vm() -> impl Strategy<Value = VmView> {
 fn some_memory() -> impl Strategy<Value = Remembered> {
     let ms = || prop_oneof![9 => 0.0..1e4, 1 => any::<f64>()];
     let mbps = prop_oneof![9 => 1.0..1e5, 1 => any::<f64>()];
-    (mbps, ms(), ms(), any::<Option<u8>>()).prop_map(|(transfer_mbps, setup_ms, completion_ms, transfers)| {
+    let found = prop::option::of((any::<u8>(), any::<u8>()));
+    (mbps, ms(), ms(), found).prop_map(|(transfer_mbps, setup_ms, completion_ms, found)| {
+        let transfers = found.map(|(transfers, targets)| FoundTransfers { transfers, targets });
         Remembered { transfer_mbps, setup_ms, completion_ms, transfers }
     })
 }

@@ -144,5 +144,14 @@ pub struct Remembered {
     /// From the end of the transfer to the end of the migration, in ms: the median.
     pub completion_ms: f64,
     /// How many transfers at a time carried most, if a drain has found it.
-    pub transfers: Option<u8>,
+    pub transfers: Option<FoundTransfers>,
+}
+
+/// How many transfers at a time a drain has found to carry most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FoundTransfers {
+    /// To all of its targets together.
+    pub transfers: u8,
+    /// To how many targets VMs were still to go when it found that; at least 1.
+    pub targets: u8,
 }
