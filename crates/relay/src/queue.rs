@@ -184,7 +184,7 @@ impl Lanes {
     }
 
     /// Whether the wire takes nothing of some lane for now.
-    pub(crate) fn wire_holds_up_some(&self) -> bool {
+    fn wire_holds_up_some(&self) -> bool {
         self.lanes.iter().any(|lane| lane.waits_for_wire)
     }
 
@@ -214,6 +214,17 @@ impl Lanes {
         let raw = Arc::clone(raw);
         block.state = State::InWork(Arc::clone(&raw));
         Some(Work { lane: index, number: block.number, raw })
+    }
+
+    /// How often [`Self::take_work`] would give some in a row, of so many times at most.
+    pub(crate) fn work_up_to(&self, most: usize) -> usize {
+        let is_for_all = self.wire_holds_up_some();
+        let lanes = self.lanes.iter();
+        let blocks = lanes.flat_map(|lane| {
+            let count = if is_for_all { lane.blocks.len() } else { usize::from(lane.is_wanted) };
+            lane.blocks.iter().take(count)
+        });
+        blocks.filter(|block| matches!(block.state, State::Waiting(_))).take(most).count()
     }
 
     fn wanted(&self) -> Option<(usize, usize)> {
@@ -351,8 +362,10 @@ mod tests {
         lanes.set_waits_for_wire(1, true);
         lanes.set_wanted(1, true);
         lanes.set_wanted(0, true);
+        assert_eq!((lanes.work_up_to(9), lanes.work_up_to(3)), (4, 3));
         let taken = [(); 3].map(|()| *lanes.take_work().unwrap().raw.first().unwrap());
         assert_eq!(taken, [1, 9, 3], "the fronts by age, then from the back");
+        assert_eq!(lanes.work_up_to(9), 1);
         lanes.set_wanted(0, false);
         assert_eq!(lanes.front(0), Front::InWork);
     }

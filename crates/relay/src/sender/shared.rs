@@ -95,6 +95,12 @@ impl Inner {
         }
     }
 
+    /// How many more threads would find work. Each one that is woken for nothing takes a moment from what else wants its
+    /// core.
+    fn find_work(&self) -> usize {
+        self.lanes.work_up_to(self.allowed.saturating_sub(self.packing_now))
+    }
+
     /// Keeps a block to be filled again, once nobody else holds it: one for each lane, to be there when its reader
     /// asks. While more are packed, more would only lie here.
     fn keep(&mut self, raw: Arc<Block>) {
@@ -242,7 +248,7 @@ impl Shared {
             if !waits {
                 waits = true;
                 inner.set_waits_for_wire(lane, true);
-                self.work.notify_all();
+                self.wake(inner.find_work());
             }
             (inner, _) = self.ready[lane].wait_timeout(inner, wait).unwrap_or_else(PoisonError::into_inner);
         }
@@ -262,12 +268,11 @@ impl Shared {
     pub(super) fn push(&self, lane: usize, block: Block) {
         let mut inner = self.inner();
         inner.lanes.push(lane, block);
-        let is_work = inner.lanes.wire_holds_up_some();
+        let find_work = inner.find_work();
         drop(inner);
         self.ready[lane].notify_one();
-        if is_work {
-            self.work.notify_one();
-        }
+        // Whoever brought the others woke somebody for them.
+        self.wake(find_work.min(1));
     }
 
     /// The program has closed a connection.
@@ -286,8 +291,11 @@ impl Shared {
 
     /// The wire takes nothing of this lane for now.
     pub(super) fn waits_for_wire(&self, lane: usize) {
-        self.inner().set_waits_for_wire(lane, true);
-        self.work.notify_all();
+        let mut inner = self.inner();
+        inner.set_waits_for_wire(lane, true);
+        let find_work = inner.find_work();
+        drop(inner);
+        self.wake(find_work);
     }
 
     /// Takes what is at the front of a lane, now that the wire wants it. Where the wire is the limit, it waits a
@@ -301,7 +309,7 @@ impl Shared {
         let is_starved = inner.is_starved || inner.allowed == 0;
         if is_wire_the_limit && !is_starved && inner.lanes.front(lane) == Front::Waiting {
             inner.lanes.set_wanted(lane, true);
-            self.work.notify_one();
+            self.wake(inner.find_work().min(1));
         }
         let is_awaited = |inner: &mut Inner| match inner.lanes.front(lane) {
             Front::InWork => !inner.is_closed && is_wire_the_limit,
@@ -358,8 +366,8 @@ impl Shared {
                 let taken = page_cache.take(pages, work.raw.syncs());
                 return Some(Order { work, codec: controller.current(), trier, taken });
             }
-            // Whoever brings work wakes it, and so does the end. Who has done its work looks for more, so none is
-            // left lying by those that may not pack.
+            // Whoever brings work wakes it if it may pack, and so do who lets more pack and the end. Who has done its
+            // work looks for more in its place, so none is left lying by those that may not pack.
             inner = self.work.wait(inner).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -423,13 +431,10 @@ impl Shared {
     /// So many threads may pack from now on. Those that have begun with a block come to its end, in idle time.
     pub(super) fn allow(&self, threads: usize) {
         let mut inner = self.inner();
-        let threads = threads.min(inner.allowed_max);
-        let more = threads > inner.allowed;
-        inner.allowed = threads;
+        inner.allowed = threads.min(inner.allowed_max);
+        let find_work = inner.find_work();
         drop(inner);
-        if more {
-            self.work.notify_all();
-        }
+        self.wake(find_work);
     }
 
     /// Looks at the choice of codec, and sets how many blocks may wait in a lane.
@@ -440,6 +445,11 @@ impl Shared {
         inner.depth = depth.clamp(DEPTH_MIN, most);
         drop(inner);
         self.room.iter().for_each(Condvar::notify_one);
+    }
+
+    /// Wakes so many of those that pack.
+    fn wake(&self, threads: usize) {
+        (0..threads).for_each(|_| self.work.notify_one());
     }
 
     fn is_over(&self, inner: &Inner) -> bool {
@@ -462,10 +472,14 @@ mod tests {
     use crate::treatment::Treatment;
 
     fn shared(cores: usize) -> Arc<Shared> {
+        with_connections(1, cores)
+    }
+
+    fn with_connections(connections: usize, cores: usize) -> Arc<Shared> {
         Arc::new(Shared::new(SenderSettings {
             path: "none".into(),
             destination: SocketAddr::from(([127, 0, 0, 1], 1)),
-            connections: 1,
+            connections,
             token: Token([0; TOKEN_BYTES]),
             treatment: Treatment::Packed,
             cores,
@@ -534,9 +548,131 @@ mod tests {
             thread::spawn(move || shared.take_work().is_some() && is_done.load(Ordering::SeqCst))
         };
         is_done.store(true, Ordering::SeqCst);
-        let took = PackingTime::default();
-        shared.finish(Done { work: first.work, packed: None, trier: None, trials: None, took });
+        does_not_shrink(&shared, first);
         shared.work.notify_one();
         assert!(other.join().unwrap());
+    }
+    fn does_not_shrink(shared: &Shared, order: Order) {
+        let Order { work, trier, .. } = order;
+        shared.finish(Done { work, packed: None, trier, trials: None, took: PackingTime::default() });
+    }
+
+    #[test]
+    fn as_many_are_woken_as_find_work_and_may_pack() {
+        let shared = with_connections(2, 16);
+        shared.allow(1);
+        let find_work = || shared.inner().find_work();
+        shared.waits_for_wire(0);
+        assert_eq!(find_work(), 0, "there is no work");
+        for (lane, block) in [(0, 1), (0, 2), (1, 3)] {
+            shared.push(lane, Block::from(&[block][..]));
+        }
+        assert_eq!(find_work(), 1, "of sixteen");
+        let order = shared.take_work().unwrap();
+        shared.waits_for_wire(1);
+        assert_eq!(find_work(), 0, "all that may pack do");
+        shared.allow(16);
+        assert_eq!(find_work(), 2, "two blocks are left");
+        shared.allow(0);
+        assert_eq!(find_work(), 0);
+        does_not_shrink(&shared, order);
+        assert_eq!(find_work(), 0, "nobody may pack");
+        shared.allow(1);
+        assert_eq!(find_work(), 1);
+        shared.inner().set_waits_for_wire(0, false);
+        shared.inner().set_waits_for_wire(1, false);
+        assert_eq!(find_work(), 0, "the wire takes all");
+        shared.inner().lanes.set_wanted(1, true);
+        assert_eq!(find_work(), 1);
+    }
+
+    #[test]
+    fn whoever_brings_work_wakes_somebody_for_it() {
+        let push = |shared: &Shared| shared.push(0, Block::from(&[7][..]));
+        // Until all sleep who find nothing to do.
+        let pause = || thread::sleep(Duration::from_millis(20));
+        let is_packed_after = |what: &str, bring: &dyn Fn(&Shared)| {
+            let shared = shared(16);
+            thread::scope(|scope| {
+                let packing =
+                    scope.spawn(|| shared.take_work().map(|order| does_not_shrink(&shared, order)).is_some());
+                pause();
+                bring(&shared);
+                let end = Instant::now() + Duration::from_secs(5);
+                while !packing.is_finished() && Instant::now() < end {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                shared.ended();
+                assert!(packing.join().unwrap(), "{what}");
+            });
+        };
+        is_packed_after("a block", &|shared| {
+            shared.waits_for_wire(0);
+            push(shared);
+        });
+        is_packed_after("a wait for the wire", &|shared| {
+            push(shared);
+            shared.waits_for_wire(0);
+        });
+        is_packed_after("a limit", &|shared| {
+            push(shared);
+            shared.set_limit(Some(1_000_000));
+            shared.inner().pace.takes(20_000, Instant::now());
+            shared.wait_pace(0);
+        });
+        is_packed_after("a wire that wants it", &|shared| {
+            push(shared);
+            shared.patience_us.store(2_000_000, Ordering::Relaxed);
+            drop(shared.next(0, true));
+        });
+        is_packed_after("more that may pack", &|shared| {
+            shared.allow(0);
+            shared.waits_for_wire(0);
+            push(shared);
+            pause();
+            shared.allow(1);
+        });
+    }
+
+    #[test]
+    fn every_block_is_packed_though_few_are_woken_and_how_many_may_pack_changes() {
+        const LANES: usize = 4;
+        let shared = with_connections(LANES, 16);
+        // A block for which nobody was woken would be waited for so long, and go as it is.
+        shared.patience_us.store(5_000_000, Ordering::Relaxed);
+        let send = |lane: usize| {
+            let mut overtaken = 0;
+            for number in 0..500 {
+                let blocks = 1 + (number + lane) % 3;
+                (0..blocks).for_each(|_| shared.push(lane, Block::from(&[7][..])));
+                for _ in 0..blocks {
+                    if number % 5 > 0 {
+                        shared.waits_for_wire(lane);
+                    }
+                    let next = shared.next(lane, true);
+                    overtaken += usize::from(!matches!(next, Next::Block(_, block) if !block.is_overtaken));
+                }
+            }
+            shared.ended();
+            overtaken
+        };
+        let pack = || {
+            while let Some(order) = shared.take_work() {
+                thread::yield_now();
+                does_not_shrink(&shared, order);
+            }
+        };
+        let overtaken: Vec<usize> = thread::scope(|scope| {
+            (0..16).for_each(|_| drop(scope.spawn(pack)));
+            let lanes = [0, 1, 2, 3].map(|lane| scope.spawn(move || send(lane)));
+            for threads in [1, 3, 1, 16, 2].into_iter().cycle() {
+                shared.allow(threads);
+                if shared.wait_to_steer(Duration::from_micros(200)).is_none() {
+                    break;
+                }
+            }
+            lanes.into_iter().map(|lane| lane.join().unwrap()).collect()
+        });
+        assert_eq!(overtaken, [0; LANES]);
     }
 }
