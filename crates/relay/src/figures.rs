@@ -13,7 +13,7 @@ pub struct Figures {
     pub raw_bytes: u64,
     /// Bytes given to the network for them, with the relay's own headers, without TCP's.
     pub wire_bytes: u64,
-    /// Of `raw_bytes`, those that were sent packed, by codec.
+    /// Of `raw_bytes`, those that were sent packed, by codec, without what lay between them and looked random.
     pub packed: CodecBytes,
     /// Of `raw_bytes`, those of pages that were sent as what had changed of them, and packed no further.
     pub delta_bytes: u64,
@@ -30,6 +30,15 @@ pub struct CodecBytes {
     pub lz4: u64,
     /// By zstd, at any level.
     pub zstd: u64,
+}
+
+/// What of a packed block went past the codec, in bytes as they came from the program.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct PastCodec {
+    /// As they were.
+    pub(crate) plain_bytes: usize,
+    /// Of pages that are told by what has changed of them.
+    pub(crate) changed_bytes: usize,
 }
 
 /// What packing took.
@@ -64,13 +73,16 @@ impl Counters {
         self.cipher_suite.get().cloned()
     }
 
-    pub(crate) fn sent(&self, raw_bytes: usize, wire_bytes: usize, codec: Option<Codec>) {
+    pub(crate) fn sent(&self, raw_bytes: usize, wire_bytes: usize) {
         self.raw_bytes.fetch_add(raw_bytes as u64, Ordering::Relaxed);
         self.wire_bytes.fetch_add(wire_bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Of what was sent, so much was packed by this codec.
+    pub(crate) fn packed_by(&self, codec: Codec, raw_bytes: usize) {
         match codec {
-            Some(Codec::Lz4) => &self.lz4_bytes,
-            Some(Codec::ZstdLiterals | Codec::Zstd1 | Codec::Zstd3) => &self.zstd_bytes,
-            None => return,
+            Codec::Lz4 => &self.lz4_bytes,
+            Codec::ZstdLiterals | Codec::Zstd1 | Codec::Zstd3 => &self.zstd_bytes,
         }
         .fetch_add(raw_bytes as u64, Ordering::Relaxed);
     }

@@ -8,10 +8,12 @@
 //! What follows of a page is the page as it is, if it is as long as one, or else a [delta](crate::delta) to what
 //! its slot holds. Numbers are little-endian.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::delta;
 use crate::error::RelayError;
+use crate::figures::PastCodec;
 use crate::frame::BLOCK_BYTES_MAX;
 use crate::multifd::PAGE_BYTES;
 use crate::page_cache::TakenSlot;
@@ -60,11 +62,45 @@ pub(crate) fn encode(raw: &[u8], taken: &[TakenSlot], paged: &mut Vec<u8>) -> Ve
 
 /// Bytes of the pages that `paged`, by [`encode`], tells by what has changed of them.
 pub(crate) fn changed_bytes(paged: &[u8]) -> usize {
-    let count = paged.first().map_or(0, |count| usize::from(*count));
-    let (entries, _) = paged.get(1..entries_bytes(count)).unwrap_or_default().as_chunks::<ENTRY_BYTES>();
-    let is_whole =
-        |entry: &[u8; ENTRY_BYTES]| usize::from(u16::from_le_bytes([entry[12], entry[13]])) == PAGE_BYTES;
-    entries.iter().filter(|entry| !is_whole(entry)).count() * PAGE_BYTES
+    deltas(paged).len() * PAGE_BYTES
+}
+
+/// What these parts of `paged`, by [`encode`], tell of the block. Where they have some of a delta, as much of its page.
+pub(crate) fn told_by(paged: &[u8], parts: impl Iterator<Item = Range<usize>>) -> PastCodec {
+    let (entries, deltas) = (0..entries_bytes(count(paged)), deltas(paged));
+    let mut told = PastCodec::default();
+    for part in parts {
+        told.plain_bytes += part.len() - shared_bytes(&part, &entries);
+        for delta in &deltas {
+            let bytes = shared_bytes(&part, delta);
+            told.plain_bytes -= bytes;
+            told.changed_bytes += PAGE_BYTES * bytes / delta.len().max(1);
+        }
+    }
+    told
+}
+
+fn shared_bytes(one: &Range<usize>, other: &Range<usize>) -> usize {
+    one.end.min(other.end).saturating_sub(one.start.max(other.start))
+}
+
+/// Where in `paged`, by [`encode`], the deltas are.
+fn deltas(paged: &[u8]) -> Vec<Range<usize>> {
+    let (mut follows_at, mut raw_at) = (entries_bytes(count(paged)), 0);
+    let (entries, _) = paged.get(1..follows_at).unwrap_or_default().as_chunks::<ENTRY_BYTES>();
+    let followed = entries.iter().map(|[a0, a1, a2, a3, .., l0, l1]| {
+        let page_at = u32::from_le_bytes([*a0, *a1, *a2, *a3]) as usize;
+        let begin = follows_at + page_at - raw_at;
+        follows_at = begin + usize::from(u16::from_le_bytes([*l0, *l1]));
+        raw_at = page_at + PAGE_BYTES;
+        begin..follows_at
+    });
+    followed.filter(|page| page.len() < PAGE_BYTES).collect()
+}
+
+/// Pages that `paged` tells of.
+fn count(paged: &[u8]) -> usize {
+    paged.first().map_or(0, |count| usize::from(*count))
 }
 
 /// Writes the block that `paged` tells to `raw`, and changes the slots. Trusts nothing.
@@ -239,6 +275,38 @@ mod tests {
         let head = 1 + ENTRY_BYTES;
         assert_eq!(lengths, [head + PAGE_BYTES, head + 4 + 8, head]);
         assert_eq!(changed, [0, PAGE_BYTES, PAGE_BYTES], "at first it goes whole");
+    }
+
+    #[test]
+    fn each_part_of_a_paged_block_tells_some_of_it() {
+        let mut cache = PageCache::new(3 * PAGE_BYTES);
+        let id = |page: usize| PageId { ram_block: 1, offset: (page * PAGE_BYTES) as u64 };
+        let three = [0, 1, 2].map(|page| PageAt { at: 7 + page * PAGE_BYTES, id: id(page) });
+        let (before, mut after) = (vec![1; 7 + 3 * PAGE_BYTES], vec![1; 7 + 3 * PAGE_BYTES]);
+        after[7..7 + 16].fill(5);
+        after[7 + PAGE_BYTES..7 + 2 * PAGE_BYTES].fill(5);
+        let mut paged = vec![];
+        for (raw, syncs) in [(before, 0), (after, 1)] {
+            let taken = cache.take(&three, syncs);
+            paged.clear();
+            let contents = encode(&raw, &taken, &mut paged);
+            cache.change(PageChange { taken, contents, syncs });
+        }
+        // Of the second page too much has changed, and of the third one nothing.
+        let head = 1 + 3 * ENTRY_BYTES;
+        let delta = head + 7..head + 7 + 4 + 16;
+        assert_eq!(paged.len(), delta.end + PAGE_BYTES);
+        let told = |parts: &[[usize; 2]]| {
+            let parts = parts.iter().map(|[from, to]| *from..*to);
+            let PastCodec { plain_bytes, changed_bytes } = told_by(&paged, parts);
+            (plain_bytes, changed_bytes)
+        };
+        assert_eq!(told(&[[0, head]]), (0, 0), "where the pages are");
+        assert_eq!(told(&[[0, head + 2], [head + 3, head + 7]]), (6, 0), "what is before them");
+        assert_eq!(told(&[[0, delta.start + 10]]), (7, PAGE_BYTES / 2), "half of a delta");
+        assert_eq!(told(&[[0, delta.start], [delta.start, delta.end]]), (7, PAGE_BYTES));
+        assert_eq!(told(&[[delta.start + 10, paged.len()]]), (PAGE_BYTES, PAGE_BYTES / 2));
+        assert_eq!(changed_bytes(&paged), 2 * PAGE_BYTES);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use drainpipe_engine::codec::Codec;
 
 use crate::block::Block;
+use crate::figures::PastCodec;
 use crate::frame::{BLOCK_BYTES_MAX, Frame, Packing};
 use crate::multifd::PAGE_BYTES;
 use crate::page_cache::PageChange;
@@ -57,6 +58,7 @@ pub(crate) struct Packed {
     pub(crate) unpacked_bytes: usize,
     /// Whether some of it is as it was, see [`crate::sieve`].
     pub(crate) is_parted: bool,
+    pub(crate) past_codec: PastCodec,
     /// What the other end learns by it of pages.
     pub(crate) change: Option<PageChange>,
 }
@@ -316,6 +318,7 @@ mod tests {
             bytes: vec![byte],
             unpacked_bytes: 1,
             is_parted: false,
+            past_codec: PastCodec::default(),
             change: None,
         }
     }

@@ -69,6 +69,12 @@ impl Sieve {
         if self.parts() { &self.rest } else { block }
     }
 
+    /// Where in the block, of `bytes`, is what goes as it is.
+    pub(crate) fn plain_chunks(&self, bytes: usize) -> impl Iterator<Item = Range<usize>> {
+        let chunks = chunks(self.first_bytes, bytes).zip(&self.goes_plain);
+        chunks.filter_map(|(chunk, is_plain)| is_plain.then_some(chunk))
+    }
+
     /// The block as it is sent, of which the rest was `packed`. It waits like this, so it has no room for more.
     pub(crate) fn written(&self, block: &[u8], packed: &[u8]) -> Vec<u8> {
         if !self.parts() {
@@ -80,8 +86,7 @@ impl Sieve {
         for eight in self.goes_plain.chunks(8) {
             to.push(eight.iter().rev().fold(0, |bits, is_plain| bits << 1 | u8::from(*is_plain)));
         }
-        let chunks = chunks(self.first_bytes, block.len()).zip(&self.goes_plain);
-        chunks.filter(|(_, is_plain)| **is_plain).for_each(|(chunk, _)| to.extend_from_slice(&block[chunk]));
+        self.plain_chunks(block.len()).for_each(|chunk| to.extend_from_slice(&block[chunk]));
         to.extend_from_slice(packed);
         to
     }

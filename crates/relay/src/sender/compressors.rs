@@ -13,7 +13,7 @@ use tracing::warn;
 
 use super::shared::{Done, Order, Shared};
 use crate::error::RelayError;
-use crate::figures::PackingTime;
+use crate::figures::{PackingTime, PastCodec};
 use crate::multifd::PageAt;
 use crate::pack::{Packer, Trier};
 use crate::page_cache::PageChange;
@@ -91,17 +91,30 @@ pub(super) fn pack(packer: &mut Packer, sieve: &mut Sieve, order: Order) -> Resu
     let unpacked_bytes = unpacked.len();
     let result = match shrunk {
         Some(bytes) => {
-            Some(Packed { codec: Some(codec), bytes, unpacked_bytes, is_parted: sieve.parts(), change })
+            let past_codec = past_codec(sieve, unpacked, change.is_some());
+            let is_parted = sieve.parts();
+            Some(Packed { codec: Some(codec), bytes, unpacked_bytes, is_parted, past_codec, change })
         }
         None if change.is_some() => {
             // It waits to be sent, and nothing follows in it.
             paged.shrink_to_fit();
-            Some(Packed { codec: None, bytes: paged, unpacked_bytes, is_parted: false, change })
+            let changed_bytes = paged::changed_bytes(&paged);
+            let past_codec = PastCodec { plain_bytes: work.raw.len() - changed_bytes, changed_bytes };
+            Some(Packed { codec: None, bytes: paged, unpacked_bytes, is_parted: false, past_codec, change })
         }
         None => None,
     };
     let cpu = thread_cpu().saturating_sub(cpu_before);
     Ok(Done { work, packed: result, trier, trials, took: PackingTime { cpu, wall: began.elapsed() } })
+}
+
+/// What of a block goes past the codec, after the sieve has looked at it, or at what it is told by.
+fn past_codec(sieve: &Sieve, unpacked: &[u8], is_paged: bool) -> PastCodec {
+    let chunks = sieve.plain_chunks(unpacked.len());
+    if is_paged {
+        return paged::told_by(unpacked, chunks);
+    }
+    PastCodec { plain_bytes: chunks.map(|chunk| chunk.len()).sum(), changed_bytes: 0 }
 }
 
 /// Where the first page begins, or near enough: of a block of which `taken` pages are told by what has changed, as

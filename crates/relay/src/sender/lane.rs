@@ -15,10 +15,9 @@ use socket2::SockRef;
 use super::shared::{Next, Shared};
 use crate::block::Block;
 use crate::error::RelayError;
-use crate::figures::Counters;
+use crate::figures::{Counters, PastCodec};
 use crate::frame::Frame;
 use crate::multifd::Walker;
-use crate::paged;
 use crate::queue::{Content, Outgoing, Packed};
 use crate::sockets::{spawn, wait_for};
 use crate::wire::Wire;
@@ -127,13 +126,13 @@ fn send(shared: &Shared, wire: &mut Wire, frame: Frame, block: Outgoing) -> Resu
 }
 
 fn count(counters: &Counters, block: &Outgoing, wire_bytes: usize) {
-    let codec = match &block.content {
-        Content::Raw(_) => None,
-        Content::Packed(packed) => packed.codec,
-    };
-    counters.sent(block.raw_bytes, wire_bytes, codec);
-    if let Content::Packed(Packed { codec: None, bytes, .. }) = &block.content {
-        counters.told_by_changes(paged::changed_bytes(bytes));
+    counters.sent(block.raw_bytes, wire_bytes);
+    if let Content::Packed(Packed { codec, past_codec, .. }) = &block.content {
+        let PastCodec { plain_bytes, changed_bytes } = *past_codec;
+        counters.told_by_changes(changed_bytes);
+        if let Some(codec) = codec {
+            counters.packed_by(*codec, block.raw_bytes - plain_bytes - changed_bytes);
+        }
     }
     if block.is_overtaken {
         counters.overtaken(block.raw_bytes);
@@ -142,29 +141,63 @@ fn count(counters: &Counters, block: &Outgoing, wire_bytes: usize) {
 
 #[cfg(test)]
 mod tests {
+    use drainpipe_engine::codec::Codec;
+
     use super::*;
     use crate::figures::Figures;
     use crate::multifd::{PAGE_BYTES, PageAt, PageId};
-    use crate::page_cache::{PageCache, PageChange};
+    use crate::pack::Packer;
+    use crate::page_cache::PageCache;
+    use crate::queue::Lanes;
+    use crate::sender::compressors::pack;
+    use crate::sender::shared::Order;
+    use crate::sieve::Sieve;
+    use crate::sieve::tests::noise;
+
+    /// A block with these pages is packed, sent, and counted.
+    fn send(counters: &Counters, cache: &mut PageCache, raw: &[u8], pages: &[PageAt], syncs: u64) {
+        let mut lanes = Lanes::new(1);
+        lanes.push(0, Block::from(raw));
+        lanes.set_waits_for_wire(0, true);
+        let (work, taken) = (lanes.take_work().unwrap(), cache.take(pages, syncs));
+        let order = Order { work, codec: Codec::Zstd1, trier: None, taken };
+        let done = pack(&mut Packer::new(), &mut Sieve::default(), order).unwrap();
+        lanes.finish(&done.work, done.packed).unwrap();
+        let mut block = lanes.pop(0).unwrap();
+        if let Some(change) = block.take_change() {
+            cache.change(change);
+        }
+        count(counters, &block, block.bytes().len());
+    }
 
     #[test]
     fn a_page_told_by_what_has_changed_of_it_did_not_go_as_it_was() {
         let page = PageAt { at: 0, id: PageId { ram_block: 1, offset: 0 } };
         let (mut cache, counters) = (PageCache::new(PAGE_BYTES), Counters::default());
-        let mut raw = vec![1; PAGE_BYTES];
+        let mut raw = noise(PAGE_BYTES);
         for round in 0..2 {
             raw[7] = 2;
-            let taken = cache.take(&[page], round);
-            let mut bytes = vec![];
-            let contents = paged::encode(&raw, &taken, &mut bytes);
-            cache.change(PageChange { taken, contents, syncs: round });
-            let unpacked_bytes = bytes.len();
-            let packed = Packed { codec: None, bytes, unpacked_bytes, is_parted: false, change: None };
-            let (raw_bytes, content) = (raw.len(), Content::Packed(packed));
-            count(&counters, &Outgoing { raw_bytes, content, is_overtaken: false }, unpacked_bytes);
+            send(&counters, &mut cache, &raw, &[page], round);
         }
         let Figures { raw_bytes, delta_bytes, packed, .. } = counters.read();
         assert_eq!((raw_bytes, delta_bytes), (2 * PAGE_BYTES as u64, PAGE_BYTES as u64), "whole at first");
         assert_eq!((packed.lz4, packed.zstd), (0, 0));
+    }
+
+    #[test]
+    fn what_is_kept_from_the_codec_goes_as_it_was() {
+        let (noise, words) = (noise(4 * PAGE_BYTES), b"the and for was ".repeat(PAGE_BYTES / 16));
+        let half: Vec<u8> = noise.chunks(PAGE_BYTES).flat_map(|page| [page, &words].concat()).collect();
+        let pages: Vec<PageAt> = (0..8)
+            .map(|page| page * PAGE_BYTES)
+            .map(|at| PageAt { at, id: PageId { ram_block: 1, offset: at as u64 } })
+            .collect();
+        for pages in [&[][..], &pages] {
+            let (mut cache, counters) = (PageCache::new(half.len()), Counters::default());
+            send(&counters, &mut cache, &half, pages, 0);
+            let Figures { raw_bytes, packed, delta_bytes, .. } = counters.read();
+            let bytes = half.len() as u64;
+            assert_eq!((raw_bytes, packed.zstd, packed.lz4, delta_bytes), (bytes, bytes / 2, 0, 0));
+        }
     }
 }

@@ -131,7 +131,7 @@ fn pass(passing: &Passing, lane: usize, program: &UnixStream) -> Result<(), Rela
         }
         let wire_bytes = wire.send(&block, &[])?;
         passing.takes(wire_bytes);
-        passing.counters.sent(block.len(), wire_bytes, None);
+        passing.counters.sent(block.len(), wire_bytes);
         unsent.follow(wire.socket(), wire_bytes)?;
     }
 }
