@@ -99,9 +99,9 @@ impl OutgoingRelay {
         self.sender.limiter()
     }
 
-    /// What is left of the stream is little: from now on less waits in the relay.
-    pub(crate) fn shorten(&self) {
-        self.sender.shorten();
+    /// Whether what is left of the stream is little: meanwhile less waits in the relay.
+    pub(crate) fn set_short(&self, is_short: bool) {
+        self.sender.set_short(is_short);
     }
 
     /// Takes a reading.

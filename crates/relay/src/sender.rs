@@ -175,11 +175,11 @@ impl Sender {
         Limiter(self.way.clone())
     }
 
-    /// The end is near: from now on as little as possible waits here and in the sockets, so that the program
-    /// is not kept waiting for it. Where nothing is packed, that is always so.
-    pub fn shorten(&self) {
+    /// Whether the end is near. While it is, as little as possible waits here, so that the program is not kept waiting
+    /// for it. Where nothing is packed, that is always so.
+    pub fn set_short(&self, is_short: bool) {
         if let Way::Packing(shared) = &self.way {
-            shared.shorten();
+            shared.set_short(is_short);
         }
     }
 }

@@ -66,7 +66,9 @@ struct Inner {
     spare: Vec<Block>,
     // None while somebody compares codecs.
     trier: Option<Trier>,
+    // Blocks that may wait in a lane, unless little is to.
     depth: usize,
+    is_short: bool,
     ended: usize,
     // The wire has waited, and nobody had a core for what it waited for.
     is_starved: bool,
@@ -75,7 +77,6 @@ struct Inner {
     // None where what they took would be missed by others.
     allowed_max: usize,
     packing_now: usize,
-    is_short: bool,
     is_closed: bool,
     error: Option<RelayError>,
     // Since the last look of those that steer.
@@ -93,6 +94,12 @@ impl Inner {
         } else if let Some(since) = self.wire_full_since.take() {
             self.wire_full += since.elapsed();
         }
+    }
+
+    /// Whether no more blocks may wait in a lane.
+    fn is_full(&self, lane: usize) -> bool {
+        let depth = if self.is_short { DEPTH_MIN } else { self.depth };
+        self.lanes.depth(lane) >= depth
     }
 
     /// How many more threads would find work. Each one that is woken for nothing takes a moment from what else wants its
@@ -175,12 +182,12 @@ impl Shared {
                 spare: vec![],
                 trier: Some(Trier::new()),
                 depth: depth_max(connections),
+                is_short: false,
                 ended: 0,
                 is_starved: false,
                 allowed: settings.allowance().allowed(),
                 allowed_max: settings.cores,
                 packing_now: 0,
-                is_short: false,
                 is_closed: false,
                 error: None,
                 packing: PackingTime::default(),
@@ -229,10 +236,10 @@ impl Shared {
         self.ready.iter().chain(&self.room).for_each(Condvar::notify_all);
     }
 
-    pub(super) fn shorten(&self) {
-        let mut inner = self.inner();
-        inner.is_short = true;
-        inner.depth = DEPTH_MIN;
+    /// From now on little may wait in the lanes, or as much as the wire makes of it.
+    pub(super) fn set_short(&self, is_short: bool) {
+        self.inner().is_short = is_short;
+        self.room.iter().for_each(Condvar::notify_one);
     }
 
     pub(super) fn set_limit(&self, bytes_per_second: Option<u64>) {
@@ -257,7 +264,7 @@ impl Shared {
     /// Waits for room in a lane, and gives a block to be filled; none once all is over.
     pub(super) fn empty_block(&self, lane: usize) -> Option<Block> {
         let inner = self.inner();
-        let is_full = |inner: &mut Inner| !inner.is_closed && inner.lanes.depth(lane) >= inner.depth;
+        let is_full = |inner: &mut Inner| !inner.is_closed && inner.is_full(lane);
         // Closing wakes it.
         let mut inner = self.room[lane].wait_while(inner, is_full).unwrap_or_else(PoisonError::into_inner);
         let block = inner.spare.pop().unwrap_or_else(Block::new);
@@ -441,8 +448,7 @@ impl Shared {
     pub(super) fn steer(&self, reading: Reading, depth: usize) {
         let mut inner = self.inner();
         inner.controller.choose(reading);
-        let most = if inner.is_short { DEPTH_MIN } else { depth_max(self.settings.connections) };
-        inner.depth = depth.clamp(DEPTH_MIN, most);
+        inner.depth = depth.clamp(DEPTH_MIN, depth_max(self.settings.connections));
         drop(inner);
         self.room.iter().for_each(Condvar::notify_one);
     }
@@ -555,6 +561,28 @@ mod tests {
     fn does_not_shrink(shared: &Shared, order: Order) {
         let Order { work, trier, .. } = order;
         shared.finish(Done { work, packed: None, trier, trials: None, took: PackingTime::default() });
+    }
+
+    #[test]
+    fn little_waits_near_the_end_and_as_much_as_before_if_it_was_none() {
+        let shared = shared(1);
+        let fill = || {
+            while !shared.inner().is_full(0) {
+                shared.push(0, Block::from(&[7][..]));
+            }
+            shared.inner().lanes.depth(0)
+        };
+        shared.set_short(true);
+        assert_eq!(fill(), DEPTH_MIN);
+        shared.steer(Reading { wire_bytes_per_second: 1e9, cores: 1.0 }, 5);
+        assert_eq!(fill(), DEPTH_MIN);
+        let filled = {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || shared.empty_block(0).is_some())
+        };
+        shared.set_short(false);
+        assert!(filled.join().unwrap(), "who waited for room has it");
+        assert_eq!(fill(), 5);
     }
 
     #[test]

@@ -248,7 +248,8 @@ impl Executor {
         let Some(channels) = plan.multifd_channels else { return };
         let unsent_bytes = unsent_limit_bytes(&plan.paths, channels, remaining_bytes);
         if let Some(relay) = &self.relay {
-            return unsent_bytes.map_or((), |_| relay.shorten());
+            // A guest that goes on writing may have much to send again in its next round.
+            return relay.set_short(unsent_bytes.is_some());
         }
         if status.status == MigrationStatus::Active {
             self.ignore_resets();
