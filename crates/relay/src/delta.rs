@@ -17,8 +17,9 @@ pub(crate) const DELTA_BYTES_MAX: usize = PAGE_BYTES / 2;
 /// long.
 pub(crate) fn encode(base: &[u8], page: &[u8], delta: &mut Vec<u8>) -> bool {
     let begin = delta.len();
-    let differs: Vec<bool> =
-        base.chunks_exact(WORD).zip(page.chunks_exact(WORD)).map(|(base, page)| base != page).collect();
+    let mut differs = [false; PAGE_BYTES / WORD];
+    let words = base.chunks_exact(WORD).zip(page.chunks_exact(WORD));
+    differs.iter_mut().zip(words).for_each(|(differs, (base, page))| *differs = base != page);
     let (mut at, mut written) = (0, 0);
     while let Some(skip) = differs[at..].iter().position(|differs| *differs) {
         let from = at + skip;

@@ -3,12 +3,12 @@
 use std::fmt;
 
 use drainpipe_engine::codec::Codec;
-use lz4_flex::block;
+use lz4_flex::block::{self, CompressTable};
 use zstd::bulk::Decompressor;
 use zstd::zstd_safe::{CCtx, CParameter, ParamSwitch, ResetDirective, get_error_name};
 
 use crate::error::RelayError;
-use crate::frame::{BLOCK_BYTES_MAX, Packing, UNPACKED_BYTES_MAX};
+use crate::frame::{Packing, UNPACKED_BYTES_MAX};
 
 /// What may be left of a block, in thousandths: less is not worth the unpacking.
 const BLOCK_PERMILLE_MAX: usize = 950;
@@ -30,12 +30,18 @@ const LITERALS: [CParameter; 4] = [
 /// than the others, and packs it no better.
 const LEVEL_3: [CParameter; 2] = [CParameter::HashLog(HASH_LOG), CParameter::ChainLog(15)];
 
+/// What LZ4 keeps of what it has seen.
+#[cfg(test)]
+const LZ4_TABLE_BYTES: usize = 4096 * size_of::<u32>();
+
 /// Packs blocks, one after the other. Holds what one codec keeps between two of them: for another one it is set up
 /// anew, which takes less than a tenth of a block's packing, and half of the memory of all of them.
 pub(crate) struct Packer {
     context: CCtx<'static>,
     // What the context is set up for.
     codec: Option<Codec>,
+    // Of LZ4, once it is used.
+    table: Option<CompressTable>,
     // A block that does not shrink fits.
     scratch: Vec<u8>,
 }
@@ -49,20 +55,41 @@ impl fmt::Debug for Packer {
 impl Packer {
     pub(crate) fn new() -> Self {
         let longest = block::get_maximum_output_size(UNPACKED_BYTES_MAX);
-        Self { context: CCtx::create(), codec: None, scratch: vec![0; longest] }
+        Self { context: CCtx::create(), codec: None, table: None, scratch: vec![0; longest] }
+    }
+
+    /// Sets it up for a codec and blocks of any length: packing by it takes nothing more from the allocator.
+    pub(crate) fn set_up(&mut self, codec: Codec) -> Result<(), RelayError> {
+        let is_set_up = match codec {
+            Codec::Lz4 => self.table.is_some(),
+            Codec::ZstdLiterals | Codec::Zstd1 | Codec::Zstd3 => self.codec == Some(codec),
+        };
+        if !is_set_up {
+            // The context grows as it packs.
+            self.pack(codec, &vec![0; UNPACKED_BYTES_MAX])?;
+        }
+        Ok(())
     }
 
     /// The block, packed; none if it does not shrink.
     pub(crate) fn pack(&mut self, codec: Codec, raw: &[u8]) -> Result<Option<&[u8]>, RelayError> {
         let most = raw.len() * BLOCK_PERMILLE_MAX / 1000;
         let bytes = match codec {
-            Codec::Lz4 => block::compress_into(raw, &mut self.scratch)
-                .map_err(|error| RelayError::Pack(error.to_string()))?,
+            Codec::Lz4 => {
+                let table = self.table.get_or_insert_with(CompressTable::large);
+                block::compress_into_with_table(raw, &mut self.scratch, table)
+                    .map_err(|error| RelayError::Pack(error.to_string()))?
+            }
             Codec::ZstdLiterals => self.zstd(codec, 1, &LITERALS, raw)?,
             Codec::Zstd1 => self.zstd(codec, 1, &[CParameter::HashLog(HASH_LOG)], raw)?,
             Codec::Zstd3 => self.zstd(codec, 3, &LEVEL_3, raw)?,
         };
         Ok((bytes <= most).then(|| &self.scratch[..bytes]))
+    }
+
+    /// What [`Self::pack`] gave last, of so many bytes.
+    pub(crate) fn packed(&self, bytes: usize) -> &[u8] {
+        &self.scratch[..bytes]
     }
 
     fn zstd(
@@ -88,7 +115,8 @@ impl Packer {
     /// What it holds, in bytes.
     #[cfg(test)]
     pub(crate) fn holds_bytes(&self) -> usize {
-        self.context.sizeof() + self.scratch.capacity()
+        let table_bytes = if self.table.is_some() { LZ4_TABLE_BYTES } else { 0 };
+        self.context.sizeof() + table_bytes + self.scratch.capacity()
     }
 }
 
@@ -102,18 +130,20 @@ impl Trier {
         Self(vec![])
     }
 
+    /// Sets all of them up.
+    pub(crate) fn set_up(&mut self) -> Result<(), RelayError> {
+        if self.0.is_empty() {
+            self.0.resize_with(Codec::ALL.len(), Packer::new);
+        }
+        self.0.iter_mut().zip(Codec::ALL).try_for_each(|(packer, codec)| packer.set_up(codec))
+    }
+
     /// What `measure` says of each codec, in the order of [`Codec::ALL`].
     pub(crate) fn compare<T: Copy + Default>(
         &mut self,
         mut measure: impl FnMut(&mut Packer, Codec) -> Result<T, RelayError>,
     ) -> Result<[T; Codec::ALL.len()], RelayError> {
-        if self.0.is_empty() {
-            self.0.resize_with(Codec::ALL.len(), Packer::new);
-            let zeros = vec![0; BLOCK_BYTES_MAX];
-            for (packer, codec) in self.0.iter_mut().zip(Codec::ALL) {
-                packer.pack(codec, &zeros)?;
-            }
-        }
+        self.set_up()?;
         let mut measured = [T::default(); Codec::ALL.len()];
         for ((packer, codec), measured) in self.0.iter_mut().zip(Codec::ALL).zip(&mut measured) {
             *measured = measure(packer, codec)?;
@@ -171,6 +201,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::frame::BLOCK_BYTES_MAX;
     use crate::sieve::tests::noise;
 
     #[test]
@@ -180,6 +211,20 @@ mod tests {
         for codec in Codec::ALL {
             assert_eq!(packer.pack(codec, &noise).unwrap(), None, "{codec}");
             assert!(packer.pack(codec, &words).unwrap().unwrap().len() < words.len() / 10, "{codec}");
+        }
+    }
+
+    #[test]
+    fn one_that_is_set_up_does_not_grow() {
+        let (noise, words) = (noise(UNPACKED_BYTES_MAX), b"the and for was ".repeat(UNPACKED_BYTES_MAX / 16));
+        let mut packer = Packer::new();
+        for codec in Codec::ALL.into_iter().chain(Codec::ALL) {
+            packer.set_up(codec).unwrap();
+            let before = packer.holds_bytes();
+            for raw in [&noise[..], &words, &words[..BLOCK_BYTES_MAX], &words[..5000]] {
+                packer.pack(codec, raw).unwrap();
+                assert_eq!(packer.holds_bytes(), before, "{codec}");
+            }
         }
     }
 

@@ -32,10 +32,15 @@ pub(crate) const fn entries_bytes(pages: usize) -> usize {
     1 + pages * ENTRY_BYTES
 }
 
-/// Writes `raw` with its pages that have slots, which are in order and do not overlap, to `paged`. Gives what the
-/// slots hold then.
-pub(crate) fn encode(raw: &[u8], taken: &[TakenSlot], paged: &mut Vec<u8>) -> Vec<Arc<[u8]>> {
-    let (mut at, mut contents) = (0, Vec::with_capacity(taken.len()));
+/// What the slots of these pages of `raw` hold then.
+pub(crate) fn contents(raw: &[u8], taken: &[TakenSlot]) -> Vec<Arc<[u8]>> {
+    taken.iter().map(|TakenSlot { page, .. }| Arc::from(&raw[page.at..page.at + PAGE_BYTES])).collect()
+}
+
+/// Writes `raw` with its pages that have slots, which are in order and do not overlap, to `paged`: no more than
+/// [`OVERHEAD_BYTES_MAX`] beyond its own length.
+pub(crate) fn encode(raw: &[u8], taken: &[TakenSlot], paged: &mut Vec<u8>) {
+    let mut at = 0;
     let mut entry_at = paged.len() + 1;
     paged.reserve_exact(entries_bytes(taken.len()) + raw.len());
     paged.push(u8::try_from(taken.len()).unwrap_or(u8::MAX));
@@ -53,11 +58,9 @@ pub(crate) fn encode(raw: &[u8], taken: &[TakenSlot], paged: &mut Vec<u8>) -> Ve
         let numbers = [page_at, *slot, *changes].into_iter().flat_map(u32::to_le_bytes);
         entry.zip(numbers.chain(length.to_le_bytes())).for_each(|(byte, number)| *byte = number);
         entry_at += ENTRY_BYTES;
-        contents.push(Arc::from(bytes));
         at = page.at + PAGE_BYTES;
     }
     paged.extend_from_slice(&raw[at..]);
-    contents
 }
 
 /// Bytes of the pages that `paged`, by [`encode`], tells by what has changed of them.
@@ -185,7 +188,8 @@ mod tests {
             let id = PageId { ram_block: 1, offset: (page * PAGE_BYTES) as u64 };
             let taken = cache.take(&[PageAt { at: 4, id }], round);
             let mut paged = vec![];
-            let contents = encode(&raw, &taken, &mut paged);
+            let contents = contents(&raw, &taken);
+            encode(&raw, &taken, &mut paged);
             let change = PageChange { taken, contents, syncs: round };
             if *goes_raw {
                 cache.release(&change.taken);
@@ -265,7 +269,8 @@ mod tests {
         for round in 0..3 {
             let taken = cache.take(&[page], round);
             let mut paged = vec![];
-            let contents = encode(&raw, &taken, &mut paged);
+            let contents = contents(&raw, &taken);
+            encode(&raw, &taken, &mut paged);
             lengths.push(paged.len());
             changed.push(changed_bytes(&paged));
             cache.change(PageChange { taken, contents, syncs: round });
@@ -289,7 +294,8 @@ mod tests {
         for (raw, syncs) in [(before, 0), (after, 1)] {
             let taken = cache.take(&three, syncs);
             paged.clear();
-            let contents = encode(&raw, &taken, &mut paged);
+            let contents = contents(&raw, &taken);
+            encode(&raw, &taken, &mut paged);
             cache.change(PageChange { taken, contents, syncs });
         }
         // Of the second page too much has changed, and of the third one nothing.

@@ -11,7 +11,7 @@ use crate::sieve::Sieve;
 /// Packs memory as a sender would that has all the time: pages that follow each other, none of them zero. Takes some
 /// 3 ms for each MiB that shrinks.
 pub fn prospect(memory: &[u8]) -> Result<Compressible, RelayError> {
-    let (mut sieve, mut packer) = (Sieve::default(), Packer::new());
+    let (mut sieve, mut packer) = (Sieve::new(), Packer::new());
     let (mut shrinking, mut left) = (0, 0);
     for block in memory.chunks(BLOCK_BYTES_MAX) {
         if !sieve.look(block, 0) {

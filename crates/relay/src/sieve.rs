@@ -12,6 +12,7 @@
 use std::ops::Range;
 
 use crate::error::RelayError;
+use crate::frame::UNPACKED_BYTES_MAX;
 use crate::multifd::PAGE_BYTES;
 
 /// A sample is made of so many pieces of a chunk, each of so many bytes.
@@ -25,8 +26,11 @@ const EQUAL_PAIRS_MIN: u32 = 192;
 /// What is left for the codecs is worth their while from this length on, a page.
 const REST_BYTES_MIN: usize = PAGE_BYTES;
 
+/// Chunks of a block at most: the first and the last one may be short.
+const CHUNKS_MAX: usize = UNPACKED_BYTES_MAX.div_ceil(PAGE_BYTES) + 1;
+
 /// Parts blocks, one after the other.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Sieve {
     first_bytes: usize,
     goes_plain: Vec<bool>,
@@ -35,6 +39,16 @@ pub(crate) struct Sieve {
 }
 
 impl Sieve {
+    /// One with room for any block.
+    pub(crate) fn new() -> Self {
+        Self {
+            first_bytes: 0,
+            goes_plain: Vec::with_capacity(CHUNKS_MAX),
+            plain_bytes: 0,
+            rest: Vec::with_capacity(UNPACKED_BYTES_MAX),
+        }
+    }
+
     /// Looks at a block, of which a page begins at `page_at`. Gives whether there is anything worth packing.
     pub(crate) fn look(&mut self, block: &[u8], page_at: usize) -> bool {
         self.first_bytes = match page_at % PAGE_BYTES {
@@ -178,9 +192,8 @@ pub(crate) mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::frame::UNPACKED_BYTES_MAX;
 
-    const OVERHEAD_BYTES_MAX: usize = 2 + (UNPACKED_BYTES_MAX / PAGE_BYTES + 2).div_ceil(8);
+    const OVERHEAD_BYTES_MAX: usize = 2 + CHUNKS_MAX.div_ceil(8);
 
     pub(crate) fn noise(bytes: usize) -> Vec<u8> {
         let mut state = 88_172_645_463_325_252_u64;
@@ -195,7 +208,7 @@ pub(crate) mod tests {
 
     #[test]
     fn noise_is_left_and_all_else_is_packed() {
-        let mut sieve = Sieve::default();
+        let mut sieve = Sieve::new();
         let noise = noise(1 << 20);
         for page in noise.chunks(PAGE_BYTES) {
             assert!(!sieve.look(page, 0));
@@ -216,7 +229,7 @@ pub(crate) mod tests {
         let (noise, words) = (noise(PAGE_BYTES), b"the and for was ".repeat(PAGE_BYTES / 16));
         let header = [7; 1344];
         let block = [&header[..], &noise, &words, &noise, &words, &words, &noise[..9]].concat();
-        let mut sieve = Sieve::default();
+        let mut sieve = Sieve::new();
         assert!(sieve.look(&block, header.len()));
         assert_eq!(sieve.rest(&block), [&header[..], &words, &words, &words].concat());
         let sent = sieve.written(&block, b"packed");
@@ -235,7 +248,7 @@ pub(crate) mod tests {
             let (noise, words) = (noise(PAGE_BYTES), b"the and for was ".repeat(PAGE_BYTES / 16));
             let kinds = kinds.iter().flat_map(|is_noise| if *is_noise { &noise } else { &words });
             let block: Vec<u8> = kinds.copied().skip(cut).take(UNPACKED_BYTES_MAX).collect();
-            let mut sieve = Sieve::default();
+            let mut sieve = Sieve::new();
             if sieve.look(&block, page_at) && sieve.parts() {
                 let rest = sieve.rest(&block);
                 let sent = sieve.written(&block, rest);

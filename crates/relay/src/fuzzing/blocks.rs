@@ -162,7 +162,7 @@ fn pages(choices: &mut Choices<'_>) -> Vec<u8> {
 fn packed(codec: Option<Codec>, content: &[u8]) -> (Packing, bool, Vec<u8>) {
     let raw = || (Packing::Raw, false, content.to_vec());
     let Some(codec) = codec.filter(|_| content.len() <= UNPACKED_BYTES_MAX) else { return raw() };
-    let mut sieve = Sieve::default();
+    let mut sieve = Sieve::new();
     if !sieve.look(content, 0) {
         return raw();
     }

@@ -1,5 +1,6 @@
 //! The threads that pack. They take idle time only.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use drainpipe_engine::codec::{Codec, Trial};
@@ -14,6 +15,7 @@ use tracing::warn;
 use super::shared::{Done, Order, Shared};
 use crate::error::RelayError;
 use crate::figures::{PackingTime, PastCodec};
+use crate::frame::UNPACKED_BYTES_MAX;
 use crate::multifd::PageAt;
 use crate::pack::{Packer, Trier};
 use crate::page_cache::PageChange;
@@ -24,26 +26,33 @@ use crate::sieve::Sieve;
 /// Packs until all is over.
 pub(super) fn run(shared: &Shared) {
     stay_on(&shared.settings.cpus);
+    if let Err(error) = pack_all(shared) {
+        shared.fail(error);
+    }
+}
+
+fn pack_all(shared: &Shared) -> Result<(), RelayError> {
     // Who never has work holds no memory.
-    let (mut packer, mut sieve) = (None, Sieve::default());
+    let mut tools = None;
     while let Some(order) = shared.take_work() {
-        // Between taking and handing over, and never else: who has no core must not hold a lock that the
-        // wire's threads wait for.
+        let mut packing = Packing::begin(tools.get_or_insert_with(Tools::new), order)?;
+        // For the packing alone: who has no core must not hold a lock that the wire's threads wait for, nor one of the
+        // allocator's.
         if let Err(error) = take_policy(NormalThreadSchedulePolicy::Idle) {
             // It would take of the cores what VMs want.
-            shared.cannot_yield(order, &error);
+            shared.cannot_yield(packing.order, &error);
             continue;
         }
-        let done = pack(packer.get_or_insert_with(Packer::new), &mut sieve, order);
+        let is_packed = packing.pack();
         let is_back = take_policy(NormalThreadSchedulePolicy::Other);
-        match done {
-            Ok(done) => shared.finish(done),
-            Err(error) => return shared.fail(error),
-        }
+        is_packed?;
+        shared.finish(packing.end());
         if let Err(error) = is_back {
-            return shared.stop_packing(&error);
+            shared.stop_packing(&error);
+            break;
         }
     }
+    Ok(())
 }
 
 /// Has the thread run on these CPUs only; where none is named, on those on which it may.
@@ -70,42 +79,105 @@ fn take_policy(policy: NormalThreadSchedulePolicy) -> Result<(), String> {
     set_thread_priority_and_policy(thread_native_id(), usual, policy).map_err(|error| format!("{error:?}"))
 }
 
-pub(super) fn pack(packer: &mut Packer, sieve: &mut Sieve, order: Order) -> Result<Done, RelayError> {
-    let (began, cpu_before) = (Instant::now(), thread_cpu());
-    let Order { work, codec, mut trier, taken } = order;
-    let page_at = page_at(work.raw.pages(), taken.len());
-    let mut paged = vec![];
-    let change = (!taken.is_empty()).then(|| {
-        let contents = paged::encode(&work.raw, &taken, &mut paged);
-        PageChange { taken, contents, syncs: work.raw.syncs() }
-    });
-    let unpacked: &[u8] = if change.is_some() { &paged } else { &work.raw };
-    let (mut shrunk, mut trials) = (None, None);
-    if sieve.look(unpacked, page_at) {
-        let rest = sieve.rest(unpacked);
-        trials = trier.as_mut().map(|trier| try_all(trier, rest, unpacked.len())).transpose()?;
-        if let Some(packed) = packer.pack(codec, rest)? {
-            shrunk = Some(sieve.written(unpacked, packed));
-        }
+/// What a thread packs with, one block after the other, with room for any.
+pub(super) struct Tools {
+    packer: Packer,
+    sieve: Sieve,
+    paged: Vec<u8>,
+}
+
+impl Tools {
+    pub(super) fn new() -> Self {
+        let paged = Vec::with_capacity(UNPACKED_BYTES_MAX);
+        Self { packer: Packer::new(), sieve: Sieve::new(), paged }
     }
-    let unpacked_bytes = unpacked.len();
-    let result = match shrunk {
-        Some(bytes) => {
-            let past_codec = past_codec(sieve, unpacked, change.is_some());
-            let is_parted = sieve.parts();
-            Some(Packed { codec: Some(codec), bytes, unpacked_bytes, is_parted, past_codec, change })
+}
+
+/// A block on its way through a thread that packs.
+///
+/// What it takes from the allocator, it takes before the packing and after. glibc gives what is longer than 1032 bytes
+/// from arenas, which threads share where there are many, and to which whoever frees it gives it back: a writer frees
+/// copies of pages with the sender's lock in its hand.
+pub(super) struct Packing<'a> {
+    tools: &'a mut Tools,
+    order: Order,
+    // What the slots hold then.
+    contents: Vec<Arc<[u8]>>,
+    packed_bytes: Option<usize>,
+    trials: Option<[Trial; Codec::ALL.len()]>,
+    began: Instant,
+    cpu_before: Duration,
+}
+
+impl<'a> Packing<'a> {
+    pub(super) fn begin(tools: &'a mut Tools, mut order: Order) -> Result<Self, RelayError> {
+        let (began, cpu_before) = (Instant::now(), thread_cpu());
+        tools.packer.set_up(order.codec)?;
+        order.trier.as_mut().map(Trier::set_up).transpose()?;
+        let contents = paged::contents(&order.work.raw, &order.taken);
+        Ok(Self { tools, order, contents, packed_bytes: None, trials: None, began, cpu_before })
+    }
+
+    /// Takes nothing from the allocator, and gives nothing back.
+    pub(super) fn pack(&mut self) -> Result<(), RelayError> {
+        let Tools { packer, sieve, paged } = &mut *self.tools;
+        let Order { work, codec, trier, taken } = &mut self.order;
+        if !taken.is_empty() {
+            paged.clear();
+            paged::encode(&work.raw, taken, paged);
         }
-        None if change.is_some() => {
-            // It waits to be sent, and nothing follows in it.
-            paged.shrink_to_fit();
-            let changed_bytes = paged::changed_bytes(&paged);
-            let past_codec = PastCodec { plain_bytes: work.raw.len() - changed_bytes, changed_bytes };
-            Some(Packed { codec: None, bytes: paged, unpacked_bytes, is_parted: false, past_codec, change })
+        let unpacked: &[u8] = if taken.is_empty() { &work.raw } else { paged };
+        if sieve.look(unpacked, page_at(work.raw.pages(), taken.len())) {
+            let rest = sieve.rest(unpacked);
+            self.trials = trier.as_mut().map(|trier| try_all(trier, rest, unpacked.len())).transpose()?;
+            self.packed_bytes = packer.pack(*codec, rest)?.map(<[u8]>::len);
         }
-        None => None,
-    };
-    let cpu = thread_cpu().saturating_sub(cpu_before);
-    Ok(Done { work, packed: result, trier, trials, took: PackingTime { cpu, wall: began.elapsed() } })
+        Ok(())
+    }
+
+    /// What waits to be sent has no more room than it needs.
+    pub(super) fn end(self) -> Done {
+        let Tools { packer, sieve, paged } = self.tools;
+        let Order { work, codec, trier, taken } = self.order;
+        let unpacked: &[u8] = if taken.is_empty() { &work.raw } else { paged };
+        let syncs = work.raw.syncs();
+        let change = (!taken.is_empty()).then_some(PageChange { taken, contents: self.contents, syncs });
+        let packed = match self.packed_bytes {
+            Some(bytes) => Some(Packed {
+                codec: Some(codec),
+                bytes: sieve.written(unpacked, packer.packed(bytes)),
+                unpacked_bytes: unpacked.len(),
+                is_parted: sieve.parts(),
+                past_codec: past_codec(sieve, unpacked, change.is_some()),
+                change,
+            }),
+            None => change.map(|change| told_by_changes(work.raw.len(), unpacked, change)),
+        };
+        let took =
+            PackingTime { cpu: thread_cpu().saturating_sub(self.cpu_before), wall: self.began.elapsed() };
+        Done { work, packed, trier, trials: self.trials, took }
+    }
+}
+
+/// The whole way of a block.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(super) fn pack(tools: &mut Tools, order: Order) -> Result<Done, RelayError> {
+    let mut packing = Packing::begin(tools, order)?;
+    packing.pack()?;
+    Ok(packing.end())
+}
+
+/// A block of `raw_bytes` that no codec makes shorter.
+fn told_by_changes(raw_bytes: usize, paged: &[u8], change: PageChange) -> Packed {
+    let changed_bytes = paged::changed_bytes(paged);
+    Packed {
+        codec: None,
+        bytes: paged.to_vec(),
+        unpacked_bytes: paged.len(),
+        is_parted: false,
+        past_codec: PastCodec { plain_bytes: raw_bytes - changed_bytes, changed_bytes },
+        change: Some(change),
+    }
 }
 
 /// What of a block goes past the codec, after the sieve has looked at it, or at what it is told by.

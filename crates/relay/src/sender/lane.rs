@@ -146,12 +146,10 @@ mod tests {
     use super::*;
     use crate::figures::Figures;
     use crate::multifd::{PAGE_BYTES, PageAt, PageId};
-    use crate::pack::Packer;
     use crate::page_cache::PageCache;
     use crate::queue::Lanes;
-    use crate::sender::compressors::pack;
+    use crate::sender::compressors::{Tools, pack};
     use crate::sender::shared::Order;
-    use crate::sieve::Sieve;
     use crate::sieve::tests::noise;
 
     /// A block with these pages is packed, sent, and counted.
@@ -161,7 +159,7 @@ mod tests {
         lanes.set_waits_for_wire(0, true);
         let (work, taken) = (lanes.take_work().unwrap(), cache.take(pages, syncs));
         let order = Order { work, codec: Codec::Zstd1, trier: None, taken };
-        let done = pack(&mut Packer::new(), &mut Sieve::default(), order).unwrap();
+        let done = pack(&mut Tools::new(), order).unwrap();
         lanes.finish(&done.work, done.packed).unwrap();
         let mut block = lanes.pop(0).unwrap();
         if let Some(change) = block.take_change() {

@@ -1,13 +1,16 @@
 //! That what a sender holds is bounded, whatever is sent and however many threads pack. What it holds beside the copies
 //! of pages, by its parts, each as full as it can be; `tests/memory.rs` measures it.
 
+use std::sync::Arc;
+
 use drainpipe_engine::codec::Codec;
 
-use super::shared::{EXTRA_BYTES_MAX, WAITING_BYTES_MAX};
+use super::shared::{EXTRA_BYTES_MAX, WAITING_BYTES_MAX, depth_max};
 use crate::frame::{BLOCK_BYTES_MAX, UNPACKED_BYTES_MAX};
 use crate::multifd::PAGE_BYTES;
 use crate::pack::{Packer, Trier};
-use crate::page_cache::notes_bytes_max;
+use crate::page_cache::{TakenSlot, notes_bytes_max};
+use crate::paged::PAGES_MAX;
 use crate::{CONNECTIONS_MAX, PACKING_THREADS_MAX};
 
 const MIB: usize = 1 << 20;
@@ -50,13 +53,17 @@ fn used_trier(block: &[u8]) -> Trier {
     trier
 }
 
-/// What `connections` hold: blocks that wait, one for each to be filled next, and one on its way that is sealed, too.
+/// What `connections` hold: blocks that wait, and what is noted of their pages; and for each one block on its way, the
+/// same sealed, and one to be filled again. A block that is being filled is one of those that wait: its reader has it
+/// only where there is room for one more.
 fn of_connections(connections: usize) -> usize {
-    WAITING_BYTES_MAX + EXTRA_BYTES_MAX + connections * (3 * BLOCK_BYTES_MAX + 2 * THREAD_BYTES)
+    let notes_bytes = PAGES_MAX * (size_of::<TakenSlot>() + size_of::<Arc<[u8]>>());
+    let waiting_bytes = WAITING_BYTES_MAX + WAITING_BYTES_MAX / BLOCK_BYTES_MAX * notes_bytes;
+    waiting_bytes + EXTRA_BYTES_MAX + connections * (3 * BLOCK_BYTES_MAX + 2 * THREAD_BYTES)
 }
 
 /// What a thread holds at most: a block that has gone out before it was packed, as it is told by its pages, the copies
-/// of these, what the sieve left of it, and what it became.
+/// of these, what the sieve left of it, and what it became. Zeros to set a packer up are gone before that.
 fn of_packing_thread(packer: &Packer) -> usize {
     packer.holds_bytes() + 2 * BLOCK_BYTES_MAX + 3 * (UNPACKED_BYTES_MAX + PAGE_BYTES) + THREAD_BYTES
 }
@@ -70,6 +77,13 @@ fn sixteen_threads_that_pack_hold_no_more_than_was_promised() {
     let all: usize = parts.iter().sum();
     println!("{all} bytes: connections, packing, comparing, notes of pages {parts:?}");
     assert!(all <= PROMISED_BYTES, "{all} bytes: {parts:?}");
+}
+
+#[test]
+fn as_much_waits_as_is_reckoned_however_many_connections_there_are() {
+    for connections in 1..=CONNECTIONS_MAX {
+        assert!(connections * depth_max(connections) * BLOCK_BYTES_MAX <= WAITING_BYTES_MAX, "{connections}");
+    }
 }
 
 #[test]

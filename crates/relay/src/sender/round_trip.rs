@@ -6,18 +6,16 @@ use std::collections::HashMap;
 
 use drainpipe_engine::codec::Codec;
 
-use super::compressors::pack;
+use super::compressors::{Tools, pack};
 use super::shared::{Done, Order};
 use crate::block::Block;
 use crate::frame::{BLOCK_BYTES_MAX, UNPACKED_BYTES_MAX};
 use crate::fuzzing::Choices;
 use crate::multifd::samples::{initial, packet};
 use crate::multifd::{PAGE_BYTES, Walker};
-use crate::pack::Packer;
 use crate::page_cache::PageCache;
 use crate::page_slots::PageSlots;
 use crate::queue::{Lanes, Packed};
-use crate::sieve::Sieve;
 use crate::unpacking::Unpacking;
 
 const LANES: usize = 3;
@@ -35,7 +33,7 @@ pub const ROUND_TRIP_HOLDS_BYTES: usize =
 
 thread_local! {
     // zstd asks the processor what it can do for each context, and a virtual one takes its time to answer.
-    static PACKER: RefCell<Packer> = RefCell::new(Packer::new());
+    static TOOLS: RefCell<Tools> = RefCell::new(Tools::new());
     static UNPACKING: RefCell<[Unpacking; LANES]> =
         RefCell::new([(); LANES].map(|()| Unpacking::new().expect("there is memory")));
 }
@@ -96,7 +94,6 @@ struct TheSender {
     lanes: Lanes,
     page_cache: PageCache,
     in_work: Vec<Order>,
-    sieve: Sieve,
     sent: [Vec<Sent>; LANES],
 }
 
@@ -111,7 +108,6 @@ impl TheSender {
             lanes,
             page_cache: PageCache::new(page_cache_bytes),
             in_work: vec![],
-            sieve: Sieve::default(),
             sent: [(); LANES].map(|()| vec![]),
         }
     }
@@ -198,7 +194,7 @@ impl TheSender {
             return;
         }
         let order = self.in_work.swap_remove(number % self.in_work.len());
-        let done = PACKER.with_borrow_mut(|packer| pack(packer, &mut self.sieve, order));
+        let done = TOOLS.with_borrow_mut(|tools| pack(tools, order));
         let Done { work, packed, .. } = done.expect("there is room for what is packed");
         if let Err(Some(Packed { change: Some(change), .. })) = self.lanes.finish(&work, packed) {
             self.page_cache.release(&change.taken);

@@ -463,7 +463,8 @@ impl Shared {
     }
 }
 
-fn depth_max(connections: usize) -> usize {
+/// Blocks that may wait in each of so many lanes at most, with the one that is being filled.
+pub(super) fn depth_max(connections: usize) -> usize {
     (WAITING_BYTES_MAX / BLOCK_BYTES_MAX / connections).clamp(DEPTH_MIN, DEPTH_MAX)
 }
 
