@@ -15,7 +15,8 @@ pub enum MigrationOption {
     Tcp,
     /// Compressed on its way.
     Compression,
-    /// Many connections over every path, by weighted multipath routes.
+    /// Many connections over every path, by weighted multipath routes; where `auto` takes it only to encrypt on several
+    /// cores, over one path and without a route.
     Multichannel,
     /// Remote direct memory access.
     Direct,

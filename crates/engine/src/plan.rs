@@ -19,6 +19,11 @@ use crate::spare::mark_spares;
 /// is free, so an uneven placement costs nothing as long as no path stays empty.
 pub const MULTICHANNEL_CONNECTIONS: u8 = 16;
 
+/// What a core of each host carries encrypted, in Mb/s. A single connection has one thread that seals and one that
+/// opens, so it carries little more. 7.06 Gb/s was the least of nine migrations over a link without a limit, each host on
+/// a core of its own (`bench/README.md`, and docs/decisions.md, 36).
+const CORE_ENCRYPTS_MBPS: u64 = 7_000;
+
 /// How one migration will be done.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Plan {
@@ -220,7 +225,31 @@ pub fn plan(
     }
     let decided = encryption::decide(source, target, encrypt, &plan.paths);
     let encryption = decided.map_err(|host| PlanError::EncryptionOff { host })?;
-    Ok(Plan { encryption, ..plan })
+    Ok(encrypt_on_several_cores(Plan { encryption, ..plan }))
+}
+
+/// Where `auto` would have one connection encrypted that a path may outrun, several share that path. They need no more
+/// than the one does: neither a route nor migration addresses, which a network may not let through.
+fn encrypt_on_several_cores(plan: Plan) -> Plan {
+    let is_one_connection =
+        plan.requested_option == RequestedOption::Auto && plan.option == MigrationOption::Tcp;
+    let is_outrun = |path: &Path| path.speed_mbps.is_none_or(|speed_mbps| speed_mbps > CORE_ENCRYPTS_MBPS);
+    let Some(path) = plan.paths.iter().find(|path| is_outrun(path)) else { return plan };
+    if !is_one_connection || !plan.encryption.is_encrypted {
+        return plan;
+    }
+    let core_gbps = CORE_ENCRYPTS_MBPS as f64 / 1e3;
+    let than = match path.speed_mbps {
+        Some(speed_mbps) => format!("fewer than the {:.1} of {path}", speed_mbps as f64 / 1e3),
+        None => format!("and the speed of {path} is not known"),
+    };
+    let why = format!(
+        "{MULTICHANNEL_CONNECTIONS} connections share it, since a core of each host encrypts some {core_gbps:.0} Gb/s, \
+         {than}"
+    );
+    let reason = join_all([plan.reason, Some(why)]);
+    let multifd_channels = Some(MULTICHANNEL_CONNECTIONS);
+    Plan { option: MigrationOption::Multichannel, reason, multifd_channels, ..plan }
 }
 
 /// Those that a route between the migration addresses can go over, and the others.
@@ -271,7 +300,13 @@ fn choose(
         RequestedOption::QemuZstd3 => return (MigrationOption::QemuZstd3, one_path),
         RequestedOption::Multichannel => multichannel_or_tcp(String::new()),
         RequestedOption::Direct => multichannel_or_tcp(no_rdma),
-        RequestedOption::Auto if paths > 1 => multichannel_or_tcp(format!("{paths} paths, {no_rdma}")),
+        RequestedOption::Auto if paths > 1 => {
+            let because = format!("{paths} paths, {no_rdma}");
+            match one_path {
+                None => (MigrationOption::Multichannel, because),
+                Some(over_one) => (MigrationOption::Tcp, join(&because, &over_one)),
+            }
+        }
         RequestedOption::Auto => (MigrationOption::Tcp, format!("one path only, {no_rdma}")),
     };
     (option, (!reason.is_empty()).then_some(reason))
@@ -455,6 +490,51 @@ mod tests {
         let one = plan(&host("a", 1, 1), &host("b", 2, 2), RequestedOption::Auto, &[], GIB).unwrap();
         assert_eq!(one.option, MigrationOption::Tcp);
         assert!(one.reason.unwrap().contains("one path only"));
+    }
+
+    #[test]
+    fn auto_encrypts_by_several_connections_what_may_be_faster_than_one() {
+        let pair = |links: u8, speed_mbps| {
+            [("a", 1), ("b", 2)].map(|(name, last)| {
+                let mut host = host(name, last, links);
+                for link in &mut host.links {
+                    (link.speed_mbps, link.is_trusted) = (speed_mbps, false);
+                }
+                host
+            })
+        };
+        let auto = |[a, b]: &[HostFacts; 2]| plan(a, b, RequestedOption::Auto, &[], GIB).unwrap();
+        let several = (MigrationOption::Multichannel, Spread::InTurn, Some(MULTICHANNEL_CONNECTIONS));
+        let one = (MigrationOption::Tcp, Spread::InTurn, None);
+        let how = |plan: &Plan| (plan.option, plan.spread, plan.multifd_channels);
+        for (speed_mbps, expected, words) in [
+            (Some(25_000), several, "encrypts some 7 Gb/s, fewer than the 25.0 of e0–e0"),
+            (None, several, "and the speed of e0–e0 is not known"),
+            (Some(CORE_ENCRYPTS_MBPS), one, "one path only, no RDMA device on a and b"),
+        ] {
+            let plan = auto(&pair(1, speed_mbps));
+            assert!(plan.encryption.is_encrypted);
+            assert_eq!(how(&plan), expected, "{speed_mbps:?}");
+            let reason = plan.reason.unwrap();
+            assert!(reason.starts_with("one path only") && reason.ends_with(words), "{reason}");
+        }
+        // Of several paths that nothing can be routed over, too.
+        let [a, b] = pair(2, Some(25_000));
+        let unroutable = auto(&[HostFacts { migration_address: None, ..a }, b]);
+        assert_eq!(how(&unroutable), several);
+        let reason = unroutable.reason.as_ref().unwrap();
+        assert!(
+            reason.contains("2 paths") && reason.contains("over one path: no migration_address"),
+            "{reason}"
+        );
+        let narrowed = unroutable.narrow(&[Err("no answer".to_owned()), Ok(())], "a", "b").unwrap();
+        assert_eq!((how(&narrowed), narrowed.paths.len()), (several, 1));
+        // In the clear one connection is enough, and who asks for one gets it.
+        let [mut a, mut b] = pair(1, Some(25_000));
+        let asked = plan(&a, &b, RequestedOption::Tcp, &[], GIB).unwrap();
+        assert_eq!((how(&asked), asked.reason), (one, None));
+        (a.links[0].is_trusted, b.links[0].is_trusted) = (true, true);
+        assert_eq!(how(&auto(&[a, b])), one);
     }
 
     #[test]

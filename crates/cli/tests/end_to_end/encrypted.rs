@@ -1,6 +1,7 @@
 //! Encrypted migrations: when they are, and that nothing of QEMU's stream is to be seen on the links.
 
 use drainpipe_agent::api::types::PlanView;
+use drainpipe_engine::option::MigrationOption;
 use drainpipe_engine::result::{EncryptionUse, MigrationResult, Outcome};
 use rustix::process::Signal;
 
@@ -13,6 +14,7 @@ use crate::support::{TestLab, eventually};
 
 pub(crate) const TESTS: &[Test] = &[
     ("encrypted_unless_both_hosts_say_otherwise", encrypted_unless_both_hosts_say_otherwise),
+    ("auto_encrypts_on_several_cores_over_one_link", auto_encrypts_on_several_cores_over_one_link),
     ("whatever_befalls_them_in_flight", whatever_befalls_them_in_flight),
 ];
 
@@ -87,6 +89,23 @@ fn encrypted_unless_both_hosts_say_otherwise() {
     let used = encryption(lab.migrate("web", "b", &["--option", "tcp"]));
     assert_eq!((used.is_encrypted, used.protocol, used.cipher_suite), (false, None, None));
     assert!(seen(&lab, "b", "clear") > 0, "QEMU's stream is known when it is seen");
+    guest.assert_intact();
+}
+
+fn auto_encrypts_on_several_cores_over_one_link() {
+    let lab = TestLab::up(&["--link", "unlimited", "--untrusted"]);
+    lab.exec("b", &["nft", LOOK]).done();
+    let guest = lab.start_guest("web", 160, "");
+    let result = lab.migrate("web", "b", &[]);
+    assert_eq!((result.option, result.paths.len()), (MigrationOption::Multichannel, 1));
+    let reason = result.fallback_reason.as_deref().unwrap();
+    assert!(reason.starts_with("one path only") && reason.contains("16 connections share it"), "{reason}");
+    assert_encrypted(result);
+    assert_nothing_clear_came(&lab, "b");
+    guest.assert_intact();
+    let asked = lab.migrate("web", "a", &["--option", "tcp"]);
+    assert_eq!((asked.option, asked.fallback_reason.as_deref()), (MigrationOption::Tcp, None));
+    assert_encrypted(asked);
     guest.assert_intact();
 }
 
