@@ -223,9 +223,10 @@ impl Agent {
         Ok(())
     }
 
-    /// Whether a VM is on its way from here or to here.
+    /// Whether a VM's memory is on its way from here or to here, or will be. Where it has arrived, and it is not known
+    /// yet whose the VM is, that may take days.
     pub(crate) fn is_migrating(&self) -> bool {
-        !self.outgoing.all().is_empty() || !self.incoming.definitions().is_empty()
+        !self.outgoing.under_way().is_empty() || self.incoming.are_receiving()
     }
 
     /// A way to another host's agent.

@@ -13,10 +13,13 @@ use crate::vm_cores::VmCpu;
 /// Over such times cores are counted: what a VM did for longer than that is likely to go on.
 const COUNT_FOR: Duration = Duration::from_secs(5);
 
+/// The first time: `auto` compresses nothing before it is known.
+const FIRST_COUNT_FOR: Duration = Duration::from_secs(1);
+
 /// How often it is looked meanwhile whether a VM is on its way. What such a one takes within less is little of it.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// What was counted last while no VM was on its way.
+/// What was counted last while no VM was on its way; or the first time, whatever was.
 #[derive(Debug, Default)]
 pub(crate) struct IdleCores(Mutex<Option<f64>>);
 
@@ -34,17 +37,24 @@ impl IdleCores {
 /// Counts until it is dropped, on these CPUs.
 pub(crate) async fn keep_counting(agent: Arc<Agent>, cpus: Vec<usize>) {
     let mut host = HostCpu::new(cpus);
+    // Counted from here on.
+    host.idle_cores();
     let mut vms_before = VmCpu::read(&agent.vms);
+    let mut time = FIRST_COUNT_FOR;
     loop {
-        let has_migrated = migrates_within(&agent, COUNT_FOR).await;
+        let has_migrated = migrates_within(&agent, time).await;
         let (idle, vms) = (host.idle_cores(), VmCpu::read(&agent.vms));
+        // Where VMs come and go all the time, as in a drain that an agent goes on with that was started anew, so many
+        // are idle at the least.
+        let is_better_than_nothing = agent.idle_cores.known().is_none();
+        if let Some(idle) = idle.filter(|_| !has_migrated || is_better_than_nothing) {
+            agent.idle_cores.count(idle);
+        }
         if !has_migrated {
-            if let Some(idle) = idle {
-                agent.idle_cores.count(idle);
-            }
             agent.vms.count_cores(&vms.cores_since(&vms_before));
         }
         vms_before = vms;
+        time = COUNT_FOR;
     }
 }
 

@@ -11,7 +11,7 @@ mod running;
 mod silence;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -33,7 +33,7 @@ pub(crate) use self::permit::check_described;
 pub(crate) use self::permit::permit;
 use self::running::already_runs;
 pub(crate) use self::running::{run, view, wait_received};
-use self::silence::SILENCE_MAX;
+use self::silence::{GIVE_UP_AFTER, SILENCE_MAX};
 use crate::agent::Agent;
 use crate::api::types::TargetUse;
 use crate::host;
@@ -76,6 +76,8 @@ struct IncomingVm {
     reserved: Mutex<MemoryNeeds>,
     vmm: Mutex<Option<Arc<Vmm>>>,
     last_heard: Mutex<Instant>,
+    // All of its state is here.
+    is_received: AtomicBool,
     agent_cpu_at_start: Duration,
     // The relay of a compressed migration, as long as it lasts.
     relay: Mutex<Option<Receiver>>,
@@ -101,6 +103,7 @@ impl IncomingVm {
             reserved: Mutex::default(),
             vmm: Mutex::default(),
             last_heard: Mutex::new(Instant::now()),
+            is_received: AtomicBool::default(),
             agent_cpu_at_start: host::own_cpu(),
             relay: Mutex::default(),
             is_encrypted: AtomicBool::default(),
@@ -117,6 +120,16 @@ impl IncomingVm {
 
     fn heard(&self) {
         *lock(&self.last_heard) = Instant::now();
+    }
+
+    fn note_received(&self) {
+        self.is_received.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether more of its memory may come. Of a source that is gone for good nothing does, whether or not the VM could
+    /// be given up.
+    fn is_receiving(&self) -> bool {
+        !self.is_received.load(Ordering::Relaxed) && lock(&self.last_heard).elapsed() < GIVE_UP_AFTER
     }
 
     fn vmm(&self) -> Result<Arc<Vmm>, Problem> {
@@ -152,6 +165,11 @@ impl IncomingVms {
         let entry = entry.ok_or_else(|| Problem::not_found(format!("no migration {id} on its way here")))?;
         entry.heard();
         Ok(entry)
+    }
+
+    /// Whether memory of one of them may still come.
+    pub(crate) fn are_receiving(&self) -> bool {
+        lock(&self.entries).values().any(|entry| entry.is_receiving())
     }
 
     /// The VMs on their way.
@@ -331,4 +349,37 @@ async fn finish_arrival(agent: &Agent, id: &str) -> Result<(), Problem> {
     agent.journal.finish_incoming(id)?;
     lock(&agent.incoming.entries).remove(id);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn coming() -> (IncomingVms, Arc<IncomingVm>) {
+        let spec = "name = \"web\"\nmemory_mib = 64\nvcpus = 1\nmachine = \"pc-q35-7.2\"\n";
+        let definition = VmSpec::from_toml(spec, Path::new("web.toml")).unwrap();
+        let entry = Arc::new(IncomingVm::new("1".into(), "a".into(), definition));
+        let incoming = IncomingVms::default();
+        lock(&incoming.entries).insert(entry.id.clone(), Arc::clone(&entry));
+        (incoming, entry)
+    }
+
+    #[test]
+    fn one_that_has_arrived_receives_no_more_though_it_is_not_known_whose_it_is() {
+        let (incoming, entry) = coming();
+        assert!(incoming.are_receiving());
+        entry.note_received();
+        assert!(!incoming.are_receiving());
+        assert_eq!(incoming.definitions().len(), 1);
+    }
+
+    #[test]
+    fn nothing_comes_from_a_source_that_is_gone() {
+        let (incoming, entry) = coming();
+        let gone = Instant::now().checked_sub(GIVE_UP_AFTER);
+        *lock(&entry.last_heard) = gone.expect("the host has been up for minutes");
+        assert!(!incoming.are_receiving());
+    }
 }

@@ -14,8 +14,9 @@ use drainpipe_engine::facts::HostFacts;
 use drainpipe_engine::migration::{Action, Migration, SourceState, Stage};
 use drainpipe_engine::plan::{Plan, Request, plan};
 use drainpipe_engine::problem::Problem;
-use drainpipe_engine::progress::{CompressionProgress, PathRate, Progress};
+use drainpipe_engine::progress::{CompressionProgress, PathRate, Progress, ProgressMeter};
 use drainpipe_engine::result::{MigrationResult, Outcome};
+use drainpipe_engine::step::Step;
 use drainpipe_hypervisor::Vmm;
 use jiff::Timestamp;
 use tokio::sync::{Notify, watch};
@@ -125,13 +126,37 @@ impl Outgoing {
         running.values().filter(|running| running.is_taken_up && !running.is_undecided()).cloned().collect()
     }
 
-    /// All migrations under way.
+    /// Those of which the outcome is neither known nor left open.
+    pub(crate) fn under_way(&self) -> Vec<Arc<Running>> {
+        self.lock().values().filter(|running| !running.is_over()).cloned().collect()
+    }
+
+    /// All migrations that are not over, or of which the outcome is left open.
     pub(crate) fn all(&self) -> Vec<Arc<Running>> {
         self.lock().values().cloned().collect()
     }
 }
 
 impl Running {
+    fn new(id: String, request: &MigrateRequest, turn: Turn, is_taken_up: bool) -> Self {
+        let first = ProgressMeter::default().progress(Step::EstablishHosts, 0.0);
+        Self {
+            id,
+            vm: request.vm.clone(),
+            target: request.target.clone(),
+            is_taken_up,
+            cancel: Notify::new(),
+            cancel_requested: AtomicBool::new(false),
+            result: Mutex::default(),
+            unrecorded: Mutex::default(),
+            progress: watch::Sender::new(first),
+            stage: watch::Sender::new(Stage::Preparing),
+            turn: watch::Sender::new(turn),
+            gives_way: watch::Sender::new(false),
+            target_lost: watch::Sender::new(false),
+        }
+    }
+
     /// Where it goes.
     pub(crate) fn target(&self) -> &str {
         &self.target
@@ -535,5 +560,49 @@ pub(crate) async fn wind_up(agent: &Agent) {
 
 /// Those from this host of which the outcome is neither known nor left open.
 pub(crate) fn under_way(agent: &Agent) -> Vec<Arc<Running>> {
-    agent.outgoing.all().into_iter().filter(|running| !running.is_over()).collect()
+    agent.outgoing.under_way()
+}
+
+#[cfg(test)]
+mod tests {
+    use drainpipe_engine::migration::Limits;
+    use drainpipe_engine::option::RequestedOption;
+
+    use super::*;
+    use crate::api::types::TargetUse;
+    use crate::measure::Measurements;
+    use crate::result::{Identity, assemble};
+
+    fn undecided() -> MigrationResult {
+        let (migration, _) = Migration::begin(Limits::default());
+        let measured = Measurements::begin(None).finish(None, TargetUse::default());
+        let identity = Identity {
+            id: "1".into(),
+            vm: "web".into(),
+            source: "a".into(),
+            target: "b".into(),
+            memory_bytes: 1 << 30,
+            requested_option: RequestedOption::Auto,
+            started_at: Timestamp::UNIX_EPOCH,
+        };
+        assemble(identity, &migration, Outcome::Undecided, None, measured)
+    }
+
+    #[test]
+    fn one_that_waits_for_its_targets_word_is_not_under_way() {
+        let outgoing = Outgoing::default();
+        let request = MigrateRequest {
+            vm: "web".into(),
+            target: "b".into(),
+            option: RequestedOption::Auto,
+            encrypt: false,
+            deadline_s: None,
+            throttle_max_percent: None,
+        };
+        let running = Arc::new(Running::new("1".into(), &request, Turn::Now, false));
+        outgoing.lock().insert("1".into(), Arc::clone(&running));
+        assert_eq!(outgoing.under_way().len(), 1);
+        *running.result() = Some(undecided());
+        assert_eq!((outgoing.under_way().len(), outgoing.all().len()), (0, 1));
+    }
 }

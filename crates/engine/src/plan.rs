@@ -570,12 +570,14 @@ mod tests {
             [1, 2].map(|links| plan(&host("a", 1, links), &host("b", 2, 2), request, &[], GIB).unwrap())
         };
         let text = Some(Compressible { share: 0.5, left: 0.3 });
-        for plan in auto(text, None) {
+        for plan in auto(text, Some(2.0)) {
             assert!(plan.is_compressed && plan.spread == Spread::Routed, "{plan:?}");
             assert!(plan.reason.unwrap().contains("compressed: takes 65 % of the time"));
         }
         let random = Some(Compressible { share: 0.02, left: 0.9 });
-        for plan in [auto(text, Some(0.2)), auto(None, None), auto(random, None)].into_iter().flatten() {
+        let no_gain =
+            [auto(text, Some(0.2)), auto(text, None), auto(None, Some(2.0)), auto(random, Some(2.0))];
+        for plan in no_gain.into_iter().flatten() {
             assert!(!plan.is_compressed && !plan.reason.unwrap().contains("compressed"));
         }
     }

@@ -140,8 +140,10 @@ impl RelayMeans {
             let all = f64::from(host.cores.max(1));
             // Who asks for compression means also beside a compiler: packing takes no more than is idle. But passing
             // the stream on does, and a VM that needs the cores would pay for it.
-            let left = if is_asked_for { Some(all - host.vm_cores) } else { host.idle_cores };
-            left.filter(|left| left.is_finite()).map_or(all, |left| left.clamp(0.0, all))
+            // Who does not is promised nothing of cores that nobody has counted yet.
+            let (left, unknown) =
+                if is_asked_for { (Some(all - host.vm_cores), all) } else { (host.idle_cores, 0.0) };
+            left.filter(|left| left.is_finite()).map_or(unknown, |left| left.clamp(0.0, all))
         };
         let (source_cores, target_cores) = (cores(source), cores(target));
         let packing_cores = f64::from(source.packing_cores.unwrap_or(source.cores));
@@ -353,6 +355,20 @@ mod tests {
         assert_eq!(means(1_000.0, 0.0).verdict(Some(TEXT)), Verdict::Outruns);
         assert_eq!(means(1_000.0, 4.0).verdict(Some(RANDOM)), Verdict::NothingShrinks);
         assert!(means(40_000.0, 4.0).why_not(Verdict::Outruns).contains("40.0 Gb/s"));
+    }
+
+    #[test]
+    fn auto_reckons_with_no_core_that_was_not_counted_and_who_asks_with_all() {
+        let (counted, unknown) = (host(8, Some(8.0), 0.0), host(8, None, 0.0));
+        let verdict = |source: &HostFacts, target: &HostFacts, option| {
+            between(source, target, option).verdict(Some(OS_LIKE))
+        };
+        let (auto, asked) = (RequestedOption::Auto, RequestedOption::Compression);
+        assert!(matches!(verdict(&counted, &counted, auto), Verdict::Compressed { .. }));
+        for (source, target) in [(&unknown, &counted), (&counted, &unknown)] {
+            assert!(!matches!(verdict(source, target, auto), Verdict::Compressed { .. }));
+            assert!(matches!(verdict(source, target, asked), Verdict::Compressed { .. }));
+        }
     }
 
     #[test]

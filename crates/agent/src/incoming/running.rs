@@ -53,7 +53,10 @@ pub(crate) async fn wait_received(
             Err(error) => return Err(Problem::failed(error)),
         };
         match status.status {
-            MigrationStatus::Completed => return Ok(IncomingView::Ready),
+            MigrationStatus::Completed => {
+                entry.note_received();
+                return Ok(IncomingView::Ready);
+            }
             MigrationStatus::Failed => {
                 let relay = lock(&entry.relay).as_ref().and_then(Receiver::error);
                 let why = relay.map(|error| error.to_string()).or(status.error_desc);
@@ -80,7 +83,7 @@ pub(crate) async fn run(agent: &Agent, id: &str) -> Result<(), Problem> {
         return already_runs(agent, id);
     }
     let vmm = entry.vmm()?;
-    if let Err(problem) = check_received(agent, &vmm).await {
+    if let Err(problem) = check_received(agent, &entry, &vmm).await {
         let was_told = matches!(agent.journal.incoming_state(id)?, Some((_, IncomingState::Running)));
         if was_told && !vmm.alive() {
             // Its QEMU ended just when it was told to run, which was not known then.
@@ -134,9 +137,10 @@ pub(super) fn already_runs(agent: &Agent, id: &str) -> Result<(), Problem> {
     }
 }
 
-pub(super) async fn check_received(agent: &Agent, vmm: &Vmm) -> Result<(), Problem> {
+pub(super) async fn check_received(agent: &Agent, entry: &IncomingVm, vmm: &Vmm) -> Result<(), Problem> {
     let status = migration::status(vmm, QMP_DEADLINE).await.map_err(Problem::failed)?;
     if status.status == MigrationStatus::Completed {
+        entry.note_received();
         return Ok(());
     }
     Err(Problem::failed(format!("not all state of the VM is on {}: {}", agent.name(), status.status)))
@@ -176,7 +180,10 @@ async fn how_far(agent: &Agent, entry: &IncomingVm) -> Result<IncomingView, Prob
     let vmm = lock(&entry.vmm).clone();
     match vmm {
         Some(vmm) => match migration::status(&vmm, QMP_DEADLINE).await {
-            Ok(status) if status.status == MigrationStatus::Completed => Ok(IncomingView::Ready),
+            Ok(status) if status.status == MigrationStatus::Completed => {
+                entry.note_received();
+                Ok(IncomingView::Ready)
+            }
             Err(QmpError::Deadline { .. }) if vmm.alive() => Err(mute()),
             Ok(_) | Err(_) => Ok(IncomingView::Waiting),
         },

@@ -18,7 +18,7 @@ pub(super) const SILENCE_MAX: Duration = Duration::from_secs(10);
 
 /// A VM of which not all state is here is given up when its source has not been heard of for this
 /// long. All of it being here, it is kept: it may be the only copy that can run.
-const GIVE_UP_AFTER: Duration = Duration::from_mins(2);
+pub(super) const GIVE_UP_AFTER: Duration = Duration::from_mins(2);
 
 /// How often the target looks after the VMs on their way.
 pub(super) const WATCH_EVERY: Duration = Duration::from_secs(2);
@@ -90,7 +90,7 @@ pub(super) async fn take_hold(agent: &Agent, entry: &IncomingVm) -> Result<(), P
 async fn has_all_state(agent: &Agent, entry: &IncomingVm) -> bool {
     let vmm = lock(&entry.vmm).clone();
     match vmm {
-        Some(vmm) => check_received(agent, &vmm).await.is_ok(),
+        Some(vmm) => check_received(agent, entry, &vmm).await.is_ok(),
         None => false,
     }
 }

@@ -4,8 +4,8 @@ mod ending;
 mod preparing;
 mod transferring;
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use drainpipe_engine::check::finding::Finding;
@@ -18,7 +18,7 @@ use drainpipe_engine::result::{MigrationResult, Outcome};
 use drainpipe_hypervisor::Vmm;
 use drainpipe_hypervisor::qmp;
 use jiff::Timestamp;
-use tokio::sync::{Notify, broadcast, mpsc, watch};
+use tokio::sync::{broadcast, mpsc};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
@@ -90,23 +90,7 @@ impl Executor {
         turn: Turn,
         is_taken_up: bool,
     ) -> Self {
-        let idle = drainpipe_engine::progress::ProgressMeter::default();
-        let first = idle.progress(drainpipe_engine::step::Step::EstablishHosts, 0.0);
-        let running = Arc::new(Running {
-            id: id.clone(),
-            vm: request.vm.clone(),
-            target: request.target.clone(),
-            is_taken_up,
-            cancel: Notify::new(),
-            cancel_requested: AtomicBool::new(false),
-            result: Mutex::default(),
-            unrecorded: Mutex::default(),
-            progress: watch::Sender::new(first),
-            stage: watch::Sender::new(Stage::Preparing),
-            turn: watch::Sender::new(turn),
-            gives_way: watch::Sender::new(false),
-            target_lost: watch::Sender::new(false),
-        });
+        let running = Arc::new(Running::new(id.clone(), request, turn, is_taken_up));
         agent.outgoing.lock().insert(id, Arc::clone(&running));
         Self {
             agent: Arc::clone(agent),
