@@ -11,7 +11,7 @@ use crate::encryption::{self, Encryption};
 use crate::facts::{HostFacts, HypervisorVersion};
 use crate::option::{MigrationOption, RequestedOption};
 use crate::path::{Path, Reach, carries_route, find_paths};
-use crate::relayed::{Compressible, NOTHING_SHRINKS, RelayMeans, Verdict};
+use crate::relayed::{Compressible, NO_CORE_PACKS, NOTHING_SHRINKS, RelayMeans, Verdict};
 use crate::spare::mark_spares;
 
 /// Connections of a multichannel migration. The kernel places each on a path by its ports; with 16
@@ -215,7 +215,9 @@ pub fn plan(
     // Where it cannot be as it was asked for, there is no plan; see below.
     let is_encrypted = encryption::decide(source, target, encrypt, covered).is_ok_and(|it| it.is_encrypted);
     let means = RelayMeans::of(source, target, carrying.iter(), is_encrypted, &request);
-    let (option, reason) = weigh_compression(request, means, option, reason, unroutable.is_none());
+    let no_packing = (source.packing_cores == Some(0)).then_some(NO_CORE_PACKS);
+    let (option, reason) =
+        weigh_compression(request, means, no_packing, option, reason, unroutable.is_none());
     let management = over_management(source, target, &paths);
     let mut plan = arrange(requested, option, join_all([reason, management]), paths, unroutable.is_none());
     if plan.spread == Spread::Routed {
@@ -316,12 +318,16 @@ fn choose(
 fn weigh_compression(
     request: Request,
     means: Option<RelayMeans>,
+    no_packing: Option<&str>,
     option: MigrationOption,
     reason: Option<String>,
     is_routable: bool,
 ) -> (MigrationOption, Option<String>) {
     let because = |why: String| join_all([reason.clone(), Some(why)]);
     let native = if is_routable { MigrationOption::Multichannel } else { MigrationOption::Tcp };
+    if let (RequestedOption::Compression, Some(why)) = (request.option, no_packing) {
+        return (native, because(why.into()));
+    }
     let Some(means) = means else {
         // What the paths carry is not known.
         return match request.memory {
@@ -605,6 +611,25 @@ mod tests {
         // Of what shrinks it is told that nobody knows whether it pays.
         let plan = super::plan(&unknown, &other, RequestedOption::Compression, &[], GIB).unwrap();
         assert!(plan.is_compressed && plan.reason.unwrap().contains("set speed_mbps"));
+    }
+
+    #[test]
+    fn where_nothing_packs_memory_goes_as_it_is_whether_or_not_a_speed_is_known() {
+        let (mut a, mut b) = (host("a", 1, 2), host("b", 2, 2));
+        a.packing_cores = Some(0);
+        for speed_mbps in [Some(1_000), None] {
+            for link in a.links.iter_mut().chain(&mut b.links) {
+                link.speed_mbps = speed_mbps;
+            }
+            let asked = plan(&a, &b, RequestedOption::Compression, &[], GIB).unwrap();
+            assert_eq!((asked.option, asked.is_compressed), (MigrationOption::Multichannel, false));
+            assert!(asked.reason.unwrap().starts_with("not compressed: no core of the source may pack"));
+            let auto = plan(&a, &b, RequestedOption::Auto, &[], GIB).unwrap();
+            assert_eq!(auto.reason.unwrap(), "2 paths, no RDMA device on a and b");
+            // What the target packs does not matter.
+            let back = plan(&b, &a, RequestedOption::Compression, &[], GIB).unwrap();
+            assert!(back.is_compressed, "{:?}", back.reason);
+        }
     }
 
     #[test]

@@ -52,6 +52,11 @@ const LEAST_GAIN: f64 = 0.03;
 /// Why memory is not compressed that would hardly shrink.
 pub(crate) const NOTHING_SHRINKS: &str = "not compressed: hardly any of the memory shrinks";
 
+/// Why none is compressed where nothing on the source packs.
+pub(crate) const NO_CORE_PACKS: &str = "not compressed: no core of the source may pack, since the kernel would not \
+                                        leave it to VMs that want it: they are in another cgroup, or session, than the \
+                                        agent";
+
 /// What a sample of memory shows to codecs, zeros left out.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Compressible {
@@ -182,11 +187,6 @@ impl RelayMeans {
     pub(crate) fn why_not(self, verdict: Verdict) -> String {
         match verdict {
             Verdict::NothingShrinks => NOTHING_SHRINKS.into(),
-            _ if self.packing_cores < 1.0 => {
-                "not compressed: no core of the source may pack, since the kernel would not \
-                 leave it to VMs that want it: they are in another cgroup, or session, than the agent"
-                    .into()
-            }
             _ => format!(
                 "not compressed: the paths carry {:.1} Gb/s, which a relay could hardly better with the cores that the \
                  VMs leave, {:.1} of the source and {:.1} of the target",
@@ -332,7 +332,6 @@ mod tests {
         assert!((share(one_core, TEXT) - 1_250.0 / 1_384.0).abs() < 1e-9);
         let none = RelayMeans { packing_cores: 0.0, ..means(1_000.0, 1.0) };
         assert_eq!(none.verdict(Some(TEXT)), Verdict::Outruns);
-        assert!(none.why_not(Verdict::Outruns).contains("no core of the source may pack"));
         let source = HostFacts { packing_cores: Some(1), ..host(64, None, 0.0) };
         assert!((between(&source, &source, RequestedOption::Compression).packing_cores - 1.0).abs() < 1e-9);
     }
