@@ -33,7 +33,7 @@ use crate::outgoing::{self, Outgoing};
 use crate::path_watch::PathWatches;
 use crate::ports::MigrationPorts;
 use crate::precedence;
-use crate::relay::{Packing, own_cpus, packing_cpus};
+use crate::relay::{LostCpus, Packing, check_packing_cpus, own_cpus};
 use crate::server;
 use crate::slots::Slots;
 use crate::vms::{QEMU_DEADLINE, Vms, describe};
@@ -65,6 +65,8 @@ pub struct Agent {
     pub(crate) known_paths: KnownPaths,
     /// Cores that nobody used when no migration was under way.
     pub(crate) idle_cores: IdleCores,
+    /// CPUs that were to pack, and on which the agent may not run any more.
+    pub(crate) lost_cpus: LostCpus,
     /// What checks have mended here.
     pub(crate) fixes: Fixes,
     /// The paths that migrations use, in either direction.
@@ -91,8 +93,8 @@ pub struct Agent {
 pub async fn run(config: Config, mut stop: watch::Receiver<bool>) -> Result<(), Problem> {
     let identity = load_identity(&config)?;
     // Told before anything is begun, if they cannot be used.
-    packing_cpus(&config.compression)?;
     let own_cpus = own_cpus()?;
+    check_packing_cpus(&config.compression, &own_cpus)?;
     // Both first: nothing is touched while another agent serves this host.
     let socket = server::bind_socket(&config.socket).await?;
     let tcp = server::bind_tls(config.listen).await?;
@@ -173,6 +175,7 @@ impl Agent {
             checks: Checks::open(&config.state_directory)?,
             known_paths: KnownPaths::default(),
             idle_cores: IdleCores::default(),
+            lost_cpus: LostCpus::default(),
             fixes: Fixes::default(),
             watches: PathWatches::default(),
             bandwidth: Bandwidth::open(&journal)?,
@@ -259,12 +262,14 @@ impl Agent {
         let migration_address = self.migration_address().await?;
         let hypervisor = self.vms.hypervisor();
         let devices = drainpipe_net::rdma_devices().map_err(Problem::failed)?;
+        let packing = Packing::of(self)?;
         Ok(HostFacts {
             name: self.name().into(),
             cores: self.hardware.cores,
             idle_cores: self.idle_cores.known(),
             vm_cores: self.vms.cores_taken(),
-            packing_cores: Packing::of(self)?.cores.try_into().ok(),
+            packing_cores: packing.cores.try_into().ok(),
+            no_packing: packing.obstacle,
             memory_available_bytes: incoming::memory_free_bytes(self)?,
             huge_pages_available: incoming::huge_pages_free(self),
             links: links.first,

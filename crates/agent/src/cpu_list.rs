@@ -24,8 +24,17 @@ impl CpuList {
 
     /// Those that are not in the other list; none if it has all of them.
     pub(crate) fn without(&self, other: &Self) -> Option<Self> {
-        let missing: Vec<usize> = self.0.iter().copied().filter(|cpu| !other.0.contains(cpu)).collect();
-        (!missing.is_empty()).then_some(Self(missing))
+        self.those(|cpu| !other.0.contains(&cpu))
+    }
+
+    /// Those that are in the other list too; none if it has none of them.
+    pub(crate) fn within(&self, other: &Self) -> Option<Self> {
+        self.those(|cpu| other.0.contains(&cpu))
+    }
+
+    fn those(&self, are_meant: impl Fn(usize) -> bool) -> Option<Self> {
+        let meant: Vec<usize> = self.0.iter().copied().filter(|cpu| are_meant(*cpu)).collect();
+        (!meant.is_empty()).then_some(Self(meant))
     }
 }
 
@@ -89,10 +98,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn what_is_missing_and_what_is_left_is_named() {
         let own = list("0-3").unwrap();
         assert_eq!(list("2-6,9").unwrap().without(&own).unwrap().to_string(), "4-6,9");
         assert_eq!(list("1,3").unwrap().without(&own), None);
+        assert_eq!(list("2-6,9").unwrap().within(&own).unwrap().to_string(), "2-3");
+        assert_eq!(list("4-6").unwrap().within(&own), None);
         assert!(!CpuList::of_this_process().unwrap().cpus().is_empty());
     }
 

@@ -2,7 +2,9 @@
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::sync::Mutex;
 
+use drainpipe_engine::facts::NoPacking;
 use drainpipe_engine::plan::Plan;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::progress::CompressionProgress;
@@ -14,12 +16,14 @@ use drainpipe_relay::{
     SenderSettings, ServerTls, TOKEN_BYTES, Token, Treatment,
 };
 use rustls::pki_types::ServerName;
+use tracing::warn;
 use uuid::Uuid;
 
 use crate::agent::Agent;
 use crate::config::Compression;
 use crate::cpu_list::CpuList;
 use crate::guard::Guard;
+use crate::lock::lock;
 use crate::scheduling_group;
 use crate::transport::connections;
 use crate::vms::Vms;
@@ -176,6 +180,8 @@ pub(crate) fn receive(
 pub(crate) struct Packing {
     /// On how many of its CPUs one migration is packed at most.
     pub(crate) cores: usize,
+    /// Why on none.
+    pub(crate) obstacle: Option<NoPacking>,
     cpus: CpuList,
     /// Whether it leaves a core at once to a VM that wants it.
     gives_way: bool,
@@ -185,10 +191,46 @@ impl Packing {
     /// As it is now, by the configuration and by the VMs that run here.
     pub(crate) fn of(agent: &Agent) -> Result<Self, Problem> {
         let compression = &agent.config.compression;
-        let cpus = packing_cpus(compression)?;
-        let gives_way = priority_counts_to(&agent.vms);
-        let cores = packing_cores(compression, cpus.cpus().len(), gives_way);
-        Ok(Self { cores, cpus, gives_way })
+        let own = own_cpus()?;
+        agent.lost_cpus.tell(compression, &own);
+        Ok(Self::on(compression, own, priority_counts_to(&agent.vms)))
+    }
+
+    /// Where the agent may run on `own`: one may be unplugged, or taken from it, at any time.
+    fn on(compression: &Compression, own: CpuList, gives_way: bool) -> Self {
+        let left = match &compression.cpus {
+            None => Some(own.clone()),
+            Some(configured) => configured.within(&own),
+        };
+        let cores = left.as_ref().map_or(0, |left| packing_cores(compression, left.cpus().len(), gives_way));
+        let obstacle = match left {
+            None => Some(NoPacking::CpusLost),
+            Some(_) => (cores == 0).then_some(NoPacking::NotGivenBack),
+        };
+        // Where none packs, it does not matter on which.
+        Self { cores, obstacle, cpus: left.unwrap_or(own), gives_way }
+    }
+}
+
+/// The configured CPUs on which the agent may not run any more, as its log told last.
+#[derive(Debug, Default)]
+pub(crate) struct LostCpus(Mutex<Option<CpuList>>);
+
+impl LostCpus {
+    /// Tells what is news.
+    fn tell(&self, compression: &Compression, own: &CpuList) {
+        if let Some(lost) = self.news(compression, own) {
+            warn!(
+                "nothing packs on CPU {lost} any more, as [compression] cpus has it: the agent may run on {own}"
+            );
+        }
+    }
+
+    /// Others than were lost when this was asked before.
+    fn news(&self, compression: &Compression, own: &CpuList) -> Option<CpuList> {
+        let lost = compression.cpus.as_ref().and_then(|configured| configured.without(own));
+        let before = std::mem::replace(&mut *lock(&self.0), lost.clone());
+        lost.filter(|lost| before.as_ref() != Some(lost))
     }
 }
 
@@ -199,12 +241,10 @@ fn packing_cores(compression: &Compression, cpus: usize, gives_way: bool) -> usi
     cpus.saturating_sub(usize::from(!gives_way)).min(configured).min(PACKING_THREADS_MAX)
 }
 
-/// The CPUs that pack. The configuration may name only such on which the agent may run.
-pub(crate) fn packing_cpus(compression: &Compression) -> Result<CpuList, Problem> {
-    let own = own_cpus()?;
-    let Some(configured) = &compression.cpus else { return Ok(own) };
-    match configured.without(&own) {
-        None => Ok(configured.clone()),
+/// Refuses a configuration that names CPUs on which the agent may not run when it starts.
+pub(crate) fn check_packing_cpus(compression: &Compression, own: &CpuList) -> Result<(), Problem> {
+    match compression.cpus.as_ref().and_then(|configured| configured.without(own)) {
+        None => Ok(()),
         Some(missing) => Err(Problem::bad_input(format!(
             "[compression] cpus in agent.toml: the agent may not run on CPU {missing} of this host, only on {own}"
         ))),
@@ -251,5 +291,37 @@ mod tests {
         };
         assert_eq!([cores(None, 4, true), cores(Some(2), 4, true), cores(None, 99, true)], [4, 2, 16]);
         assert_eq!([cores(None, 4, false), cores(Some(2), 2, false), cores(Some(2), 1, false)], [3, 1, 0]);
+    }
+
+    fn cpus(text: &str) -> CpuList {
+        CpuList::try_from(text.to_owned()).unwrap()
+    }
+
+    #[test]
+    fn what_is_left_of_the_configured_cpus_packs() {
+        let configured = Compression { cpus: Some(cpus("2-3")), ..Compression::default() };
+        let on = |own, gives_way| {
+            let packing = Packing::on(&configured, cpus(own), gives_way);
+            (packing.cores, packing.cpus.to_string(), packing.obstacle)
+        };
+        assert_eq!(on("0-3", true), (2, "2-3".into(), None));
+        assert_eq!(on("0-2", true), (1, "2".into(), None));
+        assert_eq!(on("0-2", false), (0, "2".into(), Some(NoPacking::NotGivenBack)));
+        assert_eq!(on("0-1", true), (0, "0-1".into(), Some(NoPacking::CpusLost)));
+        let all = Packing::on(&Compression::default(), cpus("0-1"), true);
+        assert_eq!((all.cores, all.obstacle), (2, None));
+        assert!(check_packing_cpus(&configured, &cpus("0-3")).is_ok());
+        let refused = check_packing_cpus(&configured, &cpus("0-2")).unwrap_err();
+        assert!(refused.message.contains("may not run on CPU 3 of this host, only on 0-2"), "{refused}");
+    }
+
+    #[test]
+    fn lost_cpus_are_told_once() {
+        let configured = Compression { cpus: Some(cpus("2-3")), ..Compression::default() };
+        let lost = LostCpus::default();
+        let news = |own| lost.news(&configured, &cpus(own)).map(|cpus| cpus.to_string());
+        let told: Vec<_> = ["0-3", "0-2", "0-2", "0-1", "0-3", "0-2"].into_iter().filter_map(news).collect();
+        assert_eq!(told, ["3", "2-3", "3"]);
+        assert!(LostCpus::default().news(&Compression::default(), &cpus("0")).is_none());
     }
 }

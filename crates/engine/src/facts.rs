@@ -56,9 +56,13 @@ pub struct HostFacts {
     #[serde(default)]
     pub vm_cores: f64,
     /// Cores on which its agent packs memory at most: none where it has one core, and what packs there would not leave
-    /// that to its VMs. Absent where the agent does not say.
+    /// that to its VMs, or where the agent may not run on the configured ones any more. Absent where the agent does not
+    /// say.
     #[serde(default)]
     pub packing_cores: Option<u32>,
+    /// Why these are none.
+    #[serde(default)]
+    pub no_packing: Option<NoPacking>,
     /// Memory that new VMs can take: available, less what is promised to VMs on their way and what those that
     /// run have not touched yet.
     pub memory_available_bytes: u64,
@@ -98,6 +102,30 @@ impl HostFacts {
     /// A link that migrations may use, by its name.
     pub fn link(&self, name: &str) -> Option<&MigrationLink> {
         self.links.iter().chain(&self.management_links).find(|link| link.name == name)
+    }
+}
+
+/// Why an agent packs nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum NoPacking {
+    /// It has one core, and the kernel would not leave that to a VM that wants it.
+    NotGivenBack,
+    /// It may not run on any of the CPUs any more that its configuration names.
+    CpusLost,
+}
+
+impl fmt::Display for NoPacking {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NotGivenBack => {
+                "the kernel would not leave it to VMs that want it: they are in another cgroup, or session, than the \
+                 agent"
+            }
+            Self::CpusLost => {
+                "the agent may not run any more on any of the `cpus` under [compression] in its agent.toml"
+            }
+        })
     }
 }
 

@@ -103,6 +103,7 @@ mod tests {
             idle_cores: None,
             vm_cores: 0.0,
             packing_cores: None,
+            no_packing: None,
             memory_available_bytes: 0,
             huge_pages_available: vec![],
             links: links.iter().map(link).collect(),

@@ -11,7 +11,7 @@ use crate::encryption::{self, Encryption};
 use crate::facts::{HostFacts, HypervisorVersion};
 use crate::option::{MigrationOption, RequestedOption};
 use crate::path::{Path, Reach, carries_route, find_paths};
-use crate::relayed::{Compressible, NO_CORE_PACKS, NOTHING_SHRINKS, RelayMeans, Verdict};
+use crate::relayed::{Compressible, NOTHING_SHRINKS, RelayMeans, Verdict};
 use crate::spare::mark_spares;
 
 /// Connections of a multichannel migration. The kernel places each on a path by its ports; with 16
@@ -215,7 +215,7 @@ pub fn plan(
     // Where it cannot be as it was asked for, there is no plan; see below.
     let is_encrypted = encryption::decide(source, target, encrypt, covered).is_ok_and(|it| it.is_encrypted);
     let means = RelayMeans::of(source, target, carrying.iter(), is_encrypted, &request);
-    let no_packing = (source.packing_cores == Some(0)).then_some(NO_CORE_PACKS);
+    let no_packing = packing_obstacle(source);
     let (option, reason) =
         weigh_compression(request, means, no_packing, option, reason, unroutable.is_none());
     let management = over_management(source, target, &paths);
@@ -318,7 +318,7 @@ fn choose(
 fn weigh_compression(
     request: Request,
     means: Option<RelayMeans>,
-    no_packing: Option<&str>,
+    no_packing: Option<String>,
     option: MigrationOption,
     reason: Option<String>,
     is_routable: bool,
@@ -326,7 +326,7 @@ fn weigh_compression(
     let because = |why: String| join_all([reason.clone(), Some(why)]);
     let native = if is_routable { MigrationOption::Multichannel } else { MigrationOption::Tcp };
     if let (RequestedOption::Compression, Some(why)) = (request.option, no_packing) {
-        return (native, because(why.into()));
+        return (native, because(why));
     }
     let Some(means) = means else {
         // What the paths carry is not known.
@@ -347,6 +347,13 @@ fn weigh_compression(
         verdict if means.is_asked_for => (native, because(means.why_not(verdict))),
         _ => (option, reason),
     }
+}
+
+/// Why nothing on this host may pack.
+fn packing_obstacle(source: &HostFacts) -> Option<String> {
+    let since = source.no_packing.map(|why| format!(", since {why}")).unwrap_or_default();
+    (source.packing_cores == Some(0))
+        .then(|| format!("not compressed: no core of the source may pack{since}"))
 }
 
 fn arrange(
@@ -454,7 +461,7 @@ fn describe_links(host: &HostFacts) -> String {
 mod tests {
     use super::*;
     use crate::encryption::EncryptionPolicy;
-    use crate::facts::{MigrationLink, NoMigrationAddress};
+    use crate::facts::{MigrationLink, NoMigrationAddress, NoPacking};
 
     const GIB: u64 = 1 << 30;
 
@@ -465,6 +472,7 @@ mod tests {
             idle_cores: None,
             vm_cores: 0.0,
             packing_cores: None,
+            no_packing: None,
             memory_available_bytes: 1 << 34,
             huge_pages_available: vec![],
             links: (0..links)
@@ -616,14 +624,17 @@ mod tests {
     #[test]
     fn where_nothing_packs_memory_goes_as_it_is_whether_or_not_a_speed_is_known() {
         let (mut a, mut b) = (host("a", 1, 2), host("b", 2, 2));
-        a.packing_cores = Some(0);
+        (a.packing_cores, a.no_packing) = (Some(0), Some(NoPacking::CpusLost));
         for speed_mbps in [Some(1_000), None] {
             for link in a.links.iter_mut().chain(&mut b.links) {
                 link.speed_mbps = speed_mbps;
             }
             let asked = plan(&a, &b, RequestedOption::Compression, &[], GIB).unwrap();
             assert_eq!((asked.option, asked.is_compressed), (MigrationOption::Multichannel, false));
-            assert!(asked.reason.unwrap().starts_with("not compressed: no core of the source may pack"));
+            let reason = asked.reason.unwrap();
+            let words =
+                "not compressed: no core of the source may pack, since the agent may not run any more on any";
+            assert!(reason.starts_with(words), "{reason}");
             let auto = plan(&a, &b, RequestedOption::Auto, &[], GIB).unwrap();
             assert_eq!(auto.reason.unwrap(), "2 paths, no RDMA device on a and b");
             // What the target packs does not matter.

@@ -52,11 +52,6 @@ const LEAST_GAIN: f64 = 0.03;
 /// Why memory is not compressed that would hardly shrink.
 pub(crate) const NOTHING_SHRINKS: &str = "not compressed: hardly any of the memory shrinks";
 
-/// Why none is compressed where nothing on the source packs.
-pub(crate) const NO_CORE_PACKS: &str = "not compressed: no core of the source may pack, since the kernel would not \
-                                        leave it to VMs that want it: they are in another cgroup, or session, than the \
-                                        agent";
-
 /// What a sample of memory shows to codecs, zeros left out.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Compressible {
@@ -272,6 +267,7 @@ mod tests {
             idle_cores,
             vm_cores,
             packing_cores: None,
+            no_packing: None,
             memory_available_bytes: 0,
             huge_pages_available: vec![],
             links: vec![],

@@ -74,6 +74,7 @@ fn host(name: &str, last: u8) -> CheckFacts {
             idle_cores: None,
             vm_cores: 0.0,
             packing_cores: None,
+            no_packing: None,
             memory_available_bytes: 64 << 30,
             huge_pages_available: vec![],
             links: names

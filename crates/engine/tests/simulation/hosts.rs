@@ -83,6 +83,7 @@ fn host(name: &str, last: u8, links: u64, random: &mut Random) -> HostFacts {
         idle_cores: None,
         vm_cores: 0.0,
         packing_cores: None,
+        no_packing: None,
         memory_available_bytes: 16 * MEMORY_BYTES,
         huge_pages_available: vec![],
         links: (0..links).map(|index| link(index, last, random)).collect(),
