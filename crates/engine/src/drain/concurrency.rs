@@ -159,9 +159,9 @@ impl Concurrency {
         self.tried.then_some(self.settled)
     }
 
-    /// Takes a sample, some times a second: bytes of all VMs that have arrived since the drain began, how many
-    /// VMs are on the links, and how many have had their turn so far.
-    pub(super) fn observe(&mut self, now_ms: f64, arrived_bytes: u64, on_links: u8, turns: u64) {
+    /// Takes a sample, some times a second: bytes of all VMs that have arrived since the drain began, if all that have
+    /// are told of, how many VMs are on the links, and how many have had their turn so far.
+    pub(super) fn observe(&mut self, now_ms: f64, arrived_bytes: Option<u64>, on_links: u8, turns: u64) {
         if on_links != self.allowed() {
             return self.look_away();
         }
@@ -170,9 +170,9 @@ impl Concurrency {
             self.hold_ms = (self.hold_ms * 2.0).min(HOLD_MS_MAX);
         }
         let window = self.window.get_or_insert(Window { since_ms: now_ms, first: None });
-        if now_ms < window.since_ms + RAMP_MS {
+        let Some(arrived_bytes) = arrived_bytes.filter(|_| now_ms >= window.since_ms + RAMP_MS) else {
             return;
-        }
+        };
         let first = *window.first.get_or_insert(First { at_ms: now_ms, bytes: arrived_bytes, turns });
         let since_ms = window.since_ms;
         let span_ms = now_ms - first.at_ms;

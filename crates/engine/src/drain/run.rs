@@ -322,7 +322,11 @@ impl Drain {
             return;
         }
         let on_links = self.staying_on_links(now_ms);
-        self.concurrency.observe(now_ms, self.pace.arrived_bytes(), on_links, self.turns);
+        // What is sent after the pause is told of when the VM has moved. Up to a quarter of a second of all that the links
+        // carry would be missing in what is measured up to then, and be added to what is measured from then on.
+        let is_all_told = !self.entries.iter().any(|entry| entry.is_being_taken_over(now_ms));
+        let arrived_bytes = is_all_told.then(|| self.pace.arrived_bytes());
+        self.concurrency.observe(now_ms, arrived_bytes, on_links, self.turns);
     }
 
     fn move_ended(&mut self, now_ms: f64, vm: &str, end: MoveEnd) {

@@ -185,7 +185,7 @@ impl Play<'_> {
                 if self.now_ms < LOOKS_UNTIL_MS { self.now_ms + LOOK_EVERY_MS } else { f64::INFINITY };
             let (arrived_bytes, on_links) = (whole_bytes(self.arrived_bytes), self.on_links());
             let turns = (self.transfers.len() - self.waiting.len()) as u64;
-            self.concurrency.observe(self.now_ms, arrived_bytes, on_links, turns);
+            self.concurrency.observe(self.now_ms, Some(arrived_bytes), on_links, turns);
         }
     }
 

@@ -79,7 +79,7 @@ fn drain(mix: Mix, mut number: Number) -> Drained {
         if now_ms % 200.0 == 0.0
             && let Number::Found(concurrency) = &mut number
         {
-            concurrency.observe(now_ms, arrived as u64, on_links, (mix.vms - waiting.len()) as u64);
+            concurrency.observe(now_ms, Some(arrived as u64), on_links, (mix.vms - waiting.len()) as u64);
         }
     }
 }
@@ -181,7 +181,7 @@ fn another_mix_is_tried_anew() {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes of 200 ms")]
         let bytes = (carries * LINKS * 200.0) as u64;
         arrived += bytes;
-        concurrency.observe(now_ms, arrived, on_links, 0);
+        concurrency.observe(now_ms, Some(arrived), on_links, 0);
         if tick == 295 {
             assert_eq!(concurrency.found(), Some(1));
         }
@@ -196,7 +196,7 @@ fn more_is_tried_once_the_links_are_known_to_carry_more() {
     let after = |concurrency: &mut Concurrency, ticks: Range<u32>| {
         for tick in ticks {
             let arrived = u64::from(tick) * 200 * 237_500;
-            concurrency.observe(f64::from(tick) * 200.0, arrived, 1, 0);
+            concurrency.observe(f64::from(tick) * 200.0, Some(arrived), 1, 0);
         }
         concurrency.allowed()
     };
@@ -209,7 +209,7 @@ fn more_is_tried_once_the_links_are_known_to_carry_more() {
 fn it_waits_for_the_number_to_be_there() {
     let mut concurrency = Concurrency::new(2, 8);
     for tick in 0..100_u32 {
-        concurrency.observe(f64::from(tick) * 200.0, u64::from(tick), 1, 0);
+        concurrency.observe(f64::from(tick) * 200.0, Some(u64::from(tick)), 1, 0);
     }
     assert_eq!((concurrency.allowed(), concurrency.found()), (2, None));
 }
@@ -227,7 +227,7 @@ proptest! {
             now_ms += after_ms;
             arrived += bytes;
             let on_links = if is_full { concurrency.allowed() } else { on_links };
-            concurrency.observe(now_ms, arrived, on_links, 0);
+            concurrency.observe(now_ms, Some(arrived), on_links, 0);
             prop_assert!((1..=most.max(1)).contains(&concurrency.allowed()));
         }
     }

@@ -293,9 +293,13 @@ impl Entry {
 
     /// Whether it is about to stand still, or does.
     pub(super) fn is_near_pause(&self, now_ms: f64) -> bool {
+        self.is_being_taken_over(now_ms) || self.is_ending(now_ms)
+    }
+
+    /// Whether it stands still, and has not moved yet; for so long at most as that should take.
+    pub(super) fn is_being_taken_over(&self, now_ms: f64) -> bool {
         let is_recent = |ms| ms < TAKEN_OVER_WITHIN_MS;
-        let is_paused = self.stage.is_paused() && self.paused_for_ms(now_ms).is_some_and(is_recent);
-        is_paused || self.is_ending(now_ms)
+        self.stage.is_paused() && self.paused_for_ms(now_ms).is_some_and(is_recent)
     }
 
     /// Whether it stands still, and its last bytes are on the links for longer than they should be.

@@ -291,6 +291,40 @@ fn that_others_give_way_is_not_taken_for_slow_links() {
     }
 }
 
+/// VMs of a second each that fill the links one after the other, and are told of up to their pauses, and after these.
+#[test]
+fn what_a_paused_vm_has_sent_and_was_not_told_of_is_not_taken_for_slow_links() {
+    let names: Vec<String> = (0..20).map(|vm| format!("v{vm}")).collect();
+    let plan = DrainPlan {
+        links_mbps: Some(2_000),
+        ..plan_of(names.iter().map(|vm| planned(vm, "b")).collect(), &[])
+    };
+    let limits = DrainLimits { transfers: None, outbound: 20, inbound: 20, ..LIMITS };
+    let (mut drain, _) = Drain::begin(plan, limits, 0, -FIRST_ALONE_MS);
+    for vm in &names {
+        drain.handle(0.0, prepared(vm));
+    }
+    let arrived =
+        |vm: &str, sent_ms: u32| Event::Arrived { vm: vm.into(), bytes: u64::from(sent_ms) * 237_500 };
+    for now in (0..20_000_u32).step_by(50) {
+        let (turn, at_ms) = (now / 1_050, now % 1_050);
+        let before = turn.checked_sub(1).map(|before| names[before as usize].as_str());
+        let vm = names[turn as usize].as_str();
+        let mut events = vec![];
+        match (at_ms, before) {
+            (0, Some(before)) => events.push(paused(before)),
+            (100, Some(before)) => events.push(sent(before)),
+            (250, Some(before)) => events.extend([arrived(before, 1_050), completed(before)]),
+            (850, _) => events.push(ending(vm)),
+            _ => {}
+        }
+        // It was sampled a moment ago.
+        events.extend([arrived(vm, at_ms.saturating_sub(200)), Event::Tick]);
+        events.into_iter().for_each(|event| drop(drain.handle(f64::from(now), event)));
+        assert_eq!(drain.concurrency.allowed(), 1, "at {now} ms");
+    }
+}
+
 #[test]
 fn who_is_released_meanwhile_leaves_the_links_to_it_too() {
     let (mut drain, _) = begin(&["v", "w"]);
