@@ -26,6 +26,9 @@ const GLANCE_MS: f64 = 400.0;
 /// longer pause.
 pub(super) const NEARLY_FULL: f64 = 0.92;
 
+/// In [`WINDOW_MS`] one VM more than usual may hand the links over to the next one: so much less is carried then.
+const HANDED_OVER: f64 = 0.1;
+
 /// While so much of the links is carried, a short look does not tell whether they are full.
 const HALF_FULL: f64 = 0.5;
 
@@ -68,6 +71,8 @@ pub(super) struct Concurrency {
     down_by_halving: bool,
     hold_ms: f64,
     hold_until_ms: f64,
+    // Looks in a row by which the links are nearly full, and not quite.
+    close_looks: u32,
     // What all links carry at most, in bytes per ms; more at a time cannot carry more than that.
     links: Option<f64>,
     // A try began then that did not pay, and the links are not back at the number before.
@@ -118,6 +123,7 @@ impl Concurrency {
             down_by_halving: true,
             hold_ms: HOLD_MS,
             hold_until_ms: f64::NEG_INFINITY,
+            close_looks: 0,
             links: None,
             returning_since_ms: None,
             tried: false,
@@ -238,7 +244,9 @@ impl Concurrency {
                 Some(carries)
             }
         };
-        if now_ms >= self.hold_until_ms {
+        let is_close = self.carry(NEARLY_FULL - HANDED_OVER, carries) && !self.carry(NEARLY_FULL, carries);
+        self.close_looks = if is_close { self.close_looks.saturating_add(1) } else { 0 };
+        if now_ms >= self.hold_until_ms && self.close_looks != 1 {
             self.trial = self.next_trial();
         }
     }

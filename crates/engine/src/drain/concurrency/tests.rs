@@ -206,6 +206,26 @@ fn more_is_tried_once_the_links_are_known_to_carry_more() {
 }
 
 #[test]
+fn one_look_does_not_tell_that_links_are_not_quite_full() {
+    // So much of the links is carried by one, for the time of a look each.
+    let allowed_after = |shares: &[f64]| {
+        let mut concurrency = Concurrency::new(1, 8);
+        concurrency.carry_at_most(Some(LINKS));
+        let mut arrived = 0.0;
+        for (tick, share) in shares.iter().flat_map(|share| [share; 13]).enumerate() {
+            arrived += share * LINKS * 200.0;
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes that arrive")]
+            concurrency.observe(tick as f64 * 200.0, Some(arrived as u64), 1, 0);
+        }
+        concurrency.allowed()
+    };
+    assert_eq!(allowed_after(&[0.88]), 1);
+    assert_eq!(allowed_after(&[0.88, 0.97, 0.97, 0.88, 0.97]), 1);
+    assert_eq!(allowed_after(&[0.88, 0.89]), 2, "twice it is so");
+    assert_eq!(allowed_after(&[0.8]), 2, "it is plain");
+}
+
+#[test]
 fn it_waits_for_the_number_to_be_there() {
     let mut concurrency = Concurrency::new(2, 8);
     for tick in 0..100_u32 {
