@@ -63,11 +63,29 @@ const HOLD: u8 = b'h';
 const DISMISSED: u8 = b'q';
 const AT_POST: u8 = b'!';
 
-/// The agent's hold of a guard; dismisses it when dropped.
+/// The agent's hold of a guard; dismisses it when dropped, unless what drops it is a panic. Then nobody looks after the
+/// VM for a while, and the guard acts as when the agent ends.
 #[derive(Debug)]
 pub struct Guard {
     signs: UnixStream,
-    _dismissed_when_dropped: oneshot::Sender<()>,
+    parting: Option<oneshot::Sender<Parting>>,
+}
+
+/// How a guard is left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Parting {
+    Dismissed,
+    Deserted,
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let parting = if std::thread::panicking() { Parting::Deserted } else { Parting::Dismissed };
+        if let Some(tell) = self.parting.take() {
+            // Nobody hears it if the guard is gone.
+            let _gone_already = tell.send(parting);
+        }
+    }
 }
 
 impl Guard {
@@ -90,11 +108,11 @@ impl Guard {
             .stdout(word_given)
             .spawn()
             .map_err(failed)?;
-        let (dismiss, dismissed) = oneshot::channel();
-        tokio::spawn(keep_alive(child, keeping, dismissed));
+        let (parting, left) = oneshot::channel();
+        tokio::spawn(keep_alive(child, keeping, left));
         let at_post = tokio::task::spawn_blocking(move || wait_until_at_post(word)).await;
         at_post.map_err(io::Error::other).and_then(|at_post| at_post).map_err(failed)?;
-        Ok(Self { signs, _dismissed_when_dropped: dismiss })
+        Ok(Self { signs, parting: Some(parting) })
     }
 
     /// What takes sockets for it to hold.
@@ -132,15 +150,21 @@ fn command(agent: &Agent, migration: &str, vmm: &Vmm, peer: Option<SocketAddr>) 
     command
 }
 
-async fn keep_alive(mut child: Child, mut signs: UnixStream, mut dismissed: oneshot::Receiver<()>) {
+async fn keep_alive(mut child: Child, mut signs: UnixStream, mut left: oneshot::Receiver<Parting>) {
+    let mut parting = Parting::Dismissed;
     // One byte a time into an empty socket never blocks.
     while signs.write_all(&[ALIVE]).is_ok() {
         tokio::select! {
-            _ = &mut dismissed => break,
+            told = &mut left => {
+                parting = told.unwrap_or(Parting::Dismissed);
+                break;
+            }
             () = tokio::time::sleep(SIGN_EVERY) => {}
         }
     }
-    let _gone_already = signs.write_all(&[DISMISSED]);
+    if parting == Parting::Dismissed {
+        let _gone_already = signs.write_all(&[DISMISSED]);
+    }
     drop(signs);
     let waited = tokio::task::spawn_blocking(move || child.wait()).await;
     if let Ok(Err(error)) = waited {

@@ -105,7 +105,7 @@ impl Migration {
         (migration, Action::EstablishHosts)
     }
 
-    /// A migration that an earlier life of the agent began. `handed_over` is what the journal says.
+    /// A migration that an earlier life of the agent began, or a task of it that has crashed. `handed_over` is what the journal says.
     ///
     /// Before the hand-over everything may have been done, so everything is undone; after it, the
     /// target is asked, unless the VM never left.
@@ -116,8 +116,9 @@ impl Migration {
             return (migration, Action::AskSource);
         }
         let mut migration = Self::in_phase(limits, Phase::Undoing(Undo::StopTransfer), all);
-        migration.error =
-            Some(Problem::failed("the source's agent stopped during the migration; its next start undid it"));
+        migration.error = Some(Problem::failed(
+            "the source's agent stopped, or crashed, in the midst of the migration; it was undone",
+        ));
         (migration, Action::StopTransfer)
     }
 

@@ -19,6 +19,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::thread;
 
 use drainpipe_engine::idle_cores::Allowance;
 
@@ -186,6 +187,11 @@ impl Sender {
 
 impl Drop for Sender {
     fn drop(&mut self) {
+        // The program may not bear to lose all connections at once. Whoever cleans up after the panic has it stop first,
+        // and its connections end with that.
+        if thread::panicking() {
+            return;
+        }
         match &self.way {
             Way::Packing(shared) => shared.close(),
             Way::Passing(passing) => passing.close(),

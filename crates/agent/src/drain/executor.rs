@@ -44,8 +44,8 @@ struct Executor {
     // What an earlier attempt at the same drain has moved.
     earlier: Vec<MoveStatus>,
     recorded: DrainStatus,
-    // How many transfers at a time carried most, and to how many targets, as found last.
-    found: Option<FoundTransfers>,
+    // How many transfers at a time carried most, and to which targets VMs were to go then, as found last.
+    found: Option<(u8, BTreeSet<String>)>,
     // Why the journal could not be written, and when that is tried again.
     unwritten: Option<(Problem, Instant)>,
     flights: BTreeMap<String, Arc<Running>>,
@@ -139,18 +139,21 @@ impl Executor {
                 self.warnings = plan_warnings(plan).collect();
                 warn_of(plan, &mut self.warned_of);
             }
-            let targets = self.course.status.borrow().targets_left();
+            let targets = self.targets_left();
             actions.extend(self.drain.handle(self.now_ms(), event));
             self.note_found(targets);
         }
     }
 
-    /// What the drain has found with the event that was handled now, while VMs were to go to so many targets.
-    fn note_found(&mut self, targets: usize) {
+    fn targets_left(&self) -> BTreeSet<String> {
+        self.course.status.borrow().targets_left().into_iter().map(str::to_owned).collect()
+    }
+
+    /// What the drain has found with the event that was handled now, while VMs were to go to these targets.
+    fn note_found(&mut self, targets: BTreeSet<String>) {
         let found = self.drain.found_transfers();
-        if found != self.found.map(|found| found.transfers) {
-            let targets = u8::try_from(targets.max(1)).unwrap_or(u8::MAX);
-            self.found = found.map(|transfers| FoundTransfers { transfers, targets });
+        if found != self.found.as_ref().map(|(transfers, _)| *transfers) {
+            self.found = found.map(|transfers| (transfers, targets));
         }
     }
 
@@ -391,10 +394,16 @@ impl Executor {
         let journal = &self.agent.journal;
         // What an earlier attempt has moved may have gone by another option.
         let moves = self.drain.status(self.now_ms()).moves;
-        let targets: BTreeSet<&str> =
-            moves.iter().filter(|one| one.state == MoveState::Moved).map(|one| one.target.as_str()).collect();
-        if let Some(found) = self.found {
-            journal.remember_transfers(targets.into_iter(), self.request.option, found)?;
+        if let Some((transfers, targets)) = &self.found {
+            let found = FoundTransfers {
+                transfers: *transfers,
+                targets: u8::try_from(targets.len().max(1)).unwrap_or(u8::MAX),
+            };
+            let has_come = |target: &&str| {
+                moves.iter().any(|one| one.state == MoveState::Moved && one.target == **target)
+            };
+            let targets = targets.iter().map(String::as_str).filter(has_come);
+            journal.remember_transfers(targets, self.request.option, found)?;
         }
         Ok(journal.end_drain(&self.course.id, Timestamp::now())?)
     }

@@ -208,10 +208,10 @@ impl Concurrency {
         if span_ms < WINDOW_MS && (carries - before * pays_from).abs() < CLEAR * before * 1_000.0 / span_ms {
             return;
         }
-        self.trial = None;
-        self.window = None;
-        self.tried = true;
         if carries > before * pays_from {
+            self.trial = None;
+            self.window = None;
+            self.tried = true;
             self.settled = trial.transfers;
             self.carries = Some(carries);
             self.best = self.best.max(carries);
@@ -221,9 +221,23 @@ impl Concurrency {
             self.trial = self.next_trial();
             return;
         }
+        self.does_not_pay(since_ms, trial);
+    }
+
+    fn does_not_pay(&mut self, since_ms: f64, trial: Trial) {
+        self.trial = None;
+        self.window = None;
+        self.tried = true;
         self.large_steps(trial.direction, false);
         self.next = opposite(trial.direction);
         self.returning_since_ms = Some(since_ms);
+    }
+
+    /// A VM stands still for long beside others on the links: if more of them are being tried, that does not pay.
+    pub(super) fn holds_up(&mut self, now_ms: f64) {
+        if let Some(trial) = self.trial.filter(|trial| trial.direction == Direction::Up) {
+            self.does_not_pay(self.window.map_or(now_ms, |window| window.since_ms), trial);
+        }
     }
 
     fn measured(&mut self, now_ms: f64, carries: f64, span_ms: f64) {

@@ -236,6 +236,8 @@ pub struct Drain {
     pace: Pace,
     // How many VMs have been released so far.
     turns: u64,
+    // The VM to which others left the links last because its last bytes were held up, and since when.
+    held_up: Option<(String, f64)>,
     planning: Planning,
     // Since a VM has moved, or was on its way to leave room.
     looks: u8,
@@ -263,6 +265,7 @@ impl Drain {
             others,
             pace: Pace::planned(planned_bytes_per_ms(&plan)),
             turns: 0,
+            held_up: None,
             entries: plan.moves.into_iter().map(Entry::new).collect(),
             stays: plan.stays,
             await_room: !plan.await_room.is_empty(),
@@ -316,7 +319,7 @@ impl Drain {
         if self.count(|entry| entry.stage == Stage::Transferring) > 0 {
             self.pace.sample(now_ms);
         }
-        if self.entries.iter().any(|entry| entry.is_held_up(now_ms)) {
+        if self.is_one_held_up(now_ms) {
             // What others leave to it says nothing of how many are best.
             self.concurrency.look_away();
             return;
@@ -381,6 +384,7 @@ impl Drain {
     /// than the answers to actions that were given.
     fn next_actions(&mut self, now_ms: f64) -> Vec<Action> {
         let mut actions = vec![];
+        self.note_held_up(now_ms);
         if let Some(closing) = self.closing(now_ms) {
             self.give_up(closing, &mut actions);
         } else {

@@ -85,12 +85,10 @@ impl DrainStatus {
         self.count(MoveState::Left)
     }
 
-    /// How many targets have VMs still to come.
-    pub fn targets_left(&self) -> usize {
+    /// Targets that have VMs still to come.
+    pub fn targets_left(&self) -> BTreeSet<&str> {
         let is_left = |one: &&MoveStatus| one.state == MoveState::Waiting || one.state.is_under_way();
-        let targets: BTreeSet<&str> =
-            self.moves.iter().filter(is_left).map(|one| one.target.as_str()).collect();
-        targets.len()
+        self.moves.iter().filter(is_left).map(|one| one.target.as_str()).collect()
     }
 
     fn count(&self, state: MoveState) -> usize {
@@ -248,10 +246,10 @@ mod tests {
     fn targets_are_left_to_which_vms_are_still_to_go() {
         use MoveState::{Failed, Moved, Transferring, Waiting};
         let mut drain = status(DrainState::Moving, &[Moved, Waiting, Transferring, Failed]);
-        assert_eq!(drain.targets_left(), 1);
+        assert_eq!(drain.targets_left().len(), 1);
         for (one, target) in drain.moves.iter_mut().zip(["a", "b", "c", "d"]) {
             one.target = target.into();
         }
-        assert_eq!(drain.targets_left(), 2);
+        assert_eq!(drain.targets_left(), ["b", "c"].into());
     }
 }

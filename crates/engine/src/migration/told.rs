@@ -27,7 +27,7 @@ pub enum Stage {
     Ending,
     /// Step 8: the VM is paused, and its last bytes are on the links.
     SwitchingOver,
-    /// Steps 9 and 10: all has been sent.
+    /// From the record of the hand-over to the end of step 10: all has been sent.
     Sent,
     /// It is being undone.
     Undoing,
@@ -138,8 +138,9 @@ impl Migration {
             Phase::AwaitingTurn { .. } => Stage::Ready,
             Phase::Copying if self.is_ending => Stage::Ending,
             Phase::StartingTransfer | Phase::Copying => Stage::Sending,
-            Phase::SwitchingOver | Phase::RecordingHandOver => Stage::SwitchingOver,
-            Phase::ResumingOnTarget { .. }
+            Phase::SwitchingOver => Stage::SwitchingOver,
+            Phase::RecordingHandOver
+            | Phase::ResumingOnTarget { .. }
             | Phase::AskingSource
             | Phase::AskingTarget { .. }
             | Phase::EndingOnSource

@@ -245,6 +245,15 @@ fn who_stands_still_has_the_links_for_so_long_at_most() {
 }
 
 #[test]
+fn the_links_are_not_left_to_one_after_the_other() {
+    let mut drain = one_is_paused_beside_two();
+    assert_eq!(drain.handle(1_400.0, Event::Tick), [give_way("w"), give_way("x")]);
+    assert_eq!(drain.handle(1_500.0, sent("v")), [take_all("w"), take_all("x")]);
+    drain.handle(1_600.0, paused("w"));
+    assert_eq!(drain.handle(2_100.0, Event::Tick), []);
+}
+
+#[test]
 fn who_is_about_to_be_paused_too_keeps_the_links() {
     let mut drain = one_is_paused_beside_two();
     drain.handle(1_399.0, ending("w"));
