@@ -107,7 +107,7 @@ pub async fn run(config: Config, mut stop: watch::Receiver<bool>) -> Result<(), 
     // They end with their drop.
     let mut looking = JoinSet::new();
     looking.spawn(check::keep_trying(Arc::clone(&agent)));
-    looking.spawn(idle_cores::keep_counting(Arc::clone(&agent), own_cpus.cpus().to_vec()));
+    looking.spawn(idle_cores::keep_counting(Arc::clone(&agent), own_cpus));
     let (close, closed) = watch::channel(false);
     let tls = server::serve_tls(tcp, identity, router.clone(), closed.clone());
     let until_stopped = async {

@@ -7,7 +7,9 @@ use drainpipe_relay::HostCpu;
 use tokio::time::{Instant, sleep};
 
 use crate::agent::Agent;
+use crate::cpu_list::CpuList;
 use crate::lock::lock;
+use crate::relay::own_cpus;
 use crate::vm_cores::VmCpu;
 
 /// Over such times cores are counted: what a VM did for longer than that is likely to go on.
@@ -34,16 +36,18 @@ impl IdleCores {
     }
 }
 
-/// Counts until it is dropped, on these CPUs.
-pub(crate) async fn keep_counting(agent: Arc<Agent>, cpus: Vec<usize>) {
-    let mut host = HostCpu::new(cpus);
-    // Counted from here on.
-    host.idle_cores();
+/// Counts until it is dropped, on the CPUs on which the agent may run: these, for now.
+pub(crate) async fn keep_counting(agent: Arc<Agent>, mut cpus: CpuList) {
+    let mut host = counted_from_here_on(&cpus);
     let mut vms_before = VmCpu::read(&agent.vms);
     let mut time = FIRST_COUNT_FOR;
     loop {
         let has_migrated = migrates_within(&agent, time).await;
-        let (idle, vms) = (host.idle_cores(), VmCpu::read(&agent.vms));
+        let (mut idle, vms) = (host.idle_cores(), VmCpu::read(&agent.vms));
+        if let Some(others) = own_cpus().ok().filter(|own| *own != cpus) {
+            (host, idle) = (counted_from_here_on(&others), None);
+            cpus = others;
+        }
         // Where VMs come and go all the time, as in a drain that an agent goes on with that was started anew, so many
         // are idle at the least.
         let is_better_than_nothing = agent.idle_cores.known().is_none();
@@ -56,6 +60,12 @@ pub(crate) async fn keep_counting(agent: Arc<Agent>, cpus: Vec<usize>) {
         vms_before = vms;
         time = COUNT_FOR;
     }
+}
+
+fn counted_from_here_on(cpus: &CpuList) -> HostCpu {
+    let mut host = HostCpu::new(cpus.cpus().to_vec());
+    host.idle_cores();
+    host
 }
 
 /// Whether a VM is on its way at any time before this one is over.

@@ -47,25 +47,18 @@ pub struct CoresSample {
     pub cores: f64,
     /// Used by nobody.
     pub idle: f64,
-    /// Used by packing, for one migration.
+    /// Used by packing.
     pub packing: f64,
     /// Given to others by a hypervisor below this host.
     pub stolen: f64,
     /// Share of the time in which others than packing waited for a core, 0 to 1; 0 where it is not known.
     pub awaited: f64,
-    /// Migrations for which this host packs, which all look at the same idle cores; at least one.
-    pub packers: usize,
 }
 
 impl CoresSample {
     /// What would be idle if nobody packed.
     fn free(self) -> f64 {
-        self.unused() + self.packing
-    }
-
-    /// What is idle for sure.
-    fn unused(self) -> f64 {
-        self.idle - self.stolen - AWAITED_WEIGHT * self.awaited
+        self.idle + self.packing - self.stolen - AWAITED_WEIGHT * self.awaited
     }
 
     /// What packing leaves idle where it does not give way.
@@ -86,8 +79,7 @@ impl CoresSample {
         if self.idle < FULL_BELOW * self.reserve() {
             return (0, 0);
         }
-        // Each takes its part of what is idle: by all of it they would all rise at once, and all fall.
-        let free = (self.unused() - self.reserve()) / self.packers.max(1) as f64 + self.packing;
+        let free = self.free() - self.reserve();
         (whole(free), whole(free - self.reserve()))
     }
 }
@@ -142,6 +134,12 @@ impl Allowance {
     }
 }
 
+/// Of `threads` that may pack for all migrations of a host together, those of one of them: the `rank`-th, from 0, of
+/// `all`.
+pub fn share_of(threads: usize, rank: usize, all: usize) -> usize {
+    threads.saturating_add(all.saturating_sub(rank.saturating_add(1))) / all.max(1)
+}
+
 /// Of these cores, those that are whole; none of what is negative or no number.
 fn whole(cores: f64) -> usize {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it saturates at 0")]
@@ -162,7 +160,7 @@ mod tests {
         // What is wanted beyond the cores waits.
         let awaited = (wanted - cores as f64).clamp(0.0, 1.0);
         let idle = (free - packing + noise).max(0.0);
-        CoresSample { cores: cores as f64, idle, packing, stolen: 0.0, awaited, packers: 1 }
+        CoresSample { cores: cores as f64, idle, packing, stolen: 0.0, awaited }
     }
 
     fn run(allowance: &mut Allowance, cores: usize, wanted: f64, noises: &[f64]) -> Vec<usize> {
@@ -215,26 +213,29 @@ mod tests {
         }
 
         #[test]
-        fn several_that_do_not_give_way_do_not_swing(
+        fn several_that_do_not_give_way_share_what_is_idle_and_do_not_swing(
             cores in 1..64_usize,
             part in 0.0..1.1_f64,
             packers in 2..8_usize,
             noises in prop::collection::vec(-0.5..0.5_f64, 100),
         ) {
             let wanted = cores as f64 * part;
+            let reserve = CoresSample { cores: cores as f64, ..CoresSample::default() }.reserve();
+            let free = (cores as f64 - wanted).max(0.0);
             let mut all = vec![Allowance::new(cores, false); packers];
+            let mut threads = vec![0; packers];
             let mut before = 0;
             for noise in noises {
-                let packing: usize = all.iter().map(Allowance::allowed).sum();
-                let noise = noise * CoresSample { cores: cores as f64, ..CoresSample::default() }.reserve();
-                let seen = CoresSample { packers, ..sample(cores, wanted, packing, noise) };
-                for one in &mut all {
-                    one.follow(CoresSample { packing: one.allowed() as f64, ..seen });
+                let seen = sample(cores, wanted, before, noise * reserve);
+                for (rank, (threads, allowance)) in threads.iter_mut().zip(&mut all).enumerate() {
+                    *threads = share_of(allowance.follow(seen), rank, packers);
                 }
+                let packing = threads.iter().sum();
                 prop_assert!(packing >= before, "{packing} after {before}");
-                prop_assert!(packing == 0 || packing as f64 <= cores as f64 - wanted, "{packing}");
+                prop_assert!(packing == 0 || packing as f64 <= free - reserve / 2.0, "{packing} of {free}");
                 before = packing;
             }
+            prop_assert!(before as f64 > free - 1.0 - 2.5 * reserve, "{before} of {free}");
         }
 
         #[test]
@@ -263,11 +264,9 @@ mod tests {
         #[test]
         fn no_sample_breaks_it(
             samples in prop::collection::vec(
-                ([any::<f64>(); 5], any::<usize>()).prop_map(
-                    |([cores, idle, packing, stolen, awaited], packers)| {
-                        CoresSample { cores, idle, packing, stolen, awaited, packers }
-                    },
-                ),
+                [any::<f64>(); 5].prop_map(|[cores, idle, packing, stolen, awaited]| {
+                    CoresSample { cores, idle, packing, stolen, awaited }
+                }),
                 1..50,
             ),
             most in 0..100_usize,

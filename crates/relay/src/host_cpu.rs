@@ -72,7 +72,6 @@ impl HostCpu {
             packing: packing.cpu.as_secs_f64() / seconds,
             stolen: cores(now.ticks.stolen, before.ticks.stolen),
             awaited: (awaited.as_secs_f64() / seconds).min(1.0),
-            packers: 1,
         })
     }
 

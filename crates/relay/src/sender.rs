@@ -5,6 +5,7 @@ mod compressors;
 mod lane;
 #[cfg(test)]
 mod memory;
+mod packers;
 mod passing;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod round_trip;

@@ -1,13 +1,14 @@
 //! Looks some ten times a second at what limits the sender and at what else wants the host's cores, and sets
 //! the codec, how much may wait, and how many threads pack.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use drainpipe_engine::codec::Reading;
-use drainpipe_engine::idle_cores::{CoresSample, SAMPLE_EVERY_MS};
+use drainpipe_engine::idle_cores::{Allowance, CoresSample, SAMPLE_EVERY_MS, share_of};
 use drainpipe_engine::wire_rate::WireRate;
 
+use super::packers::Packer;
 use super::shared::{Past, Shared};
 use super::unsent::unsent_bytes;
 use crate::figures::PackingTime;
@@ -28,30 +29,23 @@ const PATIENCE_MAX: Duration = Duration::from_millis(8);
 /// Less packing than this says nothing about the cores.
 const PACKING_MIN: Duration = Duration::from_millis(5);
 
-/// Senders of this process that pack.
-static PACKERS: AtomicUsize = AtomicUsize::new(0);
-
 /// Steers until all is over.
 pub(super) fn run(shared: &Shared) {
-    PACKERS.fetch_add(1, Ordering::Relaxed);
-    follow(shared);
-    PACKERS.fetch_sub(1, Ordering::Relaxed);
-}
-
-fn follow(shared: &Shared) {
+    let packer = Packer::begin();
     let (mut at, mut figures) = (Instant::now(), shared.counters.read());
     let mut host = HostCpu::new(shared.settings.cpus.clone());
     let mut allowance = shared.settings.allowance();
+    let mut threads = allowance.allowed();
     let mut cores = shared.settings.cores as f64;
     let mut wire_rate = WireRate::default();
     while let Some(Past { packing, wire_full }) = shared.wait_to_steer(STEER_EVERY) {
         let (at_before, before) = (at, figures);
         (at, figures) = (Instant::now(), shared.counters.read());
         let sample = host.sample(packing);
-        cores = cores_of(packing, sample, allowance.allowed()).unwrap_or(cores);
+        cores = cores_of(packing, sample, threads).unwrap_or(cores);
         if let Some(sample) = sample {
-            let packers = PACKERS.load(Ordering::Relaxed);
-            shared.allow(allowance.follow(CoresSample { packers, ..sample }));
+            threads = may_pack(&mut allowance, sample, &packer, shared.settings.gives_way);
+            shared.allow(threads);
         }
         let time = at.duration_since(at_before).as_secs_f64();
         let raw_bytes_per_second = (figures.raw_bytes - before.raw_bytes) as f64 / time;
@@ -60,6 +54,16 @@ fn follow(shared: &Shared) {
             steer(shared, Reading { wire_bytes_per_second: takes, cores }, raw_bytes_per_second);
         }
     }
+}
+
+/// Those that do not give way share what is idle: if each took it for its own, all would rise at once, and all fall.
+fn may_pack(allowance: &mut Allowance, sample: CoresSample, packer: &Packer, gives_way: bool) -> usize {
+    let among = packer.takes(sample.packing);
+    if gives_way {
+        return allowance.follow(sample);
+    }
+    let threads = allowance.follow(CoresSample { packing: among.packing, ..sample });
+    share_of(threads, among.rank, among.all)
 }
 
 /// For a wire that does not take all that comes.
