@@ -177,9 +177,10 @@ fn settle_return(agent: &Agent, one: &mut MoveStatus) {
         (one.state, one.error) = (MoveState::Failed, Some(does_not_run(&one.vm)));
     } else {
         let error = format!(
-            "it has not come to {}, and is not on its way: {} had it last, and the same command again fetches it",
-            agent.name(),
-            one.target
+            "it has not come to {host}, and is not on its way as far as {host} knows: {} had it last, and the same command \
+             again fetches it",
+            one.target,
+            host = agent.name()
         );
         (one.state, one.error) = (MoveState::Waiting, Some(Problem::failed(error)));
     }

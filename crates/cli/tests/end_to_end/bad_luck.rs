@@ -83,7 +83,7 @@ pub(crate) fn runs_on_without_its_agent(scene: &Scene, migrating: Running) {
     scene.guest.assert_intact();
     assert!(heartbeat.longest_gap() < GUARDED_SILENCE_MAX, "{:?}", heartbeat.statistics());
     scene.lab.start_agent("a");
-    assert_failed(&migrating.wait(), "its next start undid it");
+    assert_failed(&migrating.wait(), "in the midst of the migration; it was undone");
 }
 
 fn the_source_agent_is_killed_in_flight(scene: &Scene) {
