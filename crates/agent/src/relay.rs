@@ -103,6 +103,11 @@ impl OutgoingRelay {
         self.sender.limiter()
     }
 
+    /// Sends nothing more, so that QEMU can be told to cancel and waits for no link.
+    pub(crate) fn stop_sending(&self) {
+        self.sender.stop_sending();
+    }
+
     /// Whether what is left of the stream is little: meanwhile less waits in the relay.
     pub(crate) fn set_short(&self, is_short: bool) {
         self.sender.set_short(is_short);

@@ -7,6 +7,7 @@ mod lane;
 mod memory;
 mod packers;
 mod passing;
+mod rest;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod round_trip;
 mod shared;
@@ -175,6 +176,15 @@ impl Sender {
     /// What sets a limit to it.
     pub fn limiter(&self) -> Limiter {
         Limiter(self.way.clone())
+    }
+
+    /// Sends nothing more. What the program still gives is thrown away: its connections stay open, and it can be told to
+    /// stop without waiting for the wire.
+    pub fn stop_sending(&self) {
+        match &self.way {
+            Way::Packing(shared) => shared.stop_sending(),
+            Way::Passing(passing) => passing.stop_sending(),
+        }
     }
 
     /// Whether the end is near. While it is, as little as possible waits here, so that the program is not kept waiting

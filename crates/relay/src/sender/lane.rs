@@ -33,9 +33,12 @@ pub(super) fn begin(shared: &Arc<Shared>, lane: usize, program: UnixStream) -> i
     program.set_read_timeout(Some(FILL_WAIT))?;
     let (reading, writing) = (Arc::clone(shared), Arc::clone(shared));
     spawn(format!("relay-read-{lane}"), move || {
-        if let Err(error) = read(&reading, lane, &program) {
-            reading.fail(RelayError::Local(Arc::new(error)));
+        match read(&reading, lane, &program) {
+            Ok(Read::All) => return,
+            Ok(Read::Closed) => {}
+            Err(error) => reading.fail(RelayError::Local(Arc::new(error))),
         }
+        reading.rest.take(&program);
     })?;
     spawn(format!("relay-write-{lane}"), move || match write(&writing, lane) {
         Ok(()) => writing.ended(),
@@ -43,18 +46,26 @@ pub(super) fn begin(shared: &Arc<Shared>, lane: usize, program: UnixStream) -> i
     })
 }
 
-fn read(shared: &Shared, lane: usize, program: &UnixStream) -> io::Result<()> {
+/// How reading has ended.
+enum Read {
+    /// The program has given all.
+    All,
+    /// Nothing is sent any more.
+    Closed,
+}
+
+fn read(shared: &Shared, lane: usize, program: &UnixStream) -> io::Result<Read> {
     let mut walker = Walker::new();
     while let Some(mut block) = shared.empty_block(lane) {
         wait_for(program, PollFlags::IN, None)?;
         block.begin(&walker);
         if !fill(program, &mut block, &mut walker)? {
             shared.end(lane);
-            return Ok(());
+            return Ok(Read::All);
         }
         shared.push(lane, block);
     }
-    Ok(())
+    Ok(Read::Closed)
 }
 
 /// Fills a block with whole pages, as far as there is room, up to a sync; or with what has come by the read

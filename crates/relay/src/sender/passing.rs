@@ -15,6 +15,7 @@ use socket2::SockRef;
 
 use super::SenderSettings;
 use super::lane::{AT_ONCE, FILL_WAIT};
+use super::rest::Rest;
 use super::unsent::{UNSENT_BYTES_MIN, unsent_bytes};
 use crate::error::RelayError;
 use crate::figures::Counters;
@@ -31,6 +32,7 @@ pub(super) struct Passing {
     wire: Breaker,
     /// Those to the program, and where it makes them. They outlast a failure, as those of a sender that packs.
     pub(super) program: Breaker,
+    rest: Rest,
     inner: Mutex<Inner>,
     wake: Condvar,
 }
@@ -49,6 +51,7 @@ impl Passing {
             counters: Counters::default(),
             wire: Breaker::new(),
             program: Breaker::new(),
+            rest: Rest::default(),
             inner: Mutex::new(Inner { pace: Pace::new(Instant::now()), is_closed: false, error: None }),
             wake: Condvar::new(),
         }
@@ -68,10 +71,20 @@ impl Passing {
         self.stop(Some(error));
     }
 
+    /// Sends nothing more, and throws away what the program still gives.
+    pub(super) fn stop_sending(&self) {
+        self.stop(None);
+        self.rest.throw_away();
+    }
+
     /// Ends everything.
     pub(super) fn close(&self) {
-        self.stop(None);
+        self.stop_sending();
         self.program.break_all();
+    }
+
+    fn is_closed(&self) -> bool {
+        lock(&self.inner).is_closed
     }
 
     fn stop(&self, error: Option<RelayError>) {
@@ -113,6 +126,9 @@ pub(super) fn begin(passing: &Arc<Passing>, lane: usize, program: UnixStream) ->
     spawn(format!("relay-pass-{lane}"), move || {
         if let Err(error) = pass(&passing, lane, &program) {
             passing.fail(error);
+        }
+        if passing.is_closed() {
+            passing.rest.take(&program);
         }
     })
 }

@@ -8,6 +8,7 @@ use drainpipe_engine::codec::{Codec, Controller, Reading, Trial};
 use tracing::warn;
 
 use super::SenderSettings;
+use super::rest::Rest;
 use super::unsent::UNSENT_BYTES_MIN;
 use crate::block::Block;
 use crate::error::RelayError;
@@ -44,6 +45,7 @@ pub(super) struct Shared {
     /// Those to the program, and where it makes them. They outlast a failure: the owner has to have the program
     /// stop first, which may not bear to lose all of them at once.
     pub(super) program: Breaker,
+    pub(super) rest: Rest,
     /// `TCP_NOTSENT_LOWAT` of each connection.
     pub(super) unsent_bytes: AtomicU32,
     /// How long a lane whose socket has little left to send may wait for a block to be packed, in microseconds.
@@ -171,6 +173,7 @@ impl Shared {
             counters: Counters::default(),
             wire: Breaker::new(),
             program: Breaker::new(),
+            rest: Rest::default(),
             unsent_bytes: AtomicU32::new(UNSENT_BYTES_MIN),
             patience_us: AtomicU64::new(PATIENCE_US),
             inner: Mutex::new(Inner {
@@ -222,9 +225,15 @@ impl Shared {
         self.stop();
     }
 
+    /// Sends nothing more, and throws away what the program still gives.
+    pub(super) fn stop_sending(&self) {
+        self.stop();
+        self.rest.throw_away();
+    }
+
     /// Ends everything.
     pub(super) fn close(&self) {
-        self.stop();
+        self.stop_sending();
         self.program.break_all();
     }
 

@@ -170,6 +170,13 @@ impl Executor {
             warn!(%error, "no final counters: its connections are cut, lest it wait for them");
             self.cut();
         }
+        if !self.is_switching_over
+            && let Some(relay) = &self.relay
+        {
+            // Over slow links QEMU would wait for what its threads have in hand, be cut, and might then wait for itself
+            // without end (docs/decisions.md, 40). While the VM is paused, it might call the migration completed.
+            relay.stop_sending();
+        }
         let cancelled = qemu::cancel(self.vmm()?, QEMU_DEADLINE).await;
         // QEMU 7.2 may call it over while some of its threads still wait in `send`, and its main thread for them,
         // for as long as the target is silent. It answers nothing meanwhile.
