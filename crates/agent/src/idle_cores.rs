@@ -36,7 +36,7 @@ impl IdleCores {
     }
 }
 
-/// Counts until it is dropped, on the CPUs on which the agent may run: these, for now.
+/// Counts until it is dropped, on the CPUs on which the agent may run: at first these.
 pub(crate) async fn keep_counting(agent: Arc<Agent>, mut cpus: CpuList) {
     let mut host = counted_from_here_on(&cpus);
     let mut vms_before = VmCpu::read(&agent.vms);

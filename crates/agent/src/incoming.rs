@@ -172,6 +172,11 @@ impl IncomingVms {
         lock(&self.entries).values().any(|entry| entry.is_receiving())
     }
 
+    /// Whether a VM of this name is on its way.
+    pub(crate) fn has(&self, vm: &str) -> bool {
+        lock(&self.entries).values().any(|entry| entry.definition.name.as_str() == vm)
+    }
+
     /// The VMs on their way.
     pub(crate) fn definitions(&self) -> Vec<VmSpec> {
         self.definitions_but_from(None)

@@ -131,6 +131,11 @@ impl Outgoing {
         self.lock().values().filter(|running| !running.is_over()).cloned().collect()
     }
 
+    /// That of a VM which is on its way from here, or may have left.
+    pub(crate) fn of_vm(&self, vm: &str) -> Option<Arc<Running>> {
+        self.lock().values().find(|running| running.vm == vm).cloned()
+    }
+
     /// All migrations that are not over, or of which the outcome is left open.
     pub(crate) fn all(&self) -> Vec<Arc<Running>> {
         self.lock().values().cloned().collect()
@@ -334,7 +339,7 @@ async fn crashed(agent: Arc<Agent>, running: Arc<Running>) {
 /// that that one is lost with all that ran there. Does not believe it while it answers. The VM is to be booted
 /// anew: it may have run there for a while, and its disks would not fit its memory here.
 pub(crate) async fn reclaim(agent: &Agent, vm: &str, lost: &str) -> Result<MigrationResult, Problem> {
-    let of_vm = agent.outgoing.all().into_iter().find(|running| running.vm == vm);
+    let of_vm = agent.outgoing.of_vm(vm);
     let handed_over = |running: &Arc<Running>| {
         let open = agent.journal.open_migration(&running.id)?;
         Ok::<_, Problem>(open.is_some_and(|open| open.handed_over))
@@ -537,12 +542,12 @@ pub(crate) fn take_up(agent: &Arc<Agent>, open: OpenMigration, claimed: Claimed)
 /// here and nothing is left to guards and to the next start. Then waits until those have heard of it who
 /// ask.
 pub(crate) async fn wind_up(agent: &Agent) {
-    if under_way(agent).is_empty() {
+    if agent.outgoing.under_way().is_empty() {
         return;
     }
     let over = async {
         loop {
-            let running = under_way(agent);
+            let running = agent.outgoing.under_way();
             if running.is_empty() {
                 return;
             }
@@ -556,11 +561,6 @@ pub(crate) async fn wind_up(agent: &Agent) {
         warn!("migrations are under way still; their guards and the next start see to them");
     }
     tokio::time::sleep(TELL_RESULTS_FOR).await;
-}
-
-/// Those from this host of which the outcome is neither known nor left open.
-pub(crate) fn under_way(agent: &Agent) -> Vec<Arc<Running>> {
-    agent.outgoing.under_way()
 }
 
 #[cfg(test)]

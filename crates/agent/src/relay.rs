@@ -233,7 +233,7 @@ impl LostCpus {
 
     /// Others than were lost when this was asked before.
     fn news(&self, compression: &Compression, own: &CpuList) -> Option<CpuList> {
-        let lost = compression.cpus.as_ref().and_then(|configured| configured.without(own));
+        let lost = not_of(compression, own);
         let before = std::mem::replace(&mut *lock(&self.0), lost.clone());
         lost.filter(|lost| before.as_ref() != Some(lost))
     }
@@ -246,9 +246,14 @@ fn packing_cores(compression: &Compression, cpus: usize, gives_way: bool) -> usi
     cpus.saturating_sub(usize::from(!gives_way)).min(configured).min(PACKING_THREADS_MAX)
 }
 
+/// The configured CPUs on which the agent may not run; none if it may on all of them.
+fn not_of(compression: &Compression, own: &CpuList) -> Option<CpuList> {
+    compression.cpus.as_ref()?.without(own)
+}
+
 /// Refuses a configuration that names CPUs on which the agent may not run when it starts.
 pub(crate) fn check_packing_cpus(compression: &Compression, own: &CpuList) -> Result<(), Problem> {
-    match compression.cpus.as_ref().and_then(|configured| configured.without(own)) {
+    match not_of(compression, own) {
         None => Ok(()),
         Some(missing) => Err(Problem::bad_input(format!(
             "[compression] cpus in agent.toml: the agent may not run on CPU {missing} of this host, only on {own}"

@@ -105,7 +105,8 @@ impl Migration {
         (migration, Action::EstablishHosts)
     }
 
-    /// A migration that an earlier life of the agent began, or a task of it that has crashed. `handed_over` is what the journal says.
+    /// A migration that an earlier life of the agent began, or a task of it that has crashed. `handed_over` is what
+    /// the journal says.
     ///
     /// Before the hand-over everything may have been done, so everything is undone; after it, the
     /// target is asked, unless the VM never left.

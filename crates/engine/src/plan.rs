@@ -288,26 +288,22 @@ fn choose(
     no_rdma: String,
     unroutable: Option<&str>,
 ) -> (MigrationOption, Option<String>) {
-    let multichannel_or_tcp = |because: String| match unroutable {
+    let multichannel_or_tcp = |because: String, otherwise: &str| match unroutable {
         None => (MigrationOption::Multichannel, because),
-        Some(obstacle) => {
-            (MigrationOption::Tcp, join(&because, &format!("multichannel is not possible: {obstacle}")))
-        }
+        Some(obstacle) => (MigrationOption::Tcp, join(&because, &format!("{otherwise}: {obstacle}"))),
     };
-    let one_path = unroutable.map(|obstacle| format!("over one path: {obstacle}"));
+    let (impossible, over_one) = ("multichannel is not possible", "over one path");
+    let one_path = unroutable.map(|obstacle| format!("{over_one}: {obstacle}"));
     let (option, reason) = match requested {
         RequestedOption::Tcp => return (MigrationOption::Tcp, None),
         RequestedOption::Compression => return (MigrationOption::Compression, one_path),
         RequestedOption::QemuZstd1 => return (MigrationOption::QemuZstd1, one_path),
         RequestedOption::QemuZstd3 => return (MigrationOption::QemuZstd3, one_path),
-        RequestedOption::Multichannel => multichannel_or_tcp(String::new()),
-        RequestedOption::Direct => multichannel_or_tcp(no_rdma),
+        RequestedOption::Multichannel => multichannel_or_tcp(String::new(), impossible),
+        RequestedOption::Direct => multichannel_or_tcp(no_rdma, impossible),
+        // It may have several connections all the same, to encrypt on several cores.
         RequestedOption::Auto if paths > 1 => {
-            let because = format!("{paths} paths, {no_rdma}");
-            match one_path {
-                None => (MigrationOption::Multichannel, because),
-                Some(over_one) => (MigrationOption::Tcp, join(&because, &over_one)),
-            }
+            multichannel_or_tcp(format!("{paths} paths, {no_rdma}"), over_one)
         }
         RequestedOption::Auto => (MigrationOption::Tcp, format!("one path only, {no_rdma}")),
     };

@@ -5,12 +5,12 @@ mod compressors;
 mod lane;
 #[cfg(test)]
 mod memory;
-mod packers;
 mod passing;
 mod rest;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod round_trip;
 mod shared;
+mod sharers;
 mod steering;
 mod unsent;
 

@@ -139,21 +139,19 @@ impl Executor {
                 self.warnings = plan_warnings(plan).collect();
                 warn_of(plan, &mut self.warned_of);
             }
-            let targets = self.targets_left();
             actions.extend(self.drain.handle(self.now_ms(), event));
-            self.note_found(targets);
+            self.note_found();
         }
     }
 
-    fn targets_left(&self) -> BTreeSet<String> {
-        self.course.status.borrow().targets_left().into_iter().map(str::to_owned).collect()
-    }
-
-    /// What the drain has found with the event that was handled now, while VMs were to go to these targets.
-    fn note_found(&mut self, targets: BTreeSet<String>) {
+    /// What the drain has found with the event that was handled now, and the targets that VMs were to go to before that:
+    /// of what follows from it nothing is told yet.
+    fn note_found(&mut self) {
         let found = self.drain.found_transfers();
         if found != self.found.as_ref().map(|(transfers, _)| *transfers) {
-            self.found = found.map(|transfers| (transfers, targets));
+            let told = self.course.status.borrow();
+            let targets = || told.targets_left().into_iter().map(str::to_owned).collect();
+            self.found = found.map(|transfers| (transfers, targets()));
         }
     }
 
@@ -412,7 +410,7 @@ impl Executor {
 /// How many VMs leave this host by migrations that are none of these.
 fn leaving_beside(agent: &Agent, flights: &BTreeMap<String, Arc<Running>>) -> u8 {
     let is_other = |one: &Arc<Running>| flights.get(one.vm()).is_none_or(|flight| flight.id() != one.id());
-    let others = outgoing::under_way(agent).iter().filter(|one| is_other(one)).count();
+    let others = agent.outgoing.under_way().iter().filter(|one| is_other(one)).count();
     u8::try_from(others).unwrap_or(u8::MAX)
 }
 

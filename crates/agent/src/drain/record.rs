@@ -168,10 +168,12 @@ pub(super) fn departure(agent: &Agent, vm: &str, since: Timestamp) -> Result<Opt
 /// What has become of a VM that was to come back and that no way back follows now. The host that it comes from has the
 /// result; here is known whether it has arrived, and whether it is on its way.
 fn settle_return(agent: &Agent, one: &mut MoveStatus) {
-    let is_coming = || agent.incoming.definitions().iter().any(|vm| vm.name.as_str() == one.vm);
     if has_arrived(agent, &one.vm) {
         (one.state, one.error) = (MoveState::Moved, None);
-    } else if leaves(agent, &one.vm) || is_coming() || agent.vms.out_of_reach_for(&one.vm).is_some() {
+    } else if agent.outgoing.of_vm(&one.vm).is_some()
+        || agent.incoming.has(&one.vm)
+        || agent.vms.out_of_reach_for(&one.vm).is_some()
+    {
         // It is as it was.
     } else if agent.vms.contains(&one.vm) {
         (one.state, one.error) = (MoveState::Failed, Some(does_not_run(&one.vm)));
@@ -189,12 +191,7 @@ fn settle_return(agent: &Agent, one: &mut MoveStatus) {
 /// Whether a VM runs here, and is not on its way from here.
 pub(super) fn has_arrived(agent: &Agent, vm: &str) -> bool {
     // One that is on its way from here, or may have left, has its QEMU here too.
-    !leaves(agent, vm) && agent.vms.running(vm).is_some()
-}
-
-/// Whether a VM is on its way from here, or may have left.
-fn leaves(agent: &Agent, vm: &str) -> bool {
-    agent.outgoing.all().iter().any(|migration| migration.vm() == vm)
+    agent.outgoing.of_vm(vm).is_none() && agent.vms.running(vm).is_some()
 }
 
 /// Puts down how a migration ended.

@@ -42,7 +42,7 @@ pub(crate) async fn wait_received(
     let mut events = vmm.events();
     let end = tokio::time::Instant::now() + deadline;
     loop {
-        let status = match migration::status(&vmm, QMP_DEADLINE).await {
+        let status = match status_of(&entry, &vmm).await {
             Ok(status) => status,
             Err(error) if matches!(error, QmpError::Closed { .. }) || !vmm.alive() => {
                 let exit = vmm.wait_exit(EXIT_KNOWN_WITHIN).await;
@@ -53,10 +53,7 @@ pub(crate) async fn wait_received(
             Err(error) => return Err(Problem::failed(error)),
         };
         match status.status {
-            MigrationStatus::Completed => {
-                entry.note_received();
-                return Ok(IncomingView::Ready);
-            }
+            MigrationStatus::Completed => return Ok(IncomingView::Ready),
             MigrationStatus::Failed => {
                 let relay = lock(&entry.relay).as_ref().and_then(Receiver::error);
                 let why = relay.map(|error| error.to_string()).or(status.error_desc);
@@ -137,10 +134,18 @@ pub(super) fn already_runs(agent: &Agent, id: &str) -> Result<(), Problem> {
     }
 }
 
-pub(super) async fn check_received(agent: &Agent, entry: &IncomingVm, vmm: &Vmm) -> Result<(), Problem> {
-    let status = migration::status(vmm, QMP_DEADLINE).await.map_err(Problem::failed)?;
+/// How far QEMU is with what comes. That all of it is here is noted.
+async fn status_of(entry: &IncomingVm, vmm: &Vmm) -> Result<migration::TransferStatus, QmpError> {
+    let status = migration::status(vmm, QMP_DEADLINE).await?;
     if status.status == MigrationStatus::Completed {
         entry.note_received();
+    }
+    Ok(status)
+}
+
+pub(super) async fn check_received(agent: &Agent, entry: &IncomingVm, vmm: &Vmm) -> Result<(), Problem> {
+    let status = status_of(entry, vmm).await.map_err(Problem::failed)?;
+    if status.status == MigrationStatus::Completed {
         return Ok(());
     }
     Err(Problem::failed(format!("not all state of the VM is on {}: {}", agent.name(), status.status)))
@@ -179,11 +184,8 @@ async fn how_far(agent: &Agent, entry: &IncomingVm) -> Result<IncomingView, Prob
     let mute = || Problem::failed(format!("its QEMU on {} does not answer", agent.name()));
     let vmm = lock(&entry.vmm).clone();
     match vmm {
-        Some(vmm) => match migration::status(&vmm, QMP_DEADLINE).await {
-            Ok(status) if status.status == MigrationStatus::Completed => {
-                entry.note_received();
-                Ok(IncomingView::Ready)
-            }
+        Some(vmm) => match status_of(entry, &vmm).await {
+            Ok(status) if status.status == MigrationStatus::Completed => Ok(IncomingView::Ready),
             Err(QmpError::Deadline { .. }) if vmm.alive() => Err(mute()),
             Ok(_) | Err(_) => Ok(IncomingView::Waiting),
         },

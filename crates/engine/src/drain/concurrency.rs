@@ -195,7 +195,7 @@ impl Concurrency {
         }
     }
 
-    /// For now what arrives says nothing of how much this number carries.
+    /// What arrives at this moment says nothing of how much this number carries.
     pub(super) fn look_away(&mut self) {
         self.window = None;
     }
@@ -208,10 +208,8 @@ impl Concurrency {
         if span_ms < WINDOW_MS && (carries - before * pays_from).abs() < CLEAR * before * 1_000.0 / span_ms {
             return;
         }
+        self.end_trial();
         if carries > before * pays_from {
-            self.trial = None;
-            self.window = None;
-            self.tried = true;
             self.settled = trial.transfers;
             self.carries = Some(carries);
             self.best = self.best.max(carries);
@@ -224,10 +222,13 @@ impl Concurrency {
         self.does_not_pay(since_ms, trial);
     }
 
-    fn does_not_pay(&mut self, since_ms: f64, trial: Trial) {
+    fn end_trial(&mut self) {
         self.trial = None;
         self.window = None;
         self.tried = true;
+    }
+
+    fn does_not_pay(&mut self, since_ms: f64, trial: Trial) {
         self.large_steps(trial.direction, false);
         self.next = opposite(trial.direction);
         self.returning_since_ms = Some(since_ms);
@@ -236,7 +237,9 @@ impl Concurrency {
     /// A VM stands still for long beside others on the links: if more of them are being tried, that does not pay.
     pub(super) fn holds_up(&mut self, now_ms: f64) {
         if let Some(trial) = self.trial.filter(|trial| trial.direction == Direction::Up) {
-            self.does_not_pay(self.window.map_or(now_ms, |window| window.since_ms), trial);
+            let since_ms = self.window.map_or(now_ms, |window| window.since_ms);
+            self.end_trial();
+            self.does_not_pay(since_ms, trial);
         }
     }
 

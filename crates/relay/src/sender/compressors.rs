@@ -35,7 +35,7 @@ fn pack_all(shared: &Shared) -> Result<(), RelayError> {
     // Who never has work holds no memory.
     let mut tools = None;
     while let Some(order) = shared.take_work() {
-        let mut packing = Packing::begin(tools.get_or_insert_with(Tools::new), order)?;
+        let mut packing = BlockInWork::begin(tools.get_or_insert_with(Tools::new), order)?;
         // For the packing alone: who has no core must not hold a lock that the wire's threads wait for, nor one of the
         // allocator's.
         if let Err(error) = take_policy(NormalThreadSchedulePolicy::Idle) {
@@ -98,7 +98,7 @@ impl Tools {
 /// What it takes from the allocator, it takes before the packing and after. glibc gives what is longer than 1032 bytes
 /// from arenas, which threads share where there are many, and to which whoever frees it gives it back: a writer frees
 /// copies of pages with the sender's lock in its hand.
-pub(super) struct Packing<'a> {
+pub(super) struct BlockInWork<'a> {
     tools: &'a mut Tools,
     order: Order,
     // What the slots hold then.
@@ -109,7 +109,7 @@ pub(super) struct Packing<'a> {
     cpu_before: Duration,
 }
 
-impl<'a> Packing<'a> {
+impl<'a> BlockInWork<'a> {
     pub(super) fn begin(tools: &'a mut Tools, mut order: Order) -> Result<Self, RelayError> {
         let (began, cpu_before) = (Instant::now(), thread_cpu());
         tools.packer.set_up(order.codec)?;
@@ -162,7 +162,7 @@ impl<'a> Packing<'a> {
 /// The whole way of a block.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(super) fn pack(tools: &mut Tools, order: Order) -> Result<Done, RelayError> {
-    let mut packing = Packing::begin(tools, order)?;
+    let mut packing = BlockInWork::begin(tools, order)?;
     packing.pack()?;
     Ok(packing.end())
 }

@@ -33,12 +33,12 @@ pub(super) fn begin(shared: &Arc<Shared>, lane: usize, program: UnixStream) -> i
     program.set_read_timeout(Some(FILL_WAIT))?;
     let (reading, writing) = (Arc::clone(shared), Arc::clone(shared));
     spawn(format!("relay-read-{lane}"), move || {
-        match read(&reading, lane, &program) {
-            Ok(Read::All) => return,
-            Ok(Read::Closed) => {}
-            Err(error) => reading.fail(RelayError::Local(Arc::new(error))),
+        if let Err(error) = read(&reading, lane, &program) {
+            reading.fail(RelayError::Local(Arc::new(error)));
         }
-        reading.rest.take(&program);
+        if reading.is_closed() {
+            reading.rest.take(&program);
+        }
     })?;
     spawn(format!("relay-write-{lane}"), move || match write(&writing, lane) {
         Ok(()) => writing.ended(),
@@ -46,26 +46,18 @@ pub(super) fn begin(shared: &Arc<Shared>, lane: usize, program: UnixStream) -> i
     })
 }
 
-/// How reading has ended.
-enum Read {
-    /// The program has given all.
-    All,
-    /// Nothing is sent any more.
-    Closed,
-}
-
-fn read(shared: &Shared, lane: usize, program: &UnixStream) -> io::Result<Read> {
+fn read(shared: &Shared, lane: usize, program: &UnixStream) -> io::Result<()> {
     let mut walker = Walker::new();
     while let Some(mut block) = shared.empty_block(lane) {
         wait_for(program, PollFlags::IN, None)?;
         block.begin(&walker);
         if !fill(program, &mut block, &mut walker)? {
             shared.end(lane);
-            return Ok(Read::All);
+            return Ok(());
         }
         shared.push(lane, block);
     }
-    Ok(Read::Closed)
+    Ok(())
 }
 
 /// Fills a block with whole pages, as far as there is room, up to a sync; or with what has come by the read

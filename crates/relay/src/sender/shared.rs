@@ -213,6 +213,10 @@ impl Shared {
         self.inner().error.clone()
     }
 
+    pub(super) fn is_closed(&self) -> bool {
+        self.inner().is_closed
+    }
+
     /// Ends everything but the program's connections, with the first error.
     pub(super) fn fail(&self, error: RelayError) {
         let mut inner = self.inner();
@@ -568,6 +572,7 @@ mod tests {
         shared.work.notify_one();
         assert!(other.join().unwrap());
     }
+
     fn does_not_shrink(shared: &Shared, order: Order) {
         let Order { work, trier, .. } = order;
         shared.finish(Done { work, packed: None, trier, trials: None, took: PackingTime::default() });

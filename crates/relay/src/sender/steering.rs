@@ -8,8 +8,8 @@ use drainpipe_engine::codec::Reading;
 use drainpipe_engine::idle_cores::{Allowance, CoresSample, SAMPLE_EVERY_MS, share_of};
 use drainpipe_engine::wire_rate::WireRate;
 
-use super::packers::Packer;
 use super::shared::{Past, Shared};
+use super::sharers::Sharer;
 use super::unsent::unsent_bytes;
 use crate::figures::PackingTime;
 use crate::frame::BLOCK_BYTES_MAX;
@@ -31,7 +31,7 @@ const PACKING_MIN: Duration = Duration::from_millis(5);
 
 /// Steers until all is over.
 pub(super) fn run(shared: &Shared) {
-    let packer = Packer::begin();
+    let this = Sharer::begin();
     let (mut at, mut figures) = (Instant::now(), shared.counters.read());
     let mut host = HostCpu::new(shared.settings.cpus.clone());
     let mut allowance = shared.settings.allowance();
@@ -44,7 +44,7 @@ pub(super) fn run(shared: &Shared) {
         let sample = host.sample(packing);
         cores = cores_of(packing, sample, threads).unwrap_or(cores);
         if let Some(sample) = sample {
-            threads = may_pack(&mut allowance, sample, &packer, shared.settings.gives_way);
+            threads = may_pack(&mut allowance, sample, &this, shared.settings.gives_way);
             shared.allow(threads);
         }
         let time = at.duration_since(at_before).as_secs_f64();
@@ -57,8 +57,8 @@ pub(super) fn run(shared: &Shared) {
 }
 
 /// Those that do not give way share what is idle: if each took it for its own, all would rise at once, and all fall.
-fn may_pack(allowance: &mut Allowance, sample: CoresSample, packer: &Packer, gives_way: bool) -> usize {
-    let among = packer.takes(sample.packing);
+fn may_pack(allowance: &mut Allowance, sample: CoresSample, this: &Sharer, gives_way: bool) -> usize {
+    let among = this.takes(sample.packing);
     if gives_way {
         return allowance.follow(sample);
     }

@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
 
 use drainpipe_identity::Identity;
 use drainpipe_identity::authority::{self, InitOptions, IssueOptions};
@@ -20,7 +19,7 @@ use rustls::{CertificateError, ClientConfig, ClientConnection, StreamOwned};
 use socket2::{Domain, Socket, Type};
 use tempfile::TempDir;
 
-use crate::support::{PATIENCE, TOKEN, Target, eventually, start};
+use crate::support::{PATIENCE, TOKEN, Target, assert_waits_for_no_wire, eventually, start};
 
 /// What a guest's memory is full of.
 const SECRET: &[u8] = b"the quick brown fox jumps over the lazy dog; ";
@@ -157,16 +156,7 @@ fn a_program_that_is_to_stop_waits_for_no_wire() {
     let (a, b) = (fleet.host("a"), fleet.host("b"));
     let target = host_b(Treatment::Encrypted, &b);
     let (sender, path) = start(target.settings(Treatment::Encrypted(to_b(&a)), 1));
-    let mut program = UnixStream::connect(path).unwrap();
-    program.set_write_timeout(Some(Duration::from_millis(700))).unwrap();
-    let _reads_nothing = target.program.accept().unwrap();
-    let content = vec![7; 1 << 20];
-    while program.write_all(&content).is_ok() {}
-    sender.stop_sending();
-    (0..64).for_each(|_| program.write_all(&content).expect("it is taken"));
-    assert!(sender.error().is_none());
-    drop(sender);
-    assert!(program.write_all(&content).is_err(), "it is told");
+    assert_waits_for_no_wire(sender, path, &target);
 }
 
 #[test]

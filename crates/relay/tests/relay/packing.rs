@@ -10,7 +10,7 @@ use std::time::Duration;
 use drainpipe_relay::{BLOCK_BYTES_MAX, RelayError, Sender, SenderSettings, TOKEN_BYTES, Treatment};
 use proptest::prelude::*;
 
-use crate::support::{PATIENCE, TOKEN, Target, eventually, start};
+use crate::support::{PATIENCE, TOKEN, Target, assert_waits_for_no_wire, eventually, start};
 
 fn packed(connections: usize) -> Target {
     Target::new(Treatment::Packed, connections)
@@ -204,16 +204,7 @@ fn a_program_that_is_not_read_from_is_held_up_within_bounds() {
 fn a_program_that_is_to_stop_waits_for_no_wire() {
     let target = packed(1);
     let (sender, path) = sender_to(&target, 1);
-    let mut program = UnixStream::connect(path).unwrap();
-    program.set_write_timeout(Some(Duration::from_millis(700))).unwrap();
-    let _reads_nothing = target.program.accept().unwrap();
-    let noise = content(256, 0);
-    while program.write_all(&noise).is_ok() {}
-    sender.stop_sending();
-    (0..64).for_each(|_| program.write_all(&noise).expect("it is taken"));
-    assert!(sender.error().is_none());
-    drop(sender);
-    assert!(program.write_all(&noise).is_err(), "it is told");
+    assert_waits_for_no_wire(sender, path, &target);
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! Both ends of a relay, and the programs beyond them.
 
+use std::io::Write;
 use std::net::{IpAddr, SocketAddr, TcpListener};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -71,6 +72,21 @@ impl Target {
 pub(crate) fn start(settings: SenderSettings) -> (Sender, PathBuf) {
     let path = settings.path.clone();
     (Sender::start(settings, |_| Ok(())).unwrap(), path)
+}
+
+/// Fails the test unless a program that a full wire holds up can give all once its sender is to stop.
+pub(crate) fn assert_waits_for_no_wire(sender: Sender, path: PathBuf, target: &Target) {
+    let mut program = UnixStream::connect(path).unwrap();
+    program.set_write_timeout(Some(Duration::from_millis(700))).unwrap();
+    let _reads_nothing = target.program.accept().unwrap();
+    let content: Vec<u8> =
+        (0..1_u32 << 18).flat_map(|word| word.wrapping_mul(0x9e37_79b9).to_le_bytes()).collect();
+    while program.write_all(&content).is_ok() {}
+    sender.stop_sending();
+    (0..64).for_each(|_| program.write_all(&content).expect("it is taken"));
+    assert!(sender.error().is_none());
+    drop(sender);
+    assert!(program.write_all(&content).is_err(), "it is told");
 }
 
 pub(crate) fn eventually(what: &str, condition: impl Fn() -> bool) {

@@ -82,7 +82,7 @@ async fn create_vm(
     authorise(&caller, Operation::ManageVms)?;
     request.spec.validate().map_err(Problem::bad_input)?;
     admission::check_cordon(&agent, None)?;
-    if agent.incoming.definitions().iter().any(|coming| coming.name == request.spec.name) {
+    if agent.incoming.has(request.spec.name.as_str()) {
         let name = &request.spec.name;
         return Err(Problem::conflict(format!("a VM {name} is on its way to {}", agent.name())).into());
     }

@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::sockets::lock;
 
 /// By the order in which they began, and what packing takes of the cores for each.
-static PACKERS: Mutex<Vec<(u64, f64)>> = Mutex::new(Vec::new());
+static SHARERS: Mutex<Vec<(u64, f64)>> = Mutex::new(Vec::new());
 
 static BEGUN: AtomicU64 = AtomicU64::new(0);
 
 /// One of them, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Packer(u64);
+pub(super) struct Sharer(u64);
 
 /// How one stands among all.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -24,26 +24,26 @@ pub(super) struct Standing {
     pub(super) packing: f64,
 }
 
-impl Packer {
+impl Sharer {
     pub(super) fn begin() -> Self {
         let id = BEGUN.fetch_add(1, Ordering::Relaxed);
-        lock(&PACKERS).push((id, 0.0));
+        lock(&SHARERS).push((id, 0.0));
         Self(id)
     }
 
     /// Tells the others what packing takes for this one now.
     pub(super) fn takes(&self, packing: f64) -> Standing {
-        let mut packers = lock(&PACKERS);
-        let rank = packers.iter().position(|(id, _)| *id == self.0).unwrap_or_default();
-        if let Some((_, own)) = packers.get_mut(rank) {
+        let mut sharers = lock(&SHARERS);
+        let rank = sharers.iter().position(|(id, _)| *id == self.0).unwrap_or_default();
+        if let Some((_, own)) = sharers.get_mut(rank) {
             *own = packing;
         }
-        Standing { rank, all: packers.len(), packing: packers.iter().map(|(_, packing)| packing).sum() }
+        Standing { rank, all: sharers.len(), packing: sharers.iter().map(|(_, packing)| packing).sum() }
     }
 }
 
-impl Drop for Packer {
+impl Drop for Sharer {
     fn drop(&mut self) {
-        lock(&PACKERS).retain(|(id, _)| *id != self.0);
+        lock(&SHARERS).retain(|(id, _)| *id != self.0);
     }
 }
