@@ -10,7 +10,8 @@
 //!
 //! Of a compressed or encrypted migration the guard holds the agent's ends of QEMU's connections too.
 //! Should the agent end, QEMU waits for somebody to read, and can be told to stop. If it saw all of them
-//! close at once, it might wait for its own threads without end (7.2, 10.0).
+//! close at once, it might wait for its own threads without end (7.2, 10.0). But a VM that is paused for its last
+//! bytes waits for that reader with the lock that each command needs: a QEMU that goes on not answering is cut off.
 //!
 //! One guard a VM: no transfer begins before its guard stands, and none takes its post before the one
 //! of the migration before has left. Otherwise a guard that was slow to act could let the VM run
@@ -31,6 +32,7 @@ use drainpipe_hypervisor::migration as qemu;
 use drainpipe_hypervisor::qmp::QmpError;
 use drainpipe_hypervisor::{AttachError, RunState, RuntimePaths, Vmm, cut_connections};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{Shutdown, shutdown};
 use rustix::process::setsid;
 use tokio::sync::oneshot;
 
@@ -213,8 +215,9 @@ pub async fn stand(
         }
     }
     let mut attempts_left = ATTEMPTS;
+    let mut qemu = Qemu { paths, peer, held, was_mute: false };
     loop {
-        let Err(problem) = let_run_on(&journal, migration, &paths, peer).await else { return Ok(()) };
+        let Err(problem) = qemu.let_run_on(&journal, migration).await else { return Ok(()) };
         attempts_left -= 1;
         if attempts_left == 0 {
             return Err(problem.context(format!("guard of VM {vm}: it does not run")));
@@ -230,40 +233,66 @@ fn take_post(paths: &RuntimePaths) -> io::Result<File> {
     Ok(post)
 }
 
-async fn let_run_on(
-    journal: &Journal,
-    migration: &str,
-    paths: &RuntimePaths,
+/// The VM's QEMU, and what it is connected to.
+struct Qemu {
+    paths: RuntimePaths,
+    // If that is its target.
     peer: Option<SocketAddr>,
-) -> Result<(), Problem> {
-    if !journal.forbid_hand_over(migration)? {
-        return Ok(());
-    }
-    let vmm = match Vmm::attach_beside_agent(paths.clone(), QMP_DEADLINE).await {
-        // There is nothing left to let run.
-        Err(AttachError::NotRunning { .. }) => return Ok(()),
-        Err(error) => {
-            if matches!(error, AttachError::Qmp(QmpError::Deadline { .. })) {
-                // It may wait for its target, with the lock that every command needs.
-                cut(paths, peer);
-            }
-            return Err(Problem::failed(error));
-        }
-        Ok(vmm) => vmm,
-    };
-    if let Some(Err(error)) = peer.map(|peer| vmm.discard_unsent(peer)) {
-        eprintln!("guard: the kernel goes on trying to send what QEMU has left: {error}");
-    }
-    let cancelled = qemu::cancel(&vmm, QEMU_DEADLINE).await;
-    cut(paths, peer);
-    cancelled.map_err(Problem::failed)?;
-    qemu::run(&vmm, QMP_DEADLINE).await.map_err(Problem::failed)
+    // The relay's ends of its connections, if that is what it is connected to.
+    held: Vec<OwnedFd>,
+    // It did not answer when it was asked before.
+    was_mute: bool,
 }
 
-/// As the agent does when it stops a transfer: docs/decisions.md, 40.
-fn cut(paths: &RuntimePaths, peer: Option<SocketAddr>) {
-    if let Some(Err(error)) = peer.map(|peer| cut_connections(paths, peer)) {
-        eprintln!("guard: QEMU may wait for its target, and answer nothing: {error}");
+impl Qemu {
+    async fn let_run_on(&mut self, journal: &Journal, migration: &str) -> Result<(), Problem> {
+        if !journal.forbid_hand_over(migration)? {
+            return Ok(());
+        }
+        let vmm = match Vmm::attach_beside_agent(self.paths.clone(), QMP_DEADLINE).await {
+            // There is nothing left to let run.
+            Err(AttachError::NotRunning { .. }) => return Ok(()),
+            Err(error) => {
+                if matches!(error, AttachError::Qmp(QmpError::Deadline { .. })) {
+                    self.cut_if_mute();
+                }
+                return Err(Problem::failed(error));
+            }
+            Ok(vmm) => vmm,
+        };
+        if let Some(Err(error)) = self.peer.map(|peer| vmm.discard_unsent(peer)) {
+            eprintln!("guard: the kernel goes on trying to send what QEMU has left: {error}");
+        }
+        let cancelled = qemu::cancel(&vmm, QEMU_DEADLINE).await;
+        self.cut();
+        cut_relay(&self.held);
+        cancelled.map_err(Problem::failed)?;
+        qemu::run(&vmm, QMP_DEADLINE).await.map_err(Problem::failed)
+    }
+
+    /// It may wait for its target, or for a relay that nobody drives any more, with the lock that every command needs.
+    /// But one that looks for changed memory may be mute for 5 s, and should not see all ends of a relay close then.
+    fn cut_if_mute(&mut self) {
+        self.cut();
+        if self.was_mute {
+            cut_relay(&self.held);
+        }
+        self.was_mute = true;
+    }
+
+    /// As the agent does when it stops a transfer: docs/decisions.md, 40.
+    fn cut(&self) {
+        if let Some(Err(error)) = self.peer.map(|peer| cut_connections(&self.paths, peer)) {
+            eprintln!("guard: QEMU may wait for its target, and answer nothing: {error}");
+        }
+    }
+}
+
+/// Has QEMU find its connections to a relay at their end.
+fn cut_relay(held: &[OwnedFd]) {
+    for socket in held {
+        // Not closed: an agent that stands still has them open too. One whose other end is gone is cut already.
+        let _cut_already = shutdown(socket, Shutdown::Both);
     }
 }
 
@@ -323,6 +352,19 @@ mod tests {
         assert_eq!(listen(&heard, &mut vec![]), Heard::Nothing);
         drop(agent);
         assert_eq!(listen(&heard, &mut vec![]), Heard::End);
+    }
+
+    #[test]
+    fn a_program_that_a_relay_stands_still_for_is_cut_off() {
+        let (mut program, relay) = UnixStream::pair().unwrap();
+        let held = [OwnedFd::from(relay.try_clone().unwrap())];
+        program.set_nonblocking(true).unwrap();
+        while program.write(&[0; 4096]).is_ok() {}
+        assert_eq!(program.write(&[0]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        cut_relay(&held);
+        cut_relay(&held);
+        assert_eq!(program.write(&[0]).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+        drop(relay);
     }
 
     #[test]
