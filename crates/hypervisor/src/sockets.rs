@@ -24,7 +24,7 @@ const WITHOUT_RESETS: [SockFilter; 4] = [
 /// the number of connections found.
 impl Vmm {
     /// Lets each connection of this QEMU to `peer` hold at most about `bytes` that the kernel has not
-    /// sent yet (`TCP_NOTSENT_LOWAT`).
+    /// sent yet (`TCP_NOTSENT_LOWAT`); with 0, `net.ipv4.tcp_notsent_lowat`, as before.
     pub fn limit_unsent(&self, peer: SocketAddr, bytes: u32) -> io::Result<usize> {
         each_connection(self.process(), peer, |socket| socket.set_tcp_notsent_lowat(bytes))
     }

@@ -12,7 +12,7 @@ use drainpipe_engine::check::finding::Finding;
 use drainpipe_engine::facts::HostFacts;
 use drainpipe_engine::migration::{Action, Event, Migration, Stage, downtime_limit_ms};
 use drainpipe_engine::plan::{Plan, Request};
-use drainpipe_engine::problem::Problem;
+use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_engine::progress::Progress;
 use drainpipe_engine::result::{MigrationResult, Outcome};
 use drainpipe_hypervisor::Vmm;
@@ -22,7 +22,7 @@ use tokio::sync::{broadcast, mpsc};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-use super::connections::Setting;
+use super::connections::{Setting, UnsentLimit};
 use super::source_state::source_state;
 use super::target_watch::TargetWatch;
 use super::{Running, Turn, known_target};
@@ -60,7 +60,7 @@ pub(super) struct Executor {
     plan: Option<Plan>,
     endpoint: Option<Endpoint>,
     downtime_limit_ms: u64,
-    short_queues: Setting,
+    unsent_limit: UnsentLimit,
     no_resets: Setting,
     // Told to send the last bytes of the VM, which is paused for them.
     is_switching_over: bool,
@@ -107,7 +107,7 @@ impl Executor {
             plan: None,
             endpoint: None,
             downtime_limit_ms: downtime_limit_ms(0),
-            short_queues: Setting::new("their queues stay long, so the VM's pause may too"),
+            unsent_limit: UnsentLimit::new(),
             no_resets: Setting::new(
                 "should the target's QEMU end meanwhile, this VM may have to be shut down before it can be \
                  migrated again",
@@ -277,7 +277,7 @@ impl Executor {
     fn result(&self, migration: &Migration, outcome: Outcome) -> MigrationResult {
         let measured = self.measurements.finish(self.claimed.vmm.as_deref(), self.target_use);
         let plan = self.plan.as_ref();
-        result::assemble(
+        let mut result = result::assemble(
             result::Identity {
                 id: self.running.id.clone(),
                 vm: self.running.vm.clone(),
@@ -291,7 +291,14 @@ impl Executor {
             outcome,
             plan,
             measured,
-        )
+        );
+        if outcome == Outcome::Cancelled && self.agent.check_not_stopping().is_err() {
+            let why = format!("cancelled, since the agent of {} was being stopped", self.agent.name());
+            result.error.get_or_insert(why);
+            // As it would have been a moment later: who wanted it may try again.
+            result.error_kind.get_or_insert(ProblemKind::Unreachable);
+        }
+        result
     }
 
     /// Records the result and gives the VM free, in this order: what the journal still calls open,

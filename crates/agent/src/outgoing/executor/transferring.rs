@@ -246,18 +246,17 @@ impl Executor {
     fn set_on_connections(&mut self, status: &TransferStatus, remaining_bytes: u64) {
         let Some(plan) = &self.plan else { return };
         let Some(channels) = plan.multifd_channels else { return };
+        // A guest that goes on writing may have much to send again in its next round.
         let unsent_bytes = unsent_limit_bytes(&plan.paths, channels, remaining_bytes);
         if let Some(relay) = &self.relay {
-            // A guest that goes on writing may have much to send again in its next round.
             return relay.set_short(unsent_bytes.is_some());
         }
         if status.status == MigrationStatus::Active {
             self.ignore_resets();
         }
-        let (Some(bytes), Some((vmm, address, connections))) = (unsent_bytes, self.own_multifd()) else {
-            return;
-        };
-        self.short_queues.attempt(connections, || vmm.limit_unsent(address, bytes));
+        if let Some((vmm, address, connections)) = self.own_multifd() {
+            self.unsent_limit.follow(unsent_bytes, connections, |bytes| vmm.limit_unsent(address, bytes));
+        }
     }
 
     /// The source's QEMU and where it is connected to; none if it is the relay that is.
