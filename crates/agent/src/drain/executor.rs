@@ -10,13 +10,13 @@ use drainpipe_engine::drain::status::{DrainStatus, LinkRate, MoveState, MoveStat
 use drainpipe_engine::drain::view::FoundTransfers;
 use drainpipe_engine::migration::Stage;
 use drainpipe_engine::problem::Problem;
-use drainpipe_engine::result::Outcome;
+use drainpipe_engine::result::{MigrationResult, Outcome};
 use jiff::Timestamp;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Interval, MissedTickBehavior, interval, sleep, timeout};
 use tracing::{info, warn};
 
-use super::record::{departure, problem_of, settled};
+use super::record::{claim_own, departure, own_migrations, problem_of, settled};
 use super::{Course, RECORD_AGAIN_AFTER, crashed, limits, migration_deadline_s, plan_anew, sound};
 use crate::agent::Agent;
 use crate::api::types::{DrainRequest, MigrateRequest, plan_warnings};
@@ -43,6 +43,8 @@ struct Executor {
     began: Instant,
     // What an earlier attempt at the same drain has moved.
     earlier: Vec<MoveStatus>,
+    // The migrations that it had begun.
+    own: BTreeSet<String>,
     recorded: DrainStatus,
     // How many transfers at a time carried most, and to which targets VMs were to go then, as found last.
     found: Option<(u8, BTreeSet<String>)>,
@@ -78,6 +80,7 @@ pub(super) fn start(
     let (warnings, mut warned_of) = (plan_warnings(&plan).collect(), BTreeSet::new());
     warn_of(&plan, &mut warned_of);
     let (drain, first) = Drain::begin(plan, limits, others, 0.0);
+    let own = own_migrations(&record.status.moves);
     // What has become of it since is to be written too.
     let recorded = record.status.clone();
     let record = settled(agent, record.clone())?;
@@ -96,6 +99,7 @@ pub(super) fn start(
         drain,
         began: Instant::now(),
         earlier,
+        own,
         recorded,
         found: None,
         unwritten: None,
@@ -194,6 +198,7 @@ impl Executor {
         };
         // Told first: a new plan says nothing of a VM that has left, and the drain may be over with this event.
         self.note_departures();
+        self.note_settled();
         self.note_others();
         let Some(first) = self.own_news.pop_front() else { return event };
         self.own_news.push_back(event);
@@ -230,6 +235,26 @@ impl Executor {
                 }
                 Err(problem) => {
                     warn!(%problem, vm, "whether somebody has moved it is not known; asked again");
+                    self.ask_again_at = Some(Instant::now() + RECORD_AGAIN_AFTER);
+                }
+            }
+        }
+    }
+
+    /// VMs of which it is known now where they run.
+    fn note_settled(&mut self) {
+        if self.ask_again_at.is_some() {
+            return;
+        }
+        let Agent { outgoing, journal, .. } = &*self.agent;
+        let is_over = |(vm, id): &(&str, &str)| outgoing.of_vm(vm).is_none_or(|open| open.id() != *id);
+        for (vm, id) in self.drain.undecided().filter(is_over) {
+            match journal.result(id) {
+                Ok(result) => self
+                    .own_news
+                    .extend(result.map(|result| Event::Settled { vm: vm.to_owned(), end: end_by(&result) })),
+                Err(error) => {
+                    warn!(%error, vm, "where it runs cannot be read; asked again");
                     self.ask_again_at = Some(Instant::now() + RECORD_AGAIN_AFTER);
                 }
             }
@@ -315,6 +340,7 @@ impl Executor {
 
     fn status(&self) -> DrainStatus {
         let mut status = self.drain.status(self.now_ms());
+        claim_own(&mut status.moves, &self.own);
         let told: BTreeSet<&str> = status.moves.iter().map(|one| one.vm.as_str()).collect();
         let stays = |vm: &str| status.stays.iter().any(|stay| stay.vm == vm);
         // One that is undecided is here still, by its claim; that it may run elsewhere is what counts.
@@ -500,7 +526,11 @@ async fn end_of(agent: &Agent, flight: &Running) -> MoveEnd {
             "its migration has crashed, {TO_BE_REPORTED}; it is undone or finished as after a crash of the agent"
         )));
     };
-    let problem = problem_of(&result).unwrap_or_else(|| Problem::failed("no reason is known"));
+    end_by(&result)
+}
+
+fn end_by(result: &MigrationResult) -> MoveEnd {
+    let problem = problem_of(result).unwrap_or_else(|| Problem::failed("no reason is known"));
     match result.outcome {
         Outcome::Completed => MoveEnd::Completed { transfer_ms: result.transfer_ms },
         Outcome::Failed => MoveEnd::Failed(problem),

@@ -21,11 +21,14 @@ use uuid::Uuid;
 use super::record::{self, has_arrived, settled};
 use super::{Course, RECORD_AGAIN_AFTER, crashed, migration_deadline_s};
 use crate::agent::Agent;
-use crate::api::types::{DEADLINE_S_MAX, DrainRequest, MigrateRequest, MigrationView, ResumeRequest, VmView};
+use crate::api::types::{
+    DEADLINE_S_MAX, DrainRequest, MigrateRequest, MigrationView, ResumeRequest, VmState, VmView,
+};
 use crate::client::ApiClient;
 use crate::journal::DrainRecord;
 use crate::lock::lock;
 use crate::outgoing::known_target;
+use crate::vms::does_not_run;
 
 /// VMs that are fetched at a time: one is on the links while the next is made ready.
 const AT_ONCE: u8 = 2;
@@ -39,6 +42,10 @@ const SILENCE_MAX: Duration = Duration::from_mins(2);
 /// Between two attempts: what keeps a VM, as somebody who is just changing it, may be over by then.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
+/// How long a host from which VMs come may give no answer, as while its agent is started anew, and how long something
+/// else may be under way with a VM. An agent that is told to stop ends within 20 s, and begins nothing meanwhile.
+const PUT_OFF_MAX: Duration = Duration::from_secs(30);
+
 /// A way back under way.
 struct WayBack {
     agent: Arc<Agent>,
@@ -49,6 +56,8 @@ struct WayBack {
     arrival: Mutex<Arrival>,
     // Of each VM on its way.
     carried: Mutex<BTreeMap<String, Vec<PathRate>>>,
+    // Hosts that VMs come from and that do not answer, since when.
+    silent: Mutex<BTreeMap<String, Instant>>,
 }
 
 /// How fast all of them come.
@@ -70,6 +79,15 @@ enum Fetched {
     Unknown(Problem),
 }
 
+/// Why a VM does not come yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PutOff {
+    /// Its host does not answer, or is about not to.
+    Silent,
+    /// Something else is under way with it, or its agent begins nothing more.
+    Busy,
+}
+
 impl Fetched {
     /// Whether the VM runs where it ran, and another attempt may bring it.
     fn has_failed(&self) -> bool {
@@ -77,6 +95,23 @@ impl Fetched {
             Self::Ended(result) => result.outcome == Outcome::Failed,
             Self::Failed(_) => true,
             Self::Gone | Self::Unknown(_) => false,
+        }
+    }
+
+    /// Why it may come later, if it may. Then this was no attempt.
+    fn put_off(&self) -> Option<(&str, PutOff)> {
+        let (why, kind) = match self {
+            // By its agent, which was told to stop.
+            Self::Ended(result) if result.outcome == Outcome::Cancelled => {
+                (result.error.as_deref()?, result.error_kind?)
+            }
+            Self::Failed(problem) | Self::Unknown(problem) => (&*problem.message, problem.kind),
+            Self::Ended(_) | Self::Gone => return None,
+        };
+        match kind {
+            ProblemKind::Unreachable => Some((why, PutOff::Silent)),
+            ProblemKind::Conflict => Some((why, PutOff::Busy)),
+            _ => None,
         }
     }
 }
@@ -157,6 +192,7 @@ pub(super) fn start(agent: &Arc<Agent>, away: Away, asked: ResumeRequest) -> Res
         began: Instant::now(),
         arrival: Mutex::new(Arrival { pace, seen_bytes: 0 }),
         carried: Mutex::default(),
+        silent: Mutex::default(),
     };
     agent.drains.run(Arc::clone(&way_back.course), way_back.run(), crashed(Arc::clone(agent)));
     Ok(())
@@ -185,18 +221,7 @@ impl WayBack {
         if self.is_cancelled() {
             return self.change(vm, |one| fail(one, MoveState::Failed, cancelled()));
         }
-        let mut fetched = self.fetch(&one, 1).await;
-        for attempt in 2..=self.agent.config.drain.attempts {
-            if !fetched.has_failed() {
-                break;
-            }
-            sleep(AGAIN_AFTER).await;
-            if self.is_cancelled() {
-                break;
-            }
-            fetched = self.fetch(&one, attempt).await;
-        }
-        match fetched {
+        match self.fetch_at_last(&one).await {
             Fetched::Ended(result) => self.change(vm, |one| record::end(one, &result)),
             Fetched::Failed(problem) => self.change(vm, |one| fail(one, MoveState::Failed, problem)),
             Fetched::Unknown(problem) => self.change(vm, |one| fail(one, MoveState::Undecided, problem)),
@@ -205,6 +230,45 @@ impl WayBack {
             }
             Fetched::Gone => self.leave(&one),
         }
+    }
+
+    /// As often as there are attempts, and as long as it is put off.
+    async fn fetch_at_last(&self, one: &MoveStatus) -> Fetched {
+        let (mut attempt, mut in_doubt, mut busy_since) = (1, false, None);
+        loop {
+            let fetched = self.fetch(one, attempt).await;
+            in_doubt |= matches!(fetched, Fetched::Unknown(_));
+            let goes_on = if let Some((why, put_off)) = fetched.put_off() {
+                self.update(&one.vm, |one| (one.state, one.waits) = (MoveState::Waiting, Some(why.into())));
+                let since = match put_off {
+                    PutOff::Silent => self.silent_since(&one.target),
+                    PutOff::Busy => *busy_since.get_or_insert_with(Instant::now),
+                };
+                since.elapsed() < PUT_OFF_MAX
+            } else {
+                busy_since = None;
+                attempt += 1;
+                fetched.has_failed() && attempt <= self.agent.config.drain.attempts
+            };
+            if goes_on {
+                sleep(AGAIN_AFTER).await;
+            }
+            if goes_on && !self.is_cancelled() {
+                continue;
+            }
+            return match fetched {
+                // That its host is silent now does not say that it has not left.
+                Fetched::Failed(problem) if in_doubt && problem.kind == ProblemKind::Unreachable => {
+                    Fetched::Unknown(problem)
+                }
+                fetched => fetched,
+            };
+        }
+    }
+
+    /// One that is silent for good is waited for once, not for each VM.
+    fn silent_since(&self, host: &str) -> Instant {
+        *lock(&self.silent).entry(host.to_owned()).or_insert_with(Instant::now)
     }
 
     async fn fetch(&self, one: &MoveStatus, attempt: u8) -> Fetched {
@@ -217,6 +281,10 @@ impl WayBack {
             Err(problem) if problem.kind == ProblemKind::NotFound => return Fetched::Gone,
             Err(problem) => return Fetched::Failed(problem),
         };
+        lock(&self.silent).remove(&one.target);
+        if there.state == VmState::Stopped {
+            return Fetched::Failed(Problem::refused(does_not_run(&one.vm)));
+        }
         let begun = match self.on_its_way(peer, &there).await {
             Some(id) => Ok(id),
             None => self.ask_for(peer, one).await,
@@ -324,7 +392,7 @@ impl WayBack {
     /// Changes what is told of one VM, and writes it down.
     fn change(&self, vm: &str, change: impl FnOnce(&mut MoveStatus)) {
         self.update(vm, |one| {
-            one.compression = None;
+            (one.compression, one.waits) = (None, None);
             change(one);
         });
         let status = self.course.status.borrow().clone();

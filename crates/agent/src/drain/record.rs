@@ -1,6 +1,7 @@
 //! What is told of a drain: from the one under way, or from the journal and from what has become of its
 //! migrations since.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use drainpipe_engine::drain::run::Departure;
@@ -140,6 +141,21 @@ fn settle_departures(agent: &Agent, record: &mut DrainRecord) -> Result<(), Prob
     Ok(())
 }
 
+/// The migrations that a drain has begun itself.
+pub(super) fn own_migrations(moves: &[MoveStatus]) -> BTreeSet<String> {
+    let own = moves.iter().filter(|one| one.state != MoveState::Left);
+    own.filter_map(|one| one.migration.clone()).collect()
+}
+
+/// What has left by a migration that an earlier attempt at the same drain had begun was moved by the drain, and comes
+/// back with the others. Such a migration may end when the new attempt has been planned already.
+pub(super) fn claim_own(moves: &mut [MoveStatus], own: &BTreeSet<String>) {
+    let is_own = |one: &MoveStatus| one.migration.as_ref().is_some_and(|id| own.contains(id));
+    for one in moves.iter_mut().filter(|one| one.state == MoveState::Left && is_own(one)) {
+        one.state = MoveState::Moved;
+    }
+}
+
 /// Before the cordon is lifted: writes down what has become of what a drain left open.
 pub(super) fn settle_for_good(agent: &Agent) -> Result<(), Problem> {
     let Some(drain) = agent.journal.last_drain()?.filter(|drain| drain.cordons) else { return Ok(()) };
@@ -261,6 +277,22 @@ mod tests {
         });
         let result: MigrationResult = serde_json::from_value(result).unwrap();
         journal.end_migration(&result, outcome == "completed", Timestamp::UNIX_EPOCH).unwrap();
+    }
+
+    #[test]
+    fn what_an_earlier_attempt_had_begun_was_not_moved_by_somebody_else() {
+        let earlier = [
+            undecided_move("db"),
+            MoveStatus { state: MoveState::Left, ..undecided_move("shop") },
+            MoveStatus { migration: None, ..undecided_move("web") },
+        ];
+        let own = own_migrations(&earlier);
+        let left = |vm| MoveStatus { state: MoveState::Left, ..undecided_move(vm) };
+        let mut moves = [left("db"), left("shop"), left("web"), undecided_move("db")];
+        claim_own(&mut moves, &own);
+        let states = moves.map(|one| one.state);
+        let expected = [MoveState::Moved, MoveState::Left, MoveState::Left, MoveState::Undecided];
+        assert_eq!(states, expected);
     }
 
     #[tokio::test(flavor = "multi_thread")]

@@ -1,6 +1,8 @@
 //! Hosts that are emptied while more than one agent fails: each VM runs once, and what is told is true.
 
 use std::fs;
+use std::thread;
+use std::time::Duration;
 
 use drainpipe_agent::api::types::{DrainView, VmView};
 use drainpipe_engine::drain::status::{DrainState, MoveState};
@@ -24,6 +26,10 @@ pub(crate) const TESTS: &[Test] = &[
         the_disk_under_the_journal_is_full_on_the_way_back,
     ),
     ("the_agent_is_killed_on_the_way_back", the_agent_is_killed_on_the_way_back),
+    (
+        "the_agent_from_which_vms_come_back_is_started_anew",
+        the_agent_from_which_vms_come_back_is_started_anew,
+    ),
     ("the_drained_host_is_rebooted", the_drained_host_is_rebooted),
     ("a_target_is_cut_off_after_a_hand_over", a_target_is_cut_off_after_a_hand_over),
 ];
@@ -120,6 +126,23 @@ fn the_agent_is_killed_on_the_way_back() {
     }
     resume(&lab, "a", true);
     assert_state(&ended(&lab, "a"), DrainState::Drained, 2 - back);
+    assert_nowhere_but(&lab, &["web", "least"], &["a"]);
+    guest.assert_intact();
+}
+
+fn the_agent_from_which_vms_come_back_is_started_anew() {
+    let lab = slow_lab();
+    let guest = lab.start_guest("web", GUEST_MIB, "");
+    start_small(&lab, "least", "");
+    drain(&lab, "a", json!({ "to": ["b"] }));
+    assert_state(&ended(&lab, "a"), DrainState::Drained, 2);
+    resume(&lab, "a", true);
+    wait_until(&lab, "a", "it is on its way", |view| count(view, MoveState::Transferring) > 0);
+    lab.stop_agent("b", Signal::TERM);
+    // As long as some take to come up again.
+    thread::sleep(Duration::from_secs(3));
+    lab.start_agent("b");
+    assert_state(&ended(&lab, "a"), DrainState::Drained, 2);
     assert_nowhere_but(&lab, &["web", "least"], &["a"]);
     guest.assert_intact();
 }

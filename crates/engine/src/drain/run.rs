@@ -7,7 +7,7 @@
 //!    │  Plan, Planned    ▼                 ▼                   ▼                      ▼
 //!    └──────────────── failed, while it may be tried again ◄───┴──────────────────────┤
 //!    │                                                                                ▼
-//!    └► left out: no host can take it                                             undecided
+//!    └► left out: no host can take it              moved, or failed ◄────────────── undecided
 //! ```
 //!
 //! Left: what was waiting, left out or failed, and was then moved by somebody else.
@@ -15,7 +15,7 @@
 //! What the executor owes:
 //! - Each [`Action::Begin`] is answered by exactly one [`Event::Ended`], whatever happens, and by one
 //!   [`Event::Prepared`] before it unless it ends first. Other events of a VM come in their order, or not
-//!   at all; none comes after its `Ended`.
+//!   at all; none comes after its `Ended`, but for [`Event::Settled`] where that was undecided.
 //! - Each [`Action::Plan`] is answered by [`Event::Planned`] or [`Event::NotPlanned`], within a bound. The view
 //!   of the new plan is completed by the [`Drain::standing`] of the moment at which the action was given.
 //! - What was told may be told again, but only until its VM is begun anew, or another plan is asked for.
@@ -155,6 +155,13 @@ pub enum Event {
         /// The VM.
         vm: String,
         /// How.
+        end: MoveEnd,
+    },
+    /// Of this VM it was not known where it runs, and now is: its target has answered at last.
+    Settled {
+        /// The VM.
+        vm: String,
+        /// How its migration has ended.
         end: MoveEnd,
     },
     /// This VM, which was not under way, has left by a migration that was not this drain's.
@@ -301,6 +308,7 @@ impl Drain {
             Event::Paused { vm } => self.of(&vm, |entry| entry.paused(now_ms)),
             Event::Sent { vm } => self.of(&vm, |entry| entry.sent(now_ms)),
             Event::Ended { vm, end } => self.move_ended(now_ms, &vm, end),
+            Event::Settled { vm, end } => self.settled(now_ms, &vm, end),
             Event::Left { vm, departure } => self.left(&vm, departure),
             Event::OthersLeave { count } => self.others = count,
             Event::CancelRequested => self.cancel_requested = true,
@@ -342,6 +350,9 @@ impl Drain {
         if let Some(ms) = entry.paused_for_ms(now_ms) {
             self.pace.completed_in(ms);
         }
+        if let MoveEnd::Failed(problem) = &end {
+            entry.note_failure(problem);
+        }
         match end {
             MoveEnd::Completed { transfer_ms } => {
                 entry.moved(transfer_ms);
@@ -367,6 +378,30 @@ impl Drain {
                 }
                 _ => entry.end(Stage::Failed, problem),
             },
+        }
+    }
+
+    /// One that runs here after all goes with the others.
+    fn settled(&mut self, now_ms: f64, vm: &str, end: MoveEnd) {
+        let is_open = self.closing(now_ms).is_none();
+        let (attempts, planning) = (self.limits.attempts, self.planning);
+        let is_this = |entry: &&mut Entry| entry.planned.vm == vm && entry.stage == Stage::Undecided;
+        let Some(entry) = self.entries.iter_mut().find(is_this) else { return };
+        match end {
+            MoveEnd::Completed { transfer_ms } => {
+                entry.moved(transfer_ms);
+                self.looks = 0;
+            }
+            // Somebody else wants it to stay.
+            MoveEnd::Cancelled(problem) if !entry.cancelled => entry.end(Stage::Failed, problem),
+            MoveEnd::Failed(problem) | MoveEnd::Cancelled(problem)
+                if is_open && entry.attempts < entry.attempts_allowed(attempts) =>
+            {
+                entry.try_again(problem, planning == Planning::UnderWay);
+                self.want_plan();
+            }
+            MoveEnd::Failed(problem) | MoveEnd::Cancelled(problem) => entry.end(Stage::Failed, problem),
+            MoveEnd::Undecided(_) | MoveEnd::Left(_) => {}
         }
     }
 
@@ -476,6 +511,12 @@ impl Drain {
         let here = self.entries.iter().filter(|entry| entry.stage.is_here());
         let stays = self.stays.iter().map(|stay| stay.vm.as_str());
         here.map(|entry| entry.planned.vm.as_str()).chain(stays)
+    }
+
+    /// VMs of which it is not known where they run, and the migrations by which they may have left.
+    pub fn undecided(&self) -> impl Iterator<Item = (&str, &str)> {
+        let undecided = self.entries.iter().filter(|entry| entry.stage == Stage::Undecided);
+        undecided.filter_map(|entry| Some((entry.planned.vm.as_str(), entry.migration.as_deref()?)))
     }
 
     /// How it ended; absent while it is under way.

@@ -17,7 +17,7 @@ use crate::planted::Planted;
 use crate::random::Random;
 use crate::world::{At, Step, World, departure};
 
-/// No drain takes more turns: each has at most 8 VMs, 4 attempts each, of a dozen steps each, or some forty.
+/// No drain takes more turns: each has at most 8 VMs, 4 attempts each and 8 that were refused, of a dozen steps each, or some forty.
 const TURNS_MAX: usize = 20_000;
 
 /// How often what has ended is begun again at most.

@@ -45,6 +45,8 @@ pub(crate) struct Vm {
     pub at: At,
     /// Attempts, since the agent was last started.
     pub begun: u64,
+    /// How often of these its target had no room for it, or took none.
+    pub refused: u64,
     /// It was taken from the links since it did not converge.
     pub gave_way: bool,
     pub flight: Option<Flight>,
@@ -70,6 +72,8 @@ pub(crate) enum Step {
 pub(crate) enum End {
     Completed,
     Failed,
+    /// Its target has no room for it any more, or takes none.
+    Refused,
     Cancelled,
 }
 
@@ -78,6 +82,7 @@ impl End {
         match self {
             Self::Completed => MoveEnd::Completed { transfer_ms: 1.0 },
             Self::Failed => MoveEnd::Failed(Problem::failed("it failed")),
+            Self::Refused => MoveEnd::Failed(Problem::refused("no room is left")),
             Self::Cancelled => MoveEnd::Cancelled(Problem::failed("it was cancelled")),
         }
     }
@@ -264,6 +269,7 @@ impl World {
             is_to_stay: false,
             at: At::Here,
             begun: 0,
+            refused: 0,
             gave_way: false,
             flight: None,
             migration: 0,
@@ -464,6 +470,7 @@ impl World {
                 self.saw(Sight::Settled);
                 self.vms[vm].at = At::Target(target);
                 self.note_result(vm, true);
+                self.tell_settled(vm, End::Completed);
             }
         }
     }
@@ -474,6 +481,7 @@ impl World {
             self.saw(Sight::Revoked);
             self.vms[vm].at = At::Here;
             self.note_result(vm, false);
+            self.tell_settled(vm, End::Failed);
         }
     }
 
@@ -593,18 +601,23 @@ impl World {
         }
         if self.hosts[target].drained {
             self.saw(Sight::RefusedByDrained);
-            self.end(vm, End::Failed);
+            self.refuse(vm);
             return Ok(());
         }
         if self.vms[vm].gib > self.free_gib(target) {
             if !self.faults.memory_is_taken() {
                 return Err(format!("overcommit: the plan leaves no room for {}", self.vms[vm].name));
             }
-            self.end(vm, End::Failed);
+            self.refuse(vm);
             return Ok(());
         }
         self.step(vm, Step::Reserved);
         Ok(())
+    }
+
+    fn refuse(&mut self, vm: usize) {
+        self.vms[vm].refused += 1;
+        self.end(vm, End::Refused);
     }
 
     fn complete(&mut self, vm: usize, target: usize) {
@@ -641,6 +654,11 @@ impl World {
     fn tell_end(&mut self, vm: usize, end: MoveEnd) {
         let name = self.vms[vm].name.clone();
         self.tell(vm, Event::Ended { vm: name, end });
+    }
+
+    fn tell_settled(&mut self, vm: usize, end: End) {
+        let name = self.vms[vm].name.clone();
+        self.tell(vm, Event::Settled { vm: name, end: end.told() });
     }
 
     fn tell(&mut self, vm: usize, event: Event) {
@@ -693,7 +711,7 @@ impl World {
     /// A drain begins: its attempts are counted from here.
     pub(crate) fn count_anew(&mut self) {
         for vm in &mut self.vms {
-            vm.begun = 0;
+            (vm.begun, vm.refused) = (0, 0);
             vm.gave_way = false;
             vm.is_to_stay = false;
         }

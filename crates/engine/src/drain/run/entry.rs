@@ -4,7 +4,7 @@ use super::super::pace::{Load, LoadStage};
 use super::super::plan::{Move, Stay};
 use super::super::status::{MoveState, MoveStatus};
 use super::{Closing, Departure};
-use crate::problem::Problem;
+use crate::problem::{Problem, ProblemKind};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
@@ -82,6 +82,10 @@ const LAST_BYTES_WITHIN_MS: f64 = 400.0;
 /// sends, seen twice in readings at least a second apart; in one second that is not seen twice.
 const LAST_BYTES_HELD_UP_MS: f64 = 1_500.0;
 
+/// How often targets may refuse a VM without that being an attempt. Most of all they do when others have taken its room
+/// since the plan was made. The next plan sees that.
+const REFUSALS_MAX: u8 = 8;
+
 /// Clients of a VM should hear of it again so long after its pause. Where it runs now, its first moments cost more
 /// CPU than those that follow.
 const HEARD_AGAIN_WITHIN_MS: f64 = 500.0;
@@ -113,6 +117,8 @@ pub(super) struct Entry {
     pub(super) stage: Stage,
     pub(super) migration: Option<String>,
     pub(super) attempts: u8,
+    // How often targets have refused it, up to `REFUSALS_MAX`: more do not count.
+    refusals: u8,
     /// Its migration was told to be undone.
     pub(super) cancelled: bool,
     pub(super) patience: Patience,
@@ -138,6 +144,7 @@ impl Entry {
             stage: Stage::Waiting,
             migration: None,
             attempts: 0,
+            refusals: 0,
             cancelled: false,
             patience: Patience::Untried,
             needs_plan: false,
@@ -232,9 +239,16 @@ impl Entry {
         self.cancelled && self.patience != Patience::Yielded
     }
 
-    /// That it has given the links to others is no failure.
+    /// That it has given the links to others is no failure, nor that targets refused it.
     pub(super) fn attempts_allowed(&self, attempts: u8) -> u8 {
-        attempts.saturating_add(u8::from(self.patience == Patience::Yielded))
+        attempts.saturating_add(u8::from(self.patience == Patience::Yielded)).saturating_add(self.refusals)
+    }
+
+    /// Its migration has failed. A target refuses it before anything of it is sent.
+    pub(super) fn note_failure(&mut self, problem: &Problem) {
+        if self.stage.is_prepared_for() && problem.kind == ProblemKind::Refused {
+            self.refusals = self.refusals.saturating_add(1).min(REFUSALS_MAX);
+        }
     }
 
     /// Why it was taken from the links.

@@ -88,6 +88,10 @@ fn failed(vm: &str) -> Event {
     Event::Ended { vm: vm.into(), end: MoveEnd::Failed(Problem::failed("connection reset")) }
 }
 
+fn refused(vm: &str) -> Event {
+    Event::Ended { vm: vm.into(), end: MoveEnd::Failed(Problem::refused("b is short of memory")) }
+}
+
 fn release(vm: &str) -> Action {
     Action::Release { vm: vm.into() }
 }
@@ -405,6 +409,31 @@ fn a_vm_that_failed_goes_where_the_new_plan_says() {
 }
 
 #[test]
+fn that_others_took_its_room_is_no_attempt_within_bounds() {
+    let (mut drain, _) = begin(&["v"]);
+    let mut planned_anew = 0;
+    while drain.handle(1.0, refused("v")) == [Action::Plan] {
+        planned_anew += 1;
+        let actions = drain.handle(2.0, Event::Planned(plan_of(vec![planned("v", "c")], &[])));
+        assert_eq!(begins(&actions), ["v"]);
+        assert!(planned_anew < 100, "without end");
+    }
+    // Eight that do not count, and the first of two attempts.
+    assert_eq!(planned_anew, 9);
+    assert_eq!((state(&drain, "v"), drain.outcome()), (MoveState::Failed, Some(DrainState::Incomplete)));
+}
+
+#[test]
+fn what_fails_on_the_links_is_an_attempt_whoever_refuses_it() {
+    let (mut drain, _) = begin(&["v"]);
+    for expected in [vec![Action::Plan], vec![Action::Finish]] {
+        drain.handle(1.0, prepared("v"));
+        assert_eq!(drain.handle(2.0, refused("v")), expected);
+        drain.handle(3.0, Event::Planned(plan_of(vec![planned("v", "c")], &[])));
+    }
+}
+
+#[test]
 fn how_many_go_at_a_time_follows_the_targets_of_a_new_plan() {
     let limits = DrainLimits { inbound: 1, transfers: None, ..LIMITS };
     let both = DrainPlan { transfers: 2, ..plan_of(vec![planned("v", "b"), planned("w", "c")], &[]) };
@@ -511,9 +540,53 @@ fn looks_for_room_do_not_run_out_while_a_vm_is_on_its_way_that_leaves_some() {
 #[test]
 fn undecided_is_not_tried_again() {
     let (mut drain, _) = begin(&["v"]);
-    let end = MoveEnd::Undecided(Problem::failed("the target is silent"));
-    assert_eq!(drain.handle(1.0, Event::Ended { vm: "v".into(), end }), [Action::Finish]);
+    assert_eq!(drain.handle(1.0, undecided("v")), [Action::Finish]);
     assert_eq!((state(&drain, "v"), drain.outcome()), (MoveState::Undecided, Some(DrainState::Incomplete)));
+}
+
+fn undecided(vm: &str) -> Event {
+    Event::Ended { vm: vm.into(), end: MoveEnd::Undecided(Problem::failed("the target is silent")) }
+}
+
+fn settled(vm: &str, end: MoveEnd) -> Event {
+    Event::Settled { vm: vm.into(), end }
+}
+
+#[test]
+fn what_runs_here_after_all_goes_with_the_others() {
+    let discarded = || MoveEnd::Failed(Problem::failed("b has discarded it"));
+    let (mut drain, _) = begin(&["v", "w"]);
+    drain.handle(0.0, Event::Begun { vm: "v".into(), migration: "of v".into() });
+    drain.handle(1.0, undecided("v"));
+    assert_eq!(drain.undecided().collect::<Vec<_>>(), [("v", "of v")]);
+    assert_eq!(drain.handle(2.0, settled("v", discarded())), [Action::Plan]);
+    assert_eq!(drain.handle(2.5, settled("v", discarded())), [], "once is enough");
+    let actions = drain.handle(3.0, Event::Planned(plan_of(vec![planned("v", "c")], &[])));
+    assert_eq!(begins(&actions), ["v"]);
+    drain.handle(4.0, undecided("v"));
+    assert_eq!(drain.handle(5.0, settled("v", discarded())), []);
+    assert_eq!((state(&drain, "v"), error(&drain, "v")), (MoveState::Failed, "b has discarded it".into()));
+    assert_eq!(drain.handle(6.0, settled("w", discarded())), [], "it is under way");
+    assert_eq!(drain.handle(7.0, completed("w")), [Action::Finish]);
+}
+
+#[test]
+fn what_has_moved_after_all_has_moved() {
+    let (mut drain, _) = begin(&["v", "w"]);
+    drain.handle(1.0, undecided("v"));
+    assert_eq!(drain.handle(2.0, settled("v", MoveEnd::Completed { transfer_ms: 7.0 })), []);
+    assert_eq!(state(&drain, "v"), MoveState::Moved);
+    assert_eq!(drain.handle(3.0, completed("w")), [Action::Finish]);
+    assert_eq!(drain.outcome(), Some(DrainState::Drained));
+}
+
+#[test]
+fn nothing_is_tried_again_once_a_drain_is_cancelled() {
+    let (mut drain, _) = begin(&["v", "w"]);
+    drain.handle(1.0, undecided("v"));
+    drain.handle(2.0, Event::CancelRequested);
+    assert_eq!(drain.handle(3.0, settled("v", MoveEnd::Failed(Problem::failed("discarded")))), []);
+    assert_eq!(state(&drain, "v"), MoveState::Failed);
 }
 
 #[test]

@@ -10,6 +10,9 @@ use crate::faults::Sight;
 use crate::planted::Planted;
 use crate::world::{At, By, Flight, Step, departure, name_of};
 
+/// A VM may be refused so often without that being an attempt.
+const REFUSALS_MAX: u64 = 8;
+
 impl Simulation {
     pub(super) fn perform(&mut self, held: Held) -> Result<(), String> {
         match held.action {
@@ -39,9 +42,9 @@ impl Simulation {
         }
         vm.begun += 1;
         vm.migration = self.migrations;
-        // It may have given way once.
-        let gives_way = u64::from(vm.times > 2);
-        if vm.begun > u64::from(self.limits.attempts) + gives_way {
+        // It may have given way once, and others may have taken its room.
+        let no_attempts = u64::from(vm.times > 2) + vm.refused.min(REFUSALS_MAX);
+        if vm.begun > u64::from(self.limits.attempts) + no_attempts {
             return Err(format!("{} is tried too often", vm.name));
         }
         self.giving_way.remove(&vm.name);
