@@ -22,16 +22,19 @@ const OVERTAKEN_SHARE: f64 = 0.05;
 pub(crate) struct Learnt {
     /// What they were like; none if there was none.
     pub(crate) remembered: Option<Remembered>,
-    /// What packing saved where cores were the limit, in Mb/s: the most, as what shrinks may have been the limit of
-    /// others. None where they never were. What is not repeated is forgotten with the last of so many migrations.
+    /// The most that packing has saved, in Mb/s: what else wanted the cores may have been the limit of others, or what
+    /// shrinks. None where cores never were the limit. What is not repeated is forgotten with the last of so many
+    /// migrations.
     pub(crate) saved_mbps: Option<f64>,
 }
 
 /// What migrations to this target by this option have shown.
 pub(crate) fn of_target(agent: &Agent, target: &str, option: RequestedOption) -> Result<Learnt, Problem> {
     let results = agent.journal.completed_to(target, option, RESULTS_MAX)?;
-    let saved = results.iter().filter_map(|result| saved(result.compression?, result.transfer_ms));
-    let saved_mbps = saved.max_by(f64::total_cmp);
+    let saved = |result: &MigrationResult| {
+        saved(result.compression?, result.transfer_ms, f64::from(result.others_at_once))
+    };
+    let saved_mbps = most_saved(results.iter().filter_map(saved));
     let transfers = agent.journal.transfers_found(target, option)?;
     Ok(Learnt { remembered: remembered(&results, transfers), saved_mbps })
 }
@@ -46,12 +49,32 @@ fn remembered(results: &[MigrationResult], transfers: Option<FoundTransfers>) ->
     })
 }
 
-fn saved(compression: CompressionUse, transfer_ms: f64) -> Option<f64> {
+/// What packing has saved while a migration was under way, in Mb/s.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Saved {
+    mbps: f64,
+    /// Whether cores were the limit.
+    by_cores: bool,
+}
+
+/// Of one that was not long enough, nothing. Those beside it had as much of the cores and of the links.
+fn saved(compression: CompressionUse, transfer_ms: f64, others_at_once: f64) -> Option<Saved> {
     let CompressionUse { stream_bytes, compressed_bytes, overtaken_bytes, .. } = compression;
     let sent_for_ms = sending_ms(transfer_ms);
-    let by_cores = overtaken_bytes as f64 > OVERTAKEN_SHARE * stream_bytes as f64;
     let saved_bytes = stream_bytes.saturating_sub(compressed_bytes) as f64;
-    (by_cores && sent_for_ms >= SENT_FOR_MS).then(|| saved_bytes * 8.0 / 1_000.0 / sent_for_ms)
+    (sent_for_ms >= SENT_FOR_MS).then(|| Saved {
+        mbps: (1.0 + others_at_once) * saved_bytes * 8.0 / 1_000.0 / sent_for_ms,
+        by_cores: overtaken_bytes as f64 > OVERTAKEN_SHARE * stream_bytes as f64,
+    })
+}
+
+/// Whatever was their limit, cores can save what they have saved.
+fn most_saved(saved: impl Iterator<Item = Saved>) -> Option<f64> {
+    let most = |one: Saved, other: Saved| Saved {
+        mbps: one.mbps.max(other.mbps),
+        by_cores: one.by_cores || other.by_cores,
+    };
+    saved.reduce(most).filter(|most| most.by_cores).map(|most| most.mbps)
 }
 
 /// What a transfer carried, in Mb/s, and how many others were sending too.
@@ -79,16 +102,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_packing_saved_counts_where_cores_were_the_limit() {
+    fn what_packing_saved_is_of_all_that_were_under_way_and_of_long_ones() {
         let of = |overtaken_bytes| CompressionUse {
             stream_bytes: 1_000_000_000,
             compressed_bytes: 750_000_000,
             overtaken_bytes,
             ..CompressionUse::default()
         };
-        assert_eq!(saved(of(40_000_000), 2_140.0), None);
-        assert_eq!(saved(of(400_000_000), 2_140.0), Some(1_000.0));
-        assert_eq!(saved(of(400_000_000), 640.0), None, "too short to tell");
+        let by_cores = Saved { mbps: 1_000.0, by_cores: true };
+        assert_eq!(saved(of(400_000_000), 2_140.0, 0.0), Some(by_cores));
+        assert_eq!(saved(of(400_000_000), 2_140.0, 3.0), Some(Saved { mbps: 4_000.0, ..by_cores }));
+        assert_eq!(saved(of(40_000_000), 2_140.0, 0.0), Some(Saved { by_cores: false, ..by_cores }));
+        assert_eq!(saved(of(400_000_000), 640.0, 0.0), None, "too short to tell");
+    }
+
+    #[test]
+    fn one_migration_beside_other_work_does_not_keep_the_next_ones_from_compressing() {
+        let of = |all: &[(f64, bool)]| {
+            most_saved(all.iter().map(|(mbps, by_cores)| Saved { mbps: *mbps, by_cores: *by_cores }))
+        };
+        assert_eq!(of(&[(900.0, false), (20.0, true), (880.0, false)]), Some(900.0));
+        assert_eq!(of(&[(20.0, true), (250.0, true)]), Some(250.0));
+        assert_eq!(of(&[(900.0, false)]), None, "cores may save more");
+        assert_eq!(of(&[]), None);
     }
 
     #[test]

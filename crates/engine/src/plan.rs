@@ -58,7 +58,7 @@ pub struct Request {
     /// What the VM's memory is to codecs, where it was looked at. Where not, nobody's memory is compressed without
     /// being asked for.
     pub memory: Option<Compressible>,
-    /// What packing has saved between the two hosts where cores were the limit, in Mb/s.
+    /// The most that packing has saved between the two hosts, in Mb/s; absent where cores never were the limit.
     pub saved_mbps: Option<f64>,
 }
 
@@ -230,11 +230,11 @@ pub fn plan(
     Ok(encrypt_on_several_cores(Plan { encryption, ..plan }))
 }
 
-/// Where `auto` would have one connection encrypted that a path may outrun, several share that path. They need no more
-/// than the one does: neither a route nor migration addresses, which a network may not let through.
+/// Where one connection would be encrypted that a path may outrun, several share that path, unless one was asked for.
+/// They need no more than the one does: neither a route nor migration addresses, which a network may not let through.
 fn encrypt_on_several_cores(plan: Plan) -> Plan {
     let is_one_connection =
-        plan.requested_option == RequestedOption::Auto && plan.option == MigrationOption::Tcp;
+        plan.requested_option != RequestedOption::Tcp && plan.option == MigrationOption::Tcp;
     let is_outrun = |path: &Path| path.speed_mbps.is_none_or(|speed_mbps| speed_mbps > CORE_ENCRYPTS_MBPS);
     let Some(path) = plan.paths.iter().find(|path| is_outrun(path)) else { return plan };
     if !is_one_connection || !plan.encryption.is_encrypted {
@@ -503,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn auto_encrypts_by_several_connections_what_may_be_faster_than_one() {
+    fn what_may_be_faster_than_one_connection_is_encrypted_by_several() {
         let pair = |links: u8, speed_mbps| {
             [("a", 1), ("b", 2)].map(|(name, last)| {
                 let mut host = host(name, last, links);
@@ -530,7 +530,8 @@ mod tests {
         }
         // Of several paths that nothing can be routed over, too.
         let [a, b] = pair(2, Some(25_000));
-        let unroutable = auto(&[HostFacts { migration_address: None, ..a }, b]);
+        let unroutable_pair = [HostFacts { migration_address: None, ..a }, b];
+        let unroutable = auto(&unroutable_pair);
         assert_eq!(how(&unroutable), several);
         let reason = unroutable.reason.as_ref().unwrap();
         assert!(
@@ -539,6 +540,11 @@ mod tests {
         );
         let narrowed = unroutable.narrow(&[Err("no answer".to_owned()), Ok(())], "a", "b").unwrap();
         assert_eq!((how(&narrowed), narrowed.paths.len()), (several, 1));
+        for option in [RequestedOption::Multichannel, RequestedOption::Compression, RequestedOption::Direct] {
+            let [a, b] = &unroutable_pair;
+            let asked = Request { memory: Some(Compressible { share: 0.0, left: 1.0 }), ..option.into() };
+            assert_eq!(how(&plan(a, b, asked, &[], GIB).unwrap()), several, "{option}");
+        }
         // In the clear one connection is enough, and who asks for one gets it.
         let [mut a, mut b] = pair(1, Some(25_000));
         let asked = plan(&a, &b, RequestedOption::Tcp, &[], GIB).unwrap();

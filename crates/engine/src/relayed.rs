@@ -97,7 +97,7 @@ pub struct RelayMeans {
     pub target_cores: f64,
     /// Of the source's, those on which it may pack, by its configuration.
     pub packing_cores: f64,
-    /// What earlier transfers between the two saved where cores were the limit, in Mb/s; absent where none was.
+    /// The most that earlier transfers between the two have saved, in Mb/s; absent where cores never were the limit.
     pub saved_mbps: Option<f64>,
 }
 

@@ -7,7 +7,7 @@ use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::Vmm;
 use drainpipe_hypervisor::migration::{self, MigrationError, MigrationStatus};
 use drainpipe_hypervisor::qmp::QmpError;
-use drainpipe_relay::Receiver;
+use drainpipe_relay::{Receiver, RelayError};
 use tracing::{info, warn};
 
 use super::silence::{WATCH_EVERY, take_hold};
@@ -45,6 +45,9 @@ pub(crate) async fn wait_received(
         let status = match status_of(&entry, &vmm).await {
             Ok(status) => status,
             Err(error) if matches!(error, QmpError::Closed { .. }) || !vmm.alive() => {
+                if let Some(why) = relay_error(&entry) {
+                    return Err(could_not_take_the_state(agent, &why));
+                }
                 let exit = vmm.wait_exit(EXIT_KNOWN_WITHIN).await;
                 return Err(Problem::failed(qemu_has_ended(agent.name(), exit.as_ref())));
             }
@@ -55,10 +58,9 @@ pub(crate) async fn wait_received(
         match status.status {
             MigrationStatus::Completed => return Ok(IncomingView::Ready),
             MigrationStatus::Failed => {
-                let relay = lock(&entry.relay).as_ref().and_then(Receiver::error);
-                let why = relay.map(|error| error.to_string()).or(status.error_desc);
+                let why = relay_error(&entry).or(status.error_desc);
                 let why = why.unwrap_or_else(|| "its QEMU does not say why".into());
-                return Err(Problem::failed(format!("{} could not take the state: {why}", agent.name())));
+                return Err(could_not_take_the_state(agent, &why));
             }
             _ => {}
         }
@@ -68,6 +70,16 @@ pub(crate) async fn wait_received(
             Err(_) => return Ok(IncomingView::Waiting),
         }
     }
+}
+
+/// Why the relay has broken off, which ends QEMU too. That QEMU's end is closed says less than how QEMU has ended.
+fn relay_error(entry: &IncomingVm) -> Option<String> {
+    let error = lock(&entry.relay).as_ref().and_then(Receiver::error)?;
+    (!matches!(error, RelayError::Local(_))).then(|| error.to_string())
+}
+
+fn could_not_take_the_state(agent: &Agent, why: &str) -> Problem {
+    Problem::failed(format!("{} could not take the state: {why}", agent.name()))
 }
 
 /// Step 9: the VM runs here. Idempotent.

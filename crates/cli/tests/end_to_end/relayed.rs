@@ -170,6 +170,8 @@ fn what_is_no_frame_ends_the_migration() {
     assert_eq!(result.requested_option, RequestedOption::Compression);
     let log = scene.lab.agent_log("b");
     assert!(log.contains("the other host sent"), "the target's agent says what came:\n{log}");
+    let error = result.error.as_deref().unwrap();
+    assert!(!error.contains("has ended"), "which follows from it, and is not the reason: {error}");
     scene.lab.exec("b", &["nft", "delete table netdev corrupt"]).done();
     scene.assert_settled("a");
     assert_compressed(&scene.lab.migrate("web", "b", &COMPRESSION));
