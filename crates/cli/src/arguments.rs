@@ -45,7 +45,7 @@ Examples:
   drainpipe bench web1 b --report report.html  measure all options there and back
 
 Exit codes: 0 done · 1 failed, nothing lost · 2 bad usage or input · 3 refused by a check or by
-permissions · 4 not known yet whether the VM runs on the target · 5 cancelled · 6 warnings of a check";
+permissions · 4 not known yet where the VM runs · 5 cancelled · 6 warnings of a check";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -66,7 +66,7 @@ pub(crate) enum Command {
     Check(CheckArguments),
     /// Move a running VM to another host
     Migrate(MigrateArguments),
-    /// Cancel a migration; the VM runs on where it is
+    /// Cancel a migration unless it is too late: the VM runs on where it is
     Cancel {
         /// Identifier of the migration, as `drainpipe history` shows it
         id: String,

@@ -14,7 +14,8 @@ use drainpipe_report::{BenchReport, Conditions, GuestConditions, HostConditions,
 use jiff::Timestamp;
 
 use crate::connection::Fleet;
-use crate::{follow, output};
+use crate::follow::{self, Followed};
+use crate::output;
 
 /// How long the guest may take to check its memory: 1 s a GiB under TCG, with room for 64 GiB.
 const VERIFY_DEADLINE: Duration = Duration::from_mins(2);
@@ -125,7 +126,10 @@ impl Bench {
             deadline_s: None,
             throttle_max_percent: None,
         };
-        let mut result = follow::migrate(fleet, &request, self.watched).await?;
+        let mut result = match follow::migrate(fleet, &request, self.watched).await? {
+            Followed::Over(result) => result,
+            Followed::LostSight(problem) => return Err(problem),
+        };
         result.guest_gap_ms = heartbeat.map(|heartbeat| heartbeat.stop().longest_gap_ms);
         if let (Some(watch), Some(before)) = (watch, before)
             && result.outcome == Outcome::Completed

@@ -17,7 +17,8 @@ pub(crate) enum Exit {
     BadInput,
     /// 3: refused by a check or by permissions.
     Refused,
-    /// 4: the hand-over was recorded, and whether the VM runs on the target is not known yet.
+    /// 4: where a VM runs is not known yet: its hand-over was recorded, and the target does not answer; or what moves
+    /// it is not watched any more.
     Undecided,
     /// 5: cancelled; the VM runs where it ran.
     Cancelled,

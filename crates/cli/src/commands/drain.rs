@@ -14,7 +14,8 @@ use super::migrate::tell_finding;
 use crate::arguments::{DrainArguments, DrainCommand, ResumeArguments};
 use crate::connection::{ConnectionArguments, Fleet, Host};
 use crate::exit::Exit;
-use crate::{ask, follow, output};
+use crate::follow::{self, Followed};
+use crate::{ask, output};
 
 pub(crate) async fn run(
     connection: &ConnectionArguments,
@@ -61,7 +62,7 @@ async fn drain(
         status.flat_map(warnings).for_each(|warning| output::remark(&warning));
     };
     let ended = follow::drain(&host, &request, begun).await?;
-    tell_end(&ended, json)
+    tell_end(ended, json)
 }
 
 fn warnings(status: &DrainStatus) -> impl Iterator<Item = String> {
@@ -178,7 +179,7 @@ pub(crate) async fn resume(
     };
     if arguments.failback {
         let ended = follow::failback(&host, &request).await?;
-        return tell_end(&ended, json);
+        return tell_end(ended, json);
     }
     let view: DrainView = host.client().post(&host.path("/v1/resume"), &request).await?;
     if json {
@@ -189,11 +190,18 @@ pub(crate) async fn resume(
     Ok(Exit::Done)
 }
 
-fn tell_end(view: &DrainView, json: bool) -> Result<Exit, Problem> {
+fn tell_end(ended: Followed<DrainView>, json: bool) -> Result<Exit, Problem> {
+    let view = match ended {
+        Followed::Over(view) => view,
+        Followed::LostSight(problem) => {
+            output::complain(&problem);
+            return Ok(Exit::Undecided);
+        }
+    };
     if json {
-        output::json(view)?;
+        output::json(&view)?;
     } else {
-        output::print(&describe(view))?;
+        output::print(&describe(&view))?;
     }
     Ok(view.status.as_ref().map_or(Exit::Done, Exit::of_drain))
 }

@@ -10,7 +10,8 @@ use drainpipe_engine::result::{CompressionUse, EncryptionUse, MigrationResult, O
 use crate::arguments::MigrateArguments;
 use crate::connection::{ConnectionArguments, Fleet};
 use crate::exit::Exit;
-use crate::{follow, output};
+use crate::follow::{self, Followed};
+use crate::output;
 
 pub(crate) async fn run(
     connection: &ConnectionArguments,
@@ -29,7 +30,13 @@ pub(crate) async fn run(
     if arguments.dry_run {
         return dry_run(&fleet, &request, json).await;
     }
-    let result = follow::migrate(&fleet, &request, true).await?;
+    let result = match follow::migrate(&fleet, &request, true).await? {
+        Followed::Over(result) => result,
+        Followed::LostSight(problem) => {
+            output::complain(&problem);
+            return Ok(Exit::Undecided);
+        }
+    };
     if json {
         output::json(&result)?;
     } else {
@@ -214,7 +221,7 @@ pub(crate) async fn cancel(connection: &ConnectionArguments, id: &str) -> Result
         None => fleet.entry(),
     };
     host.client().post::<()>(&host.path(&format!("/v1/migrations/{id}/cancel")), &()).await?;
-    output::remark("cancelling; the VM runs on where it is");
+    output::remark("cancelling, unless it is too late; `drainpipe history` shows how it ends");
     Ok(Exit::Done)
 }
 

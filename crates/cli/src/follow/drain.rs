@@ -5,7 +5,7 @@ use drainpipe_engine::problem::{Problem, ProblemKind};
 use serde::Serialize;
 
 use super::drain_display::Display;
-use super::{Cancelling, interrupts, until_left, until_over};
+use super::{Cancelling, Followed, interrupts, until_left, until_over};
 use crate::connection::Host;
 
 /// Begins to empty a host and follows it to its end. Ctrl-C cancels, which is followed too; a second
@@ -14,12 +14,12 @@ pub(crate) async fn drain(
     host: &Host,
     request: &DrainRequest,
     begun: impl FnOnce(&DrainView),
-) -> Result<DrainView, Problem> {
+) -> Result<Followed<DrainView>, Problem> {
     begin_and_follow(host, "/v1/drain", request, begun).await
 }
 
 /// Lets VMs come to a host again, begins to bring back what left it, and follows that as [`drain`] does.
-pub(crate) async fn failback(host: &Host, request: &ResumeRequest) -> Result<DrainView, Problem> {
+pub(crate) async fn failback(host: &Host, request: &ResumeRequest) -> Result<Followed<DrainView>, Problem> {
     begin_and_follow(host, "/v1/resume", request, |_| {}).await
 }
 
@@ -28,19 +28,21 @@ async fn begin_and_follow(
     path: &str,
     request: &impl Serialize,
     show: impl FnOnce(&DrainView),
-) -> Result<DrainView, Problem> {
+) -> Result<Followed<DrainView>, Problem> {
     let mut interrupts = interrupts()?;
-    let begun = host.client().post_within(&host.path(path), request, PLAN_DEADLINE).await;
-    let begun: DrainView = begun.map_err(|problem| match problem.kind {
-        ProblemKind::Unreachable => {
-            problem.context("if it has begun all the same, `drainpipe drain status HOST` shows it")
+    // Who cannot be reached now has not begun anything.
+    host.client().get::<DrainView>(&host.path("/v1/drain")).await?;
+    let begun: DrainView = match host.client().post_within(&host.path(path), request, PLAN_DEADLINE).await {
+        Err(problem) if problem.kind == ProblemKind::Unreachable => {
+            let may_go_on = "if it has begun all the same, `drainpipe drain status HOST` shows it";
+            return Ok(Followed::LostSight(problem.context(may_go_on)));
         }
-        _ => problem,
-    })?;
+        begun => begun?,
+    };
     show(&begun);
     let name = begun.host.clone();
     if is_over(&begun) {
-        return Ok(begun);
+        return Ok(Followed::Over(begun));
     }
     let display = Display::new(&begun);
     let what = match begun.kind {
@@ -63,7 +65,7 @@ async fn begin_and_follow(
         }
     };
     display.end();
-    ended
+    Ok(ended.into())
 }
 
 fn not_watched(host: &str, cancelling: &Cancelling) -> Problem {

@@ -3,13 +3,13 @@
 use std::cell::Cell;
 
 use drainpipe_agent::api::types::{MigrateRequest, MigrationView};
-use drainpipe_engine::problem::Problem;
+use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_engine::progress::{CompressionProgress, Progress};
 use drainpipe_engine::result::MigrationResult;
 use drainpipe_engine::step::Step;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::{Say, interrupts, until_left, until_over};
+use super::{Followed, Say, interrupts, until_left, until_over};
 use crate::connection::Fleet;
 use crate::output;
 
@@ -19,11 +19,17 @@ pub(crate) async fn migrate(
     fleet: &Fleet,
     request: &MigrateRequest,
     watched: bool,
-) -> Result<MigrationResult, Problem> {
+) -> Result<Followed<MigrationResult>, Problem> {
     let mut interrupts = interrupts()?;
     let source = fleet.find_vm(&request.vm).await?.host;
     let host = fleet.host(&source).await?;
-    let begun: MigrationView = host.client().post(&host.path("/v1/migrations"), request).await?;
+    let begun: MigrationView = match host.client().post(&host.path("/v1/migrations"), request).await {
+        Err(problem) if problem.kind == ProblemKind::Unreachable => {
+            let may_go_on = "if it has begun all the same, `drainpipe history` shows it";
+            return Ok(Followed::LostSight(problem.context(may_go_on)));
+        }
+        begun => begun?,
+    };
     let display = Display::new(&begun, watched);
     let id = &begun.id;
     let (path, what) = (format!("/v1/migrations/{id}"), format!("migration {id}"));
@@ -47,7 +53,7 @@ pub(crate) async fn migrate(
         }
     };
     display.end();
-    result
+    Ok(result.into())
 }
 
 /// A bar for a person at a terminal, a line a step for a log, nothing for a script.

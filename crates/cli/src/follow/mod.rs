@@ -21,6 +21,21 @@ const ASK_EVERY: Duration = Duration::from_millis(200);
 /// How long an agent may be out of reach, as it is while it is restarted, before it is given up.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
+/// What has become of what is followed.
+#[derive(Debug)]
+pub(crate) enum Followed<End> {
+    /// It is over.
+    Over(End),
+    /// It may go on, and it is not known how it ends: why.
+    LostSight(Problem),
+}
+
+impl<End> From<Result<End, Problem>> for Followed<End> {
+    fn from(followed: Result<End, Problem>) -> Self {
+        followed.map_or_else(Self::LostSight, Self::Over)
+    }
+}
+
 /// Where the person is told something while progress is shown.
 trait Say {
     fn say(&self, text: &str);
@@ -33,7 +48,7 @@ fn interrupts() -> Result<Signal, Problem> {
         .map_err(|error| Problem::failed(format!("cannot watch for Ctrl-C: {error}")))
 }
 
-/// Asks the agent until `look` finds that it is over.
+/// Asks the agent until `look` finds that it is over. An error says nothing of how it ends.
 async fn until_over<View: DeserializeOwned, End>(
     host: &Host,
     path: &str,

@@ -307,7 +307,7 @@ fn a_second_ctrl_c_stops_watching(scene: &Scene) {
     migrating.signal(Signal::INT);
     thread::sleep(Duration::from_secs(1));
     migrating.signal(Signal::INT);
-    migrating.wait().refused(1, &["is not watched any more", "drainpipe history"]);
+    migrating.wait().refused(4, &["is not watched any more", "drainpipe history"]);
     kill_process(agent, Signal::CONT).unwrap();
     // Whether the frozen agent still heard the request does not matter.
     let moved = scene.last_result().outcome == Outcome::Completed;

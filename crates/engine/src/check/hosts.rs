@@ -200,9 +200,9 @@ fn certificate(facts: &CheckFacts) -> Option<Finding> {
             .what(format!("the certificate of the authority that {host} trusts {ends}"))
             .effect("from then on no host's certificate, and no operator's, counts for its agent")
             .remedy(
-                "make a new authority: drainpipe pki init --force; then, as at first, drainpipe pki host for each \
-                 host and drainpipe pki operator for each operator; copy the files; on each host: systemctl restart \
-                 drainpipe",
+                "make a new authority: drainpipe pki init --force; then drainpipe pki host HOST --force for each host \
+                 and drainpipe pki operator NAME --force for each operator; copy the files; on each host: systemctl \
+                 restart drainpipe",
             )
     } else {
         finding("certificate-ends")
