@@ -1,10 +1,11 @@
 //! QEMU's command line, from a specification. Pure: equal specifications give equal machines on
 //! source and target.
 
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::iter;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
@@ -42,7 +43,15 @@ pub(crate) fn tap_name(vm: &VmName, nic_index: usize) -> String {
 /// Standard input is the control connection of the agent that starts this QEMU, standard output the
 /// listening socket for agents after it. QEMU never starts the guest by itself: taps are attached
 /// first, and a target waits for the decision to take over.
-pub fn command_line(spec: &ResolvedSpec, paths: &RuntimePaths, role: Role) -> Vec<OsString> {
+///
+/// `block_devices` are the paths of those disks that are block devices on this host: QEMU (since 6.0) opens nothing but
+/// regular files by the driver for files.
+pub fn command_line(
+    spec: &ResolvedSpec,
+    paths: &RuntimePaths,
+    role: Role,
+    block_devices: &BTreeSet<PathBuf>,
+) -> Vec<OsString> {
     let mut arguments = Arguments::default();
     arguments.flags(&["-nodefaults", "-no-user-config", "-S"]);
     arguments.option("-display", "none");
@@ -56,7 +65,8 @@ pub fn command_line(spec: &ResolvedSpec, paths: &RuntimePaths, role: Role) -> Ve
     arguments.machine(spec);
     arguments.boot(spec);
     for (index, disk) in spec.spec().disks.iter().enumerate() {
-        arguments.disk(spec, index, disk);
+        let file_driver = if block_devices.contains(&disk.path) { "host_device" } else { "file" };
+        arguments.disk(spec, index, disk, file_driver);
     }
     for (index, mac) in spec.macs().iter().enumerate() {
         arguments.nic(spec, index, *mac);
@@ -131,7 +141,7 @@ impl Arguments {
         }
     }
 
-    fn disk(&mut self, spec: &ResolvedSpec, index: usize, disk: &Disk) {
+    fn disk(&mut self, spec: &ResolvedSpec, index: usize, disk: &Disk, file_driver: &str) {
         let (file, node) = (format!("disk{index}-file"), format!("disk{index}"));
         let driver = match disk.format {
             DiskFormat::Raw => "raw",
@@ -142,7 +152,7 @@ impl Arguments {
         self.json_option(
             "-blockdev",
             &json!({
-                "driver": "file", "node-name": file, "filename": disk.path.to_string_lossy(),
+                "driver": file_driver, "node-name": file, "filename": disk.path.to_string_lossy(),
                 "read-only": disk.read_only, "discard": "unmap", "cache": cache,
             }),
         );
@@ -203,6 +213,10 @@ mod tests {
     }
 
     fn arguments_with(more: &str, role: Role) -> String {
+        arguments_on(&[], more, role)
+    }
+
+    fn arguments_on(block_devices: &[&str], more: &str, role: Role) -> String {
         let text = r#"
 name = "web"
 uuid = "5a8f6c0e-0f0f-4c8c-9d5f-000000000001"
@@ -223,7 +237,8 @@ mac = "52:54:00:00:00:01"
         let name = spec.name.clone();
         let spec = ResolvedSpec::try_from(spec).expect("nothing is open");
         let paths = RuntimePaths::new(Path::new("/run/drain,pipe"), &name).expect("short");
-        let strings: Vec<String> = command_line(&spec, &paths, role)
+        let block_devices = block_devices.iter().map(PathBuf::from).collect();
+        let strings: Vec<String> = command_line(&spec, &paths, role, &block_devices)
             .into_iter()
             .map(|argument| argument.into_string().expect("UTF-8"))
             .collect();
@@ -233,6 +248,17 @@ mac = "52:54:00:00:00:01"
     #[test]
     fn source_and_target_differ_in_nothing_but_the_wait() {
         assert_eq!(arguments(Role::Incoming), format!("{} -incoming defer", arguments(Role::Fresh)));
+    }
+
+    #[test]
+    fn a_block_device_has_a_driver_of_its_own_and_else_nothing() {
+        let file = arguments(Role::Fresh);
+        let device = arguments_on(&["/disks/a,b.qcow2"], "", Role::Fresh);
+        assert!(
+            file.contains(r#""driver":"file""#) && device.contains(r#""driver":"host_device""#),
+            "{device}"
+        );
+        assert_eq!(device.replace("host_device", "file"), file);
     }
 
     #[test]

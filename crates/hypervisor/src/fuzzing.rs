@@ -1,6 +1,7 @@
 //! What parses a peer's bytes, and those of a QEMU, as functions of bytes: each says what holds whatever the bytes
 //! are, and panics where it does not. `make fuzz` looks for such bytes.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::path::Path;
 
@@ -61,7 +62,7 @@ pub fn spec(data: &[u8]) {
 fn check_command_line(resolved: &ResolvedSpec, role: Role) {
     let spec = resolved.spec();
     let paths = RuntimePaths::new(Path::new("/run/drainpipe"), &spec.name).expect("a VM's name is short");
-    let arguments = command_line(resolved, &paths, role);
+    let arguments = command_line(resolved, &paths, role, &BTreeSet::new());
     assert!(arguments.iter().all(|argument| !argument.as_encoded_bytes().contains(&0)));
     let (flags, options) = arguments.split_at(3);
     assert_eq!(flags, ["-nodefaults", "-no-user-config", "-S"]);

@@ -1,7 +1,9 @@
 //! One running QEMU with its guest.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::time::Duration;
@@ -18,7 +20,7 @@ use crate::open_enum::open_enum;
 use crate::paths::RuntimePaths;
 use crate::process::{Exit, Process};
 use crate::qmp::{Event, QemuVersion, QmpClient, QmpError};
-use crate::spec::ResolvedSpec;
+use crate::spec::{ResolvedSpec, VmSpec};
 use crate::tap::{TapError, attach_all};
 
 /// Most of the serial output that one reading returns.
@@ -50,6 +52,18 @@ open_enum! {
         /// QEMU failed.
         InternalError = "internal-error",
     }
+}
+
+/// Which of a VM's disks are block devices here. What cannot be looked at, QEMU complains of.
+async fn block_devices(spec: &VmSpec) -> BTreeSet<PathBuf> {
+    let mut found = BTreeSet::new();
+    for disk in &spec.disks {
+        let looked_at = tokio::fs::metadata(&disk.path).await;
+        if looked_at.is_ok_and(|file| file.file_type().is_block_device()) {
+            found.insert(disk.path.clone());
+        }
+    }
+    found
 }
 
 /// Why a VM was not started. Nothing of it is left.
@@ -165,7 +179,7 @@ impl Vmm {
         let spec_file = paths.spec_file();
         let json = serde_json::to_vec(&spec).map_err(|error| io_error("write", &spec_file, error.into()))?;
         fs::write(&spec_file, json).map_err(|source| io_error("write", &spec_file, source))?;
-        let arguments = command_line(&spec, &paths, role);
+        let arguments = command_line(&spec, &paths, role, &block_devices(spec.spec()).await);
         let launched = launch(binary, &arguments, &paths, deadline).await?;
         attach_all(&spec).await?;
         if role == Role::Fresh {

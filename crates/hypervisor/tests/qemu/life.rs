@@ -1,7 +1,9 @@
 //! One QEMU's life.
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use drainpipe_hypervisor::qmp::QmpError;
@@ -51,6 +53,31 @@ async fn the_older_machine_type_starts_too() {
         let vmm = host.start(&spec, Role::Fresh).await;
         assert_eq!(vmm.run_state(DEADLINE).await.expect("a state"), RunState::Running);
         assert_eq!(vmm.read_console(DEADLINE).await.expect("readable"), "");
+    }
+}
+
+#[tokio::test]
+async fn a_disk_may_be_a_block_device() {
+    for facts in qemus().await {
+        let host = Host::new(&facts);
+        let image = host.runtime_directory().join("image");
+        std::fs::write(&image, vec![0; 1 << 20]).expect("writable");
+        let losetup = |arguments: &[&OsStr]| {
+            let output = Command::new("losetup").args(arguments).output().expect("losetup, of util-linux");
+            (output.status.success(), String::from_utf8_lossy(&output.stdout).trim().to_owned())
+        };
+        let (is_there, device) = losetup(&["--find".as_ref(), "--show".as_ref(), image.as_ref()]);
+        if !is_there {
+            eprintln!("SKIPPED: no loop device is free, so no VM was started on a block device");
+            return;
+        }
+        let disk = Disk { path: device.clone().into(), format: DiskFormat::Raw, read_only: false };
+        let spec = VmSpec { disks: vec![disk], ..small_vm("device") };
+        let started = start_as(&host, &spec).await;
+        losetup(&["--detach".as_ref(), device.as_ref()]);
+        let vmm = started.expect("starts");
+        assert_eq!(vmm.run_state(DEADLINE).await.expect("a state"), RunState::Running);
+        vmm.destroy(DEADLINE).await.expect("ends");
     }
 }
 
@@ -222,9 +249,12 @@ async fn probing_says_what_a_host_has() {
 }
 
 async fn start(host: &Host, name: &str) -> Result<Vmm, StartError> {
-    let spec = small_vm(name);
+    start_as(host, &small_vm(name)).await
+}
+
+async fn start_as(host: &Host, spec: &VmSpec) -> Result<Vmm, StartError> {
     let resolved = spec.resolve(&host.facts).expect("this host can");
-    Vmm::start(&host.facts.binary, resolved, host.paths(&spec), Role::Fresh, DEADLINE).await
+    Vmm::start(&host.facts.binary, resolved, host.paths(spec), Role::Fresh, DEADLINE).await
 }
 
 fn pid_of(vmm: &Vmm) -> Pid {
