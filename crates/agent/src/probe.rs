@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
@@ -33,6 +33,9 @@ const TRIAL_DEADLINE: Duration = Duration::from_millis(1_500);
 /// More than what three of the largest packets of an MTU of 9000 carry. Where something in the way drops large
 /// packets, small ones pass and a migration would stand still.
 const LARGE_BYTES: usize = 28 << 10;
+
+/// Between two attempts to connect.
+const CONNECT_AGAIN_AFTER: Duration = Duration::from_millis(100);
 
 /// How long the target keeps its probe ports open.
 const OPEN_FOR: Duration = Duration::from_secs(4);
@@ -158,9 +161,11 @@ async fn try_path(
     };
     let target = SocketAddr::new(path.peer_address, port);
     let failed = |error: io::Error| format!("{} does not reach {target}: {error}", path.address);
-    let mut stream = timeout(TRIAL_DEADLINE, exchange(path, port, token))
-        .await
-        .map_err(|_| format!("no answer from {target} within {} ms", TRIAL_DEADLINE.as_millis()))?
+    let mut unreachable = None;
+    let trial = timeout(TRIAL_DEADLINE, exchange_soon(path, port, token, &mut unreachable)).await;
+    let ended = trial.or_else(|_| unreachable.map(Err).ok_or(()));
+    let mut stream = ended
+        .map_err(|()| format!("no answer from {target} within {} ms", TRIAL_DEADLINE.as_millis()))?
         .map_err(failed)?;
     let round_trip = round_trip(network, &stream).await;
     if load == Load::Large {
@@ -182,6 +187,23 @@ async fn send_large(stream: &mut TcpStream) -> io::Result<()> {
     let mut heard = [0; 16];
     stream.read_exact(&mut heard).await?;
     Ok(())
+}
+
+/// The kernel says at once that it does not reach a neighbour that it has just looked for in vain, also if the
+/// neighbour's link is up again since.
+async fn exchange_soon(
+    path: &Path,
+    port: u16,
+    token: Uuid,
+    unreachable: &mut Option<io::Error>,
+) -> io::Result<TcpStream> {
+    loop {
+        match exchange(path, port, token).await {
+            Err(error) if error.kind() == io::ErrorKind::HostUnreachable => *unreachable = Some(error),
+            ended => return ended,
+        }
+        sleep(CONNECT_AGAIN_AFTER).await;
+    }
 }
 
 async fn exchange(path: &Path, port: u16, token: Uuid) -> io::Result<TcpStream> {

@@ -9,6 +9,7 @@ use drainpipe_engine::path::Path;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::speed::{READ_EVERY_MS, SpeedWatch};
 use drainpipe_engine::watch::{CLOSE_HELLO_EVERY_MS, HELLO_EVERY_MS, PathNews, PathWatch, Turn, Unwatched};
+use futures_util::future::join_all;
 use tokio::net::UdpSocket;
 use tokio::sync::{Mutex, mpsc};
 use tokio::task::JoinSet;
@@ -426,22 +427,38 @@ impl PeerWatch {
 
     /// The kernel takes no route over a link that is switched off. The watch finds it silent soon.
     async fn way_at_first(&self) -> Way {
-        let mut up = vec![];
-        for path in self.paths_that_carry() {
-            if self.agent.network.is_up(&path.link).await {
-                up.push(path);
-            }
-        }
+        let up = self.paths_up(self.paths_that_carry()).await;
         if up.is_empty() { self.wanted_way() } else { self.way_over(self.in_order(up)) }
+    }
+
+    async fn paths_up(&self, mut paths: Vec<Path>) -> Vec<Path> {
+        let up = join_all(paths.iter().map(|path| self.agent.network.is_up(&path.link))).await;
+        let mut up = up.into_iter();
+        paths.retain(|_| up.next().unwrap_or(false));
+        paths
     }
 
     async fn set_route(&mut self, way: Way) {
         match multichannel::set_route(&self.agent, self.address, &way).await {
             Ok(()) => self.way = way,
             Err(problem) => {
+                // All of it is tried again soon.
                 self.way = Way::default();
-                warn!(peer = self.peer, %problem, "the route stays as it is for now");
+                warn!(peer = self.peer, %problem, "the route does not go over all paths for now");
+                self.route_over_what_is_up(way).await;
             }
+        }
+    }
+
+    /// The kernel takes none of a route of which one link is switched off or gone. The others carry all the same.
+    async fn route_over_what_is_up(&self, wanted: Way) {
+        let wanted_paths = wanted.paths.len();
+        let up = self.paths_up(wanted.paths).await;
+        if up.is_empty() || up.len() == wanted_paths {
+            return;
+        }
+        if let Err(problem) = multichannel::set_route(&self.agent, self.address, &self.way_over(up)).await {
+            warn!(peer = self.peer, %problem, "nor does it over those whose links are up");
         }
     }
 

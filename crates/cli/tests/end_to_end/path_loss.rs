@@ -14,7 +14,7 @@ use crate::encrypted::seen;
 use crate::guest::Guest;
 use crate::options;
 use crate::scene::{Scene, assert_failed, result_of, slow_lab};
-use crate::support::TestLab;
+use crate::support::{TestLab, eventually};
 use crate::switch_over_faults::{heal, silence};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -43,6 +43,25 @@ fn a_link_goes_down_or_loses_packets() {
     // At the target.
     loses_e1_alone(&scene, "a", "link-down a e1", "link-up a e1");
     loses_e1_alone(&scene, "b", "loss b e1 20", "heal b e1");
+    a_link_that_loses_packets_carries_when_the_other_is_switched_off(&scene);
+}
+
+/// On the way back.
+fn a_link_that_loses_packets_carries_when_the_other_is_switched_off(scene: &Scene) {
+    let is_routed = |link: &str| {
+        let routes = "ip route show proto 215; ip -6 route show proto 215";
+        scene.lab.exec("b", &["bash", "-c", routes]).done().contains(&format!("dev {link}"))
+    };
+    let migrating = scene.migrate_to("a", &[]);
+    scene.lab.fault("loss a e1 20");
+    eventually("the route goes over e0 alone", || is_routed("e0") && !is_routed("e1"));
+    scene.lab.fault("link-down b e0");
+    eventually("the route goes over e1 alone", || is_routed("e1") && !is_routed("e0"));
+    scene.lab.fault("link-up b e0");
+    scene.lab.fault("heal a e1");
+    let result = result_of(&migrating.wait());
+    assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
+    scene.assert_settled("a");
 }
 
 fn a_link_falls_silent() {
