@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_identity::Identity;
-use reqwest::{Client, Method, RequestBuilder};
+use reqwest::redirect::Policy;
+use reqwest::{Client, ClientBuilder, Method, RequestBuilder};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -31,10 +32,16 @@ pub struct ApiClient {
     whom: String,
 }
 
+/// No agent sends anybody elsewhere. A host that did would have the request made of another one, in the name of who
+/// asks.
+fn client() -> ClientBuilder {
+    Client::builder().redirect(Policy::none())
+}
+
 impl ApiClient {
     /// Over the Unix socket of an agent on this machine.
     pub fn over_socket(socket: &Path) -> Result<Self, Problem> {
-        let http = Client::builder()
+        let http = client()
             .unix_socket(socket)
             .connect_timeout(CONNECT_DEADLINE)
             .tls_backend_preconfigured(no_tls())
@@ -45,7 +52,7 @@ impl ApiClient {
 
     /// By mutual TLS to the agent of the host `name`, which must hold the certificate of that name.
     pub fn over_tls(name: &str, address: SocketAddr, identity: &Identity) -> Result<Self, Problem> {
-        let http = Client::builder()
+        let http = client()
             .tls_backend_preconfigured(identity.client_config())
             .resolve(name, address)
             .https_only(true)
@@ -173,4 +180,35 @@ fn no_tls() -> rustls::ClientConfig {
         .expect("ring has the cipher suites of TLS 1.3")
         .with_root_certificates(rustls::RootCertStore::empty())
         .with_no_client_auth()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::de::IgnoredAny;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::UnixListener;
+
+    use super::*;
+
+    const ELSEWHERE: &[u8] =
+        b"HTTP/1.1 307 Temporary Redirect\r\nlocation: http://localhost/v1/drain\r\ncontent-length: 0\r\n\r\n";
+
+    #[tokio::test]
+    async fn who_asks_is_sent_nowhere_else() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("agent.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let served = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut asked = [0; 1024];
+            assert!(stream.read(&mut asked).await.unwrap() > 0);
+            stream.write_all(ELSEWHERE).await.unwrap();
+            // For longer than it is listened to.
+            stream
+        });
+        let client = ApiClient::over_socket(&socket).unwrap();
+        let answered = client.post::<IgnoredAny>("/v1/host", &()).await.unwrap_err();
+        assert!(answered.message.contains("307"), "{answered}");
+        served.await.unwrap();
+    }
 }

@@ -126,10 +126,15 @@ impl IncomingVm {
         self.is_received.store(true, Ordering::Relaxed);
     }
 
+    /// Whether all of its state is known to be here.
+    fn has_arrived(&self) -> bool {
+        self.is_received.load(Ordering::Relaxed)
+    }
+
     /// Whether more of its memory may come. Of a source that is gone for good nothing does, whether or not the VM could
     /// be given up.
     fn is_receiving(&self) -> bool {
-        !self.is_received.load(Ordering::Relaxed) && lock(&self.last_heard).elapsed() < GIVE_UP_AFTER
+        !self.has_arrived() && lock(&self.last_heard).elapsed() < GIVE_UP_AFTER
     }
 
     fn vmm(&self) -> Result<Arc<Vmm>, Problem> {
@@ -240,10 +245,13 @@ pub(crate) async fn clear_discarded(agent: &Agent) -> Result<(), Problem> {
     let coming = agent.journal.waiting_incoming()?;
     for record in agent.journal.discarded_skeletons()? {
         // The VM may have come back since, and then its files are no remains.
-        if !agent.vms.contains(&record.vm) && coming.iter().all(|other| other.vm != record.vm) {
-            clear(agent, &record.spec).await?;
+        let is_remains = !agent.vms.contains(&record.vm) && coming.iter().all(|other| other.vm != record.vm);
+        let cleared = if is_remains { clear(agent, &record.spec).await } else { Ok(()) };
+        match cleared {
+            Ok(()) => agent.journal.forget_skeleton(&record.id)?,
+            // A QEMU that nobody needs and that hangs must not keep the agent from all others.
+            Err(problem) => warn!(vm = record.vm, %problem, "its remains are removed at the next start"),
         }
-        agent.journal.forget_skeleton(&record.id)?;
     }
     Ok(())
 }

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drainpipe_engine::problem::Problem;
-use drainpipe_hypervisor::Vmm;
 use drainpipe_hypervisor::migration::{self, MigrationError, MigrationStatus};
 use drainpipe_hypervisor::qmp::QmpError;
+use drainpipe_hypervisor::{RunState, Vmm};
 use drainpipe_relay::{Receiver, RelayError};
 use tracing::{info, warn};
 
@@ -116,17 +116,27 @@ pub(crate) async fn run(agent: &Agent, id: &str) -> Result<(), Problem> {
 /// What becomes of a VM that was recorded to run here, and QEMU did not let it.
 async fn does_not_run(agent: &Agent, entry: &IncomingVm, vmm: Arc<Vmm>, error: MigrationError) -> Problem {
     let problem = Problem::failed(format!("the VM does not run on {}: {error}", agent.name()));
-    if !vmm.alive() {
-        // It may have run for a moment. So its source must not let it run again; it has crashed here.
-        agent.vms.adopt(entry.definition.clone(), vmm, entry.cores_taken);
-        return problem;
-    }
     let refused =
         matches!(error, MigrationError::Qmp(QmpError::Command { .. }) | MigrationError::MemoryIncomplete(_));
-    // Without an answer it is not known; the source asks again. A refusal, as of a disk that another
-    // QEMU holds locked, means that the source can have it back.
-    if refused && let Err(error) = take_back(agent, entry).await {
-        return problem.context(error);
+    let state = match error {
+        // It would not answer this either.
+        MigrationError::Qmp(error @ QmpError::Deadline { .. }) => Err(error),
+        _ => vmm.run_state(QMP_DEADLINE).await,
+    };
+    match state {
+        // A refusal, as of a disk that another QEMU holds locked, means that the source can have it back, as long as it
+        // is as it arrived.
+        Ok(RunState::Paused | RunState::Prelaunch | RunState::Inmigrate) if refused => {
+            if let Err(error) = take_back(agent, entry).await {
+                return problem.context(error);
+            }
+        }
+        // Without an answer it is not known; the source asks again.
+        Ok(RunState::Paused | RunState::Prelaunch | RunState::Inmigrate) => {}
+        Err(_) if vmm.alive() => {}
+        // It may have run for a moment, before its QEMU ended, or before a vCPU failed, of which a second order to run
+        // is refused. So its source must not let it run again; it has crashed here.
+        Ok(_) | Err(_) => agent.vms.adopt(entry.definition.clone(), vmm, entry.cores_taken),
     }
     problem
 }
@@ -147,7 +157,7 @@ pub(super) fn already_runs(agent: &Agent, id: &str) -> Result<(), Problem> {
 }
 
 /// How far QEMU is with what comes. That all of it is here is noted.
-async fn status_of(entry: &IncomingVm, vmm: &Vmm) -> Result<migration::TransferStatus, QmpError> {
+pub(super) async fn status_of(entry: &IncomingVm, vmm: &Vmm) -> Result<migration::TransferStatus, QmpError> {
     let status = migration::status(vmm, QMP_DEADLINE).await?;
     if status.status == MigrationStatus::Completed {
         entry.note_received();

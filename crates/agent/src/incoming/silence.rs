@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drainpipe_engine::problem::Problem;
+use drainpipe_hypervisor::migration::MigrationStatus;
 use tracing::{debug, warn};
 
-use super::running::{check_received, run};
+use super::running::{run, status_of};
 use super::{IncomingVm, discard, finish_arrival};
 use crate::agent::Agent;
 use crate::api::types::HandOverView;
@@ -19,6 +20,10 @@ pub(super) const SILENCE_MAX: Duration = Duration::from_secs(10);
 /// A VM of which not all state is here is given up when its source has not been heard of for this
 /// long. All of it being here, it is kept: it may be the only copy that can run.
 pub(super) const GIVE_UP_AFTER: Duration = Duration::from_mins(2);
+
+/// One of which it is not known whether all is here, since its QEMU lives and says nothing, is kept for so long without a
+/// word from its source: a host may take that to boot.
+const KEPT_MUTE_FOR: Duration = Duration::from_mins(30);
 
 /// How often the target looks after the VMs on their way.
 pub(super) const WATCH_EVERY: Duration = Duration::from_secs(2);
@@ -67,7 +72,7 @@ async fn settle(agent: &Agent, entry: &IncomingVm, silence: Duration) -> Result<
             run(agent, &entry.id).await?;
         }
         Ok(HandOverView::Refused | HandOverView::Unknown) => discard(agent, &entry.id, &entry.source).await?,
-        Err(problem) if silence > GIVE_UP_AFTER && !has_all_state(agent, entry).await => {
+        Err(problem) if silence > GIVE_UP_AFTER && !may_have_all_state(agent, entry, silence).await => {
             warn!(migration = entry.id, %problem, "given up: its source is gone");
             discard(agent, &entry.id, &entry.source).await?;
         }
@@ -87,10 +92,18 @@ pub(super) async fn take_hold(agent: &Agent, entry: &IncomingVm) -> Result<(), P
     Ok(())
 }
 
-async fn has_all_state(agent: &Agent, entry: &IncomingVm) -> bool {
+/// Whether this may be the only copy that can run.
+async fn may_have_all_state(agent: &Agent, entry: &IncomingVm, silence: Duration) -> bool {
     let vmm = lock(&entry.vmm).clone();
+    let is_known_soon = silence < KEPT_MUTE_FOR;
     match vmm {
-        Some(vmm) => check_received(agent, entry, &vmm).await.is_ok(),
-        None => false,
+        Some(vmm) if !vmm.alive() => false,
+        Some(_) if entry.has_arrived() => true,
+        Some(vmm) => match status_of(entry, &vmm).await {
+            Ok(status) => status.status == MigrationStatus::Completed,
+            Err(_) => is_known_soon,
+        },
+        // An error is of one that stood before this agent did, lives, and has not answered since.
+        None => take_hold(agent, entry).await.is_err() && is_known_soon,
     }
 }
