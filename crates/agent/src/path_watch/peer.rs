@@ -9,7 +9,6 @@ use drainpipe_engine::path::Path;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::speed::{READ_EVERY_MS, SpeedWatch};
 use drainpipe_engine::watch::{CLOSE_HELLO_EVERY_MS, HELLO_EVERY_MS, PathNews, PathWatch, Turn, Unwatched};
-use futures_util::future::join_all;
 use tokio::net::UdpSocket;
 use tokio::sync::{Mutex, mpsc};
 use tokio::task::JoinSet;
@@ -177,7 +176,7 @@ impl PeerWatch {
             connecting: None,
         });
         self.forget_unused();
-        let way = self.way_at_first().await;
+        let way = self.way_over_what_is_up().await;
         let prepared =
             multichannel::prepare(&self.agent, joining.migration, self.address, &paths, &way).await;
         if let Err(problem) = prepared {
@@ -425,40 +424,31 @@ impl PeerWatch {
         }
     }
 
-    /// The kernel takes no route over a link that is switched off. The watch finds it silent soon.
-    async fn way_at_first(&self) -> Way {
-        let up = self.paths_up(self.paths_that_carry()).await;
+    /// The kernel takes no route over a link that is switched off or gone. The watch finds it silent soon.
+    async fn way_over_what_is_up(&self) -> Way {
+        let mut up = vec![];
+        for path in self.paths_that_carry() {
+            if self.agent.network.is_up(&path.link).await {
+                up.push(path);
+            }
+        }
         if up.is_empty() { self.wanted_way() } else { self.way_over(self.in_order(up)) }
-    }
-
-    async fn paths_up(&self, mut paths: Vec<Path>) -> Vec<Path> {
-        let up = join_all(paths.iter().map(|path| self.agent.network.is_up(&path.link))).await;
-        let mut up = up.into_iter();
-        paths.retain(|_| up.next().unwrap_or(false));
-        paths
     }
 
     async fn set_route(&mut self, way: Way) {
         match multichannel::set_route(&self.agent, self.address, &way).await {
             Ok(()) => self.way = way,
             Err(problem) => {
-                // All of it is tried again soon.
                 self.way = Way::default();
-                warn!(peer = self.peer, %problem, "the route does not go over all paths for now");
-                self.route_over_what_is_up(way).await;
+                warn!(peer = self.peer, %problem, "the route does not go over all paths; tried again each second");
+                // None of it is there for one link that is not. The others carry all the same.
+                let up = self.way_over_what_is_up().await;
+                if up.paths != way.paths
+                    && let Err(problem) = multichannel::set_route(&self.agent, self.address, &up).await
+                {
+                    warn!(peer = self.peer, %problem, "nor does it over those whose links are up");
+                }
             }
-        }
-    }
-
-    /// The kernel takes none of a route of which one link is switched off or gone. The others carry all the same.
-    async fn route_over_what_is_up(&self, wanted: Way) {
-        let wanted_paths = wanted.paths.len();
-        let up = self.paths_up(wanted.paths).await;
-        if up.is_empty() || up.len() == wanted_paths {
-            return;
-        }
-        if let Err(problem) = multichannel::set_route(&self.agent, self.address, &self.way_over(up)).await {
-            warn!(peer = self.peer, %problem, "nor does it over those whose links are up");
         }
     }
 
@@ -476,7 +466,7 @@ impl PeerWatch {
             user.connecting = in_order.map(|connections| Connecting { connections, until_ms });
         }
         self.placing.look_soon();
-        let way = self.way_at_first().await;
+        let way = self.way_over_what_is_up().await;
         if way.paths != self.way.paths {
             self.set_route(way).await;
         }

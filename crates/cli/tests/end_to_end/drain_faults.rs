@@ -14,6 +14,7 @@ use crate::drain::{
     ask, assert_nowhere_but, assert_state, count, drain, drain_until_one_is_in_flight, ended, fast_lab,
     resume, start_small, status, view, wait_until,
 };
+use crate::guest::Guest;
 use crate::program::{REFUSED, Running};
 use crate::scene::{SmallDisk, cut_off, hold_journal, rejoin, slow_lab, wait_until_handed_over};
 use crate::support::{TestLab, eventually};
@@ -99,13 +100,20 @@ pub(crate) fn power_off(lab: &TestLab, host: &str) {
     fs::remove_dir_all(lab.directory(host).join("run")).unwrap();
 }
 
-fn the_agent_is_killed_on_the_way_back() {
+/// `web` and `least`, which have left a for b and are fetched by it.
+#[track_caller]
+fn two_on_their_way_back() -> (TestLab, Guest) {
     let lab = slow_lab();
     let guest = lab.start_guest("web", GUEST_MIB, "");
     start_small(&lab, "least", "");
     drain(&lab, "a", json!({ "to": ["b"] }));
     assert_state(&ended(&lab, "a"), DrainState::Drained, 2);
     resume(&lab, "a", true);
+    (lab, guest)
+}
+
+fn the_agent_is_killed_on_the_way_back() {
+    let (lab, guest) = two_on_their_way_back();
     let row =
         |view: &DrainView, vm: &str| status(view).moves.iter().find(|one| one.vm == vm).unwrap().clone();
     wait_until(&lab, "a", "it is in flight", |view| row(view, "web").state == MoveState::Transferring);
@@ -131,12 +139,7 @@ fn the_agent_is_killed_on_the_way_back() {
 }
 
 fn the_agent_from_which_vms_come_back_is_started_anew() {
-    let lab = slow_lab();
-    let guest = lab.start_guest("web", GUEST_MIB, "");
-    start_small(&lab, "least", "");
-    drain(&lab, "a", json!({ "to": ["b"] }));
-    assert_state(&ended(&lab, "a"), DrainState::Drained, 2);
-    resume(&lab, "a", true);
+    let (lab, guest) = two_on_their_way_back();
     wait_until(&lab, "a", "it is on its way", |view| count(view, MoveState::Transferring) > 0);
     lab.stop_agent("b", Signal::TERM);
     // As long as some take to come up again.

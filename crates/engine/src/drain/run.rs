@@ -307,8 +307,10 @@ impl Drain {
             Event::Ending { vm } => self.of(&vm, |entry| entry.ending(now_ms)),
             Event::Paused { vm } => self.of(&vm, |entry| entry.paused(now_ms)),
             Event::Sent { vm } => self.of(&vm, |entry| entry.sent(now_ms)),
-            Event::Ended { vm, end } => self.move_ended(now_ms, &vm, end),
-            Event::Settled { vm, end } => self.settled(now_ms, &vm, end),
+            Event::Ended { vm, end } => self.move_ended(now_ms, &vm, Stage::is_under_way, end),
+            Event::Settled { vm, end } => {
+                self.move_ended(now_ms, &vm, |stage| stage == Stage::Undecided, end);
+            }
             Event::Left { vm, departure } => self.left(&vm, departure),
             Event::OthersLeave { count } => self.others = count,
             Event::CancelRequested => self.cancel_requested = true,
@@ -340,14 +342,14 @@ impl Drain {
         self.concurrency.observe(now_ms, arrived_bytes, on_links, self.turns);
     }
 
-    fn move_ended(&mut self, now_ms: f64, vm: &str, end: MoveEnd) {
+    /// Of a VM in a stage from which it can end so; else it was told before.
+    fn move_ended(&mut self, now_ms: f64, vm: &str, can_end: fn(Stage) -> bool, end: MoveEnd) {
         let closing = self.closing(now_ms);
         let (attempts, planning) = (self.limits.attempts, self.planning);
-        let Some(entry) = self.entries.iter_mut().find(|entry| entry.planned.vm == vm) else { return };
-        if !entry.stage.is_under_way() {
-            return;
-        }
-        if let Some(ms) = entry.paused_for_ms(now_ms) {
+        let is_this = |entry: &&mut Entry| entry.planned.vm == vm && can_end(entry.stage);
+        let Some(entry) = self.entries.iter_mut().find(is_this) else { return };
+        // What was in doubt has been counted.
+        if let Some(ms) = entry.paused_for_ms(now_ms).filter(|_| entry.stage.is_under_way()) {
             self.pace.completed_in(ms);
         }
         if let MoveEnd::Failed(problem) = &end {
@@ -378,30 +380,6 @@ impl Drain {
                 }
                 _ => entry.end(Stage::Failed, problem),
             },
-        }
-    }
-
-    /// One that runs here after all goes with the others.
-    fn settled(&mut self, now_ms: f64, vm: &str, end: MoveEnd) {
-        let is_open = self.closing(now_ms).is_none();
-        let (attempts, planning) = (self.limits.attempts, self.planning);
-        let is_this = |entry: &&mut Entry| entry.planned.vm == vm && entry.stage == Stage::Undecided;
-        let Some(entry) = self.entries.iter_mut().find(is_this) else { return };
-        match end {
-            MoveEnd::Completed { transfer_ms } => {
-                entry.moved(transfer_ms);
-                self.looks = 0;
-            }
-            // Somebody else wants it to stay.
-            MoveEnd::Cancelled(problem) if !entry.cancelled => entry.end(Stage::Failed, problem),
-            MoveEnd::Failed(problem) | MoveEnd::Cancelled(problem)
-                if is_open && entry.attempts < entry.attempts_allowed(attempts) =>
-            {
-                entry.try_again(problem, planning == Planning::UnderWay);
-                self.want_plan();
-            }
-            MoveEnd::Failed(problem) | MoveEnd::Cancelled(problem) => entry.end(Stage::Failed, problem),
-            MoveEnd::Undecided(_) | MoveEnd::Left(_) => {}
         }
     }
 
