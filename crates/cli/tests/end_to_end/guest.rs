@@ -6,8 +6,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use drainpipe_guest::client::{Control, Heartbeat};
+use drainpipe_guest::dirtier::Dirtying;
 use drainpipe_guest::parameters::KERNEL_OPTIONS;
-use drainpipe_guest::protocol::{CONTROL_PORT, HEARTBEAT_PORT, Verification};
+use drainpipe_guest::protocol::{CONTROL_PORT, HEARTBEAT_PORT, Status, Verification};
 
 use crate::support::eventually;
 
@@ -87,6 +88,13 @@ impl Guest {
             assert!(Instant::now() < end, "guest {} is not ready within {BOOT_DEADLINE:?}", self.name);
             thread::sleep(Duration::from_millis(100));
         }
+    }
+
+    /// Has it rewrite its memory like that from now on.
+    #[track_caller]
+    pub(crate) fn set_dirty(&self, dirtying: Dirtying) -> Status {
+        let mut control = self.control().expect("the guest's control service answers");
+        control.set_dirty(dirtying, DEADLINE).expect("the guest takes it")
     }
 
     /// Has every page checked.

@@ -41,8 +41,6 @@ const WAYS: [Way; 3] = [
     Way { name: "`compression`, agents started anew", option: "compression", is_agent_new: true },
 ];
 
-const IDLE: Dirtying = Dirtying { mib_per_s: 0, locality_percent: 100 };
-
 /// As much as it gets the CPU for, in so little of its memory that the migration ends.
 const BUSY: Dirtying = Dirtying { mib_per_s: 1 << 20, locality_percent: 1 };
 
@@ -51,8 +49,6 @@ const REST: Duration = Duration::from_secs(12);
 
 /// So long its work is counted while nothing moves.
 const AT_REST: Duration = Duration::from_secs(5);
-
-const ANSWER_DEADLINE: Duration = Duration::from_secs(30);
 
 /// One migration.
 struct Flight {
@@ -89,7 +85,7 @@ fn at_rest(guest: &Guest) -> f64 {
     let before = set(guest, BUSY);
     let began = Instant::now();
     thread::sleep(AT_REST);
-    (set(guest, IDLE) - before) / began.elapsed().as_secs_f64()
+    (set(guest, Dirtying::IDLE) - before) / began.elapsed().as_secs_f64()
 }
 
 fn fly(lab: &TestLab, guest: &Guest, way: &Way) -> Flight {
@@ -107,7 +103,7 @@ fn fly(lab: &TestLab, guest: &Guest, way: &Way) -> Flight {
     let began = Instant::now();
     let result = result_of(&migrating.wait());
     eventually("the guest is reached", || guest.control().is_some());
-    let work_mib_per_s = (set(guest, IDLE) - before) / began.elapsed().as_secs_f64();
+    let work_mib_per_s = (set(guest, Dirtying::IDLE) - before) / began.elapsed().as_secs_f64();
     assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
     guest.assert_intact();
     eprintln!("{}: {work_mib_per_s:.0} MiB/s, {:.1} s", way.name, result.total_ms / 1000.0);
@@ -116,9 +112,7 @@ fn fly(lab: &TestLab, guest: &Guest, way: &Way) -> Flight {
 
 /// Has it rewrite its memory like that from now on. Gives what it has rewritten so far, in MiB.
 fn set(guest: &Guest, dirtying: Dirtying) -> f64 {
-    let mut control = guest.control().expect("the guest's control service answers");
-    let status = control.set_dirty(dirtying, ANSWER_DEADLINE).expect("the guest takes it");
-    status.rewritten_pages as f64 / PAGES_PER_MIB as f64
+    guest.set_dirty(dirtying).rewritten_pages as f64 / PAGES_PER_MIB as f64
 }
 
 fn line(way: &Way, flights: &[Flight]) -> String {

@@ -1,18 +1,16 @@
 //! Several migrations between two hosts at once: they share the paths, the route and the watch, and one
 //! that ends takes nothing from another.
 
-use std::thread;
-use std::time::Duration;
-
 use drainpipe_agent::api::types::MigrationView;
 use drainpipe_engine::result::{Outcome, PathState};
 use drainpipe_engine::step::Step;
+use drainpipe_guest::dirtier::Dirtying;
 use rustix::process::Signal;
 
 use crate::Test;
 use crate::guest::Guest;
 use crate::path_loss::turns;
-use crate::program::Running;
+use crate::program::{Output, Running};
 use crate::scene::{Scene, result_of, slow_lab};
 use crate::support::{HostNetwork, TestLab, eventually};
 
@@ -33,9 +31,13 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-const MEMORY_MIB: u64 = 160;
+/// Of it 16 MiB are filled.
+const MEMORY_MIB: u64 = 128;
 
 const VMS: [&str; 2] = ["web", "db"];
+
+/// More than both links of [`slow_lab`] carry: nothing arrives while the guests do that.
+const NEVER_DONE: Dirtying = Dirtying { mib_per_s: 20, locality_percent: 100 };
 
 /// Two guests, `web` on host `a` and `db` on the other one or on the same.
 struct Two {
@@ -56,13 +58,15 @@ impl Two {
         Self { lab, guests, network }
     }
 
-    /// Begins to move each to its host of these; back when the memory of both is being copied.
+    /// Begins to move each to its host of these, where none arrives before [`Self::let_arrive`]. Back when the memory
+    /// of both is being copied.
     #[track_caller]
     fn migrate(&self, hosts: [&str; 2]) -> [Running; 2] {
         let start = |vm| {
             let host = if vm == "web" { hosts[0] } else { hosts[1] };
             self.lab.start(&["migrate", vm, host, "--option", "multichannel", "--json"])
         };
+        self.have_them_rewrite(NEVER_DONE);
         let migrating = VMS.map(start);
         for host in ["a", "b"] {
             let leaving = hosts.iter().filter(|to| **to != host).count();
@@ -71,12 +75,18 @@ impl Two {
         migrating
     }
 
-    /// Kills the agent of `b`; back when a new one is there, and the other one watches with it.
     #[track_caller]
-    fn start_agent_anew(&self) {
-        self.lab.stop_agent("b", Signal::KILL);
-        self.lab.start_agent("b");
-        eventually("the new agent watches", || self.lab.agent_log("a").contains("e1–e1 is watched now"));
+    fn have_them_rewrite(&self, dirtying: Dirtying) {
+        for guest in &self.guests {
+            guest.set_dirty(dirtying);
+        }
+    }
+
+    /// What becomes of them once the guests rest.
+    #[track_caller]
+    fn let_arrive<const COUNT: usize>(&self, migrating: [Running; COUNT]) -> [Output; COUNT] {
+        self.have_them_rewrite(Dirtying::IDLE);
+        migrating.map(Running::wait)
     }
 
     /// The migrations from a host of which memory is being copied.
@@ -105,6 +115,28 @@ impl Two {
     }
 }
 
+/// Switches a link of a host silent, and waits until neither host counts on it.
+#[track_caller]
+fn silence(lab: &TestLab, host: &str, link: &str) {
+    lab.fault(&format!("blackhole {host} {link}"));
+    wait_for_news(lab, &format!("path {link}–{link} is out"));
+}
+
+#[track_caller]
+fn wait_for_news(lab: &TestLab, news: &str) {
+    for host in ["a", "b"] {
+        eventually(news, || lab.agent_log(host).contains(news));
+    }
+}
+
+/// Kills the agent of `b`; back when a new one is there, and the other one watches with it.
+#[track_caller]
+fn start_agent_anew(lab: &TestLab) {
+    lab.stop_agent("b", Signal::KILL);
+    lab.start_agent("b");
+    eventually("the new agent watches", || lab.agent_log("a").contains("e1–e1 is watched now"));
+}
+
 fn two_vms_go_and_their_agent_is_killed_or_a_link_falls_silent() {
     let two = Two::set("a");
     the_source_agent_is_killed(&two);
@@ -120,17 +152,20 @@ fn one_of_two_is_cancelled_and_a_link_falls_silent_as_they_pass_each_other() {
 #[track_caller]
 fn a_link_falls_silent(two: &Two, hosts: [&str; 2]) {
     let migrating = two.migrate(hosts);
-    two.lab.fault("blackhole b e1");
-    thread::sleep(Duration::from_secs(2));
+    silence(&two.lab, "b", "e1");
     for host in ["a", "b"] {
         // One watch for both, whoever sends.
         let ports = two.lab.migration_ports(host);
         assert_eq!(ports.lines().filter(|line| line.starts_with("udp")).count(), 2, "{ports}");
-        let routes = two.lab.exec(host, &["ip", "route", "show", "proto", "215"]).done();
-        assert!(!routes.contains("dev e1"), "{routes}");
+        let is_left = || {
+            let routes = two.lab.exec(host, &["ip", "route", "show", "proto", "215"]).done();
+            !routes.contains("dev e1")
+        };
+        eventually("no route goes over it", is_left);
     }
     two.lab.fault("heal b e1");
-    for output in migrating.map(Running::wait) {
+    wait_for_news(&two.lab, "path e1–e1 is back");
+    for output in two.let_arrive(migrating) {
         let result = result_of(&output);
         assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
         assert_eq!(turns(&result, "e0"), [], "{result:#?}");
@@ -146,9 +181,10 @@ fn one_of_two_is_cancelled(two: &Two) {
     two.lab.drainpipe(&["cancel", &db.id]).done();
     assert_eq!(result_of(&cancelled.wait()).outcome, Outcome::Cancelled);
     // The other one still has its paths, and their watch.
-    two.lab.fault("blackhole a e0");
-    let result = result_of(&moved.wait());
+    silence(&two.lab, "a", "e0");
+    let [output] = two.let_arrive([moved]);
     two.lab.fault("heal a e0");
+    let result = result_of(&output);
     assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
     assert_eq!(turns(&result, "e0").first(), Some(&PathState::Out), "{result:#?}");
     two.assert_settled(["b", "a"]);
@@ -158,7 +194,7 @@ fn the_source_agent_is_killed(two: &Two) {
     let migrating = two.migrate(["b", "b"]);
     two.lab.stop_agent("a", Signal::KILL);
     two.lab.start_agent("a");
-    for output in migrating.map(Running::wait) {
+    for output in two.let_arrive(migrating) {
         assert_eq!(result_of(&output).outcome, Outcome::Failed);
     }
     two.assert_settled(["a", "a"]);
@@ -167,9 +203,9 @@ fn the_source_agent_is_killed(two: &Two) {
 fn an_agent_is_started_anew_while_two_vms_come() {
     let two = Two::set("a");
     let migrating = two.migrate(["b", "b"]);
-    two.start_agent_anew();
-    two.lab.fault("blackhole b e1");
-    let outputs = migrating.map(Running::wait);
+    start_agent_anew(&two.lab);
+    silence(&two.lab, "b", "e1");
+    let outputs = two.let_arrive(migrating);
     two.lab.fault("heal b e1");
     for output in outputs {
         let result = result_of(&output);
@@ -183,24 +219,25 @@ fn an_agent_is_started_anew_while_two_vms_come() {
 fn an_agent_is_started_anew_while_one_vm_comes_and_one_goes() {
     let two = Two::set("b");
     let [coming, going] = two.migrate(["b", "a"]);
-    two.start_agent_anew();
-    two.lab.fault("blackhole a e0");
-    let came = result_of(&coming.wait());
+    start_agent_anew(&two.lab);
+    silence(&two.lab, "a", "e0");
+    let [came, went] = two.let_arrive([coming, going]);
     two.lab.fault("heal a e0");
+    let came = result_of(&came);
     assert_eq!(came.outcome, Outcome::Completed, "{came:#?}");
     assert!(turns(&came, "e0").contains(&PathState::Out), "{came:#?}");
     // Its agent was the one that led it.
-    assert_ne!(going.wait().code, 0);
+    assert_ne!(went.code, 0);
     two.assert_settled(["b", "b"]);
 }
 
 fn the_target_agent_is_started_anew_in_flight() {
-    let scene = Scene::in_lab(TestLab::up(&["--link", "40", "--link", "40"]));
+    let scene = Scene::set();
+    scene.guest.set_dirty(NEVER_DONE);
     let migrating = scene.migrate(&[]);
-    scene.lab.stop_agent("b", Signal::KILL);
-    scene.lab.start_agent("b");
-    eventually("the new agent watches", || scene.lab.agent_log("a").contains("e1–e1 is watched now"));
-    scene.lab.fault("blackhole b e1");
+    start_agent_anew(&scene.lab);
+    silence(&scene.lab, "b", "e1");
+    scene.guest.set_dirty(Dirtying::IDLE);
     let result = result_of(&migrating.wait());
     scene.lab.fault("heal b e1");
     assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
