@@ -190,7 +190,8 @@ fn silent_and_one_way_paths() {
 }
 
 fn links_that_are_down_or_elsewhere() {
-    let lab = TestLab::fast();
+    // Links in two subnets would find each other by link-local addresses.
+    let lab = TestLab::up(&["--link-addresses", "ipv4", "--link", "unlimited", "--link", "unlimited"]);
     lab.fault("link-down b e1");
     assert_found(&lab, WARNED, "link-down", &["b e1"], "e1 of b is switched off");
     let (_, findings) = check(&lab, "a", "b");
