@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
 use drainpipe_engine::problem::Problem;
 use rustix::net::{AddressFamily, SocketType, netdevice, socket};
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::net::UdpSocket;
 
 use crate::agent::Agent;
@@ -39,8 +39,15 @@ pub(crate) async fn bind_udp(agent: &Agent, link: &str, address: IpAddr) -> Resu
     .await
 }
 
+/// Whether a socket of [`bind_udp`] is on `link` still. The kernel binds it to the link's number, and gives another to
+/// one that is made again.
+pub(crate) fn is_on(socket: &UdpSocket, link: &str) -> bool {
+    let bound_to = SockRef::from(socket).device();
+    bound_to.is_ok_and(|name| name.as_deref() == Some(link.as_bytes()))
+}
+
 /// To the link, lest a route over another link makes a dead path look good.
-fn bind_to_link(link: &str, address: IpAddr, port: u16) -> io::Result<UdpSocket> {
+pub(crate) fn bind_to_link(link: &str, address: IpAddr, port: u16) -> io::Result<UdpSocket> {
     let address = on_link(link, address, port)?;
     let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
     socket.bind_device(Some(link.as_bytes()))?;

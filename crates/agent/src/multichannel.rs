@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use drainpipe_engine::path::Path;
 use drainpipe_engine::problem::Problem;
-use drainpipe_net::{Change, NextHop, channel_congestion_control, multichannel_changes};
+use drainpipe_net::{Change, NextHop, channel_congestion_control, ignore_linkdown, multichannel_changes};
 use tracing::info;
 
 use crate::agent::Agent;
@@ -63,6 +63,11 @@ async fn check_peer_address(agent: &Agent, address: IpAddr) -> Result<(), Proble
 /// Changes the route, for which a migration has been prepared.
 pub(crate) async fn set_route(agent: &Agent, peer: IpAddr, way: &Way) -> Result<(), Problem> {
     agent.network.change_recorded(&route(agent, peer, way)?).await
+}
+
+/// Sets a link that was deleted and made again to what a migration has set it to before: that went with it.
+pub(crate) async fn set_link(agent: &Agent, link: &str) -> Result<(), Problem> {
+    agent.network.change_recorded(&ignore_linkdown(agent.intended_address(), link)).await
 }
 
 /// Makes this host's address and that route again, should somebody have removed or changed them. A setting

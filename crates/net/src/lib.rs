@@ -33,7 +33,9 @@ pub use ended_flows::EndedFlows;
 pub use error::Error;
 pub use flow::{Flow, FlowCounters, RouteState};
 pub use link::{Link, LinkCounters, LinkKind};
-pub use multichannel::{MultichannelError, channel_congestion_control, multichannel_changes};
+pub use multichannel::{
+    MultichannelError, channel_congestion_control, ignore_linkdown, multichannel_changes,
+};
 pub use network::Network;
 pub use placement::Placement;
 pub use rdma::{RdmaDevice, rdma_devices};

@@ -116,13 +116,13 @@ fn hash_policy(own: IpAddr) -> Change {
     }
 }
 
-/// Without it the kernel goes on sending to a link whose cable is out.
+/// What a link of [`multichannel_changes`] needs: without it the kernel goes on sending to one whose cable is out.
 ///
 /// Set link by link: a link's own setting suffices. `all` would change other links too, and of
 /// IPv6 in a way that cannot be undone, since the kernel copies it over the setting of every
 /// link and over `default`. It must be there before the route: IPv4 heeds it when a route is made
 /// and when a link changes, not when a packet is sent (all measured with Linux 6.18).
-fn ignore_linkdown(own: IpAddr, link: &str) -> Change {
+pub fn ignore_linkdown(own: IpAddr, link: &str) -> Change {
     Change::Sysctl {
         key: format!("net.{}.conf.{}.ignore_routes_with_linkdown", version(own), link.replace('.', "/")),
         value: "1".to_owned(),

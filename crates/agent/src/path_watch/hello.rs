@@ -11,7 +11,7 @@ use tokio::net::UdpSocket;
 use uuid::Uuid;
 
 use crate::agent::Agent;
-use crate::link_socket::bind_udp;
+use crate::link_socket::{bind_to_link, bind_udp};
 
 /// Most datagrams read from one path between two hellos; a flood of them costs no more. More than a socket
 /// holds by default, so that nothing old is left after the agent stood still.
@@ -38,6 +38,14 @@ pub(crate) async fn bind(agent: &Agent, path: &Path) -> Result<UdpSocket, Proble
     go_first(&socket, path.address).map_err(|error| {
         cannot(Problem::failed(format!("the kernel does not let its datagrams go first: {error}")))
     })?;
+    Ok(socket)
+}
+
+/// Another one in place of `socket`, whose port the other end knows, on the link that has been made again.
+pub(super) fn bind_again(socket: &UdpSocket, path: &Path) -> io::Result<UdpSocket> {
+    // The old one does not hold the port on another link than its own.
+    let socket = bind_to_link(&path.link, path.address, socket.local_addr()?.port())?;
+    go_first(&socket, path.address)?;
     Ok(socket)
 }
 

@@ -1,6 +1,7 @@
 //! This host's end of the watch of all paths to one peer, and its route there.
 
 use std::cmp::Reverse;
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,11 +21,14 @@ use super::placing::Placing;
 use super::{Beginning, Joining, News, PathEnd, WatchEnd, hello};
 use crate::agent::Agent;
 use crate::api::types::WatchRequest;
-use crate::link_socket::on_link;
+use crate::link_socket::{is_on, on_link};
 use crate::multichannel::{self, Way};
 
 /// How soon a route that could not be set is tried again, and one that is gone is noticed.
 const ROUTE_EVERY_MS: f64 = 1_000.0;
+
+/// How soon a link that was made again is watched again.
+const LINKS_EVERY_MS: f64 = 1_000.0;
 
 /// Between two questions to an agent of which nothing is heard, or which could not watch a path.
 const ASK_EVERY_MS: f64 = 2_000.0;
@@ -60,6 +64,7 @@ pub(super) struct PeerWatch {
     placing: Placing,
     began: Instant,
     next_reading_ms: f64,
+    next_links_ms: f64,
     next_route_ms: f64,
     next_question_ms: f64,
     questions: JoinSet<()>,
@@ -91,6 +96,19 @@ struct End {
     socket: UdpSocket,
     // None until it is told.
     other: Option<SocketAddr>,
+}
+
+impl End {
+    /// To the link that has been made again. Its number is also part of the other end's address, if that is
+    /// link-local.
+    fn bind_again(&mut self) -> io::Result<()> {
+        // First: should the link be made again in between, the next look sees it by the socket.
+        self.socket = hello::bind_again(&self.socket, &self.path)?;
+        if let Some(other) = &mut self.other {
+            *other = on_link(&self.path.link, self.path.peer_address, other.port())?;
+        }
+        Ok(())
+    }
 }
 
 /// Watches until no migration uses the paths any more.
@@ -135,6 +153,7 @@ impl PeerWatch {
             placing: Placing::default(),
             began: Instant::now(),
             next_reading_ms: 0.0,
+            next_links_ms: 0.0,
             next_route_ms: 0.0,
             next_question_ms: 0.0,
             questions: JoinSet::new(),
@@ -295,6 +314,7 @@ impl PeerWatch {
         self.tell(turns);
         self.say();
         self.follow_speeds().await;
+        self.follow_links().await;
         self.follow_route().await;
         self.place_connections().await;
         self.ask_again();
@@ -366,6 +386,23 @@ impl PeerWatch {
         let changed = self.speeds.record(now_ms, &sent_bytes, &self.watch.in_use());
         let turn = |(path, mbps)| Turn { path, news: PathNews::Carries(mbps) };
         self.tell(changed.into_iter().map(turn).collect());
+    }
+
+    /// A link that is deleted and made again, as when its driver is loaded anew, is another one to the kernel, with the
+    /// name of the old one: no socket is bound to it, and its settings are not those that the route needs.
+    async fn follow_links(&mut self) {
+        let now_ms = self.now_ms();
+        if now_ms < self.next_links_ms {
+            return;
+        }
+        self.next_links_ms = now_ms + LINKS_EVERY_MS;
+        for end in self.ends.iter_mut().filter(|end| !is_on(&end.socket, &end.path.link)) {
+            let set = multichannel::set_link(&self.agent, &end.path.link).await;
+            match set.and_then(|()| end.bind_again().map_err(Problem::failed)) {
+                Ok(()) => info!(peer = self.peer, "path {}: its link has been made again", end.path),
+                Err(problem) => debug!(peer = self.peer, %problem, "path {} cannot be watched now", end.path),
+            }
+        }
     }
 
     /// The paths for the route, with the speeds by which they are weighted there.

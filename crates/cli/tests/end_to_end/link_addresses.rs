@@ -15,7 +15,7 @@ use rustix::process::Signal;
 
 use crate::Test;
 use crate::check::report;
-use crate::path_loss::turns;
+use crate::path_loss::{makes_e1_again, turns};
 use crate::scene::{Scene, result_of};
 use crate::support::{TestLab, eventually};
 
@@ -25,6 +25,10 @@ pub(crate) const TESTS: &[Test] = &[
     ("both", both),
     ("one_segment", one_segment),
     ("a_link_local_path_is_lost_and_returns", a_link_local_path_is_lost_and_returns),
+    (
+        "a_link_local_path_returns_when_its_link_is_made_again",
+        a_link_local_path_returns_when_its_link_is_made_again,
+    ),
     ("all_link_local_paths_are_lost_for_a_while", all_link_local_paths_are_lost_for_a_while),
     ("agents_are_started_anew_in_flight", agents_are_started_anew_in_flight),
     ("what_is_removed_in_flight_is_made_again", what_is_removed_in_flight_is_made_again),
@@ -202,6 +206,11 @@ fn a_link_local_path_is_lost_and_returns() {
     assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
     assert_eq!(turns(&result, "e1"), [PathState::Out, PathState::Back], "{result:#?}");
     scene.assert_settled("b");
+}
+
+/// The address is the same then, and the number of the link that belongs to it another.
+fn a_link_local_path_returns_when_its_link_is_made_again() {
+    makes_e1_again(&slow_scene());
 }
 
 fn all_link_local_paths_are_lost_for_a_while() {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use drainpipe_agent::api::types::{HostStatus, VmList};
 use drainpipe_engine::plan::MULTICHANNEL_CONNECTIONS;
 use drainpipe_engine::result::{MigrationResult, Outcome, PathState};
+use drainpipe_guest::dirtier::Dirtying;
 use rustix::process::{Signal, kill_process};
 
 use crate::Test;
@@ -14,6 +15,7 @@ use crate::encrypted::seen;
 use crate::guest::Guest;
 use crate::options;
 use crate::scene::{Scene, assert_failed, result_of, slow_lab};
+use crate::shared_paths::{NEVER_DONE, wait_for_news};
 use crate::support::{TestLab, eventually};
 use crate::switch_over_faults::{heal, silence};
 
@@ -24,6 +26,7 @@ pub(crate) const TESTS: &[Test] = &[
         "a_link_returns_flaps_and_is_lost_under_strict_reverse_path_filters",
         a_link_returns_flaps_and_is_lost_under_strict_reverse_path_filters,
     ),
+    ("a_link_that_is_made_again_is_used_again", a_link_that_is_made_again_is_used_again),
     ("a_spare_link_carries_when_no_other_does", a_spare_link_carries_when_no_other_does),
     ("all_links_are_lost_for_five_seconds", all_links_are_lost_for_five_seconds),
     ("all_links_are_silent_for_longer_than_the_bound", all_links_are_silent_for_longer_than_the_bound),
@@ -48,10 +51,7 @@ fn a_link_goes_down_or_loses_packets() {
 
 /// On the way back.
 fn a_link_that_loses_packets_carries_when_the_other_is_switched_off(scene: &Scene) {
-    let is_routed = |link: &str| {
-        let routes = "ip route show proto 215; ip -6 route show proto 215";
-        scene.lab.exec("b", &["bash", "-c", routes]).done().contains(&format!("dev {link}"))
-    };
+    let is_routed = |link: &str| is_routed(&scene.lab, "b", link);
     let migrating = scene.migrate_to("a", &[]);
     scene.lab.fault("loss a e1 20");
     eventually("the route goes over e0 alone", || is_routed("e0") && !is_routed("e1"));
@@ -62,6 +62,13 @@ fn a_link_that_loses_packets_carries_when_the_other_is_switched_off(scene: &Scen
     let result = result_of(&migrating.wait());
     assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
     scene.assert_settled("a");
+}
+
+/// Whether a host's route to the other one leads over this link too.
+#[track_caller]
+fn is_routed(lab: &TestLab, host: &str, link: &str) -> bool {
+    let routes = "ip route show proto 215; ip -6 route show proto 215";
+    lab.exec(host, &["bash", "-c", routes]).done().contains(&format!("dev {link}"))
 }
 
 fn a_link_falls_silent() {
@@ -142,6 +149,56 @@ fn a_link_is_lost_under_strict_reverse_path_filters(scene: &Scene) {
         scene.lab.exec(host, &["bash", "-c", strict]).done();
     }
     goes_on_without_e1(scene, "blackhole b e1", "heal b e1");
+}
+
+fn a_link_that_is_made_again_is_used_again() {
+    makes_e1_again(&Scene::set());
+}
+
+/// In mid-flight, as when the link's driver is loaded anew: to the kernel it is another link of the same name.
+#[track_caller]
+pub(crate) fn makes_e1_again(scene: &Scene) {
+    let lab = &scene.lab;
+    scene.guest.set_dirty(NEVER_DONE);
+    let migrating = scene.migrate(&[]);
+    delete_e1_and_make_it_again(lab);
+    wait_for_news(lab, "path e1–e1 is back");
+    for host in ["a", "b"] {
+        eventually("the route goes over both", || ["e0", "e1"].iter().all(|link| is_routed(lab, host, link)));
+        let settings = "cat /proc/sys/net/ipv[46]/conf/e1/ignore_routes_with_linkdown";
+        let set = lab.exec(host, &["bash", "-c", settings]).done();
+        assert!(set.contains('1'), "{host}: {set}");
+    }
+    scene.guest.set_dirty(Dirtying::IDLE);
+    let result = result_of(&migrating.wait());
+    assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
+    assert_eq!(turns(&result, "e0"), [], "{result:#?}");
+    assert_eq!(turns(&result, "e1"), [PathState::Out, PathState::Back], "{result:#?}");
+    scene.assert_settled("b");
+}
+
+/// Prints what makes a new e1 what this one is.
+const AS_IT_IS: &str = r"
+    ip -oneline link show e1 |
+        sed -E 's|.* mtu ([0-9]+) .* link/ether ([^ ]+) .*|ip link set e1 mtu \1 address \2 up|'
+    ip -4 -oneline address show e1 | sed -E 's|.* inet ([^ ]+) .*|ip address add \1 broadcast + dev e1|'";
+
+/// As it was, once neither host counts on it.
+#[track_caller]
+fn delete_e1_and_make_it_again(lab: &TestLab) {
+    let run = |host: &str, script: &str| lab.exec(host, &["bash", "-ec", script]).done();
+    let as_they_were = ["a", "b"].map(|host| run(host, AS_IT_IS));
+    // Both hosts' ends go with either.
+    run("a", "ip link delete e1");
+    wait_for_news(lab, "path e1–e1 is out");
+    let other = lab.namespace("b");
+    let other = other.file_name().unwrap().to_str().unwrap();
+    run("a", &format!("ip link add e1 type veth peer name e1 netns {other}"));
+    let rate_mbps = lab.lab().spec().links[1].rate_mbps.expect("its links are slow");
+    lab.fault(&format!("rate e1 {rate_mbps}"));
+    for (host, as_it_was) in ["a", "b"].iter().zip(&as_they_were) {
+        run(host, as_it_was);
+    }
 }
 
 /// What e1 would bring is less than what it may cost.

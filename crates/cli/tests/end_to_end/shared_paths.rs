@@ -37,7 +37,7 @@ const MEMORY_MIB: u64 = 128;
 const VMS: [&str; 2] = ["web", "db"];
 
 /// More than both links of [`slow_lab`] carry: nothing arrives while the guests do that.
-const NEVER_DONE: Dirtying = Dirtying { mib_per_s: 20, locality_percent: 100 };
+pub(crate) const NEVER_DONE: Dirtying = Dirtying { mib_per_s: 20, locality_percent: 100 };
 
 /// Two guests, `web` on host `a` and `db` on the other one or on the same.
 struct Two {
@@ -123,7 +123,7 @@ fn silence(lab: &TestLab, host: &str, link: &str) {
 }
 
 #[track_caller]
-fn wait_for_news(lab: &TestLab, news: &str) {
+pub(crate) fn wait_for_news(lab: &TestLab, news: &str) {
     for host in ["a", "b"] {
         eventually(news, || lab.agent_log(host).contains(news));
     }

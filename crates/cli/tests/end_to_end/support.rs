@@ -332,7 +332,8 @@ pub(crate) fn eventually(what: &str, condition: impl Fn() -> bool) {
 }
 
 /// What migrations may change on a host, a line each: addresses, routes, settings. Of the links only
-/// those that migrations use, as guests' taps come and go with the guests.
+/// those that migrations use, as guests' taps come and go with the guests; and without their numbers, since one
+/// that is made again has another.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct HostNetwork(Vec<String>);
 
@@ -352,7 +353,7 @@ impl HostNetwork {
 }
 
 const NETWORK: &str = "for link in lo mgmt e0 e1; do \
-    ip -oneline address show $link; ip -6 route show table all dev $link; done; \
+    ip -oneline address show $link | cut -d: -f2-; ip -6 route show table all dev $link; done; \
     ip -4 route show table all; ip -6 route show table all proto 215; \
     grep . /proc/sys/net/ipv[46]/fib_multipath_hash_policy \
     /proc/sys/net/ipv[46]/conf/{all,default,e0,e1}/ignore_routes_with_linkdown";
