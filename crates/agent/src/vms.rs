@@ -148,7 +148,7 @@ impl Vms {
             Self { host: host.into(), runtime_directory, hypervisor, journal, entries: Mutex::default() };
         let definitions = vms.journal.vms()?;
         // All at once: each that hangs takes until the deadline.
-        let found = join_all(definitions.iter().map(|definition| vms.find_running(definition))).await;
+        let found = join_all(definitions.iter().map(|definition| vms.find_own(definition))).await;
         for (definition, found) in definitions.into_iter().zip(found) {
             let name = definition.name.to_string();
             // One QEMU that hangs must not keep the agent from the other VMs, nor be started twice.
@@ -187,6 +187,37 @@ impl Vms {
         }
     }
 
+    /// As [`Self::find_running`], of a VM of this host. A QEMU that never was told to run its guest, because the agent
+    /// that started it ended before, is ended: nobody else would tell it, and no drain would move it.
+    async fn find_own(&self, definition: &VmSpec) -> Result<Option<Arc<Vmm>>, Problem> {
+        let Some(vmm) = self.find_running(definition).await? else { return Ok(None) };
+        let name = definition.name.as_str();
+        if !self.never_ran(name, &vmm).await? {
+            return Ok(Some(vmm));
+        }
+        if let Err(error) = vmm.destroy(QEMU_DEADLINE).await {
+            warn!(vm = name, %error, "was never told to run, and does not end: `drainpipe vm stop --force {name}`");
+            return Ok(Some(vmm));
+        }
+        warn!(
+            vm = name,
+            "was being started when the agent ended, and never ran; its QEMU is ended, and the VM is stopped: \
+             `drainpipe vm start {name}` starts it"
+        );
+        Ok(None)
+    }
+
+    /// Whether a QEMU of a VM of this host was started to boot a guest and never ran it, so that nothing is lost with
+    /// it. In doubt it is not: a target's QEMU may say the same of itself (`prelaunch`), and have the only copy of a VM.
+    async fn never_ran(&self, name: &str, vmm: &Vmm) -> Result<bool, Problem> {
+        let is_on_its_way = self.journal.open_migrations()?.iter().any(|open| open.vm == name)
+            || self.journal.unfinished_arrivals()?.iter().any(|arrival| arrival.vm == name);
+        // QEMU is asked last: one whose target died may not answer for long.
+        Ok(!is_on_its_way
+            && matches!(vmm.role(), Ok(Role::Fresh))
+            && matches!(vmm.run_state(QMP_DEADLINE).await, Ok(RunState::Prelaunch)))
+    }
+
     /// The VMs whose QEMU lives and has not answered since the agent started.
     pub(crate) fn out_of_reach(&self) -> Vec<String> {
         let entries = self.lock();
@@ -205,7 +236,7 @@ impl Vms {
     /// Takes hold of a VM that was out of reach, or removes its remains, and claims it.
     pub(crate) async fn reach(self: &Arc<Self>, name: &str, claim: Claim) -> Result<Claimed, Problem> {
         let definition = self.lock().get(name).map(|entry| entry.definition.clone());
-        let vmm = self.find_running(&definition.ok_or_else(|| self.unknown(name))?).await?;
+        let vmm = self.find_own(&definition.ok_or_else(|| self.unknown(name))?).await?;
         if let Some(entry) = self.lock().get_mut(name).filter(|entry| entry.is_out_of_reach()) {
             (entry.vmm, entry.claim) = (vmm, None);
             return self.claim_locked(entry, name, claim);

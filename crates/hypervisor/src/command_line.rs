@@ -21,6 +21,12 @@ pub enum Role {
     Incoming,
 }
 
+/// QEMU starts no guest by itself.
+const NOT_BY_ITSELF: &str = "-S";
+
+/// QEMU waits for the state of a guest.
+const WAITS: &str = "-incoming";
+
 /// First PCI slots, above those that the machine types use themselves. They are part of what the
 /// guest sees, so they are given, not left to QEMU.
 const NIC_SLOT_FIRST: usize = 0x03;
@@ -53,7 +59,7 @@ pub fn command_line(
     block_devices: &BTreeSet<PathBuf>,
 ) -> Vec<OsString> {
     let mut arguments = Arguments::default();
-    arguments.flags(&["-nodefaults", "-no-user-config", "-S"]);
+    arguments.flags(&["-nodefaults", "-no-user-config", NOT_BY_ITSELF]);
     arguments.option("-display", "none");
     arguments.option("-name", format!("guest={},debug-threads=on", spec.spec().name));
     arguments.option("-msg", "timestamp=on");
@@ -72,9 +78,15 @@ pub fn command_line(
         arguments.nic(spec, index, *mac);
     }
     if role == Role::Incoming {
-        arguments.option("-incoming", "defer");
+        arguments.option(WAITS, "defer");
     }
     arguments.0
+}
+
+/// What a QEMU was started for, by its command line as `/proc` has it; none if that is not one of ours.
+pub(crate) fn role_of(command_line: &[u8]) -> Option<Role> {
+    let has = |flag: &str| command_line.split(|byte| *byte == 0).any(|argument| argument == flag.as_bytes());
+    has(NOT_BY_ITSELF).then(|| if has(WAITS) { Role::Incoming } else { Role::Fresh })
 }
 
 #[derive(Default)]
@@ -289,5 +301,16 @@ mac = "52:54:00:00:00:01"
         assert!(tap_name(&name(&"x".repeat(50)), 7).len() <= 15);
         assert_ne!(tap_name(&name("a"), 0), tap_name(&name("a"), 1));
         assert_ne!(tap_name(&name("a"), 0), tap_name(&name("b"), 0));
+    }
+
+    #[test]
+    fn a_command_line_tells_what_its_qemu_is_for() {
+        for role in [Role::Fresh, Role::Incoming] {
+            let words = arguments(role).replace(' ', "\0");
+            assert_eq!(role_of(format!("qemu-system-x86_64\0{words}\0").as_bytes()), Some(role));
+        }
+        for other in [&b""[..], b"sh\0-c\0sleep 1\0"] {
+            assert_eq!(role_of(other), None);
+        }
     }
 }

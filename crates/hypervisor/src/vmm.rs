@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tokio::sync::broadcast;
 use tokio::time::timeout;
 
-use crate::command_line::{CONSOLE_ID, Role, command_line};
+use crate::command_line::{CONSOLE_ID, Role, command_line, role_of};
 use crate::launch::{LaunchError, create_directory, io_error, launch, log_tail};
 use crate::open_enum::open_enum;
 use crate::paths::RuntimePaths;
@@ -252,6 +252,13 @@ impl Vmm {
     /// Version of the QEMU that runs this VM, which an upgrade of the package does not change.
     pub fn version(&self) -> QemuVersion {
         self.qmp.version()
+    }
+
+    /// What it was started for, whoever started it.
+    pub fn role(&self) -> io::Result<Role> {
+        let mut command_line = Vec::new();
+        self.process.open("cmdline")?.read_to_end(&mut command_line)?;
+        role_of(&command_line).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
     /// The control connection.

@@ -11,6 +11,7 @@ use drainpipe_hypervisor::RunState;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::Test;
+use crate::kills::qemu_of;
 use crate::program::{DRAINPIPE, REFUSED, Running};
 use crate::scene::{
     GUARDED_SILENCE_MAX, MEMORY_MIB, Scene, assert_failed, cut_off, find_hand_over, hold_journal,
@@ -36,6 +37,7 @@ pub(crate) const TESTS: &[Test] = &[
         "an_agent_is_killed_and_its_program_replaced_while_its_vm_runs",
         an_agent_is_killed_and_its_program_replaced_while_its_vm_runs,
     ),
+    ("an_agent_is_killed_as_it_starts_a_vm", an_agent_is_killed_as_it_starts_a_vm),
     ("two_vms_pass_each_other_and_nothing_grows", two_vms_pass_each_other_and_nothing_grows),
 ];
 
@@ -430,4 +432,33 @@ fn two_vms_pass_each_other_and_nothing_grows() {
 fn open_things(pid: Pid) -> (usize, usize) {
     let count = |what: &str| fs::read_dir(format!("/proc/{pid}/{what}")).unwrap().count();
     (count("fd"), count("task"))
+}
+
+fn an_agent_is_killed_as_it_starts_a_vm() {
+    let lab = TestLab::fast();
+    let guest = lab.start_guest("web", MEMORY_MIB, "");
+    lab.drainpipe(&["vm", "stop", "--force", "web"]).done();
+    let starting = lab.start(&["vm", "start", "web"]);
+    let qemu = qemu_of(&lab, "a");
+    // It has not answered its agent yet, which is what this is about.
+    kill_process(qemu, Signal::STOP).unwrap();
+    lab.stop_agent("a", Signal::KILL);
+    kill_process(qemu, Signal::CONT).unwrap();
+    starting.wait();
+    // Whoever connects to a QEMU that is not ready yet may find it mute.
+    thread::sleep(Duration::from_secs(2));
+    assert_eq!(run_state(&lab, "a", "web"), RunState::Prelaunch);
+    lab.start_agent("a");
+    let list = lab.vms();
+    assert_eq!(list.vms.first().unwrap().state, VmState::Stopped, "{list:#?}");
+    assert_eq!(lab.qemu_pid("a", "web"), None);
+    let log = lab.agent_log("a");
+    assert!(log.contains("was being started when the agent ended") && log.contains("vm start web"), "{log}");
+    lab.drainpipe(&["vm", "start", "web"]).done();
+    guest.wait_until_ready();
+    // One that runs is left alone.
+    lab.stop_agent("a", Signal::KILL);
+    lab.start_agent("a");
+    lab.migrate("web", "b", &[]);
+    guest.assert_intact();
 }

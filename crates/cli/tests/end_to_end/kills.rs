@@ -170,7 +170,7 @@ fn sees(lab: &TestLab, runtime: &Runtime, step: Step) -> bool {
 
 /// From its own file, since it may be gone in a few ms.
 #[track_caller]
-fn qemu_of(lab: &TestLab, host: &str) -> Pid {
+pub(crate) fn qemu_of(lab: &TestLab, host: &str) -> Pid {
     let file = lab.directory(host).join("run/vms/web/pid");
     let end = Instant::now() + PATIENCE;
     while Instant::now() < end {

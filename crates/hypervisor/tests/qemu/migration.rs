@@ -358,3 +358,36 @@ async fn a_target_that_cannot_be_reached_fails_with_a_reason() {
         assert_eq!(state(&source).await, RunState::Running);
     }
 }
+
+/// What a QEMU says of itself does not tell an empty one from one that has the only copy of a guest.
+#[tokio::test]
+async fn a_target_of_a_guest_that_never_ran_is_not_taken_for_one_that_holds_nothing() {
+    for facts in qemus().await {
+        let (host, target_host) = (Host::new(&facts), Host::new(&facts));
+        let spec = small_vm("prelaunch");
+        let source = host.start(&spec, Role::Fresh).await;
+        for command in ["stop", "system_reset"] {
+            let done =
+                source.qmp().execute::<serde::de::IgnoredAny>(command, serde_json::Value::Null, DEADLINE);
+            done.await.expect("obeyed");
+        }
+        let end = Instant::now() + DEADLINE;
+        while state(&source).await != RunState::Prelaunch {
+            assert!(Instant::now() < end, "it is reset");
+            sleep(Duration::from_millis(2)).await;
+        }
+        let target = target_host.start(&spec, Role::Incoming).await;
+        assert_eq!(state(&target).await, RunState::Inmigrate);
+        let address = listen(&target, PLAIN, Ipv4Addr::LOCALHOST.into()).await;
+        migration::start(&source, PLAIN, address, CONVERGENCE, DEADLINE).await.expect("begun");
+        wait_for(&source, MigrationStatus::PreSwitchover).await;
+        migration::switch_over(&source, DEADLINE).await.expect("goes on");
+        wait_for(&target, MigrationStatus::Completed).await;
+        assert_eq!(state(&target).await, RunState::Prelaunch, "as its source was");
+        assert_eq!(target.role().expect("it lives"), Role::Incoming);
+        assert_eq!(source.role().expect("it lives"), Role::Fresh);
+        drop(target);
+        let target = Vmm::attach(target_host.paths(&spec), DEADLINE).await.expect("QEMU outlives its agent");
+        assert_eq!(target.role().expect("it lives"), Role::Incoming);
+    }
+}
