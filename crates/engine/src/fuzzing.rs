@@ -219,6 +219,7 @@ fn drain_to(answers: &Answers, option: RequestedOption, plan: &Plan) {
     let target = TargetView {
         name: theirs.name.clone(),
         unavailable: None,
+        warnings: vec![],
         memory_available_bytes: theirs.memory_available_bytes,
         makes_room: answers.vms.len() > 2,
         makes_room_now: answers.vms.len() > 3,

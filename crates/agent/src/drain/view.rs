@@ -207,6 +207,7 @@ async fn look_at(
         view: TargetView {
             name: name.into(),
             unavailable: Some(problem.message),
+            warnings: vec![],
             memory_available_bytes: 0,
             makes_room: false,
             makes_room_now: false,
@@ -256,6 +257,7 @@ async fn ask(
     let view = TargetView {
         name: name.into(),
         unavailable: cordoned.or(all_refused),
+        warnings: findings.iter().filter(|finding| is_of_way(finding)).map(in_a_line).collect(),
         memory_available_bytes: target.facts.memory_available_bytes,
         makes_room: false,
         makes_room_now: false,
@@ -285,6 +287,15 @@ fn placed(vm: &types::VmView) -> PlacedVm {
 
 fn is_of_memory(finding: &Finding) -> bool {
     finding.code == "vm-memory-short"
+}
+
+/// Other findings each migration tells of itself; this one is of all that depends on the management network meanwhile.
+fn is_of_way(finding: &Finding) -> bool {
+    finding.code == "management-link"
+}
+
+fn in_a_line(finding: &Finding) -> String {
+    format!("{}: {}; {}", finding.what, finding.effect, finding.remedy)
 }
 
 /// Why single VMs are refused, by their names; and why all of them are.

@@ -1,6 +1,7 @@
 //! `drainpipe check`: each thing that a lab can have wrong is found, named and mended, and nothing is
 //! said without it.
 
+use drainpipe_agent::api::types::{DrainPlanView, PlanView};
 use drainpipe_engine::check::CheckReport;
 use drainpipe_engine::check::finding::{Finding, Severity};
 use drainpipe_engine::check::path_report::PathReport;
@@ -257,12 +258,28 @@ fn the_management_network() {
     let expected = [
         ("link-down", "a e0"),
         ("link-down", "a e1"),
-        ("reverse-path-filter", "b mgmt"),
         ("management-link", "a mgmt"),
         ("management-link", "b mgmt"),
+        ("reverse-path-filter", "b mgmt"),
     ];
     let expected = expected.map(|(code, place)| (code, place.to_owned())).to_vec();
     assert_eq!((exited, found), (WARNED, expected), "{findings:#?}");
+    plans_tell_of_the_management_network(&lab);
+}
+
+#[track_caller]
+fn plans_tell_of_the_management_network(lab: &TestLab) {
+    lab.start_guest("web", 160, "");
+    let PlanView { findings, plan, .. } = lab.json(&["migrate", "web", "b", "--dry-run"]);
+    assert_eq!(plan.paths[0].link, "mgmt");
+    let found = findings.iter().filter(|finding| finding.code == "management-link");
+    let found: Vec<String> = found.map(|finding| finding.places[0].to_string()).collect();
+    assert_eq!(found, ["a mgmt", "b mgmt"], "{findings:#?}");
+    let DrainPlanView { plan, .. } = lab.json(&["drain", "a", "--to", "b", "--dry-run"]);
+    for host in ["a", "b"] {
+        let words = format!("mgmt of {host} carries the management network, and migrations too");
+        assert!(plan.warnings.iter().any(|warning| warning.starts_with(&words)), "{:#?}", plan.warnings);
+    }
 }
 
 fn firewalls() {

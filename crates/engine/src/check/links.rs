@@ -5,6 +5,7 @@ use super::facts::{BondFacts, CheckFacts, Duplex, LinkCounters, LinkFacts, LinkS
 use super::finding::{Finding, Place, on};
 use super::fix::Fix;
 use crate::encryption;
+use crate::facts::MigrationLink;
 
 /// From this speed on, one core cannot take all that arrives.
 const FAST_MBPS: u64 = 10_000;
@@ -70,9 +71,15 @@ fn management(pair: Pair<'_>, facts: &CheckFacts, link: &LinkFacts) -> Option<Fi
     } else {
         ""
     };
-    let others = facts.host.links.iter().any(|other| other.usable && other.name != *name);
-    let finding = if !others {
+    let others: Vec<&MigrationLink> = facts.host.links.iter().filter(|other| other.name != *name).collect();
+    let finding = if others.is_empty() {
         Finding::remark("management-link", here(host, link)).remedy("give migrations a link of their own")
+    } else if !others.iter().any(|other| other.usable) {
+        let others: Vec<&str> = others.iter().map(|other| other.name.as_str()).collect();
+        Finding::warning("management-link", here(host, link)).remedy(format!(
+            "mend the host's other migration links, all of which are down: {}",
+            others.join(", ")
+        ))
     } else if stands_in(facts, link) {
         Finding::warning("management-link", here(host, link)).remedy(
             "give migrations a link of their own that reaches the other host: its other links make no path",

@@ -111,6 +111,7 @@ mod tests {
         TargetView {
             name: "b".into(),
             unavailable: None,
+            warnings: vec![],
             memory_available_bytes: 0,
             makes_room: false,
             makes_room_now: false,

@@ -66,6 +66,7 @@ mod tests {
         TargetView {
             name: name.into(),
             unavailable: None,
+            warnings: vec![],
             memory_available_bytes: 0,
             makes_room: false,
             makes_room_now: false,

@@ -114,6 +114,7 @@ pub fn plan(view: &DrainView, limits: Option<&DrainLimits>) -> DrainPlan {
         links_mbps: host.known_mbps(&targets.union(&targets_under_way(view)).copied().collect()),
         predicted_ms: 0.0,
         warnings: [
+            of_ways(view, &targets),
             unknown_speeds(view, &targets),
             limits_told(view, &targets),
             without_reserve(view, &places),
@@ -249,6 +250,12 @@ fn schedule_of(view: &DrainView, going: &[Going<'_>], host: HostLinks, concurren
         completion_ms: completion_ms(&view.targets[going.target]),
     };
     schedule(&going.iter().map(transfer).collect::<Vec<_>>(), &links, concurrency)
+}
+
+/// What several ways have in common is said once.
+fn of_ways(view: &DrainView, targets: &BTreeSet<usize>) -> Vec<String> {
+    let told: BTreeSet<&String> = targets.iter().flat_map(|target| &view.targets[*target].warnings).collect();
+    told.into_iter().cloned().collect()
 }
 
 fn unknown_speeds(view: &DrainView, targets: &BTreeSet<usize>) -> Vec<String> {

@@ -223,6 +223,7 @@ mod tests {
         TargetView {
             name: "b".into(),
             unavailable: None,
+            warnings: vec![],
             memory_available_bytes: u64::MAX,
             makes_room: false,
             makes_room_now: false,

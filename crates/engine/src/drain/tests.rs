@@ -40,6 +40,7 @@ fn target(name: &str, gib: u64) -> TargetView {
     TargetView {
         name: name.into(),
         unavailable: None,
+        warnings: vec![],
         memory_available_bytes: gib * GIB,
         makes_room: false,
         makes_room_now: false,
@@ -208,6 +209,19 @@ fn a_target_that_could_not_be_lost_is_told() {
     assert!(scarce.warnings[0].contains("if b failed after this") && scarce.warnings[0].contains("4.00 GiB"));
     let only = plan(&view(vms(), vec![target("b", 9)]), None);
     assert!(only.warnings[0].contains("no other target could take its VMs"));
+}
+
+#[test]
+fn what_is_wrong_with_the_ways_there_is_told_once_and_only_of_targets_that_are_used() {
+    let way = |name, gib, warnings: &[&str]| TargetView {
+        warnings: warnings.iter().map(ToString::to_string).collect(),
+        ..target(name, gib)
+    };
+    let vms = vec![apart(vm("x", 1), &["db"]), apart(vm("y", 1), &["db"])];
+    let targets = vec![way("b", 9, &["of a", "of b"]), way("c", 9, &["of a"]), way("d", 0, &["of d"])];
+    let plan = plan(&view(vms, targets), None);
+    assert_eq!(plan.warnings[..2], ["of a", "of b"], "{:?}", plan.warnings);
+    assert!(!plan.warnings.contains(&"of d".to_owned()), "{:?}", plan.warnings);
 }
 
 #[test]

@@ -86,6 +86,9 @@ pub struct TargetView {
     pub name: String,
     /// Why it takes none: cordoned, silent, no path to it.
     pub unavailable: Option<String>,
+    /// What a person should know of the way there.
+    #[serde(default)]
+    pub warnings: Vec<String>,
     /// Memory that is free there and promised to nobody.
     pub memory_available_bytes: u64,
     /// Whether room may come free there by itself: its own VMs are on their way here, or will be.

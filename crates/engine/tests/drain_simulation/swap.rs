@@ -163,6 +163,7 @@ impl World {
         let target = TargetView {
             name: HOSTS[other].into(),
             unavailable: None,
+            warnings: vec![],
             memory_available_bytes: self.free_gib(other) * GIB,
             makes_room: !self.sides[other].finished,
             makes_room_now: self.of_home(other).any(|vm| vm.flight.is_some()),

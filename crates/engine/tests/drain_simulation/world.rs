@@ -335,6 +335,7 @@ impl World {
         TargetView {
             name: host.name.clone(),
             unavailable: host.unavailable(),
+            warnings: vec![],
             memory_available_bytes: self.free_gib(index) * GIB,
             makes_room: false,
             makes_room_now: false,

@@ -139,6 +139,29 @@ fn a_link_of_the_management_network_concerns_where_it_stands_in() {
 }
 
 #[test]
+fn a_migration_is_told_that_it_goes_over_the_management_network_since_all_other_links_are_down() {
+    // As without configuration: where nothing else is usable, it is a link as any other.
+    let told = |spoil: fn(&mut CheckFacts)| {
+        let mut scene = Scene::healthy();
+        for facts in [&mut scene.a, &mut scene.b] {
+            facts.links[0].carries_management = true;
+            spoil(facts);
+        }
+        scene.retry();
+        let findings = crate::check::worth_telling(scene.findings()).into_iter();
+        findings.filter(|finding| finding.code == "management-link").collect::<Vec<_>>()
+    };
+    let down = told(|facts| unplug(facts, 1, LinkState::Down));
+    assert_eq!(down.len(), 2, "{down:#?}");
+    assert!(down[0].remedy.contains("all of which are down: e1"), "{down:#?}");
+    let only = told(|facts| {
+        facts.host.links.truncate(1);
+        facts.links.truncate(1);
+    });
+    assert_eq!(only, []);
+}
+
+#[test]
 fn a_rule_is_named_where_it_is_missing_and_only_there() {
     for (forward, backward, hosts) in [(false, true, "b"), (true, false, "a"), (false, false, "ab")] {
         let mut scene = Scene::healthy();
