@@ -1,5 +1,6 @@
 //! Which links carry migrations: those that the configuration names, or else those that look fit for it.
 
+use std::cmp::Reverse;
 use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -88,6 +89,7 @@ pub(crate) fn configured(links: &[Link], wanted: &[config::Link]) -> Vec<Migrati
                 mtu: 0,
                 usable: false,
                 is_trusted: false,
+                card: None,
             },
         })
         .collect()
@@ -113,17 +115,27 @@ impl MigrationLinks {
 /// that belong to no bridge or bond, have an address other than IPv4's link-local ones, and are not
 /// excluded.
 ///
+/// Of a card and its VLANs, which share its speed, the engine takes one: the first that finds a partner. So those with
+/// an address that somebody gave them stand before the others, then VLANs before the card, then the lowest VLAN, which
+/// is the same on both hosts. A card that only carries VLANs is no network of its own, though the kernel gives it an
+/// address.
+///
 /// Those of the management network, by which the agents reach each other, stand apart as long as there
 /// is another one: a host with one network card uses it for everything.
 pub(crate) fn found(links: &[Link], exclude: &[LinkChoice], management: &[IpAddr]) -> MigrationLinks {
     let mut fit: Vec<&Link> = links
         .iter()
         .filter(|link| is_fit(link) && !exclude.iter().any(|exclusion| exclusion.covers(link)))
+        .filter(|link| !only_carries_vlans(link, links))
         .collect();
-    fit.sort_by_key(|link| std::cmp::Reverse((is_usable(link), !looks_like_a_guests(link), link.speed_mbps)));
+    fit.sort_by_key(|link| {
+        let speed = (is_usable(link), !looks_like_a_guests(link), link.speed_mbps);
+        (Reverse((speed, has_own_address(link), link.vlan.is_some())), link.vlan.as_ref().map(|vlan| vlan.id))
+    });
     let is_management = |link: &&Link| link.addresses.iter().any(|net| management.contains(&net.addr()));
     let (management, first): (Vec<&Link>, Vec<&Link>) = fit.iter().copied().partition(is_management);
-    let links = |links: Vec<&Link>| links.into_iter().map(migration_link).collect();
+    let found = |link: &Link| MigrationLink { card: card_of(link, links), ..migration_link(link) };
+    let links = |links: Vec<&Link>| links.into_iter().map(found).collect();
     if first.iter().any(|link| is_usable(link)) {
         return MigrationLinks { first: links(first), management: links(management) };
     }
@@ -133,7 +145,29 @@ pub(crate) fn found(links: &[Link], exclude: &[LinkChoice], management: &[IpAddr
 /// Some container networks give a container's host one end of a veth pair without a bridge, and no
 /// address but the kernel's own.
 fn looks_like_a_guests(link: &Link) -> bool {
-    link.kind == LinkKind::Veth && !link.addresses.iter().any(|net| reaches_further(net.addr()))
+    link.kind == LinkKind::Veth && !has_own_address(link)
+}
+
+/// One that somebody gave it.
+fn has_own_address(link: &Link) -> bool {
+    link.addresses.iter().any(|net| reaches_further(net.addr()))
+}
+
+/// The card by which a VLAN's packets leave in the end: a VLAN may be one of a VLAN.
+fn card_of(link: &Link, links: &[Link]) -> Option<String> {
+    let mut card = link.vlan.as_ref()?.link.as_str();
+    // Each step leads one further down.
+    for _ in 0..links.len() {
+        let lower = links.iter().find(|lower| lower.name == card).and_then(|lower| lower.vlan.as_ref());
+        let Some(lower) = lower else { break };
+        card = &lower.link;
+    }
+    Some(card.into())
+}
+
+fn only_carries_vlans(card: &Link, links: &[Link]) -> bool {
+    let is_on_it = |link: &&Link| card_of(link, links).is_some_and(|lower| lower == card.name);
+    !has_own_address(card) && links.iter().filter(is_on_it).any(|vlan| is_fit(vlan) && has_own_address(vlan))
 }
 
 fn reaches_further(address: IpAddr) -> bool {
@@ -165,12 +199,13 @@ fn migration_link(link: &Link) -> MigrationLink {
         mtu: link.mtu,
         usable: is_usable(link),
         is_trusted: false,
+        card: None,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use drainpipe_net::LinkCounters;
+    use drainpipe_net::{LinkCounters, Vlan};
 
     use super::*;
 
@@ -186,6 +221,7 @@ mod tests {
             card_speed_mbps: None,
             addresses: vec![address.parse().unwrap()],
             master: None,
+            vlan: None,
             counters: LinkCounters {
                 name: name.into(),
                 rx_bytes: 0,
@@ -234,6 +270,46 @@ mod tests {
         let links = found(&host(), &[], &[]);
         assert_eq!(names(&links.first), ["eth2", "eth0", "eth1", "eth6", "veth0", "eth3"]);
         assert!(links.management.is_empty());
+    }
+
+    fn vlan(card: &str, id: u16, address: &str) -> Link {
+        let vlan = Some(Vlan { link: card.into(), id });
+        Link { vlan, ..link(&format!("{card}.{id}"), LinkKind::Vlan, address) }
+    }
+
+    #[test]
+    fn of_a_card_and_its_vlans_the_one_that_was_meant_for_it_stands_first() {
+        let card = |address| link("eth0", LinkKind::Physical, address);
+        let (lowest, highest) = (vlan("eth0", 20, "10.0.20.1/24"), vlan("eth0", 100, "10.1.0.1/24"));
+        let of_vlan = vlan("eth0.20", 5, "10.2.0.1/24");
+        let local = vlan("eth0", 3, "fe80::1/64");
+        let other = link("eth1", LinkKind::Physical, "10.0.1.1/24");
+        let with = |card: Link| found(&[card, highest, local, of_vlan, other, lowest], &[], &[]).first;
+        let links = with(card("10.0.0.1/24"));
+        assert_eq!(names(&links), ["eth0.20.5", "eth0.20", "eth0.100", "eth0", "eth1", "eth0.3"]);
+        let cards = |links: &[MigrationLink]| -> Vec<String> {
+            links.iter().map(|link| link.card().to_owned()).collect()
+        };
+        assert_eq!(cards(&links), ["eth0", "eth0", "eth0", "eth0", "eth1", "eth0"]);
+    }
+
+    #[test]
+    fn a_card_that_only_carries_vlans_is_none_of_them() {
+        let card = || link("eth0", LinkKind::Physical, "fe80::1/64");
+        let links = [card(), vlan("eth0", 5, "192.0.2.1/24"), vlan("eth0", 7, "10.0.7.1/24")];
+        let management = ["192.0.2.1".parse().unwrap()];
+        let of = found(&links, &[], &management);
+        assert_eq!((names(&of.first), names(&of.management)), (vec!["eth0.7"], vec!["eth0.5"]));
+        let exclude = ["eth0.7".to_owned()].map(|name| LinkChoice::try_from(name).unwrap());
+        assert_eq!(names(&found(&links, &exclude, &management).first), ["eth0.5"]);
+        // Those of guests are in their bridges, and say nothing of the card.
+        let guests = Link { master: Some("br7".into()), ..vlan("eth0", 7, "fe80::7/64") };
+        assert_eq!(names(&found(&[card(), guests], &[], &[]).first), ["eth0"]);
+        // By hand it is a link as any other.
+        let wanted = ["eth0", "eth0.7"].map(|name| config::Link { name: name.into(), speed_mbps: None });
+        let by_hand = configured(&links, &wanted);
+        assert_eq!(names(&by_hand), ["eth0", "eth0.7"]);
+        assert!(by_hand.iter().all(|link| link.card.is_none()));
     }
 
     #[test]

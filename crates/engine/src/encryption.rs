@@ -126,6 +126,7 @@ mod tests {
             mtu: 1500,
             usable: true,
             is_trusted,
+            card: None,
         };
         HostFacts {
             name: name.into(),

@@ -195,9 +195,18 @@ pub struct MigrationLink {
     /// Whether the host trusts its network: what goes over it need not be encrypted.
     #[serde(default)]
     pub is_trusted: bool,
+    /// The card that it is a VLAN of: of the links of one card one makes a path. Absent for the card itself, and where
+    /// somebody has configured the link.
+    #[serde(default)]
+    pub card: Option<String>,
 }
 
 impl MigrationLink {
+    /// What it shares its speed with.
+    pub fn card(&self) -> &str {
+        self.card.as_ref().unwrap_or(&self.name)
+    }
+
     /// Its first IPv6 link-local address.
     pub fn link_local(&self) -> Option<Ipv6Addr> {
         self.addresses.iter().find_map(|net| match net.addr() {

@@ -72,7 +72,7 @@ pub struct Reach {
     pub peer_link: String,
 }
 
-/// All paths between two hosts. Each link stands in at most one, so that a path's speed is its own.
+/// All paths between two hosts. Each card stands in at most one, so that a path's speed is its own.
 ///
 /// Links with addresses in one subnet make a path; of the rest, those that reach each other by their
 /// link-local addresses. A multichannel route between IPv6 migration addresses needs IPv6 next hops, so
@@ -109,10 +109,11 @@ pub fn links_to_try(
 ) -> (Vec<String>, Vec<String>) {
     let mut search = Search::new(source, target, requested);
     search.by_subnets();
-    let open = |ends: &[End<'_>]| -> Vec<String> {
-        let to_try =
-            |end: &&End<'_>| end.is_free() && end.rank == Rank::First && end.link.link_local().is_some();
-        ends.iter().filter(to_try).map(|end| end.link.name.clone()).collect()
+    let open = |cards: &[Card<'_>]| -> Vec<String> {
+        let ends = cards.iter().flat_map(|card| card.free(Rank::First));
+        let mut to_try: Vec<&End<'_>> = ends.filter(|end| end.link.link_local().is_some()).collect();
+        to_try.sort_by_key(|end| end.place);
+        to_try.into_iter().map(|end| end.link.name.clone()).collect()
     };
     match (open(&search.source), open(&search.target)) {
         (source, target) if source.is_empty() || target.is_empty() => (vec![], vec![]),
@@ -146,34 +147,56 @@ enum Rank {
 struct End<'a> {
     link: &'a MigrationLink,
     rank: Rank,
+    // In the order of its host.
+    place: usize,
+}
+
+/// A card with the VLANs on it: together they carry what the card does.
+struct Card<'a> {
+    // In the order of the host, which prefers the first of them that finds a partner.
+    ends: Vec<End<'a>>,
     taken: bool,
 }
 
-impl End<'_> {
-    fn is_free(&self) -> bool {
-        !self.taken && self.link.usable
+impl<'a> Card<'a> {
+    fn all_of(host: &'a HostFacts) -> Vec<Self> {
+        let first = host.links.iter().map(|link| (link, Rank::First));
+        let management = host.management_links.iter().map(|link| (link, Rank::Management));
+        let mut cards: Vec<Self> = vec![];
+        for (place, (link, rank)) in first.chain(management).enumerate() {
+            let end = End { link, rank, place };
+            match cards.iter_mut().find(|card| card.ends[0].link.card() == link.card()) {
+                Some(card) => card.ends.push(end),
+                None => cards.push(Self { ends: vec![end], taken: false }),
+            }
+        }
+        cards
+    }
+
+    fn speed_mbps(&self) -> Option<u64> {
+        self.ends.iter().filter_map(|end| end.link.speed_mbps).max()
+    }
+
+    /// Its links up to a rank that may make a path, unless one of them has.
+    fn free(&self, rank: Rank) -> impl Iterator<Item = &End<'a>> {
+        self.ends.iter().filter(move |end| !self.taken && end.link.usable && end.rank <= rank)
     }
 }
 
 struct Search<'a> {
-    source: Vec<End<'a>>,
-    target: Vec<End<'a>>,
+    source: Vec<Card<'a>>,
+    target: Vec<Card<'a>>,
     subnets_of: &'static [Version],
     found: Vec<(usize, Path)>,
 }
 
 impl<'a> Search<'a> {
     fn new(source: &'a HostFacts, target: &'a HostFacts, requested: RequestedOption) -> Self {
-        let ends = |host: &'a HostFacts| {
-            let first = host.links.iter().map(|link| (link, Rank::First));
-            let management = host.management_links.iter().map(|link| (link, Rank::Management));
-            first.chain(management).map(|(link, rank)| End { link, rank, taken: false }).collect()
-        };
         let is_ipv6 = |host: &HostFacts| host.migration_address.is_some_and(|address| address.is_ipv6());
         let routed_by_ipv6 = requested != RequestedOption::Tcp && is_ipv6(source) && is_ipv6(target);
         Self {
-            source: ends(source),
-            target: ends(target),
+            source: Card::all_of(source),
+            target: Card::all_of(target),
             subnets_of: if routed_by_ipv6 { &[Version::V6] } else { Version::BOTH },
             found: vec![],
         }
@@ -184,7 +207,7 @@ impl<'a> Search<'a> {
         self.pair(Rank::First, |link, peer| shared_subnet(link, peer, versions));
     }
 
-    /// Makes paths of free links up to a rank; `addresses` says by which addresses two of them would be
+    /// Makes paths of free cards by their links up to a rank; `addresses` says by which addresses two links would be
     /// one, if at all.
     fn pair(
         &mut self,
@@ -194,37 +217,45 @@ impl<'a> Search<'a> {
         if rank > Rank::First && !self.found.is_empty() {
             return;
         }
-        let may = |end: &End<'_>| end.is_free() && end.rank <= rank;
-        let partners = pair_up(&speeds(&self.source), &speeds(&self.target), |link, peer| {
-            let (link, peer) = (&self.source[link], &self.target[peer]);
-            may(link) && may(peer) && addresses(link.link, peer.link).is_some()
+        let path = |card: &Card<'_>, peer: &Card<'_>| {
+            card.free(rank).find_map(|end| {
+                peer.free(rank).find_map(|other| {
+                    let path = path_of(end.link, other.link, addresses(end.link, other.link)?);
+                    Some((end.place, path))
+                })
+            })
+        };
+        let partners = pair_up(&speeds(&self.source), &speeds(&self.target), |card, peer| {
+            path(&self.source[card], &self.target[peer]).is_some()
         });
-        for (index, partner) in partners.into_iter().enumerate() {
+        for (card, partner) in partners.into_iter().enumerate() {
             let Some(partner) = partner else { continue };
-            let (link, peer) = (self.source[index].link, self.target[partner].link);
-            let Some((address, peer_address)) = addresses(link, peer) else { continue };
-            self.source[index].taken = true;
+            let Some(found) = path(&self.source[card], &self.target[partner]) else { continue };
+            self.source[card].taken = true;
             self.target[partner].taken = true;
-            let path = Path {
-                link: link.name.clone(),
-                address,
-                peer_link: peer.name.clone(),
-                peer_address,
-                speed_mbps: slower(link.speed_mbps, peer.speed_mbps),
-                is_spare: false,
-            };
-            self.found.push((index, path));
+            self.found.push(found);
         }
     }
 
     fn finish(mut self) -> Vec<Path> {
-        self.found.sort_by_key(|(index, _)| *index);
+        self.found.sort_by_key(|(place, _)| *place);
         self.found.into_iter().map(|(_, path)| path).collect()
     }
 }
 
-fn speeds(ends: &[End<'_>]) -> Vec<Option<u64>> {
-    ends.iter().map(|end| end.link.speed_mbps).collect()
+fn path_of(link: &MigrationLink, peer: &MigrationLink, (address, peer_address): (IpAddr, IpAddr)) -> Path {
+    Path {
+        link: link.name.clone(),
+        address,
+        peer_link: peer.name.clone(),
+        peer_address,
+        speed_mbps: slower(link.speed_mbps, peer.speed_mbps),
+        is_spare: false,
+    }
+}
+
+fn speeds(cards: &[Card<'_>]) -> Vec<Option<u64>> {
+    cards.iter().map(Card::speed_mbps).collect()
 }
 
 /// Link-local addresses say nothing here: every link of every host is in their subnet.
@@ -266,6 +297,7 @@ mod tests {
             mtu: 1500,
             usable: true,
             is_trusted: false,
+            card: None,
         }
     }
 
@@ -332,6 +364,53 @@ mod tests {
     fn no_link_stands_in_two_paths() {
         let source = [link("e0", &["10.0.1.1/24"], None), link("e1", &["10.0.1.3/24"], None)];
         assert_eq!(paths(&source, &[link("e0", &["10.0.1.2/24"], None)]).len(), 1);
+    }
+
+    fn vlan(card: &str, id: u8, addresses: &[&str]) -> MigrationLink {
+        MigrationLink { card: Some(card.into()), ..link(&format!("{card}.{id}"), addresses, Some(1000)) }
+    }
+
+    #[test]
+    fn a_card_and_its_vlans_are_one_path_by_the_first_of_them_that_finds_a_partner() {
+        let card = |last: u8| link("e0", &[&format!("10.0.0.{last}/24")], Some(1000));
+        let of = |id: u8, last: u8| vlan("e0", id, &[&format!("10.0.{id}.{last}/24")]);
+        let whole = |last| [of(1, last), of(2, last), card(last)];
+        let found = paths(&whole(1), &whole(2));
+        assert_eq!(names(&found), ["e0.1–e0.1"]);
+        assert_eq!(found[0].speed_mbps, Some(1000));
+        // The other host has fewer of them, or others.
+        assert_eq!(names(&paths(&whole(1), &[of(2, 2), card(2)])), ["e0.2–e0.2"]);
+        assert_eq!(names(&paths(&whole(1), &[of(3, 2), card(2)])), ["e0–e0"]);
+        // Its VLANs lead to two cards of the other host: it is one path all the same.
+        let two = [link("p0", &["10.0.1.2/24"], None), link("p1", &["10.0.2.2/24"], None)];
+        assert_eq!(names(&paths(&whole(1), &two)), ["e0.1–p0"]);
+        assert_eq!(names(&paths(&two, &whole(1))), ["p0–e0.1"]);
+        // Another card is another path; what somebody has configured stands for itself.
+        let other = |last: u8| vlan("e1", 9, &[&format!("10.0.9.{last}/24")]);
+        let with_other = |last| [of(1, last), card(last), other(last)];
+        assert_eq!(names(&paths(&with_other(1), &with_other(2))), ["e0.1–e0.1", "e1.9–e1.9"]);
+        let configured = |last| whole(last).map(|link| MigrationLink { card: None, ..link });
+        assert_eq!(paths(&configured(1), &configured(2)).len(), 3);
+    }
+
+    #[test]
+    fn a_card_of_which_a_vlan_makes_a_path_is_not_tried_by_link_local_addresses() {
+        let of = |last: u8| {
+            let tried = vlan("e1", 8, &[&format!("fe80::{last}/64")]);
+            let links = vec![
+                vlan("e0", 7, &[&format!("10.0.7.{last}/24"), &format!("fe80::{last}/64")]),
+                link("e0", &[&format!("fe80::{last}/64")], Some(1000)),
+                tried,
+                link("e1", &[&format!("fe80::{last}/64")], Some(1000)),
+            ];
+            host(links, "10.9.0.1")
+        };
+        let (source, target) = (of(1), of(2));
+        let both = vec!["e1.8".to_owned(), "e1".to_owned()];
+        assert_eq!(links_to_try(&source, &target, ROUTED), (both.clone(), both));
+        let reaches = [reach("e1", "e1"), reach("e1.8", "e1.8"), reach("e0", "e0")];
+        assert_eq!(names(&find_paths(&source, &target, ROUTED, &reaches)), ["e0.7–e0.7", "e1.8–e1.8"]);
+        assert_eq!(names(&find_paths(&source, &target, ROUTED, &reaches[..1])), ["e0.7–e0.7", "e1–e1"]);
     }
 
     #[test]

@@ -96,6 +96,7 @@ mod tests {
             mtu: 1500,
             usable: *usable,
             is_trusted: false,
+            card: None,
         };
         HostFacts {
             name: name.into(),

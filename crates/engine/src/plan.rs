@@ -479,6 +479,7 @@ mod tests {
                     mtu: 1500,
                     usable: true,
                     is_trusted: true,
+                    card: None,
                 })
                 .collect(),
             management_links: vec![],

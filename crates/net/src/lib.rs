@@ -32,7 +32,7 @@ pub use change::{Before, Change, NextHop, Undo, Way};
 pub use ended_flows::EndedFlows;
 pub use error::Error;
 pub use flow::{Flow, FlowCounters, RouteState};
-pub use link::{Link, LinkCounters, LinkKind};
+pub use link::{Link, LinkCounters, LinkKind, Vlan};
 pub use multichannel::{
     MultichannelError, channel_congestion_control, ignore_linkdown, multichannel_changes,
 };

@@ -4,7 +4,9 @@ use std::collections::HashMap;
 
 use ipnet::IpNet;
 use netlink_packet_route::address::{AddressAttribute, AddressHeaderFlags, AddressMessage};
-use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage};
+use netlink_packet_route::link::{
+    InfoData, InfoKind, InfoVlan, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage,
+};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
@@ -39,8 +41,19 @@ pub struct Link {
     pub addresses: Vec<IpNet>,
     /// The bridge or bond that this link is a member of.
     pub master: Option<String>,
+    /// Which VLAN of which link it is, if it is one of a link in this namespace.
+    pub vlan: Option<Vlan>,
     /// Traffic since the link exists.
     pub counters: LinkCounters,
+}
+
+/// A VLAN of a link.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Vlan {
+    /// The link by which its packets go.
+    pub link: String,
+    /// Its number.
+    pub id: u16,
 }
 
 /// What kind of link it is.
@@ -103,6 +116,7 @@ impl Network {
                 card_speed_mbps: speeds.get(&message.header.index).and_then(|speeds| speeds.most_mbps),
                 addresses: addresses_of(message.header.index, &addresses),
                 master: master_of(message).and_then(|index| names.get(&index).cloned()),
+                vlan: vlan_of(message, &names),
                 ..link_from(message)
             })
             .collect())
@@ -185,6 +199,7 @@ fn link_from(message: &LinkMessage) -> Link {
         card_speed_mbps: None,
         addresses: Vec::new(),
         master: None,
+        vlan: None,
         counters: counters_of(message),
     }
 }
@@ -206,6 +221,29 @@ fn master_of(message: &LinkMessage) -> Option<u32> {
         LinkAttribute::Controller(index) => Some(*index),
         _ => None,
     })
+}
+
+/// The lower link's index may be one of another namespace, and then means another link here.
+fn vlan_of(message: &LinkMessage, names: &HashMap<u32, String>) -> Option<Vlan> {
+    let is_elsewhere = |attribute: &LinkAttribute| matches!(attribute, LinkAttribute::LinkNetNsId(_));
+    if message.attributes.iter().any(is_elsewhere) {
+        return None;
+    }
+    let lower = find(message, |attribute| match attribute {
+        LinkAttribute::Link(index) => names.get(index).cloned(),
+        _ => None,
+    });
+    let id = find(message, |attribute| match attribute {
+        LinkAttribute::LinkInfo(info) => info.iter().find_map(|info| match info {
+            LinkInfo::Data(InfoData::Vlan(data)) => data.iter().find_map(|data| match data {
+                InfoVlan::Id(id) => Some(*id),
+                _ => None,
+            }),
+            _ => None,
+        }),
+        _ => None,
+    });
+    Some(Vlan { link: lower?, id: id? })
 }
 
 fn kind_of(message: &LinkMessage) -> LinkKind {

@@ -131,6 +131,7 @@ fn own_links() -> [MigrationLink; 2] {
         mtu: 1500,
         usable: true,
         is_trusted: false,
+        card: None,
     })
 }
 

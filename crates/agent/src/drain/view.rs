@@ -10,7 +10,7 @@ use drainpipe_engine::drain::status::DrainStatus;
 use drainpipe_engine::drain::view::{
     DrainView, LimitView, PathView, PlacedVm, Placement, TargetView, VmView,
 };
-use drainpipe_engine::facts::MemoryNeeds;
+use drainpipe_engine::facts::{MemoryNeeds, MigrationLink};
 use drainpipe_engine::path::Path;
 use drainpipe_engine::plan::{Plan, Request};
 use drainpipe_engine::problem::Problem;
@@ -263,7 +263,7 @@ async fn ask(
         makes_room_now: false,
         vms: list.vms.iter().filter(|vm| vm.state != VmState::Stopped).map(placed).collect(),
         paths_mbps: carried_mbps(&plan, limits.into_iter().flatten().min()),
-        paths: paths(&plan, |link| source.link(link)?.speed_mbps),
+        paths: paths(&plan, |link| source.link(link)),
         limit: limit_of(limit),
         relay: RelayMeans::of(
             &source,
@@ -320,11 +320,12 @@ fn carried_mbps(plan: &Plan, limit_mbps: Option<u64>) -> u64 {
     [plan.carried_mbps(), limit_mbps].into_iter().flatten().min().unwrap_or(0)
 }
 
-/// The paths that carry at once, with the speed of this host's own links, where that is known.
-fn paths(plan: &Plan, own_mbps: impl Fn(&str) -> Option<u64>) -> Vec<PathView> {
+/// The paths that carry at once, each with the card of this host that it takes, which VLANs share, and its speed where
+/// that is known.
+fn paths<'a>(plan: &Plan, own: impl Fn(&str) -> Option<&'a MigrationLink>) -> Vec<PathView> {
     let view = |path: &Path| PathView {
-        link: path.link.clone(),
-        link_mbps: own_mbps(&path.link),
+        link: own(&path.link).map_or(path.link.as_str(), MigrationLink::card).into(),
+        link_mbps: own(&path.link).and_then(|link| link.speed_mbps),
         mbps: path.speed_mbps,
     };
     plan.carrying().map(view).collect()
@@ -407,8 +408,17 @@ mod tests {
     #[test]
     fn only_paths_that_carry_count_with_the_speed_of_their_own_link() {
         let seen = |spread| {
-            let own_mbps = |link: &str| (link == "e0").then_some(10_000);
-            let seen = paths(&plan(spread, &[Some(1_000), None]), own_mbps);
+            let own = MigrationLink {
+                name: "e0".into(),
+                addresses: vec![],
+                speed_mbps: Some(10_000),
+                mtu: 1500,
+                usable: true,
+                is_trusted: false,
+                card: Some("card".into()),
+            };
+            let seen = paths(&plan(spread, &[Some(1_000), None]), |link| (link == "e0").then_some(&own));
+            assert!(seen.iter().all(|path| path.link == "card"), "{seen:?}");
             seen.into_iter().map(|path| (path.link_mbps, path.mbps)).collect::<Vec<_>>()
         };
         assert_eq!(seen(Spread::Routed), [(Some(10_000), Some(1_000)), (Some(10_000), None)]);

@@ -5,8 +5,8 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use drainpipe_agent::api::types::PlanView;
-use drainpipe_engine::check::finding::Finding;
+use drainpipe_agent::api::types::{DrainPlanView, PlanView};
+use drainpipe_engine::check::finding::{Finding, Severity};
 use drainpipe_engine::check::path_report::PathReport;
 use drainpipe_engine::option::MigrationOption;
 use drainpipe_engine::plan::{Plan, Spread};
@@ -14,7 +14,7 @@ use drainpipe_engine::result::{MigrationResult, Outcome, PathState, PathUse};
 use rustix::process::Signal;
 
 use crate::Test;
-use crate::check::report;
+use crate::check::{check, on, report};
 use crate::path_loss::{makes_e1_again, turns};
 use crate::scene::{Scene, result_of};
 use crate::support::{TestLab, eventually};
@@ -319,5 +319,50 @@ fn one_segment() {
     let pairs: Vec<String> = planned.paths.iter().map(ToString::to_string).collect();
     assert_eq!(pairs, ["e0–e0", "e1–e1"]);
     there_and_back_over_both(&lab);
+    guest.assert_intact();
+}
+
+/// Why this machine has no VLANs, if it has none: its kernel is built without them.
+pub(crate) fn no_vlans() -> Option<String> {
+    let command = "ip link add cable type veth && ip link add link cable name vlan type vlan id 7";
+    let made = Command::new("unshare").args(["--net", "sh", "-c", command]).output();
+    let is_made = made.is_ok_and(|made| made.status.success());
+    (!is_made).then(|| "this kernel makes no VLANs (CONFIG_VLAN_8021Q)".into())
+}
+
+/// Two cards without configuration. One of them only carries VLANs.
+pub(crate) fn a_card_and_its_vlans_are_one_path() {
+    let lab = lab("both");
+    for (host, last) in [("a", "11"), ("b", "12")] {
+        on(&lab, host, "ip -4 address flush dev e1");
+        for vlan in ["7", "9"] {
+            let add = format!(
+                "ip link add link e1 name e1.{vlan} type vlan id {vlan}; ip link set dev e1.{vlan} up; \
+                 ip address add 10.78.{vlan}.{last}/24 dev e1.{vlan}"
+            );
+            on(&lab, host, &add);
+        }
+    }
+    unconfigure(&lab, |_| links());
+    let guest = lab.start_guest("web", MEMORY_MIB, "");
+    let planned = plan(&lab, "multichannel");
+    let pairs: Vec<String> = planned.paths.iter().map(ToString::to_string).collect();
+    assert_eq!(pairs, ["e1.7–e1.7", "e0–e0"], "{planned:#?}");
+    // That of two veth pairs, by their driver.
+    let DrainPlanView { plan: drain, .. } = lab.json(&["drain", "a", "--to", "b", "--dry-run"]);
+    assert_eq!(drain.links_mbps, Some(20_000), "{drain:#?}");
+    let (_, findings) = check(&lab, "a", "b");
+    assert!(findings.iter().all(|finding| finding.severity == Severity::Remark), "{findings:#?}");
+    let sent = || -> u64 {
+        let counter = lab.exec("a", &["cat", "/sys/class/net/e1.9/statistics/tx_bytes"]).done();
+        counter.trim().parse().unwrap()
+    };
+    let before = sent();
+    let result = lab.migrate("web", "b", &["--option", "multichannel"]);
+    let mut carried: Vec<&str> = result.paths.iter().map(|path| path.link.as_str()).collect();
+    carried.sort_unstable();
+    assert_eq!(carried, ["e0", "e1.7"], "{result:#?}");
+    assert!(result.paths.iter().all(|path| path.share > 0.05), "{result:#?}");
+    assert!(sent() - before < 1 << 20, "the other VLAN carries nothing of it");
     guest.assert_intact();
 }

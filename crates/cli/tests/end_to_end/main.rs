@@ -131,6 +131,9 @@ fn main() -> ExitCode {
     let killed = short_of_memory::the_kernel_kills_the_targets_qemu;
     let no_groups = missing.clone().or_else(short_of_memory::missing);
     trials.push(trial("short_of_memory::the_kernel_kills_the_targets_qemu".into(), killed, no_groups));
+    let vlans = link_addresses::a_card_and_its_vlans_are_one_path;
+    let no_vlans = missing.clone().or_else(link_addresses::no_vlans);
+    trials.push(trial("link_addresses::a_card_and_its_vlans_are_one_path".into(), vlans, no_vlans));
     let no_other_qemu = missing.or_else(|| match options::other_qemu() {
         Some(_) => None,
         None => Some("DRAINPIPE_TEST_QEMU names no other QEMU".into()),

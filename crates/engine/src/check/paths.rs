@@ -124,9 +124,11 @@ fn link_in_words(link: &MigrationLink) -> String {
 /// Links that work and yet stand in no path, at both ends: they were meant for each other.
 fn links_without_partner(pair: Pair<'_>) -> Option<Finding> {
     let paths = pair.paths;
-    let without = |facts: &CheckFacts, taken: Vec<&str>| -> Vec<MigrationLink> {
+    let without = |facts: &CheckFacts, in_paths: Vec<&str>| -> Vec<MigrationLink> {
+        let taken: Vec<&str> =
+            in_paths.into_iter().filter_map(|name| Some(facts.host.link(name)?.card())).collect();
         let links = facts.host.links.iter();
-        links.filter(|link| link.usable && !taken.contains(&link.name.as_str())).cloned().collect()
+        links.filter(|link| link.usable && !taken.contains(&link.card())).cloned().collect()
     };
     let source = without(pair.source, paths.iter().map(|path| path.link.as_str()).collect());
     let target = without(pair.target, paths.iter().map(|path| path.peer_link.as_str()).collect());

@@ -158,6 +158,7 @@ fn link_of(name: &str, address: &str) -> MigrationLink {
         mtu: 1500,
         usable: true,
         is_trusted: false,
+        card: None,
     }
 }
 

@@ -117,7 +117,7 @@ pub struct TargetView {
 /// A path to a target.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PathView {
-    /// The link of the host that is to be emptied.
+    /// The link of the host that is to be emptied; of a VLAN its card, which it shares with others.
     pub link: String,
     /// Speed of that link, in Mb/s; absent where it is not known.
     pub link_mbps: Option<u64>,

@@ -105,5 +105,6 @@ fn link(index: u64, last: u8, random: &mut Random) -> MigrationLink {
         mtu: 1500,
         usable: true,
         is_trusted: random.chance(50),
+        card: None,
     }
 }

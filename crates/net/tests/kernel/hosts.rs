@@ -36,11 +36,21 @@ impl Namespace {
         namespace
     }
 
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Runs `ip` with these arguments in the namespace.
     pub(crate) fn ip(&self, arguments: &str) -> String {
         let mut all = vec!["-n", &self.name];
         all.extend(arguments.split_whitespace());
         command("ip", &all)
+    }
+
+    /// As [`Namespace::ip`], of what not every kernel can do. Whether it could.
+    pub(crate) fn may_ip(&self, arguments: &str) -> bool {
+        let ip = Command::new("ip").args(["-n", &self.name]).args(arguments.split_whitespace()).output();
+        ip.expect("ip(8) of iproute2").status.success()
     }
 
     pub(crate) fn sysctl(&self, key: &str, value: &str) {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::hosts::{Namespace, TwoHosts, may_make_namespaces};
-use drainpipe_net::{Error, Link, LinkKind, Network};
+use drainpipe_net::{Error, Link, LinkKind, Network, Vlan};
 
 fn links(host: &Namespace) -> Vec<Link> {
     host.run(|| async { Network::open().unwrap().links().await.unwrap() })
@@ -76,6 +76,30 @@ fn links_are_those_of_the_namespace() {
 
     let json = serde_json::to_string(&links).unwrap();
     assert_eq!(serde_json::from_str::<Vec<Link>>(&json).unwrap(), links);
+}
+
+#[test]
+fn a_vlan_tells_of_which_link_it_is() {
+    if !may_make_namespaces() {
+        return;
+    }
+    let hosts = TwoHosts::new();
+    if !hosts.left.may_ip("link add link p1 name storage type vlan id 7") {
+        eprintln!("SKIPPED: this kernel makes no VLANs (CONFIG_VLAN_8021Q)");
+        return;
+    }
+    hosts.left.ip("link add link storage name storage.9 type vlan id 9 protocol 802.1ad");
+    hosts.left.ip("link add link p0 name away type vlan id 7");
+    hosts.left.ip(&format!("link set away netns {}", hosts.right.name()));
+    let vlan = |link: &str, id| Some(Vlan { link: link.into(), id });
+    let found = links(&hosts.left);
+    assert_eq!(link(&found, "storage").kind, LinkKind::Vlan);
+    assert_eq!(link(&found, "storage").vlan, vlan("p1", 7));
+    assert_eq!(link(&found, "storage.9").vlan, vlan("storage", 9));
+    assert_eq!(link(&found, "p1").vlan, None, "the other end of a virtual cable is no lower link");
+    let found = links(&hosts.right);
+    assert_eq!(link(&found, "away").kind, LinkKind::Vlan);
+    assert_eq!(link(&found, "away").vlan, None, "its card is not here");
 }
 
 #[test]

@@ -409,6 +409,7 @@ mod tests {
             mtu: 1500,
             usable: true,
             is_trusted: false,
+            card: None,
         }
     }
 
