@@ -16,6 +16,9 @@ use crate::frame::{BLOCK_BYTES_MAX, Frame, Packing};
 use crate::multifd::PAGE_BYTES;
 use crate::page_cache::PageChange;
 
+/// Where more than one in so many blocks waits to be packed, those that pack are behind.
+const BEHIND_ONE_IN: usize = 4;
+
 /// The lanes of a sender, one for each connection.
 #[derive(Debug)]
 pub(crate) struct Lanes {
@@ -69,6 +72,9 @@ pub(crate) struct Work {
     lane: usize,
     number: u64,
     pub(crate) raw: Arc<Block>,
+    /// Whether it is to be packed fast rather than small: the wire waits for it, or many others are to be packed before
+    /// the wire takes them.
+    pub(crate) is_urgent: bool,
 }
 
 /// What is at the front of a lane.
@@ -210,12 +216,14 @@ impl Lanes {
     /// The block that the wire has waited for the longest; or else the one that has the longest time until the
     /// wire takes it.
     pub(crate) fn take_work(&mut self) -> Option<Work> {
-        let (at, index) = self.wanted().or_else(|| self.deepest())?;
+        let wanted = self.wanted();
+        let (at, index) = wanted.or_else(|| self.deepest())?;
+        let is_urgent = wanted.is_some() || self.is_behind();
         let block = &mut self.lanes[index].blocks[at];
         let State::Waiting(raw) = &block.state else { return None };
         let raw = Arc::clone(raw);
         block.state = State::InWork(Arc::clone(&raw));
-        Some(Work { lane: index, number: block.number, raw })
+        Some(Work { lane: index, number: block.number, raw, is_urgent })
     }
 
     /// How often [`Self::take_work`] would give some in a row, of so many times at most.
@@ -227,6 +235,12 @@ impl Lanes {
             lane.blocks.iter().take(count)
         });
         blocks.filter(|block| matches!(block.state, State::Waiting(_))).take(most).count()
+    }
+
+    fn is_behind(&self) -> bool {
+        let blocks = || self.lanes.iter().flat_map(|lane| &lane.blocks);
+        let waiting = blocks().filter(|block| matches!(block.state, State::Waiting(_))).count();
+        waiting * BEHIND_ONE_IN > blocks().count()
     }
 
     fn wanted(&self) -> Option<(usize, usize)> {
@@ -299,6 +313,9 @@ impl Lanes {
         Some(Outgoing { raw_bytes, content, is_overtaken })
     }
 }
+
+#[cfg(test)]
+mod simulation;
 
 #[cfg(test)]
 mod tests {

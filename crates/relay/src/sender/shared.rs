@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use drainpipe_engine::codec::{Codec, Controller, Reading, Trial};
+use drainpipe_engine::codec::{Codec, Controller, Mix, Reading, Trial};
 use tracing::warn;
 
 use super::SenderSettings;
@@ -384,7 +384,9 @@ impl Shared {
                 let may_copy = lanes.extra_bytes() <= EXTRA_BYTES_MAX;
                 let pages = if may_copy { work.raw.pages() } else { &[] };
                 let taken = page_cache.take(pages, work.raw.syncs());
-                return Some(Order { work, codec: controller.current(), trier, taken });
+                let Mix { cheaper, stronger } = controller.current();
+                let codec = if work.is_urgent { cheaper } else { stronger };
+                return Some(Order { work, codec, trier, taken });
             }
             // Whoever brings work wakes it if it may pack, and so do who lets more pack and the end. Who has done its
             // work looks for more in its place, so none is left lying by those that may not pack.
