@@ -117,8 +117,9 @@ fn whatever_befalls_them_in_flight() {
     for befalls in [is_cancelled, runs_on_without_its_agent, the_target_agent_is_killed] {
         let before = tls();
         let migrating = scene.migrate(&[]);
-        // How many of its 17 will have begun when it is interrupted, is a matter of time.
-        eventually("a connection of TLS has begun", || tls() > before);
+        // An agent that is killed in the moment in which it accepts one of QEMU's connections takes it along: its guard
+        // does not hold that one yet, and QEMU 7.2 may wait for itself (docs/decisions.md, 40).
+        eventually("all 17 connections are encrypted", || tls() - before >= 17);
         befalls(&scene, migrating);
         scene.assert_settled("a");
     }
