@@ -34,12 +34,15 @@ const LEVEL_3: [CParameter; 2] = [CParameter::HashLog(HASH_LOG), CParameter::Cha
 #[cfg(test)]
 const LZ4_TABLE_BYTES: usize = 4096 * size_of::<u32>();
 
-/// Packs blocks, one after the other. Holds what one codec keeps between two of them: for another one it is set up
-/// anew, which takes less than a tenth of a block's packing, and half of the memory of all of them.
+/// Packs blocks, one after the other. Holds what one codec of zstd keeps between two of them: for another one its
+/// context is set up anew, which takes half of the memory of all of them.
 pub(crate) struct Packer {
     context: CCtx<'static>,
     // What the context is set up for.
     codec: Option<Codec>,
+    // What it has grown for, and to.
+    has_grown_for: [bool; Codec::ALL.len()],
+    grown_bytes: usize,
     // Of LZ4, once it is used.
     table: Option<CompressTable>,
     // A block that does not shrink fits.
@@ -55,18 +58,26 @@ impl fmt::Debug for Packer {
 impl Packer {
     pub(crate) fn new() -> Self {
         let longest = block::get_maximum_output_size(UNPACKED_BYTES_MAX);
-        Self { context: CCtx::create(), codec: None, table: None, scratch: vec![0; longest] }
+        Self {
+            context: CCtx::create(),
+            codec: None,
+            has_grown_for: [false; Codec::ALL.len()],
+            grown_bytes: 0,
+            table: None,
+            scratch: vec![0; longest],
+        }
     }
 
     /// Sets it up for a codec and blocks of any length: packing by it takes nothing more from the allocator.
     pub(crate) fn set_up(&mut self, codec: Codec) -> Result<(), RelayError> {
-        let is_set_up = match codec {
-            Codec::Lz4 => self.table.is_some(),
-            Codec::ZstdLiterals | Codec::Zstd1 | Codec::Zstd3 => self.codec == Some(codec),
-        };
-        if !is_set_up {
-            // The context grows as it packs.
+        // zstd gives back what was far too much 128 times in a row, as for short blocks
+        // (`ZSTD_WORKSPACETOOLARGE_MAXDURATION`).
+        if self.context.sizeof() < self.grown_bytes {
+            self.has_grown_for = [false; Codec::ALL.len()];
+        }
+        if !std::mem::replace(&mut self.has_grown_for[codec as usize], true) {
             self.pack(codec, &vec![0; UNPACKED_BYTES_MAX])?;
+            self.grown_bytes = self.context.sizeof();
         }
         Ok(())
     }
@@ -218,7 +229,7 @@ mod tests {
     fn one_that_is_set_up_does_not_grow() {
         let (noise, words) = (noise(UNPACKED_BYTES_MAX), b"the and for was ".repeat(UNPACKED_BYTES_MAX / 16));
         let mut packer = Packer::new();
-        for codec in Codec::ALL.into_iter().chain(Codec::ALL) {
+        for codec in [Codec::ALL, Codec::ALL].concat() {
             packer.set_up(codec).unwrap();
             let before = packer.holds_bytes();
             for raw in [&noise[..], &words, &words[..BLOCK_BYTES_MAX], &words[..5000]] {
@@ -226,6 +237,26 @@ mod tests {
                 assert_eq!(packer.holds_bytes(), before, "{codec}");
             }
         }
+        for codec in [Codec::ZstdLiterals, Codec::Zstd1, Codec::Lz4].repeat(200) {
+            let before = packer.holds_bytes();
+            packer.set_up(codec).unwrap();
+            packer.pack(codec, &noise).unwrap();
+            assert_eq!(packer.holds_bytes(), before, "{codec}");
+        }
+    }
+
+    #[test]
+    fn one_that_has_shrunk_is_set_up_anew() {
+        let words = b"the and for was ".repeat(UNPACKED_BYTES_MAX / 16);
+        let mut packer = Packer::new();
+        packer.set_up(Codec::Zstd1).unwrap();
+        let before = packer.holds_bytes();
+        for _ in 0..200 {
+            packer.pack(Codec::Zstd1, &words[..5000]).unwrap();
+        }
+        assert!(packer.holds_bytes() < before);
+        packer.set_up(Codec::Zstd1).unwrap();
+        assert_eq!(packer.holds_bytes(), before);
     }
 
     #[test]

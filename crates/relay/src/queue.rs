@@ -3,7 +3,8 @@
 //!
 //! The wire takes from the front of a lane whatever is there, packed or not. So the cores begin at the
 //! back, with the block that has the longest time left: where they do not keep up, the wire never comes
-//! upon one that is half done. But first comes what a wire waits for.
+//! upon one that is half done. But first comes what a wire waits for. That is to be packed fast, as is all while many
+//! blocks wait; else there is time to pack small.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -218,12 +219,12 @@ impl Lanes {
     pub(crate) fn take_work(&mut self) -> Option<Work> {
         let wanted = self.wanted();
         let (at, index) = wanted.or_else(|| self.deepest())?;
-        let is_urgent = wanted.is_some() || self.is_behind();
         let block = &mut self.lanes[index].blocks[at];
         let State::Waiting(raw) = &block.state else { return None };
         let raw = Arc::clone(raw);
         block.state = State::InWork(Arc::clone(&raw));
-        Some(Work { lane: index, number: block.number, raw, is_urgent })
+        let number = block.number;
+        Some(Work { lane: index, number, raw, is_urgent: wanted.is_some() || self.is_behind() })
     }
 
     /// How often [`Self::take_work`] would give some in a row, of so many times at most.
@@ -238,9 +239,9 @@ impl Lanes {
     }
 
     fn is_behind(&self) -> bool {
-        let blocks = || self.lanes.iter().flat_map(|lane| &lane.blocks);
-        let waiting = blocks().filter(|block| matches!(block.state, State::Waiting(_))).count();
-        waiting * BEHIND_ONE_IN > blocks().count()
+        let blocks = self.lanes.iter().flat_map(|lane| &lane.blocks);
+        let waiting = blocks.filter(|block| matches!(block.state, State::Waiting(_))).count();
+        waiting * BEHIND_ONE_IN > self.lanes.iter().map(|lane| lane.blocks.len()).sum()
     }
 
     fn wanted(&self) -> Option<(usize, usize)> {
@@ -388,6 +389,16 @@ mod tests {
         assert_eq!(lanes.work_up_to(9), 1);
         lanes.set_wanted(0, false);
         assert_eq!(lanes.front(0), Front::InWork);
+    }
+
+    #[test]
+    fn what_the_wire_waits_for_is_urgent_and_so_is_all_while_many_wait() {
+        let mut lanes = lanes(&[0; 8]);
+        lanes.set_waits_for_wire(0, true);
+        let urgent: Vec<bool> = (0..7).map(|_| lanes.take_work().unwrap().is_urgent).collect();
+        assert_eq!(urgent, [true, true, true, true, true, false, false], "three of eight waited, then two");
+        lanes.set_wanted(0, true);
+        assert!(lanes.take_work().unwrap().is_urgent);
     }
 
     #[test]

@@ -10,12 +10,11 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What may wait in the lanes, by the time that the wire needs for it, and how many blocks in each lane; as in
-/// `steering.rs`.
+/// What may wait in the lanes, by the time that the wire needs for it, and how many blocks in each lane; as a sender's.
 const LANES_S: f64 = 0.04;
 const DEPTHS: RangeInclusive<f64> = 2.0..=8.0;
 
-/// How long the wire waits for a block that is being packed.
+/// How long the wire waits for a block that is being packed. A sender goes by the wire's rate, from 1 to 8 ms.
 const PATIENCE_S: f64 = 0.004;
 
 /// What goes over the wire is a block's number of bytes, and nothing else of it.

@@ -459,7 +459,7 @@ impl Shared {
         self.wake(find_work);
     }
 
-    /// Looks at the choice of codec, and sets how many blocks may wait in a lane.
+    /// Looks at the choice of codecs, and sets how many blocks may wait in a lane.
     pub(super) fn steer(&self, reading: Reading, depth: usize) {
         let mut inner = self.inner();
         inner.controller.choose(reading);
@@ -529,6 +529,23 @@ mod tests {
         shared.waits_for_wire(0);
         shared.allow(1);
         assert_eq!(packing.join().unwrap(), Some(8));
+    }
+
+    #[test]
+    fn what_is_urgent_is_packed_by_the_cheaper_codec() {
+        let shared = shared(2);
+        shared.allow(2);
+        shared.waits_for_wire(0);
+        for block in [7, 8] {
+            shared.push(0, Block::from(&[block][..]));
+        }
+        let Mix { cheaper, stronger } = Controller::default().current();
+        assert_ne!(cheaper, stronger);
+        let orders = [(); 2].map(|()| shared.take_work().unwrap());
+        assert_eq!(
+            orders.map(|order| (order.work.is_urgent, order.codec)),
+            [(true, cheaper), (false, stronger)]
+        );
     }
 
     #[test]

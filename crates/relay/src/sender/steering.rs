@@ -1,5 +1,5 @@
 //! Looks some ten times a second at what limits the sender and at what else wants the host's cores, and sets
-//! the codec, how much may wait, and how many threads pack.
+//! the codecs, how much may wait, and how many threads pack.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
