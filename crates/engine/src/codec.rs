@@ -105,8 +105,8 @@ pub struct Trial {
 }
 
 impl Trial {
-    /// Of a byte that goes as it is.
-    const AS_IT_IS: Self = Self { seconds_per_byte: 0.0, packed_share: 1.0 };
+    /// Of what goes as it is.
+    pub const AS_IT_IS: Self = Self { seconds_per_byte: 0.0, packed_share: 1.0 };
 
     /// How far the cores are ahead of the wire if all is packed so; below 0 they do not keep up.
     fn lead(self, reading: Reading) -> f64 {

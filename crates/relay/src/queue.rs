@@ -330,11 +330,11 @@ mod tests {
         lanes
     }
 
-    fn packed(byte: u8) -> Packed {
+    pub(super) fn packed(bytes: Vec<u8>, unpacked_bytes: usize) -> Packed {
         Packed {
             codec: Some(Codec::Lz4),
-            bytes: vec![byte],
-            unpacked_bytes: 1,
+            bytes,
+            unpacked_bytes,
             is_parted: false,
             past_codec: PastCodec::default(),
             change: None,
@@ -359,13 +359,13 @@ mod tests {
         assert_eq!(**last.raw, [3]);
         let second = lanes.take_work().unwrap();
         assert_eq!(**second.raw, [2]);
-        assert_eq!(lanes.finish(&last, Some(packed(30))).unwrap(), 0);
+        assert_eq!(lanes.finish(&last, Some(packed(vec![30], 1))).unwrap(), 0);
         assert_eq!(lanes.front(0), Front::Waiting);
         assert_eq!(lanes.pop(0).unwrap().bytes(), [1]);
         assert_eq!(lanes.front(0), Front::InWork);
         let taken = lanes.pop(0).unwrap();
         assert!(matches!(&taken.content, Content::Raw(raw) if ***raw == [2]));
-        let gone = lanes.finish(&second, Some(packed(20))).unwrap_err();
+        let gone = lanes.finish(&second, Some(packed(vec![20], 1))).unwrap_err();
         assert_eq!(gone.unwrap().bytes, [20], "it is gone as it was");
         let Content::Packed(third) = lanes.pop(0).unwrap().content else { panic!("it was packed in time") };
         assert_eq!(third.bytes, [30]);

@@ -8,6 +8,7 @@ use std::ops::RangeInclusive;
 use drainpipe_engine::codec::Trial;
 use proptest::prelude::*;
 
+use super::tests::packed;
 use super::*;
 
 /// What may wait in the lanes, by the time that the wire needs for it, and how many blocks in each lane; as a sender's.
@@ -34,15 +35,15 @@ impl Means {
     /// Bytes before packing that could be carried in a second, by the best parts of blocks as they are, and packed by
     /// either codec.
     fn most(self) -> f64 {
-        let as_it_is = Trial { seconds_per_byte: 0.0, packed_share: 1.0 };
         let carried = |one: Trial, other: Trial, part: f64| {
             let mixed = |of: fn(Trial) -> f64| of(one) + part * (of(other) - of(one));
             let by_wire = self.wire_bytes_per_second / mixed(|trial| trial.packed_share);
             by_wire.min(self.cores / mixed(|trial| trial.seconds_per_byte))
         };
         let parts = (0..=1000).map(|part| f64::from(part) / 1000.0);
-        let best =
-            |part| carried(as_it_is, self.cheaper, part).max(carried(self.cheaper, self.stronger, part));
+        let best = |part| {
+            carried(Trial::AS_IT_IS, self.cheaper, part).max(carried(self.cheaper, self.stronger, part))
+        };
         parts.map(best).fold(0.0, f64::max)
     }
 
@@ -147,7 +148,8 @@ impl Simulation {
     fn finish(&mut self) {
         for packing in &mut self.packing {
             if let Some((_, work)) = packing.take_if(|(at_s, _)| *at_s <= self.now_s) {
-                drop(self.lanes.finish(&work, Some(packed(self.means.codec_of(&work)))));
+                let bytes = vec![0; (1000.0 * self.means.codec_of(&work).packed_share) as usize];
+                drop(self.lanes.finish(&work, Some(packed(bytes, 1000))));
             }
         }
     }
@@ -160,18 +162,6 @@ impl Simulation {
                 (self.now_s + takes_s, work)
             });
         }
-    }
-}
-
-/// A block of a thousand bytes.
-fn packed(codec: Trial) -> Packed {
-    Packed {
-        codec: Some(Codec::Zstd1),
-        bytes: vec![0; (1000.0 * codec.packed_share) as usize],
-        unpacked_bytes: 1000,
-        is_parted: false,
-        past_codec: PastCodec::default(),
-        change: None,
     }
 }
 

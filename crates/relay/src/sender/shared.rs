@@ -520,10 +520,7 @@ mod tests {
             let shared = Arc::clone(&shared);
             thread::spawn(move || shared.take_work().map(|order| order.work.raw[0]))
         };
-        shared.waits_for_wire(0);
-        for block in [7, 8] {
-            shared.push(0, Block::from(&[block][..]));
-        }
+        hold_up(&shared, [7, 8]);
         let Next::Block(_, block) = shared.next(0, true) else { panic!("there is a block") };
         assert!(matches!(&block.content, Content::Raw(raw) if raw[0] == 7));
         shared.waits_for_wire(0);
@@ -535,10 +532,7 @@ mod tests {
     fn what_is_urgent_is_packed_by_the_cheaper_codec() {
         let shared = shared(2);
         shared.allow(2);
-        shared.waits_for_wire(0);
-        for block in [7, 8] {
-            shared.push(0, Block::from(&[block][..]));
-        }
+        hold_up(&shared, [7, 8]);
         let Mix { cheaper, stronger } = Controller::default().current();
         assert_ne!(cheaper, stronger);
         let orders = [(); 2].map(|()| shared.take_work().unwrap());
@@ -552,10 +546,7 @@ mod tests {
     fn who_cannot_keep_to_idle_time_packs_nothing_and_the_wire_does_not_wait() {
         let shared = shared(2);
         shared.patience_us.store(60_000_000, Ordering::Relaxed);
-        shared.waits_for_wire(0);
-        for block in [7, 8] {
-            shared.push(0, Block::from(&[block][..]));
-        }
+        hold_up(&shared, [7, 8]);
         let order = shared.take_work().unwrap();
         shared.cannot_yield(order, "not permitted");
         shared.allow(2);
@@ -576,10 +567,7 @@ mod tests {
     fn no_more_pack_than_may_and_nothing_is_left_lying() {
         let shared = shared(2);
         shared.allow(1);
-        shared.waits_for_wire(0);
-        for block in [1, 2] {
-            shared.push(0, Block::from(&[block][..]));
-        }
+        hold_up(&shared, [1, 2]);
         let first = shared.take_work().unwrap();
         let is_done = Arc::new(AtomicBool::new(false));
         let other = {
@@ -590,6 +578,14 @@ mod tests {
         does_not_shrink(&shared, first);
         shared.work.notify_one();
         assert!(other.join().unwrap());
+    }
+
+    /// Blocks for the wire, which takes none now.
+    fn hold_up(shared: &Shared, blocks: [u8; 2]) {
+        shared.waits_for_wire(0);
+        for block in blocks {
+            shared.push(0, Block::from(&[block][..]));
+        }
     }
 
     fn does_not_shrink(shared: &Shared, order: Order) {
