@@ -114,39 +114,84 @@ fn share<'a>(agent: &Agent, migration: &str, all: impl Iterator<Item = (&'a str,
     fair_shares(limit_mbps, &wanted_mbps).get(own).copied()
 }
 
+/// One migration from here, among those that share this host's limit; dropped, no more.
+#[derive(Debug)]
+struct Leaving {
+    agent: Arc<Agent>,
+    migration: String,
+}
+
+impl Leaving {
+    fn enter(agent: &Arc<Agent>, migration: &str, could_use_mbps: u64) -> Self {
+        lock(&agent.bandwidth.leaving).insert(migration.into(), could_use_mbps);
+        Self { agent: Arc::clone(agent), migration: migration.into() }
+    }
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        lock(&self.agent.bandwidth.leaving).remove(&self.migration);
+    }
+}
+
+/// A migration's share from its first byte on.
+pub(crate) struct FirstShare {
+    flight: Flight,
+    leaving: Leaving,
+    limit_mbps: watch::Receiver<Option<u64>>,
+}
+
+impl FirstShare {
+    /// For a migration that is about to send; asks the target, too.
+    pub(crate) async fn of(agent: &Arc<Agent>, running: &Running, plan: &Plan, valve: Valve) -> Self {
+        let could_use_mbps = plan.carried_mbps().map_or(SPEED_UNKNOWN_MBPS, |mbps| mbps.max(1));
+        let leaving = Leaving::enter(agent, running.id(), could_use_mbps);
+        let (tell, limit_mbps) = watch::channel(None);
+        let mut flight = Flight {
+            agent: Arc::clone(agent),
+            migration: running.id().into(),
+            target: running.target().into(),
+            way_given: running.way_given(),
+            gives_way_until: None,
+            could_use_mbps,
+            valve,
+            granted_mbps: None,
+            limit_mbps: None,
+            set_mbps: None,
+            tell,
+        };
+        let answer = flight.ask_target().await;
+        flight.is_granted(&answer);
+        if let Valve::Qemu(_) = flight.valve {
+            flight.set_mbps = flight.limit_with_way_given();
+        }
+        flight.keep_to_limit().await;
+        Self { flight, leaving, limit_mbps }
+    }
+
+    /// What QEMU is to begin with, in Mb/s of the links; absent for no limit, and where the relay keeps it.
+    pub(crate) fn of_qemu_mbps(&self) -> Option<u64> {
+        self.flight.set_mbps.filter(|_| matches!(self.flight.valve, Valve::Qemu(_)))
+    }
+
+    /// Keeps the migration within its share while its memory is sent.
+    pub(crate) fn follow(self) -> Throttle {
+        let Self { flight, leaving, limit_mbps } = self;
+        let valve = flight.valve.clone();
+        Throttle { following: tokio::spawn(flight.follow()), leaving: Some(leaving), valve, limit_mbps }
+    }
+}
+
 /// Keeps one migration from here within its share while its memory is sent; dropped, no more.
 #[derive(Debug)]
 pub(crate) struct Throttle {
-    agent: Arc<Agent>,
-    migration: String,
     following: JoinHandle<()>,
+    leaving: Option<Leaving>,
     valve: Valve,
     limit_mbps: watch::Receiver<Option<u64>>,
 }
 
 impl Throttle {
-    /// For a migration that has begun to send.
-    pub(crate) fn start(agent: &Arc<Agent>, running: &Running, plan: &Plan, valve: Valve) -> Self {
-        let (tell, limit_mbps) = watch::channel(None);
-        let migration = running.id().to_owned();
-        let could_use_mbps = plan.carried_mbps().map_or(SPEED_UNKNOWN_MBPS, |mbps| mbps.max(1));
-        lock(&agent.bandwidth.leaving).insert(migration.clone(), could_use_mbps);
-        let flight = Flight {
-            agent: Arc::clone(agent),
-            migration: migration.clone(),
-            target: running.target().into(),
-            way_given: running.way_given(),
-            gives_way_until: None,
-            could_use_mbps,
-            valve: valve.clone(),
-            limit_mbps: None,
-            set_mbps: None,
-            tell,
-        };
-        let following = tokio::spawn(flight.follow());
-        Self { agent: Arc::clone(agent), migration, following, valve, limit_mbps }
-    }
-
     /// What the migration is to be told if the limit has changed since this was last asked.
     pub(crate) fn news(&mut self) -> Option<Event> {
         let changed = self.limit_mbps.has_changed().unwrap_or(false);
@@ -159,7 +204,7 @@ impl Drop for Throttle {
         self.following.abort();
         // First of all: another thread may be in the midst of following, and sets a relay's limit only of one that is
         // found here.
-        lock(&self.agent.bandwidth.leaving).remove(&self.migration);
+        self.leaving = None;
         if let Valve::Relay(limiter) = &self.valve {
             limiter.set(None);
         }
@@ -175,6 +220,8 @@ struct Flight {
     gives_way_until: Option<Instant>,
     could_use_mbps: u64,
     valve: Valve,
+    // By the target, which holds until it says something else.
+    granted_mbps: Option<u64>,
     // Its share, and what was set, which is less while it gives way.
     limit_mbps: Option<u64>,
     set_mbps: Option<u64>,
@@ -192,38 +239,43 @@ pub(crate) enum Valve {
 
 impl Flight {
     async fn follow(mut self) {
-        let mut granted_mbps = None;
         loop {
-            // It is asked by a migration that keeps to what it was told: by then it would send.
-            let answer = self.ask_target();
-            match self.keep_to_limit_until(answer).await {
-                Some(Ok(share)) => granted_mbps = share.mbps,
-                // What it has granted holds meanwhile.
-                Some(Err(_)) => {}
-                None => return,
-            }
-            // What the target does not grant, others may have of this host's links.
-            let wanted_mbps = granted_mbps.map_or(self.could_use_mbps, |mbps| mbps.min(self.could_use_mbps));
-            let own_mbps = share_of_leaving(&self.agent, &self.migration, wanted_mbps);
-            self.limit_mbps = own_mbps.into_iter().chain(granted_mbps).min();
             if self.keep_to_limit_until(tokio::time::sleep(LOOK_EVERY)).await.is_none() {
                 return;
             }
+            // It is asked by a migration that keeps to what it was told.
+            let answer = self.ask_target();
+            let Some(answer) = self.keep_to_limit_until(answer).await else { return };
+            self.is_granted(&answer);
         }
+    }
+
+    fn is_granted(&mut self, answer: &Result<BandwidthShare, Problem>) {
+        if let Ok(share) = answer {
+            self.granted_mbps = share.mbps;
+        }
+        // What the target does not grant, others may have of this host's links.
+        let wanted_mbps = self.granted_mbps.map_or(self.could_use_mbps, |mbps| mbps.min(self.could_use_mbps));
+        let own_mbps = share_of_leaving(&self.agent, &self.migration, wanted_mbps);
+        self.limit_mbps = own_mbps.into_iter().chain(self.granted_mbps).min();
     }
 
     /// None once the migration is over.
     async fn keep_to_limit_until<T>(&mut self, what: impl Future<Output = T>) -> Option<T> {
         let mut what = pin!(what);
         loop {
-            let limit_mbps = self.limit_with_way_given();
-            if self.set(limit_mbps).await && self.limit_mbps != *self.tell.borrow() {
-                self.tell.send_replace(self.limit_mbps);
-            }
+            self.keep_to_limit().await;
             tokio::select! {
                 what = &mut what => return Some(what),
                 changed = self.way_given.changed() => changed.ok()?,
             }
+        }
+    }
+
+    async fn keep_to_limit(&mut self) {
+        let limit_mbps = self.limit_with_way_given();
+        if self.set(limit_mbps).await && self.limit_mbps != *self.tell.borrow() {
+            self.tell.send_replace(self.limit_mbps);
         }
     }
 

@@ -29,7 +29,7 @@ use crate::vmm::{RunState, Vmm};
 use transport::{Side, parameters, uri, wants};
 
 pub use status::{MigrationStatus, RamStatus, TransferStatus};
-pub use transport::{Address, Convergence, Multifd, Transport, Zstd, bandwidth_bytes_per_s};
+pub use transport::{Address, Multifd, SourceSettings, Transport, Zstd, bandwidth_bytes_per_s};
 
 /// Between two looks at a state that QEMU does not announce by an event.
 const POLL_EVERY: Duration = Duration::from_millis(5);
@@ -110,12 +110,12 @@ pub async fn start(
     vmm: &Vmm,
     transport: Transport,
     address: impl Into<Address>,
-    convergence: Convergence,
+    settings: SourceSettings,
     deadline: Duration,
 ) -> Result<(), MigrationError> {
     let address = address.into();
     await_end_of_last(vmm, deadline).await?;
-    set_up(vmm, transport, Side::Source(convergence), deadline).await?;
+    set_up(vmm, transport, Side::Source(settings), deadline).await?;
     Ok(execute(vmm, "migrate", json!({ "uri": uri(&address) }), deadline).await?)
 }
 

@@ -71,14 +71,16 @@ impl From<PathBuf> for Address {
     }
 }
 
-/// What may be done to the guest so that a source comes to an end of its memory.
+/// How a source sends its memory, and what may be done to the guest so that it comes to an end of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Convergence {
+pub struct SourceSettings {
     /// QEMU goes to pre-switchover once it expects the rest to take no longer.
     pub downtime_limit_ms: u64,
     /// Share of their time at most, 0 to 99 percent, for which the vCPUs are held back when memory gets dirty
     /// faster than half of what is sent (`auto-converge`); 0 for never.
     pub throttle_max_percent: u8,
+    /// What it may take of its links at first, in Mb/s; `None` for all that they have.
+    pub bandwidth_mbps: Option<u64>,
 }
 
 /// How much the vCPUs are held back at first, and each time that it was not enough, in percent. With QEMU's own
@@ -88,7 +90,7 @@ const THROTTLE_STEPS: (u8, u8) = (30, 20);
 /// The two ends of a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Side {
-    Source(Convergence),
+    Source(SourceSettings),
     Target,
 }
 
@@ -100,7 +102,7 @@ pub(super) fn wants(transport: Transport, side: Side, capability: &str) -> bool 
         "multifd" => transport.multifd.is_some(),
         // The source stops before the last part and waits for `switch_over`.
         "pause-before-switchover" => side != Side::Target,
-        "auto-converge" => matches!(side, Side::Source(convergence) if convergence.throttle_max_percent > 0),
+        "auto-converge" => matches!(side, Side::Source(settings) if settings.throttle_max_percent > 0),
         // The target takes the disks only when its guest runs, not when the state has arrived.
         "late-block-activate" => side == Side::Target,
         _ => false,
@@ -112,7 +114,10 @@ pub(super) fn wants(transport: Transport, side: Side, capability: &str) -> bool 
 pub(super) fn parameters(transport: Transport, side: Side) -> Value {
     let compression = transport.multifd.and_then(|multifd| multifd.compression);
     let mut parameters = json!({
-        "max-bandwidth": bandwidth_bytes_per_s(None),
+        "max-bandwidth": bandwidth_bytes_per_s(match side {
+            Side::Source(settings) => settings.bandwidth_mbps,
+            Side::Target => None,
+        }),
         "multifd-compression": if compression.is_some() { "zstd" } else { "none" },
     });
     if let Some(multifd) = transport.multifd {
@@ -121,7 +126,7 @@ pub(super) fn parameters(transport: Transport, side: Side) -> Value {
     if let Some(Zstd { level }) = compression {
         parameters["multifd-zstd-level"] = level.into();
     }
-    if let Side::Source(Convergence { downtime_limit_ms, throttle_max_percent }) = side {
+    if let Side::Source(SourceSettings { downtime_limit_ms, throttle_max_percent, .. }) = side {
         parameters["downtime-limit"] = downtime_limit_ms.into();
         let (initial, increment) = THROTTLE_STEPS;
         // QEMU wants 1 to 99, and no maximum below the beginning.
@@ -148,7 +153,7 @@ mod tests {
     const SOURCE: Side = source(80);
 
     const fn source(throttle_max_percent: u8) -> Side {
-        Side::Source(Convergence { downtime_limit_ms: 300, throttle_max_percent })
+        Side::Source(SourceSettings { downtime_limit_ms: 300, throttle_max_percent, bandwidth_mbps: None })
     }
 
     fn multifd(compression: Option<Zstd>) -> Transport {
@@ -161,6 +166,15 @@ mod tests {
         assert_eq!(bandwidth_bytes_per_s(Some(0)), 1, "0 would be none");
         assert_eq!(bandwidth_bytes_per_s(Some(u64::MAX)), BANDWIDTH_UNLIMITED);
         assert_eq!(bandwidth_bytes_per_s(None), BANDWIDTH_UNLIMITED);
+    }
+
+    #[test]
+    fn a_limit_holds_from_the_first_byte() {
+        let limited =
+            SourceSettings { downtime_limit_ms: 300, throttle_max_percent: 80, bandwidth_mbps: Some(1000) };
+        let of = |side| parameters(Transport::default(), side)["max-bandwidth"].clone();
+        assert_eq!(of(Side::Source(limited)), 116_059_817);
+        assert_eq!((of(SOURCE), of(Side::Target)), (BANDWIDTH_UNLIMITED.into(), BANDWIDTH_UNLIMITED.into()));
     }
 
     #[test]

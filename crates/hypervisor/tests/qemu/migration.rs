@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use drainpipe_hypervisor::migration::{
-    self, Convergence, MigrationError, MigrationStatus, Multifd, TransferStatus, Transport, Zstd,
+    self, MigrationError, MigrationStatus, Multifd, SourceSettings, TransferStatus, Transport, Zstd,
 };
 use drainpipe_hypervisor::spec::{Disk, DiskFormat};
 use drainpipe_hypervisor::{HypervisorFacts, Role, RunState, VmSpec, Vmm};
@@ -14,7 +14,8 @@ use tokio::time::{Instant, sleep};
 
 use crate::host::{DEADLINE, Host, qemus, small_vm};
 
-const CONVERGENCE: Convergence = Convergence { downtime_limit_ms: 300, throttle_max_percent: 80 };
+const SETTINGS: SourceSettings =
+    SourceSettings { downtime_limit_ms: 300, throttle_max_percent: 80, bandwidth_mbps: None };
 const CONTENT_BYTES: usize = 32 << 20;
 
 const PLAIN: Transport = Transport { multifd: None };
@@ -44,7 +45,7 @@ impl Pair {
 
     async fn transfer(&self, transport: Transport) {
         let address = listen(&self.target, transport, Ipv4Addr::LOCALHOST.into()).await;
-        migration::start(&self.source, transport, address, CONVERGENCE, DEADLINE).await.expect("begun");
+        migration::start(&self.source, transport, address, SETTINGS, DEADLINE).await.expect("begun");
     }
 
     /// Goes on from pre-switchover to the running target.
@@ -186,7 +187,7 @@ async fn ipv6_carries_a_guest() {
     for facts in qemus().await {
         let pair = Pair::new(&facts, &facts, "ipv6").await;
         let address = listen(&pair.target, MULTIFD, Ipv6Addr::LOCALHOST.into()).await;
-        migration::start(&pair.source, MULTIFD, address, CONVERGENCE, DEADLINE).await.expect("begun");
+        migration::start(&pair.source, MULTIFD, address, SETTINGS, DEADLINE).await.expect("begun");
         wait_for(&pair.source, MigrationStatus::PreSwitchover).await;
         let connections = pair.source.limit_unsent(address, 512 << 10).expect("QEMU is ours");
         assert_eq!(connections, 5, "four channels and the main connection");
@@ -200,7 +201,7 @@ async fn a_unix_socket_carries_a_guest() {
         let pair = Pair::new(&facts, &facts, "unix").await;
         let path = pair.target.paths().relay_socket();
         migration::listen(&pair.target, MULTIFD, path.clone(), DEADLINE).await.expect("listens");
-        migration::start(&pair.source, MULTIFD, path, CONVERGENCE, DEADLINE).await.expect("begun");
+        migration::start(&pair.source, MULTIFD, path, SETTINGS, DEADLINE).await.expect("begun");
         wait_for(&pair.source, MigrationStatus::PreSwitchover).await;
         let ram = pair.commit().await.ram.expect("counters");
         assert!(ram.multifd_bytes > CONTENT_BYTES as u64 / 2, "{ram:?}");
@@ -261,7 +262,7 @@ async fn a_migration_to_a_silent_target_can_be_cancelled() {
             let pair = Pair::new(&facts, &facts, "silent").await;
             let address = listen(&pair.target, transport, Ipv4Addr::LOCALHOST.into()).await;
             signal(&pair.target, Signal::STOP);
-            migration::start(&pair.source, transport, address, CONVERGENCE, DEADLINE).await.expect("begun");
+            migration::start(&pair.source, transport, address, SETTINGS, DEADLINE).await.expect("begun");
             wait_for(&pair.source, MigrationStatus::Active).await;
             sleep(Duration::from_millis(200)).await;
             let before = Instant::now();
@@ -280,7 +281,7 @@ async fn a_target_killed_in_flight_leaves_the_guest_running() {
             let pair = Pair::new(&facts, &facts, "in-flight").await;
             let address = listen(&pair.target, transport, Ipv4Addr::LOCALHOST.into()).await;
             signal(&pair.target, Signal::STOP);
-            migration::start(&pair.source, transport, address, CONVERGENCE, DEADLINE).await.expect("begun");
+            migration::start(&pair.source, transport, address, SETTINGS, DEADLINE).await.expect("begun");
             wait_for(&pair.source, MigrationStatus::Active).await;
             if transport == MULTIFD {
                 ignore_resets(&pair.source, address, 5).await;
@@ -297,7 +298,7 @@ async fn a_target_killed_in_flight_leaves_the_guest_running() {
                 eprintln!("{} {transport:?}: {:?}", facts.version, failed.error_desc);
             }
             // Nobody listens any more; what counts is that QEMU takes it.
-            migration::start(&pair.source, transport, address, CONVERGENCE, DEADLINE)
+            migration::start(&pair.source, transport, address, SETTINGS, DEADLINE)
                 .await
                 .expect("begun anew at once");
             wait_for(&pair.source, MigrationStatus::Failed).await;
@@ -349,9 +350,7 @@ async fn a_target_that_cannot_be_reached_fails_with_a_reason() {
         let host = Host::new(&facts);
         let source = host.start(&small_vm("unreached"), Role::Fresh).await;
         let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port").local_addr();
-        migration::start(&source, PLAIN, free.expect("an address"), CONVERGENCE, DEADLINE)
-            .await
-            .expect("begun");
+        migration::start(&source, PLAIN, free.expect("an address"), SETTINGS, DEADLINE).await.expect("begun");
         let failed = wait_for(&source, MigrationStatus::Failed).await;
         let reason = failed.error_desc.expect("a reason");
         assert!(reason.contains("refused"), "{reason}");
@@ -379,7 +378,7 @@ async fn a_target_of_a_guest_that_never_ran_is_not_taken_for_one_that_holds_noth
         let target = target_host.start(&spec, Role::Incoming).await;
         assert_eq!(state(&target).await, RunState::Inmigrate);
         let address = listen(&target, PLAIN, Ipv4Addr::LOCALHOST.into()).await;
-        migration::start(&source, PLAIN, address, CONVERGENCE, DEADLINE).await.expect("begun");
+        migration::start(&source, PLAIN, address, SETTINGS, DEADLINE).await.expect("begun");
         wait_for(&source, MigrationStatus::PreSwitchover).await;
         migration::switch_over(&source, DEADLINE).await.expect("goes on");
         wait_for(&target, MigrationStatus::Completed).await;

@@ -11,7 +11,7 @@ use drainpipe_engine::problem::Problem;
 use drainpipe_engine::progress::Transferred;
 use drainpipe_engine::queue::unsent_limit_bytes;
 use drainpipe_hypervisor::Vmm;
-use drainpipe_hypervisor::migration::{self as qemu, Convergence, MigrationStatus, TransferStatus};
+use drainpipe_hypervisor::migration::{self as qemu, MigrationStatus, SourceSettings, TransferStatus};
 use drainpipe_hypervisor::qmp::QmpError;
 use tokio::time::timeout;
 use tracing::warn;
@@ -19,7 +19,7 @@ use tracing::warn;
 use super::ending::guard_acted;
 use super::{Executor, LOOK_EVERY};
 use crate::api::types::Endpoint;
-use crate::bandwidth::{Throttle, Valve};
+use crate::bandwidth::{FirstShare, Valve};
 use crate::guard::Guard;
 use crate::link_socket::on_link;
 use crate::outgoing::target_watch::TargetWatch;
@@ -48,18 +48,18 @@ impl Executor {
         let guard = Guard::start(&self.agent, &self.running.id, vmm, own_peer).await?;
         let (relay, send_to) = self.relay_to(plan, endpoint, address, &guard)?;
         self.tell_watch(plan, address.port()).await;
-        let convergence = Convergence {
+        let valve = relay.as_ref().map(|relay| Valve::Relay(relay.limiter()));
+        let valve = valve.unwrap_or_else(|| Valve::Qemu(Arc::clone(vmm)));
+        let share = FirstShare::of(&self.agent, &self.running, plan, valve).await;
+        let settings = SourceSettings {
             downtime_limit_ms: self.downtime_limit_ms,
             throttle_max_percent: self.cpu_throttle_max_percent,
+            bandwidth_mbps: share.of_qemu_mbps(),
         };
-        qemu::start(vmm, transport, send_to, convergence, QMP_DEADLINE).await.map_err(Problem::failed)?;
+        qemu::start(vmm, transport, send_to, settings, QMP_DEADLINE).await.map_err(Problem::failed)?;
+        self.throttle = Some(share.follow());
         (self.guard, self.relay) = (Some(guard), relay);
         self.target_watch = TargetWatch::start(&self.agent, &self.running);
-        let valve = match &self.relay {
-            Some(relay) => Some(Valve::Relay(relay.limiter())),
-            None => self.claimed.vmm.as_ref().map(|vmm| Valve::Qemu(Arc::clone(vmm))),
-        };
-        self.throttle = valve.map(|valve| Throttle::start(&self.agent, &self.running, plan, valve));
         self.keep_resets_from_qemu().await;
         Ok(())
     }
