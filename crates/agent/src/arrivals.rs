@@ -26,6 +26,8 @@ pub(crate) struct Arrivals {
     destination: SocketAddr,
     expected: usize,
     looks: LookPace,
+    // By connections that others took the place of.
+    earlier_bytes: u64,
     route: Option<RouteState>,
     connections: Vec<Connection>,
     paths: Vec<PathCount>,
@@ -80,12 +82,20 @@ impl Arrivals {
             destination,
             expected,
             looks: LookPace::quick(),
+            earlier_bytes: 0,
             route: None,
             connections: vec![],
             paths: paths.iter().map(count).collect(),
             sent_elsewhere: BTreeMap::new(),
             ended: None,
         }
+    }
+
+    /// The connections are broken, and as many others will be made to `destination`.
+    pub(crate) fn expect_again(&mut self, destination: SocketAddr) {
+        self.earlier_bytes = self.bytes().unwrap_or(self.earlier_bytes);
+        self.connections.clear();
+        (self.destination, self.looks, self.route) = (destination, LookPace::quick(), None);
     }
 
     /// Reads the kernel's counters. What cannot be read counts as it was.
@@ -193,7 +203,7 @@ impl Arrivals {
     /// Bytes that the target's host has confirmed; none as long as no connection is known.
     pub(crate) fn bytes(&self) -> Option<u64> {
         let each = self.connections.iter().map(|connection| connection.counters.acknowledged_bytes);
-        (!self.connections.is_empty()).then(|| each.sum())
+        (!self.connections.is_empty()).then(|| self.earlier_bytes + each.sum::<u64>())
     }
 
     /// For each path what has arrived.

@@ -191,6 +191,7 @@ fn limits(agent: &Agent, request: &DrainRequest) -> DrainLimits {
         inbound,
         transfers: request.transfers,
         attempts,
+        post_copy: request.post_copy,
     }
 }
 

@@ -7,6 +7,7 @@ mod arrived;
 mod connect;
 mod memory;
 mod permit;
+mod post_copy;
 mod running;
 mod silence;
 
@@ -18,6 +19,7 @@ use std::time::{Duration, Instant};
 use drainpipe_engine::facts::{HugePages, MemoryNeeds};
 use drainpipe_engine::inbound::Inbound;
 use drainpipe_engine::problem::Problem;
+use drainpipe_hypervisor::migration;
 use drainpipe_hypervisor::spec::{ResolvedSpec, VmSpec};
 use drainpipe_hypervisor::{Role, Vmm};
 use drainpipe_relay::Receiver;
@@ -31,6 +33,7 @@ pub(crate) use self::memory::{check_memory, huge_pages_free, memory_free_bytes, 
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use self::permit::check_described;
 pub(crate) use self::permit::permit;
+pub(crate) use self::post_copy::{connect_again, end_part};
 use self::running::already_runs;
 pub(crate) use self::running::{run, view, wait_received};
 use self::silence::{GIVE_UP_AFTER, SILENCE_MAX};
@@ -40,7 +43,7 @@ use crate::host;
 use crate::journal::{IncomingRecord, IncomingState};
 use crate::lock::lock;
 use crate::slots::Slots;
-use crate::vms::{QEMU_DEADLINE, needs};
+use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE, needs};
 
 /// The VMs on their way to this host.
 #[derive(Debug)]
@@ -79,11 +82,17 @@ struct IncomingVm {
     // All of its state is here.
     is_received: AtomicBool,
     agent_cpu_at_start: Duration,
-    // The relay of a compressed migration, as long as it lasts.
+    // The relay of a compressed or encrypted migration, as long as it lasts.
     relay: Mutex<Option<Receiver>>,
-    // Whether it is encrypted. Not known any more once the agent was started anew, and not needed: the relay has ended
-    // with the agent before.
+    // Whether it is encrypted. Not known any more once the agent was started anew: the relay has ended with the agent
+    // before, and what follows by post-copy its source encrypts or does not.
     is_encrypted: AtomicBool,
+    // Whether it may run here before all its memory is.
+    allows_post_copy: AtomicBool,
+    // What it needs to run was here before the rest.
+    came_in_parts: AtomicBool,
+    // Since when nothing of it is to come, once it runs here.
+    whole_since: Mutex<Option<Instant>>,
     // Those who answer when the source tries the paths.
     answering: Mutex<JoinSet<()>>,
     // One step at a time, whatever the order in which requests arrive.
@@ -107,6 +116,9 @@ impl IncomingVm {
             agent_cpu_at_start: host::own_cpu(),
             relay: Mutex::default(),
             is_encrypted: AtomicBool::default(),
+            allows_post_copy: AtomicBool::default(),
+            came_in_parts: AtomicBool::default(),
+            whole_since: Mutex::default(),
             answering: Mutex::default(),
             stepping: AsyncMutex::default(),
             taking_hold: AsyncMutex::default(),
@@ -172,6 +184,11 @@ impl IncomingVms {
         Ok(entry)
     }
 
+    /// As [`Self::get`], but no word from its source.
+    fn peek(&self, id: &str) -> Option<Arc<IncomingVm>> {
+        lock(&self.entries).get(id).cloned()
+    }
+
     /// Whether memory of one of them may still come.
     pub(crate) fn are_receiving(&self) -> bool {
         lock(&self.entries).values().any(|entry| entry.is_receiving())
@@ -227,8 +244,14 @@ pub(crate) async fn recover(agent: &Arc<Agent>, records: Vec<IncomingRecord>) ->
         };
         // Its QEMU lives, so the kernel knows of its huge pages.
         let reserved = MemoryNeeds { huge_pages: None, ..needs(&record.spec) };
+        let allows_post_copy = match &vmm {
+            // One that does not say is waited for in any case.
+            Some(vmm) => migration::allows_post_copy(vmm, QMP_DEADLINE).await.unwrap_or(true),
+            None => true,
+        };
         let now = Instant::now();
         let entry = IncomingVm {
+            allows_post_copy: AtomicBool::new(allows_post_copy),
             reserved: Mutex::new(reserved),
             vmm: Mutex::new(vmm),
             // Its source is asked at once.
@@ -264,6 +287,16 @@ async fn clear(agent: &Agent, definition: &VmSpec) -> Result<(), Problem> {
 fn insert(agent: &Arc<Agent>, entry: IncomingVm) {
     let mut entries = lock(&agent.incoming.entries);
     insert_locked(agent, &mut entries, entry);
+}
+
+/// The one that is there, if one is.
+fn insert_unless_there(agent: &Arc<Agent>, entry: IncomingVm) -> Arc<IncomingVm> {
+    let id = entry.id.clone();
+    let mut entries = lock(&agent.incoming.entries);
+    if !entries.contains_key(&id) {
+        insert_locked(agent, &mut entries, entry);
+    }
+    Arc::clone(&entries[&id])
 }
 
 fn insert_locked(agent: &Arc<Agent>, entries: &mut BTreeMap<String, Arc<IncomingVm>>, entry: IncomingVm) {

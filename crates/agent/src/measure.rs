@@ -102,6 +102,14 @@ impl Measurements {
         self.sample(network, now_ms).await
     }
 
+    /// The connection is broken, and another one will be made to `destination`. Of a transfer that another life of the
+    /// agent began, only QEMU counts.
+    pub(crate) fn transfer_goes_on(&mut self, destination: SocketAddr) {
+        if let Some(arrivals) = &mut self.arrivals {
+            arrivals.expect_again(destination);
+        }
+    }
+
     /// The VM is paused and the rest is about to be sent.
     pub(crate) fn transfer_is_ending(&mut self) {
         if let Some(arrivals) = &mut self.arrivals {

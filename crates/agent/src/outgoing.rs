@@ -395,7 +395,7 @@ pub(crate) async fn dry_run(agent: &Agent, request: &MigrateRequest) -> Result<P
     let peer = known_target(agent, &request.target)?;
     let memory_bytes = agent.vms.get(&request.vm).await?.memory_mib << 20;
     let vmm = agent.vms.running(&request.vm);
-    let asked = Request { encrypt: request.encrypt, ..request.option.into() };
+    let asked = asked_for(request);
     let asked = informed(agent, &request.target, asked, vmm.as_deref()).await?;
     let Meeting { source, target, plan } = meet(agent, peer, &request.target, asked, memory_bytes).await?;
     let findings = match vmm {
@@ -403,6 +403,12 @@ pub(crate) async fn dry_run(agent: &Agent, request: &MigrateRequest) -> Result<P
         None => vec![],
     };
     Ok(PlanView { vm: request.vm.clone(), source: source.name, target: target.facts.name, plan, findings })
+}
+
+/// What a request asks of the plan.
+fn asked_for(request: &MigrateRequest) -> Request {
+    let MigrateRequest { encrypt, post_copy, .. } = *request;
+    Request { encrypt, post_copy, ..request.option.into() }
 }
 
 /// Where a target tells whether all of a VM's state has arrived.
@@ -432,7 +438,7 @@ async fn informed(
     request: Request,
     vmm: Option<&Vmm>,
 ) -> Result<Request, Problem> {
-    if !request.option.may_compress() {
+    if !request.option.may_compress() || request.post_copy {
         return Ok(request);
     }
     let memory = match vmm {
@@ -531,6 +537,7 @@ pub(crate) fn take_up(agent: &Arc<Agent>, open: OpenMigration, claimed: Claimed)
         target: open.target,
         option: open.requested_option,
         encrypt: false,
+        post_copy: false,
         deadline_s: None,
         throttle_max_percent: None,
     };
@@ -547,7 +554,9 @@ pub(crate) async fn wind_up(agent: &Agent) {
     }
     let over = async {
         loop {
-            let running = agent.outgoing.under_way();
+            let mut running = agent.outgoing.under_way();
+            // Their QEMUs go on by themselves, or wait for the next start.
+            running.retain(|running| *running.stage.borrow() != Stage::SendingRest);
             if running.is_empty() {
                 return;
             }
@@ -596,6 +605,7 @@ mod tests {
             target: "b".into(),
             option: RequestedOption::Auto,
             encrypt: false,
+            post_copy: false,
             deadline_s: None,
             throttle_max_percent: None,
         };

@@ -60,12 +60,12 @@ impl OutgoingRelay {
         plan: &Plan,
         destination: SocketAddr,
         other: &OtherEnd<'_>,
-        guard: &Guard,
+        guard: Option<&Guard>,
         page_cache_mib: u32,
     ) -> Result<Self, Problem> {
         let target = ServerName::try_from(other.host.to_owned()).map_err(Problem::failed)?;
         let tls = ClientTls::new(other.identity.client_config(), target);
-        let hands = guard.hands().map_err(Problem::failed)?;
+        let hands = guard.map(Guard::hands).transpose().map_err(Problem::failed)?;
         let packing = Packing::of(agent)?;
         let settings = SenderSettings {
             path: vmm.paths().relay_socket(),
@@ -73,12 +73,15 @@ impl OutgoingRelay {
             connections: connections(plan),
             token: token_of(other.token),
             treatment: treatment(plan, tls)?,
+            both_ways: plan.post_copy,
             cores: packing.cores,
             cpus: packing.cpus.cpus().to_vec(),
             gives_way: packing.gives_way,
             page_cache_bytes: bytes(page_cache_mib),
         };
-        let sender = Sender::start(settings, move |socket| hands.hold(socket)).map_err(Problem::failed)?;
+        let sender =
+            Sender::start(settings, move |socket| hands.as_ref().map_or(Ok(()), |hands| hands.hold(socket)))
+                .map_err(Problem::failed)?;
         let (target, is_compressed) = (other.host.to_owned(), plan.is_compressed);
         Ok(Self { sender, target, is_compressed, readings: VecDeque::new() })
     }
@@ -95,7 +98,7 @@ impl OutgoingRelay {
 
     /// Whether it ended because its connections did: the target may know why. Of all else this end knows more.
     pub(crate) fn is_cut_off(&self) -> bool {
-        matches!(self.sender.error(), Some(RelayError::Wire(_)))
+        matches!(self.sender.error(), Some(RelayError::Wire(_) | RelayError::Truncated))
     }
 
     /// What keeps it within a bandwidth limit.
@@ -175,6 +178,7 @@ pub(crate) fn receive(
         token: token_of(other.token),
         sender,
         treatment: treatment(plan, tls)?,
+        both_ways: plan.post_copy,
         page_cache_bytes: bytes(page_cache_mib),
     };
     Receiver::start(listener, settings).map_err(Problem::failed)

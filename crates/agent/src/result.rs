@@ -69,12 +69,16 @@ pub(crate) fn assemble(
         held_ms: tenth(parts.held_ms),
         transfer_ms: tenth(parts.transfer_ms),
         completion_ms: tenth(parts.completion_ms),
+        post_copy_ms: parts.post_copy_ms.map(tenth),
         blackout_ms: parts.blackout_ms.map(tenth),
         guest_gap_ms: None,
         guest_rewritten_mib_per_s: None,
         memory_bytes: identity.memory_bytes,
         wire_bytes: measured.wire_bytes,
-        throughput_gbps: gigabits_per_second(measured.wire_bytes, parts.transfer_ms),
+        throughput_gbps: gigabits_per_second(
+            measured.wire_bytes,
+            parts.transfer_ms + parts.post_copy_ms.unwrap_or(0.0),
+        ),
         rounds: measured.rounds,
         others_at_once: measured.others_at_once,
         throttle_percent: migration.most_throttled_percent(),
@@ -125,6 +129,7 @@ struct Parts {
     held_ms: f64,
     transfer_ms: f64,
     completion_ms: f64,
+    post_copy_ms: Option<f64>,
     blackout_ms: Option<f64>,
 }
 
@@ -134,12 +139,15 @@ impl Parts {
         let connected_ms = timings.connected_ms.unwrap_or(total_ms);
         let released_ms = timings.released_ms.unwrap_or(total_ms);
         let transferred_ms = timings.state_transferred_ms.unwrap_or(total_ms);
+        let post_copy = timings.resumed_ms.zip(timings.rest_sent_ms);
+        let post_copy_ms = post_copy.map(|(resumed, rest_sent)| rest_sent - resumed);
         Self {
             total_ms,
             setup_ms: connected_ms - timings.awaited_place_ms,
             held_ms: released_ms - connected_ms + timings.awaited_place_ms,
             transfer_ms: transferred_ms - released_ms,
-            completion_ms: total_ms - transferred_ms,
+            completion_ms: total_ms - transferred_ms - post_copy_ms.unwrap_or(0.0),
+            post_copy_ms,
             blackout_ms: timings.paused_ms.zip(timings.resumed_ms).map(|(paused, resumed)| resumed - paused),
         }
     }
@@ -169,9 +177,11 @@ mod tests {
             paused_ms: Some(900.0),
             state_transferred_ms: Some(1000.0),
             resumed_ms: Some(1010.0),
+            rest_sent_ms: Some(1040.0),
             ended_ms: Some(1050.0),
         });
-        let sum_ms = parts.setup_ms + parts.held_ms + parts.transfer_ms + parts.completion_ms;
+        let sum_ms = parts.setup_ms + parts.held_ms + parts.transfer_ms + parts.completion_ms + 30.0;
+        assert_eq!(parts.post_copy_ms, Some(30.0));
         assert!((sum_ms - parts.total_ms).abs() < 1e-9);
         assert_eq!((parts.setup_ms, parts.held_ms, parts.transfer_ms), (100.0, 200.0, 700.0));
         assert_eq!(parts.blackout_ms, Some(110.0));

@@ -11,5 +11,9 @@ pub(crate) fn connections(plan: &Plan) -> usize {
 /// How the plan has bytes travel.
 pub(crate) fn transport(plan: &Plan) -> Transport {
     let compression = plan.option.qemu_zstd_level().map(|level| Zstd { level });
-    Transport { multifd: plan.multifd_channels.map(|channels| Multifd { channels, compression }) }
+    match plan.multifd_channels {
+        Some(channels) => Transport::Multifd(Multifd { channels, compression }),
+        None if plan.post_copy => Transport::PostCopy,
+        None => Transport::Single,
+    }
 }

@@ -326,6 +326,10 @@ pub(crate) struct MigrateArguments {
     /// Encrypt it also where the hosts do not require that
     #[arg(long)]
     pub(crate) encrypt: bool,
+    /// Let the VM run on the host before all its memory is there, if that gets dirty as fast as it is sent. Goes over one
+    /// path. From then until the rest has followed, the loss of either host is the loss of what the VM was doing
+    #[arg(long)]
+    pub(crate) post_copy: bool,
     /// Say how it would be done, and why, and do nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
@@ -346,10 +350,12 @@ Examples:
   drainpipe migrate web1 b --option multichannel
   drainpipe migrate web1 b --throttle 99          a busy VM: hold its CPUs back as far as it takes
   drainpipe migrate web1 b --throttle 0           do not slow it down
+  drainpipe migrate web1 b --post-copy            a VM too busy for all else, at a risk
   drainpipe migrate web1 b --deadline 300 --json";
 
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true, after_help = DRAIN_EXAMPLES)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag that people type")]
 pub(crate) struct DrainArguments {
     #[command(subcommand)]
     pub(crate) command: Option<DrainCommand>,
@@ -381,6 +387,10 @@ pub(crate) struct DrainArguments {
     /// Encrypt each VM on its way also where the hosts do not require that
     #[arg(long)]
     pub(crate) encrypt: bool,
+    /// Let VMs whose memory gets dirty faster than the links carry it run on their hosts before all of it is there. From
+    /// then until the rest has followed, the loss of either host is the loss of what such a VM was doing
+    #[arg(long)]
+    pub(crate) post_copy: bool,
     /// Say which VM would go where, in which order, and how long it would take, and do nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
@@ -420,6 +430,7 @@ Examples:
   drainpipe drain a --to b,c --deadline 1800 --yes   in a maintenance window
   drainpipe drain a --swap b                         with `drain b --swap a`: a and b change places
   drainpipe drain a --throttle 0                     slow no VM down, even if it then stays
+  drainpipe drain a --post-copy                      VMs too busy for all else go too, at a risk
   drainpipe drain status a                           how far is it?
   drainpipe drain cancel a                           stop it; what has moved stays there
   drainpipe resume a --failback                      after the service: all back

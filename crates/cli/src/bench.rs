@@ -124,6 +124,7 @@ impl Bench {
             option,
             encrypt: self.encrypt,
             deadline_s: None,
+            post_copy: false,
             throttle_max_percent: None,
         };
         let mut result = match follow::migrate(fleet, &request, self.watched).await? {
@@ -185,6 +186,7 @@ impl Bench {
             option: RequestedOption::Multichannel,
             encrypt: false,
             deadline_s: None,
+            post_copy: false,
             throttle_max_percent: None,
         };
         let host = fleet.host(&source.facts.name).await?;

@@ -90,7 +90,7 @@ fn plans(answers: &Answers, is_plausible: bool) -> Vec<(RequestedOption, Plan)> 
     for option in RequestedOption::ALL {
         links_to_try(ours, theirs, option);
         for encrypt in [false, true] {
-            let request = Request { option, encrypt, memory, saved_mbps: None };
+            let request = Request { option, encrypt, memory, ..Request::default() };
             let made = plan(ours, theirs, request, &reaches, MEMORY_BYTES);
             if is_plausible {
                 let told =

@@ -14,10 +14,21 @@
 //!                                              undecided                        10 clean up ─ completed
 //! ```
 //!
+//! With post-copy, the VM runs on the target before its memory is there:
+//!
+//! ```text
+//!  6,7 copy ─ begin post-copy ─ 8 paused ─ record the hand-over ─ switch over ─ 9 resume on target
+//!                                  │           (the commit)                          │
+//!                                 undo                          send the rest ◄──────┘
+//!                                              ask, reconnect ◄── broken │ └─ all there ─ 10 clean up ─ completed
+//! ```
+//!
 //! The rules that the tests and the simulation hold it to:
 //! - The target is told to run only after the hand-over is recorded on the source.
 //! - After the hand-over is recorded, the source runs again only once the target has said, from its
 //!   own journal, that it discarded the VM and never ran it.
+//! - A source that has begun to switch over to post-copy never lets the VM run again, so the hand-over is recorded
+//!   before that. From then until all memory is on the target the VM needs both hosts.
 //! - A record that is found later proves no hand-over: whoever wrote it may have been told that it
 //!   failed. The source's hypervisor is asked first, and a VM that it has not let go of stays.
 //! - Each action is answered by exactly one event; no action is given while one is under way, but
@@ -25,12 +36,14 @@
 //!   turn, which ends at once when the migration is cancelled.
 
 mod messages;
+mod post_copy;
 mod told;
 mod undo;
 
 use std::collections::BTreeSet;
 
 pub use self::messages::{Action, Event, Limits, SourceState, TargetState};
+use self::post_copy::{Rest, Trigger};
 pub use self::told::{Stage, Timings};
 use self::undo::{RESUME_ATTEMPTS, Undo};
 use crate::check::finding::Finding;
@@ -46,6 +59,7 @@ enum Phase {
     AwaitingTurn { has_waited: bool },
     StartingTransfer,
     Copying,
+    BeginningPostCopy,
     SwitchingOver,
     RecordingHandOver,
     ResumingOnTarget { since_ms: f64 },
@@ -53,6 +67,9 @@ enum Phase {
     AskingTarget { since_ms: f64 },
     EndingOnSource,
     Revoking,
+    SendingRest,
+    Reconnecting { since_ms: f64 },
+    EndingOnTarget,
     CleaningUp,
     Undoing(Undo),
     Ended(Outcome),
@@ -86,6 +103,8 @@ pub struct Migration {
     awaits_place_since_ms: Option<f64>,
     // Little was left of its memory at the last reading.
     is_ending: bool,
+    trigger: Trigger,
+    rest: Rest,
     log: Vec<LogLine>,
 }
 
@@ -113,7 +132,8 @@ impl Migration {
     pub fn recover(limits: Limits, handed_over: bool) -> (Self, Action) {
         let all = Reached { target_asked: true, paths_prepared: true, transfer_started: true };
         if handed_over {
-            let migration = Self { is_the_targets: true, ..Self::in_phase(limits, Phase::AskingSource, all) };
+            let asking = Self::in_phase(limits, Phase::AskingSource, all);
+            let migration = Self { is_the_targets: true, rest: Rest::unknown(), ..asking };
             return (migration, Action::AskSource);
         }
         let mut migration = Self::in_phase(limits, Phase::Undoing(Undo::StopTransfer), all);
@@ -143,6 +163,8 @@ impl Migration {
             most_throttled_percent: None,
             awaits_place_since_ms: None,
             is_ending: false,
+            trigger: Trigger::default(),
+            rest: Rest::default(),
             log: Vec::new(),
         }
     }
@@ -160,6 +182,13 @@ impl Migration {
             Action::ResumeOnTarget => debug_assert!(self.is_the_targets, "I1: run there without the record"),
             Action::ResumeOnSource => debug_assert!(!self.is_the_targets, "I1: run here against the record"),
             Action::CleanUp => debug_assert!(self.timings.resumed_ms.is_some(), "I3: the last copy ends"),
+            Action::SwitchOver => {
+                debug_assert!(
+                    !self.rest.follows() || self.is_the_targets,
+                    "I3: there is no way back from there"
+                );
+            }
+            Action::StopTransfer => debug_assert!(!self.is_the_targets, "I3: the target needs what is sent"),
             _ => {}
         }
     }
@@ -170,7 +199,7 @@ impl Migration {
                 self.meter.record(now_ms, transferred);
                 self.meter.record_paths(now_ms, arrivals);
                 self.is_ending = self.meter.left_ms().is_some_and(|left_ms| left_ms <= ENDING_MS);
-                self.check_limits(now_ms)
+                self.check_limits(now_ms).or_else(|| self.consider_post_copy(now_ms, &transferred))
             }
             Event::Tick => self.check_limits(now_ms).or_else(|| self.wait_on(now_ms)),
             Event::CancelRequested => self.request_cancel(now_ms),
@@ -199,6 +228,9 @@ impl Migration {
             }
             Event::Paused => self.paused(now_ms),
             Event::TransferFailed(error) => self.transfer_failed(now_ms, error),
+            Event::RestSent => self.rest_sent(now_ms),
+            Event::RestInterrupted(problem) => self.rest_interrupted(now_ms, problem),
+            Event::RestLost(problem) => self.rest_lost(now_ms, problem),
         }
     }
 
@@ -215,24 +247,37 @@ impl Migration {
             (Phase::Preparing(step), _) => Some(self.next_preparation(now_ms, following(step))),
             (Phase::AwaitingTurn { .. }, _) => Some(self.released(now_ms)),
             (Phase::StartingTransfer, _) => self.transfer_started(now_ms),
+            (Phase::BeginningPostCopy, _) => self.post_copy_begun(now_ms),
             (Phase::SwitchingOver, _) => Some(self.state_transferred(now_ms)),
             (Phase::RecordingHandOver, _) => Some(self.handed_over(now_ms)),
-            (Phase::ResumingOnTarget { .. }, _)
-            | (Phase::AskingTarget { .. }, Event::TargetSays(TargetState::Running)) => {
-                Some(self.runs_on_target(now_ms))
+            (Phase::ResumingOnTarget { since_ms }, _) => self.resumed(now_ms, since_ms),
+            (Phase::AskingTarget { .. }, Event::TargetSays(TargetState::Running)) => {
+                self.runs_on_target(now_ms)
             }
-            (Phase::AskingSource, Event::SourceSays(SourceState::LetGo)) => {
+
+            (Phase::AskingSource, Event::SourceSays(SourceState::LetGo | SourceState::Astray)) => {
                 self.phase = Phase::AskingTarget { since_ms: now_ms };
                 Some(Action::AskTarget)
             }
             (Phase::AskingSource, Event::SourceSays(SourceState::Kept)) => {
-                let error = "the hand-over could not be recorded, and the record was found later: the VM had \
-                             run on at the source";
-                self.note(now_ms, error);
-                self.error = Some(Problem::failed(error));
+                self.note(now_ms, "the VM has run on at the source");
+                // Known already, unless this life of it began with the question.
+                self.error.get_or_insert_with(|| {
+                    Problem::failed(
+                        "the hand-over could not be recorded, and the record was found later: the VM had run on at \
+                         the source",
+                    )
+                });
                 self.phase = Phase::Revoking;
                 Some(Action::RevokeHandOver)
             }
+            (Phase::AskingTarget { .. }, Event::TargetSays(TargetState::Ended)) => {
+                Some(self.has_ended_there(now_ms))
+            }
+            (Phase::AskingTarget { since_ms }, Event::TargetSays(TargetState::RunningInPart)) => {
+                self.runs_in_part(now_ms, since_ms)
+            }
+            (Phase::Reconnecting { .. }, _) => self.reconnected(now_ms),
             (Phase::AskingTarget { since_ms }, Event::TargetSays(TargetState::Ready)) => {
                 self.phase = Phase::ResumingOnTarget { since_ms };
                 Some(Action::ResumeOnTarget)
@@ -260,37 +305,54 @@ impl Migration {
                 self.is_the_targets = false;
                 Some(self.undo(now_ms))
             }
+            (Phase::EndingOnTarget, _) => Some(self.clean_up()),
             (Phase::CleaningUp, _) => Some(self.end(now_ms, Outcome::Completed)),
             (Phase::Undoing(undo), _) => Some(self.undone(now_ms, undo)),
-            (Phase::Copying | Phase::AskingSource | Phase::AskingTarget { .. } | Phase::Ended(_), _) => None,
+            (
+                Phase::Copying
+                | Phase::SendingRest
+                | Phase::AskingSource
+                | Phase::AskingTarget { .. }
+                | Phase::Ended(_),
+                _,
+            ) => None,
         }
     }
 
     fn action_failed(&mut self, now_ms: f64, error: Problem) -> Option<Action> {
         self.note(now_ms, format!("failed: {error}"));
         match self.phase {
+            // Whether the VM has run on at the source, or never does again, only its hypervisor knows.
+            Phase::SwitchingOver if self.is_the_targets => {
+                self.error = Some(error);
+                self.phase = Phase::AskingSource;
+                Some(Action::AskSource)
+            }
             Phase::Preparing(_)
             | Phase::AwaitingTurn { .. }
             | Phase::StartingTransfer
+            | Phase::BeginningPostCopy
             | Phase::SwitchingOver
             | Phase::RecordingHandOver => Some(self.give_up(now_ms, error)),
             // A refusal and a lost answer look alike from here. Only the target's journal knows.
-            Phase::ResumingOnTarget { since_ms } | Phase::AskingTarget { since_ms } => {
+            Phase::ResumingOnTarget { since_ms }
+            | Phase::AskingTarget { since_ms }
+            | Phase::Reconnecting { since_ms } => {
                 self.error.get_or_insert(error);
                 Some(self.ask_again(now_ms, since_ms))
             }
             // While the source does not say that it let go, the target must not be told to run; and without
             // the record that it is revoked, a restart would take the VM for handed over.
-            Phase::AskingSource | Phase::EndingOnSource | Phase::Revoking => {
+            Phase::AskingSource | Phase::EndingOnSource | Phase::EndingOnTarget | Phase::Revoking => {
                 Some(self.end_undecided(now_ms, error))
             }
             // The VM runs on the target. What could not be tidied is in the journal for the next start.
             Phase::CleaningUp => {
-                self.error = Some(error.context("the VM moved, but the source is not clean"));
+                self.error.get_or_insert(error.context("the VM moved, but the source is not clean"));
                 Some(self.end(now_ms, Outcome::Completed))
             }
             Phase::Undoing(undo) => Some(self.undo_failed(now_ms, undo, &error)),
-            Phase::Copying | Phase::Ended(_) => None,
+            Phase::Copying | Phase::SendingRest | Phase::Ended(_) => None,
         }
     }
 
@@ -379,13 +441,18 @@ impl Migration {
             return None;
         }
         self.timings.paused_ms = Some(now_ms);
-        self.phase = Phase::SwitchingOver;
+        self.phase = if self.rest.follows() { Phase::RecordingHandOver } else { Phase::SwitchingOver };
         self.note(now_ms, "the VM is paused on the source");
-        Some(Action::SwitchOver)
+        Some(if self.rest.follows() { Action::RecordHandOver } else { Action::SwitchOver })
     }
 
     fn state_transferred(&mut self, now_ms: f64) -> Action {
         self.timings.state_transferred_ms = Some(now_ms);
+        if self.is_the_targets {
+            self.note(now_ms, "all that the VM needs to run is on the target");
+            self.phase = Phase::ResumingOnTarget { since_ms: now_ms };
+            return Action::ResumeOnTarget;
+        }
         self.note(now_ms, "all state is on the target");
         if self.cancel_requested {
             return self.undo(now_ms);
@@ -405,14 +472,51 @@ impl Migration {
     fn handed_over(&mut self, now_ms: f64) -> Action {
         self.is_the_targets = true;
         self.note(now_ms, "hand-over recorded");
+        if self.rest.follows() {
+            self.phase = Phase::SwitchingOver;
+            return Action::SwitchOver;
+        }
         self.phase = Phase::ResumingOnTarget { since_ms: now_ms };
         Action::ResumeOnTarget
     }
 
-    fn runs_on_target(&mut self, now_ms: f64) -> Action {
-        self.timings.resumed_ms = Some(now_ms);
+    fn resumed(&mut self, now_ms: f64, since_ms: f64) -> Option<Action> {
+        self.note_resumed(now_ms);
+        if self.rest.is_unknown() || self.rest.problem.is_some() {
+            // Whether a part of the memory is still to come.
+            return Some(self.ask_again(now_ms, since_ms));
+        }
+        if self.rest.follows() { self.send_rest(now_ms) } else { Some(self.clean_up()) }
+    }
+
+    fn runs_on_target(&mut self, now_ms: f64) -> Option<Action> {
+        self.note_resumed(now_ms);
+        if self.rest.follows() && self.rest.problem.is_none() {
+            // Whether all of it has been sent, the source's hypervisor knows.
+            return self.send_rest(now_ms);
+        }
+        Some(self.clean_up())
+    }
+
+    fn has_ended_there(&mut self, now_ms: f64) -> Action {
+        self.note_resumed(now_ms);
+        self.error = self.rest.problem.take().map(|problem| {
+            problem.context(
+                "the VM has ended on the target before all its memory was there; start it anew there",
+            )
+        });
+        self.clean_up()
+    }
+
+    fn note_resumed(&mut self, now_ms: f64) {
         self.error = None;
-        self.note(now_ms, "the VM runs on the target");
+        if self.timings.resumed_ms.is_none() {
+            self.timings.resumed_ms = Some(now_ms);
+            self.note(now_ms, "the VM runs on the target");
+        }
+    }
+
+    fn clean_up(&mut self) -> Action {
         self.phase = Phase::CleaningUp;
         Action::CleanUp
     }
@@ -450,6 +554,8 @@ impl Migration {
                     limits.total_ms / 1000.0
                 )
             }),
+            // There is no way back: however long it takes, only that something comes can be asked for.
+            Phase::SendingRest => None,
             // Each has an action under way, which ends by the executor's own deadline.
             _ => return None,
         };
@@ -464,7 +570,11 @@ impl Migration {
             let over = if paths.is_empty() { paths } else { format!(" over {paths}") };
             let error =
                 format!("nothing has arrived for {seconds:.0} s{over}; look at the links of both hosts");
-            return Some(self.give_up(now_ms, Problem::failed(error)));
+            return if self.phase == Phase::SendingRest {
+                self.rest_interrupted(now_ms, Problem::failed(error))
+            } else {
+                Some(self.give_up(now_ms, Problem::failed(error)))
+            };
         }
         None
     }
@@ -496,17 +606,7 @@ impl Migration {
     }
 
     fn is_handed_over(&self) -> bool {
-        matches!(
-            self.phase,
-            Phase::RecordingHandOver
-                | Phase::ResumingOnTarget { .. }
-                | Phase::AskingSource
-                | Phase::AskingTarget { .. }
-                | Phase::EndingOnSource
-                | Phase::Revoking
-                | Phase::CleaningUp
-                | Phase::Ended(_)
-        )
+        self.is_the_targets || matches!(self.phase, Phase::RecordingHandOver | Phase::Ended(_))
     }
 }
 

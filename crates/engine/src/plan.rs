@@ -46,6 +46,10 @@ pub struct Plan {
     /// Whether that relay encrypts the connections, and why.
     #[serde(default)]
     pub encryption: Encryption,
+    /// Whether the VM may run on the target before all its memory is there, where it does not converge. From then on
+    /// until the rest has followed, it needs both hosts.
+    #[serde(default)]
+    pub post_copy: bool,
 }
 
 /// What a caller asks for.
@@ -55,6 +59,8 @@ pub struct Request {
     pub option: RequestedOption,
     /// Whether it shall be encrypted, whatever the hosts say.
     pub encrypt: bool,
+    /// Whether the VM may run on the target before all its memory is there.
+    pub post_copy: bool,
     /// What the VM's memory is to codecs, where it was looked at. Where not, nobody's memory is compressed without
     /// being asked for.
     pub memory: Option<Compressible>,
@@ -110,6 +116,14 @@ pub enum PlanError {
         target_host: String,
         /// Each path and why it was given up.
         tried: String,
+    },
+    /// Post-copy takes one connection.
+    #[error(
+        "post-copy goes over one connection, both ways, which {option} does not: ask for the option tcp or auto with it"
+    )]
+    NoPostCopy {
+        /// What was asked for with it.
+        option: RequestedOption,
     },
     /// It shall be encrypted, and may not.
     #[error(
@@ -196,6 +210,9 @@ pub fn plan(
     memory_bytes: u64,
 ) -> Result<Plan, PlanError> {
     let request = request.into();
+    if request.post_copy {
+        return over_one_connection(source, target, request, reaches, memory_bytes);
+    }
     let Request { option: requested, encrypt, .. } = request;
     let paths = find_paths(source, target, requested, reaches);
     if paths.is_empty() {
@@ -228,6 +245,25 @@ pub fn plan(
     let decided = encryption::decide(source, target, encrypt, &plan.paths);
     let encryption = decided.map_err(|host| PlanError::EncryptionOff { host })?;
     Ok(encrypt_on_several_cores(Plan { encryption, ..plan }))
+}
+
+/// QEMU 10.0 refuses post-copy together with multifd, and 7.2 does not say what comes of it.
+fn over_one_connection(
+    source: &HostFacts,
+    target: &HostFacts,
+    request: Request,
+    reaches: &[Reach],
+    memory_bytes: u64,
+) -> Result<Plan, PlanError> {
+    let requested_option = request.option;
+    if !matches!(requested_option, RequestedOption::Tcp | RequestedOption::Auto) {
+        return Err(PlanError::NoPostCopy { option: requested_option });
+    }
+    let tcp = Request { option: RequestedOption::Tcp, post_copy: false, ..request };
+    let made = plan(source, target, tcp, reaches, memory_bytes)?;
+    let why = "over one connection, which post-copy needs both ways of";
+    let reason = join_all([Some(why.into()), made.reason]);
+    Ok(Plan { requested_option, reason, post_copy: true, ..made })
 }
 
 /// Where one connection would be encrypted that a path may outrun, several share that path, unless one was asked for.
@@ -366,7 +402,17 @@ fn arrange(
     };
     let is_compressed = option == MigrationOption::Compression;
     let encryption = Encryption::default();
-    Plan { requested_option, option, reason, paths, spread, multifd_channels, is_compressed, encryption }
+    Plan {
+        requested_option,
+        option,
+        reason,
+        paths,
+        spread,
+        multifd_channels,
+        is_compressed,
+        encryption,
+        post_copy: false,
+    }
 }
 
 /// Why nothing can be routed between the hosts' migration addresses over these paths.
@@ -501,6 +547,21 @@ mod tests {
         let one = plan(&host("a", 1, 1), &host("b", 2, 2), RequestedOption::Auto, &[], GIB).unwrap();
         assert_eq!(one.option, MigrationOption::Tcp);
         assert!(one.reason.unwrap().contains("one path only"));
+    }
+
+    #[test]
+    fn post_copy_goes_over_one_connection_and_says_so() {
+        let request = |option| Request { post_copy: true, encrypt: true, ..Request::from(option) };
+        let plan_of = |option| plan(&host("a", 1, 2), &host("b", 2, 2), request(option), &[], GIB);
+        for option in [RequestedOption::Auto, RequestedOption::Tcp] {
+            let plan = plan_of(option).unwrap();
+            assert!(plan.post_copy && plan.encryption.is_encrypted && !plan.is_compressed);
+            assert_eq!((plan.requested_option, plan.option), (option, MigrationOption::Tcp));
+            assert_eq!((plan.spread, plan.multifd_channels), (Spread::InTurn, None));
+            assert!(plan.reason.unwrap().starts_with("over one connection"));
+        }
+        let error = plan_of(RequestedOption::Multichannel).unwrap_err().to_string();
+        assert!(error.contains("which multichannel does not"), "{error}");
     }
 
     #[test]

@@ -79,6 +79,9 @@ pub struct Progress {
     /// Paths over which something was sent and nothing has arrived for a second.
     #[serde(default)]
     pub paths_stalled: Vec<String>,
+    /// With post-copy: whether the VM runs on the target, and the rest of its memory follows.
+    #[serde(default)]
+    pub rest_follows: bool,
     /// What each path carries; empty while no memory is sent.
     #[serde(default)]
     pub paths: Vec<PathRate>,
@@ -194,6 +197,11 @@ impl ProgressMeter {
         self.paths.iter().map(rate).collect()
     }
 
+    /// Bytes go by another connection from now on, which counts them anew.
+    pub(crate) fn restart(&mut self, now_ms: f64) {
+        *self = Self { last_growth_ms: Some(now_ms), ..Self::default() };
+    }
+
     /// How long the number of bytes sent has stood still.
     pub fn silent_ms(&self, now_ms: f64) -> f64 {
         self.last_growth_ms.map_or(0.0, |last| now_ms - last)
@@ -211,10 +219,19 @@ impl ProgressMeter {
 
     /// The state for people.
     pub fn progress(&self, step: Step, now_ms: f64) -> Progress {
+        self.progress_while(step, step_moves_bytes(step), now_ms)
+    }
+
+    /// The state while the VM runs on the target, and the rest of its memory follows.
+    pub(crate) fn progress_of_rest(&self, step: Step, now_ms: f64) -> Progress {
+        Progress { rest_follows: true, ..self.progress_while(step, true, now_ms) }
+    }
+
+    fn progress_while(&self, step: Step, moves_bytes: bool, now_ms: f64) -> Progress {
         let last = self.readings.back().map(|(_, transferred)| *transferred).unwrap_or_default();
         let bytes_per_ms = self.bytes_per_ms();
         let silent_ms = self.silent_ms(now_ms);
-        let stalled = step_moves_bytes(step) && silent_ms >= STALLED_AFTER_MS;
+        let stalled = moves_bytes && silent_ms >= STALLED_AFTER_MS;
         Progress {
             step,
             elapsed_ms: now_ms,
@@ -229,8 +246,9 @@ impl ProgressMeter {
             throttle_percent: None,
             compression: None,
             paths_out: Vec::new(),
-            paths_stalled: if step_moves_bytes(step) { self.stalled_paths(now_ms) } else { Vec::new() },
-            paths: if step_moves_bytes(step) { self.path_rates() } else { Vec::new() },
+            paths_stalled: if moves_bytes { self.stalled_paths(now_ms) } else { Vec::new() },
+            rest_follows: false,
+            paths: if moves_bytes { self.path_rates() } else { Vec::new() },
         }
     }
 

@@ -49,8 +49,11 @@ pub struct MigrationResult {
     pub held_ms: f64,
     /// Steps 6 to 8: from the first page sent until the target has all state.
     pub transfer_ms: f64,
-    /// Steps 9 and 10.
+    /// Steps 9 and 10, without `post_copy_ms`.
     pub completion_ms: f64,
+    /// How long the VM ran on the target before all its memory was there; absent if all of it was (no post-copy).
+    #[serde(default)]
+    pub post_copy_ms: Option<f64>,
     /// From the source's pause to the target's acknowledged resume, seen from the source. An upper
     /// bound of the VM's own pause that needs no agreement of clocks.
     pub blackout_ms: Option<f64>,
@@ -63,7 +66,7 @@ pub struct MigrationResult {
     pub memory_bytes: u64,
     /// Bytes of the migration that the source's kernel sent on the paths, without headers.
     pub wire_bytes: u64,
-    /// `wire_bytes` over `transfer_ms`.
+    /// `wire_bytes` over `transfer_ms` and `post_copy_ms`.
     pub throughput_gbps: f64,
     /// How many times dirty memory was gone through.
     pub rounds: u64,

@@ -9,8 +9,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use rustix::buffer::spare_capacity;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 
 /// What a thread of a relay keeps on its stack is small.
@@ -69,6 +71,33 @@ pub(crate) fn wait_for(socket: impl AsFd, events: PollFlags, timeout: Option<&Ti
     }
 }
 
+/// How a block is read from a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fill {
+    /// With what has come: somebody waits for it.
+    AsItComes,
+    /// With what comes within the socket's read timeout, as far as there is room.
+    ForAMoment,
+}
+
+/// Reads a block from a program, as long as there is room for in `block`. False at the end of the stream.
+pub(crate) fn read_block(program: &UnixStream, block: &mut Vec<u8>, fill: Fill) -> io::Result<bool> {
+    let flags = match fill {
+        Fill::AsItComes => RecvFlags::empty(),
+        Fill::ForAMoment => RecvFlags::WAITALL,
+    };
+    block.clear();
+    loop {
+        // The program may be silent for as long as it likes; breaking wakes it.
+        wait_for(program, PollFlags::IN, None)?;
+        match recv(program, spare_capacity(block), flags) {
+            Ok((count, _)) => return Ok(count > 0),
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
 /// Writes all parts, in one call if the kernel takes them at once.
 pub(crate) fn write_all(mut socket: impl Write, mut parts: &mut [IoSlice<'_>]) -> io::Result<()> {
     // Empty ones at the beginning would look like a socket that takes nothing.
@@ -92,4 +121,43 @@ pub(crate) fn connect_program(path: &Path, deadline: Duration) -> io::Result<Uni
     socket.connect(&SockAddr::unix(path)?)?;
     socket.set_write_timeout(None)?;
     Ok(UnixStream::from(OwnedFd::from(socket)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn what_somebody_waits_for_waits_for_nothing() {
+        let (mut there, here) = UnixStream::pair().unwrap();
+        // So long that it would be seen.
+        here.set_read_timeout(Some(Duration::from_mins(1))).unwrap();
+        let (begin, mut block) = (Instant::now(), Vec::with_capacity(1_000));
+        for page in [&b"one"[..], b"another", &[7; 1_000]] {
+            there.write_all(page).unwrap();
+            assert!(read_block(&here, &mut block, Fill::AsItComes).unwrap());
+            assert_eq!(block, page);
+        }
+        drop(there);
+        assert!(!read_block(&here, &mut block, Fill::AsItComes).unwrap());
+        assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());
+    }
+
+    #[test]
+    fn a_block_that_may_wait_is_filled() {
+        let (mut there, here) = UnixStream::pair().unwrap();
+        here.set_read_timeout(Some(Duration::from_mins(1))).unwrap();
+        let mut block = Vec::with_capacity(6);
+        let writing = thread::spawn(move || {
+            for part in [b"one", b"two", b"end"] {
+                there.write_all(part).unwrap();
+                thread::sleep(Duration::from_millis(5));
+            }
+        });
+        assert!(read_block(&here, &mut block, Fill::ForAMoment).unwrap());
+        assert_eq!(block, b"onetwo");
+        writing.join().unwrap();
+    }
 }

@@ -55,6 +55,10 @@ pub struct DrainRequest {
     /// Whether each VM shall be encrypted on its way, also where the hosts do not require it.
     #[serde(default)]
     pub encrypt: bool,
+    /// Whether VMs whose memory gets dirty faster than the links carry it may run on their targets before all of it is
+    /// there. From then until the rest has followed, such a VM is lost if either host is.
+    #[serde(default)]
+    pub post_copy: bool,
 }
 
 /// How a host would be emptied, and nothing done.

@@ -190,6 +190,10 @@ pub struct MigrateRequest {
     /// Whether it shall be encrypted, also where the hosts do not require it.
     #[serde(default)]
     pub encrypt: bool,
+    /// Whether the VM may run on the target before all its memory is there, if that gets dirty as fast as it is sent.
+    /// From then until the rest has followed, the VM is lost if either host is.
+    #[serde(default)]
+    pub post_copy: bool,
     /// Seconds after which it is undone unless it is over: up to a day.
     #[serde(default, deserialize_with = "deadline_s")]
     #[schema(minimum = 1, maximum = 86_400)]
@@ -376,8 +380,15 @@ pub enum IncomingView {
     Waiting,
     /// All state is here; it waits for the hand-over.
     Ready,
+    /// With post-copy: what it needs to run is here, and the rest of its memory is still to come. It waits for the
+    /// source's order to run.
+    ReadyInPart,
     /// It runs here.
     Running,
+    /// With post-copy: it was told to run here, and a part of its memory is still to come.
+    RunningInPart,
+    /// It was told to run here, and its QEMU has ended since.
+    Ended,
     /// It was given up and never ran here.
     Discarded,
 }

@@ -9,6 +9,7 @@ use drainpipe_engine::drain::run::{Action, Departure, Drain, Event, MoveEnd};
 use drainpipe_engine::drain::status::{DrainStatus, LinkRate, MoveState, MoveStatus};
 use drainpipe_engine::drain::view::FoundTransfers;
 use drainpipe_engine::migration::Stage;
+use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::result::{MigrationResult, Outcome};
 use jiff::Timestamp;
@@ -267,7 +268,7 @@ impl Executor {
 
     fn perform(&mut self, action: Action) {
         match action {
-            Action::Begin { vm, target } => self.begin(vm, target),
+            Action::Begin { vm, target, post_copy } => self.begin(vm, target, post_copy),
             Action::GiveWay { vm } => self.with_flight(&vm, Running::give_way),
             Action::TakeAll { vm } => self.with_flight(&vm, Running::take_all),
             Action::Release { vm } => self.with_flight(&vm, Running::release),
@@ -283,14 +284,16 @@ impl Executor {
         }
     }
 
-    fn begin(&mut self, vm: String, target: String) {
+    fn begin(&mut self, vm: String, target: String, post_copy: bool) {
         let DrainRequest { option, throttle_max_percent, encrypt, .. } = self.request;
         let deadline_s = migration_deadline_s(self.agent.config.limits.deadline_s, self.predicted_ms(&vm));
         let request = MigrateRequest {
             vm: vm.clone(),
             target,
-            option,
+            // Post-copy goes over one connection.
+            option: if post_copy { RequestedOption::Tcp } else { option },
             encrypt,
+            post_copy,
             deadline_s: Some(deadline_s),
             throttle_max_percent,
         };
@@ -507,6 +510,7 @@ fn event_of(stage: Stage, vm: String) -> Option<Event> {
         Stage::Ready => Some(Event::Prepared { vm }),
         Stage::Ending => Some(Event::Ending { vm }),
         Stage::SwitchingOver => Some(Event::Paused { vm }),
+        Stage::SendingRest => Some(Event::RestFollows { vm }),
         Stage::Sent => Some(Event::Sent { vm }),
         Stage::Preparing | Stage::Sending | Stage::Undoing | Stage::Ended => None,
     }
@@ -532,7 +536,9 @@ async fn end_of(agent: &Agent, flight: &Running) -> MoveEnd {
 fn end_by(result: &MigrationResult) -> MoveEnd {
     let problem = problem_of(result).unwrap_or_else(|| Problem::failed("no reason is known"));
     match result.outcome {
-        Outcome::Completed => MoveEnd::Completed { transfer_ms: result.transfer_ms },
+        Outcome::Completed => {
+            MoveEnd::Completed { transfer_ms: result.transfer_ms + result.post_copy_ms.unwrap_or(0.0) }
+        }
         Outcome::Failed => MoveEnd::Failed(problem),
         Outcome::Cancelled => MoveEnd::Cancelled(problem),
         Outcome::Undecided => MoveEnd::Undecided(problem),

@@ -148,6 +148,7 @@ fn as_they_went(went: &DrainRequest, asked: ResumeRequest) -> DrainRequest {
     DrainRequest {
         throttle_max_percent: asked.throttle_max_percent.or(went.throttle_max_percent),
         encrypt: asked.encrypt || went.encrypt,
+        post_copy: went.post_copy,
         ..DrainRequest::default()
     }
 }
@@ -322,6 +323,7 @@ impl WayBack {
             target: self.agent.name().into(),
             option: self.option_of(one),
             encrypt,
+            post_copy: self.request.post_copy && self.came_in_parts(one),
             // By this host's configuration: what that of the other one says is not known here.
             deadline_s: Some(deadline_s.min(DEADLINE_S_MAX)),
             throttle_max_percent,
@@ -331,8 +333,16 @@ impl WayBack {
 
     /// It comes back as it went.
     fn option_of(&self, one: &MoveStatus) -> RequestedOption {
-        let went = one.migration.as_ref().and_then(|id| self.agent.journal.result(id).ok().flatten());
-        went.map_or_else(RequestedOption::default, |result| result.requested_option)
+        self.way_there(one).map_or_else(RequestedOption::default, |result| result.requested_option)
+    }
+
+    /// Whether it ran on its target before all its memory was there.
+    fn came_in_parts(&self, one: &MoveStatus) -> bool {
+        self.way_there(one).is_some_and(|result| result.post_copy_ms.is_some())
+    }
+
+    fn way_there(&self, one: &MoveStatus) -> Option<MigrationResult> {
+        one.migration.as_ref().and_then(|id| self.agent.journal.result(id).ok().flatten())
     }
 
     async fn follow(&self, peer: &ApiClient, vm: &str, id: &str) -> Fetched {

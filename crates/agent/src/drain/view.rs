@@ -392,6 +392,7 @@ mod tests {
             multifd_channels: None,
             is_compressed: false,
             encryption: Encryption::default(),
+            post_copy: false,
         }
     }
 

@@ -12,6 +12,7 @@ use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::Vmm;
 use drainpipe_hypervisor::migration::{self, MigrationError};
 
+use super::post_copy::check_one_connection;
 use super::{IncomingVm, must_wait};
 use crate::agent::Agent;
 use crate::api::types::{ConnectionRequest, Endpoint, WatchRequest};
@@ -58,8 +59,10 @@ pub(crate) async fn connect(
     let _stepping = entry.stepping.lock().await;
     must_wait(agent, &entry)?;
     entry.end_trials();
+    check_one_connection(&request.plan)?;
     let is_encrypted = request.plan.encryption.is_encrypted;
     entry.is_encrypted.store(is_encrypted, Ordering::Relaxed);
+    entry.allows_post_copy.store(request.plan.post_copy, Ordering::Relaxed);
     if !is_encrypted && let Some(why) = refuses_clear(&agent.facts().await?, &request.plan.paths) {
         return Err(Problem::refused(why));
     }
@@ -67,9 +70,14 @@ pub(crate) async fn connect(
     if request.plan.spread == Spread::Routed {
         return connect_routed(agent, &entry, &vmm, &request).await;
     }
+    let address = own_address(&request)?;
+    listen(agent, &entry, &vmm, &request, address, Listening::First).await
+}
+
+/// That of the one path by which a migration comes that is not routed.
+pub(super) fn own_address(request: &ConnectionRequest) -> Result<IpAddr, Problem> {
     let path = request.plan.paths.first().ok_or_else(|| Problem::bad_input("a plan without a path"))?;
-    let address = path.address;
-    listen(agent, &entry, &vmm, &request, address).await
+    Ok(path.address)
 }
 
 async fn connect_routed(
@@ -86,7 +94,7 @@ async fn connect_routed(
     let paths = request.plan.paths.clone();
     let own = watch_paths(agent, entry, &WatchRequest { paths, migration_address, watch }, &[]).await?;
     let address = agent.intended_address();
-    let endpoint = listen(agent, entry, vmm, request, address).await?;
+    let endpoint = listen(agent, entry, vmm, request, address, Listening::First).await?;
     Ok(Endpoint { watch: Some(own), ..endpoint })
 }
 
@@ -128,19 +136,43 @@ pub(crate) async fn watch_again(
     watch_paths(agent, &entry, request, absent).await
 }
 
-async fn listen(
+/// What QEMU is to wait for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Listening {
+    /// A migration.
+    First,
+    /// One whose connection is broken.
+    Again,
+}
+
+impl Listening {
+    async fn at(
+        self,
+        vmm: &Vmm,
+        request: &ConnectionRequest,
+        address: impl Into<migration::Address>,
+    ) -> Result<(), MigrationError> {
+        match self {
+            Self::First => migration::listen(vmm, transport(&request.plan), address, QMP_DEADLINE).await,
+            Self::Again => migration::recover_listen(vmm, address, QMP_DEADLINE).await,
+        }
+    }
+}
+
+pub(super) async fn listen(
     agent: &Agent,
     entry: &IncomingVm,
     vmm: &Vmm,
     request: &ConnectionRequest,
     address: IpAddr,
+    listening: Listening,
 ) -> Result<Endpoint, Problem> {
     if !request.plan.is_relayed() {
-        let port = listen_on_free_port(agent, vmm, request, address).await?;
+        let port = listen_on_free_port(agent, vmm, request, address, listening).await?;
         return Ok(Endpoint { address, port, watch: None, relay_token: None, relay_page_cache_mib: 0 });
     }
     let path = vmm.paths().relay_socket();
-    migration::listen(vmm, transport(&request.plan), path, QMP_DEADLINE).await.map_err(Problem::failed)?;
+    listening.at(vmm, request, path).await.map_err(Problem::failed)?;
     let (listener, port) = bind_free_port(agent, request, address).await?;
     let token = Uuid::new_v4();
     let other = OtherEnd { identity: &agent.identity, host: &entry.source, token };
@@ -178,12 +210,12 @@ async fn listen_on_free_port(
     vmm: &Vmm,
     request: &ConnectionRequest,
     address: IpAddr,
+    listening: Listening,
 ) -> Result<u16, Problem> {
-    let transport = transport(&request.plan);
     let link = request.plan.paths.first().map_or("", |path| &path.link);
     ports::take(agent, |port| async move {
         let listen_at = on_link(link, address, port).map_err(Problem::failed)?;
-        match migration::listen(vmm, transport, listen_at, QMP_DEADLINE).await {
+        match listening.at(vmm, request, listen_at).await {
             Ok(()) => Ok(Some(port)),
             Err(MigrationError::PortTaken(_)) => Ok(None),
             Err(error) => {

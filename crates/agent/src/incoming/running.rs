@@ -1,6 +1,7 @@
 //! Steps 8 and 9: the last of the state arrives, and the VM runs here; and what is said to a source that asks.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use drainpipe_engine::problem::Problem;
@@ -10,6 +11,7 @@ use drainpipe_hypervisor::{RunState, Vmm};
 use drainpipe_relay::{Receiver, RelayError};
 use tracing::{info, warn};
 
+use super::post_copy::{how_it_runs, is_here_in_part};
 use super::silence::{WATCH_EVERY, take_hold};
 use super::{IncomingVm, remove_skeleton};
 use crate::agent::Agent;
@@ -57,6 +59,7 @@ pub(crate) async fn wait_received(
         };
         match status.status {
             MigrationStatus::Completed => return Ok(IncomingView::Ready),
+            _ if is_here_in_part(&entry, &status, &vmm).await? => return Ok(IncomingView::ReadyInPart),
             MigrationStatus::Failed => {
                 let why = relay_error(&entry).or(status.error_desc);
                 let why = why.unwrap_or_else(|| "its QEMU does not say why".into());
@@ -125,8 +128,10 @@ async fn does_not_run(agent: &Agent, entry: &IncomingVm, vmm: Arc<Vmm>, error: M
     };
     match state {
         // A refusal, as of a disk that another QEMU holds locked, means that the source can have it back, as long as it
-        // is as it arrived.
-        Ok(RunState::Paused | RunState::Prelaunch | RunState::Inmigrate) if refused => {
+        // is as it arrived; but with post-copy the source could not let it run.
+        Ok(RunState::Paused | RunState::Prelaunch | RunState::Inmigrate)
+            if refused && !entry.came_in_parts.load(Ordering::Relaxed) =>
+        {
             if let Err(error) = take_back(agent, entry).await {
                 return problem.context(error);
             }
@@ -167,7 +172,7 @@ pub(super) async fn status_of(entry: &IncomingVm, vmm: &Vmm) -> Result<migration
 
 pub(super) async fn check_received(agent: &Agent, entry: &IncomingVm, vmm: &Vmm) -> Result<(), Problem> {
     let status = status_of(entry, vmm).await.map_err(Problem::failed)?;
-    if status.status == MigrationStatus::Completed {
+    if status.status == MigrationStatus::Completed || is_here_in_part(entry, &status, vmm).await? {
         return Ok(());
     }
     Err(Problem::failed(format!("not all state of the VM is on {}: {}", agent.name(), status.status)))
@@ -179,7 +184,7 @@ pub(crate) async fn view(agent: &Agent, id: &str) -> Result<IncomingView, Proble
     Ok(match state {
         // The source must not let its copy go.
         IncomingState::Running if is_still_to_run(agent, id)? => IncomingView::Ready,
-        IncomingState::Running | IncomingState::Finished => IncomingView::Running,
+        IncomingState::Running | IncomingState::Finished => how_it_runs(agent, id).await?,
         IncomingState::Discarded => IncomingView::Discarded,
         IncomingState::Waiting => match agent.incoming.get(id) {
             Ok(entry) => how_far(agent, &entry).await?,
@@ -208,6 +213,7 @@ async fn how_far(agent: &Agent, entry: &IncomingVm) -> Result<IncomingView, Prob
     match vmm {
         Some(vmm) => match status_of(entry, &vmm).await {
             Ok(status) if status.status == MigrationStatus::Completed => Ok(IncomingView::Ready),
+            Ok(status) if is_here_in_part(entry, &status, &vmm).await? => Ok(IncomingView::ReadyInPart),
             Err(QmpError::Deadline { .. }) if vmm.alive() => Err(mute()),
             Ok(_) | Err(_) => Ok(IncomingView::Waiting),
         },

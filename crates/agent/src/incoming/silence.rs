@@ -1,16 +1,18 @@
 //! A source that falls silent is asked; one that is gone is given up, as far as it may be.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::migration::MigrationStatus;
 use tracing::{debug, warn};
 
-use super::running::{run, status_of};
+use super::post_copy::how_it_runs;
+use super::running::{run, status_of, view};
 use super::{IncomingVm, discard, finish_arrival};
 use crate::agent::Agent;
-use crate::api::types::HandOverView;
+use crate::api::types::{HandOverView, IncomingView};
 use crate::journal::IncomingState;
 use crate::lock::lock;
 
@@ -24,6 +26,10 @@ pub(super) const GIVE_UP_AFTER: Duration = Duration::from_mins(2);
 /// One of which it is not known whether all is here, since its QEMU lives and says nothing, is kept for so long without a
 /// word from its source: a host may take that to boot.
 const KEPT_MUTE_FOR: Duration = Duration::from_mins(30);
+
+/// With post-copy the source may still be sending what the VM needs, which cannot run there any more: TCP gives a silent
+/// connection up after a quarter of an hour (`net.ipv4.tcp_retries2`).
+const KEPT_WITH_POST_COPY_FOR: Duration = Duration::from_mins(30);
 
 /// How often the target looks after the VMs on their way.
 pub(super) const WATCH_EVERY: Duration = Duration::from_secs(2);
@@ -49,6 +55,20 @@ pub(super) async fn watch(agent: Arc<Agent>, entry: Arc<IncomingVm>) {
     }
 }
 
+impl IncomingVm {
+    /// After so long without its source, it is given up while not all of its state is here.
+    fn kept_for(&self) -> Duration {
+        let allows_post_copy = self.allows_post_copy.load(Ordering::Relaxed);
+        if allows_post_copy { KEPT_WITH_POST_COPY_FOR } else { GIVE_UP_AFTER }
+    }
+
+    /// Whether the last word of its QEMU to the source's, that all of it is here, may be on its way by the relay still.
+    fn may_owe_a_word(&self) -> bool {
+        let since = *lock(&self.whole_since).get_or_insert_with(Instant::now);
+        self.came_in_parts.load(Ordering::Relaxed) && since.elapsed() < SILENCE_MAX
+    }
+}
+
 async fn settle(agent: &Agent, entry: &IncomingVm, silence: Duration) -> Result<(), Problem> {
     // Looked at without `get`, which would count as a word from the source.
     let state = agent.journal.incoming_state(&entry.id)?.map(|(_, state)| state);
@@ -59,7 +79,12 @@ async fn settle(agent: &Agent, entry: &IncomingVm, silence: Duration) -> Result<
             return run(agent, &entry.id).await;
         }
         Some(IncomingState::Running | IncomingState::Finished) => {
-            return finish_arrival(agent, &entry.id).await;
+            let is_in_part = how_it_runs(agent, &entry.id).await? == IncomingView::RunningInPart;
+            return if is_in_part || entry.may_owe_a_word() {
+                Ok(())
+            } else {
+                finish_arrival(agent, &entry.id).await
+            };
         }
         _ => {}
     }
@@ -69,10 +94,14 @@ async fn settle(agent: &Agent, entry: &IncomingVm, silence: Duration) -> Result<
         Ok(HandOverView::Pending) => entry.heard(),
         Ok(HandOverView::HandedOver) => {
             take_hold(agent, entry).await?;
-            run(agent, &entry.id).await?;
+            // Of a source that has lost the rest, nobody knows whether the VM ran on there for a while. It orders it to
+            // run here, or nobody does.
+            if view(agent, &entry.id).await? != IncomingView::ReadyInPart {
+                run(agent, &entry.id).await?;
+            }
         }
         Ok(HandOverView::Refused | HandOverView::Unknown) => discard(agent, &entry.id, &entry.source).await?,
-        Err(problem) if silence > GIVE_UP_AFTER && !may_have_all_state(agent, entry, silence).await => {
+        Err(problem) if silence > entry.kept_for() && !may_have_all_state(agent, entry, silence).await => {
             warn!(migration = entry.id, %problem, "given up: its source is gone");
             discard(agent, &entry.id, &entry.source).await?;
         }
@@ -100,7 +129,7 @@ async fn may_have_all_state(agent: &Agent, entry: &IncomingVm, silence: Duration
         Some(vmm) if !vmm.alive() => false,
         Some(_) if entry.has_arrived() => true,
         Some(vmm) => match status_of(entry, &vmm).await {
-            Ok(status) => status.status == MigrationStatus::Completed,
+            Ok(status) => status.status == MigrationStatus::Completed || status.status.is_post_copy(),
             Err(_) => is_known_soon,
         },
         // An error is of one that stood before this agent did, lives, and has not answered since.

@@ -188,6 +188,22 @@ impl Journal {
         })
     }
 
+    /// A VM that came here, or was to.
+    pub(crate) fn incoming_record(&self, id: &str) -> Result<Option<IncomingRecord>, JournalError> {
+        self.run(|connection| incoming(connection, id))
+    }
+
+    /// The last migration by which a VM of this name came here, or was to.
+    pub(crate) fn last_incoming_of(&self, vm: &str) -> Result<Option<String>, JournalError> {
+        self.run(|connection| {
+            Ok(connection
+                .query_row("SELECT id FROM incoming WHERE vm = ?1 ORDER BY rowid DESC LIMIT 1", [vm], |row| {
+                    row.get(0)
+                })
+                .optional()?)
+        })
+    }
+
     /// VMs on their way here about which nothing final was decided.
     pub(crate) fn waiting_incoming(&self) -> Result<Vec<IncomingRecord>, JournalError> {
         self.incoming_in(IncomingState::Waiting)

@@ -1,6 +1,7 @@
 //! Carries out the engine's actions of one migration, and feeds it what happens.
 
 mod ending;
+mod post_copy;
 mod preparing;
 mod transferring;
 
@@ -23,9 +24,9 @@ use tokio::time::timeout;
 use tracing::{info, warn};
 
 use super::connections::{Setting, UnsentLimit};
-use super::source_state::source_state;
+use super::source_state::settled_source_state;
 use super::target_watch::TargetWatch;
-use super::{Running, Turn, known_target};
+use super::{Running, Turn, asked_for, known_target};
 use crate::agent::Agent;
 use crate::api::types::{Endpoint, MigrateRequest, TargetUse};
 use crate::bandwidth::Throttle;
@@ -52,6 +53,7 @@ pub(super) struct Executor {
     pub(super) running: Arc<Running>,
     claimed: Claimed,
     request: Request,
+    reconnects: usize,
     started_at: Timestamp,
     began: Instant,
     facts: Option<(HostFacts, HostFacts)>,
@@ -64,6 +66,10 @@ pub(super) struct Executor {
     no_resets: Setting,
     // Told to send the last bytes of the VM, which is paused for them.
     is_switching_over: bool,
+    // QEMU was told to go over to post-copy.
+    is_post_copy_begun: bool,
+    // For the rest of the memory there is none.
+    is_limit_lifted: bool,
     // What has become of the VM there.
     target_asked_at: Option<Instant>,
     events: broadcast::Receiver<qmp::Event>,
@@ -99,7 +105,8 @@ impl Executor {
             // Without a QEMU a channel that is closed already.
             events: claimed.vmm.as_ref().map_or_else(|| broadcast::channel(1).1, |vmm| vmm.events()),
             claimed,
-            request: Request { encrypt: request.encrypt, ..request.option.into() },
+            request: asked_for(request),
+            reconnects: 0,
             started_at,
             began: Instant::now(),
             facts: None,
@@ -113,6 +120,8 @@ impl Executor {
                  migrated again",
             ),
             is_switching_over: false,
+            is_post_copy_begun: false,
+            is_limit_lifted: false,
             target_asked_at: None,
             guard: None,
             throttle: None,
@@ -211,6 +220,10 @@ impl Executor {
 
     /// That it has ended is told later, with its result.
     fn tell_stage(&self, stage: Stage) {
+        if stage == Stage::SendingRest {
+            // It is not in doubt any more, if it was.
+            *self.running.result() = None;
+        }
         self.running.stage.send_if_modified(|known| {
             let is_news = stage != *known && stage != Stage::Ended;
             if is_news {
@@ -229,13 +242,16 @@ impl Executor {
             Action::ConnectHosts => return self.connect_hosts().await,
             Action::AwaitTurn => return self.await_turn().await,
             Action::StartTransfer => self.start_transfer().await?,
+            Action::BeginPostCopy => self.begin_post_copy().await?,
             Action::SwitchOver => self.switch_over().await?,
             Action::RecordHandOver => self.record_hand_over()?,
             Action::ResumeOnTarget => self.tell_target("run", QMP_DEADLINE).await?,
             Action::AskSource => {
-                return source_state(self.claimed.vmm.as_deref()).await.map(Event::SourceSays);
+                return settled_source_state(self.claimed.vmm.as_deref()).await.map(Event::SourceSays);
             }
             Action::AskTarget => return self.ask_target().await,
+            Action::Reconnect => self.reconnect().await?,
+            Action::EndOnTarget => self.tell_target("end", QEMU_DEADLINE + QMP_DEADLINE).await?,
             Action::EndOnSource => self.end_on_source().await?,
             Action::RevokeHandOver => self.revoke_hand_over()?,
             Action::CleanUp => self.clean_up().await?,

@@ -5,25 +5,58 @@
 
 use drainpipe_engine::migration::SourceState;
 use drainpipe_engine::problem::Problem;
-use drainpipe_hypervisor::migration::{self as qemu, MigrationStatus};
+use drainpipe_hypervisor::migration::{self as qemu, MigrationStatus, TransferStatus};
 use drainpipe_hypervisor::{RunState, Vmm};
 
+use std::time::{Duration, Instant};
+
+use tokio::time::sleep;
+
 use crate::vms::QMP_DEADLINE;
+
+/// How long a state is waited for that is none to stay in, and how often it is looked at.
+const SETTLED_WITHIN: Duration = Duration::from_secs(5);
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// What the VM's QEMU says, if it has one. Fails if it does not say.
 pub(super) async fn source_state(vmm: Option<&Vmm>) -> Result<SourceState, Problem> {
     let Some(vmm) = vmm.filter(|vmm| vmm.alive()) else { return Ok(SourceState::LetGo) };
     // In this order: a QEMU that was told to cancel lets the VM run before it says that it has cancelled.
-    let transfer = qemu::status(vmm, QMP_DEADLINE).await.map_err(Problem::failed)?.status;
+    let transfer = qemu::status(vmm, QMP_DEADLINE).await.map_err(Problem::failed)?;
     let state = vmm.run_state(QMP_DEADLINE).await.map_err(Problem::failed)?;
     judge(&transfer, &state)
 }
 
-fn judge(transfer: &MigrationStatus, state: &RunState) -> Result<SourceState, Problem> {
-    match (transfer, state) {
-        (MigrationStatus::Cancelling, RunState::FinishMigrate)
+/// As [`source_state`], once it is in a state to stay in.
+pub(super) async fn settled_source_state(vmm: Option<&Vmm>) -> Result<SourceState, Problem> {
+    let end = Instant::now() + SETTLED_WITHIN;
+    loop {
+        match source_state(vmm).await {
+            Err(_) if Instant::now() < end && vmm.is_some_and(Vmm::alive) => sleep(LOOK_EVERY).await,
+            said => return said,
+        }
+    }
+}
+
+fn judge(transfer: &TransferStatus, state: &RunState) -> Result<SourceState, Problem> {
+    let status = &transfer.status;
+    let has_failed = matches!(status, MigrationStatus::Failed | MigrationStatus::Cancelled);
+    // Pages have followed, so the target had what it needs.
+    if has_failed && transfer.ram.is_some_and(|ram| ram.post_copy_bytes > 0) {
+        return Ok(SourceState::Astray);
+    }
+    match (status, state) {
+        // With post-copy the record comes first, and nothing of what the target needs has been sent yet.
+        (MigrationStatus::PreSwitchover, _) => Ok(SourceState::Kept),
+        (
+            MigrationStatus::Cancelling
+            | MigrationStatus::Device
+            | MigrationStatus::PostcopyDevice
+            | MigrationStatus::Failed,
+            RunState::FinishMigrate,
+        )
         | (_, RunState::Prelaunch | RunState::Inmigrate) => Err(Problem::failed(format!(
-            "its QEMU at the source does not say whose the VM is: it is {state}, and its migration {transfer}"
+            "its QEMU at the source does not say whose the VM is: it is {state}, and its migration {status}"
         ))),
         (_, RunState::FinishMigrate | RunState::Postmigrate) => Ok(SourceState::LetGo),
         // Also one that has stopped: QEMU leaves those two states only to let the VM go on here.
@@ -35,21 +68,47 @@ fn judge(transfer: &MigrationStatus, state: &RunState) -> Result<SourceState, Pr
 mod tests {
     use super::*;
 
+    /// With so many bytes that followed by post-copy.
+    fn transfer(status: &MigrationStatus, post_copy_bytes: u64) -> TransferStatus {
+        let ram = serde_json::json!({ "postcopy-bytes": post_copy_bytes });
+        serde_json::from_value(serde_json::json!({ "status": status.to_string(), "ram": ram })).unwrap()
+    }
+
     #[test]
     fn a_vm_is_let_go_of_only_while_it_stands_as_it_was_sent() {
         for state in [RunState::FinishMigrate, RunState::Postmigrate] {
-            assert_eq!(judge(&MigrationStatus::Completed, &state), Ok(SourceState::LetGo));
+            assert_eq!(judge(&transfer(&MigrationStatus::Completed, 0), &state), Ok(SourceState::LetGo));
         }
         for state in [RunState::Running, RunState::Paused, RunState::Shutdown, RunState::IoError] {
-            for transfer in [MigrationStatus::Completed, MigrationStatus::Cancelled] {
-                assert_eq!(judge(&transfer, &state), Ok(SourceState::Kept));
+            for status in [MigrationStatus::Completed, MigrationStatus::Cancelled] {
+                assert_eq!(judge(&transfer(&status, 0), &state), Ok(SourceState::Kept));
             }
         }
     }
 
     #[test]
+    fn with_post_copy_it_is_kept_until_it_is_sent_and_let_go_of_then() {
+        let judge = |status| judge(&transfer(&status, 0), &RunState::FinishMigrate);
+        assert_eq!(judge(MigrationStatus::PreSwitchover), Ok(SourceState::Kept));
+        assert!(judge(MigrationStatus::Device).is_err() && judge(MigrationStatus::Failed).is_err());
+        for sent in [MigrationStatus::PostcopyActive, MigrationStatus::PostcopyPaused] {
+            assert_eq!(judge(sent), Ok(SourceState::LetGo));
+        }
+    }
+
+    #[test]
     fn one_that_may_run_on_in_a_moment_is_nobodys_yet() {
-        assert!(judge(&MigrationStatus::Cancelling, &RunState::FinishMigrate).is_err());
-        assert!(judge(&MigrationStatus::None, &RunState::Inmigrate).is_err());
+        assert!(judge(&transfer(&MigrationStatus::Cancelling, 0), &RunState::FinishMigrate).is_err());
+        assert!(judge(&transfer(&MigrationStatus::None, 0), &RunState::Inmigrate).is_err());
+    }
+
+    #[test]
+    fn one_whose_pages_followed_it_before_it_failed_may_be_the_targets() {
+        for state in [RunState::Running, RunState::Postmigrate] {
+            let failed =
+                |post_copy_bytes| judge(&transfer(&MigrationStatus::Failed, post_copy_bytes), &state);
+            assert_eq!(failed(1), Ok(SourceState::Astray));
+            assert_ne!(failed(0), Ok(SourceState::Astray));
+        }
     }
 }

@@ -47,6 +47,7 @@ async fn drain(
         transfers: arguments.transfers,
         throttle_max_percent: arguments.throttle,
         encrypt: arguments.encrypt,
+        post_copy: arguments.post_copy,
     };
     if arguments.dry_run {
         return dry_run(&host, &request, json).await;
@@ -289,12 +290,23 @@ fn again(view: &DrainView) -> String {
         let swap = view.swap_with.as_ref().map_or(String::new(), |host| format!(" --swap {host}"));
         return format!("`{command}{swap}`, with the other options of the first time if there were any,");
     };
-    format!("`{command}{}`", options(request))
+    // What came by post-copy goes back by it, without being asked.
+    let is_drain = view.kind != Some(DrainKind::Failback);
+    let request = DrainRequest { post_copy: request.post_copy && is_drain, ..request.clone() };
+    format!("`{command}{}`", options(&request))
 }
 
 fn options(request: &DrainRequest) -> String {
-    let DrainRequest { to, swap_with, deadline_s, option, transfers, throttle_max_percent, encrypt } =
-        request;
+    let DrainRequest {
+        to,
+        swap_with,
+        deadline_s,
+        option,
+        transfers,
+        throttle_max_percent,
+        encrypt,
+        post_copy,
+    } = request;
     let option = Some(option).filter(|option| **option != RequestedOption::default());
     let given = [
         (!to.is_empty()).then(|| format!(" --to {}", to.join(","))),
@@ -304,6 +316,7 @@ fn options(request: &DrainRequest) -> String {
         transfers.map(|count| format!(" --transfers {count}")),
         throttle_max_percent.map(|percent| format!(" --throttle {percent}")),
         encrypt.then(|| " --encrypt".to_owned()),
+        post_copy.then(|| " --post-copy".to_owned()),
     ];
     given.into_iter().flatten().collect()
 }
@@ -390,6 +403,7 @@ mod tests {
                 memory_bytes: 1 << 30,
                 predicted_bytes: 1 << 29,
                 is_compressed: false,
+                post_copy: false,
                 predicted_transfer_ms: 4_300.0,
                 predicted_shared_ms: 4_300.0,
                 warning: Some("changes its memory fast".into()),
@@ -456,11 +470,12 @@ mod tests {
             option: RequestedOption::Multichannel,
             throttle_max_percent: Some(0),
             encrypt: true,
+            post_copy: true,
             ..DrainRequest::default()
         };
         told(
             DrainView { request: Some(request), ..interrupted() },
-            "`drainpipe drain a --to b,c --option multichannel --throttle 0 --encrypt` carries on",
+            "`drainpipe drain a --to b,c --option multichannel --throttle 0 --encrypt --post-copy` carries on",
         );
         let older = DrainView { swap_with, ..interrupted() };
         told(older, "`drainpipe drain a --swap b`, with the other options of the first time");

@@ -24,6 +24,7 @@ pub(crate) async fn run(
         target: arguments.host.clone(),
         option: arguments.option,
         encrypt: arguments.encrypt,
+        post_copy: arguments.post_copy,
         deadline_s: arguments.deadline,
         throttle_max_percent: arguments.throttle,
     };
@@ -80,6 +81,11 @@ fn describe_plan(view: &PlanView) -> String {
             format!("         {path}  {} to {}, {found}, {speed}{spare}", path.address, path.peer_address)
         }))
         .chain(plan.multifd_channels.map(|channels| format!("with     {channels} connections")))
+        .chain(plan.post_copy.then(|| {
+            "post-copy where its memory gets dirty as fast as it is sent: until the rest has followed, the VM needs \
+             both hosts"
+                .into()
+        }))
         .chain(plan.is_compressed.then(|| "packed   as far as that is faster".into()))
         .chain([encrypted(&plan.encryption)]);
     for line in lines {
@@ -164,6 +170,13 @@ pub(super) fn tell(result: &MigrationResult) -> Result<(), Problem> {
     if let Some(percent) = result.throttle_percent {
         output::remark(&format!(
             "its memory got dirty too fast: its CPUs were throttled by up to {percent} %"
+        ));
+    }
+    if let Some(post_copy_ms) = result.post_copy_ms {
+        output::remark(&format!(
+            "its memory got dirty as fast as it was sent: it ran on {} for {} before all of it was there (post-copy)",
+            result.target,
+            output::duration(post_copy_ms)
         ));
     }
     result.compression.iter().map(packed_by).for_each(|line| output::remark(&line));

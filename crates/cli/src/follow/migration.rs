@@ -148,7 +148,12 @@ fn describe(progress: &Progress) -> String {
         return format!("stalled for {}{on}{out}", output::duration(stalled_ms));
     }
     let out = if stalled.is_empty() { out } else { format!("; nothing arrives by {stalled}{out}") };
-    let step = format!("{}/10 {}", progress.step.number(), progress.step.title());
+    let title = if progress.rest_follows {
+        "runs there, the rest of its memory follows"
+    } else {
+        progress.step.title()
+    };
+    let step = format!("{}/10 {title}", progress.step.number());
     if progress.total_bytes == 0 {
         return step;
     }

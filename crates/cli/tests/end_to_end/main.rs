@@ -29,12 +29,14 @@ mod measure_both;
 mod measure_busy;
 mod measure_drain;
 mod measure_faults;
+mod measure_post_copy;
 mod measure_tls;
 mod measured_guest;
 mod mute_qemu;
 mod options;
 mod other_traffic;
 mod path_loss;
+mod post_copy;
 mod program;
 mod relayed;
 mod scene;
@@ -84,6 +86,10 @@ fn main() -> ExitCode {
         measure_busy::run(repeats);
         return ExitCode::SUCCESS;
     }
+    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_POST_COPY") {
+        measure_post_copy::run(repeats);
+        return ExitCode::SUCCESS;
+    }
     if repeats("DRAINPIPE_MEASURE_KILLS").is_some() {
         kills::run(arguments.filter.as_deref().unwrap_or_default());
         return ExitCode::SUCCESS;
@@ -102,6 +108,7 @@ fn main() -> ExitCode {
         ("bad_luck", bad_luck::TESTS),
         ("mute_qemu", mute_qemu::TESTS),
         ("path_loss", path_loss::TESTS),
+        ("post_copy", post_copy::TESTS),
         ("switch_over_faults", switch_over_faults::TESTS),
         ("shared_paths", shared_paths::TESTS),
         ("bad_input", bad_input::TESTS),

@@ -61,6 +61,10 @@ pub struct Move {
     /// Whether they are fewer since its memory is likely to be compressed.
     #[serde(default)]
     pub is_compressed: bool,
+    /// Whether it may run on its target before all its memory is there, as that gets dirty faster than the links carry
+    /// it. From then until the rest has followed, it needs both hosts.
+    #[serde(default)]
+    pub post_copy: bool,
     /// From the start of its own transfer to its end, when it is alone on the links, in ms.
     pub predicted_transfer_ms: f64,
     /// The same, with the links shared as planned.
@@ -87,11 +91,14 @@ const TRANSFERS_TO_BEGIN_WITH: u8 = 1;
 pub fn plan(view: &DrainView, limits: Option<&DrainLimits>) -> DrainPlan {
     let places = place(view);
     let (mut going, mut stays) = (vec![], vec![]);
+    let allows_post_copy = limits.is_some_and(|limits| limits.post_copy);
     for (vm, place) in view.vms.iter().zip(&places) {
         match place {
             Place::Target(target) => {
                 let prediction = predict(vm, &view.targets[*target]);
-                going.push(Going { vm, target: *target, prediction });
+                let post_copy = allows_post_copy && !prediction.converges;
+                let prediction = if post_copy { prediction.with_rest_to_follow() } else { prediction };
+                going.push(Going { vm, target: *target, prediction, post_copy });
             }
             Place::Stays(why) => stays.push(Stay { vm: vm.name.clone(), why: why.clone() }),
         }
@@ -166,6 +173,7 @@ struct Going<'a> {
     vm: &'a VmView,
     target: usize,
     prediction: Prediction,
+    post_copy: bool,
 }
 
 impl Going<'_> {
@@ -177,6 +185,7 @@ impl Going<'_> {
             memory_bytes: self.vm.memory_bytes,
             predicted_bytes: whole_bytes(course.bytes),
             is_compressed: self.prediction.is_compressed,
+            post_copy: self.post_copy,
             predicted_transfer_ms: self.prediction.transfer_ms,
             predicted_shared_ms: course.transfer_ms,
             warning: self.warning(target),
@@ -190,10 +199,15 @@ impl Going<'_> {
                     .into(),
             );
         };
+        let what_then = if self.post_copy {
+            "it goes last, over one path, and runs there before all its memory does (post-copy); until the rest has \
+             followed, it is lost if either host is"
+        } else {
+            "it may not come to an end, so it goes last; less load in it, or more links, would help"
+        };
         (!self.prediction.converges).then(|| {
             format!(
-                "its memory gets dirty at {:.0} Mb/s and the links carry {:.0} Mb/s: it may not come to an end, so \
-                 it goes last; less load in it, or more links, would help",
+                "its memory gets dirty at {:.0} Mb/s and the links carry {:.0} Mb/s: {what_then}",
                 memory.dirty_bytes_per_s as f64 / 125_000.0,
                 vm_mbps(target)
             )

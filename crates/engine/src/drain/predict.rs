@@ -109,6 +109,22 @@ impl Load {
     }
 }
 
+impl Prediction {
+    /// With post-copy: what gets dirty while its memory is sent once follows, and nothing gets dirty here any more.
+    pub(super) fn with_rest_to_follow(self) -> Self {
+        let first_bytes = self.load.first_bytes + self.load.dirty_set_bytes;
+        let bytes_per_ms = self.bytes as f64 / self.transfer_ms.max(1.0);
+        Self {
+            load: Load { first_bytes, dirty_bytes_per_ms: 0.0, dirty_set_bytes: 0.0, ..self.load },
+            bytes: whole_bytes(first_bytes),
+            transfer_ms: self.load.start_ms
+                + first_bytes / bytes_per_ms.max(f64::MIN_POSITIVE)
+                + self.load.end_ms,
+            ..self
+        }
+    }
+}
+
 /// Predicts the transfer of one VM that is alone on the links.
 ///
 /// The first round sends what is not zero; each further one what got dirty in the round before, until

@@ -55,6 +55,8 @@ pub struct DrainLimits {
     pub transfers: Option<u8>,
     /// How often one VM is tried.
     pub attempts: u8,
+    /// Whether VMs that do not converge may run on their targets before all their memory is there.
+    pub post_copy: bool,
 }
 
 impl DrainLimits {
@@ -75,6 +77,8 @@ pub enum Action {
         vm: String,
         /// Where it goes.
         target: String,
+        /// Whether it may run there before all its memory is there.
+        post_copy: bool,
     },
     /// Let it leave the links to others, from when it is released or from now on: one of them is about to be paused,
     /// or its last bytes are held up. Until [`Action::TakeAll`], and for some seconds at most.
@@ -142,6 +146,11 @@ pub enum Event {
     },
     /// This VM is paused for its last bytes.
     Paused {
+        /// The VM.
+        vm: String,
+    },
+    /// This VM runs on its target, and the rest of its memory is on the links.
+    RestFollows {
         /// The VM.
         vm: String,
     },
@@ -306,6 +315,7 @@ impl Drain {
             Event::Arrived { vm, bytes } => self.arrived(now_ms, &vm, bytes),
             Event::Ending { vm } => self.of(&vm, |entry| entry.ending(now_ms)),
             Event::Paused { vm } => self.of(&vm, |entry| entry.paused(now_ms)),
+            Event::RestFollows { vm } => self.of(&vm, Entry::rest_follows),
             Event::Sent { vm } => self.of(&vm, |entry| entry.sent(now_ms)),
             Event::Ended { vm, end } => self.move_ended(now_ms, &vm, Stage::is_under_way, end),
             Event::Settled { vm, end } => {
@@ -449,9 +459,11 @@ impl Drain {
             entry.patience == Patience::Untried
                 && matches!(entry.stage, Stage::Waiting | Stage::Preparing | Stage::Ready)
         });
-        for entry in self.entries.iter_mut().filter(|entry| entry.overstays(others_wait)) {
+        // There is another way for it, or the links are wanted.
+        let may_yield = others_wait || self.limits.post_copy;
+        for entry in self.entries.iter_mut().filter(|entry| entry.overstays(may_yield)) {
             entry.cancelled = true;
-            let yields = others_wait && entry.patience == Patience::Untried;
+            let yields = may_yield && entry.patience == Patience::Untried && !entry.planned.post_copy;
             entry.patience = if yields { Patience::Yielded } else { Patience::Exhausted };
             actions.push(Action::Cancel { vm: entry.planned.vm.clone() });
         }

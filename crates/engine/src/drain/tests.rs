@@ -58,7 +58,7 @@ fn view(vms: Vec<VmView>, targets: Vec<TargetView>) -> DrainView {
 }
 
 fn limits(outbound: u8, inbound: u8, transfers: Option<u8>) -> DrainLimits {
-    DrainLimits { total_ms: None, outbound, inbound, transfers, attempts: 2 }
+    DrainLimits { total_ms: None, outbound, inbound, transfers, attempts: 2, post_copy: false }
 }
 
 /// So many on the links at most, whatever the targets.
@@ -121,10 +121,20 @@ fn large_ones_go_first_and_those_that_may_not_end_last() {
         compressible: None,
     });
     let view = view(vec![vm("small", 1), busy, vm("large", 4)], vec![target("b", 64)]);
-    let plan = plan(&view, None);
-    let order: Vec<&str> = plan.moves.iter().map(|planned| planned.vm.as_str()).collect();
+    let whole = plan(&view, None);
+    let order: Vec<&str> = whole.moves.iter().map(|planned| planned.vm.as_str()).collect();
     assert_eq!(order, ["large", "small", "busy"]);
-    assert!(plan.moves[2].warning.as_ref().unwrap().contains("may not come to an end"));
+    assert!(whole.moves[2].warning.as_ref().unwrap().contains("may not come to an end"));
+    assert!(whole.moves.iter().all(|planned| !planned.post_copy));
+
+    // What it is sent once, and what got dirty meanwhile.
+    let plan = plan(&view, Some(&DrainLimits { post_copy: true, ..at_most(1) }));
+    let by_post_copy: Vec<bool> = plan.moves.iter().map(|planned| planned.post_copy).collect();
+    assert_eq!(by_post_copy, [false, false, true]);
+    let busy = &plan.moves[2];
+    assert!(busy.warning.as_ref().unwrap().contains("(post-copy)"), "{busy:?}");
+    assert!((8 * GIB..=9 * GIB + (1 << 20)).contains(&busy.predicted_bytes), "{busy:?}");
+    assert!(busy.predicted_transfer_ms < 10.0 * plan.moves[0].predicted_transfer_ms, "{plan:?}");
 }
 
 #[test]
@@ -621,6 +631,7 @@ proptest! {
                     memory_bytes: vm.memory_bytes,
                     predicted_bytes: 0,
                     is_compressed: false,
+                    post_copy: false,
                     predicted_transfer_ms: 0.0,
                     predicted_shared_ms: 0.0,
                     warning: None,

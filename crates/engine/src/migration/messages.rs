@@ -47,7 +47,11 @@ pub enum Action {
     AwaitTurn,
     /// Begin to send. Answered by [`Event::Done`] at once, later by events of the transfer.
     StartTransfer,
-    /// The VM is paused: send what is left. Done when the target has received all of it.
+    /// Have the rest of the memory follow once the VM runs on the target: the hypervisor pauses the VM, which is told
+    /// by [`Event::Paused`].
+    BeginPostCopy,
+    /// The VM is paused: send what is left, and with post-copy what it needs to run. Done when the target has received
+    /// all of it.
     SwitchOver,
     /// Record durably that the VM belongs to the target from now on.
     RecordHandOver,
@@ -57,6 +61,10 @@ pub enum Action {
     AskSource,
     /// What has become of the VM there, by the target's journal? Answered by [`Event::TargetSays`].
     AskTarget,
+    /// With post-copy: the connection is broken over which the rest of the memory goes. Make a new one.
+    Reconnect,
+    /// Have the target end its copy of the VM: the rest of its memory is lost.
+    EndOnTarget,
     /// End the source's copy of the VM: it may have run on the target, so its memory here may be older than
     /// its disks.
     EndOnSource,
@@ -108,6 +116,12 @@ pub enum Event {
     Throttled(Option<u8>),
     /// The transfer broke.
     TransferFailed(Problem),
+    /// With post-copy: all of the memory is on the target.
+    RestSent,
+    /// With post-copy: the connection is broken. Both hypervisors hold what they have.
+    RestInterrupted(Problem),
+    /// With post-copy: what was left of the memory on the source is lost.
+    RestLost(Problem),
     /// Somebody wants it cancelled.
     CancelRequested,
     /// Time has passed.
@@ -119,15 +133,23 @@ pub enum Event {
 pub enum SourceState {
     /// It stands still since all of it was sent, or its hypervisor has ended.
     LetGo,
-    /// It has run on there: the record was taken for failed by whoever wrote it.
+    /// It has run on there: the record was taken for failed by whoever wrote it. Or, with post-copy, it can: nothing
+    /// has been sent of what the target needs.
     Kept,
+    /// With post-copy: its migration has failed, and it may have run on there. Whether the target has it, the target
+    /// says.
+    Astray,
 }
 
 /// What the target's journal says of the VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TargetState {
-    /// It runs there.
+    /// It runs there, and nothing of its memory is to come.
     Running,
+    /// It was told to run there, and its hypervisor has ended since.
+    Ended,
+    /// It was told to run there, and a part of its memory is still to come.
+    RunningInPart,
     /// All state is there, not running yet.
     Ready,
     /// It was discarded and has never run there.

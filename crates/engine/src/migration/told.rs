@@ -27,8 +27,10 @@ pub enum Stage {
     Ending,
     /// Step 8: the VM is paused, and its last bytes are on the links.
     SwitchingOver,
-    /// From the record of the hand-over to the end of step 10: all has been sent.
+    /// From the record of the hand-over to the end of step 10: all has been sent, or it is found out whether it has.
     Sent,
+    /// With post-copy: the VM runs on the target, and the rest of its memory is on the links.
+    SendingRest,
     /// It is being undone.
     Undoing,
     /// It is over, or its outcome is not known until the target answers.
@@ -51,6 +53,8 @@ pub struct Timings {
     pub state_transferred_ms: Option<f64>,
     /// The target said that the VM runs.
     pub resumed_ms: Option<f64>,
+    /// With post-copy: all of its memory was there, too.
+    pub rest_sent_ms: Option<f64>,
     /// It was over.
     pub ended_ms: Option<f64>,
 }
@@ -115,14 +119,17 @@ impl Migration {
         match self.phase {
             Phase::Preparing(step) => step,
             Phase::AwaitingTurn { .. } | Phase::StartingTransfer => Step::ConnectHosts,
-            Phase::Copying if self.meter.rounds() > 1 => Step::CopyDirtyMemory,
-            Phase::Copying => Step::CopyMemory,
+            Phase::Copying | Phase::BeginningPostCopy if self.meter.rounds() > 1 => Step::CopyDirtyMemory,
+            Phase::Copying | Phase::BeginningPostCopy => Step::CopyMemory,
             Phase::SwitchingOver | Phase::RecordingHandOver => Step::Blackout,
             Phase::ResumingOnTarget { .. }
             | Phase::AskingSource
             | Phase::AskingTarget { .. }
             | Phase::EndingOnSource
-            | Phase::Revoking => Step::ResumeOnTarget,
+            | Phase::Revoking
+            | Phase::SendingRest
+            | Phase::Reconnecting { .. }
+            | Phase::EndingOnTarget => Step::ResumeOnTarget,
             Phase::CleaningUp | Phase::Ended(Outcome::Completed) => Step::CleanUp,
             Phase::Undoing(_) | Phase::Ended(_) => {
                 self.log.last().map_or(Step::EstablishHosts, |line| line.step)
@@ -137,14 +144,20 @@ impl Migration {
             Phase::Preparing(_) => Stage::Preparing,
             Phase::AwaitingTurn { .. } => Stage::Ready,
             Phase::Copying if self.is_ending => Stage::Ending,
-            Phase::StartingTransfer | Phase::Copying => Stage::Sending,
+            Phase::StartingTransfer | Phase::Copying | Phase::BeginningPostCopy => Stage::Sending,
             Phase::SwitchingOver => Stage::SwitchingOver,
+            // Before it runs there, and then the rest is on the links.
+            Phase::RecordingHandOver | Phase::ResumingOnTarget { .. } if self.rest.follows() => {
+                Stage::SwitchingOver
+            }
+            Phase::SendingRest | Phase::Reconnecting { .. } => Stage::SendingRest,
             Phase::RecordingHandOver
             | Phase::ResumingOnTarget { .. }
             | Phase::AskingSource
             | Phase::AskingTarget { .. }
             | Phase::EndingOnSource
             | Phase::Revoking
+            | Phase::EndingOnTarget
             | Phase::CleaningUp => Stage::Sent,
             Phase::Undoing(_) => Stage::Undoing,
             Phase::Ended(_) => Stage::Ended,
@@ -153,11 +166,15 @@ impl Migration {
 
     /// Progress for people.
     pub fn progress(&self, now_ms: f64) -> Progress {
+        let metered = match self.phase {
+            Phase::SendingRest => self.meter.progress_of_rest(self.step(), now_ms),
+            _ => self.meter.progress(self.step(), now_ms),
+        };
         Progress {
             limit_mbps: self.limit_mbps,
             throttle_percent: self.throttle_percent,
             paths_out: self.paths_out.iter().cloned().collect(),
-            ..self.meter.progress(self.step(), now_ms)
+            ..metered
         }
     }
 

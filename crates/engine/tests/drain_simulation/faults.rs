@@ -128,6 +128,8 @@ pub(crate) enum Sight {
     /// A message came twice that changes what is under way.
     EndHeardTwice,
     PlanHeardTwice,
+    /// A VM ran on its target before all its memory was there.
+    InParts,
     /// Something that was to be done waited for the disk.
     HeldByDisk,
     /// It was cancelled meanwhile.
@@ -175,9 +177,10 @@ pub(crate) enum Sight {
 }
 
 impl Sight {
-    pub(crate) const ALL: [Self; 26] = [
+    pub(crate) const ALL: [Self; 27] = [
         Self::EndHeardTwice,
         Self::PlanHeardTwice,
+        Self::InParts,
         Self::HeldByDisk,
         Self::CancelledAhead,
         Self::BegunWithoutDisk,

@@ -144,6 +144,7 @@ fn some_limits(random: &mut Random, faults: Faults) -> DrainLimits {
         inbound: small(random, 4),
         transfers: random.chance(50).then(|| small(random, 4)),
         attempts: small(random, 3),
+        post_copy: random.chance(30),
     }
 }
 

@@ -25,7 +25,7 @@ const TURNS_MAX: usize = 50_000;
 const LONG: u64 = 200;
 
 const LIMITS: DrainLimits =
-    DrainLimits { total_ms: None, outbound: 8, inbound: 4, transfers: None, attempts: 2 };
+    DrainLimits { total_ms: None, outbound: 8, inbound: 4, transfers: None, attempts: 2, post_copy: false };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
@@ -267,7 +267,7 @@ impl World {
                 return Err(format!("{action:?} after it was over"));
             }
             match action {
-                Action::Begin { vm, target } => self.begin(side, &vm, &target)?,
+                Action::Begin { vm, target, .. } => self.begin(side, &vm, &target)?,
                 Action::Release { vm } => self.release(&vm),
                 Action::GiveWay { .. } | Action::TakeAll { .. } => {}
                 Action::Cancel { vm } => return Err(format!("{vm} is cancelled for no reason")),

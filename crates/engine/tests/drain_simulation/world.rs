@@ -31,6 +31,7 @@ pub(crate) enum At {
     EndedHere,
 }
 
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(crate) struct Vm {
     pub name: String,
     pub gib: u64,
@@ -47,6 +48,8 @@ pub(crate) struct Vm {
     pub begun: u64,
     /// How often of these its target had no room for it, or took none.
     pub refused: u64,
+    /// It may run on its target before all its memory is there.
+    pub by_post_copy: bool,
     /// It was taken from the links since it did not converge.
     pub gave_way: bool,
     pub flight: Option<Flight>,
@@ -177,7 +180,7 @@ fn some_times(random: &mut Random) -> u64 {
 
 impl Vm {
     pub(crate) fn is_endless(&self) -> bool {
-        self.times == ENDLESS
+        self.times == ENDLESS && !self.by_post_copy
     }
 
     pub(crate) fn was_begun(&self) -> bool {
@@ -271,6 +274,7 @@ impl World {
             begun: 0,
             refused: 0,
             gave_way: false,
+            by_post_copy: false,
             flight: None,
             migration: 0,
         });
@@ -569,7 +573,8 @@ impl World {
 
     fn send(&mut self, vm: usize, sent_gib: u64, random: &mut Random) {
         let name = self.vms[vm].name.clone();
-        if sent_gib >= self.vms[vm].gib * self.vms[vm].times {
+        let times = if self.vms[vm].by_post_copy { 1 } else { self.vms[vm].times };
+        if sent_gib >= self.vms[vm].gib * times {
             self.step(vm, Step::Paused);
             self.tell_maybe(vm, Event::Paused { vm: name }, random);
             return;
@@ -586,6 +591,10 @@ impl World {
     fn send_last(&mut self, vm: usize, random: &mut Random) {
         self.step(vm, Step::Sent);
         let name = self.vms[vm].name.clone();
+        if self.vms[vm].by_post_copy {
+            self.saw(Sight::InParts);
+            self.tell_maybe(vm, Event::RestFollows { vm: name.clone() }, random);
+        }
         self.tell_maybe(vm, Event::Sent { vm: name }, random);
     }
 

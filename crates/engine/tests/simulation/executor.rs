@@ -234,6 +234,7 @@ impl World {
                     .guard
                     .map_or(Doing::Happened(failed("the guard before is at work")), |_| Doing::Rest(action))
             }
+            Action::BeginPostCopy => self.command(Command::BeginPostCopy, ANSWER_DEADLINE_MS),
             Action::SwitchOver => self.switch_over(executor),
             Action::RecordHandOver => self.record_hand_over(executor),
             Action::ResumeOnTarget => self.order(executor, action, Order::Run),
@@ -245,6 +246,8 @@ impl World {
                 Doing::Happened(Event::Done)
             }
             Action::RevokeHandOver => Doing::Happened(self.revoke_hand_over(executor)),
+            Action::Reconnect => self.order(executor, action, Order::Reconnect),
+            Action::EndOnTarget => self.order(executor, action, Order::End),
             // Both are done at once: whichever is first.
             Action::CleanUp if self.random.chance(50) => self.order(executor, action, Order::Finish),
             Action::CleanUp => {
@@ -274,6 +277,10 @@ impl World {
             // What was to come is told by now: the target does not have it.
             Action::AskTarget => self.order(executor, action, Order::Discard),
             Action::CleanUp => self.order(executor, action, Order::Finish),
+            Action::Reconnect => {
+                let event = if self.reconnect() { Event::Done } else { failed("it does not connect") };
+                Doing::Later { at_ms: self.now_ms + ASK_AGAIN_AFTER_MS, event }
+            }
             _ => Doing::Happened(Event::Done),
         }
     }
@@ -309,6 +316,9 @@ impl World {
                 return Doing::Later { at_ms: self.now_ms + ASK_FOR_PLACE_EVERY_MS, event };
             }
             (Action::ConnectHosts, Ok(_)) => executor.plan.clone().map_or(Event::Done, Event::Connected),
+            (Action::SwitchOver, Ok(Said::Ready)) if self.source_may_run_on() => {
+                failed("the source's QEMU does not say that it let go")
+            }
             (Action::SwitchOver, Ok(Said::Ready)) => Event::Done,
             (Action::SwitchOver, Ok(_)) if self.now_ms < executor.switch_over_until_ms => {
                 return Doing::Rest(action);
@@ -318,8 +328,22 @@ impl World {
                 Event::TargetSays(TargetState::Discarded)
             }
             (Action::AskTarget, Ok(Said::Running)) => Event::TargetSays(TargetState::Running),
+            (Action::AskTarget, Ok(Said::Ended)) => Event::TargetSays(TargetState::Ended),
+            (Action::AskTarget, Ok(Said::RunningInPart)) => Event::TargetSays(TargetState::RunningInPart),
             (Action::AskTarget, Ok(Said::Ready)) => Event::TargetSays(TargetState::Ready),
-            (Action::AskTarget, Ok(Said::Waiting)) => return Doing::Rest(action),
+            (Action::AskTarget, Ok(Said::Waiting) | Err(ProblemKind::Failed))
+                if order == Order::View && self.target_may_be_needed(answer) =>
+            {
+                let event = failed("all of it is on its way");
+                return Doing::Later { at_ms: self.now_ms + ASK_AGAIN_AFTER_MS, event };
+            }
+            // Without the rest it is of no use, and nobody knows whether the VM ran on here for a while.
+            (Action::AskTarget, Ok(Said::ReadyInPart)) if self.source.qemu.is_some() => {
+                Event::TargetSays(TargetState::Ready)
+            }
+            (Action::AskTarget, Ok(Said::Waiting | Said::ReadyInPart)) | (Action::Reconnect, Ok(_)) => {
+                return Doing::Rest(action);
+            }
             // Its QEMU does not answer. What it has may be the only copy.
             (Action::AskTarget, Err(ProblemKind::Failed))
                 if order == Order::View
@@ -341,6 +365,24 @@ impl World {
             (_, Err(kind)) => Event::Failed(Problem::new(kind, "the target refuses, or does not answer")),
         };
         Doing::Happened(event)
+    }
+
+    /// With post-copy: whether the source's QEMU may still take the sending of what the VM needs for failed.
+    fn source_may_run_on(&self) -> bool {
+        let Some(qemu) = self.source.qemu.as_ref().filter(|qemu| qemu.is_post_copy) else { return false };
+        let has_let_go = matches!(qemu.sending, Sending::Rest | Sending::Interrupted | Sending::Completed);
+        !has_let_go && self.planted != Planted::RunsDoubted
+    }
+
+    /// With post-copy: whether what the target has may be what the source cannot run any more.
+    fn target_may_be_needed(&self, answer: Answer) -> bool {
+        let Some(qemu) = self.source.qemu.as_ref().filter(|qemu| qemu.is_post_copy) else { return false };
+        match qemu.sending {
+            Sending::Device { .. } | Sending::Rest => true,
+            // What has not arrived by now does not.
+            Sending::Interrupted => answer.is_err(),
+            _ => false,
+        }
     }
 
     fn misread(&mut self, action: Action, answer: Answer) -> Answer {
@@ -513,6 +555,9 @@ impl World {
     }
 
     fn end_source(&mut self) {
+        if self.is_in_parts() {
+            self.breach("I3: the source's part of the VM is ended, which the target needs".into());
+        }
         self.source.qemu = None;
         self.source.is_network_changed = false;
     }
@@ -521,11 +566,15 @@ impl World {
         if executor.cancel == Cancel::Requested {
             return Event::Tick;
         }
+        let sends_rest = executor.migration.stage() == Stage::SendingRest;
         let Some(qemu) = &self.source.qemu else {
-            return Event::TransferFailed(Problem::failed("its QEMU has ended"));
+            let ended = Problem::failed("its QEMU has ended");
+            return if sends_rest { Event::RestLost(ended) } else { Event::TransferFailed(ended) };
         };
         match qemu.sending {
             _ if qemu.mute_until_ms.is_some() => Event::Tick,
+            Sending::Interrupted if sends_rest => Event::RestInterrupted(Problem::failed("connection reset")),
+            Sending::Completed if sends_rest => Event::RestSent,
             Sending::PreSwitchover => Event::Paused,
             Sending::Idle | Sending::Failed | Sending::Cancelled => {
                 Event::TransferFailed(Problem::failed("connection reset"))
@@ -534,10 +583,11 @@ impl World {
                 let is_parted = self.now_ms < self.network.parted_until_ms;
                 executor.sent_bytes += if is_parted { 0 } else { 1 << 20 };
                 let sent_bytes = executor.sent_bytes;
-                Event::Progress(
-                    Transferred { sent_bytes, remaining_bytes: 1, total_bytes: 2, rounds: 1 },
-                    vec![],
-                )
+                let rounds = executor.sent_bytes >> 20;
+                // What gets dirty as fast as it is sent is as much in each round.
+                let remaining_bytes = if self.hosts.allow_post_copy() { 1 << 30 } else { 1 };
+                let total_bytes = 1 << 30;
+                Event::Progress(Transferred { sent_bytes, remaining_bytes, total_bytes, rounds }, vec![])
             }
         }
     }

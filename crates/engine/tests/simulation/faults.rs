@@ -16,6 +16,8 @@ pub(crate) enum Fault {
     Refused,
     RunRefused,
     DeadPath,
+    /// With post-copy: its last byte is sent, and a source takes that for failed, and lets the VM run.
+    FailsWhenSent,
     /// Nothing is done, and time passes: until the next deadline.
     Slow,
     // These come at any moment.
@@ -41,13 +43,14 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
-    const BY_CHANCE: [Self; 7] = [
+    const BY_CHANCE: [Self; 8] = [
         Self::Lost,
         Self::Duplicated,
         Self::Delayed,
         Self::Refused,
         Self::RunRefused,
         Self::DeadPath,
+        Self::FailsWhenSent,
         Self::Slow,
     ];
     const AT_SOURCE: [Self; 8] = [
@@ -79,16 +82,19 @@ const STEPS_MIN: u64 = 100;
 const GATHERING_PER_MILLE: u64 = 150;
 
 /// Where faults may gather.
-const MOMENTS: [Action; 17] = [
+const MOMENTS: [Action; 20] = [
     Action::CheckPermissions,
     Action::BuildSkeleton,
     Action::ConnectHosts,
     Action::StartTransfer,
+    Action::BeginPostCopy,
     Action::SwitchOver,
     Action::RecordHandOver,
     Action::ResumeOnTarget,
     Action::AskSource,
     Action::AskTarget,
+    Action::Reconnect,
+    Action::EndOnTarget,
     Action::EndOnSource,
     Action::RevokeHandOver,
     Action::CleanUp,

@@ -12,6 +12,9 @@ use crate::random::Random;
 const LINKS_MAX: u64 = 3;
 const MEMORY_BYTES: u64 = 1 << 30;
 
+/// What post-copy may be asked for with.
+const OVER_ONE_CONNECTION: [RequestedOption; 2] = [RequestedOption::Auto, RequestedOption::Tcp];
+
 /// Two hosts and what is asked of a migration between them.
 pub(crate) struct Hosts {
     source: HostFacts,
@@ -22,16 +25,22 @@ pub(crate) struct Hosts {
 impl Hosts {
     pub(crate) fn draw(random: &mut Random) -> Self {
         let links = 1 + random.below(LINKS_MAX);
-        let option = RequestedOption::ALL[random.index(RequestedOption::ALL.len())];
+        let post_copy = random.chance(30);
+        let options = if post_copy { &OVER_ONE_CONNECTION[..] } else { &RequestedOption::ALL[..] };
+        let option = options[random.index(options.len())];
         Self {
             source: host("a", 1, links, random),
             target: host("b", 2, links, random),
-            request: Request { encrypt: random.chance(40), ..option.into() },
+            request: Request { encrypt: random.chance(40), post_copy, ..option.into() },
         }
     }
 
     pub(crate) fn plan(&self) -> Result<Plan, Problem> {
         plan(&self.source, &self.target, self.request, &[], MEMORY_BYTES).map_err(Problem::refused)
+    }
+
+    pub(crate) fn allow_post_copy(&self) -> bool {
+        self.request.post_copy
     }
 
     /// What is left of the plan once its paths were tried, of which some let nothing through.

@@ -38,6 +38,9 @@ use crate::world::{Run, Sight, simulate, tell};
 /// So many where the environment says nothing.
 const SEEDS: u64 = 10_000;
 
+/// So many at most until a planted bug is found: some take three faults within a second.
+const SEEDS_PLANTED: u64 = 40_000;
+
 fn seeds() -> std::ops::Range<u64> {
     let number = |name| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
     match (number("DRAINPIPE_SEED"), number("DRAINPIPE_SEEDS")) {
@@ -72,7 +75,7 @@ fn run(seed: u64, draw: Draw) -> Run {
 fn without_faults_every_migration_completes() {
     for run in run_all(|_| Faults::none()) {
         assert!(run.waits_in_vain || run.outcomes == [Outcome::Completed], "{run:?}");
-        assert!(run.sights.is_empty(), "{run:?}");
+        assert!(run.sights.iter().all(|sight| *sight == Sight::PostCopy), "{run:?}");
     }
 }
 
@@ -103,7 +106,7 @@ fn whatever_fails_the_vm_runs_once_and_what_is_told_is_so() {
 
 fn assert_found(planted: Planted) {
     let shows = |why: &String| planted.shows_as().iter().any(|rule| why.contains(rule));
-    let found = (0..SEEDS).find_map(|seed| simulate(seed, Faults::draw, planted).err().filter(shows));
+    let found = (0..SEEDS_PLANTED).find_map(|seed| simulate(seed, Faults::draw, planted).err().filter(shows));
     assert!(found.is_some(), "{planted:?} is not found");
 }
 
@@ -133,6 +136,9 @@ planted_bugs_are_found! {
     found_arrival_settled_and_not_let_run: SettledUnrun,
     found_disks_taken_early: TakesDisksEarly,
     found_incomplete_vm_that_runs: RunsIncomplete,
+    found_rest_that_is_forgotten: RestForgotten,
+    found_vm_that_is_let_run_though_it_may_run_on: RunsDoubted,
+    found_part_that_is_discarded: TakesPartBack,
     found_guard_that_does_not_forbid: GuardDoesNotForbid,
     found_guard_that_is_ignored: ForbiddenIgnored,
     found_host_taken_for_lost: LostTooSoon,

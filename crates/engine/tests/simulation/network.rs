@@ -16,6 +16,8 @@ pub(crate) enum Order {
     Run,
     View,
     Discard,
+    Reconnect,
+    End,
     Finish,
 }
 
@@ -33,7 +35,10 @@ pub(crate) enum Said {
     Crowded,
     Waiting,
     Ready,
+    ReadyInPart,
     Running,
+    RunningInPart,
+    Ended,
     Discarded,
 }
 

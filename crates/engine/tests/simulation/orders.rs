@@ -142,6 +142,8 @@ impl World {
             Order::Run => self.late_run(migration),
             Order::View => self.view(migration),
             Order::Discard => self.discard(task),
+            Order::Reconnect => self.listen_again(),
+            Order::End => self.end_part(),
             Order::Finish if task.has_entry => self.finish(migration),
             Order::Finish => self.already_runs(migration),
             _ => Err(ProblemKind::NotFound),
@@ -210,7 +212,7 @@ impl World {
             // After the hand-over the VM would stand still until somebody makes room.
             _ if self.is_target_disk_full() => Err(ProblemKind::Failed),
             _ if qemu.mute_until_ms.is_some() => waiting,
-            Arrival::Complete => Ok(Step::Over(Said::Ready)),
+            Arrival::Enough | Arrival::Complete => Ok(Step::Over(Said::Ready)),
             Arrival::Broken => Err(ProblemKind::Failed),
             Arrival::Built | Arrival::Listening => waiting,
         }
@@ -253,8 +255,7 @@ impl World {
             self.target.has_vm = true;
         }
         let answers = self.answers(Host::Target);
-        let is_there =
-            self.target.qemu.as_ref().is_some_and(|qemu| qemu.arrival == Arrival::Complete && answers);
+        let is_there = self.target.qemu.as_ref().is_some_and(|qemu| qemu.arrival.suffices() && answers);
         if !is_there && self.planted != Planted::RunsIncomplete {
             return Err(ProblemKind::Failed);
         }
@@ -277,6 +278,10 @@ impl World {
                 Err(ProblemKind::Failed)
             }
             Reply::None => Err(ProblemKind::Failed),
+            // Its source could not let it run.
+            Reply::Refused if self.is_in_parts() && self.planted != Planted::TakesPartBack => {
+                Err(ProblemKind::Failed)
+            }
             Reply::Refused => Ok(Step::TakeBack),
         }
     }
@@ -306,14 +311,28 @@ impl World {
     }
 
     fn view(&self, migration: usize) -> Part {
-        let is_there = self.target.qemu.as_ref().is_some_and(|qemu| qemu.arrival == Arrival::Complete);
+        let is_there = self.target.qemu.as_ref().is_some_and(|qemu| qemu.arrival.suffices());
+        let is_in_part = self.target.qemu.as_ref().is_some_and(|qemu| qemu.arrival == Arrival::Enough);
         let is_mute = self.target.qemu.is_some() && !self.answers(Host::Target);
         let said = match self.target.state(migration) {
+            Some(State::Waiting | State::Running | State::Finished) if is_mute => {
+                return Err(ProblemKind::Failed);
+            }
+            Some(State::Running | State::Finished)
+                if self.is_let_run(migration) && is_in_part && self.planted != Planted::RestForgotten =>
+            {
+                Said::RunningInPart
+            }
+            Some(State::Running | State::Finished)
+                if self.is_let_run(migration) && self.target.qemu.is_none() =>
+            {
+                Said::Ended
+            }
             Some(State::Running | State::Finished) if self.is_let_run(migration) => Said::Running,
             Some(State::Running | State::Finished) => Said::Ready,
             Some(State::Discarded) => Said::Discarded,
-            Some(State::Waiting) if is_mute => return Err(ProblemKind::Failed),
-            Some(State::Waiting) if is_there && !is_mute => Said::Ready,
+            Some(State::Waiting) if is_in_part => Said::ReadyInPart,
+            Some(State::Waiting) if is_there => Said::Ready,
             _ => Said::Waiting,
         };
         Ok(Step::Over(said))
@@ -341,7 +360,31 @@ impl World {
         }
     }
 
+    /// For the rest of a VM that runs here.
+    fn listen_again(&self) -> Part {
+        let waits = self.target.qemu.as_ref().is_some_and(|qemu| qemu.arrival == Arrival::Enough);
+        if waits && self.answers(Host::Target) { DONE } else { Err(ProblemKind::Failed) }
+    }
+
+    /// The rest will never come.
+    fn end_part(&mut self) -> Part {
+        let is_in_part = self.target.qemu.as_ref().is_some_and(|qemu| qemu.arrival == Arrival::Enough);
+        if is_in_part && !self.is_lost {
+            self.breach("I3: a VM is ended whose rest can still come".into());
+        }
+        if is_in_part {
+            self.saw(Sight::RestLost);
+            self.target.qemu = None;
+        }
+        DONE
+    }
+
     fn remove_skeleton(&mut self, migration: usize, has_entry: bool) {
+        if self.is_in_parts() && has_entry {
+            self.breach(
+                "I3: the target's part of the VM is discarded, which the source cannot let run".into(),
+            );
+        }
         if has_entry {
             self.target.qemu = None;
         }

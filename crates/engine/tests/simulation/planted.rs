@@ -36,6 +36,12 @@ pub(crate) enum Planted {
     TakesDisksEarly,
     /// Not all state is there, and the target lets the VM run.
     RunsIncomplete,
+    /// With post-copy: the target says that the VM runs, and not that a part of it is still to come.
+    RestForgotten,
+    /// With post-copy: whether the source has let the VM run on is not looked at before the target is told to run it.
+    RunsDoubted,
+    /// With post-copy: a target whose QEMU does not let the VM run discards it, though the source cannot run it.
+    TakesPartBack,
     /// The guard lets the VM run without forbidding the hand-over.
     GuardDoesNotForbid,
     /// An agent that was asleep does not look whether its guard has acted.
@@ -61,8 +67,13 @@ impl Planted {
             | Self::TwoStarts
             | Self::GuardDoesNotForbid
             | Self::ForbiddenIgnored
+            | Self::RunsDoubted
             | Self::LostTooSoon => &["I1"],
-            Self::SilenceIsSuccess | Self::DiscardsOnlyCopy | Self::DroppedArrival => &["I3"],
+            Self::SilenceIsSuccess
+            | Self::DiscardsOnlyCopy
+            | Self::DroppedArrival
+            | Self::RestForgotten
+            | Self::TakesPartBack => &["I3"],
             Self::ForgottenDiscard => &["I1", "I5"],
             Self::BelievedRecord => &["I3", "I5"],
             Self::TakesDisksEarly => &["I2"],

@@ -25,6 +25,10 @@ pub(crate) enum Sending {
     },
     /// All is there, and it has not noticed yet.
     Sent,
+    /// With post-copy: what the VM needs to run is there, and the rest follows. It never runs here again.
+    Rest,
+    /// And the connection is broken.
+    Interrupted,
     Completed,
     Failed,
     Cancelled,
@@ -34,6 +38,7 @@ pub(crate) enum Sending {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Command {
     Migrate { migration: usize },
+    BeginPostCopy,
     Continue,
     Cancel,
     LetRun,
@@ -45,6 +50,7 @@ pub(crate) struct SourceQemu {
     pub sending: Sending,
     /// The migration for which it sends.
     pub migration: usize,
+    pub is_post_copy: bool,
     pub mute_until_ms: Option<f64>,
     unread: Vec<Command>,
 }
@@ -53,6 +59,8 @@ pub(crate) struct SourceQemu {
 pub(crate) enum Arrival {
     Built,
     Listening,
+    /// With post-copy: what the VM needs to run.
+    Enough,
     Complete,
     Broken,
 }
@@ -79,6 +87,13 @@ pub(crate) enum Reply {
     Gone,
 }
 
+impl Arrival {
+    /// Whether the VM can run.
+    pub(crate) fn suffices(self) -> bool {
+        matches!(self, Self::Enough | Self::Complete)
+    }
+}
+
 impl SourceQemu {
     /// Booted just now.
     pub(crate) fn booted(memory: u64) -> Self {
@@ -86,6 +101,7 @@ impl SourceQemu {
             copy: Copy { runs: true, has_disks: true, memory },
             sending: Sending::Idle,
             migration: 0,
+            is_post_copy: false,
             mute_until_ms: None,
             unread: vec![],
         }
@@ -105,9 +121,16 @@ impl World {
 
     /// Whether the VM as it is, and not as it was, is anywhere.
     pub(crate) fn has_newest(&self) -> bool {
-        let at_target = self.target.qemu.as_ref().filter(|qemu| qemu.arrival == Arrival::Complete);
+        let at_target = self.target.qemu.as_ref().filter(|qemu| qemu.arrival.suffices());
         let copies = [self.source.qemu.as_ref().map(|qemu| qemu.copy), at_target.map(|qemu| qemu.copy)];
         copies.into_iter().flatten().any(|copy| copy.memory == self.newest)
+    }
+
+    /// Whether a part of the VM is at its source, which cannot run it any more, and the rest at its target.
+    pub(crate) fn is_in_parts(&self) -> bool {
+        let sends = |sending| matches!(sending, Sending::Rest | Sending::Interrupted);
+        let is_at_target = self.target.qemu.as_ref().is_some_and(|qemu| qemu.arrival == Arrival::Enough);
+        is_at_target && self.source.qemu.as_ref().is_some_and(|qemu| sends(qemu.sending))
     }
 
     pub(crate) fn copy_at(&self, host: Host) -> Option<Copy> {
@@ -184,8 +207,9 @@ impl World {
                 Command::Migrate { migration },
                 Sending::Idle | Sending::Failed | Sending::Cancelled | Sending::Completed,
             ) => {
-                (qemu.sending, qemu.migration) = (Sending::Active, migration);
+                (qemu.sending, qemu.migration, qemu.is_post_copy) = (Sending::Active, migration, false);
             }
+            (Command::BeginPostCopy, Sending::Active | Sending::PreSwitchover) => qemu.is_post_copy = true,
             (Command::Continue, Sending::PreSwitchover) => qemu.sending = Sending::Device { has_disks: true },
             (Command::Cancel, Sending::Active) => self.stop_sending(Sending::Cancelled),
             (Command::Cancel, Sending::PreSwitchover | Sending::Device { .. } | Sending::Sent) => {
@@ -194,11 +218,14 @@ impl World {
             }
             (Command::Cancel, _) => {}
             (Command::LetRun, Sending::Device { .. } | Sending::Sent) => return Reply::None,
+            (Command::LetRun, Sending::Rest | Sending::Interrupted) => return Reply::Refused,
             (Command::LetRun, Sending::PreSwitchover) => {
                 self.breach("I4: the VM is let run while it is about to be sent".into());
             }
             (Command::LetRun, _) => self.let_run(Host::Source),
-            (Command::Migrate { .. } | Command::Continue, _) => return Reply::Refused,
+            (Command::Migrate { .. } | Command::BeginPostCopy | Command::Continue, _) => {
+                return Reply::Refused;
+            }
         }
         Reply::Done
     }
@@ -223,7 +250,7 @@ impl World {
             qemu.has_unread_run |= sends_first;
             return Reply::None;
         }
-        let is_there = qemu.arrival == Arrival::Complete || self.planted == Planted::RunsIncomplete;
+        let is_there = qemu.arrival.suffices() || self.planted == Planted::RunsIncomplete;
         if !qemu.copy.runs && (refuses || !is_there) {
             qemu.has_refused = true;
             self.is_lost |= self.source.is_copy_lost;
@@ -256,13 +283,16 @@ impl World {
 
     /// Whether a QEMU does something by itself now.
     pub(crate) fn stream_flows(&self) -> bool {
-        let sends = |sending| matches!(sending, Sending::Active | Sending::Device { .. } | Sending::Sent);
+        let sends = |sending| {
+            matches!(sending, Sending::Active | Sending::Device { .. } | Sending::Sent | Sending::Rest)
+        };
         let parted = self.now_ms < self.network.parted_until_ms;
         self.source.qemu.as_ref().is_some_and(|qemu| sends(qemu.sending)) && !parted
     }
 
     /// The next thing that happens to the stream.
     pub(crate) fn stream(&mut self) {
+        let is_in_parts = self.is_in_parts();
         let Some(qemu) = &mut self.source.qemu else { return };
         let is_there =
             self.target.qemu.as_ref().is_some_and(|target| {
@@ -271,15 +301,20 @@ impl World {
         match qemu.sending {
             Sending::Sent => qemu.sending = Sending::Completed,
             Sending::Active | Sending::Device { .. } if !is_there => self.break_stream(),
+            // A busy VM hardly comes to an end of its memory while it runs.
             Sending::Active => {
-                qemu.migration_goes_on(self.random.chance(20));
+                let is_busy = self.hosts.allow_post_copy() && !qemu.is_post_copy;
+                qemu.migration_goes_on(self.random.below(1_000) < if is_busy { 3 } else { 200 });
             }
             // Before its last byte: else the other end could not have them.
             Sending::Device { has_disks: true } => {
                 qemu.copy.has_disks = false;
                 qemu.sending = Sending::Device { has_disks: false };
             }
+            Sending::Device { has_disks: false } if qemu.is_post_copy => self.enough_arrives(),
             Sending::Device { has_disks: false } => self.all_arrives(),
+            Sending::Rest if !is_in_parts => self.break_stream(),
+            Sending::Rest if self.random.chance(20) => self.rest_arrives(),
             _ => {}
         }
     }
@@ -292,13 +327,51 @@ impl World {
         target.copy.has_disks |= self.planted == Planted::TakesDisksEarly;
     }
 
+    fn enough_arrives(&mut self) {
+        let fails = self.faults.meets(Fault::FailsWhenSent, &mut self.random);
+        self.all_arrives();
+        let (Some(source), Some(target)) = (&mut self.source.qemu, &mut self.target.qemu) else { return };
+        target.arrival = Arrival::Enough;
+        source.sending = if fails { Sending::Failed } else { Sending::Rest };
+        self.saw(Sight::PostCopy);
+        if fails {
+            self.let_run(Host::Source);
+        }
+    }
+
+    fn rest_arrives(&mut self) {
+        let (Some(source), Some(target)) = (&mut self.source.qemu, &mut self.target.qemu) else { return };
+        (source.sending, target.arrival) = (Sending::Completed, Arrival::Complete);
+    }
+
+    /// By a new connection.
+    pub(crate) fn reconnect(&mut self) -> bool {
+        let is_parted = self.now_ms < self.network.parted_until_ms;
+        let may =
+            !is_parted && self.is_in_parts() && self.answers(Host::Source) && self.answers(Host::Target);
+        if let Some(source) = self.source.qemu.as_mut().filter(|_| may) {
+            source.sending = Sending::Rest;
+            self.saw(Sight::Reconnected);
+        }
+        may
+    }
+
     /// A source's QEMU that cannot send lets the VM run by itself, but for one that waits before the last part: it
     /// does not look.
     pub(crate) fn break_stream(&mut self) {
         let Some(qemu) = &self.source.qemu else { return };
-        if matches!(qemu.sending, Sending::Active | Sending::Device { .. }) {
-            self.stop_sending(Sending::Failed);
-            self.let_run(Host::Source);
+        match qemu.sending {
+            // It may have sent all of what the target has got a part of.
+            Sending::Device { .. } if qemu.is_post_copy && self.random.chance(50) => {
+                self.stop_sending(Sending::Interrupted);
+                self.is_lost = true;
+            }
+            Sending::Active | Sending::Device { .. } => {
+                self.stop_sending(Sending::Failed);
+                self.let_run(Host::Source);
+            }
+            Sending::Rest => self.stop_sending(Sending::Interrupted),
+            _ => {}
         }
     }
 
@@ -317,13 +390,15 @@ impl World {
     /// A QEMU ends, or is ended with its host.
     pub(crate) fn lose(&mut self, host: Host) {
         let Some(copy) = self.copy_at(host) else { return };
+        let is_in_parts = self.is_in_parts();
         // Before the hand-over the VM is the source's, and after it the target's, from when it may run there on. What
         // the target has, and cannot let run, is given up for what the source has.
         let held_it = match host {
             Host::Source => {
                 self.source.is_copy_lost = true;
                 let has_refused = self.target.qemu.as_ref().is_some_and(|qemu| qemu.has_refused);
-                !self.source.has_handed_over_in_time() || self.source.has_given_up_target || has_refused
+                let is_handed_over = self.source.has_handed_over_in_time();
+                !is_handed_over || copy.runs || self.source.has_given_up_target || has_refused
             }
             Host::Target => copy.runs || self.target.may_have_run(),
         };
@@ -331,7 +406,7 @@ impl World {
             Host::Source => self.source.qemu = None,
             Host::Target => self.target.qemu = None,
         }
-        self.is_lost |= held_it || !self.has_newest();
+        self.is_lost |= held_it || is_in_parts || !self.has_newest();
     }
 }
 

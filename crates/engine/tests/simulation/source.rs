@@ -6,7 +6,7 @@ use drainpipe_engine::result::Outcome;
 use crate::executor::Executor;
 use crate::network::HandOver;
 use crate::planted::Planted;
-use crate::qemu::SourceQemu;
+use crate::qemu::{Sending, SourceQemu};
 use crate::world::{Host, Life, Sight, World};
 
 pub(crate) const LIMITS: Limits =
@@ -119,11 +119,16 @@ impl World {
     /// What the source's QEMU says of a VM that is recorded to be handed over; `None` if it does not answer.
     pub(crate) fn source_state(&self) -> Option<SourceState> {
         let is_believed = self.planted == Planted::VainHandOverBelieved;
-        match self.copy_at(Host::Source) {
-            Some(_) if is_believed => Some(SourceState::LetGo),
-            Some(_) if !self.answers(Host::Source) => None,
-            Some(copy) if copy.runs => Some(SourceState::Kept),
-            Some(_) | None => Some(SourceState::LetGo),
+        let Some(qemu) = &self.source.qemu else { return Some(SourceState::LetGo) };
+        match qemu.sending {
+            _ if is_believed => Some(SourceState::LetGo),
+            _ if !self.answers(Host::Source) => None,
+            _ if qemu.copy.runs => Some(SourceState::Kept),
+            // With post-copy. Nothing of what the target needs has been sent.
+            Sending::PreSwitchover => Some(SourceState::Kept),
+            // It may fail, and let the VM run on.
+            Sending::Device { .. } => None,
+            _ => Some(SourceState::LetGo),
         }
     }
 

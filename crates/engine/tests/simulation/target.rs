@@ -12,6 +12,7 @@ use crate::world::{Host, Life, Sight, World};
 const SILENCE_MS: f64 = 10_000.0;
 const LOOK_EVERY_MS: f64 = 2_000.0;
 const GIVE_UP_AFTER_MS: f64 = 120_000.0;
+const GIVE_POST_COPY_UP_AFTER_MS: f64 = 1_800_000.0;
 const ANSWER_DEADLINE_MS: f64 = 5_000.0;
 const ASK_EVERY_MS: f64 = 5_000.0;
 
@@ -219,15 +220,23 @@ impl World {
                     entry.question = Some(question);
                 }
             }
-            _ if self.now_ms - heard_ms > GIVE_UP_AFTER_MS && !self.has_all_state() => {
+            _ if self.now_ms - heard_ms > self.kept_for_ms() && !self.has_all_state() => {
                 self.own_task(Order::Discard, migration);
             }
             _ => {}
         }
     }
 
+    fn kept_for_ms(&self) -> f64 {
+        if self.hosts.allow_post_copy() { GIVE_POST_COPY_UP_AFTER_MS } else { GIVE_UP_AFTER_MS }
+    }
+
+    fn is_here_in_part(&self) -> bool {
+        self.target.qemu.as_ref().is_some_and(|qemu| qemu.arrival == Arrival::Enough)
+    }
+
     fn has_all_state(&self) -> bool {
-        self.target.qemu.as_ref().is_some_and(|qemu| qemu.arrival == Arrival::Complete)
+        self.target.qemu.as_ref().is_some_and(|qemu| qemu.arrival.suffices())
     }
 
     /// It runs, and is this host's from now on.
@@ -277,6 +286,8 @@ impl World {
             entry.question = None;
             match hand_over {
                 HandOver::Pending => self.hears(migration),
+                // What is here in part, its source lets run, or nobody.
+                HandOver::HandedOver if self.is_here_in_part() => self.hears(migration),
                 HandOver::HandedOver => self.own_task(Order::Run, migration),
                 HandOver::Refused => self.own_task(Order::Discard, migration),
             }

@@ -16,6 +16,7 @@ fn a_plan() -> Plan {
         multifd_channels: None,
         is_compressed: false,
         encryption: Encryption::default(),
+        post_copy: false,
     }
 }
 

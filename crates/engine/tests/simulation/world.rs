@@ -66,9 +66,12 @@ pub(crate) enum Sight {
     LateCommand,
     LateRunRefused,
     NotRecorded,
+    PostCopy,
     PostTaken,
     Reclaimed,
+    Reconnected,
     RecoveredHandOver,
+    RestLost,
     Revoked,
     TakenBack,
     TakenUp,
@@ -76,7 +79,7 @@ pub(crate) enum Sight {
 }
 
 impl Sight {
-    pub(crate) const ALL: [Self; 15] = [
+    pub(crate) const ALL: [Self; 18] = [
         Self::Adopted,
         Self::GivenBack,
         Self::GuardActed,
@@ -85,9 +88,12 @@ impl Sight {
         Self::LateCommand,
         Self::LateRunRefused,
         Self::NotRecorded,
+        Self::PostCopy,
         Self::PostTaken,
         Self::Reclaimed,
+        Self::Reconnected,
         Self::RecoveredHandOver,
+        Self::RestLost,
         Self::Revoked,
         Self::TakenBack,
         Self::TakenUp,

@@ -11,6 +11,33 @@
 //!
 //! Until the target's `run`, `cancel` and `run` on the source bring the guest back there. Once a
 //! source reports `completed` it never runs its guest again by itself.
+//!
+//! With [`Transport::PostCopy`] there may be a switchover while memory is still to be sent:
+//!
+//! ```text
+//!   source                                   target
+//!                                            listen
+//!   start ───────── active ────────────────► (inmigrate)
+//!   start_post_copy
+//!   (pre-switchover: guest stopped)
+//!   switch_over ─── postcopy-active ───────► postcopy-active (inmigrate, then paused: may_run)
+//!   (finish-migrate: never runs again)       run          ← the guest runs and fetches pages
+//!   pages           completed ─────────────► completed
+//!
+//!                   if the connection breaks:
+//!   (postcopy-paused)                        (postcopy-paused: the guest waits for pages)
+//!                                            recover_listen
+//!   resume ──────── postcopy-recover, postcopy-active ──► (the guest goes on)
+//! ```
+//!
+//! Here `switch_over` is what cannot be taken back, not the target's `run`: before it, `cancel` and `run` on the source
+//! bring the guest back, after it they mostly cannot ([`MigrationError::LeftForPostCopy`]). The guest needs both QEMUs until
+//! both say `completed`. Without `start_post_copy` all is as in the first picture.
+//!
+//! After a migration with [`Transport::PostCopy`] that failed or was cancelled, whether `start_post_copy` was called or
+//! not, the next one of a QEMU 7.2 with another transport fails at the target, at its end: that gets a reset, it seems
+//! since the source still has a return path that nobody reads. The guest is to be run at the source again, as after any
+//! such failure, and the migration after that is well. One with [`Transport::PostCopy`] is at once.
 
 mod status;
 mod transport;
@@ -26,7 +53,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::qmp::QmpError;
 use crate::vmm::{RunState, Vmm};
-use transport::{Side, parameters, uri, wants};
+use transport::{Side, bandwidth_parameters, parameters, uri, wants};
 
 pub use status::{MigrationStatus, RamStatus, TransferStatus};
 pub use transport::{Address, Multifd, SourceSettings, Transport, Zstd, bandwidth_bytes_per_s};
@@ -58,6 +85,12 @@ pub enum MigrationError {
     /// The guest must not run now.
     #[error("the guest cannot run here: QEMU is in state `{0}`, its memory is not complete")]
     MemoryIncomplete(RunState),
+    /// A source is asked to go on with a guest of which the target has the state.
+    #[error(
+        "the guest cannot run here any more: its switchover to post-copy has begun, and QEMU, which calls it `{0}`, \
+         never goes back from there; it runs at the target, or can only be ended and booted anew"
+    )]
+    LeftForPostCopy(MigrationStatus),
     /// A state did not come in time.
     #[error("QEMU is still `{state}` after {} ms while waiting to {what}", deadline.as_millis())]
     Deadline {
@@ -86,17 +119,42 @@ pub async fn listen(
     deadline: Duration,
 ) -> Result<(), MigrationError> {
     let address = address.into();
-    if let Address::Tcp(address) = address {
-        check_address(address)?;
-    }
+    check_address(&address)?;
     set_up(vmm, transport, Side::Target, deadline).await?;
     let arguments = json!({ "uri": uri(&address) });
     Ok(execute(vmm, "migrate-incoming", arguments, deadline).await?)
 }
 
+/// Makes a target in [`MigrationStatus::PostcopyPaused`] listen somewhere else, for [`resume`]. May be repeated as
+/// [`listen`] may, also while it listens, as when nobody came.
+///
+/// Where it listened last it still does (QEMU 7.2 and 10.0): that port is taken, and a source may resume there without
+/// this.
+pub async fn recover_listen(
+    vmm: &Vmm,
+    address: impl Into<Address>,
+    deadline: Duration,
+) -> Result<(), MigrationError> {
+    let address = address.into();
+    check_address(&address)?;
+    // Out of band: its main thread may itself wait for a page.
+    let (arguments, end) = (json!({ "uri": uri(&address) }), Instant::now() + deadline);
+    loop {
+        let recover =
+            vmm.qmp().execute_out_of_band::<IgnoredAny>("migrate-recover", arguments.clone(), deadline);
+        match recover.await {
+            Ok(_) => return Ok(()),
+            // It has not noticed yet that its connection is broken.
+            Err(QmpError::Command { .. }) if Instant::now() < end => sleep(POLL_EVERY).await,
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
 /// Tries the address before QEMU does: once QEMU 10.0 has failed to listen, it refuses every
 /// further attempt and has to be started anew.
-fn check_address(address: SocketAddr) -> Result<(), MigrationError> {
+fn check_address(address: &Address) -> Result<(), MigrationError> {
+    let &Address::Tcp(address) = address else { return Ok(()) };
     match TcpListener::bind(address) {
         Ok(_) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => Err(MigrationError::PortTaken(address)),
@@ -119,6 +177,20 @@ pub async fn start(
     Ok(execute(vmm, "migrate", json!({ "uri": uri(&address) }), deadline).await?)
 }
 
+/// Has a source whose memory travels ([`Transport::PostCopy`]) stop its guest and go to pre-switchover, however much
+/// memory is left. The switchover is then one to post-copy. It may be cancelled until [`switch_over`].
+pub async fn start_post_copy(vmm: &Vmm, deadline: Duration) -> Result<(), QmpError> {
+    execute(vmm, "migrate-start-postcopy", Value::Null, deadline).await
+}
+
+/// Has a source in [`MigrationStatus::PostcopyPaused`] go on over another connection, to its target, which is paused
+/// too and listens at `address` ([`recover_listen`]). Returns at once; after a connection that cannot be made it is
+/// still paused.
+pub async fn resume(vmm: &Vmm, address: impl Into<Address>, deadline: Duration) -> Result<(), QmpError> {
+    let arguments = json!({ "uri": uri(&address.into()), "resume": true });
+    execute(vmm, "migrate", arguments, deadline).await
+}
+
 /// Changes the `downtime_limit_ms` that was given to [`start`], also while memory travels.
 pub async fn set_downtime_limit(
     vmm: &Vmm,
@@ -131,9 +203,13 @@ pub async fn set_downtime_limit(
 
 /// Limits what a source sends to so many Mb/s of its links, also while memory travels; `None` takes the
 /// limit away. The last of the memory, for which the guest is paused, QEMU sends without a limit.
+///
+/// In post-copy a limit is hard on the guest: QEMU fills it ten times a second, and sends nothing in between, so that a
+/// page that the guest waits for comes up to 100 ms later. At 1 to 200 Mb/s a guest got 9 to 29 such pages a second of
+/// QEMU 7.2.22, 26 to 139 of 10.0.2, and 4000 without a limit. QEMU 10.0 sends no less than 10 Mb/s then. What is set in
+/// pre-switchover QEMU 7.2 forgets; after [`switch_over`] it takes it.
 pub async fn set_bandwidth(vmm: &Vmm, limit_mbps: Option<u64>, deadline: Duration) -> Result<(), QmpError> {
-    let arguments = json!({ "max-bandwidth": bandwidth_bytes_per_s(limit_mbps) });
-    execute(vmm, "migrate-set-parameters", arguments, deadline).await
+    execute(vmm, "migrate-set-parameters", bandwidth_parameters(limit_mbps), deadline).await
 }
 
 /// How far a migration is, on the source; on the target, whether all has arrived.
@@ -151,15 +227,56 @@ pub async fn status(vmm: &Vmm, deadline: Duration) -> Result<TransferStatus, Qmp
     Ok(status)
 }
 
-/// Lets a source in pre-switchover send the last of its memory and its devices' state.
+/// Whether a target has all that its guest needs to run: see [`MigrationStatus::lets_run`].
+pub async fn may_run(vmm: &Vmm, deadline: Duration) -> Result<bool, QmpError> {
+    let status = status(vmm, deadline).await?.status;
+    Ok(status.lets_run(&vmm.run_state(deadline).await?))
+}
+
+/// Lets a source in pre-switchover send the last of its memory and its devices' state; after [`start_post_copy`] the
+/// state alone, and then the memory that the target has not got.
 pub async fn switch_over(vmm: &Vmm, deadline: Duration) -> Result<(), QmpError> {
     execute(vmm, "migrate-continue", json!({ "state": "pre-switchover" }), deadline).await
 }
 
+/// Breaks the connection of a source's migration in post-copy, unless it is broken, so that it can be made anew with
+/// [`resume`]. For a target there is [`cut`] and [`recover_listen`].
+pub async fn interrupt(vmm: &Vmm, deadline: Duration) -> Result<(), MigrationError> {
+    let end = Instant::now() + deadline;
+    let mut is_cut = false;
+    loop {
+        match status(vmm, deadline).await?.status {
+            MigrationStatus::PostcopyPaused => return Ok(()),
+            state if Instant::now() >= end || !state.is_post_copy() => {
+                let state = state.to_string();
+                return Err(MigrationError::Deadline { what: "break a connection", state, deadline });
+            }
+            _ if is_cut => sleep(POLL_EVERY).await,
+            _ => {
+                cut(vmm, deadline).await;
+                is_cut = true;
+            }
+        }
+    }
+}
+
+/// Whether a target was told that it may run before all memory is there.
+pub async fn allows_post_copy(vmm: &Vmm, deadline: Duration) -> Result<bool, QmpError> {
+    let capabilities = capabilities(vmm, deadline).await?;
+    Ok(capabilities.iter().any(|known| known.state && known.capability == "postcopy-ram"))
+}
+
 /// Cancels a source's migration and waits for its end, which may be `completed` if the
 /// cancellation came too late. The guest runs on by itself if it ran before.
+///
+/// After the switchover to post-copy this is for a guest that never ran at its target, and never will: QEMU 7.2 may end
+/// the migration then, so that `run` brings the guest back, or wait for its target without end; 10.0 refuses.
 pub async fn cancel(vmm: &Vmm, deadline: Duration) -> Result<MigrationStatus, MigrationError> {
-    execute(vmm, "migrate_cancel", Value::Null, deadline).await?;
+    if let Err(error) = execute(vmm, "migrate_cancel", Value::Null, deadline).await {
+        // QEMU 10.0 refuses then.
+        refuse_in_post_copy(vmm, deadline).await?;
+        return Err(error.into());
+    }
     let end = Instant::now() + deadline;
     let cut_at = Instant::now() + CANCEL_BEFORE_YANK.min(deadline / 2);
     if let Some(status) = final_status(vmm, cut_at, deadline).await? {
@@ -175,10 +292,20 @@ pub async fn cancel(vmm: &Vmm, deadline: Duration) -> Result<MigrationStatus, Mi
     })
 }
 
-/// Shuts the connections of a migration down. Nothing to cut is no failure: it may just have ended.
-async fn cut(vmm: &Vmm, deadline: Duration) {
+/// Fails on a source whose switchover to post-copy has begun.
+async fn refuse_in_post_copy(vmm: &Vmm, deadline: Duration) -> Result<(), MigrationError> {
+    let status = status(vmm, deadline).await?;
+    if status.has_left_for_post_copy() {
+        return Err(MigrationError::LeftForPostCopy(status.status));
+    }
+    Ok(())
+}
+
+/// Shuts the connections of a migration down, also of a QEMU whose main thread stands still. Nothing to cut is no
+/// failure: it may just have ended.
+pub async fn cut(vmm: &Vmm, deadline: Duration) {
     let instances = json!({ "instances": [{ "type": "migration" }] });
-    drop(execute(vmm, "yank", instances, deadline).await);
+    drop(vmm.qmp().execute_out_of_band::<IgnoredAny>("yank", instances, deadline).await);
 }
 
 /// Waits until QEMU has tidied up after the migration before. It says `failed` as soon as one channel
@@ -230,11 +357,12 @@ async fn final_status(
     }
 }
 
-/// Lets the guest run: on the target as the commit of a migration, on the source after a failed
-/// one (which is to be cancelled first if it has not ended). Does nothing if it runs already.
+/// Lets the guest run: on the target as the commit of a migration, or once it [may](may_run) in post-copy; on the
+/// source after a failed one (which is to be cancelled first if it has not ended). Does nothing if it runs already.
 ///
 /// Waits while QEMU is still ending a migration. Refuses in `inmigrate`: there `cont` would not
-/// run the guest now, but make QEMU run it by itself once all has arrived.
+/// run the guest now, but make QEMU run it by itself once all has arrived. Refuses on a source that is in post-copy;
+/// after one that has completed it does not, as after any migration.
 pub async fn run(vmm: &Vmm, deadline: Duration) -> Result<(), MigrationError> {
     let end = Instant::now() + deadline;
     let mut resumed = false;
@@ -247,7 +375,10 @@ pub async fn run(vmm: &Vmm, deadline: Duration) -> Result<(), MigrationError> {
                 let state = state.to_string();
                 return Err(MigrationError::Deadline { what: "run the guest", state, deadline });
             }
-            RunState::FinishMigrate => sleep(POLL_EVERY).await,
+            RunState::FinishMigrate => {
+                refuse_in_post_copy(vmm, deadline).await?;
+                sleep(POLL_EVERY).await;
+            }
             _ if resumed => sleep(POLL_EVERY).await,
             _ => {
                 execute(vmm, "cont", Value::Null, deadline).await?;
@@ -287,20 +418,25 @@ async fn set_capabilities(
     side: Side,
     deadline: Duration,
 ) -> Result<(), MigrationError> {
-    #[derive(Deserialize)]
-    struct Capability {
-        capability: String,
-    }
-    let known: Vec<Capability> =
-        vmm.qmp().execute("query-migrate-capabilities", Value::Null, deadline).await?;
-    let states: Vec<Value> = known
+    let states: Vec<Value> = capabilities(vmm, deadline)
+        .await?
         .iter()
-        .map(|Capability { capability }| {
+        .map(|Capability { capability, .. }| {
             json!({ "capability": capability, "state": wants(transport, side, capability) })
         })
         .collect();
     let arguments = json!({ "capabilities": states });
     Ok(execute(vmm, "migrate-set-capabilities", arguments, deadline).await?)
+}
+
+#[derive(Deserialize)]
+struct Capability {
+    capability: String,
+    state: bool,
+}
+
+async fn capabilities(vmm: &Vmm, deadline: Duration) -> Result<Vec<Capability>, QmpError> {
+    vmm.qmp().execute("query-migrate-capabilities", Value::Null, deadline).await
 }
 
 /// Runs a command whose result says nothing.

@@ -4,6 +4,7 @@ use serde::Deserialize;
 
 use crate::open_enum::open_enum;
 use crate::qmp::{Event, EventName};
+use crate::vmm::RunState;
 
 open_enum! {
     /// Status of a migration (`MigrationStatus` in QEMU's QMP reference).
@@ -26,8 +27,16 @@ open_enum! {
         Cancelling = "cancelling",
         /// Cancelled.
         Cancelled = "cancelled",
-        /// The target runs and fetches pages.
+        /// What the target needs to run is being sent (QEMU 10.2).
+        PostcopyDevice = "postcopy-device",
+        /// After the switchover to post-copy: the target has the guest's state and fetches its pages.
         PostcopyActive = "postcopy-active",
+        /// As before, but the connection broke. Both sides wait for another one.
+        PostcopyPaused = "postcopy-paused",
+        /// The connection that is to take the place of a broken one is being made.
+        PostcopyRecoverSetup = "postcopy-recover-setup",
+        /// The two sides find out which pages are still to come.
+        PostcopyRecover = "postcopy-recover",
         /// Waits for a device to be unplugged.
         WaitUnplug = "wait-unplug",
     }
@@ -37,6 +46,26 @@ impl MigrationStatus {
     /// Whether nothing more will happen by itself.
     pub fn is_final(&self) -> bool {
         matches!(self, Self::None | Self::Completed | Self::Failed | Self::Cancelled)
+    }
+
+    /// Whether the guest's state is on the target, and pages of its memory are still to come. From there on the source
+    /// does not run it again.
+    pub fn is_post_copy(&self) -> bool {
+        matches!(
+            self,
+            Self::PostcopyActive | Self::PostcopyPaused | Self::PostcopyRecoverSetup | Self::PostcopyRecover
+        )
+    }
+
+    /// Whether a target that is in run state `state` has all that its guest needs to run: the whole guest, or its state
+    /// and a source that sends the pages.
+    pub fn lets_run(&self, state: &RunState) -> bool {
+        match self {
+            Self::Completed => *state != RunState::Inmigrate,
+            // Said before the devices' state is loaded; and by the source too, which is in finish-migrate. Should the
+            // connection be broken, pages come once there is another.
+            status => status.is_post_copy() && *state == RunState::Paused,
+        }
     }
 
     /// The status that a `MIGRATION` event reports; `None` for other events.
@@ -78,6 +107,15 @@ pub struct TransferStatus {
     pub ram: Option<RamStatus>,
 }
 
+impl TransferStatus {
+    /// Whether a source's switchover to post-copy has begun, so that it does not run its guest again, and the transfer
+    /// has not completed. Of one that was cancelled nevertheless (QEMU 7.2 lets one) and has ended, nobody can tell.
+    pub fn has_left_for_post_copy(&self) -> bool {
+        let pages_followed = self.ram.is_some_and(|ram| ram.post_copy_bytes > 0);
+        self.status.is_post_copy() || (self.status == MigrationStatus::Cancelling && pages_followed)
+    }
+}
+
 /// Counters of a migration's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
@@ -96,6 +134,9 @@ pub struct RamStatus {
     pub rounds: u64,
     /// Put on the wire by multifd, in bytes; part of `transferred_bytes`.
     pub multifd_bytes: u64,
+    /// Put on the wire after a switchover to post-copy, in bytes; part of `transferred_bytes`.
+    #[serde(rename = "postcopy-bytes")]
+    pub post_copy_bytes: u64,
     /// Pages of zeros, which cost next to nothing.
     #[serde(rename = "duplicate")]
     pub zero_pages: u64,
@@ -140,6 +181,43 @@ mod tests {
         let new: TransferStatus = serde_json::from_value(json!({"status": "from-the-future"})).expect("open");
         assert_eq!(new.status, MigrationStatus::Other("from-the-future".into()));
         assert!(!new.status.is_final());
+    }
+
+    #[test]
+    fn a_target_may_run_with_all_memory_or_with_a_source_that_sends_it() {
+        use MigrationStatus::{Active, Completed, Failed, PostcopyActive, PostcopyPaused};
+        for (status, state, may_run) in [
+            (Completed, RunState::Paused, true),
+            // As its source was.
+            (Completed, RunState::Prelaunch, true),
+            (Completed, RunState::Inmigrate, false),
+            (PostcopyActive, RunState::Paused, true),
+            (PostcopyActive, RunState::Inmigrate, false),
+            (PostcopyActive, RunState::FinishMigrate, false),
+            (PostcopyPaused, RunState::Paused, true),
+            (PostcopyPaused, RunState::FinishMigrate, false),
+            (Active, RunState::Inmigrate, false),
+            (Failed, RunState::Paused, false),
+        ] {
+            assert_eq!(status.lets_run(&state), may_run, "{status}, {state}");
+        }
+    }
+
+    #[test]
+    fn a_source_that_left_for_post_copy_is_told_from_one_that_is_only_cancelled() {
+        let read = |status: &str, bytes: u64| -> TransferStatus {
+            let status = json!({ "status": status, "ram": { "postcopy-bytes": bytes } });
+            serde_json::from_value(status).expect("a status")
+        };
+        for status in
+            ["postcopy-active", "postcopy-paused", "postcopy-recover-setup", "postcopy-recover", "cancelling"]
+        {
+            let status = read(status, 1);
+            assert!(status.has_left_for_post_copy() && !status.status.is_final(), "{status:?}");
+        }
+        for (status, bytes) in [("cancelling", 0), ("pre-switchover", 0), ("device", 0), ("completed", 1)] {
+            assert!(!read(status, bytes).has_left_for_post_copy(), "{status}");
+        }
     }
 
     #[test]

@@ -3,7 +3,6 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 /// More than any network carries, in bytes per second. QEMU's own default would slow a migration
@@ -21,30 +20,48 @@ pub fn bandwidth_bytes_per_s(limit_mbps: Option<u64>) -> u64 {
     bytes.map_or(BANDWIDTH_UNLIMITED, |bytes| bytes.clamp(1, BANDWIDTH_UNLIMITED))
 }
 
+/// QEMU's limits for so many Mb/s, before and after a switchover to post-copy. The second is none by default.
+pub(super) fn bandwidth_parameters(limit_mbps: Option<u64>) -> Value {
+    let limit = bandwidth_bytes_per_s(limit_mbps);
+    json!({ "max-bandwidth": limit, "max-postcopy-bandwidth": limit })
+}
+
 /// How a migration's bytes travel. Source and target must be given the same.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Transport {
-    /// Connections for memory pages beside the main one (multifd); `None` sends all over the main
-    /// one.
-    #[serde(default)]
-    pub multifd: Option<Multifd>,
+///
+/// Post-copy and multifd exclude each other: QEMU 10.0 refuses both together, and 7.2 takes them without saying what
+/// comes of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Transport {
+    /// All goes over one connection.
+    #[default]
+    Single,
+    /// Memory pages go over connections beside the main one.
+    Multifd(Multifd),
+    /// All goes over one connection, on which pages are also asked for: [`super::start_post_copy`] may be called.
+    /// The target needs `userfaultfd`.
+    PostCopy,
+}
+
+impl Transport {
+    fn multifd(self) -> Option<Multifd> {
+        match self {
+            Self::Multifd(multifd) => Some(multifd),
+            Self::Single | Self::PostCopy => None,
+        }
+    }
 }
 
 /// Several connections for memory pages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Multifd {
     /// Number of connections, 1 to 255; each has its own thread on either side.
     pub channels: u8,
     /// Compress every packet.
-    #[serde(default)]
     pub compression: Option<Zstd>,
 }
 
 /// Compression with zstd.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Zstd {
     /// 1 (fastest) to 20 (smallest).
     pub level: u8,
@@ -77,9 +94,10 @@ pub struct SourceSettings {
     /// QEMU goes to pre-switchover once it expects the rest to take no longer.
     pub downtime_limit_ms: u64,
     /// Share of their time at most, 0 to 99 percent, for which the vCPUs are held back when memory gets dirty
-    /// faster than half of what is sent (`auto-converge`); 0 for never.
+    /// faster than half of what is sent (`auto-converge`); 0 for never, as with [`Transport::PostCopy`].
     pub throttle_max_percent: u8,
-    /// What it may take of its links at first, in Mb/s; `None` for all that they have.
+    /// What it may take of its links at first, in Mb/s; `None` for all that they have. After a switchover to post-copy
+    /// see [`super::set_bandwidth`].
     pub bandwidth_mbps: Option<u64>,
 }
 
@@ -99,11 +117,17 @@ pub(super) enum Side {
 pub(super) fn wants(transport: Transport, side: Side, capability: &str) -> bool {
     match capability {
         "events" => true,
-        "multifd" => transport.multifd.is_some(),
+        "multifd" => transport.multifd().is_some(),
+        "postcopy-ram" => transport == Transport::PostCopy,
         // The source stops before the last part and waits for `switch_over`.
         "pause-before-switchover" => side != Side::Target,
-        "auto-converge" => matches!(side, Side::Source(settings) if settings.throttle_max_percent > 0),
-        // The target takes the disks only when its guest runs, not when the state has arrived.
+        // With post-copy the transfer comes to an end whatever the guest does.
+        "auto-converge" => {
+            transport != Transport::PostCopy
+                && matches!(side, Side::Source(settings) if settings.throttle_max_percent > 0)
+        }
+        // The target takes the disks only when its guest runs, not when the state has arrived. In post-copy it takes
+        // them with the state nevertheless: the source has given them up by then, for good.
         "late-block-activate" => side == Side::Target,
         _ => false,
     }
@@ -112,15 +136,14 @@ pub(super) fn wants(transport: Transport, side: Side, capability: &str) -> bool 
 /// Parameters of one side, all that matter, also those at their default: an earlier attempt may
 /// have changed them.
 pub(super) fn parameters(transport: Transport, side: Side) -> Value {
-    let compression = transport.multifd.and_then(|multifd| multifd.compression);
-    let mut parameters = json!({
-        "max-bandwidth": bandwidth_bytes_per_s(match side {
-            Side::Source(settings) => settings.bandwidth_mbps,
-            Side::Target => None,
-        }),
-        "multifd-compression": if compression.is_some() { "zstd" } else { "none" },
+    let multifd = transport.multifd();
+    let compression = multifd.and_then(|multifd| multifd.compression);
+    let mut parameters = bandwidth_parameters(match side {
+        Side::Source(settings) => settings.bandwidth_mbps,
+        Side::Target => None,
     });
-    if let Some(multifd) = transport.multifd {
+    parameters["multifd-compression"] = if compression.is_some() { "zstd" } else { "none" }.into();
+    if let Some(multifd) = multifd {
         parameters["multifd-channels"] = multifd.channels.into();
     }
     if let Some(Zstd { level }) = compression {
@@ -157,7 +180,7 @@ mod tests {
     }
 
     fn multifd(compression: Option<Zstd>) -> Transport {
-        Transport { multifd: Some(Multifd { channels: 8, compression }) }
+        Transport::Multifd(Multifd { channels: 8, compression })
     }
 
     #[test]
@@ -172,9 +195,24 @@ mod tests {
     fn a_limit_holds_from_the_first_byte() {
         let limited =
             SourceSettings { downtime_limit_ms: 300, throttle_max_percent: 80, bandwidth_mbps: Some(1000) };
-        let of = |side| parameters(Transport::default(), side)["max-bandwidth"].clone();
-        assert_eq!(of(Side::Source(limited)), 116_059_817);
-        assert_eq!((of(SOURCE), of(Side::Target)), (BANDWIDTH_UNLIMITED.into(), BANDWIDTH_UNLIMITED.into()));
+        for phase in ["max-bandwidth", "max-postcopy-bandwidth"] {
+            let of = |side| parameters(Transport::PostCopy, side)[phase].clone();
+            assert_eq!(of(Side::Source(limited)), 116_059_817);
+            assert_eq!(
+                (of(SOURCE), of(Side::Target)),
+                (BANDWIDTH_UNLIMITED.into(), BANDWIDTH_UNLIMITED.into())
+            );
+        }
+    }
+
+    #[test]
+    fn post_copy_is_for_both_sides_and_holds_no_guest_back() {
+        for side in [SOURCE, Side::Target] {
+            assert!(wants(Transport::PostCopy, side, "postcopy-ram"));
+            assert!(!wants(Transport::PostCopy, side, "multifd"));
+            assert!(!wants(Transport::PostCopy, side, "auto-converge"));
+        }
+        assert!(wants(Transport::PostCopy, SOURCE, "pause-before-switchover"));
     }
 
     #[test]
@@ -203,6 +241,7 @@ mod tests {
     #[test]
     fn what_is_not_asked_for_is_off() {
         assert!(!wants(Transport::default(), SOURCE, "multifd"));
+        assert!(!wants(Transport::default(), SOURCE, "postcopy-ram"));
         assert!(!wants(multifd(None), SOURCE, "postcopy-ram"));
         assert!(!wants(multifd(None), SOURCE, "from-the-future"));
         assert_eq!(parameters(multifd(None), SOURCE)["multifd-compression"], "none");

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde::de::{DeserializeOwned, IgnoredAny};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -14,7 +14,9 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
-use super::codec::{CodecError, CommandError, Event, LineBuffer, Message, QemuVersion, decode, encode};
+use super::codec::{
+    CodecError, CommandError, Event, Execution, LineBuffer, Message, QemuVersion, decode, encode,
+};
 use super::error::QmpError;
 
 /// Events kept for a receiver that falls behind; past it the receiver is told how many it missed.
@@ -40,6 +42,7 @@ pub struct QmpClient {
     /// Weak, so that receivers learn of the connection's end.
     events: broadcast::WeakSender<Event>,
     tasks: [JoinHandle<()>; 2],
+    takes_out_of_band: bool,
 }
 
 /// The commands that wait for their answer.
@@ -85,8 +88,16 @@ impl QmpClient {
         let (read_half, write_half) = stream.into_split();
         let mut reader = LineReader::new(read_half);
         let version = reader.greeting().await.map_err(|end| end.into_error(CONNECTING))?;
-        let client = Self::spawn(version, reader, write_half);
-        client.execute::<IgnoredAny>("qmp_capabilities", Value::Null, deadline).await?;
+        let mut client = Self::spawn(version, reader, write_half);
+        let out_of_band = json!({ "enable": ["oob"] });
+        match client.execute::<IgnoredAny>("qmp_capabilities", out_of_band, deadline).await {
+            Ok(_) => client.takes_out_of_band = true,
+            // One whose connection has no thread of its own.
+            Err(QmpError::Command { .. }) => {
+                client.execute::<IgnoredAny>("qmp_capabilities", Value::Null, deadline).await?;
+            }
+            Err(error) => return Err(error),
+        }
         Ok(client)
     }
 
@@ -100,7 +111,7 @@ impl QmpClient {
             tokio::spawn(write_lines(queue, socket)),
         ];
         let next_id = AtomicU64::new(0);
-        Self { version, next_id, waiting, lines, events: weak_events, tasks }
+        Self { version, next_id, waiting, lines, events: weak_events, tasks, takes_out_of_band: false }
     }
 
     /// The version that this QEMU says it is.
@@ -128,14 +139,40 @@ impl QmpClient {
         arguments: Value,
         deadline: Duration,
     ) -> Result<T, QmpError> {
-        let value = timeout(deadline, self.execute_unbounded(command, &arguments))
+        self.execute_as(Execution::InTurn, command, arguments, deadline).await
+    }
+
+    /// As [`Self::execute`], at once, also while QEMU's main thread stands still. For commands that QEMU allows that for.
+    pub async fn execute_out_of_band<T: DeserializeOwned>(
+        &self,
+        command: &str,
+        arguments: Value,
+        deadline: Duration,
+    ) -> Result<T, QmpError> {
+        let execution = if self.takes_out_of_band { Execution::OutOfBand } else { Execution::InTurn };
+        self.execute_as(execution, command, arguments, deadline).await
+    }
+
+    async fn execute_as<T: DeserializeOwned>(
+        &self,
+        execution: Execution,
+        command: &str,
+        arguments: Value,
+        deadline: Duration,
+    ) -> Result<T, QmpError> {
+        let value = timeout(deadline, self.execute_unbounded(execution, command, &arguments))
             .await
             .unwrap_or_else(|_| Err(QmpError::Deadline { command: command.into(), deadline }))?;
         serde_json::from_value(value)
             .map_err(|error| QmpError::Malformed { command: command.into(), detail: error.to_string() })
     }
 
-    async fn execute_unbounded(&self, command: &str, arguments: &Value) -> Result<Value, QmpError> {
+    async fn execute_unbounded(
+        &self,
+        execution: Execution,
+        command: &str,
+        arguments: &Value,
+    ) -> Result<Value, QmpError> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let (answer, answered) = oneshot::channel();
         let ended = || StreamEnd::Closed.into_error(command);
@@ -143,7 +180,7 @@ impl QmpClient {
             return Err(end.into_error(command));
         }
         let _forget = ForgetOnDrop { waiting: &self.waiting, id };
-        self.lines.send(encode(command, arguments, id)).await.map_err(|_| ended())?;
+        self.lines.send(encode(command, arguments, id, execution)).await.map_err(|_| ended())?;
         match answered.await.map_err(|_| ended())? {
             Ok(value) => Ok(value),
             Err(Failure::Ended(end)) => Err(end.into_error(command)),

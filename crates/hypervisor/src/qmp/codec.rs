@@ -124,9 +124,22 @@ fn decode_id(object: &Map<String, Value>) -> Result<u64, CodecError> {
     object.get("id").and_then(Value::as_u64).ok_or(CodecError::WrongForm("id"))
 }
 
+/// When QEMU is to obey.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Execution {
+    /// When its main thread comes to it.
+    InTurn,
+    /// At once, by another thread. Few commands may be given so.
+    OutOfBand,
+}
+
 /// Writes one command as a line.
-pub(super) fn encode(command: &str, arguments: &Value, id: u64) -> Vec<u8> {
-    let mut object = serde_json::json!({ "execute": command, "id": id });
+pub(super) fn encode(command: &str, arguments: &Value, id: u64, execution: Execution) -> Vec<u8> {
+    let execute = match execution {
+        Execution::InTurn => "execute",
+        Execution::OutOfBand => "exec-oob",
+    };
+    let mut object = serde_json::json!({ execute: command, "id": id });
     if !arguments.is_null() {
         object["arguments"] = arguments.clone();
     }
@@ -242,7 +255,7 @@ mod tests {
 
         #[test]
         fn a_command_is_one_line(command in ".*", text in ".*", id in any::<u64>()) {
-            let line = encode(&command, &json!({ "text": text }), id);
+            let line = encode(&command, &json!({ "text": text }), id, Execution::InTurn);
             prop_assert_eq!(line.iter().position(|byte| *byte == b'\n'), Some(line.len() - 1));
             let back: Value = serde_json::from_slice(&line).expect("our own JSON");
             prop_assert_eq!(&back["execute"], &json!(command));

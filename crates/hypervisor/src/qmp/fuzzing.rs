@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::codec::{CodecError, LINE_BYTES_MAX, LineBuffer, decode, encode};
+use super::codec::{CodecError, Execution, LINE_BYTES_MAX, LineBuffer, decode, encode};
 
 /// A line that has come in part, one that is cut off from it, and what is read of it.
 pub const QMP_HOLDS_BYTES: usize = 4 << 20;
@@ -46,6 +46,6 @@ pub fn qmp_seeds() -> Vec<Vec<u8>> {
     vec![
         [&[255], lines.concat().as_bytes()].concat(),
         [&[6], lines.concat().as_bytes()].concat(),
-        [&[40], &encode("migrate", &json!({"uri": "defer"}), 3)[..]].concat(),
+        [&[40], &encode("migrate", &json!({"uri": "defer"}), 3, Execution::InTurn)[..]].concat(),
     ]
 }

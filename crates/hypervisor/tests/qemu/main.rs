@@ -6,3 +6,4 @@ mod life;
 mod memory_sample;
 mod migration;
 mod network;
+mod post_copy;

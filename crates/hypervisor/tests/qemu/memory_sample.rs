@@ -1,6 +1,6 @@
 //! What is seen of a guest's memory from outside.
 
-use drainpipe_hypervisor::{Role, SampleError, Vmm};
+use drainpipe_hypervisor::{Role, SampleError, VmSpec, Vmm};
 use tokio::time::Instant;
 
 use crate::host::{DEADLINE, Host, qemus, small_vm};
@@ -30,6 +30,15 @@ const DESCRIPTORS: [u8; 32] = [
     0x0f, 0, 0x10, 0x03, 0x01, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, // limit; address of what follows
     0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0, 0, 0, 0x92, 0xcf, 0, // none; data, 4 GiB
 ];
+
+/// Replaces the kernel of [`vm_with_content`] by the [`DIRTIER`].
+pub(crate) fn have_it_write(spec: &VmSpec) {
+    let kernel = spec.kernel.as_ref().expect("it has one");
+    let mut image = std::fs::read(kernel).expect("readable");
+    image[ENTRY..ENTRY + DIRTIER.len()].copy_from_slice(&DIRTIER);
+    image[FLAT_SEGMENT..FLAT_SEGMENT + DESCRIPTORS.len()].copy_from_slice(&DESCRIPTORS);
+    std::fs::write(kernel, image).expect("writable");
+}
 
 #[tokio::test]
 async fn memory_that_no_guest_has_used_is_zero_and_does_not_change() {
@@ -64,11 +73,7 @@ async fn content_and_its_changes_are_seen() {
         assert!(sample.dirty_bytes_per_s.min(sample.dirty_set_bytes) <= 2 << 20, "{sample:?}");
         vmm.destroy(DEADLINE).await.expect("ends");
 
-        let kernel = spec.kernel.as_ref().expect("it has one");
-        let mut image = std::fs::read(kernel).expect("readable");
-        image[ENTRY..ENTRY + DIRTIER.len()].copy_from_slice(&DIRTIER);
-        image[FLAT_SEGMENT..FLAT_SEGMENT + DESCRIPTORS.len()].copy_from_slice(&DESCRIPTORS);
-        std::fs::write(kernel, image).expect("writable");
+        have_it_write(&spec);
         let vmm = host.start(&spec, Role::Fresh).await;
         wait_until_dirty(&vmm).await;
     }

@@ -14,42 +14,53 @@ use tokio::time::{Instant, sleep};
 
 use crate::host::{DEADLINE, Host, qemus, small_vm};
 
-const SETTINGS: SourceSettings =
+pub(crate) const SETTINGS: SourceSettings =
     SourceSettings { downtime_limit_ms: 300, throttle_max_percent: 80, bandwidth_mbps: None };
-const CONTENT_BYTES: usize = 32 << 20;
+pub(crate) const CONTENT_BYTES: usize = 32 << 20;
 
-const PLAIN: Transport = Transport { multifd: None };
-const MULTIFD: Transport = Transport { multifd: Some(Multifd { channels: 4, compression: None }) };
-const ZSTD: Transport =
-    Transport { multifd: Some(Multifd { channels: 4, compression: Some(Zstd { level: 1 }) }) };
+pub(crate) const PLAIN: Transport = Transport::Single;
+const MULTIFD: Transport = Transport::Multifd(Multifd { channels: 4, compression: None });
+const ZSTD: Transport = Transport::Multifd(Multifd { channels: 4, compression: Some(Zstd { level: 1 }) });
 
 /// A guest on its source host and its skeleton on the target host.
-struct Pair {
-    source: Vmm,
-    target: Vmm,
-    target_host: Host,
+pub(crate) struct Pair {
+    pub(crate) source: Vmm,
+    pub(crate) target: Vmm,
+    pub(crate) target_host: Host,
     _source_host: Host,
     _content: tempfile::TempDir,
 }
 
 impl Pair {
-    async fn new(source: &HypervisorFacts, target: &HypervisorFacts, name: &str) -> Self {
+    pub(crate) async fn new(source: &HypervisorFacts, target: &HypervisorFacts, name: &str) -> Self {
+        let pair = Self::booting(source, target, name, |_| {}).await;
+        wait_for_content(&pair.source).await;
+        pair
+    }
+
+    /// With a guest that is as `change` makes it, and not in its kernel yet.
+    pub(crate) async fn booting(
+        source: &HypervisorFacts,
+        target: &HypervisorFacts,
+        name: &str,
+        change: impl FnOnce(&VmSpec),
+    ) -> Self {
         let (source_host, target_host) = (Host::new(source), Host::new(target));
         let content = tempfile::tempdir().expect("a directory");
         let spec = vm_with_content(name, content.path());
+        change(&spec);
         let source = source_host.start(&spec, Role::Fresh).await;
-        wait_for_content(&source).await;
         let target = target_host.start(&spec, Role::Incoming).await;
         Self { source, target, target_host, _source_host: source_host, _content: content }
     }
 
-    async fn transfer(&self, transport: Transport) {
+    pub(crate) async fn transfer(&self, transport: Transport) {
         let address = listen(&self.target, transport, Ipv4Addr::LOCALHOST.into()).await;
         migration::start(&self.source, transport, address, SETTINGS, DEADLINE).await.expect("begun");
     }
 
     /// Goes on from pre-switchover to the running target.
-    async fn commit(&self) -> TransferStatus {
+    pub(crate) async fn commit(&self) -> TransferStatus {
         migration::switch_over(&self.source, DEADLINE).await.expect("goes on");
         let sent = wait_for(&self.source, MigrationStatus::Completed).await;
         wait_for(&self.target, MigrationStatus::Completed).await;
@@ -123,7 +134,7 @@ pub(crate) async fn wait_for_content(vmm: &Vmm) {
 }
 
 /// Makes a target listen at a port that was free a moment ago.
-async fn listen(target: &Vmm, transport: Transport, ip: std::net::IpAddr) -> SocketAddr {
+pub(crate) async fn listen(target: &Vmm, transport: Transport, ip: std::net::IpAddr) -> SocketAddr {
     for _ in 0..10 {
         let address = TcpListener::bind((ip, 0)).and_then(|socket| socket.local_addr()).expect("a free port");
         match migration::listen(target, transport, address, DEADLINE).await {
@@ -137,7 +148,7 @@ async fn listen(target: &Vmm, transport: Transport, ip: std::net::IpAddr) -> Soc
     panic!("ten free ports were taken")
 }
 
-async fn wait_for(vmm: &Vmm, wanted: MigrationStatus) -> TransferStatus {
+pub(crate) async fn wait_for(vmm: &Vmm, wanted: MigrationStatus) -> TransferStatus {
     let end = Instant::now() + DEADLINE;
     loop {
         let now = migration::status(vmm, DEADLINE).await.expect("a status");
@@ -150,11 +161,11 @@ async fn wait_for(vmm: &Vmm, wanted: MigrationStatus) -> TransferStatus {
     }
 }
 
-async fn state(vmm: &Vmm) -> RunState {
+pub(crate) async fn state(vmm: &Vmm) -> RunState {
     vmm.run_state(DEADLINE).await.expect("a state")
 }
 
-fn signal(vmm: &Vmm, signal: Signal) {
+pub(crate) fn signal(vmm: &Vmm, signal: Signal) {
     let pid = i32::try_from(vmm.pid()).ok().and_then(Pid::from_raw).expect("a process id");
     kill_process(pid, signal).expect("it lives");
 }
@@ -176,7 +187,7 @@ async fn every_transport_carries_a_guest_and_counts_its_bytes() {
             eprintln!("{} → {}, {transport:?}: {sent:?}", source.version, target.version);
             assert!(ram.transferred_bytes >= CONTENT_BYTES as u64 / 2, "{ram:?}");
             assert!(ram.transferred_bytes < 2 * CONTENT_BYTES as u64, "{ram:?}");
-            assert_eq!(transport.multifd.is_some(), ram.multifd_bytes > CONTENT_BYTES as u64 / 2, "{ram:?}");
+            assert_eq!(transport != PLAIN, ram.multifd_bytes > CONTENT_BYTES as u64 / 2, "{ram:?}");
             assert!(sent.downtime_ms.is_some());
         }
     }

@@ -1,5 +1,6 @@
 //! Connections that are encrypted and not packed. One thread each reads from the program, encrypts, and writes:
-//! so there is nothing to hand over, and each keeps a core of its own busy if need be.
+//! so there is nothing to hand over, and each keeps a core of its own busy if need be. Where bytes go both ways another
+//! one does so with what comes back.
 
 use std::io;
 use std::net::TcpStream;
@@ -7,10 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::buffer::spare_capacity;
 use rustix::event::PollFlags;
-use rustix::io::Errno;
-use rustix::net::{RecvFlags, recv};
 use socket2::SockRef;
 
 use super::SenderSettings;
@@ -21,7 +19,8 @@ use crate::error::RelayError;
 use crate::figures::Counters;
 use crate::frame::BLOCK_BYTES_MAX;
 use crate::pace::Pace;
-use crate::sockets::{Breaker, lock, spawn, wait_for};
+use crate::sockets::{Breaker, Fill, lock, read_block, spawn, wait_for};
+use crate::wire::{Receiving, Sending, Wire};
 
 /// What the threads of a sender share that packs nothing.
 #[derive(Debug)]
@@ -30,7 +29,8 @@ pub(super) struct Passing {
     pub(super) counters: Counters,
     /// The connections to the receiver.
     wire: Breaker,
-    /// Those to the program, and where it makes them. They outlast a failure, as those of a sender that packs.
+    /// Those to the program, and where it makes them. They outlast a failure, as those of a sender that packs, unless
+    /// bytes go both ways.
     pub(super) program: Breaker,
     rest: Rest,
     inner: Mutex<Inner>,
@@ -66,9 +66,14 @@ impl Passing {
         self.wake.notify_all();
     }
 
-    /// Ends everything but the program's connections, with the first error.
+    /// Ends everything but the program's connections, with the first error. Where bytes go both ways those too, unless
+    /// the owner has had everything stopped before.
     pub(super) fn fail(&self, error: RelayError) {
-        self.stop(Some(error));
+        let is_first = self.stop(Some(error));
+        if is_first && self.settings.both_ways {
+            self.rest.throw_away();
+            self.program.break_all();
+        }
     }
 
     /// Sends nothing more, and throws away what the program still gives.
@@ -87,15 +92,19 @@ impl Passing {
         lock(&self.inner).is_closed
     }
 
-    fn stop(&self, error: Option<RelayError>) {
+    /// Gives whether it went on until now. Whoever breaks the program's connections too does so after this: an end that
+    /// the program seems to have made finds no wire on which to be told as one.
+    fn stop(&self, error: Option<RelayError>) -> bool {
         let mut inner = lock(&self.inner);
-        if !inner.is_closed {
+        let is_first = !inner.is_closed;
+        if is_first {
             inner.is_closed = true;
             inner.error = error;
         }
         drop(inner);
         self.wire.break_all();
         self.wake.notify_all();
+        is_first
     }
 
     /// Waits until the limit lets a lane send. Gives whether it had to wait; none once all is over.
@@ -121,8 +130,11 @@ impl Passing {
 /// Begins to relay a connection of the program.
 pub(super) fn begin(passing: &Arc<Passing>, lane: usize, program: UnixStream) -> io::Result<()> {
     passing.program.add(&program)?;
-    program.set_read_timeout(Some(FILL_WAIT))?;
-    let passing = Arc::clone(passing);
+    // Where bytes go both ways no block waits to be filled.
+    if !passing.settings.both_ways {
+        program.set_read_timeout(Some(FILL_WAIT))?;
+    }
+    let (passing, program) = (Arc::clone(passing), Arc::new(program));
     spawn(format!("relay-pass-{lane}"), move || {
         if let Err(error) = pass(&passing, lane, &program) {
             passing.fail(error);
@@ -133,35 +145,46 @@ pub(super) fn begin(passing: &Arc<Passing>, lane: usize, program: UnixStream) ->
     })
 }
 
-fn pass(passing: &Passing, lane: usize, program: &UnixStream) -> Result<(), RelayError> {
-    let mut wire = passing.settings.connect(lane, &passing.wire, &passing.counters)?;
+fn pass(passing: &Arc<Passing>, lane: usize, program: &Arc<UnixStream>) -> Result<(), RelayError> {
+    let Wire { sending, receiving } = passing.settings.connect(lane, &passing.wire, &passing.counters)?;
+    if passing.settings.both_ways {
+        begin_back(passing, lane, receiving, program).map_err(|error| RelayError::Local(Arc::new(error)))?;
+    } else {
+        drop(receiving);
+    }
+    pass_on(passing, sending, program)
+}
+
+/// Begins to give the program what comes back. That ends by itself: with its end, with the wire, or with the program.
+fn begin_back(
+    passing: &Arc<Passing>,
+    lane: usize,
+    receiving: Receiving,
+    program: &Arc<UnixStream>,
+) -> io::Result<()> {
+    let (passing, program) = (Arc::clone(passing), Arc::clone(program));
+    spawn(format!("relay-back-{lane}"), move || {
+        if let Err(error) = receiving.pass_to(&program) {
+            passing.fail(error);
+        }
+    })
+}
+
+fn pass_on(passing: &Passing, mut wire: Sending, program: &UnixStream) -> Result<(), RelayError> {
     let mut unsent = Unsent::new(wire.socket())?;
+    let fill = if passing.settings.both_ways { Fill::AsItComes } else { Fill::ForAMoment };
     let mut block = Vec::with_capacity(BLOCK_BYTES_MAX);
     loop {
         unsent.wait_for_wire(wire.socket())?;
         let Some(has_waited) = passing.wait_pace() else { return Ok(()) };
         unsent.has_waited |= has_waited;
-        block.clear();
-        if !read(program, &mut block).map_err(|error| RelayError::Local(Arc::new(error)))? {
+        if !read_block(program, &mut block, fill).map_err(|error| RelayError::Local(Arc::new(error)))? {
             return wire.finish();
         }
         let wire_bytes = wire.send(&block, &[])?;
         passing.takes(wire_bytes);
         passing.counters.sent(block.len(), wire_bytes);
         unsent.follow(wire.socket(), wire_bytes)?;
-    }
-}
-
-/// Reads a block, or what comes of it by and by. False at the end of the stream.
-fn read(program: &UnixStream, block: &mut Vec<u8>) -> io::Result<bool> {
-    loop {
-        // The program may be silent for as long as it likes; breaking wakes it.
-        wait_for(program, PollFlags::IN, None)?;
-        match recv(program, spare_capacity(block), RecvFlags::WAITALL) {
-            Ok((count, _)) => return Ok(count > 0),
-            Err(Errno::INTR | Errno::AGAIN) => {}
-            Err(error) => return Err(error.into()),
-        }
     }
 }
 

@@ -25,16 +25,16 @@ use crate::support::{PATIENCE, TOKEN, Target, assert_waits_for_no_wire, eventual
 const SECRET: &[u8] = b"the quick brown fox jumps over the lazy dog; ";
 
 /// Those whose certificates one authority has signed.
-struct Fleet(TempDir);
+pub(crate) struct Fleet(TempDir);
 
 impl Fleet {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         authority::init(directory.path(), &InitOptions::default()).unwrap();
         Self(directory)
     }
 
-    fn host(&self, name: &str) -> Identity {
+    pub(crate) fn host(&self, name: &str) -> Identity {
         let options = IssueOptions { overwrite: true, ..IssueOptions::valid_days(NonZeroU32::MIN) };
         let files = authority::issue_host(self.0.path(), name, &options).unwrap();
         Identity::load(&files.certificate, &files.key, &files.authority).unwrap()
@@ -69,7 +69,7 @@ fn assert_takes(b: &Target, a: &Identity) {
     assert!(sender.error().is_none() && b.receiver.error().is_none());
 }
 
-fn to_b(identity: &Identity) -> ClientTls {
+pub(crate) fn to_b(identity: &Identity) -> ClientTls {
     ClientTls::new(identity.client_config(), ServerName::try_from("b").unwrap())
 }
 

@@ -23,11 +23,17 @@ pub(crate) struct Target {
     pub(crate) program: UnixListener,
     pub(crate) address: SocketAddr,
     pub(crate) directory: TempDir,
+    both_ways: bool,
 }
 
 impl Target {
     pub(crate) fn new(treatment: Treatment<ServerTls>, connections: usize) -> Self {
-        Self::of_sender(None, treatment, connections)
+        Self::of(None, treatment, connections, false)
+    }
+
+    /// One whose program writes back.
+    pub(crate) fn both_ways(treatment: Treatment<ServerTls>, connections: usize) -> Self {
+        Self::of(None, treatment, connections, true)
     }
 
     /// One that knows where its sender is.
@@ -35,6 +41,15 @@ impl Target {
         sender: Option<IpAddr>,
         treatment: Treatment<ServerTls>,
         connections: usize,
+    ) -> Self {
+        Self::of(sender, treatment, connections, false)
+    }
+
+    fn of(
+        sender: Option<IpAddr>,
+        treatment: Treatment<ServerTls>,
+        connections: usize,
+        both_ways: bool,
     ) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("in.sock");
@@ -47,9 +62,16 @@ impl Target {
             token: TOKEN,
             sender,
             treatment,
+            both_ways,
             page_cache_bytes: PAGE_CACHE_BYTES,
         };
-        Self { receiver: Receiver::start(listener, settings).unwrap(), program, address, directory }
+        Self {
+            receiver: Receiver::start(listener, settings).unwrap(),
+            program,
+            address,
+            directory,
+            both_ways,
+        }
     }
 
     /// What a sender to this target does.
@@ -60,6 +82,7 @@ impl Target {
             connections,
             token: TOKEN,
             treatment,
+            both_ways: self.both_ways,
             cores: 2,
             cpus: vec![],
             gives_way: true,

@@ -55,6 +55,8 @@ pub(in crate::api) fn routes() -> Routes {
         .routes(routes!(bandwidth_share))
         .routes(routes!(received))
         .routes(routes!(run))
+        .routes(routes!(connect_again))
+        .routes(routes!(end_part))
         .routes(routes!(finish))
         .routes(routes!(hand_over))
 }
@@ -319,7 +321,7 @@ async fn bandwidth_share(
 #[utoipa::path(get, path = "/v1/incoming/{id}/received", tag = openapi::BETWEEN_AGENTS, params(
     ("id" = String, Path, format = "uuid"), WaitQuery
 ), responses(
-    (status = 200, description = "`ready`, or still `waiting` when the time is over.", body = IncomingView),
+    (status = 200, description = "`ready`, with post-copy `ready_in_part`, or still `waiting` when the time is over.", body = IncomingView),
     (status = 404, description = "No such migration on its way here.", body = Problem),
     (status = 409, description = "It has no skeleton here.", body = Problem),
 ))]
@@ -357,6 +359,47 @@ async fn run(
 ) -> Answer<()> {
     check_source(&agent, &caller, &id)?;
     Ok(Json(incoming::run(&agent, &id).await?))
+}
+
+/// Post-copy: listen for the rest of the memory
+///
+/// Of a VM that runs here, and whose connection to its source is broken, or stands still.
+#[utoipa::path(post, path = "/v1/incoming/{id}/reconnection", tag = openapi::BETWEEN_AGENTS, params(
+    ("id" = String, Path, format = "uuid")
+), request_body = ConnectionRequest, responses(
+    (status = 200, description = "It listens there.", body = Endpoint),
+    (status = 404, description = "No such migration.", body = Problem),
+    (status = 409, description = "Nothing more is to come.", body = Problem),
+    (status = 422, description = "This host cannot do it that way.", body = Problem),
+))]
+async fn connect_again(
+    State(agent): Shared,
+    Extension(caller): Extension<Caller>,
+    MigrationId(id): MigrationId,
+    Body(request): Body<ConnectionRequest>,
+) -> Answer<Endpoint> {
+    check_source(&agent, &caller, &id)?;
+    check_paths(&own_links(&agent).await?, &request.plan.paths)?;
+    Ok(Json(incoming::connect_again(&agent, &id, request).await?))
+}
+
+/// Post-copy: the rest of the memory is lost
+///
+/// Ends the VM, which waits for it. Idempotent.
+#[utoipa::path(post, path = "/v1/incoming/{id}/end", tag = openapi::BETWEEN_AGENTS, params(
+    ("id" = String, Path, format = "uuid")
+), responses(
+    (status = 200, description = "It does not run here.", body = ()),
+    (status = 404, description = "No such migration.", body = Problem),
+    (status = 409, description = "Nothing more is to come.", body = Problem),
+))]
+async fn end_part(
+    State(agent): Shared,
+    Extension(caller): Extension<Caller>,
+    MigrationId(id): MigrationId,
+) -> Answer<()> {
+    check_source(&agent, &caller, &id)?;
+    Ok(Json(incoming::end_part(&agent, &id).await?))
 }
 
 /// Step 10: nothing more to come

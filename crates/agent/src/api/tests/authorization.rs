@@ -103,6 +103,8 @@ fn table() -> Vec<(&'static str, &'static str, String, &'static [Who])> {
         ("GET", "/v1/incoming/{id}/bandwidth", none(), SOURCE),
         ("GET", "/v1/incoming/{id}/received", none(), SOURCE),
         ("POST", "/v1/incoming/{id}/run", none(), SOURCE),
+        ("POST", "/v1/incoming/{id}/reconnection", connection(), SOURCE),
+        ("POST", "/v1/incoming/{id}/end", none(), SOURCE),
         ("POST", "/v1/incoming/{id}/finish", none(), SOURCE),
         ("GET", "/v1/handovers/{id}", none(), &[Who::Target]),
     ]

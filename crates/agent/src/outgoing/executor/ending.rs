@@ -41,6 +41,12 @@ impl Executor {
         let vmm = self.vmm()?;
         precedence::begin(vmm);
         let here = async { qemu::switch_over(vmm, QMP_DEADLINE).await.map_err(Problem::failed) };
+        if self.is_post_copy_begun {
+            // One after the other: from here on nothing is undone because the target does not answer.
+            here.await?;
+            let (received, let_go) = tokio::join!(self.wait_received(), self.await_let_go());
+            return received.and(let_go);
+        }
         tokio::try_join!(self.wait_received(), here).map(drop)
     }
 
@@ -49,7 +55,8 @@ impl Executor {
         let end = Instant::now() + SWITCH_OVER_DEADLINE;
         while Instant::now() < end {
             let answer_deadline = RECEIVED_WAIT + RECEIVED_ANSWER_DEADLINE;
-            if self.peer()?.get_within::<IncomingView>(&path, answer_deadline).await? == IncomingView::Ready {
+            let view: IncomingView = self.peer()?.get_within(&path, answer_deadline).await?;
+            if matches!(view, IncomingView::Ready | IncomingView::ReadyInPart) {
                 return Ok(());
             }
         }
@@ -84,13 +91,23 @@ impl Executor {
         }
         let state = match view {
             Ok(IncomingView::Running) => TargetState::Running,
-            Ok(IncomingView::Ready) => TargetState::Ready,
+            Ok(IncomingView::RunningInPart) => {
+                self.end_if_astray().await?;
+                TargetState::RunningInPart
+            }
+            Ok(IncomingView::Ended) => TargetState::Ended,
+            Ok(IncomingView::Ready) if !self.is_astray().await? => TargetState::Ready,
+            // Of a QEMU that is gone, nobody knows whether the VM ran on in it for a while, and the rest went with it.
+            Ok(IncomingView::ReadyInPart) if self.vmm().is_ok() && !self.is_astray().await? => {
+                TargetState::Ready
+            }
             Ok(IncomingView::Discarded) => TargetState::Discarded,
             // Its QEMU does not say how much it has. That may be the only copy, if there is none here.
             Err(problem) if problem.kind != ProblemKind::Failed || self.vmm().is_err() => {
                 return Err(problem);
             }
-            Ok(IncomingView::Waiting) | Err(_) => {
+            Ok(IncomingView::Waiting | IncomingView::Ready | IncomingView::ReadyInPart) | Err(_) => {
+                self.check_not_needed_there(view.is_err()).await?;
                 self.peer()?.delete::<()>(&self.incoming("")).await?;
                 TargetState::Discarded
             }

@@ -9,6 +9,7 @@ use drainpipe_engine::path::Path;
 use drainpipe_engine::plan::{PathTrial, Plan, Spread};
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::RunState;
+use drainpipe_hypervisor::migration as qemu;
 use tokio::sync::mpsc;
 
 use super::Executor;
@@ -48,6 +49,14 @@ impl Executor {
             return Err(Problem::refused(format!(
                 "VM {} is {state}; only a running VM moves",
                 self.running.vm
+            )));
+        }
+        let transfer = qemu::status(vmm, QMP_DEADLINE).await.map_err(Problem::failed)?.status;
+        if transfer.is_post_copy() {
+            return Err(Problem::conflict(format!(
+                "a part of the memory of {} is still to come to {} (post-copy); move it when all is there",
+                self.running.vm,
+                self.agent.name()
             )));
         }
         let request = IncomingRequest {

@@ -46,7 +46,8 @@ impl Executor {
         let vmm = self.vmm()?;
         let own_peer = (!plan.is_relayed()).then_some(address);
         let guard = Guard::start(&self.agent, &self.running.id, vmm, own_peer).await?;
-        let (relay, send_to) = self.relay_to(plan, endpoint, address, &guard)?;
+        let (relay, send_to) =
+            self.relay_to(plan, endpoint, address, Some(&guard).filter(|_| !plan.post_copy))?;
         self.tell_watch(plan, address.port()).await;
         let valve = relay.as_ref().map(|relay| Valve::Relay(relay.limiter()));
         let valve = valve.unwrap_or_else(|| Valve::Qemu(Arc::clone(vmm)));
@@ -92,12 +93,12 @@ impl Executor {
     }
 
     /// What stands between QEMU and the target's `address`, if anything does, and where QEMU sends to.
-    fn relay_to(
+    pub(super) fn relay_to(
         &self,
         plan: &Plan,
         endpoint: &Endpoint,
         address: SocketAddr,
-        guard: &Guard,
+        guard: Option<&Guard>,
     ) -> Result<(Option<OutgoingRelay>, qemu::Address), Problem> {
         if !plan.is_relayed() {
             return Ok((None, address.into()));
@@ -117,6 +118,7 @@ impl Executor {
 
     /// The next thing that happens to the transfer.
     pub(super) async fn transfer_event(&mut self) -> Event {
+        let is_rest = *self.running.stage.borrow() == Stage::SendingRest;
         let look = tokio::time::sleep(LOOK_EVERY);
         tokio::pin!(look);
         loop {
@@ -124,12 +126,15 @@ impl Executor {
                 problem = self.target_watch.trouble() => return Event::TransferFailed(problem),
                 event = self.events.recv() => match event.as_ref().map(MigrationStatus::from_event) {
                     Ok(Some(MigrationStatus::PreSwitchover)) => return Event::Paused,
-                    Ok(Some(status)) if status.is_final() => return self.look().await,
+                    Ok(Some(status)) if status.is_final() || status == MigrationStatus::PostcopyPaused => {
+                        return self.look().await;
+                    }
                     Ok(_) => {}
                     // Events were missed, or the connection is gone: the state tells.
                     Err(_) => break,
                 },
-                () = self.running.cancel.notified() => return Event::Tick,
+                // What follows a VM cannot be cancelled.
+                () = self.running.cancel.notified(), if !is_rest => return Event::Tick,
                 () = &mut look => break,
             }
         }
@@ -138,6 +143,9 @@ impl Executor {
     }
 
     async fn look(&mut self) -> Event {
+        if *self.running.stage.borrow() == Stage::SendingRest {
+            return self.look_at_rest().await;
+        }
         if let Some(relay) = &self.relay
             && let Some(problem) = relay.problem()
         {
@@ -163,12 +171,7 @@ impl Executor {
             }
             _ => {
                 let now_ms = self.now_ms();
-                if let Some(relay) = &self.relay {
-                    self.measurements.relayed(relay);
-                }
-                if let Err(problem) = self.measurements.sample(&self.agent.network, now_ms).await {
-                    warn!(%problem, "no reading of the links");
-                }
+                self.sample(now_ms).await;
                 let losing = self.measurements.losing();
                 if !losing.is_empty() {
                     self.agent.watches.suspect(&self.running.target, &losing).await;
@@ -189,6 +192,15 @@ impl Executor {
         }
     }
 
+    pub(super) async fn sample(&mut self, now_ms: f64) {
+        if let Some(relay) = &self.relay {
+            self.measurements.relayed(relay);
+        }
+        if let Err(problem) = self.measurements.sample(&self.agent.network, now_ms).await {
+            warn!(%problem, "no reading of the links");
+        }
+    }
+
     /// The transfer has failed, of which this host knows the connections' end only: for what the target says, if it
     /// does.
     async fn failed_beside_target(&mut self, problem: Problem) -> Event {
@@ -196,7 +208,7 @@ impl Executor {
         Event::TransferFailed(said.unwrap_or(problem))
     }
 
-    fn transferred(&self, status: &TransferStatus) -> Transferred {
+    pub(super) fn transferred(&self, status: &TransferStatus) -> Transferred {
         let ram = status.ram.unwrap_or_default();
         Transferred {
             sent_bytes: self.measurements.arrived_bytes().unwrap_or(ram.transferred_bytes),
@@ -279,7 +291,7 @@ impl Executor {
 }
 
 /// Where the target's QEMU listens, as seen from here.
-fn listening_at(plan: &Plan, endpoint: &Endpoint) -> io::Result<SocketAddr> {
+pub(super) fn listening_at(plan: &Plan, endpoint: &Endpoint) -> io::Result<SocketAddr> {
     let link = plan.paths.first().map_or("", |path| &path.link);
     on_link(link, endpoint.address, endpoint.port)
 }

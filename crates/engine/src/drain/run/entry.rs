@@ -20,6 +20,8 @@ pub(super) enum Stage {
     Transferring,
     /// It is paused, and its last bytes are on the links.
     SwitchingOver,
+    /// With post-copy: it runs on its target, and the rest of its memory is on the links.
+    SendingRest,
     Finishing,
     Moved,
     Failed,
@@ -30,7 +32,9 @@ pub(super) enum Stage {
 
 impl Stage {
     pub(super) fn is_under_way(self) -> bool {
-        self.is_prepared_for() || matches!(self, Self::Ready | Self::Transferring) || self.is_paused()
+        self.is_prepared_for()
+            || matches!(self, Self::Ready | Self::Transferring | Self::SendingRest)
+            || self.is_paused()
     }
 
     fn is_paused(self) -> bool {
@@ -167,6 +171,7 @@ impl Entry {
             memory_bytes: departure.memory_bytes,
             predicted_bytes: 0,
             is_compressed: false,
+            post_copy: false,
             predicted_transfer_ms: 0.0,
             predicted_shared_ms: 0.0,
             warning: None,
@@ -212,13 +217,13 @@ impl Entry {
     }
 
     /// Whether it is to be taken from the links, since it does not converge.
-    pub(super) fn overstays(&self, others_wait: bool) -> bool {
+    pub(super) fn overstays(&self, may_yield: bool) -> bool {
         if self.stage != Stage::Transferring || self.cancelled {
             return false;
         }
         let (sent, memory) = (self.sent_bytes as f64, self.planned.memory_bytes as f64);
         let expected = (self.planned.predicted_bytes as f64).clamp(memory, CONVERGES_WITHIN * memory);
-        let yields = others_wait && self.patience == Patience::Untried && sent > YIELDS_AFTER * expected;
+        let yields = may_yield && self.patience == Patience::Untried && sent > YIELDS_AFTER * expected;
         yields || sent > GIVEN_UP_AFTER * memory
     }
 
@@ -228,7 +233,7 @@ impl Entry {
             Stage::Moved => LoadStage::Moved,
             _ if self.is_taken_back() => LoadStage::Over,
             Stage::Waiting | Stage::Preparing | Stage::AwaitingPlace | Stage::Ready => LoadStage::ToCome,
-            Stage::Transferring => LoadStage::OnLinks,
+            Stage::Transferring | Stage::SendingRest => LoadStage::OnLinks,
             _ => LoadStage::Over,
         };
         Load { stage, predicted_bytes: self.planned.predicted_bytes, sent_bytes: self.sent_bytes }
@@ -262,7 +267,8 @@ impl Entry {
         Problem::failed(match self.patience {
             Patience::Exhausted => {
                 format!(
-                    "{what}; it runs here still. Less load in it, more links, or a higher --throttle let it go"
+                    "{what}; it runs here still. Less load in it, more links, a higher --throttle, or --post-copy at a \
+                     risk let it go"
                 )
             }
             _ => format!("{what}; it waits until the others have moved"),
@@ -335,10 +341,18 @@ impl Entry {
         }
     }
 
+    /// It runs on its target: from here on it stands still no more than its pages are late.
+    pub(super) fn rest_follows(&mut self) {
+        if self.stage == Stage::Transferring || self.stage.is_paused() {
+            self.stage = Stage::SendingRest;
+            self.paused_at_ms = None;
+        }
+    }
+
     /// All of it has been sent; that it was paused may not have been told.
     pub(super) fn sent(&mut self, now_ms: f64) {
         self.paused(now_ms);
-        if self.stage == Stage::SwitchingOver {
+        if matches!(self.stage, Stage::SwitchingOver | Stage::SendingRest) {
             self.stage = Stage::Finishing;
         }
     }
@@ -416,7 +430,7 @@ impl Entry {
             Stage::Waiting => MoveState::Waiting,
             Stage::Preparing | Stage::AwaitingPlace => MoveState::Preparing,
             Stage::Ready => MoveState::Ready,
-            Stage::Transferring => MoveState::Transferring,
+            Stage::Transferring | Stage::SendingRest => MoveState::Transferring,
             Stage::SwitchingOver | Stage::Finishing => MoveState::Finishing,
             Stage::Moved => MoveState::Moved,
             Stage::LeftOut | Stage::Gone | Stage::Failed => MoveState::Failed,

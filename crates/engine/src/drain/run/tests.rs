@@ -16,6 +16,7 @@ fn planned(vm: &str, target: &str) -> Move {
         memory_bytes: GIB,
         predicted_bytes: GIB,
         is_compressed: false,
+        post_copy: false,
         predicted_transfer_ms: GIB as f64 / LINKS,
         predicted_shared_ms: GIB as f64 / LINKS,
         warning: None,
@@ -38,8 +39,14 @@ fn plan_of(moves: Vec<Move>, stays: &[&str]) -> DrainPlan {
     }
 }
 
-const LIMITS: DrainLimits =
-    DrainLimits { total_ms: None, outbound: 8, inbound: 4, transfers: Some(1), attempts: 2 };
+const LIMITS: DrainLimits = DrainLimits {
+    total_ms: None,
+    outbound: 8,
+    inbound: 4,
+    transfers: Some(1),
+    attempts: 2,
+    post_copy: false,
+};
 
 fn begin(vms: &[&str]) -> (Drain, Vec<Action>) {
     begin_with(vms.iter().map(|vm| planned(vm, "b")).collect(), LIMITS)
@@ -128,7 +135,7 @@ fn two_are_prepared_ahead_and_one_is_on_the_links() {
     assert_eq!(begins(&actions), ["v", "w", "x"]);
     assert_eq!(
         drain.handle(1.0, prepared("w")),
-        [release("w"), Action::Begin { vm: "y".into(), target: "b".into() }]
+        [release("w"), Action::Begin { vm: "y".into(), target: "b".into(), post_copy: false }]
     );
     assert_eq!(drain.handle(2.0, prepared("v")), []);
     assert_eq!(state(&drain, "v"), MoveState::Ready);
@@ -150,7 +157,7 @@ fn the_links_are_free_once_a_vm_is_paused() {
 #[test]
 fn the_first_one_is_prepared_alone_for_a_while() {
     let first = || Drain::begin(plan_of(["v", "w"].map(|vm| planned(vm, "b")).to_vec(), &[]), LIMITS, 0, 0.0);
-    let begin_w = Action::Begin { vm: "w".into(), target: "b".into() };
+    let begin_w = Action::Begin { vm: "w".into(), target: "b".into(), post_copy: false };
     let (mut drain, actions) = first();
     assert_eq!(begins(&actions), ["v"]);
     assert_eq!(drain.handle(100.0, prepared("v")), [release("v"), begin_w.clone()]);
@@ -352,7 +359,7 @@ fn who_is_released_meanwhile_leaves_the_links_to_it_too() {
 #[test]
 fn nothing_is_begun_in_the_moment_of_a_pause_while_somebody_is_ready() {
     let mut drain = one_sends_and_three_are_ready();
-    let begin_z = || vec![Action::Begin { vm: "z".into(), target: "b".into() }];
+    let begin_z = || vec![Action::Begin { vm: "z".into(), target: "b".into(), post_copy: false }];
     assert_eq!(drain.handle(2.0, ending("v")), release_behind("w"));
     assert_eq!(drain.handle(3.0, paused("v")), [take_all("w")]);
     assert_eq!(drain.handle(203.0, sent("v")), []);
@@ -401,7 +408,7 @@ fn a_vm_that_failed_goes_where_the_new_plan_says() {
     let actions = drain.handle(2.0, Event::Planned(slower));
     let after_ms = drain.status(2.0).eta_ms.unwrap();
     assert!((after_ms - 2.0 * before_ms).abs() < 1.0, "{before_ms} before, {after_ms} by slower links");
-    assert_eq!(actions, [Action::Begin { vm: "v".into(), target: "c".into() }]);
+    assert_eq!(actions, [Action::Begin { vm: "v".into(), target: "c".into(), post_copy: false }]);
     assert_eq!(drain.handle(3.0, failed("v")), []);
     assert_eq!((state(&drain, "v"), error(&drain, "v")), (MoveState::Failed, "connection reset".into()));
     assert_eq!(drain.handle(4.0, completed("w")), [Action::Finish]);
@@ -659,7 +666,7 @@ fn a_vm_that_does_not_converge_gives_the_links_to_the_others_and_is_tried_after_
     assert_eq!(drain.handle(3.0, arrived("v", 1)), []);
     assert_eq!(drain.handle(4.0, arrived("v", 2)), [cancel("v")]);
     assert_eq!(drain.handle(5.0, arrived("v", 3)), []);
-    let begin_again = Action::Begin { vm: "v".into(), target: "b".into() };
+    let begin_again = Action::Begin { vm: "v".into(), target: "b".into(), post_copy: false };
     assert_eq!(drain.handle(6.0, failed("v")), [release("w"), begin_again]);
     assert!(error(&drain, "v").contains("it waits until the others have moved"));
     assert_eq!(drain.handle(7.0, prepared("v")), []);
@@ -843,4 +850,43 @@ fn who_is_moved_by_somebody_else_counts_among_those_that_leave() {
     assert!(waits(&drain).is_some());
     assert_eq!(begins(&drain.handle(3.0, Event::OthersLeave { count: 1 })), ["x"]);
     assert_eq!(waits(&drain), None);
+}
+
+const WITH_POST_COPY: DrainLimits = DrainLimits { post_copy: true, ..LIMITS };
+
+fn by_post_copy(vm: &str) -> Action {
+    Action::Begin { vm: vm.into(), target: "b".into(), post_copy: true }
+}
+
+#[test]
+fn where_post_copy_is_allowed_a_vm_that_does_not_converge_goes_by_it_next() {
+    let plan = plan_of(["v"].map(|vm| planned(vm, "b")).to_vec(), &[]);
+    let (mut drain, _) = Drain::begin(plan, WITH_POST_COPY, 0, 0.0);
+    drain.handle(1.0, prepared("v"));
+    // Though nobody waits for the links.
+    assert_eq!(drain.handle(2.0, arrived("v", 2)), [cancel("v")]);
+    assert_eq!(drain.handle(3.0, failed("v")), [by_post_copy("v")]);
+    drain.handle(4.0, prepared("v"));
+    assert_eq!(drain.handle(5.0, arrived("v", 3)), [], "it comes to an end");
+    drain.handle(6.0, paused("v"));
+    drain.handle(7.0, Event::RestFollows { vm: "v".into() });
+    assert_eq!(state(&drain, "v"), MoveState::Transferring);
+    assert_eq!(drain.handle(8.0, completed("v")), [Action::Finish]);
+    assert_eq!(drain.outcome(), Some(DrainState::Drained));
+}
+
+#[test]
+fn what_is_planned_to_go_by_post_copy_does_and_keeps_the_links_until_all_of_it_is_there() {
+    let busy = Move { post_copy: true, ..planned("v", "b") };
+    let plan = plan_of(vec![busy, planned("w", "b")], &[]);
+    let (mut drain, first) = Drain::begin(plan, WITH_POST_COPY, 0, 0.0);
+    assert_eq!(first[0], by_post_copy("v"));
+    drain.handle(1.0, prepared("v"));
+    drain.handle(2.0, prepared("w"));
+    drain.handle(3.0, paused("v"));
+    drain.handle(4.0, Event::RestFollows { vm: "v".into() });
+    assert!(!drain.handle(60_000.0, Event::Tick).contains(&release("w")), "the rest of v is on the links");
+    drain.handle(60_001.0, Event::Sent { vm: "v".into() });
+    drain.handle(60_002.0, completed("v"));
+    assert_eq!(state(&drain, "w"), MoveState::Transferring);
 }

@@ -1,7 +1,7 @@
 //! Whose turn it is: to be prepared, to use the links, and to leave them to another one.
 
 use super::super::plan::Move;
-use super::entry::{Entry, Stage, Way};
+use super::entry::{Entry, Patience, Stage, Way};
 use super::planning::Planning;
 use super::{Action, Drain};
 use crate::migration::ENDING_MS;
@@ -65,7 +65,10 @@ impl Drain {
 
     /// VMs on the links, but for those that are about to leave them.
     pub(super) fn staying_on_links(&self, now_ms: f64) -> u8 {
-        self.count(|entry| entry.stage == Stage::Transferring && !entry.is_ending(now_ms))
+        self.count(|entry| {
+            entry.stage == Stage::SendingRest
+                || entry.stage == Stage::Transferring && !entry.is_ending(now_ms)
+        })
     }
 
     /// One VM at a time, and not one after the other: links may not be what holds them up.
@@ -121,8 +124,9 @@ impl Drain {
         {
             let entry = &mut self.entries[next];
             entry.begin();
-            let Move { vm, target, .. } = entry.planned.clone();
-            actions.push(Action::Begin { vm, target });
+            let Move { vm, target, post_copy, .. } = entry.planned.clone();
+            let post_copy = post_copy || self.limits.post_copy && entry.patience == Patience::Yielded;
+            actions.push(Action::Begin { vm, target, post_copy });
         }
     }
 

@@ -16,7 +16,7 @@ const REFUSALS_MAX: u64 = 8;
 impl Simulation {
     pub(super) fn perform(&mut self, held: Held) -> Result<(), String> {
         match held.action {
-            Action::Begin { vm, target } => self.begin(&vm, &target),
+            Action::Begin { vm, target, post_copy } => self.begin(&vm, &target, post_copy),
             Action::Release { vm } => self.release(&vm, held.transfers),
             Action::Cancel { vm } => self.cancel(&vm),
             Action::Plan => self.make_plan(),
@@ -28,7 +28,7 @@ impl Simulation {
         }
     }
 
-    fn begin(&mut self, vm: &str, target: &str) -> Result<(), String> {
+    fn begin(&mut self, vm: &str, target: &str, post_copy: bool) -> Result<(), String> {
         let index = self.index(vm)?;
         let target = self.world.hosts.iter().position(|host| host.name == target).ok_or("no such target")?;
         self.begun += 1;
@@ -40,6 +40,10 @@ impl Simulation {
         if vm.is_to_stay || vm.refused_by.contains(&target) {
             return Err(format!("{} is begun, and somebody does not want it", vm.name));
         }
+        if post_copy != (self.limits.post_copy && vm.gave_way) {
+            return Err(format!("{} goes by post-copy though it may converge, or does not", vm.name));
+        }
+        vm.by_post_copy = post_copy;
         vm.begun += 1;
         vm.migration = self.migrations;
         // It may have given way once, and others may have taken its room.

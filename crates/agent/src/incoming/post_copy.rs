@@ -1,0 +1,163 @@
+//! Post-copy: a VM that runs here before all its memory does.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use drainpipe_engine::encryption::refuses_clear;
+use drainpipe_engine::plan::{Plan, Spread};
+use drainpipe_engine::problem::Problem;
+use drainpipe_hypervisor::migration::{self, MigrationStatus, TransferStatus};
+use drainpipe_hypervisor::qmp::QmpError;
+use drainpipe_hypervisor::{RunState, Vmm};
+use tokio::time::sleep;
+use tracing::{info, warn};
+
+use super::connect::{Listening, listen, own_address};
+use super::{IncomingVm, insert_unless_there};
+use crate::agent::Agent;
+use crate::api::types::{ConnectionRequest, Endpoint, IncomingView};
+use crate::journal::{IncomingRecord, IncomingState};
+use crate::lock::lock;
+use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
+
+/// How long the last bytes of a source that is gone may be on their way, and how often it is looked whether they are.
+const LAST_BYTES_WITHIN: Duration = Duration::from_secs(3);
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// Whether what a VM needs to run is here, and the rest is still to come. That it was is noted.
+pub(super) async fn is_here_in_part(
+    entry: &IncomingVm,
+    status: &TransferStatus,
+    vmm: &Vmm,
+) -> Result<bool, Problem> {
+    if !status.status.is_post_copy() {
+        return Ok(false);
+    }
+    let state = vmm.run_state(QMP_DEADLINE).await.map_err(Problem::failed)?;
+    let is_here = status.status.lets_run(&state);
+    entry.came_in_parts.fetch_or(is_here, Ordering::Relaxed);
+    Ok(is_here)
+}
+
+/// Post-copy takes one connection, and nothing that changes its bytes but encryption.
+pub(super) fn check_one_connection(plan: &Plan) -> Result<(), Problem> {
+    let is_one = plan.spread == Spread::InTurn && plan.multifd_channels.is_none() && !plan.is_compressed;
+    if plan.post_copy && !is_one {
+        return Err(Problem::bad_input("post-copy goes over one connection, and is not compressed"));
+    }
+    Ok(())
+}
+
+/// Of one that was told to run here. An error where its QEMU does not say.
+pub(super) async fn how_it_runs(agent: &Agent, id: &str) -> Result<IncomingView, Problem> {
+    let Some(record) = agent.journal.incoming_record(id)? else { return Ok(IncomingView::Ended) };
+    if let Some(why) = agent.vms.out_of_reach_for(&record.vm) {
+        return Err(Problem::failed(why));
+    }
+    let Some(vmm) = agent.vms.running(&record.vm).filter(|vmm| vmm.alive()) else {
+        return Ok(IncomingView::Ended);
+    };
+    // It may have come again by another one since.
+    if agent.journal.last_incoming_of(&record.vm)?.as_deref() != Some(id) {
+        return Ok(IncomingView::Running);
+    }
+    let entry = agent.incoming.peek(id);
+    match is_running_in_part(&vmm).await {
+        Ok(true) => Ok(IncomingView::RunningInPart),
+        Ok(false) => Ok(IncomingView::Running),
+        Err(_) if !vmm.alive() => Ok(IncomingView::Ended),
+        // Its main thread may itself wait for a page.
+        Err(QmpError::Deadline { .. }) if entry.as_ref().is_some_and(|entry| entry.is_known_in_part()) => {
+            Ok(IncomingView::RunningInPart)
+        }
+        // It came whole, whatever keeps it from answering.
+        Err(_) if entry.is_some_and(|entry| !entry.allows_post_copy.load(Ordering::Relaxed)) => {
+            Ok(IncomingView::Running)
+        }
+        Err(error) => Err(Problem::failed(error)),
+    }
+}
+
+/// As its target: as its source, which it may be of a later migration, a QEMU is in `finish-migrate`.
+async fn is_running_in_part(vmm: &Vmm) -> Result<bool, QmpError> {
+    if !migration::status(vmm, QMP_DEADLINE).await?.status.is_post_copy() {
+        return Ok(false);
+    }
+    let state = vmm.run_state(QMP_DEADLINE).await?;
+    Ok(!matches!(state, RunState::FinishMigrate | RunState::Postmigrate))
+}
+
+impl IncomingVm {
+    /// Whether a part of it was missing when its QEMU last said so.
+    fn is_known_in_part(&self) -> bool {
+        self.came_in_parts.load(Ordering::Relaxed) && lock(&self.whole_since).is_none()
+    }
+}
+
+/// The QEMU of a VM that runs here and waits for the rest of its memory.
+async fn running_in_part(agent: &Agent, id: &str) -> Result<(IncomingRecord, Arc<Vmm>), Problem> {
+    let nothing_to_come =
+        || Problem::conflict(format!("nothing more is to come to {} of migration {id}", agent.name()));
+    let record = agent.journal.incoming_record(id)?.ok_or_else(nothing_to_come)?;
+    let is_here = matches!(record.state, IncomingState::Running | IncomingState::Finished);
+    if !is_here || agent.journal.last_incoming_of(&record.vm)?.as_deref() != Some(id) {
+        return Err(nothing_to_come());
+    }
+    let vmm = agent.vms.get_running(&record.vm)?;
+    if how_it_runs(agent, id).await? != IncomingView::RunningInPart {
+        return Err(nothing_to_come());
+    }
+    Ok((record, vmm))
+}
+
+/// Listens for the rest of the memory of a VM that runs here, whose connection is broken.
+pub(crate) async fn connect_again(
+    agent: &Arc<Agent>,
+    id: &str,
+    request: ConnectionRequest,
+) -> Result<Endpoint, Problem> {
+    let (record, vmm) = running_in_part(agent, id).await?;
+    check_one_connection(&request.plan)?;
+    if !request.plan.post_copy {
+        return Err(Problem::bad_input("a connection anew is for post-copy"));
+    }
+    let address = own_address(&request)?;
+    let is_encrypted = request.plan.encryption.is_encrypted;
+    if !is_encrypted && let Some(why) = refuses_clear(&agent.facts().await?, &request.plan.paths) {
+        return Err(Problem::refused(why));
+    }
+    // Absent where this agent was started anew since.
+    let anew = IncomingVm::new(record.id, record.source, record.spec);
+    *lock(&anew.vmm) = Some(Arc::clone(&vmm));
+    anew.allows_post_copy.store(true, Ordering::Relaxed);
+    anew.came_in_parts.store(true, Ordering::Relaxed);
+    let entry = insert_unless_there(agent, anew);
+    let _stepping = entry.stepping.lock().await;
+    if entry.is_encrypted.load(Ordering::Relaxed) && !is_encrypted {
+        return Err(Problem::refused("what has come of this VM was encrypted, and the rest must be too"));
+    }
+    // A connection over which nothing comes any more may look whole from here.
+    migration::cut(&vmm, QMP_DEADLINE).await;
+    entry.is_encrypted.store(is_encrypted, Ordering::Relaxed);
+    *lock(&entry.relay) = None;
+    info!(vm = record.vm, source = entry.source, "listens for the rest of its memory");
+    listen(agent, &entry, &vmm, &request, address, Listening::Again).await
+}
+
+/// Ends a VM that waits for memory which will never come.
+pub(crate) async fn end_part(agent: &Agent, id: &str) -> Result<(), Problem> {
+    if how_it_runs(agent, id).await? == IncomingView::Ended {
+        return Ok(());
+    }
+    let (record, vmm) = running_in_part(agent, id).await?;
+    let end = Instant::now() + LAST_BYTES_WITHIN;
+    // All that its source has sent may be on its way still.
+    let is_broken = |status: TransferStatus| status.status == MigrationStatus::PostcopyPaused;
+    while Instant::now() < end && !migration::status(&vmm, QMP_DEADLINE).await.is_ok_and(is_broken) {
+        sleep(LOOK_EVERY).await;
+        running_in_part(agent, id).await?;
+    }
+    warn!(vm = record.vm, source = record.source, "ended: a part of its memory was lost with its source");
+    vmm.destroy(QEMU_DEADLINE).await.map_err(Problem::failed)
+}

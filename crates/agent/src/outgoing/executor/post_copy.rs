@@ -1,0 +1,207 @@
+//! Post-copy: the VM runs on the target, and the rest of its memory follows.
+
+use std::time::{Duration, Instant};
+
+use drainpipe_engine::migration::Event;
+use drainpipe_engine::option::RequestedOption;
+use drainpipe_engine::path::Path;
+use drainpipe_engine::plan::{Plan, Request};
+use drainpipe_engine::problem::{Problem, ProblemKind};
+use drainpipe_hypervisor::migration::{self as qemu, MigrationStatus};
+use tokio::time::sleep;
+use tracing::warn;
+
+use super::Executor;
+use super::transferring::listening_at;
+use crate::api::types::{ConnectionRequest, Endpoint};
+use crate::outgoing::{Meeting, Running, meet};
+use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
+
+/// How long a new connection may take until pages go over it.
+const RECONNECTED_WITHIN: Duration = Duration::from_secs(5);
+const RECOVERED_WITHIN: Duration = Duration::from_mins(2);
+
+/// How long QEMU may take to send what the VM needs, once the target has it or gives it up.
+const LET_GO_WITHIN: Duration = Duration::from_secs(15);
+
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+impl Executor {
+    pub(super) async fn begin_post_copy(&mut self) -> Result<(), Problem> {
+        self.is_post_copy_begun = true;
+        qemu::start_post_copy(self.vmm()?, QMP_DEADLINE).await.map_err(Problem::failed)
+    }
+
+    /// A QEMU that takes the sending of what the VM needs for failed lets it run on. So whatever the target has, it is
+    /// asked here before the VM may run there.
+    pub(super) async fn await_let_go(&self) -> Result<(), Problem> {
+        let end = Instant::now() + LET_GO_WITHIN;
+        loop {
+            let status = qemu::status(self.vmm()?, QMP_DEADLINE).await.map_err(Problem::failed)?.status;
+            if status.is_post_copy() || status == MigrationStatus::Completed {
+                return Ok(());
+            }
+            let is_on_its_way = matches!(
+                status,
+                MigrationStatus::PreSwitchover | MigrationStatus::Device | MigrationStatus::PostcopyDevice
+            );
+            if !is_on_its_way || Instant::now() >= end {
+                let own = self.agent.name();
+                return Err(Problem::failed(format!(
+                    "the VM's QEMU on {own} does not say that it let go: its migration is {status}"
+                )));
+            }
+            sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// Whether its QEMU here has failed, and may have let the VM run on.
+    pub(super) async fn is_astray(&self) -> Result<bool, Problem> {
+        let Ok(vmm) = self.vmm() else { return Ok(false) };
+        let status = qemu::status(vmm, QMP_DEADLINE).await.map_err(Problem::failed)?.status;
+        Ok(matches!(status, MigrationStatus::Failed | MigrationStatus::Cancelled))
+    }
+
+    /// The target was told to run the VM: whatever runs here is not it.
+    pub(super) async fn end_if_astray(&self) -> Result<(), Problem> {
+        if let Ok(vmm) = self.vmm()
+            && self.is_astray().await?
+        {
+            vmm.destroy(QEMU_DEADLINE).await.map_err(Problem::failed)?;
+        }
+        Ok(())
+    }
+
+    /// QEMU fills a limit ten times a second, and sends nothing in between: not even the page for which the VM waits. With
+    /// 200 Mb/s it got 29 of these in a second (7.2), with none 4400.
+    async fn lift_limit(&mut self) {
+        let Ok(vmm) = self.vmm() else { return };
+        match qemu::set_bandwidth(vmm, None, QMP_DEADLINE).await {
+            Ok(()) => self.is_limit_lifted = true,
+            Err(error) => {
+                warn!(%error, "the rest of the VM's memory goes within the bandwidth limit, which holds the VM up");
+            }
+        }
+    }
+
+    /// Fails where what the target has, or is about to have, may be what this host cannot let run any more. What has
+    /// not arrived when the connection breaks does not arrive any more.
+    pub(super) async fn check_not_needed_there(&self, is_mute: bool) -> Result<(), Problem> {
+        let Ok(vmm) = self.vmm() else { return Ok(()) };
+        let status = qemu::status(vmm, QMP_DEADLINE).await.map_err(Problem::failed)?.status;
+        let is_needed = match status {
+            MigrationStatus::PostcopyPaused => is_mute,
+            MigrationStatus::Device | MigrationStatus::PostcopyDevice => true,
+            status => status.is_post_copy(),
+        };
+        if !is_needed {
+            return Ok(());
+        }
+        let target = &self.running.target;
+        Err(Problem::failed(format!("a part of the VM is on its way to {target}, and it cannot go back")))
+    }
+
+    pub(super) async fn look_at_rest(&mut self) -> Event {
+        if !self.is_limit_lifted {
+            self.lift_limit().await;
+        }
+        let status = match self.status().await {
+            Ok(Some(status)) => status,
+            Err(problem) if self.vmm().is_err() => return Event::RestLost(problem),
+            Ok(None) | Err(_) => return Event::Tick,
+        };
+        match status.status {
+            MigrationStatus::Completed => Event::RestSent,
+            MigrationStatus::PostcopyPaused => {
+                let why = status.error_desc.unwrap_or_else(|| "its connection is broken".into());
+                Event::RestInterrupted(Problem::failed(format!("QEMU: {why}")))
+            }
+            // It may let run what the VM was.
+            MigrationStatus::Failed | MigrationStatus::Cancelled => {
+                let why = status.error_desc.unwrap_or_else(|| format!("its migration is {}", status.status));
+                match self.end_if_astray().await {
+                    Ok(()) => Event::RestLost(Problem::failed(format!("QEMU: {why}"))),
+                    Err(problem) => {
+                        warn!(%problem, vm = self.running.vm, "its QEMU here does not end, and may run what it was");
+                        Event::Tick
+                    }
+                }
+            }
+            _ => {
+                let now_ms = self.now_ms();
+                self.sample(now_ms).await;
+                Event::Progress(self.transferred(&status), self.measurements.arrivals())
+            }
+        }
+    }
+
+    /// By the next path each time, as far as there are several.
+    pub(super) async fn reconnect(&mut self) -> Result<(), Problem> {
+        qemu::interrupt(self.vmm()?, QEMU_DEADLINE).await.map_err(|error| {
+            let Running { vm, target, .. } = &*self.running;
+            let way_out = format!(
+                "if this goes on, `drainpipe vm stop {vm} --force` on {target} ends what stands still there"
+            );
+            Problem::failed(format!("{error}; {way_out}"))
+        })?;
+        self.relay = None;
+        let made = self.plan_again().await?;
+        let path = made.paths.get(self.reconnects % made.paths.len().max(1)).cloned();
+        self.reconnects += 1;
+        let plan = Plan { paths: path.into_iter().collect(), ..made };
+        let request = ConnectionRequest {
+            plan: Plan { paths: plan.paths.iter().map(Path::reversed).collect(), ..plan.clone() },
+            migration_address: None,
+            watch: None,
+        };
+        let endpoint: Endpoint = self.peer()?.post(&self.incoming("reconnection"), &request).await?;
+        let address = listening_at(&plan, &endpoint).map_err(Problem::failed)?;
+        let (relay, send_to) = self.relay_to(&plan, &endpoint, address, None)?;
+        self.relay = relay;
+        self.measurements.transfer_goes_on(address);
+        qemu::resume(self.vmm()?, send_to, QMP_DEADLINE).await.map_err(Problem::failed)?;
+        self.await_resumed().await
+    }
+
+    /// As the hosts are now: links may have failed, or come back. Who has taken this up does not know whether
+    /// encryption was asked for, so it asks for it where the hosts would not require it. Where that is refused, it is off
+    /// on one of them: then it was not asked for.
+    async fn plan_again(&self) -> Result<Plan, Problem> {
+        let as_asked =
+            Request { post_copy: true, encrypt: self.request.encrypt, ..RequestedOption::Tcp.into() };
+        let plan = self.meet_again(as_asked).await?;
+        if plan.encryption.is_encrypted || !self.running.is_taken_up {
+            return Ok(plan);
+        }
+        match self.meet_again(Request { encrypt: true, ..as_asked }).await {
+            Err(problem) if problem.kind == ProblemKind::Refused => Ok(plan),
+            encrypted => encrypted,
+        }
+    }
+
+    async fn meet_again(&self, request: Request) -> Result<Plan, Problem> {
+        let (peer, target) = (self.peer()?, &self.running.target);
+        let Meeting { plan, .. } = meet(&self.agent, peer, target, request, self.memory_bytes()).await?;
+        Ok(plan)
+    }
+
+    /// To find out which pages are still to come takes as long as a map of them all takes on the links.
+    async fn await_resumed(&self) -> Result<(), Problem> {
+        let (began, target) = (Instant::now(), &self.running.target);
+        loop {
+            let status = qemu::status(self.vmm()?, QMP_DEADLINE).await.map_err(Problem::failed)?.status;
+            let within = match status {
+                MigrationStatus::PostcopyActive | MigrationStatus::Completed => return Ok(()),
+                MigrationStatus::PostcopyRecover => RECOVERED_WITHIN,
+                _ => RECONNECTED_WITHIN,
+            };
+            if began.elapsed() >= within {
+                let seconds = within.as_secs();
+                return Err(Problem::failed(format!(
+                    "no new connection to {target} within {seconds} s: QEMU's migration is {status}; look at the links"
+                )));
+            }
+            sleep(LOOK_EVERY).await;
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! VMs that change their memory faster than it can be sent, and run on the target before all of it is there.
+
+use std::time::Duration;
+
+use drainpipe_agent::api::types::VmState;
+use drainpipe_engine::option::MigrationOption;
+use drainpipe_engine::result::{MigrationResult, Outcome};
+use drainpipe_engine::step::Step;
+use drainpipe_guest::dirtier::Dirtying;
+use rustix::process::{Signal, kill_process};
+
+use crate::Test;
+use crate::program::{REFUSED, Running};
+use crate::scene::{MEMORY_MIB, Scene, result_of};
+use crate::support::{TestLab, eventually};
+
+pub(crate) const TESTS: &[Test] = &[
+    (
+        "a_drain_takes_it_where_it_is_allowed_and_fetches_the_vm_back_so",
+        a_drain_takes_it_where_it_is_allowed_and_fetches_the_vm_back_so,
+    ),
+    (
+        "a_vm_that_converges_goes_whole_and_another_one_in_parts",
+        a_vm_that_converges_goes_whole_and_another_one_in_parts,
+    ),
+    ("a_connection_that_breaks_is_made_anew", a_connection_that_breaks_is_made_anew),
+    ("a_path_that_falls_silent_is_left_for_another", a_path_that_falls_silent_is_left_for_another),
+    (
+        "a_target_whose_agent_stands_still_at_the_switchover_gets_the_vm_later",
+        a_target_whose_agent_stands_still_at_the_switchover_gets_the_vm_later,
+    ),
+    ("agents_that_are_killed_meanwhile", agents_that_are_killed_meanwhile),
+    (
+        "agents_that_are_killed_meanwhile_where_they_encrypt",
+        agents_that_are_killed_meanwhile_where_they_encrypt,
+    ),
+    (
+        "a_qemu_that_ends_meanwhile_is_the_end_of_the_vm_and_is_told",
+        a_qemu_that_ends_meanwhile_is_the_end_of_the_vm_and_is_told,
+    ),
+];
+
+/// Of the one link that is used: the rest is on its way for some seconds.
+const LINK_MBPS: &str = "150";
+
+/// More than the link carries, of all memory.
+const BUSY: &str = "drainpipe.dirty_mib_per_s=60";
+
+/// Less than half of it.
+const QUIET: &str = "drainpipe.dirty_mib_per_s=4";
+
+fn scene(kernel_parameters: &str) -> Scene {
+    let lab = TestLab::up(&["--link", LINK_MBPS, "--link", LINK_MBPS]);
+    let guest = lab.start_guest("web", MEMORY_MIB, kernel_parameters);
+    Scene::of(lab, guest)
+}
+
+impl Scene {
+    /// Back when the guest runs on `b` and the rest of its memory is on its way.
+    #[track_caller]
+    fn until_the_rest_follows(&self, arguments: &[&str]) -> Running {
+        let migrating =
+            self.lab.start(&[&["migrate", "web", "b", "--json", "--post-copy"], arguments].concat());
+        eventually("it runs on b, and the rest of its memory follows", || {
+            let views = self.migrations();
+            let progress = views.first().and_then(|view| view.progress.as_ref());
+            progress.is_some_and(|progress| progress.rest_follows)
+        });
+        migrating
+    }
+
+    #[track_caller]
+    fn assert_came_in_parts(&self, result: &MigrationResult) {
+        assert_eq!((result.outcome, &result.error), (Outcome::Completed, &None), "{result:#?}");
+        assert!(says(result, "the rest of it will follow the VM"), "{result:#?}");
+        self.assert_settled("b");
+    }
+}
+
+fn a_drain_takes_it_where_it_is_allowed_and_fetches_the_vm_back_so() {
+    let scene = scene(BUSY);
+    let rest = scene.lab.start_guest("rest", MEMORY_MIB, "");
+    let told = scene.lab.drainpipe(&["drain", "a", "--dry-run", "--post-copy"]).done();
+    assert!(told.contains("web") && told.contains("rest"), "{told}");
+    scene.lab.drainpipe(&["drain", "a", "--yes", "--post-copy"]).done();
+    for vm in ["web", "rest"] {
+        scene.lab.assert_runs_on(vm, "b");
+    }
+    let came_in_parts = |vm: &str, host: &str| {
+        let of_vm = scene.lab.migrations(host).into_iter().filter_map(|view| view.result);
+        of_vm
+            .filter(|result| result.vm == vm && result.outcome == Outcome::Completed)
+            .map(|result| result.post_copy_ms.is_some())
+            .next()
+            .unwrap()
+    };
+    assert!(came_in_parts("web", "a") && !came_in_parts("rest", "a"));
+    scene.guest.assert_intact();
+    rest.assert_intact();
+    scene.lab.drainpipe(&["resume", "a", "--failback"]).done();
+    for vm in ["web", "rest"] {
+        scene.lab.assert_runs_on(vm, "a");
+    }
+    assert!(came_in_parts("web", "b") && !came_in_parts("rest", "b"));
+    scene.guest.assert_intact();
+    rest.assert_intact();
+}
+
+fn says(result: &MigrationResult, words: &str) -> bool {
+    result.events.iter().any(|event| event.what.contains(words))
+}
+
+fn a_vm_that_converges_goes_whole_and_another_one_in_parts() {
+    let quiet = scene(QUIET);
+    quiet
+        .lab
+        .drainpipe(&["migrate", "web", "b", "--post-copy", "--option", "multichannel"])
+        .refused(REFUSED, &["post-copy goes over one connection"]);
+    let told = quiet.lab.drainpipe(&["migrate", "web", "b", "--post-copy", "--dry-run"]).done();
+    assert!(told.contains("until the rest has followed, the VM needs both hosts"), "{told}");
+    let result = quiet.lab.migrate("web", "b", &["--post-copy"]);
+    assert_eq!((result.option, result.post_copy_ms), (MigrationOption::Tcp, None), "{result:#?}");
+    quiet.assert_settled("b");
+    for encrypt in [&[][..], &["--encrypt"]] {
+        let busy = scene(BUSY);
+        let migrating = busy.until_the_rest_follows(encrypt);
+        let result: MigrationResult = result_of(&migrating.wait());
+        busy.assert_came_in_parts(&result);
+        assert!(result.post_copy_ms.is_some_and(|ms| ms > 0.0), "{result:#?}");
+        assert_eq!((result.option, result.throttle_percent), (MigrationOption::Tcp, None), "{result:#?}");
+        let cipher_suite = result.encryption.as_ref().and_then(|used| used.cipher_suite.as_ref());
+        assert_eq!(cipher_suite.is_some(), !encrypt.is_empty(), "{result:#?}");
+        // It came from there in parts, and goes as any other.
+        busy.guest.set_dirty(Dirtying::IDLE);
+        busy.lab.migrate("web", "a", &[]);
+        busy.assert_settled("a");
+    }
+}
+
+fn a_connection_that_breaks_is_made_anew() {
+    let scene = scene(BUSY);
+    // What comes for it its QEMU's main thread puts into pages that may not be there.
+    let heartbeat = scene.guest.heartbeat_every(Duration::from_millis(2));
+    let migrating = scene.until_the_rest_follows(&[]);
+    let to_the_target = "( dport >= :49152 and dport <= :49215 )";
+    scene.lab.exec("a", &["ss", "-HtnK", to_the_target]).done();
+    let result = result_of(&migrating.wait());
+    assert!(says(&result, "the rest of its memory does not arrive"), "{result:#?}");
+    drop(heartbeat);
+    scene.assert_came_in_parts(&result);
+}
+
+fn a_path_that_falls_silent_is_left_for_another() {
+    let lab = TestLab::up(&["--link", LINK_MBPS, "--link", LINK_MBPS]);
+    lab.stop_agent("a", Signal::TERM);
+    lab.configure("a", "[tls]", "[limits]\nstall_s = 2\n\n[tls]");
+    lab.start_agent("a");
+    let guest = lab.start_guest("web", MEMORY_MIB, BUSY);
+    let scene = Scene::of(lab, guest);
+    let heartbeat = scene.guest.heartbeat_every(Duration::from_millis(2));
+    let migrating = scene.until_the_rest_follows(&[]);
+    let used = scene.migrations()[0].progress.as_ref().unwrap().paths[0].link.clone();
+    scene.lab.fault(&format!("blackhole a {used}"));
+    let result = result_of(&migrating.wait());
+    scene.lab.fault(&format!("heal a {used}"));
+    assert!(says(&result, "nothing has arrived for 2 s"), "{result:#?}");
+    drop(heartbeat);
+    scene.assert_came_in_parts(&result);
+}
+
+fn a_target_whose_agent_stands_still_at_the_switchover_gets_the_vm_later() {
+    let scene = scene(BUSY);
+    let migrating = scene.migrate(&["--option", "tcp", "--post-copy"]);
+    let agent_of_b = scene.lab.agent_pid("b").unwrap();
+    kill_process(agent_of_b, Signal::STOP).unwrap();
+    // Nobody says whether it has what it needs, and it cannot go back.
+    eventually("the target is asked", || scene.step() == Some(Step::ResumeOnTarget));
+    kill_process(agent_of_b, Signal::CONT).unwrap();
+    let result = result_of(&migrating.wait());
+    assert!(says(&result, "hand-over recorded") && says(&result, "failed: "), "{result:#?}");
+    scene.assert_came_in_parts(&result);
+}
+
+fn agents_that_are_killed_meanwhile() {
+    kill_agents_meanwhile(&[]);
+}
+
+fn agents_that_are_killed_meanwhile_where_they_encrypt() {
+    kill_agents_meanwhile(&["--encrypt"]);
+}
+
+fn kill_agents_meanwhile(arguments: &[&str]) {
+    for killed in [&["a"][..], &["b"], &["a", "b"]] {
+        let scene = scene(BUSY);
+        let migrating = scene.until_the_rest_follows(arguments);
+        for host in killed {
+            scene.lab.stop_agent(host, Signal::KILL);
+        }
+        for host in killed {
+            scene.lab.start_agent(host);
+        }
+        drop(migrating);
+        let result = scene.last_result();
+        assert_eq!((result.outcome, &result.error), (Outcome::Completed, &None), "{killed:?}: {result:#?}");
+        scene.assert_settled("b");
+    }
+}
+
+fn a_qemu_that_ends_meanwhile_is_the_end_of_the_vm_and_is_told() {
+    for (host, words) in [("a", "the VM is lost"), ("b", "the VM has ended on the target")] {
+        let scene = scene(BUSY);
+        let migrating = scene.until_the_rest_follows(&[]);
+        scene.kill_qemu(host);
+        let result: MigrationResult = result_of(&migrating.wait());
+        let error = result.error.as_deref().unwrap_or_default();
+        assert!(result.outcome == Outcome::Completed && error.contains(words), "{result:#?}");
+        let vms = scene.lab.vms().vms;
+        assert_eq!((vms.len(), vms[0].host.as_str()), (1, "b"));
+        eventually("its QEMU is gone", || scene.lab.vms().vms[0].state != VmState::Running);
+        let agent_of_b = scene.lab.agent_socket("b");
+        scene.lab.drainpipe(&["vm", "start", "web", "--agent", &agent_of_b]).done();
+        scene.guest.wait_until_ready();
+        scene.assert_settled("b");
+    }
+}

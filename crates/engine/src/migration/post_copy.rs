@@ -1,0 +1,251 @@
+//! Post-copy: the VM runs on the target before its memory is there, and the rest follows.
+
+use super::{Action, Migration, Phase};
+use crate::problem::Problem;
+use crate::progress::Transferred;
+
+/// The longest pause that QEMU is allowed, in later rounds ([`super::downtime_limit_ms`]): what fits it goes whole.
+const LONGEST_PAUSE_MS: f64 = 300.0;
+
+/// How a round compares with the one before.
+///
+/// A VM whose memory gets dirty more slowly than half as fast as it is sent leaves less than half for each next round,
+/// and converges by itself. Of another one the rounds hardly become shorter, and QEMU would hold its CPUs back
+/// (`auto-converge` goes by the same half).
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Trigger {
+    round: u64,
+    left_bytes: u64,
+}
+
+impl Trigger {
+    /// Takes a reading. True when a round begins that is longer than half of the one before, and too long for a pause.
+    pub(super) fn fires(&mut self, transferred: &Transferred, is_much: bool) -> bool {
+        if transferred.rounds <= self.round {
+            return false;
+        }
+        let is_first = self.round == 0;
+        let before = std::mem::replace(&mut self.left_bytes, transferred.remaining_bytes);
+        self.round = transferred.rounds;
+        !is_first && is_much && transferred.remaining_bytes > before / 2
+    }
+}
+
+/// What of the memory follows the VM to the target.
+#[derive(Debug, Default)]
+pub(super) struct Rest {
+    follows: Follows,
+    /// Why it does not arrive.
+    pub(super) problem: Option<Problem>,
+    // It never will.
+    is_lost: bool,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Follows {
+    #[default]
+    No,
+    /// The hypervisor was told so, before the VM was paused.
+    Yes,
+    /// Another life of the migration began it: the target has to say.
+    Unknown,
+}
+
+impl Rest {
+    pub(super) fn unknown() -> Self {
+        Self { follows: Follows::Unknown, ..Self::default() }
+    }
+
+    pub(super) fn is_unknown(&self) -> bool {
+        self.follows == Follows::Unknown
+    }
+
+    pub(super) fn follows(&self) -> bool {
+        self.follows == Follows::Yes
+    }
+}
+
+impl Migration {
+    /// Whether it is time for post-copy, where that is allowed.
+    pub(super) fn consider_post_copy(&mut self, now_ms: f64, transferred: &Transferred) -> Option<Action> {
+        let is_allowed = self.plan.as_ref().is_some_and(|plan| plan.post_copy);
+        let is_much = self.meter.left_ms().is_none_or(|left_ms| left_ms > LONGEST_PAUSE_MS);
+        if self.phase != Phase::Copying
+            || self.rest.follows()
+            || !is_allowed
+            || !self.trigger.fires(transferred, is_much)
+        {
+            return None;
+        }
+        self.note(
+            now_ms,
+            "memory gets dirty as fast as it is sent: the rest of it will follow the VM (post-copy)",
+        );
+        // Before the action is given: it may take effect though its answer is lost.
+        self.rest.follows = Follows::Yes;
+        self.phase = Phase::BeginningPostCopy;
+        Some(Action::BeginPostCopy)
+    }
+
+    pub(super) fn post_copy_begun(&mut self, now_ms: f64) -> Option<Action> {
+        self.phase = Phase::Copying;
+        if self.cancel_requested { Some(self.undo(now_ms)) } else { None }
+    }
+
+    pub(super) fn send_rest(&mut self, now_ms: f64) -> Option<Action> {
+        self.phase = Phase::SendingRest;
+        self.note(now_ms, "the rest of its memory follows");
+        None
+    }
+
+    pub(super) fn rest_sent(&mut self, now_ms: f64) -> Option<Action> {
+        if self.phase != Phase::SendingRest {
+            return None;
+        }
+        self.timings.rest_sent_ms = Some(now_ms);
+        self.note(now_ms, "all of its memory is on the target");
+        Some(self.clean_up())
+    }
+
+    /// How the VM is there, the target says.
+    pub(super) fn rest_interrupted(&mut self, now_ms: f64, problem: Problem) -> Option<Action> {
+        if self.phase != Phase::SendingRest {
+            return None;
+        }
+        self.note(
+            now_ms,
+            format!("the rest of its memory does not arrive, so the VM may stand still: {problem}"),
+        );
+        self.rest.problem = Some(problem);
+        self.phase = Phase::AskingTarget { since_ms: now_ms };
+        Some(Action::AskTarget)
+    }
+
+    /// Unless all of it has arrived before.
+    pub(super) fn rest_lost(&mut self, now_ms: f64, problem: Problem) -> Option<Action> {
+        let action = self.rest_interrupted(now_ms, problem);
+        self.rest.is_lost |= action.is_some();
+        action
+    }
+
+    pub(super) fn runs_in_part(&mut self, now_ms: f64, since_ms: f64) -> Option<Action> {
+        self.note_resumed(now_ms);
+        self.rest.follows = Follows::Yes;
+        let Some(problem) = &self.rest.problem else { return self.send_rest(now_ms) };
+        if self.rest.is_lost {
+            let lost = "the VM is lost, as a part of its memory was still on the source; start it anew on the target";
+            self.error = Some(problem.clone().context(lost));
+            self.phase = Phase::EndingOnTarget;
+            return Some(Action::EndOnTarget);
+        }
+        self.phase = Phase::Reconnecting { since_ms };
+        Some(Action::Reconnect)
+    }
+
+    pub(super) fn reconnected(&mut self, now_ms: f64) -> Option<Action> {
+        self.rest.problem = None;
+        self.error = None;
+        self.meter.restart(now_ms);
+        self.send_rest(now_ms)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::migration::{Event, Limits, SourceState, TargetState};
+    use crate::result::Outcome;
+
+    /// One that an agent took up when the VM ran on the target, and a part of it was still here.
+    fn taken_up() -> Migration {
+        let (mut migration, _) = Migration::recover(Limits::default(), true);
+        let asked = migration.handle(0.0, Event::SourceSays(SourceState::LetGo));
+        assert_eq!(asked, Some(Action::AskTarget));
+        assert_eq!(migration.handle(0.0, Event::TargetSays(TargetState::RunningInPart)), None);
+        assert!(!migration.can_cancel());
+        migration
+    }
+
+    fn interrupted() -> Event {
+        Event::RestInterrupted(Problem::failed("connection reset"))
+    }
+
+    #[test]
+    fn a_migration_that_is_taken_up_ends_nothing_before_all_of_the_vm_is_there() {
+        let mut migration = taken_up();
+        assert_eq!(migration.handle(1.0, interrupted()), Some(Action::AskTarget));
+        let in_part = || Event::TargetSays(TargetState::RunningInPart);
+        assert_eq!(migration.handle(2.0, in_part()), Some(Action::Reconnect));
+        let unreachable = Event::Failed(Problem::failed("it does not answer"));
+        assert_eq!(migration.handle(3.0, unreachable), Some(Action::AskTarget));
+        assert_eq!(migration.handle(4.0, in_part()), Some(Action::Reconnect));
+        assert_eq!(migration.handle(5.0, Event::Done), None);
+        assert_eq!(migration.handle(6.0, Event::RestSent), Some(Action::CleanUp));
+        assert_eq!(migration.handle(7.0, Event::Done), Some(Action::Finish));
+        assert_eq!((migration.outcome(), migration.error()), (Some(Outcome::Completed), None));
+    }
+
+    #[test]
+    fn a_vm_of_which_a_part_is_lost_is_ended_where_it_stands_still() {
+        let mut migration = taken_up();
+        let lost = Event::RestLost(Problem::failed("its QEMU has ended"));
+        assert_eq!(migration.handle(1.0, lost), Some(Action::AskTarget));
+        let in_part = Event::TargetSays(TargetState::RunningInPart);
+        assert_eq!(migration.handle(1.0, in_part), Some(Action::EndOnTarget));
+        assert_eq!(migration.handle(2.0, Event::Done), Some(Action::CleanUp));
+        assert_eq!(migration.handle(3.0, Event::Done), Some(Action::Finish));
+        assert!(migration.error().unwrap().to_string().contains("the VM is lost"));
+    }
+
+    #[test]
+    fn one_that_has_crashed_there_meanwhile_is_told() {
+        let mut migration = taken_up();
+        assert_eq!(migration.handle(1.0, interrupted()), Some(Action::AskTarget));
+        let ended = Event::TargetSays(TargetState::Ended);
+        assert_eq!(migration.handle(2.0, ended), Some(Action::CleanUp));
+        assert_eq!(migration.handle(3.0, Event::Done), Some(Action::Finish));
+        assert!(migration.error().unwrap().to_string().contains("has ended on the target"));
+    }
+
+    fn begin(trigger: &mut Trigger, round: u64, left_bytes: u64) -> bool {
+        let reading =
+            Transferred { sent_bytes: 0, remaining_bytes: left_bytes, total_bytes: 1 << 30, rounds: round };
+        trigger.fires(&reading, true)
+    }
+
+    #[test]
+    fn it_fires_at_the_first_round_that_is_no_shorter_than_half_of_the_one_before() {
+        let mut trigger = Trigger::default();
+        assert!(!begin(&mut trigger, 1, 1_000));
+        assert!(!begin(&mut trigger, 1, 900), "within a round");
+        assert!(!begin(&mut trigger, 2, 400));
+        assert!(!begin(&mut trigger, 2, 399));
+        assert!(begin(&mut trigger, 3, 300));
+        assert!(!begin(&mut trigger, 3, 300), "once");
+    }
+
+    proptest! {
+        #[test]
+        fn a_vm_that_converges_by_itself_goes_without(
+            memory in 1_000_u64..1 << 40,
+            percents in prop::collection::vec(0..50_u64, 1..20),
+        ) {
+            let mut trigger = Trigger::default();
+            let mut left = memory;
+            prop_assert!(!begin(&mut trigger, 1, left));
+            for (round, percent) in percents.iter().enumerate() {
+                left = left * percent / 100;
+                prop_assert!(!begin(&mut trigger, round as u64 + 2, left));
+            }
+        }
+
+        #[test]
+        fn one_that_does_not_is_found_in_its_second_round(memory in 1_000_u64..1 << 40, percent in 51..300_u64) {
+            let mut trigger = Trigger::default();
+            begin(&mut trigger, 1, memory);
+            prop_assert!(begin(&mut trigger, 2, memory * percent / 100));
+        }
+    }
+}
