@@ -30,7 +30,9 @@ pub(crate) struct Learnt {
 
 /// What migrations to this target by this option have shown.
 pub(crate) fn of_target(agent: &Agent, target: &str, option: RequestedOption) -> Result<Learnt, Problem> {
-    let results = agent.journal.completed_to(target, option, RESULTS_MAX)?;
+    let mut results = agent.journal.completed_to(target, option, RESULTS_MAX)?;
+    // These went over one connection, whatever the option.
+    results.retain(|result| !result.post_copy_allowed);
     let saved = |result: &MigrationResult| {
         saved(result.compression?, result.transfer_ms, f64::from(result.others_at_once))
     };

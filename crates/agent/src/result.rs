@@ -69,6 +69,7 @@ pub(crate) fn assemble(
         held_ms: tenth(parts.held_ms),
         transfer_ms: tenth(parts.transfer_ms),
         completion_ms: tenth(parts.completion_ms),
+        post_copy_allowed: plan.is_some_and(|plan| plan.post_copy),
         post_copy_ms: parts.post_copy_ms.map(tenth),
         blackout_ms: parts.blackout_ms.map(tenth),
         guest_gap_ms: None,

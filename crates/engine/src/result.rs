@@ -51,6 +51,9 @@ pub struct MigrationResult {
     pub transfer_ms: f64,
     /// Steps 9 and 10, without `post_copy_ms`.
     pub completion_ms: f64,
+    /// Whether the VM might have run on the target before all its memory was there: then it went over one connection.
+    #[serde(default)]
+    pub post_copy_allowed: bool,
     /// How long the VM ran on the target before all its memory was there; absent if all of it was (no post-copy).
     #[serde(default)]
     pub post_copy_ms: Option<f64>,

@@ -55,9 +55,14 @@ impl Executor {
         }
     }
 
+    /// Whether what was sent may be a part of the VM, and its QEMU here one that cannot let it run any more.
+    fn may_be_in_parts(&self) -> bool {
+        self.is_post_copy_begun || self.running.is_taken_up
+    }
+
     /// Whether its QEMU here has failed, and may have let the VM run on.
     pub(super) async fn is_astray(&self) -> Result<bool, Problem> {
-        let Ok(vmm) = self.vmm() else { return Ok(false) };
+        let Some(vmm) = self.vmm().ok().filter(|_| self.may_be_in_parts()) else { return Ok(false) };
         let status = qemu::status(vmm, QMP_DEADLINE).await.map_err(Problem::failed)?.status;
         Ok(matches!(status, MigrationStatus::Failed | MigrationStatus::Cancelled))
     }
@@ -87,7 +92,7 @@ impl Executor {
     /// Fails where what the target has, or is about to have, may be what this host cannot let run any more. What has
     /// not arrived when the connection breaks does not arrive any more.
     pub(super) async fn check_not_needed_there(&self, is_mute: bool) -> Result<(), Problem> {
-        let Ok(vmm) = self.vmm() else { return Ok(()) };
+        let Some(vmm) = self.vmm().ok().filter(|_| self.may_be_in_parts()) else { return Ok(()) };
         let status = qemu::status(vmm, QMP_DEADLINE).await.map_err(Problem::failed)?.status;
         let is_needed = match status {
             MigrationStatus::PostcopyPaused => is_mute,
