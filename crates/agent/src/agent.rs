@@ -204,6 +204,7 @@ impl Agent {
         incoming::recover(self, waiting).await?;
         let out_of_reach = self.vms.out_of_reach();
         incoming::resume_recorded(self, |vm| !out_of_reach.iter().any(|name| name == vm)).await?;
+        incoming::take_up_parts(self).await?;
         drain::recover(self)?;
         outgoing::recover(self)?;
         out_of_reach::keep_trying(self);

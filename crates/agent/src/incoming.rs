@@ -19,7 +19,6 @@ use std::time::{Duration, Instant};
 use drainpipe_engine::facts::{HugePages, MemoryNeeds};
 use drainpipe_engine::inbound::Inbound;
 use drainpipe_engine::problem::Problem;
-use drainpipe_hypervisor::migration;
 use drainpipe_hypervisor::spec::{ResolvedSpec, VmSpec};
 use drainpipe_hypervisor::{Role, Vmm};
 use drainpipe_relay::Receiver;
@@ -33,9 +32,9 @@ pub(crate) use self::memory::{check_memory, huge_pages_free, memory_free_bytes, 
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use self::permit::check_described;
 pub(crate) use self::permit::permit;
-pub(crate) use self::post_copy::{connect_again, end_part};
+pub(crate) use self::post_copy::{connect_again, end_part, take_up_parts};
 use self::running::already_runs;
-pub(crate) use self::running::{run, view, wait_received};
+pub(crate) use self::running::{Order, run, view, wait_received};
 use self::silence::{GIVE_UP_AFTER, SILENCE_MAX};
 use crate::agent::Agent;
 use crate::api::types::TargetUse;
@@ -43,7 +42,7 @@ use crate::host;
 use crate::journal::{IncomingRecord, IncomingState};
 use crate::lock::lock;
 use crate::slots::Slots;
-use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE, needs};
+use crate::vms::{QEMU_DEADLINE, needs};
 
 /// The VMs on their way to this host.
 #[derive(Debug)]
@@ -244,14 +243,9 @@ pub(crate) async fn recover(agent: &Arc<Agent>, records: Vec<IncomingRecord>) ->
         };
         // Its QEMU lives, so the kernel knows of its huge pages.
         let reserved = MemoryNeeds { huge_pages: None, ..needs(&record.spec) };
-        let allows_post_copy = match &vmm {
-            // One that does not say is waited for in any case.
-            Some(vmm) => migration::allows_post_copy(vmm, QMP_DEADLINE).await.unwrap_or(true),
-            None => true,
-        };
         let now = Instant::now();
         let entry = IncomingVm {
-            allows_post_copy: AtomicBool::new(allows_post_copy),
+            allows_post_copy: AtomicBool::new(record.post_copy),
             reserved: Mutex::new(reserved),
             vmm: Mutex::new(vmm),
             // Its source is asked at once.

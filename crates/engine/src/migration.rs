@@ -260,12 +260,12 @@ impl Migration {
                 Some(Action::AskTarget)
             }
             (Phase::AskingSource, Event::SourceSays(SourceState::Kept)) => {
-                self.note(now_ms, "the VM has run on at the source");
+                self.note(now_ms, "the source has not let go of the VM");
                 // Known already, unless this life of it began with the question.
                 self.error.get_or_insert_with(|| {
                     Problem::failed(
-                        "the hand-over could not be recorded, and the record was found later: the VM had run on at \
-                         the source",
+                        "the agent stopped, or could not write, as the hand-over was recorded, and the VM had run on at \
+                         the source, or could",
                     )
                 });
                 self.phase = Phase::Revoking;
@@ -494,6 +494,9 @@ impl Migration {
         if self.rest.follows() && self.rest.problem.is_none() {
             // Whether all of it has been sent, the source's hypervisor knows.
             return self.send_rest(now_ms);
+        }
+        if self.rest.follows() {
+            self.timings.rest_sent_ms = Some(now_ms);
         }
         Some(self.clean_up())
     }

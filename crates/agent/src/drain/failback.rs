@@ -338,7 +338,7 @@ impl WayBack {
 
     /// Whether it ran on its target before all its memory was there.
     fn came_in_parts(&self, one: &MoveStatus) -> bool {
-        self.way_there(one).is_some_and(|result| result.post_copy_ms.is_some())
+        self.way_there(one).is_some_and(|result| result.post_copy_allowed || result.post_copy_ms.is_some())
     }
 
     fn way_there(&self, one: &MoveStatus) -> Option<MigrationResult> {

@@ -62,7 +62,10 @@ pub(crate) async fn connect(
     check_one_connection(&request.plan)?;
     let is_encrypted = request.plan.encryption.is_encrypted;
     entry.is_encrypted.store(is_encrypted, Ordering::Relaxed);
-    entry.allows_post_copy.store(request.plan.post_copy, Ordering::Relaxed);
+    if request.plan.post_copy {
+        agent.journal.allow_post_copy(id)?;
+        entry.allows_post_copy.store(true, Ordering::Relaxed);
+    }
     if !is_encrypted && let Some(why) = refuses_clear(&agent.facts().await?, &request.plan.paths) {
         return Err(Problem::refused(why));
     }

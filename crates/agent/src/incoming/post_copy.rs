@@ -51,7 +51,11 @@ pub(super) fn check_one_connection(plan: &Plan) -> Result<(), Problem> {
 
 /// Of one that was told to run here. An error where its QEMU does not say.
 pub(super) async fn how_it_runs(agent: &Agent, id: &str) -> Result<IncomingView, Problem> {
-    let Some(record) = agent.journal.incoming_record(id)? else { return Ok(IncomingView::Ended) };
+    let Some(record) = agent.journal.incoming_record(id)? else { return Ok(IncomingView::Running) };
+    if !record.post_copy {
+        // It came whole, whatever became of it.
+        return Ok(IncomingView::Running);
+    }
     if let Some(why) = agent.vms.out_of_reach_for(&record.vm) {
         return Err(Problem::failed(why));
     }
@@ -71,10 +75,6 @@ pub(super) async fn how_it_runs(agent: &Agent, id: &str) -> Result<IncomingView,
         Err(QmpError::Deadline { .. }) if entry.as_ref().is_some_and(|entry| entry.is_known_in_part()) => {
             Ok(IncomingView::RunningInPart)
         }
-        // It came whole, whatever keeps it from answering.
-        Err(_) if entry.is_some_and(|entry| !entry.allows_post_copy.load(Ordering::Relaxed)) => {
-            Ok(IncomingView::Running)
-        }
         Err(error) => Err(Problem::failed(error)),
     }
 }
@@ -86,6 +86,29 @@ async fn is_running_in_part(vmm: &Vmm) -> Result<bool, QmpError> {
     }
     let state = vmm.run_state(QMP_DEADLINE).await?;
     Ok(!matches!(state, RunState::FinishMigrate | RunState::Postmigrate))
+}
+
+/// Takes up the VMs of which a part was still to come when an earlier life of this agent ended.
+pub(crate) async fn take_up_parts(agent: &Arc<Agent>) -> Result<(), Problem> {
+    for record in agent.journal.post_copy_arrivals()? {
+        let is_last = agent.journal.last_incoming_of(&record.vm)?.as_ref() == Some(&record.id);
+        let vmm = agent.vms.running(&record.vm).filter(|vmm| is_last && vmm.alive());
+        if let Some(vmm) = vmm
+            // One that does not answer now has a part to come, for all that is known.
+            && is_running_in_part(&vmm).await.unwrap_or(true)
+        {
+            insert_unless_there(agent, coming_in_parts(record, vmm));
+        }
+    }
+    Ok(())
+}
+
+fn coming_in_parts(record: IncomingRecord, vmm: Arc<Vmm>) -> IncomingVm {
+    let entry = IncomingVm::new(record.id, record.source, record.spec);
+    *lock(&entry.vmm) = Some(vmm);
+    entry.allows_post_copy.store(true, Ordering::Relaxed);
+    entry.came_in_parts.store(true, Ordering::Relaxed);
+    entry
 }
 
 impl IncomingVm {
@@ -127,12 +150,8 @@ pub(crate) async fn connect_again(
     if !is_encrypted && let Some(why) = refuses_clear(&agent.facts().await?, &request.plan.paths) {
         return Err(Problem::refused(why));
     }
-    // Absent where this agent was started anew since.
-    let anew = IncomingVm::new(record.id, record.source, record.spec);
-    *lock(&anew.vmm) = Some(Arc::clone(&vmm));
-    anew.allows_post_copy.store(true, Ordering::Relaxed);
-    anew.came_in_parts.store(true, Ordering::Relaxed);
-    let entry = insert_unless_there(agent, anew);
+    let vm = record.vm.clone();
+    let entry = insert_unless_there(agent, coming_in_parts(record, Arc::clone(&vmm)));
     let _stepping = entry.stepping.lock().await;
     if entry.is_encrypted.load(Ordering::Relaxed) && !is_encrypted {
         return Err(Problem::refused("what has come of this VM was encrypted, and the rest must be too"));
@@ -141,7 +160,7 @@ pub(crate) async fn connect_again(
     migration::cut(&vmm, QMP_DEADLINE).await;
     entry.is_encrypted.store(is_encrypted, Ordering::Relaxed);
     *lock(&entry.relay) = None;
-    info!(vm = record.vm, source = entry.source, "listens for the rest of its memory");
+    info!(vm, source = entry.source, "listens for the rest of its memory");
     listen(agent, &entry, &vmm, &request, address, Listening::Again).await
 }
 

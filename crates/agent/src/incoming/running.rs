@@ -85,8 +85,17 @@ fn could_not_take_the_state(agent: &Agent, why: &str) -> Problem {
     Problem::failed(format!("{} could not take the state: {why}", agent.name()))
 }
 
+/// Whose word it is that a VM is to run here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// Its source's, which knows that the rest follows if not all of it is here.
+    Sources,
+    /// This host's own, by what the journals say.
+    Own,
+}
+
 /// Step 9: the VM runs here. Idempotent.
-pub(crate) async fn run(agent: &Agent, id: &str) -> Result<(), Problem> {
+pub(crate) async fn run(agent: &Agent, id: &str, order: Order) -> Result<(), Problem> {
     let Ok(entry) = agent.incoming.get(id) else { return already_runs(agent, id) };
     let _stepping = entry.stepping.lock().await;
     // It may be paused by now, on its way to a third host: an order that is repeated, or late, must
@@ -95,7 +104,7 @@ pub(crate) async fn run(agent: &Agent, id: &str) -> Result<(), Problem> {
         return already_runs(agent, id);
     }
     let vmm = entry.vmm()?;
-    if let Err(problem) = check_received(agent, &entry, &vmm).await {
+    if let Err(problem) = check_received(agent, &entry, &vmm, order).await {
         let was_told = matches!(agent.journal.incoming_state(id)?, Some((_, IncomingState::Running)));
         if was_told && !vmm.alive() {
             // Its QEMU ended just when it was told to run, which was not known then.
@@ -170,9 +179,17 @@ pub(super) async fn status_of(entry: &IncomingVm, vmm: &Vmm) -> Result<migration
     Ok(status)
 }
 
-pub(super) async fn check_received(agent: &Agent, entry: &IncomingVm, vmm: &Vmm) -> Result<(), Problem> {
+pub(super) async fn check_received(
+    agent: &Agent,
+    entry: &IncomingVm,
+    vmm: &Vmm,
+    order: Order,
+) -> Result<(), Problem> {
     let status = status_of(entry, vmm).await.map_err(Problem::failed)?;
-    if status.status == MigrationStatus::Completed || is_here_in_part(entry, &status, vmm).await? {
+    let may_be_in_part = order == Order::Sources;
+    if status.status == MigrationStatus::Completed
+        || may_be_in_part && is_here_in_part(entry, &status, vmm).await?
+    {
         return Ok(());
     }
     Err(Problem::failed(format!("not all state of the VM is on {}: {}", agent.name(), status.status)))

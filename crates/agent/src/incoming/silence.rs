@@ -9,7 +9,7 @@ use drainpipe_hypervisor::migration::MigrationStatus;
 use tracing::{debug, warn};
 
 use super::post_copy::how_it_runs;
-use super::running::{run, status_of, view};
+use super::running::{Order, run, status_of};
 use super::{IncomingVm, discard, finish_arrival};
 use crate::agent::Agent;
 use crate::api::types::{HandOverView, IncomingView};
@@ -76,7 +76,8 @@ async fn settle(agent: &Agent, entry: &IncomingVm, silence: Duration) -> Result<
         // QEMU has not answered yet when it was told to let it run.
         Some(IncomingState::Running) if !entry.is_adopted(agent) => {
             take_hold(agent, entry).await?;
-            return run(agent, &entry.id).await;
+            // Its source had ordered it.
+            return run(agent, &entry.id, Order::Sources).await;
         }
         Some(IncomingState::Running | IncomingState::Finished) => {
             let is_in_part = how_it_runs(agent, &entry.id).await? == IncomingView::RunningInPart;
@@ -94,11 +95,9 @@ async fn settle(agent: &Agent, entry: &IncomingVm, silence: Duration) -> Result<
         Ok(HandOverView::Pending) => entry.heard(),
         Ok(HandOverView::HandedOver) => {
             take_hold(agent, entry).await?;
-            // Of a source that has lost the rest, nobody knows whether the VM ran on there for a while. It orders it to
-            // run here, or nobody does.
-            if view(agent, &entry.id).await? != IncomingView::ReadyInPart {
-                run(agent, &entry.id).await?;
-            }
+            // What is here in part its source orders to run, or nobody does: nobody knows of one that has lost the rest
+            // whether the VM ran on there for a while.
+            run(agent, &entry.id, Order::Own).await?;
         }
         Ok(HandOverView::Refused | HandOverView::Unknown) => discard(agent, &entry.id, &entry.source).await?,
         Err(problem) if silence > entry.kept_for() && !may_have_all_state(agent, entry, silence).await => {

@@ -18,6 +18,8 @@ pub(crate) struct IncomingRecord {
     pub(crate) spec: VmSpec,
     /// What was decided about it.
     pub(crate) state: IncomingState,
+    /// Whether it may run here before all its memory is there.
+    pub(crate) post_copy: bool,
 }
 
 /// A VM that came here and may not have been let run yet.
@@ -193,6 +195,19 @@ impl Journal {
         self.run(|connection| incoming(connection, id))
     }
 
+    /// Records that a VM may run here before all its memory is there.
+    pub(crate) fn allow_post_copy(&self, id: &str) -> Result<(), JournalError> {
+        self.run(|connection| {
+            connection.execute("UPDATE incoming SET post_copy = 1 WHERE id = ?1", [id])?;
+            Ok(())
+        })
+    }
+
+    /// VMs that run here, or did, and may have before all their memory was there.
+    pub(crate) fn post_copy_arrivals(&self) -> Result<Vec<IncomingRecord>, JournalError> {
+        self.incoming_where("post_copy = 1 AND state IN ('running', 'finished')")
+    }
+
     /// The last migration by which a VM of this name came here, or was to.
     pub(crate) fn last_incoming_of(&self, vm: &str) -> Result<Option<String>, JournalError> {
         self.run(|connection| {
@@ -210,12 +225,16 @@ impl Journal {
     }
 
     fn incoming_in(&self, state: IncomingState) -> Result<Vec<IncomingRecord>, JournalError> {
+        self.incoming_where(&format!("state = '{}'", state.word()))
+    }
+
+    /// Of which something is left. The condition is one of ours.
+    fn incoming_where(&self, condition: &str) -> Result<Vec<IncomingRecord>, JournalError> {
         self.run(|connection| {
             let mut statement =
-                connection.prepare("SELECT id FROM incoming WHERE state = ?1 AND spec != ''")?;
-            let ids = statement
-                .query_map([state.word()], |row| row.get::<_, String>(0))?
-                .collect::<Result<Vec<_>, _>>()?;
+                connection.prepare(&format!("SELECT id FROM incoming WHERE spec != '' AND {condition}"))?;
+            let ids =
+                statement.query_map([], |row| row.get::<_, String>(0))?.collect::<Result<Vec<_>, _>>()?;
             ids.iter().filter_map(|id| incoming(connection, id).transpose()).collect()
         })
     }
@@ -228,16 +247,16 @@ pub(super) fn finish_arrivals_of(connection: &Connection, vm: &str) -> Result<()
 
 fn incoming(connection: &Connection, id: &str) -> Result<Option<IncomingRecord>, JournalCause> {
     let row = connection
-        .query_row("SELECT vm, source, spec, state FROM incoming WHERE id = ?1", [id], |row| {
-            Ok((row.get(0)?, row.get(1)?, row.get::<_, String>(2)?, row.get::<_, String>(3)?))
+        .query_row("SELECT vm, source, spec, state, post_copy FROM incoming WHERE id = ?1", [id], |row| {
+            Ok((row.get(0)?, row.get(1)?, row.get::<_, String>(2)?, row.get::<_, String>(3)?, row.get(4)?))
         })
         .optional()?;
-    let Some((vm, source, spec, state)) = row else { return Ok(None) };
+    let Some((vm, source, spec, state, post_copy)) = row else { return Ok(None) };
     // A refusal for an identifier that was never known has no specification, nor has one of which
     // nothing is left.
     if spec.is_empty() {
         return Ok(None);
     }
     let state = IncomingState::from_word(&state);
-    Ok(Some(IncomingRecord { id: id.into(), vm, source, spec: from_json(&spec)?, state }))
+    Ok(Some(IncomingRecord { id: id.into(), vm, source, spec: from_json(&spec)?, state, post_copy }))
 }

@@ -83,6 +83,9 @@ pub(super) const SCHEMA_CHANGES: &[&str] = &[
     DELETE FROM transfers_found;
     ALTER TABLE transfers_found ADD COLUMN targets INTEGER NOT NULL DEFAULT 1;
 ",
+    "
+    ALTER TABLE incoming ADD COLUMN post_copy INTEGER NOT NULL DEFAULT 0;
+",
 ];
 
 pub(super) fn open_connection(directory: &Path, path: &Path) -> Result<Connection, JournalCause> {

@@ -54,6 +54,8 @@ pub(super) struct Executor {
     claimed: Claimed,
     request: Request,
     reconnects: usize,
+    // The connection of what the VM needs to run.
+    broken_since: Option<Instant>,
     started_at: Timestamp,
     began: Instant,
     facts: Option<(HostFacts, HostFacts)>,
@@ -107,6 +109,7 @@ impl Executor {
             claimed,
             request: asked_for(request),
             reconnects: 0,
+            broken_since: None,
             started_at,
             began: Instant::now(),
             facts: None,

@@ -5,7 +5,7 @@
 
 use drainpipe_engine::migration::SourceState;
 use drainpipe_engine::problem::Problem;
-use drainpipe_hypervisor::migration::{self as qemu, MigrationStatus, TransferStatus};
+use drainpipe_hypervisor::migration::{self as qemu, MigrationStatus};
 use drainpipe_hypervisor::{RunState, Vmm};
 
 use std::time::{Duration, Instant};
@@ -24,7 +24,8 @@ pub(super) async fn source_state(vmm: Option<&Vmm>) -> Result<SourceState, Probl
     // In this order: a QEMU that was told to cancel lets the VM run before it says that it has cancelled.
     let transfer = qemu::status(vmm, QMP_DEADLINE).await.map_err(Problem::failed)?;
     let state = vmm.run_state(QMP_DEADLINE).await.map_err(Problem::failed)?;
-    judge(&transfer, &state)
+    let allows_post_copy = qemu::allows_post_copy(vmm, QMP_DEADLINE).await.map_err(Problem::failed)?;
+    judge(&transfer.status, &state, allows_post_copy)
 }
 
 /// As [`source_state`], once it is in a state to stay in.
@@ -38,11 +39,9 @@ pub(super) async fn settled_source_state(vmm: Option<&Vmm>) -> Result<SourceStat
     }
 }
 
-fn judge(transfer: &TransferStatus, state: &RunState) -> Result<SourceState, Problem> {
-    let status = &transfer.status;
-    let has_failed = matches!(status, MigrationStatus::Failed | MigrationStatus::Cancelled);
-    // Pages have followed, so the target had what it needs.
-    if has_failed && transfer.ram.is_some_and(|ram| ram.post_copy_bytes > 0) {
+fn judge(status: &MigrationStatus, state: &RunState, allows_post_copy: bool) -> Result<SourceState, Problem> {
+    // Of one that has failed QEMU does not say any more how much of it followed.
+    if allows_post_copy && matches!(status, MigrationStatus::Failed | MigrationStatus::Cancelled) {
         return Ok(SourceState::Astray);
     }
     match (status, state) {
@@ -68,29 +67,23 @@ fn judge(transfer: &TransferStatus, state: &RunState) -> Result<SourceState, Pro
 mod tests {
     use super::*;
 
-    /// With so many bytes that followed by post-copy.
-    fn transfer(status: &MigrationStatus, post_copy_bytes: u64) -> TransferStatus {
-        let ram = serde_json::json!({ "postcopy-bytes": post_copy_bytes });
-        serde_json::from_value(serde_json::json!({ "status": status.to_string(), "ram": ram })).unwrap()
-    }
-
     #[test]
     fn a_vm_is_let_go_of_only_while_it_stands_as_it_was_sent() {
         for state in [RunState::FinishMigrate, RunState::Postmigrate] {
-            assert_eq!(judge(&transfer(&MigrationStatus::Completed, 0), &state), Ok(SourceState::LetGo));
+            assert_eq!(judge(&MigrationStatus::Completed, &state, false), Ok(SourceState::LetGo));
         }
         for state in [RunState::Running, RunState::Paused, RunState::Shutdown, RunState::IoError] {
             for status in [MigrationStatus::Completed, MigrationStatus::Cancelled] {
-                assert_eq!(judge(&transfer(&status, 0), &state), Ok(SourceState::Kept));
+                assert_eq!(judge(&status, &state, false), Ok(SourceState::Kept));
             }
         }
     }
 
     #[test]
     fn with_post_copy_it_is_kept_until_it_is_sent_and_let_go_of_then() {
-        let judge = |status| judge(&transfer(&status, 0), &RunState::FinishMigrate);
+        let judge = |status| judge(&status, &RunState::FinishMigrate, true);
         assert_eq!(judge(MigrationStatus::PreSwitchover), Ok(SourceState::Kept));
-        assert!(judge(MigrationStatus::Device).is_err() && judge(MigrationStatus::Failed).is_err());
+        assert!(judge(MigrationStatus::Device).is_err());
         for sent in [MigrationStatus::PostcopyActive, MigrationStatus::PostcopyPaused] {
             assert_eq!(judge(sent), Ok(SourceState::LetGo));
         }
@@ -98,17 +91,15 @@ mod tests {
 
     #[test]
     fn one_that_may_run_on_in_a_moment_is_nobodys_yet() {
-        assert!(judge(&transfer(&MigrationStatus::Cancelling, 0), &RunState::FinishMigrate).is_err());
-        assert!(judge(&transfer(&MigrationStatus::None, 0), &RunState::Inmigrate).is_err());
+        assert!(judge(&MigrationStatus::Cancelling, &RunState::FinishMigrate, false).is_err());
+        assert!(judge(&MigrationStatus::None, &RunState::Inmigrate, false).is_err());
     }
 
     #[test]
-    fn one_whose_pages_followed_it_before_it_failed_may_be_the_targets() {
-        for state in [RunState::Running, RunState::Postmigrate] {
-            let failed =
-                |post_copy_bytes| judge(&transfer(&MigrationStatus::Failed, post_copy_bytes), &state);
-            assert_eq!(failed(1), Ok(SourceState::Astray));
-            assert_ne!(failed(0), Ok(SourceState::Astray));
+    fn with_post_copy_one_that_has_failed_may_be_the_targets() {
+        for state in [RunState::Running, RunState::Postmigrate, RunState::FinishMigrate] {
+            assert_eq!(judge(&MigrationStatus::Failed, &state, true), Ok(SourceState::Astray));
+            assert_ne!(judge(&MigrationStatus::Failed, &state, false), Ok(SourceState::Astray));
         }
     }
 }

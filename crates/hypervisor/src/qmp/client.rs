@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast, mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
@@ -24,6 +24,10 @@ const EVENTS_KEPT: usize = 256;
 /// Commands written but not yet taken by the socket.
 const COMMANDS_QUEUED: usize = 16;
 const READ_BYTES: usize = 16 * 1024;
+
+/// Questions that may wait in QEMU at a time. A QEMU that does not answer reads nothing more, not even what is out of
+/// band, once it has eight commands in its queue (7.2, 10.0).
+const QUESTIONS_MAX: usize = 4;
 const CONNECTING: &str = "the connection";
 
 /// How often it is tried to get into the queue of a QEMU that takes no connection at present.
@@ -43,12 +47,21 @@ pub struct QmpClient {
     events: broadcast::WeakSender<Event>,
     tasks: [JoinHandle<()>; 2],
     takes_out_of_band: bool,
+    questions: Arc<Semaphore>,
+}
+
+/// A command that waits for its answer.
+#[derive(Debug)]
+struct Pending {
+    answer: oneshot::Sender<Answer>,
+    // Given back when QEMU has answered, whether or not somebody waits for that still.
+    _question: Option<OwnedSemaphorePermit>,
 }
 
 /// The commands that wait for their answer.
 #[derive(Debug, Default)]
 struct Waiting {
-    by_id: HashMap<u64, oneshot::Sender<Answer>>,
+    by_id: HashMap<u64, Pending>,
     /// Why no answer will ever come any more.
     ended: Option<StreamEnd>,
 }
@@ -111,7 +124,16 @@ impl QmpClient {
             tokio::spawn(write_lines(queue, socket)),
         ];
         let next_id = AtomicU64::new(0);
-        Self { version, next_id, waiting, lines, events: weak_events, tasks, takes_out_of_band: false }
+        Self {
+            version,
+            next_id,
+            waiting,
+            lines,
+            events: weak_events,
+            tasks,
+            takes_out_of_band: false,
+            questions: Arc::new(Semaphore::new(QUESTIONS_MAX)),
+        }
     }
 
     /// The version that this QEMU says it is.
@@ -176,11 +198,22 @@ impl QmpClient {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let (answer, answered) = oneshot::channel();
         let ended = || StreamEnd::Closed.into_error(command);
-        if let Some(end) = self.wait_for(id, answer) {
+        let question = if command.starts_with("query-") {
+            let questions = Arc::clone(&self.questions);
+            Some(questions.acquire_owned().await.map_err(|_| ended())?)
+        } else {
+            None
+        };
+        let is_question = question.is_some();
+        if let Some(end) = self.wait_for(id, Pending { answer, _question: question }) {
             return Err(end.into_error(command));
         }
-        let _forget = ForgetOnDrop { waiting: &self.waiting, id };
+        let mut forget = ForgetOnDrop { waiting: &self.waiting, id: Some(id) };
         self.lines.send(encode(command, arguments, id, execution)).await.map_err(|_| ended())?;
+        if is_question {
+            // From now on it is in QEMU's queue, also if nobody waits for the answer.
+            forget.id = None;
+        }
         match answered.await.map_err(|_| ended())? {
             Ok(value) => Ok(value),
             Err(Failure::Ended(end)) => Err(end.into_error(command)),
@@ -190,10 +223,10 @@ impl QmpClient {
         }
     }
 
-    fn wait_for(&self, id: u64, answer: oneshot::Sender<Answer>) -> Option<StreamEnd> {
+    fn wait_for(&self, id: u64, pending: Pending) -> Option<StreamEnd> {
         let mut waiting = lock(&self.waiting);
         if waiting.ended.is_none() {
-            waiting.by_id.insert(id, answer);
+            waiting.by_id.insert(id, pending);
         }
         waiting.ended.clone()
     }
@@ -228,12 +261,15 @@ impl Drop for QmpClient {
 /// Takes a command off the list also when its caller gave up.
 struct ForgetOnDrop<'a> {
     waiting: &'a Mutex<Waiting>,
-    id: u64,
+    // None for one that is taken off by its answer only.
+    id: Option<u64>,
 }
 
 impl Drop for ForgetOnDrop<'_> {
     fn drop(&mut self) {
-        lock(self.waiting).by_id.remove(&self.id);
+        if let Some(id) = self.id {
+            lock(self.waiting).by_id.remove(&id);
+        }
     }
 }
 
@@ -308,14 +344,14 @@ async fn read_messages(
     waiting.ended = Some(end.clone());
     for (_, command) in waiting.by_id.drain() {
         // A caller that gave up no longer listens.
-        drop(command.send(Err(Failure::Ended(end.clone()))));
+        drop(command.answer.send(Err(Failure::Ended(end.clone()))));
     }
 }
 
 fn answer(waiting: &Mutex<Waiting>, id: u64, result: Result<Value, CommandError>) {
     if let Some(command) = lock(waiting).by_id.remove(&id) {
         // A caller that gave up no longer listens.
-        drop(command.send(result.map_err(Failure::Refused)));
+        drop(command.answer.send(result.map_err(Failure::Refused)));
     }
 }
 

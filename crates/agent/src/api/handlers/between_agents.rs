@@ -358,7 +358,7 @@ async fn run(
     MigrationId(id): MigrationId,
 ) -> Answer<()> {
     check_source(&agent, &caller, &id)?;
-    Ok(Json(incoming::run(&agent, &id).await?))
+    Ok(Json(incoming::run(&agent, &id, incoming::Order::Sources).await?))
 }
 
 /// Post-copy: listen for the rest of the memory

@@ -15,6 +15,7 @@ use super::Executor;
 use super::transferring::listening_at;
 use crate::api::types::{ConnectionRequest, Endpoint};
 use crate::outgoing::{Meeting, Running, meet};
+use crate::precedence;
 use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
 
 /// How long a new connection may take until pages go over it.
@@ -23,6 +24,9 @@ const RECOVERED_WITHIN: Duration = Duration::from_mins(2);
 
 /// How long QEMU may take to send what the VM needs, once the target has it or gives it up.
 const LET_GO_WITHIN: Duration = Duration::from_secs(15);
+
+/// How long a target may take for what has come before the connection broke.
+const TAKEN_IN_WITHIN: Duration = Duration::from_secs(5);
 
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
@@ -91,11 +95,15 @@ impl Executor {
 
     /// Fails where what the target has, or is about to have, may be what this host cannot let run any more. What has
     /// not arrived when the connection breaks does not arrive any more.
-    pub(super) async fn check_not_needed_there(&self, is_mute: bool) -> Result<(), Problem> {
+    pub(super) async fn check_not_needed_there(&mut self, is_mute: bool) -> Result<(), Problem> {
         let Some(vmm) = self.vmm().ok().filter(|_| self.may_be_in_parts()) else { return Ok(()) };
         let status = qemu::status(vmm, QMP_DEADLINE).await.map_err(Problem::failed)?.status;
         let is_needed = match status {
-            MigrationStatus::PostcopyPaused => is_mute,
+            // What the target has got by then it may have to take in still.
+            MigrationStatus::PostcopyPaused => {
+                let since = *self.broken_since.get_or_insert_with(Instant::now);
+                is_mute || since.elapsed() < TAKEN_IN_WITHIN
+            }
             MigrationStatus::Device | MigrationStatus::PostcopyDevice => true,
             status => status.is_post_copy(),
         };
@@ -109,6 +117,9 @@ impl Executor {
     pub(super) async fn look_at_rest(&mut self) -> Event {
         if !self.is_limit_lifted {
             self.lift_limit().await;
+            if let Ok(vmm) = self.vmm() {
+                precedence::end_soon(vmm);
+            }
         }
         let status = match self.status().await {
             Ok(Some(status)) => status,
