@@ -140,6 +140,12 @@ pub enum PlanError {
 pub type PathTrial = Result<(), String>;
 
 impl Plan {
+    /// The same plan, its paths seen from the other end.
+    #[must_use]
+    pub fn reversed(&self) -> Self {
+        Self { paths: self.paths.iter().map(Path::reversed).collect(), ..self.clone() }
+    }
+
     /// Whether a relay stands on either host between QEMU and the network.
     pub fn is_relayed(&self) -> bool {
         self.is_compressed || self.encryption.is_encrypted

@@ -63,7 +63,7 @@ pub(super) async fn how_it_runs(agent: &Agent, id: &str) -> Result<IncomingView,
         return Ok(IncomingView::Ended);
     };
     // It may have come again by another one since.
-    if agent.journal.last_incoming_of(&record.vm)?.as_deref() != Some(id) {
+    if !agent.journal.is_last_incoming(&record)? {
         return Ok(IncomingView::Running);
     }
     let entry = agent.incoming.peek(id);
@@ -91,7 +91,7 @@ async fn is_running_in_part(vmm: &Vmm) -> Result<bool, QmpError> {
 /// Takes up the VMs of which a part was still to come when an earlier life of this agent ended.
 pub(crate) async fn take_up_parts(agent: &Arc<Agent>) -> Result<(), Problem> {
     for record in agent.journal.post_copy_arrivals()? {
-        let is_last = agent.journal.last_incoming_of(&record.vm)?.as_ref() == Some(&record.id);
+        let is_last = agent.journal.is_last_incoming(&record)?;
         let vmm = agent.vms.running(&record.vm).filter(|vmm| is_last && vmm.alive());
         if let Some(vmm) = vmm
             // One that does not answer now has a part to come, for all that is known.
@@ -124,7 +124,7 @@ async fn running_in_part(agent: &Agent, id: &str) -> Result<(IncomingRecord, Arc
         || Problem::conflict(format!("nothing more is to come to {} of migration {id}", agent.name()));
     let record = agent.journal.incoming_record(id)?.ok_or_else(nothing_to_come)?;
     let is_here = matches!(record.state, IncomingState::Running | IncomingState::Finished);
-    if !is_here || agent.journal.last_incoming_of(&record.vm)?.as_deref() != Some(id) {
+    if !is_here || !agent.journal.is_last_incoming(&record)? {
         return Err(nothing_to_come());
     }
     let vmm = agent.vms.get_running(&record.vm)?;

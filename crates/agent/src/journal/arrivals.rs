@@ -208,15 +208,12 @@ impl Journal {
         self.incoming_where("post_copy = 1 AND state IN ('running', 'finished')")
     }
 
-    /// The last migration by which a VM of this name came here, or was to.
-    pub(crate) fn last_incoming_of(&self, vm: &str) -> Result<Option<String>, JournalError> {
-        self.run(|connection| {
-            Ok(connection
-                .query_row("SELECT id FROM incoming WHERE vm = ?1 ORDER BY rowid DESC LIMIT 1", [vm], |row| {
-                    row.get(0)
-                })
-                .optional()?)
-        })
+    /// Whether no VM of this name came here, or was to, by a later migration.
+    pub(crate) fn is_last_incoming(&self, record: &IncomingRecord) -> Result<bool, JournalError> {
+        const LAST: &str = "SELECT id FROM incoming WHERE vm = ?1 ORDER BY rowid DESC LIMIT 1";
+        let last: Option<String> = self
+            .run(|connection| Ok(connection.query_row(LAST, [&record.vm], |row| row.get(0)).optional()?))?;
+        Ok(last.as_ref() == Some(&record.id))
     }
 
     /// VMs on their way here about which nothing final was decided.

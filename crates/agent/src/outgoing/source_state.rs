@@ -3,13 +3,12 @@
 //! A commit of the journal that failed, as on a full disk, may be found in the write-ahead log by the next life of the
 //! agent. The life before took it for failed, and let the VM run on here: docs/decisions.md, 7.
 
+use std::time::{Duration, Instant};
+
 use drainpipe_engine::migration::SourceState;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::migration::{self as qemu, MigrationStatus};
 use drainpipe_hypervisor::{RunState, Vmm};
-
-use std::time::{Duration, Instant};
-
 use tokio::time::sleep;
 
 use crate::vms::QMP_DEADLINE;
@@ -22,10 +21,10 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 pub(super) async fn source_state(vmm: Option<&Vmm>) -> Result<SourceState, Problem> {
     let Some(vmm) = vmm.filter(|vmm| vmm.alive()) else { return Ok(SourceState::LetGo) };
     // In this order: a QEMU that was told to cancel lets the VM run before it says that it has cancelled.
-    let transfer = qemu::status(vmm, QMP_DEADLINE).await.map_err(Problem::failed)?;
+    let status = qemu::status(vmm, QMP_DEADLINE).await.map_err(Problem::failed)?.status;
     let state = vmm.run_state(QMP_DEADLINE).await.map_err(Problem::failed)?;
     let allows_post_copy = qemu::allows_post_copy(vmm, QMP_DEADLINE).await.map_err(Problem::failed)?;
-    judge(&transfer.status, &state, allows_post_copy)
+    judge(&status, &state, allows_post_copy)
 }
 
 /// As [`source_state`], once it is in a state to stay in.

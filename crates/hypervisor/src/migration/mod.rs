@@ -20,7 +20,7 @@
 //!   start ───────── active ────────────────► (inmigrate)
 //!   start_post_copy
 //!   (pre-switchover: guest stopped)
-//!   switch_over ─── postcopy-active ───────► postcopy-active (inmigrate, then paused: may_run)
+//!   switch_over ─── postcopy-active ───────► postcopy-active (inmigrate, then paused: lets_run)
 //!   (finish-migrate: never runs again)       run          ← the guest runs and fetches pages
 //!   pages           completed ─────────────► completed
 //!
@@ -227,12 +227,6 @@ pub async fn status(vmm: &Vmm, deadline: Duration) -> Result<TransferStatus, Qmp
     Ok(status)
 }
 
-/// Whether a target has all that its guest needs to run: see [`MigrationStatus::lets_run`].
-pub async fn may_run(vmm: &Vmm, deadline: Duration) -> Result<bool, QmpError> {
-    let status = status(vmm, deadline).await?.status;
-    Ok(status.lets_run(&vmm.run_state(deadline).await?))
-}
-
 /// Lets a source in pre-switchover send the last of its memory and its devices' state; after [`start_post_copy`] the
 /// state alone, and then the memory that the target has not got.
 pub async fn switch_over(vmm: &Vmm, deadline: Duration) -> Result<(), QmpError> {
@@ -357,8 +351,9 @@ async fn final_status(
     }
 }
 
-/// Lets the guest run: on the target as the commit of a migration, or once it [may](may_run) in post-copy; on the
-/// source after a failed one (which is to be cancelled first if it has not ended). Does nothing if it runs already.
+/// Lets the guest run: on the target as the commit of a migration, or once its status
+/// [lets it](MigrationStatus::lets_run) in post-copy; on the source after a failed one (which is to be cancelled first if
+/// it has not ended). Does nothing if it runs already.
 ///
 /// Waits while QEMU is still ending a migration. Refuses in `inmigrate`: there `cont` would not
 /// run the guest now, but make QEMU run it by itself once all has arrived. Refuses on a source that is in post-copy;

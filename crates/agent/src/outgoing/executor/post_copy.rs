@@ -4,7 +4,6 @@ use std::time::{Duration, Instant};
 
 use drainpipe_engine::migration::Event;
 use drainpipe_engine::option::RequestedOption;
-use drainpipe_engine::path::Path;
 use drainpipe_engine::plan::{Plan, Request};
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_hypervisor::migration::{self as qemu, MigrationStatus};
@@ -165,11 +164,7 @@ impl Executor {
         let path = made.paths.get(self.reconnects % made.paths.len().max(1)).cloned();
         self.reconnects += 1;
         let plan = Plan { paths: path.into_iter().collect(), ..made };
-        let request = ConnectionRequest {
-            plan: Plan { paths: plan.paths.iter().map(Path::reversed).collect(), ..plan.clone() },
-            migration_address: None,
-            watch: None,
-        };
+        let request = ConnectionRequest { plan: plan.reversed(), migration_address: None, watch: None };
         let endpoint: Endpoint = self.peer()?.post(&self.incoming("reconnection"), &request).await?;
         let address = listening_at(&plan, &endpoint).map_err(Problem::failed)?;
         let (relay, send_to) = self.relay_to(&plan, &endpoint, address, None)?;

@@ -115,9 +115,8 @@ impl Executor {
     }
 
     async fn ask_to_listen(&self, plan: &Plan, watch: Option<WatchEnd>) -> Result<Endpoint, Problem> {
-        let reversed = plan.paths.iter().map(Path::reversed).collect();
         let request = ConnectionRequest {
-            plan: Plan { paths: reversed, ..plan.clone() },
+            plan: plan.reversed(),
             migration_address: self.facts.as_ref().and_then(|(source, _)| source.migration_address),
             watch,
         };
