@@ -22,7 +22,7 @@ pub struct Gap {
 pub struct Statistics {
     /// Packets sent, or tried to: one that the host itself could not send counts, too.
     pub sent: u64,
-    /// Answers that arrived. It says little about a silence, in which packets wait in buffers or
+    /// Answers to them that arrived. It says little about a silence, in which packets wait in buffers or
     /// are lost by turns; the gaps say how long it was.
     pub answered: u64,
     /// The longest time between two consecutive answers, in ms. The time from the start of the
@@ -42,22 +42,26 @@ pub struct Statistics {
 pub(super) struct Tracker {
     start: Instant,
     last_arrival: Instant,
+    // The first packet that this measurement sent, by its sequence number.
+    first_sent: Option<u64>,
     statistics: Statistics,
 }
 
 impl Tracker {
     pub(super) fn new(start: Instant) -> Self {
-        Self { start, last_arrival: start, statistics: Statistics::default() }
+        Self { start, last_arrival: start, first_sent: None, statistics: Statistics::default() }
     }
 
-    pub(super) fn sent(&mut self, late_by: Duration) {
+    pub(super) fn sent(&mut self, sequence: u64, late_by: Duration) {
+        self.first_sent.get_or_insert(sequence);
         self.statistics.sent += 1;
         let longest = &mut self.statistics.longest_stall_ms;
         *longest = longest.max(milliseconds(late_by));
     }
 
-    pub(super) fn arrived(&mut self, now: Instant) {
-        self.statistics.answered += 1;
+    pub(super) fn arrived(&mut self, sequence: u64, now: Instant) {
+        // An answer to a packet of before the last reset ends a silence too.
+        self.statistics.answered += u64::from(self.first_sent.is_some_and(|first| first <= sequence));
         let gap = self.gap(now);
         record(&mut self.statistics, gap);
         self.last_arrival = self.last_arrival.max(now);
@@ -103,9 +107,9 @@ mod tests {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
         let mut tracker = Tracker::new(start);
-        for &arrival_ms in arrivals_ms {
-            tracker.sent(Duration::ZERO);
-            tracker.arrived(at(arrival_ms));
+        for (sequence, &arrival_ms) in (0..).zip(arrivals_ms) {
+            tracker.sent(sequence, Duration::ZERO);
+            tracker.arrived(sequence, at(arrival_ms));
         }
         tracker.statistics(at(now_ms))
     }
@@ -118,6 +122,20 @@ mod tests {
     fn a_silence_that_goes_on_counts() {
         assert_close(track(&[1, 2, 3], 503).longest_gap_ms, 500.0);
         assert_close(track(&[], 40).longest_gap_ms, 40.0);
+    }
+
+    #[test]
+    fn answers_to_what_was_sent_before_end_a_silence_and_are_not_counted() {
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let mut tracker = Tracker::new(start);
+        tracker.arrived(6, at(5));
+        tracker.sent(8, Duration::ZERO);
+        tracker.arrived(7, at(15));
+        tracker.arrived(8, at(25));
+        let statistics = tracker.statistics(at(25));
+        assert_eq!((statistics.sent, statistics.answered), (1, 1));
+        assert_close(statistics.longest_gap_ms, 10.0);
     }
 
     #[test]

@@ -153,7 +153,7 @@ fn beat(interval: Duration, socket: &UdpSocket, address: SocketAddr, shared: &Sh
         if let Some(late_by) = now.checked_duration_since(due) {
             // Not sent is not answered, which is what the heartbeat is there to count.
             let _ = socket.send_to(&beat.encode(), address);
-            shared.tracker().sent(late_by);
+            shared.tracker().sent(beat.sequence, late_by);
             beat.sequence += 1;
             due = (due + interval).max(now);
         }
@@ -182,20 +182,22 @@ impl Answers {
         let mut packet = [0; BEAT_BYTES + 1];
         for _ in 0..ANSWERS_PER_WAKE_MAX {
             let Ok((length, sender)) = socket.recv_from(&mut packet) else { return };
-            if sender == self.address && self.accept(&packet[..length], sent) {
-                shared.tracker().arrived(Instant::now());
+            if sender == self.address
+                && let Some(sequence) = self.accept(&packet[..length], sent)
+            {
+                shared.tracker().arrived(sequence, Instant::now());
             }
         }
     }
 
-    fn accept(&mut self, packet: &[u8], sent: u64) -> bool {
-        match Beat::decode(packet) {
-            Some(beat) if beat.session == self.session && (self.next..sent).contains(&beat.sequence) => {
-                self.next = beat.sequence + 1;
-                true
-            }
-            _ => false,
-        }
+    /// The sequence number of the packet that this is an answer to, if it is one that counts.
+    fn accept(&mut self, packet: &[u8], sent: u64) -> Option<u64> {
+        let beat = Beat::decode(packet)?;
+        let counts = beat.session == self.session && (self.next..sent).contains(&beat.sequence);
+        counts.then(|| {
+            self.next = beat.sequence + 1;
+            beat.sequence
+        })
     }
 }
 
@@ -208,11 +210,11 @@ mod tests {
         let address = SocketAddr::from(([127, 0, 0, 1], 1));
         let mut answers = Answers { address, session: 7, next: 0 };
         let packet = |session, sequence| Beat { session, sequence }.encode();
-        assert!(answers.accept(&packet(7, 0), 3));
-        assert!(!answers.accept(&packet(7, 0), 3), "came twice");
-        assert!(!answers.accept(&packet(7, 3), 3), "not sent yet");
-        assert!(!answers.accept(&packet(8, 1), 3), "another session's");
-        assert!(!answers.accept(&packet(7, 1)[1..], 3), "too short");
-        assert!(answers.accept(&packet(7, 2), 3));
+        assert_eq!(answers.accept(&packet(7, 0), 3), Some(0));
+        assert_eq!(answers.accept(&packet(7, 0), 3), None, "came twice");
+        assert_eq!(answers.accept(&packet(7, 3), 3), None, "not sent yet");
+        assert_eq!(answers.accept(&packet(8, 1), 3), None, "another session's");
+        assert_eq!(answers.accept(&packet(7, 1)[1..], 3), None, "too short");
+        assert_eq!(answers.accept(&packet(7, 2), 3), Some(2));
     }
 }
