@@ -632,6 +632,7 @@ const FAULT_EXAMPLES: &str = "\
 Faults:
   link-down HOST LINK         pull the cable at that end      link-up HOST LINK puts it back
   blackhole HOST LINK [receive|send|both]                     link up, nothing passes
+  blackhole-above HOST LINK BYTES [receive|send|both]         link up, only frames of up to so many bytes pass
   loss HOST LINK PERCENT      so many packets of a hundred are lost, in both directions
   rate LINK MBPS|unlimited    another rate
   mtu HOST LINK BYTES         another MTU at that end

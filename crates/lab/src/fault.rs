@@ -38,6 +38,18 @@ pub enum Fault {
         /// Which way, as seen from the host.
         direction: Direction,
     },
+    /// Frames with more than so many bytes do not get through, and nobody is told, as where a switch on the way has
+    /// a smaller MTU. A GSO packet is one frame, as large as all its segments.
+    BlackholeAbove {
+        /// For this host.
+        host: String,
+        /// The link's name.
+        link: String,
+        /// The largest that passes, in bytes, without the link's own header.
+        bytes: u32,
+        /// Which way, as seen from the host.
+        direction: Direction,
+    },
     /// Ends the link's faults on this host: brings it up, lets everything through, and gives it
     /// the MTU of the specification. The rate, which is the whole link's, stays.
     Heal {
@@ -75,7 +87,7 @@ pub enum Fault {
     },
 }
 
-/// Which way a [`Fault::Blackhole`] swallows packets, as seen from the host.
+/// Which way a black hole swallows packets, as seen from the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Direction {
@@ -88,8 +100,8 @@ pub enum Direction {
 }
 
 const USAGE: &str = "a fault is one of: link-down HOST LINK, link-up HOST LINK, \
-     blackhole HOST LINK [both|receive|send], heal HOST LINK, rate LINK MBPS|unlimited, \
-     loss HOST LINK PERCENT, mtu HOST LINK BYTES";
+     blackhole HOST LINK [both|receive|send], blackhole-above HOST LINK BYTES [both|receive|send], \
+     heal HOST LINK, rate LINK MBPS|unlimited, loss HOST LINK PERCENT, mtu HOST LINK BYTES";
 
 /// Why words do not make a [`Fault`].
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -125,6 +137,12 @@ impl Fault {
             ["link-up", host, link] => Ok(Self::LinkUp { host: owned(host), link: owned(link) }),
             ["blackhole", host, link] => Ok(Self::blackhole(host, link, Direction::Both)),
             ["blackhole", host, link, direction] => Ok(Self::blackhole(host, link, direction.parse()?)),
+            ["blackhole-above", host, link, bytes] => {
+                Self::blackhole_above(host, link, bytes, Direction::Both)
+            }
+            ["blackhole-above", host, link, bytes, direction] => {
+                Self::blackhole_above(host, link, bytes, direction.parse()?)
+            }
             ["heal", host, link] => Ok(Self::Heal { host: owned(host), link: owned(link) }),
             ["loss", host, link, percent] => {
                 Ok(Self::Loss { host: owned(host), link: owned(link), percent: parse_percent(percent)? })
@@ -135,9 +153,10 @@ impl Fault {
                 link: owned(link),
                 mtu_bytes: parse_number("an MTU in bytes", "9000", mtu)?,
             }),
-            ["link-down" | "link-up" | "blackhole" | "heal" | "loss" | "rate" | "mtu", ..] => {
-                Err(FaultParseError::Words(words.join(" ")))
-            }
+            [
+                "link-down" | "link-up" | "blackhole" | "blackhole-above" | "heal" | "loss" | "rate" | "mtu",
+                ..,
+            ] => Err(FaultParseError::Words(words.join(" "))),
             [] => Err(FaultParseError::Unknown(String::new())),
             [word, ..] => Err(FaultParseError::Unknown(owned(word))),
         }
@@ -145,6 +164,16 @@ impl Fault {
 
     fn blackhole(host: &str, link: &str, direction: Direction) -> Self {
         Self::Blackhole { host: host.to_owned(), link: link.to_owned(), direction }
+    }
+
+    fn blackhole_above(
+        host: &str,
+        link: &str,
+        bytes: &str,
+        direction: Direction,
+    ) -> Result<Self, FaultParseError> {
+        let bytes = parse_number("the largest frame that passes in bytes", "1400", bytes)?;
+        Ok(Self::BlackholeAbove { host: host.to_owned(), link: link.to_owned(), bytes, direction })
     }
 
     /// The batches that make this fault in the lab of `spec`.
@@ -158,15 +187,13 @@ impl Fault {
             }
             Self::Rate { link, rate_mbps } => rate_change(spec, link, *rate_mbps),
             Self::Blackhole { host, link, direction } => {
-                let drops = drops(spec, host, link)?;
-                Ok(drops
-                    .iter()
-                    .filter(|drop| direction.includes(drop.way))
-                    .map(|drop| drop.make(DROP_ALL))
-                    .collect())
+                drop_change(spec, host, link, *direction, Dropped::All)
+            }
+            Self::BlackholeAbove { host, link, bytes, direction } => {
+                drop_change(spec, host, link, *direction, Dropped::Above(*bytes))
             }
             Self::Loss { host, link, percent } => {
-                Ok(drops(spec, host, link)?.iter().map(|drop| drop.make(*percent)).collect())
+                drop_change(spec, host, link, Direction::Both, Dropped::Percent(*percent))
             }
             Self::Heal { host, link } => {
                 let mut batches: Vec<Batch> = drops(spec, host, link)?.iter().map(Drop::remove).collect();
@@ -186,6 +213,9 @@ impl fmt::Display for Fault {
             Self::LinkUp { host, link } => write!(f, "link-up {host} {link}"),
             Self::Blackhole { host, link, direction } => {
                 write!(f, "blackhole {host} {link} {direction}")
+            }
+            Self::BlackholeAbove { host, link, bytes, direction } => {
+                write!(f, "blackhole-above {host} {link} {bytes} {direction}")
             }
             Self::Heal { host, link } => write!(f, "heal {host} {link}"),
             Self::Loss { host, link, percent } => write!(f, "loss {host} {link} {percent}"),
@@ -235,7 +265,7 @@ fn parse_rate(word: &str) -> Result<Option<u64>, FaultParseError> {
 fn parse_percent(word: &str) -> Result<u8, FaultParseError> {
     let (what, example) = ("a loss in percent (1 to 99)", "5");
     let percent = parse_number(what, example, word)?;
-    if (1..DROP_ALL).contains(&percent) {
+    if (1..100).contains(&percent) {
         return Ok(percent);
     }
     Err(FaultParseError::Number { what, example, word: word.to_owned() })
@@ -253,6 +283,18 @@ fn interface_change(spec: &LabSpec, host: &str, link: &str, change: &str) -> Res
     let End { namespace, interface } = near_end(spec, spec.host_index(host)?, spec.link_index(link)?);
     let command = format!("link set {interface} {change}");
     Ok(vec![Batch::new(Program::Ip, &namespace, vec![command])])
+}
+
+fn drop_change(
+    spec: &LabSpec,
+    host: &str,
+    link: &str,
+    direction: Direction,
+    dropped: Dropped,
+) -> Result<Vec<Batch>, SpecError> {
+    let drops = drops(spec, host, link)?;
+    let of_direction = drops.iter().filter(|drop| direction.includes(drop.way));
+    Ok(of_direction.map(|drop| drop.make(dropped)).collect())
 }
 
 fn rate_change(spec: &LabSpec, link: &str, rate_mbps: Option<u64>) -> Result<Vec<Batch>, SpecError> {
@@ -285,14 +327,46 @@ pub(crate) struct Drop {
     pub(crate) table: String,
 }
 
-/// The percentage of a blackhole.
-pub(crate) const DROP_ALL: u8 = 100;
+/// What is dropped where packets arrive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Dropped {
+    /// Every one.
+    All,
+    /// So many of a hundred, at random.
+    Percent(u8),
+    /// Those with more bytes.
+    Above(u32),
+}
 
-const CHAIN_PREFIX: &str = "drops_percent_";
+const ALL: &str = "drops_all";
+const PERCENT: &str = "drops_percent_";
+const ABOVE: &str = "drops_above_";
 
-/// What a chain drops, by its name.
-pub(crate) fn dropped_percent(chain: &str) -> Option<u8> {
-    chain.strip_prefix(CHAIN_PREFIX)?.parse().ok()
+impl Dropped {
+    /// What a chain of this name drops.
+    pub(crate) fn by_chain(chain: &str) -> Option<Self> {
+        let percent = || Some(Self::Percent(chain.strip_prefix(PERCENT)?.parse().ok()?));
+        let above = || Some(Self::Above(chain.strip_prefix(ABOVE)?.parse().ok()?));
+        (chain == ALL).then_some(Self::All).or_else(percent).or_else(above)
+    }
+
+    /// The name of its chain, where [`Self::by_chain`] finds it again.
+    fn chain(self) -> String {
+        match self {
+            Self::All => ALL.to_owned(),
+            Self::Percent(percent) => format!("{PERCENT}{percent}"),
+            Self::Above(bytes) => format!("{ABOVE}{bytes}"),
+        }
+    }
+
+    /// The rule of nftables.
+    fn rule(self) -> String {
+        match self {
+            Self::All => "drop".to_owned(),
+            Self::Percent(percent) => format!("numgen random mod 100 < {percent} drop"),
+            Self::Above(bytes) => format!("meta length > {bytes} drop"),
+        }
+    }
 }
 
 /// Both directions of a blackhole of `host` on `link`, whether they are active or not.
@@ -316,23 +390,19 @@ pub(crate) fn drops(spec: &LabSpec, host: &str, link: &str) -> Result<[Drop; 2],
 impl Drop {
     /// Asks the kernel whether it could drop, without doing it.
     pub(crate) fn check(&self) -> Batch {
-        Batch { program: Program::NftCheck, ..self.make(DROP_ALL) }
+        Batch { program: Program::NftCheck, ..self.make(Dropped::All) }
     }
 
-    /// The percentage is in the chain's name, where [`dropped_percent`] finds it.
-    fn make(&self, percent: u8) -> Batch {
+    fn make(&self, dropped: Dropped) -> Batch {
         let Self { end, table, .. } = self;
-        let chain = format!("netdev {table} {CHAIN_PREFIX}{percent}");
+        let chain = format!("netdev {table} {}", dropped.chain());
         let mut lines = self.remove().lines;
         lines.push(format!("add table netdev {table}"));
         lines.push(format!(
             "add chain {chain} {{ type filter hook ingress device {} priority 0; policy accept; }}",
             end.interface
         ));
-        lines.push(match percent {
-            DROP_ALL => format!("add rule {chain} drop"),
-            _ => format!("add rule {chain} numgen random mod 100 < {percent} drop"),
-        });
+        lines.push(format!("add rule {chain} {}", dropped.rule()));
         Batch::new(Program::Nft, &end.namespace, lines)
     }
 
@@ -357,21 +427,21 @@ mod tests {
 
     fn fault() -> impl Strategy<Value = Fault> {
         let name = || "[a-z][a-z0-9]{0,5}";
-        let direction = prop_oneof![Just(Direction::Both), Just(Direction::Receive), Just(Direction::Send)];
+        let direction =
+            || prop_oneof![Just(Direction::Both), Just(Direction::Receive), Just(Direction::Send)];
         prop_oneof![
             (name(), name()).prop_map(|(host, link)| Fault::LinkDown { host, link }),
             (name(), name()).prop_map(|(host, link)| Fault::LinkUp { host, link }),
             (name(), name()).prop_map(|(host, link)| Fault::Heal { host, link }),
-            (name(), name(), direction).prop_map(|(host, link, direction)| Fault::Blackhole {
+            (name(), name(), direction()).prop_map(|(host, link, direction)| Fault::Blackhole {
                 host,
                 link,
                 direction
             }),
-            (name(), name(), 1..DROP_ALL).prop_map(|(host, link, percent)| Fault::Loss {
-                host,
-                link,
-                percent
+            (name(), name(), any::<u32>(), direction()).prop_map(|(host, link, bytes, direction)| {
+                Fault::BlackholeAbove { host, link, bytes, direction }
             }),
+            (name(), name(), 1..100_u8).prop_map(|(host, link, percent)| Fault::Loss { host, link, percent }),
             (name(), any::<Option<u64>>()).prop_map(|(link, rate_mbps)| Fault::Rate { link, rate_mbps }),
             (name(), name(), any::<u32>()).prop_map(|(host, link, mtu_bytes)| Fault::Mtu {
                 host,
@@ -402,6 +472,7 @@ mod tests {
         assert!(message("mtu a e0 -1").contains("such as 9000"));
         assert!(message("blackhole a e0 left").contains("both, receive or send"));
         assert!(message("loss a e0 100").contains("1 to 99"));
+        assert!(message("blackhole-above a e0 jumbo").contains("such as 1400"));
         assert!(message("").contains("a fault is one of"));
     }
 

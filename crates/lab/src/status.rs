@@ -9,7 +9,7 @@ use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
-use crate::fault::{DROP_ALL, Direction, Fault, dropped_percent, drops};
+use crate::fault::{Direction, Dropped, Fault, drops};
 use crate::names::CLIENT;
 use crate::processes::{self, NamespaceId};
 use crate::spec::LabSpec;
@@ -177,7 +177,7 @@ fn address_of(spec: &LabSpec, host: &str, link: &str) -> Result<Option<Ipv4Addr>
     Ok(address.transpose()?)
 }
 
-fn read_host(spec: &LabSpec, host: &str, dropping: &HashMap<String, u8>) -> Result<HostStatus, Error> {
+fn read_host(spec: &LabSpec, host: &str, dropping: &HashMap<String, Dropped>) -> Result<HostStatus, Error> {
     let node = read_node(spec, host)?;
     let namespace = &node.namespace;
     let interfaces: Vec<Interface> = query(namespace, "ip", &["-statistics", "link", "show"])?;
@@ -211,7 +211,7 @@ fn faults(
     spec: &LabSpec,
     host: &str,
     link: &LinkStatus,
-    dropping: &HashMap<String, u8>,
+    dropping: &HashMap<String, Dropped>,
 ) -> Result<Vec<Fault>, Error> {
     let planned = spec.links[spec.link_index(&link.name)?];
     let names = || (host.to_owned(), link.name.clone());
@@ -238,30 +238,38 @@ fn losses(
     spec: &LabSpec,
     host: &str,
     link: &str,
-    dropping: &HashMap<String, u8>,
+    dropping: &HashMap<String, Dropped>,
 ) -> Result<Vec<Fault>, Error> {
     let dropped = drops(spec, host, link)?.map(|drop| dropping.get(&drop.table).copied());
-    let (host, link) = (host.to_owned(), link.to_owned());
-    let partial = dropped.into_iter().flatten().find(|percent| *percent != DROP_ALL);
-    let swallowing = match dropped.map(|percent| percent == Some(DROP_ALL)) {
-        [true, true] => Some(Direction::Both),
-        [true, false] => Some(Direction::Receive),
-        [false, true] => Some(Direction::Send),
-        [false, false] => None,
-    };
-    let loss = partial.map(|percent| Fault::Loss { host: host.clone(), link: link.clone(), percent });
-    let blackhole = swallowing.map(|direction| Fault::Blackhole { host, link, direction });
-    Ok(loss.into_iter().chain(blackhole).collect())
+    let mut faults = Vec::new();
+    for (what, direction) in by_direction(dropped) {
+        let (host, link) = (host.to_owned(), link.to_owned());
+        faults.push(match what {
+            Dropped::All => Fault::Blackhole { host, link, direction },
+            Dropped::Above(bytes) => Fault::BlackholeAbove { host, link, bytes, direction },
+            Dropped::Percent(percent) => Fault::Loss { host, link, percent },
+        });
+    }
+    faults.sort_by_key(|fault| !matches!(fault, Fault::Loss { .. }));
+    Ok(faults)
 }
 
-/// The tables that drop, wherever in the lab they are, with what they drop in percent; each name
-/// exists once.
-fn dropping_tables(spec: &LabSpec) -> Result<HashMap<String, u8>, Error> {
+/// Of what a host receives and of what it sends: the same in both directions is one.
+fn by_direction([receive, send]: [Option<Dropped>; 2]) -> Vec<(Dropped, Direction)> {
+    if receive == send {
+        return receive.map(|what| (what, Direction::Both)).into_iter().collect();
+    }
+    let [receive, send] = [(receive, Direction::Receive), (send, Direction::Send)];
+    [receive, send].into_iter().filter_map(|(what, direction)| Some((what?, direction))).collect()
+}
+
+/// The tables that drop, wherever in the lab they are, with what they drop; each name exists once.
+fn dropping_tables(spec: &LabSpec) -> Result<HashMap<String, Dropped>, Error> {
     let mut tables = HashMap::new();
     for node in spec.nodes().filter(|node| *node != CLIENT) {
         let listing: NftListing = query_nft(&spec.namespace(node), &["list", "chains", "netdev"])?;
         let chains = listing.nftables.into_iter().filter_map(|object| object.chain);
-        tables.extend(chains.filter_map(|chain| Some((chain.table, dropped_percent(&chain.name)?))));
+        tables.extend(chains.filter_map(|chain| Some((chain.table, Dropped::by_chain(&chain.name)?))));
     }
     Ok(tables)
 }

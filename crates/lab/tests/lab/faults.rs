@@ -137,6 +137,29 @@ fn packets_too_large_for_the_other_end_vanish_and_small_ones_pass() {
 }
 
 #[test]
+fn a_blackhole_for_large_frames_swallows_them_in_its_direction_and_no_small_ones() {
+    if skipped() {
+        return;
+    }
+    let lab = TestLab::of_two_hosts(vec![link(None)]);
+    let address = lab.address("b", "e0");
+    assert!(lab.echoes("a", "b", address, 1_472, PATIENCE));
+    for direction in ["receive", "send", "both"] {
+        lab.make(&format!("blackhole-above a e0 1400 {direction}"));
+        assert_eq!(lab.faults(0), [format!("blackhole-above a e0 1400 {direction}")]);
+        assert!(lab.echoes("a", "b", address, 1_372, PATIENCE), "{direction}");
+        assert!(!lab.echoes("a", "b", address, 1_373, SILENCE), "{direction}");
+        lab.make("heal a e0");
+    }
+    lab.make("blackhole-above a e0 1400");
+    lab.make("blackhole a e0 receive");
+    assert_eq!(lab.faults(0), ["blackhole a e0 receive", "blackhole-above a e0 1400 send"]);
+    lab.make("heal a e0");
+    assert_eq!(lab.faults(0), Vec::<String>::new());
+    assert!(lab.echoes("a", "b", address, 1_472, PATIENCE));
+}
+
+#[test]
 fn a_fault_of_what_does_not_exist_changes_nothing() {
     if skipped() {
         return;
