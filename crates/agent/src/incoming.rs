@@ -273,9 +273,10 @@ pub(crate) async fn clear_discarded(agent: &Agent) -> Result<(), Problem> {
     Ok(())
 }
 
+/// Ends the skeleton of a VM that was discarded, whose QEMU was not taken hold of, and removes what is left.
 async fn clear(agent: &Agent, definition: &VmSpec) -> Result<(), Problem> {
     let paths = agent.vms.paths(definition)?;
-    Vmm::clear(&paths, QEMU_DEADLINE).await.map_err(Problem::failed)
+    Vmm::end_given_up(&paths, QEMU_DEADLINE).await.map_err(Problem::failed)
 }
 
 fn insert(agent: &Arc<Agent>, entry: IncomingVm) {
@@ -317,7 +318,7 @@ pub(crate) async fn build_skeleton(agent: &Agent, id: &str) -> Result<(), Proble
         return Err(name_taken(agent, entry.definition.name.as_str()));
     }
     let paths = agent.vms.paths(&entry.definition)?;
-    Vmm::clear(&paths, QEMU_DEADLINE).await.map_err(Problem::failed)?;
+    agent.vms.clear_remains(&entry.definition).await?;
     let binary = &agent.vms.hypervisor().binary;
     let spec = entry.spec.clone().ok_or_else(|| {
         Problem::conflict(format!(

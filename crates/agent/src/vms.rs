@@ -180,7 +180,7 @@ impl Vms {
         match Vmm::attach(paths.clone(), QMP_DEADLINE).await {
             Ok(vmm) => Ok(Some(Arc::new(vmm))),
             Err(AttachError::NotRunning { .. }) => {
-                Vmm::clear(&paths, QEMU_DEADLINE).await.map_err(Problem::failed)?;
+                Vmm::clear(&paths).map_err(Problem::failed)?;
                 Ok(None)
             }
             Err(error) => Err(Problem::failed(format!("VM {}: {error}", definition.name))),
@@ -218,6 +218,17 @@ impl Vms {
             && matches!(vmm.run_state(QMP_DEADLINE).await, Ok(RunState::Prelaunch)))
     }
 
+    /// Removes what is left of a VM that has no QEMU here by what is known. One that lives is ended only if the journal
+    /// says that its VM was given up.
+    pub(crate) async fn clear_remains(&self, definition: &VmSpec) -> Result<(), Problem> {
+        let paths = self.paths(definition)?;
+        let name = definition.name.as_str();
+        let was_given_up = self.journal.discarded_skeletons()?.iter().any(|record| record.vm == name);
+        let cleared =
+            if was_given_up { Vmm::end_given_up(&paths, QEMU_DEADLINE).await } else { Vmm::clear(&paths) };
+        cleared.map_err(|error| Problem::conflict(format!("VM {name}: {error}")))
+    }
+
     /// The VMs whose QEMU lives and has not answered since the agent started.
     pub(crate) fn out_of_reach(&self) -> Vec<String> {
         let entries = self.lock();
@@ -253,6 +264,14 @@ impl Vms {
     pub(crate) fn create(&self, definition: VmSpec) -> Result<(), Problem> {
         definition.resolve(&self.hypervisor).map_err(Problem::bad_input)?;
         let name = definition.name.to_string();
+        // A VM that somebody forgot, and that runs.
+        if let Some(pid) = Vmm::living(&self.paths(&definition)?).map_err(Problem::failed)? {
+            return Err(Problem::conflict(format!(
+                "a QEMU of a VM {name} lives on {} (process {pid}), and its journal knows of none: choose another \
+                 name, or end that process if you are sure that it is not needed",
+                self.host
+            )));
+        }
         let mut entries = self.lock();
         if entries.contains_key(&name) {
             return Err(Problem::conflict(format!(
@@ -401,7 +420,7 @@ impl Vms {
         check(&claimed.definition)?;
         let spec = claimed.definition.resolve(&self.hypervisor).map_err(Problem::refused)?;
         let paths = self.paths(&claimed.definition)?;
-        Vmm::clear(&paths, QEMU_DEADLINE).await.map_err(Problem::failed)?;
+        self.clear_remains(&claimed.definition).await?;
         self.journal.finish_arrivals_of(name)?;
         let vmm = Vmm::start(&self.hypervisor.binary, spec, paths, Role::Fresh, QEMU_DEADLINE)
             .await
@@ -433,7 +452,7 @@ impl Vms {
         if claimed.vmm.is_some() {
             return Err(Problem::conflict(format!("VM {name} runs: `drainpipe vm stop {name}` first")));
         }
-        Vmm::clear(&self.paths(&claimed.definition)?, QEMU_DEADLINE).await.map_err(Problem::failed)?;
+        self.clear_remains(&claimed.definition).await?;
         self.journal.forget_vm(name)?;
         self.forget(name);
         Ok(())

@@ -70,10 +70,11 @@ impl Process {
         found.map(|(pid, pidfd)| Self::watched(pid, pidfd, log_file)).transpose()
     }
 
-    /// Whether the QEMU that wrote `pid_file` lives.
-    pub(crate) fn lives(pid_file: &Path) -> io::Result<bool> {
-        Ok(find_pidfd(pid_file)?.is_some())
+    /// The process id of the QEMU that wrote `pid_file`, if it lives.
+    pub(crate) fn living(pid_file: &Path) -> io::Result<Option<u32>> {
+        Ok(find_pidfd(pid_file)?.map(|(pid, _)| process_id(pid)))
     }
+
     fn watched(pid: Pid, pidfd: OwnedFd, log_file: PathBuf) -> io::Result<Self> {
         let (exited, exit) = watch::channel(None);
         let watched = pidfd.try_clone()?;
@@ -86,7 +87,7 @@ impl Process {
     }
 
     pub(crate) fn pid(&self) -> u32 {
-        self.pid.as_raw_nonzero().get().unsigned_abs()
+        process_id(self.pid)
     }
 
     pub(crate) fn alive(&self) -> bool {
@@ -202,6 +203,10 @@ fn find_pidfd(pid_file: &Path) -> io::Result<Option<(Pid, OwnedFd)>> {
     let pid_file = pid_file.as_os_str().as_encoded_bytes();
     let is_named = command_line.split(|byte| *byte == 0).any(|argument| argument == pid_file);
     Ok(is_named.then_some((pid, pidfd)))
+}
+
+fn process_id(pid: Pid) -> u32 {
+    pid.as_raw_nonzero().get().unsigned_abs()
 }
 
 fn parse_pid(text: &str) -> Option<Pid> {

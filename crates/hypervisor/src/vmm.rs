@@ -115,6 +115,17 @@ pub enum AttachError {
 /// Why a VM could not be ended, or its remains not removed.
 #[derive(Debug, thiserror::Error)]
 pub enum EndError {
+    /// Nobody has said that it may be ended.
+    #[error(
+        "a QEMU lives in {directory} (process {pid}), and nothing says that it may be ended: its guest may run. End it \
+         by hand if you are sure that it is not needed"
+    )]
+    Lives {
+        /// The directory of the VM.
+        directory: PathBuf,
+        /// The process.
+        pid: u32,
+    },
     /// It survived SIGKILL, which happens while the kernel waits for storage.
     #[error("QEMU (process {pid}) did not end within {} ms after SIGKILL; does its storage hang?", deadline.as_millis())]
     StillThere {
@@ -219,15 +230,38 @@ impl Vmm {
         Ok(Self { spec, paths, process, qmp })
     }
 
-    /// Removes what is left of a VM in `paths`, and kills its QEMU if that still lives but cannot
-    /// be attached to. Does nothing where there is nothing.
-    pub async fn clear(paths: &RuntimePaths, deadline: Duration) -> Result<(), EndError> {
+    /// The process id of the QEMU in `paths`, if one lives there.
+    pub fn living(paths: &RuntimePaths) -> Result<Option<u32>, EndError> {
         let pid_file = paths.pid_file();
-        let found = Process::find(&pid_file, paths.log_file());
-        if let Some(process) = found.map_err(|source| EndError::Io { path: pid_file, source })? {
-            kill(&process, deadline).await?;
+        Process::living(&pid_file).map_err(|source| EndError::Io { path: pid_file, source })
+    }
+
+    /// Removes what is left of a VM in `paths` whose QEMU has ended. Leaves one that lives alone, and says so. Does
+    /// nothing where there is nothing.
+    pub fn clear(paths: &RuntimePaths) -> Result<(), EndError> {
+        match Self::living(paths)? {
+            Some(pid) => Err(lives_there(paths, pid)),
+            None => remove_directory(paths),
         }
-        remove_directory(paths)
+    }
+
+    /// Ends the QEMU in `paths` that was to receive a guest which was given up, and removes what is left; kills one
+    /// that does not answer. Leaves one alone whose guest runs, or that was started to boot a guest.
+    pub async fn end_given_up(paths: &RuntimePaths, deadline: Duration) -> Result<(), EndError> {
+        let Some(process) = find(paths)? else { return remove_directory(paths) };
+        if !matches!(role(&process), Ok(Role::Incoming)) {
+            return Err(lives_there(paths, process.pid()));
+        }
+        match Self::attach(paths.clone(), deadline / 4).await {
+            Ok(vmm) if matches!(vmm.run_state(deadline / 4).await, Ok(RunState::Running)) => {
+                Err(lives_there(paths, process.pid()))
+            }
+            Ok(vmm) => vmm.destroy(deadline / 2).await,
+            Err(_) => {
+                kill(&process, deadline / 2).await?;
+                remove_directory(paths)
+            }
+        }
     }
 
     /// What this VM is.
@@ -256,9 +290,7 @@ impl Vmm {
 
     /// What it was started for, whoever started it.
     pub fn role(&self) -> io::Result<Role> {
-        let mut command_line = Vec::new();
-        self.process.open("cmdline")?.read_to_end(&mut command_line)?;
-        role_of(&command_line).ok_or_else(|| io::ErrorKind::InvalidData.into())
+        role(&self.process)
     }
 
     /// The control connection.
@@ -339,6 +371,22 @@ impl Vmm {
     }
 }
 
+fn role(process: &Process) -> io::Result<Role> {
+    let mut command_line = Vec::new();
+    process.open("cmdline")?.read_to_end(&mut command_line)?;
+    role_of(&command_line).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+fn find(paths: &RuntimePaths) -> Result<Option<Process>, EndError> {
+    let pid_file = paths.pid_file();
+    let found = Process::find(&pid_file, paths.log_file());
+    found.map_err(|source| EndError::Io { path: pid_file, source })
+}
+
+fn lives_there(paths: &RuntimePaths, pid: u32) -> EndError {
+    EndError::Lives { directory: paths.directory().to_owned(), pid }
+}
+
 async fn kill(process: &Process, deadline: Duration) -> Result<(), EndError> {
     let pid = process.pid();
     let path = PathBuf::from(format!("/proc/{pid}"));
@@ -359,7 +407,8 @@ fn remove_directory(paths: &RuntimePaths) -> Result<(), EndError> {
 /// Whether a QEMU of these files has not ended.
 fn lives(paths: &RuntimePaths) -> Result<bool, AttachError> {
     let pid_file = paths.pid_file();
-    Process::lives(&pid_file).map_err(|error| file_problem(&pid_file, &error))
+    let living = Process::living(&pid_file).map_err(|error| file_problem(&pid_file, &error))?;
+    Ok(living.is_some())
 }
 
 fn read_spec(path: &Path) -> Result<ResolvedSpec, AttachError> {

@@ -12,7 +12,7 @@ use tracing::{debug, info, warn};
 use crate::agent::Agent;
 use crate::api::types::HandOverView;
 use crate::journal::Arrival;
-use crate::vms::{Claim, QEMU_DEADLINE, QMP_DEADLINE};
+use crate::vms::{Claim, QMP_DEADLINE};
 
 /// How often the source of a VM that is gone is asked, and how many times: an hour. After that the agent's next
 /// start asks again.
@@ -96,14 +96,14 @@ async fn settle(agent: &Agent, arrival: &Arrival) -> Result<bool, Problem> {
     match peer.get::<HandOverView>(&format!("/v1/handovers/{id}")).await? {
         HandOverView::Pending => return Ok(false),
         HandOverView::HandedOver | HandOverView::Unknown => agent.journal.finish_incoming(id)?,
-        HandOverView::Refused => forget(agent, arrival).await?,
+        HandOverView::Refused => forget(agent, arrival)?,
     }
     info!(vm, source, "its source was asked whose it is");
     Ok(true)
 }
 
 /// It was given back to its source, which took this host for lost.
-async fn forget(agent: &Agent, Arrival { id, vm, source }: &Arrival) -> Result<(), Problem> {
+fn forget(agent: &Agent, Arrival { id, vm, source }: &Arrival) -> Result<(), Problem> {
     let claimed = agent.vms.claim(vm, Claim::Changing)?;
     if claimed.vmm.is_some() || !agent.journal.take_back_run(id)? {
         warn!(
@@ -115,5 +115,5 @@ async fn forget(agent: &Agent, Arrival { id, vm, source }: &Arrival) -> Result<(
     let paths = agent.vms.paths(&claimed.definition)?;
     agent.vms.forget(vm);
     warn!(vm, source, "is this host's no more: it was given back to its source");
-    Vmm::clear(&paths, QEMU_DEADLINE).await.map_err(Problem::failed)
+    Vmm::clear(&paths).map_err(Problem::failed)
 }

@@ -1,9 +1,10 @@
 //! Real QEMUs for tests.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use drainpipe_hypervisor::{HypervisorFacts, Role, RuntimePaths, VmSpec, Vmm};
+use rustix::process::{Pid, Signal, kill_process};
 
 /// Long enough for a busy machine; no test waits this long when all is well.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
@@ -55,7 +56,13 @@ impl Drop for Host {
         let clear_all = async || {
             for name in RuntimePaths::list(runtime_directory).expect("readable") {
                 let paths = RuntimePaths::new(runtime_directory, &name).expect("a short path");
-                Vmm::clear(&paths, DEADLINE).await.expect("QEMU ends");
+                if let Some(pid) = Vmm::living(&paths).expect("readable").and_then(process_of) {
+                    kill_process(pid, Signal::KILL).expect("it lives");
+                }
+                let end = Instant::now() + DEADLINE;
+                while Vmm::clear(&paths).is_err() && Instant::now() < end {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
             }
         };
         // A runtime of its own: the test's cannot be waited for in a drop.
@@ -74,4 +81,8 @@ pub(crate) fn small_vm(name: &str) -> VmSpec {
         "name = \"{name}\"\nmemory_mib = 64\nvcpus = 1\nmachine = \"pc-q35-7.2\"\naccelerator = \"tcg\"\n"
     );
     VmSpec::from_toml(&text, Path::new("test.toml")).expect("valid")
+}
+
+pub(crate) fn process_of(id: u32) -> Option<Pid> {
+    i32::try_from(id).ok().and_then(Pid::from_raw)
 }

@@ -14,7 +14,7 @@ use drainpipe_hypervisor::{
 };
 use rustix::process::{Pid, Signal, getpriority_process, kill_process, setpriority_process};
 
-use crate::host::{DEADLINE, Host, qemus, small_vm};
+use crate::host::{DEADLINE, Host, process_of, qemus, small_vm};
 
 #[tokio::test]
 async fn starts_is_found_again_and_ends_without_remains() {
@@ -96,8 +96,43 @@ async fn a_killed_qemu_is_noticed_and_its_remains_cleared() {
         assert!(matches!(attached, Err(AttachError::NotRunning { .. })), "{attached:?}");
         let again = start(&host, "killed").await.expect_err("remains are in the way");
         assert!(matches!(again, StartError::Launch(LaunchError::Exists { .. })), "{again}");
-        Vmm::clear(&host.paths(&spec), DEADLINE).await.expect("cleared");
+        Vmm::clear(&host.paths(&spec)).expect("cleared");
         host.start(&spec, Role::Fresh).await.destroy(DEADLINE).await.expect("ends");
+    }
+}
+
+#[tokio::test]
+async fn a_qemu_that_may_run_its_guest_is_never_cleared_away() {
+    for facts in qemus().await {
+        let host = Host::new(&facts);
+        let spec = small_vm("alive");
+        let paths = host.paths(&spec);
+        let vmm = host.start(&spec, Role::Fresh).await;
+        assert!(matches!(Vmm::clear(&paths), Err(EndError::Lives { .. })));
+        drop(vmm);
+        // Its control socket serves one at a time.
+        let ended = Vmm::end_given_up(&paths, DEADLINE).await;
+        assert!(matches!(ended, Err(EndError::Lives { .. })), "{ended:?}");
+        let vmm = Vmm::attach(paths, DEADLINE).await.expect("it is as it was");
+        assert_eq!(vmm.run_state(DEADLINE).await.expect("a state"), RunState::Running);
+        vmm.destroy(DEADLINE).await.expect("ends");
+    }
+}
+
+#[tokio::test]
+async fn a_qemu_that_was_given_up_is_ended_even_if_it_is_mute() {
+    for facts in qemus().await {
+        let host = Host::new(&facts);
+        for is_mute in [false, true] {
+            let spec = small_vm("given-up");
+            let vmm = host.start(&spec, Role::Incoming).await;
+            if is_mute {
+                kill_process(pid_of(&vmm), Signal::STOP).expect("it lives");
+            }
+            drop(vmm);
+            Vmm::end_given_up(&host.paths(&spec), Duration::from_secs(2)).await.expect("ended");
+            assert_eq!(RuntimePaths::list(host.runtime_directory()).expect("readable"), []);
+        }
     }
 }
 
@@ -258,5 +293,5 @@ async fn start_as(host: &Host, spec: &VmSpec) -> Result<Vmm, StartError> {
 }
 
 fn pid_of(vmm: &Vmm) -> Pid {
-    i32::try_from(vmm.pid()).ok().and_then(Pid::from_raw).expect("a process id")
+    process_of(vmm.pid()).expect("a process id")
 }
