@@ -177,15 +177,19 @@ impl IncomingVm {
 
 impl IncomingVms {
     fn get(&self, id: &str) -> Result<Arc<IncomingVm>, Problem> {
-        let entry = lock(&self.entries).get(id).cloned();
-        let entry = entry.ok_or_else(|| Problem::not_found(format!("no migration {id} on its way here")))?;
-        entry.heard();
-        Ok(entry)
+        let entry = self.find(id);
+        entry.ok_or_else(|| Problem::not_found(format!("no migration {id} on its way here")))
     }
 
-    /// As [`Self::get`], but no word from its source.
-    fn peek(&self, id: &str) -> Option<Arc<IncomingVm>> {
+    fn find(&self, id: &str) -> Option<Arc<IncomingVm>> {
         lock(&self.entries).get(id).cloned()
+    }
+
+    /// The source of a migration has said something.
+    pub(crate) fn heard(&self, id: &str) {
+        if let Some(entry) = self.find(id) {
+            entry.heard();
+        }
     }
 
     /// Whether memory of one of them may still come.
@@ -230,7 +234,7 @@ pub(crate) async fn recover(agent: &Arc<Agent>, records: Vec<IncomingRecord>) ->
             Ok(Some(vmm)) => Some(vmm),
             Ok(None) => {
                 warn!(vm = record.vm, "its skeleton is gone; given up");
-                agent.journal.discard_incoming(&record.id, &record.source)?;
+                agent.journal.discard_incoming(&record.id)?;
                 agent.watches.leave(agent, &record.id).await?;
                 continue;
             }
@@ -300,6 +304,10 @@ fn insert_locked(agent: &Arc<Agent>, entries: &mut BTreeMap<String, Arc<Incoming
     tokio::spawn(silence::watch(Arc::clone(agent), entry));
 }
 
+pub(crate) fn no_migration(agent: &Agent, id: &str) -> Problem {
+    Problem::not_found(format!("{} has no record of a migration {id} to it", agent.name()))
+}
+
 fn name_taken(agent: &Agent, name: &str) -> Problem {
     Problem::conflict(format!("{} has a VM {name} already; rename or remove one of the two", agent.name()))
 }
@@ -340,15 +348,22 @@ fn must_wait(agent: &Agent, entry: &IncomingVm) -> Result<(), Problem> {
     }
 }
 
-/// The VM will not run here. Idempotent; refused once it runs.
-pub(crate) async fn discard(agent: &Agent, id: &str, source: &str) -> Result<(), Problem> {
+/// The VM will not run here. Idempotent; refused once it runs, and where there is no record of it.
+///
+/// An order that comes later than this one finds nothing either. Should it be that of step 2, the VM is given up once
+/// its source was asked ([`silence`]), which alone can have it run, and has given it up.
+pub(crate) async fn discard(agent: &Agent, id: &str) -> Result<(), Problem> {
     let entry = agent.incoming.get(id).ok();
     let _stepping = match &entry {
         Some(entry) => Some(entry.stepping.lock().await),
         None => None,
     };
-    if !agent.journal.discard_incoming(id, source)? {
-        return Err(Problem::conflict(format!("the VM of migration {id} runs on {}", agent.name())));
+    match agent.journal.discard_incoming(id)? {
+        Some(IncomingState::Running | IncomingState::Finished) => {
+            return Err(Problem::conflict(format!("the VM of migration {id} runs on {}", agent.name())));
+        }
+        None if entry.is_none() => return Err(no_migration(agent, id)),
+        Some(IncomingState::Waiting | IncomingState::Discarded) | None => {}
     }
     remove_skeleton(agent, id, entry.as_deref()).await
 }

@@ -80,6 +80,9 @@ enum Phase {
 /// this one, before it decides that the rest fits the pause; and it is looked at ten times a second.
 pub const ENDING_MS: f64 = 300.0;
 
+const NO_RECORD: &str = "the target has no record of this migration, so whether the VM runs there is not known; \
+    look there, and if it does not run there, `drainpipe vm reclaim` gives it back to the source";
+
 /// One migration, from the source's side.
 #[derive(Debug)]
 pub struct Migration {
@@ -289,6 +292,12 @@ impl Migration {
                 self.error.get_or_insert_with(|| Problem::failed(error));
                 self.phase = Phase::Revoking;
                 Some(Action::RevokeHandOver)
+            }
+            // A target that has lost its records may have run the VM, or run it still.
+            (Phase::AskingTarget { since_ms }, Event::TargetSays(TargetState::Unknown)) => {
+                self.note(now_ms, NO_RECORD);
+                self.error = Some(Problem::failed(NO_RECORD));
+                Some(self.ask_again(now_ms, since_ms))
             }
             (Phase::AskingTarget { .. }, Event::TargetSays(TargetState::Lost)) => {
                 let error = "its target was lost after the hand-over, by the operator's word";
@@ -689,6 +698,17 @@ mod tests {
         assert_eq!(actions, [&[Action::RevokeHandOver], &undone[..]].concat());
         assert_eq!(migration.outcome(), Some(Outcome::Failed));
         assert!(migration.error().unwrap().to_string().contains("run on at the source"));
+    }
+
+    #[test]
+    fn a_target_without_a_record_has_promised_nothing() {
+        let (mut migration, _) = Migration::recover(Limits::default(), true);
+        migration.handle(0.0, Event::SourceSays(SourceState::LetGo));
+        let unknown = || Event::TargetSays(TargetState::Unknown);
+        assert_eq!(migration.handle(0.0, unknown()), Some(Action::AskTarget));
+        assert_eq!(migration.handle(Limits::default().decision_ms, unknown()), Some(Action::Finish));
+        assert_eq!(migration.outcome(), Some(Outcome::Undecided));
+        assert!(migration.error().unwrap().to_string().contains("has no record"));
     }
 
     #[test]

@@ -391,6 +391,8 @@ pub enum IncomingView {
     Ended,
     /// It was given up and never ran here.
     Discarded,
+    /// There is no record of it here. It may have been lost: this promises nothing.
+    Unknown,
 }
 
 /// What the source's journal says of a hand-over, for a target that wonders.

@@ -66,7 +66,7 @@ pub(super) async fn how_it_runs(agent: &Agent, id: &str) -> Result<IncomingView,
     if !agent.journal.is_last_incoming(&record)? {
         return Ok(IncomingView::Running);
     }
-    let entry = agent.incoming.peek(id);
+    let entry = agent.incoming.find(id);
     match is_running_in_part(&vmm).await {
         Ok(true) => Ok(IncomingView::RunningInPart),
         Ok(false) => Ok(IncomingView::Running),

@@ -197,7 +197,7 @@ pub(super) async fn check_received(
 
 /// What was decided here, by the journal; and what could be decided.
 pub(crate) async fn view(agent: &Agent, id: &str) -> Result<IncomingView, Problem> {
-    let Some((_, state)) = agent.journal.incoming_state(id)? else { return Ok(IncomingView::Waiting) };
+    let Some((_, state)) = agent.journal.incoming_state(id)? else { return Ok(IncomingView::Unknown) };
     Ok(match state {
         // The source must not let its copy go.
         IncomingState::Running if is_still_to_run(agent, id)? => IncomingView::Ready,

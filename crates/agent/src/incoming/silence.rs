@@ -70,7 +70,6 @@ impl IncomingVm {
 }
 
 async fn settle(agent: &Agent, entry: &IncomingVm, silence: Duration) -> Result<(), Problem> {
-    // Looked at without `get`, which would count as a word from the source.
     let state = agent.journal.incoming_state(&entry.id)?.map(|(_, state)| state);
     match state {
         // QEMU has not answered yet when it was told to let it run.
@@ -99,10 +98,10 @@ async fn settle(agent: &Agent, entry: &IncomingVm, silence: Duration) -> Result<
             // whether the VM ran on there for a while.
             run(agent, &entry.id, Order::Own).await?;
         }
-        Ok(HandOverView::Refused | HandOverView::Unknown) => discard(agent, &entry.id, &entry.source).await?,
+        Ok(HandOverView::Refused | HandOverView::Unknown) => discard(agent, &entry.id).await?,
         Err(problem) if silence > entry.kept_for() && !may_have_all_state(agent, entry, silence).await => {
             warn!(migration = entry.id, %problem, "given up: its source is gone");
-            discard(agent, &entry.id, &entry.source).await?;
+            discard(agent, &entry.id).await?;
         }
         Err(problem) => return Err(problem),
     }

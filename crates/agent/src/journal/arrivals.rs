@@ -146,22 +146,19 @@ impl Journal {
         })
     }
 
-    /// Records that the VM never ran here and never will. `false` when it runs.
-    ///
-    /// An identifier that is not known is recorded too, so that an order to run that arrives late
-    /// finds the refusal.
-    pub(crate) fn discard_incoming(&self, id: &str, source: &str) -> Result<bool, JournalError> {
+    /// Records that the VM never ran here and never will. What is recorded after that: nothing where nothing was.
+    pub(crate) fn discard_incoming(&self, id: &str) -> Result<Option<IncomingState>, JournalError> {
         self.run(|connection| {
             let transaction = connection.transaction()?;
             transaction.execute(
-                "INSERT INTO incoming (id, vm, source, spec, state) VALUES (?1, '', ?2, '', 'discarded') \
-                 ON CONFLICT (id) DO UPDATE SET state = 'discarded' WHERE state = 'waiting'",
-                params![id, source],
+                "UPDATE incoming SET state = 'discarded' WHERE id = ?1 AND state = 'waiting'",
+                [id],
             )?;
-            let word: String =
-                transaction.query_row("SELECT state FROM incoming WHERE id = ?1", [id], |row| row.get(0))?;
+            let word: Option<String> = transaction
+                .query_row("SELECT state FROM incoming WHERE id = ?1", [id], |row| row.get(0))
+                .optional()?;
             transaction.commit()?;
-            Ok(IncomingState::from_word(&word) == IncomingState::Discarded)
+            Ok(word.map(|word| IncomingState::from_word(&word)))
         })
     }
 
@@ -249,8 +246,7 @@ fn incoming(connection: &Connection, id: &str) -> Result<Option<IncomingRecord>,
         })
         .optional()?;
     let Some((vm, source, spec, state, post_copy)) = row else { return Ok(None) };
-    // A refusal for an identifier that was never known has no specification, nor has one of which
-    // nothing is left.
+    // Nothing is left of one without a specification.
     if spec.is_empty() {
         return Ok(None);
     }

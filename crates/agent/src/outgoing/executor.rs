@@ -260,7 +260,8 @@ impl Executor {
             Action::CleanUp => self.clean_up().await?,
             Action::StopTransfer => self.stop_transfer().await?,
             Action::ResumeOnSource => self.resume_on_source().await?,
-            Action::DiscardTarget => self.peer()?.delete(&self.incoming("")).await?,
+            // Nothing was handed over: where there is no record, nothing is to be undone.
+            Action::DiscardTarget => self.discard_on_target().await.map(drop)?,
             Action::PutBack => self.put_back().await?,
             Action::Finish => {}
         }

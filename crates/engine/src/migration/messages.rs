@@ -154,6 +154,8 @@ pub enum TargetState {
     Ready,
     /// It was discarded and has never run there.
     Discarded,
+    /// Nothing: it has no record of this migration. It may have lost it, so this promises nothing.
+    Unknown,
     /// Nothing; but the operator does: the host is lost, with all that ran there.
     Lost,
 }

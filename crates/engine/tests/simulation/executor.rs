@@ -327,6 +327,13 @@ impl World {
             (Action::AskTarget, Ok(_)) if order == Order::Discard => {
                 Event::TargetSays(TargetState::Discarded)
             }
+            (Action::AskTarget, Ok(Said::Unknown)) => {
+                let event = Event::TargetSays(TargetState::Unknown);
+                return Doing::Later { at_ms: self.now_ms + ASK_AGAIN_AFTER_MS, event };
+            }
+            (Action::AskTarget, Err(ProblemKind::NotFound)) if order == Order::Discard => {
+                Event::TargetSays(TargetState::Unknown)
+            }
             (Action::AskTarget, Ok(Said::Running)) => Event::TargetSays(TargetState::Running),
             (Action::AskTarget, Ok(Said::Ended)) => Event::TargetSays(TargetState::Ended),
             (Action::AskTarget, Ok(Said::RunningInPart)) => Event::TargetSays(TargetState::RunningInPart),
@@ -361,7 +368,8 @@ impl World {
                 self.end_source();
                 Event::Done
             }
-            (_, Ok(_)) => Event::Done,
+            // Nothing was handed over that a target without a record could run.
+            (_, Ok(_)) | (Action::DiscardTarget, Err(ProblemKind::NotFound)) => Event::Done,
             (_, Err(kind)) => Event::Failed(Problem::new(kind, "the target refuses, or does not answer")),
         };
         Doing::Happened(event)
@@ -393,6 +401,7 @@ impl World {
             (Planted::SilenceIsDiscarded, Action::AskTarget, Err(ProblemKind::Unreachable)) => {
                 Ok(Said::Discarded)
             }
+            (Planted::UnknownIsDiscarded, Action::AskTarget, Ok(Said::Unknown)) => Ok(Said::Discarded),
             (Planted::RunsIncomplete, Action::SwitchOver, Ok(Said::Waiting)) => Ok(Said::Ready),
             _ => answer,
         }

@@ -38,6 +38,7 @@ pub(crate) enum Fault {
     TargetQemuMute,
     TargetQemuEnds,
     TargetLost,
+    TargetJournalLost,
     Cancelled,
     ClockJumps,
 }
@@ -63,7 +64,7 @@ impl Fault {
         Self::GuardEnds,
         Self::GuardsAreSlow,
     ];
-    const AT_TARGET: [Self; 7] = [
+    const AT_TARGET: [Self; 8] = [
         Self::TargetCrashes,
         Self::TargetFreezes,
         Self::TargetReboots,
@@ -71,6 +72,7 @@ impl Fault {
         Self::TargetQemuMute,
         Self::TargetQemuEnds,
         Self::TargetLost,
+        Self::TargetJournalLost,
     ];
     const BETWEEN: [Self; 4] = [Self::Partition, Self::StreamBreaks, Self::Cancelled, Self::ClockJumps];
 }

@@ -127,6 +127,7 @@ planted_bugs_are_found! {
     found_undecided_that_is_undone: UndoneUndecided,
     found_silence_taken_for_success: SilenceIsSuccess,
     found_silence_taken_for_discarded: SilenceIsDiscarded,
+    found_unknown_taken_for_discarded: UnknownIsDiscarded,
     found_only_copy_that_is_discarded: DiscardsOnlyCopy,
     found_wait_without_deadline: NoDeadline,
     found_two_starts: TwoStarts,

@@ -40,6 +40,8 @@ pub(crate) enum Said {
     RunningInPart,
     Ended,
     Discarded,
+    /// There is no record of it.
+    Unknown,
 }
 
 pub(crate) type Answer = Result<Said, ProblemKind>;

@@ -154,6 +154,10 @@ impl World {
         if !self.target.entries.is_empty() || self.target.has_vm || self.target.state(migration).is_some() {
             return Err(ProblemKind::Conflict);
         }
+        // It does not know which VMs are its own.
+        if !self.target.lost_journal.is_empty() {
+            return Err(ProblemKind::Refused);
+        }
         if self.target.places_awaited > 0 {
             self.target.places_awaited -= 1;
             return Ok(Step::Over(Said::Crowded));
@@ -306,6 +310,9 @@ impl World {
         if self.is_let_run(migration) {
             return DONE;
         }
+        if self.target.state(migration).is_none() {
+            return Err(ProblemKind::NotFound);
+        }
         let is_discarded = !self.target.arrived.contains_key(&migration);
         Err(if is_discarded { ProblemKind::Conflict } else { ProblemKind::Failed })
     }
@@ -333,7 +340,8 @@ impl World {
             Some(State::Discarded) => Said::Discarded,
             Some(State::Waiting) if is_in_part => Said::ReadyInPart,
             Some(State::Waiting) if is_there => Said::Ready,
-            _ => Said::Waiting,
+            Some(State::Waiting) => Said::Waiting,
+            None => Said::Unknown,
         };
         Ok(Step::Over(said))
     }
@@ -345,9 +353,10 @@ impl World {
         }
         match (task.part, self.target.state(migration)) {
             (0, Some(State::Running | State::Finished)) => Err(ProblemKind::Conflict),
-            (0, state) => {
+            (0, None) => Err(ProblemKind::NotFound),
+            (0, Some(state)) => {
                 self.record(migration, State::Discarded)?;
-                if state == Some(State::Waiting) {
+                if state == State::Waiting {
                     self.target.remains.insert(migration);
                 }
                 Ok(Step::Next)

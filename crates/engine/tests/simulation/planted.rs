@@ -18,6 +18,8 @@ pub(crate) enum Planted {
     SilenceIsSuccess,
     /// A target that does not answer is taken to have discarded the VM.
     SilenceIsDiscarded,
+    /// A target that has no record of the VM is taken to have discarded it.
+    UnknownIsDiscarded,
     /// A target whose QEMU does not say what it has is told to discard it, though the source has nothing any more.
     DiscardsOnlyCopy,
     /// An answer is waited for without end.
@@ -64,6 +66,7 @@ impl Planted {
             | Self::UndoneUndecided
             | Self::VainHandOverBelieved
             | Self::SilenceIsDiscarded
+            | Self::UnknownIsDiscarded
             | Self::TwoStarts
             | Self::GuardDoesNotForbid
             | Self::ForbiddenIgnored

@@ -48,7 +48,7 @@ impl World {
         was_cancelled: bool,
         has_error: bool,
     ) {
-        let state = self.target.state(number);
+        let state = self.target.state(number).or(self.target.lost_journal.get(&number).copied());
         let went = matches!(state, Some(State::Running | State::Finished));
         let is_true = match outcome {
             Outcome::Completed => {

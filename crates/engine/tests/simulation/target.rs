@@ -53,6 +53,8 @@ pub(crate) struct Target {
     pub is_lost: bool,
     pub disk_full_until_ms: f64,
     pub journal: BTreeMap<usize, State>,
+    /// What is not in the journal any more: it was lost, and an empty one was begun.
+    pub lost_journal: BTreeMap<usize, State>,
     /// Of those that were discarded, the ones whose QEMU may still be there.
     pub remains: BTreeSet<usize>,
     pub qemu: Option<TargetQemu>,
@@ -74,6 +76,7 @@ impl Target {
             is_lost: false,
             disk_full_until_ms: 0.0,
             journal: BTreeMap::new(),
+            lost_journal: BTreeMap::new(),
             remains: BTreeSet::new(),
             qemu: None,
             entries: BTreeMap::new(),
@@ -89,9 +92,12 @@ impl Target {
         self.journal.get(&migration).copied()
     }
 
-    /// Whether the VM may have run here, by the journal.
+    /// Whether the VM may have run here, by the journal, or by what it was.
     pub(crate) fn may_have_run(&self) -> bool {
-        self.journal.values().any(|state| matches!(state, State::Running | State::Finished))
+        self.journal
+            .values()
+            .chain(self.lost_journal.values())
+            .any(|state| matches!(state, State::Running | State::Finished))
     }
 
     /// Whether its agent has nothing more to do.
@@ -133,6 +139,23 @@ impl World {
         target.tasks.clear();
         target.entries.clear();
         target.arrived.clear();
+    }
+
+    /// Its agent is started anew on an empty journal.
+    pub(crate) fn lose_target_journal(&mut self, for_ms: f64) {
+        self.crash_target(for_ms);
+        let lost = std::mem::take(&mut self.target.journal);
+        self.target.lost_journal.extend(lost);
+    }
+
+    /// Somebody has put the journal back, and starts the agent anew on it.
+    pub(crate) fn find_target_journal(&mut self) {
+        let found = std::mem::take(&mut self.target.lost_journal);
+        if !found.is_empty() {
+            self.saw(Sight::JournalFound);
+            self.target.journal.extend(found);
+            self.crash_target(0.0);
+        }
     }
 
     pub(crate) fn reboot_target(&mut self, for_ms: f64) {

@@ -63,6 +63,7 @@ pub(crate) enum Sight {
     GuardActed,
     HandOverForbidden,
     HandOverInVain,
+    JournalFound,
     LateCommand,
     LateRunRefused,
     NotRecorded,
@@ -79,12 +80,13 @@ pub(crate) enum Sight {
 }
 
 impl Sight {
-    pub(crate) const ALL: [Self; 18] = [
+    pub(crate) const ALL: [Self; 19] = [
         Self::Adopted,
         Self::GivenBack,
         Self::GuardActed,
         Self::HandOverForbidden,
         Self::HandOverInVain,
+        Self::JournalFound,
         Self::LateCommand,
         Self::LateRunRefused,
         Self::NotRecorded,
@@ -451,6 +453,7 @@ impl World {
                 self.reboot_target(if comes_back { 10.0 * for_ms } else { f64::INFINITY });
                 self.target.is_lost = true;
             }
+            Fault::TargetJournalLost => self.lose_target_journal(for_ms),
             Fault::Cancelled => {
                 if let Some(executor) = &mut self.source.executor {
                     executor.request_cancel();
@@ -482,6 +485,7 @@ impl World {
             self.target.wakes_ms = self.target.wakes_ms.min(now_ms);
         }
         (self.turns_awaited, self.target.places_awaited) = (0, 0);
+        self.find_target_journal();
     }
 
     /// Nobody is at anything.

@@ -75,12 +75,11 @@ pub(in crate::api) async fn hosts_only(
 /// Lets only the source of a migration carry on with it.
 fn check_source(agent: &Agent, caller: &Caller, id: &str) -> Result<(), Problem> {
     let recorded = agent.journal.incoming_state(id)?.map(|(source, _)| source);
-    let source = agent
-        .incoming
-        .source_of(id)
-        .or(recorded)
-        .ok_or_else(|| Problem::not_found(format!("no migration {id} on its way to {}", agent.name())))?;
-    authorise(caller, Operation::SendVm { source: &source })
+    let source =
+        agent.incoming.source_of(id).or(recorded).ok_or_else(|| incoming::no_migration(agent, id))?;
+    authorise(caller, Operation::SendVm { source: &source })?;
+    agent.incoming.heard(id);
+    Ok(())
 }
 
 /// The links that a source may ask for: those that this host's configuration gives to migrations.
@@ -167,18 +166,26 @@ async fn permit(
 #[utoipa::path(get, path = "/v1/incoming/{id}", tag = openapi::BETWEEN_AGENTS, params(
     ("id" = String, Path, format = "uuid")
 ), responses((status = 200, description = "What was decided.", body = IncomingView)))]
-async fn view(State(agent): Shared, MigrationId(id): MigrationId) -> Answer<IncomingView> {
+async fn view(
+    State(agent): Shared,
+    Extension(caller): Extension<Caller>,
+    MigrationId(id): MigrationId,
+) -> Answer<IncomingView> {
+    // Whoever asks may have the answer. Only its source's question says that the source is there.
+    if agent.incoming.source_of(&id).is_some_and(|source| caller.host() == Ok(&source)) {
+        agent.incoming.heard(&id);
+    }
     Ok(Json(incoming::view(&agent, &id).await?))
 }
 
 /// The VM shall not run here
 ///
-/// Idempotent. Also for an identifier that is not known yet, so that an order to run that arrives
-/// later finds the refusal.
+/// Idempotent. Nothing is recorded for an identifier that is not known.
 #[utoipa::path(delete, path = "/v1/incoming/{id}", tag = openapi::BETWEEN_AGENTS, params(
     ("id" = String, Path, format = "uuid")
 ), responses(
     (status = 200, description = "It never ran here and never will.", body = ()),
+    (status = 404, description = "There is no record of it here, which promises nothing.", body = Problem),
     (status = 409, description = "It runs here.", body = Problem),
 ))]
 async fn discard(
@@ -186,10 +193,8 @@ async fn discard(
     Extension(caller): Extension<Caller>,
     MigrationId(id): MigrationId,
 ) -> Answer<()> {
-    if agent.journal.incoming_state(&id).map_err(Problem::from)?.is_some() {
-        check_source(&agent, &caller, &id)?;
-    }
-    Ok(Json(incoming::discard(&agent, &id, caller.host()?).await?))
+    check_source(&agent, &caller, &id)?;
+    Ok(Json(incoming::discard(&agent, &id).await?))
 }
 
 /// Step 3: reserve the memory

@@ -153,8 +153,26 @@ async fn a_hosts_identifiers_are_uuids_or_refused() {
     // One migration under two spellings would be two.
     let shouted = format!("/v1/incoming/{}", ID.replace('3', "A"));
     let whispered = shouted.to_lowercase();
+    let spec = json!({ "name": "web", "memory_mib": 64, "vcpus": 1, "machine": "pc-q35-7.2" });
+    let spec = serde_json::from_value(spec).unwrap();
+    agent.journal().begin_incoming(&ID.replace('3', "a"), "source", &spec).unwrap();
     assert_eq!(agent.say(Who::Source, "DELETE", &shouted, "").await.status, 200);
     assert_eq!(agent.say(Who::Source, "GET", &whispered, "").await.body, "\"discarded\"");
+    agent.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_asked_of_unknown_migrations_leaves_no_record_and_promises_nothing() {
+    let Some(agent) = TestAgent::start().await else { return };
+    let path = format!("/v1/incoming/{ID}");
+    for who in [Who::Source, Who::Other] {
+        for (method, what) in [("DELETE", ""), ("POST", "/run"), ("POST", "/finish"), ("POST", "/memory")] {
+            let answer = agent.say(who, method, &format!("{path}{what}"), "").await;
+            assert_eq!(answer.problem().kind, ProblemKind::NotFound, "{method} {what}: {answer:?}");
+        }
+        assert_eq!(agent.say(who, "GET", &path, "").await.body, "\"unknown\"");
+    }
+    assert_eq!(agent.journal().incoming_state(ID).unwrap(), None);
     agent.stop().await;
 }
 

@@ -82,11 +82,7 @@ impl Executor {
         // Of a host that the configuration does not name any more nobody can say whether it answers.
         self.peer().map_err(Problem::failed)?;
         let view = self.target_view().await;
-        if let Err(problem) = &view
-            && is_like_lost(problem)
-            && *self.running.target_lost.borrow()
-            && self.stays_silent().await
-        {
+        if is_like_lost(&view) && *self.running.target_lost.borrow() && self.stays_silent().await {
             return Ok(Event::TargetSays(TargetState::Lost));
         }
         let state = match view {
@@ -102,17 +98,26 @@ impl Executor {
                 TargetState::Ready
             }
             Ok(IncomingView::Discarded) => TargetState::Discarded,
+            Ok(IncomingView::Unknown) => TargetState::Unknown,
             // Its QEMU does not say how much it has. That may be the only copy, if there is none here.
             Err(problem) if problem.kind != ProblemKind::Failed || self.vmm().is_err() => {
                 return Err(problem);
             }
             Ok(IncomingView::Waiting | IncomingView::Ready | IncomingView::ReadyInPart) | Err(_) => {
                 self.check_not_needed_there(view.is_err()).await?;
-                self.peer()?.delete::<()>(&self.incoming("")).await?;
-                TargetState::Discarded
+                self.discard_on_target().await?
             }
         };
         Ok(Event::TargetSays(state))
+    }
+
+    /// Has the target give the VM up, if it has a record of it.
+    pub(super) async fn discard_on_target(&self) -> Result<TargetState, Problem> {
+        match self.peer()?.delete::<()>(&self.incoming("")).await {
+            Ok(()) => Ok(TargetState::Discarded),
+            Err(problem) if problem.kind == ProblemKind::NotFound => Ok(TargetState::Unknown),
+            Err(problem) => Err(problem),
+        }
     }
 
     async fn target_view(&self) -> Result<IncomingView, Problem> {
@@ -123,7 +128,7 @@ impl Executor {
     async fn stays_silent(&self) -> bool {
         for _ in 0..LOST_QUESTIONS {
             tokio::time::sleep(ASK_AGAIN_AFTER).await;
-            if !matches!(self.target_view().await, Err(problem) if is_like_lost(&problem)) {
+            if !is_like_lost(&self.target_view().await) {
                 return false;
             }
         }
@@ -235,9 +240,12 @@ impl Executor {
     }
 }
 
-/// A host that answers anything else is not lost.
-fn is_like_lost(problem: &Problem) -> bool {
-    matches!(problem.kind, ProblemKind::Unreachable | ProblemKind::NotFound)
+/// A host that answers anything else is not lost. One that came back without its records does not know.
+fn is_like_lost(view: &Result<IncomingView, Problem>) -> bool {
+    match view {
+        Ok(view) => *view == IncomingView::Unknown,
+        Err(problem) => matches!(problem.kind, ProblemKind::Unreachable | ProblemKind::NotFound),
+    }
 }
 
 pub(super) fn guard_acted() -> Problem {
