@@ -392,6 +392,66 @@ mod tests {
         assert!(config.trusted_networks.is_empty());
     }
 
+    const EXAMPLE: &str = include_str!("../../../packaging/agent.toml");
+
+    /// A line that shows how a key is set, as it reads without its `#`.
+    fn setting_of(line: &str) -> Option<&str> {
+        let setting = line.strip_prefix("# ")?;
+        let (key, _) = setting.split_once(" = ")?;
+        key.chars().all(|letter| letter.is_ascii_lowercase() || letter == '_').then_some(setting)
+    }
+
+    #[test]
+    fn each_line_of_the_example_may_be_uncommented_and_shows_the_default() {
+        let lines: Vec<&str> = EXAMPLE.lines().collect();
+        let as_it_is = format!("{:?}", parse(EXAMPLE).unwrap());
+        for (at, setting) in lines.iter().enumerate().filter_map(|(at, line)| Some((at, setting_of(line)?))) {
+            let text = [&lines[..at], &[setting], &lines[at + 1..]].concat().join("\n");
+            let read =
+                parse(&text).unwrap_or_else(|error| panic!("`{setting}` cannot be uncommented: {error}"));
+            let is_example = setting.contains("# as in; ");
+            assert_eq!(format!("{read:?}") == as_it_is, !is_example, "{setting}");
+        }
+        let all: Vec<&str> = lines.iter().map(|line| setting_of(line).unwrap_or(line)).collect();
+        parse(&all.join("\n")).unwrap();
+    }
+
+    #[test]
+    fn the_example_has_every_key() {
+        let required = "name = \"a\"\nlisten = \"10.0.0.1:7420\"\n";
+        let example: Vec<&str> = EXAMPLE.lines().map(|line| setting_of(line).unwrap_or(line)).collect();
+        let tables = [
+            "[limits]",
+            "[drain]",
+            "[bandwidth]",
+            "[compression]",
+            "[tls]",
+            "[qemu]",
+            "[[link]]",
+            "[[peer]]",
+        ];
+        for table in [""].into_iter().chain(tables) {
+            // serde names all that it knows where it meets what it does not.
+            let error = parse(&format!("{required}{table}\nno_such_key = 1")).unwrap_err();
+            let known = error.split_once("expected").unwrap().1.lines().next().unwrap();
+            let (known, _) = known.split_once(';').unwrap_or((known, ""));
+            let section: Vec<&str> = example
+                .iter()
+                .skip_while(|line| !table.is_empty() && **line != table)
+                .skip(usize::from(!table.is_empty()))
+                .take_while(|line| !line.starts_with('['))
+                .copied()
+                .collect();
+            for key in known.split('`').skip(1).step_by(2) {
+                let is_set = section.iter().any(|line| line.starts_with(&format!("{key} = ")));
+                let is_table = example
+                    .iter()
+                    .any(|line| [format!("[{key}]"), format!("[[{key}]]")].contains(&(*line).into()));
+                assert!(is_set || is_table && table.is_empty(), "{table} {key} is missing in the example");
+            }
+        }
+    }
+
     #[test]
     fn errors_name_the_line_and_the_cure() {
         let error = parse("name = \"a\"\nlisten = \"10.0.0.1\"").unwrap_err();
