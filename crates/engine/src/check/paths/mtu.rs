@@ -1,13 +1,10 @@
-//! The classic: jumbo frames on some and not on others. Small pings are fine, and migrations hang.
+//! The classic: jumbo frames on some and not on others. Small pings are fine, and large packets are lost.
 
 use super::ends;
 use crate::check::Pair;
 use crate::check::finding::Finding;
 use crate::check::trial::PathTrial;
 use crate::path::Path;
-
-const EFFECT: &str = "small pings and the first connection are fine, then the migration hangs as soon as it sends \
-                      full packets, until it is undone";
 
 pub(super) fn differs(pair: Pair<'_>, path: &Path) -> Option<Finding> {
     let [source, target] = mtus_bytes(pair, path)?;
@@ -30,12 +27,23 @@ fn mtu_differs(pair: Pair<'_>, path: &Path, source_bytes: u32, target_bytes: u32
     let set = |(host, link, _): (&str, &String, u32), bytes: u32| {
         format!("on {host}: ip link set dev {link} mtu {bytes}")
     };
-    Finding::error("mtu-differs", ends(pair, path))
+    let finding = if takes_over_larger(pair, path, lesser.2) {
+        Finding::error("mtu-differs", ends(pair, path)).effect(format!(
+            "connections over another path have larger packets: one that comes over to this path in flight hangs, \
+             since packets above {} bytes are lost here",
+            lesser.2
+        ))
+    } else {
+        Finding::warning("mtu-differs", ends(pair, path)).effect(format!(
+            "migrations work, as TCP keeps to the smaller size; every other packet above {} bytes is lost",
+            lesser.2
+        ))
+    };
+    finding
         .what(format!(
             "the MTU of {} is {source_bytes} on {source}, that of {} is {target_bytes} on {target}",
             path.link, path.peer_link
         ))
-        .effect(EFFECT)
         .remedy(format!(
             "{}; or, if every switch port between takes it, {}",
             set(greater, lesser.2),
@@ -43,13 +51,40 @@ fn mtu_differs(pair: Pair<'_>, path: &Path, source_bytes: u32, target_bytes: u32
         ))
 }
 
+/// Whether a connection with larger packets than this path takes may come to it from another one.
+fn takes_over_larger(pair: Pair<'_>, path: &Path, bytes_max: u32) -> bool {
+    let others = pair.paths.iter().filter(|other| *other != path);
+    let mut sizes = others.filter_map(|other| mtus_bytes(pair, other)).map(|[one, end]| one.min(end));
+    pair.multichannel && sizes.any(|bytes| bytes > bytes_max)
+}
+
 pub(super) fn does_not_pass(pair: Pair<'_>, trial: &PathTrial) -> Option<Finding> {
-    let path = &trial.path;
-    let [mtu_bytes, peer_mtu_bytes] = mtus_bytes(pair, path)?;
+    Some(mtu_does_not_pass(pair, trial, mtu_that_does_not_pass(pair, trial)?))
+}
+
+fn mtu_that_does_not_pass(pair: Pair<'_>, trial: &PathTrial) -> Option<u32> {
+    let [mtu_bytes, peer_mtu_bytes] = mtus_bytes(pair, &trial.path)?;
     // With nothing passing at all, or much of everything lost, size is not what is wrong.
     let tested = [&trial.forward, &trial.backward].into_iter().all(|way| way.passes() && !way.loses_much());
     let whole = trial.forward.passes_whole() && trial.backward.passes_whole();
-    (mtu_bytes == peer_mtu_bytes && tested && !whole).then(|| mtu_does_not_pass(pair, trial, mtu_bytes))
+    (mtu_bytes == peer_mtu_bytes && tested && !whole).then_some(mtu_bytes)
+}
+
+/// A migration tries each path with packets as large as its own, and leaves out what does not take them.
+fn of_severity(pair: Pair<'_>, trial: &PathTrial) -> Finding {
+    let (source, target) = (pair.source.name(), pair.target.name());
+    let warning = || Finding::warning("mtu-does-not-pass", ends(pair, &trial.path));
+    if trial.forward.passes_whole() {
+        return warning().effect(format!("migrations from {target} to {source} go without this path"));
+    }
+    let carries = |other: &&PathTrial| {
+        other.connection_error.is_none() && mtu_that_does_not_pass(pair, other).is_none()
+    };
+    if pair.trials().iter().any(|other| carries(&other)) {
+        return warning().effect("migrations go without this path");
+    }
+    Finding::error("mtu-does-not-pass", ends(pair, &trial.path))
+        .effect("small pings are fine, but no path is left for a migration: every one fails")
 }
 
 fn mtu_does_not_pass(pair: Pair<'_>, trial: &PathTrial, mtu_bytes: u32) -> Finding {
@@ -65,9 +100,8 @@ fn mtu_does_not_pass(pair: Pair<'_>, trial: &PathTrial, mtu_bytes: u32) -> Findi
         .collect();
     let passing = [trial.forward.arrived_bytes_max, trial.backward.arrived_bytes_max];
     let least = passing.into_iter().flatten().min().unwrap_or(0);
-    Finding::error("mtu-does-not-pass", ends(pair, path))
+    of_severity(pair, trial)
         .what(format!("both ends of {path} send packets of {mtu_bytes} bytes, but {}", limits.join(", and ")))
-        .effect(EFFECT)
         .remedy(format!(
             "raise the MTU of every switch port between; or, on {source}: ip link set dev {} mtu {least}; on \
              {target}: ip link set dev {} mtu {least}",

@@ -5,10 +5,17 @@ use super::*;
 pub(super) const OF_PATHS: &[Case] = &[
     (
         |s| s.b.host.links[1].mtu = 9000,
-        Error,
+        Warning,
         "mtu-differs",
         &["a e1", "b e1"],
         "on b: ip link set dev e1 mtu 1500",
+    ),
+    (
+        |s| s.b.host.links[1].mtu = 1280,
+        Error,
+        "mtu-differs",
+        &["a e1", "b e1"],
+        "comes over to this path in flight hangs",
     ),
     (
         |s| {
@@ -20,10 +27,24 @@ pub(super) const OF_PATHS: &[Case] = &[
             s.trials[0].forward = cut;
             s.trials[0].backward = passing(9000);
         },
-        Error,
+        Warning,
         "mtu-does-not-pass",
         &["a e0", "b e0"],
         "from a to b none larger than 1500",
+    ),
+    (
+        |s| {
+            for facts in [&mut s.a, &mut s.b] {
+                facts.host.links[0].mtu = 9000;
+            }
+            s.trials[0].forward = passing(9000);
+            s.trials[0].backward =
+                PacketTrial { sent_bytes_max: Some(9000), arrived_bytes_max: Some(1500), ..passing(1500) };
+        },
+        Warning,
+        "mtu-does-not-pass",
+        &["a e0", "b e0"],
+        "migrations from b to a go without this path",
     ),
     (
         |s| no_answer(&mut s.trials[1], false, false),
@@ -160,6 +181,21 @@ fn a_dead_path_is_an_error_when_it_is_the_last() {
     let findings = scene.findings();
     assert_eq!(findings.len(), 2);
     assert!(findings.iter().all(|finding| finding.severity == Severity::Error), "{findings:#?}");
+}
+
+#[test]
+fn an_mtu_that_does_not_pass_is_an_error_when_no_other_path_is_left() {
+    let mut scene = Scene::healthy();
+    let severities = |scene: &Scene| -> Vec<Severity> {
+        let findings = scene.findings();
+        findings.iter().filter(|one| one.code == "mtu-does-not-pass").map(|one| one.severity).collect()
+    };
+    for (count, expected) in [(1, vec![Warning]), (2, vec![Error, Error])] {
+        for trial in &mut scene.trials[..count] {
+            trial.forward.arrived_bytes_max = Some(1400);
+        }
+        assert_eq!(severities(&scene), expected);
+    }
 }
 
 #[test]
