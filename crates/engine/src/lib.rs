@@ -5,6 +5,7 @@
 pub mod bandwidth;
 pub mod check;
 pub mod codec;
+pub mod connections;
 pub mod drain;
 pub mod encryption;
 pub mod facts;
