@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use drainpipe_engine::connections::Precedence;
 use drainpipe_engine::facts::{HostFacts, HypervisorVersion, NoMigrationAddress};
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::facts::HypervisorFacts;
@@ -109,7 +110,9 @@ pub async fn run(config: Config, mut stop: watch::Receiver<bool>) -> Result<(), 
     looking.spawn(check::keep_trying(Arc::clone(&agent)));
     looking.spawn(idle_cores::keep_counting(Arc::clone(&agent), own_cpus));
     let (close, closed) = watch::channel(false);
-    let tls = server::serve_tls(tcp, identity, router.clone(), closed.clone());
+    let precedence = Arc::clone(&agent);
+    let precedence = Arc::new(move |peer: &Peer| precedence.precedence_of(peer));
+    let tls = server::serve_tls(tcp, identity, router.clone(), precedence, closed.clone());
     let until_stopped = async {
         // Who could have said so may be gone: that stops it too.
         drop(stop.wait_for(|stop| *stop).await);
@@ -231,6 +234,16 @@ impl Agent {
     /// yet whose the VM is, that may take days.
     pub(crate) fn is_migrating(&self) -> bool {
         !self.outgoing.under_way().is_empty() || self.incoming.are_receiving()
+    }
+
+    /// Whose connections are kept when there are too many: somebody who gives orders, and hosts whose VMs are on their
+    /// way.
+    fn precedence_of(&self, peer: &Peer) -> Precedence {
+        let goes_first = match peer {
+            Peer::Operator(_) => true,
+            Peer::Host(host) => self.incoming.are_from(host) || self.outgoing.are_to(host),
+        };
+        if goes_first { Precedence::First } else { Precedence::Usual }
     }
 
     /// A way to another host's agent.

@@ -197,6 +197,11 @@ impl IncomingVms {
         lock(&self.entries).values().any(|entry| entry.is_receiving())
     }
 
+    /// Whether a VM is on its way from this host.
+    pub(crate) fn are_from(&self, host: &str) -> bool {
+        lock(&self.entries).values().any(|entry| entry.source == host)
+    }
+
     /// Whether a VM of this name is on its way.
     pub(crate) fn has(&self, vm: &str) -> bool {
         lock(&self.entries).values().any(|entry| entry.definition.name.as_str() == vm)

@@ -3,7 +3,7 @@
 //! ```text
 //! agent      what the parts share; start and stop
 //! api        paths, types, who may do what
-//! server     connections; client: the other end of them
+//! server     connections; client: the other end of them; places: who gets in when there are too many
 //! vms        the VMs of this host
 //! admission  what may come to run here
 //! outgoing   migrations from here; its executor carries out what the engine says
@@ -54,6 +54,7 @@ mod network;
 mod out_of_reach;
 mod outgoing;
 mod path_watch;
+mod places;
 mod ports;
 mod precedence;
 mod probe;

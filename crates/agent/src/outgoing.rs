@@ -131,6 +131,11 @@ impl Outgoing {
         self.lock().values().filter(|running| !running.is_over()).cloned().collect()
     }
 
+    /// Whether a VM is on its way to this host, or may be there.
+    pub(crate) fn are_to(&self, host: &str) -> bool {
+        self.lock().values().any(|running| running.target == host)
+    }
+
     /// That of a VM which is on its way from here, or may have left.
     pub(crate) fn of_vm(&self, vm: &str) -> Option<Arc<Running>> {
         self.lock().values().find(|running| running.vm == vm).cloned()

@@ -2,34 +2,45 @@
 //! [`Caller`].
 
 use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::extract::Request;
 use axum::http::StatusCode;
-use axum::middleware::Next;
+use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
+use drainpipe_engine::connections::Precedence;
 use drainpipe_engine::problem::Problem;
 use drainpipe_identity::{Identity, Peer};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpStream, UnixListener};
+use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 use tracing::{debug, warn};
 
 use crate::api::authorization::Caller;
+use crate::places::{Bounds, Closing, Place, Places};
 
-/// Connections served at once, on each listener; more wait in the kernel's queue.
-const CONNECTIONS_MAX: usize = 256;
+/// Connections of root served at once; more wait in the kernel's queue.
+const ROOTS_CONNECTIONS_MAX: usize = 256;
 
-/// A TLS handshake takes milliseconds; who needs longer is not a peer.
-const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
+/// Connections that the kernel has accepted and the agent has not; it takes no more than `net.core.somaxconn`.
+const BACKLOG: u32 = 4096;
+
+/// A TLS handshake takes milliseconds; what needs longer is not a peer.
+const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(3);
+
+/// How long a connection whose place another one has got may still take for the answer that is under way.
+const CLOSING_MAX: Duration = Duration::from_millis(250);
 
 /// How long a request's head may take, which also ends idle connections.
 const HEAD_DEADLINE: Duration = Duration::from_mins(2);
@@ -42,43 +53,70 @@ const ENDED_LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Serves root on this host over a Unix socket, until told to stop.
 pub(crate) async fn serve_socket(listener: UnixListener, router: Router, stop: watch::Receiver<bool>) {
     accept_each(
+        ROOTS_CONNECTIONS_MAX,
         stop,
         || listener.accept(),
         |(stream, _), slot| {
             let router = router.clone();
-            tokio::spawn(async move { serve(stream, Caller::Root, router, slot).await });
+            tokio::spawn(async move {
+                end_of(serve(stream, Caller::Root, router, Activity::default()).await);
+                drop(slot);
+            });
         },
     )
     .await;
 }
+
+/// Who goes before others.
+pub(crate) type PrecedenceOf = Arc<dyn Fn(&Peer) -> Precedence + Send + Sync>;
 
 /// Serves agents and operators by mutual TLS, until told to stop.
 pub(crate) async fn serve_tls(
     listener: TcpListener,
     identity: Identity,
     router: Router,
+    precedence: PrecedenceOf,
     stop: watch::Receiver<bool>,
 ) {
+    let bounds = Bounds::of_this_process();
+    let strangers = Places::new(bounds.strangers);
     let acceptor = TlsAcceptor::from(identity.server_config());
+    let door = Arc::new(Door { acceptor, known: Places::new(bounds.known), precedence, router });
     accept_each(
+        bounds.all(),
         stop,
         || listener.accept(),
-        |(stream, _), slot| {
-            tokio::spawn(greet(acceptor.clone(), stream, router.clone(), slot));
+        |(stream, from), slot| {
+            if let Some(place) = strangers.take(&network_of(from.ip()), |_| Precedence::Usual) {
+                let door = Arc::clone(&door);
+                tokio::spawn(async move {
+                    door.receive(stream, place).await;
+                    drop(slot);
+                });
+            }
         },
     )
     .await;
 }
 
-/// Accepts connections, no more at once than there are slots, until told to stop.
+/// What one party can have many of, for nothing, counts as one: the addresses of an IPv6 subnet.
+fn network_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & (u128::MAX << 64))),
+        v4 @ IpAddr::V4(_) => v4,
+    }
+}
+
+/// Accepts connections, no more at once than `max`, until told to stop.
 async fn accept_each<C, F>(
+    max: usize,
     mut stop: watch::Receiver<bool>,
     accept: impl Fn() -> F,
     handle: impl Fn(C, OwnedSemaphorePermit),
 ) where
     F: Future<Output = io::Result<C>>,
 {
-    let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let slots = Arc::new(Semaphore::new(max));
     while let Some(slot) = free_slot(&slots, &mut stop).await {
         let accepted = tokio::select! {
             accepted = accept() => accepted,
@@ -104,42 +142,104 @@ async fn pause_after(error: &io::Error) {
     tokio::time::sleep(Duration::from_millis(100)).await;
 }
 
-async fn greet(acceptor: TlsAcceptor, stream: TcpStream, router: Router, slot: OwnedSemaphorePermit) {
-    if let Err(error) = stream.set_nodelay(true) {
-        debug!(%error, "cannot set TCP_NODELAY");
+/// Where those who come over the network show who they are.
+struct Door {
+    acceptor: TlsAcceptor,
+    known: Arc<Places<Peer>>,
+    precedence: PrecedenceOf,
+    router: Router,
+}
+
+impl Door {
+    async fn receive(&self, stream: TcpStream, (stranger, closing): (Place<IpAddr>, Closing)) {
+        let greeted = tokio::select! {
+            greeted = timeout(HANDSHAKE_DEADLINE, self.greet(stream)) => greeted,
+            _ = closing => return debug!("closed the oldest connection of the address that has most"),
+        };
+        let Ok(Some((stream, peer))) = greeted else { return };
+        let Some((place, closing)) = self.known.take(&peer, &*self.precedence) else {
+            return warn!(%peer, "closed a connection: all others are in use, and this peer has more than others");
+        };
+        drop(stranger);
+        let activity = Activity(Some(Arc::new(place)));
+        serve_until(closing, serve(stream, Caller::Peer(peer), self.router.clone(), activity)).await;
     }
-    let stream = match tokio::time::timeout(HANDSHAKE_DEADLINE, acceptor.accept(stream)).await {
-        Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => {
-            let why = drainpipe_identity::explain(&error).unwrap_or_else(|| error.to_string());
-            debug!(why, "refused a connection");
-            return;
+
+    async fn greet(&self, stream: TcpStream) -> Option<(TlsStream<TcpStream>, Peer)> {
+        if let Err(error) = stream.set_nodelay(true) {
+            debug!(%error, "cannot set TCP_NODELAY");
         }
-        Err(_) => return,
-    };
-    let holder = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
-    match holder.map(Peer::from_certificate) {
-        Some(Ok(peer)) => serve(stream, Caller::Peer(peer), router, slot).await,
-        Some(Err(error)) => warn!(%error, "refused a certificate"),
-        None => debug!("refused a connection without a certificate"),
+        let stream = match self.acceptor.accept(stream).await {
+            Ok(stream) => stream,
+            Err(error) => {
+                let why = drainpipe_identity::explain(&error).unwrap_or_else(|| error.to_string());
+                debug!(why, "refused a connection");
+                return None;
+            }
+        };
+        let holder = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
+        match holder.map(Peer::from_certificate) {
+            Some(Ok(peer)) => return Some((stream, peer)),
+            Some(Err(error)) => warn!(%error, "refused a certificate"),
+            None => debug!("refused a connection without a certificate"),
+        }
+        None
     }
 }
 
-async fn serve<S>(stream: S, caller: Caller, router: Router, slot: OwnedSemaphorePermit)
+/// Tells the place of a connection whether somebody waits for an answer on it.
+#[derive(Debug, Clone, Default)]
+struct Activity(Option<Arc<Place<Peer>>>);
+
+impl Activity {
+    fn set_idle(&self, is_idle: bool) {
+        if let Some(place) = &self.0 {
+            place.set_idle(is_idle);
+        }
+    }
+}
+
+/// One connection that is served by HTTP.
+fn serve<S>(stream: S, caller: Caller, router: Router, activity: Activity) -> Served<S>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let router = router.layer(axum::Extension(caller)).layer(axum::middleware::from_fn(to_the_end));
-    let service = TowerToHyperService::new(router);
-    let served = hyper::server::conn::http1::Builder::new()
+    let answering = from_fn(move |request, next| answer(activity.clone(), request, next));
+    let router = router.layer(axum::Extension(caller)).layer(answering);
+    hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_DEADLINE)
-        .serve_connection(TokioIo::new(stream), service)
-        .await;
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
+}
+
+type Served<S> = hyper::server::conn::http1::Connection<TokioIo<S>, TowerToHyperService<Router>>;
+
+/// Serves a connection until its end, or until its place is another's: then at once, but for an answer that is ready soon.
+async fn serve_until<S>(closing: Closing, served: Served<S>)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let mut served = pin!(served);
+    tokio::select! {
+        ended = &mut served => return end_of(ended),
+        _ = closing => served.as_mut().graceful_shutdown(),
+    }
+    if let Ok(ended) = timeout(CLOSING_MAX, served).await {
+        end_of(ended);
+    }
+}
+
+fn end_of(served: hyper::Result<()>) {
     if let Err(error) = served {
         debug!(%error, "a connection ended badly");
     }
-    drop(slot);
+}
+
+async fn answer(activity: Activity, request: Request, next: Next) -> Response {
+    activity.set_idle(false);
+    let answer = to_the_end(request, next).await;
+    activity.set_idle(true);
+    answer
 }
 
 /// Carries a request through although its caller hangs up: otherwise it would be dropped half-way, as
@@ -185,10 +285,10 @@ async fn is_served(path: &Path) -> bool {
 }
 
 /// Binds the TCP address for TLS.
-pub(crate) async fn bind_tls(address: std::net::SocketAddr) -> Result<TcpListener, Problem> {
+pub(crate) async fn bind_tls(address: SocketAddr) -> Result<TcpListener, Problem> {
     let end = Instant::now() + ENDING_MAX;
     let bound = loop {
-        match TcpListener::bind(address).await {
+        match listen(address) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < end => {
                 sleep(ENDED_LOOK_EVERY).await;
             }
@@ -209,9 +309,26 @@ pub(crate) async fn bind_tls(address: std::net::SocketAddr) -> Result<TcpListene
     })
 }
 
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    // As `TcpListener::bind` does: an agent starts anew at once.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn all_addresses_of_an_ipv6_subnet_count_as_one() {
+        let network = |address: &str| network_of(address.parse().unwrap());
+        assert_eq!(network("fd00:0:0:1::1"), network("fd00:0:0:1:ffff::2"));
+        assert_ne!(network("fd00:0:0:1::1"), network("fd00:0:0:2::1"));
+        assert_ne!(network("192.0.2.1"), network("192.0.2.2"));
+        assert_eq!(network("::ffff:192.0.2.1"), network("192.0.2.1"));
+    }
 
     #[tokio::test]
     async fn sockets_of_an_agent_that_is_just_ending_are_waited_for() {

@@ -11,7 +11,7 @@ const HOST_PREFIX: &str = "drainpipe:host:";
 const OPERATOR_PREFIX: &str = "drainpipe:operator:";
 
 /// The holder of a certificate.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Peer {
     /// The agent of the host of this name.
     Host(String),
