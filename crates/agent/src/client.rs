@@ -145,13 +145,16 @@ impl ApiClient {
     }
 
     fn unreachable(&self, error: &reqwest::Error) -> Problem {
-        let why = drainpipe_identity::explain(error).unwrap_or_else(|| {
+        let explained = drainpipe_identity::explain(error);
+        let is_for_certificates = explained.is_some() && drainpipe_identity::is_for_certificates(error);
+        let why = explained.unwrap_or_else(|| {
             if error.is_timeout() {
                 return "no answer in time; is the host up, and the port open in its firewall?".into();
             }
             format!("{}; is the agent running (`systemctl status drainpipe`)?", innermost(error))
         });
-        Problem::new(ProblemKind::Unreachable, format!("{} cannot be reached: {why}", self.whom))
+        let message = format!("{} cannot be reached: {why}", self.whom);
+        Problem { is_for_certificates, ..Problem::new(ProblemKind::Unreachable, message) }
     }
 
     fn senseless(&self, what: &str) -> Problem {

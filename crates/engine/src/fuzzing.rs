@@ -148,6 +148,7 @@ fn findings(answers: &Answers) {
         trials: Some(&trials),
         vms: &vms,
         multichannel: true,
+        may_use_all: true,
         clock,
     };
     check(tried).iter().for_each(check_finding);

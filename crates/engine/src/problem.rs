@@ -14,6 +14,9 @@ pub struct Problem {
     pub kind: ProblemKind,
     /// What is wrong, where, and what to do.
     pub message: String,
+    /// Whether the two sides answer and do not accept each other's certificates. Known where it was tried only.
+    #[serde(skip)]
+    pub is_for_certificates: bool,
 }
 
 /// Kinds of failure.
@@ -39,7 +42,7 @@ pub enum ProblemKind {
 impl Problem {
     /// A problem of this kind.
     pub fn new(kind: ProblemKind, message: impl fmt::Display) -> Self {
-        Self { kind, message: message.to_string() }
+        Self { kind, message: message.to_string(), is_for_certificates: false }
     }
 
     /// See [`ProblemKind::Failed`].

@@ -18,11 +18,24 @@ const NAME_LENGTH_MAX: usize = 80;
 ///
 /// Looks through the causes of `error`, so errors of HTTP libraries may be given as they are.
 pub fn explain(error: &(dyn Error + 'static)) -> Option<String> {
+    explain_tls(tls_error(error)?)
+}
+
+/// Whether `error`, or a cause of it, is that one side does not accept the other's certificate.
+pub fn is_for_certificates(error: &(dyn Error + 'static)) -> bool {
+    match tls_error(error) {
+        Some(rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented) => true,
+        Some(rustls::Error::AlertReceived(alert)) => *alert != AlertDescription::ProtocolVersion,
+        _ => false,
+    }
+}
+
+fn tls_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a rustls::Error> {
     let mut cause = Some(error);
     for _ in 0..CAUSES_MAX {
         let current = cause?;
         if let Some(tls) = current.downcast_ref::<rustls::Error>() {
-            return explain_tls(tls);
+            return Some(tls);
         }
         cause = match current.downcast_ref::<io::Error>() {
             // `source` of an I/O error skips the error that it wraps.

@@ -21,7 +21,7 @@ mod peer;
 mod suites;
 mod validity;
 
-pub use explain::explain;
+pub use explain::{explain, is_for_certificates};
 pub use files::FileError;
 pub use identity::{Identity, LoadError};
 pub use name::{InvalidName, check_name};

@@ -41,6 +41,7 @@ pub(crate) async fn read(agent: &Agent) -> Result<CheckFacts, Problem> {
             Some(link) => LinkFacts {
                 receive_queues_in_use: receive_queues_in_use(agent, link).await,
                 rdma_device: rdma_device_of(link, &rdma_devices),
+                is_speed_configured: is_speed_configured(agent, &link.name),
                 counters: lately.get(&link.index).copied().unwrap_or_default(),
                 ..link_facts(link, &management)
             },
@@ -73,6 +74,10 @@ pub(crate) async fn read(agent: &Agent) -> Result<CheckFacts, Problem> {
 async fn receive_queues_in_use(agent: &Agent, link: &Link) -> Option<u32> {
     let queues = agent.checks.network.receive_queues_in_use(&link.name).await?;
     u32::try_from(queues).ok()
+}
+
+fn is_speed_configured(agent: &Agent, link: &str) -> bool {
+    agent.config.links.iter().any(|configured| configured.name == link && configured.speed_mbps.is_some())
 }
 
 fn rdma_device_of(link: &Link, devices: &[RdmaDevice]) -> Option<String> {

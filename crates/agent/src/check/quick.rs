@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use drainpipe_engine::check::finding::Finding;
 use drainpipe_engine::check::{Pair, check, worth_telling};
+use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::plan::{Plan, Spread};
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::Vmm;
@@ -30,6 +31,7 @@ pub(crate) async fn before_migration(
         trials: None,
         vms: &vms,
         multichannel: plan.spread == Spread::Routed,
+        may_use_all: plan.requested_option != RequestedOption::Tcp && !plan.post_copy,
         clock,
     };
     Ok(worth_telling(check(pair)))

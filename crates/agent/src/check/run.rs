@@ -4,7 +4,7 @@ use drainpipe_engine::check::facts::CheckFacts;
 use drainpipe_engine::check::path_report::PathReport;
 use drainpipe_engine::check::sizes::{Arrived, first_sizes, next_sizes};
 use drainpipe_engine::check::trial::{PacketTrial, PathTrial};
-use drainpipe_engine::check::{CheckReport, Pair, check, paths_to_try, unreachable};
+use drainpipe_engine::check::{CheckReport, NotReached, Pair, check, paths_to_try, unreachable};
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::path::Path;
 use drainpipe_engine::problem::{Problem, ProblemKind};
@@ -47,7 +47,9 @@ pub(crate) async fn run(agent: &Agent, target: &str, vm: Option<&str>) -> Result
     let (target_facts, clock) = match facts::ask(peer, target).await {
         Ok(answer) => answer,
         Err(problem) if problem.kind == ProblemKind::Unreachable => {
-            let finding = unreachable(source, target, agent_port(agent, target), &problem.message);
+            let reason =
+                NotReached { is_for_certificates: problem.is_for_certificates, why: problem.message };
+            let finding = unreachable(source, target, agent_port(agent, target), &reason);
             return Ok(report(vec![finding], vec![]));
         }
         Err(problem) => return Err(problem.context(format!("asking {target} what to check"))),
@@ -65,6 +67,7 @@ pub(crate) async fn run(agent: &Agent, target: &str, vm: Option<&str>) -> Result
         trials: Some(&trials),
         vms: &vms,
         multichannel: trials.len() > 1,
+        may_use_all: true,
         clock,
     };
     let mut findings = check(pair);

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use drainpipe_engine::check::finding::Finding;
-use drainpipe_engine::check::no_way_back;
+use drainpipe_engine::check::{NotReached, no_way_back};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use tracing::debug;
@@ -21,26 +21,32 @@ const TRY_DEADLINE: Duration = Duration::from_secs(3);
 const ASK_DEADLINE: Duration = Duration::from_secs(5);
 
 /// What came of trying to reach the host that asks.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 pub(crate) struct WayBack {
     /// Why its agent was not reached; absent when it was.
     pub(crate) obstacle: Option<String>,
+    /// Whether the two do not accept each other's certificates.
+    #[serde(default)]
+    pub(crate) is_for_certificates: bool,
 }
 
 /// Tries to reach the agent of the host that asks.
 pub(crate) async fn try_back(agent: &Agent, caller: &str) -> WayBack {
     // Where that is no peer of this host, the facts say so.
-    let Some(peer) = agent.peer(caller) else { return WayBack { obstacle: None } };
+    let Some(peer) = agent.peer(caller) else { return WayBack::default() };
     let answer = peer.get_within::<IgnoredAny>("/v1/host", TRY_DEADLINE).await;
-    WayBack { obstacle: answer.err().map(|problem| problem.message) }
+    answer.err().map_or_else(WayBack::default, |problem| WayBack {
+        obstacle: Some(problem.message),
+        is_for_certificates: problem.is_for_certificates,
+    })
 }
 
 /// Has the other host try, and says what is wrong.
 pub(super) async fn ask(agent: &Agent, peer: &ApiClient, target: &str) -> Option<Finding> {
     match peer.get_within::<WayBack>("/v1/check/way-back", ASK_DEADLINE).await {
-        Ok(WayBack { obstacle }) => {
-            let why = in_plain_words(&obstacle?);
-            Some(no_way_back(agent.name(), target, agent.config.listen.port(), &why))
+        Ok(WayBack { obstacle, is_for_certificates }) => {
+            let reason = NotReached { why: in_plain_words(&obstacle?), is_for_certificates };
+            Some(no_way_back(agent.name(), target, agent.config.listen.port(), &reason))
         }
         Err(problem) => {
             debug!(%problem, "{target} does not say whether it reaches this agent");

@@ -168,6 +168,9 @@ pub struct LinkFacts {
     /// What the driver says that it runs at, in Mb/s, whatever the configuration says.
     #[serde(default)]
     pub driver_speed_mbps: Option<u64>,
+    /// Whether the speed that migrations go by is the one that the configuration says.
+    #[serde(default)]
+    pub is_speed_configured: bool,
     /// The fastest that the card can do, in Mb/s.
     #[serde(default)]
     pub card_speed_mbps: Option<u64>,

@@ -31,10 +31,10 @@ pub(super) fn check(pair: Pair<'_>) -> Vec<Finding> {
         findings.extend(certificate(own));
         findings.extend(power(own));
         findings.extend(rdma_alone(own, other));
-        findings.extend(no_migration_address(pair, own));
     }
-    findings.extend(equal_migration_addresses(pair));
-    findings.extend(unroutable_migration_addresses(pair));
+    if pair.may_use_all {
+        findings.extend(migration_addresses(pair));
+    }
     findings.extend(older_target(pair));
     findings.extend(agent_versions(pair));
     findings.extend(clock(pair));
@@ -137,7 +137,8 @@ fn older_target(pair: Pair<'_>) -> Option<Finding> {
                 pair.target.name()
             ))
             .remedy(format!(
-                "on {}: apt install qemu-system-x86; or give VMs an older `machine`",
+                "give VMs a `machine` that {} has too (qemu-system-x86_64 -machine help); or install QEMU {source} there, as \
+                 from bookworm-backports on Debian 12, whose own is 7.2",
                 pair.target.name()
             ))
     })
@@ -256,6 +257,16 @@ fn rdma_alone(own: &CheckFacts, other: &CheckFacts) -> Option<Finding> {
             .effect("the option direct falls back to multichannel")
             .remedy(on(other.name(), "rdma link, to see what the kernel knows; load the NIC's RDMA driver"))
     })
+}
+
+/// One connection needs none, nor does one path.
+fn migration_addresses(pair: Pair<'_>) -> impl Iterator<Item = Finding> {
+    let absent = [pair.source, pair.target].map(|own| no_migration_address(pair, own));
+    absent
+        .into_iter()
+        .flatten()
+        .chain(equal_migration_addresses(pair))
+        .chain(unroutable_migration_addresses(pair))
 }
 
 /// One path needs no migration address.

@@ -53,6 +53,8 @@ pub struct Pair<'a> {
     pub vms: &'a [VmCheck],
     /// Whether a migration would use several paths at once.
     pub multichannel: bool,
+    /// Whether it might, if all were well: nothing less was asked for.
+    pub may_use_all: bool,
     /// Of the target's clock against the source's.
     pub clock: ClockDifference,
 }
@@ -105,29 +107,57 @@ pub fn refusal(findings: &[Finding]) -> Option<Problem> {
     (!reasons.is_empty()).then(|| Problem::refused(reasons.join(". ")))
 }
 
+/// Why one agent does not reach another.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotReached {
+    /// In words for people.
+    pub why: String,
+    /// Whether it answers, and the two do not accept each other's certificates: then nothing is wrong with the network.
+    pub is_for_certificates: bool,
+}
+
+/// What mends certificates that do not accept each other.
+fn renew(own: &str, other: &str) -> String {
+    format!(
+        "on {own} and {other}: openssl x509 -noout -subject -issuer -dates -in /etc/drainpipe/host.pem shows whose they \
+         are; where the authority is: drainpipe pki host HOST --force; copy the files to that host; systemctl restart \
+         drainpipe"
+    )
+}
+
 /// All there is to say where the target's agent, which listens on this port, does not answer.
-pub fn unreachable(source: &str, target: &str, port: u16, why: &str) -> Finding {
-    let rule = let_in(target, format!("tcp dport {port}"));
+pub fn unreachable(source: &str, target: &str, port: u16, reason: &NotReached) -> Finding {
+    let remedy = if reason.is_for_certificates {
+        renew(source, target)
+    } else {
+        format!(
+            "{}; where it runs, a firewall may drop what comes to it; {}; {ANY_FIREWALL}",
+            on(target, "systemctl status drainpipe; journalctl --unit drainpipe"),
+            let_in(target, format!("tcp dport {port}"))
+        )
+    };
     Finding::error("agent-unreachable", [Place::host(target)])
-        .what(format!("{source} cannot ask {target}: {why}"))
+        .what(format!("{source} cannot ask {target}: {}", reason.why))
         .effect(format!("no VM can move from {source} to {target}, and nothing else could be checked"))
-        .remedy(format!(
-            "{}; where it runs, a firewall may drop what comes to it; {rule}; {ANY_FIREWALL}",
-            on(target, "systemctl status drainpipe; journalctl --unit drainpipe")
-        ))
+        .remedy(remedy)
 }
 
 /// The target's agent answers the source's, which listens on this port, and does not reach it.
-pub fn no_way_back(source: &str, target: &str, port: u16, why: &str) -> Finding {
-    let rule = let_in(source, format!("tcp dport {port}"));
+pub fn no_way_back(source: &str, target: &str, port: u16, reason: &NotReached) -> Finding {
+    let remedy = if reason.is_for_certificates {
+        renew(source, target)
+    } else {
+        format!(
+            "{}; {}; {ANY_FIREWALL}",
+            on(target, format!("look whether [[peer]] `{source}` in agent.toml has the right address")),
+            let_in(source, format!("tcp dport {port}"))
+        )
+    };
     Finding::warning("agent-unreachable", [Place::host(source)])
-        .what(format!("{target} cannot ask {source}: {why}"))
+        .what(format!("{target} cannot ask {source}: {}", reason.why))
         .effect(format!(
             "no VM can move from {target} to {source}; and {target}, when it comes back after a crash, cannot ask \
              {source} whose a VM is"
         ))
-        .remedy(format!(
-            "{}; {rule}; {ANY_FIREWALL}",
-            on(target, format!("look whether [[peer]] `{source}` in agent.toml has the right address"))
-        ))
+        .remedy(remedy)
 }

@@ -15,7 +15,7 @@ use super::vm::{
     CpuFeatures, DeviceIdentifier, DeviceIdentifierKind, FileIdentity, FilePurpose, FileState, Obstacle,
     VmCheck, VmFacts, VmFile, VmFit,
 };
-use super::{Pair, check, paths_to_try, refusal};
+use super::{NotReached, Pair, check, no_way_back, paths_to_try, refusal, unreachable};
 use crate::encryption::EncryptionPolicy;
 use crate::facts::{HostFacts, HugePages, HypervisorVersion, MigrationLink};
 
@@ -54,6 +54,7 @@ impl Scene {
             trials: Some(&self.trials),
             vms: &self.vms,
             multichannel: true,
+            may_use_all: true,
             clock: self.clock,
         })
     }

@@ -55,7 +55,12 @@ fn speeds_of_path(pair: Pair<'_>, path: &Path) -> Option<Finding> {
                 .remedy(look),
         );
     }
-    (source <= FALLBACK_MBPS).then(|| {
+    // A migration does not say again what somebody has configured.
+    let is_known = pair.trials.is_none()
+        && [(pair.source, link), (pair.target, peer_link)]
+            .iter()
+            .all(|(facts, link)| facts.link(&link.name).is_some_and(|known| known.is_speed_configured));
+    (source <= FALLBACK_MBPS && !is_known).then(|| {
         Finding::warning("speed-low", ends(pair, path))
             .what(format!("both ends of {path} run at {source} Mb/s"))
             .effect("a GiB of memory takes well over a minute; a broken pair in a cable does this")

@@ -14,7 +14,7 @@ pub(super) const OF_HOSTS: &[Case] = &[
         Warning,
         "target-qemu-older",
         &["a", "b"],
-        "machine type is newer than QEMU 7.2.22",
+        "bookworm-backports on Debian 12, whose own is 7.2",
     ),
     (|s| s.b.agent_version = "0.2.0".into(), Warning, "agents-differ", &["a", "b"], "drainpipe 0.2.0"),
     (|s| s.a.kernel = "5.10.0-28-amd64".into(), Warning, "kernel-old", &["a"], "older than 5.15"),
@@ -138,4 +138,34 @@ fn a_peer_speaks_for_itself_and_in_plain_words() {
     }
     let hostile = CheckFacts { links: vec![LinkFacts::default(); 2_000], ..good };
     assert!(hostile.plausible("b").is_err());
+}
+
+#[test]
+fn a_migration_over_one_connection_is_told_nothing_of_migration_addresses() {
+    let mut scene = Scene::healthy();
+    let paths = paths_to_try(&scene.a, &scene.b, &[]);
+    let told = |scene: &Scene, may_use_all| {
+        let (source, target) = (&scene.a, &scene.b);
+        let (paths, vms, clock) = (&paths[..], &[][..], scene.clock);
+        check(Pair { source, target, paths, trials: None, vms, multichannel: false, may_use_all, clock })
+    };
+    // The paths of a single connection may be of IPv4, though there is IPv6.
+    for facts in [&mut scene.a, &mut scene.b] {
+        let host = facts.host.name.len();
+        facts.host.migration_address = Some(format!("fd00::{host}").parse().unwrap());
+    }
+    scene.b.host.migration_address = Some("fd00::2".parse().unwrap());
+    assert_eq!(told(&scene, true)[0].code, "migration-addresses-unroutable");
+    assert_eq!(told(&scene, false), []);
+}
+
+#[test]
+fn certificates_that_are_not_accepted_are_nothing_for_the_firewall() {
+    for is_for_certificates in [false, true] {
+        let reason = NotReached { why: "another authority signed it".into(), is_for_certificates };
+        for finding in [unreachable("a", "b", 7420, &reason), no_way_back("a", "b", 7420, &reason)] {
+            assert_eq!(finding.remedy.contains("firewall"), !is_for_certificates, "{finding:#?}");
+            assert_eq!(finding.remedy.contains("drainpipe pki host"), is_for_certificates, "{finding:#?}");
+        }
+    }
 }

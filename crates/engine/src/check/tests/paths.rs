@@ -199,6 +199,29 @@ fn an_mtu_that_does_not_pass_is_an_error_when_no_other_path_is_left() {
 }
 
 #[test]
+fn a_low_speed_that_is_configured_is_told_by_a_check_and_not_by_each_migration() {
+    let mut scene = Scene::healthy();
+    for facts in [&mut scene.a, &mut scene.b] {
+        for link in &mut facts.host.links {
+            link.speed_mbps = Some(100);
+        }
+    }
+    let paths = paths_to_try(&scene.a, &scene.b, &[]);
+    let count = |scene: &Scene, trials| {
+        let (source, target, clock) = (&scene.a, &scene.b, scene.clock);
+        let (paths, vms) = (&paths[..], &scene.vms[..]);
+        let pair = Pair { source, target, paths, trials, vms, multichannel: true, may_use_all: true, clock };
+        check(pair).iter().filter(|finding| finding.code == "speed-low").count()
+    };
+    let trials = scene.trials.clone();
+    assert_eq!([count(&scene, Some(&trials)), count(&scene, None)], [2, 2]);
+    for facts in [&mut scene.a, &mut scene.b] {
+        facts.links[0].is_speed_configured = true;
+    }
+    assert_eq!([count(&scene, Some(&trials)), count(&scene, None)], [2, 1]);
+}
+
+#[test]
 fn of_unequal_paths_it_is_said_which_are_spare() {
     let mut scene = Scene::healthy();
     for facts in [&mut scene.a, &mut scene.b] {
@@ -225,8 +248,16 @@ fn of_unequal_paths_it_is_said_which_are_spare() {
 fn paths_that_a_plan_leaves_out_are_no_mismatch() {
     let Scene { a, b, trials, vms, clock } = Scene::healthy();
     let paths = [trials[0].path.clone()];
-    let pair =
-        Pair { source: &a, target: &b, paths: &paths, trials: None, vms: &vms, multichannel: true, clock };
+    let pair = Pair {
+        source: &a,
+        target: &b,
+        paths: &paths,
+        trials: None,
+        vms: &vms,
+        multichannel: true,
+        may_use_all: true,
+        clock,
+    };
     assert_eq!(check(pair), []);
 }
 
