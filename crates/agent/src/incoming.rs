@@ -226,6 +226,12 @@ impl IncomingVms {
         of_source.map(|entry| entry.definition.name.to_string()).collect()
     }
 
+    fn ids_of(&self, vm: &str) -> Vec<String> {
+        let entries = lock(&self.entries);
+        let of_vm = entries.values().filter(|entry| entry.definition.name.as_str() == vm);
+        of_vm.map(|entry| entry.id.clone()).collect()
+    }
+
     /// The source from which a migration comes, if it is under way.
     pub(crate) fn source_of(&self, id: &str) -> Option<String> {
         lock(&self.entries).get(id).map(|entry| entry.source.clone())
@@ -353,11 +359,16 @@ fn must_wait(agent: &Agent, entry: &IncomingVm) -> Result<(), Problem> {
     }
 }
 
-/// The VM will not run here. Idempotent; refused once it runs, and where there is no record of it.
+/// The VM will not run here, which its source hears. Idempotent; refused once it runs, and where there is no record of it.
 ///
 /// An order that comes later than this one finds nothing either. Should it be that of step 2, the VM is given up once
 /// its source was asked ([`silence`]), which alone can have it run, and has given it up.
 pub(crate) async fn discard(agent: &Agent, id: &str) -> Result<(), Problem> {
+    give_up(agent, id).await?;
+    Ok(agent.journal.source_knows(id)?)
+}
+
+async fn give_up(agent: &Agent, id: &str) -> Result<(), Problem> {
     let entry = agent.incoming.get(id).ok();
     let _stepping = match &entry {
         Some(entry) => Some(entry.stepping.lock().await),
@@ -394,6 +405,7 @@ async fn remove_skeleton(agent: &Agent, id: &str, entry: Option<&IncomingVm>) ->
 pub(crate) async fn finish(agent: &Agent, id: &str) -> Result<TargetUse, Problem> {
     let Ok(entry) = agent.incoming.get(id) else {
         already_runs(agent, id)?;
+        agent.journal.source_knows(id)?;
         return Ok(TargetUse::default());
     };
     let vmm = entry.vmm()?;
@@ -402,7 +414,27 @@ pub(crate) async fn finish(agent: &Agent, id: &str) -> Result<TargetUse, Problem
         agent_cpu_seconds: host::own_cpu().saturating_sub(entry.agent_cpu_at_start).as_secs_f64(),
     };
     finish_arrival(agent, id).await?;
+    agent.journal.source_knows(id)?;
     Ok(used)
+}
+
+/// A VM has left this host, or was removed. What its arrivals still hold here goes, though whoever sent it may not have
+/// heard yet that it ran here.
+pub(crate) async fn close_arrivals(agent: &Agent, vm: &str) {
+    for id in agent.incoming.ids_of(vm) {
+        match agent.journal.incoming_state(&id) {
+            Ok(Some((_, IncomingState::Finished))) => {}
+            Ok(_) => continue,
+            Err(error) => {
+                warn!(vm, migration = id, %error, "whether its arrival is closed is not known; looked at again soon");
+                continue;
+            }
+        }
+        if let Err(problem) = agent.watches.leave(agent, &id).await {
+            warn!(vm, migration = id, %problem, "the network is put back at the next start");
+        }
+        lock(&agent.incoming.entries).remove(&id);
+    }
 }
 
 async fn finish_arrival(agent: &Agent, id: &str) -> Result<(), Problem> {

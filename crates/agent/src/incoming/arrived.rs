@@ -30,7 +30,9 @@ pub(crate) async fn resume_recorded(
             continue;
         }
         match agent.vms.running(&arrival.vm) {
-            _ if moves_on(agent, &arrival)? => agent.journal.finish_incoming(&arrival.id)?,
+            _ if has_left(agent, &arrival) || moves_on(agent, &arrival)? => {
+                agent.journal.finish_incoming(&arrival.id)?;
+            }
             Some(vmm) => {
                 if !resume(agent, &arrival, &vmm).await? {
                     tokio::spawn(resume_later(Arc::clone(agent), arrival, vmm));
@@ -70,6 +72,11 @@ async fn resume_later(agent: Arc<Agent>, arrival: Arrival, vmm: Arc<Vmm>) {
     }
 }
 
+/// Whether it is none of this host's VMs any more: an older Drainpipe left the arrival open when the VM moved on.
+fn has_left(agent: &Agent, arrival: &Arrival) -> bool {
+    !agent.vms.contains(&arrival.vm)
+}
+
 /// Whether it is on its way to a third host. Then only that migration says where it may run.
 fn moves_on(agent: &Agent, arrival: &Arrival) -> Result<bool, Problem> {
     Ok(agent.journal.open_migrations()?.iter().any(|open| open.vm == arrival.vm))
@@ -94,8 +101,9 @@ async fn settle(agent: &Agent, arrival: &Arrival) -> Result<bool, Problem> {
     let peer =
         agent.peer(source).ok_or_else(|| Problem::not_found(format!("{source} is no peer any more")))?;
     match peer.get::<HandOverView>(&format!("/v1/handovers/{id}")).await? {
-        HandOverView::Pending => return Ok(false),
-        HandOverView::HandedOver | HandOverView::Unknown => agent.journal.finish_incoming(id)?,
+        // A source that has lost its record knows nothing of it.
+        HandOverView::Pending | HandOverView::Unknown => return Ok(false),
+        HandOverView::HandedOver => agent.journal.finish_incoming(id)?,
         HandOverView::Refused => forget(agent, arrival)?,
     }
     info!(vm, source, "its source was asked whose it is");

@@ -98,9 +98,10 @@ pub(crate) enum Order {
 pub(crate) async fn run(agent: &Agent, id: &str, order: Order) -> Result<(), Problem> {
     let Ok(entry) = agent.incoming.get(id) else { return already_runs(agent, id) };
     let _stepping = entry.stepping.lock().await;
-    // It may be paused by now, on its way to a third host: an order that is repeated, or late, must
-    // not touch it.
-    if entry.is_adopted(agent) {
+    // It may be paused by now, on its way to a third host, or have left for that: an order that is repeated, or late,
+    // must not touch it.
+    let is_closed = matches!(agent.journal.incoming_state(id)?, Some((_, IncomingState::Finished)));
+    if is_closed || entry.is_adopted(agent) {
         return already_runs(agent, id);
     }
     let vmm = entry.vmm()?;

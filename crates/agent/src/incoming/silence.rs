@@ -10,7 +10,7 @@ use tracing::{debug, warn};
 
 use super::post_copy::how_it_runs;
 use super::running::{Order, run, status_of};
-use super::{IncomingVm, discard, finish_arrival};
+use super::{IncomingVm, discard, finish_arrival, give_up};
 use crate::agent::Agent;
 use crate::api::types::{HandOverView, IncomingView};
 use crate::journal::IncomingState;
@@ -98,21 +98,37 @@ async fn settle(agent: &Agent, entry: &IncomingVm, silence: Duration) -> Result<
             // whether the VM ran on there for a while.
             run(agent, &entry.id, Order::Own).await?;
         }
-        Ok(HandOverView::Refused | HandOverView::Unknown) => discard(agent, &entry.id).await?,
-        Err(problem) if silence > entry.kept_for() && !may_have_all_state(agent, entry, silence).await => {
-            warn!(migration = entry.id, %problem, "given up: its source is gone");
-            discard(agent, &entry.id).await?;
+        Ok(HandOverView::Refused) => discard(agent, &entry.id).await?,
+        // It may have lost the record, so this is no more than silence.
+        Ok(HandOverView::Unknown) => {
+            let why = format!("{} has no record of this migration", entry.source);
+            give_up_after(agent, entry, silence, Problem::failed(why)).await?;
         }
-        Err(problem) => return Err(problem),
+        Err(problem) => give_up_after(agent, entry, silence, problem).await?,
     }
     Ok(())
+}
+
+/// Of a source that does not say whose the VM is.
+async fn give_up_after(
+    agent: &Agent,
+    entry: &IncomingVm,
+    silence: Duration,
+    problem: Problem,
+) -> Result<(), Problem> {
+    if silence <= entry.kept_for() || may_have_all_state(agent, entry, silence).await {
+        return Err(problem);
+    }
+    warn!(migration = entry.id, %problem, "given up: its source is gone");
+    give_up(agent, &entry.id).await
 }
 
 /// Takes hold of a skeleton that stood before this agent did, if it did not answer when the agent started.
 pub(super) async fn take_hold(agent: &Agent, entry: &IncomingVm) -> Result<(), Problem> {
     let stood_before = entry.spec.is_none();
     let _taking_hold = entry.taking_hold.lock().await;
-    if stood_before && lock(&entry.vmm).is_none() {
+    // One that is among the VMs of this host may have another QEMU by now.
+    if stood_before && lock(&entry.vmm).is_none() && !entry.is_adopted(agent) {
         let found = agent.vms.find_running(&entry.definition).await?;
         *lock(&entry.vmm) = found;
     }

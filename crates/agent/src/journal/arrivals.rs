@@ -40,7 +40,7 @@ pub(crate) enum IncomingState {
     Waiting,
     /// The source has handed it over: it runs here, or will as soon as this agent can make it.
     Running,
-    /// It runs here, and the source knows.
+    /// It runs here, or did and has left, was removed or started anew.
     Finished,
     /// Given up; it never ran here and never will under this identifier.
     Discarded,
@@ -75,11 +75,7 @@ impl Journal {
                  ON CONFLICT (id) DO NOTHING",
                 params![id, spec.name.as_str(), source, to_json(spec)?],
             )?;
-            connection.execute(
-                "DELETE FROM incoming WHERE state != 'waiting' AND rowid <= \
-                 (SELECT max(rowid) FROM incoming) - ?1",
-                [HISTORY_LENGTH],
-            )?;
+            prune(connection, HISTORY_LENGTH)?;
             Ok(rows == 1)
         })
     }
@@ -94,6 +90,8 @@ impl Journal {
                 IncomingState::Running | IncomingState::Finished => return Ok(true),
                 IncomingState::Discarded => return Ok(false),
             }
+            // It has left since, if it was here before.
+            finish_arrivals_of(&transaction, &record.vm)?;
             transaction.execute("UPDATE incoming SET state = 'running' WHERE id = ?1", [id])?;
             insert_vm(&transaction, &record.spec)?;
             transaction.commit()?;
@@ -119,13 +117,22 @@ impl Journal {
         })
     }
 
-    /// Records that a VM that came here runs, and that its source knows.
+    /// Records that nothing is left to do for a VM that came here, and runs or did.
     pub(crate) fn finish_incoming(&self, id: &str) -> Result<(), JournalError> {
         self.run(|connection| {
             connection.execute(
                 "UPDATE incoming SET state = 'finished' WHERE id = ?1 AND state = 'running'",
                 [id],
             )?;
+            Ok(())
+        })
+    }
+
+    /// Records that the source of a migration has nothing more to ask: it knows that the VM runs here, or that it does
+    /// not and never will.
+    pub(crate) fn source_knows(&self, id: &str) -> Result<(), JournalError> {
+        self.run(|connection| {
+            connection.execute("UPDATE incoming SET source_knows = 1 WHERE id = ?1", [id])?;
             Ok(())
         })
     }
@@ -234,6 +241,17 @@ impl Journal {
     }
 }
 
+/// Forgets the oldest of those that are settled, but for the last ones: what a host says of one that it has forgotten is no
+/// promise, and nobody may run what has been forgotten. Settled are those of which the source knows and nothing is here.
+fn prune(connection: &Connection, keep: u32) -> Result<(), JournalCause> {
+    connection.execute(
+        "DELETE FROM incoming WHERE rowid <= (SELECT max(rowid) FROM incoming) - ?1 AND source_knows = 1 AND \
+         (state = 'discarded' AND spec = '' OR state = 'finished' AND vm NOT IN (SELECT name FROM vms))",
+        [keep],
+    )?;
+    Ok(())
+}
+
 pub(super) fn finish_arrivals_of(connection: &Connection, vm: &str) -> Result<(), JournalCause> {
     connection.execute("UPDATE incoming SET state = 'finished' WHERE vm = ?1 AND state = 'running'", [vm])?;
     Ok(())
@@ -252,4 +270,83 @@ fn incoming(connection: &Connection, id: &str) -> Result<Option<IncomingRecord>,
     }
     let state = IncomingState::from_word(&state);
     Ok(Some(IncomingRecord { id: id.into(), vm, source, spec: from_json(&spec)?, state, post_copy }))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn journal() -> (tempfile::TempDir, Journal) {
+        let directory = tempfile::tempdir().unwrap();
+        let journal = Journal::open(directory.path()).unwrap();
+        (directory, journal)
+    }
+
+    fn begin(journal: &Journal, id: &str, vm: &str) {
+        let spec = json!({ "name": vm, "memory_mib": 64, "vcpus": 1, "machine": "pc-q35-7.2" });
+        assert!(journal.begin_incoming(id, "a", &serde_json::from_value(spec).unwrap()).unwrap());
+    }
+
+    fn state(journal: &Journal, id: &str) -> Option<IncomingState> {
+        journal.incoming_state(id).unwrap().map(|(_, state)| state)
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_is_not_settled_is_not_pruned() {
+        let (_directory, journal) = journal();
+        for id in ["waiting", "running", "here", "unheard", "left", "remains", "gone", "discarded"] {
+            begin(&journal, id, id);
+        }
+        for id in ["running", "here", "unheard", "left"] {
+            assert!(journal.run_incoming(id).unwrap());
+        }
+        for id in ["here", "unheard", "left"] {
+            journal.finish_incoming(id).unwrap();
+        }
+        for id in ["unheard", "left"] {
+            journal.forget_vm(id).unwrap();
+        }
+        for id in ["remains", "gone", "discarded"] {
+            assert_eq!(journal.discard_incoming(id).unwrap(), Some(IncomingState::Discarded));
+        }
+        for id in ["gone", "discarded"] {
+            journal.forget_skeleton(id).unwrap();
+        }
+        for id in ["waiting", "running", "here", "left", "remains", "discarded"] {
+            journal.source_knows(id).unwrap();
+        }
+        begin(&journal, "last", "last");
+        journal.run(|connection| prune(connection, 1)).unwrap();
+        for id in ["waiting", "running", "here", "unheard", "remains", "gone", "last"] {
+            assert!(state(&journal, id).is_some(), "{id}");
+        }
+        for id in ["left", "discarded"] {
+            assert_eq!(state(&journal, id), None, "{id}");
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_vm_that_comes_again_closes_its_arrivals_before() {
+        let (_directory, journal) = journal();
+        for id in ["first", "second"] {
+            begin(&journal, id, "web");
+            assert!(journal.run_incoming(id).unwrap());
+        }
+        assert_eq!(state(&journal, "first"), Some(IncomingState::Finished));
+        assert_eq!(state(&journal, "second"), Some(IncomingState::Running));
+        // So that it is not taken from those that are here.
+        assert!(!journal.take_back_run("first").unwrap());
+        assert_eq!(journal.vms().unwrap().len(), 1);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn nothing_is_recorded_of_a_migration_that_is_not_known() {
+        let (_directory, journal) = journal();
+        assert_eq!(journal.discard_incoming("x").unwrap(), None);
+        journal.source_knows("x").unwrap();
+        assert_eq!(state(&journal, "x"), None);
+        assert!(!journal.run_incoming("x").unwrap());
+    }
 }

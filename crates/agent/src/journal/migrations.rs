@@ -5,6 +5,7 @@ use drainpipe_engine::result::MigrationResult;
 use jiff::Timestamp;
 use rusqlite::{OptionalExtension, params};
 
+use super::arrivals::finish_arrivals_of;
 use super::{HISTORY_LENGTH, Journal, JournalError, from_json, to_json};
 use crate::api::types::MigrateRequest;
 
@@ -84,6 +85,8 @@ impl Journal {
                 params![result.id, to_json(result)?, now.as_millisecond()],
             )?;
             if vm_left {
+                // Whoever sent it here may not have heard yet that it ran. It never runs here by that migration again.
+                finish_arrivals_of(&transaction, &result.vm)?;
                 transaction.execute("DELETE FROM vms WHERE name = ?1", [&result.vm])?;
             }
             transaction.execute(

@@ -86,6 +86,10 @@ pub(super) const SCHEMA_CHANGES: &[&str] = &[
     "
     ALTER TABLE incoming ADD COLUMN post_copy INTEGER NOT NULL DEFAULT 0;
 ",
+    // Of what came before nobody knows whether its source has heard, so that is kept.
+    "
+    ALTER TABLE incoming ADD COLUMN source_knows INTEGER NOT NULL DEFAULT 0;
+",
 ];
 
 pub(super) fn open_connection(directory: &Path, path: &Path) -> Result<Connection, JournalCause> {

@@ -32,6 +32,7 @@ use crate::api::types::{Endpoint, MigrateRequest, TargetUse};
 use crate::bandwidth::Throttle;
 use crate::client::ApiClient;
 use crate::guard::Guard;
+use crate::incoming;
 use crate::measure::Measurements;
 use crate::path_watch::News;
 use crate::relay::OutgoingRelay;
@@ -340,6 +341,7 @@ impl Executor {
             warn!(%problem, migration = result.id, "the network is put back at the next start");
         }
         if left {
+            incoming::close_arrivals(&self.agent, &result.vm).await;
             self.agent.vms.forget(&result.vm);
         }
         self.agent.outgoing.lock().remove(&self.running.id);

@@ -24,6 +24,7 @@ mod huge_pages;
 mod idle_paths;
 mod kills;
 mod lab_cli;
+mod leaving;
 mod link_addresses;
 mod measure_both;
 mod measure_busy;
@@ -106,6 +107,7 @@ fn main() -> ExitCode {
         ("options", options::TESTS),
         ("other_traffic", other_traffic::TESTS),
         ("bad_luck", bad_luck::TESTS),
+        ("leaving", leaving::TESTS),
         ("mute_qemu", mute_qemu::TESTS),
         ("path_loss", path_loss::TESTS),
         ("post_copy", post_copy::TESTS),

@@ -206,7 +206,7 @@ impl HeldJournal {
 }
 
 /// The step of the first of these migrations, if it is under way.
-fn step(migrations: &[MigrationView]) -> Option<Step> {
+pub(crate) fn step(migrations: &[MigrationView]) -> Option<Step> {
     migrations.first()?.progress.as_ref().map(|progress| progress.step)
 }
 

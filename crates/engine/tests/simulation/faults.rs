@@ -39,6 +39,8 @@ pub(crate) enum Fault {
     TargetQemuEnds,
     TargetLost,
     TargetJournalLost,
+    /// Somebody moves the VM on from its target to a third host, or tries to.
+    MovesOn,
     Cancelled,
     ClockJumps,
 }
@@ -64,7 +66,7 @@ impl Fault {
         Self::GuardEnds,
         Self::GuardsAreSlow,
     ];
-    const AT_TARGET: [Self; 8] = [
+    const AT_TARGET: [Self; 9] = [
         Self::TargetCrashes,
         Self::TargetFreezes,
         Self::TargetReboots,
@@ -73,6 +75,7 @@ impl Fault {
         Self::TargetQemuEnds,
         Self::TargetLost,
         Self::TargetJournalLost,
+        Self::MovesOn,
     ];
     const BETWEEN: [Self; 4] = [Self::Partition, Self::StreamBreaks, Self::Cancelled, Self::ClockJumps];
 }

@@ -132,6 +132,7 @@ planted_bugs_are_found! {
     found_wait_without_deadline: NoDeadline,
     found_two_starts: TwoStarts,
     found_forgotten_discard: ForgottenDiscard,
+    found_arrival_that_is_left_open: LeavingKeepsArrival,
     found_dropped_arrival: DroppedArrival,
     found_record_believed_to_be_the_deed: BelievedRecord,
     found_arrival_settled_and_not_let_run: SettledUnrun,

@@ -246,7 +246,7 @@ impl World {
 
     fn record_run(&mut self, migration: usize) -> Part {
         let state = self.target.state(migration);
-        if self.target.has_vm {
+        if self.target.has_vm || state == Some(State::Finished) {
             if self.planted == Planted::TwoStarts && self.copy_at(Host::Target).is_some_and(|copy| copy.runs)
             {
                 self.breach("I1: the target starts the VM twice".into());
@@ -296,7 +296,8 @@ impl World {
         // One that has ended may have run.
         let is_awaited = self.target.arrived.contains_key(&migration) && self.target.qemu.is_some();
         let is_on_its_way = self.target.entries.contains_key(&migration) && !self.target.has_vm;
-        is_recorded && (!is_awaited && !is_on_its_way || self.planted == Planted::BelievedRecord)
+        let is_closed = self.target.state(migration) == Some(State::Finished);
+        is_closed || is_recorded && (!is_awaited && !is_on_its_way || self.planted == Planted::BelievedRecord)
     }
 
     fn late_run(&mut self, migration: usize) -> Part {

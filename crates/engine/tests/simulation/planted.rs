@@ -30,6 +30,8 @@ pub(crate) enum Planted {
     ForgottenDiscard,
     /// A target's agent that starts anew ends what was told to run before.
     DroppedArrival,
+    /// A VM that leaves its target for a third host leaves its arrival there open.
+    LeavingKeepsArrival,
     /// The target says that the VM runs when that is only recorded.
     BelievedRecord,
     /// What is recorded to run is settled, though nobody has let it run.
@@ -67,6 +69,7 @@ impl Planted {
             | Self::VainHandOverBelieved
             | Self::SilenceIsDiscarded
             | Self::UnknownIsDiscarded
+            | Self::LeavingKeepsArrival
             | Self::TwoStarts
             | Self::GuardDoesNotForbid
             | Self::ForbiddenIgnored

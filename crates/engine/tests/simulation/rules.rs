@@ -22,6 +22,10 @@ impl World {
                 self.breach("I2: two hold the disks".into());
             }
         }
+        let runs = [source, target].into_iter().flatten().any(|copy| copy.runs);
+        if self.target.has_moved_on && (runs || self.target.has_vm) {
+            self.breach("I1: the VM runs on a third host, and can be started where it has left".into());
+        }
         if !self.is_lost && !self.has_newest() {
             self.breach("I3: no host holds the VM".into());
         }

@@ -62,6 +62,8 @@ pub(crate) struct Target {
     pub arrived: BTreeMap<usize, Arrived>,
     /// It is among the VMs of this host.
     pub has_vm: bool,
+    /// It runs on a third host.
+    pub has_moved_on: bool,
     pub tasks: Vec<Task>,
     /// The migrations for which its network is changed.
     pub network_changed_for: BTreeSet<usize>,
@@ -82,6 +84,7 @@ impl Target {
             entries: BTreeMap::new(),
             arrived: BTreeMap::new(),
             has_vm: false,
+            has_moved_on: false,
             tasks: vec![],
             network_changed_for: BTreeSet::new(),
             places_awaited: 0,
@@ -148,6 +151,29 @@ impl World {
         self.target.lost_journal.extend(lost);
     }
 
+    /// The VM goes to a third host, if it can: then it is none of this host's any more, and its arrival is closed.
+    pub(crate) fn move_on(&mut self) {
+        let is_whole = |qemu: &TargetQemu| qemu.copy.runs && qemu.arrival == Arrival::Complete;
+        let is_there = self.target.qemu.as_ref().is_some_and(is_whole) && self.answers(Host::Target);
+        let may = self.target.life == Life::Up && self.target.has_vm && !self.is_target_disk_full();
+        if !is_there || !may || !self.target.lost_journal.is_empty() {
+            return;
+        }
+        self.saw(Sight::MovedOn);
+        (self.target.has_moved_on, self.is_lost) = (true, true);
+        (self.target.qemu, self.target.has_vm) = (None, false);
+        if self.planted == Planted::LeavingKeepsArrival {
+            return;
+        }
+        let open = self.target.journal.iter().filter(|(_, state)| **state == State::Running);
+        let open: Vec<usize> = open.map(|(migration, _)| *migration).collect();
+        for migration in open {
+            self.target.journal.insert(migration, State::Finished);
+            self.target.arrived.remove(&migration);
+            self.leave(migration);
+        }
+    }
+
     /// Somebody has put the journal back, and starts the agent anew on it.
     pub(crate) fn find_target_journal(&mut self) {
         let found = std::mem::take(&mut self.target.lost_journal);
@@ -176,7 +202,7 @@ impl World {
             return;
         }
         (self.target.life, self.target.is_lost) = (Life::Up, false);
-        self.target.has_vm = self.target.may_have_run();
+        self.target.has_vm = self.target.may_have_run() && !self.target.has_moved_on;
         self.clear_discarded();
         for (migration, state) in self.target.journal.clone() {
             match state {
@@ -231,7 +257,8 @@ impl World {
         let (was_asked, heard_ms) = (entry.question.take().is_some(), entry.heard_ms);
         match self.target.state(migration) {
             Some(State::Running | State::Finished) => {
-                if self.target.has_vm || self.planted == Planted::SettledUnrun {
+                let is_closed = self.target.state(migration) == Some(State::Finished);
+                if self.target.has_vm || is_closed || self.planted == Planted::SettledUnrun {
                     self.finish_arrival(migration);
                 } else {
                     self.own_task(Order::Run, migration);

@@ -64,6 +64,7 @@ pub(crate) enum Sight {
     HandOverForbidden,
     HandOverInVain,
     JournalFound,
+    MovedOn,
     LateCommand,
     LateRunRefused,
     NotRecorded,
@@ -80,13 +81,14 @@ pub(crate) enum Sight {
 }
 
 impl Sight {
-    pub(crate) const ALL: [Self; 19] = [
+    pub(crate) const ALL: [Self; 20] = [
         Self::Adopted,
         Self::GivenBack,
         Self::GuardActed,
         Self::HandOverForbidden,
         Self::HandOverInVain,
         Self::JournalFound,
+        Self::MovedOn,
         Self::LateCommand,
         Self::LateRunRefused,
         Self::NotRecorded,
@@ -448,12 +450,15 @@ impl World {
                 }
             }
             Fault::TargetQemuEnds => self.lose(Host::Target),
+            // By then the operator looks where the VM is.
+            Fault::TargetLost if self.target.has_moved_on => {}
             Fault::TargetLost => {
                 let comes_back = self.random.chance(50);
                 self.reboot_target(if comes_back { 10.0 * for_ms } else { f64::INFINITY });
                 self.target.is_lost = true;
             }
             Fault::TargetJournalLost => self.lose_target_journal(for_ms),
+            Fault::MovesOn => self.move_on(),
             Fault::Cancelled => {
                 if let Some(executor) = &mut self.source.executor {
                     executor.request_cancel();

@@ -429,8 +429,8 @@ async fn finish(
 /// Was this VM handed over?
 ///
 /// What the source's journal says, for a target that has not heard from it; `pending` while the VM is recorded to be
-/// handed over and its QEMU at the source does not say that it let go. Only the target may ask; `refused` is also the
-/// answer for an identifier that is not known.
+/// handed over and its QEMU at the source does not say that it let go. Only the target may ask. `unknown`, for an
+/// identifier of which there is no record here, promises nothing.
 #[utoipa::path(get, path = "/v1/handovers/{id}", tag = openapi::BETWEEN_AGENTS, params(
     ("id" = String, Path, format = "uuid")
 ), responses((status = 200, description = "What the journal says.", body = HandOverView)))]

@@ -16,7 +16,7 @@ use crate::api::authorization::{Caller, Operation, authorise};
 use crate::api::extract::{Body, Query, Segment};
 use crate::api::types::{CreateVm, ReclaimRequest, Scope, VmList, VmView};
 use crate::api::{Routes, openapi};
-use crate::outgoing;
+use crate::{incoming, outgoing};
 
 pub(in crate::api) fn routes() -> Routes {
     OpenApiRouter::new()
@@ -103,7 +103,9 @@ async fn remove_vm(
     Segment(name): Segment<VmName>,
 ) -> Answer<()> {
     authorise(&caller, Operation::ManageVms)?;
-    Ok(Json(agent.vms.remove(name.as_str()).await?))
+    agent.vms.remove(name.as_str()).await?;
+    incoming::close_arrivals(&agent, name.as_str()).await;
+    Ok(Json(()))
 }
 
 /// Start a VM

@@ -1,0 +1,119 @@
+//! A VM that has only just arrived leaves again, before the host that it came from has heard of it: nothing of it stays
+//! behind that could be started.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use drainpipe_agent::api::types::{MigrationView, VmList};
+use drainpipe_engine::problem::ProblemKind;
+use drainpipe_engine::result::Outcome;
+use drainpipe_engine::step::Step;
+use drainpipe_hypervisor::RunState;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
+
+use crate::Test;
+use crate::drain::ask;
+use crate::guest::Guest;
+use crate::program::Running;
+use crate::scene::{MEMORY_MIB, SmallDisk, hold_journal, step, wait_until_handed_over};
+use crate::support::{TestLab, eventually};
+use crate::switch_over_faults::run_state;
+
+pub(crate) const TESTS: &[Test] = &[
+    ("a_vm_leaves_before_its_source_has_heard", a_vm_leaves_before_its_source_has_heard),
+    ("a_vm_leaves_though_its_arrival_could_not_be_recorded", a_vm_leaves_though_its_arrival_was_not_recorded),
+];
+
+/// The target asks about an arrival of which it has heard nothing for 10 s, and looks every 2 s.
+const GHOST_SEEN_WITHIN: Duration = Duration::from_secs(15);
+
+fn three_hosts() -> TestLab {
+    TestLab::up(&["--hosts", "a,b,c", "--link", "150", "--link", "150"])
+}
+
+/// Moves the VM on from `b`, and sees it run on `c`.
+#[track_caller]
+fn move_on(lab: &TestLab) {
+    let request = json!({ "vm": "web", "target": "c", "option": "multichannel" });
+    let begun: MigrationView = ask(lab, "b", "/v1/migrations", Some(request)).unwrap();
+    eventually("it has moved on", || {
+        let view: MigrationView = ask(lab, "b", &format!("/v1/migrations/{}", begun.id), None).unwrap();
+        view.result.is_some_and(|result| result.outcome == Outcome::Completed)
+    });
+}
+
+#[track_caller]
+fn assert_no_ghost(lab: &TestLab, guest: &Guest) {
+    let end = Instant::now() + GHOST_SEEN_WITHIN;
+    while Instant::now() < end {
+        let list: VmList = ask(lab, "b", "/v1/vms", None).unwrap();
+        assert!(list.vms.is_empty(), "b still lists what has left it: {list:#?}");
+        thread::sleep(Duration::from_millis(500));
+    }
+    let started = ask::<()>(lab, "b", "/v1/vms/web/start", Some(json!(null))).unwrap_err();
+    assert_eq!(started.kind, ProblemKind::NotFound, "{started:?}");
+    assert!(lab.qemu_pid("b", "web").is_none());
+    guest.assert_intact();
+}
+
+/// The VM runs on `b`, and the agent of `a`, which has ordered it to, stands still before it hears that.
+#[track_caller]
+fn arrive_unheard(lab: &TestLab) -> (Running, Pid) {
+    let migrating = lab.start(&["migrate", "web", "b", "--option", "multichannel"]);
+    eventually("memory is copied", || {
+        matches!(step(&lab.migrations("a")), Some(Step::CopyMemory | Step::CopyDirtyMemory))
+    });
+    // Keeps the hand-over from being recorded until all state is there.
+    let held = hold_journal(lab, "a");
+    eventually("all state is on the target", || run_state(lab, "b", "web") == RunState::Paused);
+    // Its agent has said so, and the source's has sent its order, after half a second.
+    let sent = || thread::sleep(Duration::from_millis(500));
+    let [agent, targets] = ["a", "b"].map(|host| lab.agent_pid(host).unwrap());
+    sent();
+    kill_process(targets, Signal::STOP).unwrap();
+    held.release();
+    wait_until_handed_over(lab);
+    sent();
+    kill_process(agent, Signal::STOP).unwrap();
+    kill_process(targets, Signal::CONT).unwrap();
+    eventually("the VM runs on b", || run_state(lab, "b", "web") == RunState::Running);
+    (migrating, agent)
+}
+
+#[track_caller]
+fn assert_completed(lab: &TestLab) {
+    eventually("its source has heard", || {
+        lab.migrations("a").remove(0).result.is_some_and(|result| result.outcome == Outcome::Completed)
+    });
+}
+
+fn a_vm_leaves_before_its_source_has_heard() {
+    let lab = three_hosts();
+    let guest = lab.start_guest("web", MEMORY_MIB, "");
+    let (_migrating, _) = arrive_unheard(&lab);
+    move_on(&lab);
+    assert_no_ghost(&lab, &guest);
+    // Nor does its source bring it back, nor the next start of the host between.
+    for host in ["a", "b"] {
+        lab.stop_agent(host, Signal::KILL);
+        lab.start_agent(host);
+    }
+    assert_completed(&lab);
+    lab.assert_runs_on("web", "c");
+    guest.assert_intact();
+}
+
+fn a_vm_leaves_though_its_arrival_was_not_recorded() {
+    let lab = three_hosts();
+    let disk = SmallDisk::under_journal(&lab, "b", 1);
+    let guest = lab.start_guest("web", MEMORY_MIB, "");
+    let (migrating, agent) = arrive_unheard(&lab);
+    disk.fill();
+    kill_process(agent, Signal::CONT).unwrap();
+    assert_eq!(migrating.wait().code, 0);
+    disk.free();
+    move_on(&lab);
+    assert_no_ghost(&lab, &guest);
+    lab.assert_runs_on("web", "c");
+}
