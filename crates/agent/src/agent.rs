@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use drainpipe_engine::connections::Precedence;
@@ -12,7 +12,7 @@ use drainpipe_hypervisor::facts::HypervisorFacts;
 use drainpipe_identity::{Identity, Peer};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use crate::api;
 use crate::api::types::{HostStatus, HostView, PeerView, Scope, VmList, VmState};
@@ -21,21 +21,23 @@ use crate::check::{self, Checks, KnownPaths};
 use crate::chosen_address;
 use crate::client::ApiClient;
 use crate::config::Config;
+use crate::cpu_list::CpuList;
 use crate::discovery;
 use crate::drain::{self, Drains};
 use crate::fixes::{self, Fixes};
 use crate::host::HostHardware;
 use crate::idle_cores::{self, IdleCores};
 use crate::incoming::{self, IncomingVms};
-use crate::journal::Journal;
+use crate::journal::{self, Journal};
 use crate::network::HostNetwork;
 use crate::out_of_reach;
 use crate::outgoing::{self, Outgoing};
 use crate::path_watch::PathWatches;
 use crate::ports::MigrationPorts;
 use crate::precedence;
+use crate::proof::{self, Answering, Heard, Proof};
 use crate::relay::{LostCpus, Packing, check_packing_cpus, own_cpus};
-use crate::server;
+use crate::server::{self, PrecedenceOf};
 use crate::slots::Slots;
 use crate::vms::{QEMU_DEADLINE, Vms, describe};
 
@@ -50,6 +52,10 @@ pub struct Agent {
     pub(crate) config: Config,
     /// What it must not forget.
     pub(crate) journal: Arc<Journal>,
+    /// What other hosts have told of theirs.
+    pub(crate) heard: Arc<Heard>,
+    /// Whether others have shown that nothing is missing in it.
+    pub(crate) proof: Proof,
     /// The host's network.
     pub(crate) network: HostNetwork,
     /// The VMs here.
@@ -91,7 +97,7 @@ pub struct Agent {
 /// Stopping leaves the VMs running. Migrations from here are cancelled where that is still possible,
 /// and waited for; meanwhile the agent answers, and begins nothing new. Those to here fail at their
 /// sources. What is cut short all the same, by a crash, is left to the guards and to the next start.
-pub async fn run(config: Config, mut stop: watch::Receiver<bool>) -> Result<(), Problem> {
+pub async fn run(config: Config, mut stop: watch::Receiver<bool>) -> Result<Ended, Problem> {
     let identity = load_identity(&config)?;
     // Told before anything is begun, if they cannot be used.
     let own_cpus = own_cpus()?;
@@ -100,31 +106,109 @@ pub async fn run(config: Config, mut stop: watch::Receiver<bool>) -> Result<(), 
     let socket = server::bind_socket(&config.socket).await?;
     let tcp = server::bind_tls(config.listen).await?;
     let path = config.socket.clone();
-    let agent = Agent::open(config, &identity, stop.clone()).await?;
+    let heard = Arc::new(open_heard(&config)?);
+    let answering = Answering::new(None);
+    let router = proof::starting(Arc::clone(&heard), answering.subscribe());
+    let (close, closed) = watch::channel(false);
+    let serving = Arc::new(OnceLock::new());
+    let precedence = precedence_by(Arc::clone(&serving));
+    let tls = server::serve_tls(tcp, identity.clone(), router.clone(), precedence, closed.clone());
+    let living = async {
+        let ended = live(config, &identity, heard, (&answering, &serving), own_cpus, &mut stop).await;
+        close.send_replace(true);
+        ended
+    };
+    let ((), (), ended) = tokio::join!(tls, server::serve_socket(socket, router, closed), living);
+    if let Err(error) = std::fs::remove_file(&path) {
+        warn!(%error, socket = %path.display(), "cannot remove the socket");
+    }
+    ended
+}
+
+/// How an agent ends that has served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// It was told to stop.
+    Stopped,
+    /// Its journal is not believed any more. Its next start says so, and does nothing by it.
+    Doubted,
+}
+
+fn open_heard(config: &Config) -> Result<Heard, Problem> {
+    journal::make_directory(&config.state_directory)?;
+    Heard::open(&config.state_directory)
+}
+
+/// By what the agent knows of its peers, once it serves; until then an operator goes first.
+fn precedence_by(serving: Arc<OnceLock<Arc<Agent>>>) -> PrecedenceOf {
+    Arc::new(move |peer| match (serving.get(), peer) {
+        (Some(agent), peer) => agent.precedence_of(peer),
+        (None, Peer::Operator(_)) => Precedence::First,
+        (None, Peer::Host(_)) => Precedence::Usual,
+    })
+}
+
+/// From the first look at the journal to the end.
+async fn live(
+    config: Config,
+    identity: &Identity,
+    heard: Arc<Heard>,
+    (answering, serving): (&Answering, &OnceLock<Arc<Agent>>),
+    own_cpus: CpuList,
+    stop: &mut watch::Receiver<bool>,
+) -> Result<Ended, Problem> {
+    let runtime = &config.runtime_directory;
+    std::fs::create_dir_all(runtime)
+        .map_err(|error| Problem::failed(format!("cannot create {}: {error}", runtime.display())))?;
+    if !wait_until_believed(&config, identity, &heard, answering, stop).await? {
+        return Ok(Ended::Stopped);
+    }
+    let agent = Agent::open(config, identity, heard, stop.clone()).await?;
     agent.recover().await?;
-    info!(host = agent.name(), listen = %agent.config.listen, socket = %path.display(), "serving");
+    serving.get_or_init(|| Arc::clone(&agent));
+    let socket = agent.config.socket.display();
+    info!(host = agent.name(), listen = %agent.config.listen, %socket, "serving");
     tell_service_manager();
-    let router = api::router(Arc::clone(&agent));
+    answering.send_replace(Some(api::router(Arc::clone(&agent))));
     // They end with their drop.
     let mut looking = JoinSet::new();
     looking.spawn(check::keep_trying(Arc::clone(&agent)));
     looking.spawn(idle_cores::keep_counting(Arc::clone(&agent), own_cpus));
-    let (close, closed) = watch::channel(false);
-    let precedence = Arc::clone(&agent);
-    let precedence = Arc::new(move |peer: &Peer| precedence.precedence_of(peer));
-    let tls = server::serve_tls(tcp, identity, router.clone(), precedence, closed.clone());
-    let until_stopped = async {
+    looking.spawn(proof::keep_telling(Arc::clone(&agent)));
+    let mut doubts = agent.journal.doubts();
+    tokio::select! {
         // Who could have said so may be gone: that stops it too.
-        drop(stop.wait_for(|stop| *stop).await);
-        drain::wind_up(&agent).await;
-        outgoing::wind_up(&agent).await;
-        close.send_replace(true);
-    };
-    tokio::join!(tls, server::serve_socket(socket, router, closed), until_stopped);
-    if let Err(error) = std::fs::remove_file(&path) {
-        warn!(%error, socket = %path.display(), "cannot remove the socket");
+        _ = stop.wait_for(|stop| *stop) => {}
+        Ok(_) = doubts.wait_for(|doubts| !doubts.is_empty()) => return Ok(Ended::Doubted),
     }
-    Ok(())
+    drain::wind_up(&agent).await;
+    outgoing::wind_up(&agent).await;
+    Ok(Ended::Stopped)
+}
+
+/// Says what is wrong with the journal until an operator has mended it; whether it is believed, or the agent is to stop.
+async fn wait_until_believed(
+    config: &Config,
+    identity: &Identity,
+    heard: &Arc<Heard>,
+    answering: &Answering,
+    stop: &mut watch::Receiver<bool>,
+) -> Result<bool, Problem> {
+    loop {
+        let judged = proof::judge(config, identity, false).await?;
+        if judged.doubts.is_empty() {
+            answering.send_replace(None);
+            return Ok(true);
+        }
+        error!(doubts = journal::in_words(&judged.doubts), "the journal is not believed: nothing is served");
+        let (router, mut adopted) = proof::unbelieved(config, identity, Arc::clone(heard), &judged);
+        answering.send_replace(Some(router));
+        tell_service_manager();
+        tokio::select! {
+            _ = stop.wait_for(|stop| *stop) => return Ok(false),
+            _ = adopted.wait_for(|adopted| *adopted) => {}
+        }
+    }
 }
 
 /// The sockets are bound: whoever asks from now on waits for an answer and is not refused. Does
@@ -155,12 +239,13 @@ impl Agent {
     async fn open(
         config: Config,
         identity: &Identity,
+        heard: Arc<Heard>,
         stop: watch::Receiver<bool>,
     ) -> Result<Arc<Self>, Problem> {
         let runtime = &config.runtime_directory;
-        std::fs::create_dir_all(runtime)
-            .map_err(|error| Problem::failed(format!("cannot create {}: {error}", runtime.display())))?;
-        let journal = Arc::new(Journal::open(&config.state_directory)?);
+        let journal = Arc::new(Journal::open(&config.state_directory, runtime)?);
+        journal.begin_witness()?;
+        let proof = Proof::at_start(journal.standing()?);
         let network = HostNetwork::open(Arc::clone(&journal))?;
         let hypervisor = HypervisorFacts::probe(&config.qemu.binary, runtime, QEMU_DEADLINE)
             .await
@@ -188,6 +273,8 @@ impl Agent {
             chosen_address: chosen_address::choose(identity.authority_key(), &config.name),
             config,
             journal,
+            heard,
+            proof,
             network,
             vms,
             peers,
@@ -249,6 +336,11 @@ impl Agent {
     /// A way to another host's agent.
     pub fn peer(&self, name: &str) -> Option<&ApiClient> {
         self.peers.get(name)
+    }
+
+    /// The ways to all other hosts' agents.
+    pub(crate) fn peers(&self) -> impl Iterator<Item = (&str, &ApiClient)> {
+        self.peers.iter().map(|(name, peer)| (name.as_str(), peer))
     }
 
     /// The address that this host has for routed multichannel, if it can have it.

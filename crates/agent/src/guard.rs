@@ -202,7 +202,7 @@ pub async fn stand(
     let paths = RuntimePaths::new(runtime_directory, &name).map_err(Problem::refused)?;
     let _post = take_post(&paths)
         .map_err(|error| Problem::failed(format!("guard of VM {vm}: cannot take its post: {error}")))?;
-    let journal = Journal::open(state_directory)?;
+    let journal = Journal::open_beside_agent(state_directory, runtime_directory)?;
     // An agent that is gone already shows as silence.
     let _heard = io::stdout().write_all(&[AT_POST]).and_then(|()| io::stdout().flush());
     let mut silences_left = SILENCES;

@@ -41,6 +41,7 @@ use crate::api::types::TargetUse;
 use crate::host;
 use crate::journal::{IncomingRecord, IncomingState};
 use crate::lock::lock;
+use crate::proof::beside::{Beside, Way};
 use crate::slots::Slots;
 use crate::vms::{QEMU_DEADLINE, needs};
 
@@ -348,6 +349,8 @@ pub(crate) async fn build_skeleton(agent: &Agent, id: &str) -> Result<(), Proble
     let vmm = Vmm::start(binary, spec, paths, Role::Incoming, QEMU_DEADLINE)
         .await
         .map_err(|error| refused_here(agent, &error))?;
+    let arrival = Way { id: id.into(), host: entry.source.clone() };
+    Beside { arrival: Some(arrival), ..Beside::of(entry.definition.clone()) }.write(vmm.paths());
     *lock(&entry.vmm) = Some(Arc::new(vmm));
     Ok(())
 }

@@ -7,22 +7,28 @@ mod drains;
 mod migrations;
 mod schema;
 mod settings;
+mod standing;
+mod witness;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
+use drainpipe_engine::journal::Doubt;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::spec::VmSpec;
-use rusqlite::{Connection, params};
+use rusqlite::{Connection, ErrorCode, params};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
+use tokio::sync::watch;
 
 pub(crate) use self::arrivals::{Arrival, IncomingRecord, IncomingState};
 pub(crate) use self::changes::HostChange;
 pub(crate) use self::drains::DrainRecord;
 pub(crate) use self::migrations::OpenMigration;
 use self::schema::open_connection;
+pub(crate) use self::standing::{Adopted, file_of, look, set_aside};
+pub(crate) use self::witness::{RuntimeWitness, Witnessed};
 use crate::lock::lock;
 
 /// How many ended migrations the history keeps.
@@ -36,11 +42,18 @@ const ROOM_MIN_BYTES: u64 = 128 << 10;
 pub(crate) struct Journal {
     connection: Mutex<Connection>,
     path: PathBuf,
+    witness: RuntimeWitness,
+    // What the witness was told last.
+    witnessed: Mutex<Witnessed>,
+    // Turns up with each record that the others are to hear of.
+    generation: watch::Sender<u64>,
+    // Why it is not believed any more.
+    doubts: watch::Sender<Vec<Doubt>>,
 }
 
 /// A journal that cannot be read or written.
 #[derive(Debug, Error)]
-#[error("the journal {path} cannot be used: {source}; is its disk full or read-only?", path = path.display())]
+#[error("the journal {path} cannot be used: {source}", path = path.display())]
 pub(crate) struct JournalError {
     path: PathBuf,
     source: JournalCause,
@@ -48,8 +61,16 @@ pub(crate) struct JournalError {
 
 #[derive(Debug, Error)]
 enum JournalCause {
-    #[error(transparent)]
-    Database(#[from] rusqlite::Error),
+    #[error("{0}; is its disk full or read-only?")]
+    Database(rusqlite::Error),
+    #[error("it is no journal, or damaged ({0})")]
+    Malformed(rusqlite::Error),
+    #[error("it is not believed: {0}; `drainpipe journal show` says what was found")]
+    Doubted(String),
+    #[error("{path} may be written by everybody: `chmod o-w {path}`, and look whether somebody did", path = .0.display())]
+    WritableByOthers(PathBuf),
+    #[error("there is none in this place any more")]
+    Gone,
     #[error("a record does not make sense: {0}")]
     Record(#[from] serde_json::Error),
     #[error("the time in a record does not make sense: {0}")]
@@ -64,19 +85,71 @@ enum JournalCause {
     Newer(usize),
 }
 
+impl From<rusqlite::Error> for JournalCause {
+    fn from(error: rusqlite::Error) -> Self {
+        match error.sqlite_error_code() {
+            Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => Self::Malformed(error),
+            _ => Self::Database(error),
+        }
+    }
+}
+
 impl From<JournalError> for Problem {
     fn from(error: JournalError) -> Self {
-        Self::failed(error)
+        match error.source {
+            JournalCause::Doubted(_) | JournalCause::WritableByOthers(_) => Self::refused(error),
+            _ => Self::failed(error),
+        }
     }
 }
 
 impl Journal {
-    /// Opens the journal in a directory; makes both if they are not there.
-    pub(crate) fn open(directory: &Path) -> Result<Self, JournalError> {
-        let path = directory.join("journal.sqlite");
-        open_connection(directory, &path)
-            .map(|connection| Self { connection: Mutex::new(connection), path: path.clone() })
-            .map_err(|source| JournalError { path, source })
+    /// Opens the journal in a directory, which is believed; makes both if they are not there. What it records from now
+    /// on, the runtime directory witnesses.
+    pub(crate) fn open(directory: &Path, runtime_directory: &Path) -> Result<Self, JournalError> {
+        let path = file_of(directory);
+        let opened = open_connection(directory, &path)
+            .and_then(|connection| Self::witnessed_in(runtime_directory, connection, path.clone()));
+        opened.map_err(|source| JournalError { path, source })
+    }
+
+    /// As [`Self::open`], of one that is there and that the runtime directory knows: for a guard, beside its agent.
+    pub(crate) fn open_beside_agent(
+        directory: &Path,
+        runtime_directory: &Path,
+    ) -> Result<Self, JournalError> {
+        let path = file_of(directory);
+        let gone = || JournalError { path: path.clone(), source: JournalCause::Gone };
+        if std::fs::metadata(&path).is_ok_and(|file| file.len() == 0) || !path.exists() {
+            return Err(gone());
+        }
+        let journal = Self::open(directory, runtime_directory)?;
+        let standing = journal.standing()?;
+        match journal.witness.read() {
+            Ok(Some(witnessed)) if !standing.follows(&witnessed.mark) => Err(gone()),
+            _ => Ok(journal),
+        }
+    }
+
+    fn witnessed_in(
+        runtime_directory: &Path,
+        connection: Connection,
+        path: PathBuf,
+    ) -> Result<Self, JournalCause> {
+        let witness = RuntimeWitness::in_directory(runtime_directory);
+        let standing = standing::read_standing(&connection)?;
+        let before = witness.read().map_err(JournalCause::Directory)?;
+        let before = before.filter(|before| before.mark.identity == standing.mark.identity);
+        let witnessed = before.unwrap_or_else(|| Witnessed::at_boot(standing.mark.clone()));
+        let journal = Self {
+            connection: Mutex::new(connection),
+            path,
+            witness,
+            generation: watch::Sender::new(standing.mark.generation),
+            witnessed: Mutex::new(witnessed),
+            doubts: watch::Sender::new(vec![]),
+        };
+        Ok(journal)
     }
 
     fn lock(&self) -> MutexGuard<'_, Connection> {
@@ -89,8 +162,22 @@ impl Journal {
         work: impl FnOnce(&mut Connection) -> Result<T, JournalCause>,
     ) -> Result<T, JournalError> {
         // A slow disk must not keep the thread's other tasks waiting, guards' signs of life among them.
-        let done = tokio::task::block_in_place(|| work(&mut self.lock()));
+        let done = tokio::task::block_in_place(|| {
+            self.check_believed()?;
+            let mut connection = self.lock();
+            let changes_before = connection.total_changes();
+            let done = work(&mut connection);
+            if connection.total_changes() != changes_before {
+                self.bear_witness(&connection);
+            }
+            done
+        });
         done.map_err(|source| JournalError { path: self.path.clone(), source })
+    }
+
+    fn check_believed(&self) -> Result<(), JournalCause> {
+        let doubts = self.doubts.borrow();
+        if doubts.is_empty() { Ok(()) } else { Err(JournalCause::Doubted(in_words(&doubts))) }
     }
 
     /// Whether there is room on its disk for what must be recorded soon. A look, which writes nothing.
@@ -133,6 +220,17 @@ impl Journal {
             texts.iter().map(|text| from_json(text)).collect()
         })
     }
+}
+
+/// Makes the directory in which the journal lies, if it is not there.
+pub(crate) fn make_directory(directory: &Path) -> Result<(), JournalError> {
+    schema::make_directory(directory).map_err(|source| JournalError { path: file_of(directory), source })
+}
+
+/// All that is doubted, in one sentence.
+pub(crate) fn in_words(doubts: &[Doubt]) -> String {
+    let words: Vec<String> = doubts.iter().map(Doubt::to_string).collect();
+    words.join("; ")
 }
 
 fn insert_vm(connection: &Connection, spec: &VmSpec) -> Result<(), JournalCause> {

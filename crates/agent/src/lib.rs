@@ -17,6 +17,7 @@
 //! journal    what must survive a crash
 //! path_watch the paths to each peer, and the route over them
 //! out_of_reach VMs whose QEMU did not answer when the agent started
+//! proof      whether the journal is believed, and what is done where it is not
 //! precedence the VM that is silent has the cores first
 //! scheduling_group among which threads the kernel weighs priorities
 //! network    changes of the host's network, journaled and put back
@@ -58,6 +59,7 @@ mod places;
 mod ports;
 mod precedence;
 mod probe;
+mod proof;
 mod relay;
 mod remembered;
 mod result;

@@ -247,7 +247,7 @@ mod tests {
     #[ignore = "`a_setting_that_is_changed_twice_is_put_back` runs it in a network namespace"]
     async fn inside_a_network_namespace() {
         let directory = tempfile::tempdir().unwrap();
-        let journal = Arc::new(Journal::open(directory.path()).unwrap());
+        let journal = Arc::new(Journal::open(directory.path(), directory.path()).unwrap());
         let network = HostNetwork::open(Arc::clone(&journal)).unwrap();
         let buffers =
             |most: u32| Change::Sysctl { key: BUFFERS.into(), value: format!("4096\t8192\t{most}") };

@@ -34,6 +34,7 @@ use crate::discovery::discover;
 use crate::journal::{Journal, OpenMigration};
 use crate::lock::lock;
 use crate::memory_look;
+use crate::proof::beside::{Beside, Way};
 use crate::remembered;
 use crate::supervised;
 use crate::vms::{Claim, Claimed, does_not_run};
@@ -302,6 +303,10 @@ pub(crate) fn begin(
     }
     let started_at = Timestamp::now();
     agent.journal.begin_migration(&id, request, started_at)?;
+    if let Some(vmm) = &claimed.vmm {
+        let departure = Way { id: id.clone(), host: request.target.clone() };
+        Beside::note_departure(&claimed.definition, vmm.paths(), Some(departure));
+    }
     let (migration, first) = Migration::begin(agent.config.limits.of_migration(request.deadline_s));
     let executor = Executor::new(agent, id, claimed, request, started_at, turn, false);
     Ok(run(agent, executor, migration, first))

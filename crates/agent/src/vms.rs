@@ -17,6 +17,7 @@ use crate::api::types::{VmState, VmView};
 use crate::host;
 use crate::journal::Journal;
 use crate::lock::lock;
+use crate::proof::beside::Beside;
 
 /// How long QEMU may take to start or to end. It takes 0.1 s; a loaded host is slower.
 pub(crate) const QEMU_DEADLINE: Duration = Duration::from_secs(20);
@@ -286,6 +287,9 @@ impl Vms {
 
     /// Takes over a VM that arrived and runs, and that took so many cores where it was; the journal has it already.
     pub(crate) fn adopt(&self, definition: VmSpec, vmm: Arc<Vmm>, cores_taken: Option<f64>) {
+        if vmm.alive() {
+            Beside::note_run(&definition, vmm.paths());
+        }
         let entry = Entry { vmm: Some(vmm), cores_taken, claim: None, definition };
         self.lock().insert(entry.definition.name.to_string(), entry);
     }
@@ -411,13 +415,13 @@ impl Vms {
     pub(crate) async fn start(
         self: &Arc<Self>,
         name: &str,
-        check: impl FnOnce(&VmSpec) -> Result<(), Problem>,
+        check: impl AsyncFnOnce(VmSpec) -> Result<(), Problem>,
     ) -> Result<(), Problem> {
         let claimed = self.claim(name, Claim::Changing)?;
         if claimed.vmm.is_some() {
             return Err(Problem::conflict(format!("VM {name} runs already")));
         }
-        check(&claimed.definition)?;
+        check(claimed.definition.clone()).await?;
         let spec = claimed.definition.resolve(&self.hypervisor).map_err(Problem::refused)?;
         let paths = self.paths(&claimed.definition)?;
         self.clear_remains(&claimed.definition).await?;
@@ -425,6 +429,7 @@ impl Vms {
         let vmm = Vmm::start(&self.hypervisor.binary, spec, paths, Role::Fresh, QEMU_DEADLINE)
             .await
             .map_err(|error| Problem::failed(format!("VM {name} does not start: {error}")))?;
+        Beside::of(claimed.definition.clone()).write(vmm.paths());
         info!(vm = name, pid = vmm.pid(), "started");
         self.set_vmm(name, Some(Arc::new(vmm)));
         Ok(())
@@ -553,7 +558,7 @@ mod tests {
             host: "a".into(),
             runtime_directory: directory.into(),
             hypervisor: serde_json::from_value(hypervisor).unwrap(),
-            journal: Arc::new(Journal::open(directory).unwrap()),
+            journal: Arc::new(Journal::open(directory, directory).unwrap()),
             entries: Mutex::new(BTreeMap::from([("web".into(), entry)])),
         })
     }

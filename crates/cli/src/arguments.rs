@@ -81,6 +81,11 @@ pub(crate) enum Command {
     Limit(LimitArguments),
     /// Move a VM there and back by each option and compare
     Bench(BenchArguments),
+    /// Look at a host's journal, and go on after it was lost
+    Journal {
+        #[command(subcommand)]
+        command: JournalCommand,
+    },
     /// Test hosts on one machine: network namespaces with shaped links
     Lab {
         #[command(subcommand)]
@@ -219,9 +224,13 @@ pub(crate) enum VmCommand {
         host: Option<String>,
     },
     /// Boot a VM
+    #[command(after_help = START_HELP)]
     Start {
         /// Its name
         name: String,
+        /// Start it although this host, which may have it, cannot be asked: you are sure that it does not run there
+        #[arg(long, value_name = "HOST", value_delimiter = ',')]
+        although_unreachable: Vec<String>,
     },
     /// Power a VM off
     Stop {
@@ -250,6 +259,13 @@ pub(crate) enum VmCommand {
     },
 }
 
+const START_HELP: &str = "\
+The other hosts are asked whether they have the VM. One that has it is a reason to refuse, and so is one that cannot be
+asked and may have it: by what is recorded here, or because nobody can say that nothing is missing in this host's journal.
+
+Example, b being powered off:
+  drainpipe vm start web1 --although-unreachable b";
+
 const RECLAIM_HELP: &str = "\
 For a migration that ended with code 4: the hand-over is recorded, the VM is paused on the source, and
 its target does not answer. When the target comes back, the agents settle it by themselves. This is for
@@ -274,6 +290,28 @@ const VM_EXAMPLE: &str = r#"A specification:
 
   [[nic]]
   bridge = "br0""#;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum JournalCommand {
+    /// Show whether the journal of the host that is asked is believed, and what was found there
+    Show,
+    /// Go on with what is there, where the journal is not believed
+    #[command(after_help = ADOPT_HELP)]
+    Adopt {
+        /// Do not ask
+        #[arg(long)]
+        yes: bool,
+    },
+}
+
+const ADOPT_HELP: &str = "\
+For a host that answers nothing else because its journal was lost, is damaged, or is older than what it has told others:
+put the right journal back if you have it. If you do not, this has the agent go on. VMs that live on the host are recorded
+anew, by what stands beside their QEMUs in the runtime directory; no VM is started, stopped or ended by it. The definitions
+of VMs that do not run, the history and the cordon are what the journal has of them, or are gone with it.
+
+Example, on the host:
+  drainpipe journal show && drainpipe journal adopt";
 
 #[derive(Debug, Args)]
 #[command(after_help = CHECK_EXAMPLES)]

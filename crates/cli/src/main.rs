@@ -53,6 +53,7 @@ async fn dispatch(arguments: Arguments) -> Result<Exit, Problem> {
         Command::Limit(limit) => commands::limit::run(&connection, &limit, json).await,
         Command::History(history) => commands::history::run(&connection, &history, json).await,
         Command::Bench(bench) => commands::bench::run(&connection, &bench, json).await,
+        Command::Journal { command } => commands::journal::run(&connection, &command, json).await,
         Command::Lab { command } => commands::lab::run(command, json).await,
         Command::Pki { command } => commands::pki::run(&command),
         Command::Completions { shell } => commands::documents::completions(shell),

@@ -98,6 +98,11 @@ impl RuntimePaths {
         self.directory.join("qemu.log")
     }
 
+    /// What its agent keeps of the VM beside its QEMU.
+    pub fn record_file(&self) -> PathBuf {
+        self.directory.join("record.json")
+    }
+
     /// The resolved specification that QEMU was started from.
     pub fn spec_file(&self) -> PathBuf {
         self.directory.join("spec.json")

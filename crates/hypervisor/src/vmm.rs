@@ -230,6 +230,11 @@ impl Vmm {
         Ok(Self { spec, paths, process, qmp })
     }
 
+    /// What the QEMU in `paths` was started from, whether or not it answers.
+    pub fn specification(paths: &RuntimePaths) -> Result<ResolvedSpec, AttachError> {
+        read_spec(&paths.spec_file())
+    }
+
     /// The process id of the QEMU in `paths`, if one lives there.
     pub fn living(paths: &RuntimePaths) -> Result<Option<u32>, EndError> {
         let pid_file = paths.pid_file();

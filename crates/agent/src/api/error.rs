@@ -8,7 +8,7 @@ use drainpipe_engine::problem::{Problem, ProblemKind};
 
 /// A failed request.
 #[derive(Debug)]
-pub(super) struct ApiError {
+pub(crate) struct ApiError {
     status: StatusCode,
     problem: Problem,
 }

@@ -30,7 +30,7 @@ pub(super) async fn read_in_time<T, E: Into<ApiError>>(
 }
 
 /// A body of JSON.
-pub(super) struct Body<T>(pub(super) T);
+pub(crate) struct Body<T>(pub(crate) T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     type Rejection = ApiError;

@@ -15,8 +15,8 @@
 
 pub mod authorization;
 mod drain_types;
-mod error;
-mod extract;
+pub(crate) mod error;
+pub(crate) mod extract;
 mod forward;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
@@ -33,7 +33,7 @@ use axum::extract::DefaultBodyLimit;
 use axum::middleware::{from_fn, from_fn_with_state};
 use utoipa_axum::router::OpenApiRouter;
 
-use self::handlers::{bandwidth, between_agents, checks, drain, fixes, hosts, migrations, vms};
+use self::handlers::{bandwidth, between_agents, checks, drain, fixes, hosts, journal, migrations, vms};
 use crate::agent::Agent;
 
 type Routes = OpenApiRouter<Arc<Agent>>;
@@ -57,8 +57,9 @@ fn routes_for_all() -> Routes {
         .merge(migrations::routes())
         .merge(drain::routes())
         .merge(bandwidth::routes())
+        .merge(journal::routes())
 }
 
 fn routes_for_agents() -> Routes {
-    between_agents::routes().merge(checks::routes_for_agents())
+    between_agents::routes().merge(checks::routes_for_agents()).merge(journal::routes_for_agents())
 }

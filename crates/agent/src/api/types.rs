@@ -4,6 +4,7 @@ use drainpipe_engine::bandwidth::{BandwidthSetting, LimitChange};
 use drainpipe_engine::check::finding::Finding;
 use drainpipe_engine::check::fix::Fix;
 use drainpipe_engine::facts::HostFacts;
+use drainpipe_engine::journal::{JournalMark, JournalStanding};
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::path::Path;
 use drainpipe_engine::path_record::PathRecord;
@@ -407,6 +408,73 @@ pub enum HandOverView {
     Refused,
     /// The journal has no such migration, or no more.
     Unknown,
+}
+
+/// Between agents: what a host tells of its journal, for what it has told before.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Hearing {
+    /// How far it is now; absent where it only asks.
+    #[serde(default)]
+    pub told: Option<JournalStanding>,
+}
+
+/// Between agents: the last that a host has told of its journal before.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct HeardMark {
+    /// Absent if it has told nothing.
+    pub heard: Option<JournalMark>,
+}
+
+/// Between agents: whether a host has a VM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VmHolding {
+    /// How it has it; absent if it does not.
+    pub holding: Option<Holding>,
+}
+
+/// How a host has a VM that another one is to start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Holding {
+    /// Its QEMU lives there.
+    Lives,
+    /// It is on its way there.
+    Comes,
+    /// It is on its way from there to a third host.
+    Leaves,
+    /// The host that asks has handed it over, and it is stopped there.
+    HandedOver,
+}
+
+/// A host's journal, and whether it is believed.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct JournalView {
+    /// The host.
+    pub host: String,
+    /// Where it lies.
+    pub file: String,
+    /// Which it is, and how far; absent if it cannot be read.
+    pub mark: Option<JournalMark>,
+    /// Why it is not believed; none if it is.
+    pub doubts: Vec<String>,
+    /// While it is not: the VMs whose QEMUs live on the host.
+    pub live: Vec<LiveVm>,
+    /// While it is not: what other hosts are moving here, or may have moved.
+    pub coming: Vec<MigrationView>,
+    /// While it is not: what kept other hosts from saying so.
+    pub silent: Vec<String>,
+}
+
+/// A VM that lives on a host whose journal is not believed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LiveVm {
+    /// Its name.
+    pub vm: String,
+    /// Whether its guest runs; absent if its QEMU does not say.
+    pub runs: Option<bool>,
+    /// What it is once the journal is adopted, in words for people.
+    pub will_be: String,
 }
 
 /// What the target used, at the end.

@@ -298,7 +298,7 @@ mod tests {
     #[tokio::test(flavor = "multi_thread")]
     async fn what_was_undecided_is_told_as_it_is_once_its_target_has_answered() {
         let directory = tempfile::tempdir().unwrap();
-        let journal = Journal::open(directory.path()).unwrap();
+        let journal = Journal::open(directory.path(), directory.path()).unwrap();
         let vms = ["db", "shop", "web"];
         for vm in vms {
             begin(&journal, vm);

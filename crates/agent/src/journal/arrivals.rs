@@ -280,7 +280,7 @@ mod tests {
 
     fn journal() -> (tempfile::TempDir, Journal) {
         let directory = tempfile::tempdir().unwrap();
-        let journal = Journal::open(directory.path()).unwrap();
+        let journal = Journal::open(directory.path(), directory.path()).unwrap();
         (directory, journal)
     }
 

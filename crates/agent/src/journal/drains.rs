@@ -359,7 +359,7 @@ mod tests {
 
     fn journal() -> (tempfile::TempDir, Journal) {
         let directory = tempfile::tempdir().unwrap();
-        let journal = Journal::open(directory.path()).unwrap();
+        let journal = Journal::open(directory.path(), directory.path()).unwrap();
         (directory, journal)
     }
 
@@ -404,7 +404,7 @@ mod tests {
         begun(&journal, "one");
         journal.end_drain("one", Timestamp::UNIX_EPOCH).unwrap();
         drop(journal);
-        let journal = Journal::open(directory.path()).unwrap();
+        let journal = Journal::open(directory.path(), directory.path()).unwrap();
         assert!(journal.cordon().unwrap().is_some());
         journal.lift_cordon().unwrap();
         assert!(journal.cordon().unwrap().is_none());
@@ -507,7 +507,7 @@ mod tests {
                 connection.execute_batch(row).unwrap();
             }
             drop(connection);
-            let journal = Journal::open(directory.path()).unwrap();
+            let journal = Journal::open(directory.path(), directory.path()).unwrap();
             assert_eq!(journal.completed_since("web", Timestamp::UNIX_EPOCH).unwrap(), None, "{made}");
             assert_eq!(journal.transfers_found("b", RequestedOption::Tcp).unwrap(), None, "{made}");
             assert_eq!(begun(&journal, "one").id, "one", "{made}");

@@ -90,15 +90,65 @@ pub(super) const SCHEMA_CHANGES: &[&str] = &[
     "
     ALTER TABLE incoming ADD COLUMN source_knows INTEGER NOT NULL DEFAULT 0;
 ",
+    // The generation goes up in the transaction of each record that bears on whose a VM is.
+    "
+    CREATE TABLE mark (
+        identity TEXT NOT NULL,
+        generation INTEGER NOT NULL,
+        adopted_at INTEGER NOT NULL DEFAULT 0
+    );
+    INSERT INTO mark (identity, generation) VALUES (lower(hex(randomblob(16))), 0);
+    CREATE TABLE replaced (identity TEXT PRIMARY KEY);
+    ALTER TABLE vms ADD COLUMN since INTEGER NOT NULL DEFAULT 0;
+    CREATE TRIGGER vm_defined AFTER INSERT ON vms BEGIN
+        UPDATE mark SET generation = generation + 1;
+        UPDATE vms SET since = (SELECT generation FROM mark) WHERE name = NEW.name;
+    END;
+    CREATE TRIGGER vm_redefined AFTER UPDATE OF spec ON vms BEGIN
+        UPDATE mark SET generation = generation + 1;
+        UPDATE vms SET since = (SELECT generation FROM mark) WHERE name = NEW.name;
+    END;
+    CREATE TRIGGER vm_forgotten AFTER DELETE ON vms BEGIN
+        UPDATE mark SET generation = generation + 1;
+    END;
+    CREATE TRIGGER migration_begun AFTER INSERT ON migrations BEGIN
+        UPDATE mark SET generation = generation + 1;
+    END;
+    CREATE TRIGGER migration_decided AFTER UPDATE OF handed_over, revoked, result ON migrations BEGIN
+        UPDATE mark SET generation = generation + 1;
+    END;
+    CREATE TRIGGER incoming_begun AFTER INSERT ON incoming BEGIN
+        UPDATE mark SET generation = generation + 1;
+    END;
+    CREATE TRIGGER incoming_decided AFTER UPDATE OF state ON incoming BEGIN
+        UPDATE mark SET generation = generation + 1;
+    END;
+",
 ];
 
-pub(super) fn open_connection(directory: &Path, path: &Path) -> Result<Connection, JournalCause> {
+/// Whoever may write it decides whose a VM is.
+const WRITABLE_BY_OTHERS: u32 = 0o002;
+
+/// Makes the journal's directory, if it is not there.
+pub(super) fn make_directory(directory: &Path) -> Result<(), JournalCause> {
     use std::os::unix::fs::DirBuilderExt;
-    std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(directory)
-        .map_err(JournalCause::Directory)?;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(JournalCause::Directory)
+}
+
+pub(super) fn check_permissions(directory: &Path, path: &Path) -> Result<(), JournalCause> {
+    use std::os::unix::fs::PermissionsExt;
+    for each in [directory, path] {
+        let mode = std::fs::metadata(each).map_or(0, |metadata| metadata.permissions().mode());
+        if mode & WRITABLE_BY_OTHERS != 0 {
+            return Err(JournalCause::WritableByOthers(each.to_owned()));
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn open_connection(directory: &Path, path: &Path) -> Result<Connection, JournalCause> {
+    make_directory(directory)?;
+    check_permissions(directory, path)?;
     let mut connection = Connection::open(path)?;
     connection.busy_timeout(std::time::Duration::from_secs(5))?;
     connection.pragma_update(None, "journal_mode", "WAL")?;

@@ -38,7 +38,7 @@ mod tests {
     #[tokio::test(flavor = "multi_thread")]
     async fn a_setting_outlives_the_agent() {
         let directory = tempfile::tempdir().unwrap();
-        let open = || Journal::open(directory.path()).unwrap();
+        let open = || Journal::open(directory.path(), directory.path()).unwrap();
         assert_eq!(open().bandwidth_setting().unwrap(), BandwidthSetting::Configured);
         for setting in [BandwidthSetting::Mbps(2000), BandwidthSetting::Unlimited] {
             open().set_bandwidth_setting(setting).unwrap();

@@ -35,6 +35,7 @@ use crate::guard::Guard;
 use crate::incoming;
 use crate::measure::Measurements;
 use crate::path_watch::News;
+use crate::proof::beside::Beside;
 use crate::relay::OutgoingRelay;
 use crate::result;
 use crate::vms::{Claimed, QEMU_DEADLINE, QMP_DEADLINE, qemu_has_ended};
@@ -343,6 +344,8 @@ impl Executor {
         if left {
             incoming::close_arrivals(&self.agent, &result.vm).await;
             self.agent.vms.forget(&result.vm);
+        } else if let Ok(vmm) = self.vmm() {
+            Beside::note_departure(&self.claimed.definition, vmm.paths(), None);
         }
         self.agent.outgoing.lock().remove(&self.running.id);
         // Who hears that it has ended may want to begin it anew.

@@ -1,5 +1,9 @@
 //! `drainpipe agent`, and the guards that it starts.
 
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use drainpipe_agent::agent::Ended;
 use drainpipe_agent::config::Config;
 use drainpipe_agent::{agent, guard};
 use drainpipe_engine::problem::Problem;
@@ -13,8 +17,18 @@ use crate::exit::Exit;
 pub(crate) async fn run(arguments: &AgentArguments) -> Result<Exit, Problem> {
     log_to_standard_error();
     let config = Config::load(&arguments.config).map_err(Problem::bad_input)?;
-    agent::run(config, stop_signal()?).await?;
-    Ok(Exit::Done)
+    match agent::run(config, stop_signal()?).await? {
+        Ended::Stopped => Ok(Exit::Done),
+        Ended::Doubted => Err(start_anew()),
+    }
+}
+
+/// In the same process, with the same arguments: as after a crash, nothing of what the agent had in mind is left. Comes
+/// back only if that fails.
+fn start_anew() -> Problem {
+    let mut arguments = std::env::args_os().skip(1);
+    let error = Command::new("/proc/self/exe").args(&mut arguments).exec();
+    Problem::failed(format!("the journal is not believed any more, and the agent cannot start anew: {error}"))
 }
 
 pub(crate) async fn guard(arguments: &GuardArguments) -> Result<Exit, Problem> {

@@ -9,6 +9,7 @@ pub(crate) mod drain;
 mod fix;
 pub(crate) mod history;
 pub(crate) mod hosts;
+pub(crate) mod journal;
 pub(crate) mod lab;
 pub(crate) mod limit;
 pub(crate) mod migrate;

@@ -67,8 +67,8 @@ pub(crate) async fn run(connection: &ConnectionArguments, command: VmCommand) ->
             create(&fleet, &spec, host.as_deref()).await?;
             output::remark(&format!("{0} is defined; `drainpipe vm start {0}` boots it", spec.name));
         }
-        VmCommand::Start { name } => {
-            start(&fleet, &name).await?;
+        VmCommand::Start { name, although_unreachable } => {
+            start(&fleet, &name, &although_unreachable).await?;
             output::remark(&format!("{name} runs"));
         }
         VmCommand::Stop { name, force } => {
@@ -102,9 +102,14 @@ pub(crate) async fn create(fleet: &Fleet, spec: &VmSpec, host: Option<&str>) -> 
     host.client().post(&host.path("/v1/vms"), &CreateVm { spec: spec.clone() }).await
 }
 
-pub(crate) async fn start(fleet: &Fleet, name: &str) -> Result<(), Problem> {
+pub(crate) async fn start(fleet: &Fleet, name: &str, although_unreachable: &[String]) -> Result<(), Problem> {
     let host = fleet.host(&fleet.find_vm(name).await?.host).await?;
-    host.client().post_within(&host.path(&format!("/v1/vms/{name}/start")), &(), START_DEADLINE).await
+    let although = match although_unreachable {
+        [] => String::new(),
+        hosts => format!("?although_unreachable={}", hosts.join(",")),
+    };
+    let path = host.path(&format!("/v1/vms/{name}/start{although}"));
+    host.client().post_within(&path, &(), START_DEADLINE).await
 }
 
 async fn stop(fleet: &Fleet, name: &str, force: bool) -> Result<(), Problem> {

@@ -7,6 +7,7 @@ pub(super) mod checks;
 pub(super) mod drain;
 pub(super) mod fixes;
 pub(super) mod hosts;
+pub(super) mod journal;
 pub(super) mod migrations;
 pub(super) mod vms;
 

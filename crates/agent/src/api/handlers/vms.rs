@@ -1,5 +1,7 @@
 //! The VMs of the host.
 
+use std::collections::BTreeSet;
+
 use axum::Json;
 use axum::extract::{Extension, State};
 use drainpipe_engine::problem::Problem;
@@ -16,6 +18,7 @@ use crate::api::authorization::{Caller, Operation, authorise};
 use crate::api::extract::{Body, Query, Segment};
 use crate::api::types::{CreateVm, ReclaimRequest, Scope, VmList, VmView};
 use crate::api::{Routes, openapi};
+use crate::proof::holding::check_nowhere_else;
 use crate::{incoming, outgoing};
 
 pub(in crate::api) fn routes() -> Routes {
@@ -45,6 +48,17 @@ struct StopQuery {
     #[serde(default)]
     #[param(required = false)]
     force: bool,
+}
+
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct StartQuery {
+    /// Hosts that cannot be asked whether they have it, and of which the caller says that they do not; separated by
+    /// commas.
+    #[serde(default)]
+    #[param(required = false)]
+    although_unreachable: String,
 }
 
 /// VMs
@@ -109,20 +123,30 @@ async fn remove_vm(
 }
 
 /// Start a VM
-#[utoipa::path(post, path = "/v1/vms/{name}/start", tag = openapi::VMS, params(("name" = VmName, Path)), responses(
+///
+/// The other hosts are asked whether they have it. One that cannot be asked, and may have it, is a reason to refuse.
+#[utoipa::path(post, path = "/v1/vms/{name}/start", tag = openapi::VMS, params(
+    ("name" = VmName, Path), StartQuery
+), responses(
     (status = 200, description = "Its QEMU runs, and the guest boots.", body = ()),
     (status = 404, description = "No VM of that name here, or no host of that name.", body = Problem),
-    (status = 409, description = "It runs already, or is being changed or moved.", body = Problem),
-    (status = 422, description = "This host is cordoned, is short of memory, or cannot run it any more; the message says which.", body = Problem),
+    (status = 409, description = "It runs already, here or on another host, or is being changed or moved.", body = Problem),
+    (status = 422, description = "This host is cordoned, is short of memory, or cannot run it any more, or a host that may have it cannot be asked; the message says which.", body = Problem),
 ))]
 async fn start_vm(
     State(agent): Shared,
     Extension(caller): Extension<Caller>,
     Segment(name): Segment<VmName>,
+    Query(query): Query<StartQuery>,
 ) -> Answer<()> {
     authorise(&caller, Operation::ManageVms)?;
     agent.check_not_stopping()?;
-    let check = |definition: &VmSpec| admission::check_start(&agent, definition);
+    let although: BTreeSet<String> =
+        query.although_unreachable.split(',').filter(|host| !host.is_empty()).map(Into::into).collect();
+    let check = async |definition: VmSpec| {
+        admission::check_start(&agent, &definition)?;
+        check_nowhere_else(&agent, definition.name.as_str(), &although).await
+    };
     Ok(Json(agent.vms.start(name.as_str(), check).await?))
 }
 

@@ -70,7 +70,7 @@ pub(super) struct TestAgent {
     directory: tempfile::TempDir,
     address: std::net::SocketAddr,
     stop: watch::Sender<bool>,
-    running: JoinHandle<Result<(), Problem>>,
+    running: JoinHandle<Result<agent::Ended, Problem>>,
 }
 
 impl TestAgent {
@@ -110,7 +110,7 @@ impl TestAgent {
 
     /// A second hand on the agent's journal.
     pub(super) fn journal(&self) -> Journal {
-        Journal::open(&self.directory.path().join("state")).unwrap()
+        Journal::open(&self.directory.path().join("state"), &self.directory.path().join("run")).unwrap()
     }
 
     /// The journal's file, for what no agent writes.

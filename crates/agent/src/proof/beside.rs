@@ -1,0 +1,75 @@
+//! What stands beside a QEMU in the runtime directory, for an agent that has lost its journal: what VM it is, where it
+//! came from and where it is to go. The journal decides as long as it is there; this is never read then.
+
+use std::fs;
+use std::io;
+
+use drainpipe_hypervisor::RuntimePaths;
+use drainpipe_hypervisor::spec::VmSpec;
+use serde::{Deserialize, Serialize};
+use tracing::warn;
+
+/// What it says.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Beside {
+    /// As its owner wrote it.
+    pub(crate) definition: VmSpec,
+    /// The migration by which it came here.
+    #[serde(default)]
+    pub(crate) arrival: Option<Way>,
+    /// Whether it has run since it came.
+    #[serde(default)]
+    pub(crate) has_run: bool,
+    /// The migration by which it is to leave, until that has failed.
+    #[serde(default)]
+    pub(crate) departure: Option<Way>,
+}
+
+/// A migration.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Way {
+    /// Its identifier.
+    pub(crate) id: String,
+    /// The other host.
+    pub(crate) host: String,
+}
+
+impl Beside {
+    /// One that neither came nor is to leave.
+    pub(crate) fn of(definition: VmSpec) -> Self {
+        Self { definition, arrival: None, has_run: false, departure: None }
+    }
+
+    /// It has run here since it came.
+    pub(crate) fn note_run(definition: &VmSpec, paths: &RuntimePaths) {
+        Self { has_run: true, ..Self::read_or(definition, paths) }.write(paths);
+    }
+
+    /// It is to leave by this migration; or it stays.
+    pub(crate) fn note_departure(definition: &VmSpec, paths: &RuntimePaths, departure: Option<Way>) {
+        Self { departure, ..Self::read_or(definition, paths) }.write(paths);
+    }
+
+    fn read_or(definition: &VmSpec, paths: &RuntimePaths) -> Self {
+        Self::read(paths).unwrap_or_else(|| Self::of(definition.clone()))
+    }
+
+    /// Writes it, whole or not at all. What cannot be written is missed only once the journal is lost too.
+    pub(crate) fn write(&self, paths: &RuntimePaths) {
+        let file = paths.record_file();
+        let new = file.with_extension("new");
+        let written = serde_json::to_vec(self)
+            .map_err(io::Error::from)
+            .and_then(|text| fs::write(&new, text))
+            .and_then(|()| fs::rename(&new, &file));
+        if let Err(error) = written {
+            warn!(vm = %self.definition.name, %error, "what it is does not stand beside its QEMU");
+        }
+    }
+
+    /// What stands there, if anything can be read.
+    pub(crate) fn read(paths: &RuntimePaths) -> Option<Self> {
+        let text = fs::read(paths.record_file()).ok()?;
+        serde_json::from_slice(&text).ok()
+    }
+}

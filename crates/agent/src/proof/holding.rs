@@ -1,0 +1,94 @@
+//! Before a VM is started, the other hosts are asked whether they have it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use drainpipe_engine::problem::{Problem, ProblemKind};
+use drainpipe_engine::start::{Answer, Asked, may_start};
+use futures_util::future::join_all;
+use tracing::warn;
+
+use super::telling::{ANSWER_DEADLINE, tell};
+use crate::agent::Agent;
+use crate::api::types::{Holding, VmHolding, VmList, VmState};
+use crate::client::ApiClient;
+
+/// Whether this host has a VM, for another one that is to start it.
+pub(crate) fn holding(agent: &Agent, vm: &str, asks: &str) -> Result<VmHolding, Problem> {
+    let leaves_to = agent.journal.open_migrations()?.into_iter().find(|open| open.vm == vm);
+    let holding =
+        if agent.vms.running(vm).is_some_and(|vmm| vmm.alive()) || agent.vms.out_of_reach_for(vm).is_some() {
+            Some(Holding::Lives)
+        } else if agent.incoming.has(vm) {
+            Some(Holding::Comes)
+        } else if leaves_to.is_some_and(|open| open.target != asks) {
+            Some(Holding::Leaves)
+        } else if agent.journal.came_from(vm)?.as_deref() == Some(asks) {
+            Some(Holding::HandedOver)
+        } else {
+            None
+        };
+    Ok(VmHolding { holding })
+}
+
+/// Refuses to start a VM that another host has, or may have. Of hosts in `although_unreachable` the operator says that
+/// they do not.
+pub(crate) async fn check_nowhere_else(
+    agent: &Agent,
+    vm: &str,
+    although_unreachable: &BTreeSet<String>,
+) -> Result<(), Problem> {
+    let asked = join_all(agent.peers().map(|(name, peer)| async move {
+        // What it knows of this host's journal comes first: an older one proves nothing.
+        let (_told, answer) = tokio::join!(tell(agent, name, peer), ask(peer, vm));
+        (name.to_owned(), answer)
+    }));
+    let answers: BTreeMap<String, Answer> = asked.await.into_iter().collect();
+    let asked = Asked {
+        here: agent.name(),
+        vm,
+        is_proven: agent.journal.is_proven(vm)?,
+        tied_to: &agent.journal.tied_to(vm)?.into_iter().collect(),
+        answers: &answers,
+        although_unreachable,
+    };
+    let unasked = may_start(&asked)?;
+    for host in &unasked {
+        warn!(
+            vm,
+            host, "is started although this host cannot be asked whether it has it: an operator says so"
+        );
+    }
+    if unasked.is_empty() && answers.values().all(|answer| *answer == Answer::HasNot) && !asked.is_proven {
+        agent.journal.prove_vm(vm)?;
+    }
+    Ok(())
+}
+
+async fn ask(peer: &ApiClient, vm: &str) -> Answer {
+    match peer.get_within::<VmHolding>(&format!("/v1/holdings/{vm}"), ANSWER_DEADLINE).await {
+        Ok(VmHolding { holding: None }) => Answer::HasNot,
+        Ok(VmHolding { holding: Some(holding) }) => Answer::Has(in_words(holding).into()),
+        // A Drainpipe before this one.
+        Err(problem) if problem.kind == ProblemKind::NotFound => ask_for_list(peer, vm).await,
+        Err(problem) => Answer::Unknown(problem.message),
+    }
+}
+
+async fn ask_for_list(peer: &ApiClient, vm: &str) -> Answer {
+    match peer.get_within::<VmList>("/v1/vms", ANSWER_DEADLINE).await {
+        Ok(list) if list.vms.iter().any(|view| view.name == vm && view.state != VmState::Stopped) => {
+            Answer::Has(in_words(Holding::Lives).into())
+        }
+        Ok(_) => Answer::HasNot,
+        Err(problem) => Answer::Unknown(problem.message),
+    }
+}
+
+fn in_words(holding: Holding) -> &'static str {
+    match holding {
+        Holding::Lives => "its QEMU lives there",
+        Holding::Comes => "it is on its way there",
+        Holding::Leaves => "it is on its way from there to another host",
+        Holding::HandedOver => "it was handed over to that host, and is stopped there",
+    }
+}
