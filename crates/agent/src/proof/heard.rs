@@ -47,7 +47,8 @@ impl Heard {
         }
         if before.as_ref() != Some(&told.mark) {
             marks.insert(host.into(), told.mark.clone());
-            if let Err(error) = write(&self.path, &marks) {
+            // A slow disk must not keep the thread's other tasks waiting.
+            if let Err(error) = tokio::task::block_in_place(|| write(&self.path, &marks)) {
                 warn!(%error, path = %self.path.display(), "what another host tells of its journal is kept in mind only");
             }
         }

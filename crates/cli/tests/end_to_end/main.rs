@@ -26,6 +26,7 @@ mod kills;
 mod lab_cli;
 mod leaving;
 mod link_addresses;
+mod lost_journal;
 mod measure_both;
 mod measure_busy;
 mod measure_drain;
@@ -108,6 +109,7 @@ fn main() -> ExitCode {
         ("other_traffic", other_traffic::TESTS),
         ("bad_luck", bad_luck::TESTS),
         ("leaving", leaving::TESTS),
+        ("lost_journal", lost_journal::TESTS),
         ("mute_qemu", mute_qemu::TESTS),
         ("path_loss", path_loss::TESTS),
         ("post_copy", post_copy::TESTS),

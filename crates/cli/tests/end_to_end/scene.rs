@@ -177,7 +177,10 @@ impl SmallDisk {
         restart_agent_with_mounts(
             lab,
             host,
-            &format!("mount -t tmpfs -o size={mib}m none {}", state.display()),
+            &format!(
+                "cp -a {0} {0}.before && mount -t tmpfs -o size={mib}m none {0} && cp -a {0}.before/. {0}",
+                state.display()
+            ),
         );
         let root = format!("/proc/{}/root", lab.agent_pid(host).unwrap());
         let filler = PathBuf::from(format!("{root}{}", state.join("filler").display()));
@@ -226,7 +229,7 @@ pub(crate) fn hold_journal(lab: &TestLab, host: &str) -> HeldJournal {
     HeldJournal { connection }
 }
 
-fn journal(lab: &TestLab, host: &str) -> PathBuf {
+pub(crate) fn journal(lab: &TestLab, host: &str) -> PathBuf {
     lab.directory(host).join("state/journal.sqlite")
 }
 
