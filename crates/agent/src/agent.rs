@@ -445,7 +445,10 @@ impl Agent {
         let mut list = VmList { vms: self.vms.list().await, errors: vec![] };
         let coming = self.incoming.definitions();
         let coming = coming.iter().filter(|definition| !self.vms.contains(definition.name.as_str()));
-        list.vms.extend(coming.map(|definition| describe(self.name(), definition, VmState::Incoming)));
+        list.vms.extend(coming.map(|definition| {
+            let is_told = self.incoming.is_told(definition.name.as_str());
+            describe(self.name(), definition, if is_told { VmState::Unknown } else { VmState::Incoming })
+        }));
         if scope == Scope::All {
             let asked = self.peers.values().map(|peer| peer.get_within::<VmList>("/v1/vms", PEER_DEADLINE));
             for answer in futures_util::future::join_all(asked).await {

@@ -33,8 +33,8 @@ pub(crate) use self::memory::{check_memory, huge_pages_free, memory_free_bytes, 
 pub(crate) use self::permit::check_described;
 pub(crate) use self::permit::permit;
 pub(crate) use self::post_copy::{connect_again, end_part, take_up_parts};
-use self::running::already_runs;
-pub(crate) use self::running::{Order, run, view, wait_received};
+use self::running::{already_runs, is_still_to_run};
+pub(crate) use self::running::{run_by_order, stop_told, view, wait_received};
 use self::silence::{GIVE_UP_AFTER, SILENCE_MAX};
 use crate::agent::Agent;
 use crate::api::types::TargetUse;
@@ -91,6 +91,10 @@ struct IncomingVm {
     allows_post_copy: AtomicBool,
     // What it needs to run was here before the rest.
     came_in_parts: AtomicBool,
+    // It is recorded that it runs here.
+    is_told_to_run: AtomicBool,
+    // And it is among the VMs of this host since: its QEMU has said that it runs, or how it has ended.
+    is_let_run: AtomicBool,
     // Since when nothing of it is to come, once it runs here.
     whole_since: Mutex<Option<Instant>>,
     // Those who answer when the source tries the paths.
@@ -118,6 +122,8 @@ impl IncomingVm {
             is_encrypted: AtomicBool::default(),
             allows_post_copy: AtomicBool::default(),
             came_in_parts: AtomicBool::default(),
+            is_told_to_run: AtomicBool::default(),
+            is_let_run: AtomicBool::default(),
             whole_since: Mutex::default(),
             answering: Mutex::default(),
             stepping: AsyncMutex::default(),
@@ -136,6 +142,17 @@ impl IncomingVm {
 
     fn note_received(&self) {
         self.is_received.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it was told to run here, and nobody has said yet that it does.
+    fn is_told(&self) -> bool {
+        self.is_told_to_run.load(Ordering::Relaxed) && !self.is_let_run.load(Ordering::Relaxed)
+    }
+
+    /// It is one of this host's VMs from now on.
+    fn join(&self, agent: &Agent, vmm: Arc<Vmm>) {
+        self.is_let_run.store(true, Ordering::Relaxed);
+        agent.vms.adopt(self.definition.clone(), vmm, self.cores_taken);
     }
 
     /// Whether all of its state is known to be here.
@@ -206,6 +223,17 @@ impl IncomingVms {
     /// Whether a VM of this name is on its way.
     pub(crate) fn has(&self, vm: &str) -> bool {
         lock(&self.entries).values().any(|entry| entry.definition.name.as_str() == vm)
+    }
+
+    /// That of a VM which was told to run here, and of which nobody has said yet that it does.
+    fn told(&self, vm: &str) -> Option<Arc<IncomingVm>> {
+        let entries = lock(&self.entries);
+        entries.values().find(|entry| entry.definition.name.as_str() == vm && entry.is_told()).cloned()
+    }
+
+    /// Whether a VM was told to run here, and nobody has said yet that it does.
+    pub(crate) fn is_told(&self, vm: &str) -> bool {
+        self.told(vm).is_some()
     }
 
     /// The VMs on their way.
@@ -411,6 +439,9 @@ pub(crate) async fn finish(agent: &Agent, id: &str) -> Result<TargetUse, Problem
         agent.journal.source_knows(id)?;
         return Ok(TargetUse::default());
     };
+    if is_still_to_run(agent, id)? {
+        return already_runs(agent, id).map(|()| TargetUse::default());
+    }
     let vmm = entry.vmm()?;
     let used = TargetUse {
         vmm_cpu_seconds: vmm.cpu_seconds().unwrap_or(0.0),

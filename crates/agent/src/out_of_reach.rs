@@ -28,6 +28,9 @@ pub(crate) fn keep_trying(agent: &Arc<Agent>) {
 async fn try_for_long(agent: Arc<Agent>, name: String) {
     for _ in 0..TRIES_MAX {
         sleep(TRY_EVERY).await;
+        if agent.vms.out_of_reach_for(&name).is_none() {
+            return info!(vm = name, "was stopped");
+        }
         match reach(&agent, &name).await {
             Ok(()) => return info!(vm = name, "within reach again"),
             Err(problem) => debug!(vm = name, %problem, "still out of reach"),

@@ -349,20 +349,12 @@ async fn crashed(agent: Arc<Agent>, running: Arc<Running>) {
 /// that that one is lost with all that ran there. Does not believe it while it answers. The VM is to be booted
 /// anew: it may have run there for a while, and its disks would not fit its memory here.
 pub(crate) async fn reclaim(agent: &Agent, vm: &str, lost: &str) -> Result<MigrationResult, Problem> {
-    let of_vm = agent.outgoing.of_vm(vm);
-    let handed_over = |running: &Arc<Running>| {
-        let open = agent.journal.open_migration(&running.id)?;
-        Ok::<_, Problem>(open.is_some_and(|open| open.handed_over))
-    };
-    let running = match of_vm {
-        Some(running) if handed_over(&running)? => running,
-        _ => {
-            return Err(Problem::conflict(format!(
-                "{vm} is not in doubt: {} has no hand-over of it that waits for its target",
-                agent.name()
-            )));
-        }
-    };
+    let running = handed_over(agent, vm)?.ok_or_else(|| {
+        Problem::conflict(format!(
+            "{vm} is not in doubt: {} has no hand-over of it that waits for its target",
+            agent.name()
+        ))
+    })?;
     if running.target != lost {
         return Err(Problem::bad_input(format!("{vm} was handed over to {}, not to {lost}", running.target)));
     }
@@ -382,6 +374,25 @@ pub(crate) async fn reclaim(agent: &Agent, vm: &str, lost: &str) -> Result<Migra
             agent.name()
         )))
     })
+}
+
+/// The migration by which a VM was handed over to another host, which has not said yet what has become of it.
+fn handed_over(agent: &Agent, vm: &str) -> Result<Option<Arc<Running>>, Problem> {
+    let Some(running) = agent.outgoing.of_vm(vm) else { return Ok(None) };
+    let open = agent.journal.open_migration(&running.id)?;
+    Ok(open.is_some_and(|open| open.handed_over).then_some(running))
+}
+
+/// Refuses to stop a VM here that is another host's: what is left of it here that host may need.
+pub(crate) fn check_own(agent: &Agent, vm: &str) -> Result<(), Problem> {
+    let Some(running) = handed_over(agent, vm)? else { return Ok(()) };
+    let Running { id, target, .. } = &*running;
+    Err(Problem::conflict(format!(
+        "VM {vm} was handed over to {target} (migration {id}), and is stopped there: `drainpipe vm stop {vm}`, with \
+         `--force` if its QEMU there does not answer, asked of the agent of {target}; if {target} is lost for good, \
+         `drainpipe vm reclaim {vm} --lost {target}` gives it back to {own}",
+        own = agent.name(),
+    )))
 }
 
 /// The operator's word that a target is lost, which holds only as long as somebody waits for what follows.

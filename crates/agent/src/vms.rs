@@ -97,7 +97,10 @@ impl Claim {
                 format!("VM {name} is being moved already (migration {id}): wait, or `drainpipe cancel {id}`")
             }
             Self::OutOfReach(why) => {
-                format!("{why}; it is tried again all the time: end that process if it stays so")
+                format!(
+                    "{why}; it is tried again all the time: `drainpipe vm stop {name} --force` ends that process if it \
+                     stays so"
+                )
             }
         }
     }
@@ -437,6 +440,9 @@ impl Vms {
 
     /// Powers a VM off; with `force`, pulls the plug.
     pub(crate) async fn stop(self: &Arc<Self>, name: &str, force: bool) -> Result<(), Problem> {
+        if force && self.out_of_reach_for(name).is_some() {
+            return self.kill_out_of_reach(name).await;
+        }
         let claimed = self.claim(name, Claim::Changing)?;
         let vmm = claimed.vmm.clone().ok_or_else(|| Problem::conflict(format!("VM {name} does not run")))?;
         let stopped =
@@ -448,6 +454,25 @@ impl Vms {
             error => Problem::failed(error),
         })?;
         self.set_vmm(name, None);
+        Ok(())
+    }
+
+    /// One of which another host may need what it has is left alone: only its migration says who has the VM.
+    async fn kill_out_of_reach(&self, name: &str) -> Result<(), Problem> {
+        if let Some(open) = self.journal.open_migrations()?.into_iter().find(|open| open.vm == name) {
+            return Err(Problem::conflict(format!(
+                "VM {name} does not answer, and it is not known yet whether it is here or on {} (migration {}): wait, or \
+                 end its QEMU by hand if you are sure that it is not needed",
+                open.target, open.id
+            )));
+        }
+        let definition = self.lock().get(name).map(|entry| entry.definition.clone());
+        let paths = self.paths(&definition.ok_or_else(|| self.unknown(name))?)?;
+        warn!(vm = name, "its QEMU, which does not answer, is killed as somebody wants it");
+        Vmm::kill_found(&paths, QEMU_DEADLINE).await.map_err(Problem::failed)?;
+        if let Some(entry) = self.lock().get_mut(name).filter(|entry| entry.is_out_of_reach()) {
+            (entry.vmm, entry.claim, entry.cores_taken) = (None, None, None);
+        }
         Ok(())
     }
 

@@ -110,7 +110,9 @@ impl Fleet {
         for _ in 0..FIND_ATTEMPTS {
             let list = self.vms().await?;
             let found = list.vms.into_iter().filter(|vm| vm.name == name);
-            if let Some(vm) = found.min_by_key(|vm| vm.state == VmState::Incoming) {
+            // Where it is to come is asked last, and where it may leave before that.
+            let rank = |vm: &VmView| (vm.state == VmState::Incoming, vm.migration.is_some());
+            if let Some(vm) = found.min_by_key(rank) {
                 return Ok(vm);
             }
             if list.errors.is_empty() {

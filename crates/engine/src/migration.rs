@@ -495,36 +495,49 @@ impl Migration {
             // Whether a part of the memory is still to come.
             return Some(self.ask_again(now_ms, since_ms));
         }
-        if self.rest.follows() { self.send_rest(now_ms) } else { Some(self.clean_up()) }
+        let is_outstanding = self.rest.follows() && self.timings.rest_sent_ms.is_none();
+        if is_outstanding { self.send_rest(now_ms) } else { Some(self.clean_up()) }
     }
 
     fn runs_on_target(&mut self, now_ms: f64) -> Option<Action> {
         self.note_resumed(now_ms);
-        if self.rest.follows() && self.rest.problem.is_none() {
+        if self.rest.follows() && self.rest.problem.is_none() && self.timings.rest_sent_ms.is_none() {
             // Whether all of it has been sent, the source's hypervisor knows.
             return self.send_rest(now_ms);
         }
         if self.rest.follows() {
-            self.timings.rest_sent_ms = Some(now_ms);
+            self.timings.rest_sent_ms.get_or_insert(now_ms);
         }
         Some(self.clean_up())
     }
 
     fn has_ended_there(&mut self, now_ms: f64) -> Action {
-        self.note_resumed(now_ms);
-        self.error = self.rest.problem.take().map(|problem| {
-            problem.context(
+        self.note_told(now_ms);
+        self.error = Some(match self.rest.problem.take() {
+            Some(problem) => problem.context(
                 "the VM has ended on the target before all its memory was there; start it anew there",
-            )
+            ),
+            None => Problem::failed(
+                "the VM has ended on the target since it was told to run there; start it anew there",
+            ),
         });
         self.clean_up()
     }
 
     fn note_resumed(&mut self, now_ms: f64) {
         self.error = None;
+        self.timings.resumed_ms.get_or_insert(now_ms);
+        if !std::mem::replace(&mut self.rest.is_running_there, true) {
+            self.note(now_ms, "the VM runs on the target");
+        }
+    }
+
+    /// Whether it runs is told later, once its hypervisor says so.
+    fn note_told(&mut self, now_ms: f64) {
+        self.error = None;
         if self.timings.resumed_ms.is_none() {
             self.timings.resumed_ms = Some(now_ms);
-            self.note(now_ms, "the VM runs on the target");
+            self.note(now_ms, "the VM was told to run on the target");
         }
     }
 

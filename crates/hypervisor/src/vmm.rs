@@ -269,6 +269,17 @@ impl Vmm {
         }
     }
 
+    /// Kills the QEMU in `paths`, whatever it does, and removes what is left: because somebody who knows what is lost
+    /// wants it, and it does not answer.
+    pub async fn kill_found(paths: &RuntimePaths, deadline: Duration) -> Result<(), EndError> {
+        let pid_file = paths.pid_file();
+        let found = Process::find(&pid_file, paths.log_file());
+        if let Some(process) = found.map_err(|source| EndError::Io { path: pid_file, source })? {
+            kill(&process, deadline).await?;
+        }
+        remove_directory(paths)
+    }
+
     /// What this VM is.
     pub fn spec(&self) -> &ResolvedSpec {
         &self.spec

@@ -25,6 +25,10 @@ use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
 const LAST_BYTES_WITHIN: Duration = Duration::from_secs(3);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
+/// How long QEMU may take to say whether a part is to come. One that waits for a page says nothing, and its source, which
+/// is to send that page, waits for this answer.
+pub(super) const LOOK_WITHIN: Duration = Duration::from_secs(1);
+
 /// Whether what a VM needs to run is here, and the rest is still to come. That it was is noted.
 pub(super) async fn is_here_in_part(
     entry: &IncomingVm,
@@ -59,9 +63,7 @@ pub(super) async fn how_it_runs(agent: &Agent, id: &str) -> Result<IncomingView,
     if let Some(why) = agent.vms.out_of_reach_for(&record.vm) {
         return Err(Problem::failed(why));
     }
-    let Some(vmm) = agent.vms.running(&record.vm).filter(|vmm| vmm.alive()) else {
-        return Ok(IncomingView::Ended);
-    };
+    let Some(vmm) = told_qemu(agent, &record) else { return Ok(IncomingView::Ended) };
     // It may have come again by another one since.
     if !agent.journal.is_last_incoming(&record)? {
         return Ok(IncomingView::Running);
@@ -79,12 +81,30 @@ pub(super) async fn how_it_runs(agent: &Agent, id: &str) -> Result<IncomingView,
     }
 }
 
+/// That of a VM which was told to run here, whether or not it has said that the VM does.
+fn told_qemu(agent: &Agent, record: &IncomingRecord) -> Option<Arc<Vmm>> {
+    let entry = agent.incoming.get(&record.id).ok();
+    let not_joined = || entry.filter(|entry| entry.is_told()).and_then(|entry| entry.vmm().ok());
+    agent.vms.running(&record.vm).or_else(not_joined).filter(|vmm| vmm.alive())
+}
+
+/// Whether a VM that was told to run here, and of which nobody has said that it does, may do so in part. Its vCPU, or
+/// QEMU's main thread, may wait for a page with the lock that every answer needs. Where the connection is broken the page
+/// comes only if the source hears this and makes another one.
+pub(super) async fn may_run_in_part(agent: &Agent, id: &str) -> bool {
+    let Some(entry) = agent.incoming.get(id).ok().filter(|entry| entry.is_known_in_part()) else {
+        return false;
+    };
+    let Ok(vmm) = entry.vmm() else { return false };
+    matches!(migration::status(&vmm, LOOK_WITHIN).await, Err(QmpError::Deadline { .. }))
+}
+
 /// As its target: as its source, which it may be of a later migration, a QEMU is in `finish-migrate`.
 async fn is_running_in_part(vmm: &Vmm) -> Result<bool, QmpError> {
-    if !migration::status(vmm, QMP_DEADLINE).await?.status.is_post_copy() {
+    if !migration::status(vmm, LOOK_WITHIN).await?.status.is_post_copy() {
         return Ok(false);
     }
-    let state = vmm.run_state(QMP_DEADLINE).await?;
+    let state = vmm.run_state(LOOK_WITHIN).await?;
     Ok(!matches!(state, RunState::FinishMigrate | RunState::Postmigrate))
 }
 
@@ -127,7 +147,7 @@ async fn running_in_part(agent: &Agent, id: &str) -> Result<(IncomingRecord, Arc
     if !is_here || !agent.journal.is_last_incoming(&record)? {
         return Err(nothing_to_come());
     }
-    let vmm = agent.vms.get_running(&record.vm)?;
+    let vmm = told_qemu(agent, &record).ok_or_else(nothing_to_come)?;
     if how_it_runs(agent, id).await? != IncomingView::RunningInPart {
         return Err(nothing_to_come());
     }
@@ -164,6 +184,23 @@ pub(crate) async fn connect_again(
     listen(agent, &entry, &vmm, &request, address, Listening::Again).await
 }
 
+fn says_nothing(agent: &Agent, IncomingRecord { vm, .. }: &IncomingRecord, error: &QmpError) -> Problem {
+    let own = agent.name();
+    Problem::failed(format!(
+        "the VM's QEMU on {own} does not say whether all of the VM is there: {error}; if this goes on, `drainpipe vm stop \
+         {vm} --force` ends it"
+    ))
+}
+
+/// Whether its connection is broken and a part to come. One whose main thread waits for a page still takes what is out of
+/// band, and that it is to listen again only then.
+async fn is_interrupted(vmm: &Vmm) -> bool {
+    match migration::status(vmm, LOOK_WITHIN).await {
+        Ok(status) => status.status == MigrationStatus::PostcopyPaused,
+        Err(_) => migration::recover_listen(vmm, vmm.paths().relay_socket(), LOOK_WITHIN).await.is_ok(),
+    }
+}
+
 /// Ends a VM that waits for memory which will never come.
 pub(crate) async fn end_part(agent: &Agent, id: &str) -> Result<(), Problem> {
     if how_it_runs(agent, id).await? == IncomingView::Ended {
@@ -172,10 +209,16 @@ pub(crate) async fn end_part(agent: &Agent, id: &str) -> Result<(), Problem> {
     let (record, vmm) = running_in_part(agent, id).await?;
     let end = Instant::now() + LAST_BYTES_WITHIN;
     // All that its source has sent may be on its way still.
-    let is_broken = |status: TransferStatus| status.status == MigrationStatus::PostcopyPaused;
-    while Instant::now() < end && !migration::status(&vmm, QMP_DEADLINE).await.is_ok_and(is_broken) {
-        sleep(LOOK_EVERY).await;
+    while !is_interrupted(&vmm).await {
         running_in_part(agent, id).await?;
+        if Instant::now() >= end {
+            // One that says nothing may have got all of it.
+            migration::status(&vmm, LOOK_WITHIN)
+                .await
+                .map_err(|error| says_nothing(agent, &record, &error))?;
+            break;
+        }
+        sleep(LOOK_EVERY).await;
     }
     warn!(vm = record.vm, source = record.source, "ended: a part of its memory was lost with its source");
     vmm.destroy(QEMU_DEADLINE).await.map_err(Problem::failed)

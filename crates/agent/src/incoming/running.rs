@@ -9,9 +9,10 @@ use drainpipe_hypervisor::migration::{self, MigrationError, MigrationStatus};
 use drainpipe_hypervisor::qmp::QmpError;
 use drainpipe_hypervisor::{RunState, Vmm};
 use drainpipe_relay::{Receiver, RelayError};
+use tokio::time::timeout;
 use tracing::{info, warn};
 
-use super::post_copy::{how_it_runs, is_here_in_part};
+use super::post_copy::{how_it_runs, is_here_in_part, may_run_in_part};
 use super::silence::{WATCH_EVERY, take_hold};
 use super::{IncomingVm, remove_skeleton};
 use crate::agent::Agent;
@@ -19,7 +20,7 @@ use crate::api::types::IncomingView;
 use crate::journal::IncomingState;
 use crate::lock::lock;
 use crate::precedence;
-use crate::vms::{QMP_DEADLINE, qemu_has_ended};
+use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE, qemu_has_ended};
 
 /// QEMU closes its sockets a moment before its process has ended. Its source waits for an answer for half a second.
 const EXIT_KNOWN_WITHIN: Duration = Duration::from_millis(300);
@@ -94,8 +95,28 @@ pub(crate) enum Order {
     Own,
 }
 
+/// How long its source waits until it hears that the VM runs. It asks 5 s later at the latest.
+const RUNS_WITHIN: Duration = Duration::from_secs(4);
+
+/// Step 9, by its source's order. A source that hangs up, or a QEMU that says late that the VM runs, changes nothing of
+/// what becomes of it.
+pub(crate) async fn run_by_order(agent: &Arc<Agent>, id: &str) -> Result<(), Problem> {
+    let (agent, of) = (Arc::clone(agent), id.to_owned());
+    let name = agent.name().to_owned();
+    let running = tokio::spawn(async move { run(&agent, &of, Order::Sources).await });
+    match timeout(RUNS_WITHIN, running).await {
+        Ok(Ok(ran)) => ran,
+        Ok(Err(crash)) => Err(Problem::failed(crash)),
+        Err(_) => Err(runs_not_yet(&name)),
+    }
+}
+
+fn runs_not_yet(host: &str) -> Problem {
+    Problem::failed(format!("the VM's QEMU on {host} has not said yet that the VM runs"))
+}
+
 /// Step 9: the VM runs here. Idempotent.
-pub(crate) async fn run(agent: &Agent, id: &str, order: Order) -> Result<(), Problem> {
+pub(super) async fn run(agent: &Agent, id: &str, order: Order) -> Result<(), Problem> {
     let Ok(entry) = agent.incoming.get(id) else { return already_runs(agent, id) };
     let _stepping = entry.stepping.lock().await;
     // It may be paused by now, on its way to a third host, or have left for that: an order that is repeated, or late,
@@ -109,19 +130,20 @@ pub(crate) async fn run(agent: &Agent, id: &str, order: Order) -> Result<(), Pro
         let was_told = matches!(agent.journal.incoming_state(id)?, Some((_, IncomingState::Running)));
         if was_told && !vmm.alive() {
             // Its QEMU ended just when it was told to run, which was not known then.
-            agent.vms.adopt(entry.definition.clone(), vmm, entry.cores_taken);
+            entry.join(agent, vmm);
         }
         return Err(problem);
     }
     if !agent.journal.run_incoming(id)? {
         return Err(Problem::conflict(format!("{} discarded the VM of migration {id}", agent.name())));
     }
+    entry.is_told_to_run.store(true, Ordering::Relaxed);
     precedence::begin(&vmm);
     precedence::end_soon(&vmm);
     if let Err(error) = migration::run(&vmm, QMP_DEADLINE).await {
         return Err(does_not_run(agent, &entry, vmm, error).await);
     }
-    agent.vms.adopt(entry.definition.clone(), vmm, entry.cores_taken);
+    entry.join(agent, vmm);
     info!(vm = %entry.definition.name, source = entry.source, "runs here");
     Ok(())
 }
@@ -151,7 +173,7 @@ async fn does_not_run(agent: &Agent, entry: &IncomingVm, vmm: Arc<Vmm>, error: M
         Err(_) if vmm.alive() => {}
         // It may have run for a moment, before its QEMU ended, or before a vCPU failed, of which a second order to run
         // is refused. So its source must not let it run again; it has crashed here.
-        Ok(_) | Err(_) => agent.vms.adopt(entry.definition.clone(), vmm, entry.cores_taken),
+        Ok(_) | Err(_) => entry.join(agent, vmm),
     }
     problem
 }
@@ -163,9 +185,7 @@ async fn take_back(agent: &Agent, entry: &IncomingVm) -> Result<(), Problem> {
 
 pub(super) fn already_runs(agent: &Agent, id: &str) -> Result<(), Problem> {
     match agent.journal.incoming_state(id)? {
-        Some((_, IncomingState::Running)) if is_still_to_run(agent, id)? => {
-            Err(Problem::failed(format!("its QEMU on {} has not said yet that the VM runs", agent.name())))
-        }
+        Some((_, IncomingState::Running)) if is_still_to_run(agent, id)? => Err(runs_not_yet(agent.name())),
         Some((_, IncomingState::Running | IncomingState::Finished)) => Ok(()),
         _ => Err(Problem::conflict(format!("{} discarded the VM of migration {id}", agent.name()))),
     }
@@ -201,7 +221,13 @@ pub(crate) async fn view(agent: &Agent, id: &str) -> Result<IncomingView, Proble
     let Some((_, state)) = agent.journal.incoming_state(id)? else { return Ok(IncomingView::Unknown) };
     Ok(match state {
         // The source must not let its copy go.
-        IncomingState::Running if is_still_to_run(agent, id)? => IncomingView::Ready,
+        IncomingState::Running if is_still_to_run(agent, id)? => {
+            if may_run_in_part(agent, id).await {
+                IncomingView::RunningInPart
+            } else {
+                IncomingView::Ready
+            }
+        }
         IncomingState::Running | IncomingState::Finished => how_it_runs(agent, id).await?,
         IncomingState::Discarded => IncomingView::Discarded,
         IncomingState::Waiting => match agent.incoming.get(id) {
@@ -212,9 +238,14 @@ pub(crate) async fn view(agent: &Agent, id: &str) -> Result<IncomingView, Proble
 }
 
 /// Whether it is recorded that the VM runs here, but QEMU has not said yet that it does.
-fn is_still_to_run(agent: &Agent, id: &str) -> Result<bool, Problem> {
+pub(super) fn is_still_to_run(agent: &Agent, id: &str) -> Result<bool, Problem> {
     if let Ok(entry) = agent.incoming.get(id) {
-        return Ok(!entry.is_adopted(agent));
+        if entry.is_let_run.load(Ordering::Relaxed) {
+            return Ok(false);
+        }
+        if entry.is_told() {
+            return Ok(true);
+        }
     }
     // An earlier life of this agent has recorded it, and QEMU has not obeyed this one yet.
     let lives = |vm: &str| {
@@ -239,4 +270,25 @@ async fn how_far(agent: &Agent, entry: &IncomingVm) -> Result<IncomingView, Prob
         None if entry.spec.is_none() => Err(mute()),
         None => Ok(IncomingView::Waiting),
     }
+}
+
+/// Ends the QEMU of a VM that was told to run here, and of which nobody has said that it does, as somebody wants it. What
+/// the VM had in memory is lost, here and on its source. False if there is no such VM.
+pub(crate) async fn stop_told(agent: &Arc<Agent>, vm: &str, force: bool) -> Result<bool, Problem> {
+    let Some(entry) = agent.incoming.told(vm) else { return Ok(false) };
+    let Some(vmm) = lock(&entry.vmm).clone() else { return Ok(false) };
+    if !force {
+        return Err(Problem::conflict(format!(
+            "VM {vm} was handed over to {own} and may run there, but its QEMU does not say so yet (migration {id} from \
+             {source}): wait, or `drainpipe vm stop {vm} --force`, with which all is lost that it has in memory",
+            own = agent.name(),
+            id = entry.id,
+            source = entry.source,
+        )));
+    }
+    warn!(vm, migration = entry.id, "its QEMU, which does not answer, is ended as somebody wants it");
+    vmm.destroy(QEMU_DEADLINE).await.map_err(Problem::failed)?;
+    // As any VM that has ended where it ran.
+    entry.join(agent, vmm);
+    Ok(true)
 }

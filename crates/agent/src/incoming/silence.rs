@@ -5,10 +5,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use drainpipe_engine::problem::Problem;
-use drainpipe_hypervisor::migration::MigrationStatus;
+use drainpipe_hypervisor::migration::{self, MigrationStatus};
 use tracing::{debug, warn};
 
-use super::post_copy::how_it_runs;
+use super::post_copy::{LOOK_WITHIN, how_it_runs};
 use super::running::{Order, run, status_of};
 use super::{IncomingVm, discard, finish_arrival, give_up};
 use crate::agent::Agent;
@@ -45,6 +45,13 @@ pub(super) async fn watch(agent: Arc<Agent>, entry: Arc<IncomingVm>) {
         if let Err(problem) = take_hold(&agent, &entry).await {
             debug!(migration = entry.id, %problem, "the skeleton does not answer yet");
         }
+        if entry.is_told() {
+            // Its source had ordered it, and does not say so again where a part is still to come.
+            if let Err(problem) = run_again(&agent, &entry).await {
+                debug!(migration = entry.id, %problem, "it does not run here yet");
+            }
+            continue;
+        }
         let silence = lock(&entry.last_heard).elapsed();
         if silence < SILENCE_MAX {
             continue;
@@ -69,24 +76,24 @@ impl IncomingVm {
     }
 }
 
+/// Nothing is told to a QEMU that does not answer: what waits for its answer would keep others waiting.
+async fn run_again(agent: &Agent, entry: &IncomingVm) -> Result<(), Problem> {
+    let vmm = entry.vmm()?;
+    if vmm.alive() {
+        migration::status(&vmm, LOOK_WITHIN).await.map_err(Problem::failed)?;
+    }
+    run(agent, &entry.id, Order::Sources).await
+}
+
 async fn settle(agent: &Agent, entry: &IncomingVm, silence: Duration) -> Result<(), Problem> {
     let state = agent.journal.incoming_state(&entry.id)?.map(|(_, state)| state);
-    match state {
-        // QEMU has not answered yet when it was told to let it run.
-        Some(IncomingState::Running) if !entry.is_adopted(agent) => {
-            take_hold(agent, entry).await?;
-            // Its source had ordered it.
-            return run(agent, &entry.id, Order::Sources).await;
-        }
-        Some(IncomingState::Running | IncomingState::Finished) => {
-            let is_in_part = how_it_runs(agent, &entry.id).await? == IncomingView::RunningInPart;
-            return if is_in_part || entry.may_owe_a_word() {
-                Ok(())
-            } else {
-                finish_arrival(agent, &entry.id).await
-            };
-        }
-        _ => {}
+    if let Some(IncomingState::Running | IncomingState::Finished) = state {
+        let is_in_part = how_it_runs(agent, &entry.id).await? == IncomingView::RunningInPart;
+        return if is_in_part || entry.may_owe_a_word() {
+            Ok(())
+        } else {
+            finish_arrival(agent, &entry.id).await
+        };
     }
     let source =
         agent.peer(&entry.source).ok_or_else(|| Problem::not_found("its source is no peer any more"))?;

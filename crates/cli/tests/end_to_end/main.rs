@@ -31,6 +31,7 @@ mod measure_both;
 mod measure_busy;
 mod measure_drain;
 mod measure_faults;
+mod measure_moments;
 mod measure_post_copy;
 mod measure_tls;
 mod measured_guest;
@@ -90,6 +91,10 @@ fn main() -> ExitCode {
     }
     if let Some(repeats) = repeats("DRAINPIPE_MEASURE_POST_COPY") {
         measure_post_copy::run(repeats);
+        return ExitCode::SUCCESS;
+    }
+    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_MOMENTS") {
+        measure_moments::run(repeats, arguments.filter.as_deref().unwrap_or_default());
         return ExitCode::SUCCESS;
     }
     if repeats("DRAINPIPE_MEASURE_KILLS").is_some() {

@@ -1,5 +1,6 @@
 //! VMs that change their memory faster than it can be sent, and run on the target before all of it is there.
 
+use std::thread;
 use std::time::Duration;
 
 use drainpipe_agent::api::types::VmState;
@@ -11,7 +12,7 @@ use rustix::process::{Signal, kill_process};
 
 use crate::Test;
 use crate::program::{REFUSED, Running};
-use crate::scene::{MEMORY_MIB, Scene, result_of};
+use crate::scene::{MEMORY_MIB, Scene, result_of, wait_until_told_to_run};
 use crate::support::{TestLab, eventually};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -34,6 +35,11 @@ pub(crate) const TESTS: &[Test] = &[
         "agents_that_are_killed_meanwhile_where_they_encrypt",
         agents_that_are_killed_meanwhile_where_they_encrypt,
     ),
+    (
+        "an_agent_that_is_killed_as_the_vm_is_told_to_run_there",
+        an_agent_that_is_killed_as_the_vm_is_told_to_run_there,
+    ),
+    ("a_vm_that_stands_still_there_is_ended_by_hand", a_vm_that_stands_still_there_is_ended_by_hand),
     (
         "a_qemu_that_ends_meanwhile_is_the_end_of_the_vm_and_is_told",
         a_qemu_that_ends_meanwhile_is_the_end_of_the_vm_and_is_told,
@@ -204,6 +210,50 @@ fn kill_agents_meanwhile(arguments: &[&str]) {
         assert_eq!((result.outcome, &result.error), (Outcome::Completed, &None), "{killed:?}: {result:#?}");
         scene.assert_settled("b");
     }
+}
+
+/// The relay's connection breaks with the agent of the source, and the VM, or its QEMU's main thread, waits for a page:
+/// that QEMU says nothing, not even that the VM runs.
+#[track_caller]
+fn kill_as_it_is_told_to_run() -> Scene {
+    let scene = scene(BUSY);
+    let migrating = scene.lab.start(&["migrate", "web", "b", "--json", "--post-copy", "--encrypt"]);
+    assert!(wait_until_told_to_run(&scene.lab));
+    thread::sleep(Duration::from_millis(20));
+    scene.lab.stop_agent("a", Signal::KILL);
+    drop(migrating);
+    scene
+}
+
+fn an_agent_that_is_killed_as_the_vm_is_told_to_run_there() {
+    let scene = kill_as_it_is_told_to_run();
+    thread::sleep(Duration::from_secs(2));
+    scene.lab.start_agent("a");
+    let result = scene.last_result();
+    assert_eq!((result.outcome, &result.error), (Outcome::Completed, &None), "{result:#?}");
+    scene.assert_settled("b");
+}
+
+fn a_vm_that_stands_still_there_is_ended_by_hand() {
+    let scene = kill_as_it_is_told_to_run();
+    let agent_of_b = scene.lab.agent_pid("b").unwrap();
+    kill_process(agent_of_b, Signal::STOP).unwrap();
+    scene.lab.start_agent("a");
+    let stop = ["vm", "stop", "web", "--force"];
+    let told = scene.lab.drainpipe(&stop);
+    scene.lab.stop_agent("a", Signal::KILL);
+    kill_process(agent_of_b, Signal::CONT).unwrap();
+    told.refused(REFUSED, &["was handed over to b", "drainpipe vm stop web"]);
+    let agent_of_b = scene.lab.agent_socket("b");
+    scene.lab.drainpipe(&[&stop[..], &["--agent", &agent_of_b]].concat()).done();
+    assert!(scene.lab.qemu_pid("b", "web").is_none());
+    scene.lab.start_agent("a");
+    let result = scene.last_result();
+    let error = result.error.as_deref().unwrap_or_default();
+    assert!(error.contains("the VM has ended on the target"), "{result:#?}");
+    scene.lab.drainpipe(&["vm", "start", "web", "--agent", &agent_of_b]).done();
+    scene.guest.wait_until_ready();
+    scene.assert_settled("b");
 }
 
 fn a_qemu_that_ends_meanwhile_is_the_end_of_the_vm_and_is_told() {

@@ -281,6 +281,24 @@ pub(crate) fn wait_until_handed_over(lab: &TestLab) {
     }
 }
 
+/// Waits until host `b` has recorded that the last VM on its way runs there; false if it will not.
+#[track_caller]
+pub(crate) fn wait_until_told_to_run(lab: &TestLab) -> bool {
+    let connection = Connection::open(journal(lab, "b")).unwrap();
+    let query = "SELECT state FROM incoming ORDER BY rowid DESC LIMIT 1";
+    let mut state = connection.prepare(query).unwrap();
+    let end = Instant::now() + FLIGHT_MAX;
+    while Instant::now() < end {
+        let state: Option<String> = state.query_row([], |row| row.get(0)).ok();
+        match state.as_deref() {
+            // So soon that it is not known yet what QEMU says to it.
+            None | Some("waiting") => thread::sleep(Duration::from_millis(1)),
+            state => return state == Some("running"),
+        }
+    }
+    panic!("the VM is not told to run on the target within {FLIGHT_MAX:?}");
+}
+
 /// Whether host `a` has recorded a hand-over whose outcome it does not know yet.
 #[track_caller]
 pub(crate) fn is_handed_over(lab: &TestLab) -> bool {

@@ -39,6 +39,9 @@ pub(super) struct Rest {
     pub(super) problem: Option<Problem>,
     // It never will.
     is_lost: bool,
+    /// The target's hypervisor has said that the VM runs. It may be mute since it was told to run it, as it waits for a
+    /// page itself.
+    pub(super) is_running_there: bool,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -94,7 +97,9 @@ impl Migration {
 
     pub(super) fn send_rest(&mut self, now_ms: f64) -> Option<Action> {
         self.phase = Phase::SendingRest;
-        self.note(now_ms, "the rest of its memory follows");
+        if self.timings.rest_sent_ms.is_none() {
+            self.note(now_ms, "the rest of its memory follows");
+        }
         None
     }
 
@@ -102,8 +107,15 @@ impl Migration {
         if self.phase != Phase::SendingRest {
             return None;
         }
-        self.timings.rest_sent_ms = Some(now_ms);
-        self.note(now_ms, "all of its memory is on the target");
+        if self.timings.rest_sent_ms.is_none() {
+            self.timings.rest_sent_ms = Some(now_ms);
+            self.note(now_ms, "all of its memory is on the target");
+        }
+        if !self.rest.is_running_there {
+            // It was told to run, and nobody has said that it does.
+            self.phase = Phase::AskingTarget { since_ms: now_ms };
+            return Some(Action::AskTarget);
+        }
         Some(self.clean_up())
     }
 
@@ -129,7 +141,7 @@ impl Migration {
     }
 
     pub(super) fn runs_in_part(&mut self, now_ms: f64, since_ms: f64) -> Option<Action> {
-        self.note_resumed(now_ms);
+        self.note_told(now_ms);
         self.rest.follows = Follows::Yes;
         let Some(problem) = &self.rest.problem else { return self.send_rest(now_ms) };
         if self.rest.is_lost {
@@ -182,9 +194,23 @@ mod tests {
         assert_eq!(migration.handle(3.0, unreachable), Some(Action::AskTarget));
         assert_eq!(migration.handle(4.0, in_part()), Some(Action::Reconnect));
         assert_eq!(migration.handle(5.0, Event::Done), None);
-        assert_eq!(migration.handle(6.0, Event::RestSent), Some(Action::CleanUp));
+        // Nobody has said yet that the VM runs: its QEMU may be mute since it was told to run it.
+        assert_eq!(migration.handle(6.0, Event::RestSent), Some(Action::AskTarget));
+        assert_eq!(migration.handle(6.0, in_part()), None);
+        assert_eq!(migration.handle(6.0, Event::RestSent), Some(Action::AskTarget));
+        let runs = Event::TargetSays(TargetState::Running);
+        assert_eq!(migration.handle(6.0, runs), Some(Action::CleanUp));
         assert_eq!(migration.handle(7.0, Event::Done), Some(Action::Finish));
         assert_eq!((migration.outcome(), migration.error()), (Some(Outcome::Completed), None));
+    }
+
+    #[test]
+    fn one_that_is_told_to_run_again_after_all_of_it_is_there_is_over_once_it_runs() {
+        let mut migration = taken_up();
+        assert_eq!(migration.handle(1.0, Event::RestSent), Some(Action::AskTarget));
+        let ready = Event::TargetSays(TargetState::Ready);
+        assert_eq!(migration.handle(2.0, ready), Some(Action::ResumeOnTarget));
+        assert_eq!(migration.handle(3.0, Event::Done), Some(Action::CleanUp));
     }
 
     #[test]

@@ -75,7 +75,8 @@ fn run(seed: u64, draw: Draw) -> Run {
 fn without_faults_every_migration_completes() {
     for run in run_all(|_| Faults::none()) {
         assert!(run.waits_in_vain || run.outcomes == [Outcome::Completed], "{run:?}");
-        assert!(run.sights.iter().all(|sight| *sight == Sight::PostCopy), "{run:?}");
+        let as_ever = [Sight::PostCopy, Sight::RunsMute, Sight::LateCommand];
+        assert!(run.sights.iter().all(|sight| as_ever.contains(sight)), "{run:?}");
     }
 }
 
@@ -141,6 +142,7 @@ planted_bugs_are_found! {
     found_rest_that_is_forgotten: RestForgotten,
     found_vm_that_is_let_run_though_it_may_run_on: RunsDoubted,
     found_part_that_is_discarded: TakesPartBack,
+    found_mute_one_that_is_told_to_run_again_and_again: MuteIsReady,
     found_guard_that_does_not_forbid: GuardDoesNotForbid,
     found_guard_that_is_ignored: ForbiddenIgnored,
     found_host_taken_for_lost: LostTooSoon,

@@ -6,7 +6,7 @@ use drainpipe_engine::problem::ProblemKind;
 use crate::faults::Fault;
 use crate::network::{Letter, Order, Question, Said};
 use crate::planted::Planted;
-use crate::qemu::{Arrival, Reply};
+use crate::qemu::{Arrival, Parts, Reply, TargetQemu};
 use crate::target::State;
 use crate::world::{Host, Sight, World};
 
@@ -322,7 +322,14 @@ impl World {
         let is_there = self.target.qemu.as_ref().is_some_and(|qemu| qemu.arrival.suffices());
         let is_in_part = self.target.qemu.as_ref().is_some_and(|qemu| qemu.arrival == Arrival::Enough);
         let is_mute = self.target.qemu.is_some() && !self.answers(Host::Target);
+        let came_in_parts = self.target.qemu.as_ref().is_some_and(|qemu| qemu.parts != Parts::No);
         let said = match self.target.state(migration) {
+            Some(State::Running) if !self.is_let_run(migration) && self.planted == Planted::MuteIsReady => {
+                Said::Ready
+            }
+            // It may wait for a page, which comes only if its source hears this.
+            Some(State::Running | State::Finished) if is_mute && came_in_parts => Said::RunningInPart,
+            Some(State::Running) if is_mute && !self.is_let_run(migration) => Said::Ready,
             Some(State::Waiting | State::Running | State::Finished) if is_mute => {
                 return Err(ProblemKind::Failed);
             }
@@ -372,12 +379,16 @@ impl World {
 
     /// For the rest of a VM that runs here.
     fn listen_again(&self) -> Part {
-        let waits = self.target.qemu.as_ref().is_some_and(|qemu| qemu.arrival == Arrival::Enough);
-        if waits && self.answers(Host::Target) { DONE } else { Err(ProblemKind::Failed) }
+        let waits = |qemu: &TargetQemu| qemu.arrival == Arrival::Enough && qemu.takes_out_of_band();
+        if self.target.qemu.as_ref().is_some_and(waits) { DONE } else { Err(ProblemKind::Failed) }
     }
 
     /// The rest will never come.
     fn end_part(&mut self) -> Part {
+        // It may have got all of it.
+        if self.target.qemu.as_ref().is_some_and(|qemu| !qemu.takes_out_of_band()) {
+            return Err(ProblemKind::Failed);
+        }
         let is_in_part = self.target.qemu.as_ref().is_some_and(|qemu| qemu.arrival == Arrival::Enough);
         if is_in_part && !self.is_lost {
             self.breach("I3: a VM is ended whose rest can still come".into());
@@ -404,6 +415,7 @@ impl World {
     }
 
     fn finish(&mut self, migration: usize) -> Part {
-        if self.finish_arrival(migration) { DONE } else { Err(ProblemKind::Failed) }
+        let is_let_run = self.is_let_run(migration) || self.target.state(migration) != Some(State::Running);
+        if is_let_run && self.finish_arrival(migration) { DONE } else { Err(ProblemKind::Failed) }
     }
 }

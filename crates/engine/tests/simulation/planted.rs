@@ -46,6 +46,8 @@ pub(crate) enum Planted {
     RunsDoubted,
     /// With post-copy: a target whose QEMU does not let the VM run discards it, though the source cannot run it.
     TakesPartBack,
+    /// With post-copy: a target whose QEMU is mute since it was told to run says that it waits to be told.
+    MuteIsReady,
     /// The guard lets the VM run without forbidding the hand-over.
     GuardDoesNotForbid,
     /// An agent that was asleep does not look whether its guard has acted.
@@ -84,7 +86,7 @@ impl Planted {
             Self::BelievedRecord => &["I3", "I5"],
             Self::TakesDisksEarly => &["I2"],
             Self::RunsIncomplete => &["I4"],
-            Self::NoDeadline | Self::SettledUnrun => &["I5"],
+            Self::NoDeadline | Self::SettledUnrun | Self::MuteIsReady => &["I5"],
             Self::Clear | Self::SilentFallback => &["I6"],
         }
     }

@@ -4,6 +4,9 @@ use crate::faults::Fault;
 use crate::planted::Planted;
 use crate::world::{Host, Sight, World};
 
+/// How often QEMU comes upon a missing page with the lock that every answer needs.
+const WAITS_FOR_PAGE_PERCENT: u64 = 50;
+
 /// A copy of the VM in a QEMU.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Copy {
@@ -65,12 +68,22 @@ pub(crate) enum Arrival {
     Broken,
 }
 
+/// Whether what the VM needs to run came before the rest, with post-copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Parts {
+    No,
+    Yes,
+    /// It waits for a page with the lock that every answer needs, but for what is out of band.
+    WaitsForPage,
+}
+
 #[derive(Debug)]
 pub(crate) struct TargetQemu {
     pub copy: Copy,
     pub arrival: Arrival,
     pub migration: usize,
     pub mute_until_ms: Option<f64>,
+    pub parts: Parts,
     has_unread_run: bool,
     /// It does not let the VM run.
     has_refused: bool,
@@ -91,6 +104,17 @@ impl Arrival {
     /// Whether the VM can run.
     pub(crate) fn suffices(self) -> bool {
         matches!(self, Self::Enough | Self::Complete)
+    }
+}
+
+impl TargetQemu {
+    fn answers(&self) -> bool {
+        self.mute_until_ms.is_none() && self.parts != Parts::WaitsForPage
+    }
+
+    /// Whether it takes what is out of band.
+    pub(crate) fn takes_out_of_band(&self) -> bool {
+        self.mute_until_ms.is_none()
     }
 }
 
@@ -169,7 +193,7 @@ impl World {
                 let is_mute = self.source.qemu.as_ref().is_some_and(|qemu| qemu.mute_until_ms.is_some());
                 is_mute || self.waits_for_target()
             }
-            Host::Target => self.target.qemu.as_ref().is_some_and(|qemu| qemu.mute_until_ms.is_some()),
+            Host::Target => self.target.qemu.as_ref().is_some_and(|qemu| !qemu.answers()),
         }
     }
 
@@ -245,8 +269,9 @@ impl World {
     pub(crate) fn command_target(&mut self) -> Reply {
         let refuses = self.faults.meets(Fault::RunRefused, &mut self.random);
         let sends_first = self.random.chance(50);
+        let waits = self.random.chance(WAITS_FOR_PAGE_PERCENT);
         let Some(qemu) = &mut self.target.qemu else { return Reply::Gone };
-        if qemu.mute_until_ms.is_some() {
+        if !qemu.answers() {
             qemu.has_unread_run |= sends_first;
             return Reply::None;
         }
@@ -256,8 +281,29 @@ impl World {
             self.is_lost |= self.source.is_copy_lost;
             return Reply::Refused;
         }
+        // Its main thread may come upon a missing page before it has let the VM run, or a vCPU after it.
+        let is_first = !qemu.copy.runs && qemu.arrival == Arrival::Enough;
+        if is_first && waits {
+            (qemu.parts, qemu.has_unread_run) = (Parts::WaitsForPage, sends_first);
+            self.saw(Sight::RunsMute);
+            if !sends_first {
+                self.let_run(Host::Target);
+            }
+            return Reply::None;
+        }
         self.let_run(Host::Target);
         Reply::Done
+    }
+
+    /// Pages arrive.
+    fn page_arrives(&mut self) {
+        let Some(qemu) = self.target.qemu.as_mut().filter(|qemu| qemu.parts == Parts::WaitsForPage) else {
+            return;
+        };
+        qemu.parts = Parts::Yes;
+        if qemu.mute_until_ms.is_none() {
+            self.answers_again(Host::Target);
+        }
     }
 
     /// What was sent to it meanwhile takes effect now, in its order.
@@ -273,7 +319,7 @@ impl World {
             Host::Target => {
                 let Some(qemu) = &mut self.target.qemu else { return };
                 qemu.mute_until_ms = None;
-                if std::mem::take(&mut qemu.has_unread_run) {
+                if qemu.parts != Parts::WaitsForPage && std::mem::take(&mut qemu.has_unread_run) {
                     self.saw(Sight::LateCommand);
                     self.command_target();
                 }
@@ -315,6 +361,7 @@ impl World {
             Sending::Device { has_disks: false } => self.all_arrives(),
             Sending::Rest if !is_in_parts => self.break_stream(),
             Sending::Rest if self.random.chance(20) => self.rest_arrives(),
+            Sending::Rest => self.page_arrives(),
             _ => {}
         }
     }
@@ -331,7 +378,7 @@ impl World {
         let fails = self.faults.meets(Fault::FailsWhenSent, &mut self.random);
         self.all_arrives();
         let (Some(source), Some(target)) = (&mut self.source.qemu, &mut self.target.qemu) else { return };
-        target.arrival = Arrival::Enough;
+        (target.arrival, target.parts) = (Arrival::Enough, Parts::Yes);
         source.sending = if fails { Sending::Failed } else { Sending::Rest };
         self.saw(Sight::PostCopy);
         if fails {
@@ -342,13 +389,14 @@ impl World {
     fn rest_arrives(&mut self) {
         let (Some(source), Some(target)) = (&mut self.source.qemu, &mut self.target.qemu) else { return };
         (source.sending, target.arrival) = (Sending::Completed, Arrival::Complete);
+        self.page_arrives();
     }
 
     /// By a new connection.
     pub(crate) fn reconnect(&mut self) -> bool {
         let is_parted = self.now_ms < self.network.parted_until_ms;
-        let may =
-            !is_parted && self.is_in_parts() && self.answers(Host::Source) && self.answers(Host::Target);
+        let is_listening = self.target.qemu.as_ref().is_some_and(TargetQemu::takes_out_of_band);
+        let may = !is_parted && self.is_in_parts() && self.answers(Host::Source) && is_listening;
         if let Some(source) = self.source.qemu.as_mut().filter(|_| may) {
             source.sending = Sending::Rest;
             self.saw(Sight::Reconnected);
@@ -370,7 +418,16 @@ impl World {
                 self.stop_sending(Sending::Failed);
                 self.let_run(Host::Source);
             }
-            Sending::Rest => self.stop_sending(Sending::Interrupted),
+            Sending::Rest => {
+                self.stop_sending(Sending::Interrupted);
+                let comes_upon_a_page = self.random.chance(WAITS_FOR_PAGE_PERCENT);
+                let runs_in_part = |qemu: &&mut TargetQemu| qemu.copy.runs && qemu.arrival == Arrival::Enough;
+                if let Some(qemu) = self.target.qemu.as_mut().filter(runs_in_part)
+                    && comes_upon_a_page
+                {
+                    qemu.parts = Parts::WaitsForPage;
+                }
+            }
             _ => {}
         }
     }
@@ -382,6 +439,7 @@ impl World {
             arrival: Arrival::Built,
             migration,
             mute_until_ms: None,
+            parts: Parts::No,
             has_unread_run: false,
             has_refused: false,
         });

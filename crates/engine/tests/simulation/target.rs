@@ -128,8 +128,13 @@ impl World {
     /// Its source has said something.
     pub(crate) fn hears(&mut self, migration: usize) {
         let now_ms = self.now_ms;
+        // What was told to run is told again until it does.
+        let is_told = self.target.state(migration) == Some(State::Running) && !self.target.has_vm;
         if let Some(entry) = self.target.entries.get_mut(&migration) {
-            (entry.heard_ms, entry.settles_ms) = (now_ms, now_ms + SILENCE_MS);
+            entry.heard_ms = now_ms;
+            let told_again_ms =
+                if is_told { entry.settles_ms.min(now_ms + LOOK_EVERY_MS) } else { f64::INFINITY };
+            entry.settles_ms = told_again_ms.min(now_ms + SILENCE_MS);
         }
     }
 

@@ -75,13 +75,14 @@ pub(crate) enum Sight {
     RecoveredHandOver,
     RestLost,
     Revoked,
+    RunsMute,
     TakenBack,
     TakenUp,
     Undecided,
 }
 
 impl Sight {
-    pub(crate) const ALL: [Self; 20] = [
+    pub(crate) const ALL: [Self; 21] = [
         Self::Adopted,
         Self::GivenBack,
         Self::GuardActed,
@@ -99,6 +100,7 @@ impl Sight {
         Self::RecoveredHandOver,
         Self::RestLost,
         Self::Revoked,
+        Self::RunsMute,
         Self::TakenBack,
         Self::TakenUp,
         Self::Undecided,

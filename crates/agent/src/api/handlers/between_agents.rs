@@ -363,7 +363,7 @@ async fn run(
     MigrationId(id): MigrationId,
 ) -> Answer<()> {
     check_source(&agent, &caller, &id)?;
-    Ok(Json(incoming::run(&agent, &id, incoming::Order::Sources).await?))
+    Ok(Json(incoming::run_by_order(&agent, &id).await?))
 }
 
 /// Post-copy: listen for the rest of the memory

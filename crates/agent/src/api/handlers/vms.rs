@@ -168,6 +168,10 @@ async fn stop_vm(
     Query(query): Query<StopQuery>,
 ) -> Answer<()> {
     authorise(&caller, Operation::ManageVms)?;
+    outgoing::check_own(&agent, name.as_str())?;
+    if incoming::stop_told(&agent, name.as_str(), query.force).await? {
+        return Ok(Json(()));
+    }
     Ok(Json(agent.vms.stop(name.as_str(), query.force).await?))
 }
 

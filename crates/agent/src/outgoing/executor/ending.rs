@@ -104,7 +104,11 @@ impl Executor {
                 return Err(problem);
             }
             Ok(IncomingView::Waiting | IncomingView::Ready | IncomingView::ReadyInPart) | Err(_) => {
-                self.check_not_needed_there(view.is_err()).await?;
+                let is_needed = self.check_not_needed_there(view.is_err()).await;
+                // What the target says is why it is not known.
+                is_needed.map_err(|needed| {
+                    view.err().map_or_else(|| needed.clone(), |why| why.context(&needed))
+                })?;
                 self.discard_on_target().await?
             }
         };
