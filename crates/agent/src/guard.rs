@@ -10,8 +10,9 @@
 //!
 //! Of a compressed or encrypted migration the guard holds the agent's ends of QEMU's connections too.
 //! Should the agent end, QEMU waits for somebody to read, and can be told to stop. If it saw all of them
-//! close at once, it might wait for its own threads without end (7.2, 10.0). But a VM that is paused for its last
-//! bytes waits for that reader with the lock that each command needs: a QEMU that goes on not answering is cut off.
+//! close at once, it might wait for its own threads without end (7.2, 10.0). But while it sends the last bytes of a VM
+//! that is paused for them, QEMU waits for that reader with the lock that each command needs. The agent says when that
+//! begins: a QEMU that does not answer then is cut off at once, and one that runs its guest has more time.
 //!
 //! One guard a VM: no transfer begins before its guard stands, and none takes its post before the one
 //! of the migration before has left. Otherwise a guard that was slow to act could let the VM run
@@ -24,6 +25,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::pin::pin;
 use std::process::{Child, Command};
 use std::time::Duration;
 
@@ -35,11 +37,16 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{Shutdown, shutdown};
 use rustix::process::setsid;
 use tokio::sync::oneshot;
+use tokio::time::timeout;
 
 use crate::agent::Agent;
 use crate::descriptors;
 use crate::journal::Journal;
 use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
+
+/// How long QEMU may take for an answer while it has the last bytes of a paused VM to send. After that it is taken to wait
+/// for whoever is to read them.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
 
 /// The agent's sign of life.
 const SIGN_EVERY: Duration = Duration::from_millis(500);
@@ -63,6 +70,7 @@ const ATTEMPT_AGAIN_AFTER: Duration = Duration::from_secs(1);
 const ALIVE: u8 = b'.';
 const HOLD: u8 = b'h';
 const DISMISSED: u8 = b'q';
+const SWITCHES_OVER: u8 = b's';
 const AT_POST: u8 = b'!';
 
 /// The agent's hold of a guard; dismisses it when dropped, unless what drops it is a panic. Then nobody looks after the
@@ -115,6 +123,11 @@ impl Guard {
         let at_post = tokio::task::spawn_blocking(move || wait_until_at_post(word)).await;
         at_post.map_err(io::Error::other).and_then(|at_post| at_post).map_err(failed)?;
         Ok(Self { signs, parting: Some(parting) })
+    }
+
+    /// The VM is paused, and its last bytes are to go from now on.
+    pub(crate) fn switches_over(&self) -> io::Result<()> {
+        (&self.signs).write_all(&[SWITCHES_OVER])
     }
 
     /// What takes sockets for it to hold.
@@ -206,23 +219,32 @@ pub async fn stand(
     // An agent that is gone already shows as silence.
     let _heard = io::stdout().write_all(&[AT_POST]).and_then(|()| io::stdout().flush());
     let mut silences_left = SILENCES;
-    let mut held = vec![];
+    let mut told = Told::default();
     loop {
-        match listen(&io::stdin(), &mut held) {
+        match listen(&io::stdin(), &mut told) {
             Heard::Dismissed => return Ok(()),
-            Heard::Nothing if silences_left > 0 && vm_runs(&paths).await => silences_left -= 1,
+            // A VM that is paused for its last bytes does not run.
+            Heard::Nothing if silences_left > 0 && !told.switches_over && vm_runs(&paths).await => {
+                silences_left -= 1;
+            }
             Heard::Nothing | Heard::End => break,
         }
     }
     let mut attempts_left = ATTEMPTS;
-    let mut qemu = Qemu { paths, peer, held, was_mute: false };
+    let Told { held, switches_over } = told;
+    let mut qemu = Qemu { paths, peer, held, switches_over, was_mute: false };
     loop {
+        let was_mute = qemu.was_mute;
         let Err(problem) = qemu.let_run_on(&journal, migration).await else { return Ok(()) };
+        eprintln!("guard of VM {vm}: {problem}; tried again");
         attempts_left -= 1;
         if attempts_left == 0 {
             return Err(problem.context(format!("guard of VM {vm}: it does not run")));
         }
-        tokio::time::sleep(ATTEMPT_AGAIN_AFTER).await;
+        // One that was cut off just now answers at once.
+        if was_mute || !qemu.was_mute {
+            tokio::time::sleep(ATTEMPT_AGAIN_AFTER).await;
+        }
     }
 }
 
@@ -240,6 +262,8 @@ struct Qemu {
     peer: Option<SocketAddr>,
     // The relay's ends of its connections, if that is what it is connected to.
     held: Vec<OwnedFd>,
+    // The VM is paused, and QEMU was about to be told to send its last bytes.
+    switches_over: bool,
     // It did not answer when it was asked before.
     was_mute: bool,
 }
@@ -249,7 +273,7 @@ impl Qemu {
         if !journal.forbid_hand_over(migration)? {
             return Ok(());
         }
-        let vmm = match Vmm::attach_beside_agent(self.paths.clone(), QMP_DEADLINE).await {
+        let vmm = match Vmm::attach_beside_agent(self.paths.clone(), self.patience()).await {
             // There is nothing left to let run.
             Err(AttachError::NotRunning { .. }) => return Ok(()),
             Err(error) => {
@@ -263,18 +287,31 @@ impl Qemu {
         if let Some(Err(error)) = self.peer.map(|peer| vmm.discard_unsent(peer)) {
             eprintln!("guard: the kernel goes on trying to send what QEMU has left: {error}");
         }
-        let cancelled = qemu::cancel(&vmm, QEMU_DEADLINE).await;
+        let mut cancelling = pin!(qemu::cancel(&vmm, QEMU_DEADLINE));
+        let cancelled = if let Ok(cancelled) = timeout(self.patience(), &mut cancelling).await {
+            cancelled
+        } else {
+            // It became mute after it had answered.
+            self.cut_if_mute();
+            cancelling.await
+        };
         self.cut();
         cut_relay(&self.held);
         cancelled.map_err(Problem::failed)?;
         qemu::run(&vmm, QMP_DEADLINE).await.map_err(Problem::failed)
     }
 
+    /// How long it may take for an answer.
+    fn patience(&self) -> Duration {
+        if self.switches_over && !self.was_mute { ANSWERS_WITHIN } else { QMP_DEADLINE }
+    }
+
     /// It may wait for its target, or for a relay that nobody drives any more, with the lock that every command needs.
-    /// But one that looks for changed memory may be mute for 5 s, and should not see all ends of a relay close then.
+    /// But one that looks for changed memory, while the VM runs, may be mute for 5 s, and should not see all ends of a
+    /// relay close then.
     fn cut_if_mute(&mut self) {
         self.cut();
-        if self.was_mute {
+        if self.was_mute || self.switches_over {
             cut_relay(&self.held);
         }
         self.was_mute = true;
@@ -308,6 +345,14 @@ async fn vm_runs(paths: &RuntimePaths) -> bool {
     }
 }
 
+/// What a guard was told by its agent.
+#[derive(Debug, Default)]
+struct Told {
+    // The relay's ends of QEMU's connections.
+    held: Vec<OwnedFd>,
+    switches_over: bool,
+}
+
 /// What a guard hears of its agent.
 #[derive(Debug, PartialEq, Eq)]
 enum Heard {
@@ -320,7 +365,7 @@ enum Heard {
 }
 
 /// Waits for the agent's word, its silence or its end.
-fn listen(input: &impl AsFd, held: &mut Vec<OwnedFd>) -> Heard {
+fn listen(input: &impl AsFd, told: &mut Told) -> Heard {
     loop {
         let mut waiting = [PollFd::new(input, PollFlags::IN)];
         match poll(&mut waiting, Some(&SILENCE_MAX)) {
@@ -330,10 +375,10 @@ fn listen(input: &impl AsFd, held: &mut Vec<OwnedFd>) -> Heard {
             Err(_) => return Heard::End,
         }
         let mut signs = [0; 64];
-        match descriptors::receive(input, &mut signs, held) {
+        match descriptors::receive(input, &mut signs, &mut told.held) {
             Ok(0) | Err(_) => return Heard::End,
             Ok(count) if signs[..count].contains(&DISMISSED) => return Heard::Dismissed,
-            Ok(_) => {}
+            Ok(count) => told.switches_over |= signs[..count].contains(&SWITCHES_OVER),
         }
     }
 }
@@ -346,12 +391,16 @@ mod tests {
     fn a_word_silence_and_the_end_are_told_apart() {
         let (heard, mut agent) = UnixStream::pair().unwrap();
         agent.write_all(&[ALIVE, ALIVE, DISMISSED]).unwrap();
-        assert_eq!(listen(&heard, &mut vec![]), Heard::Dismissed);
+        assert_eq!(listen(&heard, &mut Told::default()), Heard::Dismissed);
         let (heard, mut agent) = UnixStream::pair().unwrap();
         agent.write_all(&[ALIVE]).unwrap();
-        assert_eq!(listen(&heard, &mut vec![]), Heard::Nothing);
+        let mut told = Told::default();
+        assert_eq!(listen(&heard, &mut told), Heard::Nothing);
+        assert!(!told.switches_over);
+        agent.write_all(&[SWITCHES_OVER]).unwrap();
         drop(agent);
-        assert_eq!(listen(&heard, &mut vec![]), Heard::End);
+        assert_eq!(listen(&heard, &mut told), Heard::End);
+        assert!(told.switches_over);
     }
 
     #[test]

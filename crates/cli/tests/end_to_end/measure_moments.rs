@@ -52,7 +52,7 @@ struct Row {
     moment: Moment,
 }
 
-const ROWS: [Row; 6] = [
+const ROWS: [Row; 7] = [
     Row {
         name: "post-copy, encrypted: 0–60 ms after it runs there",
         arguments: &["--post-copy", "--encrypt"],
@@ -68,6 +68,12 @@ const ROWS: [Row; 6] = [
     Row {
         name: "tcp: 0–60 ms after the pause",
         arguments: &["--option", "tcp"],
+        dirtying: LIVELY,
+        moment: Moment::Paused(60),
+    },
+    Row {
+        name: "tcp, encrypted: 0–60 ms after the pause",
+        arguments: &["--option", "tcp", "--encrypt"],
         dirtying: LIVELY,
         moment: Moment::Paused(60),
     },

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::network::{HandOver, Letter, Order, Question};
 use crate::orders::Task;
 use crate::planted::Planted;
-use crate::qemu::{Arrival, Reply, TargetQemu};
+use crate::qemu::{Arrival, Parts, Reply, TargetQemu};
 use crate::world::{Host, Life, Sight, World};
 
 const SILENCE_MS: f64 = 10_000.0;
@@ -208,6 +208,7 @@ impl World {
         }
         (self.target.life, self.target.is_lost) = (Life::Up, false);
         self.target.has_vm = self.target.may_have_run() && !self.target.has_moved_on;
+        self.end_by_hand_what_nobody_reaches();
         self.clear_discarded();
         for (migration, state) in self.target.journal.clone() {
             match state {
@@ -224,6 +225,14 @@ impl World {
         }
         let still_needed = &self.target.entries;
         self.target.network_changed_for.retain(|migration| still_needed.contains_key(migration));
+    }
+
+    /// A QEMU that waits for a page takes what is out of band from those alone who have spoken to it before.
+    fn end_by_hand_what_nobody_reaches(&mut self) {
+        let waits = self.target.qemu.as_ref().is_some_and(|qemu| qemu.parts == Parts::WaitsForPage);
+        if waits && !self.stream_flows() {
+            (self.target.qemu, self.is_lost) = (None, true);
+        }
     }
 
     fn clear_discarded(&mut self) {

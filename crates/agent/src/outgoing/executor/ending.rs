@@ -13,6 +13,7 @@ use tracing::warn;
 
 use super::Executor;
 use crate::api::types::{IncomingView, TargetUse};
+use crate::guard::Guard;
 use crate::outgoing::target_watch::TargetWatch;
 use crate::outgoing::{ASK_AGAIN_AFTER, RECEIVED_WAIT, received_path};
 use crate::precedence;
@@ -38,6 +39,9 @@ impl Executor {
         (self.throttle, self.target_watch) = (None, TargetWatch::default());
         self.measurements.transfer_is_ending();
         self.is_switching_over = true;
+        if let Some(Err(error)) = self.guard.as_ref().map(Guard::switches_over) {
+            warn!(%error, "its guard is gone, or does not hear that the VM is paused");
+        }
         let vmm = self.vmm()?;
         precedence::begin(vmm);
         let here = async { qemu::switch_over(vmm, QMP_DEADLINE).await.map_err(Problem::failed) };
