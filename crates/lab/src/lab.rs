@@ -15,6 +15,7 @@ use rustix::process::{Pid, geteuid};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde::Serialize;
 
+use crate::control_groups;
 use crate::cpus::cpu_of;
 use crate::error::Error;
 use crate::fault::{Fault, drops};
@@ -144,7 +145,7 @@ impl Lab {
     }
 
     /// A command that runs `program` in the namespace of `node` (a host, or
-    /// [`CLIENT`](crate::CLIENT)), with the `/sys` of that namespace.
+    /// [`CLIENT`](crate::CLIENT)), with the `/sys` of that namespace, and the machine's control groups in it.
     pub fn command(&self, node: &str, program: impl AsRef<OsStr>) -> Result<Command, Error> {
         let mut words = self.entering(node)?.into_iter();
         let mut command = Command::new(words.next().expect("the way in has a first word"));
@@ -157,7 +158,8 @@ impl Lab {
         self.spec.check_node(node)?;
         let cpu = cpu_of(&self.spec, node)?.map(|cpu| format!("taskset --cpu-list {cpu} "));
         let words = format!("{}ip netns exec {}", cpu.unwrap_or_default(), self.spec.namespace(node));
-        Ok(words.split(' ').map(str::to_owned).collect())
+        let words = words.split(' ').map(str::to_owned);
+        Ok(words.chain(control_groups::mounting()).collect())
     }
 
     /// Starts a daemon in the namespace of `node`: in a session of its own, so that it outlives
@@ -175,7 +177,7 @@ impl Lab {
             .map_err(Error::io("open", log))?;
         let errors = output.try_clone().map_err(Error::io("open", log))?;
         let namespace = self.spec.namespace(node);
-        // A child of ours leads no process group, so setsid(1), taskset(1) and ip(8) replace themselves
+        // A child of ours leads no process group, so setsid(1), taskset(1), ip(8) and sh(1) replace themselves
         // rather than fork: the pid stays the same all the way to the daemon.
         let mut child = Command::new("setsid")
             .args(entering)

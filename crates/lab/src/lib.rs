@@ -22,6 +22,7 @@
 //! `/run/drainpipe/lab/<lab>/lab.json` exists only while the lab is complete.
 
 mod addresses;
+mod control_groups;
 mod cpus;
 mod error;
 mod fault;
