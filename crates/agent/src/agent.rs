@@ -39,6 +39,7 @@ use crate::proof::{self, Answering, Heard, Proof};
 use crate::relay::{LostCpus, Packing, check_packing_cpus, own_cpus};
 use crate::server::{self, PrecedenceOf};
 use crate::slots::Slots;
+use crate::throttles;
 use crate::vms::{QEMU_DEADLINE, Vms, describe};
 
 /// How long the other agents may take to say what there is on their hosts: somebody waits for the list, and
@@ -286,6 +287,7 @@ impl Agent {
     async fn recover(self: &Arc<Self>) -> Result<(), Problem> {
         self.checks.look_at_links().await?;
         precedence::end_all(self);
+        throttles::lift_all(self);
         let waiting = self.journal.waiting_incoming()?;
         let migrations = waiting.iter().map(|record| record.id.clone());
         let still_needed: Vec<String> = migrations.chain([fixes::OWNER.into()]).collect();

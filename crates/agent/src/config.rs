@@ -146,13 +146,18 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The bounds of one migration, of which `deadline_s` was asked for.
-    pub(crate) fn of_migration(self, deadline_s: Option<u32>) -> migration::Limits {
+    /// The bounds of one migration, of which these were asked for.
+    pub(crate) fn of_migration(
+        self,
+        deadline_s: Option<u32>,
+        throttle_max_percent: Option<u8>,
+    ) -> migration::Limits {
         let ms = |seconds: u32| f64::from(seconds) * 1000.0;
         migration::Limits {
             total_ms: ms(deadline_s.unwrap_or(self.deadline_s)),
             stall_ms: ms(self.stall_s),
             decision_ms: ms(self.decision_s),
+            throttle_percent: throttle_max_percent.unwrap_or(self.throttle_max_percent),
             ..migration::Limits::default()
         }
     }

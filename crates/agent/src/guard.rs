@@ -226,6 +226,7 @@ pub async fn stand(
             // A VM that is paused for its last bytes does not run.
             Heard::Nothing if silences_left > 0 && !told.switches_over && vm_runs(&paths).await => {
                 silences_left -= 1;
+                lift_throttle(&paths);
             }
             Heard::Nothing | Heard::End => break,
         }
@@ -270,6 +271,7 @@ struct Qemu {
 
 impl Qemu {
     async fn let_run_on(&mut self, journal: &Journal, migration: &str) -> Result<(), Problem> {
+        lift_throttle(&self.paths);
         if !journal.forbid_hand_over(migration)? {
             return Ok(());
         }
@@ -322,6 +324,13 @@ impl Qemu {
         if let Some(Err(error)) = self.peer.map(|peer| cut_connections(&self.paths, peer)) {
             eprintln!("guard: QEMU may wait for its target, and answer nothing: {error}");
         }
+    }
+}
+
+/// Nobody sees any more whether it still serves its purpose. An agent that wakes up throttles the VM again.
+fn lift_throttle(paths: &RuntimePaths) {
+    if let Err(error) = drainpipe_hypervisor::lift_throttle(paths) {
+        eprintln!("guard: the VM's CPUs stay throttled until its agent is started anew: {error}");
     }
 }
 

@@ -67,6 +67,7 @@ mod scheduling_group;
 mod server;
 mod slots;
 mod supervised;
+mod throttles;
 mod transport;
 mod vm_cores;
 mod vms;

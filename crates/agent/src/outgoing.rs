@@ -307,7 +307,8 @@ pub(crate) fn begin(
         let departure = Way { id: id.clone(), host: request.target.clone() };
         Beside::note_departure(&claimed.definition, vmm.paths(), Some(departure));
     }
-    let (migration, first) = Migration::begin(agent.config.limits.of_migration(request.deadline_s));
+    let (migration, first) =
+        Migration::begin(agent.config.limits.of_migration(request.deadline_s, request.throttle_max_percent));
     let executor = Executor::new(agent, id, claimed, request, started_at, turn, false);
     Ok(run(agent, executor, migration, first))
 }
@@ -551,7 +552,7 @@ pub(crate) fn recover(agent: &Arc<Agent>) -> Result<(), Problem> {
 
 /// Takes up one of them.
 pub(crate) fn take_up(agent: &Arc<Agent>, open: OpenMigration, claimed: Claimed) {
-    let limits = agent.config.limits.of_migration(None);
+    let limits = agent.config.limits.of_migration(None, None);
     let (migration, first) = Migration::recover(limits, open.handed_over);
     let request = MigrateRequest {
         vm: open.vm,

@@ -312,6 +312,11 @@ impl Vms {
         self.lock().values().filter_map(Entry::running).cloned().collect()
     }
 
+    /// The runtime files of all VMs, also of those that are out of reach.
+    pub(crate) fn runtime_paths(&self) -> Vec<RuntimePaths> {
+        self.lock().values().filter_map(|entry| self.paths(&entry.definition).ok()).collect()
+    }
+
     /// Notes how many cores VMs took, by the process ids of their QEMUs.
     pub(crate) fn count_cores(&self, taken: &BTreeMap<u32, f64>) {
         for entry in self.lock().values_mut() {

@@ -29,5 +29,6 @@ mod spare;
 pub mod speed;
 pub mod start;
 pub mod step;
+pub(crate) mod throttle;
 pub mod watch;
 pub mod wire_rate;

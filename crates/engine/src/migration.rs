@@ -37,6 +37,7 @@
 
 mod messages;
 mod post_copy;
+mod throttled;
 mod told;
 mod undo;
 
@@ -52,6 +53,7 @@ use crate::problem::Problem;
 use crate::progress::{ProgressMeter, Transferred};
 use crate::result::{Event as LogLine, Outcome, PathTurn};
 use crate::step::Step;
+use crate::throttle::Throttle;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Phase {
@@ -101,6 +103,7 @@ pub struct Migration {
     path_turns: Vec<(String, PathTurn)>,
     paths_out: BTreeSet<String>,
     limit_mbps: Option<u64>,
+    throttle: Throttle,
     throttle_percent: Option<u8>,
     most_throttled_percent: Option<u8>,
     awaits_place_since_ms: Option<f64>,
@@ -162,6 +165,7 @@ impl Migration {
             path_turns: Vec::new(),
             paths_out: BTreeSet::new(),
             limit_mbps: None,
+            throttle: Throttle::new(limits.throttle_percent),
             throttle_percent: None,
             most_throttled_percent: None,
             awaits_place_since_ms: None,
@@ -200,11 +204,15 @@ impl Migration {
         match event {
             Event::Progress(transferred, arrivals) => {
                 self.meter.record(now_ms, transferred);
+                self.consider_throttle(now_ms, Some(&transferred));
                 self.meter.record_paths(now_ms, arrivals);
                 self.is_ending = self.meter.left_ms().is_some_and(|left_ms| left_ms <= ENDING_MS);
                 self.check_limits(now_ms).or_else(|| self.consider_post_copy(now_ms, &transferred))
             }
-            Event::Tick => self.check_limits(now_ms).or_else(|| self.wait_on(now_ms)),
+            Event::Tick => {
+                self.consider_throttle(now_ms, None);
+                self.check_limits(now_ms).or_else(|| self.wait_on(now_ms))
+            }
             Event::CancelRequested => self.request_cancel(now_ms),
             Event::Done
             | Event::Established(_)
@@ -227,6 +235,10 @@ impl Migration {
             }
             Event::Throttled(percent) => {
                 self.throttled(now_ms, percent);
+                None
+            }
+            Event::NotThrottled(problem) => {
+                self.not_throttled(now_ms, &problem);
                 None
             }
             Event::Paused => self.paused(now_ms),

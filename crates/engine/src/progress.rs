@@ -27,6 +27,10 @@ pub struct Transferred {
     pub total_bytes: u64,
     /// Rounds begun.
     pub rounds: u64,
+    /// Bytes that the hypervisor has sent since the start, before anybody packs them.
+    pub passed_bytes: u64,
+    /// How fast the VM's memory got dirty, as the hypervisor saw of late at the end of a round.
+    pub dirty_bytes_per_s: u64,
 }
 
 /// What has arrived over one path.
@@ -291,6 +295,7 @@ mod tests {
             remaining_bytes: remaining_mb * 1_000_000,
             total_bytes: 1_000_000_000,
             rounds: 1,
+            ..Transferred::default()
         }
     }
 

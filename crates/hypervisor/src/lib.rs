@@ -9,6 +9,8 @@
 //! memory_sample what a running guest's memory looks like: zero pages, contents, rate of change
 //! vmm           one running QEMU: start, attach, stop, destroy
 //! precedence    which VM has the cores first
+//! throttle      how much of their time a guest's vCPUs may run
+//! control_groups quotas of CPU for single threads
 //! migration     the single acts of a migration; what to do when is the engine's
 //! ```
 //!
@@ -16,6 +18,7 @@
 //! only [`Vmm::start`] of a fresh VM and [`migration::run`] let a guest run.
 
 mod command_line;
+mod control_groups;
 pub mod cpu_models;
 pub mod facts;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -31,9 +34,11 @@ pub mod qmp;
 mod sockets;
 pub mod spec;
 mod tap;
+mod throttle;
 mod vmm;
 
 pub use command_line::{Role, command_line};
+pub use control_groups::QuotaError;
 pub use facts::{HypervisorFacts, ProbeError};
 pub use launch::LaunchError;
 pub use memory_sample::{Contents, MemorySample, SampleError};
@@ -42,4 +47,5 @@ pub use process::Exit;
 pub use sockets::cut_connections;
 pub use spec::{ResolvedSpec, VmSpec};
 pub use tap::TapError;
+pub use throttle::{ThrottleError, VcpuThrottle, lift_throttle, sweep_throttles};
 pub use vmm::{AttachError, EndError, RunState, StartError, Vmm};

@@ -3,6 +3,7 @@
 mod ending;
 mod post_copy;
 mod preparing;
+mod throttling;
 mod transferring;
 
 use std::sync::Arc;
@@ -23,6 +24,7 @@ use tokio::sync::{broadcast, mpsc};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
+use self::throttling::CpuThrottle;
 use super::connections::{Setting, UnsentLimit};
 use super::source_state::settled_source_state;
 use super::target_watch::TargetWatch;
@@ -79,10 +81,7 @@ pub(super) struct Executor {
     events: broadcast::Receiver<qmp::Event>,
     guard: Option<Guard>,
     throttle: Option<Throttle>,
-    cpu_throttle_max_percent: u8,
-    cpu_throttle_percent: Option<u8>,
-    // Until the migration is told.
-    cpu_throttle_news: Option<Event>,
+    cpu_throttle: CpuThrottle,
     news: mpsc::Receiver<News>,
     relay: Option<OutgoingRelay>,
     target_watch: TargetWatch,
@@ -130,11 +129,7 @@ impl Executor {
             target_asked_at: None,
             guard: None,
             throttle: None,
-            cpu_throttle_max_percent: request
-                .throttle_max_percent
-                .unwrap_or(agent.config.limits.throttle_max_percent),
-            cpu_throttle_percent: None,
-            cpu_throttle_news: None,
+            cpu_throttle: CpuThrottle::default(),
             relay: None,
             target_watch: TargetWatch::default(),
             // Closed until paths are watched.
@@ -179,7 +174,7 @@ impl Executor {
             self.running.stage.send_replace(Stage::Ended);
             // Both ends of the pause are good: the operator's word, and the time.
             drop(timeout(UNDECIDED_PAUSE, target_lost.changed()).await);
-            let limits = self.agent.config.limits.of_migration(None);
+            let limits = self.agent.config.limits.of_migration(None, None);
             (migration, first) = Migration::recover(limits, true);
         }
     }
@@ -212,7 +207,7 @@ impl Executor {
                 // Asks for nothing to be done.
                 migration.handle(self.now_ms(), limited);
             }
-            if let Some(throttled) = self.cpu_throttle_news.take() {
+            if let Some(throttled) = self.follow_cpu_throttle(migration.throttle_percent()).await {
                 // Asks for nothing to be done.
                 migration.handle(self.now_ms(), throttled);
             }

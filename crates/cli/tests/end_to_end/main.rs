@@ -24,6 +24,7 @@ mod huge_pages;
 mod idle_paths;
 mod kills;
 mod lab_cli;
+mod later_rounds;
 mod leaving;
 mod link_addresses;
 mod lost_journal;
@@ -117,6 +118,7 @@ fn main() -> ExitCode {
         ("lost_journal", lost_journal::TESTS),
         ("mute_qemu", mute_qemu::TESTS),
         ("path_loss", path_loss::TESTS),
+        ("later_rounds", later_rounds::TESTS),
         ("post_copy", post_copy::TESTS),
         ("switch_over_faults", switch_over_faults::TESTS),
         ("shared_paths", shared_paths::TESTS),
@@ -155,6 +157,8 @@ fn main() -> ExitCode {
         None => Some("DRAINPIPE_TEST_QEMU names no other QEMU".into()),
     });
     trials.push(trial("options::another_qemu".into(), options::another_qemu, no_other_qemu.clone()));
+    let stalled = later_rounds::with_another_qemu;
+    trials.push(trial("later_rounds::with_another_qemu".into(), stalled, no_other_qemu.clone()));
     let older = check_vms::an_older_qemu;
     trials.push(trial("check_vms::an_older_qemu".into(), older, no_other_qemu.clone()));
     let huge = huge_pages::a_vm_in_huge_pages_is_checked_refused_and_moved;

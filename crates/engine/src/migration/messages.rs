@@ -19,11 +19,19 @@ pub struct Limits {
     pub stall_ms: f64,
     /// How long the target is asked after the hand-over before the outcome is left undecided.
     pub decision_ms: f64,
+    /// Share of their time at most, in percent, for which the VM's CPUs are held back; 0 for never.
+    pub throttle_percent: u8,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { total_ms: 3_600_000.0, held_ms: 86_400_000.0, stall_ms: 60_000.0, decision_ms: 60_000.0 }
+        Self {
+            total_ms: 3_600_000.0,
+            held_ms: 86_400_000.0,
+            stall_ms: 60_000.0,
+            decision_ms: 60_000.0,
+            throttle_percent: 80,
+        }
     }
 }
 
@@ -114,6 +122,8 @@ pub enum Event {
     /// The VM's CPUs are held back by this share of their time, in percent, since its memory gets dirty too
     /// fast; absent when they are not any more.
     Throttled(Option<u8>),
+    /// They cannot be held back, for this reason.
+    NotThrottled(Problem),
     /// The transfer broke.
     TransferFailed(Problem),
     /// With post-copy: all of the memory is on the target.

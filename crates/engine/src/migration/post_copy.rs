@@ -10,8 +10,7 @@ const LONGEST_PAUSE_MS: f64 = 300.0;
 /// How a round compares with the one before.
 ///
 /// A VM whose memory gets dirty more slowly than half as fast as it is sent leaves less than half for each next round,
-/// and converges by itself. Of another one the rounds hardly become shorter, and QEMU would hold its CPUs back
-/// (`auto-converge` goes by the same half).
+/// and converges by itself. Of another one the rounds hardly become shorter ([`crate::throttle`] goes by the same half).
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Trigger {
     round: u64,
@@ -236,8 +235,12 @@ mod tests {
     }
 
     fn begin(trigger: &mut Trigger, round: u64, left_bytes: u64) -> bool {
-        let reading =
-            Transferred { sent_bytes: 0, remaining_bytes: left_bytes, total_bytes: 1 << 30, rounds: round };
+        let reading = Transferred {
+            remaining_bytes: left_bytes,
+            total_bytes: 1 << 30,
+            rounds: round,
+            ..Transferred::default()
+        };
         trigger.fires(&reading, true)
     }
 

@@ -78,7 +78,13 @@ impl Migration {
 
     pub(super) fn throttled(&mut self, now_ms: f64, percent: Option<u8>) {
         self.throttle_percent = percent;
+        // Links that fail again and again shall not fill the log: each share is told once, and the end.
+        let is_told =
+            percent.map_or(self.phase == Phase::Copying, |_| percent <= self.most_throttled_percent);
         self.most_throttled_percent = self.most_throttled_percent.max(percent);
+        if is_told {
+            return;
+        }
         let what = percent.map_or("the VM's CPUs are not throttled any more".into(), |percent| {
             format!("memory gets dirty too fast: the VM's CPUs are throttled by {percent} %")
         });

@@ -25,6 +25,9 @@ const ASK_AGAIN_AFTER_MS: f64 = 1_000.0;
 const UNDECIDED_PAUSE_MS: f64 = 5_000.0;
 const RECORD_AGAIN_AFTER_MS: f64 = 2_000.0;
 
+/// So long may nothing arrive before the VM runs as it likes: a second, and the time until somebody looks.
+const THROTTLED_IN_SILENCE_MS_MAX: f64 = 1_000.0;
+
 /// What an executor is at. A crash, a freeze and all that others do come between any two of these.
 #[derive(Debug)]
 enum Doing {
@@ -75,6 +78,8 @@ pub(crate) struct Executor {
     cancel: Cancel,
     switch_over_until_ms: f64,
     sent_bytes: u64,
+    /// When something arrived last, by its clock.
+    grown_ms: f64,
     began_ms: f64,
     /// By how much its clock has jumped.
     skew_ms: f64,
@@ -95,6 +100,7 @@ impl Executor {
             cancel: Cancel::No,
             switch_over_until_ms: 0.0,
             sent_bytes: 0,
+            grown_ms: 0.0,
             began_ms: now_ms,
             skew_ms: 0.0,
             was_undecided: false,
@@ -195,6 +201,7 @@ impl World {
             None
         };
         let next = interrupted.or_else(|| executor.migration.handle(now_ms, event));
+        self.follow_throttle(executor, now_ms);
         match next {
             Some(Action::Finish) if executor.migration.outcome() == Some(Outcome::Undecided) => {
                 self.saw(Sight::Undecided);
@@ -211,6 +218,27 @@ impl World {
                 Doing::Act(action)
             }
             None => Doing::Look { at_ms: self.now_ms + LOOK_EVERY_MS },
+        }
+    }
+
+    fn follow_throttle(&mut self, executor: &mut Executor, now_ms: f64) {
+        let is_copying = matches!(executor.migration.stage(), Stage::Sending | Stage::Ending);
+        if !is_copying {
+            executor.grown_ms = now_ms;
+        }
+        let is_wanted = executor.migration.throttle_percent().is_some();
+        let is_kept = match self.planted {
+            Planted::ThrottleKept => is_copying,
+            Planted::ThrottleLeft => !is_copying,
+            _ => false,
+        };
+        let Some(qemu) = &mut self.source.qemu else { return };
+        qemu.is_throttled = is_wanted || qemu.is_throttled && is_kept;
+        if is_wanted {
+            self.saw(Sight::Throttled);
+        } else if is_copying && now_ms - executor.grown_ms > THROTTLED_IN_SILENCE_MS_MAX && qemu.is_throttled
+        {
+            self.breach("I3: the VM is throttled though nothing arrives".into());
         }
     }
 
@@ -590,13 +618,25 @@ impl World {
             }
             _ => {
                 let is_parted = self.now_ms < self.network.parted_until_ms;
-                executor.sent_bytes += if is_parted { 0 } else { 1 << 20 };
+                if !is_parted {
+                    executor.sent_bytes += 1 << 20;
+                    executor.grown_ms = executor.now_ms(self.now_ms);
+                }
                 let sent_bytes = executor.sent_bytes;
                 let rounds = executor.sent_bytes >> 20;
                 // What gets dirty as fast as it is sent is as much in each round.
                 let remaining_bytes = if self.hosts.allow_post_copy() { 1 << 30 } else { 1 };
                 let total_bytes = 1 << 30;
-                Event::Progress(Transferred { sent_bytes, remaining_bytes, total_bytes, rounds }, vec![])
+                let dirty_bytes_per_s = if self.is_busy() { total_bytes } else { 0 };
+                let transferred = Transferred {
+                    sent_bytes,
+                    remaining_bytes,
+                    total_bytes,
+                    rounds,
+                    passed_bytes: sent_bytes,
+                    dirty_bytes_per_s,
+                };
+                Event::Progress(transferred, vec![])
             }
         }
     }

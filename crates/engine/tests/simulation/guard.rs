@@ -115,8 +115,10 @@ impl World {
         } else if !self.agent_has_ended(guard) && vm_runs && guard.silences_left > 0 {
             guard.silences_left -= 1;
             guard.at_ms = self.now_ms + SILENCE_MS;
+            self.source.lift_throttle();
         } else {
             guard.post = Post::Forbidding;
+            self.source.lift_throttle();
         }
     }
 

@@ -75,7 +75,7 @@ fn run(seed: u64, draw: Draw) -> Run {
 fn without_faults_every_migration_completes() {
     for run in run_all(|_| Faults::none()) {
         assert!(run.waits_in_vain || run.outcomes == [Outcome::Completed], "{run:?}");
-        let as_ever = [Sight::PostCopy, Sight::RunsMute, Sight::LateCommand];
+        let as_ever = [Sight::PostCopy, Sight::RunsMute, Sight::LateCommand, Sight::Throttled];
         assert!(run.sights.iter().all(|sight| as_ever.contains(sight)), "{run:?}");
     }
 }
@@ -146,6 +146,8 @@ planted_bugs_are_found! {
     found_guard_that_does_not_forbid: GuardDoesNotForbid,
     found_guard_that_is_ignored: ForbiddenIgnored,
     found_host_taken_for_lost: LostTooSoon,
+    found_throttle_that_is_kept_while_nothing_arrives: ThrottleKept,
+    found_throttle_that_is_left: ThrottleLeft,
     found_memory_in_the_clear: Clear,
     found_fallback_that_is_not_told: SilentFallback,
 }

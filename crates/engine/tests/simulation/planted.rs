@@ -54,6 +54,10 @@ pub(crate) enum Planted {
     ForbiddenIgnored,
     /// A host that does not answer is taken for lost.
     LostTooSoon,
+    /// The VM is throttled as it was while nothing arrives.
+    ThrottleKept,
+    /// The VM is throttled once it has been sent, or stays.
+    ThrottleLeft,
     /// Encryption is left out where it was asked for.
     Clear,
     /// Another option is used, and nobody is told.
@@ -81,6 +85,8 @@ impl Planted {
             | Self::DiscardsOnlyCopy
             | Self::DroppedArrival
             | Self::RestForgotten
+            | Self::ThrottleKept
+            | Self::ThrottleLeft
             | Self::TakesPartBack => &["I3"],
             Self::ForgottenDiscard => &["I1", "I5"],
             Self::BelievedRecord => &["I3", "I5"],

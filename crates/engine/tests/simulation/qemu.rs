@@ -55,6 +55,8 @@ pub(crate) struct SourceQemu {
     pub migration: usize,
     pub is_post_copy: bool,
     pub mute_until_ms: Option<f64>,
+    /// Its vCPUs are held back. That needs no answer of it.
+    pub is_throttled: bool,
     unread: Vec<Command>,
 }
 
@@ -127,6 +129,7 @@ impl SourceQemu {
             migration: 0,
             is_post_copy: false,
             mute_until_ms: None,
+            is_throttled: false,
             unread: vec![],
         }
     }
@@ -338,7 +341,7 @@ impl World {
 
     /// The next thing that happens to the stream.
     pub(crate) fn stream(&mut self) {
-        let is_in_parts = self.is_in_parts();
+        let (is_in_parts, vm_is_busy) = (self.is_in_parts(), self.is_busy());
         let Some(qemu) = &mut self.source.qemu else { return };
         let is_there =
             self.target.qemu.as_ref().is_some_and(|target| {
@@ -347,9 +350,8 @@ impl World {
         match qemu.sending {
             Sending::Sent => qemu.sending = Sending::Completed,
             Sending::Active | Sending::Device { .. } if !is_there => self.break_stream(),
-            // A busy VM hardly comes to an end of its memory while it runs.
             Sending::Active => {
-                let is_busy = self.hosts.allow_post_copy() && !qemu.is_post_copy;
+                let is_busy = vm_is_busy && !qemu.is_post_copy;
                 qemu.migration_goes_on(self.random.below(1_000) < if is_busy { 3 } else { 200 });
             }
             // Before its last byte: else the other end could not have them.

@@ -62,6 +62,9 @@ impl World {
             Outcome::Cancelled => was_cancelled && !went,
             Outcome::Undecided => false,
         };
+        if self.source.qemu.as_ref().is_some_and(|qemu| qemu.is_throttled) {
+            self.breach("I3: the VM is throttled, and nobody sends it".into());
+        }
         let runs_there = self.copy_at(Host::Target).is_some_and(|copy| copy.runs);
         if !is_true || runs_there && outcome != Outcome::Completed {
             self.breach(format!("it is told to be {outcome:?}, which is not so"));
@@ -81,6 +84,9 @@ impl World {
         }
         if self.source.is_network_changed || !self.target.network_changed_for.is_empty() {
             return Err("the network is not put back".into());
+        }
+        if self.source.qemu.as_ref().is_some_and(|qemu| qemu.is_throttled) {
+            return Err("I3: the VM is throttled, and nobody sends it".into());
         }
         let is_skeleton = self.target.qemu.is_some() && !self.target.has_vm;
         if is_skeleton {

@@ -9,8 +9,13 @@ use crate::planted::Planted;
 use crate::qemu::{Sending, SourceQemu};
 use crate::world::{Host, Life, Sight, World};
 
-pub(crate) const LIMITS: Limits =
-    Limits { total_ms: 60_000.0, held_ms: 60_000.0, stall_ms: 20_000.0, decision_ms: 5_000.0 };
+pub(crate) const LIMITS: Limits = Limits {
+    total_ms: 60_000.0,
+    held_ms: 60_000.0,
+    stall_ms: 20_000.0,
+    decision_ms: 5_000.0,
+    throttle_percent: 80,
+};
 
 /// What the source's journal says of a migration.
 #[derive(Debug, Clone, Copy, Default)]
@@ -62,6 +67,13 @@ impl Source {
             has_given_up_target: false,
             executor: None,
             is_network_changed: false,
+        }
+    }
+
+    /// As whoever finds that its vCPUs are held back, and not by whom.
+    pub(crate) fn lift_throttle(&mut self) {
+        if let Some(qemu) = &mut self.qemu {
+            qemu.is_throttled = false;
         }
     }
 
@@ -156,6 +168,7 @@ impl World {
         self.source.life = Life::Up;
         self.source.lives += 1;
         self.source.is_network_changed = false;
+        self.source.lift_throttle();
         if let Some(number) = self.source.found_later.take() {
             self.source.journal[number].handed_over = true;
             self.source.found = Some(number);

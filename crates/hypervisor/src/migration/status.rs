@@ -99,9 +99,6 @@ pub struct TransferStatus {
     /// How long it would be stopped now, in ms.
     #[serde(default, rename = "expected-downtime")]
     pub expected_downtime_ms: Option<u64>,
-    /// Share of their time for which the vCPUs are held back, in percent; absent while they are not.
-    #[serde(default, rename = "cpu-throttle-percentage")]
-    pub throttle_percent: Option<u8>,
     /// Memory, on the source while it travels and afterwards.
     #[serde(default)]
     pub ram: Option<RamStatus>,

@@ -88,22 +88,15 @@ impl From<PathBuf> for Address {
     }
 }
 
-/// How a source sends its memory, and what may be done to the guest so that it comes to an end of it.
+/// How a source sends its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SourceSettings {
     /// QEMU goes to pre-switchover once it expects the rest to take no longer.
     pub downtime_limit_ms: u64,
-    /// Share of their time at most, 0 to 99 percent, for which the vCPUs are held back when memory gets dirty
-    /// faster than half of what is sent (`auto-converge`); 0 for never, as with [`Transport::PostCopy`].
-    pub throttle_max_percent: u8,
     /// What it may take of its links at first, in Mb/s; `None` for all that they have. After a switchover to post-copy
     /// see [`super::set_bandwidth`].
     pub bandwidth_mbps: Option<u64>,
 }
-
-/// How much the vCPUs are held back at first, and each time that it was not enough, in percent. With QEMU's own
-/// 20 and 10 it takes twice as many rounds over memory that is sent again and again.
-const THROTTLE_STEPS: (u8, u8) = (30, 20);
 
 /// The two ends of a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,7 +106,7 @@ pub(super) enum Side {
 }
 
 /// Whether a capability is on. All others are switched off, so that nothing of an earlier, cancelled
-/// attempt stays.
+/// attempt stays: `auto-converge` too, since [`crate::VcpuThrottle`] holds a guest back.
 pub(super) fn wants(transport: Transport, side: Side, capability: &str) -> bool {
     match capability {
         "events" => true,
@@ -121,11 +114,6 @@ pub(super) fn wants(transport: Transport, side: Side, capability: &str) -> bool 
         "postcopy-ram" => transport == Transport::PostCopy,
         // The source stops before the last part and waits for `switch_over`.
         "pause-before-switchover" => side != Side::Target,
-        // With post-copy the transfer comes to an end whatever the guest does.
-        "auto-converge" => {
-            transport != Transport::PostCopy
-                && matches!(side, Side::Source(settings) if settings.throttle_max_percent > 0)
-        }
         // The target takes the disks only when its guest runs, not when the state has arrived. In post-copy it takes
         // them with the state nevertheless: the source has given them up by then, for good.
         "late-block-activate" => side == Side::Target,
@@ -149,14 +137,8 @@ pub(super) fn parameters(transport: Transport, side: Side) -> Value {
     if let Some(Zstd { level }) = compression {
         parameters["multifd-zstd-level"] = level.into();
     }
-    if let Side::Source(SourceSettings { downtime_limit_ms, throttle_max_percent, .. }) = side {
+    if let Side::Source(SourceSettings { downtime_limit_ms, .. }) = side {
         parameters["downtime-limit"] = downtime_limit_ms.into();
-        let (initial, increment) = THROTTLE_STEPS;
-        // QEMU wants 1 to 99, and no maximum below the beginning.
-        let most = throttle_max_percent.clamp(1, 99);
-        parameters["cpu-throttle-initial"] = initial.min(most).into();
-        parameters["cpu-throttle-increment"] = increment.into();
-        parameters["max-cpu-throttle"] = most.into();
     }
     parameters
 }
@@ -173,11 +155,7 @@ pub(super) fn uri(address: &Address) -> String {
 mod tests {
     use super::*;
 
-    const SOURCE: Side = source(80);
-
-    const fn source(throttle_max_percent: u8) -> Side {
-        Side::Source(SourceSettings { downtime_limit_ms: 300, throttle_max_percent, bandwidth_mbps: None })
-    }
+    const SOURCE: Side = Side::Source(SourceSettings { downtime_limit_ms: 300, bandwidth_mbps: None });
 
     fn multifd(compression: Option<Zstd>) -> Transport {
         Transport::Multifd(Multifd { channels: 8, compression })
@@ -193,8 +171,7 @@ mod tests {
 
     #[test]
     fn a_limit_holds_from_the_first_byte() {
-        let limited =
-            SourceSettings { downtime_limit_ms: 300, throttle_max_percent: 80, bandwidth_mbps: Some(1000) };
+        let limited = SourceSettings { downtime_limit_ms: 300, bandwidth_mbps: Some(1000) };
         for phase in ["max-bandwidth", "max-postcopy-bandwidth"] {
             let of = |side| parameters(Transport::PostCopy, side)[phase].clone();
             assert_eq!(of(Side::Source(limited)), 116_059_817);
@@ -206,11 +183,10 @@ mod tests {
     }
 
     #[test]
-    fn post_copy_is_for_both_sides_and_holds_no_guest_back() {
+    fn post_copy_is_for_both_sides() {
         for side in [SOURCE, Side::Target] {
             assert!(wants(Transport::PostCopy, side, "postcopy-ram"));
             assert!(!wants(Transport::PostCopy, side, "multifd"));
-            assert!(!wants(Transport::PostCopy, side, "auto-converge"));
         }
         assert!(wants(Transport::PostCopy, SOURCE, "pause-before-switchover"));
     }
@@ -225,16 +201,9 @@ mod tests {
     }
 
     #[test]
-    fn the_guest_is_held_back_no_more_than_is_allowed() {
-        let plain = Transport::default();
-        assert!(wants(plain, SOURCE, "auto-converge"));
-        assert!(!wants(plain, source(0), "auto-converge") && !wants(plain, Side::Target, "auto-converge"));
-        for (allowed, initial, most) in [(80, 30, 80), (10, 10, 10), (0, 1, 1), (u8::MAX, 30, 99)] {
-            let parameters = parameters(plain, source(allowed));
-            assert_eq!(
-                (&parameters["cpu-throttle-initial"], &parameters["max-cpu-throttle"]),
-                (&initial.into(), &most.into())
-            );
+    fn qemu_holds_no_guest_back() {
+        for transport in [Transport::Single, multifd(None), Transport::PostCopy] {
+            assert!(!wants(transport, SOURCE, "auto-converge"), "{transport:?}");
         }
     }
 

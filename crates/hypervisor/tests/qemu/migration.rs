@@ -14,8 +14,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::host::{DEADLINE, Host, qemus, small_vm};
 
-pub(crate) const SETTINGS: SourceSettings =
-    SourceSettings { downtime_limit_ms: 300, throttle_max_percent: 80, bandwidth_mbps: None };
+pub(crate) const SETTINGS: SourceSettings = SourceSettings { downtime_limit_ms: 300, bandwidth_mbps: None };
 pub(crate) const CONTENT_BYTES: usize = 32 << 20;
 
 pub(crate) const PLAIN: Transport = Transport::Single;

@@ -54,7 +54,6 @@ impl Executor {
         let share = FirstShare::of(&self.agent, &self.running, plan, valve).await;
         let settings = SourceSettings {
             downtime_limit_ms: self.downtime_limit_ms,
-            throttle_max_percent: self.cpu_throttle_max_percent,
             bandwidth_mbps: share.of_qemu_mbps(),
         };
         qemu::start(vmm, transport, send_to, settings, QMP_DEADLINE).await.map_err(Problem::failed)?;
@@ -180,7 +179,6 @@ impl Executor {
                 if *self.running.stage.borrow() == Stage::Sending {
                     self.measurements.beside(self.agent.outgoing.sending_beside(&self.running.id));
                 }
-                self.note_cpu_throttle(status.throttle_percent);
                 let transferred = self.transferred(&status);
                 self.follow_downtime_limit(transferred.rounds).await;
                 if let Some(relay) = &mut self.relay {
@@ -215,13 +213,8 @@ impl Executor {
             remaining_bytes: ram.remaining_bytes,
             total_bytes: ram.total_bytes,
             rounds: ram.rounds,
-        }
-    }
-
-    fn note_cpu_throttle(&mut self, percent: Option<u8>) {
-        if percent != self.cpu_throttle_percent {
-            self.cpu_throttle_percent = percent;
-            self.cpu_throttle_news = Some(Event::Throttled(percent));
+            passed_bytes: ram.transferred_bytes,
+            dirty_bytes_per_s: ram.dirty_pages_per_second.saturating_mul(ram.page_bytes),
         }
     }
 

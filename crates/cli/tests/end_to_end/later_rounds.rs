@@ -1,0 +1,194 @@
+//! Nothing arrives any more once memory goes for the second time and later, as of a guest that goes on changing it: it
+//! runs on meanwhile and afterwards, and its QEMU lives.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+use std::{fs, thread};
+
+use drainpipe_engine::result::Outcome;
+use drainpipe_guest::client::Heartbeat;
+use drainpipe_guest::dirtier::Dirtying;
+use rustix::process::{Signal, kill_process};
+
+use crate::Test;
+use crate::guest::{Guest, UNFILLED_MIB};
+use crate::options;
+use crate::scene::{Scene, result_of};
+use crate::support::{TestLab, eventually};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("all_links_go_down_for_good", all_links_go_down_for_good),
+    ("large_frames_are_lost_for_good", large_frames_are_lost_for_good),
+    ("all_links_fall_silent_under_encryption", all_links_fall_silent_under_encryption),
+    (
+        "a_throttled_vm_is_let_go_of_whatever_ends_its_migration",
+        a_throttled_vm_is_let_go_of_whatever_ends_its_migration,
+    ),
+];
+
+/// Faster than the links carry, so that it is throttled and does not arrive before the fault.
+const BUSY: Dirtying = Dirtying { mib_per_s: 80, locality_percent: 100 };
+
+/// A round is more than QEMU's sockets hold, so that QEMU waits for them.
+const MEMORY_MIB: u64 = 400;
+
+/// Longer than the 5 s after which a QEMU since 9.2 would look for changed memory, and wait for its own connections.
+const STALL_S: u64 = 15;
+
+/// After two rounds, on a busy machine.
+const THROTTLED_WITHIN: Duration = Duration::from_secs(100);
+
+/// The longest silence of the guest: on a busy machine, while it is throttled.
+const SILENCE_MAX_MS: f64 = 4_000.0;
+
+fn all_links_go_down_for_good() {
+    let scene = scene(&[]);
+    survives(&scene, &[], "ip link set e0 down; ip link set e1 down", "ip link set e0 up; ip link set e1 up");
+}
+
+fn large_frames_are_lost_for_good() {
+    let scene = scene(&[]);
+    // What the watch of the paths says to the other host passes.
+    survives(&scene, &["--throttle", "99"], LOSE_LARGE_FRAMES, "nft delete table inet large");
+}
+
+fn all_links_fall_silent_under_encryption() {
+    survives(&scene(&[]), &["--encrypt"], FALL_SILENT, "nft delete table inet silent");
+}
+
+fn a_throttled_vm_is_let_go_of_whatever_ends_its_migration() {
+    let scene = scene(&[]);
+    let before = vcpu_groups(&scene);
+    // In rounds that are short, so that it is soon.
+    scene.guest.set_dirty(Dirtying { locality_percent: 20, ..BUSY });
+    for end in [cancel, kill_agent_and_start_it_again, kill_agent_and_guard_and_start_the_agent_again] {
+        let migrating = scene.migrate(&[]);
+        wait_until_throttled(&scene);
+        assert!(vcpu_groups(&scene).iter().any(|group| group.contains("/drainpipe-vcpu-")));
+        scene.guest.assert_answers();
+        end(&scene);
+        drop(migrating.wait());
+        eventually("its vCPUs run as they like", || vcpu_groups(&scene) == before);
+        let result = scene.last_result();
+        assert_ne!(result.outcome, Outcome::Completed, "{result:#?}");
+        scene.lab.assert_runs_on("web", "a");
+    }
+    scene.guest.set_dirty(Dirtying::IDLE);
+    scene.assert_moves("b");
+}
+
+#[track_caller]
+fn wait_until_throttled(scene: &Scene) {
+    let end = Instant::now() + THROTTLED_WITHIN;
+    let progress = || scene.migrations().remove(0).progress;
+    while progress().is_none_or(|progress| progress.throttle_percent.is_none()) {
+        assert!(Instant::now() < end, "it is not throttled within {THROTTLED_WITHIN:?}");
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn cancel(scene: &Scene) {
+    scene.lab.drainpipe(&["cancel", &scene.id()]).done();
+    let result = scene.last_result();
+    assert!(result.throttle_percent >= Some(30), "{result:#?}");
+    for what in ["throttled by 30 %", "are not throttled any more"] {
+        assert!(result.events.iter().any(|event| event.what.contains(what)), "{what}: {result:#?}");
+    }
+}
+
+fn kill_agent_and_start_it_again(scene: &Scene) {
+    let before = vcpu_groups(scene);
+    scene.lab.stop_agent("a", Signal::KILL);
+    eventually("its guard lets them run", || vcpu_groups(scene) != before);
+    scene.lab.start_agent("a");
+}
+
+fn kill_agent_and_guard_and_start_the_agent_again(scene: &Scene) {
+    for guard in scene.lab.pids("a", &[" guard --migration "]) {
+        kill_process(guard, Signal::KILL).unwrap();
+    }
+    scene.lab.stop_agent("a", Signal::KILL);
+    scene.lab.start_agent("a");
+}
+
+/// The control groups of all threads of the guest's QEMU, each once.
+fn vcpu_groups(scene: &Scene) -> BTreeSet<String> {
+    let qemu = scene.lab.qemu_pid("a", "web").expect("its QEMU runs").as_raw_nonzero();
+    let threads = fs::read_dir(format!("/proc/{qemu}/task")).unwrap();
+    // One may have ended meanwhile.
+    threads.filter_map(|thread| fs::read_to_string(thread.ok()?.path().join("cgroup")).ok()).collect()
+}
+
+pub(crate) fn with_another_qemu() {
+    let qemu = options::other_qemu().expect("the test runs only where there is one");
+    // With an older one QEMU waits for its connections elsewhere, without the lock.
+    let scene = scene_with(&["--qemu", &qemu], Guest::on_newer_machine);
+    survives(&scene, &[], "ip link set e0 down; ip link set e1 down", "ip link set e0 up; ip link set e1 up");
+    survives(&scene, &["--throttle", "0"], FALL_SILENT, "nft delete table inet silent");
+    survives(&scene, &["--encrypt"], FALL_SILENT, "nft delete table inet silent");
+    survives(&scene, &["--option", "tcp"], FALL_SILENT, "nft delete table inet silent");
+    survives(&scene, &["--throttle", "99"], LOSE_LARGE_FRAMES, "nft delete table inet large");
+}
+
+const LOSE_LARGE_FRAMES: &str = "nft 'add table inet large; \
+    add chain inet large out { type filter hook output priority 0; }; \
+    add rule inet large out oifname { e0, e1 } meta length > 1400 drop'";
+
+const FALL_SILENT: &str = "nft 'add table inet silent; \
+    add chain inet silent out { type filter hook output priority 0; }; \
+    add rule inet silent out oifname { e0, e1 } drop'";
+
+/// Says soon that nothing arrives, though not before QEMU could wait for itself.
+#[track_caller]
+fn scene(arguments: &[&str]) -> Scene {
+    scene_with(arguments, str::to_owned)
+}
+
+#[track_caller]
+fn scene_with(arguments: &[&str], as_wanted: fn(&str) -> String) -> Scene {
+    let lab = TestLab::up(&[&["--link", "150", "--link", "150"], arguments].concat());
+    lab.stop_agent("a", Signal::TERM);
+    lab.configure("a", "[tls]", &format!("[limits]\nstall_s = {STALL_S}\n\n[tls]"));
+    lab.start_agent("a");
+    let guest = Guest::new("web", lab.guest_address(), lab.namespace("client"));
+    // A larger guest needs more for itself.
+    let filled = |unfilled_mib: u64| format!("drainpipe.memory_mib={}", MEMORY_MIB - unfilled_mib);
+    let specification = guest.specification(MEMORY_MIB, "");
+    let specification = specification.replace(&filled(UNFILLED_MIB), &filled(UNFILLED_MIB + MEMORY_MIB / 8));
+    lab.create(&as_wanted(&specification), "web");
+    lab.drainpipe(&["vm", "start", "web"]).done();
+    guest.wait_until_ready();
+    Scene::of(lab, guest)
+}
+
+/// Whatever befalls the source's links by `fault`.
+#[track_caller]
+fn survives(scene: &Scene, arguments: &[&str], fault: &str, cure: &str) {
+    scene.guest.set_dirty(BUSY);
+    let migrating = scene.migrate(arguments);
+    let progress = || scene.migrations().remove(0).progress;
+    eventually("memory goes again", || progress().is_some_and(|progress| progress.rounds >= 2));
+    let heartbeat = scene.guest.heartbeat();
+    scene.lab.exec("a", &["bash", "-c", fault]).done();
+    let result = result_of(&migrating.wait());
+    thread::sleep(Duration::from_secs(1));
+    assert_never_silent(&heartbeat, arguments);
+    // It is told and tidied while the links are dead.
+    assert_eq!(result.outcome, Outcome::Failed, "{arguments:?}: {result:#?}");
+    let error = result.error.as_deref().unwrap_or_default();
+    assert!(error.contains("nothing has arrived for "), "{arguments:?}: {result:#?}");
+    scene.lab.assert_runs_on("web", "a");
+    scene.lab.exec("a", &["bash", "-c", cure]).done();
+    // Another look for changed memory would have come by then.
+    thread::sleep(Duration::from_secs(6));
+    assert_never_silent(&heartbeat, arguments);
+    scene.guest.set_dirty(Dirtying::IDLE);
+    scene.assert_settled("a");
+}
+
+#[track_caller]
+fn assert_never_silent(heartbeat: &Heartbeat, arguments: &[&str]) {
+    let statistics = heartbeat.statistics();
+    eprintln!("{arguments:?}: silent for {:.0} ms at most", statistics.longest_gap_ms);
+    assert!(statistics.longest_gap_ms < SILENCE_MAX_MS, "{arguments:?}: {statistics:#?}");
+}
