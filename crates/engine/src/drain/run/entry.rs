@@ -65,7 +65,7 @@ const YIELDS_AFTER: f64 = 2.0;
 /// links carry, so 1 / (1 − 0.8).
 const CONVERGES_WITHIN: f64 = 5.0;
 
-/// A VM that keeps nobody waiting is given up once it has sent its memory so many times. QEMU throttles it in four
+/// A VM that keeps nobody waiting is given up once it has sent its memory so many times. It is throttled in four
 /// steps, each after two rounds at most, and it then has to converge.
 const GIVEN_UP_AFTER: f64 = 20.0;
 
@@ -82,7 +82,7 @@ const TAKEN_OVER_WITHIN_MS: f64 = 1_000.0;
 const LAST_BYTES_WITHIN_MS: f64 = 400.0;
 
 /// Others leave the links to such a VM until so long after its pause. TCP sends again what was lost after 0.2, 0.6 and
-/// 1.4 s: what has not gone by then is not held up by them. QEMU throttles a VM that dirties more than half of what it
+/// 1.4 s: what has not gone by then is not held up by them. A VM is throttled that dirties more than half of what it
 /// sends, seen twice in readings at least a second apart; in one second that is not seen twice.
 const LAST_BYTES_HELD_UP_MS: f64 = 1_500.0;
 
