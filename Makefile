@@ -3,7 +3,7 @@
 CARGO ?= cargo
 TARGET_DIRECTORY := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: demo test soak fuzz style bench setup guest
+.PHONY: demo test chaos soak fuzz style bench setup guest
 
 demo: setup guest
 	$(CARGO) build --release --package drainpipe-cli
@@ -15,6 +15,15 @@ demo: setup guest
 test: setup guest
 	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/scripts/as-root" \
 		DRAINPIPE_TEST_QEMU="$$(scripts/qemu)" $(CARGO) test --workspace --all-targets --no-fail-fast
+
+# Real hosts, QEMUs and guests against random faults: an hour, or CHAOS_SECONDS. It stops at the first thing that is wrong,
+# and leaves all there is to understand it in target/chaos; the same CHAOS_SEED makes the same decisions again.
+CHAOS_SECONDS ?= 3600
+CHAOS_VMS ?= 10
+chaos: setup guest
+	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/scripts/as-root" DRAINPIPE_TEST_QEMU="$$(scripts/qemu)" \
+		DRAINPIPE_CHAOS_SECONDS=$(CHAOS_SECONDS) DRAINPIPE_CHAOS_SEED=$(CHAOS_SEED) DRAINPIPE_CHAOS_VMS=$(CHAOS_VMS) \
+		$(CARGO) test --quiet --package drainpipe-cli --test end_to_end
 
 # Migrations and drains against modelled faults, seed by seed: half an hour for a million. A seed that fails is
 # named, and replays with DRAINPIPE_SEED.

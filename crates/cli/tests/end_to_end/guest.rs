@@ -49,6 +49,11 @@ impl Guest {
         Self { name: name.into(), address, namespace }
     }
 
+    /// Where it answers.
+    pub(crate) fn address(&self) -> Ipv4Addr {
+        self.address
+    }
+
     /// Its specification, all but 112 MiB of its memory filled.
     pub(crate) fn specification(&self, memory_mib: u64, kernel_parameters: &str) -> String {
         let [kernel, initramfs] = image();

@@ -9,6 +9,7 @@
 mod bad_input;
 mod bad_luck;
 mod bandwidth;
+mod chaos;
 mod check;
 mod check_fix;
 mod check_hosts;
@@ -78,39 +79,12 @@ fn main() -> ExitCode {
     {
         eprintln!("SKIPPED: {missing}");
     }
-    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_FAULTS") {
-        measure_faults::run(repeats, arguments.filter.as_deref().unwrap_or_default());
-        return ExitCode::SUCCESS;
-    }
-    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_BOTH") {
-        measure_both::run(repeats);
-        return ExitCode::SUCCESS;
-    }
-    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_BUSY") {
-        measure_busy::run(repeats);
-        return ExitCode::SUCCESS;
-    }
-    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_POST_COPY") {
-        measure_post_copy::run(repeats);
-        return ExitCode::SUCCESS;
-    }
-    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_MOMENTS") {
-        measure_moments::run(repeats, arguments.filter.as_deref().unwrap_or_default());
-        return ExitCode::SUCCESS;
-    }
-    if repeats("DRAINPIPE_MEASURE_KILLS").is_some() {
-        kills::run(arguments.filter.as_deref().unwrap_or_default());
-        return ExitCode::SUCCESS;
-    }
-    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_TLS") {
-        measure_tls::run(repeats);
-        return ExitCode::SUCCESS;
-    }
-    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_DRAIN") {
-        measure_drain::run(repeats);
+    if measures(arguments.filter.as_deref().unwrap_or_default()) {
         return ExitCode::SUCCESS;
     }
     let modules: [(&str, &[Test]); _] = [
+        // The longest one first.
+        ("chaos", chaos::TESTS),
         ("options", options::TESTS),
         ("other_traffic", other_traffic::TESTS),
         ("bad_luck", bad_luck::TESTS),
@@ -175,6 +149,47 @@ fn main() -> ExitCode {
     arguments.test_threads = Some(1);
     let second = libtest_mimic::run(&arguments, alone);
     if first.has_failed() { first.exit_code() } else { second.exit_code() }
+}
+
+/// Does what is no test, if the environment asks for it: whether it did. Rows without the filter's word are left out.
+fn measures(filter: &str) -> bool {
+    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_FAULTS") {
+        measure_faults::run(repeats, filter);
+        return true;
+    }
+    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_BOTH") {
+        measure_both::run(repeats);
+        return true;
+    }
+    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_BUSY") {
+        measure_busy::run(repeats);
+        return true;
+    }
+    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_POST_COPY") {
+        measure_post_copy::run(repeats);
+        return true;
+    }
+    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_MOMENTS") {
+        measure_moments::run(repeats, filter);
+        return true;
+    }
+    if repeats("DRAINPIPE_MEASURE_KILLS").is_some() {
+        kills::run(filter);
+        return true;
+    }
+    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_TLS") {
+        measure_tls::run(repeats);
+        return true;
+    }
+    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_DRAIN") {
+        measure_drain::run(repeats);
+        return true;
+    }
+    if let Some(seconds) = repeats("DRAINPIPE_CHAOS_SECONDS") {
+        chaos::run_for(seconds);
+        return true;
+    }
+    false
 }
 
 fn repeats(variable: &str) -> Option<usize> {

@@ -92,6 +92,11 @@ impl Running {
         kill_process(Pid::from_child(&self.child), signal).expect("the program still runs");
     }
 
+    /// Whether [`Self::wait`] would not have to.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
     #[track_caller]
     pub(crate) fn wait(mut self) -> Output {
         let end = Instant::now() + DEADLINE;

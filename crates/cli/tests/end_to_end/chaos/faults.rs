@@ -1,0 +1,333 @@
+//! Does what goes wrong, and undoes it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use std::{fs, io};
+
+use drainpipe_lab::Fault as LabFault;
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
+
+use super::copies::{Copies, Copy};
+use super::ledger::{Ledger, Victim};
+use super::plan::FaultKind;
+use crate::program::DRAINPIPE;
+use crate::support::{TestLab, eventually};
+
+/// Of the disk under each journal.
+const JOURNAL_DISK_MIB: usize = 24;
+
+/// Frames of at most so many bytes still pass where large ones do not.
+const LARGE_BYTES: u32 = 1400;
+
+/// An agent that ends by itself, as it does while its disk is full, is started again after so long.
+const START_AGAIN_AFTER: Duration = Duration::from_secs(1);
+
+/// What is wrong in a lab now.
+pub(super) struct Faults<'lab> {
+    lab: &'lab TestLab,
+    links: Vec<String>,
+    disks: BTreeMap<String, JournalDisk>,
+    active: Vec<Active>,
+    killed_pids: BTreeSet<i32>,
+    /// VMs that may have been lost with a QEMU that was killed in this round.
+    may_be_lost: BTreeSet<String>,
+    started_at: BTreeMap<String, Instant>,
+}
+
+struct Active {
+    victim: Victim,
+    undo: Undo,
+    until: Instant,
+}
+
+enum Undo {
+    StartAgent(String),
+    Continue(OwnedFd),
+    Heal { host: String, link: String },
+    FreeDisk(String),
+}
+
+/// Where a fault is to be, as far as that is known by now.
+#[derive(Debug, Clone)]
+pub(super) struct Where {
+    pub(super) host: String,
+    pub(super) vm: String,
+    /// With post-copy, a VM on its way needs both its QEMUs.
+    pub(super) needs_both: bool,
+}
+
+impl<'lab> Faults<'lab> {
+    /// Gives each host's journal a disk of its own, which outlives its agent.
+    pub(super) fn prepare(lab: &'lab TestLab, hosts: &[String]) -> Self {
+        let disks = hosts.iter().map(|host| (host.clone(), JournalDisk::under_journal(lab, host))).collect();
+        let links = lab.lab().spec().link_names();
+        Self {
+            lab,
+            links,
+            disks,
+            active: vec![],
+            killed_pids: BTreeSet::new(),
+            may_be_lost: BTreeSet::new(),
+            started_at: BTreeMap::new(),
+        }
+    }
+
+    /// Does it, unless the same thing suffers already, or there is nothing to do it to: whether it was done.
+    pub(super) fn begin(
+        &mut self,
+        kind: FaultKind,
+        at: &Where,
+        lasts: Duration,
+        copies: &Copies,
+        ledger: &mut Ledger,
+    ) -> bool {
+        let until = Instant::now() + lasts;
+        let done = self.make(kind, at, copies, ledger);
+        for (victim, _) in &done {
+            ledger.note(&format!("fault: {kind:?} of {victim:?} for {lasts:?}"));
+            ledger.fault_began(victim.clone());
+        }
+        let is_done = !done.is_empty();
+        for (victim, undo) in done {
+            match undo {
+                Some(undo) => self.active.push(Active { victim, undo, until }),
+                None => ledger.fault_ended(&victim),
+            }
+        }
+        is_done
+    }
+
+    fn make(
+        &mut self,
+        kind: FaultKind,
+        at: &Where,
+        copies: &Copies,
+        ledger: &Ledger,
+    ) -> Vec<(Victim, Option<Undo>)> {
+        let host = &at.host;
+        let agent = Victim::Agent(host.clone());
+        let guard = Victim::Guard(at.vm.clone());
+        let qemu = Victim::Qemu { vm: at.vm.clone(), host: host.clone() };
+        let journal = Victim::Journal(host.clone());
+        let is_free = |victim: &Victim| !ledger.is_suffering(victim);
+        let copy = copies.living(&at.vm).find(|copy| copy.identity.host == *host);
+        match kind {
+            FaultKind::KillAgent if is_free(&agent) => {
+                let killed =
+                    self.lab.agent_pid(host).is_some_and(|pid| kill_process(pid, Signal::KILL).is_ok());
+                let undo = Undo::StartAgent(host.clone());
+                killed.then_some((agent, Some(undo))).into_iter().collect()
+            }
+            FaultKind::FreezeAgent if is_free(&agent) => freeze(self.lab.agent_pid(host), agent),
+            FaultKind::KillGuard if is_free(&guard) => {
+                let killed = self.guard(at).is_some_and(|pid| kill_process(pid, Signal::KILL).is_ok());
+                killed.then_some((guard, None)).into_iter().collect()
+            }
+            FaultKind::FreezeGuard if is_free(&guard) => freeze(self.guard(at), guard),
+            FaultKind::KillQemu if is_free(&qemu) => {
+                copy.filter(|copy| self.kill(copy, at, copies)).map(|_| (qemu, None)).into_iter().collect()
+            }
+            FaultKind::FreezeQemu if is_free(&qemu) => {
+                freeze(copy.and_then(|copy| Pid::from_raw(copy.identity.pid)), qemu)
+            }
+            FaultKind::FullJournal if is_free(&journal) => {
+                self.disks[host].fill();
+                vec![(journal, Some(Undo::FreeDisk(host.clone())))]
+            }
+            FaultKind::KillAgent
+            | FaultKind::FreezeAgent
+            | FaultKind::KillGuard
+            | FaultKind::FreezeGuard
+            | FaultKind::KillQemu
+            | FaultKind::FreezeQemu
+            | FaultKind::FullJournal => vec![],
+            of_links => self.make_of_links(of_links, host, ledger),
+        }
+    }
+
+    fn make_of_links(&self, kind: FaultKind, host: &str, ledger: &Ledger) -> Vec<(Victim, Option<Undo>)> {
+        let links = match kind {
+            FaultKind::LinkDown { link }
+            | FaultKind::Silent { link, .. }
+            | FaultKind::LargeFramesVanish { link }
+            | FaultKind::Loss { link, .. } => &self.links[link..=link],
+            _ => &self.links[..],
+        };
+        let mut done = Vec::new();
+        for link in links {
+            let victim = Victim::Link { host: host.into(), link: link.clone() };
+            if ledger.is_suffering(&victim) {
+                continue;
+            }
+            let (host, link) = (host.to_owned(), link.clone());
+            let words = match kind {
+                FaultKind::LinkDown { .. } | FaultKind::AllLinksDown => format!("link-down {host} {link}"),
+                FaultKind::Silent { direction, .. } => format!("blackhole {host} {link} {direction}"),
+                FaultKind::AllLinksSilent => format!("blackhole {host} {link}"),
+                FaultKind::Loss { percent, .. } => format!("loss {host} {link} {percent}"),
+                _ => format!("blackhole-above {host} {link} {LARGE_BYTES}"),
+            };
+            self.fault(&words);
+            done.push((victim, Some(Undo::Heal { host, link })));
+        }
+        done
+    }
+
+    fn fault(&self, words: &str) {
+        let words: Vec<&str> = words.split(' ').collect();
+        self.lab.lab().fault(&LabFault::from_words(&words).unwrap()).unwrap();
+    }
+
+    fn guard(&self, at: &Where) -> Option<Pid> {
+        let vm = format!(" --vm {}", at.vm);
+        let of_vm = |pid: &Pid| {
+            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            String::from_utf8_lossy(&line).replace('\0', " ").contains(&format!("{vm} "))
+        };
+        self.lab.pids(&at.host, &[" guard --migration "]).into_iter().find(of_vm)
+    }
+
+    /// Whether the VM must survive it is known from what its other QEMU does: while that runs the guest, this one is not
+    /// needed, but with post-copy.
+    fn kill(&mut self, copy: &Copy, at: &Where, copies: &Copies) -> bool {
+        let another_runs =
+            copies.living(&at.vm).any(|other| other.identity.pid != copy.identity.pid && other.is_running());
+        if !another_runs || at.needs_both {
+            self.may_be_lost.insert(at.vm.clone());
+        }
+        self.killed_pids.insert(copy.identity.pid);
+        Pid::from_raw(copy.identity.pid).is_some_and(|pid| kill_process(pid, Signal::KILL).is_ok())
+    }
+
+    /// Whether this QEMU was ended by a fault.
+    pub(super) fn has_killed(&self, copy: &Copy) -> bool {
+        self.killed_pids.contains(&copy.identity.pid)
+    }
+
+    pub(super) fn may_be_lost(&self, vm: &str) -> bool {
+        self.may_be_lost.contains(vm)
+    }
+
+    pub(super) fn round_is_over(&mut self) {
+        self.may_be_lost.clear();
+    }
+
+    /// Undoes what has lasted long enough.
+    pub(super) fn lift_what_is_due(&mut self, ledger: &mut Ledger) {
+        let now = Instant::now();
+        let (due, rest) = self.active.drain(..).partition(|one| one.until <= now);
+        self.active = rest;
+        self.lift(due, ledger);
+    }
+
+    pub(super) fn lift_all(&mut self, ledger: &mut Ledger) {
+        let all = self.active.drain(..).collect();
+        self.lift(all, ledger);
+    }
+
+    fn lift(&mut self, due: Vec<Active>, ledger: &mut Ledger) {
+        for Active { victim, undo, .. } in due {
+            ledger.note(&format!("lifted: {victim:?}"));
+            match undo {
+                Undo::StartAgent(host) => self.start_agent(&host),
+                // It may have been killed meanwhile.
+                Undo::Continue(process) => drop(pidfd_send_signal(process, Signal::CONT)),
+                Undo::Heal { host, link } => self.fault(&format!("heal {host} {link}")),
+                Undo::FreeDisk(host) => self.disks[&host].free(),
+            }
+            ledger.fault_ended(&victim);
+        }
+    }
+
+    fn start_agent(&mut self, host: &str) {
+        self.started_at.insert(host.to_owned(), Instant::now());
+        let way_in = self.disks[host].way_in();
+        self.lab.spawn_agent(host, &["nsenter", &way_in, DRAINPIPE]);
+    }
+
+    /// Starts agents again that have ended by themselves, as they may while their disks are full. One that ends without
+    /// that is told.
+    pub(super) fn look_after_agents(&mut self, hosts: &[String], ledger: &mut Ledger) -> Option<String> {
+        for host in hosts {
+            let is_killed = ledger.is_suffering(&Victim::Agent(host.clone()));
+            let is_starting = self.started_at.get(host).is_some_and(|at| at.elapsed() < START_AGAIN_AFTER);
+            if is_killed || is_starting || self.lab.agent_pid(host).is_some() {
+                continue;
+            }
+            if !ledger.has_suffered(&Victim::Journal(host.clone())) {
+                return Some(format!("the agent of {host} has ended by itself"));
+            }
+            ledger.note(&format!("the agent of {host} ended by itself, after its disk was full"));
+            ledger.count("agent ended by itself, its disk full");
+            self.start_agent(host);
+        }
+        None
+    }
+
+    /// Where a host's journal can be read, from outside of its agent's mounts.
+    pub(super) fn journal_directory(&self, host: &str) -> PathBuf {
+        self.disks[host].directory.clone()
+    }
+}
+
+fn freeze(pid: Option<Pid>, victim: Victim) -> Vec<(Victim, Option<Undo>)> {
+    let frozen = pid.and_then(|pid| {
+        let process = pidfd_open(pid, PidfdFlags::empty()).ok()?;
+        pidfd_send_signal(&process, Signal::STOP).ok()?;
+        Some((victim, Some(Undo::Continue(process))))
+    });
+    frozen.into_iter().collect()
+}
+
+/// A small disk under a host's journal, in mounts of their own that agents are started in.
+struct JournalDisk {
+    /// Keeps the mounts until the lab goes down.
+    keeper: Pid,
+    directory: PathBuf,
+}
+
+impl JournalDisk {
+    /// With what the journal held before. The host's agent is started anew on it.
+    fn under_journal(lab: &TestLab, host: &str) -> Self {
+        lab.stop_agent(host, Signal::TERM);
+        let state = lab.directory(host).join("state").display().to_string();
+        let script = format!(
+            "cp -a {state} {state}.kept && mount -t tmpfs -o size={JOURNAL_DISK_MIB}m,mode=700 none {state} && \
+             cp -a {state}.kept/. {state}/ && touch {state}/.mounted && exec sleep infinity"
+        );
+        let words = ["unshare", "--mount", "bash", "-c", &script];
+        let mut child = lab.lab().spawn(host, &words, &lab.directory(host).join("disk.log")).unwrap();
+        let keeper = Pid::from_child(&child);
+        // It ends with the lab.
+        std::thread::spawn(move || child.wait());
+        let directory = PathBuf::from(format!("/proc/{keeper}/root{state}"));
+        eventually("the disk is mounted", || directory.join(".mounted").exists());
+        let disk = Self { keeper, directory };
+        lab.start_agent_by(host, &["nsenter", &disk.way_in(), DRAINPIPE]);
+        disk
+    }
+
+    /// The option of nsenter(1).
+    fn way_in(&self) -> String {
+        format!("--mount=/proc/{}/ns/mnt", self.keeper)
+    }
+
+    fn filler(&self) -> PathBuf {
+        self.directory.join("filler")
+    }
+
+    /// To the last byte.
+    fn fill(&self) {
+        // That it ends in an error is the purpose.
+        let _ = fs::write(self.filler(), vec![0; JOURNAL_DISK_MIB << 20]);
+    }
+
+    fn free(&self) {
+        match fs::remove_file(self.filler()) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => panic!("{error}"),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! What was done, when, and to whom: for the table at the end, and to tell how long a VM may have been silent.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Longest silence of a VM that nothing is done to, and of one that is moved without a fault: without KVM, on a machine
+/// that is busy with many others.
+const QUIET_SILENCE_MAX: Duration = Duration::from_secs(8);
+
+/// What is promised beyond the time that a fault lasts: 15 s until a source gives up that its last bytes arrive, with
+/// what its QEMU and a busy machine need.
+const FAULT_SILENCE_MAX: Duration = Duration::from_secs(25);
+
+/// A fault is felt for so long after its end: connections that it has slowed down recover late.
+const AFTERMATH: Duration = Duration::from_secs(30);
+
+/// What a fault was done to.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Victim {
+    Agent(String),
+    Guard(String),
+    Qemu { vm: String, host: String },
+    Link { host: String, link: String },
+    Journal(String),
+}
+
+impl Victim {
+    /// Whether a VM may stand still for it, which has been on its way from or to these hosts.
+    fn concerns(&self, vm: &str, hosts: &BTreeSet<String>) -> bool {
+        match self {
+            Self::Agent(host) | Self::Journal(host) | Self::Link { host, .. } => hosts.contains(host),
+            Self::Guard(of) | Self::Qemu { vm: of, .. } => of == vm,
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Suffered {
+    victim: Victim,
+    from: Instant,
+    to: Option<Instant>,
+}
+
+/// The record of one run.
+pub(super) struct Ledger {
+    began: Instant,
+    directory: PathBuf,
+    log: File,
+    suffered: Vec<Suffered>,
+    /// Hosts from and to which a VM has been on its way in this round.
+    hosts_of: BTreeMap<String, BTreeSet<String>>,
+    counts: BTreeMap<String, usize>,
+    longest_silence: (Duration, String),
+    /// Of what faults and promises allow, in percent.
+    most_used_percent: u128,
+    longest_settling: Duration,
+}
+
+impl Ledger {
+    /// Keeps its log, and what else there is to be kept, in a new directory.
+    pub(super) fn create(directory: PathBuf) -> io::Result<Self> {
+        fs::create_dir_all(&directory)?;
+        let log = File::create(directory.join("chaos.log"))?;
+        Ok(Self {
+            began: Instant::now(),
+            directory,
+            log,
+            suffered: vec![],
+            hosts_of: BTreeMap::new(),
+            counts: BTreeMap::new(),
+            longest_silence: (Duration::ZERO, "of no VM".into()),
+            most_used_percent: 0,
+            longest_settling: Duration::ZERO,
+        })
+    }
+
+    pub(super) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    pub(super) fn note(&mut self, what: &str) {
+        let at = self.began.elapsed().as_secs_f64();
+        // A full disk does not end the run.
+        let _ = writeln!(self.log, "{at:9.3} [{:.3}] {what}", super::monitor::now_us() as f64 / 1e6);
+    }
+
+    pub(super) fn count(&mut self, what: &str) {
+        *self.counts.entry(what.to_owned()).or_default() += 1;
+    }
+
+    pub(super) fn fault_began(&mut self, victim: Victim) {
+        self.suffered.push(Suffered { victim, from: Instant::now(), to: None });
+    }
+
+    pub(super) fn fault_ended(&mut self, victim: &Victim) {
+        let now = Instant::now();
+        let open = self.suffered.iter_mut().filter(|one| one.victim == *victim && one.to.is_none());
+        open.for_each(|one| one.to = Some(now));
+    }
+
+    pub(super) fn is_suffering(&self, victim: &Victim) -> bool {
+        self.suffered.iter().any(|one| one.victim == *victim && one.to.is_none())
+    }
+
+    /// Whether it suffers now, or did so lately.
+    pub(super) fn has_suffered(&self, victim: &Victim) -> bool {
+        self.suffered
+            .iter()
+            .any(|one| one.victim == *victim && one.to.is_none_or(|to| to.elapsed() < AFTERMATH))
+    }
+
+    pub(super) fn moves(&mut self, vm: &str, hosts: impl IntoIterator<Item = String>) {
+        self.hosts_of.entry(vm.to_owned()).or_default().extend(hosts);
+    }
+
+    /// How long it took after the end of all faults until everything was over.
+    pub(super) fn settled_after(&mut self, elapsed: Duration) {
+        self.longest_settling = self.longest_settling.max(elapsed);
+    }
+
+    pub(super) fn round_is_over(&mut self) {
+        self.hosts_of.clear();
+        let now = Instant::now();
+        self.suffered.retain(|one| one.to.is_none_or(|to| now - to < AFTERMATH));
+    }
+
+    /// How long a VM may be silent that has been so since then: for as long as faults last that concern it, and what is
+    /// promised beyond.
+    fn silence_max(&self, vm: &str, since: Instant, now: Instant) -> Duration {
+        let none = BTreeSet::new();
+        let hosts = self.hosts_of.get(vm).unwrap_or(&none);
+        let mut times: Vec<(Instant, Instant)> = self
+            .suffered
+            .iter()
+            .filter(|one| one.victim.concerns(vm, hosts))
+            .map(|one| (one.from, one.to.unwrap_or(now)))
+            .filter(|(_, to)| *to + AFTERMATH > since)
+            .collect();
+        if times.is_empty() {
+            return QUIET_SILENCE_MAX;
+        }
+        times.sort();
+        let mut covered = Duration::ZERO;
+        let mut until = since;
+        for (from, to) in times {
+            covered += to.saturating_duration_since(from.max(until));
+            until = until.max(to);
+        }
+        covered + FAULT_SILENCE_MAX
+    }
+
+    /// What is wrong with a silence that began then and still goes on, or has just ended.
+    pub(super) fn judge_silence(&mut self, vm: &str, since: Instant, now: Instant) -> Option<String> {
+        let (silence, max) = (now - since, self.silence_max(vm, since, now));
+        if silence > self.longest_silence.0 {
+            self.longest_silence = (silence, format!("of {vm}, {max:.1?} were allowed"));
+        }
+        self.most_used_percent = self.most_used_percent.max(silence.as_millis() * 100 / max.as_millis());
+        (silence > max).then(|| {
+            let began = since.saturating_duration_since(self.began).as_secs_f64();
+            format!("{vm} has been silent for {silence:.1?} since {began:.3}, {max:.1?} are allowed")
+        })
+    }
+
+    /// A table of what was done.
+    pub(super) fn table(&self) -> String {
+        let mut table = String::from("| what | how often |\n|---|---|\n");
+        for (what, count) in &self.counts {
+            writeln!(table, "| {what} | {count} |").expect("a String takes all");
+        }
+        let (longest, whose) = &self.longest_silence;
+        writeln!(table, "| longest silence | {longest:.1?} {whose} |").expect("a String takes all");
+        writeln!(table, "| most of what was allowed | {} % |", self.most_used_percent)
+            .expect("a String takes all");
+        let settling = self.longest_settling;
+        writeln!(table, "| longest until all had settled | {settling:.1?} |").expect("a String takes all");
+        table
+    }
+}

@@ -1,0 +1,142 @@
+//! What operators ask for, by the program itself, and whether what it says of it is true.
+
+use std::time::{Duration, Instant};
+
+use drainpipe_engine::result::{MigrationResult, Outcome};
+
+use super::plan::Way;
+use crate::program::{Output, Running};
+use crate::support::TestLab;
+
+/// No operation takes longer: the deadlines of migrations, faults, and what agents then take to agree.
+const OPERATION_MAX: Duration = Duration::from_mins(5);
+
+/// What was asked for, and has not ended yet.
+pub(super) struct Operation {
+    pub(super) what: What,
+    /// Which errand of the round it belongs to.
+    pub(super) errand: usize,
+    running: Running,
+    began: Instant,
+}
+
+#[derive(Debug, Clone)]
+pub(super) enum What {
+    Move {
+        vm: String,
+        source: String,
+        target: String,
+    },
+    Drain {
+        host: String,
+    },
+    /// What a drain has moved comes back.
+    Resume,
+}
+
+/// What is said of where a VM is.
+#[derive(Debug)]
+pub(super) struct Claim {
+    pub(super) vm: String,
+    pub(super) host: String,
+    pub(super) said: String,
+    pub(super) at: Instant,
+}
+
+impl Operation {
+    pub(super) fn migrate(lab: &TestLab, errand: usize, [vm, source, target]: [&str; 3], way: Way) -> Self {
+        let (deadline, throttle) =
+            (way.deadline_s.to_string(), way.throttle_percent.map(|max| max.to_string()));
+        let mut words =
+            vec!["migrate", vm, target, "--json", "--option", way.option, "--deadline", &deadline];
+        words.extend(way.encrypt.then_some("--encrypt"));
+        words.extend(way.post_copy.then_some("--post-copy"));
+        if let Some(throttle) = &throttle {
+            words.extend(["--throttle", throttle]);
+        }
+        let [vm, source, target] = [vm, source, target].map(str::to_owned);
+        Self::start(lab, errand, &source.clone(), &words, What::Move { vm, source, target })
+    }
+
+    pub(super) fn drain(lab: &TestLab, errand: usize, host: &str, post_copy: bool, encrypt: bool) -> Self {
+        let mut words = vec!["drain", host, "--yes", "--json", "--deadline", "60"];
+        words.extend(encrypt.then_some("--encrypt"));
+        words.extend(post_copy.then_some("--post-copy"));
+        Self::start(lab, errand, host, &words, What::Drain { host: host.into() })
+    }
+
+    pub(super) fn resume(lab: &TestLab, errand: usize, host: &str) -> Self {
+        let words = ["resume", host, "--failback", "--json"];
+        Self::start(lab, errand, host, &words, What::Resume)
+    }
+
+    fn start(lab: &TestLab, errand: usize, host: &str, words: &[&str], what: What) -> Self {
+        let socket = lab.agent_socket(host);
+        let running = lab.start(&[words, &["--agent", &socket]].concat());
+        Self { what, errand, running, began: Instant::now() }
+    }
+
+    pub(super) fn has_ended(&mut self) -> bool {
+        self.running.has_ended()
+    }
+
+    /// What was asked for, by which errand, and what became of it.
+    pub(super) fn end(self) -> (What, usize, Output) {
+        (self.what, self.errand, self.running.wait())
+    }
+
+    /// What is wrong with one that goes on.
+    pub(super) fn overdue(&self) -> Option<String> {
+        let elapsed = self.began.elapsed();
+        (elapsed > OPERATION_MAX).then(|| format!("{:?} goes on after {elapsed:.0?}", self.what))
+    }
+}
+
+/// The name of an end, for the table; and what it says of where the VM is.
+pub(super) fn judge(what: &What, output: &Output) -> Result<(String, Option<Claim>), String> {
+    let end = |name: &str| format!("{}: {name}", what.name());
+    if output.stderr.contains("panicked") {
+        return Err(format!("{what:?}: the program panicked: {output:#?}"));
+    }
+    let What::Move { vm, source, target } = what else { return Ok((end(of_code(output.code)), None)) };
+    let Ok(result) = serde_json::from_str::<MigrationResult>(&output.stdout) else {
+        let is_known = (1..=6).contains(&output.code);
+        return if is_known {
+            Ok((end(of_code(output.code)), None))
+        } else {
+            Err(format!("{what:?}: neither a result nor a known exit code: {output:#?}"))
+        };
+    };
+    let claim = |host: &str| {
+        let said = format!("{:?}: {}", result.outcome, result.error.as_deref().unwrap_or("no error"));
+        Some(Claim { vm: vm.clone(), host: host.into(), said, at: Instant::now() })
+    };
+    Ok(match result.outcome {
+        Outcome::Completed => (end("completed"), claim(target)),
+        Outcome::Failed => (end("failed"), claim(source)),
+        Outcome::Cancelled => (end("cancelled"), claim(source)),
+        Outcome::Undecided => (end("undecided"), None),
+    })
+}
+
+fn of_code(code: i32) -> &'static str {
+    match code {
+        0 => "done",
+        1 => "failed, or no agent to ask",
+        2 => "not known there",
+        3 => "refused",
+        4 => "lost sight of",
+        5 => "cancelled",
+        _ => "other",
+    }
+}
+
+impl What {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Move { .. } => "migration",
+            Self::Drain { .. } => "drain",
+            Self::Resume => "failback",
+        }
+    }
+}

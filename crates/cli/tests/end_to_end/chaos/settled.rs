@@ -1,0 +1,75 @@
+//! Whether all is over and told as it is, once nothing is wrong any more.
+
+use drainpipe_agent::api::types::{DrainView, MigrationView, VmList, VmState};
+
+use super::faults::Faults;
+use super::monitor::Monitor;
+use crate::drain::ask;
+use crate::support::TestLab;
+
+/// What an agent says of its own VMs does not change by itself when all is over: why it is not yet, if so.
+pub(super) enum Unsettled {
+    /// It may settle by itself.
+    Yet(String),
+    /// A VM that a fault has ended, and that is told to be off: it is to be started.
+    Ended { vm: String, host: String },
+    /// A drain was cut short: its host is to take VMs again.
+    Cordoned { host: String },
+}
+
+/// The first thing that is not settled.
+pub(super) fn unsettled(
+    lab: &TestLab,
+    hosts: &[String],
+    vms: &[String],
+    monitor: &Monitor,
+    faults: &Faults<'_>,
+) -> Option<Unsettled> {
+    let yet = |why: String| Some(Unsettled::Yet(why));
+    let mut told = Vec::new();
+    for host in hosts {
+        let views: Vec<MigrationView> = match ask(lab, host, "/v1/migrations?limit=50", None) {
+            Ok(views) => views,
+            Err(problem) => return yet(format!("{host} does not answer: {problem}")),
+        };
+        if let Some(view) = views.iter().find(|view| view.progress.is_some()) {
+            return yet(format!("{host} has a migration under way: {view:#?}"));
+        }
+        match ask::<VmList>(lab, host, "/v1/vms", None) {
+            Ok(list) => told.extend(list.vms),
+            Err(problem) => return yet(format!("{host} does not list its VMs: {problem}")),
+        }
+        match ask::<DrainView>(lab, host, "/v1/drain", None) {
+            Ok(view) if view.started_at.is_some() && view.ended_at.is_none() => {
+                return yet(format!("{host} is being drained, or gets back what left it: {view:#?}"));
+            }
+            Ok(view) if view.cordoned => return Some(Unsettled::Cordoned { host: host.clone() }),
+            Ok(_) => {}
+            Err(problem) => return yet(format!("{host} does not tell of its drain: {problem}")),
+        }
+        let guards = lab.pids(host, &[" guard --migration "]);
+        if !guards.is_empty() {
+            return yet(format!("{host} has guards left: {guards:?}"));
+        }
+    }
+    // Asked after the agents: what changes meanwhile is seen the next time.
+    let copies = monitor.copies();
+    for vm in vms {
+        let of_vm: Vec<_> = told.iter().filter(|view| view.name == *vm).collect();
+        let living: Vec<_> = copies.living(vm).collect();
+        let [one] = of_vm[..] else {
+            return yet(format!("{vm} is told of by {} hosts: {of_vm:#?}", of_vm.len()));
+        };
+        match (one.state, &living[..]) {
+            (VmState::Running, [copy]) if copy.is_running() && copy.identity.host == one.host => {}
+            (VmState::Stopped, []) if faults.may_be_lost(vm) => {
+                return Some(Unsettled::Ended { vm: vm.clone(), host: one.host.clone() });
+            }
+            (state, copies) => {
+                let copies: Vec<String> = copies.iter().map(ToString::to_string).collect();
+                return yet(format!("{vm} is told as {state:?} on {}; its QEMUs: {copies:#?}", one.host));
+            }
+        }
+    }
+    None
+}
