@@ -41,9 +41,9 @@ style:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- --deny warnings
 
-MEASURE = CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/scripts/as-root" \
-	DRAINPIPE_TEST_QEMU="$$(scripts/qemu)" \
-	$(CARGO) test --release --quiet --package drainpipe-cli --test end_to_end
+MEASURE_WITH = CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/scripts/as-root"
+MEASURE_BY = $(CARGO) test --release --quiet --package drainpipe-cli --test end_to_end
+MEASURE = $(MEASURE_WITH) DRAINPIPE_TEST_QEMU="$$(scripts/qemu)" $(MEASURE_BY)
 
 # All figures in bench/: hours, three or four of them for compression.
 bench: setup guest
@@ -54,6 +54,10 @@ bench: setup guest
 	DRAINPIPE_MEASURE_BOTH=5 $(MEASURE) | tee bench/results/both.md
 	DRAINPIPE_MEASURE_BUSY=3 $(MEASURE) | tee bench/results/busy.md
 	DRAINPIPE_MEASURE_TLS=9 $(MEASURE) | tee bench/results/tls.md
+	for qemu in "$$(scripts/qemu)" qemu-system-x86_64; do \
+		DRAINPIPE_MEASURE_SCENARIOS=20 $(MEASURE_WITH) DRAINPIPE_TEST_QEMU=$$qemu $(MEASURE_BY) \
+			| tee -a bench/results/scenarios.md; \
+	done
 	for mix in 1 2 3; do \
 		DRAINPIPE_MEASURE_DRAIN=3 DRAINPIPE_MEASURE_DRAIN_MIX=$$mix $(MEASURE) | tee bench/results/drain-$$mix.md; \
 	done

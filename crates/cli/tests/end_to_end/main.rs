@@ -185,6 +185,10 @@ fn measures(filter: &str) -> bool {
         measure_drain::run(repeats);
         return true;
     }
+    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_SCENARIOS") {
+        chaos::measure(repeats, filter);
+        return true;
+    }
     if let Some(seconds) = repeats("DRAINPIPE_CHAOS_SECONDS") {
         chaos::run_for(seconds);
         return true;

@@ -166,6 +166,19 @@ impl Ledger {
         })
     }
 
+    pub(super) fn longest_silence(&self) -> Duration {
+        self.longest_silence.0
+    }
+
+    pub(super) fn counted(&self, what: &str) -> usize {
+        self.counts.get(what).copied().unwrap_or(0)
+    }
+
+    /// The sum of all that begin like this.
+    pub(super) fn counted_as(&self, beginning: &str) -> usize {
+        self.counts.iter().filter(|(what, _)| what.starts_with(beginning)).map(|(_, count)| count).sum()
+    }
+
     /// A table of what was done.
     pub(super) fn table(&self) -> String {
         let mut table = String::from("| what | how often |\n|---|---|\n");
