@@ -56,8 +56,8 @@ bench: setup guest
 	DRAINPIPE_MEASURE_TLS=9 $(MEASURE) | tee bench/results/tls.md
 	for qemu in "$$(scripts/qemu)" qemu-system-x86_64; do \
 		DRAINPIPE_MEASURE_SCENARIOS=20 $(MEASURE_WITH) DRAINPIPE_TEST_QEMU=$$qemu $(MEASURE_BY) \
-			| tee -a bench/results/scenarios.md; \
-	done
+			|| exit 1; \
+	done | tee bench/results/scenarios.md
 	for mix in 1 2 3; do \
 		DRAINPIPE_MEASURE_DRAIN=3 DRAINPIPE_MEASURE_DRAIN_MIX=$$mix $(MEASURE) | tee bench/results/drain-$$mix.md; \
 	done
