@@ -459,7 +459,7 @@ impl<'lab> World<'lab> {
                 }
             }
         }
-        directory
+        directory.canonicalize().unwrap_or(directory)
     }
 }
 
