@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use drainpipe_engine::connections::Precedence;
 use drainpipe_engine::facts::{HostFacts, HypervisorVersion, NoMigrationAddress};
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::facts::HypervisorFacts;
-use drainpipe_identity::{Identity, Peer};
+use drainpipe_identity::{Identity, Peer, check_unchangeable};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tracing::{error, info, warn};
@@ -41,6 +42,7 @@ use crate::server::{self, PrecedenceOf};
 use crate::slots::Slots;
 use crate::throttles;
 use crate::vms::{QEMU_DEADLINE, Vms, describe};
+use crate::watchdog;
 
 /// How long the other agents may take to say what there is on their hosts: somebody waits for the list, and
 /// those that answer at all do so at once.
@@ -161,6 +163,10 @@ async fn live(
     let runtime = &config.runtime_directory;
     std::fs::create_dir_all(runtime)
         .map_err(|error| Problem::failed(format!("cannot create {}: {error}", runtime.display())))?;
+    check_journal_is_own(&config.state_directory)?;
+    // They end with their drop.
+    let mut looking = JoinSet::new();
+    looking.spawn(watchdog::keep_alive(config.socket.clone()));
     if !wait_until_believed(&config, identity, &heard, answering, stop).await? {
         return Ok(Ended::Stopped);
     }
@@ -171,8 +177,6 @@ async fn live(
     info!(host = agent.name(), listen = %agent.config.listen, %socket, "serving");
     tell_service_manager();
     answering.send_replace(Some(api::router(Arc::clone(&agent))));
-    // They end with their drop.
-    let mut looking = JoinSet::new();
     looking.spawn(check::keep_trying(Arc::clone(&agent)));
     looking.spawn(idle_cores::keep_counting(Arc::clone(&agent), own_cpus));
     looking.spawn(proof::keep_telling(Arc::clone(&agent)));
@@ -218,6 +222,15 @@ fn tell_service_manager() {
     if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
         warn!(%error, "cannot tell the service manager that the agent is ready");
     }
+}
+
+/// Whoever writes to the journal says which VMs run here.
+fn check_journal_is_own(directory: &Path) -> Result<(), Problem> {
+    check_unchangeable(directory, "state directory").map_err(Problem::refused)?;
+    for name in ["journal.sqlite", "journal.sqlite-wal", "journal.sqlite-shm"] {
+        check_unchangeable(&directory.join(name), "journal").map_err(Problem::refused)?;
+    }
+    Ok(())
 }
 
 fn load_identity(config: &Config) -> Result<Identity, Problem> {

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use drainpipe_engine::bandwidth::BandwidthSchedule;
 use drainpipe_engine::encryption::EncryptionPolicy;
 use drainpipe_engine::migration;
+use drainpipe_identity::{FileError, check_unchangeable};
 use serde::Deserialize;
 use thiserror::Error;
 
@@ -278,6 +279,9 @@ fn default_runtime_directory() -> PathBuf {
 /// Why a configuration cannot be used.
 #[derive(Debug, Error)]
 pub enum ConfigError {
+    /// Others may have written it.
+    #[error(transparent)]
+    Changeable(#[from] FileError),
     /// The file cannot be read.
     #[error("cannot read the configuration {path}: {source}; see `drainpipe agent --help` for an example", path = path.display())]
     Read {
@@ -307,6 +311,7 @@ pub enum ConfigError {
 impl Config {
     /// Reads and checks the file.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        check_unchangeable(path, "configuration")?;
         let text = std::fs::read_to_string(path)
             .map_err(|source| ConfigError::Read { path: path.into(), source })?;
         Self::parse(&text, path)

@@ -10,6 +10,7 @@ mod permit;
 mod post_copy;
 mod running;
 mod silence;
+mod strangers;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};

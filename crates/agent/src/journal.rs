@@ -67,8 +67,6 @@ enum JournalCause {
     Malformed(rusqlite::Error),
     #[error("it is not believed: {0}; `drainpipe journal show` says what was found")]
     Doubted(String),
-    #[error("{path} may be written by everybody: `chmod o-w {path}`, and look whether somebody did", path = .0.display())]
-    WritableByOthers(PathBuf),
     #[error("there is none in this place any more")]
     Gone,
     #[error("a record does not make sense: {0}")]
@@ -97,7 +95,7 @@ impl From<rusqlite::Error> for JournalCause {
 impl From<JournalError> for Problem {
     fn from(error: JournalError) -> Self {
         match error.source {
-            JournalCause::Doubted(_) | JournalCause::WritableByOthers(_) => Self::refused(error),
+            JournalCause::Doubted(_) => Self::refused(error),
             _ => Self::failed(error),
         }
     }

@@ -20,6 +20,7 @@
 //! proof      whether the journal is believed, and what is done where it is not
 //! precedence the VM that is silent has the cores first
 //! scheduling_group among which threads the kernel weighs priorities
+//! watchdog   tells the service manager that the agent answers
 //! network    changes of the host's network, journaled and put back
 //! ```
 
@@ -71,3 +72,4 @@ mod throttles;
 mod transport;
 mod vm_cores;
 mod vms;
+mod watchdog;

@@ -159,6 +159,11 @@ impl HostNetwork {
         self.put_back_where(|change| change.owner == owner).await
     }
 
+    /// Undoes one change that was made for an owner, who has no use for it any more.
+    pub(crate) async fn put_back_one(&self, owner: &str, change: &Change) -> Result<(), Problem> {
+        self.put_back_where(|made| made.owner == owner && same_object(&made.change, change)).await
+    }
+
     /// Undoes everything that an earlier life of the agent left, but for the owners named.
     pub(crate) async fn put_back_all_but(&self, owners: &[String]) -> Result<(), Problem> {
         self.put_back_where(|change| !owners.contains(&change.owner)).await
@@ -200,7 +205,10 @@ fn is_record_of(recorded: &Change, change: &Change) -> bool {
     match change {
         // A route is put back whatever it has become; a setting only if it has the value that was recorded.
         Change::Route { .. } => same_object(recorded, change),
-        Change::Address { .. } | Change::Unreachable { .. } | Change::Sysctl { .. } => recorded == change,
+        Change::Address { .. }
+        | Change::Unreachable { .. }
+        | Change::OnlyFrom { .. }
+        | Change::Sysctl { .. } => recorded == change,
     }
 }
 
@@ -213,6 +221,10 @@ fn same_object(one: &Change, other: &Change) -> bool {
         | (Change::Unreachable { destination }, Change::Unreachable { destination: other }) => {
             destination == other
         }
+        (
+            Change::OnlyFrom { address, port, .. },
+            Change::OnlyFrom { address: other, port: other_port, .. },
+        ) => (address, port) == (other, other_port),
         (Change::Sysctl { key, .. }, Change::Sysctl { key: other, .. }) => key == other,
         _ => false,
     }

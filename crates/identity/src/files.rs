@@ -1,8 +1,8 @@
 //! Certificates and keys as files: read with care, written whole or not at all.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustls::pki_types::pem::PemObject;
@@ -49,6 +49,19 @@ pub enum FileError {
         /// Its permission bits.
         mode: u32,
     },
+    /// Something that is believed, and that others may write to.
+    #[error(
+        "{what} {path} can be changed by others than root and its owner (mode {mode:04o}): run `chmod go-w {path}`, \
+         and look whether it is still what it should be"
+    )]
+    Changeable {
+        /// What it is.
+        what: &'static str,
+        /// The file or directory.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
     /// A directory in which others may put a key of theirs.
     #[error(
         "directory {path} can be changed by others than its owner (mode {mode:04o}): run `chmod go-w {path}`"
@@ -82,9 +95,34 @@ pub enum FileError {
     },
 }
 
+/// Refuses a file or directory which everybody may write to, or a group that is neither root's nor this process's.
+/// One that is not there is nobody's to write to.
+pub fn check_unchangeable(path: &Path, what: &'static str) -> Result<(), FileError> {
+    match fs::metadata(path) {
+        Ok(metadata) => check_metadata(path, what, &metadata),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(source) => Err(FileError::Unreadable { what, path: path.to_owned(), source }),
+    }
+}
+
+fn check_metadata(path: &Path, what: &'static str, metadata: &Metadata) -> Result<(), FileError> {
+    let mode = metadata.permissions().mode() & 0o7777;
+    let by_everybody = mode & 0o002 != 0;
+    let by_a_group = mode & 0o020 != 0 && metadata.gid() != 0 && Some(metadata.gid()) != own_group();
+    if by_everybody || by_a_group {
+        return Err(FileError::Changeable { what, path: path.to_owned(), mode });
+    }
+    Ok(())
+}
+
+fn own_group() -> Option<u32> {
+    fs::metadata("/proc/self").ok().map(|metadata| metadata.gid())
+}
+
 /// The text of a PEM file that is no secret.
 pub(crate) fn read_pem(path: &Path, what: &'static str) -> Result<String, FileError> {
     let (file, _) = open(path, what)?;
+    check_unchangeable(path, what)?;
     let pem = read_limited(file, path, what)?;
     let text = str::from_utf8(&pem).map_err(|error| not_pem(path, what, &error))?;
     Ok(text.to_owned())

@@ -22,7 +22,7 @@ mod suites;
 mod validity;
 
 pub use explain::{explain, is_for_certificates};
-pub use files::FileError;
+pub use files::{FileError, check_unchangeable};
 pub use identity::{Identity, LoadError};
 pub use name::{InvalidName, check_name};
 pub use peer::{Peer, PeerError};

@@ -43,6 +43,15 @@ pub enum Change {
         /// Where the route leads that may be lost.
         destination: IpNet,
     },
+    /// Nobody but `sources` is answered on a TCP port, and programs on this host.
+    OnlyFrom {
+        /// The host's address.
+        address: IpAddr,
+        /// Port on it.
+        port: u16,
+        /// Who is answered.
+        sources: Vec<IpAddr>,
+    },
     /// A kernel setting below `net.` has `value`.
     Sysctl {
         /// As `sysctl` writes it: `net.ipv4.conf.eth0.forwarding`; dots within a link's name are
@@ -118,19 +127,24 @@ impl Network {
             Change::Address { link, address } => self.observe_address(link, *address).await,
             Change::Route { destination, way } => self.observe_route(*destination, way).await,
             Change::Unreachable { destination } => self.observe_unreachable(*destination).await,
+            // Rules that are there already are an earlier life's.
+            Change::OnlyFrom { .. } => Ok(Before::Absent),
             Change::Sysctl { key, .. } => crate::sysctl::observe(key),
         }
     }
 
     /// Whether `change` is applied, whoever has done so.
     pub async fn is_applied(&self, change: &Change) -> Result<bool, Error> {
+        if let Change::OnlyFrom { address, port, .. } = change {
+            return self.is_only_from(*address, *port).await;
+        }
         let now = self.observe(change).await?;
         Ok(match (change, now) {
             (Change::Address { .. }, now) => now == Before::Address,
             (Change::Route { way, .. }, Before::Route(now)) => now == sorted(way),
             (Change::Unreachable { .. }, now) => now == Before::Unreachable,
             (Change::Sysctl { value, .. }, Before::Sysctl { value: now }) => now == *value,
-            (Change::Route { .. } | Change::Sysctl { .. }, _) => false,
+            (Change::Route { .. } | Change::Sysctl { .. } | Change::OnlyFrom { .. }, _) => false,
         })
     }
 
@@ -140,6 +154,9 @@ impl Network {
             Change::Address { link, address } => self.apply_address(link, *address).await,
             Change::Route { destination, way } => self.apply_route(*destination, way).await,
             Change::Unreachable { destination } => self.apply_unreachable(*destination).await,
+            Change::OnlyFrom { address, port, sources } => {
+                self.apply_only_from(*address, *port, sources).await
+            }
             Change::Sysctl { key, value } => crate::sysctl::apply(key, value),
         }
     }
@@ -160,6 +177,9 @@ impl Network {
             (Change::Unreachable { destination }, Before::Absent) => {
                 self.remove_unreachable(*destination).await
             }
+            (Change::OnlyFrom { address, port, sources }, Before::Absent) => {
+                self.remove_only_from(*address, *port, sources).await
+            }
             (Change::Sysctl { key, value }, Before::Sysctl { value: before }) => {
                 crate::sysctl::restore(key, value, before)
             }
@@ -174,6 +194,7 @@ impl fmt::Display for Change {
             Self::Address { link, address } => write!(f, "address {address} on link {link}"),
             Self::Route { destination, way } => write!(f, "route to {destination}{way}"),
             Self::Unreachable { destination } => write!(f, "{destination} unreachable without its route"),
+            Self::OnlyFrom { address, port, .. } => write!(f, "port {port} of {address} for its peer alone"),
             Self::Sysctl { key, value } => write!(f, "{key} = {value}"),
         }
     }

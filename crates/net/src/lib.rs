@@ -19,6 +19,7 @@ mod link;
 mod multichannel;
 mod neighbour;
 mod network;
+mod only_from;
 mod placement;
 mod rdma;
 mod route;

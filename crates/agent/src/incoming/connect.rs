@@ -1,5 +1,6 @@
 //! Step 5 on the target: ports on which the source tries the paths, the network, and QEMU listening.
 
+use std::fmt::Display;
 use std::future::ready;
 use std::net::{IpAddr, TcpListener};
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use drainpipe_hypervisor::Vmm;
 use drainpipe_hypervisor::migration::{self, MigrationError};
 
 use super::post_copy::check_one_connection;
-use super::{IncomingVm, must_wait};
+use super::{IncomingVm, must_wait, strangers};
 use crate::agent::Agent;
 use crate::api::types::{ConnectionRequest, Endpoint, WatchRequest};
 use crate::link_socket::on_link;
@@ -171,7 +172,7 @@ pub(super) async fn listen(
     listening: Listening,
 ) -> Result<Endpoint, Problem> {
     if !request.plan.is_relayed() {
-        let port = listen_on_free_port(agent, vmm, request, address, listening).await?;
+        let port = listen_on_free_port(agent, entry, vmm, request, address, listening).await?;
         return Ok(Endpoint { address, port, watch: None, relay_token: None, relay_page_cache_mib: 0 });
     }
     let path = vmm.paths().relay_socket();
@@ -210,20 +211,30 @@ async fn bind_free_port(
 
 async fn listen_on_free_port(
     agent: &Agent,
+    entry: &IncomingVm,
     vmm: &Vmm,
     request: &ConnectionRequest,
     address: IpAddr,
     listening: Listening,
 ) -> Result<u16, Problem> {
     let link = request.plan.paths.first().map_or("", |path| &path.link);
+    let sources = &strangers::allowed(agent, entry, request).await;
     ports::take(agent, |port| async move {
+        let failed = |error: &dyn Display| {
+            Problem::failed(format!("{} cannot listen on {address}: {error}", agent.name()))
+        };
         let listen_at = on_link(link, address, port).map_err(Problem::failed)?;
+        if strangers::is_in_use(listen_at).map_err(|error| failed(&error))? {
+            return Ok(None);
+        }
+        strangers::keep_out(agent, entry, listen_at, sources).await;
         match listening.at(vmm, request, listen_at).await {
             Ok(()) => Ok(Some(port)),
-            Err(MigrationError::PortTaken(_)) => Ok(None),
-            Err(error) => {
-                Err(Problem::failed(format!("{} cannot listen on {address}: {error}", agent.name())))
+            Err(MigrationError::PortTaken(_)) => {
+                strangers::let_in(agent, entry, listen_at).await;
+                Ok(None)
             }
+            Err(error) => Err(failed(&error)),
         }
     })
     .await

@@ -126,29 +126,14 @@ pub(super) const SCHEMA_CHANGES: &[&str] = &[
 ",
 ];
 
-/// Whoever may write it decides whose a VM is.
-const WRITABLE_BY_OTHERS: u32 = 0o002;
-
 /// Makes the journal's directory, if it is not there.
 pub(super) fn make_directory(directory: &Path) -> Result<(), JournalCause> {
     use std::os::unix::fs::DirBuilderExt;
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(JournalCause::Directory)
 }
 
-pub(super) fn check_permissions(directory: &Path, path: &Path) -> Result<(), JournalCause> {
-    use std::os::unix::fs::PermissionsExt;
-    for each in [directory, path] {
-        let mode = std::fs::metadata(each).map_or(0, |metadata| metadata.permissions().mode());
-        if mode & WRITABLE_BY_OTHERS != 0 {
-            return Err(JournalCause::WritableByOthers(each.to_owned()));
-        }
-    }
-    Ok(())
-}
-
 pub(super) fn open_connection(directory: &Path, path: &Path) -> Result<Connection, JournalCause> {
     make_directory(directory)?;
-    check_permissions(directory, path)?;
     let mut connection = Connection::open(path)?;
     connection.busy_timeout(std::time::Duration::from_secs(5))?;
     connection.pragma_update(None, "journal_mode", "WAL")?;

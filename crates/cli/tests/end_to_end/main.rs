@@ -20,6 +20,7 @@ mod drain_faults;
 mod drain_losses;
 mod drain_meetings;
 mod encrypted;
+mod flooded;
 mod guest;
 mod huge_pages;
 mod idle_paths;
@@ -48,6 +49,7 @@ mod scene;
 mod service;
 mod shared_paths;
 mod short_of_memory;
+mod strangers;
 mod support;
 mod switch_over_faults;
 
@@ -97,6 +99,8 @@ fn main() -> ExitCode {
         ("switch_over_faults", switch_over_faults::TESTS),
         ("shared_paths", shared_paths::TESTS),
         ("bad_input", bad_input::TESTS),
+        ("flooded", flooded::TESTS),
+        ("strangers", strangers::TESTS),
         ("check", check::TESTS),
         ("check_fix", check_fix::TESTS),
         ("check_hosts", check_hosts::TESTS),

@@ -354,7 +354,7 @@ impl HostNetwork {
 
 const NETWORK: &str = "for link in lo mgmt e0 e1; do \
     ip -oneline address show $link | cut -d: -f2-; ip -6 route show table all dev $link; done; \
-    ip -4 route show table all; ip -6 route show table all proto 215; \
+    ip -4 rule; ip -6 rule; ip -4 route show table all; ip -6 route show table all proto 215; \
     grep . /proc/sys/net/ipv[46]/fib_multipath_hash_policy \
     /proc/sys/net/ipv[46]/conf/{all,default,e0,e1}/ignore_routes_with_linkdown";
 

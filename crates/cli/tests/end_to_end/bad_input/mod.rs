@@ -6,6 +6,7 @@ mod permissions;
 mod requests;
 mod specifications;
 
+pub(crate) use self::permissions::over_tls;
 use crate::Test;
 
 pub(crate) const TESTS: &[Test] = &[

@@ -59,7 +59,7 @@ fn a_host_manages_no_vms_of_another(lab: &TestLab, guest: &Guest) {
 
 /// From the client, at the agent of host `a`, with the files of this directory.
 #[track_caller]
-fn over_tls(lab: &TestLab, identity: &Path, arguments: &[&str]) -> Output {
+pub(crate) fn over_tls(lab: &TestLab, identity: &Path, arguments: &[&str]) -> Output {
     let agent = format!("a@{}", lab.agent_address("a"));
     let who = ["--agent", &agent, "--identity", identity.to_str().unwrap()];
     lab.exec("client", &[&[DRAINPIPE], arguments, &who].concat())

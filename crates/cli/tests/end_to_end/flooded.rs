@@ -1,0 +1,160 @@
+//! Connections that are there to be in the way: without a certificate, and idle ones of a host that has one.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::Read;
+use std::net::TcpStream;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use drainpipe_engine::result::Outcome;
+use drainpipe_identity::Identity;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use rustls::{ClientConnection, StreamOwned};
+
+use crate::Test;
+use crate::bad_input::over_tls;
+use crate::scene::{Scene, result_of};
+use crate::support::{TestLab, eventually};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("silent_connections_keep_nobody_out", silent_connections_keep_nobody_out),
+    ("idle_connections_of_one_host_keep_nobody_out", idle_connections_of_one_host_keep_nobody_out),
+];
+
+/// More than an agent has places for, whoever they are of.
+const STRANGERS: usize = 1_500;
+const IDLE: usize = 300;
+
+/// More than a request takes on a busy machine, less than a silent connection may wait: 3 s.
+const PROMPT: Duration = Duration::from_millis(2_500);
+
+fn silent_connections_keep_nobody_out() {
+    let scene = scene();
+    let address = scene.lab.agent_address("a");
+    let flood = Flood::start(&scene.lab, STRANGERS, move || TcpStream::connect(address).ok());
+    assert_unharmed(&scene, flood);
+}
+
+fn idle_connections_of_one_host_keep_nobody_out() {
+    let scene = scene();
+    let address = scene.lab.agent_address("a");
+    let pki = scene.lab.directory("c").join("pki");
+    let identity = Identity::load(&pki.join("host.pem"), &pki.join("host.key"), &pki.join("ca.pem")).unwrap();
+    let config = Arc::new(identity.client_config());
+    let flood = Flood::start(&scene.lab, IDLE, move || {
+        let socket = TcpStream::connect(address).ok()?;
+        socket.set_read_timeout(Some(Duration::from_millis(1))).ok()?;
+        let client = ClientConnection::new(Arc::clone(&config), "a".try_into().ok()?).ok()?;
+        let mut stream = StreamOwned::new(client, socket);
+        while stream.conn.is_handshaking() {
+            match stream.conn.complete_io(&mut stream.sock) {
+                Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => return None,
+                _ => {}
+            }
+        }
+        Some(stream)
+    });
+    assert_unharmed(&scene, flood);
+}
+
+/// The flood comes from `c`, and the VM goes from `a` to `b`.
+fn scene() -> Scene {
+    Scene::in_lab(TestLab::up(&["--hosts", "a,b,c", "--link", "60", "--link", "60"]))
+}
+
+/// An operator is answered as without the flood, and a VM moves on.
+#[track_caller]
+fn assert_unharmed(scene: &Scene, flood: Flood) {
+    let ann = operator(&scene.lab);
+    let migrating = scene.migrate(&[]);
+    let soonest = (0..5).map(|_| time_of_a_request(&scene.lab, &ann)).min().unwrap();
+    assert!(soonest < PROMPT, "an operator waits for {soonest:?} at least");
+    assert!(flood.is_on(), "the flood has ended before the requests");
+    let output = migrating.wait();
+    assert_eq!(result_of(&output).outcome, Outcome::Completed, "{output:#?}");
+    flood.end();
+    scene.lab.assert_runs_on("web", "b");
+    scene.guest.assert_intact();
+}
+
+fn operator(lab: &TestLab) -> PathBuf {
+    let authority = lab.directory("client").join("pki");
+    lab.drainpipe(&["pki", "operator", "ann", "--directory", authority.to_str().unwrap()]).done();
+    authority.join("operators/ann")
+}
+
+#[track_caller]
+fn time_of_a_request(lab: &TestLab, operator: &Path) -> Duration {
+    let begun = Instant::now();
+    over_tls(lab, operator, &["limit", "a"]).done();
+    begun.elapsed()
+}
+
+/// Connections from host `c`, each silent. The last ones that came are kept; one that is closed is made anew.
+struct Flood {
+    going: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl Flood {
+    #[track_caller]
+    fn start<S: Silent + 'static>(
+        lab: &TestLab,
+        count: usize,
+        connect: impl Fn() -> Option<S> + Send + 'static,
+    ) -> Self {
+        let namespace = File::open(lab.namespace("c")).unwrap();
+        let (going, full) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicBool::new(false)));
+        let (keeps_going, is_full) = (Arc::clone(&going), Arc::clone(&full));
+        let thread = thread::spawn(move || {
+            move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
+            let mut held = VecDeque::new();
+            let mut made = 0;
+            while keeps_going.load(Ordering::Relaxed) {
+                held.extend(connect());
+                made += 1;
+                is_full.fetch_or(made >= count, Ordering::Relaxed);
+                if held.len() > count {
+                    held.pop_front();
+                }
+                if made % count == 0 {
+                    held.retain_mut(|one: &mut S| one.is_open());
+                    thread::sleep(Duration::from_millis(100));
+                }
+            }
+        });
+        eventually("the flood is there", || full.load(Ordering::Relaxed));
+        Self { going, thread }
+    }
+
+    fn is_on(&self) -> bool {
+        !self.thread.is_finished()
+    }
+
+    fn end(self) {
+        self.going.store(false, Ordering::Relaxed);
+        self.thread.join().unwrap();
+    }
+}
+
+trait Silent: Send {
+    fn is_open(&mut self) -> bool;
+}
+
+impl Silent for TcpStream {
+    fn is_open(&mut self) -> bool {
+        self.set_nonblocking(true).unwrap();
+        matches!(self.read(&mut [0]), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock)
+    }
+}
+
+impl Silent for StreamOwned<ClientConnection, TcpStream> {
+    fn is_open(&mut self) -> bool {
+        self.sock.is_open()
+    }
+}
