@@ -44,6 +44,7 @@ use crate::journal::{IncomingRecord, IncomingState};
 use crate::lock::lock;
 use crate::proof::beside::{Beside, Way};
 use crate::slots::Slots;
+use crate::vm_end;
 use crate::vms::{QEMU_DEADLINE, needs};
 
 /// The VMs on their way to this host.
@@ -380,7 +381,9 @@ pub(crate) async fn build_skeleton(agent: &Agent, id: &str) -> Result<(), Proble
         .map_err(|error| refused_here(agent, &error))?;
     let arrival = Way { id: id.into(), host: entry.source.clone() };
     Beside { arrival: Some(arrival), ..Beside::of(entry.definition.clone()) }.write(vmm.paths());
-    *lock(&entry.vmm) = Some(Arc::new(vmm));
+    let vmm = Arc::new(vmm);
+    vm_end::watch(entry.definition.name.as_str(), &vmm);
+    *lock(&entry.vmm) = Some(vmm);
     Ok(())
 }
 

@@ -71,5 +71,6 @@ mod supervised;
 mod throttles;
 mod transport;
 mod vm_cores;
+mod vm_end;
 mod vms;
 mod watchdog;

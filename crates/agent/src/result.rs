@@ -62,6 +62,7 @@ pub(crate) fn assemble(
             .map_or_else(|| identity.requested_option.named().unwrap_or(UNPLANNED), |plan| plan.option),
         fallback_reason: plan.and_then(|plan| plan.reason.clone()),
         outcome,
+        source_vm: migration.source_vm(),
         error: migration.error().map(ToString::to_string),
         error_kind: migration.error().map(|problem| problem.kind),
         total_ms: tenth(parts.total_ms),

@@ -18,6 +18,7 @@ use crate::host;
 use crate::journal::Journal;
 use crate::lock::lock;
 use crate::proof::beside::Beside;
+use crate::vm_end;
 
 /// How long QEMU may take to start or to end. It takes 0.1 s; a loaded host is slower.
 pub(crate) const QEMU_DEADLINE: Duration = Duration::from_secs(20);
@@ -182,7 +183,11 @@ impl Vms {
     pub(crate) async fn find_running(&self, definition: &VmSpec) -> Result<Option<Arc<Vmm>>, Problem> {
         let paths = self.paths(definition)?;
         match Vmm::attach(paths.clone(), QMP_DEADLINE).await {
-            Ok(vmm) => Ok(Some(Arc::new(vmm))),
+            Ok(vmm) => {
+                let vmm = Arc::new(vmm);
+                vm_end::watch(definition.name.as_str(), &vmm);
+                Ok(Some(vmm))
+            }
             Err(AttachError::NotRunning { .. }) => {
                 Vmm::clear(&paths).map_err(Problem::failed)?;
                 Ok(None)
@@ -439,7 +444,9 @@ impl Vms {
             .map_err(|error| Problem::failed(format!("VM {name} does not start: {error}")))?;
         Beside::of(claimed.definition.clone()).write(vmm.paths());
         info!(vm = name, pid = vmm.pid(), "started");
-        self.set_vmm(name, Some(Arc::new(vmm)));
+        let vmm = Arc::new(vmm);
+        vm_end::watch(name, &vmm);
+        self.set_vmm(name, Some(vmm));
         Ok(())
     }
 
@@ -511,7 +518,8 @@ impl Vms {
             Some(Claim::Migrating(id)) => Some(id.clone()),
             _ => None,
         };
-        VmView { migration, ..describe(&self.host, &entry.definition, state) }
+        let ended = entry.vmm.as_deref().and_then(vm_end::cause_of_death);
+        VmView { migration, ended, ..describe(&self.host, &entry.definition, state) }
     }
 }
 
@@ -544,6 +552,7 @@ pub(crate) fn describe(host: &str, definition: &VmSpec, state: VmState) -> VmVie
         huge_page_mib: definition.huge_page_mib,
         vcpus: definition.vcpus,
         migration: None,
+        ended: None,
         placement: definition.placement.clone(),
         heartbeat: guest.map(|guest| guest.heartbeat.to_string()),
         control: guest.map(|guest| guest.control.to_string()),

@@ -24,6 +24,8 @@ pub(crate) enum Exit {
     Cancelled,
     /// 6: a check found warnings, and nothing worse.
     Warned,
+    /// 7: a VM has ended on its source as it was to be moved: what it was doing is lost.
+    Lost,
 }
 
 impl Exit {
@@ -47,12 +49,17 @@ impl Exit {
             Outcome::Failed => result.error_kind.map_or(Self::Failed, Self::of_kind),
             Outcome::Cancelled => Self::Cancelled,
             Outcome::Undecided => Self::Undecided,
+            Outcome::Lost => Self::Lost,
         }
     }
 
     /// The code of a drain, or of the way back, that is over.
     pub(crate) fn of_drain(status: &DrainStatus) -> Self {
-        if status.moves.iter().any(|one| one.state == MoveState::Undecided) {
+        let any = |state| status.moves.iter().any(|one| one.state == state);
+        if any(MoveState::Lost) {
+            return Self::Lost;
+        }
+        if any(MoveState::Undecided) {
             return Self::Undecided;
         }
         match status.state {
@@ -75,6 +82,7 @@ impl Exit {
             Self::Undecided => 4,
             Self::Cancelled => 5,
             Self::Warned => 6,
+            Self::Lost => 7,
         }
     }
 }

@@ -6,8 +6,8 @@
 //!       │              │            │            │            │         │        │          │
 //!       └──────────────┴────────────┴─── undo ◄──┴────────────┴─────────┴────────┴──────────┤
 //!                                         │                                                 ▼
-//!                            failed, cancelled: the VM              record the hand-over (the commit)
-//!                               runs on the source ◄── revoke ──┐                           │
+//!                        failed, cancelled, lost: as the            record the hand-over (the commit)
+//!                        source's hypervisor says ◄─ revoke ──┐                           │
 //!                                                               │                           ▼
 //!                                               ask the target ◄┴─ no answer ───── 9 resume on target
 //!                                                    │                                      │
@@ -31,6 +31,7 @@
 //!   before that. From then until all memory is on the target the VM needs both hosts.
 //! - A record that is found later proves no hand-over: whoever wrote it may have been told that it
 //!   failed. The source's hypervisor is asked first, and a VM that it has not let go of stays.
+//! - What is told of a VM that did not move, its hypervisor has said when all was undone.
 //! - Each action is answered by exactly one event; no action is given while one is under way, but
 //!   for the transfer, which goes on until it is stopped, fails or is over, and for the wait for its
 //!   turn, which ends at once when the migration is cancelled.
@@ -43,7 +44,7 @@ mod undo;
 
 use std::collections::BTreeSet;
 
-pub use self::messages::{Action, Event, Limits, SourceState, TargetState};
+pub use self::messages::{Action, Event, Limits, SourceState, TargetState, VmCondition};
 use self::post_copy::{Rest, Trigger};
 pub use self::told::{Stage, Timings};
 use self::undo::{RESUME_ATTEMPTS, Undo};
@@ -51,7 +52,7 @@ use crate::check::finding::Finding;
 use crate::plan::Plan;
 use crate::problem::Problem;
 use crate::progress::{ProgressMeter, Transferred};
-use crate::result::{Event as LogLine, Outcome, PathTurn};
+use crate::result::{Event as LogLine, Outcome, PathTurn, SourceVm};
 use crate::step::Step;
 use crate::throttle::Throttle;
 
@@ -74,6 +75,7 @@ enum Phase {
     EndingOnTarget,
     CleaningUp,
     Undoing(Undo),
+    LookingAtVm,
     Ended(Outcome),
 }
 
@@ -98,6 +100,8 @@ pub struct Migration {
     error: Option<Problem>,
     cancel_requested: bool,
     resume_attempts_left: u8,
+    // Before it was looked at only where it was ended by an order, since its target is lost: to be booted anew here.
+    source_vm: Option<SourceVm>,
     timings: Timings,
     findings: Vec<Finding>,
     path_turns: Vec<(String, PathTurn)>,
@@ -160,6 +164,7 @@ impl Migration {
             error: None,
             cancel_requested: false,
             resume_attempts_left: RESUME_ATTEMPTS,
+            source_vm: None,
             timings: Timings::default(),
             findings: Vec::new(),
             path_turns: Vec::new(),
@@ -218,6 +223,7 @@ impl Migration {
             | Event::Established(_)
             | Event::Connected(_)
             | Event::SourceSays(_)
+            | Event::VmIs(_)
             | Event::TargetSays(_) => self.action_done(now_ms, event),
             Event::Failed(error) => self.action_failed(now_ms, error),
             Event::Crowded(why) => self.crowded(now_ms, &why),
@@ -262,7 +268,7 @@ impl Migration {
             (Phase::Preparing(step), _) => Some(self.next_preparation(now_ms, following(step))),
             (Phase::AwaitingTurn { .. }, _) => Some(self.released(now_ms)),
             (Phase::StartingTransfer, _) => self.transfer_started(now_ms),
-            (Phase::BeginningPostCopy, _) => self.post_copy_begun(now_ms),
+            (Phase::BeginningPostCopy, _) => self.post_copy_begun(),
             (Phase::SwitchingOver, _) => Some(self.state_transferred(now_ms)),
             (Phase::RecordingHandOver, _) => Some(self.handed_over(now_ms)),
             (Phase::ResumingOnTarget { since_ms }, _) => self.resumed(now_ms, since_ms),
@@ -319,21 +325,24 @@ impl Migration {
             }
             // In this order: what is revoked, a start after a crash would let run on.
             (Phase::EndingOnSource, _) => {
+                self.source_vm = Some(SourceVm::Ended);
                 self.phase = Phase::Revoking;
                 Some(Action::RevokeHandOver)
             }
             (Phase::Revoking, _) => {
                 self.is_the_targets = false;
-                Some(self.undo(now_ms))
+                Some(self.undo())
             }
             (Phase::EndingOnTarget, _) => Some(self.clean_up()),
             (Phase::CleaningUp, _) => Some(self.end(now_ms, Outcome::Completed)),
-            (Phase::Undoing(undo), _) => Some(self.undone(now_ms, undo)),
+            (Phase::Undoing(undo), _) => Some(self.undone(undo)),
+            (Phase::LookingAtVm, Event::VmIs(condition)) => Some(self.vm_is(now_ms, condition)),
             (
                 Phase::Copying
                 | Phase::SendingRest
                 | Phase::AskingSource
                 | Phase::AskingTarget { .. }
+                | Phase::LookingAtVm
                 | Phase::Ended(_),
                 _,
             ) => None,
@@ -354,7 +363,7 @@ impl Migration {
             | Phase::StartingTransfer
             | Phase::BeginningPostCopy
             | Phase::SwitchingOver
-            | Phase::RecordingHandOver => Some(self.give_up(now_ms, error)),
+            | Phase::RecordingHandOver => Some(self.give_up(error)),
             // A refusal and a lost answer look alike from here. Only the target's journal knows.
             Phase::ResumingOnTarget { since_ms }
             | Phase::AskingTarget { since_ms }
@@ -372,7 +381,8 @@ impl Migration {
                 self.error.get_or_insert(error.context("the VM moved, but the source is not clean"));
                 Some(self.end(now_ms, Outcome::Completed))
             }
-            Phase::Undoing(undo) => Some(self.undo_failed(now_ms, undo, &error)),
+            Phase::Undoing(undo) => Some(self.undo_failed(undo, &error)),
+            Phase::LookingAtVm => Some(self.vm_is_mute(now_ms, &error)),
             Phase::Copying | Phase::SendingRest | Phase::Ended(_) => None,
         }
     }
@@ -382,14 +392,14 @@ impl Migration {
             return None;
         }
         if self.cancel_requested {
-            return Some(self.undo(now_ms));
+            return Some(self.undo());
         }
         if self.awaits_place_since_ms.is_none() {
             self.note(now_ms, format!("waits for its place: {why}"));
         }
         let since_ms = *self.awaits_place_since_ms.get_or_insert(now_ms);
         if now_ms - since_ms >= self.limits.held_ms {
-            return Some(self.give_up(now_ms, Problem::failed(why)));
+            return Some(self.give_up(Problem::failed(why)));
         }
         Some(Action::CheckPermissions)
     }
@@ -399,7 +409,7 @@ impl Migration {
             self.timings.awaited_place_ms = now_ms - since_ms;
         }
         if self.cancel_requested {
-            return self.undo(now_ms);
+            return self.undo();
         }
         self.phase = Phase::Preparing(step);
         self.note(now_ms, step.title());
@@ -424,7 +434,7 @@ impl Migration {
         }
         self.plan = Some(plan);
         if self.cancel_requested {
-            return self.undo(now_ms);
+            return self.undo();
         }
         self.timings.connected_ms = Some(now_ms);
         self.phase = Phase::AwaitingTurn { has_waited: false };
@@ -452,7 +462,7 @@ impl Migration {
         self.meter.record(now_ms, Transferred::default());
         self.note(now_ms, "sending");
         if self.cancel_requested {
-            return Some(self.undo(now_ms));
+            return Some(self.undo());
         }
         None
     }
@@ -476,7 +486,7 @@ impl Migration {
         }
         self.note(now_ms, "all state is on the target");
         if self.cancel_requested {
-            return self.undo(now_ms);
+            return self.undo();
         }
         self.phase = Phase::RecordingHandOver;
         Action::RecordHandOver
@@ -487,7 +497,7 @@ impl Migration {
             return None;
         }
         self.note(now_ms, format!("the transfer broke: {error}"));
-        Some(self.give_up(now_ms, error))
+        Some(self.give_up(error))
     }
 
     fn handed_over(&mut self, now_ms: f64) -> Action {
@@ -574,7 +584,7 @@ impl Migration {
         self.cancel_requested = true;
         self.note(now_ms, "cancel requested");
         match self.phase {
-            Phase::AwaitingTurn { .. } | Phase::Copying => Some(self.undo(now_ms)),
+            Phase::AwaitingTurn { .. } | Phase::Copying => Some(self.undo()),
             _ => None,
         }
     }
@@ -597,7 +607,7 @@ impl Migration {
             _ => return None,
         };
         if let Some(error) = too_late {
-            return Some(self.give_up(now_ms, Problem::failed(error)));
+            return Some(self.give_up(Problem::failed(error)));
         }
         // Nothing has been sent before there is a transfer, so there is no silence.
         let silent_ms = self.meter.silent_ms(now_ms);
@@ -610,7 +620,7 @@ impl Migration {
             return if self.phase == Phase::SendingRest {
                 self.rest_interrupted(now_ms, Problem::failed(error))
             } else {
-                Some(self.give_up(now_ms, Problem::failed(error)))
+                Some(self.give_up(Problem::failed(error)))
             };
         }
         None
@@ -633,8 +643,9 @@ impl Migration {
             now_ms,
             match outcome {
                 Outcome::Completed => "completed",
-                Outcome::Failed => "failed; the VM is on the source",
-                Outcome::Cancelled => "cancelled; the VM is on the source",
+                Outcome::Failed => "failed",
+                Outcome::Cancelled => "cancelled",
+                Outcome::Lost => "lost: the VM has ended on the source",
                 Outcome::Undecided => "undecided; it is asked again whose the VM is",
             },
         );
@@ -680,6 +691,11 @@ fn describe_plan(plan: &Plan) -> String {
 mod tests {
     use super::*;
 
+    /// What is done well, and the VM runs.
+    fn well(action: Action) -> Event {
+        if action == Action::LookAtVm { Event::VmIs(VmCondition::Runs) } else { Event::Done }
+    }
+
     /// An agent that was started anew hears from the target that it discarded the VM.
     fn discarded(after: Option<Problem>) -> Migration {
         let (mut migration, first) = Migration::recover(Limits::default(), true);
@@ -691,8 +707,8 @@ mod tests {
         }
         let mut next = migration.handle(0.0, Event::TargetSays(TargetState::Discarded));
         assert_eq!(next, Some(Action::RevokeHandOver));
-        while next != Some(Action::Finish) {
-            next = migration.handle(0.0, Event::Done);
+        while let Some(action) = next.filter(|action| *action != Action::Finish) {
+            next = migration.handle(0.0, well(action));
         }
         migration
     }
@@ -715,14 +731,49 @@ mod tests {
         let (mut migration, _) = Migration::recover(Limits::default(), true);
         let mut next = migration.handle(0.0, Event::SourceSays(SourceState::Kept));
         let mut actions = vec![];
-        while next != Some(Action::Finish) {
-            actions.extend(next);
-            next = migration.handle(0.0, Event::Done);
+        while let Some(action) = next.filter(|action| *action != Action::Finish) {
+            actions.push(action);
+            next = migration.handle(0.0, well(action));
         }
-        let undone = [Action::StopTransfer, Action::ResumeOnSource, Action::DiscardTarget, Action::PutBack];
+        let undone = [
+            Action::StopTransfer,
+            Action::ResumeOnSource,
+            Action::DiscardTarget,
+            Action::PutBack,
+            Action::LookAtVm,
+        ];
         assert_eq!(actions, [&[Action::RevokeHandOver], &undone[..]].concat());
         assert_eq!(migration.outcome(), Some(Outcome::Failed));
         assert!(migration.error().unwrap().to_string().contains("run on at the source"));
+    }
+
+    /// A migration that is undone, and of whose VM its hypervisor says this.
+    fn undone(said: Event) -> Migration {
+        let (mut migration, mut next) = Migration::recover(Limits::default(), false);
+        while next != Action::LookAtVm {
+            next = migration.handle(0.0, Event::Done).expect("it is undone in order");
+        }
+        assert_eq!(migration.handle(0.0, said), Some(Action::Finish));
+        migration
+    }
+
+    #[test]
+    fn what_is_told_of_a_vm_that_did_not_move_its_hypervisor_has_said() {
+        let told = |said| {
+            let migration = undone(said);
+            (migration.outcome(), migration.source_vm(), migration.error().unwrap().to_string())
+        };
+        let (outcome, vm, _) = told(Event::VmIs(VmCondition::Runs));
+        assert_eq!((outcome, vm), (Some(Outcome::Failed), Some(SourceVm::Runs)));
+        let (outcome, vm, error) = told(Event::VmIs(VmCondition::Paused));
+        assert_eq!((outcome, vm), (Some(Outcome::Failed), Some(SourceVm::Paused)));
+        assert!(error.contains("stands still on the source"), "{error}");
+        let (outcome, vm, error) = told(Event::VmIs(VmCondition::Ended(Problem::failed("by signal 6"))));
+        assert_eq!((outcome, vm), (Some(Outcome::Lost), Some(SourceVm::Ended)));
+        assert!(error.contains("the VM is lost") && error.contains("by signal 6"), "{error}");
+        let (outcome, vm, error) = told(Event::Failed(Problem::failed("QEMU did not answer")));
+        assert_eq!((outcome, vm), (Some(Outcome::Failed), Some(SourceVm::Unknown)));
+        assert!(error.contains("whether the VM runs on the source is not known"), "{error}");
     }
 
     #[test]

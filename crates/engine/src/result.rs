@@ -35,6 +35,9 @@ pub struct MigrationResult {
     pub fallback_reason: Option<String>,
     /// What became of the VM, truthfully.
     pub outcome: Outcome,
+    /// What it is doing on the source, where it did not move; absent where nobody has looked.
+    #[serde(default)]
+    pub source_vm: Option<SourceVm>,
     /// What went wrong, where, and what to do; absent when nothing did.
     pub error: Option<String>,
     /// Which kind of failure `error` is.
@@ -112,13 +115,29 @@ pub struct MigrationResult {
 pub enum Outcome {
     /// The VM runs on the target, and only there.
     Completed,
-    /// The VM is where it was, on the source.
+    /// The VM is where it was, on the source; `source_vm` says whether it runs there.
     Failed,
     /// Somebody cancelled; the VM is where it was, on the source.
     Cancelled,
     /// The hand-over was recorded and the target has not answered since. The VM is paused on the
     /// source until the target's journal can be asked.
     Undecided,
+    /// The VM has ended on the source, and did not run on the target: what it was doing is lost.
+    Lost,
+}
+
+/// What a VM that did not move is doing on its source, by the hypervisor that was asked when all was undone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum SourceVm {
+    /// It runs.
+    Runs,
+    /// It stands still: somebody has paused it, or it could not be made to run on.
+    Paused,
+    /// It has ended.
+    Ended,
+    /// The hypervisor did not answer.
+    Unknown,
 }
 
 /// CPU seconds, user and system, used between start and end of the migration.

@@ -48,4 +48,4 @@ pub use sockets::cut_connections;
 pub use spec::{ResolvedSpec, VmSpec};
 pub use tap::TapError;
 pub use throttle::{ThrottleError, VcpuThrottle, lift_throttle, sweep_throttles};
-pub use vmm::{AttachError, EndError, RunState, StartError, Vmm};
+pub use vmm::{AttachError, End, EndError, RunState, StartError, Vmm};

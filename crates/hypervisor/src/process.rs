@@ -161,12 +161,18 @@ impl Process {
 
     /// Waits for the end; `None` if it does not come in time.
     pub(crate) async fn wait_exit(&self, deadline: Duration) -> Option<Exit> {
+        timeout(deadline, self.exited()).await.ok()
+    }
+
+    /// The end, for whoever waits without a hold of the process.
+    pub(crate) fn exited(&self) -> impl Future<Output = Exit> + Send + use<> {
         let mut exit = self.exit.clone();
-        match timeout(deadline, exit.wait_for(Option::is_some)).await {
-            Ok(Ok(exit)) => exit.clone(),
-            // The watching thread sends before it ends, so the sender cannot be gone first.
-            Ok(Err(_)) => Some(Exit::Unknown),
-            Err(_) => None,
+        async move {
+            match exit.wait_for(Option::is_some).await {
+                Ok(exit) => exit.clone().unwrap_or(Exit::Unknown),
+                // The watching thread sends before it ends, so the sender cannot be gone first.
+                Err(_) => Exit::Unknown,
+            }
         }
     }
 

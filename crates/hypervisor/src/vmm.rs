@@ -6,6 +6,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use scopeguard::ScopeGuard;
@@ -157,6 +158,17 @@ pub struct Vmm {
     paths: RuntimePaths,
     process: Process,
     qmp: QmpClient,
+    // Somebody has it end.
+    is_ending: AtomicBool,
+}
+
+/// The end of a QEMU that nobody holds.
+#[derive(Debug)]
+pub struct End {
+    /// How it ended.
+    pub exit: Exit,
+    /// The end of what it wrote, if its files are there still.
+    pub log_tail: String,
 }
 
 impl Vmm {
@@ -198,7 +210,7 @@ impl Vmm {
         }
         let process = ScopeGuard::into_inner(launched.process);
         ScopeGuard::into_inner(directory);
-        Ok(Self { spec, paths, process, qmp: launched.qmp })
+        Ok(Self { spec, paths, process, qmp: launched.qmp, is_ending: AtomicBool::default() })
     }
 
     /// Takes hold of a QEMU that an earlier agent started.
@@ -227,7 +239,7 @@ impl Vmm {
             .map_err(|error| file_problem(&pid_file, &error))?
             .ok_or_else(|| file_problem(&pid_file, &"it does not name the QEMU that answers"))?;
         let spec = read_spec(&paths.spec_file())?;
-        Ok(Self { spec, paths, process, qmp })
+        Ok(Self { spec, paths, process, qmp, is_ending: AtomicBool::default() })
     }
 
     /// What the QEMU in `paths` was started from, whether or not it answers.
@@ -329,6 +341,27 @@ impl Vmm {
         self.process.exit()
     }
 
+    /// Whether QEMU was told to end, or its guest to power off.
+    pub fn is_ending(&self) -> bool {
+        self.is_ending.load(Ordering::Relaxed)
+    }
+
+    /// Its end is expected from now on, as after its guest has powered off.
+    pub fn expect_end(&self) {
+        self.is_ending.store(true, Ordering::Relaxed);
+    }
+
+    /// The end of what QEMU wrote, for people; nothing where its files are gone.
+    pub fn log_tail(&self) -> String {
+        log_tail(&self.paths.log_file())
+    }
+
+    /// QEMU's end, for whoever waits without a hold of it.
+    pub fn end(&self) -> impl Future<Output = End> + Send + use<> {
+        let (exit, log_file) = (self.process.exited(), self.paths.log_file());
+        async move { End { exit: exit.await, log_tail: log_tail(&log_file) } }
+    }
+
     /// Waits for QEMU's end; `None` if it does not come in time.
     pub async fn wait_exit(&self, deadline: Duration) -> Option<Exit> {
         self.process.wait_exit(deadline).await
@@ -363,8 +396,10 @@ impl Vmm {
     /// pulling the plug is left to whoever asked, by [`Self::destroy`].
     pub async fn stop_guest(&self, deadline: Duration) -> Result<(), EndError> {
         if self.alive() {
+            self.expect_end();
             self.qmp.execute::<IgnoredAny>("system_powerdown", Value::Null, deadline).await?;
             if self.wait_exit(deadline).await.is_none() {
+                self.is_ending.store(false, Ordering::Relaxed);
                 return Err(EndError::GuestIgnores(deadline));
             }
         }
@@ -378,6 +413,7 @@ impl Vmm {
         // Asked to quit, QEMU flushes its disks. How it answers does not matter: it may close the
         // socket first, and if it hangs it is killed.
         if self.alive() {
+            self.expect_end();
             drop(self.qmp.execute::<IgnoredAny>("quit", Value::Null, half / 2).await);
         }
         if self.wait_exit(half / 2).await.is_none() {

@@ -1,6 +1,6 @@
 //! What the numbers say, in words.
 
-use drainpipe_engine::result::{MigrationResult, Outcome};
+use drainpipe_engine::result::{MigrationResult, Outcome, SourceVm};
 
 use crate::bench::{BenchReport, Conditions, GuestConditions};
 use crate::format::{MIB, bytes, count, duration, link_speed, percent, plural, rate, ratio};
@@ -196,7 +196,7 @@ pub(crate) fn failures(report: &BenchReport) -> Vec<Failure<'_>> {
         .map(|(index, run)| Failure {
             number: index + 1,
             run,
-            outcome: outcome(run.outcome),
+            outcome: outcome(run),
             reason: run.error.as_deref().unwrap_or("no reason is recorded"),
         })
         .collect()
@@ -209,15 +209,22 @@ pub(crate) fn outcome_word(outcome: Outcome) -> &'static str {
         Outcome::Failed => "failed",
         Outcome::Cancelled => "cancelled",
         Outcome::Undecided => "undecided",
+        Outcome::Lost => "lost",
     }
 }
 
 /// What became of the VM, in words.
-fn outcome(outcome: Outcome) -> &'static str {
-    match outcome {
+fn outcome(run: &MigrationResult) -> &'static str {
+    match run.outcome {
         Outcome::Completed => "completed",
-        Outcome::Failed => "failed; the VM runs on at the source",
+        Outcome::Failed => match run.source_vm {
+            Some(SourceVm::Runs) => "failed; the VM runs on at the source",
+            Some(SourceVm::Paused) => "failed; the VM stands still at the source",
+            Some(SourceVm::Ended) => "failed; the VM is stopped at the source",
+            Some(SourceVm::Unknown) | None => "failed; whether the VM runs at the source is not known",
+        },
         Outcome::Cancelled => "cancelled; the VM runs on at the source",
+        Outcome::Lost => "lost; the VM has ended on the source",
         Outcome::Undecided => "undecided; the VM is paused until the target answers",
     }
 }

@@ -3,7 +3,7 @@
 use drainpipe_engine::option::{MigrationOption, RequestedOption};
 use drainpipe_engine::problem::ProblemKind;
 use drainpipe_engine::result::{
-    CompressionUse, CpuSeconds, Event, MigrationResult, Outcome, PathUse, Sample, Verified,
+    CompressionUse, CpuSeconds, Event, MigrationResult, Outcome, PathUse, Sample, SourceVm, Verified,
 };
 use drainpipe_engine::step::Step;
 
@@ -38,6 +38,7 @@ pub(crate) fn completed(requested: RequestedOption, total_ms: f64) -> MigrationR
         option,
         fallback_reason: None,
         outcome: Outcome::Completed,
+        source_vm: None,
         error: None,
         error_kind: None,
         total_ms,
@@ -109,6 +110,7 @@ fn part(bytes: u64, part: f64) -> u64 {
 pub(crate) fn failed(requested: RequestedOption) -> MigrationResult {
     MigrationResult {
         outcome: Outcome::Failed,
+        source_vm: Some(SourceVm::Runs),
         error: Some("port 4444 on b is taken: free it, or choose another".to_owned()),
         error_kind: Some(ProblemKind::Refused),
         transfer_ms: 0.0,

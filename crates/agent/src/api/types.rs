@@ -130,6 +130,9 @@ pub struct VmView {
     pub vcpus: u32,
     /// The migration under way, if any.
     pub migration: Option<String>,
+    /// How its QEMU has died, if it did and the VM was not started since; absent of one that was stopped.
+    #[serde(default)]
+    pub ended: Option<String>,
     /// Where a drain may put it.
     #[serde(default)]
     pub placement: Placement,

@@ -542,5 +542,6 @@ fn end_by(result: &MigrationResult) -> MoveEnd {
         Outcome::Failed => MoveEnd::Failed(problem),
         Outcome::Cancelled => MoveEnd::Cancelled(problem),
         Outcome::Undecided => MoveEnd::Undecided(problem),
+        Outcome::Lost => MoveEnd::Lost(problem),
     }
 }

@@ -493,7 +493,11 @@ fn load(one: &MoveStatus) -> Load {
         MoveState::Waiting | MoveState::Preparing | MoveState::Ready => LoadStage::ToCome,
         MoveState::Transferring => LoadStage::OnLinks,
         MoveState::Moved => LoadStage::Moved,
-        MoveState::Finishing | MoveState::Failed | MoveState::Undecided | MoveState::Left => LoadStage::Over,
+        MoveState::Finishing
+        | MoveState::Failed
+        | MoveState::Lost
+        | MoveState::Undecided
+        | MoveState::Left => LoadStage::Over,
     };
     let predicted_bytes = if one.predicted_bytes > 0 { one.predicted_bytes } else { one.memory_bytes };
     Load { stage, predicted_bytes, sent_bytes: one.sent_bytes }

@@ -106,7 +106,10 @@ pub(super) fn settled(agent: &Agent, mut record: DrainRecord) -> Result<DrainRec
 }
 
 fn is_open(state: MoveState) -> bool {
-    !matches!(state, MoveState::Waiting | MoveState::Moved | MoveState::Failed | MoveState::Left)
+    !matches!(
+        state,
+        MoveState::Waiting | MoveState::Moved | MoveState::Failed | MoveState::Lost | MoveState::Left
+    )
 }
 
 fn settle(agent: &Agent, one: &mut MoveStatus) -> Result<(), Problem> {
@@ -217,6 +220,7 @@ pub(super) fn end(one: &mut MoveStatus, result: &MigrationResult) {
         Outcome::Completed => MoveState::Moved,
         Outcome::Failed | Outcome::Cancelled => MoveState::Failed,
         Outcome::Undecided => MoveState::Undecided,
+        Outcome::Lost => MoveState::Lost,
     };
     if result.outcome == Outcome::Completed {
         (one.error, one.transfer_ms) = (None, Some(result.transfer_ms));

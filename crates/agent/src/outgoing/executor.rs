@@ -260,6 +260,7 @@ impl Executor {
             // Nothing was handed over: where there is no record, nothing is to be undone.
             Action::DiscardTarget => self.discard_on_target().await.map(drop)?,
             Action::PutBack => self.put_back().await?,
+            Action::LookAtVm => return self.look_at_vm().await.map(Event::VmIs),
             Action::Finish => {}
         }
         Ok(Event::Done)

@@ -68,6 +68,7 @@ fn outcome_word(outcome: Outcome) -> &'static str {
         Outcome::Failed => "failed",
         Outcome::Cancelled => "cancelled",
         Outcome::Undecided => "undecided",
+        Outcome::Lost => "lost",
     }
 }
 

@@ -5,7 +5,9 @@ use drainpipe_engine::check::finding::Finding;
 use drainpipe_engine::encryption::Encryption;
 use drainpipe_engine::plan::Spread;
 use drainpipe_engine::problem::Problem;
-use drainpipe_engine::result::{CompressionUse, EncryptionUse, MigrationResult, Outcome, PathState, PathUse};
+use drainpipe_engine::result::{
+    CompressionUse, EncryptionUse, MigrationResult, Outcome, PathState, PathUse, SourceVm,
+};
 
 use crate::arguments::MigrateArguments;
 use crate::connection::{ConnectionArguments, Fleet};
@@ -142,7 +144,18 @@ pub(super) fn tell(result: &MigrationResult) -> Result<(), Problem> {
             Outcome::Undecided => {
                 format!("it is paused on {} until {} answers", result.source, result.target)
             }
-            _ => format!("it is on {}", result.source),
+            Outcome::Lost => format!(
+                "it has ended on {}, and what it was doing is lost; `drainpipe vm start {}` boots it anew",
+                result.source, result.vm
+            ),
+            _ => match result.source_vm {
+                Some(SourceVm::Runs) => format!("it runs on {}", result.source),
+                Some(SourceVm::Paused) => format!("it stands still on {}", result.source),
+                Some(SourceVm::Ended) => format!("it is stopped on {}", result.source),
+                Some(SourceVm::Unknown) | None => {
+                    format!("whether it runs on {} is not known; `drainpipe vms` asks again", result.source)
+                }
+            },
         };
         output::remark(&format!("{} was not moved to {}: {error}; {state}", result.vm, result.target));
         return Ok(());

@@ -31,6 +31,7 @@ pub(crate) async fn list(connection: &ConnectionArguments, json: bool) -> Result
         let rows = list.vms.iter().map(|vm| {
             let state = match &vm.migration {
                 Some(id) => format!("{}, moving ({id})", state_word(vm.state)),
+                None if vm.ended.is_some() => "died".into(),
                 None => state_word(vm.state).into(),
             };
             vec![
@@ -42,6 +43,14 @@ pub(crate) async fn list(connection: &ConnectionArguments, json: bool) -> Result
             ]
         });
         output::table(&["vm", "host", "state", "memory", "vcpus"], rows.collect())?;
+        for vm in &list.vms {
+            if let Some(how) = &vm.ended {
+                let (name, host) = (&vm.name, &vm.host);
+                output::remark(&format!(
+                    "{name} on {host}: {how}; `drainpipe vm start {name}` boots it anew"
+                ));
+            }
+        }
         for error in &list.errors {
             output::remark(error);
         }

@@ -49,6 +49,7 @@ impl Words {
                 format!("{vm} {moved} {target}{}", took.unwrap_or_default())
             }
             MoveState::Failed => format!("{vm} was not moved{why}"),
+            MoveState::Lost => format!("{vm} has ended, and is lost{why}"),
             MoveState::Undecided => format!("it is not known yet where {vm} runs{why}"),
             MoveState::Left => format!("{vm} was moved to {target} by somebody else"),
             MoveState::Waiting => format!("{vm} waits to be tried again{why}"),
@@ -191,6 +192,7 @@ pub(crate) fn state_word(state: MoveState) -> &'static str {
         MoveState::Finishing => "finishing",
         MoveState::Moved => "moved",
         MoveState::Failed => "failed",
+        MoveState::Lost => "lost",
         MoveState::Undecided => "not known yet",
         MoveState::Left => "moved by others",
     }

@@ -201,6 +201,8 @@ pub enum MoveEnd {
     },
     /// It runs here.
     Failed(Problem),
+    /// It has ended here, and did not run on the target.
+    Lost(Problem),
     /// It runs here, because its migration was cancelled.
     Cancelled(Problem),
     /// It is not known where it runs, until the target answers.
@@ -372,6 +374,7 @@ impl Drain {
             }
             MoveEnd::Left(departure) => entry.left(departure),
             MoveEnd::Undecided(problem) => entry.end(Stage::Undecided, problem),
+            MoveEnd::Lost(problem) => entry.end(Stage::Lost, problem),
             // Somebody else wants it to stay.
             MoveEnd::Cancelled(problem) if !entry.cancelled => entry.end(Stage::Failed, problem),
             MoveEnd::Failed(problem) | MoveEnd::Cancelled(problem) => match closing {

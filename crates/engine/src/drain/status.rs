@@ -194,6 +194,8 @@ pub enum MoveState {
     Moved,
     /// It runs here still; see the error.
     Failed,
+    /// It has ended here, and did not run on its target; see the error.
+    Lost,
     /// It was handed over, and the target has not said whether it runs there.
     Undecided,
     /// Somebody else has moved it meanwhile: it runs on its target.

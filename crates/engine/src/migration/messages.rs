@@ -88,6 +88,8 @@ pub enum Action {
     DiscardTarget,
     /// Put both hosts' network back.
     PutBack,
+    /// All is undone: what is the VM doing on the source? Answered by [`Event::VmIs`].
+    LookAtVm,
     /// It is over; nothing is under way.
     Finish,
 }
@@ -107,6 +109,8 @@ pub enum Event {
     SourceSays(SourceState),
     /// [`Action::AskTarget`] is done.
     TargetSays(TargetState),
+    /// [`Action::LookAtVm`] is done.
+    VmIs(VmCondition),
     /// The target takes no more VMs for now, for this reason.
     Crowded(String),
     /// The transfer has come this far.
@@ -149,6 +153,17 @@ pub enum SourceState {
     /// With post-copy: its migration has failed, and it may have run on there. Whether the target has it, the target
     /// says.
     Astray,
+}
+
+/// What the source's hypervisor says of a VM that has not moved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum VmCondition {
+    /// It runs.
+    Runs,
+    /// It stands still.
+    Paused,
+    /// Its hypervisor has ended, in this way.
+    Ended(Problem),
 }
 
 /// What the target's journal says of the VM.

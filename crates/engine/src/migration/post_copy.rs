@@ -89,9 +89,9 @@ impl Migration {
         Some(Action::BeginPostCopy)
     }
 
-    pub(super) fn post_copy_begun(&mut self, now_ms: f64) -> Option<Action> {
+    pub(super) fn post_copy_begun(&mut self) -> Option<Action> {
         self.phase = Phase::Copying;
-        if self.cancel_requested { Some(self.undo(now_ms)) } else { None }
+        if self.cancel_requested { Some(self.undo()) } else { None }
     }
 
     pub(super) fn send_rest(&mut self, now_ms: f64) -> Option<Action> {

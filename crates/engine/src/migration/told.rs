@@ -5,7 +5,7 @@ use crate::check::finding::Finding;
 use crate::plan::Plan;
 use crate::problem::Problem;
 use crate::progress::Progress;
-use crate::result::{Event as LogLine, Outcome, PathState, PathTurn};
+use crate::result::{Event as LogLine, Outcome, PathState, PathTurn, SourceVm};
 use crate::step::Step;
 use crate::watch::PathNews;
 
@@ -137,7 +137,7 @@ impl Migration {
             | Phase::Reconnecting { .. }
             | Phase::EndingOnTarget => Step::ResumeOnTarget,
             Phase::CleaningUp | Phase::Ended(Outcome::Completed) => Step::CleanUp,
-            Phase::Undoing(_) | Phase::Ended(_) => {
+            Phase::Undoing(_) | Phase::LookingAtVm | Phase::Ended(_) => {
                 self.log.last().map_or(Step::EstablishHosts, |line| line.step)
             }
         }
@@ -165,7 +165,7 @@ impl Migration {
             | Phase::Revoking
             | Phase::EndingOnTarget
             | Phase::CleaningUp => Stage::Sent,
-            Phase::Undoing(_) => Stage::Undoing,
+            Phase::Undoing(_) | Phase::LookingAtVm => Stage::Undoing,
             Phase::Ended(_) => Stage::Ended,
         }
     }
@@ -211,6 +211,11 @@ impl Migration {
             Phase::Ended(outcome) => Some(outcome),
             _ => None,
         }
+    }
+
+    /// What the VM is doing on the source, once it has ended without moving.
+    pub fn source_vm(&self) -> Option<SourceVm> {
+        self.source_vm
     }
 
     /// What went wrong, if anything.

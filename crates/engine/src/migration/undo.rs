@@ -1,8 +1,8 @@
 //! The way back.
 
-use super::{Action, Migration, Phase};
+use super::{Action, Migration, Phase, VmCondition};
 use crate::problem::Problem;
-use crate::result::Outcome;
+use crate::result::{Outcome, SourceVm};
 
 /// How often letting the VM run on the source is tried. It is local and nearly never fails.
 pub(super) const RESUME_ATTEMPTS: u8 = 5;
@@ -17,38 +17,35 @@ pub(super) enum Undo {
 }
 
 impl Migration {
-    pub(super) fn give_up(&mut self, now_ms: f64, error: Problem) -> Action {
+    pub(super) fn give_up(&mut self, error: Problem) -> Action {
         self.error.get_or_insert(error);
-        self.undo(now_ms)
+        self.undo()
     }
 
-    pub(super) fn undo(&mut self, now_ms: f64) -> Action {
+    pub(super) fn undo(&mut self) -> Action {
         let first = if self.reached.transfer_started {
             Undo::StopTransfer
         } else if self.reached.target_asked {
             Undo::DiscardTarget
         } else {
-            return self.end(now_ms, self.outcome_of_undo());
+            return self.look_at_vm();
         };
         self.phase = Phase::Undoing(first);
         undo_action(first)
     }
 
-    pub(super) fn undone(&mut self, now_ms: f64, undo: Undo) -> Action {
+    pub(super) fn undone(&mut self, undo: Undo) -> Action {
         let next = match undo {
             Undo::StopTransfer => Undo::ResumeOnSource,
-            Undo::ResumeOnSource => {
-                self.note(now_ms, "the VM runs on the source");
-                Undo::DiscardTarget
-            }
+            Undo::ResumeOnSource => Undo::DiscardTarget,
             Undo::DiscardTarget if self.reached.paths_prepared => Undo::PutBack,
-            Undo::DiscardTarget | Undo::PutBack => return self.end(now_ms, self.outcome_of_undo()),
+            Undo::DiscardTarget | Undo::PutBack => return self.look_at_vm(),
         };
         self.phase = Phase::Undoing(next);
         undo_action(next)
     }
 
-    pub(super) fn undo_failed(&mut self, now_ms: f64, undo: Undo, error: &Problem) -> Action {
+    pub(super) fn undo_failed(&mut self, undo: Undo, error: &Problem) -> Action {
         if undo == Undo::ResumeOnSource {
             self.resume_attempts_left -= 1;
             if self.resume_attempts_left > 0 {
@@ -66,7 +63,59 @@ impl Migration {
         // Stopping, discarding and putting back are tried once: the hypervisor stops by itself when
         // the target goes, an unstarted target discards when its lease runs out, and the journal
         // has what is to be put back.
-        self.undone(now_ms, undo)
+        self.undone(undo)
+    }
+
+    /// Last of all: its hypervisor may have ended while the rest was undone.
+    fn look_at_vm(&mut self) -> Action {
+        self.phase = Phase::LookingAtVm;
+        Action::LookAtVm
+    }
+
+    pub(super) fn vm_is(&mut self, now_ms: f64, condition: VmCondition) -> Action {
+        match condition {
+            VmCondition::Runs => {
+                self.note(now_ms, "the VM runs on the source");
+                self.source_vm = Some(SourceVm::Runs);
+                self.end(now_ms, self.outcome_of_undo())
+            }
+            VmCondition::Paused => {
+                self.source_vm = Some(SourceVm::Paused);
+                self.vm_does_not_run(now_ms, "the VM stands still on the source")
+            }
+            VmCondition::Ended(_) if self.source_vm == Some(SourceVm::Ended) => {
+                self.note(now_ms, "the VM is stopped on the source, to be booted anew");
+                self.end(now_ms, self.outcome_of_undo())
+            }
+            VmCondition::Ended(how) => {
+                self.source_vm = Some(SourceVm::Ended);
+                self.lost(now_ms, &how)
+            }
+        }
+    }
+
+    fn lost(&mut self, now_ms: f64, how: &Problem) -> Action {
+        let lost = format!("the VM is lost: {how}");
+        self.error = Some(match self.error.take() {
+            Some(cause) if cause != *how => Problem::failed(format!("{cause}; {lost}")),
+            _ => Problem::failed(lost),
+        });
+        self.end(now_ms, Outcome::Lost)
+    }
+
+    pub(super) fn vm_is_mute(&mut self, now_ms: f64, error: &Problem) -> Action {
+        self.source_vm = Some(SourceVm::Unknown);
+        self.vm_does_not_run(now_ms, &format!("whether the VM runs on the source is not known: {error}"))
+    }
+
+    /// For all that is known. So nobody has cancelled with success.
+    fn vm_does_not_run(&mut self, now_ms: f64, what: &str) -> Action {
+        self.note(now_ms, what);
+        self.error = Some(match self.error.take() {
+            Some(cause) => Problem::new(cause.kind, format!("{cause}; {what}")),
+            None => Problem::failed(format!("cancelled, but {what}")),
+        });
+        self.end(now_ms, Outcome::Failed)
     }
 
     fn outcome_of_undo(&self) -> Outcome {

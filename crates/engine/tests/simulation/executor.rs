@@ -1,11 +1,11 @@
 //! The source's executor: carries out the engine's actions one by one, each in the parts between which its agent may
 //! crash or fall asleep, and tells the engine what came of them.
 
-use drainpipe_engine::migration::{Action, Event, Migration, SourceState, Stage, TargetState};
+use drainpipe_engine::migration::{Action, Event, Migration, SourceState, Stage, TargetState, VmCondition};
 use drainpipe_engine::plan::Plan;
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_engine::progress::Transferred;
-use drainpipe_engine::result::Outcome;
+use drainpipe_engine::result::{Outcome, SourceVm};
 
 use crate::faults::Fault;
 use crate::network::{Answer, Letter, Order, Question, Said};
@@ -84,6 +84,8 @@ pub(crate) struct Executor {
     /// By how much its clock has jumped.
     skew_ms: f64,
     was_undecided: bool,
+    /// What the VM was doing when it was looked at last, where its QEMU answered.
+    seen: Option<SourceVm>,
     /// What it was told to do last.
     action: Action,
 }
@@ -104,6 +106,7 @@ impl Executor {
             began_ms: now_ms,
             skew_ms: 0.0,
             was_undecided: false,
+            seen: None,
             action: first,
         }
     }
@@ -294,6 +297,7 @@ impl World {
                 self.source.is_network_changed = false;
                 Doing::Happened(Event::Done)
             }
+            Action::LookAtVm => self.look_at_vm(executor),
             Action::Finish => Doing::Conclude { at_ms: self.now_ms },
         }
     }
@@ -568,6 +572,27 @@ impl World {
         self.order(executor, Action::AskTarget, Order::View)
     }
 
+    fn look_at_vm(&mut self, executor: &mut Executor) -> Doing {
+        executor.seen = None;
+        if self.source.qemu.is_some() && !self.answers(Host::Source) && self.planted != Planted::NotLookedAt {
+            let event = failed("QEMU does not answer");
+            return Doing::Later { at_ms: self.now_ms + ANSWER_DEADLINE_MS, event };
+        }
+        let copy = self.copy_at(Host::Source);
+        let condition = match copy {
+            _ if self.planted == Planted::NotLookedAt => VmCondition::Runs,
+            Some(copy) if copy.runs => VmCondition::Runs,
+            Some(_) => VmCondition::Paused,
+            None => VmCondition::Ended(Problem::failed("its QEMU has ended")),
+        };
+        executor.seen = Some(match copy {
+            Some(copy) if copy.runs => SourceVm::Runs,
+            Some(_) => SourceVm::Paused,
+            None => SourceVm::Ended,
+        });
+        Doing::Happened(Event::VmIs(condition))
+    }
+
     fn command(&mut self, command: Command, deadline_ms: f64) -> Doing {
         match self.command_source(command) {
             Reply::Done => Doing::Happened(Event::Done),
@@ -657,6 +682,7 @@ impl World {
         self.source.journal[executor.number].outcome = Some(outcome);
         (self.source.is_network_changed, self.source.found_later) = (false, None);
         let was_cancelled = executor.cancel != Cancel::No;
+        self.check_seen(executor.number, executor.migration.source_vm(), executor.seen, outcome);
         self.check_outcome(executor.number, outcome, was_cancelled, executor.migration.error().is_some());
         self.outcomes.push(outcome);
         None

@@ -52,6 +52,8 @@ pub(crate) enum Planted {
     GuardDoesNotForbid,
     /// An agent that was asleep does not look whether its guard has acted.
     ForbiddenIgnored,
+    /// The VM is said to run on its source where nobody has looked.
+    NotLookedAt,
     /// A host that does not answer is taken for lost.
     LostTooSoon,
     /// The VM is throttled as it was while nothing arrives.
@@ -92,6 +94,7 @@ impl Planted {
             Self::BelievedRecord => &["I3", "I5"],
             Self::TakesDisksEarly => &["I2"],
             Self::RunsIncomplete => &["I4"],
+            Self::NotLookedAt => &["was seen as"],
             Self::NoDeadline | Self::SettledUnrun | Self::MuteIsReady => &["I5"],
             Self::Clear | Self::SilentFallback => &["I6"],
         }

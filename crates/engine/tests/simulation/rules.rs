@@ -1,6 +1,6 @@
 //! The rules: what holds after every step, what is told of a migration, and what must be so in the end.
 
-use drainpipe_engine::result::Outcome;
+use drainpipe_engine::result::{Outcome, SourceVm};
 
 use crate::operator::ATTEMPTS;
 use crate::qemu::{Sending, SourceQemu};
@@ -60,6 +60,7 @@ impl World {
             }
             Outcome::Failed => has_error && !self.source.journal[number].handed_over,
             Outcome::Cancelled => was_cancelled && !went,
+            Outcome::Lost => has_error && !went && self.source.qemu.is_none(),
             Outcome::Undecided => false,
         };
         if self.source.qemu.as_ref().is_some_and(|qemu| qemu.is_throttled) {
@@ -68,6 +69,29 @@ impl World {
         let runs_there = self.copy_at(Host::Target).is_some_and(|copy| copy.runs);
         if !is_true || runs_there && outcome != Outcome::Completed {
             self.breach(format!("it is told to be {outcome:?}, which is not so"));
+        }
+    }
+
+    /// What is told of a VM that has not moved is what was seen of it.
+    pub(crate) fn check_seen(
+        &mut self,
+        number: usize,
+        told: Option<SourceVm>,
+        seen: Option<SourceVm>,
+        outcome: Outcome,
+    ) {
+        let is_seen = match told {
+            None => outcome == Outcome::Completed,
+            Some(SourceVm::Unknown) => seen.is_none() && outcome == Outcome::Failed,
+            Some(SourceVm::Ended) => {
+                let is_to_be_booted = self.source.journal[number].is_reclaimed;
+                told == seen && (outcome == Outcome::Lost || is_to_be_booted)
+            }
+            Some(SourceVm::Paused) => told == seen && outcome == Outcome::Failed,
+            Some(SourceVm::Runs) => told == seen,
+        };
+        if !is_seen {
+            self.breach(format!("the VM is told to be {told:?} on its source, and was seen as {seen:?}"));
         }
     }
 

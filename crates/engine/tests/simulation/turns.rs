@@ -1,7 +1,7 @@
 //! The wait for a migration's turn to send, with hosts that do as they are told.
 
 use drainpipe_engine::encryption::Encryption;
-use drainpipe_engine::migration::{Action, Event, Limits, Migration, Stage};
+use drainpipe_engine::migration::{Action, Event, Limits, Migration, Stage, VmCondition};
 use drainpipe_engine::option::{MigrationOption, RequestedOption};
 use drainpipe_engine::plan::{Plan, Spread};
 use drainpipe_engine::result::Outcome;
@@ -24,6 +24,7 @@ fn done(action: Action) -> Event {
     match action {
         Action::EstablishHosts => Event::Established(a_plan()),
         Action::ConnectHosts => Event::Connected(a_plan()),
+        Action::LookAtVm => Event::VmIs(VmCondition::Runs),
         _ => Event::Done,
     }
 }
@@ -55,7 +56,7 @@ fn whoever_waits_for_its_turn_is_undone_at_once_and_the_vm_never_paused() {
             next = migration.handle(60_000.0, next.map_or(Event::Paused, done));
         }
         assert_eq!(migration.outcome(), Some(outcome));
-        let undone = [Action::DiscardTarget, Action::PutBack];
+        let undone = [Action::DiscardTarget, Action::PutBack, Action::LookAtVm];
         assert_eq!(actions == undone, outcome != Outcome::Completed, "{actions:?}");
     }
 }

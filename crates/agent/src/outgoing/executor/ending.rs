@@ -4,11 +4,11 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use drainpipe_engine::migration::{Event, TargetState};
+use drainpipe_engine::migration::{Event, TargetState, VmCondition};
 use drainpipe_engine::problem::{Problem, ProblemKind};
-use drainpipe_hypervisor::Vmm;
 use drainpipe_hypervisor::migration as qemu;
 use drainpipe_hypervisor::qmp::QmpError;
+use drainpipe_hypervisor::{RunState, Vmm};
 use tracing::warn;
 
 use super::Executor;
@@ -29,6 +29,9 @@ const RECEIVED_ANSWER_DEADLINE: Duration = Duration::from_secs(3);
 /// How long QEMU may take for an answer while the VM stands still and its transfer is to be stopped. After that it is
 /// taken to wait for its target.
 const MUTE_AFTER: Duration = Duration::from_secs(2);
+
+/// How long it may take until the process of a QEMU that has closed its socket has ended.
+const EXIT_KNOWN_WITHIN: Duration = Duration::from_secs(1);
 
 /// How often a target is asked once more that is said to be lost.
 const LOST_QUESTIONS: u8 = 3;
@@ -237,6 +240,23 @@ impl Executor {
         if let Some(Err(error)) = self.own_connections().map(|(vmm, address)| act(&vmm, address)) {
             warn!(%error, "{else_what}");
         }
+    }
+
+    /// What the VM is doing here. Fails where its QEMU does not say.
+    pub(super) async fn look_at_vm(&self) -> Result<VmCondition, Problem> {
+        let Some(vmm) = &self.claimed.vmm else { return Ok(self.has_ended()) };
+        match vmm.run_state(QMP_DEADLINE).await {
+            Ok(RunState::Running) => Ok(VmCondition::Runs),
+            Ok(_) => Ok(VmCondition::Paused),
+            // QEMU closes its sockets a moment before its process has ended.
+            Err(_) if vmm.wait_exit(EXIT_KNOWN_WITHIN).await.is_some() => Ok(self.has_ended()),
+            Err(error) => Err(Problem::failed(error)),
+        }
+    }
+
+    fn has_ended(&self) -> VmCondition {
+        let why = self.vmm().err().unwrap_or_else(|| Problem::failed("its QEMU has ended"));
+        VmCondition::Ended(why)
     }
 
     pub(super) async fn resume_on_source(&mut self) -> Result<(), Problem> {

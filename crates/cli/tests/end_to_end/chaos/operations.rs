@@ -100,7 +100,7 @@ pub(super) fn judge(what: &What, output: &Output) -> Result<(String, Option<Clai
     }
     let What::Move { vm, source, target } = what else { return Ok((end(of_code(output.code)), None)) };
     let Ok(result) = serde_json::from_str::<MigrationResult>(&output.stdout) else {
-        let is_known = (1..=6).contains(&output.code);
+        let is_known = (1..=7).contains(&output.code);
         return if is_known {
             Ok((end(of_code(output.code)), None))
         } else {
@@ -116,6 +116,7 @@ pub(super) fn judge(what: &What, output: &Output) -> Result<(String, Option<Clai
         Outcome::Failed => (end("failed"), claim(source)),
         Outcome::Cancelled => (end("cancelled"), claim(source)),
         Outcome::Undecided => (end("undecided"), None),
+        Outcome::Lost => (end("lost"), None),
     })
 }
 
@@ -127,6 +128,7 @@ fn of_code(code: i32) -> &'static str {
         3 => "refused",
         4 => "lost sight of",
         5 => "cancelled",
+        7 => "lost",
         _ => "other",
     }
 }

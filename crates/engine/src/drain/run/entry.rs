@@ -26,6 +26,8 @@ pub(super) enum Stage {
     Moved,
     Failed,
     Undecided,
+    /// It has ended.
+    Lost,
     /// Somebody else has moved it.
     Left,
 }
@@ -435,6 +437,7 @@ impl Entry {
             Stage::Moved => MoveState::Moved,
             Stage::LeftOut | Stage::Gone | Stage::Failed => MoveState::Failed,
             Stage::Undecided => MoveState::Undecided,
+            Stage::Lost => MoveState::Lost,
             Stage::Left => MoveState::Left,
         }
     }
