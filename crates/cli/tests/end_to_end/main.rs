@@ -29,6 +29,7 @@ mod lab_cli;
 mod later_rounds;
 mod leaving;
 mod link_addresses;
+mod lost;
 mod lost_journal;
 mod measure_both;
 mod measure_busy;
@@ -92,6 +93,7 @@ fn main() -> ExitCode {
         ("bad_luck", bad_luck::TESTS),
         ("leaving", leaving::TESTS),
         ("lost_journal", lost_journal::TESTS),
+        ("lost", lost::TESTS),
         ("mute_qemu", mute_qemu::TESTS),
         ("path_loss", path_loss::TESTS),
         ("later_rounds", later_rounds::TESTS),
