@@ -4,12 +4,34 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
 use drainpipe_engine::problem::Problem;
+use rustix::net::sockopt::{
+    Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery, set_ip_mtu_discover, set_ipv6_mtu_discover,
+};
 use rustix::net::{AddressFamily, SocketType, netdevice, socket};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::net::UdpSocket;
 
 use crate::agent::Agent;
 use crate::ports;
+
+/// IP's header and UDP's.
+const HEADERS_V4_BYTES: u16 = 20 + 8;
+pub(crate) const HEADERS_V6_BYTES: u16 = 40 + 8;
+
+/// How much of a UDP packet to or from this address is headers.
+pub(crate) fn headers_bytes(address: SocketAddr) -> u16 {
+    if address.is_ipv4() { HEADERS_V4_BYTES } else { HEADERS_V6_BYTES }
+}
+
+/// Not even the path's MTU that the kernel has learned may cut a packet of this socket, whose addresses are like this
+/// one.
+pub(crate) fn keep_whole(socket: &UdpSocket, address: IpAddr) -> io::Result<()> {
+    match address {
+        IpAddr::V4(_) => set_ip_mtu_discover(socket, Ipv4PathMtuDiscovery::PROBE)?,
+        IpAddr::V6(_) => set_ipv6_mtu_discover(socket, Ipv6PathMtuDiscovery::PROBE)?,
+    }
+    Ok(())
+}
 
 /// Port `port` of an address on this host's `link`, or of one that is reached over it.
 pub(crate) fn on_link(link: &str, address: IpAddr, port: u16) -> io::Result<SocketAddr> {

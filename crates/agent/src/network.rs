@@ -15,6 +15,9 @@ use crate::config::Config;
 use crate::journal::{HostChange, Journal};
 use crate::migration_links::{self, MigrationLinks};
 
+/// What each link takes that knows no jumbo frames, in bytes (RFC 894).
+pub(crate) const ETHERNET_MTU: u16 = 1500;
+
 /// The network of this host.
 #[derive(Debug)]
 pub(crate) struct HostNetwork {
@@ -77,6 +80,14 @@ impl HostNetwork {
         let by_name: HashMap<&str, u64> =
             counters.iter().map(|counters| (counters.name.as_str(), counters.tx_bytes)).collect();
         Ok(links.iter().map(|link| by_name.get(link).copied().unwrap_or(0)).collect())
+    }
+
+    /// The largest packet that a link takes, in bytes; as most do, if it is gone.
+    pub(crate) async fn mtu(&self, link: &str) -> Result<u16, Problem> {
+        let links = self.network.links().await.map_err(Problem::failed)?;
+        let mtu = links.iter().find(|found| found.name == link).map_or(ETHERNET_MTU.into(), |link| link.mtu);
+        // A loopback's is more than a packet of IP may be.
+        Ok(u16::try_from(mtu).unwrap_or(u16::MAX))
     }
 
     /// Whether a link is there and switched on.

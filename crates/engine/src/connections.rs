@@ -98,6 +98,9 @@ mod tests {
 
     const PLACES: usize = 12;
 
+    /// As many names as there are places.
+    const NAMES: std::ops::Range<u8> = 0..12;
+
     /// Holders 0 and 1 have precedence.
     fn precedence(holder: u8) -> Precedence {
         if holder < 2 { Precedence::First } else { Precedence::Usual }
@@ -178,8 +181,8 @@ mod tests {
 
         #[test]
         fn whoever_keeps_to_its_share_comes_in(
-            of in prop::collection::vec((0u8..PLACES as u8, any::<bool>()), PLACES),
-            newcomer in 0u8..PLACES as u8,
+            of in prop::collection::vec((NAMES, any::<bool>()), PLACES),
+            newcomer in NAMES,
         ) {
             let held = held(&of);
             if count(&held, newcomer) < share(&held, newcomer) {
@@ -195,7 +198,8 @@ mod tests {
         ) {
             let mut now: Vec<Held<u8>> = vec![];
             for (since, (host, is_idle)) in comes.iter().enumerate() {
-                let operator = operators.iter().position(|at| *at == since).map(|at| (at % 2) as u8);
+                let operator = [0, 1, 0, 1].into_iter().zip(&operators).find(|(_, at)| **at == since);
+                let operator = operator.map(|(operator, _)| operator);
                 for holder in operator.into_iter().chain([*host]) {
                     let mut new = held(&[(holder, holder < 2 || *is_idle)]).remove(0);
                     new.since = since as u64;

@@ -4,7 +4,12 @@
 //! and tell each other what they hear. So each end knows of both directions, and the two come to the
 //! same judgement without a further word. The rules:
 //! - A path on which nothing is heard, while another path is, is out. While nothing is heard on any
-//!   path, the other agent may just stand still: nothing changes, and TCP waits.
+//!   path, the other agent may just stand still: nothing changes, and TCP waits. Time alone proves no silence, as
+//!   either agent may have to wait for a core: others must have been heard at as many ticks of this end as hellos
+//!   would have come meanwhile.
+//! - A path on which small packets arrive and full ones do not any more is out: the memory goes in full ones. One hello
+//!   in four is as large as a packet of the path may be. How many others have come since the last large one says
+//!   whether these are lost, however late either agent is.
 //! - A path on which no hello has ever come through is not judged: it carried TCP a moment ago, so a
 //!   firewall drops the hellos.
 //! - A path that loses packets again and again is out: TCP would crawl on it, and the last of the memory
@@ -33,6 +38,19 @@ const CLOSE_LOOK_MS: f64 = 1_000.0;
 
 /// What was counted in a close look says nothing any more when no such hello has come for that long.
 const CLOSE_LOOK_OVER_MS: f64 = 250.0;
+
+/// So many ticks at which something was heard on another path make a silence; [`SILENT_AFTER_MS`] of them.
+const SILENT_TICKS: u32 = 8;
+
+/// One in so many hellos is large: 5 packets a second, 60 kb/s where the MTU is 1500.
+const LARGE_EVERY: u64 = 4;
+
+/// So many hellos with no large one among them say that large packets do not arrive: five of those were lost.
+const LARGE_LOST_AFTER: u32 = 20;
+
+/// From the beginning of a watch, large hellos are as large as this end's link takes for so long. If none is heard by
+/// then, the other end's link may take no such packets, and TCP does not send them.
+const FILLED_FRAMES_HEARD_WITHIN_MS: f64 = 1_000.0;
 
 /// Eight hellos missed. TCP's first retransmission, after 200 ms or a little more, is lost then; the
 /// next one finds the new way.
@@ -81,13 +99,21 @@ pub struct Hello {
     pub pace: Pace,
     /// Whether the other end is heard on this path.
     pub hearing: Hearing,
+    /// Whether the other end's large ones are heard.
+    pub hearing_large: Hearing,
     /// How many times the other end's hellos were lost of late; those in a row count once.
     pub losses: u8,
 }
 
 impl Hello {
     /// In place of what was said before.
-    const FORGOTTEN: Self = Self { sequence: 0, pace: Pace::Steady, hearing: Hearing::Now, losses: 0 };
+    const FORGOTTEN: Self = Self {
+        sequence: 0,
+        pace: Pace::Steady,
+        hearing: Hearing::Now,
+        hearing_large: Hearing::Never,
+        losses: 0,
+    };
 }
 
 /// How often hellos of a kind are said.
@@ -97,6 +123,8 @@ pub enum Pace {
     Steady,
     /// Each [`CLOSE_HELLO_EVERY_MS`], while a path is looked at closely.
     Close,
+    /// Beside one in [`LARGE_EVERY`] of the steady ones, as large as a packet may be.
+    Large,
 }
 
 /// Whether one end hears the other one's hellos.
@@ -203,6 +231,19 @@ impl PathWatch {
         Some(path.say(path.sent_closely, Pace::Close, now_ms))
     }
 
+    /// The next large hello to say on a path after a steady one, if it is time for it.
+    pub fn large_hello(&mut self, path: usize, now_ms: f64) -> Option<Hello> {
+        let path = self.paths.get_mut(path).filter(|path| path.sent.is_multiple_of(LARGE_EVERY))?;
+        path.sent_large += 1;
+        Some(path.say(path.sent_large, Pace::Large, now_ms))
+    }
+
+    /// Whether a large hello is to be as large as this end's link takes. If not, the other end's may not take that, and
+    /// 1500 bytes will do.
+    pub fn fills_frames(&mut self, path: usize, now_ms: f64) -> bool {
+        self.paths.get_mut(path).is_none_or(|path| path.fills_frames(now_ms))
+    }
+
     /// Whether any path is looked at closely.
     pub fn looks_closely(&self, now_ms: f64) -> bool {
         self.paths.iter().any(|path| path.looks_closely(now_ms))
@@ -232,6 +273,7 @@ impl PathWatch {
             path.look_closely(now_ms);
         }
         path.last_heard_ms = now_ms;
+        path.heard_at_tick = path.heard_at_tick.saturating_add(1);
         path.is_heard = true;
         path.was_heard_there |= hello.hearing == Hearing::Now;
         path.peer = Some(hello);
@@ -239,7 +281,9 @@ impl PathWatch {
 
     /// Judges all paths; to be called after each [`HELLO_EVERY_MS`]. What is to be told of it.
     pub fn tick(&mut self, now_ms: f64) -> Vec<Turn> {
+        let is_any_heard = self.paths.iter().any(|path| path.heard_at_tick > 0);
         for path in &mut self.paths {
+            path.count_tick(is_any_heard);
             if now_ms - path.last_heard_closely_ms > CLOSE_LOOK_OVER_MS {
                 path.heard_closely.forget();
             }

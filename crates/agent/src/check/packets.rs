@@ -9,15 +9,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use drainpipe_engine::check::sizes::{Arrived, SMALL_BYTES};
-use rustix::net::sockopt::{
-    Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery, set_ip_mtu_discover, set_ipv6_mtu_discover,
-};
 use tokio::net::UdpSocket;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 
+use crate::link_socket::{HEADERS_V6_BYTES, headers_bytes, keep_whole};
 use crate::lock::lock;
 
 /// How often each size is sent: one lost by chance is not taken for one that does not pass.
@@ -39,10 +37,6 @@ const SIZED: u8 = 0;
 const PING: u8 = 1;
 const PONG: u8 = 2;
 
-/// IP's header and UDP's.
-const HEADERS_V4_BYTES: u16 = 20 + 8;
-const HEADERS_V6_BYTES: u16 = 40 + 8;
-
 /// One end of a path. Ends with its drop.
 #[derive(Debug)]
 pub(super) struct PacketEnd {
@@ -63,12 +57,7 @@ struct Arrivals {
 impl PacketEnd {
     /// Begins to count what comes from `peer` with this token.
     pub(super) fn begin(socket: UdpSocket, peer: SocketAddr, token: Uuid) -> io::Result<Self> {
-        // Not even the path's MTU that the kernel has learned may cut a packet here.
-        if peer.is_ipv4() {
-            set_ip_mtu_discover(&socket, Ipv4PathMtuDiscovery::PROBE)?;
-        } else {
-            set_ipv6_mtu_discover(&socket, Ipv6PathMtuDiscovery::PROBE)?;
-        }
+        keep_whole(&socket, peer.ip())?;
         let socket = Arc::new(socket);
         let arrivals = Arc::new(Arrivals::default());
         let counting = tokio::spawn(count(Arc::clone(&socket), peer, token, Arc::clone(&arrivals)));
@@ -161,10 +150,6 @@ fn count_one(arrivals: &Arrivals, bytes: usize, peer: SocketAddr) {
     let mut counts = lock(&arrivals.counts);
     let count = counts.entry(size).or_default();
     *count = count.saturating_add(1);
-}
-
-fn headers_bytes(peer: SocketAddr) -> u16 {
-    if peer.is_ipv4() { HEADERS_V4_BYTES } else { HEADERS_V6_BYTES }
 }
 
 const _: () = assert!(SMALL_BYTES as usize >= HEADERS_V6_BYTES as usize + HEADER_BYTES);

@@ -11,17 +11,24 @@ use tokio::net::UdpSocket;
 use uuid::Uuid;
 
 use crate::agent::Agent;
-use crate::link_socket::{bind_to_link, bind_udp};
+use crate::link_socket::{bind_to_link, bind_udp, headers_bytes, keep_whole};
 
 /// Most datagrams read from one path between two hellos; a flood of them costs no more. More than a socket
 /// holds by default, so that nothing old is left after the agent stood still.
 const READ_MAX: usize = 1024;
 
-/// Token, sequence, hearing and pace, losses.
+/// Token, sequence, hearing and pace, losses. A large hello has zeros behind them.
 const DATAGRAM_BYTES: usize = 26;
 
 /// In the byte that says what is heard: a hello of a close look.
 const CLOSE: u8 = 0x80;
+
+/// There too: a large hello. One of before there were any takes no datagram of its size.
+const LARGE: u8 = 0x40;
+
+/// There too, by so many bits to the left: whether large hellos are heard. Nothing is there where none has come, so
+/// a host that says none is told nothing new.
+const HEARING_LARGE_SHIFT: u32 = 2;
 
 /// Differentiated services code point CS6 in its place in the header (RFC 2474, RFC 4594): network control, which
 /// switches that look at it let pass first.
@@ -50,6 +57,7 @@ pub(super) fn bind_again(socket: &UdpSocket, path: &Path) -> io::Result<UdpSocke
 }
 
 fn go_first(socket: &UdpSocket, address: IpAddr) -> io::Result<()> {
+    keep_whole(socket, address)?;
     let socket = SockRef::from(socket);
     match address {
         IpAddr::V4(_) => socket.set_tos_v4(NETWORK_CONTROL)?,
@@ -76,37 +84,71 @@ pub(super) fn say(socket: &UdpSocket, other: SocketAddr, token: Uuid, hello: Hel
     let _refused = socket.try_send_to(&encode(hello, token), other);
 }
 
+/// Says it in an IP packet of that size.
+pub(super) fn say_large(
+    socket: &UdpSocket,
+    other: SocketAddr,
+    token: Uuid,
+    hello: Hello,
+    packet_bytes: u16,
+) -> io::Result<()> {
+    let payload_bytes = usize::from(packet_bytes.saturating_sub(headers_bytes(other)));
+    let mut datagram = encode(hello, token).to_vec();
+    datagram.resize(payload_bytes.max(DATAGRAM_BYTES + 1), 0);
+    socket.try_send_to(&datagram, other).map(drop)
+}
+
 pub(crate) fn encode(hello: Hello, token: Uuid) -> [u8; DATAGRAM_BYTES] {
     let mut datagram = [0; DATAGRAM_BYTES];
     datagram[..16].copy_from_slice(token.as_bytes());
     datagram[16..24].copy_from_slice(&hello.sequence.to_be_bytes());
-    let hearing = match hello.hearing {
-        Hearing::Never => 0,
-        Hearing::Now => 1,
-        Hearing::NoMore => 2,
+    let pace = match hello.pace {
+        Pace::Steady => 0,
+        Pace::Close => CLOSE,
+        Pace::Large => LARGE,
     };
-    datagram[24] = match hello.pace {
-        Pace::Steady => hearing,
-        Pace::Close => hearing | CLOSE,
-    };
+    datagram[24] = pace | bits_of(hello.hearing_large) << HEARING_LARGE_SHIFT | bits_of(hello.hearing);
     datagram[25] = hello.losses;
     datagram
 }
 
 pub(crate) fn decode(datagram: &[u8], token: Uuid) -> Option<Hello> {
-    let datagram: &[u8; DATAGRAM_BYTES] = datagram.try_into().ok()?;
+    let (datagram, filling) = datagram.split_first_chunk::<DATAGRAM_BYTES>()?;
     let (said, rest) = datagram.split_first_chunk::<16>()?;
     let (sequence, rest) = rest.split_first_chunk::<8>()?;
-    let [hearing, losses] = *rest else { return None };
-    let pace = if hearing & CLOSE == 0 { Pace::Steady } else { Pace::Close };
-    let hearing = match hearing & !CLOSE {
-        0 => Hearing::Never,
-        1 => Hearing::Now,
-        2 => Hearing::NoMore,
+    let [bits, losses] = *rest else { return None };
+    let pace = match (bits & (CLOSE | LARGE), filling.is_empty()) {
+        (0, true) => Pace::Steady,
+        (CLOSE, true) => Pace::Close,
+        (LARGE, false) => Pace::Large,
         _ => return None,
     };
-    let hello = Hello { sequence: u64::from_be_bytes(*sequence), pace, hearing, losses };
+    let bits = bits & !(CLOSE | LARGE);
+    let hello = Hello {
+        sequence: u64::from_be_bytes(*sequence),
+        pace,
+        hearing: hearing_of(bits & 0b11)?,
+        hearing_large: hearing_of(bits >> HEARING_LARGE_SHIFT)?,
+        losses,
+    };
     (said == token.as_bytes()).then_some(hello)
+}
+
+fn bits_of(hearing: Hearing) -> u8 {
+    match hearing {
+        Hearing::Never => 0,
+        Hearing::Now => 1,
+        Hearing::NoMore => 2,
+    }
+}
+
+fn hearing_of(bits: u8) -> Option<Hearing> {
+    match bits {
+        0 => Some(Hearing::Never),
+        1 => Some(Hearing::Now),
+        2 => Some(Hearing::NoMore),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -132,12 +174,16 @@ mod tests {
         fn a_hello_arrives_as_it_was_said(
             sequence: u64,
             hearing in prop_oneof![Just(Hearing::Never), Just(Hearing::Now), Just(Hearing::NoMore)],
-            pace in prop_oneof![Just(Pace::Steady), Just(Pace::Close)],
+            hearing_large in prop_oneof![Just(Hearing::Never), Just(Hearing::Now), Just(Hearing::NoMore)],
+            pace in prop_oneof![Just(Pace::Steady), Just(Pace::Close), Just(Pace::Large)],
             losses: u8,
         ) {
-            let (hello, token) = (Hello { sequence, pace, hearing, losses }, Uuid::new_v4());
-            let datagram = encode(hello, token);
+            let (hello, token) = (Hello { sequence, pace, hearing, hearing_large, losses }, Uuid::new_v4());
+            let mut datagram = encode(hello, token).to_vec();
+            let filled = [&datagram[..], &[0]].concat();
+            datagram.extend((pace == Pace::Large).then_some(0));
             prop_assert_eq!(decode(&datagram, token), Some(hello));
+            prop_assert_eq!(decode(&filled, token).is_some(), pace == Pace::Large);
             prop_assert_eq!(decode(&datagram, Uuid::new_v4()), None);
             prop_assert_eq!(decode(&datagram[1..], token), None);
         }

@@ -10,6 +10,7 @@ use drainpipe_engine::path::Path;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::speed::{READ_EVERY_MS, SpeedWatch};
 use drainpipe_engine::watch::{CLOSE_HELLO_EVERY_MS, HELLO_EVERY_MS, PathNews, PathWatch, Turn, Unwatched};
+use rustix::io::Errno;
 use tokio::net::UdpSocket;
 use tokio::sync::{Mutex, mpsc};
 use tokio::task::JoinSet;
@@ -23,6 +24,7 @@ use crate::agent::Agent;
 use crate::api::types::WatchRequest;
 use crate::link_socket::{is_on, on_link};
 use crate::multichannel::{self, Way};
+use crate::network::ETHERNET_MTU;
 
 /// How soon a route that could not be set is tried again, and one that is gone is noticed.
 const ROUTE_EVERY_MS: f64 = 1_000.0;
@@ -41,6 +43,9 @@ const CONNECTING_MS: f64 = 2_000.0;
 
 /// Weights tried one after the other. Hellos wait meanwhile, some 3 ms for each.
 const PLACINGS_AT_ONCE: u8 = 4;
+
+/// What each link takes that carries IPv6, in bytes (RFC 8200).
+const LEAST_MTU: u16 = 1280;
 
 /// Most paths over one link: an address may have been changed meanwhile. Others would only hold ports.
 const PATHS_OF_LINK_MAX: usize = 2;
@@ -96,6 +101,8 @@ struct End {
     socket: UdpSocket,
     // None until it is told.
     other: Option<SocketAddr>,
+    // Largest packet that the link takes, in bytes.
+    mtu: u16,
 }
 
 impl End {
@@ -224,7 +231,8 @@ impl PeerWatch {
                 )));
             }
             let socket = hello::bind(&self.agent, path).await?;
-            new.push(End { path: path.clone(), socket, other: None });
+            let mtu = self.agent.network.mtu(&path.link).await?;
+            new.push(End { path: path.clone(), socket, other: None, mtu });
         }
         let now_ms = self.now_ms();
         for end in new {
@@ -333,11 +341,19 @@ impl PeerWatch {
     fn say(&mut self) {
         let Some(token) = self.other_token else { return };
         let now_ms = self.now_ms();
-        for (index, end) in self.ends.iter().enumerate() {
-            if let Some(other) = end.other
-                && let Some(hello) = self.watch.hello(index, now_ms)
-            {
+        for (index, end) in self.ends.iter_mut().enumerate() {
+            let Some(other) = end.other else { continue };
+            if let Some(hello) = self.watch.hello(index, now_ms) {
                 hello::say(&end.socket, other, token, hello);
+            }
+            if let Some(hello) = self.watch.large_hello(index, now_ms) {
+                let bytes =
+                    if self.watch.fills_frames(index, now_ms) { end.mtu } else { end.mtu.min(ETHERNET_MTU) };
+                let said = hello::say_large(&end.socket, other, token, hello, bytes);
+                // Its MTU was lowered since, and TCP's packets were with it.
+                if said.is_err_and(|error| error.raw_os_error() == Some(Errno::MSGSIZE.raw_os_error())) {
+                    end.mtu = if bytes > ETHERNET_MTU { ETHERNET_MTU } else { LEAST_MTU };
+                }
             }
         }
     }

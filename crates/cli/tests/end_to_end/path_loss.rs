@@ -22,6 +22,7 @@ use crate::switch_over_faults::{heal, silence};
 pub(crate) const TESTS: &[Test] = &[
     ("a_link_goes_down_or_loses_packets", a_link_goes_down_or_loses_packets),
     ("a_link_falls_silent", a_link_falls_silent),
+    ("a_link_drops_large_packets", a_link_drops_large_packets),
     (
         "a_link_returns_flaps_and_is_lost_under_strict_reverse_path_filters",
         a_link_returns_flaps_and_is_lost_under_strict_reverse_path_filters,
@@ -79,6 +80,14 @@ fn a_link_falls_silent() {
     loses_e1_alone(&scene, "a", "blackhole a e1 receive", "heal a e1");
     // Towards the source.
     loses_e1_alone(&scene, "b", "blackhole b e1 send", "heal b e1");
+}
+
+/// Small ones pass, hellos among them.
+fn a_link_drops_large_packets() {
+    let scene = Scene::set();
+    loses_e1_alone(&scene, "b", "blackhole-above b e1 1400", "heal b e1");
+    // Those of the memory alone.
+    loses_e1_alone(&scene, "a", "blackhole-above a e1 1400 receive", "heal a e1");
 }
 
 #[track_caller]

@@ -11,6 +11,8 @@ pub enum Fault {
     Silent,
     /// The other end hears nothing.
     OneWay,
+    /// Small packets arrive and large ones do not, in one direction at least.
+    LargePackets,
     /// Hellos were lost that many times within 6.4 s.
     Loss(u8),
 }
@@ -20,6 +22,9 @@ impl fmt::Display for Fault {
         match self {
             Self::Silent => write!(f, "nothing has come through for {SILENT_AFTER_MS:.0} ms"),
             Self::OneWay => f.write_str("the other host hears nothing on it"),
+            Self::LargePackets => f.write_str(
+                "small packets come through and large ones do not; look for an MTU that is too small on the way",
+            ),
             Self::Loss(times) => write!(f, "it lost packets {times} times within a few seconds"),
         }
     }

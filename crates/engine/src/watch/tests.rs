@@ -36,12 +36,21 @@ struct Hosts {
     tick: u64,
     // What waits in the sockets of an end that stands still.
     queued: Vec<(usize, Hello)>,
+    // Whether a large packet of that end gets through, where a small one does.
+    passes_large: fn(end: usize, path: usize) -> bool,
     turns: Vec<(f64, usize, Turn)>,
 }
 
 impl Hosts {
     fn new(paths: usize) -> Self {
-        Self { ends: [watch_of(paths), watch_of(paths)], now_ms: 0.0, tick: 0, queued: vec![], turns: vec![] }
+        Self {
+            ends: [watch_of(paths), watch_of(paths)],
+            now_ms: 0.0,
+            tick: 0,
+            queued: vec![],
+            passes_large: |_, _| true,
+            turns: vec![],
+        }
     }
 
     /// `passes(end, path, tick)`: whether a hello of that end gets through.
@@ -57,13 +66,15 @@ impl Hosts {
             let tick = self.tick;
             for end in (0..2).filter(|end| awake[*end]) {
                 for path in 0..self.ends[0].paths.len() {
-                    for number in 0..HELLOS_PER_TICK {
+                    for number in 0..=HELLOS_PER_TICK {
                         let hello = match number {
                             0 => self.ends[end].hello(path, self.now_ms),
+                            1 => self.ends[end].large_hello(path, self.now_ms),
                             _ => self.ends[end].close_hello(path, self.now_ms),
                         };
-                        let Some(hello) = hello else { break };
-                        if !passes(end, path, tick) {
+                        let Some(hello) = hello else { continue };
+                        let passes_as_large = hello.pace != Pace::Large || (self.passes_large)(end, path);
+                        if !passes(end, path, tick) || !passes_as_large {
                             continue;
                         }
                         if awake[1 - end] {
@@ -144,6 +155,87 @@ fn a_one_way_path_is_out_at_both_ends() {
 }
 
 #[test]
+fn a_path_that_loses_large_packets_in_either_direction_is_out_within_two_seconds() {
+    for from in [0, 1] {
+        let mut hosts = Hosts::new(2);
+        hosts.run(1_000.0, |_, _, _| true);
+        hosts.passes_large =
+            if from == 0 { |end, path| path == 0 || end == 1 } else { |end, path| path == 0 || end == 0 };
+        hosts.run(1_500.0, |_, _, _| true);
+        assert_eq!(hosts.in_use(), [vec![true, false], vec![true, false]]);
+        for end in [0, 1] {
+            assert_eq!(hosts.told(end), [(1, PathNews::Out(Fault::LargePackets))]);
+        }
+        hosts.run(20_000.0, |_, _, _| true);
+        assert_eq!(hosts.turns.len(), 2, "it stays out: {:?}", hosts.turns);
+        hosts.passes_large = |_, _| true;
+        hosts.run(3_000.0, |_, _, _| true);
+        assert_eq!(hosts.in_use(), [vec![true; 2], vec![true; 2]]);
+    }
+}
+
+#[test]
+fn a_path_on_which_large_packets_never_came_is_not_judged_by_them() {
+    let mut hosts = Hosts::new(2);
+    hosts.passes_large = |_, path| path == 0;
+    hosts.run(10_000.0, |_, _, _| true);
+    assert_eq!(hosts.turns, []);
+    let now_ms = hosts.now_ms;
+    let fills = [0, 1].map(|path| hosts.ends[0].fills_frames(path, now_ms));
+    assert_eq!(fills, [true, false], "what is not heard is too large for the other link");
+}
+
+/// Two agents that wait for their cores, each for as long as `late_ms` says, on a machine that is too busy.
+struct BusyHosts<L> {
+    ends: [PathWatch; 2],
+    next_ms: [f64; 2],
+    sockets: [Vec<(usize, Hello)>; 2],
+    late_ms: L,
+    now_ms: f64,
+}
+
+impl<L: FnMut() -> f64> BusyHosts<L> {
+    /// The paths that went out until then, while those of `passes` carry.
+    fn run_until(&mut self, end_ms: f64, passes: fn(path: usize) -> bool) -> Vec<(usize, PathNews)> {
+        let mut told = vec![];
+        while self.now_ms < end_ms {
+            let end = usize::from(self.next_ms[1] < self.next_ms[0]);
+            self.now_ms = self.next_ms[end];
+            self.next_ms[end] += HELLO_EVERY_MS + (self.late_ms)();
+            for (path, hello) in std::mem::take(&mut self.sockets[end]) {
+                self.ends[end].heard(path, hello, self.now_ms);
+            }
+            told.extend(self.ends[end].tick(self.now_ms).into_iter().map(|turn| (turn.path, turn.news)));
+            for path in 0..3 {
+                let hellos =
+                    [self.ends[end].hello(path, self.now_ms), self.ends[end].large_hello(path, self.now_ms)];
+                let said = hellos.into_iter().flatten().filter(|_| passes(path)).map(|hello| (path, hello));
+                self.sockets[1 - end].extend(said);
+            }
+        }
+        told
+    }
+}
+
+#[test]
+fn agents_that_wait_for_a_core_take_no_path_out_that_is_good_and_find_one_that_is_not() {
+    for seed in 0..200 {
+        let mut random = random(seed);
+        let mut hosts = BusyHosts {
+            ends: [watch_of(3), watch_of(3)],
+            next_ms: [0.0, 20.0],
+            sockets: [vec![], vec![]],
+            // Up to 145 ms, three times what it waits anyway.
+            late_ms: || (random() % 146) as f64,
+            now_ms: 0.0,
+        };
+        assert_eq!(hosts.run_until(20_000.0, |_| true), [], "seed {seed}");
+        let told = hosts.run_until(24_000.0, |path| path != 1);
+        assert!(told.iter().all(|(path, _)| *path == 1) && told.len() == 2, "seed {seed}: {told:?}");
+    }
+}
+
+#[test]
 fn a_path_comes_back_within_three_seconds() {
     let mut hosts = Hosts::new(2);
     hosts.run(1_000.0, |_, _, _| true);
@@ -212,11 +304,7 @@ fn a_path_is_not_judged_before_its_other_end_is_known() {
     watch.add(0.0);
     for tick in 1..=100_u64 {
         let now_ms = tick as f64 * HELLO_EVERY_MS;
-        watch.heard(
-            0,
-            Hello { sequence: tick, pace: Pace::Steady, hearing: Hearing::Now, losses: 0 },
-            now_ms,
-        );
+        watch.heard(0, Hello { sequence: tick, ..Hello::FORGOTTEN }, now_ms);
         assert_eq!(watch.tick(now_ms), []);
     }
     assert_eq!(watch.in_use(), [true, true]);
@@ -388,7 +476,7 @@ fn a_firewall_that_drops_the_hellos_of_one_direction_puts_no_path_out() {
 #[test]
 fn a_watch_that_is_often_late_brings_no_dead_path_back() {
     let mut watch = watch_of(2);
-    let hello = |sequence| Hello { sequence, pace: Pace::Steady, hearing: Hearing::Now, losses: 0 };
+    let hello = |sequence| Hello { sequence, ..Hello::FORGOTTEN };
     let mut turns = vec![];
     for tick in 1..=100_u64 {
         let now_ms = tick as f64 * HELLO_EVERY_MS;
@@ -409,7 +497,7 @@ fn a_watch_that_is_often_late_brings_no_dead_path_back() {
 #[test]
 fn replayed_and_late_hellos_are_no_sign_of_life() {
     let mut watch = watch_of(2);
-    let hello = |sequence| Hello { sequence, pace: Pace::Steady, hearing: Hearing::Now, losses: 0 };
+    let hello = |sequence| Hello { sequence, ..Hello::FORGOTTEN };
     let mut turns = vec![];
     for tick in 1..=40_u64 {
         let now_ms = tick as f64 * HELLO_EVERY_MS;
@@ -441,7 +529,7 @@ proptest! {
                     paths -= usize::from(path < paths);
                 }
                 2 => watch.begin(path, sequence % 2 == 0, now_ms),
-                3 => watch.heard(path, Hello { sequence, pace: Pace::Steady, hearing: Hearing::Now, losses: 0 }, now_ms),
+                3 => watch.heard(path, Hello { sequence, ..Hello::FORGOTTEN }, now_ms),
                 _ => drop(watch.restart(now_ms)),
             }
             for turn in watch.tick(now_ms) {
@@ -464,7 +552,7 @@ proptest! {
         for (path, sequence, is_close, hearing, losses, later_ms) in hellos {
             let pace = if is_close { Pace::Close } else { Pace::Steady };
             now_ms += later_ms;
-            watch.heard(path, Hello { sequence, pace, hearing, losses }, now_ms);
+            watch.heard(path, Hello { sequence, pace, hearing, losses, ..Hello::FORGOTTEN }, now_ms);
             watch.tick(now_ms);
             prop_assert!(watch.in_use().contains(&true));
         }

@@ -2,8 +2,9 @@
 
 use super::heard::Heard;
 use super::{
-    CLOSE_LOOK_MS, FORGIVEN_AFTER_MS, Fault, HOLD_MAX_MS, HOLD_MS, Hearing, Hello, LOSSES_IN, LOSSES_OUT,
-    PEER_LIVES_MS, Pace, PathNews, SILENT_AFTER_MS, UNWATCHED_AFTER_MS, Unwatched,
+    CLOSE_LOOK_MS, FILLED_FRAMES_HEARD_WITHIN_MS, FORGIVEN_AFTER_MS, Fault, HOLD_MAX_MS, HOLD_MS, Hearing,
+    Hello, LARGE_LOST_AFTER, LOSSES_IN, LOSSES_OUT, PEER_LIVES_MS, Pace, PathNews, SILENT_AFTER_MS,
+    SILENT_TICKS, UNWATCHED_AFTER_MS, Unwatched,
 };
 
 /// One path.
@@ -11,8 +12,17 @@ use super::{
 pub(super) struct Watched {
     pub(super) sent: u64,
     pub(super) sent_closely: u64,
+    pub(super) sent_large: u64,
     heard: Heard,
     pub(super) heard_closely: Heard,
+    heard_large: Heard,
+    // Steady hellos that have come since the last large one; none until a large one has come.
+    since_large: Option<u32>,
+    large_size: LargeSize,
+    // Hellos heard since the last tick.
+    pub(super) heard_at_tick: u32,
+    // Ticks in a row at which others were heard and this one was not.
+    missed_ticks: u32,
     pub(super) last_heard_ms: f64,
     pub(super) last_heard_closely_ms: f64,
     look_closely_until_ms: f64,
@@ -28,6 +38,15 @@ pub(super) struct Watched {
     pub(super) heard_since_ms: f64,
 }
 
+/// How large this end's large hellos are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LargeSize {
+    /// As large as this end's link takes.
+    LinkTakes,
+    /// 1500 bytes at most: what was larger was not heard.
+    EveryLinkTakes,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum State {
     In { since_ms: f64 },
@@ -39,8 +58,14 @@ impl Watched {
         Self {
             sent: 0,
             sent_closely: 0,
+            sent_large: 0,
             heard: Heard::default(),
             heard_closely: Heard::default(),
+            heard_large: Heard::default(),
+            since_large: None,
+            large_size: LargeSize::LinkTakes,
+            heard_at_tick: 0,
+            missed_ticks: 0,
             last_heard_ms: now_ms,
             last_heard_closely_ms: now_ms,
             look_closely_until_ms: now_ms,
@@ -61,6 +86,10 @@ impl Watched {
         self.is_heard = false;
         self.heard = Heard::default();
         self.heard_closely = Heard::default();
+        self.heard_large = Heard::default();
+        // The other end does not know yet how large packets may be that come here.
+        self.since_large = None;
+        self.large_size = LargeSize::LinkTakes;
         self.look_closely_until_ms = now_ms;
         // That hellos have come through before still counts; what they said does not.
         self.peer = self.peer.map(|_| Hello::FORGOTTEN);
@@ -70,6 +99,8 @@ impl Watched {
     /// After the watch stood still: what it slept through is no silence and no loss, and no sign of life of
     /// a path that was out.
     pub(super) fn wake(&mut self, now_ms: f64) {
+        self.missed_ticks = 0;
+        self.since_large = self.since_large.map(|_| 0);
         match &mut self.state {
             State::In { .. } => self.last_heard_ms = now_ms,
             State::Out { good_since_ms, .. } => *good_since_ms = None,
@@ -80,8 +111,23 @@ impl Watched {
         matches!(self.state, State::In { .. })
     }
 
+    /// Nothing has been heard for long. Whether that is a silence of the path is another matter:
+    /// [`Self::has_fallen_silent`].
     pub(super) fn is_silent(&self, now_ms: f64) -> bool {
         now_ms - self.last_heard_ms > SILENT_AFTER_MS
+    }
+
+    fn has_fallen_silent(&self, now_ms: f64) -> bool {
+        self.is_silent(now_ms) && self.missed_ticks >= SILENT_TICKS
+    }
+
+    /// At each tick, once what has come is heard.
+    pub(super) fn count_tick(&mut self, is_any_heard: bool) {
+        if std::mem::take(&mut self.heard_at_tick) > 0 {
+            self.missed_ticks = 0;
+        } else if is_any_heard {
+            self.missed_ticks = self.missed_ticks.saturating_add(1);
+        }
     }
 
     /// Heard just now, and for so long that the other agent, had it stood still, is awake on all paths.
@@ -122,6 +168,7 @@ impl Watched {
         let heard = match hello.pace {
             Pace::Steady => &mut self.heard,
             Pace::Close => &mut self.heard_closely,
+            Pace::Large => &mut self.heard_large,
         };
         if hello.sequence <= heard.newest {
             heard.record_late(hello.sequence);
@@ -129,14 +176,39 @@ impl Watched {
         }
         *heard =
             if anew || heard.is_empty() { Heard::first(hello.sequence) } else { heard.next(hello.sequence) };
-        if hello.pace == Pace::Close {
-            self.last_heard_closely_ms = now_ms;
+        match hello.pace {
+            Pace::Steady => self.since_large = self.since_large.map(|hellos| hellos.saturating_add(1)),
+            Pace::Close => self.last_heard_closely_ms = now_ms,
+            Pace::Large => self.since_large = Some(0),
         }
         true
     }
 
+    pub(super) fn fills_frames(&mut self, now_ms: f64) -> bool {
+        let is_heard_there = self.peer.is_some_and(|hello| hello.hearing_large != Hearing::Never);
+        let is_over = self.began_ms.is_some_and(|ms| now_ms - ms >= FILLED_FRAMES_HEARD_WITHIN_MS);
+        if is_over && !is_heard_there {
+            self.large_size = LargeSize::EveryLinkTakes;
+        }
+        self.large_size == LargeSize::LinkTakes
+    }
+
+    fn hearing_large(&self) -> Hearing {
+        match self.since_large {
+            None => Hearing::Never,
+            Some(LARGE_LOST_AFTER..) => Hearing::NoMore,
+            Some(_) => Hearing::Now,
+        }
+    }
+
     pub(super) fn say(&self, sequence: u64, pace: Pace, now_ms: f64) -> Hello {
-        Hello { sequence, pace, hearing: self.hearing(now_ms), losses: self.losses_to_tell() }
+        Hello {
+            sequence,
+            pace,
+            hearing: self.hearing(now_ms),
+            hearing_large: self.hearing_large(),
+            losses: self.losses_to_tell(),
+        }
     }
 
     pub(super) fn is_heard_there(&self) -> bool {
@@ -146,17 +218,19 @@ impl Watched {
     fn hearing(&self, now_ms: f64) -> Hearing {
         match self.peer {
             None => Hearing::Never,
-            Some(_) if self.is_silent(now_ms) => Hearing::NoMore,
+            Some(_) if self.has_fallen_silent(now_ms) => Hearing::NoMore,
             Some(_) => Hearing::Now,
         }
     }
 
     fn fault(&self, now_ms: f64, peer_hears: bool) -> Option<Fault> {
-        self.peer?;
-        if self.is_silent(now_ms) {
+        let peer = self.peer?;
+        if self.has_fallen_silent(now_ms) {
             Some(Fault::Silent)
         } else if peer_hears && !self.is_heard_there() {
             Some(Fault::OneWay)
+        } else if [self.hearing_large(), peer.hearing_large].contains(&Hearing::NoMore) {
+            Some(Fault::LargePackets)
         } else {
             Some(self.losses()).filter(|losses| *losses >= LOSSES_OUT).map(Fault::Loss)
         }
