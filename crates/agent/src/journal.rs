@@ -75,7 +75,7 @@ enum JournalCause {
     Time(#[from] jiff::Error),
     #[error("cannot create its directory: {0}")]
     Directory(std::io::Error),
-    #[error("{0} KiB are left on its disk")]
+    #[error("its disk is full: {0} KiB are left; make room there")]
     NoRoom(u64),
     #[error("its disk cannot be looked at: {0}")]
     Disk(rustix::io::Errno),

@@ -19,10 +19,11 @@ use drainpipe_engine::problem::Problem;
 use drainpipe_identity::{Identity, Peer};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use jiff::Timestamp;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Sleep, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tracing::{debug, warn};
@@ -81,7 +82,7 @@ pub(crate) async fn serve_tls(
     let bounds = Bounds::of_this_process();
     let strangers = Places::new(bounds.strangers);
     let acceptor = TlsAcceptor::from(identity.server_config());
-    let door = Arc::new(Door { acceptor, known: Places::new(bounds.known), precedence, router });
+    let door = Arc::new(Door { acceptor, identity, known: Places::new(bounds.known), precedence, router });
     accept_each(
         bounds.all(),
         stop,
@@ -145,6 +146,7 @@ async fn pause_after(error: &io::Error) {
 /// Where those who come over the network show who they are.
 struct Door {
     acceptor: TlsAcceptor,
+    identity: Identity,
     known: Arc<Places<Peer>>,
     precedence: PrecedenceOf,
     router: Router,
@@ -157,12 +159,21 @@ impl Door {
             _ = closing => return debug!("closed the oldest connection of the address that has most"),
         };
         let Ok(Some((stream, peer))) = greeted else { return };
+        let expiry = sleep(self.valid_for(&stream));
         let Some((place, closing)) = self.known.take(&peer, &*self.precedence) else {
             return warn!(%peer, "closed a connection: all others are in use, and this peer has more than others");
         };
         drop(stranger);
         let activity = Activity(Some(Arc::new(place)));
-        serve_until(closing, serve(stream, Caller::Peer(peer), self.router.clone(), activity)).await;
+        serve_until(closing, expiry, serve(stream, Caller::Peer(peer), self.router.clone(), activity)).await;
+    }
+
+    /// For how long the certificates of both ends will do, which TLS looks at in its handshake alone.
+    fn valid_for(&self, stream: &TlsStream<TcpStream>) -> Duration {
+        let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
+        let left = self.identity.valid_with(chain).duration_since(Timestamp::now());
+        // They are valid to the end of their last second.
+        Duration::try_from(left).unwrap_or_default().saturating_add(Duration::from_secs(1))
     }
 
     async fn greet(&self, stream: TcpStream) -> Option<(TlsStream<TcpStream>, Peer)> {
@@ -214,14 +225,19 @@ where
 
 type Served<S> = hyper::server::conn::http1::Connection<TokioIo<S>, TowerToHyperService<Router>>;
 
-/// Serves a connection until its end, or until its place is another's: then at once, but for an answer that is ready soon.
-async fn serve_until<S>(closing: Closing, served: Served<S>)
+/// Serves a connection until its end; until a certificate expires, but for the answer that is under way; or until its
+/// place is another's, then at once, but for an answer that is ready soon.
+async fn serve_until<S>(closing: Closing, expiry: Sleep, served: Served<S>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let mut served = pin!(served);
     tokio::select! {
         ended = &mut served => return end_of(ended),
+        () = expiry => {
+            served.as_mut().graceful_shutdown();
+            return end_of(served.await);
+        }
         _ = closing => served.as_mut().graceful_shutdown(),
     }
     if let Ok(ended) = timeout(CLOSING_MAX, served).await {

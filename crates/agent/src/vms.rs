@@ -273,18 +273,19 @@ impl Vms {
     pub(crate) fn create(&self, definition: VmSpec) -> Result<(), Problem> {
         definition.resolve(&self.hypervisor).map_err(Problem::bad_input)?;
         let name = definition.name.to_string();
-        // A VM that somebody forgot, and that runs.
-        if let Some(pid) = Vmm::living(&self.paths(&definition)?).map_err(Problem::failed)? {
-            return Err(Problem::conflict(format!(
-                "a QEMU of a VM {name} lives on {} (process {pid}), and its journal knows of none: choose another \
-                 name, or end that process if you are sure that it is not needed",
-                self.host
-            )));
-        }
+        let paths = self.paths(&definition)?;
         let mut entries = self.lock();
         if entries.contains_key(&name) {
             return Err(Problem::conflict(format!(
                 "{} has a VM {name} already: `drainpipe vm rm {name}` removes it, or choose another name",
+                self.host
+            )));
+        }
+        // A VM that somebody forgot, and that runs.
+        if let Some(pid) = Vmm::living(&paths).map_err(Problem::failed)? {
+            return Err(Problem::conflict(format!(
+                "a QEMU of a VM {name} lives on {} (process {pid}), and its journal knows of none: choose another \
+                 name, or end that process if you are sure that it is not needed",
                 self.host
             )));
         }

@@ -153,6 +153,15 @@ impl Identity {
         self.authority_not_after
     }
 
+    /// Until when this certificate, its authority's and those of a peer, which were verified already, are all valid.
+    pub fn valid_with(&self, peers_chain: &[CertificateDer<'_>]) -> Timestamp {
+        let ends = peers_chain.iter().filter_map(|certificate| {
+            let parsed = x509_parser::parse_x509_certificate(certificate).ok()?.1;
+            Some(Validity::of(&parsed).not_after)
+        });
+        ends.chain([self.not_after, self.authority_not_after]).min().unwrap_or(self.not_after)
+    }
+
     /// Serves peers that hold a certificate of the same authority, by TLS 1.3. Who the peer is,
     /// [`Peer::from_certificate`] says.
     pub fn server_config(&self) -> Arc<ServerConfig> {

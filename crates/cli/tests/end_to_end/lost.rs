@@ -7,15 +7,12 @@ use drainpipe_engine::result::{MigrationResult, Outcome, SourceVm};
 use rustix::process::{Signal, kill_process};
 
 use crate::Test;
-use crate::program::{Output, Running};
+use crate::program::{LOST, Output, Running};
 use crate::scene::{Scene, result_of};
 use crate::support::eventually;
 use crate::switch_over_faults::hold_until_all_is_there;
 
 pub(crate) const TESTS: &[Test] = &[("a_qemu_dies_and_that_is_told", a_qemu_dies_and_that_is_told)];
-
-/// Exit code of a migration whose VM has ended on its source.
-const LOST: i32 = 7;
 
 fn a_qemu_dies_and_that_is_told() {
     let scene = Scene::set();

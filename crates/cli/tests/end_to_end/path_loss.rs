@@ -105,6 +105,12 @@ pub(crate) fn goes_on_without_e1(scene: &Scene, fault: &str, cure: &str) -> Migr
 #[track_caller]
 fn goes_on_without_e1_to(scene: &Scene, target: &str, fault: &str, cure: &str) -> MigrationResult {
     let migrating = scene.migrate_to(target, &[]);
+    // What begins in flight: hellos of both ends have been heard by then.
+    let source = if target == "a" { "b" } else { "a" };
+    eventually("it has been on its way for a second", || {
+        let migrations = scene.lab.migrations(source);
+        migrations.iter().filter_map(|view| view.progress.as_ref()).any(|told| told.elapsed_ms > 1_000.0)
+    });
     scene.lab.fault(fault);
     let result = result_of(&migrating.wait());
     scene.lab.fault(cure);

@@ -16,6 +16,8 @@ pub(crate) const FAILED: i32 = 1;
 pub(crate) const BAD_INPUT: i32 = 2;
 pub(crate) const REFUSED: i32 = 3;
 pub(crate) const WARNED: i32 = 6;
+/// A VM has ended on its source.
+pub(crate) const LOST: i32 = 7;
 
 /// No command of these tests needs longer, on a machine that runs other tests too.
 const DEADLINE: Duration = Duration::from_mins(2);

@@ -49,7 +49,7 @@ fn migration_ports_all_taken(lab: &TestLab, guest: &Guest) {
     let _taken = [50_000, 50_001].map(|port| listen(lab, "b", port));
     for option in ["tcp", "multichannel"] {
         lab.drainpipe(&["migrate", "web", "b", "--option", option])
-            .refused(FAILED, &["all migration ports of b are taken", "web", "it is on a"]);
+            .refused(FAILED, &["all migration ports of b are taken", "web", "it runs on a"]);
         lab.assert_runs_on("web", "a");
     }
     lab.assert_network_as(&before);
