@@ -60,8 +60,8 @@ impl World {
             }
             Outcome::Failed => has_error && !self.source.journal[number].handed_over,
             Outcome::Cancelled => was_cancelled && !went,
-            // By the operator's word, where it went with its host: nobody else can say so.
-            Outcome::Lost => has_error && (!went || self.target.is_lost) && self.source.qemu.is_none(),
+            // Where it went, it may have ended with its host, by the operator's word.
+            Outcome::Lost => has_error && (!went || self.is_lost) && self.source.qemu.is_none(),
             Outcome::Undecided => false,
         };
         if self.source.qemu.as_ref().is_some_and(|qemu| qemu.is_throttled) {
