@@ -55,6 +55,7 @@ mod support;
 mod switch_over_faults;
 
 use std::process::{Command, ExitCode, Stdio};
+use std::time::Instant;
 
 use libtest_mimic::{Arguments, Completion, Trial};
 
@@ -207,11 +208,15 @@ fn repeats(variable: &str) -> Option<usize> {
 }
 
 fn trial(name: String, test: fn(), missing: Option<String>) -> Trial {
-    Trial::ignorable_test(name, move || {
+    Trial::ignorable_test(name.clone(), move || {
         if let Some(missing) = missing {
             return Ok(Completion::ignored_with(missing));
         }
+        let began = Instant::now();
         test();
+        if std::env::var_os("DRAINPIPE_TEST_TIMES").is_some() {
+            eprintln!("{:7.1} s {name}", began.elapsed().as_secs_f64());
+        }
         Ok(Completion::Completed)
     })
 }
