@@ -424,6 +424,10 @@ async fn remove_skeleton(agent: &Agent, id: &str, entry: Option<&IncomingVm>) ->
         entry.end_trials();
         let vmm = lock(&entry.vmm).clone();
         match vmm {
+            // It was never told to run: that is recorded first, and what is so recorded is not discarded.
+            Some(vmm) if !entry.is_told_to_run.load(Ordering::Relaxed) => {
+                vmm.destroy_unrun(QEMU_DEADLINE).await.map_err(Problem::failed)?;
+            }
             Some(vmm) => vmm.destroy(QEMU_DEADLINE).await.map_err(Problem::failed)?,
             // None was built, or it did not answer when the agent started.
             None if entry.is_adopted(agent) => {}

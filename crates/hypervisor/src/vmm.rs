@@ -421,6 +421,14 @@ impl Vmm {
         }
         remove_directory(&self.paths)
     }
+
+    /// Kills QEMU at once, and removes what is left: only for one whose guest has never run here, so that it has nothing
+    /// to write. Asked to quit, one that waits for memory which does not come would not answer.
+    pub async fn destroy_unrun(&self, deadline: Duration) -> Result<(), EndError> {
+        self.expect_end();
+        kill(&self.process, deadline).await?;
+        remove_directory(&self.paths)
+    }
 }
 
 fn role(process: &Process) -> io::Result<Role> {

@@ -13,6 +13,7 @@ use drainpipe_hypervisor::{
     StartError, VmSpec, Vmm,
 };
 use rustix::process::{Pid, Signal, getpriority_process, kill_process, setpriority_process};
+use tokio::time::timeout;
 
 use crate::host::{DEADLINE, Host, process_of, qemus, small_vm};
 
@@ -144,6 +145,26 @@ async fn a_hanging_qemu_is_destroyed() {
         kill_process(pid_of(&vmm), Signal::STOP).expect("it lives");
         vmm.destroy(Duration::from_millis(200)).await.expect("killed");
         assert_eq!(vmm.wait_exit(DEADLINE).await, Some(Exit::Signal(9)));
+    }
+}
+
+/// Longer than the test may take, of which asking the QEMU would wait for a quarter.
+const FAR_AWAY: Duration = Duration::from_hours(1);
+
+#[tokio::test]
+async fn a_qemu_that_never_ran_its_guest_is_ended_without_being_asked() {
+    for facts in qemus().await {
+        let host = Host::new(&facts);
+        for is_mute in [false, true] {
+            let vmm = host.start(&small_vm("unrun"), Role::Incoming).await;
+            if is_mute {
+                kill_process(pid_of(&vmm), Signal::STOP).expect("it lives");
+            }
+            timeout(DEADLINE, vmm.destroy_unrun(FAR_AWAY)).await.expect("at once").expect("killed");
+            assert_eq!(vmm.exit(), Some(Exit::Signal(9)));
+            assert!(vmm.is_ending());
+            assert_eq!(RuntimePaths::list(host.runtime_directory()).expect("readable"), []);
+        }
     }
 }
 
