@@ -55,6 +55,8 @@ pub(super) struct Ledger {
     hosts_of: BTreeMap<String, BTreeSet<String>>,
     counts: BTreeMap<String, usize>,
     longest_silence: (Duration, String),
+    /// Since somebody asked.
+    longest_of_late: Duration,
     /// Of what faults and promises allow, in percent.
     most_used_percent: u128,
     longest_settling: Duration,
@@ -73,6 +75,7 @@ impl Ledger {
             hosts_of: BTreeMap::new(),
             counts: BTreeMap::new(),
             longest_silence: (Duration::ZERO, "of no VM".into()),
+            longest_of_late: Duration::ZERO,
             most_used_percent: 0,
             longest_settling: Duration::ZERO,
         })
@@ -159,6 +162,7 @@ impl Ledger {
         if silence > self.longest_silence.0 {
             self.longest_silence = (silence, format!("of {vm}, {max:.1?} were allowed"));
         }
+        self.longest_of_late = self.longest_of_late.max(silence);
         self.most_used_percent = self.most_used_percent.max(silence.as_millis() * 100 / max.as_millis());
         (silence > max).then(|| {
             let began = since.saturating_duration_since(self.began).as_secs_f64();
@@ -166,8 +170,9 @@ impl Ledger {
         })
     }
 
-    pub(super) fn longest_silence(&self) -> Duration {
-        self.longest_silence.0
+    /// Since this was asked.
+    pub(super) fn take_longest_silence(&mut self) -> Duration {
+        std::mem::take(&mut self.longest_of_late)
     }
 
     pub(super) fn counted(&self, what: &str) -> usize {

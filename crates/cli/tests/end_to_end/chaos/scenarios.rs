@@ -1,18 +1,24 @@
 //! Not a test: the same faults again and again at moments that are drawn, for `bench/`.
 //!
 //! `DRAINPIPE_MEASURE_SCENARIOS=200 cargo test --release -p drainpipe-cli --test end_to_end` makes each of them 200 times
-//! with the QEMU that `DRAINPIPE_TEST_QEMU` names, and prints a table; with `-- WORD`, of the rows with that word. What is
-//! found does not end it: it is counted, and the next run has a new lab.
+//! with the QEMU that `DRAINPIPE_TEST_QEMU` names, and prints a table; with `-- WORD`, of the rows with that word.
+//! `DRAINPIPE_MEASURE_LABS=4` has four labs at once. What is found does not end it: it is counted, and the next run has a
+//! new lab. `DRAINPIPE_CHAOS_SEED` makes the same decisions again, in however many labs.
 
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use super::monitor::Monitor;
 use super::plan::{Errand, Fault, FaultKind, Moment, Next, Place, Planned, Round, Way, When};
 use super::random::Random;
+use super::silences::SILENCE_MIN;
 use super::violation::Violation;
-use super::world::{Setting, World};
-use super::{lab, seed};
+use super::world::{Setting, TOLD_AS_LOST, World};
+use super::{lab, number, seed};
 use crate::options;
 
 /// Faults at a random moment of one migration of one VM.
@@ -143,6 +149,7 @@ impl Scenario {
 /// What came of the runs of one scenario.
 #[derive(Default)]
 struct Found {
+    runs: usize,
     faults: usize,
     told_as_lost: usize,
     lost: usize,
@@ -151,17 +158,17 @@ struct Found {
     untrue: usize,
     endless: usize,
     broken: usize,
-    longest_silence: Duration,
+    /// The longest one of each run.
+    silences: Vec<Duration>,
 }
 
 impl Found {
-    fn take(&mut self, world: &World<'_>) {
-        self.faults += world.faults_done();
-        self.told_as_lost += world.counted(super::world::TOLD_AS_LOST);
-        self.longest_silence = self.longest_silence.max(world.longest_silence());
-    }
-
-    fn count(&mut self, violation: &Violation) {
+    fn take(&mut self, ran: &Ran) {
+        self.runs += 1;
+        self.faults += ran.faults;
+        self.told_as_lost += ran.told_as_lost;
+        self.silences.push(ran.longest_silence);
+        let Some(violation) = &ran.violation else { return };
         let count = match violation {
             Violation::TwoCopies(_) => &mut self.two_copies,
             Violation::Lost(_) => &mut self.lost,
@@ -172,61 +179,127 @@ impl Found {
         };
         *count += 1;
     }
+
+    fn row(mut self, name: &str) -> String {
+        self.silences.sort();
+        let seconds = |silence: Option<&Duration>| {
+            let silence = silence.copied().unwrap_or_default();
+            if silence.is_zero() {
+                format!("< {:.1}", SILENCE_MIN.as_secs_f64())
+            } else {
+                format!("{:.1}", silence.as_secs_f64())
+            }
+        };
+        format!(
+            "| {name} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
+            self.runs,
+            self.faults,
+            self.told_as_lost,
+            self.lost,
+            self.two_copies,
+            self.silent_for_too_long,
+            self.untrue,
+            self.endless,
+            self.broken,
+            seconds(self.silences.get(self.silences.len() / 2)),
+            seconds(self.silences.last())
+        )
+    }
+}
+
+/// What came of one run.
+#[derive(Default)]
+struct Ran {
+    faults: usize,
+    told_as_lost: usize,
+    longest_silence: Duration,
+    violation: Option<Violation>,
 }
 
 /// Each scenario whose name contains `word`, so often; prints a table.
 pub(crate) fn measure(repeats: usize, word: &str) {
     let qemu = options::other_qemu().unwrap_or_else(|| "qemu-system-x86_64".into());
-    println!("With {qemu}\n");
+    let labs = number("DRAINPIPE_MEASURE_LABS").map_or(1, |labs| usize::try_from(labs).unwrap());
+    let seed = seed();
+    println!("With {qemu}, {labs} labs at once, DRAINPIPE_CHAOS_SEED={seed}\n");
     println!(
-        "| what happens | runs | met its moment | killed with its QEMU, told so | lost | two copies | silent for too long | \
-         untrue | not settled | broken | longest silence, s |"
+        "| what happens | runs | faults done | killed with its QEMU, told so | lost | two copies | silent for too long | \
+         untrue | not settled | broken | longest silence of a run, median, s | worst, s |"
     );
-    println!("|---|---|---|---|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|---|---|---|---|---|");
     for (number, scenario) in SCENARIOS.iter().enumerate().filter(|(_, one)| one.name.contains(word)) {
-        let found = repeat(scenario, number, repeats);
-        println!(
-            "| {} | {repeats} | {} | {} | {} | {} | {} | {} | {} | {} | {:.1} |",
-            scenario.name,
-            found.faults,
-            found.told_as_lost,
-            found.lost,
-            found.two_copies,
-            found.silent_for_too_long,
-            found.untrue,
-            found.endless,
-            found.broken,
-            found.longest_silence.as_secs_f64()
-        );
+        println!("{}", Repeated { scenario, number, repeats, seed }.run(labs).row(scenario.name));
     }
 }
 
-fn repeat(scenario: &Scenario, number: usize, repeats: usize) -> Found {
-    let seed = seed();
-    let mut random = Random(seed);
-    let mut found = Found::default();
-    let mut left = repeats;
-    while left > 0 {
+/// A scenario again and again.
+struct Repeated {
+    scenario: &'static Scenario,
+    /// Which row of the table it is.
+    number: usize,
+    repeats: usize,
+    seed: u64,
+}
+
+impl Repeated {
+    /// In so many labs at once.
+    fn run(&self, labs: usize) -> Found {
+        let (found, next) = (Mutex::new(Found::default()), AtomicUsize::new(0));
+        thread::scope(|scope| {
+            for _ in 0..labs.min(self.repeats) {
+                scope.spawn(|| self.work(&next, &found));
+            }
+        });
+        found.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One lab after the other, until all runs are done.
+    fn work(&self, next: &AtomicUsize, found: &Mutex<Found>) {
+        let take = || Some(next.fetch_add(1, Ordering::Relaxed)).filter(|run| *run < self.repeats);
+        let tell = |ran: &Ran| found.lock().unwrap_or_else(PoisonError::into_inner).take(ran);
+        while let Some(run) = take() {
+            // A test's own assertion counts as a finding like any other.
+            let ended = catch_unwind(AssertUnwindSafe(|| self.in_one_lab(run, &take, &tell)));
+            if ended.is_err() {
+                let violation = Some(Violation::Broken("a test's assertion".into()));
+                tell(&Ran { violation, ..Ran::default() });
+            }
+        }
+    }
+
+    /// Until something is found, or all runs are done.
+    fn in_one_lab(&self, first: usize, take: &impl Fn() -> Option<usize>, tell: &impl Fn(&Ran)) {
         let directory = tempfile::TempDir::new().unwrap();
         let monitor = Monitor::start(directory.path()).unwrap();
         let lab = lab(directory.path(), LINK_MBPS);
         let setting = Setting {
             memory_mib: MEMORY_MIB,
-            dirty_mib_per_s: vec![scenario.dirty_mib_per_s],
-            name: format!("scenario-{number}-{seed}-{left}"),
+            dirty_mib_per_s: vec![self.scenario.dirty_mib_per_s],
+            name: format!("scenario-{}-{}-{first}", self.number, self.seed),
         };
         let mut world = World::set(&lab, monitor, &setting);
-        while left > 0 {
-            let ended = world.round(repeats - left + 1, &scenario.round(&mut random));
-            left -= 1;
-            if let Err(violation) = ended {
-                let kept = world.keep(&violation);
-                eprintln!("{}: {violation}; see {}", scenario.name, kept.display());
-                found.count(&violation);
-                break;
+        let mut next = Some(first);
+        while let Some(run) = next {
+            let before = (world.faults_done(), world.counted(TOLD_AS_LOST));
+            let violation = world.round(run, &self.scenario.round(&mut self.random(run))).err();
+            if let Some(violation) = &violation {
+                let kept = world.keep(violation);
+                eprintln!("{}, run {run}: {violation}; see {}", self.scenario.name, kept.display());
             }
+            let is_over = violation.is_some();
+            tell(&Ran {
+                faults: world.faults_done() - before.0,
+                told_as_lost: world.counted(TOLD_AS_LOST) - before.1,
+                longest_silence: world.take_longest_silence(),
+                violation,
+            });
+            next = if is_over { None } else { take() };
         }
-        found.take(&world);
     }
-    found
+
+    /// What a run decides does not depend on the runs before it, nor on which lab makes it.
+    fn random(&self, run: usize) -> Random {
+        let [number, run] = [self.number, run].map(|number| number as u64);
+        Random(Random(self.seed ^ (number << 32 | run)).next())
+    }
 }

@@ -15,7 +15,7 @@ use drainpipe_lab::{CLIENT, Lab};
 const BEAT_EVERY: Duration = Duration::from_millis(100);
 
 /// Shorter silences are the scheduling of a busy machine.
-const SILENCE_MIN: Duration = Duration::from_millis(500);
+pub(super) const SILENCE_MIN: Duration = Duration::from_millis(500);
 
 /// A client of all VMs. It stops when it is dropped.
 pub(super) struct Silences {

@@ -119,9 +119,9 @@ impl<'lab> World<'lab> {
         table
     }
 
-    /// The longest silence of a VM so far.
-    pub(super) fn longest_silence(&self) -> Duration {
-        self.ledger.longest_silence()
+    /// The longest silence of a VM since this was asked.
+    pub(super) fn take_longest_silence(&mut self) -> Duration {
+        self.ledger.take_longest_silence()
     }
 
     /// How many faults were done.
