@@ -4,6 +4,7 @@
 //! plan        what happens next, from the seed alone: errands of operators, and faults
 //! operations  does the errands, by the program itself; what it says of them must be true
 //! faults      does the faults, and undoes them
+//! journals    that are lost, older or on full disks, and what an operator does then
 //! monitor     hears each QEMU by a control connection of its own ─► copies: which guests ran when
 //! silences    a client of every VM
 //! ledger      what was done to whom: how long may a VM be silent?
@@ -19,6 +20,7 @@
 
 mod copies;
 mod faults;
+mod journals;
 mod ledger;
 mod monitor;
 mod operations;

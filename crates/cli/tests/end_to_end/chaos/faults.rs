@@ -1,22 +1,20 @@
 //! Does what goes wrong, and undoes it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use std::{fs, io};
 
 use drainpipe_lab::Fault as LabFault;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 
 use super::copies::{Copies, Copy};
+use super::journals::Journals;
 use super::ledger::{Ledger, Victim};
-use super::plan::FaultKind;
+use super::plan::{FaultKind, Spoil};
 use crate::program::DRAINPIPE;
-use crate::support::{TestLab, eventually};
-
-/// Of the disk under each journal.
-const JOURNAL_DISK_MIB: usize = 24;
+use crate::support::TestLab;
 
 /// Frames of at most so many bytes still pass where large ones do not.
 const LARGE_BYTES: u32 = 1400;
@@ -28,7 +26,7 @@ const START_AGAIN_AFTER: Duration = Duration::from_secs(1);
 pub(super) struct Faults<'lab> {
     lab: &'lab TestLab,
     links: Vec<String>,
-    disks: BTreeMap<String, JournalDisk>,
+    journals: Journals<'lab>,
     active: Vec<Active>,
     killed_pids: BTreeSet<i32>,
     /// VMs that may have been lost with a QEMU that was killed in this round.
@@ -45,8 +43,13 @@ struct Active {
 enum Undo {
     StartAgent(String),
     Continue(OwnedFd),
-    Heal { host: String, link: String },
+    Heal {
+        host: String,
+        link: String,
+    },
     FreeDisk(String),
+    /// An operator has the agent go on with what there is; as soon as it says that it does not believe its journal.
+    Adopt,
 }
 
 /// Where a fault is to be, as far as that is known by now.
@@ -61,12 +64,12 @@ pub(super) struct Where {
 impl<'lab> Faults<'lab> {
     /// Gives each host's journal a disk of its own, which outlives its agent.
     pub(super) fn prepare(lab: &'lab TestLab, hosts: &[String]) -> Self {
-        let disks = hosts.iter().map(|host| (host.clone(), JournalDisk::under_journal(lab, host))).collect();
+        let journals = Journals::prepare(lab, hosts);
         let links = lab.lab().spec().link_names();
         Self {
             lab,
             links,
-            disks,
+            journals,
             active: vec![],
             killed_pids: BTreeSet::new(),
             may_be_lost: BTreeSet::new(),
@@ -92,6 +95,7 @@ impl<'lab> Faults<'lab> {
         let is_done = !done.is_empty();
         for (victim, undo) in done {
             match undo {
+                Some(Undo::Adopt) => {}
                 Some(undo) => self.active.push(Active { victim, undo, until }),
                 None => ledger.fault_ended(&victim),
             }
@@ -111,6 +115,7 @@ impl<'lab> Faults<'lab> {
         let guard = Victim::Guard(at.vm.clone());
         let qemu = Victim::Qemu { vm: at.vm.clone(), host: host.clone() };
         let journal = Victim::Journal(host.clone());
+        let disk = Victim::JournalDisk(host.clone());
         let is_free = |victim: &Victim| !ledger.is_suffering(victim);
         let copy = copies.living(&at.vm).find(|copy| copy.identity.host == *host);
         match kind {
@@ -132,9 +137,16 @@ impl<'lab> Faults<'lab> {
             FaultKind::FreezeQemu if is_free(&qemu) => {
                 freeze(copy.and_then(|copy| Pid::from_raw(copy.identity.pid)), qemu)
             }
-            FaultKind::FullJournal if is_free(&journal) => {
-                self.disks[host].fill();
-                vec![(journal, Some(Undo::FreeDisk(host.clone())))]
+            FaultKind::FullJournal if is_free(&disk) && is_free(&journal) => {
+                self.journals.fill_disk(host);
+                vec![(disk, Some(Undo::FreeDisk(host.clone())))]
+            }
+            FaultKind::SpoilJournal(way) if is_free(&disk) && is_free(&journal) && is_free(&agent) => {
+                if self.spoil(host, way) {
+                    vec![(agent, Some(Undo::StartAgent(host.clone()))), (journal, Some(Undo::Adopt))]
+                } else {
+                    vec![]
+                }
             }
             FaultKind::KillAgent
             | FaultKind::FreezeAgent
@@ -142,7 +154,8 @@ impl<'lab> Faults<'lab> {
             | FaultKind::FreezeGuard
             | FaultKind::KillQemu
             | FaultKind::FreezeQemu
-            | FaultKind::FullJournal => vec![],
+            | FaultKind::FullJournal
+            | FaultKind::SpoilJournal(_) => vec![],
             of_links => self.make_of_links(of_links, host, ledger),
         }
     }
@@ -212,6 +225,32 @@ impl<'lab> Faults<'lab> {
 
     pub(super) fn round_is_over(&mut self) {
         self.may_be_lost.clear();
+        self.journals.round_is_over();
+    }
+
+    /// What an older copy of a journal is, in this round.
+    pub(super) fn round_begins(&mut self) {
+        self.journals.copy();
+    }
+
+    /// Of one host in each round: who loses two at once has to know more than an operator here.
+    fn spoil(&mut self, host: &str, way: Spoil) -> bool {
+        if self.journals.spoiled().is_some() || self.lab.agent_pid(host).is_none() {
+            return false;
+        }
+        self.lab.stop_agent(host, Signal::KILL);
+        self.journals.spoil(host, way);
+        true
+    }
+
+    /// The host whose journal was lost or replaced in this round.
+    pub(super) fn spoiled(&self) -> Option<&str> {
+        self.journals.spoiled()
+    }
+
+    /// Does what an operator does about journals that are not believed.
+    pub(super) fn adopt_journals(&mut self, ledger: &mut Ledger) {
+        self.journals.adopt(ledger);
     }
 
     /// Undoes what has lasted long enough.
@@ -235,7 +274,8 @@ impl<'lab> Faults<'lab> {
                 // It may have been killed meanwhile.
                 Undo::Continue(process) => drop(pidfd_send_signal(process, Signal::CONT)),
                 Undo::Heal { host, link } => self.fault(&format!("heal {host} {link}")),
-                Undo::FreeDisk(host) => self.disks[&host].free(),
+                Undo::FreeDisk(host) => self.journals.free_disk(&host),
+                Undo::Adopt => continue,
             }
             ledger.fault_ended(&victim);
         }
@@ -243,7 +283,7 @@ impl<'lab> Faults<'lab> {
 
     fn start_agent(&mut self, host: &str) {
         self.started_at.insert(host.to_owned(), Instant::now());
-        let way_in = self.disks[host].way_in();
+        let way_in = self.journals.way_in(host);
         self.lab.spawn_agent(host, &["nsenter", &way_in, DRAINPIPE]);
     }
 
@@ -256,7 +296,7 @@ impl<'lab> Faults<'lab> {
             if is_killed || is_starting || self.lab.agent_pid(host).is_some() {
                 continue;
             }
-            if !ledger.has_suffered(&Victim::Journal(host.clone())) {
+            if !ledger.has_suffered(&Victim::JournalDisk(host.clone())) {
                 return Some(format!("the agent of {host} has ended by itself"));
             }
             ledger.note(&format!("the agent of {host} ended by itself, after its disk was full"));
@@ -268,7 +308,7 @@ impl<'lab> Faults<'lab> {
 
     /// Where a host's journal can be read, from outside of its agent's mounts.
     pub(super) fn journal_directory(&self, host: &str) -> PathBuf {
-        self.disks[host].directory.clone()
+        self.journals.directory(host)
     }
 }
 
@@ -279,55 +319,4 @@ fn freeze(pid: Option<Pid>, victim: Victim) -> Vec<(Victim, Option<Undo>)> {
         Some((victim, Some(Undo::Continue(process))))
     });
     frozen.into_iter().collect()
-}
-
-/// A small disk under a host's journal, in mounts of their own that agents are started in.
-struct JournalDisk {
-    /// Keeps the mounts until the lab goes down.
-    keeper: Pid,
-    directory: PathBuf,
-}
-
-impl JournalDisk {
-    /// With what the journal held before. The host's agent is started anew on it.
-    fn under_journal(lab: &TestLab, host: &str) -> Self {
-        lab.stop_agent(host, Signal::TERM);
-        let state = lab.directory(host).join("state").display().to_string();
-        let script = format!(
-            "cp -a {state} {state}.kept && mount -t tmpfs -o size={JOURNAL_DISK_MIB}m,mode=700 none {state} && \
-             cp -a {state}.kept/. {state}/ && touch {state}/.mounted && exec sleep infinity"
-        );
-        let words = ["unshare", "--mount", "bash", "-c", &script];
-        let mut child = lab.lab().spawn(host, &words, &lab.directory(host).join("disk.log")).unwrap();
-        let keeper = Pid::from_child(&child);
-        // It ends with the lab.
-        std::thread::spawn(move || child.wait());
-        let directory = PathBuf::from(format!("/proc/{keeper}/root{state}"));
-        eventually("the disk is mounted", || directory.join(".mounted").exists());
-        let disk = Self { keeper, directory };
-        lab.start_agent_by(host, &["nsenter", &disk.way_in(), DRAINPIPE]);
-        disk
-    }
-
-    /// The option of nsenter(1).
-    fn way_in(&self) -> String {
-        format!("--mount=/proc/{}/ns/mnt", self.keeper)
-    }
-
-    fn filler(&self) -> PathBuf {
-        self.directory.join("filler")
-    }
-
-    /// To the last byte.
-    fn fill(&self) {
-        // That it ends in an error is the purpose.
-        let _ = fs::write(self.filler(), vec![0; JOURNAL_DISK_MIB << 20]);
-    }
-
-    fn free(&self) {
-        match fs::remove_file(self.filler()) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => panic!("{error}"),
-            _ => {}
-        }
-    }
 }

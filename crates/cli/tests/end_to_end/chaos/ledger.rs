@@ -23,16 +23,26 @@ const AFTERMATH: Duration = Duration::from_secs(30);
 pub(super) enum Victim {
     Agent(String),
     Guard(String),
-    Qemu { vm: String, host: String },
-    Link { host: String, link: String },
+    Qemu {
+        vm: String,
+        host: String,
+    },
+    Link {
+        host: String,
+        link: String,
+    },
+    /// It is lost, or an older one.
     Journal(String),
+    JournalDisk(String),
 }
 
 impl Victim {
     /// Whether a VM may stand still for it, which has been on its way from or to these hosts.
     fn concerns(&self, vm: &str, hosts: &BTreeSet<String>) -> bool {
         match self {
-            Self::Agent(host) | Self::Journal(host) | Self::Link { host, .. } => hosts.contains(host),
+            Self::Agent(host) | Self::Journal(host) | Self::JournalDisk(host) | Self::Link { host, .. } => {
+                hosts.contains(host)
+            }
             Self::Guard(of) | Self::Qemu { vm: of, .. } => of == vm,
         }
     }

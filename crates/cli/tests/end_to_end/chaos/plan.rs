@@ -114,18 +114,39 @@ pub(super) enum FaultKind {
     FreezeGuard,
     KillQemu,
     FreezeQemu,
-    LinkDown { link: usize },
+    LinkDown {
+        link: usize,
+    },
     AllLinksDown,
-    Silent { link: usize, direction: &'static str },
+    Silent {
+        link: usize,
+        direction: &'static str,
+    },
     AllLinksSilent,
-    LargeFramesVanish { link: usize },
+    LargeFramesVanish {
+        link: usize,
+    },
     AllLargeFramesVanish,
-    Loss { link: usize, percent: u8 },
+    Loss {
+        link: usize,
+        percent: u8,
+    },
     FullJournal,
+    /// Its agent is killed, and comes back to what is then there.
+    SpoilJournal(Spoil),
+}
+
+/// What becomes of a journal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Spoil {
+    Delete,
+    Empty,
+    /// As it was when the round began.
+    PutBackOlder,
 }
 
 /// Kinds of faults with their weights: a link of the two is drawn later.
-const KINDS: [(FaultKind, u64); 14] = [
+const KINDS: [(FaultKind, u64); 17] = [
     (FaultKind::KillAgent, 18),
     (FaultKind::FreezeAgent, 12),
     (FaultKind::KillGuard, 4),
@@ -140,6 +161,9 @@ const KINDS: [(FaultKind, u64); 14] = [
     (FaultKind::AllLargeFramesVanish, 4),
     (FaultKind::Loss { link: 0, percent: 5 }, 6),
     (FaultKind::FullJournal, 6),
+    (FaultKind::SpoilJournal(Spoil::Delete), 4),
+    (FaultKind::SpoilJournal(Spoil::Empty), 2),
+    (FaultKind::SpoilJournal(Spoil::PutBackOlder), 5),
 ];
 
 /// What faults are aimed at, the hand-over more often than the rest.
@@ -301,6 +325,9 @@ impl FaultKind {
             Self::AllLargeFramesVanish => "all links of a host drop large frames",
             Self::Loss { .. } => "packets lost",
             Self::FullJournal => "journal's disk full",
+            Self::SpoilJournal(Spoil::Delete) => "journal deleted, its agent killed",
+            Self::SpoilJournal(Spoil::Empty) => "journal emptied, its agent killed",
+            Self::SpoilJournal(Spoil::PutBackOlder) => "older journal put back, its agent killed",
         }
     }
 }

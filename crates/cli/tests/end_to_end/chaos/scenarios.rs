@@ -13,7 +13,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::monitor::Monitor;
-use super::plan::{Errand, Fault, FaultKind, Moment, Next, Place, Planned, Round, Way, When};
+use super::plan::{Errand, Fault, FaultKind, Moment, Next, Place, Planned, Round, Spoil, Way, When};
 use super::random::Random;
 use super::silences::SILENCE_MIN;
 use super::violation::Violation;
@@ -29,9 +29,12 @@ struct Scenario {
     way: Way,
     /// The VM goes on to the third host as soon as it runs on the second one.
     goes_on: bool,
-    /// What happens so many ms after which moment, and for how long.
-    fault: (FaultKind, Place, Moment, Range<u64>, u64),
+    fault: Aimed,
+    also: Option<Aimed>,
 }
+
+/// What happens where, so many ms after which moment, and for how many ms.
+type Aimed = (FaultKind, Place, Moment, Range<u64>, u64);
 
 const MULTICHANNEL: Way =
     Way { option: "multichannel", encrypt: false, post_copy: false, throttle_percent: None, deadline_s: 120 };
@@ -95,7 +98,25 @@ const SCENARIOS: &[Scenario] = &[
         fault: (FaultKind::KillQemu, Place::Target, Moment::Active, 0..3_000, 0),
         ..killed("target's QEMU", Moment::Active, MULTICHANNEL)
     },
+    Scenario {
+        fault: (FaultKind::FreezeAgent, Place::Source, Moment::Resumed, 0..50, 5_000),
+        also: Some((FaultKind::SpoilJournal(Spoil::Delete), Place::Target, Moment::Resumed, 0..100, 2_000)),
+        ..killed(
+            "target's journal deleted as the VM runs there, source's agent frozen",
+            Moment::Resumed,
+            MULTICHANNEL,
+        )
+    },
+    spoiled("source's journal deleted as the VM runs on the target", Spoil::Delete),
+    spoiled("source's journal replaced by an older one as the VM runs on the target", Spoil::PutBackOlder),
 ];
+
+/// The source's journal, adopted by an operator as soon as its agent, back after 2 s, says that it is not believed.
+const fn spoiled(name: &'static str, way: Spoil) -> Scenario {
+    let mut scenario = killed(name, Moment::Resumed, MULTICHANNEL);
+    scenario.fault.0 = FaultKind::SpoilJournal(way);
+    scenario
+}
 
 /// Of a VM that is throttled: up to 15 s after its memory began to be sent.
 const fn outage(name: &'static str, kind: FaultKind, way: Way) -> Scenario {
@@ -105,6 +126,7 @@ const fn outage(name: &'static str, kind: FaultKind, way: Way) -> Scenario {
         way,
         goes_on: false,
         fault: (kind, Place::Source, Moment::Active, 3_000..15_000, OUTAGE_MS),
+        also: None,
     }
 }
 
@@ -122,27 +144,31 @@ const fn killed(name: &'static str, moment: Moment, way: Way) -> Scenario {
         way,
         goes_on: false,
         fault: (FaultKind::KillAgent, Place::Source, moment, within_ms, 2_000),
+        also: None,
     }
 }
 
 impl Scenario {
     fn round(&self, random: &mut Random) -> Round {
-        let Self { way, fault: (kind, place, moment, within_ms, lasts_ms), .. } = self;
-        let after_ms = within_ms.start + random.below(within_ms.end - within_ms.start);
-        let next = self.goes_on.then_some(Next { turn: 1, at_once: true, way: *way });
+        let way = self.way;
+        let next = self.goes_on.then_some(Next { turn: 1, at_once: true, way });
+        let errand = Errand::Move { vm: 0, turn: 1, way, next };
+        let faults = [Some(&self.fault), self.also.as_ref()].into_iter().flatten();
         Round {
-            errands: vec![Planned {
-                after: Duration::ZERO,
-                errand: Errand::Move { vm: 0, turn: 1, way: *way, next },
-            }],
-            faults: vec![Fault {
-                errand: 0,
-                when: When::After(*moment, Duration::from_millis(after_ms)),
-                place: *place,
-                kind: *kind,
-                lasts: Duration::from_millis(*lasts_ms),
-            }],
+            errands: vec![Planned { after: Duration::ZERO, errand }],
+            faults: faults.map(|aimed| fault(random, aimed)).collect(),
         }
+    }
+}
+
+fn fault(random: &mut Random, (kind, place, moment, within_ms, lasts_ms): &Aimed) -> Fault {
+    let after_ms = within_ms.start + random.below(within_ms.end - within_ms.start);
+    Fault {
+        errand: 0,
+        when: When::After(*moment, Duration::from_millis(after_ms)),
+        place: *place,
+        kind: *kind,
+        lasts: Duration::from_millis(*lasts_ms),
     }
 }
 

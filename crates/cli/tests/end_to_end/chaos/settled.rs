@@ -1,7 +1,8 @@
 //! Whether all is over and told as it is, once nothing is wrong any more.
 
-use drainpipe_agent::api::types::{DrainView, MigrationView, VmList, VmState};
+use drainpipe_agent::api::types::{DrainView, MigrationView, VmList, VmState, VmView};
 
+use super::copies::Copy;
 use super::faults::Faults;
 use super::monitor::Monitor;
 use crate::drain::ask;
@@ -13,6 +14,10 @@ pub(super) enum Unsettled {
     Yet(String),
     /// A VM that a fault has ended, and that is told to be off: it is to be started.
     Ended { vm: String, host: String },
+    /// The definition of such a VM was in a journal that is lost.
+    Forgotten { vm: String },
+    /// A journal that is older lists a VM that has gone since.
+    Stale { vm: String, host: String },
     /// A drain was cut short: its host is to take VMs again.
     Cordoned { host: String },
 }
@@ -57,6 +62,12 @@ pub(super) fn unsettled(
     for vm in vms {
         let of_vm: Vec<_> = told.iter().filter(|view| view.name == *vm).collect();
         let living: Vec<_> = copies.living(vm).collect();
+        if of_vm.is_empty() && living.is_empty() && faults.may_be_lost(vm) && faults.spoiled().is_some() {
+            return Some(Unsettled::Forgotten { vm: vm.clone() });
+        }
+        if let Some(host) = stale(&of_vm, &living, faults) {
+            return Some(Unsettled::Stale { vm: vm.clone(), host });
+        }
         let [one] = of_vm[..] else {
             return yet(format!("{vm} is told of by {} hosts: {of_vm:#?}", of_vm.len()));
         };
@@ -72,4 +83,17 @@ pub(super) fn unsettled(
         }
     }
     None
+}
+
+/// The host with the older journal, if it lists what another one has for sure: running, or off like all that there is of
+/// it.
+fn stale(of_vm: &[&VmView], living: &[&Copy], faults: &Faults<'_>) -> Option<String> {
+    let spoiled = faults.spoiled()?;
+    let is_listed = |host: &str, state| of_vm.iter().any(|view| (view.host == host) && view.state == state);
+    let another_has_it = of_vm.iter().any(|view| {
+        let runs = view.state == VmState::Running
+            && living.iter().any(|copy| copy.is_running() && copy.identity.host == view.host);
+        view.host != spoiled && (runs || (view.state == VmState::Stopped && living.is_empty()))
+    });
+    (is_listed(spoiled, VmState::Stopped) && another_has_it).then(|| spoiled.to_owned())
 }

@@ -11,7 +11,7 @@ use drainpipe_guest::protocol::{HEARTBEAT_PORT, Verification};
 use super::HOSTS;
 use super::copies::Copy;
 use super::faults::{Faults, Where};
-use super::ledger::Ledger;
+use super::ledger::{Ledger, Victim};
 use super::monitor::{Monitor, Seen};
 use super::operations::{Claim, Operation, What, judge};
 use super::plan::{Bounds, Errand, Fault, Moment, Next, Place, Planned, Round, STORM_MAX, Way, When};
@@ -150,6 +150,7 @@ impl<'lab> World<'lab> {
         round.faults.iter().for_each(|fault| self.ledger.note(&format!("  to come: {fault}")));
         let mut courses: Vec<Course> = round.errands.iter().map(Course::of).collect();
         let mut faults: Vec<Fault> = round.faults.clone();
+        self.faults.round_begins();
         let began = Instant::now();
         let is_over = |chaos: &Self, courses: &[Course]| {
             let all_have_begun = courses.iter().all(|course| course.has_begun && course.next.is_none());
@@ -290,6 +291,7 @@ impl<'lab> World<'lab> {
         self.check_copies()?;
         self.check_claims()?;
         self.check_silences()?;
+        self.faults.adopt_journals(&mut self.ledger);
         let ended = self.faults.look_after_agents(&self.hosts, &mut self.ledger);
         ended.map_or(Ok(()), |ended| Err(Violation::Broken(ended)))
     }
@@ -383,11 +385,22 @@ impl<'lab> World<'lab> {
             let why = match state {
                 None => break,
                 Some(Unsettled::Ended { vm, host }) => {
-                    self.start_again(&vm, &host);
+                    self.start_again(&vm, &host)?;
                     continue;
                 }
                 Some(Unsettled::Cordoned { host }) => {
-                    self.lab.drainpipe(&["resume", &host, "--agent", &self.lab.agent_socket(&host)]).done();
+                    self.operate(&host, &["resume", &host])?;
+                    continue;
+                }
+                Some(Unsettled::Stale { vm, host }) => {
+                    self.ledger.count("VM removed where an older journal lists it");
+                    self.operate(&host, &["vm", "rm", &vm])?;
+                    continue;
+                }
+                Some(Unsettled::Forgotten { vm }) => {
+                    self.ledger.count("VM defined anew, its journal lost");
+                    let file = self.lab.files().join(format!("{vm}.toml")).display().to_string();
+                    self.operate(&self.hosts[0].clone(), &["vm", "create", &file])?;
                     continue;
                 }
                 Some(Unsettled::Yet(why)) => why,
@@ -408,16 +421,31 @@ impl<'lab> World<'lab> {
         if let Some(one) = self.operations.first() {
             return Some(Unsettled::Yet(format!("{:?} has not ended", one.what)));
         }
+        let is_lost = |host: &&String| self.ledger.is_suffering(&Victim::Journal((*host).clone()));
+        if let Some(host) = self.hosts.iter().find(is_lost) {
+            return Some(Unsettled::Yet(format!("the journal of {host} is not adopted")));
+        }
         unsettled(self.lab, &self.hosts, &self.names, &self.monitor, &self.faults)
     }
 
     /// A VM that was lost with its QEMU.
-    fn start_again(&mut self, vm: &str, host: &str) {
+    fn start_again(&mut self, vm: &str, host: &str) -> Result<(), Violation> {
         self.ledger.count(TOLD_AS_LOST);
         self.ledger.note(&format!("{vm} is started again on {host}"));
         self.silences.expect_nothing(vm);
-        self.lab.drainpipe(&["vm", "start", vm, "--agent", &self.lab.agent_socket(host)]).done();
+        self.operate(host, &["vm", "start", vm])?;
         self.guests[vm].wait_until_ready();
+        Ok(())
+    }
+
+    /// Does what an operator does about it, which must be done.
+    fn operate(&mut self, host: &str, words: &[&str]) -> Result<(), Violation> {
+        self.ledger.note(&format!("on {host}: {words:?}"));
+        let output = self.lab.drainpipe(&[words, &["--agent", &self.lab.agent_socket(host)]].concat());
+        if output.code == 0 {
+            return Ok(());
+        }
+        Err(Violation::Broken(format!("{words:?} on {host} is not done: {output:#?}")))
     }
 
     /// Every page of each VM is as it was written.
