@@ -122,8 +122,10 @@ impl Journal {
             return Err(gone());
         }
         let journal = Self::open(directory, runtime_directory)?;
+        // In this order: the agent goes on writing, the journal first and then what witnesses it.
+        let witnessed = journal.witness.read();
         let standing = journal.standing()?;
-        match journal.witness.read() {
+        match witnessed {
             Ok(Some(witnessed)) if !standing.follows(&witnessed.mark) => Err(gone()),
             _ => Ok(journal),
         }

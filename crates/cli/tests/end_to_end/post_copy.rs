@@ -157,7 +157,9 @@ fn a_connection_that_breaks_is_made_anew() {
 }
 
 fn a_path_that_falls_silent_is_left_for_another() {
-    let lab = TestLab::up(&["--link", LINK_MBPS, "--link", LINK_MBPS]);
+    // The rest is on its way for longer than it takes to see that it is. QEMU 7.2 that has handed all of it to its
+    // socket waits for its target's last word, and a path that falls silent then is not left any more (seen once).
+    let lab = TestLab::up(&["--link", "75", "--link", "75"]);
     lab.stop_agent("a", Signal::TERM);
     lab.configure("a", "[tls]", "[limits]\nstall_s = 2\n\n[tls]");
     lab.start_agent("a");
