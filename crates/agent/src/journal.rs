@@ -248,3 +248,31 @@ fn to_json<T: Serialize>(value: &T) -> Result<String, JournalCause> {
 fn from_json<T: DeserializeOwned>(text: &str) -> Result<T, JournalCause> {
     Ok(serde_json::from_str(text)?)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_guard_opens_it_while_the_agent_writes() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        let agents = Journal::open(path, path).unwrap();
+        let spec = "name = \"web\"\nmemory_mib = 64\nvcpus = 1\nmachine = \"pc-q35-7.2\"\n";
+        let spec = VmSpec::from_toml(spec, Path::new("web.toml")).unwrap();
+        agents.define_vm(&spec).unwrap();
+        thread::scope(|scope| {
+            let guards = scope.spawn(|| {
+                for _ in 0..50 {
+                    Journal::open_beside_agent(path, path).unwrap();
+                }
+            });
+            while !guards.is_finished() {
+                agents.forget_vm("web").unwrap();
+                agents.define_vm(&spec).unwrap();
+            }
+        });
+    }
+}
