@@ -39,7 +39,9 @@ fn move_on(lab: &TestLab) {
     let begun: MigrationView = ask(lab, "b", "/v1/migrations", Some(request)).unwrap();
     eventually("it has moved on", || {
         let view: MigrationView = ask(lab, "b", &format!("/v1/migrations/{}", begun.id), None).unwrap();
-        view.result.is_some_and(|result| result.outcome == Outcome::Completed)
+        let Some(result) = view.result else { return false };
+        assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
+        true
     });
 }
 
@@ -78,6 +80,8 @@ fn arrive_unheard(lab: &TestLab) -> (Running, Pid) {
     kill_process(agent, Signal::STOP).unwrap();
     kill_process(targets, Signal::CONT).unwrap();
     eventually("the VM runs on b", || run_state(lab, "b", "web") == RunState::Running);
+    // Its QEMU says so a moment before its agent counts it among its VMs.
+    eventually("b's agent knows", || lab.agent_log("b").contains("runs here"));
     (migrating, agent)
 }
 
