@@ -457,7 +457,7 @@ impl Agent {
 
     /// The VMs here, or of all hosts that this one knows.
     pub async fn list_vms(&self, scope: Scope) -> VmList {
-        let mut list = VmList { vms: self.vms.list().await, errors: vec![] };
+        let mut list = VmList { vms: self.vms.list().await, ..VmList::default() };
         let coming = self.incoming.definitions();
         let coming = coming.iter().filter(|definition| !self.vms.contains(definition.name.as_str()));
         list.vms.extend(coming.map(|definition| {
@@ -466,10 +466,14 @@ impl Agent {
         }));
         if scope == Scope::All {
             let asked = self.peers.values().map(|peer| peer.get_within::<VmList>("/v1/vms", PEER_DEADLINE));
-            for answer in futures_util::future::join_all(asked).await {
+            let answers = futures_util::future::join_all(asked).await;
+            for (name, answer) in self.peers.keys().zip(answers) {
                 match answer {
                     Ok(more) => list.vms.extend(more.vms),
-                    Err(problem) => list.errors.push(problem.message),
+                    Err(problem) => {
+                        list.hosts_not_asked.push(name.clone());
+                        list.errors.push(problem.message);
+                    }
                 }
             }
         }

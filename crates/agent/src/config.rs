@@ -8,7 +8,8 @@ use drainpipe_engine::bandwidth::BandwidthSchedule;
 use drainpipe_engine::encryption::EncryptionPolicy;
 use drainpipe_engine::migration;
 use drainpipe_identity::{FileError, check_unchangeable};
-use serde::Deserialize;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
 use thiserror::Error;
 
 use crate::api::types::{THROTTLE_PERCENT_MAX, TRANSFERS_MAX};
@@ -32,6 +33,7 @@ pub struct Config {
     /// Name of this host: the one that its certificate carries.
     pub name: String,
     /// Address and port for other agents and operators, by mutual TLS.
+    #[serde(deserialize_with = "with_port")]
     pub listen: SocketAddr,
     /// Unix socket for root on this host.
     #[serde(default = "default_socket")]
@@ -219,6 +221,7 @@ pub struct Peer {
     /// Its name: the one that its certificate must carry.
     pub name: String,
     /// Where its agent listens.
+    #[serde(deserialize_with = "with_port")]
     pub address: SocketAddr,
 }
 
@@ -257,6 +260,30 @@ impl TryFrom<String> for PortRange {
         }
         Ok(Self { first, last })
     }
+}
+
+fn with_port<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SocketAddr, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    text.parse().map_err(|_| {
+        let example = match text.parse() {
+            Ok(address) => SocketAddr::new(address, DEFAULT_PORT).to_string(),
+            Err(_) => format!("192.0.2.11:{DEFAULT_PORT}"),
+        };
+        D::Error::custom(format!("`{text}` is no address with a port: write it as in \"{example}\""))
+    })
+}
+
+/// Says so where a text stands without quotes, of which TOML says that it is no number or date.
+fn missing_quotes(text: &str, error: &toml::de::Error) -> Option<String> {
+    let at = error.span()?.start.min(text.len());
+    let (before, behind) = (text.get(..at)?, text.get(at..)?);
+    let start = before.rfind('\n').map_or(0, |newline| newline + 1);
+    let end = behind.find('\n').map_or(text.len(), |newline| at + newline);
+    let (key, value) = text.get(start..end)?.split_once('=')?;
+    let (key, value) = (key.trim(), value.split('#').next()?.trim());
+    let is_quoted = value.starts_with(['"', '\'', '[', '{']);
+    (!value.is_empty() && !is_quoted && value.parse::<toml::Value>().is_err())
+        .then(|| format!("; text stands in quotes: {key} = \"{value}\""))
 }
 
 /// Often enough to hear of a dead link before the next drain, and next to nothing of traffic.
@@ -319,8 +346,13 @@ impl Config {
 
     /// Reads and checks a text; `path` is for messages.
     pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
-        let config: Self = toml::from_str(text)
-            .map_err(|error| ConfigError::Syntax { path: path.into(), message: error.to_string() })?;
+        let config: Self = toml::from_str(text).map_err(|error| {
+            let quotes = missing_quotes(text, &error).unwrap_or_default();
+            ConfigError::Syntax {
+                path: path.into(),
+                message: format!("{}{quotes}", error.to_string().trim_end()),
+            }
+        })?;
         match config.contradiction() {
             Some(message) => Err(ConfigError::Meaning { path: path.into(), message }),
             None => Ok(config),
@@ -466,6 +498,9 @@ mod tests {
     fn errors_name_the_line_and_the_cure() {
         let error = parse("name = \"a\"\nlisten = \"10.0.0.1\"").unwrap_err();
         assert!(error.contains("line 2"), "{error}");
+        assert!(error.contains("as in \"10.0.0.1:7420\""), "{error}");
+        let error = parse("name = \"a\"\nlisten = 10.0.0.1:7420 # here").unwrap_err();
+        assert!(error.contains("text stands in quotes: listen = \"10.0.0.1:7420\""), "{error}");
         let error = parse("name = \"a\"\nlisten = \"10.0.0.1:7420\"\nlinks = []").unwrap_err();
         assert!(error.contains("unknown field `links`"), "{error}");
         let error = parse("name = \"a\"\nlisten = \"10.0.0.1:7420\"\nmigration_ports = \"9-1\"").unwrap_err();

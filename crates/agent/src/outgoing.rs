@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use drainpipe_engine::facts::HostFacts;
 use drainpipe_engine::migration::{Action, Migration, SourceState, Stage};
+use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::plan::{Plan, Request, plan};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::progress::{CompressionProgress, PathRate, Progress, ProgressMeter};
@@ -78,6 +79,8 @@ pub(crate) struct Running {
     id: String,
     vm: String,
     target: String,
+    requested_option: RequestedOption,
+    started_at: Timestamp,
     // Begun by an earlier life of the agent, or by a task that has crashed.
     is_taken_up: bool,
     cancel: Notify,
@@ -149,12 +152,20 @@ impl Outgoing {
 }
 
 impl Running {
-    fn new(id: String, request: &MigrateRequest, turn: Turn, is_taken_up: bool) -> Self {
+    fn new(
+        id: String,
+        request: &MigrateRequest,
+        started_at: Timestamp,
+        turn: Turn,
+        is_taken_up: bool,
+    ) -> Self {
         let first = ProgressMeter::default().progress(Step::EstablishHosts, 0.0);
         Self {
             id,
             vm: request.vm.clone(),
             target: request.target.clone(),
+            requested_option: request.option,
+            started_at,
             is_taken_up,
             cancel: Notify::new(),
             cancel_requested: AtomicBool::new(false),
@@ -265,6 +276,8 @@ impl Running {
             vm: self.vm.clone(),
             source: source.into(),
             target: self.target.clone(),
+            started_at: Some(self.started_at.to_string()),
+            requested_option: Some(self.requested_option),
             progress: Some(self.progress.borrow().clone()),
             result: self.result().clone(),
             waits_for: None,
@@ -282,6 +295,8 @@ pub(crate) fn left_open(agent: &Agent) -> Result<Vec<MigrationView>, Problem> {
         vm: open.vm,
         source: agent.name().into(),
         target: open.target,
+        started_at: Some(open.started_at.to_string()),
+        requested_option: Some(open.requested_option),
         progress: None,
         result: None,
     };
@@ -597,7 +612,6 @@ pub(crate) async fn wind_up(agent: &Agent) {
 #[cfg(test)]
 mod tests {
     use drainpipe_engine::migration::Limits;
-    use drainpipe_engine::option::RequestedOption;
 
     use super::*;
     use crate::api::types::TargetUse;
@@ -631,7 +645,7 @@ mod tests {
             deadline_s: None,
             throttle_max_percent: None,
         };
-        let running = Arc::new(Running::new("1".into(), &request, Turn::Now, false));
+        let running = Arc::new(Running::new("1".into(), &request, Timestamp::UNIX_EPOCH, Turn::Now, false));
         outgoing.lock().insert("1".into(), Arc::clone(&running));
         assert_eq!(outgoing.under_way().len(), 1);
         *running.result() = Some(undecided());

@@ -514,6 +514,12 @@ impl Vms {
         Ok(self.view(&entry, state_of(&entry, QMP_DEADLINE).await))
     }
 
+    /// What a VM is, as its owner wrote it.
+    pub(crate) fn definition(&self, name: &str) -> Result<VmSpec, Problem> {
+        let entries = self.lock();
+        entries.get(name).map(|entry| entry.definition.clone()).ok_or_else(|| self.unknown(name))
+    }
+
     fn view(&self, entry: &Entry, state: VmState) -> VmView {
         let migration = match &entry.claim {
             Some(Claim::Migrating(id)) => Some(id.clone()),

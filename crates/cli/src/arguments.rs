@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use drainpipe_agent::api::types::{THROTTLE_PERCENT_MAX, TRANSFERS_MAX};
@@ -16,6 +17,7 @@ use drainpipe_guest::page::PAGE_WORDS;
 use drainpipe_hypervisor::spec::VmName;
 use drainpipe_lab::LinkAddresses;
 
+use crate::completion;
 use crate::connection::ConnectionArguments;
 
 /// Empties a host of its running virtual machines, fast and safely, over every network card.
@@ -68,14 +70,15 @@ pub(crate) enum Command {
     Migrate(MigrateArguments),
     /// Cancel a migration unless it is too late: the VM runs on where it is
     Cancel {
-        /// Identifier of the migration, as `drainpipe history` shows it
+        /// Identifier of the migration, as `drainpipe history` shows it; its beginning will do
+        #[arg(add = completion::running_migrations())]
         id: String,
     },
     /// Empty a host: move its running VMs to other hosts
     Drain(DrainArguments),
     /// Let VMs come to a drained host again
     Resume(ResumeArguments),
-    /// Show migrations under way and past ones
+    /// Show migrations of all hosts, under way and past
     History(HistoryArguments),
     /// Limit how much of a host's links migrations may take, or show the limit
     Limit(LimitArguments),
@@ -145,7 +148,7 @@ pub(crate) struct DemoArguments {
     #[arg(long, value_name = "MIB")]
     pub(crate) page_cache_mib: Option<u32>,
     /// The options to compare
-    #[arg(long, value_delimiter = ',', default_value = "tcp,compression,multichannel,direct")]
+    #[arg(long, value_delimiter = ',', default_value = "tcp,compression,multichannel,direct", value_parser = requested_option())]
     pub(crate) options: Vec<RequestedOption>,
     #[command(flatten)]
     pub(crate) watching: WatchingArguments,
@@ -175,6 +178,15 @@ pub(crate) struct DirtyingArguments {
         value_parser = page_words
     )]
     pub(crate) rewrite_words: usize,
+}
+
+/// Every option, as it is written.
+const OPTIONS: [&str; 7] =
+    ["auto", "tcp", "compression", "multichannel", "direct", "qemu-zstd-1", "qemu-zstd-3"];
+
+/// Reads an option; shells complete it.
+fn requested_option() -> impl TypedValueParser<Value = RequestedOption> {
+    PossibleValuesParser::new(OPTIONS).try_map(|name| name.parse::<RequestedOption>())
 }
 
 fn page_words(text: &str) -> Result<usize, String> {
@@ -220,21 +232,30 @@ pub(crate) enum VmCommand {
         /// TOML file
         file: PathBuf,
         /// The host; the one that is asked if absent
-        #[arg(long)]
+        #[arg(long, add = completion::hosts())]
         host: Option<String>,
+    },
+    /// Show one VM: state, disks, placement, specification and last migrations
+    #[command(after_help = "Example:\n  drainpipe vm show web1")]
+    Show {
+        /// Its name
+        #[arg(add = completion::vms())]
+        name: String,
     },
     /// Boot a VM
     #[command(after_help = START_HELP)]
     Start {
         /// Its name
+        #[arg(add = completion::vms())]
         name: String,
         /// Start it although this host, which may have it, cannot be asked: you are sure that it does not run there
-        #[arg(long, value_name = "HOST", value_delimiter = ',')]
+        #[arg(long, value_name = "HOST", value_delimiter = ',', add = completion::hosts())]
         although_unreachable: Vec<String>,
     },
     /// Power a VM off
     Stop {
         /// Its name
+        #[arg(add = completion::vms())]
         name: String,
         /// Pull the plug
         #[arg(long)]
@@ -244,9 +265,10 @@ pub(crate) enum VmCommand {
     #[command(after_help = RECLAIM_HELP)]
     Reclaim {
         /// Its name
+        #[arg(add = completion::vms())]
         name: String,
         /// The host that it was handed over to
-        #[arg(long, value_name = "HOST")]
+        #[arg(long, value_name = "HOST", add = completion::hosts())]
         lost: String,
         /// Do not ask
         #[arg(long)]
@@ -255,6 +277,7 @@ pub(crate) enum VmCommand {
     /// Remove a VM that does not run; its disks stay
     Rm {
         /// Its name
+        #[arg(add = completion::vms())]
         name: String,
     },
 }
@@ -317,11 +340,13 @@ Example, on the host:
 #[command(after_help = CHECK_EXAMPLES)]
 pub(crate) struct CheckArguments {
     /// The host from which VMs would go
+    #[arg(add = completion::hosts())]
     pub(crate) source: String,
     /// The host to which they would go
+    #[arg(add = completion::hosts())]
     pub(crate) target: String,
     /// Check for this running VM only, not for all that run on the source
-    #[arg(long, value_name = "VM")]
+    #[arg(long, value_name = "VM", add = completion::vms())]
     pub(crate) vm: Option<VmName>,
     /// Mend what can be mended safely on both hosts, then check again; asks first
     #[arg(long)]
@@ -355,11 +380,13 @@ with less to spare · 3 an error: a migration would fail or hang · others as ev
 #[command(after_help = MIGRATE_EXAMPLES)]
 pub(crate) struct MigrateArguments {
     /// The VM
+    #[arg(add = completion::vms())]
     pub(crate) vm: String,
     /// The host that it shall run on
+    #[arg(add = completion::hosts())]
     pub(crate) host: String,
     /// auto, tcp, compression, multichannel or direct
-    #[arg(long, default_value = "auto")]
+    #[arg(long, default_value = "auto", value_parser = requested_option())]
     pub(crate) option: RequestedOption,
     /// Encrypt it also where the hosts do not require that
     #[arg(long)]
@@ -399,10 +426,10 @@ pub(crate) struct DrainArguments {
     pub(crate) command: Option<DrainCommand>,
     /// The host to be emptied
     // Not required where there is a subcommand.
-    #[arg(required = true)]
+    #[arg(required = true, add = completion::hosts())]
     pub(crate) host: Option<String>,
     /// The hosts that may take its VMs; all that it knows if absent
-    #[arg(long, value_delimiter = ',', value_name = "HOST,…")]
+    #[arg(long, value_delimiter = ',', value_name = "HOST,…", add = completion::hosts())]
     pub(crate) to: Vec<String>,
     /// Drain to this host alone, and let its VMs come here meanwhile; with the same on that host, the two change
     /// places
@@ -413,7 +440,7 @@ pub(crate) struct DrainArguments {
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) deadline: Option<u32>,
     /// auto, tcp, compression, multichannel or direct
-    #[arg(long, default_value = "auto")]
+    #[arg(long, default_value = "auto", value_parser = requested_option())]
     pub(crate) option: RequestedOption,
     /// VMs at most on the links at a time; found by measurement if absent
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u8).range(1..=i64::from(TRANSFERS_MAX)))]
@@ -443,12 +470,14 @@ pub(crate) enum DrainCommand {
     #[command(after_help = "Example:\n  drainpipe drain status a")]
     Status {
         /// The host; the one that is asked if absent
+        #[arg(add = completion::hosts())]
         host: Option<String>,
     },
     /// Cancel a drain: what has moved stays there, what is under way comes back or finishes
     #[command(after_help = "Example:\n  drainpipe drain cancel a")]
     Cancel {
         /// The host; the one that is asked if absent
+        #[arg(add = completion::hosts())]
         host: Option<String>,
     },
 }
@@ -481,6 +510,7 @@ Exit codes: 0 drained · 1 some VMs stayed · 2 bad usage or input · 3 refused,
 #[command(after_help = RESUME_EXAMPLES)]
 pub(crate) struct ResumeArguments {
     /// The host
+    #[arg(add = completion::hosts())]
     pub(crate) host: String,
     /// Bring back what the last drain has moved and what still is where it went
     #[arg(long)]
@@ -508,13 +538,14 @@ Examples:
 
 #[derive(Debug, Args)]
 pub(crate) struct HistoryArguments {
-    /// Show one migration whole
+    /// Show one migration whole, by its identifier or the beginning of it
+    #[arg(add = completion::migrations())]
     pub(crate) id: Option<String>,
-    /// How many past ones
-    #[arg(long, default_value_t = 20)]
+    /// How many past ones, up to 1000
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(..=1000))]
     pub(crate) limit: u32,
-    /// Of which host; the one that is asked if absent
-    #[arg(long)]
+    /// Only what left this host or came to it
+    #[arg(long, add = completion::hosts())]
     pub(crate) host: Option<String>,
 }
 
@@ -522,6 +553,7 @@ pub(crate) struct HistoryArguments {
 #[command(after_help = LIMIT_EXAMPLES)]
 pub(crate) struct LimitArguments {
     /// The host
+    #[arg(add = completion::hosts())]
     pub(crate) host: String,
     /// Mb/s, `off`, or `configured` for what its agent.toml says; shows what holds if absent
     #[arg(value_parser = bandwidth_setting)]
@@ -554,11 +586,13 @@ fn bandwidth_setting(word: &str) -> Result<BandwidthSetting, String> {
 )]
 pub(crate) struct BenchArguments {
     /// The VM
+    #[arg(add = completion::vms())]
     pub(crate) vm: String,
     /// The host that it shall go to, and come back from
+    #[arg(add = completion::hosts())]
     pub(crate) host: String,
     /// The options to compare
-    #[arg(long, value_delimiter = ',', default_value = "tcp,compression,multichannel,direct")]
+    #[arg(long, value_delimiter = ',', default_value = "tcp,compression,multichannel,direct", value_parser = requested_option())]
     pub(crate) options: Vec<RequestedOption>,
     /// How often each is measured, there and back
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
@@ -770,6 +804,11 @@ mod tests {
     fn refused(arguments: &[&str]) -> ErrorKind {
         let all = ["drainpipe", "demo"].iter().chain(arguments);
         Arguments::try_parse_from(all).expect_err("refused").kind()
+    }
+
+    #[test]
+    fn every_option_can_be_asked_for() {
+        assert_eq!(OPTIONS.map(String::from), RequestedOption::ALL.map(|option| option.to_string()));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use drainpipe_agent::api::types::{HostStatus, VmList, VmView};
 use drainpipe_agent::client::ApiClient;
-use drainpipe_agent::config::DEFAULT_SOCKET;
+use drainpipe_agent::config::{DEFAULT_PORT, DEFAULT_SOCKET};
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_identity::Identity;
 
@@ -73,6 +73,15 @@ impl ConnectionArguments {
 
     fn over_socket(&self) -> Result<ApiClient, Problem> {
         let socket = Path::new(&self.agent);
+        let address = self.agent.parse::<SocketAddr>();
+        let address = address.or_else(|_| self.agent.parse().map(|ip| SocketAddr::new(ip, DEFAULT_PORT)));
+        if let Ok(address) = address {
+            return Err(Problem::bad_input(format!(
+                "--agent {}: the name of its host is missing, which its certificate must have: write it as \
+                 NAME@{address}, as in a@{address}",
+                self.agent
+            )));
+        }
         if !socket.exists() {
             return Err(Problem::new(
                 ProblemKind::Unreachable,

@@ -42,6 +42,11 @@ impl Exit {
         }
     }
 
+    /// The code of a list that lacks what so many hosts have.
+    pub(crate) fn of_list(hosts_not_asked: usize) -> Self {
+        if hosts_not_asked == 0 { Self::Done } else { Self::Failed }
+    }
+
     /// The code of a migration that was begun.
     pub(crate) fn of_result(result: &MigrationResult) -> Self {
         match result.outcome {

@@ -4,6 +4,7 @@ mod arguments;
 mod ask;
 mod bench;
 mod commands;
+mod completion;
 mod connection;
 mod exit;
 mod follow;
@@ -18,6 +19,7 @@ use arguments::{Arguments, Command};
 use exit::Exit;
 
 fn main() -> ExitCode {
+    completion::answer_shell();
     let arguments = Arguments::parse();
     let outcome = runtime().and_then(|runtime| runtime.block_on(dispatch(arguments)));
     match outcome {
@@ -44,7 +46,7 @@ async fn dispatch(arguments: Arguments) -> Result<Exit, Problem> {
         Command::Guard(guard) => commands::agent::guard(&guard).await,
         Command::Hosts => commands::hosts::run(&connection, json).await,
         Command::Vms => commands::vm::list(&connection, json).await,
-        Command::Vm { command } => commands::vm::run(&connection, command).await,
+        Command::Vm { command } => commands::vm::run(&connection, command, json).await,
         Command::Check(check) => commands::check::run(&connection, &check, json).await,
         Command::Migrate(migrate) => commands::migrate::run(&connection, &migrate, json).await,
         Command::Cancel { id } => commands::migrate::cancel(&connection, &id).await,

@@ -378,7 +378,9 @@ impl Migration {
             }
             // The VM runs on the target. What could not be tidied is in the journal for the next start.
             Phase::CleaningUp => {
-                self.error.get_or_insert(error.context("the VM moved, but the source is not clean"));
+                self.error.get_or_insert(error.context(
+                    "the VM moved; tidying up on the source failed, and its agent does that again when it starts",
+                ));
                 Some(self.end(now_ms, Outcome::Completed))
             }
             Phase::Undoing(undo) => Some(self.undo_failed(undo, &error)),

@@ -70,6 +70,11 @@ impl CpuModels {
         })
     }
 
+    /// Whether QEMU knows a model, as specifications have it; also where it lists none.
+    pub fn knows(&self, model: &str) -> bool {
+        self.lacking.is_empty() || self.features_of(model).known
+    }
+
     /// A model as specifications have it: features may follow, as in `EPYC,+x2apic,avx=off`.
     pub fn features_of(&self, model: &str) -> ModelFeatures {
         let (name, features) = model.split_once(',').unwrap_or((model, ""));

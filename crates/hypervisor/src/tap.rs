@@ -15,7 +15,7 @@ pub enum TapError {
     Netlink(#[source] std::io::Error),
     /// The bridge or the tap is not there.
     #[error(
-        "there is no network interface `{name}` on this host: {source}; create the bridge that `nic.{nic_index}` names"
+        "there is no network interface `{name}`: {source}; create the bridge that `nic.{nic_index}` names"
     )]
     Missing {
         /// The interface looked for.

@@ -74,8 +74,16 @@ pub struct DrainPlanView {
 
 /// What a person should know of a plan before it begins: of single VMs, then of the whole.
 pub fn plan_warnings(plan: &DrainPlan) -> impl Iterator<Item = String> {
-    let of_vms = plan.moves.iter().filter_map(|one| Some(format!("{}: {}", one.vm, one.warning.as_ref()?)));
-    of_vms.chain(plan.warnings.iter().cloned())
+    let mut warnings: Vec<(&str, Vec<&str>)> = Vec::new();
+    for (vm, warning) in plan.moves.iter().filter_map(|one| Some((one.vm.as_str(), one.warning.as_deref()?)))
+    {
+        match warnings.iter_mut().find(|(known, _)| *known == warning) {
+            Some((_, vms)) => vms.push(vm),
+            None => warnings.push((warning, vec![vm])),
+        }
+    }
+    let of_vms = warnings.into_iter().map(|(warning, vms)| format!("{}: {warning}", vms.join(", ")));
+    of_vms.collect::<Vec<_>>().into_iter().chain(plan.warnings.iter().cloned())
 }
 
 /// Whether a host takes VMs, and how far it has been emptied, or filled again.

@@ -110,6 +110,9 @@ pub struct VmList {
     pub vms: Vec<VmView>,
     /// What kept other hosts' VMs out of the list.
     pub errors: Vec<String>,
+    /// The hosts that could not be asked: their VMs are missing, one for each of `errors`.
+    #[serde(default)]
+    pub hosts_not_asked: Vec<String>,
 }
 
 /// One VM.
@@ -287,6 +290,12 @@ pub struct MigrationView {
     pub source: String,
     /// Where it goes.
     pub target: String,
+    /// When it began (RFC 3339); absent when it is over, as `result` has it then.
+    #[serde(default)]
+    pub started_at: Option<String>,
+    /// The option that was asked for; absent when it is over.
+    #[serde(default)]
+    pub requested_option: Option<RequestedOption>,
     /// How far it has come; absent when it is over.
     pub progress: Option<Progress>,
     /// How it ended; absent while it is under way.

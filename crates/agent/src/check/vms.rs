@@ -1,11 +1,13 @@
 //! What this host says of VMs: of its own that may leave, and of others' that may come.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use drainpipe_engine::check::vm::{CpuFeatures, FilePurpose, Obstacle, VmCheck, VmFacts, VmFile, VmFit};
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::Vmm;
 use drainpipe_hypervisor::spec::{ResolveError, ResolvedSpec};
+use drainpipe_net::{Link, LinkKind};
 use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -30,16 +32,28 @@ pub(crate) async fn fits(agent: &Agent, request: &VmsRequest) -> Result<Vec<VmFi
     if request.specs.len() > VMS_MAX {
         return Err(Problem::bad_input(format!("at most {VMS_MAX} VMs in one request")));
     }
-    Ok(join_all(request.specs.iter().map(|spec| fit(agent, spec))).await)
+    let links = agent.checks.network.links().await.map_err(Problem::failed)?;
+    Ok(join_all(request.specs.iter().map(|spec| fit(agent, spec, &links))).await)
 }
 
-async fn fit(agent: &Agent, spec: &ResolvedSpec) -> VmFit {
+async fn fit(agent: &Agent, spec: &ResolvedSpec, links: &[Link]) -> VmFit {
     VmFit {
+        missing_bridges: missing_bridges(spec, links),
         name_taken: agent.vms.contains(spec.spec().name.as_str()),
         obstacle: obstacle(agent, spec),
         cpu: cpu_features(agent, spec),
         files: files(agent, spec).await.into_iter().map(|file| file.state).collect(),
     }
+}
+
+/// Each once, of those that NICs of the VM join.
+fn missing_bridges(spec: &ResolvedSpec, links: &[Link]) -> Vec<String> {
+    let is_there = |bridge: &str| {
+        let is_bridge = |link: &&Link| matches!(link.kind, LinkKind::Bridge | LinkKind::Other(_));
+        links.iter().filter(is_bridge).any(|link| link.name == bridge)
+    };
+    let wanted: BTreeSet<&str> = spec.spec().nics.iter().map(|nic| nic.bridge.as_str()).collect();
+    wanted.into_iter().filter(|bridge| !is_there(bridge)).map(str::to_owned).collect()
 }
 
 fn obstacle(agent: &Agent, spec: &ResolvedSpec) -> Option<Obstacle> {
@@ -52,7 +66,11 @@ fn obstacle(agent: &Agent, spec: &ResolvedSpec) -> Option<Obstacle> {
         ResolveError::NoKvm { .. } => Some(Obstacle::NoKvm),
         ResolveError::LosesWrites { .. } => Some(Obstacle::LosesWrites),
         // Nothing that is open or out of range becomes a `ResolvedSpec`.
-        ResolveError::Invalid(_) | ResolveError::Unresolved { .. } => None,
+        // A CPU that is not known is told by what it has and lacks.
+        ResolveError::Invalid(_)
+        | ResolveError::Unresolved { .. }
+        | ResolveError::TestGuestTooSmall { .. }
+        | ResolveError::UnknownCpuModel { .. } => None,
     }
 }
 

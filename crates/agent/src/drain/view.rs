@@ -68,7 +68,17 @@ pub(super) async fn look(agent: &Agent, request: &DrainRequest) -> DrainView {
         }
         views.push(target.view);
     }
+    forget_leaving(&mut views, &vms);
     DrainView { host: agent.name().into(), vms, targets: views, limit: limit_of(bandwidth::view(agent)) }
+}
+
+/// What is on its way here still runs on the host that it leaves: it does not go there.
+fn forget_leaving(targets: &mut [TargetView], here: &[VmView]) {
+    let is_coming =
+        |name: &str| here.iter().any(|vm| vm.name == name && vm.immovable.as_deref() == Some(COMING));
+    for target in targets {
+        target.vms.retain(|placed| !is_coming(&placed.name));
+    }
 }
 
 /// The hosts that were named, or all that this one knows.
@@ -172,12 +182,14 @@ async fn why_immovable(vmm: &Vmm) -> Option<String> {
     }
 }
 
+/// Why a VM cannot be moved that has not arrived yet.
+const COMING: &str = "it is on its way here: drain again when it has arrived";
+
 /// VMs that were let come before this host was cordoned, and are not here yet.
 fn coming(expected: Vec<VmSpec>, present: &[PresentVm]) -> Vec<VmView> {
     let is_here = |expected: &VmSpec| present.iter().any(|vm| vm.definition.name == expected.name);
-    let why = "it is on its way here: drain again when it has arrived";
     let coming = expected.into_iter().filter(|definition| !is_here(definition));
-    coming.map(|definition| described(&definition, Some(why.into()))).collect()
+    coming.map(|definition| described(&definition, Some(COMING.into()))).collect()
 }
 
 /// A target, and why it would not take some of the VMs, by their names.

@@ -148,6 +148,16 @@ impl Journal {
         })
     }
 
+    /// Identifiers of migrations from here that begin so; some of them, if there are many.
+    pub(crate) fn migrations_beginning(&self, beginning: &str) -> Result<Vec<String>, JournalError> {
+        self.run(|connection| {
+            let mut statement = connection
+                .prepare("SELECT id FROM migrations WHERE substr(id, 1, length(?1)) = ?1 LIMIT 8")?;
+            let ids = statement.query_map([beginning], |row| row.get(0))?.collect::<Result<_, _>>()?;
+            Ok(ids)
+        })
+    }
+
     /// The last migration of a VM from here that was completed, if that was recorded at this time or later.
     pub(crate) fn completed_since(
         &self,

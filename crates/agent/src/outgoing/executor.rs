@@ -99,7 +99,7 @@ impl Executor {
         turn: Turn,
         is_taken_up: bool,
     ) -> Self {
-        let running = Arc::new(Running::new(id.clone(), request, turn, is_taken_up));
+        let running = Arc::new(Running::new(id.clone(), request, started_at, turn, is_taken_up));
         agent.outgoing.lock().insert(id, Arc::clone(&running));
         Self {
             agent: Arc::clone(agent),

@@ -37,15 +37,15 @@ pub(crate) async fn guard(arguments: &GuardArguments) -> Result<Exit, Problem> {
     Ok(Exit::Done)
 }
 
-/// systemd adds the time; a person at a terminal does not need it.
+/// Times and all, but where the journal has its own.
 fn log_to_standard_error() {
     let filter = EnvFilter::try_from_env("DRAINPIPE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt()
+    let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
-        .with_ansi(crate::output::is_watched())
-        .without_time()
-        .init();
+        .with_ansi(crate::output::is_watched());
+    // systemd says so of what it connects to its journal.
+    if std::env::var_os("JOURNAL_STREAM").is_some() { log.without_time().init() } else { log.init() }
 }
 
 /// Turns true at SIGTERM or SIGINT.

@@ -1,4 +1,4 @@
-//! Shell completion and man pages, made from the command line's own description.
+//! The scripts and pages that tell shells and people of the command line.
 
 use std::path::Path;
 
@@ -7,13 +7,12 @@ use clap_complete::Shell;
 use drainpipe_engine::problem::Problem;
 
 use crate::arguments::Arguments;
+use crate::completion;
 use crate::exit::Exit;
 use crate::output;
 
 pub(crate) fn completions(shell: Shell) -> Result<Exit, Problem> {
-    let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Arguments::command(), "drainpipe", &mut script);
-    output::print(&String::from_utf8_lossy(&script))?;
+    output::print(&completion::script(shell)?)?;
     Ok(Exit::Done)
 }
 

@@ -126,7 +126,7 @@ fn describe_plan(plan: &DrainPlan) -> String {
             vms(moves),
             plan.host,
             output::duration(plan.predicted_ms),
-            plan.transfers
+            usize::from(plan.transfers).min(moves)
         ),
     };
     let warnings = plan_warnings(plan).map(|warning| format!("warning: {warning}"));
@@ -438,7 +438,7 @@ mod tests {
             "on the links",
             "goes on by itself once this is mended: the disk is full",
             "warning: no room for the failure of b",
-            "under way for 10.0 s: 0 of 1 VM moved away from a, 1 stays; 512 MiB of about 512 MiB, 1.90 Gb/s, 2 at a time, 5.0 s left",
+            "under way for 10.0 s: 0 of 1 VM moved away from a, 1 stays; 512 MiB of about 512 MiB, 1.90 Gb/s, 1 at a time, 5.0 s left",
         ] {
             assert!(text.contains(part), "{part} in\n{text}");
         }

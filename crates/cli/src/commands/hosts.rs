@@ -24,7 +24,8 @@ pub(crate) async fn run(connection: &ConnectionArguments, json: bool) -> Result<
             }
         }
     }
-    Ok(Exit::Done)
+    let silent = hosts.iter().filter(|host| host.host.is_none());
+    Ok(Exit::of_list(silent.count()))
 }
 
 /// What was found when the paths were last tried.

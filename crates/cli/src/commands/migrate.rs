@@ -9,6 +9,7 @@ use drainpipe_engine::result::{
     CompressionUse, EncryptionUse, MigrationResult, Outcome, PathState, PathUse, SourceVm,
 };
 
+use super::history;
 use crate::arguments::MigrateArguments;
 use crate::connection::{ConnectionArguments, Fleet};
 use crate::exit::Exit;
@@ -55,6 +56,9 @@ async fn dry_run(fleet: &Fleet, request: &MigrateRequest, json: bool) -> Result<
         output::json(&view)?;
     } else {
         output::print(&describe_plan(&view))?;
+        if !view.findings.is_empty() {
+            output::remark("");
+        }
         view.findings.iter().for_each(tell_finding);
     }
     let refused = view.findings.iter().any(|finding| finding.refuses_migration);
@@ -137,6 +141,9 @@ fn packed_by(compression: &CompressionUse) -> String {
 /// Tells how a migration has ended.
 pub(super) fn tell(result: &MigrationResult) -> Result<(), Problem> {
     result.findings.iter().for_each(tell_finding);
+    if !result.findings.is_empty() {
+        output::remark("");
+    }
     let why = result.fallback_reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
     if result.outcome != Outcome::Completed {
         let error = result.error.as_deref().unwrap_or("cancelled");
@@ -241,12 +248,9 @@ fn lines_of(path: &PathUse, paths: usize) -> Vec<String> {
 
 pub(crate) async fn cancel(connection: &ConnectionArguments, id: &str) -> Result<Exit, Problem> {
     let fleet = connection.fleet()?;
-    let vms = fleet.vms().await?;
-    let host = match vms.vms.iter().find(|vm| vm.migration.as_deref() == Some(id)) {
-        Some(vm) => fleet.host(&vm.host).await?,
-        None => fleet.entry(),
-    };
-    host.client().post::<()>(&host.path(&format!("/v1/migrations/{id}/cancel")), &()).await?;
+    let (name, view) = history::find(&fleet, id).await?;
+    let host = fleet.host(&name).await?;
+    host.client().post::<()>(&host.path(&format!("/v1/migrations/{}/cancel", view.id)), &()).await?;
     output::remark("cancelling, unless it is too late; `drainpipe history` shows how it ends");
     Ok(Exit::Done)
 }

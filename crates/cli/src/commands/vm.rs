@@ -1,13 +1,16 @@
 //! `drainpipe vms` and `drainpipe vm …`.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
-use drainpipe_agent::api::types::{CreateVm, ReclaimRequest, VmState};
+use drainpipe_agent::api::types::{CreateVm, MigrationView, ReclaimRequest, VmState, VmView};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::result::MigrationResult;
-use drainpipe_hypervisor::spec::VmSpec;
+use drainpipe_hypervisor::spec::{DiskFormat, GroupName, Placement, VmSpec};
+use serde::Serialize;
 
+use super::history::{self, Found};
 use super::migrate;
 use crate::arguments::VmCommand;
 use crate::connection::{ConnectionArguments, Fleet};
@@ -20,6 +23,10 @@ const STOP_DEADLINE: Duration = Duration::from_secs(85);
 /// The agent asks the target once more and undoes the migration, for a minute at most.
 const RECLAIM_DEADLINE: Duration = Duration::from_secs(65);
 
+/// Migrations that `vm show` shows, and among how many of each host it looks for them.
+const MIGRATIONS_SHOWN: usize = 10;
+const MIGRATIONS_LOOKED_AT: u32 = 200;
+
 /// QEMU's start, with room.
 const START_DEADLINE: Duration = Duration::from_secs(30);
 
@@ -29,33 +36,108 @@ pub(crate) async fn list(connection: &ConnectionArguments, json: bool) -> Result
         output::json(&list)?;
     } else {
         let rows = list.vms.iter().map(|vm| {
-            let state = match &vm.migration {
-                Some(id) => format!("{}, moving ({id})", state_word(vm.state)),
-                None if vm.ended.is_some() => "died".into(),
-                None => state_word(vm.state).into(),
-            };
             vec![
                 vm.name.clone(),
                 vm.host.clone(),
-                state,
+                describe_state(vm),
                 format!("{} MiB", vm.memory_mib),
                 vm.vcpus.to_string(),
             ]
         });
         output::table(&["vm", "host", "state", "memory", "vcpus"], rows.collect())?;
         for vm in &list.vms {
-            if let Some(how) = &vm.ended {
-                let (name, host) = (&vm.name, &vm.host);
-                output::remark(&format!(
-                    "{name} on {host}: {how}; `drainpipe vm start {name}` boots it anew"
-                ));
+            if let Some(how) = how_it_ended(vm) {
+                output::remark(&how);
             }
         }
         for error in &list.errors {
             output::remark(error);
         }
+        if !list.hosts_not_asked.is_empty() {
+            output::remark(&format!(
+                "not asked, so their VMs are missing: {}",
+                list.hosts_not_asked.join(", ")
+            ));
+        }
     }
-    Ok(Exit::Done)
+    Ok(Exit::of_list(list.errors.len()))
+}
+
+/// One VM, for scripts.
+#[derive(Serialize)]
+struct ShownVm {
+    #[serde(flatten)]
+    vm: VmView,
+    /// As its owner wrote it.
+    spec: VmSpec,
+    /// Those that it made, the newest first.
+    migrations: Vec<MigrationView>,
+    /// Hosts that could not be asked for more of them.
+    hosts_not_asked: Vec<String>,
+}
+
+async fn show(fleet: &Fleet, name: &str, json: bool) -> Result<Exit, Problem> {
+    let vm = fleet.find_vm(name).await?;
+    let host = fleet.host(&vm.host).await?;
+    let spec: VmSpec = host.client().get(&host.path(&format!("/v1/vms/{name}/definition"))).await?;
+    let Found { mut migrations, silent } = history::of_all_hosts(fleet, MIGRATIONS_LOOKED_AT).await?;
+    migrations.retain(|view| view.vm == name);
+    migrations.truncate(MIGRATIONS_SHOWN);
+    let hosts_not_asked = silent.iter().map(|(host, _)| host.clone()).collect();
+    let shown = ShownVm { vm, spec, migrations, hosts_not_asked };
+    if json {
+        output::json(&shown)?;
+    } else {
+        output::print(&describe(&shown)?)?;
+        if !shown.migrations.is_empty() {
+            output::print("\n")?;
+            history::table(&shown.migrations)?;
+        }
+        for (host, error) in &silent {
+            output::remark(&format!("{host}: {error}"));
+        }
+    }
+    Ok(Exit::of_list(silent.len()))
+}
+
+fn describe(shown: &ShownVm) -> Result<String, Problem> {
+    let ShownVm { vm, spec, .. } = shown;
+    let mut lines = vec![format!("{} on {}: {}", vm.name, vm.host, describe_state(vm))];
+    lines.extend(how_it_ended(vm));
+    lines.extend(spec.disks.iter().map(|disk| {
+        let read_only = if disk.read_only { ", read-only" } else { "" };
+        let format = if disk.format == DiskFormat::Raw { "raw" } else { "qcow2" };
+        let path = disk.path.display();
+        format!("disk {path} ({format}{read_only}), on {} and each host it goes to", vm.host)
+    }));
+    lines.extend(describe_placement(&spec.placement));
+    let spec = toml::to_string(spec)
+        .map_err(|error| Problem::failed(format!("cannot write its specification as TOML: {error}")))?;
+    Ok(format!("{}\n\n{spec}", lines.join("\n")))
+}
+
+fn describe_placement(placement: &Placement) -> impl Iterator<Item = String> {
+    let Placement { stays, apart, together } = placement;
+    let of = |how: &str, groups: &BTreeSet<GroupName>| {
+        let names: Vec<String> = groups.iter().map(ToString::to_string).collect();
+        (!names.is_empty()).then(|| format!("a drain keeps it {how} VMs of: {}", names.join(", ")))
+    };
+    let stays = stays.as_ref().map(|why| format!("a drain leaves it where it is: {why}"));
+    [stays, of("apart from", apart), of("together with", together)].into_iter().flatten()
+}
+
+fn describe_state(vm: &VmView) -> String {
+    match &vm.migration {
+        Some(id) => format!("{}, moving ({id})", state_word(vm.state)),
+        None if vm.ended.is_some() => "died".into(),
+        None => state_word(vm.state).into(),
+    }
+}
+
+/// Why a VM has died, and what to do.
+fn how_it_ended(vm: &VmView) -> Option<String> {
+    let (name, host, how) = (&vm.name, &vm.host, vm.ended.as_ref()?);
+    Some(format!("{name} on {host}: {how}; `drainpipe vm start {name}` boots it anew"))
 }
 
 fn state_word(state: VmState) -> &'static str {
@@ -68,7 +150,11 @@ fn state_word(state: VmState) -> &'static str {
     }
 }
 
-pub(crate) async fn run(connection: &ConnectionArguments, command: VmCommand) -> Result<Exit, Problem> {
+pub(crate) async fn run(
+    connection: &ConnectionArguments,
+    command: VmCommand,
+    json: bool,
+) -> Result<Exit, Problem> {
     let fleet = connection.fleet()?;
     match command {
         VmCommand::Create { file, host } => {
@@ -76,6 +162,7 @@ pub(crate) async fn run(connection: &ConnectionArguments, command: VmCommand) ->
             create(&fleet, &spec, host.as_deref()).await?;
             output::remark(&format!("{0} is defined; `drainpipe vm start {0}` boots it", spec.name));
         }
+        VmCommand::Show { name } => return show(&fleet, &name, json).await,
         VmCommand::Start { name, although_unreachable } => {
             start(&fleet, &name, &although_unreachable).await?;
             output::remark(&format!("{name} runs"));
@@ -86,8 +173,9 @@ pub(crate) async fn run(connection: &ConnectionArguments, command: VmCommand) ->
         }
         VmCommand::Reclaim { name, lost, yes } => return reclaim(&fleet, &name, &lost, yes).await,
         VmCommand::Rm { name } => {
-            remove(&fleet, &name).await?;
-            output::remark(&format!("{name} is removed; its disks are still there"));
+            let has_disks = remove(&fleet, &name).await?;
+            let disks = if has_disks { "; its disks are still there" } else { "" };
+            output::remark(&format!("{name} is removed{disks}"));
         }
     }
     Ok(Exit::Done)
@@ -147,7 +235,10 @@ async fn reclaim(fleet: &Fleet, name: &str, lost: &str, is_agreed: bool) -> Resu
     Ok(Exit::Done)
 }
 
-async fn remove(fleet: &Fleet, name: &str) -> Result<(), Problem> {
+/// Says whether it had disks.
+async fn remove(fleet: &Fleet, name: &str) -> Result<bool, Problem> {
     let host = fleet.host(&fleet.find_vm(name).await?.host).await?;
-    host.client().delete(&host.path(&format!("/v1/vms/{name}"))).await
+    let spec: VmSpec = host.client().get(&host.path(&format!("/v1/vms/{name}/definition"))).await?;
+    host.client().delete::<()>(&host.path(&format!("/v1/vms/{name}"))).await?;
+    Ok(!spec.disks.is_empty())
 }

@@ -104,7 +104,7 @@ pub(super) struct Bars {
 impl Bars {
     fn new(words: Words) -> Self {
         let all = MultiProgress::new();
-        let whole = all.add(ProgressBar::new(1).with_style(style("{prefix} {bar:24} {msg}")));
+        let whole = all.add(ProgressBar::new(1).with_style(style("{prefix} {bar:12} {wide_msg}")));
         whole.set_prefix(words.name.clone());
         Self { words, all, whole, vms: RefCell::default() }
     }
@@ -130,7 +130,7 @@ impl Bars {
             return;
         }
         let bar = vms.entry(one.vm.clone()).or_insert_with(|| {
-            let bar = ProgressBar::new(1).with_style(style("  {prefix} {bar:24} {msg}"));
+            let bar = ProgressBar::new(1).with_style(style("  {prefix} {bar:12} {wide_msg}"));
             let bar = self.all.insert_before(&self.whole, bar);
             bar.set_prefix(format!("{} {} {}", one.vm, self.words.way, one.target));
             bar
@@ -225,7 +225,7 @@ pub(crate) fn describe_pace(status: &DrainStatus) -> String {
         output::bytes(status.expected_bytes()),
         status.rate_mbps / 1000.0,
         describe_links(status),
-        status.transfers
+        usize::from(status.transfers).min(own_moves(status).max(1))
     )
 }
 

@@ -93,8 +93,8 @@ impl Display {
         if !output::is_watched() {
             return Self::Lines(Lines::default());
         }
-        let style =
-            ProgressStyle::with_template("{prefix} {bar:24} {msg}").expect("the template is well-formed");
+        let style = ProgressStyle::with_template("{prefix} {bar:12} {wide_msg}")
+            .expect("the template is well-formed");
         let bar = ProgressBar::new(1).with_style(style);
         bar.set_prefix(format!("{} {} → {}", begun.vm, begun.source, begun.target));
         Self::Bar(bar)
@@ -163,7 +163,8 @@ fn describe(progress: &Progress) -> String {
     let throttle =
         progress.throttle_percent.map_or(String::new(), |percent| format!(", VM throttled by {percent} %"));
     let packing = describe_packing(progress.compression);
-    format!("{step}: {sent} sent, {:.2} Gb/s{limit}{packing}{throttle}{left}{out}", progress.rate_gbps)
+    // What matters most comes first: a narrow terminal shows no more.
+    format!("{step}{left}: {sent} sent, {:.2} Gb/s{limit}{packing}{throttle}{out}", progress.rate_gbps)
 }
 
 /// What compression does, if there is any, to be put behind something else.

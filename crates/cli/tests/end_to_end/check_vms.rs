@@ -19,6 +19,7 @@ use crate::support::TestLab;
 pub(crate) const TESTS: &[Test] = &[
     ("a_vm_that_can_go", a_vm_that_can_go),
     ("a_name_that_is_taken", a_name_that_is_taken),
+    ("a_bridge_that_the_target_does_not_have", a_bridge_that_the_target_does_not_have),
     ("a_disk_that_the_target_does_not_see", a_disk_that_the_target_does_not_see),
     ("a_disk_that_is_another_one", a_disk_that_is_another_one),
     ("a_qemu_that_is_replaced", a_qemu_that_is_replaced),
@@ -80,6 +81,16 @@ fn a_name_that_is_taken() {
         lab.write("other.toml", "name = \"web\"\nmemory_mib = 64\nvcpus = 1\nmachine = \"pc-q35-7.2\"\n");
     lab.drainpipe(&["vm", "create", &other, "--agent", &lab.agent_socket("b")]).done();
     assert_found(&lab, REFUSED, "vm-name-taken", &["b VM web"], "b has a VM web already");
+}
+
+fn a_bridge_that_the_target_does_not_have() {
+    let lab = TestLab::fast();
+    on(&lab, "a", "ip link add only-a type bridge && ip link set only-a up");
+    start_vm(&lab, "web", "pc-q35-7.2", "[[nic]]\nbridge = \"only-a\"\n");
+    assert_found(&lab, REFUSED, "vm-bridge-missing", &["b VM web"], "b has no bridge only-a");
+    assert_refused(&lab, "web", &["b has no bridge only-a", "ip link add only-a type bridge"]);
+    on(&lab, "b", "ip link add only-a type bridge && ip link set only-a up");
+    lab.migrate("web", "b", &[]);
 }
 
 fn a_disk_that_the_target_does_not_see() {

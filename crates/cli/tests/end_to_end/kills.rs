@@ -7,7 +7,7 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use drainpipe_agent::api::types::{MigrationView, VmList, VmState};
+use drainpipe_agent::api::types::{MigrationView, VmState};
 use drainpipe_agent::client::ApiClient;
 use drainpipe_engine::result::Outcome;
 use drainpipe_engine::step::Step;
@@ -190,7 +190,7 @@ fn settled(scene: &Scene) -> Fate {
     let newest = || lab.migrations("a").into_iter().next();
     eventually("the migration is over", || newest().is_some_and(|view| view.progress.is_none()));
     let found = || {
-        let list: VmList = lab.json(&["vms"]);
+        let list = lab.vms();
         match &list.vms[..] {
             [vm] if list.errors.is_empty() && matches!(vm.state, VmState::Running | VmState::Stopped) => {
                 Some((if vm.host == "a" { "a" } else { "b" }, vm.state == VmState::Stopped))

@@ -14,6 +14,7 @@ mod check;
 mod check_fix;
 mod check_hosts;
 mod check_vms;
+mod completion;
 mod drain;
 mod drain_cli;
 mod drain_faults;
@@ -108,6 +109,7 @@ fn main() -> ExitCode {
         ("check_fix", check_fix::TESTS),
         ("check_hosts", check_hosts::TESTS),
         ("check_vms", check_vms::TESTS),
+        ("completion", completion::TESTS),
         ("drain", drain::TESTS),
         ("drain_cli", drain_cli::TESTS),
         ("drain_meetings", drain_meetings::TESTS),

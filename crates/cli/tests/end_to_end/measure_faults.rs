@@ -7,7 +7,6 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use drainpipe_agent::api::types::MigrationView;
 use drainpipe_engine::result::{MigrationResult, Outcome, PathState};
 use drainpipe_engine::step::Step;
 use drainpipe_report::summary::Spread;
@@ -143,8 +142,7 @@ pub(crate) fn in_flight(lab: &TestLab, host: &str) {
 
 /// That of the last migration from or to this host.
 fn step(lab: &TestLab, host: &str) -> Option<Step> {
-    let views: Vec<MigrationView> = lab.json(&["history", "--agent", &lab.agent_socket(host)]);
-    views.first()?.progress.as_ref().map(|progress| progress.step)
+    lab.migrations(host).first()?.progress.as_ref().map(|progress| progress.step)
 }
 
 fn act(lab: &TestLab, words: &str) {

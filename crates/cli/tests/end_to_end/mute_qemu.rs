@@ -8,6 +8,7 @@ use drainpipe_engine::result::Outcome;
 use rustix::process::{Pid, Signal, getsid, kill_process};
 
 use crate::Test;
+use crate::drain::ask;
 use crate::program::Running;
 use crate::scene::{GUARDED_SILENCE_MAX, Scene, hold_journal, record_that_it_ran, wait_until_handed_over};
 use crate::support::eventually;
@@ -80,8 +81,7 @@ fn at_the_target_as_it_is_told_to_run(scene: &Scene) {
     thread::sleep(Duration::from_secs(7));
     drop(qemu);
     eventually("it is among the target's VMs", || {
-        let socket = scene.lab.agent_socket("b");
-        let list: VmList = scene.lab.json(&["vms", "--agent", &socket]);
+        let list: VmList = ask(&scene.lab, "b", "/v1/vms?scope=all", None).unwrap();
         list.vms.iter().any(|vm| vm.host == "b" && vm.state == VmState::Running)
     });
     scene.guest.assert_intact();

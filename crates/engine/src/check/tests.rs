@@ -135,6 +135,7 @@ fn vm() -> VmCheck {
             obstacle: None,
             cpu: Some(cpu),
             files: vec![FileState::Present(disk()); 2],
+            missing_bridges: vec![],
         },
     }
 }

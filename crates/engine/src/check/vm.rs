@@ -49,6 +49,9 @@ pub struct VmFit {
     pub cpu: Option<CpuFeatures>,
     /// The files that its QEMU opens, in the order of [`VmFacts::files`].
     pub files: Vec<FileState>,
+    /// Bridges that its NICs join, and that the host does not have.
+    #[serde(default)]
+    pub missing_bridges: Vec<String>,
 }
 
 /// Why a host cannot run a VM.
@@ -161,7 +164,7 @@ impl VmFit {
     /// Whether a peer's answer about a VM with so many files may be used.
     pub fn plausible(&self, host: &str, files: usize) -> Result<(), ImplausibleFacts> {
         let features = self.cpu.as_ref().map_or(0, |cpu| cpu.lacking.len().max(cpu.named.len()));
-        if self.files.len() != files || features > LIST_MAX {
+        if self.files.len() != files || features > LIST_MAX || self.missing_bridges.len() > LIST_MAX {
             return Err(ImplausibleFacts::List { host: host.into() });
         }
         match self.words().find(|word| !is_plain(word)) {
@@ -179,6 +182,6 @@ impl VmFit {
             _ => None,
         };
         let cpu = self.cpu.iter().flat_map(|cpu| cpu.lacking.iter().chain(&cpu.named));
-        newest.into_iter().chain(cpu)
+        newest.into_iter().chain(cpu).chain(&self.missing_bridges)
     }
 }

@@ -37,6 +37,7 @@ fn of_vm(pair: Pair<'_>, checked: &VmCheck) -> Vec<Finding> {
         old_machine(pair, vm),
         newer_qemu(pair, vm),
         small_pages(pair, vm),
+        missing_bridge(pair, checked),
     ];
     single.into_iter().flatten().chain(files::check(pair, checked)).collect()
 }
@@ -82,6 +83,18 @@ fn obstacle(pair: Pair<'_>, checked: &VmCheck) -> Option<Finding> {
                 vm.name
             ))
             .remedy(on(target, "install QEMU 9.0 or later; or set that, and boot the VM anew")),
+    })
+}
+
+fn missing_bridge(pair: Pair<'_>, checked: &VmCheck) -> Option<Finding> {
+    let (vm, target) = (&checked.vm, pair.target.name());
+    let bridges = checked.fit.missing_bridges.join(", ");
+    (!bridges.is_empty()).then(|| {
+        let make = format!("ip link add {0} type bridge; ip link set {0} up", checked.fit.missing_bridges[0]);
+        Finding::refusal("vm-bridge-missing", there(pair, vm))
+            .what(format!("{target} has no bridge {bridges}, which a NIC of VM {} joins", vm.name))
+            .effect("the VM cannot be built there")
+            .remedy(format!("{}; and add the link to the guests' network to it", on(target, make)))
     })
 }
 

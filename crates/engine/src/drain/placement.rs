@@ -126,17 +126,17 @@ fn no_target(rooms: &[Room<'_>], obstacles: &[Option<String>]) -> String {
     )
 }
 
-/// Why this VM cannot go wherever to; to be said after its name.
+/// Why this VM cannot go wherever to.
 fn why_immovable(view: &DrainView, vm: &VmView) -> Option<String> {
     if let Some(why) = &vm.placement.stays {
         return Some(format!(
-            "must stay, by its specification: {why}; take `stays` out of its [placement] to let it go"
+            "it must stay, by its specification: {why}; take `stays` out of its [placement] to let it go"
         ));
     }
     let why = vm.immovable.as_ref()?;
     Some(match way_of(view, vm) {
-        Some(target) => format!("is on its way to {} already: {why}", target.name),
-        None => format!("cannot be moved now: {why}; mend that and drain again"),
+        Some(target) => format!("it is on its way to {} already: {why}", target.name),
+        None => format!("it cannot be moved now: {why}; mend that and drain again"),
     })
 }
 
@@ -154,7 +154,11 @@ fn why_of(view: &DrainView, unit: &[&VmView], vm: usize, why: &str) -> String {
     }
     let others: Vec<&str> =
         unit.iter().map(|other| other.name.as_str()).filter(|name| *name != vm.name).collect();
-    if others.is_empty() { why.into() } else { format!("must be together with {}: {why}", others.join(", ")) }
+    if others.is_empty() {
+        why.into()
+    } else {
+        format!("it must be together with {}: {why}", others.join(", "))
+    }
 }
 
 fn shared_apart_group<'a>(vms: &[&'a VmView]) -> Option<&'a str> {

@@ -185,7 +185,7 @@ fn a_group_goes_together_or_not_at_all() {
     let fits = plan(&view(group(3), targets.clone()), None);
     assert_eq!(target_of(&fits, "x"), target_of(&fits, "y"));
     let too_large = plan(&view(group(4), targets), None);
-    assert!(why(&too_large, "x").starts_with("must be together with y: no host can take it"));
+    assert!(why(&too_large, "x").starts_with("it must be together with y: no host can take it"));
 }
 
 #[test]

@@ -16,6 +16,9 @@ use crate::qmp::QemuVersion;
 /// itself and is not affected.
 const TCG_SEES_ALL_WRITES: QemuVersion = QemuVersion { major: 9, minor: 0, micro: 0 };
 
+/// With less, the test guest's kernel unpacks its file system and ends there.
+const TEST_GUEST_MIB_MIN: u64 = 112;
+
 /// Makes the size of memory no multiple of 256 KiB (64 pages), so that those QEMUs read the bitmap the
 /// slow way, page by page, which resets the TLB. It costs a few µs for each page of memory when a
 /// migration begins.
@@ -68,8 +71,8 @@ pub enum ResolveError {
     },
     /// This host's QEMU does not know the machine.
     #[error(
-        "this host's QEMU {version} has no machine type `{machine}`; the newest it has of this kind is {newest}; \
-         install a newer QEMU here, or change `machine` in the specification"
+        "QEMU {version} has no machine type `{machine}`; the newest it has of this kind is {newest}; install a newer \
+         QEMU, or change `machine` in the specification"
     )]
     UnknownMachine {
         /// The type that the specification names.
@@ -81,16 +84,36 @@ pub enum ResolveError {
     },
     /// This host's QEMU would not see all that the guest writes while it migrates.
     #[error(
-        "QEMU {version} on this host loses writes of a TCG guest while it migrates, unless the guest was booted \
-         with memory_padding_kib = {PADDING_AGAINST_LOST_WRITES_KIB}: install QEMU {TCG_SEES_ALL_WRITES} or later \
-         here, use KVM, or set that and boot the VM anew"
+        "QEMU {version} loses writes of a TCG guest while it migrates, unless the guest was booted with \
+         memory_padding_kib = {PADDING_AGAINST_LOST_WRITES_KIB}: install QEMU {TCG_SEES_ALL_WRITES} or later, use \
+         KVM, or set that and boot the VM anew"
     )]
     LosesWrites {
         /// This host's QEMU.
         version: QemuVersion,
     },
+    /// QEMU does not know the CPU.
+    #[error(
+        "QEMU {version} has no CPU model `{model}`: `cpu_model` takes a name from `qemu-system-x86_64 -cpu help`, such as \
+         `qemu64`"
+    )]
+    UnknownCpuModel {
+        /// The model that the specification names.
+        model: String,
+        /// The host's QEMU.
+        version: QemuVersion,
+    },
+    /// The test guest would boot, and never answer.
+    #[error(
+        "memory_mib = {memory_mib} is too little for the test guest, which `kernel_command_line` is for: it needs \
+         {TEST_GUEST_MIB_MIN}"
+    )]
+    TestGuestTooSmall {
+        /// What the specification gives it.
+        memory_mib: u64,
+    },
     /// KVM is asked for and missing.
-    #[error("this host cannot run KVM: {reason}; use a host that can, or set `accelerator = \"tcg\"`")]
+    #[error("KVM cannot be used: {reason}; use a host that can, or set `accelerator = \"tcg\"`")]
     NoKvm {
         /// What is missing.
         reason: String,
@@ -101,6 +124,9 @@ impl VmSpec {
     /// Decides what is left open, as suits the host that `facts` describe, and checks that this
     /// host can run the result.
     pub fn resolve(&self, facts: &HypervisorFacts) -> Result<ResolvedSpec, ResolveError> {
+        if self.is_test_guest() && self.memory_mib < TEST_GUEST_MIB_MIN {
+            return Err(ResolveError::TestGuestTooSmall { memory_mib: self.memory_mib });
+        }
         let mut spec = self.clone();
         spec.uuid.get_or_insert_with(|| self.name.derived_uuid());
         if spec.accelerator == Accelerator::Auto {
@@ -116,6 +142,10 @@ impl VmSpec {
         resolved.check_host(facts)?;
         Ok(resolved)
     }
+
+    fn is_test_guest(&self) -> bool {
+        self.kernel_command_line.as_ref().is_some_and(|line| line.contains("drainpipe.address="))
+    }
 }
 
 impl ResolvedSpec {
@@ -127,6 +157,13 @@ impl ResolvedSpec {
                 machine: machine.clone(),
                 version: facts.version.to_string(),
                 newest: facts.newest_like(machine).unwrap_or("none").to_owned(),
+            });
+        }
+        let models = &facts.cpu_models;
+        if models.hardware == self.hardware && !models.knows(&self.spec.cpu_model) {
+            return Err(ResolveError::UnknownCpuModel {
+                model: self.spec.cpu_model.clone(),
+                version: facts.version,
             });
         }
         match (self.hardware, &facts.kvm_missing) {

@@ -1,5 +1,7 @@
 //! Migrations from the host.
 
+use std::collections::BTreeSet;
+
 use axum::Json;
 use axum::extract::{Extension, State};
 use drainpipe_engine::problem::Problem;
@@ -12,13 +14,19 @@ use utoipa_axum::routes;
 use super::{Answer, Shared};
 use crate::agent::Agent;
 use crate::api::authorization::{Caller, Operation, authorise};
-use crate::api::extract::{Body, MigrationId, Query};
+use crate::api::extract::{Body, Query, Segment};
 use crate::api::types::{MigrateRequest, MigrationView, PlanView};
 use crate::api::{Routes, openapi};
 use crate::outgoing::{self, Turn};
 
 /// Most ended migrations in one answer: a result with an hour of samples takes 2 MB, a usual one 30 kB.
 const HISTORY_LIMIT_MAX: u32 = 1_000;
+
+/// Letters of a whole identifier.
+const ID_LETTERS: usize = 36;
+
+/// Migrations that an error names.
+const NAMED_MAX: usize = 5;
 
 pub(in crate::api) fn routes() -> Routes {
     OpenApiRouter::new()
@@ -65,6 +73,8 @@ fn ended(result: MigrationResult) -> MigrationView {
         vm: result.vm.clone(),
         source: result.source.clone(),
         target: result.target.clone(),
+        started_at: None,
+        requested_option: None,
         progress: None,
         result: Some(result),
         waits_for: None,
@@ -113,12 +123,14 @@ async fn plan(State(agent): Shared, Body(request): Body<MigrateRequest>) -> Answ
 /// recorded and the target has not yet said that the VM runs there. With neither, the agent was started anew and
 /// cannot go on yet; `waits_for` says why.
 #[utoipa::path(get, path = "/v1/migrations/{id}", tag = openapi::MIGRATIONS, params(
-    ("id" = String, Path, format = "uuid")
+    ("id" = String, Path, max_length = 36, description = "Its identifier, or a beginning that no other one has.")
 ), responses(
     (status = 200, description = "The migration.", body = MigrationView),
+    (status = 409, description = "Several identifiers begin so.", body = Problem),
     (status = 404, description = "No such migration from here, or no host of that name.", body = Problem),
 ))]
-async fn migration(State(agent): Shared, MigrationId(id): MigrationId) -> Answer<MigrationView> {
+async fn migration(State(agent): Shared, Segment(id): Segment<String>) -> Answer<MigrationView> {
+    let id = meant(&agent, &id)?;
     if let Some(running) = agent.outgoing.get(&id) {
         return Ok(Json(running.view(agent.name())));
     }
@@ -127,6 +139,30 @@ async fn migration(State(agent): Shared, MigrationId(id): MigrationId) -> Answer
     }
     let result = agent.journal.result(&id).map_err(Problem::from)?;
     result.map(|result| Json(ended(result))).ok_or_else(|| unknown_migration(&agent, &id).into())
+}
+
+/// The migration from here that an identifier, or the beginning of one, means.
+fn meant(agent: &Agent, given: &str) -> Result<String, Problem> {
+    let beginning = given.to_ascii_lowercase();
+    let allowed = |byte: u8| byte.is_ascii_hexdigit() || byte == b'-';
+    if !(1..=ID_LETTERS).contains(&beginning.len()) || !beginning.bytes().all(allowed) {
+        return Err(Problem::bad_input(format!(
+            "`{}` is neither a migration's identifier nor the beginning of one; `drainpipe history` lists them",
+            given.escape_default()
+        )));
+    }
+    let mut ids: BTreeSet<String> = agent.journal.migrations_beginning(&beginning)?.into_iter().collect();
+    ids.extend(agent.outgoing.all().iter().map(|running| running.id().to_owned()));
+    ids.retain(|id| id.starts_with(&beginning));
+    match ids.len() {
+        0 => Err(unknown_migration(agent, given)),
+        1 => Ok(ids.pop_first().expect("there is one")),
+        _ => Err(Problem::conflict(format!(
+            "several migrations from {} begin with {given}: {}; give more of it",
+            agent.name(),
+            ids.into_iter().take(NAMED_MAX).collect::<Vec<_>>().join(", ")
+        ))),
+    }
 }
 
 fn unknown_migration(agent: &Agent, id: &str) -> Problem {
@@ -138,16 +174,18 @@ fn unknown_migration(agent: &Agent, id: &str) -> Problem {
 /// Answers at once. The migration is undone unless the hand-over is recorded by then; its `result`
 /// tells.
 #[utoipa::path(post, path = "/v1/migrations/{id}/cancel", tag = openapi::MIGRATIONS, params(
-    ("id" = String, Path, format = "uuid")
+    ("id" = String, Path, max_length = 36, description = "Its identifier, or a beginning that no other one has.")
 ), responses(
     (status = 200, description = "Asked for.", body = ()),
+    (status = 409, description = "Several identifiers begin so.", body = Problem),
     (status = 404, description = "No such migration under way, or no host of that name.", body = Problem),
 ))]
 async fn cancel(
     State(agent): Shared,
     Extension(caller): Extension<Caller>,
-    MigrationId(id): MigrationId,
+    Segment(id): Segment<String>,
 ) -> Answer<()> {
+    let id = meant(&agent, &id)?;
     let running = agent.outgoing.get(&id).ok_or_else(|| unknown_migration(&agent, &id))?;
     authorise(&caller, Operation::MigrateTo(running.target()))?;
     running.cancel();

@@ -25,6 +25,7 @@ pub(in crate::api) fn routes() -> Routes {
     OpenApiRouter::new()
         .routes(routes!(vms, create_vm))
         .routes(routes!(vm, remove_vm))
+        .routes(routes!(vm_definition))
         .routes(routes!(start_vm))
         .routes(routes!(stop_vm))
         .routes(routes!(reclaim_vm))
@@ -78,6 +79,17 @@ async fn vms(State(agent): Shared, Query(query): Query<VmsQuery>) -> Answer<VmLi
 ))]
 async fn vm(State(agent): Shared, Segment(name): Segment<VmName>) -> Answer<VmView> {
     Ok(Json(agent.vms.get(name.as_str()).await?))
+}
+
+/// A VM's specification
+///
+/// As its owner wrote it.
+#[utoipa::path(get, path = "/v1/vms/{name}/definition", tag = openapi::VMS, params(("name" = VmName, Path)), responses(
+    (status = 200, description = "The specification.", body = VmSpec),
+    (status = 404, description = "No VM of that name here, or no host of that name.", body = Problem),
+))]
+async fn vm_definition(State(agent): Shared, Segment(name): Segment<VmName>) -> Answer<VmSpec> {
+    Ok(Json(agent.vms.definition(name.as_str())?))
 }
 
 /// Make a VM

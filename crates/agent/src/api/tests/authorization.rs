@@ -86,6 +86,7 @@ fn table() -> Vec<(&'static str, &'static str, String, &'static [Who])> {
         ("GET", "/v1/vms", none(), ALL),
         ("POST", "/v1/vms", json!({ "spec": spec() }).to_string(), MANAGERS),
         ("GET", "/v1/vms/{name}", none(), ALL),
+        ("GET", "/v1/vms/{name}/definition", none(), ALL),
         ("DELETE", "/v1/vms/{name}", none(), MANAGERS),
         ("POST", "/v1/vms/{name}/start", none(), MANAGERS),
         ("POST", "/v1/vms/{name}/stop", none(), MANAGERS),

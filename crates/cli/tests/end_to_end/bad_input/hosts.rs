@@ -33,7 +33,7 @@ fn an_agent_that_does_not_answer(lab: &TestLab) {
         .refused(FAILED, &["the agent of b at 10.77.0.12:7420 cannot be reached", "refused"]);
     lab.assert_runs_on("web", "a");
     let hosts = lab.drainpipe(&["hosts"]);
-    assert!(hosts.code == 0 && hosts.stdout.contains("unreachable"), "{hosts:#?}");
+    assert!(hosts.code == FAILED && hosts.stdout.contains("unreachable"), "{hosts:#?}");
     assert!(hosts.stderr.contains("the agent of b at 10.77.0.12:7420 cannot be reached"), "{hosts:#?}");
 
     let socket = lab.agent_socket("b");

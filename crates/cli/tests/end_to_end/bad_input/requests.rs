@@ -1,6 +1,7 @@
 //! Migrations that cannot be.
 
 use drainpipe_agent::api::types::{MigrationView, VmList};
+use drainpipe_engine::option::RequestedOption;
 
 use crate::drain::restart_agent_with_memory;
 use crate::guest::Guest;
@@ -35,7 +36,8 @@ fn that_make_no_sense(lab: &TestLab, guest: &Guest) {
     let unknown = "00000000-0000-4000-8000-000000000000";
     lab.drainpipe(&["cancel", unknown]).refused(BAD_INPUT, &["no migration", unknown, "drainpipe history"]);
     lab.drainpipe(&["history", unknown]).refused(BAD_INPUT, &["no migration", unknown]);
-    lab.drainpipe(&["cancel", "web"]).refused(BAD_INPUT, &["`web`"]);
+    lab.drainpipe(&["cancel", "web"]).refused(BAD_INPUT, &["`web` is neither a migration's identifier"]);
+    lab.drainpipe(&["cancel", "123"]).refused(BAD_INPUT, &["no migration 123 on any host"]);
 
     lab.create(&guest.specification(160, "").replace("\"web\"", "\"idle\""), "idle");
     migrate("idle", "b").refused(REFUSED, &["VM idle does not run", "`drainpipe vm start idle`"]);
@@ -61,7 +63,10 @@ fn one_migration_of_a_vm_at_a_time(lab: &TestLab, guest: &Guest) {
     let cancel = format!("drainpipe cancel {id}");
     lab.drainpipe(&["migrate", "web", "b"]).refused(REFUSED, &["web is being moved already", &id, &cancel]);
     lab.drainpipe(&["vm", "stop", "--force", "web"]).refused(REFUSED, &["being moved", &id]);
-    lab.drainpipe(&["cancel", &id]).done();
+    let [row] = &lab.json::<Vec<MigrationView>>(&["history", "--host", "b"])[..] else { panic!("one comes") };
+    assert_eq!((&row.id, row.requested_option), (&id, Some(RequestedOption::default())));
+    assert!(row.started_at.is_some(), "{row:#?}");
+    lab.drainpipe(&["cancel", &id[..8], "--agent", &lab.agent_socket("b")]).done();
     let ended = first.wait();
     assert_eq!(ended.code, CANCELLED, "{ended:#?}");
     assert!(ended.stdout.contains("\"outcome\": \"cancelled\""), "{ended:#?}");
@@ -70,6 +75,10 @@ fn one_migration_of_a_vm_at_a_time(lab: &TestLab, guest: &Guest) {
     guest.assert_intact();
     let past: Vec<MigrationView> = lab.json(&["history"]);
     assert_eq!(past.len(), 1, "what was refused is no migration: {past:#?}");
+    let shown = lab.drainpipe(&["vm", "show", "web"]).done();
+    for part in ["web on a: running", "memory_mib = 160", &id, "cancelled"] {
+        assert!(shown.contains(part), "`{part}` is missing: {shown}");
+    }
 }
 
 pub(super) fn a_target_short_of_memory() {

@@ -20,6 +20,9 @@ pub(super) fn invalid() {
     changed("vcpus", "vcpu").refused(BAD_INPUT, &["web.toml:3:", "vcpu", "vcpus"]);
     changed("pc-q35-7.2", "q35").refused(BAD_INPUT, &["web.toml:4:", "`q35`", "version"]);
     changed("pc-q35-7.2", "pc-q35-99.0").refused(BAD_INPUT, &["no machine type `pc-q35-99.0`", "newest"]);
+    changed("vcpus = 1", "vcpus = 1\ncpu_model = \"quemu64\"")
+        .refused(BAD_INPUT, &["no CPU model `quemu64`", "-cpu help"]);
+    changed("memory_mib = 160", "memory_mib = 111").refused(BAD_INPUT, &["memory_mib = 111", "112"]);
     changed("\"/", "\"").refused(BAD_INPUT, &["web.toml:6:", "absolute"]);
     lab.drainpipe(&["vm", "create", "/nonexistent/web.toml"])
         .refused(BAD_INPUT, &["/nonexistent/web.toml", "No such file", "vm create --help"]);
@@ -32,6 +35,7 @@ pub(super) fn invalid() {
     changed(kernel.to_str().unwrap(), "/nonexistent/vmlinuz").done();
     lab.drainpipe(&["vm", "start", "web"])
         .refused(FAILED, &["VM web does not start", "/nonexistent/vmlinuz"]);
-    lab.drainpipe(&["vm", "rm", "web"]).done();
+    let removed = lab.drainpipe(&["vm", "rm", "web"]);
+    assert_eq!((removed.code, removed.stderr.trim()), (0, "web is removed"), "it has no disks");
     assert!(lab.json::<VmList>(&["vms"]).vms.is_empty());
 }

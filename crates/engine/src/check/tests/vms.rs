@@ -14,6 +14,13 @@ pub(super) const OF_VMS: &[Case] = &[
         &["b VM web1"],
         "the newest that it has of this kind is pc-q35-7.2",
     ),
+    (
+        |s| s.vms[0].fit.missing_bridges = vec!["br0".into()],
+        Error,
+        "vm-bridge-missing",
+        &["b VM web1"],
+        "on b: ip link add br0 type bridge",
+    ),
     (|s| s.vms[0].fit.obstacle = Some(Obstacle::NoKvm), Error, "vm-kvm-missing", &["b VM web1"], "KVM"),
     (
         |s| s.vms[0].fit.obstacle = Some(Obstacle::LosesWrites),
