@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 use drainpipe_engine::bandwidth::BandwidthSchedule;
 use drainpipe_engine::encryption::EncryptionPolicy;
 use drainpipe_engine::migration;
+use drainpipe_engine::throttle::THROTTLE_PERCENT_MAX;
 use drainpipe_identity::{FileError, check_unchangeable};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use thiserror::Error;
 
-use crate::api::types::{THROTTLE_PERCENT_MAX, TRANSFERS_MAX};
+use crate::api::types::TRANSFERS_MAX;
 use crate::cpu_list::CpuList;
 use crate::migration_links::LinkChoice;
 

@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use drainpipe_engine::check::finding::Finding;
+use drainpipe_engine::convergence::{self, Leaving};
 use drainpipe_engine::facts::HostFacts;
 use drainpipe_engine::migration::{Action, Migration, SourceState, Stage};
 use drainpipe_engine::option::RequestedOption;
@@ -436,10 +438,29 @@ pub(crate) async fn dry_run(agent: &Agent, request: &MigrateRequest) -> Result<P
     let asked = informed(agent, &request.target, asked, vmm.as_deref()).await?;
     let Meeting { source, target, plan } = meet(agent, peer, &request.target, asked, memory_bytes).await?;
     let findings = match vmm {
-        Some(vmm) => check::before_migration(agent, peer, &request.target, &[vmm], &plan).await?,
+        Some(vmm) => {
+            let outpaced = outpaced(agent, request, &vmm, memory_bytes, &plan).await;
+            let found = check::before_migration(agent, peer, &request.target, &[vmm], &plan).await?;
+            outpaced.into_iter().chain(found).collect()
+        }
         None => vec![],
     };
     Ok(PlanView { vm: request.vm.clone(), source: source.name, target: target.facts.name, plan, findings })
+}
+
+/// Whether the VM's memory gets dirty faster than it would be sent.
+async fn outpaced(
+    agent: &Agent,
+    request: &MigrateRequest,
+    vmm: &Vmm,
+    memory_bytes: u64,
+    plan: &Plan,
+) -> Option<Finding> {
+    let memory = memory_look::sample(vmm).await?;
+    let throttle_max_percent =
+        request.throttle_max_percent.unwrap_or(agent.config.limits.throttle_max_percent);
+    let (vm, source) = (request.vm.as_str(), agent.name());
+    convergence::foreseen(&Leaving { vm, source, memory_bytes, memory, throttle_max_percent }, plan)
 }
 
 /// What a request asks of the plan.

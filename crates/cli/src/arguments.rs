@@ -7,10 +7,11 @@ use std::time::Duration;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use drainpipe_agent::api::types::{THROTTLE_PERCENT_MAX, TRANSFERS_MAX};
+use drainpipe_agent::api::types::TRANSFERS_MAX;
 use drainpipe_agent::config;
 use drainpipe_engine::bandwidth::BandwidthSetting;
 use drainpipe_engine::option::RequestedOption;
+use drainpipe_engine::throttle::THROTTLE_PERCENT_MAX;
 use drainpipe_guest::dirtier::MIB_PER_S_MAX;
 use drainpipe_guest::mix::Mix;
 use drainpipe_guest::page::PAGE_WORDS;
@@ -47,7 +48,8 @@ Examples:
   drainpipe bench web1 b --report report.html  measure all options there and back
 
 Exit codes: 0 done · 1 failed, nothing lost · 2 bad usage or input · 3 refused by a check or by
-permissions · 4 not known yet where the VM runs · 5 cancelled · 6 warnings of a check";
+permissions · 4 not known yet where the VM runs · 5 cancelled · 6 warnings of a check ·
+7 a VM has ended on its source while it was moved: what it was doing is lost";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -504,7 +506,7 @@ Examples:
   drainpipe drain -- status                          a host with the name of a command
 
 Exit codes: 0 drained · 1 some VMs stayed · 2 bad usage or input · 3 refused, nothing was moved ·
-4 not known yet where some VM runs · 5 cancelled";
+4 not known yet where some VM runs · 5 cancelled · 7 a VM has ended on its source";
 
 #[derive(Debug, Args)]
 #[command(after_help = RESUME_EXAMPLES)]

@@ -596,13 +596,7 @@ impl Migration {
         let too_late = match self.phase {
             Phase::AwaitingTurn { .. } => (held_ms >= limits.held_ms)
                 .then(|| format!("its turn to send did not come within {:.0} s", limits.held_ms / 1000.0)),
-            Phase::Copying => (now_ms - held_ms >= limits.total_ms).then(|| {
-                format!(
-                    "not over within {:.0} s: the paths are too slow, or the VM changes its memory faster than \
-                     they carry it; `migrate --deadline`, or [limits] deadline_s in agent.toml, gives it longer",
-                    limits.total_ms / 1000.0
-                )
-            }),
+            Phase::Copying => (now_ms - held_ms >= limits.total_ms).then(|| self.not_over_in_time(now_ms)),
             // There is no way back: however long it takes, only that something comes can be asked for.
             Phase::SendingRest => None,
             // Each has an action under way, which ends by the executor's own deadline.
@@ -612,13 +606,8 @@ impl Migration {
             return Some(self.give_up(Problem::failed(error)));
         }
         // Nothing has been sent before there is a transfer, so there is no silence.
-        let silent_ms = self.meter.silent_ms(now_ms);
-        if silent_ms >= self.limits.stall_ms {
-            let seconds = silent_ms / 1000.0;
-            let paths = self.meter.stalled_paths(now_ms).join(", ");
-            let over = if paths.is_empty() { paths } else { format!(" over {paths}") };
-            let error =
-                format!("nothing has arrived for {seconds:.0} s{over}; look at the links of both hosts");
+        if self.meter.silent_ms(now_ms) >= self.limits.stall_ms {
+            let error = self.nothing_arrived(now_ms);
             return if self.phase == Phase::SendingRest {
                 self.rest_interrupted(now_ms, Problem::failed(error))
             } else {
@@ -626,6 +615,28 @@ impl Migration {
             };
         }
         None
+    }
+
+    fn not_over_in_time(&self, now_ms: f64) -> String {
+        let within = format!("not over within {:.0} s", self.limits.total_ms / 1000.0);
+        let longer = "`migrate --deadline`, or [limits] deadline_s in agent.toml, gives it longer";
+        if self.meter.is_stalled(now_ms) {
+            return format!("{within}: {}", self.nothing_arrived(now_ms));
+        }
+        match self.outpaced() {
+            Some(outpaced) => format!("{within}: {outpaced}; {}", outpaced.what_helps()),
+            None if self.meter.rounds() <= 1 => {
+                format!("{within}: the paths are too slow to send its memory once in that time; {longer}")
+            }
+            None => format!("{within}, though memory gets dirty more slowly than it is sent; {longer}"),
+        }
+    }
+
+    fn nothing_arrived(&self, now_ms: f64) -> String {
+        let seconds = self.meter.silent_ms(now_ms) / 1000.0;
+        let paths = self.meter.stalled_paths(now_ms).join(", ");
+        let over = if paths.is_empty() { paths } else { format!(" over {paths}") };
+        format!("nothing has arrived for {seconds:.0} s{over}; look at the links of both hosts")
     }
 
     /// How long it has waited for its place at the target and for its turn.

@@ -6,6 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::convergence::Outpaced;
 use crate::path::write_name;
 use crate::step::Step;
 
@@ -31,6 +32,13 @@ pub struct Transferred {
     pub passed_bytes: u64,
     /// How fast the VM's memory got dirty, as the hypervisor saw of late at the end of a round.
     pub dirty_bytes_per_s: u64,
+}
+
+impl Transferred {
+    /// In the first round all of it is dirty, and nobody has looked yet.
+    fn dirty_bytes_per_ms(&self) -> f64 {
+        if self.rounds > 1 { self.dirty_bytes_per_s as f64 / 1e3 } else { 0.0 }
+    }
 }
 
 /// What has arrived over one path.
@@ -63,8 +71,12 @@ pub struct Progress {
     pub rounds: u64,
     /// Over the last two seconds.
     pub rate_gbps: f64,
-    /// Until the target runs, at this rate and if little gets dirty; absent while nothing is known.
+    /// Until the target runs, at this rate and with memory getting dirty as it did in the last round; absent while
+    /// nothing is known, and while there is no end to it ([`Self::outpaced`]).
     pub eta_ms: Option<f64>,
+    /// Memory gets dirty as fast as it is sent, or faster: as it is now, the rounds do not end.
+    #[serde(default)]
+    pub outpaced: Option<Outpaced>,
     /// How long nothing has moved; absent while bytes flow.
     pub stalled_ms: Option<f64>,
     /// The share of a bandwidth limit that it must keep to, in Mb/s of the links; absent without a limit.
@@ -211,14 +223,41 @@ impl ProgressMeter {
         self.last_growth_ms.map_or(0.0, |last| now_ms - last)
     }
 
+    /// Whether it has stood still for so long that it is called stalled.
+    pub(crate) fn is_stalled(&self, now_ms: f64) -> bool {
+        self.silent_ms(now_ms) >= STALLED_AFTER_MS
+    }
+
     /// Rounds begun, by the last reading.
     pub fn rounds(&self) -> u64 {
         self.readings.back().map_or(0, |(_, transferred)| transferred.rounds)
     }
 
-    /// Until all that is dirty has been gone through, at this rate; absent while nothing is known.
+    /// Until all that is dirty now has been gone through, at this rate; absent while nothing is known.
+    pub(crate) fn round_left_ms(&self) -> Option<f64> {
+        let remaining_bytes = self.readings.back()?.1.remaining_bytes as f64;
+        self.gone_through_bytes_per_ms().map(|rate| remaining_bytes / rate)
+    }
+
+    /// Until little enough is dirty for the switch-over, with memory getting dirty as in the last round; absent while
+    /// nothing is known, and where there is no end to it.
     pub fn left_ms(&self) -> Option<f64> {
-        self.eta_ms(self.readings.back()?.1)
+        let (rate, last) = (self.gone_through_bytes_per_ms()?, self.readings.back()?.1);
+        // Each round leaves this share of what it had to send to the next one.
+        let gained = rate - last.dirty_bytes_per_ms();
+        (gained > 0.0).then(|| last.remaining_bytes as f64 / gained)
+    }
+
+    /// How fast memory gets dirty and is gone through, in bytes per ms, where the former is not the slower.
+    pub(crate) fn outpaced(&self, throttle_max_percent: u8) -> Option<Outpaced> {
+        let rate = self.gone_through_bytes_per_ms()?;
+        let dirty = self.readings.back()?.1.dirty_bytes_per_ms();
+        let gbps = |bytes_per_ms: f64| bytes_per_ms * 8.0 / 1e6;
+        (dirty >= rate).then(|| Outpaced {
+            dirty_gbps: gbps(dirty),
+            sent_gbps: gbps(rate),
+            throttle_max_percent,
+        })
     }
 
     /// The state for people.
@@ -235,7 +274,7 @@ impl ProgressMeter {
         let last = self.readings.back().map(|(_, transferred)| *transferred).unwrap_or_default();
         let bytes_per_ms = self.bytes_per_ms();
         let silent_ms = self.silent_ms(now_ms);
-        let stalled = moves_bytes && silent_ms >= STALLED_AFTER_MS;
+        let stalled = moves_bytes && self.is_stalled(now_ms);
         Progress {
             step,
             elapsed_ms: now_ms,
@@ -244,7 +283,8 @@ impl ProgressMeter {
             total_bytes: last.total_bytes,
             rounds: last.rounds,
             rate_gbps: if stalled { 0.0 } else { bytes_per_ms * 8.0 / 1e6 },
-            eta_ms: self.eta_ms(last).filter(|_| !stalled),
+            eta_ms: self.left_ms().filter(|_| !stalled),
+            outpaced: None,
             stalled_ms: stalled.then_some(silent_ms),
             limit_mbps: None,
             throttle_percent: None,
@@ -267,17 +307,17 @@ impl ProgressMeter {
         end.sent_bytes.saturating_sub(begin.sent_bytes) as f64 / (end_ms - begin_ms)
     }
 
-    // By memory gone through, not by bytes sent: zero pages and compression need fewer bytes than memory.
-    fn eta_ms(&self, last: Transferred) -> Option<f64> {
-        let (begin_ms, begin) = self.readings.front()?;
-        let (end_ms, _) = self.readings.back()?;
-        if begin.rounds != last.rounds {
-            let rate = self.bytes_per_ms();
-            return (rate > 0.0).then(|| last.remaining_bytes as f64 / rate);
-        }
-        let gone_through = begin.remaining_bytes.saturating_sub(last.remaining_bytes) as f64;
-        let rate = gone_through / (end_ms - begin_ms).max(f64::MIN_POSITIVE);
-        (gone_through > 0.0).then(|| last.remaining_bytes as f64 / rate)
+    /// How fast memory is gone through, and not bytes: zero pages and compression need fewer bytes than memory. Over the
+    /// end of a round that is not known, and taken to be what the hypervisor sends.
+    fn gone_through_bytes_per_ms(&self) -> Option<f64> {
+        let ((begin_ms, begin), (end_ms, end)) = (self.readings.front()?, self.readings.back()?);
+        let bytes = if begin.rounds == end.rounds {
+            begin.remaining_bytes.saturating_sub(end.remaining_bytes)
+        } else {
+            let passed = end.passed_bytes.saturating_sub(begin.passed_bytes);
+            passed.max(end.sent_bytes.saturating_sub(begin.sent_bytes))
+        };
+        (bytes > 0).then(|| bytes as f64 / (end_ms - begin_ms).max(f64::MIN_POSITIVE))
     }
 }
 
@@ -317,6 +357,29 @@ mod tests {
         meter.record(0.0, reading(0, 1000));
         meter.record(1000.0, reading(50, 800));
         assert!((meter.progress(Step::CopyMemory, 1000.0).eta_ms.unwrap() - 4000.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn what_gets_dirty_while_it_is_sent_takes_its_time_too_and_may_never_end() {
+        let told = |dirty_mb_per_s: u64, rounds| {
+            let mut meter = ProgressMeter::default();
+            for tenth in 0..=10 {
+                let transferred = Transferred {
+                    rounds,
+                    dirty_bytes_per_s: dirty_mb_per_s * 1_000_000,
+                    ..reading(tenth * 10, 200 - tenth * 10)
+                };
+                meter.record(tenth as f64 * 100.0, transferred);
+            }
+            let outpaced =
+                meter.outpaced(80).map(|it| ((it.dirty_gbps * 10.0).round(), (it.sent_gbps * 10.0).round()));
+            (meter.round_left_ms().unwrap().round(), meter.left_ms().map(f64::round), outpaced)
+        };
+        assert_eq!(told(0, 2), (1000.0, Some(1000.0), None));
+        assert_eq!(told(50, 2), (1000.0, Some(2000.0), None));
+        assert_eq!(told(99, 2), (1000.0, Some(100_000.0), None));
+        assert_eq!(told(150, 2), (1000.0, None, Some((12.0, 8.0))));
+        assert_eq!(told(150, 1), (1000.0, Some(1000.0), None), "nobody has looked in the first round");
     }
 
     #[test]

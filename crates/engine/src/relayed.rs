@@ -76,6 +76,11 @@ impl Compressible {
         self.bounded().saved() >= LEAST_SAVED
     }
 
+    /// Share of the bytes that are left when all of it is packed.
+    pub(crate) fn wire_share(self) -> f64 {
+        1.0 - self.bounded().saved()
+    }
+
     /// Share of the bytes that packing all of it saves.
     fn saved(self) -> f64 {
         self.share * (1.0 - self.left)

@@ -6,6 +6,9 @@
 
 use crate::progress::Transferred;
 
+/// The most that may be asked for, in percent: with less than nothing left, the guest would answer nobody.
+pub const THROTTLE_PERCENT_MAX: u8 = 99;
+
 /// At first, and each time that it was not enough, in percent. Each step costs rounds over all that gets dirty.
 const FIRST_PERCENT: u8 = 30;
 const STEP_PERCENT: u8 = 20;
@@ -47,6 +50,11 @@ impl Throttle {
     /// The share of their time for which the CPUs are to be held back now, in percent.
     pub(crate) fn percent(&self) -> Option<u8> {
         (self.percent > 0 && !self.is_held_off).then_some(self.percent)
+    }
+
+    /// The most that may be asked for, in percent; 0 for never.
+    pub(crate) fn most_percent(&self) -> u8 {
+        self.most_percent
     }
 
     /// From now on never.

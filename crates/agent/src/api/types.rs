@@ -11,6 +11,7 @@ use drainpipe_engine::path_record::PathRecord;
 use drainpipe_engine::plan::Plan;
 use drainpipe_engine::progress::Progress;
 use drainpipe_engine::result::MigrationResult;
+use drainpipe_engine::throttle::THROTTLE_PERCENT_MAX;
 use drainpipe_hypervisor::spec::{Placement, ResolvedSpec, VmName, VmSpec};
 use drainpipe_identity::check_name;
 use serde::de::Error;
@@ -27,9 +28,6 @@ use crate::path_watch::WatchEnd;
 
 /// Longest deadline that a migration may be given, in seconds.
 pub(crate) const DEADLINE_S_MAX: u32 = 24 * 60 * 60;
-
-/// Most of their time for which a VM's CPUs may be held back, in percent.
-pub const THROTTLE_PERCENT_MAX: u8 = 99;
 
 /// A host, as its agent describes it.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]

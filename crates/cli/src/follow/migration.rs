@@ -3,6 +3,7 @@
 use std::cell::Cell;
 
 use drainpipe_agent::api::types::{MigrateRequest, MigrationView};
+use drainpipe_engine::convergence::Outpaced;
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_engine::progress::{CompressionProgress, Progress};
 use drainpipe_engine::result::MigrationResult;
@@ -68,6 +69,7 @@ enum Display {
 struct Lines {
     step: Cell<Option<Step>>,
     stalled: Cell<bool>,
+    outpaced: Cell<bool>,
     waits: Cell<bool>,
 }
 
@@ -81,6 +83,11 @@ impl Lines {
         if self.stalled.replace(is_stalled) != is_stalled {
             let line = if is_stalled { describe(progress) } else { "bytes arrive again".into() };
             output::remark(&line);
+        }
+        // Once: near the limit it may come and go.
+        if let Some(outpaced) = progress.outpaced.filter(|_| !self.outpaced.replace(true)) {
+            let (done, helps) = (outpaced.what_is_done(), outpaced.what_helps());
+            output::remark(&format!("it does not converge: {outpaced}; {done}; {helps}"));
         }
     }
 }
@@ -158,7 +165,13 @@ fn describe(progress: &Progress) -> String {
         return step;
     }
     let sent = output::bytes(progress.sent_bytes);
-    let left = progress.eta_ms.map_or(String::new(), |eta| format!(", {} left", output::duration(eta)));
+    let left = match (progress.outpaced, progress.eta_ms) {
+        (Some(Outpaced { dirty_gbps, .. }), _) => {
+            format!(", does not converge, changes at {dirty_gbps:.2} Gb/s")
+        }
+        (None, Some(eta_ms)) => format!(", {} left", output::duration(eta_ms)),
+        (None, None) => String::new(),
+    };
     let limit = progress.limit_mbps.map_or(String::new(), |mbps| format!(" of {mbps} Mb/s allowed"));
     let throttle =
         progress.throttle_percent.map_or(String::new(), |percent| format!(", VM throttled by {percent} %"));
@@ -179,6 +192,21 @@ mod tests {
     use drainpipe_engine::progress::ProgressMeter;
 
     use super::*;
+
+    #[test]
+    fn a_line_tells_that_it_does_not_converge_and_claims_no_time() {
+        let outpaced = Outpaced { dirty_gbps: 1.2, sent_gbps: 0.94, throttle_max_percent: 80 };
+        let progress = Progress {
+            total_bytes: 1 << 30,
+            eta_ms: Some(407.0),
+            outpaced: Some(outpaced),
+            throttle_percent: Some(50),
+            ..ProgressMeter::default().progress(Step::CopyDirtyMemory, 0.0)
+        };
+        let told = describe(&progress);
+        assert!(told.contains("does not converge, changes at 1.20 Gb/s") && !told.contains("left"), "{told}");
+        assert!(told.ends_with("VM throttled by 50 %"), "{told}");
+    }
 
     #[test]
     fn a_line_tells_what_compression_does() {

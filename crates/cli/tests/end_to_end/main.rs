@@ -43,6 +43,7 @@ mod measured_guest;
 mod mute_qemu;
 mod options;
 mod other_traffic;
+mod outpaced;
 mod path_loss;
 mod post_copy;
 mod program;
@@ -97,6 +98,7 @@ fn main() -> ExitCode {
         ("lost_journal", lost_journal::TESTS),
         ("lost", lost::TESTS),
         ("mute_qemu", mute_qemu::TESTS),
+        ("outpaced", outpaced::TESTS),
         ("path_loss", path_loss::TESTS),
         ("later_rounds", later_rounds::TESTS),
         ("post_copy", post_copy::TESTS),

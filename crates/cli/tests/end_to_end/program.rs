@@ -15,6 +15,7 @@ pub(crate) const DRAINPIPE: &str = env!("CARGO_BIN_EXE_drainpipe");
 pub(crate) const FAILED: i32 = 1;
 pub(crate) const BAD_INPUT: i32 = 2;
 pub(crate) const REFUSED: i32 = 3;
+pub(crate) const CANCELLED: i32 = 5;
 pub(crate) const WARNED: i32 = 6;
 /// A VM has ended on its source.
 pub(crate) const LOST: i32 = 7;

@@ -99,7 +99,7 @@ impl Finding {
     }
 
     /// A migration would work, but not as well as it could.
-    pub(super) fn warning(code: &str, places: impl Into<Vec<Place>>) -> Self {
+    pub(crate) fn warning(code: &str, places: impl Into<Vec<Place>>) -> Self {
         Self::new(Severity::Warning, code, places.into())
     }
 

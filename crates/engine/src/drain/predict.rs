@@ -70,17 +70,17 @@ pub(super) struct Load {
 
 impl Load {
     /// Of which the wire carries this share when it is compressed.
-    fn of(vm: &VmView, wire_share: f64) -> Self {
-        let sample = vm.memory.filter(|memory| memory.zero_share.is_finite()).unwrap_or(MemorySample {
+    fn of(memory_bytes: u64, sample: Option<MemorySample>, wire_share: f64) -> Self {
+        let sample = sample.filter(|memory| memory.zero_share.is_finite()).unwrap_or(MemorySample {
             zero_share: 0.0,
             dirty_bytes_per_s: 0,
             dirty_set_bytes: 0,
             compressible: None,
         });
         Self {
-            first_bytes: vm.memory_bytes as f64 * (1.0 - sample.zero_share.clamp(0.0, 1.0)) * wire_share,
+            first_bytes: memory_bytes as f64 * (1.0 - sample.zero_share.clamp(0.0, 1.0)) * wire_share,
             dirty_bytes_per_ms: sample.dirty_bytes_per_s as f64 / 1_000.0 * wire_share,
-            dirty_set_bytes: sample.dirty_set_bytes.min(vm.memory_bytes) as f64 * wire_share,
+            dirty_set_bytes: sample.dirty_set_bytes.min(memory_bytes) as f64 * wire_share,
             start_ms: START_MS,
             end_ms: END_MS,
         }
@@ -135,7 +135,7 @@ pub(super) fn predict(vm: &VmView, target: &TargetView) -> Prediction {
         Some(Verdict::Compressed { wire_share }) => Some(wire_share),
         _ => None,
     };
-    let load = Load::of(vm, wire_share.unwrap_or(1.0));
+    let load = Load::of(vm.memory_bytes, vm.memory, wire_share.unwrap_or(1.0));
     let bytes_per_ms = bytes_per_ms(vm_mbps(target));
     let alone = Links {
         vm_bytes_per_ms: vec![bytes_per_ms],
@@ -152,6 +152,11 @@ pub(super) fn predict(vm: &VmView, target: &TargetView) -> Prediction {
         converges,
         is_compressed: wire_share.is_some(),
     }
+}
+
+/// Whether links of this speed, with headers, carry memory away as fast as it gets dirty, with something to spare.
+pub fn keeps_pace(memory_bytes: u64, memory: MemorySample, speed_mbps: f64) -> bool {
+    Load::of(memory_bytes, Some(memory), 1.0).converges(bytes_per_ms(speed_mbps * GOODPUT_SHARE))
 }
 
 /// For how long a transfer of so many ms has sent: without its start and its end.

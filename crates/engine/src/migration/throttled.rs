@@ -1,6 +1,7 @@
 //! A VM whose memory gets dirty too fast: its CPUs are held back while memory is copied, and then only.
 
 use super::{Migration, Phase};
+use crate::convergence::Outpaced;
 use crate::problem::Problem;
 use crate::progress::Transferred;
 
@@ -11,6 +12,15 @@ impl Migration {
         // With post-copy the transfer comes to an end whatever the VM does.
         let is_post_copy = self.plan.as_ref().is_some_and(|plan| plan.post_copy);
         self.throttle.percent().filter(|_| self.phase == Phase::Copying && !is_post_copy)
+    }
+
+    /// Whether the rounds do not end as it is now.
+    pub(super) fn outpaced(&self) -> Option<Outpaced> {
+        let is_post_copy = self.plan.as_ref().is_some_and(|plan| plan.post_copy);
+        if self.phase != Phase::Copying || is_post_copy {
+            return None;
+        }
+        self.meter.outpaced(self.throttle.most_percent())
     }
 
     pub(super) fn consider_throttle(&mut self, now_ms: f64, transferred: Option<&Transferred>) {

@@ -178,6 +178,7 @@ impl Migration {
         };
         Progress {
             limit_mbps: self.limit_mbps,
+            outpaced: self.outpaced(),
             throttle_percent: self.throttle_percent,
             paths_out: self.paths_out.iter().cloned().collect(),
             ..metered

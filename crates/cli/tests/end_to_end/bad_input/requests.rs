@@ -5,10 +5,8 @@ use drainpipe_engine::option::RequestedOption;
 
 use crate::drain::restart_agent_with_memory;
 use crate::guest::Guest;
-use crate::program::{BAD_INPUT, REFUSED};
+use crate::program::{BAD_INPUT, CANCELLED, REFUSED};
 use crate::support::{TestLab, eventually};
-
-const CANCELLED: i32 = 5;
 
 pub(super) fn that_cannot_be() {
     let lab = TestLab::slow();

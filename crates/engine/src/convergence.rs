@@ -1,0 +1,109 @@
+//! Memory that gets dirty as fast as it is sent: the rounds of a transfer do not come to an end.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::check::finding::{Finding, Place};
+use crate::drain::keeps_pace;
+use crate::drain::view::MemorySample;
+use crate::plan::Plan;
+use crate::relayed::Compressible;
+use crate::throttle::THROTTLE_PERCENT_MAX;
+
+/// Why the rounds of a transfer do not end.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Outpaced {
+    /// How fast memory gets dirty.
+    pub dirty_gbps: f64,
+    /// How much of it is sent meanwhile, before anybody packs it.
+    pub sent_gbps: f64,
+    /// The share of their time for which the VM's CPUs may be held back against that, in percent; 0 for never.
+    pub throttle_max_percent: u8,
+}
+
+impl Outpaced {
+    /// What is done about it.
+    pub fn what_is_done(&self) -> String {
+        match self.throttle_max_percent {
+            0 => "nothing holds its CPUs back".into(),
+            most => format!("its CPUs are held back more and more, by {most} % at most"),
+        }
+    }
+
+    /// What else would help.
+    pub fn what_helps(&self) -> &'static str {
+        match self.throttle_max_percent {
+            THROTTLE_PERCENT_MAX.. => "`--post-copy` moves it all the same",
+            _ => "`--throttle 99` or `--post-copy` moves it all the same",
+        }
+    }
+}
+
+impl fmt::Display for Outpaced {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { dirty_gbps, sent_gbps, .. } = self;
+        write!(f, "the VM's memory changes at {dirty_gbps:.2} Gb/s, and {sent_gbps:.2} Gb/s of it are sent")
+    }
+}
+
+/// A VM that is about to move.
+#[derive(Debug, Clone, Copy)]
+pub struct Leaving<'a> {
+    /// Its name.
+    pub vm: &'a str,
+    /// Where it is.
+    pub source: &'a str,
+    /// All of its memory.
+    pub memory_bytes: u64,
+    /// What a look at its memory has shown.
+    pub memory: MemorySample,
+    /// See [`Outpaced::throttle_max_percent`].
+    pub throttle_max_percent: u8,
+}
+
+/// That this plan's paths will not keep pace with a VM; nothing where their speed is not known, or where the VM is to run
+/// on the target before all its memory does.
+pub fn foreseen(leaving: &Leaving<'_>, plan: &Plan) -> Option<Finding> {
+    let &Leaving { vm, source, memory_bytes, memory, throttle_max_percent } = leaving;
+    // A packed byte of memory takes less than a byte of the wire; how much is sent in a second is then more.
+    let wire_share = memory.compressible.filter(|_| plan.is_compressed).map_or(1.0, Compressible::wire_share);
+    let speed_mbps = plan.carried_mbps()? as f64 / wire_share.max(f64::MIN_POSITIVE);
+    let gbps = |bytes_per_s: f64| bytes_per_s * 8.0 / 1e9;
+    let outpaced = Outpaced {
+        dirty_gbps: gbps(memory.dirty_bytes_per_s as f64),
+        sent_gbps: speed_mbps / 1e3,
+        throttle_max_percent,
+    };
+    (!plan.post_copy && !keeps_pace(memory_bytes, memory, speed_mbps)).then(|| {
+        Finding::warning("vm-outpaces-paths", [Place::vm(source, vm)])
+            .what(format!(
+                "memory of VM {vm} changes at {:.2} Gb/s, and the paths carry {:.2} Gb/s of it",
+                outpaced.dirty_gbps, outpaced.sent_gbps
+            ))
+            .effect(format!(
+                "copying it may not come to an end before the deadline: {}",
+                outpaced.what_is_done()
+            ))
+            .remedy(format!("{}; or less load in it, or more links", outpaced.what_helps()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outpaced(throttle_max_percent: u8) -> Outpaced {
+        Outpaced { dirty_gbps: 1.2, sent_gbps: 0.94, throttle_max_percent }
+    }
+
+    #[test]
+    fn what_is_done_and_what_helps_is_what_is_not_done_already() {
+        assert!(outpaced(80).what_is_done().contains("by 80 % at most"));
+        assert!(outpaced(0).what_is_done().contains("nothing"));
+        let helps = outpaced(80).what_helps();
+        assert!(helps.contains("--throttle 99") && helps.contains("--post-copy"));
+        assert!(!outpaced(99).what_helps().contains("--throttle"));
+    }
+}
