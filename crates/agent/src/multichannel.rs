@@ -33,7 +33,7 @@ pub(crate) async fn prepare(
     needed.push(route(agent, peer, way)?);
     check_own_address(agent).await?;
     check_peer_address(agent, peer).await?;
-    agent.network.change_for(migration, &needed).await
+    agent.network.change_for(migration, &needed).await.map_err(|problem| problem.context(agent.name()))
 }
 
 async fn check_own_address(agent: &Agent) -> Result<(), Problem> {

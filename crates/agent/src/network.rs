@@ -110,6 +110,11 @@ impl HostNetwork {
         self.network.route_state(destination).await.map_err(Problem::failed)
     }
 
+    /// Addresses to which another program has made a route, and the numbers of these routes' protocols.
+    pub(crate) async fn foreign_host_routes(&self) -> Result<Vec<(IpAddr, u8)>, Problem> {
+        self.network.foreign_host_routes().await.map_err(Problem::failed)
+    }
+
     /// What is counted of a connection; none if it is gone.
     pub(crate) async fn flow_counters(&self, flow: Flow) -> Result<Option<FlowCounters>, Problem> {
         self.network.flow_counters(flow).await.map_err(Problem::failed)

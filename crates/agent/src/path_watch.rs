@@ -29,6 +29,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use drainpipe_engine::check::finding::Finding;
 use drainpipe_engine::path::Path;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::watch::PathNews;
@@ -63,8 +64,14 @@ pub struct PathEnd {
     pub was_heard: bool,
 }
 
-/// What happened to a path, and its name.
-pub(crate) type News = (String, PathNews);
+/// What the source of a migration is told.
+#[derive(Debug)]
+pub(crate) enum News {
+    /// What happened to a path, and its name.
+    Path(String, PathNews),
+    /// What is wrong, and not with one path.
+    Found(Box<Finding>),
+}
 
 /// A migration that needs paths to a peer.
 #[derive(Debug)]

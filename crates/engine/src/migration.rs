@@ -48,6 +48,7 @@ pub use self::messages::{Action, Event, Limits, SourceState, TargetState, VmCond
 use self::post_copy::{Rest, Trigger};
 pub use self::told::{Stage, Timings};
 use self::undo::{RESUME_ATTEMPTS, Undo};
+use crate::check::ROUTE_TAKEN;
 use crate::check::finding::Finding;
 use crate::plan::Plan;
 use crate::problem::Problem;
@@ -622,6 +623,9 @@ impl Migration {
         let longer = "`migrate --deadline`, or [limits] deadline_s in agent.toml, gives it longer";
         if self.meter.is_stalled(now_ms) {
             return format!("{within}: {}", self.nothing_arrived(now_ms));
+        }
+        if let Some(finding) = self.findings.iter().find(|finding| finding.code == ROUTE_TAKEN) {
+            return format!("{within}: {}; {}", finding.what, finding.remedy);
         }
         match self.outpaced() {
             Some(outpaced) => format!("{within}: {outpaced}; {}", outpaced.what_helps()),

@@ -87,6 +87,22 @@ impl Network {
         Ok(covering.max_by_key(IpNet::prefix_len))
     }
 
+    /// Addresses to which the main table has a route of their own that is not Drainpipe's, and the numbers of these routes'
+    /// protocols.
+    pub async fn foreign_host_routes(&self) -> Result<Vec<(IpAddr, u8)>, Error> {
+        let mut found = Vec::new();
+        for of_any in [IpNet::from(IpAddr::from([0; 4])), IpNet::from(IpAddr::from([0; 16]))] {
+            for message in self.main_routes(of_any).await? {
+                let protocol = u8::from(message.header.protocol);
+                let destination =
+                    destination_of(&message).filter(|net| net.prefix_len() == net.max_prefix_len());
+                let is_foreign = protocol != ROUTE_PROTOCOL && !is_unreachable(&message);
+                found.extend(destination.filter(|_| is_foreign).map(|net| (net.addr(), protocol)));
+            }
+        }
+        Ok(found)
+    }
+
     pub(crate) async fn observe_route(&self, destination: IpNet, way: &Way) -> Result<Before, Error> {
         check(destination, way)?;
         for hop in &way.next_hops {

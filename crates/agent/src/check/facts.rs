@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::Instant;
 
-use drainpipe_engine::check::facts::{CheckFacts, LinkFacts, LinkState};
+use drainpipe_engine::check::facts::{CheckFacts, ForeignRoute, LIST_MAX, LinkFacts, LinkState};
 use drainpipe_engine::check::trial::ClockDifference;
 use drainpipe_engine::problem::Problem;
 use drainpipe_net::{Link, LinkKind, RdmaDevice};
@@ -50,7 +50,11 @@ pub(crate) async fn read(agent: &Agent) -> Result<CheckFacts, Problem> {
     });
     let links = join_all(links).await;
     let ports = agent.config.migration_ports.ports();
+    let mut foreign_routes = agent.network.foreign_host_routes().await?;
+    foreign_routes.truncate(LIST_MAX);
+    let foreign_route = |(address, protocol)| ForeignRoute { address, protocol };
     Ok(CheckFacts {
+        foreign_host_routes: foreign_routes.into_iter().map(foreign_route).collect(),
         links,
         host: view.facts,
         agent_version: view.agent_version,

@@ -199,9 +199,13 @@ impl Executor {
                 // Asks for nothing to be done.
                 migration.handle(self.now_ms(), Event::Found(finding));
             }
-            while let Ok((path, news)) = self.news.try_recv() {
+            while let Ok(news) = self.news.try_recv() {
                 // Asks for nothing to be done.
-                migration.handle(self.now_ms(), Event::PathTurned(path, news));
+                let told = match news {
+                    News::Path(path, turn) => Event::PathTurned(path, turn),
+                    News::Found(finding) => Event::Found(*finding),
+                };
+                migration.handle(self.now_ms(), told);
             }
             if let Some(limited) = self.throttle.as_mut().and_then(Throttle::news) {
                 // Asks for nothing to be done.

@@ -6,6 +6,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use drainpipe_engine::check::facts::ForeignRoute;
+use drainpipe_engine::check::finding::Finding;
+use drainpipe_engine::check::route_taken;
 use drainpipe_engine::path::Path;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::speed::{READ_EVERY_MS, SpeedWatch};
@@ -66,6 +69,7 @@ pub(super) struct PeerWatch {
     speeds: SpeedWatch,
     // Empty while the route is not known to be as it should.
     way: Way,
+    is_route_taken: bool,
     placing: Placing,
     began: Instant,
     next_reading_ms: f64,
@@ -157,6 +161,7 @@ impl PeerWatch {
             watch: PathWatch::new(0.0),
             speeds: SpeedWatch::default(),
             way: Way::default(),
+            is_route_taken: false,
             placing: Placing::default(),
             began: Instant::now(),
             next_reading_ms: 0.0,
@@ -474,6 +479,7 @@ impl PeerWatch {
         }
         if let Err(problem) = multichannel::restore(&self.agent, self.address, &self.way).await {
             debug!(peer = self.peer, %problem, "the address and the route cannot be looked after now");
+            self.is_route_anothers().await;
         }
     }
 
@@ -493,6 +499,9 @@ impl PeerWatch {
             Ok(()) => self.way = way,
             Err(problem) => {
                 self.way = Way::default();
+                if self.is_route_anothers().await {
+                    return;
+                }
                 warn!(peer = self.peer, %problem, "the route does not go over all paths; tried again each second");
                 // None of it is there for one link that is not. The others carry all the same.
                 let up = self.way_over_what_is_up().await;
@@ -575,9 +584,29 @@ impl PeerWatch {
             info!(peer = self.peer, "path {} {news}", end.path);
             for told in self.users.iter().filter_map(|user| user.news.as_ref()) {
                 // Told to the log above in any case.
-                let _no_room = told.try_send((end.path.to_string(), news));
+                let _no_room = told.try_send(News::Path(end.path.to_string(), news));
             }
         }
+    }
+
+    /// Whether the route is another program's, which is told once for each time that it becomes so.
+    async fn is_route_anothers(&mut self) -> bool {
+        let routes = self.agent.network.foreign_host_routes().await.unwrap_or_else(|problem| {
+            debug!(peer = self.peer, %problem, "whose the route is cannot be told now");
+            vec![]
+        });
+        let taken = routes.into_iter().find(|(address, _)| *address == self.address);
+        let was_taken = std::mem::replace(&mut self.is_route_taken, taken.is_some());
+        if let Some((address, protocol)) = taken.filter(|_| !was_taken) {
+            let taken = route_taken(self.agent.name(), &self.peer, ForeignRoute { address, protocol });
+            // It came after the check that would have refused the migration for it.
+            let finding = Finding { refuses_migration: false, ..taken };
+            warn!(peer = self.peer, "{}", finding.what);
+            for told in self.users.iter().filter_map(|user| user.news.as_ref()) {
+                let _no_room = told.try_send(News::Found(Box::new(finding.clone())));
+            }
+        }
+        self.is_route_taken
     }
 
     /// What the others have been told before.
@@ -586,7 +615,7 @@ impl PeerWatch {
         for (index, end) in self.ends.iter().enumerate() {
             let slow = self.speeds.mbps(index).filter(|_| self.speeds.is_slow(index)).map(PathNews::Carries);
             for news in self.watch.fault_of(index).map(PathNews::Out).into_iter().chain(slow) {
-                let _no_room = told.try_send((end.path.to_string(), news));
+                let _no_room = told.try_send(News::Path(end.path.to_string(), news));
             }
         }
     }

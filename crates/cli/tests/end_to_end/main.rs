@@ -55,6 +55,7 @@ mod short_of_memory;
 mod strangers;
 mod support;
 mod switch_over_faults;
+mod taken_route;
 
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
@@ -103,6 +104,7 @@ fn main() -> ExitCode {
         ("later_rounds", later_rounds::TESTS),
         ("post_copy", post_copy::TESTS),
         ("switch_over_faults", switch_over_faults::TESTS),
+        ("taken_route", taken_route::TESTS),
         ("shared_paths", shared_paths::TESTS),
         ("bad_input", bad_input::TESTS),
         ("flooded", flooded::TESTS),

@@ -1,5 +1,7 @@
 //! What each host says of itself to a check.
 
+use std::net::IpAddr;
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -46,6 +48,9 @@ pub struct CheckFacts {
     /// The same for sending (`tcp_wmem`).
     #[serde(default)]
     pub tcp_send_bytes: Option<[u64; 3]>,
+    /// Addresses to which another program has made a route of their own, and the numbers of these routes' protocols.
+    #[serde(default)]
+    pub foreign_host_routes: Vec<ForeignRoute>,
     /// More about each of the host's migration links, and of those of the management network that may stand in
     /// for them.
     pub links: Vec<LinkFacts>,
@@ -55,7 +60,7 @@ pub struct CheckFacts {
 pub(super) const WORD_BYTES_MAX: usize = 128;
 
 /// Most links, peers or addresses that a host may name.
-pub(super) const LIST_MAX: usize = 1_024;
+pub const LIST_MAX: usize = 1_024;
 
 /// Why a peer's facts are not taken: what they say ends up in texts, and in commands that people copy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -77,7 +82,7 @@ pub enum ImplausibleFacts {
         word: String,
     },
     /// Too long a list.
-    #[error("{host} lists more than {LIST_MAX} links, peers or addresses")]
+    #[error("{host} lists more than {LIST_MAX} links, peers, addresses or routes")]
     List {
         /// Who said it.
         host: String,
@@ -103,6 +108,7 @@ impl CheckFacts {
             self.governors.len(),
             self.host.huge_pages_available.len(),
             self.energy_preferences.len(),
+            self.foreign_host_routes.len(),
             addresses,
         ];
         if lists.into_iter().any(|length| length > LIST_MAX) {
@@ -151,6 +157,16 @@ impl CheckFacts {
     pub(super) fn link(&self, name: &str) -> Option<&LinkFacts> {
         self.links.iter().find(|link| link.name == name)
     }
+}
+
+/// A route to a single address that is not Drainpipe's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ForeignRoute {
+    /// The address.
+    #[schema(value_type = String)]
+    pub address: IpAddr,
+    /// Number of its protocol, as in `rt_protos` of iproute2: 3 is `boot`, which `ip route` makes, 4 is `static`.
+    pub protocol: u8,
 }
 
 /// A migration link, beyond what migrations need to know of it. What is not known is absent, and no

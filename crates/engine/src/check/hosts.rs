@@ -1,7 +1,7 @@
 //! What is wrong with the hosts themselves: versions, clocks, certificates, cores, memory.
 
 use super::Pair;
-use super::facts::CheckFacts;
+use super::facts::{CheckFacts, ForeignRoute};
 use super::finding::{Finding, Place, on};
 use crate::plan::routing_obstacle;
 
@@ -31,6 +31,10 @@ pub(super) fn check(pair: Pair<'_>) -> Vec<Finding> {
         findings.extend(certificate(own));
         findings.extend(power(own));
         findings.extend(rdma_alone(own, other));
+    }
+    if pair.multichannel {
+        findings.extend(taken_route(pair.source, pair.target));
+        findings.extend(taken_route(pair.target, pair.source));
     }
     if pair.may_use_all {
         findings.extend(migration_addresses(pair));
@@ -296,6 +300,27 @@ fn equal_migration_addresses(pair: Pair<'_>) -> Option<Finding> {
                 "change migration_address in agent.toml; systemctl restart drainpipe",
             ))
     })
+}
+
+fn taken_route(own: &CheckFacts, other: &CheckFacts) -> Option<Finding> {
+    let address = other.host.migration_address?;
+    let route = own.foreign_host_routes.iter().find(|route| route.address == address)?;
+    Some(route_taken(own.name(), other.name(), *route))
+}
+
+/// Of [`route_taken`].
+pub(crate) const ROUTE_TAKEN: &str = "route-taken";
+
+/// A route to the other host's migration address that is not Drainpipe's.
+pub fn route_taken(host: &str, peer: &str, route: ForeignRoute) -> Finding {
+    let ForeignRoute { address, protocol } = route;
+    Finding::refusal(ROUTE_TAKEN, [Place::host(host)])
+        .what(format!(
+            "the route of {host} to {address}, the migration address of {peer}, is another program's (route protocol \
+             {protocol})"
+        ))
+        .effect(format!("what {host} sends to {peer} goes where that route leads, not over all paths"))
+        .remedy(format!("{}; and end what makes it", on(host, format!("ip route del {address} proto {protocol}"))))
 }
 
 /// One path needs no migration address, and what is said above needs no second word.

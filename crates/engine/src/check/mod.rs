@@ -26,6 +26,8 @@ pub mod trial;
 pub mod vm;
 mod vms;
 
+pub(crate) use hosts::ROUTE_TAKEN;
+pub use hosts::route_taken;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 

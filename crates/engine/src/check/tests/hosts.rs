@@ -1,6 +1,7 @@
 //! What is wrong with the hosts themselves.
 
 use super::*;
+use crate::check::facts::ForeignRoute;
 
 pub(super) const OF_HOSTS: &[Case] = &[
     (|s| s.b.peers.clear(), Error, "not-a-peer", &["b"], "add [[peer]] with name = \"a\""),
@@ -19,6 +20,16 @@ pub(super) const OF_HOSTS: &[Case] = &[
     (|s| s.b.agent_version = "0.2.0".into(), Warning, "agents-differ", &["a", "b"], "drainpipe 0.2.0"),
     (|s| s.a.kernel = "5.10.0-28-amd64".into(), Warning, "kernel-old", &["a"], "older than 5.15"),
     (|s| s.b.qemu_replaced = true, Warning, "qemu-replaced", &["b"], "knows of 7.2.22"),
+    (
+        |s| {
+            let address = s.b.host.migration_address.expect("b has one");
+            s.a.foreign_host_routes.push(ForeignRoute { address, protocol: 3 });
+        },
+        Error,
+        "route-taken",
+        &["a"],
+        "on a: ip route del 10.9.0.12 proto 3",
+    ),
     (|s| s.a.libvirt_version = Some("8.0.0".into()), Remark, "libvirt-old", &["a"], "older than 9.0"),
     (|s| s.clock.ahead_ms = -1_500.0, Warning, "clocks-differ", &["a", "b"], "1.5 s behind that of a"),
     (
