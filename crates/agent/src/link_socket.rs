@@ -33,6 +33,16 @@ pub(crate) fn keep_whole(socket: &UdpSocket, address: IpAddr) -> io::Result<()> 
     Ok(())
 }
 
+/// Has the kernel send no packet in parts and refuse one that is larger than what it knows to pass the path, as for TCP.
+/// What a router on the way has said of that counts, what a switch drops without a word does not.
+pub(crate) fn keep_whole_like_tcp(socket: &UdpSocket, address: IpAddr) -> io::Result<()> {
+    match address {
+        IpAddr::V4(_) => set_ip_mtu_discover(socket, Ipv4PathMtuDiscovery::DO)?,
+        IpAddr::V6(_) => set_ipv6_mtu_discover(socket, Ipv6PathMtuDiscovery::DO)?,
+    }
+    Ok(())
+}
+
 /// Port `port` of an address on this host's `link`, or of one that is reached over it.
 pub(crate) fn on_link(link: &str, address: IpAddr, port: u16) -> io::Result<SocketAddr> {
     match address {

@@ -158,6 +158,7 @@ mod tests {
             peer_address: address,
             speed_mbps: None,
             is_spare: false,
+            mtu_bytes: None,
         }
     }
 

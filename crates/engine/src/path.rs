@@ -29,6 +29,9 @@ pub struct Path {
     /// Whether it carries only when no other path does.
     #[serde(default)]
     pub is_spare: bool,
+    /// Largest packet that both ends take, in bytes, where known: TCP's are no larger.
+    #[serde(default)]
+    pub mtu_bytes: Option<u32>,
 }
 
 impl Path {
@@ -42,6 +45,7 @@ impl Path {
             peer_address: self.address,
             speed_mbps: self.speed_mbps,
             is_spare: self.is_spare,
+            mtu_bytes: self.mtu_bytes,
         }
     }
 
@@ -251,6 +255,8 @@ fn path_of(link: &MigrationLink, peer: &MigrationLink, (address, peer_address): 
         peer_address,
         speed_mbps: slower(link.speed_mbps, peer.speed_mbps),
         is_spare: false,
+        // A link that is missing has none.
+        mtu_bytes: Some(link.mtu.min(peer.mtu)).filter(|mtu_bytes| *mtu_bytes > 0),
     }
 }
 

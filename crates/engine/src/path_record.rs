@@ -126,6 +126,7 @@ mod tests {
             peer_address: [10, 0, 0, 2].into(),
             speed_mbps: None,
             is_spare: false,
+            mtu_bytes: None,
         };
         (path, trial)
     }

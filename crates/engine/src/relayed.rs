@@ -295,6 +295,7 @@ mod tests {
             peer_address: [10, 0, 0, 2].into(),
             speed_mbps: Some(1_000),
             is_spare: false,
+            mtu_bytes: None,
         };
         RelayMeans::of(source, target, [&path, &path].into_iter(), false, &option.into()).unwrap()
     }

@@ -65,6 +65,7 @@ mod tests {
             peer_address: address,
             speed_mbps: *speed_mbps,
             is_spare: false,
+            mtu_bytes: None,
         };
         speeds_mbps.iter().enumerate().map(path).collect()
     }

@@ -8,8 +8,9 @@
 //!   either agent may have to wait for a core: others must have been heard at as many ticks of this end as hellos
 //!   would have come meanwhile.
 //! - A path on which small packets arrive and full ones do not any more is out: the memory goes in full ones. One hello
-//!   in four is as large as a packet of the path may be. How many others have come since the last large one says
-//!   whether these are lost, however late either agent is.
+//!   in four is as large as a packet of the path may be. How many others have come since the last large one, or from
+//!   the beginning if there was none, says whether these are lost, however late either agent is. An agent of before
+//!   there were large ones says none on any path: where none has come on another path either, nothing is judged by it.
 //! - A path on which no hello has ever come through is not judged: it carried TCP a moment ago, so a
 //!   firewall drops the hellos.
 //! - A path that loses packets again and again is out: TCP would crawl on it, and the last of the memory
@@ -47,10 +48,6 @@ const LARGE_EVERY: u64 = 4;
 
 /// So many hellos with no large one among them say that large packets do not arrive: five of those were lost.
 const LARGE_LOST_AFTER: u32 = 20;
-
-/// From the beginning of a watch, large hellos are as large as this end's link takes for so long. If none is heard by
-/// then, the other end's link may take no such packets, and TCP does not send them.
-const FILLED_FRAMES_HEARD_WITHIN_MS: f64 = 1_000.0;
 
 /// Eight hellos missed. TCP's first retransmission, after 200 ms or a little more, is lost then; the
 /// next one finds the new way.
@@ -238,12 +235,6 @@ impl PathWatch {
         Some(path.say(path.sent_large, Pace::Large, now_ms))
     }
 
-    /// Whether a large hello is to be as large as this end's link takes. If not, the other end's may not take that, and
-    /// 1500 bytes will do.
-    pub fn fills_frames(&mut self, path: usize, now_ms: f64) -> bool {
-        self.paths.get_mut(path).is_none_or(|path| path.fills_frames(now_ms))
-    }
-
     /// Whether any path is looked at closely.
     pub fn looks_closely(&self, now_ms: f64) -> bool {
         self.paths.iter().any(|path| path.looks_closely(now_ms))
@@ -282,8 +273,10 @@ impl PathWatch {
     /// Judges all paths; to be called after each [`HELLO_EVERY_MS`]. What is to be told of it.
     pub fn tick(&mut self, now_ms: f64) -> Vec<Turn> {
         let is_any_heard = self.paths.iter().any(|path| path.heard_at_tick > 0);
+        let is_any_large_heard = self.paths.iter().any(Watched::has_heard_large);
         for path in &mut self.paths {
             path.count_tick(is_any_heard);
+            path.compare_large(is_any_large_heard);
             if now_ms - path.last_heard_closely_ms > CLOSE_LOOK_OVER_MS {
                 path.heard_closely.forget();
             }

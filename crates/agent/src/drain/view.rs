@@ -394,6 +394,7 @@ mod tests {
             peer_address: Ipv4Addr::LOCALHOST.into(),
             speed_mbps: *speed_mbps,
             is_spare: false,
+            mtu_bytes: None,
         };
         Plan {
             requested_option: RequestedOption::Auto,

@@ -11,7 +11,7 @@ use tokio::net::UdpSocket;
 use uuid::Uuid;
 
 use crate::agent::Agent;
-use crate::link_socket::{bind_to_link, bind_udp, headers_bytes, keep_whole};
+use crate::link_socket::{bind_to_link, bind_udp, headers_bytes, keep_whole_like_tcp};
 
 /// Most datagrams read from one path between two hellos; a flood of them costs no more. More than a socket
 /// holds by default, so that nothing old is left after the agent stood still.
@@ -57,7 +57,7 @@ pub(super) fn bind_again(socket: &UdpSocket, path: &Path) -> io::Result<UdpSocke
 }
 
 fn go_first(socket: &UdpSocket, address: IpAddr) -> io::Result<()> {
-    keep_whole(socket, address)?;
+    keep_whole_like_tcp(socket, address)?;
     let socket = SockRef::from(socket);
     match address {
         IpAddr::V4(_) => socket.set_tos_v4(NETWORK_CONTROL)?,

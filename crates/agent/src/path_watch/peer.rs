@@ -105,7 +105,7 @@ struct End {
     socket: UdpSocket,
     // None until it is told.
     other: Option<SocketAddr>,
-    // Largest packet that the link takes, in bytes.
+    // Largest packet that the links of both ends take, in bytes.
     mtu: u16,
 }
 
@@ -237,6 +237,10 @@ impl PeerWatch {
             }
             let socket = hello::bind(&self.agent, path).await?;
             let mtu = self.agent.network.mtu(&path.link).await?;
+            // Of an older source none is known, and its own agent takes no large hellos.
+            let both_take =
+                path.mtu_bytes.map_or(ETHERNET_MTU, |bytes| u16::try_from(bytes).unwrap_or(u16::MAX));
+            let mtu = mtu.min(both_take);
             new.push(End { path: path.clone(), socket, other: None, mtu });
         }
         let now_ms = self.now_ms();
@@ -352,12 +356,10 @@ impl PeerWatch {
                 hello::say(&end.socket, other, token, hello);
             }
             if let Some(hello) = self.watch.large_hello(index, now_ms) {
-                let bytes =
-                    if self.watch.fills_frames(index, now_ms) { end.mtu } else { end.mtu.min(ETHERNET_MTU) };
-                let said = hello::say_large(&end.socket, other, token, hello, bytes);
-                // Its MTU was lowered since, and TCP's packets were with it.
+                let said = hello::say_large(&end.socket, other, token, hello, end.mtu);
+                // The link's MTU was lowered since, or a router takes less; and TCP's packets are smaller too.
                 if said.is_err_and(|error| error.raw_os_error() == Some(Errno::MSGSIZE.raw_os_error())) {
-                    end.mtu = if bytes > ETHERNET_MTU { ETHERNET_MTU } else { LEAST_MTU };
+                    end.mtu = if end.mtu > ETHERNET_MTU { ETHERNET_MTU } else { LEAST_MTU };
                 }
             }
         }

@@ -88,6 +88,21 @@ fn a_link_drops_large_packets() {
     loses_e1_alone(&scene, "b", "blackhole-above b e1 1400", "heal b e1");
     // Those of the memory alone.
     loses_e1_alone(&scene, "a", "blackhole-above a e1 1400 receive", "heal a e1");
+    as_soon_as_it_has_been_tried(&scene);
+}
+
+/// From before any large hello may have come through.
+fn as_soon_as_it_has_been_tried(scene: &Scene) {
+    let migrating = scene.migrate_to("b", &[]);
+    eventually("the route goes over e1 too", || is_routed(&scene.lab, "a", "e1"));
+    scene.lab.fault("blackhole-above b e1 1400");
+    let result = result_of(&migrating.wait());
+    scene.lab.fault("heal b e1");
+    assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
+    assert_eq!([turns(&result, "e0"), turns(&result, "e1")], [vec![], vec![PathState::Out]], "{result:#?}");
+    let why = "path e1–e1 is out: small packets come through and large ones do not";
+    assert!(result.events.iter().any(|event| event.what.contains(why)), "{result:#?}");
+    scene.assert_settled("b");
 }
 
 #[track_caller]

@@ -116,6 +116,7 @@ mod tests {
             peer_address: [10, 0, 0, 2].into(),
             speed_mbps: None,
             is_spare: false,
+            mtu_bytes: None,
         };
         let trial = |round_trip_ms, by_tcp: Option<f64>| PathTrial {
             path: path.clone(),

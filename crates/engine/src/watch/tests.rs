@@ -175,14 +175,54 @@ fn a_path_that_loses_large_packets_in_either_direction_is_out_within_two_seconds
 }
 
 #[test]
-fn a_path_on_which_large_packets_never_came_is_not_judged_by_them() {
+fn a_path_that_loses_large_packets_from_the_beginning_is_out_within_two_seconds() {
+    let passes_large: [fn(usize, usize) -> bool; 3] =
+        [|_, path| path != 1, |end, path| path != 1 || end == 0, |end, path| path != 1 || end == 1];
+    for passes_large in passes_large {
+        let mut hosts = Hosts::new(3);
+        hosts.passes_large = passes_large;
+        hosts.run(1_500.0, |_, _, _| true);
+        assert_eq!(hosts.in_use(), [vec![true, false, true], vec![true, false, true]]);
+        hosts.run(20_000.0, |_, _, _| true);
+        for end in [0, 1] {
+            assert_eq!(hosts.told(end), [(1, PathNews::Out(Fault::LargePackets))], "it stays out");
+        }
+        hosts.passes_large = |_, _| true;
+        hosts.run(3_000.0, |_, _, _| true);
+        assert_eq!(hosts.in_use(), [vec![true; 3], vec![true; 3]]);
+    }
+}
+
+#[test]
+fn where_no_large_packet_ever_came_no_path_is_judged_by_them() {
+    // Agents of before there were any; one of them; and links that all drop them.
+    let passes_large: [fn(usize, usize) -> bool; 2] = [|_, _| false, |end, _| end == 0];
+    for passes_large in passes_large {
+        let mut hosts = Hosts::new(2);
+        hosts.passes_large = passes_large;
+        hosts.run(10_000.0, |_, _, _| true);
+        assert_eq!(hosts.turns, []);
+    }
+}
+
+#[test]
+fn a_path_that_loses_large_packets_as_an_agent_is_started_anew_is_out_at_both_ends() {
     let mut hosts = Hosts::new(2);
-    hosts.passes_large = |_, path| path == 0;
+    hosts.run(1_000.0, |_, _, _| true);
+    hosts.restart(1);
+    hosts.passes_large = |end, path| path == 0 || end == 0;
+    hosts.run(3_000.0, |_, _, _| true);
+    assert_eq!(hosts.in_use(), [vec![true, false], vec![true, false]]);
+}
+
+#[test]
+fn an_agent_of_before_there_were_large_packets_that_takes_over_puts_no_path_out() {
+    let mut hosts = Hosts::new(2);
+    hosts.run(1_000.0, |_, _, _| true);
+    hosts.restart(1);
+    hosts.passes_large = |end, _| end == 0;
     hosts.run(10_000.0, |_, _, _| true);
     assert_eq!(hosts.turns, []);
-    let now_ms = hosts.now_ms;
-    let fills = [0, 1].map(|path| hosts.ends[0].fills_frames(path, now_ms));
-    assert_eq!(fills, [true, false], "what is not heard is too large for the other link");
 }
 
 /// Two agents that wait for their cores, each for as long as `late_ms` says, on a machine that is too busy.
@@ -195,8 +235,22 @@ struct BusyHosts<L> {
 }
 
 impl<L: FnMut() -> f64> BusyHosts<L> {
+    fn new(late_ms: L) -> Self {
+        Self {
+            ends: [watch_of(3), watch_of(3)],
+            next_ms: [0.0, 20.0],
+            sockets: [vec![], vec![]],
+            late_ms,
+            now_ms: 0.0,
+        }
+    }
+
     /// The paths that went out until then, while those of `passes` carry.
-    fn run_until(&mut self, end_ms: f64, passes: fn(path: usize) -> bool) -> Vec<(usize, PathNews)> {
+    fn run_until(
+        &mut self,
+        end_ms: f64,
+        passes: fn(path: usize, pace: Pace) -> bool,
+    ) -> Vec<(usize, PathNews)> {
         let mut told = vec![];
         while self.now_ms < end_ms {
             let end = usize::from(self.next_ms[1] < self.next_ms[0]);
@@ -209,8 +263,8 @@ impl<L: FnMut() -> f64> BusyHosts<L> {
             for path in 0..3 {
                 let hellos =
                     [self.ends[end].hello(path, self.now_ms), self.ends[end].large_hello(path, self.now_ms)];
-                let said = hellos.into_iter().flatten().filter(|_| passes(path)).map(|hello| (path, hello));
-                self.sockets[1 - end].extend(said);
+                let said = hellos.into_iter().flatten().filter(|hello| passes(path, hello.pace));
+                self.sockets[1 - end].extend(said.map(|hello| (path, hello)));
             }
         }
         told
@@ -221,17 +275,21 @@ impl<L: FnMut() -> f64> BusyHosts<L> {
 fn agents_that_wait_for_a_core_take_no_path_out_that_is_good_and_find_one_that_is_not() {
     for seed in 0..200 {
         let mut random = random(seed);
-        let mut hosts = BusyHosts {
-            ends: [watch_of(3), watch_of(3)],
-            next_ms: [0.0, 20.0],
-            sockets: [vec![], vec![]],
-            // Up to 145 ms, three times what it waits anyway.
-            late_ms: || (random() % 146) as f64,
-            now_ms: 0.0,
-        };
-        assert_eq!(hosts.run_until(20_000.0, |_| true), [], "seed {seed}");
-        let told = hosts.run_until(24_000.0, |path| path != 1);
+        // Up to 145 ms, three times what it waits anyway.
+        let mut hosts = BusyHosts::new(|| (random() % 146) as f64);
+        assert_eq!(hosts.run_until(20_000.0, |_, _| true), [], "seed {seed}");
+        let told = hosts.run_until(24_000.0, |path, _| path != 1);
         assert!(told.iter().all(|(path, _)| *path == 1) && told.len() == 2, "seed {seed}: {told:?}");
+    }
+}
+
+#[test]
+fn agents_that_wait_for_a_core_find_the_path_that_loses_large_packets_from_the_beginning() {
+    for seed in 0..200 {
+        let mut random = random(seed);
+        let mut hosts = BusyHosts::new(|| (random() % 146) as f64);
+        let told = hosts.run_until(20_000.0, |path, pace| path != 1 || pace != Pace::Large);
+        assert_eq!(told, [(1, PathNews::Out(Fault::LargePackets)); 2], "seed {seed}");
     }
 }
 

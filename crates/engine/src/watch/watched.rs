@@ -2,9 +2,9 @@
 
 use super::heard::Heard;
 use super::{
-    CLOSE_LOOK_MS, FILLED_FRAMES_HEARD_WITHIN_MS, FORGIVEN_AFTER_MS, Fault, HOLD_MAX_MS, HOLD_MS, Hearing,
-    Hello, LARGE_LOST_AFTER, LOSSES_IN, LOSSES_OUT, PEER_LIVES_MS, Pace, PathNews, SILENT_AFTER_MS,
-    SILENT_TICKS, UNWATCHED_AFTER_MS, Unwatched,
+    CLOSE_LOOK_MS, FORGIVEN_AFTER_MS, Fault, HOLD_MAX_MS, HOLD_MS, Hearing, Hello, LARGE_LOST_AFTER,
+    LOSSES_IN, LOSSES_OUT, PEER_LIVES_MS, Pace, PathNews, SILENT_AFTER_MS, SILENT_TICKS, UNWATCHED_AFTER_MS,
+    Unwatched,
 };
 
 /// One path.
@@ -16,9 +16,9 @@ pub(super) struct Watched {
     heard: Heard,
     pub(super) heard_closely: Heard,
     heard_large: Heard,
-    // Steady hellos that have come since the last large one; none until a large one has come.
-    since_large: Option<u32>,
-    large_size: LargeSize,
+    // Steady hellos that have come since the last large one, or since the other end began.
+    since_large: u32,
+    large_came: LargeCame,
     // Hellos heard since the last tick.
     pub(super) heard_at_tick: u32,
     // Ticks in a row at which others were heard and this one was not.
@@ -38,13 +38,15 @@ pub(super) struct Watched {
     pub(super) heard_since_ms: f64,
 }
 
-/// How large this end's large hellos are.
+/// Where large hellos of the other end have come since it began.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum LargeSize {
-    /// As large as this end's link takes.
-    LinkTakes,
-    /// 1500 bytes at most: what was larger was not heard.
-    EveryLinkTakes,
+enum LargeCame {
+    /// On no path. The other end may say none.
+    Nowhere,
+    /// On other paths.
+    Elsewhere,
+    /// On this one.
+    Here,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -62,8 +64,8 @@ impl Watched {
             heard: Heard::default(),
             heard_closely: Heard::default(),
             heard_large: Heard::default(),
-            since_large: None,
-            large_size: LargeSize::LinkTakes,
+            since_large: 0,
+            large_came: LargeCame::Nowhere,
             heard_at_tick: 0,
             missed_ticks: 0,
             last_heard_ms: now_ms,
@@ -87,9 +89,9 @@ impl Watched {
         self.heard = Heard::default();
         self.heard_closely = Heard::default();
         self.heard_large = Heard::default();
-        // The other end does not know yet how large packets may be that come here.
-        self.since_large = None;
-        self.large_size = LargeSize::LinkTakes;
+        self.since_large = 0;
+        // It may be of another release now.
+        self.large_came = LargeCame::Nowhere;
         self.look_closely_until_ms = now_ms;
         // That hellos have come through before still counts; what they said does not.
         self.peer = self.peer.map(|_| Hello::FORGOTTEN);
@@ -100,7 +102,7 @@ impl Watched {
     /// a path that was out.
     pub(super) fn wake(&mut self, now_ms: f64) {
         self.missed_ticks = 0;
-        self.since_large = self.since_large.map(|_| 0);
+        self.since_large = 0;
         match &mut self.state {
             State::In { .. } => self.last_heard_ms = now_ms,
             State::Out { good_since_ms, .. } => *good_since_ms = None,
@@ -177,27 +179,32 @@ impl Watched {
         *heard =
             if anew || heard.is_empty() { Heard::first(hello.sequence) } else { heard.next(hello.sequence) };
         match hello.pace {
-            Pace::Steady => self.since_large = self.since_large.map(|hellos| hellos.saturating_add(1)),
+            Pace::Steady => self.since_large = self.since_large.saturating_add(1),
             Pace::Close => self.last_heard_closely_ms = now_ms,
-            Pace::Large => self.since_large = Some(0),
+            Pace::Large => {
+                self.since_large = 0;
+                self.large_came = LargeCame::Here;
+            }
         }
         true
     }
 
-    pub(super) fn fills_frames(&mut self, now_ms: f64) -> bool {
-        let is_heard_there = self.peer.is_some_and(|hello| hello.hearing_large != Hearing::Never);
-        let is_over = self.began_ms.is_some_and(|ms| now_ms - ms >= FILLED_FRAMES_HEARD_WITHIN_MS);
-        if is_over && !is_heard_there {
-            self.large_size = LargeSize::EveryLinkTakes;
+    pub(super) fn has_heard_large(&self) -> bool {
+        self.large_came == LargeCame::Here
+    }
+
+    /// Whether large hellos have come on any path.
+    pub(super) fn compare_large(&mut self, came_on_any: bool) {
+        if !self.has_heard_large() {
+            self.large_came = if came_on_any { LargeCame::Elsewhere } else { LargeCame::Nowhere };
         }
-        self.large_size == LargeSize::LinkTakes
     }
 
     fn hearing_large(&self) -> Hearing {
-        match self.since_large {
-            None => Hearing::Never,
-            Some(LARGE_LOST_AFTER..) => Hearing::NoMore,
-            Some(_) => Hearing::Now,
+        match (self.large_came, self.since_large) {
+            (LargeCame::Here | LargeCame::Elsewhere, LARGE_LOST_AFTER..) => Hearing::NoMore,
+            (LargeCame::Here, _) => Hearing::Now,
+            (LargeCame::Nowhere | LargeCame::Elsewhere, _) => Hearing::Never,
         }
     }
 

@@ -469,6 +469,7 @@ mod tests {
             peer_address: peer_address.parse().unwrap(),
             speed_mbps: None,
             is_spare: false,
+            mtu_bytes: None,
         }
     }
 

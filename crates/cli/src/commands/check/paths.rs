@@ -95,6 +95,7 @@ mod tests {
             peer_address: [10, 0, 0, 2].into(),
             speed_mbps: Some(1000),
             is_spare: false,
+            mtu_bytes: None,
         };
         let trial = PathTrial {
             path,
