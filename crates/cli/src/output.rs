@@ -81,6 +81,11 @@ pub(crate) fn time(rfc3339: &str) -> String {
     rfc3339.split(['.', 'Z']).next().unwrap_or_default().replace('T', " ")
 }
 
+/// So many VMs.
+pub(crate) fn vms(count: usize) -> String {
+    if count == 1 { "1 VM".into() } else { format!("{count} VMs") }
+}
+
 /// A time.
 pub(crate) fn duration(ms: f64) -> String {
     match ms {

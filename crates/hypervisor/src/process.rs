@@ -38,6 +38,7 @@ pub enum Exit {
 impl fmt::Display for Exit {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Code(0) => formatter.write_str("exit code 0, as when its guest powers off"),
             Self::Code(code) => write!(formatter, "exit code {code}"),
             Self::Signal(KILL) => write!(
                 formatter,

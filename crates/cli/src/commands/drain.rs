@@ -123,7 +123,7 @@ fn describe_plan(plan: &DrainPlan) -> String {
         0 => format!("no VM would leave {}", plan.host),
         _ => format!(
             "{} would leave {} in {}, {} at a time to begin with",
-            vms(moves),
+            output::vms(moves),
             plan.host,
             output::duration(plan.predicted_ms),
             usize::from(plan.transfers).min(moves)
@@ -138,10 +138,6 @@ fn describe_plan(plan: &DrainPlan) -> String {
 
 fn stays(stays: &[Stay]) -> impl Iterator<Item = String> {
     stays.iter().map(|stay| format!("{} stays: {}", stay.vm, stay.why))
-}
-
-fn vms(count: usize) -> String {
-    if count == 1 { "1 VM".into() } else { format!("{count} VMs") }
 }
 
 async fn status(fleet: &Fleet, name: Option<&str>, json: bool) -> Result<Exit, Problem> {
@@ -337,7 +333,7 @@ fn describe_moved(view: &DrainView, status: &DrainStatus) -> String {
         1 => ", 1 was moved by somebody else".into(),
         count => format!(", {count} were moved by somebody else"),
     };
-    format!("{moved} of {} {way} {}{left}{stay}", vms(follow::own_moves(status)), view.host)
+    format!("{moved} of {} {way} {}{left}{stay}", output::vms(follow::own_moves(status)), view.host)
 }
 
 #[cfg(test)]

@@ -64,7 +64,11 @@ impl Display {
         let words = Words::of(begun);
         if let Some(status) = &begun.status {
             let predicted = output::duration(status.predicted_ms);
-            output::remark(&format!("{}: {} VMs, {predicted} predicted", words.name, status.moves.len()));
+            output::remark(&format!(
+                "{}: {}, {predicted} predicted",
+                words.name,
+                output::vms(status.moves.len())
+            ));
         }
         if output::is_watched() { Self::Bars(Bars::new(words)) } else { Self::Lines(Lines::new(words)) }
     }
@@ -208,7 +212,12 @@ fn is_news(state: MoveState) -> bool {
 
 fn describe_whole(status: &DrainStatus) -> String {
     let waits = status.obstacle.as_ref().map_or(String::new(), |why| format!("; it waits: {why}"));
-    format!("{} of {} VMs moved, {}{waits}", status.moved(), own_moves(status), describe_pace(status))
+    format!(
+        "{} of {} moved, {}{waits}",
+        status.moved(),
+        output::vms(own_moves(status)),
+        describe_pace(status)
+    )
 }
 
 /// How many VMs there are to move, without those that somebody else has moved.
