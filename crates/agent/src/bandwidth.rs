@@ -9,20 +9,18 @@ use drainpipe_engine::bandwidth::{BandwidthSetting, fair_shares};
 use drainpipe_engine::migration::Event;
 use drainpipe_engine::plan::Plan;
 use drainpipe_engine::problem::Problem;
-use drainpipe_hypervisor::Vmm;
 use drainpipe_hypervisor::migration as qemu;
 use drainpipe_relay::Limiter;
 use jiff::Zoned;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tracing::warn;
 
 use crate::agent::Agent;
 use crate::api::types::{BandwidthShare, BandwidthView};
 use crate::journal::{Journal, JournalError};
 use crate::lock::lock;
 use crate::outgoing::Running;
-use crate::vms::QMP_DEADLINE;
+use crate::pacer::{Pacer, Pacing};
 
 /// How often a migration's share is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -162,36 +160,57 @@ impl FirstShare {
         };
         let answer = flight.ask_target().await;
         flight.is_granted(&answer);
-        if let Valve::Qemu(_) = flight.valve {
-            flight.set_mbps = flight.limit_with_way_given();
-        }
-        flight.keep_to_limit().await;
+        flight.keep_to_limit();
         Self { flight, leaving, limit_mbps }
     }
 
     /// What QEMU is to begin with, in Mb/s of the links; absent for no limit, and where the relay keeps it.
     pub(crate) fn of_qemu_mbps(&self) -> Option<u64> {
-        self.flight.set_mbps.filter(|_| matches!(self.flight.valve, Valve::Qemu(_)))
+        match &self.flight.valve {
+            Valve::Qemu(pacer) => pacer.qemu_begins_with_mbps(),
+            Valve::Relay(_) => None,
+        }
     }
 
     /// Keeps the migration within its share while its memory is sent.
     pub(crate) fn follow(self) -> Throttle {
         let Self { flight, leaving, limit_mbps } = self;
         let valve = flight.valve.clone();
-        Throttle { following: tokio::spawn(flight.follow()), leaving: Some(leaving), valve, limit_mbps }
+        let pacing = match &valve {
+            Valve::Qemu(pacer) => Some(pacer.begin()),
+            Valve::Relay(_) => None,
+        };
+        Throttle {
+            following: tokio::spawn(flight.follow()),
+            leaving: Some(leaving),
+            pacing,
+            valve,
+            limit_mbps,
+        }
     }
 }
 
-/// Keeps one migration from here within its share while its memory is sent; dropped, no more.
+/// Keeps one migration from here within its share while its memory is sent; dropped, no more. What QEMU has given to the
+/// kernel by then goes as it was to go.
 #[derive(Debug)]
 pub(crate) struct Throttle {
     following: JoinHandle<()>,
     leaving: Option<Leaving>,
+    pacing: Option<Pacing>,
     valve: Valve,
     limit_mbps: watch::Receiver<Option<u64>>,
 }
 
 impl Throttle {
+    /// Lets the rest go as fast as the links are.
+    pub(crate) fn lift(mut self) {
+        self.following.abort();
+        self.leaving = None;
+        if let Some(pacing) = self.pacing.take() {
+            pacing.lift();
+        }
+    }
+
     /// What the migration is to be told if the limit has changed since this was last asked.
     pub(crate) fn news(&mut self) -> Option<Event> {
         let changed = self.limit_mbps.has_changed().unwrap_or(false);
@@ -231,8 +250,8 @@ struct Flight {
 /// Where a migration's bytes are held back.
 #[derive(Debug, Clone)]
 pub(crate) enum Valve {
-    /// In QEMU, until the VM is paused.
-    Qemu(Arc<Vmm>),
+    /// In the kernel, on QEMU's connections.
+    Qemu(Pacer),
     /// In the relay, where it is known what they are once they are packed.
     Relay(Limiter),
 }
@@ -264,7 +283,7 @@ impl Flight {
     async fn keep_to_limit_until<T>(&mut self, what: impl Future<Output = T>) -> Option<T> {
         let mut what = pin!(what);
         loop {
-            self.keep_to_limit().await;
+            self.keep_to_limit();
             tokio::select! {
                 what = &mut what => return Some(what),
                 changed = self.way_given.changed() => changed.ok()?,
@@ -272,9 +291,10 @@ impl Flight {
         }
     }
 
-    async fn keep_to_limit(&mut self) {
+    fn keep_to_limit(&mut self) {
         let limit_mbps = self.limit_with_way_given();
-        if self.set(limit_mbps).await && self.limit_mbps != *self.tell.borrow() {
+        self.set(limit_mbps);
+        if self.limit_mbps != *self.tell.borrow() {
             self.tell.send_replace(self.limit_mbps);
         }
     }
@@ -288,26 +308,20 @@ impl Flight {
         self.limit_mbps.into_iter().chain(small_mbps).min()
     }
 
-    /// Whether this limit holds.
-    async fn set(&mut self, limit_mbps: Option<u64>) -> bool {
+    fn set(&mut self, limit_mbps: Option<u64>) {
         if limit_mbps == self.set_mbps {
-            return true;
+            return;
         }
-        let result = match &self.valve {
-            Valve::Qemu(vmm) => qemu::set_bandwidth(vmm, limit_mbps, QMP_DEADLINE).await,
+        match &self.valve {
+            Valve::Qemu(pacer) => pacer.set(limit_mbps),
             Valve::Relay(limiter) => {
                 let leaving = lock(&self.agent.bandwidth.leaving);
                 if leaving.contains_key(&self.migration) {
                     limiter.set(limit_mbps.map(|mbps| qemu::bandwidth_bytes_per_s(Some(mbps))));
                 }
-                Ok(())
             }
-        };
-        match result {
-            Ok(()) => self.set_mbps = limit_mbps,
-            Err(error) => warn!(migration = self.migration, %error, "the bandwidth limit is not set"),
         }
-        limit_mbps == self.set_mbps
+        self.set_mbps = limit_mbps;
     }
 
     fn ask_target(&self) -> impl Future<Output = Result<BandwidthShare, Problem>> + use<> {

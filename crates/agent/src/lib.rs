@@ -55,6 +55,7 @@ mod multichannel;
 mod network;
 mod out_of_reach;
 mod outgoing;
+mod pacer;
 mod path_watch;
 mod places;
 mod ports;

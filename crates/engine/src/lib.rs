@@ -17,6 +17,7 @@ pub mod inbound;
 pub mod journal;
 pub mod migration;
 pub mod option;
+pub mod pacing;
 mod pairing;
 pub mod path;
 pub mod path_record;

@@ -44,7 +44,7 @@ pub use launch::LaunchError;
 pub use memory_sample::{Contents, MemorySample, SampleError};
 pub use paths::{PathTooLong, RuntimePaths};
 pub use process::Exit;
-pub use sockets::cut_connections;
+pub use sockets::{ConnectionUse, Pace, cut_connections};
 pub use spec::{ResolvedSpec, VmSpec};
 pub use tap::TapError;
 pub use throttle::{ThrottleError, VcpuThrottle, lift_throttle, sweep_throttles};

@@ -2,8 +2,11 @@
 
 use std::io;
 use std::net::{Shutdown, SocketAddr};
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use nix::sys::socket::{getsockopt, setsockopt};
+use nix::{getsockopt_impl, setsockopt_impl, sockopt_impl};
 use socket2::{SockFilter, SockRef};
 
 use crate::paths::RuntimePaths;
@@ -20,6 +23,38 @@ const WITHOUT_RESETS: [SockFilter; 4] = [
     SockFilter::new(0x06, 0, 0, u32::MAX),
 ];
 
+/// A connection over which something went so lately is in use, though nothing waits in it at the moment.
+const IN_USE_FOR_MS: u32 = 20;
+
+/// [`Pace::bytes_per_s`] of a connection that is not held back.
+const UNPACED: u64 = u64::MAX;
+
+sockopt_impl!(MaxPacingRate, SetOnly, libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, u64);
+sockopt_impl!(TcpInfo, GetOnly, libc::IPPROTO_TCP, libc::TCP_INFO, libc::tcp_info);
+
+/// How fast the kernel sends what a connection was given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pace {
+    /// Of TCP's payload, and what is sent again (`SO_MAX_PACING_RATE`).
+    pub bytes_per_s: u64,
+    /// What may wait for it (`TCP_NOTSENT_LOWAT`).
+    pub unsent_bytes: u32,
+}
+
+/// What QEMU does with a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ConnectionUse {
+    /// Whether something waits in it to be sent, or went out a moment ago.
+    pub is_in_use: bool,
+    /// What it has sent since it was made, with what was sent again.
+    pub sent_bytes: u64,
+}
+
+impl Pace {
+    /// As QEMU made it.
+    pub const NONE: Self = Self { bytes_per_s: UNPACED, unsent_bytes: 0 };
+}
+
 /// Each needs Linux 5.6, and the right to trace QEMU (`PTRACE_MODE_ATTACH`, see ptrace(2)), and returns
 /// the number of connections found.
 impl Vmm {
@@ -27,6 +62,28 @@ impl Vmm {
     /// sent yet (`TCP_NOTSENT_LOWAT`); with 0, `net.ipv4.tcp_notsent_lowat`, as before.
     pub fn limit_unsent(&self, peer: SocketAddr, bytes: u32) -> io::Result<usize> {
         each_connection(self.process(), peer, |socket| socket.set_tcp_notsent_lowat(bytes))
+    }
+
+    /// Paces each connection of this QEMU to `peer`, by what `paces` makes of the use of them all. The kernel does the pacing, so it goes on when nobody looks.
+    pub fn pace(
+        &self,
+        peer: SocketAddr,
+        paces: impl FnOnce(&[ConnectionUse]) -> Vec<Pace>,
+    ) -> io::Result<usize> {
+        let mut connections = Vec::new();
+        for_each_connection(self.process(), peer, |socket| {
+            connections.push(socket);
+            Ok(())
+        })?;
+        let uses: io::Result<Vec<ConnectionUse>> = connections.iter().map(use_of).collect();
+        let mut of_each: Vec<_> = connections.iter().zip(paces(&uses?)).collect();
+        // Those that get less come first, so that all together never have more.
+        of_each.sort_by_key(|(_, pace)| pace.bytes_per_s);
+        for (socket, pace) in of_each {
+            setsockopt(socket, MaxPacingRate, &pace.bytes_per_s)?;
+            SockRef::from(socket).set_tcp_notsent_lowat(pace.unsent_bytes)?;
+        }
+        Ok(connections.len())
     }
 
     /// Makes the end of `peer`'s QEMU a silence on each connection of this QEMU to it, which
@@ -71,18 +128,32 @@ fn shut_down(socket: &SockRef<'_>) -> io::Result<()> {
     }
 }
 
+fn use_of(socket: &OwnedFd) -> io::Result<ConnectionUse> {
+    let info = getsockopt(socket, TcpInfo)?;
+    let is_in_use = info.tcpi_notsent_bytes > 0 || info.tcpi_last_data_sent < IN_USE_FOR_MS;
+    Ok(ConnectionUse { is_in_use, sent_bytes: info.tcpi_bytes_sent })
+}
+
 fn each_connection(
     process: &Process,
     peer: SocketAddr,
     act: impl Fn(&SockRef<'_>) -> io::Result<()>,
 ) -> io::Result<usize> {
+    for_each_connection(process, peer, |socket| act(&SockRef::from(&socket)))
+}
+
+fn for_each_connection(
+    process: &Process,
+    peer: SocketAddr,
+    mut act: impl FnMut(OwnedFd) -> io::Result<()>,
+) -> io::Result<usize> {
     let mut found = 0;
     for number in process.socket_numbers()? {
         // A connection that ends meanwhile is none of those that matter.
         let Some(socket) = process.duplicate(number)? else { continue };
-        let socket = SockRef::from(&socket);
-        if socket.peer_addr().ok().and_then(|address| address.as_socket()) == Some(peer) {
-            act(&socket)?;
+        let connected_to = SockRef::from(&socket).peer_addr();
+        if connected_to.ok().and_then(|address| address.as_socket()) == Some(peer) {
+            act(socket)?;
             found += 1;
         }
     }

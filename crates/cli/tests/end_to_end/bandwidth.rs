@@ -1,6 +1,8 @@
 //! What migrations take of the links is limited: by the hosts' configuration and by hand, while they run,
 //! at either end, shared among them.
 
+use std::time::Duration;
+
 use drainpipe_agent::api::types::BandwidthView;
 use drainpipe_engine::bandwidth::BandwidthSetting;
 use drainpipe_engine::result::{MigrationResult, Outcome};
@@ -8,6 +10,7 @@ use rustix::process::Signal;
 
 use crate::Test;
 use crate::guest::Guest;
+use crate::link_rate::LinkRate;
 use crate::program::{BAD_INPUT, Running};
 use crate::scene::result_of;
 use crate::support::{TestLab, eventually};
@@ -17,6 +20,7 @@ pub(crate) const TESTS: &[Test] = &[
         "each_option_keeps_a_configured_limit_and_two_vms_share_the_targets",
         each_option_keeps_a_configured_limit_and_two_vms_share_the_targets,
     ),
+    ("no_second_has_more_than_the_limit", no_second_has_more_than_the_limit),
     ("a_limit_outlives_the_agent_and_makes_sense", a_limit_outlives_the_agent_and_makes_sense),
 ];
 
@@ -24,6 +28,13 @@ const MEMORY_MIB: u64 = 160;
 
 /// Of links that carry gigabits.
 const LIMIT_MBPS: u64 = 200;
+
+/// Of which QEMU would send four times as much by multifd.
+const SMALL_LIMIT_MBPS: u64 = 80;
+
+/// What is not over by then goes on without a limit, and is watched no more.
+const WATCHED_MAX: Duration = Duration::from_secs(8);
+const WATCHED_IN_FLIGHT: Duration = Duration::from_secs(4);
 
 fn each_option_keeps_a_configured_limit_and_two_vms_share_the_targets() {
     let lab = TestLab::fast();
@@ -72,6 +83,54 @@ fn a_limit_of_the_target_is_shared_and_changed_in_flight(lab: &TestLab, guests: 
     for guest in guests {
         guest.assert_intact();
     }
+}
+
+fn no_second_has_more_than_the_limit() {
+    let lab = TestLab::fast();
+    let guest = lab.start_guest("web", MEMORY_MIB, "");
+    for option in ["multichannel", "tcp", "compression"] {
+        lab.drainpipe(&["limit", "a", &SMALL_LIMIT_MBPS.to_string()]).done();
+        let rate = LinkRate::watch(&lab, "a");
+        let mut migrating = lab.start(&["migrate", "web", "b", "--option", option, "--json"]);
+        let rate = rate.until(WATCHED_MAX, || migrating.has_ended());
+        assert_keeps_to(SMALL_LIMIT_MBPS, &rate, option);
+        lab.drainpipe(&["limit", "a", "off"]).done();
+        let result: MigrationResult = result_of(&migrating.wait());
+        assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
+        guest.assert_intact();
+        lab.migrate("web", "a", &["--option", "tcp"]);
+    }
+    a_limit_in_flight_holds_too(&lab);
+    guest.assert_intact();
+}
+
+fn a_limit_in_flight_holds_too(lab: &TestLab) {
+    // Slow enough to be in flight still.
+    lab.drainpipe(&["limit", "a", "40"]).done();
+    let mut migrating = lab.start(&["migrate", "web", "b", "--option", "multichannel", "--json"]);
+    let limited_to = |mbps| {
+        eventually("it keeps to its limit", || {
+            let views = lab.migrations("a");
+            views
+                .iter()
+                .any(|view| view.progress.as_ref().is_some_and(|progress| progress.limit_mbps == Some(mbps)))
+        });
+    };
+    limited_to(40);
+    lab.drainpipe(&["limit", "a", "20"]).done();
+    limited_to(20);
+    let rate = LinkRate::watch(lab, "a").until(WATCHED_IN_FLIGHT, || migrating.has_ended());
+    assert_keeps_to(20, &rate, "in flight");
+    lab.drainpipe(&["limit", "a", "off"]).done();
+    let result: MigrationResult = result_of(&migrating.wait());
+    assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
+}
+
+#[track_caller]
+fn assert_keeps_to(limit_mbps: u64, rate: &LinkRate, what: &str) {
+    let most_mbps = rate.most_in_a_second_mbps();
+    assert!(most_mbps > 0.0, "{what}: it was in flight for a second at least");
+    assert!(most_mbps <= limit_mbps as f64 * 1.05, "{what}: {most_mbps:.1} Mb/s of {limit_mbps}");
 }
 
 fn a_limit_outlives_the_agent_and_makes_sense() {

@@ -30,12 +30,14 @@ mod lab_cli;
 mod later_rounds;
 mod leaving;
 mod link_addresses;
+mod link_rate;
 mod lost;
 mod lost_journal;
 mod measure_both;
 mod measure_busy;
 mod measure_drain;
 mod measure_faults;
+mod measure_limits;
 mod measure_moments;
 mod measure_post_copy;
 mod measure_tls;
@@ -176,6 +178,10 @@ fn measures(filter: &str) -> bool {
     }
     if let Some(repeats) = repeats("DRAINPIPE_MEASURE_BUSY") {
         measure_busy::run(repeats);
+        return true;
+    }
+    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_LIMITS") {
+        measure_limits::run(repeats, filter);
         return true;
     }
     if let Some(repeats) = repeats("DRAINPIPE_MEASURE_POST_COPY") {

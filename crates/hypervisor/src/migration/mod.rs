@@ -202,7 +202,8 @@ pub async fn set_downtime_limit(
 }
 
 /// Limits what a source sends to so many Mb/s of its links, also while memory travels; `None` takes the
-/// limit away. The last of the memory, for which the guest is paused, QEMU sends without a limit.
+/// limit away. The last of the memory, for which the guest is paused, QEMU sends without a limit. With multifd it keeps
+/// to no limit below some 600 Mb/s: see [`Vmm::pace`].
 ///
 /// In post-copy a limit is hard on the guest: QEMU fills it ten times a second, and sends nothing in between, so that a
 /// page that the guest waits for comes up to 100 ms later. At 1 to 200 Mb/s a guest got 9 to 29 such pages a second of

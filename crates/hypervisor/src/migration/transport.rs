@@ -13,11 +13,14 @@ const BANDWIDTH_UNLIMITED: u64 = 1 << 40;
 /// 1538 bytes. QEMU counts its own bytes alone.
 const PAYLOAD_SHARE: (u64, u64) = (1428, 1538);
 
+/// The least that holds QEMU back: it spends a tenth every 100 ms, and takes 0 bytes for no limit.
+const BANDWIDTH_LEAST: u64 = 10;
+
 /// QEMU's `max-bandwidth` for so many Mb/s of the links: the bytes per second that TCP carries there.
 pub fn bandwidth_bytes_per_s(limit_mbps: Option<u64>) -> u64 {
     let (payload, frame) = PAYLOAD_SHARE;
     let bytes = limit_mbps.map(|mbps| mbps.saturating_mul(1_000_000 / 8).saturating_mul(payload) / frame);
-    bytes.map_or(BANDWIDTH_UNLIMITED, |bytes| bytes.clamp(1, BANDWIDTH_UNLIMITED))
+    bytes.map_or(BANDWIDTH_UNLIMITED, |bytes| bytes.clamp(BANDWIDTH_LEAST, BANDWIDTH_UNLIMITED))
 }
 
 /// QEMU's limits for so many Mb/s, before and after a switchover to post-copy. The second is none by default.
@@ -93,8 +96,8 @@ impl From<PathBuf> for Address {
 pub struct SourceSettings {
     /// QEMU goes to pre-switchover once it expects the rest to take no longer.
     pub downtime_limit_ms: u64,
-    /// What it may take of its links at first, in Mb/s; `None` for all that they have. After a switchover to post-copy
-    /// see [`super::set_bandwidth`].
+    /// What it may take of its links at first, in Mb/s; `None` for all that they have. With 0 it connects, and sends no
+    /// memory in its first 100 ms. After a switchover to post-copy see [`super::set_bandwidth`].
     pub bandwidth_mbps: Option<u64>,
 }
 
@@ -164,7 +167,7 @@ mod tests {
     #[test]
     fn a_limit_counts_what_goes_over_the_links() {
         assert_eq!(bandwidth_bytes_per_s(Some(1000)), 116_059_817);
-        assert_eq!(bandwidth_bytes_per_s(Some(0)), 1, "0 would be none");
+        assert_eq!(bandwidth_bytes_per_s(Some(0)), 10, "a tenth below 1 would be none");
         assert_eq!(bandwidth_bytes_per_s(Some(u64::MAX)), BANDWIDTH_UNLIMITED);
         assert_eq!(bandwidth_bytes_per_s(None), BANDWIDTH_UNLIMITED);
     }

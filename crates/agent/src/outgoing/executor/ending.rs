@@ -38,8 +38,12 @@ const LOST_QUESTIONS: u8 = 3;
 
 impl Executor {
     pub(super) async fn switch_over(&mut self) -> Result<(), Problem> {
-        // Nothing more is sent that a limit holds for.
-        (self.throttle, self.target_watch) = (None, TargetWatch::default());
+        self.target_watch = TargetWatch::default();
+        if self.is_post_copy_begun
+            && let Some(throttle) = self.throttle.take()
+        {
+            throttle.lift();
+        }
         self.measurements.transfer_is_ending();
         self.is_switching_over = true;
         if let Some(Err(error)) = self.guard.as_ref().map(Guard::switches_over) {

@@ -23,6 +23,7 @@ use crate::bandwidth::{FirstShare, Valve};
 use crate::guard::Guard;
 use crate::link_socket::on_link;
 use crate::outgoing::target_watch::TargetWatch;
+use crate::pacer::Pacer;
 use crate::path_watch::Beginning;
 use crate::relay::{OtherEnd, OutgoingRelay};
 use crate::transport::{connections, transport};
@@ -50,7 +51,8 @@ impl Executor {
             self.relay_to(plan, endpoint, address, Some(&guard).filter(|_| !plan.post_copy))?;
         self.tell_watch(plan, address.port()).await;
         let valve = relay.as_ref().map(|relay| Valve::Relay(relay.limiter()));
-        let valve = valve.unwrap_or_else(|| Valve::Qemu(Arc::clone(vmm)));
+        let valve =
+            valve.unwrap_or_else(|| Valve::Qemu(Pacer::new(Arc::clone(vmm), address, connections(plan))));
         let share = FirstShare::of(&self.agent, &self.running, plan, valve).await;
         let settings = SourceSettings {
             downtime_limit_ms: self.downtime_limit_ms,

@@ -1,0 +1,178 @@
+//! Keeps the connections of a source's QEMU to a limit, by the kernel's pacing (`drainpipe_engine::pacing` says why).
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use drainpipe_engine::pacing::{self, Connection, LOOK_EVERY, waiting_bytes};
+use drainpipe_hypervisor::migration as qemu;
+use drainpipe_hypervisor::{ConnectionUse, Pace, Vmm};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+use tracing::warn;
+
+use crate::vms::QMP_DEADLINE;
+
+/// How long all of QEMU's connections are looked for. It sends next to nothing meanwhile.
+const FOUND_WITHIN: Duration = Duration::from_secs(2);
+
+/// Between two looks for connections that are not there yet: QEMU sends nothing for 100 ms.
+const CONNECTED_LOOK_EVERY: Duration = Duration::from_millis(2);
+
+/// The limit of one QEMU's connections, in Mb/s of the links.
+#[derive(Debug, Clone)]
+pub(crate) struct Pacer {
+    connections: Connections,
+    limit_mbps: Arc<watch::Sender<Option<u64>>>,
+}
+
+#[derive(Debug, Clone)]
+struct Connections {
+    vmm: Arc<Vmm>,
+    peer: SocketAddr,
+    count: usize,
+}
+
+/// The pacing under way; dropped, it stays as it is.
+#[derive(Debug)]
+pub(crate) struct Pacing {
+    task: JoinHandle<()>,
+    connections: Connections,
+}
+
+impl Pacer {
+    /// Of the connections to `peer`, which are to become so many. Without a limit.
+    pub(crate) fn new(vmm: Arc<Vmm>, peer: SocketAddr, count: usize) -> Self {
+        let limit_mbps = Arc::new(watch::channel(None).0);
+        Self { connections: Connections { vmm, peer, count }, limit_mbps }
+    }
+
+    pub(crate) fn set(&self, limit_mbps: Option<u64>) {
+        self.limit_mbps.send_replace(limit_mbps);
+    }
+
+    /// QEMU's own limit at first: with one, nothing, since its connections cannot be paced before they are there.
+    pub(crate) fn qemu_begins_with_mbps(&self) -> Option<u64> {
+        self.limit_mbps.borrow().map(|_| 0)
+    }
+
+    /// QEMU was told to send.
+    pub(crate) fn begin(&self) -> Pacing {
+        let connections = self.connections.clone();
+        let pace = Keeping {
+            connections: connections.clone(),
+            limit_mbps: self.limit_mbps.subscribe(),
+            began: Instant::now(),
+            pacing: pacing::Pacing::default(),
+            are_found: false,
+            are_paced: false,
+            is_kept_by_qemu: false,
+            qemu_mbps: self.qemu_begins_with_mbps(),
+        };
+        Pacing { task: tokio::spawn(pace.keep()), connections }
+    }
+}
+
+impl Pacing {
+    /// Lets QEMU send as fast as the links are.
+    pub(crate) fn lift(self) {
+        self.task.abort();
+        self.connections.unpace();
+    }
+}
+
+impl Drop for Pacing {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Connections {
+    fn unpace(&self) {
+        if let Err(error) = self.vmm.pace(self.peer, |in_use| vec![Pace::NONE; in_use.len()]) {
+            warn!(%error, "QEMU's connections stay within a bandwidth limit that holds no more");
+        }
+    }
+}
+
+struct Keeping {
+    connections: Connections,
+    limit_mbps: watch::Receiver<Option<u64>>,
+    began: Instant,
+    pacing: pacing::Pacing,
+    are_found: bool,
+    are_paced: bool,
+    // Where the kernel does not let its connections be paced.
+    is_kept_by_qemu: bool,
+    // What QEMU was told.
+    qemu_mbps: Option<u64>,
+}
+
+impl Keeping {
+    async fn keep(mut self) {
+        loop {
+            let limit_mbps = *self.limit_mbps.borrow_and_update();
+            match limit_mbps {
+                Some(mbps) if !self.is_kept_by_qemu => self.pace(qemu::bandwidth_bytes_per_s(Some(mbps))),
+                None if self.are_paced => {
+                    self.connections.unpace();
+                    self.are_paced = false;
+                }
+                Some(_) | None => {}
+            }
+            self.tell_qemu(limit_mbps).await;
+            let is_settled = self.qemu_mbps == limit_mbps && (self.is_kept_by_qemu || limit_mbps.is_none());
+            let look_every = if self.are_found { LOOK_EVERY } else { CONNECTED_LOOK_EVERY };
+            tokio::select! {
+                changed = self.limit_mbps.changed() => if changed.is_err() { return },
+                () = sleep(look_every), if !is_settled => {}
+            }
+        }
+    }
+
+    fn pace(&mut self, limit_bytes_per_s: u64) {
+        let at = self.began.elapsed();
+        let paced = self.connections.vmm.pace(self.connections.peer, |in_use| {
+            let unsent_bytes = waiting_bytes(limit_bytes_per_s, in_use.len());
+            let connections: Vec<_> = in_use.iter().map(as_looked_at).collect();
+            let paces = self.pacing.look(at, limit_bytes_per_s, &connections);
+            paces.into_iter().map(|bytes_per_s| Pace { bytes_per_s, unsent_bytes }).collect()
+        });
+        self.are_paced = true;
+        match paced {
+            Ok(found) if self.are_found || found >= self.connections.count => self.are_found = true,
+            Ok(_) if self.began.elapsed() < FOUND_WITHIN => {}
+            Ok(found) => {
+                let count = self.connections.count;
+                self.is_left_to_qemu(&format!("of {count} connections of QEMU {found} were found"));
+            }
+            Err(error) => self.is_left_to_qemu(&error.to_string()),
+        }
+    }
+
+    fn is_left_to_qemu(&mut self, why: &str) {
+        warn!(why, "a bandwidth limit is left to QEMU, which may send more where it has several connections");
+        (self.are_found, self.is_kept_by_qemu) = (true, true);
+    }
+
+    /// What QEMU is to keep to by itself.
+    async fn tell_qemu(&mut self, limit_mbps: Option<u64>) {
+        let own_mbps = match limit_mbps {
+            Some(_) if self.is_kept_by_qemu => limit_mbps,
+            Some(_) if !self.are_found => return,
+            Some(_) | None => None,
+        };
+        if own_mbps == self.qemu_mbps {
+            return;
+        }
+        match qemu::set_bandwidth(&self.connections.vmm, own_mbps, QMP_DEADLINE).await {
+            Ok(()) => self.qemu_mbps = own_mbps,
+            Err(error) => warn!(%error, "QEMU's own bandwidth limit is not changed"),
+        }
+    }
+}
+
+fn as_looked_at(used: &ConnectionUse) -> Connection {
+    Connection { is_in_use: used.is_in_use, sent_bytes: used.sent_bytes }
+}
