@@ -5,8 +5,9 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use drainpipe_engine::bandwidth::{BandwidthSetting, fair_shares};
+use drainpipe_engine::bandwidth::{BandwidthSetting, grant};
 use drainpipe_engine::migration::Event;
+use drainpipe_engine::pacing::for_relay;
 use drainpipe_engine::plan::Plan;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::migration as qemu;
@@ -44,10 +45,18 @@ const SPEED_UNKNOWN_MBPS: u64 = 1_000_000;
 #[derive(Debug)]
 pub(crate) struct Bandwidth {
     setting: Mutex<BandwidthSetting>,
-    // By migration that sends: what each could use, in Mb/s.
-    leaving: Mutex<BTreeMap<String, u64>>,
+    // By migration that sends.
+    leaving: Mutex<BTreeMap<String, Share>>,
     // And when its source has last asked.
-    coming: Mutex<BTreeMap<String, (u64, Instant)>>,
+    coming: Mutex<BTreeMap<String, (Share, Instant)>>,
+}
+
+/// One migration's part of a limit.
+#[derive(Debug, Clone, Copy)]
+struct Share {
+    could_use_mbps: u64,
+    // Without a limit nothing: what it takes then says nothing of a limit that is set later.
+    granted_mbps: u64,
 }
 
 impl Bandwidth {
@@ -93,23 +102,33 @@ pub(crate) fn share_of_coming(agent: &Agent, migration: &str, wanted_mbps: Optio
     let wanted_mbps = wanted_mbps.unwrap_or(SPEED_UNKNOWN_MBPS).max(1);
     let mut coming = lock(&agent.bandwidth.coming);
     coming.retain(|_, (_, asked)| asked.elapsed() < ASKED_WITHIN);
-    coming.insert(migration.into(), (wanted_mbps, Instant::now()));
-    let wanted = coming.iter().map(|(id, (wanted_mbps, _))| (id.as_str(), *wanted_mbps));
-    BandwidthShare { mbps: share(agent, migration, wanted) }
+    let new = Share { could_use_mbps: wanted_mbps, granted_mbps: 0 };
+    let (share, asked) = coming.entry(migration.into()).or_insert((new, Instant::now()));
+    (share.could_use_mbps, *asked) = (wanted_mbps, Instant::now());
+    let shares = coming.iter_mut().map(|(id, (share, _))| (id.as_str(), share));
+    BandwidthShare { mbps: granted(limit_mbps(agent), migration, shares) }
 }
 
 /// The share of one that is on its way and could use so much.
 fn share_of_leaving(agent: &Agent, migration: &str, wanted_mbps: u64) -> Option<u64> {
     let mut leaving = lock(&agent.bandwidth.leaving);
-    *leaving.get_mut(migration)? = wanted_mbps;
-    share(agent, migration, leaving.iter().map(|(id, wanted_mbps)| (id.as_str(), *wanted_mbps)))
+    leaving.get_mut(migration)?.could_use_mbps = wanted_mbps;
+    granted(limit_mbps(agent), migration, leaving.iter_mut().map(|(id, share)| (id.as_str(), share)))
 }
 
-fn share<'a>(agent: &Agent, migration: &str, all: impl Iterator<Item = (&'a str, u64)>) -> Option<u64> {
-    let limit_mbps = limit_mbps(agent)?;
-    let (ids, wanted_mbps): (Vec<_>, Vec<_>) = all.unzip();
+/// What this one gets now, which is noted.
+fn granted<'a>(
+    limit_mbps: Option<u64>,
+    migration: &str,
+    shares: impl Iterator<Item = (&'a str, &'a mut Share)>,
+) -> Option<u64> {
+    let (ids, mut shares): (Vec<_>, Vec<_>) = shares.unzip();
     let own = ids.iter().position(|id| *id == migration)?;
-    fair_shares(limit_mbps, &wanted_mbps).get(own).copied()
+    let wanted_mbps: Vec<u64> = shares.iter().map(|share| share.could_use_mbps).collect();
+    let held_mbps: Vec<u64> = shares.iter().map(|share| share.granted_mbps).collect();
+    let mbps = limit_mbps.and_then(|limit_mbps| grant(limit_mbps, &wanted_mbps, &held_mbps, own));
+    shares[own].granted_mbps = mbps.unwrap_or(0);
+    mbps
 }
 
 /// One migration from here, among those that share this host's limit; dropped, no more.
@@ -121,7 +140,8 @@ struct Leaving {
 
 impl Leaving {
     fn enter(agent: &Arc<Agent>, migration: &str, could_use_mbps: u64) -> Self {
-        lock(&agent.bandwidth.leaving).insert(migration.into(), could_use_mbps);
+        let share = Share { could_use_mbps, granted_mbps: 0 };
+        lock(&agent.bandwidth.leaving).insert(migration.into(), share);
         Self { agent: Arc::clone(agent), migration: migration.into() }
     }
 }
@@ -317,7 +337,10 @@ impl Flight {
             Valve::Relay(limiter) => {
                 let leaving = lock(&self.agent.bandwidth.leaving);
                 if leaving.contains_key(&self.migration) {
-                    limiter.set(limit_mbps.map(|mbps| qemu::bandwidth_bytes_per_s(Some(mbps))));
+                    let bytes_per_s = |mbps| {
+                        for_relay(qemu::bandwidth_bytes_per_s(Some(mbps)), drainpipe_relay::BLOCK_BYTES_MAX as u64)
+                    };
+                    limiter.set(limit_mbps.map(bytes_per_s));
                 }
             }
         }

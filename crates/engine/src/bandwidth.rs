@@ -171,6 +171,16 @@ pub fn fair_shares(limit_mbps: u64, wanted_mbps: &[u64]) -> Vec<u64> {
     shares
 }
 
+/// What a migration may take now, of a limit that it shares with others, each of which could use `wanted_mbps` and takes
+/// `held_mbps` until it asks again: its fair share, if the others leave it that much already. A newcomer waits until they
+/// have made room, so that all together never take more than the limit, but for 1 Mb/s.
+pub fn grant(limit_mbps: u64, wanted_mbps: &[u64], held_mbps: &[u64], own: usize) -> Option<u64> {
+    let fair_mbps = *fair_shares(limit_mbps, wanted_mbps).get(own)?;
+    let others = held_mbps.iter().enumerate().filter(|(index, _)| *index != own);
+    let left_mbps = limit_mbps.saturating_sub(others.map(|(_, mbps)| mbps).sum());
+    Some(fair_mbps.min(left_mbps).max(1))
+}
+
 #[cfg(test)]
 mod tests {
     use jiff::civil::{date, time};
@@ -263,7 +273,35 @@ mod tests {
             .prop_map(|(mbps, from, until, days)| window(mbps, from, until, days))
     }
 
+    #[test]
+    fn a_newcomer_waits_until_the_others_make_room() {
+        assert_eq!(grant(100, &[1000], &[0], 0), Some(100));
+        let wanted = [1000, 1000];
+        assert_eq!(grant(100, &wanted, &[100, 0], 1), Some(1), "the first has all of it");
+        assert_eq!(grant(100, &wanted, &[100, 1], 0), Some(50), "and gives way when it asks again");
+        assert_eq!(grant(100, &wanted, &[50, 1], 1), Some(50));
+        assert_eq!(grant(100, &wanted, &[50, 50], 2), None);
+        assert_eq!(grant(40, &wanted, &[50, 50], 0), Some(1), "a limit that was lowered");
+    }
+
     proptest! {
+        #[test]
+        fn what_is_granted_never_adds_up_to_more_than_the_limit_and_becomes_fair(
+            limit in 20_u64..100_000,
+            wanted in prop::collection::vec(1_u64..50_000, 1..10),
+            asking in prop::collection::vec(0_usize..10, 1..40),
+        ) {
+            let mut held = vec![0; wanted.len()];
+            let rounds = (0..3).flat_map(|_| 0..wanted.len());
+            for own in asking.into_iter().map(|index| index % wanted.len()).chain(rounds) {
+                held[own] = grant(limit, &wanted, &held, own).unwrap();
+                prop_assert!(held.iter().sum::<u64>() <= limit + wanted.len() as u64, "{held:?}");
+            }
+            let all: u64 = held.iter().sum();
+            let fair: u64 = fair_shares(limit, &wanted).iter().sum();
+            prop_assert!(all + 2 * wanted.len() as u64 >= fair, "{held:?}");
+        }
+
         #[test]
         fn between_two_changes_one_limit_holds(
             mbps in prop::option::of(1..4_u64),

@@ -85,7 +85,16 @@ fn signed(bytes: u64) -> i64 {
 
 /// What of a limit is left for memory.
 fn for_memory(limit_bytes_per_s: u64) -> u64 {
-    limit_bytes_per_s - BESIDE_MEMORY_BYTES_PER_S.min(limit_bytes_per_s / 4)
+    without(limit_bytes_per_s, BESIDE_MEMORY_BYTES_PER_S)
+}
+
+/// What of a limit is left for a relay, which sends up to `block_bytes` at once: a second may have one of these more.
+pub fn for_relay(limit_bytes_per_s: u64, block_bytes: u64) -> u64 {
+    without(limit_bytes_per_s, BESIDE_MEMORY_BYTES_PER_S + block_bytes)
+}
+
+fn without(limit_bytes_per_s: u64, others_bytes_per_s: u64) -> u64 {
+    limit_bytes_per_s - others_bytes_per_s.min(limit_bytes_per_s / 4)
 }
 
 /// Divides a rate among connections, of which some are in use.
@@ -126,6 +135,14 @@ mod tests {
         assert_eq!(waiting_bytes(125_000_000, 10), 250_000);
         assert_eq!(waiting_bytes(1_250_000, 17), 4 << 10);
         assert_eq!(waiting_bytes(u64::MAX, 1), u32::MAX);
+    }
+
+    #[test]
+    fn a_small_limit_leaves_the_most_of_itself() {
+        assert_eq!(for_memory(1_000_000), 950_000);
+        assert_eq!(for_memory(1000), 750);
+        assert_eq!(for_relay(10_000_000, 100_000), 9_850_000);
+        assert_eq!(for_relay(100_000, 100_000), 75_000);
     }
 
     #[test]

@@ -66,8 +66,11 @@ fn a_limit_of_the_target_is_shared_and_changed_in_flight(lab: &TestLab, guests: 
     // Together in flight for half a minute, if nothing changes.
     let agent_of_b = lab.agent_socket("b");
     lab.drainpipe(&["limit", "b", "40", "--agent", &agent_of_b]).done();
-    let migrating: [Running; 2] =
+    let rate = LinkRate::watch(lab, "a");
+    let mut migrating: [Running; 2] =
         ["web", "db"].map(|vm| lab.start(&["migrate", vm, "b", "--option", "multichannel", "--json"]));
+    let rate = rate.until(WATCHED_IN_FLIGHT, || migrating.iter_mut().any(Running::has_ended));
+    assert_keeps_to(40, &rate, "two VMs, of which one makes room for the other");
     eventually("each has half of it", || {
         let views = lab.migrations("a");
         let limits = views.iter().filter_map(|view| view.progress.as_ref()?.limit_mbps);
