@@ -62,6 +62,9 @@ bench: setup guest
 	DRAINPIPE_MEASURE_FAULTS=10 $(MEASURE) | tee bench/results/faults.md
 	DRAINPIPE_MEASURE_KILLS=1 $(MEASURE) | tee bench/results/kills.md
 	DRAINPIPE_MEASURE_BOTH=5 $(MEASURE) | tee bench/results/both.md
+	for qemu in "$$(scripts/qemu)" qemu-system-x86_64; do \
+		DRAINPIPE_MEASURE_LIMITS=1 $(MEASURE_WITH) DRAINPIPE_TEST_QEMU=$$qemu $(MEASURE_BY) || exit 1; \
+	done | tee bench/results/limits.md
 	DRAINPIPE_MEASURE_BUSY=3 $(MEASURE) | tee bench/results/busy.md
 	DRAINPIPE_MEASURE_TLS=9 $(MEASURE) | tee bench/results/tls.md
 	for qemu in "$$(scripts/qemu)" qemu-system-x86_64; do \

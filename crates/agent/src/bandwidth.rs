@@ -338,7 +338,10 @@ impl Flight {
                 let leaving = lock(&self.agent.bandwidth.leaving);
                 if leaving.contains_key(&self.migration) {
                     let bytes_per_s = |mbps| {
-                        for_relay(qemu::bandwidth_bytes_per_s(Some(mbps)), drainpipe_relay::BLOCK_BYTES_MAX as u64)
+                        for_relay(
+                            qemu::bandwidth_bytes_per_s(Some(mbps)),
+                            drainpipe_relay::BLOCK_BYTES_MAX as u64,
+                        )
                     };
                     limiter.set(limit_mbps.map(bytes_per_s));
                 }

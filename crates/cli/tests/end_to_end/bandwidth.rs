@@ -91,12 +91,15 @@ fn a_limit_of_the_target_is_shared_and_changed_in_flight(lab: &TestLab, guests: 
 fn no_second_has_more_than_the_limit() {
     let lab = TestLab::fast();
     let guest = lab.start_guest("web", MEMORY_MIB, "");
-    for option in ["multichannel", "tcp", "compression"] {
+    let options: [&[&str]; _] =
+        [&["multichannel"], &["multichannel", "--encrypt"], &["tcp"], &["compression"]];
+    for option in options {
         lab.drainpipe(&["limit", "a", &SMALL_LIMIT_MBPS.to_string()]).done();
         let rate = LinkRate::watch(&lab, "a");
-        let mut migrating = lab.start(&["migrate", "web", "b", "--option", option, "--json"]);
+        let migrate = ["migrate", "web", "b", "--json", "--option"];
+        let mut migrating = lab.start(&[&migrate, option].concat());
         let rate = rate.until(WATCHED_MAX, || migrating.has_ended());
-        assert_keeps_to(SMALL_LIMIT_MBPS, &rate, option);
+        assert_keeps_to(SMALL_LIMIT_MBPS, &rate, &option.join(" "));
         lab.drainpipe(&["limit", "a", "off"]).done();
         let result: MigrationResult = result_of(&migrating.wait());
         assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");

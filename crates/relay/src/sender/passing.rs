@@ -107,23 +107,23 @@ impl Passing {
         is_first
     }
 
-    /// Waits until the limit lets a lane send. Gives whether it had to wait; none once all is over.
-    fn wait_pace(&self) -> Option<bool> {
+    /// Waits until the limit lets a lane send, and takes so many bytes of it: with its turn, or all lanes that wait would
+    /// have the same one. Gives whether it had to wait; none once all is over.
+    fn take_turn(&self, bytes: usize) -> Option<bool> {
         let mut inner = lock(&self.inner);
         let mut has_waited = false;
         loop {
             if inner.is_closed {
                 return None;
             }
-            let Some(wait) = inner.pace.wait(Instant::now()) else { return Some(has_waited) };
+            let now = Instant::now();
+            let Some(wait) = inner.pace.wait(now) else {
+                inner.pace.takes(bytes, now);
+                return Some(has_waited);
+            };
             has_waited = true;
             (inner, _) = self.wake.wait_timeout(inner, wait).unwrap_or_else(PoisonError::into_inner);
         }
-    }
-
-    /// So many bytes go out.
-    fn takes(&self, bytes: usize) {
-        lock(&self.inner).pace.takes(bytes, Instant::now());
     }
 }
 
@@ -176,13 +176,12 @@ fn pass_on(passing: &Passing, mut wire: Sending, program: &UnixStream) -> Result
     let mut block = Vec::with_capacity(BLOCK_BYTES_MAX);
     loop {
         unsent.wait_for_wire(wire.socket())?;
-        let Some(has_waited) = passing.wait_pace() else { return Ok(()) };
-        unsent.has_waited |= has_waited;
         if !read_block(program, &mut block, fill).map_err(|error| RelayError::Local(Arc::new(error)))? {
             return wire.finish();
         }
+        let Some(has_waited) = passing.take_turn(block.len()) else { return Ok(()) };
+        unsent.has_waited |= has_waited;
         let wire_bytes = wire.send(&block, &[])?;
-        passing.takes(wire_bytes);
         passing.counters.sent(block.len(), wire_bytes);
         unsent.follow(wire.socket(), wire_bytes)?;
     }
