@@ -5,6 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use drainpipe_agent::api::types::{MigrationView, VmList};
+use drainpipe_agent::config::DEFAULT_PORT;
 use drainpipe_engine::problem::ProblemKind;
 use drainpipe_engine::result::Outcome;
 use drainpipe_engine::step::Step;
@@ -59,6 +60,16 @@ fn assert_no_ghost(lab: &TestLab, guest: &Guest) {
     guest.assert_intact();
 }
 
+/// What the host's agent has not read yet of what others have sent to it.
+#[track_caller]
+fn waiting_bytes(lab: &TestLab, host: &str) -> u64 {
+    let connections = lab
+        .exec(host, &["ss", "-Htn", "state", "established", "sport", "=", &format!(":{DEFAULT_PORT}")])
+        .done();
+    let waiting = connections.lines().filter_map(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    waiting.sum()
+}
+
 /// The VM runs on `b`, and the agent of `a`, which has ordered it to, stands still before it hears that.
 #[track_caller]
 fn arrive_unheard(lab: &TestLab) -> (Running, Pid) {
@@ -69,14 +80,14 @@ fn arrive_unheard(lab: &TestLab) -> (Running, Pid) {
     // Keeps the hand-over from being recorded until all state is there.
     let held = hold_journal(lab, "a");
     eventually("all state is on the target", || run_state(lab, "b", "web") == RunState::Paused);
-    // Its agent has said so, and the source's has sent its order, after half a second.
-    let sent = || thread::sleep(Duration::from_millis(500));
     let [agent, targets] = ["a", "b"].map(|host| lab.agent_pid(host).unwrap());
-    sent();
+    // Its agent has said so by then.
+    thread::sleep(Duration::from_millis(500));
     kill_process(targets, Signal::STOP).unwrap();
+    let waited_before = waiting_bytes(lab, "b");
     held.release();
     wait_until_handed_over(lab);
-    sent();
+    eventually("the source's agent has sent its order", || waiting_bytes(lab, "b") > waited_before);
     kill_process(agent, Signal::STOP).unwrap();
     kill_process(targets, Signal::CONT).unwrap();
     eventually("the VM runs on b", || run_state(lab, "b", "web") == RunState::Running);

@@ -205,7 +205,10 @@ impl TestLab {
     /// The process of a host's agent, if it runs.
     #[track_caller]
     pub(crate) fn agent_pid(&self, host: &str) -> Option<Pid> {
-        self.pids(host, &[" agent --config "]).first().copied()
+        let found = self.pids(host, &[" agent --config "]);
+        // What it starts has its command line until it becomes another program, and a lower number where these have begun
+        // anew.
+        found.iter().copied().find(|pid| parent(*pid).is_none_or(|parent| !found.contains(&parent)))
     }
 
     /// The QEMU of a VM on a host, if it runs.
@@ -326,6 +329,13 @@ impl Drop for TestLab {
         let down = drainpipe(&["lab", "down", &self.name]);
         assert!(down.code == 0 || thread::panicking(), "{} is not removed: {down:#?}", self.name);
     }
+}
+
+/// The process that started this one, unless it has ended.
+fn parent(pid: Pid) -> Option<Pid> {
+    let status = fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).ok()?;
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
+    Pid::from_raw(parent.trim().parse().ok()?)
 }
 
 /// Waits until `condition` holds.
