@@ -28,6 +28,7 @@ use tracing::{error, warn};
 use uuid::Uuid;
 
 use self::executor::Executor;
+pub(crate) use self::source_state::settled_source_state;
 use self::source_state::source_state;
 use crate::agent::Agent;
 use crate::api::types::{HandOverView, HostView, MigrateRequest, MigrationView, PlanView};

@@ -221,6 +221,16 @@ pub(crate) struct GuardArguments {
     #[arg(long)]
     pub(crate) peer: Option<SocketAddr>,
     #[arg(long)]
+    pub(crate) target: String,
+    #[arg(long)]
+    pub(crate) target_address: SocketAddr,
+    #[arg(long)]
+    pub(crate) certificate: PathBuf,
+    #[arg(long)]
+    pub(crate) key: PathBuf,
+    #[arg(long)]
+    pub(crate) authority: PathBuf,
+    #[arg(long)]
     pub(crate) state_directory: PathBuf,
     #[arg(long)]
     pub(crate) runtime_directory: PathBuf,

@@ -43,7 +43,7 @@ async fn dispatch(arguments: Arguments) -> Result<Exit, Problem> {
     match command {
         Command::Demo(demo) => commands::demo::run(&demo, json).await,
         Command::Agent(agent) => commands::agent::run(&agent).await,
-        Command::Guard(guard) => commands::agent::guard(&guard).await,
+        Command::Guard(guard) => commands::agent::guard(guard).await,
         Command::Hosts => commands::hosts::run(&connection, json).await,
         Command::Vms => commands::vm::list(&connection, json).await,
         Command::Vm { command } => commands::vm::run(&connection, command, json).await,

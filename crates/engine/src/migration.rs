@@ -36,6 +36,7 @@
 //!   for the transfer, which goes on until it is stopped, fails or is over, and for the wait for its
 //!   turn, which ends at once when the migration is cancelled.
 
+pub mod guard;
 mod messages;
 mod post_copy;
 mod throttled;

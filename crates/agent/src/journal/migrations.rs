@@ -1,5 +1,6 @@
 //! What the journal knows of migrations from here: whose the VM is, and how they ended.
 
+use drainpipe_engine::migration::guard::HandOver;
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::result::MigrationResult;
 use jiff::Timestamp;
@@ -58,12 +59,17 @@ impl Journal {
         self.change(id, "UPDATE migrations SET handed_over = 0, revoked = 1 WHERE id = ?1 AND result IS NULL")
     }
 
-    /// Forbids the hand-over of a migration unless it has happened. Whether it is forbidden now.
-    pub(crate) fn forbid_hand_over(&self, id: &str) -> Result<bool, JournalError> {
-        self.change(
+    /// Forbids the hand-over of a migration unless it has happened; whose the VM is then.
+    pub(crate) fn forbid_hand_over(&self, id: &str) -> Result<HandOver, JournalError> {
+        let is_forbidden = self.change(
             id,
             "UPDATE migrations SET revoked = 1 WHERE id = ?1 AND handed_over = 0 AND result IS NULL",
-        )
+        )?;
+        if is_forbidden {
+            return Ok(HandOver::Forbidden);
+        }
+        let is_open = self.open_migration(id)?.is_some();
+        Ok(if is_open { HandOver::Recorded } else { HandOver::Over })
     }
 
     /// Whether this changed the row of a migration.

@@ -26,9 +26,8 @@ use tracing::{info, warn};
 
 use self::throttling::CpuThrottle;
 use super::connections::{Setting, UnsentLimit};
-use super::source_state::settled_source_state;
 use super::target_watch::TargetWatch;
-use super::{Running, Turn, asked_for, known_target};
+use super::{Running, Turn, asked_for, known_target, settled_source_state};
 use crate::agent::Agent;
 use crate::api::types::{Endpoint, MigrateRequest, TargetUse};
 use crate::bandwidth::Throttle;

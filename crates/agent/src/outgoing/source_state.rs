@@ -28,7 +28,7 @@ pub(super) async fn source_state(vmm: Option<&Vmm>) -> Result<SourceState, Probl
 }
 
 /// As [`source_state`], once it is in a state to stay in.
-pub(super) async fn settled_source_state(vmm: Option<&Vmm>) -> Result<SourceState, Problem> {
+pub(crate) async fn settled_source_state(vmm: Option<&Vmm>) -> Result<SourceState, Problem> {
     let end = Instant::now() + SETTLED_WITHIN;
     loop {
         match source_state(vmm).await {

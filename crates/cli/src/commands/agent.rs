@@ -4,7 +4,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use drainpipe_agent::agent::Ended;
-use drainpipe_agent::config::Config;
+use drainpipe_agent::config::{Config, Peer, Tls};
 use drainpipe_agent::{agent, guard};
 use drainpipe_engine::problem::Problem;
 use tokio::signal::unix::{SignalKind, signal};
@@ -31,9 +31,17 @@ fn start_anew() -> Problem {
     Problem::failed(format!("the journal is not believed any more, and the agent cannot start anew: {error}"))
 }
 
-pub(crate) async fn guard(arguments: &GuardArguments) -> Result<Exit, Problem> {
-    let GuardArguments { migration, vm, peer, state_directory, runtime_directory } = arguments;
-    guard::stand(migration, vm, *peer, state_directory, runtime_directory).await?;
+pub(crate) async fn guard(arguments: GuardArguments) -> Result<Exit, Problem> {
+    let orders = guard::Orders {
+        migration: arguments.migration,
+        vm: arguments.vm,
+        peer: arguments.peer,
+        target: Peer { name: arguments.target, address: arguments.target_address },
+        tls: Tls { certificate: arguments.certificate, key: arguments.key, authority: arguments.authority },
+        state_directory: arguments.state_directory,
+        runtime_directory: arguments.runtime_directory,
+    };
+    guard::stand(&orders).await?;
     Ok(Exit::Done)
 }
 

@@ -71,6 +71,8 @@ fn the_source_agent_is_killed() {
     let scene = Scene::set();
     the_source_agent_is_killed_in_flight(&scene);
     the_source_agent_is_killed_after_the_hand_over(&scene);
+    scene.take_back();
+    the_source_agent_is_killed_before_the_order_to_run(&scene);
     scene.assert_moves("a");
 }
 
@@ -101,6 +103,24 @@ fn the_source_agent_is_killed_after_the_hand_over(scene: &Scene) {
     wait_until_handed_over(&scene.lab);
     scene.lab.stop_agent("a", Signal::KILL);
     held.release();
+    scene.lab.start_agent("a");
+    assert_eq!(migrating.wait().code, 0);
+    assert_eq!(scene.last_result().outcome, Outcome::Completed);
+    scene.assert_settled("b");
+}
+
+/// Its order to run is lost, and nobody but the guard is there to repeat it.
+fn the_source_agent_is_killed_before_the_order_to_run(scene: &Scene) {
+    let migrating = scene.migrate(&[]);
+    let held = hold_until_all_is_there(scene);
+    cut_off(&scene.lab, "b");
+    held.release();
+    wait_until_handed_over(&scene.lab);
+    scene.lab.stop_agent("a", Signal::KILL);
+    rejoin(&scene.lab, "b");
+    scene.guest.assert_answers();
+    assert_eq!(run_state(&scene.lab, "b", "web"), RunState::Running);
+    eventually("the guard has left", || scene.lab.pids("a", &[" guard --migration "]).is_empty());
     scene.lab.start_agent("a");
     assert_eq!(migrating.wait().code, 0);
     assert_eq!(scene.last_result().outcome, Outcome::Completed);

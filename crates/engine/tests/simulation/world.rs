@@ -6,7 +6,7 @@ use drainpipe_engine::result::Outcome;
 
 use crate::executor::Executor;
 use crate::faults::{Fault, Faults};
-use crate::guard::{Guard, Post};
+use crate::guard::Guard;
 use crate::hosts::Hosts;
 use crate::network::{Letter, Network};
 use crate::operator::Operator;
@@ -61,6 +61,8 @@ pub(crate) enum Sight {
     Adopted,
     GivenBack,
     GuardActed,
+    GuardOrdered,
+    GuardRevoked,
     HandOverForbidden,
     HandOverInVain,
     JournalFound,
@@ -83,10 +85,12 @@ pub(crate) enum Sight {
 }
 
 impl Sight {
-    pub(crate) const ALL: [Self; 22] = [
+    pub(crate) const ALL: [Self; 24] = [
         Self::Adopted,
         Self::GivenBack,
         Self::GuardActed,
+        Self::GuardOrdered,
+        Self::GuardRevoked,
         Self::HandOverForbidden,
         Self::HandOverInVain,
         Self::JournalFound,
@@ -339,8 +343,18 @@ impl World {
 
     /// Whether it reaches somebody: what stands still hears it later.
     fn is_let_through(&self, letter: Letter) -> bool {
-        let life = if letter.goes_to_target() { self.target.life } else { self.source.life };
-        self.now_ms >= self.network.parted_until_ms && life != Life::Frozen
+        self.now_ms >= self.network.parted_until_ms && self.life_of_addressee(letter) != Life::Frozen
+    }
+
+    /// Of an agent; guards live on without theirs.
+    fn life_of_addressee(&self, letter: Letter) -> Life {
+        match letter {
+            Letter::Answer { question, .. } if self.guards.iter().any(|guard| guard.has_asked(question)) => {
+                Life::Up
+            }
+            _ if letter.goes_to_target() => self.target.life,
+            _ => self.source.life,
+        }
     }
 
     fn next_wake_ms(&self) -> f64 {
@@ -352,7 +366,7 @@ impl World {
         };
         wakes(self.network.parted_until_ms);
         self.network.letters.iter().for_each(|(at_ms, _)| wakes(*at_ms));
-        self.guards.iter().filter(|guard| guard.post != Post::Left).for_each(|guard| wakes(guard.at_ms));
+        self.guards.iter().filter(|guard| !guard.has_left()).for_each(|guard| wakes(guard.at_ms));
         [self.source.wakes_ms, self.target.wakes_ms].into_iter().for_each(&mut wakes);
         let mute = [self.source.qemu.as_ref().and_then(|qemu| qemu.mute_until_ms)].into_iter();
         mute.chain([self.target.qemu.as_ref().and_then(|qemu| qemu.mute_until_ms)])
@@ -380,14 +394,15 @@ impl World {
 
     fn deliver(&mut self, index: usize) {
         let (_, letter) = self.network.letters.swap_remove(index);
-        let life = if letter.goes_to_target() { self.target.life } else { self.source.life };
-        if life == Life::Down {
+        if self.life_of_addressee(letter) == Life::Down {
             return;
         }
         match letter {
             Letter::Order { order, migration, question } => self.take_order(order, migration, question),
             Letter::Answer { question, answer } => {
-                if let Some(executor) = &mut self.source.executor {
+                if let Some(guard) = self.guards.iter_mut().find(|guard| guard.has_asked(question)) {
+                    guard.take_answer(answer);
+                } else if let Some(executor) = &mut self.source.executor {
                     executor.take_answer(question, answer);
                 }
             }
@@ -506,7 +521,7 @@ impl World {
 
     /// Nobody is at anything.
     pub(crate) fn is_quiet(&self) -> bool {
-        let guards = self.guards.iter().all(|guard| guard.post == Post::Left);
+        let guards = self.guards.iter().all(Guard::has_left);
         let agents = self.source.life == Life::Up && (self.target.life == Life::Up || self.target.is_lost);
         let nothing_open = self.source.executor.is_none() && self.source.open_migration().is_none();
         let is_mute = |host| self.copy_at(host).is_some() && !self.answers(host);

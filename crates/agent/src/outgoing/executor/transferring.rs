@@ -46,7 +46,8 @@ impl Executor {
         self.measurements.transfer_begins(&self.agent.network, plan, address, now_ms).await?;
         let vmm = self.vmm()?;
         let own_peer = (!plan.is_relayed()).then_some(address);
-        let guard = Guard::start(&self.agent, &self.running.id, vmm, own_peer).await?;
+        let target = &self.running.target;
+        let guard = Guard::start(&self.agent, &self.running.id, vmm, target, own_peer).await?;
         let (relay, send_to) =
             self.relay_to(plan, endpoint, address, Some(&guard).filter(|_| !plan.post_copy))?;
         self.tell_watch(plan, address.port()).await;

@@ -1,0 +1,180 @@
+//! A migration's QEMU, as its guard deals with it.
+
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::pin::pin;
+use std::time::Duration;
+
+use drainpipe_engine::migration::guard::GuardEvent as Event;
+use drainpipe_engine::problem::Problem;
+use drainpipe_hypervisor::migration::{self as qemu, MigrationError, MigrationStatus};
+use drainpipe_hypervisor::qmp::QmpError;
+use drainpipe_hypervisor::{AttachError, RunState, RuntimePaths, Vmm, cut_connections};
+use rustix::net::{Shutdown, shutdown};
+use tokio::time::timeout;
+
+use super::Told;
+use crate::outgoing::settled_source_state;
+use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
+
+/// How long QEMU may take for an answer while it has the last bytes of a paused VM to send. After that it is taken to wait
+/// for whoever is to read them.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
+
+/// The VM's QEMU, and what it is connected to.
+pub(super) struct Qemu {
+    pub(super) paths: RuntimePaths,
+    // Where it is connected to, if that is its target.
+    peer: Option<SocketAddr>,
+    pub(super) told: Told,
+    // It did not answer when it was asked last, nor before that.
+    silence: Silence,
+    // Between two actions.
+    attached: Option<Vmm>,
+}
+
+/// Whether a QEMU has failed to answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Silence {
+    Never,
+    /// For the first time, just now: it was cut off, and may answer at once.
+    First,
+    Again,
+}
+
+impl Qemu {
+    /// Not taken hold of yet.
+    pub(super) fn new(paths: RuntimePaths, peer: Option<SocketAddr>) -> Self {
+        Self { paths, peer, told: Told::default(), silence: Silence::Never, attached: None }
+    }
+
+    /// Whether the VM runs. One that does not answer may be mute for seconds while it does, and could not be told
+    /// anything now. Its throttle is lifted then: nobody sees any more whether it still serves its purpose.
+    pub(super) async fn look(&self) -> bool {
+        let runs = match Vmm::attach_beside_agent(self.paths.clone(), QMP_DEADLINE).await {
+            Ok(vmm) => match vmm.run_state(QMP_DEADLINE).await {
+                Ok(state) => state == RunState::Running,
+                Err(error) => matches!(error, QmpError::Deadline { .. }),
+            },
+            Err(error) => matches!(error, AttachError::Qmp(QmpError::Deadline { .. })),
+        };
+        if runs {
+            lift_throttle(&self.paths);
+        }
+        runs
+    }
+
+    pub(super) async fn ask(&mut self) -> Result<Event, Problem> {
+        let vmm = match Vmm::attach_beside_agent(self.paths.clone(), QMP_DEADLINE).await {
+            Err(AttachError::NotRunning { .. }) => return Ok(Event::QemuEnded),
+            attached => attached.map_err(Problem::failed)?,
+        };
+        settled_source_state(Some(&vmm)).await.map(Event::SourceSays)
+    }
+
+    pub(super) async fn stop_transfer(&mut self) -> Result<Event, Problem> {
+        let vmm = match Vmm::attach_beside_agent(self.paths.clone(), self.patience()).await {
+            Err(AttachError::NotRunning { .. }) => return Ok(Event::QemuEnded),
+            Err(error) => {
+                if matches!(error, AttachError::Qmp(QmpError::Deadline { .. })) {
+                    self.cut_if_mute();
+                }
+                return Err(Problem::failed(error));
+            }
+            Ok(vmm) => vmm,
+        };
+        if let Some(Err(error)) = self.peer.map(|peer| vmm.discard_unsent(peer)) {
+            eprintln!("guard: the kernel goes on trying to send what QEMU has left: {error}");
+        }
+        let cancelled = self.cancel(&vmm).await;
+        self.cut();
+        cut_relay(&self.told.held);
+        cancelled.map_err(Problem::failed)?;
+        self.attached = Some(vmm);
+        Ok(Event::Done)
+    }
+
+    async fn cancel(&mut self, vmm: &Vmm) -> Result<MigrationStatus, MigrationError> {
+        let mut cancelling = pin!(qemu::cancel(vmm, QEMU_DEADLINE));
+        if let Ok(cancelled) = timeout(self.patience(), &mut cancelling).await {
+            return cancelled;
+        }
+        // It became mute after it had answered.
+        self.cut_if_mute();
+        cancelling.await
+    }
+
+    pub(super) async fn run(&mut self) -> Result<Event, Problem> {
+        let vmm = self.attached.take().ok_or_else(|| Problem::failed("its QEMU was not taken hold of"))?;
+        qemu::run(&vmm, QMP_DEADLINE).await.map_err(Problem::failed)?;
+        Ok(Event::Done)
+    }
+
+    /// How long it may take for an answer.
+    fn patience(&self) -> Duration {
+        if self.told.switches_over && self.silence == Silence::Never { ANSWERS_WITHIN } else { QMP_DEADLINE }
+    }
+
+    /// It may wait for its target, or for a relay that nobody drives any more, with the lock that every command needs.
+    /// But one that looks for changed memory, while the VM runs, may be mute for 5 s, and should not see all ends of a
+    /// relay close then.
+    fn cut_if_mute(&mut self) {
+        self.cut();
+        if self.silence != Silence::Never || self.told.switches_over {
+            cut_relay(&self.told.held);
+        }
+        self.silence = if self.silence == Silence::Never { Silence::First } else { Silence::Again };
+    }
+
+    /// Whether it was cut off for the first time just now: it may answer at once.
+    pub(super) fn was_just_cut_off(&mut self) -> bool {
+        let was_first = self.silence == Silence::First;
+        if was_first {
+            self.silence = Silence::Again;
+        }
+        was_first
+    }
+
+    /// As the agent does when it stops a transfer: docs/decisions.md, 40.
+    fn cut(&self) {
+        if let Some(Err(error)) = self.peer.map(|peer| cut_connections(&self.paths, peer)) {
+            eprintln!("guard: QEMU may wait for its target, and answer nothing: {error}");
+        }
+    }
+}
+
+/// Nobody sees any more whether it still serves its purpose. An agent that wakes up throttles the VM again.
+pub(super) fn lift_throttle(paths: &RuntimePaths) {
+    if let Err(error) = drainpipe_hypervisor::lift_throttle(paths) {
+        eprintln!("guard: the VM's CPUs stay throttled until its agent is started anew: {error}");
+    }
+}
+
+/// Has QEMU find its connections to a relay at their end.
+pub(super) fn cut_relay(held: &[OwnedFd]) {
+    for socket in held {
+        // Not closed: an agent that stands still has them open too. One whose other end is gone is cut already.
+        let _cut_already = shutdown(socket, Shutdown::Both);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{self, Write};
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn a_program_that_a_relay_stands_still_for_is_cut_off() {
+        let (mut program, relay) = UnixStream::pair().unwrap();
+        let held = [OwnedFd::from(relay.try_clone().unwrap())];
+        program.set_nonblocking(true).unwrap();
+        while program.write(&[0; 4096]).is_ok() {}
+        assert_eq!(program.write(&[0]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        cut_relay(&held);
+        cut_relay(&held);
+        assert_eq!(program.write(&[0]).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+        drop(relay);
+    }
+}
