@@ -205,9 +205,9 @@ impl IncomingVms {
         lock(&self.entries).get(id).cloned()
     }
 
-    /// The source of a migration has said something.
-    pub(crate) fn heard(&self, id: &str) {
-        if let Some(entry) = self.find(id) {
+    /// A host has said something about a migration. Nobody but its source shows by that that the source is there.
+    pub(crate) fn heard(&self, id: &str, host: &str) {
+        if let Some(entry) = self.find(id).filter(|entry| entry.source == host) {
             entry.heard();
         }
     }
@@ -513,8 +513,23 @@ mod tests {
     #[test]
     fn nothing_comes_from_a_source_that_is_gone() {
         let (incoming, entry) = coming();
+        be_silent(&entry);
+        assert!(!incoming.are_receiving());
+    }
+
+    #[test]
+    fn what_another_host_says_is_no_sign_of_life_of_the_source() {
+        let (incoming, entry) = coming();
+        be_silent(&entry);
+        incoming.heard("1", "c");
+        assert!(!incoming.are_receiving());
+        incoming.heard("1", "a");
+        assert!(incoming.are_receiving());
+    }
+
+    /// Its source has not been heard of for long.
+    fn be_silent(entry: &IncomingVm) {
         let gone = Instant::now().checked_sub(GIVE_UP_AFTER);
         *lock(&entry.last_heard) = gone.expect("the host has been up for minutes");
-        assert!(!incoming.are_receiving());
     }
 }

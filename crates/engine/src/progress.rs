@@ -148,15 +148,15 @@ impl fmt::Display for PathEnds {
 #[derive(Debug, Clone, Default)]
 struct PathMeter {
     arrived_bytes: VecDeque<(f64, u64)>,
-    waits_since_ms: f64,
+    // Absent where nothing was on its way when it was looked at last.
+    waits_since_ms: Option<f64>,
 }
 
 impl PathMeter {
     fn record(&mut self, now_ms: f64, arrived_bytes: u64, is_waiting: bool) {
         let grew = self.arrived_bytes.back().is_none_or(|(_, last)| arrived_bytes > *last);
-        if grew || !is_waiting {
-            self.waits_since_ms = now_ms;
-        }
+        let waits_since_ms = if grew { now_ms } else { self.waits_since_ms.unwrap_or(now_ms) };
+        self.waits_since_ms = is_waiting.then_some(waits_since_ms);
         self.arrived_bytes.push_back((now_ms, arrived_bytes));
         keep_window(&mut self.arrived_bytes, now_ms);
     }
@@ -199,8 +199,8 @@ impl ProgressMeter {
 
     /// Paths over which something was sent and nothing has arrived for a second.
     pub(crate) fn stalled_paths(&self, now_ms: f64) -> Vec<String> {
-        let stalled =
-            self.paths.iter().filter(|(_, meter)| now_ms - meter.waits_since_ms >= STALLED_AFTER_MS);
+        let is_long = |since_ms: f64| now_ms - since_ms >= STALLED_AFTER_MS;
+        let stalled = self.paths.iter().filter(|(_, meter)| meter.waits_since_ms.is_some_and(is_long));
         stalled.map(|(path, _)| path.to_string()).collect()
     }
 

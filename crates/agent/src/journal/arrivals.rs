@@ -275,6 +275,7 @@ fn incoming(connection: &Connection, id: &str) -> Result<Option<IncomingRecord>,
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use uuid::Uuid;
 
     use super::*;
 
@@ -339,6 +340,28 @@ mod tests {
         // So that it is not taken from those that are here.
         assert!(!journal.take_back_run("first").unwrap());
         assert_eq!(journal.vms().unwrap().len(), 1);
+    }
+
+    /// More than the records that are kept.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn whoever_gives_up_what_nobody_knows_leaves_no_record_and_prunes_nothing() {
+        let (_directory, journal) = journal();
+        begin(&journal, "here", "here");
+        assert!(journal.run_incoming("here").unwrap());
+        journal.finish_incoming("here").unwrap();
+        begin(&journal, "left", "left");
+        assert_eq!(journal.discard_incoming("left").unwrap(), Some(IncomingState::Discarded));
+        journal.forget_skeleton("left").unwrap();
+        journal.source_knows("left").unwrap();
+        for id in 0..HISTORY_LENGTH + 400 {
+            assert_eq!(journal.discard_incoming(&Uuid::from_u128(id.into()).to_string()).unwrap(), None);
+        }
+        begin(&journal, "permitted", "permitted");
+        let recorded = journal.run(|connection| {
+            let mut statement = connection.prepare("SELECT id FROM incoming ORDER BY rowid")?;
+            Ok(statement.query_map([], |row| row.get(0))?.collect::<Result<Vec<String>, _>>()?)
+        });
+        assert_eq!(recorded.unwrap(), ["here", "left", "permitted"]);
     }
 
     #[tokio::test(flavor = "multi_thread")]

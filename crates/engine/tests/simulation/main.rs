@@ -7,6 +7,7 @@
 //! `DRAINPIPE_SEED=17 cargo test -p drainpipe-engine --test simulation`, with `-- --nocapture` also one that does not
 //! fail. `make soak` runs many more seeds.
 
+mod deadline;
 mod executor;
 mod faults;
 mod guard;

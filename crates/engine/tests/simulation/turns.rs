@@ -20,7 +20,7 @@ fn a_plan() -> Plan {
     }
 }
 
-fn done(action: Action) -> Event {
+pub(crate) fn done(action: Action) -> Event {
     match action {
         Action::EstablishHosts => Event::Established(a_plan()),
         Action::ConnectHosts => Event::Connected(a_plan()),
@@ -30,7 +30,7 @@ fn done(action: Action) -> Event {
 }
 
 /// One that waits for its turn.
-fn waiting(limits: Limits, now_ms: f64) -> Migration {
+pub(crate) fn waiting(limits: Limits, now_ms: f64) -> Migration {
     let (mut migration, mut action) = Migration::begin(limits);
     while action != Action::AwaitTurn {
         action = migration.handle(now_ms, done(action)).expect("there is no transfer yet");

@@ -1,0 +1,70 @@
+//! The deadline of a migration that does not come to its end, with hosts that do as they are told.
+
+use drainpipe_engine::migration::{Action, Event, Limits};
+use drainpipe_engine::progress::{PathArrival, Transferred};
+use drainpipe_engine::result::Outcome;
+
+use crate::turns::{done, waiting};
+
+const LIMITS: Limits =
+    Limits { total_ms: 120_000.0, held_ms: 60_000.0, stall_ms: 600_000.0, decision_ms: 5_000.0, throttle_percent: 0 };
+
+/// How often somebody looks at the transfer.
+const LOOK_EVERY_MS: f64 = 100.0;
+
+/// When the path e1 begins to lose what is sent over it. The other one has soon brought all that may go before that.
+const LOST_FROM_MS: f64 = 100_000.0;
+
+/// What the source sees: bytes arrive by both paths, until nothing does.
+fn look(now_ms: f64) -> Event {
+    let arrived_bytes = now_ms.min(LOST_FROM_MS) as u64 * 1_000;
+    let arrival = |link: &str, is_waiting| PathArrival {
+        link: link.into(),
+        peer_link: link.into(),
+        arrived_bytes,
+        is_waiting,
+    };
+    let transferred = Transferred {
+        sent_bytes: 2 * arrived_bytes,
+        remaining_bytes: 1 << 30,
+        total_bytes: 1 << 30,
+        rounds: 1,
+        passed_bytes: 2 * arrived_bytes,
+        dirty_bytes_per_s: 0,
+    };
+    Event::Progress(transferred, vec![arrival("e0", now_ms < LOST_FROM_MS), arrival("e1", true)])
+}
+
+#[test]
+fn the_deadline_is_kept_and_the_error_names_the_path_that_holds_all_up_and_no_other() {
+    // A hypervisor that says nothing is no reason to wait for it.
+    for says_nothing_from_ms in [f64::INFINITY, 110_000.0] {
+        let mut migration = waiting(LIMITS, 0.0);
+        assert_eq!(migration.handle(0.0, Event::Done), Some(Action::StartTransfer));
+        let mut now_ms = 0.0;
+        let mut next = migration.handle(now_ms, Event::Done);
+        while next.is_none() {
+            now_ms += LOOK_EVERY_MS;
+            let seen = if now_ms < says_nothing_from_ms { look(now_ms) } else { Event::Tick };
+            next = migration.handle(now_ms, seen);
+        }
+        assert!(now_ms < LIMITS.total_ms + LOOK_EVERY_MS, "{now_ms}");
+        let mut actions = vec![];
+        while next != Some(Action::Finish) {
+            actions.extend(next);
+            next = next.and_then(|action| migration.handle(now_ms, done(action)));
+        }
+        let back = [
+            Action::StopTransfer,
+            Action::ResumeOnSource,
+            Action::DiscardTarget,
+            Action::PutBack,
+            Action::LookAtVm,
+        ];
+        assert_eq!(actions, back);
+        assert_eq!(migration.outcome(), Some(Outcome::Failed));
+        let error = migration.error().map(ToString::to_string).unwrap_or_default();
+        assert!(error.contains("not over within 120 s: nothing has arrived for 20 s over e1–e1;"), "{error}");
+        assert!(!error.contains("e0"), "{error}");
+    }
+}
