@@ -26,7 +26,7 @@ mod news;
 mod watched;
 
 pub use self::news::{Fault, PathNews, Turn, Unwatched};
-use self::watched::Watched;
+use self::watched::{JudgedBy, Watched};
 
 /// A host says hello on each path this often, in ms: 20 datagrams of 26 bytes a second.
 pub const HELLO_EVERY_MS: f64 = 50.0;
@@ -138,6 +138,7 @@ pub enum Hearing {
 /// All paths between two hosts that migrations use, seen from one of them.
 #[derive(Debug)]
 pub struct PathWatch {
+    judged_by: JudgedBy,
     paths: Vec<Watched>,
     last_tick_ms: f64,
     awake_at_ms: f64,
@@ -146,12 +147,12 @@ pub struct PathWatch {
 impl PathWatch {
     /// Watches no path yet.
     pub fn new(now_ms: f64) -> Self {
-        Self { paths: vec![], last_tick_ms: now_ms, awake_at_ms: now_ms }
+        Self { judged_by: JudgedBy::ALL, paths: vec![], last_tick_ms: now_ms, awake_at_ms: now_ms }
     }
 
     /// One path more, good a moment ago. It is not judged before [`Self::begin`].
     pub fn add(&mut self, now_ms: f64) {
-        self.paths.push(Watched::new(now_ms));
+        self.paths.push(Watched::new(self.judged_by, now_ms));
     }
 
     /// Watches a path no more. Those behind it move up.
@@ -287,7 +288,7 @@ impl PathWatch {
     }
 
     fn judge(&mut self, now_ms: f64) -> Vec<Turn> {
-        let slept = now_ms - self.last_tick_ms > SLEPT_AFTER_MS;
+        let slept = self.judged_by.own_lateness && now_ms - self.last_tick_ms > SLEPT_AFTER_MS;
         self.last_tick_ms = now_ms;
         if slept {
             for path in &mut self.paths {

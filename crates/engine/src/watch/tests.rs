@@ -1,3 +1,5 @@
+mod planted;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -21,7 +23,11 @@ fn random(seed: u64) -> impl FnMut() -> u64 {
 
 /// A watch of so many paths whose other ends are known.
 fn watch_of(paths: usize) -> PathWatch {
-    let mut watch = PathWatch::new(0.0);
+    watch_judged_by(JudgedBy::ALL, paths)
+}
+
+fn watch_judged_by(judged_by: JudgedBy, paths: usize) -> PathWatch {
+    let mut watch = PathWatch { judged_by, ..PathWatch::new(0.0) };
     for path in 0..paths {
         watch.add(0.0);
         watch.begin(path, false, 0.0);
@@ -43,8 +49,12 @@ struct Hosts {
 
 impl Hosts {
     fn new(paths: usize) -> Self {
+        Self::judged_by(JudgedBy::ALL, paths)
+    }
+
+    fn judged_by(judged_by: JudgedBy, paths: usize) -> Self {
         Self {
-            ends: [watch_of(paths), watch_of(paths)],
+            ends: [watch_judged_by(judged_by, paths), watch_judged_by(judged_by, paths)],
             now_ms: 0.0,
             tick: 0,
             queued: vec![],
@@ -225,22 +235,33 @@ fn an_agent_of_before_there_were_large_packets_that_takes_over_puts_no_path_out(
     assert_eq!(hosts.turns, []);
 }
 
-/// Two agents that wait for their cores, each for as long as `late_ms` says, on a machine that is too busy.
-struct BusyHosts<L> {
+/// Two agents that wait for their cores, up to three times as long as they wait anyway, on a machine that is too busy.
+/// So does whoever reads a path's hellos, now and then for longer than the agent.
+struct BusyHosts<R> {
     ends: [PathWatch; 2],
     next_ms: [f64; 2],
     sockets: [Vec<(usize, Hello)>; 2],
-    late_ms: L,
+    random: R,
     now_ms: f64,
 }
 
-impl<L: FnMut() -> f64> BusyHosts<L> {
-    fn new(late_ms: L) -> Self {
+/// How much later than it should each agent looks, at most.
+const LATE_MS_MAX: u64 = 145;
+
+/// How often a path's hellos are not read when the agent looks.
+const UNREAD_PERCENT: u64 = 10;
+
+impl<R: FnMut() -> u64> BusyHosts<R> {
+    fn new(random: R) -> Self {
+        Self::judged_by(JudgedBy::ALL, random)
+    }
+
+    fn judged_by(judged_by: JudgedBy, random: R) -> Self {
         Self {
-            ends: [watch_of(3), watch_of(3)],
+            ends: [watch_judged_by(judged_by, 3), watch_judged_by(judged_by, 3)],
             next_ms: [0.0, 20.0],
             sockets: [vec![], vec![]],
-            late_ms,
+            random,
             now_ms: 0.0,
         }
     }
@@ -255,8 +276,12 @@ impl<L: FnMut() -> f64> BusyHosts<L> {
         while self.now_ms < end_ms {
             let end = usize::from(self.next_ms[1] < self.next_ms[0]);
             self.now_ms = self.next_ms[end];
-            self.next_ms[end] += HELLO_EVERY_MS + (self.late_ms)();
-            for (path, hello) in std::mem::take(&mut self.sockets[end]) {
+            self.next_ms[end] += HELLO_EVERY_MS + ((self.random)() % (LATE_MS_MAX + 1)) as f64;
+            let is_read = [(); 3].map(|()| (self.random)() % 100 >= UNREAD_PERCENT);
+            let waiting = std::mem::take(&mut self.sockets[end]);
+            let (read, unread): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|(path, _)| is_read[*path]);
+            self.sockets[end] = unread;
+            for (path, hello) in read {
                 self.ends[end].heard(path, hello, self.now_ms);
             }
             told.extend(self.ends[end].tick(self.now_ms).into_iter().map(|turn| (turn.path, turn.news)));
@@ -274,9 +299,7 @@ impl<L: FnMut() -> f64> BusyHosts<L> {
 #[test]
 fn agents_that_wait_for_a_core_take_no_path_out_that_is_good_and_find_one_that_is_not() {
     for seed in 0..200 {
-        let mut random = random(seed);
-        // Up to 145 ms, three times what it waits anyway.
-        let mut hosts = BusyHosts::new(|| (random() % 146) as f64);
+        let mut hosts = BusyHosts::new(random(seed));
         assert_eq!(hosts.run_until(20_000.0, |_, _| true), [], "seed {seed}");
         let told = hosts.run_until(24_000.0, |path, _| path != 1);
         assert!(told.iter().all(|(path, _)| *path == 1) && told.len() == 2, "seed {seed}: {told:?}");
@@ -286,8 +309,7 @@ fn agents_that_wait_for_a_core_take_no_path_out_that_is_good_and_find_one_that_i
 #[test]
 fn agents_that_wait_for_a_core_find_the_path_that_loses_large_packets_from_the_beginning() {
     for seed in 0..200 {
-        let mut random = random(seed);
-        let mut hosts = BusyHosts::new(|| (random() % 146) as f64);
+        let mut hosts = BusyHosts::new(random(seed));
         let told = hosts.run_until(20_000.0, |path, pace| path != 1 || pace != Pace::Large);
         assert_eq!(told, [(1, PathNews::Out(Fault::LargePackets)); 2], "seed {seed}");
     }

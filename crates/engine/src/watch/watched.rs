@@ -7,9 +7,23 @@ use super::{
     Unwatched,
 };
 
+/// What paths are judged by. A watch goes by all of it; tests show what becomes of one that does not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct JudgedBy {
+    /// Whether full packets arrive: not small ones alone.
+    pub(super) full_packets: bool,
+    /// Whether either end was late itself: not time alone.
+    pub(super) own_lateness: bool,
+}
+
+impl JudgedBy {
+    pub(super) const ALL: Self = Self { full_packets: true, own_lateness: true };
+}
+
 /// One path.
 #[derive(Debug)]
 pub(super) struct Watched {
+    judged_by: JudgedBy,
     pub(super) sent: u64,
     pub(super) sent_closely: u64,
     pub(super) sent_large: u64,
@@ -56,8 +70,9 @@ enum State {
 }
 
 impl Watched {
-    pub(super) fn new(now_ms: f64) -> Self {
+    pub(super) fn new(judged_by: JudgedBy, now_ms: f64) -> Self {
         Self {
+            judged_by,
             sent: 0,
             sent_closely: 0,
             sent_large: 0,
@@ -120,7 +135,8 @@ impl Watched {
     }
 
     fn has_fallen_silent(&self, now_ms: f64) -> bool {
-        self.is_silent(now_ms) && self.missed_ticks >= SILENT_TICKS
+        let is_not_late = self.missed_ticks >= SILENT_TICKS || !self.judged_by.own_lateness;
+        self.is_silent(now_ms) && is_not_late
     }
 
     /// At each tick, once what has come is heard.
@@ -208,6 +224,10 @@ impl Watched {
         }
     }
 
+    fn loses_large(&self, peer: Hello) -> bool {
+        [self.hearing_large(), peer.hearing_large].contains(&Hearing::NoMore)
+    }
+
     pub(super) fn say(&self, sequence: u64, pace: Pace, now_ms: f64) -> Hello {
         Hello {
             sequence,
@@ -236,7 +256,7 @@ impl Watched {
             Some(Fault::Silent)
         } else if peer_hears && !self.is_heard_there() {
             Some(Fault::OneWay)
-        } else if [self.hearing_large(), peer.hearing_large].contains(&Hearing::NoMore) {
+        } else if self.judged_by.full_packets && self.loses_large(peer) {
             Some(Fault::LargePackets)
         } else {
             Some(self.losses()).filter(|losses| *losses >= LOSSES_OUT).map(Fault::Loss)

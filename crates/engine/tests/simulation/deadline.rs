@@ -6,8 +6,13 @@ use drainpipe_engine::result::Outcome;
 
 use crate::turns::{done, waiting};
 
-const LIMITS: Limits =
-    Limits { total_ms: 120_000.0, held_ms: 60_000.0, stall_ms: 600_000.0, decision_ms: 5_000.0, throttle_percent: 0 };
+const LIMITS: Limits = Limits {
+    total_ms: 120_000.0,
+    held_ms: 60_000.0,
+    stall_ms: 600_000.0,
+    decision_ms: 5_000.0,
+    throttle_percent: 0,
+};
 
 /// How often somebody looks at the transfer.
 const LOOK_EVERY_MS: f64 = 100.0;

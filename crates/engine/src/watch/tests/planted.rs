@@ -1,0 +1,37 @@
+//! Bugs of the watch. Each is one that somebody could write, and what it is to keep to must be broken with it.
+
+use super::*;
+
+/// It judges a path by what small hellos say.
+const SMALL_HELLOS_ONLY: JudgedBy = JudgedBy { full_packets: false, ..JudgedBy::ALL };
+
+/// It does not know when it was late itself: time alone makes a silence.
+const NEVER_LATE: JudgedBy = JudgedBy { own_lateness: false, ..JudgedBy::ALL };
+
+/// Whether a path that begins to lose full packets is out at both ends soon, and the others stay.
+fn finds_what_loses_full_packets(judged_by: JudgedBy) -> bool {
+    let mut hosts = Hosts::judged_by(judged_by, 3);
+    hosts.run(1_000.0, |_, _, _| true);
+    hosts.passes_large = |_, path| path != 1;
+    hosts.run(1_500.0, |_, _, _| true);
+    hosts.in_use() == [vec![true, false, true], vec![true, false, true]]
+}
+
+/// Whether all good paths stay in, on a machine that is too busy.
+fn leaves_good_paths_in(judged_by: JudgedBy) -> bool {
+    (0..20)
+        .all(|seed| BusyHosts::judged_by(judged_by, random(seed)).run_until(20_000.0, |_, _| true).is_empty())
+}
+
+#[test]
+fn found_watch_that_judges_by_small_hellos_only() {
+    assert!(finds_what_loses_full_packets(JudgedBy::ALL) && leaves_good_paths_in(JudgedBy::ALL));
+    assert!(!finds_what_loses_full_packets(SMALL_HELLOS_ONLY));
+    assert!(leaves_good_paths_in(SMALL_HELLOS_ONLY));
+}
+
+#[test]
+fn found_watch_that_does_not_know_when_it_was_late() {
+    assert!(!leaves_good_paths_in(NEVER_LATE));
+    assert!(finds_what_loses_full_packets(NEVER_LATE));
+}
