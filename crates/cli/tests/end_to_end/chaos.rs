@@ -5,6 +5,7 @@
 //! operations  does the errands, by the program itself; what it says of them must be true
 //! faults      does the faults, and undoes them
 //! journals    that are lost, older or on full disks, and what an operator does then
+//! busy, flood more of what goes wrong: a machine without a free core, and a host that sends thousands of requests
 //! monitor     hears each QEMU by a control connection of its own ─► copies: which guests ran when
 //! silences    a client of every VM
 //! ledger      what was done to whom: how long may a VM be silent?
@@ -12,16 +13,19 @@
 //! settled     after each round all faults are lifted: is everything over, and told as it is?
 //! ```
 //!
-//! `scenarios` are rounds that are not drawn: the same faults again and again, at moments that are. `planted` shows that
-//! the monitor sees what it is there for.
+//! `scenarios` are rounds that are not drawn: the same faults again and again, at moments that are. `measure` makes them in
+//! several labs at once, `tally` counts what came of them. `planted` shows that the monitor sees what it is there for.
 //!
 //! `DRAINPIPE_CHAOS_SECONDS=3600` runs it for an hour; `DRAINPIPE_CHAOS_SEED` has the same decisions made again. It
 //! stops at the first thing that is wrong, with all that there is to understand it in `target/chaos/SEED`.
 
+mod busy;
 mod copies;
 mod faults;
+mod flood;
 mod journals;
 mod ledger;
+mod measure;
 mod monitor;
 mod operations;
 mod plan;
@@ -31,6 +35,7 @@ mod random;
 mod scenarios;
 mod settled;
 mod silences;
+mod tally;
 mod violation;
 mod world;
 
@@ -44,7 +49,7 @@ use crate::Test;
 use crate::options;
 use crate::support::TestLab;
 
-pub(crate) use self::scenarios::measure;
+pub(crate) use self::measure::measure;
 
 pub(crate) const TESTS: &[Test] = &[
     ("a_minute", a_minute),

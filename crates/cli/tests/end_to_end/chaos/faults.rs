@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use drainpipe_lab::Fault as LabFault;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 
+use super::busy::Busy;
 use super::copies::{Copies, Copy};
+use super::flood::Flood;
 use super::journals::Journals;
 use super::ledger::{Ledger, Victim};
 use super::plan::{FaultKind, Spoil};
@@ -32,6 +34,8 @@ pub(super) struct Faults<'lab> {
     /// VMs that may have been lost with a QEMU that was killed in this round.
     may_be_lost: BTreeSet<String>,
     started_at: BTreeMap<String, Instant>,
+    /// The last one that was found.
+    agents: BTreeMap<String, Pid>,
 }
 
 struct Active {
@@ -50,6 +54,8 @@ enum Undo {
     FreeDisk(String),
     /// An operator has the agent go on with what there is; as soon as it says that it does not believe its journal.
     Adopt,
+    Rest(Busy),
+    Await(Flood),
 }
 
 /// Where a fault is to be, as far as that is known by now.
@@ -74,6 +80,7 @@ impl<'lab> Faults<'lab> {
             killed_pids: BTreeSet::new(),
             may_be_lost: BTreeSet::new(),
             started_at: BTreeMap::new(),
+            agents: BTreeMap::new(),
         }
     }
 
@@ -116,6 +123,7 @@ impl<'lab> Faults<'lab> {
         let qemu = Victim::Qemu { vm: at.vm.clone(), host: host.clone() };
         let journal = Victim::Journal(host.clone());
         let disk = Victim::JournalDisk(host.clone());
+        let requests = Victim::Requests(host.clone());
         let is_free = |victim: &Victim| !ledger.is_suffering(victim);
         let copy = copies.living(&at.vm).find(|copy| copy.identity.host == *host);
         match kind {
@@ -148,6 +156,13 @@ impl<'lab> Faults<'lab> {
                     vec![]
                 }
             }
+            FaultKind::BusyMachine if is_free(&Victim::Machine) => {
+                vec![(Victim::Machine, Some(Undo::Rest(Busy::begin())))]
+            }
+            FaultKind::FloodOfDeletes if is_free(&requests) => {
+                let flood = self.stranger(at, copies).map(|from| Flood::begin(self.lab, &from, host));
+                flood.map(|flood| (requests, Some(Undo::Await(flood)))).into_iter().collect()
+            }
             FaultKind::KillAgent
             | FaultKind::FreezeAgent
             | FaultKind::KillGuard
@@ -155,7 +170,9 @@ impl<'lab> Faults<'lab> {
             | FaultKind::KillQemu
             | FaultKind::FreezeQemu
             | FaultKind::FullJournal
-            | FaultKind::SpoilJournal(_) => vec![],
+            | FaultKind::SpoilJournal(_)
+            | FaultKind::BusyMachine
+            | FaultKind::FloodOfDeletes => vec![],
             of_links => self.make_of_links(of_links, host, ledger),
         }
     }
@@ -191,6 +208,13 @@ impl<'lab> Faults<'lab> {
     fn fault(&self, words: &str) {
         let words: Vec<&str> = words.split(' ').collect();
         self.lab.lab().fault(&LabFault::from_words(&words).unwrap()).unwrap();
+    }
+
+    /// A host that has nothing to do with this VM.
+    fn stranger(&self, at: &Where, copies: &Copies) -> Option<String> {
+        let has_part =
+            |host: &String| *host == at.host || copies.living(&at.vm).any(|copy| copy.identity.host == *host);
+        self.lab.hosts().into_iter().find(|host| !has_part(host))
     }
 
     fn guard(&self, at: &Where) -> Option<Pid> {
@@ -261,6 +285,11 @@ impl<'lab> Faults<'lab> {
         self.lift(due, ledger);
     }
 
+    /// Whether nothing is to be undone any more.
+    pub(super) fn are_lifted(&self) -> bool {
+        self.active.is_empty()
+    }
+
     pub(super) fn lift_all(&mut self, ledger: &mut Ledger) {
         let all = self.active.drain(..).collect();
         self.lift(all, ledger);
@@ -275,6 +304,13 @@ impl<'lab> Faults<'lab> {
                 Undo::Continue(process) => drop(pidfd_send_signal(process, Signal::CONT)),
                 Undo::Heal { host, link } => self.fault(&format!("heal {host} {link}")),
                 Undo::FreeDisk(host) => self.journals.free_disk(&host),
+                Undo::Rest(busy) => drop(busy),
+                Undo::Await(flood) => {
+                    if let Some(problem) = flood.end() {
+                        ledger.note(&format!("the flood ended early: {problem}"));
+                        ledger.count("not done to its end: flood of deletes");
+                    }
+                }
                 Undo::Adopt => continue,
             }
             ledger.fault_ended(&victim);
@@ -293,7 +329,7 @@ impl<'lab> Faults<'lab> {
         for host in hosts {
             let is_killed = ledger.is_suffering(&Victim::Agent(host.clone()));
             let is_starting = self.started_at.get(host).is_some_and(|at| at.elapsed() < START_AGAIN_AFTER);
-            if is_killed || is_starting || self.lab.agent_pid(host).is_some() {
+            if is_killed || is_starting || self.has_agent(host) {
                 continue;
             }
             if !ledger.has_suffered(&Victim::JournalDisk(host.clone())) {
@@ -306,10 +342,27 @@ impl<'lab> Faults<'lab> {
         None
     }
 
+    /// Looks through all processes only when the one that was the agent the last time is none any more.
+    fn has_agent(&mut self, host: &str) -> bool {
+        if self.agents.get(host).is_some_and(|pid| is_agent(*pid)) {
+            return true;
+        }
+        let found = self.lab.agent_pid(host);
+        self.agents.remove(host);
+        self.agents.extend(found.map(|pid| (host.to_owned(), pid)));
+        found.is_some()
+    }
+
     /// Where a host's journal can be read, from outside of its agent's mounts.
     pub(super) fn journal_directory(&self, host: &str) -> PathBuf {
         self.journals.directory(host)
     }
+}
+
+/// A process that has ended, and was not waited for yet, has no command line any more.
+fn is_agent(pid: Pid) -> bool {
+    let line = fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
+    String::from_utf8_lossy(&line).contains("\0agent\0--config\0")
 }
 
 fn freeze(pid: Option<Pid>, victim: Victim) -> Vec<(Victim, Option<Undo>)> {

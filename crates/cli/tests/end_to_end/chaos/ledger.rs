@@ -7,13 +7,36 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Longest silence of a VM that nothing is done to, and of one that is moved without a fault: without KVM, on a machine
-/// that is busy with many others.
-const QUIET_SILENCE_MAX: Duration = Duration::from_secs(8);
+/// How long a VM may be silent.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Promise {
+    /// One that no fault concerns, also while it is moved.
+    pub(super) undisturbed: Duration,
+    /// One that a fault concerns.
+    pub(super) disturbed: Bound,
+    /// The same, for a silence in which no QEMU has paused the VM. Where QEMUs stand still too, nothing is promised.
+    pub(super) not_paused: Option<Duration>,
+}
 
-/// What is promised beyond the time that a fault lasts: 15 s until a source gives up that its last bytes arrive, with
-/// what its QEMU and a busy machine need.
-const FAULT_SILENCE_MAX: Duration = Duration::from_secs(25);
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Bound {
+    InAll(Duration),
+    /// That, and for as long as the faults last.
+    BeyondFaults(Duration),
+}
+
+impl Promise {
+    /// For faults of all kinds that meet: a machine without KVM that is busy with many others, or 15 s until a source gives
+    /// up that its last bytes arrive, with what its QEMU and such a machine need.
+    pub(super) const WHATEVER_HAPPENS: Self = Self {
+        undisturbed: Duration::from_secs(8),
+        disturbed: Bound::BeyondFaults(Duration::from_secs(25)),
+        not_paused: None,
+    };
+}
+
+/// A guest still answers for so long after QEMU says that it is paused: what it sent before is on its way.
+const HEARD_AFTER_PAUSE: Duration = Duration::from_millis(500);
 
 /// A fault is felt for so long after its end: connections that it has slowed down recover late.
 const AFTERMATH: Duration = Duration::from_secs(30);
@@ -34,15 +57,22 @@ pub(super) enum Victim {
     /// It is lost, or an older one.
     Journal(String),
     JournalDisk(String),
+    /// All hosts, as a lab has them on one machine.
+    Machine,
+    /// A host gets many requests.
+    Requests(String),
 }
 
 impl Victim {
     /// Whether a VM may stand still for it, which has been on its way from or to these hosts.
     fn concerns(&self, vm: &str, hosts: &BTreeSet<String>) -> bool {
         match self {
-            Self::Agent(host) | Self::Journal(host) | Self::JournalDisk(host) | Self::Link { host, .. } => {
-                hosts.contains(host)
-            }
+            Self::Agent(host)
+            | Self::Journal(host)
+            | Self::JournalDisk(host)
+            | Self::Requests(host)
+            | Self::Link { host, .. } => hosts.contains(host),
+            Self::Machine => true,
             Self::Guard(of) | Self::Qemu { vm: of, .. } => of == vm,
         }
     }
@@ -61,6 +91,9 @@ pub(super) struct Ledger {
     directory: PathBuf,
     log: File,
     suffered: Vec<Suffered>,
+    promise: Promise,
+    /// When QEMUs have paused VMs in this round.
+    pauses: Vec<(String, Instant)>,
     /// Hosts from and to which a VM has been on its way in this round.
     hosts_of: BTreeMap<String, BTreeSet<String>>,
     counts: BTreeMap<String, usize>,
@@ -82,6 +115,8 @@ impl Ledger {
             directory,
             log,
             suffered: vec![],
+            promise: Promise::WHATEVER_HAPPENS,
+            pauses: vec![],
             hosts_of: BTreeMap::new(),
             counts: BTreeMap::new(),
             longest_silence: (Duration::ZERO, "of no VM".into()),
@@ -135,15 +170,36 @@ impl Ledger {
         self.longest_settling = self.longest_settling.max(elapsed);
     }
 
+    pub(super) fn round_begins(&mut self, promise: Promise) {
+        self.promise = promise;
+    }
+
+    /// A QEMU has paused a VM.
+    pub(super) fn paused(&mut self, vm: &str, at: Instant) {
+        self.pauses.push((vm.to_owned(), at));
+    }
+
     pub(super) fn round_is_over(&mut self) {
         self.hosts_of.clear();
+        self.pauses.clear();
         let now = Instant::now();
         self.suffered.retain(|one| one.to.is_none_or(|to| now - to < AFTERMATH));
     }
 
-    /// How long a VM may be silent that has been so since then: for as long as faults last that concern it, and what is
-    /// promised beyond.
+    /// How long a VM may be silent that has been so since then.
     fn silence_max(&self, vm: &str, since: Instant, now: Instant) -> Duration {
+        let Some(faults) = self.time_of_faults(vm, since, now) else { return self.promise.undisturbed };
+        let is_within = |at: Instant| at + HEARD_AFTER_PAUSE > since && at <= now;
+        let was_paused = self.pauses.iter().any(|(of, at)| of == vm && is_within(*at));
+        match (self.promise.not_paused, self.promise.disturbed) {
+            (Some(max), _) if !was_paused => max,
+            (_, Bound::InAll(max)) => max,
+            (_, Bound::BeyondFaults(beyond)) => faults + beyond,
+        }
+    }
+
+    /// For how long of that time there were faults that concern this VM. None without any, also of late.
+    fn time_of_faults(&self, vm: &str, since: Instant, now: Instant) -> Option<Duration> {
         let none = BTreeSet::new();
         let hosts = self.hosts_of.get(vm).unwrap_or(&none);
         let mut times: Vec<(Instant, Instant)> = self
@@ -153,17 +209,14 @@ impl Ledger {
             .map(|one| (one.from, one.to.unwrap_or(now)))
             .filter(|(_, to)| *to + AFTERMATH > since)
             .collect();
-        if times.is_empty() {
-            return QUIET_SILENCE_MAX;
-        }
         times.sort();
         let mut covered = Duration::ZERO;
         let mut until = since;
-        for (from, to) in times {
-            covered += to.saturating_duration_since(from.max(until));
-            until = until.max(to);
+        for (from, to) in &times {
+            covered += to.saturating_duration_since(until.max(*from));
+            until = until.max(*to);
         }
-        covered + FAULT_SILENCE_MAX
+        (!times.is_empty()).then_some(covered)
     }
 
     /// What is wrong with a silence that began then and still goes on, or has just ended.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use drainpipe_engine::result::{MigrationResult, Outcome};
+use drainpipe_engine::result::{MigrationResult, Outcome, PathState};
 
 use super::plan::Way;
 use crate::program::{Output, Running};
@@ -32,6 +32,15 @@ pub(super) enum What {
     },
     /// What a drain has moved comes back.
     Resume,
+}
+
+/// What became of an operation.
+#[derive(Debug, Clone)]
+pub(super) struct End {
+    /// For the table.
+    pub(super) name: String,
+    /// How often one of its paths went out of use.
+    pub(super) paths_out: usize,
 }
 
 /// What is said of where a VM is.
@@ -92,32 +101,33 @@ impl Operation {
     }
 }
 
-/// The name of an end, for the table; and what it says of where the VM is.
-pub(super) fn judge(what: &What, output: &Output) -> Result<(String, Option<Claim>), String> {
-    let end = |name: &str| format!("{}: {name}", what.name());
+/// What became of it; and what it says of where the VM is.
+pub(super) fn judge(what: &What, output: &Output) -> Result<(End, Option<Claim>), String> {
+    let end = |name: &str, paths_out| End { name: format!("{}: {name}", what.name()), paths_out };
     if output.stderr.contains("panicked") {
         return Err(format!("{what:?}: the program panicked: {output:#?}"));
     }
-    let What::Move { vm, source, target } = what else { return Ok((end(of_code(output.code)), None)) };
+    let What::Move { vm, source, target } = what else { return Ok((end(of_code(output.code), 0), None)) };
     let Ok(result) = serde_json::from_str::<MigrationResult>(&output.stdout) else {
         let is_known = (1..=7).contains(&output.code);
         return if is_known {
-            Ok((end(of_code(output.code)), None))
+            Ok((end(of_code(output.code), 0), None))
         } else {
             Err(format!("{what:?}: neither a result nor a known exit code: {output:#?}"))
         };
     };
-    let claim = |host: &str| {
-        let said = format!("{:?}: {}", result.outcome, result.error.as_deref().unwrap_or("no error"));
-        Some(Claim { vm: vm.clone(), host: host.into(), said, at: Instant::now() })
+    let (name, host) = match result.outcome {
+        Outcome::Completed => ("completed", Some(target)),
+        Outcome::Failed => ("failed", Some(source)),
+        Outcome::Cancelled => ("cancelled", Some(source)),
+        Outcome::Undecided => ("undecided", None),
+        Outcome::Lost => ("lost", None),
     };
-    Ok(match result.outcome {
-        Outcome::Completed => (end("completed"), claim(target)),
-        Outcome::Failed => (end("failed"), claim(source)),
-        Outcome::Cancelled => (end("cancelled"), claim(source)),
-        Outcome::Undecided => (end("undecided"), None),
-        Outcome::Lost => (end("lost"), None),
-    })
+    let turns = result.paths.iter().flat_map(|path| &path.turns);
+    let paths_out = turns.filter(|turn| turn.state == PathState::Out).count();
+    let said = format!("{:?}: {}", result.outcome, result.error.as_deref().unwrap_or("no error"));
+    let claim = host.map(|host| Claim { vm: vm.clone(), host: host.clone(), said, at: Instant::now() });
+    Ok((end(name, paths_out), claim))
 }
 
 fn of_code(code: i32) -> &'static str {

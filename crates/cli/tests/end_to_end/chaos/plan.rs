@@ -3,10 +3,11 @@
 use std::fmt;
 use std::time::Duration;
 
+use super::ledger::Promise;
 use super::random::Random;
 
-/// Faults begin, and last, at most this long: then all of them are lifted.
-pub(super) const STORM_MAX: Duration = Duration::from_secs(25);
+/// Faults that are drawn begin, and last, at most this long: then all of them are lifted.
+const STORM_MAX: Duration = Duration::from_secs(25);
 
 const FAULT_MS_MIN: u64 = 200;
 const FAULT_MS_MAX: u64 = 20_000;
@@ -28,6 +29,11 @@ const FLIGHT_MS_MAX: u64 = 3_000;
 pub(super) struct Round {
     pub(super) errands: Vec<Planned>,
     pub(super) faults: Vec<Fault>,
+    /// After that, all faults are lifted at the latest.
+    pub(super) storm_max: Duration,
+    /// Faults last for as long as they are to, also when all errands are over.
+    pub(super) outlasts_errands: bool,
+    pub(super) promise: Promise,
 }
 
 /// An errand and when it begins.
@@ -134,6 +140,10 @@ pub(super) enum FaultKind {
     FullJournal,
     /// Its agent is killed, and comes back to what is then there.
     SpoilJournal(Spoil),
+    /// Many programs want all that the machine's cores can do.
+    BusyMachine,
+    /// A host with no part in it has thousands of migrations discarded that there have never been, and begins one.
+    FloodOfDeletes,
 }
 
 /// What becomes of a journal.
@@ -193,7 +203,13 @@ pub(super) fn round(random: &mut Random, bounds: Bounds) -> Round {
     let errands = if random.chance(20) { vec![drain(random, bounds)] } else { moves(random, bounds) };
     let count = 1 + random.index(6);
     let faults = (0..count).map(|_| fault(random, bounds, errands.len())).collect();
-    Round { errands, faults }
+    Round {
+        errands,
+        faults,
+        storm_max: STORM_MAX,
+        outlasts_errands: false,
+        promise: Promise::WHATEVER_HAPPENS,
+    }
 }
 
 fn drain(random: &mut Random, bounds: Bounds) -> Planned {
@@ -328,6 +344,8 @@ impl FaultKind {
             Self::SpoilJournal(Spoil::Delete) => "journal deleted, its agent killed",
             Self::SpoilJournal(Spoil::Empty) => "journal emptied, its agent killed",
             Self::SpoilJournal(Spoil::PutBackOlder) => "older journal put back, its agent killed",
+            Self::BusyMachine => "machine busy",
+            Self::FloodOfDeletes => "flood of deletes",
         }
     }
 }

@@ -32,8 +32,10 @@ pub(super) fn unsettled(
 ) -> Option<Unsettled> {
     let yet = |why: String| Some(Unsettled::Yet(why));
     let mut told = Vec::new();
+    // The last ones of each VM: there and on.
+    let last = format!("/v1/migrations?limit={}", 4 * vms.len());
     for host in hosts {
-        let views: Vec<MigrationView> = match ask(lab, host, "/v1/migrations?limit=50", None) {
+        let views: Vec<MigrationView> = match ask(lab, host, &last, None) {
             Ok(views) => views,
             Err(problem) => return yet(format!("{host} does not answer: {problem}")),
         };
@@ -51,10 +53,6 @@ pub(super) fn unsettled(
             Ok(view) if view.cordoned => return Some(Unsettled::Cordoned { host: host.clone() }),
             Ok(_) => {}
             Err(problem) => return yet(format!("{host} does not tell of its drain: {problem}")),
-        }
-        let guards = lab.pids(host, &[" guard --migration "]);
-        if !guards.is_empty() {
-            return yet(format!("{host} has guards left: {guards:?}"));
         }
     }
     // Asked after the agents: what changes meanwhile is seen the next time.
@@ -82,7 +80,12 @@ pub(super) fn unsettled(
             }
         }
     }
-    None
+    drop(copies);
+    // Through all processes of the machine: once all else is over.
+    hosts.iter().find_map(|host| {
+        let guards = lab.pids(host, &[" guard --migration "]);
+        (!guards.is_empty()).then(|| Unsettled::Yet(format!("{host} has guards left: {guards:?}")))
+    })
 }
 
 /// The host with the older journal, if it lists what another one has for sure: running, or off like all that there is of

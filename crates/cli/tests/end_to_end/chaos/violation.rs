@@ -13,6 +13,8 @@ pub(super) enum Violation {
     Silent(String),
     /// What was said of a VM was not so.
     Untrue(String),
+    /// A migration failed that no fault may end.
+    Failed(String),
     /// Something does not come to an end.
     Endless(String),
     /// Memory was changed on its way, or a program of ours came to a bad end.
@@ -24,7 +26,9 @@ impl fmt::Display for Violation {
         match self {
             Self::TwoCopies(what) => write!(f, "two copies ran at once: {what}"),
             Self::Lost(what) => write!(f, "a QEMU ended while its guest ran, and no fault did it: {what}"),
-            Self::Silent(what) | Self::Untrue(what) | Self::Broken(what) => f.write_str(what),
+            Self::Silent(what) | Self::Untrue(what) | Self::Failed(what) | Self::Broken(what) => {
+                f.write_str(what)
+            }
             Self::Endless(what) => write!(f, "does not settle: {what}"),
         }
     }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
+use drainpipe_guest::dirtier::Dirtying;
 use drainpipe_guest::protocol::{HEARTBEAT_PORT, Verification};
 
 use super::HOSTS;
@@ -13,8 +14,8 @@ use super::copies::Copy;
 use super::faults::{Faults, Where};
 use super::ledger::{Ledger, Victim};
 use super::monitor::{Monitor, Seen};
-use super::operations::{Claim, Operation, What, judge};
-use super::plan::{Bounds, Errand, Fault, Moment, Next, Place, Planned, Round, STORM_MAX, Way, When};
+use super::operations::{Claim, End, Operation, What, judge};
+use super::plan::{Bounds, Errand, Fault, Moment, Next, Place, Planned, Round, Way, When};
 use super::settled::{Unsettled, unsettled};
 use super::silences::Silences;
 use super::violation::Violation;
@@ -58,6 +59,8 @@ pub(super) struct World<'lab> {
     guests: BTreeMap<String, Guest>,
     operations: Vec<Operation>,
     claims: Vec<Claim>,
+    /// Of operations, since somebody asked.
+    ends: Vec<End>,
     checked_at: Instant,
     lab: &'lab TestLab,
 }
@@ -90,6 +93,7 @@ impl<'lab> World<'lab> {
             guests: BTreeMap::new(),
             operations: vec![],
             claims: vec![],
+            ends: vec![],
             checked_at: Instant::now(),
             lab,
         };
@@ -117,6 +121,19 @@ impl<'lab> World<'lab> {
         let table = self.ledger.table();
         self.ledger.note(&table);
         table
+    }
+
+    /// Has all VMs rewrite so much of their memory from now on.
+    pub(super) fn set_dirty(&self, mib_per_s: u32) {
+        let dirtying = Dirtying { mib_per_s, locality_percent: 100 };
+        for guest in self.guests.values() {
+            guest.set_dirty(dirtying);
+        }
+    }
+
+    /// What became of all that was asked for since this was asked.
+    pub(super) fn take_ends(&mut self) -> Vec<End> {
+        std::mem::take(&mut self.ends)
     }
 
     /// The longest silence of a VM since this was asked.
@@ -150,11 +167,13 @@ impl<'lab> World<'lab> {
         round.faults.iter().for_each(|fault| self.ledger.note(&format!("  to come: {fault}")));
         let mut courses: Vec<Course> = round.errands.iter().map(Course::of).collect();
         let mut faults: Vec<Fault> = round.faults.clone();
+        self.ledger.round_begins(round.promise);
         self.faults.round_begins();
         let began = Instant::now();
         let is_over = |chaos: &Self, courses: &[Course]| {
             let all_have_begun = courses.iter().all(|course| course.has_begun && course.next.is_none());
-            began.elapsed() > STORM_MAX || (all_have_begun && chaos.operations.is_empty())
+            let is_calm = !round.outlasts_errands || chaos.faults.are_lifted();
+            began.elapsed() > round.storm_max || (all_have_begun && chaos.operations.is_empty() && is_calm)
         };
         while !is_over(self, &courses) {
             self.see(&mut courses);
@@ -181,6 +200,9 @@ impl<'lab> World<'lab> {
         let mut seen = self.monitor.next(LOOK_EVERY);
         while let Some(moment) = seen {
             self.ledger.note(&format!("seen: {} on {}: {:?}", moment.vm, moment.host, moment.moment));
+            if moment.moment == Moment::Paused {
+                self.ledger.paused(&moment.vm, moment.at);
+            }
             for course in courses.iter_mut() {
                 course.sees(&moment);
             }
@@ -307,9 +329,10 @@ impl<'lab> World<'lab> {
             }
             let (what, number, output) = operation.end();
             let (end, claim) = judge(&what, &output).map_err(Violation::Broken)?;
-            self.ledger.count(&end);
+            self.ledger.count(&end.name);
             let said = claim.as_ref().map_or(output.stderr.trim(), |claim| &claim.said);
-            self.ledger.note(&format!("{what:?} ended: {end}: {said}"));
+            self.ledger.note(&format!("{what:?} ended: {}: {said}", end.name));
+            self.ends.push(end);
             let goes_again = |vm: &str| {
                 self.operations
                     .iter()

@@ -1,0 +1,72 @@
+//! A host that has the certificate of one, and has another one forget what it holds, if it can.
+
+use std::thread::{self, JoinHandle};
+
+use drainpipe_agent::client::ApiClient;
+use drainpipe_engine::problem::Problem;
+use drainpipe_identity::Identity;
+use serde_json::{Value, json};
+
+use super::random::Random;
+use crate::support::TestLab;
+
+/// With those of the runs before in the same lab, more than a journal keeps of what is settled.
+const REQUESTS: usize = 2_500;
+
+/// Requests of one host to another, one after the other.
+pub(super) struct Flood(JoinHandle<Result<(), String>>);
+
+impl Flood {
+    /// From one host to another.
+    pub(super) fn begin(lab: &TestLab, from: &str, to: &str) -> Self {
+        let pki = lab.directory(from).join("pki");
+        let identity =
+            Identity::load(&pki.join("host.pem"), &pki.join("host.key"), &pki.join("ca.pem")).unwrap();
+        let (address, lab) = (lab.agent_address(to), lab.lab());
+        let (from, to) = (from.to_owned(), to.to_owned());
+        Self(thread::spawn(move || {
+            let ran = lab.run_in(&from, || {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+                let client = ApiClient::over_tls(&to, address, &identity).unwrap();
+                runtime.block_on(ask(&client))
+            });
+            ran.map_err(|error| error.to_string())?.map_err(|problem| problem.to_string())
+        }))
+    }
+
+    /// Waits for its end; says what went wrong.
+    pub(super) fn end(self) -> Option<String> {
+        self.0.join().expect("it does not panic").err()
+    }
+}
+
+/// Migrations that there have never been are discarded, and one is permitted, which has the journal tidied up.
+async fn ask(client: &ApiClient) -> Result<(), Problem> {
+    let mut random = Random(super::monitor::now_us());
+    for _ in 0..REQUESTS {
+        // Whatever is answered: that it is not known, or that it will not run.
+        let _ = client.delete::<Value>(&format!("/v1/incoming/{}", id(&mut random))).await;
+    }
+    let id = id(&mut random);
+    let permit: Value = client.post("/v1/incoming", &stranger(&id)).await?;
+    let _ = client.delete::<Value>(&format!("/v1/incoming/{id}")).await;
+    if permit == "granted" { Ok(()) } else { Err(Problem::failed(permit)) }
+}
+
+fn id(random: &mut Random) -> String {
+    let [high, low] = [random.next(), random.next()];
+    let hex = format!("{high:016x}{low:016x}");
+    format!("{}-{}-4{}-8{}-{}", &hex[..8], &hex[8..12], &hex[13..16], &hex[17..20], &hex[20..])
+}
+
+/// A VM of that host's own.
+fn stranger(id: &str) -> Value {
+    let definition = json!({ "name": "stranger", "memory_mib": 64, "vcpus": 1, "machine": "pc-q35-7.2" });
+    let mut spec = definition.clone();
+    for (field, value) in
+        [("uuid", json!(id)), ("accelerator", json!("tcg")), ("memory_padding_kib", json!(8))]
+    {
+        spec[field] = value;
+    }
+    json!({ "id": id, "definition": definition, "spec": spec })
+}
