@@ -1,11 +1,13 @@
 //! Journals: disks that run full, journals that are lost or older than they were, and what an operator does then.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use std::{fs, io, thread};
 
 use drainpipe_agent::api::types::JournalView;
+use rustix::fs::{FallocateFlags, fallocate, fstatvfs};
 use rustix::process::{Pid, Signal};
 
 use super::ledger::{Ledger, Victim};
@@ -221,8 +223,10 @@ impl JournalDisk {
     }
 
     fn fill(&self) {
-        // That it ends in an error is the purpose.
-        let _ = fs::write(self.filler(), vec![0; JOURNAL_DISK_MIB << 20]);
+        let file = File::create(self.filler()).unwrap();
+        let disk = fstatvfs(&file).unwrap();
+        // Without a byte that is written, or it would be full too late.
+        fallocate(&file, FallocateFlags::empty(), 0, disk.f_bavail * disk.f_frsize).unwrap();
     }
 
     fn free(&self) {

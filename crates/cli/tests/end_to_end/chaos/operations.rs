@@ -41,6 +41,8 @@ pub(super) struct End {
     pub(super) name: String,
     /// How often one of its paths went out of use.
     pub(super) paths_out: usize,
+    /// The agent has not taken it on.
+    pub(super) is_refused: bool,
 }
 
 /// What is said of where a VM is.
@@ -103,7 +105,11 @@ impl Operation {
 
 /// What became of it; and what it says of where the VM is.
 pub(super) fn judge(what: &What, output: &Output) -> Result<(End, Option<Claim>), String> {
-    let end = |name: &str, paths_out| End { name: format!("{}: {name}", what.name()), paths_out };
+    let end = |name: &str, paths_out| End {
+        name: format!("{}: {name}", what.name()),
+        paths_out,
+        is_refused: (1..=3).contains(&output.code) && output.stdout.is_empty(),
+    };
     if output.stderr.contains("panicked") {
         return Err(format!("{what:?}: the program panicked: {output:#?}"));
     }

@@ -58,6 +58,8 @@ pub(super) struct Next {
     pub(super) turn: usize,
     /// It begins as soon as the VM runs on its first target, instead of when that move is over.
     pub(super) at_once: bool,
+    /// Who is refused asks again, for as long as the storm lasts.
+    pub(super) insists: bool,
     pub(super) way: Way,
 }
 
@@ -239,6 +241,7 @@ fn next(random: &mut Random, bounds: Bounds) -> Option<Next> {
     random.chance(35).then(|| Next {
         turn: turn(random, bounds),
         at_once: random.chance(60),
+        insists: false,
         way: way(random),
     })
 }

@@ -47,7 +47,7 @@ struct Aimed {
 }
 
 const MULTICHANNEL: Way =
-    Way { option: "multichannel", encrypt: false, post_copy: false, throttle_percent: None, deadline_s: 120 };
+    Way { option: "multichannel", encrypt: false, post_copy: false, throttle_percent: None, deadline_s: 60 };
 const TCP: Way = Way { option: "tcp", ..MULTICHANNEL };
 const COMPRESSION: Way = Way { option: "compression", ..MULTICHANNEL };
 const ENCRYPTED: Way = Way { encrypt: true, ..MULTICHANNEL };
@@ -72,8 +72,9 @@ const BUSY: u32 = 30;
 const LATER_ROUND_MS: Range<u64> = 4_000..10_000;
 const OUTAGE_MS: Range<u64> = 4_000..12_000;
 
-/// Within which a fault meets the hand-over.
-const HAND_OVER_MS: Range<u64> = 0..100;
+/// Within which a fault meets the hand-over: from the pause on, and once the VM runs on its target.
+const PAUSED_MS: Range<u64> = 0..100;
+const RESUMED_MS: Range<u64> = 0..50;
 
 /// What a machine with two cores, no KVM and other work to do may add.
 const SLACK_S: u64 = 2;
@@ -121,17 +122,17 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         goes_on: GoesOn::WhenTold,
-        faults: at(FaultKind::FullJournal, Place::Target, Moment::Resumed, 0..30, 200..600),
+        faults: at(FaultKind::FullJournal, Place::Target, Moment::Resumed, RESUMED_MS, 200..600),
         ..quiet("target's journal disk full as the VM runs there, which it leaves as soon as that is said")
     },
     Scenario {
         faults: [
-            aimed(FaultKind::FreezeAgent, Place::Source, Moment::Resumed, 0..50, 5_000..5_001),
+            aimed(FaultKind::FreezeAgent, Place::Source, Moment::Resumed, RESUMED_MS, 5_000..5_001),
             aimed(
                 FaultKind::SpoilJournal(Spoil::Delete),
                 Place::Target,
                 Moment::Resumed,
-                HAND_OVER_MS,
+                RESUMED_MS,
                 GONE_MS,
             ),
         ],
@@ -140,8 +141,8 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     spoiled("source's journal replaced by an older one as the VM runs on the target", Spoil::PutBackOlder),
     Scenario {
         faults: [
-            aimed(FaultKind::FreezeAgent, Place::Source, Moment::Resumed, 0..50, 5_000..5_001),
-            aimed(FaultKind::FloodOfDeletes, Place::Target, Moment::Resumed, HAND_OVER_MS, GONE_MS),
+            aimed(FaultKind::FreezeAgent, Place::Source, Moment::Resumed, RESUMED_MS, 5_000..5_001),
+            aimed(FaultKind::FloodOfDeletes, Place::Target, Moment::Resumed, RESUMED_MS, GONE_MS),
         ],
         outlasts_errands: true,
         ..quiet("2500 deletes of a third host as the VM runs on the target, source's agent frozen")
@@ -185,7 +186,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     killed("source's agent in flight, encrypted", Moment::Active, ENCRYPTED),
     killed("source's agent as the VM runs on the target, post-copy", Moment::Resumed, POST_COPY),
     Scenario {
-        faults: at(FaultKind::KillAgent, Place::Target, Moment::Paused, HAND_OVER_MS, GONE_MS),
+        faults: at(FaultKind::KillAgent, Place::Target, Moment::Paused, PAUSED_MS, GONE_MS),
         promise: BY_TARGET,
         ..quiet("target's agent just after the pause")
     },
@@ -241,7 +242,7 @@ const fn quiet(name: &'static str) -> Scenario {
 /// The source's journal, adopted by an operator as soon as its agent, back after 2 s, says that it is not believed.
 const fn spoiled(name: &'static str, way: Spoil) -> Scenario {
     let mut scenario = quiet(name);
-    scenario.faults = at(FaultKind::SpoilJournal(way), Place::Source, Moment::Resumed, HAND_OVER_MS, GONE_MS);
+    scenario.faults = at(FaultKind::SpoilJournal(way), Place::Source, Moment::Resumed, RESUMED_MS, GONE_MS);
     scenario
 }
 
@@ -265,19 +266,20 @@ const fn killed(name: &'static str, moment: Moment, way: Way) -> Scenario {
     }
     let after_ms = match moment {
         Moment::Active => 0..1_500,
-        _ => HAND_OVER_MS,
+        Moment::Resumed => RESUMED_MS,
+        _ => PAUSED_MS,
     };
     scenario.faults = at(FaultKind::KillAgent, Place::Source, moment, after_ms, GONE_MS);
     scenario
 }
 
 /// When all faults are lifted at the latest: more than any migration here takes, and its outage.
-const STORM_MAX: Duration = Duration::from_secs(60);
+const STORM_MAX: Duration = Duration::from_secs(70);
 
 impl Scenario {
     pub(super) fn round(&self, random: &mut Random) -> Round {
         let way = self.way;
-        let next = |at_once| Some(Next { turn: 1, at_once, way });
+        let next = |at_once| Some(Next { turn: 1, at_once, insists: true, way });
         let next = match self.goes_on {
             GoesOn::No => None,
             GoesOn::AtOnce => next(true),

@@ -72,6 +72,8 @@ struct Course {
     target: Option<String>,
     vm: Option<String>,
     next: Option<Next>,
+    /// What has become of that.
+    gone_on: Option<Next>,
     seen: Vec<(Moment, Instant)>,
     begins: Duration,
     has_begun: bool,
@@ -251,6 +253,7 @@ impl<'lab> World<'lab> {
         let at = self.monitor.copies().runs_on(&vm).map(str::to_owned);
         let Some(source) = at else { return };
         let target = self.further(&source, next.turn);
+        course.gone_on = Some(next);
         self.send(number, [&vm, &source, &target], next.way);
     }
 
@@ -332,14 +335,23 @@ impl<'lab> World<'lab> {
             self.ledger.count(&end.name);
             let said = claim.as_ref().map_or(output.stderr.trim(), |claim| &claim.said);
             self.ledger.note(&format!("{what:?} ended: {}: {said}", end.name));
-            self.ends.push(end);
+            let course = &mut courses[number];
+            let again = course.gone_on.take_if(|next| {
+                let is_second =
+                    matches!(&what, What::Move { source, .. } if course.source.as_ref() != Some(source));
+                next.insists && end.is_refused && is_second
+            });
+            if again.is_some() {
+                course.next = again;
+            } else {
+                self.ends.push(end);
+            }
             let goes_again = |vm: &str| {
                 self.operations
                     .iter()
                     .any(|other| matches!(&other.what, What::Move { vm: of, .. } if of == vm))
             };
             self.claims.extend(claim.filter(|claim| !goes_again(&claim.vm)));
-            let course = &mut courses[number];
             match what {
                 What::Move { .. } => self.go_on(number, course),
                 What::Drain { host } => self.operations.push(Operation::resume(self.lab, number, &host)),
@@ -526,6 +538,7 @@ impl Course {
             target: None,
             vm: None,
             next,
+            gone_on: None,
             seen: vec![],
             begins: planned.after,
             has_begun: false,
