@@ -56,21 +56,24 @@ const ENCRYPTED_POST_COPY: Way = Way { encrypt: true, ..POST_COPY };
 
 /// On which a VM is in flight for a second.
 const FAST: Bed = Bed { link_mbps: "400", stall_s: None };
-/// Four seconds for all memory.
-const SLOW: Bed = Bed { link_mbps: "100", stall_s: None };
-/// Outages of 4 to 12 s end before the source gives up, and after.
-const IMPATIENT: Bed = Bed { link_mbps: "100", stall_s: Some(8) };
+/// One that is busy does not converge over one link.
+const SLOW: Bed = Bed { link_mbps: "200", stall_s: None };
+/// Outages end before the source gives up, and after.
+const IMPATIENT: Bed = Bed { link_mbps: "100", stall_s: Some(7) };
 
 /// A sixth of what two fast links carry.
 const QUIET: u32 = 16;
 /// The same on slow links.
-const QUIET_ON_SLOW_LINKS: u32 = 4;
-/// More than both slow links carry, so that the VM is throttled.
+const QUIET_ON_SLOW_LINKS: u32 = 8;
+/// More than both links carry where sources are impatient, so that the VM is throttled.
 const BUSY: u32 = 30;
 
 /// The first two rounds of a busy VM take as long.
-const LATER_ROUND_MS: Range<u64> = 4_000..10_000;
-const OUTAGE_MS: Range<u64> = 4_000..12_000;
+const LATER_ROUND_MS: Range<u64> = 4_000..8_000;
+const OUTAGE_MS: Range<u64> = 4_000..10_000;
+
+/// Longer than a guard waits for its agent.
+const FROZEN_MS: Range<u64> = 4_000..4_001;
 
 /// Within which a fault meets the hand-over: from the pause on, and once the VM runs on its target.
 const PAUSED_MS: Range<u64> = 0..100;
@@ -127,7 +130,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         faults: [
-            aimed(FaultKind::FreezeAgent, Place::Source, Moment::Resumed, RESUMED_MS, 5_000..5_001),
+            aimed(FaultKind::FreezeAgent, Place::Source, Moment::Resumed, RESUMED_MS, FROZEN_MS),
             aimed(
                 FaultKind::SpoilJournal(Spoil::Delete),
                 Place::Target,
@@ -141,21 +144,21 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     spoiled("source's journal replaced by an older one as the VM runs on the target", Spoil::PutBackOlder),
     Scenario {
         faults: [
-            aimed(FaultKind::FreezeAgent, Place::Source, Moment::Resumed, RESUMED_MS, 5_000..5_001),
+            aimed(FaultKind::FreezeAgent, Place::Source, Moment::Resumed, RESUMED_MS, FROZEN_MS),
             aimed(FaultKind::FloodOfDeletes, Place::Target, Moment::Resumed, RESUMED_MS, GONE_MS),
         ],
         outlasts_errands: true,
         ..quiet("2500 deletes of a third host as the VM runs on the target, source's agent frozen")
     },
     Scenario {
-        bed: IMPATIENT,
+        bed: SLOW,
         dirty_mib_per_s: QUIET_ON_SLOW_LINKS,
         faults: at(
             FaultKind::LargeFramesVanish { link: 0 },
             Place::Source,
             Moment::Active,
-            0..3_000,
-            10_000..10_001,
+            0..1_500,
+            8_000..8_001,
         ),
         promise: BY_SOURCE,
         completes: true,
@@ -164,7 +167,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario {
         bed: SLOW,
         dirty_mib_per_s: QUIET_ON_SLOW_LINKS,
-        faults: at(FaultKind::BusyMachine, Place::Source, Moment::Skeleton, 0..1_500, 4_000..8_000),
+        faults: at(FaultKind::BusyMachine, Place::Source, Moment::Skeleton, 0..1_500, 3_000..6_000),
         completes: true,
         keeps_paths: true,
         ..quiet("16 programs want both cores, paths are healthy")
