@@ -8,6 +8,7 @@ use std::{fs, io, thread};
 
 use drainpipe_agent::api::types::JournalView;
 use rustix::fs::{FallocateFlags, fallocate, fstatvfs};
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
 
 use super::ledger::{Ledger, Victim};
@@ -224,9 +225,19 @@ impl JournalDisk {
 
     fn fill(&self) {
         let file = File::create(self.filler()).unwrap();
-        let disk = fstatvfs(&file).unwrap();
-        // Without a byte that is written, or it would be full too late.
-        fallocate(&file, FallocateFlags::empty(), 0, disk.f_bavail * disk.f_frsize).unwrap();
+        let mut filled = 0;
+        loop {
+            let disk = fstatvfs(&file).unwrap();
+            let free = disk.f_bavail * disk.f_frsize;
+            if free == 0 {
+                return;
+            }
+            // Without a byte that is written, or it would be full too late. The agent may have taken some of it meanwhile.
+            match fallocate(&file, FallocateFlags::empty(), filled, free) {
+                Ok(()) => filled += free,
+                Err(error) => assert_eq!(error, Errno::NOSPC),
+            }
+        }
     }
 
     fn free(&self) {

@@ -3,7 +3,8 @@
 //! `DRAINPIPE_MEASURE_SCENARIOS=200 cargo test --release -p drainpipe-cli --test end_to_end` makes each of them 200 times
 //! with the QEMU that `DRAINPIPE_TEST_QEMU` names; with `-- WORD`, those with that word, or with one of several as in
 //! `'tcp|frames'`. `DRAINPIPE_MEASURE_LABS=4` has four labs at once, `DRAINPIPE_MEASURE_FROM=25` begins with run 25. What a
-//! run decides depends on `DRAINPIPE_CHAOS_SEED`, its row and its number alone, so that what was cut off can be continued.
+//! run decides depends on `DRAINPIPE_CHAOS_SEED`, its row and its number alone: what was cut off is continued by the same
+//! command, as runs that have a line already are not made again.
 //! What is found does not end it: it is counted, and the next run has a new lab.
 //!
 //! Each run leaves a line in `target/chaos/runs`. `DRAINPIPE_MEASURE_SCENARIOS=0` makes none, and prints the tables of all
@@ -47,22 +48,24 @@ pub(crate) fn measure(repeats: usize, word: &str) {
     let is_wanted = |name: &str| word.is_none_or(|word| word.split('|').any(|part| name.contains(part)));
     let wanted: Vec<usize> = (0..SCENARIOS.len()).filter(|row| is_wanted(SCENARIOS[*row].name)).collect();
     let from = in_memory("DRAINPIPE_MEASURE_FROM").unwrap_or(0);
-    let runs = wanted.into_iter().flat_map(|row| (from..from + repeats).map(move |run| Run { row, run }));
-    let sitting = Sitting {
-        to_come: Mutex::new(runs.collect()),
-        ran: Mutex::default(),
+    let mut sitting = Sitting {
+        to_come: Mutex::default(),
         seed: seed(),
         labs: in_memory("DRAINPIPE_MEASURE_LABS").unwrap_or(1),
         qemu: qemu(),
         program: program(),
     };
+    let lines = tally::read().unwrap();
+    let runs = wanted.into_iter().flat_map(|row| (from..from + repeats).map(move |run| Run { row, run }));
+    let to_come = runs.filter(|run| !lines.iter().any(|ran| sitting.has_made(*run, ran))).collect();
+    sitting.to_come = Mutex::new(to_come);
     eprintln!("With {}, {} labs at once, DRAINPIPE_CHAOS_SEED={}", sitting.qemu, sitting.labs, sitting.seed);
     thread::scope(|scope| {
         for _ in 0..sitting.labs {
             scope.spawn(|| sitting.work());
         }
     });
-    println!("{}", tally::tables(&held(&sitting.ran), &rows));
+    println!("{}", tally::tables(&tally::read().unwrap(), &rows));
 }
 
 fn in_memory(variable: &str) -> Option<usize> {
@@ -110,7 +113,6 @@ impl Run {
 /// What several labs do together.
 struct Sitting {
     to_come: Mutex<VecDeque<Run>>,
-    ran: Mutex<Vec<Ran>>,
     seed: u64,
     labs: usize,
     qemu: String,
@@ -126,9 +128,16 @@ impl Sitting {
             let began = Instant::now();
             if catch_unwind(AssertUnwindSafe(|| self.in_one_lab(&mut at))).is_err() {
                 let violation = Violation::Broken("a test's assertion".into());
-                self.tell(Ran { violation: Some(Told::of(&violation, None)), ..self.ran(at, began) });
+                let violation = Some(Told::of(&violation, None));
+                tally::write(&Ran { violation, ..self.ran(at, began) }).unwrap();
             }
         }
+    }
+
+    /// Whether that line is of this run.
+    fn has_made(&self, run: Run, ran: &Ran) -> bool {
+        let same_program = ran.program == self.program && ran.qemu == self.qemu;
+        same_program && ran.seed == self.seed && ran.row == run.scenario().name && ran.run == run.run
     }
 
     /// The next run, if it can be made in such a lab.
@@ -178,7 +187,7 @@ impl Sitting {
         }
         let told = violation.map(|violation| Told::of(&violation, Some(world.keep(&violation))));
         let is_calm = told.is_none();
-        self.tell(Ran {
+        let ran = Ran {
             faults: world.faults_done() - before.0,
             told_as_lost: world.counted(TOLD_AS_LOST) - before.1,
             ends,
@@ -186,7 +195,8 @@ impl Sitting {
             longest_silence_ms: u64::try_from(world.take_longest_silence().as_millis()).unwrap(),
             violation: told,
             ..self.ran(run, began)
-        });
+        };
+        tally::write(&ran).unwrap();
         is_calm
     }
 
@@ -208,11 +218,6 @@ impl Sitting {
             longest_silence_ms: 0,
             violation: None,
         }
-    }
-
-    fn tell(&self, ran: Ran) {
-        tally::write(&ran).unwrap();
-        held(&self.ran).push(ran);
     }
 
     /// What a run decides does not depend on the runs before it, nor on which lab makes it. Rows are known by their names:

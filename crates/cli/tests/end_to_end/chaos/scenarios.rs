@@ -75,8 +75,12 @@ const OUTAGE_MS: Range<u64> = 4_000..10_000;
 /// Longer than a guard waits for its agent.
 const FROZEN_MS: Range<u64> = 4_000..4_001;
 
-/// Within which a fault meets the hand-over: from the pause on, and once the VM runs on its target.
+const IN_FLIGHT_MS: Range<u64> = 0..1_500;
+
+/// Within which a fault meets the hand-over: from the pause on, for as long as it takes on this machine, which is three
+/// times as long over one connection or by a relay; and once the VM runs on its target.
 const PAUSED_MS: Range<u64> = 0..100;
+const PAUSED_LONG_MS: Range<u64> = 0..400;
 const RESUMED_MS: Range<u64> = 0..50;
 
 /// What a machine with two cores, no KVM and other work to do may add.
@@ -108,11 +112,12 @@ const fn promise(disturbed: Bound) -> Promise {
 
 /// Those of which one stands for each kind of fault come first.
 pub(super) const SCENARIOS: &[Scenario] = &[
-    killed("source's agent just after the pause, tcp", Moment::Paused, TCP),
+    killed("source's agent just after the pause, tcp", Moment::Paused, PAUSED_LONG_MS, TCP),
     outage("all links down in a later round, multichannel", FaultKind::AllLinksDown, MULTICHANNEL),
     killed(
         "source's agent as the VM runs on the target, encrypted post-copy",
         Moment::Resumed,
+        RESUMED_MS,
         ENCRYPTED_POST_COPY,
     ),
     Scenario {
@@ -120,6 +125,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         ..killed(
             "source's agent as the VM runs on the target, which it leaves at once",
             Moment::Resumed,
+            RESUMED_MS,
             MULTICHANNEL,
         )
     },
@@ -173,21 +179,21 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         ..quiet("16 programs want both cores, paths are healthy")
     },
     Scenario {
-        faults: at(FaultKind::KillQemu, Place::Source, Moment::Active, 0..1_500, 0..1),
+        faults: at(FaultKind::KillQemu, Place::Source, Moment::Active, IN_FLIGHT_MS, 0..1),
         ..quiet("source's QEMU")
     },
     Scenario { completes: true, keeps_paths: true, ..quiet("nothing, for comparison") },
     // The rest.
     Scenario {
-        faults: at(FaultKind::KillQemu, Place::Target, Moment::Active, 0..1_500, 0..1),
+        faults: at(FaultKind::KillQemu, Place::Target, Moment::Active, IN_FLIGHT_MS, 0..1),
         ..quiet("target's QEMU")
     },
-    killed("source's agent just after the pause, multichannel", Moment::Paused, MULTICHANNEL),
-    killed("source's agent just after the pause, encrypted", Moment::Paused, ENCRYPTED),
-    killed("source's agent just after the pause, compression", Moment::Paused, COMPRESSION),
-    killed("source's agent in flight, multichannel", Moment::Active, MULTICHANNEL),
-    killed("source's agent in flight, encrypted", Moment::Active, ENCRYPTED),
-    killed("source's agent as the VM runs on the target, post-copy", Moment::Resumed, POST_COPY),
+    killed("source's agent just after the pause, multichannel", Moment::Paused, PAUSED_MS, MULTICHANNEL),
+    killed("source's agent just after the pause, encrypted", Moment::Paused, PAUSED_LONG_MS, ENCRYPTED),
+    killed("source's agent just after the pause, compression", Moment::Paused, PAUSED_LONG_MS, COMPRESSION),
+    killed("source's agent in flight, multichannel", Moment::Active, IN_FLIGHT_MS, MULTICHANNEL),
+    killed("source's agent in flight, encrypted", Moment::Active, IN_FLIGHT_MS, ENCRYPTED),
+    killed("source's agent as the VM runs on the target, post-copy", Moment::Resumed, RESUMED_MS, POST_COPY),
     Scenario {
         faults: at(FaultKind::KillAgent, Place::Target, Moment::Paused, PAUSED_MS, GONE_MS),
         promise: BY_TARGET,
@@ -260,18 +266,13 @@ const fn outage(name: &'static str, kind: FaultKind, way: Way) -> Scenario {
 }
 
 /// The source's agent.
-const fn killed(name: &'static str, moment: Moment, way: Way) -> Scenario {
+const fn killed(name: &'static str, moment: Moment, after_ms: Range<u64>, way: Way) -> Scenario {
     let mut scenario = quiet(name);
     scenario.way = way;
     if way.post_copy {
         // It begins with a VM that does not converge.
         (scenario.bed, scenario.dirty_mib_per_s, scenario.promise) = (SLOW, BUSY, BY_CONNECTION);
     }
-    let after_ms = match moment {
-        Moment::Active => 0..1_500,
-        Moment::Resumed => RESUMED_MS,
-        _ => PAUSED_MS,
-    };
     scenario.faults = at(FaultKind::KillAgent, Place::Source, moment, after_ms, GONE_MS);
     scenario
 }

@@ -82,6 +82,7 @@ pub(super) fn write(ran: &Ran) -> io::Result<()> {
 /// All lines of all sittings.
 pub(super) fn read() -> io::Result<Vec<Ran>> {
     let mut all = Vec::new();
+    fs::create_dir_all(directory())?;
     for entry in fs::read_dir(directory())? {
         let text = fs::read_to_string(entry?.path())?;
         // The last line of one that was killed may be half a line.
