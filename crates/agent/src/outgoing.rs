@@ -2,7 +2,9 @@
 
 mod connections;
 mod executor;
+mod pause;
 mod source_state;
+mod standstill;
 mod target_watch;
 
 use std::collections::BTreeMap;
@@ -638,7 +640,7 @@ mod tests {
     use super::*;
     use crate::api::types::TargetUse;
     use crate::measure::Measurements;
-    use crate::result::{Identity, assemble};
+    use crate::result::{Identity, Pauses, assemble};
 
     fn undecided() -> MigrationResult {
         let (migration, _) = Migration::begin(Limits::default());
@@ -652,7 +654,8 @@ mod tests {
             requested_option: RequestedOption::Auto,
             started_at: Timestamp::UNIX_EPOCH,
         };
-        assemble(identity, &migration, Outcome::Undecided, None, measured)
+        let pauses = Pauses { timings: migration.timings(), standstill_ms: None };
+        assemble(identity, &migration, pauses, Outcome::Undecided, None, measured)
     }
 
     #[test]

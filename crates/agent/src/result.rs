@@ -29,6 +29,23 @@ pub(crate) struct Identity {
     pub(crate) started_at: Timestamp,
 }
 
+/// When it was paused, and for how long it stood still.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pauses {
+    /// The engine's, as far as nobody knows better.
+    pub(crate) timings: Timings,
+    /// The longest time in flight; absent where nobody looked.
+    pub(crate) standstill_ms: Option<f64>,
+}
+
+impl Pauses {
+    fn longest_ms(self) -> Option<f64> {
+        // None is less than any.
+        let blackout_ms = self.timings.blackout_ms();
+        if blackout_ms > self.standstill_ms { blackout_ms } else { self.standstill_ms }
+    }
+}
+
 /// What `auto` is said to have used where no plan was made.
 const UNPLANNED: MigrationOption = MigrationOption::Tcp;
 
@@ -36,11 +53,12 @@ const UNPLANNED: MigrationOption = MigrationOption::Tcp;
 pub(crate) fn assemble(
     identity: Identity,
     migration: &Migration,
+    pauses: Pauses,
     outcome: Outcome,
     plan: Option<&Plan>,
     measured: Measured,
 ) -> MigrationResult {
-    let parts = Parts::of(migration.timings());
+    let parts = Parts::of(pauses.timings);
     let paths = measured.paths.into_iter().map(|path| {
         let turns = migration.turns_of(&path.to_string());
         PathUse { turns, ..path }
@@ -72,7 +90,8 @@ pub(crate) fn assemble(
         completion_ms: tenth(parts.completion_ms),
         post_copy_allowed: plan.is_some_and(|plan| plan.post_copy),
         post_copy_ms: parts.post_copy_ms.map(tenth),
-        blackout_ms: parts.blackout_ms.map(tenth),
+        blackout_ms: pauses.timings.blackout_ms().map(tenth),
+        standstill_ms: pauses.longest_ms().map(tenth),
         guest_gap_ms: None,
         guest_rewritten_mib_per_s: None,
         memory_bytes: identity.memory_bytes,
@@ -132,7 +151,6 @@ struct Parts {
     transfer_ms: f64,
     completion_ms: f64,
     post_copy_ms: Option<f64>,
-    blackout_ms: Option<f64>,
 }
 
 impl Parts {
@@ -150,7 +168,6 @@ impl Parts {
             transfer_ms: transferred_ms - released_ms,
             completion_ms: total_ms - transferred_ms - post_copy_ms.unwrap_or(0.0),
             post_copy_ms,
-            blackout_ms: timings.paused_ms.zip(timings.resumed_ms).map(|(paused, resumed)| resumed - paused),
         }
     }
 }
@@ -179,6 +196,7 @@ mod tests {
             paused_ms: Some(900.0),
             state_transferred_ms: Some(1000.0),
             resumed_ms: Some(1010.0),
+            resumed_here_ms: None,
             rest_sent_ms: Some(1040.0),
             ended_ms: Some(1050.0),
         });
@@ -186,7 +204,19 @@ mod tests {
         assert_eq!(parts.post_copy_ms, Some(30.0));
         assert!((sum_ms - parts.total_ms).abs() < 1e-9);
         assert_eq!((parts.setup_ms, parts.held_ms, parts.transfer_ms), (100.0, 200.0, 700.0));
-        assert_eq!(parts.blackout_ms, Some(110.0));
+    }
+
+    #[test]
+    fn the_longest_standstill_is_the_pause_or_one_before_it() {
+        let longest = |paused_ms, standstill_ms| {
+            let timings = Timings { paused_ms, resumed_ms: Some(1010.0), ..Timings::default() };
+            Pauses { timings, standstill_ms }.longest_ms()
+        };
+        assert_eq!(longest(Some(900.0), Some(40.0)), Some(110.0));
+        assert_eq!(longest(Some(900.0), Some(1500.0)), Some(1500.0));
+        assert_eq!(longest(Some(900.0), None), Some(110.0));
+        assert_eq!(longest(None, Some(1500.0)), Some(1500.0));
+        assert_eq!(longest(None, None), None);
     }
 
     fn path(link: &str, share: f64, is_spare: bool) -> PathUse {

@@ -29,6 +29,7 @@ pub mod relayed;
 pub mod result;
 mod spare;
 pub mod speed;
+pub mod standstill;
 pub mod start;
 pub mod step;
 pub mod throttle;

@@ -36,7 +36,10 @@
 //!   for the transfer, which goes on until it is stopped, fails or is over, and for the wait for its
 //!   turn, which ends at once when the migration is cancelled.
 
+mod deadline;
 pub mod guard;
+#[cfg(test)]
+mod in_flight;
 mod messages;
 mod post_copy;
 mod throttled;
@@ -49,7 +52,6 @@ pub use self::messages::{Action, Event, Limits, SourceState, TargetState, VmCond
 use self::post_copy::{Rest, Trigger};
 pub use self::told::{Stage, Timings};
 use self::undo::{RESUME_ATTEMPTS, Undo};
-use crate::check::ROUTE_TAKEN;
 use crate::check::finding::Finding;
 use crate::plan::Plan;
 use crate::problem::Problem;
@@ -337,7 +339,7 @@ impl Migration {
             }
             (Phase::EndingOnTarget, _) => Some(self.clean_up()),
             (Phase::CleaningUp, _) => Some(self.end(now_ms, Outcome::Completed)),
-            (Phase::Undoing(undo), _) => Some(self.undone(undo)),
+            (Phase::Undoing(undo), _) => Some(self.undone(now_ms, undo)),
             (Phase::LookingAtVm, Event::VmIs(condition)) => Some(self.vm_is(now_ms, condition)),
             (
                 Phase::Copying
@@ -619,31 +621,6 @@ impl Migration {
         None
     }
 
-    fn not_over_in_time(&self, now_ms: f64) -> String {
-        let within = format!("not over within {:.0} s", self.limits.total_ms / 1000.0);
-        let longer = "`migrate --deadline`, or [limits] deadline_s in agent.toml, gives it longer";
-        if self.meter.is_stalled(now_ms) {
-            return format!("{within}: {}", self.nothing_arrived(now_ms));
-        }
-        if let Some(finding) = self.findings.iter().find(|finding| finding.code == ROUTE_TAKEN) {
-            return format!("{within}: {}; {}", finding.what, finding.remedy);
-        }
-        match self.outpaced() {
-            Some(outpaced) => format!("{within}: {outpaced}; {}", outpaced.what_helps()),
-            None if self.meter.rounds() <= 1 => {
-                format!("{within}: the paths are too slow to send its memory once in that time; {longer}")
-            }
-            None => format!("{within}, though memory gets dirty more slowly than it is sent; {longer}"),
-        }
-    }
-
-    fn nothing_arrived(&self, now_ms: f64) -> String {
-        let seconds = self.meter.silent_ms(now_ms) / 1000.0;
-        let paths = self.meter.stalled_paths(now_ms).join(", ");
-        let over = if paths.is_empty() { paths } else { format!(" over {paths}") };
-        format!("nothing has arrived for {seconds:.0} s{over}; look at the links of both hosts")
-    }
-
     /// How long it has waited for its place at the target and for its turn.
     fn held_ms(&self, now_ms: f64) -> f64 {
         let connected_ms = self.timings.connected_ms.unwrap_or(now_ms);
@@ -707,12 +684,8 @@ fn describe_plan(plan: &Plan) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::in_flight::{copying, well};
     use super::*;
-
-    /// What is done well, and the VM runs.
-    fn well(action: Action) -> Event {
-        if action == Action::LookAtVm { Event::VmIs(VmCondition::Runs) } else { Event::Done }
-    }
 
     /// An agent that was started anew hears from the target that it discarded the VM.
     fn discarded(after: Option<Problem>) -> Migration {
@@ -803,6 +776,27 @@ mod tests {
         assert_eq!(migration.handle(Limits::default().decision_ms, unknown()), Some(Action::Finish));
         assert_eq!(migration.outcome(), Some(Outcome::Undecided));
         assert!(migration.error().unwrap().to_string().contains("has no record"));
+    }
+
+    #[test]
+    fn tidying_up_that_failed_is_told_as_such_and_not_as_what_is_left() {
+        let mut migration = copying();
+        let mut next = migration.handle(2_000.0, Event::Paused);
+        while let Some(action) = next.filter(|action| *action != Action::Finish) {
+            let event = match action {
+                Action::CleanUp => Event::Failed(Problem::failed("QEMU did not end in time")),
+                _ => well(action),
+            };
+            next = migration.handle(3_000.0, event);
+        }
+        assert_eq!(migration.outcome(), Some(Outcome::Completed));
+        let told = migration.error().unwrap().to_string();
+        for words in
+            ["the VM moved; tidying up on the source failed", "when it starts", "QEMU did not end in time"]
+        {
+            assert!(told.contains(words), "`{words}` is missing: {told}");
+        }
+        assert!(!told.contains("not clean"), "nobody has looked: {told}");
     }
 
     #[test]

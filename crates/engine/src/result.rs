@@ -61,8 +61,14 @@ pub struct MigrationResult {
     #[serde(default)]
     pub post_copy_ms: Option<f64>,
     /// From the source's pause to the target's acknowledged resume, seen from the source. An upper
-    /// bound of the VM's own pause that needs no agreement of clocks.
+    /// bound of the VM's own pause that needs no agreement of clocks. Where the VM was paused and did not move: until
+    /// it ran again on the source. Absent where it was not paused, or nobody saw when it ran again.
     pub blackout_ms: Option<f64>,
+    /// The longest time in which the VM may have done nothing: `blackout_ms`, or a longer time in flight, to within a
+    /// tenth of a second, in which its QEMU on the source answered nothing and its vCPUs used next to no CPU. A VM that had
+    /// nothing to do just then counts too. Absent where nobody looked.
+    #[serde(default)]
+    pub standstill_ms: Option<f64>,
     /// Longest silence that a client of the guest saw; absent when no client was watching.
     pub guest_gap_ms: Option<f64>,
     /// How fast the guest rewrote its memory meanwhile, by its own count; absent when nobody asked it.

@@ -10,6 +10,7 @@
 //! vmm           one running QEMU: start, attach, stop, destroy
 //! precedence    which VM has the cores first
 //! throttle      how much of their time a guest's vCPUs may run
+//! vcpus         which threads they are, and what CPU they have used
 //! control_groups quotas of CPU for single threads
 //! migration     the single acts of a migration; what to do when is the engine's
 //! ```
@@ -35,6 +36,7 @@ mod sockets;
 pub mod spec;
 mod tap;
 mod throttle;
+mod vcpus;
 mod vmm;
 
 pub use command_line::{Role, command_line};
@@ -48,4 +50,5 @@ pub use sockets::{ConnectionUse, Pace, cut_connections};
 pub use spec::{ResolvedSpec, VmSpec};
 pub use tap::TapError;
 pub use throttle::{ThrottleError, VcpuThrottle, lift_throttle, sweep_throttles};
+pub use vcpus::VcpuTime;
 pub use vmm::{AttachError, End, EndError, RunState, StartError, Vmm};

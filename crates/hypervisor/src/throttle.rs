@@ -6,15 +6,13 @@
 //!
 //! The group is its own record: by its name anybody finds the threads that are held back, and where they came from.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
-
-use serde_json::Value;
 
 use crate::control_groups::{Hierarchy, Quota, QuotaError, ThreadGroup};
 use crate::paths::RuntimePaths;
 use crate::process::Process;
 use crate::qmp::QmpError;
+use crate::vcpus::vcpu_threads;
 use crate::vmm::Vmm;
 
 const GROUP_PREFIX: &str = "drainpipe-vcpu-";
@@ -107,17 +105,6 @@ fn quota(percent: u8) -> Quota {
         return Quota { runs, period: PERIOD };
     }
     Quota { runs: RUNS_MIN, period: RUNS_MIN * 100 / runs_percent }
-}
-
-/// One where QEMU runs all vCPUs in one thread, as it may without KVM.
-async fn vcpu_threads(vmm: &Vmm, deadline: Duration) -> Result<BTreeSet<u32>, QmpError> {
-    #[derive(serde::Deserialize)]
-    struct Vcpu {
-        #[serde(rename = "thread-id")]
-        thread: u32,
-    }
-    let vcpus: Vec<Vcpu> = vmm.qmp().execute("query-cpus-fast", Value::Null, deadline).await?;
-    Ok(vcpus.iter().map(|vcpu| vcpu.thread).collect())
 }
 
 #[cfg(test)]

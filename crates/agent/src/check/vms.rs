@@ -103,6 +103,7 @@ async fn describe(agent: &Agent, vmm: &Vmm) -> VmFacts {
     VmFacts {
         name: spec.spec().name.to_string(),
         memory_bytes: spec.memory_kib() << 10,
+        padding_bytes: spec.spec().memory_padding_kib.unwrap_or(0) << 10,
         huge_page_mib: spec.spec().huge_page_mib,
         machine: spec.spec().machine.to_string(),
         cpu_model: spec.spec().cpu_model.clone(),

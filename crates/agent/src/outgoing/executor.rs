@@ -26,6 +26,8 @@ use tracing::{info, warn};
 
 use self::throttling::CpuThrottle;
 use super::connections::{Setting, UnsentLimit};
+use super::pause::Pause;
+use super::standstill::StandstillWatch;
 use super::target_watch::TargetWatch;
 use super::{Running, Turn, asked_for, known_target, settled_source_state};
 use crate::agent::Agent;
@@ -78,6 +80,10 @@ pub(super) struct Executor {
     // What has become of the VM there.
     target_asked_at: Option<Instant>,
     events: broadcast::Receiver<qmp::Event>,
+    pause: Pause,
+    // While memory is sent.
+    standstill_watch: Option<StandstillWatch>,
+    standstill_ms: Option<f64>,
     guard: Option<Guard>,
     throttle: Option<Throttle>,
     cpu_throttle: CpuThrottle,
@@ -126,6 +132,9 @@ impl Executor {
             is_post_copy_begun: false,
             is_limit_lifted: false,
             target_asked_at: None,
+            pause: Pause::default(),
+            standstill_watch: None,
+            standstill_ms: None,
             guard: None,
             throttle: None,
             cpu_throttle: CpuThrottle::default(),
@@ -236,6 +245,13 @@ impl Executor {
         });
     }
 
+    /// From its pause on it stands still for as long as that takes.
+    fn end_standstill_watch(&mut self) {
+        if let Some(watch) = self.standstill_watch.take() {
+            self.standstill_ms = Some(watch.longest_ms());
+        }
+    }
+
     async fn perform(&mut self, action: Action) -> Result<Event, Problem> {
         match action {
             Action::EstablishHosts => return self.establish_hosts().await,
@@ -295,7 +311,8 @@ impl Executor {
         })
     }
 
-    fn result(&self, migration: &Migration, outcome: Outcome) -> MigrationResult {
+    fn result(&mut self, migration: &Migration, outcome: Outcome) -> MigrationResult {
+        self.end_standstill_watch();
         let measured = self.measurements.finish(self.claimed.vmm.as_deref(), self.target_use);
         let plan = self.plan.as_ref();
         let mut result = result::assemble(
@@ -309,6 +326,10 @@ impl Executor {
                 started_at: self.started_at,
             },
             migration,
+            result::Pauses {
+                timings: self.pause.correct(migration.timings()),
+                standstill_ms: self.standstill_ms,
+            },
             outcome,
             plan,
             measured,

@@ -6,6 +6,7 @@ use drainpipe_engine::result::Outcome;
 use futures_util::future::join_all;
 use serde::de::DeserializeOwned;
 
+use super::migrate;
 use crate::arguments::HistoryArguments;
 use crate::connection::{ConnectionArguments, Fleet};
 use crate::exit::Exit;
@@ -183,6 +184,10 @@ fn tell(view: &MigrationView) -> Result<(), Problem> {
         format!("{} {} → {}: {}\n", result.vm, result.source, result.target, outcome_word(result.outcome));
     if let Some(error) = &result.error {
         text.push_str(error);
+        text.push('\n');
+    }
+    if let Some(still) = migrate::standstill(result) {
+        text.push_str(&still);
         text.push('\n');
     }
     output::print(&text)?;

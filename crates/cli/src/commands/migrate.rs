@@ -108,8 +108,21 @@ fn encrypted(encryption: &Encryption) -> String {
 
 /// Tells what a check has found.
 pub(super) fn tell_finding(finding: &Finding) {
+    output::remark(&describe_finding(finding));
+}
+
+fn describe_finding(finding: &Finding) -> String {
     let Finding { severity, what, effect, remedy, .. } = finding;
-    output::remark(&format!("{severity}: {what}\n  effect: {effect}\n  remedy: {remedy}"));
+    format!("{severity}: {what}\n  effect: {effect}\n  remedy: {remedy}")
+}
+
+/// What a check has found, and a blank line, so that nobody takes what follows for a part of it.
+fn before_the_result(findings: &[Finding]) -> Vec<String> {
+    let mut lines: Vec<String> = findings.iter().map(describe_finding).collect();
+    if !lines.is_empty() {
+        lines.push(String::new());
+    }
+    lines
 }
 
 fn encrypted_by(encryption: &EncryptionUse) -> String {
@@ -140,10 +153,7 @@ fn packed_by(compression: &CompressionUse) -> String {
 
 /// Tells how a migration has ended.
 pub(super) fn tell(result: &MigrationResult) -> Result<(), Problem> {
-    result.findings.iter().for_each(tell_finding);
-    if !result.findings.is_empty() {
-        output::remark("");
-    }
+    before_the_result(&result.findings).iter().for_each(|line| output::remark(line));
     let why = result.fallback_reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
     if result.outcome != Outcome::Completed {
         let error = result.error.as_deref().unwrap_or("cancelled");
@@ -165,6 +175,7 @@ pub(super) fn tell(result: &MigrationResult) -> Result<(), Problem> {
             },
         };
         output::remark(&format!("{} was not moved to {}: {error}; {state}", result.vm, result.target));
+        standstill(result).iter().for_each(|line| output::remark(line));
         return Ok(());
     }
     let paths: Vec<String> =
@@ -184,6 +195,7 @@ pub(super) fn tell(result: &MigrationResult) -> Result<(), Problem> {
         output::duration(result.setup_ms),
         output::duration(result.completion_ms),
     ))?;
+    standstill(result).iter().for_each(|line| output::remark(line));
     for link in &result.elsewhere {
         output::remark(&link.to_string());
     }
@@ -211,6 +223,26 @@ pub(super) fn tell(result: &MigrationResult) -> Result<(), Problem> {
         }
         None => Ok(()),
     }
+}
+
+/// Less than this beside the pause is not worth a line.
+const STANDSTILL_TOLD_MS: f64 = 250.0;
+
+/// How long the VM stood still, where that is not told as its blackout.
+pub(super) fn standstill(result: &MigrationResult) -> Option<String> {
+    let vm = &result.vm;
+    let paused = result.blackout_ms.filter(|_| result.outcome != Outcome::Completed);
+    let paused = paused.map(|ms| format!("{vm} was paused for {}", output::duration(ms)));
+    let still_ms = result.standstill_ms.unwrap_or_default();
+    if still_ms < result.blackout_ms.unwrap_or_default() + STANDSTILL_TOLD_MS {
+        return paused;
+    }
+    let still_for = output::duration(still_ms);
+    let of_what = "in flight, while its QEMU answered nothing";
+    Some(match paused {
+        Some(paused) => format!("{paused}; it stood still for up to {still_for} {of_what}"),
+        None => format!("{vm} stood still for up to {still_for} {of_what}"),
+    })
 }
 
 /// What a person should know of a path: that it failed, or was of no use.
@@ -257,7 +289,28 @@ pub(crate) async fn cancel(connection: &ConnectionArguments, id: &str) -> Result
 
 #[cfg(test)]
 mod tests {
+    use drainpipe_engine::check::finding::Severity;
+
     use super::*;
+
+    #[test]
+    fn a_blank_line_parts_warnings_from_the_result() {
+        assert_eq!(before_the_result(&[]), [""; 0], "and nothing stands above a result alone");
+        let finding = Finding {
+            severity: Severity::Warning,
+            code: "of-a-test".into(),
+            places: vec![],
+            what: "e1 is slow".into(),
+            effect: "it takes longer".into(),
+            remedy: "another cable".into(),
+            refuses_migration: false,
+            fix: None,
+        };
+        let lines = before_the_result(&[finding.clone(), finding]);
+        let [one, other, blank] = &lines[..] else { panic!("{lines:?}") };
+        assert!(one == other && one.starts_with("warning: e1 is slow\n  effect:"), "{one}");
+        assert_eq!(blank, "");
+    }
 
     #[test]
     fn in_the_clear_is_said_only_of_what_was_not_to_be_encrypted() {

@@ -10,7 +10,9 @@ use rustix::process::{Pid, Signal, getsid, kill_process};
 use crate::Test;
 use crate::drain::ask;
 use crate::program::Running;
-use crate::scene::{GUARDED_SILENCE_MAX, Scene, hold_journal, record_that_it_ran, wait_until_handed_over};
+use crate::scene::{
+    GUARDED_SILENCE_MAX, Scene, hold_journal, record_that_it_ran, result_of, wait_until_handed_over,
+};
 use crate::support::eventually;
 
 /// The source asks its target once a second, and waits 5 s for an answer.
@@ -65,7 +67,8 @@ fn for_its_target_is_killed_or_as_it_is_told_to_run() {
     let scene = Scene::set();
     for_its_target_is_killed_with_its_agent(&scene);
     at_the_target_as_it_is_told_to_run(&scene);
-    scene.assert_moves("a");
+    scene.take_back();
+    while_memory_is_in_flight(&scene);
 }
 
 fn at_the_target_as_it_is_told_to_run(scene: &Scene) {
@@ -87,6 +90,22 @@ fn at_the_target_as_it_is_told_to_run(scene: &Scene) {
     scene.guest.assert_intact();
     scene.lab.start_agent("a");
     assert_eq!(scene.last_result().outcome, Outcome::Completed);
+    scene.assert_settled("b");
+}
+
+/// The result tells for how long the VM can have done nothing, which no pause of it shows.
+fn while_memory_is_in_flight(scene: &Scene) {
+    const STILL_FOR: Duration = Duration::from_secs(2);
+    let migrating = scene.migrate(&[]);
+    let qemu = Still::of(scene.lab.qemu_pid("a", "web").unwrap());
+    thread::sleep(STILL_FOR);
+    drop(qemu);
+    let result = result_of(&migrating.wait());
+    assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
+    // It is asked ten times a second, and looked at twenty times.
+    let still_ms = result.standstill_ms.expect("somebody looked");
+    assert!(still_ms >= STILL_FOR.as_secs_f64() * 1000.0 - 500.0, "{result:#?}");
+    assert!(result.blackout_ms.is_some_and(|blackout_ms| blackout_ms < still_ms), "{result:#?}");
     scene.assert_settled("b");
 }
 

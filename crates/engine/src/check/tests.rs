@@ -124,6 +124,7 @@ fn vm() -> VmCheck {
         vm: VmFacts {
             name: "web1".into(),
             memory_bytes: 4 << 30,
+            padding_bytes: 0,
             huge_page_mib: None,
             machine: "pc-q35-8.1".into(),
             cpu_model: "EPYC".into(),

@@ -24,6 +24,8 @@ pub struct VmFacts {
     pub name: String,
     /// Its memory.
     pub memory_bytes: u64,
+    /// What of it the guest was given so that a QEMU before 9.0 sees all its writes.
+    pub padding_bytes: u64,
     /// Size of the huge pages that hold it, in MiB, if any do.
     pub huge_page_mib: Option<u64>,
     /// QEMU's machine type, with its version.

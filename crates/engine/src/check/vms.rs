@@ -19,6 +19,9 @@ const FREE_CHANNELS: [u32; 2] = [8, 1];
 /// fit in the CPU's caches.
 const HUGE_BYTES: u64 = 64 << 30;
 
+/// A smaller guest stands still for so short a time that nobody feels it.
+const PADDED_FELT_BYTES: u64 = 1 << 30;
+
 pub(super) fn check(pair: Pair<'_>) -> Vec<Finding> {
     let mut findings: Vec<Finding> = pair.vms.iter().flat_map(|checked| of_vm(pair, checked)).collect();
     findings.extend(memory_of_all(pair));
@@ -37,6 +40,7 @@ fn of_vm(pair: Pair<'_>, checked: &VmCheck) -> Vec<Finding> {
         old_machine(pair, vm),
         newer_qemu(pair, vm),
         small_pages(pair, vm),
+        padded(pair, vm),
         missing_bridge(pair, checked),
     ];
     single.into_iter().flatten().chain(files::check(pair, checked)).collect()
@@ -83,6 +87,22 @@ fn obstacle(pair: Pair<'_>, checked: &VmCheck) -> Option<Finding> {
                 vm.name
             ))
             .remedy(on(target, "install QEMU 9.0 or later; or set that, and boot the VM anew")),
+    })
+}
+
+fn padded(pair: Pair<'_>, vm: &VmFacts) -> Option<Finding> {
+    (vm.padding_bytes > 0 && vm.memory_bytes >= PADDED_FELT_BYTES).then(|| {
+        Finding::warning("vm-memory-padded", [Place::vm(pair.source.name(), &vm.name)])
+            .what(format!(
+                "VM {} runs without KVM and was booted for a QEMU before 9.0: it has {} KiB more memory than asked for, so                  that QEMU sees all its writes",
+                vm.name,
+                vm.padding_bytes >> 10
+            ))
+            .effect(
+                "it may stand still for some seconds when copying begins, while QEMU goes through its memory page by \
+                 page",
+            )
+            .remedy("shut it down and start it anew on a host with QEMU 9.0 or later, with memory_padding_kib = 0")
     })
 }
 

@@ -53,10 +53,20 @@ pub struct Timings {
     pub state_transferred_ms: Option<f64>,
     /// The target said that the VM runs.
     pub resumed_ms: Option<f64>,
+    /// The VM was paused, and runs again on the source.
+    pub resumed_here_ms: Option<f64>,
     /// With post-copy: all of its memory was there, too.
     pub rest_sent_ms: Option<f64>,
     /// It was over.
     pub ended_ms: Option<f64>,
+}
+
+impl Timings {
+    /// From the pause until the VM ran again, on whichever host.
+    pub fn blackout_ms(&self) -> Option<f64> {
+        let resumed_ms = self.resumed_ms.or(self.resumed_here_ms)?;
+        self.paused_ms.map(|paused_ms| (resumed_ms - paused_ms).max(0.0))
+    }
 }
 
 impl Migration {

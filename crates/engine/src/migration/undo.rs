@@ -34,7 +34,14 @@ impl Migration {
         undo_action(first)
     }
 
-    pub(super) fn undone(&mut self, undo: Undo) -> Action {
+    pub(super) fn undone(&mut self, now_ms: f64, undo: Undo) -> Action {
+        if undo == Undo::ResumeOnSource && self.timings.paused_ms.is_some() {
+            self.timings.resumed_here_ms = Some(now_ms);
+        }
+        self.go_on_undoing(undo)
+    }
+
+    fn go_on_undoing(&mut self, undo: Undo) -> Action {
         let next = match undo {
             Undo::StopTransfer => Undo::ResumeOnSource,
             Undo::ResumeOnSource => Undo::DiscardTarget,
@@ -63,7 +70,7 @@ impl Migration {
         // Stopping, discarding and putting back are tried once: the hypervisor stops by itself when
         // the target goes, an unstarted target discards when its lease runs out, and the journal
         // has what is to be put back.
-        self.undone(undo)
+        self.go_on_undoing(undo)
     }
 
     /// Last of all: its hypervisor may have ended while the rest was undone.
@@ -129,5 +136,40 @@ fn undo_action(undo: Undo) -> Action {
         Undo::ResumeOnSource => Action::ResumeOnSource,
         Undo::DiscardTarget => Action::DiscardTarget,
         Undo::PutBack => Action::PutBack,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::migration::Event;
+    use crate::migration::in_flight::{copying, well};
+
+    #[test]
+    fn a_failed_migration_tells_its_pause() {
+        let mut migration = copying();
+        assert_eq!(migration.handle(2_000.0, Event::Paused), Some(Action::SwitchOver));
+        let late = Event::Failed(Problem::failed("the last of the state did not arrive"));
+        assert_eq!(migration.handle(17_000.0, late), Some(Action::StopTransfer));
+        assert_eq!(migration.handle(18_000.0, Event::Done), Some(Action::ResumeOnSource));
+        let mute = Event::Failed(Problem::failed("QEMU does not answer"));
+        assert_eq!(migration.handle(18_500.0, mute), Some(Action::ResumeOnSource));
+        assert_eq!(migration.timings().blackout_ms(), None, "it is still paused");
+        let mut next = migration.handle(19_000.0, Event::Done);
+        while let Some(action) = next.filter(|action| *action != Action::Finish) {
+            next = migration.handle(25_000.0, well(action));
+        }
+        assert_eq!(migration.outcome(), Some(Outcome::Failed));
+        assert_eq!(migration.timings().blackout_ms(), Some(17_000.0));
+    }
+
+    #[test]
+    fn one_that_was_never_paused_has_no_pause() {
+        let mut migration = copying();
+        let mut next = migration.handle(2_000.0, Event::TransferFailed(Problem::failed("reset")));
+        while let Some(action) = next.filter(|action| *action != Action::Finish) {
+            next = migration.handle(3_000.0, well(action));
+        }
+        assert_eq!(migration.timings().blackout_ms(), None);
     }
 }

@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn reads_events() {
-        let event = |name: EventName| Event { name, data: json!({"status": "pre-switchover"}) };
+        let event = |name: EventName| Event { name, data: json!({"status": "pre-switchover"}), at: None };
         assert_eq!(
             MigrationStatus::from_event(&event(EventName::Migration)),
             Some(MigrationStatus::PreSwitchover)

@@ -3,7 +3,7 @@ use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Value, json};
@@ -54,6 +54,7 @@ pub struct QmpClient {
 #[derive(Debug)]
 struct Pending {
     answer: oneshot::Sender<Answer>,
+    execution: Execution,
     // Given back when QEMU has answered, whether or not somebody waits for that still.
     _question: Option<OwnedSemaphorePermit>,
 }
@@ -62,8 +63,35 @@ struct Pending {
 #[derive(Debug, Default)]
 struct Waiting {
     by_id: HashMap<u64, Pending>,
+    /// Since when QEMU's main thread owes an answer and has given none.
+    owed_since: Option<Instant>,
     /// Why no answer will ever come any more.
     ended: Option<StreamEnd>,
+}
+
+impl Waiting {
+    fn add(&mut self, id: u64, pending: Pending) {
+        if pending.execution == Execution::InTurn {
+            self.owed_since.get_or_insert_with(Instant::now);
+        }
+        self.by_id.insert(id, pending);
+    }
+
+    fn remove(&mut self, id: u64) -> Option<Pending> {
+        let removed = self.by_id.remove(&id)?;
+        let owes = self.by_id.values().any(|pending| pending.execution == Execution::InTurn);
+        self.owed_since = self.owed_since.filter(|_| owes);
+        Some(removed)
+    }
+
+    /// As [`Self::remove`]; and what is still owed is owed from now on.
+    fn answered(&mut self, id: u64) -> Option<Pending> {
+        let answered = self.remove(id)?;
+        if answered.execution == Execution::InTurn {
+            self.owed_since = self.owed_since.map(|_| Instant::now());
+        }
+        Some(answered)
+    }
 }
 
 type Answer = Result<Value, Failure>;
@@ -151,6 +179,11 @@ impl QmpClient {
         }
     }
 
+    /// Since when QEMU's main thread owes an answer and has given none; none while it owes nothing.
+    pub fn owes_since(&self) -> Option<Instant> {
+        lock(&self.waiting).owed_since
+    }
+
     /// Runs one command and reads its result as `T`.
     ///
     /// Arguments of `Value::Null` mean none. After [`QmpError::Deadline`] or [`QmpError::Closed`]
@@ -205,7 +238,7 @@ impl QmpClient {
             None
         };
         let is_question = question.is_some();
-        if let Some(end) = self.wait_for(id, Pending { answer, _question: question }) {
+        if let Some(end) = self.wait_for(id, Pending { answer, execution, _question: question }) {
             return Err(end.into_error(command));
         }
         let mut forget = ForgetOnDrop { waiting: &self.waiting, id: Some(id) };
@@ -226,7 +259,7 @@ impl QmpClient {
     fn wait_for(&self, id: u64, pending: Pending) -> Option<StreamEnd> {
         let mut waiting = lock(&self.waiting);
         if waiting.ended.is_none() {
-            waiting.by_id.insert(id, pending);
+            waiting.add(id, pending);
         }
         waiting.ended.clone()
     }
@@ -268,7 +301,7 @@ struct ForgetOnDrop<'a> {
 impl Drop for ForgetOnDrop<'_> {
     fn drop(&mut self) {
         if let Some(id) = self.id {
-            lock(self.waiting).by_id.remove(&id);
+            lock(self.waiting).remove(id);
         }
     }
 }
@@ -341,7 +374,7 @@ async fn read_messages(
         }
     };
     let mut waiting = lock(&waiting);
-    waiting.ended = Some(end.clone());
+    (waiting.ended, waiting.owed_since) = (Some(end.clone()), None);
     for (_, command) in waiting.by_id.drain() {
         // A caller that gave up no longer listens.
         drop(command.answer.send(Err(Failure::Ended(end.clone()))));
@@ -349,7 +382,7 @@ async fn read_messages(
 }
 
 fn answer(waiting: &Mutex<Waiting>, id: u64, result: Result<Value, CommandError>) {
-    if let Some(command) = lock(waiting).by_id.remove(&id) {
+    if let Some(command) = lock(waiting).answered(id) {
         // A caller that gave up no longer listens.
         drop(command.answer.send(result.map_err(Failure::Refused)));
     }

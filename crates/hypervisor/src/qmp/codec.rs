@@ -1,6 +1,7 @@
 //! Lines of QMP, without any I/O.
 
 use std::fmt;
+use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -41,6 +42,8 @@ pub struct Event {
     pub name: EventName,
     /// Details, as QEMU's QMP reference describes them for this event.
     pub data: Value,
+    /// When it happened, by the host's clock; absent where QEMU does not know.
+    pub at: Option<SystemTime>,
 }
 
 /// Version of a QEMU.
@@ -93,7 +96,8 @@ pub(super) fn decode(line: &[u8]) -> Result<Message, CodecError> {
     let mut object: Map<String, Value> =
         serde_json::from_slice(line).map_err(|error| CodecError::NotJson(error.to_string()))?;
     if let Some(name) = object.remove("event") {
-        return decode_event(name, object.remove("data"));
+        let at = object.remove("timestamp").and_then(|timestamp| decode_timestamp(&timestamp));
+        return decode_event(name, object.remove("data"), at);
     }
     if let Some(greeting) = object.remove("QMP") {
         return decode_greeting(&greeting);
@@ -108,11 +112,19 @@ pub(super) fn decode(line: &[u8]) -> Result<Message, CodecError> {
     Err(CodecError::UnknownMessage)
 }
 
-fn decode_event(name: Value, data: Option<Value>) -> Result<Message, CodecError> {
+fn decode_event(name: Value, data: Option<Value>, at: Option<SystemTime>) -> Result<Message, CodecError> {
     let Value::String(name) = name else {
         return Err(CodecError::WrongForm("event"));
     };
-    Ok(Message::Event(Event { name: name.into(), data: data.unwrap_or_default() }))
+    Ok(Message::Event(Event { name: name.into(), data: data.unwrap_or_default(), at }))
+}
+
+/// QEMU writes −1 for what it cannot read.
+fn decode_timestamp(timestamp: &Value) -> Option<SystemTime> {
+    let part = |name: &str| timestamp.get(name)?.as_u64();
+    let since_epoch =
+        Duration::from_secs(part("seconds")?).checked_add(Duration::from_micros(part("microseconds")?))?;
+    SystemTime::UNIX_EPOCH.checked_add(since_epoch)
 }
 
 fn decode_greeting(greeting: &Value) -> Result<Message, CodecError> {
@@ -219,6 +231,24 @@ mod tests {
         };
         assert_eq!(event.name, EventName::Other("FROM_THE_FUTURE".into()));
         assert_eq!(event.name.to_string(), "FROM_THE_FUTURE");
+    }
+
+    #[test]
+    fn an_event_has_the_time_that_qemu_gives_it() {
+        let at = |timestamp: Value| match decode_json(&json!({"event": "RESUME", "timestamp": timestamp})) {
+            Ok(Message::Event(event)) => event.at,
+            other => panic!("{other:?}"),
+        };
+        let expected = SystemTime::UNIX_EPOCH + Duration::from_micros(1_700_000_000_250_000);
+        assert_eq!(at(json!({"seconds": 1_700_000_000, "microseconds": 250_000})), Some(expected));
+        for unknown in [
+            json!({"seconds": -1, "microseconds": -1}),
+            json!({"seconds": u64::MAX, "microseconds": u64::MAX}),
+            json!({"seconds": 1}),
+            json!(null),
+        ] {
+            assert_eq!(at(unknown.clone()), None, "{unknown}");
+        }
     }
 
     #[test]

@@ -45,6 +45,7 @@ impl Executor {
             throttle.lift();
         }
         self.measurements.transfer_is_ending();
+        self.end_standstill_watch();
         self.is_switching_over = true;
         if let Some(Err(error)) = self.guard.as_ref().map(Guard::switches_over) {
             warn!(%error, "its guard is gone, or does not hear that the VM is paused");
@@ -267,6 +268,8 @@ impl Executor {
         let vmm = self.vmm()?;
         precedence::end_soon(vmm);
         qemu::run(vmm, QMP_DEADLINE).await.map_err(Problem::failed)?;
+        // Its guard, or QEMU by itself, may have let it run before.
+        self.read_events();
         self.guard = None;
         Ok(())
     }

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use drainpipe_engine::migration::{Event, Stage, downtime_limit_ms};
 use drainpipe_engine::plan::Plan;
@@ -12,7 +12,8 @@ use drainpipe_engine::progress::Transferred;
 use drainpipe_engine::queue::unsent_limit_bytes;
 use drainpipe_hypervisor::Vmm;
 use drainpipe_hypervisor::migration::{self as qemu, MigrationStatus, SourceSettings, TransferStatus};
-use drainpipe_hypervisor::qmp::QmpError;
+use drainpipe_hypervisor::qmp::{self, QmpError};
+use tokio::sync::broadcast::error::TryRecvError;
 use tokio::time::timeout;
 use tracing::warn;
 
@@ -22,6 +23,7 @@ use crate::api::types::Endpoint;
 use crate::bandwidth::{FirstShare, Valve};
 use crate::guard::Guard;
 use crate::link_socket::on_link;
+use crate::outgoing::standstill::StandstillWatch;
 use crate::outgoing::target_watch::TargetWatch;
 use crate::pacer::Pacer;
 use crate::path_watch::Beginning;
@@ -55,13 +57,14 @@ impl Executor {
         let valve =
             valve.unwrap_or_else(|| Valve::Qemu(Pacer::new(Arc::clone(vmm), address, connections(plan))));
         let share = FirstShare::of(&self.agent, &self.running, plan, valve).await;
+        let standstill_watch = StandstillWatch::start(vmm).await;
         let settings = SourceSettings {
             downtime_limit_ms: self.downtime_limit_ms,
             bandwidth_mbps: share.of_qemu_mbps(),
         };
         qemu::start(vmm, transport, send_to, settings, QMP_DEADLINE).await.map_err(Problem::failed)?;
         self.throttle = Some(share.follow());
-        (self.guard, self.relay) = (Some(guard), relay);
+        (self.guard, self.relay, self.standstill_watch) = (Some(guard), relay, standstill_watch);
         self.target_watch = TargetWatch::start(&self.agent, &self.running);
         self.keep_resets_from_qemu().await;
         Ok(())
@@ -126,7 +129,7 @@ impl Executor {
         loop {
             tokio::select! {
                 problem = self.target_watch.trouble() => return Event::TransferFailed(problem),
-                event = self.events.recv() => match event.as_ref().map(MigrationStatus::from_event) {
+                event = self.events.recv() => match event.as_ref().map(|event| self.migration_status(event)) {
                     Ok(Some(MigrationStatus::PreSwitchover)) => return Event::Paused,
                     Ok(Some(status)) if status.is_final() || status == MigrationStatus::PostcopyPaused => {
                         return self.look().await;
@@ -142,6 +145,24 @@ impl Executor {
         }
         look.await;
         self.look().await
+    }
+
+    fn migration_status(&mut self, event: &qmp::Event) -> Option<MigrationStatus> {
+        self.pause.note(event, self.now_ms(), SystemTime::now());
+        MigrationStatus::from_event(event)
+    }
+
+    /// What has come by now, and nobody waits for any more.
+    pub(super) fn read_events(&mut self) {
+        loop {
+            match self.events.try_recv() {
+                Ok(event) => {
+                    self.migration_status(&event);
+                }
+                Err(TryRecvError::Lagged(_)) => {}
+                Err(TryRecvError::Empty | TryRecvError::Closed) => return,
+            }
+        }
     }
 
     async fn look(&mut self) -> Event {

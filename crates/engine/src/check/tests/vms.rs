@@ -120,6 +120,13 @@ pub(super) const OF_VMS: &[Case] = &[
         "has 64 GiB",
     ),
     (
+        |s| s.vms[0].vm.padding_bytes = 8 << 10,
+        Warning,
+        "vm-memory-padded",
+        &["a VM web1"],
+        "may stand still for some seconds when copying begins",
+    ),
+    (
         |s| s.vms[0].fit.files[0] = FileState::Missing,
         Error,
         "vm-file-missing",

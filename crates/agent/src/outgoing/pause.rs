@@ -1,0 +1,80 @@
+//! When the VM was paused on its source and ran there again, by the clock of its QEMU's events: an agent that stood still
+//! meanwhile saw both too late, and its guard may have let the VM run.
+
+use std::time::SystemTime;
+
+use drainpipe_engine::migration::Timings;
+use drainpipe_hypervisor::migration::MigrationStatus;
+use drainpipe_hypervisor::qmp::{Event, EventName};
+
+/// On the clock of the migration.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct Pause {
+    paused_ms: Option<f64>,
+    resumed_ms: Option<f64>,
+}
+
+impl Pause {
+    /// Takes an event into account that was read at this time, by the migration's clock and by the host's.
+    pub(super) fn note(&mut self, event: &Event, now_ms: f64, now: SystemTime) {
+        let Some(at) = event.at else { return };
+        let ago = now.duration_since(at).unwrap_or_default();
+        let at_ms = (now_ms - ago.as_secs_f64() * 1000.0).max(0.0);
+        if MigrationStatus::from_event(event) == Some(MigrationStatus::PreSwitchover) {
+            *self = Self { paused_ms: Some(at_ms), resumed_ms: None };
+        } else if event.name == EventName::Resume && self.paused_ms.is_some() {
+            self.resumed_ms.get_or_insert(at_ms);
+        }
+    }
+
+    /// What the engine was told, and what the events say.
+    pub(super) fn correct(&self, timings: Timings) -> Timings {
+        Timings {
+            paused_ms: self.paused_ms.or(timings.paused_ms),
+            resumed_here_ms: self.resumed_ms.or(timings.resumed_here_ms),
+            ..timings
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use serde_json::json;
+
+    use super::*;
+
+    const EPOCH: SystemTime = SystemTime::UNIX_EPOCH;
+
+    fn event(name: EventName, status: &str, at_s: u64) -> Event {
+        Event { name, data: json!({ "status": status }), at: Some(EPOCH + Duration::from_secs(at_s)) }
+    }
+
+    /// All events are read 30 s after the host's clock began, 20 s after the migration did.
+    fn seen(events: &[Event]) -> Option<f64> {
+        let mut pause = Pause::default();
+        for event in events {
+            pause.note(event, 20_000.0, EPOCH + Duration::from_secs(30));
+        }
+        // The agent, too, saw both only now.
+        let late =
+            Timings { paused_ms: Some(20_000.0), resumed_here_ms: Some(20_001.0), ..Timings::default() };
+        pause.correct(late).blackout_ms()
+    }
+
+    #[test]
+    fn a_pause_that_its_guard_ended_is_as_long_as_it_was() {
+        let paused = event(EventName::Migration, "pre-switchover", 15);
+        let runs = event(EventName::Resume, "", 19);
+        let told_again = event(EventName::Resume, "", 29);
+        assert_eq!(seen(&[paused, runs, told_again]), Some(4_000.0));
+    }
+
+    #[test]
+    fn what_no_event_says_the_agent_does() {
+        let earlier = event(EventName::Resume, "", 12);
+        let unknown = Event { at: None, ..event(EventName::Migration, "pre-switchover", 1) };
+        assert_eq!(seen(&[earlier, unknown]), Some(1.0));
+    }
+}

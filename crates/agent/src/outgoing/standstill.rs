@@ -1,0 +1,63 @@
+//! Looks whether the VM does anything while its memory is sent: its QEMU may answer nothing for seconds.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use drainpipe_engine::standstill::{Look, StandstillMeter};
+use drainpipe_hypervisor::{VcpuTime, Vmm};
+use tracing::warn;
+
+use crate::lock::lock;
+use crate::vms::QMP_DEADLINE;
+
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// Looks until it is dropped. That QEMU is mute shows only while somebody asks it something, as whoever follows the
+/// transfer does.
+#[derive(Debug)]
+pub(super) struct StandstillWatch {
+    meter: Arc<Mutex<StandstillMeter>>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl StandstillWatch {
+    /// None where the kernel does not tell what CPU a thread has used.
+    pub(super) async fn start(vmm: &Arc<Vmm>) -> Option<Self> {
+        let vcpus = VcpuTime::of(vmm, QMP_DEADLINE).await.map_err(|error| error.to_string());
+        let vcpus = vcpus.and_then(|vcpus| match vcpus.used() {
+            Ok(_) => Ok(vcpus),
+            Err(error) => Err(error.to_string()),
+        });
+        let vcpus = vcpus
+            .inspect_err(|error| warn!(error, "whether the VM stands still in flight is not known"))
+            .ok()?;
+        let meter = Arc::new(Mutex::new(StandstillMeter::default()));
+        let task = tokio::spawn(watch(Arc::clone(vmm), vcpus, Arc::clone(&meter)));
+        Some(Self { meter, task })
+    }
+
+    pub(super) fn longest_ms(&self) -> f64 {
+        lock(&self.meter).longest_ms()
+    }
+}
+
+impl Drop for StandstillWatch {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn watch(vmm: Arc<Vmm>, vcpus: VcpuTime, meter: Arc<Mutex<StandstillMeter>>) {
+    let began = Instant::now();
+    let ms = |time: Duration| time.as_secs_f64() * 1000.0;
+    // When it has ended, there is nothing more to see.
+    while let Ok(used) = vcpus.used() {
+        let look = Look {
+            now_ms: ms(began.elapsed()),
+            mute_since_ms: vmm.qmp().owes_since().map(|since| ms(since.saturating_duration_since(began))),
+            vcpu_ms: ms(used),
+        };
+        lock(&meter).record(look);
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}

@@ -1,0 +1,104 @@
+//! Why a migration was not over in time.
+
+use super::Migration;
+use crate::check::ROUTE_TAKEN;
+
+impl Migration {
+    pub(super) fn not_over_in_time(&self, now_ms: f64) -> String {
+        let within = format!("not over within {:.0} s", self.limits.total_ms / 1000.0);
+        let longer = "`migrate --deadline`, or [limits] deadline_s in agent.toml, gives it longer";
+        if self.meter.is_stalled(now_ms) {
+            return format!("{within}: {}", self.nothing_arrived(now_ms));
+        }
+        if let Some(finding) = self.findings.iter().find(|finding| finding.code == ROUTE_TAKEN) {
+            return format!("{within}: {}; {}", finding.what, finding.remedy);
+        }
+        match self.outpaced() {
+            Some(outpaced) => format!("{within}: {outpaced}; {}", outpaced.what_helps()),
+            None if self.meter.rounds() <= 1 => {
+                format!("{within}: the paths are too slow to send its memory once in that time; {longer}")
+            }
+            None => format!("{within}, though memory gets dirty more slowly than it is sent; {longer}"),
+        }
+    }
+
+    pub(super) fn nothing_arrived(&self, now_ms: f64) -> String {
+        let seconds = self.meter.silent_ms(now_ms) / 1000.0;
+        let paths = self.meter.stalled_paths(now_ms).join(", ");
+        let over = if paths.is_empty() { paths } else { format!(" over {paths}") };
+        format!("nothing has arrived for {seconds:.0} s{over}; look at the links of both hosts")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::finding::{Finding, Place};
+    use crate::migration::in_flight::copying;
+    use crate::migration::{Action, Event};
+    use crate::progress::Transferred;
+
+    /// So many MiB/s arrive until the deadline, in the first round or in a round each second, and so many get dirty.
+    fn undone_at_the_deadline(
+        mut migration: Migration,
+        is_first_round: bool,
+        sent: u64,
+        dirty: u64,
+    ) -> String {
+        const MIB: u64 = 1 << 20;
+        let total_bytes = 4_096 * MIB;
+        for second in 1..20 {
+            let sent_bytes = second * sent * MIB;
+            let transferred = Transferred {
+                sent_bytes,
+                remaining_bytes: total_bytes / 2,
+                total_bytes,
+                rounds: if is_first_round { 1 } else { second + 1 },
+                passed_bytes: sent_bytes,
+                dirty_bytes_per_s: dirty * MIB,
+            };
+            let now_ms = 1_000.0 + second as f64 * 1_000.0;
+            let next = migration.handle(now_ms, Event::Progress(transferred, vec![]));
+            if next == Some(Action::StopTransfer) {
+                return migration.error().unwrap().to_string();
+            }
+            assert_eq!(next, None);
+        }
+        panic!("it is not undone at the deadline: {:?}", migration.log())
+    }
+
+    #[test]
+    fn the_deadline_s_error_says_that_memory_changes_faster_than_it_is_sent_and_what_helps() {
+        let error = undone_at_the_deadline(copying(), false, 100, 200);
+        let changes = "the VM's memory changes at 1.68 Gb/s, and 0.84 Gb/s of it are sent";
+        for words in
+            ["not over within 20 s: ", changes, "`--throttle 99` or `--post-copy` moves it all the same"]
+        {
+            assert!(error.contains(words), "`{words}` is missing: {error}");
+        }
+    }
+
+    #[test]
+    fn the_deadline_s_error_tells_slow_paths_from_too_little_time() {
+        let error = undone_at_the_deadline(copying(), true, 100, 200);
+        assert!(error.contains("the paths are too slow to send its memory once"), "{error}");
+        assert!(error.contains("`migrate --deadline`"), "{error}");
+        let error = undone_at_the_deadline(copying(), false, 100, 50);
+        assert!(error.contains("though memory gets dirty more slowly than it is sent"), "{error}");
+        assert!(error.contains("`migrate --deadline`") && !error.contains("--post-copy"), "{error}");
+    }
+
+    #[test]
+    fn the_deadline_s_error_blames_a_route_that_was_taken_and_not_the_vm() {
+        let mut migration = copying();
+        let taken = Finding::warning(ROUTE_TAKEN, [Place::host("a")])
+            .what("the route of a to b is another program's")
+            .effect("all goes over one link")
+            .remedy("on a: ip route del 10.77.255.12");
+        migration.handle(2_000.0, Event::Found(taken));
+        let error = undone_at_the_deadline(migration, false, 100, 200);
+        let blamed =
+            "not over within 20 s: the route of a to b is another program's; on a: ip route del 10.77.255.12";
+        assert_eq!(error, blamed);
+    }
+}

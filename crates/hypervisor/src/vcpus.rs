@@ -1,0 +1,67 @@
+//! The threads that run a guest, and what CPU they have used.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::qmp::QmpError;
+use crate::vmm::Vmm;
+
+/// The CPU that a guest's vCPUs have used, which the kernel tells also while QEMU answers nothing.
+#[derive(Debug)]
+pub struct VcpuTime {
+    schedstats: Vec<PathBuf>,
+}
+
+impl VcpuTime {
+    /// Of a VM whose QEMU answers now.
+    pub async fn of(vmm: &Vmm, deadline: Duration) -> Result<Self, QmpError> {
+        let tasks = PathBuf::from(format!("/proc/{}/task", vmm.pid()));
+        let threads = vcpu_threads(vmm, deadline).await?;
+        let schedstat = |thread: &u32| tasks.join(thread.to_string()).join("schedstat");
+        Ok(Self { schedstats: threads.iter().map(schedstat).collect() })
+    }
+
+    /// Of all of them together, so far. Fails once QEMU has ended.
+    pub fn used(&self) -> io::Result<Duration> {
+        let used = self.schedstats.iter().map(|schedstat| {
+            let text = fs::read_to_string(schedstat)?;
+            on_cpu(&text).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
+        });
+        used.sum()
+    }
+}
+
+/// The first number is the time on a CPU, in ns (`proc_pid_schedstat` in the kernel).
+fn on_cpu(schedstat: &str) -> Option<Duration> {
+    schedstat.split_whitespace().next()?.parse().ok().map(Duration::from_nanos)
+}
+
+/// One where QEMU runs all vCPUs in one thread, as it may without KVM.
+pub(crate) async fn vcpu_threads(vmm: &Vmm, deadline: Duration) -> Result<BTreeSet<u32>, QmpError> {
+    #[derive(serde::Deserialize)]
+    struct Vcpu {
+        #[serde(rename = "thread-id")]
+        thread: u32,
+    }
+    let vcpus: Vec<Vcpu> = vmm.qmp().execute("query-cpus-fast", Value::Null, deadline).await?;
+    Ok(vcpus.iter().map(|vcpu| vcpu.thread).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_counts_this_thread() {
+        let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+        assert!(on_cpu(&text).unwrap() > Duration::ZERO, "{text}");
+        assert_eq!(on_cpu("250000000 31 7"), Some(Duration::from_millis(250)));
+        assert_eq!(on_cpu(""), None);
+        assert_eq!(on_cpu("-1 0 0"), None);
+    }
+}
