@@ -7,9 +7,10 @@ use rustix::process::Signal;
 
 use crate::Test;
 use crate::bad_luck::runs_on_without_its_agent;
+use crate::captured::{Capture, KnownPages, assert_seen, assert_unseen};
 use crate::path_loss::goes_on_without_e1;
 use crate::program::{REFUSED, Running};
-use crate::scene::{Scene, result_of};
+use crate::scene::{MEMORY_MIB, Scene, result_of};
 use crate::support::{TestLab, eventually};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -68,9 +69,13 @@ fn encrypted_unless_both_hosts_say_otherwise() {
     for host in ["a", "b"] {
         lab.exec(host, &["nft", LOOK]).done();
     }
-    let guest = lab.start_guest("web", 160, "");
+    let guest = lab.start_guest("web", MEMORY_MIB, "");
     let before = lab.network();
-    assert_encrypted(lab.migrate("web", "b", &["--option", "multichannel"]));
+    let known = KnownPages::of(MEMORY_MIB);
+    let capture = Capture::begin(&lab, &["a", "b"]);
+    let result = lab.migrate("web", "b", &["--option", "multichannel"]);
+    assert_unseen(&result, &capture.end(&known));
+    assert_encrypted(result);
     assert_nothing_clear_came(&lab, "b");
     let result = lab.migrate("web", "a", &["--option", "compression"]);
     assert!(result.compression.is_some(), "as far as cores are idle");
@@ -86,7 +91,9 @@ fn encrypted_unless_both_hosts_say_otherwise() {
     turn_off(&lab, "b");
     let asked = lab.drainpipe(&["migrate", "web", "b", "--encrypt"]);
     asked.refused(REFUSED, &["encryption was asked for, and is off on a"]);
+    let capture = Capture::begin(&lab, &["a", "b"]);
     let used = encryption(lab.migrate("web", "b", &["--option", "tcp"]));
+    assert_seen(&known, &capture.end(&known));
     assert_eq!((used.is_encrypted, used.protocol, used.cipher_suite), (false, None, None));
     assert!(seen(&lab, "b", "clear") > 0, "QEMU's stream is known when it is seen");
     guest.assert_intact();

@@ -9,6 +9,7 @@
 mod bad_input;
 mod bad_luck;
 mod bandwidth;
+mod captured;
 mod chaos;
 mod check;
 mod check_fix;
@@ -195,6 +196,10 @@ fn measures(filter: &str) -> bool {
     }
     if repeats("DRAINPIPE_MEASURE_KILLS").is_some() {
         kills::run(filter);
+        return true;
+    }
+    if repeats("DRAINPIPE_MEASURE_CAPTURE").is_some() {
+        captured::run();
         return true;
     }
     if let Some(repeats) = repeats("DRAINPIPE_MEASURE_TLS") {
