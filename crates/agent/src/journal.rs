@@ -256,6 +256,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn one_that_is_damaged_is_no_full_disk() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        std::fs::write(file_of(path), [b'x'; 8192]).unwrap();
+        let told = Journal::open(path, path).unwrap_err().to_string();
+        assert!(told.contains("it is no journal, or damaged"), "{told}");
+        assert!(!told.contains("full"), "{told}");
+    }
+
+    #[test]
     fn a_guard_opens_it_while_the_agent_writes() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();

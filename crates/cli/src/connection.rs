@@ -167,3 +167,34 @@ impl Host {
         format!("{path}{separator}{}", self.suffix)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(agent: &str) -> Problem {
+        let arguments = ConnectionArguments { agent: agent.into(), identity: PathBuf::from("/nonexistent") };
+        arguments.fleet().err().expect("it is no way to an agent")
+    }
+
+    #[test]
+    fn an_address_without_a_name_is_no_socket_that_nobody_listens_at() {
+        for (agent, address) in [
+            ("192.0.2.11:7420", "192.0.2.11:7420"),
+            ("192.0.2.11", "192.0.2.11:7420"),
+            ("[2001:db8::1]:7421", "[2001:db8::1]:7421"),
+        ] {
+            let Problem { kind, message, .. } = refused(agent);
+            assert_eq!(kind, ProblemKind::BadInput);
+            let how = format!(
+                "the name of its host is missing, which its certificate must have: write it as NAME@{address}"
+            );
+            assert!(message.contains(&how), "{message}");
+            assert!(!message.contains("start"), "{message}");
+        }
+        let Problem { kind, message, .. } = refused("/nonexistent/agent.sock");
+        assert_eq!(kind, ProblemKind::Unreachable);
+        assert!(message.contains("no agent at /nonexistent/agent.sock: start it"), "{message}");
+        assert!(refused("a@192.0.2.11").message.contains("a@10.0.0.1:7420"), "an example has the port");
+    }
+}

@@ -97,3 +97,13 @@ impl From<Exit> for ExitCode {
         Self::from(exit.code())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_that_lacks_what_a_host_has_is_no_success() {
+        assert_eq!([0, 1, 2].map(|silent| Exit::of_list(silent).code()), [0, 1, 1]);
+    }
+}

@@ -214,4 +214,27 @@ mod tests {
         let told: Vec<String> = plan_warnings(&plan).collect();
         assert_eq!(told, ["web: it may not come to an end", "no reserve"]);
     }
+
+    #[test]
+    fn the_same_warning_of_many_vms_is_one_line() {
+        let moves: Vec<String> = (1..=13)
+            .map(|number| {
+                let warning = if number == 7 { "another one" } else { "the same" };
+                format!(
+                    r#"{{
+                        "vm": "w{number}", "target": "b", "memory_bytes": 1, "predicted_bytes": 1,
+                        "predicted_transfer_ms": 1, "predicted_shared_ms": 1, "warning": "{warning}"
+                    }}"#
+                )
+            })
+            .collect();
+        let text = format!(
+            r#"{{"host": "a", "stays": [], "transfers": 1, "predicted_ms": 1, "warnings": [], "moves": [{}]}}"#,
+            moves.join(",")
+        );
+        let plan: DrainPlan = serde_json::from_str(&text).unwrap();
+        let told: Vec<String> = plan_warnings(&plan).collect();
+        let same = "w1, w2, w3, w4, w5, w6, w8, w9, w10, w11, w12, w13: the same";
+        assert_eq!(told, [same, "w7: another one"]);
+    }
 }

@@ -356,6 +356,7 @@ mod tests {
     use drainpipe_engine::option::MigrationOption;
     use drainpipe_engine::option::RequestedOption;
     use drainpipe_engine::plan::Spread;
+    use serde_json::json;
 
     use super::*;
 
@@ -370,6 +371,25 @@ mod tests {
             refuses_migration,
             fix: None,
         }
+    }
+
+    #[test]
+    fn a_vm_on_its_way_here_is_not_on_its_way_to_where_it_still_runs() {
+        let placed = |name: &str| json!({ "name": name, "needs_bytes": 1, "placement": {} });
+        let target = json!({
+            "name": "a", "memory_available_bytes": 1, "vms": [placed("w"), placed("there")], "paths_mbps": 1
+        });
+        let mut targets: Vec<TargetView> = vec![serde_json::from_value(target).unwrap()];
+        let here = |name: &str, immovable: &str| -> VmView {
+            let vm = json!({
+                "name": name, "needs_bytes": 1, "memory_bytes": 1, "placement": {}, "immovable": immovable,
+                "refusals": {}
+            });
+            serde_json::from_value(vm).unwrap()
+        };
+        forget_leaving(&mut targets, &[here("w", COMING), here("there", "it is being moved")]);
+        let left: Vec<&str> = targets[0].vms.iter().map(|vm| vm.name.as_str()).collect();
+        assert_eq!(left, ["there"], "which leaves this host");
     }
 
     #[test]

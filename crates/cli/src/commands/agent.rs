@@ -52,8 +52,20 @@ fn log_to_standard_error() {
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(crate::output::is_watched());
-    // systemd says so of what it connects to its journal.
-    if std::env::var_os("JOURNAL_STREAM").is_some() { log.without_time().init() } else { log.init() }
+    if goes_to_the_journal() { log.without_time().init() } else { log.init() }
+}
+
+/// Programs that others start have the variable too, and standard errors of their own.
+fn goes_to_the_journal() -> bool {
+    let stream = std::env::var("JOURNAL_STREAM").unwrap_or_default();
+    rustix::fs::fstat(std::io::stderr()).is_ok_and(|own| is_stream(&stream, own.st_dev, own.st_ino))
+}
+
+/// systemd writes device and inode of what it connects to its journal (systemd.exec(5)).
+fn is_stream(named: &str, device: u64, inode: u64) -> bool {
+    named
+        .split_once(':')
+        .is_some_and(|(of_device, of_inode)| of_device.parse() == Ok(device) && of_inode.parse() == Ok(inode))
 }
 
 /// Turns true at SIGTERM or SIGINT.
@@ -72,4 +84,17 @@ fn stop_signal() -> Result<watch::Receiver<bool>, Problem> {
         stop.closed().await;
     });
     Ok(stopped)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_journal_adds_times_by_itself() {
+        assert!(is_stream("8:2049", 8, 2049));
+        for elsewhere in ["", "8", "8:2050", "9:2049", "8:x"] {
+            assert!(!is_stream(elsewhere, 8, 2049), "{elsewhere}");
+        }
+    }
 }

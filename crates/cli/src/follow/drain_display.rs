@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use drainpipe_agent::api::types::{DrainKind, DrainView};
 use drainpipe_engine::drain::status::{DrainStatus, LinkRate, MoveState, MoveStatus};
-use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar};
 
+use super::line::style;
 use super::{Say, describe_packing};
 use crate::output;
 
@@ -108,7 +109,7 @@ pub(super) struct Bars {
 impl Bars {
     fn new(words: Words) -> Self {
         let all = MultiProgress::new();
-        let whole = all.add(ProgressBar::new(1).with_style(style("{prefix} {bar:12} {wide_msg}")));
+        let whole = all.add(ProgressBar::new(1).with_style(style("")));
         whole.set_prefix(words.name.clone());
         Self { words, all, whole, vms: RefCell::default() }
     }
@@ -134,7 +135,7 @@ impl Bars {
             return;
         }
         let bar = vms.entry(one.vm.clone()).or_insert_with(|| {
-            let bar = ProgressBar::new(1).with_style(style("  {prefix} {bar:12} {wide_msg}"));
+            let bar = ProgressBar::new(1).with_style(style("  "));
             let bar = self.all.insert_before(&self.whole, bar);
             bar.set_prefix(format!("{} {} {}", one.vm, self.words.way, one.target));
             bar
@@ -154,10 +155,6 @@ impl Bars {
         }
         self.whole.finish_and_clear();
     }
-}
-
-fn style(template: &str) -> ProgressStyle {
-    ProgressStyle::with_template(template).expect("the template is well-formed")
 }
 
 /// For a log.

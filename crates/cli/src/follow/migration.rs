@@ -8,8 +8,9 @@ use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_engine::progress::{CompressionProgress, Progress};
 use drainpipe_engine::result::MigrationResult;
 use drainpipe_engine::step::Step;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 
+use super::line::style;
 use super::{Followed, Say, interrupts, until_left, until_over};
 use crate::connection::Fleet;
 use crate::output;
@@ -100,9 +101,7 @@ impl Display {
         if !output::is_watched() {
             return Self::Lines(Lines::default());
         }
-        let style = ProgressStyle::with_template("{prefix} {bar:12} {wide_msg}")
-            .expect("the template is well-formed");
-        let bar = ProgressBar::new(1).with_style(style);
+        let bar = ProgressBar::new(1).with_style(style(""));
         bar.set_prefix(format!("{} {} → {}", begun.vm, begun.source, begun.target));
         Self::Bar(bar)
     }

@@ -2,6 +2,7 @@
 
 mod drain;
 mod drain_display;
+mod line;
 mod migration;
 
 use std::time::{Duration, Instant};

@@ -27,6 +27,9 @@ fn it_is_told_in_flight_and_before_the_next_migration() {
     });
     scene.lab.drainpipe(&["cancel", &scene.id()]).done();
     drop(migrating.wait());
+    let log = scene.lab.agent_log("a");
+    let untimed = log.lines().find(|line| line.contains("INFO") && !line.starts_with("20"));
+    assert_eq!(untimed, None, "it goes to a file, which adds no times");
     let result = scene.last_result();
     assert_eq!(result.outcome, Outcome::Cancelled, "{result:#?}");
     let told = result.findings.iter().find(|finding| finding.code == "route-taken").expect("it is told");
