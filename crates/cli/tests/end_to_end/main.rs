@@ -40,6 +40,7 @@ mod measure_drain;
 mod measure_faults;
 mod measure_limits;
 mod measure_moments;
+mod measure_pause;
 mod measure_post_copy;
 mod measure_tls;
 mod measured_guest;
@@ -192,6 +193,10 @@ fn measures(filter: &str) -> bool {
     }
     if let Some(repeats) = repeats("DRAINPIPE_MEASURE_MOMENTS") {
         measure_moments::run(repeats, filter);
+        return true;
+    }
+    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_PAUSE") {
+        measure_pause::run(repeats, filter);
         return true;
     }
     if repeats("DRAINPIPE_MEASURE_KILLS").is_some() {
