@@ -67,6 +67,7 @@ bench: setup guest
 	done | tee bench/results/limits.md
 	DRAINPIPE_MEASURE_BUSY=3 $(MEASURE) | tee bench/results/busy.md
 	DRAINPIPE_MEASURE_CAPTURE=1 $(MEASURE) | tee bench/results/capture.md
+	DRAINPIPE_MEASURE_PAUSE=5 $(MEASURE) | tee bench/results/pause.md
 	DRAINPIPE_MEASURE_TLS=9 $(MEASURE) | tee bench/results/tls.md
 	for qemu in "$$(scripts/qemu)" qemu-system-x86_64; do \
 		DRAINPIPE_MEASURE_SCENARIOS=20 DRAINPIPE_MEASURE_LABS=$(SCENARIO_LABS) \

@@ -35,7 +35,7 @@ use crate::out_of_reach;
 use crate::outgoing::{self, Outgoing};
 use crate::path_watch::PathWatches;
 use crate::ports::MigrationPorts;
-use crate::precedence;
+use crate::precedence::{self, FirstSessions};
 use crate::proof::{self, Answering, Heard, Proof};
 use crate::relay::{LostCpus, Packing, check_packing_cpus, own_cpus};
 use crate::server::{self, PrecedenceOf};
@@ -73,6 +73,8 @@ pub struct Agent {
     pub(crate) checks: Checks,
     /// What the paths to each peer were like when no migration used them.
     pub(crate) known_paths: KnownPaths,
+    /// Sessions that go before others, for a VM that is silent.
+    pub(crate) first_sessions: FirstSessions,
     /// Cores that nobody used when no migration was under way.
     pub(crate) idle_cores: IdleCores,
     /// CPUs that were to pack, and on which the agent may not run any more.
@@ -276,6 +278,7 @@ impl Agent {
             drains: Drains::default(),
             checks: Checks::open(&config.state_directory)?,
             known_paths: KnownPaths::default(),
+            first_sessions: FirstSessions::default(),
             idle_cores: IdleCores::default(),
             lost_cpus: LostCpus::default(),
             fixes: Fixes::default(),

@@ -20,6 +20,7 @@
 //! proof      whether the journal is believed, and what is done where it is not
 //! precedence the VM that is silent has the cores first
 //! scheduling_group among which threads the kernel weighs priorities
+//! session_weight how much of the cores a session has
 //! watchdog   tells the service manager that the agent answers
 //! network    changes of the host's network, journaled and put back
 //! ```
@@ -67,6 +68,7 @@ mod remembered;
 mod result;
 mod scheduling_group;
 mod server;
+mod session_weight;
 mod slots;
 mod supervised;
 mod throttles;

@@ -1,24 +1,91 @@
 //! A VM that is paused, or has just arrived, has its host's cores first for a moment.
 //!
 //! Its guest is silent and has to catch up; the others are not. On a busy host its last bytes and its vCPUs would
-//! wait for them, and for transfers that go on: docs/decisions.md, 48.
+//! wait for them, and for transfers that go on: docs/decisions.md, 48. And all of them would wait for what else the
+//! host does in other sessions: 60.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::io;
+use std::process;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use drainpipe_hypervisor::Vmm;
-use tokio::time::sleep;
-use tracing::debug;
+use tokio::time::{Instant, sleep, sleep_until};
+use tracing::{debug, warn};
 
 use crate::agent::Agent;
+use crate::lock::lock;
+use crate::session_weight;
+use crate::vms::Vms;
 
 /// Without KVM a guest takes 0.1 s of CPU until it answers again.
 const CATCHES_UP_FOR: Duration = Duration::from_secs(1);
 
+/// For so long the session of a VM goes before others, from its pause on and once more from where it runs. Whatever it
+/// waits for after that is no core.
+const SESSION_FIRST_FOR: Duration = Duration::from_secs(1);
+
+/// The sessions that go before others: those of a VM and of the agent, whose relay it may need.
+#[derive(Debug, Default)]
+pub(crate) struct FirstSessions(Arc<Mutex<Option<Lease>>>);
+
+#[derive(Debug)]
+struct Lease {
+    until: Instant,
+    processes: BTreeSet<u32>,
+}
+
 /// Lets a VM go first. What cannot be had is done without.
-pub(crate) fn begin(vmm: &Vmm) {
+pub(crate) fn begin(agent: &Agent, vmm: &Vmm) {
+    let vm = &vmm.spec().spec().name;
     if let Err(error) = vmm.go_first() {
-        debug!(vm = %vmm.spec().spec().name, %error, "does not go first");
+        debug!(%vm, %error, "does not go first");
+    }
+    if let Err(error) = raise_sessions(agent, vmm.pid()) {
+        debug!(%vm, %error, "its session does not go first");
+    }
+}
+
+fn raise_sessions(agent: &Agent, vmm: u32) -> io::Result<()> {
+    let until = Instant::now() + SESSION_FIRST_FOR;
+    let mut lease = lock(&agent.first_sessions.0);
+    let own = process::id();
+    let raised = [vmm, own].map(session_weight::raise);
+    if let Some(lease) = lease.as_mut() {
+        lease.until = until;
+        lease.processes.insert(vmm);
+    } else if raised.iter().any(|raised| matches!(raised, Ok(true))) {
+        *lease = Some(Lease { until, processes: [vmm, own].into() });
+        tokio::spawn(end_sessions(Arc::clone(&agent.first_sessions.0), Arc::clone(&agent.vms)));
+    }
+    raised.into_iter().collect::<io::Result<Vec<bool>>>().map(drop)
+}
+
+async fn end_sessions(lease: Arc<Mutex<Option<Lease>>>, vms: Arc<Vms>) {
+    // Of a QEMU that has ended by then others may be in its session.
+    let others = || vms.all_running().iter().map(|vmm| vmm.pid()).collect::<Vec<u32>>();
+    while let Some(until) = end_of_lease(&lease, others) {
+        sleep_until(until).await;
+    }
+}
+
+/// Until when it holds still; ends it if that is over.
+fn end_of_lease(lease: &Mutex<Option<Lease>>, others: impl FnOnce() -> Vec<u32>) -> Option<Instant> {
+    let mut lease = lock(lease);
+    let until = lease.as_ref()?.until;
+    if Instant::now() < until {
+        return Some(until);
+    }
+    for pid in lease.take()?.processes.into_iter().chain(others()) {
+        lower_session(pid);
+    }
+    None
+}
+
+fn lower_session(pid: u32) {
+    if let Err(error) = session_weight::lower(pid) {
+        warn!(pid, %error, "its session still goes before others: `echo 0 > /proc/{pid}/autogroup` ends that");
     }
 }
 
@@ -33,8 +100,10 @@ pub(crate) fn end_soon(vmm: &Arc<Vmm>) {
 
 /// Ends what an agent before this one has begun and not ended.
 pub(crate) fn end_all(agent: &Agent) {
+    lower_session(process::id());
     for vmm in agent.vms.all_running() {
         end(&vmm);
+        lower_session(vmm.pid());
     }
 }
 
@@ -42,5 +111,34 @@ pub(crate) fn end_all(agent: &Agent) {
 pub(crate) fn end(vmm: &Vmm) {
     if let Err(error) = vmm.take_turns() {
         debug!(vm = %vmm.spec().spec().name, %error, "may still go first");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::session_weight::ORDINARY;
+    use crate::session_weight::tests::OwnSession;
+
+    #[test]
+    fn a_lease_ends_by_itself_for_all_sessions_that_had_it() {
+        let Some(sessions) = OwnSession::begin().zip(OwnSession::begin()) else { return };
+        let (one, other) = (sessions.0.pid(), sessions.1.pid());
+        for pid in [one, other] {
+            if session_weight::raise(pid).is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
+            {
+                eprintln!("SKIPPED: nobody goes first without CAP_SYS_NICE");
+                return;
+            }
+        }
+        let now = Instant::now();
+        let lease = |until| Mutex::new(Some(Lease { until, processes: [one].into() }));
+        let holds = lease(now + CATCHES_UP_FOR);
+        assert_eq!(end_of_lease(&holds, || panic!("it holds still")), Some(now + CATCHES_UP_FOR));
+        assert_ne!(sessions.0.nice(), Some(ORDINARY));
+        let is_over = lease(now);
+        assert_eq!(end_of_lease(&is_over, || vec![other]), None);
+        assert_eq!((sessions.0.nice(), sessions.1.nice()), (Some(ORDINARY), Some(ORDINARY)));
+        assert!(lock(&is_over).is_none());
     }
 }

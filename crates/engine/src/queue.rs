@@ -8,18 +8,26 @@
 
 use crate::path::Path;
 
-/// What all sockets together may hold at the end, by the time that all paths need for it: below the
-/// shortest downtime limit.
-const WAITING_MS: u64 = 20;
+/// What the sockets may hold.
+struct Limit {
+    /// All together, by the time that all paths need for it.
+    waiting_ms: u64,
+    /// One of them at the least.
+    least_bytes: u64,
+}
 
-/// The least for one socket: QEMU writes 512 KiB (128 pages) at a time to a multifd channel.
-const LEAST_BYTES: u64 = 512 << 10;
+/// At the end: below the shortest downtime limit. QEMU writes 512 KiB (128 pages) at a time to a multifd channel.
+const AT_THE_END: Limit = Limit { waiting_ms: 20, least_bytes: 512 << 10 };
+
+/// In its last moments. 512 KiB in each of 16 sockets would be 34 ms of two links of 1 Gb/s; with less, QEMU's threads wait
+/// for the wire a few times in each write.
+const AT_LAST: Limit = Limit { waiting_ms: 5, least_bytes: 64 << 10 };
 
 /// The most that the kernel lets one socket hold, `net.ipv4.tcp_wmem`.
 const SOCKET_BYTES_MAX: u64 = 4 << 20;
 
 /// The end begins when QEMU has that much left to write, besides what waits in the sockets. Twice as long
-/// as the agent takes from one look at the transfer to the next.
+/// as the agent takes from one look at the transfer to the next. The last moments begin when QEMU has no more than that.
 const END_MS: u64 = 200;
 
 /// Limit for `TCP_NOTSENT_LOWAT` of each of `connections` that share `paths`, in bytes, when QEMU has
@@ -29,12 +37,14 @@ pub fn unsent_limit_bytes(paths: &[Path], connections: u8, remaining_bytes: u64)
     let speeds: Option<Vec<u64>> = carrying.map(|path| path.speed_mbps).collect();
     let bytes_per_ms = speeds?.into_iter().fold(0, u64::saturating_add).saturating_mul(125);
     let connections = u64::from(connections.max(1));
-    let end_bytes = bytes_per_ms.saturating_mul(END_MS).saturating_add(connections * SOCKET_BYTES_MAX);
+    let last_bytes = bytes_per_ms.saturating_mul(END_MS);
+    let end_bytes = last_bytes.saturating_add(connections * SOCKET_BYTES_MAX);
     if bytes_per_ms == 0 || remaining_bytes > end_bytes {
         return None;
     }
-    let share = bytes_per_ms.saturating_mul(WAITING_MS) / connections;
-    Some(u32::try_from(share.max(LEAST_BYTES)).unwrap_or(u32::MAX))
+    let limit = if remaining_bytes > last_bytes { AT_THE_END } else { AT_LAST };
+    let share = bytes_per_ms.saturating_mul(limit.waiting_ms) / connections;
+    Some(u32::try_from(share.max(limit.least_bytes)).unwrap_or(u32::MAX))
 }
 
 #[cfg(test)]
@@ -56,16 +66,21 @@ mod tests {
     }
 
     #[test]
-    fn the_sockets_hold_twenty_milliseconds_of_all_paths() {
-        let limit = unsent_limit_bytes(&paths(&[Some(10_000), Some(10_000)]), 16, 0);
-        assert_eq!(limit.map(|bytes| u64::from(bytes) * 16 * 8), Some(20_000 * 1000 * 20));
+    fn the_sockets_hold_twenty_milliseconds_of_all_paths_and_five_at_last() {
+        let bits = |remaining_bytes| {
+            let limit = unsent_limit_bytes(&paths(&[Some(10_000), Some(10_000)]), 16, remaining_bytes);
+            limit.map(|bytes| u64::from(bytes) * 16 * 8)
+        };
+        assert_eq!(bits(510_000_000), Some(20_000 * 1000 * 20));
+        assert_eq!(bits(500_000_000), Some(20_000 * 1000 * 5));
     }
 
     #[test]
-    fn a_socket_holds_one_write_at_least_and_a_u32_at_most() {
-        assert_eq!(unsent_limit_bytes(&paths(&[Some(1000)]), 16, 0), Some(512 << 10));
+    fn a_socket_holds_a_little_at_least_and_a_u32_at_most() {
+        assert_eq!(unsent_limit_bytes(&paths(&[Some(1000)]), 16, 0), Some(64 << 10));
+        assert_eq!(unsent_limit_bytes(&paths(&[Some(1000)]), 16, 26 << 20), Some(512 << 10));
         assert_eq!(unsent_limit_bytes(&paths(&[Some(u64::MAX)]), 1, u64::MAX), Some(u32::MAX));
-        assert_eq!(unsent_limit_bytes(&paths(&[Some(100_000)]), 0, 0), Some(250_000_000));
+        assert_eq!(unsent_limit_bytes(&paths(&[Some(100_000)]), 0, 0), Some(62_500_000));
     }
 
     #[test]

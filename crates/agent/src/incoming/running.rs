@@ -40,7 +40,7 @@ pub(crate) async fn wait_received(
     }
     let vmm = entry.vmm()?;
     if is_paused {
-        precedence::begin(&vmm);
+        precedence::begin(agent, &vmm);
     }
     let mut events = vmm.events();
     let end = tokio::time::Instant::now() + deadline;
@@ -138,7 +138,7 @@ pub(super) async fn run(agent: &Agent, id: &str, order: Order) -> Result<(), Pro
         return Err(Problem::conflict(format!("{} discarded the VM of migration {id}", agent.name())));
     }
     entry.is_told_to_run.store(true, Ordering::Relaxed);
-    precedence::begin(&vmm);
+    precedence::begin(agent, &vmm);
     precedence::end_soon(&vmm);
     if let Err(error) = migration::run(&vmm, QMP_DEADLINE).await {
         return Err(does_not_run(agent, &entry, vmm, error).await);

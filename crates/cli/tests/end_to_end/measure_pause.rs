@@ -66,7 +66,9 @@ pub(crate) fn run(repeats: usize, word: &str) {
     let lab = TestLab::up(&["--link", "1000", "--link", "1000", "--qemu", &qemu]);
     let guest = MeasuredGuest { is_in_huge_pages: huge_pages.is_some(), ..GUEST }.start(&lab);
     guest.wait_until_ready();
-    println!("| links and cores | option | paused, ms | of tcp's | silent, ms | all state is there after, ms |");
+    println!(
+        "| links and cores | option | paused, ms | of tcp's | silent, ms | all state is there after, ms |"
+    );
     println!("|---|---|---|---|---|---|");
     for place in PLACES.iter().filter(|place| place.name.contains(word)) {
         for link in ["e0", "e1"] {
@@ -132,10 +134,10 @@ fn line(flights: &[Flight], of_tcp_ms: f64) -> String {
 }
 
 /// A program that keeps a core busy, in a session of its own as another user's is; it ends when it is dropped.
-pub(crate) struct Burner(Child);
+struct Burner(Child);
 
 impl Burner {
-    pub(crate) fn start() -> Self {
+    fn start() -> Self {
         let mut command = Command::new("setsid");
         command.args(["sh", "-c", "while :; do :; done"]).stdin(Stdio::null());
         Self(command.spawn().unwrap())

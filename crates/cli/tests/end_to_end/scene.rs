@@ -133,6 +133,10 @@ impl Scene {
             let own = getpriority_process(None).unwrap();
             thread_nices(qemu).iter().all(|nice| *nice == own)
         });
+        eventually("no session goes before others", || {
+            let agents = ["a", "b"].into_iter().filter_map(|host| self.lab.agent_pid(host));
+            agents.map(session_nice).all(|nice| nice.is_none_or(|nice| nice >= 0))
+        });
     }
 
     /// Fails the test unless the guest, wherever it was kept from going, goes there now.
@@ -211,6 +215,12 @@ impl HeldJournal {
 /// The step of the first of these migrations, if it is under way.
 pub(crate) fn step(migrations: &[MigrationView]) -> Option<Step> {
     migrations.first()?.progress.as_ref().map(|progress| progress.step)
+}
+
+/// `nice` of a process's session, where the kernel groups threads by session.
+fn session_nice(pid: Pid) -> Option<i32> {
+    let text = fs::read_to_string(format!("/proc/{}/autogroup", pid.as_raw_nonzero())).ok()?;
+    text.trim().rsplit_once(" nice ")?.1.parse().ok()
 }
 
 /// `nice` of each thread of a process.

@@ -51,7 +51,7 @@ impl Executor {
             warn!(%error, "its guard is gone, or does not hear that the VM is paused");
         }
         let vmm = self.vmm()?;
-        precedence::begin(vmm);
+        precedence::begin(&self.agent, vmm);
         let here = async { qemu::switch_over(vmm, QMP_DEADLINE).await.map_err(Problem::failed) };
         if self.is_post_copy_begun {
             // One after the other: from here on nothing is undone because the target does not answer.
