@@ -41,6 +41,7 @@ use crate::relay::{LostCpus, Packing, check_packing_cpus, own_cpus};
 use crate::server::{self, PrecedenceOf};
 use crate::slots::Slots;
 use crate::throttles;
+use crate::vm_files::VmFiles;
 use crate::vms::{QEMU_DEADLINE, Vms, describe};
 use crate::watchdog;
 
@@ -71,6 +72,8 @@ pub struct Agent {
     pub(crate) drains: Drains,
     /// Checks under way.
     pub(crate) checks: Checks,
+    /// The files that VMs name.
+    pub(crate) vm_files: VmFiles,
     /// What the paths to each peer were like when no migration used them.
     pub(crate) known_paths: KnownPaths,
     /// Sessions that go before others, for a VM that is silent.
@@ -276,7 +279,8 @@ impl Agent {
             outgoing: Outgoing::default(),
             incoming: IncomingVms::default(),
             drains: Drains::default(),
-            checks: Checks::open(&config.state_directory)?,
+            checks: Checks::open()?,
+            vm_files: VmFiles::new(&config),
             known_paths: KnownPaths::default(),
             first_sessions: FirstSessions::default(),
             idle_cores: IdleCores::default(),

@@ -8,6 +8,7 @@ use drainpipe_engine::bandwidth::BandwidthSchedule;
 use drainpipe_engine::encryption::EncryptionPolicy;
 use drainpipe_engine::migration;
 use drainpipe_engine::throttle::THROTTLE_PERCENT_MAX;
+use drainpipe_engine::vm_resources::VmResources;
 use drainpipe_identity::{FileError, check_unchangeable};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
@@ -56,6 +57,9 @@ pub struct Config {
     /// The hypervisor.
     #[serde(default)]
     pub qemu: Qemu,
+    /// What VMs may use of this host.
+    #[serde(default)]
+    pub(crate) vms: VmResources,
     /// Bounds of migrations from this host.
     #[serde(default)]
     pub limits: Limits,
@@ -405,6 +409,9 @@ impl Config {
         if self.compression.page_cache_mib > PAGE_CACHE_MIB_MAX {
             return Some(format!("[compression]: page_cache_mib may be 0 to {PAGE_CACHE_MIB_MAX}"));
         }
+        if let Some(contradiction) = self.vms.contradiction() {
+            return Some(contradiction);
+        }
         if self.links.iter().any(|link| link.speed_mbps == Some(0)) {
             return Some("speed_mbps = 0: leave the line out if the speed is not known".into());
         }
@@ -464,6 +471,7 @@ mod tests {
         let required = "name = \"a\"\nlisten = \"10.0.0.1:7420\"\n";
         let example: Vec<&str> = EXAMPLE.lines().map(|line| setting_of(line).unwrap_or(line)).collect();
         let tables = [
+            "[vms]",
             "[limits]",
             "[drain]",
             "[bandwidth]",
@@ -496,6 +504,16 @@ mod tests {
     }
 
     #[test]
+    fn the_unit_has_vms_write_where_they_may_by_default() {
+        let unit = include_str!("../../../packaging/drainpipe.service");
+        let writable = unit.lines().find_map(|line| line.strip_prefix("ReadWritePaths=")).unwrap();
+        let directories = VmResources::default().directories;
+        let expected: Vec<String> =
+            directories.iter().map(|directory| format!("-{}", directory.display())).collect();
+        assert_eq!(writable.split(' ').collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
     fn errors_name_the_line_and_the_cure() {
         let error = parse("name = \"a\"\nlisten = \"10.0.0.1\"").unwrap_err();
         assert!(error.contains("line 2"), "{error}");
@@ -520,6 +538,7 @@ mod tests {
             ("trusted_networks = [\"10.0.0.0/99\"]", "neither a link's name nor a subnet"),
             ("migration_address = \"0.0.0.0\"", "no address of one host"),
             ("[[link]]\nname = \"e0\"\nspeed_mbps = 0", "speed_mbps = 0"),
+            ("[vms]\ndirectories = [\"srv\"]", "`srv` in `directories`"),
             ("[limits]\nstall_s = 0", "[limits]: 0 seconds"),
             ("[limits]\nthrottle_max_percent = 100", "0 to 99"),
             ("[drain]\ninbound = 0", "1 to 8"),

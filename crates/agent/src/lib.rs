@@ -5,6 +5,7 @@
 //! api        paths, types, who may do what
 //! server     connections; client: the other end of them; places: who gets in when there are too many
 //! vms        the VMs of this host
+//! vm_files   the files that VMs name, and whether they may use them here
 //! admission  what may come to run here
 //! outgoing   migrations from here; its executor carries out what the engine says
 //! drain      empties this host, and brings back what left it
@@ -75,5 +76,6 @@ mod throttles;
 mod transport;
 mod vm_cores;
 mod vm_end;
+mod vm_files;
 mod vms;
 mod watchdog;

@@ -260,7 +260,7 @@ fn vm() -> VmFacts {
 fn fit() -> VmFit {
     let cpu = CpuFeatures { known: true, ..CpuFeatures::default() };
     let files = vec![FileState::Present(disk()); vm().files.len()];
-    VmFit { name_taken: false, obstacle: None, cpu: Some(cpu), files, missing_bridges: vec![] }
+    VmFit { cpu: Some(cpu), files, ..VmFit::default() }
 }
 
 fn disk() -> FileIdentity {

@@ -33,5 +33,6 @@ pub mod standstill;
 pub mod start;
 pub mod step;
 pub mod throttle;
+pub mod vm_resources;
 pub mod watch;
 pub mod wire_rate;

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
+pub use crate::qcow2::fuzzing::{IMAGE_HOLDS_BYTES, image, image_seeds};
 pub use crate::qmp::fuzzing::{QMP_HOLDS_BYTES, qmp, qmp_seeds};
 use crate::spec::{DiskFormat, ResolvedSpec, VmSpec};
 use crate::{Role, RuntimePaths, command_line};

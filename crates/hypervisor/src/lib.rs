@@ -5,6 +5,7 @@
 //! facts         what this host's QEMU can do
 //! command_line  a specification as QEMU's arguments; pure
 //! launch        a process and its control sockets
+//! qcow2         which other files QEMU opens for an image; pure
 //! qmp           QEMU's control protocol
 //! memory_sample what a running guest's memory looks like: zero pages, contents, rate of change
 //! vmm           one running QEMU: start, attach, stop, destroy
@@ -31,6 +32,7 @@ mod open_enum;
 mod paths;
 mod precedence;
 mod process;
+pub mod qcow2;
 pub mod qmp;
 mod sockets;
 pub mod spec;

@@ -4,6 +4,7 @@ use drainpipe_engine::check::facts::CheckFacts;
 use drainpipe_engine::facts::{MemoryNeeds, MigrationLink};
 use drainpipe_engine::path::Path;
 use drainpipe_engine::problem::Problem;
+use drainpipe_hypervisor::VmSpec;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -71,7 +72,7 @@ enum Answer {
 /// What one agent says to another, as JSON.
 ///
 /// Holds: what is understood is passed on as it was understood. A VM that may come is one that this host can keep,
-/// and needs no more memory than it was said to need. Paths that are taken go over this host's links only.
+/// needs no more memory than it was said to need, and uses what it was said to use. Paths that are taken go over this host's links only.
 pub fn messages(data: &[u8]) {
     let Ok(message) = serde_json::from_slice::<Message>(data) else { return };
     let said = serde_json::to_value(&message).expect("a message has a form in JSON");
@@ -107,6 +108,11 @@ fn check_incoming(request: &IncomingRequest) {
     let MemoryNeeds { bytes, huge_pages } = needs(definition);
     let in_huge_pages = huge_pages.map_or(0, |pages| pages.count * (pages.size_mib << 20));
     assert!(bytes + in_huge_pages >= spec.memory_kib() << 10);
+    let uses =
+        |vm: &VmSpec| (vm.disks.clone(), [vm.kernel.clone(), vm.initramfs.clone()], vm.machine.clone());
+    assert_eq!(uses(spec.spec()), uses(definition));
+    let bridges = |vm: &VmSpec| vm.nics.iter().map(|nic| nic.bridge.clone()).collect::<Vec<_>>();
+    assert_eq!(bridges(spec.spec()), bridges(definition));
 }
 
 fn check_over_own_links(paths: &[Path]) {
@@ -148,13 +154,11 @@ pub fn messages_seeds() -> Vec<Vec<u8>> {
     let watch = json!({"token": id, "paths": [{"port": 49152, "was_heard": true}, null]});
     let definition = json!({
         "name": "web", "memory_mib": 64, "vcpus": 1, "machine": "pc-q35-7.2", "accelerator": "tcg",
-        "disk": [{"path": "/disks/web", "format": "raw"}], "nic": [{"bridge": "br0"}],
-        "placement": {"apart": ["db"]},
+        "disk": [{"path": "/disks/web", "format": "raw"}], "nic": [{"bridge": "br0", "mac": "52:54:00:00:00:01"}],
+        "placement": {"apart": ["db"]}, "uuid": id,
     });
     let mut spec = definition.clone();
-    spec["uuid"] = json!(id);
     spec["memory_padding_kib"] = json!(8);
-    spec["nic"][0]["mac"] = json!("52:54:00:00:00:01");
     spec["placement"] = json!({});
     let plan = json!({
         "requested_option": "auto", "option": "compression", "reason": "two paths", "paths": paths, "spread": "routed",

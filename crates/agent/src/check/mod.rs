@@ -7,7 +7,6 @@
 //! packets  datagrams of every size, counted where they arrive
 //! session  the other host's side of the trials
 //! way_back whether the other host's agent reaches this one's
-//! files    what tells one disk from another
 //! vms      what both hosts say of VMs that may move
 //! run      both sides together: facts, trials, the engine's findings
 //! quick    the part of it that runs before each migration
@@ -16,7 +15,6 @@
 //! ```
 
 mod facts;
-mod files;
 mod idle;
 mod libvirt;
 pub(crate) mod packets;
@@ -29,7 +27,6 @@ mod vms;
 mod way_back;
 
 use std::collections::HashMap;
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -38,7 +35,6 @@ use drainpipe_net::Network;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use uuid::Uuid;
 
-use self::files::Files;
 use self::recent::RecentCounters;
 use crate::lock::lock;
 use crate::slots::Slots;
@@ -62,7 +58,6 @@ const SESSIONS_MAX: usize = 8;
 #[derive(Debug)]
 pub(crate) struct Checks {
     network: Network,
-    files: Files,
     recent: RecentCounters,
     led: Semaphore,
     taken_part_in: Slots,
@@ -70,15 +65,13 @@ pub(crate) struct Checks {
 }
 
 impl Checks {
-    /// None yet. Must be called within the host's network namespace. The agent's own files are below
-    /// `state_directory`.
-    pub(crate) fn open(state_directory: &Path) -> Result<Self, Problem> {
+    /// None yet. Must be called within the host's network namespace.
+    pub(crate) fn open() -> Result<Self, Problem> {
         let network = Network::open().map_err(Problem::failed)?;
         let taken_part_in = Slots::new("checks", SESSIONS_OF_ONE_MAX, SESSIONS_MAX);
-        let files = Files::new(state_directory);
         let sessions = Mutex::default();
         let (led, recent) = (Semaphore::new(CHECKS_MAX), RecentCounters::default());
-        Ok(Self { network, files, recent, led, taken_part_in, sessions })
+        Ok(Self { network, recent, led, taken_part_in, sessions })
     }
 
     /// Notes what the links have counted, for later looks to compare with.

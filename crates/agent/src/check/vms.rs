@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use drainpipe_engine::check::vm::{CpuFeatures, FilePurpose, Obstacle, VmCheck, VmFacts, VmFile, VmFit};
+use drainpipe_engine::check::vm::{
+    CpuFeatures, FileNotAllowed, FilePurpose, FileState, Obstacle, VmCheck, VmFacts, VmFile, VmFit,
+};
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::Vmm;
 use drainpipe_hypervisor::spec::{ResolveError, ResolvedSpec};
@@ -14,6 +16,7 @@ use utoipa::ToSchema;
 
 use crate::agent::Agent;
 use crate::client::ApiClient;
+use crate::vm_files::Look;
 
 /// VMs in one request. A specification is at most some 10 kB, a request 1 MiB.
 const VMS_MAX: usize = 32;
@@ -37,12 +40,19 @@ pub(crate) async fn fits(agent: &Agent, request: &VmsRequest) -> Result<Vec<VmFi
 }
 
 async fn fit(agent: &Agent, spec: &ResolvedSpec, links: &[Link]) -> VmFit {
+    let looks = looks(agent, spec).await;
+    let refused = looks.iter().enumerate().filter_map(|(index, (.., look))| match look {
+        Look::NotAllowed(why) => Some(FileNotAllowed { index, why: why.clone() }),
+        _ => None,
+    });
     VmFit {
         missing_bridges: missing_bridges(spec, links),
+        bridges_not_allowed: agent.vm_files.bridges_not_allowed(spec.spec()),
         name_taken: agent.vms.contains(spec.spec().name.as_str()),
         obstacle: obstacle(agent, spec),
         cpu: cpu_features(agent, spec),
-        files: files(agent, spec).await.into_iter().map(|file| file.state).collect(),
+        files_not_allowed: refused.collect(),
+        files: looks.into_iter().map(|(.., look)| state(look)).collect(),
     }
 }
 
@@ -82,19 +92,34 @@ fn cpu_features(agent: &Agent, spec: &ResolvedSpec) -> Option<CpuFeatures> {
     })
 }
 
-async fn files(agent: &Agent, spec: &ResolvedSpec) -> Vec<VmFile> {
+/// What is at each path that QEMU opens for a VM.
+async fn looks<'a>(agent: &Agent, spec: &'a ResolvedSpec) -> Vec<(&'a Path, FilePurpose, Look)> {
     let spec = spec.spec();
-    let boot = spec.kernel.iter().chain(&spec.initramfs).map(|path| (path, FilePurpose::Boot));
+    let boot = spec.kernel.iter().chain(&spec.initramfs).map(|path| (path, FilePurpose::Boot, None));
     let disks = spec.disks.iter().map(|disk| {
         let purpose = if disk.read_only { FilePurpose::ReadOnlyDisk } else { FilePurpose::Disk };
-        (&disk.path, purpose)
+        (&disk.path, purpose, Some(disk.format))
     });
-    join_all(boot.chain(disks).map(|(path, purpose)| file(agent, path, purpose))).await
+    let looks = boot.chain(disks).map(async |(path, purpose, format)| {
+        (path.as_path(), purpose, agent.vm_files.look(path, format).await)
+    });
+    join_all(looks).await
 }
 
-async fn file(agent: &Agent, path: &Path, purpose: FilePurpose) -> VmFile {
-    let state = agent.checks.files.look(path).await;
-    VmFile { path: path.display().to_string(), purpose, state }
+fn state(look: Look) -> FileState {
+    match look {
+        Look::Present(identity) => FileState::Present(identity),
+        Look::Silent => FileState::Silent,
+        // An agent of an older version knows of no others.
+        Look::Missing | Look::NotAllowed(_) => FileState::Missing,
+    }
+}
+
+async fn files(agent: &Agent, spec: &ResolvedSpec) -> Vec<VmFile> {
+    let looks = looks(agent, spec).await.into_iter();
+    looks
+        .map(|(path, purpose, look)| VmFile { path: path.display().to_string(), purpose, state: state(look) })
+        .collect()
 }
 
 /// A running VM of this host.

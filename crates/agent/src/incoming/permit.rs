@@ -12,20 +12,18 @@ use crate::admission;
 use crate::agent::Agent;
 use crate::api::types::{IncomingPermit, IncomingRequest};
 use crate::lock::lock;
-use crate::vms::needs;
 
 /// A VM on its way holds no place any more when its source has not been heard of for this long, though it was
 /// asked.
 const HOLDS_PLACE: Duration = Duration::from_secs(30);
 
 /// Step 2: may this VM come?
-pub(crate) fn permit(
+pub(crate) async fn permit(
     agent: &Arc<Agent>,
     source: &str,
     request: IncomingRequest,
 ) -> Result<IncomingPermit, Problem> {
     agent.check_not_stopping()?;
-    let name = request.definition.name.to_string();
     if agent.peer(source).is_none() {
         return Err(Problem::refused(format!(
             "{} does not know {source}: add a [[peer]] to its agent.toml",
@@ -34,6 +32,12 @@ pub(crate) fn permit(
     }
     check_described(&request)?;
     request.spec.check_host(agent.vms.hypervisor()).map_err(|error| refused_here(agent, &error))?;
+    agent.vm_files.check_usable(request.spec.spec()).await?;
+    enter(agent, source, request)
+}
+
+fn enter(agent: &Arc<Agent>, source: &str, request: IncomingRequest) -> Result<IncomingPermit, Problem> {
+    let name = request.definition.name.to_string();
     // Held until it is entered, so that two hosts cannot both send a VM of that name, and so that a drain
     // that begins meanwhile finds it.
     let mut entries = lock(&agent.incoming.entries);
@@ -59,18 +63,21 @@ pub(crate) fn permit(
     Ok(IncomingPermit::Granted)
 }
 
-/// Refuses a VM that is described as one that cannot be, or as two: its memory is promised by its definition, and
-/// taken by its specification.
+/// Refuses a VM that is described as one that cannot be, or as two: it is built by its specification here, and booted
+/// anew by its definition later.
 pub(crate) fn check_described(request: &IncomingRequest) -> Result<(), Problem> {
     let IncomingRequest { spec, definition, .. } = request;
     definition.validate().map_err(Problem::bad_input)?;
     if spec.spec().name != definition.name {
         return Err(Problem::bad_input("the specification and the definition name different VMs"));
     }
-    if needs(spec.spec()) != needs(definition) {
-        return Err(Problem::bad_input("the specification and the definition have different memory"));
+    match spec.difference(definition) {
+        None => Ok(()),
+        Some(key) => Err(Problem::bad_input(format!(
+            "the specification and the definition of VM {} differ in `{key}`: its host would take one VM for the other",
+            definition.name
+        ))),
     }
-    Ok(())
 }
 
 /// A drain's plan keeps VMs of one `apart` group on different hosts, but does not know what other drains bring

@@ -151,7 +151,8 @@ fn run_agent(lab: &Lab, host: &str, config: &Path) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Nothing but what is measured, or tried, uses the links of a lab.
+/// Nothing but what is measured, or tried, uses the links of a lab. Its VMs may use any file: all hosts are this one,
+/// and whoever makes a lab is its root.
 fn agent_config(
     spec: &LabSpec,
     host: &str,
@@ -180,7 +181,8 @@ fn agent_config(
          state_directory = \"{directory}/state\"\nruntime_directory = \"{directory}/run\"\n\
          {migration_address}probe_every_s = 0\n\n\
          [tls]\ncertificate = \"{directory}/pki/host.pem\"\nkey = \"{directory}/pki/host.key\"\n\
-         authority = \"{directory}/pki/ca.pem\"\n\n[qemu]\nbinary = \"{}\"\n",
+         authority = \"{directory}/pki/ca.pem\"\n\n[qemu]\nbinary = \"{}\"\n\n\
+         [vms]\ndirectories = [\"/\"]\ndevices = [\"/dev\"]\n",
         settings.qemu.display()
     );
     if let Some(page_cache_mib) = settings.page_cache_mib {

@@ -22,6 +22,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("a_bridge_that_the_target_does_not_have", a_bridge_that_the_target_does_not_have),
     ("a_disk_that_the_target_does_not_see", a_disk_that_the_target_does_not_see),
     ("a_disk_that_is_another_one", a_disk_that_is_another_one),
+    ("what_vms_may_not_use_on_the_target", what_vms_may_not_use_on_the_target),
     ("a_qemu_that_is_replaced", a_qemu_that_is_replaced),
     ("warnings_before_a_migration", warnings_before_a_migration),
 ];
@@ -111,6 +112,37 @@ fn a_disk_that_is_another_one() {
     restart_agent_with_mounts(&lab, "b", &format!("mount --bind {copy} {disk}"));
     assert_found(&lab, REFUSED, "vm-disk-differs", &["b VM web"], "is not the same on a and b");
     assert_refused(&lab, "web", &["is not the same on a and b"]);
+}
+
+fn what_vms_may_not_use_on_the_target() {
+    let lab = TestLab::fast();
+    on(&lab, "a", "ip link add office type bridge && ip link set office up");
+    on(&lab, "b", "ip link add office type bridge && ip link set office up");
+    let disk = start_vm(&lab, "web", "pc-q35-7.2", "[[nic]]\nbridge = \"office\"\n");
+    lab.stop_agent("b", Signal::TERM);
+    lab.configure("b", "directories = [\"/\"]", "directories = [\"/srv\"]\nbridges = [\"guests\"]");
+    lab.start_agent("b");
+    let (code, findings) = check(&lab, "a", "b");
+    let of_vms: Vec<&str> = findings
+        .iter()
+        .map(|finding| finding.code.as_str())
+        .filter(|code| code.ends_with("-not-allowed"))
+        .collect();
+    assert_eq!(
+        (code, of_vms),
+        (REFUSED, vec!["vm-bridge-not-allowed", "vm-file-not-allowed"]),
+        "{findings:#?}"
+    );
+    assert_refused(
+        &lab,
+        "web",
+        &[&disk, "no directory", "to `directories`", "agent.toml of b", "to `bridges`"],
+    );
+
+    lab.stop_agent("b", Signal::TERM);
+    lab.configure("b", "\"/srv\"]\nbridges = [\"guests\"]", "\"/\"]");
+    lab.start_agent("b");
+    lab.migrate("web", "b", &[]);
 }
 
 fn a_qemu_that_is_replaced() {

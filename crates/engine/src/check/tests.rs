@@ -132,13 +132,7 @@ fn vm() -> VmCheck {
             cpu: Some(cpu.clone()),
             files: vec![boot, image],
         },
-        fit: VmFit {
-            name_taken: false,
-            obstacle: None,
-            cpu: Some(cpu),
-            files: vec![FileState::Present(disk()); 2],
-            missing_bridges: vec![],
-        },
+        fit: VmFit { cpu: Some(cpu), files: vec![FileState::Present(disk()); 2], ..VmFit::default() },
     }
 }
 

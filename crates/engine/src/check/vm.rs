@@ -7,6 +7,7 @@ use utoipa::ToSchema;
 
 use super::facts::{ImplausibleFacts, LIST_MAX, WORD_BYTES_MAX, is_plain};
 use crate::facts::MemoryNeeds;
+use crate::vm_resources::NotAllowed;
 
 /// A running VM of the source, and what the target says of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,6 +55,21 @@ pub struct VmFit {
     /// Bridges that its NICs join, and that the host does not have.
     #[serde(default)]
     pub missing_bridges: Vec<String>,
+    /// Bridges that its NICs join, and that no VM may join there.
+    #[serde(default)]
+    pub bridges_not_allowed: Vec<String>,
+    /// Files that no VM may use there; each is [`FileState::Missing`] among the files.
+    #[serde(default)]
+    pub files_not_allowed: Vec<FileNotAllowed>,
+}
+
+/// A file that no VM may use on a host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FileNotAllowed {
+    /// Which of the files, from 0.
+    pub index: usize,
+    /// Why.
+    pub why: NotAllowed,
 }
 
 /// Why a host cannot run a VM.
@@ -166,7 +182,12 @@ impl VmFit {
     /// Whether a peer's answer about a VM with so many files may be used.
     pub fn plausible(&self, host: &str, files: usize) -> Result<(), ImplausibleFacts> {
         let features = self.cpu.as_ref().map_or(0, |cpu| cpu.lacking.len().max(cpu.named.len()));
-        if self.files.len() != files || features > LIST_MAX || self.missing_bridges.len() > LIST_MAX {
+        let bridges = self.missing_bridges.len().max(self.bridges_not_allowed.len());
+        let is_known = |file: &FileNotAllowed| file.index < files && file.why.is_plausible();
+        if self.files.len() != files
+            || features.max(bridges).max(self.files_not_allowed.len()) > LIST_MAX
+            || !self.files_not_allowed.iter().all(is_known)
+        {
             return Err(ImplausibleFacts::List { host: host.into() });
         }
         match self.words().find(|word| !is_plain(word)) {
@@ -184,6 +205,6 @@ impl VmFit {
             _ => None,
         };
         let cpu = self.cpu.iter().flat_map(|cpu| cpu.lacking.iter().chain(&cpu.named));
-        newest.into_iter().chain(cpu).chain(&self.missing_bridges)
+        newest.into_iter().chain(cpu).chain(&self.missing_bridges).chain(&self.bridges_not_allowed)
     }
 }

@@ -42,6 +42,7 @@ fn of_vm(pair: Pair<'_>, checked: &VmCheck) -> Vec<Finding> {
         small_pages(pair, vm),
         padded(pair, vm),
         missing_bridge(pair, checked),
+        bridge_not_allowed(pair, checked),
     ];
     single.into_iter().flatten().chain(files::check(pair, checked)).collect()
 }
@@ -115,6 +116,19 @@ fn missing_bridge(pair: Pair<'_>, checked: &VmCheck) -> Option<Finding> {
             .what(format!("{target} has no bridge {bridges}, which a NIC of VM {} joins", vm.name))
             .effect("the VM cannot be built there")
             .remedy(format!("{}; and add the link to the guests' network to it", on(target, make)))
+    })
+}
+
+fn bridge_not_allowed(pair: Pair<'_>, checked: &VmCheck) -> Option<Finding> {
+    let (vm, target) = (&checked.vm, pair.target.name());
+    let bridges = checked.fit.bridges_not_allowed.join(", ");
+    (!bridges.is_empty()).then(|| {
+        Finding::refusal("vm-bridge-not-allowed", there(pair, vm))
+            .what(format!("VMs may not join {bridges} on {target}, which a NIC of VM {} joins", vm.name))
+            .effect("the VM is refused there")
+            .remedy(format!(
+                "add it to `bridges` of [vms] in agent.toml of {target} and restart the agent there, if VMs may join it"
+            ))
     })
 }
 

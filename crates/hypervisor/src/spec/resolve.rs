@@ -179,6 +179,56 @@ impl ResolvedSpec {
         !self.memory_kib().is_multiple_of(256)
     }
 
+    /// The key of a value that `definition` gives, or that follows from it, and that is another one here. What it
+    /// leaves to the host on which the VM boots may be anything.
+    pub fn difference(&self, definition: &VmSpec) -> Option<&'static str> {
+        // Each field by name, so that none that is added is left out.
+        let VmSpec {
+            name,
+            uuid,
+            memory_mib,
+            memory_padding_kib,
+            huge_page_mib,
+            vcpus,
+            machine,
+            cpu_model,
+            accelerator,
+            kernel,
+            initramfs,
+            kernel_command_line,
+            disks,
+            nics,
+            placement: _,
+            guest,
+        } = definition;
+        let here = &self.spec;
+        let macs =
+            nics.iter().enumerate().map(|(index, nic)| nic.mac.unwrap_or_else(|| name.derived_mac(index)));
+        let bridges = |nics: &[super::Nic]| nics.iter().map(|nic| nic.bridge.clone()).collect::<Vec<_>>();
+        let is_same = [
+            ("name", *name == here.name),
+            ("uuid", uuid.unwrap_or_else(|| name.derived_uuid()) == self.uuid),
+            ("memory_mib", *memory_mib == here.memory_mib),
+            (
+                "memory_padding_kib",
+                memory_padding_kib.is_none() || *memory_padding_kib == here.memory_padding_kib,
+            ),
+            ("huge_page_mib", *huge_page_mib == here.huge_page_mib),
+            ("vcpus", *vcpus == here.vcpus),
+            ("machine", *machine == here.machine),
+            ("cpu_model", *cpu_model == here.cpu_model),
+            ("accelerator", *accelerator == Accelerator::Auto || *accelerator == here.accelerator),
+            ("kernel", *kernel == here.kernel),
+            ("initramfs", *initramfs == here.initramfs),
+            ("kernel_command_line", *kernel_command_line == here.kernel_command_line),
+            ("disk", *disks == here.disks),
+            ("nic.bridge", bridges(nics) == bridges(&here.nics)),
+            ("nic.mac", macs.eq(self.macs.iter().copied())),
+            ("guest", *guest == here.guest),
+        ];
+        is_same.into_iter().find(|(_, is_same)| !is_same).map(|(key, _)| key)
+    }
+
     /// All memory of the machine, in KiB; QEMU rounds it up to 8 KiB.
     pub fn memory_kib(&self) -> u64 {
         self.spec.memory_mib * 1024 + self.spec.memory_padding_kib.unwrap_or(0)
@@ -268,6 +318,32 @@ mod tests {
         assert_eq!(resolved.macs(), [spec.name.derived_mac(0)]);
         let json = serde_json::to_string(&resolved).expect("JSON");
         assert_eq!(serde_json::from_str::<ResolvedSpec>(&json).expect("our own JSON"), resolved);
+    }
+
+    #[test]
+    fn a_definition_is_that_of_what_was_made_of_it_and_of_nothing_else() {
+        let machine = "machine = \"pc-q35-7.2\"\n";
+        let nic = "[[nic]]\nbridge = \"br0\"\n";
+        let definition = spec(&format!("{machine}{nic}[placement]\nstays = \"licence\"\n"));
+        let resolved = definition.resolve(&facts()).unwrap();
+        assert_eq!(resolved.difference(&definition), None);
+        assert_eq!(resolved.difference(resolved.spec()), None);
+        let new = HypervisorFacts { version: TCG_SEES_ALL_WRITES, ..facts() };
+        assert_eq!(definition.resolve(&new).unwrap().difference(&definition), None, "another padding");
+        for (other, key) in [
+            (format!("{machine}{nic}[[disk]]\npath = \"/etc/shadow\"\nformat = \"raw\"\n"), "disk"),
+            (format!("{machine}kernel = \"/etc/shadow\"\n{nic}"), "kernel"),
+            (format!("{machine}cpu_model = \"host\"\n{nic}"), "cpu_model"),
+            (format!("{machine}accelerator = \"kvm\"\n{nic}"), "accelerator"),
+            (format!("{machine}memory_padding_kib = 16\n{nic}"), "memory_padding_kib"),
+            (format!("{machine}uuid = \"5a8f6c0e-0f0f-4c8c-9d5f-000000000001\"\n{nic}"), "uuid"),
+            (format!("{machine}{}", nic.replace("br0", "br1")), "nic.bridge"),
+            (format!("{machine}{nic}mac = \"52:54:00:00:00:01\"\n"), "nic.mac"),
+            (format!("{machine}{nic}{nic}"), "nic.bridge"),
+            (format!("{}{nic}", machine.replace("7.2", "7.1")), "machine"),
+        ] {
+            assert_eq!(resolved.difference(&spec(&other)), Some(key), "{other}");
+        }
     }
 
     #[test]

@@ -152,14 +152,14 @@ async fn try_links(
 #[utoipa::path(post, path = "/v1/incoming", tag = openapi::BETWEEN_AGENTS, request_body = IncomingRequest, responses(
     (status = 200, description = "It may, or has to wait.", body = IncomingPermit),
     (status = 409, description = "A VM of that name is here, or the identifier was used before.", body = Problem),
-    (status = 422, description = "This host is cordoned, cannot run it, or does not know the source.", body = Problem),
+    (status = 422, description = "This host is cordoned, cannot run it, does not know the source, or does not let VMs use what it names.", body = Problem),
 ))]
 async fn permit(
     State(agent): Shared,
     Extension(caller): Extension<Caller>,
     Body(request): Body<IncomingRequest>,
 ) -> Answer<IncomingPermit> {
-    Ok(Json(incoming::permit(&agent, caller.host()?, request)?))
+    Ok(Json(incoming::permit(&agent, caller.host()?, request).await?))
 }
 
 /// What was decided of a VM on its way

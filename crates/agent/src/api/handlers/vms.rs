@@ -98,7 +98,7 @@ async fn vm_definition(State(agent): Shared, Segment(name): Segment<VmName>) -> 
 #[utoipa::path(post, path = "/v1/vms", tag = openapi::VMS, request_body = CreateVm, responses(
     (status = 200, description = "Defined.", body = ()),
     (status = 409, description = "A VM of that name is here, or on its way.", body = Problem),
-    (status = 422, description = "This host is cordoned.", body = Problem),
+    (status = 422, description = "This host is cordoned, or does not let VMs use what it names.", body = Problem),
 ))]
 async fn create_vm(
     State(agent): Shared,
@@ -112,6 +112,7 @@ async fn create_vm(
         let name = &request.spec.name;
         return Err(Problem::conflict(format!("a VM {name} is on its way to {}", agent.name())).into());
     }
+    agent.vm_files.check_allowed(&request.spec).await?;
     Ok(Json(agent.vms.create(request.spec)?))
 }
 
@@ -143,7 +144,7 @@ async fn remove_vm(
     (status = 200, description = "Its QEMU runs, and the guest boots.", body = ()),
     (status = 404, description = "No VM of that name here, or no host of that name.", body = Problem),
     (status = 409, description = "It runs already, here or on another host, or is being changed or moved.", body = Problem),
-    (status = 422, description = "This host is cordoned, is short of memory, or cannot run it any more, or a host that may have it cannot be asked; the message says which.", body = Problem),
+    (status = 422, description = "This host is cordoned, is short of memory, cannot run it any more, or does not let VMs use what it names, or a host that may have it cannot be asked; the message says which.", body = Problem),
 ))]
 async fn start_vm(
     State(agent): Shared,
@@ -157,6 +158,7 @@ async fn start_vm(
         query.although_unreachable.split(',').filter(|host| !host.is_empty()).map(Into::into).collect();
     let check = async |definition: VmSpec| {
         admission::check_start(&agent, &definition)?;
+        agent.vm_files.check_usable(&definition).await?;
         check_nowhere_else(&agent, definition.name.as_str(), &although).await
     };
     Ok(Json(agent.vms.start(name.as_str(), check).await?))

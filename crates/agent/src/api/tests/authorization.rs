@@ -26,9 +26,11 @@ fn spec() -> serde_json::Value {
 
 /// A VM that `source` sends.
 fn incoming() -> String {
+    let mut definition = spec();
+    definition["uuid"] = json!(RECEIVED);
     json!({
         "id": RECEIVED,
-        "definition": spec(),
+        "definition": definition,
         "spec": { "uuid": RECEIVED, "accelerator": "tcg", "name": "web", "memory_mib": 64, "memory_padding_kib": 8, "vcpus": 1,
                   "machine": "pc-q35-7.2" },
     })

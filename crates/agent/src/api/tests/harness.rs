@@ -108,6 +108,13 @@ impl TestAgent {
         timeout(DEADLINE, self.running).await.unwrap().unwrap().unwrap();
     }
 
+    /// The directory of files that VMs may use.
+    pub(super) fn disks(&self) -> PathBuf {
+        let disks = self.directory.path().join("disks");
+        std::fs::create_dir_all(&disks).unwrap();
+        disks
+    }
+
     /// A second hand on the agent's journal.
     pub(super) fn journal(&self) -> Journal {
         Journal::open(&self.directory.path().join("state"), &self.directory.path().join("run")).unwrap()
@@ -210,6 +217,9 @@ fn configuration(directory: &Path, address: std::net::SocketAddr) -> Config {
         socket = "{directory}/agent.sock"
         state_directory = "{directory}/state"
         runtime_directory = "{directory}/run"
+        [vms]
+        directories = ["{directory}/disks"]
+        bridges = ["br0"]
         [tls]
         certificate = "{}"
         key = "{}"

@@ -1,6 +1,7 @@
 //! Requests that make no sense: each is told so, as a problem, and nothing breaks.
 
 use drainpipe_engine::problem::ProblemKind;
+use drainpipe_hypervisor::qcow2::fuzzing::header;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use serde_json::{Value, json};
@@ -184,22 +185,39 @@ async fn what_is_asked_of_unknown_migrations_leaves_no_record_and_promises_nothi
     agent.stop().await;
 }
 
+/// A VM that boots its firmware, and more.
+fn with(mut first: Value, more: Value) -> Value {
+    let mut spec = json!({ "name": "web", "memory_mib": 64, "vcpus": 1, "machine": "pc-q35-7.2" });
+    let mut more = more;
+    for values in [&mut first, &mut more] {
+        spec.as_object_mut().unwrap().append(values.as_object_mut().unwrap());
+    }
+    spec
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_vm_that_is_two_or_none_does_not_come() {
     let Some(agent) = TestAgent::start().await else { return };
-    let spec = |more: Value| {
-        let mut spec = json!({ "name": "web", "memory_mib": 64, "vcpus": 1, "machine": "pc-q35-7.2" });
-        spec.as_object_mut().unwrap().append(&mut more.as_object().unwrap().clone());
-        spec
-    };
+    let spec = |more: Value| with(json!({ "uuid": ID }), more);
     let resolved = spec(json!({ "uuid": ID, "accelerator": "tcg", "memory_padding_kib": 8 }));
     for (wrong, says) in [
-        (json!({ "memory_mib": 32 }), "memory"),
+        (json!({ "memory_mib": 32 }), "`memory_mib`"),
         (json!({ "memory_mib": 1 }), "out of range"),
         (json!({ "memory_mib": (1_u64 << 44) + 64 }), "out of range"),
-        (json!({ "huge_page_mib": 2 }), "memory"),
+        (json!({ "huge_page_mib": 2 }), "`huge_page_mib`"),
         (json!({ "name": "other" }), "different VMs"),
+        (json!({ "uuid": null }), "`uuid`"),
         (json!({ "kernel": "boot" }), "absolute"),
+        (json!({ "kernel": "/etc/shadow" }), "`kernel`"),
+        (json!({ "kernel": "/k", "kernel_command_line": "init=/bin/sh" }), "`kernel`"),
+        (json!({ "disk": [{ "path": "/etc/shadow", "format": "raw" }] }), "`disk`"),
+        (json!({ "nic": [{ "bridge": "br0" }] }), "`nic.bridge`"),
+        (json!({ "vcpus": 255 }), "`vcpus`"),
+        (json!({ "machine": "pc-q35-7.1" }), "`machine`"),
+        (json!({ "cpu_model": "host" }), "`cpu_model`"),
+        (json!({ "accelerator": "kvm" }), "`accelerator`"),
+        (json!({ "memory_padding_kib": 16 }), "`memory_padding_kib`"),
+        (json!({ "guest": { "heartbeat": "127.0.0.1:1", "control": "127.0.0.1:2" } }), "`guest`"),
         (json!({ "placement": { "stays": "\u{1b}[2J" } }), "one line"),
     ] {
         let body = json!({ "id": ID, "spec": resolved, "definition": spec(wrong) }).to_string();
@@ -283,4 +301,80 @@ fn any_request_gets_an_answer_and_any_refusal_is_a_problem() {
         )
         .unwrap();
     runtime.block_on(agent.stop());
+}
+
+/// When a file was last read.
+fn accessed(path: &std::path::Path) -> std::time::SystemTime {
+    std::fs::metadata(path).unwrap().accessed().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_host_has_another_open_what_its_vms_may_not_use() {
+    let Some(agent) = TestAgent::start().await else { return };
+    let (disks, outside) = (agent.disks(), agent.disks().with_file_name("outside"));
+    std::fs::write(&outside, "secret").unwrap();
+    std::fs::write(disks.join("good"), "kernel").unwrap();
+    std::os::unix::fs::symlink(&outside, disks.join("link")).unwrap();
+    let backing = header(3, outside.to_str(), &[(0xe279_2aca, "raw")]);
+    std::fs::write(disks.join("image"), backing).unwrap();
+    let seen = accessed(&outside);
+    let named = |file: &str| disks.join(file).display().to_string();
+    let disk = |path: &str, format: &str| json!({ "disk": [{ "path": path, "format": format }] });
+    for (uses, says) in [
+        (disk("/etc/shadow", "raw"), "no directory, and is no device"),
+        (disk(outside.to_str().unwrap(), "raw"), "no directory, and is no device"),
+        (disk(&named("../outside"), "raw"), "no directory, and is no device"),
+        (disk("/dev/sda", "raw"), "no directory, and is no device"),
+        (json!({ "kernel": "/etc/shadow" }), "no directory, and is no device"),
+        (json!({ "kernel": named("link") }), "symbolic link"),
+        (json!({ "kernel": named("good"), "initramfs": "/etc/shadow" }), "no directory"),
+        (disk(&named("link"), "raw"), "symbolic link"),
+        (disk(&named("image"), "qcow2"), "which VMs may not use"),
+        (disk(&named("nothing"), "raw"), "there is no"),
+        (json!({ "nic": [{ "bridge": "office", "mac": "52:54:00:00:00:01" }] }), "`bridges`"),
+    ] {
+        let spec = with(json!({ "uuid": ID, "accelerator": "tcg", "memory_padding_kib": 8 }), uses);
+        let body = json!({ "id": ID, "spec": spec, "definition": spec }).to_string();
+        let answer = agent.say(Who::Source, "POST", "/v1/incoming", &body).await;
+        assert_eq!(answer.problem().kind, ProblemKind::Refused, "{spec}: {answer:?}");
+        assert!(answer.problem().message.contains(says), "{spec} should say {says}: {answer:?}");
+        let nothing = says.contains("there is no");
+        let answer = agent.say(Who::Root, "POST", "/v1/vms", &json!({ "spec": spec }).to_string()).await;
+        assert_eq!(answer.status, if nothing { 200 } else { 422 }, "{spec}: {answer:?}");
+        if nothing {
+            let answer = agent.say(Who::Root, "POST", "/v1/vms/web/start", "").await;
+            assert!(answer.status == 422 && answer.problem().message.contains(says), "{answer:?}");
+            assert_eq!(agent.say(Who::Root, "DELETE", "/v1/vms/web", "").await.status, 200);
+        }
+    }
+    assert_eq!(agent.journal().incoming_state(ID).unwrap(), None, "nothing was begun");
+    assert_eq!(accessed(&outside), seen, "it was read");
+    agent.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_may_not_be_used_is_not_told_of_either() {
+    let Some(agent) = TestAgent::start().await else { return };
+    let disks = agent.disks();
+    std::fs::write(disks.join("disk"), "disk").unwrap();
+    let named = disks.join("disk").display().to_string();
+    let own = disks.with_file_name("state").join("journal.sqlite").display().to_string();
+    let paths = ["/etc/shadow", "/etc/nothing", own.as_str(), named.as_str()];
+    let spec_of = |path: &&str| {
+        let disk = json!([{ "path": path, "format": "raw" }]);
+        with(json!({ "uuid": ID, "accelerator": "tcg", "memory_padding_kib": 8 }), json!({ "disk": disk }))
+    };
+    let specs: Vec<Value> = paths.iter().map(spec_of).collect();
+    let answer =
+        agent.say(Who::Source, "POST", "/v1/check/vms", &json!({ "specs": specs }).to_string()).await;
+    let fits: Vec<Value> = serde_json::from_str(&answer.body).unwrap();
+    let nothing = json!([{ "index": 0, "why": "outside" }]);
+    for fit in &fits[..3] {
+        assert_eq!((&fit["files"], &fit["files_not_allowed"]), (&json!(["missing"]), &nothing), "{fit}");
+    }
+    assert_eq!(
+        (&fits[3]["files"][0]["present"]["size_bytes"], &fits[3]["files_not_allowed"]),
+        (&json!(4), &json!([]))
+    );
+    agent.stop().await;
 }

@@ -4,3 +4,4 @@ mod authorization;
 mod drains;
 mod harness;
 mod hostile;
+mod stolen;

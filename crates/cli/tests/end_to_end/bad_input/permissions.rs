@@ -55,6 +55,12 @@ fn a_host_manages_no_vms_of_another(lab: &TestLab, guest: &Guest) {
     over_tls(lab, &stolen, &["vm", "create", &file]).refused(REFUSED, &["host b may not manage", cure]);
     lab.assert_runs_on("web", "a");
     guest.assert_answers();
+    // What the guide says that it can do.
+    over_tls(lab, &stolen, &["migrate", "web", "a"])
+        .refused(REFUSED, &["the agent of host b may not move a VM from here to a", cure]);
+    over_tls(lab, &stolen, &["migrate", "web", "b"]).done();
+    lab.assert_runs_on("web", "b");
+    lab.migrate("web", "a", &[]);
 }
 
 /// From the client, at the agent of host `a`, with the files of this directory.

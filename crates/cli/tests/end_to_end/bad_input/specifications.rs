@@ -3,7 +3,7 @@
 use drainpipe_agent::api::types::VmList;
 
 use crate::guest::{Guest, image};
-use crate::program::{BAD_INPUT, FAILED};
+use crate::program::{BAD_INPUT, REFUSED};
 use crate::support::TestLab;
 
 pub(super) fn invalid() {
@@ -34,7 +34,7 @@ pub(super) fn invalid() {
     let [kernel, _] = image();
     changed(kernel.to_str().unwrap(), "/nonexistent/vmlinuz").done();
     lab.drainpipe(&["vm", "start", "web"])
-        .refused(FAILED, &["VM web does not start", "/nonexistent/vmlinuz"]);
+        .refused(REFUSED, &["VM web cannot run on a", "/nonexistent/vmlinuz"]);
     let removed = lab.drainpipe(&["vm", "rm", "web"]);
     assert_eq!((removed.code, removed.stderr.trim()), (0, "web is removed"), "it has no disks");
     assert!(lab.json::<VmList>(&["vms"]).vms.is_empty());

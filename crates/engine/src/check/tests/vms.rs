@@ -1,6 +1,8 @@
 //! What keeps a VM from running on the other host.
 
 use super::*;
+use crate::check::vm::FileNotAllowed;
+use crate::vm_resources::NotAllowed;
 
 pub(super) const OF_VMS: &[Case] = &[
     (|s| s.vms[0].fit.name_taken = true, Error, "vm-name-taken", &["b VM web1"], "b has a VM web1 already"),
@@ -134,6 +136,23 @@ pub(super) const OF_VMS: &[Case] = &[
         "b does not see /boot/linux",
     ),
     (
+        |s| {
+            s.vms[0].fit.files[1] = FileState::Missing;
+            s.vms[0].fit.files_not_allowed = vec![FileNotAllowed { index: 1, why: NotAllowed::Outside }];
+        },
+        Error,
+        "vm-file-not-allowed",
+        &["b VM web1"],
+        "/srv/web1.qcow2 of VM web1 is in no directory",
+    ),
+    (
+        |s| s.vms[0].fit.bridges_not_allowed = vec!["br-office".into()],
+        Error,
+        "vm-bridge-not-allowed",
+        &["b VM web1"],
+        "VMs may not join br-office on b",
+    ),
+    (
         |s| s.vms[0].fit.files[1] = FileState::Silent,
         Error,
         "vm-storage-silent",
@@ -247,6 +266,10 @@ fn a_peers_answer_about_a_vm_is_bounded() {
     let newest = Some("\u{1b}[2J".into());
     let hostile = VmFit { obstacle: Some(Obstacle::MachineUnknown { newest }), ..good.clone() };
     assert!(hostile.plausible("b", 2).is_err());
+    for (index, why) in [(2, NotAllowed::Outside), (0, NotAllowed::Names { file: "\u{1b}[2J".into() })] {
+        let files_not_allowed = vec![FileNotAllowed { index, why }];
+        assert!(VmFit { files_not_allowed, ..good.clone() }.plausible("b", 2).is_err());
+    }
     for features in [vec!["a; reboot".to_owned()], (0..2_000).map(|number| format!("f{number}")).collect()] {
         let cpu = CpuFeatures { lacking: features.into_iter().collect(), ..CpuFeatures::default() };
         assert!(VmFit { cpu: Some(cpu), ..good.clone() }.plausible("b", 2).is_err());

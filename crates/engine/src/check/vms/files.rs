@@ -4,10 +4,26 @@ use super::there;
 use crate::check::Pair;
 use crate::check::finding::{Finding, on};
 use crate::check::vm::{FileIdentity, FilePurpose, FileState, VmCheck, VmFile};
+use crate::vm_resources::NotAllowed;
 
 pub(super) fn check(pair: Pair<'_>, checked: &VmCheck) -> Vec<Finding> {
-    let files = checked.vm.files.iter().zip(&checked.fit.files);
-    files.filter_map(|(file, there)| of_file(pair, checked, file, there)).collect()
+    let files = checked.vm.files.iter().zip(&checked.fit.files).enumerate();
+    let found = files.filter_map(|(index, (file, there))| {
+        let refused = checked.fit.files_not_allowed.iter().find(|refused| refused.index == index);
+        match refused {
+            Some(refused) => Some(not_allowed(pair, checked, file, &refused.why)),
+            None => of_file(pair, checked, file, there),
+        }
+    });
+    found.collect()
+}
+
+fn not_allowed(pair: Pair<'_>, checked: &VmCheck, file: &VmFile, why: &NotAllowed) -> Finding {
+    let host = pair.target.name();
+    Finding::refusal("vm-file-not-allowed", there(pair, &checked.vm))
+        .what(format!("{} of VM {} {}", file.path, checked.vm.name, why.what(host)))
+        .effect("the VM is refused there")
+        .remedy(why.cure(host))
 }
 
 fn of_file(pair: Pair<'_>, checked: &VmCheck, file: &VmFile, found: &FileState) -> Option<Finding> {
