@@ -248,6 +248,7 @@ fn vm() -> VmFacts {
     VmFacts {
         name: "web".into(),
         memory_bytes: MEMORY_BYTES,
+        padding_bytes: 0,
         huge_page_mib: Some(2),
         machine: "pc-q35-8.1".into(),
         cpu_model: "EPYC".into(),
