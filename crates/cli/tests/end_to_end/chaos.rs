@@ -7,6 +7,7 @@
 //! journals    that are lost, older or on full disks, and what an operator does then
 //! busy, flood more of what goes wrong: a machine without a free core, and a host that sends thousands of requests
 //! monitor     hears each QEMU by a control connection of its own ─► copies: which guests ran when
+//! course      an errand of the round, as far as it has come
 //! silences    a client of every VM
 //! ledger      what was done to whom: how long may a VM be silent?
 //! world       a lab with its VMs, where all of that comes together, round by round
@@ -18,9 +19,13 @@
 //!
 //! `DRAINPIPE_CHAOS_SECONDS=3600` runs it for an hour; `DRAINPIPE_CHAOS_SEED` has the same decisions made again. It
 //! stops at the first thing that is wrong, with all that there is to understand it in `target/chaos/SEED`.
+//!
+//! Clocks are put forward and back in the simulation alone (`engine/tests/drain_simulation`): hosts of a lab have the one of
+//! the machine, and a time namespace shifts only the clock since boot, of processes that are yet to start.
 
 mod busy;
 mod copies;
+mod course;
 mod faults;
 mod flood;
 mod journals;

@@ -65,7 +65,9 @@ pub(crate) fn measure(repeats: usize, word: &str) {
             scope.spawn(|| sitting.work());
         }
     });
-    println!("{}", tally::tables(&tally::read().unwrap(), &rows));
+    let of_these = |ran: &Ran| ran.program == sitting.program && ran.qemu == sitting.qemu;
+    let lines: Vec<Ran> = tally::read().unwrap().into_iter().filter(of_these).collect();
+    println!("{}", tally::tables(&lines, &rows));
 }
 
 fn in_memory(variable: &str) -> Option<usize> {

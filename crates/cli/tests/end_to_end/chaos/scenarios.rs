@@ -136,22 +136,22 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         faults: [
-            aimed(FaultKind::FreezeAgent, Place::Source, Moment::Resumed, RESUMED_MS, FROZEN_MS),
-            aimed(
+            Some(aimed(FaultKind::FreezeAgent, Place::Source, Moment::Resumed, RESUMED_MS, FROZEN_MS)),
+            Some(aimed(
                 FaultKind::SpoilJournal(Spoil::Delete),
                 Place::Target,
                 Moment::Resumed,
                 RESUMED_MS,
                 GONE_MS,
-            ),
+            )),
         ],
         ..quiet("target's journal deleted as the VM runs there, source's agent frozen")
     },
     spoiled("source's journal replaced by an older one as the VM runs on the target", Spoil::PutBackOlder),
     Scenario {
         faults: [
-            aimed(FaultKind::FreezeAgent, Place::Source, Moment::Resumed, RESUMED_MS, FROZEN_MS),
-            aimed(FaultKind::FloodOfDeletes, Place::Target, Moment::Resumed, RESUMED_MS, GONE_MS),
+            Some(aimed(FaultKind::FreezeAgent, Place::Source, Moment::Resumed, RESUMED_MS, FROZEN_MS)),
+            Some(aimed(FaultKind::FloodOfDeletes, Place::Target, Moment::Resumed, RESUMED_MS, GONE_MS)),
         ],
         outlasts_errands: true,
         ..quiet("2500 deletes of a third host as the VM runs on the target, source's agent frozen")
@@ -218,8 +218,8 @@ const fn aimed(
     moment: Moment,
     after_ms: Range<u64>,
     lasts_ms: Range<u64>,
-) -> Option<Aimed> {
-    Some(Aimed { kind, place, moment, after_ms, lasts_ms })
+) -> Aimed {
+    Aimed { kind, place, moment, after_ms, lasts_ms }
 }
 
 const fn at(
@@ -229,7 +229,7 @@ const fn at(
     after_ms: Range<u64>,
     lasts_ms: Range<u64>,
 ) -> [Option<Aimed>; 2] {
-    [aimed(kind, place, moment, after_ms, lasts_ms), None]
+    [Some(aimed(kind, place, moment, after_ms, lasts_ms)), None]
 }
 
 /// Of a VM that is in flight for a second, and nothing else.

@@ -6,16 +6,18 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
+use drainpipe_agent::client::ApiClient;
 use drainpipe_guest::dirtier::Dirtying;
 use drainpipe_guest::protocol::{HEARTBEAT_PORT, Verification};
 
 use super::HOSTS;
 use super::copies::Copy;
+use super::course::Course;
 use super::faults::{Faults, Where};
 use super::ledger::{Ledger, Victim};
-use super::monitor::{Monitor, Seen};
+use super::monitor::Monitor;
 use super::operations::{Claim, End, Operation, What, judge};
-use super::plan::{Bounds, Errand, Fault, Moment, Next, Place, Planned, Round, Way, When};
+use super::plan::{Bounds, Errand, Fault, Moment, Place, Round, Way, When};
 use super::settled::{Unsettled, unsettled};
 use super::silences::Silences;
 use super::violation::Violation;
@@ -63,20 +65,6 @@ pub(super) struct World<'lab> {
     ends: Vec<End>,
     checked_at: Instant,
     lab: &'lab TestLab,
-}
-
-/// An errand of the round: who has a part in it, as soon as that is known.
-struct Course {
-    errand: Errand,
-    source: Option<String>,
-    target: Option<String>,
-    vm: Option<String>,
-    next: Option<Next>,
-    /// What has become of that.
-    gone_on: Option<Next>,
-    seen: Vec<(Moment, Instant)>,
-    begins: Duration,
-    has_begun: bool,
 }
 
 impl<'lab> World<'lab> {
@@ -429,7 +417,7 @@ impl<'lab> World<'lab> {
                 }
                 Some(Unsettled::Stale { vm, host }) => {
                     self.ledger.count("VM removed where an older journal lists it");
-                    self.operate(&host, &["vm", "rm", &vm])?;
+                    self.forget(&vm, &host)?;
                     continue;
                 }
                 Some(Unsettled::Forgotten { vm }) => {
@@ -471,6 +459,16 @@ impl<'lab> World<'lab> {
         self.operate(host, &["vm", "start", vm])?;
         self.guests[vm].wait_until_ready();
         Ok(())
+    }
+
+    /// By the API: the program asks the host on which it finds the VM first, which may be the one where it runs.
+    fn forget(&mut self, vm: &str, host: &str) -> Result<(), Violation> {
+        self.ledger.note(&format!("on {host}: {vm} is removed"));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let client = ApiClient::over_socket(self.lab.agent_socket(host).as_ref()).unwrap();
+        runtime
+            .block_on(client.delete::<()>(&format!("/v1/vms/{vm}")))
+            .map_err(|problem| Violation::Broken(format!("{vm} is not removed on {host}: {problem}")))
     }
 
     /// Does what an operator does about it, which must be done.
@@ -523,49 +521,6 @@ impl<'lab> World<'lab> {
             }
         }
         directory.canonicalize().unwrap_or(directory)
-    }
-}
-
-impl Course {
-    fn of(planned: &Planned) -> Self {
-        let next = match planned.errand {
-            Errand::Move { next, .. } => next,
-            Errand::DrainAndBack { .. } => None,
-        };
-        Self {
-            errand: planned.errand,
-            source: None,
-            target: None,
-            vm: None,
-            next,
-            gone_on: None,
-            seen: vec![],
-            begins: planned.after,
-            has_begun: false,
-        }
-    }
-
-    fn has_post_copy(&self) -> bool {
-        match self.errand {
-            Errand::Move { way, next, .. } => way.post_copy || next.is_some_and(|next| next.way.post_copy),
-            Errand::DrainAndBack { post_copy, .. } => post_copy,
-        }
-    }
-
-    /// A drain is about the VM that leaves first.
-    fn sees(&mut self, seen: &Seen) {
-        let Some(source) = &self.source else { return };
-        let is_drain = matches!(self.errand, Errand::DrainAndBack { .. });
-        if is_drain && self.vm.is_none() && seen.moment == Moment::Skeleton && seen.host != *source {
-            (self.vm, self.target) = (Some(seen.vm.clone()), Some(seen.host.clone()));
-        }
-        let side = match seen.moment {
-            Moment::Skeleton | Moment::Resumed => &self.target,
-            Moment::Active | Moment::Paused | Moment::Left => &self.source,
-        };
-        if self.vm.as_ref() == Some(&seen.vm) && side.as_ref() == Some(&seen.host) {
-            self.seen.push((seen.moment, seen.at));
-        }
     }
 }
 
