@@ -3,62 +3,51 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use drainpipe_engine::free_cores::{CoresLook, FreeCores, LOOK_EVERY};
 use drainpipe_relay::HostCpu;
 use tokio::time::{Instant, sleep};
 
 use crate::agent::Agent;
 use crate::cpu_list::CpuList;
+use crate::host::own_cpu;
 use crate::lock::lock;
 use crate::relay::own_cpus;
 use crate::vm_cores::VmCpu;
 
-/// Over such times cores are counted: what a VM did for longer than that is likely to go on.
-const COUNT_FOR: Duration = Duration::from_secs(5);
+/// Over such times it is counted what VMs take: what a VM did for longer than that is likely to go on.
+const COUNT_VMS_FOR: Duration = Duration::from_secs(5);
 
-/// The first time: `auto` compresses nothing before it is known.
-const FIRST_COUNT_FOR: Duration = Duration::from_secs(1);
-
-/// How often it is looked meanwhile whether a VM is on its way. What such a one takes within less is little of it.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
-
-/// What was counted last while no VM was on its way; or the first time, whatever was.
+/// What the last looks have shown.
 #[derive(Debug, Default)]
-pub(crate) struct IdleCores(Mutex<Option<f64>>);
+pub(crate) struct IdleCores(Mutex<FreeCores>);
 
 impl IdleCores {
-    /// Of those on which the agent may run, whether they may pack or only pass on; none until they were counted.
+    /// Of those on which the agent may run, whether they may pack or only pass on; with those that migrations take. None
+    /// until they were counted.
     pub(crate) fn known(&self) -> Option<f64> {
-        *lock(&self.0)
-    }
-
-    fn count(&self, idle: f64) {
-        *lock(&self.0) = Some(idle);
+        lock(&self.0).free()
     }
 }
 
 /// Counts until it is dropped, on the CPUs on which the agent may run: at first these.
 pub(crate) async fn keep_counting(agent: Arc<Agent>, mut cpus: CpuList) {
     let mut host = counted_from_here_on(&cpus);
-    let mut vms_before = VmCpu::read(&agent.vms);
-    let mut time = FIRST_COUNT_FOR;
+    let (mut before, mut vms) = (Taken::read(&agent), VmsCount::begin(&agent));
     loop {
-        let has_migrated = migrates_within(&agent, time).await;
-        let (mut idle, vms) = (host.idle_cores(), VmCpu::read(&agent.vms));
+        sleep(LOOK_EVERY).await;
+        vms.follow(&agent);
+        let (idle, taken) = (host.idle_cores(), Taken::read(&agent));
         if let Some(others) = own_cpus().ok().filter(|own| *own != cpus) {
-            (host, idle) = (counted_from_here_on(&others), None);
+            host = counted_from_here_on(&others);
             cpus = others;
+            *lock(&agent.idle_cores.0) = FreeCores::default();
+        } else if let Some(idle) = idle {
+            let migrating =
+                if agent.is_migrating() { taken.by_migrations_since(&before, &agent) } else { 0.0 };
+            let cores = cpus.cpus().len() as f64;
+            lock(&agent.idle_cores.0).look(CoresLook { cores, idle, migrating });
         }
-        // Where VMs come and go all the time, as in a drain that an agent goes on with that was started anew, so many
-        // are idle at the least.
-        let is_better_than_nothing = agent.idle_cores.known().is_none();
-        if let Some(idle) = idle.filter(|_| !has_migrated || is_better_than_nothing) {
-            agent.idle_cores.count(idle);
-        }
-        if !has_migrated {
-            agent.vms.count_cores(&vms.cores_since(&vms_before));
-        }
-        vms_before = vms;
-        time = COUNT_FOR;
+        before = taken;
     }
 }
 
@@ -68,13 +57,59 @@ fn counted_from_here_on(cpus: &CpuList) -> HostCpu {
     host
 }
 
-/// Whether a VM is on its way at any time before this one is over.
-async fn migrates_within(agent: &Agent, time: Duration) -> bool {
-    let end = Instant::now() + time;
-    let mut migrates = agent.is_migrating();
-    while Instant::now() < end {
-        sleep(LOOK_EVERY).await;
-        migrates |= agent.is_migrating();
+/// CPU that this agent and its QEMUs have used, those that wait for their VMs too.
+struct Taken {
+    at: Instant,
+    agent: Duration,
+    qemus: VmCpu,
+}
+
+impl Taken {
+    fn read(agent: &Agent) -> Self {
+        let mut qemus = agent.vms.all_running();
+        qemus.extend(agent.incoming.skeletons());
+        Self { at: Instant::now(), agent: own_cpu(), qemus: VmCpu::of(&qemus) }
     }
-    migrates
+
+    /// Cores that migrations took: those of the agent, and of each QEMU what is more than its VM takes otherwise.
+    fn by_migrations_since(&self, before: &Self, agent: &Agent) -> f64 {
+        let passed_s = self.at.duration_since(before.at).as_secs_f64();
+        let of_agent =
+            self.agent.saturating_sub(before.agent).as_secs_f64() / passed_s.max(f64::MIN_POSITIVE);
+        let usual = agent.vms.cores_taken_by_process();
+        let more = |(pid, cores): (&u32, &f64)| match usual.get(pid) {
+            Some(Some(usual)) => (cores - usual).max(0.0),
+            // Nobody knows yet what its VM takes.
+            Some(None) => 0.0,
+            // It waits for its VM.
+            None => *cores,
+        };
+        of_agent + self.qemus.cores_since(&before.qemus).iter().map(more).sum::<f64>()
+    }
+}
+
+/// What VMs take while nothing migrates.
+struct VmsCount {
+    since: Instant,
+    before: VmCpu,
+    has_migrated: bool,
+}
+
+impl VmsCount {
+    fn begin(agent: &Agent) -> Self {
+        let before = VmCpu::of(&agent.vms.all_running());
+        Self { since: Instant::now(), before, has_migrated: agent.is_migrating() }
+    }
+
+    fn follow(&mut self, agent: &Agent) {
+        self.has_migrated |= agent.is_migrating();
+        if self.since.elapsed() < COUNT_VMS_FOR {
+            return;
+        }
+        let next = Self::begin(agent);
+        if !self.has_migrated {
+            agent.vms.count_cores(&next.before.cores_since(&self.before));
+        }
+        *self = next;
+    }
 }

@@ -217,6 +217,11 @@ impl IncomingVms {
         lock(&self.entries).values().any(|entry| entry.is_receiving())
     }
 
+    /// The QEMUs that wait for the VMs on their way, and those that were told to run them.
+    pub(crate) fn skeletons(&self) -> Vec<Arc<Vmm>> {
+        lock(&self.entries).values().filter_map(|entry| entry.vmm().ok()).collect()
+    }
+
     /// Whether a VM is on its way from this host.
     pub(crate) fn are_from(&self, host: &str) -> bool {
         lock(&self.entries).values().any(|entry| entry.source == host)

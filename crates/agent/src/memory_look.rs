@@ -22,14 +22,28 @@ pub(crate) async fn sample(vmm: &Vmm) -> Option<MemorySample> {
     Some(MemorySample { zero_share, dirty_bytes_per_s, dirty_set_bytes, compressible })
 }
 
-/// What of it shrinks. Where compression was asked for, nothing is said of memory that does not, but gets dirty in
-/// parts of its pages: these go as what has changed of them, and how much that brings only sending them shows.
-pub(crate) async fn compressible(vmm: &Vmm, option: RequestedOption) -> Option<Compressible> {
-    let contents = vmm.sample_contents().await.inspect_err(|error| not_looked_at(vmm, error)).ok()?;
-    let compressible = compressible_in(contents).await?;
-    if compressible.shrinks() || option == RequestedOption::Auto {
-        return Some(compressible);
-    }
+/// The share of it that is zero.
+pub(crate) async fn zero_share(vmm: &Vmm) -> Option<f64> {
+    let sampled = vmm.sample_contents().await.inspect_err(|error| not_looked_at(vmm, error));
+    sampled.ok().map(|(zero_share, _)| zero_share)
+}
+
+/// The share of it that is zero, and what of the rest shrinks. Where compression was asked for, nothing is said of memory
+/// that does not, but gets dirty in parts of its pages: these go as what has changed of them, and how much that brings
+/// only sending them shows.
+pub(crate) async fn contents(vmm: &Vmm, option: RequestedOption) -> (Option<f64>, Option<Compressible>) {
+    let sampled = vmm.sample_contents().await.inspect_err(|error| not_looked_at(vmm, error));
+    let Ok((zero_share, contents)) = sampled else { return (None, None) };
+    let compressible = match compressible_in(contents).await {
+        Some(compressible) if !compressible.shrinks() && option != RequestedOption::Auto => {
+            unless_it_goes_as_changes(vmm, compressible).await
+        }
+        compressible => compressible,
+    };
+    (Some(zero_share), compressible)
+}
+
+async fn unless_it_goes_as_changes(vmm: &Vmm, compressible: Compressible) -> Option<Compressible> {
     let sampled = vmm.sample_memory().await.inspect_err(|error| not_looked_at(vmm, error)).ok()?;
     let goes_as_changes = goes_as_changes(sampled.dirty_bytes_per_s, sampled.dirty_share_of_pages);
     (!goes_as_changes).then_some(compressible)

@@ -41,7 +41,7 @@ use crate::journal::{Journal, OpenMigration};
 use crate::lock::lock;
 use crate::memory_look;
 use crate::proof::beside::{Beside, Way};
-use crate::remembered;
+use crate::remembered::{self, Learnt};
 use crate::supervised;
 use crate::vms::{Claim, Claimed, does_not_run};
 
@@ -502,12 +502,12 @@ async fn informed(
     if !request.option.may_compress() || request.post_copy {
         return Ok(request);
     }
-    let memory = match vmm {
-        Some(vmm) => memory_look::compressible(vmm, request.option).await,
-        None => None,
+    let (zero_share, memory) = match vmm {
+        Some(vmm) => memory_look::contents(vmm, request.option).await,
+        None => (None, None),
     };
-    let saved_mbps = remembered::of_target(agent, target, request.option)?.saved_mbps;
-    Ok(Request { memory, saved_mbps, ..request })
+    let Learnt { saved_mbps, compressed_slower, .. } = remembered::of_target(agent, target, request.option)?;
+    Ok(Request { memory, zero_share, saved_mbps, compressed_slower, ..request })
 }
 
 /// What step 1 has shown.

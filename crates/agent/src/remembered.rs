@@ -2,6 +2,7 @@
 
 use drainpipe_engine::drain::sending_ms;
 use drainpipe_engine::drain::view::{FoundTransfers, Remembered};
+use drainpipe_engine::experience::{self, Past, Saved};
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::result::{CompressionUse, MigrationResult};
@@ -22,10 +23,11 @@ const OVERTAKEN_SHARE: f64 = 0.05;
 pub(crate) struct Learnt {
     /// What they were like; none if there was none.
     pub(crate) remembered: Option<Remembered>,
-    /// The most that packing has saved, in Mb/s: what else wanted the cores may have been the limit of others, or what
-    /// shrinks. None where cores never were the limit. What is not repeated is forgotten with the last of so many
-    /// migrations.
+    /// What packing has saved while this host was as busy as it is now, in Mb/s. None where cores never were the limit.
+    /// What is not repeated is forgotten with the last of so many migrations.
     pub(crate) saved_mbps: Option<f64>,
+    /// How much longer than predicted compressed ones took then, beside others; none where none was compressed.
+    pub(crate) compressed_slower: Option<f64>,
 }
 
 /// What migrations to this target by this option have shown.
@@ -33,12 +35,32 @@ pub(crate) fn of_target(agent: &Agent, target: &str, option: RequestedOption) ->
     let mut results = agent.journal.completed_to(target, option, RESULTS_MAX)?;
     // These went over one connection, whatever the option.
     results.retain(|result| !result.post_copy_allowed);
-    let saved = |result: &MigrationResult| {
-        saved(result.compression?, result.transfer_ms, f64::from(result.others_at_once))
-    };
-    let saved_mbps = most_saved(results.iter().filter_map(saved));
+    let (past, free_cores) = (results.iter().map(past).collect::<Vec<_>>(), agent.idle_cores.known());
     let transfers = agent.journal.transfers_found(target, option)?;
-    Ok(Learnt { remembered: remembered(&results, transfers), saved_mbps })
+    Ok(Learnt {
+        remembered: remembered(&alike(results, free_cores), transfers),
+        saved_mbps: experience::saved_mbps(&past, free_cores),
+        compressed_slower: experience::compressed_slower(&past, free_cores),
+    })
+}
+
+fn past(result: &MigrationResult) -> Past {
+    let took_ms = result.total_ms - result.held_ms;
+    let is_alone = result.others_at_once == 0;
+    let of_others = f64::from(result.others_at_once);
+    Past {
+        free_cores: result.free_cores,
+        is_compressed: result.compression.is_some(),
+        slower: result.predicted_total_ms.filter(|_| is_alone).map(|predicted_ms| took_ms / predicted_ms),
+        saved: result.compression.and_then(|packed| saved(packed, result.transfer_ms, of_others)),
+    }
+}
+
+/// Those that began while this host was as busy as it is now; all, if none did.
+fn alike(results: Vec<MigrationResult>, free_cores: Option<f64>) -> Vec<MigrationResult> {
+    let is_alike = |result: &MigrationResult| experience::is_alike(result.free_cores, free_cores);
+    let (alike, others): (Vec<_>, Vec<_>) = results.into_iter().partition(is_alike);
+    if alike.is_empty() { others } else { alike }
 }
 
 fn remembered(results: &[MigrationResult], transfers: Option<FoundTransfers>) -> Option<Remembered> {
@@ -51,14 +73,6 @@ fn remembered(results: &[MigrationResult], transfers: Option<FoundTransfers>) ->
     })
 }
 
-/// What packing has saved while a migration was under way, in Mb/s.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Saved {
-    mbps: f64,
-    /// Whether cores were the limit.
-    by_cores: bool,
-}
-
 /// Of one that was not long enough, nothing. Those beside it had as much of the cores and of the links.
 fn saved(compression: CompressionUse, transfer_ms: f64, others_at_once: f64) -> Option<Saved> {
     let CompressionUse { stream_bytes, compressed_bytes, overtaken_bytes, .. } = compression;
@@ -68,15 +82,6 @@ fn saved(compression: CompressionUse, transfer_ms: f64, others_at_once: f64) -> 
         mbps: (1.0 + others_at_once) * saved_bytes * 8.0 / 1_000.0 / sent_for_ms,
         by_cores: overtaken_bytes as f64 > OVERTAKEN_SHARE * stream_bytes as f64,
     })
-}
-
-/// Whatever was their limit, cores can save what they have saved.
-fn most_saved(saved: impl Iterator<Item = Saved>) -> Option<f64> {
-    let most = |one: Saved, other: Saved| Saved {
-        mbps: one.mbps.max(other.mbps),
-        by_cores: one.by_cores || other.by_cores,
-    };
-    saved.reduce(most).filter(|most| most.by_cores).map(|most| most.mbps)
 }
 
 /// What a transfer carried, in Mb/s, and how many others were sending too.
@@ -116,17 +121,6 @@ mod tests {
         assert_eq!(saved(of(400_000_000), 2_140.0, 3.0), Some(Saved { mbps: 4_000.0, ..by_cores }));
         assert_eq!(saved(of(40_000_000), 2_140.0, 0.0), Some(Saved { by_cores: false, ..by_cores }));
         assert_eq!(saved(of(400_000_000), 640.0, 0.0), None, "too short to tell");
-    }
-
-    #[test]
-    fn one_migration_beside_other_work_does_not_keep_the_next_ones_from_compressing() {
-        let of = |all: &[(f64, bool)]| {
-            most_saved(all.iter().map(|(mbps, by_cores)| Saved { mbps: *mbps, by_cores: *by_cores }))
-        };
-        assert_eq!(of(&[(900.0, false), (20.0, true), (880.0, false)]), Some(900.0));
-        assert_eq!(of(&[(20.0, true), (250.0, true)]), Some(250.0));
-        assert_eq!(of(&[(900.0, false)]), None, "cores may save more");
-        assert_eq!(of(&[]), None);
     }
 
     #[test]

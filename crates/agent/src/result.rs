@@ -104,6 +104,7 @@ pub(crate) fn assemble(
         others_at_once: measured.others_at_once,
         throttle_percent: migration.most_throttled_percent(),
         predicted_total_ms: None,
+        free_cores: None,
         cpu_seconds: measured.cpu_seconds,
         paths,
         elsewhere: measured.elsewhere,
@@ -172,7 +173,8 @@ impl Parts {
     }
 }
 
-fn tenth(ms: f64) -> f64 {
+/// As results tell times.
+pub(crate) fn tenth(ms: f64) -> f64 {
     (ms * 10.0).round() / 10.0
 }
 

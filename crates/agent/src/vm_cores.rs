@@ -1,9 +1,10 @@
 //! What each VM of this host takes of its cores.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Instant;
 
-use crate::vms::Vms;
+use drainpipe_hypervisor::Vmm;
 
 /// CPU that each QEMU has used since it was started, all at one time.
 #[derive(Debug)]
@@ -14,13 +15,11 @@ pub(crate) struct VmCpu {
 }
 
 impl VmCpu {
-    /// Of the VMs that run here now.
-    pub(crate) fn read(vms: &Vms) -> Self {
+    /// Of these, as far as they have not ended.
+    pub(crate) fn of(qemus: &[Arc<Vmm>]) -> Self {
         let at = Instant::now();
-        // None of one that has ended since.
-        let used = |pid, seconds: std::io::Result<f64>| Some((pid, seconds.ok()?));
-        let running = vms.all_running();
-        Self { at, seconds: running.iter().filter_map(|vmm| used(vmm.pid(), vmm.cpu_seconds())).collect() }
+        let used = |vmm: &Arc<Vmm>| Some((vmm.pid(), vmm.cpu_seconds().ok()?));
+        Self { at, seconds: qemus.iter().filter_map(used).collect() }
     }
 
     /// Cores that each took since `before`, by process id; without those that were started or went meanwhile.

@@ -338,6 +338,13 @@ impl Vms {
         running.filter_map(|entry| entry.cores_taken).fold(0.0, |sum, cores| sum + cores)
     }
 
+    /// Those that each VM which runs here took, by the process id of its QEMU; none until they were counted.
+    pub(crate) fn cores_taken_by_process(&self) -> BTreeMap<u32, Option<f64>> {
+        let entries = self.lock();
+        let taken = |entry: &Entry| Some((entry.running()?.pid(), entry.cores_taken));
+        entries.values().filter_map(taken).collect()
+    }
+
     /// Those that one VM took; none until they were counted.
     pub(crate) fn cores_taken_by(&self, name: &str) -> Option<f64> {
         self.lock().get(name)?.cores_taken

@@ -48,8 +48,8 @@ pub struct HostFacts {
     pub name: String,
     /// Processor cores.
     pub cores: u32,
-    /// Cores that nothing used of late, while no VM was on its way, of those on which its agent may run; absent while
-    /// that is not known.
+    /// Cores that nothing used in the last second, or in the last five if these are fewer, of those on which its agent may
+    /// run; with those that migrations take. Absent while that is not known.
     #[serde(default)]
     pub idle_cores: Option<f64>,
     /// Cores that its VMs took of late, while none was on its way; those that were not counted yet are left out.

@@ -229,6 +229,7 @@ fn drain_to(answers: &Answers, option: RequestedOption, plan: &Plan) {
         paths_mbps: [plan.carried_mbps(), answers.limit_mbps].into_iter().flatten().min().unwrap_or(0),
         paths: plan.carrying().map(path).collect(),
         limit: LimitView { mbps: answers.limit_mbps, later: vec![] },
+        free_cores: relay.map(|relay| relay.source_cores.min(relay.target_cores)),
         relay,
         remembered: None,
     };

@@ -9,7 +9,9 @@ pub mod connections;
 pub mod convergence;
 pub mod drain;
 pub mod encryption;
+pub mod experience;
 pub mod facts;
+pub mod free_cores;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod idle_cores;
@@ -22,6 +24,7 @@ mod pairing;
 pub mod path;
 pub mod path_record;
 pub mod plan;
+pub mod prediction;
 pub mod problem;
 pub mod progress;
 pub mod queue;

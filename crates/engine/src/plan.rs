@@ -64,8 +64,12 @@ pub struct Request {
     /// What the VM's memory is to codecs, where it was looked at. Where not, nobody's memory is compressed without
     /// being asked for.
     pub memory: Option<Compressible>,
-    /// The most that packing has saved between the two hosts, in Mb/s; absent where cores never were the limit.
+    /// The share of it that holds nothing but zeros, where it was looked at.
+    pub zero_share: Option<f64>,
+    /// What packing has saved between the two hosts, in Mb/s; absent where cores never were the limit.
     pub saved_mbps: Option<f64>,
+    /// How much longer than predicted compressed migrations took, beside others; absent where none was.
+    pub compressed_slower: Option<f64>,
 }
 
 impl From<RequestedOption> for Request {

@@ -102,8 +102,11 @@ pub struct RelayMeans {
     pub target_cores: f64,
     /// Of the source's, those on which it may pack, by its configuration.
     pub packing_cores: f64,
-    /// The most that earlier transfers between the two have saved, in Mb/s; absent where cores never were the limit.
+    /// What earlier transfers between the two have saved, in Mb/s; absent where cores never were the limit.
     pub saved_mbps: Option<f64>,
+    /// How much longer than predicted compressed ones took, beside others; absent where none was.
+    #[serde(default)]
+    pub compressed_slower: Option<f64>,
 }
 
 /// Whether a transfer is compressed.
@@ -152,7 +155,7 @@ impl RelayMeans {
         };
         let (source_cores, target_cores) = (cores(source), cores(target));
         let packing_cores = f64::from(source.packing_cores.unwrap_or(source.cores));
-        let saved_mbps = request.saved_mbps;
+        let Request { saved_mbps, compressed_slower, .. } = *request;
         Some(Self {
             is_asked_for,
             is_encrypted,
@@ -161,6 +164,7 @@ impl RelayMeans {
             target_cores,
             packing_cores,
             saved_mbps,
+            compressed_slower,
         })
     }
 
@@ -174,11 +178,14 @@ impl RelayMeans {
         };
         let gain = self.carried(memory) / self.carried_as_it_is();
         let wire_share = 1.0 / gain.min(self.carried_before()).max(1.0);
+        // Not faster than predicted, though others may have been by chance.
+        let slower =
+            self.compressed_slower.filter(|slower| slower.is_finite()).map_or(1.0, |slower| slower.max(1.0));
         match () {
             () if !memory.shrinks() => Verdict::NothingShrinks,
             // Nor where that is no number.
             () if !(1.0 + LEAST_GAIN..).contains(&gain) => Verdict::Outruns,
-            () if !self.is_asked_for && wire_share > PAYS_BELOW => Verdict::TooLittle,
+            () if !self.is_asked_for && wire_share * slower > PAYS_BELOW => Verdict::TooLittle,
             () => Verdict::Compressed { wire_share },
         }
     }
@@ -262,6 +269,7 @@ mod tests {
             target_cores: cores,
             packing_cores: f64::INFINITY,
             saved_mbps: None,
+            compressed_slower: None,
         }
     }
 
@@ -324,6 +332,19 @@ mod tests {
         assert!(share(means(1_000.0, 1.0), TEXT) < half_a_core);
         let unpacking = RelayMeans { target_cores: 0.4, ..means(1_000.0, 8.0) };
         assert!(share(unpacking, TEXT) > 0.4, "the target has to keep up");
+    }
+
+    #[test]
+    fn what_was_slower_than_its_alternative_is_not_chosen_again() {
+        let auto = |compressed_slower| {
+            unasked(RelayMeans { compressed_slower, ..means(1_000.0, 8.0) }).verdict(Some(OS_LIKE))
+        };
+        assert!(matches!(auto(None), Verdict::Compressed { .. }));
+        assert_eq!(auto(Some(1.5 / 0.72)), Verdict::TooLittle);
+        // Neither luck nor what is no number changes anything.
+        assert_eq!((auto(Some(0.1)), auto(Some(f64::NAN))), (auto(None), auto(None)));
+        let asked = RelayMeans { compressed_slower: Some(9.0), ..means(1_000.0, 8.0) };
+        assert!(matches!(asked.verdict(Some(OS_LIKE)), Verdict::Compressed { .. }), "it was asked for");
     }
 
     #[test]

@@ -89,8 +89,12 @@ pub struct MigrationResult {
     /// dirty too fast; absent if they were not.
     #[serde(default)]
     pub throttle_percent: Option<u8>,
-    /// What was predicted before the start; absent until there is a prediction.
+    /// What was predicted before the start, from the request to the end, of a VM that rests and waits for no turn; absent
+    /// where it is not known what its memory holds, or what the paths carry.
     pub predicted_total_ms: Option<f64>,
+    /// Cores of the source that were free when it was planned; absent where that was not known.
+    #[serde(default)]
+    pub free_cores: Option<f64>,
     /// CPU that the migration's processes used while it ran.
     pub cpu_seconds: CpuSeconds,
     /// What compression did; absent without it.

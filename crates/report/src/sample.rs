@@ -59,6 +59,7 @@ pub(crate) fn completed(requested: RequestedOption, total_ms: f64) -> MigrationR
         others_at_once: 0,
         throttle_percent: None,
         predicted_total_ms: None,
+        free_cores: None,
         cpu_seconds: CpuSeconds { source_vmm: 1.1, source_agent: 0.02, target_vmm: 1.3, target_agent: 0.01 },
         compression: compression(option, 1.0),
         encryption: None,

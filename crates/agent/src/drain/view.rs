@@ -13,6 +13,7 @@ use drainpipe_engine::drain::view::{
 use drainpipe_engine::facts::{MemoryNeeds, MigrationLink};
 use drainpipe_engine::path::Path;
 use drainpipe_engine::plan::{Plan, Request};
+use drainpipe_engine::prediction::fewer_free_cores;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::relayed::RelayMeans;
 use drainpipe_hypervisor::spec::{self, GroupName, VmSpec};
@@ -209,8 +210,9 @@ async fn look_at(
         warn!(%problem, "what migrations to {name} were like is not known");
         Learnt::default()
     });
+    let Learnt { saved_mbps, compressed_slower, .. } = learnt;
     let request =
-        Request { saved_mbps: learnt.saved_mbps, encrypt: asked_for.encrypt, ..asked_for.option.into() };
+        Request { saved_mbps, compressed_slower, encrypt: asked_for.encrypt, ..asked_for.option.into() };
     let asked = match timeout(TARGET_DEADLINE, ask(agent, name, request, running, swap)).await {
         Ok(asked) => asked,
         Err(_) => Err(Problem::failed(format!("no answer within {} s", TARGET_DEADLINE.as_secs()))),
@@ -227,6 +229,7 @@ async fn look_at(
             paths_mbps: 0,
             paths: vec![],
             limit: LimitView::default(),
+            free_cores: None,
             relay: None,
             remembered: None,
         },
@@ -277,6 +280,7 @@ async fn ask(
         paths_mbps: carried_mbps(&plan, limits.into_iter().flatten().min()),
         paths: paths(&plan, |link| source.link(link)),
         limit: limit_of(limit),
+        free_cores: fewer_free_cores(&source, &target.facts),
         relay: RelayMeans::of(
             &source,
             &target.facts,

@@ -71,6 +71,8 @@ pub(super) struct Executor {
     downtime_limit_ms: u64,
     unsent_limit: UnsentLimit,
     no_resets: Setting,
+    // From the request to the end; absent until there is a plan, and where it cannot be told.
+    predicted_total_ms: Option<f64>,
     // Told to send the last bytes of the VM, which is paused for them.
     is_switching_over: bool,
     // QEMU was told to go over to post-copy.
@@ -128,6 +130,7 @@ impl Executor {
                 "should the target's QEMU end meanwhile, this VM may have to be shut down before it can be \
                  migrated again",
             ),
+            predicted_total_ms: None,
             is_switching_over: false,
             is_post_copy_begun: false,
             is_limit_lifted: false,
@@ -334,6 +337,8 @@ impl Executor {
             plan,
             measured,
         );
+        result.predicted_total_ms = self.predicted_total_ms.map(result::tenth);
+        result.free_cores = self.facts.as_ref().and_then(|(source, _)| source.idle_cores);
         if outcome == Outcome::Cancelled && self.agent.check_not_stopping().is_err() {
             let why = format!("cancelled, since the agent of {} was being stopped", self.agent.name());
             result.error.get_or_insert(why);

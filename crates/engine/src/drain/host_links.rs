@@ -119,6 +119,7 @@ mod tests {
             paths_mbps: paths_mbps.or(sum_mbps).unwrap_or(0),
             paths,
             limit: LimitView::default(),
+            free_cores: None,
             relay: None,
             remembered: None,
         }

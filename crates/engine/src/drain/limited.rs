@@ -74,6 +74,7 @@ mod tests {
             paths_mbps: 0,
             paths: vec![PathView { link: "e0".into(), link_mbps: None, mbps }],
             limit,
+            free_cores: None,
             relay: None,
             remembered: None,
         }

@@ -31,4 +31,4 @@ pub mod view;
 #[cfg(test)]
 mod tests;
 
-pub use predict::{keeps_pace, sending_ms};
+pub use predict::{keeps_pace, sending_ms, sent_ms};

@@ -5,6 +5,7 @@ use super::host_links::HostLinks;
 use super::schedule::{Course, Links, Transfer, schedule};
 use super::view::{MemorySample, Remembered, TargetView, VmView};
 use crate::migration::downtime_limit_ms;
+use crate::prediction::{carried_bytes_per_ms, slowed_ms};
 use crate::relayed::Verdict;
 
 /// What arrives of a link's speed as memory: the rest is Ethernet's, IP's and TCP's headers.
@@ -70,7 +71,7 @@ pub(super) struct Load {
 
 impl Load {
     /// Of which the wire carries this share when it is compressed.
-    fn of(memory_bytes: u64, sample: Option<MemorySample>, wire_share: f64) -> Self {
+    fn of(memory_bytes: u64, sample: Option<MemorySample>, wire_share: f64, free_cores: Option<f64>) -> Self {
         let sample = sample.filter(|memory| memory.zero_share.is_finite()).unwrap_or(MemorySample {
             zero_share: 0.0,
             dirty_bytes_per_s: 0,
@@ -81,8 +82,8 @@ impl Load {
             first_bytes: memory_bytes as f64 * (1.0 - sample.zero_share.clamp(0.0, 1.0)) * wire_share,
             dirty_bytes_per_ms: sample.dirty_bytes_per_s as f64 / 1_000.0 * wire_share,
             dirty_set_bytes: sample.dirty_set_bytes.min(memory_bytes) as f64 * wire_share,
-            start_ms: START_MS,
-            end_ms: END_MS,
+            start_ms: slowed_ms(START_MS, free_cores),
+            end_ms: slowed_ms(END_MS, free_cores),
         }
     }
 
@@ -135,7 +136,7 @@ pub(super) fn predict(vm: &VmView, target: &TargetView) -> Prediction {
         Some(Verdict::Compressed { wire_share }) => Some(wire_share),
         _ => None,
     };
-    let load = Load::of(vm.memory_bytes, vm.memory, wire_share.unwrap_or(1.0));
+    let load = Load::of(vm.memory_bytes, vm.memory, wire_share.unwrap_or(1.0), target.free_cores);
     let bytes_per_ms = bytes_per_ms(vm_mbps(target));
     let alone = Links {
         vm_bytes_per_ms: vec![bytes_per_ms],
@@ -156,7 +157,15 @@ pub(super) fn predict(vm: &VmView, target: &TargetView) -> Prediction {
 
 /// Whether links of this speed, with headers, carry memory away as fast as it gets dirty, with something to spare.
 pub fn keeps_pace(memory_bytes: u64, memory: MemorySample, speed_mbps: f64) -> bool {
-    Load::of(memory_bytes, Some(memory), 1.0).converges(bytes_per_ms(speed_mbps * GOODPUT_SHARE))
+    Load::of(memory_bytes, Some(memory), 1.0, None).converges(bytes_per_ms(speed_mbps * GOODPUT_SHARE))
+}
+
+/// From the request to the end of a migration that sends so much memory once, of which the wire carries this share, and
+/// for which nothing is remembered.
+pub fn sent_ms(bytes: f64, wire_share: f64, paths_mbps: f64, free_cores: Option<f64>) -> f64 {
+    let rate = bytes_per_ms(paths_mbps * GOODPUT_SHARE).min(carried_bytes_per_ms(free_cores));
+    let steps_ms = SETUP_MS + START_MS + END_MS + COMPLETION_MS;
+    slowed_ms(steps_ms, free_cores) + bytes * wire_share / rate.max(f64::MIN_POSITIVE)
 }
 
 /// For how long a transfer of so many ms has sent: without its start and its end.
@@ -167,14 +176,20 @@ pub fn sending_ms(transfer_ms: f64) -> f64 {
 /// What one VM's transfer to this target carries, in Mb/s.
 pub(super) fn vm_mbps(target: &TargetView) -> f64 {
     let paths = paths_mbps(target);
-    match target.remembered.map(|remembered| remembered.transfer_mbps) {
+    let carried = match target.remembered.map(|remembered| remembered.transfer_mbps) {
         Some(remembered) if remembered.is_finite() && remembered >= SLOWEST_MBPS => match target.paths_mbps {
             0 => remembered,
             // Links may have been lost since.
             known => remembered.min(known as f64),
         },
         _ => paths,
-    }
+    };
+    carried.min(cores_mbps(target))
+}
+
+/// What the cores of both hosts carry, in Mb/s.
+fn cores_mbps(target: &TargetView) -> f64 {
+    carried_bytes_per_ms(target.free_cores) / 125.0
 }
 
 /// What all paths to this target carry, in Mb/s.
@@ -194,17 +209,26 @@ pub(super) fn speed_mbps(target: &TargetView) -> u64 {
 /// is no room for another one.
 pub(super) fn all_mbps(target: &TargetView) -> f64 {
     let (vm, paths) = (vm_mbps(target), paths_mbps(target));
-    if vm >= NEARLY_FULL * paths { vm } else { paths }
+    if vm >= NEARLY_FULL * paths { vm } else { paths.min(cores_mbps(target)) }
 }
 
-/// Steps 1 to 5 of a migration to this target, in ms.
+/// Steps 1 to 5 of a migration to this target, in ms: not less than they take with the cores that there are now.
 pub(super) fn setup_ms(target: &TargetView) -> f64 {
-    remembered_ms(target, |remembered| remembered.setup_ms).unwrap_or(SETUP_MS)
+    let remembered = remembered_ms(target, |remembered| remembered.setup_ms);
+    with_cores(target, remembered, SETUP_MS)
 }
 
 /// Steps 9 and 10 of a migration to this target, in ms.
 pub(super) fn completion_ms(target: &TargetView) -> f64 {
-    remembered_ms(target, |remembered| remembered.completion_ms).unwrap_or(COMPLETION_MS)
+    let remembered = remembered_ms(target, |remembered| remembered.completion_ms);
+    with_cores(target, remembered, COMPLETION_MS)
+}
+
+fn with_cores(target: &TargetView, remembered_ms: Option<f64>, usual_ms: f64) -> f64 {
+    let now_ms = slowed_ms(usual_ms, target.free_cores);
+    let is_slowed = now_ms > usual_ms;
+    remembered_ms
+        .map_or(now_ms, |remembered_ms| if is_slowed { remembered_ms.max(now_ms) } else { remembered_ms })
 }
 
 fn remembered_ms(target: &TargetView, which: impl Fn(&Remembered) -> f64) -> Option<f64> {
@@ -252,6 +276,7 @@ mod tests {
             paths_mbps,
             paths: vec![],
             limit: LimitView::default(),
+            free_cores: None,
             relay: None,
             remembered: transfer_mbps.map(|transfer_mbps| Remembered {
                 transfer_mbps,
@@ -304,6 +329,7 @@ mod tests {
             target_cores: 8.0,
             packing_cores: 8.0,
             saved_mbps: None,
+            compressed_slower: None,
         };
         let target = TargetView { relay: Some(relay), ..target(1_000, None) };
         let of = |compressible| predict(&vm(MemorySample { compressible, ..sample(0.5, 900) }), &target);
@@ -324,6 +350,22 @@ mod tests {
         let prediction = predict(&vm(small), &target(1_000, None));
         assert!(prediction.converges, "16 MiB take 141 ms");
         assert!(prediction.bytes < GIB + ((6 * 16) << 20), "{}", prediction.bytes);
+    }
+
+    #[test]
+    fn a_busy_host_takes_longer_for_each_step_and_carries_less() {
+        let busy =
+            |paths_mbps| TargetView { free_cores: Some(0.5), ..target(paths_mbps, Some(paths_mbps as f64)) };
+        near(setup_ms(&busy(2_000)), 2.0 * SETUP_MS);
+        near(completion_ms(&busy(2_000)), 2.0 * COMPLETION_MS);
+        near(vm_mbps(&busy(2_000)), 2_000.0);
+        let cores_mbps = 0.5 / 0.6 * GIB as f64 * 8.0 / 1e6;
+        near(vm_mbps(&busy(100_000)), cores_mbps);
+        near(all_mbps(&busy(100_000)), cores_mbps);
+        let idle = TargetView { free_cores: Some(2.0), ..target(2_000, Some(1_930.0)) };
+        near(setup_ms(&idle), 200.0);
+        let of = |target| predict(&vm(sample(0.5, 0)), &target).transfer_ms;
+        near(of(busy(2_000)) - of(TargetView { free_cores: None, ..busy(2_000) }), START_MS + END_MS);
     }
 
     #[test]

@@ -48,6 +48,7 @@ fn target(name: &str, gib: u64) -> TargetView {
         paths_mbps: 2_000,
         paths: vec![],
         limit: LimitView::default(),
+        free_cores: None,
         relay: None,
         remembered: None,
     }
@@ -443,6 +444,7 @@ fn some_relay() -> impl Strategy<Value = RelayMeans> {
                 target_cores,
                 packing_cores,
                 saved_mbps,
+                compressed_slower: None,
             }
         },
     )
@@ -464,6 +466,7 @@ fn some_target() -> impl Strategy<Value = TargetView> {
             vms,
             paths_mbps,
             paths,
+            free_cores: relay.map(|relay| relay.source_cores),
             relay,
             remembered,
             ..target(&name, gib)

@@ -107,6 +107,9 @@ pub struct TargetView {
     /// How much of its links migrations may take.
     #[serde(default)]
     pub limit: LimitView,
+    /// Free cores of the host that has fewer, this one or it; absent while that is not known.
+    #[serde(default)]
+    pub free_cores: Option<f64>,
     /// What a relay to it would have; absent where the option that was asked for compresses nothing.
     #[serde(default)]
     pub relay: Option<RelayMeans>,

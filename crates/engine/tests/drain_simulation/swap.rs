@@ -177,6 +177,7 @@ impl World {
             paths_mbps: 10_000,
             paths: vec![],
             limit: LimitView::default(),
+            free_cores: None,
             relay: None,
             remembered: None,
         };

@@ -94,9 +94,11 @@ impl Vmm {
         })
     }
 
-    /// Looks at what its memory holds, and not for whether that changes. Takes some 20 ms.
-    pub async fn sample_contents(&self) -> Result<Contents, SampleError> {
-        self.look(pages::contents).await.map(Contents)
+    /// Looks at which share of its memory is zero and at what the rest holds, and not for whether that changes. Takes
+    /// some 20 ms.
+    pub async fn sample_contents(&self) -> Result<(f64, Contents), SampleError> {
+        let (zero_share, contents) = self.look(pages::contents).await?;
+        Ok((zero_share, Contents(contents)))
     }
 
     async fn look<T: Send + 'static>(

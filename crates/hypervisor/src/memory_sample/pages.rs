@@ -104,11 +104,11 @@ pub(super) struct Seen {
     pub(super) changed_share: f64,
 }
 
-/// Looks at what some of a guest's pages hold that are not zero.
-pub(super) fn contents(region: Region, pagemap: &File, memory: &File) -> Result<Vec<u8>, PagesError> {
+/// Looks at what share of a guest's pages is zero, and at what some of them hold that are not.
+pub(super) fn contents(region: Region, pagemap: &File, memory: &File) -> Result<(f64, Vec<u8>), PagesError> {
     let touched = Touched::look(region, pagemap, Instant::now() + LIMIT)?;
     let sample = touched.read(memory, Instant::now() + LIMIT, Sample::has_all_contents)?;
-    Ok(sample.contents)
+    Ok((touched.zero_share(&sample), sample.contents))
 }
 
 /// Looks at a guest's pages, and whether they change.
@@ -116,8 +116,6 @@ pub(super) fn look(region: Region, pagemap: &File, memory: &File) -> Result<Seen
     let touched = Touched::look(region, pagemap, Instant::now() + LIMIT)?;
     let began = Instant::now();
     let sample = touched.read(memory, began + LIMIT, |_| false)?;
-    let untouched = touched.looked_at - touched.present - touched.swapped;
-    let zero = untouched as f64 + touched.present as f64 * sample.zero_share();
     let looked_at = touched.looked_at.max(1) as f64;
     let present = touched.present as f64 / looked_at * region.pages as f64;
     let (mut changed, mut changed_share) = ([(Duration::ZERO, 0); 2], 1.0);
@@ -129,7 +127,7 @@ pub(super) fn look(region: Region, pagemap: &File, memory: &File) -> Result<Seen
         *changed = (began_again - began, pages);
     }
     Ok(Seen {
-        zero_share: zero / looked_at,
+        zero_share: touched.zero_share(&sample),
         bytes_per_read: present * PAGE_BYTES as f64 / sample.pages.len().max(1) as f64,
         changed,
         changed_share,
@@ -156,6 +154,13 @@ struct Block {
 }
 
 impl Touched {
+    /// The share of all pages that is zero, by those that were read.
+    fn zero_share(&self, sample: &Sample) -> f64 {
+        let untouched = self.looked_at - self.present - self.swapped;
+        let zero = untouched as f64 + self.present as f64 * sample.zero_share();
+        zero / self.looked_at.max(1) as f64
+    }
+
     fn look(region: Region, pagemap: &File, until: Instant) -> Result<Self, PagesError> {
         let mut touched = Self::default();
         let blocks = region.pages.div_ceil(BLOCK_PAGES);

@@ -6,7 +6,8 @@ use std::time::Duration;
 use drainpipe_engine::check::refusal;
 use drainpipe_engine::migration::Event;
 use drainpipe_engine::path::Path;
-use drainpipe_engine::plan::{PathTrial, Plan, Spread};
+use drainpipe_engine::plan::{PathTrial, Plan, Request, Spread};
+use drainpipe_engine::prediction;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::RunState;
 use drainpipe_hypervisor::migration as qemu;
@@ -15,6 +16,7 @@ use tokio::sync::mpsc;
 use super::Executor;
 use crate::api::types::{ConnectionRequest, Endpoint, IncomingPermit, IncomingRequest};
 use crate::check;
+use crate::memory_look;
 use crate::outgoing::{Meeting, informed, meet};
 use crate::path_watch::{Joining, WatchEnd};
 use crate::probe::{self, Load, ProbePorts, ProbeRequest};
@@ -31,8 +33,19 @@ impl Executor {
     pub(super) async fn establish_hosts(&mut self) -> Result<Event, Problem> {
         let (agent, to, vmm) = (&self.agent, &self.running.target, self.claimed.vmm.as_deref());
         let asked = informed(agent, to, self.request, vmm).await?;
-        let Meeting { source, target, plan } =
-            meet(agent, self.peer()?, to, asked, self.memory_bytes()).await?;
+        let meeting = meet(agent, self.peer()?, to, asked, self.memory_bytes());
+        // Nobody waits for it: it is for the prediction alone.
+        let looked = async {
+            match vmm.filter(|_| asked.zero_share.is_none() && !asked.post_copy) {
+                Some(vmm) => memory_look::zero_share(vmm).await,
+                None => asked.zero_share,
+            }
+        };
+        let (meeting, zero_share) = tokio::join!(meeting, looked);
+        let Meeting { source, target, plan } = meeting?;
+        let asked = Request { zero_share, ..asked };
+        self.predicted_total_ms =
+            prediction::total_ms(&source, &target.facts, &plan, &asked, self.memory_bytes());
         let vmm = self.claimed.vmm.as_ref().ok_or_else(|| does_not_run(&self.running.vm))?;
         let vms = std::slice::from_ref(vmm);
         self.findings =

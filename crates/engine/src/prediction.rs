@@ -1,0 +1,86 @@
+//! What a migration will take, by its plan, by what its memory holds, and by the cores that are there for it.
+
+use crate::drain::sent_ms;
+use crate::facts::HostFacts;
+use crate::plan::{Plan, Request};
+use crate::relayed::{RelayMeans, Verdict};
+
+/// Core-seconds that a byte takes in QEMU on either host: 1.2 for each GiB, half of it on each.
+const MOVING_S: f64 = 0.6 / (1_u64 << 30) as f64;
+
+/// What a migration gets of the cores of a host that has none to spare: the kernel shares them out among all who want
+/// one.
+const LEAST_CORES: f64 = 0.25;
+
+/// What QEMU carries with so many free cores, in bytes per ms; without an end where these are not known.
+pub fn carried_bytes_per_ms(free_cores: Option<f64>) -> f64 {
+    had(free_cores).map_or(f64::INFINITY, |cores| cores / MOVING_S / 1e3)
+}
+
+/// How long something takes that wants one core for `ms`.
+pub fn slowed_ms(ms: f64, free_cores: Option<f64>) -> f64 {
+    had(free_cores).map_or(ms, |cores| ms / cores.min(1.0))
+}
+
+fn had(free_cores: Option<f64>) -> Option<f64> {
+    free_cores.filter(|cores| cores.is_finite()).map(|cores| cores.max(LEAST_CORES))
+}
+
+/// Free cores of the host that has fewer; absent where one does not say.
+pub fn fewer_free_cores(source: &HostFacts, target: &HostFacts) -> Option<f64> {
+    source.idle_cores.zip(target.idle_cores).map(|(source, target)| source.min(target))
+}
+
+/// From the request to the end of a migration by this plan, of a VM that rests and waits for no turn; none where it is
+/// not known what its memory holds, or what the paths carry.
+pub fn total_ms(
+    source: &HostFacts,
+    target: &HostFacts,
+    plan: &Plan,
+    request: &Request,
+    memory_bytes: u64,
+) -> Option<f64> {
+    let limits = [source, target].into_iter().filter_map(|host| host.bandwidth_limit_mbps);
+    let paths_mbps = limits.chain([plan.carried_mbps()?]).min().filter(|mbps| *mbps > 0)?;
+    let zero_share = request.zero_share.filter(|share| (0.0..=1.0).contains(share))?;
+    let relay = || RelayMeans::of(source, target, plan.carrying(), plan.encryption.is_encrypted, request);
+    let wire_share = match plan.is_compressed.then(relay).flatten().map(|relay| relay.verdict(request.memory))
+    {
+        Some(Verdict::Compressed { wire_share }) => wire_share,
+        _ => 1.0,
+    };
+    let bytes = memory_bytes as f64 * (1.0 - zero_share);
+    Some(sent_ms(bytes, wire_share, paths_mbps as f64, fewer_free_cores(source, target)))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn fewer_cores_never_make_it_faster(
+            bytes in 0.0_f64..1e13,
+            paths_mbps in 1.0_f64..1e6,
+            cores in -1.0_f64..512.0,
+            more in 0.0_f64..512.0,
+        ) {
+            let of = |cores| sent_ms(bytes, 1.0, paths_mbps, cores);
+            prop_assert!(of(Some(cores)) >= of(Some(cores + more)) - 1e-6);
+            prop_assert!(of(Some(cores)).is_finite() && of(Some(cores)) >= of(None) - 1e-6);
+        }
+    }
+
+    #[test]
+    fn few_cores_are_the_limit_of_fast_links_only() {
+        const GIB: f64 = (1_u64 << 30) as f64;
+        let of = |paths_mbps, cores| sent_ms(GIB, 1.0, paths_mbps, Some(cores));
+        assert!((of(2_000.0, 8.0) - of(2_000.0, 1.0)).abs() < 1.0);
+        let (idle, busy) = (of(100_000.0, 8.0), of(100_000.0, 0.5));
+        assert!(busy > idle + 1_000.0, "half a core takes 1.2 s for a GiB: {busy} ms, not {idle}");
+        let slowed = [Some(0.0), Some(f64::NAN), Some(3.0)].map(|cores| slowed_ms(100.0, cores));
+        assert_eq!(slowed, [400.0, 100.0, 100.0]);
+    }
+}
