@@ -10,6 +10,7 @@ use drainpipe_engine::connections::Precedence;
 use drainpipe_engine::facts::{HostFacts, HypervisorVersion, NoMigrationAddress};
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::facts::HypervisorFacts;
+use drainpipe_hypervisor::{Launcher, QemuUser};
 use drainpipe_identity::{Identity, Peer, check_unchangeable};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -254,6 +255,19 @@ fn load_identity(config: &Config) -> Result<Identity, Problem> {
     )))
 }
 
+/// This program becomes QEMU. Who is not root runs it as himself.
+fn launcher(config: &Config) -> Result<Launcher, Problem> {
+    let own = QemuUser::own();
+    let user = if own.is_root() { QemuUser::find(&config.qemu.user).map_err(Problem::refused)? } else { own };
+    if user.is_root() {
+        warn!(
+            "[qemu] user: QEMU runs as root; whoever breaks out of a VM may do to root's files what he likes"
+        );
+    }
+    // Not the path of this program: an upgrade may have removed it, or put another version there.
+    Ok(Launcher { program: "/proc/self/exe".into(), arguments: vec!["launch".into()], user })
+}
+
 impl Agent {
     async fn open(
         config: Config,
@@ -266,10 +280,12 @@ impl Agent {
         journal.begin_witness()?;
         let proof = Proof::at_start(journal.standing()?);
         let network = HostNetwork::open(Arc::clone(&journal))?;
-        let hypervisor = HypervisorFacts::probe(&config.qemu.binary, runtime, QEMU_DEADLINE)
+        let launcher = launcher(&config)?;
+        let hypervisor = HypervisorFacts::probe(&launcher, &config.qemu.binary, runtime, QEMU_DEADLINE)
             .await
             .map_err(Problem::refused)?;
-        let vms = Vms::open(&config.name, runtime.clone(), hypervisor, Arc::clone(&journal)).await?;
+        let vms =
+            Vms::open(&config.name, runtime.clone(), hypervisor, launcher, Arc::clone(&journal)).await?;
         let mut peers = BTreeMap::new();
         for peer in &config.peers {
             peers.insert(peer.name.clone(), ApiClient::over_tls(&peer.name, peer.address, identity)?);

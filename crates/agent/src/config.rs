@@ -9,6 +9,7 @@ use drainpipe_engine::encryption::EncryptionPolicy;
 use drainpipe_engine::migration;
 use drainpipe_engine::throttle::THROTTLE_PERCENT_MAX;
 use drainpipe_engine::vm_resources::VmResources;
+use drainpipe_hypervisor::DEFAULT_USER;
 use drainpipe_identity::{FileError, check_unchangeable};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
@@ -122,11 +123,13 @@ impl Default for Tls {
 pub struct Qemu {
     /// Name in PATH, or a path.
     pub binary: PathBuf,
+    /// Whom it runs as: name or number.
+    pub(crate) user: String,
 }
 
 impl Default for Qemu {
     fn default() -> Self {
-        Self { binary: "qemu-system-x86_64".into() }
+        Self { binary: "qemu-system-x86_64".into(), user: DEFAULT_USER.into() }
     }
 }
 

@@ -374,16 +374,14 @@ pub(crate) async fn build_skeleton(agent: &Agent, id: &str) -> Result<(), Proble
     }
     let paths = agent.vms.paths(&entry.definition)?;
     agent.vms.clear_remains(&entry.definition).await?;
-    let binary = &agent.vms.hypervisor().binary;
     let spec = entry.spec.clone().ok_or_else(|| {
         Problem::conflict(format!(
             "the agent of {} was started anew since migration {id} began",
             agent.name()
         ))
     })?;
-    let vmm = Vmm::start(binary, spec, paths, Role::Incoming, QEMU_DEADLINE)
-        .await
-        .map_err(|error| refused_here(agent, &error))?;
+    let vmm =
+        agent.vms.launch(spec, paths, Role::Incoming).await.map_err(|error| refused_here(agent, &error))?;
     let arrival = Way { id: id.into(), host: entry.source.clone() };
     Beside { arrival: Some(arrival), ..Beside::of(entry.definition.clone()) }.write(vmm.paths());
     let vmm = Arc::new(vmm);

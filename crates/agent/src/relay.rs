@@ -52,7 +52,7 @@ pub(crate) struct OutgoingRelay {
 }
 
 impl OutgoingRelay {
-    /// Waits for this QEMU's connections, at its `relay_socket`. The guard holds them too. Both ends
+    /// Waits for this QEMU's connections, at its `outgoing_relay`. The guard holds them too. Both ends
     /// keep copies of so many MiB of pages.
     pub(crate) fn start(
         agent: &Agent,
@@ -68,7 +68,7 @@ impl OutgoingRelay {
         let hands = guard.map(Guard::hands).transpose().map_err(Problem::failed)?;
         let packing = Packing::of(agent)?;
         let settings = SenderSettings {
-            path: vmm.paths().relay_socket(),
+            path: vmm.paths().outgoing_relay().path,
             destination,
             connections: connections(plan),
             token: token_of(other.token),
@@ -161,7 +161,7 @@ impl OutgoingRelay {
     }
 }
 
-/// The end on the target, for a QEMU that listens at its `relay_socket` already. Takes connections from `sender`
+/// The end on the target, for a QEMU that listens at its `incoming_relay` already. Takes connections from `sender`
 /// only, where it is known which address the other end has.
 pub(crate) fn receive(
     vmm: &Vmm,
@@ -173,7 +173,7 @@ pub(crate) fn receive(
 ) -> Result<Receiver, Problem> {
     let tls = ServerTls::new(other.identity.server_config_for(other.host));
     let settings = ReceiverSettings {
-        path: vmm.paths().relay_socket(),
+        path: vmm.paths().incoming_relay().path,
         connections: connections(plan),
         token: token_of(other.token),
         sender,

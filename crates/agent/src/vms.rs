@@ -9,7 +9,9 @@ use drainpipe_engine::facts::{HugePages, MemoryNeeds};
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::facts::HypervisorFacts;
 use drainpipe_hypervisor::spec::{VmName, VmSpec};
-use drainpipe_hypervisor::{AttachError, EndError, Exit, Role, RunState, RuntimePaths, Vmm};
+use drainpipe_hypervisor::{
+    AttachError, EndError, Exit, Launcher, ResolvedSpec, Role, RunState, RuntimePaths, StartError, Vmm,
+};
 use futures_util::future::join_all;
 use tracing::{info, warn};
 
@@ -39,6 +41,7 @@ pub(crate) struct Vms {
     host: String,
     runtime_directory: PathBuf,
     hypervisor: HypervisorFacts,
+    launcher: Launcher,
     journal: Arc<Journal>,
     entries: Mutex<BTreeMap<String, Entry>>,
 }
@@ -147,10 +150,17 @@ impl Vms {
         host: &str,
         runtime_directory: PathBuf,
         hypervisor: HypervisorFacts,
+        launcher: Launcher,
         journal: Arc<Journal>,
     ) -> Result<Arc<Self>, Problem> {
-        let vms =
-            Self { host: host.into(), runtime_directory, hypervisor, journal, entries: Mutex::default() };
+        let vms = Self {
+            host: host.into(),
+            runtime_directory,
+            hypervisor,
+            launcher,
+            journal,
+            entries: Mutex::default(),
+        };
         let definitions = vms.journal.vms()?;
         // All at once: each that hangs takes until the deadline.
         let found = join_all(definitions.iter().map(|definition| vms.find_own(definition))).await;
@@ -267,6 +277,16 @@ impl Vms {
     /// What this host's QEMU can do.
     pub(crate) fn hypervisor(&self) -> &HypervisorFacts {
         &self.hypervisor
+    }
+
+    /// Runs a QEMU.
+    pub(crate) async fn launch(
+        &self,
+        spec: ResolvedSpec,
+        paths: RuntimePaths,
+        role: Role,
+    ) -> Result<Vmm, StartError> {
+        Vmm::start(&self.launcher, &self.hypervisor.binary, spec, paths, role, QEMU_DEADLINE).await
     }
 
     /// Defines a VM.
@@ -447,7 +467,8 @@ impl Vms {
         let paths = self.paths(&claimed.definition)?;
         self.clear_remains(&claimed.definition).await?;
         self.journal.finish_arrivals_of(name)?;
-        let vmm = Vmm::start(&self.hypervisor.binary, spec, paths, Role::Fresh, QEMU_DEADLINE)
+        let vmm = self
+            .launch(spec, paths, Role::Fresh)
             .await
             .map_err(|error| Problem::failed(format!("VM {name} does not start: {error}")))?;
         Beside::of(claimed.definition.clone()).write(vmm.paths());
@@ -594,6 +615,7 @@ async fn state_of(entry: &Entry, deadline: Duration) -> VmState {
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
+    use drainpipe_hypervisor::QemuUser;
     use serde_json::json;
 
     use super::*;
@@ -611,6 +633,7 @@ mod tests {
             host: "a".into(),
             runtime_directory: directory.into(),
             hypervisor: serde_json::from_value(hypervisor).unwrap(),
+            launcher: Launcher { program: "no".into(), arguments: vec![], user: QemuUser::own() },
             journal: Arc::new(Journal::open(directory, directory).unwrap()),
             entries: Mutex::new(BTreeMap::from([("web".into(), entry)])),
         })

@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -116,6 +117,9 @@ pub(crate) enum Command {
     /// Watch over one migration in the agent's stead; the agent starts this
     #[command(hide = true)]
     Guard(GuardArguments),
+    /// Become QEMU, without the agent's rights; the agent starts this
+    #[command(hide = true)]
+    Launch(LaunchArguments),
 }
 
 #[derive(Debug, Args)]
@@ -211,6 +215,13 @@ const AGENT_EXAMPLE: &str = r#"The least configuration; docs/operate.md has all 
   [[peer]]                                # the other hosts
   name = "b"
   address = "192.0.2.2:7420""#;
+
+#[derive(Debug, Args)]
+pub(crate) struct LaunchArguments {
+    pub(crate) order: String,
+    #[arg(last = true)]
+    pub(crate) arguments: Vec<OsString>,
+}
 
 #[derive(Debug, Args)]
 pub(crate) struct GuardArguments {

@@ -21,6 +21,10 @@ use exit::Exit;
 fn main() -> ExitCode {
     completion::answer_shell();
     let arguments = Arguments::parse();
+    if let Command::Launch(order) = &arguments.command {
+        // Before there are other threads.
+        return ExitCode::from(commands::agent::launch(order));
+    }
     let outcome = runtime().and_then(|runtime| runtime.block_on(dispatch(arguments)));
     match outcome {
         Ok(exit) => exit.into(),
@@ -43,6 +47,7 @@ async fn dispatch(arguments: Arguments) -> Result<Exit, Problem> {
     match command {
         Command::Demo(demo) => commands::demo::run(&demo, json).await,
         Command::Agent(agent) => commands::agent::run(&agent).await,
+        Command::Launch(_) => unreachable!("it needs no runtime"),
         Command::Guard(guard) => commands::agent::guard(guard).await,
         Command::Hosts => commands::hosts::run(&connection, json).await,
         Command::Vms => commands::vm::list(&connection, json).await,

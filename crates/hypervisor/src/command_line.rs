@@ -2,14 +2,13 @@
 //! source and target.
 
 use std::collections::BTreeSet;
-use std::ffi::{OsStr, OsString};
-use std::iter;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Path, PathBuf};
+use std::ffi::OsString;
+use std::os::fd::RawFd;
+use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use crate::paths::RuntimePaths;
+use crate::handed::Numbers;
 use crate::spec::{Disk, DiskFormat, MacAddress, ResolvedSpec, VmName};
 
 /// What a new QEMU is for.
@@ -47,35 +46,34 @@ pub(crate) fn tap_name(vm: &VmName, nic_index: usize) -> String {
 /// Arguments of QEMU for this VM.
 ///
 /// Standard input is the control connection of the agent that starts this QEMU, standard output the
-/// listening socket for agents after it. QEMU never starts the guest by itself: taps are attached
-/// first, and a target waits for the decision to take over.
+/// listening socket for agents after it; it has all else open under [`Numbers`]. QEMU never starts the guest by itself:
+/// taps are attached first, and a target waits for the decision to take over.
 ///
 /// `block_devices` are the paths of those disks that are block devices on this host: QEMU (since 6.0) opens nothing but
 /// regular files by the driver for files.
-pub fn command_line(
+pub(crate) fn command_line(
     spec: &ResolvedSpec,
-    paths: &RuntimePaths,
     role: Role,
     block_devices: &BTreeSet<PathBuf>,
 ) -> Vec<OsString> {
+    let numbers = Numbers::of(spec.spec());
     let mut arguments = Arguments::default();
     arguments.flags(&["-nodefaults", "-no-user-config", NOT_BY_ITSELF]);
     arguments.option("-display", "none");
     arguments.option("-name", format!("guest={},debug-threads=on", spec.spec().name));
     arguments.option("-msg", "timestamp=on");
     arguments.option("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny");
-    arguments.option("-pidfile", paths.pid_file());
     arguments.control_socket("start", "fd=0");
     arguments.control_socket("qmp", "fd=1,server=on,wait=off");
-    arguments.control_socket("guard", path_option(&paths.guard_socket(), ",server=on,wait=off"));
+    arguments.control_socket("guard", &format!("fd={},server=on,wait=off", numbers.guard));
     arguments.machine(spec);
-    arguments.boot(spec);
-    for (index, disk) in spec.spec().disks.iter().enumerate() {
+    arguments.boot(spec, &numbers);
+    for (index, (disk, number)) in spec.spec().disks.iter().zip(numbers.disks).enumerate() {
         let file_driver = if block_devices.contains(&disk.path) { "host_device" } else { "file" };
-        arguments.disk(spec, index, disk, file_driver);
+        arguments.disk(spec, index, disk, number, file_driver);
     }
-    for (index, mac) in spec.macs().iter().enumerate() {
-        arguments.nic(spec, index, *mac);
+    for (index, (mac, number)) in spec.macs().iter().zip(numbers.nics).enumerate() {
+        arguments.nic(spec, index, *mac, number);
     }
     if role == Role::Incoming {
         arguments.option(WAITS, "defer");
@@ -106,10 +104,8 @@ impl Arguments {
         self.option(name, value.to_string());
     }
 
-    fn control_socket(&mut self, id: &str, address: impl AsRef<OsStr>) {
-        let mut chardev = OsString::from(format!("socket,id={id},"));
-        chardev.push(address);
-        self.option("-chardev", chardev);
+    fn control_socket(&mut self, id: &str, address: &str) {
+        self.option("-chardev", format!("socket,id={id},{address}"));
         self.option("-mon", format!("chardev={id},mode=control"));
     }
 
@@ -141,30 +137,30 @@ impl Arguments {
         ",memory-backend=pc.ram"
     }
 
-    fn boot(&mut self, spec: &ResolvedSpec) {
-        let vm = spec.spec();
-        for (option, path) in [("-kernel", &vm.kernel), ("-initrd", &vm.initramfs)] {
-            if let Some(path) = path {
-                self.option(option, path);
+    fn boot(&mut self, spec: &ResolvedSpec, numbers: &Numbers) {
+        for (option, number) in [("-kernel", numbers.kernel), ("-initrd", numbers.initramfs)] {
+            if let Some(number) = number {
+                self.option(option, Numbers::file_path(number));
             }
         }
-        if let Some(line) = &vm.kernel_command_line {
+        if let Some(line) = &spec.spec().kernel_command_line {
             self.option("-append", line);
         }
     }
 
-    fn disk(&mut self, spec: &ResolvedSpec, index: usize, disk: &Disk, file_driver: &str) {
+    fn disk(&mut self, spec: &ResolvedSpec, index: usize, disk: &Disk, number: RawFd, file_driver: &str) {
         let (file, node) = (format!("disk{index}-file"), format!("disk{index}"));
         let driver = match disk.format {
             DiskFormat::Raw => "raw",
             DiskFormat::Qcow2 => "qcow2",
         };
+        self.option("-add-fd", format!("fd={number},set={number}"));
         // Two hosts' page caches of shared storage would not agree: bypass them.
         let cache = json!({ "direct": true, "no-flush": false });
         self.json_option(
             "-blockdev",
             &json!({
-                "driver": file_driver, "node-name": file, "filename": disk.path.to_string_lossy(),
+                "driver": file_driver, "node-name": file, "filename": Numbers::disk_path(number),
                 "read-only": disk.read_only, "discard": "unmap", "cache": cache,
             }),
         );
@@ -184,11 +180,9 @@ impl Arguments {
         );
     }
 
-    fn nic(&mut self, spec: &ResolvedSpec, index: usize, mac: MacAddress) {
-        let tap = tap_name(&spec.spec().name, index);
+    fn nic(&mut self, spec: &ResolvedSpec, index: usize, mac: MacAddress, number: RawFd) {
         let netdev = format!("net{index}");
-        // QEMU makes the tap itself, so the kernel removes it when QEMU ends, however it ends.
-        self.option("-netdev", format!("tap,id={netdev},ifname={tap},script=no,downscript=no,vhost=off"));
+        self.option("-netdev", format!("tap,id={netdev},fd={number},vhost=off"));
         // Without its boot ROM: it would be loaded at every start, and migrated.
         self.json_option(
             "-device",
@@ -201,22 +195,14 @@ impl Arguments {
     }
 }
 
-/// `path=…` for options that take no JSON: a comma ends a value there, and two are one.
-fn path_option(path: &Path, more: &str) -> OsString {
-    let mut option = b"path=".to_vec();
-    for byte in path.as_os_str().as_bytes() {
-        option.extend(iter::repeat_n(*byte, if *byte == b',' { 2 } else { 1 }));
-    }
-    option.extend(more.as_bytes());
-    OsString::from_vec(option)
-}
-
 fn slot(number: usize) -> String {
     format!("{number:#x}")
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
     use crate::spec::VmSpec;
 
@@ -246,11 +232,9 @@ bridge = "br0"
 mac = "52:54:00:00:00:01"
 "#;
         let spec = VmSpec::from_toml(&format!("{more}{text}"), Path::new("web.toml")).expect("valid");
-        let name = spec.name.clone();
         let spec = ResolvedSpec::try_from(spec).expect("nothing is open");
-        let paths = RuntimePaths::new(Path::new("/run/drain,pipe"), &name).expect("short");
         let block_devices = block_devices.iter().map(PathBuf::from).collect();
-        let strings: Vec<String> = command_line(&spec, &paths, role, &block_devices)
+        let strings: Vec<String> = command_line(&spec, role, &block_devices)
             .into_iter()
             .map(|argument| argument.into_string().expect("UTF-8"))
             .collect();
@@ -288,10 +272,15 @@ mac = "52:54:00:00:00:01"
     }
 
     #[test]
-    fn devices_have_fixed_slots_and_paths_are_not_options() {
+    fn devices_have_fixed_slots_and_come_open() {
         let line = arguments(Role::Fresh);
-        assert!(line.contains(r#""filename":"/disks/a,b.qcow2""#), "{line}");
-        assert!(line.contains("path=/run/drain,,pipe/vms/web/guard.sock,server=on"), "{line}");
+        assert!(
+            line.contains("-add-fd fd=5,set=5 ") && line.contains(r#""filename":"/dev/fdset/5""#),
+            "{line}"
+        );
+        assert!(line.contains("-kernel /proc/self/fd/4 ") && line.contains("tap,id=net0,fd=6,"), "{line}");
+        assert!(line.contains("socket,id=guard,fd=3,server=on"), "{line}");
+        assert!(!line.contains("/disks/") && !line.contains("ifname"), "{line}");
         assert!(line.contains(r#""addr":"0x3""#) && line.contains(r#""addr":"0x10""#), "{line}");
     }
 

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::cpu_models::CpuModels;
 use crate::launch::{LaunchError, io_error, launch};
+use crate::launcher::Launcher;
 use crate::paths::RuntimePaths;
 use crate::qmp::{QemuVersion, QmpClient, QmpError};
 use crate::spec::{Hardware, MachineType};
@@ -96,6 +97,7 @@ impl HypervisorFacts {
     /// Asks `binary`, which is a path or a name to look up in `PATH`, by running it once without a
     /// machine. `scratch_directory` must exist and be writable; it is left as it was.
     pub async fn probe(
+        launcher: &Launcher,
         binary: &Path,
         scratch_directory: &Path,
         deadline: Duration,
@@ -110,7 +112,7 @@ impl HypervisorFacts {
         let arguments: Vec<_> = arguments.map(Into::into).collect();
         // Its drop kills this QEMU, which has no guest to lose.
         let stamp = BinaryStamp::of(binary);
-        let launched = launch(binary, &arguments, &paths, deadline).await?;
+        let launched = launch(launcher, binary, &arguments, vec![], &paths, deadline).await?;
         let facts = ask(binary, &launched.qmp, lacks_kvm, deadline).await?;
         Ok(Self { stamp, ..facts })
     }
@@ -150,7 +152,11 @@ async fn ask(
         version,
         machines: machines(qmp, deadline).await.map_err(failed)?,
         rdma: rdma(qmp, deadline).await.map_err(failed)?,
-        kvm_missing: if kvm.present { lacks_kvm } else { Some("this QEMU is built without it".into()) },
+        kvm_missing: match (kvm.present, lacks_kvm) {
+            (false, _) => Some("this QEMU is built without it".into()),
+            (true, None) if !kvm.enabled => Some("QEMU's user may not use /dev/kvm".into()),
+            (true, lacks_kvm) => lacks_kvm,
+        },
         cpu_models: CpuModels::ask(qmp, hardware, deadline).await.map_err(failed)?,
         stamp: None,
     })

@@ -7,10 +7,11 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
+use crate::Role;
+use crate::command_line::command_line;
 pub use crate::qcow2::fuzzing::{IMAGE_HOLDS_BYTES, image, image_seeds};
 pub use crate::qmp::fuzzing::{QMP_HOLDS_BYTES, qmp, qmp_seeds};
 use crate::spec::{DiskFormat, ResolvedSpec, VmSpec};
-use crate::{Role, RuntimePaths, command_line};
 
 /// What a specification of a few kilobytes takes, in all the forms that it has.
 pub const SPEC_HOLDS_BYTES: usize = 4 << 20;
@@ -18,6 +19,7 @@ pub const SPEC_HOLDS_BYTES: usize = 4 << 20;
 /// Options of QEMU that a peer's VM may have, besides flags.
 const OPTIONS: [&str; 23] = [
     "-accel",
+    "-add-fd",
     "-append",
     "-blockdev",
     "-chardev",
@@ -34,7 +36,6 @@ const OPTIONS: [&str; 23] = [
     "-name",
     "-netdev",
     "-object",
-    "-pidfile",
     "-rtc",
     "-sandbox",
     "-serial",
@@ -62,8 +63,7 @@ pub fn spec(data: &[u8]) {
 
 fn check_command_line(resolved: &ResolvedSpec, role: Role) {
     let spec = resolved.spec();
-    let paths = RuntimePaths::new(Path::new("/run/drainpipe"), &spec.name).expect("a VM's name is short");
-    let arguments = command_line(resolved, &paths, role, &BTreeSet::new());
+    let arguments = command_line(resolved, role, &BTreeSet::new());
     assert!(arguments.iter().all(|argument| !argument.as_encoded_bytes().contains(&0)));
     let (flags, options) = arguments.split_at(3);
     assert_eq!(flags, ["-nodefaults", "-no-user-config", "-S"]);
@@ -75,7 +75,10 @@ fn check_command_line(resolved: &ResolvedSpec, role: Role) {
     let values = |wanted: &'static str| options.iter().filter(move |[option, _]| option == wanted);
     let files = values("-blockdev").map(|[_, value]| json_of(value)).filter(|node| node["driver"] == "file");
     let disks: Vec<Value> = files.map(|node| node["filename"].clone()).collect();
-    assert_eq!(disks, spec.disks.iter().map(|disk| json!(disk.path)).collect::<Vec<_>>());
+    let handed = values("-add-fd").map(|[_, value]| value.to_string_lossy().into_owned());
+    let handed: Vec<Value> =
+        handed.map(|set| json!(format!("/dev/fdset/{}", set.split_once("set=").expect("one").1))).collect();
+    assert_eq!((disks.len(), disks), (spec.disks.len(), handed));
     let raw = values("-blockdev").filter(|[_, value]| json_of(value)["driver"] == "raw").count();
     assert_eq!(raw, spec.disks.iter().filter(|disk| disk.format == DiskFormat::Raw).count());
     assert_eq!(values("-netdev").count(), spec.nics.len());

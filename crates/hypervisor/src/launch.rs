@@ -4,20 +4,23 @@ use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
+use command_fds::{CommandFdExt, FdMapping};
 use rustix::event::Timespec;
 use scopeguard::{ScopeGuard, guard};
 use tokio::net::UnixStream;
 
+use crate::handed::Numbers;
+use crate::launcher::{CANNOT_BECOME, CANNOT_RUN, Launcher, Order};
 use crate::paths::{PathTooLong, RuntimePaths};
 use crate::process::{Exit, Process};
 use crate::qmp::{QmpClient, QmpError};
+use crate::spec::VmSpec;
 
 /// What is quoted from QEMU's log in an error.
 const LOG_TAIL_BYTES: u64 = 2048;
@@ -56,8 +59,26 @@ pub enum LaunchError {
     Spawn {
         /// The program.
         binary: PathBuf,
-        /// Why, as the kernel or env(1) says.
+        /// Why, as the kernel says.
         source: io::Error,
+    },
+    /// A NIC of the VM has no tap.
+    #[error(
+        "cannot make the tap {name}: {source}; has the agent CAP_NET_ADMIN, and does the host have /dev/net/tun?"
+    )]
+    MakeTap {
+        /// Its name.
+        name: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Its process cannot become what QEMU is to be.
+    #[error("{binary} was not started: {problem}; the agent needs CAP_SETUID, CAP_SETGID and CAP_SETPCAP")]
+    NotBecome {
+        /// The program.
+        binary: PathBuf,
+        /// What the process said.
+        problem: String,
     },
     /// The program ended at once.
     #[error("{binary} ended at its start ({exit}): {log_tail}")]
@@ -79,6 +100,16 @@ pub enum LaunchError {
         /// The end of what it wrote.
         log_tail: String,
     },
+}
+
+impl LaunchError {
+    /// As QEMU says it, but with the names of the files that it has open by numbers.
+    pub(crate) fn with_own_names(mut self, numbers: &Numbers, spec: &VmSpec) -> Self {
+        if let Self::Exited { log_tail, .. } | Self::NotReady { log_tail, .. } = &mut self {
+            *log_tail = numbers.with_own_names(spec, log_tail);
+        }
+        self
+    }
 }
 
 /// Something half done: undone when dropped, unless [`ScopeGuard::into_inner`] takes it. So a start
@@ -110,6 +141,17 @@ pub(crate) fn create_directory(paths: &RuntimePaths) -> Result<Unfinished<Runtim
     Ok(guard(paths.clone(), |paths| drop(fs::remove_dir_all(paths.directory()))))
 }
 
+/// Makes QEMU's working directory, and in it the one that anybody may write to, but nobody reach: only QEMU, which begins
+/// there, and root, which needs no capability for it.
+fn create_qemu_directory(paths: &RuntimePaths) -> Result<PathBuf, LaunchError> {
+    for (directory, mode) in [(paths.qemu_directory(), 0o755), (paths.qemus_own_directory(), 0o777)] {
+        let failed = |source| io_error("create", &directory, source);
+        fs::create_dir(&directory).map_err(failed)?;
+        fs::set_permissions(&directory, fs::Permissions::from_mode(mode)).map_err(failed)?;
+    }
+    Ok(paths.qemu_directory())
+}
+
 /// Runs `binary` with a control connection as its standard input and the listening control socket as
 /// its standard output, and waits until it answers.
 ///
@@ -118,8 +160,10 @@ pub(crate) fn create_directory(paths: &RuntimePaths) -> Result<Unfinished<Runtim
 /// QEMU crashes. On two busy cores 25 of 13,000 starts of 7.2 and 10.0 had that, and none of 13,000
 /// that were spoken to like this. Once QEMU has answered, its listening sockets are safe.
 pub(crate) async fn launch(
+    launcher: &Launcher,
     binary: &Path,
     arguments: &[OsString],
+    descriptors: Vec<FdMapping>,
     paths: &RuntimePaths,
     deadline: Duration,
 ) -> Result<Launched, LaunchError> {
@@ -128,25 +172,21 @@ pub(crate) async fn launch(
     let qemus = qemus.into_std().map_err(failed)?;
     // As a program expects its standard input.
     qemus.set_nonblocking(false).map_err(failed)?;
-    let process = spawn(binary, arguments, paths, qemus.into())?;
+    let process = spawn(launcher, binary, arguments, descriptors, paths, qemus.into())?;
     match QmpClient::over(ours, deadline).await {
         Ok(qmp) => Ok(Launched { qmp, process }),
         Err(source) => Err(why_not_ready(binary, &process, paths, source).await),
     }
 }
 
-/// Has QEMU begin with SIGHUP blocked (env(1) of coreutils >= 8.31): where the agent ends while its QEMU is stopped, the
-/// kernel sends the process group that is left without a parent in its session SIGHUP, at which QEMU would end, and
-/// SIGCONT (`kill_orphaned_pgrp`). A session of its own would keep it from that too, but also from the agent's
-/// autogroup, within which alone `nice` and `SCHED_IDLE` count.
-const WITHOUT_HANG_UP: [&str; 3] = ["env", "--block-signal=HUP", "--"];
-
-/// What env(1) exits with if it fails, cannot run the program, or finds none. A QEMU that lacks a library has 127 too.
-const NOT_RUN: [i32; 3] = [125, 126, 127];
+/// What the loader of a program exits with that lacks a library.
+const LACKS_LIBRARY: u8 = 127;
 
 fn spawn(
+    launcher: &Launcher,
     binary: &Path,
     arguments: &[OsString],
+    descriptors: Vec<FdMapping>,
     paths: &RuntimePaths,
     connection: OwnedFd,
 ) -> Result<Unfinished<Process>, LaunchError> {
@@ -154,10 +194,16 @@ fn spawn(
     let log = OpenOptions::new().create(true).append(true).mode(0o600).open(&log_file);
     let log = log.map_err(|source| io_error("create", &log_file, source))?;
     let qmp = listen(&paths.qmp_socket())?;
-    let [env, options @ ..] = WITHOUT_HANG_UP;
-    let child = Command::new(env)
-        .args(options)
-        .arg(binary)
+    let order = Order {
+        binary: binary.to_owned(),
+        pid_file: paths.pid_file(),
+        directory: create_qemu_directory(paths)?,
+        user: launcher.user,
+    };
+    let run = |source| io_error("run", &launcher.program, source);
+    let mut command = launcher.command(&order).map_err(run)?;
+    command.fd_mappings(descriptors).map_err(io::Error::other).map_err(run)?;
+    let child = command
         .args(arguments)
         .stdin(connection)
         .stdout(qmp)
@@ -165,7 +211,9 @@ fn spawn(
         // Outlives the agent: Ctrl-C and a closed terminal reach the foreground's process group only.
         .process_group(0)
         .spawn()
-        .map_err(|source| io_error("run", Path::new(env), source))?;
+        .map_err(run)?;
+    // What it held open for QEMU is QEMU's alone from now on.
+    drop(command);
     let spawn_error = |source| LaunchError::Spawn { binary: binary.to_owned(), source };
     let process = Process::of_child(&child, log_file).map_err(spawn_error)?;
     Ok(guard(process, |process| end_now(&process)))
@@ -197,8 +245,11 @@ async fn why_not_ready(
     let log_tail = log_tail(&paths.log_file());
     let binary = binary.to_owned();
     match exit {
-        Some(Exit::Code(code)) if NOT_RUN.contains(&code) => {
+        Some(Exit::Code(code)) if [CANNOT_RUN, LACKS_LIBRARY].map(i32::from).contains(&code) => {
             LaunchError::Spawn { binary, source: io::Error::other(log_tail) }
+        }
+        Some(Exit::Code(code)) if code == i32::from(CANNOT_BECOME) => {
+            LaunchError::NotBecome { binary, problem: log_tail }
         }
         Some(exit) => LaunchError::Exited { binary, exit, log_tail },
         None => LaunchError::NotReady { binary, source, log_tail },

@@ -6,6 +6,9 @@
 //! command_line  a specification as QEMU's arguments; pure
 //! launch        a process and its control sockets
 //! qcow2         which other files QEMU opens for an image; pure
+//! launcher      the process that becomes QEMU, and what it gives up before
+//! handed        files and taps that QEMU gets open
+//! user          whom QEMU runs as
 //! qmp           QEMU's control protocol
 //! memory_sample what a running guest's memory looks like: zero pages, contents, rate of change
 //! vmm           one running QEMU: start, attach, stop, destroy
@@ -25,7 +28,9 @@ pub mod cpu_models;
 pub mod facts;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
+mod handed;
 mod launch;
+pub mod launcher;
 mod memory_sample;
 pub mod migration;
 mod open_enum;
@@ -38,19 +43,22 @@ mod sockets;
 pub mod spec;
 mod tap;
 mod throttle;
+mod user;
 mod vcpus;
 mod vmm;
 
-pub use command_line::{Role, command_line};
+pub use command_line::Role;
 pub use control_groups::QuotaError;
 pub use facts::{HypervisorFacts, ProbeError};
 pub use launch::LaunchError;
+pub use launcher::Launcher;
 pub use memory_sample::{Contents, MemorySample, SampleError};
-pub use paths::{PathTooLong, RuntimePaths};
+pub use paths::{PathTooLong, RelaySocket, RuntimePaths};
 pub use process::Exit;
 pub use sockets::{ConnectionUse, Pace, cut_connections};
 pub use spec::{ResolvedSpec, VmSpec};
 pub use tap::TapError;
 pub use throttle::{ThrottleError, VcpuThrottle, lift_throttle, sweep_throttles};
+pub use user::{DEFAULT_USER, QemuUser, UserError};
 pub use vcpus::VcpuTime;
 pub use vmm::{AttachError, End, EndError, RunState, StartError, Vmm};

@@ -8,6 +8,10 @@ use crate::spec::VmName;
 /// `sun_path` of `unix(7)` has 108 bytes, the last one NUL.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 
+/// In QEMU's working directory.
+const OWN: &str = "own";
+const INCOMING_RELAY: &str = "own/relay";
+
 /// The directory is too deep for Unix sockets in it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -18,6 +22,15 @@ pub struct PathTooLong {
     /// The socket that cannot be made.
     pub path: PathBuf,
     bytes: usize,
+}
+
+/// Where QEMU and a relay meet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RelaySocket {
+    /// For the relay.
+    pub path: PathBuf,
+    /// The same for QEMU, from its working directory: those above are closed to it.
+    pub of_qemu: PathBuf,
 }
 
 /// The files of one running VM, `<runtime directory>/vms/<name>/…`.
@@ -35,7 +48,7 @@ impl RuntimePaths {
     /// The paths in one QEMU's own directory.
     pub(crate) fn at(directory: PathBuf) -> Result<Self, PathTooLong> {
         let paths = Self { directory };
-        for path in [paths.qmp_socket(), paths.guard_socket(), paths.relay_socket()] {
+        for path in [paths.qmp_socket(), paths.guard_socket(), paths.qemu_directory().join(INCOMING_RELAY)] {
             let bytes = path.as_os_str().len();
             if bytes > SOCKET_PATH_BYTES_MAX {
                 return Err(PathTooLong { path, bytes });
@@ -78,9 +91,33 @@ impl RuntimePaths {
         self.directory.join("guard.sock")
     }
 
-    /// Where QEMU sends a migration that goes through a relay, or receives it.
-    pub fn relay_socket(&self) -> PathBuf {
-        self.directory.join("relay.sock")
+    /// QEMU's working directory. Root's: only what QEMU reaches there is not closed to it. A QEMU that runs as root, of an
+    /// older agent, has none.
+    pub(crate) fn qemu_directory(&self) -> PathBuf {
+        self.directory.join("qemu")
+    }
+
+    /// The only directory that QEMU may write to. What is there may be anything that a hostile QEMU wants it to be.
+    pub(crate) fn qemus_own_directory(&self) -> PathBuf {
+        self.qemu_directory().join(OWN)
+    }
+
+    /// Where QEMU sends a migration that goes through a relay, which listens there.
+    pub fn outgoing_relay(&self) -> RelaySocket {
+        self.relay_socket_at("relay")
+    }
+
+    /// Where QEMU listens for a migration that comes through a relay.
+    pub fn incoming_relay(&self) -> RelaySocket {
+        self.relay_socket_at(INCOMING_RELAY)
+    }
+
+    fn relay_socket_at(&self, of_qemu: &str) -> RelaySocket {
+        if self.qemu_directory().is_dir() {
+            return RelaySocket { path: self.qemu_directory().join(of_qemu), of_qemu: of_qemu.into() };
+        }
+        let path = self.directory.join("relay.sock");
+        RelaySocket { of_qemu: path.clone(), path }
     }
 
     /// Locked by the watchdog that stands beside a migration, so that there is one at a time.
@@ -88,7 +125,7 @@ impl RuntimePaths {
         self.directory.join("guard.post")
     }
 
-    /// QEMU's process id, written by QEMU.
+    /// QEMU's process id, written before QEMU begins.
     pub fn pid_file(&self) -> PathBuf {
         self.directory.join("pid")
     }
@@ -116,7 +153,7 @@ mod tests {
     #[test]
     fn a_path_too_long_for_a_socket_is_refused_before_anything_is_made() {
         let name: VmName = "web".parse().expect("a valid name");
-        let longest = "x".repeat(SOCKET_PATH_BYTES_MAX - "//vms/web/guard.sock".len());
+        let longest = "x".repeat(SOCKET_PATH_BYTES_MAX - "//vms/web/qemu/own/relay".len());
         assert!(RuntimePaths::new(Path::new(&format!("/{longest}")), &name).is_ok());
         let error = RuntimePaths::new(Path::new(&format!("/{longest}x")), &name).expect_err("too long");
         assert!(error.to_string().contains("108 bytes"), "{error}");

@@ -50,6 +50,28 @@ impl fmt::Display for Exit {
     }
 }
 
+/// What tells a process from all others of this host since it was booted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Birth {
+    pid: Pid,
+    /// After boot, in clock ticks.
+    started: u64,
+}
+
+impl Birth {
+    pub(crate) fn of_this_process() -> io::Result<Self> {
+        let pid = rustix::process::getpid();
+        let started = started(pid)?.ok_or(io::ErrorKind::InvalidData)?;
+        Ok(Self { pid, started })
+    }
+}
+
+impl fmt::Display for Birth {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(formatter, "{} {}", self.pid.as_raw_nonzero(), self.started)
+    }
+}
+
 /// A process that is not told apart by its id, but by its pidfd.
 #[derive(Debug)]
 pub(crate) struct Process {
@@ -65,13 +87,13 @@ impl Process {
         Self::watched(pid, open_pidfd(pid)?, log_file)
     }
 
-    /// Finds the QEMU that wrote `pid_file`, if it still lives.
+    /// Finds the QEMU that `pid_file` names, if it still lives.
     pub(crate) fn find(pid_file: &Path, log_file: PathBuf) -> io::Result<Option<Self>> {
         let found = find_pidfd(pid_file)?;
         found.map(|(pid, pidfd)| Self::watched(pid, pidfd, log_file)).transpose()
     }
 
-    /// The process id of the QEMU that wrote `pid_file`, if it lives.
+    /// The process id of the QEMU that `pid_file` names, if it lives.
     pub(crate) fn living(pid_file: &Path) -> io::Result<Option<u32>> {
         Ok(find_pidfd(pid_file)?.map(|(pid, _)| process_id(pid)))
     }
@@ -193,19 +215,23 @@ impl Process {
     }
 }
 
-/// The process that wrote `pid_file`, if it still lives.
+/// The process that `pid_file` names, if it still lives.
 fn find_pidfd(pid_file: &Path) -> io::Result<Option<(Pid, OwnedFd)>> {
     let text = match fs::read_to_string(pid_file) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         text => text?,
     };
-    let Some(pid) = parse_pid(&text) else { return Ok(None) };
+    let mut words = text.split_ascii_whitespace();
+    let Some(pid) = words.next().and_then(parse_pid) else { return Ok(None) };
     let pidfd = match open_pidfd(pid) {
         Err(Errno::SRCH | Errno::INVAL) => return Ok(None),
         pidfd => pidfd?,
     };
-    // Only now, with the pidfd open, does the process stay the one that is looked at. Its
-    // command line names the pid file, which no other process's does.
+    // Only now, with the pidfd open, does the process stay the one that is looked at.
+    if let Some(word) = words.next() {
+        return Ok((started(pid).ok().flatten() == word.parse().ok()).then_some((pid, pidfd)));
+    }
+    // A QEMU of an older agent wrote the file itself. Its command line names it, which no other process's does.
     let command_line = fs::read(proc_path(pid, "cmdline")).unwrap_or_default();
     let pid_file = pid_file.as_os_str().as_encoded_bytes();
     let is_named = command_line.split(|byte| *byte == 0).any(|argument| argument == pid_file);
@@ -273,6 +299,20 @@ fn cpu_ticks(stat: &str) -> Option<u64> {
     user.checked_add(system)
 }
 
+/// When a process started, after boot in clock ticks; none if it has ended.
+fn started(pid: Pid) -> io::Result<Option<u64>> {
+    Ok(start_ticks(&fs::read_to_string(proc_path(pid, "stat"))?))
+}
+
+/// Fields 3 and 22 of `/proc/PID/stat`.
+fn start_ticks(stat: &str) -> Option<u64> {
+    let (_, fields_from_third) = stat.rsplit_once(')')?;
+    let mut fields = fields_from_third.split_ascii_whitespace();
+    let has_ended = matches!(fields.next()?, "Z" | "X");
+    let ticks = fields.nth(18)?.parse().ok()?;
+    (!has_ended).then_some(ticks)
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -288,7 +328,7 @@ mod tests {
     proptest! {
         #[test]
         fn reading_cpu_time_never_panics(stat in ".*") {
-            let _ = cpu_ticks(&stat);
+            let _ = (cpu_ticks(&stat), start_ticks(&stat));
         }
     }
 
@@ -305,5 +345,24 @@ mod tests {
         // A live process that is not this QEMU: ourselves.
         fs::write(&pid_file, std::process::id().to_string()).expect("writable");
         assert!(find().is_none(), "another process");
+        let own = Birth::of_this_process().expect("readable");
+        fs::write(&pid_file, Birth { started: own.started - 1, ..own }.to_string()).expect("writable");
+        assert!(find().is_none(), "another process of this number");
+        fs::write(&pid_file, own.to_string()).expect("writable");
+        assert_eq!(Process::living(&pid_file).expect("readable"), Some(std::process::id()));
+    }
+
+    #[test]
+    fn one_that_has_ended_and_is_not_waited_for_does_not_live() {
+        let mut child = std::process::Command::new("true").spawn().expect("true(1)");
+        let pid = Pid::from_child(&child);
+        let running = start_ticks("7 (a) S 1 2 3 4 5 6 7 8 9 10 150 50 0 0 20 0 1 0 99 1");
+        assert_eq!(running, Some(99));
+        let end = std::time::Instant::now() + Duration::from_secs(20);
+        while started(pid).expect("its zombie is there").is_some() {
+            assert!(std::time::Instant::now() < end, "it has not ended");
+            thread::sleep(Duration::from_millis(1));
+        }
+        child.wait().expect("it is ours");
     }
 }

@@ -1,9 +1,8 @@
 //! One running QEMU with its guest.
 
-use std::collections::BTreeSet;
 use std::fs;
-use std::io::{self, Read};
-use std::os::unix::fs::FileTypeExt;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,12 +15,14 @@ use tokio::sync::broadcast;
 use tokio::time::timeout;
 
 use crate::command_line::{CONSOLE_ID, Role, command_line, role_of};
+use crate::handed::{Handed, Numbers};
 use crate::launch::{LaunchError, create_directory, io_error, launch, log_tail};
+use crate::launcher::Launcher;
 use crate::open_enum::open_enum;
 use crate::paths::RuntimePaths;
 use crate::process::{Exit, Process};
 use crate::qmp::{Event, QemuVersion, QmpClient, QmpError};
-use crate::spec::{ResolvedSpec, VmSpec};
+use crate::spec::ResolvedSpec;
 use crate::tap::{TapError, attach_all};
 
 /// Most of the serial output that one reading returns.
@@ -55,16 +56,9 @@ open_enum! {
     }
 }
 
-/// Which of a VM's disks are block devices here. What cannot be looked at, QEMU complains of.
-async fn block_devices(spec: &VmSpec) -> BTreeSet<PathBuf> {
-    let mut found = BTreeSet::new();
-    for disk in &spec.disks {
-        let looked_at = tokio::fs::metadata(&disk.path).await;
-        if looked_at.is_ok_and(|file| file.file_type().is_block_device()) {
-            found.insert(disk.path.clone());
-        }
-    }
-    found
+fn write_private(file: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = fs::OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(file)?;
+    file.write_all(bytes)
 }
 
 /// Why a VM was not started. Nothing of it is left.
@@ -177,6 +171,7 @@ impl Vmm {
     ///
     /// If it fails, or is dropped before it is done, nothing is left.
     pub async fn start(
+        launcher: &Launcher,
         binary: &Path,
         spec: ResolvedSpec,
         paths: RuntimePaths,
@@ -184,7 +179,7 @@ impl Vmm {
         deadline: Duration,
     ) -> Result<Self, StartError> {
         let log_file = paths.log_file();
-        let mut start = pin!(Self::start_unbounded(binary, spec, paths, role, deadline));
+        let mut start = pin!(Self::start_unbounded(launcher, binary, spec, paths, role, deadline));
         // By reference: what is half done, the log too, goes only when `start` is dropped.
         timeout(deadline, &mut start)
             .await
@@ -192,6 +187,7 @@ impl Vmm {
     }
 
     async fn start_unbounded(
+        launcher: &Launcher,
         binary: &Path,
         spec: ResolvedSpec,
         paths: RuntimePaths,
@@ -201,9 +197,12 @@ impl Vmm {
         let directory = create_directory(&paths)?;
         let spec_file = paths.spec_file();
         let json = serde_json::to_vec(&spec).map_err(|error| io_error("write", &spec_file, error.into()))?;
-        fs::write(&spec_file, json).map_err(|source| io_error("write", &spec_file, source))?;
-        let arguments = command_line(&spec, &paths, role, &block_devices(spec.spec()).await);
-        let launched = launch(binary, &arguments, &paths, deadline).await?;
+        write_private(&spec_file, &json).map_err(|source| io_error("write", &spec_file, source))?;
+        let Handed { descriptors, block_devices } = Handed::open(&spec, &paths).await?;
+        let arguments = command_line(&spec, role, &block_devices);
+        let launched = launch(launcher, binary, &arguments, descriptors, &paths, deadline)
+            .await
+            .map_err(|error| error.with_own_names(&Numbers::of(spec.spec()), spec.spec()))?;
         attach_all(&spec).await?;
         if role == Role::Fresh {
             launched.qmp.execute::<IgnoredAny>("cont", Value::Null, deadline).await?;
@@ -234,7 +233,7 @@ impl Vmm {
             connected => connected?,
         };
         let pid_file = paths.pid_file();
-        // QEMU writes its pid before it answers, so a QEMU that answered has written it.
+        // It was written before QEMU began.
         let process = Process::find(&pid_file, paths.log_file())
             .map_err(|error| file_problem(&pid_file, &error))?
             .ok_or_else(|| file_problem(&pid_file, &"it does not name the QEMU that answers"))?;

@@ -18,6 +18,7 @@ use std::fs;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -254,9 +255,13 @@ fn begin_packing(shared: &Arc<Shared>) -> io::Result<()> {
 
 fn listen(path: &PathBuf) -> io::Result<UnixListener> {
     match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => UnixListener::bind(path),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        removed => removed?,
     }
+    let listener = UnixListener::bind(path)?;
+    // The program may be another user's. Whoever is to keep others away does so by the directory.
+    fs::set_permissions(path, fs::Permissions::from_mode(0o666))?;
+    Ok(listener)
 }
 
 fn accept(

@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSlice, Write};
 use std::net::Shutdown;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use rustix::buffer::spare_capacity;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
@@ -114,20 +115,35 @@ pub(crate) fn write_all(mut socket: impl Write, mut parts: &mut [IoSlice<'_>]) -
 }
 
 /// Connects to a program that listens at a Unix socket; fails where it does not take the connection in time.
+///
+/// A link at the end of the path is not followed: the program may be hostile, and link to another one's socket.
 pub(crate) fn connect_program(path: &Path, deadline: Duration) -> io::Result<UnixStream> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     // connect(2) keeps to it.
     socket.set_write_timeout(Some(deadline))?;
-    socket.connect(&SockAddr::unix(path)?)?;
+    let itself = open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    socket.connect(&SockAddr::unix(format!("/proc/self/fd/{}", itself.as_raw_fd()))?)?;
     socket.set_write_timeout(None)?;
     Ok(UnixStream::from(OwnedFd::from(socket)))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixListener;
     use std::time::Instant;
 
     use super::*;
+
+    #[test]
+    fn a_program_is_reached_by_its_own_socket_only() {
+        let directory = tempfile::tempdir().unwrap();
+        let [socket, link] = ["socket", "link"].map(|name| directory.path().join(name));
+        let listener = UnixListener::bind(&socket).unwrap();
+        connect_program(&socket, Duration::from_secs(20)).unwrap();
+        listener.accept().unwrap();
+        std::os::unix::fs::symlink(&socket, &link).unwrap();
+        connect_program(&link, Duration::from_secs(20)).unwrap_err();
+    }
 
     #[test]
     fn what_somebody_waits_for_waits_for_nothing() {

@@ -175,7 +175,7 @@ pub(super) async fn listen(
         let port = listen_on_free_port(agent, entry, vmm, request, address, listening).await?;
         return Ok(Endpoint { address, port, watch: None, relay_token: None, relay_page_cache_mib: 0 });
     }
-    let path = vmm.paths().relay_socket();
+    let path = vmm.paths().incoming_relay().of_qemu;
     listening.at(vmm, request, path).await.map_err(Problem::failed)?;
     let (listener, port) = bind_free_port(agent, request, address).await?;
     let token = Uuid::new_v4();

@@ -197,7 +197,9 @@ fn says_nothing(agent: &Agent, IncomingRecord { vm, .. }: &IncomingRecord, error
 async fn is_interrupted(vmm: &Vmm) -> bool {
     match migration::status(vmm, LOOK_WITHIN).await {
         Ok(status) => status.status == MigrationStatus::PostcopyPaused,
-        Err(_) => migration::recover_listen(vmm, vmm.paths().relay_socket(), LOOK_WITHIN).await.is_ok(),
+        Err(_) => {
+            migration::recover_listen(vmm, vmm.paths().incoming_relay().of_qemu, LOOK_WITHIN).await.is_ok()
+        }
     }
 }
 

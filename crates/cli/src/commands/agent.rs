@@ -1,4 +1,4 @@
-//! `drainpipe agent`, and the guards that it starts.
+//! `drainpipe agent`, and the guards and QEMUs that it starts.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -7,11 +7,12 @@ use drainpipe_agent::agent::Ended;
 use drainpipe_agent::config::{Config, Peer, Tls};
 use drainpipe_agent::{agent, guard};
 use drainpipe_engine::problem::Problem;
+use drainpipe_hypervisor::launcher;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing_subscriber::EnvFilter;
 
-use crate::arguments::{AgentArguments, GuardArguments};
+use crate::arguments::{AgentArguments, GuardArguments, LaunchArguments};
 use crate::exit::Exit;
 
 pub(crate) async fn run(arguments: &AgentArguments) -> Result<Exit, Problem> {
@@ -43,6 +44,11 @@ pub(crate) async fn guard(arguments: GuardArguments) -> Result<Exit, Problem> {
     };
     guard::stand(&orders).await?;
     Ok(Exit::Done)
+}
+
+/// Comes back only if that fails, with what to exit with.
+pub(crate) fn launch(arguments: &LaunchArguments) -> u8 {
+    launcher::become_qemu(&arguments.order, &arguments.arguments)
 }
 
 /// Times and all, but where the journal has its own.

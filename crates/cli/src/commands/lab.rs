@@ -9,6 +9,7 @@ use drainpipe_agent::api::types::HostView;
 use drainpipe_agent::client::ApiClient;
 use drainpipe_agent::config::DEFAULT_PORT;
 use drainpipe_engine::problem::Problem;
+use drainpipe_hypervisor::{Launcher, QemuUser};
 use drainpipe_identity::authority::{self, InitOptions, IssueOptions};
 use drainpipe_lab::{
     CLIENT, DEFAULT_MTU_BYTES, Error, Fault, Lab, LabSpec, LabStatus, LinkSpec, MANAGEMENT_INTERFACE, Removal,
@@ -20,6 +21,10 @@ use crate::exit::Exit;
 use crate::output;
 
 /// How long an agent may take to answer for the first time; it runs QEMU once to ask what it can do.
+/// No user of any host: what QEMU needs, it gets from its agent. Between those of systemd's dynamic users and those of
+/// containers.
+const QEMU_USER: u32 = 60_999;
+
 const AGENT_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Lab certificates outlive the lab, which a reboot ends; a check complains in their last 30 days.
@@ -151,6 +156,12 @@ fn run_agent(lab: &Lab, host: &str, config: &Path) -> Result<(), Problem> {
     Ok(())
 }
 
+/// As the agents of a lab start QEMU.
+pub(crate) fn launcher() -> Launcher {
+    let user = QemuUser { uid: QEMU_USER, gid: QEMU_USER };
+    Launcher { program: "/proc/self/exe".into(), arguments: vec!["launch".into()], user }
+}
+
 /// Nothing but what is measured, or tried, uses the links of a lab. Its VMs may use any file: all hosts are this one,
 /// and whoever makes a lab is its root.
 fn agent_config(
@@ -181,7 +192,7 @@ fn agent_config(
          state_directory = \"{directory}/state\"\nruntime_directory = \"{directory}/run\"\n\
          {migration_address}probe_every_s = 0\n\n\
          [tls]\ncertificate = \"{directory}/pki/host.pem\"\nkey = \"{directory}/pki/host.key\"\n\
-         authority = \"{directory}/pki/ca.pem\"\n\n[qemu]\nbinary = \"{}\"\n\n\
+         authority = \"{directory}/pki/ca.pem\"\n\n[qemu]\nbinary = \"{}\"\nuser = \"{QEMU_USER}\"\n\n\
          [vms]\ndirectories = [\"/\"]\ndevices = [\"/dev\"]\n",
         settings.qemu.display()
     );

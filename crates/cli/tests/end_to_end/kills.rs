@@ -174,7 +174,8 @@ pub(crate) fn qemu_of(lab: &TestLab, host: &str) -> Pid {
     let file = lab.directory(host).join("run/vms/web/pid");
     let end = Instant::now() + PATIENCE;
     while Instant::now() < end {
-        let pid = fs::read_to_string(&file).ok().and_then(|text| text.trim().parse().ok());
+        let pid =
+            fs::read_to_string(&file).ok().and_then(|text| text.split_whitespace().next()?.parse().ok());
         match pid.and_then(Pid::from_raw) {
             Some(pid) => return pid,
             None => thread::sleep(Duration::from_millis(1)),

@@ -16,6 +16,7 @@ mod check_fix;
 mod check_hosts;
 mod check_vms;
 mod completion;
+mod confined;
 mod drain;
 mod drain_cli;
 mod drain_faults;
@@ -60,6 +61,8 @@ mod strangers;
 mod support;
 mod switch_over_faults;
 mod taken_route;
+#[path = "../../../hypervisor/tests/qemu/userfaultfd.rs"]
+mod userfaultfd;
 
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
@@ -85,6 +88,7 @@ fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     arguments.test_threads.get_or_insert(THREADS);
     let missing = missing();
+    let _post_copy = missing.is_none().then(userfaultfd::Allowed::begin);
     if let Some(missing) = &missing
         && !arguments.list
     {
@@ -118,6 +122,7 @@ fn main() -> ExitCode {
         ("check_hosts", check_hosts::TESTS),
         ("check_vms", check_vms::TESTS),
         ("completion", completion::TESTS),
+        ("confined", confined::TESTS),
         ("drain", drain::TESTS),
         ("drain_cli", drain_cli::TESTS),
         ("drain_meetings", drain_meetings::TESTS),

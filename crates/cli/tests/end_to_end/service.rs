@@ -17,8 +17,9 @@ pub(crate) const TESTS: &[Test] = &[
     ("what_others_may_write_to_is_not_believed", what_others_may_write_to_is_not_believed),
 ];
 
-/// By `systemd-analyze security`, in tenths. The quotas of vCPUs are 3 of them (`Delegate`, `ProtectControlGroups`).
-const EXPOSURE_MAX: &str = "28";
+/// By `systemd-analyze security`, in tenths. The quotas of vCPUs are 3 of them (`Delegate`, `ProtectControlGroups`), and
+/// that QEMU has another user, and none of this, is 8: becoming that user, and reaching into its processes.
+const EXPOSURE_MAX: &str = "39";
 
 fn the_unit_leaves_little_open() {
     let unit = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/drainpipe.service");

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -61,6 +62,8 @@ impl TestLab {
     pub(crate) fn up(arguments: &[&str]) -> Self {
         let name = unique_name();
         let lab = Self { name, files: TempDir::new().unwrap(), guests: AtomicU8::new(0) };
+        // A program in place of QEMU is run by QEMU's user.
+        fs::set_permissions(lab.files.path(), fs::Permissions::from_mode(0o711)).unwrap();
         drainpipe(&[&["lab", "up", &lab.name], arguments].concat()).done();
         lab
     }
@@ -214,8 +217,7 @@ impl TestLab {
     /// The QEMU of a VM on a host, if it runs.
     #[track_caller]
     pub(crate) fn qemu_pid(&self, host: &str, vm: &str) -> Option<Pid> {
-        let directory = format!("/{host}/run/vms/{vm}/");
-        self.pids(host, &["qemu", &directory]).first().copied()
+        self.pids(host, &["qemu", &format!("guest={vm},")]).first().copied()
     }
 
     /// Processes on a host whose command lines hold all these words.

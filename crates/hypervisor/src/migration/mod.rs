@@ -82,6 +82,11 @@ pub enum MigrationError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// QEMU may not fetch pages.
+    #[error(
+        "no post-copy to this host: QEMU says `{0}`. Its user needs `userfaultfd`: install Drainpipe's          packaging/udev.rules, which serve QEMU 8.0 and newer, or set vm.unprivileged_userfaultfd=1 by sysctl(8)"
+    )]
+    NoPostCopy(String),
     /// The guest must not run now.
     #[error("the guest cannot run here: QEMU is in state `{0}`, its memory is not complete")]
     MemoryIncomplete(RunState),
@@ -120,7 +125,14 @@ pub async fn listen(
 ) -> Result<(), MigrationError> {
     let address = address.into();
     check_address(&address)?;
-    set_up(vmm, transport, Side::Target, deadline).await?;
+    set_up(vmm, transport, Side::Target, deadline).await.map_err(|error| match error {
+        MigrationError::Qmp(QmpError::Command { desc, .. })
+            if transport == Transport::PostCopy && desc.contains("is not supported") =>
+        {
+            MigrationError::NoPostCopy(desc)
+        }
+        error => error,
+    })?;
     let arguments = json!({ "uri": uri(&address) });
     Ok(execute(vmm, "migrate-incoming", arguments, deadline).await?)
 }

@@ -3,11 +3,24 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use drainpipe_hypervisor::{HypervisorFacts, Role, RuntimePaths, VmSpec, Vmm};
+use drainpipe_hypervisor::{HypervisorFacts, Launcher, QemuUser, Role, RuntimePaths, VmSpec, Vmm};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Long enough for a busy machine; no test waits this long when all is well.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
+
+/// No user of any host.
+const UNPRIVILEGED: QemuUser = QemuUser { uid: 60_999, gid: 60_999 };
+
+/// QEMU runs as somebody else, where that needs no more than there is.
+pub(crate) fn launcher() -> Launcher {
+    let own = QemuUser::own();
+    Launcher {
+        program: env!("CARGO_BIN_EXE_drainpipe-launch").into(),
+        arguments: vec![],
+        user: if own.is_root() { UNPRIVILEGED } else { own },
+    }
+}
 
 /// Every QEMU to test with: the host's, and those that `DRAINPIPE_TEST_QEMU` lists, separated by
 /// colons.
@@ -17,7 +30,7 @@ pub(crate) async fn qemus() -> Vec<HypervisorFacts> {
     let scratch = tempfile::tempdir().expect("a directory");
     let mut found = Vec::new();
     for binary in std::iter::once("qemu-system-x86_64").chain(more) {
-        match HypervisorFacts::probe(Path::new(binary), scratch.path(), DEADLINE).await {
+        match HypervisorFacts::probe(&launcher(), Path::new(binary), scratch.path(), DEADLINE).await {
             Ok(facts) => found.push(facts),
             Err(error) => eprintln!("SKIPPED: {error}"),
         }
@@ -46,7 +59,9 @@ impl Host {
 
     pub(crate) async fn start(&self, spec: &VmSpec, role: Role) -> Vmm {
         let resolved = spec.resolve(&self.facts).expect("this host can");
-        Vmm::start(&self.facts.binary, resolved, self.paths(spec), role, DEADLINE).await.expect("QEMU starts")
+        Vmm::start(&launcher(), &self.facts.binary, resolved, self.paths(spec), role, DEADLINE)
+            .await
+            .expect("QEMU starts")
     }
 }
 

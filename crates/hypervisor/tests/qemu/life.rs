@@ -2,20 +2,21 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use drainpipe_hypervisor::qmp::QmpError;
 use drainpipe_hypervisor::spec::{Disk, DiskFormat};
 use drainpipe_hypervisor::{
-    AttachError, EndError, Exit, HypervisorFacts, LaunchError, ProbeError, Role, RunState, RuntimePaths,
-    StartError, VmSpec, Vmm,
+    AttachError, EndError, Exit, HypervisorFacts, LaunchError, ProbeError, RelaySocket, Role, RunState,
+    RuntimePaths, StartError, VmSpec, Vmm,
 };
 use rustix::process::{Pid, Signal, getpriority_process, kill_process, setpriority_process};
 use tokio::time::timeout;
 
-use crate::host::{DEADLINE, Host, process_of, qemus, small_vm};
+use crate::host::{DEADLINE, Host, launcher, process_of, qemus, small_vm};
 
 #[tokio::test]
 async fn starts_is_found_again_and_ends_without_remains() {
@@ -237,9 +238,10 @@ async fn a_start_that_fails_says_why_and_leaves_nothing() {
         let mut spec = small_vm("fails");
         spec.kernel = Some("/nonexistent/kernel".into());
         let resolved = spec.resolve(&facts).expect("this host can");
-        let error = Vmm::start(&facts.binary, resolved, host.paths(&spec), Role::Fresh, DEADLINE)
-            .await
-            .expect_err("no kernel");
+        let error =
+            Vmm::start(&launcher(), &facts.binary, resolved, host.paths(&spec), Role::Fresh, DEADLINE)
+                .await
+                .expect_err("no kernel");
         assert!(error.to_string().contains("/nonexistent/kernel"), "{error}");
         assert_eq!(RuntimePaths::list(host.runtime_directory()).expect("readable"), []);
     }
@@ -252,9 +254,44 @@ async fn a_start_that_is_given_up_leaves_nothing() {
         let spec = small_vm("given-up");
         let resolved = spec.resolve(&facts).expect("this host can");
         let brief = Duration::from_millis(5);
-        let error = Vmm::start(&facts.binary, resolved, host.paths(&spec), Role::Fresh, brief).await;
+        let error =
+            Vmm::start(&launcher(), &facts.binary, resolved, host.paths(&spec), Role::Fresh, brief).await;
         assert!(error.is_err(), "QEMU takes longer than 5 ms to start");
         assert_eq!(RuntimePaths::list(host.runtime_directory()).expect("readable"), []);
+    }
+}
+
+/// As agents did before QEMU had a user of its own.
+#[tokio::test]
+async fn a_qemu_that_an_older_agent_started_is_taken_over() {
+    for facts in qemus().await {
+        let host = Host::new(&facts);
+        let spec = small_vm("older");
+        let paths = host.paths(&spec);
+        let resolved = spec.resolve(&facts).expect("this host can");
+        fs::create_dir_all(paths.directory()).expect("writable");
+        fs::write(paths.spec_file(), serde_json::to_vec(&resolved).expect("JSON")).expect("writable");
+        let socket = |path: PathBuf| format!("socket,id=qmp,path={},server=on,wait=off", path.display());
+        let mut qemu = Command::new(&facts.binary)
+            .args(["-nodefaults", "-S", "-display", "none", "-machine", "none", "-mon", "qmp,mode=control"])
+            .args(["-chardev", &socket(paths.qmp_socket()), "-pidfile"])
+            .arg(paths.pid_file())
+            .spawn()
+            .expect("QEMU");
+        let end = Instant::now() + DEADLINE;
+        while !paths.pid_file().exists() || !paths.qmp_socket().exists() {
+            assert!(Instant::now() < end, "QEMU does not start");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let vmm = Vmm::attach(paths.clone(), DEADLINE).await.expect("it is there");
+        assert_eq!(vmm.pid(), qemu.id());
+        // It finds no socket from where it started.
+        let path = paths.directory().join("relay.sock");
+        for relay in [paths.incoming_relay(), paths.outgoing_relay()] {
+            assert_eq!(relay, RelaySocket { path: path.clone(), of_qemu: path.clone() });
+        }
+        vmm.destroy(DEADLINE).await.expect("ends");
+        let _reaped = qemu.wait();
     }
 }
 
@@ -293,8 +330,9 @@ async fn probing_says_what_a_host_has() {
         }
     }
     let scratch = tempfile::tempdir().expect("a directory");
-    let probe =
-        async |binary: &str| HypervisorFacts::probe(Path::new(binary), scratch.path(), DEADLINE).await;
+    let probe = async |binary: &str| {
+        HypervisorFacts::probe(&launcher(), Path::new(binary), scratch.path(), DEADLINE).await
+    };
     let missing = probe("/nonexistent/qemu").await.expect_err("missing");
     assert!(matches!(missing, ProbeError::Launch(LaunchError::Spawn { .. })), "{missing}");
     let not_a_program = probe("/etc/hostname").await.expect_err("not executable");
@@ -310,7 +348,7 @@ async fn start(host: &Host, name: &str) -> Result<Vmm, StartError> {
 
 async fn start_as(host: &Host, spec: &VmSpec) -> Result<Vmm, StartError> {
     let resolved = spec.resolve(&host.facts).expect("this host can");
-    Vmm::start(&host.facts.binary, resolved, host.paths(spec), Role::Fresh, DEADLINE).await
+    Vmm::start(&launcher(), &host.facts.binary, resolved, host.paths(spec), Role::Fresh, DEADLINE).await
 }
 
 fn pid_of(vmm: &Vmm) -> Pid {

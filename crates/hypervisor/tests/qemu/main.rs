@@ -7,3 +7,4 @@ mod memory_sample;
 mod migration;
 mod network;
 mod post_copy;
+mod userfaultfd;

@@ -5,7 +5,7 @@ use std::process::Command;
 use drainpipe_hypervisor::spec::Nic;
 use drainpipe_hypervisor::{Role, StartError, TapError, VmSpec, Vmm};
 
-use crate::host::{DEADLINE, Host, qemus, small_vm};
+use crate::host::{DEADLINE, Host, launcher, qemus, small_vm};
 
 #[test]
 fn nics_join_their_bridges() {
@@ -65,7 +65,7 @@ fn with_nics(name: &str, bridge: &str) -> VmSpec {
 
 async fn start(host: &Host, spec: &VmSpec) -> Result<Vmm, StartError> {
     let resolved = spec.resolve(&host.facts).expect("this host can");
-    Vmm::start(&host.facts.binary, resolved, host.paths(spec), Role::Fresh, DEADLINE).await
+    Vmm::start(&launcher(), &host.facts.binary, resolved, host.paths(spec), Role::Fresh, DEADLINE).await
 }
 
 fn ip(arguments: &str) -> String {

@@ -6,7 +6,6 @@ use std::time::Duration;
 use drainpipe_hypervisor::migration::{
     self, MigrationError, MigrationStatus, SourceSettings, TransferStatus, Transport,
 };
-use drainpipe_hypervisor::qmp::QmpError;
 use drainpipe_hypervisor::{HypervisorFacts, Role, RunState, Vmm};
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -15,24 +14,22 @@ use tokio::time::{Instant, sleep};
 use crate::host::{DEADLINE, Host, qemus, small_vm};
 use crate::memory_sample::have_it_write;
 use crate::migration::{CONTENT_BYTES, PLAIN, Pair, SETTINGS, listen, signal, state, wait_for};
+use crate::userfaultfd::Allowed;
 
 /// The content would take minutes.
 const SLOW: SourceSettings = SourceSettings { bandwidth_mbps: Some(1), ..SETTINGS };
 
 /// Every QEMU whose process may fetch pages here.
-async fn qemus_with_post_copy() -> Vec<HypervisorFacts> {
+async fn qemus_with_post_copy() -> (Allowed, Vec<HypervisorFacts>) {
+    let allowed = Allowed::begin();
     let mut able = Vec::new();
     for facts in qemus().await {
         let host = Host::new(&facts);
         let target = host.start(&small_vm("able"), Role::Incoming).await;
-        let path = target.paths().relay_socket();
+        let path = target.paths().incoming_relay().of_qemu;
         match migration::listen(&target, Transport::PostCopy, path, DEADLINE).await {
-            Err(MigrationError::Qmp(QmpError::Command { desc, .. })) if desc.contains("is not supported") => {
-                eprintln!(
-                    "SKIPPED: QEMU {} says: {desc}; post-copy needs userfaultfd, see \
-                     vm.unprivileged_userfaultfd",
-                    facts.version
-                );
+            Err(error @ MigrationError::NoPostCopy(_)) => {
+                eprintln!("SKIPPED: QEMU {}: {error}", facts.version)
             }
             listening => {
                 listening.expect("listens");
@@ -41,7 +38,7 @@ async fn qemus_with_post_copy() -> Vec<HypervisorFacts> {
             }
         }
     }
-    able
+    (allowed, able)
 }
 
 /// A guest that writes to half of its memory, and its skeleton.
@@ -81,8 +78,9 @@ async fn check_content(vmm: &Vmm) {
     let spec = vmm.spec().spec();
     let content = std::fs::read(spec.initramfs.as_ref().expect("it has one")).expect("readable");
     let content = &content[CONTENT_BYTES / 2..];
-    let dump = vmm.paths().directory().join("dump");
-    let arguments = json!({ "val": 0, "size": spec.memory_mib << 20, "filename": dump });
+    // By where it runs, to where it may write.
+    let dump = vmm.paths().directory().join("qemu/own/dump");
+    let arguments = json!({ "val": 0, "size": spec.memory_mib << 20, "filename": "own/dump" });
     vmm.qmp().execute::<Value>("pmemsave", arguments, DEADLINE).await.expect("written");
     let memory = std::fs::read(dump).expect("readable");
     let is_there = (0..memory.len()).step_by(4096).any(|page| memory[page..].starts_with(content));
@@ -157,7 +155,7 @@ fn has_left<T: std::fmt::Debug>(result: &Result<T, MigrationError>, expected: &M
 
 #[tokio::test]
 async fn the_guest_runs_on_the_target_while_its_memory_is_on_the_way() {
-    let qemus = qemus_with_post_copy().await;
+    let (_allowed, qemus) = qemus_with_post_copy().await;
     for (source, target) in qemus.iter().flat_map(|a| qemus.iter().map(move |b| (a, b))) {
         let pair = writing_pair(source, target, "post-copy").await;
         stop_for_post_copy(&pair).await;
@@ -180,7 +178,8 @@ async fn the_guest_runs_on_the_target_while_its_memory_is_on_the_way() {
 
 #[tokio::test]
 async fn a_limit_holds_in_post_copy() {
-    for facts in qemus_with_post_copy().await {
+    let (_allowed, qemus) = qemus_with_post_copy().await;
+    for facts in qemus {
         let pair = Pair::new(&facts, &facts, "limited").await;
         stop_for_post_copy(&pair).await;
         leave(&pair).await;
@@ -205,7 +204,8 @@ async fn a_limit_holds_in_post_copy() {
 
 #[tokio::test]
 async fn a_broken_connection_is_made_anew() {
-    for facts in qemus_with_post_copy().await {
+    let (_allowed, qemus) = qemus_with_post_copy().await;
+    for facts in qemus {
         for runs in [false, true] {
             let pair = writing_pair(&facts, &facts, "broken").await;
             let address = stop_for_post_copy(&pair).await;
@@ -269,7 +269,8 @@ async fn a_broken_connection_is_made_anew() {
 
 #[tokio::test]
 async fn until_the_switchover_the_guest_comes_back_and_may_leave_later() {
-    for facts in qemus_with_post_copy().await {
+    let (_allowed, qemus) = qemus_with_post_copy().await;
+    for facts in qemus {
         let mut pair = Pair::new(&facts, &facts, "not-left").await;
         stop_for_post_copy(&pair).await;
         let status = migration::cancel(&pair.source, DEADLINE).await.expect("ends");
@@ -299,7 +300,8 @@ const EXITS_WITHIN: Duration = Duration::from_secs(3);
 /// at the end, as one does whose last bytes nobody reads.
 #[tokio::test]
 async fn after_a_cancelled_post_copy_others_go_with_a_failure_in_old_qemus() {
-    for facts in qemus_with_post_copy().await {
+    let (_allowed, qemus) = qemus_with_post_copy().await;
+    for facts in qemus {
         let mut pair = Pair::new(&facts, &facts, "other-transport").await;
         stop_for_post_copy(&pair).await;
         migration::cancel(&pair.source, DEADLINE).await.expect("ends");
@@ -324,7 +326,8 @@ async fn after_a_cancelled_post_copy_others_go_with_a_failure_in_old_qemus() {
 
 #[tokio::test]
 async fn after_the_switchover_the_source_never_runs_its_guest_again() {
-    for facts in qemus_with_post_copy().await {
+    let (_allowed, qemus) = qemus_with_post_copy().await;
+    for facts in qemus {
         let pair = writing_pair(&facts, &facts, "left").await;
         stop_for_post_copy(&pair).await;
         leave(&pair).await;
@@ -347,7 +350,8 @@ async fn after_the_switchover_the_source_never_runs_its_guest_again() {
 
 #[tokio::test]
 async fn once_all_was_sent_a_guest_that_did_not_run_at_the_target_runs_again_at_the_source() {
-    for facts in qemus_with_post_copy().await {
+    let (_allowed, qemus) = qemus_with_post_copy().await;
+    for facts in qemus {
         let pair = writing_pair(&facts, &facts, "unused").await;
         stop_for_post_copy(&pair).await;
         leave(&pair).await;

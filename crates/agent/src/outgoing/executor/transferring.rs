@@ -118,7 +118,7 @@ impl Executor {
         let other = OtherEnd { identity: &self.agent.identity, host: &self.running.target, token };
         let page_cache_mib = endpoint.relay_page_cache_mib.min(self.agent.config.compression.page_cache_mib);
         let relay = OutgoingRelay::start(&self.agent, vmm, plan, address, &other, guard, page_cache_mib)?;
-        Ok((Some(relay), vmm.paths().relay_socket().into()))
+        Ok((Some(relay), vmm.paths().outgoing_relay().of_qemu.into()))
     }
 
     /// The next thing that happens to the transfer.

@@ -38,6 +38,7 @@ impl Monitor {
     /// With a socket in `directory`.
     pub(super) fn start(directory: &Path) -> io::Result<Self> {
         let listener = UnixListener::bind(socket(directory))?;
+        fs::set_permissions(socket(directory), fs::Permissions::from_mode(0o666))?;
         let copies = Arc::new(Mutex::new(Copies::default()));
         let (tell, seen) = channel();
         let shared = Arc::clone(&copies);
@@ -55,13 +56,15 @@ impl Monitor {
     pub(super) fn wrapper(directory: &Path, qemu: &str) -> io::Result<PathBuf> {
         let program = directory.join("qemu");
         let socket = socket(directory).display().to_string();
-        // A QEMU that is only asked what it can do has no pid file.
+        // A QEMU that is only asked what it can do has no name. Both it and the monitor are open to QEMU's user.
         let text = format!(
-            "#!/bin/sh\ncase \" $* \" in *' -pidfile '*)\n  exec {qemu} \"$@\" -chardev socket,id=chaos,path={socket} \
+            "#!/bin/sh\ncase \" $* \" in *' -name '*)\n  exec {qemu} \"$@\" -chardev socket,id=chaos,path={socket} \
              -mon chardev=chaos,mode=control;;\nesac\nexec {qemu} \"$@\"\n"
         );
         fs::write(&program, text)?;
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
+        for file in [directory, &program] {
+            fs::set_permissions(file, fs::Permissions::from_mode(0o755))?;
+        }
         Ok(program)
     }
 
@@ -106,15 +109,15 @@ fn attend(stream: UnixStream, copies: &Mutex<Copies>, tell: &Sender<Seen>) {
     seen(Moment::Left);
 }
 
-/// Who connects, by its command line.
+/// Who connects, by its command line and its working directory.
 fn identify(stream: &UnixStream) -> Option<Identity> {
     let pid = socket_peercred(stream).ok()?.pid.as_raw_nonzero().get();
     let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let words: Vec<String> =
         line.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned()).collect();
-    let pid_file = PathBuf::from(words.get(1 + words.iter().position(|word| word == "-pidfile")?)?);
-    // …/HOST/run/vms/VM/pid
-    let name = |level| Some(pid_file.ancestors().nth(level)?.file_name()?.to_str()?.to_owned());
+    let directory = fs::read_link(format!("/proc/{pid}/cwd")).ok()?;
+    // …/HOST/run/vms/VM/qemu
+    let name = |level| Some(directory.ancestors().nth(level)?.file_name()?.to_str()?.to_owned());
     let is_incoming = words.iter().any(|word| word == "-incoming");
     Some(Identity { vm: name(1)?, host: name(4)?, pid, is_incoming })
 }

@@ -34,10 +34,10 @@ pub(super) fn the_monitor_sees_two_copies_and_a_lost_one() {
 
 /// Without a guest: firmware runs, too.
 fn start(wrapper: &Path, directory: &Path, host: &str, more: &[&str]) -> Running {
-    let files = directory.join(host).join("run/vms/web");
+    let files = directory.join(host).join("run/vms/web/qemu");
     fs::create_dir_all(&files).unwrap();
     let mut command = Command::new(wrapper);
     command.args(["-nodefaults", "-display", "none", "-accel", "tcg", "-m", "16", "-machine", "pc"]);
-    command.arg("-pidfile").arg(files.join("pid")).args(more).stderr(Stdio::inherit());
+    command.args(["-name", "web"]).args(more).current_dir(files).stderr(Stdio::inherit());
     Running::start(command)
 }

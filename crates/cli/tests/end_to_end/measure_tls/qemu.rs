@@ -26,6 +26,8 @@ pub(super) struct TlsQemu {
 impl TlsQemu {
     pub(super) fn new(qemu: &str) -> Self {
         let directory = TempDir::new().unwrap();
+        // QEMU's user puts a socket there.
+        fs::set_permissions(directory.path(), Permissions::from_mode(0o777)).unwrap();
         write_certificates(directory.path());
         let program = directory.path().join("qemu");
         fs::write(&program, script(qemu, directory.path())).unwrap();

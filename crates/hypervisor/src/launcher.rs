@@ -1,0 +1,145 @@
+//! A process that becomes QEMU: it gives up what QEMU needs not, and runs it in its own place.
+//!
+//! A program of its own, since the threads of one that starts QEMU cannot each become somebody else. What QEMU may use
+//! but not open by itself comes open, under the numbers that its command line has.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use nix::sys::signal::{SigSet, Signal};
+use rustix::fs::Mode;
+use rustix::io::Errno;
+use rustix::process::{Gid, Uid, umask};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capabilities, remove_capability_from_bounding_set, set_capabilities,
+    set_no_new_privs, set_thread_gid, set_thread_groups, set_thread_uid,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::process::Birth;
+use crate::user::QemuUser;
+
+/// What it exits with where the program cannot be run.
+pub(crate) const CANNOT_RUN: u8 = 126;
+
+/// What it exits with where it cannot become what QEMU is to be.
+pub(crate) const CANNOT_BECOME: u8 = 125;
+
+/// Devices that QEMU opens by itself, if their group may.
+const DEVICES: [&str; 2] = ["/dev/kvm", "/dev/userfaultfd"];
+
+/// How to start a QEMU.
+#[derive(Debug, Clone)]
+pub struct Launcher {
+    /// The program that becomes QEMU, and what it gets before an order.
+    pub program: PathBuf,
+    /// Arguments of the program.
+    pub arguments: Vec<OsString>,
+    /// Whom QEMU runs as.
+    pub user: QemuUser,
+}
+
+/// What a process is to do before it becomes QEMU.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Order {
+    pub(crate) binary: PathBuf,
+    pub(crate) pid_file: PathBuf,
+    pub(crate) directory: PathBuf,
+    pub(crate) user: QemuUser,
+}
+
+impl Launcher {
+    pub(crate) fn command(&self, order: &Order) -> io::Result<Command> {
+        let mut command = Command::new(&self.program);
+        command.args(&self.arguments).arg(serde_json::to_string(order)?).arg("--");
+        Ok(command)
+    }
+}
+
+/// Becomes QEMU; comes back only if that fails, with what the process is to exit with.
+///
+/// For a process that has no other threads.
+pub fn become_qemu(order: &str, arguments: &[OsString]) -> u8 {
+    let prepared = serde_json::from_str::<Order>(order).map_err(io::Error::from).and_then(|order| {
+        prepare(&order)?;
+        Ok(order)
+    });
+    let order = match prepared {
+        Ok(order) => order,
+        Err(error) => {
+            eprintln!("{error}");
+            return CANNOT_BECOME;
+        }
+    };
+    let error = Command::new(&order.binary).args(arguments).exec();
+    eprintln!("{error}");
+    CANNOT_RUN
+}
+
+fn prepare(order: &Order) -> io::Result<()> {
+    let step = |what: &'static str| {
+        move |error: io::Error| io::Error::new(error.kind(), format!("cannot {what}: {error}"))
+    };
+    // By itself, and before QEMU is there: one that runs is never without.
+    fs::write(&order.pid_file, Birth::of_this_process()?.to_string())
+        .map_err(step("write the process's number"))?;
+    std::env::set_current_dir(&order.directory).map_err(step("enter QEMU's directory"))?;
+    // Whoever may enter its directory may connect to QEMU's sockets there.
+    umask(Mode::empty());
+    block_hang_up().map_err(step("block SIGHUP"))?;
+    drop_bounding_set().map_err(step("give up capabilities for good"))?;
+    if order.user != QemuUser::own() {
+        become_user(order.user).map_err(step("become QEMU's user"))?;
+    }
+    let none = CapabilitySets {
+        effective: CapabilitySet::empty(),
+        permitted: CapabilitySet::empty(),
+        inheritable: CapabilitySet::empty(),
+    };
+    set_capabilities(None, none).map_err(io::Error::from).map_err(step("give up capabilities"))?;
+    set_no_new_privs(true).map_err(io::Error::from).map_err(step("forbid new privileges"))
+}
+
+/// Where the agent ends while its QEMU is stopped, the kernel sends the process group that is left without a parent in
+/// its session SIGHUP, at which QEMU would end, and SIGCONT (`kill_orphaned_pgrp`). A session of its own would keep it
+/// from that too, but also from the agent's autogroup, within which alone `nice` and `SCHED_IDLE` count.
+fn block_hang_up() -> io::Result<()> {
+    let mut blocked = SigSet::empty();
+    blocked.add(Signal::SIGHUP);
+    Ok(blocked.thread_block()?)
+}
+
+/// Only who has `CAP_SETPCAP` can; who has no capabilities needs not.
+fn drop_bounding_set() -> io::Result<()> {
+    if !capabilities(None)?.effective.contains(CapabilitySet::SETPCAP) {
+        return Ok(());
+    }
+    for number in 0..u64::BITS {
+        match remove_capability_from_bounding_set(CapabilitySet::from_bits_retain(1 << number)) {
+            // The kernel knows no more of them.
+            Err(Errno::INVAL) => break,
+            dropped => dropped?,
+        }
+    }
+    Ok(())
+}
+
+fn become_user(user: QemuUser) -> io::Result<()> {
+    let mut groups: Vec<Gid> = DEVICES.iter().filter_map(|device| group_of(Path::new(device))).collect();
+    groups.dedup();
+    set_thread_groups(&groups)?;
+    set_thread_gid(Gid::from_raw(user.gid))?;
+    Ok(set_thread_uid(Uid::from_raw(user.uid))?)
+}
+
+/// That of a device which its group may use.
+fn group_of(device: &Path) -> Option<Gid> {
+    let metadata = fs::metadata(device).ok()?;
+    let may_use = metadata.mode() & 0o060 == 0o060 && metadata.gid() != 0;
+    may_use.then(|| Gid::from_raw(metadata.gid()))
+}
