@@ -40,13 +40,17 @@ impl Executor {
     pub(super) async fn await_let_go(&self) -> Result<(), Problem> {
         let end = Instant::now() + LET_GO_WITHIN;
         loop {
-            let status = qemu::status(self.vmm()?, QMP_DEADLINE).await.map_err(Problem::failed)?.status;
-            if status.is_post_copy() || status == MigrationStatus::Completed {
+            let transfer = qemu::status(self.vmm()?, QMP_DEADLINE).await.map_err(Problem::failed)?;
+            if transfer.has_let_go() {
                 return Ok(());
             }
+            let status = transfer.status;
             let is_on_its_way = matches!(
                 status,
-                MigrationStatus::PreSwitchover | MigrationStatus::Device | MigrationStatus::PostcopyDevice
+                MigrationStatus::PreSwitchover
+                    | MigrationStatus::Device
+                    | MigrationStatus::PostcopyDevice
+                    | MigrationStatus::PostcopyActive
             );
             if !is_on_its_way || Instant::now() >= end {
                 let own = self.agent.name();
