@@ -112,8 +112,8 @@ impl HypervisorFacts {
         let arguments: Vec<_> = arguments.map(Into::into).collect();
         // Its drop kills this QEMU, which has no guest to lose.
         let stamp = BinaryStamp::of(binary);
-        let launched = launch(launcher, binary, &arguments, vec![], &paths, deadline).await?;
-        let facts = ask(binary, &launched.qmp, lacks_kvm, deadline).await?;
+        let qemu = launch(launcher, binary, &arguments, vec![], &paths, deadline).await?;
+        let facts = ask(binary, &qemu.qmp, lacks_kvm, deadline).await?;
         Ok(Self { stamp, ..facts })
     }
 

@@ -200,16 +200,16 @@ impl Vmm {
         write_private(&spec_file, &json).map_err(|source| io_error("write", &spec_file, source))?;
         let Handed { descriptors, block_devices } = Handed::open(&spec, &paths).await?;
         let arguments = command_line(&spec, role, &block_devices);
-        let launched = launch(launcher, binary, &arguments, descriptors, &paths, deadline)
+        let qemu = launch(launcher, binary, &arguments, descriptors, &paths, deadline)
             .await
             .map_err(|error| error.with_own_names(&Numbers::of(spec.spec()), spec.spec()))?;
         attach_all(&spec).await?;
         if role == Role::Fresh {
-            launched.qmp.execute::<IgnoredAny>("cont", Value::Null, deadline).await?;
+            qemu.qmp.execute::<IgnoredAny>("cont", Value::Null, deadline).await?;
         }
-        let process = ScopeGuard::into_inner(launched.process);
+        let process = ScopeGuard::into_inner(qemu.process);
         ScopeGuard::into_inner(directory);
-        Ok(Self { spec, paths, process, qmp: launched.qmp, is_ending: AtomicBool::default() })
+        Ok(Self { spec, paths, process, qmp: qemu.qmp, is_ending: AtomicBool::default() })
     }
 
     /// Takes hold of a QEMU that an earlier agent started.

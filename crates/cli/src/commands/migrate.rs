@@ -153,7 +153,9 @@ fn packed_by(compression: &CompressionUse) -> String {
 
 /// Tells how a migration has ended.
 pub(super) fn tell(result: &MigrationResult) -> Result<(), Problem> {
-    before_the_result(&result.findings).iter().for_each(|line| output::remark(line));
+    for line in before_the_result(&result.findings) {
+        output::remark(&line);
+    }
     let why = result.fallback_reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
     if result.outcome != Outcome::Completed {
         let error = result.error.as_deref().unwrap_or("cancelled");
@@ -175,7 +177,9 @@ pub(super) fn tell(result: &MigrationResult) -> Result<(), Problem> {
             },
         };
         output::remark(&format!("{} was not moved to {}: {error}; {state}", result.vm, result.target));
-        standstill(result).iter().for_each(|line| output::remark(line));
+        if let Some(line) = standstill(result) {
+            output::remark(&line);
+        }
         return Ok(());
     }
     let paths: Vec<String> =
@@ -195,7 +199,9 @@ pub(super) fn tell(result: &MigrationResult) -> Result<(), Problem> {
         output::duration(result.setup_ms),
         output::duration(result.completion_ms),
     ))?;
-    standstill(result).iter().for_each(|line| output::remark(line));
+    if let Some(line) = standstill(result) {
+        output::remark(&line);
+    }
     for link in &result.elsewhere {
         output::remark(&link.to_string());
     }

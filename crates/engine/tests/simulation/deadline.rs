@@ -18,11 +18,13 @@ const LIMITS: Limits = Limits {
 const LOOK_EVERY_MS: f64 = 100.0;
 
 /// When the path e1 begins to lose what is sent over it. The other one has soon brought all that may go before that.
-const LOST_FROM_MS: f64 = 100_000.0;
+const LOST_FROM_MS: u32 = 100_000;
 
 /// What the source sees: bytes arrive by both paths, until nothing does.
 fn look(now_ms: f64) -> Event {
-    let arrived_bytes = now_ms.min(LOST_FROM_MS) as u64 * 1_000;
+    let is_lost = now_ms >= f64::from(LOST_FROM_MS);
+    let looks = (0..LOST_FROM_MS).step_by(100).take_while(|at_ms| f64::from(*at_ms) < now_ms).count();
+    let arrived_bytes = looks as u64 * 100_000;
     let arrival = |link: &str, is_waiting| PathArrival {
         link: link.into(),
         peer_link: link.into(),
@@ -37,7 +39,7 @@ fn look(now_ms: f64) -> Event {
         passed_bytes: 2 * arrived_bytes,
         dirty_bytes_per_s: 0,
     };
-    Event::Progress(transferred, vec![arrival("e0", now_ms < LOST_FROM_MS), arrival("e1", true)])
+    Event::Progress(transferred, vec![arrival("e0", !is_lost), arrival("e1", true)])
 }
 
 #[test]

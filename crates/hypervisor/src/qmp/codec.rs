@@ -239,7 +239,7 @@ mod tests {
             Ok(Message::Event(event)) => event.at,
             other => panic!("{other:?}"),
         };
-        let expected = SystemTime::UNIX_EPOCH + Duration::from_micros(1_700_000_000_250_000);
+        let expected = SystemTime::UNIX_EPOCH + Duration::from_millis(1_700_000_000_250);
         assert_eq!(at(json!({"seconds": 1_700_000_000, "microseconds": 250_000})), Some(expected));
         for unknown in [
             json!({"seconds": -1, "microseconds": -1}),

@@ -29,7 +29,7 @@ async fn qemus_with_post_copy() -> (Allowed, Vec<HypervisorFacts>) {
         let path = target.paths().incoming_relay().of_qemu;
         match migration::listen(&target, Transport::PostCopy, path, DEADLINE).await {
             Err(error @ MigrationError::NoPostCopy(_)) => {
-                eprintln!("SKIPPED: QEMU {}: {error}", facts.version)
+                eprintln!("SKIPPED: QEMU {}: {error}", facts.version);
             }
             listening => {
                 listening.expect("listens");

@@ -33,9 +33,9 @@ pub(super) fn unsettled(
     let yet = |why: String| Some(Unsettled::Yet(why));
     let mut told = Vec::new();
     // The last ones of each VM: there and on.
-    let newest = format!("/v1/migrations?limit={}", 4 * vms.len());
+    let last_migrations = format!("/v1/migrations?limit={}", 4 * vms.len());
     for host in hosts {
-        let views: Vec<MigrationView> = match ask(lab, host, &newest, None) {
+        let views: Vec<MigrationView> = match ask(lab, host, &last_migrations, None) {
             Ok(views) => views,
             Err(problem) => return yet(format!("{host} does not answer: {problem}")),
         };
