@@ -255,7 +255,7 @@ fn load_identity(config: &Config) -> Result<Identity, Problem> {
     )))
 }
 
-/// This program becomes QEMU. Who is not root runs it as himself.
+/// Who is not root runs QEMU as himself.
 fn launcher(config: &Config) -> Result<Launcher, Problem> {
     let own = QemuUser::own();
     let user = if own.is_root() { QemuUser::find(&config.qemu.user).map_err(Problem::refused)? } else { own };
@@ -264,8 +264,8 @@ fn launcher(config: &Config) -> Result<Launcher, Problem> {
             "[qemu] user: QEMU runs as root; whoever breaks out of a VM may do to root's files what he likes"
         );
     }
-    // Not the path of this program: an upgrade may have removed it, or put another version there.
-    Ok(Launcher { program: "/proc/self/exe".into(), arguments: vec!["launch".into()], user })
+    let (program, arguments) = config.qemu.launcher.split_first().expect("a program, by default");
+    Ok(Launcher { program: program.into(), arguments: arguments.to_vec(), user })
 }
 
 impl Agent {

@@ -1,5 +1,6 @@
 //! The agent's configuration: one TOML file, read once, checked whole.
 
+use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -125,11 +126,19 @@ pub struct Qemu {
     pub binary: PathBuf,
     /// Whom it runs as: name or number.
     pub(crate) user: String,
+    /// The program that becomes it, with its first arguments: this one, but in tests.
+    #[serde(skip)]
+    pub(crate) launcher: Vec<OsString>,
 }
 
 impl Default for Qemu {
     fn default() -> Self {
-        Self { binary: "qemu-system-x86_64".into(), user: DEFAULT_USER.into() }
+        Self {
+            binary: "qemu-system-x86_64".into(),
+            user: DEFAULT_USER.into(),
+            // Not the path of this program: an upgrade may have removed it, or put another version there.
+            launcher: ["/proc/self/exe", "launch"].map(Into::into).to_vec(),
+        }
     }
 }
 

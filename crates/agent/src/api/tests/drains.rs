@@ -104,18 +104,19 @@ async fn a_drain_that_is_carried_on_and_refused_lets_in_whom_it_let_in() {
 async fn two_drains_do_not_bring_together_what_must_be_apart() {
     let Some(agent) = TestAgent::start().await else { return };
     let request = |number: u8, may_wait: bool| {
+        let id = format!("33333333-3333-4333-8333-33333333333{number}");
         let spec = json!({
-            "name": format!("db{number}"), "memory_mib": 64, "vcpus": 1, "machine": "pc-q35-7.2",
+            "name": format!("db{number}"), "uuid": id, "memory_mib": 64, "vcpus": 1, "machine": "pc-q35-7.2",
             "placement": { "apart": ["db"] },
         });
-        let id = format!("33333333-3333-4333-8333-33333333333{number}");
         let mut resolved = spec.clone();
-        let more = json!({ "uuid": id, "accelerator": "tcg", "memory_padding_kib": 8 });
+        let more = json!({ "accelerator": "tcg", "memory_padding_kib": 8 });
         resolved.as_object_mut().unwrap().append(&mut more.as_object().unwrap().clone());
         json!({ "id": id, "spec": resolved, "definition": spec, "may_wait": may_wait }).to_string()
     };
     let ask = async |body: String| agent.say(Who::Source, "POST", "/v1/incoming", &body).await;
-    assert_eq!(ask(request(1, true)).await.status, 200);
+    let taken = ask(request(1, true)).await;
+    assert_eq!(taken.status, 200, "{taken:?}");
     let refused = ask(request(2, true)).await;
     assert!(refused.problem().message.contains("db2 must be apart from db1"), "{refused:?}");
     assert_eq!(ask(request(3, false)).await.status, 200, "somebody's own decision");

@@ -80,10 +80,16 @@ impl TestAgent {
             eprintln!("SKIPPED: an agent needs qemu-system-x86_64: {error}");
             return None;
         }
+        let launcher = launcher();
+        if !launcher.exists() {
+            eprintln!("SKIPPED: an agent needs {}: `cargo build --workspace`", launcher.display());
+            return None;
+        }
         let directory = tempfile::tempdir().unwrap();
         let address = own_address();
         make_certificates(directory.path());
-        let config = configuration(directory.path(), address);
+        let mut config = configuration(directory.path(), address);
+        config.qemu.launcher = vec![launcher.into()];
         let (stop, stopped) = watch::channel(false);
         let running = tokio::spawn(agent::run(config, stopped));
         let agent = Self { directory, address, stop, running };
@@ -188,6 +194,12 @@ fn own_address() -> std::net::SocketAddr {
     (std::net::Ipv4Addr::new(127, high, low, count), crate::config::DEFAULT_PORT).into()
 }
 
+/// What becomes QEMU where no test is the whole program: cargo builds it beside the tests.
+fn launcher() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    test.ancestors().nth(2).expect("in a directory of the target's").join("drainpipe-launch")
+}
+
 fn certificate_files(directory: &Path, name: &str) -> [PathBuf; 3] {
     ["pem", "key", "ca"].map(|kind| directory.join(format!("{name}.{kind}")))
 }
@@ -224,6 +236,8 @@ fn configuration(directory: &Path, address: std::net::SocketAddr) -> Config {
         certificate = "{}"
         key = "{}"
         authority = "{}"
+        [qemu]
+        user = "60999"
         [[peer]]
         name = "source"
         address = "127.0.0.1:1"
