@@ -147,7 +147,9 @@ mod tests {
     fn what_qemu_says_of_numbers_is_told_of_files() {
         let disk = |path: &str| format!("[[disk]]\npath = \"{path}\"\nformat = \"raw\"\n");
         let disks: String = (0..9).map(|number| disk(&format!("/disks/{number}"))).collect();
-        let text = format!("name = \"web\"\nmemory_mib = 64\nvcpus = 1\nkernel = \"/boot/k\"\n{disks}");
+        let text = format!(
+            "name = \"web\"\nmemory_mib = 64\nvcpus = 1\nmachine = \"pc-q35-8.2\"\nkernel = \"/boot/k\"\n{disks}"
+        );
         let spec = VmSpec::from_toml(&text, Path::new("web.toml")).unwrap();
         let numbers = Numbers::of(&spec);
         assert_eq!((numbers.guard, numbers.kernel, numbers.initramfs), (3, Some(4), None));
