@@ -409,7 +409,14 @@ impl World {
 
     /// With post-copy: whether the source's QEMU may still take the sending of what the VM needs for failed.
     fn source_may_run_on(&self) -> bool {
-        let Some(qemu) = self.source.qemu.as_ref().filter(|qemu| qemu.is_post_copy) else { return false };
+        let Some(qemu) = &self.source.qemu else {
+            // Nobody knows any more, where it has been handed over before the switchover.
+            let is_post_copy = self.source.journal.last().is_some_and(|record| record.handed_over);
+            return is_post_copy && self.planted != Planted::RunsDoubted;
+        };
+        if !qemu.is_post_copy {
+            return false;
+        }
         let has_let_go = matches!(qemu.sending, Sending::Rest | Sending::Interrupted | Sending::Completed);
         !has_let_go && self.planted != Planted::RunsDoubted
     }

@@ -31,6 +31,8 @@ pub(crate) enum Fault {
     SourceQemuEnds,
     GuardEnds,
     GuardsAreSlow,
+    /// Its journal is put back from before the hand-over.
+    SourceJournalOlder,
     TargetCrashes,
     TargetFreezes,
     TargetReboots,
@@ -41,6 +43,10 @@ pub(crate) enum Fault {
     TargetJournalLost,
     /// Somebody moves the VM on from its target to a third host, or tries to.
     MovesOn,
+    /// Of settled migrations it knows no more.
+    TargetForgets,
+    /// A third host asks about the migration, and has it given up.
+    Meddles,
     Cancelled,
     ClockJumps,
 }
@@ -56,7 +62,7 @@ impl Fault {
         Self::FailsWhenSent,
         Self::Slow,
     ];
-    const AT_SOURCE: [Self; 8] = [
+    const AT_SOURCE: [Self; 9] = [
         Self::SourceCrashes,
         Self::SourceFreezes,
         Self::SourceReboots,
@@ -65,8 +71,9 @@ impl Fault {
         Self::SourceQemuEnds,
         Self::GuardEnds,
         Self::GuardsAreSlow,
+        Self::SourceJournalOlder,
     ];
-    const AT_TARGET: [Self; 9] = [
+    const AT_TARGET: [Self; 11] = [
         Self::TargetCrashes,
         Self::TargetFreezes,
         Self::TargetReboots,
@@ -76,6 +83,8 @@ impl Fault {
         Self::TargetLost,
         Self::TargetJournalLost,
         Self::MovesOn,
+        Self::TargetForgets,
+        Self::Meddles,
     ];
     const BETWEEN: [Self; 4] = [Self::Partition, Self::StreamBreaks, Self::Cancelled, Self::ClockJumps];
 }

@@ -15,6 +15,16 @@ const ANSWER_DEADLINE_MS: f64 = 5_000.0;
 
 const FAILED: Event = Event::Failed { may_succeed_now: false };
 
+/// How long QEMU may take for an answer before it is cut off.
+const ANSWERS_WITHIN_MS: f64 = 1_000.0;
+
+/// What it may take while it looks for changed memory, which it does while the VM runs.
+const ANSWERS_AT_ALL_WITHIN_MS: f64 = 5_000.0;
+
+/// For how long the guest may stand still before the record, once its agent has ended: an answer that does not come, and
+/// until it is the guard's turn. An agent that stands still has to be silent first.
+const STANDS_STILL_MS_MAX: f64 = ANSWERS_WITHIN_MS + 1_500.0;
+
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Guard {
     migration: usize,
@@ -28,6 +38,8 @@ pub(crate) struct Guard {
     /// What it waits to have answered.
     question: Option<Question>,
     answer: Option<Answer>,
+    /// How often it has waited for an answer since it had one.
+    waits: u32,
 }
 
 impl Guard {
@@ -62,6 +74,7 @@ impl World {
             is_dismissed: false,
             question: None,
             answer: None,
+            waits: 0,
         });
         Some(self.guards.len() - 1)
     }
@@ -120,9 +133,9 @@ impl World {
                 self.source.lift_throttle();
                 self.guard_forbids(guard.migration)
             }
-            Action::StopTransfer => self.command_beside_agent(Command::Cancel),
+            Action::StopTransfer => return self.command_beside_agent(guard, Command::Cancel),
             Action::ResumeOnSource => {
-                let event = self.command_beside_agent(Command::LetRun);
+                let event = self.command_beside_agent(guard, Command::LetRun)?;
                 if event == Event::Done {
                     self.saw(Sight::GuardActed);
                 }
@@ -200,20 +213,58 @@ impl World {
         }
     }
 
-    /// It asks before it commands, by a connection of its own: nothing of it is left for later.
-    fn command_beside_agent(&mut self, command: Command) -> Event {
-        match self.copy_at(Host::Source) {
+    /// It asks before it commands, by a connection of its own: nothing of it is left for later. None while it waits for
+    /// the answer.
+    fn command_beside_agent(&mut self, guard: &mut Guard, command: Command) -> Option<Event> {
+        let (waits, within_ms) = match self.planted {
+            Planted::GuardWaits => (2, ANSWERS_AT_ALL_WITHIN_MS),
+            _ => (1, ANSWERS_WITHIN_MS),
+        };
+        let event = match self.copy_at(Host::Source) {
             None => Event::QemuEnded,
-            Some(_) if !self.answers(Host::Source) => {
-                // It may wait for its target, with the lock that every command needs.
-                self.break_stream();
-                FAILED
-            }
-            Some(_) => match self.command_source(command) {
+            Some(_) if self.answers(Host::Source) => match self.command_source(command) {
                 Reply::Done => Event::Done,
                 Reply::Gone => Event::QemuEnded,
                 Reply::None | Reply::Refused => FAILED,
             },
+            Some(_) if guard.waits < waits => {
+                guard.waits += 1;
+                guard.at_ms = self.now_ms + within_ms;
+                return None;
+            }
+            Some(_) => {
+                // It may wait for its target, with the lock that every command needs.
+                self.break_stream();
+                FAILED
+            }
+        };
+        guard.waits = 0;
+        Some(event)
+    }
+
+    /// Before the hand-over is recorded, a guest whose agent is gone or stands still does so for a while only.
+    pub(crate) fn check_stands_still(&mut self, since_ms: f64) {
+        self.stood_still_ms =
+            if self.guard_alone_can_let_run() { self.stood_still_ms + since_ms } else { 0.0 };
+        let silence_ms = if self.source.life == Life::Frozen { SILENCE_MS as f64 } else { 0.0 };
+        if self.stood_still_ms > STANDS_STILL_MS_MAX + silence_ms {
+            self.breach(format!(
+                "I3: the guest has stood still for {} ms beside its guard",
+                self.stood_still_ms
+            ));
         }
+    }
+
+    /// And nothing keeps it from that: a QEMU that hangs, a full disk.
+    fn guard_alone_can_let_run(&self) -> bool {
+        let Some(qemu) = self.source.qemu.as_ref().filter(|qemu| !qemu.copy.runs) else { return false };
+        let is_kept =
+            qemu.mute_until_ms.is_some() || self.is_source_disk_full() || self.faults.guards_are_slow();
+        let stands = |guard: &Guard| {
+            let record = self.source.journal[guard.migration];
+            let is_open = record.outcome.is_none() && !record.handed_over;
+            !guard.has_left() && !guard.is_dismissed && is_open
+        };
+        self.source.life != Life::Up && !is_kept && self.guards.iter().any(stands)
     }
 }

@@ -2,16 +2,17 @@
 //!
 //! Any step may meet a fault: messages are lost, late, doubled, overtaken; agents crash, are started anew, fall asleep
 //! and wake up with orders of long ago; hosts reboot, or are lost; QEMUs end, or do not answer for a while and obey
-//! later; disks are full; clocks jump; somebody cancels. After every step the invariants are checked, and once the
-//! faults stop, all must be settled, and a VM that can run must run. A failing seed tells its story, and replays exactly:
-//! `DRAINPIPE_SEED=17 cargo test -p drainpipe-engine --test simulation`, with `-- --nocapture` also one that does not
-//! fail. `make soak` runs many more seeds.
+//! later; disks are full; journals are lost, or put back from before; clocks jump; another host meddles; somebody cancels.
+//! After every step the invariants are checked, and once the faults stop, all must be settled, and a VM that can run must
+//! run. A failing seed tells its story, and replays exactly: `DRAINPIPE_SEED=17 cargo test -p drainpipe-engine --test
+//! simulation`, with `-- --nocapture` also one that does not fail. `make soak` runs many more seeds.
 
 mod deadline;
 mod executor;
 mod faults;
 mod guard;
 mod hosts;
+mod journals;
 mod network;
 mod operator;
 mod orders;
@@ -21,6 +22,7 @@ mod qemu;
 mod random;
 mod rules;
 mod source;
+mod strangers;
 mod target;
 mod turns;
 mod world;
@@ -134,6 +136,11 @@ planted_bugs_are_found! {
     found_wait_without_deadline: NoDeadline,
     found_two_starts: TwoStarts,
     found_forgotten_discard: ForgottenDiscard,
+    found_older_journal_that_is_believed: OlderJournalBelieved,
+    found_start_without_a_question: StartsUnasked,
+    found_record_forgotten_before_it_is_settled: PrunesUnsettled,
+    found_migration_that_another_host_gives_up: StrangerCloses,
+    found_stranger_taken_for_the_source: StrangerIsSign,
     found_arrival_that_is_left_open: LeavingKeepsArrival,
     found_dropped_arrival: DroppedArrival,
     found_record_believed_to_be_the_deed: BelievedRecord,
@@ -145,6 +152,7 @@ planted_bugs_are_found! {
     found_part_that_is_discarded: TakesPartBack,
     found_mute_one_that_is_told_to_run_again_and_again: MuteIsReady,
     found_guard_that_does_not_forbid: GuardDoesNotForbid,
+    found_guard_that_waits: GuardWaits,
     found_guard_that_is_ignored: ForbiddenIgnored,
     found_vm_that_nobody_looked_at: NotLookedAt,
     found_host_taken_for_lost: LostTooSoon,

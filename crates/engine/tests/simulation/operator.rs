@@ -14,6 +14,8 @@ pub(crate) const ATTEMPTS: u32 = 3;
 #[derive(Debug, Default)]
 pub(crate) struct Operator {
     pub attempts: u32,
+    /// It is to start the VM where that is stopped by an older journal.
+    pub is_to_start: bool,
     /// That the target is lost, with all that ran there.
     pub says_lost: bool,
     /// The VM was booted anew, since its target was lost.
@@ -22,6 +24,10 @@ pub(crate) struct Operator {
 
 impl World {
     pub(crate) fn has_to_operate(&self) -> bool {
+        // It is not seen that another one lies in its place.
+        if self.source.older.is_some() {
+            return self.has_to_start();
+        }
         let record = self.source.journal.last();
         let is_idle = self.source.life == Life::Up && self.source.executor.is_none();
         if !is_idle {
@@ -61,7 +67,9 @@ impl World {
     }
 
     pub(crate) fn operate(&mut self) {
-        if self.source.executor.is_some() {
+        if self.source.older.is_some() {
+            self.start_stopped();
+        } else if self.source.executor.is_some() {
             self.operator.says_lost = true;
         } else if self.source.open_migration().is_some() {
             // Its VM was out of reach.

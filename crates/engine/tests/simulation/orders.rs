@@ -7,6 +7,7 @@ use crate::faults::Fault;
 use crate::network::{Letter, Order, Question, Said};
 use crate::planted::Planted;
 use crate::qemu::{Arrival, Parts, Reply, TargetQemu};
+use crate::strangers::Speaker;
 use crate::target::State;
 use crate::world::{Host, Sight, World};
 
@@ -109,13 +110,16 @@ impl World {
         self.target.tasks.swap_remove(index);
         self.unlock(&task);
         if let Some(question) = task.question {
+            if answer.is_ok() && matches!(task.order, Order::Discard | Order::Finish) {
+                self.target.known_to_source.insert(task.migration);
+            }
             self.send(Letter::Answer { question, answer });
         }
     }
 
     /// Those of one migration wait for each other from here on.
     fn begin(&mut self, task: &mut Task) -> Part {
-        self.hears(task.migration);
+        self.hears(task.migration, Speaker::Source);
         let is_refused = matches!(task.order, Order::Permit | Order::Memory | Order::Skeleton)
             && self.faults.meets(Fault::Refused, &mut self.random);
         if is_refused {

@@ -30,6 +30,16 @@ pub(crate) enum Planted {
     ForgottenDiscard,
     /// A target's agent that starts anew ends what was told to run before.
     DroppedArrival,
+    /// An agent goes by a journal from before the hand-over.
+    OlderJournalBelieved,
+    /// A VM is started without asking whether another host has it.
+    StartsUnasked,
+    /// Records of migrations are forgotten that are not settled.
+    PrunesUnsettled,
+    /// A host has another one's migration given up.
+    StrangerCloses,
+    /// A question of another host is taken for a sign of life of the source.
+    StrangerIsSign,
     /// A VM that leaves its target for a third host leaves its arrival there open.
     LeavingKeepsArrival,
     /// The target says that the VM runs when that is only recorded.
@@ -50,6 +60,8 @@ pub(crate) enum Planted {
     MuteIsReady,
     /// The guard lets the VM run without forbidding the hand-over.
     GuardDoesNotForbid,
+    /// The guard of a paused VM waits twice for as long as QEMU may take that runs it, before it cuts it off.
+    GuardWaits,
     /// An agent that was asleep does not look whether its guard has acted.
     ForbiddenIgnored,
     /// The VM is said to run on its source where nobody has looked.
@@ -82,6 +94,8 @@ impl Planted {
             | Self::GuardDoesNotForbid
             | Self::ForbiddenIgnored
             | Self::RunsDoubted
+            | Self::OlderJournalBelieved
+            | Self::StartsUnasked
             | Self::LostTooSoon => &["I1"],
             Self::SilenceIsSuccess
             | Self::DiscardsOnlyCopy
@@ -89,13 +103,16 @@ impl Planted {
             | Self::RestForgotten
             | Self::ThrottleKept
             | Self::ThrottleLeft
+            | Self::GuardWaits
+            | Self::StrangerCloses
             | Self::TakesPartBack => &["I3"],
+            Self::PrunesUnsettled => &["does not know that the VM runs there", "I1", "I3"],
             Self::ForgottenDiscard => &["I1", "I5"],
             Self::BelievedRecord => &["I3", "I5"],
             Self::TakesDisksEarly => &["I2"],
             Self::RunsIncomplete => &["I4"],
             Self::NotLookedAt => &["was seen as"],
-            Self::NoDeadline | Self::SettledUnrun | Self::MuteIsReady => &["I5"],
+            Self::NoDeadline | Self::SettledUnrun | Self::MuteIsReady | Self::StrangerIsSign => &["I5"],
             Self::Clear | Self::SilentFallback => &["I6"],
         }
     }

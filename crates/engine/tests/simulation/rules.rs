@@ -13,6 +13,7 @@ const RESUMES: u32 = 5;
 impl World {
     /// What holds at any time.
     pub(crate) fn check(&mut self) {
+        self.check_still_guest();
         let (source, target) = (self.copy_at(Host::Source), self.copy_at(Host::Target));
         if let (Some(source), Some(target)) = (source, target) {
             if source.runs && target.runs {
@@ -44,6 +45,13 @@ impl World {
         }
     }
 
+    /// Time that was passed over while somebody had something to do counts for nobody.
+    fn check_still_guest(&mut self) {
+        let since_ms = self.now_ms - self.checked_ms - self.passed_over_ms;
+        self.checked_ms = self.now_ms;
+        self.check_stands_still(since_ms);
+    }
+
     /// What is told of a migration is so.
     pub(crate) fn check_outcome(
         &mut self,
@@ -52,7 +60,8 @@ impl World {
         was_cancelled: bool,
         has_error: bool,
     ) {
-        let state = self.target.state(number).or(self.target.lost_journal.get(&number).copied());
+        let known = [&self.target.journal, &self.target.lost_journal, &self.target.forgotten];
+        let state = known.into_iter().find_map(|journal| journal.get(&number).copied());
         let went = matches!(state, Some(State::Running | State::Finished));
         let is_true = match outcome {
             Outcome::Completed => {

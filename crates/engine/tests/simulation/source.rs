@@ -4,6 +4,7 @@ use drainpipe_engine::migration::{Limits, Migration, SourceState};
 use drainpipe_engine::result::Outcome;
 
 use crate::executor::Executor;
+use crate::journals::Older;
 use crate::network::HandOver;
 use crate::planted::Planted;
 use crate::qemu::{Sending, SourceQemu};
@@ -18,7 +19,7 @@ pub(crate) const LIMITS: Limits = Limits {
 };
 
 /// What the source's journal says of a migration.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Record {
     pub handed_over: bool,
     /// The hand-over is forbidden, or was taken back.
@@ -36,8 +37,14 @@ pub(crate) struct Source {
     /// When it wakes up, or is started anew.
     pub wakes_ms: f64,
     pub disk_full_until_ms: f64,
-    /// By the number of the migration.
+    /// By the number of the migration. The right one, also where another lies in its place.
     pub journal: Vec<Record>,
+    /// What lies in its place.
+    pub older: Option<Older>,
+    /// The generation of the journal that the runtime directory has heard of since the host booted.
+    pub witnessed: Option<u64>,
+    /// When the agent asks next what others know of its journal.
+    pub tells_ms: f64,
     /// A hand-over that could not be recorded, but the next life of the agent will find the record: it is in the
     /// journal's log, behind its end. What is written later is written over it.
     pub found_later: Option<usize>,
@@ -60,6 +67,9 @@ impl Source {
             wakes_ms: 0.0,
             disk_full_until_ms: 0.0,
             journal: vec![],
+            older: None,
+            witnessed: None,
+            tells_ms: 0.0,
             found_later: None,
             found: None,
             qemu: Some(SourceQemu::booted(1)),
@@ -150,6 +160,7 @@ impl World {
         }
         self.source.life = Life::Down;
         self.source.wakes_ms = self.now_ms + for_ms;
+        self.stood_still_ms = 0.0;
         self.source.executor = None;
         self.operator.says_lost = false;
         self.cut_tasks(None);
@@ -158,6 +169,7 @@ impl World {
     /// The guards are processes of their host too.
     pub(crate) fn reboot_source(&mut self, for_ms: f64) {
         self.lose(Host::Source);
+        self.forget_witness();
         self.dismiss_all_guards();
         self.source.is_network_changed = false;
         self.crash_source(for_ms);
@@ -167,8 +179,14 @@ impl World {
     pub(crate) fn start_source(&mut self) {
         self.source.life = Life::Up;
         self.source.lives += 1;
+        if !self.believes_journal() {
+            return;
+        }
         self.source.is_network_changed = false;
         self.source.lift_throttle();
+        if let Some(older) = self.source.older {
+            return self.recover_by_older_journal(older);
+        }
         if let Some(number) = self.source.found_later.take() {
             self.source.journal[number].handed_over = true;
             self.source.found = Some(number);
@@ -187,7 +205,20 @@ impl World {
         if handed_over {
             self.saw(Sight::RecoveredHandOver);
         }
+        self.recover(number, handed_over);
+    }
+
+    fn recover(&mut self, number: usize, handed_over: bool) {
         let (migration, first) = Migration::recover(LIMITS, handed_over);
         self.source.executor = Some(Executor::new(number, migration, first, self.now_ms));
+    }
+
+    /// As far as that knows of a migration.
+    fn recover_by_older_journal(&mut self, older: Older) {
+        if let Some(last) = self.source.journal.len().checked_sub(1)
+            && older.has_begun
+        {
+            self.recover(last, false);
+        }
     }
 }

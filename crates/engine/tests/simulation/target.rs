@@ -7,6 +7,7 @@ use crate::network::{HandOver, Letter, Order, Question};
 use crate::orders::Task;
 use crate::planted::Planted;
 use crate::qemu::{Arrival, Parts, Reply, TargetQemu};
+use crate::strangers::Speaker;
 use crate::world::{Host, Life, Sight, World};
 
 const SILENCE_MS: f64 = 10_000.0;
@@ -55,6 +56,12 @@ pub(crate) struct Target {
     pub journal: BTreeMap<usize, State>,
     /// What is not in the journal any more: it was lost, and an empty one was begun.
     pub lost_journal: BTreeMap<usize, State>,
+    /// What was forgotten, since it was settled.
+    pub forgotten: BTreeMap<usize, State>,
+    /// Their sources have nothing more to ask.
+    pub known_to_source: BTreeSet<usize>,
+    /// The last generation of the source's journal that it has heard of.
+    pub heard: u64,
     /// Of those that were discarded, the ones whose QEMU may still be there.
     pub remains: BTreeSet<usize>,
     pub qemu: Option<TargetQemu>,
@@ -79,6 +86,9 @@ impl Target {
             disk_full_until_ms: 0.0,
             journal: BTreeMap::new(),
             lost_journal: BTreeMap::new(),
+            forgotten: BTreeMap::new(),
+            known_to_source: BTreeSet::new(),
+            heard: 0,
             remains: BTreeSet::new(),
             qemu: None,
             entries: BTreeMap::new(),
@@ -125,8 +135,11 @@ impl World {
         self.target.entries.insert(migration, entry);
     }
 
-    /// Its source has said something.
-    pub(crate) fn hears(&mut self, migration: usize) {
+    /// Somebody has said something. Only of its source that is a sign of life.
+    pub(crate) fn hears(&mut self, migration: usize, speaker: Speaker) {
+        if speaker == Speaker::Stranger && self.planted != Planted::StrangerIsSign {
+            return;
+        }
         let now_ms = self.now_ms;
         // What was told to run is told again until it does.
         let is_told = self.target.state(migration) == Some(State::Running) && !self.target.has_vm;
@@ -349,9 +362,9 @@ impl World {
         if let Some((&migration, entry)) = entry {
             entry.question = None;
             match hand_over {
-                HandOver::Pending => self.hears(migration),
+                HandOver::Pending => self.hears(migration, Speaker::Source),
                 // What is here in part, its source lets run, or nobody.
-                HandOver::HandedOver if self.is_here_in_part() => self.hears(migration),
+                HandOver::HandedOver if self.is_here_in_part() => self.hears(migration, Speaker::Source),
                 HandOver::HandedOver => self.own_task(Order::Run, migration),
                 HandOver::Refused => self.own_task(Order::Discard, migration),
             }

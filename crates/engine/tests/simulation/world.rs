@@ -59,12 +59,14 @@ pub(crate) enum Life {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Sight {
     Adopted,
+    Forgotten,
     GivenBack,
     GuardActed,
     GuardOrdered,
     GuardRevoked,
     HandOverForbidden,
     HandOverInVain,
+    JournalDoubted,
     JournalFound,
     MovedOn,
     LateCommand,
@@ -78,6 +80,8 @@ pub(crate) enum Sight {
     RestLost,
     Revoked,
     RunsMute,
+    StartRefused,
+    StrangerAsked,
     TakenBack,
     TakenUp,
     Throttled,
@@ -85,14 +89,16 @@ pub(crate) enum Sight {
 }
 
 impl Sight {
-    pub(crate) const ALL: [Self; 24] = [
+    pub(crate) const ALL: [Self; 28] = [
         Self::Adopted,
+        Self::Forgotten,
         Self::GivenBack,
         Self::GuardActed,
         Self::GuardOrdered,
         Self::GuardRevoked,
         Self::HandOverForbidden,
         Self::HandOverInVain,
+        Self::JournalDoubted,
         Self::JournalFound,
         Self::MovedOn,
         Self::LateCommand,
@@ -106,6 +112,8 @@ impl Sight {
         Self::RestLost,
         Self::Revoked,
         Self::RunsMute,
+        Self::StartRefused,
+        Self::StrangerAsked,
         Self::TakenBack,
         Self::TakenUp,
         Self::Throttled,
@@ -135,6 +143,13 @@ pub(crate) struct World {
     pub guards: Vec<Guard>,
     /// How long they stand still after each of their acts, at most.
     pub guards_pause_ms: u64,
+    /// For how long the guest has stood still, and its guard could have let it run.
+    pub stood_still_ms: f64,
+    pub checked_ms: f64,
+    /// So much time was passed over in this step, though somebody had something to do.
+    pub passed_over_ms: f64,
+    /// When the third host asks next.
+    pub stranger_asks_ms: f64,
     pub operator: Operator,
     /// The VM as it is.
     pub newest: u64,
@@ -204,6 +219,10 @@ impl World {
             target,
             guards: vec![],
             guards_pause_ms: if faults.guards_are_slow() { GUARDS_PAUSE_MS } else { 0 },
+            stood_still_ms: 0.0,
+            checked_ms: 0.0,
+            passed_over_ms: 0.0,
+            stranger_asks_ms: f64::INFINITY,
             operator: Operator::default(),
             newest: 1,
             is_lost: false,
@@ -260,6 +279,9 @@ impl World {
         self.now_ms += self.random.below(20) as f64;
         self.guests_go_on();
         self.wake_up();
+        self.tell_of_journal();
+        self.hear_of_journal();
+        self.stranger_asks();
         let executor = self.source.executor.as_ref();
         let is_being_decided =
             executor.map_or(self.source.open_migration().is_some(), Executor::is_being_decided);
@@ -272,8 +294,11 @@ impl World {
         }
         let actors = self.actors();
         let is_slow = self.faults.meets(Fault::Slow, &mut self.random);
+        let began_ms = self.now_ms;
+        self.passed_over_ms = 0.0;
         if actors.is_empty() || is_slow {
             self.now_ms = self.now_ms.max(self.next_wake_ms());
+            self.passed_over_ms = if actors.is_empty() { 0.0 } else { self.now_ms - began_ms };
         } else {
             let chosen = self.random.index(actors.len());
             self.act_of(&actors[chosen]);
@@ -376,6 +401,9 @@ impl World {
         self.target.tasks.iter().for_each(|task| wakes(self.task_wakes_ms(task)));
         self.target.entries.values().for_each(|entry| wakes(Self::entry_wakes_ms(entry)));
         self.target.arrived.values().for_each(|arrived| wakes(arrived.at_ms));
+        if !self.target.entries.is_empty() {
+            wakes(self.stranger_asks_ms);
+        }
         // Nothing is left but to look again.
         if next_ms.is_finite() { next_ms } else { self.now_ms + 1_000.0 }
     }
@@ -406,6 +434,8 @@ impl World {
                     executor.take_answer(question, answer);
                 }
             }
+            // What it says does not bind it, and the target takes it for silence.
+            Letter::Ask { .. } if self.source.older.is_some() => {}
             Letter::Ask { migration, question } => {
                 let hand_over = self.tell_hand_over(migration);
                 self.send(Letter::Tell { question, hand_over });
@@ -484,7 +514,10 @@ impl World {
                 self.target.is_lost = true;
             }
             Fault::TargetJournalLost => self.lose_target_journal(for_ms),
+            Fault::SourceJournalOlder => self.put_older_journal(for_ms),
             Fault::MovesOn => self.move_on(),
+            Fault::TargetForgets => self.forget_settled(),
+            Fault::Meddles => self.meddle(),
             Fault::Cancelled => {
                 if let Some(executor) = &mut self.source.executor {
                     executor.request_cancel();
@@ -517,13 +550,16 @@ impl World {
         }
         (self.turns_awaited, self.target.places_awaited) = (0, 0);
         self.find_target_journal();
+        self.find_source_journal();
     }
 
     /// Nobody is at anything.
     pub(crate) fn is_quiet(&self) -> bool {
         let guards = self.guards.iter().all(Guard::has_left);
         let agents = self.source.life == Life::Up && (self.target.life == Life::Up || self.target.is_lost);
-        let nothing_open = self.source.executor.is_none() && self.source.open_migration().is_none();
+        let nothing_open = self.source.executor.is_none()
+            && self.source.open_migration().is_none()
+            && self.source.older.is_none();
         let is_mute = |host| self.copy_at(host).is_some() && !self.answers(host);
         guards
             && agents
