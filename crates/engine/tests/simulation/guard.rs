@@ -7,7 +7,7 @@ use drainpipe_engine::migration::guard::{
 
 use crate::network::{Answer, Letter, Order, Question};
 use crate::planted::Planted;
-use crate::qemu::{Command, Reply};
+use crate::qemu::{Command, Reply, Sending};
 use crate::world::{Host, Life, Sight, World};
 
 /// How long the target may take for an answer.
@@ -260,6 +260,8 @@ impl World {
         let Some(qemu) = self.source.qemu.as_ref().filter(|qemu| !qemu.copy.runs) else { return false };
         let is_kept =
             qemu.mute_until_ms.is_some() || self.is_source_disk_full() || self.faults.guards_are_slow();
+        // With post-copy, its part is of no use once the target's is lost.
+        let is_kept = is_kept || matches!(qemu.sending, Sending::Rest | Sending::Interrupted);
         let stands = |guard: &Guard| {
             let record = self.source.journal[guard.migration];
             let is_open = record.outcome.is_none() && !record.handed_over;
