@@ -37,7 +37,7 @@ fn look(now_ms: u32) -> Event {
         passed_bytes: 2 * arrived_bytes,
         dirty_bytes_per_s: 0,
     };
-    Event::Progress(transferred, vec![arrival("e0", !is_lost), arrival("e1", true)])
+    Event::Progress(transferred, vec![arrival("e0", now_ms < LOST_FROM_MS), arrival("e1", true)])
 }
 
 #[test]

@@ -348,6 +348,11 @@ impl World {
                 return Doing::Later { at_ms: self.now_ms + ASK_FOR_PLACE_EVERY_MS, event };
             }
             (Action::ConnectHosts, Ok(_)) => executor.plan.clone().map_or(Event::Done, Event::Connected),
+            (Action::SwitchOver, Ok(Said::Ready))
+                if self.source_looks() && self.now_ms < executor.switch_over_until_ms =>
+            {
+                return Doing::Rest(action);
+            }
             (Action::SwitchOver, Ok(Said::Ready)) if self.source_may_run_on() => {
                 failed("the source's QEMU does not say that it let go")
             }
@@ -407,6 +412,12 @@ impl World {
         Doing::Happened(event)
     }
 
+    /// With post-copy: whether the source's QEMU says that post-copy is active, and may let the VM run on all the same.
+    fn source_looks(&self) -> bool {
+        let looks = self.source.qemu.as_ref().is_some_and(|qemu| qemu.sending == Sending::LastLook);
+        looks && self.planted != Planted::StatusBelieved
+    }
+
     /// With post-copy: whether the source's QEMU may still take the sending of what the VM needs for failed.
     fn source_may_run_on(&self) -> bool {
         let Some(qemu) = &self.source.qemu else {
@@ -417,7 +428,11 @@ impl World {
         if !qemu.is_post_copy {
             return false;
         }
-        let has_let_go = matches!(qemu.sending, Sending::Rest | Sending::Interrupted | Sending::Completed);
+        let has_let_go = match qemu.sending {
+            Sending::Rest | Sending::Interrupted | Sending::Completed => true,
+            Sending::LastLook => !self.source_looks(),
+            _ => false,
+        };
         !has_let_go && self.planted != Planted::RunsDoubted
     }
 
@@ -425,7 +440,7 @@ impl World {
     fn target_may_be_needed(&self, answer: Answer) -> bool {
         let Some(qemu) = self.source.qemu.as_ref().filter(|qemu| qemu.is_post_copy) else { return false };
         match qemu.sending {
-            Sending::Device { .. } | Sending::Rest => true,
+            Sending::Device { .. } | Sending::LastLook | Sending::Rest => true,
             // What has not arrived by now does not.
             Sending::Interrupted => answer.is_err(),
             _ => false,

@@ -1,6 +1,7 @@
 //! The guard beside each migration, a process of its own: the real machine, and what carries out its actions. An agent
 //! that wakes up, or is started anew, meanwhile goes on beside it.
 
+use drainpipe_engine::migration::SourceState;
 use drainpipe_engine::migration::guard::{
     AGAIN_AFTER_MS, Guard as Machine, GuardAction as Action, GuardEvent as Event, HandOver, SILENCE_MS,
 };
@@ -190,6 +191,9 @@ impl World {
     fn guard_asks_source(&mut self) -> Event {
         if self.source.qemu.is_none() {
             return Event::QemuEnded;
+        }
+        if self.planted == Planted::RecordBelieved {
+            return Event::SourceSays(SourceState::LetGo);
         }
         self.source_state().map_or(FAILED, Event::SourceSays)
     }

@@ -54,6 +54,8 @@ pub(crate) enum Planted {
     RestForgotten,
     /// With post-copy: whether the source has let the VM run on is not looked at before the target is told to run it.
     RunsDoubted,
+    /// With post-copy: the source is taken to have let go of the VM as soon as its QEMU says that post-copy is active.
+    StatusBelieved,
     /// With post-copy: a target whose QEMU does not let the VM run discards it, though the source cannot run it.
     TakesPartBack,
     /// With post-copy: a target whose QEMU is mute since it was told to run says that it waits to be told.
@@ -62,6 +64,8 @@ pub(crate) enum Planted {
     GuardDoesNotForbid,
     /// The guard of a paused VM waits twice for as long as QEMU may take that runs it, before it cuts it off.
     GuardWaits,
+    /// The guard has the target run what is recorded to be handed over, without asking the source's QEMU.
+    RecordBelieved,
     /// An agent that was asleep does not look whether its guard has acted.
     ForbiddenIgnored,
     /// The VM is said to run on its source where nobody has looked.
@@ -94,6 +98,8 @@ impl Planted {
             | Self::GuardDoesNotForbid
             | Self::ForbiddenIgnored
             | Self::RunsDoubted
+            | Self::StatusBelieved
+            | Self::RecordBelieved
             | Self::OlderJournalBelieved
             | Self::StartsUnasked
             | Self::LostTooSoon => &["I1"],

@@ -28,7 +28,10 @@ pub(crate) enum Sending {
     },
     /// All is there, and it has not noticed yet.
     Sent,
-    /// With post-copy: what the VM needs to run is there, and the rest follows. It never runs here again.
+    /// With post-copy: what the VM needs to run is there, and QEMU is about to look at its connection for the last time.
+    /// If that is broken, the VM runs on here.
+    LastLook,
+    /// With post-copy: the rest follows. It never runs here again.
     Rest,
     /// And the connection is broken.
     Interrupted,
@@ -245,7 +248,9 @@ impl World {
             }
             (Command::Cancel, _) => {}
             (Command::LetRun, Sending::Device { .. } | Sending::Sent) => return Reply::None,
-            (Command::LetRun, Sending::Rest | Sending::Interrupted) => return Reply::Refused,
+            (Command::LetRun, Sending::LastLook | Sending::Rest | Sending::Interrupted) => {
+                return Reply::Refused;
+            }
             (Command::LetRun, Sending::PreSwitchover) => {
                 self.breach("I4: the VM is let run while it is about to be sent".into());
             }
@@ -333,7 +338,10 @@ impl World {
     /// Whether a QEMU does something by itself now.
     pub(crate) fn stream_flows(&self) -> bool {
         let sends = |sending| {
-            matches!(sending, Sending::Active | Sending::Device { .. } | Sending::Sent | Sending::Rest)
+            matches!(
+                sending,
+                Sending::Active | Sending::Device { .. } | Sending::Sent | Sending::LastLook | Sending::Rest
+            )
         };
         let parted = self.now_ms < self.network.parted_until_ms;
         self.source.qemu.as_ref().is_some_and(|qemu| sends(qemu.sending)) && !parted
@@ -342,6 +350,7 @@ impl World {
     /// The next thing that happens to the stream.
     pub(crate) fn stream(&mut self) {
         let (is_in_parts, vm_is_busy) = (self.is_in_parts(), self.is_busy());
+        let has_enough = self.target.qemu.as_ref().is_some_and(|qemu| qemu.arrival == Arrival::Enough);
         let Some(qemu) = &mut self.source.qemu else { return };
         let is_there =
             self.target.qemu.as_ref().is_some_and(|target| {
@@ -361,6 +370,10 @@ impl World {
             }
             Sending::Device { has_disks: false } if qemu.is_post_copy => self.enough_arrives(),
             Sending::Device { has_disks: false } => self.all_arrives(),
+            Sending::LastLook if !has_enough => self.break_stream(),
+            // Its thread waits for a core meanwhile.
+            Sending::LastLook if self.random.chance(80) => {}
+            Sending::LastLook => qemu.sending = Sending::Rest,
             Sending::Rest if !is_in_parts => self.break_stream(),
             Sending::Rest if self.random.chance(20) => self.rest_arrives(),
             Sending::Rest => self.page_arrives(),
@@ -381,7 +394,7 @@ impl World {
         self.all_arrives();
         let (Some(source), Some(target)) = (&mut self.source.qemu, &mut self.target.qemu) else { return };
         (target.arrival, target.parts) = (Arrival::Enough, Parts::Yes);
-        source.sending = if fails { Sending::Failed } else { Sending::Rest };
+        source.sending = if fails { Sending::Failed } else { Sending::LastLook };
         self.saw(Sight::PostCopy);
         if fails {
             self.let_run(Host::Source);
@@ -416,7 +429,7 @@ impl World {
                 self.stop_sending(Sending::Interrupted);
                 self.is_lost = true;
             }
-            Sending::Active | Sending::Device { .. } => {
+            Sending::Active | Sending::Device { .. } | Sending::LastLook => {
                 self.stop_sending(Sending::Failed);
                 self.let_run(Host::Source);
             }
@@ -454,6 +467,12 @@ impl World {
         // Before the hand-over the VM is the source's, and after it the target's, from when it may run there on. What
         // the target has, and cannot let run, is given up for what the source has.
         let held_it = match host {
+            // The rest of what the target has.
+            Host::Source
+                if self.source.qemu.as_ref().is_some_and(|qemu| qemu.sending == Sending::LastLook) =>
+            {
+                true
+            }
             Host::Source => {
                 self.source.is_copy_lost = true;
                 let has_refused = self.target.qemu.as_ref().is_some_and(|qemu| qemu.has_refused);

@@ -149,7 +149,7 @@ impl World {
             // With post-copy. Nothing of what the target needs has been sent.
             Sending::PreSwitchover => Some(SourceState::Kept),
             // It may fail, and let the VM run on.
-            Sending::Device { .. } => None,
+            Sending::Device { .. } | Sending::LastLook => None,
             _ => Some(SourceState::LetGo),
         }
     }
