@@ -248,16 +248,14 @@ impl World {
             }
             (Command::Cancel, _) => {}
             (Command::LetRun, Sending::Device { .. } | Sending::Sent) => return Reply::None,
-            (Command::LetRun, Sending::LastLook | Sending::Rest | Sending::Interrupted) => {
-                return Reply::Refused;
-            }
             (Command::LetRun, Sending::PreSwitchover) => {
                 self.breach("I4: the VM is let run while it is about to be sent".into());
             }
-            (Command::LetRun, _) => self.let_run(Host::Source),
-            (Command::Migrate { .. } | Command::BeginPostCopy | Command::Continue, _) => {
+            (Command::LetRun, Sending::LastLook | Sending::Rest | Sending::Interrupted)
+            | (Command::Migrate { .. } | Command::BeginPostCopy | Command::Continue, _) => {
                 return Reply::Refused;
             }
+            (Command::LetRun, _) => self.let_run(Host::Source),
         }
         Reply::Done
     }
