@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use drainpipe_agent::api::types::{HostStatus, VmList, VmView};
+use drainpipe_agent::api::types::{HostStatus, VmList, VmState, VmView};
 use drainpipe_agent::client::ApiClient;
 use drainpipe_agent::config::{DEFAULT_PORT, DEFAULT_SOCKET};
 use drainpipe_engine::problem::{Problem, ProblemKind};
@@ -114,14 +114,24 @@ impl Fleet {
 
     /// A VM, wherever it is. One that is on its way counts where it still runs.
     pub(crate) async fn find_vm(&self, name: &str) -> Result<VmView, Problem> {
-        use drainpipe_agent::api::types::VmState;
+        self.find_entry(name, the_living_one).await
+    }
+
+    /// Where a VM is to be removed: where it does not run, if several hosts list it.
+    pub(crate) async fn find_vm_to_remove(&self, name: &str) -> Result<VmView, Problem> {
+        self.find_entry(name, the_stopped_one).await
+    }
+
+    async fn find_entry(
+        &self,
+        name: &str,
+        choose: fn(Vec<VmView>) -> Option<VmView>,
+    ) -> Result<VmView, Problem> {
         let mut unseen = String::new();
         for _ in 0..FIND_ATTEMPTS {
             let list = self.vms().await?;
-            let found = list.vms.into_iter().filter(|vm| vm.name == name);
-            // Where it is to come is asked last, and where it may leave before that.
-            let rank = |vm: &VmView| (vm.state == VmState::Incoming, vm.migration.is_some());
-            if let Some(vm) = found.min_by_key(rank) {
+            let of_name = list.vms.into_iter().filter(|vm| vm.name == name).collect();
+            if let Some(vm) = choose(of_name) {
                 return Ok(vm);
             }
             if list.errors.is_empty() {
@@ -168,9 +178,40 @@ impl Host {
     }
 }
 
+/// Where it is to come is asked last, and where it may leave before that. An older journal may list a VM that has gone
+/// since, as stopped.
+fn the_living_one(of_name: Vec<VmView>) -> Option<VmView> {
+    let rank =
+        |vm: &VmView| (vm.state == VmState::Incoming, vm.state == VmState::Stopped, vm.migration.is_some());
+    of_name.into_iter().min_by_key(rank)
+}
+
+fn the_stopped_one(of_name: Vec<VmView>) -> Option<VmView> {
+    let rank = |vm: &VmView| (vm.state != VmState::Stopped, vm.state == VmState::Incoming);
+    of_name.into_iter().min_by_key(rank)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn listed(host: &str, state: &str) -> VmView {
+        let view =
+            serde_json::json!({ "name": "web", "host": host, "state": state, "memory_mib": 64, "vcpus": 1 });
+        serde_json::from_value(view).unwrap()
+    }
+
+    #[test]
+    fn of_a_vm_that_an_older_journal_lists_too_the_living_one_is_moved_and_the_other_removed() {
+        for [first, second] in [["a", "c"], ["c", "a"]] {
+            let list = || vec![listed(first, "running"), listed(second, "stopped")];
+            assert_eq!(the_living_one(list()).unwrap().host, first);
+            assert_eq!(the_stopped_one(list()).unwrap().host, second);
+        }
+        let list = || vec![listed("a", "incoming"), listed("b", "stopped")];
+        assert_eq!(the_living_one(list()).unwrap().host, "b");
+        assert!(the_living_one(vec![]).is_none() && the_stopped_one(vec![]).is_none());
+    }
 
     fn refused(agent: &str) -> Problem {
         let arguments = ConnectionArguments { agent: agent.into(), identity: PathBuf::from("/nonexistent") };

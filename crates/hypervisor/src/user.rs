@@ -1,11 +1,18 @@
 //! Whom QEMU runs as.
 
+use std::fs::{self, Metadata};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
 use nix::unistd::User;
 use rustix::process::{getegid, geteuid};
 use serde::{Deserialize, Serialize};
 
 /// The user of QEMU where none is named.
 pub const DEFAULT_USER: &str = "drainpipe-qemu";
+
+/// No user of any host: between those of systemd's dynamic users and those of containers.
+const NOBODY: u32 = 60_999;
 
 /// Whom QEMU runs as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,6 +59,32 @@ impl QemuUser {
         Ok(Self { uid: user.uid.as_raw(), gid: user.gid.as_raw() })
     }
 
+    /// Whom the QEMU of a lab runs as: nobody of this host, who needs no more than its agent hands over. Where nobody may
+    /// reach its program, as in a home directory that is closed to others, whoever has called `sudo`; else root.
+    pub fn of_lab(binary: &Path) -> Self {
+        let number = |name| std::env::var(name).ok().and_then(|value| value.parse().ok());
+        let caller = number("SUDO_UID").zip(number("SUDO_GID")).map(|(uid, gid)| Self { uid, gid });
+        let users = [Some(Self { uid: NOBODY, gid: NOBODY }), caller];
+        let reaches = |user: &Self| user.reaches(binary);
+        users.into_iter().flatten().find(reaches).unwrap_or(Self { uid: 0, gid: 0 })
+    }
+
+    /// Of a program that is looked for in `PATH`, or is not there, its start says so.
+    fn reaches(self, binary: &Path) -> bool {
+        let is_in_path = binary.components().count() == 1;
+        let Some(binary) = binary.canonicalize().ok().filter(|_| !is_in_path) else { return true };
+        binary.ancestors().all(|file| fs::metadata(file).is_ok_and(|metadata| self.may_execute(&metadata)))
+    }
+
+    fn may_execute(self, file: &Metadata) -> bool {
+        let bit = match self {
+            Self { uid, .. } if uid == file.uid() => 0o100,
+            Self { gid, .. } if gid == file.gid() => 0o010,
+            Self { .. } => 0o001,
+        };
+        file.mode() & bit != 0
+    }
+
     /// Whom this process runs as.
     pub fn own() -> Self {
         Self { uid: geteuid().as_raw(), gid: getegid().as_raw() }
@@ -66,6 +99,23 @@ impl QemuUser {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_may_not_enter_a_directory_reaches_no_program_in_it() {
+        use std::os::unix::fs::PermissionsExt;
+        let directory = tempfile::tempdir().unwrap();
+        let program = directory.path().join("qemu");
+        fs::write(&program, "").unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let nobody = QemuUser { uid: NOBODY, gid: NOBODY };
+        for (mode, reaches) in [(0o700, false), (0o711, true)] {
+            fs::set_permissions(directory.path(), fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(nobody.reaches(&program), reaches, "{mode:o}");
+            assert!(QemuUser::own().reaches(&program));
+            assert_eq!(QemuUser::of_lab(&program) == nobody, reaches);
+        }
+        assert!(nobody.reaches(Path::new("qemu-system-x86_64")));
+    }
 
     #[test]
     fn users_have_names_or_numbers() {

@@ -81,11 +81,11 @@ pub(super) async fn how_it_runs(agent: &Agent, id: &str) -> Result<IncomingView,
     }
 }
 
-/// That of a VM which was told to run here, whether or not it has said that the VM does.
+/// That of a VM which was told to run here, whether or not it has said that the VM does. It may be about to join the VMs of
+/// this host, so the one on its way is asked for whatever it says of that.
 fn told_qemu(agent: &Agent, record: &IncomingRecord) -> Option<Arc<Vmm>> {
-    let entry = agent.incoming.get(&record.id).ok();
-    let not_joined = || entry.filter(|entry| entry.is_told()).and_then(|entry| entry.vmm().ok());
-    agent.vms.running(&record.vm).or_else(not_joined).filter(|vmm| vmm.alive())
+    let on_its_way = agent.incoming.get(&record.id).and_then(|entry| entry.vmm()).ok();
+    agent.vms.running(&record.vm).or(on_its_way).filter(|vmm| vmm.alive())
 }
 
 /// Whether a VM that was told to run here, and of which nobody has said that it does, may do so in part. Its vCPU, or

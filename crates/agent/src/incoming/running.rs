@@ -134,10 +134,15 @@ pub(super) async fn run(agent: &Agent, id: &str, order: Order) -> Result<(), Pro
         }
         return Err(problem);
     }
-    if !agent.journal.run_incoming(id)? {
+    // Before the record: whoever reads that and not this would take it for done.
+    let was_told = entry.is_told_to_run.swap(true, Ordering::Relaxed);
+    let recorded = agent.journal.run_incoming(id);
+    if !matches!(recorded, Ok(true)) {
+        entry.is_told_to_run.store(was_told, Ordering::Relaxed);
+    }
+    if !recorded? {
         return Err(Problem::conflict(format!("{} discarded the VM of migration {id}", agent.name())));
     }
-    entry.is_told_to_run.store(true, Ordering::Relaxed);
     precedence::begin(agent, &vmm);
     precedence::end_soon(&vmm);
     if let Err(error) = migration::run(&vmm, QMP_DEADLINE).await {

@@ -157,9 +157,10 @@ fn process_use(pid: i32) -> String {
 /// other all the time (docs/decisions.md).
 async fn newest_machine(qemu: &Path) -> Result<String, Problem> {
     let oldest = OLDEST_MACHINE.parse().map_err(Problem::failed)?;
-    let facts = HypervisorFacts::probe(&lab_command::launcher(), qemu, &std::env::temp_dir(), PROBE_DEADLINE)
-        .await
-        .map_err(Problem::refused)?;
+    let facts =
+        HypervisorFacts::probe(&lab_command::launcher(qemu), qemu, &std::env::temp_dir(), PROBE_DEADLINE)
+            .await
+            .map_err(Problem::refused)?;
     Ok(facts.newest_like(&oldest).unwrap_or(OLDEST_MACHINE).to_owned())
 }
 

@@ -21,10 +21,6 @@ use crate::exit::Exit;
 use crate::output;
 
 /// How long an agent may take to answer for the first time; it runs QEMU once to ask what it can do.
-/// No user of any host: what QEMU needs, it gets from its agent. Between those of systemd's dynamic users and those of
-/// containers.
-const QEMU_USER: u32 = 60_999;
-
 const AGENT_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Lab certificates outlive the lab, which a reboot ends; a check complains in their last 30 days.
@@ -157,8 +153,8 @@ fn run_agent(lab: &Lab, host: &str, config: &Path) -> Result<(), Problem> {
 }
 
 /// As the agents of a lab start QEMU.
-pub(crate) fn launcher() -> Launcher {
-    let user = QemuUser { uid: QEMU_USER, gid: QEMU_USER };
+pub(crate) fn launcher(qemu: &Path) -> Launcher {
+    let user = QemuUser::of_lab(qemu);
     Launcher { program: "/proc/self/exe".into(), arguments: vec!["launch".into()], user }
 }
 
@@ -192,9 +188,10 @@ fn agent_config(
          state_directory = \"{directory}/state\"\nruntime_directory = \"{directory}/run\"\n\
          {migration_address}probe_every_s = 0\n\n\
          [tls]\ncertificate = \"{directory}/pki/host.pem\"\nkey = \"{directory}/pki/host.key\"\n\
-         authority = \"{directory}/pki/ca.pem\"\n\n[qemu]\nbinary = \"{}\"\nuser = \"{QEMU_USER}\"\n\n\
+         authority = \"{directory}/pki/ca.pem\"\n\n[qemu]\nbinary = \"{}\"\nuser = \"{}\"\n\n\
          [vms]\ndirectories = [\"/\"]\ndevices = [\"/dev\"]\n",
-        settings.qemu.display()
+        settings.qemu.display(),
+        QemuUser::of_lab(settings.qemu).uid
     );
     if let Some(page_cache_mib) = settings.page_cache_mib {
         write!(text, "\n[compression]\npage_cache_mib = {page_cache_mib}\n").expect("a String takes all");

@@ -237,7 +237,7 @@ async fn reclaim(fleet: &Fleet, name: &str, lost: &str, is_agreed: bool) -> Resu
 
 /// Says whether it had disks.
 async fn remove(fleet: &Fleet, name: &str) -> Result<bool, Problem> {
-    let host = fleet.host(&fleet.find_vm(name).await?.host).await?;
+    let host = fleet.host(&fleet.find_vm_to_remove(name).await?.host).await?;
     let spec: VmSpec = host.client().get(&host.path(&format!("/v1/vms/{name}/definition"))).await?;
     host.client().delete::<()>(&host.path(&format!("/v1/vms/{name}"))).await?;
     Ok(!spec.disks.is_empty())

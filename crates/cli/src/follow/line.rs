@@ -54,6 +54,7 @@ mod tests {
             Ok(())
         }
         fn clear_line(&self) -> io::Result<()> {
+            self.keep("\n");
             Ok(())
         }
         fn flush(&self) -> io::Result<()> {

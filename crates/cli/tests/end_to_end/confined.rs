@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use drainpipe_hypervisor::QemuUser;
 use rustix::process::Pid;
 
 use crate::Test;
@@ -14,9 +15,6 @@ pub(crate) const TESTS: &[Test] =
 
 const DISK_BYTES: u64 = 1 << 20;
 
-/// Nobody who has a file on this machine.
-const USER: &str = "60999";
-
 fn qemu_has_no_rights_but_to_what_it_was_given() {
     for qemu in [Some("qemu-system-x86_64".into()), options::other_qemu()].into_iter().flatten() {
         let lab = TestLab::up(&["--link", "unlimited", "--qemu", &qemu]);
@@ -25,12 +23,13 @@ fn qemu_has_no_rights_but_to_what_it_was_given() {
         lab.create(&specification("web", &disk), "web");
         lab.create(&specification("thief", &disk), "thief");
         lab.drainpipe(&["vm", "start", "web"]).done();
-        assert_confined(&lab, "a");
+        let user = QemuUser::of_lab(Path::new(&qemu)).uid.to_string();
+        assert_confined(&lab, "a", &user);
         // Another QEMU on the same disk is refused, by the file's name.
         lab.drainpipe(&["vm", "start", "thief"]).refused(1, &["write", "lock", &disk]);
         for (from, to) in [("a", "b"), ("b", "a")] {
             lab.migrate("web", to, &["--option", "multichannel"]);
-            assert_confined(&lab, to);
+            assert_confined(&lab, to, &user);
             assert_eq!(lab.qemu_pid(from, "web"), None);
         }
         lab.drainpipe(&["vm", "stop", "web", "--force"]).done();
@@ -47,12 +46,12 @@ fn specification(name: &str, disk: &str) -> String {
 }
 
 #[track_caller]
-fn assert_confined(lab: &TestLab, host: &str) {
+fn assert_confined(lab: &TestLab, host: &str, user: &str) {
     let pid = lab.qemu_pid(host, "web").expect("it runs");
     let none = "0000000000000000";
     for (field, wanted) in [
-        ("Uid", [USER; 4].join("\t")),
-        ("Gid", [USER; 4].join("\t")),
+        ("Uid", [user; 4].join("\t")),
+        ("Gid", [user; 4].join("\t")),
         ("CapInh", none.into()),
         ("CapPrm", none.into()),
         ("CapEff", none.into()),

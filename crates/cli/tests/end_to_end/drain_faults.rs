@@ -168,6 +168,9 @@ fn the_drained_host_is_rebooted() {
     assert_eq!(status(&interrupted).state, DrainState::Interrupted, "{interrupted:#?}");
     assert_eq!(count(&interrupted, MoveState::Moved), 0, "{interrupted:#?}");
     eventually("b has discarded what was in flight", || lab.qemu_pid("b", "web").is_none());
+    eventually("what was in flight is settled", || {
+        lab.migrations("a").iter().all(|one| one.progress.is_none())
+    });
     lab.assert_runs_on("first", "b");
     // The reboot has ended it, so nothing is left to move.
     lab.drainpipe(&["vm", "start", "web"]).refused(REFUSED, &["drainpipe resume a"]);

@@ -104,8 +104,12 @@ impl Migration {
     fn lost(&mut self, now_ms: f64, how: &Problem) -> Action {
         let lost = format!("the VM is lost: {how}");
         self.error = Some(match self.error.take() {
-            Some(cause) if cause != *how => Problem::failed(format!("{cause}; {lost}")),
-            _ => Problem::failed(lost),
+            // Nor twice where letting it run has failed by that.
+            Some(cause) if cause.message.contains(&how.message) => {
+                Problem::failed(format!("the VM is lost: {cause}"))
+            }
+            Some(cause) => Problem::failed(format!("{cause}; {lost}")),
+            None => Problem::failed(lost),
         });
         self.end(now_ms, Outcome::Lost)
     }

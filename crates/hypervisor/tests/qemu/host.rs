@@ -9,16 +9,13 @@ use rustix::process::{Pid, Signal, kill_process};
 /// Long enough for a busy machine; no test waits this long when all is well.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 
-/// No user of any host.
-const UNPRIVILEGED: QemuUser = QemuUser { uid: 60_999, gid: 60_999 };
-
 /// QEMU runs as somebody else, where that needs no more than there is.
-pub(crate) fn launcher() -> Launcher {
+pub(crate) fn launcher(qemu: &Path) -> Launcher {
     let own = QemuUser::own();
     Launcher {
         program: env!("CARGO_BIN_EXE_drainpipe-launch").into(),
         arguments: vec![],
-        user: if own.is_root() { UNPRIVILEGED } else { own },
+        user: if own.is_root() { QemuUser::of_lab(qemu) } else { own },
     }
 }
 
@@ -30,7 +27,14 @@ pub(crate) async fn qemus() -> Vec<HypervisorFacts> {
     let scratch = tempfile::tempdir().expect("a directory");
     let mut found = Vec::new();
     for binary in std::iter::once("qemu-system-x86_64").chain(more) {
-        match HypervisorFacts::probe(&launcher(), Path::new(binary), scratch.path(), DEADLINE).await {
+        match HypervisorFacts::probe(
+            &launcher(Path::new(binary)),
+            Path::new(binary),
+            scratch.path(),
+            DEADLINE,
+        )
+        .await
+        {
             Ok(facts) => found.push(facts),
             Err(error) => eprintln!("SKIPPED: {error}"),
         }
@@ -59,9 +63,16 @@ impl Host {
 
     pub(crate) async fn start(&self, spec: &VmSpec, role: Role) -> Vmm {
         let resolved = spec.resolve(&self.facts).expect("this host can");
-        Vmm::start(&launcher(), &self.facts.binary, resolved, self.paths(spec), role, DEADLINE)
-            .await
-            .expect("QEMU starts")
+        Vmm::start(
+            &launcher(&self.facts.binary),
+            &self.facts.binary,
+            resolved,
+            self.paths(spec),
+            role,
+            DEADLINE,
+        )
+        .await
+        .expect("QEMU starts")
     }
 }
 

@@ -238,10 +238,16 @@ async fn a_start_that_fails_says_why_and_leaves_nothing() {
         let mut spec = small_vm("fails");
         spec.kernel = Some("/nonexistent/kernel".into());
         let resolved = spec.resolve(&facts).expect("this host can");
-        let error =
-            Vmm::start(&launcher(), &facts.binary, resolved, host.paths(&spec), Role::Fresh, DEADLINE)
-                .await
-                .expect_err("no kernel");
+        let error = Vmm::start(
+            &launcher(&facts.binary),
+            &facts.binary,
+            resolved,
+            host.paths(&spec),
+            Role::Fresh,
+            DEADLINE,
+        )
+        .await
+        .expect_err("no kernel");
         assert!(error.to_string().contains("/nonexistent/kernel"), "{error}");
         assert_eq!(RuntimePaths::list(host.runtime_directory()).expect("readable"), []);
     }
@@ -254,8 +260,15 @@ async fn a_start_that_is_given_up_leaves_nothing() {
         let spec = small_vm("given-up");
         let resolved = spec.resolve(&facts).expect("this host can");
         let brief = Duration::from_millis(5);
-        let error =
-            Vmm::start(&launcher(), &facts.binary, resolved, host.paths(&spec), Role::Fresh, brief).await;
+        let error = Vmm::start(
+            &launcher(&facts.binary),
+            &facts.binary,
+            resolved,
+            host.paths(&spec),
+            Role::Fresh,
+            brief,
+        )
+        .await;
         assert!(error.is_err(), "QEMU takes longer than 5 ms to start");
         assert_eq!(RuntimePaths::list(host.runtime_directory()).expect("readable"), []);
     }
@@ -331,7 +344,8 @@ async fn probing_says_what_a_host_has() {
     }
     let scratch = tempfile::tempdir().expect("a directory");
     let probe = async |binary: &str| {
-        HypervisorFacts::probe(&launcher(), Path::new(binary), scratch.path(), DEADLINE).await
+        HypervisorFacts::probe(&launcher(Path::new(binary)), Path::new(binary), scratch.path(), DEADLINE)
+            .await
     };
     let missing = probe("/nonexistent/qemu").await.expect_err("missing");
     assert!(matches!(missing, ProbeError::Launch(LaunchError::Spawn { .. })), "{missing}");
@@ -348,7 +362,15 @@ async fn start(host: &Host, name: &str) -> Result<Vmm, StartError> {
 
 async fn start_as(host: &Host, spec: &VmSpec) -> Result<Vmm, StartError> {
     let resolved = spec.resolve(&host.facts).expect("this host can");
-    Vmm::start(&launcher(), &host.facts.binary, resolved, host.paths(spec), Role::Fresh, DEADLINE).await
+    Vmm::start(
+        &launcher(&host.facts.binary),
+        &host.facts.binary,
+        resolved,
+        host.paths(spec),
+        Role::Fresh,
+        DEADLINE,
+    )
+    .await
 }
 
 fn pid_of(vmm: &Vmm) -> Pid {

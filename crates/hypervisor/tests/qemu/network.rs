@@ -65,7 +65,15 @@ fn with_nics(name: &str, bridge: &str) -> VmSpec {
 
 async fn start(host: &Host, spec: &VmSpec) -> Result<Vmm, StartError> {
     let resolved = spec.resolve(&host.facts).expect("this host can");
-    Vmm::start(&launcher(), &host.facts.binary, resolved, host.paths(spec), Role::Fresh, DEADLINE).await
+    Vmm::start(
+        &launcher(&host.facts.binary),
+        &host.facts.binary,
+        resolved,
+        host.paths(spec),
+        Role::Fresh,
+        DEADLINE,
+    )
+    .await
 }
 
 fn ip(arguments: &str) -> String {
