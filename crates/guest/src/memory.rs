@@ -5,7 +5,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::mix::{Layout, Mix, RUN_PAGES};
 use crate::page::{Content, Identity, PAGE_BYTES, PAGE_WORDS, Page};
-use crate::protocol::Verification;
+use crate::protocol::{BadPage, Verification};
+
+/// A bad page is compared with so many generations before its own: more than a migration has rounds.
+const GENERATIONS_TRIED: u32 = 100;
 
 /// A run of pages and how often each was rewritten. The lock is held for one run at a time, so a
 /// check and a rewrite never see each other's half-written page, and neither waits long.
@@ -121,20 +124,48 @@ impl Memory {
     /// Checks every page. The dirtier may go on meanwhile.
     pub fn verify(&self) -> Result<Verification, MemoryError> {
         self.expect_filled()?;
-        let bad = (0..self.runs.len()).map(|number| self.bad_pages(number) as u64).sum();
-        Ok(Verification { pages: self.pages as u64, bad })
+        let mut bad = (0..self.runs.len()).flat_map(|number| self.bad_pages(number));
+        let first_bad = bad.next();
+        let count = u64::from(first_bad.is_some()) + bad.count() as u64;
+        Ok(Verification { pages: self.pages as u64, bad: count, first_bad })
     }
 
-    fn bad_pages(&self, number: usize) -> usize {
+    fn bad_pages(&self, number: usize) -> Vec<BadPage> {
         let run = lock(&self.runs[number]);
         let pages = run.pages.iter().zip(run.generations).enumerate();
-        pages.filter(|(offset, (page, generation))| !self.is_good(page, number, *offset, *generation)).count()
+        pages
+            .filter(|(offset, (page, generation))| !self.is_good(page, number, *offset, *generation))
+            .map(|(offset, (page, generation))| self.describe(page, number, offset, generation))
+            .collect()
     }
 
     fn is_good(&self, page: &Page, number: usize, offset: usize, generation: u32) -> bool {
         let (rewritten, rest) = page.split_at(if generation == 0 { 0 } else { self.rewrite_words });
         self.content(number, offset, generation).matches(rewritten, 0)
             && self.content(number, offset, 0).matches(rest, rewritten.len())
+    }
+
+    fn describe(&self, page: &Page, number: usize, offset: usize, generation: u32) -> BadPage {
+        let expected = self.expected(number, offset, generation);
+        let wrong_word = page.iter().zip(expected).take_while(|(found, expected)| *found == expected).count();
+        let holds =
+            |earlier: &u32| page[wrong_word..] == self.expected(number, offset, *earlier)[wrong_word..];
+        let earlier = generation.saturating_sub(GENERATIONS_TRIED)..generation;
+        BadPage {
+            page: (number * RUN_PAGES + offset) as u64,
+            generation,
+            wrong_word: wrong_word as u64,
+            found_generation: earlier.rev().find(holds),
+        }
+    }
+
+    fn expected(&self, number: usize, offset: usize, generation: u32) -> Page {
+        let mut page = [0; PAGE_WORDS];
+        self.content(number, offset, 0).write(&mut page);
+        if generation > 0 {
+            self.content(number, offset, generation).write(&mut page[..self.rewrite_words]);
+        }
+        page
     }
 
     fn content(&self, number: usize, offset: usize, generation: u32) -> Content {
@@ -198,9 +229,16 @@ mod tests {
     fn every_page_is_checked_the_last_odd_one_too() {
         for pages in [1, 15, 16, 17, 1601] {
             let memory = filled(pages);
-            assert_eq!(memory.verify(), Ok(Verification { pages: pages as u64, bad: 0 }));
+            let good = Verification { pages: pages as u64, bad: 0, first_bad: None };
+            assert_eq!(memory.verify(), Ok(good));
             memory.corrupt(pages - 1).unwrap();
-            assert_eq!(memory.verify(), Ok(Verification { pages: pages as u64, bad: 1 }));
+            let first_bad = BadPage {
+                page: pages as u64 - 1,
+                generation: 0,
+                wrong_word: PAGE_WORDS as u64 / 2,
+                found_generation: None,
+            };
+            assert_eq!(memory.verify(), Ok(Verification { bad: 1, first_bad: Some(first_bad), ..good }));
         }
     }
 
@@ -234,6 +272,23 @@ mod tests {
         }
         lock(&memory.runs[3]).pages[2] = before;
         assert_eq!(memory.verify().unwrap().bad, 1, "a lost rewrite");
+    }
+
+    #[test]
+    fn a_bad_page_says_from_where_on_it_is_how_old() {
+        let memory = filled(160);
+        memory.rewrite(50).unwrap();
+        let stale = lock(&memory.runs[3]).pages[2];
+        memory.rewrite(50).unwrap();
+        memory.rewrite(50).unwrap();
+        for wrong_word in [0, 1, 300] {
+            lock(&memory.runs[3]).pages[2][wrong_word..].copy_from_slice(&stale[wrong_word..]);
+            let Verification { bad, first_bad, .. } = memory.verify().unwrap();
+            let found =
+                BadPage { page: 50, generation: 3, wrong_word: wrong_word as u64, found_generation: Some(1) };
+            assert_eq!((bad, first_bad), (1, Some(found)));
+            lock(&memory.runs[3]).pages[2] = memory.expected(3, 2, 3);
+        }
     }
 
     #[test]

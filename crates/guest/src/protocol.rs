@@ -210,11 +210,34 @@ pub struct Verification {
     pub pages: u64,
     /// Pages that did not hold what they must.
     pub bad: u64,
+    /// What the first of them held.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub first_bad: Option<BadPage>,
+}
+
+/// What a bad page held. A lost write shows as an older generation: from word 0 on if all of it was
+/// lost, from a later one if the page was copied while it was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct BadPage {
+    /// Number of the page.
+    pub page: u64,
+    /// How often the page was rewritten.
+    pub generation: u32,
+    /// The first word of 8 bytes that is wrong.
+    pub wrong_word: u64,
+    /// The earlier generation that the page holds from that word on, if it is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub found_generation: Option<u32>,
 }
 
 impl fmt::Display for Verification {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "pages={} bad={}", self.pages, self.bad)
+        write!(formatter, "pages={} bad={}", self.pages, self.bad)?;
+        let Some(BadPage { page, generation, wrong_word, found_generation }) = self.first_bad else {
+            return Ok(());
+        };
+        write!(formatter, " bad_page={page} generation={generation} wrong_word={wrong_word}")?;
+        found_generation.map_or(Ok(()), |found| write!(formatter, " found_generation={found}"))
     }
 }
 
@@ -262,7 +285,8 @@ impl FromStr for Verification {
 
     fn from_str(line: &str) -> Result<Self, AnswerError> {
         let answer = Answer::parse(line)?;
-        let verification = Self { pages: answer.value("pages")?, bad: answer.value("bad")? };
+        let verification =
+            Self { pages: answer.value("pages")?, bad: answer.value("bad")?, first_bad: answer.bad_page()? };
         if verification.bad > verification.pages {
             return Err(AnswerError::Field("bad"));
         }
@@ -282,12 +306,26 @@ impl<'a> Answer<'a> {
     }
 
     fn value<T: FromStr>(&self, key: &'static str) -> Result<T, AnswerError> {
+        self.optional(key)?.ok_or(AnswerError::Field(key))
+    }
+
+    fn optional<T: FromStr>(&self, key: &'static str) -> Result<Option<T>, AnswerError> {
         self.0
             .split_ascii_whitespace()
             .filter_map(|pair| pair.split_once('='))
             .find(|(name, _)| *name == key)
-            .and_then(|(_, value)| value.parse().ok())
-            .ok_or(AnswerError::Field(key))
+            .map(|(_, value)| value.parse().map_err(|_| AnswerError::Field(key)))
+            .transpose()
+    }
+
+    fn bad_page(&self) -> Result<Option<BadPage>, AnswerError> {
+        let Some(page) = self.optional("bad_page")? else { return Ok(None) };
+        Ok(Some(BadPage {
+            page,
+            generation: self.value("generation")?,
+            wrong_word: self.value("wrong_word")?,
+            found_generation: self.optional("found_generation")?,
+        }))
     }
 }
 
@@ -315,9 +353,14 @@ mod tests {
     #[test]
     fn answers_are_read_back() {
         assert_eq!(status().to_string().parse(), Ok(status()));
-        let verification = Verification { pages: 10, bad: 1 };
+        let verification = Verification { pages: 10, bad: 1, first_bad: None };
         assert_eq!(verification.to_string(), "pages=10 bad=1");
         assert_eq!("pages=10 bad=1 new=x".parse(), Ok(verification));
+        for found_generation in [None, Some(5)] {
+            let page = BadPage { page: 3, generation: 6, wrong_word: 8, found_generation };
+            let verification = Verification { first_bad: Some(page), ..verification };
+            assert_eq!(verification.to_string().parse(), Ok(verification));
+        }
     }
 
     #[test]
@@ -325,6 +368,7 @@ mod tests {
         let refused = |line: &str| line.parse::<Verification>().unwrap_err();
         assert_eq!(refused("pages=1 bad=2"), AnswerError::Field("bad"));
         assert_eq!(refused("pages=-1 bad=0"), AnswerError::Field("pages"));
+        assert_eq!(refused("pages=1 bad=1 bad_page=0 generation=x"), AnswerError::Field("generation"));
         assert_eq!(refused("error \x1b[31m"), AnswerError::Refused("\\u{1b}[31m".into()));
         let infinite = Status { dirty_achieved_mib_per_s: f64::INFINITY, ..status() };
         let refused = infinite.to_string().parse::<Status>();

@@ -144,7 +144,7 @@ fn a_guest_boots_answers_and_checks_its_memory() {
     let heartbeat = Heartbeat::start(SocketAddr::from((GUEST, HEARTBEAT_PORT)), Some(&namespace)).unwrap();
     let address = SocketAddr::from((GUEST, CONTROL_PORT));
     let mut control = Control::connect(address, Some(&namespace), DEADLINE).unwrap();
-    assert_eq!(control.verify(DEADLINE).unwrap(), Verification { pages, bad: 0 });
+    assert_eq!(control.verify(DEADLINE).unwrap(), Verification { pages, bad: 0, first_bad: None });
     let end = Instant::now() + DEADLINE;
     while heartbeat.statistics().answered < 100 || control.status(DEADLINE).unwrap().rewritten_pages == 0 {
         assert!(Instant::now() < end, "heartbeats are answered, and pages rewritten");
@@ -153,7 +153,8 @@ fn a_guest_boots_answers_and_checks_its_memory() {
 
     control.set_dirty(Dirtying::IDLE, DEADLINE).unwrap();
     control.corrupt(77, DEADLINE).unwrap();
-    assert_eq!(control.verify(DEADLINE).unwrap(), Verification { pages, bad: 1 });
+    let found = control.verify(DEADLINE).unwrap();
+    assert_eq!((found.bad, found.first_bad.map(|bad| bad.page)), (1, Some(77)));
     control.power_off(DEADLINE).unwrap();
     machine.expect_power_off();
     let statistics = heartbeat.stop();

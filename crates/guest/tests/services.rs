@@ -61,9 +61,11 @@ fn a_guest_is_dirtied_checked_and_found_corrupted() {
     let dirtying = Dirtying { mib_per_s: 20, locality_percent: 50 };
     assert_eq!(control.set_dirty(dirtying, DEADLINE).unwrap().dirtying(), dirtying);
     wait_until("pages are rewritten", || control.status(DEADLINE).unwrap().rewritten_pages > 100);
-    assert_eq!(control.verify(DEADLINE).unwrap(), Verification { pages: 1600, bad: 0 });
+    let good = Verification { pages: 1600, bad: 0, first_bad: None };
+    assert_eq!(control.verify(DEADLINE).unwrap(), good);
     control.corrupt(1599, DEADLINE).unwrap();
-    assert_eq!(control.verify(DEADLINE).unwrap(), Verification { pages: 1600, bad: 1 });
+    let found = control.verify(DEADLINE).unwrap();
+    assert_eq!((found.bad, found.first_bad.map(|bad| bad.page)), (1, Some(1599)));
     let refused = control.corrupt(1600, DEADLINE).unwrap_err();
     assert!(refused.to_string().contains("there is no page 1600"), "{refused}");
 }

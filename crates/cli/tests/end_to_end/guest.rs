@@ -113,8 +113,8 @@ impl Guest {
     #[track_caller]
     pub(crate) fn assert_intact(&self) {
         self.assert_answers();
-        let Verification { pages, bad } = self.verify();
-        assert!(pages > 0 && bad == 0, "{}: {bad} of {pages} pages are bad", self.name);
+        let found = self.verify();
+        assert!(found.pages > 0 && found.bad == 0, "{}: bad pages: {found}", self.name);
     }
 
     /// Sends packets until it is dropped, often enough to see silences of half a second and more.

@@ -16,7 +16,6 @@ use drainpipe_agent::api::types::{DrainView, MigrationView};
 use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveState};
 use drainpipe_engine::result::MigrationResult;
 use drainpipe_guest::client::{Gap, Heartbeat, Statistics};
-use drainpipe_guest::protocol::Verification;
 use jiff::Timestamp;
 
 use crate::guest::{Guest, UNFILLED_MIB};
@@ -263,9 +262,9 @@ fn longest(heartbeat: Heartbeat, since: Timestamp) -> Silence {
 
 fn checked_pages(guest: &Guest) -> u64 {
     eventually("the guest is reached", || guest.control().is_some());
-    let Verification { pages, bad } = guest.verify();
-    assert_eq!(bad, 0, "{}: bad pages", guest.name);
-    pages
+    let found = guest.verify();
+    assert_eq!(found.bad, 0, "{}: bad pages: {found}", guest.name);
+    found.pages
 }
 
 /// Bytes that host a has sent over its migration links, by the kernel's counters.

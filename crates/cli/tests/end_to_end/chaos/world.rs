@@ -8,7 +8,7 @@ use std::{fs, thread};
 
 use drainpipe_agent::client::ApiClient;
 use drainpipe_guest::dirtier::Dirtying;
-use drainpipe_guest::protocol::{HEARTBEAT_PORT, Verification};
+use drainpipe_guest::protocol::HEARTBEAT_PORT;
 
 use super::HOSTS;
 use super::copies::Copy;
@@ -485,9 +485,9 @@ impl<'lab> World<'lab> {
     fn assert_intact(&mut self) -> Result<(), Violation> {
         for (vm, guest) in &self.guests {
             self.silences.expect(vm, self.heartbeat(vm));
-            let Verification { pages, bad } = guest.verify();
-            if pages == 0 || bad > 0 {
-                return Err(Violation::Broken(format!("{vm}: {bad} of {pages} pages are bad")));
+            let found = guest.verify();
+            if found.pages == 0 || found.bad > 0 {
+                return Err(Violation::Broken(format!("{vm}: bad pages: {found}")));
             }
             self.ledger.count("VM whose pages were checked");
         }
