@@ -7,8 +7,12 @@ use crate::mix::{Layout, Mix, RUN_PAGES};
 use crate::page::{Content, Identity, PAGE_BYTES, PAGE_WORDS, Page};
 use crate::protocol::{BadPage, Verification};
 
-/// A bad page is compared with so many generations before its own: more than a migration has rounds.
-const GENERATIONS_TRIED: u32 = 100;
+/// A bad page is compared with so many generations before its own.
+const GENERATIONS_TRIED: u32 = 1000;
+
+/// So many words tell the generation of a wrong word. Not all to the page's end: a page that was copied while it was
+/// written is of two.
+const WORDS_COMPARED: usize = 4;
 
 /// A run of pages and how often each was rewritten. The lock is held for one run at a time, so a
 /// check and a rewrite never see each other's half-written page, and neither waits long.
@@ -124,19 +128,17 @@ impl Memory {
     /// Checks every page. The dirtier may go on meanwhile.
     pub fn verify(&self) -> Result<Verification, MemoryError> {
         self.expect_filled()?;
-        let mut bad = (0..self.runs.len()).flat_map(|number| self.bad_pages(number));
-        let first_bad = bad.next();
-        let count = u64::from(first_bad.is_some()) + bad.count() as u64;
-        Ok(Verification { pages: self.pages as u64, bad: count, first_bad })
-    }
-
-    fn bad_pages(&self, number: usize) -> Vec<BadPage> {
-        let run = lock(&self.runs[number]);
-        let pages = run.pages.iter().zip(run.generations).enumerate();
-        pages
-            .filter(|(offset, (page, generation))| !self.is_good(page, number, *offset, *generation))
-            .map(|(offset, (page, generation))| self.describe(page, number, offset, generation))
-            .collect()
+        let mut found = Verification { pages: self.pages as u64, bad: 0, first_bad: None };
+        for (number, run) in self.runs.iter().enumerate() {
+            let run = lock(run);
+            for (offset, (page, generation)) in run.pages.iter().zip(run.generations).enumerate() {
+                if !self.is_good(page, number, offset, generation) {
+                    found.bad += 1;
+                    found.first_bad.get_or_insert_with(|| self.describe(page, number, offset, generation));
+                }
+            }
+        }
+        Ok(found)
     }
 
     fn is_good(&self, page: &Page, number: usize, offset: usize, generation: u32) -> bool {
@@ -148,8 +150,10 @@ impl Memory {
     fn describe(&self, page: &Page, number: usize, offset: usize, generation: u32) -> BadPage {
         let expected = self.expected(number, offset, generation);
         let wrong_word = page.iter().zip(expected).take_while(|(found, expected)| *found == expected).count();
-        let holds =
-            |earlier: &u32| page[wrong_word..] == self.expected(number, offset, *earlier)[wrong_word..];
+        let compared = wrong_word..PAGE_WORDS.min(wrong_word + WORDS_COMPARED);
+        let holds = |earlier: &u32| {
+            page[compared.clone()] == self.expected(number, offset, *earlier)[compared.clone()]
+        };
         let earlier = generation.saturating_sub(GENERATIONS_TRIED)..generation;
         BadPage {
             page: (number * RUN_PAGES + offset) as u64,
@@ -289,6 +293,17 @@ mod tests {
             assert_eq!((bad, first_bad), (1, Some(found)));
             lock(&memory.runs[3]).pages[2] = memory.expected(3, 2, 3);
         }
+    }
+
+    #[test]
+    fn a_bad_page_of_two_generations_says_that_of_its_first_wrong_word() {
+        let memory = filled(160);
+        memory.rewrite(50).unwrap();
+        memory.rewrite(50).unwrap();
+        lock(&memory.runs[3]).pages[2] = memory.expected(3, 2, 0);
+        lock(&memory.runs[3]).pages[2][..7].copy_from_slice(&memory.expected(3, 2, 1)[..7]);
+        let found = memory.verify().unwrap().first_bad.unwrap();
+        assert_eq!((found.wrong_word, found.found_generation), (0, Some(1)));
     }
 
     #[test]

@@ -215,8 +215,7 @@ pub struct Verification {
     pub first_bad: Option<BadPage>,
 }
 
-/// What a bad page held. A lost write shows as an older generation: from word 0 on if all of it was
-/// lost, from a later one if the page was copied while it was written.
+/// What a bad page held. A lost write shows as an earlier generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct BadPage {
     /// Number of the page.
@@ -225,7 +224,7 @@ pub struct BadPage {
     pub generation: u32,
     /// The first word of 8 bytes that is wrong.
     pub wrong_word: u64,
-    /// The earlier generation that the page holds from that word on, if it is one.
+    /// The earlier generation that this word is of, if it is of one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub found_generation: Option<u32>,
 }
