@@ -114,11 +114,16 @@ impl Fleet {
 
     /// A VM, wherever it is. One that is on its way counts where it still runs.
     pub(crate) async fn find_vm(&self, name: &str) -> Result<VmView, Problem> {
+        self.find_entry(name, the_one_it_leaves).await
+    }
+
+    /// Of a VM that several hosts list, the one that has a process: what is to be moved or stopped.
+    pub(crate) async fn find_running_vm(&self, name: &str) -> Result<VmView, Problem> {
         self.find_entry(name, the_living_one).await
     }
 
-    /// Where a VM is to be removed: where it does not run, if several hosts list it.
-    pub(crate) async fn find_vm_to_remove(&self, name: &str) -> Result<VmView, Problem> {
+    /// Of a VM that several hosts list, the one that has no process: what is to be started or removed.
+    pub(crate) async fn find_stopped_vm(&self, name: &str) -> Result<VmView, Problem> {
         self.find_entry(name, the_stopped_one).await
     }
 
@@ -178,8 +183,12 @@ impl Host {
     }
 }
 
-/// Where it is to come is asked last, and where it may leave before that. An older journal may list a VM that has gone
-/// since, as stopped.
+/// Where it is to come is asked last, and where it may leave before that.
+fn the_one_it_leaves(of_name: Vec<VmView>) -> Option<VmView> {
+    of_name.into_iter().min_by_key(|vm| (vm.state == VmState::Incoming, vm.migration.is_some()))
+}
+
+/// An older journal may list a VM that has gone since, as stopped.
 fn the_living_one(of_name: Vec<VmView>) -> Option<VmView> {
     let rank =
         |vm: &VmView| (vm.state == VmState::Incoming, vm.state == VmState::Stopped, vm.migration.is_some());

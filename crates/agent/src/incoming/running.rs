@@ -134,15 +134,10 @@ pub(super) async fn run(agent: &Agent, id: &str, order: Order) -> Result<(), Pro
         }
         return Err(problem);
     }
-    // Before the record: whoever reads that and not this would take it for done.
-    let was_told = entry.is_told_to_run.swap(true, Ordering::Relaxed);
-    let recorded = agent.journal.run_incoming(id);
-    if !matches!(recorded, Ok(true)) {
-        entry.is_told_to_run.store(was_told, Ordering::Relaxed);
-    }
-    if !recorded? {
+    if !agent.journal.run_incoming(id)? {
         return Err(Problem::conflict(format!("{} discarded the VM of migration {id}", agent.name())));
     }
+    entry.is_told_to_run.store(true, Ordering::Relaxed);
     precedence::begin(agent, &vmm);
     precedence::end_soon(&vmm);
     if let Err(error) = migration::run(&vmm, QMP_DEADLINE).await {
@@ -242,15 +237,11 @@ pub(crate) async fn view(agent: &Agent, id: &str) -> Result<IncomingView, Proble
     })
 }
 
-/// Whether it is recorded that the VM runs here, but QEMU has not said yet that it does.
+/// Of a VM that is recorded to run here: whether QEMU has not said yet that it does.
 pub(super) fn is_still_to_run(agent: &Agent, id: &str) -> Result<bool, Problem> {
+    // Also in the moment after the record in which it has not been told yet.
     if let Ok(entry) = agent.incoming.get(id) {
-        if entry.is_let_run.load(Ordering::Relaxed) {
-            return Ok(false);
-        }
-        if entry.is_told() {
-            return Ok(true);
-        }
+        return Ok(!entry.is_let_run.load(Ordering::Relaxed));
     }
     // An earlier life of this agent has recorded it, and QEMU has not obeyed this one yet.
     let lives = |vm: &str| {

@@ -50,7 +50,7 @@ pub(crate) async fn run(
 }
 
 async fn dry_run(fleet: &Fleet, request: &MigrateRequest, json: bool) -> Result<Exit, Problem> {
-    let host = fleet.host(&fleet.find_vm(&request.vm).await?.host).await?;
+    let host = fleet.host(&fleet.find_running_vm(&request.vm).await?.host).await?;
     let view: PlanView = host.client().post(&host.path("/v1/migrations/plan"), request).await?;
     if json {
         output::json(&view)?;

@@ -200,7 +200,7 @@ pub(crate) async fn create(fleet: &Fleet, spec: &VmSpec, host: Option<&str>) -> 
 }
 
 pub(crate) async fn start(fleet: &Fleet, name: &str, although_unreachable: &[String]) -> Result<(), Problem> {
-    let host = fleet.host(&fleet.find_vm(name).await?.host).await?;
+    let host = fleet.host(&fleet.find_stopped_vm(name).await?.host).await?;
     let although = match although_unreachable {
         [] => String::new(),
         hosts => format!("?although_unreachable={}", hosts.join(",")),
@@ -210,7 +210,7 @@ pub(crate) async fn start(fleet: &Fleet, name: &str, although_unreachable: &[Str
 }
 
 async fn stop(fleet: &Fleet, name: &str, force: bool) -> Result<(), Problem> {
-    let host = fleet.host(&fleet.find_vm(name).await?.host).await?;
+    let host = fleet.host(&fleet.find_running_vm(name).await?.host).await?;
     let path = host.path(&format!("/v1/vms/{name}/stop?force={force}"));
     host.client().post_within(&path, &(), STOP_DEADLINE).await
 }
@@ -237,7 +237,7 @@ async fn reclaim(fleet: &Fleet, name: &str, lost: &str, is_agreed: bool) -> Resu
 
 /// Says whether it had disks.
 async fn remove(fleet: &Fleet, name: &str) -> Result<bool, Problem> {
-    let host = fleet.host(&fleet.find_vm_to_remove(name).await?.host).await?;
+    let host = fleet.host(&fleet.find_stopped_vm(name).await?.host).await?;
     let spec: VmSpec = host.client().get(&host.path(&format!("/v1/vms/{name}/definition"))).await?;
     host.client().delete::<()>(&host.path(&format!("/v1/vms/{name}"))).await?;
     Ok(!spec.disks.is_empty())

@@ -23,7 +23,7 @@ pub(crate) async fn migrate(
     watched: bool,
 ) -> Result<Followed<MigrationResult>, Problem> {
     let mut interrupts = interrupts()?;
-    let source = fleet.find_vm(&request.vm).await?.host;
+    let source = fleet.find_running_vm(&request.vm).await?.host;
     let host = fleet.host(&source).await?;
     let begun: MigrationView = match host.client().post(&host.path("/v1/migrations"), request).await {
         Err(problem) if problem.kind == ProblemKind::Unreachable => {

@@ -2,14 +2,15 @@
 
 use std::fs;
 use std::net::SocketAddr;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
-use std::{process, thread};
+use std::{io, process, thread};
 
 use drainpipe_agent::api::types::{HostView, MigrationView, VmList, VmState};
 use drainpipe_engine::result::{MigrationResult, Outcome};
+use drainpipe_hypervisor::QemuUser;
 use drainpipe_lab::Lab;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
@@ -398,4 +399,11 @@ pub(crate) fn lab_for_measuring() -> TestLab {
         up.push("--own-cpus");
     }
     TestLab::up(&up)
+}
+
+/// A program in this directory that stands in for a QEMU then runs as the same user in a lab, and may write there.
+pub(crate) fn give_to_user_of(qemu: &str, directory: &Path) -> io::Result<()> {
+    let QemuUser { uid, gid } = QemuUser::of_lab(Path::new(qemu));
+    fs::set_permissions(directory, fs::Permissions::from_mode(0o700))?;
+    chown(directory, Some(uid), Some(gid))
 }

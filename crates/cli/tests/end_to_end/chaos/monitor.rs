@@ -15,6 +15,7 @@ use serde_json::Value;
 
 use super::copies::{Copies, CopyId, Identity};
 use super::plan::Moment;
+use crate::support::give_to_user_of;
 
 /// Between two questions for the state of a QEMU.
 const ASK_EVERY: Duration = Duration::from_millis(250);
@@ -62,9 +63,8 @@ impl Monitor {
              -mon chardev=chaos,mode=control;;\nesac\nexec {qemu} \"$@\"\n"
         );
         fs::write(&program, text)?;
-        for file in [directory, &program] {
-            fs::set_permissions(file, fs::Permissions::from_mode(0o755))?;
-        }
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
+        give_to_user_of(qemu, directory)?;
         Ok(program)
     }
 

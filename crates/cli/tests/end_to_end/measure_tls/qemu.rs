@@ -11,6 +11,8 @@ use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, 
 use rustix::process::Pid;
 use tempfile::TempDir;
 
+use crate::support::give_to_user_of;
+
 /// The name in the target's certificate, which the source insists on.
 const TARGET_NAME: &str = "target.test";
 
@@ -27,7 +29,7 @@ impl TlsQemu {
     pub(super) fn new(qemu: &str) -> Self {
         let directory = TempDir::new().unwrap();
         // QEMU's user puts a socket there.
-        fs::set_permissions(directory.path(), Permissions::from_mode(0o777)).unwrap();
+        give_to_user_of(qemu, directory.path()).unwrap();
         write_certificates(directory.path());
         let program = directory.path().join("qemu");
         fs::write(&program, script(qemu, directory.path())).unwrap();
