@@ -27,7 +27,7 @@ pub(super) struct Qemu {
     // Where it is connected to, if that is its target.
     peer: Option<SocketAddr>,
     pub(super) told: Told,
-    // It did not answer when it was asked last, nor before that.
+    // Whether it has answered so far.
     silence: Silence,
     // Between two actions.
     attached: Option<Vmm>,
@@ -151,7 +151,7 @@ pub(super) fn lift_throttle(paths: &RuntimePaths) {
 }
 
 /// Has QEMU find its connections to a relay at their end.
-pub(super) fn cut_relay(held: &[OwnedFd]) {
+fn cut_relay(held: &[OwnedFd]) {
     for socket in held {
         // Not closed: an agent that stands still has them open too. One whose other end is gone is cut already.
         let _cut_already = shutdown(socket, Shutdown::Both);
