@@ -12,7 +12,7 @@ use drainpipe_relay::{Receiver, RelayError};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-use super::post_copy::{how_it_runs, is_here_in_part, may_run_in_part};
+use super::post_copy::{LOOK_WITHIN, how_it_runs, is_here_in_part, may_run_in_part};
 use super::silence::{WATCH_EVERY, take_hold};
 use super::{IncomingVm, remove_skeleton};
 use crate::agent::Agent;
@@ -192,8 +192,12 @@ pub(super) fn already_runs(agent: &Agent, id: &str) -> Result<(), Problem> {
 }
 
 /// How far QEMU is with what comes. That all of it is here is noted.
+///
+/// One that was told to run the VM may be mute until the page comes that it waits for. Its source, which is to send that
+/// page by another connection, must not wait here for long.
 pub(super) async fn status_of(entry: &IncomingVm, vmm: &Vmm) -> Result<migration::TransferStatus, QmpError> {
-    let status = migration::status(vmm, QMP_DEADLINE).await?;
+    let answers_within = if entry.is_told() { LOOK_WITHIN } else { QMP_DEADLINE };
+    let status = migration::status(vmm, answers_within).await?;
     if status.status == MigrationStatus::Completed {
         entry.note_received();
     }

@@ -5,10 +5,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use drainpipe_engine::problem::Problem;
-use drainpipe_hypervisor::migration::{self, MigrationStatus};
+use drainpipe_hypervisor::migration::MigrationStatus;
 use tracing::{debug, warn};
 
-use super::post_copy::{LOOK_WITHIN, how_it_runs};
+use super::post_copy::how_it_runs;
 use super::running::{Order, run, status_of};
 use super::{IncomingVm, discard, finish_arrival, give_up};
 use crate::agent::Agent;
@@ -47,7 +47,7 @@ pub(super) async fn watch(agent: Arc<Agent>, entry: Arc<IncomingVm>) {
         }
         if entry.is_told() {
             // Its source had ordered it, and does not say so again where a part is still to come.
-            if let Err(problem) = run_again(&agent, &entry).await {
+            if let Err(problem) = run(&agent, &entry.id, Order::Sources).await {
                 debug!(migration = entry.id, %problem, "it does not run here yet");
             }
             continue;
@@ -74,15 +74,6 @@ impl IncomingVm {
         let since = *lock(&self.whole_since).get_or_insert_with(Instant::now);
         self.came_in_parts.load(Ordering::Relaxed) && since.elapsed() < SILENCE_MAX
     }
-}
-
-/// Nothing is told to a QEMU that does not answer: what waits for its answer would keep others waiting.
-async fn run_again(agent: &Agent, entry: &IncomingVm) -> Result<(), Problem> {
-    let vmm = entry.vmm()?;
-    if vmm.alive() {
-        migration::status(&vmm, LOOK_WITHIN).await.map_err(Problem::failed)?;
-    }
-    run(agent, &entry.id, Order::Sources).await
 }
 
 async fn settle(agent: &Agent, entry: &IncomingVm, silence: Duration) -> Result<(), Problem> {

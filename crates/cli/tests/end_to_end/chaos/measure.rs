@@ -86,7 +86,7 @@ fn qemu() -> String {
 /// What is measured. Tests are no part of it.
 fn program() -> String {
     let git = |words: &[&str]| {
-        let paths = ["--", ":(top)crates/*/src", ":(top)Cargo.lock"];
+        let paths = ["--", ":(top,glob)crates/*/src/**", ":(top)Cargo.lock"];
         let output =
             Command::new("git").current_dir(env!("CARGO_MANIFEST_DIR")).args(words).args(paths).output();
         output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default()
