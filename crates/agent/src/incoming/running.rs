@@ -140,7 +140,7 @@ pub(super) async fn run(agent: &Agent, id: &str, order: Order) -> Result<(), Pro
     entry.is_told_to_run.store(true, Ordering::Relaxed);
     precedence::begin(agent, &vmm);
     precedence::end_soon(&vmm);
-    if let Err(error) = migration::run(&vmm, QMP_DEADLINE).await {
+    if let Err(error) = migration::run(&vmm, entry.answers_within()).await {
         return Err(does_not_run(agent, &entry, vmm, error).await);
     }
     entry.join(agent, vmm);
@@ -191,13 +191,19 @@ pub(super) fn already_runs(agent: &Agent, id: &str) -> Result<(), Problem> {
     }
 }
 
+impl IncomingVm {
+    /// How long its QEMU may take for an answer. One that lacks a part of the VM is mute from when it is told to run it until
+    /// the page comes that it waits for. Its source, which is to send that page by another connection, must not wait for
+    /// that answer.
+    fn answers_within(&self) -> Duration {
+        let may_wait_for_page = self.is_told() && self.came_in_parts.load(Ordering::Relaxed);
+        if may_wait_for_page { LOOK_WITHIN } else { QMP_DEADLINE }
+    }
+}
+
 /// How far QEMU is with what comes. That all of it is here is noted.
-///
-/// One that was told to run the VM may be mute until the page comes that it waits for. Its source, which is to send that
-/// page by another connection, must not wait here for long.
 pub(super) async fn status_of(entry: &IncomingVm, vmm: &Vmm) -> Result<migration::TransferStatus, QmpError> {
-    let answers_within = if entry.is_told() { LOOK_WITHIN } else { QMP_DEADLINE };
-    let status = migration::status(vmm, answers_within).await?;
+    let status = migration::status(vmm, entry.answers_within()).await?;
     if status.status == MigrationStatus::Completed {
         entry.note_received();
     }
