@@ -136,8 +136,9 @@ fn printable(name: &str) -> String {
 
 fn explain_alert(alert: AlertDescription) -> Option<String> {
     let reason = match alert {
+        // TLS has one alert for both.
         AlertDescription::CertificateExpired => {
-            "it has expired, by the peer's clock: replace it, or set the clocks right"
+            "it has expired or is not valid yet, by the peer's clock: set the clocks right, or replace it"
         }
         AlertDescription::UnknownCA => {
             "another authority signed it: both sides need certificates made by one \

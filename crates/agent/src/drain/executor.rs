@@ -263,7 +263,7 @@ impl Executor {
     }
 
     fn departure(&self, vm: &str) -> Result<Option<Departure>, Problem> {
-        departure(&self.agent, vm, self.course.started_at)
+        departure(&self.agent, vm, &self.course.id)
     }
 
     fn perform(&mut self, action: Action) {

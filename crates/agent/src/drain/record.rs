@@ -2,13 +2,11 @@
 //! migrations since.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use drainpipe_engine::drain::run::Departure;
 use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveState, MoveStatus};
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_engine::result::{MigrationResult, Outcome};
-use jiff::Timestamp;
 
 use crate::agent::Agent;
 use crate::api::types::{DrainKind, DrainView};
@@ -128,15 +126,15 @@ fn settle(agent: &Agent, one: &mut MoveStatus) -> Result<(), Problem> {
 
 /// What somebody else has moved since is told as having left.
 fn settle_departures(agent: &Agent, record: &mut DrainRecord) -> Result<(), Problem> {
-    let DrainStatus { moves, stays, .. } = &mut record.status;
+    let DrainRecord { id: drain, status: DrainStatus { moves, stays, .. }, .. } = record;
     for one in moves.iter_mut().filter(|one| matches!(one.state, MoveState::Waiting | MoveState::Failed)) {
-        if let Some(departure) = departure(agent, &one.vm, record.started_at)? {
+        if let Some(departure) = departure(agent, &one.vm, drain)? {
             (one.state, one.error) = (MoveState::Left, None);
             (one.target, one.migration) = (departure.target, Some(departure.migration));
         }
     }
     for stay in std::mem::take(stays) {
-        match departure(agent, &stay.vm, record.started_at)? {
+        match departure(agent, &stay.vm, drain)? {
             Some(departure) => moves.push(departure.told_of(stay.vm)),
             None => stays.push(stay),
         }
@@ -167,17 +165,13 @@ pub(super) fn settle_for_good(agent: &Agent) -> Result<(), Problem> {
     Ok(agent.journal.record_drain(&id, &status, &moves, &[])?)
 }
 
-/// A result is recorded a moment before its VM is gone from here, so that a drain that begins in between has seen it.
-const GONE_WITHIN: Duration = Duration::from_secs(10);
-
 /// Where a VM that this drain has seen here has gone since, if it is not here any more and the history knows. Nothing
 /// comes to a host that is cordoned but by a swap, so after a migration since then it has not come back.
-pub(super) fn departure(agent: &Agent, vm: &str, since: Timestamp) -> Result<Option<Departure>, Problem> {
+pub(super) fn departure(agent: &Agent, vm: &str, drain: &str) -> Result<Option<Departure>, Problem> {
     if agent.vms.contains(vm) {
         return Ok(None);
     }
-    let since = since.checked_sub(GONE_WITHIN).unwrap_or(since);
-    Ok(agent.journal.completed_since(vm, since)?.map(|last| Departure {
+    Ok(agent.journal.completed_since_drain(vm, drain)?.map(|last| Departure {
         target: last.target,
         migration: last.id,
         memory_bytes: last.memory_bytes,
@@ -242,10 +236,11 @@ pub(super) fn problem_of(result: &MigrationResult) -> Option<Problem> {
 
 #[cfg(test)]
 mod tests {
+    use jiff::Timestamp;
     use serde_json::json;
 
     use super::*;
-    use crate::api::types::MigrateRequest;
+    use crate::api::types::{DrainRequest, MigrateRequest};
 
     fn undecided_move(vm: &str) -> MoveStatus {
         MoveStatus {
@@ -271,6 +266,10 @@ mod tests {
     }
 
     fn finish(journal: &Journal, vm: &str, outcome: &str, error: Option<&str>) {
+        finish_at(journal, vm, outcome, error, Timestamp::UNIX_EPOCH);
+    }
+
+    fn finish_at(journal: &Journal, vm: &str, outcome: &str, error: Option<&str>, now: Timestamp) {
         let result = json!({
             "id": format!("of {vm}"), "vm": vm, "source": "a", "target": "b", "started_at": "1970-01-01T00:00:00Z",
             "requested_option": "auto", "option": "tcp", "outcome": outcome, "error": error,
@@ -280,7 +279,7 @@ mod tests {
             "paths": [], "events": [], "samples": [],
         });
         let result: MigrationResult = serde_json::from_value(result).unwrap();
-        journal.end_migration(&result, outcome == "completed", Timestamp::UNIX_EPOCH).unwrap();
+        journal.end_migration(&result, outcome == "completed", now).unwrap();
     }
 
     #[test]
@@ -321,5 +320,28 @@ mod tests {
         assert_eq!(moves[1].state, MoveState::Failed);
         assert!(moves[1].error.as_ref().is_some_and(|error| error.message.contains("discarded")));
         assert_eq!(moves[2], before[2]);
+    }
+
+    /// The drain begins at 1000 s by a clock that is then put back.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn who_has_left_since_a_drain_began_is_known_whatever_the_clock_says() {
+        let directory = tempfile::tempdir().unwrap();
+        let journal = Journal::open(directory.path(), directory.path()).unwrap();
+        let at = |seconds| Timestamp::from_second(seconds).unwrap();
+        for (vm, ended_s) in [("long-gone", 500), ("by-a-clock-that-was-ahead", 5_000), ("just-gone", 995)] {
+            begin(&journal, vm);
+            finish_at(&journal, vm, "completed", None, at(ended_s));
+        }
+        begin(&journal, "on-its-way");
+        journal.begin_drain("one", at(1_000), &DrainRequest::default()).unwrap();
+        for (vm, ended_s) in [("on-its-way", 10), ("later", 20)] {
+            if vm == "later" {
+                begin(&journal, vm);
+            }
+            finish_at(&journal, vm, "completed", None, at(ended_s));
+        }
+        let left = |vm: &str| journal.completed_since_drain(vm, "one").unwrap().is_some();
+        assert!(["just-gone", "on-its-way", "later"].into_iter().all(left));
+        assert!(!["long-gone", "by-a-clock-that-was-ahead"].into_iter().any(left));
     }
 }

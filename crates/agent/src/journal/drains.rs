@@ -269,8 +269,10 @@ fn open_drain(connection: &Connection) -> Result<Option<String>, JournalCause> {
 fn insert(connection: &Connection, id: &str, kind: DrainKind, now: Timestamp) -> Result<(), JournalCause> {
     let status = DrainStatus::begun();
     connection.execute(
-        "INSERT INTO drains (id, kind, cordons, started_at, status, last_incoming) \
-         VALUES (?1, ?2, ?3, ?4, ?5, (SELECT ifnull(max(rowid), 0) FROM incoming))",
+        "INSERT INTO drains (id, kind, cordons, started_at, status, last_incoming, first_migration) \
+         VALUES (?1, ?2, ?3, ?4, ?5, (SELECT ifnull(max(rowid), 0) FROM incoming), \
+         (SELECT ifnull(min(rowid), (SELECT ifnull(max(rowid), 0) + 1 FROM migrations)) FROM migrations \
+          WHERE result IS NULL))",
         params![id, to_json(&kind)?, kind == DrainKind::Drain, now.to_string(), to_json(&status)?],
     )?;
     let old = "cordons = 0 AND rowid <= (SELECT max(rowid) FROM drains) - ?1";
@@ -508,9 +510,9 @@ mod tests {
             }
             drop(connection);
             let journal = Journal::open(directory.path(), directory.path()).unwrap();
-            assert_eq!(journal.completed_since("web", Timestamp::UNIX_EPOCH).unwrap(), None, "{made}");
             assert_eq!(journal.transfers_found("b", RequestedOption::Tcp).unwrap(), None, "{made}");
             assert_eq!(begun(&journal, "one").id, "one", "{made}");
+            assert_eq!(journal.completed_since_drain("web", "one").unwrap(), None, "{made}");
         }
     }
 

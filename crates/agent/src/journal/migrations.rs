@@ -10,6 +10,9 @@ use super::arrivals::finish_arrivals_of;
 use super::{HISTORY_LENGTH, Journal, JournalError, from_json, to_json};
 use crate::api::types::MigrateRequest;
 
+/// A result is recorded a moment before its VM is gone from here, so that a drain that begins in between has seen it.
+const GONE_WITHIN_S: u32 = 10;
+
 /// A migration from this host that has no result yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct OpenMigration {
@@ -164,18 +167,22 @@ impl Journal {
         })
     }
 
-    /// The last migration of a VM from here that was completed, if that was recorded at this time or later.
-    pub(crate) fn completed_since(
+    /// The last migration of a VM from here that was completed, if it had not ended when this drain began, or just then.
+    /// By the order of records: the host's clock may have been set meanwhile.
+    pub(crate) fn completed_since_drain(
         &self,
         vm: &str,
-        since: Timestamp,
+        drain: &str,
     ) -> Result<Option<MigrationResult>, JournalError> {
         self.run(|connection| {
             let text: Option<String> = connection
                 .query_row(
-                    "SELECT result FROM migrations WHERE vm = ?1 AND ended_at_ms >= ?2 \
-                     AND json_extract(result, '$.outcome') = 'completed' ORDER BY rowid DESC LIMIT 1",
-                    params![vm, since.as_millisecond()],
+                    "SELECT result FROM migrations JOIN drains ON drains.id = ?2 WHERE migrations.vm = ?1 \
+                     AND json_extract(result, '$.outcome') = 'completed' \
+                     AND (migrations.rowid >= drains.first_migration OR ended_at_ms / 1000 \
+                          BETWEEN strftime('%s', drains.started_at) - ?3 AND strftime('%s', drains.started_at) + 0) \
+                     ORDER BY migrations.rowid DESC LIMIT 1",
+                    params![vm, drain, GONE_WITHIN_S],
                     |row| row.get(0),
                 )
                 .optional()?;

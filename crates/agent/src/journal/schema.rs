@@ -124,6 +124,14 @@ pub(super) const SCHEMA_CHANGES: &[&str] = &[
         UPDATE mark SET generation = generation + 1;
     END;
 ",
+    // Of the drains before, as well as the host's clock tells.
+    "
+    ALTER TABLE drains ADD COLUMN first_migration INTEGER NOT NULL DEFAULT 0;
+    UPDATE drains SET first_migration = (
+        SELECT ifnull(min(rowid), (SELECT ifnull(max(rowid), 0) + 1 FROM migrations)) FROM migrations
+        WHERE result IS NULL OR ended_at_ms >= 1000 * strftime('%s', drains.started_at)
+    );
+",
 ];
 
 /// Makes the journal's directory, if it is not there.

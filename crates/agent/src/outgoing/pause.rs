@@ -10,27 +10,40 @@ use drainpipe_hypervisor::qmp::{Event, EventName};
 /// On the clock of the migration.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Pause {
-    paused_ms: Option<f64>,
+    paused: Option<Paused>,
     resumed_ms: Option<f64>,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Paused {
+    ms: f64,
+    /// By the clock of the events.
+    at: SystemTime,
+}
+
 impl Pause {
-    /// Takes an event into account that was read at this time, by the migration's clock and by the host's.
+    /// Takes an event into account that was read at this time, by the migration's clock and by the host's. What cannot be,
+    /// as the host's clock has been set, is not believed: then the event came when it was read.
     pub(super) fn note(&mut self, event: &Event, now_ms: f64, now: SystemTime) {
         let Some(at) = event.at else { return };
-        let ago = now.duration_since(at).unwrap_or_default();
-        let at_ms = (now_ms - ago.as_secs_f64() * 1000.0).max(0.0);
         if MigrationStatus::from_event(event) == Some(MigrationStatus::PreSwitchover) {
-            *self = Self { paused_ms: Some(at_ms), resumed_ms: None };
-        } else if event.name == EventName::Resume && self.paused_ms.is_some() {
-            self.resumed_ms.get_or_insert(at_ms);
+            let ago = now.duration_since(at).unwrap_or_default();
+            let ms = now_ms - ago.as_secs_f64() * 1000.0;
+            let ms = if ms < 0.0 { now_ms } else { ms };
+            *self = Self { paused: Some(Paused { ms, at }), resumed_ms: None };
+        } else if event.name == EventName::Resume
+            && let Some(paused) = self.paused
+        {
+            let after_ms = at.duration_since(paused.at).ok().map(|after| after.as_secs_f64() * 1000.0);
+            let after_ms = after_ms.filter(|after_ms| *after_ms <= now_ms);
+            self.resumed_ms.get_or_insert(after_ms.map_or(now_ms, |after_ms| paused.ms + after_ms));
         }
     }
 
     /// What the engine was told, and what the events say.
     pub(super) fn correct(&self, timings: Timings) -> Timings {
         Timings {
-            paused_ms: self.paused_ms.or(timings.paused_ms),
+            paused_ms: self.paused.map(|paused| paused.ms).or(timings.paused_ms),
             resumed_here_ms: self.resumed_ms.or(timings.resumed_here_ms),
             ..timings
         }
@@ -76,5 +89,25 @@ mod tests {
         let earlier = event(EventName::Resume, "", 12);
         let unknown = Event { at: None, ..event(EventName::Migration, "pre-switchover", 1) };
         assert_eq!(seen(&[earlier, unknown]), Some(1.0));
+    }
+
+    /// The VM is paused 10 s after the migration's begin, for 2 s, and both are read 3 s later.
+    #[test]
+    fn a_clock_that_is_set_makes_no_pause_of_hours_or_below_zero() {
+        let paused = event(EventName::Migration, "pre-switchover", 10_010);
+        let blackout_ms = |resumed_s, read_s| {
+            let mut pause = Pause::default();
+            for event in [&paused, &event(EventName::Resume, "", resumed_s)] {
+                pause.note(event, 15_000.0, EPOCH + Duration::from_secs(read_s));
+            }
+            pause.correct(Timings::default()).blackout_ms()
+        };
+        assert_eq!(blackout_ms(10_012, 10_015), Some(2_000.0));
+        // While it was paused.
+        assert_eq!(blackout_ms(13_612, 13_615), Some(0.0));
+        assert_eq!(blackout_ms(6_412, 6_415), Some(0.0));
+        // Between that and the reading.
+        assert_eq!(blackout_ms(10_012, 13_615), Some(2_000.0));
+        assert_eq!(blackout_ms(10_012, 6_415), Some(2_000.0));
     }
 }

@@ -5,6 +5,7 @@
 //! operations  does the errands, by the program itself; what it says of them must be true
 //! faults      does the faults, and undoes them
 //! journals    that are lost, older or on full disks, and what an operator does then
+//! clocks      of hosts, put forward and back
 //! busy, flood more of what goes wrong: a machine without a free core, and a host that sends thousands of requests
 //! monitor     hears each QEMU by a control connection of its own ─► copies: which guests ran when
 //! course      an errand of the round, as far as it has come
@@ -19,11 +20,9 @@
 //!
 //! `DRAINPIPE_CHAOS_SECONDS=3600` runs it for an hour; `DRAINPIPE_CHAOS_SEED` has the same decisions made again. It
 //! stops at the first thing that is wrong, with all that there is to understand it in `target/chaos/SEED`.
-//!
-//! Clocks are put forward and back in the simulation alone (`engine/tests/drain_simulation`): hosts of a lab have the one of
-//! the machine, and a time namespace shifts only the clock since boot, of processes that are yet to start.
 
 mod busy;
+mod clocks;
 mod copies;
 mod course;
 mod faults;
@@ -58,6 +57,10 @@ pub(crate) use self::measure::measure;
 
 pub(crate) const TESTS: &[Test] = &[
     ("a_minute", a_minute),
+    (
+        "agents_and_guards_have_the_clock_of_their_host",
+        clocks::agents_and_guards_have_the_clock_of_their_host,
+    ),
     ("the_monitor_sees_two_copies_and_a_lost_one", planted::the_monitor_sees_two_copies_and_a_lost_one),
 ];
 

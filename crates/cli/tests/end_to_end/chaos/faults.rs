@@ -10,12 +10,12 @@ use drainpipe_lab::Fault as LabFault;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 
 use super::busy::Busy;
+use super::clocks::Clocks;
 use super::copies::{Copies, Copy};
 use super::flood::Flood;
 use super::journals::Journals;
 use super::ledger::{Ledger, Victim};
 use super::plan::{FaultKind, Spoil};
-use crate::program::DRAINPIPE;
 use crate::support::TestLab;
 
 /// Frames of at most so many bytes still pass where large ones do not.
@@ -29,6 +29,7 @@ pub(super) struct Faults<'lab> {
     lab: &'lab TestLab,
     links: Vec<String>,
     journals: Journals<'lab>,
+    clocks: Clocks,
     active: Vec<Active>,
     killed_pids: BTreeSet<i32>,
     /// VMs that may have been lost with a QEMU that was killed in this round.
@@ -52,6 +53,7 @@ enum Undo {
         link: String,
     },
     FreeDisk(String),
+    SetClock(String),
     /// An operator has the agent go on with what there is; as soon as it says that it does not believe its journal.
     Adopt,
     Rest(Busy),
@@ -68,14 +70,16 @@ pub(super) struct Where {
 }
 
 impl<'lab> Faults<'lab> {
-    /// Gives each host's journal a disk of its own, which outlives its agent.
+    /// Gives each host a clock of its own, and its journal a disk, which outlive its agent.
     pub(super) fn prepare(lab: &'lab TestLab, hosts: &[String]) -> Self {
-        let journals = Journals::prepare(lab, hosts);
+        let clocks = Clocks::prepare(lab);
+        let journals = Journals::prepare(lab, hosts, &clocks);
         let links = lab.lab().spec().link_names();
         Self {
             lab,
             links,
             journals,
+            clocks,
             active: vec![],
             killed_pids: BTreeSet::new(),
             may_be_lost: BTreeSet::new(),
@@ -156,6 +160,12 @@ impl<'lab> Faults<'lab> {
                     vec![]
                 }
             }
+            FaultKind::Clock { ahead_s } if is_free(&Victim::Clock(host.clone())) => {
+                self.clocks.set_ahead(host, ahead_s);
+                let certificates = kind.is_before_certificates().then(|| Victim::Certificates(host.clone()));
+                let victims = [Victim::Clock(host.clone())].into_iter().chain(certificates);
+                victims.map(|victim| (victim, Some(Undo::SetClock(host.clone())))).collect()
+            }
             FaultKind::BusyMachine if is_free(&Victim::Machine) => {
                 vec![(Victim::Machine, Some(Undo::Rest(Busy::begin())))]
             }
@@ -171,6 +181,7 @@ impl<'lab> Faults<'lab> {
             | FaultKind::FreezeQemu
             | FaultKind::FullJournal
             | FaultKind::SpoilJournal(_)
+            | FaultKind::Clock { .. }
             | FaultKind::BusyMachine
             | FaultKind::FloodOfDeletes => vec![],
             of_links => self.make_of_links(of_links, host, ledger),
@@ -304,6 +315,7 @@ impl<'lab> Faults<'lab> {
                 Undo::Continue(process) => drop(pidfd_send_signal(process, Signal::CONT)),
                 Undo::Heal { host, link } => self.fault(&format!("heal {host} {link}")),
                 Undo::FreeDisk(host) => self.journals.free_disk(&host),
+                Undo::SetClock(host) => self.clocks.set_ahead(&host, 0),
                 Undo::Rest(busy) => drop(busy),
                 Undo::Await(flood) => {
                     if let Some(problem) = flood.end() {
@@ -320,11 +332,12 @@ impl<'lab> Faults<'lab> {
     fn start_agent(&mut self, host: &str) {
         self.started_at.insert(host.to_owned(), Instant::now());
         let way_in = self.journals.way_in(host);
-        self.lab.spawn_agent(host, &["nsenter", &way_in, DRAINPIPE]);
+        let [env, library, clock, program] = &self.clocks.program(host);
+        self.lab.spawn_agent(host, &["nsenter", &way_in, env, library, clock, program]);
     }
 
-    /// Starts agents again that have ended by themselves, as they may while their disks are full. One that ends without
-    /// that is told.
+    /// Starts agents again that have ended by themselves, as they may while their disks are full, or before their
+    /// certificates are valid. One that ends without that is told.
     pub(super) fn look_after_agents(&mut self, hosts: &[String], ledger: &mut Ledger) -> Option<String> {
         for host in hosts {
             let is_killed = ledger.is_suffering(&Victim::Agent(host.clone()));
@@ -332,11 +345,15 @@ impl<'lab> Faults<'lab> {
             if is_killed || is_starting || self.has_agent(host) {
                 continue;
             }
-            if !ledger.has_suffered(&Victim::JournalDisk(host.clone())) {
+            let why = if ledger.has_suffered(&Victim::JournalDisk(host.clone())) {
+                "its disk full"
+            } else if ledger.has_suffered(&Victim::Certificates(host.clone())) {
+                "its certificates not valid yet"
+            } else {
                 return Some(format!("the agent of {host} has ended by itself"));
-            }
-            ledger.note(&format!("the agent of {host} ended by itself, after its disk was full"));
-            ledger.count("agent ended by itself, its disk full");
+            };
+            ledger.note(&format!("the agent of {host} ended by itself, {why}"));
+            ledger.count(&format!("agent ended by itself, {why}"));
             self.start_agent(host);
         }
         None

@@ -11,10 +11,11 @@ use rustix::fs::{FallocateFlags, fallocate, fstatvfs};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
 
+use super::clocks::Clocks;
 use super::ledger::{Ledger, Victim};
 use super::plan::Spoil;
 use crate::drain::ask;
-use crate::program::{DRAINPIPE, Running};
+use crate::program::Running;
 use crate::support::{TestLab, eventually};
 
 /// Of the disk under each journal.
@@ -40,8 +41,9 @@ pub(super) struct Journals<'lab> {
 
 impl<'lab> Journals<'lab> {
     /// Gives each host's journal a disk of its own.
-    pub(super) fn prepare(lab: &'lab TestLab, hosts: &[String]) -> Self {
-        let disks = hosts.iter().map(|host| (host.clone(), JournalDisk::under_journal(lab, host))).collect();
+    pub(super) fn prepare(lab: &'lab TestLab, hosts: &[String], clocks: &Clocks) -> Self {
+        let disk = |host: &String| (host.clone(), JournalDisk::under_journal(lab, host, clocks));
+        let disks = hosts.iter().map(disk).collect();
         Self {
             lab,
             disks,
@@ -195,7 +197,7 @@ struct JournalDisk {
 
 impl JournalDisk {
     /// With what the journal held before. The host's agent is started anew on it.
-    fn under_journal(lab: &TestLab, host: &str) -> Self {
+    fn under_journal(lab: &TestLab, host: &str, clocks: &Clocks) -> Self {
         lab.stop_agent(host, Signal::TERM);
         let state = lab.directory(host).join("state").display().to_string();
         let script = format!(
@@ -210,7 +212,8 @@ impl JournalDisk {
         let directory = PathBuf::from(format!("/proc/{keeper}/root{state}"));
         eventually("the disk is mounted", || directory.join(".mounted").exists());
         let disk = Self { keeper, directory };
-        lab.start_agent_by(host, &["nsenter", &disk.way_in(), DRAINPIPE]);
+        let [env, library, clock, program] = &clocks.program(host);
+        lab.start_agent_by(host, &["nsenter", &disk.way_in(), env, library, clock, program]);
         disk
     }
 

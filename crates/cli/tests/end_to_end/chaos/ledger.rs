@@ -59,6 +59,10 @@ pub(super) enum Victim {
     JournalDisk(String),
     /// All hosts, as a lab has them on one machine.
     Machine,
+    /// It is wrong. No VM may stand still for that.
+    Clock(String),
+    /// Of a host, by whose clock they are not valid yet: it and the others do not reach each other.
+    Certificates(String),
     /// A host gets many requests.
     Requests(String),
 }
@@ -70,9 +74,11 @@ impl Victim {
             Self::Agent(host)
             | Self::Journal(host)
             | Self::JournalDisk(host)
+            | Self::Certificates(host)
             | Self::Requests(host)
             | Self::Link { host, .. } => hosts.contains(host),
             Self::Machine => true,
+            Self::Clock(_) => false,
             Self::Guard(of) | Self::Qemu { vm: of, .. } => of == vm,
         }
     }

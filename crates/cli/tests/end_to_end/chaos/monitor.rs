@@ -57,9 +57,10 @@ impl Monitor {
     pub(super) fn wrapper(directory: &Path, qemu: &str) -> io::Result<PathBuf> {
         let program = directory.join("qemu");
         let socket = socket(directory).display().to_string();
-        // A QEMU that is only asked what it can do has no name. Both it and the monitor are open to QEMU's user.
+        // A QEMU that is only asked what it can do has no name. Both it and the monitor are open to QEMU's user. What gives
+        // its agent a clock of its own it does not get.
         let text = format!(
-            "#!/bin/sh\ncase \" $* \" in *' -name '*)\n  exec {qemu} \"$@\" -chardev socket,id=chaos,path={socket} \
+            "#!/bin/sh\nunset LD_PRELOAD\ncase \" $* \" in *' -name '*)\n  exec {qemu} \"$@\" -chardev socket,id=chaos,path={socket} \
              -mon chardev=chaos,mode=control;;\nesac\nexec {qemu} \"$@\"\n"
         );
         fs::write(&program, text)?;

@@ -144,6 +144,10 @@ pub(super) enum FaultKind {
     SpoilJournal(Spoil),
     /// Many programs want all that the machine's cores can do.
     BusyMachine,
+    /// It differs from those of the other hosts; the clock since boot does not.
+    Clock {
+        ahead_s: i64,
+    },
     /// A host with no part in it has thousands of migrations discarded that there have never been, and begins one.
     FloodOfDeletes,
 }
@@ -157,8 +161,8 @@ pub(super) enum Spoil {
     PutBackOlder,
 }
 
-/// Kinds of faults with their weights: a link of the two is drawn later.
-const KINDS: [(FaultKind, u64); 17] = [
+/// Kinds of faults with their weights: a link of the two, and how wrong a clock is, is drawn later.
+const KINDS: [(FaultKind, u64); 18] = [
     (FaultKind::KillAgent, 18),
     (FaultKind::FreezeAgent, 12),
     (FaultKind::KillGuard, 4),
@@ -176,7 +180,14 @@ const KINDS: [(FaultKind, u64); 17] = [
     (FaultKind::SpoilJournal(Spoil::Delete), 4),
     (FaultKind::SpoilJournal(Spoil::Empty), 2),
     (FaultKind::SpoilJournal(Spoil::PutBackOlder), 5),
+    (FaultKind::Clock { ahead_s: 0 }, 8),
 ];
+
+/// Certificates of a lab are valid from an hour before they are made, and for a year.
+const VALID_BEFORE_S: i64 = 3_600;
+
+/// How wrong clocks are. Before certificates are valid there is only the first: after an hour's run, too.
+const CLOCKS_AHEAD_S: [i64; 8] = [-14_400, -3_000, -90, -5, 5, 90, 3_600, 86_400];
 
 /// What faults are aimed at, the hand-over more often than the rest.
 const MOMENTS: [Moment; 8] = [
@@ -318,6 +329,9 @@ fn kind(random: &mut Random, bounds: Bounds) -> FaultKind {
         }
         FaultKind::LargeFramesVanish { .. } => FaultKind::LargeFramesVanish { link },
         FaultKind::Loss { .. } => FaultKind::Loss { link, percent: [1, 5, 20][random.index(3)] },
+        FaultKind::Clock { .. } => {
+            FaultKind::Clock { ahead_s: CLOCKS_AHEAD_S[random.index(CLOCKS_AHEAD_S.len())] }
+        }
         other => *other,
     }
 }
@@ -327,6 +341,11 @@ fn milliseconds(random: &mut Random, min: u64, max: u64) -> Duration {
 }
 
 impl FaultKind {
+    /// No certificate is valid yet by that clock.
+    pub(super) fn is_before_certificates(self) -> bool {
+        matches!(self, Self::Clock { ahead_s } if ahead_s < -VALID_BEFORE_S)
+    }
+
     /// What it is counted as.
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -348,6 +367,9 @@ impl FaultKind {
             Self::SpoilJournal(Spoil::Empty) => "journal emptied, its agent killed",
             Self::SpoilJournal(Spoil::PutBackOlder) => "older journal put back, its agent killed",
             Self::BusyMachine => "machine busy",
+            Self::Clock { .. } if self.is_before_certificates() => "clock put back before the certificates",
+            Self::Clock { ahead_s } if ahead_s < 0 => "clock put back",
+            Self::Clock { .. } => "clock put forward",
             Self::FloodOfDeletes => "flood of deletes",
         }
     }

@@ -179,6 +179,16 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         ..quiet("16 programs want both cores, paths are healthy")
     },
     Scenario {
+        faults: [
+            Some(aimed(HOUR_AHEAD, Place::Source, Moment::Active, IN_FLIGHT_MS, WRONG_MS)),
+            Some(aimed(FIFTY_MINUTES_BEHIND, Place::Target, Moment::Active, IN_FLIGHT_MS, WRONG_MS)),
+        ],
+        outlasts_errands: true,
+        completes: true,
+        keeps_paths: true,
+        ..quiet("source's clock an hour ahead in flight, target's fifty minutes behind")
+    },
+    Scenario {
         faults: at(FaultKind::KillQemu, Place::Source, Moment::Active, IN_FLIGHT_MS, 0..1),
         ..quiet("source's QEMU")
     },
@@ -199,6 +209,12 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         promise: BY_TARGET,
         ..quiet("target's agent just after the pause")
     },
+    Scenario {
+        faults: at(BEFORE_CERTIFICATES, Place::Source, Moment::Paused, PAUSED_MS, WRONG_MS),
+        promise: BY_TARGET,
+        outlasts_errands: true,
+        ..quiet("source's clock before its certificates just after the pause")
+    },
     spoiled("source's journal deleted as the VM runs on the target", Spoil::Delete),
     outage("all links down in a later round, encrypted", FaultKind::AllLinksDown, ENCRYPTED),
     outage("all links silent in a later round, tcp", FaultKind::AllLinksSilent, TCP),
@@ -208,6 +224,13 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         MULTICHANNEL,
     ),
 ];
+
+/// By these clocks all certificates are valid.
+const HOUR_AHEAD: FaultKind = FaultKind::Clock { ahead_s: 3_600 };
+const FIFTY_MINUTES_BEHIND: FaultKind = FaultKind::Clock { ahead_s: -3_000 };
+/// By this one none is.
+const BEFORE_CERTIFICATES: FaultKind = FaultKind::Clock { ahead_s: -14_400 };
+const WRONG_MS: Range<u64> = 2_000..8_000;
 
 /// An agent that is killed is started again so many ms later.
 const GONE_MS: Range<u64> = 2_000..2_001;
