@@ -208,7 +208,7 @@ pub(crate) struct AgentArguments {
     pub(crate) config: PathBuf,
 }
 
-const AGENT_EXAMPLE: &str = r#"The least configuration; docs/operate.md has all keys:
+const AGENT_EXAMPLE: &str = r#"The least configuration; docs/reference/config.md has all keys:
   name = "a"                              # as in this host's certificate
   listen = "192.0.2.1:7420"               # for other agents and operators
 

@@ -1,4 +1,4 @@
-//! Exit codes; stable, documented in the operating guide.
+//! Exit codes; stable, documented in docs/reference/exit-codes.md.
 
 use std::process::ExitCode;
 

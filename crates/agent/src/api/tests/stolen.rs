@@ -1,4 +1,4 @@
-//! What somebody can do to a host who has the certificate of another one: each sentence of the operating guide about it
+//! What somebody can do to a host who has the certificate of another one: each sentence of docs/security.md about it
 //! is a test. Files, devices and bridges are in `hostile.rs`, the whole table of paths in `authorization.rs`.
 
 use drainpipe_engine::problem::ProblemKind;
