@@ -1,7 +1,7 @@
 //! VMs whose QEMU lives, but did not answer when the agent started: taken hold of as soon as it does.
 //!
 //! A QEMU whose target died may be mute until its guard has acted, and one whose storage hangs for as long as that
-//! does (docs/decisions.md, 40).
+//! does (docs/decisions/0040).
 
 use std::sync::Arc;
 use std::time::Duration;

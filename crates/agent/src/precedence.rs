@@ -1,7 +1,7 @@
 //! A VM that is paused, or has just arrived, has its host's cores first for a moment.
 //!
 //! Its guest is silent and has to catch up; the others are not. On a busy host its last bytes and its vCPUs would
-//! wait for them, and for transfers that go on: docs/decisions.md, 48. And all of them would wait for what else the
+//! wait for them, and for transfers that go on: docs/decisions/0048. And all of them would wait for what else the
 //! host does in other sessions: 60.
 
 use std::collections::BTreeSet;

@@ -4,7 +4,7 @@
 //! whose `cpu` controller is on. Threads in none are grouped by session where `sched_autogroup_enabled` says so, which
 //! is usual; see "The autogroup feature" in sched(7). An agent and the QEMUs that it has started are one session, the
 //! QEMUs that an agent before it started are another: of a host with one core, a thread of `SCHED_IDLE` took half from
-//! them (`docs/decisions.md`, 34). Where it cannot be seen whether a cgroup's controller is on, cgroup and session
+//! them (`docs/decisions/0034`). Where it cannot be seen whether a cgroup's controller is on, cgroup and session
 //! count together: who has both in common is of one group in any case.
 
 use std::collections::BTreeSet;

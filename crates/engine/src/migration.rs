@@ -658,7 +658,7 @@ impl Migration {
 ///
 /// A VM that changes little never needs a long pause, but with QEMU's default of 300 ms it gets one:
 /// QEMU stops as soon as the last 300 ms worth of the first round are left. Beginning low costs a busy
-/// VM a few short rounds. Measured in docs/decisions.md.
+/// VM a few short rounds. Measured in docs/decisions/0015.
 pub fn downtime_limit_ms(rounds: u64) -> u64 {
     match rounds {
         0..=2 => 30,

@@ -21,7 +21,7 @@ pub const MULTICHANNEL_CONNECTIONS: u8 = 16;
 
 /// What a core of each host carries encrypted, in Mb/s. A single connection has one thread that seals and one that
 /// opens, so it carries little more. 7.06 Gb/s was the least of nine migrations over a link without a limit, each host on
-/// a core of its own (`bench/README.md`, and docs/decisions.md, 36).
+/// a core of its own (`bench/README.md`, and docs/decisions/0036).
 const CORE_ENCRYPTS_MBPS: u64 = 7_000;
 
 /// How one migration will be done.

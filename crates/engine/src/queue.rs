@@ -4,7 +4,7 @@
 //! The kernel lets each socket grow to 4 MiB: 64 MiB of 16 channels are 0.27 s of two links of 1 Gb/s.
 //! But while memory is copied these queues carry the links over the moments in which a busy host does
 //! not wake the threads that fill them, most of all those of a path with few channels. So they are
-//! kept short only towards the end (docs/decisions.md has the figures).
+//! kept short only towards the end (docs/decisions/0015).
 
 use crate::path::Path;
 

@@ -24,7 +24,7 @@ use crate::path::Path;
 use crate::plan::Request;
 
 /// Core-seconds that a byte takes on either host to get through QEMU and a relay that packs nothing: twice what was
-/// measured of plain reading and writing, 2 for each GiB. docs/decisions.md, 45, says where this and the next two
+/// measured of plain reading and writing, 2 for each GiB. docs/decisions/0045, says where this and the next two
 /// are from.
 const PASSING_S: f64 = 2.0 / (1_u64 << 30) as f64;
 
@@ -34,7 +34,7 @@ const PACKING_S: f64 = 5e-9;
 /// Core-seconds to unpack one.
 const UNPACKING_S: f64 = 1e-9;
 
-/// Core-seconds to seal a byte that goes out, and to open it; 0.16 and 0.14 for each GiB, see docs/decisions.md, 36.
+/// Core-seconds to seal a byte that goes out, and to open it; 0.16 and 0.14 for each GiB, see docs/decisions/0036.
 const SEALING_S: f64 = 0.16 / (1_u64 << 30) as f64;
 const OPENING_S: f64 = 0.14 / (1_u64 << 30) as f64;
 

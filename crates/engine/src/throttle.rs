@@ -2,7 +2,7 @@
 //!
 //! A VM whose memory gets dirty less than half as fast as it is sent leaves less than half for each next round, and
 //! converges by itself: it is not touched. Of another one more is held back step by step. QEMU's `auto-converge` goes by
-//! the same rule, and cannot be used (docs/decisions.md).
+//! the same rule, and cannot be used (docs/decisions/0053).
 
 use crate::progress::Transferred;
 

@@ -2,7 +2,7 @@
 //!
 //! QEMU's own way (`auto-converge`) is not used. Since 9.2 it looks for changed memory in its main loop every 5 s, and
 //! waits there for its migration thread: where nobody takes what that sends, guest and QMP stand still, and a QEMU whose
-//! migration is cancelled meanwhile fails an assertion (docs/decisions.md).
+//! migration is cancelled meanwhile fails an assertion (docs/decisions/0053).
 //!
 //! The group is its own record: by its name anybody finds the threads that are held back, and where they came from.
 

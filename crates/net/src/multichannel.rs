@@ -70,7 +70,7 @@ pub fn multichannel_changes(
 ///
 /// Many connections over one link have to share its queue. Under BBR, the default of some hosts,
 /// they did not: the links stood idle for 0.1 s time and again. 16 channels over 2 links of 1 Gb/s
-/// carried 0.89 of them under BBR, 0.94 under CUBIC, 0.78 to 0.95 under Reno (docs/decisions.md).
+/// carried 0.89 of them under BBR, 0.94 under CUBIC, 0.78 to 0.95 under Reno (docs/decisions/0020).
 pub fn channel_congestion_control() -> Result<Option<&'static str>, Error> {
     let available = crate::sysctl::read("net.ipv4.tcp_available_congestion_control")?;
     Ok(available.split_whitespace().any(|name| name == CUBIC).then_some(CUBIC))

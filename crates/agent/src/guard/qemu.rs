@@ -143,7 +143,7 @@ impl Qemu {
         was_first
     }
 
-    /// As the agent does when it stops a transfer: docs/decisions.md, 40.
+    /// As the agent does when it stops a transfer: docs/decisions/0040.
     fn cut(&self) {
         if let Some(Err(error)) = self.peer.map(|peer| cut_connections(&self.paths, peer)) {
             eprintln!("guard: QEMU may wait for its target, and answer nothing: {error}");

@@ -154,7 +154,7 @@ fn process_use(pid: i32) -> String {
 }
 
 /// The newest machine type that this QEMU has: with those before 8.1, multifd's channels wait for each
-/// other all the time (docs/decisions.md).
+/// other all the time (docs/decisions/0021).
 async fn newest_machine(qemu: &Path) -> Result<String, Problem> {
     let oldest = OLDEST_MACHINE.parse().map_err(Problem::failed)?;
     let facts =

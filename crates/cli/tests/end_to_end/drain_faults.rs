@@ -141,7 +141,7 @@ fn the_agent_is_killed_on_the_way_back() {
 
 fn the_agent_from_which_vms_come_back_is_started_anew() {
     let (lab, guest) = two_on_their_way_back();
-    // An agent that ends while connections are being made may leave a QEMU waiting for itself: docs/decisions.md, 40.
+    // An agent that ends while connections are being made may leave a QEMU waiting for itself: docs/decisions/0040.
     eventually("its memory is on its way", || {
         let mut in_flight = lab.migrations("b").into_iter().filter_map(|view| view.progress);
         in_flight.any(|progress| progress.step == Step::CopyMemory && progress.sent_bytes > 1_000_000)

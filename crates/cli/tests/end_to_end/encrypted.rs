@@ -125,7 +125,7 @@ fn whatever_befalls_them_in_flight() {
         let before = tls();
         let migrating = scene.migrate(&[]);
         // An agent that is killed in the moment in which it accepts one of QEMU's connections takes it along: its guard
-        // does not hold that one yet, and QEMU 7.2 may wait for itself (docs/decisions.md, 40).
+        // does not hold that one yet, and QEMU 7.2 may wait for itself (docs/decisions/0040).
         eventually("all 17 connections have begun TLS", || tls() - before >= 17);
         befalls(&scene, migrating);
         scene.assert_settled("a");

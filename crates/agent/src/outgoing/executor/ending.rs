@@ -212,7 +212,7 @@ impl Executor {
             && let Some(relay) = &self.relay
         {
             // Over slow links QEMU would wait for what its threads have in hand, be cut, and might then wait for itself
-            // without end (docs/decisions.md, 40). While the VM is paused, it might call the migration completed.
+            // without end (docs/decisions/0040). While the VM is paused, it might call the migration completed.
             relay.stop_sending();
         }
         let cancelled = qemu::cancel(self.vmm()?, QEMU_DEADLINE).await;
