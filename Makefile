@@ -37,12 +37,14 @@ FUZZ_SECONDS ?= 60
 fuzz:
 	CARGO="$(CARGO)" FUZZ_SECONDS=$(FUZZ_SECONDS) fuzz/run $(FUZZERS)
 
-# The agents' API, by its document: API_REQUESTS requests each as a host, an operator and root. API_SEED makes the same
-# again. Nothing else needs Python and socat.
+# The agents' API, by its document: API_REQUESTS requests each as a host, an operator and root, or as those that are
+# named, as in `make fuzz-api API_CALLERS="operator root"`. API_SEED makes the same again. Nothing else needs Python and
+# socat.
 API_REQUESTS ?= 10000
-fuzz-api: setup
+fuzz-api:
+	scripts/setup python3-venv socat
 	$(CARGO) build --package drainpipe-cli
-	API_REQUESTS=$(API_REQUESTS) API_SEED=$(API_SEED) fuzz/api
+	API_REQUESTS=$(API_REQUESTS) API_SEED=$(API_SEED) fuzz/api $(API_CALLERS)
 
 style:
 	$(CARGO) fmt --all --check

@@ -4,7 +4,7 @@ use drainpipe_engine::bandwidth::{BandwidthSetting, LimitChange};
 use drainpipe_engine::check::finding::Finding;
 use drainpipe_engine::check::fix::Fix;
 use drainpipe_engine::facts::HostFacts;
-use drainpipe_engine::journal::{JournalMark, JournalStanding};
+use drainpipe_engine::journal::{GENERATION_MAX, JournalMark, JournalStanding};
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::path::Path;
 use drainpipe_engine::path_record::PathRecord;
@@ -425,7 +425,7 @@ pub enum HandOverView {
 #[serde(deny_unknown_fields)]
 pub struct Hearing {
     /// How far it is now; absent where it only asks.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "told")]
     pub told: Option<JournalStanding>,
 }
 
@@ -513,6 +513,14 @@ pub(super) fn check_host_name<E: Error>(name: &str) -> Result<(), E> {
 /// In the one form in which the journal has it: it becomes a key there, and a part of paths.
 fn migration_id<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     Uuid::deserialize(deserializer).map(|id| id.to_string())
+}
+
+fn told<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<JournalStanding>, D::Error> {
+    let told = Option::<JournalStanding>::deserialize(deserializer)?;
+    if told.as_ref().is_some_and(|told| told.mark.generation > GENERATION_MAX) {
+        return Err(D::Error::custom(format!("told.mark.generation: 0 to {GENERATION_MAX} is allowed")));
+    }
+    Ok(told)
 }
 
 pub(super) fn throttle_max_percent<'de, D: Deserializer<'de>>(

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use drainpipe_engine::journal::{Doubt, JournalFile};
-use drainpipe_engine::journal::{JournalMark, JournalStanding, Testimony, Witness, doubts};
+use drainpipe_engine::journal::{GENERATION_MAX, JournalMark, JournalStanding, Testimony, Witness, doubts};
 use drainpipe_engine::problem::Problem;
 use futures_util::future::join_all;
 use tokio::time::{sleep, timeout};
@@ -24,9 +24,6 @@ const TELL_AFTER: Duration = Duration::from_millis(500);
 
 /// They are told again after this time, also if there is no news: one that did not answer may do now.
 const TELL_EVERY: Duration = Duration::from_secs(20);
-
-/// A generation that no journal comes to. Whoever names one knows of nothing.
-const GENERATION_MAX: u64 = 1 << 53;
 
 /// Whether anybody but this host itself has shown that nothing is missing in its journal.
 #[derive(Debug)]

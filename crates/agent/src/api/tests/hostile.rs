@@ -1,5 +1,6 @@
 //! Requests that make no sense: each is told so, as a problem, and nothing breaks.
 
+use drainpipe_engine::journal::GENERATION_MAX;
 use drainpipe_engine::problem::ProblemKind;
 use drainpipe_hypervisor::qcow2::fuzzing::header;
 use proptest::prelude::*;
@@ -167,6 +168,24 @@ async fn a_hosts_identifiers_are_uuids_or_refused() {
     agent.journal().begin_incoming(&ID.replace('3', "a"), "source", &spec).unwrap();
     assert_eq!(agent.say(Who::Source, "DELETE", &shouted, "").await.status, 200);
     assert_eq!(agent.say(Who::Source, "GET", &whispered, "").await.body, "\"discarded\"");
+    agent.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_host_tells_of_a_journal_further_than_any_comes() {
+    let Some(agent) = TestAgent::start().await else { return };
+    let tell = |generation: u64| {
+        let mark = json!({ "identity": "one", "generation": generation });
+        json!({ "told": { "mark": mark, "replaces": [] } }).to_string()
+    };
+    for generation in [GENERATION_MAX + 1, u64::MAX] {
+        let answer = agent.say(Who::Source, "POST", "/v1/journal/marks", &tell(generation)).await;
+        assert_eq!(answer.problem().kind, ProblemKind::BadInput, "{generation}: {answer:?}");
+        assert!(answer.body.contains("generation"), "{answer:?}");
+    }
+    // Nothing of it is kept.
+    let answer = agent.say(Who::Source, "POST", "/v1/journal/marks", &tell(GENERATION_MAX)).await;
+    assert_eq!(answer.body, "{\"heard\":null}");
     agent.stop().await;
 }
 
