@@ -111,7 +111,9 @@ impl TransferStatus {
         self.status.is_post_copy() || (self.status == MigrationStatus::Cancelling && self.pages_followed())
     }
 
-    /// Whether a source does not let its guest run by itself any more, whatever becomes of its connection.
+    /// Whether a source does not let its guest run by itself any more though its connection breaks, unless that happens at
+    /// the end of post-copy: from about 9 on QEMU then waits for its target's last word, and calls the migration failed where
+    /// that does not come. Seen once, with 10.0.2 (`bench/decisions/0035.md`); what it says of itself before does not tell.
     ///
     /// With post-copy `postcopy-active` alone does not say so (7.2, 10.0): QEMU says that before it looks at its connection
     /// for the last time, and if that is broken, it calls the migration failed and the guest runs on. Seen in two of 25
