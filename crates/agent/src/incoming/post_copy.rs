@@ -38,8 +38,10 @@ pub(super) async fn is_here_in_part(
     if !status.status.is_post_copy() {
         return Ok(false);
     }
-    let state = vmm.run_state(QMP_DEADLINE).await.map_err(Problem::failed)?;
-    let is_here = status.status.lets_run(&state);
+    let state = vmm.run_state(entry.answers_within()).await.map_err(Problem::failed)?;
+    // One that was mute when it was told to run may run since.
+    let runs = entry.is_told() && matches!(state, RunState::Running | RunState::Suspended);
+    let is_here = runs || status.status.lets_run(&state);
     entry.came_in_parts.fetch_or(is_here, Ordering::Relaxed);
     Ok(is_here)
 }

@@ -195,7 +195,7 @@ impl IncomingVm {
     /// How long its QEMU may take for an answer. One that lacks a part of the VM is mute from when it is told to run it until
     /// the page comes that it waits for. Its source, which is to send that page by another connection, must not wait for
     /// that answer.
-    fn answers_within(&self) -> Duration {
+    pub(super) fn answers_within(&self) -> Duration {
         let may_wait_for_page = self.is_told() && self.came_in_parts.load(Ordering::Relaxed);
         if may_wait_for_page { LOOK_WITHIN } else { QMP_DEADLINE }
     }
