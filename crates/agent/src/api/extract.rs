@@ -9,6 +9,7 @@ use axum::http::request::Parts;
 use serde::de::DeserializeOwned;
 use uuid::Uuid;
 
+use super::by_name::ByName;
 use super::error::ApiError;
 
 /// Longest request body. The longest honest one is a VM's specification.
@@ -36,7 +37,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
-        let Json(value) = read_in_time(Json::from_request(request, state)).await?;
+        let Json(ByName(value)) = read_in_time(Json::from_request(request, state)).await?;
         Ok(Self(value))
     }
 }

@@ -9,11 +9,12 @@
 //! forward        ?host=NAME
 //! handlers       one function a path, with what the document says of it
 //! openapi        the document, made from the handlers
-//! extract, error how requests are read and refused
+//! extract, error how requests are read and refused; by_name: no list passes for an object
 //! types          what travels; drain_types: about emptying a host
 //! ```
 
 pub mod authorization;
+mod by_name;
 mod drain_types;
 pub(crate) mod error;
 pub(crate) mod extract;

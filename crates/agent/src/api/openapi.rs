@@ -25,6 +25,9 @@ pub(super) const DRAIN: &str = "drain";
 /// Tag of what only agents say to each other.
 pub(super) const BETWEEN_AGENTS: &str = "between-agents";
 
+/// What an agent answers whose journal is not believed, too.
+const JOURNAL: &str = "/v1/journal";
+
 const MUTUAL_TLS: &str = "mutual_tls";
 
 #[derive(utoipa::OpenApi)]
@@ -49,7 +52,7 @@ left.
 passing host's certificate, so it may do what a host may: look, and move VMs to itself.
 
 **Every failure** is a `Problem`: `message` says what is wrong, where, and what to do; `kind` is for \
-programs.
+programs. An agent whose journal is not believed refuses everything but the paths under `/v1/journal`, with 422.
 
 The paths tagged `between-agents` are the steps of a migration as its source leads them. Only hosts may \
 use them.",
@@ -84,9 +87,13 @@ fn make() -> OpenApi {
     document.merge(routes_for_all().into_openapi());
     document.merge(routes_for_agents().into_openapi());
     add_security(&mut document);
-    for path in document.paths.paths.values_mut() {
-        let methods = [&mut path.get, &mut path.post, &mut path.delete];
-        methods.into_iter().flatten().for_each(add_what_holds_for_all);
+    for (path, item) in &mut document.paths.paths {
+        for operation in [&mut item.get, &mut item.post, &mut item.delete].into_iter().flatten() {
+            add_what_holds_for_all(operation);
+            if !path.starts_with(JOURNAL) {
+                add_problem(operation, "422", "The journal of the host is not believed.");
+            }
+        }
     }
     document
 }
@@ -184,9 +191,11 @@ mod tests {
                 assert!(operation.summary.is_some(), "{path}");
                 let of_operation = operation.tags.as_deref().unwrap_or_default();
                 assert!(of_operation.len() == 1 && tags.contains(&of_operation[0].as_str()), "{path}");
+                let answers = &operation.responses.responses;
                 for status in ["200", "400", "403", "500"] {
-                    assert!(operation.responses.responses.contains_key(status), "{path} {status}");
+                    assert!(answers.contains_key(status), "{path} {status}");
                 }
+                assert_eq!(answers.contains_key("422"), !path.starts_with("/v1/journal"), "{path}");
             }
         }
     }

@@ -75,6 +75,12 @@ async fn what_makes_no_sense_is_a_problem_with_the_right_status() {
             "no migration",
         ),
         ("POST", "/v1/fixes", JSON, fix("\"kernel.core_pattern\"").as_str(), 400, "unknown variant"),
+        ("POST", "/v1/fixes", JSON, "{\"fixes\": [[\"tcp_send_buffer\", 4096]]}", 400, "sequence"),
+        ("POST", "/v1/drain", JSON, "[]", 400, "sequence"),
+        ("POST", "/v1/drain/plan", JSON, "[]", 400, "sequence"),
+        ("POST", "/v1/resume", JSON, "[]", 400, "sequence"),
+        ("POST", "/v1/migrations", JSON, "[\"web\", \"target\"]", 400, "sequence"),
+        ("POST", "/v1/vms", JSON, "{\"spec\": [\"web\"]}", 400, "sequence"),
     ] {
         let answer = agent.say_with(Who::Root, method, path, headers, body).await;
         assert_eq!(answer.status, status, "{method} {path}: {answer:?}");
