@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use drainpipe_engine::facts::{HugePages, MemoryNeeds};
 use drainpipe_engine::inbound::Inbound;
 use drainpipe_engine::problem::Problem;
+use drainpipe_hypervisor::migration;
 use drainpipe_hypervisor::spec::{ResolvedSpec, VmSpec};
 use drainpipe_hypervisor::{Role, Vmm};
 use drainpipe_relay::Receiver;
@@ -86,8 +87,7 @@ struct IncomingVm {
     agent_cpu_at_start: Duration,
     // The relay of a compressed or encrypted migration, as long as it lasts.
     relay: Mutex<Option<Receiver>>,
-    // Whether it is encrypted. Not known any more once the agent was started anew: the relay has ended with the agent
-    // before, and what follows by post-copy its source encrypts or does not.
+    // Whether it is encrypted.
     is_encrypted: AtomicBool,
     // Whether it may run here before all its memory is.
     allows_post_copy: AtomicBool,
@@ -97,8 +97,6 @@ struct IncomingVm {
     is_told_to_run: AtomicBool,
     // And it is among the VMs of this host since: its QEMU has said that it runs, or how it has ended.
     is_let_run: AtomicBool,
-    // Since when nothing of it is to come, once it runs here.
-    whole_since: Mutex<Option<Instant>>,
     // Those who answer when the source tries the paths.
     answering: Mutex<JoinSet<()>>,
     // One step at a time, whatever the order in which requests arrive.
@@ -126,7 +124,6 @@ impl IncomingVm {
             came_in_parts: AtomicBool::default(),
             is_told_to_run: AtomicBool::default(),
             is_let_run: AtomicBool::default(),
-            whole_since: Mutex::default(),
             answering: Mutex::default(),
             stepping: AsyncMutex::default(),
             taking_hold: AsyncMutex::default(),
@@ -485,7 +482,12 @@ pub(crate) async fn close_arrivals(agent: &Agent, vm: &str) {
 async fn finish_arrival(agent: &Agent, id: &str) -> Result<(), Problem> {
     agent.watches.leave(agent, id).await?;
     agent.journal.finish_incoming(id)?;
-    lock(&agent.incoming.entries).remove(id);
+    let entry = lock(&agent.incoming.entries).remove(id);
+    if let Some(vmm) = entry.and_then(|entry| entry.vmm().ok())
+        && let Err(error) = migration::forget_key(vmm.paths())
+    {
+        warn!(migration = id, %error, "the key with which its memory came stays until the VM ends or moves");
+    }
     Ok(())
 }
 

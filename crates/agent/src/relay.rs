@@ -60,12 +60,12 @@ impl OutgoingRelay {
         plan: &Plan,
         destination: SocketAddr,
         other: &OtherEnd<'_>,
-        guard: Option<&Guard>,
+        guard: &Guard,
         page_cache_mib: u32,
     ) -> Result<Self, Problem> {
         let target = ServerName::try_from(other.host.to_owned()).map_err(Problem::failed)?;
         let tls = ClientTls::new(other.identity.client_config(), target);
-        let hands = guard.map(Guard::hands).transpose().map_err(Problem::failed)?;
+        let hands = guard.hands().map_err(Problem::failed)?;
         let packing = Packing::of(agent)?;
         let settings = SenderSettings {
             path: vmm.paths().outgoing_relay().path,
@@ -79,9 +79,7 @@ impl OutgoingRelay {
             gives_way: packing.gives_way,
             page_cache_bytes: bytes(page_cache_mib),
         };
-        let sender =
-            Sender::start(settings, move |socket| hands.as_ref().map_or(Ok(()), |hands| hands.hold(socket)))
-                .map_err(Problem::failed)?;
+        let sender = Sender::start(settings, move |socket| hands.hold(socket)).map_err(Problem::failed)?;
         let (target, is_compressed) = (other.host.to_owned(), plan.is_compressed);
         Ok(Self { sender, target, is_compressed, readings: VecDeque::new() })
     }

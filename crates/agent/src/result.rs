@@ -109,7 +109,7 @@ pub(crate) fn assemble(
         paths,
         elsewhere: measured.elsewhere,
         compression: measured.compression,
-        encryption: plan.map(|plan| encryption_use(plan, measured.cipher_suite)),
+        encryption: plan.map(|plan| encryption_use(plan, measured.rounds, measured.cipher_suite)),
         findings: migration.findings().to_vec(),
         events,
         samples: measured.samples,
@@ -117,12 +117,14 @@ pub(crate) fn assemble(
     }
 }
 
-/// All that a relay encrypts with.
+/// All that is encrypted with, by a relay or by QEMU.
 const ENCRYPTION_PROTOCOL: &str = "TLS 1.3";
 
-fn encryption_use(plan: &Plan, cipher_suite: Option<String>) -> EncryptionUse {
+/// A QEMU that encrypts has begun a round once it has connected, and does not say which suite it uses.
+fn encryption_use(plan: &Plan, rounds: u64, cipher_suite: Option<String>) -> EncryptionUse {
     let Encryption { is_encrypted, why } = plan.encryption.clone();
-    let protocol = cipher_suite.as_ref().map(|_| ENCRYPTION_PROTOCOL.into());
+    let connected = cipher_suite.is_some() || (plan.is_encrypted_by_hypervisor() && rounds > 0);
+    let protocol = connected.then(|| ENCRYPTION_PROTOCOL.into());
     EncryptionUse { is_encrypted, why, protocol, cipher_suite }
 }
 

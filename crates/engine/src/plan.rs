@@ -152,7 +152,13 @@ impl Plan {
 
     /// Whether a relay stands on either host between QEMU and the network.
     pub fn is_relayed(&self) -> bool {
-        self.is_compressed || self.encryption.is_encrypted
+        self.is_compressed || (self.encryption.is_encrypted && !self.is_encrypted_by_hypervisor())
+    }
+
+    /// Whether the hypervisor encrypts it, by its own TLS. With post-copy the VM is lost if a part of its memory is, and a
+    /// relay would end with its agent.
+    pub fn is_encrypted_by_hypervisor(&self) -> bool {
+        self.encryption.is_encrypted && self.post_copy
     }
 
     /// The paths that carry at once.

@@ -195,7 +195,8 @@ pub struct EncryptionUse {
     pub why: String,
     /// Such as `TLS 1.3`; absent where no connection was encrypted.
     pub protocol: Option<String>,
-    /// IANA's name of the cipher suite; absent where no connection was encrypted.
+    /// IANA's name of the cipher suite; absent where no connection was encrypted, and with post-copy, which QEMU encrypts
+    /// without saying so.
     pub cipher_suite: Option<String>,
 }
 

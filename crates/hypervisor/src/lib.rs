@@ -53,7 +53,7 @@ pub use facts::{HypervisorFacts, ProbeError};
 pub use launch::LaunchError;
 pub use launcher::Launcher;
 pub use memory_sample::{Contents, MemorySample, SampleError};
-pub use paths::{PathTooLong, RelaySocket, RuntimePaths};
+pub use paths::{PathTooLong, RuntimePaths, SharedPath};
 pub use process::Exit;
 pub use sockets::{ConnectionUse, Pace, cut_connections};
 pub use spec::{ResolvedSpec, VmSpec};

@@ -11,6 +11,7 @@ const SOCKET_PATH_BYTES_MAX: usize = 107;
 /// In QEMU's working directory.
 const OWN: &str = "own";
 const INCOMING_RELAY: &str = "own/relay";
+const TLS: &str = "tls";
 
 /// The directory is too deep for Unix sockets in it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -24,10 +25,10 @@ pub struct PathTooLong {
     bytes: usize,
 }
 
-/// Where QEMU and a relay meet.
+/// Where QEMU and its agent meet.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RelaySocket {
-    /// For the relay.
+pub struct SharedPath {
+    /// For the agent.
     pub path: PathBuf,
     /// The same for QEMU, from its working directory: those above are closed to it.
     pub of_qemu: PathBuf,
@@ -103,21 +104,27 @@ impl RuntimePaths {
     }
 
     /// Where QEMU sends a migration that goes through a relay, which listens there.
-    pub fn outgoing_relay(&self) -> RelaySocket {
-        self.relay_socket_at("relay")
+    pub fn outgoing_relay(&self) -> SharedPath {
+        self.shared("relay", "relay.sock")
     }
 
     /// Where QEMU listens for a migration that comes through a relay.
-    pub fn incoming_relay(&self) -> RelaySocket {
-        self.relay_socket_at(INCOMING_RELAY)
+    pub fn incoming_relay(&self) -> SharedPath {
+        self.shared(INCOMING_RELAY, "relay.sock")
     }
 
-    fn relay_socket_at(&self, of_qemu: &str) -> RelaySocket {
+    /// Holds the key of a migration that QEMU encrypts itself.
+    pub(crate) fn tls_directory(&self) -> SharedPath {
+        self.shared(TLS, TLS)
+    }
+
+    /// `of_root` is for a QEMU without a working directory of its own.
+    fn shared(&self, of_qemu: &str, of_root: &str) -> SharedPath {
         if self.qemu_directory().is_dir() {
-            return RelaySocket { path: self.qemu_directory().join(of_qemu), of_qemu: of_qemu.into() };
+            return SharedPath { path: self.qemu_directory().join(of_qemu), of_qemu: of_qemu.into() };
         }
-        let path = self.directory.join("relay.sock");
-        RelaySocket { of_qemu: path.clone(), path }
+        let path = self.directory.join(of_root);
+        SharedPath { of_qemu: path.clone(), path }
     }
 
     /// Locked by the watchdog that stands beside a migration, so that there is one at a time.

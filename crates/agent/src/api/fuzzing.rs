@@ -82,7 +82,7 @@ pub fn messages(data: &[u8]) {
         Message::Incoming(request) => check_incoming(&request),
         Message::Connection(request) => {
             check_over_own_links(&request.plan.paths);
-            transport(&request.plan);
+            transport(&request.plan, None);
             assert!(connections(&request.plan) >= 1);
         }
         Message::Watch(WatchRequest { paths, .. })

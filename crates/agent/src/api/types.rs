@@ -12,6 +12,7 @@ use drainpipe_engine::plan::Plan;
 use drainpipe_engine::progress::Progress;
 use drainpipe_engine::result::MigrationResult;
 use drainpipe_engine::throttle::THROTTLE_PERCENT_MAX;
+use drainpipe_hypervisor::migration::TlsKey;
 use drainpipe_hypervisor::spec::{Placement, ResolvedSpec, VmName, VmSpec};
 use drainpipe_identity::check_name;
 use serde::de::Error;
@@ -372,8 +373,8 @@ pub struct Endpoint {
     pub port: u16,
     /// For routed multichannel: where the target watches the paths.
     pub watch: Option<WatchEnd>,
-    /// For a compressed or encrypted migration: what the relay of the source says on each connection, so that nobody else
-    /// gets to the VM.
+    /// For a migration through a relay: what that of the source says on each connection, so that nobody else gets to the
+    /// VM.
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub relay_token: Option<uuid::Uuid>,
@@ -381,6 +382,10 @@ pub struct Endpoint {
     /// MiB.
     #[serde(default)]
     pub relay_page_cache_mib: u32,
+    /// For an encrypted post-copy: the key with which QEMU encrypts, 64 hexadecimal digits.
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    pub tls_key: Option<TlsKey>,
 }
 
 /// What the target has decided of a VM on its way.

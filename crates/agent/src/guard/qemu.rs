@@ -5,7 +5,6 @@ use std::os::fd::OwnedFd;
 use std::pin::pin;
 use std::time::Duration;
 
-use drainpipe_engine::migration::SourceState;
 use drainpipe_engine::migration::guard::GuardEvent as Event;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::migration::{self as qemu, MigrationError, MigrationStatus};
@@ -65,19 +64,13 @@ impl Qemu {
         runs
     }
 
-    /// What it says of itself. With post-copy, one that has let go of the VM waits for a reader for as long as the relay's
-    /// ends are open here, though their agent has ended: the rest goes by another connection, which it makes once this one
-    /// is at its end. Before it has let go it would let the VM run by itself.
+    /// What it says of itself.
     pub(super) async fn ask(&self) -> Result<Event, Problem> {
         let vmm = match Vmm::attach_beside_agent(self.paths.clone(), QMP_DEADLINE).await {
             Err(AttachError::NotRunning { .. }) => return Ok(Event::QemuEnded),
             attached => attached.map_err(Problem::failed)?,
         };
-        let said = settled_source_state(Some(&vmm)).await?;
-        if said == SourceState::LetGo {
-            cut_relay(&self.told.held);
-        }
-        Ok(Event::SourceSays(said))
+        Ok(Event::SourceSays(settled_source_state(Some(&vmm)).await?))
     }
 
     pub(super) async fn stop_transfer(&mut self) -> Result<Event, Problem> {

@@ -11,7 +11,8 @@ use drainpipe_engine::path::Path;
 use drainpipe_engine::plan::Spread;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::Vmm;
-use drainpipe_hypervisor::migration::{self, MigrationError};
+use drainpipe_hypervisor::migration::{self, MigrationError, TlsKey, Transport};
+use ring::rand::{SecureRandom, SystemRandom};
 
 use super::post_copy::check_one_connection;
 use super::{IncomingVm, must_wait, strangers};
@@ -153,11 +154,11 @@ impl Listening {
     async fn at(
         self,
         vmm: &Vmm,
-        request: &ConnectionRequest,
+        transport: Transport,
         address: impl Into<migration::Address>,
     ) -> Result<(), MigrationError> {
         match self {
-            Self::First => migration::listen(vmm, transport(&request.plan), address, QMP_DEADLINE).await,
+            Self::First => migration::listen(vmm, transport, address, QMP_DEADLINE).await,
             Self::Again => migration::recover_listen(vmm, address, QMP_DEADLINE).await,
         }
     }
@@ -172,11 +173,16 @@ pub(super) async fn listen(
     listening: Listening,
 ) -> Result<Endpoint, Problem> {
     if !request.plan.is_relayed() {
-        let port = listen_on_free_port(agent, entry, vmm, request, address, listening).await?;
-        return Ok(Endpoint { address, port, watch: None, relay_token: None, relay_page_cache_mib: 0 });
+        // A connection that takes the place of another one has its key.
+        let is_to_have_key = listening == Listening::First && request.plan.is_encrypted_by_hypervisor();
+        let tls_key = is_to_have_key.then(new_tls_key).transpose()?;
+        let transport = transport(&request.plan, tls_key);
+        let port = listen_on_free_port(agent, entry, vmm, request, address, listening, transport).await?;
+        let (relay_token, relay_page_cache_mib) = (None, 0);
+        return Ok(Endpoint { address, port, watch: None, relay_token, relay_page_cache_mib, tls_key });
     }
     let path = vmm.paths().incoming_relay().of_qemu;
-    listening.at(vmm, request, path).await.map_err(Problem::failed)?;
+    listening.at(vmm, transport(&request.plan, None), path).await.map_err(Problem::failed)?;
     let (listener, port) = bind_free_port(agent, request, address).await?;
     let token = Uuid::new_v4();
     let other = OtherEnd { identity: &agent.identity, host: &entry.source, token };
@@ -191,7 +197,15 @@ pub(super) async fn listen(
         watch: None,
         relay_token: Some(token),
         relay_page_cache_mib: page_cache_mib,
+        tls_key: None,
     })
+}
+
+fn new_tls_key() -> Result<TlsKey, Problem> {
+    let mut bytes = [0; 32];
+    let filled = SystemRandom::new().fill(&mut bytes);
+    filled.map_err(|_| Problem::failed("the kernel gives no random bytes for a key"))?;
+    Ok(TlsKey::new(bytes))
 }
 
 async fn bind_free_port(
@@ -216,6 +230,7 @@ async fn listen_on_free_port(
     request: &ConnectionRequest,
     address: IpAddr,
     listening: Listening,
+    transport: Transport,
 ) -> Result<u16, Problem> {
     let link = request.plan.paths.first().map_or("", |path| &path.link);
     let sources = &strangers::allowed(agent, entry, request).await;
@@ -228,7 +243,7 @@ async fn listen_on_free_port(
             return Ok(None);
         }
         strangers::keep_out(agent, entry, listen_at, sources).await;
-        match listening.at(vmm, request, listen_at).await {
+        match listening.at(vmm, transport, listen_at).await {
             Ok(()) => Ok(Some(port)),
             Err(MigrationError::PortTaken(_)) => {
                 strangers::let_in(agent, entry, listen_at).await;

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use drainpipe_engine::encryption::refuses_clear;
 use drainpipe_engine::plan::{Plan, Spread};
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::migration::{self, MigrationStatus, TransferStatus};
@@ -46,7 +45,7 @@ pub(super) async fn is_here_in_part(
     Ok(is_here)
 }
 
-/// Post-copy takes one connection, and nothing that changes its bytes but encryption.
+/// Post-copy takes one connection, whose bytes only QEMU changes.
 pub(super) fn check_one_connection(plan: &Plan) -> Result<(), Problem> {
     let is_one = plan.spread == Spread::InTurn && plan.multifd_channels.is_none() && !plan.is_compressed;
     if plan.post_copy && !is_one {
@@ -136,7 +135,7 @@ fn coming_in_parts(record: IncomingRecord, vmm: Arc<Vmm>) -> IncomingVm {
 impl IncomingVm {
     /// Whether a part of it was missing when its QEMU last said so.
     fn is_known_in_part(&self) -> bool {
-        self.came_in_parts.load(Ordering::Relaxed) && lock(&self.whole_since).is_none()
+        self.came_in_parts.load(Ordering::Relaxed)
     }
 }
 
@@ -156,7 +155,8 @@ async fn running_in_part(agent: &Agent, id: &str) -> Result<(IncomingRecord, Arc
     Ok((record, vmm))
 }
 
-/// Listens for the rest of the memory of a VM that runs here, whose connection is broken.
+/// Listens for the rest of the memory of a VM that runs here, whose connection is broken. What has begun encrypted goes on
+/// so, with the key that both QEMUs have; one that has begun in the clear cannot go back, whatever was configured since.
 pub(crate) async fn connect_again(
     agent: &Arc<Agent>,
     id: &str,
@@ -168,20 +168,11 @@ pub(crate) async fn connect_again(
         return Err(Problem::bad_input("a connection anew is for post-copy"));
     }
     let address = own_address(&request)?;
-    let is_encrypted = request.plan.encryption.is_encrypted;
-    if !is_encrypted && let Some(why) = refuses_clear(&agent.facts().await?, &request.plan.paths) {
-        return Err(Problem::refused(why));
-    }
     let vm = record.vm.clone();
     let entry = insert_unless_there(agent, coming_in_parts(record, Arc::clone(&vmm)));
     let _stepping = entry.stepping.lock().await;
-    if entry.is_encrypted.load(Ordering::Relaxed) && !is_encrypted {
-        return Err(Problem::refused("what has come of this VM was encrypted, and the rest must be too"));
-    }
     // A connection over which nothing comes any more may look whole from here.
     migration::cut(&vmm, QMP_DEADLINE).await;
-    entry.is_encrypted.store(is_encrypted, Ordering::Relaxed);
-    *lock(&entry.relay) = None;
     info!(vm, source = entry.source, "listens for the rest of its memory");
     listen(agent, &entry, &vmm, &request, address, Listening::Again).await
 }

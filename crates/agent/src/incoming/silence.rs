@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::migration::MigrationStatus;
@@ -68,23 +68,13 @@ impl IncomingVm {
         let allows_post_copy = self.allows_post_copy.load(Ordering::Relaxed);
         if allows_post_copy { KEPT_WITH_POST_COPY_FOR } else { GIVE_UP_AFTER }
     }
-
-    /// Whether the last word of its QEMU to the source's, that all of it is here, may be on its way by the relay still.
-    fn may_owe_a_word(&self) -> bool {
-        let since = *lock(&self.whole_since).get_or_insert_with(Instant::now);
-        self.came_in_parts.load(Ordering::Relaxed) && since.elapsed() < SILENCE_MAX
-    }
 }
 
 async fn settle(agent: &Agent, entry: &IncomingVm, silence: Duration) -> Result<(), Problem> {
     let state = agent.journal.incoming_state(&entry.id)?.map(|(_, state)| state);
     if let Some(IncomingState::Running | IncomingState::Finished) = state {
         let is_in_part = how_it_runs(agent, &entry.id).await? == IncomingView::RunningInPart;
-        return if is_in_part || entry.may_owe_a_word() {
-            Ok(())
-        } else {
-            finish_arrival(agent, &entry.id).await
-        };
+        return if is_in_part { Ok(()) } else { finish_arrival(agent, &entry.id).await };
     }
     let source =
         agent.peer(&entry.source).ok_or_else(|| Problem::not_found("its source is no peer any more"))?;

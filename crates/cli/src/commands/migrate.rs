@@ -131,6 +131,7 @@ fn encrypted_by(encryption: &EncryptionUse) -> String {
         (true, Some(protocol), Some(cipher_suite)) => {
             format!("encrypted by {protocol}, {cipher_suite}: {why}")
         }
+        (true, Some(protocol), None) => format!("encrypted by QEMU's {protocol}: {why}"),
         (true, ..) => format!("was to be encrypted; no connection came about: {why}"),
         (false, ..) => format!("sent in the clear: {why}"),
     }
@@ -320,11 +321,14 @@ mod tests {
 
     #[test]
     fn in_the_clear_is_said_only_of_what_was_not_to_be_encrypted() {
-        let told = |is_encrypted, used: Option<(&str, &str)>| {
-            let (protocol, cipher_suite) = used.map(|(one, other)| (one.into(), other.into())).unzip();
-            encrypted_by(&EncryptionUse { is_encrypted, why: "asked for".into(), protocol, cipher_suite })
+        let told = |is_encrypted, used: Option<(&str, Option<&str>)>| {
+            let (protocol, cipher_suite): (Option<String>, Option<Option<String>>) =
+                used.map(|(one, other)| (one.into(), other.map(str::to_owned))).unzip();
+            let (why, cipher_suite) = ("asked for".into(), cipher_suite.flatten());
+            encrypted_by(&EncryptionUse { is_encrypted, why, protocol, cipher_suite })
         };
-        assert_eq!(told(true, Some(("TLS 1.3", "TLS_X"))), "encrypted by TLS 1.3, TLS_X: asked for");
+        assert_eq!(told(true, Some(("TLS 1.3", Some("TLS_X")))), "encrypted by TLS 1.3, TLS_X: asked for");
+        assert_eq!(told(true, Some(("TLS 1.3", None))), "encrypted by QEMU's TLS 1.3: asked for");
         assert_eq!(told(true, None), "was to be encrypted; no connection came about: asked for");
         assert_eq!(told(false, None), "sent in the clear: asked for");
     }

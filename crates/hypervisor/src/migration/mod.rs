@@ -40,10 +40,12 @@
 //! such failure, and the migration after that is well. One with [`Transport::PostCopy`] is at once.
 
 mod status;
+mod tls;
 mod transport;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -56,6 +58,7 @@ use crate::vmm::{RunState, Vmm};
 use transport::{Side, bandwidth_parameters, parameters, uri, wants};
 
 pub use status::{MigrationStatus, RamStatus, TransferStatus};
+pub use tls::{BadTlsKey, TlsKey, forget_key, is_encrypted};
 pub use transport::{Address, Multifd, SourceSettings, Transport, Zstd, bandwidth_bytes_per_s};
 
 /// Between two looks at a state that QEMU does not announce by an event.
@@ -87,6 +90,20 @@ pub enum MigrationError {
         "no post-copy to this host: QEMU says `{0}`. Its user needs `userfaultfd`: install Drainpipe's          packaging/udev.rules, which serve QEMU 8.0 and newer, or set vm.unprivileged_userfaultfd=1 by sysctl(8)"
     )]
     NoPostCopy(String),
+    /// QEMU cannot encrypt, or not with this key.
+    #[error(
+        "the VM's QEMU does not encrypt: it says `{0}`; a QEMU that was built without GnuTLS moves this VM without \
+         `--post-copy` alone"
+    )]
+    NoTls(String),
+    /// The key could not be laid where QEMU reads it.
+    #[error("cannot write or remove the key of an encrypted migration in {path}: {source}")]
+    CannotWriteKey {
+        /// The file or directory.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
     /// The guest must not run now.
     #[error("the guest cannot run here: QEMU is in state `{0}`, its memory is not complete")]
     MemoryIncomplete(RunState),
@@ -96,6 +113,12 @@ pub enum MigrationError {
          never goes back from there; it runs at the target, or can only be ended and booted anew"
     )]
     LeftForPostCopy(MigrationStatus),
+    /// A source in post-copy has nothing more to send.
+    #[error(
+        "all of the VM's memory was sent, and what of it is on its way arrives once the links between the hosts carry \
+         again; look at them"
+    )]
+    AllSent,
     /// A state did not come in time.
     #[error("QEMU is still `{state}` after {} ms while waiting to {what}", deadline.as_millis())]
     Deadline {
@@ -127,7 +150,7 @@ pub async fn listen(
     check_address(&address)?;
     set_up(vmm, transport, Side::Target, deadline).await.map_err(|error| match error {
         MigrationError::Qmp(QmpError::Command { desc, .. })
-            if transport == Transport::PostCopy && desc.contains("is not supported") =>
+            if transport.is_post_copy() && desc.contains("is not supported") =>
         {
             MigrationError::NoPostCopy(desc)
         }
@@ -189,9 +212,15 @@ pub async fn start(
     Ok(execute(vmm, "migrate", json!({ "uri": uri(&address) }), deadline).await?)
 }
 
-/// Has a source whose memory travels ([`Transport::PostCopy`]) stop its guest and go to pre-switchover, however much
-/// memory is left. The switchover is then one to post-copy. It may be cancelled until [`switch_over`].
+/// Stops the guest of a source whose memory travels ([`Transport::PostCopy`]), and has it go to pre-switchover, however
+/// much memory is left. The switchover is then one to post-copy. It may be cancelled until [`switch_over`]. Whatever
+/// becomes of it, also of a `start_post_copy` that fails, the guest runs here again only by [`run`].
+///
+/// QEMU would stop the guest itself. But if the connection breaks as the last page has been sent, QEMU 10.0 calls the
+/// migration failed and has the guest go on as it was before QEMU stopped it: running, beside the target's. One that it
+/// found stopped stays so. The guest is stopped for up to one of QEMU's iterations longer, which take 50 ms.
 pub async fn start_post_copy(vmm: &Vmm, deadline: Duration) -> Result<(), QmpError> {
+    execute(vmm, "stop", Value::Null, deadline).await?;
     execute(vmm, "migrate-start-postcopy", Value::Null, deadline).await
 }
 
@@ -204,6 +233,9 @@ pub async fn resume(vmm: &Vmm, address: impl Into<Address>, deadline: Duration) 
 }
 
 /// Changes the `downtime_limit_ms` that was given to [`start`], also while memory travels.
+///
+/// After a switchover to post-copy it says how much of the memory QEMU sends in its last step, in which it takes a broken
+/// connection for the end ([`interrupt`]); with 0 that is nothing but the end of the stream.
 pub async fn set_downtime_limit(
     vmm: &Vmm,
     downtime_limit_ms: u64,
@@ -248,12 +280,20 @@ pub async fn switch_over(vmm: &Vmm, deadline: Duration) -> Result<(), QmpError> 
 
 /// Breaks the connection of a source's migration in post-copy, unless it is broken, so that it can be made anew with
 /// [`resume`]. For a target there is [`cut`] and [`recover_listen`].
+///
+/// Refuses once QEMU has sent all memory ([`MigrationError::AllSent`]): it then waits for its target's last word, and has no
+/// way to connect again. A connection that breaks there is the end to 10.0, which calls the migration failed, and 7.2 waits
+/// without end. The kernel sends what is on its way until it arrives.
 pub async fn interrupt(vmm: &Vmm, deadline: Duration) -> Result<(), MigrationError> {
     let end = Instant::now() + deadline;
     let mut is_cut = false;
     loop {
-        match status(vmm, deadline).await?.status {
+        let now = status(vmm, deadline).await?;
+        match now.status {
             MigrationStatus::PostcopyPaused => return Ok(()),
+            MigrationStatus::PostcopyActive if !is_cut && now.has_sent_all() => {
+                return Err(MigrationError::AllSent);
+            }
             state if Instant::now() >= end || !state.is_post_copy() => {
                 let state = state.to_string();
                 return Err(MigrationError::Deadline { what: "break a connection", state, deadline });
@@ -417,7 +457,9 @@ async fn set_up(
     deadline: Duration,
 ) -> Result<(), MigrationError> {
     set_capabilities(vmm, transport, side, deadline).await?;
-    Ok(execute(vmm, "migrate-set-parameters", parameters(transport, side), deadline).await?)
+    let mut parameters = parameters(transport, side);
+    parameters["tls-creds"] = tls::set_up(vmm, transport.tls(), side, deadline).await?.into();
+    Ok(execute(vmm, "migrate-set-parameters", parameters, deadline).await?)
 }
 
 async fn set_capabilities(

@@ -111,9 +111,12 @@ impl TransferStatus {
         self.status.is_post_copy() || (self.status == MigrationStatus::Cancelling && self.pages_followed())
     }
 
-    /// Whether a source does not let its guest run by itself any more though its connection breaks, unless that happens at
-    /// the end of post-copy: from about 9 on QEMU then waits for its target's last word, and calls the migration failed where
-    /// that does not come. Seen once, with 10.0.2 (`bench/decisions/0035.md`); what it says of itself before does not tell.
+    /// Whether a source has put all memory on its connection.
+    pub(super) fn has_sent_all(&self) -> bool {
+        self.ram.is_some_and(|ram| ram.remaining_bytes == 0)
+    }
+
+    /// Whether a source has left its guest to the target, though its connection breaks.
     ///
     /// With post-copy `postcopy-active` alone does not say so (7.2, 10.0): QEMU says that before it looks at its connection
     /// for the last time, and if that is broken, it calls the migration failed and the guest runs on. Seen in two of 25

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
+use super::tls::TlsKey;
+
 /// More than any network carries, in bytes per second. QEMU's own default would slow a migration
 /// down: 128 MiB/s, and 32 MiB/s before QEMU 5.2.
 const BANDWIDTH_UNLIMITED: u64 = 1 << 40;
@@ -42,14 +44,31 @@ pub enum Transport {
     Multifd(Multifd),
     /// All goes over one connection, on which pages are also asked for: [`super::start_post_copy`] may be called.
     /// The target needs `userfaultfd`.
-    PostCopy,
+    PostCopy {
+        /// What QEMU encrypts it with; `None` for a migration in the clear.
+        tls: Option<TlsKey>,
+    },
 }
 
 impl Transport {
+    /// Post-copy in the clear.
+    pub const CLEAR_POST_COPY: Self = Self::PostCopy { tls: None };
+
+    pub(super) fn is_post_copy(self) -> bool {
+        matches!(self, Self::PostCopy { .. })
+    }
+
+    pub(super) fn tls(self) -> Option<TlsKey> {
+        match self {
+            Self::PostCopy { tls } => tls,
+            Self::Single | Self::Multifd(_) => None,
+        }
+    }
+
     fn multifd(self) -> Option<Multifd> {
         match self {
             Self::Multifd(multifd) => Some(multifd),
-            Self::Single | Self::PostCopy => None,
+            Self::Single | Self::PostCopy { .. } => None,
         }
     }
 }
@@ -114,7 +133,7 @@ pub(super) fn wants(transport: Transport, side: Side, capability: &str) -> bool 
     match capability {
         "events" => true,
         "multifd" => transport.multifd().is_some(),
-        "postcopy-ram" => transport == Transport::PostCopy,
+        "postcopy-ram" => transport.is_post_copy(),
         // The source stops before the last part and waits for `switch_over`.
         "pause-before-switchover" => side != Side::Target,
         // The target takes the disks only when its guest runs, not when the state has arrived. In post-copy it takes
@@ -176,7 +195,7 @@ mod tests {
     fn a_limit_holds_from_the_first_byte() {
         let limited = SourceSettings { downtime_limit_ms: 300, bandwidth_mbps: Some(1000) };
         for phase in ["max-bandwidth", "max-postcopy-bandwidth"] {
-            let of = |side| parameters(Transport::PostCopy, side)[phase].clone();
+            let of = |side| parameters(Transport::CLEAR_POST_COPY, side)[phase].clone();
             assert_eq!(of(Side::Source(limited)), 116_059_817);
             assert_eq!(
                 (of(SOURCE), of(Side::Target)),
@@ -188,10 +207,10 @@ mod tests {
     #[test]
     fn post_copy_is_for_both_sides() {
         for side in [SOURCE, Side::Target] {
-            assert!(wants(Transport::PostCopy, side, "postcopy-ram"));
-            assert!(!wants(Transport::PostCopy, side, "multifd"));
+            assert!(wants(Transport::CLEAR_POST_COPY, side, "postcopy-ram"));
+            assert!(!wants(Transport::CLEAR_POST_COPY, side, "multifd"));
         }
-        assert!(wants(Transport::PostCopy, SOURCE, "pause-before-switchover"));
+        assert!(wants(Transport::CLEAR_POST_COPY, SOURCE, "pause-before-switchover"));
     }
 
     #[test]
@@ -205,7 +224,7 @@ mod tests {
 
     #[test]
     fn qemu_holds_no_guest_back() {
-        for transport in [Transport::Single, multifd(None), Transport::PostCopy] {
+        for transport in [Transport::Single, multifd(None), Transport::CLEAR_POST_COPY] {
             assert!(!wants(transport, SOURCE, "auto-converge"), "{transport:?}");
         }
     }

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use drainpipe_hypervisor::qmp::QmpError;
 use drainpipe_hypervisor::spec::{Disk, DiskFormat};
 use drainpipe_hypervisor::{
-    AttachError, EndError, Exit, HypervisorFacts, LaunchError, ProbeError, RelaySocket, Role, RunState,
-    RuntimePaths, StartError, VmSpec, Vmm,
+    AttachError, EndError, Exit, HypervisorFacts, LaunchError, ProbeError, Role, RunState, RuntimePaths,
+    SharedPath, StartError, VmSpec, Vmm,
 };
 use rustix::process::{Pid, Signal, getpriority_process, kill_process, setpriority_process};
 use tokio::time::timeout;
@@ -301,7 +301,7 @@ async fn a_qemu_that_an_older_agent_started_is_taken_over() {
         // It finds no socket from where it started.
         let path = paths.directory().join("relay.sock");
         for relay in [paths.incoming_relay(), paths.outgoing_relay()] {
-            assert_eq!(relay, RelaySocket { path: path.clone(), of_qemu: path.clone() });
+            assert_eq!(relay, SharedPath { path: path.clone(), of_qemu: path.clone() });
         }
         vmm.destroy(DEADLINE).await.expect("ends");
         let _reaped = qemu.wait();

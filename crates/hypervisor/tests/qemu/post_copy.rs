@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::time::Duration;
 
 use drainpipe_hypervisor::migration::{
-    self, MigrationError, MigrationStatus, SourceSettings, TransferStatus, Transport,
+    self, MigrationError, MigrationStatus, SourceSettings, TlsKey, TransferStatus, Transport,
 };
 use drainpipe_hypervisor::{HypervisorFacts, Role, RunState, Vmm};
 use rustix::process::Signal;
@@ -19,6 +19,9 @@ use crate::userfaultfd::Allowed;
 /// The content would take minutes.
 const SLOW: SourceSettings = SourceSettings { bandwidth_mbps: Some(1), ..SETTINGS };
 
+const CLEAR: Transport = Transport::CLEAR_POST_COPY;
+const ENCRYPTED: Transport = Transport::PostCopy { tls: Some(TlsKey::new([0xa5; 32])) };
+
 /// Every QEMU whose process may fetch pages here.
 async fn qemus_with_post_copy() -> (Allowed, Vec<HypervisorFacts>) {
     let allowed = Allowed::begin();
@@ -27,7 +30,7 @@ async fn qemus_with_post_copy() -> (Allowed, Vec<HypervisorFacts>) {
         let host = Host::new(&facts);
         let target = host.start(&small_vm("able"), Role::Incoming).await;
         let path = target.paths().incoming_relay().of_qemu;
-        match migration::listen(&target, Transport::PostCopy, path, DEADLINE).await {
+        match migration::listen(&target, CLEAR, path, DEADLINE).await {
             Err(error @ MigrationError::NoPostCopy(_)) => {
                 eprintln!("SKIPPED: QEMU {}: {error}", facts.version);
             }
@@ -88,9 +91,9 @@ async fn check_content(vmm: &Vmm) {
 }
 
 /// Begins a post-copy: the source waits in pre-switchover, with nearly all of its memory.
-async fn stop_for_post_copy(pair: &Pair) -> SocketAddr {
-    let address = listen(&pair.target, Transport::PostCopy, Ipv4Addr::LOCALHOST.into()).await;
-    migration::start(&pair.source, Transport::PostCopy, address, SLOW, DEADLINE).await.expect("begun");
+async fn stop_for_post_copy(pair: &Pair, transport: Transport) -> SocketAddr {
+    let address = listen(&pair.target, transport, Ipv4Addr::LOCALHOST.into()).await;
+    migration::start(&pair.source, transport, address, SLOW, DEADLINE).await.expect("begun");
     wait_for(&pair.source, MigrationStatus::Active).await;
     assert_eq!(state(&pair.source).await, RunState::Running);
     migration::start_post_copy(&pair.source, DEADLINE).await.expect("it is on");
@@ -156,9 +159,13 @@ fn has_left<T: std::fmt::Debug>(result: &Result<T, MigrationError>, expected: &M
 #[tokio::test]
 async fn the_guest_runs_on_the_target_while_its_memory_is_on_the_way() {
     let (_allowed, qemus) = qemus_with_post_copy().await;
-    for (source, target) in qemus.iter().flat_map(|a| qemus.iter().map(move |b| (a, b))) {
+    let pairs = qemus.iter().flat_map(|a| qemus.iter().map(move |b| (a, b)));
+    for ((source, target), transport) in pairs.flat_map(|pair| [(pair, CLEAR), (pair, ENCRYPTED)]) {
         let pair = writing_pair(source, target, "post-copy").await;
-        stop_for_post_copy(&pair).await;
+        stop_for_post_copy(&pair, transport).await;
+        for vmm in [&pair.source, &pair.target] {
+            assert_eq!(migration::is_encrypted(vmm.paths()), transport == ENCRYPTED);
+        }
         leave(&pair).await;
         run_on_target(&pair).await;
         wait_until_it_writes(&pair.target).await;
@@ -181,7 +188,7 @@ async fn a_limit_holds_in_post_copy() {
     let (_allowed, qemus) = qemus_with_post_copy().await;
     for facts in qemus {
         let pair = Pair::new(&facts, &facts, "limited").await;
-        stop_for_post_copy(&pair).await;
+        stop_for_post_copy(&pair, CLEAR).await;
         leave(&pair).await;
         // Halted, so it fetches nothing by itself.
         run_on_target(&pair).await;
@@ -206,9 +213,9 @@ async fn a_limit_holds_in_post_copy() {
 async fn a_broken_connection_is_made_anew() {
     let (_allowed, qemus) = qemus_with_post_copy().await;
     for facts in qemus {
-        for runs in [false, true] {
+        for (runs, transport) in [(false, CLEAR), (true, CLEAR), (true, ENCRYPTED)] {
             let pair = writing_pair(&facts, &facts, "broken").await;
-            let address = stop_for_post_copy(&pair).await;
+            let address = stop_for_post_copy(&pair, transport).await;
             leave(&pair).await;
             if runs {
                 run_on_target(&pair).await;
@@ -272,7 +279,7 @@ async fn until_the_switchover_the_guest_comes_back_and_may_leave_later() {
     let (_allowed, qemus) = qemus_with_post_copy().await;
     for facts in qemus {
         let mut pair = Pair::new(&facts, &facts, "not-left").await;
-        stop_for_post_copy(&pair).await;
+        stop_for_post_copy(&pair, CLEAR).await;
         let status = migration::cancel(&pair.source, DEADLINE).await.expect("ends");
         assert_eq!(status, MigrationStatus::Cancelled);
         migration::run(&pair.source, DEADLINE).await.expect("runs");
@@ -280,7 +287,7 @@ async fn until_the_switchover_the_guest_comes_back_and_may_leave_later() {
 
         // What was asked for then is forgotten: all goes before the switchover.
         start_target_anew(&mut pair).await;
-        pair.transfer(Transport::PostCopy).await;
+        pair.transfer(CLEAR).await;
         wait_for(&pair.source, MigrationStatus::PreSwitchover).await;
         let sent = pair.commit().await;
         assert_eq!(sent.ram.expect("counters").post_copy_bytes, 0, "{sent:?}");
@@ -303,7 +310,7 @@ async fn after_a_cancelled_post_copy_others_go_with_a_failure_in_old_qemus() {
     let (_allowed, qemus) = qemus_with_post_copy().await;
     for facts in qemus {
         let mut pair = Pair::new(&facts, &facts, "other-transport").await;
-        stop_for_post_copy(&pair).await;
+        stop_for_post_copy(&pair, CLEAR).await;
         migration::cancel(&pair.source, DEADLINE).await.expect("ends");
         migration::run(&pair.source, DEADLINE).await.expect("runs");
         start_target_anew(&mut pair).await;
@@ -329,7 +336,7 @@ async fn after_the_switchover_the_source_never_runs_its_guest_again() {
     let (_allowed, qemus) = qemus_with_post_copy().await;
     for facts in qemus {
         let pair = writing_pair(&facts, &facts, "left").await;
-        stop_for_post_copy(&pair).await;
+        stop_for_post_copy(&pair, CLEAR).await;
         leave(&pair).await;
         let before = Instant::now();
         has_left(&migration::run(&pair.source, DEADLINE).await, &MigrationStatus::PostcopyActive);
@@ -353,7 +360,7 @@ async fn once_all_was_sent_a_guest_that_did_not_run_at_the_target_runs_again_at_
     let (_allowed, qemus) = qemus_with_post_copy().await;
     for facts in qemus {
         let pair = writing_pair(&facts, &facts, "unused").await;
-        stop_for_post_copy(&pair).await;
+        stop_for_post_copy(&pair, CLEAR).await;
         leave(&pair).await;
         finish(&pair).await;
         assert!(may_run(&pair.target).await);
@@ -361,5 +368,45 @@ async fn once_all_was_sent_a_guest_that_did_not_run_at_the_target_runs_again_at_
         pair.target.destroy(DEADLINE).await.expect("ends");
         migration::run(&pair.source, DEADLINE).await.expect("runs");
         wait_until_it_writes(&pair.source).await;
+    }
+}
+
+/// Not all of the content would fit what the kernel holds for a target that does not read.
+const NEARLY_ALL_BYTES: u64 = 1 << 20;
+
+#[tokio::test]
+async fn a_source_whose_connection_breaks_at_the_very_end_does_not_run_its_guest() {
+    let (_allowed, qemus) = qemus_with_post_copy().await;
+    for facts in qemus {
+        for transport in [CLEAR, ENCRYPTED] {
+            let pair = writing_pair(&facts, &facts, "at-the-end").await;
+            let address = stop_for_post_copy(&pair, transport).await;
+            leave(&pair).await;
+            run_on_target(&pair).await;
+            migration::set_bandwidth(&pair.source, Some(100), DEADLINE).await.expect("set");
+            while counter(&pair.source, "remaining").await > NEARLY_ALL_BYTES {
+                sleep(Duration::from_millis(2)).await;
+            }
+            signal(&pair.target, Signal::STOP);
+            migration::set_bandwidth(&pair.source, None, DEADLINE).await.expect("set");
+            let end = Instant::now() + DEADLINE;
+            while counter(&pair.source, "remaining").await > 0 {
+                assert!(Instant::now() < end, "the kernel does not take it");
+                sleep(Duration::from_millis(2)).await;
+            }
+            // Now it waits for what its target says last.
+            sleep(Duration::from_millis(200)).await;
+            wait_for(&pair.source, MigrationStatus::PostcopyActive).await;
+            assert_eq!(pair.source.cut(address).expect("QEMU is ours"), 1);
+            sleep(Duration::from_millis(500)).await;
+            let (now, is) = (migration::status(&pair.source, DEADLINE).await, state(&pair.source).await);
+            eprintln!("{}: {now:?}, {is}", facts.version);
+            assert!(matches!(is, RunState::Paused | RunState::FinishMigrate), "{is}");
+            // What was sent by then arrives nevertheless.
+            signal(&pair.target, Signal::CONT);
+            wait_for(&pair.target, MigrationStatus::Completed).await;
+            wait_until_it_writes(&pair.target).await;
+            check_content(&pair.target).await;
+        }
     }
 }

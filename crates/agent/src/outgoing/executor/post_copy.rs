@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use drainpipe_engine::migration::Event;
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::plan::{Plan, Request};
-use drainpipe_engine::problem::{Problem, ProblemKind};
+use drainpipe_engine::problem::Problem;
+use drainpipe_hypervisor::RunState;
 use drainpipe_hypervisor::migration::{self as qemu, MigrationStatus};
 use tokio::time::sleep;
 use tracing::warn;
@@ -74,10 +75,12 @@ impl Executor {
         Ok(matches!(status, MigrationStatus::Failed | MigrationStatus::Cancelled))
     }
 
-    /// The target was told to run the VM: whatever runs here is not it.
+    /// The target was told to run the VM: whatever runs here is not it. One that stands still may have bytes of it on their
+    /// way, which would end with it.
     pub(super) async fn end_if_astray(&self) -> Result<(), Problem> {
         if let Ok(vmm) = self.vmm()
             && self.is_astray().await?
+            && vmm.run_state(QMP_DEADLINE).await.map_err(Problem::failed)? == RunState::Running
         {
             vmm.destroy(QEMU_DEADLINE).await.map_err(Problem::failed)?;
         }
@@ -88,6 +91,10 @@ impl Executor {
     /// 200 Mb/s it got 29 of these in a second (7.2), with none 4400.
     async fn lift_limit(&mut self) {
         let Ok(vmm) = self.vmm() else { return };
+        // So that as little as possible goes in QEMU's last step, in which no connection can be made anew.
+        if let Err(error) = qemu::set_downtime_limit(vmm, 0, QMP_DEADLINE).await {
+            warn!(%error, "a connection that breaks in the last moment may end the VM");
+        }
         match qemu::set_bandwidth(vmm, None, QMP_DEADLINE).await {
             Ok(()) => self.is_limit_lifted = true,
             Err(error) => {
@@ -163,7 +170,6 @@ impl Executor {
             );
             Problem::failed(format!("{error}; {way_out}"))
         })?;
-        self.relay = None;
         let made = self.plan_again().await?;
         let path = made.paths.get(self.reconnects % made.paths.len().max(1)).cloned();
         self.reconnects += 1;
@@ -171,30 +177,15 @@ impl Executor {
         let request = ConnectionRequest { plan: plan.reversed(), migration_address: None, watch: None };
         let endpoint: Endpoint = self.peer()?.post(&self.incoming("reconnection"), &request).await?;
         let address = listening_at(&plan, &endpoint).map_err(Problem::failed)?;
-        let (relay, send_to) = self.relay_to(&plan, &endpoint, address, None)?;
-        self.relay = relay;
         self.measurements.transfer_goes_on(address);
-        qemu::resume(self.vmm()?, send_to, QMP_DEADLINE).await.map_err(Problem::failed)?;
+        qemu::resume(self.vmm()?, address, QMP_DEADLINE).await.map_err(Problem::failed)?;
         self.await_resumed().await
     }
 
-    /// As the hosts are now: links may have failed, or come back. Who has taken this up does not know whether
-    /// encryption was asked for, so it asks for it where the hosts would not require it. Where that is refused, it is off
-    /// on one of them: then it was not asked for.
+    /// As the hosts are now: links may have failed, or come back. Whether the rest goes encrypted is not asked any more:
+    /// both QEMUs do as they began.
     async fn plan_again(&self) -> Result<Plan, Problem> {
-        let as_asked =
-            Request { post_copy: true, encrypt: self.request.encrypt, ..RequestedOption::Tcp.into() };
-        let plan = self.meet_again(as_asked).await?;
-        if plan.encryption.is_encrypted || !self.running.is_taken_up {
-            return Ok(plan);
-        }
-        match self.meet_again(Request { encrypt: true, ..as_asked }).await {
-            Err(problem) if problem.kind == ProblemKind::Refused => Ok(plan),
-            encrypted => encrypted,
-        }
-    }
-
-    async fn meet_again(&self, request: Request) -> Result<Plan, Problem> {
+        let request = Request { post_copy: true, ..RequestedOption::Tcp.into() };
         let (peer, target) = (self.peer()?, &self.running.target);
         let Meeting { plan, .. } = meet(&self.agent, peer, target, request, self.memory_bytes()).await?;
         Ok(plan)

@@ -11,7 +11,9 @@ use drainpipe_engine::problem::Problem;
 use drainpipe_engine::progress::Transferred;
 use drainpipe_engine::queue::unsent_limit_bytes;
 use drainpipe_hypervisor::Vmm;
-use drainpipe_hypervisor::migration::{self as qemu, MigrationStatus, SourceSettings, TransferStatus};
+use drainpipe_hypervisor::migration::{
+    self as qemu, MigrationStatus, SourceSettings, TlsKey, TransferStatus,
+};
 use drainpipe_hypervisor::qmp::{self, QmpError};
 use tokio::sync::broadcast::error::TryRecvError;
 use tokio::time::timeout;
@@ -44,14 +46,13 @@ impl Executor {
             return Err(Problem::failed("a transfer before the hosts are connected"));
         };
         let address = listening_at(plan, endpoint).map_err(Problem::failed)?;
-        let (transport, now_ms) = (transport(plan), self.now_ms());
+        let (transport, now_ms) = (transport(plan, self.tls_key(plan, endpoint)?), self.now_ms());
         self.measurements.transfer_begins(&self.agent.network, plan, address, now_ms).await?;
         let vmm = self.vmm()?;
         let own_peer = (!plan.is_relayed()).then_some(address);
         let target = &self.running.target;
         let guard = Guard::start(&self.agent, &self.running.id, vmm, target, own_peer).await?;
-        let (relay, send_to) =
-            self.relay_to(plan, endpoint, address, Some(&guard).filter(|_| !plan.post_copy))?;
+        let (relay, send_to) = self.relay_to(plan, endpoint, address, &guard)?;
         self.tell_watch(plan, address.port()).await;
         let valve = relay.as_ref().map(|relay| Valve::Relay(relay.limiter()));
         let valve =
@@ -97,24 +98,34 @@ impl Executor {
         self.agent.watches.begin_transfer(&self.running.target, beginning).await;
     }
 
+    /// What QEMU encrypts with, if it does.
+    fn tls_key(&self, plan: &Plan, endpoint: &Endpoint) -> Result<Option<TlsKey>, Problem> {
+        if plan.is_encrypted_by_hypervisor() && endpoint.tls_key.is_none() {
+            return Err(self.runs_other_version());
+        }
+        Ok(endpoint.tls_key.filter(|_| plan.is_encrypted_by_hypervisor()))
+    }
+
+    fn runs_other_version(&self) -> Problem {
+        Problem::refused(format!(
+            "the agent of {} does not compress or encrypt as this one: run the same Drainpipe on both hosts",
+            self.running.target
+        ))
+    }
+
     /// What stands between QEMU and the target's `address`, if anything does, and where QEMU sends to.
-    pub(super) fn relay_to(
+    fn relay_to(
         &self,
         plan: &Plan,
         endpoint: &Endpoint,
         address: SocketAddr,
-        guard: Option<&Guard>,
+        guard: &Guard,
     ) -> Result<(Option<OutgoingRelay>, qemu::Address), Problem> {
         if !plan.is_relayed() {
             return Ok((None, address.into()));
         }
         let vmm = self.vmm()?;
-        let token = endpoint.relay_token.ok_or_else(|| {
-            Problem::refused(format!(
-                "the agent of {} does not compress or encrypt as this one: run the same Drainpipe on both hosts",
-                self.running.target
-            ))
-        })?;
+        let token = endpoint.relay_token.ok_or_else(|| self.runs_other_version())?;
         let other = OtherEnd { identity: &self.agent.identity, host: &self.running.target, token };
         let page_cache_mib = endpoint.relay_page_cache_mib.min(self.agent.config.compression.page_cache_mib);
         let relay = OutgoingRelay::start(&self.agent, vmm, plan, address, &other, guard, page_cache_mib)?;
