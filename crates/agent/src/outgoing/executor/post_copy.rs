@@ -10,8 +10,8 @@ use drainpipe_hypervisor::migration::{self as qemu, MigrationStatus};
 use tokio::time::sleep;
 use tracing::warn;
 
-use super::Executor;
 use super::transferring::listening_at;
+use super::{Executor, qemu_failed};
 use crate::api::types::{ConnectionRequest, Endpoint};
 use crate::outgoing::{Meeting, Running, meet};
 use crate::precedence;
@@ -32,7 +32,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 impl Executor {
     pub(super) async fn begin_post_copy(&mut self) -> Result<(), Problem> {
         self.is_post_copy_begun = true;
-        qemu::start_post_copy(self.vmm()?, QMP_DEADLINE).await.map_err(Problem::failed)
+        qemu::start_post_copy(self.vmm()?, QMP_DEADLINE).await.map_err(qemu_failed)
     }
 
     /// A QEMU that takes the sending of what the VM needs for failed lets it run on. So whatever the target has, it is
@@ -40,7 +40,7 @@ impl Executor {
     pub(super) async fn await_let_go(&self) -> Result<(), Problem> {
         let end = Instant::now() + LET_GO_WITHIN;
         loop {
-            let transfer = qemu::status(self.vmm()?, QMP_DEADLINE).await.map_err(Problem::failed)?;
+            let transfer = qemu::status(self.vmm()?, QMP_DEADLINE).await.map_err(qemu_failed)?;
             if transfer.has_let_go() {
                 return Ok(());
             }
@@ -70,7 +70,7 @@ impl Executor {
     /// Whether its QEMU here has failed, and may have let the VM run on.
     pub(super) async fn is_astray(&self) -> Result<bool, Problem> {
         let Some(vmm) = self.vmm().ok().filter(|_| self.may_be_in_parts()) else { return Ok(false) };
-        let status = qemu::status(vmm, QMP_DEADLINE).await.map_err(Problem::failed)?.status;
+        let status = qemu::status(vmm, QMP_DEADLINE).await.map_err(qemu_failed)?.status;
         Ok(matches!(status, MigrationStatus::Failed | MigrationStatus::Cancelled))
     }
 
@@ -100,7 +100,7 @@ impl Executor {
     /// not arrived when the connection breaks does not arrive any more.
     pub(super) async fn check_not_needed_there(&mut self, is_mute: bool) -> Result<(), Problem> {
         let Some(vmm) = self.vmm().ok().filter(|_| self.may_be_in_parts()) else { return Ok(()) };
-        let status = qemu::status(vmm, QMP_DEADLINE).await.map_err(Problem::failed)?.status;
+        let status = qemu::status(vmm, QMP_DEADLINE).await.map_err(qemu_failed)?.status;
         let is_needed = match status {
             // What the target has got by then it may have to take in still.
             MigrationStatus::PostcopyPaused => {
@@ -174,7 +174,7 @@ impl Executor {
         let (relay, send_to) = self.relay_to(&plan, &endpoint, address, None)?;
         self.relay = relay;
         self.measurements.transfer_goes_on(address);
-        qemu::resume(self.vmm()?, send_to, QMP_DEADLINE).await.map_err(Problem::failed)?;
+        qemu::resume(self.vmm()?, send_to, QMP_DEADLINE).await.map_err(qemu_failed)?;
         self.await_resumed().await
     }
 
@@ -204,7 +204,7 @@ impl Executor {
     async fn await_resumed(&self) -> Result<(), Problem> {
         let (began, target) = (Instant::now(), &self.running.target);
         loop {
-            let status = qemu::status(self.vmm()?, QMP_DEADLINE).await.map_err(Problem::failed)?.status;
+            let status = qemu::status(self.vmm()?, QMP_DEADLINE).await.map_err(qemu_failed)?.status;
             let within = match status {
                 MigrationStatus::PostcopyActive | MigrationStatus::Completed => return Ok(()),
                 MigrationStatus::PostcopyRecover => RECOVERED_WITHIN,
