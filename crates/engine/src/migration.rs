@@ -104,6 +104,8 @@ pub struct Migration {
     error: Option<Problem>,
     cancel_requested: bool,
     resume_attempts_left: u8,
+    // Why letting the VM run on the source has failed.
+    not_resumed: Option<Problem>,
     // Before it was looked at only where it was ended by an order, since its target is lost: to be booted anew here.
     source_vm: Option<SourceVm>,
     timings: Timings,
@@ -168,6 +170,7 @@ impl Migration {
             error: None,
             cancel_requested: false,
             resume_attempts_left: RESUME_ATTEMPTS,
+            not_resumed: None,
             source_vm: None,
             timings: Timings::default(),
             findings: Vec::new(),
@@ -387,7 +390,7 @@ impl Migration {
                 ));
                 Some(self.end(now_ms, Outcome::Completed))
             }
-            Phase::Undoing(undo) => Some(self.undo_failed(undo, &error)),
+            Phase::Undoing(undo) => Some(self.undo_failed(undo, error)),
             Phase::LookingAtVm => Some(self.vm_is_mute(now_ms, &error)),
             Phase::Copying | Phase::SendingRest | Phase::Ended(_) => None,
         }

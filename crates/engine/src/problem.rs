@@ -17,6 +17,10 @@ pub struct Problem {
     /// Whether the two sides answer and do not accept each other's certificates. Known where it was tried only.
     #[serde(skip)]
     pub is_for_certificates: bool,
+    /// Whether it says only that the VM's hypervisor on this host has closed its control socket, or has ended. Known to
+    /// who asked that hypervisor only.
+    #[serde(skip)]
+    pub is_hypervisor_gone: bool,
 }
 
 /// Kinds of failure.
@@ -42,7 +46,7 @@ pub enum ProblemKind {
 impl Problem {
     /// A problem of this kind.
     pub fn new(kind: ProblemKind, message: impl fmt::Display) -> Self {
-        Self { kind, message: message.to_string(), is_for_certificates: false }
+        Self { kind, message: message.to_string(), is_for_certificates: false, is_hypervisor_gone: false }
     }
 
     /// See [`ProblemKind::Failed`].
@@ -68,6 +72,11 @@ impl Problem {
     /// See [`ProblemKind::BadInput`].
     pub fn bad_input(message: impl fmt::Display) -> Self {
         Self::new(ProblemKind::BadInput, message)
+    }
+
+    /// See [`Self::is_hypervisor_gone`].
+    pub fn hypervisor_gone(message: impl fmt::Display) -> Self {
+        Self { is_hypervisor_gone: true, ..Self::failed(message) }
     }
 
     /// The same problem, with what was being done in front.

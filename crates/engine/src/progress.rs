@@ -6,7 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::convergence::Outpaced;
+use crate::convergence::{Outpaced, converges};
 use crate::path::write_name;
 use crate::step::Step;
 
@@ -74,7 +74,7 @@ pub struct Progress {
     /// Until the target runs, at this rate and with memory getting dirty as it did in the last round; absent while
     /// nothing is known, and while there is no end to it ([`Self::outpaced`]).
     pub eta_ms: Option<f64>,
-    /// Memory gets dirty as fast as it is sent, or faster: as it is now, the rounds do not end.
+    /// Memory gets dirty about as fast as it is sent, or faster: as it is now, the rounds do not end.
     #[serde(default)]
     pub outpaced: Option<Outpaced>,
     /// How long nothing has moved; absent while bytes flow.
@@ -244,16 +244,16 @@ impl ProgressMeter {
     pub fn left_ms(&self) -> Option<f64> {
         let (rate, last) = (self.gone_through_bytes_per_ms()?, self.readings.back()?.1);
         // Each round leaves this share of what it had to send to the next one.
-        let gained = rate - last.dirty_bytes_per_ms();
-        (gained > 0.0).then(|| last.remaining_bytes as f64 / gained)
+        let dirty = last.dirty_bytes_per_ms();
+        converges(dirty, rate).then(|| last.remaining_bytes as f64 / (rate - dirty))
     }
 
-    /// How fast memory gets dirty and is gone through, in bytes per ms, where the former is not the slower.
+    /// How fast memory gets dirty and is gone through, where there is no end to that.
     pub(crate) fn outpaced(&self, throttle_max_percent: u8) -> Option<Outpaced> {
         let rate = self.gone_through_bytes_per_ms()?;
         let dirty = self.readings.back()?.1.dirty_bytes_per_ms();
         let gbps = |bytes_per_ms: f64| bytes_per_ms * 8.0 / 1e6;
-        (dirty >= rate).then(|| Outpaced {
+        (!converges(dirty, rate)).then(|| Outpaced {
             dirty_gbps: gbps(dirty),
             sent_gbps: gbps(rate),
             throttle_max_percent,
@@ -377,7 +377,12 @@ mod tests {
         };
         assert_eq!(told(0, 2), (1000.0, Some(1000.0), None));
         assert_eq!(told(50, 2), (1000.0, Some(2000.0), None));
-        assert_eq!(told(99, 2), (1000.0, Some(100_000.0), None));
+        assert_eq!(told(75, 2), (1000.0, Some(4000.0), None));
+        assert_eq!(
+            told(95, 2),
+            (1000.0, None, Some((8.0, 8.0))),
+            "it is the same amount, as well as it can be measured"
+        );
         assert_eq!(told(150, 2), (1000.0, None, Some((12.0, 8.0))));
         assert_eq!(told(150, 1), (1000.0, Some(1000.0), None), "nobody has looked in the first round");
     }

@@ -18,7 +18,8 @@ use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_engine::progress::Progress;
 use drainpipe_engine::result::{MigrationResult, Outcome};
 use drainpipe_hypervisor::Vmm;
-use drainpipe_hypervisor::qmp;
+use drainpipe_hypervisor::migration::MigrationError;
+use drainpipe_hypervisor::qmp::{self, QmpError};
 use jiff::Timestamp;
 use tokio::sync::{broadcast, mpsc};
 use tokio::time::timeout;
@@ -159,7 +160,10 @@ impl Executor {
         vmm.filter(|vmm| vmm.alive()).ok_or_else(|| {
             let exit = vmm.and_then(|vmm| vmm.exit());
             let ended = qemu_has_ended(self.agent.name(), exit.as_ref());
-            Problem::failed(format!("{ended}; `drainpipe vm start {}` boots it anew", self.running.vm))
+            Problem::hypervisor_gone(format!(
+                "{ended}; `drainpipe vm start {}` boots it anew",
+                self.running.vm
+            ))
         })
     }
 
@@ -376,5 +380,13 @@ impl Executor {
         // Who hears that it has ended may want to begin it anew.
         drop(self.claimed);
         self.running.stage.send_replace(Stage::Ended);
+    }
+}
+
+/// Why the VM's QEMU has not done what it was asked for.
+fn qemu_failed(error: impl Into<MigrationError>) -> Problem {
+    match error.into() {
+        closed @ MigrationError::Qmp(QmpError::Closed { .. }) => Problem::hypervisor_gone(closed),
+        error => Problem::failed(error),
     }
 }

@@ -7,6 +7,7 @@ use std::{fs, thread};
 use drainpipe_agent::api::types::{VmList, VmState};
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::result::{Outcome, PathState};
+use drainpipe_engine::step::Step;
 use drainpipe_hypervisor::RunState;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -374,6 +375,8 @@ fn the_agents_lose_each_other_after_the_hand_over(scene: &Scene) {
     let migrating = scene.migrate(&[]);
     let held = hold_journal(&scene.lab, "b");
     wait_until_handed_over(&scene.lab);
+    // To be cut off takes much longer than to send the order after that.
+    eventually("b is ordered to run it", || scene.step() == Some(Step::ResumeOnTarget));
     cut_off(&scene.lab, "b");
     held.release();
     let output = migrating.wait();

@@ -3,19 +3,23 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
 
 use drainpipe_agent::api::types::{JournalView, VmState};
 use drainpipe_engine::result::Outcome;
 use drainpipe_hypervisor::RunState;
 use rusqlite::Connection;
-use rustix::process::{Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::Test;
 use crate::drain::ask;
 use crate::guest::Guest;
 use crate::program::{DRAINPIPE, Output, REFUSED};
-use crate::scene::{Scene, hold_journal, impatient_lab, journal, result_of, wait_until_handed_over};
+use crate::scene::{
+    Scene, hold_journal, impatient_lab, is_told_to_run, journal, result_of, wait_until_handed_over,
+};
 use crate::support::{TestLab, eventually};
 use crate::switch_over_faults::run_state;
 
@@ -42,6 +46,10 @@ pub(crate) const TESTS: &[Test] = &[
     ),
     ("a_dead_host_keeps_no_vm_from_starting", a_dead_host_keeps_no_vm_from_starting),
 ];
+
+/// How soon an agent mostly sends an order, and another one obeys it. Where it takes longer, it is tried again.
+const ORDERS_WITHIN: Duration = Duration::from_millis(100);
+const OBEYS_WITHIN: Duration = Duration::from_millis(300);
 
 /// All files of a host's journal.
 fn files(lab: &TestLab, host: &str) -> [PathBuf; 3] {
@@ -229,6 +237,7 @@ fn the_target_loses_its_journal(scene: &Scene, runs_there: bool) {
     kill_process(source, Signal::STOP).unwrap();
     if runs_there {
         held.release();
+        wait_until_ordered(lab, source);
         eventually("it runs on b", || run_state(lab, "b", "web") == RunState::Running);
         lab.stop_agent("b", Signal::KILL);
     } else {
@@ -250,6 +259,24 @@ fn the_target_loses_its_journal(scene: &Scene, runs_there: bool) {
         newest.progress.is_none() && newest.result.is_some_and(|result| result.outcome == Outcome::Completed)
     });
     assert_one_copy_on_b(scene);
+}
+
+/// An agent that was stopped when it had recorded the hand-over may not have ordered b yet to run the VM. It goes on for a
+/// moment, while b can neither obey nor answer, until b has obeyed.
+#[track_caller]
+fn wait_until_ordered(lab: &TestLab, source: Pid) {
+    eventually("b is told to run the VM", || {
+        thread::sleep(OBEYS_WITHIN);
+        let held = hold_journal(lab, "b");
+        let is_told = is_told_to_run(lab);
+        if !is_told {
+            kill_process(source, Signal::CONT).unwrap();
+            thread::sleep(ORDERS_WITHIN);
+            kill_process(source, Signal::STOP).unwrap();
+        }
+        held.release();
+        is_told
+    });
 }
 
 fn a_source_that_loses_its_journal_after_the_hand_over_ends_with_one_copy() {

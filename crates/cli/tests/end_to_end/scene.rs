@@ -295,18 +295,27 @@ pub(crate) fn wait_until_handed_over(lab: &TestLab) {
 #[track_caller]
 pub(crate) fn wait_until_told_to_run(lab: &TestLab) -> bool {
     let connection = Connection::open(journal(lab, "b")).unwrap();
-    let query = "SELECT state FROM incoming ORDER BY rowid DESC LIMIT 1";
-    let mut state = connection.prepare(query).unwrap();
     let end = Instant::now() + FLIGHT_MAX;
     while Instant::now() < end {
-        let state: Option<String> = state.query_row([], |row| row.get(0)).ok();
-        match state.as_deref() {
+        match last_incoming_state(&connection).as_deref() {
             // So soon that it is not known yet what QEMU says to it.
             None | Some("waiting") => thread::sleep(Duration::from_millis(1)),
             state => return state == Some("running"),
         }
     }
     panic!("the VM is not told to run on the target within {FLIGHT_MAX:?}");
+}
+
+/// Whether host `b` has recorded that the last VM on its way runs there.
+#[track_caller]
+pub(crate) fn is_told_to_run(lab: &TestLab) -> bool {
+    let connection = Connection::open(journal(lab, "b")).unwrap();
+    last_incoming_state(&connection).as_deref() == Some("running")
+}
+
+fn last_incoming_state(journal: &Connection) -> Option<String> {
+    let query = "SELECT state FROM incoming ORDER BY rowid DESC LIMIT 1";
+    journal.query_row(query, [], |row| row.get(0)).ok()
 }
 
 /// Whether host `a` has recorded a hand-over whose outcome it does not know yet.

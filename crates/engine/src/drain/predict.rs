@@ -4,6 +4,7 @@ use super::concurrency::{Concurrency, NEARLY_FULL};
 use super::host_links::HostLinks;
 use super::schedule::{Course, Links, Transfer, schedule};
 use super::view::{MemorySample, Remembered, TargetView, VmView};
+use crate::convergence::converges;
 use crate::migration::downtime_limit_ms;
 use crate::prediction::{carried_bytes_per_ms, slowed_ms};
 use crate::relayed::Verdict;
@@ -19,10 +20,6 @@ const SLOWEST_MBPS: f64 = 1.0;
 
 /// What was remembered above this, in ms, was no step that went well: more than Drainpipe waits for any.
 const LONGEST_MS: f64 = 3_600_000.0;
-
-/// A VM whose memory gets dirty faster than this share of what its links carry is not counted on to
-/// converge: each round is hardly shorter than the one before.
-const CONVERGES_BELOW: f64 = 0.8;
 
 /// Rounds after which a prediction stops to add more. A VM that converges needs fewer.
 pub(super) const ROUNDS_MAX: u64 = 20;
@@ -106,7 +103,7 @@ impl Load {
     /// Whether what gets dirty in the longest pause can be sent in it, with something to spare.
     fn converges(&self, bytes_per_ms: f64) -> bool {
         let longest_ms = downtime_limit_ms(ROUNDS_MAX) as f64;
-        self.dirtied_bytes(longest_ms) <= CONVERGES_BELOW * bytes_per_ms * longest_ms
+        converges(self.dirtied_bytes(longest_ms), bytes_per_ms * longest_ms)
     }
 }
 

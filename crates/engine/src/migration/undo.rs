@@ -1,7 +1,7 @@
 //! The way back.
 
 use super::{Action, Migration, Phase, VmCondition};
-use crate::problem::Problem;
+use crate::problem::{Problem, ProblemKind};
 use crate::result::{Outcome, SourceVm};
 
 /// How often letting the VM run on the source is tried. It is local and nearly never fails.
@@ -52,20 +52,13 @@ impl Migration {
         undo_action(next)
     }
 
-    pub(super) fn undo_failed(&mut self, undo: Undo, error: &Problem) -> Action {
+    pub(super) fn undo_failed(&mut self, undo: Undo, error: Problem) -> Action {
         if undo == Undo::ResumeOnSource {
             self.resume_attempts_left -= 1;
             if self.resume_attempts_left > 0 {
                 return Action::ResumeOnSource;
             }
-            let cause = self.error.take().unwrap_or_else(|| Problem::failed("cancelled"));
-            // A hypervisor that has ended says the same to both.
-            let what_else = if cause == *error {
-                String::new()
-            } else {
-                format!("; and the VM does not run on the source: {error}")
-            };
-            self.error = Some(Problem::failed(format!("{cause}{what_else}")));
+            self.not_resumed = Some(error);
         }
         // Stopping, discarding and putting back are tried once: the hypervisor stops by itself when
         // the target goes, an unstarted target discards when its lease runs out, and the journal
@@ -102,15 +95,10 @@ impl Migration {
     }
 
     fn lost(&mut self, now_ms: f64, how: &Problem) -> Action {
-        let lost = format!("the VM is lost: {how}");
-        self.error = Some(match self.error.take() {
-            // Nor twice where letting it run has failed by that.
-            Some(cause) if cause.message.contains(&how.message) => {
-                Problem::failed(format!("the VM is lost: {cause}"))
-            }
-            Some(cause) => Problem::failed(format!("{cause}; {lost}")),
-            None => Problem::failed(lost),
-        });
+        // Which consequence of that end was noticed first is chance.
+        let cause = self.error.take().filter(|cause| !cause.is_hypervisor_gone);
+        let before = cause.map_or(String::new(), |cause| format!("; the first error was: {cause}"));
+        self.error = Some(Problem::failed(format!("the VM is lost: {how}{before}")));
         self.end(now_ms, Outcome::Lost)
     }
 
@@ -122,9 +110,13 @@ impl Migration {
     /// For all that is known. So nobody has cancelled with success.
     fn vm_does_not_run(&mut self, now_ms: f64, what: &str) -> Action {
         self.note(now_ms, what);
+        let not_resumed = self.not_resumed.take();
+        let kind = not_resumed.as_ref().map(|_| ProblemKind::Failed);
+        let why =
+            not_resumed.map_or(String::new(), |error| format!("; letting it run there failed: {error}"));
         self.error = Some(match self.error.take() {
-            Some(cause) => Problem::new(cause.kind, format!("{cause}; {what}")),
-            None => Problem::failed(format!("cancelled, but {what}")),
+            Some(cause) => Problem::new(kind.unwrap_or(cause.kind), format!("{cause}; {what}{why}")),
+            None => Problem::failed(format!("cancelled, but {what}{why}")),
         });
         self.end(now_ms, Outcome::Failed)
     }
@@ -165,6 +157,55 @@ mod tests {
         }
         assert_eq!(migration.outcome(), Some(Outcome::Failed));
         assert_eq!(migration.timings().blackout_ms(), Some(17_000.0));
+    }
+
+    /// A transfer that broke, with this answer to the order to let the VM run, and then with this VM.
+    fn undone(broke: Problem, resume: &Event, condition: &VmCondition) -> Migration {
+        let mut migration = copying();
+        let mut next = migration.handle(2_000.0, Event::TransferFailed(broke));
+        while let Some(action) = next.filter(|action| *action != Action::Finish) {
+            let event = match action {
+                Action::ResumeOnSource => resume.clone(),
+                Action::LookAtVm => Event::VmIs(condition.clone()),
+                _ => well(action),
+            };
+            next = migration.handle(3_000.0, event);
+        }
+        migration
+    }
+
+    #[test]
+    fn of_a_lost_vm_the_end_of_its_hypervisor_is_told_once_whatever_was_noticed_first() {
+        let ended = Problem::hypervisor_gone("its QEMU has ended by signal 9");
+        let closed = Problem::hypervisor_gone("QEMU closed its control socket");
+        for first in [closed.clone(), ended.clone(), closed.context("query-migrate")] {
+            let migration = undone(first, &Event::Failed(ended.clone()), &VmCondition::Ended(ended.clone()));
+            assert_eq!(migration.outcome(), Some(Outcome::Lost));
+            let told = migration.error().unwrap().to_string();
+            assert_eq!(told, "the VM is lost: its QEMU has ended by signal 9");
+        }
+    }
+
+    #[test]
+    fn what_else_went_wrong_with_a_lost_vm_is_told_after_its_loss() {
+        let ended = Problem::hypervisor_gone("its QEMU has ended by signal 9");
+        let broke = Problem::failed("b could not take the state");
+        let migration = undone(broke, &Event::Failed(ended.clone()), &VmCondition::Ended(ended));
+        let told = "the VM is lost: its QEMU has ended by signal 9; the first error was: b could not take \
+                    the state";
+        assert_eq!(migration.error().unwrap().to_string(), told);
+    }
+
+    #[test]
+    fn why_a_vm_does_not_run_on_is_told_unless_it_does() {
+        let mute = Event::Failed(Problem::failed("QEMU did not answer"));
+        let broke = || Problem::new(ProblemKind::Unreachable, "reset");
+        let paused = undone(broke(), &mute, &VmCondition::Paused);
+        let told =
+            "reset; the VM stands still on the source; letting it run there failed: QEMU did not answer";
+        assert_eq!(paused.error(), Some(&Problem::failed(told)));
+        // Its guard may have let it run, or QEMU by itself.
+        assert_eq!(undone(broke(), &mute, &VmCondition::Runs).error(), Some(&broke()));
     }
 
     #[test]

@@ -26,7 +26,7 @@ const DH_PARAMETERS_FILE: &str = "dh-params.pem";
 /// What QEMU calls itself as a client by default, which both ends must agree on. The key alone is secret.
 const USER_NAME: &str = "qemu";
 
-/// TLS 1.3, with its ciphers. GnuTLS' `NORMAL` has older versions too.
+/// TLS 1.3, with its ciphers. The `NORMAL` of `GnuTLS` has older versions too.
 const PRIORITY: &str = "NORMAL:-VERS-ALL:+VERS-TLS1.3";
 
 /// The group ffdhe2048 of RFC 7919. TLS 1.3 has no use for it, but without the file a QEMU that is to be the server
@@ -66,7 +66,11 @@ impl std::fmt::Debug for TlsKey {
 
 impl From<TlsKey> for String {
     fn from(TlsKey(bytes): TlsKey) -> Self {
-        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+        bytes
+            .iter()
+            .flat_map(|byte| [byte >> 4, byte & 15])
+            .filter_map(|digit| char::from_digit(digit.into(), 16))
+            .collect()
     }
 }
 
@@ -164,7 +168,7 @@ mod tests {
 
     #[test]
     fn a_key_travels_as_text_and_is_not_told_in_a_log() {
-        let key = TlsKey::new(std::array::from_fn(|index| index as u8 * 7));
+        let key = TlsKey::new(std::array::from_fn(|index| u8::try_from(index).unwrap() * 7));
         let text = String::from(key);
         assert_eq!(text.len(), 64);
         assert_eq!(TlsKey::try_from(text.clone()), Ok(key));

@@ -11,7 +11,7 @@ use drainpipe_hypervisor::qmp::QmpError;
 use drainpipe_hypervisor::{RunState, Vmm};
 use tracing::warn;
 
-use super::Executor;
+use super::{Executor, qemu_failed};
 use crate::api::types::{IncomingView, TargetUse};
 use crate::guard::Guard;
 use crate::outgoing::target_watch::TargetWatch;
@@ -52,7 +52,7 @@ impl Executor {
         }
         let vmm = self.vmm()?;
         precedence::begin(&self.agent, vmm);
-        let here = async { qemu::switch_over(vmm, QMP_DEADLINE).await.map_err(Problem::failed) };
+        let here = async { qemu::switch_over(vmm, QMP_DEADLINE).await.map_err(qemu_failed) };
         if self.is_post_copy_begun {
             // One after the other: from here on nothing is undone because the target does not answer.
             here.await?;
@@ -221,7 +221,7 @@ impl Executor {
         self.cut();
         // Not before: QEMU would call the migration failed.
         self.relay = None;
-        cancelled.map(drop).map_err(Problem::failed)
+        cancelled.map(drop).map_err(qemu_failed)
     }
 
     /// Where nobody takes the last bytes, QEMU waits with the lock that each command needs: asked to cancel, it would
@@ -255,19 +255,19 @@ impl Executor {
             Ok(_) => Ok(VmCondition::Paused),
             // QEMU closes its sockets a moment before its process has ended.
             Err(_) if vmm.wait_exit(EXIT_KNOWN_WITHIN).await.is_some() => Ok(self.has_ended()),
-            Err(error) => Err(Problem::failed(error)),
+            Err(error) => Err(qemu_failed(error)),
         }
     }
 
     fn has_ended(&self) -> VmCondition {
-        let why = self.vmm().err().unwrap_or_else(|| Problem::failed("its QEMU has ended"));
+        let why = self.vmm().err().unwrap_or_else(|| Problem::hypervisor_gone("its QEMU has ended"));
         VmCondition::Ended(why)
     }
 
     pub(super) async fn resume_on_source(&mut self) -> Result<(), Problem> {
         let vmm = self.vmm()?;
         precedence::end_soon(vmm);
-        qemu::run(vmm, QMP_DEADLINE).await.map_err(Problem::failed)?;
+        qemu::run(vmm, QMP_DEADLINE).await.map_err(qemu_failed)?;
         // Its guard, or QEMU by itself, may have let it run before.
         self.read_events();
         self.guard = None;

@@ -11,8 +11,8 @@ use drainpipe_hypervisor::migration::{self as qemu, MigrationStatus};
 use tokio::time::sleep;
 use tracing::warn;
 
-use super::Executor;
 use super::transferring::listening_at;
+use super::{Executor, qemu_failed};
 use crate::api::types::{ConnectionRequest, Endpoint};
 use crate::outgoing::{Meeting, Running, meet};
 use crate::precedence;
@@ -33,7 +33,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 impl Executor {
     pub(super) async fn begin_post_copy(&mut self) -> Result<(), Problem> {
         self.is_post_copy_begun = true;
-        qemu::start_post_copy(self.vmm()?, QMP_DEADLINE).await.map_err(Problem::failed)
+        qemu::start_post_copy(self.vmm()?, QMP_DEADLINE).await.map_err(qemu_failed)
     }
 
     /// A QEMU that takes the sending of what the VM needs for failed lets it run on. So whatever the target has, it is
@@ -41,7 +41,7 @@ impl Executor {
     pub(super) async fn await_let_go(&self) -> Result<(), Problem> {
         let end = Instant::now() + LET_GO_WITHIN;
         loop {
-            let transfer = qemu::status(self.vmm()?, QMP_DEADLINE).await.map_err(Problem::failed)?;
+            let transfer = qemu::status(self.vmm()?, QMP_DEADLINE).await.map_err(qemu_failed)?;
             if transfer.has_let_go() {
                 return Ok(());
             }
@@ -71,7 +71,7 @@ impl Executor {
     /// Whether its QEMU here has failed, and may have let the VM run on.
     pub(super) async fn is_astray(&self) -> Result<bool, Problem> {
         let Some(vmm) = self.vmm().ok().filter(|_| self.may_be_in_parts()) else { return Ok(false) };
-        let status = qemu::status(vmm, QMP_DEADLINE).await.map_err(Problem::failed)?.status;
+        let status = qemu::status(vmm, QMP_DEADLINE).await.map_err(qemu_failed)?.status;
         Ok(matches!(status, MigrationStatus::Failed | MigrationStatus::Cancelled))
     }
 
@@ -80,7 +80,7 @@ impl Executor {
     pub(super) async fn end_if_astray(&self) -> Result<(), Problem> {
         if let Ok(vmm) = self.vmm()
             && self.is_astray().await?
-            && vmm.run_state(QMP_DEADLINE).await.map_err(Problem::failed)? == RunState::Running
+            && vmm.run_state(QMP_DEADLINE).await.map_err(qemu_failed)? == RunState::Running
         {
             vmm.destroy(QEMU_DEADLINE).await.map_err(Problem::failed)?;
         }
@@ -107,7 +107,7 @@ impl Executor {
     /// not arrived when the connection breaks does not arrive any more.
     pub(super) async fn check_not_needed_there(&mut self, is_mute: bool) -> Result<(), Problem> {
         let Some(vmm) = self.vmm().ok().filter(|_| self.may_be_in_parts()) else { return Ok(()) };
-        let status = qemu::status(vmm, QMP_DEADLINE).await.map_err(Problem::failed)?.status;
+        let status = qemu::status(vmm, QMP_DEADLINE).await.map_err(qemu_failed)?.status;
         let is_needed = match status {
             // What the target has got by then it may have to take in still.
             MigrationStatus::PostcopyPaused => {
@@ -178,7 +178,7 @@ impl Executor {
         let endpoint: Endpoint = self.peer()?.post(&self.incoming("reconnection"), &request).await?;
         let address = listening_at(&plan, &endpoint).map_err(Problem::failed)?;
         self.measurements.transfer_goes_on(address);
-        qemu::resume(self.vmm()?, address, QMP_DEADLINE).await.map_err(Problem::failed)?;
+        qemu::resume(self.vmm()?, address, QMP_DEADLINE).await.map_err(qemu_failed)?;
         self.await_resumed().await
     }
 
@@ -195,7 +195,7 @@ impl Executor {
     async fn await_resumed(&self) -> Result<(), Problem> {
         let (began, target) = (Instant::now(), &self.running.target);
         loop {
-            let status = qemu::status(self.vmm()?, QMP_DEADLINE).await.map_err(Problem::failed)?.status;
+            let status = qemu::status(self.vmm()?, QMP_DEADLINE).await.map_err(qemu_failed)?.status;
             let within = match status {
                 MigrationStatus::PostcopyActive | MigrationStatus::Completed => return Ok(()),
                 MigrationStatus::PostcopyRecover => RECOVERED_WITHIN,

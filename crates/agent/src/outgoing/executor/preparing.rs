@@ -13,7 +13,7 @@ use drainpipe_hypervisor::RunState;
 use drainpipe_hypervisor::migration as qemu;
 use tokio::sync::mpsc;
 
-use super::Executor;
+use super::{Executor, qemu_failed};
 use crate::api::types::{ConnectionRequest, Endpoint, IncomingPermit, IncomingRequest};
 use crate::check;
 use crate::memory_look;
@@ -57,14 +57,14 @@ impl Executor {
 
     pub(super) async fn check_permissions(&self) -> Result<Event, Problem> {
         let vmm = self.vmm()?;
-        let state = vmm.run_state(QMP_DEADLINE).await.map_err(Problem::failed)?;
+        let state = vmm.run_state(QMP_DEADLINE).await.map_err(qemu_failed)?;
         if state != RunState::Running {
             return Err(Problem::refused(format!(
                 "VM {} is {state}; only a running VM moves",
                 self.running.vm
             )));
         }
-        let transfer = qemu::status(vmm, QMP_DEADLINE).await.map_err(Problem::failed)?.status;
+        let transfer = qemu::status(vmm, QMP_DEADLINE).await.map_err(qemu_failed)?.status;
         if transfer.is_post_copy() {
             return Err(Problem::conflict(format!(
                 "a part of the memory of {} is still to come to {} (post-copy); move it when all is there",

@@ -20,7 +20,7 @@ use tokio::time::timeout;
 use tracing::warn;
 
 use super::ending::guard_acted;
-use super::{Executor, LOOK_EVERY};
+use super::{Executor, LOOK_EVERY, qemu_failed};
 use crate::api::types::Endpoint;
 use crate::bandwidth::{FirstShare, Valve};
 use crate::guard::Guard;
@@ -63,7 +63,7 @@ impl Executor {
             downtime_limit_ms: self.downtime_limit_ms,
             bandwidth_mbps: share.of_qemu_mbps(),
         };
-        qemu::start(vmm, transport, send_to, settings, QMP_DEADLINE).await.map_err(Problem::failed)?;
+        qemu::start(vmm, transport, send_to, settings, QMP_DEADLINE).await.map_err(qemu_failed)?;
         self.throttle = Some(share.follow());
         (self.guard, self.relay, self.standstill_watch) = (Some(guard), relay, standstill_watch);
         self.target_watch = TargetWatch::start(&self.agent, &self.running);
@@ -139,7 +139,7 @@ impl Executor {
         tokio::pin!(look);
         loop {
             tokio::select! {
-                problem = self.target_watch.trouble() => return Event::TransferFailed(problem),
+                problem = self.target_watch.trouble() => return self.broken(problem),
                 event = self.events.recv() => match event.as_ref().map(|event| self.migration_status(event)) {
                     Ok(Some(MigrationStatus::PreSwitchover)) => return Event::Paused,
                     Ok(Some(status)) if status.is_final() || status == MigrationStatus::PostcopyPaused => {
@@ -184,11 +184,7 @@ impl Executor {
             && let Some(problem) = relay.problem()
         {
             let is_cut_off = relay.is_cut_off();
-            return if is_cut_off {
-                self.failed_beside_target(problem).await
-            } else {
-                Event::TransferFailed(problem)
-            };
+            return if is_cut_off { self.failed_beside_target(problem).await } else { self.broken(problem) };
         }
         let status = match self.status().await {
             Ok(Some(status)) => status,
@@ -238,7 +234,12 @@ impl Executor {
     /// does.
     async fn failed_beside_target(&mut self, problem: Problem) -> Event {
         let said = timeout(TARGET_SAYS_WITHIN, self.target_watch.trouble()).await;
-        Event::TransferFailed(said.unwrap_or(problem))
+        self.broken(said.unwrap_or(problem))
+    }
+
+    /// The end of the VM's QEMU ends its connections, the relay's and the target's QEMU too.
+    fn broken(&self, problem: Problem) -> Event {
+        Event::TransferFailed(self.vmm().err().unwrap_or(problem))
     }
 
     pub(super) fn transferred(&self, status: &TransferStatus) -> Transferred {
@@ -265,7 +266,7 @@ impl Executor {
     }
 
     async fn set_downtime_limit(&self, limit_ms: u64) -> Result<(), Problem> {
-        qemu::set_downtime_limit(self.vmm()?, limit_ms, QMP_DEADLINE).await.map_err(Problem::failed)
+        qemu::set_downtime_limit(self.vmm()?, limit_ms, QMP_DEADLINE).await.map_err(qemu_failed)
     }
 
     /// Nothing while QEMU is too busy to answer: looking for changed memory it has been seen to be so
@@ -276,7 +277,7 @@ impl Executor {
             // When QEMU ends, its answer fails first; that it ended tells more.
             Err(error) => match self.vmm() {
                 Ok(_) if matches!(error, QmpError::Deadline { .. }) => Ok(None),
-                Ok(_) => Err(Problem::failed(error)),
+                Ok(_) => Err(qemu_failed(error)),
                 Err(problem) => Err(problem),
             },
         }
