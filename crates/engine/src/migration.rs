@@ -255,6 +255,7 @@ impl Migration {
                 None
             }
             Event::Paused => self.paused(now_ms),
+            Event::Converged => self.converged(now_ms),
             Event::TransferFailed(error) => self.transfer_failed(now_ms, error),
             Event::RestSent => self.rest_sent(now_ms),
             Event::RestInterrupted(problem) => self.rest_interrupted(now_ms, problem),

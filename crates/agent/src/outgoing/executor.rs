@@ -268,7 +268,7 @@ impl Executor {
             Action::ConnectHosts => return self.connect_hosts().await,
             Action::AwaitTurn => return self.await_turn().await,
             Action::StartTransfer => self.start_transfer().await?,
-            Action::BeginPostCopy => self.begin_post_copy().await?,
+            Action::BeginPostCopy => return self.begin_post_copy().await,
             Action::SwitchOver => self.switch_over().await?,
             Action::RecordHandOver => self.record_hand_over()?,
             Action::ResumeOnTarget => self.tell_target("run", QMP_DEADLINE).await?,

@@ -29,10 +29,19 @@ fn plan() -> Plan {
 
 /// A migration whose memory is being copied since 1 s.
 pub(super) fn copying() -> Migration {
+    copying_by(&plan())
+}
+
+/// The same, and post-copy is allowed.
+pub(super) fn copying_with_post_copy() -> Migration {
+    copying_by(&Plan { post_copy: true, ..plan() })
+}
+
+fn copying_by(plan: &Plan) -> Migration {
     let (mut migration, _) = Migration::begin(Limits { total_ms: DEADLINE_MS, ..Limits::default() });
-    let mut event = Event::Established(plan());
+    let mut event = Event::Established(plan.clone());
     while let Some(action) = migration.handle(1_000.0, event) {
-        event = if action == Action::ConnectHosts { Event::Connected(plan()) } else { Event::Done };
+        event = if action == Action::ConnectHosts { Event::Connected(plan.clone()) } else { Event::Done };
     }
     assert_eq!(migration.stage(), Stage::Sending);
     migration

@@ -128,6 +128,8 @@ pub enum Event {
     Throttled(Option<u8>),
     /// They cannot be held back, for this reason.
     NotThrottled(Problem),
+    /// [`Action::BeginPostCopy`] came too late: the hypervisor has paused the VM, of which little was left.
+    Converged,
     /// The transfer broke.
     TransferFailed(Problem),
     /// With post-copy: all of the memory is on the target.

@@ -94,6 +94,17 @@ impl Migration {
         if self.cancel_requested { Some(self.undo()) } else { None }
     }
 
+    /// Before post-copy could begin. A hypervisor that has stopped the VM itself lets it run on if what is left does not
+    /// arrive, so the hand-over must not be recorded before that has.
+    pub(super) fn converged(&mut self, now_ms: f64) -> Option<Action> {
+        if self.phase != Phase::BeginningPostCopy {
+            return None;
+        }
+        self.rest.follows = Follows::No;
+        self.note(now_ms, "little was left after all: it goes whole");
+        self.post_copy_begun()
+    }
+
     pub(super) fn send_rest(&mut self, now_ms: f64) -> Option<Action> {
         self.phase = Phase::SendingRest;
         if self.timings.rest_sent_ms.is_none() {
@@ -166,6 +177,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::migration::in_flight::copying_with_post_copy;
     use crate::migration::{Event, Limits, SourceState, TargetState};
     use crate::result::Outcome;
 
@@ -232,6 +244,27 @@ mod tests {
         assert_eq!(migration.handle(2.0, ended), Some(Action::CleanUp));
         assert_eq!(migration.handle(3.0, Event::Done), Some(Action::Finish));
         assert!(migration.error().unwrap().to_string().contains("has ended on the target"));
+    }
+
+    #[test]
+    fn one_that_converges_before_post_copy_begins_is_recorded_after_all_of_it_is_there() {
+        let mut migration = copying_with_post_copy();
+        let round = |round: u64| Transferred {
+            sent_bytes: round << 30,
+            remaining_bytes: 1 << 30,
+            total_bytes: 1 << 30,
+            rounds: round,
+            ..Transferred::default()
+        };
+        let mut looks = (1..5).map(|number| (1_000.0 + 500.0 * number as f64, round(number)));
+        let begins =
+            looks.find_map(|(now_ms, looked)| migration.handle(now_ms, Event::Progress(looked, vec![])));
+        assert_eq!(begins, Some(Action::BeginPostCopy));
+        assert_eq!(migration.handle(3_000.0, Event::Converged), None);
+        assert_eq!(migration.handle(3_000.0, Event::Paused), Some(Action::SwitchOver));
+        assert_eq!(migration.handle(3_100.0, Event::Done), Some(Action::RecordHandOver));
+        assert_eq!(migration.handle(3_110.0, Event::Done), Some(Action::ResumeOnTarget));
+        assert_eq!(migration.handle(3_120.0, Event::Done), Some(Action::CleanUp));
     }
 
     fn begin(trigger: &mut Trigger, round: u64, left_bytes: u64) -> bool {

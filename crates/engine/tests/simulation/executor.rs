@@ -10,7 +10,7 @@ use drainpipe_engine::result::{Outcome, SourceVm};
 use crate::faults::Fault;
 use crate::network::{Answer, Letter, Order, Question, Said};
 use crate::planted::Planted;
-use crate::qemu::{Command, Reply, Sending};
+use crate::qemu::{Command, Reply, Sending, SourceQemu};
 use crate::source::LIMITS;
 use crate::world::{Host, Life, Sight, World};
 
@@ -265,6 +265,7 @@ impl World {
                     .guard
                     .map_or(Doing::Happened(failed("the guard before is at work")), |_| Doing::Rest(action))
             }
+            Action::BeginPostCopy if self.has_converged() => Doing::Happened(Event::Converged),
             Action::BeginPostCopy => self.command(Command::BeginPostCopy, ANSWER_DEADLINE_MS),
             Action::SwitchOver => self.switch_over(executor),
             Action::RecordHandOver => self.record_hand_over(executor),
@@ -374,6 +375,10 @@ impl World {
             (Action::AskTarget, Ok(Said::Running)) => Event::TargetSays(TargetState::Running),
             (Action::AskTarget, Ok(Said::Ended)) => Event::TargetSays(TargetState::Ended),
             (Action::AskTarget, Ok(Said::RunningInPart)) => Event::TargetSays(TargetState::RunningInPart),
+            // What the source's QEMU has failed to send, the target cannot have the rest of.
+            (Action::AskTarget, Ok(Said::Ready | Said::ReadyInPart)) if self.source_is_astray() => {
+                return Doing::Rest(action);
+            }
             (Action::AskTarget, Ok(Said::Ready)) => Event::TargetSays(TargetState::Ready),
             (Action::AskTarget, Ok(Said::Waiting) | Err(ProblemKind::Failed))
                 if order == Order::View && self.target_may_be_needed(answer) =>
@@ -429,18 +434,32 @@ impl World {
             return false;
         }
         let has_let_go = match qemu.sending {
-            Sending::Rest | Sending::Interrupted | Sending::Completed => true,
+            Sending::Rest | Sending::Interrupted | Sending::LastWord | Sending::Completed => true,
             Sending::LastLook => !self.source_looks(),
             _ => false,
         };
         !has_let_go && self.planted != Planted::RunsDoubted
     }
 
+    /// Whether the source's QEMU has stopped the VM, as little of it is left.
+    fn has_converged(&self) -> bool {
+        let is_stopped = self.source.qemu.as_ref().is_some_and(|qemu| qemu.sending == Sending::PreSwitchover);
+        is_stopped && self.answers(Host::Source)
+    }
+
+    /// With post-copy: whether the source's QEMU has failed.
+    fn source_is_astray(&self) -> bool {
+        let failed = |qemu: &SourceQemu| {
+            qemu.is_post_copy && matches!(qemu.sending, Sending::Failed | Sending::Cancelled)
+        };
+        self.source.qemu.as_ref().is_some_and(failed) && self.planted != Planted::RunsDoubted
+    }
+
     /// With post-copy: whether what the target has may be what the source cannot run any more.
     fn target_may_be_needed(&self, answer: Answer) -> bool {
         let Some(qemu) = self.source.qemu.as_ref().filter(|qemu| qemu.is_post_copy) else { return false };
         match qemu.sending {
-            Sending::Device { .. } | Sending::LastLook | Sending::Rest => true,
+            Sending::Device { .. } | Sending::LastLook | Sending::Rest | Sending::LastWord => true,
             // What has not arrived by now does not.
             Sending::Interrupted => answer.is_err(),
             _ => false,
@@ -659,6 +678,9 @@ impl World {
             _ if qemu.mute_until_ms.is_some() => Event::Tick,
             Sending::Interrupted if sends_rest => Event::RestInterrupted(Problem::failed("connection reset")),
             Sending::Completed if sends_rest => Event::RestSent,
+            Sending::Failed if sends_rest => {
+                Event::RestLost(Problem::failed("it failed as its last bytes went"))
+            }
             Sending::PreSwitchover => Event::Paused,
             Sending::Idle | Sending::Failed | Sending::Cancelled => {
                 Event::TransferFailed(Problem::failed("connection reset"))

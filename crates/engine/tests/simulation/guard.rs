@@ -265,7 +265,8 @@ impl World {
         let is_kept =
             qemu.mute_until_ms.is_some() || self.is_source_disk_full() || self.faults.guards_are_slow();
         // With post-copy, its part is of no use once the target's is lost.
-        let is_kept = is_kept || matches!(qemu.sending, Sending::Rest | Sending::Interrupted);
+        let is_kept =
+            is_kept || matches!(qemu.sending, Sending::Rest | Sending::Interrupted | Sending::LastWord);
         let stands = |guard: &Guard| {
             let record = self.source.journal[guard.migration];
             let is_open = record.outcome.is_none() && !record.handed_over;

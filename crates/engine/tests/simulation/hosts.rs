@@ -62,7 +62,7 @@ impl Hosts {
         if told != Some(used) {
             return Some("I6: what is told is not what is done".into());
         }
-        if self.must_encrypt(used) && !(used.encryption.is_encrypted && used.is_relayed()) {
+        if self.must_encrypt(used) && !(used.is_relayed() || used.is_encrypted_by_hypervisor()) {
             return Some("I6: memory goes in the clear".into());
         }
         let asked_for = self.request.option.named();

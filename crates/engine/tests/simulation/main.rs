@@ -150,6 +150,7 @@ planted_bugs_are_found! {
     found_rest_that_is_forgotten: RestForgotten,
     found_vm_that_is_let_run_though_it_may_run_on: RunsDoubted,
     found_post_copy_that_is_believed_to_be_active: StatusBelieved,
+    found_vm_that_the_hypervisor_alone_stops: StoppedByHypervisor,
     found_part_that_is_discarded: TakesPartBack,
     found_mute_one_that_is_told_to_run_again_and_again: MuteIsReady,
     found_guard_that_does_not_forbid: GuardDoesNotForbid,

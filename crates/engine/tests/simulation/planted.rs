@@ -56,6 +56,8 @@ pub(crate) enum Planted {
     RunsDoubted,
     /// With post-copy: the source is taken to have let go of the VM as soon as its QEMU says that post-copy is active.
     StatusBelieved,
+    /// With post-copy: the hypervisor alone stops the VM, and lets it run on if its connection breaks at the end.
+    StoppedByHypervisor,
     /// With post-copy: a target whose QEMU does not let the VM run discards it, though the source cannot run it.
     TakesPartBack,
     /// With post-copy: a target whose QEMU is mute since it was told to run says that it waits to be told.
@@ -97,13 +99,15 @@ impl Planted {
             | Self::TwoStarts
             | Self::GuardDoesNotForbid
             | Self::ForbiddenIgnored
-            | Self::RunsDoubted
-            | Self::StatusBelieved
-            | Self::RecordBelieved
+            | Self::StoppedByHypervisor
             | Self::OlderJournalBelieved
             | Self::StartsUnasked
             | Self::LostTooSoon => &["I1"],
             Self::SilenceIsSuccess
+            // These three: the VM runs in part, and the source that has failed cannot send it the rest.
+            | Self::RunsDoubted
+            | Self::StatusBelieved
+            | Self::RecordBelieved
             | Self::DiscardsOnlyCopy
             | Self::DroppedArrival
             | Self::RestForgotten

@@ -29,12 +29,14 @@ pub(crate) enum Sending {
     /// All is there, and it has not noticed yet.
     Sent,
     /// With post-copy: what the VM needs to run is there, and QEMU is about to look at its connection for the last time.
-    /// If that is broken, the VM runs on here.
+    /// If that is broken, its migration has failed.
     LastLook,
     /// With post-copy: the rest follows. It never runs here again.
     Rest,
     /// And the connection is broken.
     Interrupted,
+    /// All of the rest was sent. QEMU waits for what its target says last, and does not connect again.
+    LastWord,
     Completed,
     Failed,
     Cancelled,
@@ -60,6 +62,8 @@ pub(crate) struct SourceQemu {
     pub mute_until_ms: Option<f64>,
     /// Its vCPUs are held back. That needs no answer of it.
     pub is_throttled: bool,
+    /// A migration that fails leaves the VM as it was before QEMU stopped it.
+    runs_on: bool,
     unread: Vec<Command>,
 }
 
@@ -133,6 +137,7 @@ impl SourceQemu {
             is_post_copy: false,
             mute_until_ms: None,
             is_throttled: false,
+            runs_on: true,
             unread: vec![],
         }
     }
@@ -158,7 +163,7 @@ impl World {
 
     /// Whether a part of the VM is at its source, which cannot run it any more, and the rest at its target.
     pub(crate) fn is_in_parts(&self) -> bool {
-        let sends = |sending| matches!(sending, Sending::Rest | Sending::Interrupted);
+        let sends = |sending| matches!(sending, Sending::Rest | Sending::Interrupted | Sending::LastWord);
         let is_at_target = self.target.qemu.as_ref().is_some_and(|qemu| qemu.arrival == Arrival::Enough);
         is_at_target && self.source.qemu.as_ref().is_some_and(|qemu| sends(qemu.sending))
     }
@@ -238,26 +243,42 @@ impl World {
                 Sending::Idle | Sending::Failed | Sending::Cancelled | Sending::Completed,
             ) => {
                 (qemu.sending, qemu.migration, qemu.is_post_copy) = (Sending::Active, migration, false);
+                qemu.runs_on = true;
             }
-            (Command::BeginPostCopy, Sending::Active | Sending::PreSwitchover) => qemu.is_post_copy = true,
+            (Command::BeginPostCopy, Sending::Active) => {
+                qemu.is_post_copy = true;
+                // Stopped before QEMU stops it.
+                let is_left_to_qemu = self.planted == Planted::StoppedByHypervisor;
+                (qemu.copy.runs, qemu.runs_on) = (is_left_to_qemu, is_left_to_qemu);
+            }
             (Command::Continue, Sending::PreSwitchover) => qemu.sending = Sending::Device { has_disks: true },
             (Command::Cancel, Sending::Active) => self.stop_sending(Sending::Cancelled),
             (Command::Cancel, Sending::PreSwitchover | Sending::Device { .. } | Sending::Sent) => {
                 self.stop_sending(Sending::Cancelled);
-                self.let_run(Host::Source);
+                self.run_on();
             }
             (Command::Cancel, _) => {}
             (Command::LetRun, Sending::Device { .. } | Sending::Sent) => return Reply::None,
             (Command::LetRun, Sending::PreSwitchover) => {
                 self.breach("I4: the VM is let run while it is about to be sent".into());
             }
-            (Command::LetRun, Sending::LastLook | Sending::Rest | Sending::Interrupted)
+            (
+                Command::LetRun,
+                Sending::LastLook | Sending::Rest | Sending::Interrupted | Sending::LastWord,
+            )
             | (Command::Migrate { .. } | Command::BeginPostCopy | Command::Continue, _) => {
                 return Reply::Refused;
             }
             (Command::LetRun, _) => self.let_run(Host::Source),
         }
         Reply::Done
+    }
+
+    /// What a source's QEMU does once its migration has failed, or was cancelled.
+    fn run_on(&mut self) {
+        if self.source.qemu.as_ref().is_some_and(|qemu| qemu.runs_on) {
+            self.let_run(Host::Source);
+        }
     }
 
     fn stop_sending(&mut self, end: Sending) {
@@ -338,7 +359,12 @@ impl World {
         let sends = |sending| {
             matches!(
                 sending,
-                Sending::Active | Sending::Device { .. } | Sending::Sent | Sending::LastLook | Sending::Rest
+                Sending::Active
+                    | Sending::Device { .. }
+                    | Sending::Sent
+                    | Sending::LastLook
+                    | Sending::Rest
+                    | Sending::LastWord
             )
         };
         let parted = self.now_ms < self.network.parted_until_ms;
@@ -372,9 +398,10 @@ impl World {
             // Its thread waits for a core meanwhile.
             Sending::LastLook if self.random.chance(80) => {}
             Sending::LastLook => qemu.sending = Sending::Rest,
-            Sending::Rest if !is_in_parts => self.break_stream(),
-            Sending::Rest if self.random.chance(20) => self.rest_arrives(),
-            Sending::Rest => self.page_arrives(),
+            Sending::Rest | Sending::LastWord if !is_in_parts => self.break_stream(),
+            Sending::Rest if self.random.chance(20) => qemu.sending = Sending::LastWord,
+            Sending::LastWord if self.random.chance(50) => self.rest_arrives(),
+            Sending::Rest | Sending::LastWord => self.page_arrives(),
             _ => {}
         }
     }
@@ -395,7 +422,7 @@ impl World {
         source.sending = if fails { Sending::Failed } else { Sending::LastLook };
         self.saw(Sight::PostCopy);
         if fails {
-            self.let_run(Host::Source);
+            self.run_on();
         }
     }
 
@@ -409,7 +436,12 @@ impl World {
     pub(crate) fn reconnect(&mut self) -> bool {
         let is_parted = self.now_ms < self.network.parted_until_ms;
         let is_listening = self.target.qemu.as_ref().is_some_and(TargetQemu::takes_out_of_band);
-        let may = !is_parted && self.is_in_parts() && self.answers(Host::Source) && is_listening;
+        let connects = |qemu: &SourceQemu| matches!(qemu.sending, Sending::Rest | Sending::Interrupted);
+        let may = !is_parted
+            && self.is_in_parts()
+            && self.source.qemu.as_ref().is_some_and(connects)
+            && self.answers(Host::Source)
+            && is_listening;
         if let Some(source) = self.source.qemu.as_mut().filter(|_| may) {
             source.sending = Sending::Rest;
             self.saw(Sight::Reconnected);
@@ -429,8 +461,9 @@ impl World {
             }
             Sending::Active | Sending::Device { .. } | Sending::LastLook => {
                 self.stop_sending(Sending::Failed);
-                self.let_run(Host::Source);
+                self.run_on();
             }
+            Sending::LastWord => self.break_last_word(),
             Sending::Rest => {
                 self.stop_sending(Sending::Interrupted);
                 let comes_upon_a_page = self.random.chance(WAITS_FOR_PAGE_PERCENT);
@@ -443,6 +476,18 @@ impl World {
             }
             _ => {}
         }
+    }
+
+    /// What is on its way arrives, or does not.
+    fn break_last_word(&mut self) {
+        self.saw(Sight::LastWordLost);
+        if self.is_in_parts() && self.random.chance(50) {
+            self.rest_arrives();
+        } else {
+            self.is_lost = true;
+        }
+        self.stop_sending(Sending::Failed);
+        self.run_on();
     }
 
     /// A target's QEMU that waits for state, and for its source to say where.
@@ -467,7 +512,9 @@ impl World {
         let held_it = match host {
             // The rest of what the target has.
             Host::Source
-                if self.source.qemu.as_ref().is_some_and(|qemu| qemu.sending == Sending::LastLook) =>
+                if self.source.qemu.as_ref().is_some_and(|qemu| {
+                    qemu.is_post_copy && matches!(qemu.sending, Sending::LastLook | Sending::Failed)
+                }) =>
             {
                 true
             }

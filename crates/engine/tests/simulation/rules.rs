@@ -3,7 +3,6 @@
 use drainpipe_engine::result::{Outcome, SourceVm};
 
 use crate::operator::ATTEMPTS;
-use crate::qemu::{Sending, SourceQemu};
 use crate::target::State;
 use crate::world::{Host, World};
 
@@ -30,10 +29,7 @@ impl World {
         if !self.is_lost && !self.has_newest() {
             self.breach("I3: no host holds the VM".into());
         }
-        // With post-copy the record comes first, and a QEMU that cannot send what the VM needs lets it run on.
-        let has_failed = |qemu: &SourceQemu| qemu.is_post_copy && qemu.sending == Sending::Failed;
-        let runs_on = self.source.qemu.as_ref().is_some_and(has_failed);
-        if source.is_some_and(|copy| copy.runs) && !runs_on && self.source.has_handed_over_in_time() {
+        if source.is_some_and(|copy| copy.runs) && self.source.has_handed_over_in_time() {
             self.breach("I1: the VM runs on the source though it is handed over".into());
         }
         if let Some(qemu) = self.target.qemu.as_ref().filter(|qemu| qemu.copy.runs) {

@@ -148,7 +148,9 @@ impl World {
             _ if qemu.copy.runs => Some(SourceState::Kept),
             // With post-copy. Nothing of what the target needs has been sent.
             Sending::PreSwitchover => Some(SourceState::Kept),
-            // It may fail, and let the VM run on.
+            // How much of it the target has, nobody here knows any more.
+            Sending::Failed | Sending::Cancelled if qemu.is_post_copy => Some(SourceState::Astray),
+            // It may fail.
             Sending::Device { .. } | Sending::LastLook => None,
             _ => Some(SourceState::LetGo),
         }

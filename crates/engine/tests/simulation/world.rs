@@ -68,6 +68,7 @@ pub(crate) enum Sight {
     HandOverInVain,
     JournalDoubted,
     JournalFound,
+    LastWordLost,
     MovedOn,
     LateCommand,
     LateRunRefused,
@@ -89,7 +90,7 @@ pub(crate) enum Sight {
 }
 
 impl Sight {
-    pub(crate) const ALL: [Self; 28] = [
+    pub(crate) const ALL: [Self; 29] = [
         Self::Adopted,
         Self::Forgotten,
         Self::GivenBack,
@@ -100,6 +101,7 @@ impl Sight {
         Self::HandOverInVain,
         Self::JournalDoubted,
         Self::JournalFound,
+        Self::LastWordLost,
         Self::MovedOn,
         Self::LateCommand,
         Self::LateRunRefused,

@@ -219,9 +219,15 @@ pub async fn start(
 /// QEMU would stop the guest itself. But if the connection breaks as the last page has been sent, QEMU 10.0 calls the
 /// migration failed and has the guest go on as it was before QEMU stopped it: running, beside the target's. One that it
 /// found stopped stays so. The guest is stopped for up to one of QEMU's iterations longer, which take 50 ms.
-pub async fn start_post_copy(vmm: &Vmm, deadline: Duration) -> Result<(), QmpError> {
+///
+/// False, and nothing was begun, if QEMU has stopped the guest itself by then, since little was left.
+pub async fn start_post_copy(vmm: &Vmm, deadline: Duration) -> Result<bool, QmpError> {
     execute(vmm, "stop", Value::Null, deadline).await?;
-    execute(vmm, "migrate-start-postcopy", Value::Null, deadline).await
+    if vmm.run_state(deadline).await? != RunState::Paused {
+        return Ok(false);
+    }
+    execute(vmm, "migrate-start-postcopy", Value::Null, deadline).await?;
+    Ok(true)
 }
 
 /// Has a source in [`MigrationStatus::PostcopyPaused`] go on over another connection, to its target, which is paused

@@ -96,7 +96,7 @@ async fn stop_for_post_copy(pair: &Pair, transport: Transport) -> SocketAddr {
     migration::start(&pair.source, transport, address, SLOW, DEADLINE).await.expect("begun");
     wait_for(&pair.source, MigrationStatus::Active).await;
     assert_eq!(state(&pair.source).await, RunState::Running);
-    migration::start_post_copy(&pair.source, DEADLINE).await.expect("it is on");
+    assert!(migration::start_post_copy(&pair.source, DEADLINE).await.expect("it is on"));
     wait_for(&pair.source, MigrationStatus::PreSwitchover).await;
     assert_eq!(state(&pair.source).await, RunState::FinishMigrate);
     assert!(!may_run(&pair.target).await);

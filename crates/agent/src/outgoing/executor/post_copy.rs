@@ -31,9 +31,12 @@ const TAKEN_IN_WITHIN: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 impl Executor {
-    pub(super) async fn begin_post_copy(&mut self) -> Result<(), Problem> {
+    pub(super) async fn begin_post_copy(&mut self) -> Result<Event, Problem> {
+        // Also if the answer does not come.
         self.is_post_copy_begun = true;
-        qemu::start_post_copy(self.vmm()?, QMP_DEADLINE).await.map_err(qemu_failed)
+        self.is_post_copy_begun =
+            qemu::start_post_copy(self.vmm()?, QMP_DEADLINE).await.map_err(qemu_failed)?;
+        Ok(if self.is_post_copy_begun { Event::Done } else { Event::Converged })
     }
 
     /// A QEMU that takes the sending of what the VM needs for failed lets it run on. So whatever the target has, it is
