@@ -9,6 +9,7 @@ use std::time::Duration;
 use drainpipe_engine::connections::Precedence;
 use drainpipe_engine::facts::{HostFacts, HypervisorVersion, NoMigrationAddress};
 use drainpipe_engine::problem::Problem;
+use drainpipe_engine::protocol::Release;
 use drainpipe_hypervisor::facts::HypervisorFacts;
 use drainpipe_hypervisor::{Launcher, QemuUser};
 use drainpipe_identity::{Identity, Peer, check_unchangeable};
@@ -435,9 +436,11 @@ impl Agent {
     pub async fn view(&self) -> Result<HostView, Problem> {
         let kvm = self.vms.hypervisor().kvm_missing.is_none();
         let cordon = self.journal.cordon()?;
+        let release = Release::own();
         Ok(HostView {
             facts: self.facts().await?,
-            agent_version: env!("CARGO_PKG_VERSION").into(),
+            agent_version: release.version,
+            protocols: release.protocols,
             kernel: self.hardware.kernel.clone(),
             cpu_model: self.hardware.cpu_model.clone(),
             memory_bytes: self.hardware.memory_bytes,

@@ -157,8 +157,14 @@ impl ApiClient {
         Problem { is_for_certificates, ..Problem::new(ProblemKind::Unreachable, message) }
     }
 
-    fn senseless(&self, what: &str) -> Problem {
-        Problem::failed(format!("{} answers, but not as an agent of this version does: {what}", self.whom))
+    /// It says what this release does not understand.
+    pub(crate) fn senseless(&self, what: &str) -> Problem {
+        Problem::failed(format!(
+            "{} answers what drainpipe {} does not understand ({what}); is one of the two newer? `drainpipe hosts` shows \
+             their versions",
+            self.whom,
+            env!("CARGO_PKG_VERSION")
+        ))
     }
 }
 

@@ -104,7 +104,7 @@ async fn look(agent: &Agent, peer: &str) -> Result<(), Problem> {
 
 async fn records(agent: &Agent, peer: &str, known: &[PathRecord]) -> Result<Vec<PathRecord>, Problem> {
     let client = agent.peer(peer).ok_or_else(|| Problem::not_found(format!("no peer {peer}")))?;
-    let (theirs, _) = facts::ask(client, peer).await?;
+    let (theirs, _) = facts::ask(agent, client, peer).await?;
     let own = agent.facts().await?;
     let tried = try_all(agent, client, [&own, &theirs.host]).await?;
     Ok(after_trial(known, [&own, &theirs.host], &tried, &Timestamp::now().to_string()))

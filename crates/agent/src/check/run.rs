@@ -23,6 +23,7 @@ use crate::discovery::discover;
 use crate::link_socket::on_link;
 use crate::path_watch;
 use crate::probe::{self, Load, ProbePort};
+use crate::release::NoAnswer;
 
 /// Longest reason for a path's failure; the honest ones are a line.
 const WHY_LETTERS_MAX: usize = 256;
@@ -44,15 +45,18 @@ pub(crate) async fn run(agent: &Agent, target: &str, vm: Option<&str>) -> Result
     let _slot = agent.checks.begin()?;
     let report =
         |findings, paths| CheckReport { source: source.into(), target: target.into(), findings, paths };
-    let (target_facts, clock) = match facts::ask(peer, target).await {
+    let (target_facts, clock) = match facts::ask(agent, peer, target).await {
         Ok(answer) => answer,
-        Err(problem) if problem.kind == ProblemKind::Unreachable => {
+        Err(NoAnswer::TooFarApart(apart)) => return Ok(report(vec![apart.finding()], vec![])),
+        Err(NoAnswer::Problem(problem)) if problem.kind == ProblemKind::Unreachable => {
             let reason =
                 NotReached { is_for_certificates: problem.is_for_certificates, why: problem.message };
             let finding = unreachable(source, target, agent_port(agent, target), &reason);
             return Ok(report(vec![finding], vec![]));
         }
-        Err(problem) => return Err(problem.context(format!("asking {target} what to check"))),
+        Err(NoAnswer::Problem(problem)) => {
+            return Err(problem.context(format!("asking {target} what to check")));
+        }
     };
     let source_facts = facts::read(agent).await?;
     let vms = vms::ask(agent, peer, target, &running).await?;

@@ -12,6 +12,7 @@ use crate::admission;
 use crate::agent::Agent;
 use crate::api::types::{IncomingPermit, IncomingRequest};
 use crate::lock::lock;
+use crate::release::agree_with;
 
 /// A VM on its way holds no place any more when its source has not been heard of for this long, though it was
 /// asked.
@@ -30,6 +31,7 @@ pub(crate) async fn permit(
             agent.name()
         )));
     }
+    agree_with(agent, source, &request.release.clone().unwrap_or_default())?;
     check_described(&request)?;
     request.spec.check_host(agent.vms.hypervisor()).map_err(|error| refused_here(agent, &error))?;
     agent.vm_files.check_usable(request.spec.spec()).await?;
