@@ -53,6 +53,7 @@ mod path_loss;
 mod post_copy;
 mod program;
 mod relayed;
+mod released;
 mod scene;
 mod service;
 mod shared_paths;
@@ -148,6 +149,13 @@ fn main() -> ExitCode {
     let vlans = link_addresses::a_card_and_its_vlans_are_one_path;
     let no_vlans = missing.clone().or_else(link_addresses::no_vlans);
     trials.push(trial("link_addresses::a_card_and_its_vlans_are_one_path".into(), vlans, no_vlans));
+    let no_released = missing.clone().or_else(released::missing);
+    if let (None, Some(absent), false) = (&missing, &no_released, arguments.list) {
+        eprintln!("SKIPPED, those with the last release: {absent}");
+    }
+    for (name, test) in released::TESTS {
+        trials.push(trial(format!("released::{name}"), *test, no_released.clone()));
+    }
     let no_other_qemu = missing.or_else(|| match options::other_qemu() {
         Some(_) => None,
         None => Some("DRAINPIPE_TEST_QEMU names no other QEMU".into()),
