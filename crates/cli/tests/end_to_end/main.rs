@@ -138,6 +138,14 @@ fn main() -> ExitCode {
         ("encrypted", encrypted::TESTS),
     ];
     let mut trials = Vec::new();
+    let no_released = missing.clone().or_else(released::missing);
+    if let (None, Some(absent), false) = (&missing, &no_released, arguments.list) {
+        eprintln!("SKIPPED, those with the last release: {absent}");
+    }
+    // Long ones too.
+    for (name, test) in released::TESTS {
+        trials.push(trial(format!("released::{name}"), *test, no_released.clone()));
+    }
     for (module, tests) in modules {
         for (name, test) in tests {
             trials.push(trial(format!("{module}::{name}"), *test, missing.clone()));
@@ -149,13 +157,6 @@ fn main() -> ExitCode {
     let vlans = link_addresses::a_card_and_its_vlans_are_one_path;
     let no_vlans = missing.clone().or_else(link_addresses::no_vlans);
     trials.push(trial("link_addresses::a_card_and_its_vlans_are_one_path".into(), vlans, no_vlans));
-    let no_released = missing.clone().or_else(released::missing);
-    if let (None, Some(absent), false) = (&missing, &no_released, arguments.list) {
-        eprintln!("SKIPPED, those with the last release: {absent}");
-    }
-    for (name, test) in released::TESTS {
-        trials.push(trial(format!("released::{name}"), *test, no_released.clone()));
-    }
     let no_other_qemu = missing.or_else(|| match options::other_qemu() {
         Some(_) => None,
         None => Some("DRAINPIPE_TEST_QEMU names no other QEMU".into()),

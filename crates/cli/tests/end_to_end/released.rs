@@ -13,6 +13,7 @@ use serde_json::json;
 use crate::Test;
 use crate::drain::{ask, assert_nowhere_but, assert_state, drain, ended, resume, start_small, view};
 use crate::guest::Guest;
+use crate::options;
 use crate::program::{Running, command_of};
 use crate::scene::{SLOW_MBPS, Scene, assert_failed, hold_journal, result_of, wait_until_handed_over};
 use crate::support::TestLab;
@@ -47,8 +48,11 @@ fn released() -> Option<String> {
 }
 
 fn released_lab(link_mbps: &str) -> TestLab {
-    let released = released().expect("else it is skipped");
-    TestLab::up_by(&released, &["--link", link_mbps, "--link", link_mbps])
+    released_lab_with(&["--link", link_mbps, "--link", link_mbps])
+}
+
+fn released_lab_with(arguments: &[&str]) -> TestLab {
+    TestLab::up_by(&released().expect("else it is skipped"), arguments)
 }
 
 /// As the guide has it: the old agent ends, VMs run on, and the new one takes over.
@@ -116,7 +120,8 @@ fn move_all(lab: &TestLab, target: &str) -> Vec<MigrationResult> {
 }
 
 fn a_host_is_emptied_filled_and_upgraded_in_place() {
-    let lab = released_lab("unlimited");
+    let qemu = options::other_qemu().unwrap_or_else(|| "qemu-system-x86_64".into());
+    let lab = released_lab_with(&["--link", "unlimited", "--link", "unlimited", "--qemu", &qemu]);
     let names = ["db", "web"];
     let guest = start_vms(&lab, &names);
     upgrade(&lab, "b");
