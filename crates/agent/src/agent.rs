@@ -40,6 +40,7 @@ use crate::ports::MigrationPorts;
 use crate::precedence::{self, FirstSessions};
 use crate::proof::{self, Answering, Heard, Proof};
 use crate::relay::{LostCpus, Packing, check_packing_cpus, own_cpus};
+use crate::release::look_at_host;
 use crate::server::{self, PrecedenceOf};
 use crate::slots::Slots;
 use crate::throttles;
@@ -467,7 +468,7 @@ impl Agent {
         };
         let others = self.config.peers.iter().map(|peer| async move {
             let asked = match self.peer(&peer.name) {
-                Some(client) => client.get_within::<HostView>("/v1/host", PEER_DEADLINE).await,
+                Some(client) => look_at_host(self, client, &peer.name, PEER_DEADLINE).await,
                 None => Err(Problem::failed("no client")),
             };
             let (host, error) = match asked {

@@ -1,14 +1,16 @@
 //! What another host says of itself, once it is known that both speak the same protocol.
 
+use std::time::Duration;
+
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::protocol::{Protocol, Protocols, Release, Speaker, TooFarApart, agree};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
 use thiserror::Error;
 
 use crate::agent::Agent;
-use crate::client::ApiClient;
+use crate::api::types::HostView;
+use crate::client::{ANSWER_DEADLINE, ApiClient};
 
 /// Why there is no answer to go by.
 #[derive(Debug, Error)]
@@ -47,12 +49,28 @@ pub(crate) async fn ask_host<T: DeserializeOwned>(
     name: &str,
     path: &str,
 ) -> Result<(T, Protocol), NoAnswer> {
-    let answer: Value = peer.get(path).await?;
-    let Greeting { agent_version, protocols } =
-        Greeting::deserialize(&answer).map_err(|error| peer.senseless(&error.to_string()))?;
-    let protocol = agree_with(agent, name, &Release { version: agent_version, protocols })?;
-    let view = T::deserialize(answer).map_err(|error| peer.senseless(&error.to_string()))?;
-    Ok((view, protocol))
+    let answer = peer.get_unread(path, ANSWER_DEADLINE).await?;
+    let protocol = greeted(agent, peer, name, &answer)?;
+    Ok((peer.read(&answer)?, protocol))
+}
+
+/// Asks the host `name` for what people want to know of it: also of one that is too far apart, if that is understood.
+pub(crate) async fn look_at_host(
+    agent: &Agent,
+    peer: &ApiClient,
+    name: &str,
+    deadline: Duration,
+) -> Result<HostView, Problem> {
+    let answer = peer.get_unread("/v1/host", deadline).await?;
+    match peer.read(&answer) {
+        Ok(view) => Ok(view),
+        Err(senseless) => Err(greeted(agent, peer, name, &answer).map_or_else(Into::into, |_| senseless)),
+    }
+}
+
+fn greeted(agent: &Agent, peer: &ApiClient, name: &str, answer: &[u8]) -> Result<Protocol, NoAnswer> {
+    let Greeting { agent_version, protocols } = peer.read(answer)?;
+    Ok(agree_with(agent, name, &Release { version: agent_version, protocols })?)
 }
 
 /// The protocol that this host speaks with another.

@@ -11,7 +11,7 @@
 //!
 //! What a protocol brings, and whatever else 0.1.0 would not take, is asked of the [`Protocol`] agreed on, here and nowhere
 //! else. Answers may have new fields in any release: whoever does not know one ignores it. Requests may not: an agent
-//! refuses a field that it does not know, which might say something that matters.
+//! refuses a field that it does not know, which might say something that matters: docs/decisions/0062.
 
 use std::fmt;
 
@@ -46,7 +46,7 @@ impl TryFrom<Range> for Protocols {
 
     fn try_from(Range { oldest, newest }: Range) -> Result<Self, String> {
         if oldest > newest {
-            return Err(format!("protocols from {oldest} to {newest} are none"));
+            return Err(format!("the oldest protocol, {oldest}, is newer than the newest, {newest}"));
         }
         Ok(Self { oldest, newest })
     }
@@ -91,8 +91,9 @@ impl Release {
         Self { version: env!("CARGO_PKG_VERSION").into(), protocols: Protocols::OWN }
     }
 
-    fn shown_version(&self) -> String {
-        self.version.chars().filter(|letter| !letter.is_control()).take(VERSION_LETTERS_MAX).collect()
+    /// Its version, for people. A peer may name anything.
+    pub fn shown_version(&self) -> String {
+        self.version.chars().filter(char::is_ascii_graphic).take(VERSION_LETTERS_MAX).collect()
     }
 }
 
@@ -136,7 +137,7 @@ pub struct Speaker<'a> {
 
 /// Two hosts that have no protocol in common.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("{}; upgrade {older} to {newer_version}, or to the release before it", self.what())]
+#[error("{}; upgrade {older}, one release at a time, to {newer_version} or the one before it", self.what())]
 pub struct TooFarApart {
     older: String,
     older_version: String,
@@ -175,8 +176,8 @@ impl TooFarApart {
             .remedy(on(
                 older,
                 format!(
-                    "install drainpipe {newer_version}, or the release before it; systemctl restart drainpipe (VMs run \
-                     on)"
+                    "install drainpipe {newer_version} or the release before it, one release at a time, each with \
+                     systemctl restart drainpipe (VMs run on)"
                 ),
             ))
     }
@@ -262,21 +263,21 @@ mod tests {
         let (old, new) = (Release::default(), release("0.4.0", 3, 4));
         let text = between(&new, &old).unwrap_err().to_string();
         let expected = "b runs drainpipe 0.1.0 (protocol 1), a runs drainpipe 0.4.0 (protocols 3 and 4): they are more than \
-                        one release apart; upgrade b to 0.4.0, or to the release before it";
+                        one release apart; upgrade b, one release at a time, to 0.4.0 or the one before it";
         assert_eq!(text, expected);
         let finding = between(&old, &new).unwrap_err().finding();
         assert!(finding.refuses_migration);
         assert!(
-            finding.remedy.starts_with("on a: install drainpipe 0.4.0, or the release before"),
+            finding.remedy.starts_with("on a: install drainpipe 0.4.0 or the release before"),
             "{finding:?}"
         );
     }
 
     #[test]
     fn a_version_cannot_command_a_terminal() {
-        let hostile = release(&format!("\u{1b}[2J9\n{}", "9".repeat(9_000)), 8, 9);
+        let hostile = release(&format!("\u{1b}[2J\u{202e}9\n{}", "9".repeat(9_000)), 8, 9);
         let text = between(&Release::own(), &hostile).unwrap_err().to_string();
-        assert!(!text.contains(char::is_control) && text.len() < 400, "{text}");
+        assert!(text.is_ascii() && !text.contains(char::is_control) && text.len() < 400, "{text}");
     }
 
     #[test]

@@ -62,6 +62,13 @@ pub struct HostView {
     pub paths: Vec<PathsView>,
 }
 
+impl HostView {
+    /// The release that its agent is of.
+    pub fn release(&self) -> Release {
+        Release { version: self.agent_version.clone(), protocols: self.protocols }
+    }
+}
+
 /// The paths to another host, as they were when they were last tried while no migration was under way.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PathsView {

@@ -17,10 +17,10 @@ use tracing::{debug, info, warn};
 use uuid::Uuid;
 
 use super::facts;
-use super::run::{begin_session, end_session, in_plain_words};
+use super::run::{begin_session, end_session};
 use crate::agent::Agent;
 use crate::api::types::PathsView;
-use crate::client::ApiClient;
+use crate::client::{ApiClient, in_plain_words};
 use crate::discovery::discover;
 use crate::lock::lock;
 use crate::probe::{self, Connected, Load};

@@ -17,16 +17,13 @@ use super::packets::{COPIES, PacketEnd};
 use super::session::{ROUNDS_MAX, Round, RoundResult, SessionRequest, SessionView, arrived_at, send_all};
 use super::{facts, vms, way_back};
 use crate::agent::Agent;
-use crate::client::ApiClient;
+use crate::client::{ApiClient, in_plain_words};
 use crate::config::DEFAULT_PORT;
 use crate::discovery::discover;
 use crate::link_socket::on_link;
 use crate::path_watch;
 use crate::probe::{self, Load, ProbePort};
 use crate::release::NoAnswer;
-
-/// Longest reason for a path's failure; the honest ones are a line.
-const WHY_LETTERS_MAX: usize = 256;
 
 /// Checks everything between this host and `target`, for one running VM or for all.
 pub(crate) async fn run(agent: &Agent, target: &str, vm: Option<&str>) -> Result<CheckReport, Problem> {
@@ -145,11 +142,6 @@ pub(super) async fn end_session(peer: &ApiClient, token: Uuid) {
     if let Err(problem) = peer.delete::<()>(&format!("/v1/check/sessions/{token}")).await {
         debug!(%problem, "the other host's part of the check ends by itself");
     }
-}
-
-/// The other host may have said it; it is shown on a terminal.
-pub(super) fn in_plain_words(why: &str) -> String {
-    why.chars().filter(|letter| !letter.is_control()).take(WHY_LETTERS_MAX).collect()
 }
 
 /// A path without a socket is left to the trial by TCP, whose failure says why.
@@ -273,12 +265,5 @@ mod tests {
         assert_eq!(directions[0].arrived, Arrived::from([(128, 3), (1400, 900)]));
         let summed_up = directions[0].sum_up();
         assert_eq!((summed_up.arrived_bytes_max, summed_up.arrived), (Some(1400), 2 * COPIES));
-    }
-
-    #[test]
-    fn a_reason_is_a_short_line() {
-        let hostile = format!("\u{1b}[2Jno port\n{}", "x".repeat(10_000));
-        let shown = in_plain_words(&hostile);
-        assert!(shown.starts_with("[2Jno portx") && shown.len() == WHY_LETTERS_MAX, "{shown}");
     }
 }

@@ -58,7 +58,7 @@ fn row(status: &HostStatus) -> Vec<String> {
         status.name.clone(),
         status.address.clone(),
         if host.cordoned { "cordoned" } else { "ready" }.into(),
-        host.agent_version.clone(),
+        host.release().shown_version(),
         format!("{} {} ({})", facts.hypervisor.name, facts.hypervisor.version, host.accelerator),
         output::bytes(facts.memory_available_bytes),
         links.join(", "),

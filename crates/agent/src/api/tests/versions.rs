@@ -41,11 +41,15 @@ async fn a_target_too_far_apart_is_refused_in_step_1_with_what_to_upgrade() {
     let Problem { kind, message, .. } = planned.problem();
     assert_eq!(kind, ProblemKind::Refused, "{message}");
     let own = env!("CARGO_PKG_VERSION");
-    for words in
-        [&format!("here runs drainpipe {own}"), "target runs drainpipe 0.4.0", "upgrade here to 0.4.0"]
-    {
+    for words in [
+        &format!("here runs drainpipe {own}"),
+        "target runs drainpipe 0.4.0",
+        "upgrade here, one release at a time, to 0.4.0",
+    ] {
         assert!(message.contains(words), "{message}");
     }
+    let listed = agent.say(Who::Root, "GET", "/v1/hosts", "").await;
+    assert!(listed.body.contains("target runs drainpipe 0.4.0"), "{listed:?}");
     let checked = agent.say(Who::Root, "POST", "/v1/check", &json!({ "target": "target" }).to_string()).await;
     let CheckReport { findings, .. } = serde_json::from_str(&checked.body).unwrap();
     let found: Vec<_> = findings.iter().map(|one| (one.code.as_str(), one.refuses_migration)).collect();
@@ -62,9 +66,12 @@ async fn a_source_too_far_apart_is_refused_in_step_2_and_one_release_apart_is_no
     };
     let refused = agent.say(Who::Source, "POST", "/v1/incoming", &sent(3, 4)).await;
     assert_eq!(refused.problem().kind, ProblemKind::Refused, "{refused:?}");
-    assert!(refused.body.contains("upgrade here to 0.9.0"), "{refused:?}");
+    assert!(refused.body.contains("upgrade here, one release at a time, to 0.9.0"), "{refused:?}");
     let senseless = agent.say(Who::Source, "POST", "/v1/incoming", &sent(3, 2)).await;
     assert_eq!(senseless.problem().kind, ProblemKind::BadInput, "{senseless:?}");
+    let by_order = sent(2, 3).replace(r#"{"newest":3,"oldest":2}"#, "[2,3]");
+    let listed = agent.say(Who::Source, "POST", "/v1/incoming", &by_order).await;
+    assert_eq!(listed.problem().kind, ProblemKind::BadInput, "{by_order}: {listed:?}");
     let granted = agent.say(Who::Source, "POST", "/v1/incoming", &sent(2, 3)).await;
     assert_eq!(granted.status, 200, "{granted:?}");
     agent.stop().await;

@@ -45,7 +45,7 @@ impl Executor {
         };
         let (meeting, zero_share) = tokio::join!(meeting, looked);
         let Meeting { protocol, source, target, plan } = meeting?;
-        self.note_protocol(protocol, &target.agent_version);
+        self.note_protocol(protocol, &target.release().shown_version());
         let asked = Request { zero_share, ..asked };
         self.predicted_total_ms =
             prediction::total_ms(&source, &target.facts, &plan, &asked, self.memory_bytes());
