@@ -7,7 +7,7 @@
 //! | protocol | since | new in it |
 //! |---|---|---|
 //! | 1 | 0.1.0 | all that 0.1.0 says |
-//! | 2 | 0.2.0 | a source names its release in step 2 |
+//! | 2 | 0.2.0 | a source names its release in step 2; QEMU itself encrypts post-copy |
 //!
 //! What a protocol brings, and whatever else 0.1.0 would not take, is asked of the [`Protocol`] agreed on, here and nowhere
 //! else. Answers may have new fields in any release: whoever does not know one ignores it. Requests may not: an agent
@@ -123,6 +123,17 @@ impl Protocol {
     /// take that.
     pub fn release_in_step_2(self) -> Option<Release> {
         (self.0 >= 2).then(Release::own)
+    }
+
+    /// Why two hosts that speak it cannot do what was planned, where `peer` is the other one; nothing where they can.
+    pub fn obstacle(self, post_copy: bool, is_encrypted: bool, peer: &str) -> Option<String> {
+        (self.0 < 2 && post_copy && is_encrypted).then(|| {
+            format!(
+                "{peer} runs an older drainpipe (protocol {}), which encrypts post-copy in another way: upgrade {peer}, or \
+                 migrate without --post-copy",
+                self.0
+            )
+        })
     }
 }
 
@@ -293,6 +304,18 @@ mod tests {
     fn two_of_this_release_speak_its_newest() {
         let protocol = between(&Release::own(), &Release::own()).unwrap();
         assert!(!protocol.is_of_older_release() && protocol.release_in_step_2() == Some(Release::own()));
+    }
+
+    #[test]
+    fn encrypted_post_copy_needs_protocol_2() {
+        for post_copy in [false, true] {
+            for is_encrypted in [false, true] {
+                let refused = Protocol(1).obstacle(post_copy, is_encrypted, "b");
+                assert_eq!(refused.is_some(), post_copy && is_encrypted, "{refused:?}");
+                assert!(refused.is_none_or(|why| why.contains("upgrade b")));
+                assert_eq!(Protocol(2).obstacle(post_copy, is_encrypted, "b"), None);
+            }
+        }
     }
 
     #[test]
