@@ -13,8 +13,8 @@ demo: setup guest
 # Labs need root; the tests are built without, and run by way of scripts/as-root. With --all-targets nobody looks for
 # tests in the documentation, of which there are none: it would take 20 s.
 test: setup guest
-	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/scripts/as-root" \
-		DRAINPIPE_TEST_QEMU="$$(scripts/qemu)" $(CARGO) test --workspace --all-targets --no-fail-fast
+	released="$$(CARGO="$(CARGO)" scripts/released)" && CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/scripts/as-root" \
+		DRAINPIPE_TEST_QEMU="$$(scripts/qemu)" DRAINPIPE_TEST_RELEASED="$$released" $(CARGO) test --workspace --all-targets --no-fail-fast
 
 # Real hosts, QEMUs and guests against random faults: an hour, or CHAOS_SECONDS. It stops at the first thing that is wrong,
 # and leaves all there is to understand it in target/chaos; the same CHAOS_SEED makes the same decisions again.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use drainpipe_engine::connections::Precedence;
 use drainpipe_engine::facts::{HostFacts, HypervisorVersion, NoMigrationAddress};
 use drainpipe_engine::problem::Problem;
+use drainpipe_engine::protocol::Release;
 use drainpipe_hypervisor::facts::HypervisorFacts;
 use drainpipe_hypervisor::{Launcher, QemuUser};
 use drainpipe_identity::{Identity, Peer, check_unchangeable};
@@ -39,6 +40,7 @@ use crate::ports::MigrationPorts;
 use crate::precedence::{self, FirstSessions};
 use crate::proof::{self, Answering, Heard, Proof};
 use crate::relay::{LostCpus, Packing, check_packing_cpus, own_cpus};
+use crate::release::look_at_host;
 use crate::server::{self, PrecedenceOf};
 use crate::slots::Slots;
 use crate::throttles;
@@ -435,9 +437,11 @@ impl Agent {
     pub async fn view(&self) -> Result<HostView, Problem> {
         let kvm = self.vms.hypervisor().kvm_missing.is_none();
         let cordon = self.journal.cordon()?;
+        let release = Release::own();
         Ok(HostView {
             facts: self.facts().await?,
-            agent_version: env!("CARGO_PKG_VERSION").into(),
+            agent_version: release.version,
+            protocols: release.protocols,
             kernel: self.hardware.kernel.clone(),
             cpu_model: self.hardware.cpu_model.clone(),
             memory_bytes: self.hardware.memory_bytes,
@@ -464,7 +468,7 @@ impl Agent {
         };
         let others = self.config.peers.iter().map(|peer| async move {
             let asked = match self.peer(&peer.name) {
-                Some(client) => client.get_within::<HostView>("/v1/host", PEER_DEADLINE).await,
+                Some(client) => look_at_host(self, client, &peer.name, PEER_DEADLINE).await,
                 None => Err(Problem::failed("no client")),
             };
             let (host, error) = match asked {

@@ -24,6 +24,14 @@ const PASS_ON_DEADLINE: Duration = Duration::from_secs(90);
 /// Longest answer that is read. A result with an hour of samples stays well below.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
+/// Longest reason that is told in another host's words; the honest ones are a line.
+pub(crate) const WHY_LETTERS_MAX: usize = 256;
+
+/// What another host may have said, for a terminal.
+pub(crate) fn in_plain_words(why: &str) -> String {
+    why.chars().filter(|letter| !letter.is_control()).take(WHY_LETTERS_MAX).collect()
+}
+
 /// A way to one agent.
 #[derive(Debug, Clone)]
 pub struct ApiClient {
@@ -80,6 +88,16 @@ impl ApiClient {
         self.answer(self.request(Method::GET, path).timeout(deadline)).await
     }
 
+    /// Asks for a value that [`read`](Self::read) is to read, once it is known as what.
+    pub(crate) async fn get_unread(&self, path: &str, deadline: Duration) -> Result<Vec<u8>, Problem> {
+        self.successful(self.request(Method::GET, path).timeout(deadline)).await
+    }
+
+    /// Reads an answer.
+    pub(crate) fn read<T: DeserializeOwned>(&self, answer: &[u8]) -> Result<T, Problem> {
+        serde_json::from_slice(answer).map_err(|error| self.senseless(&error.to_string()))
+    }
+
     /// Sends a value, gets one.
     pub async fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, Problem> {
         self.answer(self.request(Method::POST, path).json(body)).await
@@ -121,13 +139,17 @@ impl ApiClient {
     }
 
     async fn answer<T: DeserializeOwned>(&self, request: RequestBuilder) -> Result<T, Problem> {
+        let body = self.successful(request).await?;
+        // `()` is asked for where nothing is to come back, and JSON for it is `null`.
+        self.read(if body.is_empty() { b"null" } else { &body })
+    }
+
+    async fn successful(&self, request: RequestBuilder) -> Result<Vec<u8>, Problem> {
         let response = request.send().await.map_err(|error| self.unreachable(&error))?;
         let status = response.status();
         let body = self.body(response).await?;
         if status.is_success() {
-            // `()` is asked for where nothing is to come back, and JSON for it is `null`.
-            let body = if body.is_empty() { b"null".as_slice() } else { &body };
-            return serde_json::from_slice(body).map_err(|error| self.senseless(&error.to_string()));
+            return Ok(body);
         }
         Err(serde_json::from_slice(&body)
             .unwrap_or_else(|_| self.senseless(&format!("HTTP status {status}"))))
@@ -158,7 +180,13 @@ impl ApiClient {
     }
 
     fn senseless(&self, what: &str) -> Problem {
-        Problem::failed(format!("{} answers, but not as an agent of this version does: {what}", self.whom))
+        Problem::failed(format!(
+            "{} answers what drainpipe {} does not understand ({}); is one of the two newer? `drainpipe hosts` shows their \
+             versions",
+            self.whom,
+            env!("CARGO_PKG_VERSION"),
+            in_plain_words(what)
+        ))
     }
 }
 
@@ -213,5 +241,12 @@ mod tests {
         let answered = client.post::<IgnoredAny>("/v1/host", &()).await.unwrap_err();
         assert!(answered.message.contains("307"), "{answered}");
         served.await.unwrap();
+    }
+
+    #[test]
+    fn a_reason_is_a_short_line() {
+        let hostile = format!("\u{1b}[2Jno port\n{}", "x".repeat(10_000));
+        let shown = in_plain_words(&hostile);
+        assert!(shown.starts_with("[2Jno portx") && shown.len() == WHY_LETTERS_MAX, "{shown}");
     }
 }

@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use drainpipe_engine::facts::{HugePages, MemoryNeeds};
 use drainpipe_engine::inbound::Inbound;
 use drainpipe_engine::problem::Problem;
+use drainpipe_engine::protocol::Protocol;
 use drainpipe_hypervisor::migration;
 use drainpipe_hypervisor::spec::{ResolvedSpec, VmSpec};
 use drainpipe_hypervisor::{Role, Vmm};
@@ -79,6 +80,8 @@ struct IncomingVm {
     definition: VmSpec,
     // Where it comes from.
     cores_taken: Option<f64>,
+    // Agreed on in step 2; nothing after a restart of this agent, when it goes no further here.
+    protocol: Option<Protocol>,
     reserved: Mutex<MemoryNeeds>,
     vmm: Mutex<Option<Arc<Vmm>>>,
     last_heard: Mutex<Instant>,
@@ -113,6 +116,7 @@ impl IncomingVm {
             spec: None,
             definition,
             cores_taken: None,
+            protocol: None,
             reserved: Mutex::default(),
             vmm: Mutex::default(),
             last_heard: Mutex::new(Instant::now()),

@@ -19,6 +19,7 @@
 //! path_watch the paths to each peer, and the route over them
 //! out_of_reach VMs whose QEMU did not answer when the agent started
 //! proof      whether the journal is believed, and what is done where it is not
+//! release    whether another host's is one that this one understands
 //! precedence the VM that is silent has the cores first
 //! scheduling_group among which threads the kernel weighs priorities
 //! session_weight how much of the cores a session has
@@ -65,6 +66,7 @@ mod precedence;
 mod probe;
 mod proof;
 mod relay;
+mod release;
 mod remembered;
 mod result;
 mod scheduling_group;

@@ -20,6 +20,7 @@ use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::plan::{Plan, Request, plan};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::progress::{CompressionProgress, PathRate, Progress, ProgressMeter};
+use drainpipe_engine::protocol::Protocol;
 use drainpipe_engine::result::{MigrationResult, Outcome};
 use drainpipe_engine::step::Step;
 use drainpipe_hypervisor::Vmm;
@@ -41,6 +42,7 @@ use crate::journal::{Journal, OpenMigration};
 use crate::lock::lock;
 use crate::memory_look;
 use crate::proof::beside::{Beside, Way};
+use crate::release::ask_host;
 use crate::remembered::{self, Learnt};
 use crate::supervised;
 use crate::vms::{Claim, Claimed, does_not_run};
@@ -439,7 +441,8 @@ pub(crate) async fn dry_run(agent: &Agent, request: &MigrateRequest) -> Result<P
     let vmm = agent.vms.running(&request.vm);
     let asked = asked_for(request);
     let asked = informed(agent, &request.target, asked, vmm.as_deref()).await?;
-    let Meeting { source, target, plan } = meet(agent, peer, &request.target, asked, memory_bytes).await?;
+    let Meeting { source, target, plan, .. } =
+        meet(agent, peer, &request.target, asked, memory_bytes).await?;
     let findings = match vmm {
         Some(vmm) => {
             let outpaced = outpaced(agent, request, &vmm, memory_bytes, &plan).await;
@@ -512,6 +515,8 @@ async fn informed(
 
 /// What step 1 has shown.
 pub(crate) struct Meeting {
+    /// What the two hosts speak.
+    pub(crate) protocol: Protocol,
     /// What this host has.
     pub(crate) source: HostFacts,
     /// What the target is.
@@ -520,7 +525,7 @@ pub(crate) struct Meeting {
     pub(crate) plan: Plan,
 }
 
-/// Step 1: what each host has, which links reach which, and the plan that follows.
+/// Step 1: what the hosts speak, what each has, which links reach which, and the plan that follows.
 pub(crate) async fn meet(
     agent: &Agent,
     peer: &ApiClient,
@@ -528,7 +533,7 @@ pub(crate) async fn meet(
     request: impl Into<Request>,
     memory_bytes: u64,
 ) -> Result<Meeting, Problem> {
-    let view: HostView = peer.get("/v1/host").await?;
+    let (view, protocol): (HostView, _) = ask_host(agent, peer, target, "/v1/host").await?;
     if view.facts.name != target {
         return Err(Problem::refused(format!(
             "the agent that should be {target} calls itself {}: correct the [[peer]] entries of {}",
@@ -540,7 +545,10 @@ pub(crate) async fn meet(
     let request = request.into();
     let reaches = discover(agent, peer, [&source, &target.facts], request.option).await;
     let plan = plan(&source, &target.facts, request, &reaches, memory_bytes).map_err(Problem::refused)?;
-    Ok(Meeting { source, target, plan })
+    if let Some(why) = protocol.obstacle(plan.post_copy, plan.encryption.is_encrypted, &target.facts.name) {
+        return Err(Problem::refused(why));
+    }
+    Ok(Meeting { protocol, source, target, plan })
 }
 
 /// What the journal says of a hand-over, for the target that asks; and to which target it goes.

@@ -74,6 +74,7 @@ pub(crate) fn assemble(
         vm: identity.vm,
         source: identity.source,
         target: identity.target,
+        protocol: None,
         started_at: identity.started_at.to_string(),
         requested_option: identity.requested_option,
         option: plan

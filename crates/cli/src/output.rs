@@ -30,13 +30,17 @@ pub(crate) fn table(head: &[&str], rows: Vec<Vec<String>>) -> Result<(), Problem
     print(&table_text(head, rows))
 }
 
-/// A table with a head.
+/// A table with a head. What another host says is in its cells: nothing in them commands the terminal.
 pub(crate) fn table_text(head: &[&str], rows: Vec<Vec<String>>) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(head.iter().map(|word| word.to_uppercase()));
-    table.add_rows(rows);
+    table.add_rows(rows.into_iter().map(|row| row.into_iter().map(|cell| plain(&cell))));
     format!("{}\n", table.trim_fmt())
+}
+
+fn plain(cell: &str) -> String {
+    cell.chars().filter(|letter| !letter.is_control() || *letter == '\n').collect()
 }
 
 /// A line for the person, beside the output proper.
@@ -98,6 +102,12 @@ pub(crate) fn duration(ms: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cell_cannot_command_a_terminal() {
+        let text = table_text(&["host", "version"], vec![vec!["b".into(), "\u{1b}[2J9.9\u{9b}\r".into()]]);
+        assert_eq!(text, " HOST  VERSION\n b     [2J9.9\n");
+    }
 
     #[test]
     fn sizes_and_times_are_short() {

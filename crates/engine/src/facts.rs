@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::encryption::EncryptionPolicy;
+use crate::known::if_known;
 
 /// QEMU's own use of memory beside the guest's: code, translation cache of TCG, buffers of 16 channels.
 const QEMU_OVERHEAD_BYTES: u64 = 128 << 20;
@@ -61,7 +62,7 @@ pub struct HostFacts {
     #[serde(default)]
     pub packing_cores: Option<u32>,
     /// Why these are none.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "if_known")]
     pub no_packing: Option<NoPacking>,
     /// Memory that new VMs can take: available, less what is promised to VMs on their way and what those that
     /// run have not touched yet.
@@ -85,6 +86,7 @@ pub struct HostFacts {
     #[schema(value_type = Option<String>)]
     pub migration_address: Option<IpAddr>,
     /// Why it has none.
+    #[serde(default, deserialize_with = "if_known")]
     pub no_migration_address: Option<NoMigrationAddress>,
     /// Names of the RDMA devices that the kernel knows.
     pub rdma_devices: Vec<String>,

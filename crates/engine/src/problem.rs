@@ -39,7 +39,8 @@ pub enum ProblemKind {
     Forbidden,
     /// A host does not answer.
     Unreachable,
-    /// It was tried and failed.
+    /// It was tried and failed; or a newer Drainpipe has another word for it.
+    #[serde(other)]
     Failed,
 }
 

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::check::finding::Finding;
+use crate::known::if_known;
 use crate::option::{MigrationOption, RequestedOption};
 use crate::path::write_name;
 use crate::problem::ProblemKind;
@@ -25,6 +26,10 @@ pub struct MigrationResult {
     pub source: String,
     /// Host the VM was to run on.
     pub target: String,
+    /// Number of the protocol that the two hosts spoke; absent where they had not agreed on one, or an older Drainpipe
+    /// led the migration.
+    #[serde(default)]
+    pub protocol: Option<u32>,
     /// When the migration began, RFC 3339, by the source's clock.
     pub started_at: String,
     /// What was asked for.
@@ -36,7 +41,7 @@ pub struct MigrationResult {
     /// What became of the VM, truthfully.
     pub outcome: Outcome,
     /// What it is doing on the source, where it did not move; absent where nobody has looked.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "if_known")]
     pub source_vm: Option<SourceVm>,
     /// What went wrong, where, and what to do; absent when nothing did.
     pub error: Option<String>,

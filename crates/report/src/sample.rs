@@ -33,6 +33,7 @@ pub(crate) fn completed(requested: RequestedOption, total_ms: f64) -> MigrationR
         vm: "demo".to_owned(),
         source: "a".to_owned(),
         target: "b".to_owned(),
+        protocol: Some(2),
         started_at: "2026-01-01T00:00:00Z".to_owned(),
         requested_option: requested,
         option,

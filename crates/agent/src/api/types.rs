@@ -10,6 +10,7 @@ use drainpipe_engine::path::Path;
 use drainpipe_engine::path_record::PathRecord;
 use drainpipe_engine::plan::Plan;
 use drainpipe_engine::progress::Progress;
+use drainpipe_engine::protocol::{Protocols, Release};
 use drainpipe_engine::result::MigrationResult;
 use drainpipe_engine::throttle::THROTTLE_PERCENT_MAX;
 use drainpipe_hypervisor::migration::TlsKey;
@@ -37,6 +38,9 @@ pub struct HostView {
     pub facts: HostFacts,
     /// Version of the agent.
     pub agent_version: String,
+    /// The protocols that it speaks with other agents. Two hosts that share none do not migrate.
+    #[serde(default)]
+    pub protocols: Protocols,
     /// Kernel release.
     pub kernel: String,
     /// CPU model.
@@ -56,6 +60,13 @@ pub struct HostView {
     /// The paths to each of them, as far as they have been tried since the agent was started.
     #[serde(default)]
     pub paths: Vec<PathsView>,
+}
+
+impl HostView {
+    /// The release that its agent is of.
+    pub fn release(&self) -> Release {
+        Release { version: self.agent_version.clone(), protocols: self.protocols }
+    }
 }
 
 /// The paths to another host, as they were when they were last tried while no migration was under way.
@@ -156,7 +167,8 @@ pub enum VmState {
     Paused,
     /// On its way here; it runs elsewhere.
     Incoming,
-    /// Its process does not answer.
+    /// Its process does not answer; or a newer Drainpipe knows what it is doing, and this one does not.
+    #[serde(other)]
     Unknown,
 }
 
@@ -325,6 +337,9 @@ pub struct IncomingRequest {
     #[serde(default)]
     #[schema(minimum = 0)]
     pub cores_taken: Option<f64>,
+    /// The source's release; 0.1.0 does not say, and does not take a request that does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub release: Option<Release>,
 }
 
 /// Between agents: what the target says to a VM that is to come.

@@ -17,11 +17,16 @@ use super::libvirt;
 use super::sysfs::SysfsLink;
 use crate::agent::Agent;
 use crate::client::ApiClient;
+use crate::release::{NoAnswer, ask_host};
 
 /// What another host says of itself, and how far its clock is from this one's.
-pub(super) async fn ask(peer: &ApiClient, name: &str) -> Result<(CheckFacts, ClockDifference), Problem> {
+pub(super) async fn ask(
+    agent: &Agent,
+    peer: &ApiClient,
+    name: &str,
+) -> Result<(CheckFacts, ClockDifference), NoAnswer> {
     let before_ms = Timestamp::now().as_millisecond();
-    let facts: CheckFacts = peer.get("/v1/check/facts").await?;
+    let (facts, _): (CheckFacts, _) = ask_host(agent, peer, name, "/v1/check/facts").await?;
     let after_ms = Timestamp::now().as_millisecond();
     facts.plausible(name).map_err(Problem::refused)?;
     let clock = ClockDifference::measured(before_ms, facts.clock_unix_ms, after_ms);
@@ -58,6 +63,7 @@ pub(crate) async fn read(agent: &Agent) -> Result<CheckFacts, Problem> {
         links,
         host: view.facts,
         agent_version: view.agent_version,
+        protocols: view.protocols,
         kernel: view.kernel,
         migration_ports: [*ports.start(), *ports.end()],
         peers: agent.config.peers.iter().map(|peer| peer.name.clone()).collect(),

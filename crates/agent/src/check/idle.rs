@@ -17,10 +17,10 @@ use tracing::{debug, info, warn};
 use uuid::Uuid;
 
 use super::facts;
-use super::run::{begin_session, end_session, in_plain_words};
+use super::run::{begin_session, end_session};
 use crate::agent::Agent;
 use crate::api::types::PathsView;
-use crate::client::ApiClient;
+use crate::client::{ApiClient, in_plain_words};
 use crate::discovery::discover;
 use crate::lock::lock;
 use crate::probe::{self, Connected, Load};
@@ -104,7 +104,7 @@ async fn look(agent: &Agent, peer: &str) -> Result<(), Problem> {
 
 async fn records(agent: &Agent, peer: &str, known: &[PathRecord]) -> Result<Vec<PathRecord>, Problem> {
     let client = agent.peer(peer).ok_or_else(|| Problem::not_found(format!("no peer {peer}")))?;
-    let (theirs, _) = facts::ask(client, peer).await?;
+    let (theirs, _) = facts::ask(agent, client, peer).await?;
     let own = agent.facts().await?;
     let tried = try_all(agent, client, [&own, &theirs.host]).await?;
     Ok(after_trial(known, [&own, &theirs.host], &tried, &Timestamp::now().to_string()))

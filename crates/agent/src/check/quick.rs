@@ -21,7 +21,7 @@ pub(crate) async fn before_migration(
     running: &[Arc<Vmm>],
     plan: &Plan,
 ) -> Result<Vec<Finding>, Problem> {
-    let (target_facts, clock) = facts::ask(peer, target).await?;
+    let (target_facts, clock) = facts::ask(agent, peer, target).await?;
     let source_facts = facts::read(agent).await?;
     let vms = vms::ask(agent, peer, target, running).await?;
     let pair = Pair {

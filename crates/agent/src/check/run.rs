@@ -17,15 +17,13 @@ use super::packets::{COPIES, PacketEnd};
 use super::session::{ROUNDS_MAX, Round, RoundResult, SessionRequest, SessionView, arrived_at, send_all};
 use super::{facts, vms, way_back};
 use crate::agent::Agent;
-use crate::client::ApiClient;
+use crate::client::{ApiClient, in_plain_words};
 use crate::config::DEFAULT_PORT;
 use crate::discovery::discover;
 use crate::link_socket::on_link;
 use crate::path_watch;
 use crate::probe::{self, Load, ProbePort};
-
-/// Longest reason for a path's failure; the honest ones are a line.
-const WHY_LETTERS_MAX: usize = 256;
+use crate::release::NoAnswer;
 
 /// Checks everything between this host and `target`, for one running VM or for all.
 pub(crate) async fn run(agent: &Agent, target: &str, vm: Option<&str>) -> Result<CheckReport, Problem> {
@@ -44,15 +42,18 @@ pub(crate) async fn run(agent: &Agent, target: &str, vm: Option<&str>) -> Result
     let _slot = agent.checks.begin()?;
     let report =
         |findings, paths| CheckReport { source: source.into(), target: target.into(), findings, paths };
-    let (target_facts, clock) = match facts::ask(peer, target).await {
+    let (target_facts, clock) = match facts::ask(agent, peer, target).await {
         Ok(answer) => answer,
-        Err(problem) if problem.kind == ProblemKind::Unreachable => {
+        Err(NoAnswer::TooFarApart(apart)) => return Ok(report(vec![apart.finding()], vec![])),
+        Err(NoAnswer::Problem(problem)) if problem.kind == ProblemKind::Unreachable => {
             let reason =
                 NotReached { is_for_certificates: problem.is_for_certificates, why: problem.message };
             let finding = unreachable(source, target, agent_port(agent, target), &reason);
             return Ok(report(vec![finding], vec![]));
         }
-        Err(problem) => return Err(problem.context(format!("asking {target} what to check"))),
+        Err(NoAnswer::Problem(problem)) => {
+            return Err(problem.context(format!("asking {target} what to check")));
+        }
     };
     let source_facts = facts::read(agent).await?;
     let vms = vms::ask(agent, peer, target, &running).await?;
@@ -141,11 +142,6 @@ pub(super) async fn end_session(peer: &ApiClient, token: Uuid) {
     if let Err(problem) = peer.delete::<()>(&format!("/v1/check/sessions/{token}")).await {
         debug!(%problem, "the other host's part of the check ends by itself");
     }
-}
-
-/// The other host may have said it; it is shown on a terminal.
-pub(super) fn in_plain_words(why: &str) -> String {
-    why.chars().filter(|letter| !letter.is_control()).take(WHY_LETTERS_MAX).collect()
 }
 
 /// A path without a socket is left to the trial by TCP, whose failure says why.
@@ -269,12 +265,5 @@ mod tests {
         assert_eq!(directions[0].arrived, Arrived::from([(128, 3), (1400, 900)]));
         let summed_up = directions[0].sum_up();
         assert_eq!((summed_up.arrived_bytes_max, summed_up.arrived), (Some(1400), 2 * COPIES));
-    }
-
-    #[test]
-    fn a_reason_is_a_short_line() {
-        let hostile = format!("\u{1b}[2Jno port\n{}", "x".repeat(10_000));
-        let shown = in_plain_words(&hostile);
-        assert!(shown.starts_with("[2Jno portx") && shown.len() == WHY_LETTERS_MAX, "{shown}");
     }
 }

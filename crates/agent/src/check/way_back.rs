@@ -10,9 +10,8 @@ use serde::{Deserialize, Serialize};
 use tracing::debug;
 use utoipa::ToSchema;
 
-use super::run::in_plain_words;
 use crate::agent::Agent;
-use crate::client::ApiClient;
+use crate::client::{ApiClient, in_plain_words};
 
 /// How long the other host tries; an agent that is there answers within milliseconds.
 const TRY_DEADLINE: Duration = Duration::from_secs(3);

@@ -253,7 +253,7 @@ async fn ask(
 ) -> Result<LookedAt, Problem> {
     let peer = known_target(agent, name)?;
     let largest = running.iter().map(|vmm| vmm.spec().memory_kib() << 10).max();
-    let Meeting { source, target, plan } = meet(agent, peer, name, request, largest.unwrap_or(0)).await?;
+    let Meeting { source, target, plan, .. } = meet(agent, peer, name, request, largest.unwrap_or(0)).await?;
     let list = peer.get::<VmList>("/v1/vms");
     let limit = peer.get::<BandwidthView>("/v1/bandwidth");
     let findings = check::before_migration(agent, peer, name, running, &plan);

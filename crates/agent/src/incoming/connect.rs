@@ -10,6 +10,7 @@ use drainpipe_engine::encryption::{refuses_clear, refuses_clear_again};
 use drainpipe_engine::path::Path;
 use drainpipe_engine::plan::Spread;
 use drainpipe_engine::problem::Problem;
+use drainpipe_engine::protocol::Protocol;
 use drainpipe_hypervisor::Vmm;
 use drainpipe_hypervisor::migration::{self, MigrationError, TlsKey, Transport};
 use ring::rand::{SecureRandom, SystemRandom};
@@ -63,6 +64,11 @@ pub(crate) async fn connect(
     entry.end_trials();
     check_one_connection(&request.plan)?;
     let is_encrypted = request.plan.encryption.is_encrypted;
+    let obstacle =
+        |protocol: Protocol| protocol.obstacle(request.plan.post_copy, is_encrypted, &entry.source);
+    if let Some(why) = entry.protocol.and_then(obstacle) {
+        return Err(Problem::refused(why));
+    }
     entry.is_encrypted.store(is_encrypted, Ordering::Relaxed);
     if request.plan.post_copy {
         agent.journal.allow_post_copy(id)?;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drainpipe_engine::problem::Problem;
+use drainpipe_engine::protocol::Protocol;
 use drainpipe_hypervisor::spec::VmSpec;
 
 use super::{IncomingVm, insert_locked, name_taken, refused_here};
@@ -12,6 +13,7 @@ use crate::admission;
 use crate::agent::Agent;
 use crate::api::types::{IncomingPermit, IncomingRequest};
 use crate::lock::lock;
+use crate::release::agree_with;
 
 /// A VM on its way holds no place any more when its source has not been heard of for this long, though it was
 /// asked.
@@ -30,13 +32,19 @@ pub(crate) async fn permit(
             agent.name()
         )));
     }
+    let protocol = agree_with(agent, source, &request.release.clone().unwrap_or_default())?;
     check_described(&request)?;
     request.spec.check_host(agent.vms.hypervisor()).map_err(|error| refused_here(agent, &error))?;
     agent.vm_files.check_usable(request.spec.spec()).await?;
-    enter(agent, source, request)
+    enter(agent, source, request, protocol)
 }
 
-fn enter(agent: &Arc<Agent>, source: &str, request: IncomingRequest) -> Result<IncomingPermit, Problem> {
+fn enter(
+    agent: &Arc<Agent>,
+    source: &str,
+    request: IncomingRequest,
+    protocol: Protocol,
+) -> Result<IncomingPermit, Problem> {
     let name = request.definition.name.to_string();
     // Held until it is entered, so that two hosts cannot both send a VM of that name, and so that a drain
     // that begins meanwhile finds it.
@@ -57,6 +65,7 @@ fn enter(agent: &Arc<Agent>, source: &str, request: IncomingRequest) -> Result<I
     let entry = IncomingVm {
         spec: Some(request.spec),
         cores_taken: request.cores_taken.filter(|cores| *cores >= 0.0),
+        protocol: Some(protocol),
         ..IncomingVm::new(request.id, source.into(), request.definition)
     };
     insert_locked(agent, &mut entries, entry);

@@ -16,6 +16,7 @@ use drainpipe_engine::migration::{Action, Event, Migration, Stage, downtime_limi
 use drainpipe_engine::plan::{Plan, Request};
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_engine::progress::Progress;
+use drainpipe_engine::protocol::Protocol;
 use drainpipe_engine::result::{MigrationResult, Outcome};
 use drainpipe_hypervisor::Vmm;
 use drainpipe_hypervisor::migration::MigrationError;
@@ -64,6 +65,8 @@ pub(super) struct Executor {
     broken_since: Option<Instant>,
     started_at: Timestamp,
     began: Instant,
+    // Agreed on in step 1.
+    protocol: Option<Protocol>,
     facts: Option<(HostFacts, HostFacts)>,
     // Until the migration is told.
     findings: Vec<Finding>,
@@ -121,6 +124,7 @@ impl Executor {
             broken_since: None,
             started_at,
             began: Instant::now(),
+            protocol: None,
             facts: None,
             findings: vec![],
             plan: None,
@@ -341,6 +345,7 @@ impl Executor {
             plan,
             measured,
         );
+        result.protocol = self.protocol.map(Protocol::number);
         result.predicted_total_ms = self.predicted_total_ms.map(result::tenth);
         result.free_cores = self.facts.as_ref().and_then(|(source, _)| source.idle_cores);
         if outcome == Outcome::Cancelled && self.agent.check_not_stopping().is_err() {

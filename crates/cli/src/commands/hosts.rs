@@ -13,7 +13,7 @@ pub(crate) async fn run(connection: &ConnectionArguments, json: bool) -> Result<
     if json {
         output::json(&hosts)?;
     } else {
-        let head = ["host", "address", "state", "hypervisor", "memory free", "links"];
+        let head = ["host", "address", "state", "version", "hypervisor", "memory free", "links"];
         output::table(&head, hosts.iter().map(row).collect())?;
         for host in &hosts {
             for known in host.host.iter().flat_map(|view| &view.paths) {
@@ -41,9 +41,8 @@ fn paths_line(host: &str, known: &PathsView) -> String {
 
 fn row(status: &HostStatus) -> Vec<String> {
     let Some(host) = &status.host else {
-        let unknown = String::new;
-        let state = "unreachable".to_owned();
-        return vec![status.name.clone(), status.address.clone(), state, unknown(), unknown(), unknown()];
+        let known = [status.name.clone(), status.address.clone(), "unreachable".into()];
+        return known.into_iter().chain(vec![String::new(); 4]).collect();
     };
     let facts = &host.facts;
     let links: Vec<String> = facts
@@ -59,6 +58,7 @@ fn row(status: &HostStatus) -> Vec<String> {
         status.name.clone(),
         status.address.clone(),
         if host.cordoned { "cordoned" } else { "ready" }.into(),
+        host.release().shown_version(),
         format!("{} {} ({})", facts.hypervisor.name, facts.hypervisor.version, host.accelerator),
         output::bytes(facts.memory_available_bytes),
         links.join(", "),

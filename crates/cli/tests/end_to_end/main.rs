@@ -53,6 +53,7 @@ mod path_loss;
 mod post_copy;
 mod program;
 mod relayed;
+mod released;
 mod scene;
 mod service;
 mod shared_paths;
@@ -137,6 +138,14 @@ fn main() -> ExitCode {
         ("encrypted", encrypted::TESTS),
     ];
     let mut trials = Vec::new();
+    let no_released = missing.clone().or_else(released::missing);
+    if let (None, Some(absent), false) = (&missing, &no_released, arguments.list) {
+        eprintln!("SKIPPED, those with the last release: {absent}");
+    }
+    // Long ones too.
+    for (name, test) in released::TESTS {
+        trials.push(trial(format!("released::{name}"), *test, no_released.clone()));
+    }
     for (module, tests) in modules {
         for (name, test) in tests {
             trials.push(trial(format!("{module}::{name}"), *test, missing.clone()));

@@ -56,7 +56,12 @@ impl Output {
 
 /// The program, to be given arguments; knows no agent of the machine.
 pub(crate) fn command(arguments: &[&str]) -> Command {
-    let mut command = Command::new(DRAINPIPE);
+    command_of(DRAINPIPE, arguments)
+}
+
+/// The same, of this program.
+pub(crate) fn command_of(program: &str, arguments: &[&str]) -> Command {
+    let mut command = Command::new(program);
     command.args(arguments).env_remove("DRAINPIPE_AGENT").env_remove("DRAINPIPE_IDENTITY");
     command.env_remove("DRAINPIPE_CLIENT_NAMESPACE").env_remove("DRAINPIPE_LOG");
     command

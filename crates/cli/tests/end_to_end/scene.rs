@@ -21,7 +21,7 @@ use crate::support::{HostNetwork, TestLab, eventually};
 pub(crate) const MEMORY_MIB: u64 = 160;
 
 /// Of each link of [`slow_lab`].
-const SLOW_MBPS: &str = "60";
+pub(crate) const SLOW_MBPS: &str = "60";
 
 /// A flight without KVM on a machine that runs other tests too.
 const FLIGHT_MAX: Duration = Duration::from_secs(100);

@@ -20,7 +20,7 @@ use tempfile::TempDir;
 use crate::drain::ask;
 use crate::guest::Guest;
 use crate::options;
-use crate::program::{DRAINPIPE, FAILED, Output, Running, command, drainpipe};
+use crate::program::{DRAINPIPE, FAILED, Output, Running, command, command_of, drainpipe};
 
 /// Long enough for anything that should happen at once, on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -61,11 +61,17 @@ impl TestLab {
     /// With arguments of `drainpipe lab up`.
     #[track_caller]
     pub(crate) fn up(arguments: &[&str]) -> Self {
+        Self::up_by(DRAINPIPE, arguments)
+    }
+
+    /// The same, made by this program, which its agents are too.
+    #[track_caller]
+    pub(crate) fn up_by(program: &str, arguments: &[&str]) -> Self {
         let name = unique_name();
         let lab = Self { name, files: TempDir::new().unwrap(), guests: AtomicU8::new(0) };
         // A program in place of QEMU is run by QEMU's user.
         fs::set_permissions(lab.files.path(), fs::Permissions::from_mode(0o711)).unwrap();
-        drainpipe(&[&["lab", "up", &lab.name], arguments].concat()).done();
+        Running::start(command_of(program, &[&["lab", "up", &lab.name], arguments].concat())).wait().done();
         lab
     }
 

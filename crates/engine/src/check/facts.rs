@@ -6,6 +6,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::facts::{HostFacts, MigrationLink};
+use crate::known::if_known;
+use crate::protocol::{Protocols, Release};
 
 /// One host, as far as a check needs it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -14,6 +16,9 @@ pub struct CheckFacts {
     pub host: HostFacts,
     /// Version of the agent.
     pub agent_version: String,
+    /// The protocols that it speaks.
+    #[serde(default)]
+    pub protocols: Protocols,
     /// Kernel release, such as `6.1.0-18-amd64`.
     pub kernel: String,
     /// Ports for incoming migrations and trials, from the first to the last.
@@ -148,6 +153,11 @@ impl CheckFacts {
         &self.host.name
     }
 
+    /// The release that its agent is of.
+    pub(super) fn release(&self) -> Release {
+        Release { version: self.agent_version.clone(), protocols: self.protocols }
+    }
+
     /// A link that carries migrations, or does so where no other makes a path, by its name.
     pub(super) fn migration_link(&self, name: &str) -> Option<&MigrationLink> {
         self.host.link(name)
@@ -180,6 +190,7 @@ pub struct LinkFacts {
     /// Whether it has the address on which the agent listens.
     pub carries_management: bool,
     /// What the driver negotiated.
+    #[serde(default, deserialize_with = "if_known")]
     pub duplex: Option<Duplex>,
     /// What the driver says that it runs at, in Mb/s, whatever the configuration says.
     #[serde(default)]

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::fix::Fix;
+use crate::known::if_known;
 
 /// How bad it is; the worst first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
@@ -88,7 +89,7 @@ pub struct Finding {
     #[serde(default)]
     pub refuses_migration: bool,
     /// What `check --fix` would change on the host at the first place; absent where a person must act.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "if_known")]
     pub fix: Option<Fix>,
 }
 
@@ -149,7 +150,7 @@ impl Finding {
 }
 
 /// Commands that are to be typed on a host, for a [`Finding::remedy`].
-pub(super) fn on(host: &str, command: impl fmt::Display) -> String {
+pub(crate) fn on(host: &str, command: impl fmt::Display) -> String {
     format!("on {host}: {command}")
 }
 

@@ -4,6 +4,7 @@ use super::Pair;
 use super::facts::{CheckFacts, ForeignRoute};
 use super::finding::{Finding, Place, on};
 use crate::plan::routing_obstacle;
+use crate::protocol::{Speaker, agree};
 
 /// The oldest that is tested.
 const QEMU_OLDEST: [u32; 2] = [7, 2];
@@ -149,16 +150,26 @@ fn older_target(pair: Pair<'_>) -> Option<Finding> {
 }
 
 fn agent_versions(pair: Pair<'_>) -> Option<Finding> {
-    let [source, target] = [pair.source, pair.target].map(|facts| &facts.agent_version);
+    let [source, target] = [pair.source, pair.target].map(CheckFacts::release);
+    let speakers = [
+        Speaker { host: pair.source.name(), release: &source },
+        Speaker { host: pair.target.name(), release: &target },
+    ];
+    let protocol = match agree(speakers[0], speakers[1]) {
+        Ok(protocol) => protocol.number(),
+        Err(apart) => return Some(apart.finding()),
+    };
     (source != target).then(|| {
-        Finding::warning("agents-differ", both(pair))
+        Finding::remark("agents-differ", both(pair))
             .what(format!(
-                "{} runs drainpipe {source}, {} drainpipe {target}",
+                "{} runs drainpipe {}, {} drainpipe {}",
                 pair.source.name(),
-                pair.target.name()
+                source.version,
+                pair.target.name(),
+                target.version
             ))
-            .effect("migrations between different versions are not tested, and may be refused half-way")
-            .remedy("install the newer one on both, and systemctl restart drainpipe")
+            .effect(format!("VMs move both ways, by what both releases know (protocol {protocol})"))
+            .remedy("when all VMs are where they should be: the newer one on both, and systemctl restart drainpipe")
     })
 }
 

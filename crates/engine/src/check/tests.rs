@@ -18,6 +18,7 @@ use super::vm::{
 use super::{NotReached, Pair, check, no_way_back, paths_to_try, refusal, unreachable};
 use crate::encryption::EncryptionPolicy;
 use crate::facts::{HostFacts, HugePages, HypervisorVersion, MigrationLink};
+use crate::protocol::Protocols;
 
 const DAY_S: i64 = 86_400;
 
@@ -91,7 +92,8 @@ fn host(name: &str, last: u8) -> CheckFacts {
             rdma_devices: vec![],
             hypervisor: HypervisorVersion { name: "QEMU".into(), version: "7.2.22".into(), rdma: true },
         },
-        agent_version: "0.1.0".into(),
+        agent_version: "0.2.0".into(),
+        protocols: Protocols::OWN,
         kernel: "6.1.0-18-amd64".into(),
         migration_ports: [49_152, 49_215],
         peers: vec!["a".into(), "b".into()],
@@ -215,8 +217,8 @@ fn only_what_surely_fails_refuses_a_migration() {
         let mut scene = Scene::healthy();
         spoil(&mut scene);
         let problem = refusal(&scene.findings());
-        let refuses =
-            severity == Error && (code.starts_with("vm-") || ["not-a-peer", "route-taken"].contains(&code));
+        let of_hosts = ["not-a-peer", "route-taken", "agents-too-far-apart"];
+        let refuses = severity == Error && (code.starts_with("vm-") || of_hosts.contains(&code));
         assert_eq!(problem.is_some(), refuses, "{code}: {problem:?}");
     }
 }

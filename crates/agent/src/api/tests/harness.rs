@@ -1,10 +1,13 @@
 //! An agent on loopback, and callers who can say anything to it.
 
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
+use axum::Router;
+use drainpipe_engine::connections::Precedence;
 use drainpipe_engine::problem::Problem;
 use drainpipe_identity::authority::{InitOptions, IssueOptions, init, issue_host, issue_operator};
 use drainpipe_identity::{Identity, Validity};
@@ -19,8 +22,12 @@ use tokio_rustls::TlsConnector;
 use crate::agent;
 use crate::config::Config;
 use crate::journal::Journal;
+use crate::server;
 
 const DEADLINE: Duration = Duration::from_secs(30);
+
+/// Where nothing listens.
+const NOBODY: (Ipv4Addr, u16) = (Ipv4Addr::LOCALHOST, 1);
 
 /// Who calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,10 +72,10 @@ impl Answer {
     }
 }
 
-/// A running agent of the host `here`; its peers are `source`, and `target`, which does not answer.
+/// A running agent of the host `here`; its peers are `source`, and `target`. Neither answers, unless told otherwise.
 pub(super) struct TestAgent {
     directory: tempfile::TempDir,
-    address: std::net::SocketAddr,
+    address: SocketAddr,
     stop: watch::Sender<bool>,
     running: JoinHandle<Result<agent::Ended, Problem>>,
 }
@@ -76,6 +83,11 @@ pub(super) struct TestAgent {
 impl TestAgent {
     /// Starts one; `None`, and says so, where there is no QEMU.
     pub(super) async fn start() -> Option<Self> {
+        Self::start_beside(None).await
+    }
+
+    /// The same, with a `target` that answers so.
+    pub(super) async fn start_beside(target: Option<Router>) -> Option<Self> {
         if let Err(error) = std::process::Command::new("qemu-system-x86_64").arg("--version").output() {
             eprintln!("SKIPPED: an agent needs qemu-system-x86_64: {error}");
             return None;
@@ -88,9 +100,13 @@ impl TestAgent {
         let directory = tempfile::tempdir().unwrap();
         let address = own_address();
         make_certificates(directory.path());
-        let mut config = configuration(directory.path(), address);
-        config.qemu.launcher = vec![launcher.into()];
         let (stop, stopped) = watch::channel(false);
+        let target = match target {
+            Some(router) => serve_target(directory.path(), router, stopped.clone()).await,
+            None => NOBODY.into(),
+        };
+        let mut config = configuration(directory.path(), address, target);
+        config.qemu.launcher = vec![launcher.into()];
         let running = tokio::spawn(agent::run(config, stopped));
         let agent = Self { directory, address, stop, running };
         agent.wait_until_it_serves().await;
@@ -172,6 +188,16 @@ impl TestAgent {
     }
 }
 
+/// Until told to stop.
+async fn serve_target(directory: &Path, router: Router, stop: watch::Receiver<bool>) -> SocketAddr {
+    let [certificate, key, authority] = certificate_files(directory, Who::Target.name());
+    let identity = Identity::load(&certificate, &key, &authority).unwrap();
+    let address = own_address();
+    let listener = server::bind_tls(address).await.unwrap();
+    tokio::spawn(server::serve_tls(listener, identity, router, Arc::new(|_| Precedence::Usual), stop));
+    address
+}
+
 async fn exchange_over(mut stream: impl AsyncRead + AsyncWrite + Unpin, request: &str) -> Answer {
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = Vec::new();
@@ -187,11 +213,11 @@ fn parse(answer: &str) -> Answer {
 
 /// A loopback address that no other running test has: its last three bytes are a number of this
 /// process and a count.
-fn own_address() -> std::net::SocketAddr {
+fn own_address() -> SocketAddr {
     static COUNT: AtomicU16 = AtomicU16::new(1);
     let [.., high, low] = std::process::id().to_be_bytes();
     let count = u8::try_from(COUNT.fetch_add(1, Ordering::Relaxed)).expect("a handful of tests");
-    (std::net::Ipv4Addr::new(127, high, low, count), crate::config::DEFAULT_PORT).into()
+    (Ipv4Addr::new(127, high, low, count), crate::config::DEFAULT_PORT).into()
 }
 
 /// What becomes QEMU where no test is the whole program: cargo builds it beside the tests.
@@ -220,7 +246,7 @@ fn make_certificates(directory: &Path) {
     }
 }
 
-fn configuration(directory: &Path, address: std::net::SocketAddr) -> Config {
+fn configuration(directory: &Path, address: SocketAddr, target: SocketAddr) -> Config {
     let [certificate, key, authority] = certificate_files(directory, "here");
     let text = format!(
         r#"
@@ -243,7 +269,7 @@ fn configuration(directory: &Path, address: std::net::SocketAddr) -> Config {
         address = "127.0.0.1:1"
         [[peer]]
         name = "target"
-        address = "127.0.0.1:1"
+        address = "{target}"
         "#,
         certificate.display(),
         key.display(),

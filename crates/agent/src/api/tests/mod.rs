@@ -5,3 +5,4 @@ mod drains;
 mod harness;
 mod hostile;
 mod stolen;
+mod versions;

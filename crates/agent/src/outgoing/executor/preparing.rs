@@ -9,9 +9,11 @@ use drainpipe_engine::path::Path;
 use drainpipe_engine::plan::{PathTrial, Plan, Request, Spread};
 use drainpipe_engine::prediction;
 use drainpipe_engine::problem::Problem;
+use drainpipe_engine::protocol::Protocol;
 use drainpipe_hypervisor::RunState;
 use drainpipe_hypervisor::migration as qemu;
 use tokio::sync::mpsc;
+use tracing::info;
 
 use super::{Executor, qemu_failed};
 use crate::api::types::{ConnectionRequest, Endpoint, IncomingPermit, IncomingRequest};
@@ -42,7 +44,8 @@ impl Executor {
             }
         };
         let (meeting, zero_share) = tokio::join!(meeting, looked);
-        let Meeting { source, target, plan } = meeting?;
+        let Meeting { protocol, source, target, plan } = meeting?;
+        self.note_protocol(protocol, &target.release().shown_version());
         let asked = Request { zero_share, ..asked };
         self.predicted_total_ms =
             prediction::total_ms(&source, &target.facts, &plan, &asked, self.memory_bytes());
@@ -53,6 +56,14 @@ impl Executor {
         self.facts = Some((source, target.facts));
         self.plan = Some(plan.clone());
         refusal(&self.findings).map_or(Ok(Event::Established(plan)), Err)
+    }
+
+    fn note_protocol(&mut self, protocol: Protocol, target_version: &str) {
+        self.protocol = Some(protocol);
+        if protocol.is_of_older_release() {
+            let (vm, target, number) = (&self.running.vm, &self.running.target, protocol.number());
+            info!(vm, target, target_version, protocol = number, "an older drainpipe: by what both know");
+        }
     }
 
     pub(super) async fn check_permissions(&self) -> Result<Event, Problem> {
@@ -78,6 +89,7 @@ impl Executor {
             definition: self.claimed.definition.clone(),
             may_wait: self.running.is_held(),
             cores_taken: self.agent.vms.cores_taken_by(&self.running.vm),
+            release: self.protocol.and_then(Protocol::release_in_step_2),
         };
         match self.peer()?.post("/v1/incoming", &request).await? {
             IncomingPermit::Granted => Ok(Event::Done),

@@ -17,7 +17,23 @@ pub(super) const OF_HOSTS: &[Case] = &[
         &["a", "b"],
         "bookworm-backports on Debian 12, whose own is 7.2",
     ),
-    (|s| s.b.agent_version = "0.2.0".into(), Warning, "agents-differ", &["a", "b"], "drainpipe 0.2.0"),
+    (
+        |s| {
+            s.b.agent_version = "0.1.0".into();
+            s.b.protocols = Protocols::default();
+        },
+        Remark,
+        "agents-differ",
+        &["a", "b"],
+        "(protocol 1)",
+    ),
+    (
+        |s| s.b.protocols = serde_json::from_str(r#"{"oldest": 3, "newest": 4}"#).unwrap(),
+        Error,
+        "agents-too-far-apart",
+        &["a", "b"],
+        "on a: install drainpipe",
+    ),
     (|s| s.a.kernel = "5.10.0-28-amd64".into(), Warning, "kernel-old", &["a"], "older than 5.15"),
     (|s| s.b.qemu_replaced = true, Warning, "qemu-replaced", &["b"], "knows of 7.2.22"),
     (
