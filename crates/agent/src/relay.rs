@@ -73,7 +73,6 @@ impl OutgoingRelay {
             connections: connections(plan),
             token: token_of(other.token),
             treatment: treatment(plan, tls)?,
-            both_ways: plan.post_copy,
             cores: packing.cores,
             cpus: packing.cpus.cpus().to_vec(),
             gives_way: packing.gives_way,
@@ -176,7 +175,6 @@ pub(crate) fn receive(
         token: token_of(other.token),
         sender,
         treatment: treatment(plan, tls)?,
-        both_ways: plan.post_copy,
         page_cache_bytes: bytes(page_cache_mib),
     };
     Receiver::start(listener, settings).map_err(Problem::failed)

@@ -43,7 +43,7 @@ pub struct Plan {
     /// Whether a relay on either host packs the connections, as far as that makes them faster.
     #[serde(default)]
     pub is_compressed: bool,
-    /// Whether that relay encrypts the connections, and why.
+    /// Whether the connections are encrypted, and why: by that relay, or with post-copy by the hypervisor.
     #[serde(default)]
     pub encryption: Encryption,
     /// Whether the VM may run on the target before all its memory is there, where it does not converge. From then on
@@ -571,7 +571,7 @@ mod tests {
         let plan_of = |option| plan(&host("a", 1, 2), &host("b", 2, 2), request(option), &[], GIB);
         for option in [RequestedOption::Auto, RequestedOption::Tcp] {
             let plan = plan_of(option).unwrap();
-            assert!(plan.post_copy && plan.encryption.is_encrypted && !plan.is_compressed);
+            assert!(plan.post_copy && plan.is_encrypted_by_hypervisor() && !plan.is_relayed());
             assert_eq!((plan.requested_option, plan.option), (option, MigrationOption::Tcp));
             assert_eq!((plan.spread, plan.multifd_channels), (Spread::InTurn, None));
             assert!(plan.reason.unwrap().starts_with("over one connection"));

@@ -13,9 +13,6 @@ pub enum RelayError {
     /// More connections than a relay may have, or none.
     #[error("{0} connections through a relay; 1 to {CONNECTIONS_MAX} are possible")]
     Connections(usize),
-    /// A packed stream that is to go both ways.
-    #[error("what a relay packs goes one way only")]
-    PackedBothWays,
     /// No thread, or no socket for the local program.
     #[error("cannot begin to relay at {}: {source}", path.display())]
     Begin {

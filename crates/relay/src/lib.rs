@@ -5,12 +5,8 @@
 //! ```
 //!
 //! Each connection that the one program makes becomes one to the other program, in the same order of bytes.
-//! Bytes go one way, as the arrows do. What is only encrypted may go both ways (`both_ways`): what the other program
-//! writes back comes back by the same connection, at the same time. A sender is for one program and one purpose, and so
-//! is a receiver: they have threads of their own, end with their value, and hold a bounded amount of memory.
-//!
-//! Where bytes go both ways, each direction of a connection ends by itself, once a program says so and all before it has
-//! been told. Whatever else ends one ends all of the relay, and both programs' connections at once.
+//! Bytes go one way only. A sender is for one program and one purpose, and so is a receiver: they have threads of their
+//! own, end with their value, and hold a bounded amount of memory.
 //!
 //! What is encrypted has TLS 1.3 between the two ends, each of which knows who the other must be. Nothing else
 //! is said on such a connection, and nothing is sent in the clear when that fails.

@@ -12,16 +12,15 @@ use tracing::warn;
 
 use crate::CONNECTIONS_MAX;
 use crate::error::RelayError;
-use crate::frame::BLOCK_BYTES_MAX;
 use crate::page_slots::PageSlots;
 use crate::preamble::{self, Token};
 use crate::refusals::Refusals;
-use crate::sockets::{Breaker, Fill, connect_program, lock, read_block, spawn};
+use crate::sockets::{Breaker, connect_program, lock, spawn};
 use crate::strangers::{Stranger, Strangers};
 use crate::tls::ServerTls;
 use crate::treatment::Treatment;
 use crate::unpacking::Unpacking;
-use crate::wire::{Receiving, Sending, Wire};
+use crate::wire::Wire;
 
 /// How long the first connection may come after the others.
 const FIRST_DEADLINE: Duration = Duration::from_secs(10);
@@ -48,14 +47,11 @@ pub struct ReceiverSettings {
     pub sender: Option<IpAddr>,
     /// What has become of the bytes.
     pub treatment: Treatment<ServerTls>,
-    /// Whether what this program writes back goes back too; only of what is not packed, and as the sender has it.
-    pub both_ways: bool,
     /// Pages of which a copy is kept for the sender to refer to, at most, in bytes. The sender must keep to it.
     pub page_cache_bytes: usize,
 }
 
-/// The receiving end of a relay. Dropping it breaks the connections that have not ended, in either direction: where
-/// bytes go both ways, the other program should have closed its own before, or it is told that they broke.
+/// The receiving end of a relay. Dropping it breaks the connections that have not ended.
 #[derive(Debug)]
 pub struct Receiver {
     shared: Arc<Shared>,
@@ -88,7 +84,6 @@ impl Receiver {
         if !(1..=CONNECTIONS_MAX).contains(&settings.connections) {
             return Err(RelayError::Connections(settings.connections));
         }
-        settings.treatment.check(settings.both_ways)?;
         let path = settings.path.clone();
         let begin = |source: io::Error| RelayError::Begin { path: path.clone(), source: Arc::new(source) };
         let shared = Arc::new(Shared {
@@ -217,15 +212,15 @@ fn accept(shared: &Arc<Shared>) {
     }
 }
 
-fn receive(shared: &Arc<Shared>, wire: TcpStream, peer: SocketAddr, stranger: Stranger) {
+fn receive(shared: &Shared, wire: TcpStream, peer: SocketAddr, stranger: Stranger) {
     let admitted = admit(shared, wire, &stranger);
     drop(stranger);
-    let (index, wire) = match admitted {
+    let (index, mut wire) = match admitted {
         Ok(admitted) => admitted,
         // Whoever it is: the sender's own connections are not touched by it.
         Err(error) => return shared.refusals.refused(peer, &error),
     };
-    if let Err(error) = relay(shared, index, wire) {
+    if let Err(error) = relay(shared, index, &mut wire) {
         shared.fail(error);
     }
 }
@@ -240,61 +235,29 @@ fn admit(shared: &Shared, wire: TcpStream, stranger: &Stranger) -> Result<(usize
     }
     // Before it has come: where this fails, the sender's next attempt is to be taken.
     let wire = wire.admit()?;
-    if shared.settings.both_ways {
-        wire.go_both_ways()?;
-    }
     shared.come(index)?;
-    // Not before: a stranger's would stay open with it. And before its program's, which is broken after it: an end that
-    // the program seems to have made then finds no wire on which to be told as one.
+    // Not before: a stranger's would stay open with it.
     shared.breaker.add(wire.socket()).map_err(RelayError::wire)?;
     Ok((index, wire))
 }
 
-fn relay(shared: &Arc<Shared>, index: usize, wire: Wire) -> Result<(), RelayError> {
+fn relay(shared: &Shared, index: usize, wire: &mut Wire) -> Result<(), RelayError> {
     let program = shared.connect_program(index)?;
-    let Wire { sending, receiving } = wire;
     if shared.settings.treatment.is_packed() {
-        return unpack(receiving, &program, &shared.page_slots);
-    }
-    let program = Arc::new(program);
-    if shared.settings.both_ways {
-        begin_back(shared, index, sending, &program).map_err(|error| RelayError::Local(Arc::new(error)))?;
-    }
-    receiving.pass_to(&program)
-}
-
-/// Gives all of a packed stream to a program, as it was, and then its end.
-fn unpack(mut wire: Receiving, mut program: &UnixStream, slots: &PageSlots) -> Result<(), RelayError> {
-    let mut unpacking = Unpacking::new()?;
-    while let Some(block) = unpacking.next(|bytes| wire.read_exact(bytes), slots)? {
-        program.write_all(block).map_err(|error| RelayError::Local(Arc::new(error)))?;
+        unpack(wire, &program, &shared.page_slots)?;
+    } else {
+        wire.pass_to(&program)?;
     }
     // The program may have closed it already.
     drop(program.shutdown(Shutdown::Write));
     Ok(())
 }
 
-/// Begins to send what the program writes back. That ends by itself: with the program's end, or with the wire.
-fn begin_back(
-    shared: &Arc<Shared>,
-    index: usize,
-    sending: Sending,
-    program: &Arc<UnixStream>,
-) -> io::Result<()> {
-    let (shared, program) = (Arc::clone(shared), Arc::clone(program));
-    spawn(format!("relay-back-{index}"), move || {
-        if let Err(error) = send_back(sending, &program) {
-            shared.fail(error);
-        }
-    })
-}
-
-/// It is little, and somebody waits for it: no limit holds it up, and it waits for nothing to fill a block.
-fn send_back(mut wire: Sending, program: &UnixStream) -> Result<(), RelayError> {
-    let mut block = Vec::with_capacity(BLOCK_BYTES_MAX);
-    let local = |error| RelayError::Local(Arc::new(error));
-    while read_block(program, &mut block, Fill::AsItComes).map_err(local)? {
-        wire.send(&block, &[])?;
+/// Gives all of a packed stream to a program, as it was.
+fn unpack(wire: &mut Wire, mut program: &UnixStream, slots: &PageSlots) -> Result<(), RelayError> {
+    let mut unpacking = Unpacking::new()?;
+    while let Some(block) = unpacking.next(|bytes| wire.read_exact(bytes), slots)? {
+        program.write_all(block).map_err(|error| RelayError::Local(Arc::new(error)))?;
     }
-    wire.finish()
+    Ok(())
 }

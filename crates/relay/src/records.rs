@@ -10,7 +10,6 @@ pub(crate) mod fuzzing;
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, Read};
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
 
 use rustls::crypto::cipher::{
     AeadKey, InboundOpaqueMessage, Iv, MessageDecrypter, MessageEncrypter, OutboundChunks,
@@ -23,7 +22,6 @@ use rustls::{
 };
 
 use crate::error::RelayError;
-use crate::sockets::lock;
 
 /// Longest content of a record, before it is sealed (RFC 8446, section 5.1).
 const PLAIN_BYTES_MAX: usize = 1 << 14;
@@ -65,24 +63,22 @@ impl<Data: Send> Secrets for KernelConnection<Data> {
     }
 }
 
-/// One encrypted connection: its two directions, which know nothing of each other but where new keys come from.
+/// One encrypted connection.
 pub(crate) struct Session {
-    pub(crate) sealer: Sealer,
-    pub(crate) opener: Opener,
+    suite: &'static Tls13CipherSuite,
+    secrets: Box<dyn Secrets>,
+    sealer: Sealer,
+    opener: Opener,
 }
 
-/// What is sent.
-pub(crate) struct Sealer {
-    keys: Keys,
+struct Sealer {
     encrypter: Box<dyn MessageEncrypter>,
     next: u64,
     // Above this a key would have sealed too much.
     renew_at: u64,
 }
 
-/// What is received.
-pub(crate) struct Opener {
-    keys: Keys,
+struct Opener {
     decrypter: Box<dyn MessageDecrypter>,
     next: u64,
     // Received up to `filled`, opened up to `opened`.
@@ -92,14 +88,6 @@ pub(crate) struct Opener {
     // What lies open in the buffer, and is not taken yet.
     plain: VecDeque<Range<usize>>,
     has_ended: bool,
-}
-
-/// Where a direction has its keys from. Locked for as long as it takes to derive one, which is once in millions of
-/// records.
-#[derive(Clone)]
-struct Keys {
-    suite: &'static Tls13CipherSuite,
-    secrets: Arc<Mutex<Box<dyn Secrets>>>,
 }
 
 impl Session {
@@ -119,13 +107,11 @@ impl Session {
         buffer[..early.len()].copy_from_slice(early);
         buffer[early.len()..filled].copy_from_slice(incoming);
         let plain = (!early.is_empty()).then_some(0..early.len());
-        let keys = Keys { suite, secrets: Arc::new(Mutex::new(secrets)) };
         Ok(Self {
             sealer: Sealer {
                 encrypter: encrypter(suite, sealing)?,
                 next: sealed,
                 renew_at: suite.common.confidentiality_limit.saturating_sub(RENEW_EARLY),
-                keys: keys.clone(),
             },
             opener: Opener {
                 decrypter: decrypter(suite, opening)?,
@@ -135,28 +121,15 @@ impl Session {
                 opened: early.len(),
                 plain: plain.into_iter().collect(),
                 has_ended: false,
-                keys,
             },
+            suite,
+            secrets,
         })
     }
-}
 
-impl Keys {
-    fn next_encrypter(&self) -> Result<(u64, Box<dyn MessageEncrypter>), Error> {
-        let (next, secrets) = lock(&self.secrets).next_outgoing()?;
-        Ok((next, encrypter(self.suite, secrets)?))
-    }
-
-    fn next_decrypter(&self) -> Result<(u64, Box<dyn MessageDecrypter>), Error> {
-        let (next, secrets) = lock(&self.secrets).next_incoming()?;
-        Ok((next, decrypter(self.suite, secrets)?))
-    }
-}
-
-impl Sealer {
     /// The name of the cipher suite, as IANA has it.
     pub(crate) fn cipher_suite(&self) -> String {
-        let name = self.keys.suite.common.suite.as_str().unwrap_or("a cipher suite without a name");
+        let name = self.suite.common.suite.as_str().unwrap_or("a cipher suite without a name");
         name.replace("TLS13_", "TLS_")
     }
 
@@ -166,11 +139,11 @@ impl Sealer {
         let mut rest = OutboundChunks::new(&parts);
         let mut records = Vec::with_capacity(rest.len().div_ceil(PLAIN_BYTES_MAX) + 1);
         while !rest.is_empty() {
-            if self.next >= self.renew_at {
+            if self.sealer.next >= self.sealer.renew_at {
                 records.push(self.renew()?);
             }
             let (now, later) = rest.split_at(PLAIN_BYTES_MAX);
-            records.push(self.seal_record(ContentType::ApplicationData, now)?);
+            records.push(self.sealer.seal(ContentType::ApplicationData, now)?);
             rest = later;
         }
         Ok(records)
@@ -178,17 +151,81 @@ impl Sealer {
 
     /// The last record: nothing follows.
     pub(crate) fn seal_end(&mut self) -> Result<Vec<u8>, RelayError> {
-        Ok(self.seal_record(ContentType::Alert, OutboundChunks::Single(&CLOSE_NOTIFY))?)
+        Ok(self.sealer.seal(ContentType::Alert, OutboundChunks::Single(&CLOSE_NOTIFY))?)
     }
 
     /// The record that says that another key follows.
     fn renew(&mut self) -> Result<Vec<u8>, Error> {
-        let record = self.seal_record(ContentType::Handshake, OutboundChunks::Single(&KEY_UPDATE))?;
-        (self.next, self.encrypter) = self.keys.next_encrypter()?;
+        let record = self.sealer.seal(ContentType::Handshake, OutboundChunks::Single(&KEY_UPDATE))?;
+        let (next, secrets) = self.secrets.next_outgoing()?;
+        self.sealer.encrypter = encrypter(self.suite, secrets)?;
+        self.sealer.next = next;
         Ok(record)
     }
 
-    fn seal_record(&mut self, typ: ContentType, payload: OutboundChunks<'_>) -> Result<Vec<u8>, Error> {
+    /// Reads until there is something to take. False once the peer has ended the stream.
+    pub(crate) fn receive(&mut self, mut socket: impl Read) -> Result<bool, RelayError> {
+        loop {
+            if self.opener.plain.is_empty() {
+                self.open_all()?;
+            }
+            if !self.opener.plain.is_empty() {
+                return Ok(true);
+            }
+            if self.opener.has_ended {
+                return Ok(false);
+            }
+            self.opener.fill(&mut socket)?;
+        }
+    }
+
+    /// Gives up the room for what comes.
+    pub(crate) fn receives_no_more(&mut self) {
+        self.opener.buffer = vec![];
+    }
+
+    /// What lies open.
+    pub(crate) fn received(&self) -> Vec<IoSlice<'_>> {
+        self.opener.plain.iter().map(|range| IoSlice::new(&self.opener.buffer[range.clone()])).collect()
+    }
+
+    /// Takes all that lies open.
+    pub(crate) fn taken(&mut self) {
+        self.opener.plain.clear();
+    }
+
+    /// Takes as much as there is room for.
+    pub(crate) fn take(&mut self, room: &mut [u8]) -> usize {
+        let Some(range) = self.opener.plain.front_mut() else { return 0 };
+        let count = range.len().min(room.len());
+        room[..count].copy_from_slice(&self.opener.buffer[range.start..range.start + count]);
+        range.start += count;
+        if range.start == range.end {
+            self.opener.plain.pop_front();
+        }
+        count
+    }
+
+    fn open_all(&mut self) -> Result<(), RelayError> {
+        while !self.opener.has_ended
+            && let Some(record) = self.opener.next_record()?
+        {
+            match self.opener.open(record)? {
+                Opened::Bytes => {}
+                Opened::KeyUpdate => {
+                    let (next, secrets) = self.secrets.next_incoming()?;
+                    self.opener.decrypter = decrypter(self.suite, secrets)?;
+                    self.opener.next = next;
+                }
+                Opened::End => self.opener.has_ended = true,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Sealer {
+    fn seal(&mut self, typ: ContentType, payload: OutboundChunks<'_>) -> Result<Vec<u8>, Error> {
         let plain = OutboundPlainMessage { typ, version: ProtocolVersion::TLSv1_2, payload };
         let record = self.encrypter.encrypt(plain, self.next)?.encode();
         self.next += 1;
@@ -203,57 +240,6 @@ enum Opened {
 }
 
 impl Opener {
-    /// Reads until there is something to take. False once the peer has ended the stream.
-    pub(crate) fn receive(&mut self, mut socket: impl Read) -> Result<bool, RelayError> {
-        loop {
-            if self.plain.is_empty() {
-                self.open_all()?;
-            }
-            if !self.plain.is_empty() {
-                return Ok(true);
-            }
-            if self.has_ended {
-                return Ok(false);
-            }
-            self.fill(&mut socket)?;
-        }
-    }
-
-    /// What lies open.
-    pub(crate) fn received(&self) -> Vec<IoSlice<'_>> {
-        self.plain.iter().map(|range| IoSlice::new(&self.buffer[range.clone()])).collect()
-    }
-
-    /// Takes all that lies open.
-    pub(crate) fn taken(&mut self) {
-        self.plain.clear();
-    }
-
-    /// Takes as much as there is room for.
-    pub(crate) fn take(&mut self, room: &mut [u8]) -> usize {
-        let Some(range) = self.plain.front_mut() else { return 0 };
-        let count = range.len().min(room.len());
-        room[..count].copy_from_slice(&self.buffer[range.start..range.start + count]);
-        range.start += count;
-        if range.start == range.end {
-            self.plain.pop_front();
-        }
-        count
-    }
-
-    fn open_all(&mut self) -> Result<(), RelayError> {
-        while !self.has_ended
-            && let Some(record) = self.next_record()?
-        {
-            match self.open(record)? {
-                Opened::Bytes => {}
-                Opened::KeyUpdate => (self.next, self.decrypter) = self.keys.next_decrypter()?,
-                Opened::End => self.has_ended = true,
-            }
-        }
-        Ok(())
-    }
-
     /// The next record that is all there, without its header.
     fn next_record(&mut self) -> Result<Option<Range<usize>>, RelayError> {
         let received = &self.buffer[self.opened..self.filled];
@@ -285,8 +271,7 @@ impl Opener {
                 self.plain.push_back(start..start + bytes.len());
                 Ok(Opened::Bytes)
             }
-            // A request for a new key of ours (1) is taken for none: a relay never makes one, and where we send too, our
-            // own count renews our key in time. Who asks all the same goes on with the key that it has.
+            // Nothing is sent back any more, so a request for a key of ours is none.
             (ContentType::Handshake, [24, 0, 0, 1, 0 | 1]) => Ok(Opened::KeyUpdate),
             (ContentType::Alert, [_, 0]) => Ok(Opened::End),
             (ContentType::Alert, [_, alert]) => {
@@ -340,7 +325,6 @@ fn key_of(secrets: ConnectionTrafficSecrets) -> Result<(AeadKey, Iv), Error> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
     use std::os::unix::net::UnixStream;
     use std::thread;
 
@@ -349,7 +333,7 @@ mod tests {
     use super::*;
     use crate::tls;
 
-    /// The two ends of one connection.
+    /// A sender's and a receiver's end of one connection.
     fn sessions() -> (Session, Session) {
         let (client, server) = tls::two_hosts();
         let (here, there) = UnixStream::pair().unwrap();
@@ -358,30 +342,24 @@ mod tests {
         (sender, accepting.join().unwrap())
     }
 
-    /// One direction of it.
-    fn one_way() -> (Sealer, Opener) {
-        let (sender, receiver) = sessions();
-        (sender.sealer, receiver.opener)
-    }
-
-    fn receive_all(opener: &mut Opener, wire: &[u8]) -> Result<Vec<u8>, RelayError> {
+    fn receive_all(session: &mut Session, wire: &[u8]) -> Result<Vec<u8>, RelayError> {
         let (mut wire, mut all) = (wire, vec![]);
-        while opener.receive(&mut wire)? {
-            all.extend(opener.received().iter().flat_map(|part| part.to_vec()));
-            opener.taken();
+        while session.receive(&mut wire)? {
+            all.extend(session.received().iter().flat_map(|part| part.to_vec()));
+            session.taken();
         }
         Ok(all)
     }
 
     #[test]
     fn keys_are_replaced_before_they_have_sealed_too_much() {
-        let (mut sender, mut receiver) = one_way();
-        sender.renew_at = 3;
+        let (mut sender, mut receiver) = sessions();
+        sender.sealer.renew_at = 3;
         let content: Vec<u8> = (0..=250_u8).cycle().take(40 * PLAIN_BYTES_MAX).collect();
         let mut wire = vec![];
         for block in content.chunks(100_000) {
             wire.extend(sender.seal(b"head", block).unwrap().concat());
-            assert!(sender.next <= 3, "{}", sender.next);
+            assert!(sender.sealer.next <= 3, "{}", sender.sealer.next);
         }
         wire.extend(sender.seal_end().unwrap());
         let expected = content.chunks(100_000).flat_map(|block| [b"head", block].concat());
@@ -389,36 +367,8 @@ mod tests {
     }
 
     #[test]
-    fn each_direction_replaces_its_keys_by_itself_while_the_other_one_does() {
-        let (one, other) = sessions();
-        let (here, there) = UnixStream::pair().unwrap();
-        let content = |end: u8| -> Vec<u8> { (0..300_000_u32).map(|at| (at % 251) as u8 ^ end).collect() };
-        let send = |mut sealer: Sealer, mut socket: &UnixStream, end| {
-            sealer.renew_at = 2 + u64::from(end);
-            for block in content(end).chunks(1_000) {
-                socket.write_all(&sealer.seal(block, &[]).unwrap().concat()).unwrap();
-            }
-            socket.write_all(&sealer.seal_end().unwrap()).unwrap();
-        };
-        let receive = |mut opener: Opener, socket: &UnixStream, end| {
-            let mut all = vec![];
-            while opener.receive(socket).unwrap() {
-                opener.received().iter().for_each(|part| all.extend_from_slice(part));
-                opener.taken();
-            }
-            assert!(all == content(end));
-        };
-        thread::scope(|scope| {
-            scope.spawn(|| send(one.sealer, &here, 0));
-            scope.spawn(|| send(other.sealer, &there, 7));
-            scope.spawn(|| receive(one.opener, &here, 7));
-            scope.spawn(|| receive(other.opener, &there, 0));
-        });
-    }
-
-    #[test]
     fn a_stream_without_its_end_is_truncated() {
-        let (mut sender, mut receiver) = one_way();
+        let (mut sender, mut receiver) = sessions();
         let mut wire = sender.seal(b"memory", &[]).unwrap().concat();
         wire.extend(&sender.seal_end().unwrap()[..7]);
         assert!(matches!(receive_all(&mut receiver, &wire), Err(RelayError::Truncated)));
@@ -427,7 +377,7 @@ mod tests {
     #[test]
     fn records_in_another_order_and_records_twice_are_refused() {
         for order in [[1, 0], [0, 0]] {
-            let (mut sender, mut receiver) = one_way();
+            let (mut sender, mut receiver) = sessions();
             let records = [b"one", b"two"].map(|part| sender.seal(part, &[]).unwrap().concat());
             let wire = order.map(|index| records[index].clone()).concat();
             let error = receive_all(&mut receiver, &wire).unwrap_err();
@@ -443,12 +393,12 @@ mod tests {
             at in 0..1_000_usize,
             change in 1..=u8::MAX,
         ) {
-            let (mut sender, mut receiver) = one_way();
+            let (mut sender, mut receiver) = sessions();
             let mut wire = sender.seal(&[7; 1_000], &[]).unwrap().concat();
             wire[at] ^= change;
             wire.extend(&bytes);
             prop_assert!(receive_all(&mut receiver, &wire).is_err());
-            let (_, mut receiver) = one_way();
+            let (_, mut receiver) = sessions();
             prop_assert!(receive_all(&mut receiver, &bytes).is_err());
         }
     }

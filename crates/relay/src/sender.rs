@@ -52,12 +52,6 @@ pub struct SenderSettings {
     pub token: Token,
     /// What becomes of the bytes.
     pub treatment: Treatment<ClientTls>,
-    /// Whether what the other program writes back comes back too; only of what is not packed, and as the receiver has it.
-    ///
-    /// Then somebody may wait for every byte, and a block goes out as it comes. Whatever ends the relay early ends the
-    /// program's connections at once, as it would the program's own over the network: it is to know, and may go on
-    /// by others. So `hold` should keep none of them.
-    pub both_ways: bool,
     /// Threads that pack at most, in idle time only: fewer, down to none, while others want the cores. More than
     /// [`PACKING_THREADS_MAX`] are as many.
     pub cores: usize,
@@ -81,9 +75,6 @@ impl SenderSettings {
         let index = u8::try_from(lane).expect("a sender has no more connections than CONNECTIONS_MAX");
         let tls = self.treatment.encryption();
         let wire = Wire::connect(self.destination, breaker, tls, &self.token, index)?;
-        if self.both_ways {
-            wire.go_both_ways()?;
-        }
         if let Some(cipher_suite) = wire.cipher_suite() {
             counters.encrypted(cipher_suite);
         }
@@ -92,7 +83,7 @@ impl SenderSettings {
 }
 
 /// The sending end of a relay. After an error the program's connections stay open, and take nothing more, until
-/// it is dropped; where bytes go both ways they end at once.
+/// it is dropped.
 #[derive(Debug)]
 pub struct Sender {
     way: Way,
@@ -148,7 +139,6 @@ impl Sender {
         if !(1..=CONNECTIONS_MAX).contains(&settings.connections) {
             return Err(RelayError::Connections(settings.connections));
         }
-        settings.treatment.check(settings.both_ways)?;
         let settings = SenderSettings { cores: settings.cores.min(PACKING_THREADS_MAX), ..settings };
         let (path, connections) = (settings.path.clone(), settings.connections);
         let begin = |source: io::Error| RelayError::Begin { path: path.clone(), source: Arc::new(source) };
@@ -189,8 +179,8 @@ impl Sender {
         Limiter(self.way.clone())
     }
 
-    /// Sends nothing more, and takes nothing that comes back. What the program still gives is thrown away: its
-    /// connections stay open, and it can be told to stop without waiting for the wire.
+    /// Sends nothing more. What the program still gives is thrown away: its connections stay open, and it can be told to
+    /// stop without waiting for the wire.
     pub fn stop_sending(&self) {
         match &self.way {
             Way::Packing(shared) => shared.stop_sending(),

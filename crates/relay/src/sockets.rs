@@ -72,26 +72,14 @@ pub(crate) fn wait_for(socket: impl AsFd, events: PollFlags, timeout: Option<&Ti
     }
 }
 
-/// How a block is read from a program.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Fill {
-    /// With what has come: somebody waits for it.
-    AsItComes,
-    /// With what comes within the socket's read timeout, as far as there is room.
-    ForAMoment,
-}
-
-/// Reads a block from a program, as long as there is room for in `block`. False at the end of the stream.
-pub(crate) fn read_block(program: &UnixStream, block: &mut Vec<u8>, fill: Fill) -> io::Result<bool> {
-    let flags = match fill {
-        Fill::AsItComes => RecvFlags::empty(),
-        Fill::ForAMoment => RecvFlags::WAITALL,
-    };
+/// Reads a block from a program: what comes within the socket's read timeout, as far as there is room in `block`. False
+/// at the end of the stream.
+pub(crate) fn read_block(program: &UnixStream, block: &mut Vec<u8>) -> io::Result<bool> {
     block.clear();
     loop {
         // The program may be silent for as long as it likes; breaking wakes it.
         wait_for(program, PollFlags::IN, None)?;
-        match recv(program, spare_capacity(block), flags) {
+        match recv(program, spare_capacity(block), RecvFlags::WAITALL) {
             Ok((count, _)) => return Ok(count > 0),
             Err(Errno::INTR | Errno::AGAIN) => {}
             Err(error) => return Err(error.into()),
@@ -130,7 +118,6 @@ pub(crate) fn connect_program(path: &Path, deadline: Duration) -> io::Result<Uni
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixListener;
-    use std::time::Instant;
 
     use super::*;
 
@@ -146,23 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_waits_for_waits_for_nothing() {
-        let (mut there, here) = UnixStream::pair().unwrap();
-        // So long that it would be seen.
-        here.set_read_timeout(Some(Duration::from_mins(1))).unwrap();
-        let (begin, mut block) = (Instant::now(), Vec::with_capacity(1_000));
-        for page in [&b"one"[..], b"another", &[7; 1_000]] {
-            there.write_all(page).unwrap();
-            assert!(read_block(&here, &mut block, Fill::AsItComes).unwrap());
-            assert_eq!(block, page);
-        }
-        drop(there);
-        assert!(!read_block(&here, &mut block, Fill::AsItComes).unwrap());
-        assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());
-    }
-
-    #[test]
-    fn a_block_that_may_wait_is_filled() {
+    fn a_block_is_filled_with_what_comes_in_time() {
         let (mut there, here) = UnixStream::pair().unwrap();
         here.set_read_timeout(Some(Duration::from_mins(1))).unwrap();
         let mut block = Vec::with_capacity(6);
@@ -172,7 +143,7 @@ mod tests {
                 thread::sleep(Duration::from_millis(5));
             }
         });
-        assert!(read_block(&here, &mut block, Fill::ForAMoment).unwrap());
+        assert!(read_block(&here, &mut block).unwrap());
         assert_eq!(block, b"onetwo");
         writing.join().unwrap();
     }

@@ -1,7 +1,5 @@
 //! What a relay does with the bytes that pass.
 
-use crate::error::RelayError;
-
 /// What a relay does with the bytes that pass. `T` is how they are encrypted.
 #[derive(Debug, Clone)]
 pub enum Treatment<T> {
@@ -22,11 +20,6 @@ impl<T> Treatment<T> {
             (false, Some(encryption)) => Some(Self::Encrypted(encryption)),
             (false, None) => None,
         }
-    }
-
-    /// Refuses what a relay cannot do with them.
-    pub(crate) fn check(&self, both_ways: bool) -> Result<(), RelayError> {
-        if both_ways && self.is_packed() { Err(RelayError::PackedBothWays) } else { Ok(()) }
     }
 
     pub(crate) fn is_packed(&self) -> bool {

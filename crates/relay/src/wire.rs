@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use socket2::{SockRef, TcpKeepalive};
+use socket2::SockRef;
 use tracing::debug;
 
 use crate::error::RelayError;
 use crate::preamble::{self, PREAMBLE_BYTES, Token};
-use crate::records::{Opener, Sealer, Session};
+use crate::records::Session;
 use crate::sockets::{Breaker, write_all};
 use crate::tls::{self, ClientTls, ServerTls};
 
@@ -33,33 +33,11 @@ const ACCEPT_DEADLINE: Duration = Duration::from_secs(5);
 /// whether its certificate will do.
 const ACCEPTED: [u8; 1] = [1];
 
-/// How long the other host may answer nothing at all on a connection that goes both ways. Who watches the hosts may
-/// know sooner. By itself the kernel would take a quarter of an hour where something was sent, and for ever where
-/// nothing was, while a program waits for an answer. To the kernel a program that reads nothing for so long is silent too.
-const SILENCE_MAX: Duration = Duration::from_secs(30);
-
-/// How often a connection that goes both ways is tried while nothing is sent.
-const TRY_EVERY: Duration = Duration::from_secs(5);
-
-/// One connection between the two ends of a relay: two directions, each of which may have a thread of its own. Who
-/// needs one only drops the other, which closes nothing.
+/// One connection between the two ends of a relay.
 pub(crate) struct Wire {
-    pub(crate) sending: Sending,
-    pub(crate) receiving: Receiving,
-}
-
-/// What goes to the other end.
-pub(crate) struct Sending {
-    socket: Arc<TcpStream>,
+    socket: TcpStream,
     // None in the clear.
-    sealer: Option<Sealer>,
-}
-
-/// What comes from the other end.
-pub(crate) struct Receiving {
-    socket: Arc<TcpStream>,
-    // None in the clear.
-    opener: Option<Opener>,
+    session: Option<Session>,
 }
 
 impl Wire {
@@ -104,9 +82,11 @@ impl Wire {
         SockRef::from(&socket).set_linger(Some(Duration::ZERO)).map_err(failed)?;
         let end = Instant::now() + CONNECT_DEADLINE;
         let session = tls.map(|tls| tls::connect(Within { socket: &socket, end }, tls)).transpose()?;
-        let mut wire = Self::new(socket, session);
-        wire.sending.send(&preamble::encode(token, index), &[])?;
-        wire.receiving.wait_accepted(end)?;
+        let mut wire = Self { socket, session };
+        wire.send(&preamble::encode(token, index), &[])?;
+        wire.wait_accepted(end)?;
+        // Bytes go one way.
+        wire.session.as_mut().map(Session::receives_no_more);
         wire.without_deadline()
     }
 
@@ -117,120 +97,85 @@ impl Wire {
     ) -> Result<(Self, [u8; PREAMBLE_BYTES]), RelayError> {
         let end = Instant::now() + ACCEPT_DEADLINE;
         let accepted = tls.map(|tls| tls::accept(Within { socket: &socket, end }, tls)).transpose();
-        let session = accepted.map_err(|error| match error {
+        let mut session = accepted.map_err(|error| match error {
             // It is this end that accepts.
             RelayError::Refused => RelayError::Truncated,
             error => error,
         })?;
-        let mut wire = Self::new(socket, session);
         let mut said = [0; PREAMBLE_BYTES];
-        wire.receiving.read_exact_by(end, &mut said)?;
-        Ok((wire, said))
+        read_exact(&mut session, Within { socket: &socket, end }, &mut said)?;
+        Ok((Self { socket, session }, said))
     }
 
     /// Lets the sender send its stream.
     pub(crate) fn admit(mut self) -> Result<Self, RelayError> {
-        if self.sending.sealer.is_some() {
-            self.sending.send(&ACCEPTED, &[])?;
+        if self.session.is_some() {
+            self.send(&ACCEPTED, &[])?;
         }
         self.without_deadline()
     }
 
-    /// Makes it fit for bytes that go both ways: some are few, and a program waits for them. Both ends do so.
-    pub(crate) fn go_both_ways(&self) -> Result<(), RelayError> {
-        let socket = SockRef::from(self.socket());
-        socket.set_tcp_nodelay(true).map_err(RelayError::wire)?;
-        // Either end sends now, and what one has sent is to outlast it no more than what the other has.
-        socket.set_linger(Some(Duration::ZERO)).map_err(RelayError::wire)?;
-        // Each sees to one half of it: what was sent and is not acknowledged, and a connection where all is.
-        socket.set_tcp_user_timeout(Some(SILENCE_MAX)).map_err(RelayError::wire)?;
-        let keepalive = TcpKeepalive::new().with_time(TRY_EVERY).with_interval(TRY_EVERY);
-        socket.set_tcp_keepalive(&keepalive).map_err(RelayError::wire)
-    }
-
-    pub(crate) fn socket(&self) -> &TcpStream {
-        &self.sending.socket
-    }
-
-    /// How it is encrypted; none in the clear.
-    pub(crate) fn cipher_suite(&self) -> Option<String> {
-        self.sending.sealer.as_ref().map(Sealer::cipher_suite)
-    }
-
-    fn new(socket: TcpStream, session: Option<Session>) -> Self {
-        let socket = Arc::new(socket);
-        let (sealer, opener) = session.map(|Session { sealer, opener }| (sealer, opener)).unzip();
-        Self {
-            sending: Sending { socket: Arc::clone(&socket), sealer },
-            receiving: Receiving { socket, opener },
-        }
-    }
-
-    fn without_deadline(self) -> Result<Self, RelayError> {
-        self.socket().set_read_timeout(None).map_err(RelayError::wire)?;
-        self.socket().set_write_timeout(None).map_err(RelayError::wire)?;
-        Ok(self)
-    }
-}
-
-impl Sending {
     pub(crate) fn socket(&self) -> &TcpStream {
         &self.socket
     }
 
+    /// How it is encrypted; none in the clear.
+    pub(crate) fn cipher_suite(&self) -> Option<String> {
+        self.session.as_ref().map(Session::cipher_suite)
+    }
+
     /// Sends both parts. Gives how many bytes that made.
     pub(crate) fn send(&mut self, first: &[u8], second: &[u8]) -> Result<usize, RelayError> {
-        let Some(sealer) = &mut self.sealer else {
-            write_all(&*self.socket, &mut [IoSlice::new(first), IoSlice::new(second)])
+        let Some(session) = &mut self.session else {
+            write_all(&self.socket, &mut [IoSlice::new(first), IoSlice::new(second)])
                 .map_err(RelayError::wire)?;
             return Ok(first.len() + second.len());
         };
-        let records = sealer.seal(first, second)?;
-        write_all(&*self.socket, &mut slices(&records)).map_err(RelayError::wire)?;
+        let records = session.seal(first, second)?;
+        write_all(&self.socket, &mut slices(&records)).map_err(RelayError::wire)?;
         Ok(records.iter().map(Vec::len).sum())
     }
 
-    /// Ends the stream of this direction.
+    /// Ends the stream.
     pub(crate) fn finish(mut self) -> Result<(), RelayError> {
-        let mut socket = &*self.socket;
-        if let Some(sealer) = &mut self.sealer {
-            socket.write_all(&sealer.seal_end()?).map_err(RelayError::wire)?;
+        if let Some(session) = &mut self.session {
+            self.socket.write_all(&session.seal_end()?).map_err(RelayError::wire)?;
         }
-        SockRef::from(socket).set_linger(None).map_err(RelayError::wire)?;
-        socket.shutdown(Shutdown::Write).map_err(RelayError::wire)
+        SockRef::from(&self.socket).set_linger(None).map_err(RelayError::wire)?;
+        self.socket.shutdown(Shutdown::Write).map_err(RelayError::wire)
     }
-}
 
-impl Receiving {
     pub(crate) fn read_exact(&mut self, bytes: &mut [u8]) -> Result<(), RelayError> {
-        read_exact(self.opener.as_mut(), &*self.socket, bytes)
+        read_exact(&mut self.session, &self.socket, bytes)
     }
 
-    /// Gives all of an encrypted stream to a program, as it is, and then its end.
-    pub(crate) fn pass_to(mut self, program: &UnixStream) -> Result<(), RelayError> {
-        let opener = self.opener.as_mut().expect("what is not encrypted is packed, as Treatment says");
-        while opener.receive(&*self.socket)? {
-            write_all(program, &mut opener.received()).map_err(|error| RelayError::Local(Arc::new(error)))?;
-            opener.taken();
+    /// Gives all of an encrypted stream to a program, as it is.
+    pub(crate) fn pass_to(&mut self, program: &UnixStream) -> Result<(), RelayError> {
+        let session = self.session.as_mut().expect("what is not encrypted is packed, as Treatment says");
+        while session.receive(&self.socket)? {
+            write_all(program, &mut session.received())
+                .map_err(|error| RelayError::Local(Arc::new(error)))?;
+            session.taken();
         }
-        // The program may have closed it already.
-        drop(program.shutdown(Shutdown::Write));
         Ok(())
     }
 
-    fn read_exact_by(&mut self, end: Instant, bytes: &mut [u8]) -> Result<(), RelayError> {
-        read_exact(self.opener.as_mut(), Within { socket: &self.socket, end }, bytes)
-    }
-
     fn wait_accepted(&mut self, end: Instant) -> Result<(), RelayError> {
-        if self.opener.is_none() {
+        if self.session.is_none() {
             return Ok(());
         }
-        let answered = self.read_exact_by(end, &mut [0; ACCEPTED.len()]);
+        let mut answer = [0; ACCEPTED.len()];
+        let answered = read_exact(&mut self.session, Within { socket: &self.socket, end }, &mut answer);
         answered.map_err(|error| match error {
             RelayError::Truncated => RelayError::Refused,
             error => error,
         })
+    }
+
+    fn without_deadline(self) -> Result<Self, RelayError> {
+        self.socket.set_read_timeout(None).map_err(RelayError::wire)?;
+        self.socket.set_write_timeout(None).map_err(RelayError::wire)?;
+        Ok(self)
     }
 }
 
@@ -250,18 +195,18 @@ fn slices(records: &[Vec<u8>]) -> Vec<IoSlice<'_>> {
 }
 
 fn read_exact(
-    opener: Option<&mut Opener>,
+    session: &mut Option<Session>,
     mut socket: impl Read,
     mut bytes: &mut [u8],
 ) -> Result<(), RelayError> {
-    let Some(opener) = opener else {
+    let Some(session) = session else {
         return socket.read_exact(bytes).map_err(RelayError::wire);
     };
     while !bytes.is_empty() {
-        if !opener.receive(&mut socket)? {
+        if !session.receive(&mut socket)? {
             return Err(RelayError::Truncated);
         }
-        let taken = opener.take(bytes);
+        let taken = session.take(bytes);
         bytes = &mut bytes[taken..];
     }
     Ok(())
@@ -295,33 +240,5 @@ impl Write for Within<'_> {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::net::TcpListener;
-
-    use super::*;
-    use crate::preamble::TOKEN_BYTES;
-
-    #[test]
-    fn neither_end_that_goes_both_ways_holds_back_what_is_little_or_outlasts_a_silent_host() {
-        let (client, server) = tls::two_hosts();
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        let token = Token([7; TOKEN_BYTES]);
-        let accepting = thread::spawn(move || {
-            let (wire, _) = Wire::accept(listener.accept().unwrap().0, Some(&server)).unwrap();
-            wire.admit().unwrap()
-        });
-        let here = Wire::connect(address, &Breaker::new(), Some(&client), &token, 0).unwrap();
-        for end in [here, accepting.join().unwrap()] {
-            end.go_both_ways().unwrap();
-            let socket = SockRef::from(end.socket());
-            assert!(socket.tcp_nodelay().unwrap() && socket.keepalive().unwrap());
-            assert_eq!(socket.linger().unwrap(), Some(Duration::ZERO));
-            assert_eq!(socket.tcp_user_timeout().unwrap(), Some(SILENCE_MAX));
-        }
     }
 }

@@ -98,7 +98,6 @@ fn what_a_sender_with_sixteen_threads_holds_is_bounded() {
         connections: CONNECTIONS,
         token: Token([1; TOKEN_BYTES]),
         treatment: Treatment::Packed,
-        both_ways: false,
         cores: PACKING_THREADS_MAX,
         cpus: vec![],
         gives_way: true,

@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 use std::future::ready;
-use std::net::{IpAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -157,12 +157,7 @@ pub(super) enum Listening {
 }
 
 impl Listening {
-    async fn at(
-        self,
-        vmm: &Vmm,
-        transport: Transport,
-        address: impl Into<migration::Address>,
-    ) -> Result<(), MigrationError> {
+    async fn at(self, vmm: &Vmm, transport: Transport, address: SocketAddr) -> Result<(), MigrationError> {
         match self {
             Self::First => migration::listen(vmm, transport, address, QMP_DEADLINE).await,
             Self::Again => migration::recover_listen(vmm, address, QMP_DEADLINE).await,
@@ -188,7 +183,8 @@ pub(super) async fn listen(
         return Ok(Endpoint { address, port, watch: None, relay_token, relay_page_cache_mib, tls_key });
     }
     let path = vmm.paths().incoming_relay().of_qemu;
-    listening.at(vmm, transport(&request.plan, None), path).await.map_err(Problem::failed)?;
+    let transport = transport(&request.plan, None);
+    migration::listen(vmm, transport, path, QMP_DEADLINE).await.map_err(Problem::failed)?;
     let (listener, port) = bind_free_port(agent, request, address).await?;
     let token = Uuid::new_v4();
     let other = OtherEnd { identity: &agent.identity, host: &entry.source, token };

@@ -7,8 +7,8 @@ use rustls::crypto::ring::cipher_suite::TLS13_CHACHA20_POLY1305_SHA256;
 use rustls::{ConnectionTrafficSecrets, ContentType, Error, ExtractedSecrets, Tls13CipherSuite};
 
 use super::{
-    CLOSE_NOTIFY, HEADER_BYTES, KEY_UPDATE, Opener, PLAIN_BYTES_MAX, RECEIVE_BYTES, SEALED_BYTES_MAX, Sealer,
-    Secrets, Session,
+    CLOSE_NOTIFY, HEADER_BYTES, KEY_UPDATE, PLAIN_BYTES_MAX, RECEIVE_BYTES, SEALED_BYTES_MAX, Secrets,
+    Session,
 };
 use crate::error::RelayError;
 use crate::fuzzing::Choices;
@@ -31,7 +31,7 @@ pub fn records(data: &[u8]) {
     let mut choices = Choices::new(data);
     let piece = 1 + choices.below(1 << 15);
     let Told { wire, plain, end } = tell(&mut choices);
-    let mut receiver = session().opener;
+    let mut receiver = session();
     let (got, result) = receive_all(&mut receiver, Pieces { rest: &wire, piece });
     assert!(plain.starts_with(&got), "{} bytes got through of {}", got.len(), plain.len());
     match (end, &result) {
@@ -86,7 +86,7 @@ enum End {
 }
 
 fn tell(choices: &mut Choices<'_>) -> Told {
-    let mut sender = session().sealer;
+    let mut sender = session();
     let mut told = Told { wire: room_for_all(), plain: room_for_all(), end: End::Silent };
     for _ in 0..RECORDS_MAX {
         if choices.are_used_up() {
@@ -106,7 +106,7 @@ fn room_for_all() -> Vec<u8> {
     Vec::with_capacity(ALL_BYTES_MAX)
 }
 
-fn tell_one(choices: &mut Choices<'_>, sender: &mut Sealer, told: &mut Told) -> End {
+fn tell_one(choices: &mut Choices<'_>, sender: &mut Session, told: &mut Told) -> End {
     match choices.byte() % 6 {
         DATA => {
             let content = choices.content(PLAIN_BYTES_MAX);
@@ -135,7 +135,7 @@ fn tell_one(choices: &mut Choices<'_>, sender: &mut Sealer, told: &mut Told) -> 
     }
 }
 
-fn tell_sealed(sender: &mut Sealer, told: &mut Told, kind: ContentType, content: &[u8]) -> End {
+fn tell_sealed(sender: &mut Session, told: &mut Told, kind: ContentType, content: &[u8]) -> End {
     told.wire.extend(seal(sender, kind, content));
     if content.len() > PLAIN_BYTES_MAX {
         return End::Malformed;
@@ -165,25 +165,27 @@ fn without_padding(kind: ContentType, content: &[u8]) -> (ContentType, &[u8]) {
     end.map_or((kind, content), |end| (ContentType::from(content[end]), &content[..end]))
 }
 
-fn seal(sender: &mut Sealer, kind: ContentType, content: &[u8]) -> Vec<u8> {
-    let sealed = sender.seal_record(kind, OutboundChunks::Single(content));
+fn seal(sender: &mut Session, kind: ContentType, content: &[u8]) -> Vec<u8> {
+    let sealed = sender.sealer.seal(kind, OutboundChunks::Single(content));
     sealed.expect("a key of this test's own seals whatever it is given")
 }
 
-fn renew(sender: &mut Sealer) {
-    (sender.next, sender.encrypter) = sender.keys.next_encrypter().expect("its cipher suite is known");
+fn renew(sender: &mut Session) {
+    let (next, secrets) = sender.secrets.next_outgoing().expect("it counts");
+    sender.sealer.encrypter = super::encrypter(sender.suite, secrets).expect("its cipher suite is known");
+    sender.sealer.next = next;
 }
 
-fn receive_all(opener: &mut Opener, mut wire: Pieces<'_>) -> (Vec<u8>, Result<(), RelayError>) {
+fn receive_all(session: &mut Session, mut wire: Pieces<'_>) -> (Vec<u8>, Result<(), RelayError>) {
     let mut all = room_for_all();
     loop {
-        match opener.receive(&mut wire) {
+        match session.receive(&mut wire) {
             Ok(true) => {}
             Ok(false) => return (all, Ok(())),
             Err(error) => return (all, Err(error)),
         }
-        opener.received().iter().for_each(|part| all.extend_from_slice(part));
-        opener.taken();
+        session.received().iter().for_each(|part| all.extend_from_slice(part));
+        session.taken();
     }
 }
 

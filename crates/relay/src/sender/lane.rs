@@ -20,7 +20,7 @@ use crate::frame::Frame;
 use crate::multifd::Walker;
 use crate::queue::{Content, Outgoing, Packed};
 use crate::sockets::{spawn, wait_for};
-use crate::wire::{Sending, Wire};
+use crate::wire::Wire;
 
 /// How long a block may wait for more to fill it.
 pub(super) const FILL_WAIT: Duration = Duration::from_millis(1);
@@ -87,10 +87,7 @@ fn fill(program: &UnixStream, block: &mut Block, walker: &mut Walker) -> io::Res
 }
 
 fn write(shared: &Shared, lane: usize) -> Result<(), RelayError> {
-    let Wire { sending: mut wire, receiving } =
-        shared.settings.connect(lane, &shared.wire, &shared.counters)?;
-    // What is packed goes one way.
-    drop(receiving);
+    let mut wire = shared.settings.connect(lane, &shared.wire, &shared.counters)?;
     let mut unsent_bytes = 0;
     // The first block as if the wire were the limit: if it is none, that costs a moment, once.
     let mut is_first = true;
@@ -124,7 +121,7 @@ fn wait_for_wire(shared: &Shared, lane: usize, wire: &TcpStream) -> io::Result<(
     Ok(())
 }
 
-fn send(shared: &Shared, wire: &mut Sending, frame: Frame, block: Outgoing) -> Result<(), RelayError> {
+fn send(shared: &Shared, wire: &mut Wire, frame: Frame, block: Outgoing) -> Result<(), RelayError> {
     let wire_bytes = wire.send(&frame.encode(), block.bytes())?;
     count(&shared.counters, &block, wire_bytes);
     shared.sent(block);

@@ -1,6 +1,5 @@
 //! Connections that are encrypted and not packed. One thread each reads from the program, encrypts, and writes:
-//! so there is nothing to hand over, and each keeps a core of its own busy if need be. Where bytes go both ways another
-//! one does so with what comes back.
+//! so there is nothing to hand over, and each keeps a core of its own busy if need be.
 
 use std::io;
 use std::net::TcpStream;
@@ -19,8 +18,7 @@ use crate::error::RelayError;
 use crate::figures::Counters;
 use crate::frame::BLOCK_BYTES_MAX;
 use crate::pace::Pace;
-use crate::sockets::{Breaker, Fill, lock, read_block, spawn, wait_for};
-use crate::wire::{Receiving, Sending, Wire};
+use crate::sockets::{Breaker, lock, read_block, spawn, wait_for};
 
 /// What the threads of a sender share that packs nothing.
 #[derive(Debug)]
@@ -29,8 +27,7 @@ pub(super) struct Passing {
     pub(super) counters: Counters,
     /// The connections to the receiver.
     wire: Breaker,
-    /// Those to the program, and where it makes them. They outlast a failure, as those of a sender that packs, unless
-    /// bytes go both ways.
+    /// Those to the program, and where it makes them. They outlast a failure, as those of a sender that packs.
     pub(super) program: Breaker,
     rest: Rest,
     inner: Mutex<Inner>,
@@ -66,14 +63,9 @@ impl Passing {
         self.wake.notify_all();
     }
 
-    /// Ends everything but the program's connections, with the first error. Where bytes go both ways those too, unless
-    /// the owner has had everything stopped before.
+    /// Ends everything but the program's connections, with the first error.
     pub(super) fn fail(&self, error: RelayError) {
-        let is_first = self.stop(Some(error));
-        if is_first && self.settings.both_ways {
-            self.rest.throw_away();
-            self.program.break_all();
-        }
+        self.stop(Some(error));
     }
 
     /// Sends nothing more, and throws away what the program still gives.
@@ -82,7 +74,8 @@ impl Passing {
         self.rest.throw_away();
     }
 
-    /// Ends everything.
+    /// Ends everything, the program's connections last: an end that the program seems to have made then finds no wire on
+    /// which to be told as one.
     pub(super) fn close(&self) {
         self.stop_sending();
         self.program.break_all();
@@ -92,19 +85,15 @@ impl Passing {
         lock(&self.inner).is_closed
     }
 
-    /// Gives whether it went on until now. Whoever breaks the program's connections too does so after this: an end that
-    /// the program seems to have made finds no wire on which to be told as one.
-    fn stop(&self, error: Option<RelayError>) -> bool {
+    fn stop(&self, error: Option<RelayError>) {
         let mut inner = lock(&self.inner);
-        let is_first = !inner.is_closed;
-        if is_first {
+        if !inner.is_closed {
             inner.is_closed = true;
             inner.error = error;
         }
         drop(inner);
         self.wire.break_all();
         self.wake.notify_all();
-        is_first
     }
 
     /// Waits until the limit lets a lane send, and takes so many bytes of it: with its turn, or all lanes that wait would
@@ -130,11 +119,8 @@ impl Passing {
 /// Begins to relay a connection of the program.
 pub(super) fn begin(passing: &Arc<Passing>, lane: usize, program: UnixStream) -> io::Result<()> {
     passing.program.add(&program)?;
-    // Where bytes go both ways no block waits to be filled.
-    if !passing.settings.both_ways {
-        program.set_read_timeout(Some(FILL_WAIT))?;
-    }
-    let (passing, program) = (Arc::clone(passing), Arc::new(program));
+    program.set_read_timeout(Some(FILL_WAIT))?;
+    let passing = Arc::clone(passing);
     spawn(format!("relay-pass-{lane}"), move || {
         if let Err(error) = pass(&passing, lane, &program) {
             passing.fail(error);
@@ -145,38 +131,13 @@ pub(super) fn begin(passing: &Arc<Passing>, lane: usize, program: UnixStream) ->
     })
 }
 
-fn pass(passing: &Arc<Passing>, lane: usize, program: &Arc<UnixStream>) -> Result<(), RelayError> {
-    let Wire { sending, receiving } = passing.settings.connect(lane, &passing.wire, &passing.counters)?;
-    if passing.settings.both_ways {
-        begin_back(passing, lane, receiving, program).map_err(|error| RelayError::Local(Arc::new(error)))?;
-    } else {
-        drop(receiving);
-    }
-    pass_on(passing, sending, program)
-}
-
-/// Begins to give the program what comes back. That ends by itself: with its end, with the wire, or with the program.
-fn begin_back(
-    passing: &Arc<Passing>,
-    lane: usize,
-    receiving: Receiving,
-    program: &Arc<UnixStream>,
-) -> io::Result<()> {
-    let (passing, program) = (Arc::clone(passing), Arc::clone(program));
-    spawn(format!("relay-back-{lane}"), move || {
-        if let Err(error) = receiving.pass_to(&program) {
-            passing.fail(error);
-        }
-    })
-}
-
-fn pass_on(passing: &Passing, mut wire: Sending, program: &UnixStream) -> Result<(), RelayError> {
+fn pass(passing: &Passing, lane: usize, program: &UnixStream) -> Result<(), RelayError> {
+    let mut wire = passing.settings.connect(lane, &passing.wire, &passing.counters)?;
     let mut unsent = Unsent::new(wire.socket())?;
-    let fill = if passing.settings.both_ways { Fill::AsItComes } else { Fill::ForAMoment };
     let mut block = Vec::with_capacity(BLOCK_BYTES_MAX);
     loop {
         unsent.wait_for_wire(wire.socket())?;
-        if !read_block(program, &mut block, fill).map_err(|error| RelayError::Local(Arc::new(error)))? {
+        if !read_block(program, &mut block).map_err(|error| RelayError::Local(Arc::new(error)))? {
             return wire.finish();
         }
         let Some(has_waited) = passing.take_turn(block.len()) else { return Ok(()) };

@@ -504,7 +504,6 @@ mod tests {
             connections,
             token: Token([0; TOKEN_BYTES]),
             treatment: Treatment::Packed,
-            both_ways: false,
             cores,
             cpus: vec![],
             gives_way: true,

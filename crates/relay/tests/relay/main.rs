@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
-mod both_ways;
 mod encryption;
 mod packing;
+mod passing;
 mod support;

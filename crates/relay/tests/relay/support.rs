@@ -23,17 +23,11 @@ pub(crate) struct Target {
     pub(crate) program: UnixListener,
     pub(crate) address: SocketAddr,
     pub(crate) directory: TempDir,
-    both_ways: bool,
 }
 
 impl Target {
     pub(crate) fn new(treatment: Treatment<ServerTls>, connections: usize) -> Self {
-        Self::of(None, treatment, connections, false)
-    }
-
-    /// One whose program writes back.
-    pub(crate) fn both_ways(treatment: Treatment<ServerTls>, connections: usize) -> Self {
-        Self::of(None, treatment, connections, true)
+        Self::of_sender(None, treatment, connections)
     }
 
     /// One that knows where its sender is.
@@ -41,15 +35,6 @@ impl Target {
         sender: Option<IpAddr>,
         treatment: Treatment<ServerTls>,
         connections: usize,
-    ) -> Self {
-        Self::of(sender, treatment, connections, false)
-    }
-
-    fn of(
-        sender: Option<IpAddr>,
-        treatment: Treatment<ServerTls>,
-        connections: usize,
-        both_ways: bool,
     ) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("in.sock");
@@ -62,16 +47,9 @@ impl Target {
             token: TOKEN,
             sender,
             treatment,
-            both_ways,
             page_cache_bytes: PAGE_CACHE_BYTES,
         };
-        Self {
-            receiver: Receiver::start(listener, settings).unwrap(),
-            program,
-            address,
-            directory,
-            both_ways,
-        }
+        Self { receiver: Receiver::start(listener, settings).unwrap(), program, address, directory }
     }
 
     /// What a sender to this target does.
@@ -82,7 +60,6 @@ impl Target {
             connections,
             token: TOKEN,
             treatment,
-            both_ways: self.both_ways,
             cores: 2,
             cpus: vec![],
             gives_way: true,
