@@ -389,7 +389,7 @@ async fn a_source_whose_connection_breaks_at_the_very_end_does_not_run_its_guest
             for (limit_mbps, left_bytes) in [(100, 2 * NEARLY_ALL_BYTES), (11, NEARLY_ALL_BYTES)] {
                 migration::set_bandwidth(&pair.source, Some(limit_mbps), DEADLINE).await.expect("set");
                 while counter(&pair.source, "remaining").await > left_bytes {
-                            sleep(Duration::from_millis(2)).await;
+                    sleep(Duration::from_millis(2)).await;
                 }
             }
             signal(&pair.target, Signal::STOP);
