@@ -17,7 +17,7 @@ pub(super) struct Operation {
     /// Which errand of the round it belongs to.
     pub(super) errand: usize,
     running: Running,
-    began: Instant,
+    pub(super) began: Instant,
 }
 
 #[derive(Debug, Clone)]

@@ -61,6 +61,8 @@ pub(super) struct World<'lab> {
     guests: BTreeMap<String, Guest>,
     operations: Vec<Operation>,
     claims: Vec<Claim>,
+    /// When each VM was last sent somewhere.
+    sent: BTreeMap<String, Instant>,
     /// Of operations, since somebody asked.
     ends: Vec<End>,
     checked_at: Instant,
@@ -83,6 +85,7 @@ impl<'lab> World<'lab> {
             guests: BTreeMap::new(),
             operations: vec![],
             claims: vec![],
+            sent: BTreeMap::new(),
             ends: vec![],
             checked_at: Instant::now(),
             lab,
@@ -250,7 +253,9 @@ impl<'lab> World<'lab> {
         self.ledger.moves(vm, [source.to_owned(), target.to_owned()]);
         // What was said of it is out of date as soon as it goes on.
         self.claims.retain(|claim| claim.vm != vm);
-        self.operations.push(Operation::migrate(self.lab, number, [vm, source, target], way));
+        let operation = Operation::migrate(self.lab, number, [vm, source, target], way);
+        self.sent.insert(vm.to_owned(), operation.began);
+        self.operations.push(operation);
     }
 
     fn further(&self, host: &str, turn: usize) -> String {
@@ -318,6 +323,7 @@ impl<'lab> World<'lab> {
                 self.operations.push(operation);
                 continue;
             }
+            let began = operation.began;
             let (what, number, output) = operation.end();
             let (end, claim) = judge(&what, &output).map_err(Violation::Broken)?;
             self.ledger.count(&end.name);
@@ -334,12 +340,9 @@ impl<'lab> World<'lab> {
             } else {
                 self.ends.push(end);
             }
-            let goes_again = |vm: &str| {
-                self.operations
-                    .iter()
-                    .any(|other| matches!(&other.what, What::Move { vm: of, .. } if of == vm))
-            };
-            self.claims.extend(claim.filter(|claim| !goes_again(&claim.vm)));
+            // It may have been sent on from where it runs while its source was still tidying up.
+            let is_last = |vm: &str| self.sent.get(vm).is_none_or(|sent| *sent <= began);
+            self.claims.extend(claim.filter(|claim| is_last(&claim.vm)));
             match what {
                 What::Move { .. } => self.go_on(number, course),
                 What::Drain { host } => self.operations.push(Operation::resume(self.lab, number, &host)),
