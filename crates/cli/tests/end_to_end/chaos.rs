@@ -62,6 +62,10 @@ pub(crate) const TESTS: &[Test] = &[
         clocks::agents_and_guards_have_the_clock_of_their_host,
     ),
     ("the_monitor_sees_two_copies_and_a_lost_one", planted::the_monitor_sees_two_copies_and_a_lost_one),
+    (
+        "a_qemu_that_paused_its_guest_before_it_ended_is_not_lost",
+        planted::a_qemu_that_paused_its_guest_before_it_ended_is_not_lost,
+    ),
 ];
 
 /// Three hosts, so that a VM that comes can leave for another one at once.

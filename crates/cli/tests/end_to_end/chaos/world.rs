@@ -268,10 +268,10 @@ impl<'lab> World<'lab> {
             }
         };
         let Some(at) = is_due.then(|| self.place(fault.place, course)).flatten() else { return false };
-        let copies = self.monitor.copies();
+        // To do it may take seconds, in which the monitor is to hear what QEMUs say.
+        let copies = self.monitor.copies().clone();
         let is_done = self.faults.begin(fault.kind, &at, fault.lasts, &copies, &mut self.ledger);
         let is_running = copies.runs_on(&at.vm).is_some();
-        drop(copies);
         if self.faults.may_be_lost(&at.vm) && is_running {
             self.silences.expect_nothing(&at.vm);
         }
