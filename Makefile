@@ -17,7 +17,8 @@ test: setup guest
 		DRAINPIPE_TEST_QEMU="$$(scripts/qemu)" DRAINPIPE_TEST_RELEASED="$$released" $(CARGO) test --workspace --all-targets --no-fail-fast
 
 # Real hosts, QEMUs and guests against random faults: an hour, or CHAOS_SECONDS. It stops at the first thing that is wrong,
-# and leaves all there is to understand it in target/chaos; the same CHAOS_SEED makes the same decisions again.
+# and leaves all there is to understand it in target/chaos, or in DRAINPIPE_CHAOS_DIRECTORY; the same CHAOS_SEED makes the
+# same decisions again.
 CHAOS_SECONDS ?= 3600
 CHAOS_VMS ?= 10
 chaos: setup guest

@@ -19,7 +19,8 @@
 //! several labs at once, `tally` counts what came of them. `planted` shows that the monitor sees what it is there for.
 //!
 //! `DRAINPIPE_CHAOS_SECONDS=3600` runs it for an hour; `DRAINPIPE_CHAOS_SEED` has the same decisions made again. It
-//! stops at the first thing that is wrong, with all that there is to understand it in `target/chaos/SEED`.
+//! stops at the first thing that is wrong, with all that there is to understand it in a directory of its own in
+//! `target/chaos`, or in the directory that `DRAINPIPE_CHAOS_DIRECTORY` names.
 
 mod busy;
 mod clocks;
@@ -43,7 +44,7 @@ mod tally;
 mod violation;
 mod world;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use self::monitor::Monitor;
@@ -62,6 +63,10 @@ pub(crate) const TESTS: &[Test] = &[
         clocks::agents_and_guards_have_the_clock_of_their_host,
     ),
     ("the_monitor_sees_two_copies_and_a_lost_one", planted::the_monitor_sees_two_copies_and_a_lost_one),
+    (
+        "a_qemu_that_paused_its_guest_before_it_ended_is_not_lost",
+        planted::a_qemu_that_paused_its_guest_before_it_ended_is_not_lost,
+    ),
 ];
 
 /// Three hosts, so that a VM that comes can leave for another one at once.
@@ -97,6 +102,12 @@ fn seed() -> u64 {
     number("DRAINPIPE_CHAOS_SEED").unwrap_or((now.as_secs() << 16) | u64::from(now.subsec_micros() >> 4))
 }
 
+/// Where runs leave what there is to understand them.
+fn directory() -> PathBuf {
+    let named = std::env::var_os("DRAINPIPE_CHAOS_DIRECTORY").filter(|path| !path.is_empty());
+    named.map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/chaos"), PathBuf::from)
+}
+
 /// Gives a table of what was done; fails the test at the first thing that is wrong.
 fn run(lasts: Duration, vms: usize) -> String {
     let seed = seed();
@@ -105,7 +116,9 @@ fn run(lasts: Duration, vms: usize) -> String {
     let monitor = Monitor::start(directory.path()).unwrap();
     let lab = lab(directory.path(), LINK_MBPS);
     let guests = (0..vms).map(|number| DIRTY_MIB_PER_S[number % DIRTY_MIB_PER_S.len()]).collect();
-    let setting = Setting { memory_mib: MEMORY_MIB, dirty_mib_per_s: guests, name: seed.to_string() };
+    // A seed is run again, with another QEMU or program: what the run before it found stays.
+    let name = format!("{seed}-{}", std::process::id());
+    let setting = Setting { memory_mib: MEMORY_MIB, dirty_mib_per_s: guests, name };
     let mut world = World::set(&lab, monitor, &setting);
     let end = Instant::now() + lasts;
     let mut random = Random(seed);

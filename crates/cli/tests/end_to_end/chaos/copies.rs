@@ -6,7 +6,7 @@ use std::fmt;
 pub(super) type CopyId = usize;
 
 /// All QEMUs, from the first one on.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Copies(Vec<Copy>);
 
 /// Which QEMU it is.
@@ -20,7 +20,7 @@ pub(super) struct Identity {
 }
 
 /// A QEMU, and what it said of its guest.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Copy {
     pub(super) identity: Identity,
     runs: Vec<Run>,

@@ -18,7 +18,7 @@ use super::plan::Moment;
 use crate::support::give_to_user_of;
 
 /// Between two questions for the state of a QEMU.
-const ASK_EVERY: Duration = Duration::from_millis(250);
+pub(super) const ASK_EVERY: Duration = Duration::from_millis(250);
 
 /// Watches all QEMUs that are started by its wrapper.
 pub(super) struct Monitor {
@@ -47,7 +47,7 @@ impl Monitor {
         thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
                 let (copies, tell) = (Arc::clone(&shared), tell.clone());
-                thread::spawn(move || attend(stream, &copies, &tell));
+                thread::spawn(move || attend(&stream, &copies, &tell));
             }
         });
         Ok(Self { copies, seen })
@@ -69,7 +69,7 @@ impl Monitor {
         Ok(program)
     }
 
-    /// All that has been seen so far.
+    /// All that has been seen so far. Nothing more is seen while it is held: not across anything that takes long.
     pub(super) fn copies(&self) -> MutexGuard<'_, Copies> {
         lock(&self.copies)
     }
@@ -93,8 +93,8 @@ fn lock(copies: &Mutex<Copies>) -> MutexGuard<'_, Copies> {
 }
 
 /// Follows one QEMU to its end.
-fn attend(stream: UnixStream, copies: &Mutex<Copies>, tell: &Sender<Seen>) {
-    let Some(identity) = identify(&stream) else { return };
+fn attend(stream: &UnixStream, copies: &Mutex<Copies>, tell: &Sender<Seen>) {
+    let Some(identity) = identify(stream) else { return };
     let id = lock(copies).began(identity.clone());
     let seen = |moment| {
         let (vm, host) = (identity.vm.clone(), identity.host.clone());
@@ -123,12 +123,14 @@ fn identify(stream: &UnixStream) -> Option<Identity> {
     Some(Identity { vm: name(1)?, host: name(4)?, pid, is_incoming })
 }
 
-/// Asks again and again what QEMU does, and hands on what it says.
-fn converse(stream: UnixStream, mut take: impl FnMut(&Value)) -> io::Result<()> {
+/// Asks again and again what QEMU does, and hands on all that it says, to the last word: one that has ended takes no
+/// question any more, but what it said before is still to be read.
+fn converse(stream: &UnixStream, mut take: impl FnMut(&Value)) -> io::Result<()> {
     stream.set_read_timeout(Some(ASK_EVERY))?;
-    let mut writing = stream.try_clone()?;
     let mut reading = BufReader::new(stream);
-    writing.write_all(b"{\"execute\":\"qmp_capabilities\"}\n")?;
+    // Only reading tells the end.
+    let ask = |question: &str| drop((&*stream).write_all(question.as_bytes()));
+    ask("{\"execute\":\"qmp_capabilities\"}\n");
     let mut line = Vec::new();
     let mut asked_at = Instant::now();
     let mut is_asked = false;
@@ -147,8 +149,7 @@ fn converse(stream: UnixStream, mut take: impl FnMut(&Value)) -> io::Result<()> 
         }
         if !is_asked && asked_at.elapsed() >= ASK_EVERY {
             // It comes back with the answer: from then on, what QEMU says is true.
-            let question = format!("{{\"execute\":\"query-status\",\"id\":{}}}\n", now_us());
-            writing.write_all(question.as_bytes())?;
+            ask(&format!("{{\"execute\":\"query-status\",\"id\":{}}}\n", now_us()));
             (is_asked, asked_at) = (true, Instant::now());
         }
     }

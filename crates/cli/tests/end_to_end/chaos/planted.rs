@@ -1,11 +1,14 @@
 //! That the monitor sees what it is there for.
 
-use std::fs;
+use std::io::Write;
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::{fs, thread};
 
 use super::copies::Copies;
-use super::monitor::Monitor;
+use super::monitor::{ASK_EVERY, Monitor};
+use crate::options;
 use crate::program::Running;
 use crate::support::eventually;
 
@@ -30,6 +33,41 @@ pub(super) fn the_monitor_sees_two_copies_and_a_lost_one() {
     assert_eq!(lost(&monitor.copies()), 0);
     drop(one);
     eventually("the first one has ended", || lost(&monitor.copies()) == 1);
+}
+
+/// Two QEMUs that end as they are told to, one with its guest paused and one with its guest running, while the monitor is
+/// held up: it hears what they said last all the same.
+pub(super) fn a_qemu_that_paused_its_guest_before_it_ended_is_not_lost() {
+    for qemu in ["qemu-system-x86_64".into()].into_iter().chain(options::other_qemu()) {
+        let directory = tempfile::TempDir::new().unwrap();
+        let monitor = Monitor::start(directory.path()).unwrap();
+        let wrapper = Monitor::wrapper(directory.path(), &qemu).unwrap();
+        let lost_after = |host: &str, commands: &[&str]| {
+            end_unheard(&monitor, &wrapper, directory.path(), host, commands);
+            eventually("the monitor knows the end", || monitor.copies().living("web").count() == 0);
+            monitor.copies().ended_while_running().count()
+        };
+        assert_eq!(lost_after("a", &["stop", "quit"]), 0, "{qemu}: {}", monitor.copies().tell());
+        assert_eq!(lost_after("b", &["quit"]), 1, "{qemu}: {}", monitor.copies().tell());
+    }
+}
+
+/// A QEMU that gets these commands while the monitor is held up, until it has ended.
+fn end_unheard(monitor: &Monitor, wrapper: &Path, directory: &Path, host: &str, commands: &[&str]) {
+    let socket = directory.join(format!("{host}.sock"));
+    let listener = UnixListener::bind(&socket).unwrap();
+    let chardev = format!("socket,id=agent,path={}", socket.display());
+    let qemu = start(wrapper, directory, host, &["-chardev", &chardev, "-mon", "chardev=agent,mode=control"]);
+    eventually("it runs", || monitor.copies().runs_on("web") == Some(host));
+    let (mut control, _) = listener.accept().unwrap();
+    let held_up = monitor.copies();
+    // So that it has an answer to take, and then another question to ask.
+    thread::sleep(ASK_EVERY * 4);
+    for command in [&["qmp_capabilities"], commands].concat() {
+        control.write_all(format!("{{\"execute\":\"{command}\"}}\n").as_bytes()).unwrap();
+    }
+    assert_eq!(qemu.wait().code, 0);
+    drop(held_up);
 }
 
 /// Without a guest: firmware runs, too.

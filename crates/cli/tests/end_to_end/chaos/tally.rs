@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -66,7 +66,7 @@ impl Told {
 
 /// Where the lines are.
 pub(super) fn directory() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/chaos/runs")
+    super::directory().join("runs")
 }
 
 /// Adds a line to the file of this process, and says it.

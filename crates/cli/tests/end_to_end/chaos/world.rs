@@ -10,7 +10,6 @@ use drainpipe_agent::client::ApiClient;
 use drainpipe_guest::dirtier::Dirtying;
 use drainpipe_guest::protocol::HEARTBEAT_PORT;
 
-use super::HOSTS;
 use super::copies::Copy;
 use super::course::Course;
 use super::faults::{Faults, Where};
@@ -21,6 +20,7 @@ use super::plan::{Bounds, Errand, Fault, Moment, Place, Round, Way, When};
 use super::settled::{Unsettled, unsettled};
 use super::silences::Silences;
 use super::violation::Violation;
+use super::{HOSTS, directory};
 use crate::drain::ask;
 use crate::guest::Guest;
 use crate::support::TestLab;
@@ -45,7 +45,7 @@ pub(super) struct Setting {
     pub(super) memory_mib: u64,
     /// One for each VM.
     pub(super) dirty_mib_per_s: Vec<u32>,
-    /// The directory in `target/chaos`.
+    /// Of its directory.
     pub(super) name: String,
 }
 
@@ -73,7 +73,7 @@ impl<'lab> World<'lab> {
     /// Boots the VMs, on all hosts by turns.
     pub(super) fn set(lab: &'lab TestLab, monitor: Monitor, setting: &Setting) -> Self {
         let hosts = HOSTS.map(str::to_owned).to_vec();
-        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/chaos").join(&setting.name);
+        let directory = directory().join(&setting.name);
         let names = (0..setting.dirty_mib_per_s.len()).map(|number| format!("vm{number}")).collect();
         let mut world = Self {
             silences: Silences::start(&lab.lab()).unwrap(),
@@ -273,10 +273,10 @@ impl<'lab> World<'lab> {
             }
         };
         let Some(at) = is_due.then(|| self.place(fault.place, course)).flatten() else { return false };
-        let copies = self.monitor.copies();
+        // To do it may take seconds, in which the monitor is to hear what QEMUs say.
+        let copies = self.monitor.copies().clone();
         let is_done = self.faults.begin(fault.kind, &at, fault.lasts, &copies, &mut self.ledger);
         let is_running = copies.runs_on(&at.vm).is_some();
-        drop(copies);
         if self.faults.may_be_lost(&at.vm) && is_running {
             self.silences.expect_nothing(&at.vm);
         }
