@@ -58,7 +58,7 @@ use crate::vmm::{RunState, Vmm};
 use transport::{Side, bandwidth_parameters, parameters, uri, wants};
 
 pub use status::{MigrationStatus, RamStatus, TransferStatus};
-pub use tls::{BadTlsKey, TlsKey, forget_key, is_encrypted};
+pub use tls::{BadTlsKey, TlsKey, forget_key};
 pub use transport::{Address, Multifd, SourceSettings, Transport, Zstd, bandwidth_bytes_per_s};
 
 /// Between two looks at a state that QEMU does not announce by an event.

@@ -115,13 +115,8 @@ pub(super) async fn set_up(
     }
 }
 
-/// Whether QEMU encrypts the migration of this VM that is under way. The key is where its QEMU reads it as long as that may
-/// make another connection, so a QEMU that does not answer need not be asked.
-pub fn is_encrypted(paths: &RuntimePaths) -> bool {
-    paths.tls_directory().path.join(KEY_FILE).exists()
-}
-
-/// Removes the key of a migration whose QEMU here needs no other connection: all of it has come.
+/// Removes the key of a migration whose QEMU here needs no other connection: all of it has come. Until then a QEMU that
+/// listens reads it for each connection anew.
 pub fn forget_key(paths: &RuntimePaths) -> Result<(), MigrationError> {
     let directory = paths.tls_directory().path;
     match fs::remove_dir_all(&directory) {

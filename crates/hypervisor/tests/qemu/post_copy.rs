@@ -164,7 +164,12 @@ async fn the_guest_runs_on_the_target_while_its_memory_is_on_the_way() {
         let pair = writing_pair(source, target, "post-copy").await;
         stop_for_post_copy(&pair, transport).await;
         for vmm in [&pair.source, &pair.target] {
-            assert_eq!(migration::is_encrypted(vmm.paths()), transport == ENCRYPTED);
+            let parameters: Value = vmm
+                .qmp()
+                .execute("query-migrate-parameters", Value::Null, DEADLINE)
+                .await
+                .expect("parameters");
+            assert_eq!(parameters["tls-creds"] != "", transport == ENCRYPTED, "{parameters}");
         }
         leave(&pair).await;
         run_on_target(&pair).await;
