@@ -171,7 +171,10 @@ pub(super) fn tell(result: &MigrationResult) -> Result<(), Problem> {
             _ => match result.source_vm {
                 Some(SourceVm::Runs) => format!("it runs on {}", result.source),
                 Some(SourceVm::Paused) => format!("it stands still on {}", result.source),
-                Some(SourceVm::Ended) => format!("it is stopped on {}", result.source),
+                Some(SourceVm::Ended) => format!(
+                    "it is stopped on {}; `drainpipe vm start {}` boots it anew",
+                    result.source, result.vm
+                ),
                 Some(SourceVm::Unknown) | None => {
                     format!("whether it runs on {} is not known; `drainpipe vms` asks again", result.source)
                 }

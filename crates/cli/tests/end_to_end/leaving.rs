@@ -60,12 +60,15 @@ fn assert_no_ghost(lab: &TestLab, guest: &Guest) {
     guest.assert_intact();
 }
 
-/// What the host's agent has not read yet of what others have sent to it.
+/// What the host's agent has not read yet of what another one has sent to it.
 #[track_caller]
-fn waiting_bytes(lab: &TestLab, host: &str) -> u64 {
-    let connections = lab
-        .exec(host, &["ss", "-Htn", "state", "established", "sport", "=", &format!(":{DEFAULT_PORT}")])
-        .done();
+fn waiting_bytes(lab: &TestLab, host: &str, from: &str) -> u64 {
+    let own = lab.exec(from, &["ss", "-Htln", "sport", "=", &format!(":{DEFAULT_PORT}")]).done();
+    let listens = own.split_whitespace().find(|word| word.ends_with(&format!(":{DEFAULT_PORT}")));
+    let address = listens.and_then(|word| word.rsplit_once(':')).expect("its agent listens").0;
+    let port = format!(":{DEFAULT_PORT}");
+    let words = ["ss", "-Htn", "state", "established", "sport", "=", &port, "and", "dst", address];
+    let connections = lab.exec(host, &words).done();
     let waiting = connections.lines().filter_map(|line| line.split_whitespace().next()?.parse::<u64>().ok());
     waiting.sum()
 }
@@ -84,10 +87,10 @@ fn arrive_unheard(lab: &TestLab) -> (Running, Pid) {
     // Its agent has said so by then.
     thread::sleep(Duration::from_millis(500));
     kill_process(targets, Signal::STOP).unwrap();
-    let waited_before = waiting_bytes(lab, "b");
+    let waited_before = waiting_bytes(lab, "b", "a");
     held.release();
     wait_until_handed_over(lab);
-    eventually("the source's agent has sent its order", || waiting_bytes(lab, "b") > waited_before);
+    eventually("the source's agent has sent its order", || waiting_bytes(lab, "b", "a") > waited_before);
     kill_process(agent, Signal::STOP).unwrap();
     kill_process(targets, Signal::CONT).unwrap();
     eventually("the VM runs on b", || run_state(lab, "b", "web") == RunState::Running);
