@@ -98,7 +98,9 @@ fn the_source_agent_is_killed_in_flight(scene: &Scene) {
     scene.assert_settled("a");
 }
 
-fn the_source_agent_is_killed_after_the_hand_over(scene: &Scene) {
+/// And started again.
+#[track_caller]
+pub(crate) fn the_source_agent_is_killed_after_the_hand_over(scene: &Scene) {
     let migrating = scene.migrate(&[]);
     let held = hold_journal(&scene.lab, "b");
     wait_until_handed_over(&scene.lab);

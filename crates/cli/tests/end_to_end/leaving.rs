@@ -5,7 +5,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use drainpipe_agent::api::types::{MigrationView, VmList};
-use drainpipe_agent::config::DEFAULT_PORT;
 use drainpipe_engine::problem::ProblemKind;
 use drainpipe_engine::result::Outcome;
 use drainpipe_engine::step::Step;
@@ -63,11 +62,9 @@ fn assert_no_ghost(lab: &TestLab, guest: &Guest) {
 /// What the host's agent has not read yet of what another one has sent to it.
 #[track_caller]
 fn waiting_bytes(lab: &TestLab, host: &str, from: &str) -> u64 {
-    let own = lab.exec(from, &["ss", "-Htln", "sport", "=", &format!(":{DEFAULT_PORT}")]).done();
-    let listens = own.split_whitespace().find(|word| word.ends_with(&format!(":{DEFAULT_PORT}")));
-    let address = listens.and_then(|word| word.rsplit_once(':')).expect("its agent listens").0;
-    let port = format!(":{DEFAULT_PORT}");
-    let words = ["ss", "-Htn", "state", "established", "sport", "=", &port, "and", "dst", address];
+    let (address, port) = (lab.agent_address(from).ip(), lab.agent_address(host).port());
+    let words = format!("ss -Htn state established sport = :{port} and dst {address}");
+    let words: Vec<&str> = words.split(' ').collect();
     let connections = lab.exec(host, &words).done();
     let waiting = connections.lines().filter_map(|line| line.split_whitespace().next()?.parse::<u64>().ok());
     waiting.sum()

@@ -11,11 +11,12 @@ use rustix::process::Signal;
 use serde_json::json;
 
 use crate::Test;
+use crate::bad_luck::the_source_agent_is_killed_after_the_hand_over;
 use crate::drain::{ask, assert_nowhere_but, assert_state, drain, ended, resume, start_small, view};
 use crate::guest::Guest;
 use crate::options;
 use crate::program::{REFUSED, Running, command_of};
-use crate::scene::{SLOW_MBPS, Scene, assert_failed, hold_journal, result_of, wait_until_handed_over};
+use crate::scene::{SLOW_MBPS, Scene, assert_failed, result_of};
 use crate::support::TestLab;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -167,15 +168,7 @@ fn read_back(lab: &TestLab) -> (Vec<String>, Option<DrainKind>, Option<DrainStat
 /// What the last release has begun and recorded, the present one ends: each VM once it is handed over, and before.
 fn killed_agents_are_upgraded_in_mid_flight() {
     let scene = Scene::in_lab(released_lab(BRISK_MBPS));
-    let migrating = scene.migrate(&[]);
-    let held = hold_journal(&scene.lab, "b");
-    wait_until_handed_over(&scene.lab);
-    scene.lab.stop_agent("a", Signal::KILL);
-    held.release();
-    scene.lab.start_agent("a");
-    assert_eq!(migrating.wait().code, 0);
-    assert_eq!(scene.last_result().outcome, Outcome::Completed);
-    scene.assert_settled("b");
+    the_source_agent_is_killed_after_the_hand_over(&scene);
 
     scene.set_rates(SLOW_MBPS);
     let back = scene.migrate_to("a", &[]);

@@ -108,11 +108,15 @@ pub(super) async fn set_up(
         "endpoint": match side { Side::Source(_) => "client", Side::Target => "server" },
         "priority": PRIORITY,
     });
-    match super::execute(vmm, "object-add", arguments, deadline).await {
-        Ok(()) => Ok(CREDENTIALS),
-        Err(QmpError::Command { desc, .. }) => Err(MigrationError::NoTls(desc)),
-        Err(error) => Err(error.into()),
+    super::execute(vmm, "object-add", arguments, deadline).await.map_err(|error| match error {
+        QmpError::Command { desc, .. } => MigrationError::NoTls(desc),
+        error => error.into(),
+    })?;
+    if matches!(side, Side::Source(_)) {
+        // A client has read it, and connects anew with what it has read.
+        forget_key(vmm.paths())?;
     }
+    Ok(CREDENTIALS)
 }
 
 /// Removes the key of a migration whose QEMU here needs no other connection: all of it has come. Until then a QEMU that

@@ -100,10 +100,10 @@ impl Executor {
 
     /// What QEMU encrypts with, if it does.
     fn tls_key(&self, plan: &Plan, endpoint: &Endpoint) -> Result<Option<TlsKey>, Problem> {
-        if plan.is_encrypted_by_hypervisor() && endpoint.tls_key.is_none() {
-            return Err(self.runs_other_version());
+        if !plan.is_encrypted_by_hypervisor() {
+            return Ok(None);
         }
-        Ok(endpoint.tls_key.filter(|_| plan.is_encrypted_by_hypervisor()))
+        endpoint.tls_key.map(Some).ok_or_else(|| self.runs_other_version())
     }
 
     fn runs_other_version(&self) -> Problem {
