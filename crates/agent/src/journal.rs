@@ -22,7 +22,7 @@ use serde::de::DeserializeOwned;
 use thiserror::Error;
 use tokio::sync::watch;
 
-pub(crate) use self::arrivals::{Arrival, IncomingRecord, IncomingState};
+pub(crate) use self::arrivals::{Arrival, IncomingRecord};
 pub(crate) use self::changes::HostChange;
 pub(crate) use self::drains::DrainRecord;
 pub(crate) use self::migrations::OpenMigration;

@@ -42,6 +42,7 @@ pub mod guard;
 mod in_flight;
 mod messages;
 mod post_copy;
+pub mod target;
 mod throttled;
 mod told;
 mod undo;

@@ -55,7 +55,7 @@ pub use launcher::Launcher;
 pub use memory_sample::{Contents, MemorySample, SampleError};
 pub use paths::{PathTooLong, RuntimePaths, SharedPath};
 pub use process::Exit;
-pub use sockets::{ConnectionUse, Pace, cut_connections};
+pub use sockets::{ConnectionUse, Pace, cut_connections, is_stopped};
 pub use spec::{ResolvedSpec, VmSpec};
 pub use tap::TapError;
 pub use throttle::{ThrottleError, VcpuThrottle, lift_throttle, sweep_throttles};

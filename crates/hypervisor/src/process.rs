@@ -129,6 +129,13 @@ impl Process {
         if self.alive() { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
     }
 
+    /// Whether somebody has stopped it: `SIGSTOP`, or a debugger. A frozen cgroup does not show so.
+    pub(crate) fn is_stopped(&self) -> io::Result<bool> {
+        let stat = fs::read_to_string(proc_path(self.pid, "stat"))?;
+        self.must_live()?;
+        Ok(is_stopped(&stat))
+    }
+
     /// CPU used so far by all its threads, in user and kernel mode, in seconds.
     pub(crate) fn cpu_seconds(&self) -> io::Result<f64> {
         let stat = fs::read_to_string(proc_path(self.pid, "stat"))?;
@@ -289,6 +296,12 @@ fn bound_log(log_file: &Path) {
     }
 }
 
+/// Field 3 of `/proc/PID/stat`.
+fn is_stopped(stat: &str) -> bool {
+    let state = stat.rsplit_once(')').and_then(|(_, from_third)| from_third.split_ascii_whitespace().next());
+    matches!(state, Some("T" | "t"))
+}
+
 /// User and system time in `/proc/PID/stat`, in clock ticks (`proc_pid_stat(5)`, fields 14 and 15).
 fn cpu_ticks(stat: &str) -> Option<u64> {
     // The second field is the process's name in parentheses, which may hold anything.
@@ -323,6 +336,12 @@ mod tests {
     fn cpu_time_is_read_whatever_the_process_is_called() {
         let stat = "42 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 150 50 0 0 20 0 1 0 99";
         assert_eq!(cpu_ticks(stat), Some(200));
+    }
+
+    #[test]
+    fn one_that_is_stopped_or_traced_is_told_from_one_that_sleeps() {
+        assert!(["T", "t"].iter().all(|state| is_stopped(&format!("42 (a) S b) {state} 1 2"))));
+        assert!(["S", "R", "D"].iter().all(|state| !is_stopped(&format!("42 (a) T b) {state} 1 2"))));
     }
 
     proptest! {

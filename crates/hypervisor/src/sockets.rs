@@ -103,6 +103,13 @@ impl Vmm {
         each_connection(self.process(), peer, |socket| socket.set_linger(Some(Duration::ZERO)))
     }
 
+    /// Whether somebody has stopped QEMU, as by `SIGSTOP`. Its threads may be anywhere then: where its connections are cut
+    /// meanwhile, some of them end before they have seen it, and QEMU (7.2, 10.0) may wait for those without end, with the
+    /// lock that all else needs.
+    pub fn is_stopped(&self) -> bool {
+        self.process().is_stopped().unwrap_or(false)
+    }
+
     /// Cuts each connection of this QEMU to `peer`, as [`cut_connections`].
     pub fn cut(&self, peer: SocketAddr) -> io::Result<usize> {
         each_connection(self.process(), peer, shut_down)
@@ -113,12 +120,21 @@ impl Vmm {
 /// paused for its last bytes, QEMU's migration thread holds the lock that every command needs, and in silence waits in
 /// `send` with it: neither `migrate_cancel` nor `yank` would be answered, and the VM would stand still for as long.
 ///
+/// A QEMU that somebody has [stopped](Vmm::is_stopped) is left alone, as an error.
+///
 /// Needs Linux 5.6, and the right to trace QEMU.
 pub fn cut_connections(paths: &RuntimePaths, peer: SocketAddr) -> io::Result<usize> {
     match Process::find(&paths.pid_file(), paths.log_file())? {
+        Some(process) if process.is_stopped()? => Err(io::Error::other("somebody has stopped it")),
         Some(process) => each_connection(&process, peer, shut_down),
         None => Ok(0),
     }
+}
+
+/// As [`Vmm::is_stopped`], of the QEMU in `paths`.
+pub fn is_stopped(paths: &RuntimePaths) -> bool {
+    let found = Process::find(&paths.pid_file(), paths.log_file());
+    matches!(found, Ok(Some(process)) if process.is_stopped().unwrap_or(false))
 }
 
 fn shut_down(socket: &SockRef<'_>) -> io::Result<()> {

@@ -5,6 +5,7 @@ use drainpipe_engine::check::finding::Finding;
 use drainpipe_engine::check::fix::Fix;
 use drainpipe_engine::facts::HostFacts;
 use drainpipe_engine::journal::{GENERATION_MAX, JournalMark, JournalStanding};
+pub use drainpipe_engine::migration::target::IncomingView;
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::path::Path;
 use drainpipe_engine::path_record::PathRecord;
@@ -401,29 +402,6 @@ pub struct Endpoint {
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub tls_key: Option<TlsKey>,
-}
-
-/// What the target has decided of a VM on its way.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum IncomingView {
-    /// Its state is not all here.
-    Waiting,
-    /// All state is here; it waits for the hand-over.
-    Ready,
-    /// With post-copy: what it needs to run is here, and the rest of its memory is still to come. It waits for the
-    /// source's order to run.
-    ReadyInPart,
-    /// It runs here.
-    Running,
-    /// With post-copy: it was told to run here, and a part of its memory is still to come.
-    RunningInPart,
-    /// It was told to run here, and its QEMU has ended since.
-    Ended,
-    /// It was given up and never ran here.
-    Discarded,
-    /// There is no record of it here. It may have been lost: this promises nothing.
-    Unknown,
 }
 
 /// What the source's journal says of a hand-over, for a target that wonders.

@@ -9,7 +9,7 @@ use drainpipe_engine::migration::guard::GuardEvent as Event;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::migration::{self as qemu, MigrationError, MigrationStatus};
 use drainpipe_hypervisor::qmp::QmpError;
-use drainpipe_hypervisor::{AttachError, RunState, RuntimePaths, Vmm, cut_connections};
+use drainpipe_hypervisor::{AttachError, RunState, RuntimePaths, Vmm, cut_connections, is_stopped};
 use rustix::net::{Shutdown, shutdown};
 use tokio::time::timeout;
 
@@ -88,8 +88,10 @@ impl Qemu {
             eprintln!("guard: the kernel goes on trying to send what QEMU has left: {error}");
         }
         let cancelled = self.cancel(&vmm).await;
-        self.cut();
-        cut_relay(&self.told.held);
+        if !is_stopped(&self.paths) {
+            self.cut();
+            cut_relay(&self.told.held);
+        }
         cancelled.map_err(Problem::failed)?;
         self.attached = Some(vmm);
         Ok(Event::Done)
@@ -120,6 +122,10 @@ impl Qemu {
     /// But one that looks for changed memory, while the VM runs, may be mute for 5 s, and should not see all ends of a
     /// relay close then.
     fn cut_if_mute(&mut self) {
+        // What is cut off while somebody has stopped it may never run again.
+        if is_stopped(&self.paths) {
+            return eprintln!("guard: somebody has stopped QEMU, as by SIGSTOP: it is waited for");
+        }
         self.cut();
         if self.silence != Silence::Never || self.told.switches_over {
             cut_relay(&self.told.held);

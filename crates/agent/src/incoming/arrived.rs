@@ -1,26 +1,27 @@
-//! VMs that were told to run here and whose source has not heard that they do, when the agent starts.
+//! VMs that were told to run here and whose source has not heard that they do, when the agent starts: carries out what the
+//! engine decides of each.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use drainpipe_engine::migration::target::IncomingState;
+use drainpipe_engine::migration::target::resume::{AGAIN_AFTER_MS, Action, Event, Resumption};
 use drainpipe_engine::problem::Problem;
-use drainpipe_hypervisor::Vmm;
-use drainpipe_hypervisor::migration;
+use drainpipe_hypervisor::{Vmm, migration};
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
+use super::silence::ask_source;
 use crate::agent::Agent;
-use crate::api::types::HandOverView;
 use crate::journal::Arrival;
 use crate::vms::{Claim, QMP_DEADLINE};
 
-/// How often the source of a VM that is gone is asked, and how many times: an hour. After that the agent's next
-/// start asks again.
-const ASK_EVERY: Duration = Duration::from_secs(5);
-const QUESTIONS_MAX: u32 = 720;
+/// How often what failed is tried again.
+const AGAIN_AFTER: Duration = Duration::from_millis(AGAIN_AFTER_MS);
 
 /// Lets run what the journal says runs here, but whose agent stopped between the record and the deed; of the VMs with
-/// such names. Where its QEMU is gone, its source is asked whether it still belongs here.
+/// such names. Where its QEMU is gone, its source is asked whether it still belongs here. What is to be waited for goes on
+/// beside.
 pub(crate) async fn resume_recorded(
     agent: &Arc<Agent>,
     is_meant: impl Fn(&str) -> bool,
@@ -29,85 +30,69 @@ pub(crate) async fn resume_recorded(
         if !is_meant(&arrival.vm) {
             continue;
         }
-        match agent.vms.running(&arrival.vm) {
-            _ if has_left(agent, &arrival) || moves_on(agent, &arrival)? => {
-                agent.journal.finish_incoming(&arrival.id)?;
-            }
-            Some(vmm) => {
-                if !resume(agent, &arrival, &vmm).await? {
-                    tokio::spawn(resume_later(Arc::clone(agent), arrival, vmm));
-                }
-            }
-            None => drop(tokio::spawn(ask_for(Arc::clone(agent), arrival))),
+        let (mut resumption, mut action) = Resumption::begin();
+        while !matches!(action, Action::Pause | Action::AskSource | Action::Leave) {
+            action = resumption.handle(perform(agent, &arrival, action).await);
         }
+        tokio::spawn(go_on(Arc::clone(agent), arrival, resumption, action));
     }
     Ok(())
 }
 
-/// Whether it runs.
-async fn resume(agent: &Agent, arrival: &Arrival, vmm: &Vmm) -> Result<bool, Problem> {
-    match migration::run(vmm, QMP_DEADLINE).await {
+async fn go_on(agent: Arc<Agent>, arrival: Arrival, mut resumption: Resumption, mut action: Action) {
+    while action != Action::Leave {
+        action = resumption.handle(perform(&agent, &arrival, action).await);
+    }
+}
+
+async fn perform(agent: &Agent, arrival: &Arrival, action: Action) -> Event {
+    try_perform(agent, arrival, action).await.unwrap_or_else(|problem| {
+        debug!(vm = arrival.vm, %problem, "whether it runs here, and still is this host's, is not settled yet");
+        Event::Failed
+    })
+}
+
+async fn try_perform(agent: &Agent, arrival: &Arrival, action: Action) -> Result<Event, Problem> {
+    match action {
+        Action::Recall => return recall(agent, arrival),
+        Action::LetRun => return Ok(let_run(agent, arrival).await),
+        Action::AskSource => {
+            return Ok(Event::SourceSays(ask_source(agent, &arrival.source, &arrival.id).await));
+        }
+        Action::Finish => agent.journal.finish_incoming(&arrival.id)?,
+        Action::Forget => forget(agent, arrival)?,
+        Action::Pause => sleep(AGAIN_AFTER).await,
+        Action::Leave => {}
+    }
+    Ok(Event::Done)
+}
+
+fn recall(agent: &Agent, Arrival { id, vm, .. }: &Arrival) -> Result<Event, Problem> {
+    let state = agent.journal.incoming_state(id)?.map(|(_, state)| state);
+    let is_open = state == Some(IncomingState::Running);
+    // An older Drainpipe left the arrival open when the VM moved on.
+    let is_here = agent.vms.contains(vm);
+    // Then only that migration says where it may run.
+    let moves_on = agent.journal.open_migrations()?.iter().any(|open| open.vm == *vm);
+    Ok(match agent.vms.running(vm) {
+        _ if !is_open || !is_here || moves_on => Event::Left,
+        Some(vmm) if vmm.alive() => Event::Here,
+        _ => Event::Gone,
+    })
+}
+
+async fn let_run(agent: &Agent, Arrival { vm, .. }: &Arrival) -> Event {
+    let Some(vmm) = agent.vms.running(vm) else { return Event::Failed };
+    match migration::run(&vmm, QMP_DEADLINE).await {
         Ok(()) => {
-            info!(vm = arrival.vm, "runs here, as its source had handed it over");
-            agent.journal.finish_incoming(&arrival.id)?;
-            Ok(true)
+            info!(vm, "runs here, as its source had handed it over");
+            Event::Done
         }
         Err(error) => {
-            warn!(vm = arrival.vm, %error, "was handed over to this host, but does not run yet");
-            Ok(false)
+            warn!(vm, %error, "was handed over to this host, but does not run yet");
+            Event::Failed
         }
     }
-}
-
-/// While its QEMU lives, which may have no time to answer.
-async fn resume_later(agent: Arc<Agent>, arrival: Arrival, vmm: Arc<Vmm>) {
-    for _ in 0..QUESTIONS_MAX {
-        sleep(ASK_EVERY).await;
-        if !vmm.alive() || moves_on(&agent, &arrival).unwrap_or(true) {
-            return;
-        }
-        if matches!(resume(&agent, &arrival, &vmm).await, Ok(true)) {
-            return;
-        }
-    }
-}
-
-/// Whether it is none of this host's VMs any more: an older Drainpipe left the arrival open when the VM moved on.
-fn has_left(agent: &Agent, arrival: &Arrival) -> bool {
-    !agent.vms.contains(&arrival.vm)
-}
-
-/// Whether it is on its way to a third host. Then only that migration says where it may run.
-fn moves_on(agent: &Agent, arrival: &Arrival) -> Result<bool, Problem> {
-    Ok(agent.journal.open_migrations()?.iter().any(|open| open.vm == arrival.vm))
-}
-
-async fn ask_for(agent: Arc<Agent>, arrival: Arrival) {
-    for _ in 0..QUESTIONS_MAX {
-        match settle(&agent, &arrival).await {
-            Ok(true) => return,
-            Ok(false) => {}
-            Err(problem) => {
-                debug!(vm = arrival.vm, %problem, "whether it still is this host's is not known yet");
-            }
-        }
-        sleep(ASK_EVERY).await;
-    }
-}
-
-/// Whether it is settled whose the VM is.
-async fn settle(agent: &Agent, arrival: &Arrival) -> Result<bool, Problem> {
-    let Arrival { id, vm, source } = arrival;
-    let peer =
-        agent.peer(source).ok_or_else(|| Problem::not_found(format!("{source} is no peer any more")))?;
-    match peer.get::<HandOverView>(&format!("/v1/handovers/{id}")).await? {
-        // A source that has lost its record knows nothing of it.
-        HandOverView::Pending | HandOverView::Unknown => return Ok(false),
-        HandOverView::HandedOver => agent.journal.finish_incoming(id)?,
-        HandOverView::Refused => forget(agent, arrival)?,
-    }
-    info!(vm, source, "its source was asked whose it is");
-    Ok(true)
 }
 
 /// It was given back to its source, which took this host for lost.

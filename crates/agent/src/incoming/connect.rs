@@ -16,7 +16,8 @@ use drainpipe_hypervisor::migration::{self, MigrationError, TlsKey, Transport};
 use ring::rand::{SecureRandom, SystemRandom};
 
 use super::post_copy::check_one_connection;
-use super::{IncomingVm, must_wait, strangers};
+use super::vm::IncomingVm;
+use super::{must_wait, strangers};
 use crate::agent::Agent;
 use crate::api::types::{ConnectionRequest, Endpoint, WatchRequest};
 use crate::link_socket::on_link;
@@ -72,7 +73,7 @@ pub(crate) async fn connect(
     entry.is_encrypted.store(is_encrypted, Ordering::Relaxed);
     if request.plan.post_copy {
         agent.journal.allow_post_copy(id)?;
-        entry.allows_post_copy.store(true, Ordering::Relaxed);
+        entry.memory().allow_post_copy();
     }
     if !is_encrypted && let Some(why) = refuses_clear(&agent.facts().await?, &request.plan.paths) {
         return Err(Problem::refused(why));

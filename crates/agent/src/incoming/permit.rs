@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::protocol::Protocol;
 use drainpipe_hypervisor::spec::VmSpec;
 
-use super::{IncomingVm, insert_locked, name_taken, refused_here};
+use super::vm::IncomingVm;
+use super::{insert_locked, name_taken, refused_here};
 use crate::admission;
 use crate::agent::Agent;
 use crate::api::types::{IncomingPermit, IncomingRequest};
@@ -16,8 +16,8 @@ use crate::lock::lock;
 use crate::release::agree_with;
 
 /// A VM on its way holds no place any more when its source has not been heard of for this long, though it was
-/// asked.
-const HOLDS_PLACE: Duration = Duration::from_secs(30);
+/// asked. In ms.
+const HOLDS_PLACE_MS: f64 = 30_000.0;
 
 /// Step 2: may this VM come?
 pub(crate) async fn permit(
@@ -62,12 +62,7 @@ fn enter(
     if !agent.journal.begin_incoming(&request.id, source, &request.definition)? {
         return Err(Problem::conflict(format!("migration {} was here before", request.id)));
     }
-    let entry = IncomingVm {
-        spec: Some(request.spec),
-        cores_taken: request.cores_taken.filter(|cores| *cores >= 0.0),
-        protocol: Some(protocol),
-        ..IncomingVm::new(request.id, source.into(), request.definition)
-    };
+    let entry = IncomingVm::permitted(source, request, protocol);
     insert_locked(agent, &mut entries, entry);
     Ok(IncomingPermit::Granted)
 }
@@ -113,9 +108,8 @@ fn check_apart(
 /// are drained to it.
 fn crowded(agent: &Agent, entries: &BTreeMap<String, Arc<IncomingVm>>, source: &str) -> Option<String> {
     let mut on_way = BTreeMap::<String, usize>::new();
-    let holds_place = |entry: &&Arc<IncomingVm>| {
-        !entry.is_adopted(agent) && lock(&entry.last_heard).elapsed() < HOLDS_PLACE
-    };
+    let holds_place =
+        |entry: &&Arc<IncomingVm>| !entry.is_adopted(agent) && entry.silent_for_ms() < HOLDS_PLACE_MS;
     for entry in entries.values().filter(holds_place) {
         *on_way.entry(entry.source.clone()).or_default() += 1;
     }

@@ -1,5 +1,6 @@
 //! What the journal knows of VMs that come here: which may run, which do, and which never will.
 
+use drainpipe_engine::migration::target::IncomingState;
 use drainpipe_hypervisor::spec::VmSpec;
 use rusqlite::{Connection, OptionalExtension, TransactionBehavior, params};
 
@@ -33,36 +34,21 @@ pub(crate) struct Arrival {
     pub(crate) source: String,
 }
 
-/// What the target has decided about a VM on its way. All but the first are final.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum IncomingState {
-    /// Neither may run nor was given up.
-    Waiting,
-    /// The source has handed it over: it runs here, or will as soon as this agent can make it.
-    Running,
-    /// It runs here, or did and has left, was removed or started anew.
-    Finished,
-    /// Given up; it never ran here and never will under this identifier.
-    Discarded,
+fn word(state: IncomingState) -> &'static str {
+    match state {
+        IncomingState::Waiting => "waiting",
+        IncomingState::Running => "running",
+        IncomingState::Finished => "finished",
+        IncomingState::Discarded => "discarded",
+    }
 }
 
-impl IncomingState {
-    fn word(self) -> &'static str {
-        match self {
-            Self::Waiting => "waiting",
-            Self::Running => "running",
-            Self::Finished => "finished",
-            Self::Discarded => "discarded",
-        }
-    }
-
-    fn from_word(word: &str) -> Self {
-        match word {
-            "running" => Self::Running,
-            "finished" => Self::Finished,
-            "discarded" => Self::Discarded,
-            _ => Self::Waiting,
-        }
+fn from_word(word: &str) -> IncomingState {
+    match word {
+        "running" => IncomingState::Running,
+        "finished" => IncomingState::Finished,
+        "discarded" => IncomingState::Discarded,
+        _ => IncomingState::Waiting,
     }
 }
 
@@ -99,7 +85,7 @@ impl Journal {
         })
     }
 
-    /// Records that the VM does not run here after all and never did: the hypervisor refused. What
+    /// Records that the VM does not run here after all and never did: the hypervisor refused, or had ended. What
     /// [`Self::run_incoming`] recorded is taken back. `false` when it was not recorded, or is finished.
     pub(crate) fn take_back_run(&self, id: &str) -> Result<bool, JournalError> {
         self.run(|connection| {
@@ -165,7 +151,7 @@ impl Journal {
                 .query_row("SELECT state FROM incoming WHERE id = ?1", [id], |row| row.get(0))
                 .optional()?;
             transaction.commit()?;
-            Ok(word.map(|word| IncomingState::from_word(&word)))
+            Ok(word.map(|word| from_word(&word)))
         })
     }
 
@@ -188,7 +174,7 @@ impl Journal {
         self.run(|connection| {
             Ok(connection
                 .query_row("SELECT source, state FROM incoming WHERE id = ?1", [id], |row| {
-                    Ok((row.get(0)?, IncomingState::from_word(&row.get::<_, String>(1)?)))
+                    Ok((row.get(0)?, from_word(&row.get::<_, String>(1)?)))
                 })
                 .optional()?)
         })
@@ -226,7 +212,7 @@ impl Journal {
     }
 
     fn incoming_in(&self, state: IncomingState) -> Result<Vec<IncomingRecord>, JournalError> {
-        self.incoming_where(&format!("state = '{}'", state.word()))
+        self.incoming_where(&format!("state = '{}'", word(state)))
     }
 
     /// Of which something is left. The condition is one of ours.
@@ -268,7 +254,7 @@ fn incoming(connection: &Connection, id: &str) -> Result<Option<IncomingRecord>,
     if spec.is_empty() {
         return Ok(None);
     }
-    let state = IncomingState::from_word(&state);
+    let state = from_word(&state);
     Ok(Some(IncomingRecord { id: id.into(), vm, source, spec: from_json(&spec)?, state, post_copy }))
 }
 

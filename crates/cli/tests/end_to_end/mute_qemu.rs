@@ -68,6 +68,7 @@ fn for_its_target_is_killed_or_as_it_is_told_to_run() {
     for_its_target_is_killed_with_its_agent(&scene);
     at_the_target_as_it_is_told_to_run(&scene);
     scene.take_back();
+    as_its_migration_is_cancelled_in_the_pause(&scene);
     while_memory_is_in_flight(&scene);
 }
 
@@ -91,6 +92,23 @@ fn at_the_target_as_it_is_told_to_run(scene: &Scene) {
     scene.lab.start_agent("a");
     assert_eq!(scene.last_result().outcome, Outcome::Completed);
     scene.assert_settled("b");
+}
+
+/// Its connections are not cut then: its threads may be anywhere, and QEMU would wait for some of them without end.
+fn as_its_migration_is_cancelled_in_the_pause(scene: &Scene) {
+    const LONGER_THAN_A_MUTE_ONE_IS_LEFT_ALONE: Duration = Duration::from_millis(3500);
+    // The last bytes go slowly through a relay, so that it is stopped before they are there.
+    let migrating = scene.migrate(&["--option", "compression", "--encrypt"]);
+    let id = scene.id();
+    scene.wait_until_paused(&id);
+    let qemu = Still::of(scene.lab.qemu_pid("a", "web").unwrap());
+    scene.lab.drainpipe(&["cancel", &id]);
+    thread::sleep(LONGER_THAN_A_MUTE_ONE_IS_LEFT_ALONE);
+    drop(qemu);
+    assert_eq!(result_of(&migrating.wait()).outcome, Outcome::Cancelled);
+    let log = scene.lab.agent_log("a");
+    assert!(!log.contains("its connections are cut"), "{log}");
+    scene.assert_settled("a");
 }
 
 /// The result tells for how long the VM can have done nothing, which no pause of it shows.

@@ -86,6 +86,8 @@ pub(crate) struct Executor {
     was_undecided: bool,
     /// What the VM was doing when it was looked at last, where its QEMU answered.
     seen: Option<SourceVm>,
+    /// Whether the source's QEMU was there when the target was asked last.
+    has_asked_with_qemu: bool,
     /// What it was told to do last.
     action: Action,
 }
@@ -107,6 +109,7 @@ impl Executor {
             skew_ms: 0.0,
             was_undecided: false,
             seen: None,
+            has_asked_with_qemu: false,
             action: first,
         }
     }
@@ -349,15 +352,15 @@ impl World {
                 return Doing::Later { at_ms: self.now_ms + ASK_FOR_PLACE_EVERY_MS, event };
             }
             (Action::ConnectHosts, Ok(_)) => executor.plan.clone().map_or(Event::Done, Event::Connected),
-            (Action::SwitchOver, Ok(Said::Ready))
+            (Action::SwitchOver, Ok(Said::Ready | Said::ReadyInPart))
                 if self.source_looks() && self.now_ms < executor.switch_over_until_ms =>
             {
                 return Doing::Rest(action);
             }
-            (Action::SwitchOver, Ok(Said::Ready)) if self.source_may_run_on() => {
+            (Action::SwitchOver, Ok(Said::Ready | Said::ReadyInPart)) if self.source_may_run_on() => {
                 failed("the source's QEMU does not say that it let go")
             }
-            (Action::SwitchOver, Ok(Said::Ready)) => Event::Done,
+            (Action::SwitchOver, Ok(Said::Ready | Said::ReadyInPart)) => Event::Done,
             (Action::SwitchOver, Ok(_)) if self.now_ms < executor.switch_over_until_ms => {
                 return Doing::Rest(action);
             }
@@ -385,6 +388,12 @@ impl World {
             {
                 let event = failed("all of it is on its way");
                 return Doing::Later { at_ms: self.now_ms + ASK_AGAIN_AFTER_MS, event };
+            }
+            // It has sent the rest since, perhaps.
+            (Action::AskTarget, Ok(Said::ReadyInPart))
+                if order == Order::View && executor.has_asked_with_qemu && self.source.qemu.is_none() =>
+            {
+                failed("its QEMU has ended since the target was asked")
             }
             // Without the rest it is of no use, and nobody knows whether the VM ran on here for a while.
             (Action::AskTarget, Ok(Said::ReadyInPart)) if self.source.qemu.is_some() => {
@@ -610,6 +619,7 @@ impl World {
             self.is_lost = true;
             return Doing::Happened(Event::TargetSays(TargetState::Lost));
         }
+        executor.has_asked_with_qemu = self.source.qemu.is_some();
         self.order(executor, Action::AskTarget, Order::View)
     }
 

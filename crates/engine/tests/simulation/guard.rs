@@ -270,7 +270,8 @@ impl World {
         let stands = |guard: &Guard| {
             let record = self.source.journal[guard.migration];
             let is_open = record.outcome.is_none() && !record.handed_over;
-            !guard.has_left() && !guard.is_dismissed && is_open
+            // One that waits for the target's answer does not know yet that the hand-over was revoked.
+            !guard.has_left() && !guard.is_dismissed && guard.question.is_none() && is_open
         };
         self.source.life != Life::Up && !is_kept && self.guards.iter().any(stands)
     }

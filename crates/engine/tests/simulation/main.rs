@@ -148,6 +148,7 @@ planted_bugs_are_found! {
     found_disks_taken_early: TakesDisksEarly,
     found_incomplete_vm_that_runs: RunsIncomplete,
     found_rest_that_is_forgotten: RestForgotten,
+    found_one_that_never_ran_and_is_taken_for_ended: GoneIsRun,
     found_vm_that_is_let_run_though_it_may_run_on: RunsDoubted,
     found_post_copy_that_is_believed_to_be_active: StatusBelieved,
     found_vm_that_the_hypervisor_alone_stops: StoppedByHypervisor,

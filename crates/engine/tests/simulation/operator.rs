@@ -4,8 +4,8 @@ use drainpipe_engine::result::Outcome;
 
 use crate::planted::Planted;
 use crate::qemu::SourceQemu;
-use crate::target::State;
 use crate::world::{Host, Life, Sight, World};
+use drainpipe_engine::migration::target::IncomingState as State;
 
 /// How many times the VM is moved, if nothing keeps it.
 pub(crate) const ATTEMPTS: u32 = 3;

@@ -1,14 +1,21 @@
 //! What the target's agent does with orders: each is a task in parts. Between any two the agent may crash, and whoever
 //! asked may hang up, which ends the task there.
 
+use drainpipe_engine::migration::target::order::{
+    Action, Answer as Answered, Event, Order as OwnOrder, Said as OwnSaid, Task as Machine, VmState, Why,
+};
+use drainpipe_engine::migration::target::silence::Event as Watched;
+use drainpipe_engine::migration::target::{
+    Hypervisor, IncomingState as State, IncomingView, Known, PostCopy, Received,
+};
 use drainpipe_engine::problem::ProblemKind;
 
 use crate::faults::Fault;
-use crate::network::{Letter, Order, Question, Said};
+use crate::network::{Answer, Letter, Order, Question, Said};
 use crate::planted::Planted;
-use crate::qemu::{Arrival, Parts, Reply, TargetQemu};
+use crate::qemu::{Arrival, Reply, TargetQemu};
 use crate::strangers::Speaker;
-use crate::target::State;
+use crate::target::Entry;
 use crate::world::{Host, Sight, World};
 
 /// How long an answer may be held back.
@@ -17,17 +24,12 @@ const RECEIVED_WAIT_MS: f64 = 1_000.0;
 /// How much longer than that a QEMU may take to say how far it is.
 const LOOK_MAX_MS: f64 = 1_000.0;
 
-/// The part of [`Order::Run`] that is for a QEMU that refuses.
-const TAKE_BACK: u8 = 3;
-
 /// What a part of a task comes to.
 type Part = Result<Step, ProblemKind>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     Next,
-    /// It goes on with taking back what it has recorded.
-    TakeBack,
     Over(Said),
 }
 
@@ -41,26 +43,101 @@ pub(crate) struct Task {
     migration: usize,
     /// Who is to be answered; nobody where the agent gave itself the order.
     question: Option<Question>,
+    /// Of an order whose course the engine decides.
+    machine: Option<(Machine, Action)>,
     part: u8,
     began_ms: f64,
     /// Whether the VM was on its way when it began.
     has_entry: bool,
 }
 
+/// What the target's QEMU has.
+pub(crate) fn looked_at(world: &World) -> Result<Received, Watched> {
+    match &world.target.qemu {
+        None => Err(Watched::Gone),
+        Some(_) if !world.answers(Host::Target) => Err(Watched::Mute),
+        Some(qemu) => Ok(match qemu.arrival {
+            Arrival::Built | Arrival::Listening => Received::Incomplete,
+            Arrival::Enough => Received::InPart,
+            Arrival::Complete => Received::Whole,
+            Arrival::Broken => Received::Failed,
+        }),
+    }
+}
+
+fn said(answer: Answered) -> Answer {
+    answer.map_err(Why::kind).map(|said| match said {
+        OwnSaid::Done => Said::Done,
+        OwnSaid::View(IncomingView::Waiting) => Said::Waiting,
+        OwnSaid::View(IncomingView::Ready) => Said::Ready,
+        OwnSaid::View(IncomingView::ReadyInPart) => Said::ReadyInPart,
+        OwnSaid::View(IncomingView::Running) => Said::Running,
+        OwnSaid::View(IncomingView::RunningInPart) => Said::RunningInPart,
+        OwnSaid::View(IncomingView::Ended) => Said::Ended,
+        OwnSaid::View(IncomingView::Discarded) => Said::Discarded,
+        OwnSaid::View(IncomingView::Unknown) => Said::Unknown,
+    })
+}
+
+/// Of the source's orders, those whose course the engine decides.
+fn decided(order: Order) -> Option<OwnOrder> {
+    match order {
+        Order::Run => Some(OwnOrder::Run { is_sources: true }),
+        Order::View => Some(OwnOrder::View),
+        Order::Received => Some(OwnOrder::Receive),
+        Order::Discard => Some(OwnOrder::Discard { is_sources: true }),
+        Order::Finish => Some(OwnOrder::Finish),
+        Order::Permit
+        | Order::Memory
+        | Order::Skeleton
+        | Order::Connect { .. }
+        | Order::Reconnect
+        | Order::End => None,
+    }
+}
+
+fn as_message(order: OwnOrder) -> Order {
+    match order {
+        OwnOrder::Run { .. } => Order::Run,
+        OwnOrder::View => Order::View,
+        OwnOrder::Receive => Order::Received,
+        OwnOrder::Discard { .. } => Order::Discard,
+        OwnOrder::Finish => Order::Finish,
+    }
+}
+
 impl World {
     pub(crate) fn take_order(&mut self, order: Order, migration: usize, question: Question) {
-        self.add_task(order, migration, Some(question));
+        self.add_task(order, decided(order), migration, Some(question));
     }
 
-    pub(crate) fn own_task(&mut self, order: Order, migration: usize) {
-        self.add_task(order, migration, None);
+    pub(crate) fn own_task(&mut self, order: OwnOrder, migration: usize) -> u64 {
+        self.add_task(as_message(order), Some(order), migration, None)
     }
 
-    fn add_task(&mut self, order: Order, migration: usize, question: Option<Question>) {
+    fn add_task(
+        &mut self,
+        order: Order,
+        decided: Option<OwnOrder>,
+        migration: usize,
+        question: Option<Question>,
+    ) -> u64 {
         // Each question is one of its own, and so is each task.
         let number = self.network.new_question();
         let (has_entry, began_ms) = (false, self.now_ms);
-        self.target.tasks.push(Task { number, order, migration, question, part: 0, began_ms, has_entry });
+        // Whether the VM is on its way is seen when it begins.
+        let machine = decided.map(|order| Machine::begin(order, false, false));
+        self.target.tasks.push(Task {
+            number,
+            order,
+            migration,
+            question,
+            machine,
+            part: 0,
+            began_ms,
+            has_entry,
+        });
+        number
     }
 
     /// Somebody hangs up, or, without a question, all do: whoever serves them may be dropped.
@@ -70,6 +147,7 @@ impl World {
             if of.is_none_or(|of| of == question) && self.random.chance(50) {
                 let task = self.target.tasks.remove(index);
                 self.unlock(&task);
+                self.count_ended_as_run();
             }
         }
     }
@@ -90,7 +168,7 @@ impl World {
             return f64::INFINITY;
         }
         let arrives = |arrival| matches!(arrival, Arrival::Built | Arrival::Listening);
-        let may_be_held_back = task.order == Order::Received && task.part == 1;
+        let may_be_held_back = task.machine.is_some_and(|(_, action)| action == Action::Wait);
         match self.target.qemu.as_ref().filter(|_| may_be_held_back) {
             Some(qemu) if qemu.mute_until_ms.is_some() => task.began_ms + RECEIVED_WAIT_MS + LOOK_MAX_MS,
             Some(qemu) if arrives(qemu.arrival) => task.began_ms + RECEIVED_WAIT_MS,
@@ -101,56 +179,213 @@ impl World {
     pub(crate) fn step_task(&mut self, index: usize) {
         let mut task = self.target.tasks[index];
         let part = if task.part == 0 { self.begin(&mut task) } else { Ok(Step::Next) };
-        let answer = match part.and_then(|_| self.carry_on(&task)) {
-            Ok(Step::Next) => return self.target.tasks[index] = Task { part: task.part + 1, ..task },
-            Ok(Step::TakeBack) => return self.target.tasks[index] = Task { part: TAKE_BACK, ..task },
+        let answer = match part.and_then(|_| self.carry_on(&mut task)) {
+            Ok(Step::Next) => {
+                return self.target.tasks[index] = Task { part: task.part.saturating_add(1), ..task };
+            }
             Ok(Step::Over(said)) => Ok(said),
             Err(kind) => Err(kind),
         };
         self.target.tasks.swap_remove(index);
         self.unlock(&task);
         if let Some(question) = task.question {
-            if answer.is_ok() && matches!(task.order, Order::Discard | Order::Finish) {
-                self.target.known_to_source.insert(task.migration);
-            }
             self.send(Letter::Answer { question, answer });
+        } else if let Some((_, Action::Answer(answer))) = task.machine {
+            let event = match (task.order, answer) {
+                (Order::View, Ok(OwnSaid::View(view))) => Watched::View(Some(view)),
+                (Order::View, _) => Watched::View(None),
+                _ => Watched::Done,
+            };
+            self.watch_hears(task.migration, task.number, event);
         }
     }
 
     /// Those of one migration wait for each other from here on.
     fn begin(&mut self, task: &mut Task) -> Part {
-        self.hears(task.migration, Speaker::Source);
+        if task.question.is_some() {
+            self.hears(task.migration, Speaker::Source);
+        }
         let is_refused = matches!(task.order, Order::Permit | Order::Memory | Order::Skeleton)
             && self.faults.meets(Fault::Refused, &mut self.random);
         if is_refused {
             return Err(ProblemKind::Refused);
         }
+        let mut came_in_parts = false;
         if let Some(entry) = self.target.entries.get_mut(&task.migration) {
             task.has_entry = true;
+            came_in_parts = entry.memory.came_in_parts() && self.planted != Planted::TakesPartBack;
             if task.order.takes_turns() {
                 entry.locked_by = Some(task.number);
             }
         }
+        if let Some((machine, _)) = task.machine {
+            task.machine = Some(Machine::begin(machine.order(), task.has_entry, came_in_parts));
+        }
         Ok(Step::Next)
     }
 
-    fn carry_on(&mut self, task: &Task) -> Part {
+    fn carry_on(&mut self, task: &mut Task) -> Part {
+        if task.machine.is_some() {
+            return self.step_machine(task);
+        }
         let migration = task.migration;
         match task.order {
             Order::Permit => self.permit(migration),
             Order::Memory if task.has_entry => DONE,
             Order::Skeleton if task.has_entry => self.skeleton(task),
             Order::Connect { is_taken } if task.has_entry => self.connect(migration, is_taken),
-            Order::Received if task.has_entry => self.received(task),
-            Order::Run if task.has_entry => self.run(task),
-            Order::Run => self.late_run(migration),
-            Order::View => self.view(migration),
-            Order::Discard => self.discard(task),
             Order::Reconnect => self.listen_again(),
             Order::End => self.end_part(),
-            Order::Finish if task.has_entry => self.finish(migration),
-            Order::Finish => self.already_runs(migration),
             _ => Err(ProblemKind::NotFound),
+        }
+    }
+
+    /// By the engine's machine: one action, and what comes of it.
+    fn step_machine(&mut self, task: &mut Task) -> Part {
+        let Some((mut machine, action)) = task.machine else { return Err(ProblemKind::Failed) };
+        if self.planted == Planted::ForgottenDiscard && task.order == Order::Discard {
+            return DONE;
+        }
+        if let Action::Answer(answer) = action {
+            return said(answer).map(Step::Over);
+        }
+        let event = self.task_performs(task, action);
+        let next = machine.handle(event);
+        task.machine = Some((machine, next));
+        match next {
+            Action::Answer(answer) => said(answer).map(Step::Over),
+            _ => Ok(Step::Next),
+        }
+    }
+
+    fn task_performs(&mut self, task: &Task, action: Action) -> Event {
+        let migration = task.migration;
+        match action {
+            Action::Recall => {
+                let known = self.known(task);
+                if task.order == Order::Run && known.state == Some(State::Discarded) {
+                    self.saw(Sight::LateRunRefused);
+                }
+                Event::Known(known)
+            }
+            Action::TakeHold => self.take_hold(migration),
+            Action::Look | Action::Wait => self.look_at_received(migration),
+            Action::LookAtRest => self.look_at_rest(),
+            Action::CheckRoom => done_unless(self.is_target_disk_full()),
+            Action::RecordRun => self.record_run(migration),
+            Action::LetRun => self.let_run_here(migration),
+            Action::LookAtVm => self.target_vm(),
+            Action::Adopt => {
+                self.target.has_vm = true;
+                self.with_entry(migration, |entry| entry.memory.let_run());
+                Event::Done
+            }
+            Action::TakeBackRun if self.is_target_disk_full() => {
+                // As far as any record says, it ran here and ended with its QEMU.
+                self.is_lost |= self.target.qemu.is_none();
+                Event::Failed
+            }
+            Action::TakeBackRun => {
+                self.target.journal.insert(migration, State::Discarded);
+                self.saw(Sight::TakenBack);
+                self.target.remains.insert(migration);
+                Event::Done
+            }
+            Action::RecordDiscard => self.record_discard(migration),
+            Action::Remove => {
+                self.remove_skeleton(migration, task.has_entry);
+                Event::Done
+            }
+            Action::Close => done_unless(!self.finish_arrival(migration)),
+            Action::NoteSourceKnows => {
+                self.target.known_to_source.insert(migration);
+                Event::Done
+            }
+            Action::Answer(_) => Event::Failed,
+        }
+    }
+
+    fn with_entry(&mut self, migration: usize, act: impl FnOnce(&mut Entry)) {
+        if let Some(entry) = self.target.entries.get_mut(&migration) {
+            act(entry);
+        }
+    }
+
+    fn known(&self, task: &Task) -> Known {
+        let migration = task.migration;
+        let entry = self.target.entries.get(&migration);
+        let state = self.target.state(migration);
+        let lives = self.target.qemu.is_some();
+        let is_awaited = match entry {
+            Some(entry) if !entry.memory.is_told_earlier() => !entry.memory.is_let_run(),
+            _ => self.target.arrived.contains_key(&migration) && lives,
+        };
+        let awaits_run = state == Some(State::Running) && is_awaited;
+        let is_told = matches!(state, Some(State::Running | State::Finished));
+        let hypervisor = match entry {
+            Some(entry) if entry.is_unresponsive => Hypervisor::Unresponsive,
+            Some(entry) if entry.is_built && !lives => Hypervisor::Ended,
+            Some(entry) if entry.is_built => Hypervisor::There,
+            _ if is_told && lives => Hypervisor::There,
+            _ => Hypervisor::None,
+        };
+        let is_last = self.target.journal.keys().next_back() == Some(&migration);
+        let post_copy = match is_last {
+            _ if !self.hosts.allow_post_copy() => PostCopy::Refused,
+            true => PostCopy::Allowed,
+            false => PostCopy::Past,
+        };
+        let known = Known {
+            state,
+            is_adopted: self.target.has_vm,
+            awaits_run,
+            lacks_part: entry.is_some_and(|entry| entry.memory.lacks_part()),
+            post_copy,
+            hypervisor,
+        };
+        match self.planted {
+            Planted::BelievedRecord => Known { awaits_run: false, ..known },
+            Planted::TwoStarts if is_told => {
+                Known { state: Some(State::Running), is_adopted: false, ..known }
+            }
+            _ => known,
+        }
+    }
+
+    fn take_hold(&mut self, migration: usize) -> Event {
+        let answers = self.answers(Host::Target);
+        let Some(entry) = self.target.entries.get_mut(&migration) else { return Event::Gone };
+        entry.is_unresponsive &= !answers;
+        match (entry.is_unresponsive, entry.is_built) {
+            (true, _) => Event::Mute,
+            (false, true) => Event::Done,
+            (false, false) => Event::Gone,
+        }
+    }
+
+    fn look_at_received(&mut self, migration: usize) -> Event {
+        let received = match looked_at(self) {
+            Err(Watched::Mute) => return Event::Mute,
+            Err(_) => return Event::Gone,
+            Ok(_) if self.planted == Planted::RunsIncomplete => Received::Whole,
+            Ok(Received::InPart) if self.planted == Planted::TakesPartBack => Received::Whole,
+            Ok(received) => received,
+        };
+        self.with_entry(migration, |entry| entry.memory.note(received));
+        Event::Received(received)
+    }
+
+    fn look_at_rest(&self) -> Event {
+        match looked_at(self) {
+            Err(Watched::Mute) if self.planted == Planted::MuteIsReady => {
+                Event::Received(Received::Incomplete)
+            }
+            Err(Watched::Mute) => Event::Mute,
+            Err(_) => Event::Gone,
+            Ok(Received::InPart) if self.planted == Planted::RestForgotten => {
+                Event::Received(Received::Whole)
+            }
+            Ok(received) => Event::Received(received),
         }
     }
 
@@ -190,12 +425,13 @@ impl World {
             return if self.target.has_vm { Err(ProblemKind::Conflict) } else { Ok(Step::Next) };
         }
         let stands = self.target.qemu.as_ref().is_some_and(|qemu| qemu.migration == task.migration);
-        let stood_before = self.target.entries.get(&task.migration).is_some_and(|entry| entry.stood_before);
-        if stands || stood_before {
+        let is_built = self.target.entries.get(&task.migration).is_some_and(|entry| entry.is_built);
+        if stands || is_built {
             return Err(ProblemKind::Conflict);
         }
         // What is left of another one goes with it.
         self.build_skeleton(task.migration);
+        self.with_entry(task.migration, |entry| entry.is_built = true);
         DONE
     }
 
@@ -212,173 +448,60 @@ impl World {
         DONE
     }
 
-    fn received(&mut self, task: &Task) -> Part {
-        let waiting = Ok(Step::Over(Said::Waiting));
-        let Some(qemu) = &self.target.qemu else { return Err(ProblemKind::Failed) };
-        match qemu.arrival {
-            _ if task.part == 0 => Ok(Step::Next),
-            // After the hand-over the VM would stand still until somebody makes room.
-            _ if self.is_target_disk_full() => Err(ProblemKind::Failed),
-            _ if qemu.mute_until_ms.is_some() => waiting,
-            Arrival::Enough | Arrival::Complete => Ok(Step::Over(Said::Ready)),
-            Arrival::Broken => Err(ProblemKind::Failed),
-            Arrival::Built | Arrival::Listening => waiting,
+    fn record_run(&mut self, migration: usize) -> Event {
+        match self.target.state(migration) {
+            Some(State::Discarded) | None if self.planted != Planted::ForgottenDiscard => {
+                return Event::Refused;
+            }
+            Some(State::Waiting) if self.is_target_disk_full() => return Event::Failed,
+            Some(State::Waiting) => drop(self.target.journal.insert(migration, State::Running)),
+            _ => {}
         }
+        let is_settled = self.planted == Planted::SettledUnrun;
+        self.with_entry(migration, |entry| {
+            entry.memory.tell_to_run();
+            if is_settled {
+                entry.memory.let_run();
+            }
+        });
+        Event::Done
     }
 
-    fn run(&mut self, task: &Task) -> Part {
-        match task.part {
-            0 => self.record_run(task.migration),
-            1 => self.let_run_here(),
-            2 => {
-                self.target.has_vm = true;
-                DONE
-            }
-            // QEMU has refused: its source can have it back.
-            TAKE_BACK => {
-                self.record(task.migration, State::Discarded)?;
-                self.saw(Sight::TakenBack);
-                self.target.remains.insert(task.migration);
-                Ok(Step::Next)
-            }
-            _ => {
-                self.remove_skeleton(task.migration, true);
-                Err(ProblemKind::Failed)
-            }
+    fn let_run_here(&mut self, migration: usize) -> Event {
+        let runs = self.copy_at(Host::Target).is_some_and(|copy| copy.runs);
+        if runs && self.target.has_vm {
+            self.breach("I1: the target starts the VM twice".into());
         }
-    }
-
-    fn record_run(&mut self, migration: usize) -> Part {
-        let state = self.target.state(migration);
-        if self.target.has_vm || state == Some(State::Finished) {
-            if self.planted == Planted::TwoStarts && self.copy_at(Host::Target).is_some_and(|copy| copy.runs)
-            {
-                self.breach("I1: the target starts the VM twice".into());
-            }
-            return self.already_runs(migration);
-        }
-        let may_have_run = state == Some(State::Running);
-        if self.target.qemu.is_none() && may_have_run {
-            // It ended just when it was told to run: it has crashed here.
-            self.target.has_vm = true;
-        }
-        let answers = self.answers(Host::Target);
-        let is_there = self.target.qemu.as_ref().is_some_and(|qemu| qemu.arrival.suffices() && answers);
-        if !is_there && self.planted != Planted::RunsIncomplete {
-            return Err(ProblemKind::Failed);
-        }
-        if state == Some(State::Discarded) && self.planted != Planted::ForgottenDiscard {
-            self.saw(Sight::LateRunRefused);
-            return Err(ProblemKind::Conflict);
-        }
-        if state == Some(State::Waiting) {
-            self.record(migration, State::Running)?;
-        }
-        Ok(Step::Next)
-    }
-
-    fn let_run_here(&mut self) -> Part {
+        debug_assert!(self.target.state(migration).is_some());
         match self.command_target() {
-            Reply::Done => Ok(Step::Next),
-            // It may have run for a moment.
-            Reply::Gone => {
-                self.target.has_vm = true;
-                Err(ProblemKind::Failed)
-            }
-            Reply::None => Err(ProblemKind::Failed),
-            // Its source could not let it run.
-            Reply::Refused if self.is_in_parts() && self.planted != Planted::TakesPartBack => {
-                Err(ProblemKind::Failed)
-            }
-            Reply::Refused => Ok(Step::TakeBack),
+            Reply::Done => Event::Done,
+            Reply::Gone if self.planted == Planted::GoneIsRun => Event::Failed,
+            Reply::Gone => Event::Gone,
+            Reply::None => Event::Mute,
+            Reply::Refused => Event::Refused,
         }
     }
 
-    /// Whether it runs here, and somebody has seen it to.
-    fn is_let_run(&self, migration: usize) -> bool {
-        let is_recorded = matches!(self.target.state(migration), Some(State::Running | State::Finished));
-        // One that has ended may have run.
-        let is_awaited = self.target.arrived.contains_key(&migration) && self.target.qemu.is_some();
-        let is_on_its_way = self.target.entries.contains_key(&migration) && !self.target.has_vm;
-        let is_closed = self.target.state(migration) == Some(State::Finished);
-        is_closed || is_recorded && (!is_awaited && !is_on_its_way || self.planted == Planted::BelievedRecord)
+    fn target_vm(&self) -> Event {
+        match self.copy_at(Host::Target) {
+            None => Event::Gone,
+            Some(_) if !self.answers(Host::Target) => Event::Mute,
+            Some(copy) if copy.runs => Event::Vm(VmState::HasRun),
+            Some(_) => Event::Vm(VmState::AsArrived),
+        }
     }
 
-    fn late_run(&mut self, migration: usize) -> Part {
-        if self.target.state(migration) == Some(State::Discarded) {
-            self.saw(Sight::LateRunRefused);
+    fn record_discard(&mut self, migration: usize) -> Event {
+        let state = self.target.state(migration);
+        if state == Some(State::Waiting) {
+            if self.is_target_disk_full() {
+                return Event::Failed;
+            }
+            self.target.journal.insert(migration, State::Discarded);
+            self.target.remains.insert(migration);
+            return Event::State(Some(State::Discarded));
         }
-        self.already_runs(migration)
-    }
-
-    fn already_runs(&self, migration: usize) -> Part {
-        if self.is_let_run(migration) {
-            return DONE;
-        }
-        if self.target.state(migration).is_none() {
-            return Err(ProblemKind::NotFound);
-        }
-        let is_discarded = !self.target.arrived.contains_key(&migration);
-        Err(if is_discarded { ProblemKind::Conflict } else { ProblemKind::Failed })
-    }
-
-    fn view(&self, migration: usize) -> Part {
-        let is_there = self.target.qemu.as_ref().is_some_and(|qemu| qemu.arrival.suffices());
-        let is_in_part = self.target.qemu.as_ref().is_some_and(|qemu| qemu.arrival == Arrival::Enough);
-        let is_mute = self.target.qemu.is_some() && !self.answers(Host::Target);
-        let came_in_parts = self.target.qemu.as_ref().is_some_and(|qemu| qemu.parts != Parts::No);
-        let said = match self.target.state(migration) {
-            Some(State::Running) if !self.is_let_run(migration) && self.planted == Planted::MuteIsReady => {
-                Said::Ready
-            }
-            // It may wait for a page, which comes only if its source hears this.
-            Some(State::Running | State::Finished) if is_mute && came_in_parts => Said::RunningInPart,
-            Some(State::Running) if is_mute && !self.is_let_run(migration) => Said::Ready,
-            Some(State::Waiting | State::Running | State::Finished) if is_mute => {
-                return Err(ProblemKind::Failed);
-            }
-            Some(State::Running | State::Finished)
-                if self.is_let_run(migration) && is_in_part && self.planted != Planted::RestForgotten =>
-            {
-                Said::RunningInPart
-            }
-            Some(State::Running | State::Finished)
-                if self.is_let_run(migration) && self.target.qemu.is_none() =>
-            {
-                Said::Ended
-            }
-            Some(State::Running | State::Finished) if self.is_let_run(migration) => Said::Running,
-            Some(State::Running | State::Finished) => Said::Ready,
-            Some(State::Discarded) => Said::Discarded,
-            Some(State::Waiting) if is_in_part => Said::ReadyInPart,
-            Some(State::Waiting) if is_there => Said::Ready,
-            Some(State::Waiting) => Said::Waiting,
-            None => Said::Unknown,
-        };
-        Ok(Step::Over(said))
-    }
-
-    fn discard(&mut self, task: &Task) -> Part {
-        let migration = task.migration;
-        if self.planted == Planted::ForgottenDiscard {
-            return DONE;
-        }
-        match (task.part, self.target.state(migration)) {
-            (0, Some(State::Running | State::Finished)) => Err(ProblemKind::Conflict),
-            (0, None) => Err(ProblemKind::NotFound),
-            (0, Some(state)) => {
-                self.record(migration, State::Discarded)?;
-                if state == State::Waiting {
-                    self.target.remains.insert(migration);
-                }
-                Ok(Step::Next)
-            }
-            (1, _) => {
-                self.remove_skeleton(migration, task.has_entry);
-                DONE
-            }
-            _ => DONE,
-        }
+        Event::State(state)
     }
 
     /// For the rest of a VM that runs here.
@@ -417,9 +540,8 @@ impl World {
         self.target.entries.remove(&migration);
         self.target.remains.remove(&migration);
     }
+}
 
-    fn finish(&mut self, migration: usize) -> Part {
-        let is_let_run = self.is_let_run(migration) || self.target.state(migration) != Some(State::Running);
-        if is_let_run && self.finish_arrival(migration) { DONE } else { Err(ProblemKind::Failed) }
-    }
+fn done_unless(is_failed: bool) -> Event {
+    if is_failed { Event::Failed } else { Event::Done }
 }

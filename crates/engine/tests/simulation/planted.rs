@@ -48,6 +48,8 @@ pub(crate) enum Planted {
     SettledUnrun,
     /// The target takes the disks when the state is there.
     TakesDisksEarly,
+    /// A VM whose QEMU has ended before anybody told it to run is taken for one that has run there.
+    GoneIsRun,
     /// Not all state is there, and the target lets the VM run.
     RunsIncomplete,
     /// With post-copy: the target says that the VM runs, and not that a part of it is still to come.
@@ -110,6 +112,7 @@ impl Planted {
             | Self::RecordBelieved
             | Self::DiscardsOnlyCopy
             | Self::DroppedArrival
+            | Self::GoneIsRun
             | Self::RestForgotten
             | Self::ThrottleKept
             | Self::ThrottleLeft

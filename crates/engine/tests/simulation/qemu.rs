@@ -168,6 +168,12 @@ impl World {
         is_at_target && self.source.qemu.as_ref().is_some_and(|qemu| sends(qemu.sending))
     }
 
+    /// Whether all of the VM came to its target by post-copy, after which no source runs it.
+    fn came_whole_in_parts(&self) -> bool {
+        let is_sent = self.source.qemu.as_ref().is_some_and(|qemu| qemu.sending == Sending::Completed);
+        is_sent && self.target.qemu.as_ref().is_some_and(|qemu| qemu.parts != Parts::No)
+    }
+
     pub(crate) fn copy_at(&self, host: Host) -> Option<Copy> {
         match host {
             Host::Source => self.source.qemu.as_ref().map(|qemu| qemu.copy),
@@ -399,8 +405,8 @@ impl World {
             Sending::LastLook if self.random.chance(80) => {}
             Sending::LastLook => qemu.sending = Sending::Rest,
             Sending::Rest | Sending::LastWord if !is_in_parts => self.break_stream(),
-            Sending::Rest if self.random.chance(20) => qemu.sending = Sending::LastWord,
-            Sending::LastWord if self.random.chance(50) => self.rest_arrives(),
+            Sending::Rest if self.random.chance(4) => qemu.sending = Sending::LastWord,
+            Sending::LastWord if self.random.chance(10) => self.rest_arrives(),
             Sending::Rest | Sending::LastWord => self.page_arrives(),
             _ => {}
         }
@@ -524,7 +530,7 @@ impl World {
                 let is_handed_over = self.source.has_handed_over_in_time();
                 !is_handed_over || copy.runs || self.source.has_given_up_target || has_refused
             }
-            Host::Target => copy.runs || self.target.may_have_run(),
+            Host::Target => copy.runs || self.target.may_have_run() || self.came_whole_in_parts(),
         };
         match host {
             Host::Source => self.source.qemu = None,

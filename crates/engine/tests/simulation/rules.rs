@@ -1,9 +1,9 @@
 //! The rules: what holds after every step, what is told of a migration, and what must be so in the end.
 
+use drainpipe_engine::migration::target::IncomingState as State;
 use drainpipe_engine::result::{Outcome, SourceVm};
 
 use crate::operator::ATTEMPTS;
-use crate::target::State;
 use crate::world::{Host, World};
 
 /// How often letting the VM run on the source is tried. Who is mute for that long keeps it from running.

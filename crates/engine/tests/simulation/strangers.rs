@@ -1,10 +1,11 @@
 //! A third host, which has nothing to do with the VM: by what it sends to the target itself old records go there, and it
 //! asks and gives orders about a migration that is none of its own.
 
-use crate::network::{Letter, Order};
+use crate::network::Letter;
 use crate::planted::Planted;
-use crate::target::State;
 use crate::world::{Life, Sight, World};
+use drainpipe_engine::migration::target::IncomingState as State;
+use drainpipe_engine::migration::target::order::Order;
 
 /// How often it asks, once it has begun: more often than a target takes its source for silent.
 const ASK_EVERY_MS: f64 = 4_000.0;
@@ -55,7 +56,7 @@ impl World {
         if let Some(last) = self.source.journal.len().checked_sub(1)
             && self.planted == Planted::StrangerCloses
         {
-            self.own_task(Order::Discard, last);
+            self.own_task(Order::Discard { is_sources: true }, last);
         }
     }
 

@@ -3,47 +3,112 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::network::{HandOver, Letter, Order, Question};
-use crate::orders::Task;
+use drainpipe_engine::migration::target::IncomingState as State;
+use drainpipe_engine::migration::target::Memory;
+use drainpipe_engine::migration::target::resume::{
+    AGAIN_AFTER_MS, Action as Resuming, Event as Resumed, Resumption,
+};
+use drainpipe_engine::migration::target::silence::{
+    Action as Watching, Event as Watched, HandOver, SILENCE_MS, WATCH_EVERY_MS, Watch,
+};
+
+use crate::network::{HandOver as Told, Letter, Question};
+use crate::orders::{Task, looked_at};
 use crate::planted::Planted;
 use crate::qemu::{Arrival, Parts, Reply, TargetQemu};
 use crate::strangers::Speaker;
 use crate::world::{Host, Life, Sight, World};
 
-const SILENCE_MS: f64 = 10_000.0;
-const LOOK_EVERY_MS: f64 = 2_000.0;
-const GIVE_UP_AFTER_MS: f64 = 120_000.0;
-const GIVE_POST_COPY_UP_AFTER_MS: f64 = 1_800_000.0;
 const ANSWER_DEADLINE_MS: f64 = 5_000.0;
-const ASK_EVERY_MS: f64 = 5_000.0;
-
-/// What the target has decided about a VM on its way.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum State {
-    Waiting,
-    Running,
-    Finished,
-    Discarded,
-}
 
 /// A VM on its way, as the agent has it in mind: no crash outlasts it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Entry {
-    pub heard_ms: f64,
-    /// When it is settled whose it is, if its source says nothing until then.
-    pub settles_ms: f64,
-    pub question: Option<(Question, f64)>,
-    /// Its skeleton stood before this agent did.
-    pub stood_before: bool,
+    pub memory: Memory,
+    watch: Watch,
+    next: Watching,
+    /// Its watch does nothing before.
+    at_ms: f64,
+    asked: Asked,
+    /// What its watch has given itself to do, and what came of it.
+    carries: Option<u64>,
+    pub carried: Option<Watched>,
+    /// Its skeleton stands, or did.
+    pub is_built: bool,
+    /// It stood before this agent did, and has not answered it yet.
+    pub is_unresponsive: bool,
     /// The task that is at it.
     pub locked_by: Option<u64>,
+}
+
+/// A question to the source, and what it has said.
+#[derive(Debug, Clone, Copy, Default)]
+struct Asked {
+    question: Option<Question>,
+    answer: Option<Told>,
+}
+
+impl Asked {
+    /// What the source says, or that it was silent for too long.
+    fn take(&mut self) -> HandOver {
+        self.question = None;
+        match self.answer.take() {
+            Some(Told::Pending) => HandOver::Pending,
+            Some(Told::HandedOver) => HandOver::HandedOver,
+            Some(Told::Refused) => HandOver::Refused,
+            None => HandOver::Silent,
+        }
+    }
+
+    fn hear(&mut self, question: Question, answer: Told) -> bool {
+        let is_awaited = self.question == Some(question);
+        if is_awaited {
+            self.answer = Some(answer);
+        }
+        is_awaited
+    }
+}
+
+impl Entry {
+    /// When its watch has something to do.
+    pub(crate) fn wakes_ms(&self) -> f64 {
+        match self.next {
+            Watching::Carry(_) if self.carried.is_none() => f64::INFINITY,
+            Watching::AskSource if self.asked.answer.is_some() => 0.0,
+            _ => self.at_ms,
+        }
+    }
+
+    /// Nothing is to be done for most of them until their sources have fallen silent.
+    fn rests_until_ms(&self, now_ms: f64) -> f64 {
+        let next_ms = now_ms + WATCH_EVERY_MS as f64;
+        let is_awaited = self.memory.awaits_run() || self.is_unresponsive;
+        if is_awaited {
+            next_ms
+        } else {
+            next_ms.max(now_ms + SILENCE_MS - self.memory.silent_for_ms(now_ms))
+        }
+    }
 }
 
 /// What was told to run in an earlier life of the agent.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Arrived {
-    pub at_ms: f64,
-    pub question: Option<(Question, f64)>,
+    machine: Resumption,
+    next: Resuming,
+    at_ms: f64,
+    asked: Asked,
+}
+
+impl Arrived {
+    fn new(now_ms: f64) -> Self {
+        let (machine, next) = Resumption::begin();
+        Self { machine, next, at_ms: now_ms, asked: Asked::default() }
+    }
+
+    pub(crate) fn wakes_ms(&self) -> f64 {
+        if self.asked.answer.is_some() { 0.0 } else { self.at_ms }
+    }
 }
 
 #[derive(Debug)]
@@ -125,14 +190,25 @@ impl World {
     }
 
     pub(crate) fn enter(&mut self, migration: usize, heard_ms: f64, stood_before: bool) {
+        let (watch, next) = Watch::begin();
+        let mut memory = Memory::new(heard_ms);
+        if self.hosts.allow_post_copy() {
+            memory.allow_post_copy();
+        }
         let entry = Entry {
-            heard_ms,
-            settles_ms: heard_ms + SILENCE_MS,
-            question: None,
-            stood_before,
+            memory,
+            watch,
+            next,
+            at_ms: self.now_ms,
+            asked: Asked::default(),
+            carries: None,
+            carried: None,
+            is_built: stood_before,
+            is_unresponsive: stood_before && !self.answers(Host::Target),
             locked_by: None,
         };
-        self.target.entries.insert(migration, entry);
+        let at_ms = entry.rests_until_ms(self.now_ms);
+        self.target.entries.insert(migration, Entry { at_ms, ..entry });
     }
 
     /// Somebody has said something. Only of its source that is a sign of life.
@@ -141,20 +217,23 @@ impl World {
             return;
         }
         let now_ms = self.now_ms;
-        // What was told to run is told again until it does.
-        let is_told = self.target.state(migration) == Some(State::Running) && !self.target.has_vm;
         if let Some(entry) = self.target.entries.get_mut(&migration) {
-            entry.heard_ms = now_ms;
-            let told_again_ms =
-                if is_told { entry.settles_ms.min(now_ms + LOOK_EVERY_MS) } else { f64::INFINITY };
-            entry.settles_ms = told_again_ms.min(now_ms + SILENCE_MS);
+            entry.memory.hear(now_ms);
         }
+    }
+
+    /// Nobody carries on who knows more than the journal: as far as that says, what has ended before it was let run did
+    /// run here.
+    pub(crate) fn count_ended_as_run(&mut self) {
+        let is_recorded = self.target.journal.values().any(|state| *state == State::Running);
+        self.is_lost |= is_recorded && self.target.qemu.is_none();
     }
 
     pub(crate) fn crash_target(&mut self, for_ms: f64) {
         if self.target.life == Life::Down {
             return;
         }
+        self.count_ended_as_run();
         let target = &mut self.target;
         (target.life, target.wakes_ms) = (Life::Down, self.now_ms + for_ms);
         target.tasks.clear();
@@ -231,7 +310,8 @@ impl World {
                     self.target.qemu = None;
                 }
                 State::Running => {
-                    self.target.arrived.insert(migration, Arrived { at_ms: self.now_ms, question: None });
+                    self.target.arrived.insert(migration, Arrived::new(self.now_ms));
+                    self.take_up_part(migration);
                 }
                 State::Finished | State::Discarded => {}
             }
@@ -265,55 +345,90 @@ impl World {
         self.saw(Sight::TakenUp);
     }
 
-    pub(crate) fn ask_source(&mut self, migration: usize) -> (Question, f64) {
-        let question = self.network.new_question();
-        self.send(Letter::Ask { migration, question });
-        (question, self.now_ms + ANSWER_DEADLINE_MS)
-    }
-
-    /// When something is to be done for a VM on its way.
-    pub(crate) fn entry_wakes_ms(entry: &Entry) -> f64 {
-        entry.question.map_or(entry.settles_ms, |(_, until_ms)| until_ms)
-    }
-
-    /// Its source is silent: whose is it?
-    pub(crate) fn settle(&mut self, migration: usize) {
-        let looks_again_ms = self.now_ms + LOOK_EVERY_MS;
-        let Some(entry) = self.target.entries.get_mut(&migration) else { return };
-        entry.settles_ms = looks_again_ms;
-        let (was_asked, heard_ms) = (entry.question.take().is_some(), entry.heard_ms);
-        match self.target.state(migration) {
-            Some(State::Running | State::Finished) => {
-                let is_closed = self.target.state(migration) == Some(State::Finished);
-                if self.target.has_vm || is_closed || self.planted == Planted::SettledUnrun {
-                    self.finish_arrival(migration);
-                } else {
-                    self.own_task(Order::Run, migration);
-                }
+    /// One that does not answer has a part to come, for all that is known.
+    fn take_up_part(&mut self, migration: usize) {
+        let lacks_part = |qemu: &TargetQemu| qemu.arrival == Arrival::Enough;
+        if self.target.qemu.as_ref().is_some_and(lacks_part) {
+            self.enter(migration, self.now_ms, true);
+            let now_ms = self.now_ms;
+            if let Some(entry) = self.target.entries.get_mut(&migration) {
+                (entry.memory, entry.is_unresponsive) = (Memory::of_part(now_ms), false);
             }
-            _ if !was_asked => {
-                let question = self.ask_source(migration);
-                if let Some(entry) = self.target.entries.get_mut(&migration) {
-                    entry.question = Some(question);
-                }
-            }
-            _ if self.now_ms - heard_ms > self.kept_for_ms() && !self.has_all_state() => {
-                self.own_task(Order::Discard, migration);
-            }
-            _ => {}
         }
     }
 
-    fn kept_for_ms(&self) -> f64 {
-        if self.hosts.allow_post_copy() { GIVE_POST_COPY_UP_AFTER_MS } else { GIVE_UP_AFTER_MS }
+    fn ask_source(&mut self, migration: usize) -> Question {
+        let question = self.network.new_question();
+        self.send(Letter::Ask { migration, question });
+        question
     }
 
-    fn is_here_in_part(&self) -> bool {
-        self.target.qemu.as_ref().is_some_and(|qemu| qemu.arrival == Arrival::Enough)
+    /// The watch of a VM on its way goes on.
+    pub(crate) fn step_watch(&mut self, migration: usize) {
+        let Some(mut entry) = self.target.entries.get(&migration).copied() else { return };
+        let Some(event) = self.watch_performs(migration, &mut entry) else {
+            self.target.entries.insert(migration, entry);
+            return;
+        };
+        // It may have been closed.
+        let Some(now) = self.target.entries.get(&migration) else { return };
+        (entry.memory, entry.locked_by) = (now.memory, now.locked_by);
+        entry.next = entry.watch.handle(self.now_ms, &entry.memory, event);
+        entry.at_ms = match entry.next {
+            Watching::Rest => entry.rests_until_ms(self.now_ms),
+            _ => self.now_ms,
+        };
+        self.target.entries.insert(migration, entry);
+        if let Watching::Carry(order) = entry.next {
+            let number = self.own_task(order, migration);
+            if let Some(entry) = self.target.entries.get_mut(&migration) {
+                (entry.carries, entry.carried) = (Some(number), None);
+            }
+        }
     }
 
-    fn has_all_state(&self) -> bool {
-        self.target.qemu.as_ref().is_some_and(|qemu| qemu.arrival.suffices())
+    /// What comes of its action, once that is known.
+    fn watch_performs(&mut self, migration: usize, entry: &mut Entry) -> Option<Watched> {
+        Some(match entry.next {
+            Watching::Rest => Watched::Done,
+            Watching::TakeHold => {
+                entry.is_unresponsive &= !self.answers(Host::Target);
+                Watched::Done
+            }
+            Watching::Recall => Watched::State(self.target.state(migration)),
+            Watching::Carry(_) => {
+                entry.carries = None;
+                entry.carried.take()?
+            }
+            Watching::AskSource if entry.asked.question.is_none() => {
+                entry.asked.question = Some(self.ask_source(migration));
+                entry.at_ms = self.now_ms + ANSWER_DEADLINE_MS;
+                return None;
+            }
+            Watching::AskSource => Watched::SourceSays(entry.asked.take()),
+            Watching::Hear => {
+                self.hears(migration, Speaker::Source);
+                Watched::Done
+            }
+            Watching::Look if entry.is_unresponsive => Watched::Mute,
+            Watching::Look => match looked_at(self) {
+                Err(orders) => orders,
+                Ok(received) => Watched::Received(received),
+            },
+            Watching::Close => {
+                self.finish_arrival(migration);
+                Watched::Done
+            }
+        })
+    }
+
+    /// A task of its own is over.
+    pub(crate) fn watch_hears(&mut self, migration: usize, task: u64, event: Watched) {
+        if let Some(entry) =
+            self.target.entries.get_mut(&migration).filter(|entry| entry.carries == Some(task))
+        {
+            entry.carried = Some(event);
+        }
     }
 
     /// It runs, and is this host's from now on.
@@ -335,54 +450,62 @@ impl World {
         self.target.entries.remove(&migration);
     }
 
-    /// Lets run what its agent stopped at between the record and the deed. Where its QEMU is gone, its source is asked.
+    /// What its agent stopped at between the record and the deed goes on.
     pub(crate) fn step_arrived(&mut self, migration: usize) {
-        let Some(mut arrived) = self.target.arrived.remove(&migration) else { return };
-        if self.target.qemu.is_some() {
-            if self.command_target() == Reply::Done && self.finish_arrival(migration) {
-                self.saw(Sight::Adopted);
-                return;
-            }
-            arrived.at_ms = self.now_ms + LOOK_EVERY_MS;
+        let Some(mut arrived) = self.target.arrived.get(&migration).copied() else { return };
+        let Some(event) = self.arrived_performs(migration, &mut arrived) else {
+            self.target.arrived.insert(migration, arrived);
+            return;
+        };
+        arrived.next = arrived.machine.handle(event);
+        arrived.at_ms = match arrived.next {
+            Resuming::Pause => self.now_ms + AGAIN_AFTER_MS as f64,
+            _ => self.now_ms,
+        };
+        if arrived.next == Resuming::Leave {
+            self.target.arrived.remove(&migration);
         } else {
-            let was_asked = arrived.question.take().is_some();
-            arrived.at_ms = self.now_ms + ASK_EVERY_MS;
-            if !was_asked {
-                let asked = self.ask_source(migration);
-                (arrived.question, arrived.at_ms) = (Some(asked), asked.1);
-            }
+            self.target.arrived.insert(migration, arrived);
         }
-        self.target.arrived.insert(migration, arrived);
+    }
+
+    fn arrived_performs(&mut self, migration: usize, arrived: &mut Arrived) -> Option<Resumed> {
+        let is_full = self.is_target_disk_full();
+        Some(match arrived.next {
+            Resuming::Recall if !self.target.has_vm => Resumed::Left,
+            Resuming::Recall if self.target.qemu.is_some() => Resumed::Here,
+            Resuming::Recall => Resumed::Gone,
+            Resuming::LetRun if self.command_target() == Reply::Done => {
+                self.saw(Sight::Adopted);
+                Resumed::Done
+            }
+            Resuming::AskSource if arrived.asked.question.is_none() => {
+                arrived.asked.question = Some(self.ask_source(migration));
+                arrived.at_ms = self.now_ms + ANSWER_DEADLINE_MS;
+                return None;
+            }
+            Resuming::AskSource => Resumed::SourceSays(arrived.asked.take()),
+            Resuming::LetRun => Resumed::Failed,
+            Resuming::Finish | Resuming::Forget if is_full => Resumed::Failed,
+            // The watch of one that lacks a part goes on.
+            Resuming::Finish => {
+                self.target.journal.insert(migration, State::Finished);
+                Resumed::Done
+            }
+            Resuming::Forget => {
+                self.saw(Sight::GivenBack);
+                self.target.journal.insert(migration, State::Discarded);
+                self.target.has_vm = false;
+                Resumed::Done
+            }
+            Resuming::Pause | Resuming::Leave => Resumed::Done,
+        })
     }
 
     /// What its source says, if that is still wanted.
-    pub(crate) fn target_is_told(&mut self, question: Question, hand_over: HandOver) {
-        let asked = |asked: Option<(Question, f64)>| asked.is_some_and(|(asked, _)| asked == question);
-        let entry = self.target.entries.iter_mut().find(|(_, entry)| asked(entry.question));
-        if let Some((&migration, entry)) = entry {
-            entry.question = None;
-            match hand_over {
-                HandOver::Pending => self.hears(migration, Speaker::Source),
-                // What is here in part, its source lets run, or nobody.
-                HandOver::HandedOver if self.is_here_in_part() => self.hears(migration, Speaker::Source),
-                HandOver::HandedOver => self.own_task(Order::Run, migration),
-                HandOver::Refused => self.own_task(Order::Discard, migration),
-            }
-            return;
-        }
-        let arrived = self.target.arrived.iter_mut().find(|(_, arrived)| asked(arrived.question));
-        let Some((&migration, arrived)) = arrived else { return };
-        (arrived.question, arrived.at_ms) = (None, self.now_ms + ASK_EVERY_MS);
-        if hand_over == HandOver::Pending || self.is_target_disk_full() {
-            return;
-        }
-        self.target.arrived.remove(&migration);
-        if hand_over == HandOver::HandedOver {
-            self.target.journal.insert(migration, State::Finished);
-        } else {
-            self.saw(Sight::GivenBack);
-            self.target.journal.insert(migration, State::Discarded);
-            self.target.has_vm = false;
-        }
+    pub(crate) fn target_is_told(&mut self, question: Question, hand_over: Told) {
+        let entries = self.target.entries.values_mut().map(|entry| &mut entry.asked);
+        let arrived = self.target.arrived.values_mut().map(|arrived| &mut arrived.asked);
+        entries.chain(arrived).any(|asked| asked.hear(question, hand_over));
     }
 }

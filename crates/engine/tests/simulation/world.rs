@@ -316,7 +316,7 @@ impl World {
             Actor::Letter(index) => self.deliver(index),
             Actor::Guard(number) => self.step_guard(number),
             Actor::Task(index) => self.step_task(index),
-            Actor::Entry(migration) => self.settle(migration),
+            Actor::Entry(migration) => self.step_watch(migration),
             Actor::Arrived(migration) => self.step_arrived(migration),
         }
     }
@@ -359,10 +359,9 @@ impl World {
             let tasks = self.target.tasks.iter().enumerate();
             let going_on = tasks.filter(|(_, task)| self.task_wakes_ms(task) <= now_ms);
             actors.extend(going_on.map(|(index, _)| Actor::Task(index)));
-            let silent =
-                self.target.entries.iter().filter(|(_, entry)| Self::entry_wakes_ms(entry) <= now_ms);
+            let silent = self.target.entries.iter().filter(|(_, entry)| entry.wakes_ms() <= now_ms);
             actors.extend(silent.map(|(migration, _)| Actor::Entry(*migration)));
-            let arrived = self.target.arrived.iter().filter(|(_, arrived)| arrived.at_ms <= now_ms);
+            let arrived = self.target.arrived.iter().filter(|(_, arrived)| arrived.wakes_ms() <= now_ms);
             actors.extend(arrived.map(|(migration, _)| Actor::Arrived(*migration)));
         }
         actors
@@ -401,8 +400,8 @@ impl World {
             .for_each(&mut wakes);
         self.source.executor.iter().for_each(|executor| wakes(executor.wakes_ms()));
         self.target.tasks.iter().for_each(|task| wakes(self.task_wakes_ms(task)));
-        self.target.entries.values().for_each(|entry| wakes(Self::entry_wakes_ms(entry)));
-        self.target.arrived.values().for_each(|arrived| wakes(arrived.at_ms));
+        self.target.entries.values().for_each(|entry| wakes(entry.wakes_ms()));
+        self.target.arrived.values().for_each(|arrived| wakes(arrived.wakes_ms()));
         if !self.target.entries.is_empty() {
             wakes(self.stranger_asks_ms);
         }

@@ -11,7 +11,6 @@ use drainpipe_engine::facts::MigrationLink;
 use drainpipe_engine::path::Path;
 use drainpipe_engine::problem::Problem;
 use serde::Deserialize;
-use tokio::time::timeout;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -34,10 +33,6 @@ use crate::{bandwidth, incoming, outgoing};
 
 /// Longest that a caller may have an answer held back.
 const WAIT_MAX: Duration = Duration::from_mins(1);
-
-/// How much longer than that the state of a VM on its way is looked at. Its source waits for the answer 3 s longer than
-/// it has asked for, and its VM may stand still.
-const LOOK_MAX: Duration = Duration::from_secs(1);
 
 /// Most paths of one migration.
 const PATHS_MAX: usize = 64;
@@ -338,12 +333,7 @@ async fn received(
 ) -> Answer<IncomingView> {
     check_source(&agent, &caller, &id)?;
     let wait = Duration::from_millis(query.wait_ms).min(WAIT_MAX);
-    let received = incoming::wait_received(&agent, &id, query.is_paused, wait);
-    // QEMU says nothing for as long as its main thread waits for pages that are late. For how long they may be is the
-    // source's to say.
-    let view = timeout(wait + LOOK_MAX, received).await.unwrap_or(Ok(IncomingView::Waiting))?;
-    // After the hand-over the VM would stand still until somebody makes room.
-    agent.journal.check_room().map_err(Problem::from)?;
+    let view = incoming::wait_received(&agent, &id, query.is_paused, wait).await?;
     Ok(Json(view))
 }
 

@@ -30,6 +30,10 @@ const RECEIVED_ANSWER_DEADLINE: Duration = Duration::from_secs(3);
 /// taken to wait for its target.
 const MUTE_AFTER: Duration = Duration::from_secs(2);
 
+/// For how long a QEMU that somebody has stopped is waited for before its transfer is undone, and how often it is looked at.
+const STOPPED_MAX: Duration = Duration::from_mins(2);
+const LOOK_AT_STOPPED_EVERY: Duration = Duration::from_millis(50);
+
 /// How long it may take until the process of a QEMU that has closed its socket has ended.
 const EXIT_KNOWN_WITHIN: Duration = Duration::from_secs(1);
 
@@ -93,6 +97,7 @@ impl Executor {
         self.target_asked_at = Some(Instant::now());
         // Of a host that the configuration does not name any more nobody can say whether it answers.
         self.peer().map_err(Problem::failed)?;
+        let had_qemu = self.vmm().is_ok();
         let view = self.target_view().await;
         if is_like_lost(&view) && *self.running.target_lost.borrow() && self.stays_silent().await {
             return Ok(Event::TargetSays(TargetState::Lost));
@@ -108,6 +113,10 @@ impl Executor {
             // Of a QEMU that is gone, nobody knows whether the VM ran on in it for a while, and the rest went with it.
             Ok(IncomingView::ReadyInPart) if self.vmm().is_ok() && !self.is_astray().await? => {
                 TargetState::Ready
+            }
+            // It may have sent the rest before it ended, and after the target was asked.
+            Ok(IncomingView::ReadyInPart) if had_qemu && self.vmm().is_err() => {
+                return Err(Problem::hypervisor_gone("its QEMU has ended since the target was asked"));
             }
             Ok(IncomingView::Discarded) => TargetState::Discarded,
             Ok(IncomingView::Unknown) => TargetState::Unknown,
@@ -200,6 +209,7 @@ impl Executor {
         if self.vmm().is_err() {
             return Ok(());
         }
+        self.wait_while_stopped().await;
         self.on_own_connections(Vmm::discard_unsent, "the kernel goes on trying to send what QEMU has left");
         if self.is_switching_over {
             self.cut_if_mute().await;
@@ -224,11 +234,32 @@ impl Executor {
         cancelled.map(drop).map_err(qemu_failed)
     }
 
+    /// The VM stands still for as long in any case; what is cut off meanwhile may never run again
+    /// ([`Vmm::is_stopped`]).
+    async fn wait_while_stopped(&self) {
+        let Ok(vmm) = self.vmm() else { return };
+        let end = Instant::now() + STOPPED_MAX;
+        if vmm.is_stopped() {
+            warn!(
+                vm = self.running.vm,
+                "somebody has stopped its QEMU, as by SIGSTOP: its migration is undone once it goes on"
+            );
+        }
+        while vmm.is_stopped() && Instant::now() < end {
+            tokio::time::sleep(LOOK_AT_STOPPED_EVERY).await;
+        }
+    }
+
     /// Where nobody takes the last bytes, QEMU waits with the lock that each command needs: asked to cancel, it would
     /// say nothing, and the VM would stand still for as long as that is waited for.
     async fn cut_if_mute(&mut self) {
         let Ok(vmm) = self.vmm() else { return };
-        if matches!(qemu::status(vmm, MUTE_AFTER).await, Err(QmpError::Deadline { .. })) {
+        let mut is_mute = matches!(qemu::status(vmm, MUTE_AFTER).await, Err(QmpError::Deadline { .. }));
+        if is_mute && vmm.is_stopped() {
+            self.wait_while_stopped().await;
+            is_mute = matches!(qemu::status(vmm, MUTE_AFTER).await, Err(QmpError::Deadline { .. }));
+        }
+        if is_mute {
             warn!(vm = self.running.vm, "its QEMU waits for the target: its connections are cut");
             self.cut();
             self.relay = None;

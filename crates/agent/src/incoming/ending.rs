@@ -1,0 +1,112 @@
+//! How a VM ceases to be on its way: it runs here, it left, it was given up, or somebody ended it.
+
+use std::sync::Arc;
+
+use drainpipe_engine::migration::target::IncomingState;
+use drainpipe_engine::problem::Problem;
+use drainpipe_hypervisor::spec::VmSpec;
+use drainpipe_hypervisor::{Vmm, migration};
+use tracing::warn;
+
+use super::vm::IncomingVm;
+use crate::agent::Agent;
+use crate::vms::QEMU_DEADLINE;
+
+/// Removes what is left of the VMs that were discarded, should the agent have stopped half-way.
+pub(crate) async fn clear_discarded(agent: &Agent) -> Result<(), Problem> {
+    let coming = agent.journal.waiting_incoming()?;
+    for record in agent.journal.discarded_skeletons()? {
+        // The VM may have come back since, and then its files are no remains.
+        let is_remains = !agent.vms.contains(&record.vm) && coming.iter().all(|other| other.vm != record.vm);
+        let cleared = if is_remains { clear(agent, &record.spec).await } else { Ok(()) };
+        match cleared {
+            Ok(()) => agent.journal.forget_skeleton(&record.id)?,
+            // A QEMU that nobody needs and that hangs must not keep the agent from all others.
+            Err(problem) => warn!(vm = record.vm, %problem, "its remains are removed at the next start"),
+        }
+    }
+    Ok(())
+}
+
+/// Ends the skeleton of a VM that was discarded, whose QEMU was not taken hold of, and removes what is left.
+async fn clear(agent: &Agent, definition: &VmSpec) -> Result<(), Problem> {
+    let paths = agent.vms.paths(definition)?;
+    Vmm::end_given_up(&paths, QEMU_DEADLINE).await.map_err(Problem::failed)
+}
+
+/// Ends its QEMU and puts the network back.
+pub(super) async fn remove(agent: &Agent, id: &str, entry: Option<&IncomingVm>) -> Result<(), Problem> {
+    if let Some(entry) = entry {
+        entry.end_trials();
+        match entry.built() {
+            // It was never told to run: that is recorded first, and what is so recorded is not discarded.
+            Some(vmm) if !entry.memory().is_told_to_run() => {
+                vmm.destroy_unrun(QEMU_DEADLINE).await.map_err(Problem::failed)?;
+            }
+            Some(vmm) => vmm.destroy(QEMU_DEADLINE).await.map_err(Problem::failed)?,
+            // None was built, or it did not answer when the agent started.
+            None if entry.is_adopted(agent) => {}
+            None => clear(agent, &entry.definition).await?,
+        }
+    }
+    let put_back = agent.watches.leave(agent, id).await;
+    agent.incoming.remove(id);
+    put_back?;
+    Ok(agent.journal.forget_skeleton(id)?)
+}
+
+/// A VM has left this host, or was removed. What its arrivals still hold here goes, though whoever sent it may not have
+/// heard yet that it ran here.
+pub(crate) async fn close_arrivals(agent: &Agent, vm: &str) {
+    for id in agent.incoming.ids_of(vm) {
+        match agent.journal.incoming_state(&id) {
+            Ok(Some((_, IncomingState::Finished))) => {}
+            Ok(_) => continue,
+            Err(error) => {
+                warn!(vm, migration = id, %error, "whether its arrival is closed is not known; looked at again soon");
+                continue;
+            }
+        }
+        if let Err(problem) = agent.watches.leave(agent, &id).await {
+            warn!(vm, migration = id, %problem, "the network is put back at the next start");
+        }
+        agent.incoming.remove(&id);
+    }
+}
+
+/// Puts the network back and records that nothing is left to do.
+pub(super) async fn finish_arrival(agent: &Agent, id: &str) -> Result<(), Problem> {
+    agent.watches.leave(agent, id).await?;
+    agent.journal.finish_incoming(id)?;
+    let entry = agent.incoming.remove(id);
+    if let Some(vmm) = entry.and_then(|entry| entry.built())
+        && let Err(error) = migration::forget_key(vmm.paths())
+    {
+        warn!(migration = id, %error, "the key with which its memory came stays until the VM ends or moves");
+    }
+    Ok(())
+}
+
+/// Ends the QEMU of a VM that was told to run here, and of which nobody has said that it does, as somebody wants it. What
+/// the VM had in memory is lost, here and on its source. False if there is no such VM.
+pub(crate) async fn stop_told(agent: &Arc<Agent>, vm: &str, force: bool) -> Result<bool, Problem> {
+    let Some(entry) = agent.incoming.told(vm) else { return Ok(false) };
+    let Some(vmm) = entry.built() else { return Ok(false) };
+    if !force {
+        return Err(Problem::conflict(format!(
+            "VM {vm} was handed over to {own} and may run there, but its QEMU does not say so yet (migration {id} from \
+             {source}): wait, or `drainpipe vm stop {vm} --force`, with which all is lost that it has in memory",
+            own = agent.name(),
+            id = entry.id,
+            source = entry.source,
+        )));
+    }
+    warn!(vm, migration = entry.id, "its QEMU, which does not answer, is ended as somebody wants it");
+    vmm.destroy(QEMU_DEADLINE).await.map_err(Problem::failed)?;
+    let _stepping = entry.stepping.lock().await;
+    // As any VM that has ended where it ran, unless it was given back meanwhile.
+    if matches!(agent.journal.incoming_state(&entry.id)?, Some((_, IncomingState::Running))) {
+        entry.join(agent, vmm);
+    }
+    Ok(true)
+}

@@ -1,0 +1,431 @@
+//! Steps 8 to 10 on the target: carries out what the engine decides of an order, one action after the other.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use drainpipe_engine::migration::target::order::{Action, Event, Order, Said, Task, VmState, Why};
+use drainpipe_engine::migration::target::{
+    Hypervisor, IncomingState, IncomingView, Known, PostCopy, Received,
+};
+use drainpipe_engine::problem::Problem;
+use drainpipe_hypervisor::migration::{self, MigrationError, TransferStatus};
+use drainpipe_hypervisor::qmp::QmpError;
+use drainpipe_hypervisor::{RunState, Vmm};
+use drainpipe_relay::{Receiver, RelayError};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+use tracing::{info, warn};
+
+use super::ending::{finish_arrival, remove};
+use super::post_copy::{look_at_rest, told_qemu};
+use super::silence::{WATCH_EVERY, take_hold};
+use super::vm::{IncomingVm, not_built};
+use super::{no_migration, not_on_its_way};
+use crate::agent::Agent;
+use crate::api::types::TargetUse;
+use crate::host;
+use crate::journal::IncomingRecord;
+use crate::lock::lock;
+use crate::precedence;
+use crate::vms::{QMP_DEADLINE, qemu_has_ended};
+
+/// QEMU closes its sockets a moment before its process has ended. Its source waits for an answer for half a second.
+const EXIT_KNOWN_WITHIN: Duration = Duration::from_millis(300);
+
+/// How long its source waits until it hears that the VM runs. It asks 5 s later at the latest.
+const RUNS_WITHIN: Duration = Duration::from_secs(4);
+
+/// How much longer than was asked for the state of a VM on its way is looked at. Its source waits for the answer 3 s longer
+/// than it has asked for, and its VM may stand still.
+const LOOK_MAX: Duration = Duration::from_secs(1);
+
+/// Step 9, by its source's order. A source that hangs up, or a QEMU that says late that the VM runs, changes nothing of
+/// what becomes of it.
+pub(crate) async fn run_by_order(agent: &Arc<Agent>, id: &str) -> Result<(), Problem> {
+    let (agent, of) = (Arc::clone(agent), id.to_owned());
+    let name = agent.name().to_owned();
+    let running = tokio::spawn(async move { carry_out(&agent, &of, Order::Run { is_sources: true }).await });
+    match timeout(RUNS_WITHIN, running).await {
+        Ok(Ok(ran)) => ran.map(drop),
+        Ok(Err(crash)) => Err(Problem::failed(crash)),
+        Err(_) => Err(runs_not_yet(&name)),
+    }
+}
+
+/// What was decided here, by the journal; and what could be decided.
+pub(crate) async fn view(agent: &Agent, id: &str) -> Result<IncomingView, Problem> {
+    Ok(as_view(carry_out(agent, id, Order::View).await?))
+}
+
+/// Waits until what it needs to run is here, for this long. A VM that is paused on its source goes first here from now on.
+pub(crate) async fn wait_received(
+    agent: &Agent,
+    id: &str,
+    is_paused: bool,
+    wait: Duration,
+) -> Result<IncomingView, Problem> {
+    let mut carrier = Carrier::of(agent, id);
+    (carrier.until, carrier.is_paused) = (Instant::now() + wait, is_paused);
+    Ok(as_view(carrier.carry_out(Order::Receive).await?))
+}
+
+fn as_view(said: Said) -> IncomingView {
+    match said {
+        Said::View(view) => view,
+        // No order that asks for a view ends so.
+        Said::Done => IncomingView::Waiting,
+    }
+}
+
+/// The VM will not run here, which its source hears. Idempotent; refused once it runs, and where there is no record of it.
+///
+/// An order that comes later than this one finds nothing either. Should it be that of step 2, the VM is given up once
+/// its source was asked ([`super::silence`]), which alone can have it run, and has given it up.
+pub(crate) async fn discard(agent: &Agent, id: &str) -> Result<(), Problem> {
+    carry_out(agent, id, Order::Discard { is_sources: true }).await.map(drop)
+}
+
+/// The source has nothing more to ask: put the network back, say what was used.
+pub(crate) async fn finish(agent: &Agent, id: &str) -> Result<TargetUse, Problem> {
+    let entry = agent.incoming.find(id);
+    carry_out(agent, id, Order::Finish).await?;
+    let Some((entry, vmm)) = entry.and_then(|entry| entry.built().map(|vmm| (entry, vmm))) else {
+        return Ok(TargetUse::default());
+    };
+    Ok(TargetUse {
+        vmm_cpu_seconds: vmm.cpu_seconds().unwrap_or(0.0),
+        agent_cpu_seconds: host::own_cpu().saturating_sub(entry.agent_cpu_at_start).as_secs_f64(),
+    })
+}
+
+/// Carries an order out.
+pub(super) async fn carry_out(agent: &Agent, id: &str, order: Order) -> Result<Said, Problem> {
+    Carrier::of(agent, id).carry_out(order).await
+}
+
+fn runs_not_yet(host: &str) -> Problem {
+    Problem::failed(format!("the VM's QEMU on {host} has not said yet that the VM runs"))
+}
+
+/// Who carries one order out.
+struct Carrier<'a> {
+    agent: &'a Agent,
+    id: &'a str,
+    entry: Option<Arc<IncomingVm>>,
+    // What is waited for may come until then.
+    until: Instant,
+    is_paused: bool,
+    // Why the last action that did not do did not.
+    problem: Option<Problem>,
+}
+
+impl<'a> Carrier<'a> {
+    fn of(agent: &'a Agent, id: &'a str) -> Self {
+        let entry = agent.incoming.find(id);
+        Self { agent, id, entry, until: Instant::now(), is_paused: false, problem: None }
+    }
+
+    async fn carry_out(mut self, order: Order) -> Result<Said, Problem> {
+        let entry = self.entry.clone();
+        let takes_turns = matches!(order, Order::Run { .. } | Order::Discard { .. });
+        let _stepping = match &entry {
+            Some(entry) if takes_turns => Some(entry.stepping.lock().await),
+            _ => None,
+        };
+        // It may have been removed meanwhile, and may have come again.
+        if !entry.as_ref().is_some_and(|entry| self.agent.incoming.is_there(entry)) {
+            self.entry = None;
+        }
+        let entry = self.entry.clone();
+        let came_in_parts = entry.as_ref().is_some_and(|entry| entry.memory().came_in_parts());
+        let (mut task, mut action) = Task::begin(order, entry.is_some(), came_in_parts);
+        loop {
+            if let Action::Answer(answer) = action {
+                return answer.map_err(|why| self.tell(why));
+            }
+            let event = self.perform(action).await;
+            action = task.handle(event);
+        }
+    }
+
+    async fn perform(&mut self, action: Action) -> Event {
+        match self.try_perform(action).await {
+            Ok(event) => event,
+            Err(problem) => self.note(Event::Failed, problem),
+        }
+    }
+
+    /// Why it came to this; said if nothing else does.
+    fn note(&mut self, event: Event, problem: Problem) -> Event {
+        self.problem = Some(match self.problem.take() {
+            Some(earlier) => earlier.context(problem),
+            None => problem,
+        });
+        event
+    }
+
+    async fn try_perform(&mut self, action: Action) -> Result<Event, Problem> {
+        let (agent, id) = (self.agent, self.id);
+        match action {
+            Action::Recall => return Ok(Event::Known(self.known()?)),
+            Action::TakeHold => return Ok(self.take_hold().await),
+            Action::Look => return self.look().await,
+            Action::LookAtRest => return self.look_at_rest().await,
+            Action::Wait => return self.wait().await,
+            Action::LetRun => return self.let_run().await,
+            Action::LookAtVm => return self.look_at_vm().await,
+            Action::RecordRun if !agent.journal.run_incoming(id)? => return Ok(Event::Refused),
+            Action::RecordRun => self.entry()?.memory().tell_to_run(),
+            Action::CheckRoom => agent.journal.check_room()?,
+            Action::Adopt => self.adopt()?,
+            Action::TakeBackRun => drop(agent.journal.take_back_run(id)?),
+            Action::RecordDiscard => return Ok(Event::State(agent.journal.discard_incoming(id)?)),
+            Action::Remove => remove(agent, id, self.entry.as_deref()).await?,
+            Action::Close => finish_arrival(agent, id).await?,
+            Action::NoteSourceKnows => agent.journal.source_knows(id)?,
+            // Those who carry out are given no answer to carry out.
+            Action::Answer(_) => {}
+        }
+        Ok(Event::Done)
+    }
+
+    fn tell(&mut self, why: Why) -> Problem {
+        let (own, id) = (self.agent.name(), self.id);
+        let text = match why {
+            Why::NoRecord => return no_migration(self.agent, id),
+            Why::NotOnItsWay => return not_on_its_way(id),
+            Why::NotBuilt => return not_built(id),
+            Why::RunsNotYet => return runs_not_yet(own),
+            Why::Discarded => format!("{own} discarded the VM of migration {id}"),
+            Why::RunsHere => format!("the VM of migration {id} runs on {own}"),
+            Why::Incomplete | Why::TransferFailed | Why::DoesNotRun | Why::Mute | Why::Failed => {
+                if let Some(problem) = self.problem.take() {
+                    return problem;
+                }
+                format!("migration {id} cannot go on, on {own}")
+            }
+        };
+        Problem::new(why.kind(), text)
+    }
+
+    fn entry(&self) -> Result<&Arc<IncomingVm>, Problem> {
+        self.entry.as_ref().ok_or_else(|| not_on_its_way(self.id))
+    }
+
+    fn vmm(&self) -> Result<Arc<Vmm>, Problem> {
+        self.entry()?.vmm()
+    }
+
+    fn known(&mut self) -> Result<Known, Problem> {
+        let (agent, id) = (self.agent, self.id);
+        let Some(record) = agent.journal.incoming_record(id)? else {
+            // Of one that is settled nothing may be left but what was decided.
+            let state = agent.journal.incoming_state(id)?.map(|(_, state)| state);
+            return Ok(Known {
+                state,
+                is_adopted: false,
+                awaits_run: false,
+                lacks_part: false,
+                post_copy: PostCopy::Refused,
+                hypervisor: Hypervisor::None,
+            });
+        };
+        let state = Some(record.state);
+        let memory = self.entry.as_ref().map(|entry| *entry.memory());
+        let awaits_run = match memory {
+            _ if state != Some(IncomingState::Running) => false,
+            Some(memory) if !memory.is_told_earlier() => !memory.is_let_run(),
+            _ => is_yet_to_obey(agent, &record)?,
+        };
+        Ok(Known {
+            state,
+            is_adopted: agent.vms.contains(&record.vm),
+            awaits_run,
+            lacks_part: memory.is_some_and(|memory| memory.lacks_part()),
+            post_copy: post_copy(agent, &record)?,
+            hypervisor: self.hypervisor(&record),
+        })
+    }
+
+    fn hypervisor(&mut self, record: &IncomingRecord) -> Hypervisor {
+        let was_told = matches!(record.state, IncomingState::Running | IncomingState::Finished);
+        if let Some(why) = self.agent.vms.out_of_reach_for(&record.vm).filter(|_| was_told) {
+            self.problem = Some(Problem::failed(why));
+            return Hypervisor::Unresponsive;
+        }
+        let lives = was_told && told_qemu(self.agent, record).is_some();
+        let built = self.entry.as_ref().and_then(|entry| entry.built());
+        match (&self.entry, built) {
+            _ if lives => Hypervisor::There,
+            (_, Some(vmm)) if vmm.alive() => Hypervisor::There,
+            (_, Some(_)) => Hypervisor::Ended,
+            // It stood before this agent did.
+            (Some(entry), None) if entry.spec.is_none() && !entry.is_adopted(self.agent) => {
+                self.problem = Some(self.is_mute());
+                Hypervisor::Unresponsive
+            }
+            (_, None) => Hypervisor::None,
+        }
+    }
+
+    fn is_mute(&self) -> Problem {
+        Problem::failed(format!("its QEMU on {} does not answer", self.agent.name()))
+    }
+
+    async fn take_hold(&mut self) -> Event {
+        let Some(entry) = self.entry.clone() else { return Event::Gone };
+        let until = self.until + LOOK_MAX;
+        match timeout_at(until, take_hold(self.agent, &entry)).await {
+            Ok(Ok(())) if entry.built().is_some() => Event::Done,
+            Ok(Ok(())) => Event::Gone,
+            Ok(Err(problem)) => {
+                warn!(migration = self.id, %problem, "the skeleton does not answer yet; the source asks again");
+                sleep_until(until.min(Instant::now() + WATCH_EVERY)).await;
+                Event::Mute
+            }
+            Err(_) => Event::Mute,
+        }
+    }
+
+    async fn look(&mut self) -> Result<Event, Problem> {
+        let (entry, vmm) = (Arc::clone(self.entry()?), self.vmm()?);
+        let looked = entry.look(&vmm).await;
+        Ok(self.came_of_look(looked, &vmm))
+    }
+
+    fn came_of_look(&mut self, looked: Result<(Received, TransferStatus), QmpError>, vmm: &Vmm) -> Event {
+        let own = self.agent.name();
+        match looked {
+            Ok((received @ (Received::Whole | Received::InPart), _)) => Event::Received(received),
+            Ok((received, status)) => {
+                let why = format!("not all state of the VM is on {own}: {}", status.status);
+                self.note(Event::Received(received), Problem::failed(why))
+            }
+            Err(error) if !vmm.alive() => self.note(Event::Gone, Problem::failed(error)),
+            Err(QmpError::Deadline { .. }) => self.note(Event::Mute, self.is_mute()),
+            Err(error) => self.note(Event::Failed, Problem::failed(error)),
+        }
+    }
+
+    async fn look_at_rest(&mut self) -> Result<Event, Problem> {
+        let record = self.agent.journal.incoming_record(self.id)?;
+        let Some(vmm) = record.and_then(|record| told_qemu(self.agent, &record)) else {
+            return Ok(Event::Gone);
+        };
+        Ok(match look_at_rest(&vmm).await {
+            Ok(received) => Event::Received(received),
+            Err(_) if !vmm.alive() => Event::Gone,
+            Err(error @ QmpError::Deadline { .. }) => self.note(Event::Mute, Problem::failed(error)),
+            Err(error) => self.note(Event::Failed, Problem::failed(error)),
+        })
+    }
+
+    async fn wait(&mut self) -> Result<Event, Problem> {
+        let (entry, vmm) = (Arc::clone(self.entry()?), self.vmm()?);
+        if self.is_paused {
+            precedence::begin(self.agent, &vmm);
+        }
+        let mut events = vmm.events();
+        loop {
+            let Ok(looked) = timeout_at(self.until + LOOK_MAX, entry.look(&vmm)).await else {
+                return Ok(Event::Mute);
+            };
+            match looked {
+                Ok((received @ (Received::Whole | Received::InPart), _)) => {
+                    return Ok(Event::Received(received));
+                }
+                Ok((Received::Failed, status)) => {
+                    let why = relay_error(&entry).or(status.error_desc);
+                    let why = why.unwrap_or_else(|| "its QEMU does not say why".into());
+                    let problem = could_not_take_the_state(self.agent, &why);
+                    return Ok(self.note(Event::Received(Received::Failed), problem));
+                }
+                Ok(_) => {}
+                Err(error) if matches!(error, QmpError::Closed { .. }) || !vmm.alive() => {
+                    let problem = how_it_ended(self.agent, &entry, &vmm).await;
+                    return Ok(self.note(Event::Gone, problem));
+                }
+                Err(QmpError::Deadline { .. }) => return Ok(Event::Mute),
+                Err(error) => return Err(Problem::failed(error)),
+            }
+            // Any event, or a missed one, is a reason to look again; so is a closed connection, once.
+            if timeout_at(self.until, events.recv()).await.is_err() {
+                return Ok(Event::Received(Received::Incomplete));
+            }
+        }
+    }
+
+    async fn let_run(&mut self) -> Result<Event, Problem> {
+        let (entry, vmm) = (Arc::clone(self.entry()?), self.vmm()?);
+        let own = self.agent.name();
+        if !vmm.alive() {
+            let ended = Problem::failed(format!("the VM does not run on {own}: its QEMU has ended"));
+            return Ok(self.note(Event::Gone, ended));
+        }
+        precedence::begin(self.agent, &vmm);
+        precedence::end_soon(&vmm);
+        let Err(error) = migration::run(&vmm, entry.answers_within()).await else { return Ok(Event::Done) };
+        let event = match &error {
+            MigrationError::Qmp(QmpError::Command { .. }) | MigrationError::MemoryIncomplete(_) => {
+                Event::Refused
+            }
+            // It would not answer anything else either.
+            MigrationError::Qmp(QmpError::Deadline { .. }) => Event::Mute,
+            _ => Event::Failed,
+        };
+        // Otherwise it ended when it had been told.
+        let event = if event == Event::Mute && !vmm.alive() { Event::Failed } else { event };
+        Ok(self.note(event, Problem::failed(format!("the VM does not run on {own}: {error}"))))
+    }
+
+    async fn look_at_vm(&self) -> Result<Event, Problem> {
+        let vmm = self.vmm()?;
+        Ok(match vmm.run_state(QMP_DEADLINE).await {
+            Ok(RunState::Paused | RunState::Prelaunch | RunState::Inmigrate) => Event::Vm(VmState::AsArrived),
+            Ok(_) => Event::Vm(VmState::HasRun),
+            Err(_) if vmm.alive() => Event::Mute,
+            Err(_) => Event::Gone,
+        })
+    }
+
+    fn adopt(&mut self) -> Result<(), Problem> {
+        let (entry, vmm) = (self.entry()?, self.vmm()?);
+        entry.join(self.agent, vmm);
+        if self.problem.is_none() {
+            info!(vm = %entry.definition.name, source = entry.source, "runs here");
+        }
+        Ok(())
+    }
+}
+
+/// Whether an earlier life of this agent has recorded that a VM runs here, and its QEMU has not obeyed this one yet.
+fn is_yet_to_obey(agent: &Agent, IncomingRecord { id, vm, .. }: &IncomingRecord) -> Result<bool, Problem> {
+    let lives =
+        agent.vms.out_of_reach_for(vm).is_some() || agent.vms.running(vm).is_some_and(|vmm| vmm.alive());
+    Ok(lives && agent.journal.unfinished_arrivals()?.iter().any(|arrival| arrival.id == *id))
+}
+
+fn post_copy(agent: &Agent, record: &IncomingRecord) -> Result<PostCopy, Problem> {
+    if !record.post_copy {
+        return Ok(PostCopy::Refused);
+    }
+    let is_last = agent.journal.is_last_incoming(record)?;
+    Ok(if is_last { PostCopy::Allowed } else { PostCopy::Past })
+}
+
+async fn how_it_ended(agent: &Agent, entry: &IncomingVm, vmm: &Vmm) -> Problem {
+    if let Some(why) = relay_error(entry) {
+        return could_not_take_the_state(agent, &why);
+    }
+    let exit = vmm.wait_exit(EXIT_KNOWN_WITHIN).await;
+    Problem::failed(qemu_has_ended(agent.name(), exit.as_ref()))
+}
+
+/// Why the relay has broken off, which ends QEMU too. That QEMU's end is closed says less than how QEMU has ended.
+fn relay_error(entry: &IncomingVm) -> Option<String> {
+    let error = lock(&entry.relay).as_ref().and_then(Receiver::error)?;
+    (!matches!(error, RelayError::Local(_))).then(|| error.to_string())
+}
+
+fn could_not_take_the_state(agent: &Agent, why: &str) -> Problem {
+    Problem::failed(format!("{} could not take the state: {why}", agent.name()))
+}

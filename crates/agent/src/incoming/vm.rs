@@ -1,0 +1,217 @@
+//! One VM on its way to this host.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use drainpipe_engine::facts::{HugePages, MemoryNeeds};
+use drainpipe_engine::migration::target::silence::{GIVE_UP_AFTER_MS, SILENCE_MS};
+use drainpipe_engine::migration::target::{LOOK_WITHIN_MS, Memory, Received};
+use drainpipe_engine::problem::Problem;
+use drainpipe_engine::protocol::Protocol;
+use drainpipe_hypervisor::migration::{self, MigrationStatus, TransferStatus};
+use drainpipe_hypervisor::qmp::QmpError;
+use drainpipe_hypervisor::spec::{ResolvedSpec, VmSpec};
+use drainpipe_hypervisor::{RunState, Vmm};
+use drainpipe_relay::Receiver;
+use tokio::sync::Mutex as AsyncMutex;
+use tokio::task::JoinSet;
+
+use crate::agent::Agent;
+use crate::api::types::IncomingRequest;
+use crate::host;
+use crate::journal::IncomingRecord;
+use crate::lock::lock;
+use crate::vms::{QMP_DEADLINE, needs};
+
+/// How long a QEMU that may wait for a page may take for an answer. Its source, which is to send that page, waits for it.
+pub(super) const LOOK_WITHIN: Duration = Duration::from_millis(LOOK_WITHIN_MS);
+
+/// One VM on its way.
+#[derive(Debug)]
+pub(super) struct IncomingVm {
+    pub(super) id: String,
+    pub(super) source: String,
+    /// Absent once the agent has been started anew: the skeleton stands then, or never will.
+    pub(super) spec: Option<ResolvedSpec>,
+    pub(super) definition: VmSpec,
+    /// Where it comes from.
+    pub(super) cores_taken: Option<f64>,
+    /// Agreed on in step 2; nothing after a restart of this agent, when it goes no further here.
+    pub(super) protocol: Option<Protocol>,
+    pub(super) reserved: Mutex<MemoryNeeds>,
+    pub(super) vmm: Mutex<Option<Arc<Vmm>>>,
+    pub(super) agent_cpu_at_start: Duration,
+    /// The relay of a compressed or encrypted migration, as long as it lasts.
+    pub(super) relay: Mutex<Option<Receiver>>,
+    /// Whether it is encrypted.
+    pub(super) is_encrypted: AtomicBool,
+    /// Those who answer when the source tries the paths.
+    pub(super) answering: Mutex<JoinSet<()>>,
+    /// One step at a time, whatever the order in which requests arrive.
+    pub(super) stepping: AsyncMutex<()>,
+    /// One at a time takes hold of a skeleton that stood before the agent did: its QEMU listens to one client only.
+    pub(super) taking_hold: AsyncMutex<()>,
+    // By a clock that begins with this.
+    memory: Mutex<Memory>,
+    clock: Instant,
+}
+
+impl IncomingVm {
+    pub(super) fn new(id: String, source: String, definition: VmSpec) -> Self {
+        Self {
+            id,
+            source,
+            spec: None,
+            definition,
+            cores_taken: None,
+            protocol: None,
+            reserved: Mutex::default(),
+            vmm: Mutex::default(),
+            agent_cpu_at_start: host::own_cpu(),
+            relay: Mutex::default(),
+            is_encrypted: AtomicBool::default(),
+            answering: Mutex::default(),
+            stepping: AsyncMutex::default(),
+            taking_hold: AsyncMutex::default(),
+            memory: Mutex::new(Memory::new(0.0)),
+            clock: Instant::now(),
+        }
+    }
+
+    /// One that may come.
+    pub(super) fn permitted(source: &str, request: IncomingRequest, protocol: Protocol) -> Self {
+        Self {
+            spec: Some(request.spec),
+            cores_taken: request.cores_taken.filter(|cores| *cores >= 0.0),
+            protocol: Some(protocol),
+            ..Self::new(request.id, source.into(), request.definition)
+        }
+    }
+
+    /// One that was on its way when an earlier life of this agent ended. Its source is asked at once.
+    pub(super) fn taken_up(record: IncomingRecord, vmm: Option<Arc<Vmm>>) -> Self {
+        let mut memory = Memory::new(-SILENCE_MS);
+        if record.post_copy {
+            memory.allow_post_copy();
+        }
+        // Its QEMU lives, so the kernel knows of its huge pages.
+        let reserved = MemoryNeeds { huge_pages: None, ..needs(&record.spec) };
+        Self {
+            reserved: Mutex::new(reserved),
+            vmm: Mutex::new(vmm),
+            memory: Mutex::new(memory),
+            ..Self::new(record.id, record.source, record.spec)
+        }
+    }
+
+    /// One that runs here and lacks a part, since an earlier life of this agent.
+    pub(super) fn in_parts(record: IncomingRecord, vmm: Arc<Vmm>) -> Self {
+        Self {
+            vmm: Mutex::new(Some(vmm)),
+            memory: Mutex::new(Memory::of_part(0.0)),
+            ..Self::new(record.id, record.source, record.spec)
+        }
+    }
+
+    /// What this life of the agent knows of it.
+    pub(super) fn memory(&self) -> MutexGuard<'_, Memory> {
+        lock(&self.memory)
+    }
+
+    /// By the clock of its memory.
+    pub(super) fn now_ms(&self) -> f64 {
+        self.clock.elapsed().as_secs_f64() * 1_000.0
+    }
+
+    /// For how long its source has said nothing, in ms.
+    pub(super) fn silent_for_ms(&self) -> f64 {
+        self.memory().silent_for_ms(self.now_ms())
+    }
+
+    /// Its source has said something.
+    pub(super) fn hear(&self) {
+        self.memory().hear(self.now_ms());
+    }
+
+    /// The source tries no path any more.
+    pub(super) fn end_trials(&self) {
+        *lock(&self.answering) = JoinSet::new();
+    }
+
+    /// Whether it was told to run here, and nobody has said yet that it does.
+    pub(super) fn is_told(&self) -> bool {
+        self.memory().awaits_run()
+    }
+
+    /// It is one of this host's VMs from now on.
+    pub(super) fn join(&self, agent: &Agent, vmm: Arc<Vmm>) {
+        self.memory().let_run();
+        agent.vms.adopt(self.definition.clone(), vmm, self.cores_taken);
+    }
+
+    /// Whether more of its memory may come. Of a source that is gone for good nothing does, whether or not the VM could
+    /// be given up.
+    pub(super) fn is_receiving(&self) -> bool {
+        !self.memory().is_whole() && self.silent_for_ms() < GIVE_UP_AFTER_MS
+    }
+
+    /// Its QEMU, if one was built.
+    pub(super) fn built(&self) -> Option<Arc<Vmm>> {
+        lock(&self.vmm).clone()
+    }
+
+    pub(super) fn vmm(&self) -> Result<Arc<Vmm>, Problem> {
+        self.built().ok_or_else(|| not_built(&self.id))
+    }
+
+    /// Whether it is among the VMs of this host, which it joins once it runs.
+    pub(super) fn is_adopted(&self, agent: &Agent) -> bool {
+        agent.vms.contains(self.definition.name.as_str())
+    }
+
+    /// What is still to come of its memory: QEMU's share of it that is resident counts as used already. Once
+    /// it is adopted, it counts among the VMs of this host.
+    pub(super) fn outstanding_bytes(&self, agent: &Agent) -> u64 {
+        if self.is_adopted(agent) {
+            return 0;
+        }
+        let resident = self.built().map_or(0, |vmm| host::resident_bytes(vmm.pid()));
+        lock(&self.reserved).bytes.saturating_sub(resident)
+    }
+
+    /// Those that its QEMU has not reserved yet.
+    pub(super) fn outstanding_huge_pages(&self) -> Option<HugePages> {
+        lock(&self.reserved).huge_pages.filter(|_| self.built().is_none())
+    }
+
+    /// How long its QEMU may take for an answer. One that lacks a part of the VM is mute from when it is told to run it until
+    /// the page comes that it waits for. Its source, which is to send that page by another connection, must not wait for
+    /// that answer.
+    pub(super) fn answers_within(&self) -> Duration {
+        if self.memory().may_wait_for_page() { LOOK_WITHIN } else { QMP_DEADLINE }
+    }
+
+    /// What its QEMU has. That is noted.
+    pub(super) async fn look(&self, vmm: &Vmm) -> Result<(Received, TransferStatus), QmpError> {
+        let status = migration::status(vmm, self.answers_within()).await?;
+        let received = match &status.status {
+            MigrationStatus::Completed => Received::Whole,
+            MigrationStatus::Failed => Received::Failed,
+            in_parts if in_parts.is_post_copy() => {
+                let state = vmm.run_state(self.answers_within()).await?;
+                // One that was mute when it was told to run may run since.
+                let runs = self.is_told() && matches!(state, RunState::Running | RunState::Suspended);
+                let is_here = runs || in_parts.lets_run(&state);
+                if is_here { Received::InPart } else { Received::Incomplete }
+            }
+            _ => Received::Incomplete,
+        };
+        self.memory().note(received);
+        Ok((received, status))
+    }
+}
+
+pub(super) fn not_built(id: &str) -> Problem {
+    Problem::conflict(format!("migration {id} has no skeleton VM here yet"))
+}

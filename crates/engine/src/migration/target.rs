@@ -1,0 +1,219 @@
+//! The target's side of a migration: what its agent does with the source's orders, and what it does by itself. Events in,
+//! actions out; no I/O, no clock.
+//!
+//! Three machines, each of which carries one thing to its end:
+//! - [`order`]: one order, whoever gives it.
+//! - [`silence`]: looks after one VM on its way, asks a source that has fallen silent, and gives up what it may give up.
+//! - [`resume`]: after a start of the agent, a VM that was recorded to run here and may not have been let run.
+//!
+//! The rules that the tests and the simulation hold them to:
+//! - What was recorded as discarded never runs here. What was recorded to run is never discarded, unless its hypervisor
+//!   refused to run it, or had ended before it was told, while the source could still have it back.
+//! - The VM runs here only once that is recorded, and all that it needs is here.
+//! - That it runs here is said only once its hypervisor has said so, or how it has ended.
+//! - Nobody waits for a hypervisor that may itself wait for a page: what brings the page must come through.
+
+pub mod order;
+pub mod resume;
+pub mod silence;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// How long a hypervisor may take for an answer that may itself wait for a page, in ms.
+pub const LOOK_WITHIN_MS: u64 = 1_000;
+
+/// What the target has decided about a VM on its way, by its journal. All but the first are final.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IncomingState {
+    /// Neither may run nor was given up.
+    Waiting,
+    /// The source has handed it over: it runs here, or will as soon as this agent can make it.
+    Running,
+    /// It runs here, or did and has left, was removed or started anew.
+    Finished,
+    /// Given up; it never ran here and never will under this identifier.
+    Discarded,
+}
+
+/// What the target says of a VM on its way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum IncomingView {
+    /// Its state is not all here.
+    Waiting,
+    /// All state is here; it waits for the hand-over.
+    Ready,
+    /// With post-copy: what it needs to run is here, and the rest of its memory is still to come. It waits for the
+    /// source's order to run.
+    ReadyInPart,
+    /// It runs here.
+    Running,
+    /// With post-copy: it was told to run here, and a part of its memory is still to come.
+    RunningInPart,
+    /// It was told to run here, and its QEMU has ended since.
+    Ended,
+    /// It was given up and never ran here.
+    Discarded,
+    /// There is no record of it here. It may have been lost: this promises nothing.
+    Unknown,
+}
+
+/// How much of a VM its hypervisor has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Received {
+    /// Not enough to run.
+    Incomplete,
+    /// With post-copy: what it needs to run. The rest follows.
+    InPart,
+    /// All.
+    Whole,
+    /// Not enough to run, and no more comes: the transfer has failed.
+    Failed,
+}
+
+/// What a target's agent remembers of a VM on its way. No crash outlasts it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Memory {
+    heard_ms: f64,
+    is_whole: bool,
+    came_in_parts: bool,
+    allows_post_copy: bool,
+    run: Run,
+}
+
+/// How far a VM is on its way to run here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Run {
+    Untold,
+    Told,
+    Let,
+    ToldEarlier,
+}
+
+impl Memory {
+    /// Of a VM whose source was last heard of then.
+    pub fn new(heard_ms: f64) -> Self {
+        Self { heard_ms, is_whole: false, came_in_parts: false, allows_post_copy: false, run: Run::Untold }
+    }
+
+    /// Of a VM that was told to run here in an earlier life of the agent, and lacked a part then. It is one of this host's
+    /// VMs.
+    pub fn of_part(heard_ms: f64) -> Self {
+        Self { allows_post_copy: true, came_in_parts: true, run: Run::ToldEarlier, ..Self::new(heard_ms) }
+    }
+
+    /// It may run here before all its memory does.
+    pub fn allow_post_copy(&mut self) {
+        self.allows_post_copy = true;
+    }
+
+    /// Its source has said something.
+    pub fn hear(&mut self, now_ms: f64) {
+        self.heard_ms = now_ms;
+    }
+
+    /// What its hypervisor has said.
+    pub fn note(&mut self, received: Received) {
+        self.is_whole |= received == Received::Whole;
+        self.came_in_parts |= received == Received::InPart;
+    }
+
+    /// Its hypervisor is told to run it: that is recorded.
+    pub fn tell_to_run(&mut self) {
+        if self.run == Run::Untold {
+            self.run = Run::Told;
+        }
+    }
+
+    /// It is one of this host's VMs: its hypervisor has said that it runs, or how it has ended.
+    pub fn let_run(&mut self) {
+        self.run = Run::Let;
+    }
+
+    /// Whether all of its state is known to be here.
+    pub fn is_whole(&self) -> bool {
+        self.is_whole
+    }
+
+    /// Whether its hypervisor was ever told to run it.
+    pub fn is_told_to_run(&self) -> bool {
+        self.run != Run::Untold
+    }
+
+    /// Whether it was told to run here, and nobody has said yet that it does.
+    pub fn awaits_run(&self) -> bool {
+        self.run == Run::Told
+    }
+
+    /// Whether its hypervisor has said that it runs, or how it has ended.
+    pub fn is_let_run(&self) -> bool {
+        self.run == Run::Let
+    }
+
+    /// Whether it was told to run in an earlier life of the agent. Then [`resume`] sees to it that it does.
+    pub fn is_told_earlier(&self) -> bool {
+        self.run == Run::ToldEarlier
+    }
+
+    /// Whether what it needs to run was here before the rest.
+    pub fn came_in_parts(&self) -> bool {
+        self.came_in_parts
+    }
+
+    /// Whether a part of it was missing when its hypervisor last said so.
+    pub fn lacks_part(&self) -> bool {
+        self.came_in_parts && !self.is_whole
+    }
+
+    /// Whether its hypervisor may be mute since it waits for a page.
+    pub fn may_wait_for_page(&self) -> bool {
+        self.awaits_run() && self.came_in_parts
+    }
+
+    /// For how long its source has said nothing, in ms.
+    pub fn silent_for_ms(&self, now_ms: f64) -> f64 {
+        now_ms - self.heard_ms
+    }
+}
+
+/// What of a VM's hypervisor is known here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hypervisor {
+    /// There was none, or nobody knows of one any more.
+    None,
+    /// It has ended.
+    Ended,
+    /// It lives, and has not answered this life of the agent yet.
+    Unresponsive,
+    /// It can be asked.
+    There,
+}
+
+/// Whether a VM may run here before all its memory does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PostCopy {
+    /// It may not.
+    Refused,
+    /// It may; and it is the last migration that brought a VM of this name.
+    Allowed,
+    /// It might; and a later migration brought the VM again.
+    Past,
+}
+
+/// What is known of a migration when an order comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Known {
+    /// By the journal; none where that has no record of it.
+    pub state: Option<IncomingState>,
+    /// The VM is one of this host's.
+    pub is_adopted: bool,
+    /// It is recorded to run, and its hypervisor has not said yet that it does.
+    pub awaits_run: bool,
+    /// See [`Memory::lacks_part`].
+    pub lacks_part: bool,
+    /// By the journal.
+    pub post_copy: PostCopy,
+    /// That of the VM.
+    pub hypervisor: Hypervisor,
+}

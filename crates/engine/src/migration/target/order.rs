@@ -1,0 +1,532 @@
+//! One order that a target's agent carries out.
+//!
+//! ```text
+//!  run      recall ─► look at what is here ─► record ─► let run ─► adopt ─► done
+//!             │ discarded                                 │  │ refused
+//!             ▼                      ended before it was  │  ▼
+//!           remove ─► discarded                 told: ┌───┘ look at the VM ─► it ran: adopt ─► failed
+//!                                                     ▼      │ as it arrived
+//!                              failed ◄─ remove ◄─ take back ◄┘
+//!  view     recall ─► look, where the journal does not say it all ─► the view
+//!  received take hold ─► wait ─► is there room in the journal? ─► the view
+//!  discard  record ─► remove ─► note that the source knows ─► done
+//!  finish   recall ─► close ─► note that the source knows ─► done
+//! ```
+
+use super::{Hypervisor, IncomingState, IncomingView, Known, PostCopy, Received};
+use crate::problem::ProblemKind;
+
+/// What is to be done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// Run the VM here.
+    Run {
+        /// By its source's word, which knows that the rest follows if not all of it is here. Else by what the journals
+        /// say: of one that has lost the rest nobody knows whether the VM ran on there for a while.
+        is_sources: bool,
+    },
+    /// Say what was decided, and what could be.
+    View,
+    /// Wait until what it needs to run is here.
+    Receive,
+    /// Never run it here.
+    Discard {
+        /// Its source hears of it.
+        is_sources: bool,
+    },
+    /// The source has nothing more to ask.
+    Finish,
+}
+
+/// What is done next. Each action is answered by one event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// Say what is known; answered by [`Event::Known`].
+    Recall,
+    /// Take hold of a hypervisor that stood before this agent did.
+    TakeHold,
+    /// Ask the hypervisor what has come; answered by [`Event::Received`].
+    Look,
+    /// The same, of a VM that was told to run here; [`Received::InPart`] only where the rest is to come to this host.
+    LookAtRest,
+    /// Wait for what is to come, as long as the order says; answered by [`Event::Received`].
+    Wait,
+    /// Fails unless the journal can record that the VM runs here: after the hand-over it would stand still until somebody
+    /// makes room.
+    CheckRoom,
+    /// Record that it runs here; [`Event::Refused`] where it was discarded.
+    RecordRun,
+    /// Have the hypervisor run it; [`Event::Gone`] only where that had ended before it was told, else [`Event::Failed`].
+    LetRun,
+    /// Ask the hypervisor what the VM does; answered by [`Event::Vm`].
+    LookAtVm,
+    /// Make it one of this host's VMs.
+    Adopt,
+    /// Record that it does not run here after all, and never did.
+    TakeBackRun,
+    /// Record that it will never run here, unless that it does is recorded; answered by [`Event::State`].
+    RecordDiscard,
+    /// End its hypervisor, put the network back.
+    Remove,
+    /// Put the network back, record that nothing is left to do.
+    Close,
+    /// Record that the source has nothing more to ask.
+    NoteSourceKnows,
+    /// It is over.
+    Answer(Answer),
+}
+
+/// What has come of an action.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// What is known.
+    Known(Known),
+    /// What the hypervisor has.
+    Received(Received),
+    /// What the VM does.
+    Vm(VmState),
+    /// What the journal says now.
+    State(Option<IncomingState>),
+    /// It is done.
+    Done,
+    /// The hypervisor, or the journal, refused.
+    Refused,
+    /// The hypervisor lives, and did not answer in time.
+    Mute,
+    /// The hypervisor has ended.
+    Gone,
+    /// It failed otherwise.
+    Failed,
+}
+
+/// What a VM does whose hypervisor refused to run it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VmState {
+    /// It stands as it arrived.
+    AsArrived,
+    /// It runs, or has run: it may have run for a moment.
+    HasRun,
+}
+
+/// What an order comes to.
+pub type Answer = Result<Said, Why>;
+
+/// What is said of an order that was carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Said {
+    /// It is done.
+    Done,
+    /// What was decided, or could be.
+    View(IncomingView),
+}
+
+/// Why an order was not carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Why {
+    /// There is no record of the migration.
+    NoRecord,
+    /// The VM is not on its way here.
+    NotOnItsWay,
+    /// It was given up here.
+    Discarded,
+    /// It runs here.
+    RunsHere,
+    /// Nothing waits for its state yet.
+    NotBuilt,
+    /// Not all that it needs is here.
+    Incomplete,
+    /// The transfer has failed.
+    TransferFailed,
+    /// Its hypervisor does not say whether it runs.
+    RunsNotYet,
+    /// Its hypervisor did not let it run.
+    DoesNotRun,
+    /// Its hypervisor does not answer.
+    Mute,
+    /// What was done last failed.
+    Failed,
+}
+
+impl Why {
+    /// As which kind of problem it is told.
+    pub fn kind(self) -> ProblemKind {
+        match self {
+            Self::NoRecord | Self::NotOnItsWay => ProblemKind::NotFound,
+            Self::Discarded | Self::RunsHere | Self::NotBuilt => ProblemKind::Conflict,
+            Self::Incomplete
+            | Self::TransferFailed
+            | Self::RunsNotYet
+            | Self::DoesNotRun
+            | Self::Mute
+            | Self::Failed => ProblemKind::Failed,
+        }
+    }
+}
+
+/// An order that is being carried out.
+#[derive(Debug, Clone, Copy)]
+pub struct Task {
+    order: Order,
+    // The VM is on its way here, as far as this life of the agent knows.
+    is_on_its_way: bool,
+    doing: Action,
+    known: Option<Known>,
+    came_in_parts: bool,
+    is_refused: bool,
+    said: Answer,
+}
+
+impl Task {
+    /// Begins an order, with its first action.
+    pub fn begin(order: Order, is_on_its_way: bool, came_in_parts: bool) -> (Self, Action) {
+        let doing = match order {
+            Order::Receive if !is_on_its_way => Action::Answer(Err(Why::NotOnItsWay)),
+            Order::Receive => Action::TakeHold,
+            Order::Discard { .. } => Action::RecordDiscard,
+            Order::Run { .. } | Order::View | Order::Finish => Action::Recall,
+        };
+        let said = Ok(Said::Done);
+        let task = Self { order, is_on_its_way, doing, known: None, came_in_parts, is_refused: false, said };
+        (task, doing)
+    }
+
+    /// The order.
+    pub fn order(&self) -> Order {
+        self.order
+    }
+
+    /// Takes what has come of the last action; says what to do next.
+    pub fn handle(&mut self, event: Event) -> Action {
+        if let Event::Known(known) = event {
+            self.known = Some(known);
+        }
+        self.came_in_parts |= event == Event::Received(Received::InPart);
+        self.doing = match self.order {
+            Order::Run { is_sources } => self.run(event, is_sources),
+            Order::View => self.view(event),
+            Order::Receive => self.receive(event),
+            Order::Discard { is_sources } => self.discard(event, is_sources),
+            Order::Finish => self.finish(event),
+        };
+        self.doing
+    }
+
+    fn run(&mut self, event: Event, is_sources: bool) -> Action {
+        match (self.doing, event) {
+            (Action::Recall, Event::Known(known)) => self.begin_run(known),
+            (Action::Look, Event::Received(Received::Whole)) => Action::RecordRun,
+            (Action::Look, Event::Received(Received::InPart)) if is_sources => Action::RecordRun,
+            (Action::Look, Event::Received(_)) => Action::Answer(Err(Why::Incomplete)),
+            // It ended just when it was told to run, which was not known then.
+            (Action::Look, Event::Gone) if self.state() == Some(IncomingState::Running) => {
+                self.adopt(Err(Why::Failed))
+            }
+            (Action::RecordRun, Event::Done) => Action::LetRun,
+            (Action::RecordRun, Event::Refused) => Action::Answer(Err(Why::Discarded)),
+            (Action::LetRun, Event::Done) => self.adopt(Ok(Said::Done)),
+            (Action::LetRun, Event::Refused | Event::Failed) => {
+                self.is_refused = event == Event::Refused;
+                Action::LookAtVm
+            }
+            // A refusal, as of a disk that another QEMU holds locked, means that the source can have it back, as long as
+            // it is as it arrived; but with post-copy the source could not let it run.
+            (Action::LookAtVm, Event::Vm(VmState::AsArrived)) if self.is_refused && !self.came_in_parts => {
+                Action::TakeBackRun
+            }
+            // Its hypervisor ended before anybody told it to run: the VM is the source's as it was.
+            (Action::LetRun, Event::Gone)
+                if self.state() == Some(IncomingState::Waiting) && !self.came_in_parts =>
+            {
+                Action::TakeBackRun
+            }
+            // It may have run for a moment, before its QEMU ended, or before a vCPU failed, of which a second order to run
+            // is refused. So its source must not let it run again; it has crashed here.
+            (Action::LetRun | Action::LookAtVm, Event::Gone)
+            | (Action::LookAtVm, Event::Vm(VmState::HasRun)) => self.adopt(Err(Why::DoesNotRun)),
+            (Action::Adopt, _) => Action::Answer(self.said),
+            (Action::TakeBackRun, Event::Done) => Action::Remove,
+            (Action::Remove, Event::Done) if self.state() == Some(IncomingState::Discarded) => {
+                Action::Answer(Err(Why::Discarded))
+            }
+            // Without an answer it is not known; whoever gave the order asks again.
+            (Action::LetRun | Action::LookAtVm | Action::TakeBackRun | Action::Remove, _) => {
+                Action::Answer(Err(Why::DoesNotRun))
+            }
+            _ => Action::Answer(Err(Why::Failed)),
+        }
+    }
+
+    /// The VM may be paused by now, on its way to a third host, or have left for that: an order that is repeated, or late,
+    /// must not touch it.
+    fn begin_run(&self, known: Known) -> Action {
+        if !self.is_on_its_way || known.is_adopted || known.state == Some(IncomingState::Finished) {
+            return Action::Answer(already_runs(known).map(|()| Said::Done));
+        }
+        if known.state == Some(IncomingState::Discarded) {
+            // Whoever gave it up may have been kept from removing it: an order ends when its giver hangs up.
+            return Action::Remove;
+        }
+        match known.hypervisor {
+            Hypervisor::None | Hypervisor::Unresponsive => Action::Answer(Err(Why::NotBuilt)),
+            Hypervisor::Ended | Hypervisor::There => Action::Look,
+        }
+    }
+
+    fn adopt(&mut self, said: Answer) -> Action {
+        self.said = said;
+        Action::Adopt
+    }
+
+    fn state(&self) -> Option<IncomingState> {
+        self.known.and_then(|known| known.state)
+    }
+
+    fn view(&self, event: Event) -> Action {
+        let view = match (self.known, event) {
+            (_, Event::Known(known)) => match self.view_by_record(known) {
+                Ok(view) => view,
+                Err(action) => return action,
+            },
+            (Some(known), event) => match self.view_by_hypervisor(known, event) {
+                Ok(view) => view,
+                Err(why) => return Action::Answer(Err(why)),
+            },
+            (None, _) => return Action::Answer(Err(Why::Failed)),
+        };
+        Action::Answer(Ok(Said::View(view)))
+    }
+
+    /// What is to be said, or what has to be done to know it.
+    fn view_by_record(&self, known: Known) -> Result<IncomingView, Action> {
+        match known.state {
+            None => Ok(IncomingView::Unknown),
+            Some(IncomingState::Discarded) => Ok(IncomingView::Discarded),
+            // Its vCPU, or its hypervisor's main thread, may wait for a page, with the lock that every answer needs. Where
+            // the connection is broken the page comes only if the source hears this and makes another one.
+            Some(IncomingState::Running) if known.awaits_run && known.lacks_part => Err(Action::LookAtRest),
+            // The source must not let its copy go.
+            Some(IncomingState::Running) if known.awaits_run => Ok(IncomingView::Ready),
+            // It came whole, whatever became of it; or it came again by another migration since.
+            Some(IncomingState::Running | IncomingState::Finished)
+                if known.post_copy == PostCopy::Refused =>
+            {
+                Ok(IncomingView::Running)
+            }
+            Some(IncomingState::Running | IncomingState::Finished) => match known.hypervisor {
+                Hypervisor::Unresponsive => Err(Action::Answer(Err(Why::Mute))),
+                Hypervisor::None | Hypervisor::Ended => Ok(IncomingView::Ended),
+                Hypervisor::There if known.post_copy == PostCopy::Past => Ok(IncomingView::Running),
+                Hypervisor::There => Err(Action::LookAtRest),
+            },
+            Some(IncomingState::Waiting) => match known.hypervisor {
+                _ if !self.is_on_its_way => Ok(IncomingView::Waiting),
+                Hypervisor::None | Hypervisor::Ended => Ok(IncomingView::Waiting),
+                Hypervisor::Unresponsive => Err(Action::Answer(Err(Why::Mute))),
+                Hypervisor::There => Err(Action::Look),
+            },
+        }
+    }
+
+    /// An error where the hypervisor does not say: what it has may be the only copy of the VM.
+    fn view_by_hypervisor(&self, known: Known, event: Event) -> Result<IncomingView, Why> {
+        match (self.doing, event) {
+            (Action::Look, Event::Received(Received::Whole)) => Ok(IncomingView::Ready),
+            (Action::Look, Event::Received(Received::InPart)) => Ok(IncomingView::ReadyInPart),
+            (Action::Look, Event::Mute) => Err(Why::Mute),
+            (Action::Look, Event::Failed) => Err(Why::Failed),
+            (Action::Look, _) => Ok(IncomingView::Waiting),
+            // Its main thread may itself wait for a page.
+            (_, Event::Mute) if known.lacks_part => Ok(IncomingView::RunningInPart),
+            (_, _) if known.awaits_run => Ok(IncomingView::Ready),
+            (_, Event::Received(Received::InPart)) => Ok(IncomingView::RunningInPart),
+            (_, Event::Received(_)) => Ok(IncomingView::Running),
+            (_, Event::Gone) => Ok(IncomingView::Ended),
+            (_, Event::Mute) => Err(Why::Mute),
+            _ => Err(Why::Failed),
+        }
+    }
+
+    fn receive(&mut self, event: Event) -> Action {
+        match (self.doing, event) {
+            (Action::TakeHold, Event::Done) => Action::Wait,
+            (Action::TakeHold, Event::Gone) => Action::Answer(Err(Why::NotBuilt)),
+            (Action::Wait, Event::Received(Received::Whole)) => self.check_room(IncomingView::Ready),
+            (Action::Wait, Event::Received(Received::InPart)) => self.check_room(IncomingView::ReadyInPart),
+            (Action::Wait, Event::Received(Received::Failed)) => Action::Answer(Err(Why::TransferFailed)),
+            // Its main thread waits for pages that are late. For how long they may be is the source's to say.
+            (Action::TakeHold, _) | (Action::Wait, Event::Received(_) | Event::Mute) => {
+                self.check_room(IncomingView::Waiting)
+            }
+            (Action::CheckRoom, Event::Done) => Action::Answer(self.said),
+            _ => Action::Answer(Err(Why::Failed)),
+        }
+    }
+
+    fn check_room(&mut self, view: IncomingView) -> Action {
+        self.said = Ok(Said::View(view));
+        Action::CheckRoom
+    }
+
+    fn discard(&self, event: Event, is_sources: bool) -> Action {
+        match (self.doing, event) {
+            (_, Event::State(Some(IncomingState::Running | IncomingState::Finished))) => {
+                Action::Answer(Err(Why::RunsHere))
+            }
+            (_, Event::State(None)) if !self.is_on_its_way => Action::Answer(Err(Why::NoRecord)),
+            (_, Event::State(_)) => Action::Remove,
+            (Action::Remove, Event::Done) if is_sources => Action::NoteSourceKnows,
+            (Action::Remove | Action::NoteSourceKnows, Event::Done) => Action::Answer(Ok(Said::Done)),
+            _ => Action::Answer(Err(Why::Failed)),
+        }
+    }
+
+    fn finish(&self, event: Event) -> Action {
+        match (self.doing, event) {
+            (Action::Recall, Event::Known(known)) => match already_runs(known) {
+                Err(why) => Action::Answer(Err(why)),
+                Ok(()) if self.is_on_its_way => Action::Close,
+                Ok(()) => Action::NoteSourceKnows,
+            },
+            (Action::Close, Event::Done) => Action::NoteSourceKnows,
+            (Action::NoteSourceKnows, Event::Done) => Action::Answer(Ok(Said::Done)),
+            _ => Action::Answer(Err(Why::Failed)),
+        }
+    }
+}
+
+fn already_runs(known: Known) -> Result<(), Why> {
+    match known.state {
+        Some(IncomingState::Running) if known.awaits_run => Err(Why::RunsNotYet),
+        Some(IncomingState::Running | IncomingState::Finished) => Ok(()),
+        Some(IncomingState::Waiting | IncomingState::Discarded) => Err(Why::Discarded),
+        None => Err(Why::NoRecord),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COMING: Known = Known {
+        state: Some(IncomingState::Waiting),
+        is_adopted: false,
+        awaits_run: false,
+        lacks_part: false,
+        post_copy: PostCopy::Refused,
+        hypervisor: Hypervisor::There,
+    };
+    const WHOLE: Event = Event::Received(Received::Whole);
+    const BY_SOURCE: Order = Order::Run { is_sources: true };
+
+    /// What is done of an order for a VM on its way, as this comes of it.
+    fn does(order: Order, events: &[Event]) -> Vec<Action> {
+        let (mut task, first) = Task::begin(order, true, false);
+        std::iter::once(first).chain(events.iter().map(|event| task.handle(*event))).collect()
+    }
+
+    fn ends(order: Order, known: Known, events: &[Event]) -> Action {
+        let events: Vec<Event> = [Event::Known(known)].into_iter().chain(events.iter().copied()).collect();
+        *does(order, &events).last().expect("the first action is there")
+    }
+
+    #[test]
+    fn it_runs_once_all_is_here_and_that_is_recorded() {
+        assert_eq!(
+            does(BY_SOURCE, &[Event::Known(COMING), WHOLE, Event::Done, Event::Done, Event::Done]),
+            [
+                Action::Recall,
+                Action::Look,
+                Action::RecordRun,
+                Action::LetRun,
+                Action::Adopt,
+                Action::Answer(Ok(Said::Done))
+            ]
+        );
+        for missing in [Received::Incomplete, Received::Failed] {
+            assert_eq!(
+                ends(BY_SOURCE, COMING, &[Event::Received(missing)]),
+                Action::Answer(Err(Why::Incomplete))
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_here_in_part_runs_by_its_sources_order_alone() {
+        let in_part = Event::Received(Received::InPart);
+        assert_eq!(ends(BY_SOURCE, COMING, &[in_part]), Action::RecordRun);
+        let own = Order::Run { is_sources: false };
+        assert_eq!(ends(own, COMING, &[in_part]), Action::Answer(Err(Why::Incomplete)));
+    }
+
+    #[test]
+    fn what_was_discarded_never_runs_and_is_removed() {
+        let discarded = Known { state: Some(IncomingState::Discarded), ..COMING };
+        assert_eq!(ends(BY_SOURCE, discarded, &[]), Action::Remove);
+        assert_eq!(ends(BY_SOURCE, discarded, &[Event::Done]), Action::Answer(Err(Why::Discarded)));
+        assert_eq!(ends(BY_SOURCE, COMING, &[WHOLE, Event::Refused]), Action::Answer(Err(Why::Discarded)));
+    }
+
+    #[test]
+    fn one_that_never_ran_goes_back_to_its_source_and_one_that_may_have_run_does_not() {
+        let told = [WHOLE, Event::Done];
+        let then = |events: &[Event]| ends(BY_SOURCE, COMING, &[&told[..], events].concat());
+        assert_eq!(then(&[Event::Gone]), Action::TakeBackRun);
+        assert_eq!(then(&[Event::Refused, Event::Vm(VmState::AsArrived)]), Action::TakeBackRun);
+        assert_eq!(then(&[Event::Refused, Event::Vm(VmState::HasRun)]), Action::Adopt);
+        assert_eq!(then(&[Event::Failed, Event::Gone]), Action::Adopt);
+        assert_eq!(
+            then(&[Event::Failed, Event::Vm(VmState::AsArrived)]),
+            Action::Answer(Err(Why::DoesNotRun))
+        );
+        assert_eq!(then(&[Event::Mute]), Action::Answer(Err(Why::DoesNotRun)));
+        // An earlier order may have let it run.
+        let told_before = Known { state: Some(IncomingState::Running), awaits_run: true, ..COMING };
+        assert_eq!(ends(BY_SOURCE, told_before, &[WHOLE, Event::Done, Event::Gone]), Action::Adopt);
+    }
+
+    #[test]
+    fn with_post_copy_none_goes_back() {
+        let in_part = [Event::Received(Received::InPart), Event::Done];
+        let then = |events: &[Event]| ends(BY_SOURCE, COMING, &[&in_part[..], events].concat());
+        assert_eq!(then(&[Event::Gone]), Action::Adopt);
+        assert_eq!(
+            then(&[Event::Refused, Event::Vm(VmState::AsArrived)]),
+            Action::Answer(Err(Why::DoesNotRun))
+        );
+    }
+
+    #[test]
+    fn that_it_runs_is_said_only_once_its_hypervisor_has_said_so() {
+        let view = |known| ends(Order::View, known, &[]);
+        let says = |view| Action::Answer(Ok(Said::View(view)));
+        let told = Known { state: Some(IncomingState::Running), awaits_run: true, ..COMING };
+        assert_eq!(view(told), says(IncomingView::Ready));
+        assert_eq!(view(Known { awaits_run: false, ..told }), says(IncomingView::Running));
+        let in_part = Known { lacks_part: true, post_copy: PostCopy::Allowed, ..told };
+        assert_eq!(view(in_part), Action::LookAtRest);
+        // The source makes another connection, by which the page comes that it waits for.
+        assert_eq!(ends(Order::View, in_part, &[Event::Mute]), says(IncomingView::RunningInPart));
+    }
+
+    #[test]
+    fn a_mute_hypervisor_may_have_the_only_copy() {
+        let mute = Known { hypervisor: Hypervisor::Unresponsive, ..COMING };
+        assert_eq!(ends(Order::View, mute, &[]), Action::Answer(Err(Why::Mute)));
+        assert_eq!(ends(Order::View, COMING, &[Event::Mute]), Action::Answer(Err(Why::Mute)));
+    }
+
+    #[test]
+    fn what_runs_here_is_not_discarded() {
+        for state in [IncomingState::Running, IncomingState::Finished] {
+            let order = Order::Discard { is_sources: true };
+            let done = does(order, &[Event::State(Some(state))]);
+            assert_eq!(done, [Action::RecordDiscard, Action::Answer(Err(Why::RunsHere))]);
+        }
+    }
+
+    #[test]
+    fn a_full_disk_is_told_before_the_hand_over() {
+        let received = does(Order::Receive, &[Event::Done, WHOLE, Event::Failed]);
+        assert_eq!(received[2..], [Action::CheckRoom, Action::Answer(Err(Why::Failed))]);
+    }
+}

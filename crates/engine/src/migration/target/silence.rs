@@ -1,0 +1,242 @@
+//! What looks after a VM on its way to this host: a source that falls silent is asked; one that is gone is given up, as far
+//! as it may be.
+
+use super::order::Order;
+use super::{IncomingState, IncomingView, Memory, Received};
+
+/// Without a word from the source for this long, the target asks it what has become of the VM, in ms.
+pub const SILENCE_MS: f64 = 10_000.0;
+
+/// A VM of which not all state is here is given up when its source has not been heard of for this long, in ms. All of it
+/// being here, it is kept: it may be the only copy that can run.
+pub const GIVE_UP_AFTER_MS: f64 = 120_000.0;
+
+/// One of which it is not known whether all is here, since its hypervisor lives and says nothing, is kept for so long without
+/// a word from its source, in ms: a host may take that to boot.
+const KEPT_MUTE_FOR_MS: f64 = 1_800_000.0;
+
+/// With post-copy the source may still be sending what the VM needs, which cannot run there any more: TCP gives a silent
+/// connection up after a quarter of an hour (`net.ipv4.tcp_retries2`). In ms.
+const KEPT_WITH_POST_COPY_FOR_MS: f64 = 1_800_000.0;
+
+/// How often the target looks after the VMs on their way, in ms.
+pub const WATCH_EVERY_MS: u64 = 2_000;
+
+/// What the watch does next. Each action is answered by one event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// Wait for [`WATCH_EVERY_MS`].
+    Rest,
+    /// Take hold of a hypervisor that stood before this agent did.
+    TakeHold,
+    /// Say what the journal says; answered by [`Event::State`].
+    Recall,
+    /// Carry this order out; answered by [`Event::Done`], whatever came of it, and for a view by [`Event::View`].
+    Carry(Order),
+    /// Ask its source whose it is; answered by [`Event::SourceSays`].
+    AskSource,
+    /// The source lives, and has not decided.
+    Hear,
+    /// Ask the hypervisor what has come; answered by [`Event::Received`].
+    Look,
+    /// There is nothing more to do for it: put the network back.
+    Close,
+}
+
+/// What has come of an action.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// It is done.
+    Done,
+    /// What the journal says.
+    State(Option<IncomingState>),
+    /// What is said of it, if its hypervisor says so.
+    View(Option<IncomingView>),
+    /// What the source's journal says.
+    SourceSays(HandOver),
+    /// What the hypervisor has.
+    Received(Received),
+    /// The hypervisor lives and does not answer.
+    Mute,
+    /// There is no hypervisor.
+    Gone,
+}
+
+/// What a source says of a hand-over, by its journal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HandOver {
+    /// Not yet; it may come.
+    Pending,
+    /// The VM is the target's.
+    HandedOver,
+    /// It stays the source's.
+    Refused,
+    /// Its journal has no such migration, or no more: it may have lost the record, so this is no more than silence.
+    Unknown,
+    /// It did not answer.
+    Silent,
+}
+
+/// The watch of one VM on its way.
+#[derive(Debug, Clone, Copy)]
+pub struct Watch {
+    doing: Action,
+    // The source has said that the VM is the target's.
+    is_handed_over: bool,
+}
+
+impl Watch {
+    /// Begins by waiting.
+    pub fn begin() -> (Self, Action) {
+        (Self { doing: Action::Rest, is_handed_over: false }, Action::Rest)
+    }
+
+    /// Takes what has come of the last action; says what to do next.
+    pub fn handle(&mut self, now_ms: f64, memory: &Memory, event: Event) -> Action {
+        self.doing = self.next(now_ms, memory, event);
+        self.doing
+    }
+
+    fn next(&mut self, now_ms: f64, memory: &Memory, event: Event) -> Action {
+        let is_silent = memory.silent_for_ms(now_ms) >= SILENCE_MS;
+        match (self.doing, event) {
+            (Action::Rest, _) => {
+                self.is_handed_over = false;
+                Action::TakeHold
+            }
+            (Action::TakeHold, _) if self.is_handed_over => Action::Carry(Order::Run { is_sources: false }),
+            // Its source had ordered it, and does not say so again where a part is still to come.
+            (Action::TakeHold, _) if memory.awaits_run() => Action::Carry(Order::Run { is_sources: true }),
+            (Action::TakeHold, _) if is_silent => Action::Recall,
+            (Action::Recall, Event::State(Some(IncomingState::Running | IncomingState::Finished))) => {
+                Action::Carry(Order::View)
+            }
+            // Whoever gave it up may have been kept from removing it.
+            (Action::Recall, Event::State(Some(IncomingState::Discarded))) => {
+                Action::Carry(Order::Discard { is_sources: false })
+            }
+            (Action::Recall, Event::State(_)) => Action::AskSource,
+            (Action::Carry(Order::View), Event::View(view)) => settled(view),
+            (Action::AskSource, Event::SourceSays(said)) => self.by_source(now_ms, memory, said),
+            (Action::Look, event) => give_up(now_ms, memory, event),
+            _ => Action::Rest,
+        }
+    }
+
+    fn by_source(&mut self, now_ms: f64, memory: &Memory, said: HandOver) -> Action {
+        match said {
+            HandOver::Pending => Action::Hear,
+            HandOver::HandedOver => {
+                self.is_handed_over = true;
+                Action::TakeHold
+            }
+            HandOver::Refused => Action::Carry(Order::Discard { is_sources: true }),
+            HandOver::Unknown | HandOver::Silent if memory.silent_for_ms(now_ms) <= memory.kept_for_ms() => {
+                Action::Rest
+            }
+            HandOver::Unknown | HandOver::Silent => Action::Look,
+        }
+    }
+}
+
+/// Of one that was told to run here, and whose source says nothing more.
+fn settled(view: Option<IncomingView>) -> Action {
+    match view {
+        Some(IncomingView::Running | IncomingView::Ended) => Action::Close,
+        _ => Action::Rest,
+    }
+}
+
+/// Of a source that does not say whose the VM is, and was silent for long.
+fn give_up(now_ms: f64, memory: &Memory, event: Event) -> Action {
+    let is_known_soon = memory.silent_for_ms(now_ms) < KEPT_MUTE_FOR_MS;
+    match event {
+        Event::Gone => Action::Carry(Order::Discard { is_sources: false }),
+        // This may be the only copy that can run.
+        _ if memory.is_whole() => Action::Rest,
+        Event::Received(Received::Whole | Received::InPart) => Action::Rest,
+        Event::Mute if is_known_soon => Action::Rest,
+        _ => Action::Carry(Order::Discard { is_sources: false }),
+    }
+}
+
+impl Memory {
+    /// After so long without its source, it is given up while not all of its state is here.
+    fn kept_for_ms(&self) -> f64 {
+        if self.allows_post_copy { KEPT_WITH_POST_COPY_FOR_MS } else { GIVE_UP_AFTER_MS }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is done of a VM whose source was last heard of so long ago, as this comes of it.
+    fn does(silent_for_ms: f64, memory: Memory, events: &[Event]) -> Vec<Action> {
+        let (mut watch, _) = Watch::begin();
+        events.iter().map(|event| watch.handle(silent_for_ms, &memory, *event)).collect()
+    }
+
+    const SETTLING: [Event; 3] = [Event::Done, Event::Done, Event::State(Some(IncomingState::Waiting))];
+
+    fn asked(silent_for_ms: f64, memory: Memory, said: HandOver) -> Action {
+        let events = [&SETTLING[..], &[Event::SourceSays(said)]].concat();
+        *does(silent_for_ms, memory, &events).last().expect("there are events")
+    }
+
+    #[test]
+    fn a_source_that_is_heard_is_not_asked_and_a_silent_one_is() {
+        assert_eq!(
+            does(SILENCE_MS - 1.0, Memory::new(0.0), &SETTLING[..2]),
+            [Action::TakeHold, Action::Rest]
+        );
+        let silent = does(SILENCE_MS, Memory::new(0.0), &SETTLING);
+        assert_eq!(silent, [Action::TakeHold, Action::Recall, Action::AskSource]);
+    }
+
+    #[test]
+    fn what_the_source_says_is_done() {
+        let says = |said| asked(SILENCE_MS, Memory::new(0.0), said);
+        assert_eq!(says(HandOver::Pending), Action::Hear);
+        assert_eq!(says(HandOver::Refused), Action::Carry(Order::Discard { is_sources: true }));
+        let events = [&SETTLING[..], &[Event::SourceSays(HandOver::HandedOver), Event::Done]].concat();
+        let done = does(SILENCE_MS, Memory::new(0.0), &events);
+        assert_eq!(done[3..], [Action::TakeHold, Action::Carry(Order::Run { is_sources: false })]);
+    }
+
+    #[test]
+    fn what_may_be_the_only_copy_is_never_given_up() {
+        let mut whole = Memory::new(0.0);
+        whole.note(Received::Whole);
+        assert_eq!(asked(1e9, whole, HandOver::Silent), Action::Look);
+        assert_eq!(asked(GIVE_UP_AFTER_MS, Memory::new(0.0), HandOver::Silent), Action::Rest);
+        assert_eq!(asked(GIVE_UP_AFTER_MS + 1.0, Memory::new(0.0), HandOver::Unknown), Action::Look);
+        let looked = |event, silent_for_ms, memory| {
+            let events = [&SETTLING[..], &[Event::SourceSays(HandOver::Silent), event]].concat();
+            *does(silent_for_ms, memory, &events).last().expect("there are events")
+        };
+        let given_up = Action::Carry(Order::Discard { is_sources: false });
+        let coming = Memory::new(0.0);
+        assert_eq!(looked(Event::Received(Received::InPart), 1e9, coming), Action::Rest);
+        assert_eq!(looked(Event::Received(Received::Incomplete), 1e9, coming), given_up);
+        assert_eq!(looked(Event::Mute, KEPT_MUTE_FOR_MS - 1.0, coming), Action::Rest);
+        assert_eq!(looked(Event::Mute, KEPT_MUTE_FOR_MS, coming), given_up);
+        assert_eq!(looked(Event::Mute, 1e9, whole), Action::Rest);
+        assert_eq!(looked(Event::Gone, 1e9, whole), given_up);
+    }
+
+    #[test]
+    fn what_was_told_to_run_is_told_again() {
+        let mut told = Memory::new(0.0);
+        told.tell_to_run();
+        let again = Action::Carry(Order::Run { is_sources: true });
+        assert_eq!(does(0.0, told, &SETTLING[..2]), [Action::TakeHold, again]);
+    }
+
+    #[test]
+    fn what_was_given_up_and_not_removed_is_removed() {
+        let discarded = [Event::Done, Event::Done, Event::State(Some(IncomingState::Discarded))];
+        let done = does(SILENCE_MS, Memory::new(0.0), &discarded);
+        assert_eq!(done[2], Action::Carry(Order::Discard { is_sources: false }));
+    }
+}
