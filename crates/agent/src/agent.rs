@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use drainpipe_engine::connections::Precedence;
+use drainpipe_engine::connections::Priority;
 use drainpipe_engine::facts::{HostFacts, HypervisorVersion, NoMigrationAddress};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::protocol::Release;
@@ -25,6 +25,7 @@ use crate::chosen_address;
 use crate::client::ApiClient;
 use crate::config::Config;
 use crate::cpu_list::CpuList;
+use crate::cpu_priority::{self, FirstSessions};
 use crate::discovery;
 use crate::drain::{self, Drains};
 use crate::fixes::{self, Fixes};
@@ -33,17 +34,16 @@ use crate::idle_cores::{self, IdleCores};
 use crate::incoming::{self, IncomingVms};
 use crate::journal::{self, Journal};
 use crate::network::HostNetwork;
-use crate::out_of_reach;
 use crate::outgoing::{self, Outgoing};
 use crate::path_watch::PathWatches;
 use crate::ports::MigrationPorts;
-use crate::precedence::{self, FirstSessions};
 use crate::proof::{self, Answering, Heard, Proof};
 use crate::relay::{LostCpus, Packing, check_packing_cpus, own_cpus};
 use crate::release::look_at_host;
-use crate::server::{self, PrecedenceOf};
+use crate::server::{self, PriorityOf};
 use crate::slots::Slots;
 use crate::throttles;
+use crate::unresponsive;
 use crate::vm_files::VmFiles;
 use crate::vms::{QEMU_DEADLINE, Vms, describe};
 use crate::watchdog;
@@ -122,8 +122,8 @@ pub async fn run(config: Config, mut stop: watch::Receiver<bool>) -> Result<Ende
     let router = proof::starting(Arc::clone(&heard), answering.subscribe());
     let (close, closed) = watch::channel(false);
     let serving = Arc::new(OnceLock::new());
-    let precedence = precedence_by(Arc::clone(&serving));
-    let tls = server::serve_tls(tcp, identity.clone(), router.clone(), precedence, closed.clone());
+    let priority = priority_by(Arc::clone(&serving));
+    let tls = server::serve_tls(tcp, identity.clone(), router.clone(), priority, closed.clone());
     let living = async {
         let ended = live(config, &identity, heard, (&answering, &serving), own_cpus, &mut stop).await;
         close.send_replace(true);
@@ -151,11 +151,11 @@ fn open_heard(config: &Config) -> Result<Heard, Problem> {
 }
 
 /// By what the agent knows of its peers, once it serves; until then an operator goes first.
-fn precedence_by(serving: Arc<OnceLock<Arc<Agent>>>) -> PrecedenceOf {
+fn priority_by(serving: Arc<OnceLock<Arc<Agent>>>) -> PriorityOf {
     Arc::new(move |peer| match (serving.get(), peer) {
-        (Some(agent), peer) => agent.precedence_of(peer),
-        (None, Peer::Operator(_)) => Precedence::First,
-        (None, Peer::Host(_)) => Precedence::Usual,
+        (Some(agent), peer) => agent.priority_of(peer),
+        (None, Peer::Operator(_)) => Priority::First,
+        (None, Peer::Host(_)) => Priority::Usual,
     })
 }
 
@@ -194,8 +194,8 @@ async fn live(
         _ = stop.wait_for(|stop| *stop) => {}
         Ok(_) = doubts.wait_for(|doubts| !doubts.is_empty()) => return Ok(Ended::Doubted),
     }
-    drain::wind_up(&agent).await;
-    outgoing::wind_up(&agent).await;
+    drain::shut_down(&agent).await;
+    outgoing::shut_down(&agent).await;
     Ok(Ended::Stopped)
 }
 
@@ -324,7 +324,7 @@ impl Agent {
     /// Takes up what an earlier life of this agent left.
     async fn recover(self: &Arc<Self>) -> Result<(), Problem> {
         self.checks.look_at_links().await?;
-        precedence::end_all(self);
+        cpu_priority::end_all(self);
         throttles::lift_all(self);
         let waiting = self.journal.waiting_incoming()?;
         let migrations = waiting.iter().map(|record| record.id.clone());
@@ -332,12 +332,12 @@ impl Agent {
         self.network.put_back_all_but(&still_needed).await?;
         incoming::clear_discarded(self).await?;
         incoming::recover(self, waiting).await?;
-        let out_of_reach = self.vms.out_of_reach();
-        incoming::resume_recorded(self, |vm| !out_of_reach.iter().any(|name| name == vm)).await?;
+        let unresponsive = self.vms.unresponsive();
+        incoming::resume_recorded(self, |vm| !unresponsive.iter().any(|name| name == vm)).await?;
         incoming::take_up_parts(self).await?;
         drain::recover(self)?;
         outgoing::recover(self)?;
-        out_of_reach::keep_trying(self);
+        unresponsive::keep_trying(self);
         Ok(())
     }
 
@@ -365,12 +365,12 @@ impl Agent {
 
     /// Whose connections are kept when there are too many: somebody who gives orders, and hosts whose VMs are on their
     /// way.
-    fn precedence_of(&self, peer: &Peer) -> Precedence {
+    fn priority_of(&self, peer: &Peer) -> Priority {
         let goes_first = match peer {
             Peer::Operator(_) => true,
             Peer::Host(host) => self.incoming.are_from(host) || self.outgoing.are_to(host),
         };
-        if goes_first { Precedence::First } else { Precedence::Usual }
+        if goes_first { Priority::First } else { Priority::Usual }
     }
 
     /// A way to another host's agent.

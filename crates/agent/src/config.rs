@@ -151,7 +151,7 @@ pub struct Limits {
     pub deadline_s: u32,
     /// Seconds for which a transfer may stand still; then it is undone.
     pub stall_s: u32,
-    /// Seconds for which a target is asked after the hand-over before the outcome is called undecided.
+    /// Seconds for which a target is asked after the hand-over before the outcome is called in doubt.
     /// It is asked on until it answers.
     pub decision_s: u32,
     /// Share of their time, in percent, for which the CPUs of a VM are held back at most whose memory gets

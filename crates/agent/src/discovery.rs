@@ -298,7 +298,7 @@ impl Trial {
         let before = self.answered.len();
         for (index, near) in self.near.iter().enumerate() {
             let mut datagram = [0; DATAGRAM_BYTES + 1];
-            // At most one answer to each question, and some from strangers.
+            // At most one answer to each question, and some from unauthenticated peers.
             for _ in 0..4 * LINKS_MAX {
                 let Ok((length, from)) = near.socket.try_recv_from(&mut datagram) else { break };
                 self.answered.extend(self.answers(&datagram[..length], from).map(|far| (index, far)));
@@ -339,8 +339,11 @@ mod tests {
         assert_eq!(trial().answers(&encode(Uuid::max(), ANSWER, 2), from), None);
         assert_eq!(trial().answers(&encode(Uuid::max(), QUESTION, 1), from), None);
         assert_eq!(trial().answers(&encode(Uuid::nil(), ANSWER, 1), from), None);
-        for stranger in ["[fe80::2%3]:7", "[fe80::1%3]:8", "10.0.0.1:7"] {
-            assert_eq!(trial().answers(&encode(Uuid::max(), ANSWER, 1), stranger.parse().unwrap()), None);
+        for unauthenticated in ["[fe80::2%3]:7", "[fe80::1%3]:8", "10.0.0.1:7"] {
+            assert_eq!(
+                trial().answers(&encode(Uuid::max(), ANSWER, 1), unauthenticated.parse().unwrap()),
+                None
+            );
         }
     }
 

@@ -53,7 +53,7 @@ const RECORD_AGAIN_AFTER: Duration = Duration::from_secs(2);
 const CRASH_RECORD_ATTEMPTS: u32 = 30;
 
 /// How long an agent that is told to stop waits for a drain that is just being planned.
-const WIND_UP_DEADLINE: Duration = Duration::from_secs(10);
+const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(10);
 
 /// What takes so many times as long as was predicted does not come to its end.
 const PREDICTIONS_MAX: f64 = 3.0;
@@ -330,8 +330,8 @@ pub(crate) fn recover(agent: &Agent) -> Result<(), Problem> {
 }
 
 /// Before the agent stops: nothing more is begun. At the next start the drain is found interrupted.
-pub(crate) async fn wind_up(agent: &Agent) {
-    let beginning = timeout(WIND_UP_DEADLINE, agent.drains.beginning.lock()).await;
+pub(crate) async fn shut_down(agent: &Agent) {
+    let beginning = timeout(SHUTDOWN_DEADLINE, agent.drains.beginning.lock()).await;
     if beginning.is_err() {
         warn!("a drain is being planned still; the agent stops without it");
     }

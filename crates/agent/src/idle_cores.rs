@@ -67,7 +67,7 @@ struct Taken {
 impl Taken {
     fn read(agent: &Agent) -> Self {
         let mut qemus = agent.vms.all_running();
-        qemus.extend(agent.incoming.skeletons());
+        qemus.extend(agent.incoming.qemus());
         Self { at: Instant::now(), agent: own_cpu(), qemus: VmCpu::of(&qemus) }
     }
 

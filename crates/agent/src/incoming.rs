@@ -3,6 +3,7 @@
 //! The source leads; this side answers, and keeps two promises that hold through crashes of either
 //! agent. What it has said it discarded never runs here. What it was told to run is never discarded.
 
+mod allowed_sources;
 mod arrived;
 mod connect;
 mod ending;
@@ -11,7 +12,6 @@ mod order;
 mod permit;
 mod post_copy;
 mod silence;
-mod strangers;
 mod vm;
 
 use std::collections::BTreeMap;
@@ -95,7 +95,7 @@ impl IncomingVms {
     }
 
     /// The QEMUs that wait for the VMs on their way, and those that were told to run them.
-    pub(crate) fn skeletons(&self) -> Vec<Arc<Vmm>> {
+    pub(crate) fn qemus(&self) -> Vec<Arc<Vmm>> {
         lock(&self.entries).values().filter_map(|entry| entry.built()).collect()
     }
 
@@ -157,7 +157,7 @@ pub(crate) async fn recover(agent: &Arc<Agent>, records: Vec<IncomingRecord>) ->
         let vmm = match agent.vms.find_running(&record.spec).await {
             Ok(Some(vmm)) => Some(vmm),
             Ok(None) => {
-                warn!(vm = record.vm, "its skeleton is gone; given up");
+                warn!(vm = record.vm, "its incoming VM is gone; given up");
                 agent.journal.discard_incoming(&record.id)?;
                 agent.watches.leave(agent, &record.id).await?;
                 continue;
@@ -165,7 +165,7 @@ pub(crate) async fn recover(agent: &Arc<Agent>, records: Vec<IncomingRecord>) ->
             // It is tried again (`take_hold`), and the source says whether it is to be waited for. Seen with
             // QEMU 7.2 after its source broke off, and on slow links: its main thread waits for multifd's channels.
             Err(problem) => {
-                warn!(vm = record.vm, %problem, "its skeleton does not answer");
+                warn!(vm = record.vm, %problem, "its incoming VM does not answer");
                 None
             }
         };
@@ -211,8 +211,8 @@ fn refused_here(agent: &Agent, error: &dyn std::fmt::Display) -> Problem {
     Problem::refused(format!("{} cannot run this VM: {error}", agent.name()))
 }
 
-/// Step 4: the skeleton.
-pub(crate) async fn build_skeleton(agent: &Agent, id: &str) -> Result<(), Problem> {
+/// Step 4: the incoming VM.
+pub(crate) async fn build_incoming_vm(agent: &Agent, id: &str) -> Result<(), Problem> {
     let entry = agent.incoming.get(id)?;
     let _stepping = entry.stepping.lock().await;
     must_wait(agent, &entry)?;

@@ -17,10 +17,10 @@
 //! guard      lets a VM run on when the agent cannot
 //! journal    what must survive a crash
 //! path_watch the paths to each peer, and the route over them
-//! out_of_reach VMs whose QEMU did not answer when the agent started
+//! unresponsive VMs whose QEMU did not answer when the agent started
 //! proof      whether the journal is believed, and what is done where it is not
 //! release    whether another host's is one that this one understands
-//! precedence the VM that is silent has the cores first
+//! cpu_priority the VM that is silent has the cores first
 //! scheduling_group among which threads the kernel weighs priorities
 //! session_weight how much of the cores a session has
 //! watchdog   tells the service manager that the agent answers
@@ -30,13 +30,13 @@
 mod admission;
 pub mod agent;
 pub mod api;
-mod arrivals;
 mod bandwidth;
 mod check;
 mod chosen_address;
 pub mod client;
 pub mod config;
 mod cpu_list;
+mod cpu_priority;
 mod descriptors;
 mod discovery;
 mod drain;
@@ -56,18 +56,17 @@ mod memory_look;
 mod migration_links;
 mod multichannel;
 mod network;
-mod out_of_reach;
 mod outgoing;
 mod pacer;
+mod path_counters;
+mod path_history;
 mod path_watch;
 mod places;
 mod ports;
-mod precedence;
 mod probe;
 mod proof;
 mod relay;
 mod release;
-mod remembered;
 mod result;
 mod scheduling_group;
 mod server;
@@ -76,6 +75,7 @@ mod slots;
 mod supervised;
 mod throttles;
 mod transport;
+mod unresponsive;
 mod vm_cores;
 mod vm_end;
 mod vm_files;

@@ -11,9 +11,9 @@ use drainpipe_hypervisor::Vmm;
 use drainpipe_hypervisor::migration::TransferStatus;
 
 use crate::api::types::TargetUse;
-use crate::arrivals::Arrivals;
 use crate::host;
 use crate::network::HostNetwork;
+use crate::path_counters::PathCounters;
 use crate::relay::OutgoingRelay;
 use crate::transport::connections;
 
@@ -27,7 +27,7 @@ pub(crate) struct Measurements {
     vmm_cpu_at_end: Option<f64>,
     agent_cpu_at_start: f64,
     paths: Vec<Path>,
-    arrivals: Option<Arrivals>,
+    counters: Option<PathCounters>,
     readings: Vec<Reading>,
     rounds: u64,
     others_at_once: u32,
@@ -78,7 +78,7 @@ impl Measurements {
             vmm_cpu_at_end: None,
             agent_cpu_at_start: host::own_cpu().as_secs_f64(),
             paths: vec![],
-            arrivals: None,
+            counters: None,
             readings: vec![],
             rounds: 0,
             others_at_once: 0,
@@ -97,7 +97,7 @@ impl Measurements {
     ) -> Result<(), Problem> {
         let paths = &plan.paths;
         self.paths.clone_from(paths);
-        self.arrivals = Some(Arrivals::expect(connections(plan), destination, paths));
+        self.counters = Some(PathCounters::expect(connections(plan), destination, paths));
         self.readings.clear();
         self.sample(network, now_ms).await
     }
@@ -105,15 +105,15 @@ impl Measurements {
     /// The connection is broken, and another one will be made to `destination`. Of a transfer that another life of the
     /// agent began, only QEMU counts.
     pub(crate) fn transfer_goes_on(&mut self, destination: SocketAddr) {
-        if let Some(arrivals) = &mut self.arrivals {
-            arrivals.expect_again(destination);
+        if let Some(counters) = &mut self.counters {
+            counters.expect_again(destination);
         }
     }
 
     /// The VM is paused and the rest is about to be sent.
     pub(crate) fn transfer_is_ending(&mut self) {
-        if let Some(arrivals) = &mut self.arrivals {
-            arrivals.expect_end();
+        if let Some(counters) = &mut self.counters {
+            counters.expect_end();
         }
     }
 
@@ -124,11 +124,11 @@ impl Measurements {
 
     /// Reads the links and the connections.
     pub(crate) async fn sample(&mut self, network: &HostNetwork, now_ms: f64) -> Result<(), Problem> {
-        if let Some(arrivals) = &mut self.arrivals {
-            arrivals.read(network, now_ms).await;
+        if let Some(counters) = &mut self.counters {
+            counters.read(network, now_ms).await;
         }
         let link_bytes = network.sent_bytes(&self.links()).await?;
-        let migration_bytes = self.arrivals.as_ref().and_then(Arrivals::sent_by_path).unwrap_or_default();
+        let migration_bytes = self.counters.as_ref().and_then(PathCounters::sent_by_path).unwrap_or_default();
         let compression = self.compression;
         self.readings.push(Reading { ms: now_ms, link_bytes, migration_bytes, compression });
         if self.readings.len() > SAMPLES_MAX {
@@ -143,17 +143,17 @@ impl Measurements {
 
     /// Bytes that have arrived by the last reading; none if that is not known.
     pub(crate) fn arrived_bytes(&self) -> Option<u64> {
-        self.arrivals.as_ref()?.bytes()
+        self.counters.as_ref()?.bytes()
     }
 
     /// The paths on which much had to be sent again by the last reading.
     pub(crate) fn losing(&self) -> Vec<Path> {
-        self.arrivals.as_ref().map(Arrivals::losing).unwrap_or_default()
+        self.counters.as_ref().map(PathCounters::losing).unwrap_or_default()
     }
 
     /// For each path what has arrived by the last reading.
-    pub(crate) fn arrivals(&self) -> Vec<PathArrival> {
-        self.arrivals.as_ref().map(Arrivals::by_path).unwrap_or_default()
+    pub(crate) fn by_path(&self) -> Vec<PathArrival> {
+        self.counters.as_ref().map(PathCounters::by_path).unwrap_or_default()
     }
 
     /// The last byte has been sent; QEMU is still there.
@@ -173,7 +173,7 @@ impl Measurements {
         let vmm_cpu = self.vmm_cpu_at_end.or_else(|| cpu_seconds(vmm)).unwrap_or(self.vmm_cpu_at_start);
         let (samples, is_own) = samples(&self.readings);
         let paths = self.path_uses(&samples, is_own);
-        let elsewhere = self.arrivals.iter().flat_map(Arrivals::sent_elsewhere);
+        let elsewhere = self.counters.iter().flat_map(PathCounters::sent_elsewhere);
         Measured {
             elsewhere: elsewhere.map(|(link, bytes)| LinkUse { link: link.to_owned(), bytes }).collect(),
             wire_bytes: paths.iter().map(|path| path.bytes).sum(),
@@ -195,7 +195,7 @@ impl Measurements {
     fn path_uses(&self, samples: &[Sample], is_own: bool) -> Vec<PathUse> {
         let Some(last) = samples.last() else { return vec![] };
         let total: u64 = last.path_bytes.iter().sum();
-        let arrivals = self.arrivals.as_ref();
+        let counters = self.counters.as_ref();
         self.paths
             .iter()
             .zip(&last.path_bytes)
@@ -207,9 +207,9 @@ impl Measurements {
                 includes_other_traffic: !is_own,
                 share: if total == 0 { 0.0 } else { *bytes as f64 / total as f64 },
                 speed_mbps: path.speed_mbps,
-                is_spare: path.is_spare,
-                connections: arrivals.and_then(|arrivals| arrivals.connections_on(index)),
-                retransmitted_segments: arrivals.and_then(|arrivals| arrivals.retransmitted_segments(index)),
+                is_standby: path.is_standby,
+                connections: counters.and_then(|counters| counters.connections_on(index)),
+                retransmitted_segments: counters.and_then(|counters| counters.retransmitted_segments(index)),
                 turns: vec![],
             })
             .collect()

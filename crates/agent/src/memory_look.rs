@@ -4,7 +4,7 @@ use drainpipe_engine::drain::view::MemorySample;
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::relayed::Compressible;
 use drainpipe_hypervisor::{self as hypervisor, Contents, Vmm};
-use drainpipe_relay::prospect;
+use drainpipe_relay::estimate;
 use tracing::warn;
 
 /// Memory that gets dirty more slowly goes once, but for little.
@@ -55,7 +55,7 @@ fn goes_as_changes(dirty_bytes_per_s: u64, dirty_share_of_pages: f64) -> bool {
 }
 
 async fn compressible_in(contents: Contents) -> Option<Compressible> {
-    let packed = tokio::task::spawn_blocking(move || prospect(contents.bytes())).await;
+    let packed = tokio::task::spawn_blocking(move || estimate(contents.bytes())).await;
     let failed = |error: &dyn std::fmt::Display| warn!(%error, "what of a VM's memory shrinks is not known");
     packed.inspect_err(|error| failed(error)).ok()?.inspect_err(|error| failed(error)).ok()
 }

@@ -41,18 +41,18 @@ use crate::discovery::discover;
 use crate::journal::{Journal, OpenMigration};
 use crate::lock::lock;
 use crate::memory_look;
+use crate::path_history::{self, Learnt};
 use crate::proof::beside::{Beside, Way};
 use crate::release::ask_host;
-use crate::remembered::{self, Learnt};
 use crate::supervised;
 use crate::vms::{Claim, Claimed, does_not_run};
 
 /// How long an agent that is told to stop waits for its migrations to be undone. Well below the 90 s
 /// after which systemd kills it.
-const WIND_UP_DEADLINE: Duration = Duration::from_secs(20);
+const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(20);
 
 /// How often it looks.
-const WIND_UP_LOOK_EVERY: Duration = Duration::from_millis(20);
+const SHUTDOWN_LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// How long it then still answers. Who follows a migration asks several times a second, and shall hear how
 /// it has ended.
@@ -130,11 +130,11 @@ impl Outgoing {
         running.values().filter(|other| other.id != id && *other.stage.borrow() == Stage::Sending).count()
     }
 
-    /// Those that an earlier life of the agent, or a task that has crashed, has begun, but for undecided ones: these
+    /// Those that an earlier life of the agent, or a task that has crashed, has begun, but for in doubt ones: these
     /// end when their target answers.
     pub(crate) fn taken_up(&self) -> Vec<Arc<Running>> {
         let running = self.lock();
-        running.values().filter(|running| running.is_taken_up && !running.is_undecided()).cloned().collect()
+        running.values().filter(|running| running.is_taken_up && !running.is_in_doubt()).cloned().collect()
     }
 
     /// Those of which the outcome is neither known nor left open.
@@ -259,8 +259,8 @@ impl Running {
         self.cancel.notify_one();
     }
 
-    fn is_undecided(&self) -> bool {
-        self.result().as_ref().is_some_and(|result| result.outcome == Outcome::Undecided)
+    fn is_in_doubt(&self) -> bool {
+        self.result().as_ref().is_some_and(|result| result.outcome == Outcome::InDoubt)
     }
 
     fn is_over(&self) -> bool {
@@ -297,7 +297,7 @@ pub(crate) fn left_open(agent: &Agent) -> Result<Vec<MigrationView>, Problem> {
     let mut open = agent.journal.open_migrations()?;
     open.retain(|open| agent.outgoing.get(&open.id).is_none());
     let view = |open: OpenMigration| MigrationView {
-        waits_for: agent.vms.out_of_reach_for(&open.vm),
+        waits_for: agent.vms.why_unresponsive(&open.vm),
         id: open.id,
         vm: open.vm,
         source: agent.name().into(),
@@ -509,7 +509,8 @@ async fn informed(
         Some(vmm) => memory_look::contents(vmm, request.option).await,
         None => (None, None),
     };
-    let Learnt { saved_mbps, compressed_slower, .. } = remembered::of_target(agent, target, request.option)?;
+    let Learnt { saved_mbps, compressed_slower, .. } =
+        path_history::of_target(agent, target, request.option)?;
     Ok(Request { memory, zero_share, saved_mbps, compressed_slower, ..request })
 }
 
@@ -577,7 +578,7 @@ pub(crate) async fn hand_over_view(
 
 /// Whether this host is known to have let go of a VM.
 async fn has_let_go(agent: &Agent, vm: &str) -> bool {
-    let is_in_reach = agent.vms.out_of_reach_for(vm).is_none();
+    let is_in_reach = agent.vms.why_unresponsive(vm).is_none();
     is_in_reach && source_state(agent.vms.running(vm).as_deref()).await == Ok(SourceState::LetGo)
 }
 
@@ -617,7 +618,7 @@ pub(crate) fn take_up(agent: &Arc<Agent>, open: OpenMigration, claimed: Claimed)
 /// Before the agent stops: has what can be undone undone, and waits for it, so that the VMs run on
 /// here and nothing is left to guards and to the next start. Then waits until those have heard of it who
 /// ask.
-pub(crate) async fn wind_up(agent: &Agent) {
+pub(crate) async fn shut_down(agent: &Agent) {
     if agent.outgoing.under_way().is_empty() {
         return;
     }
@@ -632,10 +633,10 @@ pub(crate) async fn wind_up(agent: &Agent) {
             for running in running {
                 running.cancel();
             }
-            tokio::time::sleep(WIND_UP_LOOK_EVERY).await;
+            tokio::time::sleep(SHUTDOWN_LOOK_EVERY).await;
         }
     };
-    if tokio::time::timeout(WIND_UP_DEADLINE, over).await.is_err() {
+    if tokio::time::timeout(SHUTDOWN_DEADLINE, over).await.is_err() {
         warn!("migrations are under way still; their guards and the next start see to them");
     }
     tokio::time::sleep(TELL_RESULTS_FOR).await;
@@ -650,7 +651,7 @@ mod tests {
     use crate::measure::Measurements;
     use crate::result::{Identity, Pauses, assemble};
 
-    fn undecided() -> MigrationResult {
+    fn in_doubt() -> MigrationResult {
         let (migration, _) = Migration::begin(Limits::default());
         let measured = Measurements::begin(None).finish(None, TargetUse::default());
         let identity = Identity {
@@ -663,7 +664,7 @@ mod tests {
             started_at: Timestamp::UNIX_EPOCH,
         };
         let pauses = Pauses { timings: migration.timings(), standstill_ms: None };
-        assemble(identity, &migration, pauses, Outcome::Undecided, None, measured)
+        assemble(identity, &migration, pauses, Outcome::InDoubt, None, measured)
     }
 
     #[test]
@@ -681,7 +682,7 @@ mod tests {
         let running = Arc::new(Running::new("1".into(), &request, Timestamp::UNIX_EPOCH, Turn::Now, false));
         outgoing.lock().insert("1".into(), Arc::clone(&running));
         assert_eq!(outgoing.under_way().len(), 1);
-        *running.result() = Some(undecided());
+        *running.result() = Some(in_doubt());
         assert_eq!((outgoing.under_way().len(), outgoing.all().len()), (0, 1));
     }
 }

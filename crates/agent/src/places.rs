@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use drainpipe_engine::connections::{Held, Precedence, Room, room};
+use drainpipe_engine::connections::{Held, Priority, Room, room};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::sync::oneshot;
 use tracing::debug;
@@ -10,7 +10,7 @@ use tracing::debug;
 use crate::lock::lock;
 
 /// Connections without a certificate that are in their handshake: for more, the oldest of the greediest address is closed.
-const STRANGERS_MAX: usize = 512;
+const UNAUTHENTICATED_MAX: usize = 512;
 
 /// Connections of hosts and operators.
 const KNOWN_MAX: usize = 256;
@@ -24,7 +24,7 @@ const DESCRIPTORS_WANTED: u64 = 16_384;
 /// How many connections there may be of each kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Bounds {
-    pub(crate) strangers: usize,
+    pub(crate) unauthenticated: usize,
     pub(crate) known: usize,
     pub(crate) closing: usize,
 }
@@ -38,7 +38,7 @@ impl Bounds {
     fn within(descriptors: u64) -> Self {
         let descriptors = usize::try_from(descriptors).unwrap_or(usize::MAX);
         Self {
-            strangers: (descriptors / 4).clamp(1, STRANGERS_MAX),
+            unauthenticated: (descriptors / 4).clamp(1, UNAUTHENTICATED_MAX),
             known: (descriptors / 8).clamp(1, KNOWN_MAX),
             closing: (descriptors / 8).clamp(1, CLOSING_MAX),
         }
@@ -46,7 +46,7 @@ impl Bounds {
 
     /// All descriptors that connections take at once.
     pub(crate) fn all(self) -> usize {
-        self.strangers + self.known + self.closing
+        self.unauthenticated + self.known + self.closing
     }
 }
 
@@ -109,15 +109,15 @@ impl<H: Ord + Clone> Places<H> {
     pub(crate) fn take(
         self: &Arc<Self>,
         holder: &H,
-        precedence: impl Fn(&H) -> Precedence,
+        priority: impl Fn(&H) -> Priority,
     ) -> Option<(Place<H>, Closing)> {
         let mut inner = lock(&self.inner);
         if inner.held.len() >= self.count {
             for one in &mut inner.held {
-                one.precedence = precedence(&one.holder);
+                one.priority = priority(&one.holder);
             }
         }
-        let own = precedence(holder);
+        let own = priority(holder);
         match room(&inner.held, self.count, holder, own) {
             Room::Free => {}
             Room::InPlaceOf(position) => inner.remove(position),
@@ -125,7 +125,7 @@ impl<H: Ord + Clone> Places<H> {
         }
         let number = inner.next();
         let (close, closing) = oneshot::channel();
-        inner.held.push(Held { holder: holder.clone(), precedence: own, is_idle: true, since: number });
+        inner.held.push(Held { holder: holder.clone(), priority: own, is_idle: true, since: number });
         inner.closers.push(Closer { number, _close: close });
         Some((Place { number, places: Arc::clone(self) }, closing))
     }
@@ -174,8 +174,8 @@ mod tests {
 
     use super::*;
 
-    fn usual(_: &&str) -> Precedence {
-        Precedence::Usual
+    fn usual(_: &&str) -> Priority {
+        Priority::Usual
     }
 
     #[test]
@@ -190,11 +190,11 @@ mod tests {
     }
 
     #[test]
-    fn precedence_is_that_of_now() {
+    fn priority_is_that_of_now() {
         let places = Places::new(2);
         let mut of_a = places.take(&"a", usual).unwrap();
         let mut of_b = places.take(&"b", usual).unwrap();
-        let first = |holder: &&str| if *holder == "b" { Precedence::Usual } else { Precedence::First };
+        let first = |holder: &&str| if *holder == "b" { Priority::Usual } else { Priority::First };
         let _c = places.take(&"c", first).unwrap();
         assert_eq!(of_a.1.try_recv(), Err(TryRecvError::Empty), "it is in a migration by now");
         assert_eq!(of_b.1.try_recv(), Err(TryRecvError::Closed));
@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn connections_take_at_most_half_of_the_descriptors() {
-        assert_eq!(Bounds::within(1 << 20).all(), STRANGERS_MAX + KNOWN_MAX + CLOSING_MAX);
+        assert_eq!(Bounds::within(1 << 20).all(), UNAUTHENTICATED_MAX + KNOWN_MAX + CLOSING_MAX);
         for descriptors in [64, 1024, 4096] {
             assert!(Bounds::within(descriptors).all() <= usize::try_from(descriptors).unwrap() / 2);
         }

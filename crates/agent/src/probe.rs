@@ -104,7 +104,7 @@ async fn bind(path: &Path, port: u16) -> io::Result<TcpListener> {
     TcpListener::bind(on_link(&path.link, path.address, port)?).await
 }
 
-// Strangers may connect too; only the one that knows the token ends the wait.
+// Unauthenticated peers may connect too; only the one that knows the token ends the wait.
 async fn answer(listener: TcpListener, token: Uuid) -> io::Result<()> {
     loop {
         let (mut stream, _) = listener.accept().await?;

@@ -265,7 +265,7 @@ pub(crate) fn check_packing_cpus(compression: &Compression, own: &CpuList) -> Re
 /// no.
 fn priority_counts_to(vms: &Vms) -> bool {
     let pids = vms.all_running().into_iter().map(|vmm| vmm.pid());
-    vms.out_of_reach().is_empty() && scheduling_group::is_one(pids.chain([std::process::id()]))
+    vms.unresponsive().is_empty() && scheduling_group::is_one(pids.chain([std::process::id()]))
 }
 
 /// The CPUs on which the agent may run. Its relay passes streams on, and unpacks them, on any of these.

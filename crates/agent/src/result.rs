@@ -41,8 +41,8 @@ pub(crate) struct Pauses {
 impl Pauses {
     fn longest_ms(self) -> Option<f64> {
         // None is less than any.
-        let blackout_ms = self.timings.blackout_ms();
-        if blackout_ms > self.standstill_ms { blackout_ms } else { self.standstill_ms }
+        let downtime_ms = self.timings.downtime_ms();
+        if downtime_ms > self.standstill_ms { downtime_ms } else { self.standstill_ms }
     }
 }
 
@@ -91,7 +91,7 @@ pub(crate) fn assemble(
         completion_ms: tenth(parts.completion_ms),
         post_copy_allowed: plan.is_some_and(|plan| plan.post_copy),
         post_copy_ms: parts.post_copy_ms.map(tenth),
-        blackout_ms: pauses.timings.blackout_ms().map(tenth),
+        downtime_ms: pauses.timings.downtime_ms().map(tenth),
         standstill_ms: pauses.longest_ms().map(tenth),
         guest_gap_ms: None,
         guest_rewritten_mib_per_s: None,
@@ -224,7 +224,7 @@ mod tests {
         assert_eq!(longest(None, None), None);
     }
 
-    fn path(link: &str, share: f64, is_spare: bool) -> PathUse {
+    fn path(link: &str, share: f64, is_standby: bool) -> PathUse {
         PathUse {
             link: link.into(),
             peer_link: link.into(),
@@ -232,7 +232,7 @@ mod tests {
             includes_other_traffic: false,
             share,
             speed_mbps: None,
-            is_spare,
+            is_standby,
             connections: None,
             retransmitted_segments: None,
             turns: vec![],

@@ -14,7 +14,7 @@ use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
-use drainpipe_engine::connections::Precedence;
+use drainpipe_engine::connections::Priority;
 use drainpipe_engine::problem::Problem;
 use drainpipe_identity::{Identity, Peer};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -69,26 +69,26 @@ pub(crate) async fn serve_socket(listener: UnixListener, router: Router, stop: w
 }
 
 /// Who goes before others.
-pub(crate) type PrecedenceOf = Arc<dyn Fn(&Peer) -> Precedence + Send + Sync>;
+pub(crate) type PriorityOf = Arc<dyn Fn(&Peer) -> Priority + Send + Sync>;
 
 /// Serves agents and operators by mutual TLS, until told to stop.
 pub(crate) async fn serve_tls(
     listener: TcpListener,
     identity: Identity,
     router: Router,
-    precedence: PrecedenceOf,
+    priority: PriorityOf,
     stop: watch::Receiver<bool>,
 ) {
     let bounds = Bounds::of_this_process();
-    let strangers = Places::new(bounds.strangers);
+    let unauthenticated = Places::new(bounds.unauthenticated);
     let acceptor = TlsAcceptor::from(identity.server_config());
-    let door = Arc::new(Door { acceptor, identity, known: Places::new(bounds.known), precedence, router });
+    let door = Arc::new(Door { acceptor, identity, known: Places::new(bounds.known), priority, router });
     accept_each(
         bounds.all(),
         stop,
         || listener.accept(),
         |(stream, from), slot| {
-            if let Some(place) = strangers.take(&network_of(from.ip()), |_| Precedence::Usual) {
+            if let Some(place) = unauthenticated.take(&network_of(from.ip()), |_| Priority::Usual) {
                 let door = Arc::clone(&door);
                 tokio::spawn(async move {
                     door.receive(stream, place).await;
@@ -148,22 +148,22 @@ struct Door {
     acceptor: TlsAcceptor,
     identity: Identity,
     known: Arc<Places<Peer>>,
-    precedence: PrecedenceOf,
+    priority: PriorityOf,
     router: Router,
 }
 
 impl Door {
-    async fn receive(&self, stream: TcpStream, (stranger, closing): (Place<IpAddr>, Closing)) {
+    async fn receive(&self, stream: TcpStream, (unauthenticated, closing): (Place<IpAddr>, Closing)) {
         let greeted = tokio::select! {
             greeted = timeout(HANDSHAKE_DEADLINE, self.greet(stream)) => greeted,
             _ = closing => return debug!("closed the oldest connection of the address that has most"),
         };
         let Ok(Some((stream, peer))) = greeted else { return };
         let expiry = sleep(self.valid_for(&stream));
-        let Some((place, closing)) = self.known.take(&peer, &*self.precedence) else {
+        let Some((place, closing)) = self.known.take(&peer, &*self.priority) else {
             return warn!(%peer, "closed a connection: all others are in use, and this peer has more than others");
         };
-        drop(stranger);
+        drop(unauthenticated);
         let activity = Activity(Some(Arc::new(place)));
         serve_until(closing, expiry, serve(stream, Caller::Peer(peer), self.router.clone(), activity)).await;
     }

@@ -60,7 +60,7 @@ impl Entry {
         self.vmm.as_ref().filter(|vmm| vmm.alive())
     }
 
-    fn is_out_of_reach(&self) -> bool {
+    fn is_unresponsive(&self) -> bool {
         matches!(self.claim, Some(Claim::OutOfReach(_)))
     }
 
@@ -242,22 +242,22 @@ impl Vms {
     pub(crate) async fn clear_remains(&self, definition: &VmSpec) -> Result<(), Problem> {
         let paths = self.paths(definition)?;
         let name = definition.name.as_str();
-        let was_given_up = self.journal.discarded_skeletons()?.iter().any(|record| record.vm == name);
+        let was_given_up = self.journal.discarded_incoming_vms()?.iter().any(|record| record.vm == name);
         let cleared =
             if was_given_up { Vmm::end_given_up(&paths, QEMU_DEADLINE).await } else { Vmm::clear(&paths) };
         cleared.map_err(|error| Problem::conflict(format!("VM {name}: {error}")))
     }
 
     /// The VMs whose QEMU lives and has not answered since the agent started.
-    pub(crate) fn out_of_reach(&self) -> Vec<String> {
+    pub(crate) fn unresponsive(&self) -> Vec<String> {
         let entries = self.lock();
         let mut names: Vec<String> = entries.keys().cloned().collect();
-        names.retain(|name| entries[name].is_out_of_reach());
+        names.retain(|name| entries[name].is_unresponsive());
         names
     }
 
     /// Why a VM is out of reach, if it is.
-    pub(crate) fn out_of_reach_for(&self, name: &str) -> Option<String> {
+    pub(crate) fn why_unresponsive(&self, name: &str) -> Option<String> {
         let entries = self.lock();
         let claim = entries.get(name).and_then(|entry| entry.claim.as_ref());
         claim.filter(|claim| matches!(claim, Claim::OutOfReach(_))).map(|claim| claim.describe(name))
@@ -267,7 +267,7 @@ impl Vms {
     pub(crate) async fn reach(self: &Arc<Self>, name: &str, claim: Claim) -> Result<Claimed, Problem> {
         let definition = self.lock().get(name).map(|entry| entry.definition.clone());
         let vmm = self.find_own(&definition.ok_or_else(|| self.unknown(name))?).await?;
-        if let Some(entry) = self.lock().get_mut(name).filter(|entry| entry.is_out_of_reach()) {
+        if let Some(entry) = self.lock().get_mut(name).filter(|entry| entry.is_unresponsive()) {
             (entry.vmm, entry.claim) = (vmm, None);
             return self.claim_locked(entry, name, claim);
         }
@@ -481,8 +481,8 @@ impl Vms {
 
     /// Powers a VM off; with `force`, pulls the plug.
     pub(crate) async fn stop(self: &Arc<Self>, name: &str, force: bool) -> Result<(), Problem> {
-        if force && self.out_of_reach_for(name).is_some() {
-            return self.kill_out_of_reach(name).await;
+        if force && self.why_unresponsive(name).is_some() {
+            return self.kill_unresponsive(name).await;
         }
         let claimed = self.claim(name, Claim::Changing)?;
         let vmm = claimed.vmm.clone().ok_or_else(|| Problem::conflict(format!("VM {name} does not run")))?;
@@ -499,7 +499,7 @@ impl Vms {
     }
 
     /// One of which another host may need what it has is left alone: only its migration says who has the VM.
-    async fn kill_out_of_reach(&self, name: &str) -> Result<(), Problem> {
+    async fn kill_unresponsive(&self, name: &str) -> Result<(), Problem> {
         if let Some(open) = self.journal.open_migrations()?.into_iter().find(|open| open.vm == name) {
             return Err(Problem::conflict(format!(
                 "VM {name} does not answer, and it is not known yet whether it is here or on {} (migration {}): wait, or \
@@ -511,7 +511,7 @@ impl Vms {
         let paths = self.paths(&definition.ok_or_else(|| self.unknown(name))?)?;
         warn!(vm = name, "its QEMU, which does not answer, is killed as somebody wants it");
         Vmm::kill_found(&paths, QEMU_DEADLINE).await.map_err(Problem::failed)?;
-        if let Some(entry) = self.lock().get_mut(name).filter(|entry| entry.is_out_of_reach()) {
+        if let Some(entry) = self.lock().get_mut(name).filter(|entry| entry.is_unresponsive()) {
             (entry.vmm, entry.claim, entry.cores_taken) = (None, None, None);
         }
         Ok(())
@@ -595,7 +595,7 @@ pub(crate) fn describe(host: &str, definition: &VmSpec, state: VmState) -> VmVie
 }
 
 async fn state_of(entry: &Entry, deadline: Duration) -> VmState {
-    if entry.is_out_of_reach() {
+    if entry.is_unresponsive() {
         return VmState::Unknown;
     }
     let Some(vmm) = entry.vmm.as_deref().filter(|vmm| vmm.alive()) else { return VmState::Stopped };

@@ -19,7 +19,7 @@ pub(crate) enum Exit {
     Refused,
     /// 4: where a VM runs is not known yet: its hand-over was recorded, and the target does not answer; or what moves
     /// it is not watched any more.
-    Undecided,
+    InDoubt,
     /// 5: cancelled; the VM runs where it ran.
     Cancelled,
     /// 6: a check found warnings, and nothing worse.
@@ -53,7 +53,7 @@ impl Exit {
             Outcome::Completed => Self::Done,
             Outcome::Failed => result.error_kind.map_or(Self::Failed, Self::of_kind),
             Outcome::Cancelled => Self::Cancelled,
-            Outcome::Undecided => Self::Undecided,
+            Outcome::InDoubt => Self::InDoubt,
             Outcome::Lost => Self::Lost,
         }
     }
@@ -64,8 +64,8 @@ impl Exit {
         if any(MoveState::Lost) {
             return Self::Lost;
         }
-        if any(MoveState::Undecided) {
-            return Self::Undecided;
+        if any(MoveState::InDoubt) {
+            return Self::InDoubt;
         }
         match status.state {
             DrainState::Drained => Self::Done,
@@ -84,7 +84,7 @@ impl Exit {
             Self::Failed => 1,
             Self::BadInput => 2,
             Self::Refused => 3,
-            Self::Undecided => 4,
+            Self::InDoubt => 4,
             Self::Cancelled => 5,
             Self::Warned => 6,
             Self::Lost => 7,

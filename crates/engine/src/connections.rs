@@ -2,14 +2,14 @@
 //!
 //! A holder is whoever connects: an address before anything else is known of it, a host or an operator after that.
 //! Its share is what each would have if all holders divided the places evenly. Whoever keeps to its share is never
-//! closed for somebody who does not, and somebody who has precedence and keeps to its share is never refused.
+//! closed for somebody who does not, and somebody who has priority and keeps to its share is never refused.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 /// Whether a holder goes before others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Precedence {
+pub enum Priority {
     /// As everybody.
     Usual,
     /// An operator, or a host in a migration.
@@ -22,7 +22,7 @@ pub struct Held<H> {
     /// Whose it is.
     pub holder: H,
     /// That of its holder.
-    pub precedence: Precedence,
+    pub priority: Priority,
     /// Nobody waits for an answer on it.
     pub is_idle: bool,
     /// Grows with each connection that comes or falls idle.
@@ -41,15 +41,15 @@ pub enum Room {
 }
 
 /// Finds a place for a connection of `newcomer` among those that are `held`, where there are so many `places`.
-pub fn room<H: Ord>(held: &[Held<H>], places: usize, newcomer: &H, precedence: Precedence) -> Room {
+pub fn room<H: Ord>(held: &[Held<H>], places: usize, newcomer: &H, priority: Priority) -> Room {
     if held.len() < places {
         return Room::Free;
     }
     let counts = Counts::of(held, places, newcomer);
-    let may_go = held.iter().enumerate().filter(|(_, one)| counts.may_go(one, precedence));
+    let may_go = held.iter().enumerate().filter(|(_, one)| counts.may_go(one, priority));
     let goes = may_go.min_by_key(|(_, one)| {
         let count = counts.of[&one.holder];
-        (!one.is_idle, count <= counts.share, one.precedence, Reverse(count), one.since)
+        (!one.is_idle, count <= counts.share, one.priority, Reverse(count), one.since)
     });
     goes.map_or(Room::None, |(position, _)| Room::InPlaceOf(position))
 }
@@ -74,18 +74,18 @@ impl<'a, H: Ord> Counts<'a, H> {
         Self { newcomers: of[newcomer], of, newcomer, share, is_anybody_over }
     }
 
-    fn may_go(&self, one: &Held<H>, precedence: Precedence) -> bool {
+    fn may_go(&self, one: &Held<H>, priority: Priority) -> bool {
         let count = self.of[&one.holder];
         let keeps_to_share = self.newcomers <= self.share;
         if one.holder == *self.newcomer {
             one.is_idle
         } else if count > self.share {
-            keeps_to_share || (count > self.newcomers && (one.is_idle || one.precedence <= precedence))
+            keeps_to_share || (count > self.newcomers && (one.is_idle || one.priority <= priority))
         } else {
             // More holders than places: nobody has more than one.
             keeps_to_share
                 && !self.is_anybody_over
-                && (one.precedence < precedence || (one.is_idle && one.precedence == precedence))
+                && (one.priority < priority || (one.is_idle && one.priority == priority))
         }
     }
 }
@@ -101,16 +101,16 @@ mod tests {
     /// As many names as there are places.
     const NAMES: std::ops::Range<u8> = 0..12;
 
-    /// Holders 0 and 1 have precedence.
-    fn precedence(holder: u8) -> Precedence {
-        if holder < 2 { Precedence::First } else { Precedence::Usual }
+    /// Holders 0 and 1 have priority.
+    fn priority(holder: u8) -> Priority {
+        if holder < 2 { Priority::First } else { Priority::Usual }
     }
 
     fn held(of: &[(u8, bool)]) -> Vec<Held<u8>> {
         let all = of.iter().enumerate();
         all.map(|(since, (holder, is_idle))| Held {
             holder: *holder,
-            precedence: precedence(*holder),
+            priority: priority(*holder),
             is_idle: *is_idle,
             since: since as u64,
         })
@@ -131,31 +131,31 @@ mod tests {
     #[test]
     fn the_oldest_of_the_greediest_goes_first() {
         let all = held(&[(3, true), (2, true), (2, true), (2, true)]);
-        assert_eq!(room(&all, 4, &4, Precedence::Usual), Room::InPlaceOf(1));
-        assert_eq!(room(&all, 4, &2, Precedence::Usual), Room::InPlaceOf(1), "its own");
-        assert_eq!(room(&all, 5, &4, Precedence::Usual), Room::Free);
+        assert_eq!(room(&all, 4, &4, Priority::Usual), Room::InPlaceOf(1));
+        assert_eq!(room(&all, 4, &2, Priority::Usual), Room::InPlaceOf(1), "its own");
+        assert_eq!(room(&all, 5, &4, Priority::Usual), Room::Free);
     }
 
     #[test]
     fn what_is_idle_goes_before_what_is_waited_for() {
         let all = held(&[(2, false), (2, true), (2, false), (2, true)]);
-        assert_eq!(room(&all, 4, &3, Precedence::Usual), Room::InPlaceOf(1));
+        assert_eq!(room(&all, 4, &3, Priority::Usual), Room::InPlaceOf(1));
         let busy = held(&[(2, false); 4]);
-        assert_eq!(room(&busy, 4, &3, Precedence::Usual), Room::InPlaceOf(0));
-        assert_eq!(room(&busy, 4, &2, Precedence::Usual), Room::None, "it has them all already");
+        assert_eq!(room(&busy, 4, &3, Priority::Usual), Room::InPlaceOf(0));
+        assert_eq!(room(&busy, 4, &2, Priority::Usual), Room::None, "it has them all already");
     }
 
     #[test]
     fn silent_addresses_that_are_more_than_the_places_keep_nobody_out() {
         let all = held(&[(2, true), (3, true), (4, true)]);
-        assert_eq!(room(&all, 3, &5, Precedence::Usual), Room::InPlaceOf(0));
+        assert_eq!(room(&all, 3, &5, Priority::Usual), Room::InPlaceOf(0));
     }
 
     #[test]
-    fn where_all_have_one_who_has_precedence_comes_in() {
+    fn where_all_have_one_who_has_priority_comes_in() {
         let all = held(&[(2, false), (3, false), (0, false)]);
-        assert_eq!(room(&all, 3, &1, Precedence::First), Room::InPlaceOf(0));
-        assert_eq!(room(&all, 3, &4, Precedence::Usual), Room::None);
+        assert_eq!(room(&all, 3, &1, Priority::First), Room::InPlaceOf(0));
+        assert_eq!(room(&all, 3, &4, Priority::Usual), Room::None);
     }
 
     proptest! {
@@ -167,14 +167,14 @@ mod tests {
             let held = held(&of);
             let share = share(&held, newcomer);
             let newcomers = count(&held, newcomer) + 1;
-            if let Room::InPlaceOf(position) = room(&held, PLACES, &newcomer, precedence(newcomer)) {
+            if let Room::InPlaceOf(position) = room(&held, PLACES, &newcomer, priority(newcomer)) {
                 let goes = &held[position];
                 if goes.holder != newcomer && newcomers > share {
                     prop_assert!(count(&held, goes.holder) > newcomers, "{goes:?}");
                 }
                 if goes.holder != newcomer && count(&held, goes.holder) <= share {
                     prop_assert!(held.iter().all(|one| count(&held, one.holder) <= share), "{goes:?}");
-                    prop_assert!(goes.precedence <= precedence(newcomer));
+                    prop_assert!(goes.priority <= priority(newcomer));
                 }
             }
         }
@@ -186,7 +186,7 @@ mod tests {
         ) {
             let held = held(&of);
             if count(&held, newcomer) < share(&held, newcomer) {
-                prop_assert_ne!(room(&held, PLACES, &newcomer, precedence(newcomer)), Room::None);
+                prop_assert_ne!(room(&held, PLACES, &newcomer, priority(newcomer)), Room::None);
             }
         }
 
@@ -203,7 +203,7 @@ mod tests {
                 for holder in operator.into_iter().chain([*host]) {
                     let mut new = held(&[(holder, holder < 2 || *is_idle)]).remove(0);
                     new.since = since as u64;
-                    match room(&now, PLACES, &holder, precedence(holder)) {
+                    match room(&now, PLACES, &holder, priority(holder)) {
                         Room::Free => now.push(new),
                         Room::InPlaceOf(position) => {
                             // An idle one of its own is as good as a place.

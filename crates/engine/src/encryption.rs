@@ -157,7 +157,7 @@ mod tests {
             address,
             peer_address: address,
             speed_mbps: None,
-            is_spare: false,
+            is_standby: false,
             mtu_bytes: None,
         }
     }

@@ -231,7 +231,7 @@ fn drain_to(answers: &Answers, option: RequestedOption, plan: &Plan) {
         limit: LimitView { mbps: answers.limit_mbps, later: vec![] },
         free_cores: relay.map(|relay| relay.source_cores.min(relay.target_cores)),
         relay,
-        remembered: None,
+        path_history: None,
     };
     let view = DrainView {
         host: "a".into(),

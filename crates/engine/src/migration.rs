@@ -2,7 +2,7 @@
 //! time it is.
 //!
 //! ```text
-//!  1 establish ─ 2 permissions ─ 3 memory ─ 4 skeleton ─ 5 connect ─ turn ─ 6,7 copy ─ 8 blackout
+//!  1 establish ─ 2 permissions ─ 3 memory ─ 4 build VM ─ 5 connect ─ turn ─ 6,7 copy ─ 8 downtime
 //!       │              │            │            │            │         │        │          │
 //!       └──────────────┴────────────┴─── undo ◄──┴────────────┴─────────┴────────┴──────────┤
 //!                                         │                                                 ▼
@@ -11,7 +11,7 @@
 //!                                                               │                           ▼
 //!                                               ask the target ◄┴─ no answer ───── 9 resume on target
 //!                                                    │                                      │
-//!                                              undecided                        10 clean up ─ completed
+//!                                              in doubt                        10 clean up ─ completed
 //! ```
 //!
 //! With post-copy, the VM runs on the target before its memory is there:
@@ -44,15 +44,15 @@ mod messages;
 mod post_copy;
 pub mod target;
 mod throttled;
-mod told;
 mod undo;
+mod view;
 
 use std::collections::BTreeSet;
 
 pub use self::messages::{Action, Event, Limits, SourceState, TargetState, VmCondition};
 use self::post_copy::{Rest, Trigger};
-pub use self::told::{Stage, Timings};
 use self::undo::{RESUME_ATTEMPTS, Undo};
+pub use self::view::{Stage, Timings};
 use crate::check::finding::Finding;
 use crate::plan::Plan;
 use crate::problem::Problem;
@@ -234,7 +234,7 @@ impl Migration {
             | Event::VmIs(_)
             | Event::TargetSays(_) => self.action_done(now_ms, event),
             Event::Failed(error) => self.action_failed(now_ms, error),
-            Event::Crowded(why) => self.crowded(now_ms, &why),
+            Event::Busy(why) => self.busy(now_ms, &why),
             Event::Found(finding) => {
                 self.found(now_ms, finding);
                 None
@@ -383,7 +383,7 @@ impl Migration {
             // While the source does not say that it let go, the target must not be told to run; and without
             // the record that it is revoked, a restart would take the VM for handed over.
             Phase::AskingSource | Phase::EndingOnSource | Phase::EndingOnTarget | Phase::Revoking => {
-                Some(self.end_undecided(now_ms, error))
+                Some(self.end_in_doubt(now_ms, error))
             }
             // The VM runs on the target. What could not be tidied is in the journal for the next start.
             Phase::CleaningUp => {
@@ -398,7 +398,7 @@ impl Migration {
         }
     }
 
-    fn crowded(&mut self, now_ms: f64, why: &str) -> Option<Action> {
+    fn busy(&mut self, now_ms: f64, why: &str) -> Option<Action> {
         if self.phase != Phase::Preparing(Step::CheckPermissions) {
             return None;
         }
@@ -430,7 +430,7 @@ impl Migration {
                 Action::CheckPermissions
             }
             Step::AllocateMemory => Action::AllocateMemory,
-            Step::BuildSkeleton => Action::BuildSkeleton,
+            Step::BuildIncomingVm => Action::BuildIncomingVm,
             Step::ConnectHosts => {
                 self.reached.paths_prepared = true;
                 Action::ConnectHosts
@@ -582,7 +582,7 @@ impl Migration {
     fn ask_again(&mut self, now_ms: f64, since_ms: f64) -> Action {
         if now_ms - since_ms >= self.limits.decision_ms {
             let error = self.error.take().unwrap_or_else(|| Problem::failed("the target does not answer"));
-            return self.end_undecided(now_ms, error);
+            return self.end_in_doubt(now_ms, error);
         }
         self.phase = Phase::AskingTarget { since_ms };
         Action::AskTarget
@@ -632,9 +632,9 @@ impl Migration {
         self.timings.awaited_place_ms + self.timings.released_ms.unwrap_or(now_ms) - connected_ms
     }
 
-    fn end_undecided(&mut self, now_ms: f64, error: Problem) -> Action {
+    fn end_in_doubt(&mut self, now_ms: f64, error: Problem) -> Action {
         self.error = Some(error);
-        self.end(now_ms, Outcome::Undecided)
+        self.end(now_ms, Outcome::InDoubt)
     }
 
     fn end(&mut self, now_ms: f64, outcome: Outcome) -> Action {
@@ -646,7 +646,7 @@ impl Migration {
                 Outcome::Failed => "failed",
                 Outcome::Cancelled => "cancelled",
                 Outcome::Lost => "lost: the VM has ended on the source",
-                Outcome::Undecided => "undecided; it is asked again whose the VM is",
+                Outcome::InDoubt => "in doubt; it is asked again whose the VM is",
             },
         );
         self.phase = Phase::Ended(outcome);
@@ -676,7 +676,7 @@ pub fn downtime_limit_ms(rounds: u64) -> u64 {
 fn following(step: Step) -> Step {
     match step {
         Step::CheckPermissions => Step::AllocateMemory,
-        Step::AllocateMemory => Step::BuildSkeleton,
+        Step::AllocateMemory => Step::BuildIncomingVm,
         _ => Step::ConnectHosts,
     }
 }
@@ -779,7 +779,7 @@ mod tests {
         let unknown = || Event::TargetSays(TargetState::Unknown);
         assert_eq!(migration.handle(0.0, unknown()), Some(Action::AskTarget));
         assert_eq!(migration.handle(Limits::default().decision_ms, unknown()), Some(Action::Finish));
-        assert_eq!(migration.outcome(), Some(Outcome::Undecided));
+        assert_eq!(migration.outcome(), Some(Outcome::InDoubt));
         assert!(migration.error().unwrap().to_string().contains("has no record"));
     }
 
@@ -814,7 +814,7 @@ mod tests {
             }
             assert!(!migration.can_cancel());
             assert_eq!(migration.handle(0.0, silent()), Some(Action::Finish));
-            assert_eq!(migration.outcome(), Some(Outcome::Undecided));
+            assert_eq!(migration.outcome(), Some(Outcome::InDoubt));
         }
     }
 }

@@ -28,7 +28,9 @@ pub struct Path {
     pub speed_mbps: Option<u64>,
     /// Whether it carries only when no other path does.
     #[serde(default)]
-    pub is_spare: bool,
+    // Its name in 0.1.0.
+    #[serde(rename = "is_spare")]
+    pub is_standby: bool,
     /// Largest packet that both ends take, in bytes, where known: TCP's are no larger.
     #[serde(default)]
     pub mtu_bytes: Option<u32>,
@@ -44,7 +46,7 @@ impl Path {
             peer_link: self.link.clone(),
             peer_address: self.address,
             speed_mbps: self.speed_mbps,
-            is_spare: self.is_spare,
+            is_standby: self.is_standby,
             mtu_bytes: self.mtu_bytes,
         }
     }
@@ -254,7 +256,7 @@ fn path_of(link: &MigrationLink, peer: &MigrationLink, (address, peer_address): 
         peer_link: peer.name.clone(),
         peer_address,
         speed_mbps: slower(link.speed_mbps, peer.speed_mbps),
-        is_spare: false,
+        is_standby: false,
         // A link that is missing has none.
         mtu_bytes: Some(link.mtu.min(peer.mtu)).filter(|mtu_bytes| *mtu_bytes > 0),
     }

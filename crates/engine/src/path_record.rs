@@ -125,7 +125,7 @@ mod tests {
             peer_link: peer_link.into(),
             peer_address: [10, 0, 0, 2].into(),
             speed_mbps: None,
-            is_spare: false,
+            is_standby: false,
             mtu_bytes: None,
         };
         (path, trial)

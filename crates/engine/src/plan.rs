@@ -12,7 +12,7 @@ use crate::facts::{HostFacts, HypervisorVersion};
 use crate::option::{MigrationOption, RequestedOption};
 use crate::path::{Path, Reach, carries_route, find_paths};
 use crate::relayed::{Compressible, NOTHING_SHRINKS, RelayMeans, Verdict};
-use crate::spare::mark_spares;
+use crate::standby::mark_standby;
 
 /// Connections of a multichannel migration. The kernel places each on a path by its ports; with 16
 /// on two equal paths all land on one with a chance of 2^-15. QEMU gives pages to whichever channel
@@ -164,7 +164,7 @@ impl Plan {
     /// The paths that carry at once.
     pub fn carrying(&self) -> impl Iterator<Item = &Path> {
         let most = if self.spread == Spread::InTurn { 1 } else { self.paths.len() };
-        self.paths.iter().filter(|path| !path.is_spare).take(most)
+        self.paths.iter().filter(|path| !path.is_standby).take(most)
     }
 
     /// What they carry together, in Mb/s; absent where a speed is not known.
@@ -201,9 +201,9 @@ impl Plan {
         if self.spread == Spread::InTurn {
             paths.truncate(1);
         }
-        if paths.iter().all(|path| path.is_spare) {
+        if paths.iter().all(|path| path.is_standby) {
             for path in &mut paths {
-                path.is_spare = false;
+                path.is_standby = false;
             }
         }
         let left_out = (!failed.is_empty()).then(|| format!("left out {}", failed.join(", ")));
@@ -254,8 +254,8 @@ pub fn plan(
     let management = over_management(source, target, &paths);
     let mut plan = arrange(requested, option, join_all([reason, management]), paths, unroutable.is_none());
     if plan.spread == Spread::Routed {
-        let spares = mark_spares(&mut routable, memory_bytes);
-        let reason = join_all([plan.reason, left_out(&others), spares]);
+        let standby = mark_standby(&mut routable, memory_bytes);
+        let reason = join_all([plan.reason, left_out(&others), standby]);
         plan = Plan { reason, paths: routable, ..plan };
     }
     let decided = encryption::decide(source, target, encrypt, &plan.paths);
@@ -829,14 +829,14 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_costs_more_than_it_brings_is_spare_and_carries_alone() {
+    fn a_path_that_costs_more_than_it_brings_is_on_standby_and_carries_alone() {
         let mut a = host("a", 1, 2);
         a.links[1].speed_mbps = Some(10);
         let made = plan(&a, &host("b", 2, 2), RequestedOption::Multichannel, &[], GIB).unwrap();
-        assert_eq!(made.paths.iter().map(|path| path.is_spare).collect::<Vec<_>>(), [false, true]);
-        assert!(made.reason.as_ref().unwrap().starts_with("e1–e1 is spare"), "{:?}", made.reason);
+        assert_eq!(made.paths.iter().map(|path| path.is_standby).collect::<Vec<_>>(), [false, true]);
+        assert!(made.reason.as_ref().unwrap().starts_with("e1–e1 is on standby"), "{:?}", made.reason);
         let alone = made.narrow(&[Err("no answer".to_owned()), Ok(())], "a", "b").unwrap();
-        assert_eq!((alone.paths.len(), alone.paths[0].is_spare), (1, false));
+        assert_eq!((alone.paths.len(), alone.paths[0].is_standby), (1, false));
     }
 
     #[test]

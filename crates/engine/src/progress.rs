@@ -322,7 +322,7 @@ impl ProgressMeter {
 }
 
 fn step_moves_bytes(step: Step) -> bool {
-    matches!(step, Step::CopyMemory | Step::CopyDirtyMemory | Step::Blackout)
+    matches!(step, Step::CopyMemory | Step::CopyDirtyMemory | Step::Downtime)
 }
 
 #[cfg(test)]
@@ -424,7 +424,7 @@ mod tests {
 
     #[test]
     fn no_reading_is_no_claim() {
-        let progress = ProgressMeter::default().progress(Step::BuildSkeleton, 10.0);
+        let progress = ProgressMeter::default().progress(Step::BuildIncomingVm, 10.0);
         assert_eq!((progress.eta_ms, progress.stalled_ms), (None, None));
     }
 }

@@ -33,7 +33,7 @@ const END_MS: u64 = 200;
 /// Limit for `TCP_NOTSENT_LOWAT` of each of `connections` that share `paths`, in bytes, when QEMU has
 /// `remaining_bytes` to write. None while that is much, and where the speed of a path is not known.
 pub fn unsent_limit_bytes(paths: &[Path], connections: u8, remaining_bytes: u64) -> Option<u32> {
-    let carrying = paths.iter().filter(|path| !path.is_spare);
+    let carrying = paths.iter().filter(|path| !path.is_standby);
     let speeds: Option<Vec<u64>> = carrying.map(|path| path.speed_mbps).collect();
     let bytes_per_ms = speeds?.into_iter().fold(0, u64::saturating_add).saturating_mul(125);
     let connections = u64::from(connections.max(1));
@@ -59,7 +59,7 @@ mod tests {
             peer_link: "e0".into(),
             peer_address: address,
             speed_mbps: *speed_mbps,
-            is_spare: false,
+            is_standby: false,
             mtu_bytes: None,
         };
         speeds_mbps.iter().map(path).collect()

@@ -68,7 +68,9 @@ pub struct MigrationResult {
     /// From the source's pause to the target's acknowledged resume, seen from the source. An upper
     /// bound of the VM's own pause that needs no agreement of clocks. Where the VM was paused and did not move: until
     /// it ran again on the source. Absent where it was not paused, or nobody saw when it ran again.
-    pub blackout_ms: Option<f64>,
+    // Its name in 0.1.0.
+    #[serde(rename = "blackout_ms")]
+    pub downtime_ms: Option<f64>,
     /// The longest time in which the VM may have done nothing: `blackout_ms`, or a longer time in flight, to within a
     /// tenth of a second, in which its QEMU on the source answered nothing and its vCPUs used next to no CPU. A VM that had
     /// nothing to do just then counts too. Absent where nobody looked.
@@ -136,7 +138,9 @@ pub enum Outcome {
     Cancelled,
     /// The hand-over was recorded and the target has not answered since. The VM is paused on the
     /// source until the target's journal can be asked.
-    Undecided,
+    // Its name in 0.1.0.
+    #[serde(rename = "undecided")]
+    InDoubt,
     /// The VM has ended on the source, and did not run on the target: what it was doing is lost.
     Lost,
 }
@@ -225,7 +229,9 @@ pub struct PathUse {
     pub speed_mbps: Option<u64>,
     /// Whether it was to carry only when no other path does.
     #[serde(default)]
-    pub is_spare: bool,
+    // Its name in 0.1.0.
+    #[serde(rename = "is_spare")]
+    pub is_standby: bool,
     /// Connections that went over it last; absent where it could not be told.
     #[serde(default)]
     pub connections: Option<u64>,
@@ -259,7 +265,7 @@ const SHARE_OF_NOTHING: f64 = 0.01;
 impl PathUse {
     /// Whether it was of no use, as one of so many paths.
     pub fn carried_nothing(&self, paths: usize) -> bool {
-        paths > 1 && !self.is_spare && self.share < SHARE_OF_NOTHING
+        paths > 1 && !self.is_standby && self.share < SHARE_OF_NOTHING
     }
 }
 

@@ -13,16 +13,20 @@ pub enum Step {
     CheckPermissions,
     /// 3. Check that the target has the memory, and reserve it.
     AllocateMemory,
-    /// 4. Build a skeleton VM on the target from the source VM's specification.
-    BuildSkeleton,
+    /// 4. Build an incoming VM on the target from the source VM's specification.
+    // Its name in 0.1.0.
+    #[serde(rename = "build_skeleton")]
+    BuildIncomingVm,
     /// 5. Set up the network connection between the hosts.
     ConnectHosts,
     /// 6. Copy every page, marking it clean.
     CopyMemory,
     /// 7. Copy again what got dirty, round after round, until little remains.
     CopyDirtyMemory,
-    /// 8. Blackout: pause the VM, copy the rest of memory and the device state.
-    Blackout,
+    /// 8. Downtime: pause the VM, copy the rest of memory and the device state.
+    // Its name in 0.1.0.
+    #[serde(rename = "blackout")]
+    Downtime,
     /// 9. Final check; resume the VM on the target.
     ResumeOnTarget,
     /// 10. Clean up the remains on the source.
@@ -35,11 +39,11 @@ impl Step {
         Self::EstablishHosts,
         Self::CheckPermissions,
         Self::AllocateMemory,
-        Self::BuildSkeleton,
+        Self::BuildIncomingVm,
         Self::ConnectHosts,
         Self::CopyMemory,
         Self::CopyDirtyMemory,
-        Self::Blackout,
+        Self::Downtime,
         Self::ResumeOnTarget,
         Self::CleanUp,
     ];
@@ -55,11 +59,11 @@ impl Step {
             Self::EstablishHosts => "establish source and target",
             Self::CheckPermissions => "check permissions",
             Self::AllocateMemory => "allocate memory on the target",
-            Self::BuildSkeleton => "build the skeleton VM",
+            Self::BuildIncomingVm => "build the incoming VM",
             Self::ConnectHosts => "connect the hosts",
             Self::CopyMemory => "copy memory",
             Self::CopyDirtyMemory => "copy dirty memory",
-            Self::Blackout => "pause and copy the rest",
+            Self::Downtime => "pause and copy the rest",
             Self::ResumeOnTarget => "resume on the target",
             Self::CleanUp => "clean up the source",
         }

@@ -12,7 +12,7 @@
 //! qmp           QEMU's control protocol
 //! memory_sample what a running guest's memory looks like: zero pages, contents, rate of change
 //! vmm           one running QEMU: start, attach, stop, destroy
-//! precedence    which VM has the cores first
+//! cpu_priority    which VM has the cores first
 //! throttle      how much of their time a guest's vCPUs may run
 //! vcpus         which threads they are, and what CPU they have used
 //! control_groups quotas of CPU for single threads
@@ -25,6 +25,7 @@
 mod command_line;
 mod control_groups;
 pub mod cpu_models;
+mod cpu_priority;
 pub mod facts;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
@@ -35,7 +36,6 @@ mod memory_sample;
 pub mod migration;
 mod open_enum;
 mod paths;
-mod precedence;
 mod process;
 pub mod qcow2;
 pub mod qmp;

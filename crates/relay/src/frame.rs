@@ -1,5 +1,5 @@
 //! The header before each block: one byte that says how it is packed, three for its length before
-//! packing, one that says whether it is [paged](crate::paged) (1) and [parted](crate::sieve) (2), three for its
+//! packing, one that says whether it is [paged](crate::paged) (1) and [parted](crate::entropy_filter) (2), three for its
 //! length as it follows. Numbers are little-endian.
 
 use drainpipe_engine::codec::Codec;

@@ -16,7 +16,9 @@
 
 mod block;
 mod delta;
+mod entropy_filter;
 mod error;
+mod estimate;
 mod figures;
 mod frame;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -29,26 +31,24 @@ mod page_cache;
 mod page_slots;
 mod paged;
 mod preamble;
-mod prospect;
 mod queue;
 mod receiver;
 mod records;
 mod refusals;
 mod sender;
-mod sieve;
 mod sockets;
-mod strangers;
 mod tls;
 mod treatment;
+mod unauthenticated;
 mod unpacking;
 mod wire;
 
 pub use error::RelayError;
+pub use estimate::estimate;
 pub use figures::{CodecBytes, Figures};
 pub use frame::BLOCK_BYTES_MAX;
 pub use host_cpu::HostCpu;
 pub use preamble::{TOKEN_BYTES, Token};
-pub use prospect::prospect;
 pub use receiver::{Receiver, ReceiverSettings};
 pub use sender::{Limiter, Sender, SenderSettings};
 pub use tls::{ClientTls, ServerTls};

@@ -212,8 +212,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::entropy_filter::tests::noise;
     use crate::frame::BLOCK_BYTES_MAX;
-    use crate::sieve::tests::noise;
 
     #[test]
     fn what_does_not_shrink_is_left() {

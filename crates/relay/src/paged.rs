@@ -148,22 +148,22 @@ mod tests {
     use crate::multifd::{PageAt, PageId};
     use crate::page_cache::{PageCache, PageChange};
 
-    const LANES: usize = 3;
+    const STREAMS: usize = 3;
     const PAGES: usize = 12;
 
     /// A page rewritten in a round of a migration, and how it goes.
     #[derive(Debug, Clone)]
     struct Rewrite {
         page: usize,
-        lane: usize,
+        stream: usize,
         at: usize,
         bytes: usize,
         goes_raw: bool,
     }
 
     fn rewrites() -> impl Strategy<Value = Rewrite> {
-        (0..PAGES, 0..LANES, 0..PAGE_BYTES, 0..3000_usize, prop::bool::weighted(0.2))
-            .prop_map(|(page, lane, at, bytes, goes_raw)| Rewrite { page, lane, at, bytes, goes_raw })
+        (0..PAGES, 0..STREAMS, 0..PAGE_BYTES, 0..3000_usize, prop::bool::weighted(0.2))
+            .prop_map(|(page, stream, at, bytes, goes_raw)| Rewrite { page, stream, at, bytes, goes_raw })
     }
 
     /// What goes over one connection in one round: paged blocks, with what they become.
@@ -174,10 +174,10 @@ mod tests {
         memory: &mut [Vec<u8>],
         round: u64,
         rewrites: &[Rewrite],
-    ) -> [Sent; LANES] {
-        let mut sent = [const { vec![] }; LANES];
+    ) -> [Sent; STREAMS] {
+        let mut sent = [const { vec![] }; STREAMS];
         let mut gone = [false; PAGES];
-        for Rewrite { page, lane, at, bytes, goes_raw } in rewrites {
+        for Rewrite { page, stream, at, bytes, goes_raw } in rewrites {
             // Each page goes once in a round.
             if std::mem::replace(&mut gone[*page], true) {
                 continue;
@@ -195,7 +195,7 @@ mod tests {
                 cache.release(&change.taken);
             } else {
                 cache.change(change);
-                sent[*lane].push((paged, raw));
+                sent[*stream].push((paged, raw));
             }
         }
         sent
@@ -214,15 +214,15 @@ mod tests {
                 .zip(0..)
                 .map(|(rewrites, round)| send(&mut cache, &mut memory, round, rewrites))
                 .collect();
-            let (received, sync) = (PageSlots::new(slots * PAGE_BYTES), Barrier::new(LANES));
+            let (received, sync) = (PageSlots::new(slots * PAGE_BYTES), Barrier::new(STREAMS));
             let all_are_as_they_were = thread::scope(|scope| {
-                let lanes: Vec<_> = (0..LANES)
-                    .map(|lane| {
+                let streams: Vec<_> = (0..STREAMS)
+                    .map(|stream| {
                         let (sent, received, sync) = (&sent, &received, &sync);
                         scope.spawn(move || {
                             let (mut block, mut is_same) = (vec![], true);
                             for round in sent {
-                                for (paged, raw) in &round[lane] {
+                                for (paged, raw) in &round[stream] {
                                     is_same &= decode(paged, received, &mut block).is_ok() && block == *raw;
                                 }
                                 sync.wait();
@@ -231,7 +231,7 @@ mod tests {
                         })
                     })
                     .collect();
-                lanes.into_iter().all(|lane| lane.join().unwrap())
+                streams.into_iter().all(|stream| stream.join().unwrap())
             });
             prop_assert!(all_are_as_they_were);
         }

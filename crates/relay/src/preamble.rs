@@ -12,7 +12,7 @@ pub const TOKEN_BYTES: usize = 16;
 /// Length of a preamble.
 pub(crate) const PREAMBLE_BYTES: usize = MAGIC.len() + 1 + TOKEN_BYTES + 1;
 
-/// What only the two ends know, agreed on by another way: strangers get no further.
+/// What only the two ends know, agreed on by another way: unauthenticated peers get no further.
 #[derive(Clone, Copy)]
 pub struct Token(pub [u8; TOKEN_BYTES]);
 

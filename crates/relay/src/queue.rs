@@ -1,7 +1,7 @@
 //! The blocks of a sender on their way from the program to the wire, and which of them to pack. Knows
 //! neither threads nor sockets.
 //!
-//! The wire takes from the front of a lane whatever is there, packed or not. So the cores begin at the
+//! The wire takes from the front of a stream whatever is there, packed or not. So the cores begin at the
 //! back, with the block that has the longest time left: where they do not keep up, the wire never comes
 //! upon one that is half done. But first comes what a wire waits for. That is to be packed fast, as is all while many
 //! blocks wait; else there is time to pack small.
@@ -20,15 +20,15 @@ use crate::page_cache::PageChange;
 /// Where more than one in so many blocks waits to be packed, those that pack are behind.
 const BEHIND_ONE_IN: usize = 4;
 
-/// The lanes of a sender, one for each connection.
+/// The streams of a sender, one for each connection.
 #[derive(Debug)]
-pub(crate) struct Lanes {
-    lanes: Vec<Lane>,
+pub(crate) struct Streams {
+    streams: Vec<Stream>,
     next_number: u64,
 }
 
 #[derive(Debug, Default)]
-struct Lane {
+struct Stream {
     blocks: VecDeque<Queued>,
     waits_for_wire: bool,
     is_wanted: bool,
@@ -60,7 +60,7 @@ pub(crate) struct Packed {
     pub(crate) bytes: Vec<u8>,
     /// Length before packing by the codec.
     pub(crate) unpacked_bytes: usize,
-    /// Whether some of it is as it was, see [`crate::sieve`].
+    /// Whether some of it is as it was, see [`crate::entropy_filter`].
     pub(crate) is_parted: bool,
     pub(crate) past_codec: PastCodec,
     /// What the other end learns by it of pages.
@@ -70,7 +70,7 @@ pub(crate) struct Packed {
 /// A block to be packed.
 #[derive(Debug)]
 pub(crate) struct Work {
-    lane: usize,
+    stream: usize,
     number: u64,
     pub(crate) raw: Arc<Block>,
     /// Whether it is to be packed fast rather than small: the wire waits for it, or many others are to be packed before
@@ -78,7 +78,7 @@ pub(crate) struct Work {
     pub(crate) is_urgent: bool,
 }
 
-/// What is at the front of a lane.
+/// What is at the front of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Front {
     /// Nothing yet.
@@ -159,59 +159,59 @@ impl Outgoing {
     }
 }
 
-impl Lanes {
+impl Streams {
     pub(crate) fn new(count: usize) -> Self {
-        Self { lanes: std::iter::repeat_with(Lane::default).take(count).collect(), next_number: 0 }
+        Self { streams: std::iter::repeat_with(Stream::default).take(count).collect(), next_number: 0 }
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.lanes.len()
+        self.streams.len()
     }
 
-    /// Blocks that wait in a lane.
-    pub(crate) fn depth(&self, lane: usize) -> usize {
-        self.lanes[lane].blocks.len()
+    /// Blocks that wait in a stream.
+    pub(crate) fn depth(&self, stream: usize) -> usize {
+        self.streams[stream].blocks.len()
     }
 
     /// A block came from the program.
-    pub(crate) fn push(&mut self, lane: usize, raw: Block) {
+    pub(crate) fn push(&mut self, stream: usize, raw: Block) {
         let (raw_bytes, state) = (raw.len(), State::Waiting(Arc::new(raw)));
         let block = Queued { number: self.next_number, raw_bytes, state };
         self.next_number += 1;
-        self.lanes[lane].blocks.push_back(block);
+        self.streams[stream].blocks.push_back(block);
     }
 
     /// The program has closed its connection.
-    pub(crate) fn end(&mut self, lane: usize) {
-        self.lanes[lane].has_ended = true;
+    pub(crate) fn end(&mut self, stream: usize) {
+        self.streams[stream].has_ended = true;
     }
 
-    /// The wire takes nothing of this lane for now, or takes again. Only where it does not is there time to
+    /// The wire takes nothing of this stream for now, or takes again. Only where it does not is there time to
     /// pack.
-    pub(crate) fn set_waits_for_wire(&mut self, lane: usize, waits: bool) {
-        self.lanes[lane].waits_for_wire = waits;
+    pub(crate) fn set_waits_for_wire(&mut self, stream: usize, waits: bool) {
+        self.streams[stream].waits_for_wire = waits;
     }
 
-    /// Whether the wire takes nothing of some lane for now.
+    /// Whether the wire takes nothing of some stream for now.
     fn wire_holds_up_some(&self) -> bool {
-        self.lanes.iter().any(|lane| lane.waits_for_wire)
+        self.streams.iter().any(|stream| stream.waits_for_wire)
     }
 
-    /// Whether the wire takes nothing of half of the lanes at least. Otherwise most wait for something else, and
+    /// Whether the wire takes nothing of half of the streams at least. Otherwise most wait for something else, and
     /// those that the wire holds up have only had more to send than others.
     pub(crate) fn is_wire_full(&self) -> bool {
-        let held_up = self.lanes.iter().filter(|lane| lane.waits_for_wire).count();
-        2 * held_up >= self.lanes.len()
+        let held_up = self.streams.iter().filter(|stream| stream.waits_for_wire).count();
+        2 * held_up >= self.streams.len()
     }
 
-    /// The wire waits for the front of a lane to be packed, or does no longer.
-    pub(crate) fn set_wanted(&mut self, lane: usize, is_wanted: bool) {
-        self.lanes[lane].is_wanted = is_wanted;
+    /// The wire waits for the front of a stream to be packed, or does no longer.
+    pub(crate) fn set_wanted(&mut self, stream: usize, is_wanted: bool) {
+        self.streams[stream].is_wanted = is_wanted;
     }
 
-    /// Whether the wire waits for the front of a lane to be packed.
-    pub(crate) fn is_wanted(&self, lane: usize) -> bool {
-        self.lanes[lane].is_wanted
+    /// Whether the wire waits for the front of a stream to be packed.
+    pub(crate) fn is_wanted(&self, stream: usize) -> bool {
+        self.streams[stream].is_wanted
     }
 
     /// The block that the wire has waited for the longest; or else the one that has the longest time until the
@@ -219,34 +219,34 @@ impl Lanes {
     pub(crate) fn take_work(&mut self) -> Option<Work> {
         let wanted = self.wanted();
         let (at, index) = wanted.or_else(|| self.deepest())?;
-        let block = &mut self.lanes[index].blocks[at];
+        let block = &mut self.streams[index].blocks[at];
         let State::Waiting(raw) = &block.state else { return None };
         let raw = Arc::clone(raw);
         block.state = State::InWork(Arc::clone(&raw));
         let number = block.number;
-        Some(Work { lane: index, number, raw, is_urgent: wanted.is_some() || self.is_behind() })
+        Some(Work { stream: index, number, raw, is_urgent: wanted.is_some() || self.is_behind() })
     }
 
     /// How often [`Self::take_work`] would give some in a row, of so many times at most.
     pub(crate) fn work_up_to(&self, most: usize) -> usize {
         let is_for_all = self.wire_holds_up_some();
-        let lanes = self.lanes.iter();
-        let blocks = lanes.flat_map(|lane| {
-            let count = if is_for_all { lane.blocks.len() } else { usize::from(lane.is_wanted) };
-            lane.blocks.iter().take(count)
+        let streams = self.streams.iter();
+        let blocks = streams.flat_map(|stream| {
+            let count = if is_for_all { stream.blocks.len() } else { usize::from(stream.is_wanted) };
+            stream.blocks.iter().take(count)
         });
         blocks.filter(|block| matches!(block.state, State::Waiting(_))).take(most).count()
     }
 
     fn is_behind(&self) -> bool {
-        let blocks = self.lanes.iter().flat_map(|lane| &lane.blocks);
+        let blocks = self.streams.iter().flat_map(|stream| &stream.blocks);
         let waiting = blocks.filter(|block| matches!(block.state, State::Waiting(_))).count();
-        waiting * BEHIND_ONE_IN > self.lanes.iter().map(|lane| lane.blocks.len()).sum()
+        waiting * BEHIND_ONE_IN > self.streams.iter().map(|stream| stream.blocks.len()).sum()
     }
 
     fn wanted(&self) -> Option<(usize, usize)> {
-        let wanted = self.lanes.iter().enumerate().filter(|(_, lane)| lane.is_wanted);
-        let fronts = wanted.filter_map(|(index, lane)| match lane.blocks.front()? {
+        let wanted = self.streams.iter().enumerate().filter(|(_, stream)| stream.is_wanted);
+        let fronts = wanted.filter_map(|(index, stream)| match stream.blocks.front()? {
             Queued { number, state: State::Waiting(_), .. } => Some((*number, index)),
             _ => None,
         });
@@ -257,28 +257,28 @@ impl Lanes {
         if !self.wire_holds_up_some() {
             return None;
         }
-        let deepest = self.lanes.iter().enumerate().filter_map(|(index, lane)| {
-            let at = lane.blocks.iter().rposition(|block| matches!(block.state, State::Waiting(_)))?;
+        let deepest = self.streams.iter().enumerate().filter_map(|(index, stream)| {
+            let at = stream.blocks.iter().rposition(|block| matches!(block.state, State::Waiting(_)))?;
             Some((at, index))
         });
         deepest.max()
     }
 
-    /// Work was done: packed, or found not to shrink. Gives the lane in which the block still waits; what was
+    /// Work was done: packed, or found not to shrink. Gives the stream in which the block still waits; what was
     /// packed if it went out meanwhile.
     pub(crate) fn finish(&mut self, work: &Work, packed: Option<Packed>) -> Result<usize, Option<Packed>> {
-        let blocks = &mut self.lanes[work.lane].blocks;
+        let blocks = &mut self.streams[work.stream].blocks;
         let Some(block) = blocks.iter_mut().find(|block| block.number == work.number) else {
             return Err(packed);
         };
         block.state = packed.map_or_else(|| State::Plain(Arc::clone(&work.raw)), State::Packed);
-        Ok(work.lane)
+        Ok(work.stream)
     }
 
     /// What all blocks that wait take more than as they came, in bytes: by copies of pages. One that is being packed
     /// is taken to have the most copies that it may have.
     pub(crate) fn extra_bytes(&self) -> usize {
-        let blocks = self.lanes.iter().flat_map(|lane| &lane.blocks);
+        let blocks = self.streams.iter().flat_map(|stream| &stream.blocks);
         blocks
             .map(|block| match &block.state {
                 State::Waiting(_) | State::Plain(_) => 0,
@@ -290,22 +290,22 @@ impl Lanes {
             .sum()
     }
 
-    pub(crate) fn front(&self, lane: usize) -> Front {
-        let lane = &self.lanes[lane];
-        match lane.blocks.front() {
+    pub(crate) fn front(&self, stream: usize) -> Front {
+        let stream = &self.streams[stream];
+        match stream.blocks.front() {
             Some(block) => match block.state {
                 State::Waiting(_) => Front::Waiting,
                 State::InWork(_) => Front::InWork,
                 State::Packed(_) | State::Plain(_) => Front::Ready,
             },
-            None if lane.has_ended => Front::End,
+            None if stream.has_ended => Front::End,
             None => Front::Empty,
         }
     }
 
     /// Takes what is at the front, as far as it is packed.
-    pub(crate) fn pop(&mut self, lane: usize) -> Option<Outgoing> {
-        let Queued { raw_bytes, state, .. } = self.lanes[lane].blocks.pop_front()?;
+    pub(crate) fn pop(&mut self, stream: usize) -> Option<Outgoing> {
+        let Queued { raw_bytes, state, .. } = self.streams[stream].blocks.pop_front()?;
         let is_overtaken = matches!(state, State::Waiting(_) | State::InWork(_));
         let content = match state {
             State::Packed(packed) => Content::Packed(packed),
@@ -322,12 +322,12 @@ mod simulation;
 mod tests {
     use super::*;
 
-    fn lanes(blocks: &[u8]) -> Lanes {
-        let mut lanes = Lanes::new(2);
+    fn streams(blocks: &[u8]) -> Streams {
+        let mut streams = Streams::new(2);
         for block in blocks {
-            lanes.push(0, Block::from(&[*block][..]));
+            streams.push(0, Block::from(&[*block][..]));
         }
-        lanes
+        streams
     }
 
     pub(super) fn packed(bytes: Vec<u8>, unpacked_bytes: usize) -> Packed {
@@ -343,71 +343,71 @@ mod tests {
 
     #[test]
     fn nothing_is_packed_while_the_wire_takes_all() {
-        let mut lanes = lanes(&[1, 2]);
-        assert!(lanes.take_work().is_none());
-        lanes.set_waits_for_wire(0, true);
-        assert!(lanes.take_work().is_some());
+        let mut streams = streams(&[1, 2]);
+        assert!(streams.take_work().is_none());
+        streams.set_waits_for_wire(0, true);
+        assert!(streams.take_work().is_some());
     }
 
     #[test]
     fn the_cores_begin_where_the_wire_comes_last_and_the_order_stays() {
-        let mut lanes = lanes(&[1, 2, 3]);
-        lanes.push(1, Block::from(&[9][..]));
-        lanes.set_waits_for_wire(0, true);
-        lanes.set_waits_for_wire(1, true);
-        let last = lanes.take_work().unwrap();
+        let mut streams = streams(&[1, 2, 3]);
+        streams.push(1, Block::from(&[9][..]));
+        streams.set_waits_for_wire(0, true);
+        streams.set_waits_for_wire(1, true);
+        let last = streams.take_work().unwrap();
         assert_eq!(**last.raw, [3]);
-        let second = lanes.take_work().unwrap();
+        let second = streams.take_work().unwrap();
         assert_eq!(**second.raw, [2]);
-        assert_eq!(lanes.finish(&last, Some(packed(vec![30], 1))).unwrap(), 0);
-        assert_eq!(lanes.front(0), Front::Waiting);
-        assert_eq!(lanes.pop(0).unwrap().bytes(), [1]);
-        assert_eq!(lanes.front(0), Front::InWork);
-        let taken = lanes.pop(0).unwrap();
+        assert_eq!(streams.finish(&last, Some(packed(vec![30], 1))).unwrap(), 0);
+        assert_eq!(streams.front(0), Front::Waiting);
+        assert_eq!(streams.pop(0).unwrap().bytes(), [1]);
+        assert_eq!(streams.front(0), Front::InWork);
+        let taken = streams.pop(0).unwrap();
         assert!(matches!(&taken.content, Content::Raw(raw) if ***raw == [2]));
-        let gone = lanes.finish(&second, Some(packed(vec![20], 1))).unwrap_err();
+        let gone = streams.finish(&second, Some(packed(vec![20], 1))).unwrap_err();
         assert_eq!(gone.unwrap().bytes, [20], "it is gone as it was");
-        let Content::Packed(third) = lanes.pop(0).unwrap().content else { panic!("it was packed in time") };
+        let Content::Packed(third) = streams.pop(0).unwrap().content else { panic!("it was packed in time") };
         assert_eq!(third.bytes, [30]);
-        assert_eq!(lanes.front(0), Front::Empty);
-        lanes.end(0);
-        assert_eq!(lanes.front(0), Front::End);
-        assert_eq!((lanes.depth(0), lanes.depth(1)), (0, 1));
+        assert_eq!(streams.front(0), Front::Empty);
+        streams.end(0);
+        assert_eq!(streams.front(0), Front::End);
+        assert_eq!((streams.depth(0), streams.depth(1)), (0, 1));
     }
 
     #[test]
     fn what_the_wire_waits_for_comes_first() {
-        let mut lanes = lanes(&[1, 2, 3]);
-        lanes.push(1, Block::from(&[9][..]));
-        lanes.set_waits_for_wire(0, true);
-        lanes.set_waits_for_wire(1, true);
-        lanes.set_wanted(1, true);
-        lanes.set_wanted(0, true);
-        assert_eq!((lanes.work_up_to(9), lanes.work_up_to(3)), (4, 3));
-        let taken = [(); 3].map(|()| *lanes.take_work().unwrap().raw.first().unwrap());
+        let mut streams = streams(&[1, 2, 3]);
+        streams.push(1, Block::from(&[9][..]));
+        streams.set_waits_for_wire(0, true);
+        streams.set_waits_for_wire(1, true);
+        streams.set_wanted(1, true);
+        streams.set_wanted(0, true);
+        assert_eq!((streams.work_up_to(9), streams.work_up_to(3)), (4, 3));
+        let taken = [(); 3].map(|()| *streams.take_work().unwrap().raw.first().unwrap());
         assert_eq!(taken, [1, 9, 3], "the fronts by age, then from the back");
-        assert_eq!(lanes.work_up_to(9), 1);
-        lanes.set_wanted(0, false);
-        assert_eq!(lanes.front(0), Front::InWork);
+        assert_eq!(streams.work_up_to(9), 1);
+        streams.set_wanted(0, false);
+        assert_eq!(streams.front(0), Front::InWork);
     }
 
     #[test]
     fn what_the_wire_waits_for_is_urgent_and_so_is_all_while_many_wait() {
-        let mut lanes = lanes(&[0; 8]);
-        lanes.set_waits_for_wire(0, true);
-        let urgent: Vec<bool> = (0..7).map(|_| lanes.take_work().unwrap().is_urgent).collect();
+        let mut streams = streams(&[0; 8]);
+        streams.set_waits_for_wire(0, true);
+        let urgent: Vec<bool> = (0..7).map(|_| streams.take_work().unwrap().is_urgent).collect();
         assert_eq!(urgent, [true, true, true, true, true, false, false], "three of eight waited, then two");
-        lanes.set_wanted(0, true);
-        assert!(lanes.take_work().unwrap().is_urgent);
+        streams.set_wanted(0, true);
+        assert!(streams.take_work().unwrap().is_urgent);
     }
 
     #[test]
     fn what_does_not_shrink_is_tried_once() {
-        let mut lanes = lanes(&[1]);
-        lanes.set_waits_for_wire(0, true);
-        let work = lanes.take_work().unwrap();
-        lanes.finish(&work, None).unwrap();
-        assert!(lanes.take_work().is_none());
-        assert!(matches!(lanes.pop(0).unwrap().content, Content::Raw(_)));
+        let mut streams = streams(&[1]);
+        streams.set_waits_for_wire(0, true);
+        let work = streams.take_work().unwrap();
+        streams.finish(&work, None).unwrap();
+        assert!(streams.take_work().is_none());
+        assert!(matches!(streams.pop(0).unwrap().content, Content::Raw(_)));
     }
 }

@@ -16,9 +16,9 @@ use crate::page_slots::PageSlots;
 use crate::preamble::{self, Token};
 use crate::refusals::Refusals;
 use crate::sockets::{Breaker, connect_program, lock, spawn};
-use crate::strangers::{Stranger, Strangers};
 use crate::tls::ServerTls;
 use crate::treatment::Treatment;
+use crate::unauthenticated::{UnauthenticatedPeer, UnauthenticatedPeers};
 use crate::unpacking::Unpacking;
 use crate::wire::Wire;
 
@@ -62,7 +62,7 @@ struct Shared {
     settings: ReceiverSettings,
     listener: TcpListener,
     breaker: Breaker,
-    strangers: Arc<Strangers>,
+    unauthenticated: Arc<UnauthenticatedPeers>,
     refusals: Refusals,
     inner: Mutex<Inner>,
     first_is_there: Condvar,
@@ -88,7 +88,7 @@ impl Receiver {
         let begin = |source: io::Error| RelayError::Begin { path: path.clone(), source: Arc::new(source) };
         let shared = Arc::new(Shared {
             breaker: Breaker::new(),
-            strangers: Arc::default(),
+            unauthenticated: Arc::default(),
             refusals: Refusals::default(),
             inner: Mutex::new(Inner {
                 has_come: vec![false; settings.connections],
@@ -200,21 +200,21 @@ fn accept(shared: &Arc<Shared>) {
             shared.refusals.closed(peer, "it is not the sender's address");
             continue;
         }
-        let Some(stranger) = shared.strangers.take_in(&wire) else {
+        let Some(unauthenticated) = shared.unauthenticated.take_in(&wire) else {
             shared.refusals.closed(peer, "too many connections do not say what they are");
             continue;
         };
         let receiving = Arc::clone(shared);
-        let begun = spawn("relay-receive".into(), move || receive(&receiving, wire, peer, stranger));
+        let begun = spawn("relay-receive".into(), move || receive(&receiving, wire, peer, unauthenticated));
         if let Err(error) = begun {
             return shared.fail(RelayError::Wire(Arc::new(error)));
         }
     }
 }
 
-fn receive(shared: &Shared, wire: TcpStream, peer: SocketAddr, stranger: Stranger) {
-    let admitted = admit(shared, wire, &stranger);
-    drop(stranger);
+fn receive(shared: &Shared, wire: TcpStream, peer: SocketAddr, unauthenticated: UnauthenticatedPeer) {
+    let admitted = admit(shared, wire, &unauthenticated);
+    drop(unauthenticated);
     let (index, mut wire) = match admitted {
         Ok(admitted) => admitted,
         // Whoever it is: the sender's own connections are not touched by it.
@@ -225,18 +225,22 @@ fn receive(shared: &Shared, wire: TcpStream, peer: SocketAddr, stranger: Strange
     }
 }
 
-fn admit(shared: &Shared, wire: TcpStream, stranger: &Stranger) -> Result<(usize, Wire), RelayError> {
+fn admit(
+    shared: &Shared,
+    wire: TcpStream,
+    unauthenticated: &UnauthenticatedPeer,
+) -> Result<(usize, Wire), RelayError> {
     let ReceiverSettings { token, connections, treatment, .. } = &shared.settings;
     let (wire, said) = Wire::accept(wire, treatment.encryption())?;
     let index = preamble::decode(&said, token, *connections)?;
     // The other way round it would have come, and its next attempt be refused.
-    if !stranger.make_known() {
+    if !unauthenticated.make_known() {
         return Err(RelayError::Truncated);
     }
     // Before it has come: where this fails, the sender's next attempt is to be taken.
     let wire = wire.admit()?;
     shared.come(index)?;
-    // Not before: a stranger's would stay open with it.
+    // Not before: an unauthenticated peer's would stay open with it.
     shared.breaker.add(wire.socket()).map_err(RelayError::wire)?;
     Ok((index, wire))
 }

@@ -43,7 +43,7 @@ impl Refusals {
     }
 }
 
-/// Not the error's words: of some a stranger chooses a part.
+/// Not the error's words: of some an unauthenticated peer chooses a part.
 fn kind(error: &RelayError) -> &'static str {
     match error {
         RelayError::Malformed(what) => what,
@@ -67,7 +67,7 @@ mod tests {
         let refusals = Refusals::default();
         let certificate = |error| RelayError::Tls(rustls::Error::InvalidCertificate(error));
         let is_told = |error: &RelayError| refusals.is_first(kind(error));
-        assert!(is_told(&RelayError::Truncated), "a stranger");
+        assert!(is_told(&RelayError::Truncated), "an unauthenticated peer");
         assert!(is_told(&RelayError::Malformed("another version")), "it does not hide the peer's");
         assert!(is_told(&certificate(CertificateError::Expired)));
         for _ in 0..100 {

@@ -2,7 +2,8 @@
 //! both.
 
 mod compressors;
-mod lane;
+mod concurrent_senders;
+mod controller;
 #[cfg(test)]
 mod memory;
 mod passing;
@@ -10,8 +11,7 @@ mod rest;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod round_trip;
 mod shared;
-mod sharers;
-mod steering;
+mod stream;
 mod unsent;
 
 use std::fs;
@@ -71,8 +71,8 @@ impl SenderSettings {
     }
 
     /// Connects to the receiver for the program's connection of this number.
-    fn connect(&self, lane: usize, breaker: &Breaker, counters: &Counters) -> Result<Wire, RelayError> {
-        let index = u8::try_from(lane).expect("a sender has no more connections than CONNECTIONS_MAX");
+    fn connect(&self, stream: usize, breaker: &Breaker, counters: &Counters) -> Result<Wire, RelayError> {
+        let index = u8::try_from(stream).expect("a sender has no more connections than CONNECTIONS_MAX");
         let tls = self.treatment.encryption();
         let wire = Wire::connect(self.destination, breaker, tls, &self.token, index)?;
         if let Some(cipher_suite) = wire.cipher_suite() {
@@ -98,10 +98,10 @@ enum Way {
 }
 
 impl Way {
-    fn begin(&self, lane: usize, program: UnixStream) -> io::Result<()> {
+    fn begin(&self, stream: usize, program: UnixStream) -> io::Result<()> {
         match self {
-            Self::Packing(shared) => lane::begin(shared, lane, program),
-            Self::Passing(passing) => passing::begin(passing, lane, program),
+            Self::Packing(shared) => stream::begin(shared, stream, program),
+            Self::Passing(passing) => passing::begin(passing, stream, program),
         }
     }
 
@@ -166,7 +166,7 @@ impl Sender {
         self.way.counters().cipher_suite()
     }
 
-    /// Why it ended before the streams had; none as long as it goes on, or when it ended as it should.
+    /// Why it ended before its connections had; none as long as it goes on, or when it ended as it should.
     pub fn error(&self) -> Option<RelayError> {
         match &self.way {
             Way::Packing(shared) => shared.error(),
@@ -240,7 +240,7 @@ fn begin_packing(shared: &Arc<Shared>) -> io::Result<()> {
         spawn(format!("relay-pack-{number}"), move || compressors::run(&shared))?;
     }
     let shared = Arc::clone(shared);
-    spawn("relay-steer".into(), move || steering::run(&shared))
+    spawn("relay-control".into(), move || controller::run(&shared))
 }
 
 fn listen(path: &PathBuf) -> io::Result<UnixListener> {
@@ -260,9 +260,9 @@ fn accept(
     listener: &UnixListener,
     mut hold: impl FnMut(BorrowedFd<'_>) -> io::Result<()>,
 ) {
-    for lane in 0..connections {
+    for stream in 0..connections {
         let accepted = listener.accept().and_then(|(program, _)| hold(program.as_fd()).map(|()| program));
-        let begun = accepted.and_then(|program| way.begin(lane, program));
+        let begun = accepted.and_then(|program| way.begin(stream, program));
         if let Err(error) = begun {
             return way.fail(RelayError::Local(Arc::new(error)));
         }

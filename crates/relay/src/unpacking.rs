@@ -1,11 +1,11 @@
 //! A packed stream on the receiver: frame by frame, as the blocks that they were.
 
+use crate::entropy_filter::Parted;
 use crate::error::RelayError;
 use crate::frame::{BLOCK_BYTES_MAX, Frame, HEADER_BYTES, UNPACKED_BYTES_MAX};
 use crate::pack::Unpacker;
 use crate::page_slots::PageSlots;
 use crate::paged;
-use crate::sieve::Parted;
 
 /// Unpacks one connection's blocks, one after the other. Trusts nothing.
 pub(crate) struct Unpacking {

@@ -20,7 +20,7 @@ use crate::tls::{self, ClientTls, ServerTls};
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 
 /// How often an encrypted connection is tried that the receiver closes before it has accepted it: for another one it
-/// closes the oldest of those that have not said what they are, and strangers may come by the dozen.
+/// closes the oldest of those that have not said what they are, and unauthenticated peers may come by the dozen.
 const ATTEMPTS: u32 = 5;
 
 /// Before the second attempt; twice as long before each further one, 0.75 s in all.
@@ -179,7 +179,7 @@ impl Wire {
     }
 }
 
-/// Whether the receiver closed a connection without a word, as it does to strangers.
+/// Whether the receiver closed a connection without a word, as it does to unauthenticated peers.
 fn is_shut_out(error: &RelayError) -> bool {
     match error {
         RelayError::Refused => true,

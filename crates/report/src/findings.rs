@@ -208,7 +208,7 @@ pub(crate) fn outcome_word(outcome: Outcome) -> &'static str {
         Outcome::Completed => "completed",
         Outcome::Failed => "failed",
         Outcome::Cancelled => "cancelled",
-        Outcome::Undecided => "undecided",
+        Outcome::InDoubt => "in doubt",
         Outcome::Lost => "lost",
     }
 }
@@ -225,7 +225,7 @@ fn outcome(run: &MigrationResult) -> &'static str {
         },
         Outcome::Cancelled => "cancelled; the VM runs on at the source",
         Outcome::Lost => "lost; the VM has ended on the source",
-        Outcome::Undecided => "undecided; the VM is paused until the target answers",
+        Outcome::InDoubt => "in doubt; the VM is paused until the target answers",
     }
 }
 

@@ -90,7 +90,7 @@ fn tiles(report: &BenchReport, summaries: &[OptionSummary], verification: &Verif
     });
     let silence = best
         .and_then(|best| best.guest_gap_ms.map(|gap| (gap, "longest silence a client saw")))
-        .or(best.and_then(|best| best.blackout_ms.map(|pause| (pause, "pause as the hosts saw it"))));
+        .or(best.and_then(|best| best.downtime_ms.map(|pause| (pause, "pause as the hosts saw it"))));
     let pages: u64 = summaries.iter().map(|summary| summary.verified.pages).fold(0, u64::saturating_add);
     let found = match verification.bad_pages {
         0 if verification.good => "none bad".to_owned(),

@@ -46,7 +46,7 @@ pub struct OptionSummary {
     pub fallback_reasons: Vec<String>,
     /// How many migrations completed.
     pub completed: usize,
-    /// How many did not: failed, cancelled or undecided.
+    /// How many did not: failed, cancelled or in doubt.
     pub failed: usize,
     /// The completed migration, as an index into the results, whose total time is the median, or
     /// the next longer one. It stands for the others where only one can be shown.
@@ -60,7 +60,9 @@ pub struct OptionSummary {
     /// Steps 9 and 10.
     pub completion_ms: Option<Spread>,
     /// Pause of the VM, as the hosts see it.
-    pub blackout_ms: Option<Spread>,
+    // Its name in 0.1.0.
+    #[serde(rename = "blackout_ms")]
+    pub downtime_ms: Option<Spread>,
     /// Pause of the VM, as a client of the guest sees it.
     pub guest_gap_ms: Option<Spread>,
     /// Bytes on the wire over the time of the transfer.
@@ -121,7 +123,7 @@ fn summarise_group(results: &[MigrationResult], group: &[usize]) -> OptionSummar
         setup_ms: spread(|run| run.setup_ms),
         transfer_ms: spread(|run| run.transfer_ms),
         completion_ms: spread(|run| run.completion_ms),
-        blackout_ms: Spread::of(runs().filter_map(|run| run.blackout_ms)),
+        downtime_ms: Spread::of(runs().filter_map(|run| run.downtime_ms)),
         guest_gap_ms: Spread::of(runs().filter_map(|run| run.guest_gap_ms)),
         throughput_gbps: spread(|run| run.throughput_gbps),
         wire_bytes: spread(|run| run.wire_bytes as f64),

@@ -132,7 +132,7 @@ fn columns(summaries: &[OptionSummary]) -> Vec<Column> {
         column("vs tcp", 2, &|row| optional(row.speed_against_tcp)),
         column("setup", 8, &|row| median(row.setup_ms, duration)),
         column("finish", 9, &|row| median(row.completion_ms, duration)),
-        column("blackout", 3, &|row| median(row.blackout_ms, duration)),
+        column("downtime", 3, &|row| median(row.downtime_ms, duration)),
         column("guest gap", 4, &|row| median(row.guest_gap_ms, duration)),
         column("CPU/GiB", 5, &|row| median(row.cpu_seconds_per_gib, cpu_seconds)),
         column("wire", 7, &|row| median(row.wire_bytes, bytes)),

@@ -350,7 +350,9 @@ pub enum IncomingPermit {
     /// It may.
     Granted,
     /// Not yet, for this reason: the source asks again.
-    Crowded(String),
+    // Its name in 0.1.0.
+    #[serde(rename = "crowded")]
+    Busy(String),
 }
 
 /// Step 5, between agents: listen.

@@ -116,7 +116,7 @@ impl Drop for PacketEnd {
     }
 }
 
-/// Strangers may send too; only what knows the token and comes from the other end counts. An answer is
+/// Unauthenticated peers may send too; only what knows the token and comes from the other end counts. An answer is
 /// as long as what it answers, so nobody is flooded by way of this host.
 async fn count(socket: Arc<UdpSocket>, peer: SocketAddr, token: Uuid, arrivals: Arc<Arrivals>) {
     let mut datagram = vec![0; usize::from(u16::MAX)];

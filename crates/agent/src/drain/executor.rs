@@ -86,7 +86,7 @@ pub(super) fn start(
     let recorded = record.status.clone();
     let record = settled(agent, record.clone())?;
     let is_kept =
-        |one: &MoveStatus| matches!(one.state, MoveState::Moved | MoveState::Undecided | MoveState::Left);
+        |one: &MoveStatus| matches!(one.state, MoveState::Moved | MoveState::InDoubt | MoveState::Left);
     let earlier = record.status.moves.iter().filter(|one| is_kept(one)).cloned().collect();
     let course = Course::of(&record, record.status.clone());
     let (tell, news) = mpsc::channel(NEWS_MAX);
@@ -224,7 +224,7 @@ impl Executor {
         self.ask_again_at = None;
         // One that an earlier attempt has handed over is this drain's own, and its row is settled in the end.
         let is_own =
-            |vm: &str| self.earlier.iter().any(|one| one.vm == vm && one.state == MoveState::Undecided);
+            |vm: &str| self.earlier.iter().any(|one| one.vm == vm && one.state == MoveState::InDoubt);
         let is_news = |vm: &&str| !vms.contains(vm) && !self.absent.contains(*vm) && !is_own(vm);
         let gone: Vec<String> = self.drain.unmoved().filter(is_news).map(str::to_owned).collect();
         for vm in gone {
@@ -249,7 +249,7 @@ impl Executor {
         }
         let Agent { outgoing, journal, .. } = &*self.agent;
         let is_over = |(vm, id): &(&str, &str)| outgoing.of_vm(vm).is_none_or(|open| open.id() != *id);
-        for (vm, id) in self.drain.undecided().filter(is_over) {
+        for (vm, id) in self.drain.in_doubt().filter(is_over) {
             match journal.result(id) {
                 Ok(result) => self
                     .own_news
@@ -346,9 +346,9 @@ impl Executor {
         claim_own(&mut status.moves, &self.own);
         let told: BTreeSet<&str> = status.moves.iter().map(|one| one.vm.as_str()).collect();
         let stays = |vm: &str| status.stays.iter().any(|stay| stay.vm == vm);
-        // One that is undecided is here still, by its claim; that it may run elsewhere is what counts.
+        // One that is in doubt is here still, by its claim; that it may run elsewhere is what counts.
         let is_told = |one: &MoveStatus| {
-            told.contains(one.vm.as_str()) || (one.state != MoveState::Undecided && stays(&one.vm))
+            told.contains(one.vm.as_str()) || (one.state != MoveState::InDoubt && stays(&one.vm))
         };
         let mut moves: Vec<MoveStatus> = self.earlier.iter().filter(|one| !is_told(one)).cloned().collect();
         status.stays.retain(|stay| moves.iter().all(|one| one.vm != stay.vm));
@@ -500,13 +500,13 @@ async fn lost_sight(flight: Arc<Running>, tell: mpsc::Sender<Event>) {
         flight.cancel();
     }
     let problem = Problem::failed(format!("what follows its migration has crashed, {TO_BE_REPORTED}"));
-    let end = MoveEnd::Undecided(problem);
+    let end = MoveEnd::InDoubt(problem);
     let _ = tell.send(Event::Ended { vm: flight.vm().to_owned(), end }).await;
 }
 
 fn event_of(stage: Stage, vm: String) -> Option<Event> {
     match stage {
-        Stage::AwaitingPlace => Some(Event::Crowded { vm }),
+        Stage::AwaitingPlace => Some(Event::Busy { vm }),
         Stage::Ready => Some(Event::Prepared { vm }),
         Stage::Ending => Some(Event::Ending { vm }),
         Stage::SwitchingOver => Some(Event::Paused { vm }),
@@ -526,7 +526,7 @@ async fn end_of(agent: &Agent, flight: &Running) -> MoveEnd {
     };
     // Its task has crashed, and another one takes it up.
     let Some(result) = result else {
-        return MoveEnd::Undecided(Problem::failed(format!(
+        return MoveEnd::InDoubt(Problem::failed(format!(
             "its migration has crashed, {TO_BE_REPORTED}; it is undone or finished as after a crash of the agent"
         )));
     };
@@ -541,7 +541,7 @@ fn end_by(result: &MigrationResult) -> MoveEnd {
         }
         Outcome::Failed => MoveEnd::Failed(problem),
         Outcome::Cancelled => MoveEnd::Cancelled(problem),
-        Outcome::Undecided => MoveEnd::Undecided(problem),
+        Outcome::InDoubt => MoveEnd::InDoubt(problem),
         Outcome::Lost => MoveEnd::Lost(problem),
     }
 }

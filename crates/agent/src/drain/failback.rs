@@ -136,7 +136,7 @@ pub(super) fn away(agent: &Agent) -> Result<Away, Problem> {
     let bytes_per_ms = bytes_per_ms(&moves, transfers);
     moves.retain(|one| match one.state {
         MoveState::Moved => !agent.vms.contains(&one.vm),
-        state => state == MoveState::Undecided,
+        state => state == MoveState::InDoubt,
     });
     let back = |one: MoveStatus| if one.state == MoveState::Moved { waiting(one) } else { one };
     let request = request.unwrap_or_default();
@@ -225,7 +225,7 @@ impl WayBack {
         match self.fetch_at_last(&one).await {
             Fetched::Ended(result) => self.change(vm, |one| record::end(one, &result)),
             Fetched::Failed(problem) => self.change(vm, |one| fail(one, MoveState::Failed, problem)),
-            Fetched::Unknown(problem) => self.change(vm, |one| fail(one, MoveState::Undecided, problem)),
+            Fetched::Unknown(problem) => self.change(vm, |one| fail(one, MoveState::InDoubt, problem)),
             Fetched::Gone if has_arrived(&self.agent, vm) => {
                 self.change(vm, |one| (one.state, one.error) = (MoveState::Moved, None));
             }
@@ -380,7 +380,7 @@ impl WayBack {
     fn progressed(&self, vm: &str, progress: &Progress) {
         let state = match progress.step {
             Step::ResumeOnTarget | Step::CleanUp => MoveState::Finishing,
-            Step::CopyMemory | Step::CopyDirtyMemory | Step::Blackout => MoveState::Transferring,
+            Step::CopyMemory | Step::CopyDirtyMemory | Step::Downtime => MoveState::Transferring,
             _ => MoveState::Preparing,
         };
         self.update(vm, |one| {
@@ -493,11 +493,9 @@ fn load(one: &MoveStatus) -> Load {
         MoveState::Waiting | MoveState::Preparing | MoveState::Ready => LoadStage::ToCome,
         MoveState::Transferring => LoadStage::OnLinks,
         MoveState::Moved => LoadStage::Moved,
-        MoveState::Finishing
-        | MoveState::Failed
-        | MoveState::Lost
-        | MoveState::Undecided
-        | MoveState::Left => LoadStage::Over,
+        MoveState::Finishing | MoveState::Failed | MoveState::Lost | MoveState::InDoubt | MoveState::Left => {
+            LoadStage::Over
+        }
     };
     let predicted_bytes = if one.predicted_bytes > 0 { one.predicted_bytes } else { one.memory_bytes };
     Load { stage, predicted_bytes, sent_bytes: one.sent_bytes }

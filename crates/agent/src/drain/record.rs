@@ -31,7 +31,7 @@ pub(crate) fn view(agent: &Agent) -> Result<DrainView, Problem> {
         let mut status = course.status.borrow().clone();
         match course.kind {
             DrainKind::Drain => decide(&agent.journal, &mut status.moves)?,
-            DrainKind::Failback => undecided(&mut status.moves).for_each(|one| settle_return(agent, one)),
+            DrainKind::Failback => in_doubt(&mut status.moves).for_each(|one| settle_return(agent, one)),
         }
         return Ok(DrainView {
             kind: Some(course.kind),
@@ -60,14 +60,14 @@ pub(crate) fn view(agent: &Agent) -> Result<DrainView, Problem> {
     })
 }
 
-fn undecided(moves: &mut [MoveStatus]) -> impl Iterator<Item = &mut MoveStatus> {
-    moves.iter_mut().filter(|one| one.state == MoveState::Undecided)
+fn in_doubt(moves: &mut [MoveStatus]) -> impl Iterator<Item = &mut MoveStatus> {
+    moves.iter_mut().filter(|one| one.state == MoveState::InDoubt)
 }
 
 /// What has become by now of VMs of a drain under way of which it was not known where they run. The journal has it of
 /// them when the drain is over too, so it is not written down.
 fn decide(journal: &Journal, moves: &mut [MoveStatus]) -> Result<(), Problem> {
-    for one in undecided(moves) {
+    for one in in_doubt(moves) {
         let Some(id) = &one.migration else { continue };
         if let Some(result) = journal.result(id)? {
             end(one, &result);
@@ -120,7 +120,7 @@ fn settle(agent: &Agent, one: &mut MoveStatus) -> Result<(), Problem> {
         return Ok(());
     }
     let handed_over = agent.journal.open_migration(id)?.is_some_and(|open| open.handed_over);
-    one.state = if handed_over { MoveState::Undecided } else { MoveState::Preparing };
+    one.state = if handed_over { MoveState::InDoubt } else { MoveState::Preparing };
     Ok(())
 }
 
@@ -185,7 +185,7 @@ fn settle_return(agent: &Agent, one: &mut MoveStatus) {
         (one.state, one.error) = (MoveState::Moved, None);
     } else if agent.outgoing.of_vm(&one.vm).is_some()
         || agent.incoming.has(&one.vm)
-        || agent.vms.out_of_reach_for(&one.vm).is_some()
+        || agent.vms.why_unresponsive(&one.vm).is_some()
     {
         // It is as it was.
     } else if agent.vms.contains(&one.vm) {
@@ -213,7 +213,7 @@ pub(super) fn end(one: &mut MoveStatus, result: &MigrationResult) {
     one.state = match result.outcome {
         Outcome::Completed => MoveState::Moved,
         Outcome::Failed | Outcome::Cancelled => MoveState::Failed,
-        Outcome::Undecided => MoveState::Undecided,
+        Outcome::InDoubt => MoveState::InDoubt,
         Outcome::Lost => MoveState::Lost,
     };
     if result.outcome == Outcome::Completed {
@@ -242,11 +242,11 @@ mod tests {
     use super::*;
     use crate::api::types::{DrainRequest, MigrateRequest};
 
-    fn undecided_move(vm: &str) -> MoveStatus {
+    fn in_doubt_move(vm: &str) -> MoveStatus {
         MoveStatus {
             vm: vm.into(),
             target: "b".into(),
-            state: MoveState::Undecided,
+            state: MoveState::InDoubt,
             migration: Some(format!("of {vm}")),
             attempts: 1,
             error: Some(Problem::failed("b has not said whether it runs there")),
@@ -285,28 +285,28 @@ mod tests {
     #[test]
     fn what_an_earlier_attempt_had_begun_was_not_moved_by_somebody_else() {
         let earlier = [
-            undecided_move("db"),
-            MoveStatus { state: MoveState::Left, ..undecided_move("shop") },
-            MoveStatus { migration: None, ..undecided_move("web") },
+            in_doubt_move("db"),
+            MoveStatus { state: MoveState::Left, ..in_doubt_move("shop") },
+            MoveStatus { migration: None, ..in_doubt_move("web") },
         ];
         let own = own_migrations(&earlier);
-        let left = |vm| MoveStatus { state: MoveState::Left, ..undecided_move(vm) };
-        let mut moves = [left("db"), left("shop"), left("web"), undecided_move("db")];
+        let left = |vm| MoveStatus { state: MoveState::Left, ..in_doubt_move(vm) };
+        let mut moves = [left("db"), left("shop"), left("web"), in_doubt_move("db")];
         claim_own(&mut moves, &own);
         let states = moves.map(|one| one.state);
-        let expected = [MoveState::Moved, MoveState::Left, MoveState::Left, MoveState::Undecided];
+        let expected = [MoveState::Moved, MoveState::Left, MoveState::Left, MoveState::InDoubt];
         assert_eq!(states, expected);
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn what_was_undecided_is_told_as_it_is_once_its_target_has_answered() {
+    async fn what_was_in_doubt_is_told_as_it_is_once_its_target_has_answered() {
         let directory = tempfile::tempdir().unwrap();
         let journal = Journal::open(directory.path(), directory.path()).unwrap();
         let vms = ["db", "shop", "web"];
         for vm in vms {
             begin(&journal, vm);
         }
-        let before = vms.map(undecided_move);
+        let before = vms.map(in_doubt_move);
         let mut moves = before.clone();
         decide(&journal, &mut moves).unwrap();
         assert_eq!(moves, before);

@@ -29,7 +29,7 @@ use crate::bandwidth;
 use crate::check;
 use crate::memory_look;
 use crate::outgoing::{Meeting, known_target, meet};
-use crate::remembered::{self, Learnt};
+use crate::path_history::{self, Learnt};
 use crate::vms::{PresentVm, QMP_DEADLINE};
 
 /// How long one target may take to say what it is, what it has and which VMs it would take.
@@ -206,7 +206,7 @@ async fn look_at(
     running: &[Arc<Vmm>],
     swap: &Swap,
 ) -> LookedAt {
-    let learnt = remembered::of_target(agent, name, asked_for.option).unwrap_or_else(|problem| {
+    let learnt = path_history::of_target(agent, name, asked_for.option).unwrap_or_else(|problem| {
         warn!(%problem, "what migrations to {name} were like is not known");
         Learnt::default()
     });
@@ -231,11 +231,11 @@ async fn look_at(
             limit: LimitView::default(),
             free_cores: None,
             relay: None,
-            remembered: None,
+            path_history: None,
         },
         refusals: BTreeMap::new(),
     });
-    looked_at.view.remembered = learnt.remembered;
+    looked_at.view.path_history = learnt.path_history;
     if swap.is_with(name) {
         looked_at.view.makes_room = swap.partner_makes_room;
         looked_at.view.makes_room_now = swap.partner_makes_room_now;
@@ -288,7 +288,7 @@ async fn ask(
             plan.encryption.is_encrypted,
             &request,
         ),
-        remembered: None,
+        path_history: None,
     };
     Ok(LookedAt { view, refusals })
 }
@@ -417,7 +417,7 @@ mod tests {
             peer_link: "e0".into(),
             peer_address: Ipv4Addr::LOCALHOST.into(),
             speed_mbps: *speed_mbps,
-            is_spare: false,
+            is_standby: false,
             mtu_bytes: None,
         };
         Plan {

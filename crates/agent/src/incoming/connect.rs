@@ -17,7 +17,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 
 use super::post_copy::check_one_connection;
 use super::vm::IncomingVm;
-use super::{must_wait, strangers};
+use super::{allowed_sources, must_wait};
 use crate::agent::Agent;
 use crate::api::types::{ConnectionRequest, Endpoint, WatchRequest};
 use crate::link_socket::on_link;
@@ -236,20 +236,20 @@ async fn listen_on_free_port(
     transport: Transport,
 ) -> Result<u16, Problem> {
     let link = request.plan.paths.first().map_or("", |path| &path.link);
-    let sources = &strangers::allowed(agent, entry, request).await;
+    let sources = &allowed_sources::of(agent, entry, request).await;
     ports::take(agent, |port| async move {
         let failed = |error: &dyn Display| {
             Problem::failed(format!("{} cannot listen on {address}: {error}", agent.name()))
         };
         let listen_at = on_link(link, address, port).map_err(Problem::failed)?;
-        if strangers::is_in_use(listen_at).map_err(|error| failed(&error))? {
+        if allowed_sources::is_in_use(listen_at).map_err(|error| failed(&error))? {
             return Ok(None);
         }
-        strangers::keep_out(agent, entry, listen_at, sources).await;
+        allowed_sources::keep_out(agent, entry, listen_at, sources).await;
         match listening.at(vmm, transport, listen_at).await {
             Ok(()) => Ok(Some(port)),
             Err(MigrationError::PortTaken(_)) => {
-                strangers::let_in(agent, entry, listen_at).await;
+                allowed_sources::let_in(agent, entry, listen_at).await;
                 Ok(None)
             }
             Err(error) => Err(failed(&error)),

@@ -15,12 +15,12 @@ use crate::vms::QEMU_DEADLINE;
 /// Removes what is left of the VMs that were discarded, should the agent have stopped half-way.
 pub(crate) async fn clear_discarded(agent: &Agent) -> Result<(), Problem> {
     let coming = agent.journal.waiting_incoming()?;
-    for record in agent.journal.discarded_skeletons()? {
+    for record in agent.journal.discarded_incoming_vms()? {
         // The VM may have come back since, and then its files are no remains.
         let is_remains = !agent.vms.contains(&record.vm) && coming.iter().all(|other| other.vm != record.vm);
         let cleared = if is_remains { clear(agent, &record.spec).await } else { Ok(()) };
         match cleared {
-            Ok(()) => agent.journal.forget_skeleton(&record.id)?,
+            Ok(()) => agent.journal.forget_incoming_vm(&record.id)?,
             // A QEMU that nobody needs and that hangs must not keep the agent from all others.
             Err(problem) => warn!(vm = record.vm, %problem, "its remains are removed at the next start"),
         }
@@ -28,7 +28,7 @@ pub(crate) async fn clear_discarded(agent: &Agent) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Ends the skeleton of a VM that was discarded, whose QEMU was not taken hold of, and removes what is left.
+/// Ends the incoming VM of a VM that was discarded, whose QEMU was not taken hold of, and removes what is left.
 async fn clear(agent: &Agent, definition: &VmSpec) -> Result<(), Problem> {
     let paths = agent.vms.paths(definition)?;
     Vmm::end_given_up(&paths, QEMU_DEADLINE).await.map_err(Problem::failed)
@@ -52,7 +52,7 @@ pub(super) async fn remove(agent: &Agent, id: &str, entry: Option<&IncomingVm>) 
     let put_back = agent.watches.leave(agent, id).await;
     agent.incoming.remove(id);
     put_back?;
-    Ok(agent.journal.forget_skeleton(id)?)
+    Ok(agent.journal.forget_incoming_vm(id)?)
 }
 
 /// A VM has left this host, or was removed. What its arrivals still hold here goes, though whoever sent it may not have

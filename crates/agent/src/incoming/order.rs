@@ -22,10 +22,10 @@ use super::vm::{IncomingVm, not_built};
 use super::{no_migration, not_on_its_way};
 use crate::agent::Agent;
 use crate::api::types::TargetUse;
+use crate::cpu_priority;
 use crate::host;
 use crate::journal::IncomingRecord;
 use crate::lock::lock;
-use crate::precedence;
 use crate::vms::{QMP_DEADLINE, qemu_has_ended};
 
 /// QEMU closes its sockets a moment before its process has ended. Its source waits for an answer for half a second.
@@ -248,7 +248,7 @@ impl<'a> Carrier<'a> {
 
     fn hypervisor(&mut self, record: &IncomingRecord) -> Hypervisor {
         let was_told = matches!(record.state, IncomingState::Running | IncomingState::Finished);
-        if let Some(why) = self.agent.vms.out_of_reach_for(&record.vm).filter(|_| was_told) {
+        if let Some(why) = self.agent.vms.why_unresponsive(&record.vm).filter(|_| was_told) {
             self.problem = Some(Problem::failed(why));
             return Hypervisor::Unresponsive;
         }
@@ -278,7 +278,7 @@ impl<'a> Carrier<'a> {
             Ok(Ok(())) if entry.built().is_some() => Event::Done,
             Ok(Ok(())) => Event::Gone,
             Ok(Err(problem)) => {
-                warn!(migration = self.id, %problem, "the skeleton does not answer yet; the source asks again");
+                warn!(migration = self.id, %problem, "the incoming VM does not answer yet; the source asks again");
                 sleep_until(until.min(Instant::now() + WATCH_EVERY)).await;
                 Event::Mute
             }
@@ -322,7 +322,7 @@ impl<'a> Carrier<'a> {
     async fn wait(&mut self) -> Result<Event, Problem> {
         let (entry, vmm) = (Arc::clone(self.entry()?), self.vmm()?);
         if self.is_paused {
-            precedence::begin(self.agent, &vmm);
+            cpu_priority::begin(self.agent, &vmm);
         }
         let mut events = vmm.events();
         loop {
@@ -361,8 +361,8 @@ impl<'a> Carrier<'a> {
             let ended = Problem::failed(format!("the VM does not run on {own}: its QEMU has ended"));
             return Ok(self.note(Event::Gone, ended));
         }
-        precedence::begin(self.agent, &vmm);
-        precedence::end_soon(&vmm);
+        cpu_priority::begin(self.agent, &vmm);
+        cpu_priority::end_soon(&vmm);
         let Err(error) = migration::run(&vmm, entry.answers_within()).await else { return Ok(Event::Done) };
         let event = match &error {
             MigrationError::Qmp(QmpError::Command { .. }) | MigrationError::MemoryIncomplete(_) => {
@@ -400,7 +400,7 @@ impl<'a> Carrier<'a> {
 /// Whether an earlier life of this agent has recorded that a VM runs here, and its QEMU has not obeyed this one yet.
 fn is_yet_to_obey(agent: &Agent, IncomingRecord { id, vm, .. }: &IncomingRecord) -> Result<bool, Problem> {
     let lives =
-        agent.vms.out_of_reach_for(vm).is_some() || agent.vms.running(vm).is_some_and(|vmm| vmm.alive());
+        agent.vms.why_unresponsive(vm).is_some() || agent.vms.running(vm).is_some_and(|vmm| vmm.alive());
     Ok(lives && agent.journal.unfinished_arrivals()?.iter().any(|arrival| arrival.id == *id))
 }
 

@@ -55,8 +55,8 @@ fn enter(
     }
     if request.may_wait {
         check_apart(agent, &entries, &request.definition)?;
-        if let Some(why) = crowded(agent, &entries, source) {
-            return Ok(IncomingPermit::Crowded(why));
+        if let Some(why) = busy(agent, &entries, source) {
+            return Ok(IncomingPermit::Busy(why));
         }
     }
     if !agent.journal.begin_incoming(&request.id, source, &request.definition)? {
@@ -106,7 +106,7 @@ fn check_apart(
 
 /// Why no further VM of this source may come for now, if so: this host takes so many at a time, of all hosts that
 /// are drained to it.
-fn crowded(agent: &Agent, entries: &BTreeMap<String, Arc<IncomingVm>>, source: &str) -> Option<String> {
+fn busy(agent: &Agent, entries: &BTreeMap<String, Arc<IncomingVm>>, source: &str) -> Option<String> {
     let mut on_way = BTreeMap::<String, usize>::new();
     let holds_place =
         |entry: &&Arc<IncomingVm>| !entry.is_adopted(agent) && entry.silent_for_ms() < HOLDS_PLACE_MS;

@@ -68,7 +68,7 @@ pub(crate) async fn take_up_parts(agent: &Arc<Agent>) -> Result<(), Problem> {
 
 /// Of one whose QEMU does not answer this life of the agent, nobody knows whether it has ended.
 fn must_be_within_reach(agent: &Agent, record: &IncomingRecord) -> Result<(), Problem> {
-    agent.vms.out_of_reach_for(&record.vm).map_or(Ok(()), |why| Err(Problem::failed(why)))
+    agent.vms.why_unresponsive(&record.vm).map_or(Ok(()), |why| Err(Problem::failed(why)))
 }
 
 /// The QEMU of a VM that runs here and waits for the rest of its memory.

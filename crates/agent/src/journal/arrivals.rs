@@ -155,13 +155,13 @@ impl Journal {
         })
     }
 
-    /// VMs that were discarded, but of whose skeletons nobody has said yet that they are gone.
-    pub(crate) fn discarded_skeletons(&self) -> Result<Vec<IncomingRecord>, JournalError> {
+    /// VMs that were discarded, but of whose incoming VMs nobody has said yet that they are gone.
+    pub(crate) fn discarded_incoming_vms(&self) -> Result<Vec<IncomingRecord>, JournalError> {
         self.incoming_in(IncomingState::Discarded)
     }
 
     /// Records that nothing is left of a VM that was discarded.
-    pub(crate) fn forget_skeleton(&self, id: &str) -> Result<(), JournalError> {
+    pub(crate) fn forget_incoming_vm(&self, id: &str) -> Result<(), JournalError> {
         self.run(|connection| {
             connection
                 .execute("UPDATE incoming SET spec = '' WHERE id = ?1 AND state = 'discarded'", [id])?;
@@ -299,7 +299,7 @@ mod tests {
             assert_eq!(journal.discard_incoming(id).unwrap(), Some(IncomingState::Discarded));
         }
         for id in ["gone", "discarded"] {
-            journal.forget_skeleton(id).unwrap();
+            journal.forget_incoming_vm(id).unwrap();
         }
         for id in ["waiting", "running", "here", "left", "remains", "discarded"] {
             journal.source_knows(id).unwrap();
@@ -337,7 +337,7 @@ mod tests {
         journal.finish_incoming("here").unwrap();
         begin(&journal, "left", "left");
         assert_eq!(journal.discard_incoming("left").unwrap(), Some(IncomingState::Discarded));
-        journal.forget_skeleton("left").unwrap();
+        journal.forget_incoming_vm("left").unwrap();
         journal.source_knows("left").unwrap();
         for id in 0..HISTORY_LENGTH + 400 {
             assert_eq!(journal.discard_incoming(&Uuid::from_u128(id.into()).to_string()).unwrap(), None);

@@ -517,7 +517,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn what_was_found_is_remembered_for_a_target_and_an_option() {
+    async fn what_was_found_is_kept_for_a_target_and_an_option() {
         let (_directory, journal) = journal();
         let found = |target: &str, option| journal.transfers_found(target, option).unwrap();
         let of = |transfers, targets| FoundTransfers { transfers, targets };

@@ -49,7 +49,7 @@ use crate::vms::{Claimed, QEMU_DEADLINE, QMP_DEADLINE, qemu_has_ended};
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Between two rounds of questions about a hand-over of which the outcome is not known.
-const UNDECIDED_PAUSE: Duration = Duration::from_secs(5);
+const IN_DOUBT_PAUSE: Duration = Duration::from_secs(5);
 
 /// Between two attempts to record how a migration ended.
 const RECORD_AGAIN_AFTER: Duration = Duration::from_secs(2);
@@ -185,14 +185,14 @@ impl Executor {
             self.carry_out(&mut migration, first).await;
             let outcome = migration.outcome().unwrap_or(Outcome::Failed);
             let result = self.result(&migration, outcome);
-            if outcome != Outcome::Undecided {
+            if outcome != Outcome::InDoubt {
                 self.conclude(result).await;
                 return;
             }
             *self.running.result() = Some(result);
             self.running.stage.send_replace(Stage::Ended);
             // Both ends of the pause are good: the operator's word, and the time.
-            drop(timeout(UNDECIDED_PAUSE, target_lost.changed()).await);
+            drop(timeout(IN_DOUBT_PAUSE, target_lost.changed()).await);
             let limits = self.agent.config.limits.of_migration(None, None);
             (migration, first) = Migration::recover(limits, true);
         }
@@ -268,7 +268,7 @@ impl Executor {
             Action::EstablishHosts => return self.establish_hosts().await,
             Action::CheckPermissions => return self.check_permissions().await,
             Action::AllocateMemory => self.tell_target("memory", QMP_DEADLINE).await?,
-            Action::BuildSkeleton => self.tell_target("skeleton", QEMU_DEADLINE + QMP_DEADLINE).await?,
+            Action::BuildIncomingVm => self.tell_target("skeleton", QEMU_DEADLINE + QMP_DEADLINE).await?,
             Action::ConnectHosts => return self.connect_hosts().await,
             Action::AwaitTurn => return self.await_turn().await,
             Action::StartTransfer => self.start_transfer().await?,

@@ -73,7 +73,7 @@ mod tests {
         // The agent, too, saw both only now.
         let late =
             Timings { paused_ms: Some(20_000.0), resumed_here_ms: Some(20_001.0), ..Timings::default() };
-        pause.correct(late).blackout_ms()
+        pause.correct(late).downtime_ms()
     }
 
     #[test]
@@ -95,19 +95,19 @@ mod tests {
     #[test]
     fn a_clock_that_is_set_makes_no_pause_of_hours_or_below_zero() {
         let paused = event(EventName::Migration, "pre-switchover", 10_010);
-        let blackout_ms = |resumed_s, read_s| {
+        let downtime_ms = |resumed_s, read_s| {
             let mut pause = Pause::default();
             for event in [&paused, &event(EventName::Resume, "", resumed_s)] {
                 pause.note(event, 15_000.0, EPOCH + Duration::from_secs(read_s));
             }
-            pause.correct(Timings::default()).blackout_ms()
+            pause.correct(Timings::default()).downtime_ms()
         };
-        assert_eq!(blackout_ms(10_012, 10_015), Some(2_000.0));
+        assert_eq!(downtime_ms(10_012, 10_015), Some(2_000.0));
         // While it was paused.
-        assert_eq!(blackout_ms(13_612, 13_615), Some(0.0));
-        assert_eq!(blackout_ms(6_412, 6_415), Some(0.0));
+        assert_eq!(downtime_ms(13_612, 13_615), Some(0.0));
+        assert_eq!(downtime_ms(6_412, 6_415), Some(0.0));
         // Between that and the reading.
-        assert_eq!(blackout_ms(10_012, 13_615), Some(2_000.0));
-        assert_eq!(blackout_ms(10_012, 6_415), Some(2_000.0));
+        assert_eq!(downtime_ms(10_012, 13_615), Some(2_000.0));
+        assert_eq!(downtime_ms(10_012, 6_415), Some(2_000.0));
     }
 }

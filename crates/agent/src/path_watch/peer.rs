@@ -448,14 +448,14 @@ impl PeerWatch {
         let paths: Vec<Path> = each
             .map(|(index, end)| Path { speed_mbps: self.speeds.mbps(index), ..end.path.clone() })
             .collect();
-        let carrying: Vec<Path> = paths.iter().filter(|path| !self.is_spare(path)).cloned().collect();
+        let carrying: Vec<Path> = paths.iter().filter(|path| !self.is_standby(path)).cloned().collect();
         if carrying.is_empty() { paths } else { carrying }
     }
 
     /// To all migrations that know it.
-    fn is_spare(&self, path: &Path) -> bool {
+    fn is_standby(&self, path: &Path) -> bool {
         let mut known = self.users.iter().flat_map(|user| &user.paths).filter(|known| is_same(known, path));
-        known.all(|known| known.is_spare)
+        known.all(|known| known.is_standby)
     }
 
     /// The one place where it is said what the route shall be.

@@ -103,7 +103,7 @@ async fn coming(config: &Config, identity: &Identity) -> Result<(Vec<MigrationVi
 }
 
 fn is_coming(view: &MigrationView, source: &str, here: &str) -> bool {
-    let is_open = view.result.as_ref().is_none_or(|result| result.outcome == Outcome::Undecided);
+    let is_open = view.result.as_ref().is_none_or(|result| result.outcome == Outcome::InDoubt);
     is_open && view.source == source && view.target == here
 }
 

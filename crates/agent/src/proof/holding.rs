@@ -16,7 +16,7 @@ use crate::client::ApiClient;
 pub(crate) fn holding(agent: &Agent, vm: &str, asks: &str) -> Result<VmHolding, Problem> {
     let leaves_to = agent.journal.open_migrations()?.into_iter().find(|open| open.vm == vm);
     let holding =
-        if agent.vms.running(vm).is_some_and(|vmm| vmm.alive()) || agent.vms.out_of_reach_for(vm).is_some() {
+        if agent.vms.running(vm).is_some_and(|vmm| vmm.alive()) || agent.vms.why_unresponsive(vm).is_some() {
             Some(Holding::Lives)
         } else if agent.incoming.has(vm) {
             Some(Holding::Comes)

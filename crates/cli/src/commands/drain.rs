@@ -192,7 +192,7 @@ fn tell_end(ended: Followed<DrainView>, json: bool) -> Result<Exit, Problem> {
         Followed::Over(view) => view,
         Followed::LostSight(problem) => {
             output::complain(&problem);
-            return Ok(Exit::Undecided);
+            return Ok(Exit::InDoubt);
         }
     };
     if json {
@@ -492,7 +492,7 @@ mod tests {
         assert_eq!(exit(DrainState::Drained, MoveState::Moved), 0);
         assert_eq!(exit(DrainState::Incomplete, MoveState::Failed), 1);
         assert_eq!(exit(DrainState::Interrupted, MoveState::Waiting), 1);
-        assert_eq!(exit(DrainState::Incomplete, MoveState::Undecided), 4);
+        assert_eq!(exit(DrainState::Incomplete, MoveState::InDoubt), 4);
         assert_eq!(exit(DrainState::Cancelled, MoveState::Waiting), 5);
     }
 }

@@ -170,7 +170,7 @@ fn outcome_word(outcome: Outcome) -> &'static str {
         Outcome::Completed => "completed",
         Outcome::Failed => "failed",
         Outcome::Cancelled => "cancelled",
-        Outcome::Undecided => "undecided",
+        Outcome::InDoubt => "in doubt",
         Outcome::Lost => "lost",
     }
 }

@@ -38,7 +38,7 @@ pub(crate) async fn run(
         Followed::Over(result) => result,
         Followed::LostSight(problem) => {
             output::complain(&problem);
-            return Ok(Exit::Undecided);
+            return Ok(Exit::InDoubt);
         }
     };
     if json {
@@ -83,8 +83,8 @@ fn describe_plan(view: &PlanView) -> String {
             let speed = path.speed_mbps.map_or("speed unknown".into(), |speed| format!("{speed} Mb/s"));
             let found =
                 if path.is_link_local() { "answered over link-local addresses" } else { "in one subnet" };
-            let spare = if path.is_spare { ", spare" } else { "" };
-            format!("         {path}  {} to {}, {found}, {speed}{spare}", path.address, path.peer_address)
+            let standby = if path.is_standby { ", standby" } else { "" };
+            format!("         {path}  {} to {}, {found}, {speed}{standby}", path.address, path.peer_address)
         }))
         .chain(plan.multifd_channels.map(|channels| format!("with     {channels} connections")))
         .chain(plan.post_copy.then(|| {
@@ -161,7 +161,7 @@ pub(super) fn tell(result: &MigrationResult) -> Result<(), Problem> {
     if result.outcome != Outcome::Completed {
         let error = result.error.as_deref().unwrap_or("cancelled");
         let state = match result.outcome {
-            Outcome::Undecided => {
+            Outcome::InDoubt => {
                 format!("it is paused on {} until {} answers", result.source, result.target)
             }
             Outcome::Lost => format!(
@@ -188,9 +188,9 @@ pub(super) fn tell(result: &MigrationResult) -> Result<(), Problem> {
     }
     let paths: Vec<String> =
         result.paths.iter().map(|path| format!("{path} {:.0} %", path.share * 100.0)).collect();
-    let blackout = result.blackout_ms.map_or("unknown".into(), output::duration);
+    let downtime = result.downtime_ms.map_or("unknown".into(), output::duration);
     output::print(&format!(
-        "{} runs on {}\n  {} by {}{why}\n  {:.2} Gb/s over {}; {} sent in {} rounds\n  blackout {blackout}; \
+        "{} runs on {}\n  {} by {}{why}\n  {:.2} Gb/s over {}; {} sent in {} rounds\n  downtime {downtime}; \
          setup {}, completion {}\n",
         result.vm,
         result.target,
@@ -238,13 +238,13 @@ pub(super) fn tell(result: &MigrationResult) -> Result<(), Problem> {
 /// Less than this beside the pause is not worth a line.
 const STANDSTILL_TOLD_MS: f64 = 250.0;
 
-/// How long the VM stood still, where that is not told as its blackout.
+/// How long the VM stood still, where that is not told as its downtime.
 pub(super) fn standstill(result: &MigrationResult) -> Option<String> {
     let vm = &result.vm;
-    let paused = result.blackout_ms.filter(|_| result.outcome != Outcome::Completed);
+    let paused = result.downtime_ms.filter(|_| result.outcome != Outcome::Completed);
     let paused = paused.map(|ms| format!("{vm} was paused for {}", output::duration(ms)));
     let still_ms = result.standstill_ms.unwrap_or_default();
-    if still_ms < result.blackout_ms.unwrap_or_default() + STANDSTILL_TOLD_MS {
+    if still_ms < result.downtime_ms.unwrap_or_default() + STANDSTILL_TOLD_MS {
         return paused;
     }
     let still_for = output::duration(still_ms);

@@ -51,7 +51,7 @@ impl Words {
             }
             MoveState::Failed => format!("{vm} was not moved{why}"),
             MoveState::Lost => format!("{vm} has ended, and is lost{why}"),
-            MoveState::Undecided => format!("it is not known yet where {vm} runs{why}"),
+            MoveState::InDoubt => format!("it is not known yet where {vm} runs{why}"),
             MoveState::Left => format!("{vm} was moved to {target} by somebody else"),
             MoveState::Waiting => format!("{vm} waits to be tried again{why}"),
             state => format!("{vm} {way} {target}: {}", state_word(state)),
@@ -194,7 +194,7 @@ pub(crate) fn state_word(state: MoveState) -> &'static str {
         MoveState::Moved => "moved",
         MoveState::Failed => "failed",
         MoveState::Lost => "lost",
-        MoveState::Undecided => "not known yet",
+        MoveState::InDoubt => "not known yet",
         MoveState::Left => "moved by others",
     }
 }

@@ -212,13 +212,13 @@ fn a_target_is_cut_off_after_a_hand_over() {
     let told: DrainView = serde_json::from_str(&output.stdout).unwrap();
     assert_eq!(status(&told).state, DrainState::Incomplete, "{told:#?}");
     // The smaller one may be handed over while the other one is in flight.
-    let undecided = status(&told).moves.iter().filter(|one| one.state == MoveState::Undecided);
-    for one in undecided {
+    let in_doubt = status(&told).moves.iter().filter(|one| one.state == MoveState::InDoubt);
+    for one in in_doubt {
         assert_eq!(one.attempts, 1, "never tried again: {told:#?}");
         lab.drainpipe(&["migrate", &one.vm, "b"]).refused(REFUSED, &["is being moved"]);
     }
     rejoin(&lab, "b");
-    wait_until(&lab, "a", "it is settled", |view| count(view, MoveState::Undecided) == 0);
+    wait_until(&lab, "a", "it is settled", |view| count(view, MoveState::InDoubt) == 0);
     assert_nowhere_but(&lab, &["web", "least"], &["a", "b"]);
     drain(&lab, "a", json!({}));
     assert_state(&ended(&lab, "a"), DrainState::Drained, 2);

@@ -70,7 +70,7 @@ impl Victim {
 
     /// Whether there is one to be killed at this step.
     fn is_there(self, step: Step) -> bool {
-        self != Self::TargetQemu || step >= Step::BuildSkeleton
+        self != Self::TargetQemu || step >= Step::BuildIncomingVm
     }
 }
 
@@ -129,7 +129,7 @@ fn kill_at(scene: &Scene, runtime: &Runtime, step: Step, victim: Victim, start: 
         if start == Start::Late {
             thread::sleep(GONE_FOR);
             // Later nobody may let it run before the target's journal was asked.
-            if step < Step::Blackout {
+            if step < Step::Downtime {
                 scene.guest.assert_answers();
             }
         }

@@ -58,10 +58,10 @@ mod scene;
 mod service;
 mod shared_paths;
 mod short_of_memory;
-mod strangers;
 mod support;
 mod switch_over_faults;
 mod taken_route;
+mod unauthenticated;
 #[path = "../../../hypervisor/tests/qemu/userfaultfd.rs"]
 mod userfaultfd;
 
@@ -117,7 +117,7 @@ fn main() -> ExitCode {
         ("shared_paths", shared_paths::TESTS),
         ("bad_input", bad_input::TESTS),
         ("flooded", flooded::TESTS),
-        ("strangers", strangers::TESTS),
+        ("unauthenticated", unauthenticated::TESTS),
         ("check", check::TESTS),
         ("check_fix", check_fix::TESTS),
         ("check_hosts", check_hosts::TESTS),

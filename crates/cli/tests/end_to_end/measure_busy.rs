@@ -128,6 +128,6 @@ fn line(way: &Way, flights: &[Flight]) -> String {
         of(|flight| flight.result.total_ms / 1000.0, 2),
         of(packed_mib, 0),
         of(|flight| flight.result.cpu_seconds.source_agent, 2),
-        of(|flight| flight.result.blackout_ms.unwrap_or(f64::NAN), 0),
+        of(|flight| flight.result.downtime_ms.unwrap_or(f64::NAN), 0),
     )
 }

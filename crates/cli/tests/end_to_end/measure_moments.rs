@@ -205,8 +205,8 @@ fn wait_until_paused(lab: &TestLab, runtime: &Runtime) -> bool {
     while began.elapsed() < FLIGHT_MAX {
         let list: Vec<MigrationView> = runtime.block_on(client.get("/v1/migrations?limit=1")).unwrap();
         match list.into_iter().next().map(|view| view.progress) {
-            Some(Some(progress)) if progress.step < Step::Blackout => thread::sleep(Duration::from_millis(1)),
-            Some(Some(progress)) => return progress.step == Step::Blackout,
+            Some(Some(progress)) if progress.step < Step::Downtime => thread::sleep(Duration::from_millis(1)),
+            Some(Some(progress)) => return progress.step == Step::Downtime,
             _ => return false,
         }
     }

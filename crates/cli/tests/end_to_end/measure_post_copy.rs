@@ -104,7 +104,7 @@ fn line(name: &str, flights: &[Flight]) -> String {
         flights.len(),
         of(|flight| flight.result.total_ms / 1000.0, 1),
         of(|flight| flight.result.post_copy_ms.unwrap_or(0.0) / 1000.0, 1),
-        of(|flight| flight.result.blackout_ms.unwrap_or(f64::NAN), 0),
+        of(|flight| flight.result.downtime_ms.unwrap_or(f64::NAN), 0),
         of(|flight| flight.silence_ms, 0),
         of(|flight| flight.work_mib_per_s, 0),
         of(|flight| flight.result.wire_bytes as f64 / f64::from(1 << 20), 0),

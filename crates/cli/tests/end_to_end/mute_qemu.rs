@@ -123,7 +123,7 @@ fn while_memory_is_in_flight(scene: &Scene) {
     // It is asked ten times a second, and looked at twenty times.
     let still_ms = result.standstill_ms.expect("somebody looked");
     assert!(still_ms >= STILL_FOR.as_secs_f64() * 1000.0 - 500.0, "{result:#?}");
-    assert!(result.blackout_ms.is_some_and(|blackout_ms| blackout_ms < still_ms), "{result:#?}");
+    assert!(result.downtime_ms.is_some_and(|downtime_ms| downtime_ms < still_ms), "{result:#?}");
     scene.assert_settled("b");
 }
 

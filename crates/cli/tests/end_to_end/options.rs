@@ -189,8 +189,8 @@ fn check_measurements(result: &MigrationResult) {
     let parts_ms = result.setup_ms + result.held_ms + result.transfer_ms + result.completion_ms;
     // Each is rounded to a tenth.
     assert!((parts_ms - result.total_ms).abs() < 0.3, "{result:#?}");
-    let blackout_ms = result.blackout_ms.expect("the VM was paused");
-    assert!(blackout_ms > 0.0 && blackout_ms < result.total_ms, "{result:#?}");
+    let downtime_ms = result.downtime_ms.expect("the VM was paused");
+    assert!(downtime_ms > 0.0 && downtime_ms < result.total_ms, "{result:#?}");
     assert!(result.cpu_seconds.source_vmm > 0.0 && result.cpu_seconds.target_vmm > 0.0, "{result:#?}");
     let shares: f64 = result.paths.iter().map(|path| path.share).sum();
     assert!((shares - 1.0).abs() < 0.01, "{result:#?}");

@@ -28,7 +28,7 @@ pub(crate) const TESTS: &[Test] = &[
         a_link_returns_flaps_and_is_lost_under_strict_reverse_path_filters,
     ),
     ("a_link_that_is_made_again_is_used_again", a_link_that_is_made_again_is_used_again),
-    ("a_spare_link_carries_when_no_other_does", a_spare_link_carries_when_no_other_does),
+    ("a_standby_link_carries_when_no_other_does", a_standby_link_carries_when_no_other_does),
     ("all_links_are_lost_for_five_seconds", all_links_are_lost_for_five_seconds),
     ("all_links_are_silent_for_longer_than_the_bound", all_links_are_silent_for_longer_than_the_bound),
     ("the_target_agent_stands_still_for_a_while", the_target_agent_stands_still_for_a_while),
@@ -235,7 +235,7 @@ fn delete_e1_and_make_it_again(lab: &TestLab) {
 }
 
 /// What e1 would bring is less than what it may cost.
-fn a_spare_link_carries_when_no_other_does() {
+fn a_standby_link_carries_when_no_other_does() {
     let scene = Scene::in_lab(TestLab::up(&["--link", "200", "--link", "40"]));
     let migrating = scene.migrate(&[]);
     scene.lab.fault("link-down a e0");
@@ -243,8 +243,8 @@ fn a_spare_link_carries_when_no_other_does() {
     scene.lab.fault("link-up a e0");
     assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
     let [e0, e1] = &result.paths[..] else { panic!("{result:#?}") };
-    assert!(!e0.is_spare && e1.is_spare && e1.share > 0.3, "{result:#?}");
-    assert!(result.events.iter().any(|event| event.what.contains("e1–e1 is spare")), "{result:#?}");
+    assert!(!e0.is_standby && e1.is_standby && e1.share > 0.3, "{result:#?}");
+    assert!(result.events.iter().any(|event| event.what.contains("e1–e1 is on standby")), "{result:#?}");
     scene.assert_settled("b");
 }
 

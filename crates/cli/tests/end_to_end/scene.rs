@@ -83,7 +83,7 @@ impl Scene {
         let path = format!("/v1/migrations/{id}");
         let view = || ask::<MigrationView>(&self.lab, "a", &path, None).unwrap();
         let step = || view().progress.map(|progress| progress.step);
-        while step() != Some(Step::Blackout) {
+        while step() != Some(Step::Downtime) {
             assert!(Instant::now() < end, "the VM is not paused within {FLIGHT_MAX:?}");
             // The pause itself may be over soon.
             thread::sleep(Duration::from_millis(10));

@@ -97,9 +97,9 @@ fn all_links_fall_silent_for_good(scene: &Scene) {
     let output = migrating.wait();
     assert_failed(&output, "the last of the state did not arrive within 15 s; look at the links");
     let result = result_of(&output);
-    let paused_ms = result.blackout_ms.expect("it was paused, and runs again");
+    let paused_ms = result.downtime_ms.expect("it was paused, and runs again");
     assert!((15_000.0..CUT_SILENCE_MAX.as_secs_f64() * 1000.0).contains(&paused_ms), "{result:#?}");
-    assert!(result.standstill_ms >= result.blackout_ms, "{result:#?}");
+    assert!(result.standstill_ms >= result.downtime_ms, "{result:#?}");
     scene.guest.assert_answers();
     assert!(heartbeat.longest_gap() < CUT_SILENCE_MAX, "{:?}", heartbeat.statistics());
     // Also the target gives it up while the links are still dead: the agents reach each other by another network.
@@ -171,11 +171,11 @@ fn the_agents_lose_each_other_before_the_order_to_run(scene: &Scene) {
     wait_until_handed_over(&scene.lab);
     let output = migrating.wait();
     assert_eq!(output.code, 4, "{output:#?}");
-    assert_eq!(result_of(&output).outcome, Outcome::Undecided);
+    assert_eq!(result_of(&output).outcome, Outcome::InDoubt);
     // It is the target's, which does not know it yet.
     assert_runs_nowhere(scene);
     let told = scene.migrations().remove(0);
-    assert_eq!(told.result.map(|result| result.outcome), Some(Outcome::Undecided));
+    assert_eq!(told.result.map(|result| result.outcome), Some(Outcome::InDoubt));
     let list: VmList = scene.lab.incomplete_json(&["vms"]);
     assert!(list.errors.iter().any(|error| error.contains("the agent of b")), "{list:#?}");
     rejoin(&scene.lab, "b");

@@ -115,7 +115,7 @@ mod tests {
             peer_link: "e0".into(),
             peer_address: [10, 0, 0, 2].into(),
             speed_mbps: None,
-            is_spare: false,
+            is_standby: false,
             mtu_bytes: None,
         };
         let trial = |round_trip_ms, by_tcp: Option<f64>| PathTrial {

@@ -121,7 +121,7 @@ mod tests {
             limit: LimitView::default(),
             free_cores: None,
             relay: None,
-            remembered: None,
+            path_history: None,
         }
     }
 

@@ -76,7 +76,7 @@ mod tests {
             limit,
             free_cores: None,
             relay: None,
-            remembered: None,
+            path_history: None,
         }
     }
 

@@ -236,7 +236,7 @@ struct Learnt {
 /// adds nothing.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the cast saturates")]
 fn learnt(view: &DrainView, targets: &BTreeSet<usize>) -> Option<Learnt> {
-    let found = |target: &usize| view.targets[*target].remembered?.transfers;
+    let found = |target: &usize| view.targets[*target].path_history?.transfers;
     let found: Vec<FoundTransfers> = targets.iter().filter_map(found).collect();
     let share = |found: &FoundTransfers| f64::from(found.transfers) / f64::from(found.targets.max(1));
     let shares: f64 = found.iter().map(share).sum();
@@ -274,7 +274,7 @@ fn of_ways(view: &DrainView, targets: &BTreeSet<usize>) -> Vec<String> {
 
 fn unknown_speeds(view: &DrainView, targets: &BTreeSet<usize>) -> Vec<String> {
     let targets = targets.iter().map(|target| &view.targets[*target]);
-    let unknown = targets.filter(|target| target.paths_mbps == 0 && target.remembered.is_none());
+    let unknown = targets.filter(|target| target.paths_mbps == 0 && target.path_history.is_none());
     unknown
         .map(|target| format!("the speed of the links to {} is not known: predicted for 1 Gb/s", target.name))
         .collect()

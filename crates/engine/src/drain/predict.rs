@@ -3,7 +3,7 @@
 use super::concurrency::{Concurrency, NEARLY_FULL};
 use super::host_links::HostLinks;
 use super::schedule::{Course, Links, Transfer, schedule};
-use super::view::{MemorySample, Remembered, TargetView, VmView};
+use super::view::{MemorySample, PathHistory, TargetView, VmView};
 use crate::convergence::converges;
 use crate::migration::downtime_limit_ms;
 use crate::prediction::{carried_bytes_per_ms, slowed_ms};
@@ -173,11 +173,11 @@ pub fn sending_ms(transfer_ms: f64) -> f64 {
 /// What one VM's transfer to this target carries, in Mb/s.
 pub(super) fn vm_mbps(target: &TargetView) -> f64 {
     let paths = paths_mbps(target);
-    let carried = match target.remembered.map(|remembered| remembered.transfer_mbps) {
-        Some(remembered) if remembered.is_finite() && remembered >= SLOWEST_MBPS => match target.paths_mbps {
-            0 => remembered,
+    let carried = match target.path_history.map(|history| history.transfer_mbps) {
+        Some(seen_mbps) if seen_mbps.is_finite() && seen_mbps >= SLOWEST_MBPS => match target.paths_mbps {
+            0 => seen_mbps,
             // Links may have been lost since.
-            known => remembered.min(known as f64),
+            known => seen_mbps.min(known as f64),
         },
         _ => paths,
     };
@@ -211,25 +211,24 @@ pub(super) fn all_mbps(target: &TargetView) -> f64 {
 
 /// Steps 1 to 5 of a migration to this target, in ms: not less than they take with the cores that there are now.
 pub(super) fn setup_ms(target: &TargetView) -> f64 {
-    let remembered = remembered_ms(target, |remembered| remembered.setup_ms);
-    with_cores(target, remembered, SETUP_MS)
+    let seen_ms = seen_ms(target, |history| history.setup_ms);
+    with_cores(target, seen_ms, SETUP_MS)
 }
 
 /// Steps 9 and 10 of a migration to this target, in ms.
 pub(super) fn completion_ms(target: &TargetView) -> f64 {
-    let remembered = remembered_ms(target, |remembered| remembered.completion_ms);
-    with_cores(target, remembered, COMPLETION_MS)
+    let seen_ms = seen_ms(target, |history| history.completion_ms);
+    with_cores(target, seen_ms, COMPLETION_MS)
 }
 
-fn with_cores(target: &TargetView, remembered_ms: Option<f64>, usual_ms: f64) -> f64 {
+fn with_cores(target: &TargetView, seen_ms: Option<f64>, usual_ms: f64) -> f64 {
     let now_ms = slowed_ms(usual_ms, target.free_cores);
     let is_slowed = now_ms > usual_ms;
-    remembered_ms
-        .map_or(now_ms, |remembered_ms| if is_slowed { remembered_ms.max(now_ms) } else { remembered_ms })
+    seen_ms.map_or(now_ms, |seen_ms| if is_slowed { seen_ms.max(now_ms) } else { seen_ms })
 }
 
-fn remembered_ms(target: &TargetView, which: impl Fn(&Remembered) -> f64) -> Option<f64> {
-    target.remembered.as_ref().map(which).filter(|ms| (0.0..=LONGEST_MS).contains(ms))
+fn seen_ms(target: &TargetView, which: impl Fn(&PathHistory) -> f64) -> Option<f64> {
+    target.path_history.as_ref().map(which).filter(|ms| (0.0..=LONGEST_MS).contains(ms))
 }
 
 pub(super) fn bytes_per_ms(mbps: f64) -> f64 {
@@ -275,7 +274,7 @@ mod tests {
             limit: LimitView::default(),
             free_cores: None,
             relay: None,
-            remembered: transfer_mbps.map(|transfer_mbps| Remembered {
+            path_history: transfer_mbps.map(|transfer_mbps| PathHistory {
                 transfer_mbps,
                 setup_ms: 200.0,
                 completion_ms: 80.0,

@@ -7,7 +7,7 @@
 //!    │  Plan, Planned    ▼                 ▼                   ▼                      ▼
 //!    └──────────────── failed, while it may be tried again ◄───┴──────────────────────┤
 //!    │                                                                                ▼
-//!    └► left out: no host can take it              moved, or failed ◄────────────── undecided
+//!    └► left out: no host can take it              moved, or failed ◄────────────── in doubt
 //! ```
 //!
 //! Left: what was waiting, left out or failed, and was then moved by somebody else.
@@ -15,7 +15,7 @@
 //! What the executor owes:
 //! - Each [`Action::Begin`] is answered by exactly one [`Event::Ended`], whatever happens, and by one
 //!   [`Event::Prepared`] before it unless it ends first. Other events of a VM come in their order, or not
-//!   at all; none comes after its `Ended`, but for [`Event::Settled`] where that was undecided.
+//!   at all; none comes after its `Ended`, but for [`Event::Settled`] where that was in doubt.
 //! - Each [`Action::Plan`] is answered by [`Event::Planned`] or [`Event::NotPlanned`], within a bound. The view
 //!   of the new plan is completed by the [`Drain::standing`] of the moment at which the action was given.
 //! - What was told may be told again, but only until its VM is begun anew, or another plan is asked for.
@@ -123,7 +123,7 @@ pub enum Event {
         migration: String,
     },
     /// Its target takes no more VMs for now, of this host and others. It goes on by itself.
-    Crowded {
+    Busy {
         /// The VM.
         vm: String,
     },
@@ -206,7 +206,7 @@ pub enum MoveEnd {
     /// It runs here, because its migration was cancelled.
     Cancelled(Problem),
     /// It is not known where it runs, until the target answers.
-    Undecided(Problem),
+    InDoubt(Problem),
     /// It could not begin: the VM had left by a migration that was not this drain's.
     Left(Departure),
 }
@@ -312,7 +312,7 @@ impl Drain {
             Event::Planned(plan) => self.planned(now_ms, plan),
             Event::NotPlanned(problem) => self.not_planned(now_ms, &problem),
             Event::Begun { vm, migration } => self.of(&vm, |entry| entry.migration = Some(migration)),
-            Event::Crowded { vm } => self.of(&vm, Entry::crowded),
+            Event::Busy { vm } => self.of(&vm, Entry::busy),
             Event::Prepared { vm } => self.of(&vm, Entry::prepared),
             Event::Arrived { vm, bytes } => self.arrived(now_ms, &vm, bytes),
             Event::Ending { vm } => self.of(&vm, |entry| entry.ending(now_ms)),
@@ -321,7 +321,7 @@ impl Drain {
             Event::Sent { vm } => self.of(&vm, |entry| entry.sent(now_ms)),
             Event::Ended { vm, end } => self.move_ended(now_ms, &vm, Stage::is_under_way, end),
             Event::Settled { vm, end } => {
-                self.move_ended(now_ms, &vm, |stage| stage == Stage::Undecided, end);
+                self.move_ended(now_ms, &vm, |stage| stage == Stage::InDoubt, end);
             }
             Event::Left { vm, departure } => self.left(&vm, departure),
             Event::OthersLeave { count } => self.others = count,
@@ -373,7 +373,7 @@ impl Drain {
                 self.looks = 0;
             }
             MoveEnd::Left(departure) => entry.left(departure),
-            MoveEnd::Undecided(problem) => entry.end(Stage::Undecided, problem),
+            MoveEnd::InDoubt(problem) => entry.end(Stage::InDoubt, problem),
             MoveEnd::Lost(problem) => entry.end(Stage::Lost, problem),
             // Somebody else wants it to stay.
             MoveEnd::Cancelled(problem) if !entry.cancelled => entry.end(Stage::Failed, problem),
@@ -507,9 +507,9 @@ impl Drain {
     }
 
     /// VMs of which it is not known where they run, and the migrations by which they may have left.
-    pub fn undecided(&self) -> impl Iterator<Item = (&str, &str)> {
-        let undecided = self.entries.iter().filter(|entry| entry.stage == Stage::Undecided);
-        undecided.filter_map(|entry| Some((entry.planned.vm.as_str(), entry.migration.as_deref()?)))
+    pub fn in_doubt(&self) -> impl Iterator<Item = (&str, &str)> {
+        let in_doubt = self.entries.iter().filter(|entry| entry.stage == Stage::InDoubt);
+        in_doubt.filter_map(|entry| Some((entry.planned.vm.as_str(), entry.migration.as_deref()?)))
     }
 
     /// How it ended; absent while it is under way.

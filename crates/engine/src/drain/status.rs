@@ -197,7 +197,9 @@ pub enum MoveState {
     /// It has ended here, and did not run on its target; see the error.
     Lost,
     /// It was handed over, and the target has not said whether it runs there.
-    Undecided,
+    // Its name in 0.1.0.
+    #[serde(rename = "undecided")]
+    InDoubt,
     /// Somebody else has moved it meanwhile: it runs on its target.
     Left,
 }
@@ -234,13 +236,13 @@ mod tests {
 
     #[test]
     fn a_vm_is_under_way_from_its_begin_to_its_end_while_the_drain_goes_on() {
-        use MoveState::{Failed, Finishing, Left, Moved, Preparing, Ready, Transferring, Undecided, Waiting};
+        use MoveState::{Failed, Finishing, InDoubt, Left, Moved, Preparing, Ready, Transferring, Waiting};
         for state in [Preparing, Ready, Transferring, Finishing] {
             assert!(status(DrainState::Moving, &[Moved, state]).has_vm_under_way(), "{state:?}");
             assert!(status(DrainState::Cancelling, &[state]).has_vm_under_way(), "{state:?}");
             assert!(!status(DrainState::Interrupted, &[state]).has_vm_under_way(), "{state:?}");
         }
-        let others = [Waiting, Moved, Failed, Undecided, Left];
+        let others = [Waiting, Moved, Failed, InDoubt, Left];
         assert!(!status(DrainState::Moving, &others).has_vm_under_way());
     }
 

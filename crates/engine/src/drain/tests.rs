@@ -11,7 +11,7 @@ use super::lint::lint;
 use super::plan::{DrainPlan, Move, Stay, plan};
 use super::run::{Drain, DrainLimits};
 use super::view::{
-    DrainView, FoundTransfers, LimitView, MemorySample, PathView, PlacedVm, Placement, Remembered,
+    DrainView, FoundTransfers, LimitView, MemorySample, PathHistory, PathView, PlacedVm, Placement,
     TargetView, VmView,
 };
 use crate::migration::ENDING_MS;
@@ -50,7 +50,7 @@ fn target(name: &str, gib: u64) -> TargetView {
         limit: LimitView::default(),
         free_cores: None,
         relay: None,
-        remembered: None,
+        path_history: None,
     }
 }
 
@@ -236,26 +236,26 @@ fn what_is_wrong_with_the_ways_there_is_told_once_and_only_of_targets_that_are_u
 }
 
 #[test]
-fn the_number_to_begin_with_is_remembered_and_bounded() {
+fn the_number_to_begin_with_is_from_history_and_bounded() {
     let mut b = target("b", 64);
     let transfers = |b: &TargetView, most: Option<u8>| {
         plan(&view(vec![vm("x", 1)], vec![b.clone()]), most.map(at_most).as_ref()).transfers
     };
     assert_eq!(transfers(&b, Some(4)), 1);
-    b.remembered = Some(remembering(4, 1));
+    b.path_history = Some(remembering(4, 1));
     assert_eq!((transfers(&b, None), transfers(&b, Some(2)), transfers(&b, Some(0))), (4, 2, 1));
 }
 
-fn remembering(transfers: u8, targets: u8) -> Remembered {
+fn remembering(transfers: u8, targets: u8) -> PathHistory {
     let transfers = Some(FoundTransfers { transfers, targets });
-    Remembered { transfer_mbps: 500.0, setup_ms: 90.0, completion_ms: 40.0, transfers }
+    PathHistory { transfer_mbps: 500.0, setup_ms: 90.0, completion_ms: 40.0, transfers }
 }
 
 #[test]
 fn of_a_number_that_was_found_for_several_targets_each_has_its_share() {
     let planned = |found: &[Option<(u8, u8)>], most: u8| {
         let target = |(at, found): (usize, &Option<(u8, u8)>)| TargetView {
-            remembered: found.map(|(transfers, targets)| remembering(transfers, targets)),
+            path_history: found.map(|(transfers, targets)| remembering(transfers, targets)),
             ..target(["b", "c", "d"][at], 64)
         };
         let vms = (0..6).map(|at| vm(&format!("v{at}"), 1)).collect();
@@ -276,7 +276,7 @@ fn of_a_number_that_was_found_for_several_targets_each_has_its_share() {
 
 #[test]
 fn a_target_that_nothing_goes_to_lets_no_more_vms_on_the_links() {
-    let b = TargetView { remembered: Some(remembering(8, 1)), ..target("b", 64) };
+    let b = TargetView { path_history: Some(remembering(8, 1)), ..target("b", 64) };
     let cordoned = TargetView { unavailable: Some("it is cordoned".into()), ..target("c", 64) };
     let planned = plan(&view(vec![vm("x", 1)], vec![b, cordoned]), Some(&limits(8, 2, None)));
     assert_eq!((planned.transfers, planned.transfers_found), (2, false));
@@ -285,8 +285,8 @@ fn a_target_that_nothing_goes_to_lets_no_more_vms_on_the_links() {
 #[test]
 fn the_whole_is_predicted_from_set_up_to_completion() {
     let mut b = target("b", 64);
-    b.remembered =
-        Some(Remembered { transfer_mbps: 800.0, setup_ms: 90.0, completion_ms: 40.0, transfers: None });
+    b.path_history =
+        Some(PathHistory { transfer_mbps: 800.0, setup_ms: 90.0, completion_ms: 40.0, transfers: None });
     let plan = plan(&view(vec![vm("x", 1), vm("y", 1)], vec![b]), Some(&at_most(1)));
     let [first_ms, second_ms] = [0, 1].map(|at: usize| plan.moves[at].predicted_shared_ms);
     assert!(first_ms > GIB as f64 / 100_000.0, "{first_ms}");
@@ -304,8 +304,8 @@ fn what_each_vm_takes_is_predicted_for_the_number_that_there_will_be() {
     let vms = || (0..8).map(|at| vm(&format!("v{at}"), 1)).collect();
     let with = |transfer_mbps: f64, transfers: Option<u8>| {
         let transfers = transfers.map(|transfers| FoundTransfers { transfers, targets: 1 });
-        let remembered = Remembered { transfer_mbps, setup_ms: 90.0, completion_ms: 40.0, transfers };
-        let b = TargetView { remembered: Some(remembered), ..target("b", 64) };
+        let path_history = PathHistory { transfer_mbps, setup_ms: 90.0, completion_ms: 40.0, transfers };
+        let b = TargetView { path_history: Some(path_history), ..target("b", 64) };
         plan(&view(vms(), vec![b]), None)
     };
     let alone_ms = |plan: &DrainPlan| plan.moves[0].predicted_transfer_ms;
@@ -322,11 +322,11 @@ fn what_each_vm_takes_is_predicted_for_the_number_that_there_will_be() {
 
 /// Reached over one link of this host at 1 Gb/s, by two VMs at a time.
 fn over(link: &str, link_mbps: u64, name: &str) -> TargetView {
-    let remembered = Remembered { transfer_mbps: 950.0, ..remembering(2, 1) };
+    let path_history = PathHistory { transfer_mbps: 950.0, ..remembering(2, 1) };
     TargetView {
         paths_mbps: 1_000,
         paths: vec![PathView { link: link.into(), link_mbps: Some(link_mbps), mbps: Some(1_000) }],
-        remembered: Some(remembered),
+        path_history: Some(path_history),
         ..target(name, 64)
     }
 }
@@ -420,13 +420,13 @@ fn some_vm() -> impl Strategy<Value = VmView> {
     )
 }
 
-fn some_memory() -> impl Strategy<Value = Remembered> {
+fn some_memory() -> impl Strategy<Value = PathHistory> {
     let ms = || prop_oneof![9 => 0.0..1e4, 1 => any::<f64>()];
     let mbps = prop_oneof![9 => 1.0..1e5, 1 => any::<f64>()];
     let found = prop::option::of((any::<u8>(), any::<u8>()));
     (mbps, ms(), ms(), found).prop_map(|(transfer_mbps, setup_ms, completion_ms, found)| {
         let transfers = found.map(|(transfers, targets)| FoundTransfers { transfers, targets });
-        Remembered { transfer_mbps, setup_ms, completion_ms, transfers }
+        PathHistory { transfer_mbps, setup_ms, completion_ms, transfers }
     })
 }
 
@@ -457,18 +457,18 @@ fn some_target() -> impl Strategy<Value = TargetView> {
         vms.into_iter().map(placed).collect::<Vec<_>>()
     });
     let unavailable = prop::option::weighted(0.1, Just("silent".to_owned()));
-    let remembered = prop::option::of(some_memory());
+    let path_history = prop::option::of(some_memory());
     let relay = prop::option::of(some_relay());
     let paths = (0..20_000_u64, prop::collection::vec(some_path(), 0..4));
-    ("[abcde]", 0..32_u64, there, unavailable, paths, relay, remembered).prop_map(
-        |(name, gib, vms, unavailable, (paths_mbps, paths), relay, remembered)| TargetView {
+    ("[abcde]", 0..32_u64, there, unavailable, paths, relay, path_history).prop_map(
+        |(name, gib, vms, unavailable, (paths_mbps, paths), relay, path_history)| TargetView {
             unavailable,
             vms,
             paths_mbps,
             paths,
             free_cores: relay.map(|relay| relay.source_cores),
             relay,
-            remembered,
+            path_history,
             ..target(&name, gib)
         },
     )

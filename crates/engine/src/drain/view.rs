@@ -114,7 +114,7 @@ pub struct TargetView {
     #[serde(default)]
     pub relay: Option<RelayMeans>,
     /// What migrations to it were like.
-    pub remembered: Option<Remembered>,
+    pub path_history: Option<PathHistory>,
 }
 
 /// A path to a target.
@@ -141,7 +141,7 @@ pub struct PlacedVm {
 
 /// What was learnt from earlier migrations from one host to another.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Remembered {
+pub struct PathHistory {
     /// What one VM's transfer carried that had the links for itself, in Mb/s, while it sent: the median. Where none
     /// had, what all of them together may have carried.
     pub transfer_mbps: f64,

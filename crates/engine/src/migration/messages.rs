@@ -17,7 +17,7 @@ pub struct Limits {
     pub held_ms: f64,
     /// How long a transfer may stand still.
     pub stall_ms: f64,
-    /// How long the target is asked after the hand-over before the outcome is left undecided.
+    /// How long the target is asked after the hand-over before the outcome is left in doubt.
     pub decision_ms: f64,
     /// Share of their time at most, in percent, for which the VM's CPUs are held back; 0 for never.
     pub throttle_percent: u8,
@@ -40,13 +40,13 @@ impl Default for Limits {
 pub enum Action {
     /// Meet the target; make the plan. Answered by [`Event::Established`].
     EstablishHosts,
-    /// May this caller move this VM there? Both hosts are asked. Answered by [`Event::Crowded`] while the target
+    /// May this caller move this VM there? Both hosts are asked. Answered by [`Event::Busy`] while the target
     /// takes no more VMs at a time: then the action is given again.
     CheckPermissions,
     /// Reserve memory on the target.
     AllocateMemory,
     /// Build the VM on the target, paused, waiting for state.
-    BuildSkeleton,
+    BuildIncomingVm,
     /// Try the paths, prepare those that answer on both hosts; have the target listen. Answered by
     /// [`Event::Connected`].
     ConnectHosts,
@@ -112,7 +112,7 @@ pub enum Event {
     /// [`Action::LookAtVm`] is done.
     VmIs(VmCondition),
     /// The target takes no more VMs for now, for this reason.
-    Crowded(String),
+    Busy(String),
     /// The transfer has come this far.
     Progress(Transferred, Vec<PathArrival>),
     /// The hypervisor has paused the VM and waits for leave to send the rest.

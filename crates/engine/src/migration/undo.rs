@@ -150,13 +150,13 @@ mod tests {
         assert_eq!(migration.handle(18_000.0, Event::Done), Some(Action::ResumeOnSource));
         let mute = Event::Failed(Problem::failed("QEMU does not answer"));
         assert_eq!(migration.handle(18_500.0, mute), Some(Action::ResumeOnSource));
-        assert_eq!(migration.timings().blackout_ms(), None, "it is still paused");
+        assert_eq!(migration.timings().downtime_ms(), None, "it is still paused");
         let mut next = migration.handle(19_000.0, Event::Done);
         while let Some(action) = next.filter(|action| *action != Action::Finish) {
             next = migration.handle(25_000.0, well(action));
         }
         assert_eq!(migration.outcome(), Some(Outcome::Failed));
-        assert_eq!(migration.timings().blackout_ms(), Some(17_000.0));
+        assert_eq!(migration.timings().downtime_ms(), Some(17_000.0));
     }
 
     /// A transfer that broke, with this answer to the order to let the VM run, and then with this VM.
@@ -215,6 +215,6 @@ mod tests {
         while let Some(action) = next.filter(|action| *action != Action::Finish) {
             next = migration.handle(3_000.0, well(action));
         }
-        assert_eq!(migration.timings().blackout_ms(), None);
+        assert_eq!(migration.timings().downtime_ms(), None);
     }
 }

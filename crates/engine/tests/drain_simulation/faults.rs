@@ -23,7 +23,7 @@ pub(crate) struct Faults {
     /// The agent is started anew, sometimes with its host, per thousand turns.
     pub restart: u64,
     /// Its target takes no more VMs at a time when a migration asks for its place.
-    pub crowded: u64,
+    pub busy: u64,
     /// Somebody else moves a VM by hand, per thousand turns; others leave this host beside those of the drain.
     pub moved: u64,
     /// A VM's memory gets dirty nearly as fast as it is sent, or faster: percent of the VMs.
@@ -60,7 +60,7 @@ impl Faults {
         no_plan: 0,
         cancel: 0,
         restart: 0,
-        crowded: 0,
+        busy: 0,
         moved: 0,
         endless: 0,
         disk_full: 0,
@@ -86,7 +86,7 @@ impl Faults {
             no_plan: percent,
             cancel: percent / 4,
             restart: percent / 4,
-            crowded: percent * 3,
+            busy: percent * 3,
             moved: percent,
             endless: percent,
             ..Self::NONE

@@ -111,12 +111,12 @@ fn settle(one: &mut MoveStatus, world: &World) {
         return;
     };
     let is_handed_over = |id: &String| {
-        world.vms.iter().any(|vm| name_of(vm.migration) == *id && matches!(vm.at, At::Undecided(_)))
+        world.vms.iter().any(|vm| name_of(vm.migration) == *id && matches!(vm.at, At::InDoubt(_)))
     };
     one.state = match world.results.get(id) {
         Some(true) => MoveState::Moved,
         Some(false) => MoveState::Failed,
-        None if is_handed_over(id) => MoveState::Undecided,
+        None if is_handed_over(id) => MoveState::InDoubt,
         None => MoveState::Preparing,
     };
     match one.state {
@@ -147,7 +147,7 @@ pub(crate) fn with_earlier(mut status: DrainStatus, earlier: &[MoveStatus]) -> D
     let told: BTreeSet<&str> = status.moves.iter().map(|one| one.vm.as_str()).collect();
     let stays = |vm: &str| status.stays.iter().any(|stay| stay.vm == vm);
     let is_told = |one: &&MoveStatus| {
-        told.contains(one.vm.as_str()) || (one.state != MoveState::Undecided && stays(&one.vm))
+        told.contains(one.vm.as_str()) || (one.state != MoveState::InDoubt && stays(&one.vm))
     };
     let mut moves: Vec<MoveStatus> = earlier.iter().filter(|one| !is_told(one)).cloned().collect();
     status.stays.retain(|stay| moves.iter().all(|one| one.vm != stay.vm));

@@ -1,5 +1,5 @@
 //! The real planner, its linter and the real drain against modelled targets, migrations and messages, by the
-//! thousand. Migrations are refused, fail at any point, are left undecided; targets vanish and return, stand still,
+//! thousand. Migrations are refused, fail at any point, are left in doubt; targets vanish and return, stand still,
 //! reboot, are drained themselves; others take their memory, or their places; memory gets dirty faster than it is sent;
 //! messages are late, lost or doubled, as far as `drain::run` allows; the journal's disk is full; VMs end; somebody
 //! cancels, begins again, or moves VMs by hand; the agent stands still, or is started anew, also with its host; clocks

@@ -44,7 +44,7 @@ pub(crate) enum Planted {
     /// A drain that is carried on forgets what it has moved.
     EarlierForgotten,
     /// A VM that may run elsewhere is looked at as one that runs here.
-    UndecidedForgotten,
+    InDoubtForgotten,
     /// A migration that somebody has cancelled is taken for one that failed.
     CancelledIsFailed,
     /// A VM that is on its way is taken for one that waits, when the agent starts anew.
@@ -71,7 +71,7 @@ impl Planted {
         Self::DeafWhenFrozen,
         Self::WallClock,
         Self::EarlierForgotten,
-        Self::UndecidedForgotten,
+        Self::InDoubtForgotten,
         Self::CancelledIsFailed,
         Self::Unsettled,
         Self::OthersUncounted,
@@ -89,7 +89,7 @@ impl Planted {
             // That there is a deadline at all, and that it is not met in truth.
             Self::WallClock => Faults { clock: 20, cancel: 1, ..none },
             Self::EarlierForgotten | Self::Unsettled => Faults { restart: 20, ..none },
-            Self::UndecidedForgotten => Faults { restart: 20, fail: 20, ..none },
+            Self::InDoubtForgotten => Faults { restart: 20, fail: 20, ..none },
             Self::CancelledIsFailed => Faults { cancel_one: 40, ..none },
             Self::OthersUncounted => Faults { moved: 10, ..none },
             _ => none,
@@ -116,7 +116,7 @@ impl Planted {
             Self::WallClock => &["for no reason", "while nothing may be", "makes no sense"],
             Self::OthersUncounted => &["as many leave as may"],
             Self::CancelledIsFailed => &["somebody does not want it"],
-            Self::UndecidedForgotten => &["begun while it is under way, or elsewhere"],
+            Self::InDoubtForgotten => &["begun while it is under way, or elsewhere"],
         }
     }
 

@@ -201,7 +201,7 @@ impl Simulation {
     /// A drain begins, or is carried on.
     fn start(&mut self) -> Result<(), String> {
         let is_kept =
-            |one: &MoveStatus| matches!(one.state, MoveState::Moved | MoveState::Undecided | MoveState::Left);
+            |one: &MoveStatus| matches!(one.state, MoveState::Moved | MoveState::InDoubt | MoveState::Left);
         self.earlier = self.journal.settled(&self.world, self.planted);
         if self.earlier.iter().any(|one| one.state == MoveState::Left) {
             self.world.saw(Sight::FoundMovedByHand);

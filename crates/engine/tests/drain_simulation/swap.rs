@@ -179,7 +179,7 @@ impl World {
             limit: LimitView::default(),
             free_cores: None,
             relay: None,
-            remembered: None,
+            path_history: None,
         };
         let limit = LimitView::default();
         DrainView { host: HOSTS[side].into(), vms: vms.collect(), targets: vec![target], limit }

@@ -22,7 +22,7 @@ pub(crate) enum At {
     Here,
     Target(usize),
     /// Handed over to this target, which has not said that it runs there.
-    Undecided(usize),
+    InDoubt(usize),
     /// It had moved, and then ended with its target.
     EndedThere,
     /// On a host that the drain has nothing to do with: somebody else has moved it there.
@@ -316,7 +316,7 @@ impl World {
     /// VMs there or on their way there.
     pub(crate) fn inhabitants(&self, host: usize) -> impl Iterator<Item = &Vm> {
         self.vms.iter().filter(move |vm| match vm.at {
-            At::Target(target) | At::Undecided(target) => target == host,
+            At::Target(target) | At::InDoubt(target) => target == host,
             At::Here => {
                 vm.flight.is_some_and(|flight| flight.target == host && !matches!(flight.step, Step::Over(_)))
             }
@@ -325,7 +325,7 @@ impl World {
     }
 
     pub(crate) fn view(&self) -> DrainView {
-        let here = self.vms.iter().filter(|vm| matches!(vm.at, At::Here | At::Undecided(_)));
+        let here = self.vms.iter().filter(|vm| matches!(vm.at, At::Here | At::InDoubt(_)));
         let mut targets: Vec<TargetView> = (0..self.hosts.len()).map(|host| self.target_view(host)).collect();
         if self.named_twice {
             targets.push(targets[0].clone());
@@ -349,7 +349,7 @@ impl World {
             limit: LimitView::default(),
             free_cores: None,
             relay: None,
-            remembered: None,
+            path_history: None,
         }
     }
 
@@ -441,7 +441,7 @@ impl World {
         for vm in 0..self.vms.len() {
             match (self.vms[vm].at, self.vms[vm].flight) {
                 (At::Target(target), _) if target == host => self.vms[vm].at = At::EndedThere,
-                (At::Undecided(target), _) if target == host && random.chance(70) => self.revoke(vm),
+                (At::InDoubt(target), _) if target == host && random.chance(70) => self.revoke(vm),
                 (At::Here, Some(flight)) if flight.target == host => self.doom(vm),
                 _ => {}
             }
@@ -466,7 +466,7 @@ impl World {
     /// A target that was silent says what has become of a VM.
     fn settle(&mut self, random: &mut Random) {
         for vm in 0..self.vms.len() {
-            let At::Undecided(target) = self.vms[vm].at else { continue };
+            let At::InDoubt(target) = self.vms[vm].at else { continue };
             let host = &self.hosts[target];
             if host.answers && !host.frozen && !self.disk_full && random.chance(10) {
                 if random.chance(30) {
@@ -524,13 +524,13 @@ impl World {
             Step::Over(end) => self.recorded(vm, end),
             _ if is_unwritable => self.end(vm, End::Failed),
             Step::Sent if is_lost || fails && flight.cancelled.is_none() => {
-                self.leave_undecided(vm, flight.target);
+                self.leave_in_doubt(vm, flight.target);
             }
             Step::Sent => self.complete(vm, flight.target),
             _ if flight.cancelled.is_some() => self.end(vm, End::Cancelled),
             _ if fails => self.end(vm, End::Failed),
-            Step::Begun if random.chance(self.faults.crowded) => {
-                let event = Event::Crowded { vm: self.vms[vm].name.clone() };
+            Step::Begun if random.chance(self.faults.busy) => {
+                let event = Event::Busy { vm: self.vms[vm].name.clone() };
                 self.tell_maybe(vm, event, random);
             }
             Step::Begun => self.reserve(vm, flight.target)?,
@@ -636,10 +636,10 @@ impl World {
         self.end(vm, End::Completed);
     }
 
-    fn leave_undecided(&mut self, vm: usize, target: usize) {
-        self.vms[vm].at = At::Undecided(target);
+    fn leave_in_doubt(&mut self, vm: usize, target: usize) {
+        self.vms[vm].at = At::InDoubt(target);
         self.vms[vm].flight = None;
-        self.tell_end(vm, MoveEnd::Undecided(Problem::failed("the target is silent")));
+        self.tell_end(vm, MoveEnd::InDoubt(Problem::failed("the target is silent")));
     }
 
     /// Nobody hears of it before it is written down.
@@ -693,7 +693,7 @@ impl World {
                     if host.answers && !host.frozen && !doomed {
                         self.complete(vm, target);
                     } else {
-                        self.leave_undecided(vm, target);
+                        self.leave_in_doubt(vm, target);
                     }
                 }
                 Some(Flight { step: Step::Over(end), .. }) => self.recorded(vm, end),

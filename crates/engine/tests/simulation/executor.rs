@@ -22,7 +22,7 @@ const MUTE_AFTER_MS: f64 = 2_000.0;
 const SWITCH_OVER_DEADLINE_MS: f64 = 15_000.0;
 const ASK_FOR_PLACE_EVERY_MS: f64 = 500.0;
 const ASK_AGAIN_AFTER_MS: f64 = 1_000.0;
-const UNDECIDED_PAUSE_MS: f64 = 5_000.0;
+const IN_DOUBT_PAUSE_MS: f64 = 5_000.0;
 const RECORD_AGAIN_AFTER_MS: f64 = 2_000.0;
 
 /// So long may nothing arrive before the VM runs as it likes: a second, and the time until somebody looks.
@@ -83,7 +83,7 @@ pub(crate) struct Executor {
     began_ms: f64,
     /// By how much its clock has jumped.
     skew_ms: f64,
-    was_undecided: bool,
+    was_in_doubt: bool,
     /// What the VM was doing when it was looked at last, where its QEMU answered.
     seen: Option<SourceVm>,
     /// Whether the source's QEMU was there when the target was asked last.
@@ -107,7 +107,7 @@ impl Executor {
             grown_ms: 0.0,
             began_ms: now_ms,
             skew_ms: 0.0,
-            was_undecided: false,
+            was_in_doubt: false,
             seen: None,
             has_asked_with_qemu: false,
             action: first,
@@ -115,7 +115,7 @@ impl Executor {
     }
 
     pub(crate) fn goes_on(&self, migration: usize) -> bool {
-        self.number == migration && !self.was_undecided && !matches!(self.doing, Doing::Conclude { .. })
+        self.number == migration && !self.was_in_doubt && !matches!(self.doing, Doing::Conclude { .. })
     }
 
     pub(crate) fn request_cancel(&mut self) {
@@ -209,10 +209,10 @@ impl World {
         let next = interrupted.or_else(|| executor.migration.handle(now_ms, event));
         self.follow_throttle(executor, now_ms);
         match next {
-            Some(Action::Finish) if executor.migration.outcome() == Some(Outcome::Undecided) => {
-                self.saw(Sight::Undecided);
-                executor.was_undecided = true;
-                Doing::Pause { until_ms: self.now_ms + UNDECIDED_PAUSE_MS }
+            Some(Action::Finish) if executor.migration.outcome() == Some(Outcome::InDoubt) => {
+                self.saw(Sight::InDoubt);
+                executor.was_in_doubt = true;
+                Doing::Pause { until_ms: self.now_ms + IN_DOUBT_PAUSE_MS }
             }
             Some(Action::Finish) => {
                 self.dismiss(executor.guard.take());
@@ -259,7 +259,7 @@ impl World {
                 self.order(executor, action, Order::Permit)
             }
             Action::AllocateMemory => self.order(executor, action, Order::Memory),
-            Action::BuildSkeleton => self.order(executor, action, Order::Skeleton),
+            Action::BuildIncomingVm => self.order(executor, action, Order::IncomingVm),
             Action::ConnectHosts => self.connect_hosts(executor),
             Action::AwaitTurn => self.await_turn(),
             Action::StartTransfer => {
@@ -347,8 +347,8 @@ impl World {
     fn came_of(&mut self, executor: &Executor, action: Action, order: Order, answer: Answer) -> Doing {
         let answer = self.misread(action, answer);
         let event = match (action, answer) {
-            (Action::CheckPermissions, Ok(Said::Crowded)) => {
-                let event = Event::Crowded("two are on their way".into());
+            (Action::CheckPermissions, Ok(Said::Busy)) => {
+                let event = Event::Busy("two are on their way".into());
                 return Doing::Later { at_ms: self.now_ms + ASK_FOR_PLACE_EVERY_MS, event };
             }
             (Action::ConnectHosts, Ok(_)) => executor.plan.clone().map_or(Event::Done, Event::Connected),
@@ -721,7 +721,7 @@ impl World {
     }
 
     fn ask_once_more(&mut self, executor: &mut Executor) -> Doing {
-        let handed_over = self.planted != Planted::UndoneUndecided;
+        let handed_over = self.planted != Planted::UndoneInDoubt;
         let (migration, first) = Migration::recover(LIMITS, handed_over);
         (executor.migration, executor.action) = (migration, first);
         Doing::Act(first)

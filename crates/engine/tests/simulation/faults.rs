@@ -98,7 +98,7 @@ const GATHERING_PER_MILLE: u64 = 150;
 /// Where faults may gather.
 const MOMENTS: [Action; 20] = [
     Action::CheckPermissions,
-    Action::BuildSkeleton,
+    Action::BuildIncomingVm,
     Action::ConnectHosts,
     Action::StartTransfer,
     Action::BeginPostCopy,

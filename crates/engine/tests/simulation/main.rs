@@ -128,7 +128,7 @@ planted_bugs_are_found! {
     found_unrecorded_hand_over: UnrecordedHandOver,
     found_forgotten_hand_over: ForgottenHandOver,
     found_vain_hand_over_that_is_believed: VainHandOverBelieved,
-    found_undecided_that_is_undone: UndoneUndecided,
+    found_in_doubt_that_is_undone: UndoneInDoubt,
     found_silence_taken_for_success: SilenceIsSuccess,
     found_silence_taken_for_discarded: SilenceIsDiscarded,
     found_unknown_taken_for_discarded: UnknownIsDiscarded,

@@ -7,7 +7,7 @@ use drainpipe_engine::problem::ProblemKind;
 pub(crate) enum Order {
     Permit,
     Memory,
-    Skeleton,
+    IncomingVm,
     /// Whether the plan is one that this target takes.
     Connect {
         is_taken: bool,
@@ -24,7 +24,7 @@ pub(crate) enum Order {
 impl Order {
     /// Whether those of one migration are carried out one after the other.
     pub(crate) fn takes_turns(self) -> bool {
-        matches!(self, Self::Skeleton | Self::Connect { .. } | Self::Run | Self::Discard)
+        matches!(self, Self::IncomingVm | Self::Connect { .. } | Self::Run | Self::Discard)
     }
 }
 
@@ -32,7 +32,7 @@ impl Order {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Said {
     Done,
-    Crowded,
+    Busy,
     Waiting,
     Ready,
     ReadyInPart,

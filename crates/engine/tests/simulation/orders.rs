@@ -89,7 +89,7 @@ fn decided(order: Order) -> Option<OwnOrder> {
         Order::Finish => Some(OwnOrder::Finish),
         Order::Permit
         | Order::Memory
-        | Order::Skeleton
+        | Order::IncomingVm
         | Order::Connect { .. }
         | Order::Reconnect
         | Order::End => None,
@@ -205,7 +205,7 @@ impl World {
         if task.question.is_some() {
             self.hears(task.migration, Speaker::Source);
         }
-        let is_refused = matches!(task.order, Order::Permit | Order::Memory | Order::Skeleton)
+        let is_refused = matches!(task.order, Order::Permit | Order::Memory | Order::IncomingVm)
             && self.faults.meets(Fault::Refused, &mut self.random);
         if is_refused {
             return Err(ProblemKind::Refused);
@@ -232,7 +232,7 @@ impl World {
         match task.order {
             Order::Permit => self.permit(migration),
             Order::Memory if task.has_entry => DONE,
-            Order::Skeleton if task.has_entry => self.skeleton(task),
+            Order::IncomingVm if task.has_entry => self.incoming_vm(task),
             Order::Connect { is_taken } if task.has_entry => self.connect(migration, is_taken),
             Order::Reconnect => self.listen_again(),
             Order::End => self.end_part(),
@@ -293,7 +293,7 @@ impl World {
             }
             Action::RecordDiscard => self.record_discard(migration),
             Action::Remove => {
-                self.remove_skeleton(migration, task.has_entry);
+                self.remove_incoming_vm(migration, task.has_entry);
                 Event::Done
             }
             Action::Close => done_unless(!self.finish_arrival(migration)),
@@ -399,7 +399,7 @@ impl World {
         }
         if self.target.places_awaited > 0 {
             self.target.places_awaited -= 1;
-            return Ok(Step::Over(Said::Crowded));
+            return Ok(Step::Over(Said::Busy));
         }
         self.record(migration, State::Waiting)?;
         self.enter(migration, self.now_ms, false);
@@ -419,7 +419,7 @@ impl World {
         if waits { Ok(()) } else { Err(ProblemKind::Conflict) }
     }
 
-    fn skeleton(&mut self, task: &Task) -> Part {
+    fn incoming_vm(&mut self, task: &Task) -> Part {
         if task.part == 0 {
             self.must_wait(task.migration)?;
             return if self.target.has_vm { Err(ProblemKind::Conflict) } else { Ok(Step::Next) };
@@ -430,7 +430,7 @@ impl World {
             return Err(ProblemKind::Conflict);
         }
         // What is left of another one goes with it.
-        self.build_skeleton(task.migration);
+        self.build_incoming_vm(task.migration);
         self.with_entry(task.migration, |entry| entry.is_built = true);
         DONE
     }
@@ -527,7 +527,7 @@ impl World {
         DONE
     }
 
-    fn remove_skeleton(&mut self, migration: usize, has_entry: bool) {
+    fn remove_incoming_vm(&mut self, migration: usize, has_entry: bool) {
         if self.is_in_parts() && has_entry {
             self.breach(
                 "I3: the target's part of the VM is discarded, which the source cannot let run".into(),

@@ -12,8 +12,8 @@ pub(crate) enum Planted {
     ForgottenHandOver,
     /// A VM whose hand-over is found to be recorded is not looked for where it was.
     VainHandOverBelieved,
-    /// What is undecided is undone.
-    UndoneUndecided,
+    /// What is in doubt is undone.
+    UndoneInDoubt,
     /// A target that does not say whether the VM runs is taken to have let it run.
     SilenceIsSuccess,
     /// A target that does not answer is taken to have discarded the VM.
@@ -93,7 +93,7 @@ impl Planted {
             Self::Nothing => &[],
             Self::RunsBeforeRecord | Self::UnrecordedHandOver => &["before the hand-over is recorded"],
             Self::ForgottenHandOver
-            | Self::UndoneUndecided
+            | Self::UndoneInDoubt
             | Self::VainHandOverBelieved
             | Self::SilenceIsDiscarded
             | Self::UnknownIsDiscarded

@@ -497,7 +497,7 @@ impl World {
     }
 
     /// A target's QEMU that waits for state, and for its source to say where.
-    pub(crate) fn build_skeleton(&mut self, migration: usize) {
+    pub(crate) fn build_incoming_vm(&mut self, migration: usize) {
         self.target.qemu = Some(TargetQemu {
             copy: Copy { runs: false, has_disks: false, memory: 0 },
             arrival: Arrival::Built,

@@ -67,7 +67,7 @@ impl World {
             Outcome::Cancelled => was_cancelled && !went,
             // Where it went, it may have ended with its host, by the operator's word.
             Outcome::Lost => has_error && (!went || self.is_lost) && self.source.qemu.is_none(),
-            Outcome::Undecided => false,
+            Outcome::InDoubt => false,
         };
         if self.source.qemu.as_ref().is_some_and(|qemu| qemu.is_throttled) {
             self.breach("I3: the VM is throttled, and nobody sends it".into());
@@ -118,9 +118,9 @@ impl World {
         if self.source.qemu.as_ref().is_some_and(|qemu| qemu.is_throttled) {
             return Err("I3: the VM is throttled, and nobody sends it".into());
         }
-        let is_skeleton = self.target.qemu.is_some() && !self.target.has_vm;
-        if is_skeleton {
-            return Err("a skeleton is left".into());
+        let is_left = self.target.qemu.is_some() && !self.target.has_vm;
+        if is_left {
+            return Err("an incoming VM is left".into());
         }
         Ok(())
     }

@@ -86,7 +86,7 @@ pub(crate) enum Sight {
     TakenBack,
     TakenUp,
     Throttled,
-    Undecided,
+    InDoubt,
 }
 
 impl Sight {
@@ -119,7 +119,7 @@ impl Sight {
         Self::TakenBack,
         Self::TakenUp,
         Self::Throttled,
-        Self::Undecided,
+        Self::InDoubt,
     ];
 }
 

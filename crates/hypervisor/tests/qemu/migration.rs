@@ -24,7 +24,7 @@ pub(crate) const PLAIN: Transport = Transport::Single;
 const MULTIFD: Transport = Transport::Multifd(Multifd { channels: 4, compression: None });
 const ZSTD: Transport = Transport::Multifd(Multifd { channels: 4, compression: Some(Zstd { level: 1 }) });
 
-/// A guest on its source host and its skeleton on the target host.
+/// A guest on its source host and its incoming VM on the target host.
 pub(crate) struct Pair {
     pub(crate) source: Vmm,
     pub(crate) target: Vmm,

@@ -44,7 +44,7 @@ async fn qemus_with_post_copy() -> (Allowed, Vec<HypervisorFacts>) {
     (allowed, able)
 }
 
-/// A guest that writes to half of its memory, and its skeleton.
+/// A guest that writes to half of its memory, and its incoming VM.
 async fn writing_pair(source: &HypervisorFacts, target: &HypervisorFacts, name: &str) -> Pair {
     let pair = Pair::booting(source, target, name, have_it_write).await;
     wait_until_it_writes(&pair.source).await;

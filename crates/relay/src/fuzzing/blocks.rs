@@ -6,10 +6,10 @@ use drainpipe_engine::codec::Codec;
 
 use super::Choices;
 use super::stream::{SLOTS, STREAM_HOLDS_BYTES, receive, slots};
+use crate::entropy_filter::EntropyFilter;
 use crate::frame::{BLOCK_BYTES_MAX, Frame, Packing, UNPACKED_BYTES_MAX};
 use crate::multifd::PAGE_BYTES;
 use crate::pack::Packer;
-use crate::sieve::Sieve;
 
 /// So that one input does not take long.
 const BLOCKS_MAX: usize = 8;
@@ -97,7 +97,7 @@ fn tell_one(choices: &mut Choices<'_>, told: &mut Told) {
     let (packing, mut is_parted, mut bytes) = packed(codec, &content);
     let mut is_honest = !is_paged && (1..=BLOCK_BYTES_MAX).contains(&content.len());
     if kind & PARTED != 0 {
-        // In place of what the sieve makes of it, which is honest.
+        // In place of what the entropy filter makes of it, which is honest.
         let mut parts = choices.content(2 * PAGE_BYTES);
         parts.extend(bytes);
         (bytes, is_parted, is_honest) = (parts, true, false);
@@ -162,12 +162,15 @@ fn pages(choices: &mut Choices<'_>) -> Vec<u8> {
 fn packed(codec: Option<Codec>, content: &[u8]) -> (Packing, bool, Vec<u8>) {
     let raw = || (Packing::Raw, false, content.to_vec());
     let Some(codec) = codec.filter(|_| content.len() <= UNPACKED_BYTES_MAX) else { return raw() };
-    let mut sieve = Sieve::new();
-    if !sieve.look(content, 0) {
+    let mut entropy_filter = EntropyFilter::new();
+    if !entropy_filter.look(content, 0) {
         return raw();
     }
     PACKER.with_borrow_mut(|packer| {
-        let packed = packer.pack(codec, sieve.rest(content)).expect("there is room for what is packed");
-        packed.map_or_else(raw, |packed| (codec.into(), sieve.parts(), sieve.written(content, packed)))
+        let packed =
+            packer.pack(codec, entropy_filter.rest(content)).expect("there is room for what is packed");
+        packed.map_or_else(raw, |packed| {
+            (codec.into(), entropy_filter.parts(), entropy_filter.written(content, packed))
+        })
     })
 }

@@ -1,4 +1,4 @@
-//! What strangers say first.
+//! What unauthenticated peers say first.
 
 use std::io::{self, Read, Write};
 

@@ -1,4 +1,4 @@
-//! Lanes between cores that pack and a wire that are but numbers: whether what is packed fast or small, by how many
+//! Streams between cores that pack and a wire that are but numbers: whether what is packed fast or small, by how many
 //! wait, fills both.
 
 #![expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "all is small and positive")]
@@ -11,8 +11,8 @@ use proptest::prelude::*;
 use super::tests::packed;
 use super::*;
 
-/// What may wait in the lanes, by the time that the wire needs for it, and how many blocks in each lane; as a sender's.
-const LANES_S: f64 = 0.04;
+/// What may wait in the streams, by the time that the wire needs for it, and how many blocks in each stream; as a sender's.
+const STREAMS_S: f64 = 0.04;
 const DEPTHS: RangeInclusive<f64> = 2.0..=8.0;
 
 /// How long the wire waits for a block that is being packed. A sender goes by the wire's rate, from 1 to 8 ms.
@@ -23,7 +23,7 @@ const BLOCK_BYTES: f64 = BLOCK_BYTES_MAX as f64;
 
 #[derive(Debug, Clone, Copy)]
 struct Means {
-    lanes: usize,
+    streams: usize,
     threads: usize,
     cores: f64,
     wire_bytes_per_second: f64,
@@ -48,7 +48,7 @@ impl Means {
     }
 
     fn depth(self) -> usize {
-        let depth = self.most() * LANES_S / BLOCK_BYTES / self.lanes as f64;
+        let depth = self.most() * STREAMS_S / BLOCK_BYTES / self.streams as f64;
         depth.clamp(*DEPTHS.start(), *DEPTHS.end()) as usize
     }
 
@@ -60,14 +60,14 @@ impl Means {
 struct Simulation {
     means: Means,
     depth: usize,
-    lanes: Lanes,
+    streams: Streams,
     now_s: f64,
     // When each is done, and with what.
     packing: Vec<Option<(f64, Work)>>,
-    // Until when it sends, and since when it waits for the front of each lane.
+    // Until when it sends, and since when it waits for the front of each stream.
     wire_busy_until_s: f64,
     wanted_since_s: Vec<Option<f64>>,
-    next_lane: usize,
+    next_stream: usize,
     sent_blocks: usize,
 }
 
@@ -76,12 +76,12 @@ impl Simulation {
         Self {
             means,
             depth: means.depth(),
-            lanes: Lanes::new(means.lanes),
+            streams: Streams::new(means.streams),
             now_s: 0.0,
             packing: std::iter::repeat_with(|| None).take(means.threads).collect(),
             wire_busy_until_s: 0.0,
-            wanted_since_s: vec![None; means.lanes],
-            next_lane: 0,
+            wanted_since_s: vec![None; means.streams],
+            next_stream: 0,
             sent_blocks: 0,
         }
     }
@@ -106,32 +106,32 @@ impl Simulation {
     }
 
     fn fill(&mut self) {
-        for lane in 0..self.means.lanes {
-            while self.lanes.depth(lane) < self.depth {
-                self.lanes.push(lane, Block::from(&[0][..]));
+        for stream in 0..self.means.streams {
+            while self.streams.depth(stream) < self.depth {
+                self.streams.push(stream, Block::from(&[0][..]));
             }
         }
     }
 
-    /// The wire takes what is ready from the next lane, or waits a little for what is not.
+    /// The wire takes what is ready from the next stream, or waits a little for what is not.
     fn send(&mut self) {
         let is_busy = self.now_s < self.wire_busy_until_s;
-        for lane in 0..self.means.lanes {
-            self.lanes.set_waits_for_wire(lane, is_busy || self.wanted_since_s[lane].is_none());
+        for stream in 0..self.means.streams {
+            self.streams.set_waits_for_wire(stream, is_busy || self.wanted_since_s[stream].is_none());
         }
         if is_busy {
             return;
         }
-        for step in 0..self.means.lanes {
-            let lane = (self.next_lane + step) % self.means.lanes;
-            let since_s = *self.wanted_since_s[lane].get_or_insert(self.now_s);
-            if self.lanes.front(lane) != Front::Ready && self.now_s < since_s + PATIENCE_S {
-                self.lanes.set_wanted(lane, self.lanes.front(lane) == Front::Waiting);
+        for step in 0..self.means.streams {
+            let stream = (self.next_stream + step) % self.means.streams;
+            let since_s = *self.wanted_since_s[stream].get_or_insert(self.now_s);
+            if self.streams.front(stream) != Front::Ready && self.now_s < since_s + PATIENCE_S {
+                self.streams.set_wanted(stream, self.streams.front(stream) == Front::Waiting);
                 continue;
             }
-            self.wanted_since_s[lane] = None;
-            self.lanes.set_wanted(lane, false);
-            let block = self.lanes.pop(lane).expect("lanes are full");
+            self.wanted_since_s[stream] = None;
+            self.streams.set_wanted(stream, false);
+            let block = self.streams.pop(stream).expect("streams are full");
             let share = match block.content {
                 Content::Raw(_) => 1.0,
                 Content::Packed(Packed { unpacked_bytes, bytes, .. }) => {
@@ -139,7 +139,7 @@ impl Simulation {
                 }
             };
             self.wire_busy_until_s = self.now_s + BLOCK_BYTES * share / self.means.wire_bytes_per_second;
-            self.next_lane = lane + 1;
+            self.next_stream = stream + 1;
             self.sent_blocks += 1;
             return;
         }
@@ -149,7 +149,7 @@ impl Simulation {
         for packing in &mut self.packing {
             if let Some((_, work)) = packing.take_if(|(at_s, _)| *at_s <= self.now_s) {
                 let bytes = vec![0; (1000.0 * self.means.codec_of(&work).packed_share) as usize];
-                drop(self.lanes.finish(&work, Some(packed(bytes, 1000))));
+                drop(self.streams.finish(&work, Some(packed(bytes, 1000))));
             }
         }
     }
@@ -157,7 +157,7 @@ impl Simulation {
     fn begin(&mut self) {
         let cores_each = self.means.cores / self.means.threads as f64;
         for packing in self.packing.iter_mut().filter(|packing| packing.is_none()) {
-            *packing = self.lanes.take_work().map(|work| {
+            *packing = self.streams.take_work().map(|work| {
                 let takes_s = BLOCK_BYTES * self.means.codec_of(&work).seconds_per_byte / cores_each;
                 (self.now_s + takes_s, work)
             });
@@ -169,13 +169,13 @@ impl Simulation {
 fn some_means() -> impl Strategy<Value = Means> {
     let stronger = (1.5..3.0_f64, 0.2..0.45_f64);
     (3..18_usize, 1.05..4.0_f64, 20.0..600.0_f64, stronger).prop_map(
-        |(lanes, keeps_up, wire_mb_per_second, (times, packed_share))| {
+        |(streams, keeps_up, wire_mb_per_second, (times, packed_share))| {
             let wire_bytes_per_second = wire_mb_per_second * 1e6;
             let cheaper = Trial { seconds_per_byte: 1e-9, packed_share: 0.5 };
             let stronger = Trial { seconds_per_byte: times * 1e-9, packed_share };
             let cores = keeps_up * wire_bytes_per_second / cheaper.packed_share * cheaper.seconds_per_byte;
             let threads = cores.ceil() as usize;
-            Means { lanes, threads, cores, wire_bytes_per_second, cheaper, stronger }
+            Means { streams, threads, cores, wire_bytes_per_second, cheaper, stronger }
         },
     )
 }

@@ -13,6 +13,7 @@ use thread_priority::{
 use tracing::warn;
 
 use super::shared::{Done, Order, Shared};
+use crate::entropy_filter::EntropyFilter;
 use crate::error::RelayError;
 use crate::figures::{PackingTime, PastCodec};
 use crate::frame::UNPACKED_BYTES_MAX;
@@ -21,7 +22,6 @@ use crate::pack::{Packer, Trier};
 use crate::page_cache::PageChange;
 use crate::paged;
 use crate::queue::Packed;
-use crate::sieve::Sieve;
 
 /// Packs until all is over.
 pub(super) fn run(shared: &Shared) {
@@ -82,14 +82,14 @@ fn take_policy(policy: NormalThreadSchedulePolicy) -> Result<(), String> {
 /// What a thread packs with, one block after the other, with room for any.
 pub(super) struct Tools {
     packer: Packer,
-    sieve: Sieve,
+    entropy_filter: EntropyFilter,
     paged: Vec<u8>,
 }
 
 impl Tools {
     pub(super) fn new() -> Self {
         let paged = Vec::with_capacity(UNPACKED_BYTES_MAX);
-        Self { packer: Packer::new(), sieve: Sieve::new(), paged }
+        Self { packer: Packer::new(), entropy_filter: EntropyFilter::new(), paged }
     }
 }
 
@@ -120,15 +120,15 @@ impl<'a> BlockInWork<'a> {
 
     /// Takes nothing from the allocator, and gives nothing back.
     pub(super) fn pack(&mut self) -> Result<(), RelayError> {
-        let Tools { packer, sieve, paged } = &mut *self.tools;
+        let Tools { packer, entropy_filter, paged } = &mut *self.tools;
         let Order { work, codec, trier, taken } = &mut self.order;
         if !taken.is_empty() {
             paged.clear();
             paged::encode(&work.raw, taken, paged);
         }
         let unpacked: &[u8] = if taken.is_empty() { &work.raw } else { paged };
-        if sieve.look(unpacked, page_at(work.raw.pages(), taken.len())) {
-            let rest = sieve.rest(unpacked);
+        if entropy_filter.look(unpacked, page_at(work.raw.pages(), taken.len())) {
+            let rest = entropy_filter.rest(unpacked);
             self.trials = trier.as_mut().map(|trier| try_all(trier, rest, unpacked.len())).transpose()?;
             self.packed_bytes = packer.pack(*codec, rest)?.map(<[u8]>::len);
         }
@@ -137,7 +137,7 @@ impl<'a> BlockInWork<'a> {
 
     /// What waits to be sent has no more room than it needs.
     pub(super) fn end(self) -> Done {
-        let Tools { packer, sieve, paged } = self.tools;
+        let Tools { packer, entropy_filter, paged } = self.tools;
         let Order { work, codec, trier, taken } = self.order;
         let unpacked: &[u8] = if taken.is_empty() { &work.raw } else { paged };
         let syncs = work.raw.syncs();
@@ -145,10 +145,10 @@ impl<'a> BlockInWork<'a> {
         let packed = match self.packed_bytes {
             Some(bytes) => Some(Packed {
                 codec: Some(codec),
-                bytes: sieve.written(unpacked, packer.packed(bytes)),
+                bytes: entropy_filter.written(unpacked, packer.packed(bytes)),
                 unpacked_bytes: unpacked.len(),
-                is_parted: sieve.parts(),
-                past_codec: past_codec(sieve, unpacked, change.is_some()),
+                is_parted: entropy_filter.parts(),
+                past_codec: past_codec(entropy_filter, unpacked, change.is_some()),
                 change,
             }),
             None => change.map(|change| told_by_changes(work.raw.len(), unpacked, change)),
@@ -180,9 +180,9 @@ fn told_by_changes(raw_bytes: usize, paged: &[u8], change: PageChange) -> Packed
     }
 }
 
-/// What of a block goes past the codec, after the sieve has looked at it, or at what it is told by.
-fn past_codec(sieve: &Sieve, unpacked: &[u8], is_paged: bool) -> PastCodec {
-    let chunks = sieve.plain_chunks(unpacked.len());
+/// What of a block goes past the codec, after the entropy filter has looked at it, or at what it is told by.
+fn past_codec(entropy_filter: &EntropyFilter, unpacked: &[u8], is_paged: bool) -> PastCodec {
+    let chunks = entropy_filter.plain_chunks(unpacked.len());
     if is_paged {
         return paged::told_by(unpacked, chunks);
     }

@@ -26,7 +26,7 @@ const THREAD_BYTES: usize = 32 << 10;
 
 /// Bytes of which each second one is near the one before: they shrink by little, and nothing is sieved out.
 fn hardly_shrinks() -> Vec<u8> {
-    let noise = crate::sieve::tests::noise(UNPACKED_BYTES_MAX + 1);
+    let noise = crate::entropy_filter::tests::noise(UNPACKED_BYTES_MAX + 1);
     noise
         .chunks_exact(2)
         .flat_map(|pair| [pair[0], pair[0] ^ (pair[1] & 31)])
@@ -63,7 +63,7 @@ fn of_connections(connections: usize) -> usize {
 }
 
 /// What a thread holds at most: a block that has gone out before it was packed, as it is told by its pages, the copies
-/// of these, what the sieve left of it, and what it became. Zeros to set a packer up are gone before that.
+/// of these, what the entropy filter left of it, and what it became. Zeros to set a packer up are gone before that.
 fn of_packing_thread(packer: &Packer) -> usize {
     packer.holds_bytes() + 2 * BLOCK_BYTES_MAX + 3 * (UNPACKED_BYTES_MAX + PAGE_BYTES) + THREAD_BYTES
 }

@@ -11,8 +11,8 @@ use rustix::event::PollFlags;
 use socket2::SockRef;
 
 use super::SenderSettings;
-use super::lane::{AT_ONCE, FILL_WAIT};
 use super::rest::Rest;
+use super::stream::{AT_ONCE, FILL_WAIT};
 use super::unsent::{UNSENT_BYTES_MIN, unsent_bytes};
 use crate::error::RelayError;
 use crate::figures::Counters;
@@ -96,7 +96,7 @@ impl Passing {
         self.wake.notify_all();
     }
 
-    /// Waits until the limit lets a lane send, and takes so many bytes of it: with its turn, or all lanes that wait would
+    /// Waits until the limit lets a stream send, and takes so many bytes of it: with its turn, or all streams that wait would
     /// have the same one. Gives whether it had to wait; none once all is over.
     fn take_turn(&self, bytes: usize) -> Option<bool> {
         let mut inner = lock(&self.inner);
@@ -117,12 +117,12 @@ impl Passing {
 }
 
 /// Begins to relay a connection of the program.
-pub(super) fn begin(passing: &Arc<Passing>, lane: usize, program: UnixStream) -> io::Result<()> {
+pub(super) fn begin(passing: &Arc<Passing>, stream: usize, program: UnixStream) -> io::Result<()> {
     passing.program.add(&program)?;
     program.set_read_timeout(Some(FILL_WAIT))?;
     let passing = Arc::clone(passing);
-    spawn(format!("relay-pass-{lane}"), move || {
-        if let Err(error) = pass(&passing, lane, &program) {
+    spawn(format!("relay-pass-{stream}"), move || {
+        if let Err(error) = pass(&passing, stream, &program) {
             passing.fail(error);
         }
         if passing.is_closed() {
@@ -131,8 +131,8 @@ pub(super) fn begin(passing: &Arc<Passing>, lane: usize, program: UnixStream) ->
     })
 }
 
-fn pass(passing: &Passing, lane: usize, program: &UnixStream) -> Result<(), RelayError> {
-    let mut wire = passing.settings.connect(lane, &passing.wire, &passing.counters)?;
+fn pass(passing: &Passing, stream: usize, program: &UnixStream) -> Result<(), RelayError> {
+    let mut wire = passing.settings.connect(stream, &passing.wire, &passing.counters)?;
     let mut unsent = Unsent::new(wire.socket())?;
     let mut block = Vec::with_capacity(BLOCK_BYTES_MAX);
     loop {

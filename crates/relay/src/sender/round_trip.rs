@@ -15,10 +15,10 @@ use crate::multifd::samples::{initial, packet};
 use crate::multifd::{PAGE_BYTES, Walker};
 use crate::page_cache::PageCache;
 use crate::page_slots::PageSlots;
-use crate::queue::{Lanes, Packed};
+use crate::queue::{Packed, Streams};
 use crate::unpacking::Unpacking;
 
-const LANES: usize = 3;
+const STREAMS: usize = 3;
 
 /// Few, so that the same ones come again.
 const PAGES: usize = 6;
@@ -29,13 +29,13 @@ const STEPS_MAX: usize = 96;
 /// What all blocks of an input hold, before they are packed and after; the receiver's buffers; and what the sender
 /// knows of pages that came from places far apart.
 pub const ROUND_TRIP_HOLDS_BYTES: usize =
-    STEPS_MAX * 2 * BLOCK_BYTES_MAX + 4 * LANES * UNPACKED_BYTES_MAX + (4 << 20);
+    STEPS_MAX * 2 * BLOCK_BYTES_MAX + 4 * STREAMS * UNPACKED_BYTES_MAX + (4 << 20);
 
 thread_local! {
     // zstd asks the processor what it can do for each context, and a virtual one takes its time to answer.
     static TOOLS: RefCell<Tools> = RefCell::new(Tools::new());
-    static UNPACKING: RefCell<[Unpacking; LANES]> =
-        RefCell::new([(); LANES].map(|()| Unpacking::new().expect("there is memory")));
+    static UNPACKING: RefCell<[Unpacking; STREAMS]> =
+        RefCell::new([(); STREAMS].map(|()| Unpacking::new().expect("there is memory")));
 }
 
 /// What a guest's memory becomes over some connections: pages, rewritten between syncs, and what is no multifd, cut
@@ -60,8 +60,8 @@ pub fn round_trip(data: &[u8]) {
 
 /// Rounds of pages that come again, packed in time and not; a connection that is opaque; pages far away.
 pub fn round_trip_seeds() -> Vec<Vec<u8>> {
-    let rewrite = |lane: u8, page: u8| [PACKET, lane, 1, page, 7, 3, 0x40 | 2, 1, 1, page];
-    let forward = |lane: u8| [FILL, lane, 255, TAKE, 2, PACK, 0, SEND, lane];
+    let rewrite = |stream: u8, page: u8| [PACKET, stream, 1, page, 7, 3, 0x40 | 2, 1, 1, page];
+    let forward = |stream: u8| [FILL, stream, 255, TAKE, 2, PACK, 0, SEND, stream];
     let round = [&rewrite(0, 1)[..], &rewrite(1, 2), &forward(0), &forward(1), &[SYNC]].concat();
     let far = [PACKET, 1, 1, 255, 255, 255, 255, 0, 1, 1, 1, 1];
     vec![
@@ -88,46 +88,46 @@ struct Sent {
 
 struct TheSender {
     memory: Vec<Vec<u8>>,
-    // What the program sends in each lane, and how much of it has been read.
-    programs: [(Vec<u8>, usize); LANES],
-    walkers: [Walker; LANES],
-    lanes: Lanes,
+    // What the program sends in each stream, and how much of it has been read.
+    programs: [(Vec<u8>, usize); STREAMS],
+    walkers: [Walker; STREAMS],
+    streams: Streams,
     page_cache: PageCache,
     in_work: Vec<Order>,
-    sent: [Vec<Sent>; LANES],
+    sent: [Vec<Sent>; STREAMS],
 }
 
 impl TheSender {
     fn new(page_cache_bytes: usize) -> Self {
-        let mut lanes = Lanes::new(LANES);
-        (0..LANES).for_each(|lane| lanes.set_waits_for_wire(lane, true));
+        let mut streams = Streams::new(STREAMS);
+        (0..STREAMS).for_each(|stream| streams.set_waits_for_wire(stream, true));
         Self {
             memory: vec![vec![0; PAGE_BYTES]; PAGES],
-            programs: [(); LANES].map(|()| (initial(), 0)),
-            walkers: [(); LANES].map(|()| Walker::new()),
-            lanes,
+            programs: [(); STREAMS].map(|()| (initial(), 0)),
+            walkers: [(); STREAMS].map(|()| Walker::new()),
+            streams,
             page_cache: PageCache::new(page_cache_bytes),
             in_work: vec![],
-            sent: [(); LANES].map(|()| vec![]),
+            sent: [(); STREAMS].map(|()| vec![]),
         }
     }
 
     fn step(&mut self, choices: &mut Choices<'_>) {
         match choices.byte() % 7 {
             PACKET => {
-                let lane = choices.below(LANES);
+                let stream = choices.below(STREAMS);
                 let pages: Vec<_> = (0..choices.byte() % 5).map(|_| self.rewrite(choices)).collect();
-                self.programs[lane].0.extend(packet(0, &pages));
+                self.programs[stream].0.extend(packet(0, &pages));
             }
             SYNC => self.programs.iter_mut().for_each(|(program, _)| program.extend(packet(1, &[]))),
             OPAQUE => {
-                let lane = choices.below(LANES);
-                self.programs[lane].0.extend(choices.content(3 * PAGE_BYTES));
+                let stream = choices.below(STREAMS);
+                self.programs[stream].0.extend(choices.content(3 * PAGE_BYTES));
             }
             FILL => {
-                let lane = choices.below(LANES);
+                let stream = choices.below(STREAMS);
                 let most = choices.byte();
-                self.fill(lane, (1 + usize::from(most)) << 9);
+                self.fill(stream, (1 + usize::from(most)) << 9);
             }
             TAKE => self.take(usize::from(choices.byte())),
             PACK => {
@@ -135,8 +135,8 @@ impl TheSender {
                 self.pack(usize::from(number));
             }
             _ => {
-                let lane = choices.below(LANES);
-                self.send(lane);
+                let stream = choices.below(STREAMS);
+                self.send(stream);
             }
         }
     }
@@ -156,10 +156,10 @@ impl TheSender {
         ((number * PAGE_BYTES) as u64, page.clone())
     }
 
-    /// As a lane's reader does.
-    fn fill(&mut self, lane: usize, bytes_max: usize) {
-        let (program, read) = &mut self.programs[lane];
-        let walker = &mut self.walkers[lane];
+    /// As a stream's reader does.
+    fn fill(&mut self, stream: usize, bytes_max: usize) {
+        let (program, read) = &mut self.programs[stream];
+        let walker = &mut self.walkers[stream];
         let mut rest = &program[*read..];
         rest = &rest[..bytes_max.min(rest.len())];
         let mut block = Block::new();
@@ -176,13 +176,13 @@ impl TheSender {
         }
         *read += block.len();
         if !block.is_empty() {
-            self.lanes.push(lane, block);
+            self.streams.push(stream, block);
         }
     }
 
     /// As those that pack take work.
     fn take(&mut self, codec: usize) {
-        let Some(work) = self.lanes.take_work() else { return };
+        let Some(work) = self.streams.take_work() else { return };
         let taken = self.page_cache.take(work.raw.pages(), work.raw.syncs());
         let codec = Codec::ALL[codec % Codec::ALL.len()];
         self.in_work.push(Order { work, codec, trier: None, taken });
@@ -196,14 +196,14 @@ impl TheSender {
         let order = self.in_work.swap_remove(number % self.in_work.len());
         let done = TOOLS.with_borrow_mut(|tools| pack(tools, order));
         let Done { work, packed, .. } = done.expect("there is room for what is packed");
-        if let Err(Some(Packed { change: Some(change), .. })) = self.lanes.finish(&work, packed) {
+        if let Err(Some(Packed { change: Some(change), .. })) = self.streams.finish(&work, packed) {
             self.page_cache.release(&change.taken);
         }
     }
 
-    /// As a lane's writer does.
-    fn send(&mut self, lane: usize) {
-        let Some(mut block) = self.lanes.pop(lane) else { return };
+    /// As a stream's writer does.
+    fn send(&mut self, stream: usize) {
+        let Some(mut block) = self.streams.pop(stream) else { return };
         let wire = [&block.frame().encode(), block.bytes()].concat();
         let change = block.take_change();
         let taken = change.iter().flat_map(|change| &change.taken);
@@ -211,16 +211,16 @@ impl TheSender {
         if let Some(change) = change {
             self.page_cache.change(change);
         }
-        self.sent[lane].push(Sent { wire, changes });
+        self.sent[stream].push(Sent { wire, changes });
     }
 
     fn send_all(&mut self) {
-        for lane in 0..LANES {
-            while self.programs[lane].1 < self.programs[lane].0.len() {
-                self.fill(lane, BLOCK_BYTES_MAX);
+        for stream in 0..STREAMS {
+            while self.programs[stream].1 < self.programs[stream].0.len() {
+                self.fill(stream, BLOCK_BYTES_MAX);
             }
-            while self.lanes.depth(lane) > 0 {
-                self.send(lane);
+            while self.streams.depth(stream) > 0 {
+                self.send(stream);
             }
         }
     }
@@ -231,25 +231,25 @@ struct TheReceiver<'a> {
     slots: PageSlots,
     // How often each slot has changed.
     changes: HashMap<u32, u32>,
-    unpacking: &'a mut [Unpacking; LANES],
-    // How many blocks have come in each lane, and how many bytes they were.
-    came: [(usize, usize); LANES],
+    unpacking: &'a mut [Unpacking; STREAMS],
+    // How many blocks have come in each stream, and how many bytes they were.
+    came: [(usize, usize); STREAMS],
 }
 
 impl<'a> TheReceiver<'a> {
-    fn new(sender: &'a TheSender, page_cache_bytes: usize, unpacking: &'a mut [Unpacking; LANES]) -> Self {
+    fn new(sender: &'a TheSender, page_cache_bytes: usize, unpacking: &'a mut [Unpacking; STREAMS]) -> Self {
         let slots = PageSlots::new(page_cache_bytes);
         // Who would have to wait is not asked.
         slots.close();
-        Self { sender, slots, changes: HashMap::new(), unpacking, came: [(0, 0); LANES] }
+        Self { sender, slots, changes: HashMap::new(), unpacking, came: [(0, 0); STREAMS] }
     }
 
     fn receive_all(&mut self, choices: &mut Choices<'_>) {
         loop {
-            let next = |lane: &usize| self.sender.sent[*lane].get(self.came[*lane].0);
-            let coming: Vec<usize> = (0..LANES).filter(|lane| next(lane).is_some()).collect();
+            let next = |stream: &usize| self.sender.sent[*stream].get(self.came[*stream].0);
+            let coming: Vec<usize> = (0..STREAMS).filter(|stream| next(stream).is_some()).collect();
             let is_due = |(slot, changes): &(u32, u32)| self.changes.get(slot).unwrap_or(&0) == changes;
-            let may = |lane: &usize| next(lane).is_some_and(|sent| sent.changes.iter().all(is_due));
+            let may = |stream: &usize| next(stream).is_some_and(|sent| sent.changes.iter().all(is_due));
             let ready: Vec<usize> = coming.iter().copied().filter(may).collect();
             match ready.as_slice() {
                 [] => {
@@ -264,9 +264,9 @@ impl<'a> TheReceiver<'a> {
         }
     }
 
-    fn receive(&mut self, lane: usize) {
-        let (number, bytes) = &mut self.came[lane];
-        let Sent { wire, changes } = &self.sender.sent[lane][*number];
+    fn receive(&mut self, stream: usize) {
+        let (number, bytes) = &mut self.came[stream];
+        let Sent { wire, changes } = &self.sender.sent[stream][*number];
         let mut rest = &wire[..];
         let read_exact = |bytes: &mut [u8]| {
             let (read, left) = rest.split_at(bytes.len());
@@ -274,9 +274,9 @@ impl<'a> TheReceiver<'a> {
             rest = left;
             Ok(())
         };
-        let block = self.unpacking[lane].next(read_exact, &self.slots);
+        let block = self.unpacking[stream].next(read_exact, &self.slots);
         let block = block.expect("it was sent").expect("it is no end");
-        assert!(self.sender.programs[lane].0[*bytes..].starts_with(block), "it is another one");
+        assert!(self.sender.programs[stream].0[*bytes..].starts_with(block), "it is another one");
         *bytes += block.len();
         *number += 1;
         assert!(rest.is_empty());

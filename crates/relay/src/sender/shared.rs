@@ -17,7 +17,7 @@ use crate::frame::{BLOCK_BYTES_MAX, Frame, HEADER_BYTES};
 use crate::pace::Pace;
 use crate::pack::Trier;
 use crate::page_cache::{PageCache, TakenSlot};
-use crate::queue::{Content, Front, Lanes, Outgoing, Packed, Work};
+use crate::queue::{Content, Front, Outgoing, Packed, Streams, Work};
 use crate::sockets::{Breaker, lock};
 
 /// All blocks that wait to be sent, packed or not, in bytes before packing.
@@ -27,7 +27,7 @@ pub(super) const WAITING_BYTES_MAX: usize = 16 << 20;
 /// shrink by less than they are long. Past this, pages go without copies for a while.
 pub(super) const EXTRA_BYTES_MAX: usize = 6 << 20;
 
-/// Blocks that may wait in one lane at least: one to be packed while another goes out.
+/// Blocks that may wait in one stream at least: one to be packed while another goes out.
 pub(super) const DEPTH_MIN: usize = 2;
 
 /// At most: more work ahead brings nothing.
@@ -48,19 +48,19 @@ pub(super) struct Shared {
     pub(super) rest: Rest,
     /// `TCP_NOTSENT_LOWAT` of each connection.
     pub(super) unsent_bytes: AtomicU32,
-    /// How long a lane whose socket has little left to send may wait for a block to be packed, in microseconds.
+    /// How long a stream whose socket has little left to send may wait for a block to be packed, in microseconds.
     pub(super) patience_us: AtomicU64,
     inner: Mutex<Inner>,
     work: Condvar,
     steer: Condvar,
-    // One of each for each lane.
+    // One of each for each stream.
     ready: Vec<Condvar>,
     room: Vec<Condvar>,
 }
 
 #[derive(Debug)]
 struct Inner {
-    lanes: Lanes,
+    streams: Streams,
     controller: Controller,
     pace: Pace,
     page_cache: PageCache,
@@ -68,7 +68,7 @@ struct Inner {
     spare: Vec<Block>,
     // None while somebody compares codecs.
     trier: Option<Trier>,
-    // Blocks that may wait in a lane, unless little is to.
+    // Blocks that may wait in a stream, unless little is to.
     depth: usize,
     is_short: bool,
     ended: usize,
@@ -89,31 +89,31 @@ struct Inner {
 }
 
 impl Inner {
-    fn set_waits_for_wire(&mut self, lane: usize, waits: bool) {
-        self.lanes.set_waits_for_wire(lane, waits);
-        if self.lanes.is_wire_full() {
+    fn set_waits_for_wire(&mut self, stream: usize, waits: bool) {
+        self.streams.set_waits_for_wire(stream, waits);
+        if self.streams.is_wire_full() {
             self.wire_full_since.get_or_insert_with(Instant::now);
         } else if let Some(since) = self.wire_full_since.take() {
             self.wire_full += since.elapsed();
         }
     }
 
-    /// Whether no more blocks may wait in a lane.
-    fn is_full(&self, lane: usize) -> bool {
+    /// Whether no more blocks may wait in a stream.
+    fn is_full(&self, stream: usize) -> bool {
         let depth = if self.is_short { DEPTH_MIN } else { self.depth };
-        self.lanes.depth(lane) >= depth
+        self.streams.depth(stream) >= depth
     }
 
     /// How many more threads would find work. Each one that is woken for nothing takes a moment from what else wants its
     /// core.
     fn find_work(&self) -> usize {
-        self.lanes.work_up_to(self.allowed.saturating_sub(self.packing_now))
+        self.streams.work_up_to(self.allowed.saturating_sub(self.packing_now))
     }
 
-    /// Keeps a block to be filled again, once nobody else holds it: one for each lane, to be there when its reader
+    /// Keeps a block to be filled again, once nobody else holds it: one for each stream, to be there when its reader
     /// asks. While more are packed, more would only lie here.
     fn keep(&mut self, raw: Arc<Block>) {
-        if self.spare.len() < self.lanes.count() {
+        if self.spare.len() < self.streams.count() {
             self.spare.extend(Arc::try_unwrap(raw).ok());
         }
     }
@@ -136,7 +136,7 @@ pub(super) struct Past {
     pub(super) wire_full: Duration,
 }
 
-/// What [`Shared::next`] gives a lane's writer.
+/// What [`Shared::next`] gives a stream's writer.
 #[derive(Debug)]
 pub(super) enum Next {
     Block(Frame, Outgoing),
@@ -177,7 +177,7 @@ impl Shared {
             unsent_bytes: AtomicU32::new(UNSENT_BYTES_MIN),
             patience_us: AtomicU64::new(PATIENCE_US),
             inner: Mutex::new(Inner {
-                lanes: Lanes::new(connections),
+                streams: Streams::new(connections),
                 controller: Controller::default(),
                 pace: Pace::new(Instant::now()),
                 // The rest is for what is noted of pages.
@@ -249,7 +249,7 @@ impl Shared {
         self.ready.iter().chain(&self.room).for_each(Condvar::notify_all);
     }
 
-    /// From now on little may wait in the lanes, or as much as the wire makes of it.
+    /// From now on little may wait in the streams, or as much as the wire makes of it.
     pub(super) fn set_short(&self, is_short: bool) {
         self.inner().is_short = is_short;
         self.room.iter().for_each(Condvar::notify_one);
@@ -260,98 +260,98 @@ impl Shared {
         self.ready.iter().for_each(Condvar::notify_all);
     }
 
-    /// Waits until the limit lets a lane send.
-    pub(super) fn wait_pace(&self, lane: usize) {
+    /// Waits until the limit lets a stream send.
+    pub(super) fn wait_pace(&self, stream: usize) {
         let mut inner = self.inner();
         let mut waits = false;
         while let Some(wait) = inner.pace.wait(Instant::now()).filter(|_| !inner.is_closed) {
             if !waits {
                 waits = true;
-                inner.set_waits_for_wire(lane, true);
+                inner.set_waits_for_wire(stream, true);
                 self.wake(inner.find_work());
             }
-            (inner, _) = self.ready[lane].wait_timeout(inner, wait).unwrap_or_else(PoisonError::into_inner);
+            (inner, _) = self.ready[stream].wait_timeout(inner, wait).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    /// Waits for room in a lane, and gives a block to be filled; none once all is over.
-    pub(super) fn empty_block(&self, lane: usize) -> Option<Block> {
+    /// Waits for room in a stream, and gives a block to be filled; none once all is over.
+    pub(super) fn empty_block(&self, stream: usize) -> Option<Block> {
         let inner = self.inner();
-        let is_full = |inner: &mut Inner| !inner.is_closed && inner.is_full(lane);
+        let is_full = |inner: &mut Inner| !inner.is_closed && inner.is_full(stream);
         // Closing wakes it.
-        let mut inner = self.room[lane].wait_while(inner, is_full).unwrap_or_else(PoisonError::into_inner);
+        let mut inner = self.room[stream].wait_while(inner, is_full).unwrap_or_else(PoisonError::into_inner);
         let block = inner.spare.pop().unwrap_or_else(Block::new);
         (!inner.is_closed).then_some(block)
     }
 
     /// A block came from the program.
-    pub(super) fn push(&self, lane: usize, block: Block) {
+    pub(super) fn push(&self, stream: usize, block: Block) {
         let mut inner = self.inner();
-        inner.lanes.push(lane, block);
+        inner.streams.push(stream, block);
         let find_work = inner.find_work();
         drop(inner);
-        self.ready[lane].notify_one();
+        self.ready[stream].notify_one();
         // Whoever brought the others woke somebody for them.
         self.wake(find_work.min(1));
     }
 
     /// The program has closed a connection.
-    pub(super) fn end(&self, lane: usize) {
-        self.inner().lanes.end(lane);
-        self.ready[lane].notify_one();
+    pub(super) fn end(&self, stream: usize) {
+        self.inner().streams.end(stream);
+        self.ready[stream].notify_one();
     }
 
-    /// Waits for something to send in a lane.
-    pub(super) fn wait_front(&self, lane: usize) {
+    /// Waits for something to send in a stream.
+    pub(super) fn wait_front(&self, stream: usize) {
         let inner = self.inner();
-        let is_empty = |inner: &mut Inner| !inner.is_closed && inner.lanes.front(lane) == Front::Empty;
+        let is_empty = |inner: &mut Inner| !inner.is_closed && inner.streams.front(stream) == Front::Empty;
         // The program may be silent for as long as it likes; closing wakes it.
-        drop(self.ready[lane].wait_while(inner, is_empty));
+        drop(self.ready[stream].wait_while(inner, is_empty));
     }
 
-    /// The wire takes nothing of this lane for now.
-    pub(super) fn waits_for_wire(&self, lane: usize) {
+    /// The wire takes nothing of this stream for now.
+    pub(super) fn waits_for_wire(&self, stream: usize) {
         let mut inner = self.inner();
-        inner.set_waits_for_wire(lane, true);
+        inner.set_waits_for_wire(stream, true);
         let find_work = inner.find_work();
         drop(inner);
         self.wake(find_work);
     }
 
-    /// Takes what is at the front of a lane, now that the wire wants it. Where the wire is the limit, it waits a
+    /// Takes what is at the front of a stream, now that the wire wants it. Where the wire is the limit, it waits a
     /// little for the block to be packed: what its sockets hold lasts longer. Where it is not known yet whether it
     /// is, with the first block, it is taken to be.
-    pub(super) fn next(&self, lane: usize, is_first: bool) -> Next {
+    pub(super) fn next(&self, stream: usize, is_first: bool) -> Next {
         let mut inner = self.inner();
-        let is_wire_the_limit = is_first || inner.lanes.is_wire_full();
+        let is_wire_the_limit = is_first || inner.streams.is_wire_full();
         // From here on it waits for those that pack.
-        inner.set_waits_for_wire(lane, false);
+        inner.set_waits_for_wire(stream, false);
         let is_starved = inner.is_starved || inner.allowed == 0;
-        if is_wire_the_limit && !is_starved && inner.lanes.front(lane) == Front::Waiting {
-            inner.lanes.set_wanted(lane, true);
+        if is_wire_the_limit && !is_starved && inner.streams.front(stream) == Front::Waiting {
+            inner.streams.set_wanted(stream, true);
             self.wake(inner.find_work().min(1));
         }
-        let is_awaited = |inner: &mut Inner| match inner.lanes.front(lane) {
+        let is_awaited = |inner: &mut Inner| match inner.streams.front(stream) {
             Front::InWork => !inner.is_closed && is_wire_the_limit,
-            Front::Waiting => !inner.is_closed && inner.lanes.is_wanted(lane),
+            Front::Waiting => !inner.is_closed && inner.streams.is_wanted(stream),
             Front::Empty | Front::End | Front::Ready => false,
         };
         let patience = Duration::from_micros(self.patience_us.load(Ordering::Relaxed));
-        let waited = self.ready[lane].wait_timeout_while(inner, patience, is_awaited);
+        let waited = self.ready[stream].wait_timeout_while(inner, patience, is_awaited);
         (inner, _) = waited.unwrap_or_else(PoisonError::into_inner);
         if inner.is_closed {
             return Next::Closed;
         }
-        inner.is_starved |= inner.lanes.is_wanted(lane) && inner.lanes.front(lane) == Front::Waiting;
-        inner.lanes.set_wanted(lane, false);
-        let Some(mut block) = inner.lanes.pop(lane) else { return Next::End };
+        inner.is_starved |= inner.streams.is_wanted(stream) && inner.streams.front(stream) == Front::Waiting;
+        inner.streams.set_wanted(stream, false);
+        let Some(mut block) = inner.streams.pop(stream) else { return Next::End };
         inner.pace.takes(HEADER_BYTES + block.bytes().len(), Instant::now());
         let frame = block.frame();
         if let Some(change) = block.take_change() {
             inner.page_cache.change(change);
         }
         drop(inner);
-        self.room[lane].notify_one();
+        self.room[stream].notify_one();
         Next::Block(frame, block)
     }
 
@@ -362,7 +362,7 @@ impl Shared {
         }
     }
 
-    /// A lane has sent all of its stream.
+    /// All of a stream was sent.
     pub(super) fn ended(&self) {
         self.inner().ended += 1;
         self.work.notify_all();
@@ -377,11 +377,11 @@ impl Shared {
                 return None;
             }
             let may_pack = inner.packing_now < inner.allowed;
-            if let Some(work) = may_pack.then(|| inner.lanes.take_work()).flatten() {
+            if let Some(work) = may_pack.then(|| inner.streams.take_work()).flatten() {
                 inner.packing_now += 1;
-                let Inner { controller, trier, lanes, page_cache, .. } = &mut *inner;
+                let Inner { controller, trier, streams, page_cache, .. } = &mut *inner;
                 let trier = trier.take_if(|_| controller.wants_trial());
-                let may_copy = lanes.extra_bytes() <= EXTRA_BYTES_MAX;
+                let may_copy = streams.extra_bytes() <= EXTRA_BYTES_MAX;
                 let pages = if may_copy { work.raw.pages() } else { &[] };
                 let taken = page_cache.take(pages, work.raw.syncs());
                 let Mix { cheaper, stronger } = controller.current();
@@ -406,15 +406,15 @@ impl Shared {
         inner.packing_now -= 1;
         inner.packing.cpu += took.cpu;
         inner.packing.wall += took.wall;
-        let lane = inner.lanes.finish(&work, packed);
-        if let Err(Some(Packed { change: Some(change), .. })) = &lane {
+        let stream = inner.streams.finish(&work, packed);
+        if let Err(Some(Packed { change: Some(change), .. })) = &stream {
             inner.page_cache.release(&change.taken);
         }
         inner.keep(work.raw);
         drop(inner);
         self.counters.packed(took.cpu);
-        if let Ok(lane) = lane {
-            self.ready[lane].notify_one();
+        if let Ok(stream) = stream {
+            self.ready[stream].notify_one();
         }
     }
 
@@ -459,7 +459,7 @@ impl Shared {
         self.wake(find_work);
     }
 
-    /// Looks at the choice of codecs, and sets how many blocks may wait in a lane.
+    /// Looks at the choice of codecs, and sets how many blocks may wait in a stream.
     pub(super) fn steer(&self, reading: Reading, depth: usize) {
         let mut inner = self.inner();
         inner.controller.choose(reading);
@@ -478,7 +478,7 @@ impl Shared {
     }
 }
 
-/// Blocks that may wait in each of so many lanes at most, with the one that is being filled.
+/// Blocks that may wait in each of so many streams at most, with the one that is being filled.
 pub(super) fn depth_max(connections: usize) -> usize {
     (WAITING_BYTES_MAX / BLOCK_BYTES_MAX / connections).clamp(DEPTH_MIN, DEPTH_MAX)
 }
@@ -600,7 +600,7 @@ mod tests {
             while !shared.inner().is_full(0) {
                 shared.push(0, Block::from(&[7][..]));
             }
-            shared.inner().lanes.depth(0)
+            shared.inner().streams.depth(0)
         };
         shared.set_short(true);
         assert_eq!(fill(), DEPTH_MIN);
@@ -622,8 +622,8 @@ mod tests {
         let find_work = || shared.inner().find_work();
         shared.waits_for_wire(0);
         assert_eq!(find_work(), 0, "there is no work");
-        for (lane, block) in [(0, 1), (0, 2), (1, 3)] {
-            shared.push(lane, Block::from(&[block][..]));
+        for (stream, block) in [(0, 1), (0, 2), (1, 3)] {
+            shared.push(stream, Block::from(&[block][..]));
         }
         assert_eq!(find_work(), 1, "of sixteen");
         let order = shared.take_work().unwrap();
@@ -640,7 +640,7 @@ mod tests {
         shared.inner().set_waits_for_wire(0, false);
         shared.inner().set_waits_for_wire(1, false);
         assert_eq!(find_work(), 0, "the wire takes all");
-        shared.inner().lanes.set_wanted(1, true);
+        shared.inner().streams.set_wanted(1, true);
         assert_eq!(find_work(), 1);
     }
 
@@ -694,20 +694,20 @@ mod tests {
 
     #[test]
     fn every_block_is_packed_though_few_are_woken_and_how_many_may_pack_changes() {
-        const LANES: usize = 4;
-        let shared = with_connections(LANES, 16);
+        const STREAMS: usize = 4;
+        let shared = with_connections(STREAMS, 16);
         // A block for which nobody was woken would be waited for so long, and go as it is.
         shared.patience_us.store(5_000_000, Ordering::Relaxed);
-        let send = |lane: usize| {
+        let send = |stream: usize| {
             let mut overtaken = 0;
             for number in 0..500 {
-                let blocks = 1 + (number + lane) % 3;
-                (0..blocks).for_each(|_| shared.push(lane, Block::from(&[7][..])));
+                let blocks = 1 + (number + stream) % 3;
+                (0..blocks).for_each(|_| shared.push(stream, Block::from(&[7][..])));
                 for _ in 0..blocks {
                     if number % 5 > 0 {
-                        shared.waits_for_wire(lane);
+                        shared.waits_for_wire(stream);
                     }
-                    let next = shared.next(lane, true);
+                    let next = shared.next(stream, true);
                     overtaken += usize::from(!matches!(next, Next::Block(_, block) if !block.is_overtaken));
                 }
             }
@@ -722,15 +722,15 @@ mod tests {
         };
         let overtaken: Vec<usize> = thread::scope(|scope| {
             (0..16).for_each(|_| drop(scope.spawn(pack)));
-            let lanes = [0, 1, 2, 3].map(|lane| scope.spawn(move || send(lane)));
+            let streams = [0, 1, 2, 3].map(|stream| scope.spawn(move || send(stream)));
             for threads in [1, 3, 1, 16, 2].into_iter().cycle() {
                 shared.allow(threads);
                 if shared.wait_to_steer(Duration::from_micros(200)).is_none() {
                     break;
                 }
             }
-            lanes.into_iter().map(|lane| lane.join().unwrap()).collect()
+            streams.into_iter().map(|stream| stream.join().unwrap()).collect()
         });
-        assert_eq!(overtaken, [0; LANES]);
+        assert_eq!(overtaken, [0; STREAMS]);
     }
 }

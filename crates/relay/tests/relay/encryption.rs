@@ -193,9 +193,9 @@ fn nobody_but_the_one_sender_gets_in_and_nobody_keeps_it_out() {
     let clear = [&b"DRPRELAY\x03"[..], &TOKEN.0, &[0]].concat();
     let hello = [22, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3];
     for garbage in [&clear[..], b"GET / HTTP/1.1\r\n\r\n", &[22, 3, 1, 0xff, 0xff], &vec![0; 70_000]] {
-        let mut stranger = TcpStream::connect(target.address).unwrap();
-        drop(stranger.write_all(garbage));
-        assert_closed(&mut stranger);
+        let mut unauthenticated = TcpStream::connect(target.address).unwrap();
+        drop(unauthenticated.write_all(garbage));
+        assert_closed(&mut unauthenticated);
     }
     let mut truncated = TcpStream::connect(target.address).unwrap();
     truncated.write_all(&hello).unwrap();
@@ -203,8 +203,8 @@ fn nobody_but_the_one_sender_gets_in_and_nobody_keeps_it_out() {
     assert_closed(&mut truncated);
     // More than there are places for, of which none says anything to the end.
     let silent: Vec<TcpStream> = (0..80).map(|_| TcpStream::connect(target.address).unwrap()).collect();
-    for mut stranger in &silent {
-        drop(stranger.write_all(&hello));
+    for mut unauthenticated in &silent {
+        drop(unauthenticated.write_all(&hello));
     }
     assert_takes(&target, &a);
     assert!(TcpStream::connect(target.address).is_err(), "nobody listens any more");
@@ -217,10 +217,10 @@ fn who_comes_from_elsewhere_takes_nobodys_place() {
     let treatment = Treatment::Encrypted(ServerTls::new(b.server_config_for("a")));
     let target = Target::of_sender(Some(Ipv4Addr::LOCALHOST.into()), treatment, 1);
     for _ in 0..80 {
-        let stranger = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-        stranger.bind(&SocketAddr::from(([127, 0, 0, 2], 0)).into()).unwrap();
-        stranger.connect(&target.address.into()).unwrap();
-        assert_closed(&mut stranger.into());
+        let unauthenticated = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        unauthenticated.bind(&SocketAddr::from(([127, 0, 0, 2], 0)).into()).unwrap();
+        unauthenticated.connect(&target.address.into()).unwrap();
+        assert_closed(&mut unauthenticated.into());
     }
     assert_takes(&target, &a);
 }
@@ -251,7 +251,7 @@ fn crowd_before(destination: SocketAddr, closes: usize) -> (SocketAddr, Arc<Atom
 }
 
 #[test]
-fn who_is_shut_out_by_strangers_tries_again_with_another_handshake() {
+fn who_is_shut_out_by_unauthenticated_peers_tries_again_with_another_handshake() {
     let fleet = Fleet::new();
     let (a, b) = (fleet.host("a"), fleet.host("b"));
     let target = host_b(Treatment::Encrypted, &b);
@@ -321,7 +321,7 @@ fn who_does_not_speak_tls_gets_nothing() {
     let mut program = UnixStream::connect(path).unwrap();
     program.write_all(SECRET).unwrap();
     eventually("it is refused", || sender.error().is_some());
-    assert!(target.receiver.error().is_none(), "to the receiver it is a stranger");
+    assert!(target.receiver.error().is_none(), "to the receiver it is an unauthenticated peer");
 }
 
 // In the middle of the stream, long after the handshake.

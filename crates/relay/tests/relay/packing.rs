@@ -256,7 +256,7 @@ fn malformed_frames_end_all_connections_with_an_error() {
 }
 
 #[test]
-fn strangers_get_nowhere_and_disturb_nobody() {
+fn unauthenticated_peers_get_nowhere_and_disturb_nobody() {
     let target = packed(1);
     let mut wrong_token = TcpStream::connect(target.address).unwrap();
     wrong_token.write_all(&[&b"DRPRELAY\x03"[..], &[0; TOKEN_BYTES], &[0]].concat()).unwrap();

@@ -31,7 +31,7 @@ pub(super) fn sections(report: &BenchReport, summaries: &[OptionSummary]) -> Mar
                 (figure(
                     "Guest silence",
                     "The VM's pause as the hosts saw it, and as a client did.",
-                    &[("blackout", "blackout, hosts"), ("guest-gap", "longest gap, client")],
+                    &[("downtime", "downtime, hosts"), ("guest-gap", "longest gap, client")],
                     &guest_silence(summaries),
                 ))
                 (figure(
@@ -177,17 +177,17 @@ fn guest_silence(summaries: &[OptionSummary]) -> Markup {
     let median = |spread: Option<Spread>| spread.map_or(NONE.to_owned(), |spread| duration(spread.median));
     let row = |summary: &OptionSummary| Row {
         label: summary.label(),
-        value: format!("{} / {}", median(summary.blackout_ms), median(summary.guest_gap_ms)),
+        value: format!("{} / {}", median(summary.downtime_ms), median(summary.guest_gap_ms)),
         bars: vec![
-            Bar::Spread("blackout", summary.blackout_ms),
+            Bar::Spread("downtime", summary.downtime_ms),
             Bar::Spread("guest-gap", summary.guest_gap_ms),
         ],
     };
     let rows: Vec<Row> = summaries.iter().map(row).collect();
-    let spreads = summaries.iter().flat_map(|summary| [summary.blackout_ms, summary.guest_gap_ms]);
+    let spreads = summaries.iter().flat_map(|summary| [summary.downtime_ms, summary.guest_gap_ms]);
     BarChart {
         id: "guest-silence",
-        title: "Blackout and longest gap of each option",
+        title: "Downtime and longest gap of each option",
         description: &in_words(&rows),
         rows,
         scale: Scale::up_to([largest(spreads) * MARGIN]),

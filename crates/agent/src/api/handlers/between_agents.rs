@@ -43,7 +43,7 @@ pub(in crate::api) fn routes() -> Routes {
         .routes(routes!(permit))
         .routes(routes!(view, discard))
         .routes(routes!(reserve_memory))
-        .routes(routes!(build_skeleton))
+        .routes(routes!(build_incoming_vm))
         .routes(routes!(open_probes))
         .routes(routes!(connect))
         .routes(routes!(watch_again))
@@ -209,7 +209,7 @@ async fn reserve_memory(
     Ok(Json(incoming::reserve_memory(&agent, &id)?))
 }
 
-/// Step 4: build the skeleton VM
+/// Step 4: build the incoming VM
 #[utoipa::path(post, path = "/v1/incoming/{id}/skeleton", tag = openapi::BETWEEN_AGENTS, params(
     ("id" = String, Path, format = "uuid")
 ), responses(
@@ -218,13 +218,13 @@ async fn reserve_memory(
     (status = 409, description = "It was given up here.", body = Problem),
     (status = 422, description = "This host cannot run it.", body = Problem),
 ))]
-async fn build_skeleton(
+async fn build_incoming_vm(
     State(agent): Shared,
     Extension(caller): Extension<Caller>,
     MigrationId(id): MigrationId,
 ) -> Answer<()> {
     check_source(&agent, &caller, &id)?;
-    Ok(Json(incoming::build_skeleton(&agent, &id).await?))
+    Ok(Json(incoming::build_incoming_vm(&agent, &id).await?))
 }
 
 /// Step 5: open ports on which the source tries each path
@@ -252,7 +252,7 @@ async fn open_probes(
 ), request_body = ConnectionRequest, responses(
     (status = 200, description = "It listens there.", body = Endpoint),
     (status = 404, description = "No such migration on its way here.", body = Problem),
-    (status = 409, description = "It has no skeleton here, or was given up.", body = Problem),
+    (status = 409, description = "It has no incoming VM here, or was given up.", body = Problem),
     (status = 422, description = "This host cannot do it that way.", body = Problem),
 ))]
 async fn connect(
@@ -323,7 +323,7 @@ async fn bandwidth_share(
 ), responses(
     (status = 200, description = "`ready`, with post-copy `ready_in_part`, or still `waiting` when the time is over.", body = IncomingView),
     (status = 404, description = "No such migration on its way here.", body = Problem),
-    (status = 409, description = "It has no skeleton here.", body = Problem),
+    (status = 409, description = "It has no incoming VM here.", body = Problem),
 ))]
 async fn received(
     State(agent): Shared,
@@ -458,7 +458,7 @@ mod tests {
             peer_link: "e0".into(),
             peer_address: peer_address.parse().unwrap(),
             speed_mbps: None,
-            is_spare: false,
+            is_standby: false,
             mtu_bytes: None,
         }
     }

@@ -62,7 +62,7 @@ async fn what_a_way_back_has_left_open_is_told_by_where_it_is() {
     let journal = agent.journal();
     // Left in doubt by the drain, and settled since; on its way when the agent stopped; and one whose turn had not come.
     let moves = ["web", "db", "mail"].into_iter().zip([
-        MoveState::Undecided,
+        MoveState::InDoubt,
         MoveState::Transferring,
         MoveState::Waiting,
     ]);

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use drainpipe_engine::connections::Precedence;
+use drainpipe_engine::connections::Priority;
 use drainpipe_engine::problem::Problem;
 use drainpipe_identity::authority::{InitOptions, IssueOptions, init, issue_host, issue_operator};
 use drainpipe_identity::{Identity, Validity};
@@ -194,7 +194,7 @@ async fn serve_target(directory: &Path, router: Router, stop: watch::Receiver<bo
     let identity = Identity::load(&certificate, &key, &authority).unwrap();
     let address = own_address();
     let listener = server::bind_tls(address).await.unwrap();
-    tokio::spawn(server::serve_tls(listener, identity, router, Arc::new(|_| Precedence::Usual), stop));
+    tokio::spawn(server::serve_tls(listener, identity, router, Arc::new(|_| Priority::Usual), stop));
     address
 }
 

@@ -13,10 +13,10 @@ use tracing::warn;
 
 use super::{Executor, qemu_failed};
 use crate::api::types::{IncomingView, TargetUse};
+use crate::cpu_priority;
 use crate::guard::Guard;
 use crate::outgoing::target_watch::TargetWatch;
 use crate::outgoing::{ASK_AGAIN_AFTER, RECEIVED_WAIT, received_path};
-use crate::precedence;
 use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
 
 /// How long the VM may stand still while the rest is sent. Past this the links have failed, and it
@@ -55,7 +55,7 @@ impl Executor {
             warn!(%error, "its guard is gone, or does not hear that the VM is paused");
         }
         let vmm = self.vmm()?;
-        precedence::begin(&self.agent, vmm);
+        cpu_priority::begin(&self.agent, vmm);
         let here = async { qemu::switch_over(vmm, QMP_DEADLINE).await.map_err(qemu_failed) };
         if self.is_post_copy_begun {
             // One after the other: from here on nothing is undone because the target does not answer.
@@ -297,7 +297,7 @@ impl Executor {
 
     pub(super) async fn resume_on_source(&mut self) -> Result<(), Problem> {
         let vmm = self.vmm()?;
-        precedence::end_soon(vmm);
+        cpu_priority::end_soon(vmm);
         qemu::run(vmm, QMP_DEADLINE).await.map_err(qemu_failed)?;
         // Its guard, or QEMU by itself, may have let it run before.
         self.read_events();

@@ -14,8 +14,8 @@ use tracing::warn;
 use super::transferring::listening_at;
 use super::{Executor, qemu_failed};
 use crate::api::types::{ConnectionRequest, Endpoint};
+use crate::cpu_priority;
 use crate::outgoing::{Meeting, Running, meet};
-use crate::precedence;
 use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
 
 /// How long a new connection may take until pages go over it.
@@ -131,7 +131,7 @@ impl Executor {
         if !self.is_limit_lifted {
             self.lift_limit().await;
             if let Ok(vmm) = self.vmm() {
-                precedence::end_soon(vmm);
+                cpu_priority::end_soon(vmm);
             }
         }
         let status = match self.status().await {
@@ -159,7 +159,7 @@ impl Executor {
             _ => {
                 let now_ms = self.now_ms();
                 self.sample(now_ms).await;
-                Event::Progress(self.transferred(&status), self.measurements.arrivals())
+                Event::Progress(self.transferred(&status), self.measurements.by_path())
             }
         }
     }

@@ -93,12 +93,12 @@ impl Executor {
         };
         match self.peer()?.post("/v1/incoming", &request).await? {
             IncomingPermit::Granted => Ok(Event::Done),
-            IncomingPermit::Crowded(why) => {
+            IncomingPermit::Busy(why) => {
                 tokio::select! {
                     () = self.running.cancel.notified() => {}
                     () = tokio::time::sleep(ASK_FOR_PLACE_EVERY) => {}
                 }
-                Ok(Event::Crowded(why))
+                Ok(Event::Busy(why))
             }
         }
     }

@@ -216,7 +216,7 @@ impl Executor {
                     relay.read(now_ms);
                 }
                 self.set_on_connections(&status, transferred.remaining_bytes);
-                Event::Progress(transferred, self.measurements.arrivals())
+                Event::Progress(transferred, self.measurements.by_path())
             }
         }
     }

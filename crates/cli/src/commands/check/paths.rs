@@ -94,7 +94,7 @@ mod tests {
             peer_link: "e0".into(),
             peer_address: [10, 0, 0, 2].into(),
             speed_mbps: Some(1000),
-            is_spare: false,
+            is_standby: false,
             mtu_bytes: None,
         };
         let trial = PathTrial {

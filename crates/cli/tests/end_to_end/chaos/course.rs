@@ -49,11 +49,11 @@ impl Course {
     pub(super) fn sees(&mut self, seen: &Seen) {
         let Some(source) = &self.source else { return };
         let is_drain = matches!(self.errand, Errand::DrainAndBack { .. });
-        if is_drain && self.vm.is_none() && seen.moment == Moment::Skeleton && seen.host != *source {
+        if is_drain && self.vm.is_none() && seen.moment == Moment::IncomingVm && seen.host != *source {
             (self.vm, self.target) = (Some(seen.vm.clone()), Some(seen.host.clone()));
         }
         let side = match seen.moment {
-            Moment::Skeleton | Moment::Resumed => &self.target,
+            Moment::IncomingVm | Moment::Resumed => &self.target,
             Moment::Active | Moment::Paused | Moment::Left => &self.source,
         };
         if self.vm.as_ref() == Some(&seen.vm) && side.as_ref() == Some(&seen.host) {

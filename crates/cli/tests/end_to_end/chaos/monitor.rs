@@ -102,7 +102,7 @@ fn attend(stream: &UnixStream, copies: &Mutex<Copies>, tell: &Sender<Seen>) {
         let _ = tell.send(Seen { vm, host, moment, at: Instant::now() });
     };
     if identity.is_incoming {
-        seen(Moment::Skeleton);
+        seen(Moment::IncomingVm);
     }
     // Whatever breaks the connection, there is nobody left to ask.
     let _ended = converse(stream, |message| take(message, id, copies, &seen));

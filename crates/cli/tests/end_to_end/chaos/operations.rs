@@ -126,7 +126,7 @@ pub(super) fn judge(what: &What, output: &Output) -> Result<(End, Option<Claim>)
         Outcome::Completed => ("completed", Some(target)),
         Outcome::Failed => ("failed", Some(source)),
         Outcome::Cancelled => ("cancelled", Some(source)),
-        Outcome::Undecided => ("undecided", None),
+        Outcome::InDoubt => ("in doubt", None),
         Outcome::Lost => ("lost", None),
     };
     let turns = result.paths.iter().flat_map(|path| &path.turns);

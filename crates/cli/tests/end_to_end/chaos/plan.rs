@@ -95,7 +95,7 @@ pub(super) enum When {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Moment {
     /// The target has a QEMU for it.
-    Skeleton,
+    IncomingVm,
     /// Its memory is being sent.
     Active,
     /// It stands still on the source.
@@ -191,7 +191,7 @@ const CLOCKS_AHEAD_S: [i64; 8] = [-14_400, -3_000, -90, -5, 5, 90, 3_600, 86_400
 
 /// What faults are aimed at, the hand-over more often than the rest.
 const MOMENTS: [Moment; 8] = [
-    Moment::Skeleton,
+    Moment::IncomingVm,
     Moment::Active,
     Moment::Active,
     Moment::Paused,

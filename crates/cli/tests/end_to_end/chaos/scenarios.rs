@@ -97,12 +97,12 @@ const BY_GUARD: Promise = promise(Bound::InAll(Duration::from_secs(3 + SLACK_S))
 /// by another network.
 const BY_SOURCE: Promise = promise(Bound::InAll(Duration::from_secs(15 + 3 + 2 + SLACK_S)));
 
-/// `executor.rs`: a target that is back is asked after 5 s at the latest (`UNDECIDED_PAUSE`), and `running.rs` has it say
+/// `executor.rs`: a target that is back is asked after 5 s at the latest (`IN_DOUBT_PAUSE`), and `order.rs` has it say
 /// within 4 s whether the VM runs (`RUNS_WITHIN`).
 const BY_TARGET: Promise = promise(Bound::BeyondFaults(Duration::from_secs(5 + 4 + SLACK_S)));
 
 /// `executor/post_copy.rs`: a source that is back connects within 5 s (`RECONNECTED_WITHIN`) to a target that it asks every
-/// 5 s (`UNDECIDED_PAUSE`). The VM waits for pages meanwhile, and is not paused for it.
+/// 5 s (`IN_DOUBT_PAUSE`). The VM waits for pages meanwhile, and is not paused for it.
 const BY_CONNECTION: Promise =
     Promise { not_paused: None, ..promise(Bound::BeyondFaults(Duration::from_secs(5 + 5 + SLACK_S))) };
 
@@ -173,7 +173,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario {
         bed: SLOW,
         dirty_mib_per_s: QUIET_ON_SLOW_LINKS,
-        faults: at(FaultKind::BusyMachine, Place::Source, Moment::Skeleton, 0..1_500, 3_000..6_000),
+        faults: at(FaultKind::BusyMachine, Place::Source, Moment::IncomingVm, 0..1_500, 3_000..6_000),
         completes: true,
         keeps_paths: true,
         ..quiet("16 programs want both cores, paths are healthy")

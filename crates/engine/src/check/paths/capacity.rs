@@ -10,7 +10,7 @@ use crate::check::trial::PathTrial;
 use crate::check::vm::VmCheck;
 use crate::facts::MigrationLink;
 use crate::path::Path;
-use crate::spare::mark_spares;
+use crate::standby::mark_standby;
 
 /// What a NIC falls back to where a pair of the cable is broken.
 const FALLBACK_MBPS: u64 = 100;
@@ -88,38 +88,38 @@ fn unequal_paths(pair: Pair<'_>, paths: &[Path]) -> Option<Finding> {
     )
 }
 
-/// Which paths are spare depends on a VM's memory.
+/// Which paths are on standby depends on a VM's memory.
 fn effect_of_unequal(pair: Pair<'_>, paths: &[Path]) -> String {
     if pair.vms.is_empty() {
-        return "none: each path gets traffic by its speed, and one that would cost a VM more than it brings is spare"
+        return "none: each path gets traffic by its speed, and one that would cost a VM more than it brings is on standby"
             .into();
     }
-    let mut vms_by_spares: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    let mut vms_by_standby: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for VmCheck { vm, .. } in pair.vms {
         let mut paths = paths.to_vec();
         for path in &mut paths {
-            path.is_spare = false;
+            path.is_standby = false;
         }
-        mark_spares(&mut paths, vm.memory_bytes);
-        let spares: Vec<String> =
-            paths.iter().filter(|path| path.is_spare).map(ToString::to_string).collect();
-        if !spares.is_empty() {
-            vms_by_spares.entry(spares.join(", ")).or_default().push(&vm.name);
+        mark_standby(&mut paths, vm.memory_bytes);
+        let standby: Vec<String> =
+            paths.iter().filter(|path| path.is_standby).map(ToString::to_string).collect();
+        if !standby.is_empty() {
+            vms_by_standby.entry(standby.join(", ")).or_default().push(&vm.name);
         }
     }
-    if vms_by_spares.is_empty() {
+    if vms_by_standby.is_empty() {
         return "none: each path gets traffic by its speed".into();
     }
-    let spares = vms_by_spares.iter().map(|(paths, vms)| match vms.as_slice() {
+    let standby = vms_by_standby.iter().map(|(paths, vms)| match vms.as_slice() {
         [first, others @ ..] if !others.is_empty() => {
             format!("{paths} for VM {first} and {} more", others.len())
         }
         vms => format!("{paths} for VM {}", vms.concat()),
     });
     format!(
-        "each path gets traffic by its speed, but one that would cost a VM more than it brings is spare, and carries \
+        "each path gets traffic by its speed, but one that would cost a VM more than it brings is on standby, and carries \
          when no other does: {}",
-        spares.collect::<Vec<_>>().join("; ")
+        standby.collect::<Vec<_>>().join("; ")
     )
 }
 

@@ -222,7 +222,7 @@ fn a_low_speed_that_is_configured_is_told_by_a_check_and_not_by_each_migration()
 }
 
 #[test]
-fn of_unequal_paths_it_is_said_which_are_spare() {
+fn of_unequal_paths_it_is_said_which_are_on_standby() {
     let mut scene = Scene::healthy();
     for facts in [&mut scene.a, &mut scene.b] {
         facts.host.links[0].speed_mbps = Some(5_000);
@@ -239,9 +239,9 @@ fn of_unequal_paths_it_is_said_which_are_spare() {
         VmCheck { vm: VmFacts { name: name.into(), memory_bytes: gib << 30, ..vm }, fit }
     };
     assert_eq!(effect(vec![of("big", 16)], &scene), "none: each path gets traffic by its speed");
-    let spare = effect(vec![of("big", 16), of("small", 1), of("tiny", 1)], &scene);
-    assert!(spare.ends_with("when no other does: e1–e1 for VM small and 1 more"), "{spare}");
-    assert!(effect(vec![], &scene).contains("one that would cost a VM more than it brings is spare"));
+    let standby = effect(vec![of("big", 16), of("small", 1), of("tiny", 1)], &scene);
+    assert!(standby.ends_with("when no other does: e1–e1 for VM small and 1 more"), "{standby}");
+    assert!(effect(vec![], &scene).contains("one that would cost a VM more than it brings is on standby"));
 }
 
 #[test]

@@ -144,7 +144,7 @@ fn memory_that_gets_dirty_is_best_moved_alone() {
 }
 
 #[test]
-fn what_was_remembered_wrongly_is_left() {
+fn what_was_kept_wrongly_is_left() {
     for (at, carries) in MIXES.into_iter().enumerate() {
         for seed in 0..20 {
             let long = Mix { vms: 150, ..mix(carries, seed) };

@@ -25,7 +25,7 @@ pub(super) enum Stage {
     Finishing,
     Moved,
     Failed,
-    Undecided,
+    InDoubt,
     /// It has ended.
     Lost,
     /// Somebody else has moved it.
@@ -212,7 +212,7 @@ impl Entry {
         self.cancelled = false;
     }
 
-    pub(super) fn crowded(&mut self) {
+    pub(super) fn busy(&mut self) {
         if self.stage == Stage::Preparing {
             self.stage = Stage::AwaitingPlace;
         }
@@ -436,7 +436,7 @@ impl Entry {
             Stage::SwitchingOver | Stage::Finishing => MoveState::Finishing,
             Stage::Moved => MoveState::Moved,
             Stage::LeftOut | Stage::Gone | Stage::Failed => MoveState::Failed,
-            Stage::Undecided => MoveState::Undecided,
+            Stage::InDoubt => MoveState::InDoubt,
             Stage::Lost => MoveState::Lost,
             Stage::Left => MoveState::Left,
         }

@@ -388,8 +388,8 @@ fn who_waits_for_a_place_at_its_target_keeps_nobody_from_another_one() {
     let moves = ["v", "w", "x", "y"].map(|vm| planned(vm, if vm == "y" { "c" } else { "b" })).to_vec();
     let (mut drain, actions) = begin_with(moves, LIMITS);
     assert_eq!(begins(&actions), ["v", "w", "x"]);
-    let crowded = |vm: &str| Event::Crowded { vm: vm.into() };
-    assert_eq!(begins(&drain.handle(1.0, crowded("v"))), ["y"]);
+    let busy = |vm: &str| Event::Busy { vm: vm.into() };
+    assert_eq!(begins(&drain.handle(1.0, busy("v"))), ["y"]);
     assert_eq!(drain.handle(2.0, prepared("y")), [release("y")]);
     let waits = |drain: &Drain| drain.status(0.0).moves[0].waits.clone();
     assert!(waits(&drain).unwrap().contains("b takes no more VMs at a time"));
@@ -502,14 +502,14 @@ fn what_no_host_can_take_is_looked_at_again_and_then_stays() {
 
 #[test]
 fn what_waits_for_room_that_is_to_come_is_looked_at_until_it_comes() {
-    let crowded = || DrainPlan { await_room: owned(&["w"]), ..plan_of(vec![], &["w"]) };
-    let (mut drain, actions) = Drain::begin(crowded(), LIMITS, 0, 0.0);
+    let busy = || DrainPlan { await_room: owned(&["w"]), ..plan_of(vec![], &["w"]) };
+    let (mut drain, actions) = Drain::begin(busy(), LIMITS, 0, 0.0);
     assert_eq!(actions, []);
     let mut now_ms = 0.0;
     for _ in 0..2 * LOOKS {
         now_ms += LOOK_AGAIN_MS;
         assert_eq!(drain.handle(now_ms, Event::Tick), [Action::Plan]);
-        assert_eq!(drain.handle(now_ms, Event::Planned(crowded())), []);
+        assert_eq!(drain.handle(now_ms, Event::Planned(busy())), []);
     }
     now_ms += LOOK_AGAIN_MS;
     assert_eq!(drain.handle(now_ms, Event::Tick), [Action::Plan]);
@@ -519,15 +519,15 @@ fn what_waits_for_room_that_is_to_come_is_looked_at_until_it_comes() {
 
 #[test]
 fn looks_for_room_do_not_run_out_while_a_vm_is_on_its_way_that_leaves_some() {
-    let crowded =
+    let busy =
         |room_is_coming| DrainPlan { await_room: owned(&["w"]), room_is_coming, ..plan_of(vec![], &["w"]) };
     let look = |drain: &mut Drain, now_ms: &mut f64, room_is_coming| {
         *now_ms += LOOK_AGAIN_MS;
         assert_eq!(drain.handle(*now_ms, Event::Tick), [Action::Plan]);
-        drain.handle(*now_ms, Event::Planned(crowded(room_is_coming)))
+        drain.handle(*now_ms, Event::Planned(busy(room_is_coming)))
     };
     let mut now_ms = 0.0;
-    let (mut drain, _) = Drain::begin(crowded(true), LIMITS, 0, now_ms);
+    let (mut drain, _) = Drain::begin(busy(true), LIMITS, 0, now_ms);
     for _ in 0..3 * LOOKS_FOR_ROOM {
         assert_eq!(look(&mut drain, &mut now_ms, true), []);
     }
@@ -537,7 +537,7 @@ fn looks_for_room_do_not_run_out_while_a_vm_is_on_its_way_that_leaves_some() {
     assert_eq!(look(&mut drain, &mut now_ms, false), [Action::Finish]);
     // The drain's own deadline holds all the same.
     let limits = DrainLimits { total_ms: Some(2.5 * LOOK_AGAIN_MS), ..LIMITS };
-    let (mut drain, _) = Drain::begin(crowded(true), limits, 0, now_ms);
+    let (mut drain, _) = Drain::begin(busy(true), limits, 0, now_ms);
     for _ in 0..2 {
         assert_eq!(look(&mut drain, &mut now_ms, true), []);
     }
@@ -545,14 +545,14 @@ fn looks_for_room_do_not_run_out_while_a_vm_is_on_its_way_that_leaves_some() {
 }
 
 #[test]
-fn undecided_is_not_tried_again() {
+fn in_doubt_is_not_tried_again() {
     let (mut drain, _) = begin(&["v"]);
-    assert_eq!(drain.handle(1.0, undecided("v")), [Action::Finish]);
-    assert_eq!((state(&drain, "v"), drain.outcome()), (MoveState::Undecided, Some(DrainState::Incomplete)));
+    assert_eq!(drain.handle(1.0, in_doubt("v")), [Action::Finish]);
+    assert_eq!((state(&drain, "v"), drain.outcome()), (MoveState::InDoubt, Some(DrainState::Incomplete)));
 }
 
-fn undecided(vm: &str) -> Event {
-    Event::Ended { vm: vm.into(), end: MoveEnd::Undecided(Problem::failed("the target is silent")) }
+fn in_doubt(vm: &str) -> Event {
+    Event::Ended { vm: vm.into(), end: MoveEnd::InDoubt(Problem::failed("the target is silent")) }
 }
 
 fn settled(vm: &str, end: MoveEnd) -> Event {
@@ -564,13 +564,13 @@ fn what_runs_here_after_all_goes_with_the_others() {
     let discarded = || MoveEnd::Failed(Problem::failed("b has discarded it"));
     let (mut drain, _) = begin(&["v", "w"]);
     drain.handle(0.0, Event::Begun { vm: "v".into(), migration: "of v".into() });
-    drain.handle(1.0, undecided("v"));
-    assert_eq!(drain.undecided().collect::<Vec<_>>(), [("v", "of v")]);
+    drain.handle(1.0, in_doubt("v"));
+    assert_eq!(drain.in_doubt().collect::<Vec<_>>(), [("v", "of v")]);
     assert_eq!(drain.handle(2.0, settled("v", discarded())), [Action::Plan]);
     assert_eq!(drain.handle(2.5, settled("v", discarded())), [], "once is enough");
     let actions = drain.handle(3.0, Event::Planned(plan_of(vec![planned("v", "c")], &[])));
     assert_eq!(begins(&actions), ["v"]);
-    drain.handle(4.0, undecided("v"));
+    drain.handle(4.0, in_doubt("v"));
     assert_eq!(drain.handle(5.0, settled("v", discarded())), []);
     assert_eq!((state(&drain, "v"), error(&drain, "v")), (MoveState::Failed, "b has discarded it".into()));
     assert_eq!(drain.handle(6.0, settled("w", discarded())), [], "it is under way");
@@ -580,7 +580,7 @@ fn what_runs_here_after_all_goes_with_the_others() {
 #[test]
 fn what_has_moved_after_all_has_moved() {
     let (mut drain, _) = begin(&["v", "w"]);
-    drain.handle(1.0, undecided("v"));
+    drain.handle(1.0, in_doubt("v"));
     assert_eq!(drain.handle(2.0, settled("v", MoveEnd::Completed { transfer_ms: 7.0 })), []);
     assert_eq!(state(&drain, "v"), MoveState::Moved);
     assert_eq!(drain.handle(3.0, completed("w")), [Action::Finish]);
@@ -590,7 +590,7 @@ fn what_has_moved_after_all_has_moved() {
 #[test]
 fn nothing_is_tried_again_once_a_drain_is_cancelled() {
     let (mut drain, _) = begin(&["v", "w"]);
-    drain.handle(1.0, undecided("v"));
+    drain.handle(1.0, in_doubt("v"));
     drain.handle(2.0, Event::CancelRequested);
     assert_eq!(drain.handle(3.0, settled("v", MoveEnd::Failed(Problem::failed("discarded")))), []);
     assert_eq!(state(&drain, "v"), MoveState::Failed);

@@ -158,12 +158,12 @@ impl Simulation {
     /// Only a plan in which nothing is found is carried out. Here each must be.
     pub(super) fn sound_plan(&self, standing: &Standing) -> Result<DrainPlan, String> {
         let mut view = self.world.view();
-        if self.planted == Planted::UndecidedForgotten {
-            let is_undecided = |name: &str| {
-                self.world.vms.iter().any(|vm| vm.name == name && matches!(vm.at, At::Undecided(_)))
+        if self.planted == Planted::InDoubtForgotten {
+            let is_in_doubt = |name: &str| {
+                self.world.vms.iter().any(|vm| vm.name == name && matches!(vm.at, At::InDoubt(_)))
             };
-            view.vms.iter_mut().filter(|vm| is_undecided(&vm.name)).for_each(|vm| vm.immovable = None);
-            view.targets.iter_mut().for_each(|target| target.vms.retain(|vm| !is_undecided(&vm.name)));
+            view.vms.iter_mut().filter(|vm| is_in_doubt(&vm.name)).for_each(|vm| vm.immovable = None);
+            view.targets.iter_mut().for_each(|target| target.vms.retain(|vm| !is_in_doubt(&vm.name)));
         }
         standing.complete(&mut view);
         let mut plan = plan(&view, Some(&self.limits));

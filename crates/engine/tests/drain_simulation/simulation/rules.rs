@@ -124,7 +124,7 @@ impl Simulation {
                 _ if self.left.contains(&row.vm) => false,
                 MoveState::Moved => vm.has_moved(),
                 MoveState::Failed | MoveState::Waiting => !vm.has_moved() && vm.flight.is_none(),
-                MoveState::Undecided => vm.flight.is_none(),
+                MoveState::InDoubt => vm.flight.is_none(),
                 _ => vm.begun > 0 || !self.held.is_empty(),
             };
             if !is_so {
@@ -152,10 +152,10 @@ impl Simulation {
         for vm in self.world.vms.iter().filter(|vm| vm.was_begun()) {
             let row = known.iter().find(|row| row.vm == vm.name).map(|row| row.state);
             let is_known = match vm.at {
-                At::Undecided(_) => row == Some(MoveState::Undecided),
+                At::InDoubt(_) => row == Some(MoveState::InDoubt),
                 At::Elsewhere => row == Some(MoveState::Left),
                 _ if vm.has_moved() => row == Some(MoveState::Moved),
-                _ => !matches!(row, Some(MoveState::Moved | MoveState::Undecided)),
+                _ => !matches!(row, Some(MoveState::Moved | MoveState::InDoubt)),
             };
             if !is_known {
                 return Err(format!("{} is {:?}, and the journal does not know: {row:?}", vm.name, vm.at));
@@ -167,12 +167,12 @@ impl Simulation {
     /// What is told in the end is so.
     pub(super) fn check_end(&self) -> Result<(), String> {
         let outcome = self.drain.outcome().ok_or("it is over, and has no outcome")?;
-        let is_here = |vm: &Vm| matches!(vm.at, At::Here | At::Undecided(_));
+        let is_here = |vm: &Vm| matches!(vm.at, At::Here | At::InDoubt(_));
         let here = self.world.vms.iter().any(is_here);
         let gone = self.world.vms.iter().any(|vm| vm.at == At::EndedHere);
         let is_drained =
             outcome == DrainState::Drained || outcome == DrainState::Incomplete && self.all_moved();
-        // Whose last VMs were undecided when somebody cancelled it is cancelled, also when they have moved.
+        // Whose last VMs were in doubt when somebody cancelled it is cancelled, also when they have moved.
         let may_be_empty = is_drained || gone || outcome == DrainState::Cancelled;
         if is_drained && here || !here && !may_be_empty {
             return Err(format!("{outcome:?}, and VMs are here: {here}"));
@@ -213,7 +213,7 @@ impl Simulation {
         let is_mine = |vm: &&Vm| match vm.at {
             At::Here => true,
             At::EndedHere => false,
-            At::Elsewhere | At::Target(_) | At::Undecided(_) | At::EndedThere => vm.was_begun(),
+            At::Elsewhere | At::Target(_) | At::InDoubt(_) | At::EndedThere => vm.was_begun(),
         };
         let mut mine = self.world.vms.iter().filter(is_mine).map(|vm| &vm.name);
         if let Some(lost) = mine.find(|name| !told.contains(name)) {
@@ -224,7 +224,7 @@ impl Simulation {
             let is_so = match row.state {
                 MoveState::Moved => matches!(at, At::Target(_) | At::EndedThere),
                 MoveState::Failed => matches!(at, At::Here | At::EndedHere) && row.error.is_some(),
-                MoveState::Undecided => matches!(at, At::Undecided(_)),
+                MoveState::InDoubt => matches!(at, At::InDoubt(_)),
                 MoveState::Left => at == At::Elsewhere,
                 _ => false,
             };

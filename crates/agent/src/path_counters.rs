@@ -22,7 +22,7 @@ const LOSING_SEGMENTS_MIN: u32 = 3;
 
 /// The connections of one transfer.
 #[derive(Debug)]
-pub(crate) struct Arrivals {
+pub(crate) struct PathCounters {
     destination: SocketAddr,
     expected: usize,
     looks: LookPace,
@@ -68,7 +68,7 @@ impl Lately {
     }
 }
 
-impl Arrivals {
+impl PathCounters {
     /// So many connections will be made to `destination` over these paths.
     pub(crate) fn expect(expected: usize, destination: SocketAddr, paths: &[Path]) -> Self {
         let count = |path: &Path| PathCount {

@@ -7,18 +7,18 @@ use crate::path::Path;
 /// others wait for it.
 const HELD_BYTES: u64 = 2 * (4 << 20);
 
-/// Marks the spare ones, and says why, for a VM with so much memory.
+/// Marks those that are on standby, and says why, for a VM with so much memory.
 ///
 /// The slowest path first: it brings the time by which memory goes over all of them faster than over the
 /// others, and may cost the time that it needs for what it holds when the others are done. A path of
-/// unknown speed is never spare, and beside one none is.
-pub(crate) fn mark_spares(paths: &mut [Path], memory_bytes: u64) -> Option<String> {
+/// unknown speed is never on standby, and beside one none is.
+pub(crate) fn mark_standby(paths: &mut [Path], memory_bytes: u64) -> Option<String> {
     let mut order: Vec<usize> = (0..paths.len()).filter(|&index| paths[index].speed_mbps.is_some()).collect();
     order.sort_by_key(|&index| paths[index].speed_mbps);
     let mut reasons = vec![];
     for index in order {
         let Some(speed_mbps) = known_mbps(&paths[index]) else { break };
-        let others = paths.iter().enumerate().filter(|(other, path)| *other != index && !path.is_spare);
+        let others = paths.iter().enumerate().filter(|(other, path)| *other != index && !path.is_standby);
         let Some(others_mbps) = others.map(|(_, path)| known_mbps(path)).sum::<Option<f64>>() else { break };
         if others_mbps <= 0.0 {
             break;
@@ -29,9 +29,9 @@ pub(crate) fn mark_spares(paths: &mut [Path], memory_bytes: u64) -> Option<Strin
         if brings_ms >= costs_ms {
             break;
         }
-        paths[index].is_spare = true;
+        paths[index].is_standby = true;
         reasons.push(format!(
-            "{} is spare: with {speed_mbps} Mb/s it brings {brings_ms:.0} ms and may cost {costs_ms:.0} ms",
+            "{} is on standby: with {speed_mbps} Mb/s it brings {brings_ms:.0} ms and may cost {costs_ms:.0} ms",
             paths[index]
         ));
     }
@@ -64,39 +64,39 @@ mod tests {
             peer_link: format!("e{index}"),
             peer_address: address,
             speed_mbps: *speed_mbps,
-            is_spare: false,
+            is_standby: false,
             mtu_bytes: None,
         };
         speeds_mbps.iter().enumerate().map(path).collect()
     }
 
-    fn spares(speeds_mbps: &[u64], memory_bytes: u64) -> Vec<bool> {
+    fn standby(speeds_mbps: &[u64], memory_bytes: u64) -> Vec<bool> {
         let mut paths = paths(&speeds_mbps.iter().copied().map(Some).collect::<Vec<_>>());
-        mark_spares(&mut paths, memory_bytes);
-        paths.iter().map(|path| path.is_spare).collect()
+        mark_standby(&mut paths, memory_bytes);
+        paths.iter().map(|path| path.is_standby).collect()
     }
 
     #[test]
     fn a_path_carries_if_it_brings_more_than_it_costs() {
-        assert_eq!(spares(&[1_000, 1_000], GIB), [false, false]);
-        assert_eq!(spares(&[1_000, 5_000], 2 * GIB), [false, false]);
-        assert_eq!(spares(&[5_000, 2_500, 1_000], 2 * GIB), [false; 3]);
-        assert_eq!(spares(&[5_000, 100], 2 * GIB), [false, true]);
-        assert_eq!(spares(&[5_000, 100], 64 * GIB), [false, false]);
-        assert_eq!(spares(&[100, 25_000, 1_000], GIB), [true, false, true]);
-        assert_eq!(spares(&[100], GIB), [false]);
-        assert_eq!(spares(&[0, 0], GIB), [false, false]);
+        assert_eq!(standby(&[1_000, 1_000], GIB), [false, false]);
+        assert_eq!(standby(&[1_000, 5_000], 2 * GIB), [false, false]);
+        assert_eq!(standby(&[5_000, 2_500, 1_000], 2 * GIB), [false; 3]);
+        assert_eq!(standby(&[5_000, 100], 2 * GIB), [false, true]);
+        assert_eq!(standby(&[5_000, 100], 64 * GIB), [false, false]);
+        assert_eq!(standby(&[100, 25_000, 1_000], GIB), [true, false, true]);
+        assert_eq!(standby(&[100], GIB), [false]);
+        assert_eq!(standby(&[0, 0], GIB), [false, false]);
     }
 
     #[test]
     fn the_reason_says_what_it_brings_and_costs() {
-        let reason = mark_spares(&mut paths(&[Some(5_000), Some(100)]), GIB).unwrap();
-        assert_eq!(reason, "e1–e1 is spare: with 100 Mb/s it brings 34 ms and may cost 671 ms");
+        let reason = mark_standby(&mut paths(&[Some(5_000), Some(100)]), GIB).unwrap();
+        assert_eq!(reason, "e1–e1 is on standby: with 100 Mb/s it brings 34 ms and may cost 671 ms");
     }
 
     #[test]
-    fn nothing_is_spare_while_a_speed_is_unknown() {
-        assert_eq!(mark_spares(&mut paths(&[None, Some(10)]), GIB), None);
+    fn nothing_is_on_standby_while_a_speed_is_unknown() {
+        assert_eq!(mark_standby(&mut paths(&[None, Some(10)]), GIB), None);
     }
 
     proptest! {
@@ -105,9 +105,9 @@ mod tests {
             speeds in prop::collection::vec(any::<u64>(), 1..6),
             memory_bytes: u64,
         ) {
-            let spares = spares(&speeds, memory_bytes);
+            let standby = standby(&speeds, memory_bytes);
             let fastest = speeds.iter().max().unwrap();
-            prop_assert!(speeds.iter().zip(spares).any(|(speed, spare)| speed == fastest && !spare));
+            prop_assert!(speeds.iter().zip(standby).any(|(speed, stands_by)| speed == fastest && !stands_by));
         }
     }
 }

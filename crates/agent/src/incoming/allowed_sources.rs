@@ -22,7 +22,7 @@ const ADDRESSES_MAX: usize = 64;
 
 /// The addresses that the source's connections may come from: those of the plan, and of its links, among which its kernel
 /// chooses.
-pub(super) async fn allowed(agent: &Agent, entry: &IncomingVm, request: &ConnectionRequest) -> Vec<IpAddr> {
+pub(super) async fn of(agent: &Agent, entry: &IncomingVm, request: &ConnectionRequest) -> Vec<IpAddr> {
     let mut sources: Vec<IpAddr> = request.plan.paths.iter().map(|path| path.peer_address).collect();
     sources.extend(request.migration_address);
     if let Some(source) = agent.peer(&entry.source) {
@@ -51,7 +51,7 @@ pub(super) fn is_in_use(listen_at: SocketAddr) -> io::Result<bool> {
 pub(super) async fn keep_out(agent: &Agent, entry: &IncomingVm, listen_at: SocketAddr, sources: &[IpAddr]) {
     let change = only_from(listen_at, sources);
     if let Err(problem) = agent.network.change_for(&entry.id, &[change]).await {
-        warn!(%problem, vm = entry.definition.name.as_str(), "strangers are not kept from the VM's port");
+        warn!(%problem, vm = entry.definition.name.as_str(), "unauthenticated peers are not kept from the VM's port");
         let_in(agent, entry, listen_at).await;
     }
 }

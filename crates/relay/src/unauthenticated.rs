@@ -9,16 +9,16 @@ use socket2::{SockRef, Socket};
 use crate::CONNECTIONS_MAX;
 use crate::sockets::lock;
 
-/// So many may be there at once: a stranger cannot take the memory of a host. For another one the oldest is
-/// closed: nor can a stranger keep the sender out, by being silent.
-const STRANGERS_MAX: usize = CONNECTIONS_MAX;
+/// So many may be there at once: an unauthenticated peer cannot take the memory of a host. For another one the oldest is
+/// closed: nor can an unauthenticated peer keep the sender out, by being silent.
+const UNAUTHENTICATED_MAX: usize = CONNECTIONS_MAX;
 
 /// So many may be left of those that were closed, until their threads have seen it.
 const CLOSED_MAX: usize = CONNECTIONS_MAX;
 
 /// Connections that have not said yet what they are.
 #[derive(Debug, Default)]
-pub(crate) struct Strangers {
+pub(crate) struct UnauthenticatedPeers {
     inner: Mutex<Inner>,
 }
 
@@ -33,20 +33,20 @@ struct Inner {
 
 /// One of them, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Stranger {
-    strangers: Arc<Strangers>,
+pub(crate) struct UnauthenticatedPeer {
+    unauthenticated: Arc<UnauthenticatedPeers>,
     number: u64,
 }
 
-impl Strangers {
+impl UnauthenticatedPeers {
     /// Takes one in, and closes the oldest if there are too many. None if that is not possible either.
-    pub(crate) fn take_in(self: &Arc<Self>, wire: &TcpStream) -> Option<Stranger> {
+    pub(crate) fn take_in(self: &Arc<Self>, wire: &TcpStream) -> Option<UnauthenticatedPeer> {
         let socket = SockRef::from(wire).try_clone().ok()?;
         let mut inner = lock(&self.inner);
-        if inner.count >= STRANGERS_MAX + CLOSED_MAX {
+        if inner.count >= UNAUTHENTICATED_MAX + CLOSED_MAX {
             return None;
         }
-        if inner.open.len() >= STRANGERS_MAX
+        if inner.open.len() >= UNAUTHENTICATED_MAX
             && let Some((_, oldest)) = inner.open.pop_front()
         {
             // One that the peer has closed already is none to wait on.
@@ -56,23 +56,23 @@ impl Strangers {
         inner.next += 1;
         inner.count += 1;
         inner.open.push_back((number, socket));
-        Some(Stranger { strangers: Arc::clone(self), number })
+        Some(UnauthenticatedPeer { unauthenticated: Arc::clone(self), number })
     }
 }
 
-impl Stranger {
+impl UnauthenticatedPeer {
     /// It has said what it is, and is not closed for another one any more. False if it has been.
     pub(crate) fn make_known(&self) -> bool {
-        let mut inner = lock(&self.strangers.inner);
+        let mut inner = lock(&self.unauthenticated.inner);
         let before = inner.open.len();
         inner.open.retain(|(number, _)| *number != self.number);
         inner.open.len() < before
     }
 }
 
-impl Drop for Stranger {
+impl Drop for UnauthenticatedPeer {
     fn drop(&mut self) {
-        let mut inner = lock(&self.strangers.inner);
+        let mut inner = lock(&self.unauthenticated.inner);
         inner.count -= 1;
         inner.open.retain(|(number, _)| *number != self.number);
     }

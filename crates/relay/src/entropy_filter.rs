@@ -31,14 +31,14 @@ const CHUNKS_MAX: usize = UNPACKED_BYTES_MAX.div_ceil(PAGE_BYTES) + 1;
 
 /// Parts blocks, one after the other.
 #[derive(Debug)]
-pub(crate) struct Sieve {
+pub(crate) struct EntropyFilter {
     first_bytes: usize,
     goes_plain: Vec<bool>,
     plain_bytes: usize,
     rest: Vec<u8>,
 }
 
-impl Sieve {
+impl EntropyFilter {
     /// One with room for any block.
     pub(crate) fn new() -> Self {
         Self {
@@ -208,10 +208,10 @@ pub(crate) mod tests {
 
     #[test]
     fn noise_is_left_and_all_else_is_packed() {
-        let mut sieve = Sieve::new();
+        let mut entropy_filter = EntropyFilter::new();
         let noise = noise(1 << 20);
         for page in noise.chunks(PAGE_BYTES) {
-            assert!(!sieve.look(page, 0));
+            assert!(!entropy_filter.look(page, 0));
         }
         let base64 = noise.iter().map(|byte| b' ' + byte % 64).collect();
         // Addresses, of which three of eight bytes are random.
@@ -219,7 +219,7 @@ pub(crate) mod tests {
         let half: Vec<u8> = noise.chunks(2048).flat_map(|half| [half, &[0; 2048]].concat()).collect();
         for worth in [base64, addresses, half, vec![0; 1 << 20], b"the and for was ".repeat(4096)] {
             for page in worth.chunks_exact(PAGE_BYTES) {
-                assert!(sieve.look(page, 0) && !sieve.parts());
+                assert!(entropy_filter.look(page, 0) && !entropy_filter.parts());
             }
         }
     }
@@ -229,13 +229,13 @@ pub(crate) mod tests {
         let (noise, words) = (noise(PAGE_BYTES), b"the and for was ".repeat(PAGE_BYTES / 16));
         let header = [7; 1344];
         let block = [&header[..], &noise, &words, &noise, &words, &words, &noise[..9]].concat();
-        let mut sieve = Sieve::new();
-        assert!(sieve.look(&block, header.len()));
-        assert_eq!(sieve.rest(&block), [&header[..], &words, &words, &words].concat());
-        let sent = sieve.written(&block, b"packed");
+        let mut entropy_filter = EntropyFilter::new();
+        assert!(entropy_filter.look(&block, header.len()));
+        assert_eq!(entropy_filter.rest(&block), [&header[..], &words, &words, &words].concat());
+        let sent = entropy_filter.written(&block, b"packed");
         assert_eq!(sent, [&[0x40, 5, 0b100_1010][..], &noise, &noise, &noise[..9], b"packed"].concat());
         let parted = Parted::decode(&sent, block.len()).unwrap();
-        assert_eq!((parted.packed, parted.rest_bytes), (&b"packed"[..], sieve.rest(&block).len()));
+        assert_eq!((parted.packed, parted.rest_bytes), (&b"packed"[..], entropy_filter.rest(&block).len()));
     }
 
     proptest! {
@@ -248,10 +248,10 @@ pub(crate) mod tests {
             let (noise, words) = (noise(PAGE_BYTES), b"the and for was ".repeat(PAGE_BYTES / 16));
             let kinds = kinds.iter().flat_map(|is_noise| if *is_noise { &noise } else { &words });
             let block: Vec<u8> = kinds.copied().skip(cut).take(UNPACKED_BYTES_MAX).collect();
-            let mut sieve = Sieve::new();
-            if sieve.look(&block, page_at) && sieve.parts() {
-                let rest = sieve.rest(&block);
-                let sent = sieve.written(&block, rest);
+            let mut entropy_filter = EntropyFilter::new();
+            if entropy_filter.look(&block, page_at) && entropy_filter.parts() {
+                let rest = entropy_filter.rest(&block);
+                let sent = entropy_filter.written(&block, rest);
                 prop_assert!(sent.len() <= block.len() + OVERHEAD_BYTES_MAX);
                 let parted = Parted::decode(&sent, block.len()).unwrap();
                 prop_assert_eq!(parted.rest_bytes, rest.len());

@@ -3,21 +3,21 @@
 use drainpipe_engine::codec::Codec;
 use drainpipe_engine::relayed::Compressible;
 
+use crate::entropy_filter::EntropyFilter;
 use crate::error::RelayError;
 use crate::frame::BLOCK_BYTES_MAX;
 use crate::pack::Packer;
-use crate::sieve::Sieve;
 
 /// Packs memory as a sender would that has all the time: pages that follow each other, none of them zero. Takes some
 /// 3 ms for each MiB that shrinks.
-pub fn prospect(memory: &[u8]) -> Result<Compressible, RelayError> {
-    let (mut sieve, mut packer) = (Sieve::new(), Packer::new());
+pub fn estimate(memory: &[u8]) -> Result<Compressible, RelayError> {
+    let (mut entropy_filter, mut packer) = (EntropyFilter::new(), Packer::new());
     let (mut shrinking, mut left) = (0, 0);
     for block in memory.chunks(BLOCK_BYTES_MAX) {
-        if !sieve.look(block, 0) {
+        if !entropy_filter.look(block, 0) {
             continue;
         }
-        let rest = sieve.rest(block);
+        let rest = entropy_filter.rest(block);
         if let Some(packed) = packer.pack(Codec::Zstd1, rest)? {
             shrinking += rest.len();
             left += packed.len();
@@ -31,7 +31,7 @@ pub fn prospect(memory: &[u8]) -> Result<Compressible, RelayError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sieve::tests::noise;
+    use crate::entropy_filter::tests::noise;
 
     const MIB: usize = 1 << 20;
 
@@ -43,7 +43,7 @@ mod tests {
             .take(MIB)
             .collect();
         let half = [&text[..], &noise(MIB)].concat();
-        let found = prospect(&half).unwrap();
+        let found = estimate(&half).unwrap();
         assert!((found.share - 0.5).abs() < 0.02, "{found:?}");
         assert!(found.left > 0.01 && found.left < 0.4, "{found:?}");
     }
@@ -51,7 +51,7 @@ mod tests {
     #[test]
     fn random_memory_and_none_at_all_do_not_shrink() {
         for memory in [noise(MIB), vec![]] {
-            assert_eq!(prospect(&memory).unwrap(), Compressible { share: 0.0, left: 1.0 });
+            assert_eq!(estimate(&memory).unwrap(), Compressible { share: 0.0, left: 1.0 });
         }
     }
 }

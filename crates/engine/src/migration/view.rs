@@ -63,7 +63,7 @@ pub struct Timings {
 
 impl Timings {
     /// From the pause until the VM ran again, on whichever host.
-    pub fn blackout_ms(&self) -> Option<f64> {
+    pub fn downtime_ms(&self) -> Option<f64> {
         let resumed_ms = self.resumed_ms.or(self.resumed_here_ms)?;
         self.paused_ms.map(|paused_ms| (resumed_ms - paused_ms).max(0.0))
     }
@@ -137,7 +137,7 @@ impl Migration {
             Phase::AwaitingTurn { .. } | Phase::StartingTransfer => Step::ConnectHosts,
             Phase::Copying | Phase::BeginningPostCopy if self.meter.rounds() > 1 => Step::CopyDirtyMemory,
             Phase::Copying | Phase::BeginningPostCopy => Step::CopyMemory,
-            Phase::SwitchingOver | Phase::RecordingHandOver => Step::Blackout,
+            Phase::SwitchingOver | Phase::RecordingHandOver => Step::Downtime,
             Phase::ResumingOnTarget { .. }
             | Phase::AskingSource
             | Phase::AskingTarget { .. }

@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::sockets::lock;
 
 /// By the order in which they began, and what packing takes of the cores for each.
-static SHARERS: Mutex<Vec<(u64, f64)>> = Mutex::new(Vec::new());
+static SENDERS: Mutex<Vec<(u64, f64)>> = Mutex::new(Vec::new());
 
 static BEGUN: AtomicU64 = AtomicU64::new(0);
 
 /// One of them, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Sharer(u64);
+pub(super) struct ConcurrentSender(u64);
 
 /// How one stands among all.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -24,26 +24,26 @@ pub(super) struct Standing {
     pub(super) packing: f64,
 }
 
-impl Sharer {
+impl ConcurrentSender {
     pub(super) fn begin() -> Self {
         let id = BEGUN.fetch_add(1, Ordering::Relaxed);
-        lock(&SHARERS).push((id, 0.0));
+        lock(&SENDERS).push((id, 0.0));
         Self(id)
     }
 
     /// Tells the others what packing takes for this one now.
     pub(super) fn takes(&self, packing: f64) -> Standing {
-        let mut sharers = lock(&SHARERS);
-        let rank = sharers.iter().position(|(id, _)| *id == self.0).unwrap_or_default();
-        if let Some((_, own)) = sharers.get_mut(rank) {
+        let mut senders = lock(&SENDERS);
+        let rank = senders.iter().position(|(id, _)| *id == self.0).unwrap_or_default();
+        if let Some((_, own)) = senders.get_mut(rank) {
             *own = packing;
         }
-        Standing { rank, all: sharers.len(), packing: sharers.iter().map(|(_, packing)| packing).sum() }
+        Standing { rank, all: senders.len(), packing: senders.iter().map(|(_, packing)| packing).sum() }
     }
 }
 
-impl Drop for Sharer {
+impl Drop for ConcurrentSender {
     fn drop(&mut self) {
-        lock(&SHARERS).retain(|(id, _)| *id != self.0);
+        lock(&SENDERS).retain(|(id, _)| *id != self.0);
     }
 }

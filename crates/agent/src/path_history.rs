@@ -1,7 +1,7 @@
 //! What is learnt from earlier migrations to a target, for the plan of the next one.
 
 use drainpipe_engine::drain::sending_ms;
-use drainpipe_engine::drain::view::{FoundTransfers, Remembered};
+use drainpipe_engine::drain::view::{FoundTransfers, PathHistory};
 use drainpipe_engine::experience::{self, Past, Saved};
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::problem::Problem;
@@ -22,7 +22,7 @@ const OVERTAKEN_SHARE: f64 = 0.05;
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Learnt {
     /// What they were like; none if there was none.
-    pub(crate) remembered: Option<Remembered>,
+    pub(crate) path_history: Option<PathHistory>,
     /// What packing has saved while this host was as busy as it is now, in Mb/s. None where cores never were the limit.
     /// What is not repeated is forgotten with the last of so many migrations.
     pub(crate) saved_mbps: Option<f64>,
@@ -38,7 +38,7 @@ pub(crate) fn of_target(agent: &Agent, target: &str, option: RequestedOption) ->
     let (past, free_cores) = (results.iter().map(past).collect::<Vec<_>>(), agent.idle_cores.known());
     let transfers = agent.journal.transfers_found(target, option)?;
     Ok(Learnt {
-        remembered: remembered(&alike(results, free_cores), transfers),
+        path_history: path_history(&alike(results, free_cores), transfers),
         saved_mbps: experience::saved_mbps(&past, free_cores),
         compressed_slower: experience::compressed_slower(&past, free_cores),
     })
@@ -63,9 +63,9 @@ fn alike(results: Vec<MigrationResult>, free_cores: Option<f64>) -> Vec<Migratio
     if alike.is_empty() { others } else { alike }
 }
 
-fn remembered(results: &[MigrationResult], transfers: Option<FoundTransfers>) -> Option<Remembered> {
+fn path_history(results: &[MigrationResult], transfers: Option<FoundTransfers>) -> Option<PathHistory> {
     let median_of = |value: fn(&MigrationResult) -> f64| median(results.iter().map(value).collect());
-    Some(Remembered {
+    Some(PathHistory {
         transfer_mbps: transfer_mbps(&results.iter().map(carried).collect::<Vec<_>>())?,
         setup_ms: median_of(|result| result.setup_ms)?,
         completion_ms: median_of(|result| result.completion_ms)?,

@@ -12,7 +12,7 @@ use tracing::{debug, info, warn};
 
 use crate::agent::Agent;
 use crate::vms::Claim;
-use crate::{incoming, outgoing, precedence};
+use crate::{cpu_priority, incoming, outgoing};
 
 /// How often it is tried, and how many times: a day.
 const TRY_EVERY: Duration = Duration::from_secs(5);
@@ -20,7 +20,7 @@ const TRIES_MAX: u32 = 17_280;
 
 /// Tries to take hold of each that is out of reach, until it is not.
 pub(crate) fn keep_trying(agent: &Arc<Agent>) {
-    for name in agent.vms.out_of_reach() {
+    for name in agent.vms.unresponsive() {
         tokio::spawn(try_for_long(Arc::clone(agent), name));
     }
 }
@@ -28,7 +28,7 @@ pub(crate) fn keep_trying(agent: &Arc<Agent>) {
 async fn try_for_long(agent: Arc<Agent>, name: String) {
     for _ in 0..TRIES_MAX {
         sleep(TRY_EVERY).await;
-        if agent.vms.out_of_reach_for(&name).is_none() {
+        if agent.vms.why_unresponsive(&name).is_none() {
             return info!(vm = name, "was stopped");
         }
         match reach(&agent, &name).await {
@@ -45,7 +45,7 @@ async fn reach(agent: &Arc<Agent>, name: &str) -> Result<(), Problem> {
     let claim = open.as_ref().map_or(Claim::Changing, |open| Claim::Migrating(open.id.clone()));
     let claimed = agent.vms.reach(name, claim).await?;
     if let Some(vmm) = &claimed.vmm {
-        precedence::end(vmm);
+        cpu_priority::end(vmm);
     }
     match open {
         Some(open) => outgoing::take_up(agent, open, claimed),

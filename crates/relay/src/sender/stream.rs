@@ -28,34 +28,34 @@ pub(super) const FILL_WAIT: Duration = Duration::from_millis(1);
 pub(super) const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// Begins to relay a connection of the program.
-pub(super) fn begin(shared: &Arc<Shared>, lane: usize, program: UnixStream) -> io::Result<()> {
+pub(super) fn begin(shared: &Arc<Shared>, stream: usize, program: UnixStream) -> io::Result<()> {
     shared.program.add(&program)?;
     program.set_read_timeout(Some(FILL_WAIT))?;
     let (reading, writing) = (Arc::clone(shared), Arc::clone(shared));
-    spawn(format!("relay-read-{lane}"), move || {
-        if let Err(error) = read(&reading, lane, &program) {
+    spawn(format!("relay-read-{stream}"), move || {
+        if let Err(error) = read(&reading, stream, &program) {
             reading.fail(RelayError::Local(Arc::new(error)));
         }
         if reading.is_closed() {
             reading.rest.take(&program);
         }
     })?;
-    spawn(format!("relay-write-{lane}"), move || match write(&writing, lane) {
+    spawn(format!("relay-write-{stream}"), move || match write(&writing, stream) {
         Ok(()) => writing.ended(),
         Err(error) => writing.fail(error),
     })
 }
 
-fn read(shared: &Shared, lane: usize, program: &UnixStream) -> io::Result<()> {
+fn read(shared: &Shared, stream: usize, program: &UnixStream) -> io::Result<()> {
     let mut walker = Walker::new();
-    while let Some(mut block) = shared.empty_block(lane) {
+    while let Some(mut block) = shared.empty_block(stream) {
         wait_for(program, PollFlags::IN, None)?;
         block.begin(&walker);
         if !fill(program, &mut block, &mut walker)? {
-            shared.end(lane);
+            shared.end(stream);
             return Ok(());
         }
-        shared.push(lane, block);
+        shared.push(stream, block);
     }
     Ok(())
 }
@@ -86,21 +86,21 @@ fn fill(program: &UnixStream, block: &mut Block, walker: &mut Walker) -> io::Res
     }
 }
 
-fn write(shared: &Shared, lane: usize) -> Result<(), RelayError> {
-    let mut wire = shared.settings.connect(lane, &shared.wire, &shared.counters)?;
+fn write(shared: &Shared, stream: usize) -> Result<(), RelayError> {
+    let mut wire = shared.settings.connect(stream, &shared.wire, &shared.counters)?;
     let mut unsent_bytes = 0;
     // The first block as if the wire were the limit: if it is none, that costs a moment, once.
     let mut is_first = true;
     loop {
-        shared.wait_front(lane);
+        shared.wait_front(stream);
         let limit = shared.unsent_bytes.load(Ordering::Relaxed);
         if limit != unsent_bytes {
             SockRef::from(wire.socket()).set_tcp_notsent_lowat(limit).map_err(RelayError::wire)?;
             unsent_bytes = limit;
         }
-        wait_for_wire(shared, lane, wire.socket()).map_err(RelayError::wire)?;
-        shared.wait_pace(lane);
-        match shared.next(lane, std::mem::take(&mut is_first)) {
+        wait_for_wire(shared, stream, wire.socket()).map_err(RelayError::wire)?;
+        shared.wait_pace(stream);
+        match shared.next(stream, std::mem::take(&mut is_first)) {
             Next::Block(frame, block) => send(shared, &mut wire, frame, block)?,
             Next::End => {
                 wire.send(&Frame::End.encode(), &[])?;
@@ -112,9 +112,9 @@ fn write(shared: &Shared, lane: usize) -> Result<(), RelayError> {
 }
 
 /// Waits until the kernel has little left to send: what goes out is chosen only then.
-fn wait_for_wire(shared: &Shared, lane: usize, wire: &TcpStream) -> io::Result<()> {
+fn wait_for_wire(shared: &Shared, stream: usize, wire: &TcpStream) -> io::Result<()> {
     if !wait_for(wire, PollFlags::OUT, Some(&AT_ONCE))? {
-        shared.waits_for_wire(lane);
+        shared.waits_for_wire(stream);
         // A wire that takes nothing any more is for the owner to see; breaking wakes it.
         wait_for(wire, PollFlags::OUT, None)?;
     }
@@ -147,24 +147,24 @@ mod tests {
     use drainpipe_engine::codec::Codec;
 
     use super::*;
+    use crate::entropy_filter::tests::noise;
     use crate::figures::Figures;
     use crate::multifd::{PAGE_BYTES, PageAt, PageId};
     use crate::page_cache::PageCache;
-    use crate::queue::Lanes;
+    use crate::queue::Streams;
     use crate::sender::compressors::{Tools, pack};
     use crate::sender::shared::Order;
-    use crate::sieve::tests::noise;
 
     /// A block with these pages is packed, sent, and counted.
     fn send(counters: &Counters, cache: &mut PageCache, raw: &[u8], pages: &[PageAt], syncs: u64) {
-        let mut lanes = Lanes::new(1);
-        lanes.push(0, Block::from(raw));
-        lanes.set_waits_for_wire(0, true);
-        let (work, taken) = (lanes.take_work().unwrap(), cache.take(pages, syncs));
+        let mut streams = Streams::new(1);
+        streams.push(0, Block::from(raw));
+        streams.set_waits_for_wire(0, true);
+        let (work, taken) = (streams.take_work().unwrap(), cache.take(pages, syncs));
         let order = Order { work, codec: Codec::Zstd1, trier: None, taken };
         let done = pack(&mut Tools::new(), order).unwrap();
-        lanes.finish(&done.work, done.packed).unwrap();
-        let mut block = lanes.pop(0).unwrap();
+        streams.finish(&done.work, done.packed).unwrap();
+        let mut block = streams.pop(0).unwrap();
         if let Some(change) = block.take_change() {
             cache.change(change);
         }

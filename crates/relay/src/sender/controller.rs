@@ -8,8 +8,8 @@ use drainpipe_engine::codec::Reading;
 use drainpipe_engine::idle_cores::{Allowance, CoresSample, SAMPLE_EVERY_MS, share_of};
 use drainpipe_engine::wire_rate::WireRate;
 
+use super::concurrent_senders::ConcurrentSender;
 use super::shared::{Past, Shared};
-use super::sharers::Sharer;
 use super::unsent::unsent_bytes;
 use crate::figures::PackingTime;
 use crate::frame::BLOCK_BYTES_MAX;
@@ -17,10 +17,10 @@ use crate::host_cpu::HostCpu;
 
 const STEER_EVERY: Duration = Duration::from_millis(SAMPLE_EVERY_MS);
 
-/// What may wait in the sender's lanes, by the time that the wire needs for it. The program counts it as sent.
-const LANES: Duration = Duration::from_millis(40);
+/// What may wait in the sender's streams, by the time that the wire needs for it. The program counts it as sent.
+const STREAMS: Duration = Duration::from_millis(40);
 
-/// How long a lane waits for a block to be packed: half of the time that its part of the wire needs for one as
+/// How long a stream waits for a block to be packed: half of the time that its part of the wire needs for one as
 /// it is, within these bounds. Packing takes less than a millisecond, but who packs may have to wait for a core.
 /// The sockets hold more than the wire takes meanwhile.
 const PATIENCE_MIN: Duration = Duration::from_millis(1);
@@ -31,7 +31,7 @@ const PACKING_MIN: Duration = Duration::from_millis(5);
 
 /// Steers until all is over.
 pub(super) fn run(shared: &Shared) {
-    let this = Sharer::begin();
+    let this = ConcurrentSender::begin();
     let (mut at, mut figures) = (Instant::now(), shared.counters.read());
     let mut host = HostCpu::new(shared.settings.cpus.clone());
     let mut allowance = shared.settings.allowance();
@@ -57,7 +57,12 @@ pub(super) fn run(shared: &Shared) {
 }
 
 /// Those that do not give way share what is idle: if each took it for its own, all would rise at once, and all fall.
-fn may_pack(allowance: &mut Allowance, sample: CoresSample, this: &Sharer, gives_way: bool) -> usize {
+fn may_pack(
+    allowance: &mut Allowance,
+    sample: CoresSample,
+    this: &ConcurrentSender,
+    gives_way: bool,
+) -> usize {
     let among = this.takes(sample.packing);
     if gives_way {
         return allowance.follow(sample);
@@ -69,7 +74,7 @@ fn may_pack(allowance: &mut Allowance, sample: CoresSample, this: &Sharer, gives
 /// For a wire that does not take all that comes.
 fn steer(shared: &Shared, reading: Reading, raw_bytes_per_second: f64) {
     let connections = shared.settings.connections as f64;
-    let depth = raw_bytes_per_second / connections * LANES.as_secs_f64() / BLOCK_BYTES_MAX as f64;
+    let depth = raw_bytes_per_second / connections * STREAMS.as_secs_f64() / BLOCK_BYTES_MAX as f64;
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
