@@ -1,0 +1,130 @@
+//! What the documents promise of themselves: links that lead somewhere, pages that people finish, and the
+//! codes of findings.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Words of a page that is read for a task, of `architecture.md`, and of a decision. What is looked up (`reference/`,
+/// `decisions/README.md`) may be longer.
+const PAGE_WORDS_MAX: usize = 900;
+const ARCHITECTURE_WORDS_MAX: usize = 1_800;
+const DECISION_WORDS_MAX: usize = 200;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("it is in the repository")
+}
+
+fn files_below(directory: &Path, ending: &str) -> Vec<PathBuf> {
+    let mut found = vec![];
+    for entry in fs::read_dir(directory).expect("it is there").map(|entry| entry.expect("it can be read")) {
+        let path = entry.path();
+        if path.is_dir() {
+            found.extend(files_below(&path, ending));
+        } else if path.to_str().is_some_and(|path| path.ends_with(ending)) {
+            found.push(path);
+        }
+    }
+    found
+}
+
+fn pages() -> Vec<PathBuf> {
+    let root = root();
+    let mut pages = files_below(&root.join("docs"), ".md");
+    pages.extend(["README.md", "CHANGELOG.md", "bench/README.md"].map(|name| root.join(name)));
+    pages
+}
+
+/// A page without what is between fences.
+fn prose(page: &Path) -> String {
+    let text = fs::read_to_string(page).expect("it can be read");
+    text.split("```").step_by(2).collect()
+}
+
+fn words(page: &Path) -> usize {
+    prose(page).split_whitespace().filter(|word| word.contains(char::is_alphanumeric)).count()
+}
+
+/// As GitHub makes them of headings.
+fn anchors(page: &Path) -> BTreeSet<String> {
+    let kept = |letter: &char| letter.is_alphanumeric() || matches!(letter, ' ' | '-' | '_');
+    let anchor =
+        |heading: &str| heading.to_lowercase().chars().filter(kept).collect::<String>().replace(' ', "-");
+    let text = prose(page);
+    let headings = text.lines().filter(|line| line.starts_with('#'));
+    headings.map(|line| anchor(line.trim_start_matches('#').trim())).collect()
+}
+
+fn links(page: &Path) -> Vec<String> {
+    let text = prose(page);
+    let targets = text.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
+    targets.map(|(target, _)| target.to_owned()).filter(|target| !target.contains("://")).collect()
+}
+
+#[test]
+fn every_link_leads_somewhere() {
+    for page in pages() {
+        for link in links(&page) {
+            let (file, anchor) = link.split_once('#').unwrap_or((&link, ""));
+            let leads_to = if file.is_empty() {
+                page.clone()
+            } else {
+                page.parent().expect("a file is in a directory").join(file)
+            };
+            assert!(leads_to.exists(), "{}: {link} is not there", page.display());
+            let is_there = anchor.is_empty() || anchors(&leads_to).contains(anchor);
+            assert!(is_there, "{}: {link} has no such heading", page.display());
+        }
+    }
+}
+
+#[test]
+fn pages_are_short() {
+    let docs = root().join("docs");
+    for page in files_below(&docs, ".md") {
+        let within = page.strip_prefix(&docs).expect("it is below").to_str().expect("names are plain");
+        let most = match within {
+            "decisions/README.md" => continue,
+            _ if within.starts_with("reference/") => continue,
+            "architecture.md" => ARCHITECTURE_WORDS_MAX,
+            _ if within.starts_with("decisions/") => DECISION_WORDS_MAX,
+            _ => PAGE_WORDS_MAX,
+        };
+        let words = words(&page);
+        assert!(words <= most, "{within} has {words} words, of {most}");
+    }
+}
+
+#[test]
+fn every_decision_is_listed() {
+    let decisions = root().join("docs/decisions");
+    let listed: BTreeSet<String> = links(&decisions.join("README.md")).into_iter().collect();
+    for page in files_below(&decisions, ".md") {
+        let name = page.file_name().and_then(|name| name.to_str()).expect("names are plain");
+        assert!(name == "README.md" || listed.contains(name), "{name} is not listed");
+    }
+}
+
+#[test]
+fn findings_and_their_documents_are_the_same() {
+    let crates = root().join("crates");
+    let sources: Vec<String> = ["engine/src", "agent/src"]
+        .iter()
+        .flat_map(|source| files_below(&crates.join(source), ".rs"))
+        .map(|source| fs::read_to_string(source).expect("it can be read"))
+        .collect();
+    let page = prose(&root().join("docs/reference/findings.md"));
+    let rows = page.lines().filter(|line| line.starts_with("| `"));
+    let cells = rows.filter_map(|row| row.split('|').nth(1));
+    let quoted = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2));
+    let codes: BTreeSet<&str> = quoted.filter(|word| word.contains('-')).collect();
+    for code in &codes {
+        let literal = format!("\"{code}\"");
+        assert!(sources.iter().any(|source| source.contains(&literal)), "nothing finds `{code}`");
+    }
+    let found = sources.iter().flat_map(|source| source.split("finding(\"").skip(1));
+    let found = found.filter_map(|rest| rest.split_once('"')).map(|(code, _)| code);
+    for code in found.filter(|code| code.contains('-') && !code.contains(' ')) {
+        assert!(codes.contains(code), "`{code}` is not documented");
+    }
+}
