@@ -157,7 +157,7 @@ pub(crate) async fn recover(agent: &Arc<Agent>, records: Vec<IncomingRecord>) ->
         let vmm = match agent.vms.find_running(&record.spec).await {
             Ok(Some(vmm)) => Some(vmm),
             Ok(None) => {
-                warn!(vm = record.vm, "its incoming VM is gone; given up");
+                warn!(vm = record.vm, "its QEMU is gone; given up");
                 agent.journal.discard_incoming(&record.id)?;
                 agent.watches.leave(agent, &record.id).await?;
                 continue;
@@ -165,7 +165,7 @@ pub(crate) async fn recover(agent: &Arc<Agent>, records: Vec<IncomingRecord>) ->
             // It is tried again (`take_hold`), and the source says whether it is to be waited for. Seen with
             // QEMU 7.2 after its source broke off, and on slow links: its main thread waits for multifd's channels.
             Err(problem) => {
-                warn!(vm = record.vm, %problem, "its incoming VM does not answer");
+                warn!(vm = record.vm, %problem, "its QEMU does not answer");
                 None
             }
         };

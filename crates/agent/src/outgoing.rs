@@ -130,7 +130,7 @@ impl Outgoing {
         running.values().filter(|other| other.id != id && *other.stage.borrow() == Stage::Sending).count()
     }
 
-    /// Those that an earlier life of the agent, or a task that has crashed, has begun, but for in doubt ones: these
+    /// Those that an earlier life of the agent, or a task that has crashed, has begun, but for those in doubt: these
     /// end when their target answers.
     pub(crate) fn taken_up(&self) -> Vec<Arc<Running>> {
         let running = self.lock();

@@ -28,7 +28,7 @@ pub(crate) async fn clear_discarded(agent: &Agent) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Ends the incoming VM of a VM that was discarded, whose QEMU was not taken hold of, and removes what is left.
+/// Ends the QEMU of a VM that was discarded, which was not taken hold of, and removes what is left.
 async fn clear(agent: &Agent, definition: &VmSpec) -> Result<(), Problem> {
     let paths = agent.vms.paths(definition)?;
     Vmm::end_given_up(&paths, QEMU_DEADLINE).await.map_err(Problem::failed)

@@ -278,7 +278,7 @@ impl<'a> Carrier<'a> {
             Ok(Ok(())) if entry.built().is_some() => Event::Done,
             Ok(Ok(())) => Event::Gone,
             Ok(Err(problem)) => {
-                warn!(migration = self.id, %problem, "the incoming VM does not answer yet; the source asks again");
+                warn!(migration = self.id, %problem, "its QEMU does not answer yet; the source asks again");
                 sleep_until(until.min(Instant::now() + WATCH_EVERY)).await;
                 Event::Mute
             }

@@ -35,7 +35,7 @@ async fn perform(agent: &Agent, entry: &IncomingVm, action: Action) -> Event {
         Action::Rest => sleep(WATCH_EVERY).await,
         Action::TakeHold => {
             if let Err(problem) = take_hold(agent, entry).await {
-                debug!(migration = entry.id, %problem, "the incoming VM does not answer yet");
+                debug!(migration = entry.id, %problem, "its QEMU does not answer yet");
             }
         }
         Action::Recall => match agent.journal.incoming_state(&entry.id) {
@@ -106,7 +106,7 @@ pub(super) async fn ask_source(agent: &Agent, source: &str, id: &str) -> HandOve
     }
 }
 
-/// Takes hold of an incoming VM that stood before this agent did, if it did not answer when the agent started.
+/// Takes hold of a QEMU that stood before this agent did, if it did not answer when the agent started.
 pub(super) async fn take_hold(agent: &Agent, entry: &IncomingVm) -> Result<(), Problem> {
     let stood_before = entry.spec.is_none();
     let _taking_hold = entry.taking_hold.lock().await;

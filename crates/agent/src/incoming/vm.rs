@@ -32,7 +32,7 @@ pub(super) const LOOK_WITHIN: Duration = Duration::from_millis(LOOK_WITHIN_MS);
 pub(super) struct IncomingVm {
     pub(super) id: String,
     pub(super) source: String,
-    /// Absent once the agent has been started anew: the incoming VM stands then, or never will.
+    /// Absent once the agent has been started anew: its QEMU stands then, or never will.
     pub(super) spec: Option<ResolvedSpec>,
     pub(super) definition: VmSpec,
     /// Where it comes from.
@@ -50,7 +50,7 @@ pub(super) struct IncomingVm {
     pub(super) answering: Mutex<JoinSet<()>>,
     /// One step at a time, whatever the order in which requests arrive.
     pub(super) stepping: AsyncMutex<()>,
-    /// One at a time takes hold of an incoming VM that stood before the agent did: its QEMU listens to one client only.
+    /// One at a time takes hold of a QEMU that stood before the agent did: it listens to one client only.
     pub(super) taking_hold: AsyncMutex<()>,
     // By a clock that begins with this.
     memory: Mutex<Memory>,

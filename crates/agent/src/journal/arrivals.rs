@@ -155,7 +155,7 @@ impl Journal {
         })
     }
 
-    /// VMs that were discarded, but of whose incoming VMs nobody has said yet that they are gone.
+    /// VMs that were discarded, and whose QEMUs may not be gone yet.
     pub(crate) fn discarded_incoming_vms(&self) -> Result<Vec<IncomingRecord>, JournalError> {
         self.incoming_in(IncomingState::Discarded)
     }

@@ -33,7 +33,7 @@ pub(crate) struct Entry {
     /// What its watch has given itself to do, and what came of it.
     carries: Option<u64>,
     pub carried: Option<Watched>,
-    /// Its incoming VM stands, or did.
+    /// Its QEMU stands, or did.
     pub is_built: bool,
     /// It stood before this agent did, and has not answered it yet.
     pub is_unresponsive: bool,
