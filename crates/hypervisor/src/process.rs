@@ -98,6 +98,12 @@ impl Process {
         Ok(find_pidfd(pid_file)?.map(|(pid, _)| process_id(pid)))
     }
 
+    /// Whether the QEMU that `pid_file` names lives, and is [stopped](Self::is_stopped). Without a thread that watches it.
+    pub(crate) fn is_named_stopped(pid_file: &Path) -> io::Result<bool> {
+        let Some((pid, _alive)) = find_pidfd(pid_file)? else { return Ok(false) };
+        Ok(is_stopped(&fs::read_to_string(proc_path(pid, "stat"))?))
+    }
+
     fn watched(pid: Pid, pidfd: OwnedFd, log_file: PathBuf) -> io::Result<Self> {
         let (exited, exit) = watch::channel(None);
         let watched = pidfd.try_clone()?;

@@ -112,7 +112,7 @@ impl Vmm {
 
     /// Cuts each connection of this QEMU to `peer`, as [`cut_connections`].
     pub fn cut(&self, peer: SocketAddr) -> io::Result<usize> {
-        each_connection(self.process(), peer, shut_down)
+        cut(self.process(), peer)
     }
 }
 
@@ -125,16 +125,21 @@ impl Vmm {
 /// Needs Linux 5.6, and the right to trace QEMU.
 pub fn cut_connections(paths: &RuntimePaths, peer: SocketAddr) -> io::Result<usize> {
     match Process::find(&paths.pid_file(), paths.log_file())? {
-        Some(process) if process.is_stopped()? => Err(io::Error::other("somebody has stopped it")),
-        Some(process) => each_connection(&process, peer, shut_down),
+        Some(process) => cut(&process, peer),
         None => Ok(0),
     }
 }
 
+fn cut(process: &Process, peer: SocketAddr) -> io::Result<usize> {
+    if process.is_stopped()? {
+        return Err(io::Error::other("somebody has stopped it"));
+    }
+    each_connection(process, peer, shut_down)
+}
+
 /// As [`Vmm::is_stopped`], of the QEMU in `paths`.
 pub fn is_stopped(paths: &RuntimePaths) -> bool {
-    let found = Process::find(&paths.pid_file(), paths.log_file());
-    matches!(found, Ok(Some(process)) if process.is_stopped().unwrap_or(false))
+    Process::is_named_stopped(&paths.pid_file()).unwrap_or(false)
 }
 
 fn shut_down(socket: &SockRef<'_>) -> io::Result<()> {

@@ -88,10 +88,7 @@ impl Qemu {
             eprintln!("guard: the kernel goes on trying to send what QEMU has left: {error}");
         }
         let cancelled = self.cancel(&vmm).await;
-        if !is_stopped(&self.paths) {
-            self.cut();
-            cut_relay(&self.told.held);
-        }
+        self.cut(true);
         cancelled.map_err(Problem::failed)?;
         self.attached = Some(vmm);
         Ok(Event::Done)
@@ -122,15 +119,9 @@ impl Qemu {
     /// But one that looks for changed memory, while the VM runs, may be mute for 5 s, and should not see all ends of a
     /// relay close then.
     fn cut_if_mute(&mut self) {
-        // What is cut off while somebody has stopped it may never run again.
-        if is_stopped(&self.paths) {
-            return eprintln!("guard: somebody has stopped QEMU, as by SIGSTOP: it is waited for");
+        if self.cut(self.silence != Silence::Never || self.told.switches_over) {
+            self.silence = if self.silence == Silence::Never { Silence::First } else { Silence::Again };
         }
-        self.cut();
-        if self.silence != Silence::Never || self.told.switches_over {
-            cut_relay(&self.told.held);
-        }
-        self.silence = if self.silence == Silence::Never { Silence::First } else { Silence::Again };
     }
 
     /// Whether it was cut off for the first time just now: it may answer at once.
@@ -142,11 +133,20 @@ impl Qemu {
         was_first
     }
 
-    /// As the agent does when it stops a transfer: docs/decisions/0040.
-    fn cut(&self) {
+    /// As the agent does when it stops a transfer: docs/decisions/0040. False where somebody has stopped QEMU: what is cut
+    /// off meanwhile may never run again.
+    fn cut(&self, with_relay: bool) -> bool {
+        if is_stopped(&self.paths) {
+            eprintln!("guard: somebody has stopped QEMU, as by SIGSTOP: it is waited for");
+            return false;
+        }
         if let Some(Err(error)) = self.peer.map(|peer| cut_connections(&self.paths, peer)) {
             eprintln!("guard: QEMU may wait for its target, and answer nothing: {error}");
         }
+        if with_relay {
+            cut_relay(&self.told.held);
+        }
+        true
     }
 }
 

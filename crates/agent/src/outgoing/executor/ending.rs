@@ -235,35 +235,36 @@ impl Executor {
     }
 
     /// The VM stands still for as long in any case; what is cut off meanwhile may never run again
-    /// ([`Vmm::is_stopped`]).
-    async fn wait_while_stopped(&self) {
-        let Ok(vmm) = self.vmm() else { return };
-        let end = Instant::now() + STOPPED_MAX;
-        if vmm.is_stopped() {
-            warn!(
-                vm = self.running.vm,
-                "somebody has stopped its QEMU, as by SIGSTOP: its migration is undone once it goes on"
-            );
+    /// ([`Vmm::is_stopped`]). Whether it was stopped.
+    async fn wait_while_stopped(&self) -> bool {
+        let Ok(vmm) = self.vmm() else { return false };
+        if !vmm.is_stopped() {
+            return false;
         }
+        warn!(
+            vm = self.running.vm,
+            "somebody has stopped its QEMU, as by SIGSTOP: its migration is undone once it goes on"
+        );
+        let end = Instant::now() + STOPPED_MAX;
         while vmm.is_stopped() && Instant::now() < end {
             tokio::time::sleep(LOOK_AT_STOPPED_EVERY).await;
         }
+        true
     }
 
     /// Where nobody takes the last bytes, QEMU waits with the lock that each command needs: asked to cancel, it would
     /// say nothing, and the VM would stand still for as long as that is waited for.
     async fn cut_if_mute(&mut self) {
-        let Ok(vmm) = self.vmm() else { return };
-        let mut is_mute = matches!(qemu::status(vmm, MUTE_AFTER).await, Err(QmpError::Deadline { .. }));
-        if is_mute && vmm.is_stopped() {
-            self.wait_while_stopped().await;
-            is_mute = matches!(qemu::status(vmm, MUTE_AFTER).await, Err(QmpError::Deadline { .. }));
-        }
-        if is_mute {
+        if self.is_mute().await && (!self.wait_while_stopped().await || self.is_mute().await) {
             warn!(vm = self.running.vm, "its QEMU waits for the target: its connections are cut");
             self.cut();
             self.relay = None;
         }
+    }
+
+    async fn is_mute(&self) -> bool {
+        let Ok(vmm) = self.vmm() else { return false };
+        matches!(qemu::status(vmm, MUTE_AFTER).await, Err(QmpError::Deadline { .. }))
     }
 
     fn cut(&self) {
