@@ -47,9 +47,13 @@ async fn go_on(agent: Arc<Agent>, arrival: Arrival, mut resumption: Resumption, 
 
 async fn perform(agent: &Agent, arrival: &Arrival, action: Action) -> Event {
     try_perform(agent, arrival, action).await.unwrap_or_else(|problem| {
-        debug!(vm = arrival.vm, %problem, "whether it runs here, and still is this host's, is not settled yet");
+        not_settled(arrival, &problem);
         Event::Failed
     })
+}
+
+fn not_settled(arrival: &Arrival, problem: &Problem) {
+    debug!(vm = arrival.vm, %problem, "whether it runs here, and still is this host's, is not settled yet");
 }
 
 async fn try_perform(agent: &Agent, arrival: &Arrival, action: Action) -> Result<Event, Problem> {
@@ -57,7 +61,11 @@ async fn try_perform(agent: &Agent, arrival: &Arrival, action: Action) -> Result
         Action::Recall => return recall(agent, arrival),
         Action::LetRun => return Ok(let_run(agent, arrival).await),
         Action::AskSource => {
-            return Ok(Event::SourceSays(ask_source(agent, &arrival.source, &arrival.id).await));
+            let (said, problem) = ask_source(agent, &arrival.source, &arrival.id).await;
+            if let Some(problem) = problem {
+                not_settled(arrival, &problem);
+            }
+            return Ok(Event::SourceSays(said));
         }
         Action::Finish => agent.journal.finish_incoming(&arrival.id)?,
         Action::Forget => forget(agent, arrival)?,

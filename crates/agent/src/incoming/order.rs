@@ -8,7 +8,7 @@ use drainpipe_engine::migration::target::{
     Hypervisor, IncomingState, IncomingView, Known, PostCopy, Received,
 };
 use drainpipe_engine::problem::Problem;
-use drainpipe_hypervisor::migration::{self, MigrationError, TransferStatus};
+use drainpipe_hypervisor::migration::{self, MigrationError};
 use drainpipe_hypervisor::qmp::QmpError;
 use drainpipe_hypervisor::{RunState, Vmm};
 use drainpipe_relay::{Receiver, RelayError};
@@ -116,28 +116,27 @@ struct Carrier<'a> {
     is_paused: bool,
     // Why the last action that did not do did not.
     problem: Option<Problem>,
+    // The QEMU of one that was told to run here, while it lives.
+    told: Option<Arc<Vmm>>,
 }
 
 impl<'a> Carrier<'a> {
     fn of(agent: &'a Agent, id: &'a str) -> Self {
         let entry = agent.incoming.find(id);
-        Self { agent, id, entry, until: Instant::now(), is_paused: false, problem: None }
+        Self { agent, id, entry, until: Instant::now(), is_paused: false, problem: None, told: None }
     }
 
     async fn carry_out(mut self, order: Order) -> Result<Said, Problem> {
-        let entry = self.entry.clone();
+        let asked_for = self.entry.clone();
         let takes_turns = matches!(order, Order::Run { .. } | Order::Discard { .. });
-        let _stepping = match &entry {
+        let _stepping = match &asked_for {
             Some(entry) if takes_turns => Some(entry.stepping.lock().await),
             _ => None,
         };
         // It may have been removed meanwhile, and may have come again.
-        if !entry.as_ref().is_some_and(|entry| self.agent.incoming.is_there(entry)) {
-            self.entry = None;
-        }
-        let entry = self.entry.clone();
-        let came_in_parts = entry.as_ref().is_some_and(|entry| entry.memory().came_in_parts());
-        let (mut task, mut action) = Task::begin(order, entry.is_some(), came_in_parts);
+        self.entry = asked_for.clone().filter(|entry| self.agent.incoming.is_there(entry));
+        let came_in_parts = self.entry.as_ref().is_some_and(|entry| entry.memory().came_in_parts());
+        let (mut task, mut action) = Task::begin(order, self.entry.is_some(), came_in_parts);
         loop {
             if let Action::Answer(answer) = action {
                 return answer.map_err(|why| self.tell(why));
@@ -169,7 +168,7 @@ impl<'a> Carrier<'a> {
             Action::Recall => return Ok(Event::Known(self.known()?)),
             Action::TakeHold => return Ok(self.take_hold().await),
             Action::Look => return self.look().await,
-            Action::LookAtRest => return self.look_at_rest().await,
+            Action::LookAtRest => return Ok(self.look_at_rest().await),
             Action::Wait => return self.wait().await,
             Action::LetRun => return self.let_run().await,
             Action::LookAtVm => return self.look_at_vm().await,
@@ -220,42 +219,37 @@ impl<'a> Carrier<'a> {
         let Some(record) = agent.journal.incoming_record(id)? else {
             // Of one that is settled nothing may be left but what was decided.
             let state = agent.journal.incoming_state(id)?.map(|(_, state)| state);
-            return Ok(Known {
-                state,
-                is_adopted: false,
-                awaits_run: false,
-                lacks_part: false,
-                post_copy: PostCopy::Refused,
-                hypervisor: Hypervisor::None,
-            });
+            return Ok(Known::by_decision_alone(state));
         };
-        let state = Some(record.state);
         let memory = self.entry.as_ref().map(|entry| *entry.memory());
+        let hypervisor = self.hypervisor(&record);
         let awaits_run = match memory {
-            _ if state != Some(IncomingState::Running) => false,
+            _ if record.state != IncomingState::Running => false,
             Some(memory) if !memory.is_told_earlier() => !memory.is_let_run(),
-            _ => is_yet_to_obey(agent, &record)?,
+            // An earlier life of this agent has recorded it, and its QEMU has not obeyed this one yet.
+            _ => matches!(hypervisor, Hypervisor::There | Hypervisor::Unresponsive),
         };
         Ok(Known {
-            state,
+            state: Some(record.state),
             is_adopted: agent.vms.contains(&record.vm),
             awaits_run,
             lacks_part: memory.is_some_and(|memory| memory.lacks_part()),
             post_copy: post_copy(agent, &record)?,
-            hypervisor: self.hypervisor(&record),
+            hypervisor,
         })
     }
 
     fn hypervisor(&mut self, record: &IncomingRecord) -> Hypervisor {
-        let was_told = matches!(record.state, IncomingState::Running | IncomingState::Finished);
-        if let Some(why) = self.agent.vms.why_unresponsive(&record.vm).filter(|_| was_told) {
-            self.problem = Some(Problem::failed(why));
-            return Hypervisor::Unresponsive;
+        if matches!(record.state, IncomingState::Running | IncomingState::Finished) {
+            if let Some(why) = self.agent.vms.why_unresponsive(&record.vm) {
+                self.problem = Some(Problem::failed(why));
+                return Hypervisor::Unresponsive;
+            }
+            self.told = told_qemu(self.agent, record);
         }
-        let lives = was_told && told_qemu(self.agent, record).is_some();
         let built = self.entry.as_ref().and_then(|entry| entry.built());
         match (&self.entry, built) {
-            _ if lives => Hypervisor::There,
+            _ if self.told.is_some() => Hypervisor::There,
             (_, Some(vmm)) if vmm.alive() => Hypervisor::There,
             (_, Some(_)) => Hypervisor::Ended,
             // It stood before this agent did.
@@ -288,13 +282,8 @@ impl<'a> Carrier<'a> {
 
     async fn look(&mut self) -> Result<Event, Problem> {
         let (entry, vmm) = (Arc::clone(self.entry()?), self.vmm()?);
-        let looked = entry.look(&vmm).await;
-        Ok(self.came_of_look(looked, &vmm))
-    }
-
-    fn came_of_look(&mut self, looked: Result<(Received, TransferStatus), QmpError>, vmm: &Vmm) -> Event {
         let own = self.agent.name();
-        match looked {
+        Ok(match entry.look(&vmm).await {
             Ok((received @ (Received::Whole | Received::InPart), _)) => Event::Received(received),
             Ok((received, status)) => {
                 let why = format!("not all state of the VM is on {own}: {}", status.status);
@@ -303,20 +292,17 @@ impl<'a> Carrier<'a> {
             Err(error) if !vmm.alive() => self.note(Event::Gone, Problem::failed(error)),
             Err(QmpError::Deadline { .. }) => self.note(Event::Mute, self.is_mute()),
             Err(error) => self.note(Event::Failed, Problem::failed(error)),
-        }
+        })
     }
 
-    async fn look_at_rest(&mut self) -> Result<Event, Problem> {
-        let record = self.agent.journal.incoming_record(self.id)?;
-        let Some(vmm) = record.and_then(|record| told_qemu(self.agent, &record)) else {
-            return Ok(Event::Gone);
-        };
-        Ok(match look_at_rest(&vmm).await {
+    async fn look_at_rest(&mut self) -> Event {
+        let Some(vmm) = self.told.clone() else { return Event::Gone };
+        match look_at_rest(&vmm).await {
             Ok(received) => Event::Received(received),
             Err(_) if !vmm.alive() => Event::Gone,
             Err(error @ QmpError::Deadline { .. }) => self.note(Event::Mute, Problem::failed(error)),
             Err(error) => self.note(Event::Failed, Problem::failed(error)),
-        })
+        }
     }
 
     async fn wait(&mut self) -> Result<Event, Problem> {
@@ -395,13 +381,6 @@ impl<'a> Carrier<'a> {
         }
         Ok(())
     }
-}
-
-/// Whether an earlier life of this agent has recorded that a VM runs here, and its QEMU has not obeyed this one yet.
-fn is_yet_to_obey(agent: &Agent, IncomingRecord { id, vm, .. }: &IncomingRecord) -> Result<bool, Problem> {
-    let lives =
-        agent.vms.why_unresponsive(vm).is_some() || agent.vms.running(vm).is_some_and(|vmm| vmm.alive());
-    Ok(lives && agent.journal.unfinished_arrivals()?.iter().any(|arrival| arrival.id == *id))
 }
 
 fn post_copy(agent: &Agent, record: &IncomingRecord) -> Result<PostCopy, Problem> {

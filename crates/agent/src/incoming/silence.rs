@@ -43,7 +43,13 @@ async fn perform(agent: &Agent, entry: &IncomingVm, action: Action) -> Event {
             Err(error) => cannot_settle(entry, &error.into()),
         },
         Action::Carry(order) => return carry(agent, entry, order).await,
-        Action::AskSource => return Event::SourceSays(ask_source(agent, &entry.source, &entry.id).await),
+        Action::AskSource => {
+            let (said, problem) = ask_source(agent, &entry.source, &entry.id).await;
+            if let Some(problem) = problem {
+                cannot_settle(entry, &problem);
+            }
+            return Event::SourceSays(said);
+        }
         Action::Hear => entry.hear(),
         Action::Look => return look(agent, entry).await,
         Action::Close => {
@@ -82,27 +88,21 @@ async fn carry(agent: &Agent, entry: &IncomingVm, order: Order) -> Event {
     }
 }
 
-/// Whose a VM is, by its source's journal. Where that does not say, why is logged.
-pub(super) async fn ask_source(agent: &Agent, source: &str, id: &str) -> HandOver {
-    let Some(peer) = agent.peer(source) else {
-        warn!(migration = id, source, "cannot be asked whose the VM is: it is no peer any more");
-        return HandOver::Silent;
+/// Whose a VM is, by its source's journal; and why, where that does not say.
+pub(super) async fn ask_source(agent: &Agent, source: &str, id: &str) -> (HandOver, Option<Problem>) {
+    let said = match agent.peer(source) {
+        Some(peer) => peer.get::<HandOverView>(&format!("/v1/handovers/{id}")).await,
+        None => Err(Problem::not_found(format!("{source} is no peer any more"))),
     };
-    match peer.get::<HandOverView>(&format!("/v1/handovers/{id}")).await {
-        Ok(HandOverView::Pending) => HandOver::Pending,
-        Ok(HandOverView::HandedOver) => HandOver::HandedOver,
-        Ok(HandOverView::Refused) => HandOver::Refused,
+    match said {
+        Ok(HandOverView::Pending) => (HandOver::Pending, None),
+        Ok(HandOverView::HandedOver) => (HandOver::HandedOver, None),
+        Ok(HandOverView::Refused) => (HandOver::Refused, None),
         Ok(HandOverView::Unknown) => {
-            warn!(
-                migration = id,
-                source, "has no record of this migration: whose the VM is, is not known yet"
-            );
-            HandOver::Unknown
+            let why = format!("{source} has no record of this migration");
+            (HandOver::Unknown, Some(Problem::failed(why)))
         }
-        Err(problem) => {
-            warn!(migration = id, source, %problem, "does not say whose the VM is");
-            HandOver::Silent
-        }
+        Err(problem) => (HandOver::Silent, Some(problem)),
     }
 }
 

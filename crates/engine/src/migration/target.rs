@@ -217,3 +217,17 @@ pub struct Known {
     /// That of the VM.
     pub hypervisor: Hypervisor,
 }
+
+impl Known {
+    /// Of a migration of which the journal has no more than what was decided, or nothing.
+    pub const fn by_decision_alone(state: Option<IncomingState>) -> Self {
+        Self {
+            state,
+            is_adopted: false,
+            awaits_run: false,
+            lacks_part: false,
+            post_copy: PostCopy::Refused,
+            hypervisor: Hypervisor::None,
+        }
+    }
+}

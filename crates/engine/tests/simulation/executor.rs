@@ -1,6 +1,7 @@
 //! The source's executor: carries out the engine's actions one by one, each in the parts between which its agent may
 //! crash or fall asleep, and tells the engine what came of them.
 
+use drainpipe_engine::migration::target::IncomingView as View;
 use drainpipe_engine::migration::{Action, Event, Migration, SourceState, Stage, TargetState, VmCondition};
 use drainpipe_engine::plan::Plan;
 use drainpipe_engine::problem::{Problem, ProblemKind};
@@ -352,15 +353,17 @@ impl World {
                 return Doing::Later { at_ms: self.now_ms + ASK_FOR_PLACE_EVERY_MS, event };
             }
             (Action::ConnectHosts, Ok(_)) => executor.plan.clone().map_or(Event::Done, Event::Connected),
-            (Action::SwitchOver, Ok(Said::Ready | Said::ReadyInPart))
+            (Action::SwitchOver, Ok(Said::View(View::Ready | View::ReadyInPart)))
                 if self.source_looks() && self.now_ms < executor.switch_over_until_ms =>
             {
                 return Doing::Rest(action);
             }
-            (Action::SwitchOver, Ok(Said::Ready | Said::ReadyInPart)) if self.source_may_run_on() => {
+            (Action::SwitchOver, Ok(Said::View(View::Ready | View::ReadyInPart)))
+                if self.source_may_run_on() =>
+            {
                 failed("the source's QEMU does not say that it let go")
             }
-            (Action::SwitchOver, Ok(Said::Ready | Said::ReadyInPart)) => Event::Done,
+            (Action::SwitchOver, Ok(Said::View(View::Ready | View::ReadyInPart))) => Event::Done,
             (Action::SwitchOver, Ok(_)) if self.now_ms < executor.switch_over_until_ms => {
                 return Doing::Rest(action);
             }
@@ -368,38 +371,43 @@ impl World {
             (Action::AskTarget, Ok(_)) if order == Order::Discard => {
                 Event::TargetSays(TargetState::Discarded)
             }
-            (Action::AskTarget, Ok(Said::Unknown)) => {
+            (Action::AskTarget, Ok(Said::View(View::Unknown))) => {
                 let event = Event::TargetSays(TargetState::Unknown);
                 return Doing::Later { at_ms: self.now_ms + ASK_AGAIN_AFTER_MS, event };
             }
             (Action::AskTarget, Err(ProblemKind::NotFound)) if order == Order::Discard => {
                 Event::TargetSays(TargetState::Unknown)
             }
-            (Action::AskTarget, Ok(Said::Running)) => Event::TargetSays(TargetState::Running),
-            (Action::AskTarget, Ok(Said::Ended)) => Event::TargetSays(TargetState::Ended),
-            (Action::AskTarget, Ok(Said::RunningInPart)) => Event::TargetSays(TargetState::RunningInPart),
+            (Action::AskTarget, Ok(Said::View(View::Running))) => Event::TargetSays(TargetState::Running),
+            (Action::AskTarget, Ok(Said::View(View::Ended))) => Event::TargetSays(TargetState::Ended),
+            (Action::AskTarget, Ok(Said::View(View::RunningInPart))) => {
+                Event::TargetSays(TargetState::RunningInPart)
+            }
             // What the source's QEMU has failed to send, the target cannot have the rest of.
-            (Action::AskTarget, Ok(Said::Ready | Said::ReadyInPart)) if self.source_is_astray() => {
+            (Action::AskTarget, Ok(Said::View(View::Ready | View::ReadyInPart)))
+                if self.source_is_astray() =>
+            {
                 return Doing::Rest(action);
             }
-            (Action::AskTarget, Ok(Said::Ready)) => Event::TargetSays(TargetState::Ready),
-            (Action::AskTarget, Ok(Said::Waiting) | Err(ProblemKind::Failed))
+            (Action::AskTarget, Ok(Said::View(View::Ready))) => Event::TargetSays(TargetState::Ready),
+            (Action::AskTarget, Ok(Said::View(View::Waiting)) | Err(ProblemKind::Failed))
                 if order == Order::View && self.target_may_be_needed(answer) =>
             {
                 let event = failed("all of it is on its way");
                 return Doing::Later { at_ms: self.now_ms + ASK_AGAIN_AFTER_MS, event };
             }
             // It has sent the rest since, perhaps.
-            (Action::AskTarget, Ok(Said::ReadyInPart))
+            (Action::AskTarget, Ok(Said::View(View::ReadyInPart)))
                 if order == Order::View && executor.has_asked_with_qemu && self.source.qemu.is_none() =>
             {
                 failed("its QEMU has ended since the target was asked")
             }
             // Without the rest it is of no use, and nobody knows whether the VM ran on here for a while.
-            (Action::AskTarget, Ok(Said::ReadyInPart)) if self.source.qemu.is_some() => {
+            (Action::AskTarget, Ok(Said::View(View::ReadyInPart))) if self.source.qemu.is_some() => {
                 Event::TargetSays(TargetState::Ready)
             }
-            (Action::AskTarget, Ok(Said::Waiting | Said::ReadyInPart)) | (Action::Reconnect, Ok(_)) => {
+            (Action::AskTarget, Ok(Said::View(View::Waiting | View::ReadyInPart)))
+            | (Action::Reconnect, Ok(_)) => {
                 return Doing::Rest(action);
             }
             // Its QEMU does not answer. What it has may be the only copy.
@@ -480,11 +488,13 @@ impl World {
             (Planted::SilenceIsSuccess, Action::ResumeOnTarget, Err(ProblemKind::Unreachable)) => {
                 Ok(Said::Done)
             }
-            (Planted::SilenceIsDiscarded, Action::AskTarget, Err(ProblemKind::Unreachable)) => {
-                Ok(Said::Discarded)
+            (Planted::SilenceIsDiscarded, Action::AskTarget, Err(ProblemKind::Unreachable))
+            | (Planted::UnknownIsDiscarded, Action::AskTarget, Ok(Said::View(View::Unknown))) => {
+                Ok(Said::View(View::Discarded))
             }
-            (Planted::UnknownIsDiscarded, Action::AskTarget, Ok(Said::Unknown)) => Ok(Said::Discarded),
-            (Planted::RunsIncomplete, Action::SwitchOver, Ok(Said::Waiting)) => Ok(Said::Ready),
+            (Planted::RunsIncomplete, Action::SwitchOver, Ok(Said::View(View::Waiting))) => {
+                Ok(Said::View(View::Ready))
+            }
             _ => answer,
         }
     }

@@ -1,5 +1,6 @@
 //! Messages between the two agents: each may be lost, late, doubled, and overtaken by any other.
 
+use drainpipe_engine::migration::target::IncomingView;
 use drainpipe_engine::problem::ProblemKind;
 
 /// What a source tells a target about one migration.
@@ -33,15 +34,7 @@ impl Order {
 pub(crate) enum Said {
     Done,
     Busy,
-    Waiting,
-    Ready,
-    ReadyInPart,
-    Running,
-    RunningInPart,
-    Ended,
-    Discarded,
-    /// There is no record of it.
-    Unknown,
+    View(IncomingView),
 }
 
 pub(crate) type Answer = Result<Said, ProblemKind>;

@@ -5,9 +5,7 @@ use drainpipe_engine::migration::target::order::{
     Action, Answer as Answered, Event, Order as OwnOrder, Said as OwnSaid, Task as Machine, VmState, Why,
 };
 use drainpipe_engine::migration::target::silence::Event as Watched;
-use drainpipe_engine::migration::target::{
-    Hypervisor, IncomingState as State, IncomingView, Known, PostCopy, Received,
-};
+use drainpipe_engine::migration::target::{Hypervisor, IncomingState as State, Known, PostCopy, Received};
 use drainpipe_engine::problem::ProblemKind;
 
 use crate::faults::Fault;
@@ -43,7 +41,8 @@ pub(crate) struct Task {
     migration: usize,
     /// Who is to be answered; nobody where the agent gave itself the order.
     question: Option<Question>,
-    /// Of an order whose course the engine decides.
+    /// Of an order whose course the engine decides; its machine begins with it, when it is seen whether the VM is on its way.
+    decided: Option<OwnOrder>,
     machine: Option<(Machine, Action)>,
     part: u8,
     began_ms: f64,
@@ -68,14 +67,7 @@ pub(crate) fn looked_at(world: &World) -> Result<Received, Watched> {
 fn said(answer: Answered) -> Answer {
     answer.map_err(Why::kind).map(|said| match said {
         OwnSaid::Done => Said::Done,
-        OwnSaid::View(IncomingView::Waiting) => Said::Waiting,
-        OwnSaid::View(IncomingView::Ready) => Said::Ready,
-        OwnSaid::View(IncomingView::ReadyInPart) => Said::ReadyInPart,
-        OwnSaid::View(IncomingView::Running) => Said::Running,
-        OwnSaid::View(IncomingView::RunningInPart) => Said::RunningInPart,
-        OwnSaid::View(IncomingView::Ended) => Said::Ended,
-        OwnSaid::View(IncomingView::Discarded) => Said::Discarded,
-        OwnSaid::View(IncomingView::Unknown) => Said::Unknown,
+        OwnSaid::View(view) => Said::View(view),
     })
 }
 
@@ -125,14 +117,13 @@ impl World {
         // Each question is one of its own, and so is each task.
         let number = self.network.new_question();
         let (has_entry, began_ms) = (false, self.now_ms);
-        // Whether the VM is on its way is seen when it begins.
-        let machine = decided.map(|order| Machine::begin(order, false, false));
         self.target.tasks.push(Task {
             number,
             order,
             migration,
             question,
-            machine,
+            decided,
+            machine: None,
             part: 0,
             began_ms,
             has_entry,
@@ -218,9 +209,7 @@ impl World {
                 entry.locked_by = Some(task.number);
             }
         }
-        if let Some((machine, _)) = task.machine {
-            task.machine = Some(Machine::begin(machine.order(), task.has_entry, came_in_parts));
-        }
+        task.machine = task.decided.map(|order| Machine::begin(order, task.has_entry, came_in_parts));
         Ok(Step::Next)
     }
 

@@ -190,11 +190,6 @@ impl Task {
         (task, doing)
     }
 
-    /// The order.
-    pub fn order(&self) -> Order {
-        self.order
-    }
-
     /// Takes what has come of the last action; says what to do next.
     pub fn handle(&mut self, event: Event) -> Action {
         if let Event::Known(known) = event {
@@ -407,14 +402,8 @@ fn already_runs(known: Known) -> Result<(), Why> {
 mod tests {
     use super::*;
 
-    const COMING: Known = Known {
-        state: Some(IncomingState::Waiting),
-        is_adopted: false,
-        awaits_run: false,
-        lacks_part: false,
-        post_copy: PostCopy::Refused,
-        hypervisor: Hypervisor::There,
-    };
+    const COMING: Known =
+        Known { hypervisor: Hypervisor::There, ..Known::by_decision_alone(Some(IncomingState::Waiting)) };
     const WHOLE: Event = Event::Received(Received::Whole);
     const BY_SOURCE: Order = Order::Run { is_sources: true };
 
