@@ -50,7 +50,7 @@ Examples:
 
 Exit codes: 0 done · 1 failed, nothing lost · 2 bad usage or input · 3 refused by a check or by
 permissions · 4 not known yet where the VM runs · 5 cancelled · 6 warnings of a check ·
-7 a VM has ended on its source while it was moved: what it was doing is lost";
+7 a VM has ended while it was moved: what it was doing is lost";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -527,7 +527,7 @@ Examples:
   drainpipe drain -- status                          a host with the name of a command
 
 Exit codes: 0 drained · 1 some VMs stayed · 2 bad usage or input · 3 refused, nothing was moved ·
-4 not known yet where some VM runs · 5 cancelled · 7 a VM has ended on its source";
+4 not known yet where some VM runs · 5 cancelled · 7 a VM has ended";
 
 #[derive(Debug, Args)]
 #[command(after_help = RESUME_EXAMPLES)]

@@ -24,7 +24,7 @@ pub(crate) enum Exit {
     Cancelled,
     /// 6: a check found warnings, and nothing worse.
     Warned,
-    /// 7: a VM has ended on its source as it was to be moved: what it was doing is lost.
+    /// 7: a VM has ended as it was moved: what it was doing is lost.
     Lost,
 }
 

@@ -78,7 +78,7 @@ enum Phase {
     SendingRest,
     Reconnecting { since_ms: f64 },
     EndingOnTarget,
-    CleaningUp,
+    CleaningUp(Outcome),
     Undoing(Undo),
     LookingAtVm,
     Ended(Outcome),
@@ -342,8 +342,8 @@ impl Migration {
                 self.is_the_targets = false;
                 Some(self.undo())
             }
-            (Phase::EndingOnTarget, _) => Some(self.clean_up()),
-            (Phase::CleaningUp, _) => Some(self.end(now_ms, Outcome::Completed)),
+            (Phase::EndingOnTarget, _) => Some(self.clean_up(Outcome::Lost)),
+            (Phase::CleaningUp(outcome), _) => Some(self.end(now_ms, outcome)),
             (Phase::Undoing(undo), _) => Some(self.undone(now_ms, undo)),
             (Phase::LookingAtVm, Event::VmIs(condition)) => Some(self.vm_is(now_ms, condition)),
             (
@@ -385,12 +385,12 @@ impl Migration {
             Phase::AskingSource | Phase::EndingOnSource | Phase::EndingOnTarget | Phase::Revoking => {
                 Some(self.end_in_doubt(now_ms, error))
             }
-            // The VM runs on the target. What could not be tidied is in the journal for the next start.
-            Phase::CleaningUp => {
+            // The VM is the target's. What could not be tidied is in the journal for the next start.
+            Phase::CleaningUp(outcome) => {
                 self.error.get_or_insert(error.context(
                     "the VM moved; tidying up on the source failed, and its agent does that again when it starts",
                 ));
-                Some(self.end(now_ms, Outcome::Completed))
+                Some(self.end(now_ms, outcome))
             }
             Phase::Undoing(undo) => Some(self.undo_failed(undo, error)),
             Phase::LookingAtVm => Some(self.vm_is_mute(now_ms, &error)),
@@ -529,7 +529,7 @@ impl Migration {
             return Some(self.ask_again(now_ms, since_ms));
         }
         let is_outstanding = self.rest.follows() && self.timings.rest_sent_ms.is_none();
-        if is_outstanding { self.send_rest(now_ms) } else { Some(self.clean_up()) }
+        if is_outstanding { self.send_rest(now_ms) } else { Some(self.clean_up(Outcome::Completed)) }
     }
 
     fn runs_on_target(&mut self, now_ms: f64) -> Option<Action> {
@@ -541,20 +541,20 @@ impl Migration {
         if self.rest.follows() {
             self.timings.rest_sent_ms.get_or_insert(now_ms);
         }
-        Some(self.clean_up())
+        Some(self.clean_up(Outcome::Completed))
     }
 
     fn has_ended_there(&mut self, now_ms: f64) -> Action {
         self.note_told(now_ms);
         self.error = Some(match self.rest.problem.take() {
-            Some(problem) => problem.context(
-                "the VM has ended on the target before all its memory was there; start it anew there",
-            ),
-            None => Problem::failed(
-                "the VM has ended on the target since it was told to run there; start it anew there",
-            ),
+            Some(problem) => {
+                problem.context("the VM is lost: it has ended on the target before all its memory was there")
+            }
+            None => {
+                Problem::failed("the VM is lost: it has ended on the target since it was told to run there")
+            }
         });
-        self.clean_up()
+        self.clean_up(Outcome::Lost)
     }
 
     fn note_resumed(&mut self, now_ms: f64) {
@@ -574,8 +574,8 @@ impl Migration {
         }
     }
 
-    fn clean_up(&mut self) -> Action {
-        self.phase = Phase::CleaningUp;
+    fn clean_up(&mut self, outcome: Outcome) -> Action {
+        self.phase = Phase::CleaningUp(outcome);
         Action::CleanUp
     }
 
@@ -645,6 +645,7 @@ impl Migration {
                 Outcome::Completed => "completed",
                 Outcome::Failed => "failed",
                 Outcome::Cancelled => "cancelled",
+                Outcome::Lost if self.is_the_targets => "lost: the VM has ended on the target",
                 Outcome::Lost => "lost: the VM has ended on the source",
                 Outcome::InDoubt => "in doubt; it is asked again whose the VM is",
             },

@@ -141,7 +141,8 @@ pub enum Outcome {
     // Its name in 0.1.0.
     #[serde(rename = "undecided")]
     InDoubt,
-    /// The VM has ended on the source, and did not run on the target: what it was doing is lost.
+    /// The VM has ended, and what it was doing is lost: on the source, and it did not run on the target, where
+    /// `source_vm` says so; else on the target, since it was told to run there.
     Lost,
 }
 
@@ -250,6 +251,13 @@ pub struct LinkUse {
     pub link: String,
     /// As of a path.
     pub bytes: u64,
+}
+
+impl MigrationResult {
+    /// The host on which a VM that is [lost](Outcome::Lost) has ended.
+    pub fn ended_on(&self) -> &str {
+        if self.source_vm.is_some() { &self.source } else { &self.target }
+    }
 }
 
 impl fmt::Display for LinkUse {

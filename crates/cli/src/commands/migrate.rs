@@ -166,7 +166,8 @@ pub(super) fn tell(result: &MigrationResult) -> Result<(), Problem> {
             }
             Outcome::Lost => format!(
                 "it has ended on {}, and what it was doing is lost; `drainpipe vm start {}` boots it anew",
-                result.source, result.vm
+                result.ended_on(),
+                result.vm
             ),
             _ => match result.source_vm {
                 Some(SourceVm::Runs) => format!("it runs on {}", result.source),

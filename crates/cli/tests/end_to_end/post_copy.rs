@@ -11,7 +11,7 @@ use drainpipe_guest::dirtier::Dirtying;
 use rustix::process::{Signal, kill_process};
 
 use crate::Test;
-use crate::program::{REFUSED, Running};
+use crate::program::{LOST, REFUSED, Running};
 use crate::scene::{MEMORY_MIB, Scene, result_of, wait_until_told_to_run};
 use crate::support::{TestLab, eventually};
 
@@ -226,11 +226,17 @@ fn kill_agents_meanwhile(arguments: &[&str]) {
 fn assert_ended_and_boots(scene: &Scene) {
     let agent_of_b = scene.lab.agent_socket("b");
     let result = scene.last_result();
-    let error = result.error.as_deref().unwrap_or_default();
-    assert!(error.contains("the VM has ended on the target"), "{result:#?}");
+    assert_lost_there(&result, "it has ended on the target");
     scene.lab.drainpipe(&["vm", "start", "web", "--agent", &agent_of_b]).done();
     scene.guest.wait_until_ready();
     scene.assert_settled("b");
+}
+
+#[track_caller]
+fn assert_lost_there(result: &MigrationResult, words: &str) {
+    assert_eq!((result.outcome, result.source_vm), (Outcome::Lost, None), "{result:#?}");
+    let error = result.error.as_deref().unwrap_or_default();
+    assert!(error.contains("the VM is lost: ") && error.contains(words), "{result:#?}");
 }
 
 /// The connection breaks, and the agent of the source ends, as the VM, or its QEMU's main thread, waits for a page: that
@@ -274,13 +280,16 @@ fn a_vm_that_stands_still_there_is_ended_by_hand() {
 }
 
 fn a_qemu_that_ends_meanwhile_is_the_end_of_the_vm_and_is_told() {
-    for (host, words) in [("a", "the VM is lost"), ("b", "the VM has ended on the target")] {
+    let in_part = "a part of its memory was still on the source";
+    for (host, words) in [("a", in_part), ("b", "it has ended on the target")] {
         let scene = scene(BUSY);
         let migrating = scene.until_the_rest_follows(&[]);
         scene.kill_qemu(host);
-        let result: MigrationResult = result_of(&migrating.wait());
-        let error = result.error.as_deref().unwrap_or_default();
-        assert!(result.outcome == Outcome::Completed && error.contains(words), "{result:#?}");
+        let told = migrating.wait();
+        assert_eq!(told.code, LOST, "{told:#?}");
+        assert_lost_there(&result_of(&told), words);
+        let history = scene.lab.drainpipe(&["history"]).done();
+        assert!(history.contains("lost"), "{history}");
         let vms = scene.lab.vms().vms;
         assert_eq!((vms.len(), vms[0].host.as_str()), (1, "b"));
         eventually("its QEMU is gone", || scene.lab.vms().vms[0].state != VmState::Running);

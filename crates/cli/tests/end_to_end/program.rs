@@ -17,7 +17,7 @@ pub(crate) const BAD_INPUT: i32 = 2;
 pub(crate) const REFUSED: i32 = 3;
 pub(crate) const CANCELLED: i32 = 5;
 pub(crate) const WARNED: i32 = 6;
-/// A VM has ended on its source.
+/// A VM has ended as it was moved.
 pub(crate) const LOST: i32 = 7;
 
 /// No command of these tests needs longer, on a machine that runs other tests too.

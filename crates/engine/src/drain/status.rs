@@ -194,7 +194,7 @@ pub enum MoveState {
     Moved,
     /// It runs here still; see the error.
     Failed,
-    /// It has ended here, and did not run on its target; see the error.
+    /// It has ended, here or on its target; see the error.
     Lost,
     /// It was handed over, and the target has not said whether it runs there.
     // Its name in 0.1.0.

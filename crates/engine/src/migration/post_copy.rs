@@ -3,6 +3,7 @@
 use super::{Action, Migration, Phase};
 use crate::problem::Problem;
 use crate::progress::Transferred;
+use crate::result::Outcome;
 
 /// The longest pause that QEMU is allowed, in later rounds ([`super::downtime_limit_ms`]): what fits it goes whole.
 const LONGEST_PAUSE_MS: f64 = 300.0;
@@ -126,7 +127,7 @@ impl Migration {
             self.phase = Phase::AskingTarget { since_ms: now_ms };
             return Some(Action::AskTarget);
         }
-        Some(self.clean_up())
+        Some(self.clean_up(Outcome::Completed))
     }
 
     /// How the VM is there, the target says.
@@ -155,7 +156,7 @@ impl Migration {
         self.rest.follows = Follows::Yes;
         let Some(problem) = &self.rest.problem else { return self.send_rest(now_ms) };
         if self.rest.is_lost {
-            let lost = "the VM is lost, as a part of its memory was still on the source; start it anew on the target";
+            let lost = "the VM is lost: a part of its memory was still on the source";
             self.error = Some(problem.clone().context(lost));
             self.phase = Phase::EndingOnTarget;
             return Some(Action::EndOnTarget);
@@ -179,7 +180,6 @@ mod tests {
     use super::*;
     use crate::migration::in_flight::copying_with_post_copy;
     use crate::migration::{Event, Limits, SourceState, TargetState};
-    use crate::result::Outcome;
 
     /// One that an agent took up when the VM ran on the target, and a part of it was still here.
     fn taken_up() -> Migration {
@@ -234,6 +234,7 @@ mod tests {
         assert_eq!(migration.handle(2.0, Event::Done), Some(Action::CleanUp));
         assert_eq!(migration.handle(3.0, Event::Done), Some(Action::Finish));
         assert!(migration.error().unwrap().to_string().contains("the VM is lost"));
+        assert_eq!((migration.outcome(), migration.source_vm()), (Some(Outcome::Lost), None));
     }
 
     #[test]
@@ -244,6 +245,7 @@ mod tests {
         assert_eq!(migration.handle(2.0, ended), Some(Action::CleanUp));
         assert_eq!(migration.handle(3.0, Event::Done), Some(Action::Finish));
         assert!(migration.error().unwrap().to_string().contains("has ended on the target"));
+        assert_eq!((migration.outcome(), migration.source_vm()), (Some(Outcome::Lost), None));
     }
 
     #[test]

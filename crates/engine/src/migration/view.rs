@@ -146,7 +146,7 @@ impl Migration {
             | Phase::SendingRest
             | Phase::Reconnecting { .. }
             | Phase::EndingOnTarget => Step::ResumeOnTarget,
-            Phase::CleaningUp | Phase::Ended(Outcome::Completed) => Step::CleanUp,
+            Phase::CleaningUp(_) | Phase::Ended(Outcome::Completed) => Step::CleanUp,
             Phase::Undoing(_) | Phase::LookingAtVm | Phase::Ended(_) => {
                 self.log.last().map_or(Step::EstablishHosts, |line| line.step)
             }
@@ -174,7 +174,7 @@ impl Migration {
             | Phase::EndingOnSource
             | Phase::Revoking
             | Phase::EndingOnTarget
-            | Phase::CleaningUp => Stage::Sent,
+            | Phase::CleaningUp(_) => Stage::Sent,
             Phase::Undoing(_) | Phase::LookingAtVm => Stage::Undoing,
             Phase::Ended(_) => Stage::Ended,
         }

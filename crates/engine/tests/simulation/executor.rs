@@ -87,6 +87,8 @@ pub(crate) struct Executor {
     was_in_doubt: bool,
     /// What the VM was doing when it was looked at last, where its QEMU answered.
     seen: Option<SourceVm>,
+    /// Whether the target has said that the VM has ended there.
+    has_ended_there: bool,
     /// Whether the source's QEMU was there when the target was asked last.
     has_asked_with_qemu: bool,
     /// What it was told to do last.
@@ -110,6 +112,7 @@ impl Executor {
             skew_ms: 0.0,
             was_in_doubt: false,
             seen: None,
+            has_ended_there: false,
             has_asked_with_qemu: false,
             action: first,
         }
@@ -345,7 +348,8 @@ impl World {
         self.came_of(executor, action, order, answer)
     }
 
-    fn came_of(&mut self, executor: &Executor, action: Action, order: Order, answer: Answer) -> Doing {
+    fn came_of(&mut self, executor: &mut Executor, action: Action, order: Order, answer: Answer) -> Doing {
+        executor.has_ended_there |= matches!(answer, Ok(Said::View(View::Ended)));
         let answer = self.misread(action, answer);
         let event = match (action, answer) {
             (Action::CheckPermissions, Ok(Said::Busy)) => {
@@ -494,6 +498,9 @@ impl World {
             }
             (Planted::RunsIncomplete, Action::SwitchOver, Ok(Said::View(View::Waiting))) => {
                 Ok(Said::View(View::Ready))
+            }
+            (Planted::EndedIsRunning, Action::AskTarget, Ok(Said::View(View::Ended))) => {
+                Ok(Said::View(View::Running))
             }
             _ => answer,
         }
@@ -746,7 +753,8 @@ impl World {
         self.source.journal[executor.number].outcome = Some(outcome);
         (self.source.is_network_changed, self.source.found_later) = (false, None);
         let was_cancelled = executor.cancel != Cancel::No;
-        self.check_seen(executor.number, executor.migration.source_vm(), executor.seen, outcome);
+        let told = executor.migration.source_vm();
+        self.check_seen(executor.number, told, executor.seen, outcome, executor.has_ended_there);
         self.check_outcome(executor.number, outcome, was_cancelled, executor.migration.error().is_some());
         self.outcomes.push(outcome);
         None

@@ -159,6 +159,7 @@ planted_bugs_are_found! {
     found_guard_that_believes_the_record: RecordBelieved,
     found_guard_that_is_ignored: ForbiddenIgnored,
     found_vm_that_nobody_looked_at: NotLookedAt,
+    found_end_on_the_target_that_is_not_told: EndedIsRunning,
     found_host_taken_for_lost: LostTooSoon,
     found_throttle_that_is_kept_while_nothing_arrives: ThrottleKept,
     found_throttle_that_is_left: ThrottleLeft,

@@ -74,6 +74,8 @@ pub(crate) enum Planted {
     ForbiddenIgnored,
     /// The VM is said to run on its source where nobody has looked.
     NotLookedAt,
+    /// A VM that has ended on its target since it was told to run is said to run there.
+    EndedIsRunning,
     /// A host that does not answer is taken for lost.
     LostTooSoon,
     /// The VM is throttled as it was while nothing arrives.
@@ -124,7 +126,7 @@ impl Planted {
             Self::BelievedRecord => &["I3", "I5"],
             Self::TakesDisksEarly => &["I2"],
             Self::RunsIncomplete => &["I4"],
-            Self::NotLookedAt => &["was seen as"],
+            Self::NotLookedAt | Self::EndedIsRunning => &["was seen as"],
             Self::NoDeadline | Self::SettledUnrun | Self::MuteIsReady | Self::StrangerIsSign => &["I5"],
             Self::Clear | Self::SilentFallback => &["I6"],
         }

@@ -78,16 +78,18 @@ impl World {
         }
     }
 
-    /// What is told of a VM that has not moved is what was seen of it.
+    /// What is told of a VM is what was seen of it.
     pub(crate) fn check_seen(
         &mut self,
         number: usize,
         told: Option<SourceVm>,
         seen: Option<SourceVm>,
         outcome: Outcome,
+        has_ended_there: bool,
     ) {
         let is_seen = match told {
-            None => outcome == Outcome::Completed,
+            None if outcome == Outcome::Lost => self.is_lost,
+            None => outcome == Outcome::Completed && !has_ended_there,
             Some(SourceVm::Unknown) => seen.is_none() && outcome == Outcome::Failed,
             Some(SourceVm::Ended) => {
                 let is_to_be_booted = self.source.journal[number].is_reclaimed;
