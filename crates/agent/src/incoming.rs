@@ -228,11 +228,10 @@ pub(crate) async fn build_incoming_vm(agent: &Agent, id: &str) -> Result<(), Pro
             agent.name()
         ))
     })?;
-    let vmm =
-        agent.vms.launch(spec, paths, Role::Incoming).await.map_err(|error| refused_here(agent, &error))?;
     let arrival = Way { id: id.into(), host: entry.source.clone() };
-    Beside { arrival: Some(arrival), ..Beside::of(entry.definition.clone()) }.write(vmm.paths());
-    let vmm = Arc::new(vmm);
+    let beside = Beside { arrival: Some(arrival), ..Beside::of(entry.definition.clone()) };
+    let launched = agent.vms.launch(spec, paths, &beside, Role::Incoming).await;
+    let vmm = Arc::new(launched.map_err(|error| refused_here(agent, &error))?);
     vm_end::watch(entry.definition.name.as_str(), &vmm);
     *lock(&entry.vmm) = Some(vmm);
     Ok(())

@@ -568,8 +568,8 @@ pub(crate) async fn hand_over_view(
         return Ok((Some(open.target), view));
     }
     let result = agent.journal.result(id)?;
-    let view = match result.as_ref().map(|result| result.outcome) {
-        Some(Outcome::Completed) => HandOverView::HandedOver,
+    let view = match result.as_ref().map(MigrationResult::has_left) {
+        Some(true) => HandOverView::HandedOver,
         Some(_) => HandOverView::Refused,
         None => HandOverView::Unknown,
     };

@@ -284,9 +284,11 @@ impl Vms {
         &self,
         spec: ResolvedSpec,
         paths: RuntimePaths,
+        beside: &Beside,
         role: Role,
     ) -> Result<Vmm, StartError> {
-        Vmm::start(&self.launcher, &self.hypervisor.binary, spec, paths, role, QEMU_DEADLINE).await
+        let (binary, record) = (&self.hypervisor.binary, beside.as_json());
+        Vmm::start(&self.launcher, binary, spec, paths, &record, role, QEMU_DEADLINE).await
     }
 
     /// Defines a VM.
@@ -468,10 +470,9 @@ impl Vms {
         self.clear_remains(&claimed.definition).await?;
         self.journal.finish_arrivals_of(name)?;
         let vmm = self
-            .launch(spec, paths, Role::Fresh)
+            .launch(spec, paths, &Beside::of(claimed.definition.clone()), Role::Fresh)
             .await
             .map_err(|error| Problem::failed(format!("VM {name} does not start: {error}")))?;
-        Beside::of(claimed.definition.clone()).write(vmm.paths());
         info!(vm = name, pid = vmm.pid(), "started");
         let vmm = Arc::new(vmm);
         vm_end::watch(name, &vmm);

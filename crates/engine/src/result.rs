@@ -254,9 +254,18 @@ pub struct LinkUse {
 }
 
 impl MigrationResult {
+    /// Whether the VM is the target's: it runs there, or was told to and has ended.
+    pub fn has_left(&self) -> bool {
+        match self.outcome {
+            Outcome::Completed => true,
+            Outcome::Lost => self.source_vm.is_none(),
+            Outcome::Failed | Outcome::Cancelled | Outcome::InDoubt => false,
+        }
+    }
+
     /// The host on which a VM that is [lost](Outcome::Lost) has ended.
     pub fn ended_on(&self) -> &str {
-        if self.source_vm.is_some() { &self.source } else { &self.target }
+        if self.has_left() { &self.target } else { &self.source }
     }
 }
 

@@ -169,17 +169,19 @@ impl Vmm {
     /// Runs QEMU for `spec`: with [`Role::Fresh`] the guest boots, with [`Role::Incoming`] QEMU
     /// waits for [`crate::migration::listen`].
     ///
-    /// If it fails, or is dropped before it is done, nothing is left.
+    /// `record` is what its agent keeps of it, at [`RuntimePaths::record_file`]: there before QEMU is. If it fails, or
+    /// is dropped before it is done, nothing is left.
     pub async fn start(
         launcher: &Launcher,
         binary: &Path,
         spec: ResolvedSpec,
         paths: RuntimePaths,
+        record: &[u8],
         role: Role,
         deadline: Duration,
     ) -> Result<Self, StartError> {
         let log_file = paths.log_file();
-        let mut start = pin!(Self::start_unbounded(launcher, binary, spec, paths, role, deadline));
+        let mut start = pin!(Self::start_unbounded(launcher, binary, spec, paths, record, role, deadline));
         // By reference: what is half done, the log too, goes only when `start` is dropped.
         timeout(deadline, &mut start)
             .await
@@ -191,13 +193,16 @@ impl Vmm {
         binary: &Path,
         spec: ResolvedSpec,
         paths: RuntimePaths,
+        record: &[u8],
         role: Role,
         deadline: Duration,
     ) -> Result<Self, StartError> {
         let directory = create_directory(&paths)?;
         let spec_file = paths.spec_file();
         let json = serde_json::to_vec(&spec).map_err(|error| io_error("write", &spec_file, error.into()))?;
-        write_private(&spec_file, &json).map_err(|source| io_error("write", &spec_file, source))?;
+        for (file, content) in [(spec_file, &json[..]), (paths.record_file(), record)] {
+            write_private(&file, content).map_err(|source| io_error("write", &file, source))?;
+        }
         let Handed { descriptors, block_devices } = Handed::open(&spec, &paths).await?;
         let arguments = command_line(&spec, role, &block_devices);
         let qemu = launch(launcher, binary, &arguments, descriptors, &paths, deadline)

@@ -224,7 +224,7 @@ fn outcome(run: &MigrationResult) -> &'static str {
             Some(SourceVm::Unknown) | None => "failed; whether the VM runs at the source is not known",
         },
         Outcome::Cancelled => "cancelled; the VM runs on at the source",
-        Outcome::Lost if run.source_vm.is_none() => "lost; the VM has ended on the target",
+        Outcome::Lost if run.has_left() => "lost; the VM has ended on the target",
         Outcome::Lost => "lost; the VM has ended on the source",
         Outcome::InDoubt => "in doubt; the VM is paused until the target answers",
     }

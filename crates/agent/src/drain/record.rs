@@ -171,7 +171,7 @@ pub(super) fn departure(agent: &Agent, vm: &str, drain: &str) -> Result<Option<D
     if agent.vms.contains(vm) {
         return Ok(None);
     }
-    Ok(agent.journal.completed_since_drain(vm, drain)?.map(|last| Departure {
+    Ok(agent.journal.left_since_drain(vm, drain)?.map(|last| Departure {
         target: last.target,
         migration: last.id,
         memory_bytes: last.memory_bytes,
@@ -279,7 +279,7 @@ mod tests {
             "paths": [], "events": [], "samples": [],
         });
         let result: MigrationResult = serde_json::from_value(result).unwrap();
-        journal.end_migration(&result, outcome == "completed", now).unwrap();
+        journal.end_migration(&result, result.has_left(), now).unwrap();
     }
 
     #[test]
@@ -340,8 +340,10 @@ mod tests {
             }
             finish_at(&journal, vm, "completed", None, at(ended_s));
         }
-        let left = |vm: &str| journal.completed_since_drain(vm, "one").unwrap().is_some();
-        assert!(["just-gone", "on-its-way", "later"].into_iter().all(left));
+        begin(&journal, "ended-there");
+        finish_at(&journal, "ended-there", "lost", Some("it has ended on the target"), at(30));
+        let left = |vm: &str| journal.left_since_drain(vm, "one").unwrap().is_some();
+        assert!(["just-gone", "on-its-way", "later", "ended-there"].into_iter().all(left));
         assert!(!["long-gone", "by-a-clock-that-was-ahead"].into_iter().any(left));
     }
 }

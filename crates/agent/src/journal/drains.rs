@@ -512,7 +512,7 @@ mod tests {
             let journal = Journal::open(directory.path(), directory.path()).unwrap();
             assert_eq!(journal.transfers_found("b", RequestedOption::Tcp).unwrap(), None, "{made}");
             assert_eq!(begun(&journal, "one").id, "one", "{made}");
-            assert_eq!(journal.completed_since_drain("web", "one").unwrap(), None, "{made}");
+            assert_eq!(journal.left_since_drain("web", "one").unwrap(), None, "{made}");
         }
     }
 

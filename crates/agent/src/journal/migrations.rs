@@ -167,9 +167,9 @@ impl Journal {
         })
     }
 
-    /// The last migration of a VM from here that was completed, if it had not ended when this drain began, or just then.
+    /// The last migration of a VM by which it has left, if it had not ended when this drain began, or just then.
     /// By the order of records: the host's clock may have been set meanwhile.
-    pub(crate) fn completed_since_drain(
+    pub(crate) fn left_since_drain(
         &self,
         vm: &str,
         drain: &str,
@@ -178,7 +178,9 @@ impl Journal {
             let text: Option<String> = connection
                 .query_row(
                     "SELECT result FROM migrations JOIN drains ON drains.id = ?2 WHERE migrations.vm = ?1 \
-                     AND json_extract(result, '$.outcome') = 'completed' \
+                     AND (json_extract(result, '$.outcome') = 'completed' \
+                          OR json_extract(result, '$.outcome') = 'lost' \
+                             AND json_extract(result, '$.source_vm') IS NULL) \
                      AND (migrations.rowid >= drains.first_migration OR ended_at_ms / 1000 \
                           BETWEEN strftime('%s', drains.started_at) - ?3 AND strftime('%s', drains.started_at) + 0) \
                      ORDER BY migrations.rowid DESC LIMIT 1",

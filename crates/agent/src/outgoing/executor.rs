@@ -360,7 +360,7 @@ impl Executor {
     /// Records the result and gives the VM free, in this order: what the journal still calls open,
     /// the next start would undo, and nobody else may have changed the VM by then.
     async fn conclude(mut self, result: MigrationResult) {
-        let left = result.outcome == Outcome::Completed;
+        let left = result.has_left();
         self.guard = None;
         let error = result.error.as_deref();
         info!(migration = result.id, vm = result.vm, outcome = ?result.outcome, error, "over");

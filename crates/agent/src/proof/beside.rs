@@ -2,7 +2,6 @@
 //! came from and where it is to go. The journal decides as long as it is there; this is never read then.
 
 use std::fs;
-use std::io;
 
 use drainpipe_hypervisor::RuntimePaths;
 use drainpipe_hypervisor::spec::VmSpec;
@@ -54,14 +53,17 @@ impl Beside {
         Self::read(paths).unwrap_or_else(|| Self::of(definition.clone()))
     }
 
+    /// In the shape in which it stands there. Of a new QEMU it does so before that begins: between the two the agent may
+    /// end.
+    pub(crate) fn as_json(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("texts, numbers and lists of them can be written")
+    }
+
     /// Writes it, whole or not at all. What cannot be written is missed only once the journal is lost too.
     pub(crate) fn write(&self, paths: &RuntimePaths) {
         let file = paths.record_file();
         let new = file.with_extension("new");
-        let written = serde_json::to_vec(self)
-            .map_err(io::Error::from)
-            .and_then(|text| fs::write(&new, text))
-            .and_then(|()| fs::rename(&new, &file));
+        let written = fs::write(&new, self.as_json()).and_then(|()| fs::rename(&new, &file));
         if let Err(error) = written {
             warn!(vm = %self.definition.name, %error, "what it is does not stand beside its QEMU");
         }

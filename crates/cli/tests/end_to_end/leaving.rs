@@ -16,7 +16,7 @@ use crate::Test;
 use crate::drain::ask;
 use crate::guest::Guest;
 use crate::program::Running;
-use crate::scene::{MEMORY_MIB, SmallDisk, hold_journal, is_told_to_run, step, wait_until_handed_over};
+use crate::scene::{MEMORY_MIB, SmallDisk, hold_journal, step, wait_until_handed_over};
 use crate::support::{TestLab, eventually};
 use crate::switch_over_faults::run_state;
 
@@ -73,7 +73,7 @@ fn obey_unheard(lab: &TestLab, source: Pid, target: Pid) {
         kill_process(target, Signal::CONT).unwrap();
         let end = Instant::now() + TURN;
         while Instant::now() < end {
-            if is_told_to_run(lab) {
+            if run_state(lab, "b", "web") == RunState::Running {
                 return;
             }
             thread::sleep(Duration::from_millis(10));
@@ -104,7 +104,6 @@ fn arrive_unheard(lab: &TestLab) -> (Running, Pid) {
     wait_until_handed_over(lab);
     kill_process(agent, Signal::STOP).unwrap();
     obey_unheard(lab, agent, targets);
-    eventually("the VM runs on b", || run_state(lab, "b", "web") == RunState::Running);
     // Its QEMU says so a moment before its agent counts it among its VMs.
     eventually("b's agent knows", || lab.agent_log("b").contains("runs here"));
     (migrating, agent)

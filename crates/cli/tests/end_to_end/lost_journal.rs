@@ -16,9 +16,11 @@ use serde_json::Value;
 use crate::Test;
 use crate::drain::ask;
 use crate::guest::Guest;
+use crate::kills::qemu_of;
 use crate::program::{DRAINPIPE, Output, REFUSED};
 use crate::scene::{
-    Scene, hold_journal, impatient_lab, is_told_to_run, journal, result_of, wait_until_handed_over,
+    Scene, assert_failed, hold_journal, impatient_lab, is_told_to_run, journal, result_of,
+    wait_until_handed_over,
 };
 use crate::support::{TestLab, eventually};
 use crate::switch_over_faults::run_state;
@@ -43,6 +45,10 @@ pub(crate) const TESTS: &[Test] = &[
     (
         "an_older_journal_on_the_source_starts_no_second_copy",
         an_older_journal_on_the_source_starts_no_second_copy,
+    ),
+    (
+        "a_target_that_loses_its_journal_as_the_qemu_starts",
+        a_target_that_loses_its_journal_as_the_qemu_starts,
     ),
     ("a_dead_host_keeps_no_vm_from_starting", a_dead_host_keeps_no_vm_from_starting),
 ];
@@ -259,6 +265,29 @@ fn the_target_loses_its_journal(scene: &Scene, runs_there: bool) {
         newest.progress.is_none() && newest.result.is_some_and(|result| result.outcome == Outcome::Completed)
     });
     assert_one_copy_on_b(scene);
+}
+
+/// The QEMU that waits for the VM has not answered its agent yet when that ends.
+fn a_target_that_loses_its_journal_as_the_qemu_starts() {
+    let lab = TestLab::fast();
+    let guest = lab.start_guest("web", 160, "");
+    let migrating = lab.start(&["migrate", "web", "b", "--json"]);
+    let qemu = qemu_of(&lab, "b");
+    kill_process(qemu, Signal::STOP).unwrap();
+    lab.stop_agent("b", Signal::KILL);
+    kill_process(qemu, Signal::CONT).unwrap();
+    assert_failed(&migrating.wait(), "the agent of b");
+    delete_journal(&lab, "b");
+    // Whoever connects to a QEMU that is not ready yet may find it mute.
+    thread::sleep(Duration::from_secs(2));
+    let view = start_unbelieved(&lab, "b");
+    assert!(view.live[0].will_be.contains("on its way here from a"), "{view:#?}");
+    adopt(&lab, "b");
+    eventually("b has given it up", || lab.qemu_pid("b", "web").is_none());
+    let list = lab.vms();
+    assert!(list.vms.iter().map(|vm| &vm.host[..]).eq(["a"]), "{list:#?}");
+    lab.migrate("web", "b", &[]);
+    guest.assert_intact();
 }
 
 /// An agent that was stopped when it had recorded the hand-over may not have ordered b yet to run the VM. It goes on for a

@@ -24,9 +24,16 @@ impl Migration {
 
     pub(super) fn nothing_arrived(&self, now_ms: f64) -> String {
         let seconds = self.meter.silent_ms(now_ms) / 1000.0;
-        let paths = self.meter.stalled_paths(now_ms).join(", ");
-        let over = if paths.is_empty() { paths } else { format!(" over {paths}") };
-        format!("nothing has arrived for {seconds:.0} s{over}; look at the links of both hosts")
+        let waiting = self.meter.stalled_paths(now_ms);
+        // What waited on one that is out waits on the others since.
+        let out: Vec<_> = self.paths_out.iter().filter(|path| !waiting.contains(path)).cloned().collect();
+        let said = |before: &str, paths: &[String], after: &str| match paths {
+            [] => String::new(),
+            paths => format!("{before}{}{after}", paths.join(", ")),
+        };
+        let over = said(" over ", &waiting, "");
+        let beside = said(" (out of use: ", &out, ")");
+        format!("nothing has arrived for {seconds:.0} s{over}{beside}; look at the links of both hosts")
     }
 }
 

@@ -112,6 +112,7 @@ impl Source {
         let Some(record) = self.journal.get(migration) else { return HandOver::Refused };
         match record.outcome {
             Some(Outcome::Completed) => HandOver::HandedOver,
+            Some(Outcome::Lost) if record.handed_over => HandOver::HandedOver,
             None if record.handed_over && has_let_go => HandOver::HandedOver,
             None if record.handed_over || goes_on => HandOver::Pending,
             Some(_) | None => HandOver::Refused,

@@ -68,6 +68,7 @@ impl Host {
             &self.facts.binary,
             resolved,
             self.paths(spec),
+            b"{}",
             role,
             DEADLINE,
         )

@@ -243,6 +243,7 @@ async fn a_start_that_fails_says_why_and_leaves_nothing() {
             &facts.binary,
             resolved,
             host.paths(&spec),
+            b"{}",
             Role::Fresh,
             DEADLINE,
         )
@@ -265,6 +266,7 @@ async fn a_start_that_is_given_up_leaves_nothing() {
             &facts.binary,
             resolved,
             host.paths(&spec),
+            b"{}",
             Role::Fresh,
             brief,
         )
@@ -367,6 +369,7 @@ async fn start_as(host: &Host, spec: &VmSpec) -> Result<Vmm, StartError> {
         &host.facts.binary,
         resolved,
         host.paths(spec),
+        b"{}",
         Role::Fresh,
         DEADLINE,
     )

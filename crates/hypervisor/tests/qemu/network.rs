@@ -70,6 +70,7 @@ async fn start(host: &Host, spec: &VmSpec) -> Result<Vmm, StartError> {
         &host.facts.binary,
         resolved,
         host.paths(spec),
+        b"{}",
         Role::Fresh,
         DEADLINE,
     )
