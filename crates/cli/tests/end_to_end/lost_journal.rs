@@ -283,9 +283,8 @@ fn a_target_that_loses_its_journal_as_the_qemu_starts() {
     let view = start_unbelieved(&lab, "b");
     assert!(view.live[0].will_be.contains("on its way here from a"), "{view:#?}");
     adopt(&lab, "b");
-    eventually("b has given it up", || lab.qemu_pid("b", "web").is_none());
-    let list = lab.vms();
-    assert!(list.vms.iter().map(|vm| &vm.host[..]).eq(["a"]), "{list:#?}");
+    eventually("b has given it up", || lab.vms().vms.iter().map(|vm| &vm.host[..]).eq(["a"]));
+    assert_eq!(lab.qemu_pid("b", "web"), None);
     lab.migrate("web", "b", &[]);
     guest.assert_intact();
 }
