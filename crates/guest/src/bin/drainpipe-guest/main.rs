@@ -48,6 +48,9 @@ fn main() -> ExitCode {
         Err(_) => say("stopped by a defect of its own, see above; powering off"),
     }
     thread::sleep(LAST_WORDS);
+    if let Err(error) = network::take_down() {
+        say(&error);
+    }
     let error = reboot(RebootCommand::PowerOff);
     say(&format_args!("cannot power off: {error:?}; stop the VM from its host"));
     loop {
