@@ -199,10 +199,12 @@ impl PathWatch {
     }
 
     /// Whether nothing has been heard on any path for so long that the other agent may have forgotten the
-    /// watch.
+    /// watch. To ask it costs nothing: so it counts, too, while this host is so busy that the watch is late again and
+    /// again and judges no path.
     pub fn is_deaf(&self, now_ms: f64) -> bool {
-        let is_deaf = |path: &Watched| now_ms - path.last_heard_ms > DEAF_AFTER_MS;
-        self.paths.iter().any(|path| path.peer.is_some()) && self.paths.iter().all(is_deaf)
+        let is_deaf = |path: &Watched| now_ms - path.quiet_since_ms > DEAF_AFTER_MS;
+        let mut begun = self.paths.iter().filter(|path| path.began_ms.is_some()).peekable();
+        begun.peek().is_some() && begun.all(is_deaf)
     }
 
     fn news_of_all(&mut self, mut news: impl FnMut(&mut Watched) -> Option<PathNews>) -> Vec<Turn> {
@@ -265,6 +267,7 @@ impl PathWatch {
             path.look_closely(now_ms);
         }
         path.last_heard_ms = now_ms;
+        path.quiet_since_ms = now_ms;
         path.heard_at_tick = path.heard_at_tick.saturating_add(1);
         path.is_heard = true;
         path.was_heard_there |= hello.hearing == Hearing::Now;

@@ -422,6 +422,26 @@ fn an_agent_that_is_started_anew_is_heard_again_and_judged() {
 }
 
 #[test]
+fn an_agent_that_is_gone_is_asked_for_whether_or_not_it_was_heard_and_on_a_busy_host() {
+    for was_heard in [true, false] {
+        let mut watch = watch_of(2);
+        let mut now_ms = 0.0;
+        if was_heard {
+            (0..2).for_each(|path| watch.heard(path, Hello { sequence: 1, ..Hello::FORGOTTEN }, now_ms));
+        }
+        while !watch.is_deaf(now_ms) {
+            // So late each time that it takes itself for one that stood still.
+            now_ms += 2.0 * SLEPT_AFTER_MS;
+            let turns = watch.tick(now_ms);
+            assert!(!turns.iter().any(|turn| matches!(turn.news, PathNews::Out(_))), "{turns:?}");
+            assert!(now_ms <= DEAF_AFTER_MS + 2.0 * SLEPT_AFTER_MS, "nobody asks");
+        }
+        let told = watch.restart(now_ms);
+        assert!(!was_heard || told.len() == 2, "{told:?}");
+    }
+}
+
+#[test]
 fn a_path_that_fails_just_as_an_agent_is_started_anew_is_out_at_both_ends() {
     let mut hosts = Hosts::new(2);
     // Its first life ends before it has heard anything, its second one begins when a path is dead.
@@ -534,10 +554,12 @@ fn a_path_that_is_out_stays_out_at_an_agent_that_is_started_anew() {
 }
 
 #[test]
-fn a_watch_that_hears_nothing_any_more_says_so_unless_it_never_did() {
+fn a_watch_that_hears_nothing_says_so_whether_or_not_it_ever_heard() {
     let mut hosts = Hosts::new(2);
-    hosts.run(5_000.0, |_, _, _| false);
+    hosts.run(1_000.0, |_, _, _| false);
     assert!(!hosts.ends[0].is_deaf(hosts.now_ms));
+    hosts.run(4_000.0, |_, _, _| false);
+    assert!(hosts.ends[0].is_deaf(hosts.now_ms));
     hosts.run(1_000.0, |_, _, _| true);
     hosts.run(1_000.0, |_, _, _| false);
     assert!(!hosts.ends[0].is_deaf(hosts.now_ms));

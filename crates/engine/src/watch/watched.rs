@@ -38,6 +38,8 @@ pub(super) struct Watched {
     // Ticks in a row at which others were heard and this one was not.
     missed_ticks: u32,
     pub(super) last_heard_ms: f64,
+    // Since a hello came or the other end began, whatever this end has slept through since.
+    pub(super) quiet_since_ms: f64,
     pub(super) last_heard_closely_ms: f64,
     look_closely_until_ms: f64,
     pub(super) peer: Option<Hello>,
@@ -84,6 +86,7 @@ impl Watched {
             heard_at_tick: 0,
             missed_ticks: 0,
             last_heard_ms: now_ms,
+            quiet_since_ms: now_ms,
             last_heard_closely_ms: now_ms,
             look_closely_until_ms: now_ms,
             peer: None,
@@ -100,6 +103,7 @@ impl Watched {
     /// The other end begins to say hello, from 1.
     pub(super) fn begin(&mut self, now_ms: f64) {
         self.began_ms = Some(now_ms);
+        self.quiet_since_ms = now_ms;
         self.is_heard = false;
         self.heard = Heard::default();
         self.heard_closely = Heard::default();
