@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
+use drainpipe_engine::format::one_line;
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_identity::Identity;
 use reqwest::redirect::Policy;
@@ -29,7 +30,7 @@ pub(crate) const WHY_LETTERS_MAX: usize = 256;
 
 /// What another host may have said, for a terminal.
 pub(crate) fn in_plain_words(why: &str) -> String {
-    why.chars().filter(|letter| !letter.is_control()).take(WHY_LETTERS_MAX).collect()
+    one_line(why).chars().take(WHY_LETTERS_MAX).collect()
 }
 
 /// A way to one agent.

@@ -256,7 +256,7 @@ mod tests {
         assert_eq!(told(path(false), &[]), [""; 0]);
         assert!(told(path(true), &[])[0].contains("include other traffic"));
         let elsewhere = [LinkUse { link: "mgmt".into(), bytes: 3 << 19 }];
-        assert_eq!(told(path(false), &elsewhere), ["1.5 MiB went over mgmt, which is on none of the paths"]);
+        assert_eq!(told(path(false), &elsewhere), ["1.50 MiB went over mgmt, which is on none of the paths"]);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use drainpipe_agent::api::types::{HostView, MigrateRequest, PlanView, VmView};
+use drainpipe_engine::format;
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::result::{EncryptionUse, MigrationResult, Outcome, Verified};
@@ -211,7 +212,10 @@ async fn at_rest(watch: &Watch) -> Result<[String; 2], Problem> {
     let rate = rewritten(watch).await?.mib_per_s_since(&before);
     let beats_every = watch.beats_every.as_millis();
     Ok([
-        format!("longest silence of the guest at rest, asked each {beats_every} ms: {silence:.1} ms"),
+        format!(
+            "longest silence of the guest at rest, asked each {beats_every} ms: {}",
+            format::duration(silence)
+        ),
         format!("rewritten by the guest at rest: {rate:.0} MiB/s"),
     ])
 }
@@ -278,10 +282,10 @@ fn one_line(result: &MigrationResult) -> String {
         bad => format!(", {bad} of {} pages BAD", verified.pages),
     });
     let gap =
-        result.guest_gap_ms.map_or(String::new(), |gap| format!(", guest silent {}", output::duration(gap)));
+        result.guest_gap_ms.map_or(String::new(), |gap| format!(", guest silent {}", format::duration(gap)));
     format!(
-        "{journey}  {:>7}  {:.2} Gb/s{gap}{memory}",
-        output::duration(result.total_ms),
-        result.throughput_gbps
+        "{journey}  {:>7}  {}{gap}{memory}",
+        format::duration(result.total_ms),
+        format::rate(result.throughput_gbps)
     )
 }

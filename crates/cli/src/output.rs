@@ -3,6 +3,7 @@
 use std::io::{self, IsTerminal, Write};
 
 use comfy_table::{ContentArrangement, Table, presets};
+use drainpipe_engine::format::plain;
 use drainpipe_engine::problem::Problem;
 use owo_colors::OwoColorize;
 use serde::Serialize;
@@ -39,10 +40,6 @@ pub(crate) fn table_text(head: &[&str], rows: Vec<Vec<String>>) -> String {
     format!("{}\n", table.trim_fmt())
 }
 
-fn plain(cell: &str) -> String {
-    cell.chars().filter(|letter| !letter.is_control() || *letter == '\n').collect()
-}
-
 /// A line for the person, beside the output proper.
 pub(crate) fn remark(text: &str) {
     // With standard error closed there is nobody to tell.
@@ -74,29 +71,9 @@ fn is_coloured(stream: &impl IsTerminal) -> bool {
     stream.is_terminal() && std::env::var_os("NO_COLOR").is_none()
 }
 
-/// A number of bytes.
-pub(crate) fn bytes(count: u64) -> String {
-    let mib = count as f64 / f64::from(1 << 20);
-    if mib >= 10_240.0 { format!("{:.1} GiB", mib / 1024.0) } else { format!("{mib:.0} MiB") }
-}
-
 /// A moment, in UTC, from its form in RFC 3339: to the second.
 pub(crate) fn time(rfc3339: &str) -> String {
     rfc3339.split(['.', 'Z']).next().unwrap_or_default().replace('T', " ")
-}
-
-/// So many VMs.
-pub(crate) fn vms(count: usize) -> String {
-    if count == 1 { "1 VM".into() } else { format!("{count} VMs") }
-}
-
-/// A time.
-pub(crate) fn duration(ms: f64) -> String {
-    match ms {
-        ms if ms < 1_000.0 => format!("{ms:.0} ms"),
-        ms if ms < 120_000.0 => format!("{:.1} s", ms / 1_000.0),
-        ms => format!("{:.0} min {:.0} s", (ms / 60_000.0).floor(), (ms % 60_000.0) / 1_000.0),
-    }
 }
 
 #[cfg(test)]
@@ -110,13 +87,8 @@ mod tests {
     }
 
     #[test]
-    fn sizes_and_times_are_short() {
-        assert_eq!(bytes(1 << 30), "1024 MiB");
-        assert_eq!(bytes(64 << 30), "64.0 GiB");
+    fn moments_are_told_to_the_second() {
         assert_eq!(time("2026-11-21T12:03:04.567Z"), "2026-11-21 12:03:04");
         assert_eq!(time("2026-11-21T12:03:04Z"), "2026-11-21 12:03:04");
-        assert_eq!(duration(12.3), "12 ms");
-        assert_eq!(duration(7_800.0), "7.8 s");
-        assert_eq!(duration(125_000.0), "2 min 5 s");
     }
 }

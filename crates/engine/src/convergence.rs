@@ -8,6 +8,7 @@ use utoipa::ToSchema;
 use crate::check::finding::{Finding, Place};
 use crate::drain::keeps_pace;
 use crate::drain::view::MemorySample;
+use crate::format::rate;
 use crate::plan::Plan;
 use crate::relayed::Compressible;
 use crate::throttle::THROTTLE_PERCENT_MAX;
@@ -56,8 +57,8 @@ impl Outpaced {
 
 impl fmt::Display for Outpaced {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { dirty_gbps, sent_gbps, .. } = self;
-        write!(f, "the VM's memory changes at {dirty_gbps:.2} Gb/s, and {sent_gbps:.2} Gb/s of it are sent")
+        let [dirty, sent] = [self.dirty_gbps, self.sent_gbps].map(rate);
+        write!(f, "the VM's memory changes at {dirty}, and {sent} of it are sent")
     }
 }
 
@@ -92,8 +93,9 @@ pub fn foreseen(leaving: &Leaving<'_>, plan: &Plan) -> Option<Finding> {
     (!plan.post_copy && !keeps_pace(memory_bytes, memory, speed_mbps)).then(|| {
         Finding::warning("vm-outpaces-paths", [Place::vm(source, vm)])
             .what(format!(
-                "memory of VM {vm} changes at {:.2} Gb/s, and the paths carry {:.2} Gb/s of it",
-                outpaced.dirty_gbps, outpaced.sent_gbps
+                "memory of VM {vm} changes at {}, and the paths carry {} of it",
+                rate(outpaced.dirty_gbps),
+                rate(outpaced.sent_gbps)
             ))
             .effect(format!(
                 "copying it may not come to an end before the deadline: {}",

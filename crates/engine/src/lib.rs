@@ -11,6 +11,7 @@ pub mod drain;
 pub mod encryption;
 pub mod experience;
 pub mod facts;
+pub mod format;
 pub mod free_cores;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;

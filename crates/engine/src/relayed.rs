@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::facts::HostFacts;
+use crate::format::rate;
 use crate::option::RequestedOption;
 use crate::path::Path;
 use crate::plan::Request;
@@ -195,9 +196,9 @@ impl RelayMeans {
         match verdict {
             Verdict::NothingShrinks => NOTHING_SHRINKS.into(),
             _ => format!(
-                "not compressed: the paths carry {:.1} Gb/s, which a relay could hardly better with the cores that the \
+                "not compressed: the paths carry {}, which a relay could hardly better with the cores that the \
                  VMs leave, {:.1} of the source and {:.1} of the target",
-                self.wire_mbps / 1e3,
+                rate(self.wire_mbps / 1e3),
                 self.source_cores,
                 self.target_cores
             ),

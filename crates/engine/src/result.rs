@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::check::finding::Finding;
+use crate::format::bytes;
 use crate::known::if_known;
 use crate::option::{MigrationOption, RequestedOption};
 use crate::path::write_name;
@@ -271,8 +272,8 @@ impl MigrationResult {
 
 impl fmt::Display for LinkUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mib = self.bytes as f64 / 1_048_576.0;
-        write!(f, "{mib:.1} MiB went over {}, which is on none of the paths", self.link)
+        let carried = bytes(self.bytes as f64);
+        write!(f, "{carried} went over {}, which is on none of the paths", self.link)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Which paths would cost more than they bring, and so are kept for the day when the others are gone.
 
+use crate::format::duration;
 use crate::path::Path;
 
 /// What QEMU may have given to a path's connections and the path not carried yet, in bytes: 4 MiB
@@ -31,8 +32,10 @@ pub(crate) fn mark_standby(paths: &mut [Path], memory_bytes: u64) -> Option<Stri
         }
         paths[index].is_standby = true;
         reasons.push(format!(
-            "{} is on standby: with {speed_mbps} Mb/s it brings {brings_ms:.0} ms and may cost {costs_ms:.0} ms",
-            paths[index]
+            "{} is on standby: with {speed_mbps} Mb/s it brings {} and may cost {}",
+            paths[index],
+            duration(brings_ms),
+            duration(costs_ms)
         ));
     }
     (!reasons.is_empty()).then(|| reasons.join("; "))

@@ -1,9 +1,9 @@
 //! What the numbers say, in words.
 
+use drainpipe_engine::format::{MIB, bytes, count, duration, link_speed, percent, plural, rate, ratio};
 use drainpipe_engine::result::{MigrationResult, Outcome, SourceVm};
 
 use crate::bench::{BenchReport, Conditions, GuestConditions};
-use crate::format::{MIB, bytes, count, duration, link_speed, percent, plural, rate, ratio};
 use crate::summary::OptionSummary;
 
 /// Least share of the bytes that makes a link one that was used.

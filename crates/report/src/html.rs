@@ -6,11 +6,11 @@ mod scale;
 mod tables;
 mod timeline;
 
+use drainpipe_engine::format::{NONE, count, date, duration, percent, rate};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use crate::bench::BenchReport;
 use crate::findings::{Verification, capacity_gbps, failures, fastest, headline, subject, verification};
-use crate::format::{NONE, count, date, duration, percent, rate};
 use crate::summary::{OptionSummary, Spread, summarise};
 
 const STYLE: &str = include_str!("html/style.css");

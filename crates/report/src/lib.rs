@@ -5,7 +5,6 @@
 
 pub mod bench;
 mod findings;
-mod format;
 pub mod html;
 #[cfg(test)]
 mod sample;

@@ -1,10 +1,10 @@
 //! The comparison of the options for a terminal.
 
+use drainpipe_engine::format::{NONE, bytes, cpu_seconds, duration, one_line, range, rate, ratio};
 use owo_colors::{OwoColorize, Style};
 
 use crate::bench::BenchReport;
 use crate::findings::{failures, fastest, headline, subject, verification};
-use crate::format::{NONE, bytes, cpu_seconds, duration, one_line, range, rate, ratio};
 use crate::summary::{OptionSummary, Spread, summarise};
 
 /// Between two columns.

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use drainpipe_engine::format;
 use drainpipe_engine::problem::Problem;
 use drainpipe_guest::client::Control;
 use drainpipe_guest::parameters::KERNEL_OPTIONS;
@@ -204,7 +205,7 @@ async fn wait_until_ready(spec: &VmSpec, namespace: PathBuf) -> Result<(), Probl
         {
             sleep(Duration::from_millis(200)).await;
         }
-        output::remark(&format!("ready after {}", output::duration(began.elapsed().as_secs_f64() * 1000.0)));
+        output::remark(&format!("ready after {}", format::duration(began.elapsed().as_secs_f64() * 1000.0)));
     });
     waited.await.map_err(|_| Problem::failed("the guest did not get ready in 3 minutes"))
 }

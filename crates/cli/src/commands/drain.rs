@@ -7,6 +7,7 @@ use drainpipe_agent::api::types::{
 };
 use drainpipe_engine::drain::plan::{DrainPlan, Stay};
 use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveStatus};
+use drainpipe_engine::format;
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::problem::Problem;
 
@@ -110,10 +111,10 @@ fn describe_plan(plan: &DrainPlan) -> String {
         let rows = plan.moves.iter().map(|one| {
             vec![
                 one.vm.clone(),
-                output::bytes(one.memory_bytes),
+                format::bytes(one.memory_bytes as f64),
                 one.target.clone(),
-                output::bytes(one.predicted_bytes) + if one.is_compressed { ", packed" } else { "" },
-                output::duration(one.predicted_transfer_ms),
+                format::bytes(one.predicted_bytes as f64) + if one.is_compressed { ", packed" } else { "" },
+                format::estimate(one.predicted_transfer_ms),
             ]
         });
         text = output::table_text(&["vm", "memory", "to", "to send", "alone in"], rows.collect());
@@ -123,9 +124,9 @@ fn describe_plan(plan: &DrainPlan) -> String {
         0 => format!("no VM would leave {}", plan.host),
         _ => format!(
             "{} would leave {} in {}, {} at a time to begin with",
-            output::vms(moves),
+            format::vms(moves),
             plan.host,
-            output::duration(plan.predicted_ms),
+            format::estimate(plan.predicted_ms),
             usize::from(plan.transfers).min(moves)
         ),
     };
@@ -252,21 +253,21 @@ fn row(one: &MoveStatus) -> Vec<String> {
         one.vm.clone(),
         one.target.clone(),
         format!("{}{}", follow::state_word(one.state), follow::describe_packing(one.compression)),
-        output::bytes(one.sent_bytes),
-        one.transfer_ms.map_or(String::new(), output::duration),
-        output::duration(one.predicted_ms),
+        format::bytes(one.sent_bytes as f64),
+        one.transfer_ms.map_or(String::new(), format::duration),
+        format::estimate(one.predicted_ms),
     ]
 }
 
 fn describe_whole(view: &DrainView, status: &DrainStatus) -> String {
     let host = &view.host;
     let gone = describe_moved(view, status);
-    let time = output::duration(status.elapsed_ms);
+    let time = format::duration(status.elapsed_ms);
     match status.state {
         DrainState::Moving => format!("under way for {time}: {gone}; {}", follow::describe_pace(status)),
         DrainState::Cancelling => format!("being cancelled: {gone}"),
         DrainState::Drained => {
-            format!("done in {time}, predicted {}: {gone}", output::duration(status.predicted_ms))
+            format!("done in {time}, predicted {}: {gone}", format::estimate(status.predicted_ms))
         }
         DrainState::Incomplete => format!("over after {time}: {gone}"),
         DrainState::Cancelled => format!("cancelled after {time}: {gone}"),
@@ -333,7 +334,7 @@ fn describe_moved(view: &DrainView, status: &DrainStatus) -> String {
         1 => ", 1 was moved by somebody else".into(),
         count => format!(", {count} were moved by somebody else"),
     };
-    format!("{moved} of {} {way} {}{left}{stay}", output::vms(follow::own_moves(status)), view.host)
+    format!("{moved} of {} {way} {}{left}{stay}", format::vms(follow::own_moves(status)), view.host)
 }
 
 #[cfg(test)]
@@ -415,7 +416,7 @@ mod tests {
         };
         let text = describe_plan(&plan);
         for part in [
-            "web1  1024 MiB  b   512 MiB  4.3 s",
+            "web1  1.00 GiB  b   512 MiB  4.3 s",
             "db1 stays: licence",
             "warning: web1: changes its memory fast",
             "warning: no room for the failure of b",

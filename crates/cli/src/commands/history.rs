@@ -1,6 +1,7 @@
 //! `drainpipe history`.
 
 use drainpipe_agent::api::types::MigrationView;
+use drainpipe_engine::format;
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_engine::result::Outcome;
 use futures_util::future::join_all;
@@ -147,8 +148,8 @@ fn row(view: &MigrationView) -> Vec<String> {
     if let Some(result) = &view.result {
         row.extend([
             result.option.to_string(),
-            output::duration(result.total_ms),
-            format!("{:.2} Gb/s", result.throughput_gbps),
+            format::duration(result.total_ms),
+            format::rate(result.throughput_gbps),
             outcome_word(result.outcome).into(),
         ]);
     } else {
@@ -156,9 +157,7 @@ fn row(view: &MigrationView) -> Vec<String> {
         row.extend([
             view.requested_option.map(|option| option.to_string()).unwrap_or_default(),
             String::new(),
-            view.progress
-                .as_ref()
-                .map_or_else(String::new, |progress| format!("{:.2} Gb/s", progress.rate_gbps)),
+            view.progress.as_ref().map_or_else(String::new, |progress| format::rate(progress.rate_gbps)),
             format!("under way: {step}"),
         ]);
     }
@@ -194,6 +193,6 @@ fn tell(view: &MigrationView) -> Result<(), Problem> {
     let rows = result
         .events
         .iter()
-        .map(|event| vec![output::duration(event.ms), event.step.number().to_string(), event.what.clone()]);
+        .map(|event| vec![format::duration(event.ms), event.step.number().to_string(), event.what.clone()]);
     output::table(&["after", "step", "what"], rows.collect())
 }

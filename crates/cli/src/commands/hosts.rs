@@ -1,6 +1,7 @@
 //! `drainpipe hosts`.
 
 use drainpipe_agent::api::types::{HostStatus, PathsView};
+use drainpipe_engine::format;
 use drainpipe_engine::path_record::PathRecord;
 use drainpipe_engine::problem::Problem;
 
@@ -60,7 +61,7 @@ fn row(status: &HostStatus) -> Vec<String> {
         if host.cordoned { "cordoned" } else { "ready" }.into(),
         host.release().shown_version(),
         format!("{} {} ({})", facts.hypervisor.name, facts.hypervisor.version, host.accelerator),
-        output::bytes(facts.memory_available_bytes),
+        format::bytes(facts.memory_available_bytes as f64),
         links.join(", "),
     ]
 }

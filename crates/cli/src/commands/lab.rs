@@ -8,6 +8,7 @@ use std::time::Duration;
 use drainpipe_agent::api::types::HostView;
 use drainpipe_agent::client::ApiClient;
 use drainpipe_agent::config::DEFAULT_PORT;
+use drainpipe_engine::format;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::{Launcher, QemuUser};
 use drainpipe_identity::authority::{self, InitOptions, IssueOptions};
@@ -275,7 +276,7 @@ fn tell_status(status: &LabStatus) -> Result<(), Problem> {
                 link.address.map_or_else(|| "link-local".into(), |address| address.to_string()),
                 rate,
                 link.mtu_bytes.to_string(),
-                output::bytes(link.sent_bytes),
+                format::bytes(link.sent_bytes as f64),
                 faults.join(", "),
             ]
         })

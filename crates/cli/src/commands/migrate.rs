@@ -3,6 +3,7 @@
 use drainpipe_agent::api::types::{MigrateRequest, PlanView};
 use drainpipe_engine::check::finding::Finding;
 use drainpipe_engine::encryption::Encryption;
+use drainpipe_engine::format;
 use drainpipe_engine::plan::Spread;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::result::{
@@ -140,10 +141,10 @@ fn encrypted_by(encryption: &EncryptionUse) -> String {
 fn packed_by(compression: &CompressionUse) -> String {
     let share = |bytes: u64| bytes as f64 * 100.0 / compression.stream_bytes.max(1) as f64;
     format!(
-        "compressed {:.1} : 1 in {:.1} s of CPU; {:.0} % by zstd, {:.0} % by lz4, {:.0} % by what had changed \
+        "compressed {:.1} : 1 in {} of CPU; {:.0} % by zstd, {:.0} % by lz4, {:.0} % by what had changed \
          alone, {:.0} % as it was ({:.0} % since no core had the time)",
         compression.stream_bytes as f64 / compression.compressed_bytes.max(1) as f64,
-        compression.cpu_seconds,
+        format::cpu_seconds(compression.cpu_seconds),
         share(compression.zstd_bytes),
         share(compression.lz4_bytes),
         share(compression.delta_bytes),
@@ -189,20 +190,20 @@ pub(super) fn tell(result: &MigrationResult) -> Result<(), Problem> {
     }
     let paths: Vec<String> =
         result.paths.iter().map(|path| format!("{path} {:.0} %", path.share * 100.0)).collect();
-    let downtime = result.downtime_ms.map_or("unknown".into(), output::duration);
+    let downtime = result.downtime_ms.map_or("unknown".into(), format::duration);
     output::print(&format!(
-        "{} runs on {}\n  {} by {}{why}\n  {:.2} Gb/s over {}; {} sent in {} rounds\n  downtime {downtime}; \
+        "{} runs on {}\n  {} by {}{why}\n  {} over {}; {} sent in {} rounds\n  downtime {downtime}; \
          setup {}, completion {}\n",
         result.vm,
         result.target,
-        output::duration(result.total_ms),
+        format::duration(result.total_ms),
         result.option,
-        result.throughput_gbps,
+        format::rate(result.throughput_gbps),
         paths.join(", "),
-        output::bytes(result.wire_bytes),
+        format::bytes(result.wire_bytes as f64),
         result.rounds,
-        output::duration(result.setup_ms),
-        output::duration(result.completion_ms),
+        format::duration(result.setup_ms),
+        format::duration(result.completion_ms),
     ))?;
     if let Some(line) = standstill(result) {
         output::remark(&line);
@@ -219,7 +220,7 @@ pub(super) fn tell(result: &MigrationResult) -> Result<(), Problem> {
         output::remark(&format!(
             "its memory got dirty as fast as it was sent: it ran on {} for {} before all of it was there (post-copy)",
             result.target,
-            output::duration(post_copy_ms)
+            format::duration(post_copy_ms)
         ));
     }
     result.compression.iter().map(packed_by).for_each(|line| output::remark(&line));
@@ -243,12 +244,12 @@ const STANDSTILL_TOLD_MS: f64 = 250.0;
 pub(super) fn standstill(result: &MigrationResult) -> Option<String> {
     let vm = &result.vm;
     let paused = result.downtime_ms.filter(|_| result.outcome != Outcome::Completed);
-    let paused = paused.map(|ms| format!("{vm} was paused for {}", output::duration(ms)));
+    let paused = paused.map(|ms| format!("{vm} was paused for {}", format::duration(ms)));
     let still_ms = result.standstill_ms.unwrap_or_default();
     if still_ms < result.downtime_ms.unwrap_or_default() + STANDSTILL_TOLD_MS {
         return paused;
     }
-    let still_for = output::duration(still_ms);
+    let still_for = format::duration(still_ms);
     let of_what = "in flight, while its QEMU answered nothing";
     Some(match paused {
         Some(paused) => format!("{paused}; it stood still for up to {still_for} {of_what}"),
@@ -263,7 +264,7 @@ fn lines_of(path: &PathUse, paths: usize) -> Vec<String> {
         .turns
         .iter()
         .map(|turn| {
-            let at = output::duration(turn.ms);
+            let at = format::duration(turn.ms);
             match turn.state {
                 PathState::Out => format!("{name} out at {at}: {}", turn.why.as_deref().unwrap_or("not fit")),
                 PathState::Back => format!("{name} back at {at}"),

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use drainpipe_agent::api::types::{DrainKind, DrainView};
 use drainpipe_engine::drain::status::{DrainStatus, LinkRate, MoveState, MoveStatus};
+use drainpipe_engine::format;
 use indicatif::{MultiProgress, ProgressBar};
 
 use super::line::style;
@@ -46,7 +47,7 @@ impl Words {
         let why = one.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
         match one.state {
             MoveState::Moved => {
-                let took = one.transfer_ms.map(|ms| format!(", {} on the links", output::duration(ms)));
+                let took = one.transfer_ms.map(|ms| format!(", {} on the links", format::duration(ms)));
                 format!("{vm} {moved} {target}{}", took.unwrap_or_default())
             }
             MoveState::Failed => format!("{vm} was not moved{why}"),
@@ -64,11 +65,11 @@ impl Display {
     pub(super) fn new(begun: &DrainView) -> Self {
         let words = Words::of(begun);
         if let Some(status) = &begun.status {
-            let predicted = output::duration(status.predicted_ms);
+            let predicted = format::estimate(status.predicted_ms);
             output::remark(&format!(
                 "{}: {}, {predicted} predicted",
                 words.name,
-                output::vms(status.moves.len())
+                format::vms(status.moves.len())
             ));
         }
         if output::is_watched() { Self::Bars(Bars::new(words)) } else { Self::Lines(Lines::new(words)) }
@@ -212,7 +213,7 @@ fn describe_whole(status: &DrainStatus) -> String {
     format!(
         "{} of {} moved, {}{waits}",
         status.moved(),
-        output::vms(own_moves(status)),
+        format::vms(own_moves(status)),
         describe_pace(status)
     )
 }
@@ -224,12 +225,12 @@ pub(crate) fn own_moves(status: &DrainStatus) -> usize {
 
 /// How much has arrived, how fast, and how long it takes still.
 pub(crate) fn describe_pace(status: &DrainStatus) -> String {
-    let left = status.eta_ms.map_or(String::new(), |eta| format!(", {} left", output::duration(eta)));
+    let left = status.eta_ms.map_or(String::new(), |eta| format!(", {} left", format::estimate(eta)));
     format!(
-        "{} of about {}, {:.2} Gb/s{}, {} at a time{left}",
-        output::bytes(status.sent_bytes()),
-        output::bytes(status.expected_bytes()),
-        status.rate_mbps / 1000.0,
+        "{} of about {}, {}{}, {} at a time{left}",
+        format::bytes(status.sent_bytes() as f64),
+        format::bytes(status.expected_bytes() as f64),
+        format::rate(status.rate_mbps / 1000.0),
         describe_links(status),
         usize::from(status.transfers).min(own_moves(status).max(1))
     )
@@ -240,7 +241,7 @@ fn describe_links(status: &DrainStatus) -> String {
     if status.links.len() < 2 {
         return String::new();
     }
-    let each = |link: &LinkRate| format!("{} {:.2}", link.link, link.rate_mbps / 1000.0);
+    let each = |link: &LinkRate| format!("{} {}", link.link, format::rate(link.rate_mbps / 1000.0));
     format!(" ({})", status.links.iter().map(each).collect::<Vec<_>>().join(", "))
 }
 
@@ -249,7 +250,8 @@ fn describe_move(one: &MoveStatus) -> String {
     match one.state {
         MoveState::Transferring => {
             let expected_bytes = one.sent_bytes.max(one.predicted_bytes);
-            let (sent, expected) = (output::bytes(one.sent_bytes), output::bytes(expected_bytes));
+            let (sent, expected) =
+                (format::bytes(one.sent_bytes as f64), format::bytes(expected_bytes as f64));
             format!("{state}: {sent} sent of about {expected}{}", describe_packing(one.compression))
         }
         _ => one.waits.as_ref().map_or_else(|| state.into(), |waits| format!("{state}: {waits}")),
@@ -286,7 +288,7 @@ mod tests {
         let compression = Some(CompressionProgress { ratio: 2.93, cores: 1.38 });
         let sends =
             MoveStatus { predicted_bytes: 1 << 30, compression, ..a_move(MoveState::Transferring, None) };
-        let told = "on the links: 1 MiB sent of about 1024 MiB, compressing 2.9 : 1 on 1.4 cores";
+        let told = "on the links: 1.00 MiB sent of about 1.00 GiB, compressing 2.9 : 1 on 1.4 cores";
         assert_eq!(describe_move(&sends), told);
     }
 
@@ -305,7 +307,7 @@ mod tests {
         let status = DrainStatus { moves, links, rate_mbps: 1_800.0, ..DrainStatus::begun() };
         assert_eq!(
             describe_whole(&status),
-            "1 of 2 VMs moved, 1536 MiB of about 2048 MiB, 1.80 Gb/s (e0 0.90, e1 0.90), 1 at a time"
+            "1 of 2 VMs moved, 1.50 GiB of about 2.00 GiB, 1.80 Gb/s (e0 0.90 Gb/s, e1 0.90 Gb/s), 1 at a time"
         );
     }
 
@@ -324,7 +326,7 @@ mod tests {
         };
         let (there, back) = (Words::of(&view(DrainKind::Drain)), Words::of(&view(DrainKind::Failback)));
         let moved = a_move(MoveState::Moved, None);
-        assert_eq!(there.describe_turn(&moved), "web1 runs on b, 2.0 s on the links");
+        assert_eq!(there.describe_turn(&moved), "web1 runs on b, 2.00 s on the links");
         assert_eq!(back.describe_turn(&moved), "web1 is back from b, 2.0 s on the links");
         assert_eq!(back.describe_turn(&a_move(MoveState::Transferring, None)), "web1 ← b: on the links");
         let failed = a_move(MoveState::Failed, Some(Problem::failed("b is short of memory")));

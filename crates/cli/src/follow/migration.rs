@@ -4,6 +4,7 @@ use std::cell::Cell;
 
 use drainpipe_agent::api::types::{MigrateRequest, MigrationView};
 use drainpipe_engine::convergence::Outpaced;
+use drainpipe_engine::format;
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_engine::progress::{CompressionProgress, Progress};
 use drainpipe_engine::result::MigrationResult;
@@ -151,7 +152,7 @@ fn describe(progress: &Progress) -> String {
     let stalled = progress.paths_stalled.join(", ");
     if let Some(stalled_ms) = progress.stalled_ms {
         let on = if stalled.is_empty() { stalled } else { format!(" on {stalled}") };
-        return format!("stalled for {}{on}{out}", output::duration(stalled_ms));
+        return format!("stalled for {}{on}{out}", format::duration(stalled_ms));
     }
     let out = if stalled.is_empty() { out } else { format!("; nothing arrives by {stalled}{out}") };
     let title = if progress.rest_follows {
@@ -163,12 +164,12 @@ fn describe(progress: &Progress) -> String {
     if progress.total_bytes == 0 {
         return step;
     }
-    let sent = output::bytes(progress.sent_bytes);
+    let sent = format::bytes(progress.sent_bytes as f64);
     let left = match (progress.outpaced, progress.eta_ms) {
         (Some(Outpaced { dirty_gbps, .. }), _) => {
-            format!(", does not converge, changes at {dirty_gbps:.2} Gb/s")
+            format!(", does not converge, changes at {}", format::rate(dirty_gbps))
         }
-        (None, Some(eta_ms)) => format!(", {} left", output::duration(eta_ms)),
+        (None, Some(eta_ms)) => format!(", {} left", format::estimate(eta_ms)),
         (None, None) => String::new(),
     };
     let limit = progress.limit_mbps.map_or(String::new(), |mbps| format!(" of {mbps} Mb/s allowed"));
@@ -176,7 +177,8 @@ fn describe(progress: &Progress) -> String {
         progress.throttle_percent.map_or(String::new(), |percent| format!(", VM throttled by {percent} %"));
     let packing = describe_packing(progress.compression);
     // What matters most comes first: a narrow terminal shows no more.
-    format!("{step}{left}: {sent} sent, {:.2} Gb/s{limit}{packing}{throttle}{out}", progress.rate_gbps)
+    let rate = format::rate(progress.rate_gbps);
+    format!("{step}{left}: {sent} sent, {rate}{limit}{packing}{throttle}{out}")
 }
 
 /// What compression does, if there is any, to be put behind something else.

@@ -3,6 +3,7 @@
 use super::Pair;
 use super::facts::{CheckFacts, ForeignRoute};
 use super::finding::{Finding, Place, on};
+use crate::format::duration;
 use crate::plan::routing_obstacle;
 use crate::protocol::{Speaker, agree};
 
@@ -179,9 +180,9 @@ fn clock(pair: Pair<'_>) -> Option<Finding> {
         let direction = if difference.ahead_ms > 0.0 { "ahead of" } else { "behind" };
         Finding::warning("clocks-differ", both(pair))
             .what(format!(
-                "the clock of {} is {:.1} s {direction} that of {}",
+                "the clock of {} is {} {direction} that of {}",
                 pair.target.name(),
-                difference.ahead_ms.abs() / 1_000.0,
+                duration(difference.ahead_ms.abs()),
                 pair.source.name()
             ))
             .effect("logs of the two hosts do not fit together; far apart, certificates count as not valid yet")

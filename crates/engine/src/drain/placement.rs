@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use super::predict::paths_mbps;
 use super::view::{DrainView, Placement, TargetView, VmView};
+use crate::format::bytes;
 
 /// Targets that the reason of a VM that stays names one by one.
 const NAMED_TARGETS: usize = 5;
@@ -268,15 +269,11 @@ impl<'a> Room<'a> {
         (needs_bytes > self.free_bytes).then(|| {
             format!(
                 "{} is needed and {} is free after what is planned to go there",
-                gib(needs_bytes),
-                gib(self.free_bytes)
+                bytes(needs_bytes as f64),
+                bytes(self.free_bytes as f64)
             )
         })
     }
-}
-
-fn gib(bytes: u64) -> String {
-    format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30))
 }
 
 /// For each target that VMs go to: why, if it failed after that, the other targets could not take its VMs.
@@ -319,7 +316,7 @@ fn why_without_reserve(view: &DrainView, lost: &Room<'_>, rooms: &[Room<'_>]) ->
             return Some(format!(
                 "if {name} failed after this, the other targets could not take all of its VMs: no room for {vm} \
                  ({})",
-                gib(needs_bytes)
+                bytes(needs_bytes as f64)
             ));
         };
         *free_bytes -= needs_bytes;

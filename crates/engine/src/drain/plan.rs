@@ -17,6 +17,7 @@ use super::predict::{
 use super::run::DrainLimits;
 use super::schedule::{Course, Links, Schedule, Transfer, schedule};
 use super::view::{DrainView, FoundTransfers, TargetView, VmView};
+use crate::format::rate;
 
 /// Which VM goes where, in this order, and which stay.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -207,9 +208,9 @@ impl Going<'_> {
         };
         (!self.prediction.converges).then(|| {
             format!(
-                "its memory gets dirty at {:.0} Mb/s and the links carry {:.0} Mb/s: {what_then}",
-                memory.dirty_bytes_per_s as f64 / 125_000.0,
-                vm_mbps(target)
+                "its memory gets dirty at {} and the links carry {}: {what_then}",
+                rate(memory.dirty_bytes_per_s as f64 * 8.0 / 1e9),
+                rate(vm_mbps(target) / 1e3)
             )
         })
     }

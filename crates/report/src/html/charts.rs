@@ -1,5 +1,6 @@
 //! The charts of the page, each with what it shows in a sentence.
 
+use drainpipe_engine::format::{NONE, cpu_seconds, duration, link_speed, percent, rate, ratio};
 use drainpipe_engine::result::{CpuSeconds, MigrationResult};
 use maud::{Markup, html};
 
@@ -8,7 +9,6 @@ use super::scale::Scale;
 use super::timeline::{Layer, Timeline, codecs, intervals, layer_class, links};
 use crate::bench::{BenchReport, Conditions};
 use crate::findings::{capacity_gbps, median_run};
-use crate::format::{NONE, cpu_seconds, duration, link_speed, percent, rate, ratio};
 use crate::summary::{OptionSummary, Spread, cpu_total, gib};
 
 /// Room to the right of the longest bar.

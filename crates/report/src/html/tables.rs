@@ -1,13 +1,13 @@
 //! The numbers behind the charts, and the conditions of the measurement.
 
+use drainpipe_engine::format::{
+    MIB, NONE, bytes, count, cpu_seconds, date, duration, link_speed, percent, range, rate, ratio,
+};
 use drainpipe_engine::result::CompressionUse;
 use maud::{Markup, html};
 
 use crate::bench::{BenchReport, Conditions, HostConditions, LinkConditions};
 use crate::findings::{outcome_word, writes};
-use crate::format::{
-    MIB, NONE, bytes, count, cpu_seconds, date, duration, link_speed, percent, range, rate, ratio,
-};
 use crate::summary::{OptionSummary, Spread};
 
 /// A table that scrolls by itself where the page is too narrow for it.

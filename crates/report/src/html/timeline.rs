@@ -2,12 +2,12 @@
 //!
 //! Stacked, because links of the same speed carry the same and their lines would hide each other.
 
+use drainpipe_engine::format::{duration, percent};
 use drainpipe_engine::result::{CompressionUse, MigrationResult, PathUse, Sample};
 use maud::{Markup, html};
 
 use super::bars::{Unit, anchor};
 use super::scale::Scale;
-use crate::format::{duration, percent};
 
 /// Most points of a line: more than a screen shows.
 const POINTS_MAX: usize = 240;

@@ -47,7 +47,7 @@ pub(super) const OF_HOSTS: &[Case] = &[
         "on a: ip route del 10.9.0.12 proto 3",
     ),
     (|s| s.a.libvirt_version = Some("8.0.0".into()), Remark, "libvirt-old", &["a"], "older than 9.0"),
-    (|s| s.clock.ahead_ms = -1_500.0, Warning, "clocks-differ", &["a", "b"], "1.5 s behind that of a"),
+    (|s| s.clock.ahead_ms = -1_500.0, Warning, "clocks-differ", &["a", "b"], "1.50 s behind that of a"),
     (
         |s| s.b.certificate_ends_unix_s = 1_800_000_000 + 20 * DAY_S,
         Warning,

@@ -1,12 +1,13 @@
 //! Numbers as people read them: three significant digits, the unit that fits, no noise.
 
 /// Shown in place of a number that there is not.
-pub(crate) const NONE: &str = "–";
+pub const NONE: &str = "–";
 
-pub(crate) const MIB: f64 = (1_u64 << 20) as f64;
+/// Bytes of a MiB.
+pub const MIB: f64 = (1_u64 << 20) as f64;
 
 /// A time: "0.4 ms", "842 ms", "12.3 s", "2 min 5 s".
-pub(crate) fn duration(ms: f64) -> String {
+pub fn duration(ms: f64) -> String {
     match ms {
         _ if !ms.is_finite() || ms < 0.0 => NONE.to_owned(),
         ..0.05 => "0 ms".to_owned(),
@@ -18,13 +19,24 @@ pub(crate) fn duration(ms: f64) -> String {
     }
 }
 
+/// A time that is foreseen, with no more digits than it deserves: "842 ms", "4.8 s", "12 s", "2 min 5 s".
+pub fn estimate(ms: f64) -> String {
+    match ms {
+        _ if !ms.is_finite() || ms < 0.0 => NONE.to_owned(),
+        ..999.5 => format!("{ms:.0} ms"),
+        ..9_950.0 => format!("{:.1} s", ms / 1e3),
+        ..99_500.0 => format!("{:.0} s", ms / 1e3),
+        _ => minutes(ms),
+    }
+}
+
 fn minutes(ms: f64) -> String {
     let seconds = (ms / 1e3).round();
     format!("{:.0} min {:.0} s", (seconds / 60.0).floor(), seconds % 60.0)
 }
 
 /// A rate: "950 Mb/s", "1.93 Gb/s", "20.1 Gb/s".
-pub(crate) fn rate(gbps: f64) -> String {
+pub fn rate(gbps: f64) -> String {
     if !gbps.is_finite() || gbps < 0.0 {
         return NONE.to_owned();
     }
@@ -37,12 +49,12 @@ pub(crate) fn rate(gbps: f64) -> String {
 }
 
 /// The speed of a link: "100 Mb/s", "1 Gb/s", "2.5 Gb/s".
-pub(crate) fn link_speed(mbps: u64) -> String {
+pub fn link_speed(mbps: u64) -> String {
     if mbps < 1_000 { format!("{mbps} Mb/s") } else { format!("{} Gb/s", mbps as f64 / 1e3) }
 }
 
 /// An amount of memory: "512 KiB", "1.50 GiB".
-pub(crate) fn bytes(bytes: f64) -> String {
+pub fn bytes(bytes: f64) -> String {
     if !bytes.is_finite() || bytes < 0.0 {
         return NONE.to_owned();
     }
@@ -58,12 +70,12 @@ pub(crate) fn bytes(bytes: f64) -> String {
 }
 
 /// A ratio: "1.96 ×".
-pub(crate) fn ratio(ratio: f64) -> String {
+pub fn ratio(ratio: f64) -> String {
     if ratio.is_finite() { format!("{} ×", three_digits(ratio)) } else { NONE.to_owned() }
 }
 
 /// A part of a whole, 0 to 1: "0.4 %", "49 %".
-pub(crate) fn percent(part: f64) -> String {
+pub fn percent(part: f64) -> String {
     match part * 100.0 {
         percent if !percent.is_finite() => NONE.to_owned(),
         percent if percent > 0.0 && percent < 9.95 => format!("{percent:.1} %"),
@@ -72,7 +84,7 @@ pub(crate) fn percent(part: f64) -> String {
 }
 
 /// CPU time: "0.012 s", "1.24 s", "12.4 s".
-pub(crate) fn cpu_seconds(seconds: f64) -> String {
+pub fn cpu_seconds(seconds: f64) -> String {
     match seconds {
         _ if !seconds.is_finite() || seconds < 0.0 => NONE.to_owned(),
         ..0.000_5 => "0 s".to_owned(),
@@ -82,7 +94,7 @@ pub(crate) fn cpu_seconds(seconds: f64) -> String {
 }
 
 /// From one number to another, the unit only once where it is the same: "7.29 – 7.48 s".
-pub(crate) fn range(min: f64, max: f64, show: fn(f64) -> String) -> String {
+pub fn range(min: f64, max: f64, show: fn(f64) -> String) -> String {
     let (min, max) = (show(min), show(max));
     match (min.split_once(' '), max.split_once(' ')) {
         (Some((number, unit)), Some((_, other))) if unit == other => format!("{number} – {max}"),
@@ -91,7 +103,7 @@ pub(crate) fn range(min: f64, max: f64, show: fn(f64) -> String) -> String {
 }
 
 /// A time of RFC 3339 to the minute: "2026-11-21 01:00 UTC"; any other text as it is.
-pub(crate) fn date(rfc3339: &str) -> String {
+pub fn date(rfc3339: &str) -> String {
     match (rfc3339.get(..16), rfc3339.ends_with('Z')) {
         (Some(minute), true) if minute.as_bytes()[10] == b'T' => {
             format!("{} UTC", minute.replace('T', " "))
@@ -101,7 +113,7 @@ pub(crate) fn date(rfc3339: &str) -> String {
 }
 
 /// A count with thin spaces between thousands: "1 572 864".
-pub(crate) fn count(count: u64) -> String {
+pub fn count(count: u64) -> String {
     let digits = count.to_string();
     let mut grouped = String::with_capacity(digits.len() * 2);
     for (index, digit) in digits.chars().enumerate() {
@@ -114,13 +126,23 @@ pub(crate) fn count(count: u64) -> String {
 }
 
 /// "1 run", "3 runs".
-pub(crate) fn plural(count: usize, one: &str, many: &str) -> String {
+pub fn plural(count: usize, one: &str, many: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { many })
 }
 
+/// So many VMs: "1 VM", "3 VMs".
+pub fn vms(count: usize) -> String {
+    plural(count, "VM", "VMs")
+}
+
+/// Text of others without what would act on a terminal. Its lines stay.
+pub fn plain(text: &str) -> String {
+    text.chars().filter(|character| !character.is_control() || *character == '\n').collect()
+}
+
 /// Text of others without what would act on a terminal or break a line.
-pub(crate) fn one_line(text: &str) -> String {
-    text.chars().map(|character| if character.is_control() { ' ' } else { character }).collect()
+pub fn one_line(text: &str) -> String {
+    plain(text).replace('\n', " ")
 }
 
 /// At most three significant digits and at most two decimals.
@@ -152,6 +174,22 @@ mod tests {
             (-1.0, NONE),
         ] {
             assert_eq!(duration(ms), text, "{ms}");
+        }
+    }
+
+    #[test]
+    fn what_is_foreseen_has_two_digits() {
+        for (ms, text) in [
+            (0.44, "0 ms"),
+            (4_800.0, "4.8 s"),
+            (9_960.0, "10 s"),
+            (99_400.0, "99 s"),
+            (99_600.0, "1 min 40 s"),
+            (125_400.0, "2 min 5 s"),
+            (f64::NAN, NONE),
+            (-1.0, NONE),
+        ] {
+            assert_eq!(estimate(ms), text, "{ms}");
         }
     }
 
@@ -217,6 +255,7 @@ mod tests {
 
     #[test]
     fn what_would_act_on_a_terminal_is_gone() {
-        assert_eq!(one_line("a\x1b[2Jb\nc"), "a [2Jb c");
+        assert_eq!(one_line("a\x1b[2J\u{9b}b\r\nc"), "a[2Jb c");
+        assert_eq!(plain("a\x1b[2J\u{9b}b\r\nc"), "a[2Jb\nc");
     }
 }
