@@ -48,6 +48,7 @@ fuzz-api:
 	API_REQUESTS=$(API_REQUESTS) API_SEED=$(API_SEED) fuzz/api $(API_CALLERS)
 
 style:
+	scripts/layers
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- --deny warnings
 

@@ -16,12 +16,12 @@ use jiff::Zoned;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::agent::Agent;
-use crate::api::types::{BandwidthShare, BandwidthView};
+use crate::api_types::{BandwidthShare, BandwidthView};
+use crate::host::Host;
 use crate::journal::{Journal, JournalError};
 use crate::lock::lock;
-use crate::outgoing::Running;
 use crate::pacer::{Pacer, Pacing};
+use crate::peers::Peers;
 
 /// How often a migration's share is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -44,6 +44,9 @@ const SPEED_UNKNOWN_MBPS: u64 = 1_000_000;
 /// The limits of this host.
 #[derive(Debug)]
 pub(crate) struct Bandwidth {
+    host: Arc<Host>,
+    peers: Arc<Peers>,
+    journal: Arc<Journal>,
     setting: Mutex<BandwidthSetting>,
     // By migration that sends.
     leaving: Mutex<BTreeMap<String, Share>>,
@@ -61,59 +64,69 @@ struct Share {
 
 impl Bandwidth {
     /// With what was set in an earlier life of the agent.
-    pub(crate) fn open(journal: &Journal) -> Result<Self, JournalError> {
-        let setting = Mutex::new(journal.bandwidth_setting()?);
-        Ok(Self { setting, leaving: Mutex::default(), coming: Mutex::default() })
+    pub(crate) fn open(
+        host: &Arc<Host>,
+        peers: &Arc<Peers>,
+        journal: &Arc<Journal>,
+    ) -> Result<Self, JournalError> {
+        Ok(Self {
+            host: Arc::clone(host),
+            peers: Arc::clone(peers),
+            setting: Mutex::new(journal.bandwidth_setting()?),
+            journal: Arc::clone(journal),
+            leaving: Mutex::default(),
+            coming: Mutex::default(),
+        })
     }
-}
 
-/// What holds now.
-pub(crate) fn view(agent: &Agent) -> BandwidthView {
-    let setting = *lock(&agent.bandwidth.setting);
-    let later = setting.changes(&agent.config.bandwidth, Zoned::now().datetime());
-    BandwidthView { host: agent.name().into(), setting, limit_mbps: limit_by(agent, setting), later }
-}
-
-/// Mb/s that hold now, in each direction; absent for no limit.
-pub(crate) fn limit_mbps(agent: &Agent) -> Option<u64> {
-    limit_by(agent, *lock(&agent.bandwidth.setting))
-}
-
-fn limit_by(agent: &Agent, setting: BandwidthSetting) -> Option<u64> {
-    setting.limit_mbps(&agent.config.bandwidth, Zoned::now().datetime())
-}
-
-/// Sets the limit until it is set anew, also for migrations in flight.
-pub(crate) fn set(agent: &Agent, setting: BandwidthSetting) -> Result<BandwidthView, Problem> {
-    if setting == BandwidthSetting::Mbps(0) {
-        return Err(Problem::bad_input(
-            "a limit of 0 Mb/s would keep migrations from ever ending: 1 is the least",
-        ));
+    /// What holds now.
+    pub(crate) fn view(&self) -> BandwidthView {
+        let setting = *lock(&self.setting);
+        let later = setting.changes(&self.host.config.bandwidth, Zoned::now().datetime());
+        BandwidthView { host: self.host.name().into(), setting, limit_mbps: self.limit_by(setting), later }
     }
-    let mut held = lock(&agent.bandwidth.setting);
-    agent.journal.set_bandwidth_setting(setting)?;
-    *held = setting;
-    drop(held);
-    Ok(view(agent))
-}
 
-/// The share of a migration that comes here and could use so much. Its source asks again and again.
-pub(crate) fn share_of_coming(agent: &Agent, migration: &str, wanted_mbps: Option<u64>) -> BandwidthShare {
-    let wanted_mbps = wanted_mbps.unwrap_or(SPEED_UNKNOWN_MBPS).max(1);
-    let mut coming = lock(&agent.bandwidth.coming);
-    coming.retain(|_, (_, asked)| asked.elapsed() < ASKED_WITHIN);
-    let new = Share { could_use_mbps: wanted_mbps, granted_mbps: 0 };
-    let (share, asked) = coming.entry(migration.into()).or_insert((new, Instant::now()));
-    (share.could_use_mbps, *asked) = (wanted_mbps, Instant::now());
-    let shares = coming.iter_mut().map(|(id, (share, _))| (id.as_str(), share));
-    BandwidthShare { mbps: granted(limit_mbps(agent), migration, shares) }
-}
+    /// Mb/s that hold now, in each direction; absent for no limit.
+    pub(crate) fn limit_mbps(&self) -> Option<u64> {
+        self.limit_by(*lock(&self.setting))
+    }
 
-/// The share of one that is on its way and could use so much.
-fn share_of_leaving(agent: &Agent, migration: &str, wanted_mbps: u64) -> Option<u64> {
-    let mut leaving = lock(&agent.bandwidth.leaving);
-    leaving.get_mut(migration)?.could_use_mbps = wanted_mbps;
-    granted(limit_mbps(agent), migration, leaving.iter_mut().map(|(id, share)| (id.as_str(), share)))
+    fn limit_by(&self, setting: BandwidthSetting) -> Option<u64> {
+        setting.limit_mbps(&self.host.config.bandwidth, Zoned::now().datetime())
+    }
+
+    /// Sets the limit until it is set anew, also for migrations in flight.
+    pub(crate) fn set(&self, setting: BandwidthSetting) -> Result<BandwidthView, Problem> {
+        if setting == BandwidthSetting::Mbps(0) {
+            return Err(Problem::bad_input(
+                "a limit of 0 Mb/s would keep migrations from ever ending: 1 is the least",
+            ));
+        }
+        let mut held = lock(&self.setting);
+        self.journal.set_bandwidth_setting(setting)?;
+        *held = setting;
+        drop(held);
+        Ok(self.view())
+    }
+
+    /// The share of a migration that comes here and could use so much. Its source asks again and again.
+    pub(crate) fn share_of_coming(&self, migration: &str, wanted_mbps: Option<u64>) -> BandwidthShare {
+        let wanted_mbps = wanted_mbps.unwrap_or(SPEED_UNKNOWN_MBPS).max(1);
+        let mut coming = lock(&self.coming);
+        coming.retain(|_, (_, asked)| asked.elapsed() < ASKED_WITHIN);
+        let new = Share { could_use_mbps: wanted_mbps, granted_mbps: 0 };
+        let (share, asked) = coming.entry(migration.into()).or_insert((new, Instant::now()));
+        (share.could_use_mbps, *asked) = (wanted_mbps, Instant::now());
+        let shares = coming.iter_mut().map(|(id, (share, _))| (id.as_str(), share));
+        BandwidthShare { mbps: granted(self.limit_mbps(), migration, shares) }
+    }
+
+    /// The share of one that is on its way and could use so much.
+    fn share_of_leaving(&self, migration: &str, wanted_mbps: u64) -> Option<u64> {
+        let mut leaving = lock(&self.leaving);
+        leaving.get_mut(migration)?.could_use_mbps = wanted_mbps;
+        granted(self.limit_mbps(), migration, leaving.iter_mut().map(|(id, share)| (id.as_str(), share)))
+    }
 }
 
 /// What this one gets now, which is noted.
@@ -134,22 +147,33 @@ fn granted<'a>(
 /// One migration from here, among those that share this host's limit; dropped, no more.
 #[derive(Debug)]
 struct Leaving {
-    agent: Arc<Agent>,
+    bandwidth: Arc<Bandwidth>,
     migration: String,
 }
 
 impl Leaving {
-    fn enter(agent: &Arc<Agent>, migration: &str, could_use_mbps: u64) -> Self {
+    fn enter(bandwidth: &Arc<Bandwidth>, migration: &str, could_use_mbps: u64) -> Self {
         let share = Share { could_use_mbps, granted_mbps: 0 };
-        lock(&agent.bandwidth.leaving).insert(migration.into(), share);
-        Self { agent: Arc::clone(agent), migration: migration.into() }
+        lock(&bandwidth.leaving).insert(migration.into(), share);
+        Self { bandwidth: Arc::clone(bandwidth), migration: migration.into() }
     }
 }
 
 impl Drop for Leaving {
     fn drop(&mut self) {
-        lock(&self.agent.bandwidth.leaving).remove(&self.migration);
+        lock(&self.bandwidth.leaving).remove(&self.migration);
     }
+}
+
+/// A migration from here, to those who hold its bytes back.
+#[derive(Debug)]
+pub(crate) struct Sending<'a> {
+    /// Its identifier.
+    pub(crate) migration: &'a str,
+    /// The host that it goes to.
+    pub(crate) target: &'a str,
+    /// Whether it leaves the links to another one, now and from now on.
+    pub(crate) way_given: watch::Receiver<bool>,
 }
 
 /// A migration's share from its first byte on.
@@ -161,15 +185,20 @@ pub(crate) struct FirstShare {
 
 impl FirstShare {
     /// For a migration that is about to send; asks the target, too.
-    pub(crate) async fn of(agent: &Arc<Agent>, running: &Running, plan: &Plan, valve: Valve) -> Self {
+    pub(crate) async fn of(
+        bandwidth: &Arc<Bandwidth>,
+        sending: Sending<'_>,
+        plan: &Plan,
+        valve: Valve,
+    ) -> Self {
         let could_use_mbps = plan.carried_mbps().map_or(SPEED_UNKNOWN_MBPS, |mbps| mbps.max(1));
-        let leaving = Leaving::enter(agent, running.id(), could_use_mbps);
+        let leaving = Leaving::enter(bandwidth, sending.migration, could_use_mbps);
         let (tell, limit_mbps) = watch::channel(None);
         let mut flight = Flight {
-            agent: Arc::clone(agent),
-            migration: running.id().into(),
-            target: running.target().into(),
-            way_given: running.way_given(),
+            bandwidth: Arc::clone(bandwidth),
+            migration: sending.migration.into(),
+            target: sending.target.into(),
+            way_given: sending.way_given,
             gives_way_until: None,
             could_use_mbps,
             valve,
@@ -251,7 +280,7 @@ impl Drop for Throttle {
 }
 
 struct Flight {
-    agent: Arc<Agent>,
+    bandwidth: Arc<Bandwidth>,
     migration: String,
     target: String,
     way_given: watch::Receiver<bool>,
@@ -295,7 +324,7 @@ impl Flight {
         }
         // What the target does not grant, others may have of this host's links.
         let wanted_mbps = self.granted_mbps.map_or(self.could_use_mbps, |mbps| mbps.min(self.could_use_mbps));
-        let own_mbps = share_of_leaving(&self.agent, &self.migration, wanted_mbps);
+        let own_mbps = self.bandwidth.share_of_leaving(&self.migration, wanted_mbps);
         self.limit_mbps = own_mbps.into_iter().chain(self.granted_mbps).min();
     }
 
@@ -335,7 +364,7 @@ impl Flight {
         match &self.valve {
             Valve::Qemu(pacer) => pacer.set(limit_mbps),
             Valve::Relay(limiter) => {
-                let leaving = lock(&self.agent.bandwidth.leaving);
+                let leaving = lock(&self.bandwidth.leaving);
                 if leaving.contains_key(&self.migration) {
                     let bytes_per_s = |mbps| {
                         for_relay(
@@ -352,9 +381,9 @@ impl Flight {
 
     fn ask_target(&self) -> impl Future<Output = Result<BandwidthShare, Problem>> + use<> {
         let path = format!("/v1/incoming/{}/bandwidth?wanted_mbps={}", self.migration, self.could_use_mbps);
-        let (agent, target) = (Arc::clone(&self.agent), self.target.clone());
+        let (peers, target) = (Arc::clone(&self.bandwidth.peers), self.target.clone());
         async move {
-            let peer = agent.peer(&target).ok_or_else(|| Problem::failed("no such peer"))?;
+            let peer = peers.get(&target).ok_or_else(|| Problem::failed("no such peer"))?;
             peer.get_within(&path, ANSWER_DEADLINE).await
         }
     }

@@ -1,5 +1,7 @@
 //! The agent's configuration: one TOML file, read once, checked whole.
 
+mod link_choice;
+
 use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
@@ -16,9 +18,9 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use thiserror::Error;
 
-use crate::api::types::TRANSFERS_MAX;
+pub(crate) use self::link_choice::LinkChoice;
+use crate::api_types::TRANSFERS_MAX;
 use crate::cpu_list::CpuList;
-use crate::migration_links::LinkChoice;
 
 /// Where an agent looks for its configuration.
 pub const DEFAULT_PATH: &str = "/etc/drainpipe/agent.toml";

@@ -14,7 +14,6 @@ use drainpipe_hypervisor::Vmm;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, warn};
 
-use crate::agent::Agent;
 use crate::lock::lock;
 use crate::session_weight;
 use crate::vms::Vms;
@@ -27,8 +26,11 @@ const CATCHES_UP_FOR: Duration = Duration::from_secs(1);
 const SESSION_FIRST_FOR: Duration = Duration::from_secs(1);
 
 /// The sessions that go before others: those of a VM and of the agent, whose relay it may need.
-#[derive(Debug, Default)]
-pub(crate) struct FirstSessions(Arc<Mutex<Option<Lease>>>);
+#[derive(Debug)]
+pub(crate) struct FirstSessions {
+    lease: Arc<Mutex<Option<Lease>>>,
+    vms: Arc<Vms>,
+}
 
 #[derive(Debug)]
 struct Lease {
@@ -36,30 +38,37 @@ struct Lease {
     processes: BTreeSet<u32>,
 }
 
-/// Lets a VM go first. What cannot be had is done without.
-pub(crate) fn begin(agent: &Agent, vmm: &Vmm) {
-    let vm = &vmm.spec().spec().name;
-    if let Err(error) = vmm.go_first() {
-        debug!(%vm, %error, "does not go first");
+impl FirstSessions {
+    /// None yet, on a host that has these VMs.
+    pub(crate) fn new(vms: &Arc<Vms>) -> Self {
+        Self { lease: Arc::default(), vms: Arc::clone(vms) }
     }
-    if let Err(error) = raise_sessions(agent, vmm.pid()) {
-        debug!(%vm, %error, "its session does not go first");
-    }
-}
 
-fn raise_sessions(agent: &Agent, vmm: u32) -> io::Result<()> {
-    let until = Instant::now() + SESSION_FIRST_FOR;
-    let mut lease = lock(&agent.first_sessions.0);
-    let own = process::id();
-    let raised = [vmm, own].map(session_weight::raise);
-    if let Some(lease) = lease.as_mut() {
-        lease.until = until;
-        lease.processes.insert(vmm);
-    } else if raised.iter().any(|raised| matches!(raised, Ok(true))) {
-        *lease = Some(Lease { until, processes: [vmm, own].into() });
-        tokio::spawn(end_sessions(Arc::clone(&agent.first_sessions.0), Arc::clone(&agent.vms)));
+    /// Lets a VM go first. What cannot be had is done without.
+    pub(crate) fn begin(&self, vmm: &Vmm) {
+        let vm = &vmm.spec().spec().name;
+        if let Err(error) = vmm.go_first() {
+            debug!(%vm, %error, "does not go first");
+        }
+        if let Err(error) = self.raise(vmm.pid()) {
+            debug!(%vm, %error, "its session does not go first");
+        }
     }
-    raised.into_iter().collect::<io::Result<Vec<bool>>>().map(drop)
+
+    fn raise(&self, vmm: u32) -> io::Result<()> {
+        let until = Instant::now() + SESSION_FIRST_FOR;
+        let mut lease = lock(&self.lease);
+        let own = process::id();
+        let raised = [vmm, own].map(session_weight::raise);
+        if let Some(lease) = lease.as_mut() {
+            lease.until = until;
+            lease.processes.insert(vmm);
+        } else if raised.iter().any(|raised| matches!(raised, Ok(true))) {
+            *lease = Some(Lease { until, processes: [vmm, own].into() });
+            tokio::spawn(end_sessions(Arc::clone(&self.lease), Arc::clone(&self.vms)));
+        }
+        raised.into_iter().collect::<io::Result<Vec<bool>>>().map(drop)
+    }
 }
 
 async fn end_sessions(lease: Arc<Mutex<Option<Lease>>>, vms: Arc<Vms>) {
@@ -99,9 +108,9 @@ pub(crate) fn end_soon(vmm: &Arc<Vmm>) {
 }
 
 /// Ends what an agent before this one has begun and not ended.
-pub(crate) fn end_all(agent: &Agent) {
+pub(crate) fn end_all(vms: &Vms) {
     lower_session(process::id());
-    for vmm in agent.vms.all_running() {
+    for vmm in vms.all_running() {
         end(&vmm);
         lower_session(vmm.pid());
     }

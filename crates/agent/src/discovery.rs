@@ -20,8 +20,8 @@ use tracing::{debug, warn};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::agent::Agent;
 use crate::client::ApiClient;
+use crate::host::Host;
 use crate::link_socket::{bind_udp, on_link};
 use crate::probe::ProbePort;
 use crate::slots::Slots;
@@ -85,7 +85,8 @@ pub(crate) fn trials() -> Slots {
 
 /// Opens a port on each link for a moment, and answers there. `own` are this host's migration links.
 pub(crate) async fn open(
-    agent: &Agent,
+    host: &Host,
+    slots: &Slots,
     source: &str,
     own: &[MigrationLink],
     request: &DiscoveryRequest,
@@ -97,9 +98,9 @@ pub(crate) async fn open(
     if different.len() != request.links.len() {
         return Err(Problem::bad_input("each link can be tried once"));
     }
-    let slot = agent.discoveries.take(source)?;
+    let slot = slots.take(source)?;
     let token = Uuid::new_v4();
-    let sockets = join_all(request.links.iter().map(|name| bind(agent, own, name))).await;
+    let sockets = join_all(request.links.iter().map(|name| bind(host, own, name))).await;
     let ports = sockets.iter().map(port_of).collect();
     tokio::spawn(async move {
         let _slot = slot;
@@ -113,12 +114,12 @@ pub(crate) async fn open(
     Ok(DiscoveryPorts { token, ports })
 }
 
-async fn bind(agent: &Agent, own: &[MigrationLink], name: &str) -> Result<UdpSocket, Problem> {
+async fn bind(host: &Host, own: &[MigrationLink], name: &str) -> Result<UdpSocket, Problem> {
     let link = own.iter().find(|link| link.name == name && link.usable);
     let address = link.and_then(MigrationLink::link_local).ok_or_else(|| {
         Problem::bad_input(format!("no migration link {} with a link-local address", name.escape_default()))
     })?;
-    bind_udp(agent, name, IpAddr::V6(address)).await
+    bind_udp(host, name, IpAddr::V6(address)).await
 }
 
 fn port_of(socket: &Result<UdpSocket, Problem>) -> ProbePort {
@@ -152,7 +153,7 @@ fn encode(token: Uuid, kind: u8, number: u8) -> [u8; DATAGRAM_BYTES] {
 /// Tries the links of source (this host) and target that stand in no path yet. What cannot be tried makes
 /// no path, and the log says why.
 pub(crate) async fn discover(
-    agent: &Agent,
+    host: &Host,
     peer: &ApiClient,
     [source, target]: [&HostFacts; 2],
     requested: RequestedOption,
@@ -169,7 +170,7 @@ pub(crate) async fn discover(
         if opened.ports.len() != peer_links.len() {
             return Err(Problem::refused(format!("{} opens other ports than it was asked for", target.name)));
         }
-        let near = join_all(links.iter().map(|name| near_end(agent, source, name))).await;
+        let near = join_all(links.iter().map(|name| near_end(host, source, name))).await;
         let far = peer_links.iter().zip(&opened.ports).enumerate();
         let far = far.filter_map(|(number, (name, port))| far_end(target, number, name, port)).collect();
         Ok(Trial {
@@ -215,9 +216,9 @@ struct FarEnd {
     port: u16,
 }
 
-async fn near_end(agent: &Agent, source: &HostFacts, name: &str) -> Option<NearEnd> {
+async fn near_end(host: &Host, source: &HostFacts, name: &str) -> Option<NearEnd> {
     let address = source.link(name)?.link_local()?;
-    let bound = bind_udp(agent, name, IpAddr::V6(address)).await;
+    let bound = bind_udp(host, name, IpAddr::V6(address)).await;
     let socket = bound.inspect_err(|problem| warn!(%problem, "a link cannot be tried")).ok()?;
     Some(NearEnd { name: name.into(), socket })
 }

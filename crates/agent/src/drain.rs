@@ -33,13 +33,18 @@ use tracing::{error, info, warn};
 use uuid::Uuid;
 
 pub(crate) use self::record::view;
-use crate::agent::Agent;
-use crate::api::types::{DrainKind, DrainPlanView, DrainRequest, DrainView, ResumeRequest};
+use crate::api_types::{DrainKind, DrainPlanView, DrainRequest, DrainView, ResumeRequest};
+use crate::check::Checks;
 use crate::config::DrainBounds;
-use crate::journal::DrainRecord;
+use crate::host::Host;
+use crate::incoming::Incoming;
+use crate::journal::{DrainRecord, Journal};
 use crate::lock::lock;
-use crate::outgoing::known_target;
+use crate::outgoing::Outgoing;
+use crate::peers::Peers;
 use crate::supervised;
+use crate::transfer::Transfer;
+use crate::vms::Vms;
 
 /// How long a drain that is carried on waits for the migrations that the agent's last life left to be undone
 /// or finished.
@@ -61,9 +66,40 @@ const PREDICTIONS_MAX: f64 = 3.0;
 /// How much longer it may take, in seconds: for what is not in the prediction, as steps 1 to 5.
 const UNPREDICTED_MAX_S: f64 = 600.0;
 
+/// Drains of this host, and the ways back.
+#[derive(Debug)]
+pub(crate) struct Drains {
+    host: Arc<Host>,
+    peers: Arc<Peers>,
+    journal: Arc<Journal>,
+    vms: Arc<Vms>,
+    transfer: Arc<Transfer>,
+    incoming: Arc<Incoming>,
+    checks: Arc<Checks>,
+    outgoing: Arc<Outgoing>,
+    under_way: UnderWay,
+}
+
+impl Drains {
+    /// None yet.
+    pub(crate) fn new(outgoing: &Arc<Outgoing>) -> Self {
+        Self {
+            host: Arc::clone(&outgoing.host),
+            peers: Arc::clone(&outgoing.peers),
+            journal: Arc::clone(&outgoing.journal),
+            vms: Arc::clone(&outgoing.vms),
+            transfer: Arc::clone(&outgoing.transfer),
+            incoming: Arc::clone(&outgoing.incoming),
+            checks: Arc::clone(&outgoing.checks),
+            outgoing: Arc::clone(outgoing),
+            under_way: UnderWay::default(),
+        }
+    }
+}
+
 /// The drain or the way back that is under way, if any.
 #[derive(Debug, Default)]
-pub(crate) struct Drains {
+struct UnderWay {
     // Held while one begins or the host is resumed: what was found then must hold until it is done.
     beginning: AsyncMutex<()>,
     current: Mutex<Option<Current>>,
@@ -87,7 +123,7 @@ struct Course {
     cancelled: watch::Sender<bool>,
 }
 
-impl Drains {
+impl UnderWay {
     fn lock(&self) -> MutexGuard<'_, Option<Current>> {
         // One assignment leaves it whole.
         lock(&self.current)
@@ -153,29 +189,29 @@ impl Course {
 }
 
 /// How this host would be emptied.
-pub(crate) async fn plan(agent: &Agent, request: &DrainRequest) -> Result<DrainPlanView, Problem> {
-    check(agent, request)?;
-    Ok(plan_anew(agent, request, &Standing::default()).await)
+pub(crate) async fn plan(drains: &Drains, request: &DrainRequest) -> Result<DrainPlanView, Problem> {
+    check(drains, request)?;
+    Ok(plan_anew(drains, request, &Standing::default()).await)
 }
 
 /// Refuses hosts that cannot be targets.
-fn check(agent: &Agent, request: &DrainRequest) -> Result<(), Problem> {
-    if targets_named(request).any(|name| name == agent.name()) {
+fn check(drains: &Drains, request: &DrainRequest) -> Result<(), Problem> {
+    if targets_named(request).any(|name| name == drains.host.name()) {
         return Err(Problem::bad_input(format!(
             "{0} cannot be drained to {0}: name other hosts",
-            agent.name()
+            drains.host.name()
         )));
     }
-    if agent.config.peers.is_empty() {
+    if drains.host.config.peers.is_empty() {
         return Err(Problem::refused(format!(
             "{} knows no other host: add a [[peer]] to its agent.toml",
-            agent.name()
+            drains.host.name()
         )));
     }
     if request.swap_with.is_some() && !request.to.is_empty() {
         return Err(Problem::bad_input("to swap with a host is to drain to that host alone: name no others"));
     }
-    targets_named(request).try_for_each(|name| known_target(agent, name).map(drop))
+    targets_named(request).try_for_each(|name| drains.peers.target(name).map(drop))
 }
 
 fn targets_named(request: &DrainRequest) -> impl Iterator<Item = &String> {
@@ -183,8 +219,8 @@ fn targets_named(request: &DrainRequest) -> impl Iterator<Item = &String> {
 }
 
 /// What the request and this host's configuration allow.
-fn limits(agent: &Agent, request: &DrainRequest) -> DrainLimits {
-    let DrainBounds { outbound, inbound, attempts } = agent.config.drain;
+fn limits(drains: &Drains, request: &DrainRequest) -> DrainLimits {
+    let DrainBounds { outbound, inbound, attempts } = drains.host.config.drain;
     DrainLimits {
         total_ms: request.deadline_s.map(|seconds| f64::from(seconds) * 1_000.0),
         outbound,
@@ -202,10 +238,10 @@ fn migration_deadline_s(configured_s: u32, predicted_ms: f64) -> u32 {
     configured_s.max((PREDICTIONS_MAX * predicted_ms / 1_000.0 + UNPREDICTED_MAX_S).ceil() as u32)
 }
 
-async fn plan_anew(agent: &Agent, request: &DrainRequest, standing: &Standing) -> DrainPlanView {
-    let mut seen = view::look(agent, request).await;
+async fn plan_anew(drains: &Drains, request: &DrainRequest, standing: &Standing) -> DrainPlanView {
+    let mut seen = view::look(drains, request).await;
     standing.complete(&mut seen);
-    let plan = make_plan(&seen, Some(&limits(agent, request)));
+    let plan = make_plan(&seen, Some(&limits(drains, request)));
     let findings = lint(&seen, &plan);
     DrainPlanView { plan, findings }
 }
@@ -224,35 +260,35 @@ fn sound(planned: DrainPlanView) -> Result<DrainPlan, Problem> {
 }
 
 /// Cordons this host and begins to empty it, or carries on.
-pub(crate) async fn begin(agent: &Arc<Agent>, request: DrainRequest) -> Result<DrainView, Problem> {
-    check(agent, &request)?;
-    let agent = Arc::clone(agent);
+pub(crate) async fn begin(drains: &Arc<Drains>, request: DrainRequest) -> Result<DrainView, Problem> {
+    check(drains, &request)?;
+    let drains = Arc::clone(drains);
     // Goes on when the caller has gone: by then the host is cordoned.
     let begun = tokio::spawn(async move {
-        let _beginning = agent.drains.begin(agent.name())?;
-        agent.check_not_stopping()?;
+        let _beginning = drains.under_way.begin(drains.host.name())?;
+        drains.host.check_not_stopping()?;
         let id = Uuid::new_v4().to_string();
-        let drain = agent.journal.begin_drain(&id, Timestamp::now(), &request)?;
+        let drain = drains.journal.begin_drain(&id, Timestamp::now(), &request)?;
         info!(drain = drain.record.id, "cordoned");
-        wait_for_recovered(&agent).await;
-        let begun = match sound(plan_anew(&agent, &request, &Standing::default()).await) {
-            Ok(plan) => executor::start(&agent, request, &drain.record, plan),
+        wait_for_recovered(&drains).await;
+        let begun = match sound(plan_anew(&drains, &request, &Standing::default()).await) {
+            Ok(plan) => executor::start(&drains, request, &drain.record, plan),
             Err(problem) => Err(problem),
         };
         if let Err(problem) = begun {
-            return Err(match agent.journal.take_back_drain(&drain) {
+            return Err(match drains.journal.take_back_drain(&drain) {
                 Ok(()) => problem,
                 Err(error) => problem.context(error),
             });
         }
-        view(&agent)
+        view(&drains)
     });
     begun.await.map_err(Problem::failed)?
 }
 
 /// What the last life of this agent began may still be on its way back, also what its drain could not record.
-async fn wait_for_recovered(agent: &Agent) {
-    let over = agent.outgoing.taken_up().into_iter().map(|flight| async move {
+async fn wait_for_recovered(drains: &Drains) {
+    let over = drains.outgoing.migrations.taken_up().into_iter().map(|flight| async move {
         // The sender goes only after the end.
         let _ = flight.stages().wait_for(|stage| *stage == Stage::Ended).await;
     });
@@ -261,45 +297,45 @@ async fn wait_for_recovered(agent: &Agent) {
 }
 
 /// Asks for what is under way to be ended: nothing new begins, and what is past its hand-over finishes.
-pub(crate) fn cancel(agent: &Agent) -> Result<DrainView, Problem> {
-    let host = agent.name();
-    let course = agent.drains.current().ok_or_else(|| match agent.drains.beginning.try_lock() {
+pub(crate) fn cancel(drains: &Drains) -> Result<DrainView, Problem> {
+    let host = drains.host.name();
+    let course = drains.under_way.current().ok_or_else(|| match drains.under_way.beginning.try_lock() {
         Ok(_) => Problem::conflict(format!(
             "no drain of {host} is under way; `drainpipe resume {host}` lets VMs run there again"
         )),
         Err(_) => being_planned(host),
     })?;
     course.cancelled.send_replace(true);
-    view(agent)
+    view(drains)
 }
 
 /// Lets VMs come to this host again; if asked for, begins to bring back what the last drain moved.
-pub(crate) fn resume(agent: &Arc<Agent>, request: ResumeRequest) -> Result<DrainView, Problem> {
-    let _beginning = agent.drains.begin(agent.name())?;
-    agent.check_not_stopping()?;
-    let settled = record::settle_for_good(agent);
+pub(crate) fn resume(drains: &Arc<Drains>, request: ResumeRequest) -> Result<DrainView, Problem> {
+    let _beginning = drains.under_way.begin(drains.host.name())?;
+    drains.host.check_not_stopping()?;
+    let settled = record::settle_for_good(drains);
     if request.failback {
-        settled.map_err(|problem| nothing_changed(agent, problem))?;
-        let begun = failback::away(agent).and_then(|away| failback::start(agent, away, request));
-        begun.map_err(|problem| nothing_changed(agent, problem))?;
+        settled.map_err(|problem| nothing_changed(drains, problem))?;
+        let begun = failback::away(drains).and_then(|away| failback::start(drains, away, request));
+        begun.map_err(|problem| nothing_changed(drains, problem))?;
     } else {
         if let Err(problem) = settled {
             warn!(%problem, "what has become of the drain's VMs is not all told");
         }
-        agent.journal.lift_cordon()?;
+        drains.journal.lift_cordon()?;
     }
     info!("VMs may come here");
-    view(agent)
+    view(drains)
 }
 
 /// The same problem, and that the host is cordoned still, if it is.
-fn nothing_changed(agent: &Agent, problem: Problem) -> Problem {
-    match agent.journal.cordon() {
+fn nothing_changed(drains: &Drains, problem: Problem) -> Problem {
+    match drains.journal.cordon() {
         Ok(Some(_)) => Problem {
             message: format!(
                 "{problem}; nothing was begun, and {0} stays cordoned: `drainpipe resume {0}` without --failback \
                  ends that",
-                agent.name()
+                drains.host.name()
             ),
             ..problem
         },
@@ -309,33 +345,34 @@ fn nothing_changed(agent: &Agent, problem: Problem) -> Problem {
 
 /// Ends what has crashed by an error in Drainpipe as what it is: interrupted. What waits for its turn would wait
 /// for ever; what is on the links goes on by itself.
-async fn crashed(agent: Arc<Agent>) {
+async fn crashed(drains: Arc<Drains>) {
     error!(
         "a drain or way back has crashed, which is an error in Drainpipe; the same command again carries on"
     );
-    agent.outgoing.all().iter().filter(|flight| flight.is_held()).for_each(|flight| flight.cancel());
+    let flights = drains.outgoing.migrations.all();
+    flights.iter().filter(|flight| flight.is_held()).for_each(|flight| flight.cancel());
     for _ in 0..CRASH_RECORD_ATTEMPTS {
-        match agent.journal.interrupt_drains(Timestamp::now()) {
+        match drains.journal.interrupt_drains(Timestamp::now()) {
             Ok(()) => break,
             Err(error) => warn!(%error, "that it has crashed is not written down yet"),
         }
         sleep(RECORD_AGAIN_AFTER).await;
     }
-    agent.drains.ended();
+    drains.under_way.ended();
 }
 
 /// Takes up what an earlier life of the agent left: nothing goes on by itself.
-pub(crate) fn recover(agent: &Agent) -> Result<(), Problem> {
-    Ok(agent.journal.interrupt_drains(Timestamp::now())?)
+pub(crate) fn recover(drains: &Drains) -> Result<(), Problem> {
+    Ok(drains.journal.interrupt_drains(Timestamp::now())?)
 }
 
 /// Before the agent stops: nothing more is begun. At the next start the drain is found interrupted.
-pub(crate) async fn shut_down(agent: &Agent) {
-    let beginning = timeout(SHUTDOWN_DEADLINE, agent.drains.beginning.lock()).await;
+pub(crate) async fn shut_down(drains: &Drains) {
+    let beginning = timeout(SHUTDOWN_DEADLINE, drains.under_way.beginning.lock()).await;
     if beginning.is_err() {
         warn!("a drain is being planned still; the agent stops without it");
     }
-    if let Some(current) = agent.drains.lock().take() {
+    if let Some(current) = drains.under_way.lock().take() {
         current.task.abort();
     }
 }
@@ -364,18 +401,18 @@ mod tests {
 
     #[tokio::test]
     async fn what_panics_is_ended_and_what_is_aborted_is_left() {
-        let drains = Drains::default();
+        let under_way = UnderWay::default();
         let (tell, told) = oneshot::channel();
         let crash = async { panic!("an error in Drainpipe, of this test") };
-        drains.run(course(), crash, async move { tell.send(()).unwrap() });
+        under_way.run(course(), crash, async move { tell.send(()).unwrap() });
         told.await.expect("the crash is seen");
-        assert!(drains.begin("a").is_err(), "until it has been written down");
-        drains.ended();
-        assert!(drains.begin("a").is_ok());
+        assert!(under_way.begin("a").is_err(), "until it has been written down");
+        under_way.ended();
+        assert!(under_way.begin("a").is_ok());
 
         let (tell, told) = oneshot::channel::<()>();
-        drains.run(course(), std::future::pending(), async move { tell.send(()).unwrap() });
-        drains.lock().take().unwrap().task.abort();
+        under_way.run(course(), std::future::pending(), async move { tell.send(()).unwrap() });
+        under_way.lock().take().unwrap().task.abort();
         told.await.expect_err("the agent stops in good order");
     }
 }

@@ -43,7 +43,6 @@ use rustix::process::setsid;
 use tokio::sync::oneshot;
 
 use self::qemu::{Qemu, lift_throttle};
-use crate::agent::Agent;
 use crate::client::ApiClient;
 use crate::config::{Config, Peer, Tls};
 use crate::descriptors;
@@ -97,7 +96,7 @@ impl Guard {
     /// Posts a guard beside a migration; back when it stands. It is told where QEMU itself is connected to, if that
     /// is not the relay.
     pub async fn start(
-        agent: &Agent,
+        config: &Config,
         migration: &str,
         vmm: &Vmm,
         target: &str,
@@ -109,7 +108,7 @@ impl Guard {
         let keeping = signs.try_clone().map_err(failed)?;
         let signs_heard = OwnedFd::from(signs_heard);
         let (word, word_given) = io::pipe().map_err(failed)?;
-        let child = command(agent, migration, vmm, target, peer)?
+        let child = command(config, migration, vmm, target, peer)?
             .stdin(signs_heard)
             .stdout(word_given)
             .spawn()
@@ -144,14 +143,14 @@ impl GuardsHands {
 }
 
 fn command(
-    agent: &Agent,
+    config: &Config,
     migration: &str,
     vmm: &Vmm,
     target: &str,
     peer: Option<SocketAddr>,
 ) -> Result<Command, Problem> {
-    let Config { state_directory, runtime_directory, tls, .. } = &agent.config;
-    let target = known_target_address(agent, target)?;
+    let Config { state_directory, runtime_directory, tls, .. } = config;
+    let target = known_target_address(config, target)?;
     // Not the path of this program: an upgrade may have removed it, or put another version there.
     let mut command = Command::new("/proc/self/exe");
     command
@@ -176,9 +175,9 @@ fn command(
     Ok(command)
 }
 
-fn known_target_address<'a>(agent: &'a Agent, target: &str) -> Result<&'a Peer, Problem> {
-    let peer = agent.config.peers.iter().find(|peer| peer.name == target);
-    peer.ok_or_else(|| Problem::not_found(format!("agent.toml of {} names no host {target}", agent.name())))
+fn known_target_address<'a>(config: &'a Config, target: &str) -> Result<&'a Peer, Problem> {
+    let peer = config.peers.iter().find(|peer| peer.name == target);
+    peer.ok_or_else(|| Problem::not_found(format!("agent.toml of {} names no host {target}", config.name)))
 }
 
 async fn keep_alive(mut child: Child, mut signs: UnixStream, mut left: oneshot::Receiver<Parting>) {

@@ -1,125 +1,88 @@
-//! What this host is: read from `/proc`.
+//! This host, to all parts: its name and configuration, its network, its hardware, its ports.
 
-use std::fs;
-use std::path::Path;
-use std::time::Duration;
+pub(crate) mod hardware;
 
-use drainpipe_engine::facts::HugePages;
+use std::net::{IpAddr, Ipv6Addr};
+
+use drainpipe_engine::facts::NoMigrationAddress;
 use drainpipe_engine::problem::Problem;
+use tokio::sync::watch;
 
-/// The host's fixed properties.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct HostHardware {
-    /// Kernel release.
-    pub(crate) kernel: String,
-    /// CPU model.
-    pub(crate) cpu_model: String,
-    /// Cores that the agent may run on.
-    pub(crate) cores: u32,
-    /// All memory.
-    pub(crate) memory_bytes: u64,
+use self::hardware::HostHardware;
+use crate::chosen_address;
+use crate::config::Config;
+use crate::idle_cores::IdleCores;
+use crate::network::HostNetwork;
+use crate::ports::MigrationPorts;
+
+/// This host.
+#[derive(Debug)]
+pub(crate) struct Host {
+    /// What its agent was told.
+    pub(crate) config: Config,
+    /// Its network.
+    pub(crate) network: HostNetwork,
+    /// What it is.
+    pub(crate) hardware: HostHardware,
+    /// Ports for migrations.
+    pub(crate) ports: MigrationPorts,
+    /// Cores that nobody used when no migration was under way.
+    pub(crate) idle_cores: IdleCores,
+    chosen_address: Ipv6Addr,
+    stop: watch::Receiver<bool>,
 }
 
-impl HostHardware {
-    /// Reads them.
-    pub(crate) fn read() -> Result<Self, Problem> {
-        let cores =
-            std::thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(1));
+impl Host {
+    /// In a fleet whose authority has this public key. Its agent is to end once `stop` says so.
+    pub(crate) fn open(
+        config: Config,
+        network: HostNetwork,
+        authority_key: &[u8],
+        stop: watch::Receiver<bool>,
+    ) -> Result<Self, Problem> {
         Ok(Self {
-            kernel: read_text("/proc/sys/kernel/osrelease")?.trim().to_owned(),
-            cpu_model: cpu_model(&read_text("/proc/cpuinfo")?),
-            cores,
-            memory_bytes: meminfo_bytes(&read_text("/proc/meminfo")?, "MemTotal")?,
+            network,
+            hardware: HostHardware::read()?,
+            ports: MigrationPorts::new(&config.name, config.migration_ports),
+            idle_cores: IdleCores::default(),
+            chosen_address: chosen_address::choose(authority_key, &config.name),
+            config,
+            stop,
         })
     }
-}
 
-/// Memory that can be given out without swapping, by the kernel's estimate.
-pub(crate) fn memory_available_bytes() -> Result<u64, Problem> {
-    meminfo_bytes(&read_text("/proc/meminfo")?, "MemAvailable")
-}
-
-/// Huge pages that nobody has taken or reserved, of each size that the kernel has.
-pub(crate) fn huge_pages_free() -> Vec<HugePages> {
-    huge_pages_below(Path::new("/sys/kernel/mm/hugepages"))
-}
-
-fn huge_pages_below(directory: &Path) -> Vec<HugePages> {
-    let sizes = fs::read_dir(directory).into_iter().flatten().flatten();
-    let mut pages: Vec<HugePages> = sizes.filter_map(|size| huge_pages_of(&size.path())).collect();
-    pages.sort_by_key(|pages| pages.size_mib);
-    pages
-}
-
-fn huge_pages_of(size: &Path) -> Option<HugePages> {
-    let number = |file: &str| fs::read_to_string(size.join(file)).ok()?.trim().parse::<u64>().ok();
-    let kib = size.file_name()?.to_str()?.strip_prefix("hugepages-")?.strip_suffix("kB")?;
-    let count = number("free_hugepages")?.saturating_sub(number("resv_hugepages")?);
-    Some(HugePages { size_mib: kib.parse::<u64>().ok()? >> 10, count })
-}
-
-/// CPU, user and system, that this process has used.
-pub(crate) fn own_cpu() -> Duration {
-    let clock = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    Duration::new(clock.tv_sec.try_into().unwrap_or(0), clock.tv_nsec.try_into().unwrap_or(0))
-}
-
-/// Memory of a process that is in RAM; 0 when it is gone.
-pub(crate) fn resident_bytes(pid: u32) -> u64 {
-    let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
-    let pages: u64 = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
-    pages * rustix::param::page_size() as u64
-}
-
-fn read_text(path: &str) -> Result<String, Problem> {
-    fs::read_to_string(path).map_err(|error| Problem::failed(format!("cannot read {path}: {error}")))
-}
-
-fn cpu_model(cpuinfo: &str) -> String {
-    cpuinfo
-        .lines()
-        .find_map(|line| line.strip_prefix("model name")?.split_once(':'))
-        .map_or_else(|| "unknown".into(), |(_, model)| model.trim().to_owned())
-}
-
-fn meminfo_bytes(meminfo: &str, key: &str) -> Result<u64, Problem> {
-    meminfo
-        .lines()
-        .find_map(|line| line.strip_prefix(key)?.strip_prefix(':')?.trim().strip_suffix(" kB"))
-        .and_then(|kib| kib.trim().parse::<u64>().ok())
-        .map(|kib| kib * 1024)
-        .ok_or_else(|| Problem::failed(format!("/proc/meminfo has no line `{key}`")))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn meminfo_is_read_exactly() {
-        let text = "MemTotal:       24114896 kB\nMemFree:  1 kB\nMemAvailable:   23000000 kB\n";
-        assert_eq!(meminfo_bytes(text, "MemAvailable").unwrap(), 23_000_000 * 1024);
-        assert!(meminfo_bytes(text, "Mem").is_err());
+    /// Its name.
+    pub(crate) fn name(&self) -> &str {
+        &self.config.name
     }
 
-    #[test]
-    fn reserved_huge_pages_are_not_free() {
-        let directory = tempfile::tempdir().unwrap();
-        for (size, free, reserved) in [("1048576", "3\n", "0\n"), ("2048", "70\n", "64\n")] {
-            let size = directory.path().join(format!("hugepages-{size}kB"));
-            fs::create_dir(&size).unwrap();
-            fs::write(size.join("free_hugepages"), free).unwrap();
-            fs::write(size.join("resv_hugepages"), reserved).unwrap();
+    /// Refuses to begin anything once the agent has been told to stop.
+    pub(crate) fn check_not_stopping(&self) -> Result<(), Problem> {
+        if *self.stop.borrow() {
+            return Err(Problem::conflict(format!(
+                "the agent of {} is being stopped and begins nothing new: try again when it has been started",
+                self.name()
+            )));
         }
-        let expected = [HugePages { size_mib: 2, count: 6 }, HugePages { size_mib: 1024, count: 3 }];
-        assert_eq!(huge_pages_below(directory.path()), expected);
-        assert_eq!(huge_pages_below(&directory.path().join("none")), []);
+        Ok(())
     }
 
-    #[test]
-    fn this_host_can_be_read() {
-        let hardware = HostHardware::read().unwrap();
-        assert!(hardware.memory_bytes >= memory_available_bytes().unwrap());
-        assert!(hardware.cores > 0);
+    /// The address that this host has for routed multichannel, if it can have it.
+    pub(crate) fn intended_address(&self) -> IpAddr {
+        self.config.migration_address.unwrap_or(IpAddr::V6(self.chosen_address))
+    }
+
+    /// This host's address for routed multichannel: the configured one, or else one of the agent's
+    /// choice that is nobody's on this host.
+    pub(crate) async fn migration_address(&self) -> Result<Result<IpAddr, NoMigrationAddress>, Problem> {
+        let address = self.intended_address();
+        if self.config.migration_address.is_some() {
+            return Ok(Ok(address));
+        }
+        if !drainpipe_net::has_ipv6().map_err(Problem::failed)? {
+            return Ok(Err(NoMigrationAddress::Ipv6Off));
+        }
+        let taken = self.network.subnet_of(address).await?;
+        Ok(taken.map_or(Ok(address), |by| Err(NoMigrationAddress::Taken { address, by })))
     }
 }

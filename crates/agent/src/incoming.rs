@@ -3,10 +3,14 @@
 //! The source leads; this side answers, and keeps two promises that hold through crashes of either
 //! agent. What it has said it discarded never runs here. What it was told to run is never discarded.
 
+mod admission;
 mod allowed_sources;
 mod arrived;
 mod connect;
 mod ending;
+mod facts;
+mod holding;
+mod listing;
 mod memory;
 mod order;
 mod permit;
@@ -28,24 +32,48 @@ use tracing::warn;
 pub(crate) use self::arrived::resume_recorded;
 pub(crate) use self::connect::{connect, open_trials, watch_again};
 pub(crate) use self::ending::{clear_discarded, close_arrivals, stop_told};
-pub(crate) use self::memory::{check_memory, huge_pages_free, memory_free_bytes, reserve_memory};
+pub(crate) use self::holding::{check_nowhere_else, holding};
+pub(crate) use self::memory::reserve_memory;
 pub(crate) use self::order::{discard, finish, run_by_order, view, wait_received};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use self::permit::check_described;
 pub(crate) use self::permit::permit;
 pub(crate) use self::post_copy::{connect_again, end_part, take_up_parts};
 use self::vm::IncomingVm;
-use crate::agent::Agent;
-use crate::journal::IncomingRecord;
+use crate::beside::{Beside, Way};
+use crate::host::Host;
+use crate::journal::{IncomingRecord, Journal};
 use crate::lock::lock;
-use crate::proof::beside::{Beside, Way};
+use crate::peers::Peers;
 use crate::slots::Slots;
+use crate::transfer::Transfer;
 use crate::vm_end;
+use crate::vm_files::VmFiles;
+use crate::vms::Vms;
+
+/// Migrations to this host.
+#[derive(Debug)]
+pub(crate) struct Incoming {
+    /// The host.
+    pub(crate) host: Arc<Host>,
+    /// Those from which they come.
+    pub(crate) peers: Arc<Peers>,
+    /// Where its promises stand.
+    pub(crate) journal: Arc<Journal>,
+    /// The VMs that are here.
+    pub(crate) vms: Arc<Vms>,
+    /// The files that VMs name.
+    pub(crate) files: Arc<VmFiles>,
+    /// What migrations in either direction share.
+    pub(crate) transfer: Arc<Transfer>,
+    /// The VMs on their way.
+    pub(crate) entries: IncomingVms,
+}
 
 /// The VMs on their way to this host.
 #[derive(Debug)]
 pub(crate) struct IncomingVms {
-    entries: Mutex<BTreeMap<String, Arc<IncomingVm>>>,
+    by_id: Mutex<BTreeMap<String, Arc<IncomingVm>>>,
     // Who waits until more VMs are taken, by a clock that begins with the agent.
     places: Mutex<Inbound>,
     clock: Instant,
@@ -55,7 +83,7 @@ pub(crate) struct IncomingVms {
 impl Default for IncomingVms {
     fn default() -> Self {
         Self {
-            entries: Mutex::default(),
+            by_id: Mutex::default(),
             places: Mutex::default(),
             clock: Instant::now(),
             trials: connect::trials(),
@@ -70,7 +98,7 @@ impl IncomingVms {
     }
 
     fn remove(&self, id: &str) -> Option<Arc<IncomingVm>> {
-        lock(&self.entries).remove(id)
+        lock(&self.by_id).remove(id)
     }
 
     /// Whether it is still on its way, and not another one under its identifier.
@@ -79,7 +107,7 @@ impl IncomingVms {
     }
 
     fn find(&self, id: &str) -> Option<Arc<IncomingVm>> {
-        lock(&self.entries).get(id).cloned()
+        lock(&self.by_id).get(id).cloned()
     }
 
     /// A host has said something about a migration. Nobody but its source shows by that that the source is there.
@@ -91,27 +119,27 @@ impl IncomingVms {
 
     /// Whether memory of one of them may still come.
     pub(crate) fn are_receiving(&self) -> bool {
-        lock(&self.entries).values().any(|entry| entry.is_receiving())
+        lock(&self.by_id).values().any(|entry| entry.is_receiving())
     }
 
     /// The QEMUs that wait for the VMs on their way, and those that were told to run them.
     pub(crate) fn qemus(&self) -> Vec<Arc<Vmm>> {
-        lock(&self.entries).values().filter_map(|entry| entry.built()).collect()
+        lock(&self.by_id).values().filter_map(|entry| entry.built()).collect()
     }
 
     /// Whether a VM is on its way from this host.
     pub(crate) fn are_from(&self, host: &str) -> bool {
-        lock(&self.entries).values().any(|entry| entry.source == host)
+        lock(&self.by_id).values().any(|entry| entry.source == host)
     }
 
     /// Whether a VM of this name is on its way.
     pub(crate) fn has(&self, vm: &str) -> bool {
-        lock(&self.entries).values().any(|entry| entry.definition.name.as_str() == vm)
+        lock(&self.by_id).values().any(|entry| entry.definition.name.as_str() == vm)
     }
 
     /// That of a VM which was told to run here, and of which nobody has said yet that it does.
     fn told(&self, vm: &str) -> Option<Arc<IncomingVm>> {
-        let entries = lock(&self.entries);
+        let entries = lock(&self.by_id);
         entries.values().find(|entry| entry.definition.name.as_str() == vm && entry.is_told()).cloned()
     }
 
@@ -127,39 +155,39 @@ impl IncomingVms {
 
     /// The VMs on their way from other hosts than this one, where one is named.
     pub(crate) fn definitions_but_from(&self, source: Option<&str>) -> Vec<VmSpec> {
-        let entries = lock(&self.entries);
+        let entries = lock(&self.by_id);
         let others = entries.values().filter(|entry| Some(entry.source.as_str()) != source);
         others.map(|entry| entry.definition.clone()).collect()
     }
 
     /// The names of those that come from this host.
     pub(crate) fn names_from(&self, source: &str) -> Vec<String> {
-        let entries = lock(&self.entries);
+        let entries = lock(&self.by_id);
         let of_source = entries.values().filter(|entry| entry.source == source);
         of_source.map(|entry| entry.definition.name.to_string()).collect()
     }
 
     fn ids_of(&self, vm: &str) -> Vec<String> {
-        let entries = lock(&self.entries);
+        let entries = lock(&self.by_id);
         let of_vm = entries.values().filter(|entry| entry.definition.name.as_str() == vm);
         of_vm.map(|entry| entry.id.clone()).collect()
     }
 
     /// The source from which a migration comes, if it is under way.
     pub(crate) fn source_of(&self, id: &str) -> Option<String> {
-        lock(&self.entries).get(id).map(|entry| entry.source.clone())
+        lock(&self.by_id).get(id).map(|entry| entry.source.clone())
     }
 }
 
 /// Takes up the VMs that were on their way when the agent stopped.
-pub(crate) async fn recover(agent: &Arc<Agent>, records: Vec<IncomingRecord>) -> Result<(), Problem> {
+pub(crate) async fn recover(incoming: &Arc<Incoming>, records: Vec<IncomingRecord>) -> Result<(), Problem> {
     for record in records {
-        let vmm = match agent.vms.find_running(&record.spec).await {
+        let vmm = match incoming.vms.find_running(&record.spec).await {
             Ok(Some(vmm)) => Some(vmm),
             Ok(None) => {
                 warn!(vm = record.vm, "its QEMU is gone; given up");
-                agent.journal.discard_incoming(&record.id)?;
-                agent.watches.leave(agent, &record.id).await?;
+                incoming.journal.discard_incoming(&record.id)?;
+                incoming.transfer.watches.leave(&record.id).await?;
                 continue;
             }
             // It is tried again (`take_hold`), and the source says whether it is to be waited for. Seen with
@@ -169,76 +197,83 @@ pub(crate) async fn recover(agent: &Arc<Agent>, records: Vec<IncomingRecord>) ->
                 None
             }
         };
-        insert(agent, IncomingVm::taken_up(record, vmm));
+        insert(incoming, IncomingVm::taken_up(record, vmm));
     }
     Ok(())
 }
 
-fn insert(agent: &Arc<Agent>, entry: IncomingVm) {
-    let mut entries = lock(&agent.incoming.entries);
-    insert_locked(agent, &mut entries, entry);
+fn insert(incoming: &Arc<Incoming>, entry: IncomingVm) {
+    let mut entries = lock(&incoming.entries.by_id);
+    insert_locked(incoming, &mut entries, entry);
 }
 
 /// The one that is there, if one is.
-fn insert_unless_there(agent: &Arc<Agent>, entry: IncomingVm) -> Arc<IncomingVm> {
+fn insert_unless_there(incoming: &Arc<Incoming>, entry: IncomingVm) -> Arc<IncomingVm> {
     let id = entry.id.clone();
-    let mut entries = lock(&agent.incoming.entries);
+    let mut entries = lock(&incoming.entries.by_id);
     if !entries.contains_key(&id) {
-        insert_locked(agent, &mut entries, entry);
+        insert_locked(incoming, &mut entries, entry);
     }
     Arc::clone(&entries[&id])
 }
 
-fn insert_locked(agent: &Arc<Agent>, entries: &mut BTreeMap<String, Arc<IncomingVm>>, entry: IncomingVm) {
+fn insert_locked(
+    incoming: &Arc<Incoming>,
+    entries: &mut BTreeMap<String, Arc<IncomingVm>>,
+    entry: IncomingVm,
+) {
     let entry = Arc::new(entry);
     entries.insert(entry.id.clone(), Arc::clone(&entry));
-    tokio::spawn(silence::watch(Arc::clone(agent), entry));
+    tokio::spawn(silence::watch(Arc::clone(incoming), entry));
 }
 
 fn not_on_its_way(id: &str) -> Problem {
     Problem::not_found(format!("no migration {id} on its way here"))
 }
 
-pub(crate) fn no_migration(agent: &Agent, id: &str) -> Problem {
-    Problem::not_found(format!("{} has no record of a migration {id} to it", agent.name()))
+pub(crate) fn no_migration(incoming: &Incoming, id: &str) -> Problem {
+    Problem::not_found(format!("{} has no record of a migration {id} to it", incoming.host.name()))
 }
 
-fn name_taken(agent: &Agent, name: &str) -> Problem {
-    Problem::conflict(format!("{} has a VM {name} already; rename or remove one of the two", agent.name()))
+fn name_taken(incoming: &Incoming, name: &str) -> Problem {
+    Problem::conflict(format!(
+        "{} has a VM {name} already; rename or remove one of the two",
+        incoming.host.name()
+    ))
 }
 
-fn refused_here(agent: &Agent, error: &dyn std::fmt::Display) -> Problem {
-    Problem::refused(format!("{} cannot run this VM: {error}", agent.name()))
+fn refused_here(incoming: &Incoming, error: &dyn std::fmt::Display) -> Problem {
+    Problem::refused(format!("{} cannot run this VM: {error}", incoming.host.name()))
 }
 
 /// Step 4: the incoming VM.
-pub(crate) async fn build_incoming_vm(agent: &Agent, id: &str) -> Result<(), Problem> {
-    let entry = agent.incoming.get(id)?;
+pub(crate) async fn build_incoming_vm(incoming: &Incoming, id: &str) -> Result<(), Problem> {
+    let entry = incoming.entries.get(id)?;
     let _stepping = entry.stepping.lock().await;
-    must_wait(agent, &entry)?;
+    must_wait(incoming, &entry)?;
     // What is cleared below are the files of this name; they must not be those of another VM.
-    if agent.vms.contains(entry.definition.name.as_str()) {
-        return Err(name_taken(agent, entry.definition.name.as_str()));
+    if incoming.vms.contains(entry.definition.name.as_str()) {
+        return Err(name_taken(incoming, entry.definition.name.as_str()));
     }
-    let paths = agent.vms.paths(&entry.definition)?;
-    agent.vms.clear_remains(&entry.definition).await?;
+    let paths = incoming.vms.paths(&entry.definition)?;
+    incoming.vms.clear_remains(&entry.definition).await?;
     let spec = entry.spec.clone().ok_or_else(|| {
         Problem::conflict(format!(
             "the agent of {} was started anew since migration {id} began",
-            agent.name()
+            incoming.host.name()
         ))
     })?;
     let arrival = Way { id: id.into(), host: entry.source.clone() };
     let beside = Beside { arrival: Some(arrival), ..Beside::of(entry.definition.clone()) };
-    let launched = agent.vms.launch(spec, paths, &beside, Role::Incoming).await;
-    let vmm = Arc::new(launched.map_err(|error| refused_here(agent, &error))?);
+    let launched = incoming.vms.launch(spec, paths, &beside, Role::Incoming).await;
+    let vmm = Arc::new(launched.map_err(|error| refused_here(incoming, &error))?);
     vm_end::watch(entry.definition.name.as_str(), &vmm);
     *lock(&entry.vmm) = Some(vmm);
     Ok(())
 }
 
-fn must_wait(agent: &Agent, entry: &IncomingVm) -> Result<(), Problem> {
-    match agent.journal.incoming_state(&entry.id)? {
+fn must_wait(incoming: &Incoming, entry: &IncomingVm) -> Result<(), Problem> {
+    match incoming.journal.incoming_state(&entry.id)? {
         Some((_, IncomingState::Waiting)) => Ok(()),
         _ => Err(Problem::conflict(format!("migration {} was given up here", entry.id))),
     }
@@ -258,7 +293,7 @@ mod tests {
         let definition = VmSpec::from_toml(spec, Path::new("web.toml")).unwrap();
         let entry = Arc::new(IncomingVm::new("1".into(), "a".into(), definition));
         let incoming = IncomingVms::default();
-        lock(&incoming.entries).insert(entry.id.clone(), Arc::clone(&entry));
+        lock(&incoming.by_id).insert(entry.id.clone(), Arc::clone(&entry));
         (incoming, entry)
     }
 

@@ -11,7 +11,7 @@ use rustix::net::{AddressFamily, SocketType, netdevice, socket};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::net::UdpSocket;
 
-use crate::agent::Agent;
+use crate::host::Host;
 use crate::ports;
 
 /// IP's header and UDP's.
@@ -61,14 +61,14 @@ fn index_of(link: &str) -> io::Result<u32> {
 
 /// A UDP socket that sends and receives over `link` alone, from `address` there and a port of the
 /// migration range.
-pub(crate) async fn bind_udp(agent: &Agent, link: &str, address: IpAddr) -> Result<UdpSocket, Problem> {
-    ports::take(agent, |port| {
+pub(crate) async fn bind_udp(host: &Host, link: &str, address: IpAddr) -> Result<UdpSocket, Problem> {
+    let bind = |port| {
         let bound = ports::unless_in_use(bind_to_link(link, address, port));
         std::future::ready(bound.map_err(|error| {
             Problem::failed(format!("cannot open a port on link {link} at {address}: {error}"))
         }))
-    })
-    .await
+    };
+    host.ports.take(bind).await
 }
 
 /// Whether a socket of [`bind_udp`] is on `link` still. The kernel binds it to the link's number, and gives another to

@@ -10,8 +10,8 @@ use drainpipe_engine::result::{CompressionUse, CpuSeconds, LinkUse, PathUse, Sam
 use drainpipe_hypervisor::Vmm;
 use drainpipe_hypervisor::migration::TransferStatus;
 
-use crate::api::types::TargetUse;
-use crate::host;
+use crate::api_types::TargetUse;
+use crate::host::hardware;
 use crate::network::HostNetwork;
 use crate::path_counters::PathCounters;
 use crate::relay::OutgoingRelay;
@@ -76,7 +76,7 @@ impl Measurements {
         Self {
             vmm_cpu_at_start: cpu_seconds(vmm).unwrap_or(0.0),
             vmm_cpu_at_end: None,
-            agent_cpu_at_start: host::own_cpu().as_secs_f64(),
+            agent_cpu_at_start: hardware::own_cpu().as_secs_f64(),
             paths: vec![],
             counters: None,
             readings: vec![],
@@ -179,7 +179,7 @@ impl Measurements {
             wire_bytes: paths.iter().map(|path| path.bytes).sum(),
             cpu_seconds: CpuSeconds {
                 source_vmm: vmm_cpu - self.vmm_cpu_at_start,
-                source_agent: host::own_cpu().as_secs_f64() - self.agent_cpu_at_start,
+                source_agent: hardware::own_cpu().as_secs_f64() - self.agent_cpu_at_start,
                 target_vmm: target.vmm_cpu_seconds,
                 target_agent: target.agent_cpu_seconds,
             },

@@ -3,7 +3,6 @@
 mod connections;
 mod executor;
 mod pause;
-mod source_state;
 mod standstill;
 mod target_watch;
 
@@ -31,21 +30,23 @@ use tracing::{error, warn};
 use uuid::Uuid;
 
 use self::executor::Executor;
-pub(crate) use self::source_state::settled_source_state;
-use self::source_state::source_state;
-use crate::agent::Agent;
-use crate::api::types::{HandOverView, HostView, MigrateRequest, MigrationView, PlanView};
-use crate::check;
+use crate::api_types::{HandOverView, HostView, MigrateRequest, MigrationView, PlanView};
+use crate::beside::{Beside, Way};
+use crate::check::{self, Checks};
 use crate::client::ApiClient;
 use crate::discovery::discover;
+use crate::host::Host;
+use crate::incoming::Incoming;
 use crate::journal::{Journal, OpenMigration};
 use crate::lock::lock;
 use crate::memory_look;
 use crate::path_history::{self, Learnt};
-use crate::proof::beside::{Beside, Way};
+use crate::peers::Peers;
 use crate::release::ask_host;
+use crate::source_state::source_state;
 use crate::supervised;
-use crate::vms::{Claim, Claimed, does_not_run};
+use crate::transfer::Transfer;
+use crate::vms::{Claim, Claimed, Vms, does_not_run};
 
 /// How long an agent that is told to stop waits for its migrations to be undone. Well below the 90 s
 /// after which systemd kills it.
@@ -74,9 +75,52 @@ const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// Before a migration is taken up that has crashed though it was taken up already.
 const TAKE_UP_AGAIN_AFTER: Duration = Duration::from_secs(5);
 
+/// Migrations from this host.
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    /// The host.
+    pub(crate) host: Arc<Host>,
+    /// Those to which they go.
+    pub(crate) peers: Arc<Peers>,
+    /// What must survive a crash.
+    pub(crate) journal: Arc<Journal>,
+    /// The VMs that are here.
+    pub(crate) vms: Arc<Vms>,
+    /// What migrations in either direction share.
+    pub(crate) transfer: Arc<Transfer>,
+    /// Migrations to here: a VM that leaves may have come by one.
+    pub(crate) incoming: Arc<Incoming>,
+    /// What is looked at before each of them.
+    pub(crate) checks: Arc<Checks>,
+    /// Those under way.
+    pub(crate) migrations: OutgoingMigrations,
+}
+
+impl Outgoing {
+    /// None yet.
+    pub(crate) fn new(incoming: &Arc<Incoming>, checks: &Arc<Checks>) -> Self {
+        Self {
+            host: Arc::clone(&incoming.host),
+            peers: Arc::clone(&incoming.peers),
+            journal: Arc::clone(&incoming.journal),
+            vms: Arc::clone(&incoming.vms),
+            transfer: Arc::clone(&incoming.transfer),
+            incoming: Arc::clone(incoming),
+            checks: Arc::clone(checks),
+            migrations: OutgoingMigrations::default(),
+        }
+    }
+
+    /// Whether a VM's memory is on its way from here or to here, or will be. Where it has arrived, and it is not known
+    /// yet whose the VM is, that may take days.
+    pub(crate) fn is_migrating(&self) -> bool {
+        !self.migrations.under_way().is_empty() || self.incoming.entries.are_receiving()
+    }
+}
+
 /// Migrations under way from this host.
 #[derive(Debug, Default)]
-pub(crate) struct Outgoing {
+pub(crate) struct OutgoingMigrations {
     running: Mutex<BTreeMap<String, Arc<Running>>>,
 }
 
@@ -113,7 +157,7 @@ pub(crate) enum Turn {
     Held,
 }
 
-impl Outgoing {
+impl OutgoingMigrations {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Running>>> {
         // Insertion and removal leave the map whole.
         lock(&self.running)
@@ -293,14 +337,14 @@ impl Running {
 }
 
 /// The migrations that an earlier life of the agent left open, and that cannot be taken up yet.
-pub(crate) fn left_open(agent: &Agent) -> Result<Vec<MigrationView>, Problem> {
-    let mut open = agent.journal.open_migrations()?;
-    open.retain(|open| agent.outgoing.get(&open.id).is_none());
+pub(crate) fn left_open(outgoing: &Outgoing) -> Result<Vec<MigrationView>, Problem> {
+    let mut open = outgoing.journal.open_migrations()?;
+    open.retain(|open| outgoing.migrations.get(&open.id).is_none());
     let view = |open: OpenMigration| MigrationView {
-        waits_for: agent.vms.why_unresponsive(&open.vm),
+        waits_for: outgoing.vms.why_unresponsive(&open.vm),
         id: open.id,
         vm: open.vm,
-        source: agent.name().into(),
+        source: outgoing.host.name().into(),
         target: open.target,
         started_at: Some(open.started_at.to_string()),
         requested_option: Some(open.requested_option),
@@ -312,39 +356,40 @@ pub(crate) fn left_open(agent: &Agent) -> Result<Vec<MigrationView>, Problem> {
 
 /// Begins a migration; it runs on by itself.
 pub(crate) fn begin(
-    agent: &Arc<Agent>,
+    outgoing: &Arc<Outgoing>,
     request: &MigrateRequest,
     turn: Turn,
 ) -> Result<Arc<Running>, Problem> {
-    agent.check_not_stopping()?;
-    known_target(agent, &request.target)?;
+    outgoing.host.check_not_stopping()?;
+    outgoing.peers.target(&request.target)?;
     let id = Uuid::new_v4().to_string();
-    let claimed = agent.vms.claim(&request.vm, Claim::Migrating(id.clone()))?;
+    let claimed = outgoing.vms.claim(&request.vm, Claim::Migrating(id.clone()))?;
     if claimed.vmm.is_none() {
         return Err(does_not_run(&request.vm));
     }
     let started_at = Timestamp::now();
-    agent.journal.begin_migration(&id, request, started_at)?;
+    outgoing.journal.begin_migration(&id, request, started_at)?;
     if let Some(vmm) = &claimed.vmm {
         let departure = Way { id: id.clone(), host: request.target.clone() };
         Beside::note_departure(&claimed.definition, vmm.paths(), Some(departure));
     }
-    let (migration, first) =
-        Migration::begin(agent.config.limits.of_migration(request.deadline_s, request.throttle_max_percent));
-    let executor = Executor::new(agent, id, claimed, request, started_at, turn, false);
-    Ok(run(agent, executor, migration, first))
+    let (migration, first) = Migration::begin(
+        outgoing.host.config.limits.of_migration(request.deadline_s, request.throttle_max_percent),
+    );
+    let executor = Executor::new(outgoing, id, claimed, request, started_at, turn, false);
+    Ok(run(outgoing, executor, migration, first))
 }
 
-fn run(agent: &Arc<Agent>, executor: Executor, migration: Migration, first: Action) -> Arc<Running> {
+fn run(outgoing: &Arc<Outgoing>, executor: Executor, migration: Migration, first: Action) -> Arc<Running> {
     let running = Arc::clone(&executor.running);
-    let crashed = crashed(Arc::clone(agent), Arc::clone(&running));
+    let crashed = crashed(Arc::clone(outgoing), Arc::clone(&running));
     supervised::spawn(executor.run(migration, first), crashed);
     running
 }
 
 /// How far a migration is whose task has crashed, nobody knows. It keeps its claim of the VM, and is taken up under that
 /// as at the agent's next start.
-async fn crashed(agent: Arc<Agent>, running: Arc<Running>) {
+async fn crashed(outgoing: Arc<Outgoing>, running: Arc<Running>) {
     let Running { id, vm, .. } = &*running;
     error!(migration = id, vm, "has crashed, which is an error in Drainpipe; it is undone or finished now");
     if running.is_taken_up {
@@ -352,18 +397,18 @@ async fn crashed(agent: Arc<Agent>, running: Arc<Running>) {
         sleep(TAKE_UP_AGAIN_AFTER).await;
     }
     let open = loop {
-        match agent.journal.open_migration(id) {
+        match outgoing.journal.open_migration(id) {
             Ok(open) => break open,
             Err(error) => warn!(%error, migration = id, "how far it is cannot be read; tried again soon"),
         }
         sleep(TAKE_UP_AGAIN_AFTER).await;
     };
-    let claimed = open.as_ref().and_then(|_| agent.vms.claim_of_crashed(vm, id));
+    let claimed = open.as_ref().and_then(|_| outgoing.vms.claim_of_crashed(vm, id));
     if let (Some(open), Some(claimed)) = (open, claimed) {
-        take_up(&agent, open, claimed);
+        take_up(&outgoing, open, claimed);
     } else {
         // Its result is recorded. The VM stays claimed: what was left to do, the next start does.
-        agent.outgoing.lock().remove(id);
+        outgoing.migrations.lock().remove(id);
     }
     running.stage.send_replace(Stage::Ended);
 }
@@ -371,11 +416,11 @@ async fn crashed(agent: Arc<Agent>, running: Arc<Running>) {
 /// Gives a VM back to this host that was handed over to one which does not answer, because the operator says
 /// that that one is lost with all that ran there. Does not believe it while it answers. The VM is to be booted
 /// anew: it may have run there for a while, and its disks would not fit its memory here.
-pub(crate) async fn reclaim(agent: &Agent, vm: &str, lost: &str) -> Result<MigrationResult, Problem> {
-    let running = handed_over(agent, vm)?.ok_or_else(|| {
+pub(crate) async fn reclaim(outgoing: &Outgoing, vm: &str, lost: &str) -> Result<MigrationResult, Problem> {
+    let running = handed_over(outgoing, vm)?.ok_or_else(|| {
         Problem::conflict(format!(
             "{vm} is not in doubt: {} has no hand-over of it that waits for its target",
-            agent.name()
+            outgoing.host.name()
         ))
     })?;
     if running.target != lost {
@@ -384,7 +429,7 @@ pub(crate) async fn reclaim(agent: &Agent, vm: &str, lost: &str) -> Result<Migra
     let _word = Word::given(&running);
     let decided = async {
         loop {
-            if let Some(result) = agent.journal.result(&running.id)? {
+            if let Some(result) = outgoing.journal.result(&running.id)? {
                 return Ok(result);
             }
             sleep(DECISION_LOOK_EVERY).await;
@@ -394,27 +439,27 @@ pub(crate) async fn reclaim(agent: &Agent, vm: &str, lost: &str) -> Result<Migra
         Err(Problem::failed(format!(
             "{vm} is still in doubt after {} s; see the log of {}",
             DECISION_DEADLINE.as_secs(),
-            agent.name()
+            outgoing.host.name()
         )))
     })
 }
 
 /// The migration by which a VM was handed over to another host, which has not said yet what has become of it.
-fn handed_over(agent: &Agent, vm: &str) -> Result<Option<Arc<Running>>, Problem> {
-    let Some(running) = agent.outgoing.of_vm(vm) else { return Ok(None) };
-    let open = agent.journal.open_migration(&running.id)?;
+fn handed_over(outgoing: &Outgoing, vm: &str) -> Result<Option<Arc<Running>>, Problem> {
+    let Some(running) = outgoing.migrations.of_vm(vm) else { return Ok(None) };
+    let open = outgoing.journal.open_migration(&running.id)?;
     Ok(open.is_some_and(|open| open.handed_over).then_some(running))
 }
 
 /// Refuses to stop a VM here that is another host's: what is left of it here that host may need.
-pub(crate) fn check_own(agent: &Agent, vm: &str) -> Result<(), Problem> {
-    let Some(running) = handed_over(agent, vm)? else { return Ok(()) };
+pub(crate) fn check_own(outgoing: &Outgoing, vm: &str) -> Result<(), Problem> {
+    let Some(running) = handed_over(outgoing, vm)? else { return Ok(()) };
     let Running { id, target, .. } = &*running;
     Err(Problem::conflict(format!(
         "VM {vm} was handed over to {target} (migration {id}), and is stopped there: `drainpipe vm stop {vm}`, with \
          `--force` if its QEMU there does not answer, asked of the agent of {target}; if {target} is lost for good, \
          `drainpipe vm reclaim {vm} --lost {target}` gives it back to {own}",
-        own = agent.name(),
+        own = outgoing.host.name(),
     )))
 }
 
@@ -435,18 +480,19 @@ impl Drop for Word<'_> {
 }
 
 /// The plan of a migration that is not begun.
-pub(crate) async fn dry_run(agent: &Agent, request: &MigrateRequest) -> Result<PlanView, Problem> {
-    let peer = known_target(agent, &request.target)?;
-    let memory_bytes = agent.vms.get(&request.vm).await?.memory_mib << 20;
-    let vmm = agent.vms.running(&request.vm);
+pub(crate) async fn dry_run(outgoing: &Outgoing, request: &MigrateRequest) -> Result<PlanView, Problem> {
+    let peer = outgoing.peers.target(&request.target)?;
+    let memory_bytes = outgoing.vms.get(&request.vm).await?.memory_mib << 20;
+    let vmm = outgoing.vms.running(&request.vm);
     let asked = asked_for(request);
-    let asked = informed(agent, &request.target, asked, vmm.as_deref()).await?;
+    let asked = informed(outgoing, &request.target, asked, vmm.as_deref()).await?;
     let Meeting { source, target, plan, .. } =
-        meet(agent, peer, &request.target, asked, memory_bytes).await?;
+        meet(outgoing, peer, &request.target, asked, memory_bytes).await?;
     let findings = match vmm {
         Some(vmm) => {
-            let outpaced = outpaced(agent, request, &vmm, memory_bytes, &plan).await;
-            let found = check::before_migration(agent, peer, &request.target, &[vmm], &plan).await?;
+            let outpaced = outpaced(outgoing, request, &vmm, memory_bytes, &plan).await;
+            let found =
+                check::before_migration(&outgoing.checks, peer, &request.target, &[vmm], &plan).await?;
             outpaced.into_iter().chain(found).collect()
         }
         None => vec![],
@@ -456,7 +502,7 @@ pub(crate) async fn dry_run(agent: &Agent, request: &MigrateRequest) -> Result<P
 
 /// Whether the VM's memory gets dirty faster than it would be sent.
 async fn outpaced(
-    agent: &Agent,
+    outgoing: &Outgoing,
     request: &MigrateRequest,
     vmm: &Vmm,
     memory_bytes: u64,
@@ -464,8 +510,8 @@ async fn outpaced(
 ) -> Option<Finding> {
     let memory = memory_look::sample(vmm).await?;
     let throttle_max_percent =
-        request.throttle_max_percent.unwrap_or(agent.config.limits.throttle_max_percent);
-    let (vm, source) = (request.vm.as_str(), agent.name());
+        request.throttle_max_percent.unwrap_or(outgoing.host.config.limits.throttle_max_percent);
+    let (vm, source) = (request.vm.as_str(), outgoing.host.name());
     convergence::foreseen(&Leaving { vm, source, memory_bytes, memory, throttle_max_percent }, plan)
 }
 
@@ -480,24 +526,10 @@ fn received_path(migration: &str, is_paused: bool) -> String {
     format!("/v1/incoming/{migration}/received?wait_ms={}&is_paused={is_paused}", RECEIVED_WAIT.as_millis())
 }
 
-pub(crate) fn known_target<'a>(agent: &'a Agent, target: &str) -> Result<&'a ApiClient, Problem> {
-    if target == agent.name() {
-        return Err(Problem::conflict(format!("the VM is on {target} already")));
-    }
-    agent.peer(target).ok_or_else(|| {
-        let known: Vec<&str> = agent.config.peers.iter().map(|peer| peer.name.as_str()).collect();
-        Problem::not_found(format!(
-            "{} knows no host {target}; its agent.toml names: {}",
-            agent.name(),
-            if known.is_empty() { "none (add a [[peer]])".into() } else { known.join(", ") }
-        ))
-    })
-}
-
 /// What a caller asks for, with what is known of the VM's memory and of earlier migrations where that may decide
 /// whether it is compressed.
 async fn informed(
-    agent: &Agent,
+    outgoing: &Outgoing,
     target: &str,
     request: Request,
     vmm: Option<&Vmm>,
@@ -509,8 +541,9 @@ async fn informed(
         Some(vmm) => memory_look::contents(vmm, request.option).await,
         None => (None, None),
     };
+    let free_cores = outgoing.host.idle_cores.known();
     let Learnt { saved_mbps, compressed_slower, .. } =
-        path_history::of_target(agent, target, request.option)?;
+        path_history::of_target(&outgoing.journal, free_cores, target, request.option)?;
     Ok(Request { memory, zero_share, saved_mbps, compressed_slower, ..request })
 }
 
@@ -528,23 +561,23 @@ pub(crate) struct Meeting {
 
 /// Step 1: what the hosts speak, what each has, which links reach which, and the plan that follows.
 pub(crate) async fn meet(
-    agent: &Agent,
+    outgoing: &Outgoing,
     peer: &ApiClient,
     target: &str,
     request: impl Into<Request>,
     memory_bytes: u64,
 ) -> Result<Meeting, Problem> {
-    let (view, protocol): (HostView, _) = ask_host(agent, peer, target, "/v1/host").await?;
+    let (view, protocol): (HostView, _) = ask_host(outgoing.host.name(), peer, target, "/v1/host").await?;
     if view.facts.name != target {
         return Err(Problem::refused(format!(
             "the agent that should be {target} calls itself {}: correct the [[peer]] entries of {}",
             view.facts.name,
-            agent.name()
+            outgoing.host.name()
         )));
     }
-    let (source, target) = (agent.facts().await?, view);
+    let (source, target) = (outgoing.incoming.facts().await?, view);
     let request = request.into();
-    let reaches = discover(agent, peer, [&source, &target.facts], request.option).await;
+    let reaches = discover(&outgoing.host, peer, [&source, &target.facts], request.option).await;
     let plan = plan(&source, &target.facts, request, &reaches, memory_bytes).map_err(Problem::refused)?;
     if let Some(why) = protocol.obstacle(plan.post_copy, plan.encryption.is_encrypted, &target.facts.name) {
         return Err(Problem::refused(why));
@@ -554,20 +587,20 @@ pub(crate) async fn meet(
 
 /// What the journal says of a hand-over, for the target that asks; and to which target it goes.
 pub(crate) async fn hand_over_view(
-    agent: &Agent,
+    outgoing: &Outgoing,
     id: &str,
 ) -> Result<(Option<String>, HandOverView), Problem> {
-    if let Some(open) = agent.journal.open_migration(id)? {
-        let goes_on = agent.outgoing.get(id).is_some_and(|running| !running.is_over());
+    if let Some(open) = outgoing.journal.open_migration(id)? {
+        let goes_on = outgoing.migrations.get(id).is_some_and(|running| !running.is_over());
         let view = match (open.handed_over, goes_on) {
-            (true, _) if has_let_go(agent, &open.vm).await => HandOverView::HandedOver,
+            (true, _) if has_let_go(outgoing, &open.vm).await => HandOverView::HandedOver,
             // Of a VM that has run on here, it is about to be revoked.
             (true, _) | (false, true) => HandOverView::Pending,
             (false, false) => HandOverView::Refused,
         };
         return Ok((Some(open.target), view));
     }
-    let result = agent.journal.result(id)?;
+    let result = outgoing.journal.result(id)?;
     let view = match result.as_ref().map(MigrationResult::has_left) {
         Some(true) => HandOverView::HandedOver,
         Some(_) => HandOverView::Refused,
@@ -577,19 +610,19 @@ pub(crate) async fn hand_over_view(
 }
 
 /// Whether this host is known to have let go of a VM.
-async fn has_let_go(agent: &Agent, vm: &str) -> bool {
-    let is_in_reach = agent.vms.why_unresponsive(vm).is_none();
-    is_in_reach && source_state(agent.vms.running(vm).as_deref()).await == Ok(SourceState::LetGo)
+async fn has_let_go(outgoing: &Outgoing, vm: &str) -> bool {
+    let is_in_reach = outgoing.vms.why_unresponsive(vm).is_none();
+    is_in_reach && source_state(outgoing.vms.running(vm).as_deref()).await == Ok(SourceState::LetGo)
 }
 
 /// Takes up the migrations that an earlier life of the agent left open.
 ///
 /// Also those of which the VM has no QEMU here any more, or the target is no peer: until it is known
 /// where the VM belongs, the claim keeps everybody from starting it here a second time.
-pub(crate) fn recover(agent: &Arc<Agent>) -> Result<(), Problem> {
-    for open in agent.journal.open_migrations()? {
-        match agent.vms.claim(&open.vm, Claim::Migrating(open.id.clone())) {
-            Ok(claimed) => take_up(agent, open, claimed),
+pub(crate) fn recover(outgoing: &Arc<Outgoing>) -> Result<(), Problem> {
+    for open in outgoing.journal.open_migrations()? {
+        match outgoing.vms.claim(&open.vm, Claim::Migrating(open.id.clone())) {
+            Ok(claimed) => take_up(outgoing, open, claimed),
             Err(problem) => {
                 warn!(migration = open.id, vm = open.vm, %problem, "cannot be taken up yet; left open");
             }
@@ -599,8 +632,8 @@ pub(crate) fn recover(agent: &Arc<Agent>) -> Result<(), Problem> {
 }
 
 /// Takes up one of them.
-pub(crate) fn take_up(agent: &Arc<Agent>, open: OpenMigration, claimed: Claimed) {
-    let limits = agent.config.limits.of_migration(None, None);
+pub(crate) fn take_up(outgoing: &Arc<Outgoing>, open: OpenMigration, claimed: Claimed) {
+    let limits = outgoing.host.config.limits.of_migration(None, None);
     let (migration, first) = Migration::recover(limits, open.handed_over);
     let request = MigrateRequest {
         vm: open.vm,
@@ -611,20 +644,20 @@ pub(crate) fn take_up(agent: &Arc<Agent>, open: OpenMigration, claimed: Claimed)
         deadline_s: None,
         throttle_max_percent: None,
     };
-    let executor = Executor::new(agent, open.id, claimed, &request, open.started_at, Turn::Now, true);
-    run(agent, executor, migration, first);
+    let executor = Executor::new(outgoing, open.id, claimed, &request, open.started_at, Turn::Now, true);
+    run(outgoing, executor, migration, first);
 }
 
 /// Before the agent stops: has what can be undone undone, and waits for it, so that the VMs run on
 /// here and nothing is left to guards and to the next start. Then waits until those have heard of it who
 /// ask.
-pub(crate) async fn shut_down(agent: &Agent) {
-    if agent.outgoing.under_way().is_empty() {
+pub(crate) async fn shut_down(outgoing: &Outgoing) {
+    if outgoing.migrations.under_way().is_empty() {
         return;
     }
     let over = async {
         loop {
-            let mut running = agent.outgoing.under_way();
+            let mut running = outgoing.migrations.under_way();
             // Their QEMUs go on by themselves, or wait for the next start.
             running.retain(|running| *running.stage.borrow() != Stage::SendingRest);
             if running.is_empty() {
@@ -647,7 +680,7 @@ mod tests {
     use drainpipe_engine::migration::Limits;
 
     use super::*;
-    use crate::api::types::TargetUse;
+    use crate::api_types::TargetUse;
     use crate::measure::Measurements;
     use crate::result::{Identity, Pauses, assemble};
 
@@ -669,7 +702,7 @@ mod tests {
 
     #[test]
     fn one_that_waits_for_its_targets_word_is_not_under_way() {
-        let outgoing = Outgoing::default();
+        let outgoing = OutgoingMigrations::default();
         let request = MigrateRequest {
             vm: "web".into(),
             target: "b".into(),

@@ -7,7 +7,7 @@ use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::result::{CompressionUse, MigrationResult};
 
-use crate::agent::Agent;
+use crate::journal::Journal;
 
 /// From so many of the last migrations to a target is learnt.
 const RESULTS_MAX: u32 = 20;
@@ -30,13 +30,18 @@ pub(crate) struct Learnt {
     pub(crate) compressed_slower: Option<f64>,
 }
 
-/// What migrations to this target by this option have shown.
-pub(crate) fn of_target(agent: &Agent, target: &str, option: RequestedOption) -> Result<Learnt, Problem> {
-    let mut results = agent.journal.completed_to(target, option, RESULTS_MAX)?;
+/// What migrations to this target by this option have shown, where so many cores of this host are free now.
+pub(crate) fn of_target(
+    journal: &Journal,
+    free_cores: Option<f64>,
+    target: &str,
+    option: RequestedOption,
+) -> Result<Learnt, Problem> {
+    let mut results = journal.completed_to(target, option, RESULTS_MAX)?;
     // These went over one connection, whatever the option.
     results.retain(|result| !result.post_copy_allowed);
-    let (past, free_cores) = (results.iter().map(past).collect::<Vec<_>>(), agent.idle_cores.known());
-    let transfers = agent.journal.transfers_found(target, option)?;
+    let past = results.iter().map(past).collect::<Vec<_>>();
+    let transfers = journal.transfers_found(target, option)?;
     Ok(Learnt {
         path_history: path_history(&alike(results, free_cores), transfers),
         saved_mbps: experience::saved_mbps(&past, free_cores),

@@ -33,36 +33,13 @@ use drainpipe_engine::check::finding::Finding;
 use drainpipe_engine::path::Path;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::watch::PathNews;
-use serde::{Deserialize, Serialize};
 use tokio::sync::{Mutex, mpsc};
-use utoipa::ToSchema;
-use uuid::Uuid;
 
 pub(crate) use self::hello::bind;
 use self::peer::PeerWatch;
-use crate::agent::Agent;
-
-/// What an end needs to know of the other one.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct WatchEnd {
-    /// What each datagram to this end carries; another one after each start of the agent.
-    #[schema(value_type = String, format = "uuid")]
-    pub token: Uuid,
-    /// The paths, in the order of the plan; none of one that cannot be watched from here now, as its link is
-    /// down and has lost its address.
-    pub paths: Vec<Option<PathEnd>>,
-}
-
-/// One path's end of a watch.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct PathEnd {
-    /// UDP port.
-    pub port: u16,
-    /// Whether hellos of this end are known to have come through to the other one before.
-    pub was_heard: bool,
-}
+use crate::api_types::WatchEnd;
+use crate::host::Host;
+use crate::peers::Peers;
 
 /// What the source of a migration is told.
 #[derive(Debug)]
@@ -103,16 +80,23 @@ pub(crate) struct Beginning<'a> {
 }
 
 /// The watches of this host.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct PathWatches {
+    host: Arc<Host>,
+    others: Arc<Peers>,
     // Held while a migration joins or leaves: one of them may begin a watch that another one ends.
     peers: Mutex<BTreeMap<String, Arc<Mutex<PeerWatch>>>>,
 }
 
 impl PathWatches {
+    /// None yet, of paths from `host` to `others`.
+    pub(crate) fn new(host: &Arc<Host>, others: &Arc<Peers>) -> Self {
+        Self { host: Arc::clone(host), others: Arc::clone(others), peers: Mutex::default() }
+    }
+
     /// A migration begins to use these paths. The host's network is prepared for it, journaled under its
     /// identifier; [`Self::leave`] is owed in any case. Returns what the other agent must know.
-    pub(crate) async fn join(&self, agent: &Arc<Agent>, joining: Joining<'_>) -> Result<WatchEnd, Problem> {
+    pub(crate) async fn join(self: &Arc<Self>, joining: Joining<'_>) -> Result<WatchEnd, Problem> {
         let mut peers = self.peers.lock().await;
         for (name, watch) in peers.iter() {
             let address = watch.lock().await.address();
@@ -132,7 +116,7 @@ impl PathWatches {
             }
         }
         let peer = joining.peer.to_owned();
-        let mut watch = PeerWatch::new(agent, &peer, joining.address);
+        let mut watch = PeerWatch::new(self, &peer, joining.address);
         let end = watch.join(joining).await?;
         let watch = Arc::new(Mutex::new(watch));
         tokio::spawn(peer::run(Arc::clone(&watch)));
@@ -173,7 +157,7 @@ impl PathWatches {
     }
 
     /// A migration is over: what was changed for it on this host is put back, unless another needs it.
-    pub(crate) async fn leave(&self, agent: &Agent, migration: &str) -> Result<(), Problem> {
+    pub(crate) async fn leave(&self, migration: &str) -> Result<(), Problem> {
         let mut peers = self.peers.lock().await;
         let mut unused = vec![];
         for (name, watch) in peers.iter() {
@@ -182,6 +166,6 @@ impl PathWatches {
             }
         }
         peers.retain(|name, _| !unused.contains(name));
-        agent.network.put_back(migration).await
+        self.host.network.put_back(migration).await
     }
 }

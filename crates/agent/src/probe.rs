@@ -20,7 +20,7 @@ use tokio::time::{sleep, timeout};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::agent::Agent;
+use crate::host::Host;
 use crate::link_socket::on_link;
 use crate::network::HostNetwork;
 use crate::ports;
@@ -70,12 +70,12 @@ pub(crate) struct ProbePorts {
 
 /// Opens a port on each path, for a few seconds or until the tasks that answer there are dropped. They
 /// hold the slot for as long. The caller has made sure that the paths are over this host's migration links.
-pub(crate) async fn open(agent: &Agent, paths: &[Path], slot: &Arc<Slot>) -> (ProbePorts, JoinSet<()>) {
+pub(crate) async fn open(host: &Host, paths: &[Path], slot: &Arc<Slot>) -> (ProbePorts, JoinSet<()>) {
     let token = Uuid::new_v4();
     let mut ports = Vec::with_capacity(paths.len());
     let mut answering = JoinSet::new();
     for path in paths {
-        ports.push(match listen(agent, path).await {
+        ports.push(match listen(host, path).await {
             Ok((listener, port)) => {
                 let slot = Arc::clone(slot);
                 answering.spawn(async move {
@@ -91,13 +91,13 @@ pub(crate) async fn open(agent: &Agent, paths: &[Path], slot: &Arc<Slot>) -> (Pr
     (ProbePorts { token, ports }, answering)
 }
 
-async fn listen(agent: &Agent, path: &Path) -> Result<(TcpListener, u16), Problem> {
-    ports::take(agent, |port| async move {
+async fn listen(host: &Host, path: &Path) -> Result<(TcpListener, u16), Problem> {
+    let listen = |port| async move {
         let bound = ports::unless_in_use(bind(path, port).await);
         let bound = bound.map(|listener| listener.map(|listener| (listener, port)));
         bound.map_err(|error| Problem::failed(format!("cannot listen on {}: {error}", path.address)))
-    })
-    .await
+    };
+    host.ports.take(listen).await
 }
 
 async fn bind(path: &Path, port: u16) -> io::Result<TcpListener> {

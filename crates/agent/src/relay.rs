@@ -19,7 +19,6 @@ use rustls::pki_types::ServerName;
 use tracing::warn;
 use uuid::Uuid;
 
-use crate::agent::Agent;
 use crate::config::Compression;
 use crate::cpu_list::CpuList;
 use crate::guard::Guard;
@@ -55,7 +54,7 @@ impl OutgoingRelay {
     /// Waits for this QEMU's connections, at its `outgoing_relay`. The guard holds them too. Both ends
     /// keep copies of so many MiB of pages.
     pub(crate) fn start(
-        agent: &Agent,
+        packing: &Packing,
         vmm: &Vmm,
         plan: &Plan,
         destination: SocketAddr,
@@ -66,7 +65,6 @@ impl OutgoingRelay {
         let target = ServerName::try_from(other.host.to_owned()).map_err(Problem::failed)?;
         let tls = ClientTls::new(other.identity.client_config(), target);
         let hands = guard.hands().map_err(Problem::failed)?;
-        let packing = Packing::of(agent)?;
         let settings = SenderSettings {
             path: vmm.paths().outgoing_relay().path,
             destination,
@@ -194,11 +192,10 @@ pub(crate) struct Packing {
 
 impl Packing {
     /// As it is now, by the configuration and by the VMs that run here.
-    pub(crate) fn of(agent: &Agent) -> Result<Self, Problem> {
-        let compression = &agent.config.compression;
+    pub(crate) fn of(compression: &Compression, lost_cpus: &LostCpus, vms: &Vms) -> Result<Self, Problem> {
         let own = own_cpus()?;
-        agent.lost_cpus.tell(compression, &own);
-        Ok(Self::on(compression, own, priority_counts_to(&agent.vms)))
+        lost_cpus.tell(compression, &own);
+        Ok(Self::on(compression, own, priority_counts_to(vms)))
     }
 
     /// Where the agent may run on `own`: one may be unplugged, or taken from it, at any time.

@@ -8,8 +8,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
-use crate::agent::Agent;
-use crate::api::types::HostView;
+use crate::api_types::HostView;
 use crate::client::{ANSWER_DEADLINE, ApiClient};
 
 /// Why there is no answer to go by.
@@ -42,21 +41,21 @@ struct Greeting {
 }
 
 /// Asks the host `name` for what it says of itself at `path`. The rest of an answer is looked at once there is a protocol
-/// by which to understand it.
+/// by which the host `own`, which is this one, understands it.
 pub(crate) async fn ask_host<T: DeserializeOwned>(
-    agent: &Agent,
+    own: &str,
     peer: &ApiClient,
     name: &str,
     path: &str,
 ) -> Result<(T, Protocol), NoAnswer> {
     let answer = peer.get_unread(path, ANSWER_DEADLINE).await?;
-    let protocol = greeted(agent, peer, name, &answer)?;
+    let protocol = greeted(own, peer, name, &answer)?;
     Ok((peer.read(&answer)?, protocol))
 }
 
 /// Asks the host `name` for what people want to know of it: also of one that is too far apart, if that is understood.
 pub(crate) async fn look_at_host(
-    agent: &Agent,
+    own: &str,
     peer: &ApiClient,
     name: &str,
     deadline: Duration,
@@ -64,16 +63,16 @@ pub(crate) async fn look_at_host(
     let answer = peer.get_unread("/v1/host", deadline).await?;
     match peer.read(&answer) {
         Ok(view) => Ok(view),
-        Err(senseless) => Err(greeted(agent, peer, name, &answer).map_or_else(Into::into, |_| senseless)),
+        Err(senseless) => Err(greeted(own, peer, name, &answer).map_or_else(Into::into, |_| senseless)),
     }
 }
 
-fn greeted(agent: &Agent, peer: &ApiClient, name: &str, answer: &[u8]) -> Result<Protocol, NoAnswer> {
+fn greeted(own: &str, peer: &ApiClient, name: &str, answer: &[u8]) -> Result<Protocol, NoAnswer> {
     let Greeting { agent_version, protocols } = peer.read(answer)?;
-    Ok(agree_with(agent, name, &Release { version: agent_version, protocols })?)
+    Ok(agree_with(own, name, &Release { version: agent_version, protocols })?)
 }
 
-/// The protocol that this host speaks with another.
-pub(crate) fn agree_with(agent: &Agent, name: &str, release: &Release) -> Result<Protocol, TooFarApart> {
-    agree(Speaker { host: agent.name(), release: &Release::own() }, Speaker { host: name, release })
+/// The protocol that this host, `own`, speaks with another.
+pub(crate) fn agree_with(own: &str, name: &str, release: &Release) -> Result<Protocol, TooFarApart> {
+    agree(Speaker { host: own, release: &Release::own() }, Speaker { host: name, release })
 }

@@ -4,11 +4,11 @@ use drainpipe_hypervisor::{lift_throttle, sweep_throttles};
 use tokio::task::block_in_place;
 use tracing::warn;
 
-use crate::agent::Agent;
+use crate::vms::Vms;
 
 /// Whatever has become of that agent: QEMU's threads themselves say whether they are held back.
-pub(crate) fn lift_all(agent: &Agent) {
-    for paths in agent.vms.runtime_paths() {
+pub(crate) fn lift_all(vms: &Vms) {
+    for paths in vms.runtime_paths() {
         if let Err(error) = block_in_place(|| lift_throttle(&paths)) {
             warn!(directory = %paths.directory().display(), %error, "its CPUs may stay throttled");
         }

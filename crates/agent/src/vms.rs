@@ -15,11 +15,11 @@ use drainpipe_hypervisor::{
 use futures_util::future::join_all;
 use tracing::{info, warn};
 
-use crate::api::types::{VmState, VmView};
-use crate::host;
+use crate::api_types::{VmState, VmView};
+use crate::beside::Beside;
+use crate::host::hardware;
 use crate::journal::Journal;
 use crate::lock::lock;
-use crate::proof::beside::Beside;
 use crate::vm_end;
 
 /// How long QEMU may take to start or to end. It takes 0.1 s; a loaded host is slower.
@@ -69,7 +69,7 @@ impl Entry {
         if vmm.is_none() && self.claim != Some(Claim::Changing) {
             return 0;
         }
-        let resident = vmm.map_or(0, |vmm| host::resident_bytes(vmm.pid()));
+        let resident = vmm.map_or(0, |vmm| hardware::resident_bytes(vmm.pid()));
         // Memory in huge pages is not counted as resident, and is none of what is needed here.
         needs(&self.definition).bytes.saturating_sub(resident)
     }

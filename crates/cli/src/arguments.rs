@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use drainpipe_agent::api::types::TRANSFERS_MAX;
+use drainpipe_agent::api_types::TRANSFERS_MAX;
 use drainpipe_agent::config;
 use drainpipe_engine::bandwidth::BandwidthSetting;
 use drainpipe_engine::option::RequestedOption;

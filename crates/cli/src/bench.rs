@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use drainpipe_agent::api::types::{HostView, MigrateRequest, PlanView, VmView};
+use drainpipe_agent::api_types::{HostView, MigrateRequest, PlanView, VmView};
 use drainpipe_engine::format;
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::problem::Problem;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use drainpipe_agent::api::types::{HostStatus, VmList, VmState, VmView};
+use drainpipe_agent::api_types::{HostStatus, VmList, VmState, VmView};
 use drainpipe_agent::client::ApiClient;
 use drainpipe_agent::config::{DEFAULT_PORT, DEFAULT_SOCKET};
 use drainpipe_engine::problem::{Problem, ProblemKind};

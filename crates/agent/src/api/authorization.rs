@@ -8,7 +8,7 @@ use drainpipe_identity::Peer;
 
 /// Who sent a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Caller {
+pub(crate) enum Caller {
     /// Came over the Unix socket, whose permissions let only root in.
     Root,
     /// Came with a certificate.
@@ -27,7 +27,7 @@ impl fmt::Display for Caller {
 
 impl Caller {
     /// The host that calls; nobody but hosts speaks on the paths between agents.
-    pub fn host(&self) -> Result<&str, Problem> {
+    pub(crate) fn host(&self) -> Result<&str, Problem> {
         match self {
             Self::Peer(Peer::Host(name)) => Ok(name),
             _ => Err(forbidden(self, "speak as a host's agent")),
@@ -37,7 +37,7 @@ impl Caller {
 
 /// What a request wants to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Operation<'a> {
+pub(crate) enum Operation<'a> {
     /// Make, start, stop or remove a VM.
     ManageVms,
     /// Mend settings of the host, or put them back.
@@ -67,7 +67,7 @@ pub enum Operation<'a> {
 ///
 /// A host's certificate is not an operator's: a host may fetch a VM to itself (failback), send one
 /// of its own, and look; what it cannot do is move VMs between others or manage them.
-pub fn authorise(caller: &Caller, operation: Operation<'_>) -> Result<(), Problem> {
+pub(crate) fn authorise(caller: &Caller, operation: Operation<'_>) -> Result<(), Problem> {
     let allowed = match (caller, operation) {
         (
             Caller::Root | Caller::Peer(Peer::Operator(_)),

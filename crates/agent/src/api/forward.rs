@@ -15,13 +15,13 @@ use drainpipe_identity::{Peer, check_name};
 use super::authorization::Caller;
 use super::error::ApiError;
 use super::extract::{BODY_BYTES_MAX, read_in_time};
-use crate::agent::Agent;
+use crate::peers::Peers;
 
 /// What precedes the host's name in a query.
 const KEY: &str = "host=";
 
 pub(super) async fn forward(
-    State(agent): State<Arc<Agent>>,
+    State(peers): State<Arc<Peers>>,
     Extension(caller): Extension<Caller>,
     mut request: Request,
     next: Next,
@@ -29,15 +29,15 @@ pub(super) async fn forward(
     let Some((host, rest)) = split_host(request.uri())? else {
         return Ok(next.run(request).await);
     };
-    if host == agent.name() {
+    if host == peers.own_name() {
         *request.uri_mut() = Uri::from(rest);
         return Ok(next.run(request).await);
     }
-    pass_on(&agent, &caller, &host, &rest, request).await
+    pass_on(&peers, &caller, &host, &rest, request).await
 }
 
 async fn pass_on(
-    agent: &Agent,
+    peers: &Peers,
     caller: &Caller,
     host: &str,
     rest: &PathAndQuery,
@@ -48,8 +48,8 @@ async fn pass_on(
         let message = format!("the agent of host {name} must ask {host} itself");
         return Err(Problem::new(ProblemKind::Forbidden, message).into());
     }
-    let peer = agent.peer(host).ok_or_else(|| {
-        Problem::not_found(format!("{} knows no host {host}; `drainpipe hosts` lists them", agent.name()))
+    let peer = peers.get(host).ok_or_else(|| {
+        Problem::not_found(format!("{} knows no host {host}; `drainpipe hosts` lists them", peers.own_name()))
     })?;
     check_path(rest.path())?;
     let method = request.method().clone();

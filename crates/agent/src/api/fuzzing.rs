@@ -10,15 +10,14 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::handlers::between_agents::check_paths;
-use super::types::{
+use crate::api_types::{
     BandwidthShare, BandwidthView, CheckRequest, ConnectionRequest, DrainRequest, DrainView, Endpoint,
     HandOverView, HostView, IncomingPermit, IncomingRequest, IncomingView, MigrateRequest, MigrationView,
-    ReclaimRequest, TargetUse, VmList, WatchRequest,
+    ReclaimRequest, TargetUse, VmList, WatchEnd, WatchRequest,
 };
 use crate::check::{Round, RoundResult, SessionRequest, SessionView, VmsRequest, WayBack};
 use crate::discovery::{DiscoveryPorts, DiscoveryRequest};
 use crate::incoming::check_described;
-use crate::path_watch::WatchEnd;
 use crate::probe::{ProbePorts, ProbeRequest};
 use crate::transport::{connections, transport};
 use crate::vms::needs;

@@ -10,12 +10,11 @@
 //! handlers       one function a path, with what the document says of it
 //! openapi        the document, made from the handlers
 //! extract, error how requests are read and refused; by_name: no list passes for an object
-//! types          what travels; drain_types: about emptying a host
+//! unbelieved     what is answered while the journal is not believed
 //! ```
 
-pub mod authorization;
+pub(crate) mod authorization;
 mod by_name;
-mod drain_types;
 pub(crate) mod error;
 pub(crate) mod extract;
 mod forward;
@@ -25,29 +24,69 @@ mod handlers;
 mod openapi;
 #[cfg(test)]
 mod tests;
-pub mod types;
+pub(crate) mod unbelieved;
 
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::DefaultBodyLimit;
+use axum::extract::{DefaultBodyLimit, FromRef};
 use axum::middleware::{from_fn, from_fn_with_state};
 use utoipa_axum::router::OpenApiRouter;
 
 use self::handlers::{bandwidth, between_agents, checks, drain, fixes, hosts, journal, migrations, vms};
-use crate::agent::Agent;
+use crate::check::Checks;
+use crate::drain::Drains;
+use crate::fixes::Fixes;
+use crate::host::Host;
+use crate::incoming::Incoming;
+use crate::journal::Journal;
+use crate::outgoing::Outgoing;
+use crate::peers::Peers;
+use crate::proof::{Heard, Proof};
+use crate::transfer::Transfer;
+use crate::vms::Vms;
 
-type Routes = OpenApiRouter<Arc<Agent>>;
+/// The parts of an agent that somebody can ask. Each path takes those that it needs.
+#[derive(Debug, Clone, FromRef)]
+pub(crate) struct Parts {
+    /// The host itself.
+    pub(crate) host: Arc<Host>,
+    /// The other hosts.
+    pub(crate) peers: Arc<Peers>,
+    /// What must survive a crash.
+    pub(crate) journal: Arc<Journal>,
+    /// What other hosts have told of their journals.
+    pub(crate) heard: Arc<Heard>,
+    /// Whether others have shown that nothing is missing in this host's.
+    pub(crate) proof: Arc<Proof>,
+    /// The VMs here.
+    pub(crate) vms: Arc<Vms>,
+    /// What migrations in either direction share.
+    pub(crate) transfer: Arc<Transfer>,
+    /// Migrations to here.
+    pub(crate) incoming: Arc<Incoming>,
+    /// Checks of what is between this host and others.
+    pub(crate) checks: Arc<Checks>,
+    /// Migrations from here.
+    pub(crate) outgoing: Arc<Outgoing>,
+    /// The drain of this host.
+    pub(crate) drains: Arc<Drains>,
+    /// What checks have mended here.
+    pub(crate) fixes: Arc<Fixes>,
+}
+
+type Routes = OpenApiRouter<Parts>;
 
 /// All paths of the API.
-pub fn router(agent: Arc<Agent>) -> Router {
-    let for_all = routes_for_all().route_layer(from_fn_with_state(Arc::clone(&agent), forward::forward));
+pub(crate) fn router(parts: Parts) -> Router {
+    let for_all =
+        routes_for_all().route_layer(from_fn_with_state(Arc::clone(&parts.peers), forward::forward));
     let for_agents = routes_for_agents().route_layer(from_fn(between_agents::hosts_only));
     Router::from(for_all.merge(for_agents))
         .fallback(error::no_such_path)
         .method_not_allowed_fallback(error::no_such_method)
         .layer(DefaultBodyLimit::max(extract::BODY_BYTES_MAX))
-        .with_state(agent)
+        .with_state(parts)
 }
 
 fn routes_for_all() -> Routes {

@@ -13,20 +13,19 @@ use drainpipe_net::{Link, LinkKind, RdmaDevice};
 use futures_util::future::join_all;
 use jiff::Timestamp;
 
-use super::libvirt;
 use super::sysfs::SysfsLink;
-use crate::agent::Agent;
+use super::{Checks, libvirt};
 use crate::client::ApiClient;
 use crate::release::{NoAnswer, ask_host};
 
 /// What another host says of itself, and how far its clock is from this one's.
 pub(super) async fn ask(
-    agent: &Agent,
+    checks: &Checks,
     peer: &ApiClient,
     name: &str,
 ) -> Result<(CheckFacts, ClockDifference), NoAnswer> {
     let before_ms = Timestamp::now().as_millisecond();
-    let (facts, _): (CheckFacts, _) = ask_host(agent, peer, name, "/v1/check/facts").await?;
+    let (facts, _): (CheckFacts, _) = ask_host(checks.host.name(), peer, name, "/v1/check/facts").await?;
     let after_ms = Timestamp::now().as_millisecond();
     facts.plausible(name).map_err(Problem::refused)?;
     let clock = ClockDifference::measured(before_ms, facts.clock_unix_ms, after_ms);
@@ -34,19 +33,19 @@ pub(super) async fn ask(
 }
 
 /// Reads them, as they are now.
-pub(crate) async fn read(agent: &Agent) -> Result<CheckFacts, Problem> {
-    let view = agent.view().await?;
-    let kernel_links = agent.checks.network.links().await.map_err(Problem::failed)?;
-    let lately = agent.checks.recent.look(Instant::now(), &kernel_links);
-    let management = agent.network.management_addresses(&agent.config).await;
+pub(crate) async fn read(checks: &Checks) -> Result<CheckFacts, Problem> {
+    let view = checks.host_view().await?;
+    let kernel_links = checks.network.links().await.map_err(Problem::failed)?;
+    let lately = checks.recent.look(Instant::now(), &kernel_links);
+    let management = checks.host.network.management_addresses(&checks.host.config).await;
     let rdma_devices = drainpipe_net::rdma_devices().map_err(Problem::failed)?;
     let every_link = view.facts.links.iter().chain(&view.facts.management_links);
     let links = every_link.map(|wanted| async {
         match kernel_links.iter().find(|link| link.name == wanted.name) {
             Some(link) => LinkFacts {
-                receive_queues_in_use: receive_queues_in_use(agent, link).await,
+                receive_queues_in_use: receive_queues_in_use(checks, link).await,
                 rdma_device: rdma_device_of(link, &rdma_devices),
-                is_speed_configured: is_speed_configured(agent, &link.name),
+                is_speed_configured: is_speed_configured(checks, &link.name),
                 counters: lately.get(&link.index).copied().unwrap_or_default(),
                 ..link_facts(link, &management)
             },
@@ -54,8 +53,8 @@ pub(crate) async fn read(agent: &Agent) -> Result<CheckFacts, Problem> {
         }
     });
     let links = join_all(links).await;
-    let ports = agent.config.migration_ports.ports();
-    let mut foreign_routes = agent.network.foreign_host_routes().await?;
+    let ports = checks.host.config.migration_ports.ports();
+    let mut foreign_routes = checks.host.network.foreign_host_routes().await?;
     foreign_routes.truncate(LIST_MAX);
     let foreign_route = |(address, protocol)| ForeignRoute { address, protocol };
     Ok(CheckFacts {
@@ -66,11 +65,11 @@ pub(crate) async fn read(agent: &Agent) -> Result<CheckFacts, Problem> {
         protocols: view.protocols,
         kernel: view.kernel,
         migration_ports: [*ports.start(), *ports.end()],
-        peers: agent.config.peers.iter().map(|peer| peer.name.clone()).collect(),
+        peers: checks.host.config.peers.iter().map(|peer| peer.name.clone()).collect(),
         clock_unix_ms: Timestamp::now().as_millisecond(),
-        certificate_ends_unix_s: agent.identity.not_after().as_second(),
-        authority_ends_unix_s: Some(agent.identity.authority_not_after().as_second()),
-        qemu_replaced: agent.vms.hypervisor().is_outdated(),
+        certificate_ends_unix_s: checks.peers.identity.not_after().as_second(),
+        authority_ends_unix_s: Some(checks.peers.identity.authority_not_after().as_second()),
+        qemu_replaced: checks.vms.hypervisor().is_outdated(),
         libvirt_version: libvirt::version(),
         huge_pages: huge_pages(),
         governors: of_cores("scaling_governor"),
@@ -81,13 +80,14 @@ pub(crate) async fn read(agent: &Agent) -> Result<CheckFacts, Problem> {
     })
 }
 
-async fn receive_queues_in_use(agent: &Agent, link: &Link) -> Option<u32> {
-    let queues = agent.checks.network.receive_queues_in_use(&link.name).await?;
+async fn receive_queues_in_use(checks: &Checks, link: &Link) -> Option<u32> {
+    let queues = checks.network.receive_queues_in_use(&link.name).await?;
     u32::try_from(queues).ok()
 }
 
-fn is_speed_configured(agent: &Agent, link: &str) -> bool {
-    agent.config.links.iter().any(|configured| configured.name == link && configured.speed_mbps.is_some())
+fn is_speed_configured(checks: &Checks, link: &str) -> bool {
+    let mut configured = checks.host.config.links.iter();
+    configured.any(|configured| configured.name == link && configured.speed_mbps.is_some())
 }
 
 fn rdma_device_of(link: &Link, devices: &[RdmaDevice]) -> Option<String> {

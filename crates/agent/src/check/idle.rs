@@ -16,10 +16,9 @@ use tokio::time::sleep;
 use tracing::{debug, info, warn};
 use uuid::Uuid;
 
-use super::facts;
 use super::run::{begin_session, end_session};
-use crate::agent::Agent;
-use crate::api::types::PathsView;
+use super::{Checks, facts};
+use crate::api_types::PathsView;
 use crate::client::{ApiClient, in_plain_words};
 use crate::discovery::discover;
 use crate::lock::lock;
@@ -52,10 +51,11 @@ impl KnownPaths {
 }
 
 /// Looks at one peer after the other, each of them once within `probe_every_s`. Does not end by itself.
-pub(crate) async fn keep_trying(agent: Arc<Agent>) {
-    let peers: Vec<&str> = agent.config.peers.iter().map(|peer| peer.name.as_str()).collect();
+pub(crate) async fn keep_trying(checks: Arc<Checks>, is_migrating: impl Fn() -> bool) {
+    let peers: Vec<&str> = checks.host.config.peers.iter().map(|peer| peer.name.as_str()).collect();
     let peers_max = u32::try_from(peers.len()).unwrap_or(u32::MAX);
-    let Some(pause) = Duration::from_secs(agent.config.probe_every_s.into()).checked_div(peers_max) else {
+    let Some(pause) = Duration::from_secs(checks.host.config.probe_every_s.into()).checked_div(peers_max)
+    else {
         return;
     };
     let mut is_first_round = true;
@@ -63,13 +63,13 @@ pub(crate) async fn keep_trying(agent: Arc<Agent>) {
         for peer in &peers {
             sleep(if is_first_round { SETTLE.min(pause) } else { jittered(pause) }).await;
             // Its own paths are watched then, and its links are not to be disturbed.
-            if agent.is_migrating() {
+            if is_migrating() {
                 continue;
             }
-            if let Err(problem) = agent.checks.look_at_links().await {
+            if let Err(problem) = checks.look_at_links().await {
                 warn!(%problem, "no reading of the links' counters");
             }
-            if let Err(problem) = look(&agent, peer).await {
+            if let Err(problem) = look(&checks, peer).await {
                 debug!(peer, %problem, "the paths to it are not known now");
             }
         }
@@ -83,12 +83,12 @@ fn jittered(pause: Duration) -> Duration {
     pause.mul_f64(0.75 + 0.5 * f64::from(chance) / f64::from(u8::MAX))
 }
 
-async fn look(agent: &Agent, peer: &str) -> Result<(), Problem> {
-    let known = agent.known_paths.of(peer);
-    let mut paths = records(agent, peer, &known).await?;
+async fn look(checks: &Checks, peer: &str) -> Result<(), Problem> {
+    let known = checks.known_paths.of(peer);
+    let mut paths = records(checks, peer, &known).await?;
     if turned(&known, &paths).iter().any(|path| path.fault.is_some()) {
         sleep(AGAIN_AFTER).await;
-        paths = records(agent, peer, &known).await?;
+        paths = records(checks, peer, &known).await?;
     }
     for path in turned(&known, &paths) {
         if let Some(why) = &path.fault {
@@ -98,25 +98,25 @@ async fn look(agent: &Agent, peer: &str) -> Result<(), Problem> {
         }
     }
     let view = PathsView { peer: peer.into(), tried_at: Timestamp::now().to_string(), paths };
-    agent.known_paths.lock().insert(peer.into(), view);
+    checks.known_paths.lock().insert(peer.into(), view);
     Ok(())
 }
 
-async fn records(agent: &Agent, peer: &str, known: &[PathRecord]) -> Result<Vec<PathRecord>, Problem> {
-    let client = agent.peer(peer).ok_or_else(|| Problem::not_found(format!("no peer {peer}")))?;
-    let (theirs, _) = facts::ask(agent, client, peer).await?;
-    let own = agent.facts().await?;
-    let tried = try_all(agent, client, [&own, &theirs.host]).await?;
+async fn records(checks: &Checks, peer: &str, known: &[PathRecord]) -> Result<Vec<PathRecord>, Problem> {
+    let client = checks.peers.get(peer).ok_or_else(|| Problem::not_found(format!("no peer {peer}")))?;
+    let (theirs, _) = facts::ask(checks, client, peer).await?;
+    let own = checks.incoming.facts().await?;
+    let tried = try_all(checks, client, [&own, &theirs.host]).await?;
     Ok(after_trial(known, [&own, &theirs.host], &tried, &Timestamp::now().to_string()))
 }
 
 async fn try_all(
-    agent: &Agent,
+    checks: &Checks,
     client: &ApiClient,
     [own, theirs]: [&HostFacts; 2],
 ) -> Result<Vec<(Path, PathTrial)>, Problem> {
     let option = RequestedOption::Auto;
-    let reaches = discover(agent, client, [own, theirs], option).await;
+    let reaches = discover(&checks.host, client, [own, theirs], option).await;
     let paths = find_paths(own, theirs, option, &reaches);
     if paths.is_empty() {
         return Ok(vec![]);
@@ -124,7 +124,7 @@ async fn try_all(
     let token = Uuid::new_v4();
     // Datagrams are left to a check that somebody asks for.
     let view = begin_session(client, &theirs.name, token, &paths, vec![0; paths.len()]).await?;
-    let trials = probe::try_paths(&agent.network, &paths, &view.connections, Load::Large).await;
+    let trials = probe::try_paths(&checks.host.network, &paths, &view.connections, Load::Large).await;
     end_session(client, token).await;
     let plain = |trial: Connected| trial.map(drop).map_err(|why| in_plain_words(&why));
     Ok(paths.into_iter().zip(trials.into_iter().map(plain)).collect())

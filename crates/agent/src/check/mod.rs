@@ -1,20 +1,22 @@
 //! The preflight of everything between this host and another.
 //!
 //! ```text
-//! facts    what this host says of itself
-//! sysfs    what only sysfs knows of a link
-//! libvirt  which one the host has
-//! packets  datagrams of every size, counted where they arrive
-//! session  the other host's side of the trials
-//! way_back whether the other host's agent reaches this one's
-//! vms      what both hosts say of VMs that may move
-//! run      both sides together: facts, trials, the engine's findings
-//! quick    the part of it that runs before each migration
-//! idle     the part of it that runs now and then while there is none
-//! recent   what the links have counted lately
+//! facts     what this host says of itself
+//! host_view the same for people, and that of all hosts
+//! sysfs     what only sysfs knows of a link
+//! libvirt   which one the host has
+//! packets   datagrams of every size, counted where they arrive
+//! session   the other host's side of the trials
+//! way_back  whether the other host's agent reaches this one's
+//! vms       what both hosts say of VMs that may move
+//! run       both sides together: facts, trials, the engine's findings
+//! quick     the part of it that runs before each migration
+//! idle      the part of it that runs now and then while there is none
+//! recent    what the links have counted lately
 //! ```
 
 mod facts;
+mod host_view;
 mod idle;
 mod libvirt;
 pub(crate) mod packets;
@@ -35,12 +37,19 @@ use drainpipe_net::Network;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use uuid::Uuid;
 
+use self::idle::KnownPaths;
 use self::recent::RecentCounters;
+use crate::host::Host;
+use crate::incoming::Incoming;
+use crate::journal::Journal;
 use crate::lock::lock;
+use crate::peers::Peers;
 use crate::slots::Slots;
+use crate::vm_files::VmFiles;
+use crate::vms::Vms;
 
 pub(crate) use facts::read;
-pub(crate) use idle::{KnownPaths, keep_trying};
+pub(crate) use idle::keep_trying;
 pub(crate) use quick::before_migration;
 pub(crate) use run::run;
 pub(crate) use session::{Round, RoundResult, SessionRequest, SessionView, close, open, play, source_of};
@@ -54,9 +63,18 @@ const CHECKS_MAX: usize = 2;
 const SESSIONS_OF_ONE_MAX: usize = 2;
 const SESSIONS_MAX: usize = 8;
 
-/// Checks under way, led from here and by others.
+/// Checks of what is between this host and others, led from here and by others.
 #[derive(Debug)]
 pub(crate) struct Checks {
+    /// The host.
+    pub(crate) host: Arc<Host>,
+    peers: Arc<Peers>,
+    journal: Arc<Journal>,
+    vms: Arc<Vms>,
+    files: Arc<VmFiles>,
+    incoming: Arc<Incoming>,
+    // What the paths to each peer were like when no migration used them.
+    known_paths: KnownPaths,
     network: Network,
     recent: RecentCounters,
     led: Semaphore,
@@ -66,12 +84,21 @@ pub(crate) struct Checks {
 
 impl Checks {
     /// None yet. Must be called within the host's network namespace.
-    pub(crate) fn open() -> Result<Self, Problem> {
-        let network = Network::open().map_err(Problem::failed)?;
-        let taken_part_in = Slots::new("checks", SESSIONS_OF_ONE_MAX, SESSIONS_MAX);
-        let sessions = Mutex::default();
-        let (led, recent) = (Semaphore::new(CHECKS_MAX), RecentCounters::default());
-        Ok(Self { network, recent, led, taken_part_in, sessions })
+    pub(crate) fn open(incoming: &Arc<Incoming>) -> Result<Self, Problem> {
+        Ok(Self {
+            host: Arc::clone(&incoming.host),
+            peers: Arc::clone(&incoming.peers),
+            journal: Arc::clone(&incoming.journal),
+            vms: Arc::clone(&incoming.vms),
+            files: Arc::clone(&incoming.files),
+            incoming: Arc::clone(incoming),
+            known_paths: KnownPaths::default(),
+            network: Network::open().map_err(Problem::failed)?,
+            recent: RecentCounters::default(),
+            led: Semaphore::new(CHECKS_MAX),
+            taken_part_in: Slots::new("checks", SESSIONS_OF_ONE_MAX, SESSIONS_MAX),
+            sessions: Mutex::default(),
+        })
     }
 
     /// Notes what the links have counted, for later looks to compare with.

@@ -9,21 +9,20 @@ use drainpipe_engine::plan::{Plan, Spread};
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::Vmm;
 
-use super::{facts, vms};
-use crate::agent::Agent;
+use super::{Checks, facts, vms};
 use crate::client::ApiClient;
 
 /// What a person should know before these VMs go to `target`. What refuses a migration is among it.
 pub(crate) async fn before_migration(
-    agent: &Agent,
+    checks: &Checks,
     peer: &ApiClient,
     target: &str,
     running: &[Arc<Vmm>],
     plan: &Plan,
 ) -> Result<Vec<Finding>, Problem> {
-    let (target_facts, clock) = facts::ask(agent, peer, target).await?;
-    let source_facts = facts::read(agent).await?;
-    let vms = vms::ask(agent, peer, target, running).await?;
+    let (target_facts, clock) = facts::ask(checks, peer, target).await?;
+    let source_facts = facts::read(checks).await?;
+    let vms = vms::ask(checks, peer, target, running).await?;
     let pair = Pair {
         source: &source_facts,
         target: &target_facts,

@@ -15,8 +15,7 @@ use uuid::Uuid;
 
 use super::packets::{COPIES, PacketEnd};
 use super::session::{ROUNDS_MAX, Round, RoundResult, SessionRequest, SessionView, arrived_at, send_all};
-use super::{facts, vms, way_back};
-use crate::agent::Agent;
+use super::{Checks, facts, vms, way_back};
 use crate::client::{ApiClient, in_plain_words};
 use crate::config::DEFAULT_PORT;
 use crate::discovery::discover;
@@ -26,39 +25,39 @@ use crate::probe::{self, Load, ProbePort};
 use crate::release::NoAnswer;
 
 /// Checks everything between this host and `target`, for one running VM or for all.
-pub(crate) async fn run(agent: &Agent, target: &str, vm: Option<&str>) -> Result<CheckReport, Problem> {
-    agent.check_not_stopping()?;
-    let source = agent.name();
+pub(crate) async fn run(checks: &Checks, target: &str, vm: Option<&str>) -> Result<CheckReport, Problem> {
+    checks.host.check_not_stopping()?;
+    let source = checks.host.name();
     if source == target {
         return Err(Problem::bad_input(format!("{target} cannot be checked against itself: name two hosts")));
     }
-    let peer = agent.peer(target).ok_or_else(|| {
+    let peer = checks.peers.get(target).ok_or_else(|| {
         Problem::not_found(format!("{source} knows no host {target}; `drainpipe hosts` lists them"))
     })?;
     let running = match vm {
-        Some(name) => vec![agent.vms.get_running(name)?],
-        None => agent.vms.all_running(),
+        Some(name) => vec![checks.vms.get_running(name)?],
+        None => checks.vms.all_running(),
     };
-    let _slot = agent.checks.begin()?;
+    let _slot = checks.begin()?;
     let report =
         |findings, paths| CheckReport { source: source.into(), target: target.into(), findings, paths };
-    let (target_facts, clock) = match facts::ask(agent, peer, target).await {
+    let (target_facts, clock) = match facts::ask(checks, peer, target).await {
         Ok(answer) => answer,
         Err(NoAnswer::TooFarApart(apart)) => return Ok(report(vec![apart.finding()], vec![])),
         Err(NoAnswer::Problem(problem)) if problem.kind == ProblemKind::Unreachable => {
             let reason =
                 NotReached { is_for_certificates: problem.is_for_certificates, why: problem.message };
-            let finding = unreachable(source, target, agent_port(agent, target), &reason);
+            let finding = unreachable(source, target, agent_port(checks, target), &reason);
             return Ok(report(vec![finding], vec![]));
         }
         Err(NoAnswer::Problem(problem)) => {
             return Err(problem.context(format!("asking {target} what to check")));
         }
     };
-    let source_facts = facts::read(agent).await?;
-    let vms = vms::ask(agent, peer, target, &running).await?;
-    let trials = try_paths(agent, peer, &source_facts, &target_facts);
-    let (trials, way_back) = tokio::join!(trials, way_back::ask(agent, peer, target));
+    let source_facts = facts::read(checks).await?;
+    let vms = vms::ask(checks, peer, target, &running).await?;
+    let trials = try_paths(checks, peer, &source_facts, &target_facts);
+    let (trials, way_back) = tokio::join!(trials, way_back::ask(checks, peer, target));
     let trials = trials?;
     let paths: Vec<Path> = trials.iter().map(|trial| trial.path.clone()).collect();
     let pair = Pair {
@@ -79,31 +78,31 @@ pub(crate) async fn run(agent: &Agent, target: &str, vm: Option<&str>) -> Result
 }
 
 /// Where a peer's agent listens.
-fn agent_port(agent: &Agent, peer: &str) -> u16 {
-    let peer = agent.config.peers.iter().find(|configured| configured.name == peer);
+fn agent_port(checks: &Checks, peer: &str) -> u16 {
+    let peer = checks.host.config.peers.iter().find(|configured| configured.name == peer);
     peer.map_or(DEFAULT_PORT, |peer| peer.address.port())
 }
 
 async fn try_paths(
-    agent: &Agent,
+    checks: &Checks,
     peer: &ApiClient,
     source: &CheckFacts,
     target: &CheckFacts,
 ) -> Result<Vec<PathTrial>, Problem> {
-    let reaches = discover(agent, peer, [&source.host, &target.host], RequestedOption::Auto).await;
+    let reaches = discover(&checks.host, peer, [&source.host, &target.host], RequestedOption::Auto).await;
     let paths = paths_to_try(source, target, &reaches);
     if paths.is_empty() {
         return Ok(vec![]);
     }
     let token = Uuid::new_v4();
-    let sockets: Vec<Option<UdpSocket>> = join_all(paths.iter().map(|path| bind(agent, path))).await;
+    let sockets: Vec<Option<UdpSocket>> = join_all(paths.iter().map(|path| bind(checks, path))).await;
     let own_ports = sockets.iter().map(|socket| port_of(socket.as_ref())).collect();
     let view = begin_session(peer, target.name(), token, &paths, own_ports).await?;
     let ends = ends(&paths, sockets, &view.datagrams, token);
     let directions = Directions::new(&paths, source, target);
     let round_trips = join_all(ends.iter().map(|end| round_trip_ms(end.as_ref())));
     // How large packets may be is tried for itself.
-    let connections = probe::try_paths(&agent.network, &paths, &view.connections, Load::Small);
+    let connections = probe::try_paths(&checks.host.network, &paths, &view.connections, Load::Small);
     let (connections, round_trips) = tokio::join!(connections, round_trips);
     let sized = directions.play(peer, token, &ends).await;
     end_session(peer, token).await;
@@ -145,8 +144,8 @@ pub(super) async fn end_session(peer: &ApiClient, token: Uuid) {
 }
 
 /// A path without a socket is left to the trial by TCP, whose failure says why.
-async fn bind(agent: &Agent, path: &Path) -> Option<UdpSocket> {
-    let bound = path_watch::bind(agent, path).await;
+async fn bind(checks: &Checks, path: &Path) -> Option<UdpSocket> {
+    let bound = path_watch::bind(&checks.host, path).await;
     bound.inspect_err(|problem| debug!(%problem, "a path cannot be tried by datagrams")).ok()
 }
 

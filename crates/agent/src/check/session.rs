@@ -14,8 +14,8 @@ use tokio::time::sleep;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use super::Checks;
 use super::packets::PacketEnd;
-use crate::agent::Agent;
 use crate::link_socket::on_link;
 use crate::path_watch;
 use crate::probe::{self, ProbePort, ProbePorts};
@@ -85,7 +85,7 @@ pub(crate) struct Session {
 /// Takes part in a check of `source`. The caller has made sure that the paths are over this host's
 /// migration links.
 pub(crate) async fn open(
-    agent: &Arc<Agent>,
+    checks: &Arc<Checks>,
     source: &str,
     request: SessionRequest,
 ) -> Result<SessionView, Problem> {
@@ -93,27 +93,27 @@ pub(crate) async fn open(
     if ports.len() != paths.len() {
         return Err(Problem::bad_input("a check has one port for each path"));
     }
-    let slot = Arc::new(agent.checks.taken_part_in.take(source)?);
-    let (connections, mut tasks) = probe::open(agent, &paths, &slot).await;
+    let slot = Arc::new(checks.taken_part_in.take(source)?);
+    let (connections, mut tasks) = probe::open(&checks.host, &paths, &slot).await;
     let mut ends = Vec::with_capacity(paths.len());
     let mut datagrams = Vec::with_capacity(paths.len());
     for (path, port) in paths.iter().zip(ports) {
-        let (end, port) = begin(agent, path, port, token).await;
+        let (end, port) = begin(checks, path, port, token).await;
         ends.push(end);
         datagrams.push(port);
     }
-    let held_by = Arc::clone(agent);
+    let held_by = Arc::clone(checks);
     tasks.spawn(async move {
         sleep(SESSION_DEADLINE).await;
-        held_by.checks.remove(token);
+        held_by.remove(token);
     });
     let (source, rounds) = (source.into(), AtomicU32::new(0));
-    agent.checks.add(token, Session { source, ends, rounds, _tasks: tasks, _slot: slot })?;
+    checks.add(token, Session { source, ends, rounds, _tasks: tasks, _slot: slot })?;
     Ok(SessionView { datagrams, connections })
 }
 
-async fn begin(agent: &Agent, path: &Path, peer_port: u16, token: Uuid) -> (Option<PacketEnd>, ProbePort) {
-    let begun = path_watch::bind(agent, path).await.and_then(|socket| {
+async fn begin(checks: &Checks, path: &Path, peer_port: u16, token: Uuid) -> (Option<PacketEnd>, ProbePort) {
+    let begun = path_watch::bind(&checks.host, path).await.and_then(|socket| {
         let port = socket.local_addr().map_err(Problem::failed)?.port();
         let peer = on_link(&path.link, path.peer_address, peer_port).map_err(Problem::failed)?;
         Ok((PacketEnd::begin(socket, peer, token).map_err(Problem::failed)?, port))
@@ -125,17 +125,17 @@ async fn begin(agent: &Agent, path: &Path, peer_port: u16, token: Uuid) -> (Opti
 }
 
 /// The host that leads a check.
-pub(crate) fn source_of(agent: &Agent, token: Uuid) -> Result<String, Problem> {
-    find(agent, token).map(|session| session.source.clone())
+pub(crate) fn source_of(checks: &Checks, token: Uuid) -> Result<String, Problem> {
+    find(checks, token).map(|session| session.source.clone())
 }
 
-fn find(agent: &Agent, token: Uuid) -> Result<Arc<Session>, Problem> {
-    agent.checks.get(token).ok_or_else(|| Problem::not_found("no such check: it is over, or took too long"))
+fn find(checks: &Checks, token: Uuid) -> Result<Arc<Session>, Problem> {
+    checks.get(token).ok_or_else(|| Problem::not_found("no such check: it is over, or took too long"))
 }
 
 /// Sends what is asked for, and says what has arrived.
-pub(crate) async fn play(agent: &Agent, token: Uuid, round: &Round) -> Result<RoundResult, Problem> {
-    let session = find(agent, token)?;
+pub(crate) async fn play(checks: &Checks, token: Uuid, round: &Round) -> Result<RoundResult, Problem> {
+    let session = find(checks, token)?;
     let too_many = round.sizes.iter().any(|sizes| sizes.len() > SIZES_MAX);
     if round.sizes.len() != session.ends.len() || too_many {
         return Err(Problem::bad_input(format!("a round has at most {SIZES_MAX} sizes for each path")));
@@ -149,8 +149,8 @@ pub(crate) async fn play(agent: &Agent, token: Uuid, round: &Round) -> Result<Ro
 }
 
 /// Ends the part of this host.
-pub(crate) fn close(agent: &Agent, token: Uuid) {
-    agent.checks.remove(token);
+pub(crate) fn close(checks: &Checks, token: Uuid) {
+    checks.remove(token);
 }
 
 /// Sends on all paths at once.

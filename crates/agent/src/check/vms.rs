@@ -14,7 +14,7 @@ use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::agent::Agent;
+use super::Checks;
 use crate::client::ApiClient;
 use crate::vm_files::Look;
 
@@ -31,26 +31,26 @@ pub(crate) struct VmsRequest {
 }
 
 /// How VMs of another host could come.
-pub(crate) async fn fits(agent: &Agent, request: &VmsRequest) -> Result<Vec<VmFit>, Problem> {
+pub(crate) async fn fits(checks: &Checks, request: &VmsRequest) -> Result<Vec<VmFit>, Problem> {
     if request.specs.len() > VMS_MAX {
         return Err(Problem::bad_input(format!("at most {VMS_MAX} VMs in one request")));
     }
-    let links = agent.checks.network.links().await.map_err(Problem::failed)?;
-    Ok(join_all(request.specs.iter().map(|spec| fit(agent, spec, &links))).await)
+    let links = checks.network.links().await.map_err(Problem::failed)?;
+    Ok(join_all(request.specs.iter().map(|spec| fit(checks, spec, &links))).await)
 }
 
-async fn fit(agent: &Agent, spec: &ResolvedSpec, links: &[Link]) -> VmFit {
-    let looks = looks(agent, spec).await;
+async fn fit(checks: &Checks, spec: &ResolvedSpec, links: &[Link]) -> VmFit {
+    let looks = looks(checks, spec).await;
     let refused = looks.iter().enumerate().filter_map(|(index, (.., look))| match look {
         Look::NotAllowed(why) => Some(FileNotAllowed { index, why: why.clone() }),
         _ => None,
     });
     VmFit {
         missing_bridges: missing_bridges(spec, links),
-        bridges_not_allowed: agent.vm_files.bridges_not_allowed(spec.spec()),
-        name_taken: agent.vms.contains(spec.spec().name.as_str()),
-        obstacle: obstacle(agent, spec),
-        cpu: cpu_features(agent, spec),
+        bridges_not_allowed: checks.files.bridges_not_allowed(spec.spec()),
+        name_taken: checks.vms.contains(spec.spec().name.as_str()),
+        obstacle: obstacle(checks, spec),
+        cpu: cpu_features(checks, spec),
         files_not_allowed: refused.collect(),
         files: looks.into_iter().map(|(.., look)| state(look)).collect(),
     }
@@ -66,8 +66,8 @@ fn missing_bridges(spec: &ResolvedSpec, links: &[Link]) -> Vec<String> {
     wanted.into_iter().filter(|bridge| !is_there(bridge)).map(str::to_owned).collect()
 }
 
-fn obstacle(agent: &Agent, spec: &ResolvedSpec) -> Option<Obstacle> {
-    let hypervisor = agent.vms.hypervisor();
+fn obstacle(checks: &Checks, spec: &ResolvedSpec) -> Option<Obstacle> {
+    let hypervisor = checks.vms.hypervisor();
     match spec.check_host(hypervisor).err()? {
         ResolveError::UnknownMachine { machine, .. } => {
             let newest = hypervisor.newest_like(&machine).map(str::to_owned);
@@ -84,8 +84,8 @@ fn obstacle(agent: &Agent, spec: &ResolvedSpec) -> Option<Obstacle> {
     }
 }
 
-fn cpu_features(agent: &Agent, spec: &ResolvedSpec) -> Option<CpuFeatures> {
-    let models = &agent.vms.hypervisor().cpu_models;
+fn cpu_features(checks: &Checks, spec: &ResolvedSpec) -> Option<CpuFeatures> {
+    let models = &checks.vms.hypervisor().cpu_models;
     (models.hardware == spec.hardware()).then(|| {
         let features = models.features_of(&spec.spec().cpu_model);
         CpuFeatures { known: features.known, lacking: features.lacking, named: features.named }
@@ -93,7 +93,7 @@ fn cpu_features(agent: &Agent, spec: &ResolvedSpec) -> Option<CpuFeatures> {
 }
 
 /// What is at each path that QEMU opens for a VM.
-async fn looks<'a>(agent: &Agent, spec: &'a ResolvedSpec) -> Vec<(&'a Path, FilePurpose, Look)> {
+async fn looks<'a>(checks: &Checks, spec: &'a ResolvedSpec) -> Vec<(&'a Path, FilePurpose, Look)> {
     let spec = spec.spec();
     let boot = spec.kernel.iter().chain(&spec.initramfs).map(|path| (path, FilePurpose::Boot, None));
     let disks = spec.disks.iter().map(|disk| {
@@ -101,7 +101,7 @@ async fn looks<'a>(agent: &Agent, spec: &'a ResolvedSpec) -> Vec<(&'a Path, File
         (&disk.path, purpose, Some(disk.format))
     });
     let looks = boot.chain(disks).map(async |(path, purpose, format)| {
-        (path.as_path(), purpose, agent.vm_files.look(path, format).await)
+        (path.as_path(), purpose, checks.files.look(path, format).await)
     });
     join_all(looks).await
 }
@@ -115,15 +115,15 @@ fn state(look: Look) -> FileState {
     }
 }
 
-async fn files(agent: &Agent, spec: &ResolvedSpec) -> Vec<VmFile> {
-    let looks = looks(agent, spec).await.into_iter();
+async fn files(checks: &Checks, spec: &ResolvedSpec) -> Vec<VmFile> {
+    let looks = looks(checks, spec).await.into_iter();
     looks
         .map(|(path, purpose, look)| VmFile { path: path.display().to_string(), purpose, state: state(look) })
         .collect()
 }
 
 /// A running VM of this host.
-async fn describe(agent: &Agent, vmm: &Vmm) -> VmFacts {
+async fn describe(checks: &Checks, vmm: &Vmm) -> VmFacts {
     let spec = vmm.spec();
     VmFacts {
         name: spec.spec().name.to_string(),
@@ -133,14 +133,14 @@ async fn describe(agent: &Agent, vmm: &Vmm) -> VmFacts {
         machine: spec.spec().machine.to_string(),
         cpu_model: spec.spec().cpu_model.clone(),
         qemu_version: vmm.version().to_string(),
-        cpu: cpu_features(agent, spec),
-        files: files(agent, spec).await,
+        cpu: cpu_features(checks, spec),
+        files: files(checks, spec).await,
     }
 }
 
 /// What this host and `peer`, the host `target`, say of running VMs of this one.
 pub(super) async fn ask(
-    agent: &Agent,
+    checks: &Checks,
     peer: &ApiClient,
     target: &str,
     running: &[impl AsRef<Vmm>],
@@ -150,7 +150,7 @@ pub(super) async fn ask(
         let specs = some.iter().map(|vmm| vmm.as_ref().spec().clone()).collect();
         let request = VmsRequest { specs };
         let asked = peer.post::<Vec<VmFit>>("/v1/check/vms", &request);
-        let described = join_all(some.iter().map(|vmm| describe(agent, vmm.as_ref())));
+        let described = join_all(some.iter().map(|vmm| describe(checks, vmm.as_ref())));
         let (fits, facts) = tokio::join!(asked, described);
         let fits = fits?;
         if fits.len() != facts.len() {

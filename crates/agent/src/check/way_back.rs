@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use tracing::debug;
 use utoipa::ToSchema;
 
-use crate::agent::Agent;
+use super::Checks;
 use crate::client::{ApiClient, in_plain_words};
 
 /// How long the other host tries; an agent that is there answers within milliseconds.
@@ -30,9 +30,9 @@ pub(crate) struct WayBack {
 }
 
 /// Tries to reach the agent of the host that asks.
-pub(crate) async fn try_back(agent: &Agent, caller: &str) -> WayBack {
+pub(crate) async fn try_back(checks: &Checks, caller: &str) -> WayBack {
     // Where that is no peer of this host, the facts say so.
-    let Some(peer) = agent.peer(caller) else { return WayBack::default() };
+    let Some(peer) = checks.peers.get(caller) else { return WayBack::default() };
     let answer = peer.get_within::<IgnoredAny>("/v1/host", TRY_DEADLINE).await;
     answer.err().map_or_else(WayBack::default, |problem| WayBack {
         obstacle: Some(problem.message),
@@ -41,11 +41,11 @@ pub(crate) async fn try_back(agent: &Agent, caller: &str) -> WayBack {
 }
 
 /// Has the other host try, and says what is wrong.
-pub(super) async fn ask(agent: &Agent, peer: &ApiClient, target: &str) -> Option<Finding> {
+pub(super) async fn ask(checks: &Checks, peer: &ApiClient, target: &str) -> Option<Finding> {
     match peer.get_within::<WayBack>("/v1/check/way-back", ASK_DEADLINE).await {
         Ok(WayBack { obstacle, is_for_certificates }) => {
             let reason = NotReached { why: in_plain_words(&obstacle?), is_for_certificates };
-            Some(no_way_back(agent.name(), target, agent.config.listen.port(), &reason))
+            Some(no_way_back(checks.host.name(), target, checks.host.config.listen.port(), &reason))
         }
         Err(problem) => {
             debug!(%problem, "{target} does not say whether it reaches this agent");

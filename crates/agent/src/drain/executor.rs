@@ -18,9 +18,8 @@ use tokio::time::{Interval, MissedTickBehavior, interval, sleep, timeout};
 use tracing::{info, warn};
 
 use super::record::{claim_own, departure, own_migrations, problem_of, settled};
-use super::{Course, RECORD_AGAIN_AFTER, crashed, limits, migration_deadline_s, plan_anew, sound};
-use crate::agent::Agent;
-use crate::api::types::{DrainRequest, MigrateRequest, plan_warnings};
+use super::{Course, Drains, RECORD_AGAIN_AFTER, crashed, limits, migration_deadline_s, plan_anew, sound};
+use crate::api_types::{DrainRequest, MigrateRequest, plan_warnings};
 use crate::journal::DrainRecord;
 use crate::outgoing::{self, Running, Turn};
 use crate::supervised;
@@ -37,7 +36,7 @@ const NEWS_MAX: usize = 64;
 const TO_BE_REPORTED: &str = "which is an error in Drainpipe: please report it with the agent's log";
 
 struct Executor {
-    agent: Arc<Agent>,
+    drains: Arc<Drains>,
     course: Arc<Course>,
     request: DrainRequest,
     drain: Drain,
@@ -71,20 +70,20 @@ struct Executor {
 
 /// Begins what the plan says.
 pub(super) fn start(
-    agent: &Arc<Agent>,
+    drains: &Arc<Drains>,
     request: DrainRequest,
     record: &DrainRecord,
     plan: DrainPlan,
 ) -> Result<(), Problem> {
-    let limits = limits(agent, &request);
-    let others = leaving_beside(agent, &BTreeMap::new());
+    let limits = limits(drains, &request);
+    let others = leaving_beside(drains, &BTreeMap::new());
     let (warnings, mut warned_of) = (plan_warnings(&plan).collect(), BTreeSet::new());
     warn_of(&plan, &mut warned_of);
     let (drain, first) = Drain::begin(plan, limits, others, 0.0);
     let own = own_migrations(&record.status.moves);
     // What has become of it since is to be written too.
     let recorded = record.status.clone();
-    let record = settled(agent, record.clone())?;
+    let record = settled(drains, record.clone())?;
     let is_kept =
         |one: &MoveStatus| matches!(one.state, MoveState::Moved | MoveState::InDoubt | MoveState::Left);
     let earlier = record.status.moves.iter().filter(|one| is_kept(one)).cloned().collect();
@@ -93,7 +92,7 @@ pub(super) fn start(
     let mut ticks = interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let executor = Executor {
-        agent: Arc::clone(agent),
+        drains: Arc::clone(drains),
         cancelled: course.cancelled.subscribe(),
         course: Arc::clone(&course),
         request,
@@ -116,7 +115,7 @@ pub(super) fn start(
         ticks,
     };
     executor.course.status.send_replace(executor.told());
-    agent.drains.run(course, executor.run(first), crashed(Arc::clone(agent)));
+    drains.under_way.run(course, executor.run(first), crashed(Arc::clone(drains)));
     Ok(())
 }
 
@@ -207,7 +206,7 @@ impl Executor {
     }
 
     fn note_others(&mut self) {
-        let count = leaving_beside(&self.agent, &self.flights);
+        let count = leaving_beside(&self.drains, &self.flights);
         if count != self.others {
             self.others = count;
             self.own_news.push_back(Event::OthersLeave { count });
@@ -216,7 +215,7 @@ impl Executor {
 
     /// VMs that somebody else has moved meanwhile.
     fn note_departures(&mut self) {
-        let vms = &self.agent.vms;
+        let vms = &self.drains.vms;
         self.absent.retain(|vm| !vms.contains(vm));
         if self.ask_again_at.is_some_and(|at| Instant::now() < at) {
             return;
@@ -247,8 +246,9 @@ impl Executor {
         if self.ask_again_at.is_some() {
             return;
         }
-        let Agent { outgoing, journal, .. } = &*self.agent;
-        let is_over = |(vm, id): &(&str, &str)| outgoing.of_vm(vm).is_none_or(|open| open.id() != *id);
+        let Drains { outgoing, journal, .. } = &*self.drains;
+        let is_over =
+            |(vm, id): &(&str, &str)| outgoing.migrations.of_vm(vm).is_none_or(|open| open.id() != *id);
         for (vm, id) in self.drain.in_doubt().filter(is_over) {
             match journal.result(id) {
                 Ok(result) => self
@@ -263,7 +263,7 @@ impl Executor {
     }
 
     fn departure(&self, vm: &str) -> Result<Option<Departure>, Problem> {
-        departure(&self.agent, vm, &self.course.id)
+        departure(&self.drains, vm, &self.course.id)
     }
 
     fn perform(&mut self, action: Action) {
@@ -286,7 +286,8 @@ impl Executor {
 
     fn begin(&mut self, vm: String, target: String, post_copy: bool) {
         let DrainRequest { option, throttle_max_percent, encrypt, .. } = self.request;
-        let deadline_s = migration_deadline_s(self.agent.config.limits.deadline_s, self.predicted_ms(&vm));
+        let deadline_s =
+            migration_deadline_s(self.drains.host.config.limits.deadline_s, self.predicted_ms(&vm));
         let request = MigrateRequest {
             vm: vm.clone(),
             target,
@@ -297,7 +298,7 @@ impl Executor {
             deadline_s: Some(deadline_s),
             throttle_max_percent,
         };
-        match outgoing::begin(&self.agent, &request, Turn::Held) {
+        match outgoing::begin(&self.drains.outgoing, &request, Turn::Held) {
             Ok(flight) => {
                 self.own_news.push_back(Event::Begun { vm: vm.clone(), migration: flight.id().into() });
                 self.follow(&flight);
@@ -315,7 +316,7 @@ impl Executor {
     }
 
     fn follow(&self, flight: &Arc<Running>) {
-        let work = follow(Arc::clone(&self.agent), Arc::clone(flight), self.tell.clone());
+        let work = follow(Arc::clone(&self.drains), Arc::clone(flight), self.tell.clone());
         supervised::spawn(work, lost_sight(Arc::clone(flight), self.tell.clone()));
     }
 
@@ -327,9 +328,9 @@ impl Executor {
 
     fn plan(&self) {
         let standing = self.drain.standing();
-        let (agent, request, tell) = (Arc::clone(&self.agent), self.request.clone(), self.tell.clone());
+        let (drains, request, tell) = (Arc::clone(&self.drains), self.request.clone(), self.tell.clone());
         let work = async move {
-            let planned = sound(plan_anew(&agent, &request, &standing).await);
+            let planned = sound(plan_anew(&drains, &request, &standing).await);
             // Nobody hears it once the agent stops.
             let _ = tell.send(planned.map_or_else(Event::NotPlanned, Event::Planned)).await;
         };
@@ -394,7 +395,7 @@ impl Executor {
         if is_same {
             return Ok(());
         }
-        self.agent.journal.record_drain(&self.course.id, status, &changed, &gone)?;
+        self.drains.journal.record_drain(&self.course.id, status, &changed, &gone)?;
         self.recorded = status.clone();
         Ok(())
     }
@@ -414,11 +415,11 @@ impl Executor {
             sleep(RECORD_AGAIN_AFTER).await;
         }
         info!(drain = self.course.id, state = ?status.state, "over");
-        self.agent.drains.ended();
+        self.drains.under_way.ended();
     }
 
     fn end(&self) -> Result<(), Problem> {
-        let journal = &self.agent.journal;
+        let journal = &self.drains.journal;
         // What an earlier attempt has moved may have gone by another option.
         let moves = self.drain.status(self.now_ms()).moves;
         if let Some((transfers, targets)) = &self.found {
@@ -437,9 +438,9 @@ impl Executor {
 }
 
 /// How many VMs leave this host by migrations that are none of these.
-fn leaving_beside(agent: &Agent, flights: &BTreeMap<String, Arc<Running>>) -> u8 {
+fn leaving_beside(drains: &Drains, flights: &BTreeMap<String, Arc<Running>>) -> u8 {
     let is_other = |one: &Arc<Running>| flights.get(one.vm()).is_none_or(|flight| flight.id() != one.id());
-    let others = agent.outgoing.under_way().iter().filter(|one| is_other(one)).count();
+    let others = drains.outgoing.migrations.under_way().iter().filter(|one| is_other(one)).count();
     u8::try_from(others).unwrap_or(u8::MAX)
 }
 
@@ -466,7 +467,7 @@ fn differ(one: &MoveStatus, other: &MoveStatus) -> bool {
 }
 
 /// Tells of one migration until it is over.
-async fn follow(agent: Arc<Agent>, flight: Arc<Running>, tell: mpsc::Sender<Event>) {
+async fn follow(drains: Arc<Drains>, flight: Arc<Running>, tell: mpsc::Sender<Event>) {
     let vm = || flight.vm().to_owned();
     let mut stages = flight.stages();
     let mut told = Stage::Preparing;
@@ -478,7 +479,7 @@ async fn follow(agent: Arc<Agent>, flight: Arc<Running>, tell: mpsc::Sender<Even
             told = stage;
         }
         if stage == Stage::Ended {
-            news.push(Event::Ended { vm: vm(), end: end_of(&agent, &flight).await });
+            news.push(Event::Ended { vm: vm(), end: end_of(&drains, &flight).await });
         }
         for event in news {
             if tell.send(event).await.is_err() {
@@ -516,9 +517,9 @@ fn event_of(stage: Stage, vm: String) -> Option<Event> {
     }
 }
 
-async fn end_of(agent: &Agent, flight: &Running) -> MoveEnd {
+async fn end_of(drains: &Drains, flight: &Running) -> MoveEnd {
     let result = loop {
-        match flight.end(&agent.journal) {
+        match flight.end(&drains.journal) {
             Ok(result) => break result,
             Err(problem) => warn!(%problem, "how a migration ended is not known yet; tried again soon"),
         }

@@ -19,15 +19,13 @@ use tracing::{info, warn};
 use uuid::Uuid;
 
 use super::record::{self, has_arrived, settled};
-use super::{Course, RECORD_AGAIN_AFTER, crashed, migration_deadline_s};
-use crate::agent::Agent;
-use crate::api::types::{
+use super::{Course, Drains, RECORD_AGAIN_AFTER, crashed, migration_deadline_s};
+use crate::api_types::{
     DEADLINE_S_MAX, DrainRequest, MigrateRequest, MigrationView, ResumeRequest, VmState, VmView,
 };
 use crate::client::ApiClient;
 use crate::journal::DrainRecord;
 use crate::lock::lock;
-use crate::outgoing::known_target;
 use crate::vms::does_not_run;
 
 /// VMs that are fetched at a time: one is on the links while the next is made ready.
@@ -48,7 +46,7 @@ const PUT_OFF_MAX: Duration = Duration::from_secs(30);
 
 /// A way back under way.
 struct WayBack {
-    agent: Arc<Agent>,
+    drains: Arc<Drains>,
     course: Arc<Course>,
     // How VMs are moved.
     request: DrainRequest,
@@ -126,16 +124,16 @@ pub(super) struct Away {
 }
 
 /// What the last drain has moved, each still to come back; and of what nobody knows yet whether it has moved.
-pub(super) fn away(agent: &Agent) -> Result<Away, Problem> {
-    let Some(drain) = agent.journal.last_drain()? else {
-        let host = agent.name();
+pub(super) fn away(drains: &Drains) -> Result<Away, Problem> {
+    let Some(drain) = drains.journal.last_drain()? else {
+        let host = drains.host.name();
         return Err(Problem::refused(format!("{host} was never drained: there is nothing to bring back")));
     };
-    let DrainRecord { request, status, .. } = settled(agent, drain)?;
+    let DrainRecord { request, status, .. } = settled(drains, drain)?;
     let DrainStatus { mut moves, transfers, .. } = status;
     let bytes_per_ms = bytes_per_ms(&moves, transfers);
     moves.retain(|one| match one.state {
-        MoveState::Moved => !agent.vms.contains(&one.vm),
+        MoveState::Moved => !drains.vms.contains(&one.vm),
         state => state == MoveState::InDoubt,
     });
     let back = |one: MoveStatus| if one.state == MoveState::Moved { waiting(one) } else { one };
@@ -178,16 +176,16 @@ fn waiting(one: MoveStatus) -> MoveStatus {
 }
 
 /// Lets VMs come here again and begins to bring these back.
-pub(super) fn start(agent: &Arc<Agent>, away: Away, asked: ResumeRequest) -> Result<(), Problem> {
+pub(super) fn start(drains: &Arc<Drains>, away: Away, asked: ResumeRequest) -> Result<(), Problem> {
     let id = Uuid::new_v4().to_string();
     let Away { moves, request, bytes_per_ms } = away;
     let request = as_they_went(&request, asked);
     let pace = Pace::planned(bytes_per_ms);
     let predicted_ms = pace.eta_ms(moves.iter().map(load), false).unwrap_or(0.0);
     let status = DrainStatus { moves, transfers: AT_ONCE, predicted_ms, ..DrainStatus::begun() };
-    let record = agent.journal.begin_failback(&id, Timestamp::now(), &request, &status)?;
+    let record = drains.journal.begin_failback(&id, Timestamp::now(), &request, &status)?;
     let way_back = WayBack {
-        agent: Arc::clone(agent),
+        drains: Arc::clone(drains),
         course: Course::of(&record, status),
         request,
         began: Instant::now(),
@@ -195,7 +193,7 @@ pub(super) fn start(agent: &Arc<Agent>, away: Away, asked: ResumeRequest) -> Res
         carried: Mutex::default(),
         silent: Mutex::default(),
     };
-    agent.drains.run(Arc::clone(&way_back.course), way_back.run(), crashed(Arc::clone(agent)));
+    drains.under_way.run(Arc::clone(&way_back.course), way_back.run(), crashed(Arc::clone(drains)));
     Ok(())
 }
 
@@ -226,7 +224,7 @@ impl WayBack {
             Fetched::Ended(result) => self.change(vm, |one| record::end(one, &result)),
             Fetched::Failed(problem) => self.change(vm, |one| fail(one, MoveState::Failed, problem)),
             Fetched::Unknown(problem) => self.change(vm, |one| fail(one, MoveState::InDoubt, problem)),
-            Fetched::Gone if has_arrived(&self.agent, vm) => {
+            Fetched::Gone if has_arrived(&self.drains, vm) => {
                 self.change(vm, |one| (one.state, one.error) = (MoveState::Moved, None));
             }
             Fetched::Gone => self.leave(&one),
@@ -249,7 +247,7 @@ impl WayBack {
             } else {
                 busy_since = None;
                 attempt += 1;
-                fetched.has_failed() && attempt <= self.agent.config.drain.attempts
+                fetched.has_failed() && attempt <= self.drains.host.config.drain.attempts
             };
             if goes_on {
                 sleep(AGAIN_AFTER).await;
@@ -273,7 +271,7 @@ impl WayBack {
     }
 
     async fn fetch(&self, one: &MoveStatus, attempt: u8) -> Fetched {
-        let peer = match known_target(&self.agent, &one.target) {
+        let peer = match self.drains.peers.target(&one.target) {
             Ok(peer) => peer,
             Err(problem) => return Fetched::Failed(problem),
         };
@@ -311,16 +309,16 @@ impl WayBack {
         let id = there.migration.as_ref()?;
         // What cannot be read now may be over.
         let view = peer.get::<MigrationView>(&format!("/v1/migrations/{id}")).await.ok()?;
-        (view.target == self.agent.name()).then_some(view.id)
+        (view.target == self.drains.host.name()).then_some(view.id)
     }
 
     /// Has the host on which a VM is move it here; gives the migration.
     async fn ask_for(&self, peer: &ApiClient, one: &MoveStatus) -> Result<String, Problem> {
-        let deadline_s = migration_deadline_s(self.agent.config.limits.deadline_s, one.predicted_ms);
+        let deadline_s = migration_deadline_s(self.drains.host.config.limits.deadline_s, one.predicted_ms);
         let DrainRequest { throttle_max_percent, encrypt, .. } = self.request;
         let request = MigrateRequest {
             vm: one.vm.clone(),
-            target: self.agent.name().into(),
+            target: self.drains.host.name().into(),
             option: self.option_of(one),
             encrypt,
             post_copy: self.request.post_copy && self.came_in_parts(one),
@@ -342,7 +340,7 @@ impl WayBack {
     }
 
     fn way_there(&self, one: &MoveStatus) -> Option<MigrationResult> {
-        one.migration.as_ref().and_then(|id| self.agent.journal.result(id).ok().flatten())
+        one.migration.as_ref().and_then(|id| self.drains.journal.result(id).ok().flatten())
     }
 
     async fn follow(&self, peer: &ApiClient, vm: &str, id: &str) -> Fetched {
@@ -444,7 +442,7 @@ impl WayBack {
 
     /// Where a VM is, its own journals know; what cannot be written down here is only not told later.
     fn write_down(&self, status: &DrainStatus, changed: &[(usize, &MoveStatus)], gone: &[&str]) {
-        let written = self.agent.journal.record_drain(&self.course.id, status, changed, gone);
+        let written = self.drains.journal.record_drain(&self.course.id, status, changed, gone);
         if let Err(error) = written {
             warn!(%error, failback = self.course.id, "how far it is cannot be recorded");
         }
@@ -469,13 +467,13 @@ impl WayBack {
             sleep(RECORD_AGAIN_AFTER).await;
         }
         info!(failback = self.course.id, state = ?status.state, "over");
-        self.agent.drains.ended();
+        self.drains.under_way.ended();
     }
 
     fn end(&self, status: &DrainStatus) -> Result<(), Problem> {
         let all: Vec<_> = status.moves.iter().enumerate().collect();
-        self.agent.journal.record_drain(&self.course.id, status, &all, &[])?;
-        Ok(self.agent.journal.end_drain(&self.course.id, Timestamp::now())?)
+        self.drains.journal.record_drain(&self.course.id, status, &all, &[])?;
+        Ok(self.drains.journal.end_drain(&self.course.id, Timestamp::now())?)
     }
 }
 

@@ -8,16 +8,16 @@ use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveState, MoveSt
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_engine::result::{MigrationResult, Outcome};
 
-use crate::agent::Agent;
-use crate::api::types::{DrainKind, DrainView};
+use super::Drains;
+use crate::api_types::{DrainKind, DrainView};
 use crate::journal::{DrainRecord, Journal};
 use crate::vms::does_not_run;
 
 /// This host's cordon, and what is under way or was last.
-pub(crate) fn view(agent: &Agent) -> Result<DrainView, Problem> {
-    let cordon = agent.journal.cordon()?;
+pub(crate) fn view(drains: &Drains) -> Result<DrainView, Problem> {
+    let cordon = drains.journal.cordon()?;
     let nothing = DrainView {
-        host: agent.name().into(),
+        host: drains.host.name().into(),
         cordoned: cordon.is_some(),
         swap_with: cordon.and_then(|cordon| cordon.swap_with),
         kind: None,
@@ -27,11 +27,11 @@ pub(crate) fn view(agent: &Agent) -> Result<DrainView, Problem> {
         request: None,
         status: None,
     };
-    if let Some(course) = agent.drains.current() {
+    if let Some(course) = drains.under_way.current() {
         let mut status = course.status.borrow().clone();
         match course.kind {
-            DrainKind::Drain => decide(&agent.journal, &mut status.moves)?,
-            DrainKind::Failback => in_doubt(&mut status.moves).for_each(|one| settle_return(agent, one)),
+            DrainKind::Drain => decide(&drains.journal, &mut status.moves)?,
+            DrainKind::Failback => in_doubt(&mut status.moves).for_each(|one| settle_return(drains, one)),
         }
         return Ok(DrainView {
             kind: Some(course.kind),
@@ -42,11 +42,11 @@ pub(crate) fn view(agent: &Agent) -> Result<DrainView, Problem> {
             ..nothing
         });
     }
-    let Some(record) = agent.journal.last_run()? else { return Ok(nothing) };
-    let mut record = settled(agent, record)?;
+    let Some(record) = drains.journal.last_run()? else { return Ok(nothing) };
+    let mut record = settled(drains, record)?;
     if record.ended_at.is_none() {
         // One that is carried on is being planned.
-        let beginning = agent.drains.is_beginning();
+        let beginning = drains.under_way.is_beginning();
         record.status.state = if beginning { DrainState::Moving } else { DrainState::Interrupted };
     }
     Ok(DrainView {
@@ -77,17 +77,17 @@ fn decide(journal: &Journal, moves: &mut [MoveStatus]) -> Result<(), Problem> {
 }
 
 /// A drain that is not under way, with what has become by now of what it left open.
-pub(super) fn settled(agent: &Agent, mut record: DrainRecord) -> Result<DrainRecord, Problem> {
+pub(super) fn settled(drains: &Drains, mut record: DrainRecord) -> Result<DrainRecord, Problem> {
     for one in &mut record.status.moves {
         // It was for a drain that went on.
         one.waits = None;
     }
     for one in &mut record.status.moves {
         match record.kind {
-            DrainKind::Drain if is_open(one.state) => settle(agent, one)?,
-            DrainKind::Failback if is_open(one.state) => settle_return(agent, one),
+            DrainKind::Drain if is_open(one.state) => settle(drains, one)?,
+            DrainKind::Failback if is_open(one.state) => settle_return(drains, one),
             // Whoever has brought it.
-            DrainKind::Failback if one.state == MoveState::Waiting && has_arrived(agent, &one.vm) => {
+            DrainKind::Failback if one.state == MoveState::Waiting && has_arrived(drains, &one.vm) => {
                 one.state = MoveState::Moved;
             }
             DrainKind::Drain | DrainKind::Failback => {}
@@ -95,7 +95,7 @@ pub(super) fn settled(agent: &Agent, mut record: DrainRecord) -> Result<DrainRec
     }
     // What leaves after the cordon is lifted is the day's work, and none of this drain's.
     if record.cordons {
-        settle_departures(agent, &mut record)?;
+        settle_departures(drains, &mut record)?;
     }
     if record.status.state == DrainState::Incomplete && record.status.all_moved() {
         record.status.state = DrainState::Drained;
@@ -110,31 +110,31 @@ fn is_open(state: MoveState) -> bool {
     )
 }
 
-fn settle(agent: &Agent, one: &mut MoveStatus) -> Result<(), Problem> {
+fn settle(drains: &Drains, one: &mut MoveStatus) -> Result<(), Problem> {
     let Some(id) = &one.migration else {
         one.state = MoveState::Waiting;
         return Ok(());
     };
-    if let Some(result) = agent.journal.result(id)? {
+    if let Some(result) = drains.journal.result(id)? {
         end(one, &result);
         return Ok(());
     }
-    let handed_over = agent.journal.open_migration(id)?.is_some_and(|open| open.handed_over);
+    let handed_over = drains.journal.open_migration(id)?.is_some_and(|open| open.handed_over);
     one.state = if handed_over { MoveState::InDoubt } else { MoveState::Preparing };
     Ok(())
 }
 
 /// What somebody else has moved since is told as having left.
-fn settle_departures(agent: &Agent, record: &mut DrainRecord) -> Result<(), Problem> {
+fn settle_departures(drains: &Drains, record: &mut DrainRecord) -> Result<(), Problem> {
     let DrainRecord { id: drain, status: DrainStatus { moves, stays, .. }, .. } = record;
     for one in moves.iter_mut().filter(|one| matches!(one.state, MoveState::Waiting | MoveState::Failed)) {
-        if let Some(departure) = departure(agent, &one.vm, drain)? {
+        if let Some(departure) = departure(drains, &one.vm, drain)? {
             (one.state, one.error) = (MoveState::Left, None);
             (one.target, one.migration) = (departure.target, Some(departure.migration));
         }
     }
     for stay in std::mem::take(stays) {
-        match departure(agent, &stay.vm, drain)? {
+        match departure(drains, &stay.vm, drain)? {
             Some(departure) => moves.push(departure.told_of(stay.vm)),
             None => stays.push(stay),
         }
@@ -158,20 +158,20 @@ pub(super) fn claim_own(moves: &mut [MoveStatus], own: &BTreeSet<String>) {
 }
 
 /// Before the cordon is lifted: writes down what has become of what a drain left open.
-pub(super) fn settle_for_good(agent: &Agent) -> Result<(), Problem> {
-    let Some(drain) = agent.journal.last_drain()?.filter(|drain| drain.cordons) else { return Ok(()) };
-    let DrainRecord { id, status, .. } = settled(agent, drain)?;
+pub(super) fn settle_for_good(drains: &Drains) -> Result<(), Problem> {
+    let Some(drain) = drains.journal.last_drain()?.filter(|drain| drain.cordons) else { return Ok(()) };
+    let DrainRecord { id, status, .. } = settled(drains, drain)?;
     let moves: Vec<_> = status.moves.iter().enumerate().collect();
-    Ok(agent.journal.record_drain(&id, &status, &moves, &[])?)
+    Ok(drains.journal.record_drain(&id, &status, &moves, &[])?)
 }
 
 /// Where a VM that this drain has seen here has gone since, if it is not here any more and the history knows. Nothing
 /// comes to a host that is cordoned but by a swap, so after a migration since then it has not come back.
-pub(super) fn departure(agent: &Agent, vm: &str, drain: &str) -> Result<Option<Departure>, Problem> {
-    if agent.vms.contains(vm) {
+pub(super) fn departure(drains: &Drains, vm: &str, drain: &str) -> Result<Option<Departure>, Problem> {
+    if drains.vms.contains(vm) {
         return Ok(None);
     }
-    Ok(agent.journal.left_since_drain(vm, drain)?.map(|last| Departure {
+    Ok(drains.journal.left_since_drain(vm, drain)?.map(|last| Departure {
         target: last.target,
         migration: last.id,
         memory_bytes: last.memory_bytes,
@@ -180,31 +180,31 @@ pub(super) fn departure(agent: &Agent, vm: &str, drain: &str) -> Result<Option<D
 
 /// What has become of a VM that was to come back and that no way back follows now. The host that it comes from has the
 /// result; here is known whether it has arrived, and whether it is on its way.
-fn settle_return(agent: &Agent, one: &mut MoveStatus) {
-    if has_arrived(agent, &one.vm) {
+fn settle_return(drains: &Drains, one: &mut MoveStatus) {
+    if has_arrived(drains, &one.vm) {
         (one.state, one.error) = (MoveState::Moved, None);
-    } else if agent.outgoing.of_vm(&one.vm).is_some()
-        || agent.incoming.has(&one.vm)
-        || agent.vms.why_unresponsive(&one.vm).is_some()
+    } else if drains.outgoing.migrations.of_vm(&one.vm).is_some()
+        || drains.incoming.entries.has(&one.vm)
+        || drains.vms.why_unresponsive(&one.vm).is_some()
     {
         // It is as it was.
-    } else if agent.vms.contains(&one.vm) {
+    } else if drains.vms.contains(&one.vm) {
         (one.state, one.error) = (MoveState::Failed, Some(does_not_run(&one.vm)));
     } else {
         let error = format!(
             "it has not come to {host}, and is not on its way as far as {host} knows: {} had it last, and the same command \
              again fetches it",
             one.target,
-            host = agent.name()
+            host = drains.host.name()
         );
         (one.state, one.error) = (MoveState::Waiting, Some(Problem::failed(error)));
     }
 }
 
 /// Whether a VM runs here, and is not on its way from here.
-pub(super) fn has_arrived(agent: &Agent, vm: &str) -> bool {
+pub(super) fn has_arrived(drains: &Drains, vm: &str) -> bool {
     // One that is on its way from here, or may have left, has its QEMU here too.
-    agent.outgoing.of_vm(vm).is_none() && agent.vms.running(vm).is_some()
+    drains.outgoing.migrations.of_vm(vm).is_none() && drains.vms.running(vm).is_some()
 }
 
 /// Puts down how a migration ended.
@@ -240,7 +240,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::api::types::{DrainRequest, MigrateRequest};
+    use crate::api_types::{DrainRequest, MigrateRequest};
 
     fn in_doubt_move(vm: &str) -> MoveStatus {
         MoveStatus {

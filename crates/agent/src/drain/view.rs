@@ -23,12 +23,11 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tracing::warn;
 
-use crate::agent::Agent;
-use crate::api::types::{self, BandwidthView, DrainKind, DrainRequest, VmList, VmState};
-use crate::bandwidth;
+use super::Drains;
+use crate::api_types::{self, BandwidthView, DrainKind, DrainRequest, VmList, VmState};
 use crate::check;
 use crate::memory_look;
-use crate::outgoing::{Meeting, known_target, meet};
+use crate::outgoing::{Meeting, meet};
 use crate::path_history::{self, Learnt};
 use crate::vms::{PresentVm, QMP_DEADLINE};
 
@@ -39,20 +38,20 @@ const TARGET_DEADLINE: Duration = Duration::from_secs(10);
 const LOOKS_AT_ONCE: usize = 32;
 
 /// Looks at this host and at all that may take its VMs.
-pub(super) async fn look(agent: &Agent, request: &DrainRequest) -> DrainView {
+pub(super) async fn look(drains: &Drains, request: &DrainRequest) -> DrainView {
     // Before what is here: one that arrives meanwhile must not be missing in both.
-    let expected = agent.incoming.definitions_but_from(request.swap_with.as_deref());
-    let present = agent.vms.present();
+    let expected = drains.incoming.entries.definitions_but_from(request.swap_with.as_deref());
+    let present = drains.vms.present();
     let coming = coming(expected, &present);
-    let swap = Swap::look(agent, request).await;
+    let swap = Swap::look(drains, request).await;
     let present: Vec<PresentVm> =
         present.into_iter().filter(|vm| !swap.vms.contains(vm.definition.name.as_str())).collect();
     let running: Vec<Arc<Vmm>> = present.iter().filter_map(|vm| vm.vmm.clone()).collect();
-    let names = targets(agent, request);
+    let names = targets(drains, request);
     let turns = Semaphore::new(LOOKS_AT_ONCE);
     let targets = names.iter().map(|name| async {
         let _turn = turns.acquire().await;
-        look_at(agent, name, request, &running, &swap).await
+        look_at(drains, name, request, &running, &swap).await
     });
     let vms = present.into_iter().map(|vm| async {
         let _turn = turns.acquire().await;
@@ -70,7 +69,12 @@ pub(super) async fn look(agent: &Agent, request: &DrainRequest) -> DrainView {
         views.push(target.view);
     }
     forget_leaving(&mut views, &vms);
-    DrainView { host: agent.name().into(), vms, targets: views, limit: limit_of(bandwidth::view(agent)) }
+    DrainView {
+        host: drains.host.name().into(),
+        vms,
+        targets: views,
+        limit: limit_of(drains.transfer.bandwidth.view()),
+    }
 }
 
 /// What is on its way here still runs on the host that it leaves: it does not go there.
@@ -83,10 +87,10 @@ fn forget_leaving(targets: &mut [TargetView], here: &[VmView]) {
 }
 
 /// The hosts that were named, or all that this one knows.
-fn targets(agent: &Agent, request: &DrainRequest) -> Vec<String> {
+fn targets(drains: &Drains, request: &DrainRequest) -> Vec<String> {
     let named: Vec<String> = super::targets_named(request).cloned().collect();
     if named.is_empty() {
-        return agent.config.peers.iter().map(|peer| peer.name.clone()).collect();
+        return drains.host.config.peers.iter().map(|peer| peer.name.clone()).collect();
     }
     named
 }
@@ -107,16 +111,16 @@ struct Swap {
 
 impl Swap {
     /// Asked once it is known which VMs are here: what comes later is none of them.
-    async fn look(agent: &Agent, request: &DrainRequest) -> Self {
+    async fn look(drains: &Drains, request: &DrainRequest) -> Self {
         let Some(partner) = &request.swap_with else { return Self::default() };
-        let swapped_in = agent.journal.swapped_in().unwrap_or_else(|error| {
+        let swapped_in = drains.journal.swapped_in().unwrap_or_else(|error| {
             warn!(%error, "which VMs came by the swap is known from the other host alone");
             vec![]
         });
         let mut vms: BTreeSet<String> = swapped_in.into_iter().collect();
-        vms.extend(agent.incoming.names_from(partner));
-        let other = match known_target(agent, partner) {
-            Ok(peer) => peer.get_within::<types::DrainView>("/v1/drain", TARGET_DEADLINE).await,
+        vms.extend(drains.incoming.entries.names_from(partner));
+        let other = match drains.peers.target(partner) {
+            Ok(peer) => peer.get_within::<api_types::DrainView>("/v1/drain", TARGET_DEADLINE).await,
             Err(problem) => Err(problem),
         };
         let (other, unknown) = match other {
@@ -124,14 +128,14 @@ impl Swap {
             Err(problem) => (None, Some(problem.message)),
         };
         let other = other.filter(|other| {
-            other.kind == Some(DrainKind::Drain) && other.swap_with.as_deref() == Some(agent.name())
+            other.kind == Some(DrainKind::Drain) && other.swap_with.as_deref() == Some(drains.host.name())
         });
         // One that has not begun yet will.
         let partner_makes_room = other.as_ref().is_none_or(|other| other.ended_at.is_none());
         let status = other.and_then(|other| other.status);
         let partner_makes_room_now = status.as_ref().is_some_and(DrainStatus::has_vm_under_way);
         let moves = status.map(|status| status.moves).unwrap_or_default();
-        vms.extend(moves.into_iter().filter(|one| one.target == agent.name()).map(|one| one.vm));
+        vms.extend(moves.into_iter().filter(|one| one.target == drains.host.name()).map(|one| one.vm));
         Self { partner: Some(partner.clone()), vms, partner_makes_room, partner_makes_room_now, unknown }
     }
 
@@ -200,20 +204,22 @@ struct LookedAt {
 }
 
 async fn look_at(
-    agent: &Agent,
+    drains: &Drains,
     name: &str,
     asked_for: &DrainRequest,
     running: &[Arc<Vmm>],
     swap: &Swap,
 ) -> LookedAt {
-    let learnt = path_history::of_target(agent, name, asked_for.option).unwrap_or_else(|problem| {
+    let (journal, free_cores) = (&drains.journal, drains.host.idle_cores.known());
+    let learnt = path_history::of_target(journal, free_cores, name, asked_for.option);
+    let learnt = learnt.unwrap_or_else(|problem| {
         warn!(%problem, "what migrations to {name} were like is not known");
         Learnt::default()
     });
     let Learnt { saved_mbps, compressed_slower, .. } = learnt;
     let request =
         Request { saved_mbps, compressed_slower, encrypt: asked_for.encrypt, ..asked_for.option.into() };
-    let asked = match timeout(TARGET_DEADLINE, ask(agent, name, request, running, swap)).await {
+    let asked = match timeout(TARGET_DEADLINE, ask(drains, name, request, running, swap)).await {
         Ok(asked) => asked,
         Err(_) => Err(Problem::failed(format!("no answer within {} s", TARGET_DEADLINE.as_secs()))),
     };
@@ -245,24 +251,25 @@ async fn look_at(
 }
 
 async fn ask(
-    agent: &Agent,
+    drains: &Drains,
     name: &str,
     request: Request,
     running: &[Arc<Vmm>],
     swap: &Swap,
 ) -> Result<LookedAt, Problem> {
-    let peer = known_target(agent, name)?;
+    let peer = drains.peers.target(name)?;
     let largest = running.iter().map(|vmm| vmm.spec().memory_kib() << 10).max();
-    let Meeting { source, target, plan, .. } = meet(agent, peer, name, request, largest.unwrap_or(0)).await?;
+    let Meeting { source, target, plan, .. } =
+        meet(&drains.outgoing, peer, name, request, largest.unwrap_or(0)).await?;
     let list = peer.get::<VmList>("/v1/vms");
     let limit = peer.get::<BandwidthView>("/v1/bandwidth");
-    let findings = check::before_migration(agent, peer, name, running, &plan);
+    let findings = check::before_migration(&drains.checks, peer, name, running, &plan);
     let (list, limit, findings) = tokio::try_join!(list, limit, findings)?;
-    let limits = [bandwidth::limit_mbps(agent), limit.limit_mbps];
+    let limits = [drains.transfer.bandwidth.limit_mbps(), limit.limit_mbps];
     // Of the partner's memory the plan knows by itself, and that it may become more.
     let counts = |finding: &&Finding| !swap.is_with(name) || !is_of_memory(finding);
     let (refusals, all_refused) = refusals(findings.iter().filter(counts));
-    let swaps = swap.is_with(name) && target.swap_with.as_deref() == Some(agent.name());
+    let swaps = swap.is_with(name) && target.swap_with.as_deref() == Some(drains.host.name());
     let cordoned = (target.cordoned && !swaps).then(|| {
         format!(
             "it is cordoned: `drainpipe resume {name}` ends that, and with `--swap` on both hosts their VMs change \
@@ -293,7 +300,7 @@ async fn ask(
     Ok(LookedAt { view, refusals })
 }
 
-fn placed(vm: &types::VmView) -> PlacedVm {
+fn placed(vm: &api_types::VmView) -> PlacedVm {
     PlacedVm {
         name: vm.name.clone(),
         needs_bytes: MemoryNeeds::of(vm.memory_mib.saturating_mul(1 << 20), vm.huge_page_mib).bytes,

@@ -14,7 +14,7 @@ use rustix::net::{Shutdown, shutdown};
 use tokio::time::timeout;
 
 use super::Told;
-use crate::outgoing::settled_source_state;
+use crate::source_state::settled_source_state;
 use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
 
 /// How long QEMU may take for an answer while it has the last bytes of a paused VM to send. After that it is taken to wait

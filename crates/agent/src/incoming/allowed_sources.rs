@@ -9,9 +9,8 @@ use drainpipe_net::Change;
 use socket2::{Domain, Socket, Type};
 use tracing::{debug, warn};
 
-use super::IncomingVm;
-use crate::agent::Agent;
-use crate::api::types::{ConnectionRequest, HostView};
+use super::{Incoming, IncomingVm};
+use crate::api_types::{ConnectionRequest, HostView};
 use crate::ports;
 
 /// How long the source may take to say which addresses it has. It has just asked for something itself.
@@ -22,10 +21,10 @@ const ADDRESSES_MAX: usize = 64;
 
 /// The addresses that the source's connections may come from: those of the plan, and of its links, among which its kernel
 /// chooses.
-pub(super) async fn of(agent: &Agent, entry: &IncomingVm, request: &ConnectionRequest) -> Vec<IpAddr> {
+pub(super) async fn of(incoming: &Incoming, entry: &IncomingVm, request: &ConnectionRequest) -> Vec<IpAddr> {
     let mut sources: Vec<IpAddr> = request.plan.paths.iter().map(|path| path.peer_address).collect();
     sources.extend(request.migration_address);
-    if let Some(source) = agent.peer(&entry.source) {
+    if let Some(source) = incoming.peers.get(&entry.source) {
         match source.get_within::<HostView>("/v1/host", SOURCE_DEADLINE).await {
             Ok(view) => {
                 let links = view.facts.links.iter().chain(&view.facts.management_links);
@@ -48,18 +47,23 @@ pub(super) fn is_in_use(listen_at: SocketAddr) -> io::Result<bool> {
 }
 
 /// Before QEMU listens. A kernel that cannot do it keeps nobody from migrating: the network is one that the user trusts.
-pub(super) async fn keep_out(agent: &Agent, entry: &IncomingVm, listen_at: SocketAddr, sources: &[IpAddr]) {
+pub(super) async fn keep_out(
+    incoming: &Incoming,
+    entry: &IncomingVm,
+    listen_at: SocketAddr,
+    sources: &[IpAddr],
+) {
     let change = only_from(listen_at, sources);
-    if let Err(problem) = agent.network.change_for(&entry.id, &[change]).await {
+    if let Err(problem) = incoming.host.network.change_for(&entry.id, &[change]).await {
         warn!(%problem, vm = entry.definition.name.as_str(), "unauthenticated peers are not kept from the VM's port");
-        let_in(agent, entry, listen_at).await;
+        let_in(incoming, entry, listen_at).await;
     }
 }
 
 /// The port is not this migration's.
-pub(super) async fn let_in(agent: &Agent, entry: &IncomingVm, listen_at: SocketAddr) {
+pub(super) async fn let_in(incoming: &Incoming, entry: &IncomingVm, listen_at: SocketAddr) {
     let change = only_from(listen_at, &[]);
-    if let Err(problem) = agent.network.put_back_one(&entry.id, &change).await {
+    if let Err(problem) = incoming.host.network.put_back_one(&entry.id, &change).await {
         // It stands in the journal, and is tried again at the end of the migration.
         warn!(%problem, "cannot let others come to {listen_at} again");
     }

@@ -11,8 +11,8 @@ use drainpipe_hypervisor::{Vmm, migration};
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
+use super::Incoming;
 use super::silence::ask_source;
-use crate::agent::Agent;
 use crate::journal::Arrival;
 use crate::vms::{Claim, QMP_DEADLINE};
 
@@ -23,30 +23,30 @@ const AGAIN_AFTER: Duration = Duration::from_millis(AGAIN_AFTER_MS);
 /// such names. Where its QEMU is gone, its source is asked whether it still belongs here. What is to be waited for goes on
 /// beside.
 pub(crate) async fn resume_recorded(
-    agent: &Arc<Agent>,
+    incoming: &Arc<Incoming>,
     is_meant: impl Fn(&str) -> bool,
 ) -> Result<(), Problem> {
-    for arrival in agent.journal.unfinished_arrivals()? {
+    for arrival in incoming.journal.unfinished_arrivals()? {
         if !is_meant(&arrival.vm) {
             continue;
         }
         let (mut resumption, mut action) = Resumption::begin();
         while !matches!(action, Action::Pause | Action::AskSource | Action::Leave) {
-            action = resumption.handle(perform(agent, &arrival, action).await);
+            action = resumption.handle(perform(incoming, &arrival, action).await);
         }
-        tokio::spawn(go_on(Arc::clone(agent), arrival, resumption, action));
+        tokio::spawn(go_on(Arc::clone(incoming), arrival, resumption, action));
     }
     Ok(())
 }
 
-async fn go_on(agent: Arc<Agent>, arrival: Arrival, mut resumption: Resumption, mut action: Action) {
+async fn go_on(incoming: Arc<Incoming>, arrival: Arrival, mut resumption: Resumption, mut action: Action) {
     while action != Action::Leave {
-        action = resumption.handle(perform(&agent, &arrival, action).await);
+        action = resumption.handle(perform(&incoming, &arrival, action).await);
     }
 }
 
-async fn perform(agent: &Agent, arrival: &Arrival, action: Action) -> Event {
-    try_perform(agent, arrival, action).await.unwrap_or_else(|problem| {
+async fn perform(incoming: &Incoming, arrival: &Arrival, action: Action) -> Event {
+    try_perform(incoming, arrival, action).await.unwrap_or_else(|problem| {
         not_settled(arrival, &problem);
         Event::Failed
     })
@@ -56,41 +56,41 @@ fn not_settled(arrival: &Arrival, problem: &Problem) {
     debug!(vm = arrival.vm, %problem, "whether it runs here, and still is this host's, is not settled yet");
 }
 
-async fn try_perform(agent: &Agent, arrival: &Arrival, action: Action) -> Result<Event, Problem> {
+async fn try_perform(incoming: &Incoming, arrival: &Arrival, action: Action) -> Result<Event, Problem> {
     match action {
-        Action::Recall => return recall(agent, arrival),
-        Action::LetRun => return Ok(let_run(agent, arrival).await),
+        Action::Recall => return recall(incoming, arrival),
+        Action::LetRun => return Ok(let_run(incoming, arrival).await),
         Action::AskSource => {
-            let (said, problem) = ask_source(agent, &arrival.source, &arrival.id).await;
+            let (said, problem) = ask_source(incoming, &arrival.source, &arrival.id).await;
             if let Some(problem) = problem {
                 not_settled(arrival, &problem);
             }
             return Ok(Event::SourceSays(said));
         }
-        Action::Finish => agent.journal.finish_incoming(&arrival.id)?,
-        Action::Forget => forget(agent, arrival)?,
+        Action::Finish => incoming.journal.finish_incoming(&arrival.id)?,
+        Action::Forget => forget(incoming, arrival)?,
         Action::Pause => sleep(AGAIN_AFTER).await,
         Action::Leave => {}
     }
     Ok(Event::Done)
 }
 
-fn recall(agent: &Agent, Arrival { id, vm, .. }: &Arrival) -> Result<Event, Problem> {
-    let state = agent.journal.incoming_state(id)?.map(|(_, state)| state);
+fn recall(incoming: &Incoming, Arrival { id, vm, .. }: &Arrival) -> Result<Event, Problem> {
+    let state = incoming.journal.incoming_state(id)?.map(|(_, state)| state);
     let is_open = state == Some(IncomingState::Running);
     // An older Drainpipe left the arrival open when the VM moved on.
-    let is_here = agent.vms.contains(vm);
+    let is_here = incoming.vms.contains(vm);
     // Then only that migration says where it may run.
-    let moves_on = agent.journal.open_migrations()?.iter().any(|open| open.vm == *vm);
-    Ok(match agent.vms.running(vm) {
+    let moves_on = incoming.journal.open_migrations()?.iter().any(|open| open.vm == *vm);
+    Ok(match incoming.vms.running(vm) {
         _ if !is_open || !is_here || moves_on => Event::Left,
         Some(vmm) if vmm.alive() => Event::Here,
         _ => Event::Gone,
     })
 }
 
-async fn let_run(agent: &Agent, Arrival { vm, .. }: &Arrival) -> Event {
-    let Some(vmm) = agent.vms.running(vm) else { return Event::Failed };
+async fn let_run(incoming: &Incoming, Arrival { vm, .. }: &Arrival) -> Event {
+    let Some(vmm) = incoming.vms.running(vm) else { return Event::Failed };
     match migration::run(&vmm, QMP_DEADLINE).await {
         Ok(()) => {
             info!(vm, "runs here, as its source had handed it over");
@@ -104,17 +104,17 @@ async fn let_run(agent: &Agent, Arrival { vm, .. }: &Arrival) -> Event {
 }
 
 /// It was given back to its source, which took this host for lost.
-fn forget(agent: &Agent, Arrival { id, vm, source }: &Arrival) -> Result<(), Problem> {
-    let claimed = agent.vms.claim(vm, Claim::Changing)?;
-    if claimed.vmm.is_some() || !agent.journal.take_back_run(id)? {
+fn forget(incoming: &Incoming, Arrival { id, vm, source }: &Arrival) -> Result<(), Problem> {
+    let claimed = incoming.vms.claim(vm, Claim::Changing)?;
+    if claimed.vmm.is_some() || !incoming.journal.take_back_run(id)? {
         warn!(
             vm,
             source, "was given back to its source, and was started here since: it may run on both hosts"
         );
         return Ok(());
     }
-    let paths = agent.vms.paths(&claimed.definition)?;
-    agent.vms.forget(vm);
+    let paths = incoming.vms.paths(&claimed.definition)?;
+    incoming.vms.forget(vm);
     warn!(vm, source, "is this host's no more: it was given back to its source");
     Vmm::clear(&paths).map_err(Problem::failed)
 }

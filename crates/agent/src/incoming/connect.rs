@@ -8,21 +8,19 @@ use std::sync::atomic::Ordering;
 
 use drainpipe_engine::encryption::{refuses_clear, refuses_clear_again};
 use drainpipe_engine::path::Path;
-use drainpipe_engine::plan::Spread;
+use drainpipe_engine::plan::{Plan, Spread};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::protocol::Protocol;
 use drainpipe_hypervisor::Vmm;
 use drainpipe_hypervisor::migration::{self, MigrationError, TlsKey, Transport};
 use ring::rand::{SecureRandom, SystemRandom};
 
-use super::post_copy::check_one_connection;
 use super::vm::IncomingVm;
-use super::{allowed_sources, must_wait};
-use crate::agent::Agent;
-use crate::api::types::{ConnectionRequest, Endpoint, WatchRequest};
+use super::{Incoming, allowed_sources, must_wait};
+use crate::api_types::{ConnectionRequest, Endpoint, WatchEnd, WatchRequest};
 use crate::link_socket::on_link;
 use crate::lock::lock;
-use crate::path_watch::{Joining, WatchEnd};
+use crate::path_watch::Joining;
 use crate::ports;
 use crate::probe::{self, ProbePorts};
 use crate::relay::{self, OtherEnd};
@@ -42,26 +40,30 @@ pub(super) fn trials() -> Slots {
 }
 
 /// Opens ports on which the source tries each path. Those of an earlier request are closed.
-pub(crate) async fn open_trials(agent: &Agent, id: &str, paths: &[Path]) -> Result<ProbePorts, Problem> {
-    let entry = agent.incoming.get(id)?;
+pub(crate) async fn open_trials(
+    incoming: &Incoming,
+    id: &str,
+    paths: &[Path],
+) -> Result<ProbePorts, Problem> {
+    let entry = incoming.entries.get(id)?;
     let _stepping = entry.stepping.lock().await;
-    must_wait(agent, &entry)?;
+    must_wait(incoming, &entry)?;
     entry.end_trials();
-    let slot = Arc::new(agent.incoming.trials.take(&entry.source)?);
-    let (ports, answering) = probe::open(agent, paths, &slot).await;
+    let slot = Arc::new(incoming.entries.trials.take(&entry.source)?);
+    let (ports, answering) = probe::open(&incoming.host, paths, &slot).await;
     *lock(&entry.answering) = answering;
     Ok(ports)
 }
 
 /// Prepares the paths and listens.
 pub(crate) async fn connect(
-    agent: &Arc<Agent>,
+    incoming: &Arc<Incoming>,
     id: &str,
     request: ConnectionRequest,
 ) -> Result<Endpoint, Problem> {
-    let entry = agent.incoming.get(id)?;
+    let entry = incoming.entries.get(id)?;
     let _stepping = entry.stepping.lock().await;
-    must_wait(agent, &entry)?;
+    must_wait(incoming, &entry)?;
     entry.end_trials();
     check_one_connection(&request.plan)?;
     let is_encrypted = request.plan.encryption.is_encrypted;
@@ -72,18 +74,27 @@ pub(crate) async fn connect(
     }
     entry.is_encrypted.store(is_encrypted, Ordering::Relaxed);
     if request.plan.post_copy {
-        agent.journal.allow_post_copy(id)?;
+        incoming.journal.allow_post_copy(id)?;
         entry.memory().allow_post_copy();
     }
-    if !is_encrypted && let Some(why) = refuses_clear(&agent.facts().await?, &request.plan.paths) {
+    if !is_encrypted && let Some(why) = refuses_clear(&incoming.facts().await?, &request.plan.paths) {
         return Err(Problem::refused(why));
     }
     let vmm = entry.vmm()?;
     if request.plan.spread == Spread::Routed {
-        return connect_routed(agent, &entry, &vmm, &request).await;
+        return connect_routed(incoming, &entry, &vmm, &request).await;
     }
     let address = own_address(&request)?;
-    listen(agent, &entry, &vmm, &request, address, Listening::First).await
+    listen(incoming, &entry, &vmm, &request, address, Listening::First).await
+}
+
+/// Post-copy takes one connection, whose bytes only QEMU changes.
+pub(super) fn check_one_connection(plan: &Plan) -> Result<(), Problem> {
+    let is_one = plan.spread == Spread::InTurn && plan.multifd_channels.is_none() && !plan.is_compressed;
+    if plan.post_copy && !is_one {
+        return Err(Problem::bad_input("post-copy goes over one connection, and is not compressed"));
+    }
+    Ok(())
 }
 
 /// That of the one path by which a migration comes that is not routed.
@@ -93,7 +104,7 @@ pub(super) fn own_address(request: &ConnectionRequest) -> Result<IpAddr, Problem
 }
 
 async fn connect_routed(
-    agent: &Arc<Agent>,
+    incoming: &Arc<Incoming>,
     entry: &IncomingVm,
     vmm: &Vmm,
     request: &ConnectionRequest,
@@ -104,14 +115,14 @@ async fn connect_routed(
         ));
     };
     let paths = request.plan.paths.clone();
-    let own = watch_paths(agent, entry, &WatchRequest { paths, migration_address, watch }, &[]).await?;
-    let address = agent.intended_address();
-    let endpoint = listen(agent, entry, vmm, request, address, Listening::First).await?;
+    let own = watch_paths(incoming, entry, &WatchRequest { paths, migration_address, watch }, &[]).await?;
+    let address = incoming.host.intended_address();
+    let endpoint = listen(incoming, entry, vmm, request, address, Listening::First).await?;
     Ok(Endpoint { watch: Some(own), ..endpoint })
 }
 
 async fn watch_paths(
-    agent: &Arc<Agent>,
+    incoming: &Arc<Incoming>,
     entry: &IncomingVm,
     request: &WatchRequest,
     absent: &[Path],
@@ -124,28 +135,28 @@ async fn watch_paths(
         absent,
         news: None,
     };
-    let own = agent.watches.join(agent, joining).await?;
-    agent.watches.meet(&entry.source, &request.paths, &request.watch).await?;
+    let own = incoming.transfer.watches.join(joining).await?;
+    incoming.transfer.watches.meet(&entry.source, &request.paths, &request.watch).await?;
     Ok(own)
 }
 
 /// The source hears nothing of this host any more: this agent may have been started anew. For the paths that
 /// are `absent`, this host has no address now.
 pub(crate) async fn watch_again(
-    agent: &Arc<Agent>,
+    incoming: &Arc<Incoming>,
     id: &str,
     request: &WatchRequest,
     absent: &[Path],
 ) -> Result<WatchEnd, Problem> {
-    let entry = agent.incoming.get(id)?;
+    let entry = incoming.entries.get(id)?;
     let _stepping = entry.stepping.lock().await;
-    must_wait(agent, &entry)?;
+    must_wait(incoming, &entry)?;
     if !entry.is_encrypted.load(Ordering::Relaxed)
-        && let Some(why) = refuses_clear_again(&agent.facts().await?, &request.paths, absent)
+        && let Some(why) = refuses_clear_again(&incoming.facts().await?, &request.paths, absent)
     {
         return Err(Problem::refused(why));
     }
-    watch_paths(agent, &entry, request, absent).await
+    watch_paths(incoming, &entry, request, absent).await
 }
 
 /// What QEMU is to wait for.
@@ -167,7 +178,7 @@ impl Listening {
 }
 
 pub(super) async fn listen(
-    agent: &Agent,
+    incoming: &Incoming,
     entry: &IncomingVm,
     vmm: &Vmm,
     request: &ConnectionRequest,
@@ -179,19 +190,19 @@ pub(super) async fn listen(
         let is_to_have_key = listening == Listening::First && request.plan.is_encrypted_by_hypervisor();
         let tls_key = is_to_have_key.then(new_tls_key).transpose()?;
         let transport = transport(&request.plan, tls_key);
-        let port = listen_on_free_port(agent, entry, vmm, request, address, listening, transport).await?;
+        let port = listen_on_free_port(incoming, entry, vmm, request, address, listening, transport).await?;
         let (relay_token, relay_page_cache_mib) = (None, 0);
         return Ok(Endpoint { address, port, watch: None, relay_token, relay_page_cache_mib, tls_key });
     }
     let path = vmm.paths().incoming_relay().of_qemu;
     let transport = transport(&request.plan, None);
     migration::listen(vmm, transport, path, QMP_DEADLINE).await.map_err(Problem::failed)?;
-    let (listener, port) = bind_free_port(agent, request, address).await?;
+    let (listener, port) = bind_free_port(incoming, request, address).await?;
     let token = Uuid::new_v4();
-    let other = OtherEnd { identity: &agent.identity, host: &entry.source, token };
+    let other = OtherEnd { identity: &incoming.peers.identity, host: &entry.source, token };
     // The source's route to this address says which its connections have. Where the kernel chooses, it may be any.
     let sender = request.migration_address.filter(|_| request.plan.spread == Spread::Routed);
-    let page_cache_mib = agent.config.compression.page_cache_mib;
+    let page_cache_mib = incoming.host.config.compression.page_cache_mib;
     let receiver = relay::receive(vmm, &request.plan, listener, &other, sender, page_cache_mib)?;
     *lock(&entry.relay) = Some(receiver);
     Ok(Endpoint {
@@ -212,22 +223,22 @@ fn new_tls_key() -> Result<TlsKey, Problem> {
 }
 
 async fn bind_free_port(
-    agent: &Agent,
+    incoming: &Incoming,
     request: &ConnectionRequest,
     address: IpAddr,
 ) -> Result<(TcpListener, u16), Problem> {
     let link = request.plan.paths.first().map_or("", |path| &path.link);
-    ports::take(agent, |port| {
+    let own = incoming.host.name();
+    let bind = |port| {
         let bound = on_link(link, address, port).and_then(TcpListener::bind);
         let bound = ports::unless_in_use(bound).map(|listener| Some((listener?, port)));
-        let own = agent.name();
         ready(bound.map_err(|error| Problem::failed(format!("{own} cannot listen on {address}: {error}"))))
-    })
-    .await
+    };
+    incoming.host.ports.take(bind).await
 }
 
 async fn listen_on_free_port(
-    agent: &Agent,
+    incoming: &Incoming,
     entry: &IncomingVm,
     vmm: &Vmm,
     request: &ConnectionRequest,
@@ -236,24 +247,24 @@ async fn listen_on_free_port(
     transport: Transport,
 ) -> Result<u16, Problem> {
     let link = request.plan.paths.first().map_or("", |path| &path.link);
-    let sources = &allowed_sources::of(agent, entry, request).await;
-    ports::take(agent, |port| async move {
+    let sources = &allowed_sources::of(incoming, entry, request).await;
+    let listen = |port| async move {
         let failed = |error: &dyn Display| {
-            Problem::failed(format!("{} cannot listen on {address}: {error}", agent.name()))
+            Problem::failed(format!("{} cannot listen on {address}: {error}", incoming.host.name()))
         };
         let listen_at = on_link(link, address, port).map_err(Problem::failed)?;
         if allowed_sources::is_in_use(listen_at).map_err(|error| failed(&error))? {
             return Ok(None);
         }
-        allowed_sources::keep_out(agent, entry, listen_at, sources).await;
+        allowed_sources::keep_out(incoming, entry, listen_at, sources).await;
         match listening.at(vmm, transport, listen_at).await {
             Ok(()) => Ok(Some(port)),
             Err(MigrationError::PortTaken(_)) => {
-                allowed_sources::let_in(agent, entry, listen_at).await;
+                allowed_sources::let_in(incoming, entry, listen_at).await;
                 Ok(None)
             }
             Err(error) => Err(failed(&error)),
         }
-    })
-    .await
+    };
+    incoming.host.ports.take(listen).await
 }

@@ -8,19 +8,20 @@ use drainpipe_hypervisor::spec::VmSpec;
 use drainpipe_hypervisor::{Vmm, migration};
 use tracing::warn;
 
+use super::Incoming;
 use super::vm::IncomingVm;
-use crate::agent::Agent;
-use crate::vms::QEMU_DEADLINE;
+use crate::vms::{QEMU_DEADLINE, Vms};
 
 /// Removes what is left of the VMs that were discarded, should the agent have stopped half-way.
-pub(crate) async fn clear_discarded(agent: &Agent) -> Result<(), Problem> {
-    let coming = agent.journal.waiting_incoming()?;
-    for record in agent.journal.discarded_incoming_vms()? {
+pub(crate) async fn clear_discarded(incoming: &Incoming) -> Result<(), Problem> {
+    let coming = incoming.journal.waiting_incoming()?;
+    for record in incoming.journal.discarded_incoming_vms()? {
         // The VM may have come back since, and then its files are no remains.
-        let is_remains = !agent.vms.contains(&record.vm) && coming.iter().all(|other| other.vm != record.vm);
-        let cleared = if is_remains { clear(agent, &record.spec).await } else { Ok(()) };
+        let is_remains =
+            !incoming.vms.contains(&record.vm) && coming.iter().all(|other| other.vm != record.vm);
+        let cleared = if is_remains { clear(&incoming.vms, &record.spec).await } else { Ok(()) };
         match cleared {
-            Ok(()) => agent.journal.forget_incoming_vm(&record.id)?,
+            Ok(()) => incoming.journal.forget_incoming_vm(&record.id)?,
             // A QEMU that nobody needs and that hangs must not keep the agent from all others.
             Err(problem) => warn!(vm = record.vm, %problem, "its remains are removed at the next start"),
         }
@@ -29,13 +30,13 @@ pub(crate) async fn clear_discarded(agent: &Agent) -> Result<(), Problem> {
 }
 
 /// Ends the QEMU of a VM that was discarded, which was not taken hold of, and removes what is left.
-async fn clear(agent: &Agent, definition: &VmSpec) -> Result<(), Problem> {
-    let paths = agent.vms.paths(definition)?;
+async fn clear(vms: &Vms, definition: &VmSpec) -> Result<(), Problem> {
+    let paths = vms.paths(definition)?;
     Vmm::end_given_up(&paths, QEMU_DEADLINE).await.map_err(Problem::failed)
 }
 
 /// Ends its QEMU and puts the network back.
-pub(super) async fn remove(agent: &Agent, id: &str, entry: Option<&IncomingVm>) -> Result<(), Problem> {
+pub(super) async fn remove(incoming: &Incoming, id: &str, entry: Option<&IncomingVm>) -> Result<(), Problem> {
     if let Some(entry) = entry {
         entry.end_trials();
         match entry.built() {
@@ -45,21 +46,21 @@ pub(super) async fn remove(agent: &Agent, id: &str, entry: Option<&IncomingVm>) 
             }
             Some(vmm) => vmm.destroy(QEMU_DEADLINE).await.map_err(Problem::failed)?,
             // None was built, or it did not answer when the agent started.
-            None if entry.is_adopted(agent) => {}
-            None => clear(agent, &entry.definition).await?,
+            None if entry.is_adopted(&incoming.vms) => {}
+            None => clear(&incoming.vms, &entry.definition).await?,
         }
     }
-    let put_back = agent.watches.leave(agent, id).await;
-    agent.incoming.remove(id);
+    let put_back = incoming.transfer.watches.leave(id).await;
+    incoming.entries.remove(id);
     put_back?;
-    Ok(agent.journal.forget_incoming_vm(id)?)
+    Ok(incoming.journal.forget_incoming_vm(id)?)
 }
 
 /// A VM has left this host, or was removed. What its arrivals still hold here goes, though whoever sent it may not have
 /// heard yet that it ran here.
-pub(crate) async fn close_arrivals(agent: &Agent, vm: &str) {
-    for id in agent.incoming.ids_of(vm) {
-        match agent.journal.incoming_state(&id) {
+pub(crate) async fn close_arrivals(incoming: &Incoming, vm: &str) {
+    for id in incoming.entries.ids_of(vm) {
+        match incoming.journal.incoming_state(&id) {
             Ok(Some((_, IncomingState::Finished))) => {}
             Ok(_) => continue,
             Err(error) => {
@@ -67,18 +68,18 @@ pub(crate) async fn close_arrivals(agent: &Agent, vm: &str) {
                 continue;
             }
         }
-        if let Err(problem) = agent.watches.leave(agent, &id).await {
+        if let Err(problem) = incoming.transfer.watches.leave(&id).await {
             warn!(vm, migration = id, %problem, "the network is put back at the next start");
         }
-        agent.incoming.remove(&id);
+        incoming.entries.remove(&id);
     }
 }
 
 /// Puts the network back and records that nothing is left to do.
-pub(super) async fn finish_arrival(agent: &Agent, id: &str) -> Result<(), Problem> {
-    agent.watches.leave(agent, id).await?;
-    agent.journal.finish_incoming(id)?;
-    let entry = agent.incoming.remove(id);
+pub(super) async fn finish_arrival(incoming: &Incoming, id: &str) -> Result<(), Problem> {
+    incoming.transfer.watches.leave(id).await?;
+    incoming.journal.finish_incoming(id)?;
+    let entry = incoming.entries.remove(id);
     if let Some(vmm) = entry.and_then(|entry| entry.built())
         && let Err(error) = migration::forget_key(vmm.paths())
     {
@@ -89,14 +90,14 @@ pub(super) async fn finish_arrival(agent: &Agent, id: &str) -> Result<(), Proble
 
 /// Ends the QEMU of a VM that was told to run here, and of which nobody has said that it does, as somebody wants it. What
 /// the VM had in memory is lost, here and on its source. False if there is no such VM.
-pub(crate) async fn stop_told(agent: &Arc<Agent>, vm: &str, force: bool) -> Result<bool, Problem> {
-    let Some(entry) = agent.incoming.told(vm) else { return Ok(false) };
+pub(crate) async fn stop_told(incoming: &Arc<Incoming>, vm: &str, force: bool) -> Result<bool, Problem> {
+    let Some(entry) = incoming.entries.told(vm) else { return Ok(false) };
     let Some(vmm) = entry.built() else { return Ok(false) };
     if !force {
         return Err(Problem::conflict(format!(
             "VM {vm} was handed over to {own} and may run there, but its QEMU does not say so yet (migration {id} from \
              {source}): wait, or `drainpipe vm stop {vm} --force`, with which all is lost that it has in memory",
-            own = agent.name(),
+            own = incoming.host.name(),
             id = entry.id,
             source = entry.source,
         )));
@@ -105,8 +106,8 @@ pub(crate) async fn stop_told(agent: &Arc<Agent>, vm: &str, force: bool) -> Resu
     vmm.destroy(QEMU_DEADLINE).await.map_err(Problem::failed)?;
     let _stepping = entry.stepping.lock().await;
     // As any VM that has ended where it ran, unless it was given back meanwhile.
-    if matches!(agent.journal.incoming_state(&entry.id)?, Some((_, IncomingState::Running))) {
-        entry.join(agent, vmm);
+    if matches!(incoming.journal.incoming_state(&entry.id)?, Some((_, IncomingState::Running))) {
+        entry.join(&incoming.vms, vmm);
     }
     Ok(true)
 }

@@ -17,13 +17,11 @@ use tracing::{info, warn};
 
 use super::ending::{finish_arrival, remove};
 use super::post_copy::{look_at_rest, told_qemu};
-use super::silence::{WATCH_EVERY, take_hold};
-use super::vm::{IncomingVm, not_built};
-use super::{no_migration, not_on_its_way};
-use crate::agent::Agent;
-use crate::api::types::TargetUse;
+use super::vm::{IncomingVm, WATCH_EVERY, not_built};
+use super::{Incoming, no_migration, not_on_its_way};
+use crate::api_types::TargetUse;
 use crate::cpu_priority;
-use crate::host;
+use crate::host::hardware;
 use crate::journal::IncomingRecord;
 use crate::lock::lock;
 use crate::vms::{QMP_DEADLINE, qemu_has_ended};
@@ -40,10 +38,11 @@ const LOOK_MAX: Duration = Duration::from_secs(1);
 
 /// Step 9, by its source's order. A source that hangs up, or a QEMU that says late that the VM runs, changes nothing of
 /// what becomes of it.
-pub(crate) async fn run_by_order(agent: &Arc<Agent>, id: &str) -> Result<(), Problem> {
-    let (agent, of) = (Arc::clone(agent), id.to_owned());
-    let name = agent.name().to_owned();
-    let running = tokio::spawn(async move { carry_out(&agent, &of, Order::Run { is_sources: true }).await });
+pub(crate) async fn run_by_order(incoming: &Arc<Incoming>, id: &str) -> Result<(), Problem> {
+    let (incoming, of) = (Arc::clone(incoming), id.to_owned());
+    let name = incoming.host.name().to_owned();
+    let running =
+        tokio::spawn(async move { carry_out(&incoming, &of, Order::Run { is_sources: true }).await });
     match timeout(RUNS_WITHIN, running).await {
         Ok(Ok(ran)) => ran.map(drop),
         Ok(Err(crash)) => Err(Problem::failed(crash)),
@@ -52,18 +51,18 @@ pub(crate) async fn run_by_order(agent: &Arc<Agent>, id: &str) -> Result<(), Pro
 }
 
 /// What was decided here, by the journal; and what could be decided.
-pub(crate) async fn view(agent: &Agent, id: &str) -> Result<IncomingView, Problem> {
-    Ok(as_view(carry_out(agent, id, Order::View).await?))
+pub(crate) async fn view(incoming: &Incoming, id: &str) -> Result<IncomingView, Problem> {
+    Ok(as_view(carry_out(incoming, id, Order::View).await?))
 }
 
 /// Waits until what it needs to run is here, for this long. A VM that is paused on its source goes first here from now on.
 pub(crate) async fn wait_received(
-    agent: &Agent,
+    incoming: &Incoming,
     id: &str,
     is_paused: bool,
     wait: Duration,
 ) -> Result<IncomingView, Problem> {
-    let mut carrier = Carrier::of(agent, id);
+    let mut carrier = Carrier::of(incoming, id);
     (carrier.until, carrier.is_paused) = (Instant::now() + wait, is_paused);
     Ok(as_view(carrier.carry_out(Order::Receive).await?))
 }
@@ -80,26 +79,26 @@ fn as_view(said: Said) -> IncomingView {
 ///
 /// An order that comes later than this one finds nothing either. Should it be that of step 2, the VM is given up once
 /// its source was asked ([`super::silence`]), which alone can have it run, and has given it up.
-pub(crate) async fn discard(agent: &Agent, id: &str) -> Result<(), Problem> {
-    carry_out(agent, id, Order::Discard { is_sources: true }).await.map(drop)
+pub(crate) async fn discard(incoming: &Incoming, id: &str) -> Result<(), Problem> {
+    carry_out(incoming, id, Order::Discard { is_sources: true }).await.map(drop)
 }
 
 /// The source has nothing more to ask: put the network back, say what was used.
-pub(crate) async fn finish(agent: &Agent, id: &str) -> Result<TargetUse, Problem> {
-    let entry = agent.incoming.find(id);
-    carry_out(agent, id, Order::Finish).await?;
+pub(crate) async fn finish(incoming: &Incoming, id: &str) -> Result<TargetUse, Problem> {
+    let entry = incoming.entries.find(id);
+    carry_out(incoming, id, Order::Finish).await?;
     let Some((entry, vmm)) = entry.and_then(|entry| entry.built().map(|vmm| (entry, vmm))) else {
         return Ok(TargetUse::default());
     };
     Ok(TargetUse {
         vmm_cpu_seconds: vmm.cpu_seconds().unwrap_or(0.0),
-        agent_cpu_seconds: host::own_cpu().saturating_sub(entry.agent_cpu_at_start).as_secs_f64(),
+        agent_cpu_seconds: hardware::own_cpu().saturating_sub(entry.agent_cpu_at_start).as_secs_f64(),
     })
 }
 
 /// Carries an order out.
-pub(super) async fn carry_out(agent: &Agent, id: &str, order: Order) -> Result<Said, Problem> {
-    Carrier::of(agent, id).carry_out(order).await
+pub(super) async fn carry_out(incoming: &Incoming, id: &str, order: Order) -> Result<Said, Problem> {
+    Carrier::of(incoming, id).carry_out(order).await
 }
 
 fn runs_not_yet(host: &str) -> Problem {
@@ -108,7 +107,7 @@ fn runs_not_yet(host: &str) -> Problem {
 
 /// Who carries one order out.
 struct Carrier<'a> {
-    agent: &'a Agent,
+    incoming: &'a Incoming,
     id: &'a str,
     entry: Option<Arc<IncomingVm>>,
     // What is waited for may come until then.
@@ -121,9 +120,9 @@ struct Carrier<'a> {
 }
 
 impl<'a> Carrier<'a> {
-    fn of(agent: &'a Agent, id: &'a str) -> Self {
-        let entry = agent.incoming.find(id);
-        Self { agent, id, entry, until: Instant::now(), is_paused: false, problem: None, told: None }
+    fn of(incoming: &'a Incoming, id: &'a str) -> Self {
+        let entry = incoming.entries.find(id);
+        Self { incoming, id, entry, until: Instant::now(), is_paused: false, problem: None, told: None }
     }
 
     async fn carry_out(mut self, order: Order) -> Result<Said, Problem> {
@@ -134,7 +133,7 @@ impl<'a> Carrier<'a> {
             _ => None,
         };
         // It may have been removed meanwhile, and may have come again.
-        self.entry = asked_for.clone().filter(|entry| self.agent.incoming.is_there(entry));
+        self.entry = asked_for.clone().filter(|entry| self.incoming.entries.is_there(entry));
         let came_in_parts = self.entry.as_ref().is_some_and(|entry| entry.memory().came_in_parts());
         let (mut task, mut action) = Task::begin(order, self.entry.is_some(), came_in_parts);
         loop {
@@ -163,7 +162,7 @@ impl<'a> Carrier<'a> {
     }
 
     async fn try_perform(&mut self, action: Action) -> Result<Event, Problem> {
-        let (agent, id) = (self.agent, self.id);
+        let (incoming, id) = (self.incoming, self.id);
         match action {
             Action::Recall => return Ok(Event::Known(self.known()?)),
             Action::TakeHold => return Ok(self.take_hold().await),
@@ -172,15 +171,15 @@ impl<'a> Carrier<'a> {
             Action::Wait => return self.wait().await,
             Action::LetRun => return self.let_run().await,
             Action::LookAtVm => return self.look_at_vm().await,
-            Action::RecordRun if !agent.journal.run_incoming(id)? => return Ok(Event::Refused),
+            Action::RecordRun if !incoming.journal.run_incoming(id)? => return Ok(Event::Refused),
             Action::RecordRun => self.entry()?.memory().tell_to_run(),
-            Action::CheckRoom => agent.journal.check_room()?,
+            Action::CheckRoom => incoming.journal.check_room()?,
             Action::Adopt => self.adopt()?,
-            Action::TakeBackRun => drop(agent.journal.take_back_run(id)?),
-            Action::RecordDiscard => return Ok(Event::State(agent.journal.discard_incoming(id)?)),
-            Action::Remove => remove(agent, id, self.entry.as_deref()).await?,
-            Action::Close => finish_arrival(agent, id).await?,
-            Action::NoteSourceKnows => agent.journal.source_knows(id)?,
+            Action::TakeBackRun => drop(incoming.journal.take_back_run(id)?),
+            Action::RecordDiscard => return Ok(Event::State(incoming.journal.discard_incoming(id)?)),
+            Action::Remove => remove(incoming, id, self.entry.as_deref()).await?,
+            Action::Close => finish_arrival(incoming, id).await?,
+            Action::NoteSourceKnows => incoming.journal.source_knows(id)?,
             // Those who carry out are given no answer to carry out.
             Action::Answer(_) => {}
         }
@@ -188,9 +187,9 @@ impl<'a> Carrier<'a> {
     }
 
     fn tell(&mut self, why: Why) -> Problem {
-        let (own, id) = (self.agent.name(), self.id);
+        let (own, id) = (self.incoming.host.name(), self.id);
         let text = match why {
-            Why::NoRecord => return no_migration(self.agent, id),
+            Why::NoRecord => return no_migration(self.incoming, id),
             Why::NotOnItsWay => return not_on_its_way(id),
             Why::NotBuilt => return not_built(id),
             Why::RunsNotYet => return runs_not_yet(own),
@@ -215,10 +214,10 @@ impl<'a> Carrier<'a> {
     }
 
     fn known(&mut self) -> Result<Known, Problem> {
-        let (agent, id) = (self.agent, self.id);
-        let Some(record) = agent.journal.incoming_record(id)? else {
+        let (incoming, id) = (self.incoming, self.id);
+        let Some(record) = incoming.journal.incoming_record(id)? else {
             // Of one that is settled nothing may be left but what was decided.
-            let state = agent.journal.incoming_state(id)?.map(|(_, state)| state);
+            let state = incoming.journal.incoming_state(id)?.map(|(_, state)| state);
             return Ok(Known::by_decision_alone(state));
         };
         let memory = self.entry.as_ref().map(|entry| *entry.memory());
@@ -231,21 +230,21 @@ impl<'a> Carrier<'a> {
         };
         Ok(Known {
             state: Some(record.state),
-            is_adopted: agent.vms.contains(&record.vm),
+            is_adopted: incoming.vms.contains(&record.vm),
             awaits_run,
             lacks_part: memory.is_some_and(|memory| memory.lacks_part()),
-            post_copy: post_copy(agent, &record)?,
+            post_copy: post_copy(incoming, &record)?,
             hypervisor,
         })
     }
 
     fn hypervisor(&mut self, record: &IncomingRecord) -> Hypervisor {
         if matches!(record.state, IncomingState::Running | IncomingState::Finished) {
-            if let Some(why) = self.agent.vms.why_unresponsive(&record.vm) {
+            if let Some(why) = self.incoming.vms.why_unresponsive(&record.vm) {
                 self.problem = Some(Problem::failed(why));
                 return Hypervisor::Unresponsive;
             }
-            self.told = told_qemu(self.agent, record);
+            self.told = told_qemu(self.incoming, record);
         }
         let built = self.entry.as_ref().and_then(|entry| entry.built());
         match (&self.entry, built) {
@@ -253,7 +252,7 @@ impl<'a> Carrier<'a> {
             (_, Some(vmm)) if vmm.alive() => Hypervisor::There,
             (_, Some(_)) => Hypervisor::Ended,
             // It stood before this agent did.
-            (Some(entry), None) if entry.spec.is_none() && !entry.is_adopted(self.agent) => {
+            (Some(entry), None) if entry.spec.is_none() && !entry.is_adopted(&self.incoming.vms) => {
                 self.problem = Some(self.is_mute());
                 Hypervisor::Unresponsive
             }
@@ -262,13 +261,13 @@ impl<'a> Carrier<'a> {
     }
 
     fn is_mute(&self) -> Problem {
-        Problem::failed(format!("its QEMU on {} does not answer", self.agent.name()))
+        Problem::failed(format!("its QEMU on {} does not answer", self.incoming.host.name()))
     }
 
     async fn take_hold(&mut self) -> Event {
         let Some(entry) = self.entry.clone() else { return Event::Gone };
         let until = self.until + LOOK_MAX;
-        match timeout_at(until, take_hold(self.agent, &entry)).await {
+        match timeout_at(until, entry.take_hold(&self.incoming.vms)).await {
             Ok(Ok(())) if entry.built().is_some() => Event::Done,
             Ok(Ok(())) => Event::Gone,
             Ok(Err(problem)) => {
@@ -282,7 +281,7 @@ impl<'a> Carrier<'a> {
 
     async fn look(&mut self) -> Result<Event, Problem> {
         let (entry, vmm) = (Arc::clone(self.entry()?), self.vmm()?);
-        let own = self.agent.name();
+        let own = self.incoming.host.name();
         Ok(match entry.look(&vmm).await {
             Ok((received @ (Received::Whole | Received::InPart), _)) => Event::Received(received),
             Ok((received, status)) => {
@@ -308,7 +307,7 @@ impl<'a> Carrier<'a> {
     async fn wait(&mut self) -> Result<Event, Problem> {
         let (entry, vmm) = (Arc::clone(self.entry()?), self.vmm()?);
         if self.is_paused {
-            cpu_priority::begin(self.agent, &vmm);
+            self.incoming.transfer.first_sessions.begin(&vmm);
         }
         let mut events = vmm.events();
         loop {
@@ -322,12 +321,12 @@ impl<'a> Carrier<'a> {
                 Ok((Received::Failed, status)) => {
                     let why = relay_error(&entry).or(status.error_desc);
                     let why = why.unwrap_or_else(|| "its QEMU does not say why".into());
-                    let problem = could_not_take_the_state(self.agent, &why);
+                    let problem = could_not_take_the_state(self.incoming, &why);
                     return Ok(self.note(Event::Received(Received::Failed), problem));
                 }
                 Ok(_) => {}
                 Err(error) if matches!(error, QmpError::Closed { .. }) || !vmm.alive() => {
-                    let problem = how_it_ended(self.agent, &entry, &vmm).await;
+                    let problem = how_it_ended(self.incoming, &entry, &vmm).await;
                     return Ok(self.note(Event::Gone, problem));
                 }
                 Err(QmpError::Deadline { .. }) => return Ok(Event::Mute),
@@ -342,12 +341,12 @@ impl<'a> Carrier<'a> {
 
     async fn let_run(&mut self) -> Result<Event, Problem> {
         let (entry, vmm) = (Arc::clone(self.entry()?), self.vmm()?);
-        let own = self.agent.name();
+        let own = self.incoming.host.name();
         if !vmm.alive() {
             let ended = Problem::failed(format!("the VM does not run on {own}: its QEMU has ended"));
             return Ok(self.note(Event::Gone, ended));
         }
-        cpu_priority::begin(self.agent, &vmm);
+        self.incoming.transfer.first_sessions.begin(&vmm);
         cpu_priority::end_soon(&vmm);
         let Err(error) = migration::run(&vmm, entry.answers_within()).await else { return Ok(Event::Done) };
         let event = match &error {
@@ -375,7 +374,7 @@ impl<'a> Carrier<'a> {
 
     fn adopt(&mut self) -> Result<(), Problem> {
         let (entry, vmm) = (self.entry()?, self.vmm()?);
-        entry.join(self.agent, vmm);
+        entry.join(&self.incoming.vms, vmm);
         if self.problem.is_none() {
             info!(vm = %entry.definition.name, source = entry.source, "runs here");
         }
@@ -383,20 +382,20 @@ impl<'a> Carrier<'a> {
     }
 }
 
-fn post_copy(agent: &Agent, record: &IncomingRecord) -> Result<PostCopy, Problem> {
+fn post_copy(incoming: &Incoming, record: &IncomingRecord) -> Result<PostCopy, Problem> {
     if !record.post_copy {
         return Ok(PostCopy::Refused);
     }
-    let is_last = agent.journal.is_last_incoming(record)?;
+    let is_last = incoming.journal.is_last_incoming(record)?;
     Ok(if is_last { PostCopy::Allowed } else { PostCopy::Past })
 }
 
-async fn how_it_ended(agent: &Agent, entry: &IncomingVm, vmm: &Vmm) -> Problem {
+async fn how_it_ended(incoming: &Incoming, entry: &IncomingVm, vmm: &Vmm) -> Problem {
     if let Some(why) = relay_error(entry) {
-        return could_not_take_the_state(agent, &why);
+        return could_not_take_the_state(incoming, &why);
     }
     let exit = vmm.wait_exit(EXIT_KNOWN_WITHIN).await;
-    Problem::failed(qemu_has_ended(agent.name(), exit.as_ref()))
+    Problem::failed(qemu_has_ended(incoming.host.name(), exit.as_ref()))
 }
 
 /// Why the relay has broken off, which ends QEMU too. That QEMU's end is closed says less than how QEMU has ended.
@@ -405,6 +404,6 @@ fn relay_error(entry: &IncomingVm) -> Option<String> {
     (!matches!(error, RelayError::Local(_))).then(|| error.to_string())
 }
 
-fn could_not_take_the_state(agent: &Agent, why: &str) -> Problem {
-    Problem::failed(format!("{} could not take the state: {why}", agent.name()))
+fn could_not_take_the_state(incoming: &Incoming, why: &str) -> Problem {
+    Problem::failed(format!("{} could not take the state: {why}", incoming.host.name()))
 }

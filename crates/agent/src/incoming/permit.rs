@@ -8,10 +8,8 @@ use drainpipe_engine::protocol::Protocol;
 use drainpipe_hypervisor::spec::VmSpec;
 
 use super::vm::IncomingVm;
-use super::{insert_locked, name_taken, refused_here};
-use crate::admission;
-use crate::agent::Agent;
-use crate::api::types::{IncomingPermit, IncomingRequest};
+use super::{Incoming, insert_locked, name_taken, refused_here};
+use crate::api_types::{IncomingPermit, IncomingRequest};
 use crate::lock::lock;
 use crate::release::agree_with;
 
@@ -21,26 +19,26 @@ const HOLDS_PLACE_MS: f64 = 30_000.0;
 
 /// Step 2: may this VM come?
 pub(crate) async fn permit(
-    agent: &Arc<Agent>,
+    incoming: &Arc<Incoming>,
     source: &str,
     request: IncomingRequest,
 ) -> Result<IncomingPermit, Problem> {
-    agent.check_not_stopping()?;
-    if agent.peer(source).is_none() {
+    incoming.host.check_not_stopping()?;
+    if incoming.peers.get(source).is_none() {
         return Err(Problem::refused(format!(
             "{} does not know {source}: add a [[peer]] to its agent.toml",
-            agent.name()
+            incoming.host.name()
         )));
     }
-    let protocol = agree_with(agent, source, &request.release.clone().unwrap_or_default())?;
+    let protocol = agree_with(incoming.host.name(), source, &request.release.clone().unwrap_or_default())?;
     check_described(&request)?;
-    request.spec.check_host(agent.vms.hypervisor()).map_err(|error| refused_here(agent, &error))?;
-    agent.vm_files.check_usable(request.spec.spec()).await?;
-    enter(agent, source, request, protocol)
+    request.spec.check_host(incoming.vms.hypervisor()).map_err(|error| refused_here(incoming, &error))?;
+    incoming.files.check_usable(request.spec.spec()).await?;
+    enter(incoming, source, request, protocol)
 }
 
 fn enter(
-    agent: &Arc<Agent>,
+    incoming: &Arc<Incoming>,
     source: &str,
     request: IncomingRequest,
     protocol: Protocol,
@@ -48,22 +46,22 @@ fn enter(
     let name = request.definition.name.to_string();
     // Held until it is entered, so that two hosts cannot both send a VM of that name, and so that a drain
     // that begins meanwhile finds it.
-    let mut entries = lock(&agent.incoming.entries);
-    admission::check_cordon(agent, Some(source))?;
-    if agent.vms.contains(&name) || entries.values().any(|other| other.definition.name.as_str() == name) {
-        return Err(name_taken(agent, &name));
+    let mut entries = lock(&incoming.entries.by_id);
+    incoming.check_cordon(Some(source))?;
+    if incoming.vms.contains(&name) || entries.values().any(|other| other.definition.name.as_str() == name) {
+        return Err(name_taken(incoming, &name));
     }
     if request.may_wait {
-        check_apart(agent, &entries, &request.definition)?;
-        if let Some(why) = busy(agent, &entries, source) {
+        check_apart(incoming, &entries, &request.definition)?;
+        if let Some(why) = busy(incoming, &entries, source) {
             return Ok(IncomingPermit::Busy(why));
         }
     }
-    if !agent.journal.begin_incoming(&request.id, source, &request.definition)? {
+    if !incoming.journal.begin_incoming(&request.id, source, &request.definition)? {
         return Err(Problem::conflict(format!("migration {} was here before", request.id)));
     }
     let entry = IncomingVm::permitted(source, request, protocol);
-    insert_locked(agent, &mut entries, entry);
+    insert_locked(incoming, &mut entries, entry);
     Ok(IncomingPermit::Granted)
 }
 
@@ -87,18 +85,18 @@ pub(crate) fn check_described(request: &IncomingRequest) -> Result<(), Problem> 
 /// A drain's plan keeps VMs of one `apart` group on different hosts, but does not know what other drains bring
 /// meanwhile: the one that comes later plans anew. A single migration is somebody's own decision.
 fn check_apart(
-    agent: &Agent,
+    incoming: &Incoming,
     entries: &BTreeMap<String, Arc<IncomingVm>>,
     definition: &VmSpec,
 ) -> Result<(), Problem> {
-    let present = agent.vms.present();
+    let present = incoming.vms.present();
     let here = present.iter().map(|vm| &vm.definition);
     let beside = here.chain(entries.values().map(|entry| &entry.definition)).find_map(|other| {
         let group = other.placement.apart.intersection(&definition.placement.apart).next()?;
         Some((&other.name, group))
     });
     let Some((other, group)) = beside else { return Ok(()) };
-    let (name, host) = (&definition.name, agent.name());
+    let (name, host) = (&definition.name, incoming.host.name());
     Err(Problem::refused(format!(
         "VM {name} must be apart from {other}, by the group {group}, and that is on {host} or on its way there"
     )))
@@ -106,21 +104,21 @@ fn check_apart(
 
 /// Why no further VM of this source may come for now, if so: this host takes so many at a time, of all hosts that
 /// are drained to it.
-fn busy(agent: &Agent, entries: &BTreeMap<String, Arc<IncomingVm>>, source: &str) -> Option<String> {
+fn busy(incoming: &Incoming, entries: &BTreeMap<String, Arc<IncomingVm>>, source: &str) -> Option<String> {
     let mut on_way = BTreeMap::<String, usize>::new();
     let holds_place =
-        |entry: &&Arc<IncomingVm>| !entry.is_adopted(agent) && entry.silent_for_ms() < HOLDS_PLACE_MS;
+        |entry: &&Arc<IncomingVm>| !entry.is_adopted(&incoming.vms) && entry.silent_for_ms() < HOLDS_PLACE_MS;
     for entry in entries.values().filter(holds_place) {
         *on_way.entry(entry.source.clone()).or_default() += 1;
     }
-    let limit = agent.config.drain.inbound;
-    let now_ms = agent.incoming.clock.elapsed().as_secs_f64() * 1_000.0;
-    if lock(&agent.incoming.places).admits(now_ms, limit, &on_way, source) {
+    let limit = incoming.host.config.drain.inbound;
+    let now_ms = incoming.entries.clock.elapsed().as_secs_f64() * 1_000.0;
+    if lock(&incoming.entries.places).admits(now_ms, limit, &on_way, source) {
         return None;
     }
     let of_each: Vec<String> =
         on_way.iter().map(|(source, count)| format!("{count} from {source}")).collect();
-    let host = agent.name();
+    let host = incoming.host.name();
     let of_each = if of_each.is_empty() { "others wait for longer".into() } else { of_each.join(", ") };
     Some(format!("{host} takes {limit} VMs at a time from hosts that are drained; on their way: {of_each}"))
 }

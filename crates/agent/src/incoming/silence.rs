@@ -2,58 +2,53 @@
 //! as far as it may be.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use drainpipe_engine::migration::target::order::{Order, Said};
-use drainpipe_engine::migration::target::silence::{Action, Event, HandOver, WATCH_EVERY_MS, Watch};
+use drainpipe_engine::migration::target::silence::{Action, Event, HandOver, Watch};
 use drainpipe_engine::problem::Problem;
 use tokio::time::sleep;
 use tracing::{debug, warn};
 
+use super::Incoming;
 use super::ending::finish_arrival;
 use super::order::carry_out;
-use super::vm::IncomingVm;
-use crate::agent::Agent;
-use crate::api::types::HandOverView;
-use crate::lock::lock;
-
-/// How often the target looks after the VMs on their way.
-pub(super) const WATCH_EVERY: Duration = Duration::from_millis(WATCH_EVERY_MS);
+use super::vm::{IncomingVm, WATCH_EVERY};
+use crate::api_types::HandOverView;
 
 /// Looks after it for as long as it is on its way.
-pub(super) async fn watch(agent: Arc<Agent>, entry: Arc<IncomingVm>) {
+pub(super) async fn watch(incoming: Arc<Incoming>, entry: Arc<IncomingVm>) {
     let (mut watch, mut action) = Watch::begin();
-    while agent.incoming.is_there(&entry) {
-        let event = perform(&agent, &entry, action).await;
+    while incoming.entries.is_there(&entry) {
+        let event = perform(&incoming, &entry, action).await;
         let memory = *entry.memory();
         action = watch.handle(entry.now_ms(), &memory, event);
     }
 }
 
-async fn perform(agent: &Agent, entry: &IncomingVm, action: Action) -> Event {
+async fn perform(incoming: &Incoming, entry: &IncomingVm, action: Action) -> Event {
     match action {
         Action::Rest => sleep(WATCH_EVERY).await,
         Action::TakeHold => {
-            if let Err(problem) = take_hold(agent, entry).await {
+            if let Err(problem) = entry.take_hold(&incoming.vms).await {
                 debug!(migration = entry.id, %problem, "its QEMU does not answer yet");
             }
         }
-        Action::Recall => match agent.journal.incoming_state(&entry.id) {
+        Action::Recall => match incoming.journal.incoming_state(&entry.id) {
             Ok(state) => return Event::State(state.map(|(_, state)| state)),
             Err(error) => cannot_settle(entry, &error.into()),
         },
-        Action::Carry(order) => return carry(agent, entry, order).await,
+        Action::Carry(order) => return carry(incoming, entry, order).await,
         Action::AskSource => {
-            let (said, problem) = ask_source(agent, &entry.source, &entry.id).await;
+            let (said, problem) = ask_source(incoming, &entry.source, &entry.id).await;
             if let Some(problem) = problem {
                 cannot_settle(entry, &problem);
             }
             return Event::SourceSays(said);
         }
         Action::Hear => entry.hear(),
-        Action::Look => return look(agent, entry).await,
+        Action::Look => return look(incoming, entry).await,
         Action::Close => {
-            if let Err(problem) = finish_arrival(agent, &entry.id).await {
+            if let Err(problem) = finish_arrival(incoming, &entry.id).await {
                 cannot_settle(entry, &problem);
             }
         }
@@ -65,7 +60,7 @@ fn cannot_settle(entry: &IncomingVm, problem: &Problem) {
     warn!(migration = entry.id, %problem, "a VM on its way here cannot be settled; tried again soon");
 }
 
-async fn carry(agent: &Agent, entry: &IncomingVm, order: Order) -> Event {
+async fn carry(incoming: &Incoming, entry: &IncomingVm, order: Order) -> Event {
     if order == (Order::Discard { is_sources: false }) {
         warn!(
             migration = entry.id,
@@ -73,7 +68,7 @@ async fn carry(agent: &Agent, entry: &IncomingVm, order: Order) -> Event {
             "given up: its source is gone, or has given it up"
         );
     }
-    let carried = carry_out(agent, &entry.id, order).await;
+    let carried = carry_out(incoming, &entry.id, order).await;
     match (&carried, order) {
         (Err(problem), Order::Run { is_sources: true }) => {
             debug!(migration = entry.id, %problem, "it does not run here yet");
@@ -89,8 +84,8 @@ async fn carry(agent: &Agent, entry: &IncomingVm, order: Order) -> Event {
 }
 
 /// Whose a VM is, by its source's journal; and why, where that does not say.
-pub(super) async fn ask_source(agent: &Agent, source: &str, id: &str) -> (HandOver, Option<Problem>) {
-    let said = match agent.peer(source) {
+pub(super) async fn ask_source(incoming: &Incoming, source: &str, id: &str) -> (HandOver, Option<Problem>) {
+    let said = match incoming.peers.get(source) {
         Some(peer) => peer.get::<HandOverView>(&format!("/v1/handovers/{id}")).await,
         None => Err(Problem::not_found(format!("{source} is no peer any more"))),
     };
@@ -106,22 +101,10 @@ pub(super) async fn ask_source(agent: &Agent, source: &str, id: &str) -> (HandOv
     }
 }
 
-/// Takes hold of a QEMU that stood before this agent did, if it did not answer when the agent started.
-pub(super) async fn take_hold(agent: &Agent, entry: &IncomingVm) -> Result<(), Problem> {
-    let stood_before = entry.spec.is_none();
-    let _taking_hold = entry.taking_hold.lock().await;
-    // One that is among the VMs of this host may have another QEMU by now.
-    if stood_before && entry.built().is_none() && !entry.is_adopted(agent) {
-        let found = agent.vms.find_running(&entry.definition).await?;
-        *lock(&entry.vmm) = found;
-    }
-    Ok(())
-}
-
 /// What its QEMU has, before it is given up.
-async fn look(agent: &Agent, entry: &IncomingVm) -> Event {
+async fn look(incoming: &Incoming, entry: &IncomingVm) -> Event {
     // An error is of one that stood before this agent did, lives, and has not answered since.
-    if entry.built().is_none() && take_hold(agent, entry).await.is_err() {
+    if entry.built().is_none() && entry.take_hold(&incoming.vms).await.is_err() {
         return Event::Mute;
     }
     let Some(vmm) = entry.built().filter(|vmm| vmm.alive()) else { return Event::Gone };

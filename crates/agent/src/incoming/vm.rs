@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use drainpipe_engine::facts::{HugePages, MemoryNeeds};
-use drainpipe_engine::migration::target::silence::{GIVE_UP_AFTER_MS, SILENCE_MS};
+use drainpipe_engine::migration::target::silence::{GIVE_UP_AFTER_MS, SILENCE_MS, WATCH_EVERY_MS};
 use drainpipe_engine::migration::target::{LOOK_WITHIN_MS, Memory, Received};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::protocol::Protocol;
@@ -17,15 +17,17 @@ use drainpipe_relay::Receiver;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::task::JoinSet;
 
-use crate::agent::Agent;
-use crate::api::types::IncomingRequest;
-use crate::host;
+use crate::api_types::IncomingRequest;
+use crate::host::hardware;
 use crate::journal::IncomingRecord;
 use crate::lock::lock;
-use crate::vms::{QMP_DEADLINE, needs};
+use crate::vms::{QMP_DEADLINE, Vms, needs};
 
 /// How long a QEMU that may wait for a page may take for an answer. Its source, which is to send that page, waits for it.
 pub(super) const LOOK_WITHIN: Duration = Duration::from_millis(LOOK_WITHIN_MS);
+
+/// How often the target looks after the VMs on their way.
+pub(super) const WATCH_EVERY: Duration = Duration::from_millis(WATCH_EVERY_MS);
 
 /// One VM on its way.
 #[derive(Debug)]
@@ -68,7 +70,7 @@ impl IncomingVm {
             protocol: None,
             reserved: Mutex::default(),
             vmm: Mutex::default(),
-            agent_cpu_at_start: host::own_cpu(),
+            agent_cpu_at_start: hardware::own_cpu(),
             relay: Mutex::default(),
             is_encrypted: AtomicBool::default(),
             answering: Mutex::default(),
@@ -144,10 +146,22 @@ impl IncomingVm {
         self.memory().awaits_run()
     }
 
+    /// Takes hold of a QEMU that stood before this agent did, if it did not answer when the agent started.
+    pub(super) async fn take_hold(&self, vms: &Vms) -> Result<(), Problem> {
+        let stood_before = self.spec.is_none();
+        let _taking_hold = self.taking_hold.lock().await;
+        // One that is among the VMs of this host may have another QEMU by now.
+        if stood_before && self.built().is_none() && !self.is_adopted(vms) {
+            let found = vms.find_running(&self.definition).await?;
+            *lock(&self.vmm) = found;
+        }
+        Ok(())
+    }
+
     /// It is one of this host's VMs from now on.
-    pub(super) fn join(&self, agent: &Agent, vmm: Arc<Vmm>) {
+    pub(super) fn join(&self, vms: &Vms, vmm: Arc<Vmm>) {
         self.memory().let_run();
-        agent.vms.adopt(self.definition.clone(), vmm, self.cores_taken);
+        vms.adopt(self.definition.clone(), vmm, self.cores_taken);
     }
 
     /// Whether more of its memory may come. Of a source that is gone for good nothing does, whether or not the VM could
@@ -166,17 +180,17 @@ impl IncomingVm {
     }
 
     /// Whether it is among the VMs of this host, which it joins once it runs.
-    pub(super) fn is_adopted(&self, agent: &Agent) -> bool {
-        agent.vms.contains(self.definition.name.as_str())
+    pub(super) fn is_adopted(&self, vms: &Vms) -> bool {
+        vms.contains(self.definition.name.as_str())
     }
 
     /// What is still to come of its memory: QEMU's share of it that is resident counts as used already. Once
     /// it is adopted, it counts among the VMs of this host.
-    pub(super) fn outstanding_bytes(&self, agent: &Agent) -> u64 {
-        if self.is_adopted(agent) {
+    pub(super) fn outstanding_bytes(&self, vms: &Vms) -> u64 {
+        if self.is_adopted(vms) {
             return 0;
         }
-        let resident = self.built().map_or(0, |vmm| host::resident_bytes(vmm.pid()));
+        let resident = self.built().map_or(0, |vmm| hardware::resident_bytes(vmm.pid()));
         lock(&self.reserved).bytes.saturating_sub(resident)
     }
 

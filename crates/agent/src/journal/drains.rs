@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, Row, TransactionBehavior, params};
 
 use super::{Journal, JournalCause, JournalError, from_json, to_json};
-use crate::api::types::{DrainKind, DrainRequest};
+use crate::api_types::{DrainKind, DrainRequest};
 
 /// How many drains and ways back are kept.
 const DRAINS_KEPT: u32 = 1_000;

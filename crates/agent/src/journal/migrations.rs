@@ -8,7 +8,7 @@ use rusqlite::{OptionalExtension, params};
 
 use super::arrivals::finish_arrivals_of;
 use super::{HISTORY_LENGTH, Journal, JournalError, from_json, to_json};
-use crate::api::types::MigrateRequest;
+use crate::api_types::MigrateRequest;
 
 /// A result is recorded a moment before its VM is gone from here, so that a drain that begins in between has seen it.
 const GONE_WITHIN_S: u32 = 10;

@@ -31,18 +31,18 @@ use super::connections::{Setting, UnsentLimit};
 use super::pause::Pause;
 use super::standstill::StandstillWatch;
 use super::target_watch::TargetWatch;
-use super::{Running, Turn, asked_for, known_target, settled_source_state};
-use crate::agent::Agent;
-use crate::api::types::{Endpoint, MigrateRequest, TargetUse};
+use super::{Outgoing, Running, Turn, asked_for};
+use crate::api_types::{Endpoint, MigrateRequest, TargetUse};
 use crate::bandwidth::Throttle;
+use crate::beside::Beside;
 use crate::client::ApiClient;
 use crate::guard::Guard;
 use crate::incoming;
 use crate::measure::Measurements;
 use crate::path_watch::News;
-use crate::proof::beside::Beside;
 use crate::relay::OutgoingRelay;
 use crate::result;
+use crate::source_state::settled_source_state;
 use crate::vms::{Claimed, QEMU_DEADLINE, QMP_DEADLINE, qemu_has_ended};
 
 /// How often the transfer is looked at.
@@ -56,7 +56,7 @@ const RECORD_AGAIN_AFTER: Duration = Duration::from_secs(2);
 
 /// Carries out one migration. Decides nothing.
 pub(super) struct Executor {
-    agent: Arc<Agent>,
+    outgoing: Arc<Outgoing>,
     pub(super) running: Arc<Running>,
     claimed: Claimed,
     request: Request,
@@ -102,7 +102,7 @@ pub(super) struct Executor {
 
 impl Executor {
     pub(super) fn new(
-        agent: &Arc<Agent>,
+        outgoing: &Arc<Outgoing>,
         id: String,
         claimed: Claimed,
         request: &MigrateRequest,
@@ -111,9 +111,9 @@ impl Executor {
         is_taken_up: bool,
     ) -> Self {
         let running = Arc::new(Running::new(id.clone(), request, started_at, turn, is_taken_up));
-        agent.outgoing.lock().insert(id, Arc::clone(&running));
+        outgoing.migrations.lock().insert(id, Arc::clone(&running));
         Self {
-            agent: Arc::clone(agent),
+            outgoing: Arc::clone(outgoing),
             running,
             measurements: Measurements::begin(claimed.vmm.as_deref()),
             // Without a QEMU a channel that is closed already.
@@ -155,7 +155,7 @@ impl Executor {
     }
 
     fn peer(&self) -> Result<&ApiClient, Problem> {
-        known_target(&self.agent, &self.running.target)
+        self.outgoing.peers.target(&self.running.target)
     }
 
     /// The VM's QEMU, which may have ended.
@@ -163,7 +163,7 @@ impl Executor {
         let vmm = self.claimed.vmm.as_ref();
         vmm.filter(|vmm| vmm.alive()).ok_or_else(|| {
             let exit = vmm.and_then(|vmm| vmm.exit());
-            let ended = qemu_has_ended(self.agent.name(), exit.as_ref());
+            let ended = qemu_has_ended(self.outgoing.host.name(), exit.as_ref());
             Problem::hypervisor_gone(format!(
                 "{ended}; `drainpipe vm start {}` boots it anew",
                 self.running.vm
@@ -193,7 +193,7 @@ impl Executor {
             self.running.stage.send_replace(Stage::Ended);
             // Both ends of the pause are good: the operator's word, and the time.
             drop(timeout(IN_DOUBT_PAUSE, target_lost.changed()).await);
-            let limits = self.agent.config.limits.of_migration(None, None);
+            let limits = self.outgoing.host.config.limits.of_migration(None, None);
             (migration, first) = Migration::recover(limits, true);
         }
     }
@@ -307,7 +307,7 @@ impl Executor {
 
     /// Puts this host's network back, and keeps it so.
     async fn put_back(&self) -> Result<(), Problem> {
-        self.agent.watches.leave(&self.agent, &self.running.id).await
+        self.outgoing.transfer.watches.leave(&self.running.id).await
     }
 
     /// Its turn, or a reason to look whether it still is to wait.
@@ -330,7 +330,7 @@ impl Executor {
             result::Identity {
                 id: self.running.id.clone(),
                 vm: self.running.vm.clone(),
-                source: self.agent.name().into(),
+                source: self.outgoing.host.name().into(),
                 target: self.running.target.clone(),
                 memory_bytes: self.memory_bytes(),
                 requested_option: self.request.option,
@@ -348,8 +348,9 @@ impl Executor {
         result.protocol = self.protocol.map(Protocol::number);
         result.predicted_total_ms = self.predicted_total_ms.map(result::tenth);
         result.free_cores = self.facts.as_ref().and_then(|(source, _)| source.idle_cores);
-        if outcome == Outcome::Cancelled && self.agent.check_not_stopping().is_err() {
-            let why = format!("cancelled, since the agent of {} was being stopped", self.agent.name());
+        if outcome == Outcome::Cancelled && self.outgoing.host.check_not_stopping().is_err() {
+            let why =
+                format!("cancelled, since the agent of {} was being stopped", self.outgoing.host.name());
             result.error.get_or_insert(why);
             // As it would have been a moment later: who wanted it may try again.
             result.error_kind.get_or_insert(ProblemKind::Unreachable);
@@ -364,7 +365,7 @@ impl Executor {
         self.guard = None;
         let error = result.error.as_deref();
         info!(migration = result.id, vm = result.vm, outcome = ?result.outcome, error, "over");
-        while let Err(error) = self.agent.journal.end_migration(&result, left, Timestamp::now()) {
+        while let Err(error) = self.outgoing.journal.end_migration(&result, left, Timestamp::now()) {
             warn!(%error, migration = result.id, "its result is not recorded yet; tried again soon");
             *self.running.result() = Some(result.clone());
             *self.running.unrecorded() = Some(error.into());
@@ -376,12 +377,12 @@ impl Executor {
             warn!(%problem, migration = result.id, "the network is put back at the next start");
         }
         if left {
-            incoming::close_arrivals(&self.agent, &result.vm).await;
-            self.agent.vms.forget(&result.vm);
+            incoming::close_arrivals(&self.outgoing.incoming, &result.vm).await;
+            self.outgoing.vms.forget(&result.vm);
         } else if let Ok(vmm) = self.vmm() {
             Beside::note_departure(&self.claimed.definition, vmm.paths(), None);
         }
-        self.agent.outgoing.lock().remove(&self.running.id);
+        self.outgoing.migrations.lock().remove(&self.running.id);
         // Who hears that it has ended may want to begin it anew.
         drop(self.claimed);
         self.running.stage.send_replace(Stage::Ended);

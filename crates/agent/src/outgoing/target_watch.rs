@@ -10,9 +10,8 @@ use drainpipe_engine::problem::{Problem, ProblemKind};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use super::{ASK_AGAIN_AFTER, RECEIVED_WAIT, Running, known_target, received_path};
-use crate::agent::Agent;
-use crate::api::types::IncomingView;
+use super::{ASK_AGAIN_AFTER, Outgoing, RECEIVED_WAIT, Running, received_path};
+use crate::api_types::IncomingView;
 use crate::vms::QMP_DEADLINE;
 
 /// Asks the target until it is dropped; by default it asks nobody.
@@ -20,9 +19,9 @@ use crate::vms::QMP_DEADLINE;
 pub(super) struct TargetWatch(JoinSet<Problem>);
 
 impl TargetWatch {
-    pub(super) fn start(agent: &Arc<Agent>, running: &Arc<Running>) -> Self {
+    pub(super) fn start(outgoing: &Arc<Outgoing>, running: &Arc<Running>) -> Self {
         let mut task = JoinSet::new();
-        task.spawn(watch(Arc::clone(agent), Arc::clone(running)));
+        task.spawn(watch(Arc::clone(outgoing), Arc::clone(running)));
         Self(task)
     }
 
@@ -37,10 +36,10 @@ impl TargetWatch {
 }
 
 /// A target that does not answer may be well: its agent is started anew, and the links are watched by others.
-async fn watch(agent: Arc<Agent>, running: Arc<Running>) -> Problem {
+async fn watch(outgoing: Arc<Outgoing>, running: Arc<Running>) -> Problem {
     let path = received_path(&running.id, false);
     loop {
-        let view = match known_target(&agent, &running.target) {
+        let view = match outgoing.peers.target(&running.target) {
             Ok(target) => target.get_within(&path, RECEIVED_WAIT + 2 * QMP_DEADLINE).await,
             Err(problem) => Err(Problem::new(ProblemKind::Unreachable, problem)),
         };

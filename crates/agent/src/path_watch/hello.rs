@@ -10,7 +10,7 @@ use socket2::SockRef;
 use tokio::net::UdpSocket;
 use uuid::Uuid;
 
-use crate::agent::Agent;
+use crate::host::Host;
 use crate::link_socket::{bind_to_link, bind_udp, headers_bytes, keep_whole_like_tcp};
 
 /// Most datagrams read from one path between two hellos; a flood of them costs no more. More than a socket
@@ -39,9 +39,9 @@ const PRIORITY: u32 = 6;
 
 /// A socket on a path's own link, with a port of the migration range. Where this host's queue knows priorities, what
 /// it sends goes before the memory that waits there: behind 0.4 s of it, it would be a silence.
-pub(crate) async fn bind(agent: &Agent, path: &Path) -> Result<UdpSocket, Problem> {
+pub(crate) async fn bind(host: &Host, path: &Path) -> Result<UdpSocket, Problem> {
     let cannot = |problem: Problem| problem.context(format!("path {path} cannot be watched"));
-    let socket = bind_udp(agent, &path.link, path.address).await.map_err(cannot)?;
+    let socket = bind_udp(host, &path.link, path.address).await.map_err(cannot)?;
     go_first(&socket, path.address).map_err(|error| {
         cannot(Problem::failed(format!("the kernel does not let its datagrams go first: {error}")))
     })?;

@@ -22,9 +22,9 @@ use tracing::{debug, info, warn};
 use uuid::Uuid;
 
 use super::placing::Placing;
-use super::{Beginning, Joining, News, PathEnd, WatchEnd, hello};
-use crate::agent::Agent;
-use crate::api::types::WatchRequest;
+use super::{Beginning, Joining, News, PathWatches, hello};
+use crate::api_types::{PathEnd, WatchEnd, WatchRequest};
+use crate::host::Host;
 use crate::link_socket::{is_on, on_link};
 use crate::multichannel::{self, Way};
 use crate::network::ETHERNET_MTU;
@@ -56,7 +56,9 @@ const PATHS_OF_LINK_MAX: usize = 2;
 /// All paths to one peer that migrations use.
 #[derive(Debug)]
 pub(super) struct PeerWatch {
-    agent: Arc<Agent>,
+    // Those of this host, of which it is one.
+    watches: Arc<PathWatches>,
+    host: Arc<Host>,
     peer: String,
     own_address: IpAddr,
     address: IpAddr,
@@ -148,11 +150,12 @@ pub(super) async fn run(watch: Arc<Mutex<PeerWatch>>) {
 
 impl PeerWatch {
     /// Of no path yet. `address` is the peer's migration address.
-    pub(super) fn new(agent: &Arc<Agent>, peer: &str, address: IpAddr) -> Self {
+    pub(super) fn new(watches: &Arc<PathWatches>, peer: &str, address: IpAddr) -> Self {
         Self {
-            agent: Arc::clone(agent),
+            watches: Arc::clone(watches),
+            host: Arc::clone(&watches.host),
             peer: peer.into(),
-            own_address: agent.intended_address(),
+            own_address: watches.host.intended_address(),
             address,
             token: Uuid::new_v4(),
             other_token: None,
@@ -208,8 +211,7 @@ impl PeerWatch {
         });
         self.forget_unused();
         let way = self.way_over_what_is_up().await;
-        let prepared =
-            multichannel::prepare(&self.agent, joining.migration, self.address, &paths, &way).await;
+        let prepared = multichannel::prepare(&self.host, joining.migration, self.address, &paths, &way).await;
         if let Err(problem) = prepared {
             self.users.pop();
             self.users.extend(before);
@@ -235,8 +237,8 @@ impl PeerWatch {
                     path.link, self.peer
                 )));
             }
-            let socket = hello::bind(&self.agent, path).await?;
-            let mtu = self.agent.network.mtu(&path.link).await?;
+            let socket = hello::bind(&self.host, path).await?;
+            let mtu = self.host.network.mtu(&path.link).await?;
             // Of an older source none is known, and its own agent takes no large hellos.
             let both_take =
                 path.mtu_bytes.map_or(ETHERNET_MTU, |bytes| u16::try_from(bytes).unwrap_or(u16::MAX));
@@ -405,7 +407,7 @@ impl PeerWatch {
         }
         self.next_reading_ms = now_ms + READ_EVERY_MS;
         let links: Vec<&str> = self.ends.iter().map(|end| end.path.link.as_str()).collect();
-        let Ok(sent_bytes) = self.agent.network.sent_bytes(&links).await else { return };
+        let Ok(sent_bytes) = self.host.network.sent_bytes(&links).await else { return };
         let changed = self.speeds.record(now_ms, &sent_bytes, &self.watch.in_use());
         let turn = |(path, mbps)| Turn { path, news: PathNews::Carries(mbps) };
         self.tell(changed.into_iter().map(turn).collect());
@@ -420,7 +422,7 @@ impl PeerWatch {
         }
         self.next_links_ms = now_ms + LINKS_EVERY_MS;
         for end in self.ends.iter_mut().filter(|end| !is_on(&end.socket, &end.path.link)) {
-            let set = multichannel::set_link(&self.agent, &end.path.link).await;
+            let set = multichannel::set_link(&self.host, &end.path.link).await;
             match set.and_then(|()| end.bind_again().map_err(Problem::failed)) {
                 Ok(()) => info!(peer = self.peer, "path {}: its link has been made again", end.path),
                 Err(problem) => debug!(peer = self.peer, %problem, "path {} cannot be watched now", end.path),
@@ -479,7 +481,7 @@ impl PeerWatch {
             self.placing.begin();
             return;
         }
-        if let Err(problem) = multichannel::restore(&self.agent, self.address, &self.way).await {
+        if let Err(problem) = multichannel::restore(&self.host, self.address, &self.way).await {
             debug!(peer = self.peer, %problem, "the address and the route cannot be looked after now");
             self.is_route_anothers().await;
         }
@@ -489,7 +491,7 @@ impl PeerWatch {
     async fn way_over_what_is_up(&self) -> Way {
         let mut up = vec![];
         for path in self.paths_that_carry() {
-            if self.agent.network.is_up(&path.link).await {
+            if self.host.network.is_up(&path.link).await {
                 up.push(path);
             }
         }
@@ -497,7 +499,7 @@ impl PeerWatch {
     }
 
     async fn set_route(&mut self, way: Way) {
-        match multichannel::set_route(&self.agent, self.address, &way).await {
+        match multichannel::set_route(&self.host, self.address, &way).await {
             Ok(()) => self.way = way,
             Err(problem) => {
                 self.way = Way::default();
@@ -508,7 +510,7 @@ impl PeerWatch {
                 // None of it is there for one link that is not. The others carry all the same.
                 let up = self.way_over_what_is_up().await;
                 if up.paths != way.paths
-                    && let Err(problem) = multichannel::set_route(&self.agent, self.address, &up).await
+                    && let Err(problem) = multichannel::set_route(&self.host, self.address, &up).await
                 {
                     warn!(peer = self.peer, %problem, "nor does it over those whose links are up");
                 }
@@ -555,7 +557,7 @@ impl PeerWatch {
             return;
         }
         let now_ms = self.now_ms();
-        self.placing.look(&self.agent.network, self.address, &ports, now_ms).await;
+        self.placing.look(&self.host.network, self.address, &ports, now_ms).await;
         if self.end_connecting(now_ms) {
             self.follow_route().await;
         }
@@ -569,7 +571,7 @@ impl PeerWatch {
             let Way { paths, weights } = self.wanted_way();
             let weights = other_than(&self.way.weights, weights);
             self.set_route(Way { paths, weights }).await;
-            let agree = self.placing.learn(&self.agent.network, &self.way.paths, &self.way.weights).await;
+            let agree = self.placing.learn(&self.host.network, &self.way.paths, &self.way.weights).await;
             if !agree {
                 self.set_route(self.wanted_way()).await;
             }
@@ -593,14 +595,14 @@ impl PeerWatch {
 
     /// Whether the route is another program's, which is told once for each time that it becomes so.
     async fn is_route_anothers(&mut self) -> bool {
-        let routes = self.agent.network.foreign_host_routes().await.unwrap_or_else(|problem| {
+        let routes = self.host.network.foreign_host_routes().await.unwrap_or_else(|problem| {
             debug!(peer = self.peer, %problem, "whose the route is cannot be told now");
             vec![]
         });
         let taken = routes.into_iter().find(|(address, _)| *address == self.address);
         let was_taken = std::mem::replace(&mut self.is_route_taken, taken.is_some());
         if let Some((address, protocol)) = taken.filter(|_| !was_taken) {
-            let taken = route_taken(self.agent.name(), &self.peer, ForeignRoute { address, protocol });
+            let taken = route_taken(self.host.name(), &self.peer, ForeignRoute { address, protocol });
             // It came after the check that would have refused the migration for it.
             let finding = Finding { refuses_migration: false, ..taken };
             warn!(peer = self.peer, "{}", finding.what);
@@ -639,22 +641,28 @@ impl PeerWatch {
                 migration_address: self.own_address,
                 watch: self.end(&user.paths),
             };
-            let (agent, peer) = (Arc::clone(&self.agent), self.peer.clone());
-            self.questions.spawn(ask(agent, peer, user.migration.clone(), user.paths.clone(), request));
+            let (watches, peer) = (Arc::clone(&self.watches), self.peer.clone());
+            self.questions.spawn(ask(watches, peer, user.migration.clone(), user.paths.clone(), request));
         }
     }
 }
 
-async fn ask(agent: Arc<Agent>, peer: String, migration: String, paths: Vec<Path>, request: WatchRequest) {
-    let Some(client) = agent.peer(&peer) else { return };
+async fn ask(
+    watches: Arc<PathWatches>,
+    peer: String,
+    migration: String,
+    paths: Vec<Path>,
+    request: WatchRequest,
+) {
+    let Some(client) = watches.others.get(&peer) else { return };
     let path = format!("/v1/incoming/{migration}/watch");
     let met = match client.post_within::<WatchEnd>(&path, &request, ANSWER_DEADLINE).await {
-        Ok(other) => agent.watches.meet(&peer, &paths, &other).await,
+        Ok(other) => watches.meet(&peer, &paths, &other).await,
         Err(problem) => Err(problem),
     };
     if let Err(problem) = met {
         warn!(migration, %problem, "{peer} does not watch the paths");
-        agent.watches.lose_sight(&peer).await;
+        watches.lose_sight(&peer).await;
     }
 }
 

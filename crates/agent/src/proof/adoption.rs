@@ -14,10 +14,10 @@ use jiff::Timestamp;
 use tracing::info;
 use uuid::Uuid;
 
-use super::beside::{Beside, Way};
 use super::judging::{Judged, judge};
 use super::telling::{ANSWER_DEADLINE, note_adopted};
-use crate::api::types::{JournalView, LiveVm, MigrationView};
+use crate::api_types::{JournalView, LiveVm, MigrationView};
+use crate::beside::{Beside, Way};
 use crate::client::ApiClient;
 use crate::config::Config;
 use crate::journal::{Adopted, Journal, set_aside};
@@ -40,12 +40,12 @@ struct Live {
 }
 
 /// What an operator is shown before it is decided.
-pub(super) async fn view(config: &Config, identity: &Identity) -> Result<JournalView, Problem> {
+pub(crate) async fn view(config: &Config, identity: &Identity) -> Result<JournalView, Problem> {
     Ok(in_view(config, &find(config, identity).await?))
 }
 
 /// Goes on with what is here; tells what has become of it.
-pub(super) async fn adopt(config: &Config, identity: &Identity) -> Result<JournalView, Problem> {
+pub(crate) async fn adopt(config: &Config, identity: &Identity) -> Result<JournalView, Problem> {
     let found = find(config, identity).await?;
     let Judged { file, testimonies, lives, doubts } = &found.judged;
     if doubts.is_empty() {

@@ -12,12 +12,13 @@ use futures_util::future::join_all;
 use tokio::time::{sleep, timeout};
 use tracing::{debug, error, info, warn};
 
-use crate::agent::Agent;
-use crate::api::types::{HeardMark, Hearing};
+use crate::api_types::{HeardMark, Hearing};
 use crate::client::ApiClient;
+use crate::journal::Journal;
+use crate::peers::Peers;
 
 /// Longest that another host may take to answer. It has it in mind.
-pub(super) const ANSWER_DEADLINE: Duration = Duration::from_secs(2);
+pub(crate) const ANSWER_DEADLINE: Duration = Duration::from_secs(2);
 
 /// How long after a record the others are told: several at a time.
 const TELL_AFTER: Duration = Duration::from_millis(500);
@@ -28,24 +29,51 @@ const TELL_EVERY: Duration = Duration::from_secs(20);
 /// Whether anybody but this host itself has shown that nothing is missing in its journal.
 #[derive(Debug)]
 pub(crate) struct Proof {
+    peers: Arc<Peers>,
+    journal: Arc<Journal>,
     // As it was when the agent started, before anybody was told of it.
     at_start: JournalMark,
     is_proven: AtomicBool,
 }
 
 impl Proof {
-    pub(crate) fn at_start(standing: JournalStanding) -> Self {
-        Self { at_start: standing.mark, is_proven: AtomicBool::new(false) }
+    /// Nobody has yet, for the journal as it stood when the agent started.
+    pub(crate) fn new(peers: &Arc<Peers>, journal: &Arc<Journal>, at_start: JournalStanding) -> Self {
+        Self {
+            peers: Arc::clone(peers),
+            journal: Arc::clone(journal),
+            at_start: at_start.mark,
+            is_proven: AtomicBool::new(false),
+        }
     }
 
     /// A host that has heard of the very last record of an earlier life knows of none that is missing.
-    fn consider(&self, agent: &Agent, heard: &JournalMark) -> Result<(), Problem> {
+    fn consider(&self, heard: &JournalMark) -> Result<(), Problem> {
         let knows_all =
             heard.identity == self.at_start.identity && heard.generation >= self.at_start.generation;
         if knows_all && !self.is_proven.swap(true, Ordering::Relaxed) {
-            agent.journal.prove()?;
+            self.journal.prove()?;
         }
         Ok(())
+    }
+
+    /// Tells one host, and listens.
+    pub(crate) async fn tell(&self, name: &str, peer: &ApiClient) -> Result<(), Problem> {
+        let Some(heard) = hear(peer, Some(self.journal.standing()?)).await? else { return Ok(()) };
+        // What was recorded meanwhile, it may have heard of meanwhile.
+        let file = JournalFile::Sound(self.journal.standing()?);
+        let by = Witness::Peer(name.into());
+        let found = doubts(&file, &[Testimony { by, heard: heard.clone() }], &[]);
+        if found.is_empty() {
+            return self.consider(&heard);
+        }
+        self.doubt(found, heard);
+        Ok(())
+    }
+
+    fn doubt(&self, found: Vec<Doubt>, heard: JournalMark) {
+        error!(doubts = crate::journal::in_words(&found), "the journal is not believed any more");
+        self.journal.doubt(found, heard);
     }
 }
 
@@ -59,34 +87,15 @@ pub(crate) async fn hear(
     Ok(asked.heard.filter(|mark| mark.generation <= GENERATION_MAX))
 }
 
-/// Tells one host, and listens.
-pub(super) async fn tell(agent: &Agent, name: &str, peer: &ApiClient) -> Result<(), Problem> {
-    let Some(heard) = hear(peer, Some(agent.journal.standing()?)).await? else { return Ok(()) };
-    // What was recorded meanwhile, it may have heard of meanwhile.
-    let file = JournalFile::Sound(agent.journal.standing()?);
-    let by = Witness::Peer(name.into());
-    let found = doubts(&file, &[Testimony { by, heard: heard.clone() }], &[]);
-    if found.is_empty() {
-        return agent.proof.consider(agent, &heard);
-    }
-    doubt(agent, found, heard);
-    Ok(())
-}
-
-fn doubt(agent: &Agent, found: Vec<Doubt>, heard: JournalMark) {
-    error!(doubts = crate::journal::in_words(&found), "the journal is not believed any more");
-    agent.journal.doubt(found, heard);
-}
-
 /// Tells all hosts of each record that bears on whose a VM is, and all of them again from time to time.
-pub(crate) async fn keep_telling(agent: Arc<Agent>) {
-    let mut generations = agent.journal.generations();
+pub(crate) async fn keep_telling(proof: Arc<Proof>) {
+    let mut generations = proof.journal.generations();
     loop {
         generations.mark_unchanged();
-        let told = agent.peers().map(|(name, peer)| {
-            let agent = &agent;
+        let told = proof.peers.all().map(|(name, peer)| {
+            let proof = &proof;
             async move {
-                if let Err(problem) = tell(agent, name, peer).await {
+                if let Err(problem) = proof.tell(name, peer).await {
                     debug!(peer = name, %problem, "it does not say what it has heard of this host's journal");
                 }
             }

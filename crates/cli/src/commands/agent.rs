@@ -3,9 +3,9 @@
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use drainpipe_agent::agent::Ended;
+use drainpipe_agent::app::Ended;
 use drainpipe_agent::config::{Config, Peer, Tls};
-use drainpipe_agent::{agent, guard};
+use drainpipe_agent::{app, guard};
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::launcher;
 use tokio::signal::unix::{SignalKind, signal};
@@ -18,7 +18,7 @@ use crate::exit::Exit;
 pub(crate) async fn run(arguments: &AgentArguments) -> Result<Exit, Problem> {
     log_to_standard_error();
     let config = Config::load(&arguments.config).map_err(Problem::bad_input)?;
-    match agent::run(config, stop_signal()?).await? {
+    match app::run(config, stop_signal()?).await? {
         Ended::Stopped => Ok(Exit::Done),
         Ended::Doubted => Err(start_anew()),
     }

@@ -4,7 +4,7 @@ mod paths;
 
 use std::time::Duration;
 
-use drainpipe_agent::api::types::CheckRequest;
+use drainpipe_agent::api_types::CheckRequest;
 use drainpipe_engine::check::CheckReport;
 use drainpipe_engine::check::finding::{Finding, Severity};
 use drainpipe_engine::problem::Problem;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use drainpipe_agent::api::types::{
+use drainpipe_agent::api_types::{
     DrainKind, DrainPlanView, DrainRequest, DrainView, PLAN_DEADLINE, ResumeRequest, plan_warnings,
 };
 use drainpipe_engine::drain::plan::{DrainPlan, Stay};

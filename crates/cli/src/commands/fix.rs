@@ -1,6 +1,6 @@
 //! `drainpipe check --fix` and `--undo`.
 
-use drainpipe_agent::api::types::{FixRequest, StandingFix};
+use drainpipe_agent::api_types::{FixRequest, StandingFix};
 use drainpipe_engine::check::finding::Finding;
 use drainpipe_engine::check::fix::Fix;
 use drainpipe_engine::problem::Problem;

@@ -1,6 +1,6 @@
 //! `drainpipe history`.
 
-use drainpipe_agent::api::types::MigrationView;
+use drainpipe_agent::api_types::MigrationView;
 use drainpipe_engine::format;
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_engine::result::Outcome;

@@ -1,6 +1,6 @@
 //! `drainpipe hosts`.
 
-use drainpipe_agent::api::types::{HostStatus, PathsView};
+use drainpipe_agent::api_types::{HostStatus, PathsView};
 use drainpipe_engine::format;
 use drainpipe_engine::path_record::PathRecord;
 use drainpipe_engine::problem::Problem;

@@ -5,7 +5,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use drainpipe_agent::api::types::HostView;
+use drainpipe_agent::api_types::HostView;
 use drainpipe_agent::client::ApiClient;
 use drainpipe_agent::config::DEFAULT_PORT;
 use drainpipe_engine::format;

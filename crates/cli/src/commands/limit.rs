@@ -1,6 +1,6 @@
 //! `drainpipe limit`.
 
-use drainpipe_agent::api::types::{BandwidthRequest, BandwidthView};
+use drainpipe_agent::api_types::{BandwidthRequest, BandwidthView};
 use drainpipe_engine::bandwidth::BandwidthSetting;
 use drainpipe_engine::problem::Problem;
 

@@ -1,6 +1,6 @@
 //! `drainpipe migrate` and `drainpipe cancel`.
 
-use drainpipe_agent::api::types::{MigrateRequest, PlanView};
+use drainpipe_agent::api_types::{MigrateRequest, PlanView};
 use drainpipe_engine::check::finding::Finding;
 use drainpipe_engine::encryption::Encryption;
 use drainpipe_engine::format;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
-use drainpipe_agent::api::types::{CreateVm, MigrationView, ReclaimRequest, VmState, VmView};
+use drainpipe_agent::api_types::{CreateVm, MigrationView, ReclaimRequest, VmState, VmView};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::result::MigrationResult;
 use drainpipe_hypervisor::spec::{DiskFormat, GroupName, Placement, VmSpec};

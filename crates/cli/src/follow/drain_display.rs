@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use drainpipe_agent::api::types::{DrainKind, DrainView};
+use drainpipe_agent::api_types::{DrainKind, DrainView};
 use drainpipe_engine::drain::status::{DrainStatus, LinkRate, MoveState, MoveStatus};
 use drainpipe_engine::format;
 use indicatif::{MultiProgress, ProgressBar};

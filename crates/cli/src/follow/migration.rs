@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use drainpipe_agent::api::types::{MigrateRequest, MigrationView};
+use drainpipe_agent::api_types::{MigrateRequest, MigrationView};
 use drainpipe_engine::convergence::Outpaced;
 use drainpipe_engine::format;
 use drainpipe_engine::problem::{Problem, ProblemKind};

@@ -4,7 +4,7 @@
 use std::time::Duration;
 use std::{fs, thread};
 
-use drainpipe_agent::api::types::{VmList, VmState};
+use drainpipe_agent::api_types::{VmList, VmState};
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::result::{Outcome, PathState};
 use drainpipe_engine::step::Step;

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use drainpipe_agent::api::types::BandwidthView;
+use drainpipe_agent::api_types::BandwidthView;
 use drainpipe_engine::bandwidth::BandwidthSetting;
 use drainpipe_engine::result::{MigrationResult, Outcome};
 use rustix::process::Signal;

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
-use drainpipe_agent::api::types::PlanView;
+use drainpipe_agent::api_types::PlanView;
 use drainpipe_engine::check::CheckReport;
 use drainpipe_engine::check::finding::Finding;
 use drainpipe_engine::result::MigrationResult;

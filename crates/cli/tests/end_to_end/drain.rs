@@ -4,7 +4,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use drainpipe_agent::api::types::{
+use drainpipe_agent::api_types::{
     DrainKind, DrainPlanView, DrainView, HostStatus, MigrationView, PLAN_DEADLINE, VmState,
 };
 use drainpipe_agent::client::ApiClient;

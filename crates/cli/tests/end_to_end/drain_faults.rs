@@ -4,7 +4,7 @@ use std::fs;
 use std::thread;
 use std::time::Duration;
 
-use drainpipe_agent::api::types::{DrainView, VmView};
+use drainpipe_agent::api_types::{DrainView, VmView};
 use drainpipe_engine::drain::status::{DrainState, MoveState};
 use drainpipe_engine::step::Step;
 use rustix::process::{Signal, kill_process};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use drainpipe_agent::api::types::{DrainView, MigrationView, VmState};
+use drainpipe_agent::api_types::{DrainView, MigrationView, VmState};
 use drainpipe_engine::drain::status::{DrainState, MoveState, MoveStatus};
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};

@@ -3,7 +3,7 @@
 
 use std::thread;
 
-use drainpipe_agent::api::types::{DrainPlanView, DrainView, MigrationView};
+use drainpipe_agent::api_types::{DrainPlanView, DrainView, MigrationView};
 use drainpipe_engine::drain::status::{DrainState, MoveState};
 use drainpipe_engine::result::{MigrationResult, Outcome};
 use drainpipe_engine::step::Step;

@@ -1,6 +1,6 @@
 //! Encrypted migrations: when they are, and that nothing of QEMU's stream is to be seen on the links.
 
-use drainpipe_agent::api::types::PlanView;
+use drainpipe_agent::api_types::PlanView;
 use drainpipe_engine::option::MigrationOption;
 use drainpipe_engine::result::{EncryptionUse, MigrationResult, Outcome};
 use rustix::process::Signal;

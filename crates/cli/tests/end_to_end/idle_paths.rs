@@ -1,7 +1,7 @@
 //! Paths that are tried now and then while no migration is under way: a dead one is known before it is
 //! needed.
 
-use drainpipe_agent::api::types::{HostStatus, PathsView};
+use drainpipe_agent::api_types::{HostStatus, PathsView};
 use drainpipe_engine::path_record::PathRecord;
 use rustix::process::Signal;
 

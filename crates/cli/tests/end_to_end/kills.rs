@@ -7,7 +7,7 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use drainpipe_agent::api::types::{MigrationView, VmState};
+use drainpipe_agent::api_types::{MigrationView, VmState};
 use drainpipe_agent::client::ApiClient;
 use drainpipe_engine::result::Outcome;
 use drainpipe_engine::step::Step;

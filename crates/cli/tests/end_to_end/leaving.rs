@@ -4,7 +4,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use drainpipe_agent::api::types::{MigrationView, VmList};
+use drainpipe_agent::api_types::{MigrationView, VmList};
 use drainpipe_engine::problem::ProblemKind;
 use drainpipe_engine::result::Outcome;
 use drainpipe_engine::step::Step;

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use drainpipe_agent::api::types::{DrainPlanView, PlanView};
+use drainpipe_agent::api_types::{DrainPlanView, PlanView};
 use drainpipe_engine::check::finding::{Finding, Severity};
 use drainpipe_engine::check::path_report::PathReport;
 use drainpipe_engine::option::MigrationOption;

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use drainpipe_agent::api::types::VmState;
+use drainpipe_agent::api_types::VmState;
 use drainpipe_engine::result::{MigrationResult, Outcome, SourceVm};
 use rustix::process::{Signal, kill_process};
 

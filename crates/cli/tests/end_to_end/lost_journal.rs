@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
-use drainpipe_agent::api::types::{JournalView, VmState};
+use drainpipe_agent::api_types::{JournalView, VmState};
 use drainpipe_engine::result::Outcome;
 use drainpipe_hypervisor::RunState;
 use rusqlite::Connection;

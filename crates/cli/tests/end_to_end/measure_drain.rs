@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::env;
 use std::time::{Duration, Instant};
 
-use drainpipe_agent::api::types::{DrainView, MigrationView};
+use drainpipe_agent::api_types::{DrainView, MigrationView};
 use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveState};
 use drainpipe_engine::result::MigrationResult;
 use drainpipe_guest::client::{Gap, Heartbeat, Statistics};

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use drainpipe_agent::api::types::MigrationView;
+use drainpipe_agent::api_types::MigrationView;
 use drainpipe_agent::client::ApiClient;
 use drainpipe_engine::result::Outcome;
 use drainpipe_engine::step::Step;

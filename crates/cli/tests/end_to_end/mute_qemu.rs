@@ -3,7 +3,7 @@
 use std::time::Duration;
 use std::{fs, thread};
 
-use drainpipe_agent::api::types::{VmList, VmState};
+use drainpipe_agent::api_types::{VmList, VmState};
 use drainpipe_engine::result::{MigrationResult, Outcome};
 use rustix::process::{Pid, Signal, getsid, kill_process};
 

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use drainpipe_agent::api::types::{MigrationView, PlanView, VmState};
+use drainpipe_agent::api_types::{MigrationView, PlanView, VmState};
 use drainpipe_engine::option::{MigrationOption, RequestedOption};
 use drainpipe_engine::plan::Spread;
 use drainpipe_engine::result::MigrationResult;
@@ -236,7 +236,7 @@ fn dry_run_changes_nothing() {
     assert!(told.contains("by tcp") && !told.contains("because"), "{told}");
     lab.assert_network_as(&before);
     assert!(lab.json::<Vec<MigrationView>>(&["history"]).is_empty());
-    let vms: drainpipe_agent::api::types::VmList = lab.json(&["vms"]);
+    let vms: drainpipe_agent::api_types::VmList = lab.json(&["vms"]);
     assert_eq!((vms.vms.len(), vms.vms[0].host.as_str(), vms.vms[0].state), (1, "a", VmState::Stopped));
 }
 

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use drainpipe_agent::api::types::PlanView;
+use drainpipe_agent::api_types::PlanView;
 use drainpipe_engine::convergence::Outpaced;
 use drainpipe_engine::progress::Progress;
 use drainpipe_guest::dirtier::Dirtying;

@@ -4,7 +4,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use drainpipe_agent::api::types::{HostStatus, VmList};
+use drainpipe_agent::api_types::{HostStatus, VmList};
 use drainpipe_engine::plan::MULTICHANNEL_CONNECTIONS;
 use drainpipe_engine::result::{MigrationResult, Outcome, PathState};
 use drainpipe_guest::dirtier::Dirtying;

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use drainpipe_agent::api::types::VmState;
+use drainpipe_agent::api_types::VmState;
 use drainpipe_engine::option::MigrationOption;
 use drainpipe_engine::result::{MigrationResult, Outcome};
 use drainpipe_engine::step::Step;

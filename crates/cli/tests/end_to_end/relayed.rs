@@ -4,7 +4,7 @@ use std::fs;
 use std::thread;
 use std::time::Duration;
 
-use drainpipe_agent::api::types::PlanView;
+use drainpipe_agent::api_types::PlanView;
 use drainpipe_engine::option::{MigrationOption, RequestedOption};
 use drainpipe_engine::plan::Spread;
 use drainpipe_engine::result::{MigrationResult, Outcome};

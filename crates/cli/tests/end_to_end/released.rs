@@ -1,7 +1,7 @@
 //! Hosts one release apart, as while hosts are upgraded one by one: the program of the last release, which
 //! `scripts/released` builds, beside the present one.
 
-use drainpipe_agent::api::types::{BandwidthView, DrainKind, DrainView, HostStatus};
+use drainpipe_agent::api_types::{BandwidthView, DrainKind, DrainView, HostStatus};
 use drainpipe_engine::bandwidth::BandwidthSetting;
 use drainpipe_engine::check::CheckReport;
 use drainpipe_engine::drain::status::{DrainState, DrainStatus};

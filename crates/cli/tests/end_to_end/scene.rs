@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-use drainpipe_agent::api::types::MigrationView;
+use drainpipe_agent::api_types::MigrationView;
 use drainpipe_engine::result::{MigrationResult, Outcome};
 use drainpipe_engine::step::Step;
 use rusqlite::Connection;

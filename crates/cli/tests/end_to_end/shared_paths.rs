@@ -1,7 +1,7 @@
 //! Several migrations between two hosts at once: they share the paths, the route and the watch, and one
 //! that ends takes nothing from another.
 
-use drainpipe_agent::api::types::MigrationView;
+use drainpipe_agent::api_types::MigrationView;
 use drainpipe_engine::result::{Outcome, PathState};
 use drainpipe_engine::step::Step;
 use drainpipe_guest::dirtier::Dirtying;

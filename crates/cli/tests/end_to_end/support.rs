@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use std::{io, process, thread};
 
-use drainpipe_agent::api::types::{HostView, MigrationView, VmList, VmState};
+use drainpipe_agent::api_types::{HostView, MigrationView, VmList, VmState};
 use drainpipe_engine::result::{MigrationResult, Outcome};
 use drainpipe_hypervisor::QemuUser;
 use drainpipe_lab::Lab;

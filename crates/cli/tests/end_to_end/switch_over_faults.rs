@@ -4,7 +4,7 @@
 use std::thread;
 use std::time::Duration;
 
-use drainpipe_agent::api::types::VmList;
+use drainpipe_agent::api_types::VmList;
 use drainpipe_engine::result::Outcome;
 use drainpipe_hypervisor::{RunState, RuntimePaths, Vmm};
 use rustix::process::{Pid, Signal, kill_process};

@@ -1,17 +1,19 @@
 //! How much of the host's links migrations may take.
 
+use std::sync::Arc;
+
 use axum::Json;
 use axum::extract::{Extension, State};
 use drainpipe_engine::problem::Problem;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{Answer, Shared};
+use super::Answer;
 use crate::api::authorization::{Caller, Operation, authorise};
 use crate::api::extract::Body;
-use crate::api::types::{BandwidthRequest, BandwidthView};
 use crate::api::{Routes, openapi};
-use crate::bandwidth;
+use crate::api_types::{BandwidthRequest, BandwidthView};
+use crate::transfer::Transfer;
 
 pub(in crate::api) fn routes() -> Routes {
     OpenApiRouter::new().routes(routes!(limit, set_limit))
@@ -21,8 +23,8 @@ pub(in crate::api) fn routes() -> Routes {
 #[utoipa::path(get, path = "/v1/bandwidth", tag = openapi::HOSTS, responses(
     (status = 200, description = "What holds now.", body = BandwidthView),
 ))]
-async fn limit(State(agent): Shared) -> Answer<BandwidthView> {
-    Ok(Json(bandwidth::view(&agent)))
+async fn limit(State(transfer): State<Arc<Transfer>>) -> Answer<BandwidthView> {
+    Ok(Json(transfer.bandwidth.view()))
 }
 
 /// Limit it
@@ -35,10 +37,10 @@ async fn limit(State(agent): Shared) -> Answer<BandwidthView> {
     (status = 400, description = "A limit of 0.", body = Problem),
 ))]
 async fn set_limit(
-    State(agent): Shared,
+    State(transfer): State<Arc<Transfer>>,
     Extension(caller): Extension<Caller>,
     Body(request): Body<BandwidthRequest>,
 ) -> Answer<BandwidthView> {
     authorise(&caller, Operation::ChangeHost)?;
-    Ok(Json(bandwidth::set(&agent, request.setting)?))
+    Ok(Json(transfer.bandwidth.set(request.setting)?))
 }

@@ -1,6 +1,7 @@
 //! What the agent of a source says to that of its target, step by step; and what a target asks.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
@@ -15,21 +16,21 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{Answer, Shared};
-use crate::agent::Agent;
+use super::Answer;
 use crate::api::authorization::{Caller, Operation, authorise};
 use crate::api::error::ApiError;
 use crate::api::extract::{Body, MigrationId, Query};
 use crate::api::forward::refuse_host;
-use crate::api::types::{
-    BandwidthShare, ConnectionRequest, Endpoint, HandOverView, IncomingPermit, IncomingRequest, IncomingView,
-    TargetUse, WatchRequest,
-};
 use crate::api::{Routes, openapi};
+use crate::api_types::{
+    BandwidthShare, ConnectionRequest, Endpoint, HandOverView, IncomingPermit, IncomingRequest, IncomingView,
+    TargetUse, WatchEnd, WatchRequest,
+};
 use crate::discovery::{self, DiscoveryPorts, DiscoveryRequest};
-use crate::path_watch::WatchEnd;
+use crate::host::Host;
+use crate::incoming::{self, Incoming};
+use crate::outgoing::{self, Outgoing};
 use crate::probe::{ProbePorts, ProbeRequest};
-use crate::{bandwidth, incoming, outgoing};
 
 /// Longest that a caller may have an answer held back.
 const WAIT_MAX: Duration = Duration::from_mins(1);
@@ -68,18 +69,18 @@ pub(in crate::api) async fn hosts_only(
 }
 
 /// Lets only the source of a migration carry on with it.
-fn check_source(agent: &Agent, caller: &Caller, id: &str) -> Result<(), Problem> {
-    let recorded = agent.journal.incoming_state(id)?.map(|(source, _)| source);
+fn check_source(incoming: &Incoming, caller: &Caller, id: &str) -> Result<(), Problem> {
+    let recorded = incoming.journal.incoming_state(id)?.map(|(source, _)| source);
     let source =
-        agent.incoming.source_of(id).or(recorded).ok_or_else(|| incoming::no_migration(agent, id))?;
+        incoming.entries.source_of(id).or(recorded).ok_or_else(|| incoming::no_migration(incoming, id))?;
     authorise(caller, Operation::SendVm { source: &source })?;
-    agent.incoming.heard(id, caller.host()?);
+    incoming.entries.heard(id, caller.host()?);
     Ok(())
 }
 
 /// The links that a source may ask for: those that this host's configuration gives to migrations.
-pub(super) async fn own_links(agent: &Agent) -> Result<Vec<MigrationLink>, Problem> {
-    Ok(agent.network.migration_links(&agent.config).await?.all())
+pub(super) async fn own_links(host: &Host) -> Result<Vec<MigrationLink>, Problem> {
+    Ok(host.network.migration_links(&host.config).await?.all())
 }
 
 /// Refuses paths over links that are not for migrations, or to gateways that they do not reach, and a link
@@ -135,12 +136,13 @@ struct WaitQuery {
     (status = 409, description = "Too many trials are under way.", body = Problem),
 ))]
 async fn try_links(
-    State(agent): Shared,
+    State(incoming): State<Arc<Incoming>>,
     Extension(caller): Extension<Caller>,
     Body(request): Body<DiscoveryRequest>,
 ) -> Answer<DiscoveryPorts> {
-    let links = own_links(&agent).await?;
-    Ok(Json(discovery::open(&agent, caller.host()?, &links, &request).await?))
+    let (host, slots) = (&incoming.host, &incoming.transfer.discoveries);
+    let links = own_links(host).await?;
+    Ok(Json(discovery::open(host, slots, caller.host()?, &links, &request).await?))
 }
 
 /// Step 2: may this VM come?
@@ -150,11 +152,11 @@ async fn try_links(
     (status = 422, description = "This host is cordoned, cannot run it, does not know the source, or does not let VMs use what it names.", body = Problem),
 ))]
 async fn permit(
-    State(agent): Shared,
+    State(incoming): State<Arc<Incoming>>,
     Extension(caller): Extension<Caller>,
     Body(request): Body<IncomingRequest>,
 ) -> Answer<IncomingPermit> {
-    Ok(Json(incoming::permit(&agent, caller.host()?, request).await?))
+    Ok(Json(incoming::permit(&incoming, caller.host()?, request).await?))
 }
 
 /// What was decided of a VM on its way
@@ -162,15 +164,15 @@ async fn permit(
     ("id" = String, Path, format = "uuid")
 ), responses((status = 200, description = "What was decided.", body = IncomingView)))]
 async fn view(
-    State(agent): Shared,
+    State(incoming): State<Arc<Incoming>>,
     Extension(caller): Extension<Caller>,
     MigrationId(id): MigrationId,
 ) -> Answer<IncomingView> {
     // Whoever asks may have the answer.
     if let Ok(host) = caller.host() {
-        agent.incoming.heard(&id, host);
+        incoming.entries.heard(&id, host);
     }
-    Ok(Json(incoming::view(&agent, &id).await?))
+    Ok(Json(incoming::view(&incoming, &id).await?))
 }
 
 /// The VM shall not run here
@@ -184,12 +186,12 @@ async fn view(
     (status = 409, description = "It runs here.", body = Problem),
 ))]
 async fn discard(
-    State(agent): Shared,
+    State(incoming): State<Arc<Incoming>>,
     Extension(caller): Extension<Caller>,
     MigrationId(id): MigrationId,
 ) -> Answer<()> {
-    check_source(&agent, &caller, &id)?;
-    Ok(Json(incoming::discard(&agent, &id).await?))
+    check_source(&incoming, &caller, &id)?;
+    Ok(Json(incoming::discard(&incoming, &id).await?))
 }
 
 /// Step 3: reserve the memory
@@ -201,12 +203,12 @@ async fn discard(
     (status = 422, description = "Too little memory.", body = Problem),
 ))]
 async fn reserve_memory(
-    State(agent): Shared,
+    State(incoming): State<Arc<Incoming>>,
     Extension(caller): Extension<Caller>,
     MigrationId(id): MigrationId,
 ) -> Answer<()> {
-    check_source(&agent, &caller, &id)?;
-    Ok(Json(incoming::reserve_memory(&agent, &id)?))
+    check_source(&incoming, &caller, &id)?;
+    Ok(Json(incoming::reserve_memory(&incoming, &id)?))
 }
 
 /// Step 4: build the incoming VM
@@ -219,12 +221,12 @@ async fn reserve_memory(
     (status = 422, description = "This host cannot run it.", body = Problem),
 ))]
 async fn build_incoming_vm(
-    State(agent): Shared,
+    State(incoming): State<Arc<Incoming>>,
     Extension(caller): Extension<Caller>,
     MigrationId(id): MigrationId,
 ) -> Answer<()> {
-    check_source(&agent, &caller, &id)?;
-    Ok(Json(incoming::build_incoming_vm(&agent, &id).await?))
+    check_source(&incoming, &caller, &id)?;
+    Ok(Json(incoming::build_incoming_vm(&incoming, &id).await?))
 }
 
 /// Step 5: open ports on which the source tries each path
@@ -236,14 +238,14 @@ async fn build_incoming_vm(
     (status = 409, description = "It was given up here, or too many are tried at once.", body = Problem),
 ))]
 async fn open_probes(
-    State(agent): Shared,
+    State(incoming): State<Arc<Incoming>>,
     Extension(caller): Extension<Caller>,
     MigrationId(id): MigrationId,
     Body(request): Body<ProbeRequest>,
 ) -> Answer<ProbePorts> {
-    check_source(&agent, &caller, &id)?;
-    check_paths(&own_links(&agent).await?, &request.paths)?;
-    Ok(Json(incoming::open_trials(&agent, &id, &request.paths).await?))
+    check_source(&incoming, &caller, &id)?;
+    check_paths(&own_links(&incoming.host).await?, &request.paths)?;
+    Ok(Json(incoming::open_trials(&incoming, &id, &request.paths).await?))
 }
 
 /// Step 5: prepare the paths and listen
@@ -256,15 +258,15 @@ async fn open_probes(
     (status = 422, description = "This host cannot do it that way.", body = Problem),
 ))]
 async fn connect(
-    State(agent): Shared,
+    State(incoming): State<Arc<Incoming>>,
     Extension(caller): Extension<Caller>,
     MigrationId(id): MigrationId,
     Body(request): Body<ConnectionRequest>,
 ) -> Answer<Endpoint> {
-    check_source(&agent, &caller, &id)?;
-    let links = own_links(&agent).await?;
+    check_source(&incoming, &caller, &id)?;
+    let links = own_links(&incoming.host).await?;
     check_paths(&links, &request.plan.paths)?;
-    Ok(Json(incoming::connect(&agent, &id, request).await?))
+    Ok(Json(incoming::connect(&incoming, &id, request).await?))
 }
 
 /// Watch the paths again
@@ -280,14 +282,14 @@ async fn connect(
     (status = 422, description = "This host cannot do it that way.", body = Problem),
 ))]
 async fn watch_again(
-    State(agent): Shared,
+    State(incoming): State<Arc<Incoming>>,
     Extension(caller): Extension<Caller>,
     MigrationId(id): MigrationId,
     Body(request): Body<WatchRequest>,
 ) -> Answer<WatchEnd> {
-    check_source(&agent, &caller, &id)?;
-    let absent = absent_paths(&own_links(&agent).await?, &request.paths)?;
-    Ok(Json(incoming::watch_again(&agent, &id, &request, &absent).await?))
+    check_source(&incoming, &caller, &id)?;
+    let absent = absent_paths(&own_links(&incoming.host).await?, &request.paths)?;
+    Ok(Json(incoming::watch_again(&incoming, &id, &request, &absent).await?))
 }
 
 #[derive(Deserialize, IntoParams)]
@@ -308,13 +310,13 @@ struct WantedQuery {
     (status = 404, description = "No such migration on its way here.", body = Problem),
 ))]
 async fn bandwidth_share(
-    State(agent): Shared,
+    State(incoming): State<Arc<Incoming>>,
     Extension(caller): Extension<Caller>,
     MigrationId(id): MigrationId,
     Query(query): Query<WantedQuery>,
 ) -> Answer<BandwidthShare> {
-    check_source(&agent, &caller, &id)?;
-    Ok(Json(bandwidth::share_of_coming(&agent, &id, query.wanted_mbps)))
+    check_source(&incoming, &caller, &id)?;
+    Ok(Json(incoming.transfer.bandwidth.share_of_coming(&id, query.wanted_mbps)))
 }
 
 /// Step 8: is all state here?
@@ -326,14 +328,14 @@ async fn bandwidth_share(
     (status = 409, description = "It has no incoming VM here.", body = Problem),
 ))]
 async fn received(
-    State(agent): Shared,
+    State(incoming): State<Arc<Incoming>>,
     Extension(caller): Extension<Caller>,
     MigrationId(id): MigrationId,
     Query(query): Query<WaitQuery>,
 ) -> Answer<IncomingView> {
-    check_source(&agent, &caller, &id)?;
+    check_source(&incoming, &caller, &id)?;
     let wait = Duration::from_millis(query.wait_ms).min(WAIT_MAX);
-    let view = incoming::wait_received(&agent, &id, query.is_paused, wait).await?;
+    let view = incoming::wait_received(&incoming, &id, query.is_paused, wait).await?;
     Ok(Json(view))
 }
 
@@ -348,12 +350,12 @@ async fn received(
     (status = 409, description = "It was given up here.", body = Problem),
 ))]
 async fn run(
-    State(agent): Shared,
+    State(incoming): State<Arc<Incoming>>,
     Extension(caller): Extension<Caller>,
     MigrationId(id): MigrationId,
 ) -> Answer<()> {
-    check_source(&agent, &caller, &id)?;
-    Ok(Json(incoming::run_by_order(&agent, &id).await?))
+    check_source(&incoming, &caller, &id)?;
+    Ok(Json(incoming::run_by_order(&incoming, &id).await?))
 }
 
 /// Post-copy: listen for the rest of the memory
@@ -368,14 +370,14 @@ async fn run(
     (status = 422, description = "This host cannot do it that way.", body = Problem),
 ))]
 async fn connect_again(
-    State(agent): Shared,
+    State(incoming): State<Arc<Incoming>>,
     Extension(caller): Extension<Caller>,
     MigrationId(id): MigrationId,
     Body(request): Body<ConnectionRequest>,
 ) -> Answer<Endpoint> {
-    check_source(&agent, &caller, &id)?;
-    check_paths(&own_links(&agent).await?, &request.plan.paths)?;
-    Ok(Json(incoming::connect_again(&agent, &id, request).await?))
+    check_source(&incoming, &caller, &id)?;
+    check_paths(&own_links(&incoming.host).await?, &request.plan.paths)?;
+    Ok(Json(incoming::connect_again(&incoming, &id, request).await?))
 }
 
 /// Post-copy: the rest of the memory is lost
@@ -389,12 +391,12 @@ async fn connect_again(
     (status = 409, description = "Nothing more is to come.", body = Problem),
 ))]
 async fn end_part(
-    State(agent): Shared,
+    State(incoming): State<Arc<Incoming>>,
     Extension(caller): Extension<Caller>,
     MigrationId(id): MigrationId,
 ) -> Answer<()> {
-    check_source(&agent, &caller, &id)?;
-    Ok(Json(incoming::end_part(&agent, &id).await?))
+    check_source(&incoming, &caller, &id)?;
+    Ok(Json(incoming::end_part(&incoming, &id).await?))
 }
 
 /// Step 10: nothing more to come
@@ -408,12 +410,12 @@ async fn end_part(
     (status = 409, description = "It was given up here.", body = Problem),
 ))]
 async fn finish(
-    State(agent): Shared,
+    State(incoming): State<Arc<Incoming>>,
     Extension(caller): Extension<Caller>,
     MigrationId(id): MigrationId,
 ) -> Answer<TargetUse> {
-    check_source(&agent, &caller, &id)?;
-    Ok(Json(incoming::finish(&agent, &id).await?))
+    check_source(&incoming, &caller, &id)?;
+    Ok(Json(incoming::finish(&incoming, &id).await?))
 }
 
 /// Was this VM handed over?
@@ -425,11 +427,11 @@ async fn finish(
     ("id" = String, Path, format = "uuid")
 ), responses((status = 200, description = "What the journal says.", body = HandOverView)))]
 async fn hand_over(
-    State(agent): Shared,
+    State(outgoing): State<Arc<Outgoing>>,
     Extension(caller): Extension<Caller>,
     MigrationId(id): MigrationId,
 ) -> Answer<HandOverView> {
-    let (target, view) = outgoing::hand_over_view(&agent, &id).await?;
+    let (target, view) = outgoing::hand_over_view(&outgoing, &id).await?;
     target.map_or(Ok(()), |target| authorise(&caller, Operation::AskHandOver { target: &target }))?;
     Ok(Json(view))
 }

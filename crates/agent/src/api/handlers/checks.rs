@@ -1,5 +1,7 @@
 //! The preflight between two hosts, and what their agents say to each other for it.
 
+use std::sync::Arc;
+
 use axum::Json;
 use axum::extract::{Extension, State};
 use drainpipe_engine::check::CheckReport;
@@ -11,14 +13,13 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
+use super::Answer;
 use super::between_agents::{check_paths, own_links};
-use super::{Answer, Shared};
-use crate::agent::Agent;
 use crate::api::authorization::{Caller, Operation, authorise};
 use crate::api::extract::{Body, Segment};
-use crate::api::types::CheckRequest;
 use crate::api::{Routes, openapi};
-use crate::check::{self, Round, RoundResult, SessionRequest, SessionView, VmsRequest, WayBack};
+use crate::api_types::CheckRequest;
+use crate::check::{self, Checks, Round, RoundResult, SessionRequest, SessionView, VmsRequest, WayBack};
 
 pub(in crate::api) fn routes() -> Routes {
     OpenApiRouter::new().routes(routes!(check_hosts)).routes(routes!(check_facts))
@@ -43,16 +44,19 @@ pub(in crate::api) fn routes_for_agents() -> Routes {
     (status = 409, description = "Too many checks are under way.", body = Problem),
     (status = 422, description = "The other host's answers make no sense.", body = Problem),
 ))]
-async fn check_hosts(State(agent): Shared, Body(request): Body<CheckRequest>) -> Answer<CheckReport> {
-    Ok(Json(check::run(&agent, &request.target, request.vm.as_ref().map(VmName::as_str)).await?))
+async fn check_hosts(
+    State(checks): State<Arc<Checks>>,
+    Body(request): Body<CheckRequest>,
+) -> Answer<CheckReport> {
+    Ok(Json(check::run(&checks, &request.target, request.vm.as_ref().map(VmName::as_str)).await?))
 }
 
 /// What this host says of itself to a check
 #[utoipa::path(get, path = "/v1/check/facts", tag = openapi::HOSTS, responses(
     (status = 200, description = "The facts.", body = CheckFacts),
 ))]
-async fn check_facts(State(agent): Shared) -> Answer<CheckFacts> {
-    Ok(Json(check::read(&agent).await?))
+async fn check_facts(State(checks): State<Arc<Checks>>) -> Answer<CheckFacts> {
+    Ok(Json(check::read(&checks).await?))
 }
 
 /// How could these VMs come here?
@@ -60,16 +64,19 @@ async fn check_facts(State(agent): Shared) -> Answer<CheckFacts> {
     (status = 200, description = "An answer for each, in the same order.", body = [VmFit]),
     (status = 400, description = "Too many at once.", body = Problem),
 ))]
-async fn check_vms(State(agent): Shared, Body(request): Body<VmsRequest>) -> Answer<Vec<VmFit>> {
-    Ok(Json(check::fits(&agent, &request).await?))
+async fn check_vms(State(checks): State<Arc<Checks>>, Body(request): Body<VmsRequest>) -> Answer<Vec<VmFit>> {
+    Ok(Json(check::fits(&checks, &request).await?))
 }
 
 /// Does your agent reach mine?
 #[utoipa::path(get, path = "/v1/check/way-back", tag = openapi::BETWEEN_AGENTS, responses(
     (status = 200, description = "What came of trying, within three seconds.", body = WayBack),
 ))]
-async fn check_way_back(State(agent): Shared, Extension(caller): Extension<Caller>) -> Answer<WayBack> {
-    Ok(Json(check::try_back(&agent, caller.host()?).await))
+async fn check_way_back(
+    State(checks): State<Arc<Checks>>,
+    Extension(caller): Extension<Caller>,
+) -> Answer<WayBack> {
+    Ok(Json(check::try_back(&checks, caller.host()?).await))
 }
 
 /// Take part in a check
@@ -80,13 +87,13 @@ async fn check_way_back(State(agent): Shared, Extension(caller): Extension<Calle
     (status = 409, description = "Too many checks are under way.", body = Problem),
 ))]
 async fn begin_check(
-    State(agent): Shared,
+    State(checks): State<Arc<Checks>>,
     Extension(caller): Extension<Caller>,
     Body(request): Body<SessionRequest>,
 ) -> Answer<SessionView> {
     let source = caller.host()?;
-    check_paths(&own_links(&agent).await?, &request.paths)?;
-    Ok(Json(check::open(&agent, source, request).await?))
+    check_paths(&own_links(&checks.host).await?, &request.paths)?;
+    Ok(Json(check::open(&checks, source, request).await?))
 }
 
 /// Send packets of these sizes, and say what has arrived
@@ -98,13 +105,13 @@ async fn begin_check(
     (status = 422, description = "Too many rounds.", body = Problem),
 ))]
 async fn play_check_round(
-    State(agent): Shared,
+    State(checks): State<Arc<Checks>>,
     Extension(caller): Extension<Caller>,
     Segment(id): Segment<Uuid>,
     Body(round): Body<Round>,
 ) -> Answer<RoundResult> {
-    check_source(&agent, &caller, id)?;
-    Ok(Json(check::play(&agent, id, &round).await?))
+    check_source(&checks, &caller, id)?;
+    Ok(Json(check::play(&checks, id, &round).await?))
 }
 
 /// End a check
@@ -115,16 +122,16 @@ async fn play_check_round(
     (status = 404, description = "No such check, or it is over.", body = Problem),
 ))]
 async fn end_check(
-    State(agent): Shared,
+    State(checks): State<Arc<Checks>>,
     Extension(caller): Extension<Caller>,
     Segment(id): Segment<Uuid>,
 ) -> Answer<()> {
-    check_source(&agent, &caller, id)?;
-    check::close(&agent, id);
+    check_source(&checks, &caller, id)?;
+    check::close(&checks, id);
     Ok(Json(()))
 }
 
-fn check_source(agent: &Agent, caller: &Caller, id: Uuid) -> Result<(), Problem> {
-    let source = check::source_of(agent, id)?;
+fn check_source(checks: &Checks, caller: &Caller, id: Uuid) -> Result<(), Problem> {
+    let source = check::source_of(checks, id)?;
     authorise(caller, Operation::CarryOnCheck { source: &source })
 }

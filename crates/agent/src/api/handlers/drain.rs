@@ -1,17 +1,19 @@
 //! Emptying the host, and bringing back what left it.
 
+use std::sync::Arc;
+
 use axum::Json;
 use axum::extract::{Extension, State};
 use drainpipe_engine::problem::Problem;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{Answer, Shared};
+use super::Answer;
 use crate::api::authorization::{Caller, Operation, authorise};
 use crate::api::extract::Body;
-use crate::api::types::{DrainPlanView, DrainRequest, DrainView, ResumeRequest};
 use crate::api::{Routes, openapi};
-use crate::drain;
+use crate::api_types::{DrainPlanView, DrainRequest, DrainView, ResumeRequest};
+use crate::drain::{self, Drains};
 
 pub(in crate::api) fn routes() -> Routes {
     OpenApiRouter::new()
@@ -27,8 +29,8 @@ pub(in crate::api) fn routes() -> Routes {
 #[utoipa::path(get, path = "/v1/drain", tag = openapi::DRAIN, responses(
     (status = 200, description = "How it stands.", body = DrainView),
 ))]
-async fn view(State(agent): Shared) -> Answer<DrainView> {
-    Ok(Json(drain::view(&agent)?))
+async fn view(State(drains): State<Arc<Drains>>) -> Answer<DrainView> {
+    Ok(Json(drain::view(&drains)?))
 }
 
 /// Drain this host
@@ -46,12 +48,12 @@ async fn view(State(agent): Shared) -> Answer<DrainView> {
     (status = 422, description = "There is no host to drain to.", body = Problem),
 ))]
 async fn begin(
-    State(agent): Shared,
+    State(drains): State<Arc<Drains>>,
     Extension(caller): Extension<Caller>,
     Body(request): Body<DrainRequest>,
 ) -> Answer<DrainView> {
     authorise(&caller, Operation::Drain)?;
-    Ok(Json(drain::begin(&agent, request).await?))
+    Ok(Json(drain::begin(&drains, request).await?))
 }
 
 /// Plan a drain and do nothing
@@ -63,8 +65,8 @@ async fn begin(
     (status = 404, description = "A host of that name is not known.", body = Problem),
     (status = 422, description = "There is no host to drain to.", body = Problem),
 ))]
-async fn plan(State(agent): Shared, Body(request): Body<DrainRequest>) -> Answer<DrainPlanView> {
-    Ok(Json(drain::plan(&agent, &request).await?))
+async fn plan(State(drains): State<Arc<Drains>>, Body(request): Body<DrainRequest>) -> Answer<DrainPlanView> {
+    Ok(Json(drain::plan(&drains, &request).await?))
 }
 
 /// Cancel a drain, or the way back
@@ -76,9 +78,12 @@ async fn plan(State(agent): Shared, Body(request): Body<DrainRequest>) -> Answer
     (status = 200, description = "Asked for.", body = DrainView),
     (status = 409, description = "None is under way.", body = Problem),
 ))]
-async fn cancel(State(agent): Shared, Extension(caller): Extension<Caller>) -> Answer<DrainView> {
+async fn cancel(
+    State(drains): State<Arc<Drains>>,
+    Extension(caller): Extension<Caller>,
+) -> Answer<DrainView> {
     authorise(&caller, Operation::Drain)?;
-    Ok(Json(drain::cancel(&agent)?))
+    Ok(Json(drain::cancel(&drains)?))
 }
 
 /// Let VMs come to this host again
@@ -92,10 +97,10 @@ async fn cancel(State(agent): Shared, Extension(caller): Extension<Caller>) -> A
     (status = 422, description = "There is nothing to bring back: it was never drained.", body = Problem),
 ))]
 async fn resume(
-    State(agent): Shared,
+    State(drains): State<Arc<Drains>>,
     Extension(caller): Extension<Caller>,
     Body(request): Body<ResumeRequest>,
 ) -> Answer<DrainView> {
     authorise(&caller, Operation::Drain)?;
-    Ok(Json(drain::resume(&agent, request)?))
+    Ok(Json(drain::resume(&drains, request)?))
 }

@@ -1,17 +1,19 @@
 //! What `check --fix` changes on the host.
 
+use std::sync::Arc;
+
 use axum::Json;
 use axum::extract::{Extension, State};
 use drainpipe_engine::problem::Problem;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{Answer, Shared};
+use super::Answer;
 use crate::api::authorization::{Caller, Operation, authorise};
 use crate::api::extract::Body;
-use crate::api::types::FixRequest;
 use crate::api::{Routes, openapi};
-use crate::fixes::{self, StandingFix};
+use crate::api_types::{FixRequest, StandingFix};
+use crate::fixes::Fixes;
 
 pub(in crate::api) fn routes() -> Routes {
     OpenApiRouter::new().routes(routes!(standing, make, undo))
@@ -21,8 +23,8 @@ pub(in crate::api) fn routes() -> Routes {
 #[utoipa::path(get, path = "/v1/fixes", tag = openapi::HOSTS, responses(
     (status = 200, description = "Those that have not been undone.", body = [StandingFix]),
 ))]
-async fn standing(State(agent): Shared) -> Answer<Vec<StandingFix>> {
-    Ok(Json(fixes::standing(&agent).await?))
+async fn standing(State(fixes): State<Arc<Fixes>>) -> Answer<Vec<StandingFix>> {
+    Ok(Json(fixes.standing().await?))
 }
 
 /// Mend settings of this host
@@ -34,12 +36,12 @@ async fn standing(State(agent): Shared) -> Answer<Vec<StandingFix>> {
     (status = 422, description = "The kernel refuses.", body = Problem),
 ))]
 async fn make(
-    State(agent): Shared,
+    State(fixes): State<Arc<Fixes>>,
     Extension(caller): Extension<Caller>,
     Body(request): Body<FixRequest>,
 ) -> Answer<Vec<StandingFix>> {
     authorise(&caller, Operation::ChangeHost)?;
-    Ok(Json(fixes::make(&agent, &request.fixes).await?))
+    Ok(Json(fixes.make(&request.fixes).await?))
 }
 
 /// Put back what was mended on this host
@@ -48,7 +50,10 @@ async fn make(
 #[utoipa::path(delete, path = "/v1/fixes", tag = openapi::HOSTS, responses(
     (status = 200, description = "What was put back, with its value now.", body = [StandingFix]),
 ))]
-async fn undo(State(agent): Shared, Extension(caller): Extension<Caller>) -> Answer<Vec<StandingFix>> {
+async fn undo(
+    State(fixes): State<Arc<Fixes>>,
+    Extension(caller): Extension<Caller>,
+) -> Answer<Vec<StandingFix>> {
     authorise(&caller, Operation::ChangeHost)?;
-    Ok(Json(fixes::undo(&agent).await?))
+    Ok(Json(fixes.undo().await?))
 }

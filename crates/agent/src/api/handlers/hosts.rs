@@ -1,14 +1,17 @@
 //! Hosts, and this description of the API.
 
+use std::sync::Arc;
+
 use axum::Json;
 use axum::extract::State;
 use utoipa::openapi::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{Answer, Shared};
-use crate::api::types::{HostStatus, HostView};
+use super::Answer;
 use crate::api::{Routes, openapi};
+use crate::api_types::{HostStatus, HostView};
+use crate::check::Checks;
 
 pub(in crate::api) fn routes() -> Routes {
     OpenApiRouter::new().routes(routes!(host)).routes(routes!(hosts)).routes(routes!(openapi_document))
@@ -20,8 +23,8 @@ pub(in crate::api) fn routes() -> Routes {
 #[utoipa::path(get, path = "/v1/host", tag = openapi::HOSTS, responses(
     (status = 200, description = "The host.", body = HostView),
 ))]
-async fn host(State(agent): Shared) -> Answer<HostView> {
-    Ok(Json(agent.view().await?))
+async fn host(State(checks): State<Arc<Checks>>) -> Answer<HostView> {
+    Ok(Json(checks.host_view().await?))
 }
 
 /// All hosts that this one knows
@@ -31,8 +34,8 @@ async fn host(State(agent): Shared) -> Answer<HostView> {
 #[utoipa::path(get, path = "/v1/hosts", tag = openapi::HOSTS, responses(
     (status = 200, description = "The hosts.", body = [HostStatus]),
 ))]
-async fn hosts(State(agent): Shared) -> Answer<Vec<HostStatus>> {
-    Ok(Json(agent.all_hosts().await?))
+async fn hosts(State(checks): State<Arc<Checks>>) -> Answer<Vec<HostStatus>> {
+    Ok(Json(checks.all_hosts().await?))
 }
 
 /// This document

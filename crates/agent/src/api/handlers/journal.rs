@@ -1,5 +1,7 @@
 //! The host's journal, and what hosts tell each other of theirs and of their VMs.
 
+use std::sync::Arc;
+
 use axum::Json;
 use axum::extract::{Extension, State};
 use drainpipe_engine::problem::Problem;
@@ -7,13 +9,15 @@ use drainpipe_hypervisor::spec::VmName;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{Answer, Shared};
+use super::Answer;
 use crate::api::authorization::{Caller, Operation, authorise};
 use crate::api::extract::{Body, Segment};
-use crate::api::types::{HeardMark, Hearing, JournalView, VmHolding};
 use crate::api::{Routes, openapi};
-use crate::journal::file_of;
-use crate::proof::{holding, nothing_to_adopt};
+use crate::api_types::{HeardMark, Hearing, JournalView, VmHolding};
+use crate::host::Host;
+use crate::incoming::{self, Incoming};
+use crate::journal::{Journal, file_of};
+use crate::proof::{Heard, nothing_to_adopt};
 
 pub(in crate::api) fn routes() -> Routes {
     OpenApiRouter::new().routes(routes!(journal)).routes(routes!(adopt))
@@ -30,11 +34,11 @@ pub(in crate::api) fn routes_for_agents() -> Routes {
 #[utoipa::path(get, path = "/v1/journal", tag = openapi::HOSTS, responses(
     (status = 200, description = "The journal, and what was found beside it.", body = JournalView),
 ))]
-async fn journal(State(agent): Shared) -> Answer<JournalView> {
+async fn journal(State(host): State<Arc<Host>>, State(journal): State<Arc<Journal>>) -> Answer<JournalView> {
     Ok(Json(JournalView {
-        host: agent.name().into(),
-        file: file_of(&agent.config.state_directory).display().to_string(),
-        mark: Some(agent.journal.standing().map_err(Problem::from)?.mark),
+        host: host.name().into(),
+        file: file_of(&host.config.state_directory).display().to_string(),
+        mark: Some(journal.standing().map_err(Problem::from)?.mark),
         doubts: vec![],
         live: vec![],
         coming: vec![],
@@ -50,9 +54,9 @@ async fn journal(State(agent): Shared) -> Answer<JournalView> {
     (status = 200, description = "The agent goes on; what has become of the VMs.", body = JournalView),
     (status = 409, description = "The journal is believed.", body = Problem),
 ))]
-async fn adopt(State(agent): Shared, Extension(caller): Extension<Caller>) -> Answer<JournalView> {
+async fn adopt(State(host): State<Arc<Host>>, Extension(caller): Extension<Caller>) -> Answer<JournalView> {
     authorise(&caller, Operation::ChangeHost)?;
-    Err(nothing_to_adopt(&agent.config).into())
+    Err(nothing_to_adopt(&host.config).into())
 }
 
 /// How far is your journal, and what have I told you of mine?
@@ -62,11 +66,11 @@ async fn adopt(State(agent): Shared, Extension(caller): Extension<Caller>) -> An
     (status = 200, description = "What it has told before.", body = HeardMark),
 ))]
 async fn marks(
-    State(agent): Shared,
+    State(heard): State<Arc<Heard>>,
     Extension(caller): Extension<Caller>,
     Body(hearing): Body<Hearing>,
 ) -> Answer<HeardMark> {
-    Ok(Json(HeardMark { heard: agent.heard.note(caller.host()?, hearing.told.as_ref()) }))
+    Ok(Json(HeardMark { heard: heard.note(caller.host()?, hearing.told.as_ref()) }))
 }
 
 /// Has this host a VM?
@@ -76,9 +80,9 @@ async fn marks(
     (status = 200, description = "Whether it has, and how.", body = VmHolding),
 ))]
 async fn held(
-    State(agent): Shared,
+    State(incoming): State<Arc<Incoming>>,
     Extension(caller): Extension<Caller>,
     Segment(name): Segment<VmName>,
 ) -> Answer<VmHolding> {
-    Ok(Json(holding::holding(&agent, name.as_str(), caller.host()?)?))
+    Ok(Json(incoming::holding(&incoming, name.as_str(), caller.host()?)?))
 }

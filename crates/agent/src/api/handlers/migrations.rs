@@ -1,6 +1,7 @@
 //! Migrations from the host.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Extension, State};
@@ -11,13 +12,12 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{Answer, Shared};
-use crate::agent::Agent;
+use super::Answer;
 use crate::api::authorization::{Caller, Operation, authorise};
 use crate::api::extract::{Body, Query, Segment};
-use crate::api::types::{MigrateRequest, MigrationView, PlanView};
 use crate::api::{Routes, openapi};
-use crate::outgoing::{self, Turn};
+use crate::api_types::{MigrateRequest, MigrationView, PlanView};
+use crate::outgoing::{self, Outgoing, Turn};
 
 /// Most ended migrations in one answer: a result with an hour of samples takes 2 MB, a usual one 30 kB.
 const HISTORY_LIMIT_MAX: u32 = 1_000;
@@ -56,14 +56,18 @@ fn default_history_limit() -> u32 {
 #[utoipa::path(get, path = "/v1/migrations", tag = openapi::MIGRATIONS, params(HistoryQuery), responses(
     (status = 200, description = "The migrations.", body = [MigrationView]),
 ))]
-async fn migrations(State(agent): Shared, Query(query): Query<HistoryQuery>) -> Answer<Vec<MigrationView>> {
+async fn migrations(
+    State(outgoing): State<Arc<Outgoing>>,
+    Query(query): Query<HistoryQuery>,
+) -> Answer<Vec<MigrationView>> {
     if query.limit > HISTORY_LIMIT_MAX {
         return Err(Problem::bad_input(format!("limit: at most {HISTORY_LIMIT_MAX} in one answer")).into());
     }
-    let under_way = agent.outgoing.all();
-    let mut views: Vec<MigrationView> = under_way.iter().map(|running| running.view(agent.name())).collect();
-    views.extend(outgoing::left_open(&agent)?);
-    views.extend(agent.journal.history(query.limit).map_err(Problem::from)?.into_iter().map(ended));
+    let under_way = outgoing.migrations.all();
+    let mut views: Vec<MigrationView> =
+        under_way.iter().map(|running| running.view(outgoing.host.name())).collect();
+    views.extend(outgoing::left_open(&outgoing)?);
+    views.extend(outgoing.journal.history(query.limit).map_err(Problem::from)?.into_iter().map(ended));
     Ok(Json(views))
 }
 
@@ -93,13 +97,13 @@ fn ended(result: MigrationResult) -> MigrationView {
     (status = 409, description = "The VM does not run, is there already, or is being changed or moved.", body = Problem),
 ))]
 async fn migrate(
-    State(agent): Shared,
+    State(outgoing): State<Arc<Outgoing>>,
     Extension(caller): Extension<Caller>,
     Body(request): Body<MigrateRequest>,
 ) -> Answer<MigrationView> {
     authorise(&caller, Operation::MigrateTo(&request.target))?;
-    let running = outgoing::begin(&agent, &request, Turn::Now)?;
-    Ok(Json(running.view(agent.name())))
+    let running = outgoing::begin(&outgoing, &request, Turn::Now)?;
+    Ok(Json(running.view(outgoing.host.name())))
 }
 
 /// Plan a migration and do nothing
@@ -113,8 +117,11 @@ async fn migrate(
     (status = 422, description = "There is no way to do it; the message says why.", body = Problem),
     (status = 502, description = "The target or the host asked for does not answer.", body = Problem),
 ))]
-async fn plan(State(agent): Shared, Body(request): Body<MigrateRequest>) -> Answer<PlanView> {
-    Ok(Json(outgoing::dry_run(&agent, &request).await?))
+async fn plan(
+    State(outgoing): State<Arc<Outgoing>>,
+    Body(request): Body<MigrateRequest>,
+) -> Answer<PlanView> {
+    Ok(Json(outgoing::dry_run(&outgoing, &request).await?))
 }
 
 /// One migration
@@ -129,20 +136,23 @@ async fn plan(State(agent): Shared, Body(request): Body<MigrateRequest>) -> Answ
     (status = 409, description = "Several identifiers begin so.", body = Problem),
     (status = 404, description = "No such migration from here, or no host of that name.", body = Problem),
 ))]
-async fn migration(State(agent): Shared, Segment(id): Segment<String>) -> Answer<MigrationView> {
-    let id = meant(&agent, &id)?;
-    if let Some(running) = agent.outgoing.get(&id) {
-        return Ok(Json(running.view(agent.name())));
+async fn migration(
+    State(outgoing): State<Arc<Outgoing>>,
+    Segment(id): Segment<String>,
+) -> Answer<MigrationView> {
+    let id = meant(&outgoing, &id)?;
+    if let Some(running) = outgoing.migrations.get(&id) {
+        return Ok(Json(running.view(outgoing.host.name())));
     }
-    if let Some(view) = outgoing::left_open(&agent)?.into_iter().find(|view| view.id == id) {
+    if let Some(view) = outgoing::left_open(&outgoing)?.into_iter().find(|view| view.id == id) {
         return Ok(Json(view));
     }
-    let result = agent.journal.result(&id).map_err(Problem::from)?;
-    result.map(|result| Json(ended(result))).ok_or_else(|| unknown_migration(&agent, &id).into())
+    let result = outgoing.journal.result(&id).map_err(Problem::from)?;
+    result.map(|result| Json(ended(result))).ok_or_else(|| unknown_migration(&outgoing, &id).into())
 }
 
 /// The migration from here that an identifier, or the beginning of one, means.
-fn meant(agent: &Agent, given: &str) -> Result<String, Problem> {
+fn meant(outgoing: &Outgoing, given: &str) -> Result<String, Problem> {
     let beginning = given.to_ascii_lowercase();
     let allowed = |byte: u8| byte.is_ascii_hexdigit() || byte == b'-';
     if !(1..=ID_LETTERS).contains(&beginning.len()) || !beginning.bytes().all(allowed) {
@@ -151,22 +161,25 @@ fn meant(agent: &Agent, given: &str) -> Result<String, Problem> {
             given.escape_default()
         )));
     }
-    let mut ids: BTreeSet<String> = agent.journal.migrations_beginning(&beginning)?.into_iter().collect();
-    ids.extend(agent.outgoing.all().iter().map(|running| running.id().to_owned()));
+    let mut ids: BTreeSet<String> = outgoing.journal.migrations_beginning(&beginning)?.into_iter().collect();
+    ids.extend(outgoing.migrations.all().iter().map(|running| running.id().to_owned()));
     ids.retain(|id| id.starts_with(&beginning));
     match ids.len() {
-        0 => Err(unknown_migration(agent, given)),
+        0 => Err(unknown_migration(outgoing, given)),
         1 => Ok(ids.pop_first().expect("there is one")),
         _ => Err(Problem::conflict(format!(
             "several migrations from {} begin with {given}: {}; give more of it",
-            agent.name(),
+            outgoing.host.name(),
             ids.into_iter().take(NAMED_MAX).collect::<Vec<_>>().join(", ")
         ))),
     }
 }
 
-fn unknown_migration(agent: &Agent, id: &str) -> Problem {
-    Problem::not_found(format!("no migration {id} on {}; `drainpipe history` lists them", agent.name()))
+fn unknown_migration(outgoing: &Outgoing, id: &str) -> Problem {
+    Problem::not_found(format!(
+        "no migration {id} on {}; `drainpipe history` lists them",
+        outgoing.host.name()
+    ))
 }
 
 /// Cancel a migration
@@ -181,12 +194,12 @@ fn unknown_migration(agent: &Agent, id: &str) -> Problem {
     (status = 404, description = "No such migration under way, or no host of that name.", body = Problem),
 ))]
 async fn cancel(
-    State(agent): Shared,
+    State(outgoing): State<Arc<Outgoing>>,
     Extension(caller): Extension<Caller>,
     Segment(id): Segment<String>,
 ) -> Answer<()> {
-    let id = meant(&agent, &id)?;
-    let running = agent.outgoing.get(&id).ok_or_else(|| unknown_migration(&agent, &id))?;
+    let id = meant(&outgoing, &id)?;
+    let running = outgoing.migrations.get(&id).ok_or_else(|| unknown_migration(&outgoing, &id))?;
     authorise(&caller, Operation::MigrateTo(running.target()))?;
     running.cancel();
     Ok(Json(()))

@@ -11,13 +11,8 @@ pub(super) mod journal;
 pub(super) mod migrations;
 pub(super) mod vms;
 
-use std::sync::Arc;
-
 use axum::Json;
-use axum::extract::State;
 
 use super::error::ApiError;
-use crate::agent::Agent;
 
 type Answer<T> = Result<Json<T>, ApiError>;
-type Shared = State<Arc<Agent>>;

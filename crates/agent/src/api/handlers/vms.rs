@@ -1,6 +1,7 @@
 //! The VMs of the host.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Extension, State};
@@ -12,14 +13,15 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{Answer, Shared};
-use crate::admission;
+use super::Answer;
 use crate::api::authorization::{Caller, Operation, authorise};
 use crate::api::extract::{Body, Query, Segment};
-use crate::api::types::{CreateVm, ReclaimRequest, Scope, VmList, VmView};
 use crate::api::{Routes, openapi};
-use crate::proof::holding::check_nowhere_else;
-use crate::{incoming, outgoing};
+use crate::api_types::{CreateVm, ReclaimRequest, Scope, VmList, VmView};
+use crate::incoming::{self, Incoming, check_nowhere_else};
+use crate::outgoing::{self, Outgoing};
+use crate::proof::Proof;
+use crate::vms::Vms;
 
 pub(in crate::api) fn routes() -> Routes {
     OpenApiRouter::new()
@@ -68,8 +70,8 @@ struct StartQuery {
 #[utoipa::path(get, path = "/v1/vms", tag = openapi::VMS, params(VmsQuery), responses(
     (status = 200, description = "The VMs, and what kept others out of the list.", body = VmList),
 ))]
-async fn vms(State(agent): Shared, Query(query): Query<VmsQuery>) -> Answer<VmList> {
-    Ok(Json(agent.list_vms(query.scope).await))
+async fn vms(State(incoming): State<Arc<Incoming>>, Query(query): Query<VmsQuery>) -> Answer<VmList> {
+    Ok(Json(incoming.list_vms(query.scope).await))
 }
 
 /// One VM
@@ -77,8 +79,8 @@ async fn vms(State(agent): Shared, Query(query): Query<VmsQuery>) -> Answer<VmLi
     (status = 200, description = "The VM.", body = VmView),
     (status = 404, description = "No VM of that name here, or no host of that name.", body = Problem),
 ))]
-async fn vm(State(agent): Shared, Segment(name): Segment<VmName>) -> Answer<VmView> {
-    Ok(Json(agent.vms.get(name.as_str()).await?))
+async fn vm(State(vms): State<Arc<Vms>>, Segment(name): Segment<VmName>) -> Answer<VmView> {
+    Ok(Json(vms.get(name.as_str()).await?))
 }
 
 /// A VM's specification
@@ -88,8 +90,8 @@ async fn vm(State(agent): Shared, Segment(name): Segment<VmName>) -> Answer<VmVi
     (status = 200, description = "The specification.", body = VmSpec),
     (status = 404, description = "No VM of that name here, or no host of that name.", body = Problem),
 ))]
-async fn vm_definition(State(agent): Shared, Segment(name): Segment<VmName>) -> Answer<VmSpec> {
-    Ok(Json(agent.vms.definition(name.as_str())?))
+async fn vm_definition(State(vms): State<Arc<Vms>>, Segment(name): Segment<VmName>) -> Answer<VmSpec> {
+    Ok(Json(vms.definition(name.as_str())?))
 }
 
 /// Make a VM
@@ -101,19 +103,19 @@ async fn vm_definition(State(agent): Shared, Segment(name): Segment<VmName>) -> 
     (status = 422, description = "This host is cordoned, or does not let VMs use what it names.", body = Problem),
 ))]
 async fn create_vm(
-    State(agent): Shared,
+    State(incoming): State<Arc<Incoming>>,
     Extension(caller): Extension<Caller>,
     Body(request): Body<CreateVm>,
 ) -> Answer<()> {
     authorise(&caller, Operation::ManageVms)?;
     request.spec.validate().map_err(Problem::bad_input)?;
-    admission::check_cordon(&agent, None)?;
-    if agent.incoming.has(request.spec.name.as_str()) {
-        let name = &request.spec.name;
-        return Err(Problem::conflict(format!("a VM {name} is on its way to {}", agent.name())).into());
+    incoming.check_cordon(None)?;
+    if incoming.entries.has(request.spec.name.as_str()) {
+        let (name, host) = (&request.spec.name, incoming.host.name());
+        return Err(Problem::conflict(format!("a VM {name} is on its way to {host}")).into());
     }
-    agent.vm_files.check_allowed(&request.spec).await?;
-    Ok(Json(agent.vms.create(request.spec)?))
+    incoming.files.check_allowed(&request.spec).await?;
+    Ok(Json(incoming.vms.create(request.spec)?))
 }
 
 /// Remove a VM
@@ -125,13 +127,13 @@ async fn create_vm(
     (status = 409, description = "It runs, or is being changed or moved.", body = Problem),
 ))]
 async fn remove_vm(
-    State(agent): Shared,
+    State(incoming): State<Arc<Incoming>>,
     Extension(caller): Extension<Caller>,
     Segment(name): Segment<VmName>,
 ) -> Answer<()> {
     authorise(&caller, Operation::ManageVms)?;
-    agent.vms.remove(name.as_str()).await?;
-    incoming::close_arrivals(&agent, name.as_str()).await;
+    incoming.vms.remove(name.as_str()).await?;
+    incoming::close_arrivals(&incoming, name.as_str()).await;
     Ok(Json(()))
 }
 
@@ -147,21 +149,22 @@ async fn remove_vm(
     (status = 422, description = "This host is cordoned, is short of memory, cannot run it any more, or does not let VMs use what it names, or a host that may have it cannot be asked; the message says which.", body = Problem),
 ))]
 async fn start_vm(
-    State(agent): Shared,
+    State(incoming): State<Arc<Incoming>>,
+    State(proof): State<Arc<Proof>>,
     Extension(caller): Extension<Caller>,
     Segment(name): Segment<VmName>,
     Query(query): Query<StartQuery>,
 ) -> Answer<()> {
     authorise(&caller, Operation::ManageVms)?;
-    agent.check_not_stopping()?;
+    incoming.host.check_not_stopping()?;
     let although: BTreeSet<String> =
         query.although_unreachable.split(',').filter(|host| !host.is_empty()).map(Into::into).collect();
     let check = async |definition: VmSpec| {
-        admission::check_start(&agent, &definition)?;
-        agent.vm_files.check_usable(&definition).await?;
-        check_nowhere_else(&agent, definition.name.as_str(), &although).await
+        incoming.check_start(&definition)?;
+        incoming.files.check_usable(&definition).await?;
+        check_nowhere_else(&incoming, &proof, definition.name.as_str(), &although).await
     };
-    Ok(Json(agent.vms.start(name.as_str(), check).await?))
+    Ok(Json(incoming.vms.start(name.as_str(), check).await?))
 }
 
 /// Stop a VM
@@ -176,17 +179,17 @@ async fn start_vm(
     (status = 500, description = "The guest ignores its power button.", body = Problem),
 ))]
 async fn stop_vm(
-    State(agent): Shared,
+    State(outgoing): State<Arc<Outgoing>>,
     Extension(caller): Extension<Caller>,
     Segment(name): Segment<VmName>,
     Query(query): Query<StopQuery>,
 ) -> Answer<()> {
     authorise(&caller, Operation::ManageVms)?;
-    outgoing::check_own(&agent, name.as_str())?;
-    if incoming::stop_told(&agent, name.as_str(), query.force).await? {
+    outgoing::check_own(&outgoing, name.as_str())?;
+    if incoming::stop_told(&outgoing.incoming, name.as_str(), query.force).await? {
         return Ok(Json(()));
     }
-    Ok(Json(agent.vms.stop(name.as_str(), query.force).await?))
+    Ok(Json(outgoing.vms.stop(name.as_str(), query.force).await?))
 }
 
 /// Give a VM back to this host whose target is lost
@@ -203,11 +206,11 @@ async fn stop_vm(
     (status = 500, description = "It is still in doubt.", body = Problem),
 ))]
 async fn reclaim_vm(
-    State(agent): Shared,
+    State(outgoing): State<Arc<Outgoing>>,
     Extension(caller): Extension<Caller>,
     Segment(name): Segment<VmName>,
     Body(request): Body<ReclaimRequest>,
 ) -> Answer<MigrationResult> {
     authorise(&caller, Operation::ManageVms)?;
-    Ok(Json(outgoing::reclaim(&agent, name.as_str(), &request.lost).await?))
+    Ok(Json(outgoing::reclaim(&outgoing, name.as_str(), &request.lost).await?))
 }

@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use serde_json::json;
 
 use super::harness::{TestAgent, Who};
-use crate::api::types::{DrainKind, DrainRequest, DrainView};
+use crate::api_types::{DrainKind, DrainRequest, DrainView};
 
 fn a_move(state: MoveState) -> MoveStatus {
     MoveStatus {

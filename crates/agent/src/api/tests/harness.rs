@@ -19,7 +19,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-use crate::agent;
+use crate::app;
 use crate::config::Config;
 use crate::journal::Journal;
 use crate::server;
@@ -77,7 +77,7 @@ pub(super) struct TestAgent {
     directory: tempfile::TempDir,
     address: SocketAddr,
     stop: watch::Sender<bool>,
-    running: JoinHandle<Result<agent::Ended, Problem>>,
+    running: JoinHandle<Result<app::Ended, Problem>>,
 }
 
 impl TestAgent {
@@ -107,7 +107,7 @@ impl TestAgent {
         };
         let mut config = configuration(directory.path(), address, target);
         config.qemu.launcher = vec![launcher.into()];
-        let running = tokio::spawn(agent::run(config, stopped));
+        let running = tokio::spawn(app::run(config, stopped));
         let agent = Self { directory, address, stop, running };
         agent.wait_until_it_serves().await;
         Some(agent)

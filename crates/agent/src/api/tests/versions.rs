@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::harness::{TestAgent, Who};
-use crate::api::types::{
+use crate::api_types::{
     HandOverView, Holding, HostView, IncomingPermit, IncomingRequest, IncomingView, VmList, VmState,
 };
 

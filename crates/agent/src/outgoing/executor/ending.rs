@@ -12,7 +12,7 @@ use drainpipe_hypervisor::{RunState, Vmm};
 use tracing::warn;
 
 use super::{Executor, qemu_failed};
-use crate::api::types::{IncomingView, TargetUse};
+use crate::api_types::{IncomingView, TargetUse};
 use crate::cpu_priority;
 use crate::guard::Guard;
 use crate::outgoing::target_watch::TargetWatch;
@@ -55,7 +55,7 @@ impl Executor {
             warn!(%error, "its guard is gone, or does not hear that the VM is paused");
         }
         let vmm = self.vmm()?;
-        cpu_priority::begin(&self.agent, vmm);
+        self.outgoing.transfer.first_sessions.begin(vmm);
         let here = async { qemu::switch_over(vmm, QMP_DEADLINE).await.map_err(qemu_failed) };
         if self.is_post_copy_begun {
             // One after the other: from here on nothing is undone because the target does not answer.
@@ -83,7 +83,7 @@ impl Executor {
     }
 
     pub(super) fn record_hand_over(&self) -> Result<(), Problem> {
-        if self.agent.journal.hand_over(&self.running.id)? {
+        if self.outgoing.journal.hand_over(&self.running.id)? {
             return Ok(());
         }
         Err(guard_acted())
@@ -166,7 +166,7 @@ impl Executor {
     }
 
     pub(super) fn revoke_hand_over(&self) -> Result<(), Problem> {
-        self.agent.journal.revoke_hand_over(&self.running.id)?;
+        self.outgoing.journal.revoke_hand_over(&self.running.id)?;
         Ok(())
     }
 
@@ -201,7 +201,7 @@ impl Executor {
             self.measurements.transfer_ends(vmm, &status);
         }
         let now_ms = self.now_ms();
-        self.measurements.sample(&self.agent.network, now_ms).await
+        self.measurements.sample(&self.outgoing.host.network, now_ms).await
     }
 
     pub(super) async fn stop_transfer(&mut self) -> Result<(), Problem> {

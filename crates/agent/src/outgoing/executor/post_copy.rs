@@ -13,7 +13,7 @@ use tracing::warn;
 
 use super::transferring::listening_at;
 use super::{Executor, qemu_failed};
-use crate::api::types::{ConnectionRequest, Endpoint};
+use crate::api_types::{ConnectionRequest, Endpoint};
 use crate::cpu_priority;
 use crate::outgoing::{Meeting, Running, meet};
 use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
@@ -57,7 +57,7 @@ impl Executor {
                     | MigrationStatus::PostcopyActive
             );
             if !is_on_its_way || Instant::now() >= end {
-                let own = self.agent.name();
+                let own = self.outgoing.host.name();
                 return Err(Problem::failed(format!(
                     "the VM's QEMU on {own} does not say that it let go: its migration is {status}"
                 )));
@@ -190,7 +190,7 @@ impl Executor {
     async fn plan_again(&self) -> Result<Plan, Problem> {
         let request = Request { post_copy: true, ..RequestedOption::Tcp.into() };
         let (peer, target) = (self.peer()?, &self.running.target);
-        let Meeting { plan, .. } = meet(&self.agent, peer, target, request, self.memory_bytes()).await?;
+        let Meeting { plan, .. } = meet(&self.outgoing, peer, target, request, self.memory_bytes()).await?;
         Ok(plan)
     }
 

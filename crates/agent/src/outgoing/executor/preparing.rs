@@ -16,11 +16,11 @@ use tokio::sync::mpsc;
 use tracing::info;
 
 use super::{Executor, qemu_failed};
-use crate::api::types::{ConnectionRequest, Endpoint, IncomingPermit, IncomingRequest};
+use crate::api_types::{ConnectionRequest, Endpoint, IncomingPermit, IncomingRequest, WatchEnd};
 use crate::check;
 use crate::memory_look;
 use crate::outgoing::{Meeting, informed, meet};
-use crate::path_watch::{Joining, WatchEnd};
+use crate::path_watch::Joining;
 use crate::probe::{self, Load, ProbePorts, ProbeRequest};
 use crate::vms::{QMP_DEADLINE, does_not_run};
 
@@ -33,9 +33,9 @@ const ASK_FOR_PLACE_EVERY: Duration = Duration::from_millis(500);
 
 impl Executor {
     pub(super) async fn establish_hosts(&mut self) -> Result<Event, Problem> {
-        let (agent, to, vmm) = (&self.agent, &self.running.target, self.claimed.vmm.as_deref());
-        let asked = informed(agent, to, self.request, vmm).await?;
-        let meeting = meet(agent, self.peer()?, to, asked, self.memory_bytes());
+        let (outgoing, to, vmm) = (&self.outgoing, &self.running.target, self.claimed.vmm.as_deref());
+        let asked = informed(outgoing, to, self.request, vmm).await?;
+        let meeting = meet(outgoing, self.peer()?, to, asked, self.memory_bytes());
         // Nobody waits for it: it is for the prediction alone.
         let looked = async {
             match vmm.filter(|_| asked.zero_share.is_none() && !asked.post_copy) {
@@ -52,7 +52,8 @@ impl Executor {
         let vmm = self.claimed.vmm.as_ref().ok_or_else(|| does_not_run(&self.running.vm))?;
         let vms = std::slice::from_ref(vmm);
         self.findings =
-            check::before_migration(&self.agent, self.peer()?, &self.running.target, vms, &plan).await?;
+            check::before_migration(&self.outgoing.checks, self.peer()?, &self.running.target, vms, &plan)
+                .await?;
         self.facts = Some((source, target.facts));
         self.plan = Some(plan.clone());
         refusal(&self.findings).map_or(Ok(Event::Established(plan)), Err)
@@ -80,7 +81,7 @@ impl Executor {
             return Err(Problem::conflict(format!(
                 "a part of the memory of {} is still to come to {} (post-copy); move it when all is there",
                 self.running.vm,
-                self.agent.name()
+                self.outgoing.host.name()
             )));
         }
         let request = IncomingRequest {
@@ -88,7 +89,7 @@ impl Executor {
             spec: vmm.spec().clone(),
             definition: self.claimed.definition.clone(),
             may_wait: self.running.is_held(),
-            cores_taken: self.agent.vms.cores_taken_by(&self.running.vm),
+            cores_taken: self.outgoing.vms.cores_taken_by(&self.running.vm),
             release: self.protocol.and_then(Protocol::release_in_step_2),
         };
         match self.peer()?.post("/v1/incoming", &request).await? {
@@ -109,7 +110,7 @@ impl Executor {
         let plan = self.plan.clone().ok_or_else(no_plan)?;
         let request = ProbeRequest { paths: plan.paths.iter().map(Path::reversed).collect() };
         let ports: ProbePorts = self.peer()?.post(&self.incoming("probe"), &request).await?;
-        let trials = probe::try_paths(&self.agent.network, &plan.paths, &ports, Load::Large).await;
+        let trials = probe::try_paths(&self.outgoing.host.network, &plan.paths, &ports, Load::Large).await;
         let trials: Vec<PathTrial> = trials.into_iter().map(|trial| trial.map(drop)).collect();
         let plan = plan.narrow(&trials, &source.name, &target.name).map_err(Problem::failed)?;
         let endpoint = match (plan.spread, target.migration_address) {
@@ -131,10 +132,10 @@ impl Executor {
             absent: &[],
             news: Some(tell),
         };
-        let own = self.agent.watches.join(&self.agent, joining).await?;
+        let own = self.outgoing.transfer.watches.join(joining).await?;
         let endpoint = self.ask_to_listen(plan, Some(own)).await?;
         let other = endpoint.watch.as_ref().ok_or_else(|| Problem::failed("the target watches no paths"))?;
-        self.agent.watches.meet(&self.running.target, &plan.paths, other).await?;
+        self.outgoing.transfer.watches.meet(&self.running.target, &plan.paths, other).await?;
         self.news = news;
         Ok(endpoint)
     }

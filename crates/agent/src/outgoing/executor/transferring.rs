@@ -21,8 +21,8 @@ use tracing::warn;
 
 use super::ending::guard_acted;
 use super::{Executor, LOOK_EVERY, qemu_failed};
-use crate::api::types::Endpoint;
-use crate::bandwidth::{FirstShare, Valve};
+use crate::api_types::Endpoint;
+use crate::bandwidth::{FirstShare, Sending, Valve};
 use crate::guard::Guard;
 use crate::link_socket::on_link;
 use crate::outgoing::standstill::StandstillWatch;
@@ -47,17 +47,17 @@ impl Executor {
         };
         let address = listening_at(plan, endpoint).map_err(Problem::failed)?;
         let (transport, now_ms) = (transport(plan, self.tls_key(plan, endpoint)?), self.now_ms());
-        self.measurements.transfer_begins(&self.agent.network, plan, address, now_ms).await?;
+        self.measurements.transfer_begins(&self.outgoing.host.network, plan, address, now_ms).await?;
         let vmm = self.vmm()?;
         let own_peer = (!plan.is_relayed()).then_some(address);
         let target = &self.running.target;
-        let guard = Guard::start(&self.agent, &self.running.id, vmm, target, own_peer).await?;
+        let guard = Guard::start(&self.outgoing.host.config, &self.running.id, vmm, target, own_peer).await?;
         let (relay, send_to) = self.relay_to(plan, endpoint, address, &guard)?;
         self.tell_watch(plan, address.port()).await;
         let valve = relay.as_ref().map(|relay| Valve::Relay(relay.limiter()));
         let valve =
             valve.unwrap_or_else(|| Valve::Qemu(Pacer::new(Arc::clone(vmm), address, connections(plan))));
-        let share = FirstShare::of(&self.agent, &self.running, plan, valve).await;
+        let share = FirstShare::of(&self.outgoing.transfer.bandwidth, self.sending(), plan, valve).await;
         let standstill_watch = StandstillWatch::start(vmm).await;
         let settings = SourceSettings {
             downtime_limit_ms: self.downtime_limit_ms,
@@ -66,9 +66,15 @@ impl Executor {
         qemu::start(vmm, transport, send_to, settings, QMP_DEADLINE).await.map_err(qemu_failed)?;
         self.throttle = Some(share.follow());
         (self.guard, self.relay, self.standstill_watch) = (Some(guard), relay, standstill_watch);
-        self.target_watch = TargetWatch::start(&self.agent, &self.running);
+        self.target_watch = TargetWatch::start(&self.outgoing, &self.running);
         self.keep_resets_from_qemu().await;
         Ok(())
+    }
+
+    /// What those must know who hold its bytes back.
+    fn sending(&self) -> Sending<'_> {
+        let running = &self.running;
+        Sending { migration: running.id(), target: running.target(), way_given: running.way_given() }
     }
 
     /// As soon as there are connections, since a target may end at any time. Those that are not there by then are
@@ -95,7 +101,7 @@ impl Executor {
         let connections = connections(plan);
         let in_order = (!apart && !plan.is_relayed() && connections > 1).then_some(connections);
         let beginning = Beginning { migration: &self.running.id, port, in_order };
-        self.agent.watches.begin_transfer(&self.running.target, beginning).await;
+        self.outgoing.transfer.watches.begin_transfer(&self.running.target, beginning).await;
     }
 
     /// What QEMU encrypts with, if it does.
@@ -126,9 +132,11 @@ impl Executor {
         }
         let vmm = self.vmm()?;
         let token = endpoint.relay_token.ok_or_else(|| self.runs_other_version())?;
-        let other = OtherEnd { identity: &self.agent.identity, host: &self.running.target, token };
-        let page_cache_mib = endpoint.relay_page_cache_mib.min(self.agent.config.compression.page_cache_mib);
-        let relay = OutgoingRelay::start(&self.agent, vmm, plan, address, &other, guard, page_cache_mib)?;
+        let other = OtherEnd { identity: &self.outgoing.peers.identity, host: &self.running.target, token };
+        let page_cache_mib =
+            endpoint.relay_page_cache_mib.min(self.outgoing.host.config.compression.page_cache_mib);
+        let packing = self.outgoing.transfer.packing()?;
+        let relay = OutgoingRelay::start(&packing, vmm, plan, address, &other, guard, page_cache_mib)?;
         Ok((Some(relay), vmm.paths().outgoing_relay().of_qemu.into()))
     }
 
@@ -204,11 +212,11 @@ impl Executor {
                 self.sample(now_ms).await;
                 let losing = self.measurements.losing();
                 if !losing.is_empty() {
-                    self.agent.watches.suspect(&self.running.target, &losing).await;
+                    self.outgoing.transfer.watches.suspect(&self.running.target, &losing).await;
                 }
                 // In its last moments the next one of a drain is there already.
                 if *self.running.stage.borrow() == Stage::Sending {
-                    self.measurements.beside(self.agent.outgoing.sending_beside(&self.running.id));
+                    self.measurements.beside(self.outgoing.migrations.sending_beside(&self.running.id));
                 }
                 let transferred = self.transferred(&status);
                 self.follow_downtime_limit(transferred.rounds).await;
@@ -225,7 +233,7 @@ impl Executor {
         if let Some(relay) = &self.relay {
             self.measurements.relayed(relay);
         }
-        if let Err(problem) = self.measurements.sample(&self.agent.network, now_ms).await {
+        if let Err(problem) = self.measurements.sample(&self.outgoing.host.network, now_ms).await {
             warn!(%problem, "no reading of the links");
         }
     }
@@ -315,7 +323,7 @@ impl Executor {
     }
 
     fn guard_has_acted(&self) -> bool {
-        self.agent.journal.is_hand_over_forbidden(&self.running.id).unwrap_or(false)
+        self.outgoing.journal.is_hand_over_forbidden(&self.running.id).unwrap_or(false)
     }
 }
 

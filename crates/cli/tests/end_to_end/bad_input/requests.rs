@@ -1,6 +1,6 @@
 //! Migrations that cannot be.
 
-use drainpipe_agent::api::types::{MigrationView, VmList};
+use drainpipe_agent::api_types::{MigrationView, VmList};
 use drainpipe_engine::option::RequestedOption;
 
 use crate::drain::restart_agent_with_memory;

@@ -7,47 +7,49 @@ use drainpipe_engine::start::{Answer, Asked, may_start};
 use futures_util::future::join_all;
 use tracing::warn;
 
-use super::telling::{ANSWER_DEADLINE, tell};
-use crate::agent::Agent;
-use crate::api::types::{Holding, VmHolding, VmList, VmState};
+use super::Incoming;
+use crate::api_types::{Holding, VmHolding, VmList, VmState};
 use crate::client::ApiClient;
+use crate::proof::{ANSWER_DEADLINE, Proof};
 
 /// Whether this host has a VM, for another one that is to start it.
-pub(crate) fn holding(agent: &Agent, vm: &str, asks: &str) -> Result<VmHolding, Problem> {
-    let leaves_to = agent.journal.open_migrations()?.into_iter().find(|open| open.vm == vm);
-    let holding =
-        if agent.vms.running(vm).is_some_and(|vmm| vmm.alive()) || agent.vms.why_unresponsive(vm).is_some() {
-            Some(Holding::Lives)
-        } else if agent.incoming.has(vm) {
-            Some(Holding::Comes)
-        } else if leaves_to.is_some_and(|open| open.target != asks) {
-            Some(Holding::Leaves)
-        } else if agent.journal.came_from(vm)?.as_deref() == Some(asks) {
-            Some(Holding::HandedOver)
-        } else {
-            None
-        };
+pub(crate) fn holding(incoming: &Incoming, vm: &str, asks: &str) -> Result<VmHolding, Problem> {
+    let leaves_to = incoming.journal.open_migrations()?.into_iter().find(|open| open.vm == vm);
+    let holding = if incoming.vms.running(vm).is_some_and(|vmm| vmm.alive())
+        || incoming.vms.why_unresponsive(vm).is_some()
+    {
+        Some(Holding::Lives)
+    } else if incoming.entries.has(vm) {
+        Some(Holding::Comes)
+    } else if leaves_to.is_some_and(|open| open.target != asks) {
+        Some(Holding::Leaves)
+    } else if incoming.journal.came_from(vm)?.as_deref() == Some(asks) {
+        Some(Holding::HandedOver)
+    } else {
+        None
+    };
     Ok(VmHolding { holding })
 }
 
 /// Refuses to start a VM that another host has, or may have. Of hosts in `although_unreachable` the operator says that
 /// they do not.
 pub(crate) async fn check_nowhere_else(
-    agent: &Agent,
+    incoming: &Incoming,
+    proof: &Proof,
     vm: &str,
     although_unreachable: &BTreeSet<String>,
 ) -> Result<(), Problem> {
-    let asked = join_all(agent.peers().map(|(name, peer)| async move {
+    let asked = join_all(incoming.peers.all().map(|(name, peer)| async move {
         // What it knows of this host's journal comes first: an older one proves nothing.
-        let (_told, answer) = tokio::join!(tell(agent, name, peer), ask(peer, vm));
+        let (_told, answer) = tokio::join!(proof.tell(name, peer), ask(peer, vm));
         (name.to_owned(), answer)
     }));
     let answers: BTreeMap<String, Answer> = asked.await.into_iter().collect();
     let asked = Asked {
-        here: agent.name(),
+        here: incoming.host.name(),
         vm,
-        is_proven: agent.journal.is_proven(vm)?,
-        tied_to: &agent.journal.tied_to(vm)?.into_iter().collect(),
+        is_proven: incoming.journal.is_proven(vm)?,
+        tied_to: &incoming.journal.tied_to(vm)?.into_iter().collect(),
         answers: &answers,
         although_unreachable,
     };
@@ -59,7 +61,7 @@ pub(crate) async fn check_nowhere_else(
         );
     }
     if unasked.is_empty() && answers.values().all(|answer| *answer == Answer::HasNot) && !asked.is_proven {
-        agent.journal.prove_vm(vm)?;
+        incoming.journal.prove_vm(vm)?;
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
-use super::types::{check_host_name, deadline_s, throttle_max_percent};
+use super::{check_host_name, deadline_s, throttle_max_percent};
 
 /// Most hosts that a request may name.
 const TARGETS_MAX: usize = 256;

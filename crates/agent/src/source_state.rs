@@ -18,7 +18,7 @@ const SETTLED_WITHIN: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// What the VM's QEMU says, if it has one. Fails if it does not say.
-pub(super) async fn source_state(vmm: Option<&Vmm>) -> Result<SourceState, Problem> {
+pub(crate) async fn source_state(vmm: Option<&Vmm>) -> Result<SourceState, Problem> {
     let Some(vmm) = vmm.filter(|vmm| vmm.alive()) else { return Ok(SourceState::LetGo) };
     // In this order: a QEMU that was told to cancel lets the VM run before it says that it has cancelled.
     let transfer = qemu::status(vmm, QMP_DEADLINE).await.map_err(Problem::failed)?;

@@ -1,5 +1,7 @@
 //! What travels over the API, besides the engine's own values.
 
+mod drains;
+
 use drainpipe_engine::bandwidth::{BandwidthSetting, LimitChange};
 use drainpipe_engine::check::finding::Finding;
 use drainpipe_engine::check::fix::Fix;
@@ -22,12 +24,10 @@ use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-pub use super::drain_types::{
+pub use self::drains::{
     DrainKind, DrainPlanView, DrainRequest, DrainView, PLAN_DEADLINE, ResumeRequest, TRANSFERS_MAX,
     plan_warnings,
 };
-pub use crate::fixes::StandingFix;
-use crate::path_watch::WatchEnd;
 
 /// Longest deadline that a migration may be given, in seconds.
 pub(crate) const DEADLINE_S_MAX: u32 = 24 * 60 * 60;
@@ -246,6 +246,19 @@ pub struct FixRequest {
     pub fixes: Vec<Fix>,
 }
 
+/// A setting that `check --fix` has changed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StandingFix {
+    /// As `sysctl` names it; dots within a link's name are slashes.
+    pub setting: String,
+    /// What it was.
+    pub before: String,
+    /// What it was set to.
+    pub value: String,
+    /// What it is; absent when it is gone, as with its link.
+    pub now: Option<String>,
+}
+
 /// How much of this host's links migrations may take, in each direction.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct BandwidthView {
@@ -366,6 +379,28 @@ pub struct ConnectionRequest {
     pub migration_address: Option<std::net::IpAddr>,
     /// For routed multichannel: where the source watches the paths.
     pub watch: Option<WatchEnd>,
+}
+
+/// What an end needs to know of the other one.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct WatchEnd {
+    /// What each datagram to this end carries; another one after each start of the agent.
+    #[schema(value_type = String, format = "uuid")]
+    pub token: Uuid,
+    /// The paths, in the order of the plan; none of one that cannot be watched from here now, as its link is
+    /// down and has lost its address.
+    pub paths: Vec<Option<PathEnd>>,
+}
+
+/// One path's end of a watch.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PathEnd {
+    /// UDP port.
+    pub port: u16,
+    /// Whether hellos of this end are known to have come through to the other one before.
+    pub was_heard: bool,
 }
 
 /// Between agents: the source hears nothing more of the target's watch of the paths.
@@ -506,7 +541,7 @@ fn host_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Er
     Ok(name)
 }
 
-pub(super) fn check_host_name<E: Error>(name: &str) -> Result<(), E> {
+fn check_host_name<E: Error>(name: &str) -> Result<(), E> {
     check_name(name).map_err(|error| E::custom(format!("`{}`: {error}", name.escape_default())))
 }
 
@@ -523,9 +558,7 @@ fn told<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<JournalStan
     Ok(told)
 }
 
-pub(super) fn throttle_max_percent<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<u8>, D::Error> {
+fn throttle_max_percent<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u8>, D::Error> {
     let percent = Option::<u8>::deserialize(deserializer)?;
     if percent.is_some_and(|percent| percent > THROTTLE_PERCENT_MAX) {
         return Err(D::Error::custom(format!(
@@ -535,7 +568,7 @@ pub(super) fn throttle_max_percent<'de, D: Deserializer<'de>>(
     Ok(percent)
 }
 
-pub(super) fn deadline_s<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
+fn deadline_s<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
     let seconds = Option::<u32>::deserialize(deserializer)?;
     if seconds.is_some_and(|seconds| !(1..=DEADLINE_S_MAX).contains(&seconds)) {
         return Err(D::Error::custom(format!("deadline_s: 1 to {DEADLINE_S_MAX} is allowed")));

@@ -13,14 +13,13 @@ use drainpipe_identity::Identity;
 use tokio::sync::watch;
 use tower::ServiceExt;
 
-use super::heard::Heard;
-use super::{adoption, judging};
-use crate::api::authorization::{Caller, Operation, authorise};
-use crate::api::error::ApiError;
-use crate::api::extract::Body;
-use crate::api::types::{HeardMark, Hearing, JournalView};
+use super::authorization::{Caller, Operation, authorise};
+use super::error::ApiError;
+use super::extract::Body;
+use crate::api_types::{HeardMark, Hearing, JournalView};
 use crate::config::Config;
 use crate::journal::{file_of, in_words};
+use crate::proof::{self, Heard, Judged};
 
 /// What answers now; none while the agent starts.
 pub(crate) type Answering = watch::Sender<Option<Router>>;
@@ -68,7 +67,7 @@ pub(crate) fn unbelieved(
     config: &Config,
     identity: &Identity,
     heard: Arc<Heard>,
-    judged: &judging::Judged,
+    judged: &Judged,
 ) -> (Router, watch::Receiver<bool>) {
     let (adopted, is_adopted) = watch::channel(false);
     let problem = what_is_wrong(config, &judged.doubts);
@@ -99,7 +98,7 @@ async fn refuse(State(unbelieved): State<Arc<Unbelieved>>) -> ApiError {
 }
 
 async fn show(State(unbelieved): State<Arc<Unbelieved>>) -> Result<Json<JournalView>, ApiError> {
-    Ok(Json(adoption::view(&unbelieved.config, &unbelieved.identity).await?))
+    Ok(Json(proof::view(&unbelieved.config, &unbelieved.identity).await?))
 }
 
 async fn adopt(
@@ -107,7 +106,7 @@ async fn adopt(
     Extension(caller): Extension<Caller>,
 ) -> Result<Json<JournalView>, ApiError> {
     authorise(&caller, Operation::ChangeHost)?;
-    let adopted = adoption::adopt(&unbelieved.config, &unbelieved.identity).await?;
+    let adopted = proof::adopt(&unbelieved.config, &unbelieved.identity).await?;
     unbelieved.adopted.send_replace(true);
     Ok(Json(adopted))
 }

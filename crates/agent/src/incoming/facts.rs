@@ -1,0 +1,41 @@
+//! What migrations need to know of this host, as it is now.
+
+use drainpipe_engine::facts::{HostFacts, HypervisorVersion};
+use drainpipe_engine::problem::Problem;
+
+use super::Incoming;
+use super::memory::{huge_pages_free, memory_free_bytes};
+
+impl Incoming {
+    /// What they need to know.
+    pub(crate) async fn facts(&self) -> Result<HostFacts, Problem> {
+        let host = &self.host;
+        let links = host.network.migration_links(&host.config).await?;
+        let migration_address = host.migration_address().await?;
+        let hypervisor = self.vms.hypervisor();
+        let devices = drainpipe_net::rdma_devices().map_err(Problem::failed)?;
+        let packing = self.transfer.packing()?;
+        Ok(HostFacts {
+            name: host.name().into(),
+            cores: host.hardware.cores,
+            idle_cores: host.idle_cores.known(),
+            vm_cores: self.vms.cores_taken(),
+            packing_cores: packing.cores.try_into().ok(),
+            no_packing: packing.obstacle,
+            memory_available_bytes: memory_free_bytes(self)?,
+            huge_pages_available: huge_pages_free(self),
+            links: links.first,
+            management_links: links.management,
+            bandwidth_limit_mbps: self.transfer.bandwidth.limit_mbps(),
+            encryption: host.config.encryption,
+            no_migration_address: migration_address.as_ref().err().cloned(),
+            migration_address: migration_address.ok(),
+            rdma_devices: devices.into_iter().map(|device| device.name).collect(),
+            hypervisor: HypervisorVersion {
+                name: "QEMU".into(),
+                version: hypervisor.version.to_string(),
+                rdma: hypervisor.rdma,
+            },
+        })
+    }
+}
