@@ -10,7 +10,7 @@
 //! handlers       one function a path, with what the document says of it
 //! openapi        the document, made from the handlers
 //! extract, error how requests are read and refused; by_name: no list passes for an object
-//! unbelieved     what is answered while the journal is not believed
+//! unbelieved     what is answered until the journal is believed
 //! ```
 
 pub(crate) mod authorization;
