@@ -12,8 +12,8 @@ use drainpipe_engine::result::CompressionUse;
 use drainpipe_hypervisor::Vmm;
 use drainpipe_identity::{Identity, explain};
 use drainpipe_relay::{
-    ClientTls, Figures, Limiter, PACKING_THREADS_MAX, Receiver, ReceiverSettings, RelayError, Sender,
-    SenderSettings, ServerTls, TOKEN_BYTES, Token, Treatment,
+    ClientTls, ConcurrentSenders, Figures, Limiter, PACKING_THREADS_MAX, Receiver, ReceiverSettings,
+    RelayError, Sender, SenderSettings, ServerTls, TOKEN_BYTES, Token, Treatment,
 };
 use rustls::pki_types::ServerName;
 use tracing::warn;
@@ -74,6 +74,7 @@ impl OutgoingRelay {
             cores: packing.cores,
             cpus: packing.cpus.cpus().to_vec(),
             gives_way: packing.gives_way,
+            concurrent: packing.concurrent.clone(),
             page_cache_bytes: bytes(page_cache_mib),
         };
         let sender = Sender::start(settings, move |socket| hands.hold(socket)).map_err(Problem::failed)?;
@@ -188,14 +189,22 @@ pub(crate) struct Packing {
     cpus: CpuList,
     /// Whether it leaves a core at once to a VM that wants it.
     gives_way: bool,
+    // Of all migrations from here.
+    concurrent: ConcurrentSenders,
 }
 
 impl Packing {
     /// As it is now, by the configuration and by the VMs that run here.
-    pub(crate) fn of(compression: &Compression, lost_cpus: &LostCpus, vms: &Vms) -> Result<Self, Problem> {
+    pub(crate) fn of(
+        compression: &Compression,
+        lost_cpus: &LostCpus,
+        vms: &Vms,
+        concurrent: &ConcurrentSenders,
+    ) -> Result<Self, Problem> {
         let own = own_cpus()?;
         lost_cpus.tell(compression, &own);
-        Ok(Self::on(compression, own, priority_counts_to(vms)))
+        let concurrent = concurrent.clone();
+        Ok(Self { concurrent, ..Self::on(compression, own, priority_counts_to(vms)) })
     }
 
     /// Where the agent may run on `own`: one may be unplugged, or taken from it, at any time.
@@ -210,7 +219,13 @@ impl Packing {
             Some(_) => (cores == 0).then_some(NoPacking::NotGivenBack),
         };
         // Where none packs, it does not matter on which.
-        Self { cores, obstacle, cpus: left.unwrap_or(own), gives_way }
+        Self {
+            cores,
+            obstacle,
+            cpus: left.unwrap_or(own),
+            gives_way,
+            concurrent: ConcurrentSenders::default(),
+        }
     }
 }
 

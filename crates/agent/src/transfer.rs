@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use drainpipe_engine::problem::Problem;
+use drainpipe_relay::ConcurrentSenders;
 
 use crate::bandwidth::Bandwidth;
 use crate::cpu_priority::FirstSessions;
@@ -30,6 +31,8 @@ pub(crate) struct Transfer {
     vms: Arc<Vms>,
     // CPUs that were to pack, and on which the agent may not run any more.
     lost_cpus: LostCpus,
+    // What packs for migrations from here.
+    concurrent: ConcurrentSenders,
 }
 
 impl Transfer {
@@ -48,11 +51,12 @@ impl Transfer {
             host: Arc::clone(host),
             vms: Arc::clone(vms),
             lost_cpus: LostCpus::default(),
+            concurrent: ConcurrentSenders::default(),
         })
     }
 
     /// What packs on this host, as it is now.
     pub(crate) fn packing(&self) -> Result<Packing, Problem> {
-        Packing::of(&self.host.config.compression, &self.lost_cpus, &self.vms)
+        Packing::of(&self.host.config.compression, &self.lost_cpus, &self.vms, &self.concurrent)
     }
 }

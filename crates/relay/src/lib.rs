@@ -50,7 +50,7 @@ pub use frame::BLOCK_BYTES_MAX;
 pub use host_cpu::HostCpu;
 pub use preamble::{TOKEN_BYTES, Token};
 pub use receiver::{Receiver, ReceiverSettings};
-pub use sender::{Limiter, Sender, SenderSettings};
+pub use sender::{ConcurrentSenders, Limiter, Sender, SenderSettings};
 pub use tls::{ClientTls, ServerTls};
 pub use treatment::Treatment;
 

@@ -26,6 +26,7 @@ use std::thread;
 
 use drainpipe_engine::idle_cores::Allowance;
 
+pub use self::concurrent_senders::ConcurrentSenders;
 use self::passing::Passing;
 use self::shared::Shared;
 use crate::error::RelayError;
@@ -58,6 +59,8 @@ pub struct SenderSettings {
     /// Whether the kernel lets `SCHED_IDLE` count between these threads and the VMs that run here, as it does within one
     /// cgroup or session.
     pub gives_way: bool,
+    /// The senders of this host, which look at the same idle cores.
+    pub concurrent: ConcurrentSenders,
     /// Pages of which the receiver keeps a copy, to be told by what has changed of them, at most, in bytes.
     pub page_cache_bytes: usize,
     /// The CPUs on which they pack; empty for all on which this process may run.

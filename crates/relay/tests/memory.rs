@@ -10,7 +10,9 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use drainpipe_relay::{PACKING_THREADS_MAX, Sender, SenderSettings, TOKEN_BYTES, Token, Treatment};
+use drainpipe_relay::{
+    ConcurrentSenders, PACKING_THREADS_MAX, Sender, SenderSettings, TOKEN_BYTES, Token, Treatment,
+};
 use socket2::SockRef;
 
 /// Those of QEMU's multifd, and its first one.
@@ -101,6 +103,7 @@ fn what_a_sender_with_sixteen_threads_holds_is_bounded() {
         cores: PACKING_THREADS_MAX,
         cpus: vec![],
         gives_way: true,
+        concurrent: ConcurrentSenders::default(),
         page_cache_bytes: CACHE_BYTES,
     };
     let path = settings.path.clone();

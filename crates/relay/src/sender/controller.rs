@@ -31,7 +31,7 @@ const PACKING_MIN: Duration = Duration::from_millis(5);
 
 /// Steers until all is over.
 pub(super) fn run(shared: &Shared) {
-    let this = ConcurrentSender::begin();
+    let this = shared.settings.concurrent.begin();
     let (mut at, mut figures) = (Instant::now(), shared.counters.read());
     let mut host = HostCpu::new(shared.settings.cpus.clone());
     let mut allowance = shared.settings.allowance();

@@ -491,6 +491,7 @@ mod tests {
 
     use super::*;
     use crate::preamble::{TOKEN_BYTES, Token};
+    use crate::sender::ConcurrentSenders;
     use crate::treatment::Treatment;
 
     fn shared(cores: usize) -> Arc<Shared> {
@@ -507,6 +508,7 @@ mod tests {
             cores,
             cpus: vec![],
             gives_way: true,
+            concurrent: ConcurrentSenders::default(),
             page_cache_bytes: 0,
         }))
     }

@@ -8,7 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use drainpipe_relay::{
-    ClientTls, Receiver, ReceiverSettings, Sender, SenderSettings, ServerTls, TOKEN_BYTES, Token, Treatment,
+    ClientTls, ConcurrentSenders, Receiver, ReceiverSettings, Sender, SenderSettings, ServerTls, TOKEN_BYTES,
+    Token, Treatment,
 };
 use tempfile::TempDir;
 
@@ -63,6 +64,7 @@ impl Target {
             cores: 2,
             cpus: vec![],
             gives_way: true,
+            concurrent: ConcurrentSenders::default(),
             page_cache_bytes: PAGE_CACHE_BYTES,
         }
     }
