@@ -327,7 +327,7 @@ mod tests {
         let (there, back) = (Words::of(&view(DrainKind::Drain)), Words::of(&view(DrainKind::Failback)));
         let moved = a_move(MoveState::Moved, None);
         assert_eq!(there.describe_turn(&moved), "web1 runs on b, 2.00 s on the links");
-        assert_eq!(back.describe_turn(&moved), "web1 is back from b, 2.0 s on the links");
+        assert_eq!(back.describe_turn(&moved), "web1 is back from b, 2.00 s on the links");
         assert_eq!(back.describe_turn(&a_move(MoveState::Transferring, None)), "web1 ← b: on the links");
         let failed = a_move(MoveState::Failed, Some(Problem::failed("b is short of memory")));
         assert_eq!(there.describe_turn(&failed), "web1 was not moved: b is short of memory");
