@@ -21,10 +21,11 @@ use drainpipe_lab::LinkAddresses;
 
 use crate::completion;
 use crate::connection::ConnectionArguments;
+use crate::exit::Exit;
 
 /// Empties a host of its running virtual machines, fast and safely, over every network card.
 #[derive(Debug, Parser)]
-#[command(name = "drainpipe", version, max_term_width = 100, after_help = EXAMPLES)]
+#[command(name = "drainpipe", version, max_term_width = 100, after_help = examples_and_exit_codes())]
 pub(crate) struct Arguments {
     #[command(flatten)]
     pub(crate) connection: ConnectionArguments,
@@ -46,11 +47,12 @@ Examples:
   drainpipe migrate web1 b --dry-run           say how, and why, and do nothing
   drainpipe drain a                            empty host a, after showing how and asking
   drainpipe resume a --failback                let VMs come to host a again, and bring back what left
-  drainpipe bench web1 b --report report.html  measure all options there and back
+  drainpipe bench web1 b --report report.html  measure all options there and back";
 
-Exit codes: 0 done · 1 failed, nothing lost · 2 bad usage or input · 3 refused by a check or by
-permissions · 4 not known yet where the VM runs · 5 cancelled · 6 warnings of a check ·
-7 a VM has ended while it was moved: what it was doing is lost";
+fn examples_and_exit_codes() -> String {
+    let codes = Exit::ALL.map(|exit| format!("\n  {}  {}", exit.code(), exit.meaning()));
+    format!("{EXAMPLES}\n\nExit codes:{}", codes.concat())
+}
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -408,7 +410,7 @@ pub(crate) struct MigrateArguments {
     /// The host that it shall run on
     #[arg(add = completion::hosts())]
     pub(crate) host: String,
-    /// auto, tcp, compression, multichannel or direct
+    /// How it is moved; `auto` takes the way that promises most
     #[arg(long, default_value = "auto", value_parser = requested_option())]
     pub(crate) option: RequestedOption,
     /// Encrypt it also where the hosts do not require that
@@ -462,7 +464,7 @@ pub(crate) struct DrainArguments {
     /// seconds
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) deadline: Option<u32>,
-    /// auto, tcp, compression, multichannel or direct
+    /// How each VM is moved; `auto` takes the way that promises most
     #[arg(long, default_value = "auto", value_parser = requested_option())]
     pub(crate) option: RequestedOption,
     /// VMs at most on the links at a time; found by measurement if absent

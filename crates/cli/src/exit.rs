@@ -1,4 +1,4 @@
-//! Exit codes; stable, documented in docs/reference/exit-codes.md.
+//! Exit codes, which are stable.
 
 use std::process::ExitCode;
 
@@ -6,29 +6,32 @@ use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveState};
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_engine::result::{MigrationResult, Outcome};
 
-/// How the program ends.
+/// How the program ends; [`Exit::meaning`] says what each is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exit {
-    /// 0: done.
     Done,
-    /// 1: failed, but nothing is lost: each VM runs where it ran.
     Failed,
-    /// 2: bad usage or bad input.
     BadInput,
-    /// 3: refused by a check or by permissions.
     Refused,
-    /// 4: where a VM runs is not known yet: its hand-over was recorded, and the target does not answer; or what moves
-    /// it is not watched any more.
     InDoubt,
-    /// 5: cancelled; the VM runs where it ran.
     Cancelled,
-    /// 6: a check found warnings, and nothing worse.
     Warned,
-    /// 7: a VM has ended as it was moved: what it was doing is lost.
     Lost,
 }
 
 impl Exit {
+    /// Each, in the order of their codes.
+    pub(crate) const ALL: [Self; 8] = [
+        Self::Done,
+        Self::Failed,
+        Self::BadInput,
+        Self::Refused,
+        Self::InDoubt,
+        Self::Cancelled,
+        Self::Warned,
+        Self::Lost,
+    ];
+
     /// The code of a request that could not be done.
     pub(crate) fn of(problem: &Problem) -> Self {
         Self::of_kind(problem.kind)
@@ -88,6 +91,26 @@ impl Exit {
             Self::Cancelled => 5,
             Self::Warned => 6,
             Self::Lost => 7,
+        }
+    }
+
+    /// What it says, for `--help` and docs/reference/exit-codes.md.
+    pub(crate) fn meaning(self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::Failed => {
+                "failed, and nothing is lost: each VM is where it was; the error says if it does not run there"
+            }
+            Self::BadInput => "bad usage or bad input, or no such VM, host or migration: nothing was begun",
+            Self::Refused => {
+                "refused by a check or by permissions: nothing was changed, or everything was undone"
+            }
+            Self::InDoubt => {
+                "in doubt: nobody knows yet where the VM runs; or the program has stopped watching"
+            }
+            Self::Cancelled => "cancelled: the VM runs where it ran",
+            Self::Warned => "`check` found warnings, and nothing worse",
+            Self::Lost => "lost: the VM ended while it was moved, on the source or on the target",
         }
     }
 }

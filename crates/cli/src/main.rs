@@ -9,6 +9,8 @@ mod connection;
 mod exit;
 mod follow;
 mod output;
+#[cfg(test)]
+mod reference;
 
 use std::process::ExitCode;
 
