@@ -1,5 +1,7 @@
 //! The parts of docs/reference that are made from this program: whether they say what it does.
 
+mod commands;
+
 use std::fs;
 use std::path::Path;
 
@@ -27,6 +29,11 @@ fn assert_holds(page: &str, made: &str) {
     } else {
         assert!(checked_in == anew, "docs/reference/{page} is out of date: run `{HOW}`");
     }
+}
+
+#[test]
+fn the_page_of_commands_is_that_of_this_program() {
+    assert_holds("cli.md", &commands::section());
 }
 
 #[test]
