@@ -1,9 +1,11 @@
 //! What the documents promise of themselves: links that lead somewhere, pages that people finish, and the
-//! codes of findings.
+//! findings that there are. What is made from the program is held against it in `src/reference.rs`.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+
+use drainpipe_engine::check::code::FindingCode;
 
 /// Words of a page that is read for a task, of `architecture.md`, and of a decision. What is looked up (`reference/`,
 /// `decisions/README.md`) may be longer.
@@ -105,26 +107,39 @@ fn every_decision_is_listed() {
     }
 }
 
+/// Of each finding in a page, its code and how bad it is.
+fn documented_findings(page: &str) -> Vec<(&str, &str)> {
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| ")?.split_once(" | "));
+    let rows = rows.filter_map(|(codes, rest)| Some((codes, rest.split_once(" |")?.0)));
+    let marks: BTreeSet<&str> = FindingCode::ALL.iter().map(|code| code.gravity().mark()).collect();
+    let rows = rows.filter(|(_, mark)| marks.contains(mark));
+    rows.flat_map(|(codes, mark)| codes.split('`').skip(1).step_by(2).map(move |code| (code, mark))).collect()
+}
+
 #[test]
 fn findings_and_their_documents_are_the_same() {
-    let crates = root().join("crates");
-    let sources: Vec<String> = ["engine/src", "agent/src"]
-        .iter()
-        .flat_map(|source| files_below(&crates.join(source), ".rs"))
-        .map(|source| fs::read_to_string(source).expect("it can be read"))
-        .collect();
     let page = prose(&root().join("docs/reference/findings.md"));
-    let rows = page.lines().filter(|line| line.starts_with("| `"));
-    let cells = rows.filter_map(|row| row.split('|').nth(1));
-    let quoted = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2));
-    let codes: BTreeSet<&str> = quoted.filter(|word| word.contains('-')).collect();
-    for code in &codes {
-        let literal = format!("\"{code}\"");
-        assert!(sources.iter().any(|source| source.contains(&literal)), "nothing finds `{code}`");
+    let documented = documented_findings(&page);
+    for code in FindingCode::ALL {
+        let row = (code.name(), code.gravity().mark());
+        let times = documented.iter().filter(|documented| **documented == row).count();
+        assert_eq!(times, 1, "docs/reference/findings.md needs one row of `{}` with {}", row.0, row.1);
     }
-    let found = sources.iter().flat_map(|source| source.split("finding(\"").skip(1));
-    let found = found.filter_map(|rest| rest.split_once('"')).map(|(code, _)| code);
-    for code in found.filter(|code| code.contains('-') && !code.contains(' ')) {
-        assert!(codes.contains(code), "`{code}` is not documented");
+    for (code, mark) in documented {
+        let is_there = FindingCode::ALL.iter().any(|one| (one.name(), one.gravity().mark()) == (code, mark));
+        assert!(is_there, "docs/reference/findings.md has `{code}` with {mark}, which nothing finds");
+    }
+}
+
+#[test]
+fn each_finding_is_found_by_something() {
+    let sources = files_below(&root().join("crates/engine/src"), ".rs");
+    let sources: String =
+        sources.iter().map(|source| fs::read_to_string(source).expect("it can be read")).collect();
+    let ends = |rest: &str| rest.find(|letter: char| !letter.is_alphanumeric()).unwrap_or(rest.len());
+    let found: BTreeSet<&str> =
+        sources.split("FindingCode::").skip(1).map(|rest| &rest[..ends(rest)]).collect();
+    for code in FindingCode::ALL {
+        assert!(found.contains(format!("{code:?}").as_str()), "nothing finds `{}`", code.name());
     }
 }

@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::check::code::FindingCode;
 use crate::check::finding::{Finding, Place};
 use crate::drain::keeps_pace;
 use crate::drain::view::MemorySample;
@@ -91,7 +92,7 @@ pub fn foreseen(leaving: &Leaving<'_>, plan: &Plan) -> Option<Finding> {
         throttle_max_percent,
     };
     (!plan.post_copy && !keeps_pace(memory_bytes, memory, speed_mbps)).then(|| {
-        Finding::warning("vm-outpaces-paths", [Place::vm(source, vm)])
+        Finding::new(FindingCode::VmOutpacesPaths, [Place::vm(source, vm)])
             .what(format!(
                 "memory of VM {vm} changes at {}, and the paths carry {} of it",
                 rate(outpaced.dirty_gbps),

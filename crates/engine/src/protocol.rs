@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use utoipa::ToSchema;
 
+use crate::check::code::FindingCode;
 use crate::check::finding::{Finding, Place, on};
 use crate::problem::Problem;
 
@@ -181,7 +182,7 @@ impl TooFarApart {
     /// All there is to say of two such hosts: whatever else they would say of themselves may not be understood.
     pub fn finding(&self) -> Finding {
         let Self { older, newer, newer_version, .. } = self;
-        Finding::refusal("agents-too-far-apart", [Place::host(older), Place::host(newer)])
+        Finding::new(FindingCode::AgentsTooFarApart, [Place::host(older), Place::host(newer)])
             .what(self.what())
             .effect("no VM can move between them, and nothing else was checked")
             .remedy(on(

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use drainpipe_engine::check::code::FindingCode;
 use drainpipe_engine::check::finding::Finding;
 use drainpipe_engine::drain::status::DrainStatus;
 use drainpipe_engine::drain::view::{
@@ -309,12 +310,12 @@ fn placed(vm: &api_types::VmView) -> PlacedVm {
 }
 
 fn is_of_memory(finding: &Finding) -> bool {
-    finding.code == "vm-memory-short"
+    finding.is(FindingCode::VmMemoryShort)
 }
 
 /// Other findings each migration tells of itself; this one is of all that depends on the management network meanwhile.
 fn is_of_way(finding: &Finding) -> bool {
-    finding.code == "management-link"
+    finding.is(FindingCode::ManagementLink)
 }
 
 fn in_a_line(finding: &Finding) -> String {

@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::code::{FindingCode, Gravity};
 use super::fix::Fix;
 use crate::known::if_known;
 
@@ -94,38 +95,32 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// A migration would fail or hang.
-    pub(super) fn error(code: &str, places: impl Into<Vec<Place>>) -> Self {
-        Self::new(Severity::Error, code, places.into())
-    }
-
-    /// A migration would work, but not as well as it could.
-    pub(crate) fn warning(code: &str, places: impl Into<Vec<Place>>) -> Self {
-        Self::new(Severity::Warning, code, places.into())
-    }
-
-    /// Good to know.
-    pub(super) fn remark(code: &str, places: impl Into<Vec<Place>>) -> Self {
-        Self::new(Severity::Remark, code, places.into())
-    }
-
-    fn new(severity: Severity, code: &str, places: Vec<Place>) -> Self {
-        let text = String::new;
+    /// As bad as findings of this code get.
+    pub(crate) fn new(code: FindingCode, places: impl Into<Vec<Place>>) -> Self {
+        let gravity = code.gravity();
         Self {
-            severity,
-            code: code.into(),
-            places,
-            what: text(),
-            effect: text(),
-            remedy: text(),
-            refuses_migration: false,
+            severity: gravity.worst(),
+            code: code.name().into(),
+            places: places.into(),
+            what: String::new(),
+            effect: String::new(),
+            remedy: String::new(),
+            refuses_migration: gravity == Gravity::Refusal,
             fix: None,
         }
     }
 
-    /// A migration is not even begun.
-    pub(crate) fn refusal(code: &str, places: impl Into<Vec<Place>>) -> Self {
-        Self { refuses_migration: true, ..Self::error(code, places) }
+    /// The milder of the two that findings of this code may be.
+    pub(super) fn milder(code: FindingCode, places: impl Into<Vec<Place>>) -> Self {
+        let milder = code.gravity().milder();
+        debug_assert!(milder.is_some(), "{} has one severity", code.name());
+        let finding = Self::new(code, places);
+        Self { severity: milder.unwrap_or(finding.severity), ..finding }
+    }
+
+    /// Whether it is about this.
+    pub fn is(&self, code: FindingCode) -> bool {
+        self.code == code.name()
     }
 
     pub(crate) fn what(mut self, what: impl Into<String>) -> Self {

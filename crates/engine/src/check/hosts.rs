@@ -1,6 +1,7 @@
 //! What is wrong with the hosts themselves: versions, clocks, certificates, cores, memory.
 
 use super::Pair;
+use super::code::FindingCode;
 use super::facts::{CheckFacts, ForeignRoute};
 use super::finding::{Finding, Place, on};
 use crate::format::duration;
@@ -59,7 +60,7 @@ fn here(facts: &CheckFacts) -> [Place; 1] {
 fn unknown_peer(own: &CheckFacts, other: &CheckFacts) -> Option<Finding> {
     let (host, name) = (own.name(), other.name());
     (!own.peers.iter().any(|peer| peer == name)).then(|| {
-        Finding::refusal("not-a-peer", here(own))
+        Finding::new(FindingCode::NotAPeer, here(own))
             .what(format!("{host} has no [[peer]] `{name}` in its agent.toml"))
             .effect(format!("{host} refuses migrations from {name}, and sends none there"))
             .remedy(on(
@@ -73,7 +74,7 @@ fn old_qemu(facts: &CheckFacts) -> Option<Finding> {
     let version = &facts.host.hypervisor.version;
     let old = numbers(version)? < QEMU_OLDEST;
     old.then(|| {
-        Finding::error("qemu-old", here(facts))
+        Finding::new(FindingCode::QemuOld, here(facts))
             .what(format!("QEMU {version} of {} is older than {}", facts.name(), dotted(QEMU_OLDEST)))
             .effect("it lacks what migrations rely on, and they fail")
             .remedy(on(facts.name(), "apt install qemu-system-x86 (Debian 12 has 7.2)"))
@@ -82,7 +83,7 @@ fn old_qemu(facts: &CheckFacts) -> Option<Finding> {
 
 fn replaced_qemu(facts: &CheckFacts) -> Option<Finding> {
     facts.qemu_replaced.then(|| {
-        Finding::warning("qemu-replaced", here(facts))
+        Finding::new(FindingCode::QemuReplaced, here(facts))
             .what(format!(
                 "QEMU of {} was replaced since its agent was started, which knows of {}",
                 facts.name(),
@@ -96,7 +97,7 @@ fn replaced_qemu(facts: &CheckFacts) -> Option<Finding> {
 fn old_kernel(facts: &CheckFacts) -> Option<Finding> {
     let old = numbers(&facts.kernel)? < KERNEL_OLDEST;
     old.then(|| {
-        Finding::warning("kernel-old", here(facts))
+        Finding::new(FindingCode::KernelOld, here(facts))
             .what(format!(
                 "Linux {} of {} is older than {}",
                 facts.kernel,
@@ -112,7 +113,7 @@ fn old_libvirt(facts: &CheckFacts) -> Option<Finding> {
     let version = facts.libvirt_version.as_ref()?;
     let old = numbers(version)? < LIBVIRT_OLDEST;
     old.then(|| {
-        Finding::remark("libvirt-old", here(facts))
+        Finding::new(FindingCode::LibvirtOld, here(facts))
             .what(format!("libvirt {version} of {} is older than {}", facts.name(), dotted(LIBVIRT_OLDEST)))
             .effect("none for the VMs that Drainpipe runs; beside so old a libvirt it is not tested")
             .remedy(on(facts.name(), "apt install libvirt-daemon-system (Debian 12 has 9.0)"))
@@ -132,7 +133,7 @@ pub(super) fn dotted([major, minor]: [u32; 2]) -> String {
 fn older_target(pair: Pair<'_>) -> Option<Finding> {
     let [source, target] = [pair.source, pair.target].map(|facts| &facts.host.hypervisor.version);
     (numbers(target)? < numbers(source)?).then(|| {
-        Finding::warning("target-qemu-older", both(pair))
+        Finding::new(FindingCode::TargetQemuOlder, both(pair))
             .what(format!(
                 "{} has QEMU {target}, {} the newer {source}",
                 pair.target.name(),
@@ -161,7 +162,7 @@ fn agent_versions(pair: Pair<'_>) -> Option<Finding> {
         Err(apart) => return Some(apart.finding()),
     };
     (source != target).then(|| {
-        Finding::remark("agents-differ", both(pair))
+        Finding::new(FindingCode::AgentsDiffer, both(pair))
             .what(format!(
                 "{} runs drainpipe {}, {} drainpipe {}",
                 pair.source.name(),
@@ -178,7 +179,7 @@ fn clock(pair: Pair<'_>) -> Option<Finding> {
     let difference = pair.clock;
     (difference.ahead_ms.abs() - difference.uncertainty_ms > CLOCK_MS_MAX).then(|| {
         let direction = if difference.ahead_ms > 0.0 { "ahead of" } else { "behind" };
-        Finding::warning("clocks-differ", both(pair))
+        Finding::new(FindingCode::ClocksDiffer, both(pair))
             .what(format!(
                 "the clock of {} is {} {direction} that of {}",
                 pair.target.name(),
@@ -202,9 +203,9 @@ fn certificate(facts: &CheckFacts) -> Option<Finding> {
     }
     let finding = |code| {
         if days < CERTIFICATE_DAYS_ERROR {
-            Finding::error(code, here(facts))
+            Finding::new(code, here(facts))
         } else {
-            Finding::warning(code, here(facts))
+            Finding::milder(code, here(facts))
         }
     };
     let ends = match days {
@@ -213,7 +214,7 @@ fn certificate(facts: &CheckFacts) -> Option<Finding> {
         _ => format!("ends in {days} days"),
     };
     Some(if authority_ends_s.is_some() {
-        finding("authority-ends")
+        finding(FindingCode::AuthorityEnds)
             .what(format!("the certificate of the authority that {host} trusts {ends}"))
             .effect("from then on no host's certificate, and no operator's, counts for its agent")
             .remedy(
@@ -222,7 +223,7 @@ fn certificate(facts: &CheckFacts) -> Option<Finding> {
                  restart drainpipe",
             )
     } else {
-        finding("certificate-ends")
+        finding(FindingCode::CertificateEnds)
             .what(format!("the certificate of {host} {ends}"))
             .effect("from then on no other host, and no operator, can talk to its agent")
             .remedy(format!(
@@ -238,32 +239,32 @@ fn power(facts: &CheckFacts) -> Vec<Finding> {
     let host = facts.name();
     let effect = "cores stay slow while a migration begins, and a fast NIC is not filled";
     let finding = |code, what: String, command: &str| {
-        Finding::warning(code, here(facts)).what(what).effect(effect).remedy(on(host, command))
+        Finding::new(code, here(facts)).what(what).effect(effect).remedy(on(host, command))
     };
     let saves = |value: &&String| matches!(value.as_str(), "power" | "balance_power");
     let governor =
         facts.energy_preferences.is_empty() && facts.governors.iter().any(|one| one == "powersave");
     let governor = governor.then(|| {
         let what = format!("cores of {host} run under the governor powersave");
-        finding("governor-powersave", what, "cpupower frequency-set -g performance")
+        finding(FindingCode::GovernorPowersave, what, "cpupower frequency-set -g performance")
     });
     let preference = facts.energy_preferences.iter().find(saves).map(|value| {
         let what = format!("cores of {host} are told to prefer saving energy ({value})");
         let command =
             "echo performance | tee /sys/devices/system/cpu/cpufreq/policy*/energy_performance_preference";
-        finding("energy-preference", what, command)
+        finding(FindingCode::EnergyPreference, what, command)
     });
     let slow = |profile: &&String| matches!(profile.as_str(), "low-power" | "cool" | "quiet");
     let profile = facts.platform_profile.as_ref().filter(slow).map(|profile| {
         let what = format!("the firmware of {host} has the power profile {profile}");
-        finding("power-profile", what, "echo performance > /sys/firmware/acpi/platform_profile")
+        finding(FindingCode::PowerProfile, what, "echo performance > /sys/firmware/acpi/platform_profile")
     });
     [governor, preference, profile].into_iter().flatten().collect()
 }
 
 fn rdma_alone(own: &CheckFacts, other: &CheckFacts) -> Option<Finding> {
     (!own.host.rdma_devices.is_empty() && other.host.rdma_devices.is_empty()).then(|| {
-        Finding::remark("rdma-on-one-side", [Place::host(own.name()), Place::host(other.name())])
+        Finding::new(FindingCode::RdmaOnOneSide, [Place::host(own.name()), Place::host(other.name())])
             .what(format!(
                 "{} has RDMA ({}), {} has none",
                 own.name(),
@@ -291,7 +292,7 @@ fn no_migration_address(pair: Pair<'_>, own: &CheckFacts) -> Option<Finding> {
     let why = own.host.no_migration_address.as_ref();
     let why = why.map_or_else(|| "no migration_address is configured".into(), ToString::to_string);
     (own.host.migration_address.is_none() && paths > 1).then(|| {
-        Finding::warning("no-migration-address", here(own))
+        Finding::new(FindingCode::NoMigrationAddress, here(own))
             .what(format!("{} has no address for multichannel: {why}", own.name()))
             .effect(format!("migrations use one of the {paths} paths"))
             .remedy(on(
@@ -304,7 +305,7 @@ fn no_migration_address(pair: Pair<'_>, own: &CheckFacts) -> Option<Finding> {
 fn equal_migration_addresses(pair: Pair<'_>) -> Option<Finding> {
     let address = pair.source.host.migration_address?;
     (pair.target.host.migration_address == Some(address)).then(|| {
-        Finding::error("migration-addresses-equal", both(pair))
+        Finding::new(FindingCode::MigrationAddressesEqual, both(pair))
             .what(format!("both hosts have the migration_address {address}"))
             .effect("multichannel migrations fail: a host cannot reach another under its own address")
             .remedy(on(
@@ -320,13 +321,10 @@ fn taken_route(own: &CheckFacts, other: &CheckFacts) -> Option<Finding> {
     Some(route_taken(own.name(), other.name(), *route))
 }
 
-/// Of [`route_taken`].
-pub(crate) const ROUTE_TAKEN: &str = "route-taken";
-
 /// A route to the other host's migration address that is not Drainpipe's.
 pub fn route_taken(host: &str, peer: &str, route: ForeignRoute) -> Finding {
     let ForeignRoute { address, protocol } = route;
-    Finding::refusal(ROUTE_TAKEN, [Place::host(host)])
+    Finding::new(FindingCode::RouteTaken, [Place::host(host)])
         .what(format!(
             "the route of {host} to {address}, the migration address of {peer}, is another program's (route protocol \
              {protocol})"
@@ -346,7 +344,7 @@ fn unroutable_migration_addresses(pair: Pair<'_>) -> Option<Finding> {
     }
     let obstacle = routing_obstacle(source, target, pair.paths)?;
     Some(
-        Finding::warning("migration-addresses-unroutable", both(pair))
+        Finding::new(FindingCode::MigrationAddressesUnroutable, both(pair))
             .what(obstacle)
             .effect(format!("migrations use one of the {} paths", pair.paths.len()))
             .remedy(
@@ -361,7 +359,7 @@ fn little_memory(pair: Pair<'_>) -> Option<Finding> {
     let target = pair.target;
     let free = target.host.memory_available_bytes;
     (pair.vms.is_empty() && free < MEMORY_LOW_BYTES).then(|| {
-        Finding::remark("target-memory-low", here(target))
+        Finding::new(FindingCode::TargetMemoryLow, here(target))
             .what(format!("{} has {} MiB of memory free", target.name(), free >> 20))
             .effect("larger VMs are refused there")
             .remedy(on(target.name(), "free -m; move other VMs away first"))

@@ -1,6 +1,7 @@
 //! What is wrong with single links, or worth knowing of them.
 
 use super::Pair;
+use super::code::FindingCode;
 use super::facts::{BondFacts, CheckFacts, Duplex, LinkCounters, LinkFacts, LinkState};
 use super::finding::{Finding, Place, on};
 use super::fix::Fix;
@@ -73,19 +74,20 @@ fn management(pair: Pair<'_>, facts: &CheckFacts, link: &LinkFacts) -> Option<Fi
     };
     let others: Vec<&MigrationLink> = facts.host.links.iter().filter(|other| other.name != *name).collect();
     let finding = if others.is_empty() {
-        Finding::remark("management-link", here(host, link)).remedy("give migrations a link of their own")
+        Finding::milder(FindingCode::ManagementLink, here(host, link))
+            .remedy("give migrations a link of their own")
     } else if !others.iter().any(|other| other.usable) {
         let others: Vec<&str> = others.iter().map(|other| other.name.as_str()).collect();
-        Finding::warning("management-link", here(host, link)).remedy(format!(
+        Finding::new(FindingCode::ManagementLink, here(host, link)).remedy(format!(
             "mend the host's other migration links, all of which are down: {}",
             others.join(", ")
         ))
     } else if stands_in(facts, link) {
-        Finding::warning("management-link", here(host, link)).remedy(
+        Finding::new(FindingCode::ManagementLink, here(host, link)).remedy(
             "give migrations a link of their own that reaches the other host: its other links make no path",
         )
     } else {
-        Finding::warning("management-link", here(host, link)).remedy(on(
+        Finding::new(FindingCode::ManagementLink, here(host, link)).remedy(on(
             host,
             format!("remove [[link]] `{name}` from agent.toml, and systemctl restart drainpipe"),
         ))
@@ -101,7 +103,7 @@ fn goes_in_the_clear(pair: Pair<'_>) -> bool {
 
 fn half_duplex(host: &str, link: &LinkFacts) -> Option<Finding> {
     (link.duplex == Some(Duplex::Half)).then(|| {
-        Finding::warning("half-duplex", here(host, link))
+        Finding::new(FindingCode::HalfDuplex, here(host, link))
             .what(format!("{} of {host} has negotiated half duplex", link.name))
             .effect("data and acknowledgements collide: a small part of the speed is left")
             .remedy(on(host, format!("ethtool -s {} autoneg on; and the same at the switch port", link.name)))
@@ -113,7 +115,7 @@ fn bad_packets(host: &str, link: &LinkFacts) -> Option<Finding> {
     let bad = counters.receive_errors.saturating_add(counters.send_errors);
     let all = counters.received.saturating_add(counters.sent);
     (bad >= BAD_PACKETS_MIN && bad as f64 >= all as f64 * BAD_PACKETS_RATIO).then(|| {
-        Finding::warning("link-errors", here(host, link))
+        Finding::new(FindingCode::LinkErrors, here(host, link))
             .what(format!(
                 "{} of {host} has counted {bad} bad packets among {all} {}",
                 link.name,
@@ -139,7 +141,7 @@ fn dropped(host: &str, link: &LinkFacts) -> Option<Finding> {
     let dropped = counters.receive_dropped.saturating_add(counters.send_dropped);
     let all = counters.received.saturating_add(counters.sent);
     (dropped >= DROPPED_MIN && dropped as f64 >= all as f64 * DROPPED_RATIO).then(|| {
-        Finding::remark("link-drops", here(host, link))
+        Finding::new(FindingCode::LinkDrops, here(host, link))
             .what(format!(
                 "{} of {host} has dropped {dropped} packets of {all} {}, for want of room or as nobody's",
                 link.name,
@@ -156,10 +158,13 @@ fn team(host: &str, link: &LinkFacts, bond: &BondFacts) -> Finding {
     let hashes_ports = matches!(bond.transmit_hash.as_deref(), Some("layer3+4" | "encap3+4"));
     let what = format!("{name} of {host} is a bond of {} links in mode {}", bond.members, bond.mode);
     let finding = |effect: &str, remedy: String| {
-        Finding::remark("bond-mode", here(host, link)).what(what.clone()).effect(effect).remedy(remedy)
+        Finding::milder(FindingCode::BondMode, here(host, link))
+            .what(what.clone())
+            .effect(effect)
+            .remedy(remedy)
     };
     match bond.mode.as_str() {
-        "802.3ad" | "balance-xor" if !hashes_ports => Finding::warning("bond-mode", here(host, link))
+        "802.3ad" | "balance-xor" if !hashes_ports => Finding::new(FindingCode::BondMode, here(host, link))
             .what(format!(
                 "{what}, which hashes no ports ({})",
                 bond.transmit_hash.as_deref().unwrap_or("unknown")
@@ -189,7 +194,7 @@ fn team(host: &str, link: &LinkFacts, bond: &BondFacts) -> Finding {
 fn reverse_path_filter(host: &str, link: &LinkFacts) -> Option<Finding> {
     let name = &link.name;
     (link.reverse_path_filter == Some(STRICT)).then(|| {
-        Finding::warning("reverse-path-filter", here(host, link))
+        Finding::new(FindingCode::ReversePathFilter, here(host, link))
             .what(format!("{name} of {host} filters strictly by the way back (rp_filter = 1)"))
             .effect(
                 "when a path leaves this host's route, what the other host still sends over it is dropped, and \
@@ -206,7 +211,7 @@ fn one_queue(facts: &CheckFacts, link: &LinkFacts) -> Option<Finding> {
     let alone = link.receive_queues == Some(1) && link.receive_steering == Some(false);
     (alone && speed_mbps >= FAST_MBPS && facts.host.cores > 1).then(|| {
         let mask = steering_mask(facts.host.cores);
-        Finding::warning("one-receive-queue", here(host, link))
+        Finding::new(FindingCode::OneReceiveQueue, here(host, link))
             .what(format!("{name} of {host} has {speed_mbps} Mb/s and one receive queue, without RPS"))
             .effect("one core takes all that arrives and limits the link")
             .remedy(on(
@@ -226,7 +231,7 @@ fn one_queue_in_use(facts: &CheckFacts, link: &LinkFacts) -> Option<Finding> {
     let queues = link.receive_queues.filter(|queues| *queues > 1)?;
     let spreads = link.receive_queues_in_use != Some(1) || link.receive_steering == Some(true);
     (!spreads && speed_mbps >= FAST_MBPS && facts.host.cores > 1).then(|| {
-        Finding::warning("one-receive-queue-used", here(host, link))
+        Finding::new(FindingCode::OneReceiveQueueUsed, here(host, link))
             .what(format!(
                 "{name} of {host} has {queues} receive queues and gives all that arrives to one of them"
             ))
@@ -241,7 +246,7 @@ fn one_core(facts: &CheckFacts, link: &LinkFacts) -> Option<Finding> {
     let speed_mbps = facts.migration_link(name)?.speed_mbps?;
     let queues = link.receive_queues.filter(|queues| *queues > 1)?;
     (link.interrupt_cores == Some(1) && speed_mbps >= FAST_MBPS && facts.host.cores > 1).then(|| {
-        Finding::warning("interrupts-on-one-core", here(host, link))
+        Finding::new(FindingCode::InterruptsOnOneCore, here(host, link))
             .what(format!("all {queues} receive queues of {name} of {host} interrupt one core"))
             .effect("one core takes all that arrives and limits the link")
             .remedy(on(

@@ -6,12 +6,14 @@
 //! vm       what both hosts say of a VM that may move
 //! trial    what was tried between them, and what came of it
 //! sizes    which packet sizes to try next
+//! code     which findings there are, and how bad they are
 //! finding  what is wrong, where, what it does, what mends it
 //! fix      what may be mended without asking more than once
 //! path_report   everything that is known of a path, for people and scripts
 //! paths, links, hosts, vms   the rules, by what they look at
 //! ```
 
+pub mod code;
 pub mod facts;
 pub mod finding;
 pub mod fix;
@@ -26,7 +28,6 @@ pub mod trial;
 pub mod vm;
 mod vms;
 
-pub(crate) use hosts::ROUTE_TAKEN;
 pub use hosts::route_taken;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -34,6 +35,7 @@ use utoipa::ToSchema;
 use crate::option::RequestedOption;
 use crate::path::{Path, Reach, find_paths};
 use crate::problem::Problem;
+use code::FindingCode;
 use facts::CheckFacts;
 use finding::{ANY_FIREWALL, Finding, Place, Severity, let_in, on};
 use path_report::PathReport;
@@ -138,7 +140,7 @@ pub fn unreachable(source: &str, target: &str, port: u16, reason: &NotReached) -
             let_in(target, format!("tcp dport {port}"))
         )
     };
-    Finding::error("agent-unreachable", [Place::host(target)])
+    Finding::new(FindingCode::AgentUnreachable, [Place::host(target)])
         .what(format!("{source} cannot ask {target}: {}", reason.why))
         .effect(format!("no VM can move from {source} to {target}, and nothing else could be checked"))
         .remedy(remedy)
@@ -155,7 +157,7 @@ pub fn no_way_back(source: &str, target: &str, port: u16, reason: &NotReached) -
             let_in(source, format!("tcp dport {port}"))
         )
     };
-    Finding::warning("agent-unreachable", [Place::host(source)])
+    Finding::milder(FindingCode::AgentUnreachable, [Place::host(source)])
         .what(format!("{target} cannot ask {source}: {}", reason.why))
         .effect(format!(
             "no VM can move from {target} to {source}; and {target}, when it comes back after a crash, cannot ask \

@@ -1,6 +1,7 @@
 //! What is wrong with the paths: links that find no partner, and what does not get through.
 
 use super::Pair;
+use super::code::FindingCode;
 use super::facts::{CheckFacts, LinkState};
 use super::finding::{ANY_FIREWALL, Finding, Place, let_in, on};
 use super::trial::PathTrial;
@@ -49,25 +50,24 @@ fn unusable_links(own: &CheckFacts, other: &CheckFacts) -> Vec<Finding> {
 fn unusable_link(own: &CheckFacts, link: &MigrationLink, other: &CheckFacts) -> Option<Finding> {
     let (host, name) = (own.name(), link.name.as_str());
     let finding = |code| {
-        Finding::warning(code, [Place::link(host, name)])
+        Finding::new(code, [Place::link(host, name)])
             .effect("migrations go without this link, and fail if no other is left")
     };
     match own.link(name)?.state {
         LinkState::Missing => {
-            Some(finding("link-missing").what(format!("{host} has no interface {name}")).remedy(on(
-                host,
-                format!("correct [[link]] `{name}` in agent.toml; `ip link` lists the interfaces"),
-            )))
+            Some(finding(FindingCode::LinkMissing).what(format!("{host} has no interface {name}")).remedy(
+                on(host, format!("correct [[link]] `{name}` in agent.toml; `ip link` lists the interfaces")),
+            ))
         }
         LinkState::Down => Some(
-            finding("link-down")
+            finding(FindingCode::LinkDown)
                 .what(format!("{name} of {host} is switched off"))
                 .remedy(on(host, format!("ip link set dev {name} up"))),
         ),
         // Said already of the end that is switched off.
         LinkState::NoCarrier if partner_is_off(link, other) => None,
         LinkState::NoCarrier => Some(
-            finding("link-no-carrier")
+            finding(FindingCode::LinkNoCarrier)
                 .what(format!(
                     "{name} of {host} has no carrier: nothing answers at the other end of the cable"
                 ))
@@ -91,7 +91,7 @@ fn partner_is_off(link: &MigrationLink, other: &CheckFacts) -> bool {
 
 fn no_path(pair: Pair<'_>) -> Finding {
     let (source, target) = (pair.source.name(), pair.target.name());
-    Finding::error("no-path", [Place::host(source), Place::host(target)])
+    Finding::new(FindingCode::NoPath, [Place::host(source), Place::host(target)])
         .what(format!(
             "no migration link of {source} ({}) reaches one of {target} ({})",
             in_words(&pair.source.host.links),
@@ -138,8 +138,8 @@ fn links_without_partner(pair: Pair<'_>) -> Option<Finding> {
     let places = |facts: &CheckFacts, links: &[MigrationLink]| -> Vec<Place> {
         links.iter().map(|link| Place::link(facts.name(), &link.name)).collect()
     };
-    let finding = Finding::warning(
-        "subnet-mismatch",
+    let finding = Finding::new(
+        FindingCode::SubnetMismatch,
         [places(pair.source, &source), places(pair.target, &target)].concat(),
     );
     Some(
@@ -169,14 +169,14 @@ fn reachability(pair: Pair<'_>, trial: &PathTrial, some_path_works: bool) -> Opt
     };
     let finding = |code| {
         if some_path_works {
-            Finding::warning(code, ends(pair, &trial.path)).effect("migrations go without this path")
+            Finding::milder(code, ends(pair, &trial.path)).effect("migrations go without this path")
         } else {
-            Finding::error(code, ends(pair, &trial.path)).effect("no path is left: every migration fails")
+            Finding::new(code, ends(pair, &trial.path)).effect("no path is left: every migration fails")
         }
     };
     let one_way = |from: &str, from_link: &str, to: &CheckFacts, to_link: &str| {
         let receiver = to.name();
-        finding("path-one-way")
+        finding(FindingCode::PathOneWay)
             .what(format!(
                 "what {receiver} sends over {to_link} reaches {from}, but nothing from {from_link} of {from} reaches it"
             ))
@@ -187,12 +187,12 @@ fn reachability(pair: Pair<'_>, trial: &PathTrial, some_path_works: bool) -> Opt
             ))
     };
     Some(match (forward, backward) {
-        (true, true) => finding("tcp-blocked")
+        (true, true) => finding(FindingCode::TcpBlocked)
             .what(format!("packets pass both ways between {path}, but no TCP connection to {target}: {error}"))
             .remedy(format!("{}; {ANY_FIREWALL}", let_through(pair.target, &path.peer_link, TCP))),
         (true, false) => one_way(target, &path.peer_link, pair.source, &path.link),
         (false, true) => one_way(source, &path.link, pair.target, &path.peer_link),
-        (false, false) => finding("path-silent")
+        (false, false) => finding(FindingCode::PathSilent)
             .what(format!(
                 "{} of {source} and {} of {target} are up, but nothing passes between {} and {}",
                 path.link, path.peer_link, path.address, path.peer_address
@@ -216,7 +216,7 @@ fn udp_blocked(pair: Pair<'_>, trial: &PathTrial) -> Finding {
         (!trial.forward.passes()).then(|| (target, let_through(pair.target, &path.peer_link, UDP)));
     let into_source = (!trial.backward.passes()).then(|| (source, let_through(pair.source, &path.link, UDP)));
     let (receivers, rules): (Vec<&str>, Vec<String>) = into_target.into_iter().chain(into_source).unzip();
-    Finding::warning("udp-blocked", ends(pair, &trial.path))
+    Finding::new(FindingCode::UdpBlocked, ends(pair, &trial.path))
         .what(format!("TCP connects over {path}, but datagrams do not arrive at {}", receivers.join(" and ")))
         .effect(
             "the path's MTU cannot be tested, and a multichannel migration cannot watch the path: if it dies \
@@ -253,7 +253,7 @@ fn loss(pair: Pair<'_>, trial: &PathTrial) -> Vec<Finding> {
     lossy
         .map(|(packets, from, to)| {
             let lost = packets.sent - packets.arrived;
-            Finding::warning("path-loses-packets", ends(pair, &trial.path))
+            Finding::new(FindingCode::PathLosesPackets, ends(pair, &trial.path))
                 .what(format!(
                     "{lost} of {} packets from {from} to {to} over {} were lost",
                     packets.sent, trial.path

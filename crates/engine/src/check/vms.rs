@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::Pair;
+use super::code::FindingCode;
 use super::facts::CheckFacts;
 use super::finding::{Finding, Place, on};
 use super::hosts::{dotted, numbers};
@@ -55,7 +56,7 @@ fn there(pair: Pair<'_>, vm: &VmFacts) -> [Place; 1] {
 fn name_taken(pair: Pair<'_>, checked: &VmCheck) -> Option<Finding> {
     let (target, name) = (pair.target.name(), &checked.vm.name);
     checked.fit.name_taken.then(|| {
-        Finding::refusal("vm-name-taken", there(pair, &checked.vm))
+        Finding::new(FindingCode::VmNameTaken, there(pair, &checked.vm))
             .what(format!("{target} has a VM {name} already"))
             .effect("the VM is refused there")
             .remedy("rename or remove one of the two; drainpipe vms shows both")
@@ -65,9 +66,9 @@ fn name_taken(pair: Pair<'_>, checked: &VmCheck) -> Option<Finding> {
 fn obstacle(pair: Pair<'_>, checked: &VmCheck) -> Option<Finding> {
     let (vm, target) = (&checked.vm, pair.target.name());
     let qemu = &pair.target.host.hypervisor.version;
-    let finding = |code| Finding::refusal(code, there(pair, vm)).effect("the VM is refused there");
+    let finding = |code| Finding::new(code, there(pair, vm)).effect("the VM is refused there");
     Some(match checked.fit.obstacle.as_ref()? {
-        Obstacle::MachineUnknown { newest } => finding("vm-machine-unknown")
+        Obstacle::MachineUnknown { newest } => finding(FindingCode::VmMachineUnknown)
             .what(format!(
                 "QEMU {qemu} of {target} has no machine type {} of VM {}; the newest that it has of this kind is {}",
                 vm.machine,
@@ -78,10 +79,10 @@ fn obstacle(pair: Pair<'_>, checked: &VmCheck) -> Option<Finding> {
                 "{}; or stop the VM and give it an older `machine`",
                 on(target, "apt install a newer qemu-system-x86")
             )),
-        Obstacle::NoKvm => finding("vm-kvm-missing")
+        Obstacle::NoKvm => finding(FindingCode::VmKvmMissing)
             .what(format!("VM {} runs by KVM, which {target} cannot run", vm.name))
             .remedy(format!("{} shows why; or move it to another host", on(target, "ls -l /dev/kvm; lscpu"))),
-        Obstacle::LosesWrites => finding("vm-writes-lost")
+        Obstacle::LosesWrites => finding(FindingCode::VmWritesLost)
             .what(format!(
                 "QEMU {qemu} of {target} would lose writes of VM {} when it moves on, because the VM runs by emulation \
                  and was booted without memory_padding_kib = 8",
@@ -93,7 +94,7 @@ fn obstacle(pair: Pair<'_>, checked: &VmCheck) -> Option<Finding> {
 
 fn padded(pair: Pair<'_>, vm: &VmFacts) -> Option<Finding> {
     (vm.padding_bytes > 0 && vm.memory_bytes >= PADDED_FELT_BYTES).then(|| {
-        Finding::warning("vm-memory-padded", [Place::vm(pair.source.name(), &vm.name)])
+        Finding::new(FindingCode::VmMemoryPadded, [Place::vm(pair.source.name(), &vm.name)])
             .what(format!(
                 "VM {} runs without KVM and was booted for a QEMU before 9.0: it has {} KiB more memory than asked for, so                  that QEMU sees all its writes",
                 vm.name,
@@ -112,7 +113,7 @@ fn missing_bridge(pair: Pair<'_>, checked: &VmCheck) -> Option<Finding> {
     let bridges = checked.fit.missing_bridges.join(", ");
     (!bridges.is_empty()).then(|| {
         let make = format!("ip link add {0} type bridge; ip link set {0} up", checked.fit.missing_bridges[0]);
-        Finding::refusal("vm-bridge-missing", there(pair, vm))
+        Finding::new(FindingCode::VmBridgeMissing, there(pair, vm))
             .what(format!("{target} has no bridge {bridges}, which a NIC of VM {} joins", vm.name))
             .effect("the VM cannot be built there")
             .remedy(format!("{}; and add the link to the guests' network to it", on(target, make)))
@@ -123,7 +124,7 @@ fn bridge_not_allowed(pair: Pair<'_>, checked: &VmCheck) -> Option<Finding> {
     let (vm, target) = (&checked.vm, pair.target.name());
     let bridges = checked.fit.bridges_not_allowed.join(", ");
     (!bridges.is_empty()).then(|| {
-        Finding::refusal("vm-bridge-not-allowed", there(pair, vm))
+        Finding::new(FindingCode::VmBridgeNotAllowed, there(pair, vm))
             .what(format!("VMs may not join {bridges} on {target}, which a NIC of VM {} joins", vm.name))
             .effect("the VM is refused there")
             .remedy(format!(
@@ -135,7 +136,7 @@ fn bridge_not_allowed(pair: Pair<'_>, checked: &VmCheck) -> Option<Finding> {
 fn memory(pair: Pair<'_>, vm: &VmFacts) -> Option<Finding> {
     let (needed, free) = (vm.needs().bytes, pair.target.host.memory_available_bytes);
     (free < needed).then(|| {
-        Finding::refusal("vm-memory-short", there(pair, vm))
+        Finding::new(FindingCode::VmMemoryShort, there(pair, vm))
             .what(format!(
                 "{} is short of memory for VM {}: {} MiB needed, {} MiB available",
                 pair.target.name(),
@@ -154,7 +155,7 @@ fn memory_of_all(pair: Pair<'_>) -> Option<Finding> {
     let (all, largest) = (needed().fold(0, u64::saturating_add), needed().max()?);
     let free = pair.target.host.memory_available_bytes;
     (largest <= free && free < all).then(|| {
-        Finding::warning("vms-memory-short", [Place::host(pair.target.name())])
+        Finding::new(FindingCode::VmsMemoryShort, [Place::host(pair.target.name())])
             .what(format!(
                 "the {} VMs of {} need {} MiB together, {} has {} MiB available",
                 pair.vms.len(),
@@ -172,7 +173,7 @@ fn huge_pages(pair: Pair<'_>, vm: &VmFacts) -> Option<Finding> {
     let HugePages { size_mib, count } = vm.needs().huge_pages?;
     let (target, free) = (pair.target.name(), pair.target.host.huge_pages_of(size_mib));
     (free < count).then(|| {
-        Finding::refusal("vm-huge-pages-short", there(pair, vm))
+        Finding::new(FindingCode::VmHugePagesShort, there(pair, vm))
             .what(format!(
                 "{target} is short of huge pages for VM {}: {count} of {size_mib} MiB needed, {free} free",
                 vm.name
@@ -191,7 +192,7 @@ fn huge_pages_of_all(pair: Pair<'_>) -> Vec<Finding> {
         let (all, largest) = (needed().fold(0, u64::saturating_add), needed().max()?);
         let (target, free) = (pair.target.name(), pair.target.host.huge_pages_of(size_mib));
         (largest <= free && free < all).then(|| {
-            Finding::warning("vms-huge-pages-short", [Place::host(target)])
+            Finding::new(FindingCode::VmsHugePagesShort, [Place::host(target)])
                 .what(format!(
                     "the VMs of {} need {all} huge pages of {size_mib} MiB together, {target} has {free} free",
                     pair.source.name()
@@ -225,15 +226,13 @@ fn old_machine(pair: Pair<'_>, vm: &VmFacts) -> Option<Finding> {
         .all(|facts| numbers(&facts.host.hypervisor.version).is_some_and(|version| version >= FREE_CHANNELS));
     let newer = dotted(FREE_CHANNELS);
     // Without a QEMU that has a newer one, there is nothing that could be done now.
+    let (code, place) = (FindingCode::VmMachineOld, there(pair, vm));
     let (finding, remedy) = if both_have_newer {
-        (Finding::warning as fn(&str, [Place; 1]) -> Finding, String::new())
+        (Finding::new(code, place), String::new())
     } else {
-        (
-            Finding::remark as fn(&str, [Place; 1]) -> Finding,
-            format!("install QEMU {newer} or later on both hosts, then "),
-        )
+        (Finding::milder(code, place), format!("install QEMU {newer} or later on both hosts, then "))
     };
-    let finding = finding("vm-machine-old", there(pair, vm))
+    let finding = finding
         .what(format!("VM {} has the machine type {}, older than {newer}", vm.name, vm.machine))
         .effect("with multichannel all connections wait for each other: one path that becomes slow slows all")
         .remedy(format!("{remedy}stop the VM, give it `machine` {newer} or later, and start it"));
@@ -246,7 +245,7 @@ fn newer_qemu(pair: Pair<'_>, vm: &VmFacts) -> Option<Finding> {
     let [runs, installed, there_installed] =
         [&vm.qemu_version, &pair.source.host.hypervisor.version, target].map(|version| numbers(version));
     (installed? <= there_installed? && runs? > there_installed?).then(|| {
-        Finding::warning("vm-qemu-newer", there(pair, vm))
+        Finding::new(FindingCode::VmQemuNewer, there(pair, vm))
             .what(format!(
                 "VM {} runs in QEMU {}, newer than QEMU {target} of {}",
                 vm.name,
@@ -262,7 +261,7 @@ fn small_pages(pair: Pair<'_>, vm: &VmFacts) -> Option<Finding> {
     let never = |facts: &&CheckFacts| facts.huge_pages.as_deref() == Some("never");
     (vm.huge_page_mib.is_none() && vm.memory_bytes >= HUGE_BYTES && never(&pair.target)).then(|| {
         let target = pair.target.name();
-        Finding::remark("vm-small-pages", there(pair, vm))
+        Finding::new(FindingCode::VmSmallPages, there(pair, vm))
             .what(format!(
                 "VM {} has {} GiB, and {target} gives no huge pages (transparent_hugepage is `never`)",
                 vm.name,

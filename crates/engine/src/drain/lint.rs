@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::plan::{DrainPlan, Move};
 use super::view::{DrainView, PlacedVm, TargetView, VmView};
+use crate::check::code::FindingCode;
 use crate::check::finding::{Finding, Place};
 
 /// What is wrong with a plan for what was seen. A plan with any finding must not be carried out.
@@ -39,10 +40,10 @@ impl<'a> Lint<'a> {
         Self { view, plan, vms, targets, to_each }
     }
 
-    fn finding(&self, code: &str, vm: Option<&str>, what: String) -> Finding {
+    fn finding(&self, code: FindingCode, vm: Option<&str>, what: String) -> Finding {
         let host = &self.view.host;
         let place = vm.map_or_else(|| Place::host(host), |vm| Place::vm(host, vm));
-        Finding::refusal(code, [place])
+        Finding::new(code, [place])
             .what(what)
             .effect("this plan must not be carried out")
             .remedy("drain again, for a plan of what is there now; if it says the same, report it as a fault of Drainpipe")
@@ -52,7 +53,7 @@ impl<'a> Lint<'a> {
         let mut findings = vec![];
         if self.plan.host != self.view.host {
             let what = format!("the plan is of {}, not of {}", self.plan.host, self.view.host);
-            findings.push(self.finding("drain-other-host", None, what));
+            findings.push(self.finding(FindingCode::DrainOtherHost, None, what));
         }
         let is_time = |ms: f64| ms.is_finite() && ms >= 0.0;
         let mut times = self
@@ -62,7 +63,7 @@ impl<'a> Lint<'a> {
             .flat_map(|planned| [planned.predicted_transfer_ms, planned.predicted_shared_ms]);
         if !is_time(self.plan.predicted_ms) || !times.all(is_time) || self.plan.transfers == 0 {
             let what = "a time or the number of transfers makes no sense".into();
-            findings.push(self.finding("drain-no-number", None, what));
+            findings.push(self.finding(FindingCode::DrainNoNumber, None, what));
         }
         findings
     }
@@ -76,16 +77,22 @@ impl<'a> Lint<'a> {
         }
         let finding = |(vm, count): (&str, usize)| {
             let (code, what) = match count {
-                _ if !self.vms.contains_key(vm) => ("drain-unknown-vm", "is in the plan and not on the host"),
-                0 => ("drain-vm-lost", "is on the host and not in the plan"),
+                _ if !self.vms.contains_key(vm) => {
+                    (FindingCode::DrainUnknownVm, "is in the plan and not on the host")
+                }
+                0 => (FindingCode::DrainVmLost, "is on the host and not in the plan"),
                 1 => return None,
-                _ => ("drain-vm-doubled", "is in the plan more than once"),
+                _ => (FindingCode::DrainVmDoubled, "is in the plan more than once"),
             };
             Some(self.finding(code, Some(vm), format!("VM {vm} {what}")))
         };
         let unexplained = self.plan.stays.iter().filter(|stay| stay.why.trim().is_empty());
         let unexplained = unexplained.map(|stay| {
-            self.finding("drain-no-reason", Some(&stay.vm), format!("VM {} stays for no reason", stay.vm))
+            self.finding(
+                FindingCode::DrainNoReason,
+                Some(&stay.vm),
+                format!("VM {} stays for no reason", stay.vm),
+            )
         });
         counts.into_iter().filter_map(finding).chain(unexplained).collect()
     }
@@ -96,22 +103,25 @@ impl<'a> Lint<'a> {
         let mut finding = |code, what| findings.push(self.finding(code, Some(&vm.name), what));
         if planned.memory_bytes != vm.memory_bytes {
             finding(
-                "drain-other-memory",
+                FindingCode::DrainOtherMemory,
                 format!("the plan says that VM {} has {} bytes", vm.name, planned.memory_bytes),
             );
         }
         if let Some(why) = vm.placement.stays.as_ref().or(vm.immovable.as_ref()) {
-            finding("drain-must-stay", format!("VM {} is to move and must stay: {why}", vm.name));
+            finding(FindingCode::DrainMustStay, format!("VM {} is to move and must stay: {why}", vm.name));
         }
         match self.targets.get(planned.target.as_str()) {
-            None => finding("drain-unknown-target", format!("{} was not looked at", planned.target)),
+            None => finding(FindingCode::DrainUnknownTarget, format!("{} was not looked at", planned.target)),
             Some(target) => {
                 let clash = target.vms.iter().any(|there| there.name == vm.name);
                 let clash = clash.then(|| "there is a VM of that name".to_owned());
                 let itself = (target.name == self.view.host).then(|| "it is the host itself".to_owned());
                 let refusal = vm.refusals.get(&target.name).cloned();
                 if let Some(why) = itself.or_else(|| target.unavailable.clone()).or(refusal).or(clash) {
-                    finding("drain-refused", format!("VM {} cannot go to {}: {why}", vm.name, target.name));
+                    finding(
+                        FindingCode::DrainRefused,
+                        format!("VM {} cannot go to {}: {why}", vm.name, target.name),
+                    );
                 }
             }
         }
@@ -140,7 +150,7 @@ impl<'a> Lint<'a> {
         torn.map(|(other, _)| {
             let what =
                 format!("VM {} must be together with {other}, and would be on {target} without it", vm.name);
-            self.finding("drain-torn-group", Some(&vm.name), what)
+            self.finding(FindingCode::DrainTornGroup, Some(&vm.name), what)
         })
         .collect()
     }
@@ -154,7 +164,7 @@ impl<'a> Lint<'a> {
                 "what is to go to {target} needs {needs_bytes} bytes of memory, and {} are free",
                 view.memory_available_bytes
             );
-            findings.push(self.finding("drain-overcommit", None, what));
+            findings.push(self.finding(FindingCode::DrainOvercommit, None, what));
         }
         findings.extend(self.untold_risk(view, needs_bytes));
         findings
@@ -181,7 +191,7 @@ impl<'a> Lint<'a> {
                 "if {} failed after this, its VMs would have nowhere to go, and the plan does not say so",
                 lost.name
             );
-            self.finding("drain-risk-untold", None, what)
+            self.finding(FindingCode::DrainRiskUntold, None, what)
         })
     }
 
@@ -199,7 +209,7 @@ impl<'a> Lint<'a> {
                     "VM {} must be apart from {other}, and both would be on {}",
                     vm.name, target.name
                 );
-                findings.push(self.finding("drain-crowded-group", Some(&vm.name), what));
+                findings.push(self.finding(FindingCode::DrainCrowdedGroup, Some(&vm.name), what));
             }
         }
         findings

@@ -1,7 +1,7 @@
 //! Why a migration was not over in time.
 
 use super::Migration;
-use crate::check::ROUTE_TAKEN;
+use crate::check::code::FindingCode;
 
 impl Migration {
     pub(super) fn not_over_in_time(&self, now_ms: f64) -> String {
@@ -10,7 +10,7 @@ impl Migration {
         if self.meter.is_stalled(now_ms) {
             return format!("{within}: {}", self.nothing_arrived(now_ms));
         }
-        if let Some(finding) = self.findings.iter().find(|finding| finding.code == ROUTE_TAKEN) {
+        if let Some(finding) = self.findings.iter().find(|finding| finding.is(FindingCode::RouteTaken)) {
             return format!("{within}: {}; {}", finding.what, finding.remedy);
         }
         match self.outpaced() {
@@ -98,10 +98,12 @@ mod tests {
     #[test]
     fn the_deadline_s_error_blames_a_route_that_was_taken_and_not_the_vm() {
         let mut migration = copying();
-        let taken = Finding::warning(ROUTE_TAKEN, [Place::host("a")])
+        let taken = Finding::new(FindingCode::RouteTaken, [Place::host("a")])
             .what("the route of a to b is another program's")
             .effect("all goes over one link")
             .remedy("on a: ip route del 10.77.255.12");
+        // It came after the check that would have refused the migration for it.
+        let taken = Finding { refuses_migration: false, ..taken };
         migration.handle(2_000.0, Event::Found(taken));
         let error = undone_at_the_deadline(migration, false, 100, 200);
         let blamed =

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::ends;
 use crate::check::Pair;
+use crate::check::code::FindingCode;
 use crate::check::finding::{Finding, Place, on};
 use crate::check::fix::{Fix, TCP_BUFFER_BYTES_MAX};
 use crate::check::trial::PathTrial;
@@ -43,7 +44,7 @@ fn speeds_of_path(pair: Pair<'_>, path: &Path) -> Option<Finding> {
     );
     if source != target {
         return Some(
-            Finding::warning("speed-differs", ends(pair, path))
+            Finding::new(FindingCode::SpeedDiffers, ends(pair, path))
                 .what(format!(
                     "{} of {} runs at {source} Mb/s, {} of {} at {target} Mb/s",
                     link.name,
@@ -61,7 +62,7 @@ fn speeds_of_path(pair: Pair<'_>, path: &Path) -> Option<Finding> {
             .iter()
             .all(|(facts, link)| facts.link(&link.name).is_some_and(|known| known.is_speed_configured));
     (source <= FALLBACK_MBPS && !is_known).then(|| {
-        Finding::warning("speed-low", ends(pair, path))
+        Finding::new(FindingCode::SpeedLow, ends(pair, path))
             .what(format!("both ends of {path} run at {source} Mb/s"))
             .effect("a GiB of memory takes well over a minute; a broken pair in a cable does this")
             .remedy(look)
@@ -81,7 +82,7 @@ fn unequal_paths(pair: Pair<'_>, paths: &[Path]) -> Option<Finding> {
     let places: Vec<Place> = known.iter().flat_map(|(path, _)| ends(pair, path)).collect();
     let speeds: Vec<String> = known.iter().map(|(path, speed)| format!("{path} {speed} Mb/s")).collect();
     Some(
-        Finding::remark("paths-unequal", places)
+        Finding::new(FindingCode::PathsUnequal, places)
             .what(format!("the paths have different speeds: {}", speeds.join(", ")))
             .effect(effect_of_unequal(pair, paths))
             .remedy("nothing need be done"),
@@ -146,7 +147,7 @@ fn buffers(pair: Pair<'_>) -> Vec<Finding> {
              and back, with the kernel's overhead",
             place.host, trial.path
         );
-        let finding = Finding::warning("tcp-buffers-small", [place])
+        let finding = Finding::new(FindingCode::TcpBuffersSmall, [place])
             .what(what)
             .effect(format!("one connection reaches at most {share:.0} % of this path's speed"))
             .remedy(remedy);

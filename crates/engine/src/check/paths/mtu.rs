@@ -2,6 +2,7 @@
 
 use super::ends;
 use crate::check::Pair;
+use crate::check::code::FindingCode;
 use crate::check::finding::Finding;
 use crate::check::trial::PathTrial;
 use crate::path::Path;
@@ -28,13 +29,13 @@ fn mtu_differs(pair: Pair<'_>, path: &Path, source_bytes: u32, target_bytes: u32
         format!("on {host}: ip link set dev {link} mtu {bytes}")
     };
     let finding = if takes_over_larger(pair, path, lesser.2) {
-        Finding::error("mtu-differs", ends(pair, path)).effect(format!(
+        Finding::new(FindingCode::MtuDiffers, ends(pair, path)).effect(format!(
             "connections over another path have larger packets: one that comes over to this path in flight hangs, \
              since packets above {} bytes are lost here",
             lesser.2
         ))
     } else {
-        Finding::warning("mtu-differs", ends(pair, path)).effect(format!(
+        Finding::milder(FindingCode::MtuDiffers, ends(pair, path)).effect(format!(
             "migrations work, as TCP keeps to the smaller size; every other packet above {} bytes is lost",
             lesser.2
         ))
@@ -73,7 +74,7 @@ fn mtu_that_does_not_pass(pair: Pair<'_>, trial: &PathTrial) -> Option<u32> {
 /// A migration tries each path with packets as large as its own, and leaves out what does not take them.
 fn of_severity(pair: Pair<'_>, trial: &PathTrial) -> Finding {
     let (source, target) = (pair.source.name(), pair.target.name());
-    let warning = || Finding::warning("mtu-does-not-pass", ends(pair, &trial.path));
+    let warning = || Finding::milder(FindingCode::MtuDoesNotPass, ends(pair, &trial.path));
     if trial.forward.passes_whole() {
         return warning().effect(format!("migrations from {target} to {source} go without this path"));
     }
@@ -83,7 +84,7 @@ fn of_severity(pair: Pair<'_>, trial: &PathTrial) -> Finding {
     if pair.trials().iter().any(|other| carries(&other)) {
         return warning().effect("migrations go without this path");
     }
-    Finding::error("mtu-does-not-pass", ends(pair, &trial.path))
+    Finding::new(FindingCode::MtuDoesNotPass, ends(pair, &trial.path))
         .effect("small pings are fine, but no path is left for a migration: every one fails")
 }
 

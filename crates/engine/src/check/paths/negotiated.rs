@@ -1,6 +1,7 @@
 //! Links that run slower than they should: than their cards can, or than their hosts' configurations say.
 
 use crate::check::Pair;
+use crate::check::code::FindingCode;
 use crate::check::facts::CheckFacts;
 use crate::check::finding::{Finding, Place, on};
 
@@ -19,14 +20,14 @@ fn slow_link(facts: &CheckFacts, name: &str) -> Option<Finding> {
     let configured = facts.migration_link(name)?.speed_mbps.filter(|configured| *configured > runs_at);
     if let Some(configured) = configured {
         return Some(
-            Finding::warning("speed-below-configured", place)
+            Finding::new(FindingCode::SpeedBelowConfigured, place)
                 .what(format!("{name} of {host} runs at {runs_at} Mb/s, and agent.toml says {configured}"))
                 .effect("it gets more of a migration than it carries, and the other links wait for it")
                 .remedy(format!("{look}; or correct speed_mbps of [[link]] `{name}` in agent.toml")),
         );
     }
     speeds.card_speed_mbps.filter(|most| *most > runs_at).map(|most| {
-        Finding::remark("speed-below-card", place)
+        Finding::new(FindingCode::SpeedBelowCard, place)
             .what(format!("{name} of {host} runs at {runs_at} Mb/s, and its card can do {most}"))
             .effect(format!("the path carries at most {runs_at} Mb/s"))
             .remedy(look)

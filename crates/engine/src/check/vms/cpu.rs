@@ -2,6 +2,7 @@
 
 use super::there;
 use crate::check::Pair;
+use crate::check::code::FindingCode;
 use crate::check::finding::Finding;
 use crate::check::vm::{CpuFeatures, VmCheck};
 
@@ -15,7 +16,7 @@ pub(super) fn check(pair: Pair<'_>, checked: &VmCheck) -> Option<Finding> {
                   with an equal CPU and QEMU";
     if source.known && !target.known {
         return Some(
-            Finding::refusal("vm-cpu-unknown", there(pair, vm))
+            Finding::new(FindingCode::VmCpuUnknown, there(pair, vm))
                 .what(format!(
                     "QEMU {} of {host} knows no CPU model {} of VM {}",
                     pair.target.host.hypervisor.version, vm.cpu_model, vm.name
@@ -26,7 +27,7 @@ pub(super) fn check(pair: Pair<'_>, checked: &VmCheck) -> Option<Finding> {
     }
     let missing = missing(source, target);
     (!missing.is_empty()).then(|| {
-        Finding::refusal("vm-cpu-features", there(pair, vm))
+        Finding::new(FindingCode::VmCpuFeatures, there(pair, vm))
             .what(format!(
                 "VM {} has CPU features that {host} cannot give it ({}): {}",
                 vm.name,

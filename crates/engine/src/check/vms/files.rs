@@ -2,6 +2,7 @@
 
 use super::there;
 use crate::check::Pair;
+use crate::check::code::FindingCode;
 use crate::check::finding::{Finding, on};
 use crate::check::vm::{FileIdentity, FilePurpose, FileState, VmCheck, VmFile};
 use crate::vm_resources::NotAllowed;
@@ -20,7 +21,7 @@ pub(super) fn check(pair: Pair<'_>, checked: &VmCheck) -> Vec<Finding> {
 
 fn not_allowed(pair: Pair<'_>, checked: &VmCheck, file: &VmFile, why: &NotAllowed) -> Finding {
     let host = pair.target.name();
-    Finding::refusal("vm-file-not-allowed", there(pair, &checked.vm))
+    Finding::new(FindingCode::VmFileNotAllowed, there(pair, &checked.vm))
         .what(format!("{} of VM {} {}", file.path, checked.vm.name, why.what(host)))
         .effect("the VM is refused there")
         .remedy(why.cure(host))
@@ -28,11 +29,11 @@ fn not_allowed(pair: Pair<'_>, checked: &VmCheck, file: &VmFile, why: &NotAllowe
 
 fn of_file(pair: Pair<'_>, checked: &VmCheck, file: &VmFile, found: &FileState) -> Option<Finding> {
     let (vm, host, path) = (&checked.vm, pair.target.name(), &file.path);
-    let finding = |code| Finding::refusal(code, there(pair, vm));
+    let finding = |code| Finding::new(code, there(pair, vm));
     let look = on(host, format!("ls -lid {path}; findmnt --target {path}"));
     match found {
         FileState::Missing => Some(
-            finding("vm-file-missing")
+            finding(FindingCode::VmFileMissing)
                 .what(format!(
                     "{host} does not see {path} of VM {}; both hosts must see it under the same path",
                     vm.name
@@ -41,7 +42,7 @@ fn of_file(pair: Pair<'_>, checked: &VmCheck, file: &VmFile, found: &FileState) 
                 .remedy(format!("mount the shared storage there too; {look}")),
         ),
         FileState::Silent => Some(
-            finding("vm-storage-silent")
+            finding(FindingCode::VmStorageSilent)
                 .what(format!("the storage with {path} of VM {} does not answer on {host}", vm.name))
                 .effect("the VM would hang there")
                 .remedy(format!("look at the storage's server and network; {look}")),
@@ -50,7 +51,7 @@ fn of_file(pair: Pair<'_>, checked: &VmCheck, file: &VmFile, found: &FileState) 
             let FileState::Present(here) = &file.state else { return None };
             let why = difference(file.purpose, here, there)?;
             Some(
-                finding("vm-disk-differs")
+                finding(FindingCode::VmDiskDiffers)
                     .what(format!(
                         "{path} of VM {} is not the same on {} and {host}: {why}",
                         vm.name,
