@@ -1,5 +1,8 @@
 //! The agent's configuration: one TOML file, read once, checked whole.
 
+mod contradiction;
+#[cfg(test)]
+mod documents;
 mod link_choice;
 
 use std::ffi::OsString;
@@ -10,7 +13,6 @@ use std::path::{Path, PathBuf};
 use drainpipe_engine::bandwidth::BandwidthSchedule;
 use drainpipe_engine::encryption::EncryptionPolicy;
 use drainpipe_engine::migration;
-use drainpipe_engine::throttle::THROTTLE_PERCENT_MAX;
 use drainpipe_engine::vm_resources::VmResources;
 use drainpipe_hypervisor::DEFAULT_USER;
 use drainpipe_identity::{FileError, check_unchangeable};
@@ -28,9 +30,6 @@ pub const DEFAULT_PATH: &str = "/etc/drainpipe/agent.toml";
 pub const DEFAULT_SOCKET: &str = "/run/drainpipe/agent.sock";
 /// The agent's TCP port, in examples and as a default of peers' addresses.
 pub const DEFAULT_PORT: u16 = 7420;
-
-/// The most memory that copies of pages may take, in MiB: what a large VM rewrites all the time.
-const PAGE_CACHE_MIB_MAX: u32 = 1 << 18;
 
 /// What a host's agent must know.
 #[derive(Debug, Clone, Deserialize)]
@@ -349,7 +348,7 @@ pub enum ConfigError {
     Meaning {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// What is wrong, with the line.
         message: String,
     },
 }
@@ -373,69 +372,12 @@ impl Config {
             }
         })?;
         match config.contradiction() {
-            Some(message) => Err(ConfigError::Meaning { path: path.into(), message }),
+            Some(contradiction) => {
+                Err(ConfigError::Meaning { path: path.into(), message: contradiction.in_words(text) })
+            }
             None => Ok(config),
         }
     }
-
-    fn contradiction(&self) -> Option<String> {
-        if let Err(error) = drainpipe_identity::check_name(&self.name) {
-            return Some(format!("name: {error}"));
-        }
-        if self.peers.iter().any(|peer| peer.name == self.name) {
-            return Some(format!("[[peer]] `{}` is this host itself: remove it", self.name));
-        }
-        if let Some(name) = first_repeated(self.peers.iter().map(|peer| peer.name.as_str())) {
-            return Some(format!("two [[peer]] entries are named `{name}`: keep one"));
-        }
-        if let Some(name) = first_repeated(self.links.iter().map(|link| link.name.as_str())) {
-            return Some(format!("two [[link]] entries are named `{name}`: keep one"));
-        }
-        if !self.links.is_empty() && !self.exclude_links.is_empty() {
-            return Some("exclude_links is for hosts without [[link]] entries: remove one of the two".into());
-        }
-        let unusable =
-            |address: &IpAddr| address.is_unspecified() || address.is_loopback() || address.is_multicast();
-        if let Some(address) = self.migration_address.filter(unusable) {
-            return Some(format!(
-                "migration_address {address} is no address of one host: take a free private one"
-            ));
-        }
-        let Limits { deadline_s, stall_s, decision_s, throttle_max_percent } = self.limits;
-        if [deadline_s, stall_s, decision_s].contains(&0) {
-            return Some("[limits]: 0 seconds would end every migration: leave the line out".into());
-        }
-        if throttle_max_percent > THROTTLE_PERCENT_MAX {
-            return Some(format!("[limits]: throttle_max_percent may be 0 to {THROTTLE_PERCENT_MAX}"));
-        }
-        let DrainBounds { outbound, inbound, attempts } = self.drain;
-        if [outbound, inbound, attempts].iter().any(|bound| !(1..=TRANSFERS_MAX).contains(bound)) {
-            return Some(format!("[drain]: outbound, inbound and attempts may each be 1 to {TRANSFERS_MAX}"));
-        }
-        if self.bandwidth.has_zero() {
-            return Some(
-                "[bandwidth]: mbps = 0 would keep migrations from ever ending: 1 is the least".into(),
-            );
-        }
-        if self.compression.cores == Some(0) {
-            return Some("[compression]: cores = 0 would pack nothing: 1 is the least".into());
-        }
-        if self.compression.page_cache_mib > PAGE_CACHE_MIB_MAX {
-            return Some(format!("[compression]: page_cache_mib may be 0 to {PAGE_CACHE_MIB_MAX}"));
-        }
-        if let Some(contradiction) = self.vms.contradiction() {
-            return Some(contradiction);
-        }
-        if self.links.iter().any(|link| link.speed_mbps == Some(0)) {
-            return Some("speed_mbps = 0: leave the line out if the speed is not known".into());
-        }
-        None
-    }
-}
-
-fn first_repeated<'a>(names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let mut seen = std::collections::HashSet::new();
-    names.into_iter().find(|name| !seen.insert(*name))
 }
 
 #[cfg(test)]
@@ -456,77 +398,6 @@ mod tests {
         assert!(config.trusted_networks.is_empty());
     }
 
-    const EXAMPLE: &str = include_str!("../../../packaging/agent.toml");
-
-    /// A line that shows how a key is set, as it reads without its `#`.
-    fn setting_of(line: &str) -> Option<&str> {
-        let setting = line.strip_prefix("# ")?;
-        let (key, _) = setting.split_once(" = ")?;
-        key.chars().all(|letter| letter.is_ascii_lowercase() || letter == '_').then_some(setting)
-    }
-
-    #[test]
-    fn each_line_of_the_example_may_be_uncommented_and_shows_the_default() {
-        let lines: Vec<&str> = EXAMPLE.lines().collect();
-        let as_it_is = format!("{:?}", parse(EXAMPLE).unwrap());
-        for (at, setting) in lines.iter().enumerate().filter_map(|(at, line)| Some((at, setting_of(line)?))) {
-            let text = [&lines[..at], &[setting], &lines[at + 1..]].concat().join("\n");
-            let read =
-                parse(&text).unwrap_or_else(|error| panic!("`{setting}` cannot be uncommented: {error}"));
-            let is_example = setting.contains("# as in; ");
-            assert_eq!(format!("{read:?}") == as_it_is, !is_example, "{setting}");
-        }
-        let all: Vec<&str> = lines.iter().map(|line| setting_of(line).unwrap_or(line)).collect();
-        parse(&all.join("\n")).unwrap();
-    }
-
-    #[test]
-    fn the_example_has_every_key() {
-        let required = "name = \"a\"\nlisten = \"10.0.0.1:7420\"\n";
-        let example: Vec<&str> = EXAMPLE.lines().map(|line| setting_of(line).unwrap_or(line)).collect();
-        let tables = [
-            "[vms]",
-            "[limits]",
-            "[drain]",
-            "[bandwidth]",
-            "[compression]",
-            "[tls]",
-            "[qemu]",
-            "[[link]]",
-            "[[peer]]",
-        ];
-        for table in [""].into_iter().chain(tables) {
-            // serde names all that it knows where it meets what it does not.
-            let error = parse(&format!("{required}{table}\nno_such_key = 1")).unwrap_err();
-            let known = error.split_once("expected").unwrap().1.lines().next().unwrap();
-            let (known, _) = known.split_once(';').unwrap_or((known, ""));
-            let section: Vec<&str> = example
-                .iter()
-                .skip_while(|line| !table.is_empty() && **line != table)
-                .skip(usize::from(!table.is_empty()))
-                .take_while(|line| !line.starts_with('['))
-                .copied()
-                .collect();
-            for key in known.split('`').skip(1).step_by(2) {
-                let is_set = section.iter().any(|line| line.starts_with(&format!("{key} = ")));
-                let is_table = example
-                    .iter()
-                    .any(|line| [format!("[{key}]"), format!("[[{key}]]")].contains(&(*line).into()));
-                assert!(is_set || is_table && table.is_empty(), "{table} {key} is missing in the example");
-            }
-        }
-    }
-
-    #[test]
-    fn the_unit_has_vms_write_where_they_may_by_default() {
-        let unit = include_str!("../../../packaging/drainpipe.service");
-        let writable = unit.lines().find_map(|line| line.strip_prefix("ReadWritePaths=")).unwrap();
-        let directories = VmResources::default().directories;
-        let expected: Vec<String> =
-            directories.iter().map(|directory| format!("-{}", directory.display())).collect();
-        assert_eq!(writable.split(' ').collect::<Vec<_>>(), expected);
-    }
-
     #[test]
     fn errors_name_the_line_and_the_cure() {
         let error = parse("name = \"a\"\nlisten = \"10.0.0.1\"").unwrap_err();
@@ -538,33 +409,5 @@ mod tests {
         assert!(error.contains("unknown field `links`"), "{error}");
         let error = parse("name = \"a\"\nlisten = \"10.0.0.1:7420\"\nmigration_ports = \"9-1\"").unwrap_err();
         assert!(error.contains("49152-49215"), "{error}");
-    }
-
-    #[test]
-    fn contradictions_are_found() {
-        let base = "name = \"a\"\nlisten = \"10.0.0.1:7420\"\n";
-        for (more, expected) in [
-            ("[[peer]]\nname = \"a\"\naddress = \"10.0.0.2:7420\"", "itself"),
-            ("[[link]]\nname = \"e0\"\n[[link]]\nname = \"e0\"", "two [[link]]"),
-            ("exclude_links = [\"e1\"]\n[[link]]\nname = \"e0\"", "exclude_links is for hosts without"),
-            ("exclude_links = [\"10.0.0.0/99\"]", "neither a link's name nor a subnet"),
-            ("encryption = \"no\"", "unknown variant `no`, expected one of `required`, `allowed`, `off`"),
-            ("trusted_networks = [\"10.0.0.0/99\"]", "neither a link's name nor a subnet"),
-            ("migration_address = \"0.0.0.0\"", "no address of one host"),
-            ("[[link]]\nname = \"e0\"\nspeed_mbps = 0", "speed_mbps = 0"),
-            ("[vms]\ndirectories = [\"srv\"]", "`srv` in `directories`"),
-            ("[limits]\nstall_s = 0", "[limits]: 0 seconds"),
-            ("[limits]\nthrottle_max_percent = 100", "0 to 99"),
-            ("[drain]\ninbound = 0", "1 to 8"),
-            ("[drain]\noutbound = 9", "1 to 8"),
-            ("[bandwidth]\nmbps = 0", "[bandwidth]: mbps = 0"),
-            ("[compression]\ncores = 0", "[compression]: cores = 0"),
-            ("[compression]\npage_cache_mib = 262145", "0 to 262144"),
-            ("[compression]\ncpus = \"4-2\"", "line 4"),
-            ("[[bandwidth.window]]\nmbps = 1\nfrom = \"8\"\nuntil = \"20:00\"", "line 5"),
-        ] {
-            let error = parse(&format!("{base}{more}")).unwrap_err();
-            assert!(error.contains(expected), "{error}");
-        }
     }
 }

@@ -106,11 +106,6 @@ impl BandwidthSchedule {
         }
         changes
     }
-
-    /// Whether some limit is 0, which would keep a migration from ever ending.
-    pub fn has_zero(&self) -> bool {
-        self.mbps == Some(0) || self.windows.iter().any(|window| window.mbps == 0)
-    }
 }
 
 /// That another limit begins to hold.

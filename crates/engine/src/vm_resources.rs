@@ -70,12 +70,12 @@ pub enum NotAllowed {
 }
 
 impl VmResources {
-    /// What cannot be meant.
-    pub fn contradiction(&self) -> Option<String> {
+    /// What cannot be meant: the key, and what is wrong with it.
+    pub fn contradiction(&self) -> Option<(&'static str, String)> {
         let paths = self.directories.iter().map(|path| ("directories", path));
         let wrong = |(_, path): &(&str, &PathBuf)| components(path).is_none();
         let (key, path) = paths.chain(self.devices.iter().map(|path| ("devices", path))).find(wrong)?;
-        Some(format!("[vms]: `{}` in `{key}` is no absolute path without `..`", path.display()))
+        Some((key, format!("[vms]: `{}` in `{key}` is no absolute path without `..`", path.display())))
     }
 
     /// Where a path is, if VMs may use what is there. Nothing is looked at.
@@ -225,8 +225,9 @@ mod tests {
     #[test]
     fn what_cannot_be_meant_is_said() {
         assert_eq!(VmResources::default().contradiction(), None);
-        assert!(resources(&["srv"], &[]).contradiction().unwrap().contains("`srv` in `directories`"));
-        assert!(resources(&[], &["/dev/../x"]).contradiction().unwrap().contains("in `devices`"));
+        let said = |resources: VmResources| resources.contradiction().unwrap();
+        assert!(said(resources(&["srv"], &[])).1.contains("`srv` in `directories`"));
+        assert_eq!(said(resources(&[], &["/dev/../x"])).0, "devices");
     }
 
     fn path() -> impl Strategy<Value = String> {
