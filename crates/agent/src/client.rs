@@ -248,6 +248,6 @@ mod tests {
     fn a_reason_is_a_short_line() {
         let hostile = format!("\u{1b}[2Jno port\n{}", "x".repeat(10_000));
         let shown = in_plain_words(&hostile);
-        assert!(shown.starts_with("[2Jno portx") && shown.len() == WHY_LETTERS_MAX, "{shown}");
+        assert!(shown.starts_with("[2Jno port x") && shown.len() == WHY_LETTERS_MAX, "{shown}");
     }
 }
