@@ -95,9 +95,8 @@ impl Measurements {
         destination: SocketAddr,
         now_ms: f64,
     ) -> Result<(), Problem> {
-        let paths = &plan.paths;
-        self.paths.clone_from(paths);
-        self.counters = Some(PathCounters::expect(connections(plan), destination, paths));
+        self.paths = plan.paths.to_vec();
+        self.counters = Some(PathCounters::expect(connections(plan), destination, &plan.paths));
         self.readings.clear();
         self.sample(network, now_ms).await
     }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Mutex;
 
 use drainpipe_engine::facts::NoPacking;
-use drainpipe_engine::plan::Plan;
+use drainpipe_engine::plan::{Plan, Relay};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::progress::CompressionProgress;
 use drainpipe_engine::result::CompressionUse;
@@ -41,6 +41,28 @@ pub(crate) struct OtherEnd<'a> {
     pub(crate) token: Uuid,
 }
 
+/// What passes a relay.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RelayedStream {
+    relay: Relay,
+    connections: usize,
+}
+
+impl RelayedStream {
+    /// By this plan; none where it has no relay.
+    pub(crate) fn of(plan: &Plan) -> Option<Self> {
+        plan.relay().map(|relay| Self { relay, connections: connections(plan) })
+    }
+
+    fn treatment<T>(self, tls: T) -> Treatment<T> {
+        match self.relay {
+            Relay::Packs => Treatment::Packed,
+            Relay::Encrypts => Treatment::Encrypted(tls),
+            Relay::PacksAndEncrypts => Treatment::PackedAndEncrypted(tls),
+        }
+    }
+}
+
 /// The end on the source.
 #[derive(Debug)]
 pub(crate) struct OutgoingRelay {
@@ -56,7 +78,7 @@ impl OutgoingRelay {
     pub(crate) fn start(
         packing: &Packing,
         vmm: &Vmm,
-        plan: &Plan,
+        stream: RelayedStream,
         destination: SocketAddr,
         other: &OtherEnd<'_>,
         guard: &Guard,
@@ -68,9 +90,9 @@ impl OutgoingRelay {
         let settings = SenderSettings {
             path: vmm.paths().outgoing_relay().path,
             destination,
-            connections: connections(plan),
+            connections: stream.connections,
             token: token_of(other.token),
-            treatment: treatment(plan, tls)?,
+            treatment: stream.treatment(tls),
             cores: packing.cores,
             cpus: packing.cpus.cpus().to_vec(),
             gives_way: packing.gives_way,
@@ -78,7 +100,7 @@ impl OutgoingRelay {
             page_cache_bytes: bytes(page_cache_mib),
         };
         let sender = Sender::start(settings, move |socket| hands.hold(socket)).map_err(Problem::failed)?;
-        let (target, is_compressed) = (other.host.to_owned(), plan.is_compressed);
+        let (target, is_compressed) = (other.host.to_owned(), stream.relay.packs());
         Ok(Self { sender, target, is_compressed, readings: VecDeque::new() })
     }
 
@@ -161,7 +183,7 @@ impl OutgoingRelay {
 /// only, where it is known which address the other end has.
 pub(crate) fn receive(
     vmm: &Vmm,
-    plan: &Plan,
+    stream: RelayedStream,
     listener: TcpListener,
     other: &OtherEnd<'_>,
     sender: Option<IpAddr>,
@@ -170,10 +192,10 @@ pub(crate) fn receive(
     let tls = ServerTls::new(other.identity.server_config_for(other.host));
     let settings = ReceiverSettings {
         path: vmm.paths().incoming_relay().path,
-        connections: connections(plan),
+        connections: stream.connections,
         token: token_of(other.token),
         sender,
-        treatment: treatment(plan, tls)?,
+        treatment: stream.treatment(tls),
         page_cache_bytes: bytes(page_cache_mib),
     };
     Receiver::start(listener, settings).map_err(Problem::failed)
@@ -284,12 +306,6 @@ fn priority_counts_to(vms: &Vms) -> bool {
 pub(crate) fn own_cpus() -> Result<CpuList, Problem> {
     CpuList::of_this_process()
         .map_err(|error| Problem::failed(format!("cannot see on which CPUs the agent may run: {error}")))
-}
-
-fn treatment<T>(plan: &Plan, tls: T) -> Result<Treatment<T>, Problem> {
-    let encryption = plan.encryption.is_encrypted.then_some(tls);
-    Treatment::of(plan.is_compressed, encryption)
-        .ok_or_else(|| Problem::failed("a relay for a migration that needs none"))
 }
 
 fn bytes(mib: u32) -> usize {

@@ -193,7 +193,7 @@ impl Bench {
         let host = fleet.host(&source.facts.name).await?;
         let view: PlanView = host.client().post(&host.path("/v1/migrations/plan"), &request).await?;
         let mtu = |view: &HostView, name: &str| view.facts.link(name).map_or(0, |link| link.mtu);
-        let conditions = view.plan.paths.into_iter().map(|path| LinkConditions {
+        let conditions = Vec::from(view.plan.paths).into_iter().map(|path| LinkConditions {
             mtu: mtu(source, &path.link).min(mtu(target, &path.peer_link)),
             speed_mbps: path.speed_mbps,
             name: path.link,

@@ -83,7 +83,8 @@ pub struct Leaving<'a> {
 pub fn foreseen(leaving: &Leaving<'_>, plan: &Plan) -> Option<Finding> {
     let &Leaving { vm, source, memory_bytes, memory, throttle_max_percent } = leaving;
     // A packed byte of memory takes less than a byte of the wire; how much is sent in a second is then more.
-    let wire_share = memory.compressible.filter(|_| plan.is_compressed).map_or(1.0, Compressible::wire_share);
+    let wire_share =
+        memory.compressible.filter(|_| plan.is_compressed()).map_or(1.0, Compressible::wire_share);
     let speed_mbps = plan.carried_mbps()? as f64 / wire_share.max(f64::MIN_POSITIVE);
     let gbps = |bytes_per_s: f64| bytes_per_s * 8.0 / 1e9;
     let outpaced = Outpaced {
@@ -91,7 +92,7 @@ pub fn foreseen(leaving: &Leaving<'_>, plan: &Plan) -> Option<Finding> {
         sent_gbps: speed_mbps / 1e3,
         throttle_max_percent,
     };
-    (!plan.post_copy && !keeps_pace(memory_bytes, memory, speed_mbps)).then(|| {
+    (!plan.post_copy() && !keeps_pace(memory_bytes, memory, speed_mbps)).then(|| {
         Finding::new(FindingCode::VmOutpacesPaths, [Place::vm(source, vm)])
             .what(format!(
                 "memory of VM {vm} changes at {}, and the paths carry {} of it",

@@ -94,7 +94,7 @@ fn plans(answers: &Answers, is_plausible: bool) -> Vec<(RequestedOption, Plan)> 
             let made = plan(ours, theirs, request, &reaches, MEMORY_BYTES);
             if is_plausible {
                 let told =
-                    made.as_ref().map_or_else(ToString::to_string, |plan| format!("{:?}", plan.reason));
+                    made.as_ref().map_or_else(ToString::to_string, |plan| format!("{:?}", plan.reason()));
                 assert!(!told.contains(char::is_control), "{told:?}");
             }
             let Ok(plan) = made else { continue };

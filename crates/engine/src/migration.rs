@@ -684,8 +684,8 @@ fn following(step: Step) -> Step {
 
 fn describe_plan(plan: &Plan) -> String {
     let paths: Vec<String> = plan.paths.iter().map(ToString::to_string).collect();
-    let reason = plan.reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
-    format!("{} over {}{reason}", plan.option, paths.join(", "))
+    let reason = plan.reason().map(|reason| format!(" ({reason})")).unwrap_or_default();
+    format!("{} over {}{reason}", plan.option(), paths.join(", "))
 }
 
 #[cfg(test)]

@@ -29,17 +29,6 @@ pub enum MigrationOption {
     QemuZstd3,
 }
 
-impl MigrationOption {
-    /// The level at which QEMU itself packs.
-    pub fn qemu_zstd_level(self) -> Option<u8> {
-        match self {
-            Self::QemuZstd1 => Some(1),
-            Self::QemuZstd3 => Some(3),
-            Self::Tcp | Self::Compression | Self::Multichannel | Self::Direct => None,
-        }
-    }
-}
-
 /// What a caller asks for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]

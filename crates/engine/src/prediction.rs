@@ -44,11 +44,11 @@ pub fn total_ms(
     let paths_mbps = limits.chain([plan.carried_mbps()?]).min().filter(|mbps| *mbps > 0)?;
     let zero_share = request.zero_share.filter(|share| (0.0..=1.0).contains(share))?;
     let relay = || RelayMeans::of(source, target, plan.carrying(), plan.encryption.is_encrypted, request);
-    let wire_share = match plan.is_compressed.then(relay).flatten().map(|relay| relay.verdict(request.memory))
-    {
-        Some(Verdict::Compressed { wire_share }) => wire_share,
-        _ => 1.0,
-    };
+    let wire_share =
+        match plan.is_compressed().then(relay).flatten().map(|relay| relay.verdict(request.memory)) {
+            Some(Verdict::Compressed { wire_share }) => wire_share,
+            _ => 1.0,
+        };
     let bytes = memory_bytes as f64 * (1.0 - zero_share);
     Some(sent_ms(bytes, wire_share, paths_mbps as f64, fewer_free_cores(source, target)))
 }

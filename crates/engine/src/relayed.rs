@@ -19,10 +19,9 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::facts::HostFacts;
-use crate::format::rate;
 use crate::option::RequestedOption;
 use crate::path::Path;
-use crate::plan::Request;
+use crate::plan::{NotCompressed, Request};
 
 /// Core-seconds that a byte takes on either host to get through QEMU and a relay that packs nothing: twice what was
 /// measured of plain reading and writing, 2 for each GiB. docs/decisions/0045, says where this and the next two
@@ -49,9 +48,6 @@ const LEAST_SAVED: f64 = 0.08;
 
 /// And where it carries less than this more than the paths.
 const LEAST_GAIN: f64 = 0.03;
-
-/// Why memory is not compressed that would hardly shrink.
-pub(crate) const NOTHING_SHRINKS: &str = "not compressed: hardly any of the memory shrinks";
 
 /// What a sample of memory shows to codecs, zeros left out.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -192,16 +188,11 @@ impl RelayMeans {
     }
 
     /// Why memory is not compressed that was to be.
-    pub(crate) fn why_not(self, verdict: Verdict) -> String {
+    pub(crate) fn why_not(self, verdict: Verdict) -> NotCompressed {
+        let Self { wire_mbps, source_cores, target_cores, .. } = self;
         match verdict {
-            Verdict::NothingShrinks => NOTHING_SHRINKS.into(),
-            _ => format!(
-                "not compressed: the paths carry {}, which a relay could hardly better with the cores that the \
-                 VMs leave, {:.1} of the source and {:.1} of the target",
-                rate(self.wire_mbps / 1e3),
-                self.source_cores,
-                self.target_cores
-            ),
+            Verdict::NothingShrinks => NotCompressed::NothingShrinks,
+            _ => NotCompressed::Outrun { wire_mbps, source_cores, target_cores },
         }
     }
 
@@ -377,7 +368,7 @@ mod tests {
         assert_eq!(means(40_000.0, 4.0).verdict(Some(TEXT)), Verdict::Outruns);
         assert_eq!(means(1_000.0, 0.0).verdict(Some(TEXT)), Verdict::Outruns);
         assert_eq!(means(1_000.0, 4.0).verdict(Some(RANDOM)), Verdict::NothingShrinks);
-        assert!(means(40_000.0, 4.0).why_not(Verdict::Outruns).contains("40.0 Gb/s"));
+        assert!(means(40_000.0, 4.0).why_not(Verdict::Outruns).to_string().contains("40.0 Gb/s"));
     }
 
     #[test]
@@ -422,7 +413,7 @@ mod tests {
         assert!(matches!(verdict(&compiles, &compiles), Verdict::Compressed { .. }));
         assert_eq!(verdict(&needed, &free), Verdict::Outruns);
         assert_eq!(verdict(&free, &needed), Verdict::Outruns);
-        let why = between(&needed, &free, RequestedOption::Compression).why_not(Verdict::Outruns);
+        let why = between(&needed, &free, RequestedOption::Compression).why_not(Verdict::Outruns).to_string();
         assert!(
             why.ends_with("the cores that the VMs leave, 0.0 of the source and 1.0 of the target"),
             "{why}"

@@ -1,7 +1,7 @@
 //! Which paths would cost more than they bring, and so are kept for the day when the others are gone.
 
-use crate::format::duration;
 use crate::path::Path;
+use crate::plan::Reason;
 
 /// What QEMU may have given to a path's connections and the path not carried yet, in bytes: 4 MiB
 /// (`net.ipv4.tcp_wmem`) in each of two, of the three that a path has at least. At the end of a round all
@@ -13,7 +13,7 @@ const HELD_BYTES: u64 = 2 * (4 << 20);
 /// The slowest path first: it brings the time by which memory goes over all of them faster than over the
 /// others, and may cost the time that it needs for what it holds when the others are done. A path of
 /// unknown speed is never on standby, and beside one none is.
-pub(crate) fn mark_standby(paths: &mut [Path], memory_bytes: u64) -> Option<String> {
+pub(crate) fn mark_standby(paths: &mut [Path], memory_bytes: u64) -> Vec<Reason> {
     let mut order: Vec<usize> = (0..paths.len()).filter(|&index| paths[index].speed_mbps.is_some()).collect();
     order.sort_by_key(|&index| paths[index].speed_mbps);
     let mut reasons = vec![];
@@ -31,14 +31,10 @@ pub(crate) fn mark_standby(paths: &mut [Path], memory_bytes: u64) -> Option<Stri
             break;
         }
         paths[index].is_standby = true;
-        reasons.push(format!(
-            "{} is on standby: with {speed_mbps} Mb/s it brings {} and may cost {}",
-            paths[index],
-            duration(brings_ms),
-            duration(costs_ms)
-        ));
+        let path = paths[index].to_string();
+        reasons.push(Reason::Standby { path, speed_mbps, brings_ms, costs_ms });
     }
-    (!reasons.is_empty()).then(|| reasons.join("; "))
+    reasons
 }
 
 fn known_mbps(path: &Path) -> Option<f64> {
@@ -93,13 +89,16 @@ mod tests {
 
     #[test]
     fn the_reason_says_what_it_brings_and_costs() {
-        let reason = mark_standby(&mut paths(&[Some(5_000), Some(100)]), GIB).unwrap();
-        assert_eq!(reason, "e1–e1 is on standby: with 100 Mb/s it brings 34 ms and may cost 671 ms");
+        let reasons = mark_standby(&mut paths(&[Some(5_000), Some(100)]), GIB);
+        assert_eq!(
+            reasons[0].to_string(),
+            "e1–e1 is on standby: with 100 Mb/s it brings 34 ms and may cost 671 ms"
+        );
     }
 
     #[test]
     fn nothing_is_on_standby_while_a_speed_is_unknown() {
-        assert_eq!(mark_standby(&mut paths(&[None, Some(10)]), GIB), None);
+        assert_eq!(mark_standby(&mut paths(&[None, Some(10)]), GIB), []);
     }
 
     proptest! {

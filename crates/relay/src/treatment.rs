@@ -12,16 +12,6 @@ pub enum Treatment<T> {
 }
 
 impl<T> Treatment<T> {
-    /// Of something that is packed or not, and encrypted or not; none where it would do nothing.
-    pub fn of(is_packed: bool, encryption: Option<T>) -> Option<Self> {
-        match (is_packed, encryption) {
-            (true, None) => Some(Self::Packed),
-            (true, Some(encryption)) => Some(Self::PackedAndEncrypted(encryption)),
-            (false, Some(encryption)) => Some(Self::Encrypted(encryption)),
-            (false, None) => None,
-        }
-    }
-
     pub(crate) fn is_packed(&self) -> bool {
         !matches!(self, Self::Encrypted(_))
     }

@@ -29,8 +29,8 @@ pub(crate) async fn before_migration(
         paths: &plan.paths,
         trials: None,
         vms: &vms,
-        multichannel: plan.spread == Spread::Routed,
-        may_use_all: plan.requested_option != RequestedOption::Tcp && !plan.post_copy,
+        multichannel: plan.spread() == Spread::Routed,
+        may_use_all: plan.requested_option != RequestedOption::Tcp && !plan.post_copy(),
         clock,
     };
     Ok(worth_telling(check(pair)))

@@ -365,9 +365,8 @@ mod tests {
 
     use drainpipe_engine::check::finding::{Place, Severity};
     use drainpipe_engine::encryption::Encryption;
-    use drainpipe_engine::option::MigrationOption;
     use drainpipe_engine::option::RequestedOption;
-    use drainpipe_engine::plan::Spread;
+    use drainpipe_engine::plan::{MULTICHANNEL_CONNECTIONS, Parallel, Paths, Spread, Transfer};
     use serde_json::json;
 
     use super::*;
@@ -430,14 +429,14 @@ mod tests {
         };
         Plan {
             requested_option: RequestedOption::Auto,
-            option: MigrationOption::Multichannel,
-            reason: None,
-            paths: speeds_mbps.iter().map(path).collect(),
-            spread,
-            multifd_channels: None,
-            is_compressed: false,
+            transfer: Transfer::Parallel(Parallel {
+                channels: MULTICHANNEL_CONNECTIONS,
+                spread,
+                packing: None,
+            }),
             encryption: Encryption::default(),
-            post_copy: false,
+            paths: Paths::try_from(speeds_mbps.iter().map(path).collect::<Vec<_>>()).unwrap(),
+            reasons: vec![],
         }
     }
 

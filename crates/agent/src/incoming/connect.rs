@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use drainpipe_engine::encryption::{refuses_clear, refuses_clear_again};
 use drainpipe_engine::path::Path;
-use drainpipe_engine::plan::{Plan, Spread};
+use drainpipe_engine::plan::Spread;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::protocol::Protocol;
 use drainpipe_hypervisor::Vmm;
@@ -23,7 +23,7 @@ use crate::lock::lock;
 use crate::path_watch::Joining;
 use crate::ports;
 use crate::probe::{self, ProbePorts};
-use crate::relay::{self, OtherEnd};
+use crate::relay::{self, OtherEnd, RelayedStream};
 use crate::slots::Slots;
 use crate::transport::transport;
 use crate::vms::QMP_DEADLINE;
@@ -65,15 +65,14 @@ pub(crate) async fn connect(
     let _stepping = entry.stepping.lock().await;
     must_wait(incoming, &entry)?;
     entry.end_trials();
-    check_one_connection(&request.plan)?;
     let is_encrypted = request.plan.encryption.is_encrypted;
     let obstacle =
-        |protocol: Protocol| protocol.obstacle(request.plan.post_copy, is_encrypted, &entry.source);
+        |protocol: Protocol| protocol.obstacle(request.plan.post_copy(), is_encrypted, &entry.source);
     if let Some(why) = entry.protocol.and_then(obstacle) {
         return Err(Problem::refused(why));
     }
     entry.is_encrypted.store(is_encrypted, Ordering::Relaxed);
-    if request.plan.post_copy {
+    if request.plan.post_copy() {
         incoming.journal.allow_post_copy(id)?;
         entry.memory().allow_post_copy();
     }
@@ -81,26 +80,12 @@ pub(crate) async fn connect(
         return Err(Problem::refused(why));
     }
     let vmm = entry.vmm()?;
-    if request.plan.spread == Spread::Routed {
+    if request.plan.spread() == Spread::Routed {
         return connect_routed(incoming, &entry, &vmm, &request).await;
     }
-    let address = own_address(&request)?;
+    // That of the one path by which it comes.
+    let address = request.plan.paths.first().address;
     listen(incoming, &entry, &vmm, &request, address, Listening::First).await
-}
-
-/// Post-copy takes one connection, whose bytes only QEMU changes.
-pub(super) fn check_one_connection(plan: &Plan) -> Result<(), Problem> {
-    let is_one = plan.spread == Spread::InTurn && plan.multifd_channels.is_none() && !plan.is_compressed;
-    if plan.post_copy && !is_one {
-        return Err(Problem::bad_input("post-copy goes over one connection, and is not compressed"));
-    }
-    Ok(())
-}
-
-/// That of the one path by which a migration comes that is not routed.
-pub(super) fn own_address(request: &ConnectionRequest) -> Result<IpAddr, Problem> {
-    let path = request.plan.paths.first().ok_or_else(|| Problem::bad_input("a plan without a path"))?;
-    Ok(path.address)
 }
 
 async fn connect_routed(
@@ -114,7 +99,7 @@ async fn connect_routed(
             "a routed migration without the source's migration_address or its watch of the paths",
         ));
     };
-    let paths = request.plan.paths.clone();
+    let paths = request.plan.paths.to_vec();
     let own = watch_paths(incoming, entry, &WatchRequest { paths, migration_address, watch }, &[]).await?;
     let address = incoming.host.intended_address();
     let endpoint = listen(incoming, entry, vmm, request, address, Listening::First).await?;
@@ -185,7 +170,7 @@ pub(super) async fn listen(
     address: IpAddr,
     listening: Listening,
 ) -> Result<Endpoint, Problem> {
-    if !request.plan.is_relayed() {
+    let Some(stream) = RelayedStream::of(&request.plan) else {
         // A connection that takes the place of another one has its key.
         let is_to_have_key = listening == Listening::First && request.plan.is_encrypted_by_hypervisor();
         let tls_key = is_to_have_key.then(new_tls_key).transpose()?;
@@ -193,7 +178,7 @@ pub(super) async fn listen(
         let port = listen_on_free_port(incoming, entry, vmm, request, address, listening, transport).await?;
         let (relay_token, relay_page_cache_mib) = (None, 0);
         return Ok(Endpoint { address, port, watch: None, relay_token, relay_page_cache_mib, tls_key });
-    }
+    };
     let path = vmm.paths().incoming_relay().of_qemu;
     let transport = transport(&request.plan, None);
     migration::listen(vmm, transport, path, QMP_DEADLINE).await.map_err(Problem::failed)?;
@@ -201,9 +186,9 @@ pub(super) async fn listen(
     let token = Uuid::new_v4();
     let other = OtherEnd { identity: &incoming.peers.identity, host: &entry.source, token };
     // The source's route to this address says which its connections have. Where the kernel chooses, it may be any.
-    let sender = request.migration_address.filter(|_| request.plan.spread == Spread::Routed);
+    let sender = request.migration_address.filter(|_| request.plan.spread() == Spread::Routed);
     let page_cache_mib = incoming.host.config.compression.page_cache_mib;
-    let receiver = relay::receive(vmm, &request.plan, listener, &other, sender, page_cache_mib)?;
+    let receiver = relay::receive(vmm, stream, listener, &other, sender, page_cache_mib)?;
     *lock(&entry.relay) = Some(receiver);
     Ok(Endpoint {
         address,
@@ -227,7 +212,7 @@ async fn bind_free_port(
     request: &ConnectionRequest,
     address: IpAddr,
 ) -> Result<(TcpListener, u16), Problem> {
-    let link = request.plan.paths.first().map_or("", |path| &path.link);
+    let link = &request.plan.paths.first().link;
     let own = incoming.host.name();
     let bind = |port| {
         let bound = on_link(link, address, port).and_then(TcpListener::bind);
@@ -246,7 +231,7 @@ async fn listen_on_free_port(
     listening: Listening,
     transport: Transport,
 ) -> Result<u16, Problem> {
-    let link = request.plan.paths.first().map_or("", |path| &path.link);
+    let link = &request.plan.paths.first().link;
     let sources = &allowed_sources::of(incoming, entry, request).await;
     let listen = |port| async move {
         let failed = |error: &dyn Display| {

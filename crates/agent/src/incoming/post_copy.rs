@@ -11,7 +11,7 @@ use drainpipe_hypervisor::{RunState, Vmm};
 use tokio::time::sleep;
 use tracing::{info, warn};
 
-use super::connect::{Listening, check_one_connection, listen, own_address};
+use super::connect::{Listening, listen};
 use super::vm::{IncomingVm, LOOK_WITHIN};
 use super::{Incoming, insert_unless_there};
 use crate::api_types::{ConnectionRequest, Endpoint};
@@ -90,11 +90,10 @@ pub(crate) async fn connect_again(
     request: ConnectionRequest,
 ) -> Result<Endpoint, Problem> {
     let (record, vmm) = running_in_part(incoming, id).await?;
-    check_one_connection(&request.plan)?;
-    if !request.plan.post_copy {
+    if !request.plan.post_copy() {
         return Err(Problem::bad_input("a connection anew is for post-copy"));
     }
-    let address = own_address(&request)?;
+    let address = request.plan.paths.first().address;
     let vm = record.vm.clone();
     let entry = insert_unless_there(incoming, IncomingVm::in_parts(record, Arc::clone(&vmm)));
     let _stepping = entry.stepping.lock().await;

@@ -70,14 +70,14 @@ fn describe_plan(view: &PlanView) -> String {
     use std::fmt::Write;
     let plan = &view.plan;
     let mut text =
-        format!("{} would move from {} to {} by {}\n", view.vm, view.source, view.target, plan.option);
-    let spread = match plan.spread {
+        format!("{} would move from {} to {} by {}\n", view.vm, view.source, view.target, plan.option());
+    let spread = match plan.spread() {
         Spread::InTurn => "the first of these paths that answers",
         Spread::Routed => "all of these paths that answer, by their speed",
     };
     let lines = plan
-        .reason
-        .iter()
+        .reason()
+        .into_iter()
         .map(|reason| format!("because  {reason}"))
         .chain([format!("over     {spread}")])
         .chain(plan.paths.iter().map(|path| {
@@ -87,13 +87,13 @@ fn describe_plan(view: &PlanView) -> String {
             let standby = if path.is_standby { ", standby" } else { "" };
             format!("         {path}  {} to {}, {found}, {speed}{standby}", path.address, path.peer_address)
         }))
-        .chain(plan.multifd_channels.map(|channels| format!("with     {channels} connections")))
-        .chain(plan.post_copy.then(|| {
+        .chain(plan.transfer.parallel().map(|parallel| format!("with     {} connections", parallel.channels)))
+        .chain(plan.post_copy().then(|| {
             "post-copy where its memory gets dirty as fast as it is sent: until the rest has followed, the VM needs \
              both hosts"
                 .into()
         }))
-        .chain(plan.is_compressed.then(|| "packed   as far as that is faster".into()))
+        .chain(plan.is_compressed().then(|| "packed   as far as that is faster".into()))
         .chain([encrypted(&plan.encryption)]);
     for line in lines {
         writeln!(text, "  {line}").expect("a String takes all");

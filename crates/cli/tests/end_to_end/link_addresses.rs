@@ -122,7 +122,7 @@ fn link_local_only(lab: &TestLab) {
     let before = lab.network();
     let planned = plan(lab, "multichannel");
     assert_link_local(&planned);
-    assert_eq!((planned.option, planned.spread), (MigrationOption::Multichannel, Spread::Routed));
+    assert_eq!((planned.option(), planned.spread()), (MigrationOption::Multichannel, Spread::Routed));
     let told = lab.drainpipe(&["migrate", "web", "b", "--dry-run"]).done();
     assert!(told.contains("answered over link-local addresses"), "{told}");
     there_and_back_over_both(lab);
@@ -149,8 +149,8 @@ fn ipv4_only() {
     // Without a configured address there is none that such links could route.
     unconfigure(&lab, |last| vec![migration_address(last)]);
     let planned = plan(&lab, "multichannel");
-    assert_eq!(planned.option, MigrationOption::Tcp);
-    let reason = planned.reason.unwrap();
+    assert_eq!(planned.option(), MigrationOption::Tcp);
+    let reason = planned.reason().unwrap();
     assert!(reason.contains("give both hosts a private IPv4 address as migration_address"), "{reason}");
     let report = report(&lab, "a", "b", &[]);
     let is_found = |finding: &Finding| finding.code == "migration-addresses-unroutable";
@@ -180,8 +180,8 @@ fn both() {
     guest.assert_intact();
     lab.exec("b", &["ip", "route", "add", "unreachable", "fc00::/7"]).done();
     let planned = plan(&lab, "multichannel");
-    assert_eq!(planned.option, MigrationOption::Tcp);
-    let reason = planned.reason.unwrap();
+    assert_eq!(planned.option(), MigrationOption::Tcp);
+    let reason = planned.reason().unwrap();
     assert!(reason.contains("on b the address fd") && reason.contains("belongs to fc00::/7"), "{reason}");
 }
 

@@ -226,8 +226,8 @@ fn dry_run_changes_nothing() {
     lab.create(&guest.specification(160, ""), "web");
     let before = lab.network();
     let view: PlanView = lab.json(&["migrate", "web", "b", "--dry-run"]);
-    assert_eq!(view.plan.option, MigrationOption::Multichannel);
-    assert_eq!((view.plan.spread, view.plan.paths.len()), (Spread::Routed, 2));
+    assert_eq!(view.plan.option(), MigrationOption::Multichannel);
+    assert_eq!((view.plan.spread(), view.plan.paths.len()), (Spread::Routed, 2));
     let told = lab.drainpipe(&["migrate", "web", "b", "--dry-run"]).done();
     for words in ["web would move from a to b by multichannel", "because", "2 paths", "e0–e0", "e1–e1"] {
         assert!(told.contains(words), "`{words}` is missing:\n{told}");

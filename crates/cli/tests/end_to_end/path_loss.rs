@@ -155,7 +155,7 @@ fn a_link_that_returns_is_used_again(scene: &Scene) {
     assert_eq!(turns(&result, "e1"), [PathState::Out, PathState::Back], "{result:#?}");
     // One of them carries no memory.
     let connections: Option<u64> = result.paths.iter().map(|path| path.connections).sum();
-    assert_eq!(connections, Some(u64::from(MULTICHANNEL_CONNECTIONS) + 1), "{result:#?}");
+    assert_eq!(connections, Some(u64::from(MULTICHANNEL_CONNECTIONS.get()) + 1), "{result:#?}");
     scene.assert_settled("b");
 }
 

@@ -93,13 +93,13 @@ fn compression_stays_out_where_the_links_outrun_it() {
     let guest = Guest::new("web", lab.guest_address(), lab.namespace("client"));
     lab.create(&guest.specification(160, ""), "web");
     let view: PlanView = lab.json(&["migrate", "web", "b", "--dry-run", "--option", "compression"]);
-    assert_eq!((view.plan.option, view.plan.spread), (MigrationOption::Multichannel, Spread::Routed));
-    assert!(!view.plan.is_compressed);
-    let reason = view.plan.reason.expect("it says why");
+    assert_eq!((view.plan.option(), view.plan.spread()), (MigrationOption::Multichannel, Spread::Routed));
+    assert!(!view.plan.is_compressed());
+    let reason = view.plan.reason().expect("it says why");
     assert!(reason.contains("not compressed: the paths carry 20.0 Gb/s"), "{reason}");
     lab.drainpipe(&["limit", "a", "1000"]).done();
     let view: PlanView = lab.json(&["migrate", "web", "b", "--dry-run", "--option", "compression"]);
-    assert!(view.plan.is_compressed, "{:?}", view.plan.reason);
+    assert!(view.plan.is_compressed(), "{:?}", view.plan.reason());
 }
 
 fn packing_keeps_to_its_cpus_and_progress_tells_of_it() {

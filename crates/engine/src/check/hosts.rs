@@ -5,7 +5,7 @@ use super::code::FindingCode;
 use super::facts::{CheckFacts, ForeignRoute};
 use super::finding::{Finding, Place, on};
 use crate::format::duration;
-use crate::plan::routing_obstacle;
+use crate::plan::no_route;
 use crate::protocol::{Speaker, agree};
 
 /// The oldest that is tested.
@@ -342,10 +342,10 @@ fn unroutable_migration_addresses(pair: Pair<'_>) -> Option<Finding> {
     if said || pair.paths.len() < 2 {
         return None;
     }
-    let obstacle = routing_obstacle(source, target, pair.paths)?;
+    let obstacle = no_route(source, target, pair.paths)?;
     Some(
         Finding::new(FindingCode::MigrationAddressesUnroutable, both(pair))
-            .what(obstacle)
+            .what(obstacle.to_string())
             .effect(format!("migrations use one of the {} paths", pair.paths.len()))
             .remedy(
                 "on both: set migration_address in agent.toml to a free private address, both of one IP version; \

@@ -2,8 +2,9 @@
 
 use super::{Action, Event, Limits, Migration, Stage, VmCondition};
 use crate::encryption::Encryption;
-use crate::option::{MigrationOption, RequestedOption};
-use crate::plan::{Plan, Spread};
+use crate::option::RequestedOption;
+use crate::path::Path;
+use crate::plan::{Paths, Plan, Transfer};
 
 /// When one that is in flight has to be over.
 pub(super) const DEADLINE_MS: f64 = 20_000.0;
@@ -13,28 +14,33 @@ pub(super) fn well(action: Action) -> Event {
     if action == Action::LookAtVm { Event::VmIs(VmCondition::Runs) } else { Event::Done }
 }
 
-fn plan() -> Plan {
+fn plan(post_copy: bool) -> Plan {
+    let path = Path {
+        link: "e0".into(),
+        address: [10, 0, 0, 1].into(),
+        peer_link: "e0".into(),
+        peer_address: [10, 0, 0, 2].into(),
+        speed_mbps: None,
+        is_standby: false,
+        mtu_bytes: None,
+    };
     Plan {
         requested_option: RequestedOption::Auto,
-        option: MigrationOption::Tcp,
-        reason: None,
-        paths: vec![],
-        spread: Spread::InTurn,
-        multifd_channels: None,
-        is_compressed: false,
+        transfer: Transfer::OneConnection { post_copy },
         encryption: Encryption::default(),
-        post_copy: false,
+        paths: Paths::try_from(vec![path]).unwrap(),
+        reasons: vec![],
     }
 }
 
 /// A migration whose memory is being copied since 1 s.
 pub(super) fn copying() -> Migration {
-    copying_by(&plan())
+    copying_by(&plan(false))
 }
 
 /// The same, and post-copy is allowed.
 pub(super) fn copying_with_post_copy() -> Migration {
-    copying_by(&Plan { post_copy: true, ..plan() })
+    copying_by(&plan(true))
 }
 
 fn copying_by(plan: &Plan) -> Migration {

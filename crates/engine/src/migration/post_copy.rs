@@ -1,6 +1,7 @@
 //! Post-copy: the VM runs on the target before its memory is there, and the rest follows.
 
 use super::{Action, Migration, Phase};
+use crate::plan::Plan;
 use crate::problem::Problem;
 use crate::progress::Transferred;
 use crate::result::Outcome;
@@ -71,7 +72,7 @@ impl Rest {
 impl Migration {
     /// Whether it is time for post-copy, where that is allowed.
     pub(super) fn consider_post_copy(&mut self, now_ms: f64, transferred: &Transferred) -> Option<Action> {
-        let is_allowed = self.plan.as_ref().is_some_and(|plan| plan.post_copy);
+        let is_allowed = self.plan.as_ref().is_some_and(Plan::post_copy);
         let is_much = self.meter.round_left_ms().is_none_or(|left_ms| left_ms > LONGEST_PAUSE_MS);
         if self.phase != Phase::Copying
             || self.rest.follows()

@@ -2,6 +2,7 @@
 
 use super::{Migration, Phase};
 use crate::convergence::Outpaced;
+use crate::plan::Plan;
 use crate::problem::Problem;
 use crate::progress::Transferred;
 
@@ -10,13 +11,13 @@ impl Migration {
     /// actions out sees to it before the next one, and says so by [`Event::Throttled`](super::Event::Throttled).
     pub fn throttle_percent(&self) -> Option<u8> {
         // With post-copy the transfer comes to an end whatever the VM does.
-        let is_post_copy = self.plan.as_ref().is_some_and(|plan| plan.post_copy);
+        let is_post_copy = self.plan.as_ref().is_some_and(Plan::post_copy);
         self.throttle.percent().filter(|_| self.phase == Phase::Copying && !is_post_copy)
     }
 
     /// Whether the rounds do not end as it is now.
     pub(super) fn outpaced(&self) -> Option<Outpaced> {
-        let is_post_copy = self.plan.as_ref().is_some_and(|plan| plan.post_copy);
+        let is_post_copy = self.plan.as_ref().is_some_and(Plan::post_copy);
         if self.phase != Phase::Copying || is_post_copy {
             return None;
         }

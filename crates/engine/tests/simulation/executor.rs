@@ -3,7 +3,7 @@
 
 use drainpipe_engine::migration::target::IncomingView as View;
 use drainpipe_engine::migration::{Action, Event, Migration, SourceState, Stage, TargetState, VmCondition};
-use drainpipe_engine::plan::Plan;
+use drainpipe_engine::plan::{Plan, Transfer};
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_engine::progress::Transferred;
 use drainpipe_engine::result::{Outcome, SourceVm};
@@ -514,7 +514,7 @@ impl World {
         match self.hosts.plan() {
             Ok(mut plan) => {
                 if self.planted == Planted::SilentFallback {
-                    (plan.option, plan.reason) = (drainpipe_engine::option::MigrationOption::Tcp, None);
+                    (plan.transfer, plan.reasons) = (Transfer::OneConnection { post_copy: false }, vec![]);
                 }
                 executor.plan = Some(plan.clone());
                 Event::Established(plan)

@@ -62,11 +62,11 @@ impl Hosts {
         if told != Some(used) {
             return Some("I6: what is told is not what is done".into());
         }
-        if self.must_encrypt(used) && !(used.is_relayed() || used.is_encrypted_by_hypervisor()) {
+        if self.must_encrypt(used) && !(used.relay().is_some() || used.is_encrypted_by_hypervisor()) {
             return Some("I6: memory goes in the clear".into());
         }
         let asked_for = self.request.option.named();
-        if asked_for.is_some_and(|option| option != used.option) && used.reason.is_none() {
+        if asked_for.is_some_and(|option| option != used.option()) && used.reasons.is_empty() {
             return Some("I6: a fallback is not reported".into());
         }
         None

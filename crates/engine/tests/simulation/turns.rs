@@ -2,21 +2,27 @@
 
 use drainpipe_engine::encryption::Encryption;
 use drainpipe_engine::migration::{Action, Event, Limits, Migration, Stage, VmCondition};
-use drainpipe_engine::option::{MigrationOption, RequestedOption};
-use drainpipe_engine::plan::{Plan, Spread};
+use drainpipe_engine::option::RequestedOption;
+use drainpipe_engine::path::Path;
+use drainpipe_engine::plan::{Paths, Plan, Transfer};
 use drainpipe_engine::result::Outcome;
 
 fn a_plan() -> Plan {
+    let path = Path {
+        link: "e0".into(),
+        address: [10, 0, 0, 1].into(),
+        peer_link: "e0".into(),
+        peer_address: [10, 0, 0, 2].into(),
+        speed_mbps: None,
+        is_standby: false,
+        mtu_bytes: None,
+    };
     Plan {
         requested_option: RequestedOption::Tcp,
-        option: MigrationOption::Tcp,
-        reason: None,
-        paths: vec![],
-        spread: Spread::InTurn,
-        multifd_channels: None,
-        is_compressed: false,
+        transfer: Transfer::OneConnection { post_copy: false },
         encryption: Encryption::default(),
-        post_copy: false,
+        paths: Paths::try_from(vec![path]).expect("it carries"),
+        reasons: vec![],
     }
 }
 

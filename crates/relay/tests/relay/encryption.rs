@@ -129,7 +129,8 @@ fn nothing_passes_in_the_clear_and_all_of_it_arrives() {
     for is_packed in [false, true] {
         let target = host_b(if is_packed { Treatment::PackedAndEncrypted } else { Treatment::Encrypted }, &b);
         let middle = Middle::before(target.address, |_, _| true);
-        let (sender, path) = middle.sender_to(&target, Treatment::of(is_packed, Some(to_b(&a))).unwrap());
+        let treatment = if is_packed { Treatment::PackedAndEncrypted } else { Treatment::Encrypted };
+        let (sender, path) = middle.sender_to(&target, treatment(to_b(&a)));
         let mut program = UnixStream::connect(path).unwrap();
         let sent = content.clone();
         let writing = thread::spawn(move || program.write_all(&sent).unwrap());

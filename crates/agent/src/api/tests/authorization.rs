@@ -40,7 +40,10 @@ fn incoming() -> String {
 /// Not encrypted.
 fn connection() -> String {
     json!({
-        "plan": { "requested_option": "tcp", "option": "tcp", "paths": [], "spread": "in_turn" },
+        "plan": {
+            "requested_option": "tcp", "option": "tcp", "spread": "in_turn",
+            "paths": [{ "link": "lo", "address": "127.0.0.1", "peer_link": "lo", "peer_address": "127.0.0.1" }],
+        },
     })
     .to_string()
 }
@@ -134,7 +137,7 @@ fn every_path_is_in_the_table_of_who_may() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn everybody_may_what_they_may_and_nothing_else() {
-    let Some(agent) = TestAgent::start().await else { return };
+    let Some(agent) = TestAgent::start_over_loopback().await else { return };
     let request = serde_json::from_value(json!({"vm": "gone", "target": "target"})).unwrap();
     agent.journal().begin_migration(SENT, &request, Timestamp::UNIX_EPOCH).unwrap();
     let known = serde_json::from_value(spec()).unwrap();
@@ -177,7 +180,7 @@ async fn nobody_speaks_as_a_host_through_its_agent() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_source_gets_nothing_in_the_clear_from_a_host_that_requires_encryption() {
-    let Some(agent) = TestAgent::start().await else { return };
+    let Some(agent) = TestAgent::start_over_loopback().await else { return };
     let permit = agent.say(Who::Source, "POST", "/v1/incoming", &incoming()).await;
     assert_eq!(permit.status, 200, "{permit:?}");
     for (what, body) in [("connection", connection()), ("watch", watch())] {

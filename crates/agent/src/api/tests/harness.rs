@@ -20,7 +20,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use crate::app;
-use crate::config::Config;
+use crate::config::{Config, Link};
 use crate::journal::Journal;
 use crate::server;
 
@@ -88,6 +88,15 @@ impl TestAgent {
 
     /// The same, with a `target` that answers so.
     pub(super) async fn start_beside(target: Option<Router>) -> Option<Self> {
+        Self::start_with(target, vec![]).await
+    }
+
+    /// The same, of a host on which `lo` is a link for migrations.
+    pub(super) async fn start_over_loopback() -> Option<Self> {
+        Self::start_with(None, vec![Link { name: "lo".into(), speed_mbps: None }]).await
+    }
+
+    async fn start_with(target: Option<Router>, links: Vec<Link>) -> Option<Self> {
         if let Err(error) = std::process::Command::new("qemu-system-x86_64").arg("--version").output() {
             eprintln!("SKIPPED: an agent needs qemu-system-x86_64: {error}");
             return None;
@@ -106,7 +115,7 @@ impl TestAgent {
             None => NOBODY.into(),
         };
         let mut config = configuration(directory.path(), address, target);
-        config.qemu.launcher = vec![launcher.into()];
+        (config.qemu.launcher, config.links) = (vec![launcher.into()], links);
         let running = tokio::spawn(app::run(config, stopped));
         let agent = Self { directory, address, stop, running };
         agent.wait_until_it_serves().await;

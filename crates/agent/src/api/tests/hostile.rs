@@ -92,6 +92,25 @@ async fn what_makes_no_sense_is_a_problem_with_the_right_status() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_source_whose_plan_contradicts_itself_is_told_how() {
+    let Some(agent) = TestAgent::start().await else { return };
+    let path = serde_json::json!({
+        "link": "e0", "address": "10.0.0.2", "peer_link": "e0", "peer_address": "10.0.0.1",
+    });
+    let plan = serde_json::json!({
+        "requested_option": "tcp", "option": "multichannel", "paths": [path], "spread": "in_turn",
+        "multifd_channels": 16, "post_copy": true,
+    });
+    let body = serde_json::json!({ "plan": plan }).to_string();
+    for what in ["connection", "reconnection"] {
+        let answer = agent.say(Who::Source, "POST", &format!("/v1/incoming/{ID}/{what}"), &body).await;
+        assert_eq!(answer.problem().kind, ProblemKind::BadInput, "{what}: {answer:?}");
+        assert!(answer.problem().message.contains("multichannel with post-copy"), "{what}: {answer:?}");
+    }
+    agent.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_check_sends_nothing_but_over_migration_links() {
     let Some(agent) = TestAgent::start().await else { return };
     let path = |own: &str| {

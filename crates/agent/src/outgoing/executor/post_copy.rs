@@ -174,9 +174,8 @@ impl Executor {
             Problem::failed(format!("{error}; {way_out}"))
         })?;
         let made = self.plan_again().await?;
-        let path = made.paths.get(self.reconnects % made.paths.len().max(1)).cloned();
+        let plan = Plan { paths: made.paths.alone(self.reconnects), ..made };
         self.reconnects += 1;
-        let plan = Plan { paths: path.into_iter().collect(), ..made };
         let request = ConnectionRequest { plan: plan.reversed(), migration_address: None, watch: None };
         let endpoint: Endpoint = self.peer()?.post(&self.incoming("reconnection"), &request).await?;
         let address = listening_at(&plan, &endpoint).map_err(Problem::failed)?;

@@ -113,7 +113,7 @@ impl Executor {
         let trials = probe::try_paths(&self.outgoing.host.network, &plan.paths, &ports, Load::Large).await;
         let trials: Vec<PathTrial> = trials.into_iter().map(|trial| trial.map(drop)).collect();
         let plan = plan.narrow(&trials, &source.name, &target.name).map_err(Problem::failed)?;
-        let endpoint = match (plan.spread, target.migration_address) {
+        let endpoint = match (plan.spread(), target.migration_address) {
             (Spread::Routed, Some(address)) => self.connect_routed(&plan, address).await?,
             _ => self.ask_to_listen(&plan, None).await?,
         };

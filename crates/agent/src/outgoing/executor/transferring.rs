@@ -29,7 +29,7 @@ use crate::outgoing::standstill::StandstillWatch;
 use crate::outgoing::target_watch::TargetWatch;
 use crate::pacer::Pacer;
 use crate::path_watch::Beginning;
-use crate::relay::{OtherEnd, OutgoingRelay};
+use crate::relay::{OtherEnd, OutgoingRelay, RelayedStream};
 use crate::transport::{connections, transport};
 use crate::vms::QMP_DEADLINE;
 
@@ -49,7 +49,7 @@ impl Executor {
         let (transport, now_ms) = (transport(plan, self.tls_key(plan, endpoint)?), self.now_ms());
         self.measurements.transfer_begins(&self.outgoing.host.network, plan, address, now_ms).await?;
         let vmm = self.vmm()?;
-        let own_peer = (!plan.is_relayed()).then_some(address);
+        let own_peer = plan.relay().is_none().then_some(address);
         let target = &self.running.target;
         let guard = Guard::start(&self.outgoing.host.config, &self.running.id, vmm, target, own_peer).await?;
         let (relay, send_to) = self.relay_to(plan, endpoint, address, &guard)?;
@@ -99,7 +99,7 @@ impl Executor {
         let apart =
             self.facts.as_ref().is_some_and(|(_, target)| target.hypervisor.tells_connections_apart());
         let connections = connections(plan);
-        let in_order = (!apart && !plan.is_relayed() && connections > 1).then_some(connections);
+        let in_order = (!apart && plan.relay().is_none() && connections > 1).then_some(connections);
         let beginning = Beginning { migration: &self.running.id, port, in_order };
         self.outgoing.transfer.watches.begin_transfer(&self.running.target, beginning).await;
     }
@@ -127,16 +127,14 @@ impl Executor {
         address: SocketAddr,
         guard: &Guard,
     ) -> Result<(Option<OutgoingRelay>, qemu::Address), Problem> {
-        if !plan.is_relayed() {
-            return Ok((None, address.into()));
-        }
+        let Some(stream) = RelayedStream::of(plan) else { return Ok((None, address.into())) };
         let vmm = self.vmm()?;
         let token = endpoint.relay_token.ok_or_else(|| self.runs_other_version())?;
         let other = OtherEnd { identity: &self.outgoing.peers.identity, host: &self.running.target, token };
         let page_cache_mib =
             endpoint.relay_page_cache_mib.min(self.outgoing.host.config.compression.page_cache_mib);
         let packing = self.outgoing.transfer.packing()?;
-        let relay = OutgoingRelay::start(&packing, vmm, plan, address, &other, guard, page_cache_mib)?;
+        let relay = OutgoingRelay::start(&packing, vmm, stream, address, &other, guard, page_cache_mib)?;
         Ok((Some(relay), vmm.paths().outgoing_relay().of_qemu.into()))
     }
 
@@ -294,9 +292,9 @@ impl Executor {
     /// Sets on QEMU's connections what QEMU does not. The relay does so by itself.
     fn set_on_connections(&mut self, status: &TransferStatus, remaining_bytes: u64) {
         let Some(plan) = &self.plan else { return };
-        let Some(channels) = plan.multifd_channels else { return };
+        let Some(parallel) = plan.transfer.parallel() else { return };
         // A guest that goes on writing may have much to send again in its next round.
-        let unsent_bytes = unsent_limit_bytes(&plan.paths, channels, remaining_bytes);
+        let unsent_bytes = unsent_limit_bytes(&plan.paths, parallel.channels.get(), remaining_bytes);
         if let Some(relay) = &self.relay {
             return relay.set_short(unsent_bytes.is_some());
         }
@@ -317,7 +315,7 @@ impl Executor {
 
     /// With how many connections multifd makes of them; none if there is no multifd.
     fn own_multifd(&self) -> Option<(Arc<Vmm>, SocketAddr, usize)> {
-        let plan = self.plan.as_ref().filter(|plan| plan.multifd_channels.is_some())?;
+        let plan = self.plan.as_ref().filter(|plan| plan.transfer.parallel().is_some())?;
         let (vmm, address) = self.own_connections()?;
         Some((vmm, address, connections(plan)))
     }
@@ -329,6 +327,5 @@ impl Executor {
 
 /// Where the target's QEMU listens, as seen from here.
 pub(super) fn listening_at(plan: &Plan, endpoint: &Endpoint) -> io::Result<SocketAddr> {
-    let link = plan.paths.first().map_or("", |path| &path.link);
-    on_link(link, endpoint.address, endpoint.port)
+    on_link(&plan.paths.first().link, endpoint.address, endpoint.port)
 }

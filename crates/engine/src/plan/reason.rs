@@ -1,0 +1,130 @@
+//! Why a plan is as it is.
+
+use std::fmt;
+
+use super::compression::NotCompressed;
+use super::making::{CORE_ENCRYPTS_MBPS, MULTICHANNEL_CONNECTIONS};
+use super::rdma::NoRdma;
+use super::route::NoRoute;
+use crate::format::duration;
+
+/// One reason for what a plan is. Its words are for people.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Reason {
+    /// Post-copy was asked for.
+    PostCopy,
+    /// `direct` was asked for, and cannot be.
+    NoRdma(NoRdma),
+    /// `auto` found so many paths.
+    SeveralPaths {
+        /// How many.
+        paths: usize,
+        /// Why it does not take RDMA.
+        no_rdma: NoRdma,
+    },
+    /// `auto` found one path.
+    OnePath {
+        /// Why it does not take RDMA.
+        no_rdma: NoRdma,
+    },
+    /// Nothing can be routed over several paths.
+    OverOnePath(NoRoute),
+    /// The same, where that was to be.
+    NoMultichannel(NoRoute),
+    /// `auto` compresses, which sends memory in this share of the time.
+    Compressed {
+        /// That share; below 1.
+        wire_share: f64,
+    },
+    /// It is not compressed, as was asked for.
+    NotCompressed(NotCompressed),
+    /// It is compressed, as was asked for, and nobody knows whether that pays.
+    CompressedUnweighed,
+    /// Only the management network makes a path.
+    OverManagement,
+    /// These paths have no IPv6, which the migration addresses need.
+    WithoutIpv6(Vec<String>),
+    /// A path costs more than it brings.
+    Standby {
+        /// Its name.
+        path: String,
+        /// Its speed, in Mb/s.
+        speed_mbps: f64,
+        /// The time that it would save, in ms.
+        brings_ms: f64,
+        /// The time that it may cost, in ms.
+        costs_ms: f64,
+    },
+    /// One connection would carry less, encrypted, than this path.
+    SeveralEncrypt {
+        /// Its name.
+        path: String,
+        /// Its speed, in Mb/s; absent where it is not known.
+        speed_mbps: Option<u64>,
+    },
+    /// These paths were tried, and cannot be used.
+    Failed(Vec<FailedPath>),
+    /// What another host says.
+    Told(String),
+}
+
+/// A path that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FailedPath {
+    /// Its name.
+    pub(super) path: String,
+    /// What trying it has shown.
+    pub(super) why: String,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::PostCopy => f.write_str("over one connection, which post-copy needs both ways of"),
+            Self::NoRdma(no_rdma) => no_rdma.fmt(f),
+            Self::SeveralPaths { paths, no_rdma } => write!(f, "{paths} paths, {no_rdma}"),
+            Self::OnePath { no_rdma } => write!(f, "one path only, {no_rdma}"),
+            Self::OverOnePath(why) => write!(f, "over one path: {why}"),
+            Self::NoMultichannel(why) => write!(f, "multichannel is not possible: {why}"),
+            Self::Compressed { wire_share } => {
+                write!(f, "compressed: takes {:.0} % of the time, as predicted", wire_share * 100.0)
+            }
+            Self::NotCompressed(why) => why.fmt(f),
+            Self::CompressedUnweighed => f.write_str(
+                "whether a relay outruns the paths cannot be told, since a speed is not known: set speed_mbps of the \
+                 [[link]] in agent.toml",
+            ),
+            Self::OverManagement => f.write_str("over the management network: no other link makes a path"),
+            Self::WithoutIpv6(paths) => {
+                write!(f, "left out {}: without IPv6, which the migration addresses need", paths.join(", "))
+            }
+            Self::Standby { path, speed_mbps, brings_ms, costs_ms } => {
+                let (brings, costs) = (duration(*brings_ms), duration(*costs_ms));
+                write!(f, "{path} is on standby: with {speed_mbps} Mb/s it brings {brings} and may cost {costs}")
+            }
+            Self::SeveralEncrypt { path, speed_mbps } => {
+                let core_gbps = CORE_ENCRYPTS_MBPS as f64 / 1e3;
+                write!(
+                    f,
+                    "{MULTICHANNEL_CONNECTIONS} connections share it, since a core of each host encrypts some \
+                     {core_gbps:.0} Gb/s, "
+                )?;
+                match speed_mbps {
+                    Some(speed_mbps) => write!(f, "fewer than the {:.1} of {path}", *speed_mbps as f64 / 1e3),
+                    None => write!(f, "and the speed of {path} is not known"),
+                }
+            }
+            Self::Failed(paths) => {
+                let words: Vec<String> = paths.iter().map(ToString::to_string).collect();
+                write!(f, "left out {}", words.join(", "))
+            }
+            Self::Told(words) => f.write_str(words),
+        }
+    }
+}
+
+impl fmt::Display for FailedPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.path, self.why)
+    }
+}

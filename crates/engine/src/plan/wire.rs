@@ -1,0 +1,141 @@
+//! A plan in JSON, between agents and for those who ask for it: flat, as 0.1.0 has it. It can say what cannot be, which is
+//! refused where it is read.
+
+use std::borrow::Cow;
+use std::num::NonZeroU8;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::Schema;
+use utoipa::{PartialSchema, ToSchema};
+
+use super::paths::NothingCarries;
+use super::{Packing, Parallel, Plan, Reason, Spread, Transfer, ZstdLevel};
+use crate::encryption::Encryption;
+use crate::option::{MigrationOption, RequestedOption};
+use crate::path::Path;
+
+/// How one migration will be done.
+#[derive(Serialize, Deserialize, ToSchema)]
+pub(super) struct WirePlan {
+    /// What was asked for.
+    requested_option: RequestedOption,
+    /// What will be used.
+    option: MigrationOption,
+    /// Why `option` is not what was asked for, or why `auto` chose it.
+    reason: Option<String>,
+    /// Paths that will carry the migration. With [`Spread::InTurn`] only one does: the first that
+    /// connects.
+    paths: Vec<Path>,
+    /// How the connections use the paths.
+    spread: Spread,
+    /// Connections for memory besides QEMU's main one; absent for a single stream.
+    multifd_channels: Option<u8>,
+    /// Whether a relay on either host packs the connections, as far as that makes them faster.
+    #[serde(default)]
+    is_compressed: bool,
+    /// Whether the connections are encrypted, and why: by that relay, or with post-copy by the hypervisor.
+    #[serde(default)]
+    encryption: Encryption,
+    /// Whether the VM may run on the target before all its memory is there, where it does not converge. From then on
+    /// until the rest has followed, it needs both hosts.
+    #[serde(default)]
+    post_copy: bool,
+}
+
+/// What cannot be, and a plan says all the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub(super) enum Contradiction {
+    #[error(transparent)]
+    Paths(#[from] NothingCarries),
+    #[error("a plan by {0}, which this release does not do")]
+    NotDone(MigrationOption),
+    #[error("a plan by {0}, which goes over one connection, with multifd_channels")]
+    ManyConnections(MigrationOption),
+    #[error("a plan by {0}, which goes over many connections, without multifd_channels")]
+    OneConnection(MigrationOption),
+    #[error("a plan by {0}, which goes over one connection and so by one path, that is routed")]
+    Routed(MigrationOption),
+    #[error("a plan by {0} that is compressed: that is another option")]
+    Compressed(MigrationOption),
+    #[error("a plan by {0} that is not compressed")]
+    NotCompressed(MigrationOption),
+    #[error("a plan by {0} with post-copy, which goes over one connection and is not compressed")]
+    PostCopy(MigrationOption),
+}
+
+impl WirePlan {
+    fn transfer(&self) -> Result<Transfer, Contradiction> {
+        let &Self { option, spread, is_compressed, post_copy, .. } = self;
+        let packing = match option {
+            MigrationOption::Tcp => return self.over_one_connection(),
+            MigrationOption::Direct => return Err(Contradiction::NotDone(option)),
+            MigrationOption::Multichannel => None,
+            MigrationOption::Compression => Some(Packing::ByRelay),
+            MigrationOption::QemuZstd1 => Some(Packing::ByHypervisor(ZstdLevel::One)),
+            MigrationOption::QemuZstd3 => Some(Packing::ByHypervisor(ZstdLevel::Three)),
+        };
+        let channels = self.multifd_channels.and_then(NonZeroU8::new);
+        let channels = channels.ok_or(Contradiction::OneConnection(option))?;
+        match (is_compressed, packing == Some(Packing::ByRelay)) {
+            _ if post_copy => Err(Contradiction::PostCopy(option)),
+            (true, false) => Err(Contradiction::Compressed(option)),
+            (false, true) => Err(Contradiction::NotCompressed(option)),
+            _ => Ok(Transfer::Parallel(Parallel { channels, spread, packing })),
+        }
+    }
+
+    fn over_one_connection(&self) -> Result<Transfer, Contradiction> {
+        let &Self { option, post_copy, .. } = self;
+        match () {
+            () if self.multifd_channels.is_some() => Err(Contradiction::ManyConnections(option)),
+            () if self.spread == Spread::Routed => Err(Contradiction::Routed(option)),
+            () if self.is_compressed => Err(Contradiction::Compressed(option)),
+            () => Ok(Transfer::OneConnection { post_copy }),
+        }
+    }
+}
+
+impl TryFrom<WirePlan> for Plan {
+    type Error = Contradiction;
+
+    fn try_from(wire: WirePlan) -> Result<Self, Contradiction> {
+        let transfer = wire.transfer()?;
+        let WirePlan { requested_option, encryption, paths, reason, .. } = wire;
+        let reasons = reason.into_iter().filter(|reason| !reason.is_empty()).map(Reason::Told).collect();
+        Ok(Self { requested_option, transfer, encryption, paths: paths.try_into()?, reasons })
+    }
+}
+
+impl From<Plan> for WirePlan {
+    fn from(plan: Plan) -> Self {
+        Self {
+            requested_option: plan.requested_option,
+            option: plan.option(),
+            reason: plan.reason(),
+            spread: plan.spread(),
+            multifd_channels: plan.transfer.parallel().map(|parallel| parallel.channels.get()),
+            is_compressed: plan.is_compressed(),
+            post_copy: plan.post_copy(),
+            encryption: plan.encryption,
+            paths: plan.paths.into(),
+        }
+    }
+}
+
+impl PartialSchema for Plan {
+    fn schema() -> RefOr<Schema> {
+        WirePlan::schema()
+    }
+}
+
+impl ToSchema for Plan {
+    fn name() -> Cow<'static, str> {
+        "Plan".into()
+    }
+
+    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+        WirePlan::schemas(schemas);
+    }
+}
