@@ -101,14 +101,16 @@ impl Exit {
             Self::Failed => {
                 "failed, and nothing is lost: each VM is where it was; the error says if it does not run there"
             }
-            Self::BadInput => "bad usage or bad input, or no such VM, host or migration: nothing was begun",
+            Self::BadInput => {
+                "bad usage or bad input, or no such VM, host or migration: nothing was changed, or everything was undone"
+            }
             Self::Refused => {
                 "refused by a check or by permissions: nothing was changed, or everything was undone"
             }
             Self::InDoubt => {
                 "in doubt: nobody knows yet where the VM runs; or the program has stopped watching"
             }
-            Self::Cancelled => "cancelled: the VM runs where it ran",
+            Self::Cancelled => "cancelled: what had not moved yet runs where it ran",
             Self::Warned => "`check` found warnings, and nothing worse",
             Self::Lost => "lost: the VM ended while it was moved, on the source or on the target",
         }

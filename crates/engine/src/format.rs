@@ -35,7 +35,7 @@ fn minutes(ms: f64) -> String {
     format!("{:.0} min {:.0} s", (seconds / 60.0).floor(), seconds % 60.0)
 }
 
-/// A rate: "950 Mb/s", "1.93 Gb/s", "20.1 Gb/s".
+/// A rate: "50 Mb/s", "0.95 Gb/s", "1.93 Gb/s", "20.1 Gb/s".
 pub fn rate(gbps: f64) -> String {
     if !gbps.is_finite() || gbps < 0.0 {
         return NONE.to_owned();
@@ -142,7 +142,7 @@ pub fn plain(text: &str) -> String {
 
 /// Text of others without what would act on a terminal or break a line.
 pub fn one_line(text: &str) -> String {
-    plain(text).replace('\n', " ")
+    plain(&text.replace(['\n', '\t'], " "))
 }
 
 /// At most three significant digits and at most two decimals.
@@ -255,7 +255,7 @@ mod tests {
 
     #[test]
     fn what_would_act_on_a_terminal_is_gone() {
-        assert_eq!(one_line("a\x1b[2J\u{9b}b\r\nc"), "a[2Jb c");
+        assert_eq!(one_line("a\x1b[2J\u{9b}b\r\nc\td"), "a[2Jb c d");
         assert_eq!(plain("a\x1b[2J\u{9b}b\r\nc"), "a[2Jb\nc");
     }
 }

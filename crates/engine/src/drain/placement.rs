@@ -268,9 +268,9 @@ impl<'a> Room<'a> {
         let needs_bytes = needs_bytes(vms);
         (needs_bytes > self.free_bytes).then(|| {
             format!(
-                "{} is needed and {} is free after what is planned to go there",
-                bytes(needs_bytes as f64),
-                bytes(self.free_bytes as f64)
+                "{} MiB are needed and {} MiB free after what is planned to go there",
+                needs_bytes.div_ceil(1 << 20),
+                self.free_bytes >> 20
             )
         })
     }
