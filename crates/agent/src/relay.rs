@@ -225,12 +225,11 @@ impl Packing {
     ) -> Result<Self, Problem> {
         let own = own_cpus()?;
         lost_cpus.tell(compression, &own);
-        let concurrent = concurrent.clone();
-        Ok(Self { concurrent, ..Self::on(compression, own, priority_counts_to(vms)) })
+        Ok(Self::on(compression, own, priority_counts_to(vms), concurrent.clone()))
     }
 
     /// Where the agent may run on `own`: one may be unplugged, or taken from it, at any time.
-    fn on(compression: &Compression, own: CpuList, gives_way: bool) -> Self {
+    fn on(compression: &Compression, own: CpuList, gives_way: bool, concurrent: ConcurrentSenders) -> Self {
         let left = match &compression.cpus {
             None => Some(own.clone()),
             Some(configured) => configured.within(&own),
@@ -241,13 +240,7 @@ impl Packing {
             Some(_) => (cores == 0).then_some(NoPacking::NotGivenBack),
         };
         // Where none packs, it does not matter on which.
-        Self {
-            cores,
-            obstacle,
-            cpus: left.unwrap_or(own),
-            gives_way,
-            concurrent: ConcurrentSenders::default(),
-        }
+        Self { cores, obstacle, cpus: left.unwrap_or(own), gives_way, concurrent }
     }
 }
 
@@ -339,14 +332,14 @@ mod tests {
     fn what_is_left_of_the_configured_cpus_packs() {
         let configured = Compression { cpus: Some(cpus("2-3")), ..Compression::default() };
         let on = |own, gives_way| {
-            let packing = Packing::on(&configured, cpus(own), gives_way);
+            let packing = Packing::on(&configured, cpus(own), gives_way, ConcurrentSenders::default());
             (packing.cores, packing.cpus.to_string(), packing.obstacle)
         };
         assert_eq!(on("0-3", true), (2, "2-3".into(), None));
         assert_eq!(on("0-2", true), (1, "2".into(), None));
         assert_eq!(on("0-2", false), (0, "2".into(), Some(NoPacking::NotGivenBack)));
         assert_eq!(on("0-1", true), (0, "0-1".into(), Some(NoPacking::CpusLost)));
-        let all = Packing::on(&Compression::default(), cpus("0-1"), true);
+        let all = Packing::on(&Compression::default(), cpus("0-1"), true, ConcurrentSenders::default());
         assert_eq!((all.cores, all.obstacle), (2, None));
         assert!(check_packing_cpus(&configured, &cpus("0-3")).is_ok());
         let refused = check_packing_cpus(&configured, &cpus("0-2")).unwrap_err();

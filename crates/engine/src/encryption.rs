@@ -116,50 +116,17 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::facts::{HypervisorVersion, MigrationLink};
+    use crate::facts::MigrationLink;
+    use crate::fixtures;
 
     fn host(name: &str, encryption: EncryptionPolicy, trusted: [bool; 2]) -> HostFacts {
-        let link = |(index, is_trusted)| MigrationLink {
-            name: format!("e{index}"),
-            addresses: vec![],
-            speed_mbps: None,
-            mtu: 1500,
-            usable: true,
-            is_trusted,
-            card: None,
-        };
-        HostFacts {
-            name: name.into(),
-            cores: 1,
-            idle_cores: None,
-            vm_cores: 0.0,
-            packing_cores: None,
-            no_packing: None,
-            memory_available_bytes: 0,
-            huge_pages_available: vec![],
-            links: trusted.into_iter().enumerate().map(link).collect(),
-            management_links: vec![],
-            bandwidth_limit_mbps: None,
-            encryption,
-            migration_address: None,
-            no_migration_address: None,
-            rdma_devices: vec![],
-            hypervisor: HypervisorVersion { name: "QEMU".into(), version: "7.2.22".into(), rdma: false },
-        }
+        let link = |(index, is_trusted)| MigrationLink { is_trusted, ..fixtures::link(&format!("e{index}")) };
+        let links = trusted.into_iter().enumerate().map(link).collect();
+        HostFacts { links, encryption, ..fixtures::host(name) }
     }
 
     fn path(index: usize) -> Path {
-        let address = "192.0.2.1".parse().unwrap();
-        let link = format!("e{index}");
-        Path {
-            peer_link: link.clone(),
-            link,
-            address,
-            peer_address: address,
-            speed_mbps: None,
-            is_standby: false,
-            mtu_bytes: None,
-        }
+        fixtures::path(&format!("e{index}"))
     }
 
     fn policy() -> impl Strategy<Value = EncryptionPolicy> {

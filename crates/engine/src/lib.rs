@@ -11,6 +11,8 @@ pub mod drain;
 pub mod encryption;
 pub mod experience;
 pub mod facts;
+#[cfg(test)]
+mod fixtures;
 pub mod format;
 pub mod free_cores;
 #[cfg(any(test, feature = "fuzzing"))]

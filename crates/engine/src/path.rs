@@ -294,40 +294,16 @@ fn slower(one: Option<u64>, other: Option<u64>) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::encryption::EncryptionPolicy;
-    use crate::facts::HypervisorVersion;
+    use crate::fixtures;
 
     fn link(name: &str, addresses: &[&str], speed_mbps: Option<u64>) -> MigrationLink {
-        MigrationLink {
-            name: name.into(),
-            addresses: addresses.iter().map(|address| address.parse().unwrap()).collect(),
-            speed_mbps,
-            mtu: 1500,
-            usable: true,
-            is_trusted: false,
-            card: None,
-        }
+        let addresses = addresses.iter().map(|address| address.parse().unwrap()).collect();
+        MigrationLink { addresses, speed_mbps, ..fixtures::link(name) }
     }
 
     fn host(links: Vec<MigrationLink>, migration_address: &str) -> HostFacts {
-        HostFacts {
-            name: "a".into(),
-            cores: 2,
-            idle_cores: None,
-            vm_cores: 0.0,
-            packing_cores: None,
-            no_packing: None,
-            memory_available_bytes: 0,
-            huge_pages_available: vec![],
-            links,
-            management_links: vec![],
-            encryption: EncryptionPolicy::Required,
-            migration_address: Some(migration_address.parse().unwrap()),
-            bandwidth_limit_mbps: None,
-            no_migration_address: None,
-            rdma_devices: vec![],
-            hypervisor: HypervisorVersion { name: "QEMU".into(), version: "7.2.22".into(), rdma: false },
-        }
+        let migration_address = Some(migration_address.parse().unwrap());
+        HostFacts { links, migration_address, ..fixtures::host("a") }
     }
 
     const ROUTED: RequestedOption = RequestedOption::Multichannel;

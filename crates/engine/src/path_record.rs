@@ -85,50 +85,15 @@ pub fn turned<'a>(before: &[PathRecord], after: &'a [PathRecord]) -> Vec<&'a Pat
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::encryption::EncryptionPolicy;
-    use crate::facts::HypervisorVersion;
+    use crate::fixtures;
 
     fn host(name: &str, links: &[(&str, bool)]) -> HostFacts {
-        let link = |(name, usable): &(&str, bool)| MigrationLink {
-            name: (*name).into(),
-            addresses: vec![],
-            speed_mbps: None,
-            mtu: 1500,
-            usable: *usable,
-            is_trusted: false,
-            card: None,
-        };
-        HostFacts {
-            name: name.into(),
-            cores: 2,
-            idle_cores: None,
-            vm_cores: 0.0,
-            packing_cores: None,
-            no_packing: None,
-            memory_available_bytes: 0,
-            huge_pages_available: vec![],
-            links: links.iter().map(link).collect(),
-            management_links: vec![],
-            encryption: EncryptionPolicy::Required,
-            migration_address: None,
-            bandwidth_limit_mbps: None,
-            no_migration_address: None,
-            rdma_devices: vec![],
-            hypervisor: HypervisorVersion { name: "QEMU".into(), version: "7.2.22".into(), rdma: false },
-        }
+        let link = |(name, usable): &(&str, bool)| MigrationLink { usable: *usable, ..fixtures::link(name) };
+        HostFacts { links: links.iter().map(link).collect(), ..fixtures::host(name) }
     }
 
     fn tried(link: &str, peer_link: &str, trial: PathTrial) -> (Path, PathTrial) {
-        let path = Path {
-            link: link.into(),
-            address: [10, 0, 0, 1].into(),
-            peer_link: peer_link.into(),
-            peer_address: [10, 0, 0, 2].into(),
-            speed_mbps: None,
-            is_standby: false,
-            mtu_bytes: None,
-        };
-        (path, trial)
+        (Path { peer_link: peer_link.into(), ..fixtures::path(link) }, trial)
     }
 
     const UP: [(&str, bool); 2] = [("e0", true), ("e1", true)];

@@ -50,18 +50,10 @@ pub fn unsent_limit_bytes(paths: &[Path], connections: u8, remaining_bytes: u64)
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fixtures;
 
     fn paths(speeds_mbps: &[Option<u64>]) -> Vec<Path> {
-        let address = std::net::Ipv4Addr::LOCALHOST.into();
-        let path = |speed_mbps: &Option<u64>| Path {
-            link: "e0".into(),
-            address,
-            peer_link: "e0".into(),
-            peer_address: address,
-            speed_mbps: *speed_mbps,
-            is_standby: false,
-            mtu_bytes: None,
-        };
+        let path = |speed_mbps: &Option<u64>| Path { speed_mbps: *speed_mbps, ..fixtures::path("e0") };
         speeds_mbps.iter().map(path).collect()
     }
 

@@ -245,8 +245,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::encryption::EncryptionPolicy;
-    use crate::facts::HypervisorVersion;
+    use crate::fixtures;
 
     const TEXT: Compressible = Compressible { share: 1.0, left: 0.33 };
     const OS_LIKE: Compressible = Compressible { share: 0.5, left: 0.33 };
@@ -266,37 +265,12 @@ mod tests {
     }
 
     fn host(cores: u32, idle_cores: Option<f64>, vm_cores: f64) -> HostFacts {
-        HostFacts {
-            name: "a".into(),
-            cores,
-            idle_cores,
-            vm_cores,
-            packing_cores: None,
-            no_packing: None,
-            memory_available_bytes: 0,
-            huge_pages_available: vec![],
-            links: vec![],
-            management_links: vec![],
-            bandwidth_limit_mbps: None,
-            encryption: EncryptionPolicy::Required,
-            migration_address: None,
-            no_migration_address: None,
-            rdma_devices: vec![],
-            hypervisor: HypervisorVersion { name: "QEMU".into(), version: "10.0.2".into(), rdma: false },
-        }
+        HostFacts { cores, idle_cores, vm_cores, ..fixtures::host("a") }
     }
 
     /// Over two paths of 1 Gb/s.
     fn between(source: &HostFacts, target: &HostFacts, option: RequestedOption) -> RelayMeans {
-        let path = Path {
-            link: "e0".into(),
-            address: [10, 0, 0, 1].into(),
-            peer_link: "e0".into(),
-            peer_address: [10, 0, 0, 2].into(),
-            speed_mbps: Some(1_000),
-            is_standby: false,
-            mtu_bytes: None,
-        };
+        let path = Path { speed_mbps: Some(1_000), ..fixtures::path("e0") };
         RelayMeans::of(source, target, [&path, &path].into_iter(), false, &option.into()).unwrap()
     }
 

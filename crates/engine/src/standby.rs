@@ -47,24 +47,17 @@ fn ms(bytes: u64, speed_mbps: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv4Addr;
-
     use proptest::prelude::*;
 
     use super::*;
+    use crate::fixtures;
 
     const GIB: u64 = 1 << 30;
 
     fn paths(speeds_mbps: &[Option<u64>]) -> Vec<Path> {
-        let address = Ipv4Addr::LOCALHOST.into();
         let path = |(index, speed_mbps): (usize, &Option<u64>)| Path {
-            link: format!("e{index}"),
-            address,
-            peer_link: format!("e{index}"),
-            peer_address: address,
             speed_mbps: *speed_mbps,
-            is_standby: false,
-            mtu_bytes: None,
+            ..fixtures::path(&format!("e{index}"))
         };
         speeds_mbps.iter().enumerate().map(path).collect()
     }

@@ -16,8 +16,8 @@ use super::vm::{
     VmCheck, VmFacts, VmFile, VmFit,
 };
 use super::{NotReached, Pair, check, no_way_back, paths_to_try, refusal, unreachable};
-use crate::encryption::EncryptionPolicy;
 use crate::facts::{HostFacts, HugePages, HypervisorVersion, MigrationLink};
+use crate::fixtures;
 use crate::protocol::Protocols;
 
 const DAY_S: i64 = 86_400;
@@ -69,28 +69,19 @@ impl Scene {
 
 fn host(name: &str, last: u8) -> CheckFacts {
     let names = ["e0", "e1"];
+    let facts = fixtures::host(name);
     CheckFacts {
         host: HostFacts {
-            name: name.into(),
             cores: 8,
-            idle_cores: None,
-            vm_cores: 0.0,
-            packing_cores: None,
-            no_packing: None,
             memory_available_bytes: 64 << 30,
-            huge_pages_available: vec![],
             links: names
                 .iter()
                 .zip(1..)
                 .map(|(link, net)| link_of(link, &format!("10.0.{net}.{last}/24")))
                 .collect(),
-            management_links: vec![],
-            encryption: EncryptionPolicy::Required,
             migration_address: Some(format!("10.9.0.{last}").parse().unwrap()),
-            bandwidth_limit_mbps: None,
-            no_migration_address: None,
-            rdma_devices: vec![],
-            hypervisor: HypervisorVersion { name: "QEMU".into(), version: "7.2.22".into(), rdma: true },
+            hypervisor: HypervisorVersion { rdma: true, ..facts.hypervisor },
+            ..facts
         },
         agent_version: "0.2.0".into(),
         protocols: Protocols::OWN,
@@ -151,15 +142,7 @@ fn disk() -> FileIdentity {
 
 fn link_of(name: &str, address: &str) -> MigrationLink {
     let addresses = vec!["fe80::1/64".parse().unwrap(), address.parse().unwrap()];
-    MigrationLink {
-        name: name.into(),
-        addresses,
-        speed_mbps: Some(10_000),
-        mtu: 1500,
-        usable: true,
-        is_trusted: false,
-        card: None,
-    }
+    MigrationLink { addresses, speed_mbps: Some(10_000), ..fixtures::link(name) }
 }
 
 fn passing(bytes: u16) -> PacketTrial {

@@ -106,20 +106,12 @@ impl ClockDifference {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fixtures::path;
 
     #[test]
     fn the_least_round_trip_is_that_of_either_kind() {
-        let path = Path {
-            link: "e0".into(),
-            address: [10, 0, 0, 1].into(),
-            peer_link: "e0".into(),
-            peer_address: [10, 0, 0, 2].into(),
-            speed_mbps: None,
-            is_standby: false,
-            mtu_bytes: None,
-        };
         let trial = |round_trip_ms, by_tcp: Option<f64>| PathTrial {
-            path: path.clone(),
+            path: path("e0"),
             connection_error: None,
             forward: PacketTrial::default(),
             backward: PacketTrial::default(),

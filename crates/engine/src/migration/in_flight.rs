@@ -2,8 +2,8 @@
 
 use super::{Action, Event, Limits, Migration, Stage, VmCondition};
 use crate::encryption::Encryption;
+use crate::fixtures::path;
 use crate::option::RequestedOption;
-use crate::path::Path;
 use crate::plan::{Paths, Plan, Transfer};
 
 /// When one that is in flight has to be over.
@@ -15,20 +15,11 @@ pub(super) fn well(action: Action) -> Event {
 }
 
 fn plan(post_copy: bool) -> Plan {
-    let path = Path {
-        link: "e0".into(),
-        address: [10, 0, 0, 1].into(),
-        peer_link: "e0".into(),
-        peer_address: [10, 0, 0, 2].into(),
-        speed_mbps: None,
-        is_standby: false,
-        mtu_bytes: None,
-    };
     Plan {
         requested_option: RequestedOption::Auto,
         transfer: Transfer::OneConnection { post_copy },
         encryption: Encryption::default(),
-        paths: Paths::try_from(vec![path]).unwrap(),
+        paths: Paths::try_from(vec![path("e0")]).unwrap(),
         reasons: vec![],
     }
 }

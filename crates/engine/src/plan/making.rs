@@ -111,8 +111,10 @@ fn choose(
 ) -> (Transfer, Vec<Reason>) {
     let usable = routed.as_ref().map_or(found, |routed| &routed.paths);
     let no_rdma = NoRdma::between(source, target);
-    let (as_it_is, mut reasons) = choose_uncompressed(request.option, usable.len(), no_rdma, routed);
     let spread = if routed.is_ok() { Spread::Routed } else { Spread::InTurn };
+    let no_route = routed.as_ref().err();
+    let (as_it_is, mut reasons) =
+        choose_uncompressed(request.option, usable.len(), spread, no_rdma, no_route);
     // Where it cannot be as it was asked for, there is no plan.
     let encryption = encryption::decide(source, target, request.encrypt, usable);
     let is_encrypted = encryption.is_ok_and(|encryption| encryption.is_encrypted);
@@ -126,17 +128,14 @@ fn choose(
 fn choose_uncompressed(
     requested: RequestedOption,
     paths: usize,
+    spread: Spread,
     no_rdma: NoRdma,
-    routed: &Result<Routed, NoRoute>,
+    no_route: Option<&NoRoute>,
 ) -> (Transfer, Vec<Reason>) {
-    let no_route = routed.as_ref().err();
     let over_one_path = no_route.cloned().map(Reason::OverOnePath);
     let no_multichannel = no_route.cloned().map(Reason::NoMultichannel);
     let multichannel = if no_route.is_none() { parallel(Spread::Routed, None) } else { ONE_CONNECTION };
-    let packed = |level| {
-        let spread = if no_route.is_none() { Spread::Routed } else { Spread::InTurn };
-        parallel(spread, Some(Packing::ByHypervisor(level)))
-    };
+    let packed = |level| parallel(spread, Some(Packing::ByHypervisor(level)));
     let (transfer, reasons) = match requested {
         RequestedOption::Tcp => (ONE_CONNECTION, [None, None]),
         RequestedOption::Compression => (multichannel, [over_one_path, None]),

@@ -4,39 +4,26 @@ use super::making::CORE_ENCRYPTS_MBPS;
 use super::*;
 use crate::encryption::EncryptionPolicy;
 use crate::facts::{HostFacts, HypervisorVersion, MigrationLink, NoMigrationAddress, NoPacking};
+use crate::fixtures;
 use crate::path::Reach;
 use crate::relayed::Compressible;
 
 const GIB: u64 = 1 << 30;
 
 fn host(name: &str, last: u8, links: u8) -> HostFacts {
+    let link = |index| MigrationLink {
+        addresses: vec![format!("10.77.{}.{last}/24", index + 1).parse().unwrap()],
+        speed_mbps: Some(1000),
+        is_trusted: true,
+        ..fixtures::link(&format!("e{index}"))
+    };
+    let host = fixtures::host(name);
     HostFacts {
-        name: name.into(),
-        cores: 2,
-        idle_cores: None,
-        vm_cores: 0.0,
-        packing_cores: None,
-        no_packing: None,
         memory_available_bytes: 1 << 34,
-        huge_pages_available: vec![],
-        links: (0..links)
-            .map(|index| MigrationLink {
-                name: format!("e{index}"),
-                addresses: vec![format!("10.77.{}.{last}/24", index + 1).parse().unwrap()],
-                speed_mbps: Some(1000),
-                mtu: 1500,
-                usable: true,
-                is_trusted: true,
-                card: None,
-            })
-            .collect(),
-        management_links: vec![],
-        encryption: EncryptionPolicy::Required,
+        links: (0..links).map(link).collect(),
         migration_address: Some(format!("10.77.200.{last}").parse().unwrap()),
-        bandwidth_limit_mbps: None,
-        no_migration_address: None,
-        rdma_devices: vec![],
-        hypervisor: HypervisorVersion { name: "QEMU".into(), version: "7.2.22".into(), rdma: true },
+        hypervisor: HypervisorVersion { rdma: true, ..host.hypervisor },
+        ..host
     }
 }
 

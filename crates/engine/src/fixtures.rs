@@ -1,0 +1,53 @@
+//! A host, a link and a path for tests, with nothing to them that matters: each test names what does.
+
+use crate::encryption::EncryptionPolicy;
+use crate::facts::{HostFacts, HypervisorVersion, MigrationLink};
+use crate::path::Path;
+
+/// A host without links, that has no migration address.
+pub(crate) fn host(name: &str) -> HostFacts {
+    HostFacts {
+        name: name.into(),
+        cores: 2,
+        idle_cores: None,
+        vm_cores: 0.0,
+        packing_cores: None,
+        no_packing: None,
+        memory_available_bytes: 0,
+        huge_pages_available: vec![],
+        links: vec![],
+        management_links: vec![],
+        bandwidth_limit_mbps: None,
+        encryption: EncryptionPolicy::Required,
+        migration_address: None,
+        no_migration_address: None,
+        rdma_devices: vec![],
+        hypervisor: HypervisorVersion { name: "QEMU".into(), version: "7.2.22".into(), rdma: false },
+    }
+}
+
+/// A link that is up, of no known speed, on a network that is not trusted.
+pub(crate) fn link(name: &str) -> MigrationLink {
+    MigrationLink {
+        name: name.into(),
+        addresses: vec![],
+        speed_mbps: None,
+        mtu: 1500,
+        usable: true,
+        is_trusted: false,
+        card: None,
+    }
+}
+
+/// A path between links of this name on both hosts.
+pub(crate) fn path(link: &str) -> Path {
+    Path {
+        link: link.into(),
+        address: [10, 0, 0, 1].into(),
+        peer_link: link.into(),
+        peer_address: [10, 0, 0, 2].into(),
+        speed_mbps: None,
+        is_standby: false,
+        mtu_bytes: None,
+    }
+}
