@@ -7,10 +7,9 @@ use std::time::{Duration, Instant};
 
 use drainpipe_engine::bandwidth::{BandwidthSetting, grant};
 use drainpipe_engine::migration::Event;
-use drainpipe_engine::pacing::for_relay;
+use drainpipe_engine::pacing::{BYTES_PER_S_OF_MBPS, for_relay};
 use drainpipe_engine::plan::Plan;
 use drainpipe_engine::problem::Problem;
-use drainpipe_hypervisor::migration as qemu;
 use drainpipe_relay::Limiter;
 use jiff::Zoned;
 use tokio::sync::watch;
@@ -366,13 +365,8 @@ impl Flight {
             Valve::Relay(limiter) => {
                 let leaving = lock(&self.bandwidth.leaving);
                 if leaving.contains_key(&self.migration) {
-                    let bytes_per_s = |mbps| {
-                        for_relay(
-                            qemu::bandwidth_bytes_per_s(Some(mbps)),
-                            drainpipe_relay::BLOCK_BYTES_MAX as u64,
-                        )
-                    };
-                    limiter.set(limit_mbps.map(bytes_per_s));
+                    let bytes_per_s = |mbps: u64| mbps.saturating_mul(BYTES_PER_S_OF_MBPS);
+                    limiter.set(limit_mbps.map(|mbps| for_relay(bytes_per_s(mbps))));
                 }
             }
         }

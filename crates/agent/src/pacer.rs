@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use drainpipe_engine::pacing::{self, Connection, LOOK_EVERY, waiting_bytes};
+use drainpipe_engine::pacing::{self, BYTES_PER_S_OF_MBPS, Connection, LOOK_EVERY, waiting_bytes};
 use drainpipe_hypervisor::migration as qemu;
 use drainpipe_hypervisor::{ConnectionUse, Pace, Vmm};
 use tokio::sync::watch;
@@ -114,7 +114,7 @@ impl Keeping {
         loop {
             let limit_mbps = *self.limit_mbps.borrow_and_update();
             match limit_mbps {
-                Some(mbps) if !self.is_kept_by_qemu => self.pace(qemu::bandwidth_bytes_per_s(Some(mbps))),
+                Some(mbps) if !self.is_kept_by_qemu => self.pace(mbps.saturating_mul(BYTES_PER_S_OF_MBPS)),
                 None if self.are_paced => {
                     self.connections.unpace();
                     self.are_paced = false;
@@ -174,5 +174,5 @@ impl Keeping {
 }
 
 fn as_looked_at(used: &ConnectionUse) -> Connection {
-    Connection { is_in_use: used.is_in_use, sent_bytes: used.sent_bytes }
+    Connection { is_in_use: used.is_in_use, link_bytes: used.link_bytes }
 }

@@ -3,8 +3,11 @@
 //! QEMU's own limit does not hold for multifd: it counts what a channel has sent once it has sent it, and by then has
 //! given 512 KiB to each of 16 others, ten times a second. So the kernel paces each connection. Which of them QEMU uses
 //! next nobody knows, so those in use share the limit, and what the others may begin with until somebody looks again is
-//! kept for them. The kernel's timers are late on a busy host, and connections take turns: what was not sent for that
-//! is made up for, as far as no second has more than the limit.
+//! kept for them.
+//!
+//! The kernel sends less than it is allowed to: its timers are late, a higher pace counts from the next acknowledgement on
+//! and a lower one at once (`tcp_update_pacing_rate`, Linux 6.1), and what is kept for connections at rest is not used. With
+//! 17 connections and 10 Mb/s that was up to a half. So it is measured what comes of a pace, and the pace is set by that.
 
 use std::time::Duration;
 
@@ -14,12 +17,26 @@ pub const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// The part of its equal share that a connection may begin with: one of so many.
 const BEGINS_WITH_ONE_OF: u64 = 4;
 
-/// What may be made up for, by the time that the limit gives it, and within which time. The headers that are reckoned with
-/// are a little more than there are (`bandwidth_bytes_per_s` of the hypervisor), so it adds less than 2 % to a second.
-const MADE_UP_MS: u64 = 40;
-const MADE_UP_WITHIN_MS: i64 = 80;
+/// What is aimed at, as a part of the limit: what a second has more or less than that is to be within the limit, too.
+const AIM: f64 = 0.98;
 
-/// Nothing more is made up for after a longer time without a look.
+/// Time constant in which it is learnt what comes of a pace.
+const LEARNT_WITHIN_S: f64 = 0.5;
+
+/// Bytes on the links for each byte of the pace: before anything is known, headers alone (1514 of 1428 bytes, with IPv6 and
+/// an MTU of 1500). The least bounds how far a pace rises where the links or QEMU are slower than the limit.
+const YIELD_AT_FIRST: f64 = 1.06;
+const YIELD_LEAST: f64 = 0.4;
+const YIELD_MOST: f64 = 1.2;
+
+/// Less than was allowed is made up for, more is saved, within such a time.
+const MADE_UP_WITHIN_S: f64 = 0.25;
+
+/// So much at most, by the time that the limit gives it: less than a second may have too much.
+const MADE_UP_S: f64 = 0.025;
+const SAVED_S: f64 = 0.2;
+
+/// Nothing is learnt from a longer time without a look, or made up for.
 const LATE_MAX: Duration = Duration::from_millis(999);
 
 /// What may wait in all connections together, by the time that the limit gives it. What QEMU has written when it pauses the
@@ -32,69 +49,90 @@ const WAITING_BYTES_MIN: u64 = 4 << 10;
 /// What the agents say to each other meanwhile, and the first packet of each connection, in bytes per second.
 const BESIDE_MEMORY_BYTES_PER_S: u64 = 50_000;
 
+/// How much of a link's bytes, as its kernel counts them, are a relay's own: Ethernet, IPv6 and TCP leave so much of them
+/// with an MTU of 1500.
+const PAYLOAD_SHARE: (u64, u64) = (1428, 1514);
+
+/// Bytes per second in a Mb/s.
+pub const BYTES_PER_S_OF_MBPS: u64 = 125_000;
+
 /// One connection, as it was looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Connection {
     /// Whether something waits in it, or went out a moment ago.
     pub is_in_use: bool,
-    /// What it has sent since it was made.
-    pub sent_bytes: u64,
+    /// What the link has carried of it since it was made, with headers.
+    pub link_bytes: u64,
 }
 
 /// Paces the connections of one QEMU. Times are the caller's, from any beginning.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Pacing {
     last: Option<Look>,
+    // Bytes on the links for each byte of the pace.
+    yields: f64,
     // Less than nothing after more was sent than the limit allows.
-    owed_bytes: i64,
+    owed_bytes: f64,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Look {
     at: Duration,
-    sent_bytes: u64,
-    allowed_per_s: u64,
+    link_bytes: u64,
+    allowed_per_s: f64,
+    pace_per_s: f64,
+    is_in_use: bool,
+}
+
+impl Default for Pacing {
+    fn default() -> Self {
+        Self { last: None, yields: YIELD_AT_FIRST, owed_bytes: 0.0 }
+    }
 }
 
 impl Pacing {
-    /// Bytes per second for each of the connections from now on.
+    /// Bytes per second for each of the connections from now on, of a limit in bytes per second of the links.
     pub fn look(&mut self, at: Duration, limit_bytes_per_s: u64, connections: &[Connection]) -> Vec<u64> {
-        let sent_bytes = connections.iter().map(|connection| connection.sent_bytes).sum();
-        let allowed_per_s = for_memory(limit_bytes_per_s);
-        self.reckon(Look { at, sent_bytes, allowed_per_s });
-        let rate = allowed_per_s.saturating_add_signed(self.owed_bytes * 1000 / MADE_UP_WITHIN_MS);
+        let link_bytes = connections.iter().map(|connection| connection.link_bytes).sum();
         let in_use: Vec<bool> = connections.iter().map(|connection| connection.is_in_use).collect();
-        divided(rate, &in_use)
+        let allowed_per_s = for_memory(limit_bytes_per_s) as f64 * AIM;
+        if let Some(last) = self.last {
+            self.learn(last, at, link_bytes);
+        }
+        self.owed_bytes = self.owed_bytes.clamp(-allowed_per_s * SAVED_S, allowed_per_s * MADE_UP_S);
+        let pace_per_s = ((allowed_per_s + self.owed_bytes / MADE_UP_WITHIN_S) / self.yields).max(1.0);
+        self.last =
+            Some(Look { at, link_bytes, allowed_per_s, pace_per_s, is_in_use: in_use.contains(&true) });
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "1 or more")]
+        let pace_per_s = pace_per_s as u64;
+        divided(pace_per_s, &in_use)
     }
 
-    fn reckon(&mut self, now: Look) {
-        let Some(last) = self.last.replace(now) else { return };
+    fn learn(&mut self, last: Look, at: Duration, link_bytes: u64) {
         // Fewer than before: one was closed, which happens at a migration's end.
-        let Some(sent_bytes) = now.sent_bytes.checked_sub(last.sent_bytes) else { return };
-        let since = now.at.saturating_sub(last.at).min(LATE_MAX);
-        let allowed_bytes = last.allowed_per_s.saturating_mul(since.subsec_micros().into()) / 1_000_000;
-        let made_up_max = signed(now.allowed_per_s * MADE_UP_MS / 1000);
-        let owed_bytes = self.owed_bytes + signed(allowed_bytes) - signed(sent_bytes);
-        self.owed_bytes = owed_bytes.clamp(-made_up_max, made_up_max);
+        let Some(sent_bytes) = link_bytes.checked_sub(last.link_bytes) else { return };
+        let since_s = at.saturating_sub(last.at).min(LATE_MAX).as_secs_f64();
+        let sent_bytes = sent_bytes as f64;
+        self.owed_bytes += last.allowed_per_s * since_s - sent_bytes;
+        let asked_bytes = last.pace_per_s * since_s;
+        // Where QEMU had nothing to send, that is no fault of the pace.
+        if last.is_in_use && asked_bytes > 0.0 {
+            let learnt = (since_s / LEARNT_WITHIN_S).min(1.0);
+            self.yields += (sent_bytes / asked_bytes - self.yields) * learnt;
+            self.yields = self.yields.clamp(YIELD_LEAST, YIELD_MOST);
+        }
     }
-}
-
-fn signed(bytes: u64) -> i64 {
-    i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
 /// What of a limit is left for memory.
 fn for_memory(limit_bytes_per_s: u64) -> u64 {
-    without(limit_bytes_per_s, BESIDE_MEMORY_BYTES_PER_S)
+    limit_bytes_per_s - BESIDE_MEMORY_BYTES_PER_S.min(limit_bytes_per_s / 4)
 }
 
-/// What of a limit is left for a relay, which sends up to `block_bytes` at once: a second may have one of these more.
-pub fn for_relay(limit_bytes_per_s: u64, block_bytes: u64) -> u64 {
-    without(limit_bytes_per_s, BESIDE_MEMORY_BYTES_PER_S + block_bytes)
-}
-
-fn without(limit_bytes_per_s: u64, others_bytes_per_s: u64) -> u64 {
-    limit_bytes_per_s - others_bytes_per_s.min(limit_bytes_per_s / 4)
+/// What of a limit, in bytes per second of the links, is left for what a relay sends.
+pub fn for_relay(limit_bytes_per_s: u64) -> u64 {
+    let (payload, frame) = PAYLOAD_SHARE;
+    for_memory(limit_bytes_per_s).saturating_mul(payload) / frame
 }
 
 /// Divides a rate among connections, of which some are in use.
@@ -141,19 +179,16 @@ mod tests {
     fn a_small_limit_leaves_the_most_of_itself() {
         assert_eq!(for_memory(1_000_000), 950_000);
         assert_eq!(for_memory(1000), 750);
-        assert_eq!(for_relay(10_000_000, 100_000), 9_850_000);
-        assert_eq!(for_relay(100_000, 100_000), 75_000);
+        assert_eq!(for_relay(15_190_000), 14_280_000);
+        assert_eq!(for_relay(1514), 1071);
     }
 
     #[test]
     fn one_that_is_closed_is_no_reason_to_send_more() {
         let mut pacing = Pacing::default();
-        let at = |sent_bytes| [Connection { is_in_use: true, sent_bytes }];
+        let at = |link_bytes| [Connection { is_in_use: true, link_bytes }];
         let before = pacing.look(Duration::ZERO, 1_050_000, &at(1_000_000));
-        assert_eq!(
-            (before, pacing.look(Duration::from_secs(1), 1_050_000, &at(0))),
-            (vec![1_000_000], vec![1_000_000])
-        );
+        assert_eq!(before, pacing.look(Duration::from_secs(1), 1_050_000, &at(0)));
     }
 
     proptest! {
@@ -173,24 +208,25 @@ mod tests {
             }
         }
 
-        /// A kernel sends a part of what it may, and another one each time; QEMU uses other connections each time.
+        /// A kernel sends a part of what it may, somewhat another one each time; QEMU uses other connections each time.
         #[test]
-        fn no_second_has_more_than_the_limit_and_what_is_lost_at_times_is_made_up_for(
+        fn each_second_has_nearly_the_limit_and_none_has_more(
             limit_mbps in 10_u64..10_000,
-            looks in prop::collection::vec((70..100_u64, 20..30_u64, 1..17_usize), 100..300),
+            sent_percent in 60..106_u64,
+            looks in prop::collection::vec((0..15_u64, 20..30_u64, 9..17_usize), 200..300),
         ) {
             let limit = limit_mbps * 125_000;
             let (mut pacing, mut at_ms, mut sent) = (Pacing::default(), 0, [0_u64; 17]);
             let mut seen: Vec<(u64, u64)> = vec![];
-            for (percent, lasts_ms, in_use) in looks {
-                let connection = |(index, sent_bytes): (usize, &u64)| Connection {
+            for (late_percent, lasts_ms, in_use) in looks {
+                let connection = |(index, link_bytes): (usize, &u64)| Connection {
                     is_in_use: index < in_use,
-                    sent_bytes: *sent_bytes,
+                    link_bytes: *link_bytes,
                 };
                 let connections: Vec<Connection> = sent.iter().enumerate().map(connection).collect();
                 let paces = pacing.look(Duration::from_millis(at_ms), limit, &connections);
                 for (index, pace) in paces.iter().enumerate().take(in_use) {
-                    sent[index] += pace * percent * lasts_ms / 100_000;
+                    sent[index] += pace * (sent_percent - late_percent) * lasts_ms / 100_000;
                 }
                 at_ms += lasts_ms;
                 seen.push((at_ms, sent.iter().sum()));
@@ -199,11 +235,11 @@ mod tests {
                 let second = seen[index..].iter().find(|(until_ms, _)| until_ms - from_ms >= 1000);
                 if let Some((until_ms, after)) = second {
                     let rate = (after - before) * 1000 / (until_ms - from_ms);
-                    prop_assert!(rate * 100 <= limit * 108, "{rate} of {limit}");
+                    prop_assert!(rate * 100 <= for_memory(limit) * 104, "{rate} of {limit} from {from_ms} ms on");
+                    let is_learnt = *from_ms >= 1000;
+                    prop_assert!(!is_learnt || rate * 100 >= for_memory(limit) * 95, "{rate} of {limit} from {from_ms} ms on");
                 }
             }
-            let (all_ms, all) = seen[seen.len() - 1];
-            prop_assert!(all * 1000 / all_ms * 10 >= for_memory(limit) * 8, "{all} of {limit}");
         }
     }
 }

@@ -26,6 +26,9 @@ const WITHOUT_RESETS: [SockFilter; 4] = [
 /// A connection over which something went so lately is in use, though nothing waits in it at the moment.
 const IN_USE_FOR_MS: u32 = 20;
 
+/// Of each segment: Ethernet's header, IPv6's and TCP's with a time stamp. IPv4's is 20 bytes shorter, 1.4 % of a packet.
+const HEADER_BYTES: u64 = 14 + 40 + 32;
+
 /// [`Pace::bytes_per_s`] of a connection that is not held back.
 const UNPACED: u64 = u64::MAX;
 
@@ -46,8 +49,8 @@ pub struct Pace {
 pub struct ConnectionUse {
     /// Whether something waits in it to be sent, or went out a moment ago.
     pub is_in_use: bool,
-    /// What it has sent since it was made, with what was sent again.
-    pub sent_bytes: u64,
+    /// What the link has carried of it since it was made, as its counters have it: with what was sent again, and headers.
+    pub link_bytes: u64,
 }
 
 impl Pace {
@@ -152,7 +155,8 @@ fn shut_down(socket: &SockRef<'_>) -> io::Result<()> {
 fn use_of(socket: &OwnedFd) -> io::Result<ConnectionUse> {
     let info = getsockopt(socket, TcpInfo)?;
     let is_in_use = info.tcpi_notsent_bytes > 0 || info.tcpi_last_data_sent < IN_USE_FOR_MS;
-    Ok(ConnectionUse { is_in_use, sent_bytes: info.tcpi_bytes_sent })
+    let segments = u64::from(info.tcpi_data_segs_out);
+    Ok(ConnectionUse { is_in_use, link_bytes: info.tcpi_bytes_sent + segments * HEADER_BYTES })
 }
 
 fn each_connection(

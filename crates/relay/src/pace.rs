@@ -1,9 +1,23 @@
 //! A limit of what goes out, in bytes per second.
 
+use std::io;
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
+
+use nix::sys::socket::setsockopt;
+use nix::{setsockopt_impl, sockopt_impl};
 
 /// What was not used may be used so much later: who waits for its turn is woken a little late.
 const LATE_MAX: Duration = Duration::from_millis(20);
+
+/// Not to go out all at once, a block is sent by the kernel so much faster than the limit: in parts of 128 KiB, a second at
+/// 10 Mb/s would have up to a tenth more or less than that.
+const SENT_FASTER: (u64, u64) = (5, 4);
+
+/// Of a connection that is not held back.
+const UNPACED: u64 = u64::MAX;
+
+sockopt_impl!(MaxPacingRate, SetOnly, libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, u64);
 
 /// Says when the next block may go out.
 #[derive(Debug)]
@@ -24,6 +38,12 @@ impl Pace {
         self.free_at = now;
     }
 
+    /// How fast the kernel may send a block, in bytes per second.
+    pub(crate) fn of_socket(&self) -> u64 {
+        let (faster, than) = SENT_FASTER;
+        self.bytes_per_second.map_or(UNPACED, |limit| limit.saturating_mul(faster) / than)
+    }
+
     /// How long the next block has to wait; nothing if it may go.
     pub(crate) fn wait(&self, now: Instant) -> Option<Duration> {
         self.bytes_per_second?;
@@ -36,6 +56,28 @@ impl Pace {
         let time = Duration::from_secs_f64(bytes as f64 / bytes_per_second.max(1) as f64);
         let since = now.checked_sub(LATE_MAX).map_or(self.free_at, |earliest| self.free_at.max(earliest));
         self.free_at = since + time;
+    }
+}
+
+/// A connection that its kernel paces (`SO_MAX_PACING_RATE`).
+#[derive(Debug)]
+pub(crate) struct PacedSocket {
+    bytes_per_s: u64,
+}
+
+impl PacedSocket {
+    /// As it was made: not held back.
+    pub(crate) fn new() -> Self {
+        Self { bytes_per_s: UNPACED }
+    }
+
+    /// From now on at most so fast.
+    pub(crate) fn pace(&mut self, socket: &TcpStream, bytes_per_s: u64) -> io::Result<()> {
+        if self.bytes_per_s != bytes_per_s {
+            setsockopt(socket, MaxPacingRate, &bytes_per_s)?;
+            self.bytes_per_s = bytes_per_s;
+        }
+        Ok(())
     }
 }
 

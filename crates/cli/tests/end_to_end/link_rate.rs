@@ -4,6 +4,8 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use drainpipe_report::summary::Spread;
+
 use crate::support::TestLab;
 
 const SAMPLE_EVERY: Duration = Duration::from_millis(100);
@@ -45,23 +47,25 @@ impl LinkRate {
         self.samples.push((Instant::now(), sent.sum()));
     }
 
-    /// The most that went out between two samples that are a second apart or a little more, a moment's delay of the
-    /// reader being no excuse for a sender.
+    /// The most that went out in any second, a moment's delay of the reader being no excuse for a sender.
     pub(crate) fn most_in_a_second_mbps(&self) -> f64 {
-        let windows = self.samples.iter().enumerate().filter_map(|(index, from)| {
-            let until = self.samples[index..].iter().find(|until| until.0 - from.0 >= Duration::from_secs(1));
-            until.map(|until| mbps(from, until))
-        });
-        windows.fold(0.0, f64::max)
+        windows_mbps(&self.samples).fold(0.0, f64::max)
     }
 
-    pub(crate) fn mean_mbps(&self) -> f64 {
-        let first_sent = self.samples.windows(2).find(|pair| pair[1].1 > pair[0].1 + 50_000);
-        match (first_sent, self.samples.last()) {
-            (Some(pair), Some(last)) if last.0 > pair[0].0 => mbps(&pair[0], last),
-            _ => 0.0,
-        }
+    /// What went out in each second between two moments, in Mb/s; none where they are less than a second apart.
+    pub(crate) fn seconds_between_mbps(&self, from: Instant, until: Instant) -> Option<Spread> {
+        let first = self.samples.partition_point(|(at, _)| *at < from);
+        let end = self.samples.partition_point(|(at, _)| *at <= until);
+        Spread::of(windows_mbps(self.samples.get(first..end)?))
     }
+}
+
+/// What went out between two samples that are a second apart or a little more.
+fn windows_mbps(samples: &[(Instant, u64)]) -> impl Iterator<Item = f64> {
+    samples.iter().enumerate().filter_map(|(index, from)| {
+        let until = samples[index..].iter().find(|until| until.0 - from.0 >= Duration::from_secs(1));
+        until.map(|until| mbps(from, until))
+    })
 }
 
 fn mbps(from: &(Instant, u64), until: &(Instant, u64)) -> f64 {

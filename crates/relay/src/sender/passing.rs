@@ -17,7 +17,7 @@ use super::unsent::{UNSENT_BYTES_MIN, unsent_bytes};
 use crate::error::RelayError;
 use crate::figures::Counters;
 use crate::frame::BLOCK_BYTES_MAX;
-use crate::pace::Pace;
+use crate::pace::{Pace, PacedSocket};
 use crate::sockets::{Breaker, lock, read_block, spawn, wait_for};
 
 /// What the threads of a sender share that packs nothing.
@@ -97,8 +97,8 @@ impl Passing {
     }
 
     /// Waits until the limit lets a stream send, and takes so many bytes of it: with its turn, or all streams that wait would
-    /// have the same one. Gives whether it had to wait; none once all is over.
-    fn take_turn(&self, bytes: usize) -> Option<bool> {
+    /// have the same one. None once all is over.
+    fn take_turn(&self, bytes: usize) -> Option<Turn> {
         let mut inner = lock(&self.inner);
         let mut has_waited = false;
         loop {
@@ -108,12 +108,19 @@ impl Passing {
             let now = Instant::now();
             let Some(wait) = inner.pace.wait(now) else {
                 inner.pace.takes(bytes, now);
-                return Some(has_waited);
+                return Some(Turn { has_waited, socket_bytes_per_s: inner.pace.of_socket() });
             };
             has_waited = true;
             (inner, _) = self.wake.wait_timeout(inner, wait).unwrap_or_else(PoisonError::into_inner);
         }
     }
+}
+
+/// A stream's, to send one block.
+struct Turn {
+    has_waited: bool,
+    // How fast its kernel may.
+    socket_bytes_per_s: u64,
 }
 
 /// Begins to relay a connection of the program.
@@ -133,15 +140,16 @@ pub(super) fn begin(passing: &Arc<Passing>, stream: usize, program: UnixStream) 
 
 fn pass(passing: &Passing, stream: usize, program: &UnixStream) -> Result<(), RelayError> {
     let mut wire = passing.settings.connect(stream, &passing.wire, &passing.counters)?;
-    let mut unsent = Unsent::new(wire.socket())?;
+    let (mut paced, mut unsent) = (PacedSocket::new(), Unsent::new(wire.socket())?);
     let mut block = Vec::with_capacity(BLOCK_BYTES_MAX);
     loop {
         unsent.wait_for_wire(wire.socket())?;
         if !read_block(program, &mut block).map_err(|error| RelayError::Local(Arc::new(error)))? {
             return wire.finish();
         }
-        let Some(has_waited) = passing.take_turn(block.len()) else { return Ok(()) };
-        unsent.has_waited |= has_waited;
+        let Some(turn) = passing.take_turn(block.len()) else { return Ok(()) };
+        unsent.has_waited |= turn.has_waited;
+        paced.pace(wire.socket(), turn.socket_bytes_per_s).map_err(RelayError::wire)?;
         let wire_bytes = wire.send(&block, &[])?;
         passing.counters.sent(block.len(), wire_bytes);
         unsent.follow(wire.socket(), wire_bytes)?;

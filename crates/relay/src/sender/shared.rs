@@ -260,8 +260,8 @@ impl Shared {
         self.ready.iter().for_each(Condvar::notify_all);
     }
 
-    /// Waits until the limit lets a stream send.
-    pub(super) fn wait_pace(&self, stream: usize) {
+    /// Waits until the limit lets a stream send, and gives how fast its kernel may, in bytes per second.
+    pub(super) fn wait_pace(&self, stream: usize) -> u64 {
         let mut inner = self.inner();
         let mut waits = false;
         while let Some(wait) = inner.pace.wait(Instant::now()).filter(|_| !inner.is_closed) {
@@ -272,6 +272,7 @@ impl Shared {
             }
             (inner, _) = self.ready[stream].wait_timeout(inner, wait).unwrap_or_else(PoisonError::into_inner);
         }
+        inner.pace.of_socket()
     }
 
     /// Waits for room in a stream, and gives a block to be filled; none once all is over.

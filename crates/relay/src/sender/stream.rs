@@ -18,6 +18,7 @@ use crate::error::RelayError;
 use crate::figures::{Counters, PastCodec};
 use crate::frame::Frame;
 use crate::multifd::Walker;
+use crate::pace::PacedSocket;
 use crate::queue::{Content, Outgoing, Packed};
 use crate::sockets::{spawn, wait_for};
 use crate::wire::Wire;
@@ -88,7 +89,7 @@ fn fill(program: &UnixStream, block: &mut Block, walker: &mut Walker) -> io::Res
 
 fn write(shared: &Shared, stream: usize) -> Result<(), RelayError> {
     let mut wire = shared.settings.connect(stream, &shared.wire, &shared.counters)?;
-    let mut unsent_bytes = 0;
+    let (mut paced, mut unsent_bytes) = (PacedSocket::new(), 0);
     // The first block as if the wire were the limit: if it is none, that costs a moment, once.
     let mut is_first = true;
     loop {
@@ -99,7 +100,7 @@ fn write(shared: &Shared, stream: usize) -> Result<(), RelayError> {
             unsent_bytes = limit;
         }
         wait_for_wire(shared, stream, wire.socket()).map_err(RelayError::wire)?;
-        shared.wait_pace(stream);
+        paced.pace(wire.socket(), shared.wait_pace(stream)).map_err(RelayError::wire)?;
         match shared.next(stream, std::mem::take(&mut is_first)) {
             Next::Block(frame, block) => send(shared, &mut wire, frame, block)?,
             Next::End => {
