@@ -9,7 +9,7 @@ use crate::paged::OVERHEAD_BYTES_MAX;
 
 /// The longest block. Long enough that zstd finds what repeats, short enough that one on its way does not
 /// hold up the end of a stream: 1 ms at 1 Gb/s.
-pub(crate) const BLOCK_BYTES_MAX: usize = 128 << 10;
+pub const BLOCK_BYTES_MAX: usize = 128 << 10;
 
 /// The longest that is packed: a block, or what a paged one is told by.
 pub(crate) const UNPACKED_BYTES_MAX: usize = BLOCK_BYTES_MAX + OVERHEAD_BYTES_MAX;

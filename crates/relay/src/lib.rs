@@ -46,6 +46,7 @@ mod wire;
 pub use error::RelayError;
 pub use estimate::estimate;
 pub use figures::{CodecBytes, Figures};
+pub use frame::BLOCK_BYTES_MAX;
 pub use host_cpu::HostCpu;
 pub use preamble::{TOKEN_BYTES, Token};
 pub use receiver::{Receiver, ReceiverSettings};
