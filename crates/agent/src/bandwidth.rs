@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use drainpipe_engine::bandwidth::{BandwidthSetting, grant};
-use drainpipe_engine::migration::Event;
 use drainpipe_engine::pacing::{BYTES_PER_S_OF_MBPS, for_relay};
 use drainpipe_engine::plan::Plan;
 use drainpipe_engine::problem::Problem;
@@ -220,6 +219,11 @@ impl FirstShare {
         }
     }
 
+    /// In Mb/s of the links; absent for no limit.
+    pub(crate) fn limit_mbps(&self) -> Option<u64> {
+        *self.limit_mbps.borrow()
+    }
+
     /// Keeps the migration within its share while its memory is sent.
     pub(crate) fn follow(self) -> Throttle {
         let Self { flight, leaving, limit_mbps } = self;
@@ -259,10 +263,18 @@ impl Throttle {
         }
     }
 
-    /// What the migration is to be told if the limit has changed since this was last asked.
-    pub(crate) fn news(&mut self) -> Option<Event> {
-        let changed = self.limit_mbps.has_changed().unwrap_or(false);
-        changed.then(|| Event::BandwidthLimited(*self.limit_mbps.borrow_and_update()))
+    /// Whether the limit has changed since this was last asked.
+    pub(crate) fn has_news(&mut self) -> bool {
+        let has_changed = self.limit_mbps.has_changed().unwrap_or(false);
+        if has_changed {
+            self.limit_mbps.mark_unchanged();
+        }
+        has_changed
+    }
+
+    /// In Mb/s; absent for no limit.
+    pub(crate) fn limit_mbps(&self) -> Option<u64> {
+        *self.limit_mbps.borrow()
     }
 }
 

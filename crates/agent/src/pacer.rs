@@ -174,5 +174,6 @@ impl Keeping {
 }
 
 fn as_looked_at(used: &ConnectionUse) -> Connection {
-    Connection { is_in_use: used.is_in_use, link_bytes: used.link_bytes }
+    let ConnectionUse { is_in_use, has_unsent, link_bytes } = *used;
+    Connection { is_in_use, has_unsent, link_bytes }
 }

@@ -20,8 +20,10 @@ const BEGINS_WITH_ONE_OF: u64 = 4;
 /// What is aimed at, as a part of the limit: what a second has more or less than that is to be within the limit, too.
 const AIM: f64 = 0.98;
 
-/// Time constant in which it is learnt what comes of a pace.
-const LEARNT_WITHIN_S: f64 = 0.5;
+/// Time constants in which it is learnt that more comes of a pace, and that less does. What comes too much cannot be
+/// taken back.
+const MORE_LEARNT_WITHIN_S: f64 = 0.1;
+const LESS_LEARNT_WITHIN_S: f64 = 0.5;
 
 /// Bytes on the links for each byte of the pace: before anything is known, headers alone (1514 of 1428 bytes, with IPv6 and
 /// an MTU of 1500). The least bounds how far a pace rises where the links or QEMU are slower than the limit.
@@ -46,6 +48,10 @@ const WAITING_MS: u64 = 20;
 /// The least that may wait in one of them. Over a short way the kernel sends all of it at once, however slow the pace is.
 const WAITING_BYTES_MIN: u64 = 4 << 10;
 
+/// One connection's equal share below which its packets are to be small: it would wait for over 50 ms after one of 64 KiB,
+/// and for four times as long if it was not in use.
+const SMALL_PACKETS_BELOW_BYTES_PER_S: u64 = 20 * (64 << 10);
+
 /// What the agents say to each other meanwhile, and the first packet of each connection, in bytes per second.
 const BESIDE_MEMORY_BYTES_PER_S: u64 = 50_000;
 
@@ -61,6 +67,8 @@ pub const BYTES_PER_S_OF_MBPS: u64 = 125_000;
 pub struct Connection {
     /// Whether something waits in it, or went out a moment ago.
     pub is_in_use: bool,
+    /// Whether something waits in it.
+    pub has_unsent: bool,
     /// What the link has carried of it since it was made, with headers.
     pub link_bytes: u64,
 }
@@ -81,7 +89,7 @@ struct Look {
     link_bytes: u64,
     allowed_per_s: f64,
     pace_per_s: f64,
-    is_in_use: bool,
+    has_unsent: bool,
 }
 
 impl Default for Pacing {
@@ -101,8 +109,8 @@ impl Pacing {
         }
         self.owed_bytes = self.owed_bytes.clamp(-allowed_per_s * SAVED_S, allowed_per_s * MADE_UP_S);
         let pace_per_s = ((allowed_per_s + self.owed_bytes / MADE_UP_WITHIN_S) / self.yields).max(1.0);
-        self.last =
-            Some(Look { at, link_bytes, allowed_per_s, pace_per_s, is_in_use: in_use.contains(&true) });
+        let has_unsent = connections.iter().any(|connection| connection.has_unsent);
+        self.last = Some(Look { at, link_bytes, allowed_per_s, pace_per_s, has_unsent });
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "1 or more")]
         let pace_per_s = pace_per_s as u64;
         divided(pace_per_s, &in_use)
@@ -116,9 +124,10 @@ impl Pacing {
         self.owed_bytes += last.allowed_per_s * since_s - sent_bytes;
         let asked_bytes = last.pace_per_s * since_s;
         // Where QEMU had nothing to send, that is no fault of the pace.
-        if last.is_in_use && asked_bytes > 0.0 {
-            let learnt = (since_s / LEARNT_WITHIN_S).min(1.0);
-            self.yields += (sent_bytes / asked_bytes - self.yields) * learnt;
+        if last.has_unsent && asked_bytes > 0.0 {
+            let more = sent_bytes / asked_bytes - self.yields;
+            let within_s = if more > 0.0 { MORE_LEARNT_WITHIN_S } else { LESS_LEARNT_WITHIN_S };
+            self.yields += more * (since_s / within_s).min(1.0);
             self.yields = self.yields.clamp(YIELD_LEAST, YIELD_MOST);
         }
     }
@@ -133,6 +142,11 @@ fn for_memory(limit_bytes_per_s: u64) -> u64 {
 pub fn for_relay(limit_bytes_per_s: u64) -> u64 {
     let (payload, frame) = PAYLOAD_SHARE;
     for_memory(limit_bytes_per_s).saturating_mul(payload) / frame
+}
+
+/// Whether a packet of 64 KiB is too much for one of so many connections: its pace would hold for too long after it.
+pub fn needs_small_packets(limit_bytes_per_s: u64, connections: usize) -> bool {
+    limit_bytes_per_s / (connections as u64).max(1) < SMALL_PACKETS_BELOW_BYTES_PER_S
 }
 
 /// Divides a rate among connections, of which some are in use.
@@ -184,9 +198,16 @@ mod tests {
     }
 
     #[test]
+    fn many_connections_need_small_packets_at_a_low_limit_and_one_does_not() {
+        let needs = |mbps, connections| needs_small_packets(mbps * BYTES_PER_S_OF_MBPS, connections);
+        assert!(needs(10, 17) && needs(100, 17) && needs(1, 1));
+        assert!(!needs(11, 1) && !needs(300, 17) && !needs(1000, 51) && !needs(11, 0));
+    }
+
+    #[test]
     fn one_that_is_closed_is_no_reason_to_send_more() {
         let mut pacing = Pacing::default();
-        let at = |link_bytes| [Connection { is_in_use: true, link_bytes }];
+        let at = |link_bytes| [Connection { is_in_use: true, has_unsent: true, link_bytes }];
         let before = pacing.look(Duration::ZERO, 1_050_000, &at(1_000_000));
         assert_eq!(before, pacing.look(Duration::from_secs(1), 1_050_000, &at(0)));
     }
@@ -221,6 +242,7 @@ mod tests {
             for (late_percent, lasts_ms, in_use) in looks {
                 let connection = |(index, link_bytes): (usize, &u64)| Connection {
                     is_in_use: index < in_use,
+                    has_unsent: index < in_use,
                     link_bytes: *link_bytes,
                 };
                 let connections: Vec<Connection> = sent.iter().enumerate().map(connection).collect();

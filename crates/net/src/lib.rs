@@ -20,6 +20,7 @@ mod multichannel;
 mod neighbour;
 mod network;
 mod only_from;
+mod packet_size;
 mod placement;
 mod rdma;
 mod route;
@@ -38,6 +39,7 @@ pub use multichannel::{
     MultichannelError, channel_congestion_control, ignore_linkdown, multichannel_changes,
 };
 pub use network::Network;
+pub use packet_size::packets_by_pace;
 pub use placement::Placement;
 pub use rdma::{RdmaDevice, rdma_devices};
 pub use route::{ROUTE_PROTOCOL, RouteInfo};

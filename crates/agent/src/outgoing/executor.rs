@@ -1,6 +1,7 @@
 //! Carries out the engine's actions of one migration, and feeds it what happens.
 
 mod ending;
+mod limiting;
 mod post_copy;
 mod preparing;
 mod throttling;
@@ -226,7 +227,7 @@ impl Executor {
                 };
                 migration.handle(self.now_ms(), told);
             }
-            if let Some(limited) = self.throttle.as_mut().and_then(Throttle::news) {
+            if let Some(limited) = self.follow_bandwidth_limit().await {
                 // Asks for nothing to be done.
                 migration.handle(self.now_ms(), limited);
             }

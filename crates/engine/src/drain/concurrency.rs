@@ -196,7 +196,7 @@ impl Concurrency {
     }
 
     /// What arrives at this moment says nothing of how much this number carries.
-    pub(super) fn look_away(&mut self) {
+    fn look_away(&mut self) {
         self.window = None;
     }
 
@@ -232,15 +232,6 @@ impl Concurrency {
         self.large_steps(trial.direction, false);
         self.next = opposite(trial.direction);
         self.returning_since_ms = Some(since_ms);
-    }
-
-    /// A VM stands still for long beside others on the links: if more of them are being tried, that does not pay.
-    pub(super) fn holds_up(&mut self, now_ms: f64) {
-        if let Some(trial) = self.trial.filter(|trial| trial.direction == Direction::Up) {
-            let since_ms = self.window.map_or(now_ms, |window| window.since_ms);
-            self.end_trial();
-            self.does_not_pay(since_ms, trial);
-        }
     }
 
     fn measured(&mut self, now_ms: f64, carries: f64, span_ms: f64) {

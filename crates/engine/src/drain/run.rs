@@ -80,8 +80,8 @@ pub enum Action {
         /// Whether it may run there before all its memory is there.
         post_copy: bool,
     },
-    /// Let it leave the links to others, from when it is released or from now on: one of them is about to be paused,
-    /// or its last bytes are held up. Until [`Action::TakeAll`], and for some seconds at most.
+    /// Let it leave the links to another one that is about to be paused, from when it is released. Until
+    /// [`Action::TakeAll`], and for some seconds at most.
     GiveWay {
         /// The VM.
         vm: String,
@@ -254,8 +254,6 @@ pub struct Drain {
     pace: Pace,
     // How many VMs have been released so far.
     turns: u64,
-    // The VM to which others left the links last because its last bytes were held up, and since when.
-    held_up: Option<(String, f64)>,
     planning: Planning,
     // Since a VM has moved, or was on its way to leave room.
     looks: u8,
@@ -283,7 +281,6 @@ impl Drain {
             others,
             pace: Pace::planned(planned_bytes_per_ms(&plan)),
             turns: 0,
-            held_up: None,
             entries: plan.moves.into_iter().map(Entry::new).collect(),
             stays: plan.stays,
             await_room: !plan.await_room.is_empty(),
@@ -340,11 +337,6 @@ impl Drain {
     fn tick(&mut self, now_ms: f64) {
         if self.count(|entry| entry.stage == Stage::Transferring) > 0 {
             self.pace.sample(now_ms);
-        }
-        if self.is_one_held_up(now_ms) {
-            // What others leave to it says nothing of how many are best.
-            self.concurrency.look_away();
-            return;
         }
         let on_links = self.staying_on_links(now_ms);
         // What is sent after the pause is told of when the VM has moved. Up to a quarter of a second of all that the links
@@ -410,7 +402,6 @@ impl Drain {
     /// than the answers to actions that were given.
     fn next_actions(&mut self, now_ms: f64) -> Vec<Action> {
         let mut actions = vec![];
-        self.note_held_up(now_ms);
         if let Some(closing) = self.closing(now_ms) {
             self.give_up(closing, &mut actions);
         } else {
@@ -419,7 +410,6 @@ impl Drain {
             self.make_plan(&mut actions);
             self.begin_more(now_ms, &mut actions);
         }
-        self.give_way(now_ms, &mut actions);
         self.take_all(now_ms, &mut actions);
         self.take_back_endless(&mut actions);
         self.finish(now_ms, &mut actions);

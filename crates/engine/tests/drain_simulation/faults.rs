@@ -172,12 +172,10 @@ pub(crate) enum Sight {
     Settled,
     /// The target had not let it run.
     Revoked,
-    /// A VM left the links to one whose last bytes were held up.
-    GaveWayInFlight,
 }
 
 impl Sight {
-    pub(crate) const ALL: [Self; 27] = [
+    pub(crate) const ALL: [Self; 26] = [
         Self::EndHeardTwice,
         Self::PlanHeardTwice,
         Self::InParts,
@@ -204,6 +202,5 @@ impl Sight {
         Self::CancelledByOther,
         Self::Settled,
         Self::Revoked,
-        Self::GaveWayInFlight,
     ];
 }

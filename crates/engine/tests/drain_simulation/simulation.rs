@@ -108,8 +108,6 @@ struct Simulation {
     left: BTreeSet<String>,
     /// VMs that leave the links to others.
     giving_way: BTreeSet<String>,
-    /// VMs that the drain takes for paused, with their last bytes on the links.
-    paused: BTreeSet<String>,
 }
 
 /// Runs one seed to its end; the rule that was broken, if one was.
@@ -192,7 +190,6 @@ impl Simulation {
             absent: BTreeSet::new(),
             left: BTreeSet::new(),
             giving_way: BTreeSet::new(),
-            paused: BTreeSet::new(),
         };
         simulation.start()?;
         Ok(simulation)
@@ -217,7 +214,6 @@ impl Simulation {
         (self.answer, self.answer_again) = (None, None);
         (self.cancelled, self.course) = (false, Course::UnderWay);
         self.giving_way.clear();
-        self.paused.clear();
         self.absent.clear();
         self.left.clear();
         self.others = self.world.others;
@@ -280,20 +276,11 @@ impl Simulation {
     fn note_told(&mut self, event: &Event) {
         match event {
             Event::CancelRequested => self.cancelled = true,
-            Event::Paused { vm } => {
-                self.paused.insert(vm.clone());
-            }
-            Event::Sent { vm } => {
-                self.paused.remove(vm);
-            }
             Event::Left { vm, .. } if self.course == Course::UnderWay && !self.is_about_to_begin(vm) => {
                 self.left.insert(vm.clone());
             }
-            Event::Ended { vm, end } => {
-                self.paused.remove(vm);
-                if matches!(end, MoveEnd::Left(_)) {
-                    self.left.insert(vm.clone());
-                }
+            Event::Ended { vm, end: MoveEnd::Left(_) } => {
+                self.left.insert(vm.clone());
             }
             _ => {}
         }

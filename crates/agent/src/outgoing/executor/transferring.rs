@@ -58,6 +58,7 @@ impl Executor {
         let valve =
             valve.unwrap_or_else(|| Valve::Qemu(Pacer::new(Arc::clone(vmm), address, connections(plan))));
         let share = FirstShare::of(&self.outgoing.transfer.bandwidth, self.sending(), plan, valve).await;
+        self.keep_packets_small(share.limit_mbps()).await;
         let standstill_watch = StandstillWatch::start(vmm).await;
         let settings = SourceSettings {
             downtime_limit_ms: self.downtime_limit_ms,

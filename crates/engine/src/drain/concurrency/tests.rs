@@ -226,22 +226,6 @@ fn one_look_does_not_tell_that_links_are_not_quite_full() {
 }
 
 #[test]
-fn more_that_hold_a_vm_up_do_not_pay() {
-    let mut concurrency = Concurrency::new(1, 8);
-    let mut ticks = (0..100_u32).map(f64::from);
-    while concurrency.allowed() == 1 {
-        let tick = ticks.next().unwrap();
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes that arrive")]
-        concurrency.observe(tick * 200.0, Some((tick * 200.0 * LINKS) as u64), 1, 0);
-    }
-    let now_ms = ticks.next().unwrap() * 200.0;
-    concurrency.holds_up(now_ms);
-    assert_eq!((concurrency.allowed(), concurrency.found()), (1, Some(1)));
-    concurrency.holds_up(now_ms);
-    assert_eq!(concurrency.allowed(), 1, "it is no trial any more");
-}
-
-#[test]
 fn it_waits_for_the_number_to_be_there() {
     let mut concurrency = Concurrency::new(2, 8);
     for tick in 0..100_u32 {

@@ -78,16 +78,6 @@ const ENDS_WITHIN_MS: f64 = 2_000.0;
 /// A VM that is paused should have moved by then. Others wait no longer for what may fail.
 const TAKEN_OVER_WITHIN_MS: f64 = 1_000.0;
 
-/// The last bytes of a paused VM should be sent by then, beside others on the links: within the longest pause that QEMU
-/// is allowed, and a hundred milliseconds for the devices' state. In drains over 2 × 1 Gb/s it is 50 to 300 ms, and was
-/// 2.3 s once (bench/README.md).
-const LAST_BYTES_WITHIN_MS: f64 = 400.0;
-
-/// Others leave the links to such a VM until so long after its pause. TCP sends again what was lost after 0.2, 0.6 and
-/// 1.4 s: what has not gone by then is not held up by them. A VM is throttled that dirties more than half of what it
-/// sends, seen twice in readings at least a second apart; in one second that is not seen twice.
-const LAST_BYTES_HELD_UP_MS: f64 = 1_500.0;
-
 /// How often targets may refuse a VM without that being an attempt. Most of all they do when others have taken its room
 /// since the plan was made. The next plan sees that.
 const REFUSALS_MAX: u8 = 8;
@@ -112,7 +102,7 @@ pub(super) enum Patience {
 pub(super) enum Way {
     /// It uses what it can.
     Taken,
-    /// It leaves them to another one that is about to be paused, or whose last bytes are held up.
+    /// It leaves them to another one that is about to be paused.
     Given,
 }
 
@@ -322,12 +312,6 @@ impl Entry {
     pub(super) fn is_being_taken_over(&self, now_ms: f64) -> bool {
         let is_recent = |ms| ms < TAKEN_OVER_WITHIN_MS;
         self.stage.is_paused() && self.paused_for_ms(now_ms).is_some_and(is_recent)
-    }
-
-    /// Whether it stands still, and its last bytes are on the links for longer than they should be.
-    pub(super) fn is_held_up(&self, now_ms: f64) -> bool {
-        let is_late = |ms| (LAST_BYTES_WITHIN_MS..LAST_BYTES_HELD_UP_MS).contains(&ms);
-        self.stage == Stage::SwitchingOver && self.paused_for_ms(now_ms).is_some_and(is_late)
     }
 
     /// Whether it has just been taken over.

@@ -216,101 +216,6 @@ fn what_does_not_come_to_its_end_keeps_the_links() {
     assert_eq!(drain.handle(4_001.0, paused("v"))[0], release("y"));
 }
 
-/// Of three VMs on the links.
-fn one_is_paused_beside_two() -> Drain {
-    let moves = ["v", "w", "x"].map(|vm| planned(vm, "b")).to_vec();
-    let plan = DrainPlan { transfers: 3, ..plan_of(moves, &[]) };
-    let (mut drain, _) = Drain::begin(plan, DrainLimits { transfers: Some(3), ..LIMITS }, 0, -FIRST_ALONE_MS);
-    drain.handle(0.0, Event::Tick);
-    for vm in ["v", "w", "x"] {
-        drain.handle(1.0, prepared(vm));
-    }
-    drain.handle(1_000.0, paused("v"));
-    assert_eq!(drain.handle(1_399.0, Event::Tick), []);
-    drain
-}
-
-#[test]
-fn the_links_are_left_to_who_stands_still_for_long() {
-    let mut drain = one_is_paused_beside_two();
-    assert_eq!(drain.handle(1_400.0, Event::Tick), [give_way("w"), give_way("x")]);
-    assert_eq!(drain.handle(1_500.0, Event::Tick), [], "they were told");
-    assert_eq!(drain.handle(1_600.0, paused("w")), [take_all("w")], "its own last bytes keep nobody waiting");
-    assert_eq!(drain.handle(1_900.0, sent("v")), [take_all("x")]);
-    assert_eq!(drain.handle(2_000.0, sent("w")), [], "all of both has been sent");
-    assert_eq!(drain.handle(3_000.0, Event::Tick), []);
-}
-
-#[test]
-fn who_stands_still_has_the_links_for_so_long_at_most() {
-    let mut drain = one_is_paused_beside_two();
-    drain.handle(1_400.0, Event::Tick);
-    assert_eq!(drain.handle(2_499.0, Event::Tick), []);
-    assert_eq!(drain.handle(2_500.0, Event::Tick), [take_all("w"), take_all("x")]);
-    let mut drain = one_is_paused_beside_two();
-    drain.handle(1_400.0, Event::Tick);
-    assert_eq!(drain.handle(1_500.0, failed("v")), [Action::Plan, take_all("w"), take_all("x")]);
-    let mut drain = one_is_paused_beside_two();
-    assert_eq!(drain.handle(1_399.5, sent("v")), []);
-    assert_eq!(drain.handle(1_400.0, Event::Tick), [], "it is resumed on its target");
-}
-
-#[test]
-fn the_links_are_not_left_to_one_after_the_other() {
-    let mut drain = one_is_paused_beside_two();
-    assert_eq!(drain.handle(1_400.0, Event::Tick), [give_way("w"), give_way("x")]);
-    assert_eq!(drain.handle(1_500.0, sent("v")), [take_all("w"), take_all("x")]);
-    drain.handle(1_600.0, paused("w"));
-    assert_eq!(drain.handle(2_100.0, Event::Tick), []);
-}
-
-#[test]
-fn who_is_about_to_be_paused_too_keeps_the_links() {
-    let mut drain = one_is_paused_beside_two();
-    drain.handle(1_399.0, ending("w"));
-    assert_eq!(drain.handle(1_400.0, Event::Tick), [give_way("x")]);
-    assert_eq!(drain.handle(1_500.0, sent("v")), [], "x gives way to w");
-    assert_eq!(drain.handle(1_600.0, paused("w")), [take_all("x")]);
-}
-
-/// One at a time fills the links, and the first one's last bytes are held up for 1.5 s.
-#[test]
-fn that_others_give_way_is_not_taken_for_slow_links() {
-    let moves = ["v", "w", "x"].map(|vm| planned(vm, "b")).to_vec();
-    let plan = DrainPlan { links_mbps: Some(2_000), ..plan_of(moves, &[]) };
-    let (mut drain, _) = Drain::begin(plan, DrainLimits { transfers: None, ..LIMITS }, 0, -FIRST_ALONE_MS);
-    for vm in ["v", "w", "x"] {
-        drain.handle(0.0, prepared(vm));
-    }
-    let (mut arrived, mut sends, mut gives_way) = (0.0, "v", false);
-    for tick in 0..60 {
-        let now_ms = 200.0 * f64::from(tick);
-        let mut actions = vec![];
-        if tick == 20 {
-            actions.extend(drain.handle(now_ms, paused("v")));
-            (arrived, sends) = (0.0, "w");
-        }
-        if tick == 30 {
-            actions.extend(drain.handle(now_ms, completed("v")));
-        }
-        arrived += 200.0 * LINKS * if gives_way { 0.125 } else { 1.0 };
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes of a VM")]
-        let bytes = arrived as u64;
-        let told = Event::Arrived { vm: sends.into(), bytes };
-        for event in [told, Event::Tick] {
-            actions.extend(drain.handle(now_ms, event));
-        }
-        for action in actions {
-            match action {
-                Action::GiveWay { vm } if vm == "w" => gives_way = true,
-                Action::TakeAll { vm } if vm == "w" => gives_way = false,
-                _ => {}
-            }
-        }
-        assert_eq!(drain.concurrency.allowed(), 1, "at {now_ms} ms");
-    }
-}
-
 /// VMs of a second each that fill the links one after the other, and are told of up to their pauses, and after these.
 #[test]
 fn what_a_paused_vm_has_sent_and_was_not_told_of_is_not_taken_for_slow_links() {
@@ -345,15 +250,6 @@ fn what_a_paused_vm_has_sent_and_was_not_told_of_is_not_taken_for_slow_links() {
         }
         assert_eq!(drain.concurrency.allowed(), 1, "at {now} ms");
     }
-}
-
-#[test]
-fn who_is_released_meanwhile_leaves_the_links_to_it_too() {
-    let (mut drain, _) = begin(&["v", "w"]);
-    drain.handle(1.0, prepared("v"));
-    drain.handle(1_000.0, paused("v"));
-    assert_eq!(drain.handle(1_500.0, prepared("w")), release_behind("w"));
-    assert_eq!(drain.handle(1_600.0, sent("v")), [take_all("w")]);
 }
 
 #[test]

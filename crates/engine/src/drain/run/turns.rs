@@ -17,9 +17,6 @@ const TOLD_AFTER_MS: f64 = 100.0;
 /// for so long at most.
 pub(super) const FIRST_ALONE_MS: f64 = 1_000.0;
 
-/// Others leave the links to VMs whose last bytes are held up for a ninth of the time at most.
-const HELD_UP_AGAIN_AFTER_MS: f64 = 10_000.0;
-
 impl Drain {
     /// By its prediction little may be left long before its migration says so: that does not know that what it has
     /// not gone through yet is zero.
@@ -45,8 +42,7 @@ impl Drain {
         let free = allowed
             .saturating_sub(on_links)
             .min(allowed.saturating_add(1).saturating_sub(on_links.saturating_add(near_pause)));
-        let gives_way =
-            self.is_one_held_up(now_ms) || self.entries.iter().any(|entry| entry.is_ending(now_ms));
+        let gives_way = self.entries.iter().any(|entry| entry.is_ending(now_ms));
         let turns_before = self.turns;
         let ready = self.entries.iter_mut().filter(|entry| entry.stage == Stage::Ready);
         for entry in ready.take(usize::from(free)) {
@@ -71,42 +67,11 @@ impl Drain {
         })
     }
 
-    /// One VM at a time, and not one after the other: links may not be what holds them up.
-    pub(super) fn note_held_up(&mut self, now_ms: f64) {
-        let may_be_next =
-            self.held_up.as_ref().is_none_or(|(_, since_ms)| now_ms - since_ms >= HELD_UP_AGAIN_AFTER_MS);
-        let held_up = self.entries.iter().find(|entry| may_be_next && entry.is_held_up(now_ms));
-        if let Some(entry) = held_up {
-            self.held_up = Some((entry.planned.vm.clone(), now_ms));
-            self.concurrency.holds_up(now_ms);
-        }
-    }
-
-    pub(super) fn is_one_held_up(&self, now_ms: f64) -> bool {
-        let Some((vm, _)) = &self.held_up else { return false };
-        self.entries.iter().any(|entry| entry.planned.vm == *vm && entry.is_held_up(now_ms))
-    }
-
-    /// A VM stands still, and others fill the links: its last bytes are lost over and over where the queues are full.
-    pub(super) fn give_way(&mut self, now_ms: f64, actions: &mut Vec<Action>) {
-        if !self.is_one_held_up(now_ms) {
-            return;
-        }
-        // Of one that is about to be paused too, little is left.
-        let fills_links = |entry: &&mut Entry| {
-            entry.stage == Stage::Transferring && entry.way == Way::Taken && !entry.is_ending(now_ms)
-        };
-        for entry in self.entries.iter_mut().filter(fills_links) {
-            entry.way = Way::Given;
-            actions.push(Action::GiveWay { vm: entry.planned.vm.clone() });
-        }
-    }
-
     /// Who gave way to a VM that was to be paused may have the links when it is. It takes a moment until it does: by
     /// then the last pages of that one are gone. A VM that is paused itself gives way to nobody.
     pub(super) fn take_all(&mut self, now_ms: f64, actions: &mut Vec<Action>) {
         let has_the_links = |entry: &Entry| entry.is_ending(now_ms) && entry.way == Way::Taken;
-        let are_wanted = self.is_one_held_up(now_ms) || self.entries.iter().any(has_the_links);
+        let are_wanted = self.entries.iter().any(has_the_links);
         let takes_them = |entry: &&mut Entry| {
             entry.way == Way::Given && !(are_wanted && entry.stage == Stage::Transferring)
         };

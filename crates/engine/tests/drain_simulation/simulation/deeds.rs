@@ -86,10 +86,7 @@ impl Simulation {
             return Err(format!("{vm} gives way twice"));
         }
         if self.world.vms[index].flight.is_some_and(|flight| flight.is_on_links()) {
-            if self.paused.is_empty() {
-                return Err(format!("{vm} gives way in flight, and nobody stands still"));
-            }
-            self.world.saw(Sight::GaveWayInFlight);
+            return Err(format!("{vm} gives way in flight"));
         }
         Ok(())
     }

@@ -1,0 +1,37 @@
+//! What a bandwidth limit asks of this host beside the pace.
+
+use drainpipe_engine::migration::Event;
+use drainpipe_engine::pacing::{BYTES_PER_S_OF_MBPS, needs_small_packets};
+use drainpipe_engine::problem::Problem;
+use drainpipe_net::packets_by_pace;
+use tracing::warn;
+
+use super::Executor;
+use crate::transport::connections;
+
+impl Executor {
+    /// The news, if the limit has changed.
+    pub(super) async fn follow_bandwidth_limit(&mut self) -> Option<Event> {
+        let throttle = self.throttle.as_mut()?;
+        let limit_mbps = throttle.has_news().then(|| throttle.limit_mbps())?;
+        self.keep_packets_small(limit_mbps).await;
+        Some(Event::BandwidthLimited(limit_mbps))
+    }
+
+    /// Where many connections of QEMU share a low limit. It is put back with the migration's other changes of the network.
+    pub(super) async fn keep_packets_small(&self, limit_mbps: Option<u64>) {
+        let (Some(limit_mbps), Some(plan)) = (limit_mbps, &self.plan) else { return };
+        let limit_bytes_per_s = limit_mbps.saturating_mul(BYTES_PER_S_OF_MBPS);
+        if plan.relay().is_some() || !needs_small_packets(limit_bytes_per_s, connections(plan)) {
+            return;
+        }
+        if let Err(problem) = self.make_packets_small().await {
+            warn!(%problem, "a bandwidth limit is used unevenly: TCP's packets stay large");
+        }
+    }
+
+    async fn make_packets_small(&self) -> Result<(), Problem> {
+        let Some(change) = packets_by_pace().map_err(Problem::failed)? else { return Ok(()) };
+        self.outgoing.host.network.change_for(&self.running.id, &[change]).await
+    }
+}
