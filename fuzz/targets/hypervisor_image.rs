@@ -2,6 +2,6 @@
 
 #![no_main]
 
-use drainpipe_hypervisor::fuzzing::{IMAGE_HOLDS_BYTES, image, image_seeds};
+use drainpipe_hypervisor::qcow2::fuzzing::{IMAGE_HOLDS_BYTES, image, image_seeds};
 
 drainpipe_fuzz::target!(run: image, seeds: image_seeds, holds_bytes: IMAGE_HOLDS_BYTES);

@@ -16,7 +16,7 @@ use drainpipe_engine::progress::Progress;
 use drainpipe_engine::protocol::{Protocols, Release};
 use drainpipe_engine::result::MigrationResult;
 use drainpipe_engine::throttle::THROTTLE_PERCENT_MAX;
-use drainpipe_hypervisor::migration::TlsKey;
+use drainpipe_hypervisor::TlsKey;
 use drainpipe_hypervisor::spec::{Placement, ResolvedSpec, VmName, VmSpec};
 use drainpipe_identity::check_name;
 use serde::de::Error;

@@ -5,8 +5,8 @@ use std::sync::{Arc, OnceLock};
 
 use drainpipe_engine::connections::Priority;
 use drainpipe_engine::problem::Problem;
-use drainpipe_hypervisor::facts::HypervisorFacts;
-use drainpipe_hypervisor::{Launcher, QemuUser};
+use drainpipe_hypervisor::Hypervisor;
+use drainpipe_hypervisor_qemu::{Launcher, Qemu, QemuUser};
 use drainpipe_identity::{Identity, Peer, check_unchangeable};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -144,13 +144,14 @@ async fn wait_until_believed(
     stop: &mut watch::Receiver<bool>,
 ) -> Result<bool, Problem> {
     loop {
-        let judged = proof::judge(config, identity, false).await?;
+        let hypervisor: Arc<dyn Hypervisor> = Arc::new(Qemu::to_find(config.runtime_directory.clone()));
+        let judged = proof::judge(config, &*hypervisor, identity, false).await?;
         if judged.doubts.is_empty() {
             answering.send_replace(None);
             return Ok(true);
         }
         error!(doubts = journal::in_words(&judged.doubts), "the journal is not believed: nothing is served");
-        let (router, mut adopted) = unbelieved::unbelieved(config, identity, Arc::clone(heard), &judged);
+        let (router, mut adopted) = unbelieved::unbelieved(config, hypervisor, identity, Arc::clone(heard), &judged);
         answering.send_replace(Some(router));
         tell_service_manager();
         tokio::select! {
@@ -250,12 +251,10 @@ async fn open(
 }
 
 async fn open_vms(config: &Config, journal: Arc<Journal>) -> Result<Arc<Vms>, Problem> {
-    let runtime = &config.runtime_directory;
-    let launcher = launcher(config)?;
-    let hypervisor = HypervisorFacts::probe(&launcher, &config.qemu.binary, runtime, QEMU_DEADLINE)
-        .await
-        .map_err(Problem::refused)?;
-    Vms::open(&config.name, runtime.clone(), hypervisor, launcher, journal).await
+    let (runtime, binary) = (config.runtime_directory.clone(), config.qemu.binary.clone());
+    let hypervisor = Arc::new(Qemu::new(runtime, launcher(config)?, binary));
+    let facts = hypervisor.probe(QEMU_DEADLINE).await.map_err(Problem::refused)?;
+    Vms::open(&config.name, hypervisor, facts, journal).await
 }
 
 /// Takes up what an earlier life of this agent left.

@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use drainpipe_hypervisor::RuntimePaths;
+use drainpipe_hypervisor::VmDirectory;
 use drainpipe_hypervisor::spec::VmSpec;
 use serde::{Deserialize, Serialize};
 use tracing::warn;
@@ -40,16 +40,16 @@ impl Beside {
     }
 
     /// It has run here since it came.
-    pub(crate) fn note_run(definition: &VmSpec, paths: &RuntimePaths) {
+    pub(crate) fn note_run(definition: &VmSpec, paths: &VmDirectory) {
         Self { has_run: true, ..Self::read_or(definition, paths) }.write(paths);
     }
 
     /// It is to leave by this migration; or it stays.
-    pub(crate) fn note_departure(definition: &VmSpec, paths: &RuntimePaths, departure: Option<Way>) {
+    pub(crate) fn note_departure(definition: &VmSpec, paths: &VmDirectory, departure: Option<Way>) {
         Self { departure, ..Self::read_or(definition, paths) }.write(paths);
     }
 
-    fn read_or(definition: &VmSpec, paths: &RuntimePaths) -> Self {
+    fn read_or(definition: &VmSpec, paths: &VmDirectory) -> Self {
         Self::read(paths).unwrap_or_else(|| Self::of(definition.clone()))
     }
 
@@ -60,7 +60,7 @@ impl Beside {
     }
 
     /// Writes it, whole or not at all. What cannot be written is missed only once the journal is lost too.
-    pub(crate) fn write(&self, paths: &RuntimePaths) {
+    pub(crate) fn write(&self, paths: &VmDirectory) {
         let file = paths.record_file();
         let new = file.with_extension("new");
         let written = fs::write(&new, self.as_json()).and_then(|()| fs::rename(&new, &file));
@@ -70,7 +70,7 @@ impl Beside {
     }
 
     /// What stands there, if anything can be read.
-    pub(crate) fn read(paths: &RuntimePaths) -> Option<Self> {
+    pub(crate) fn read(paths: &VmDirectory) -> Option<Self> {
         let text = fs::read(paths.record_file()).ok()?;
         serde_json::from_slice(&text).ok()
     }

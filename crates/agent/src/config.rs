@@ -14,7 +14,6 @@ use drainpipe_engine::bandwidth::BandwidthSchedule;
 use drainpipe_engine::encryption::EncryptionPolicy;
 use drainpipe_engine::migration;
 use drainpipe_engine::vm_resources::VmResources;
-use drainpipe_hypervisor::DEFAULT_USER;
 use drainpipe_identity::{FileError, check_unchangeable};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
@@ -26,6 +25,9 @@ use crate::cpu_list::CpuList;
 
 /// Where an agent looks for its configuration.
 pub const DEFAULT_PATH: &str = "/etc/drainpipe/agent.toml";
+
+/// The user of QEMU where none is named.
+const DEFAULT_QEMU_USER: &str = "drainpipe-qemu";
 /// Where root on the host reaches the agent.
 pub const DEFAULT_SOCKET: &str = "/run/drainpipe/agent.sock";
 /// The agent's TCP port, in examples and as a default of peers' addresses.
@@ -136,7 +138,7 @@ impl Default for Qemu {
     fn default() -> Self {
         Self {
             binary: "qemu-system-x86_64".into(),
-            user: DEFAULT_USER.into(),
+            user: DEFAULT_QEMU_USER.into(),
             // Not the path of this program: an upgrade may have removed it, or put another version there.
             launcher: ["/proc/self/exe", "launch"].map(Into::into).to_vec(),
         }

@@ -10,7 +10,7 @@ use std::process;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use drainpipe_hypervisor::Vmm;
+use drainpipe_hypervisor::Machine;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, warn};
 
@@ -45,7 +45,7 @@ impl FirstSessions {
     }
 
     /// Lets a VM go first. What cannot be had is done without.
-    pub(crate) fn begin(&self, vmm: &Vmm) {
+    pub(crate) fn begin(&self, vmm: &dyn Machine) {
         let vm = &vmm.spec().spec().name;
         if let Err(error) = vmm.go_first() {
             debug!(%vm, %error, "does not go first");
@@ -99,11 +99,11 @@ fn lower_session(pid: u32) {
 }
 
 /// Ends that as soon as its guest, which runs again, has caught up.
-pub(crate) fn end_soon(vmm: &Arc<Vmm>) {
+pub(crate) fn end_soon(vmm: &Arc<dyn Machine>) {
     let vmm = Arc::clone(vmm);
     tokio::spawn(async move {
         sleep(CATCHES_UP_FOR).await;
-        end(&vmm);
+        end(&*vmm);
     });
 }
 
@@ -111,13 +111,13 @@ pub(crate) fn end_soon(vmm: &Arc<Vmm>) {
 pub(crate) fn end_all(vms: &Vms) {
     lower_session(process::id());
     for vmm in vms.all_running() {
-        end(&vmm);
+        end(&*vmm);
         lower_session(vmm.pid());
     }
 }
 
 /// Ends that.
-pub(crate) fn end(vmm: &Vmm) {
+pub(crate) fn end(vmm: &dyn Machine) {
     if let Err(error) = vmm.take_turns() {
         debug!(vm = %vmm.spec().spec().name, %error, "may still go first");
     }

@@ -20,7 +20,7 @@
 //! of the migration before has left. Otherwise a guard that was slow to act could let the VM run
 //! here that a later migration has handed over.
 
-mod qemu;
+mod source;
 
 use std::fs::File;
 use std::io::{self, PipeReader, Read, Write};
@@ -30,19 +30,21 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command};
+use std::sync::Arc;
 use std::time::Duration;
 
 use drainpipe_engine::migration::guard::{
-    AGAIN_AFTER_MS, Guard as Machine, GuardAction as Action, GuardEvent as Event, SILENCE_MS,
+    AGAIN_AFTER_MS, Guard as Decisions, GuardAction as Action, GuardEvent as Event, SILENCE_MS,
 };
 use drainpipe_engine::problem::Problem;
-use drainpipe_hypervisor::{RuntimePaths, Vmm};
+use drainpipe_hypervisor::spec::VmName;
+use drainpipe_hypervisor::{Hypervisor, Machine, VmDirectory};
 use drainpipe_identity::Identity;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::setsid;
 use tokio::sync::oneshot;
 
-use self::qemu::{Qemu, lift_throttle};
+use self::source::Source;
 use crate::client::ApiClient;
 use crate::config::{Config, Peer, Tls};
 use crate::descriptors;
@@ -98,7 +100,7 @@ impl Guard {
     pub async fn start(
         config: &Config,
         migration: &str,
-        vmm: &Vmm,
+        vmm: &dyn Machine,
         target: &str,
         peer: Option<SocketAddr>,
     ) -> Result<Self, Problem> {
@@ -145,7 +147,7 @@ impl GuardsHands {
 fn command(
     config: &Config,
     migration: &str,
-    vmm: &Vmm,
+    vmm: &dyn Machine,
     target: &str,
     peer: Option<SocketAddr>,
 ) -> Result<Command, Problem> {
@@ -235,27 +237,27 @@ pub struct Orders {
 }
 
 /// The guard's own process: watches standard input, and acts when it falls silent.
-pub async fn stand(orders: &Orders) -> Result<(), Problem> {
+pub async fn stand(orders: &Orders, hypervisor: Arc<dyn Hypervisor>) -> Result<(), Problem> {
     // A Ctrl-C at the agent's terminal is not for it, nor does the kernel end one that is stopped when the agent ends
     // (`kill_orphaned_pgrp`). Who leads a process group, as one that a shell has started, cannot have a session.
     let _leads_a_group = setsid();
     let vm = &orders.vm;
-    let name = vm.parse().map_err(Problem::bad_input)?;
-    let paths = RuntimePaths::new(&orders.runtime_directory, &name).map_err(Problem::refused)?;
-    let _post = take_post(&paths)
+    let name: VmName = vm.parse().map_err(Problem::bad_input)?;
+    let directory = hypervisor.directory(&name).map_err(Problem::refused)?;
+    let _post = take_post(&directory)
         .map_err(|error| Problem::failed(format!("guard of VM {vm}: cannot take its post: {error}")))?;
     let journal = Journal::open_beside_agent(&orders.state_directory, &orders.runtime_directory)?;
     // An agent that is gone already shows as silence.
     let _heard = io::stdout().write_all(&[AT_POST]).and_then(|()| io::stdout().flush());
-    let qemu = Qemu::new(paths, orders.peer);
-    Executor { orders, journal, qemu, problem: None }.run().await
+    let source = Source::new(hypervisor, name, orders.peer);
+    Executor { orders, journal, source, problem: None }.run().await
 }
 
 /// Carries out what the machine decides.
 struct Executor<'a> {
     orders: &'a Orders,
     journal: Journal,
-    qemu: Qemu,
+    source: Source,
     // What went wrong last.
     problem: Option<Problem>,
 }
@@ -263,7 +265,7 @@ struct Executor<'a> {
 impl Executor<'_> {
     async fn run(mut self) -> Result<(), Problem> {
         let vm = &self.orders.vm;
-        let (mut machine, mut next) = Machine::at_post();
+        let (mut machine, mut next) = Decisions::at_post();
         loop {
             let event = match next {
                 Action::Leave => return Ok(()),
@@ -274,7 +276,7 @@ impl Executor<'_> {
                 action => self.perform(action).await.unwrap_or_else(|problem| {
                     eprintln!("guard of VM {vm}: {problem}; tried again");
                     self.problem = Some(problem);
-                    Event::Failed { may_succeed_now: self.qemu.was_just_cut_off() }
+                    Event::Failed { may_succeed_now: self.source.was_just_cut_off() }
                 }),
             };
             next = machine.handle(event);
@@ -284,15 +286,15 @@ impl Executor<'_> {
     async fn perform(&mut self, action: Action) -> Result<Event, Problem> {
         let migration = &self.orders.migration;
         match action {
-            Action::Listen => return Ok(listen(&io::stdin(), &mut self.qemu.told)),
-            Action::LookAtVm => return Ok(Event::VmRuns(self.qemu.look().await)),
+            Action::Listen => return Ok(listen(&io::stdin(), &mut self.source.told)),
+            Action::LookAtVm => return Ok(Event::VmRuns(self.source.look().await)),
             Action::ForbidHandOver => {
-                lift_throttle(&self.qemu.paths);
+                self.source.lift_throttle();
                 return Ok(Event::HandOver(self.journal.forbid_hand_over(migration)?));
             }
-            Action::StopTransfer => return self.qemu.stop_transfer().await,
-            Action::ResumeOnSource => return self.qemu.run().await,
-            Action::AskSource => return self.qemu.ask().await,
+            Action::StopTransfer => return self.source.stop_transfer().await,
+            Action::ResumeOnSource => return self.source.run().await,
+            Action::AskSource => return self.source.ask().await,
             Action::RevokeHandOver => drop(self.journal.revoke_hand_over(migration)?),
             Action::ResumeOnTarget => self.order_target().await?,
             Action::Pause => tokio::time::sleep(Duration::from_millis(AGAIN_AFTER_MS)).await,
@@ -312,8 +314,8 @@ impl Executor<'_> {
 }
 
 /// Held for as long as the process lives.
-fn take_post(paths: &RuntimePaths) -> io::Result<File> {
-    let post = File::create(paths.guard_post())?;
+fn take_post(directory: &VmDirectory) -> io::Result<File> {
+    let post = File::create(directory.guard_post())?;
     post.lock()?;
     Ok(post)
 }

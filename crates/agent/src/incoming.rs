@@ -27,7 +27,7 @@ use drainpipe_engine::inbound::Inbound;
 use drainpipe_engine::migration::target::IncomingState;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::spec::VmSpec;
-use drainpipe_hypervisor::{Role, Vmm};
+use drainpipe_hypervisor::{Machine, Role};
 use tracing::warn;
 
 pub(crate) use self::arrived::resume_recorded;
@@ -124,7 +124,7 @@ impl IncomingVms {
     }
 
     /// The QEMUs that wait for the VMs on their way, and those that were told to run them.
-    pub(crate) fn qemus(&self) -> Vec<Arc<Vmm>> {
+    pub(crate) fn qemus(&self) -> Vec<Arc<dyn Machine>> {
         lock(&self.by_id).values().filter_map(|entry| entry.built()).collect()
     }
 
@@ -256,7 +256,6 @@ pub(crate) async fn build_incoming_vm(incoming: &Incoming, id: &str) -> Result<(
     if incoming.vms.contains(entry.definition.name.as_str()) {
         return Err(name_taken(incoming, entry.definition.name.as_str()));
     }
-    let paths = incoming.vms.paths(&entry.definition)?;
     incoming.vms.clear_remains(&entry.definition).await?;
     let spec = entry.spec.clone().ok_or_else(|| {
         Problem::conflict(format!(
@@ -266,8 +265,8 @@ pub(crate) async fn build_incoming_vm(incoming: &Incoming, id: &str) -> Result<(
     })?;
     let arrival = Way { id: id.into(), host: entry.source.clone() };
     let beside = Beside { arrival: Some(arrival), ..Beside::of(entry.definition.clone()) };
-    let launched = incoming.vms.launch(spec, paths, &beside, Role::Incoming).await;
-    let vmm = Arc::new(launched.map_err(|error| refused_here(incoming, &error))?);
+    let launched = incoming.vms.launch(spec, &beside, Role::Incoming).await;
+    let vmm = launched.map_err(|error| refused_here(incoming, &error))?;
     vm_end::watch(entry.definition.name.as_str(), &vmm);
     *lock(&entry.vmm) = Some(vmm);
     Ok(())

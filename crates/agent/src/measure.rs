@@ -7,8 +7,7 @@ use drainpipe_engine::plan::Plan;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::progress::PathArrival;
 use drainpipe_engine::result::{CompressionUse, CpuSeconds, LinkUse, PathUse, Sample};
-use drainpipe_hypervisor::Vmm;
-use drainpipe_hypervisor::migration::TransferStatus;
+use drainpipe_hypervisor::{Machine, TransferStatus};
 
 use crate::api_types::TargetUse;
 use crate::host::hardware;
@@ -72,7 +71,7 @@ pub(crate) struct Measured {
 
 impl Measurements {
     /// Begins to measure.
-    pub(crate) fn begin(vmm: Option<&Vmm>) -> Self {
+    pub(crate) fn begin(vmm: Option<&dyn Machine>) -> Self {
         Self {
             vmm_cpu_at_start: cpu_seconds(vmm).unwrap_or(0.0),
             vmm_cpu_at_end: None,
@@ -156,7 +155,7 @@ impl Measurements {
     }
 
     /// The last byte has been sent; QEMU is still there.
-    pub(crate) fn transfer_ends(&mut self, vmm: &Vmm, status: &TransferStatus) {
+    pub(crate) fn transfer_ends(&mut self, vmm: &dyn Machine, status: &TransferStatus) {
         self.vmm_cpu_at_end = vmm.cpu_seconds().ok();
         self.rounds = status.ram.unwrap_or_default().rounds;
     }
@@ -168,7 +167,7 @@ impl Measurements {
     }
 
     /// Adds the readings up.
-    pub(crate) fn finish(&self, vmm: Option<&Vmm>, target: TargetUse) -> Measured {
+    pub(crate) fn finish(&self, vmm: Option<&dyn Machine>, target: TargetUse) -> Measured {
         let vmm_cpu = self.vmm_cpu_at_end.or_else(|| cpu_seconds(vmm)).unwrap_or(self.vmm_cpu_at_start);
         let (samples, is_own) = samples(&self.readings);
         let paths = self.path_uses(&samples, is_own);
@@ -240,7 +239,7 @@ fn samples(readings: &[Reading]) -> (Vec<Sample>, bool) {
     (readings.iter().map(sample).collect(), is_own)
 }
 
-fn cpu_seconds(vmm: Option<&Vmm>) -> Option<f64> {
+fn cpu_seconds(vmm: Option<&dyn Machine>) -> Option<f64> {
     vmm.and_then(|vmm| vmm.cpu_seconds().ok())
 }
 

@@ -3,7 +3,7 @@
 use drainpipe_engine::drain::view::MemorySample;
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::relayed::Compressible;
-use drainpipe_hypervisor::{self as hypervisor, Contents, Vmm};
+use drainpipe_hypervisor::{self as hypervisor, Contents, Machine, VmError};
 use drainpipe_relay::estimate;
 use tracing::warn;
 
@@ -15,7 +15,7 @@ const RESTS_BELOW_BYTES_PER_S: u64 = 4 << 20;
 const PARTS_BELOW: f64 = 0.5;
 
 /// All of it. Nothing where it cannot be told: then a plan reckons without it, and says so.
-pub(crate) async fn sample(vmm: &Vmm) -> Option<MemorySample> {
+pub(crate) async fn sample(vmm: &dyn Machine) -> Option<MemorySample> {
     let sampled = vmm.sample_memory().await.inspect_err(|error| not_looked_at(vmm, error)).ok()?;
     let hypervisor::MemorySample { zero_share, dirty_bytes_per_s, dirty_set_bytes, contents, .. } = sampled;
     let compressible = compressible_in(contents).await;
@@ -23,7 +23,7 @@ pub(crate) async fn sample(vmm: &Vmm) -> Option<MemorySample> {
 }
 
 /// The share of it that is zero.
-pub(crate) async fn zero_share(vmm: &Vmm) -> Option<f64> {
+pub(crate) async fn zero_share(vmm: &dyn Machine) -> Option<f64> {
     let sampled = vmm.sample_contents().await.inspect_err(|error| not_looked_at(vmm, error));
     sampled.ok().map(|(zero_share, _)| zero_share)
 }
@@ -31,7 +31,7 @@ pub(crate) async fn zero_share(vmm: &Vmm) -> Option<f64> {
 /// The share of it that is zero, and what of the rest shrinks. Where compression was asked for, nothing is said of memory
 /// that does not, but gets dirty in parts of its pages: these go as what has changed of them, and how much that brings
 /// only sending them shows.
-pub(crate) async fn contents(vmm: &Vmm, option: RequestedOption) -> (Option<f64>, Option<Compressible>) {
+pub(crate) async fn contents(vmm: &dyn Machine, option: RequestedOption) -> (Option<f64>, Option<Compressible>) {
     let sampled = vmm.sample_contents().await.inspect_err(|error| not_looked_at(vmm, error));
     let Ok((zero_share, contents)) = sampled else { return (None, None) };
     let compressible = match compressible_in(contents).await {
@@ -43,7 +43,7 @@ pub(crate) async fn contents(vmm: &Vmm, option: RequestedOption) -> (Option<f64>
     (Some(zero_share), compressible)
 }
 
-async fn unless_it_goes_as_changes(vmm: &Vmm, compressible: Compressible) -> Option<Compressible> {
+async fn unless_it_goes_as_changes(vmm: &dyn Machine, compressible: Compressible) -> Option<Compressible> {
     let sampled = vmm.sample_memory().await.inspect_err(|error| not_looked_at(vmm, error)).ok()?;
     let goes_as_changes = goes_as_changes(sampled.dirty_bytes_per_s, sampled.dirty_share_of_pages);
     (!goes_as_changes).then_some(compressible)
@@ -60,7 +60,7 @@ async fn compressible_in(contents: Contents) -> Option<Compressible> {
     packed.inspect_err(|error| failed(error)).ok()?.inspect_err(|error| failed(error)).ok()
 }
 
-fn not_looked_at(vmm: &Vmm, error: &hypervisor::SampleError) {
+fn not_looked_at(vmm: &dyn Machine, error: &VmError) {
     warn!(vm = %vmm.spec().spec().name, %error, "its memory could not be looked at");
 }
 

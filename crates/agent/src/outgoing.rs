@@ -22,7 +22,7 @@ use drainpipe_engine::progress::{CompressionProgress, PathRate, Progress, Progre
 use drainpipe_engine::protocol::Protocol;
 use drainpipe_engine::result::{MigrationResult, Outcome};
 use drainpipe_engine::step::Step;
-use drainpipe_hypervisor::Vmm;
+use drainpipe_hypervisor::Machine;
 use jiff::Timestamp;
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
@@ -371,7 +371,7 @@ pub(crate) fn begin(
     outgoing.journal.begin_migration(&id, request, started_at)?;
     if let Some(vmm) = &claimed.vmm {
         let departure = Way { id: id.clone(), host: request.target.clone() };
-        Beside::note_departure(&claimed.definition, vmm.paths(), Some(departure));
+        Beside::note_departure(&claimed.definition, vmm.directory(), Some(departure));
     }
     let (migration, first) = Migration::begin(
         outgoing.host.config.limits.of_migration(request.deadline_s, request.throttle_max_percent),
@@ -490,7 +490,7 @@ pub(crate) async fn dry_run(outgoing: &Outgoing, request: &MigrateRequest) -> Re
         meet(outgoing, peer, &request.target, asked, memory_bytes).await?;
     let findings = match vmm {
         Some(vmm) => {
-            let outpaced = outpaced(outgoing, request, &vmm, memory_bytes, &plan).await;
+            let outpaced = outpaced(outgoing, request, &*vmm, memory_bytes, &plan).await;
             let found =
                 check::before_migration(&outgoing.checks, peer, &request.target, &[vmm], &plan).await?;
             outpaced.into_iter().chain(found).collect()
@@ -504,7 +504,7 @@ pub(crate) async fn dry_run(outgoing: &Outgoing, request: &MigrateRequest) -> Re
 async fn outpaced(
     outgoing: &Outgoing,
     request: &MigrateRequest,
-    vmm: &Vmm,
+    vmm: &dyn Machine,
     memory_bytes: u64,
     plan: &Plan,
 ) -> Option<Finding> {
@@ -532,7 +532,7 @@ async fn informed(
     outgoing: &Outgoing,
     target: &str,
     request: Request,
-    vmm: Option<&Vmm>,
+    vmm: Option<&dyn Machine>,
 ) -> Result<Request, Problem> {
     if !request.option.may_compress() || request.post_copy {
         return Ok(request);

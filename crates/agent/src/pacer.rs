@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drainpipe_engine::pacing::{self, BYTES_PER_S_OF_MBPS, Connection, LOOK_EVERY, waiting_bytes};
-use drainpipe_hypervisor::migration as qemu;
-use drainpipe_hypervisor::{ConnectionUse, Pace, Vmm};
+use drainpipe_hypervisor::{ConnectionUse, Machine, Pace};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
@@ -29,7 +28,7 @@ pub(crate) struct Pacer {
 
 #[derive(Debug, Clone)]
 struct Connections {
-    vmm: Arc<Vmm>,
+    vmm: Arc<dyn Machine>,
     peer: SocketAddr,
     count: usize,
 }
@@ -43,7 +42,7 @@ pub(crate) struct Pacing {
 
 impl Pacer {
     /// Of the connections to `peer`, which are to become so many. Without a limit.
-    pub(crate) fn new(vmm: Arc<Vmm>, peer: SocketAddr, count: usize) -> Self {
+    pub(crate) fn new(vmm: Arc<dyn Machine>, peer: SocketAddr, count: usize) -> Self {
         let limit_mbps = Arc::new(watch::channel(None).0);
         Self { connections: Connections { vmm, peer, count }, limit_mbps }
     }
@@ -90,7 +89,8 @@ impl Drop for Pacing {
 
 impl Connections {
     fn unpace(&self) {
-        if let Err(error) = self.vmm.pace(self.peer, |in_use| vec![Pace::NONE; in_use.len()]) {
+        let Some(connections) = self.vmm.connections() else { return };
+        if let Err(error) = connections.pace(self.peer, &mut |in_use| vec![Pace::NONE; in_use.len()]) {
             warn!(%error, "QEMU's connections stay within a bandwidth limit that holds no more");
         }
     }
@@ -132,11 +132,14 @@ impl Keeping {
     }
 
     fn pace(&mut self, limit_bytes_per_s: u64) {
-        let at = self.began.elapsed();
-        let paced = self.connections.vmm.pace(self.connections.peer, |in_use| {
+        let Some(connections) = self.connections.vmm.connections() else {
+            return self.is_left_to_qemu("its connections are not this agent's");
+        };
+        let (at, pacing) = (self.began.elapsed(), &mut self.pacing);
+        let paced = connections.pace(self.connections.peer, &mut |in_use| {
             let unsent_bytes = waiting_bytes(limit_bytes_per_s, in_use.len());
             let connections: Vec<_> = in_use.iter().map(as_looked_at).collect();
-            let paces = self.pacing.look(at, limit_bytes_per_s, &connections);
+            let paces = pacing.look(at, limit_bytes_per_s, &connections);
             paces.into_iter().map(|bytes_per_s| Pace { bytes_per_s, unsent_bytes }).collect()
         });
         self.are_paced = true;
@@ -166,7 +169,7 @@ impl Keeping {
         if own_mbps == self.qemu_mbps {
             return;
         }
-        match qemu::set_bandwidth(&self.connections.vmm, own_mbps, QMP_DEADLINE).await {
+        match self.connections.vmm.set_bandwidth(own_mbps, QMP_DEADLINE).await {
             Ok(()) => self.qemu_mbps = own_mbps,
             Err(error) => warn!(%error, "QEMU's own bandwidth limit is not changed"),
         }

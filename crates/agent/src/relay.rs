@@ -9,7 +9,7 @@ use drainpipe_engine::plan::{Plan, Relay};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::progress::CompressionProgress;
 use drainpipe_engine::result::CompressionUse;
-use drainpipe_hypervisor::Vmm;
+use drainpipe_hypervisor::Machine;
 use drainpipe_identity::{Identity, explain};
 use drainpipe_relay::{
     ClientTls, ConcurrentSenders, Figures, Limiter, PACKING_THREADS_MAX, Receiver, ReceiverSettings,
@@ -77,7 +77,7 @@ impl OutgoingRelay {
     /// keep copies of so many MiB of pages.
     pub(crate) fn start(
         packing: &Packing,
-        vmm: &Vmm,
+        vmm: &dyn Machine,
         stream: RelayedStream,
         destination: SocketAddr,
         other: &OtherEnd<'_>,
@@ -88,7 +88,7 @@ impl OutgoingRelay {
         let tls = ClientTls::new(other.identity.client_config(), target);
         let hands = guard.hands().map_err(Problem::failed)?;
         let settings = SenderSettings {
-            path: vmm.paths().outgoing_relay().path,
+            path: vmm.outgoing_relay().path,
             destination,
             connections: stream.connections,
             token: token_of(other.token),
@@ -182,7 +182,7 @@ impl OutgoingRelay {
 /// The end on the target, for a QEMU that listens at its `incoming_relay` already. Takes connections from `sender`
 /// only, where it is known which address the other end has.
 pub(crate) fn receive(
-    vmm: &Vmm,
+    vmm: &dyn Machine,
     stream: RelayedStream,
     listener: TcpListener,
     other: &OtherEnd<'_>,
@@ -191,7 +191,7 @@ pub(crate) fn receive(
 ) -> Result<Receiver, Problem> {
     let tls = ServerTls::new(other.identity.server_config_for(other.host));
     let settings = ReceiverSettings {
-        path: vmm.paths().incoming_relay().path,
+        path: vmm.incoming_relay().path,
         connections: stream.connections,
         token: token_of(other.token),
         sender,

@@ -1,7 +1,7 @@
 //! A plan in the hypervisor's terms.
 
 use drainpipe_engine::plan::{Packing, Plan, Transfer};
-use drainpipe_hypervisor::migration::{Multifd, TlsKey, Transport, Zstd};
+use drainpipe_hypervisor::{Multifd, TlsKey, Transport, Zstd};
 
 /// How many connections QEMU makes: one for all that is no memory, and without multifd for everything.
 pub(crate) fn connections(plan: &Plan) -> usize {

@@ -45,7 +45,7 @@ async fn reach(outgoing: &Arc<Outgoing>, name: &str) -> Result<(), Problem> {
     let claim = open.as_ref().map_or(Claim::Changing, |open| Claim::Migrating(open.id.clone()));
     let claimed = outgoing.vms.reach(name, claim).await?;
     if let Some(vmm) = &claimed.vmm {
-        cpu_priority::end(vmm);
+        cpu_priority::end(&**vmm);
     }
     match open {
         Some(open) => outgoing::take_up(outgoing, open, claimed),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use drainpipe_hypervisor::Vmm;
+use drainpipe_hypervisor::Machine;
 
 /// CPU that each QEMU has used since it was started, all at one time.
 #[derive(Debug)]
@@ -16,9 +16,9 @@ pub(crate) struct VmCpu {
 
 impl VmCpu {
     /// Of these, as far as they have not ended.
-    pub(crate) fn of(qemus: &[Arc<Vmm>]) -> Self {
+    pub(crate) fn of(qemus: &[Arc<dyn Machine>]) -> Self {
         let at = Instant::now();
-        let used = |vmm: &Arc<Vmm>| Some((vmm.pid(), vmm.cpu_seconds().ok()?));
+        let used = |vmm: &Arc<dyn Machine>| Some((vmm.pid(), vmm.cpu_seconds().ok()?));
         Self { at, seconds: qemus.iter().filter_map(used).collect() }
     }
 

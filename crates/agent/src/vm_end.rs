@@ -2,8 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
-use drainpipe_hypervisor::qmp::EventName;
-use drainpipe_hypervisor::{End, Exit, Vmm};
+use drainpipe_hypervisor::{End, Exit, Happening, Machine};
 use tokio::sync::broadcast::error::RecvError;
 use tracing::{info, warn};
 
@@ -11,7 +10,7 @@ use tracing::{info, warn};
 const SAID_CHARACTERS_MAX: usize = 500;
 
 /// Watches a QEMU until it ends, also one that this agent has not started.
-pub(crate) fn watch(vm: &str, vmm: &Arc<Vmm>) {
+pub(crate) fn watch(vm: &str, vmm: &Arc<dyn Machine>) {
     let (end, vm) = (vmm.end(), vm.to_owned());
     let mut events = vmm.events();
     let vmm = Arc::downgrade(vmm);
@@ -22,7 +21,7 @@ pub(crate) fn watch(vm: &str, vmm: &Arc<Vmm>) {
                 end = &mut end => break end,
                 event = events.recv() => match event {
                     // Its guest has powered off, or QEMU was asked to end.
-                    Ok(event) if event.name == EventName::Shutdown => expect_end(&vmm),
+                    Ok(event) if event.what == Happening::Ending => expect_end(&vmm),
                     Ok(_) | Err(RecvError::Lagged(_)) => {}
                     Err(RecvError::Closed) => break end.await,
                 },
@@ -32,13 +31,13 @@ pub(crate) fn watch(vm: &str, vmm: &Arc<Vmm>) {
     });
 }
 
-fn expect_end(vmm: &Weak<Vmm>) {
+fn expect_end(vmm: &Weak<dyn Machine>) {
     if let Some(vmm) = vmm.upgrade() {
         vmm.expect_end();
     }
 }
 
-fn tell(vm: &str, vmm: &Weak<Vmm>, End { exit, log_tail }: &End) {
+fn tell(vm: &str, vmm: &Weak<dyn Machine>, End { exit, log_tail }: &End) {
     let said = last_said(log_tail);
     // Of one that nobody holds any more this host has let go.
     if vmm.upgrade().is_none_or(|vmm| vmm.is_ending()) || *exit == Exit::Code(0) {
@@ -49,7 +48,7 @@ fn tell(vm: &str, vmm: &Weak<Vmm>, End { exit, log_tail }: &End) {
 }
 
 /// Why a VM has no QEMU any more that nobody has ended, and that has not ended in good order.
-pub(crate) fn cause_of_death(vmm: &Vmm) -> Option<String> {
+pub(crate) fn cause_of_death(vmm: &dyn Machine) -> Option<String> {
     let exit = vmm.exit().filter(|exit| *exit != Exit::Code(0) && !vmm.is_ending())?;
     let said = vmm.log_tail();
     let said = last_said(&said);

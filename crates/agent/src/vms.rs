@@ -1,16 +1,15 @@
 //! The VMs of this host: defined in the journal, run by QEMU, claimed by one task at a time.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use drainpipe_engine::facts::{HugePages, MemoryNeeds};
 use drainpipe_engine::problem::Problem;
-use drainpipe_hypervisor::facts::HypervisorFacts;
 use drainpipe_hypervisor::spec::{VmName, VmSpec};
 use drainpipe_hypervisor::{
-    AttachError, EndError, Exit, Launcher, ResolvedSpec, Role, RunState, RuntimePaths, StartError, Vmm,
+    Exit, Hypervisor, HypervisorFacts, Machine, ResolvedSpec, Role, RunState, VmDirectory, VmError,
+    VmErrorKind,
 };
 use futures_util::future::join_all;
 use tracing::{info, warn};
@@ -39,9 +38,8 @@ const LISTED_DEADLINE: Duration = Duration::from_millis(1_500);
 #[derive(Debug)]
 pub(crate) struct Vms {
     host: String,
-    runtime_directory: PathBuf,
-    hypervisor: HypervisorFacts,
-    launcher: Launcher,
+    hypervisor: Arc<dyn Hypervisor>,
+    facts: HypervisorFacts,
     journal: Arc<Journal>,
     entries: Mutex<BTreeMap<String, Entry>>,
 }
@@ -49,14 +47,14 @@ pub(crate) struct Vms {
 #[derive(Debug, Clone)]
 struct Entry {
     definition: VmSpec,
-    vmm: Option<Arc<Vmm>>,
+    vmm: Option<Arc<dyn Machine>>,
     // Cores that its QEMU took of late, here or on the host that it came from. Absent until they were counted.
     cores_taken: Option<f64>,
     claim: Option<Claim>,
 }
 
 impl Entry {
-    fn running(&self) -> Option<&Arc<Vmm>> {
+    fn running(&self) -> Option<&Arc<dyn Machine>> {
         self.vmm.as_ref().filter(|vmm| vmm.alive())
     }
 
@@ -116,7 +114,7 @@ pub(crate) struct PresentVm {
     /// Its definition.
     pub(crate) definition: VmSpec,
     /// Its QEMU.
-    pub(crate) vmm: Option<Arc<Vmm>>,
+    pub(crate) vmm: Option<Arc<dyn Machine>>,
     /// Why it cannot be claimed.
     pub(crate) busy: Option<String>,
 }
@@ -130,7 +128,7 @@ pub(crate) struct Claimed {
     /// The VM's definition.
     pub(crate) definition: VmSpec,
     /// Its QEMU, if it runs.
-    pub(crate) vmm: Option<Arc<Vmm>>,
+    pub(crate) vmm: Option<Arc<dyn Machine>>,
 }
 
 impl Drop for Claimed {
@@ -148,19 +146,11 @@ impl Vms {
     /// The VMs that the journal knows, those that still run taken hold of.
     pub(crate) async fn open(
         host: &str,
-        runtime_directory: PathBuf,
-        hypervisor: HypervisorFacts,
-        launcher: Launcher,
+        hypervisor: Arc<dyn Hypervisor>,
+        facts: HypervisorFacts,
         journal: Arc<Journal>,
     ) -> Result<Arc<Self>, Problem> {
-        let vms = Self {
-            host: host.into(),
-            runtime_directory,
-            hypervisor,
-            launcher,
-            journal,
-            entries: Mutex::default(),
-        };
+        let vms = Self { host: host.into(), hypervisor, facts, journal, entries: Mutex::default() };
         let definitions = vms.journal.vms()?;
         // All at once: each that hangs takes until the deadline.
         let found = join_all(definitions.iter().map(|definition| vms.find_own(definition))).await;
@@ -185,21 +175,19 @@ impl Vms {
     }
 
     /// The runtime files of a VM.
-    pub(crate) fn paths(&self, definition: &VmSpec) -> Result<RuntimePaths, Problem> {
-        RuntimePaths::new(&self.runtime_directory, &definition.name).map_err(Problem::refused)
+    pub(crate) fn directory(&self, definition: &VmSpec) -> Result<VmDirectory, Problem> {
+        self.hypervisor.directory(&definition.name).map_err(Problem::refused)
     }
 
     /// Takes hold of a VM's QEMU, if it has one; removes the remains of one that has ended.
-    pub(crate) async fn find_running(&self, definition: &VmSpec) -> Result<Option<Arc<Vmm>>, Problem> {
-        let paths = self.paths(definition)?;
-        match Vmm::attach(paths.clone(), QMP_DEADLINE).await {
+    pub(crate) async fn find_running(&self, definition: &VmSpec) -> Result<Option<Arc<dyn Machine>>, Problem> {
+        match self.hypervisor.attach(&definition.name, QMP_DEADLINE).await {
             Ok(vmm) => {
-                let vmm = Arc::new(vmm);
                 vm_end::watch(definition.name.as_str(), &vmm);
                 Ok(Some(vmm))
             }
-            Err(AttachError::NotRunning { .. }) => {
-                Vmm::clear(&paths).map_err(Problem::failed)?;
+            Err(error) if error.kind == VmErrorKind::NotRunning => {
+                self.hypervisor.clear(&definition.name).map_err(Problem::failed)?;
                 Ok(None)
             }
             Err(error) => Err(Problem::failed(format!("VM {}: {error}", definition.name))),
@@ -208,10 +196,10 @@ impl Vms {
 
     /// As [`Self::find_running`], of a VM of this host. A QEMU that never was told to run its guest, because the agent
     /// that started it ended before, is ended: nobody else would tell it, and no drain would move it.
-    async fn find_own(&self, definition: &VmSpec) -> Result<Option<Arc<Vmm>>, Problem> {
+    async fn find_own(&self, definition: &VmSpec) -> Result<Option<Arc<dyn Machine>>, Problem> {
         let Some(vmm) = self.find_running(definition).await? else { return Ok(None) };
         let name = definition.name.as_str();
-        if !self.never_ran(name, &vmm).await? {
+        if !self.never_ran(name, &*vmm).await? {
             return Ok(Some(vmm));
         }
         if let Err(error) = vmm.destroy(QEMU_DEADLINE).await {
@@ -228,7 +216,7 @@ impl Vms {
 
     /// Whether a QEMU of a VM of this host was started to boot a guest and never ran it, so that nothing is lost with
     /// it. In doubt it is not: a target's QEMU may say the same of itself (`prelaunch`), and have the only copy of a VM.
-    async fn never_ran(&self, name: &str, vmm: &Vmm) -> Result<bool, Problem> {
+    async fn never_ran(&self, name: &str, vmm: &dyn Machine) -> Result<bool, Problem> {
         let is_on_its_way = self.journal.open_migrations()?.iter().any(|open| open.vm == name)
             || self.journal.unfinished_arrivals()?.iter().any(|arrival| arrival.vm == name);
         // QEMU is asked last: one whose target died may not answer for long.
@@ -240,11 +228,13 @@ impl Vms {
     /// Removes what is left of a VM that has no QEMU here by what is known. One that lives is ended only if the journal
     /// says that its VM was given up.
     pub(crate) async fn clear_remains(&self, definition: &VmSpec) -> Result<(), Problem> {
-        let paths = self.paths(definition)?;
         let name = definition.name.as_str();
         let was_given_up = self.journal.discarded_incoming_vms()?.iter().any(|record| record.vm == name);
-        let cleared =
-            if was_given_up { Vmm::end_given_up(&paths, QEMU_DEADLINE).await } else { Vmm::clear(&paths) };
+        let cleared = if was_given_up {
+            self.hypervisor.end_given_up(&definition.name, QEMU_DEADLINE).await
+        } else {
+            self.hypervisor.clear(&definition.name)
+        };
         cleared.map_err(|error| Problem::conflict(format!("VM {name}: {error}")))
     }
 
@@ -274,28 +264,31 @@ impl Vms {
         Err(Problem::conflict(format!("VM {name} is within reach")))
     }
 
-    /// What this host's QEMU can do.
-    pub(crate) fn hypervisor(&self) -> &HypervisorFacts {
-        &self.hypervisor
+    /// What this host's hypervisor can do.
+    pub(crate) fn facts(&self) -> &HypervisorFacts {
+        &self.facts
+    }
+
+    /// What runs them.
+    pub(crate) fn hypervisor(&self) -> &dyn Hypervisor {
+        &*self.hypervisor
     }
 
     /// Runs a QEMU.
     pub(crate) async fn launch(
         &self,
         spec: ResolvedSpec,
-        paths: RuntimePaths,
         beside: &Beside,
         role: Role,
-    ) -> Result<Vmm, StartError> {
-        let (binary, record) = (&self.hypervisor.binary, beside.as_json());
-        Vmm::start(&self.launcher, binary, spec, paths, &record, role, QEMU_DEADLINE).await
+    ) -> Result<Arc<dyn Machine>, VmError> {
+        self.hypervisor.start(spec, &beside.as_json(), role, QEMU_DEADLINE).await
     }
 
     /// Defines a VM.
     pub(crate) fn create(&self, definition: VmSpec) -> Result<(), Problem> {
-        definition.resolve(&self.hypervisor).map_err(Problem::bad_input)?;
+        definition.resolve(&self.facts).map_err(Problem::bad_input)?;
         let name = definition.name.to_string();
-        let paths = self.paths(&definition)?;
+        self.directory(&definition)?;
         let mut entries = self.lock();
         if entries.contains_key(&name) {
             return Err(Problem::conflict(format!(
@@ -304,7 +297,7 @@ impl Vms {
             )));
         }
         // A VM that somebody forgot, and that runs.
-        if let Some(pid) = Vmm::living(&paths).map_err(Problem::failed)? {
+        if let Some(pid) = self.hypervisor.living(&definition.name).map_err(Problem::failed)? {
             return Err(Problem::conflict(format!(
                 "a QEMU of a VM {name} lives on {} (process {pid}), and its journal knows of none: choose another \
                  name, or end that process if you are sure that it is not needed",
@@ -317,9 +310,9 @@ impl Vms {
     }
 
     /// Takes over a VM that arrived and runs, and that took so many cores where it was; the journal has it already.
-    pub(crate) fn adopt(&self, definition: VmSpec, vmm: Arc<Vmm>, cores_taken: Option<f64>) {
+    pub(crate) fn adopt(&self, definition: VmSpec, vmm: Arc<dyn Machine>, cores_taken: Option<f64>) {
         if vmm.alive() {
-            Beside::note_run(&definition, vmm.paths());
+            Beside::note_run(&definition, vmm.directory());
         }
         let entry = Entry { vmm: Some(vmm), cores_taken, claim: None, definition };
         self.lock().insert(entry.definition.name.to_string(), entry);
@@ -331,18 +324,18 @@ impl Vms {
     }
 
     /// The QEMU of a VM, if it has one.
-    pub(crate) fn running(&self, name: &str) -> Option<Arc<Vmm>> {
+    pub(crate) fn running(&self, name: &str) -> Option<Arc<dyn Machine>> {
         self.lock().get(name).and_then(|entry| entry.vmm.clone())
     }
 
     /// The QEMUs of all VMs that run here, by their names.
-    pub(crate) fn all_running(&self) -> Vec<Arc<Vmm>> {
+    pub(crate) fn all_running(&self) -> Vec<Arc<dyn Machine>> {
         self.lock().values().filter_map(Entry::running).cloned().collect()
     }
 
-    /// The runtime files of all VMs, also of those that are out of reach.
-    pub(crate) fn runtime_paths(&self) -> Vec<RuntimePaths> {
-        self.lock().values().filter_map(|entry| self.paths(&entry.definition).ok()).collect()
+    /// The names of all VMs, also of those that are out of reach.
+    pub(crate) fn names(&self) -> Vec<VmName> {
+        self.lock().values().map(|entry| entry.definition.name.clone()).collect()
     }
 
     /// Notes how many cores VMs took, by the process ids of their QEMUs.
@@ -399,7 +392,7 @@ impl Vms {
     }
 
     /// The QEMU of a VM that must run here.
-    pub(crate) fn get_running(&self, name: &str) -> Result<Arc<Vmm>, Problem> {
+    pub(crate) fn get_running(&self, name: &str) -> Result<Arc<dyn Machine>, Problem> {
         if !self.contains(name) {
             return Err(self.unknown(name));
         }
@@ -448,7 +441,7 @@ impl Vms {
         Problem::not_found(format!("no VM {name} on {}; `drainpipe vms` lists all", self.host))
     }
 
-    fn set_vmm(&self, name: &str, vmm: Option<Arc<Vmm>>) {
+    fn set_vmm(&self, name: &str, vmm: Option<Arc<dyn Machine>>) {
         if let Some(entry) = self.lock().get_mut(name) {
             (entry.vmm, entry.cores_taken) = (vmm, None);
         }
@@ -465,16 +458,14 @@ impl Vms {
             return Err(Problem::conflict(format!("VM {name} runs already")));
         }
         check(claimed.definition.clone()).await?;
-        let spec = claimed.definition.resolve(&self.hypervisor).map_err(Problem::refused)?;
-        let paths = self.paths(&claimed.definition)?;
+        let spec = claimed.definition.resolve(&self.facts).map_err(Problem::refused)?;
         self.clear_remains(&claimed.definition).await?;
         self.journal.finish_arrivals_of(name)?;
         let vmm = self
-            .launch(spec, paths, &Beside::of(claimed.definition.clone()), Role::Fresh)
+            .launch(spec, &Beside::of(claimed.definition.clone()), Role::Fresh)
             .await
             .map_err(|error| Problem::failed(format!("VM {name} does not start: {error}")))?;
         info!(vm = name, pid = vmm.pid(), "started");
-        let vmm = Arc::new(vmm);
         vm_end::watch(name, &vmm);
         self.set_vmm(name, Some(vmm));
         Ok(())
@@ -489,11 +480,11 @@ impl Vms {
         let vmm = claimed.vmm.clone().ok_or_else(|| Problem::conflict(format!("VM {name} does not run")))?;
         let stopped =
             if force { vmm.destroy(QEMU_DEADLINE).await } else { vmm.stop_guest(POWER_OFF_DEADLINE).await };
-        stopped.map_err(|error| match error {
-            EndError::GuestIgnores(_) => {
+        stopped.map_err(|error| match error.kind {
+            VmErrorKind::GuestIgnores => {
                 Problem::failed(format!("{error}; `drainpipe vm stop --force {name}` pulls the plug"))
             }
-            error => Problem::failed(error),
+            _ => Problem::failed(error),
         })?;
         self.set_vmm(name, None);
         Ok(())
@@ -509,9 +500,9 @@ impl Vms {
             )));
         }
         let definition = self.lock().get(name).map(|entry| entry.definition.clone());
-        let paths = self.paths(&definition.ok_or_else(|| self.unknown(name))?)?;
+        let definition = definition.ok_or_else(|| self.unknown(name))?;
         warn!(vm = name, "its QEMU, which does not answer, is killed as somebody wants it");
-        Vmm::kill_found(&paths, QEMU_DEADLINE).await.map_err(Problem::failed)?;
+        self.hypervisor.kill_found(&definition.name, QEMU_DEADLINE).await.map_err(Problem::failed)?;
         if let Some(entry) = self.lock().get_mut(name).filter(|entry| entry.is_unresponsive()) {
             (entry.vmm, entry.claim, entry.cores_taken) = (None, None, None);
         }

@@ -1,22 +1,15 @@
-//! What QEMU's CPU models are on this host: which of a model's features a guest would not get.
+//! What CPU models are on this host: which of a model's features a guest would not get.
 //!
 //! Without being told to enforce them, QEMU leaves features out in silence.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
 
-use crate::qmp::{QmpClient, QmpError};
 use crate::spec::Hardware;
 
 /// Models that are whatever the host is.
 const FOLLOW_HOST: [&str; 2] = ["host", "max"];
-
-/// What QEMU lists among a model's CPUID features, and is none: `lmce` is a bit of a machine-check MSR, and
-/// no CPU was ever sold with `pcommit`.
-const NO_FEATURES: [&str; 2] = ["lmce", "pcommit"];
 
 /// Second names of features, and the first ones (`x86_cpu_initfn` in QEMU's `target/i386/cpu.c`).
 const SECOND_NAMES: [(&str, &str); 5] =
@@ -54,20 +47,16 @@ impl CpuModels {
         Self { hardware, lacking: BTreeMap::new(), offered: BTreeMap::new(), dependents: BTreeMap::new() }
     }
 
-    /// Asks a QEMU without a machine.
-    pub(crate) async fn ask(
-        qmp: &QmpClient,
+    /// What a hypervisor says of itself: for each model that it knows by name, the features that guests do not get; for each
+    /// feature that it has a name for, whether guests get it; and those that go with a feature which is switched off.
+    /// Features have their [canonical](canonical_feature) names.
+    pub fn new(
         hardware: Hardware,
-        deadline: Duration,
-    ) -> Result<Self, QmpError> {
-        let follows_host = if hardware == Hardware::Kvm { "host" } else { "max" };
-        let properties = expansion(qmp, follows_host, None, deadline).await?;
-        Ok(Self {
-            hardware,
-            lacking: definitions(qmp, deadline).await?,
-            dependents: dependents(qmp, follows_host, &properties, deadline).await?,
-            offered: plain_features(properties),
-        })
+        lacking: BTreeMap<String, BTreeSet<String>>,
+        offered: BTreeMap<String, bool>,
+        dependents: BTreeMap<String, BTreeSet<String>>,
+    ) -> Self {
+        Self { hardware, lacking, offered, dependents }
     }
 
     /// Whether QEMU knows a model, as specifications have it; also where it lists none.
@@ -108,8 +97,8 @@ fn switched(features: &str) -> BTreeMap<String, bool> {
     let parts = || features.split(',');
     let mut switched: BTreeMap<String, bool> = BTreeMap::new();
     switched.extend(parts().filter_map(set));
-    switched.extend(parts().filter_map(|part| Some((plain(part.strip_prefix('+')?), true))));
-    switched.extend(parts().filter_map(|part| Some((plain(part.strip_prefix('-')?), false))));
+    switched.extend(parts().filter_map(|part| Some((canonical_feature(part.strip_prefix('+')?), true))));
+    switched.extend(parts().filter_map(|part| Some((canonical_feature(part.strip_prefix('-')?), false))));
     switched
 }
 
@@ -117,88 +106,15 @@ fn switched(features: &str) -> BTreeMap<String, bool> {
 fn set(part: &str) -> Option<(String, bool)> {
     let (feature, value) = part.split_once('=').unwrap_or((part, "on"));
     match value {
-        "on" | "yes" | "true" | "y" => Some((plain(feature), true)),
-        "off" | "no" | "false" | "n" => Some((plain(feature), false)),
+        "on" | "yes" | "true" | "y" => Some((canonical_feature(feature), true)),
+        "off" | "no" | "false" | "n" => Some((canonical_feature(feature), false)),
         _ => None,
     }
 }
 
-async fn definitions(
-    qmp: &QmpClient,
-    deadline: Duration,
-) -> Result<BTreeMap<String, BTreeSet<String>>, QmpError> {
-    #[derive(Deserialize)]
-    #[serde(rename_all = "kebab-case")]
-    struct Definition {
-        name: String,
-        #[serde(default)]
-        unavailable_features: Vec<String>,
-    }
-    let definitions: Vec<Definition> = qmp.execute("query-cpu-definitions", Value::Null, deadline).await?;
-    let lacking = |features: Vec<String>| features.iter().map(|feature| plain(feature)).collect();
-    Ok(definitions
-        .into_iter()
-        .map(|definition| (definition.name, lacking(definition.unavailable_features)))
-        .collect())
-}
-
-/// Every property of a model, as QEMU spells it; with one feature switched off, if one is named.
-async fn expansion(
-    qmp: &QmpClient,
-    model: &str,
-    without: Option<&str>,
-    deadline: Duration,
-) -> Result<BTreeMap<String, Value>, QmpError> {
-    #[derive(Deserialize)]
-    struct Expansion {
-        model: Model,
-    }
-    #[derive(Deserialize)]
-    struct Model {
-        props: BTreeMap<String, Value>,
-    }
-    // The full one has properties that are no features of the CPU, such as `legacy-cache` and `pmu`.
-    let off: BTreeMap<&str, bool> = without.into_iter().map(|feature| (feature, false)).collect();
-    let arguments = json!({ "type": "static", "model": { "name": model, "props": off } });
-    let expansion: Expansion = qmp.execute("query-cpu-model-expansion", arguments, deadline).await?;
-    Ok(expansion.model.props)
-}
-
-fn plain_features(properties: BTreeMap<String, Value>) -> BTreeMap<String, bool> {
-    let features = properties.into_iter().filter(|(name, _)| !NO_FEATURES.contains(&name.as_str()));
-    features.filter_map(|(name, value)| Some((plain(&name), value.as_bool()?))).collect()
-}
-
-/// What guests lose with each feature that is switched off, as with `vmx` all that begins with `vmx-`. QEMU
-/// does not list it, so each feature is switched off once: 0.1 s for the 75 that TCG offers (QEMU 7.2).
-async fn dependents(
-    qmp: &QmpClient,
-    model: &str,
-    properties: &BTreeMap<String, Value>,
-    deadline: Duration,
-) -> Result<BTreeMap<String, BTreeSet<String>>, QmpError> {
-    let all = plain_features(properties.clone());
-    let mut dependents = BTreeMap::new();
-    for name in properties.iter().filter(|(_, value)| **value == Value::Bool(true)).map(|(name, _)| name) {
-        let left = match expansion(qmp, model, Some(name), deadline).await {
-            Ok(left) => plain_features(left),
-            // QEMU has properties that cannot be switched off, and says so.
-            Err(QmpError::Command { .. }) => continue,
-            Err(error) => return Err(error),
-        };
-        let is_lost = |feature: &&String| **feature != plain(name) && left.get(*feature) == Some(&false);
-        let on = all.iter().filter(|(_, on)| **on).map(|(feature, _)| feature);
-        let lost: BTreeSet<String> = on.filter(is_lost).cloned().collect();
-        if !lost.is_empty() {
-            dependents.insert(plain(name), lost);
-        }
-    }
-    Ok(dependents)
-}
-
 /// QEMU writes one feature in up to three ways: `sse4_1`, `sse4.1`, `sse4-1`. Some have a second name, which
 /// QEMU takes and does not use itself.
-fn plain(feature: &str) -> String {
+pub fn canonical_feature(feature: &str) -> String {
     let plain = feature.replace(['_', '.'], "-");
     let second_name = SECOND_NAMES.iter().find(|(second, _)| *second == plain);
     second_name.map_or(plain, |(_, first)| (*first).into())
@@ -251,7 +167,7 @@ mod tests {
         for (second, first) in SECOND_NAMES {
             assert_eq!(switched(&format!("-{second}")).get(first), Some(&false));
         }
-        assert_eq!(plain("sse4.1"), "sse4-1");
+        assert_eq!(canonical_feature("sse4.1"), "sse4-1");
     }
 
     #[test]

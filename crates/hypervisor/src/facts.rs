@@ -1,36 +1,39 @@
-//! What this host's QEMU can do, asked from QEMU itself.
+//! What this host's hypervisor can do.
 
-use std::fs::{self, OpenOptions};
-use std::io;
+use std::fmt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
 
 use crate::cpu_models::CpuModels;
-use crate::launch::{LaunchError, io_error, launch};
-use crate::launcher::Launcher;
-use crate::paths::RuntimePaths;
-use crate::qmp::{QemuVersion, QmpClient, QmpError};
-use crate::spec::{Hardware, MachineType};
+use crate::spec::MachineType;
 
-/// Debian 12's QEMU, the oldest that is tested.
-const OLDEST: (u32, u32) = (7, 2);
+/// Version of a hypervisor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Version {
+    /// First number.
+    pub major: u32,
+    /// Second number.
+    pub minor: u32,
+    /// Third number.
+    pub micro: u32,
+}
 
-/// A machine without CPUs that can be asked everything, under the accelerator that is given behind it.
-/// `-incoming defer` is for [`rdma`].
-const PROBE_ARGUMENTS: &str = "-nodefaults -no-user-config -S -display none -machine none -incoming defer \
-    -chardev socket,id=start,fd=0 -mon chardev=start,mode=control";
+impl fmt::Display for Version {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}.{}.{}", self.major, self.minor, self.micro)
+    }
+}
 
-/// What this host's QEMU can do. Changes only when QEMU is upgraded.
+/// What this host's hypervisor can do. Changes only when it is upgraded.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HypervisorFacts {
     /// The program.
     pub binary: PathBuf,
     /// Its version.
-    pub version: QemuVersion,
+    pub version: Version,
     /// Machine types that it knows, without aliases.
     pub machines: Vec<String>,
     /// Whether migration over RDMA is built in.
@@ -40,18 +43,19 @@ pub struct HypervisorFacts {
     /// What its CPU models are on this host.
     pub cpu_models: CpuModels,
     /// Tells the program from one that an upgrade puts in its place.
-    pub(crate) stamp: Option<BinaryStamp>,
+    pub stamp: Option<BinaryStamp>,
 }
 
 /// Inode and time of modification of a program's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct BinaryStamp {
+pub struct BinaryStamp {
     inode: u64,
     modified: SystemTime,
 }
 
 impl BinaryStamp {
-    fn of(binary: &Path) -> Option<Self> {
+    /// Of a program that is found as a shell finds it; `None` where there is none.
+    pub fn of(binary: &Path) -> Option<Self> {
         let metadata = find(binary)?.metadata().ok()?;
         Some(Self { inode: metadata.ino(), modified: metadata.modified().ok()? })
     }
@@ -66,57 +70,7 @@ fn find(binary: &Path) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|directory| directory.join(binary)).find(|file| file.is_file())
 }
 
-/// Why nothing is known about this host's QEMU.
-#[derive(Debug, thiserror::Error)]
-pub enum ProbeError {
-    /// QEMU does not start.
-    #[error(transparent)]
-    Launch(#[from] LaunchError),
-    /// QEMU does not answer as it should.
-    #[error("{binary} does not answer as QEMU does: {source}")]
-    Qmp {
-        /// The program that was asked.
-        binary: PathBuf,
-        /// What went wrong.
-        source: QmpError,
-    },
-    /// QEMU lacks what a migration needs.
-    #[error(
-        "{binary} is QEMU {version}, which is too old: {}.{} or newer is needed (Debian 12 has it)",
-        OLDEST.0, OLDEST.1
-    )]
-    TooOld {
-        /// The program that was asked.
-        binary: PathBuf,
-        /// Its version.
-        version: QemuVersion,
-    },
-}
-
 impl HypervisorFacts {
-    /// Asks `binary`, which is a path or a name to look up in `PATH`, by running it once without a
-    /// machine. `scratch_directory` must exist and be writable; it is left as it was.
-    pub async fn probe(
-        launcher: &Launcher,
-        binary: &Path,
-        scratch_directory: &Path,
-        deadline: Duration,
-    ) -> Result<Self, ProbeError> {
-        let scratch = tempfile::tempdir_in(scratch_directory)
-            .map_err(|source| io_error("create a directory in", scratch_directory, source))?;
-        let paths = RuntimePaths::at(scratch.path().to_owned()).map_err(LaunchError::from)?;
-        let lacks_kvm = host_lacks_kvm();
-        // A QEMU that is built without KVM takes the second.
-        let accelerators = if lacks_kvm.is_none() { "-accel kvm -accel tcg" } else { "-accel tcg" };
-        let arguments = [PROBE_ARGUMENTS, accelerators].into_iter().flat_map(str::split_ascii_whitespace);
-        let arguments: Vec<_> = arguments.map(Into::into).collect();
-        // Its drop kills this QEMU, which has no guest to lose.
-        let stamp = BinaryStamp::of(binary);
-        let qemu = launch(launcher, binary, &arguments, vec![], &paths, deadline).await?;
-        let facts = ask(binary, &qemu.qmp, lacks_kvm, deadline).await?;
-        Ok(Self { stamp, ..facts })
-    }
-
     /// Whether the program has been replaced or removed since it was asked.
     pub fn is_outdated(&self) -> bool {
         BinaryStamp::of(&self.binary) != self.stamp
@@ -131,94 +85,5 @@ impl HypervisorFacts {
         };
         let known = self.machines.iter().filter_map(|name| Some((version(name)?, name.as_str())));
         known.max().map(|(_, name)| name)
-    }
-}
-
-async fn ask(
-    binary: &Path,
-    qmp: &QmpClient,
-    lacks_kvm: Option<String>,
-    deadline: Duration,
-) -> Result<HypervisorFacts, ProbeError> {
-    let version = qmp.version();
-    if (version.major, version.minor) < OLDEST {
-        return Err(ProbeError::TooOld { binary: binary.to_owned(), version });
-    }
-    let failed = |source| ProbeError::Qmp { binary: binary.to_owned(), source };
-    let kvm = kvm(qmp, deadline).await.map_err(failed)?;
-    let hardware = if kvm.enabled { Hardware::Kvm } else { Hardware::Tcg };
-    Ok(HypervisorFacts {
-        binary: binary.to_owned(),
-        version,
-        machines: machines(qmp, deadline).await.map_err(failed)?,
-        rdma: rdma(qmp, deadline).await.map_err(failed)?,
-        kvm_missing: match (kvm.present, lacks_kvm) {
-            (false, _) => Some("this QEMU is built without it".into()),
-            (true, None) if !kvm.enabled => Some("QEMU's user may not use /dev/kvm".into()),
-            (true, lacks_kvm) => lacks_kvm,
-        },
-        cpu_models: CpuModels::ask(qmp, hardware, deadline).await.map_err(failed)?,
-        stamp: None,
-    })
-}
-
-async fn machines(qmp: &QmpClient, deadline: Duration) -> Result<Vec<String>, QmpError> {
-    #[derive(Deserialize)]
-    struct Machine {
-        name: String,
-    }
-    let machines: Vec<Machine> = qmp.execute("query-machines", Value::Null, deadline).await?;
-    let mut names: Vec<String> = machines.into_iter().map(|machine| machine.name).collect();
-    names.sort();
-    Ok(names)
-}
-
-/// No query tells, but without RDMA QEMU does not know the protocol, and with it the attempt fails
-/// for another reason where there is no device. Seen with 7.2 and 10.0.
-async fn rdma(qmp: &QmpClient, deadline: Duration) -> Result<bool, QmpError> {
-    let arguments = json!({ "uri": "rdma:127.0.0.1:1" });
-    match qmp.execute::<Value>("migrate-incoming", arguments, deadline).await {
-        Ok(_) => Ok(true),
-        Err(QmpError::Command { desc, .. }) => Ok(!desc.contains("unknown migration protocol")),
-        Err(error) => Err(error),
-    }
-}
-
-#[derive(Deserialize)]
-struct Kvm {
-    enabled: bool,
-    present: bool,
-}
-
-async fn kvm(qmp: &QmpClient, deadline: Duration) -> Result<Kvm, QmpError> {
-    qmp.execute("query-kvm", Value::Null, deadline).await
-}
-
-/// `/dev/kvm` alone does not tell: nested in some hypervisors it is there, but ordinary kernels do
-/// not boot under it. Where the CPU shows its virtualisation, they do.
-fn host_lacks_kvm() -> Option<String> {
-    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    if !has_virtualisation(&cpuinfo) {
-        return Some("the CPU shows neither vmx nor svm in /proc/cpuinfo".into());
-    }
-    let opened = OpenOptions::new().read(true).write(true).open("/dev/kvm");
-    opened.err().map(|error: io::Error| format!("/dev/kvm cannot be opened: {error}"))
-}
-
-fn has_virtualisation(cpuinfo: &str) -> bool {
-    let mut flags = cpuinfo.lines().filter(|line| line.starts_with("flags"));
-    flags.any(|line| line.split_ascii_whitespace().any(|flag| flag == "vmx" || flag == "svm"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn virtualisation_is_a_whole_flag() {
-        assert!(has_virtualisation("model name : x\nflags\t\t: fpu vmx sse\n"));
-        assert!(has_virtualisation("flags : svm\n"));
-        assert!(!has_virtualisation("vmx flags\t: vmx flags svm_lock\n"));
-        assert!(!has_virtualisation(""));
     }
 }

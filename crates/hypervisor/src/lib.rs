@@ -1,64 +1,54 @@
-//! QEMU driven directly: VM specification, QMP client, processes.
+//! What a hypervisor is to Drainpipe: neutral words for what every one does, and a fake for tests.
 //!
 //! ```text
-//! spec          what a VM is: TOML, JSON, resolved for a host
-//! facts         what this host's QEMU can do
-//! command_line  a specification as QEMU's arguments; pure
-//! launch        a process and its control sockets
-//! qcow2         which other files QEMU opens for an image; pure
-//! launcher      the process that becomes QEMU, and what it gives up before
-//! handed        files and taps that QEMU gets open
-//! user          whom QEMU runs as
-//! qmp           QEMU's control protocol
-//! memory_sample what a running guest's memory looks like: zero pages, contents, rate of change
-//! vmm           one running QEMU: start, attach, stop, destroy
-//! cpu_priority    which VM has the cores first
-//! throttle      how much of their time a guest's vCPUs may run
-//! vcpus         which threads they are, and what CPU they have used
-//! control_groups quotas of CPU for single threads
-//! migration     the single acts of a migration; what to do when is the engine's
+//! spec         what a VM is: TOML, JSON, resolved for a host
+//! facts        what a host's hypervisor can do
+//! cpu_models   what its CPU models are there
+//! state        what a VM is doing, and where its migration stands
+//! event        what it reports by itself
+//! transport    how a migration's bytes travel
+//! connections  its TCP connections, where they are ours to deal with
+//! qcow2        which other files an image names; pure
+//! memory       what a guest's memory looks like to a migration
+//! vm           the acts of a VM's life and of its migration
+//! hypervisor   what starts VMs, and finds those that run
+//! fake         a hypervisor without VMs of its own, for tests
 //! ```
 //!
-//! One rule holds everywhere: a guest never starts to run by itself. QEMU waits (`-S`), and
-//! only [`Vmm::start`] of a fresh VM and [`migration::run`] let a guest run.
+//! `drainpipe-hypervisor-qemu` drives QEMU by these traits. The agent knows no other words; what a hypervisor cannot do
+//! is a capability in a host's facts, by which the engine plans.
 
-mod command_line;
-mod control_groups;
+mod connections;
 pub mod cpu_models;
-mod cpu_priority;
-pub mod facts;
-#[cfg(any(test, feature = "fuzzing"))]
-pub mod fuzzing;
-mod handed;
-mod launch;
-pub mod launcher;
-mod memory_sample;
-pub mod migration;
+mod directory;
+mod end;
+mod error;
+mod event;
+mod facts;
+#[cfg(any(test, feature = "fake"))]
+pub mod fake;
+mod hypervisor;
+mod memory;
 mod open_enum;
-mod paths;
-mod process;
 pub mod qcow2;
-pub mod qmp;
-mod sockets;
+mod role;
 pub mod spec;
-mod tap;
-mod throttle;
-mod user;
-mod vcpus;
-mod vmm;
+mod state;
+mod tls_key;
+mod transport;
+mod vm;
 
-pub use command_line::Role;
-pub use control_groups::QuotaError;
-pub use facts::{HypervisorFacts, ProbeError};
-pub use launch::LaunchError;
-pub use launcher::Launcher;
-pub use memory_sample::{Contents, MemorySample, SampleError};
-pub use paths::{PathTooLong, RuntimePaths, SharedPath};
-pub use process::Exit;
-pub use sockets::{ConnectionUse, Pace, cut_connections, is_stopped};
+pub use connections::{ConnectionUse, Connections, Pace, Paces};
+pub use directory::{PathTooLong, SharedPath, VmDirectory};
+pub use end::{End, Exit};
+pub use error::{VmError, VmErrorKind};
+pub use event::{Event, Happening};
+pub use facts::{BinaryStamp, HypervisorFacts, Version};
+pub use hypervisor::Hypervisor;
+pub use memory::{Contents, MemorySample};
+pub use role::Role;
 pub use spec::{ResolvedSpec, VmSpec};
-pub use tap::TapError;
-pub use throttle::{ThrottleError, VcpuThrottle, lift_throttle, sweep_throttles};
-pub use user::{DEFAULT_USER, QemuUser, UserError};
-pub use vcpus::VcpuTime;
-pub use vmm::{AttachError, End, EndError, RunState, StartError, Vmm};
+pub use state::{Hold, MigrationStatus, RamStatus, RunState, TransferStatus};
+pub use tls_key::{BadTlsKey, TlsKey};
+pub use transport::{Address, Multifd, SourceSettings, Transport, Zstd};
+pub use vm::{Machine, SourceVm, TargetVm, VcpuThrottle, VcpuTime, Vm};

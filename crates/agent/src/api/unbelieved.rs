@@ -9,6 +9,7 @@ use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use drainpipe_engine::journal::Doubt;
 use drainpipe_engine::problem::Problem;
+use drainpipe_hypervisor::Hypervisor;
 use drainpipe_identity::Identity;
 use tokio::sync::watch;
 use tower::ServiceExt;
@@ -57,6 +58,7 @@ async fn marks(
 
 struct Unbelieved {
     config: Config,
+    hypervisor: Arc<dyn Hypervisor>,
     identity: Identity,
     problem: Problem,
     adopted: watch::Sender<bool>,
@@ -65,14 +67,15 @@ struct Unbelieved {
 /// What answers while the journal is not believed; says when an operator has adopted it.
 pub(crate) fn unbelieved(
     config: &Config,
+    hypervisor: Arc<dyn Hypervisor>,
     identity: &Identity,
     heard: Arc<Heard>,
     judged: &Judged,
 ) -> (Router, watch::Receiver<bool>) {
     let (adopted, is_adopted) = watch::channel(false);
     let problem = what_is_wrong(config, &judged.doubts);
-    let shared =
-        Arc::new(Unbelieved { config: config.clone(), identity: identity.clone(), problem, adopted });
+    let (config, identity) = (config.clone(), identity.clone());
+    let shared = Arc::new(Unbelieved { config, hypervisor, identity, problem, adopted });
     let router = Router::new()
         .route("/v1/journal", get(show))
         .route("/v1/journal/adoption", post(adopt))
@@ -98,7 +101,8 @@ async fn refuse(State(unbelieved): State<Arc<Unbelieved>>) -> ApiError {
 }
 
 async fn show(State(unbelieved): State<Arc<Unbelieved>>) -> Result<Json<JournalView>, ApiError> {
-    Ok(Json(proof::view(&unbelieved.config, &unbelieved.identity).await?))
+    let Unbelieved { config, hypervisor, identity, .. } = &*unbelieved;
+    Ok(Json(proof::view(config, &**hypervisor, identity).await?))
 }
 
 async fn adopt(
@@ -106,7 +110,8 @@ async fn adopt(
     Extension(caller): Extension<Caller>,
 ) -> Result<Json<JournalView>, ApiError> {
     authorise(&caller, Operation::ChangeHost)?;
-    let adopted = proof::adopt(&unbelieved.config, &unbelieved.identity).await?;
+    let Unbelieved { config, hypervisor, identity, .. } = &*unbelieved;
+    let adopted = proof::adopt(config, &**hypervisor, identity).await?;
     unbelieved.adopted.send_replace(true);
     Ok(Json(adopted))
 }

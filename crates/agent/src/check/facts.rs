@@ -69,7 +69,7 @@ pub(crate) async fn read(checks: &Checks) -> Result<CheckFacts, Problem> {
         clock_unix_ms: Timestamp::now().as_millisecond(),
         certificate_ends_unix_s: checks.peers.identity.not_after().as_second(),
         authority_ends_unix_s: Some(checks.peers.identity.authority_not_after().as_second()),
-        qemu_replaced: checks.vms.hypervisor().is_outdated(),
+        qemu_replaced: checks.vms.facts().is_outdated(),
         libvirt_version: libvirt::version(),
         huge_pages: huge_pages(),
         governors: of_cores("scaling_governor"),

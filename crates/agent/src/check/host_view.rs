@@ -12,7 +12,7 @@ use crate::release::look_at_host;
 impl Checks {
     /// This host, for people and peers.
     pub(crate) async fn host_view(&self) -> Result<HostView, Problem> {
-        let kvm = self.vms.hypervisor().kvm_missing.is_none();
+        let kvm = self.vms.facts().kvm_missing.is_none();
         let cordon = self.journal.cordon()?;
         let release = Release::own();
         let hardware = &self.host.hardware;

@@ -7,7 +7,7 @@ use drainpipe_engine::check::{Pair, check, worth_telling};
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::plan::{Plan, Spread};
 use drainpipe_engine::problem::Problem;
-use drainpipe_hypervisor::Vmm;
+use drainpipe_hypervisor::Machine;
 
 use super::{Checks, facts, vms};
 use crate::client::ApiClient;
@@ -17,7 +17,7 @@ pub(crate) async fn before_migration(
     checks: &Checks,
     peer: &ApiClient,
     target: &str,
-    running: &[Arc<Vmm>],
+    running: &[Arc<dyn Machine>],
     plan: &Plan,
 ) -> Result<Vec<Finding>, Problem> {
     let (target_facts, clock) = facts::ask(checks, peer, target).await?;

@@ -7,7 +7,7 @@ use drainpipe_engine::check::vm::{
     CpuFeatures, FileNotAllowed, FilePurpose, FileState, Obstacle, VmCheck, VmFacts, VmFile, VmFit,
 };
 use drainpipe_engine::problem::Problem;
-use drainpipe_hypervisor::Vmm;
+use drainpipe_hypervisor::Machine;
 use drainpipe_hypervisor::spec::{ResolveError, ResolvedSpec};
 use drainpipe_net::{Link, LinkKind};
 use futures_util::future::join_all;
@@ -67,7 +67,7 @@ fn missing_bridges(spec: &ResolvedSpec, links: &[Link]) -> Vec<String> {
 }
 
 fn obstacle(checks: &Checks, spec: &ResolvedSpec) -> Option<Obstacle> {
-    let hypervisor = checks.vms.hypervisor();
+    let hypervisor = checks.vms.facts();
     match spec.check_host(hypervisor).err()? {
         ResolveError::UnknownMachine { machine, .. } => {
             let newest = hypervisor.newest_like(&machine).map(str::to_owned);
@@ -85,7 +85,7 @@ fn obstacle(checks: &Checks, spec: &ResolvedSpec) -> Option<Obstacle> {
 }
 
 fn cpu_features(checks: &Checks, spec: &ResolvedSpec) -> Option<CpuFeatures> {
-    let models = &checks.vms.hypervisor().cpu_models;
+    let models = &checks.vms.facts().cpu_models;
     (models.hardware == spec.hardware()).then(|| {
         let features = models.features_of(&spec.spec().cpu_model);
         CpuFeatures { known: features.known, lacking: features.lacking, named: features.named }
@@ -123,7 +123,7 @@ async fn files(checks: &Checks, spec: &ResolvedSpec) -> Vec<VmFile> {
 }
 
 /// A running VM of this host.
-async fn describe(checks: &Checks, vmm: &Vmm) -> VmFacts {
+async fn describe(checks: &Checks, vmm: &dyn Machine) -> VmFacts {
     let spec = vmm.spec();
     VmFacts {
         name: spec.spec().name.to_string(),
@@ -143,7 +143,7 @@ pub(super) async fn ask(
     checks: &Checks,
     peer: &ApiClient,
     target: &str,
-    running: &[impl AsRef<Vmm>],
+    running: &[impl AsRef<dyn Machine>],
 ) -> Result<Vec<VmCheck>, Problem> {
     let mut checked = Vec::with_capacity(running.len());
     for some in running.chunks(VMS_MAX) {

@@ -18,7 +18,7 @@ use drainpipe_engine::prediction::fewer_free_cores;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::relayed::RelayMeans;
 use drainpipe_hypervisor::spec::{self, GroupName, VmSpec};
-use drainpipe_hypervisor::{RunState, Vmm};
+use drainpipe_hypervisor::{Machine, RunState};
 use futures_util::future::join_all;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -47,7 +47,7 @@ pub(super) async fn look(drains: &Drains, request: &DrainRequest) -> DrainView {
     let swap = Swap::look(drains, request).await;
     let present: Vec<PresentVm> =
         present.into_iter().filter(|vm| !swap.vms.contains(vm.definition.name.as_str())).collect();
-    let running: Vec<Arc<Vmm>> = present.iter().filter_map(|vm| vm.vmm.clone()).collect();
+    let running: Vec<Arc<dyn Machine>> = present.iter().filter_map(|vm| vm.vmm.clone()).collect();
     let names = targets(drains, request);
     let turns = Semaphore::new(LOOKS_AT_ONCE);
     let targets = names.iter().map(|name| async {
@@ -148,11 +148,11 @@ impl Swap {
 async fn look_at_vm(vm: PresentVm) -> VmView {
     let immovable = match (&vm.busy, &vm.vmm) {
         (Some(busy), _) => Some(busy.clone()),
-        (None, Some(vmm)) => why_immovable(vmm).await,
+        (None, Some(vmm)) => why_immovable(&**vmm).await,
         (None, None) => Some("its QEMU has just ended".into()),
     };
     let memory = match vm.vmm.filter(|_| immovable.is_none()) {
-        Some(vmm) => memory_look::sample(&vmm).await,
+        Some(vmm) => memory_look::sample(&*vmm).await,
         None => None,
     };
     VmView { memory, ..described(&vm.definition, immovable) }
@@ -180,7 +180,7 @@ fn placement(placement: &spec::Placement) -> Placement {
     }
 }
 
-async fn why_immovable(vmm: &Vmm) -> Option<String> {
+async fn why_immovable(vmm: &dyn Machine) -> Option<String> {
     match vmm.run_state(QMP_DEADLINE).await {
         Ok(RunState::Running) => None,
         Ok(state) => Some(format!("it is {state}; only a running VM moves")),
@@ -208,7 +208,7 @@ async fn look_at(
     drains: &Drains,
     name: &str,
     asked_for: &DrainRequest,
-    running: &[Arc<Vmm>],
+    running: &[Arc<dyn Machine>],
     swap: &Swap,
 ) -> LookedAt {
     let (journal, free_cores) = (&drains.journal, drains.host.idle_cores.known());
@@ -255,7 +255,7 @@ async fn ask(
     drains: &Drains,
     name: &str,
     request: Request,
-    running: &[Arc<Vmm>],
+    running: &[Arc<dyn Machine>],
     swap: &Swap,
 ) -> Result<LookedAt, Problem> {
     let peer = drains.peers.target(name)?;

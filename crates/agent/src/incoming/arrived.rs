@@ -7,7 +7,6 @@ use std::time::Duration;
 use drainpipe_engine::migration::target::IncomingState;
 use drainpipe_engine::migration::target::resume::{AGAIN_AFTER_MS, Action, Event, Resumption};
 use drainpipe_engine::problem::Problem;
-use drainpipe_hypervisor::{Vmm, migration};
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
@@ -91,7 +90,7 @@ fn recall(incoming: &Incoming, Arrival { id, vm, .. }: &Arrival) -> Result<Event
 
 async fn let_run(incoming: &Incoming, Arrival { vm, .. }: &Arrival) -> Event {
     let Some(vmm) = incoming.vms.running(vm) else { return Event::Failed };
-    match migration::run(&vmm, QMP_DEADLINE).await {
+    match vmm.run(QMP_DEADLINE).await {
         Ok(()) => {
             info!(vm, "runs here, as its source had handed it over");
             Event::Done
@@ -113,8 +112,7 @@ fn forget(incoming: &Incoming, Arrival { id, vm, source }: &Arrival) -> Result<(
         );
         return Ok(());
     }
-    let paths = incoming.vms.paths(&claimed.definition)?;
     incoming.vms.forget(vm);
     warn!(vm, source, "is this host's no more: it was given back to its source");
-    Vmm::clear(&paths).map_err(Problem::failed)
+    incoming.vms.hypervisor().clear(&claimed.definition.name).map_err(Problem::failed)
 }

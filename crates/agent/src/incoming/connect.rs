@@ -11,8 +11,7 @@ use drainpipe_engine::path::Path;
 use drainpipe_engine::plan::Spread;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::protocol::Protocol;
-use drainpipe_hypervisor::Vmm;
-use drainpipe_hypervisor::migration::{self, MigrationError, TlsKey, Transport};
+use drainpipe_hypervisor::{Machine, TlsKey, Transport, VmError, VmErrorKind};
 use ring::rand::{SecureRandom, SystemRandom};
 
 use super::vm::IncomingVm;
@@ -81,17 +80,17 @@ pub(crate) async fn connect(
     }
     let vmm = entry.vmm()?;
     if request.plan.spread() == Spread::Routed {
-        return connect_routed(incoming, &entry, &vmm, &request).await;
+        return connect_routed(incoming, &entry, &*vmm, &request).await;
     }
     // That of the one path by which it comes.
     let address = request.plan.paths.first().address;
-    listen(incoming, &entry, &vmm, &request, address, Listening::First).await
+    listen(incoming, &entry, &*vmm, &request, address, Listening::First).await
 }
 
 async fn connect_routed(
     incoming: &Arc<Incoming>,
     entry: &IncomingVm,
-    vmm: &Vmm,
+    vmm: &dyn Machine,
     request: &ConnectionRequest,
 ) -> Result<Endpoint, Problem> {
     let (Some(migration_address), Some(watch)) = (request.migration_address, request.watch.clone()) else {
@@ -154,10 +153,10 @@ pub(super) enum Listening {
 }
 
 impl Listening {
-    async fn at(self, vmm: &Vmm, transport: Transport, address: SocketAddr) -> Result<(), MigrationError> {
+    async fn at(self, vmm: &dyn Machine, transport: Transport, address: SocketAddr) -> Result<(), VmError> {
         match self {
-            Self::First => migration::listen(vmm, transport, address, QMP_DEADLINE).await,
-            Self::Again => migration::recover_listen(vmm, address, QMP_DEADLINE).await,
+            Self::First => vmm.listen(transport, address.into(), QMP_DEADLINE).await,
+            Self::Again => vmm.recover_listen(address.into(), QMP_DEADLINE).await,
         }
     }
 }
@@ -165,7 +164,7 @@ impl Listening {
 pub(super) async fn listen(
     incoming: &Incoming,
     entry: &IncomingVm,
-    vmm: &Vmm,
+    vmm: &dyn Machine,
     request: &ConnectionRequest,
     address: IpAddr,
     listening: Listening,
@@ -179,9 +178,9 @@ pub(super) async fn listen(
         let (relay_token, relay_page_cache_mib) = (None, 0);
         return Ok(Endpoint { address, port, watch: None, relay_token, relay_page_cache_mib, tls_key });
     };
-    let path = vmm.paths().incoming_relay().of_qemu;
+    let path = vmm.incoming_relay().of_hypervisor;
     let transport = transport(&request.plan, None);
-    migration::listen(vmm, transport, path, QMP_DEADLINE).await.map_err(Problem::failed)?;
+    vmm.listen(transport, path.into(), QMP_DEADLINE).await.map_err(Problem::failed)?;
     let (listener, port) = bind_free_port(incoming, request, address).await?;
     let token = Uuid::new_v4();
     let other = OtherEnd { identity: &incoming.peers.identity, host: &entry.source, token };
@@ -225,7 +224,7 @@ async fn bind_free_port(
 async fn listen_on_free_port(
     incoming: &Incoming,
     entry: &IncomingVm,
-    vmm: &Vmm,
+    vmm: &dyn Machine,
     request: &ConnectionRequest,
     address: IpAddr,
     listening: Listening,
@@ -244,7 +243,7 @@ async fn listen_on_free_port(
         allowed_sources::keep_out(incoming, entry, listen_at, sources).await;
         match listening.at(vmm, transport, listen_at).await {
             Ok(()) => Ok(Some(port)),
-            Err(MigrationError::PortTaken(_)) => {
+            Err(error) if error.kind == VmErrorKind::PortTaken => {
                 allowed_sources::let_in(incoming, entry, listen_at).await;
                 Ok(None)
             }

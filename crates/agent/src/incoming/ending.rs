@@ -5,7 +5,6 @@ use std::sync::Arc;
 use drainpipe_engine::migration::target::IncomingState;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::spec::VmSpec;
-use drainpipe_hypervisor::{Vmm, migration};
 use tracing::warn;
 
 use super::Incoming;
@@ -31,8 +30,7 @@ pub(crate) async fn clear_discarded(incoming: &Incoming) -> Result<(), Problem> 
 
 /// Ends the QEMU of a VM that was discarded, which was not taken hold of, and removes what is left.
 async fn clear(vms: &Vms, definition: &VmSpec) -> Result<(), Problem> {
-    let paths = vms.paths(definition)?;
-    Vmm::end_given_up(&paths, QEMU_DEADLINE).await.map_err(Problem::failed)
+    vms.hypervisor().end_given_up(&definition.name, QEMU_DEADLINE).await.map_err(Problem::failed)
 }
 
 /// Ends its QEMU and puts the network back.
@@ -81,7 +79,7 @@ pub(super) async fn finish_arrival(incoming: &Incoming, id: &str) -> Result<(), 
     incoming.journal.finish_incoming(id)?;
     let entry = incoming.entries.remove(id);
     if let Some(vmm) = entry.and_then(|entry| entry.built())
-        && let Err(error) = migration::forget_key(vmm.paths())
+        && let Err(error) = vmm.forget_key()
     {
         warn!(migration = id, %error, "the key with which its memory came stays until the VM ends or moves");
     }

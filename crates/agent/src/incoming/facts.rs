@@ -12,7 +12,7 @@ impl Incoming {
         let host = &self.host;
         let links = host.network.migration_links(&host.config).await?;
         let migration_address = host.migration_address().await?;
-        let hypervisor = self.vms.hypervisor();
+        let hypervisor = self.vms.facts();
         let devices = drainpipe_net::rdma_devices().map_err(Problem::failed)?;
         let packing = self.transfer.packing()?;
         Ok(HostFacts {

@@ -8,9 +8,7 @@ use drainpipe_engine::migration::target::{
     Hypervisor, IncomingState, IncomingView, Known, PostCopy, Received,
 };
 use drainpipe_engine::problem::Problem;
-use drainpipe_hypervisor::migration::{self, MigrationError};
-use drainpipe_hypervisor::qmp::QmpError;
-use drainpipe_hypervisor::{RunState, Vmm};
+use drainpipe_hypervisor::{Machine, RunState, VmErrorKind};
 use drainpipe_relay::{Receiver, RelayError};
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tracing::{info, warn};
@@ -116,7 +114,7 @@ struct Carrier<'a> {
     // Why the last action that did not do did not.
     problem: Option<Problem>,
     // The QEMU of one that was told to run here, while it lives.
-    told: Option<Arc<Vmm>>,
+    told: Option<Arc<dyn Machine>>,
 }
 
 impl<'a> Carrier<'a> {
@@ -209,7 +207,7 @@ impl<'a> Carrier<'a> {
         self.entry.as_ref().ok_or_else(|| not_on_its_way(self.id))
     }
 
-    fn vmm(&self) -> Result<Arc<Vmm>, Problem> {
+    fn vmm(&self) -> Result<Arc<dyn Machine>, Problem> {
         self.entry()?.vmm()
     }
 
@@ -282,24 +280,24 @@ impl<'a> Carrier<'a> {
     async fn look(&mut self) -> Result<Event, Problem> {
         let (entry, vmm) = (Arc::clone(self.entry()?), self.vmm()?);
         let own = self.incoming.host.name();
-        Ok(match entry.look(&vmm).await {
+        Ok(match entry.look(&*vmm).await {
             Ok((received @ (Received::Whole | Received::InPart), _)) => Event::Received(received),
             Ok((received, status)) => {
                 let why = format!("not all state of the VM is on {own}: {}", status.status);
                 self.note(Event::Received(received), Problem::failed(why))
             }
             Err(error) if !vmm.alive() => self.note(Event::Gone, Problem::failed(error)),
-            Err(QmpError::Deadline { .. }) => self.note(Event::Mute, self.is_mute()),
+            Err(error) if error.is_mute() => self.note(Event::Mute, self.is_mute()),
             Err(error) => self.note(Event::Failed, Problem::failed(error)),
         })
     }
 
     async fn look_at_rest(&mut self) -> Event {
         let Some(vmm) = self.told.clone() else { return Event::Gone };
-        match look_at_rest(&vmm).await {
+        match look_at_rest(&*vmm).await {
             Ok(received) => Event::Received(received),
             Err(_) if !vmm.alive() => Event::Gone,
-            Err(error @ QmpError::Deadline { .. }) => self.note(Event::Mute, Problem::failed(error)),
+            Err(error) if error.is_mute() => self.note(Event::Mute, Problem::failed(error)),
             Err(error) => self.note(Event::Failed, Problem::failed(error)),
         }
     }
@@ -307,11 +305,11 @@ impl<'a> Carrier<'a> {
     async fn wait(&mut self) -> Result<Event, Problem> {
         let (entry, vmm) = (Arc::clone(self.entry()?), self.vmm()?);
         if self.is_paused {
-            self.incoming.transfer.first_sessions.begin(&vmm);
+            self.incoming.transfer.first_sessions.begin(&*vmm);
         }
         let mut events = vmm.events();
         loop {
-            let Ok(looked) = timeout_at(self.until + LOOK_MAX, entry.look(&vmm)).await else {
+            let Ok(looked) = timeout_at(self.until + LOOK_MAX, entry.look(&*vmm)).await else {
                 return Ok(Event::Mute);
             };
             match looked {
@@ -325,11 +323,11 @@ impl<'a> Carrier<'a> {
                     return Ok(self.note(Event::Received(Received::Failed), problem));
                 }
                 Ok(_) => {}
-                Err(error) if matches!(error, QmpError::Closed { .. }) || !vmm.alive() => {
-                    let problem = how_it_ended(self.incoming, &entry, &vmm).await;
+                Err(error) if error.kind == VmErrorKind::Gone || !vmm.alive() => {
+                    let problem = how_it_ended(self.incoming, &entry, &*vmm).await;
                     return Ok(self.note(Event::Gone, problem));
                 }
-                Err(QmpError::Deadline { .. }) => return Ok(Event::Mute),
+                Err(error) if error.is_mute() => return Ok(Event::Mute),
                 Err(error) => return Err(Problem::failed(error)),
             }
             // Any event, or a missed one, is a reason to look again; so is a closed connection, once.
@@ -346,15 +344,13 @@ impl<'a> Carrier<'a> {
             let ended = Problem::failed(format!("the VM does not run on {own}: its QEMU has ended"));
             return Ok(self.note(Event::Gone, ended));
         }
-        self.incoming.transfer.first_sessions.begin(&vmm);
+        self.incoming.transfer.first_sessions.begin(&*vmm);
         cpu_priority::end_soon(&vmm);
-        let Err(error) = migration::run(&vmm, entry.answers_within()).await else { return Ok(Event::Done) };
-        let event = match &error {
-            MigrationError::Qmp(QmpError::Command { .. }) | MigrationError::MemoryIncomplete(_) => {
-                Event::Refused
-            }
+        let Err(error) = vmm.run(entry.answers_within()).await else { return Ok(Event::Done) };
+        let event = match error.kind {
+            VmErrorKind::Refused | VmErrorKind::MemoryIncomplete => Event::Refused,
             // It would not answer anything else either.
-            MigrationError::Qmp(QmpError::Deadline { .. }) => Event::Mute,
+            VmErrorKind::Mute => Event::Mute,
             _ => Event::Failed,
         };
         // Otherwise it ended when it had been told.
@@ -390,7 +386,7 @@ fn post_copy(incoming: &Incoming, record: &IncomingRecord) -> Result<PostCopy, P
     Ok(if is_last { PostCopy::Allowed } else { PostCopy::Past })
 }
 
-async fn how_it_ended(incoming: &Incoming, entry: &IncomingVm, vmm: &Vmm) -> Problem {
+async fn how_it_ended(incoming: &Incoming, entry: &IncomingVm, vmm: &dyn Machine) -> Problem {
     if let Some(why) = relay_error(entry) {
         return could_not_take_the_state(incoming, &why);
     }

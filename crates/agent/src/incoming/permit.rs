@@ -32,7 +32,7 @@ pub(crate) async fn permit(
     }
     let protocol = agree_with(incoming.host.name(), source, &request.release.clone().unwrap_or_default())?;
     check_described(&request)?;
-    request.spec.check_host(incoming.vms.hypervisor()).map_err(|error| refused_here(incoming, &error))?;
+    request.spec.check_host(incoming.vms.facts()).map_err(|error| refused_here(incoming, &error))?;
     incoming.files.check_usable(request.spec.spec()).await?;
     enter(incoming, source, request, protocol)
 }

@@ -5,9 +5,7 @@ use std::time::{Duration, Instant};
 
 use drainpipe_engine::migration::target::{IncomingState, Received};
 use drainpipe_engine::problem::Problem;
-use drainpipe_hypervisor::migration::{self, MigrationStatus};
-use drainpipe_hypervisor::qmp::QmpError;
-use drainpipe_hypervisor::{RunState, Vmm};
+use drainpipe_hypervisor::{Machine, MigrationStatus, RunState, VmError};
 use tokio::time::sleep;
 use tracing::{info, warn};
 
@@ -24,15 +22,15 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// That of a VM which was told to run here, whether or not it has said that the VM does. It may be about to join the VMs of
 /// this host, so the one on its way is asked for whatever it says of that.
-pub(super) fn told_qemu(incoming: &Incoming, record: &IncomingRecord) -> Option<Arc<Vmm>> {
+pub(super) fn told_qemu(incoming: &Incoming, record: &IncomingRecord) -> Option<Arc<dyn Machine>> {
     let on_its_way = incoming.entries.find(&record.id).and_then(|entry| entry.built());
     incoming.vms.running(&record.vm).or(on_its_way).filter(|vmm| vmm.alive())
 }
 
 /// What the QEMU of a VM has that was told to run here; a part only where the rest is to come to this host. As the source,
 /// which it may be of a later migration, a QEMU is in `finish-migrate`.
-pub(super) async fn look_at_rest(vmm: &Vmm) -> Result<Received, QmpError> {
-    if !migration::status(vmm, LOOK_WITHIN).await?.status.is_post_copy() {
+pub(super) async fn look_at_rest(vmm: &dyn Machine) -> Result<Received, VmError> {
+    if !vmm.migration(LOOK_WITHIN).await?.status.is_post_copy() {
         return Ok(Received::Whole);
     }
     let is_source =
@@ -47,7 +45,7 @@ pub(crate) async fn take_up_parts(incoming: &Arc<Incoming>) -> Result<(), Proble
         let vmm = incoming.vms.running(&record.vm).filter(|vmm| is_last && vmm.alive());
         if let Some(vmm) = vmm
             // One that does not answer now has a part to come, for all that is known.
-            && !matches!(look_at_rest(&vmm).await, Ok(Received::Whole))
+            && !matches!(look_at_rest(&*vmm).await, Ok(Received::Whole))
         {
             insert_unless_there(incoming, IncomingVm::in_parts(record, vmm));
         }
@@ -61,7 +59,7 @@ fn must_be_within_reach(incoming: &Incoming, record: &IncomingRecord) -> Result<
 }
 
 /// The QEMU of a VM that runs here and waits for the rest of its memory.
-async fn running_in_part(incoming: &Incoming, id: &str) -> Result<(IncomingRecord, Arc<Vmm>), Problem> {
+async fn running_in_part(incoming: &Incoming, id: &str) -> Result<(IncomingRecord, Arc<dyn Machine>), Problem> {
     let nothing_to_come = || {
         Problem::conflict(format!("nothing more is to come to {} of migration {id}", incoming.host.name()))
     };
@@ -73,10 +71,10 @@ async fn running_in_part(incoming: &Incoming, id: &str) -> Result<(IncomingRecor
     must_be_within_reach(incoming, &record)?;
     let vmm = told_qemu(incoming, &record).ok_or_else(nothing_to_come)?;
     let is_known_in_part = incoming.entries.find(id).is_some_and(|entry| entry.memory().came_in_parts());
-    match look_at_rest(&vmm).await {
+    match look_at_rest(&*vmm).await {
         Ok(Received::InPart) => Ok((record, vmm)),
         // Its main thread may itself wait for a page.
-        Err(QmpError::Deadline { .. }) if is_known_in_part => Ok((record, vmm)),
+        Err(error) if error.is_mute() && is_known_in_part => Ok((record, vmm)),
         Err(error) if vmm.alive() => Err(Problem::failed(error)),
         Ok(_) | Err(_) => Err(nothing_to_come()),
     }
@@ -98,15 +96,15 @@ pub(crate) async fn connect_again(
     let entry = insert_unless_there(incoming, IncomingVm::in_parts(record, Arc::clone(&vmm)));
     let _stepping = entry.stepping.lock().await;
     // A connection over which nothing comes any more may look whole from here.
-    migration::cut(&vmm, QMP_DEADLINE).await;
+    vmm.cut_migration(QMP_DEADLINE).await;
     info!(vm, source = entry.source, "listens for the rest of its memory");
-    listen(incoming, &entry, &vmm, &request, address, Listening::Again).await
+    listen(incoming, &entry, &*vmm, &request, address, Listening::Again).await
 }
 
 fn says_nothing(
     incoming: &Incoming,
     IncomingRecord { vm, .. }: &IncomingRecord,
-    error: &QmpError,
+    error: &VmError,
 ) -> Problem {
     let own = incoming.host.name();
     Problem::failed(format!(
@@ -117,11 +115,11 @@ fn says_nothing(
 
 /// Whether its connection is broken and a part to come. One whose main thread waits for a page still takes what is out of
 /// band, and that it is to listen again only then.
-async fn is_interrupted(vmm: &Vmm) -> bool {
-    match migration::status(vmm, LOOK_WITHIN).await {
+async fn is_interrupted(vmm: &dyn Machine) -> bool {
+    match vmm.migration(LOOK_WITHIN).await {
         Ok(status) => status.status == MigrationStatus::PostcopyPaused,
         Err(_) => {
-            migration::recover_listen(vmm, vmm.paths().incoming_relay().of_qemu, LOOK_WITHIN).await.is_ok()
+            vmm.recover_listen(vmm.incoming_relay().of_hypervisor.into(), LOOK_WITHIN).await.is_ok()
         }
     }
 }
@@ -137,11 +135,11 @@ pub(crate) async fn end_part(incoming: &Incoming, id: &str) -> Result<(), Proble
     let (record, vmm) = running_in_part(incoming, id).await?;
     let end = Instant::now() + LAST_BYTES_WITHIN;
     // All that its source has sent may be on its way still.
-    while !is_interrupted(&vmm).await {
+    while !is_interrupted(&*vmm).await {
         running_in_part(incoming, id).await?;
         if Instant::now() >= end {
             // One that says nothing may have got all of it.
-            migration::status(&vmm, LOOK_WITHIN)
+            vmm.migration(LOOK_WITHIN)
                 .await
                 .map_err(|error| says_nothing(incoming, &record, &error))?;
             break;

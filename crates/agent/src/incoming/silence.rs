@@ -108,7 +108,7 @@ async fn look(incoming: &Incoming, entry: &IncomingVm) -> Event {
         return Event::Mute;
     }
     let Some(vmm) = entry.built().filter(|vmm| vmm.alive()) else { return Event::Gone };
-    match entry.look(&vmm).await {
+    match entry.look(&*vmm).await {
         Ok((received, _)) => Event::Received(received),
         Err(_) if !vmm.alive() => Event::Gone,
         Err(_) => Event::Mute,

@@ -9,10 +9,8 @@ use drainpipe_engine::migration::target::silence::{GIVE_UP_AFTER_MS, SILENCE_MS,
 use drainpipe_engine::migration::target::{LOOK_WITHIN_MS, Memory, Received};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::protocol::Protocol;
-use drainpipe_hypervisor::migration::{self, MigrationStatus, TransferStatus};
-use drainpipe_hypervisor::qmp::QmpError;
 use drainpipe_hypervisor::spec::{ResolvedSpec, VmSpec};
-use drainpipe_hypervisor::{RunState, Vmm};
+use drainpipe_hypervisor::{Machine, MigrationStatus, RunState, TransferStatus, VmError};
 use drainpipe_relay::Receiver;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::task::JoinSet;
@@ -42,7 +40,7 @@ pub(super) struct IncomingVm {
     /// Agreed on in step 2; nothing after a restart of this agent, when it goes no further here.
     pub(super) protocol: Option<Protocol>,
     pub(super) reserved: Mutex<MemoryNeeds>,
-    pub(super) vmm: Mutex<Option<Arc<Vmm>>>,
+    pub(super) vmm: Mutex<Option<Arc<dyn Machine>>>,
     pub(super) agent_cpu_at_start: Duration,
     /// The relay of a compressed or encrypted migration, as long as it lasts.
     pub(super) relay: Mutex<Option<Receiver>>,
@@ -92,7 +90,7 @@ impl IncomingVm {
     }
 
     /// One that was on its way when an earlier life of this agent ended. Its source is asked at once.
-    pub(super) fn taken_up(record: IncomingRecord, vmm: Option<Arc<Vmm>>) -> Self {
+    pub(super) fn taken_up(record: IncomingRecord, vmm: Option<Arc<dyn Machine>>) -> Self {
         let mut memory = Memory::new(-SILENCE_MS);
         if record.post_copy {
             memory.allow_post_copy();
@@ -108,7 +106,7 @@ impl IncomingVm {
     }
 
     /// One that runs here and lacks a part, since an earlier life of this agent.
-    pub(super) fn in_parts(record: IncomingRecord, vmm: Arc<Vmm>) -> Self {
+    pub(super) fn in_parts(record: IncomingRecord, vmm: Arc<dyn Machine>) -> Self {
         Self {
             vmm: Mutex::new(Some(vmm)),
             memory: Mutex::new(Memory::of_part(0.0)),
@@ -159,7 +157,7 @@ impl IncomingVm {
     }
 
     /// It is one of this host's VMs from now on.
-    pub(super) fn join(&self, vms: &Vms, vmm: Arc<Vmm>) {
+    pub(super) fn join(&self, vms: &Vms, vmm: Arc<dyn Machine>) {
         self.memory().let_run();
         vms.adopt(self.definition.clone(), vmm, self.cores_taken);
     }
@@ -171,11 +169,11 @@ impl IncomingVm {
     }
 
     /// Its QEMU, if one was built.
-    pub(super) fn built(&self) -> Option<Arc<Vmm>> {
+    pub(super) fn built(&self) -> Option<Arc<dyn Machine>> {
         lock(&self.vmm).clone()
     }
 
-    pub(super) fn vmm(&self) -> Result<Arc<Vmm>, Problem> {
+    pub(super) fn vmm(&self) -> Result<Arc<dyn Machine>, Problem> {
         self.built().ok_or_else(|| not_built(&self.id))
     }
 
@@ -207,8 +205,8 @@ impl IncomingVm {
     }
 
     /// What its QEMU has. That is noted.
-    pub(super) async fn look(&self, vmm: &Vmm) -> Result<(Received, TransferStatus), QmpError> {
-        let status = migration::status(vmm, self.answers_within()).await?;
+    pub(super) async fn look(&self, vmm: &dyn Machine) -> Result<(Received, TransferStatus), VmError> {
+        let status = vmm.migration(self.answers_within()).await?;
         let received = match &status.status {
             MigrationStatus::Completed => Received::Whole,
             MigrationStatus::Failed => Received::Failed,

@@ -19,9 +19,7 @@ use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_engine::progress::Progress;
 use drainpipe_engine::protocol::Protocol;
 use drainpipe_engine::result::{MigrationResult, Outcome};
-use drainpipe_hypervisor::Vmm;
-use drainpipe_hypervisor::migration::MigrationError;
-use drainpipe_hypervisor::qmp::{self, QmpError};
+use drainpipe_hypervisor::{Event as VmEvent, Machine, VmError, VmErrorKind};
 use jiff::Timestamp;
 use tokio::sync::{broadcast, mpsc};
 use tokio::time::timeout;
@@ -86,7 +84,7 @@ pub(super) struct Executor {
     is_limit_lifted: bool,
     // What has become of the VM there.
     target_asked_at: Option<Instant>,
-    events: broadcast::Receiver<qmp::Event>,
+    events: broadcast::Receiver<VmEvent>,
     pause: Pause,
     // While memory is sent.
     standstill_watch: Option<StandstillWatch>,
@@ -160,7 +158,7 @@ impl Executor {
     }
 
     /// The VM's QEMU, which may have ended.
-    fn vmm(&self) -> Result<&Arc<Vmm>, Problem> {
+    fn vmm(&self) -> Result<&Arc<dyn Machine>, Problem> {
         let vmm = self.claimed.vmm.as_ref();
         vmm.filter(|vmm| vmm.alive()).ok_or_else(|| {
             let exit = vmm.and_then(|vmm| vmm.exit());
@@ -381,7 +379,7 @@ impl Executor {
             incoming::close_arrivals(&self.outgoing.incoming, &result.vm).await;
             self.outgoing.vms.forget(&result.vm);
         } else if let Ok(vmm) = self.vmm() {
-            Beside::note_departure(&self.claimed.definition, vmm.paths(), None);
+            Beside::note_departure(&self.claimed.definition, vmm.directory(), None);
         }
         self.outgoing.migrations.lock().remove(&self.running.id);
         // Who hears that it has ended may want to begin it anew.
@@ -391,9 +389,9 @@ impl Executor {
 }
 
 /// Why the VM's QEMU has not done what it was asked for.
-fn qemu_failed(error: impl Into<MigrationError>) -> Problem {
-    match error.into() {
-        closed @ MigrationError::Qmp(QmpError::Closed { .. }) => Problem::hypervisor_gone(closed),
-        error => Problem::failed(error),
+fn qemu_failed(error: VmError) -> Problem {
+    match error.kind {
+        VmErrorKind::Gone => Problem::hypervisor_gone(error),
+        _ => Problem::failed(error),
     }
 }

@@ -4,8 +4,7 @@
 use std::time::SystemTime;
 
 use drainpipe_engine::migration::Timings;
-use drainpipe_hypervisor::migration::MigrationStatus;
-use drainpipe_hypervisor::qmp::{Event, EventName};
+use drainpipe_hypervisor::{Event, Happening, MigrationStatus};
 
 /// On the clock of the migration.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -26,12 +25,12 @@ impl Pause {
     /// as the host's clock has been set, is not believed: then the event came when it was read.
     pub(super) fn note(&mut self, event: &Event, now_ms: f64, now: SystemTime) {
         let Some(at) = event.at else { return };
-        if MigrationStatus::from_event(event) == Some(MigrationStatus::PreSwitchover) {
+        if event.what == Happening::Migration(MigrationStatus::PreSwitchover) {
             let ago = now.duration_since(at).unwrap_or_default();
             let ms = now_ms - ago.as_secs_f64() * 1000.0;
             let ms = if ms < 0.0 { now_ms } else { ms };
             *self = Self { paused: Some(Paused { ms, at }), resumed_ms: None };
-        } else if event.name == EventName::Resume
+        } else if event.what == Happening::Resumed
             && let Some(paused) = self.paused
         {
             let after_ms = at.duration_since(paused.at).ok().map(|after| after.as_secs_f64() * 1000.0);
@@ -54,14 +53,14 @@ impl Pause {
 mod tests {
     use std::time::Duration;
 
-    use serde_json::json;
-
     use super::*;
 
     const EPOCH: SystemTime = SystemTime::UNIX_EPOCH;
 
-    fn event(name: EventName, status: &str, at_s: u64) -> Event {
-        Event { name, data: json!({ "status": status }), at: Some(EPOCH + Duration::from_secs(at_s)) }
+    const PAUSED: Happening = Happening::Migration(MigrationStatus::PreSwitchover);
+
+    fn event(what: Happening, at_s: u64) -> Event {
+        Event { what, at: Some(EPOCH + Duration::from_secs(at_s)) }
     }
 
     /// All events are read 30 s after the host's clock began, 20 s after the migration did.
@@ -78,26 +77,26 @@ mod tests {
 
     #[test]
     fn a_pause_that_its_guard_ended_is_as_long_as_it_was() {
-        let paused = event(EventName::Migration, "pre-switchover", 15);
-        let runs = event(EventName::Resume, "", 19);
-        let told_again = event(EventName::Resume, "", 29);
+        let paused = event(PAUSED, 15);
+        let runs = event(Happening::Resumed, 19);
+        let told_again = event(Happening::Resumed, 29);
         assert_eq!(seen(&[paused, runs, told_again]), Some(4_000.0));
     }
 
     #[test]
     fn what_no_event_says_the_agent_does() {
-        let earlier = event(EventName::Resume, "", 12);
-        let unknown = Event { at: None, ..event(EventName::Migration, "pre-switchover", 1) };
+        let earlier = event(Happening::Resumed, 12);
+        let unknown = Event { at: None, ..event(PAUSED, 1) };
         assert_eq!(seen(&[earlier, unknown]), Some(1.0));
     }
 
     /// The VM is paused 10 s after the migration's begin, for 2 s, and both are read 3 s later.
     #[test]
     fn a_clock_that_is_set_makes_no_pause_of_hours_or_below_zero() {
-        let paused = event(EventName::Migration, "pre-switchover", 10_010);
+        let paused = event(PAUSED, 10_010);
         let downtime_ms = |resumed_s, read_s| {
             let mut pause = Pause::default();
-            for event in [&paused, &event(EventName::Resume, "", resumed_s)] {
+            for event in [&paused, &event(Happening::Resumed, resumed_s)] {
                 pause.note(event, 15_000.0, EPOCH + Duration::from_secs(read_s));
             }
             pause.correct(Timings::default()).downtime_ms()

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use drainpipe_engine::standstill::{Look, StandstillMeter};
-use drainpipe_hypervisor::{VcpuTime, Vmm};
+use drainpipe_hypervisor::{Machine, VcpuTime};
 use tracing::warn;
 
 use crate::lock::lock;
@@ -22,8 +22,8 @@ pub(super) struct StandstillWatch {
 
 impl StandstillWatch {
     /// None where the kernel does not tell what CPU a thread has used.
-    pub(super) async fn start(vmm: &Arc<Vmm>) -> Option<Self> {
-        let vcpus = VcpuTime::of(vmm, QMP_DEADLINE).await.map_err(|error| error.to_string());
+    pub(super) async fn start(vmm: &Arc<dyn Machine>) -> Option<Self> {
+        let vcpus = vmm.vcpu_time(QMP_DEADLINE).await.map_err(|error| error.to_string());
         let vcpus = vcpus.and_then(|vcpus| match vcpus.used() {
             Ok(_) => Ok(vcpus),
             Err(error) => Err(error.to_string()),
@@ -47,14 +47,14 @@ impl Drop for StandstillWatch {
     }
 }
 
-async fn watch(vmm: Arc<Vmm>, vcpus: VcpuTime, meter: Arc<Mutex<StandstillMeter>>) {
+async fn watch(vmm: Arc<dyn Machine>, vcpus: Box<dyn VcpuTime>, meter: Arc<Mutex<StandstillMeter>>) {
     let began = Instant::now();
     let ms = |time: Duration| time.as_secs_f64() * 1000.0;
     // When it has ended, there is nothing more to see.
     while let Ok(used) = vcpus.used() {
         let look = Look {
             now_ms: ms(began.elapsed()),
-            mute_since_ms: vmm.qmp().owes_since().map(|since| ms(since.saturating_duration_since(began))),
+            mute_since_ms: vmm.owes_answer_since().map(|since| ms(since.saturating_duration_since(began))),
             vcpu_ms: ms(used),
         };
         lock(&meter).record(look);

@@ -7,7 +7,7 @@ use drainpipe_engine::journal::{Doubt, JournalFile, JournalMark, replacement};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::result::Outcome;
 use drainpipe_hypervisor::spec::{VmName, VmSpec};
-use drainpipe_hypervisor::{Role, RunState, RuntimePaths, Vmm};
+use drainpipe_hypervisor::{Hypervisor, Role, RunState};
 use drainpipe_identity::Identity;
 use futures_util::future::join_all;
 use jiff::Timestamp;
@@ -40,13 +40,21 @@ struct Live {
 }
 
 /// What an operator is shown before it is decided.
-pub(crate) async fn view(config: &Config, identity: &Identity) -> Result<JournalView, Problem> {
-    Ok(in_view(config, &find(config, identity).await?))
+pub(crate) async fn view(
+    config: &Config,
+    hypervisor: &dyn Hypervisor,
+    identity: &Identity,
+) -> Result<JournalView, Problem> {
+    Ok(in_view(config, &find(config, hypervisor, identity).await?))
 }
 
 /// Goes on with what is here; tells what has become of it.
-pub(crate) async fn adopt(config: &Config, identity: &Identity) -> Result<JournalView, Problem> {
-    let found = find(config, identity).await?;
+pub(crate) async fn adopt(
+    config: &Config,
+    hypervisor: &dyn Hypervisor,
+    identity: &Identity,
+) -> Result<JournalView, Problem> {
+    let found = find(config, hypervisor, identity).await?;
     let Judged { file, testimonies, lives, doubts } = &found.judged;
     if doubts.is_empty() {
         return Err(nothing_to_adopt(config));
@@ -75,10 +83,10 @@ pub(crate) fn nothing_to_adopt(config: &Config) -> Problem {
     Problem::conflict(format!("the journal of {} is believed: there is nothing to adopt", config.name))
 }
 
-async fn find(config: &Config, identity: &Identity) -> Result<Found, Problem> {
-    let judged = judge(config, identity, true).await?;
+async fn find(config: &Config, hypervisor: &dyn Hypervisor, identity: &Identity) -> Result<Found, Problem> {
+    let judged = judge(config, hypervisor, identity, true).await?;
     let (coming, silent) = coming(config, identity).await?;
-    let live = join_all(judged.lives.iter().map(|vm| look_at(config, vm, &coming))).await;
+    let live = join_all(judged.lives.iter().map(|vm| look_at(hypervisor, vm, &coming))).await;
     let live = live.into_iter().collect::<Result<_, _>>()?;
     Ok(Found { judged, live, coming, silent })
 }
@@ -107,18 +115,17 @@ fn is_coming(view: &MigrationView, source: &str, here: &str) -> bool {
     is_open && view.source == source && view.target == here
 }
 
-async fn look_at(config: &Config, vm: &VmName, coming: &[MigrationView]) -> Result<Live, Problem> {
-    let paths = RuntimePaths::new(&config.runtime_directory, vm).map_err(Problem::refused)?;
-    let beside = Beside::read(&paths);
+async fn look_at(hypervisor: &dyn Hypervisor, vm: &VmName, coming: &[MigrationView]) -> Result<Live, Problem> {
+    let beside = Beside::read(&hypervisor.directory(vm).map_err(Problem::refused)?);
     let (mut runs, mut role) = (None, None);
-    if let Ok(vmm) = Vmm::attach(paths.clone(), QEMU_ANSWERS_WITHIN).await {
+    if let Ok(vmm) = hypervisor.attach(vm, QEMU_ANSWERS_WITHIN).await {
         let state = vmm.run_state(QEMU_ANSWERS_WITHIN).await;
         (runs, role) = (state.ok().map(|state| state == RunState::Running), vmm.role().ok());
     }
     // A Drainpipe before this one has put nothing beside it.
     let beside = match beside {
         Some(beside) => beside,
-        None => told_by_others(Vmm::specification(&paths).map_err(Problem::failed)?.spec(), role, coming),
+        None => told_by_others(hypervisor.specification(vm).map_err(Problem::failed)?.spec(), role, coming),
     };
     Ok(Live { vm: vm.clone(), will_be: judge_one(beside, runs == Some(true)), runs })
 }

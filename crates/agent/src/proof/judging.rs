@@ -2,8 +2,8 @@
 
 use drainpipe_engine::journal::{Doubt, JournalFile, Testimony, Witness, doubts};
 use drainpipe_engine::problem::Problem;
+use drainpipe_hypervisor::Hypervisor;
 use drainpipe_hypervisor::spec::VmName;
-use drainpipe_hypervisor::{RuntimePaths, Vmm};
 use drainpipe_identity::Identity;
 use futures_util::future::join_all;
 
@@ -27,7 +27,12 @@ pub(crate) struct Judged {
 
 /// Looks at all there is. The other hosts are asked where the host itself has no witness, as after it booted, or where
 /// somebody wants to know.
-pub(crate) async fn judge(config: &Config, identity: &Identity, asks_all: bool) -> Result<Judged, Problem> {
+pub(crate) async fn judge(
+    config: &Config,
+    hypervisor: &dyn Hypervisor,
+    identity: &Identity,
+    asks_all: bool,
+) -> Result<Judged, Problem> {
     let file = look(&config.state_directory)?;
     let witness = RuntimeWitness::in_directory(&config.runtime_directory).read().map_err(|error| {
         Problem::failed(format!(
@@ -42,7 +47,7 @@ pub(crate) async fn judge(config: &Config, identity: &Identity, asks_all: bool) 
     if testimonies.is_empty() || asks_all {
         testimonies.extend(ask_all(config, identity).await?);
     }
-    let lives = living(config)?;
+    let lives = living(config, hypervisor)?;
     let recorded = match &file {
         JournalFile::Sound(_) => recorded(config)?,
         _ => vec![],
@@ -58,14 +63,13 @@ fn recorded(config: &Config) -> Result<Vec<String>, Problem> {
 }
 
 /// The VMs whose QEMUs live here.
-fn living(config: &Config) -> Result<Vec<VmName>, Problem> {
+fn living(config: &Config, hypervisor: &dyn Hypervisor) -> Result<Vec<VmName>, Problem> {
     let failed = |error: &dyn std::fmt::Display| {
         Problem::failed(format!("cannot look at {}: {error}", config.runtime_directory.display()))
     };
     let mut lives = vec![];
-    for name in RuntimePaths::list(&config.runtime_directory).map_err(|error| failed(&error))? {
-        let paths = RuntimePaths::new(&config.runtime_directory, &name).map_err(Problem::refused)?;
-        if Vmm::living(&paths).map_err(|error| failed(&error))?.is_some() {
+    for name in hypervisor.with_files().map_err(|error| failed(&error))? {
+        if hypervisor.living(&name).map_err(|error| failed(&error))?.is_some() {
             lives.push(name);
         }
     }

@@ -2,12 +2,13 @@
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::sync::Arc;
 
 use drainpipe_agent::app::Ended;
 use drainpipe_agent::config::{Config, Peer, Tls};
 use drainpipe_agent::{app, guard};
 use drainpipe_engine::problem::Problem;
-use drainpipe_hypervisor::launcher;
+use drainpipe_hypervisor_qemu::{Qemu, launcher};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing_subscriber::EnvFilter;
@@ -42,7 +43,8 @@ pub(crate) async fn guard(arguments: GuardArguments) -> Result<Exit, Problem> {
         state_directory: arguments.state_directory,
         runtime_directory: arguments.runtime_directory,
     };
-    guard::stand(&orders).await?;
+    let hypervisor = Arc::new(Qemu::to_find(orders.runtime_directory.clone()));
+    guard::stand(&orders, hypervisor).await?;
     Ok(Exit::Done)
 }
 

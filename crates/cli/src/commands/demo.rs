@@ -9,8 +9,8 @@ use drainpipe_engine::problem::Problem;
 use drainpipe_guest::client::Control;
 use drainpipe_guest::parameters::KERNEL_OPTIONS;
 use drainpipe_guest::protocol::{CONTROL_PORT, HEARTBEAT_PORT};
-use drainpipe_hypervisor::HypervisorFacts;
-use drainpipe_hypervisor::spec::VmSpec;
+use drainpipe_hypervisor::VmSpec;
+use drainpipe_hypervisor_qemu::probe;
 use drainpipe_lab::{GUEST_BRIDGE, GUEST_NETWORK, Lab};
 use drainpipe_report::{BenchReport, html};
 use tokio::time::{Instant, sleep, timeout};
@@ -158,10 +158,8 @@ fn process_use(pid: i32) -> String {
 /// other all the time (docs/decisions/0021).
 async fn newest_machine(qemu: &Path) -> Result<String, Problem> {
     let oldest = OLDEST_MACHINE.parse().map_err(Problem::failed)?;
-    let facts =
-        HypervisorFacts::probe(&lab_command::launcher(qemu), qemu, &std::env::temp_dir(), PROBE_DEADLINE)
-            .await
-            .map_err(Problem::refused)?;
+    let launcher = lab_command::launcher(qemu);
+    let facts = probe(&launcher, qemu, &std::env::temp_dir(), PROBE_DEADLINE).await.map_err(Problem::refused)?;
     Ok(facts.newest_like(&oldest).unwrap_or(OLDEST_MACHINE).to_owned())
 }
 

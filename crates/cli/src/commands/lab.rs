@@ -10,7 +10,7 @@ use drainpipe_agent::client::ApiClient;
 use drainpipe_agent::config::DEFAULT_PORT;
 use drainpipe_engine::format;
 use drainpipe_engine::problem::Problem;
-use drainpipe_hypervisor::{Launcher, QemuUser};
+use drainpipe_hypervisor_qemu::{Launcher, QemuUser};
 use drainpipe_identity::authority::{self, InitOptions, IssueOptions};
 use drainpipe_lab::{
     CLIENT, DEFAULT_MTU_BYTES, Error, Fault, Lab, LabSpec, LabStatus, LinkSpec, MANAGEMENT_INTERFACE, Removal,

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use drainpipe_hypervisor::QemuUser;
+use drainpipe_hypervisor_qemu::QemuUser;
 use rustix::process::Pid;
 
 use crate::Test;

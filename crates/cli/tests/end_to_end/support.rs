@@ -10,7 +10,7 @@ use std::{io, process, thread};
 
 use drainpipe_agent::api_types::{HostView, MigrationView, VmList, VmState};
 use drainpipe_engine::result::{MigrationResult, Outcome};
-use drainpipe_hypervisor::QemuUser;
+use drainpipe_hypervisor_qemu::QemuUser;
 use drainpipe_lab::Lab;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use drainpipe_agent::api_types::VmList;
 use drainpipe_engine::result::Outcome;
-use drainpipe_hypervisor::{RunState, RuntimePaths, Vmm};
+use drainpipe_hypervisor::RunState;
+use drainpipe_hypervisor_qemu::{RuntimePaths, Vmm};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::Test;

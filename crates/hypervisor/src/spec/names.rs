@@ -214,7 +214,7 @@ impl MachineType {
     }
 
     /// Name of the bus that holds this machine's PCI devices.
-    pub(crate) fn pci_bus(&self) -> &'static str {
+    pub fn pci_bus(&self) -> &'static str {
         if self.0.starts_with("pc-q35-") { "pcie.0" } else { "pci.0" }
     }
 }

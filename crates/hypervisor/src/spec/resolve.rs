@@ -4,8 +4,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::{Accelerator, MacAddress, MachineType, Placement, SpecProblem, VmSpec};
-use crate::facts::HypervisorFacts;
-use crate::qmp::QemuVersion;
+use crate::facts::{HypervisorFacts, Version};
 
 /// From this version on, QEMU resets TCG's TLB whenever it reads the dirty bitmap.
 ///
@@ -14,7 +13,7 @@ use crate::qmp::QemuVersion;
 /// and the migrated guest has old pages: with 7.2.22, four of five benches of an idle guest of 2 GiB
 /// ended, within eight migrations, in a guest that panicked or hung on the target. KVM tracks writes
 /// itself and is not affected.
-const TCG_SEES_ALL_WRITES: QemuVersion = QemuVersion { major: 9, minor: 0, micro: 0 };
+const TCG_SEES_ALL_WRITES: Version = Version { major: 9, minor: 0, micro: 0 };
 
 /// With less, the test guest's kernel unpacks its file system and ends there.
 const TEST_GUEST_MIB_MIN: u64 = 112;
@@ -90,7 +89,7 @@ pub enum ResolveError {
     )]
     LosesWrites {
         /// This host's QEMU.
-        version: QemuVersion,
+        version: Version,
     },
     /// QEMU does not know the CPU.
     #[error(
@@ -101,7 +100,7 @@ pub enum ResolveError {
         /// The model that the specification names.
         model: String,
         /// The host's QEMU.
-        version: QemuVersion,
+        version: Version,
     },
     /// The test guest would boot, and never answer.
     #[error(
@@ -290,12 +289,12 @@ mod tests {
 
     use super::*;
     use crate::cpu_models::CpuModels;
-    use crate::qmp::QemuVersion;
+    use crate::facts::Version;
 
     fn facts() -> HypervisorFacts {
         HypervisorFacts {
             binary: "qemu-system-x86_64".into(),
-            version: QemuVersion { major: 7, minor: 2, micro: 0 },
+            version: Version { major: 7, minor: 2, micro: 0 },
             machines: vec!["pc-q35-7.1".into(), "pc-q35-7.2".into(), "pc-i440fx-7.2".into()],
             rdma: false,
             kvm_missing: Some("the CPU has neither vmx nor svm".into()),

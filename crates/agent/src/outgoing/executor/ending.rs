@@ -6,9 +6,7 @@ use std::time::{Duration, Instant};
 
 use drainpipe_engine::migration::{Event, TargetState, VmCondition};
 use drainpipe_engine::problem::{Problem, ProblemKind};
-use drainpipe_hypervisor::migration as qemu;
-use drainpipe_hypervisor::qmp::QmpError;
-use drainpipe_hypervisor::{RunState, Vmm};
+use drainpipe_hypervisor::{Connections, RunState};
 use tracing::warn;
 
 use super::{Executor, qemu_failed};
@@ -55,8 +53,8 @@ impl Executor {
             warn!(%error, "its guard is gone, or does not hear that the VM is paused");
         }
         let vmm = self.vmm()?;
-        self.outgoing.transfer.first_sessions.begin(vmm);
-        let here = async { qemu::switch_over(vmm, QMP_DEADLINE).await.map_err(qemu_failed) };
+        self.outgoing.transfer.first_sessions.begin(&**vmm);
+        let here = async { vmm.switch_over(QMP_DEADLINE).await.map_err(qemu_failed) };
         if self.is_post_copy_begun {
             // One after the other: from here on nothing is undone because the target does not answer.
             here.await?;
@@ -198,7 +196,7 @@ impl Executor {
             self.measurements.relayed(relay);
         }
         if let (Some(status), Some(vmm)) = (self.status().await?, &self.claimed.vmm) {
-            self.measurements.transfer_ends(vmm, &status);
+            self.measurements.transfer_ends(&**vmm, &status);
         }
         let now_ms = self.now_ms();
         self.measurements.sample(&self.outgoing.host.network, now_ms).await
@@ -210,7 +208,7 @@ impl Executor {
             return Ok(());
         }
         self.wait_while_stopped().await;
-        self.on_own_connections(Vmm::discard_unsent, "the kernel goes on trying to send what QEMU has left");
+        self.on_own_connections(|of_vm, peer| of_vm.discard_unsent(peer), "the kernel goes on trying to send what QEMU has left");
         if self.is_switching_over {
             self.cut_if_mute().await;
         }
@@ -225,7 +223,7 @@ impl Executor {
             // without end (docs/decisions/0040). While the VM is paused, it might call the migration completed.
             relay.stop_sending();
         }
-        let cancelled = qemu::cancel(self.vmm()?, QEMU_DEADLINE).await;
+        let cancelled = self.vmm()?.cancel(QEMU_DEADLINE).await;
         // QEMU 7.2 may call it over while some of its threads still wait in `send`, and its main thread for them,
         // for as long as the target is silent. It answers nothing meanwhile.
         self.cut();
@@ -235,7 +233,7 @@ impl Executor {
     }
 
     /// The VM stands still for as long in any case; what is cut off meanwhile may never run again
-    /// ([`Vmm::is_stopped`]). Whether it was stopped.
+    /// ([`drainpipe_hypervisor::Vm::is_stopped`]). Whether it was stopped.
     async fn wait_while_stopped(&self) -> bool {
         let Ok(vmm) = self.vmm() else { return false };
         if !vmm.is_stopped() {
@@ -264,17 +262,22 @@ impl Executor {
 
     async fn is_mute(&self) -> bool {
         let Ok(vmm) = self.vmm() else { return false };
-        matches!(qemu::status(vmm, MUTE_AFTER).await, Err(QmpError::Deadline { .. }))
+        vmm.migration(MUTE_AFTER).await.is_err_and(|error| error.is_mute())
     }
 
     fn cut(&self) {
-        self.on_own_connections(Vmm::cut, "the VM may stand still for as long as QEMU waits for its target");
+        self.on_own_connections(|of_vm, peer| of_vm.cut(peer), "the VM may stand still for as long as QEMU waits for its target");
     }
 
     /// What is left of the memory is not sent by whatever way there is once the network is put back, and nobody
     /// waits for it. The relay sees to it by itself.
-    fn on_own_connections(&self, act: fn(&Vmm, SocketAddr) -> io::Result<usize>, else_what: &str) {
-        if let Some(Err(error)) = self.own_connections().map(|(vmm, address)| act(&vmm, address)) {
+    fn on_own_connections(
+        &self,
+        act: fn(&dyn Connections, SocketAddr) -> io::Result<usize>,
+        else_what: &str,
+    ) {
+        let Some((vmm, address)) = self.own_connections() else { return };
+        if let Some(Err(error)) = vmm.connections().map(|connections| act(connections, address)) {
             warn!(%error, "{else_what}");
         }
     }
@@ -299,7 +302,7 @@ impl Executor {
     pub(super) async fn resume_on_source(&mut self) -> Result<(), Problem> {
         let vmm = self.vmm()?;
         cpu_priority::end_soon(vmm);
-        qemu::run(vmm, QMP_DEADLINE).await.map_err(qemu_failed)?;
+        vmm.run(QMP_DEADLINE).await.map_err(qemu_failed)?;
         // Its guard, or QEMU by itself, may have let it run before.
         self.read_events();
         self.guard = None;

@@ -6,8 +6,7 @@ use drainpipe_engine::migration::Event;
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::plan::{Plan, Request};
 use drainpipe_engine::problem::Problem;
-use drainpipe_hypervisor::RunState;
-use drainpipe_hypervisor::migration::{self as qemu, MigrationStatus};
+use drainpipe_hypervisor::{MigrationStatus, RunState};
 use tokio::time::sleep;
 use tracing::warn;
 
@@ -35,7 +34,7 @@ impl Executor {
         // Also if the answer does not come.
         self.is_post_copy_begun = true;
         self.is_post_copy_begun =
-            qemu::start_post_copy(self.vmm()?, QMP_DEADLINE).await.map_err(qemu_failed)?;
+            self.vmm()?.start_post_copy(QMP_DEADLINE).await.map_err(qemu_failed)?;
         Ok(if self.is_post_copy_begun { Event::Done } else { Event::Converged })
     }
 
@@ -44,7 +43,7 @@ impl Executor {
     pub(super) async fn await_let_go(&self) -> Result<(), Problem> {
         let end = Instant::now() + LET_GO_WITHIN;
         loop {
-            let transfer = qemu::status(self.vmm()?, QMP_DEADLINE).await.map_err(qemu_failed)?;
+            let transfer = self.vmm()?.migration(QMP_DEADLINE).await.map_err(qemu_failed)?;
             if transfer.has_let_go() {
                 return Ok(());
             }
@@ -74,7 +73,7 @@ impl Executor {
     /// Whether its QEMU here has failed, and may have let the VM run on.
     pub(super) async fn is_astray(&self) -> Result<bool, Problem> {
         let Some(vmm) = self.vmm().ok().filter(|_| self.may_be_in_parts()) else { return Ok(false) };
-        let status = qemu::status(vmm, QMP_DEADLINE).await.map_err(qemu_failed)?.status;
+        let status = vmm.migration(QMP_DEADLINE).await.map_err(qemu_failed)?.status;
         Ok(matches!(status, MigrationStatus::Failed | MigrationStatus::Cancelled))
     }
 
@@ -95,10 +94,10 @@ impl Executor {
     async fn lift_limit(&mut self) {
         let Ok(vmm) = self.vmm() else { return };
         // So that as little as possible goes in QEMU's last step, in which no connection can be made anew.
-        if let Err(error) = qemu::set_downtime_limit(vmm, 0, QMP_DEADLINE).await {
+        if let Err(error) = vmm.set_downtime_limit(0, QMP_DEADLINE).await {
             warn!(%error, "a connection that breaks in the last moment may end the VM");
         }
-        match qemu::set_bandwidth(vmm, None, QMP_DEADLINE).await {
+        match vmm.set_bandwidth(None, QMP_DEADLINE).await {
             Ok(()) => self.is_limit_lifted = true,
             Err(error) => {
                 warn!(%error, "the rest of the VM's memory goes within the bandwidth limit, which holds the VM up");
@@ -110,7 +109,7 @@ impl Executor {
     /// not arrived when the connection breaks does not arrive any more.
     pub(super) async fn check_not_needed_there(&mut self, is_mute: bool) -> Result<(), Problem> {
         let Some(vmm) = self.vmm().ok().filter(|_| self.may_be_in_parts()) else { return Ok(()) };
-        let status = qemu::status(vmm, QMP_DEADLINE).await.map_err(qemu_failed)?.status;
+        let status = vmm.migration(QMP_DEADLINE).await.map_err(qemu_failed)?.status;
         let is_needed = match status {
             // What the target has got by then it may have to take in still.
             MigrationStatus::PostcopyPaused => {
@@ -166,7 +165,7 @@ impl Executor {
 
     /// By the next path each time, as far as there are several.
     pub(super) async fn reconnect(&mut self) -> Result<(), Problem> {
-        qemu::interrupt(self.vmm()?, QEMU_DEADLINE).await.map_err(|error| {
+        self.vmm()?.interrupt(QEMU_DEADLINE).await.map_err(|error| {
             let Running { vm, target, .. } = &*self.running;
             let way_out = format!(
                 "if this goes on, `drainpipe vm stop {vm} --force` on {target} ends what stands still there"
@@ -180,7 +179,7 @@ impl Executor {
         let endpoint: Endpoint = self.peer()?.post(&self.incoming("reconnection"), &request).await?;
         let address = listening_at(&plan, &endpoint).map_err(Problem::failed)?;
         self.measurements.transfer_goes_on(address);
-        qemu::resume(self.vmm()?, address, QMP_DEADLINE).await.map_err(qemu_failed)?;
+        self.vmm()?.resume_transfer(address.into(), QMP_DEADLINE).await.map_err(qemu_failed)?;
         self.await_resumed().await
     }
 
@@ -197,7 +196,7 @@ impl Executor {
     async fn await_resumed(&self) -> Result<(), Problem> {
         let (began, target) = (Instant::now(), &self.running.target);
         loop {
-            let status = qemu::status(self.vmm()?, QMP_DEADLINE).await.map_err(qemu_failed)?.status;
+            let status = self.vmm()?.migration(QMP_DEADLINE).await.map_err(qemu_failed)?.status;
             let within = match status {
                 MigrationStatus::PostcopyActive | MigrationStatus::Completed => return Ok(()),
                 MigrationStatus::PostcopyRecover => RECOVERED_WITHIN,

@@ -11,7 +11,6 @@ use drainpipe_engine::prediction;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::protocol::Protocol;
 use drainpipe_hypervisor::RunState;
-use drainpipe_hypervisor::migration as qemu;
 use tokio::sync::mpsc;
 use tracing::info;
 
@@ -76,7 +75,7 @@ impl Executor {
                 self.running.vm
             )));
         }
-        let transfer = qemu::status(vmm, QMP_DEADLINE).await.map_err(qemu_failed)?.status;
+        let transfer = vmm.migration(QMP_DEADLINE).await.map_err(qemu_failed)?.status;
         if transfer.is_post_copy() {
             return Err(Problem::conflict(format!(
                 "a part of the memory of {} is still to come to {} (post-copy); move it when all is there",

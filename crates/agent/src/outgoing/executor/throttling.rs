@@ -2,7 +2,7 @@
 
 use drainpipe_engine::migration::Event;
 use drainpipe_engine::problem::Problem;
-use drainpipe_hypervisor::VcpuThrottle;
+use drainpipe_hypervisor::{VcpuThrottle, VmError};
 use tokio::task::block_in_place;
 use tracing::warn;
 
@@ -13,7 +13,7 @@ use crate::vms::QMP_DEADLINE;
 #[derive(Debug, Default)]
 pub(super) struct CpuThrottle {
     // From the first time on.
-    vcpus: Option<VcpuThrottle>,
+    vcpus: Option<Box<dyn VcpuThrottle>>,
     percent: Option<u8>,
 }
 
@@ -40,7 +40,7 @@ impl Executor {
     /// Again and again: a guard may have taken this agent for dead meanwhile, and let them run.
     async fn hold_back(&mut self, percent: u8) -> Result<(), Problem> {
         if self.cpu_throttle.vcpus.is_none() {
-            let vcpus = VcpuThrottle::of(self.vmm()?, QMP_DEADLINE).await.map_err(Problem::failed)?;
+            let vcpus = self.vmm()?.vcpu_throttle(QMP_DEADLINE).await.map_err(Problem::failed)?;
             self.cpu_throttle.vcpus = Some(vcpus);
         }
         self.cpu_throttle.on_vcpus(|vcpus| vcpus.hold(percent))
@@ -49,15 +49,15 @@ impl Executor {
 
 impl CpuThrottle {
     fn lift(&self) -> Result<(), Problem> {
-        self.on_vcpus(VcpuThrottle::lift)
+        self.on_vcpus(|vcpus| vcpus.lift())
     }
 
     fn on_vcpus(
         &self,
-        act: impl FnOnce(&VcpuThrottle) -> Result<(), drainpipe_hypervisor::ThrottleError>,
+        act: impl FnOnce(&dyn VcpuThrottle) -> Result<(), VmError>,
     ) -> Result<(), Problem> {
         // The kernel may have other work first that concerns control groups.
-        self.vcpus.as_ref().map_or(Ok(()), |vcpus| block_in_place(|| act(vcpus)).map_err(Problem::failed))
+        self.vcpus.as_ref().map_or(Ok(()), |vcpus| block_in_place(|| act(&**vcpus)).map_err(Problem::failed))
     }
 }
 

@@ -10,11 +10,9 @@ use drainpipe_engine::plan::Plan;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::progress::Transferred;
 use drainpipe_engine::queue::unsent_limit_bytes;
-use drainpipe_hypervisor::Vmm;
-use drainpipe_hypervisor::migration::{
-    self as qemu, MigrationStatus, SourceSettings, TlsKey, TransferStatus,
+use drainpipe_hypervisor::{
+    Address, Event as VmEvent, Happening, Machine, MigrationStatus, SourceSettings, TlsKey, TransferStatus,
 };
-use drainpipe_hypervisor::qmp::{self, QmpError};
 use tokio::sync::broadcast::error::TryRecvError;
 use tokio::time::timeout;
 use tracing::warn;
@@ -51,7 +49,7 @@ impl Executor {
         let vmm = self.vmm()?;
         let own_peer = plan.relay().is_none().then_some(address);
         let target = &self.running.target;
-        let guard = Guard::start(&self.outgoing.host.config, &self.running.id, vmm, target, own_peer).await?;
+        let guard = Guard::start(&self.outgoing.host.config, &self.running.id, &**vmm, target, own_peer).await?;
         let (relay, send_to) = self.relay_to(plan, endpoint, address, &guard)?;
         self.tell_watch(plan, address.port()).await;
         let valve = relay.as_ref().map(|relay| Valve::Relay(relay.limiter()));
@@ -64,7 +62,7 @@ impl Executor {
             downtime_limit_ms: self.downtime_limit_ms,
             bandwidth_mbps: share.of_qemu_mbps(),
         };
-        qemu::start(vmm, transport, send_to, settings, QMP_DEADLINE).await.map_err(qemu_failed)?;
+        vmm.start_transfer(transport, send_to, settings, QMP_DEADLINE).await.map_err(qemu_failed)?;
         self.throttle = Some(share.follow());
         (self.guard, self.relay, self.standstill_watch) = (Some(guard), relay, standstill_watch);
         self.target_watch = TargetWatch::start(&self.outgoing, &self.running);
@@ -89,8 +87,9 @@ impl Executor {
 
     /// Whether there are connections of multifd to come for which it is to be done again.
     fn ignore_resets(&mut self) -> bool {
-        let Some((vmm, address, connections)) = self.own_multifd() else { return false };
-        self.no_resets.attempt(connections, || vmm.ignore_resets(address));
+        let Some((vmm, address, count)) = self.own_multifd() else { return false };
+        let Some(connections) = vmm.connections() else { return false };
+        self.no_resets.attempt(count, || connections.ignore_resets(address));
         !self.no_resets.is_over()
     }
 
@@ -127,7 +126,7 @@ impl Executor {
         endpoint: &Endpoint,
         address: SocketAddr,
         guard: &Guard,
-    ) -> Result<(Option<OutgoingRelay>, qemu::Address), Problem> {
+    ) -> Result<(Option<OutgoingRelay>, Address), Problem> {
         let Some(stream) = RelayedStream::of(plan) else { return Ok((None, address.into())) };
         let vmm = self.vmm()?;
         let token = endpoint.relay_token.ok_or_else(|| self.runs_other_version())?;
@@ -135,8 +134,8 @@ impl Executor {
         let page_cache_mib =
             endpoint.relay_page_cache_mib.min(self.outgoing.host.config.compression.page_cache_mib);
         let packing = self.outgoing.transfer.packing()?;
-        let relay = OutgoingRelay::start(&packing, vmm, stream, address, &other, guard, page_cache_mib)?;
-        Ok((Some(relay), vmm.paths().outgoing_relay().of_qemu.into()))
+        let relay = OutgoingRelay::start(&packing, &**vmm, stream, address, &other, guard, page_cache_mib)?;
+        Ok((Some(relay), vmm.outgoing_relay().of_hypervisor.into()))
     }
 
     /// The next thing that happens to the transfer.
@@ -165,9 +164,12 @@ impl Executor {
         self.look().await
     }
 
-    fn migration_status(&mut self, event: &qmp::Event) -> Option<MigrationStatus> {
+    fn migration_status(&mut self, event: &VmEvent) -> Option<MigrationStatus> {
         self.pause.note(event, self.now_ms(), SystemTime::now());
-        MigrationStatus::from_event(event)
+        match &event.what {
+            Happening::Migration(status) => Some(status.clone()),
+            _ => None,
+        }
     }
 
     /// What has come by now, and nobody waits for any more.
@@ -273,17 +275,17 @@ impl Executor {
     }
 
     async fn set_downtime_limit(&self, limit_ms: u64) -> Result<(), Problem> {
-        qemu::set_downtime_limit(self.vmm()?, limit_ms, QMP_DEADLINE).await.map_err(qemu_failed)
+        self.vmm()?.set_downtime_limit(limit_ms, QMP_DEADLINE).await.map_err(qemu_failed)
     }
 
     /// Nothing while QEMU is too busy to answer: looking for changed memory it has been seen to be so
     /// for 5 s (7.2, without KVM). How long it may stand still is the engine's to say.
     pub(super) async fn status(&self) -> Result<Option<TransferStatus>, Problem> {
-        match qemu::status(self.vmm()?, QMP_DEADLINE).await {
+        match self.vmm()?.migration(QMP_DEADLINE).await {
             Ok(status) => Ok(Some(status)),
             // When QEMU ends, its answer fails first; that it ended tells more.
             Err(error) => match self.vmm() {
-                Ok(_) if matches!(error, QmpError::Deadline { .. }) => Ok(None),
+                Ok(_) if error.is_mute() => Ok(None),
                 Ok(_) => Err(qemu_failed(error)),
                 Err(problem) => Err(problem),
             },
@@ -302,20 +304,22 @@ impl Executor {
         if status.status == MigrationStatus::Active {
             self.ignore_resets();
         }
-        if let Some((vmm, address, connections)) = self.own_multifd() {
-            self.unsent_limit.follow(unsent_bytes, connections, |bytes| vmm.limit_unsent(address, bytes));
+        if let Some((vmm, address, count)) = self.own_multifd()
+            && let Some(connections) = vmm.connections()
+        {
+            self.unsent_limit.follow(unsent_bytes, count, |bytes| connections.limit_unsent(address, bytes));
         }
     }
 
     /// The source's QEMU and where it is connected to; none if it is the relay that is.
-    pub(super) fn own_connections(&self) -> Option<(Arc<Vmm>, SocketAddr)> {
+    pub(super) fn own_connections(&self) -> Option<(Arc<dyn Machine>, SocketAddr)> {
         let address = listening_at(self.plan.as_ref()?, self.endpoint.as_ref()?).ok()?;
         let vmm = self.claimed.vmm.clone()?;
         self.relay.is_none().then_some((vmm, address))
     }
 
     /// With how many connections multifd makes of them; none if there is no multifd.
-    fn own_multifd(&self) -> Option<(Arc<Vmm>, SocketAddr, usize)> {
+    fn own_multifd(&self) -> Option<(Arc<dyn Machine>, SocketAddr, usize)> {
         let plan = self.plan.as_ref().filter(|plan| plan.transfer.parallel().is_some())?;
         let (vmm, address) = self.own_connections()?;
         Some((vmm, address, connections(plan)))

@@ -1,0 +1,366 @@
+//! A QEMU process, held by a pidfd, so that a recycled process id is never mistaken for it.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::thread;
+use std::time::Duration;
+
+use drainpipe_hypervisor::Exit;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{
+    ForeignRawFd, Pid, PidfdFlags, PidfdGetfdFlags, Signal, WaitId, WaitIdOptions, WaitIdStatus,
+    getpriority_process, pidfd_getfd, setpriority_process,
+};
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+/// A guest can make QEMU print warnings without end. Past this the log is emptied.
+const LOG_BYTES_MAX: u64 = 1 << 20;
+const LOG_CHECK_EVERY: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
+
+/// What tells a process from all others of this host since it was booted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Birth {
+    pid: Pid,
+    /// After boot, in clock ticks.
+    started: u64,
+}
+
+impl Birth {
+    pub(crate) fn of_this_process() -> io::Result<Self> {
+        let pid = rustix::process::getpid();
+        let started = started(pid)?.ok_or(io::ErrorKind::InvalidData)?;
+        Ok(Self { pid, started })
+    }
+}
+
+impl fmt::Display for Birth {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(formatter, "{} {}", self.pid.as_raw_nonzero(), self.started)
+    }
+}
+
+/// A process that is not told apart by its id, but by its pidfd.
+#[derive(Debug)]
+pub(crate) struct Process {
+    pid: Pid,
+    pidfd: OwnedFd,
+    exit: watch::Receiver<Option<Exit>>,
+}
+
+impl Process {
+    /// Takes hold of our own child, which cannot be recycled before it is waited for.
+    pub(crate) fn of_child(child: &Child, log_file: PathBuf) -> io::Result<Self> {
+        let pid = Pid::from_child(child);
+        Self::watched(pid, open_pidfd(pid)?, log_file)
+    }
+
+    /// Finds the QEMU that `pid_file` names, if it still lives.
+    pub(crate) fn find(pid_file: &Path, log_file: PathBuf) -> io::Result<Option<Self>> {
+        let found = find_pidfd(pid_file)?;
+        found.map(|(pid, pidfd)| Self::watched(pid, pidfd, log_file)).transpose()
+    }
+
+    /// The process id of the QEMU that `pid_file` names, if it lives.
+    pub(crate) fn living(pid_file: &Path) -> io::Result<Option<u32>> {
+        Ok(find_pidfd(pid_file)?.map(|(pid, _)| process_id(pid)))
+    }
+
+    /// Whether the QEMU that `pid_file` names lives, and is [stopped](Self::is_stopped). Without a thread that watches it.
+    pub(crate) fn is_named_stopped(pid_file: &Path) -> io::Result<bool> {
+        let Some((pid, _alive)) = find_pidfd(pid_file)? else { return Ok(false) };
+        Ok(is_stopped(&fs::read_to_string(proc_path(pid, "stat"))?))
+    }
+
+    fn watched(pid: Pid, pidfd: OwnedFd, log_file: PathBuf) -> io::Result<Self> {
+        let (exited, exit) = watch::channel(None);
+        let watched = pidfd.try_clone()?;
+        // A thread, because it outlives every runtime: it reaps a QEMU that dies while nobody
+        // waits, and touches a file.
+        thread::Builder::new().name(format!("qemu-{}", pid.as_raw_nonzero())).spawn(move || {
+            exited.send_replace(Some(watch_until_exit(&watched, &log_file)));
+        })?;
+        Ok(Self { pid, pidfd, exit })
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        process_id(self.pid)
+    }
+
+    pub(crate) fn alive(&self) -> bool {
+        self.exit.borrow().is_none()
+    }
+
+    /// One of its files in `/proc`, open to be read.
+    pub(crate) fn open(&self, name: &str) -> io::Result<File> {
+        let file = File::open(proc_path(self.pid, name))?;
+        self.must_live()?;
+        Ok(file)
+    }
+
+    /// Only after this is it certain that a file in `/proc` was this process's.
+    fn must_live(&self) -> io::Result<()> {
+        if self.alive() { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
+    }
+
+    /// Whether somebody has stopped it: `SIGSTOP`, or a debugger. A frozen cgroup does not show so.
+    pub(crate) fn is_stopped(&self) -> io::Result<bool> {
+        let stat = fs::read_to_string(proc_path(self.pid, "stat"))?;
+        self.must_live()?;
+        Ok(is_stopped(&stat))
+    }
+
+    /// CPU used so far by all its threads, in user and kernel mode, in seconds.
+    pub(crate) fn cpu_seconds(&self) -> io::Result<f64> {
+        let stat = fs::read_to_string(proc_path(self.pid, "stat"))?;
+        self.must_live()?;
+        let ticks = cpu_ticks(&stat).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
+        Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+    }
+
+    /// Gives the threads of one `nice` another. Those that are started later take theirs from the thread that
+    /// starts them.
+    pub(crate) fn renice(&self, from: i32, to: i32) -> io::Result<()> {
+        for entry in fs::read_dir(proc_path(self.pid, "task"))? {
+            let Some(thread) = entry?.file_name().to_str().and_then(parse_pid) else { continue };
+            self.must_live()?;
+            // The calls take a thread's id for that thread alone, as POSIX would not have it: setpriority(2).
+            let renice = |nice| if nice == from { setpriority_process(Some(thread), to) } else { Ok(()) };
+            match getpriority_process(Some(thread)).and_then(renice) {
+                // It has ended.
+                Ok(()) | Err(Errno::SRCH) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Its sockets, by the numbers that it has for them; one that was closed since may be among them.
+    pub(crate) fn socket_numbers(&self) -> io::Result<Vec<ForeignRawFd>> {
+        let mut numbers = Vec::new();
+        for entry in fs::read_dir(proc_path(self.pid, "fd"))? {
+            let entry = entry?;
+            let is_socket = fs::read_link(entry.path())
+                .is_ok_and(|target| target.as_os_str().as_encoded_bytes().starts_with(b"socket:"));
+            if is_socket && let Some(number) = entry.file_name().to_str().and_then(|name| name.parse().ok()) {
+                numbers.push(number);
+            }
+        }
+        Ok(numbers)
+    }
+
+    /// A file descriptor for what it has open under `number`; none if that is closed.
+    pub(crate) fn duplicate(&self, number: ForeignRawFd) -> io::Result<Option<OwnedFd>> {
+        match pidfd_getfd(&self.pidfd, number, PidfdGetfdFlags::empty()) {
+            Ok(duplicate) => Ok(Some(duplicate)),
+            Err(Errno::BADF) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// How it ended, if it has.
+    pub(crate) fn exit(&self) -> Option<Exit> {
+        self.exit.borrow().clone()
+    }
+
+    /// Waits for the end; `None` if it does not come in time.
+    pub(crate) async fn wait_exit(&self, deadline: Duration) -> Option<Exit> {
+        timeout(deadline, self.exited()).await.ok()
+    }
+
+    /// The end, for whoever waits without a hold of the process.
+    pub(crate) fn exited(&self) -> impl Future<Output = Exit> + Send + use<> {
+        let mut exit = self.exit.clone();
+        async move {
+            match exit.wait_for(Option::is_some).await {
+                Ok(exit) => exit.clone().unwrap_or(Exit::Unknown),
+                // The watching thread sends before it ends, so the sender cannot be gone first.
+                Err(_) => Exit::Unknown,
+            }
+        }
+    }
+
+    /// As [`Self::wait_exit`], where nothing can be awaited.
+    pub(crate) fn wait_exit_blocking(&self, deadline: &Timespec) -> io::Result<()> {
+        match poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], Some(deadline))? {
+            0 => Err(io::ErrorKind::TimedOut.into()),
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn kill(&self) -> io::Result<()> {
+        match rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL) {
+            Ok(()) | Err(Errno::SRCH) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// The process that `pid_file` names, if it still lives.
+fn find_pidfd(pid_file: &Path) -> io::Result<Option<(Pid, OwnedFd)>> {
+    let text = match fs::read_to_string(pid_file) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        text => text?,
+    };
+    let mut words = text.split_ascii_whitespace();
+    let Some(pid) = words.next().and_then(parse_pid) else { return Ok(None) };
+    let pidfd = match open_pidfd(pid) {
+        Err(Errno::SRCH | Errno::INVAL) => return Ok(None),
+        pidfd => pidfd?,
+    };
+    // Only now, with the pidfd open, does the process stay the one that is looked at.
+    if let Some(word) = words.next() {
+        return Ok((started(pid).ok().flatten() == word.parse().ok()).then_some((pid, pidfd)));
+    }
+    // A QEMU of an older agent wrote the file itself. Its command line names it, which no other process's does.
+    let command_line = fs::read(proc_path(pid, "cmdline")).unwrap_or_default();
+    let pid_file = pid_file.as_os_str().as_encoded_bytes();
+    let is_named = command_line.split(|byte| *byte == 0).any(|argument| argument == pid_file);
+    Ok(is_named.then_some((pid, pidfd)))
+}
+
+fn process_id(pid: Pid) -> u32 {
+    pid.as_raw_nonzero().get().unsigned_abs()
+}
+
+fn parse_pid(text: &str) -> Option<Pid> {
+    text.trim().parse().ok().filter(|pid| *pid > 0).and_then(Pid::from_raw)
+}
+
+fn open_pidfd(pid: Pid) -> rustix::io::Result<OwnedFd> {
+    rustix::process::pidfd_open(pid, PidfdFlags::empty())
+}
+
+fn proc_path(pid: Pid, file: &str) -> PathBuf {
+    PathBuf::from(format!("/proc/{}/{file}", pid.as_raw_nonzero()))
+}
+
+fn watch_until_exit(pidfd: &OwnedFd, log_file: &Path) -> Exit {
+    loop {
+        // A pidfd becomes readable when its process ends, and stays so.
+        match poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&LOG_CHECK_EVERY)) {
+            Ok(0) => bound_log(log_file),
+            Ok(_) => return reap(pidfd.as_fd()),
+            // Interrupted, or the kernel is short of memory.
+            Err(_) => thread::sleep(Duration::from_millis(100)),
+        }
+    }
+}
+
+fn reap(pidfd: BorrowedFd<'_>) -> Exit {
+    match rustix::process::waitid(WaitId::PidFd(pidfd), WaitIdOptions::EXITED | WaitIdOptions::NOHANG) {
+        Ok(Some(status)) => how_it_ended(&status),
+        Ok(None) | Err(_) => Exit::Unknown,
+    }
+}
+
+fn how_it_ended(status: &WaitIdStatus) -> Exit {
+    match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => Exit::Code(code),
+        (None, Some(signal)) => Exit::Signal(signal),
+        (None, None) => Exit::Unknown,
+    }
+}
+
+/// QEMU has the log open for appending, so it writes on at the new end.
+fn bound_log(log_file: &Path) {
+    let too_long = fs::metadata(log_file).is_ok_and(|metadata| metadata.len() > LOG_BYTES_MAX);
+    if too_long && let Err(error) = fs::write(log_file, "(emptied: too long)\n") {
+        tracing::warn!(log_file = %log_file.display(), %error, "cannot empty the log of QEMU");
+    }
+}
+
+/// Field 3 of `/proc/PID/stat`.
+fn is_stopped(stat: &str) -> bool {
+    let state = stat.rsplit_once(')').and_then(|(_, from_third)| from_third.split_ascii_whitespace().next());
+    matches!(state, Some("T" | "t"))
+}
+
+/// User and system time in `/proc/PID/stat`, in clock ticks (`proc_pid_stat(5)`, fields 14 and 15).
+fn cpu_ticks(stat: &str) -> Option<u64> {
+    // The second field is the process's name in parentheses, which may hold anything.
+    let (_, fields_from_third) = stat.rsplit_once(')')?;
+    let mut fields = fields_from_third.split_ascii_whitespace().skip(11);
+    let user: u64 = fields.next()?.parse().ok()?;
+    let system: u64 = fields.next()?.parse().ok()?;
+    user.checked_add(system)
+}
+
+/// When a process started, after boot in clock ticks; none if it has ended.
+fn started(pid: Pid) -> io::Result<Option<u64>> {
+    Ok(start_ticks(&fs::read_to_string(proc_path(pid, "stat"))?))
+}
+
+/// Fields 3 and 22 of `/proc/PID/stat`.
+fn start_ticks(stat: &str) -> Option<u64> {
+    let (_, fields_from_third) = stat.rsplit_once(')')?;
+    let mut fields = fields_from_third.split_ascii_whitespace();
+    let has_ended = matches!(fields.next()?, "Z" | "X");
+    let ticks = fields.nth(18)?.parse().ok()?;
+    (!has_ended).then_some(ticks)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn cpu_time_is_read_whatever_the_process_is_called() {
+        let stat = "42 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 150 50 0 0 20 0 1 0 99";
+        assert_eq!(cpu_ticks(stat), Some(200));
+    }
+
+    #[test]
+    fn one_that_is_stopped_or_traced_is_told_from_one_that_sleeps() {
+        assert!(["T", "t"].iter().all(|state| is_stopped(&format!("42 (a) S b) {state} 1 2"))));
+        assert!(["S", "R", "D"].iter().all(|state| !is_stopped(&format!("42 (a) T b) {state} 1 2"))));
+    }
+
+    proptest! {
+        #[test]
+        fn reading_cpu_time_never_panics(stat in ".*") {
+            let _ = (cpu_ticks(&stat), start_ticks(&stat));
+        }
+    }
+
+    #[test]
+    fn a_recycled_process_id_is_not_taken_for_qemu() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (pid_file, log) = (directory.path().join("pid"), directory.path().join("log"));
+        let find = || Process::find(&pid_file, log.clone()).expect("readable");
+        assert!(find().is_none(), "no file");
+        for text in ["", "x", "-1", "0", "99999999999"] {
+            fs::write(&pid_file, text).expect("writable");
+            assert!(find().is_none(), "{text}");
+        }
+        // A live process that is not this QEMU: ourselves.
+        fs::write(&pid_file, std::process::id().to_string()).expect("writable");
+        assert!(find().is_none(), "another process");
+        let own = Birth::of_this_process().expect("readable");
+        fs::write(&pid_file, Birth { started: own.started - 1, ..own }.to_string()).expect("writable");
+        assert!(find().is_none(), "another process of this number");
+        fs::write(&pid_file, own.to_string()).expect("writable");
+        assert_eq!(Process::living(&pid_file).expect("readable"), Some(std::process::id()));
+    }
+
+    #[test]
+    fn one_that_has_ended_and_is_not_waited_for_does_not_live() {
+        let mut child = std::process::Command::new("true").spawn().expect("true(1)");
+        let pid = Pid::from_child(&child);
+        let running = start_ticks("7 (a) S 1 2 3 4 5 6 7 8 9 10 150 50 0 0 20 0 1 0 99 1");
+        assert_eq!(running, Some(99));
+        let end = std::time::Instant::now() + Duration::from_secs(20);
+        while started(pid).expect("its zombie is there").is_some() {
+            assert!(std::time::Instant::now() < end, "it has not ended");
+            thread::sleep(Duration::from_millis(1));
+        }
+        child.wait().expect("it is ours");
+    }
+}

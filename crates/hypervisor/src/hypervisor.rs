@@ -1,0 +1,84 @@
+//! A hypervisor of this host.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use crate::directory::{PathTooLong, VmDirectory};
+use crate::error::VmError;
+use crate::facts::HypervisorFacts;
+use crate::role::Role;
+use crate::spec::{ResolvedSpec, VmName};
+use crate::vm::Machine;
+
+/// Starts VMs, and finds those that run.
+///
+/// One rule holds everywhere: a guest never starts to run by itself. It does so only by [`Self::start`] of a fresh VM, and
+/// by [`crate::Vm::run`].
+#[async_trait]
+pub trait Hypervisor: fmt::Debug + Send + Sync {
+    /// Asks what it can do on this host.
+    async fn probe(&self, deadline: Duration) -> Result<HypervisorFacts, VmError>;
+
+    /// Where a VM has its files while it runs.
+    fn directory(&self, vm: &VmName) -> Result<VmDirectory, PathTooLong>;
+
+    /// The VMs that have files here, running or not.
+    fn with_files(&self) -> io::Result<Vec<VmName>>;
+
+    /// Starts a VM: with [`Role::Fresh`] the guest boots, with [`Role::Incoming`] it waits for
+    /// [`crate::TargetVm::listen`]. `record` is what the agent keeps of it, at [`VmDirectory::record_file`]: there before
+    /// the process is. If it fails, or is dropped before it is done, nothing is left.
+    async fn start(
+        &self,
+        spec: ResolvedSpec,
+        record: &[u8],
+        role: Role,
+        deadline: Duration,
+    ) -> Result<Arc<dyn Machine>, VmError>;
+
+    /// Takes hold of a VM that an earlier agent started. [`crate::VmErrorKind::NotRunning`] where none runs.
+    async fn attach(&self, vm: &VmName, deadline: Duration) -> Result<Arc<dyn Machine>, VmError>;
+
+    /// Takes hold of a VM whose agent may still have its own hold, as a watchdog does.
+    async fn attach_beside_agent(
+        &self,
+        vm: &VmName,
+        deadline: Duration,
+    ) -> Result<Arc<dyn Machine>, VmError>;
+
+    /// What the VM here was started from, whether or not it answers.
+    fn specification(&self, vm: &VmName) -> Result<ResolvedSpec, VmError>;
+
+    /// The process id of the VM, if one lives here.
+    fn living(&self, vm: &VmName) -> Result<Option<u32>, VmError>;
+
+    /// Removes what is left of a VM whose process has ended. Leaves one that lives alone, and says so. Does nothing where
+    /// there is nothing.
+    fn clear(&self, vm: &VmName) -> Result<(), VmError>;
+
+    /// Ends a VM that was to receive a guest which was given up, and removes what is left; kills one that does not answer.
+    /// Leaves one alone whose guest runs, or that was started to boot a guest.
+    async fn end_given_up(&self, vm: &VmName, deadline: Duration) -> Result<(), VmError>;
+
+    /// Kills the VM's process, whatever it does, and removes what is left: because somebody who knows what is lost wants it,
+    /// and it does not answer.
+    async fn kill_found(&self, vm: &VmName, deadline: Duration) -> Result<(), VmError>;
+
+    /// Lets the vCPUs of a VM run as they like, whoever held them back, also if it answers nothing.
+    fn lift_throttle(&self, vm: &VmName) -> Result<(), VmError>;
+
+    /// Removes what is left of VMs that have ended while their vCPUs were held back by nobody who still lives.
+    fn sweep_throttles(&self) -> Result<(), VmError>;
+
+    /// Cuts each connection of a VM to `peer` without asking the hypervisor, and returns their number. Fails where somebody
+    /// has [stopped](crate::Vm::is_stopped) it.
+    fn cut_connections(&self, vm: &VmName, peer: SocketAddr) -> io::Result<usize>;
+
+    /// Whether somebody has stopped the VM's process.
+    fn is_stopped(&self, vm: &VmName) -> bool;
+}
