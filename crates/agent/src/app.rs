@@ -151,7 +151,8 @@ async fn wait_until_believed(
             return Ok(true);
         }
         error!(doubts = journal::in_words(&judged.doubts), "the journal is not believed: nothing is served");
-        let (router, mut adopted) = unbelieved::unbelieved(config, hypervisor, identity, Arc::clone(heard), &judged);
+        let (router, mut adopted) =
+            unbelieved::unbelieved(config, hypervisor, identity, Arc::clone(heard), &judged);
         answering.send_replace(Some(router));
         tell_service_manager();
         tokio::select! {

@@ -31,7 +31,10 @@ pub(crate) async fn zero_share(vmm: &dyn Machine) -> Option<f64> {
 /// The share of it that is zero, and what of the rest shrinks. Where compression was asked for, nothing is said of memory
 /// that does not, but gets dirty in parts of its pages: these go as what has changed of them, and how much that brings
 /// only sending them shows.
-pub(crate) async fn contents(vmm: &dyn Machine, option: RequestedOption) -> (Option<f64>, Option<Compressible>) {
+pub(crate) async fn contents(
+    vmm: &dyn Machine,
+    option: RequestedOption,
+) -> (Option<f64>, Option<Compressible>) {
     let sampled = vmm.sample_contents().await.inspect_err(|error| not_looked_at(vmm, error));
     let Ok((zero_share, contents)) = sampled else { return (None, None) };
     let compressible = match compressible_in(contents).await {

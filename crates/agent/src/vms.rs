@@ -180,7 +180,10 @@ impl Vms {
     }
 
     /// Takes hold of a VM's QEMU, if it has one; removes the remains of one that has ended.
-    pub(crate) async fn find_running(&self, definition: &VmSpec) -> Result<Option<Arc<dyn Machine>>, Problem> {
+    pub(crate) async fn find_running(
+        &self,
+        definition: &VmSpec,
+    ) -> Result<Option<Arc<dyn Machine>>, Problem> {
         match self.hypervisor.attach(&definition.name, QMP_DEADLINE).await {
             Ok(vmm) => {
                 vm_end::watch(definition.name.as_str(), &vmm);

@@ -15,7 +15,11 @@ use crate::qmp::{QmpClient, QmpError};
 const NO_FEATURES: [&str; 2] = ["lmce", "pcommit"];
 
 /// Asks a QEMU without a machine.
-pub(crate) async fn ask(qmp: &QmpClient, hardware: Hardware, deadline: Duration) -> Result<CpuModels, QmpError> {
+pub(crate) async fn ask(
+    qmp: &QmpClient,
+    hardware: Hardware,
+    deadline: Duration,
+) -> Result<CpuModels, QmpError> {
     let follows_host = if hardware == Hardware::Kvm { "host" } else { "max" };
     let properties = expansion(qmp, follows_host, None, deadline).await?;
     let lacking = definitions(qmp, deadline).await?;
@@ -86,7 +90,8 @@ async fn dependents(
             Err(QmpError::Command { .. }) => continue,
             Err(error) => return Err(error),
         };
-        let is_lost = |feature: &&String| **feature != canonical_feature(name) && left.get(*feature) == Some(&false);
+        let is_lost =
+            |feature: &&String| **feature != canonical_feature(name) && left.get(*feature) == Some(&false);
         let on = all.iter().filter(|(_, on)| **on).map(|(feature, _)| feature);
         let lost: BTreeSet<String> = on.filter(is_lost).cloned().collect();
         if !lost.is_empty() {

@@ -15,11 +15,7 @@ pub(crate) async fn of(vmm: &Vmm, deadline: Duration) -> Result<Hold, VmError> {
     judge(&transfer, &state, allows_post_copy)
 }
 
-fn judge(
-    transfer: &TransferStatus,
-    state: &RunState,
-    allows_post_copy: bool,
-) -> Result<Hold, VmError> {
+fn judge(transfer: &TransferStatus, state: &RunState, allows_post_copy: bool) -> Result<Hold, VmError> {
     let status = &transfer.status;
     // Of one that has failed QEMU does not say any more how much of it followed.
     if allows_post_copy && matches!(status, MigrationStatus::Failed | MigrationStatus::Cancelled) {
@@ -59,11 +55,7 @@ mod tests {
         TransferStatus { ram, ..TransferStatus::of(status) }
     }
 
-    fn judge(
-        status: MigrationStatus,
-        state: &RunState,
-        allows_post_copy: bool,
-    ) -> Result<Hold, VmError> {
+    fn judge(status: MigrationStatus, state: &RunState, allows_post_copy: bool) -> Result<Hold, VmError> {
         super::judge(&transfer(status, 1), state, allows_post_copy)
     }
 

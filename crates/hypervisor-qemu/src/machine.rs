@@ -191,7 +191,12 @@ impl SourceVm for Vmm {
 
 #[async_trait]
 impl TargetVm for Vmm {
-    async fn listen(&self, transport: Transport, address: Address, deadline: Duration) -> Result<(), VmError> {
+    async fn listen(
+        &self,
+        transport: Transport,
+        address: Address,
+        deadline: Duration,
+    ) -> Result<(), VmError> {
         Ok(migration::listen(self, transport, address, deadline).await?)
     }
 

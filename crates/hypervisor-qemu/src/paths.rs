@@ -76,7 +76,10 @@ impl RuntimePaths {
     /// `of_root` is for a QEMU without a working directory of its own.
     fn shared(&self, of_hypervisor: &str, of_root: &str) -> SharedPath {
         if self.qemu_directory().is_dir() {
-            return SharedPath { path: self.qemu_directory().join(of_hypervisor), of_hypervisor: of_hypervisor.into() };
+            return SharedPath {
+                path: self.qemu_directory().join(of_hypervisor),
+                of_hypervisor: of_hypervisor.into(),
+            };
         }
         let path = self.directory().join(of_root);
         SharedPath { of_hypervisor: path.clone(), path }

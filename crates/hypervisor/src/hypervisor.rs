@@ -45,11 +45,8 @@ pub trait Hypervisor: fmt::Debug + Send + Sync {
     async fn attach(&self, vm: &VmName, deadline: Duration) -> Result<Arc<dyn Machine>, VmError>;
 
     /// Takes hold of a VM whose agent may still have its own hold, as a watchdog does.
-    async fn attach_beside_agent(
-        &self,
-        vm: &VmName,
-        deadline: Duration,
-    ) -> Result<Arc<dyn Machine>, VmError>;
+    async fn attach_beside_agent(&self, vm: &VmName, deadline: Duration)
+    -> Result<Arc<dyn Machine>, VmError>;
 
     /// What the VM here was started from, whether or not it answers.
     fn specification(&self, vm: &VmName) -> Result<ResolvedSpec, VmError>;

@@ -186,7 +186,8 @@ pub trait SourceVm: Vm {
 #[async_trait]
 pub trait TargetVm: Vm {
     /// Listens for its source. May be repeated with another address after [`crate::VmErrorKind::PortTaken`].
-    async fn listen(&self, transport: Transport, address: Address, deadline: Duration) -> Result<(), VmError>;
+    async fn listen(&self, transport: Transport, address: Address, deadline: Duration)
+    -> Result<(), VmError>;
 
     /// Listens somewhere else for [`SourceVm::resume_transfer`], in post-copy. May be repeated as [`Self::listen`] may.
     async fn recover_listen(&self, address: Address, deadline: Duration) -> Result<(), VmError>;

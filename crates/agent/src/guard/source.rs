@@ -96,7 +96,9 @@ impl Source {
             }
             Ok(vmm) => vmm,
         };
-        if let Some(Err(error)) = self.peer.zip(vmm.connections()).map(|(peer, of_vm)| of_vm.discard_unsent(peer)) {
+        if let Some(Err(error)) =
+            self.peer.zip(vmm.connections()).map(|(peer, of_vm)| of_vm.discard_unsent(peer))
+        {
             eprintln!("guard: the kernel goes on trying to send what QEMU has left: {error}");
         }
         let cancelled = self.cancel(&*vmm).await;

@@ -59,7 +59,10 @@ fn must_be_within_reach(incoming: &Incoming, record: &IncomingRecord) -> Result<
 }
 
 /// The QEMU of a VM that runs here and waits for the rest of its memory.
-async fn running_in_part(incoming: &Incoming, id: &str) -> Result<(IncomingRecord, Arc<dyn Machine>), Problem> {
+async fn running_in_part(
+    incoming: &Incoming,
+    id: &str,
+) -> Result<(IncomingRecord, Arc<dyn Machine>), Problem> {
     let nothing_to_come = || {
         Problem::conflict(format!("nothing more is to come to {} of migration {id}", incoming.host.name()))
     };
@@ -101,11 +104,7 @@ pub(crate) async fn connect_again(
     listen(incoming, &entry, &*vmm, &request, address, Listening::Again).await
 }
 
-fn says_nothing(
-    incoming: &Incoming,
-    IncomingRecord { vm, .. }: &IncomingRecord,
-    error: &VmError,
-) -> Problem {
+fn says_nothing(incoming: &Incoming, IncomingRecord { vm, .. }: &IncomingRecord, error: &VmError) -> Problem {
     let own = incoming.host.name();
     Problem::failed(format!(
         "the VM's QEMU on {own} does not say whether all of the VM is there: {error}; if this goes on, `drainpipe vm stop \
@@ -118,9 +117,7 @@ fn says_nothing(
 async fn is_interrupted(vmm: &dyn Machine) -> bool {
     match vmm.migration(LOOK_WITHIN).await {
         Ok(status) => status.status == MigrationStatus::PostcopyPaused,
-        Err(_) => {
-            vmm.recover_listen(vmm.incoming_relay().of_hypervisor.into(), LOOK_WITHIN).await.is_ok()
-        }
+        Err(_) => vmm.recover_listen(vmm.incoming_relay().of_hypervisor.into(), LOOK_WITHIN).await.is_ok(),
     }
 }
 
@@ -139,9 +136,7 @@ pub(crate) async fn end_part(incoming: &Incoming, id: &str) -> Result<(), Proble
         running_in_part(incoming, id).await?;
         if Instant::now() >= end {
             // One that says nothing may have got all of it.
-            vmm.migration(LOOK_WITHIN)
-                .await
-                .map_err(|error| says_nothing(incoming, &record, &error))?;
+            vmm.migration(LOOK_WITHIN).await.map_err(|error| says_nothing(incoming, &record, &error))?;
             break;
         }
         sleep(LOOK_EVERY).await;

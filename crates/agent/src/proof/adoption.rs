@@ -115,7 +115,11 @@ fn is_coming(view: &MigrationView, source: &str, here: &str) -> bool {
     is_open && view.source == source && view.target == here
 }
 
-async fn look_at(hypervisor: &dyn Hypervisor, vm: &VmName, coming: &[MigrationView]) -> Result<Live, Problem> {
+async fn look_at(
+    hypervisor: &dyn Hypervisor,
+    vm: &VmName,
+    coming: &[MigrationView],
+) -> Result<Live, Problem> {
     let beside = Beside::read(&hypervisor.directory(vm).map_err(Problem::refused)?);
     let (mut runs, mut role) = (None, None);
     if let Ok(vmm) = hypervisor.attach(vm, QEMU_ANSWERS_WITHIN).await {

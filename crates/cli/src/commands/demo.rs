@@ -159,7 +159,8 @@ fn process_use(pid: i32) -> String {
 async fn newest_machine(qemu: &Path) -> Result<String, Problem> {
     let oldest = OLDEST_MACHINE.parse().map_err(Problem::failed)?;
     let launcher = lab_command::launcher(qemu);
-    let facts = probe(&launcher, qemu, &std::env::temp_dir(), PROBE_DEADLINE).await.map_err(Problem::refused)?;
+    let facts =
+        probe(&launcher, qemu, &std::env::temp_dir(), PROBE_DEADLINE).await.map_err(Problem::refused)?;
     Ok(facts.newest_like(&oldest).unwrap_or(OLDEST_MACHINE).to_owned())
 }
 

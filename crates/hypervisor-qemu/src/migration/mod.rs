@@ -54,9 +54,9 @@ use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use crate::qmp::QmpError;
 use self::status::MigrationInfo;
 use self::transport::{Side, bandwidth_parameters, parameters, uri, wants};
+use crate::qmp::QmpError;
 use crate::vmm::Vmm;
 
 pub use tls::forget_key;

@@ -15,9 +15,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast, mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
-use super::codec::{
-    CodecError, CommandError, Execution, LineBuffer, Message, decode, encode,
-};
+use super::codec::{CodecError, CommandError, Execution, LineBuffer, Message, decode, encode};
 use super::error::QmpError;
 
 /// Events kept for a receiver that falls behind; past it the receiver is told how many it missed.

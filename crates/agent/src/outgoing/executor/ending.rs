@@ -208,7 +208,10 @@ impl Executor {
             return Ok(());
         }
         self.wait_while_stopped().await;
-        self.on_own_connections(|of_vm, peer| of_vm.discard_unsent(peer), "the kernel goes on trying to send what QEMU has left");
+        self.on_own_connections(
+            |of_vm, peer| of_vm.discard_unsent(peer),
+            "the kernel goes on trying to send what QEMU has left",
+        );
         if self.is_switching_over {
             self.cut_if_mute().await;
         }
@@ -266,7 +269,10 @@ impl Executor {
     }
 
     fn cut(&self) {
-        self.on_own_connections(|of_vm, peer| of_vm.cut(peer), "the VM may stand still for as long as QEMU waits for its target");
+        self.on_own_connections(
+            |of_vm, peer| of_vm.cut(peer),
+            "the VM may stand still for as long as QEMU waits for its target",
+        );
     }
 
     /// What is left of the memory is not sent by whatever way there is once the network is put back, and nobody

@@ -33,8 +33,7 @@ impl Executor {
     pub(super) async fn begin_post_copy(&mut self) -> Result<Event, Problem> {
         // Also if the answer does not come.
         self.is_post_copy_begun = true;
-        self.is_post_copy_begun =
-            self.vmm()?.start_post_copy(QMP_DEADLINE).await.map_err(qemu_failed)?;
+        self.is_post_copy_begun = self.vmm()?.start_post_copy(QMP_DEADLINE).await.map_err(qemu_failed)?;
         Ok(if self.is_post_copy_begun { Event::Done } else { Event::Converged })
     }
 

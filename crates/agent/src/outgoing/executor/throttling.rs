@@ -52,10 +52,7 @@ impl CpuThrottle {
         self.on_vcpus(|vcpus| vcpus.lift())
     }
 
-    fn on_vcpus(
-        &self,
-        act: impl FnOnce(&dyn VcpuThrottle) -> Result<(), VmError>,
-    ) -> Result<(), Problem> {
+    fn on_vcpus(&self, act: impl FnOnce(&dyn VcpuThrottle) -> Result<(), VmError>) -> Result<(), Problem> {
         // The kernel may have other work first that concerns control groups.
         self.vcpus.as_ref().map_or(Ok(()), |vcpus| block_in_place(|| act(&**vcpus)).map_err(Problem::failed))
     }

@@ -49,7 +49,8 @@ impl Executor {
         let vmm = self.vmm()?;
         let own_peer = plan.relay().is_none().then_some(address);
         let target = &self.running.target;
-        let guard = Guard::start(&self.outgoing.host.config, &self.running.id, &**vmm, target, own_peer).await?;
+        let guard =
+            Guard::start(&self.outgoing.host.config, &self.running.id, &**vmm, target, own_peer).await?;
         let (relay, send_to) = self.relay_to(plan, endpoint, address, &guard)?;
         self.tell_watch(plan, address.port()).await;
         let valve = relay.as_ref().map(|relay| Valve::Relay(relay.limiter()));
