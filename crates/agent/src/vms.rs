@@ -610,13 +610,13 @@ async fn state_of(entry: &Entry, deadline: Duration) -> VmState {
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
-    use drainpipe_hypervisor::QemuUser;
+    use drainpipe_hypervisor_qemu::Qemu;
     use serde_json::json;
 
     use super::*;
 
     fn vms(directory: &std::path::Path) -> Arc<Vms> {
-        let hypervisor = json!({
+        let facts = json!({
             "binary": "qemu", "version": { "major": 7, "minor": 2, "micro": 0 }, "machines": [], "rdma": false,
             "kvm_missing": null, "stamp": null,
             "cpu_models": { "hardware": "kvm", "lacking": {}, "offered": {}, "dependents": {} },
@@ -626,9 +626,8 @@ mod tests {
         let entry = Entry { definition, vmm: None, cores_taken: None, claim: None };
         Arc::new(Vms {
             host: "a".into(),
-            runtime_directory: directory.into(),
-            hypervisor: serde_json::from_value(hypervisor).unwrap(),
-            launcher: Launcher { program: "no".into(), arguments: vec![], user: QemuUser::own() },
+            hypervisor: Arc::new(Qemu::to_find(directory.into())),
+            facts: serde_json::from_value(facts).unwrap(),
             journal: Arc::new(Journal::open(directory, directory).unwrap()),
             entries: Mutex::new(BTreeMap::from([("web".into(), entry)])),
         })

@@ -62,7 +62,7 @@ mod support;
 mod switch_over_faults;
 mod taken_route;
 mod unauthenticated;
-#[path = "../../../hypervisor/tests/qemu/userfaultfd.rs"]
+#[path = "../../../hypervisor-qemu/tests/qemu/userfaultfd.rs"]
 mod userfaultfd;
 
 use std::process::{Command, ExitCode, Stdio};

@@ -152,6 +152,8 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::json;
 
+    use drainpipe_hypervisor::MigrationStatus;
+
     use super::*;
 
     fn decode_json(value: &Value) -> Result<Message, CodecError> {
@@ -182,8 +184,24 @@ mod tests {
         let Ok(Message::Event(event)) = decode_json(&json!({"event": "FROM_THE_FUTURE"})) else {
             panic!("an unknown event is an event")
         };
-        assert_eq!(event.name, EventName::Other("FROM_THE_FUTURE".into()));
-        assert_eq!(event.name.to_string(), "FROM_THE_FUTURE");
+        assert_eq!(event.what, Happening::Other("FROM_THE_FUTURE".into()));
+    }
+
+    #[test]
+    fn events_are_in_the_words_of_every_hypervisor() {
+        let what = |line: Value| match decode_json(&line) {
+            Ok(Message::Event(event)) => event.what,
+            other => panic!("{other:?}"),
+        };
+        let migration = |data: Value| what(json!({ "event": "MIGRATION", "data": data }));
+        assert_eq!(
+            migration(json!({ "status": "pre-switchover" })),
+            Happening::Migration(MigrationStatus::PreSwitchover)
+        );
+        assert_eq!(migration(json!({})), Happening::Other("MIGRATION".into()));
+        assert_eq!(what(json!({ "event": "RESUME" })), Happening::Resumed);
+        assert_eq!(what(json!({ "event": "SHUTDOWN", "data": { "guest": true } })), Happening::Ending);
+        assert_eq!(what(json!({ "event": "STOP" })), Happening::Other("STOP".into()));
     }
 
     #[test]

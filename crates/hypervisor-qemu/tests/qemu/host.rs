@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use drainpipe_hypervisor::{HypervisorFacts, Launcher, QemuUser, Role, RuntimePaths, VmSpec, Vmm};
+use drainpipe_hypervisor::{HypervisorFacts, Role, VmDirectory, VmSpec};
+use drainpipe_hypervisor_qemu::{Launcher, QemuUser, RuntimePaths, Vmm, probe};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Long enough for a busy machine; no test waits this long when all is well.
@@ -27,14 +28,7 @@ pub(crate) async fn qemus() -> Vec<HypervisorFacts> {
     let scratch = tempfile::tempdir().expect("a directory");
     let mut found = Vec::new();
     for binary in std::iter::once("qemu-system-x86_64").chain(more) {
-        match HypervisorFacts::probe(
-            &launcher(Path::new(binary)),
-            Path::new(binary),
-            scratch.path(),
-            DEADLINE,
-        )
-        .await
-        {
+        match probe(&launcher(Path::new(binary)), Path::new(binary), scratch.path(), DEADLINE).await {
             Ok(facts) => found.push(facts),
             Err(error) => eprintln!("SKIPPED: {error}"),
         }
@@ -81,7 +75,7 @@ impl Drop for Host {
     fn drop(&mut self) {
         let runtime_directory = self.runtime_directory();
         let clear_all = async || {
-            for name in RuntimePaths::list(runtime_directory).expect("readable") {
+            for name in VmDirectory::list(runtime_directory).expect("readable") {
                 let paths = RuntimePaths::new(runtime_directory, &name).expect("a short path");
                 if let Some(pid) = Vmm::living(&paths).expect("readable").and_then(process_of) {
                     kill_process(pid, Signal::KILL).expect("it lives");

@@ -7,12 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use drainpipe_hypervisor::qmp::QmpError;
 use drainpipe_hypervisor::spec::{Disk, DiskFormat};
-use drainpipe_hypervisor::{
-    AttachError, EndError, Exit, HypervisorFacts, LaunchError, ProbeError, Role, RunState, RuntimePaths,
-    SharedPath, StartError, VmSpec, Vmm,
-};
+use drainpipe_hypervisor::{Exit, Role, RunState, SharedPath, VmDirectory, VmSpec};
+use drainpipe_hypervisor_qemu::qmp::QmpError;
+use drainpipe_hypervisor_qemu::{AttachError, EndError, LaunchError, ProbeError, StartError, Vmm, probe};
 use rustix::process::{Pid, Signal, getpriority_process, kill_process, setpriority_process};
 use tokio::time::timeout;
 
@@ -39,7 +37,7 @@ async fn starts_is_found_again_and_ends_without_remains() {
         vmm.destroy(DEADLINE).await.expect("once more is no error");
         assert!(!vmm.alive());
         assert!(vmm.cpu_seconds().is_err());
-        assert_eq!(RuntimePaths::list(host.runtime_directory()).expect("readable"), []);
+        assert_eq!(VmDirectory::list(host.runtime_directory()).expect("readable"), []);
     }
 }
 
@@ -133,7 +131,7 @@ async fn a_qemu_that_was_given_up_is_ended_even_if_it_is_mute() {
             }
             drop(vmm);
             Vmm::end_given_up(&host.paths(&spec), Duration::from_secs(2)).await.expect("ended");
-            assert_eq!(RuntimePaths::list(host.runtime_directory()).expect("readable"), []);
+            assert_eq!(VmDirectory::list(host.runtime_directory()).expect("readable"), []);
         }
     }
 }
@@ -164,7 +162,7 @@ async fn a_qemu_that_never_ran_its_guest_is_ended_without_being_asked() {
             timeout(DEADLINE, vmm.destroy_unrun(FAR_AWAY)).await.expect("at once").expect("killed");
             assert_eq!(vmm.exit(), Some(Exit::Signal(9)));
             assert!(vmm.is_ending());
-            assert_eq!(RuntimePaths::list(host.runtime_directory()).expect("readable"), []);
+            assert_eq!(VmDirectory::list(host.runtime_directory()).expect("readable"), []);
         }
     }
 }
@@ -250,7 +248,7 @@ async fn a_start_that_fails_says_why_and_leaves_nothing() {
         .await
         .expect_err("no kernel");
         assert!(error.to_string().contains("/nonexistent/kernel"), "{error}");
-        assert_eq!(RuntimePaths::list(host.runtime_directory()).expect("readable"), []);
+        assert_eq!(VmDirectory::list(host.runtime_directory()).expect("readable"), []);
     }
 }
 
@@ -272,7 +270,7 @@ async fn a_start_that_is_given_up_leaves_nothing() {
         )
         .await;
         assert!(error.is_err(), "QEMU takes longer than 5 ms to start");
-        assert_eq!(RuntimePaths::list(host.runtime_directory()).expect("readable"), []);
+        assert_eq!(VmDirectory::list(host.runtime_directory()).expect("readable"), []);
     }
 }
 
@@ -303,7 +301,7 @@ async fn a_qemu_that_an_older_agent_started_is_taken_over() {
         // It finds no socket from where it started.
         let path = paths.directory().join("relay.sock");
         for relay in [paths.incoming_relay(), paths.outgoing_relay()] {
-            assert_eq!(relay, SharedPath { path: path.clone(), of_qemu: path.clone() });
+            assert_eq!(relay, SharedPath { path: path.clone(), of_hypervisor: path.clone() });
         }
         vmm.destroy(DEADLINE).await.expect("ends");
         let _reaped = qemu.wait();
@@ -346,8 +344,7 @@ async fn probing_says_what_a_host_has() {
     }
     let scratch = tempfile::tempdir().expect("a directory");
     let probe = async |binary: &str| {
-        HypervisorFacts::probe(&launcher(Path::new(binary)), Path::new(binary), scratch.path(), DEADLINE)
-            .await
+        probe(&launcher(Path::new(binary)), Path::new(binary), scratch.path(), DEADLINE).await
     };
     let missing = probe("/nonexistent/qemu").await.expect_err("missing");
     assert!(matches!(missing, ProbeError::Launch(LaunchError::Spawn { .. })), "{missing}");

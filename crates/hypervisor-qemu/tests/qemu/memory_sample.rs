@@ -1,6 +1,7 @@
 //! What is seen of a guest's memory from outside.
 
-use drainpipe_hypervisor::{MemorySample, Role, SampleError, VmSpec, Vmm};
+use drainpipe_hypervisor::{MemorySample, Role, VmSpec};
+use drainpipe_hypervisor_qemu::{SampleError, Vmm};
 use tokio::time::Instant;
 
 use crate::host::{DEADLINE, Host, qemus, small_vm};

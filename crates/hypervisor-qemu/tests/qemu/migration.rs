@@ -6,11 +6,13 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
-use drainpipe_hypervisor::migration::{
-    self, MigrationError, MigrationStatus, Multifd, SourceSettings, TransferStatus, Transport, Zstd,
-};
 use drainpipe_hypervisor::spec::{Disk, DiskFormat};
-use drainpipe_hypervisor::{HypervisorFacts, Role, RunState, VmSpec, Vmm};
+use drainpipe_hypervisor::{
+    HypervisorFacts, MigrationStatus, Multifd, Role, RunState, SourceSettings, TransferStatus, Transport,
+    VmSpec, Zstd,
+};
+use drainpipe_hypervisor_qemu::Vmm;
+use drainpipe_hypervisor_qemu::migration::{self, MigrationError};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};

@@ -3,7 +3,8 @@
 use std::process::Command;
 
 use drainpipe_hypervisor::spec::Nic;
-use drainpipe_hypervisor::{Role, StartError, TapError, VmSpec, Vmm};
+use drainpipe_hypervisor::{Role, VmSpec};
+use drainpipe_hypervisor_qemu::{StartError, TapError, Vmm};
 
 use crate::host::{DEADLINE, Host, launcher, qemus, small_vm};
 

@@ -3,10 +3,11 @@
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::time::Duration;
 
-use drainpipe_hypervisor::migration::{
-    self, MigrationError, MigrationStatus, SourceSettings, TlsKey, TransferStatus, Transport,
+use drainpipe_hypervisor::{
+    HypervisorFacts, MigrationStatus, Role, RunState, SourceSettings, TlsKey, TransferStatus, Transport,
 };
-use drainpipe_hypervisor::{HypervisorFacts, Role, RunState, Vmm};
+use drainpipe_hypervisor_qemu::Vmm;
+use drainpipe_hypervisor_qemu::migration::{self, MigrationError};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
@@ -29,7 +30,7 @@ async fn qemus_with_post_copy() -> (Allowed, Vec<HypervisorFacts>) {
     for facts in qemus().await {
         let host = Host::new(&facts);
         let target = host.start(&small_vm("able"), Role::Incoming).await;
-        let path = target.paths().incoming_relay().of_qemu;
+        let path = target.paths().incoming_relay().of_hypervisor;
         match migration::listen(&target, CLEAR, path, DEADLINE).await {
             Err(error @ MigrationError::NoPostCopy(_)) => {
                 eprintln!("SKIPPED: QEMU {}: {error}", facts.version);
