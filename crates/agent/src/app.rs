@@ -79,7 +79,7 @@ pub enum Ended {
     Doubted,
 }
 
-fn open_heard(config: &Config) -> Result<Heard, Problem> {
+pub(crate) fn open_heard(config: &Config) -> Result<Heard, Problem> {
     journal::make_directory(&config.state_directory)?;
     Heard::open(&config.state_directory)
 }
@@ -112,7 +112,8 @@ async fn live(
     if !wait_until_believed(&config, identity, &heard, answering, stop).await? {
         return Ok(Ended::Stopped);
     }
-    let parts = open(config, identity, heard, stop.clone()).await?;
+    let hypervisor = qemu(&config)?;
+    let parts = open(config, hypervisor, identity, heard, stop.clone()).await?;
     recover(&parts).await?;
     let Parts { host, journal, proof, checks, outgoing, drains, .. } = parts.clone();
     serving.get_or_init(|| Arc::clone(&outgoing));
@@ -179,7 +180,7 @@ fn check_journal_is_own(directory: &Path) -> Result<(), Problem> {
     Ok(())
 }
 
-fn load_identity(config: &Config) -> Result<Identity, Problem> {
+pub(crate) fn load_identity(config: &Config) -> Result<Identity, Problem> {
     let tls = &config.tls;
     let identity = Identity::load(&tls.certificate, &tls.key, &tls.authority).map_err(Problem::refused)?;
     if *identity.holder() == Peer::Host(config.name.clone()) {
@@ -208,9 +209,15 @@ fn launcher(config: &Config) -> Result<Launcher, Problem> {
     Ok(Launcher { program: program.into(), arguments: arguments.to_vec(), user })
 }
 
+fn qemu(config: &Config) -> Result<Arc<dyn Hypervisor>, Problem> {
+    let (runtime, binary) = (config.runtime_directory.clone(), config.qemu.binary.clone());
+    Ok(Arc::new(Qemu::new(runtime, launcher(config)?, binary)))
+}
+
 /// Makes the parts, each of those that it uses.
-async fn open(
+pub(crate) async fn open(
     config: Config,
+    hypervisor: Arc<dyn Hypervisor>,
     identity: &Identity,
     heard: Arc<Heard>,
     stop: watch::Receiver<bool>,
@@ -219,7 +226,8 @@ async fn open(
     journal.begin_witness()?;
     let at_start = journal.standing()?;
     let network = HostNetwork::open(Arc::clone(&journal))?;
-    let vms = open_vms(&config, Arc::clone(&journal)).await?;
+    let can = hypervisor.probe(QEMU_DEADLINE).await.map_err(Problem::refused)?;
+    let vms = Vms::open(&config.name, hypervisor, can, Arc::clone(&journal)).await?;
     let files = Arc::new(VmFiles::new(&config));
     let host = Arc::new(Host::open(config, network, identity.authority_key(), stop)?);
     let peers = Arc::new(Peers::open(&host, identity)?);
@@ -251,15 +259,8 @@ async fn open(
     })
 }
 
-async fn open_vms(config: &Config, journal: Arc<Journal>) -> Result<Arc<Vms>, Problem> {
-    let (runtime, binary) = (config.runtime_directory.clone(), config.qemu.binary.clone());
-    let hypervisor = Arc::new(Qemu::new(runtime, launcher(config)?, binary));
-    let facts = hypervisor.probe(QEMU_DEADLINE).await.map_err(Problem::refused)?;
-    Vms::open(&config.name, hypervisor, facts, journal).await
-}
-
 /// Takes up what an earlier life of this agent left.
-async fn recover(parts: &Parts) -> Result<(), Problem> {
+pub(crate) async fn recover(parts: &Parts) -> Result<(), Problem> {
     let Parts { host, journal, vms, incoming, checks, drains, outgoing, .. } = parts;
     checks.look_at_links().await?;
     cpu_priority::end_all(vms);

@@ -17,6 +17,8 @@ mod order;
 mod permit;
 mod post_copy;
 mod silence;
+#[cfg(test)]
+mod tests;
 mod vm;
 
 use std::collections::BTreeMap;
@@ -276,55 +278,5 @@ fn must_wait(incoming: &Incoming, entry: &IncomingVm) -> Result<(), Problem> {
     match incoming.journal.incoming_state(&entry.id)? {
         Some((_, IncomingState::Waiting)) => Ok(()),
         _ => Err(Problem::conflict(format!("migration {} was given up here", entry.id))),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::path::Path;
-
-    use drainpipe_engine::migration::target::silence::GIVE_UP_AFTER_MS;
-    use drainpipe_engine::migration::target::{Memory, Received};
-
-    use super::*;
-
-    fn coming() -> (IncomingVms, Arc<IncomingVm>) {
-        let spec = "name = \"web\"\nmemory_mib = 64\nvcpus = 1\nmachine = \"pc-q35-7.2\"\n";
-        let definition = VmSpec::from_toml(spec, Path::new("web.toml")).unwrap();
-        let entry = Arc::new(IncomingVm::new("1".into(), "a".into(), definition));
-        let incoming = IncomingVms::default();
-        lock(&incoming.by_id).insert(entry.id.clone(), Arc::clone(&entry));
-        (incoming, entry)
-    }
-
-    #[test]
-    fn one_that_has_arrived_receives_no_more_though_it_is_not_known_whose_it_is() {
-        let (incoming, entry) = coming();
-        assert!(incoming.are_receiving());
-        entry.memory().note(Received::Whole);
-        assert!(!incoming.are_receiving());
-        assert_eq!(incoming.definitions().len(), 1);
-    }
-
-    #[test]
-    fn nothing_comes_from_a_source_that_is_gone() {
-        let (incoming, entry) = coming();
-        be_silent(&entry);
-        assert!(!incoming.are_receiving());
-    }
-
-    #[test]
-    fn what_another_host_says_is_no_sign_of_life_of_the_source() {
-        let (incoming, entry) = coming();
-        be_silent(&entry);
-        incoming.heard("1", "c");
-        assert!(!incoming.are_receiving());
-        incoming.heard("1", "a");
-        assert!(incoming.are_receiving());
-    }
-
-    /// Its source has not been heard of for long.
-    fn be_silent(entry: &IncomingVm) {
-        *entry.memory() = Memory::new(-GIVE_UP_AFTER_MS);
     }
 }

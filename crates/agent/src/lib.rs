@@ -84,6 +84,8 @@ mod session_weight;
 mod slots;
 mod source_state;
 mod supervised;
+#[cfg(test)]
+mod test_host;
 mod throttles;
 mod transfer;
 mod transport;

@@ -1,16 +1,13 @@
 //! An agent on loopback, and callers who can say anything to it.
 
-use std::net::{Ipv4Addr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use drainpipe_engine::connections::Priority;
 use drainpipe_engine::problem::Problem;
-use drainpipe_identity::authority::{InitOptions, IssueOptions, init, issue_host, issue_operator};
-use drainpipe_identity::{Identity, Validity};
+use drainpipe_identity::Identity;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
@@ -20,14 +17,13 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use crate::app;
-use crate::config::{Config, Link};
+use crate::config::Link;
 use crate::journal::Journal;
-use crate::server;
+use crate::test_host::{
+    NOBODY, certificate_files, configuration, make_certificates, own_address, serve_peer,
+};
 
 const DEADLINE: Duration = Duration::from_secs(30);
-
-/// Where nothing listens.
-const NOBODY: (Ipv4Addr, u16) = (Ipv4Addr::LOCALHOST, 1);
 
 /// Who calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,10 +107,10 @@ impl TestAgent {
         make_certificates(directory.path());
         let (stop, stopped) = watch::channel(false);
         let target = match target {
-            Some(router) => serve_target(directory.path(), router, stopped.clone()).await,
-            None => NOBODY.into(),
+            Some(router) => serve_peer(directory.path(), Who::Target.name(), router, stopped.clone()).await,
+            None => NOBODY,
         };
-        let mut config = configuration(directory.path(), address, target);
+        let mut config = configuration(directory.path(), address, [NOBODY, target]);
         (config.qemu.launcher, config.links) = (vec![launcher.into()], links);
         let running = tokio::spawn(app::run(config, stopped));
         let agent = Self { directory, address, stop, running };
@@ -197,16 +193,6 @@ impl TestAgent {
     }
 }
 
-/// Until told to stop.
-async fn serve_target(directory: &Path, router: Router, stop: watch::Receiver<bool>) -> SocketAddr {
-    let [certificate, key, authority] = certificate_files(directory, Who::Target.name());
-    let identity = Identity::load(&certificate, &key, &authority).unwrap();
-    let address = own_address();
-    let listener = server::bind_tls(address).await.unwrap();
-    tokio::spawn(server::serve_tls(listener, identity, router, Arc::new(|_| Priority::Usual), stop));
-    address
-}
-
 async fn exchange_over(mut stream: impl AsyncRead + AsyncWrite + Unpin, request: &str) -> Answer {
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = Vec::new();
@@ -220,70 +206,8 @@ fn parse(answer: &str) -> Answer {
     Answer { status, head: head.to_lowercase(), body: body.into() }
 }
 
-/// A loopback address that no other running test has: its last three bytes are a number of this
-/// process and a count.
-fn own_address() -> SocketAddr {
-    static COUNT: AtomicU16 = AtomicU16::new(1);
-    let [.., high, low] = std::process::id().to_be_bytes();
-    let count = u8::try_from(COUNT.fetch_add(1, Ordering::Relaxed)).expect("a handful of tests");
-    (Ipv4Addr::new(127, high, low, count), crate::config::DEFAULT_PORT).into()
-}
-
 /// What becomes QEMU where no test is the whole program: cargo builds it beside the tests.
 fn launcher() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     test.ancestors().nth(2).expect("in a directory of the target's").join("drainpipe-launch")
-}
-
-fn certificate_files(directory: &Path, name: &str) -> [PathBuf; 3] {
-    ["pem", "key", "ca"].map(|kind| directory.join(format!("{name}.{kind}")))
-}
-
-fn make_certificates(directory: &Path) {
-    let authority = directory.join("authority");
-    let validity = Validity::days(std::num::NonZeroU32::MIN);
-    init(&authority, &InitOptions { validity, overwrite: false }).unwrap();
-    let options = IssueOptions { validity, out: None, overwrite: false };
-    let operator = issue_operator(&authority, Who::Operator.name(), &options).unwrap();
-    let hosts =
-        ["here", "source", "target", "other"].map(|name| issue_host(&authority, name, &options).unwrap());
-    for issued in hosts.iter().chain([&operator]) {
-        let files = [&issued.certificate, &issued.key, &issued.authority];
-        for (from, to) in files.into_iter().zip(certificate_files(directory, issued.peer.name())) {
-            std::fs::rename(from, &to).or_else(|_| std::fs::copy(from, &to).map(drop)).unwrap();
-        }
-    }
-}
-
-fn configuration(directory: &Path, address: SocketAddr, target: SocketAddr) -> Config {
-    let [certificate, key, authority] = certificate_files(directory, "here");
-    let text = format!(
-        r#"
-        name = "here"
-        listen = "{address}"
-        socket = "{directory}/agent.sock"
-        state_directory = "{directory}/state"
-        runtime_directory = "{directory}/run"
-        [vms]
-        directories = ["{directory}/disks"]
-        bridges = ["br0"]
-        [tls]
-        certificate = "{}"
-        key = "{}"
-        authority = "{}"
-        [qemu]
-        user = "60999"
-        [[peer]]
-        name = "source"
-        address = "127.0.0.1:1"
-        [[peer]]
-        name = "target"
-        address = "{target}"
-        "#,
-        certificate.display(),
-        key.display(),
-        authority.display(),
-        directory = directory.display(),
-    );
-    Config::parse(&text, Path::new("agent.toml")).unwrap()
 }

@@ -1,0 +1,112 @@
+//! What an agent finds that another life of it has left.
+
+use drainpipe_engine::problem::ProblemKind;
+use drainpipe_hypervisor::fake::{Act, Fault};
+use drainpipe_hypervisor::{Exit, Hypervisor, RunState};
+
+use super::*;
+use crate::api_types::HandOverView;
+use crate::incoming::stop_told;
+
+/// One that its agent has recorded to run, and that has not obeyed.
+fn told_and_mute(host: &TestHost, life: &Life) -> Arc<FakeVm> {
+    let vm = let_come(host, life);
+    vm.receives_all();
+    vm.fails(Act::Run, Fault::Mute);
+    life.block_on(run_by_order(&life.parts.incoming, ID)).unwrap_err();
+    vm
+}
+
+#[test]
+fn what_is_recorded_to_run_runs_though_the_agent_ended_before_the_deed() {
+    let host = TestHost::new();
+    let life = host.start();
+    let vm = told_and_mute(&host, &life);
+    drop(life);
+    vm.succeeds(Act::Run);
+    let life = host.start();
+    assert_eq!(vm.state(), RunState::Running);
+    assert!(life.parts.vms.running("web").is_some());
+}
+
+#[test]
+fn one_on_its_way_is_taken_up_and_runs_by_its_sources_order() {
+    let host = TestHost::new();
+    let vm = let_come(&host, &host.start());
+    vm.receives_all();
+    let life = host.start();
+    assert!(!vm.has_run());
+    assert_eq!(life.block_on(view(&life.parts.incoming, ID)), Ok(IncomingView::Ready));
+    life.block_on(run_by_order(&life.parts.incoming, ID)).unwrap();
+    assert_eq!(vm.state(), RunState::Running);
+}
+
+#[test]
+fn one_on_its_way_whose_hypervisor_does_not_answer_is_taken_up_when_it_does() {
+    let host = TestHost::new();
+    let vm = let_come(&host, &host.start());
+    vm.receives_all();
+    host.hypervisor.fails(Act::Attach, Fault::Mute);
+    let life = host.start();
+    let unknown = life.block_on(view(&life.parts.incoming, ID)).unwrap_err();
+    assert_eq!(unknown.kind, ProblemKind::Failed, "{unknown}");
+    assert!(vm.alive());
+    host.hypervisor.succeeds(Act::Attach);
+    assert_eq!(received(&life), Ok(IncomingView::Ready));
+    life.block_on(run_by_order(&life.parts.incoming, ID)).unwrap();
+    assert_eq!(vm.state(), RunState::Running);
+}
+
+#[test]
+fn one_on_its_way_whose_process_has_ended_is_given_up() {
+    let host = TestHost::new();
+    let vm = let_come(&host, &host.start());
+    vm.ends(Exit::Signal(9));
+    let life = host.start();
+    assert_eq!(state(&life), Some(IncomingState::Discarded));
+    assert_eq!(host.hypervisor.with_files().unwrap(), []);
+}
+
+#[test]
+fn what_was_discarded_and_did_not_end_is_ended_at_the_next_start() {
+    let host = TestHost::new();
+    let life = host.start();
+    let vm = let_come(&host, &life);
+    vm.fails(Act::DestroyUnrun, Fault::Fails);
+    life.block_on(discard(&life.parts.incoming, ID)).unwrap_err();
+    drop(life);
+    assert!(vm.alive());
+    let _life = host.start();
+    assert!(!vm.alive());
+}
+
+#[test]
+fn one_that_was_given_back_to_its_source_is_forgotten_where_it_has_ended() {
+    let mut host = TestHost::new();
+    host.source_answers(says_of_hand_over(HandOverView::Refused));
+    let life = host.start();
+    let vm = told_and_mute(&host, &life);
+    drop(life);
+    vm.ends(Exit::Signal(9));
+    let life = host.start();
+    life.block_on(async {
+        while life.parts.vms.contains("web") {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    assert_eq!(state(&life), Some(IncomingState::Discarded));
+}
+
+#[test]
+fn one_that_does_not_say_whether_it_runs_ends_only_by_force() {
+    let host = TestHost::new();
+    let life = host.start();
+    let vm = told_and_mute(&host, &life);
+    let stop = |force| life.block_on(stop_told(&life.parts.incoming, "web", force));
+    assert_eq!(stop(false).unwrap_err().kind, ProblemKind::Conflict);
+    assert!(vm.alive());
+    assert_eq!(stop(true), Ok(true));
+    assert!(!vm.alive());
+    // As any VM that has ended where it ran.
+    assert!(life.parts.vms.contains("web"));
+}

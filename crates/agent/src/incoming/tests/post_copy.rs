@@ -1,0 +1,82 @@
+//! VMs that run here before all of them is.
+
+use drainpipe_engine::migration::target::order::Order;
+use drainpipe_engine::problem::ProblemKind;
+use drainpipe_hypervisor::RunState;
+use drainpipe_hypervisor::fake::{Act, Fault};
+
+use super::*;
+use crate::incoming::order::carry_out;
+
+/// One of which what it needs to run is here, and the rest is to follow.
+fn in_part(host: &TestHost, life: &Life) -> Arc<FakeVm> {
+    let vm = let_come(host, life);
+    let incoming = &life.parts.incoming;
+    incoming.journal.allow_post_copy(ID).unwrap();
+    incoming.entries.find(ID).unwrap().memory().allow_post_copy();
+    vm.receives_a_part();
+    vm
+}
+
+#[test]
+fn it_runs_by_its_sources_order_and_waits_for_the_rest() {
+    let host = TestHost::new();
+    let life = host.start();
+    let vm = in_part(&host, &life);
+    let incoming = &life.parts.incoming;
+    assert_eq!(life.block_on(view(incoming, ID)), Ok(IncomingView::ReadyInPart));
+    life.block_on(run_by_order(incoming, ID)).unwrap();
+    assert_eq!(vm.state(), RunState::Running);
+    assert_eq!(life.block_on(view(incoming, ID)), Ok(IncomingView::RunningInPart));
+    vm.receives_all();
+    assert_eq!(life.block_on(view(incoming, ID)), Ok(IncomingView::Running));
+}
+
+#[test]
+fn by_the_journals_alone_it_does_not_run() {
+    let host = TestHost::new();
+    let life = host.start();
+    let vm = in_part(&host, &life);
+    life.block_on(carry_out(&life.parts.incoming, ID, Order::Run { is_sources: false })).unwrap_err();
+    assert_eq!((vm.has_run(), state(&life)), (false, Some(IncomingState::Waiting)));
+}
+
+#[test]
+fn it_is_not_given_back_for_its_source_cannot_run_it() {
+    let host = TestHost::new();
+    let life = host.start();
+    let vm = in_part(&host, &life);
+    vm.fails(Act::Run, Fault::Refused);
+    life.block_on(run_by_order(&life.parts.incoming, ID)).unwrap_err();
+    assert_eq!((vm.alive(), state(&life)), (true, Some(IncomingState::Running)));
+}
+
+#[test]
+fn it_listens_again_once_its_connection_is_cut() {
+    let host = TestHost::new();
+    let life = host.start();
+    let vm = in_part(&host, &life);
+    life.block_on(run_by_order(&life.parts.incoming, ID)).unwrap();
+    let mut request = serde_json::to_value(connect::over_loopback()).unwrap();
+    request["plan"]["post_copy"] = true.into();
+    let request = serde_json::from_value(request).unwrap();
+    life.block_on(connect_again(&life.parts.incoming, ID, request)).unwrap();
+    assert_eq!(vm.acts(), [Act::Run, Act::CutMigration, Act::RecoverListen]);
+    vm.receives_all();
+    life.block_on(finish(&life.parts.incoming, ID)).unwrap();
+}
+
+#[test]
+fn it_ends_only_while_a_part_is_missing() {
+    let host = TestHost::new();
+    let life = host.start();
+    let vm = in_part(&host, &life);
+    let incoming = &life.parts.incoming;
+    life.block_on(run_by_order(incoming, ID)).unwrap();
+    vm.receives_all();
+    assert_eq!(life.block_on(end_part(incoming, ID)).unwrap_err().kind, ProblemKind::Conflict);
+    assert!(vm.alive());
+    vm.goes_to(MigrationStatus::PostcopyPaused);
+    life.block_on(end_part(incoming, ID)).unwrap();
+    assert!(!vm.alive());
+}
