@@ -96,8 +96,8 @@ impl Executor {
     /// Multifd's connections must not come before the one that QEMU makes first, where the target's QEMU goes
     /// by that. The relay tells it by itself.
     async fn tell_watch(&self, plan: &Plan, port: u16) {
-        let apart =
-            self.facts.as_ref().is_some_and(|(_, target)| target.hypervisor.tells_connections_apart());
+        let target = self.facts.as_ref().map(|(_, target)| target.hypervisor.capabilities);
+        let apart = target.is_some_and(|target| target.tells_connections_apart);
         let connections = connections(plan);
         let in_order = (!apart && plan.relay().is_none() && connections > 1).then_some(connections);
         let beginning = Beginning { migration: &self.running.id, port, in_order };
