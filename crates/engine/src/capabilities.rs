@@ -41,7 +41,6 @@ pub struct Capabilities {
     /// nobody else can: there is no relay, and its connections are not the agent's.
     pub keeps_limit: bool,
     /// How it does post-copy; absent where it does not. Asked of both where that is asked for.
-    #[schema(inline)]
     pub post_copy: Option<PostCopy>,
     /// Whether it may copy a VM's disks to the target too. No plan asks yet: VMs move with shared disks only.
     pub copies_disks: bool,
@@ -61,8 +60,7 @@ pub enum Committer {
 /// How a hypervisor does post-copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PostCopy {
-    /// Whether together with several connections. No plan asks yet: post-copy goes over one
-    /// ([`Transfer`](crate::plan::Transfer)).
+    /// Whether together with several connections. No plan asks yet: post-copy goes over one.
     pub in_parallel: bool,
     /// Whether it encrypts that by itself, with a key of the agents. Asked of both where it is to be encrypted: a relay
     /// must not stand between a VM and its memory.

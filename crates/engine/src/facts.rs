@@ -247,12 +247,8 @@ mod tests {
         for (version, major) in [("7.2.22", 7), ("10.0.2", 10)] {
             let said = read(json!({ "name": "QEMU", "version": version, "rdma": true }));
             let capabilities = Capabilities::of_qemu(Some(major));
-            let expected = HypervisorVersion {
-                name: "QEMU".into(),
-                version: version.into(),
-                rdma: true,
-                capabilities,
-            };
+            let expected =
+                HypervisorVersion { name: "QEMU".into(), version: version.into(), rdma: true, capabilities };
             assert_eq!(said, expected);
         }
     }
@@ -260,7 +256,8 @@ mod tests {
     #[test]
     fn what_a_host_says_of_its_hypervisor_goes_before_its_name_and_version() {
         let capabilities = Capabilities { commits: Committer::Agents, ..Capabilities::NONE };
-        let said = json!({ "name": "QEMU", "version": "10.0.2", "rdma": false, "capabilities": capabilities });
+        let said =
+            json!({ "name": "QEMU", "version": "10.0.2", "rdma": false, "capabilities": capabilities });
         assert_eq!(read(said.clone()).capabilities, capabilities);
         assert_eq!(serde_json::to_value(read(said.clone())).unwrap(), said);
     }
