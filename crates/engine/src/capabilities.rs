@@ -12,6 +12,10 @@ const QEMU_TELLS_CONNECTIONS_APART: u32 = 8;
 
 /// What a host's hypervisor can do in a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is an ability of its own, and any may be without the others"
+)]
 pub struct Capabilities {
     /// Who decides that the VM runs on the target. Asked of both hosts before anything else: where it is not the agents,
     /// a lost answer may leave two copies that run, so there is no plan.

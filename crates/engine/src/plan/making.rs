@@ -44,8 +44,8 @@ pub fn plan(
     if let Some(hypervisor) = Incapable::to_leave_the_hand_over_to_agents(source, target) {
         return Err(PlanError::HypervisorCommits(hypervisor));
     }
-    let make = if request.post_copy { with_post_copy } else { without_post_copy };
-    let made = make(source, target, request, reaches, memory_bytes)?;
+    let by_request = if request.post_copy { with_post_copy } else { without_post_copy };
+    let made = by_request(source, target, request, reaches, memory_bytes)?;
     with_limit_keeper(encrypted_by_who_can(made, source, target)?, source, target)
 }
 
