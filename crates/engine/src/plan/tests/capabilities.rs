@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::wire::{any_host, any_request};
+use super::wire::{any_capabilities, any_host, any_request};
 use super::{GIB, host};
 use crate::capabilities::{Capabilities, Committer, PostCopy};
 use crate::encryption::EncryptionPolicy;
@@ -323,12 +323,25 @@ fn a_plan_for_what_hosts_could_do_before_is_seen_to_overreach() {
     assert_eq!(overreach(&plan, &can_nothing), ["commits", "sends_in_parallel", "is_relayed"]);
 }
 
+/// Any two, or two that could do all that is asked for if their hypervisors could.
+fn any_pair() -> impl Strategy<Value = [HostFacts; 2]> {
+    let any_two = (any_host("a", 1), any_host("b", 2)).prop_map(<[HostFacts; 2]>::from);
+    let able_but_for_hypervisors = [any_capabilities(), any_capabilities()].prop_map(|capabilities| {
+        let mut hosts = pair();
+        for (host, capabilities) in hosts.iter_mut().zip(capabilities) {
+            host.hypervisor.capabilities = capabilities;
+        }
+        hosts
+    });
+    prop_oneof![any_two, able_but_for_hypervisors]
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
     #[test]
     fn no_plan_uses_what_a_hypervisor_of_either_host_cannot_do(
-        mut hosts in (any_host("a", 1), any_host("b", 2)).prop_map(<[HostFacts; 2]>::from),
+        mut hosts in any_pair(),
         request in any_request(),
         limits in [prop::option::of(Just(500_u64)), prop::option::of(Just(500_u64))],
         is_dead: [bool; 3],
@@ -349,7 +362,7 @@ proptest! {
     /// As with every QEMU of today.
     #[test]
     fn where_hypervisors_can_do_all_no_reason_names_one(
-        mut hosts in (any_host("a", 1), any_host("b", 2)).prop_map(<[HostFacts; 2]>::from),
+        mut hosts in any_pair(),
         request in any_request(),
     ) {
         for host in &mut hosts {

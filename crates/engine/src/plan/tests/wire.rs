@@ -137,7 +137,7 @@ prop_compose! {
 }
 
 /// Most things, so that there is a plan now and then.
-fn any_capabilities() -> impl Strategy<Value = Capabilities> {
+pub(super) fn any_capabilities() -> impl Strategy<Value = Capabilities> {
     let can = || prop::bool::weighted(0.8);
     let post_copy =
         (any::<bool>(), can()).prop_map(|(in_parallel, encrypts)| PostCopy { in_parallel, encrypts });
