@@ -42,7 +42,7 @@ pub struct ModelFeatures {
 
 impl CpuModels {
     /// Of a QEMU that knows no model.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fake"))]
     pub(crate) fn none(hardware: Hardware) -> Self {
         Self { hardware, lacking: BTreeMap::new(), offered: BTreeMap::new(), dependents: BTreeMap::new() }
     }
