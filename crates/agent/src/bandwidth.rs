@@ -13,6 +13,7 @@ use drainpipe_relay::Limiter;
 use jiff::Zoned;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tracing::warn;
 
 use crate::api_types::{BandwidthShare, BandwidthView};
 use crate::host::Host;
@@ -215,7 +216,7 @@ impl FirstShare {
     pub(crate) fn of_qemu_mbps(&self) -> Option<u64> {
         match &self.flight.valve {
             Valve::Qemu(pacer) => pacer.qemu_begins_with_mbps(),
-            Valve::Relay(_) => None,
+            Valve::Relay(_) | Valve::Nobody => None,
         }
     }
 
@@ -230,7 +231,7 @@ impl FirstShare {
         let valve = flight.valve.clone();
         let pacing = match &valve {
             Valve::Qemu(pacer) => Some(pacer.begin()),
-            Valve::Relay(_) => None,
+            Valve::Relay(_) | Valve::Nobody => None,
         };
         Throttle {
             following: tokio::spawn(flight.follow()),
@@ -314,6 +315,8 @@ pub(crate) enum Valve {
     Qemu(Pacer),
     /// In the relay, where it is known what they are once they are packed.
     Relay(Limiter),
+    /// Nowhere: a limit that is set meanwhile does not hold.
+    Nobody,
 }
 
 impl Flight {
@@ -380,6 +383,11 @@ impl Flight {
                     let bytes_per_s = |mbps: u64| mbps.saturating_mul(BYTES_PER_S_OF_MBPS);
                     limiter.set(limit_mbps.map(|mbps| for_relay(bytes_per_s(mbps))));
                 }
+            }
+            Valve::Nobody if self.limit_mbps.is_none() => {}
+            Valve::Nobody => {
+                let migration = self.migration.as_str();
+                warn!(migration, "nobody can keep its hypervisor to the bandwidth limit that holds now");
             }
         }
         self.set_mbps = limit_mbps;

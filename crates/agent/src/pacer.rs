@@ -24,6 +24,8 @@ const CONNECTED_LOOK_EVERY: Duration = Duration::from_millis(2);
 pub(crate) struct Pacer {
     connections: Connections,
     limit_mbps: Arc<watch::Sender<Option<u64>>>,
+    // Where its connections are not the agent's.
+    is_left_to_qemu: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -37,23 +39,30 @@ struct Connections {
 #[derive(Debug)]
 pub(crate) struct Pacing {
     task: JoinHandle<()>,
-    connections: Connections,
+    // Those that may be paced.
+    connections: Option<Connections>,
 }
 
 impl Pacer {
     /// Of the connections to `peer`, which are to become so many. Without a limit.
     pub(crate) fn new(vmm: Arc<dyn Machine>, peer: SocketAddr, count: usize) -> Self {
         let limit_mbps = Arc::new(watch::channel(None).0);
-        Self { connections: Connections { vmm, peer, count }, limit_mbps }
+        Self { connections: Connections { vmm, peer, count }, limit_mbps, is_left_to_qemu: false }
+    }
+
+    /// The same, but QEMU keeps the limit as well as it can, and nothing is set on its connections.
+    pub(crate) fn left_to_qemu(self) -> Self {
+        Self { is_left_to_qemu: true, ..self }
     }
 
     pub(crate) fn set(&self, limit_mbps: Option<u64>) {
         self.limit_mbps.send_replace(limit_mbps);
     }
 
-    /// QEMU's own limit at first: with one, nothing, since its connections cannot be paced before they are there.
+    /// QEMU's own limit at first: with one that it does not keep itself, nothing, since its connections cannot be paced
+    /// before they are there.
     pub(crate) fn qemu_begins_with_mbps(&self) -> Option<u64> {
-        self.limit_mbps.borrow().map(|_| 0)
+        self.limit_mbps.borrow().map(|mbps| if self.is_left_to_qemu { mbps } else { 0 })
     }
 
     /// QEMU was told to send.
@@ -64,11 +73,12 @@ impl Pacer {
             limit_mbps: self.limit_mbps.subscribe(),
             began: Instant::now(),
             pacing: pacing::Pacing::default(),
-            are_found: false,
+            are_found: self.is_left_to_qemu,
             are_paced: false,
-            is_kept_by_qemu: false,
+            is_kept_by_qemu: self.is_left_to_qemu,
             qemu_mbps: self.qemu_begins_with_mbps(),
         };
+        let connections = (!self.is_left_to_qemu).then_some(connections);
         Pacing { task: tokio::spawn(pace.keep()), connections }
     }
 }
@@ -77,7 +87,9 @@ impl Pacing {
     /// Lets QEMU send as fast as the links are.
     pub(crate) fn lift(self) {
         self.task.abort();
-        self.connections.unpace();
+        if let Some(connections) = &self.connections {
+            connections.unpace();
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use drainpipe_engine::migration::SourceState;
 use drainpipe_engine::problem::Problem;
-use drainpipe_hypervisor::{Hold, Machine};
+use drainpipe_hypervisor::{Hold, Machine, Vm};
 use tokio::time::sleep;
 
 use crate::vms::QMP_DEADLINE;
@@ -31,7 +31,7 @@ pub(crate) async fn settled_source_state(vmm: Option<&dyn Machine>) -> Result<So
     let end = Instant::now() + SETTLED_WITHIN;
     loop {
         match source_state(vmm).await {
-            Err(_) if Instant::now() < end && vmm.is_some_and(|vmm| vmm.alive()) => sleep(LOOK_EVERY).await,
+            Err(_) if Instant::now() < end && vmm.is_some_and(Vm::alive) => sleep(LOOK_EVERY).await,
             said => return said,
         }
     }

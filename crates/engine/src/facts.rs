@@ -7,6 +7,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::capabilities::Capabilities;
 use crate::encryption::EncryptionPolicy;
 use crate::known::if_known;
 
@@ -162,6 +163,7 @@ impl fmt::Display for NoMigrationAddress {
 
 /// The hypervisor of a host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(from = "WireHypervisor")]
 pub struct HypervisorVersion {
     /// Such as `QEMU`.
     pub name: String,
@@ -169,14 +171,25 @@ pub struct HypervisorVersion {
     pub version: String,
     /// Whether it was built with RDMA migration.
     pub rdma: bool,
+    /// What it can do. Name and version are for people alone.
+    pub capabilities: Capabilities,
 }
 
-impl HypervisorVersion {
-    /// Whether a target knows a migration's connections by what each says first. QEMU before 8.0
-    /// (`migration_channel_read_peek`) takes the one that comes first for the one that is not multifd's.
-    pub fn tells_connections_apart(&self) -> bool {
-        let major = self.version.split('.').next().and_then(|major| major.parse::<u32>().ok());
-        self.name == "QEMU" && major.is_some_and(|major| major >= 8)
+/// The same, as other hosts say it.
+#[derive(Deserialize)]
+struct WireHypervisor {
+    name: String,
+    version: String,
+    rdma: bool,
+    /// 0.1.0 does not say.
+    capabilities: Option<Capabilities>,
+}
+
+impl From<WireHypervisor> for HypervisorVersion {
+    fn from(wire: WireHypervisor) -> Self {
+        let WireHypervisor { name, version, rdma, capabilities } = wire;
+        let capabilities = capabilities.unwrap_or_else(|| Capabilities::of_0_1_0(&name, &version));
+        Self { name, version, rdma, capabilities }
     }
 }
 
@@ -215,5 +228,37 @@ impl MigrationLink {
             IpAddr::V6(address) if address.is_unicast_link_local() => Some(address),
             _ => None,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::capabilities::Committer;
+
+    fn read(hypervisor: serde_json::Value) -> HypervisorVersion {
+        serde_json::from_value(hypervisor).unwrap()
+    }
+
+    #[test]
+    fn a_hypervisor_of_0_1_0_is_read_as_the_qemu_that_it_is() {
+        for (version, major) in [("7.2.22", 7), ("10.0.2", 10)] {
+            let said = read(json!({ "name": "QEMU", "version": version, "rdma": true }));
+            let capabilities = Capabilities::of_qemu(Some(major));
+            let expected =
+                HypervisorVersion { name: "QEMU".into(), version: version.into(), rdma: true, capabilities };
+            assert_eq!(said, expected);
+        }
+    }
+
+    #[test]
+    fn what_a_host_says_of_its_hypervisor_goes_before_its_name_and_version() {
+        let capabilities = Capabilities { commits: Committer::Agents, ..Capabilities::NONE };
+        let said =
+            json!({ "name": "QEMU", "version": "10.0.2", "rdma": false, "capabilities": capabilities });
+        assert_eq!(read(said.clone()).capabilities, capabilities);
+        assert_eq!(serde_json::to_value(read(said.clone())).unwrap(), said);
     }
 }

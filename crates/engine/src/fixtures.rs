@@ -1,5 +1,6 @@
 //! A host, a link and a path for tests, with nothing to them that matters: each test names what does.
 
+use crate::capabilities::Capabilities;
 use crate::encryption::EncryptionPolicy;
 use crate::facts::{HostFacts, HypervisorVersion, MigrationLink};
 use crate::path::Path;
@@ -22,7 +23,12 @@ pub(crate) fn host(name: &str) -> HostFacts {
         migration_address: None,
         no_migration_address: None,
         rdma_devices: vec![],
-        hypervisor: HypervisorVersion { name: "QEMU".into(), version: "7.2.22".into(), rdma: false },
+        hypervisor: HypervisorVersion {
+            name: "QEMU".into(),
+            version: "7.2.22".into(),
+            rdma: false,
+            capabilities: Capabilities::of_qemu(Some(7)),
+        },
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::LazyLock;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::capabilities::Capabilities;
 use crate::check::facts::CheckFacts;
 use crate::check::finding::Finding;
 use crate::check::path_report::PathReport;
@@ -77,6 +78,8 @@ pub fn answers_seeds() -> Vec<Vec<u8>> {
     let mut other = healthy.clone();
     other["facts"]["host"]["migration_address"] = json!(null);
     other["facts"]["host"]["no_migration_address"] = json!({"why": "ipv6_off"});
+    let capabilities = Capabilities { connections_are_ours: false, ..Capabilities::of_qemu(None) };
+    other["facts"]["host"]["hypervisor"]["capabilities"] = json!(capabilities);
     other["fit"]["obstacle"] = json!({"machine_unknown": {"newest": "pc-q35-7.2"}});
     other["fit"]["cpu"]["lacking"] = json!(["avx512f"]);
     [healthy, other].map(|seed| seed.to_string().into_bytes()).to_vec()
@@ -231,6 +234,7 @@ fn drain_to(answers: &Answers, option: RequestedOption, plan: &Plan) {
         limit: LimitView { mbps: answers.limit_mbps, later: vec![] },
         free_cores: relay.map(|relay| relay.source_cores.min(relay.target_cores)),
         relay,
+        no_post_copy: None,
         path_history: None,
     };
     let view = DrainView {

@@ -3,6 +3,7 @@
 //! Read [`migration`] first: the ten steps as one state machine.
 
 pub mod bandwidth;
+pub mod capabilities;
 pub mod check;
 pub mod codec;
 pub mod connections;

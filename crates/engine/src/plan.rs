@@ -6,6 +6,8 @@
 
 mod compression;
 mod error;
+mod incapable;
+mod limiting;
 mod making;
 mod narrowing;
 mod paths;
@@ -14,6 +16,7 @@ mod reason;
 mod relay;
 mod request;
 mod route;
+mod spreading;
 #[cfg(test)]
 mod tests;
 mod transfer;
@@ -23,6 +26,8 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::compression::NotCompressed;
 pub use self::error::PlanError;
+pub use self::incapable::{Incapable, NoPostCopy};
+pub use self::limiting::LimitKeeper;
 pub use self::making::{MULTICHANNEL_CONNECTIONS, plan};
 pub use self::narrowing::PathTrial;
 pub use self::paths::Paths;
@@ -48,6 +53,8 @@ pub struct Plan {
     pub encryption: Encryption,
     /// Paths that will carry the migration. With [`Spread::InTurn`] only one does: the first that connects.
     pub paths: Paths,
+    /// Who keeps it to a bandwidth limit.
+    pub limit_keeper: LimitKeeper,
     /// Why it is not done as it was asked for, or why `auto` chose this.
     pub reasons: Vec<Reason>,
 }

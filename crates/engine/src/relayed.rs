@@ -123,8 +123,8 @@ pub enum Verdict {
 }
 
 impl RelayMeans {
-    /// What two hosts have, over these paths; none where another option was asked for, or it is not known what the
-    /// paths carry. A limit of either host makes the paths as slow as it is: one that is lifted while the transfer
+    /// What two hosts have, over these paths; none where another option was asked for, a hypervisor can do nothing with
+    /// a relay, or it is not known what the paths carry. A limit of either host makes the paths as slow as it is: one that is lifted while the transfer
     /// goes on leaves a relay that is no faster than it can copy.
     pub fn of<'a>(
         source: &HostFacts,
@@ -133,7 +133,8 @@ impl RelayMeans {
         is_encrypted: bool,
         request: &Request,
     ) -> Option<Self> {
-        if !request.option.may_compress() {
+        let is_possible = NotCompressed::by_hypervisors(source, target).is_none();
+        if !request.option.may_compress() || !is_possible {
             return None;
         }
         let is_asked_for = request.option == RequestedOption::Compression;

@@ -13,7 +13,7 @@ use drainpipe_engine::drain::view::{
 };
 use drainpipe_engine::facts::{MemoryNeeds, MigrationLink};
 use drainpipe_engine::path::Path;
-use drainpipe_engine::plan::{Plan, Request};
+use drainpipe_engine::plan::{NoPostCopy, Plan, Request};
 use drainpipe_engine::prediction::fewer_free_cores;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::relayed::RelayMeans;
@@ -238,6 +238,7 @@ async fn look_at(
             limit: LimitView::default(),
             free_cores: None,
             relay: None,
+            no_post_copy: None,
             path_history: None,
         },
         refusals: BTreeMap::new(),
@@ -277,6 +278,7 @@ async fn ask(
              places"
         )
     });
+    let no_post_copy = NoPostCopy::between(&source, &target.facts, plan.encryption.is_encrypted);
     let view = TargetView {
         name: name.into(),
         unavailable: cordoned.or(all_refused),
@@ -296,6 +298,7 @@ async fn ask(
             plan.encryption.is_encrypted,
             &request,
         ),
+        no_post_copy: no_post_copy.map(|why| why.to_string()),
         path_history: None,
     };
     Ok(LookedAt { view, refusals })
@@ -366,7 +369,7 @@ mod tests {
     use drainpipe_engine::check::finding::{Place, Severity};
     use drainpipe_engine::encryption::Encryption;
     use drainpipe_engine::option::RequestedOption;
-    use drainpipe_engine::plan::{MULTICHANNEL_CONNECTIONS, Parallel, Paths, Spread, Transfer};
+    use drainpipe_engine::plan::{LimitKeeper, MULTICHANNEL_CONNECTIONS, Parallel, Paths, Spread, Transfer};
     use serde_json::json;
 
     use super::*;
@@ -436,6 +439,7 @@ mod tests {
             }),
             encryption: Encryption::default(),
             paths: Paths::try_from(speeds_mbps.iter().map(path).collect::<Vec<_>>()).unwrap(),
+            limit_keeper: LimitKeeper::default(),
             reasons: vec![],
         }
     }

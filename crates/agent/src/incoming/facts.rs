@@ -1,5 +1,6 @@
 //! What migrations need to know of this host, as it is now.
 
+use drainpipe_engine::capabilities::Capabilities;
 use drainpipe_engine::facts::{HostFacts, HypervisorVersion};
 use drainpipe_engine::problem::Problem;
 
@@ -35,6 +36,7 @@ impl Incoming {
                 name: "QEMU".into(),
                 version: hypervisor.version.to_string(),
                 rdma: hypervisor.rdma,
+                capabilities: Capabilities::of_qemu(Some(hypervisor.version.major)),
             },
         })
     }

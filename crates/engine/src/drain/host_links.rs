@@ -121,6 +121,7 @@ mod tests {
             limit: LimitView::default(),
             free_cores: None,
             relay: None,
+            no_post_copy: None,
             path_history: None,
         }
     }

@@ -76,6 +76,7 @@ mod tests {
             limit,
             free_cores: None,
             relay: None,
+            no_post_copy: None,
             path_history: None,
         }
     }

@@ -97,9 +97,11 @@ pub fn plan(view: &DrainView, limits: Option<&DrainLimits>) -> DrainPlan {
         match place {
             Place::Target(target) => {
                 let prediction = predict(vm, &view.targets[*target]);
-                let post_copy = allows_post_copy && !prediction.converges;
+                let wants_post_copy = allows_post_copy && !prediction.converges;
+                let no_post_copy = view.targets[*target].no_post_copy.as_deref().filter(|_| wants_post_copy);
+                let post_copy = wants_post_copy && no_post_copy.is_none();
                 let prediction = if post_copy { prediction.with_rest_to_follow() } else { prediction };
-                going.push(Going { vm, target: *target, prediction, post_copy });
+                going.push(Going { vm, target: *target, prediction, post_copy, no_post_copy });
             }
             Place::Stays(why) => stays.push(Stay { vm: vm.name.clone(), why: why.clone() }),
         }
@@ -175,6 +177,8 @@ struct Going<'a> {
     target: usize,
     prediction: Prediction,
     post_copy: bool,
+    /// Why it is not post-copied, as it would be.
+    no_post_copy: Option<&'a str>,
 }
 
 impl Going<'_> {
@@ -207,10 +211,12 @@ impl Going<'_> {
             "it may not come to an end, so it goes last; less load in it, or more links, would help"
         };
         (!self.prediction.converges).then(|| {
+            let no_post_copy = self.no_post_copy.map(|why| format!("; post-copy is not possible: {why}"));
             format!(
-                "its memory gets dirty at {} and the links carry {}: {what_then}",
+                "its memory gets dirty at {} and the links carry {}: {what_then}{}",
                 rate(memory.dirty_bytes_per_s as f64 * 8.0 / 1e9),
-                rate(vm_mbps(target) / 1e3)
+                rate(vm_mbps(target) / 1e3),
+                no_post_copy.unwrap_or_default()
             )
         })
     }

@@ -274,6 +274,7 @@ mod tests {
             limit: LimitView::default(),
             free_cores: None,
             relay: None,
+            no_post_copy: None,
             path_history: transfer_mbps.map(|transfer_mbps| PathHistory {
                 transfer_mbps,
                 setup_ms: 200.0,

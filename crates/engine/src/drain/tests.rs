@@ -50,6 +50,7 @@ fn target(name: &str, gib: u64) -> TargetView {
         limit: LimitView::default(),
         free_cores: None,
         relay: None,
+        no_post_copy: None,
         path_history: None,
     }
 }
@@ -136,6 +137,22 @@ fn large_ones_go_first_and_those_that_may_not_end_last() {
     assert!(busy.warning.as_ref().unwrap().contains("(post-copy)"), "{busy:?}");
     assert!((8 * GIB..=9 * GIB + (1 << 20)).contains(&busy.predicted_bytes), "{busy:?}");
     assert!(busy.predicted_transfer_ms < 10.0 * plan.moves[0].predicted_transfer_ms, "{plan:?}");
+}
+
+#[test]
+fn where_the_hosts_have_no_post_copy_a_vm_goes_without_and_is_told_why() {
+    let busy =
+        MemorySample { zero_share: 0.0, dirty_bytes_per_s: GIB, dirty_set_bytes: GIB, compressible: None };
+    let busy = VmView { memory: Some(busy), ..vm("busy", 8) };
+    let no_post_copy = Some("libvirt 9.0.0 on b has no post-copy".into());
+    let view = view(vec![busy], vec![TargetView { no_post_copy, ..target("b", 64) }]);
+    let planned = |post_copy| plan(&view, Some(&DrainLimits { post_copy, ..at_most(1) })).moves.remove(0);
+    let (asked, unasked) = (planned(true), planned(false));
+    assert!(!asked.post_copy && !unasked.post_copy);
+    let words = "may not come to an end, so it goes last; less load in it, or more links, would help; post-copy is not \
+                 possible: libvirt 9.0.0 on b has no post-copy";
+    assert!(asked.warning.as_ref().unwrap().ends_with(words), "{asked:?}");
+    assert!(!unasked.warning.as_ref().unwrap().contains("post-copy"), "{unasked:?}");
 }
 
 #[test]
@@ -255,6 +272,7 @@ fn remembering(transfers: u8, targets: u8) -> PathHistory {
 fn of_a_number_that_was_found_for_several_targets_each_has_its_share() {
     let planned = |found: &[Option<(u8, u8)>], most: u8| {
         let target = |(at, found): (usize, &Option<(u8, u8)>)| TargetView {
+            no_post_copy: None,
             path_history: found.map(|(transfers, targets)| remembering(transfers, targets)),
             ..target(["b", "c", "d"][at], 64)
         };
@@ -326,6 +344,7 @@ fn over(link: &str, link_mbps: u64, name: &str) -> TargetView {
     TargetView {
         paths_mbps: 1_000,
         paths: vec![PathView { link: link.into(), link_mbps: Some(link_mbps), mbps: Some(1_000) }],
+        no_post_copy: None,
         path_history: Some(path_history),
         ..target(name, 64)
     }
@@ -468,6 +487,7 @@ fn some_target() -> impl Strategy<Value = TargetView> {
             paths,
             free_cores: relay.map(|relay| relay.source_cores),
             relay,
+            no_post_copy: None,
             path_history,
             ..target(&name, gib)
         },

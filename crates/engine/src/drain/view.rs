@@ -113,6 +113,9 @@ pub struct TargetView {
     /// What a relay to it would have; absent where the option that was asked for compresses nothing.
     #[serde(default)]
     pub relay: Option<RelayMeans>,
+    /// Why VMs cannot be post-copied there; absent where they can.
+    #[serde(default)]
+    pub no_post_copy: Option<String>,
     /// What migrations to it were like.
     pub path_history: Option<PathHistory>,
 }

@@ -4,7 +4,7 @@ use super::{Action, Event, Limits, Migration, Stage, VmCondition};
 use crate::encryption::Encryption;
 use crate::fixtures::path;
 use crate::option::RequestedOption;
-use crate::plan::{Paths, Plan, Transfer};
+use crate::plan::{LimitKeeper, Paths, Plan, Transfer};
 
 /// When one that is in flight has to be over.
 pub(super) const DEADLINE_MS: f64 = 20_000.0;
@@ -20,6 +20,7 @@ fn plan(post_copy: bool) -> Plan {
         transfer: Transfer::OneConnection { post_copy },
         encryption: Encryption::default(),
         paths: Paths::try_from(vec![path("e0")]).unwrap(),
+        limit_keeper: LimitKeeper::default(),
         reasons: vec![],
     }
 }

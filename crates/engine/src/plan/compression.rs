@@ -2,17 +2,22 @@
 
 use std::fmt;
 
+use super::incapable::Incapable;
 use super::{Reason, Request};
 use crate::facts::{HostFacts, NoPacking};
 use crate::format::rate;
 use crate::option::RequestedOption;
-use crate::relayed::{RelayMeans, Verdict};
+use crate::relayed::{Compressible, RelayMeans, Verdict};
 
 /// Why memory is not compressed, as was asked for.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum NotCompressed {
     /// No core of the source may pack, for this reason where it says one.
     NoCore(Option<NoPacking>),
+    /// This hypervisor goes through no relay.
+    NotRelayed(Incapable),
+    /// This one makes one connection, and several are compressed.
+    OneConnection(Incapable),
     /// Hardly any of the memory shrinks.
     NothingShrinks,
     /// The paths carry so much that a relay could hardly better it.
@@ -31,15 +36,20 @@ pub enum NotCompressed {
 pub(super) fn weigh(
     request: &Request,
     source: &HostFacts,
+    target: &HostFacts,
     means: Option<RelayMeans>,
 ) -> (bool, Option<Reason>) {
+    let not = |why| (false, Some(Reason::NotCompressed(why)));
     if request.option != RequestedOption::Compression {
         return match means.map(|means| means.verdict(request.memory)) {
             Some(Verdict::Compressed { wire_share }) => (true, Some(Reason::Compressed { wire_share })),
-            _ => (false, None),
+            _ if !request.may_be_compressed_unasked() => (false, None),
+            _ => NotCompressed::by_hypervisors(source, target).map_or((false, None), not),
         };
     }
-    let not = |why| (false, Some(Reason::NotCompressed(why)));
+    if let Some(why) = NotCompressed::by_hypervisors(source, target) {
+        return not(why);
+    }
     if source.packing_cores == Some(0) {
         return not(NotCompressed::NoCore(source.no_packing));
     }
@@ -51,12 +61,29 @@ pub(super) fn weigh(
     }
 }
 
+impl NotCompressed {
+    /// For what a hypervisor cannot do; nothing where both can.
+    pub(crate) fn by_hypervisors(source: &HostFacts, target: &HostFacts) -> Option<Self> {
+        let not_relayed = Incapable::to_be_relayed(source, target).map(Self::NotRelayed);
+        not_relayed.or_else(|| Incapable::to_send_in_parallel(source, target).map(Self::OneConnection))
+    }
+}
+
+impl Request {
+    /// Whether memory was looked at that shrinks, and the choice is the agents'.
+    fn may_be_compressed_unasked(&self) -> bool {
+        self.option.may_compress() && self.memory.is_some_and(Compressible::shrinks)
+    }
+}
+
 impl fmt::Display for NotCompressed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("not compressed: ")?;
         match self {
             Self::NoCore(None) => f.write_str("no core of the source may pack"),
             Self::NoCore(Some(why)) => write!(f, "no core of the source may pack, since {why}"),
+            Self::NotRelayed(hypervisor) => write!(f, "{hypervisor} cannot go through a relay"),
+            Self::OneConnection(hypervisor) => write!(f, "{hypervisor} migrates over one connection only"),
             Self::NothingShrinks => f.write_str("hardly any of the memory shrinks"),
             Self::Outrun { wire_mbps, source_cores, target_cores } => write!(
                 f,

@@ -2,7 +2,9 @@
 
 use thiserror::Error;
 
+use super::incapable::{Incapable, NoPostCopy};
 use crate::facts::HostFacts;
+use crate::format::rate;
 use crate::option::RequestedOption;
 
 /// Why there can be no plan.
@@ -45,6 +47,38 @@ pub enum PlanError {
     NoPostCopy {
         /// What was asked for with it.
         option: RequestedOption,
+    },
+    /// The hypervisors cannot do it.
+    #[error("post-copy was asked for, and {0}: do not ask for it")]
+    PostCopyImpossible(NoPostCopy),
+    /// A hypervisor would decide where the VM runs.
+    #[error(
+        "{0} decides by itself that a VM runs on the target: a lost answer could leave it running on both hosts, so \
+         Drainpipe does not move it"
+    )]
+    HypervisorCommits(Incapable),
+    /// It shall be encrypted, and cannot be.
+    #[error(
+        "the migration is to be encrypted ({why}), and {hypervisor} cannot go through a relay, which does that: where its \
+         network may be trusted, add that to trusted_networks on both hosts, and do not ask for encryption"
+    )]
+    NotRelayed {
+        /// Why it is to be encrypted.
+        why: String,
+        /// The hypervisor that cannot.
+        hypervisor: Incapable,
+    },
+    /// A limit holds, and nobody can keep it.
+    #[error(
+        "a bandwidth limit of {} holds, and nobody can keep {hypervisor} to it: lift the limit, or ask for encryption or \
+         compression, whose relay keeps it",
+        rate(*limit_mbps as f64 / 1e3)
+    )]
+    NoLimit {
+        /// The source's hypervisor.
+        hypervisor: Incapable,
+        /// The limit, in Mb/s.
+        limit_mbps: u64,
     },
     /// It shall be encrypted, and may not.
     #[error(

@@ -3,9 +3,15 @@
 use std::num::NonZeroU8;
 
 use super::compression::weigh;
+use super::incapable::Incapable;
+use super::limiting::with_limit_keeper;
 use super::rdma::NoRdma;
 use super::route::{NoRoute, no_route};
-use super::{Packing, Parallel, Paths, Plan, PlanError, Reason, Request, Spread, Transfer, ZstdLevel};
+use super::spreading::NotSpread;
+use super::{
+    LimitKeeper, NoPostCopy, Packing, Parallel, Paths, Plan, PlanError, Reason, Request, Spread, Transfer,
+    ZstdLevel,
+};
 use crate::encryption;
 use crate::facts::HostFacts;
 use crate::option::RequestedOption;
@@ -35,9 +41,21 @@ pub fn plan(
     memory_bytes: u64,
 ) -> Result<Plan, PlanError> {
     let request = request.into();
-    if request.post_copy {
-        return with_post_copy(source, target, request, reaches, memory_bytes);
+    if let Some(hypervisor) = Incapable::to_leave_the_hand_over_to_agents(source, target) {
+        return Err(PlanError::HypervisorCommits(hypervisor));
     }
+    let by_request = if request.post_copy { with_post_copy } else { without_post_copy };
+    let made = by_request(source, target, request, reaches, memory_bytes)?;
+    with_limit_keeper(encrypted_by_who_can(made, source, target)?, source, target)
+}
+
+fn without_post_copy(
+    source: &HostFacts,
+    target: &HostFacts,
+    request: Request,
+    reaches: &[Reach],
+    memory_bytes: u64,
+) -> Result<Plan, PlanError> {
     let found = find_paths(source, target, request.option, reaches);
     if found.is_empty() {
         return Err(PlanError::no_path(source, target));
@@ -53,8 +71,9 @@ pub fn plan(
     let decided = encryption::decide(source, target, request.encrypt, &paths);
     let encryption = decided.map_err(|host| PlanError::EncryptionOff { host })?;
     let paths = Paths::try_from(paths).map_err(|_| PlanError::no_path(source, target))?;
-    let plan = Plan { requested_option: request.option, transfer, encryption, paths, reasons };
-    Ok(encrypt_on_several_cores(plan))
+    let limit_keeper = LimitKeeper::default();
+    let plan = Plan { requested_option: request.option, transfer, encryption, paths, limit_keeper, reasons };
+    Ok(encrypt_on_several_cores(plan, Incapable::to_send_in_parallel(source, target)))
 }
 
 /// By the first path that answers.
@@ -70,9 +89,10 @@ fn with_post_copy(
         return Err(PlanError::NoPostCopy { option: requested_option });
     }
     let tcp = Request { option: RequestedOption::Tcp, post_copy: false, ..request };
-    let mut made = plan(source, target, tcp, reaches, memory_bytes)?;
+    let mut made = without_post_copy(source, target, tcp, reaches, memory_bytes)?;
     made.reasons.insert(0, Reason::PostCopy);
-    Ok(Plan { requested_option, transfer: Transfer::OneConnection { post_copy: true }, ..made })
+    let made = Plan { requested_option, transfer: Transfer::OneConnection { post_copy: true }, ..made };
+    NoPostCopy::of(&made, source, target).map_or(Ok(made), |why| Err(PlanError::PostCopyImpossible(why)))
 }
 
 /// Paths that a route between the migration addresses can go over.
@@ -110,46 +130,81 @@ fn choose(
     routed: &Result<Routed, NoRoute>,
 ) -> (Transfer, Vec<Reason>) {
     let usable = routed.as_ref().map_or(found, |routed| &routed.paths);
-    let no_rdma = NoRdma::between(source, target);
     let spread = if routed.is_ok() { Spread::Routed } else { Spread::InTurn };
-    let no_route = routed.as_ref().err();
-    let (as_it_is, mut reasons) =
-        choose_uncompressed(request.option, usable.len(), spread, no_rdma, no_route);
     // Where it cannot be as it was asked for, there is no plan.
     let encryption = encryption::decide(source, target, request.encrypt, usable);
     let is_encrypted = encryption.is_ok_and(|encryption| encryption.is_encrypted);
     let means = RelayMeans::of(source, target, spread.carrying(usable), is_encrypted, request);
-    let (is_compressed, why) = weigh(request, source, means);
-    reasons.extend(why);
+    let (is_compressed, why_packed) = weigh(request, source, target, means);
+    let by_hypervisors = NotSpread::by_hypervisors(source, target, is_compressed || is_encrypted);
+    let not_spread = routed.as_ref().err().cloned().map(NotSpread::NoRoute).or(by_hypervisors);
+    let uncompressed = Uncompressed {
+        requested: request.option,
+        paths: usable.len(),
+        no_rdma: NoRdma::between(source, target),
+        not_spread,
+        not_parallel: Incapable::to_send_in_parallel(source, target).is_some(),
+        not_packed: Incapable::among([source, target], |can| can.packs),
+    };
+    let (as_it_is, mut reasons) = uncompressed.choose();
+    reasons.extend(why_packed);
     (if is_compressed { parallel(spread, Some(Packing::ByRelay)) } else { as_it_is }, reasons)
 }
 
-/// How memory travels where no relay packs it; `paths` are those that could carry.
-fn choose_uncompressed(
+/// What decides how memory travels where no relay packs it.
+struct Uncompressed {
     requested: RequestedOption,
+    /// How many paths could carry.
     paths: usize,
-    spread: Spread,
     no_rdma: NoRdma,
-    no_route: Option<&NoRoute>,
-) -> (Transfer, Vec<Reason>) {
-    let over_one_path = no_route.cloned().map(Reason::OverOnePath);
-    let no_multichannel = no_route.cloned().map(Reason::NoMultichannel);
-    let multichannel = if no_route.is_none() { parallel(Spread::Routed, None) } else { ONE_CONNECTION };
-    let packed = |level| parallel(spread, Some(Packing::ByHypervisor(level)));
-    let (transfer, reasons) = match requested {
-        RequestedOption::Tcp => (ONE_CONNECTION, [None, None]),
-        RequestedOption::Compression => (multichannel, [over_one_path, None]),
-        RequestedOption::QemuZstd1 => (packed(ZstdLevel::One), [over_one_path, None]),
-        RequestedOption::QemuZstd3 => (packed(ZstdLevel::Three), [over_one_path, None]),
-        RequestedOption::Multichannel => (multichannel, [no_multichannel, None]),
-        RequestedOption::Direct => (multichannel, [Some(Reason::NoRdma(no_rdma)), no_multichannel]),
-        // It may have several connections all the same, to encrypt on several cores.
-        RequestedOption::Auto if paths > 1 => {
-            (multichannel, [Some(Reason::SeveralPaths { paths, no_rdma }), over_one_path])
-        }
-        RequestedOption::Auto => (ONE_CONNECTION, [Some(Reason::OnePath { no_rdma }), None]),
+    /// Why not over all of them.
+    not_spread: Option<NotSpread>,
+    /// Whether not over several connections either.
+    not_parallel: bool,
+    /// The hypervisor that packs nothing.
+    not_packed: Option<Incapable>,
+}
+
+impl Uncompressed {
+    fn choose(self) -> (Transfer, Vec<Reason>) {
+        let Self { requested, paths, no_rdma, not_spread, .. } = &self;
+        let over_one_path = not_spread.clone().map(Reason::OverOnePath);
+        let no_multichannel = not_spread.clone().map(Reason::NoMultichannel);
+        let multichannel = if not_spread.is_none() { parallel(Spread::Routed, None) } else { ONE_CONNECTION };
+        let no_rdma = no_rdma.clone();
+        let (transfer, reasons) = match requested {
+            RequestedOption::Tcp => (ONE_CONNECTION, [None, None]),
+            RequestedOption::Compression => (multichannel, [over_one_path, None]),
+            RequestedOption::QemuZstd1 => self.packed(ZstdLevel::One),
+            RequestedOption::QemuZstd3 => self.packed(ZstdLevel::Three),
+            RequestedOption::Multichannel => (multichannel, [no_multichannel, None]),
+            RequestedOption::Direct => (multichannel, [Some(Reason::NoRdma(no_rdma)), no_multichannel]),
+            // It may have several connections all the same, to encrypt on several cores.
+            RequestedOption::Auto if *paths > 1 => {
+                let several_paths = Reason::SeveralPaths { paths: *paths, no_rdma };
+                (multichannel, [Some(several_paths), over_one_path])
+            }
+            RequestedOption::Auto => (ONE_CONNECTION, [Some(Reason::OnePath { no_rdma }), None]),
+        };
+        (transfer, reasons.into_iter().flatten().collect())
+    }
+
+    /// By the hypervisor, as far as it can.
+    fn packed(&self, level: ZstdLevel) -> (Transfer, [Option<Reason>; 2]) {
+        let spread = if self.not_spread.is_none() { Spread::Routed } else { Spread::InTurn };
+        let packing = self.not_packed.is_none().then_some(Packing::ByHypervisor(level));
+        let transfer = if self.not_parallel { ONE_CONNECTION } else { parallel(spread, packing) };
+        let over_one_path = self.not_spread.clone().map(Reason::OverOnePath);
+        (transfer, [over_one_path, self.not_packed.clone().map(Reason::NotPackedByHypervisor)])
+    }
+}
+
+/// The same plan, if it is not encrypted or there is somebody to encrypt it.
+fn encrypted_by_who_can(plan: Plan, source: &HostFacts, target: &HostFacts) -> Result<Plan, PlanError> {
+    let Some(hypervisor) = Incapable::to_be_relayed(source, target).filter(|_| plan.relay().is_some()) else {
+        return Ok(plan);
     };
-    (transfer, reasons.into_iter().flatten().collect())
+    Err(PlanError::NotRelayed { why: plan.encryption.why, hypervisor })
 }
 
 fn parallel(spread: Spread, packing: Option<Packing>) -> Transfer {
@@ -158,13 +213,17 @@ fn parallel(spread: Spread, packing: Option<Packing>) -> Transfer {
 
 /// Where one connection would be encrypted that a path may outrun, several share that path, unless one was asked for.
 /// They need no more than the one does: neither a route nor migration addresses, which a network may not let through.
-fn encrypt_on_several_cores(mut plan: Plan) -> Plan {
+fn encrypt_on_several_cores(mut plan: Plan, makes_one: Option<Incapable>) -> Plan {
     let may_be_several = plan.requested_option != RequestedOption::Tcp && plan.transfer == ONE_CONNECTION;
     if !may_be_several || !plan.encryption.is_encrypted {
         return plan;
     }
     let is_outrun = |path: &&Path| path.speed_mbps.is_none_or(|speed_mbps| speed_mbps > CORE_ENCRYPTS_MBPS);
     let Some(path) = plan.paths.iter().find(is_outrun) else { return plan };
+    if let Some(hypervisor) = makes_one {
+        plan.reasons.push(Reason::OneEncrypts { path: path.to_string(), hypervisor });
+        return plan;
+    }
     plan.reasons.push(Reason::SeveralEncrypt { path: path.to_string(), speed_mbps: path.speed_mbps });
     Plan { transfer: parallel(Spread::InTurn, None), ..plan }
 }

@@ -3,10 +3,11 @@
 use std::fmt;
 
 use super::compression::NotCompressed;
+use super::incapable::Incapable;
 use super::making::{CORE_ENCRYPTS_MBPS, MULTICHANNEL_CONNECTIONS};
 use super::rdma::NoRdma;
-use super::route::NoRoute;
-use crate::format::duration;
+use super::spreading::NotSpread;
+use crate::format::{duration, rate};
 
 /// One reason for what a plan is. Its words are for people.
 #[derive(Debug, Clone, PartialEq)]
@@ -27,10 +28,10 @@ pub enum Reason {
         /// Why it does not take RDMA.
         no_rdma: NoRdma,
     },
-    /// Nothing can be routed over several paths.
-    OverOnePath(NoRoute),
+    /// Nothing can go over several paths.
+    OverOnePath(NotSpread),
     /// The same, where that was to be.
-    NoMultichannel(NoRoute),
+    NoMultichannel(NotSpread),
     /// `auto` compresses, which sends memory in this share of the time.
     Compressed {
         /// That share; below 1.
@@ -38,6 +39,8 @@ pub enum Reason {
     },
     /// It is not compressed, as was asked for.
     NotCompressed(NotCompressed),
+    /// The hypervisor was to pack it, which this one does not.
+    NotPackedByHypervisor(Incapable),
     /// It is compressed, as was asked for, and nobody knows whether that pays.
     CompressedUnweighed,
     /// Only the management network makes a path.
@@ -61,6 +64,20 @@ pub enum Reason {
         path: String,
         /// Its speed, in Mb/s; absent where it is not known.
         speed_mbps: Option<u64>,
+    },
+    /// One connection, encrypted, may carry less than this path, and this hypervisor makes no more.
+    OneEncrypts {
+        /// The path's name.
+        path: String,
+        /// Which hypervisor.
+        hypervisor: Incapable,
+    },
+    /// A limit is kept by the hypervisor, whose connections are not its agent's.
+    LimitedByHypervisor {
+        /// Which one.
+        hypervisor: Incapable,
+        /// The limit, in Mb/s.
+        limit_mbps: u64,
     },
     /// These paths were tried, and cannot be used.
     Failed(Vec<FailedPath>),
@@ -90,6 +107,9 @@ impl fmt::Display for Reason {
                 write!(f, "compressed: takes {:.0} % of the time, as predicted", wire_share * 100.0)
             }
             Self::NotCompressed(why) => why.fmt(f),
+            Self::NotPackedByHypervisor(hypervisor) => {
+                write!(f, "as it is: {hypervisor} does not pack what it sends")
+            }
             Self::CompressedUnweighed => f.write_str(
                 "whether a relay outruns the paths cannot be told, since a speed is not known: set speed_mbps of the \
                  [[link]] in agent.toml",
@@ -113,6 +133,14 @@ impl fmt::Display for Reason {
                     Some(speed_mbps) => write!(f, "fewer than the {:.1} of {path}", *speed_mbps as f64 / 1e3),
                     None => write!(f, "and the speed of {path} is not known"),
                 }
+            }
+            Self::OneEncrypts { path, hypervisor } => write!(
+                f,
+                "one connection, encrypted, may carry less than {path}: {hypervisor} migrates over one only"
+            ),
+            Self::LimitedByHypervisor { hypervisor, limit_mbps } => {
+                let limit = rate(*limit_mbps as f64 / 1e3);
+                write!(f, "the limit of {limit} is left to {hypervisor}, whose connections no agent can pace")
             }
             Self::Failed(paths) => {
                 let words: Vec<String> = paths.iter().map(ToString::to_string).collect();

@@ -1,3 +1,4 @@
+mod capabilities;
 mod wire;
 
 use super::making::CORE_ENCRYPTS_MBPS;

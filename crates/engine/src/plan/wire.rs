@@ -11,7 +11,7 @@ use utoipa::openapi::schema::Schema;
 use utoipa::{PartialSchema, ToSchema};
 
 use super::paths::NothingCarries;
-use super::{Packing, Parallel, Plan, Reason, Spread, Transfer, ZstdLevel};
+use super::{LimitKeeper, Packing, Parallel, Plan, Reason, Spread, Transfer, ZstdLevel};
 use crate::encryption::Encryption;
 use crate::option::{MigrationOption, RequestedOption};
 use crate::path::Path;
@@ -42,6 +42,9 @@ pub(super) struct WirePlan {
     /// until the rest has followed, it needs both hosts.
     #[serde(default)]
     post_copy: bool,
+    /// Who keeps it to a bandwidth limit; absent for the agents.
+    #[serde(default, skip_serializing_if = "LimitKeeper::is_agents")]
+    limit_keeper: LimitKeeper,
 }
 
 /// What cannot be, and a plan says all the same.
@@ -102,9 +105,10 @@ impl TryFrom<WirePlan> for Plan {
 
     fn try_from(wire: WirePlan) -> Result<Self, Contradiction> {
         let transfer = wire.transfer()?;
-        let WirePlan { requested_option, encryption, paths, reason, .. } = wire;
+        let WirePlan { requested_option, encryption, paths, limit_keeper, reason, .. } = wire;
         let reasons = reason.into_iter().filter(|reason| !reason.is_empty()).map(Reason::Told).collect();
-        Ok(Self { requested_option, transfer, encryption, paths: paths.try_into()?, reasons })
+        let paths = paths.try_into()?;
+        Ok(Self { requested_option, transfer, encryption, paths, limit_keeper, reasons })
     }
 }
 
@@ -118,6 +122,7 @@ impl From<Plan> for WirePlan {
             multifd_channels: plan.transfer.parallel().map(|parallel| parallel.channels.get()),
             is_compressed: plan.is_compressed(),
             post_copy: plan.post_copy(),
+            limit_keeper: plan.limit_keeper,
             encryption: plan.encryption,
             paths: plan.paths.into(),
         }

@@ -349,6 +349,7 @@ impl World {
             limit: LimitView::default(),
             free_cores: None,
             relay: None,
+            no_post_copy: None,
             path_history: None,
         }
     }

@@ -1,5 +1,6 @@
 //! The two hosts as the real planner sees them, and what a plan between them must keep to (I6).
 
+use drainpipe_engine::capabilities::Capabilities;
 use drainpipe_engine::encryption::{EncryptionPolicy, refuses_clear};
 use drainpipe_engine::facts::{HostFacts, HypervisorVersion, MigrationLink};
 use drainpipe_engine::option::RequestedOption;
@@ -102,7 +103,12 @@ fn host(name: &str, last: u8, links: u64, random: &mut Random) -> HostFacts {
         migration_address,
         no_migration_address: None,
         rdma_devices: vec![],
-        hypervisor: HypervisorVersion { name: "QEMU".into(), version: "10.0.2".into(), rdma: false },
+        hypervisor: HypervisorVersion {
+            name: "QEMU".into(),
+            version: "10.0.2".into(),
+            rdma: false,
+            capabilities: Capabilities::of_qemu(Some(10)),
+        },
     }
 }
 

@@ -4,7 +4,7 @@ use drainpipe_engine::encryption::Encryption;
 use drainpipe_engine::migration::{Action, Event, Limits, Migration, Stage, VmCondition};
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::path::Path;
-use drainpipe_engine::plan::{Paths, Plan, Transfer};
+use drainpipe_engine::plan::{LimitKeeper, Paths, Plan, Transfer};
 use drainpipe_engine::result::Outcome;
 
 fn a_plan() -> Plan {
@@ -22,6 +22,7 @@ fn a_plan() -> Plan {
         transfer: Transfer::OneConnection { post_copy: false },
         encryption: Encryption::default(),
         paths: Paths::try_from(vec![path]).expect("it carries"),
+        limit_keeper: LimitKeeper::default(),
         reasons: vec![],
     }
 }

@@ -43,7 +43,7 @@ pub(super) fn decode(line: &[u8]) -> Result<Message, CodecError> {
         serde_json::from_slice(line).map_err(|error| CodecError::NotJson(error.to_string()))?;
     if let Some(name) = object.remove("event") {
         let at = object.remove("timestamp").and_then(|timestamp| decode_timestamp(&timestamp));
-        return decode_event(name, object.remove("data"), at);
+        return decode_event(name, object.get("data"), at);
     }
     if let Some(greeting) = object.remove("QMP") {
         return decode_greeting(&greeting);
@@ -58,11 +58,11 @@ pub(super) fn decode(line: &[u8]) -> Result<Message, CodecError> {
     Err(CodecError::UnknownMessage)
 }
 
-fn decode_event(name: Value, data: Option<Value>, at: Option<SystemTime>) -> Result<Message, CodecError> {
+fn decode_event(name: Value, data: Option<&Value>, at: Option<SystemTime>) -> Result<Message, CodecError> {
     let Value::String(name) = name else {
         return Err(CodecError::WrongForm("event"));
     };
-    let status = data.as_ref().and_then(|data| data.get("status")?.as_str());
+    let status = data.and_then(|data| data.get("status")?.as_str());
     let what = match (&*name, status) {
         ("MIGRATION", Some(status)) => Happening::Migration(status.to_owned().into()),
         ("RESUME", _) => Happening::Resumed,

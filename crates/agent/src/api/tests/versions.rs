@@ -2,9 +2,11 @@
 
 use axum::routing::get;
 use axum::{Json, Router};
+use drainpipe_engine::capabilities::Committer;
 use drainpipe_engine::check::CheckReport;
 use drainpipe_engine::check::finding::Finding;
 use drainpipe_engine::facts::HostFacts;
+use drainpipe_engine::plan::LimitKeeper;
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -103,6 +105,8 @@ fn what_decides_and_is_not_known_is_an_error_that_names_it() {
         read::<HandOverView>(news()).unwrap_err(),
         read::<Holding>(news()).unwrap_err(),
         read::<HostFacts>(with(facts(), "encryption", news())).unwrap_err(),
+        read::<Committer>(news()).unwrap_err(),
+        read::<LimitKeeper>(news()).unwrap_err(),
     ];
     for error in errors {
         assert!(error.starts_with("unknown variant `of-a-newer-release`"), "{error}");

@@ -2,6 +2,7 @@
 
 use drainpipe_engine::migration::Event;
 use drainpipe_engine::pacing::{BYTES_PER_S_OF_MBPS, needs_small_packets};
+use drainpipe_engine::plan::LimitKeeper;
 use drainpipe_engine::problem::Problem;
 use drainpipe_net::packets_by_pace;
 use tracing::warn;
@@ -22,7 +23,8 @@ impl Executor {
     pub(super) async fn keep_packets_small(&self, limit_mbps: Option<u64>) {
         let (Some(limit_mbps), Some(plan)) = (limit_mbps, &self.plan) else { return };
         let limit_bytes_per_s = limit_mbps.saturating_mul(BYTES_PER_S_OF_MBPS);
-        if plan.relay().is_some() || !needs_small_packets(limit_bytes_per_s, connections(plan)) {
+        let are_paced = plan.relay().is_none() && plan.limit_keeper == LimitKeeper::Agents;
+        if !are_paced || !needs_small_packets(limit_bytes_per_s, connections(plan)) {
             return;
         }
         if let Err(problem) = self.make_packets_small().await {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use drainpipe_engine::migration::{Event, Stage, downtime_limit_ms};
-use drainpipe_engine::plan::Plan;
+use drainpipe_engine::plan::{LimitKeeper, Plan};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::progress::Transferred;
 use drainpipe_engine::queue::unsent_limit_bytes;
@@ -47,15 +47,13 @@ impl Executor {
         let (transport, now_ms) = (transport(plan, self.tls_key(plan, endpoint)?), self.now_ms());
         self.measurements.transfer_begins(&self.outgoing.host.network, plan, address, now_ms).await?;
         let vmm = self.vmm()?;
-        let own_peer = plan.relay().is_none().then_some(address);
+        let own_peer = self.own_connections().map(|(_, address)| address);
         let target = &self.running.target;
         let guard =
             Guard::start(&self.outgoing.host.config, &self.running.id, &**vmm, target, own_peer).await?;
         let (relay, send_to) = self.relay_to(plan, endpoint, address, &guard)?;
         self.tell_watch(plan, address.port()).await;
-        let valve = relay.as_ref().map(|relay| Valve::Relay(relay.limiter()));
-        let valve =
-            valve.unwrap_or_else(|| Valve::Qemu(Pacer::new(Arc::clone(vmm), address, connections(plan))));
+        let valve = valve(plan, relay.as_ref(), Pacer::new(Arc::clone(vmm), address, connections(plan)));
         let share = FirstShare::of(&self.outgoing.transfer.bandwidth, self.sending(), plan, valve).await;
         self.keep_packets_small(share.limit_mbps()).await;
         let standstill_watch = StandstillWatch::start(vmm).await;
@@ -97,8 +95,8 @@ impl Executor {
     /// Multifd's connections must not come before the one that QEMU makes first, where the target's QEMU goes
     /// by that. The relay tells it by itself.
     async fn tell_watch(&self, plan: &Plan, port: u16) {
-        let apart =
-            self.facts.as_ref().is_some_and(|(_, target)| target.hypervisor.tells_connections_apart());
+        let target = self.facts.as_ref().map(|(_, target)| target.hypervisor.capabilities);
+        let apart = target.is_some_and(|target| target.tells_connections_apart);
         let connections = connections(plan);
         let in_order = (!apart && plan.relay().is_none() && connections > 1).then_some(connections);
         let beginning = Beginning { migration: &self.running.id, port, in_order };
@@ -312,11 +310,14 @@ impl Executor {
         }
     }
 
-    /// The source's QEMU and where it is connected to; none if it is the relay that is.
+    /// The source's QEMU and where it is connected to; none if it is the relay that is, or nothing may be set on QEMU's.
     pub(super) fn own_connections(&self) -> Option<(Arc<dyn Machine>, SocketAddr)> {
-        let address = listening_at(self.plan.as_ref()?, self.endpoint.as_ref()?).ok()?;
+        let plan = self.plan.as_ref()?;
+        let address = listening_at(plan, self.endpoint.as_ref()?).ok()?;
         let vmm = self.claimed.vmm.clone()?;
-        self.relay.is_none().then_some((vmm, address))
+        let (source, _) = self.facts.as_ref()?;
+        let are_own = plan.relay().is_none() && source.hypervisor.capabilities.connections_are_ours;
+        are_own.then_some((vmm, address))
     }
 
     /// With how many connections multifd makes of them; none if there is no multifd.
@@ -328,6 +329,16 @@ impl Executor {
 
     fn guard_has_acted(&self) -> bool {
         self.outgoing.journal.is_hand_over_forbidden(&self.running.id).unwrap_or(false)
+    }
+}
+
+/// Who holds its bytes back.
+fn valve(plan: &Plan, relay: Option<&OutgoingRelay>, pacer: Pacer) -> Valve {
+    match (relay, plan.limit_keeper) {
+        (Some(relay), _) => Valve::Relay(relay.limiter()),
+        (None, LimitKeeper::Agents) => Valve::Qemu(pacer),
+        (None, LimitKeeper::Hypervisor) => Valve::Qemu(pacer.left_to_qemu()),
+        (None, LimitKeeper::Nobody) => Valve::Nobody,
     }
 }
 

@@ -4,11 +4,12 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::{GIB, host};
+use crate::capabilities::{Capabilities, Committer, PostCopy};
 use crate::encryption::EncryptionPolicy;
 use crate::facts::{HostFacts, NoPacking};
 use crate::option::RequestedOption;
 use crate::path::Reach;
-use crate::plan::{Plan, Reason, Request, plan};
+use crate::plan::{LimitKeeper, Plan, Reason, Request, plan};
 use crate::relayed::Compressible;
 
 /// As 0.1.0 tells it.
@@ -61,6 +62,7 @@ fn a_plan_of_0_1_0_is_read_and_told_as_it_is() {
     // Encrypted on several cores.
     let over_one_path = changed(multichannel.clone(), &[("spread", json!("in_turn"))]);
     let qemu_zstd = changed(multichannel.clone(), &[("option", json!("qemu-zstd-3"))]);
+    assert_eq!(read(multichannel.clone()).unwrap().limit_keeper, LimitKeeper::Agents);
     let of_request = [over_one_connection(), compressed(), multichannel, over_one_path, qemu_zstd];
     for plan in of_request {
         assert_eq!(serde_json::to_value(read(plan.clone()).unwrap()).unwrap(), plan);
@@ -106,11 +108,12 @@ fn speed() -> impl Strategy<Value = Option<u64>> {
 
 prop_compose! {
     /// With up to three links, of which any may belong to the management network.
-    fn any_host(name: &'static str, last: u8)(
+    pub(super) fn any_host(name: &'static str, last: u8)(
         links in prop::collection::vec((speed(), any::<[bool; 3]>()), 0..=3),
         address in prop::sample::select(vec![None, Some("10.77.200."), Some("10.77.1.10"), Some("fd00::")]),
         encryption in prop::sample::select(vec![EncryptionPolicy::Required, EncryptionPolicy::Allowed, EncryptionPolicy::Off]),
         (has_rdma, knows_rdma) in any::<(bool, bool)>(),
+        capabilities in any_capabilities(),
         idle_cores in prop::option::of(0.0..8.0),
         packing_cores in prop::option::of(0..2_u32),
         no_packing in prop::option::of(Just(NoPacking::CpusLost)),
@@ -128,13 +131,36 @@ prop_compose! {
         (host.management_links, host.links) = (links_of(management), links_of(own));
         host.migration_address = address.map(|address| format!("{address}{last}").parse().unwrap());
         host.rdma_devices.extend(has_rdma.then(|| "mlx5_0".into()));
-        host.hypervisor.rdma = knows_rdma;
+        (host.hypervisor.rdma, host.hypervisor.capabilities) = (knows_rdma, capabilities);
         HostFacts { idle_cores, packing_cores, no_packing, encryption, ..host }
     }
 }
 
+/// Most things, so that there is a plan now and then.
+pub(super) fn any_capabilities() -> impl Strategy<Value = Capabilities> {
+    let can = || prop::bool::weighted(0.8);
+    let post_copy =
+        (any::<bool>(), can()).prop_map(|(in_parallel, encrypts)| PostCopy { in_parallel, encrypts });
+    let commits = prop_oneof![9 => Just(Committer::Agents), 1 => Just(Committer::Hypervisor)];
+    let rest = (can(), can(), can(), can(), can(), can(), can(), can());
+    (commits, prop::option::weighted(0.8, post_copy), rest).prop_map(|(commits, post_copy, rest)| {
+        Capabilities {
+            commits,
+            pauses_before_switchover: rest.0,
+            connections_are_ours: rest.1,
+            tells_connections_apart: rest.2,
+            sends_in_parallel: rest.3,
+            packs: rest.4,
+            is_relayed: rest.5,
+            keeps_limit: rest.6,
+            post_copy,
+            copies_disks: rest.7,
+        }
+    })
+}
+
 prop_compose! {
-    fn any_request()(
+    pub(super) fn any_request()(
         option in prop::sample::select(RequestedOption::ALL.to_vec()),
         (encrypt, post_copy) in any::<(bool, bool)>(),
         memory in prop::option::of((0.0..=1.0, 0.0..=1.0)),
