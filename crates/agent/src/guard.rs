@@ -21,6 +21,8 @@
 //! here that a later migration has handed over.
 
 mod source;
+#[cfg(test)]
+mod tests;
 
 use std::fs::File;
 use std::io::{self, PipeReader, Read, Write};
@@ -250,7 +252,7 @@ pub async fn stand(orders: &Orders, hypervisor: Arc<dyn Hypervisor>) -> Result<(
     // An agent that is gone already shows as silence.
     let _heard = io::stdout().write_all(&[AT_POST]).and_then(|()| io::stdout().flush());
     let source = Source::new(hypervisor, name, orders.peer);
-    Executor { orders, journal, source, problem: None }.run().await
+    Executor { orders, journal, source, problem: None }.run(&io::stdin()).await
 }
 
 /// Carries out what the machine decides.
@@ -263,7 +265,8 @@ struct Executor<'a> {
 }
 
 impl Executor<'_> {
-    async fn run(mut self) -> Result<(), Problem> {
+    /// By the agent's word, or its silence, in `signs`.
+    async fn run(mut self, signs: &impl AsFd) -> Result<(), Problem> {
         let vm = &self.orders.vm;
         let (mut machine, mut next) = Decisions::at_post();
         loop {
@@ -273,7 +276,7 @@ impl Executor<'_> {
                     let problem = self.problem.unwrap_or_else(|| Problem::failed("it was tried in vain"));
                     return Err(problem.context(format!("guard of VM {vm}: it does not run")));
                 }
-                action => self.perform(action).await.unwrap_or_else(|problem| {
+                action => self.perform(action, signs).await.unwrap_or_else(|problem| {
                     eprintln!("guard of VM {vm}: {problem}; tried again");
                     self.problem = Some(problem);
                     Event::Failed { may_succeed_now: self.source.was_just_cut_off() }
@@ -283,10 +286,10 @@ impl Executor<'_> {
         }
     }
 
-    async fn perform(&mut self, action: Action) -> Result<Event, Problem> {
+    async fn perform(&mut self, action: Action, signs: &impl AsFd) -> Result<Event, Problem> {
         let migration = &self.orders.migration;
         match action {
-            Action::Listen => return Ok(listen(&io::stdin(), &mut self.source.told)),
+            Action::Listen => return Ok(listen(signs, &mut self.source.told)),
             Action::LookAtVm => return Ok(Event::VmRuns(self.source.look().await)),
             Action::ForbidHandOver => {
                 self.source.lift_throttle();
@@ -344,33 +347,5 @@ fn listen(input: &impl AsFd, told: &mut Told) -> Event {
             Ok(count) if signs[..count].contains(&DISMISSED) => return Event::Dismissed,
             Ok(count) => told.switches_over |= signs[..count].contains(&SWITCHES_OVER),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_word_silence_and_the_end_are_told_apart() {
-        let (heard, mut agent) = UnixStream::pair().unwrap();
-        agent.write_all(&[ALIVE, ALIVE, DISMISSED]).unwrap();
-        assert_eq!(listen(&heard, &mut Told::default()), Event::Dismissed);
-        let (heard, mut agent) = UnixStream::pair().unwrap();
-        agent.write_all(&[ALIVE]).unwrap();
-        let mut told = Told::default();
-        assert_eq!(listen(&heard, &mut told), Event::Silent { is_switching_over: false });
-        agent.write_all(&[SWITCHES_OVER]).unwrap();
-        drop(agent);
-        assert_eq!(listen(&heard, &mut told), Event::AgentEnded);
-        assert!(told.switches_over);
-    }
-
-    #[test]
-    fn a_guard_that_ends_before_its_post_is_noticed() {
-        let (heard, word) = io::pipe().unwrap();
-        drop(word);
-        let error = wait_until_at_post(heard).unwrap_err();
-        assert!(error.to_string().contains("ended at once"), "{error}");
     }
 }

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use axum::Router;
 use drainpipe_engine::connections::Priority;
 use drainpipe_engine::encryption::EncryptionPolicy;
+use drainpipe_engine::option::RequestedOption;
 use drainpipe_hypervisor::fake::{FakeHypervisor, FakeVm};
 use drainpipe_hypervisor::spec::VmSpec;
 use drainpipe_identity::authority::{InitOptions, IssueOptions, init, issue_host, issue_operator};
@@ -18,6 +19,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
 use crate::api::Parts;
+use crate::api_types::MigrateRequest;
 use crate::app;
 use crate::config::{Config, Link};
 use crate::server;
@@ -75,9 +77,7 @@ impl TestHost {
     /// Starts its agent, which takes up what the one before has left.
     pub(crate) fn start(&self) -> Life {
         let (runtime, stop) = (runtime(), watch::Sender::new(false));
-        let mut config = configuration(self.directory.path(), own_address(), self.peers);
-        config.links = vec![Link { name: "lo".into(), speed_mbps: None }];
-        config.encryption = EncryptionPolicy::Allowed;
+        let config = self.config();
         let parts = runtime.block_on(async {
             let identity = app::load_identity(&config).unwrap();
             let heard = Arc::new(app::open_heard(&config).unwrap());
@@ -87,6 +87,20 @@ impl TestHost {
             parts
         });
         Life { parts, runtime, _stop: stop }
+    }
+
+    /// What its agent is told. It does not ask for long a target that says nothing.
+    pub(crate) fn config(&self) -> Config {
+        let mut config = configuration(self.directory.path(), own_address(), self.peers);
+        config.links = vec![Link { name: "lo".into(), speed_mbps: None }];
+        config.encryption = EncryptionPolicy::Allowed;
+        config.limits.decision_s = 1;
+        config
+    }
+
+    /// Waits for what no agent does.
+    pub(crate) fn block_on<T>(&self, what: impl Future<Output = T>) -> T {
+        self.network.block_on(what)
     }
 
     /// The VM of this name, as the hypervisor has it.
@@ -106,6 +120,19 @@ impl Life {
 pub(crate) fn definition(name: &str) -> VmSpec {
     let spec = json!({ "name": name, "memory_mib": 64, "vcpus": 1, "machine": "pc-q35-10.0" });
     serde_json::from_value(spec).unwrap()
+}
+
+/// A request to move a VM to the host `target`.
+pub(crate) fn migrate(vm: &str) -> MigrateRequest {
+    MigrateRequest {
+        vm: vm.into(),
+        target: "target".into(),
+        option: RequestedOption::Auto,
+        encrypt: false,
+        post_copy: false,
+        deadline_s: None,
+        throttle_max_percent: None,
+    }
 }
 
 /// With threads enough for a part that blocks one.

@@ -58,6 +58,11 @@ impl FakeHypervisor {
         self.faults.set(act, fault);
     }
 
+    /// The next one fails so.
+    pub fn fails_once(&self, act: Act, fault: Fault) {
+        self.faults.set_once(act, fault);
+    }
+
     /// They succeed again.
     pub fn succeeds(&self, act: Act) {
         self.faults.clear(act);

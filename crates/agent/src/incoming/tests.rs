@@ -13,8 +13,8 @@ use axum::routing::get;
 use axum::{Json, Router};
 use drainpipe_engine::migration::target::silence::GIVE_UP_AFTER_MS;
 use drainpipe_engine::migration::target::{IncomingView, Memory, Received};
-use drainpipe_hypervisor::{MigrationStatus, Vm};
 use drainpipe_hypervisor::fake::FakeVm;
+use drainpipe_hypervisor::{MigrationStatus, Vm};
 
 use super::*;
 use crate::api_types::{HandOverView, IncomingRequest};

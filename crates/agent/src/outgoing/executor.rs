@@ -4,6 +4,8 @@ mod ending;
 mod limiting;
 mod post_copy;
 mod preparing;
+#[cfg(test)]
+mod tests;
 mod throttling;
 mod transferring;
 
