@@ -71,6 +71,14 @@ impl FirstSessions {
     }
 }
 
+/// With the agent it ends, though nobody waits for that any more.
+impl Drop for FirstSessions {
+    fn drop(&mut self) {
+        let lease = lock(&self.lease).take();
+        lease.into_iter().flat_map(|lease| lease.processes).for_each(lower_session);
+    }
+}
+
 async fn end_sessions(lease: Arc<Mutex<Option<Lease>>>, vms: Arc<Vms>) {
     // Of a QEMU that has ended by then others may be in its session.
     let others = || vms.all_running().iter().map(|vmm| vmm.pid()).collect::<Vec<u32>>();

@@ -28,7 +28,10 @@ fn target(says: IncomingView) -> (Router, Asked) {
         move || asked.lock().unwrap().push(what)
     };
     let (discard, finish) = (note("discard"), note("finish"));
-    let about = get(async move || Json(says)).delete(async move || Json(discard()));
+    let about = get(async move || Json(says)).delete(async move || {
+        discard();
+        Json(())
+    });
     let finish = post(async move || {
         finish();
         Json(TargetUse::default())
