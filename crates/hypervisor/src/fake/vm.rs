@@ -202,10 +202,8 @@ impl FakeVm {
 
     /// Without asking it.
     pub(super) fn cut_off(&self) -> io::Result<usize> {
-        if self.is_stopped() {
-            return Err(io::Error::other("somebody has stopped it"));
-        }
-        self.on_connections(Act::Cut)
+        let found = self.on_connections(Act::Cut)?;
+        if self.is_stopped() { Err(io::Error::other("somebody has stopped it")) } else { Ok(found) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
