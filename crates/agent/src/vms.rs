@@ -610,33 +610,24 @@ async fn state_of(entry: &Entry, deadline: Duration) -> VmState {
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
-    use drainpipe_hypervisor_qemu::Qemu;
+    use drainpipe_hypervisor::fake::FakeHypervisor;
     use serde_json::json;
 
     use super::*;
 
-    fn vms(directory: &std::path::Path) -> Arc<Vms> {
-        let facts = json!({
-            "binary": "qemu", "version": { "major": 7, "minor": 2, "micro": 0 }, "machines": [], "rdma": false,
-            "kvm_missing": null, "stamp": null,
-            "cpu_models": { "hardware": "kvm", "lacking": {}, "offered": {}, "dependents": {} },
-        });
+    async fn vms(directory: &std::path::Path) -> Arc<Vms> {
+        let journal = Arc::new(Journal::open(directory, directory).unwrap());
         let spec = json!({ "name": "web", "memory_mib": 64, "vcpus": 1, "machine": "pc-q35-7.2" });
-        let definition = serde_json::from_value(spec).unwrap();
-        let entry = Entry { definition, vmm: None, cores_taken: None, claim: None };
-        Arc::new(Vms {
-            host: "a".into(),
-            hypervisor: Arc::new(Qemu::to_find(directory.into())),
-            facts: serde_json::from_value(facts).unwrap(),
-            journal: Arc::new(Journal::open(directory, directory).unwrap()),
-            entries: Mutex::new(BTreeMap::from([("web".into(), entry)])),
-        })
+        journal.define_vm(&serde_json::from_value(spec).unwrap()).unwrap();
+        let hypervisor = FakeHypervisor::new(directory);
+        let facts = hypervisor.probe(QMP_DEADLINE).await.unwrap();
+        Vms::open("a", hypervisor, facts, journal).await.unwrap()
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_migration_that_crashes_keeps_its_claim_for_who_takes_it_up() {
         let directory = tempfile::tempdir().unwrap();
-        let vms = vms(directory.path());
+        let vms = vms(directory.path()).await;
         let crash = |claim: Claim| {
             let claimed = vms.claim("web", claim).unwrap();
             let crash = AssertUnwindSafe(|| {

@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use drainpipe_engine::capabilities::Capabilities;
 use drainpipe_hypervisor::spec::Hardware;
 use drainpipe_hypervisor::{BinaryStamp, HypervisorFacts, Version, VmDirectory};
 use serde::Deserialize;
@@ -88,6 +89,8 @@ async fn ask(
     let kvm = kvm(qmp, deadline).await.map_err(failed)?;
     let hardware = if kvm.enabled { Hardware::Kvm } else { Hardware::Tcg };
     Ok(HypervisorFacts {
+        name: "QEMU".into(),
+        capabilities: Capabilities::of_qemu(Some(version.major)),
         binary: binary.to_owned(),
         version,
         machines: machines(qmp, deadline).await.map_err(failed)?,

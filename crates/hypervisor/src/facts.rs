@@ -5,6 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use drainpipe_engine::capabilities::Capabilities;
 use serde::{Deserialize, Serialize};
 
 use crate::cpu_models::CpuModels;
@@ -30,6 +31,10 @@ impl fmt::Display for Version {
 /// What this host's hypervisor can do. Changes only when it is upgraded.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HypervisorFacts {
+    /// What it is called, for people.
+    pub name: String,
+    /// What it can do in a migration.
+    pub capabilities: Capabilities,
     /// The program.
     pub binary: PathBuf,
     /// Its version.

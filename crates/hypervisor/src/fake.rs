@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use drainpipe_engine::capabilities::Capabilities;
 
 use self::faults::Faults;
 pub use self::faults::{Act, Fault};
@@ -108,6 +109,8 @@ impl FakeHypervisor {
 impl Hypervisor for FakeHypervisor {
     async fn probe(&self, _deadline: Duration) -> Result<HypervisorFacts, VmError> {
         Ok(HypervisorFacts {
+            name: "fake".into(),
+            capabilities: Capabilities::of_qemu(Some(VERSION.major)),
             binary: "no such program".into(),
             version: VERSION,
             machines: MACHINES.map(Into::into).to_vec(),

@@ -1,6 +1,5 @@
 //! What migrations need to know of this host, as it is now.
 
-use drainpipe_engine::capabilities::Capabilities;
 use drainpipe_engine::facts::{HostFacts, HypervisorVersion};
 use drainpipe_engine::problem::Problem;
 
@@ -33,10 +32,10 @@ impl Incoming {
             migration_address: migration_address.ok(),
             rdma_devices: devices.into_iter().map(|device| device.name).collect(),
             hypervisor: HypervisorVersion {
-                name: "QEMU".into(),
+                name: hypervisor.name.clone(),
                 version: hypervisor.version.to_string(),
                 rdma: hypervisor.rdma,
-                capabilities: Capabilities::of_qemu(Some(hypervisor.version.major)),
+                capabilities: hypervisor.capabilities,
             },
         })
     }

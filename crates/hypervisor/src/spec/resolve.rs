@@ -288,11 +288,15 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use drainpipe_engine::capabilities::Capabilities;
+
     use crate::cpu_models::CpuModels;
     use crate::facts::Version;
 
     fn facts() -> HypervisorFacts {
         HypervisorFacts {
+            name: "QEMU".into(),
+            capabilities: Capabilities::of_qemu(None),
             binary: "qemu-system-x86_64".into(),
             version: Version { major: 7, minor: 2, micro: 0 },
             machines: vec!["pc-q35-7.1".into(), "pc-q35-7.2".into(), "pc-i440fx-7.2".into()],
