@@ -23,6 +23,9 @@ const AT_THE_END: Limit = Limit { waiting_ms: 20, least_bytes: 512 << 10 };
 /// for the wire a few times in each write.
 const AT_LAST: Limit = Limit { waiting_ms: 5, least_bytes: 64 << 10 };
 
+/// At the target, from the beginning: what a way of some ms needs to be full, and QEMU's threads to wait for a core.
+const UNREAD: Limit = Limit { waiting_ms: 5, least_bytes: 512 << 10 };
+
 /// The most that the kernel lets one socket hold, `net.ipv4.tcp_wmem`.
 const SOCKET_BYTES_MAX: u64 = 4 << 20;
 
@@ -33,18 +36,34 @@ const END_MS: u64 = 200;
 /// Limit for `TCP_NOTSENT_LOWAT` of each of `connections` that share `paths`, in bytes, when QEMU has
 /// `remaining_bytes` to write. None while that is much, and where the speed of a path is not known.
 pub fn unsent_limit_bytes(paths: &[Path], connections: u8, remaining_bytes: u64) -> Option<u32> {
-    let carrying = paths.iter().filter(|path| !path.is_standby);
-    let speeds: Option<Vec<u64>> = carrying.map(|path| path.speed_mbps).collect();
-    let bytes_per_ms = speeds?.into_iter().fold(0, u64::saturating_add).saturating_mul(125);
+    let bytes_per_ms = bytes_per_ms(paths)?;
     let connections = u64::from(connections.max(1));
     let last_bytes = bytes_per_ms.saturating_mul(END_MS);
     let end_bytes = last_bytes.saturating_add(connections * SOCKET_BYTES_MAX);
-    if bytes_per_ms == 0 || remaining_bytes > end_bytes {
+    if remaining_bytes > end_bytes {
         return None;
     }
     let limit = if remaining_bytes > last_bytes { AT_THE_END } else { AT_LAST };
     let share = bytes_per_ms.saturating_mul(limit.waiting_ms) / connections;
     Some(u32::try_from(share.max(limit.least_bytes)).unwrap_or(u32::MAX))
+}
+
+/// Limit for what each of `connections` that share `paths` may hold at the target, in bytes, where QEMU has not read it. None
+/// where the speed of a path is not known.
+///
+/// By default the kernel lets it grow to 6 MiB. Where the target's cores are slower than the links, all of that is read
+/// while the VM stands still: 100 MiB of 16 channels.
+pub fn unread_limit_bytes(paths: &[Path], connections: u8) -> Option<u32> {
+    let share = bytes_per_ms(paths)?.saturating_mul(UNREAD.waiting_ms) / u64::from(connections.max(1));
+    Some(u32::try_from(share.max(UNREAD.least_bytes)).unwrap_or(u32::MAX))
+}
+
+/// Of all paths together; none where the speed of one is not known.
+fn bytes_per_ms(paths: &[Path]) -> Option<u64> {
+    let carrying = paths.iter().filter(|path| !path.is_standby);
+    let speeds: Option<Vec<u64>> = carrying.map(|path| path.speed_mbps).collect();
+    let bytes_per_ms = speeds?.into_iter().fold(0, u64::saturating_add).saturating_mul(125);
+    (bytes_per_ms > 0).then_some(bytes_per_ms)
 }
 
 #[cfg(test)]
@@ -79,6 +98,14 @@ mod tests {
     fn a_path_of_unknown_speed_sets_no_limit() {
         assert_eq!(unsent_limit_bytes(&paths(&[Some(1000), None]), 16, 0), None);
         assert_eq!(unsent_limit_bytes(&[], 16, 0), None);
+    }
+
+    #[test]
+    fn the_target_holds_five_milliseconds_of_all_paths_and_half_a_mebibyte_each_at_least() {
+        let fast = paths(&[Some(10_000), Some(10_000)]);
+        assert_eq!(unread_limit_bytes(&fast, 16).map(|bytes| u64::from(bytes) * 16 * 8), Some(20_000 * 1000 * 5));
+        assert_eq!(unread_limit_bytes(&paths(&[Some(1000), Some(1000)]), 16), Some(512 << 10));
+        assert_eq!(unread_limit_bytes(&paths(&[Some(1000), None]), 16), None);
     }
 
     #[test]

@@ -222,6 +222,10 @@ impl Connections for Vmm {
         self.limit_unsent(peer, bytes)
     }
 
+    fn limit_received(&self, own: SocketAddr, bytes: u32) -> io::Result<usize> {
+        self.limit_received(own, bytes)
+    }
+
     fn pace(&self, peer: SocketAddr, paces: Paces<'_>) -> io::Result<usize> {
         self.pace(peer, paces)
     }

@@ -6,9 +6,10 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use drainpipe_hypervisor::{ConnectionUse, Pace};
+use nix::sys::socket::sockopt::RcvBufForce;
 use nix::sys::socket::{getsockopt, setsockopt};
 use nix::{getsockopt_impl, setsockopt_impl, sockopt_impl};
-use socket2::{SockFilter, SockRef};
+use socket2::{SockAddr, SockFilter, SockRef};
 
 use crate::paths::RuntimePaths;
 use crate::process::Process;
@@ -65,6 +66,17 @@ impl Vmm {
             SockRef::from(socket).set_tcp_notsent_lowat(pace.unsent_bytes)?;
         }
         Ok(connections.len())
+    }
+
+    /// Lets each connection that this QEMU will take at `own`, where it listens, hold at most about `bytes` that QEMU has not
+    /// read (`SO_RCVBUF`, which accepted sockets inherit). The kernel does not let them grow then.
+    pub fn limit_received(&self, own: SocketAddr, bytes: u32) -> io::Result<usize> {
+        let listens = |socket: &SockRef<'_>| {
+            has(socket.local_addr(), own) && socket.is_listener().unwrap_or(false)
+        };
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        // Beyond `net.core.rmem_max`, which is 208 KiB by default.
+        for_each_socket(self.process(), listens, |socket| Ok(setsockopt(&socket, RcvBufForce, &bytes)?))
     }
 
     /// Makes the end of `peer`'s QEMU a silence on each connection of this QEMU to it, which
@@ -150,14 +162,26 @@ fn each_connection(
 fn for_each_connection(
     process: &Process,
     peer: SocketAddr,
+    act: impl FnMut(OwnedFd) -> io::Result<()>,
+) -> io::Result<usize> {
+    let is_to_peer = |socket: &SockRef<'_>| has(socket.peer_addr(), peer);
+    for_each_socket(process, is_to_peer, act)
+}
+
+fn has(address: io::Result<SockAddr>, wanted: SocketAddr) -> bool {
+    address.ok().and_then(|address| address.as_socket()) == Some(wanted)
+}
+
+fn for_each_socket(
+    process: &Process,
+    is_wanted: impl Fn(&SockRef<'_>) -> bool,
     mut act: impl FnMut(OwnedFd) -> io::Result<()>,
 ) -> io::Result<usize> {
     let mut found = 0;
     for number in process.socket_numbers()? {
         // A connection that ends meanwhile is none of those that matter.
         let Some(socket) = process.duplicate(number)? else { continue };
-        let connected_to = SockRef::from(&socket).peer_addr();
-        if connected_to.ok().and_then(|address| address.as_socket()) == Some(peer) {
+        if is_wanted(&SockRef::from(&socket)) {
             act(socket)?;
             found += 1;
         }

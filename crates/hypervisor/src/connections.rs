@@ -35,11 +35,15 @@ impl Pace {
 /// Makes paces of what is done with each connection.
 pub type Paces<'a> = &'a mut (dyn FnMut(&[ConnectionUse]) -> Vec<Pace> + Send);
 
-/// The connections of a running VM. Each act is for those to one peer, and returns their number.
+/// The connections of a running VM. Each act is for those to one peer, or taken at one address, and returns the number of
+/// sockets.
 pub trait Connections: fmt::Debug + Send + Sync {
     /// Lets each hold at most about `bytes` that the kernel has not sent yet; with 0, what is the host's default, as
     /// before.
     fn limit_unsent(&self, peer: SocketAddr, bytes: u32) -> io::Result<usize>;
+
+    /// Lets each that is taken at `own`, where the VM listens, hold at most about `bytes` that the hypervisor has not read.
+    fn limit_received(&self, own: SocketAddr, bytes: u32) -> io::Result<usize>;
 
     /// Paces each, by what `paces` makes of the use of them all. It goes on when nobody looks.
     fn pace(&self, peer: SocketAddr, paces: Paces<'_>) -> io::Result<usize>;

@@ -8,11 +8,13 @@ use std::sync::atomic::Ordering;
 
 use drainpipe_engine::encryption::{refuses_clear, refuses_clear_again};
 use drainpipe_engine::path::Path;
-use drainpipe_engine::plan::Spread;
+use drainpipe_engine::plan::{Plan, Spread};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::protocol::Protocol;
+use drainpipe_engine::queue::unread_limit_bytes;
 use drainpipe_hypervisor::{Machine, TlsKey, Transport, VmError, VmErrorKind};
 use ring::rand::{SecureRandom, SystemRandom};
+use tracing::warn;
 
 use super::vm::IncomingVm;
 use super::{Incoming, allowed_sources, must_wait};
@@ -199,6 +201,16 @@ pub(super) async fn listen(
     })
 }
 
+/// What QEMU has not read when its VM is paused, it reads while that stands still.
+fn limit_unread(vmm: &dyn Machine, plan: &Plan, listen_at: SocketAddr) {
+    let Some(parallel) = plan.transfer.parallel() else { return };
+    let Some(bytes) = unread_limit_bytes(&plan.paths, parallel.channels.get()) else { return };
+    let Some(connections) = vmm.connections() else { return };
+    if let Err(error) = connections.limit_received(listen_at, bytes) {
+        warn!(%error, "the VM may stand still for longer: much may wait for its QEMU");
+    }
+}
+
 fn new_tls_key() -> Result<TlsKey, Problem> {
     let mut bytes = [0; 32];
     let filled = SystemRandom::new().fill(&mut bytes);
@@ -242,7 +254,10 @@ async fn listen_on_free_port(
         }
         allowed_sources::keep_out(incoming, entry, listen_at, sources).await;
         match listening.at(vmm, transport, listen_at).await {
-            Ok(()) => Ok(Some(port)),
+            Ok(()) => {
+                limit_unread(vmm, &request.plan, listen_at);
+                Ok(Some(port))
+            }
             Err(error) if error.kind == VmErrorKind::PortTaken => {
                 allowed_sources::let_in(incoming, entry, listen_at).await;
                 Ok(None)

@@ -4,6 +4,7 @@ use std::fs;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use drainpipe_hypervisor::spec::{Disk, DiskFormat};
@@ -202,12 +203,23 @@ async fn ipv6_carries_a_guest() {
     for facts in qemus().await {
         let pair = Pair::new(&facts, &facts, "ipv6").await;
         let address = listen(&pair.target, MULTIFD, Ipv6Addr::LOCALHOST.into()).await;
+        assert_eq!(pair.target.limit_received(address, 512 << 10).expect("QEMU is ours"), 1, "where it listens");
         migration::start(&pair.source, MULTIFD, address, SETTINGS, DEADLINE).await.expect("begun");
         wait_for(&pair.source, MigrationStatus::PreSwitchover).await;
         let connections = pair.source.limit_unsent(address, 512 << 10).expect("QEMU is ours");
         assert_eq!(connections, 5, "four channels and the main connection");
+        assert_eq!(receive_buffers_of(address), ["rb1048576"; 5], "the kernel doubles it");
         pair.commit().await;
     }
+}
+
+/// As ss(8) has those of the connections that were taken there.
+fn receive_buffers_of(address: SocketAddr) -> Vec<String> {
+    let mut ss = Command::new("ss");
+    let said = ss.args(["--tcp", "--memory", "--numeric", "--no-header", "state", "established", "src"]);
+    let said = said.arg(address.to_string()).output().expect("iproute2 is there").stdout;
+    let said = String::from_utf8(said).expect("text");
+    said.split(['(', ',']).filter(|word| word.starts_with("rb")).map(str::to_owned).collect()
 }
 
 /// For QEMUs of any user.

@@ -570,6 +570,10 @@ impl Connections for FakeVm {
         Ok(1)
     }
 
+    fn limit_received(&self, _own: SocketAddr, _bytes: u32) -> io::Result<usize> {
+        Ok(1)
+    }
+
     fn pace(&self, _peer: SocketAddr, _paces: Paces<'_>) -> io::Result<usize> {
         Ok(1)
     }
