@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
 
 use axum::Router;
 use drainpipe_engine::connections::Priority;
@@ -17,6 +18,7 @@ use drainpipe_identity::{Identity, Validity};
 use serde_json::json;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
+use tokio::time::timeout;
 
 use crate::api::Parts;
 use crate::api_types::MigrateRequest;
@@ -26,6 +28,9 @@ use crate::server;
 
 /// Where nothing listens.
 pub(crate) const NOBODY: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 1));
+
+/// Nothing that a test waits for takes so long, unless it never comes.
+const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Who has certificates here: hosts, and one operator.
 const HOSTS: [&str; 4] = ["here", "source", "target", "other"];
@@ -100,7 +105,7 @@ impl TestHost {
 
     /// Waits for what no agent does.
     pub(crate) fn block_on<T>(&self, what: impl Future<Output = T>) -> T {
-        self.network.block_on(what)
+        self.network.block_on(async { timeout(DEADLINE, what).await.expect("it ends in time") })
     }
 
     /// The VM of this name, as the hypervisor has it.
@@ -112,7 +117,7 @@ impl TestHost {
 impl Life {
     /// Waits for what its parts do.
     pub(crate) fn block_on<T>(&self, what: impl Future<Output = T>) -> T {
-        self.runtime.block_on(what)
+        self.runtime.block_on(async { timeout(DEADLINE, what).await.expect("it ends in time") })
     }
 }
 
