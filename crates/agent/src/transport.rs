@@ -1,9 +1,9 @@
 //! A plan in the hypervisor's terms.
 
 use drainpipe_engine::plan::{Packing, Plan, Transfer};
-use drainpipe_hypervisor::{Multifd, TlsKey, Transport, Zstd};
+use drainpipe_hypervisor::{Parallel, TlsKey, Transport, Zstd};
 
-/// How many connections QEMU makes: one for all that is no memory, and without multifd for everything.
+/// How many connections the hypervisor makes: one for all that is no memory, and without parallel ones for everything.
 pub(crate) fn connections(plan: &Plan) -> usize {
     plan.transfer.parallel().map_or(0, |parallel| usize::from(parallel.channels.get())) + 1
 }
@@ -19,5 +19,5 @@ pub(crate) fn transport(plan: &Plan, tls: Option<TlsKey>) -> Transport {
         Some(Packing::ByHypervisor(level)) => Some(Zstd { level: level.number() }),
         Some(Packing::ByRelay) | None => None,
     };
-    Transport::Multifd(Multifd { channels: parallel.channels.get(), compression })
+    Transport::Parallel(Parallel { channels: parallel.channels.get(), compression })
 }

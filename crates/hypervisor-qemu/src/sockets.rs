@@ -71,9 +71,8 @@ impl Vmm {
     /// Lets each connection that this QEMU will take at `own`, where it listens, hold at most about `bytes` that QEMU has not
     /// read (`SO_RCVBUF`, which accepted sockets inherit). The kernel does not let them grow then.
     pub fn limit_received(&self, own: SocketAddr, bytes: u32) -> io::Result<usize> {
-        let listens = |socket: &SockRef<'_>| {
-            has(socket.local_addr(), own) && socket.is_listener().unwrap_or(false)
-        };
+        let listens =
+            |socket: &SockRef<'_>| has(socket.local_addr(), own) && socket.is_listener().unwrap_or(false);
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         // Beyond `net.core.rmem_max`, which is 208 KiB by default.
         for_each_socket(self.process(), listens, |socket| Ok(setsockopt(&socket, RcvBufForce, &bytes)?))

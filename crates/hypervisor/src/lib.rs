@@ -50,5 +50,5 @@ pub use role::Role;
 pub use spec::{ResolvedSpec, VmSpec};
 pub use state::{Hold, MigrationStatus, RamStatus, RunState, TransferStatus};
 pub use tls_key::{BadTlsKey, TlsKey};
-pub use transport::{Address, Multifd, SourceSettings, Transport, Zstd};
+pub use transport::{Address, Parallel, SourceSettings, Transport, Zstd};
 pub use vm::{Machine, SourceVm, TargetVm, VcpuThrottle, VcpuTime, Vm};

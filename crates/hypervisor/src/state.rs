@@ -177,7 +177,7 @@ pub struct RamStatus {
     /// Rounds over memory, the running one included.
     pub rounds: u64,
     /// Put on the wire by connections for memory alone, in bytes; part of `transferred_bytes`.
-    pub multifd_bytes: u64,
+    pub parallel_bytes: u64,
     /// Put on the wire after a switchover to post-copy, in bytes; part of `transferred_bytes`.
     pub post_copy_bytes: u64,
     /// Pages of zeros, which cost next to nothing.

@@ -7,15 +7,14 @@ use crate::tls_key::TlsKey;
 
 /// How a migration's bytes travel. Source and target must be given the same.
 ///
-/// Post-copy and multifd exclude each other: QEMU 10.0 refuses both together, and 7.2 takes them without saying what
-/// comes of it.
+/// Post-copy goes over one connection: what may be had together with parallel ones, a capability says, and no plan asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Transport {
     /// All goes over one connection.
     #[default]
     Single,
     /// Memory pages go over connections beside the main one.
-    Multifd(Multifd),
+    Parallel(Parallel),
     /// All goes over one connection, on which pages are also asked for: [`crate::SourceVm::start_post_copy`] may be called.
     /// The target needs `userfaultfd`.
     PostCopy {
@@ -37,14 +36,14 @@ impl Transport {
     pub fn tls(self) -> Option<TlsKey> {
         match self {
             Self::PostCopy { tls } => tls,
-            Self::Single | Self::Multifd(_) => None,
+            Self::Single | Self::Parallel(_) => None,
         }
     }
 
     /// Its connections beside the main one, if it has some.
-    pub fn multifd(self) -> Option<Multifd> {
+    pub fn parallel(self) -> Option<Parallel> {
         match self {
-            Self::Multifd(multifd) => Some(multifd),
+            Self::Parallel(parallel) => Some(parallel),
             Self::Single | Self::PostCopy { .. } => None,
         }
     }
@@ -52,7 +51,7 @@ impl Transport {
 
 /// Several connections for memory pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Multifd {
+pub struct Parallel {
     /// Number of connections, 1 to 255; each has its own thread on either side.
     pub channels: u8,
     /// Compress every packet.

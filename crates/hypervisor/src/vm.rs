@@ -12,9 +12,11 @@
 //! Which act comes when is the engine's. Until the target's `run`, `cancel` and `run` on the source bring the guest back
 //! there. With post-copy, `switch_over` is what cannot be taken back: see [`SourceVm::start_post_copy`].
 //!
-//! libvirt's phases fit the same acts (`Prepare` is the target's `listen`, `Perform` the source's `start_transfer` up to the
-//! end of `switch_over`, and the target's `Finish` with the guest paused belongs to its `look`); what it does by itself, its
-//! capabilities say.
+//! libvirt's phases fit the same acts: `Prepare` is the target's `listen`, `Perform` the source's `start_transfer` up to the
+//! end of `switch_over`, and `Finish` with the guest paused belongs to what the target does before it has all. What it does
+//! by itself, its capabilities say. One thing has no place here yet: each of its phases hands bytes to the next one, on the
+//! other host (the domain's XML and cookies). They are to be results of these acts, and arguments of the others', that the
+//! agents carry and do not read.
 
 use std::fmt;
 use std::io;

@@ -21,6 +21,8 @@ struct Guarded {
     vm: Arc<FakeVm>,
     agent: UnixStream,
     heard: UnixStream,
+    // Where its own connections go, if they are ours to deal with.
+    peer: Option<SocketAddr>,
 }
 
 impl Guarded {
@@ -43,7 +45,7 @@ impl Guarded {
             vm
         });
         let (heard, agent) = UnixStream::pair().unwrap();
-        Self { host, journal, vm, agent, heard }
+        Self { host, journal, vm, agent, heard, peer: Some(peer()) }
     }
 
     /// The agent has all of it sent, and records that the VM is the target's.
@@ -64,7 +66,7 @@ impl Guarded {
         let orders = Orders {
             migration: ID.into(),
             vm: "web".into(),
-            peer: Some(peer()),
+            peer: self.peer,
             target: peers[1].clone(),
             tls,
             state_directory,
@@ -93,6 +95,16 @@ fn the_vm_of_an_agent_that_has_ended_runs_here_and_cannot_be_handed_over_any_mor
     let done = [Act::DiscardUnsent, Act::Cancel, Act::Cut, Act::Run];
     assert_eq!(guarded.vm.acts(), [&SENT[..], &done].concat());
     assert!(!guarded.journal.hand_over(ID).unwrap());
+}
+
+#[test]
+fn connections_that_are_not_ours_are_left_alone() {
+    let mut guarded = Guarded::new();
+    guarded.peer = None;
+    guarded.vm.keeps_connections_to_itself();
+    guarded.agent_ends(&[SWITCHES_OVER]).unwrap();
+    assert_eq!(guarded.vm.state(), RunState::Running);
+    assert_eq!(guarded.vm.acts(), [&SENT[..], &[Act::Cancel, Act::Run]].concat());
 }
 
 #[test]

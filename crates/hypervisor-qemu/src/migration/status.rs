@@ -54,7 +54,7 @@ impl From<MigrationStats> for RamStatus {
             transferred_bytes: stats.transferred,
             remaining_bytes: stats.remaining,
             rounds: stats.dirty_sync_count,
-            multifd_bytes: stats.multifd_bytes,
+            parallel_bytes: stats.multifd_bytes,
             post_copy_bytes: stats.postcopy_bytes,
             zero_pages: stats.duplicate,
             normal_pages: stats.normal,
@@ -86,7 +86,7 @@ mod tests {
         }));
         assert_eq!((active.status, active.total_ms), (MigrationStatus::Active, Some(5)));
         let ram = active.ram.expect("counters");
-        assert_eq!((ram.transferred_bytes, ram.multifd_bytes, ram.rounds), (40, 30, 1));
+        assert_eq!((ram.transferred_bytes, ram.parallel_bytes, ram.rounds), (40, 30, 1));
         assert_eq!((ram.total_bytes, ram.remaining_bytes, ram.post_copy_bytes), (100, 60, 7));
 
         let new = read(json!({"status": "from-the-future"}));

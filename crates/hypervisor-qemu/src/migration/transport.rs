@@ -39,7 +39,7 @@ pub(super) enum Side {
 pub(super) fn wants(transport: Transport, side: Side, capability: &str) -> bool {
     match capability {
         "events" => true,
-        "multifd" => transport.multifd().is_some(),
+        "multifd" => transport.parallel().is_some(),
         "postcopy-ram" => transport.is_post_copy(),
         // The source stops before the last part and waits for `switch_over`.
         "pause-before-switchover" => side != Side::Target,
@@ -53,7 +53,7 @@ pub(super) fn wants(transport: Transport, side: Side, capability: &str) -> bool 
 /// Parameters of one side, all that matter, also those at their default: an earlier attempt may
 /// have changed them.
 pub(super) fn parameters(transport: Transport, side: Side) -> Value {
-    let multifd = transport.multifd();
+    let multifd = transport.parallel();
     let compression = multifd.and_then(|multifd| multifd.compression);
     let mut parameters = bandwidth_parameters(match side {
         Side::Source(settings) => settings.bandwidth_mbps,
@@ -85,14 +85,14 @@ mod tests {
     use std::net::SocketAddr;
     use std::path::PathBuf;
 
-    use drainpipe_hypervisor::Multifd;
+    use drainpipe_hypervisor::Parallel;
 
     use super::*;
 
     const SOURCE: Side = Side::Source(SourceSettings { downtime_limit_ms: 300, bandwidth_mbps: None });
 
     fn multifd(compression: Option<Zstd>) -> Transport {
-        Transport::Multifd(Multifd { channels: 8, compression })
+        Transport::Parallel(Parallel { channels: 8, compression })
     }
 
     #[test]

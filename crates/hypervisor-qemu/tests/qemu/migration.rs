@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use drainpipe_hypervisor::spec::{Disk, DiskFormat};
 use drainpipe_hypervisor::{
-    HypervisorFacts, MigrationStatus, Multifd, Role, RunState, SourceSettings, TransferStatus, Transport,
+    HypervisorFacts, MigrationStatus, Parallel, Role, RunState, SourceSettings, TransferStatus, Transport,
     VmSpec, Zstd,
 };
 use drainpipe_hypervisor_qemu::Vmm;
@@ -24,8 +24,8 @@ pub(crate) const SETTINGS: SourceSettings = SourceSettings { downtime_limit_ms: 
 pub(crate) const CONTENT_BYTES: usize = 32 << 20;
 
 pub(crate) const PLAIN: Transport = Transport::Single;
-const MULTIFD: Transport = Transport::Multifd(Multifd { channels: 4, compression: None });
-const ZSTD: Transport = Transport::Multifd(Multifd { channels: 4, compression: Some(Zstd { level: 1 }) });
+const MULTIFD: Transport = Transport::Parallel(Parallel { channels: 4, compression: None });
+const ZSTD: Transport = Transport::Parallel(Parallel { channels: 4, compression: Some(Zstd { level: 1 }) });
 
 /// A guest on its source host and its incoming VM on the target host.
 pub(crate) struct Pair {
@@ -192,7 +192,7 @@ async fn every_transport_carries_a_guest_and_counts_its_bytes() {
             eprintln!("{} → {}, {transport:?}: {sent:?}", source.version, target.version);
             assert!(ram.transferred_bytes >= CONTENT_BYTES as u64 / 2, "{ram:?}");
             assert!(ram.transferred_bytes < 2 * CONTENT_BYTES as u64, "{ram:?}");
-            assert_eq!(transport != PLAIN, ram.multifd_bytes > CONTENT_BYTES as u64 / 2, "{ram:?}");
+            assert_eq!(transport != PLAIN, ram.parallel_bytes > CONTENT_BYTES as u64 / 2, "{ram:?}");
             assert!(sent.downtime_ms.is_some());
         }
     }
@@ -203,7 +203,11 @@ async fn ipv6_carries_a_guest() {
     for facts in qemus().await {
         let pair = Pair::new(&facts, &facts, "ipv6").await;
         let address = listen(&pair.target, MULTIFD, Ipv6Addr::LOCALHOST.into()).await;
-        assert_eq!(pair.target.limit_received(address, 512 << 10).expect("QEMU is ours"), 1, "where it listens");
+        assert_eq!(
+            pair.target.limit_received(address, 512 << 10).expect("QEMU is ours"),
+            1,
+            "where it listens"
+        );
         migration::start(&pair.source, MULTIFD, address, SETTINGS, DEADLINE).await.expect("begun");
         wait_for(&pair.source, MigrationStatus::PreSwitchover).await;
         let connections = pair.source.limit_unsent(address, 512 << 10).expect("QEMU is ours");
@@ -239,7 +243,7 @@ async fn a_unix_socket_carries_a_guest() {
         migration::start(&pair.source, MULTIFD, path, SETTINGS, DEADLINE).await.expect("begun");
         wait_for(&pair.source, MigrationStatus::PreSwitchover).await;
         let ram = pair.commit().await.ram.expect("counters");
-        assert!(ram.multifd_bytes > CONTENT_BYTES as u64 / 2, "{ram:?}");
+        assert!(ram.parallel_bytes > CONTENT_BYTES as u64 / 2, "{ram:?}");
     }
 }
 
@@ -286,7 +290,7 @@ async fn after_a_cancelled_migration_the_guest_runs_on_and_the_next_one_is_not_a
         pair.transfer(PLAIN).await;
         wait_for(&pair.source, MigrationStatus::PreSwitchover).await;
         let sent = pair.commit().await;
-        assert_eq!(sent.ram.expect("counters").multifd_bytes, 0, "multifd stayed switched on");
+        assert_eq!(sent.ram.expect("counters").parallel_bytes, 0, "multifd stayed switched on");
     }
 }
 

@@ -47,6 +47,8 @@ pub struct FakeVm {
     inner: Mutex<Inner>,
     // By somebody, as by `SIGSTOP`.
     is_stopped: AtomicBool,
+    // Whether they are left to the hypervisor.
+    keeps_connections: AtomicBool,
     // What holds its vCPUs back may outlive whoever has a hold of the VM.
     throttle: Arc<Mutex<Option<u8>>>,
 }
@@ -88,6 +90,7 @@ impl FakeVm {
                 acts: vec![],
             }),
             is_stopped: AtomicBool::default(),
+            keeps_connections: AtomicBool::default(),
             throttle: Arc::default(),
         }
     }
@@ -153,6 +156,11 @@ impl FakeVm {
     /// Somebody stops its process, or lets it go on.
     pub fn is_stopped_by_somebody(&self, is_stopped: bool) {
         self.is_stopped.store(is_stopped, Ordering::Relaxed);
+    }
+
+    /// Its connections are not ours to deal with, as those of a hypervisor that lets nobody have a hold of its process.
+    pub fn keeps_connections_to_itself(&self) {
+        self.keeps_connections.store(true, Ordering::Relaxed);
     }
 
     /// A source has little left to send: it pauses its guest and waits.
@@ -514,7 +522,8 @@ impl SourceVm for FakeVm {
     }
 
     fn connections(&self) -> Option<&dyn Connections> {
-        Some(self)
+        let are_ours = !self.keeps_connections.load(Ordering::Relaxed);
+        are_ours.then_some(self)
     }
 
     fn outgoing_relay(&self) -> SharedPath {
