@@ -103,7 +103,10 @@ mod tests {
     #[test]
     fn the_target_holds_five_milliseconds_of_all_paths_and_half_a_mebibyte_each_at_least() {
         let fast = paths(&[Some(10_000), Some(10_000)]);
-        assert_eq!(unread_limit_bytes(&fast, 16).map(|bytes| u64::from(bytes) * 16 * 8), Some(20_000 * 1000 * 5));
+        assert_eq!(
+            unread_limit_bytes(&fast, 16).map(|bytes| u64::from(bytes) * 16 * 8),
+            Some(20_000 * 1000 * 5)
+        );
         assert_eq!(unread_limit_bytes(&paths(&[Some(1000), Some(1000)]), 16), Some(512 << 10));
         assert_eq!(unread_limit_bytes(&paths(&[Some(1000), None]), 16), None);
     }
