@@ -23,8 +23,9 @@ const AT_THE_END: Limit = Limit { waiting_ms: 20, least_bytes: 512 << 10 };
 /// for the wire a few times in each write.
 const AT_LAST: Limit = Limit { waiting_ms: 5, least_bytes: 64 << 10 };
 
-/// At the target, from the beginning: what a way of some ms needs to be full, and QEMU's threads to wait for a core.
-const UNREAD: Limit = Limit { waiting_ms: 5, least_bytes: 512 << 10 };
+/// At the target, from the beginning: what a way of 2 ms needs to be full, and QEMU's threads to wait for a core. The kernel
+/// takes up to one and a half times as much.
+const UNREAD: Limit = Limit { waiting_ms: 2, least_bytes: 256 << 10 };
 
 /// The most that the kernel lets one socket hold, `net.ipv4.tcp_wmem`.
 const SOCKET_BYTES_MAX: u64 = 4 << 20;
@@ -34,9 +35,16 @@ const SOCKET_BYTES_MAX: u64 = 4 << 20;
 const END_MS: u64 = 200;
 
 /// Limit for `TCP_NOTSENT_LOWAT` of each of `connections` that share `paths`, in bytes, when QEMU has
-/// `remaining_bytes` to write. None while that is much, and where the speed of a path is not known.
-pub fn unsent_limit_bytes(paths: &[Path], connections: u8, remaining_bytes: u64) -> Option<u32> {
-    let bytes_per_ms = bytes_per_ms(paths)?;
+/// `remaining_bytes` to write and has sent `sent_mbps` of late, 0 where that is not known: where the hosts' cores are slower
+/// than the links, what waits goes as slowly. None while much remains, and where the speed of a path is not known.
+pub fn unsent_limit_bytes(
+    paths: &[Path],
+    connections: u8,
+    remaining_bytes: u64,
+    sent_mbps: u64,
+) -> Option<u32> {
+    let of_paths = bytes_per_ms(paths)?;
+    let bytes_per_ms = if sent_mbps > 0 { of_paths.min(sent_mbps.saturating_mul(125)) } else { of_paths };
     let connections = u64::from(connections.max(1));
     let last_bytes = bytes_per_ms.saturating_mul(END_MS);
     let end_bytes = last_bytes.saturating_add(connections * SOCKET_BYTES_MAX);
@@ -79,7 +87,7 @@ mod tests {
     #[test]
     fn the_sockets_hold_twenty_milliseconds_of_all_paths_and_five_at_last() {
         let bits = |remaining_bytes| {
-            let limit = unsent_limit_bytes(&paths(&[Some(10_000), Some(10_000)]), 16, remaining_bytes);
+            let limit = unsent_limit_bytes(&paths(&[Some(10_000), Some(10_000)]), 16, remaining_bytes, 0);
             limit.map(|bytes| u64::from(bytes) * 16 * 8)
         };
         assert_eq!(bits(510_000_000), Some(20_000 * 1000 * 20));
@@ -88,35 +96,42 @@ mod tests {
 
     #[test]
     fn a_socket_holds_a_little_at_least_and_a_u32_at_most() {
-        assert_eq!(unsent_limit_bytes(&paths(&[Some(1000)]), 16, 0), Some(64 << 10));
-        assert_eq!(unsent_limit_bytes(&paths(&[Some(1000)]), 16, 26 << 20), Some(512 << 10));
-        assert_eq!(unsent_limit_bytes(&paths(&[Some(u64::MAX)]), 1, u64::MAX), Some(u32::MAX));
-        assert_eq!(unsent_limit_bytes(&paths(&[Some(100_000)]), 0, 0), Some(62_500_000));
+        assert_eq!(unsent_limit_bytes(&paths(&[Some(1000)]), 16, 0, 0), Some(64 << 10));
+        assert_eq!(unsent_limit_bytes(&paths(&[Some(1000)]), 16, 26 << 20, 0), Some(512 << 10));
+        assert_eq!(unsent_limit_bytes(&paths(&[Some(u64::MAX)]), 1, u64::MAX, 0), Some(u32::MAX));
+        assert_eq!(unsent_limit_bytes(&paths(&[Some(100_000)]), 0, 0, 0), Some(62_500_000));
+    }
+
+    #[test]
+    fn where_less_is_sent_than_the_paths_carry_less_waits() {
+        let fast = paths(&[Some(10_000), Some(10_000)]);
+        assert_eq!(unsent_limit_bytes(&fast, 16, 0, 0), unsent_limit_bytes(&fast, 16, 0, 30_000));
+        assert_eq!(unsent_limit_bytes(&fast, 16, 0, 5_000), Some(5_000 * 125 * 5 / 16));
     }
 
     #[test]
     fn a_path_of_unknown_speed_sets_no_limit() {
-        assert_eq!(unsent_limit_bytes(&paths(&[Some(1000), None]), 16, 0), None);
-        assert_eq!(unsent_limit_bytes(&[], 16, 0), None);
+        assert_eq!(unsent_limit_bytes(&paths(&[Some(1000), None]), 16, 0, 0), None);
+        assert_eq!(unsent_limit_bytes(&[], 16, 0, 0), None);
     }
 
     #[test]
-    fn the_target_holds_five_milliseconds_of_all_paths_and_half_a_mebibyte_each_at_least() {
+    fn the_target_holds_two_milliseconds_of_all_paths_and_a_quarter_of_a_mebibyte_each_at_least() {
         let fast = paths(&[Some(10_000), Some(10_000)]);
         assert_eq!(
             unread_limit_bytes(&fast, 16).map(|bytes| u64::from(bytes) * 16 * 8),
-            Some(20_000 * 1000 * 5)
+            Some(20_000 * 1000 * 2)
         );
-        assert_eq!(unread_limit_bytes(&paths(&[Some(1000), Some(1000)]), 16), Some(512 << 10));
+        assert_eq!(unread_limit_bytes(&paths(&[Some(1000), Some(1000)]), 16), Some(256 << 10));
         assert_eq!(unread_limit_bytes(&paths(&[Some(1000), None]), 16), None);
     }
 
     #[test]
     fn the_sockets_are_left_alone_until_the_end() {
         let two_links = paths(&[Some(1000), Some(1000)]);
-        assert_eq!(unsent_limit_bytes(&two_links, 16, 1 << 30), None);
-        assert!(unsent_limit_bytes(&two_links, 16, 100_000_000).is_some());
+        assert_eq!(unsent_limit_bytes(&two_links, 16, 1 << 30, 0), None);
+        assert!(unsent_limit_bytes(&two_links, 16, 100_000_000, 0).is_some());
         let slow = paths(&[Some(10)]);
-        assert!(unsent_limit_bytes(&slow, 16, 64 << 20).is_some(), "the sockets hold 54 s of this path");
+        assert!(unsent_limit_bytes(&slow, 16, 64 << 20, 0).is_some(), "the sockets hold 54 s of this path");
     }
 }

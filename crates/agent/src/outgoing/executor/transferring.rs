@@ -296,7 +296,8 @@ impl Executor {
         let Some(plan) = &self.plan else { return };
         let Some(parallel) = plan.transfer.parallel() else { return };
         // A guest that goes on writing may have much to send again in its next round.
-        let unsent_bytes = unsent_limit_bytes(&plan.paths, parallel.channels.get(), remaining_bytes);
+        let unsent_bytes =
+            unsent_limit_bytes(&plan.paths, parallel.channels.get(), remaining_bytes, sent_mbps(status));
         if let Some(relay) = &self.relay {
             return relay.set_short(unsent_bytes.is_some());
         }
@@ -340,6 +341,14 @@ fn valve(plan: &Plan, relay: Option<&OutgoingRelay>, pacer: Pacer) -> Valve {
         (None, LimitKeeper::Hypervisor) => Valve::Qemu(pacer.left_to_qemu()),
         (None, LimitKeeper::Nobody) => Valve::Nobody,
     }
+}
+
+/// Of late; 0 where the hypervisor does not say.
+fn sent_mbps(status: &TransferStatus) -> u64 {
+    let mbps = status.ram.map_or(0.0, |ram| ram.throughput_mbps);
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it saturates")]
+    let mbps = mbps as u64;
+    mbps
 }
 
 /// Where the target's QEMU listens, as seen from here.
