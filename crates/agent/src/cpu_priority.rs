@@ -74,8 +74,10 @@ impl FirstSessions {
 /// With the agent it ends, though nobody waits for that any more.
 impl Drop for FirstSessions {
     fn drop(&mut self) {
-        let lease = lock(&self.lease).take();
-        lease.into_iter().flat_map(|lease| lease.processes).for_each(lower_session);
+        let Some(lease) = lock(&self.lease).take() else { return };
+        // Of a QEMU that has ended by then others may be in its session.
+        let others = self.vms.all_running().into_iter().map(|vmm| vmm.pid());
+        lease.processes.into_iter().chain(others).for_each(lower_session);
     }
 }
 

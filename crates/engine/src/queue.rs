@@ -23,9 +23,9 @@ const AT_THE_END: Limit = Limit { waiting_ms: 20, least_bytes: 512 << 10 };
 /// for the wire a few times in each write.
 const AT_LAST: Limit = Limit { waiting_ms: 5, least_bytes: 64 << 10 };
 
-/// At the target, from the beginning: what a way of 2 ms needs to be full, and QEMU's threads to wait for a core. The kernel
+/// At the target, from the beginning: what a round trip of 4 ms needs to be full, and QEMU's threads to wait for a core. The kernel
 /// takes up to one and a half times as much.
-const UNREAD: Limit = Limit { waiting_ms: 2, least_bytes: 256 << 10 };
+const UNREAD: Limit = Limit { waiting_ms: 4, least_bytes: 256 << 10 };
 
 /// The most that the kernel lets one socket hold, `net.ipv4.tcp_wmem`.
 const SOCKET_BYTES_MAX: u64 = 4 << 20;
@@ -43,8 +43,7 @@ pub fn unsent_limit_bytes(
     remaining_bytes: u64,
     sent_mbps: u64,
 ) -> Option<u32> {
-    let of_paths = bytes_per_ms(paths)?;
-    let bytes_per_ms = if sent_mbps > 0 { of_paths.min(sent_mbps.saturating_mul(125)) } else { of_paths };
+    let bytes_per_ms = bytes_per_ms(paths)?;
     let connections = u64::from(connections.max(1));
     let last_bytes = bytes_per_ms.saturating_mul(END_MS);
     let end_bytes = last_bytes.saturating_add(connections * SOCKET_BYTES_MAX);
@@ -52,7 +51,9 @@ pub fn unsent_limit_bytes(
         return None;
     }
     let limit = if remaining_bytes > last_bytes { AT_THE_END } else { AT_LAST };
-    let share = bytes_per_ms.saturating_mul(limit.waiting_ms) / connections;
+    // Only how much may wait: what was sent of late may be little, as while zero pages go, and the end must not begin too late.
+    let sent = if sent_mbps > 0 { bytes_per_ms.min(sent_mbps.saturating_mul(125)) } else { bytes_per_ms };
+    let share = sent.saturating_mul(limit.waiting_ms) / connections;
     Some(u32::try_from(share.max(limit.least_bytes)).unwrap_or(u32::MAX))
 }
 
@@ -107,6 +108,11 @@ mod tests {
         let fast = paths(&[Some(10_000), Some(10_000)]);
         assert_eq!(unsent_limit_bytes(&fast, 16, 0, 0), unsent_limit_bytes(&fast, 16, 0, 30_000));
         assert_eq!(unsent_limit_bytes(&fast, 16, 0, 5_000), Some(5_000 * 125 * 5 / 16));
+        assert_eq!(
+            unsent_limit_bytes(&fast, 16, 400_000_000, 500),
+            Some(64 << 10),
+            "the end has begun all the same"
+        );
     }
 
     #[test]
@@ -116,11 +122,11 @@ mod tests {
     }
 
     #[test]
-    fn the_target_holds_two_milliseconds_of_all_paths_and_a_quarter_of_a_mebibyte_each_at_least() {
+    fn the_target_holds_four_milliseconds_of_all_paths_and_a_quarter_of_a_mebibyte_each_at_least() {
         let fast = paths(&[Some(10_000), Some(10_000)]);
         assert_eq!(
             unread_limit_bytes(&fast, 16).map(|bytes| u64::from(bytes) * 16 * 8),
-            Some(20_000 * 1000 * 2)
+            Some(20_000 * 1000 * 4)
         );
         assert_eq!(unread_limit_bytes(&paths(&[Some(1000), Some(1000)]), 16), Some(256 << 10));
         assert_eq!(unread_limit_bytes(&paths(&[Some(1000), None]), 16), None);

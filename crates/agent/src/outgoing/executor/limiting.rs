@@ -1,6 +1,8 @@
 //! What a bandwidth limit asks of this host beside the pace.
 
-use drainpipe_engine::migration::Event;
+use std::sync::atomic::Ordering;
+
+use drainpipe_engine::migration::{Event, Stage};
 use drainpipe_engine::pacing::{BYTES_PER_S_OF_MBPS, needs_small_packets};
 use drainpipe_engine::plan::LimitKeeper;
 use drainpipe_engine::problem::Problem;
@@ -15,7 +17,10 @@ impl Executor {
     pub(super) async fn follow_bandwidth_limit(&mut self) -> Option<Event> {
         let throttle = self.throttle.as_mut()?;
         let limit_mbps = throttle.has_news().then(|| throttle.limit_mbps())?;
-        self.keep_packets_small(limit_mbps).await;
+        // Not in the moments in which the VM stands still: others may hold the network's lock.
+        if *self.running.stage.borrow() == Stage::Sending {
+            self.keep_packets_small(limit_mbps).await;
+        }
         Some(Event::BandwidthLimited(limit_mbps))
     }
 
@@ -24,11 +29,15 @@ impl Executor {
         let (Some(limit_mbps), Some(plan)) = (limit_mbps, &self.plan) else { return };
         let limit_bytes_per_s = limit_mbps.saturating_mul(BYTES_PER_S_OF_MBPS);
         let are_paced = plan.relay().is_none() && plan.limit_keeper == LimitKeeper::Agents;
-        if !are_paced || !needs_small_packets(limit_bytes_per_s, connections(plan)) {
+        if self.are_packets_small.load(Ordering::Relaxed)
+            || !are_paced
+            || !needs_small_packets(limit_bytes_per_s, connections(plan))
+        {
             return;
         }
-        if let Err(problem) = self.make_packets_small().await {
-            warn!(%problem, "a bandwidth limit is used unevenly: TCP's packets stay large");
+        match self.make_packets_small().await {
+            Ok(()) => self.are_packets_small.store(true, Ordering::Relaxed),
+            Err(problem) => warn!(%problem, "a bandwidth limit is used unevenly: TCP's packets stay large"),
         }
     }
 

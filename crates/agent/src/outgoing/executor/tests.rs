@@ -83,10 +83,11 @@ fn result(life: &Life) -> MigrationResult {
     let outgoing = &life.parts.outgoing;
     life.block_on(async {
         loop {
-            if let Some(result) = outgoing.journal.result(ID).unwrap() {
+            let running = outgoing.migrations.get(ID);
+            // It is recorded before the VM is let go of here.
+            if let (None, Some(result)) = (&running, outgoing.journal.result(ID).unwrap()) {
                 return result;
             }
-            let running = outgoing.migrations.get(ID);
             if let Some(in_doubt) = running.and_then(|running| running.result().clone()) {
                 return in_doubt;
             }
