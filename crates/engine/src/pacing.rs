@@ -20,10 +20,9 @@ const BEGINS_WITH_ONE_OF: u64 = 4;
 /// What is aimed at, as a part of the limit: what a second has more or less than that is to be within the limit, too.
 const AIM_PERCENT: u64 = 98;
 
-/// Time constants in which it is learnt that more comes of a pace, and that less does. What comes too much cannot be
-/// taken back.
-const MORE_LEARNT_WITHIN_S: f64 = 0.1;
-const LESS_LEARNT_WITHIN_S: f64 = 0.5;
+/// Time constant in which it is learnt what comes of a pace. The same for more and for less: what is learnt of noise would
+/// lean to one side.
+const LEARNT_WITHIN_S: f64 = 0.25;
 
 /// Bytes on the links for each byte of the pace: before anything is known, headers alone (1514 of 1428 bytes, with IPv6 and
 /// an MTU of 1500). The least bounds how far a pace rises where the links or QEMU are slower than the limit.
@@ -125,9 +124,8 @@ impl Pacing {
         let asked_bytes = last.pace_per_s * since_s;
         // Where QEMU had nothing to send, that is no fault of the pace.
         if last.has_unsent && asked_bytes > 0.0 {
-            let more = sent_bytes / asked_bytes - self.yields;
-            let within_s = if more > 0.0 { MORE_LEARNT_WITHIN_S } else { LESS_LEARNT_WITHIN_S };
-            self.yields += more * (since_s / within_s).min(1.0);
+            let learnt = (since_s / LEARNT_WITHIN_S).min(1.0);
+            self.yields += (sent_bytes / asked_bytes - self.yields) * learnt;
             self.yields = self.yields.clamp(YIELD_LEAST, YIELD_MOST);
         }
     }

@@ -6,7 +6,7 @@
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use drainpipe_engine::result::MigrationResult;
+use drainpipe_engine::result::{MigrationResult, Outcome};
 use drainpipe_report::summary::Spread;
 
 use crate::guest::Guest;
@@ -77,6 +77,7 @@ fn measure(lab: &TestLab, guests: &[Guest], option: &str, limit_mbps: u64) {
     let watched_until = Instant::now();
     lab.drainpipe(&["limit", "a", "off"]).done();
     let results: Vec<MigrationResult> = migrating.into_iter().map(|one| result_of(&one.wait())).collect();
+    assert!(results.iter().all(|result| result.outcome == Outcome::Completed), "{results:#?}");
     let begins_within = if guests.len() > 1 { SHARES_WITHIN } else { BEGINS_WITHIN };
     let [from, until] = transfer(&results, began).unwrap_or([watched_until; 2]);
     let seconds = rate.seconds_between_mbps(from + begins_within, until.min(watched_until));
