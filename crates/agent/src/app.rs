@@ -144,16 +144,16 @@ async fn wait_until_believed(
     answering: &Answering,
     stop: &mut watch::Receiver<bool>,
 ) -> Result<bool, Problem> {
+    let hypervisor: Arc<dyn Hypervisor> = Arc::new(Qemu::to_find(config.runtime_directory.clone()));
     loop {
-        let hypervisor: Arc<dyn Hypervisor> = Arc::new(Qemu::to_find(config.runtime_directory.clone()));
         let judged = proof::judge(config, &*hypervisor, identity, false).await?;
         if judged.doubts.is_empty() {
             answering.send_replace(None);
             return Ok(true);
         }
         error!(doubts = journal::in_words(&judged.doubts), "the journal is not believed: nothing is served");
-        let (router, mut adopted) =
-            unbelieved::unbelieved(config, hypervisor, identity, Arc::clone(heard), &judged);
+        let (found, heard) = (Arc::clone(&hypervisor), Arc::clone(heard));
+        let (router, mut adopted) = unbelieved::unbelieved(config, found, identity, heard, &judged);
         answering.send_replace(Some(router));
         tell_service_manager();
         tokio::select! {

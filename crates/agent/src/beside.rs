@@ -40,17 +40,17 @@ impl Beside {
     }
 
     /// It has run here since it came.
-    pub(crate) fn note_run(definition: &VmSpec, paths: &VmDirectory) {
-        Self { has_run: true, ..Self::read_or(definition, paths) }.write(paths);
+    pub(crate) fn note_run(definition: &VmSpec, directory: &VmDirectory) {
+        Self { has_run: true, ..Self::read_or(definition, directory) }.write(directory);
     }
 
     /// It is to leave by this migration; or it stays.
-    pub(crate) fn note_departure(definition: &VmSpec, paths: &VmDirectory, departure: Option<Way>) {
-        Self { departure, ..Self::read_or(definition, paths) }.write(paths);
+    pub(crate) fn note_departure(definition: &VmSpec, directory: &VmDirectory, departure: Option<Way>) {
+        Self { departure, ..Self::read_or(definition, directory) }.write(directory);
     }
 
-    fn read_or(definition: &VmSpec, paths: &VmDirectory) -> Self {
-        Self::read(paths).unwrap_or_else(|| Self::of(definition.clone()))
+    fn read_or(definition: &VmSpec, directory: &VmDirectory) -> Self {
+        Self::read(directory).unwrap_or_else(|| Self::of(definition.clone()))
     }
 
     /// In the shape in which it stands there. Of a new QEMU it does so before that begins: between the two the agent may
@@ -60,8 +60,8 @@ impl Beside {
     }
 
     /// Writes it, whole or not at all. What cannot be written is missed only once the journal is lost too.
-    pub(crate) fn write(&self, paths: &VmDirectory) {
-        let file = paths.record_file();
+    pub(crate) fn write(&self, directory: &VmDirectory) {
+        let file = directory.record_file();
         let new = file.with_extension("new");
         let written = fs::write(&new, self.as_json()).and_then(|()| fs::rename(&new, &file));
         if let Err(error) = written {
@@ -70,8 +70,8 @@ impl Beside {
     }
 
     /// What stands there, if anything can be read.
-    pub(crate) fn read(paths: &VmDirectory) -> Option<Self> {
-        let text = fs::read(paths.record_file()).ok()?;
+    pub(crate) fn read(directory: &VmDirectory) -> Option<Self> {
+        let text = fs::read(directory.record_file()).ok()?;
         serde_json::from_slice(&text).ok()
     }
 }

@@ -74,17 +74,12 @@ impl FirstSessions {
 /// With the agent it ends, though nobody waits for that any more.
 impl Drop for FirstSessions {
     fn drop(&mut self) {
-        let Some(lease) = lock(&self.lease).take() else { return };
-        // Of a QEMU that has ended by then others may be in its session.
-        let others = self.vms.all_running().into_iter().map(|vmm| vmm.pid());
-        lease.processes.into_iter().chain(others).for_each(lower_session);
+        end_lease(&mut lock(&self.lease), || others_in_session(&self.vms));
     }
 }
 
 async fn end_sessions(lease: Arc<Mutex<Option<Lease>>>, vms: Arc<Vms>) {
-    // Of a QEMU that has ended by then others may be in its session.
-    let others = || vms.all_running().iter().map(|vmm| vmm.pid()).collect::<Vec<u32>>();
-    while let Some(until) = end_of_lease(&lease, others) {
+    while let Some(until) = end_of_lease(&lease, || others_in_session(&vms)) {
         sleep_until(until).await;
     }
 }
@@ -96,10 +91,18 @@ fn end_of_lease(lease: &Mutex<Option<Lease>>, others: impl FnOnce() -> Vec<u32>)
     if Instant::now() < until {
         return Some(until);
     }
-    for pid in lease.take()?.processes.into_iter().chain(others()) {
-        lower_session(pid);
-    }
+    end_lease(&mut lease, others);
     None
+}
+
+fn end_lease(lease: &mut Option<Lease>, others: impl FnOnce() -> Vec<u32>) {
+    let Some(lease) = lease.take() else { return };
+    lease.processes.into_iter().chain(others()).for_each(lower_session);
+}
+
+/// Of a QEMU that has ended by then others may be in its session.
+fn others_in_session(vms: &Vms) -> Vec<u32> {
+    vms.all_running().iter().map(|vmm| vmm.pid()).collect()
 }
 
 fn lower_session(pid: u32) {

@@ -25,21 +25,7 @@ pub(super) async fn watch(incoming: Arc<Incoming>, entry: Arc<IncomingVm>) {
     }
 }
 
-/// The same until it rests.
-#[cfg(test)]
-pub(super) async fn look_after_once(incoming: &Incoming, entry: &IncomingVm) {
-    let (mut watch, mut event) = (Watch::begin().0, Event::Done);
-    loop {
-        let memory = *entry.memory();
-        let action = watch.handle(entry.now_ms(), &memory, event);
-        if action == Action::Rest {
-            return;
-        }
-        event = perform(incoming, entry, action).await;
-    }
-}
-
-async fn perform(incoming: &Incoming, entry: &IncomingVm, action: Action) -> Event {
+pub(super) async fn perform(incoming: &Incoming, entry: &IncomingVm, action: Action) -> Event {
     match action {
         Action::Rest => sleep(WATCH_EVERY).await,
         Action::TakeHold => {

@@ -10,7 +10,7 @@ mod throttling;
 mod transferring;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use drainpipe_engine::check::finding::Finding;
@@ -93,8 +93,6 @@ pub(super) struct Executor {
     standstill_ms: Option<f64>,
     guard: Option<Guard>,
     throttle: Option<Throttle>,
-    // Of all of this host.
-    are_packets_small: AtomicBool,
     cpu_throttle: CpuThrottle,
     news: mpsc::Receiver<News>,
     relay: Option<OutgoingRelay>,
@@ -148,7 +146,6 @@ impl Executor {
             standstill_ms: None,
             guard: None,
             throttle: None,
-            are_packets_small: AtomicBool::default(),
             cpu_throttle: CpuThrottle::default(),
             relay: None,
             target_watch: TargetWatch::default(),

@@ -1,11 +1,12 @@
 //! VMs on their way whose source says nothing.
 
+use drainpipe_engine::migration::target::silence::{Action, Event, Watch};
 use drainpipe_hypervisor::RunState;
 use drainpipe_hypervisor::fake::{Act, Fault};
 
 use super::*;
 use crate::api_types::HandOverView;
-use crate::incoming::silence::look_after_once;
+use crate::incoming::silence::perform;
 
 /// A source that says this of the hand-over, and nothing by itself.
 fn says(said: HandOverView) -> TestHost {
@@ -19,7 +20,17 @@ fn look_after(life: &Life) {
     let incoming = &life.parts.incoming;
     let entry = incoming.entries.find(ID).expect("it is on its way");
     be_silent(&entry);
-    life.block_on(look_after_once(incoming, &entry));
+    life.block_on(async {
+        let (mut watch, mut event) = (Watch::begin().0, Event::Done);
+        loop {
+            let memory = *entry.memory();
+            let action = watch.handle(entry.now_ms(), &memory, event);
+            if action == Action::Rest {
+                return;
+            }
+            event = perform(incoming, &entry, action).await;
+        }
+    });
 }
 
 #[test]

@@ -1,7 +1,5 @@
 //! What a bandwidth limit asks of this host beside the pace.
 
-use std::sync::atomic::Ordering;
-
 use drainpipe_engine::migration::{Event, Stage};
 use drainpipe_engine::pacing::{BYTES_PER_S_OF_MBPS, needs_small_packets};
 use drainpipe_engine::plan::LimitKeeper;
@@ -29,15 +27,11 @@ impl Executor {
         let (Some(limit_mbps), Some(plan)) = (limit_mbps, &self.plan) else { return };
         let limit_bytes_per_s = limit_mbps.saturating_mul(BYTES_PER_S_OF_MBPS);
         let are_paced = plan.relay().is_none() && plan.limit_keeper == LimitKeeper::Agents;
-        if self.are_packets_small.load(Ordering::Relaxed)
-            || !are_paced
-            || !needs_small_packets(limit_bytes_per_s, connections(plan))
-        {
+        if !are_paced || !needs_small_packets(limit_bytes_per_s, connections(plan)) {
             return;
         }
-        match self.make_packets_small().await {
-            Ok(()) => self.are_packets_small.store(true, Ordering::Relaxed),
-            Err(problem) => warn!(%problem, "a bandwidth limit is used unevenly: TCP's packets stay large"),
+        if let Err(problem) = self.make_packets_small().await {
+            warn!(%problem, "a bandwidth limit is used unevenly: TCP's packets stay large");
         }
     }
 
