@@ -16,8 +16,8 @@ use drainpipe_engine::progress::Progress;
 use drainpipe_engine::protocol::{Protocols, Release};
 use drainpipe_engine::result::MigrationResult;
 use drainpipe_engine::throttle::THROTTLE_PERCENT_MAX;
-use drainpipe_hypervisor::TlsKey;
 use drainpipe_hypervisor::spec::{Placement, ResolvedSpec, VmName, VmSpec};
+use drainpipe_hypervisor::{Manager, Parcel, TlsKey};
 use drainpipe_identity::check_name;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -150,6 +150,9 @@ pub struct VmView {
     /// Where a drain may put it.
     #[serde(default)]
     pub placement: Placement,
+    /// Who owns it, if not Drainpipe.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub manager: Option<Manager>,
     /// Where the test guest answers heartbeats, if this is one.
     pub heartbeat: Option<String>,
     /// Where the test guest takes commands, if this is one.
@@ -379,6 +382,9 @@ pub struct ConnectionRequest {
     pub migration_address: Option<std::net::IpAddr>,
     /// For routed multichannel: where the source watches the paths.
     pub watch: Option<WatchEnd>,
+    /// What the source's hypervisor hands over to the target's, if anything.
+    #[serde(default, skip_serializing_if = "Parcel::is_empty")]
+    pub parcel: Parcel,
 }
 
 /// What an end needs to know of the other one.
@@ -439,6 +445,9 @@ pub struct Endpoint {
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub tls_key: Option<TlsKey>,
+    /// What the target's hypervisor hands over to the source's, if anything.
+    #[serde(default, skip_serializing_if = "Parcel::is_empty")]
+    pub parcel: Parcel,
 }
 
 /// What the source's journal says of a hand-over, for a target that wonders.

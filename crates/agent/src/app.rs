@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use drainpipe_engine::connections::Priority;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::Hypervisor;
+use drainpipe_hypervisor_libvirt::Libvirt;
 use drainpipe_hypervisor_qemu::{Launcher, Qemu, QemuUser};
 use drainpipe_identity::{Identity, Peer, check_unchangeable};
 use tokio::sync::watch;
@@ -22,6 +23,7 @@ use crate::cpu_priority;
 use crate::drain::{self, Drains};
 use crate::fixes::{self, Fixes};
 use crate::host::Host;
+use crate::hypervisors::Hypervisors;
 use crate::incoming::{self, Incoming, IncomingVms};
 use crate::journal::{self, Journal};
 use crate::network::HostNetwork;
@@ -34,7 +36,7 @@ use crate::throttles;
 use crate::transfer::Transfer;
 use crate::unresponsive;
 use crate::vm_files::VmFiles;
-use crate::vms::{QEMU_DEADLINE, Vms};
+use crate::vms::{QEMU_DEADLINE, Vms, keep_looking_at_managed};
 use crate::watchdog;
 
 /// Runs an agent until it is told to stop.
@@ -112,10 +114,10 @@ async fn live(
     if !wait_until_believed(&config, identity, &heard, answering, stop).await? {
         return Ok(Ended::Stopped);
     }
-    let hypervisor = qemu(&config)?;
+    let hypervisor = hypervisors(&config)?;
     let parts = open(config, hypervisor, identity, heard, stop.clone()).await?;
     recover(&parts).await?;
-    let Parts { host, journal, proof, checks, outgoing, drains, .. } = parts.clone();
+    let Parts { host, journal, proof, vms, checks, outgoing, drains, .. } = parts.clone();
     serving.get_or_init(|| Arc::clone(&outgoing));
     let socket = host.config.socket.display();
     info!(host = host.name(), listen = %host.config.listen, %socket, "serving");
@@ -125,6 +127,7 @@ async fn live(
     looking.spawn(check::keep_trying(checks, move || migrations.is_migrating()));
     looking.spawn(core_count::keep_counting(Arc::clone(&outgoing), own_cpus));
     looking.spawn(proof::keep_telling(proof));
+    looking.spawn(keep_looking_at_managed(vms));
     let mut doubts = journal.doubts();
     tokio::select! {
         // Who could have said so may be gone: that stops it too.
@@ -214,6 +217,16 @@ fn qemu(config: &Config) -> Result<Arc<dyn Hypervisor>, Problem> {
     Ok(Arc::new(Qemu::new(runtime, launcher(config)?, binary)))
 }
 
+/// What runs VMs on this host.
+fn hypervisors(config: &Config) -> Result<Arc<dyn Hypervisor>, Problem> {
+    let own = qemu(config)?;
+    if !config.libvirt.enabled {
+        return Ok(own);
+    }
+    let libvirt = Libvirt::new(config.runtime_directory.clone(), config.libvirt.socket());
+    Ok(Arc::new(Hypervisors::new(own, Arc::new(libvirt))))
+}
+
 /// Makes the parts, each of those that it uses.
 pub(crate) async fn open(
     config: Config,
@@ -262,6 +275,9 @@ pub(crate) async fn open(
 /// Takes up what an earlier life of this agent left.
 pub(crate) async fn recover(parts: &Parts) -> Result<(), Problem> {
     let Parts { host, journal, vms, incoming, checks, drains, outgoing, .. } = parts;
+    if let Err(problem) = vms.look_at_managed().await {
+        warn!(%problem, "libvirt does not answer yet");
+    }
     checks.look_at_links().await?;
     cpu_priority::end_all(vms);
     throttles::lift_all(vms);

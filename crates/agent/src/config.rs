@@ -62,6 +62,9 @@ pub struct Config {
     /// The hypervisor.
     #[serde(default)]
     pub qemu: Qemu,
+    /// The libvirt of this host.
+    #[serde(default)]
+    pub libvirt: Libvirt,
     /// What VMs may use of this host.
     #[serde(default)]
     pub(crate) vms: VmResources,
@@ -142,6 +145,35 @@ impl Default for Qemu {
             // Not the path of this program: an upgrade may have removed it, or put another version there.
             launcher: ["/proc/self/exe", "launch"].map(Into::into).to_vec(),
         }
+    }
+}
+
+/// Sockets at which a libvirt with QEMU answers: the modular daemon's, which is used where it is there, and the one of the
+/// monolithic daemon.
+const LIBVIRT_SOCKETS: [&str; 2] = ["/run/libvirt/virtqemud-sock", "/run/libvirt/libvirt-sock"];
+
+/// With which libvirt the agent deals.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Libvirt {
+    /// Whether the agent deals with libvirt's domains.
+    pub enabled: bool,
+    /// Where it answers; absent for `virtqemud`'s socket if that is there, and `libvirtd`'s otherwise.
+    pub(crate) socket: Option<PathBuf>,
+}
+
+impl Default for Libvirt {
+    fn default() -> Self {
+        Self { enabled: true, socket: None }
+    }
+}
+
+impl Libvirt {
+    /// Where it answers, or would. Looked for anew each time: it may be installed while the agent runs.
+    pub(crate) fn socket(&self) -> PathBuf {
+        let [modular, monolithic] = LIBVIRT_SOCKETS.map(Path::new);
+        let found = if modular.exists() { modular } else { monolithic };
+        self.socket.clone().unwrap_or_else(|| found.to_owned())
     }
 }
 

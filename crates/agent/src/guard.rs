@@ -40,7 +40,7 @@ use drainpipe_engine::migration::guard::{
 };
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::spec::VmName;
-use drainpipe_hypervisor::{Hypervisor, Machine, VmDirectory};
+use drainpipe_hypervisor::{Hypervisor, Machine, Manager, VmDirectory};
 use drainpipe_identity::Identity;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::setsid;
@@ -175,6 +175,9 @@ fn command(
         .arg(&tls.authority);
     if let Some(peer) = peer {
         command.args(["--peer", &peer.to_string()]);
+    }
+    if vmm.spec().spec().manager == Some(Manager::Libvirt) {
+        command.arg("--libvirt").arg(config.libvirt.socket());
     }
     Ok(command)
 }

@@ -29,7 +29,7 @@ use drainpipe_engine::inbound::Inbound;
 use drainpipe_engine::migration::target::IncomingState;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::spec::VmSpec;
-use drainpipe_hypervisor::{Machine, Role};
+use drainpipe_hypervisor::{Machine, Parcel, Role};
 use tracing::warn;
 
 pub(crate) use self::arrived::resume_recorded;
@@ -52,7 +52,7 @@ use crate::slots::Slots;
 use crate::transfer::Transfer;
 use crate::vm_end;
 use crate::vm_files::VmFiles;
-use crate::vms::Vms;
+use crate::vms::{QEMU_DEADLINE, Vms};
 
 /// Migrations to this host.
 #[derive(Debug)]
@@ -272,6 +272,18 @@ pub(crate) async fn build_incoming_vm(incoming: &Incoming, id: &str) -> Result<(
     vm_end::watch(entry.definition.name.as_str(), &vmm);
     *lock(&entry.vmm) = Some(vmm);
     Ok(())
+}
+
+/// Step 8: takes the last that the source's hypervisor hands over.
+pub(crate) async fn complete(incoming: &Incoming, id: &str, parcel: Parcel) -> Result<(), Problem> {
+    parcel.check().map_err(Problem::bad_input)?;
+    let entry = incoming.entries.get(id)?;
+    let _stepping = entry.stepping.lock().await;
+    must_wait(incoming, &entry)?;
+    let completed = entry.vmm()?.complete(parcel, QEMU_DEADLINE).await;
+    completed.map_err(|error| {
+        Problem::failed(format!("{} could not take the state: {error}", incoming.host.name()))
+    })
 }
 
 fn must_wait(incoming: &Incoming, entry: &IncomingVm) -> Result<(), Problem> {

@@ -24,7 +24,7 @@
 //! relay      the connections of a migration that is compressed or encrypted
 //! scheduling_group among which threads the kernel weighs priorities
 //! guard      lets a VM run on when the agent cannot
-//! vms        the VMs of this host
+//! vms        the VMs of this host; hypervisors: what runs them
 //! vm_files   the files that VMs name, and whether they may use them here
 //! proof      whether the journal is believed, and what is done where it is not
 //! release    whether another host's is one that this one understands
@@ -54,6 +54,7 @@ mod fixes;
 pub mod fuzzing;
 pub mod guard;
 mod host;
+mod hypervisors;
 mod idle_cores;
 mod incoming;
 mod journal;

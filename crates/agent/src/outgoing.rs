@@ -22,7 +22,7 @@ use drainpipe_engine::progress::{CompressionProgress, PathRate, Progress, Progre
 use drainpipe_engine::protocol::Protocol;
 use drainpipe_engine::result::{MigrationResult, Outcome};
 use drainpipe_engine::step::Step;
-use drainpipe_hypervisor::Machine;
+use drainpipe_hypervisor::{Machine, Manager};
 use jiff::Timestamp;
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
@@ -368,6 +368,7 @@ pub(crate) fn begin(
         return Err(does_not_run(&request.vm));
     }
     let started_at = Timestamp::now();
+    outgoing.vms.note_managed(&claimed.definition)?;
     outgoing.journal.begin_migration(&id, request, started_at)?;
     if let Some(vmm) = &claimed.vmm {
         let departure = Way { id: id.clone(), host: request.target.clone() };
@@ -482,12 +483,13 @@ impl Drop for Word<'_> {
 /// The plan of a migration that is not begun.
 pub(crate) async fn dry_run(outgoing: &Outgoing, request: &MigrateRequest) -> Result<PlanView, Problem> {
     let peer = outgoing.peers.target(&request.target)?;
-    let memory_bytes = outgoing.vms.get(&request.vm).await?.memory_mib << 20;
+    let definition = outgoing.vms.definition(&request.vm)?;
+    let memory_bytes = definition.memory_mib << 20;
     let vmm = outgoing.vms.running(&request.vm);
     let asked = asked_for(request);
     let asked = informed(outgoing, &request.target, asked, vmm.as_deref()).await?;
     let Meeting { source, target, plan, .. } =
-        meet(outgoing, peer, &request.target, asked, memory_bytes).await?;
+        meet(outgoing, peer, &request.target, definition.manager, asked, memory_bytes).await?;
     let findings = match vmm {
         Some(vmm) => {
             let outpaced = outpaced(outgoing, request, &*vmm, memory_bytes, &plan).await;
@@ -564,6 +566,7 @@ pub(crate) async fn meet(
     outgoing: &Outgoing,
     peer: &ApiClient,
     target: &str,
+    manager: Option<Manager>,
     request: impl Into<Request>,
     memory_bytes: u64,
 ) -> Result<Meeting, Problem> {
@@ -575,7 +578,9 @@ pub(crate) async fn meet(
             outgoing.host.name()
         )));
     }
-    let (source, target) = (outgoing.incoming.facts().await?, view);
+    let (source, mut target) = (outgoing.incoming.facts().await?, view);
+    let source = facts_for(manager, source)?;
+    target.facts = facts_for(manager, target.facts)?;
     let request = request.into();
     let reaches = discover(&outgoing.host, peer, [&source, &target.facts], request.option).await;
     let plan = plan(&source, &target.facts, request, &reaches, memory_bytes).map_err(Problem::refused)?;
@@ -583,6 +588,14 @@ pub(crate) async fn meet(
         return Err(Problem::refused(why));
     }
     Ok(Meeting { protocol, source, target, plan })
+}
+
+/// What a host is to VMs of this manager.
+fn facts_for(manager: Option<Manager>, facts: HostFacts) -> Result<HostFacts, Problem> {
+    match manager {
+        None => Ok(facts),
+        Some(Manager::Libvirt) => facts.for_domain().map_err(Problem::refused),
+    }
 }
 
 /// What the journal says of a hand-over, for the target that asks; and to which target it goes.

@@ -1,4 +1,8 @@
-//! The VMs of this host: defined in the journal, run by QEMU, claimed by one task at a time.
+//! The VMs of this host: defined in the journal and run by QEMU, or a manager's own; claimed by one task at a time.
+
+mod managed;
+
+pub(crate) use self::managed::keep_looking as keep_looking_at_managed;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -40,6 +44,8 @@ pub(crate) struct Vms {
     host: String,
     hypervisor: Arc<dyn Hypervisor>,
     facts: HypervisorFacts,
+    // Of the manager beside Drainpipe, as long as it answers.
+    facts_of_manager: Mutex<Option<HypervisorFacts>>,
     journal: Arc<Journal>,
     entries: Mutex<BTreeMap<String, Entry>>,
 }
@@ -150,7 +156,14 @@ impl Vms {
         facts: HypervisorFacts,
         journal: Arc<Journal>,
     ) -> Result<Arc<Self>, Problem> {
-        let vms = Self { host: host.into(), hypervisor, facts, journal, entries: Mutex::default() };
+        let vms = Self {
+            host: host.into(),
+            hypervisor,
+            facts,
+            facts_of_manager: Mutex::default(),
+            journal,
+            entries: Mutex::default(),
+        };
         let definitions = vms.journal.vms()?;
         // All at once: each that hangs takes until the deadline.
         let found = join_all(definitions.iter().map(|definition| vms.find_own(definition))).await;
@@ -290,6 +303,7 @@ impl Vms {
     /// Defines a VM.
     pub(crate) fn create(&self, definition: VmSpec) -> Result<(), Problem> {
         definition.resolve(&self.facts).map_err(Problem::bad_input)?;
+        managed::check_own(&definition, "define")?;
         let name = definition.name.to_string();
         self.directory(&definition)?;
         let mut entries = self.lock();
@@ -457,6 +471,7 @@ impl Vms {
         check: impl AsyncFnOnce(VmSpec) -> Result<(), Problem>,
     ) -> Result<(), Problem> {
         let claimed = self.claim(name, Claim::Changing)?;
+        managed::check_own(&claimed.definition, "start")?;
         if claimed.vmm.is_some() {
             return Err(Problem::conflict(format!("VM {name} runs already")));
         }
@@ -476,6 +491,7 @@ impl Vms {
 
     /// Powers a VM off; with `force`, pulls the plug.
     pub(crate) async fn stop(self: &Arc<Self>, name: &str, force: bool) -> Result<(), Problem> {
+        managed::check_own(&self.definition(name)?, if force { "destroy" } else { "shutdown" })?;
         if force && self.why_unresponsive(name).is_some() {
             return self.kill_unresponsive(name).await;
         }
@@ -515,6 +531,7 @@ impl Vms {
     /// Removes a VM that does not run. Its disks stay.
     pub(crate) async fn remove(self: &Arc<Self>, name: &str) -> Result<(), Problem> {
         let claimed = self.claim(name, Claim::Changing)?;
+        managed::check_own(&claimed.definition, "undefine")?;
         if claimed.vmm.is_some() {
             return Err(Problem::conflict(format!("VM {name} runs: `drainpipe vm stop {name}` first")));
         }
@@ -563,7 +580,10 @@ pub(crate) fn qemu_has_ended(host: &str, exit: Option<&Exit>) -> String {
 
 /// A VM that was to be moved.
 pub(crate) fn does_not_run(name: &str) -> Problem {
-    Problem::conflict(format!("VM {name} does not run: `drainpipe vm start {name}` first"))
+    Problem::conflict(format!(
+        "VM {name} does not run: start it first, by `drainpipe vm start {name}`, or by `virsh start {name}` if it is \
+         libvirt's"
+    ))
 }
 
 /// What a VM needs of a host's memory.
@@ -584,6 +604,7 @@ pub(crate) fn describe(host: &str, definition: &VmSpec, state: VmState) -> VmVie
         migration: None,
         ended: None,
         placement: definition.placement.clone(),
+        manager: definition.manager,
         heartbeat: guest.map(|guest| guest.heartbeat.to_string()),
         control: guest.map(|guest| guest.control.to_string()),
     }

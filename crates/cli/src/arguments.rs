@@ -247,6 +247,8 @@ pub(crate) struct GuardArguments {
     pub(crate) state_directory: PathBuf,
     #[arg(long)]
     pub(crate) runtime_directory: PathBuf,
+    #[arg(long)]
+    pub(crate) libvirt: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]

@@ -103,6 +103,20 @@ impl Capabilities {
         }
     }
 
+    /// Of a libvirt whose migration protocol two agents run phase by phase. `Perform` pauses the guest and sends the rest in
+    /// one act, and `Finish` leaves it paused.
+    pub fn of_libvirt(qemu_major: Option<u32>) -> Self {
+        Self {
+            pauses_before_switchover: false,
+            packs: false,
+            is_relayed: false,
+            keeps_limit: false,
+            post_copy: None,
+            copies_disks: false,
+            ..Self::of_qemu(qemu_major)
+        }
+    }
+
     /// Of a host that does not say: its agent is 0.1.0, which has QEMU only.
     pub(crate) fn of_0_1_0(hypervisor: &str, version: &str) -> Self {
         match hypervisor {

@@ -93,9 +93,29 @@ pub struct HostFacts {
     pub rdma_devices: Vec<String>,
     /// The hypervisor.
     pub hypervisor: HypervisorVersion,
+    /// The libvirt that answers on it, with whose domains its agent deals; absent where none does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub libvirt: Option<HypervisorVersion>,
+}
+
+/// A domain cannot be on a host without libvirt.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "no libvirt answers on {host}, which a domain needs: install or start it (`systemctl status libvirtd virtqemud`), and \
+     look at [libvirt] in its agent.toml"
+)]
+pub struct NoLibvirt {
+    /// The host.
+    pub host: String,
 }
 
 impl HostFacts {
+    /// The same host, as a domain of libvirt has it: what can be done is what libvirt can do.
+    pub fn for_domain(self) -> Result<Self, NoLibvirt> {
+        let Some(hypervisor) = self.libvirt.clone() else { return Err(NoLibvirt { host: self.name }) };
+        Ok(Self { hypervisor, ..self })
+    }
+
     /// How many huge pages of a size new VMs can take.
     pub fn huge_pages_of(&self, size_mib: u64) -> u64 {
         let of_size = self.huge_pages_available.iter().filter(|pages| pages.size_mib == size_mib);

@@ -29,6 +29,7 @@ pub(crate) fn host(name: &str) -> HostFacts {
             rdma: false,
             capabilities: Capabilities::of_qemu(Some(7)),
         },
+        libvirt: None,
     }
 }
 

@@ -1,12 +1,11 @@
 //! A QEMU as every hypervisor's VM. What is here says only by which of QEMU's acts an act is done.
 
 use std::io;
-use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use drainpipe_hypervisor::{
-    Address, Connections, Contents, End, Event, Exit, Hold, MemorySample, MigrationStatus, Paces,
+    Address, Connections, Contents, End, Event, Exit, Hold, MemorySample, MigrationStatus, Parcel,
     ResolvedSpec, Role, RunState, SharedPath, SourceSettings, SourceVm, TargetVm, TransferStatus, Transport,
     VcpuThrottle, VcpuTime, Version, Vm, VmDirectory, VmError,
 };
@@ -88,7 +87,7 @@ impl Vm for Vmm {
     }
 
     fn is_stopped(&self) -> bool {
-        self.is_stopped()
+        self.process().is_stopped().unwrap_or(false)
     }
 
     async fn read_console(&self, deadline: Duration) -> Result<String, VmError> {
@@ -112,11 +111,11 @@ impl Vm for Vmm {
     }
 
     fn go_first(&self) -> io::Result<()> {
-        self.go_first()
+        self.process().go_first()
     }
 
     fn take_turns(&self) -> io::Result<()> {
-        self.take_turns()
+        self.process().take_turns()
     }
 
     async fn vcpu_time(&self, deadline: Duration) -> Result<Box<dyn VcpuTime>, VmError> {
@@ -143,6 +142,7 @@ impl SourceVm for Vmm {
         transport: Transport,
         address: Address,
         settings: SourceSettings,
+        _parcel: Parcel,
         deadline: Duration,
     ) -> Result<(), VmError> {
         Ok(migration::start(self, transport, address, settings, deadline).await?)
@@ -181,7 +181,7 @@ impl SourceVm for Vmm {
     }
 
     fn connections(&self) -> Option<&dyn Connections> {
-        Some(self)
+        Some(self.process())
     }
 
     fn outgoing_relay(&self) -> SharedPath {
@@ -195,9 +195,11 @@ impl TargetVm for Vmm {
         &self,
         transport: Transport,
         address: Address,
+        _parcel: &Parcel,
         deadline: Duration,
-    ) -> Result<(), VmError> {
-        Ok(migration::listen(self, transport, address, deadline).await?)
+    ) -> Result<Parcel, VmError> {
+        migration::listen(self, transport, address, deadline).await?;
+        Ok(Parcel::default())
     }
 
     async fn recover_listen(&self, address: Address, deadline: Duration) -> Result<(), VmError> {
@@ -214,32 +216,6 @@ impl TargetVm for Vmm {
 
     fn incoming_relay(&self) -> SharedPath {
         self.paths().incoming_relay()
-    }
-}
-
-impl Connections for Vmm {
-    fn limit_unsent(&self, peer: SocketAddr, bytes: u32) -> io::Result<usize> {
-        self.limit_unsent(peer, bytes)
-    }
-
-    fn limit_received(&self, own: SocketAddr, bytes: u32) -> io::Result<usize> {
-        self.limit_received(own, bytes)
-    }
-
-    fn pace(&self, peer: SocketAddr, paces: Paces<'_>) -> io::Result<usize> {
-        self.pace(peer, paces)
-    }
-
-    fn ignore_resets(&self, peer: SocketAddr) -> io::Result<usize> {
-        self.ignore_resets(peer)
-    }
-
-    fn discard_unsent(&self, peer: SocketAddr) -> io::Result<usize> {
-        self.discard_unsent(peer)
-    }
-
-    fn cut(&self, peer: SocketAddr) -> io::Result<usize> {
-        self.cut(peer)
     }
 }
 

@@ -45,9 +45,9 @@ impl fmt::Display for Birth {
     }
 }
 
-/// A process that is not told apart by its id, but by its pidfd.
+/// A QEMU that this host runs, whoever has started it. It is not told apart by its id, but by its pidfd.
 #[derive(Debug)]
-pub(crate) struct Process {
+pub struct Process {
     pid: Pid,
     pidfd: OwnedFd,
     exit: watch::Receiver<Option<Exit>>,
@@ -57,13 +57,25 @@ impl Process {
     /// Takes hold of our own child, which cannot be recycled before it is waited for.
     pub(crate) fn of_child(child: &Child, log_file: PathBuf) -> io::Result<Self> {
         let pid = Pid::from_child(child);
-        Self::watched(pid, open_pidfd(pid)?, log_file)
+        Self::watched(pid, open_pidfd(pid)?, Some(log_file))
+    }
+
+    /// Takes hold of the process `pid`, if it lives and `is_wanted` says so of its command line.
+    pub fn of_pid(pid: u32, is_wanted: impl Fn(&[u8]) -> bool) -> io::Result<Option<Self>> {
+        let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
+        let pidfd = match open_pidfd(pid) {
+            Err(Errno::SRCH | Errno::INVAL) => return Ok(None),
+            pidfd => pidfd?,
+        };
+        // Only now, with the pidfd open, does the process stay the one that is looked at.
+        let command_line = fs::read(proc_path(pid, "cmdline")).unwrap_or_default();
+        is_wanted(&command_line).then(|| Self::watched(pid, pidfd, None)).transpose()
     }
 
     /// Finds the QEMU that `pid_file` names, if it still lives.
     pub(crate) fn find(pid_file: &Path, log_file: PathBuf) -> io::Result<Option<Self>> {
         let found = find_pidfd(pid_file)?;
-        found.map(|(pid, pidfd)| Self::watched(pid, pidfd, log_file)).transpose()
+        found.map(|(pid, pidfd)| Self::watched(pid, pidfd, Some(log_file))).transpose()
     }
 
     /// The process id of the QEMU that `pid_file` names, if it lives.
@@ -77,22 +89,25 @@ impl Process {
         Ok(is_stopped(&fs::read_to_string(proc_path(pid, "stat"))?))
     }
 
-    fn watched(pid: Pid, pidfd: OwnedFd, log_file: PathBuf) -> io::Result<Self> {
+    /// Its log is kept short where one is named.
+    fn watched(pid: Pid, pidfd: OwnedFd, log_file: Option<PathBuf>) -> io::Result<Self> {
         let (exited, exit) = watch::channel(None);
         let watched = pidfd.try_clone()?;
         // A thread, because it outlives every runtime: it reaps a QEMU that dies while nobody
         // waits, and touches a file.
         thread::Builder::new().name(format!("qemu-{}", pid.as_raw_nonzero())).spawn(move || {
-            exited.send_replace(Some(watch_until_exit(&watched, &log_file)));
+            exited.send_replace(Some(watch_until_exit(&watched, log_file.as_deref())));
         })?;
         Ok(Self { pid, pidfd, exit })
     }
 
-    pub(crate) fn pid(&self) -> u32 {
+    /// Its id, for people and for the kernel's counters. Another process may have it once this one has ended.
+    pub fn pid(&self) -> u32 {
         process_id(self.pid)
     }
 
-    pub(crate) fn alive(&self) -> bool {
+    /// Whether it has not ended.
+    pub fn alive(&self) -> bool {
         self.exit.borrow().is_none()
     }
 
@@ -109,14 +124,19 @@ impl Process {
     }
 
     /// Whether somebody has stopped it: `SIGSTOP`, or a debugger. A frozen cgroup does not show so.
-    pub(crate) fn is_stopped(&self) -> io::Result<bool> {
+    ///
+    /// Its threads may be anywhere then: where its connections are cut meanwhile, some of them end before they have seen it,
+    /// and QEMU (7.2, 10.0) may wait for those without end, with the lock that all else needs.
+    pub fn is_stopped(&self) -> io::Result<bool> {
         let stat = fs::read_to_string(proc_path(self.pid, "stat"))?;
         self.must_live()?;
         Ok(is_stopped(&stat))
     }
 
     /// CPU used so far by all its threads, in user and kernel mode, in seconds.
-    pub(crate) fn cpu_seconds(&self) -> io::Result<f64> {
+    ///
+    /// Fails once it has ended: read it before.
+    pub fn cpu_seconds(&self) -> io::Result<f64> {
         let stat = fs::read_to_string(proc_path(self.pid, "stat"))?;
         self.must_live()?;
         let ticks = cpu_ticks(&stat).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
@@ -164,17 +184,17 @@ impl Process {
     }
 
     /// How it ended, if it has.
-    pub(crate) fn exit(&self) -> Option<Exit> {
+    pub fn exit(&self) -> Option<Exit> {
         self.exit.borrow().clone()
     }
 
     /// Waits for the end; `None` if it does not come in time.
-    pub(crate) async fn wait_exit(&self, deadline: Duration) -> Option<Exit> {
+    pub async fn wait_exit(&self, deadline: Duration) -> Option<Exit> {
         timeout(deadline, self.exited()).await.ok()
     }
 
     /// The end, for whoever waits without a hold of the process.
-    pub(crate) fn exited(&self) -> impl Future<Output = Exit> + Send + use<> {
+    pub fn exited(&self) -> impl Future<Output = Exit> + Send + use<> {
         let mut exit = self.exit.clone();
         async move {
             match exit.wait_for(Option::is_some).await {
@@ -193,7 +213,8 @@ impl Process {
         }
     }
 
-    pub(crate) fn kill(&self) -> io::Result<()> {
+    /// Kills it, if it has not ended.
+    pub fn kill(&self) -> io::Result<()> {
         match rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL) {
             Ok(()) | Err(Errno::SRCH) => Ok(()),
             Err(error) => Err(error.into()),
@@ -240,11 +261,11 @@ fn proc_path(pid: Pid, file: &str) -> PathBuf {
     PathBuf::from(format!("/proc/{}/{file}", pid.as_raw_nonzero()))
 }
 
-fn watch_until_exit(pidfd: &OwnedFd, log_file: &Path) -> Exit {
+fn watch_until_exit(pidfd: &OwnedFd, log_file: Option<&Path>) -> Exit {
     loop {
         // A pidfd becomes readable when its process ends, and stays so.
         match poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&LOG_CHECK_EVERY)) {
-            Ok(0) => bound_log(log_file),
+            Ok(0) => log_file.map_or((), bound_log),
             Ok(_) => return reap(pidfd.as_fd()),
             // Interrupted, or the kernel is short of memory.
             Err(_) => thread::sleep(Duration::from_millis(100)),

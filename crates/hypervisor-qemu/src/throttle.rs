@@ -6,6 +6,7 @@
 //!
 //! The group is its own record: by its name anybody finds the threads that are held back, and where they came from.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::control_groups::{Hierarchy, Quota, QuotaError, ThreadGroup};
@@ -48,8 +49,12 @@ pub struct VcpuThrottle {
 impl VcpuThrottle {
     /// Of a VM whose vCPUs run as they like.
     pub async fn of(vmm: &Vmm, deadline: Duration) -> Result<Self, ThrottleError> {
-        let (hierarchy, process) = (Hierarchy::find()?, vmm.pid());
-        let threads = vcpu_threads(vmm, deadline).await?;
+        Self::of_threads(vmm.pid(), vcpu_threads(vmm, deadline).await?)
+    }
+
+    /// Of these threads of a process.
+    pub fn of_threads(process: u32, threads: BTreeSet<u32>) -> Result<Self, ThrottleError> {
+        let hierarchy = Hierarchy::find()?;
         let group = |thread| hierarchy.group_for(process, thread, group_name(thread));
         let groups = threads.into_iter().map(group).collect::<Result<_, _>>()?;
         Ok(Self { hierarchy, process, groups })
@@ -73,7 +78,11 @@ impl VcpuThrottle {
 /// Lets the vCPUs of a VM run as they like, whoever held them back, also if its QEMU answers nothing.
 pub fn lift_throttle(paths: &RuntimePaths) -> Result<(), ThrottleError> {
     let found = Process::find(&paths.pid_file(), paths.log_file()).map_err(ThrottleError::Process)?;
-    let Some(process) = found else { return Ok(()) };
+    found.map_or(Ok(()), |process| lift_throttle_of(&process))
+}
+
+/// The same of a process that is held.
+pub fn lift_throttle_of(process: &Process) -> Result<(), ThrottleError> {
     let Ok(hierarchy) = Hierarchy::find() else { return Ok(()) };
     let groups = hierarchy.groups_with(process.pid(), group_name)?;
     remove_all(&hierarchy, &groups)

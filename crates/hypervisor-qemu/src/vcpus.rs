@@ -20,10 +20,14 @@ pub struct VcpuTime {
 impl VcpuTime {
     /// Of a VM whose QEMU answers now.
     pub async fn of(vmm: &Vmm, deadline: Duration) -> Result<Self, QmpError> {
-        let tasks = PathBuf::from(format!("/proc/{}/task", vmm.pid()));
-        let threads = vcpu_threads(vmm, deadline).await?;
+        Ok(Self::of_threads(vmm.pid(), &vcpu_threads(vmm, deadline).await?))
+    }
+
+    /// Of these threads of a process.
+    pub fn of_threads(pid: u32, threads: &BTreeSet<u32>) -> Self {
+        let tasks = PathBuf::from(format!("/proc/{pid}/task"));
         let schedstat = |thread: &u32| tasks.join(thread.to_string()).join("schedstat");
-        Ok(Self { schedstats: threads.iter().map(schedstat).collect() })
+        Self { schedstats: threads.iter().map(schedstat).collect() }
     }
 
     /// Of all of them together, so far. Fails once QEMU has ended.
@@ -50,6 +54,21 @@ pub(crate) async fn vcpu_threads(vmm: &Vmm, deadline: Duration) -> Result<BTreeS
     }
     let vcpus: Vec<Vcpu> = vmm.qmp().execute("query-cpus-fast", Value::Null, deadline).await?;
     Ok(vcpus.iter().map(|vcpu| vcpu.thread).collect())
+}
+
+/// The same by the names that QEMU gives its threads where it is told to (`debug-threads=on`, as libvirt starts it):
+/// `CPU 0/KVM`, `CPU 1/TCG`, or `ALL CPUs/TCG`.
+pub fn vcpu_threads_by_name(pid: u32) -> io::Result<BTreeSet<u32>> {
+    let mut threads = BTreeSet::new();
+    for entry in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let entry = entry?;
+        // One that has ended since runs no guest.
+        let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+        if name.starts_with("CPU ") || name.starts_with("ALL CPUs") {
+            threads.extend(entry.file_name().to_str().and_then(|number| number.parse::<u32>().ok()));
+        }
+    }
+    Ok(threads)
 }
 
 #[cfg(test)]

@@ -268,7 +268,8 @@ impl Vmm {
         &self.paths
     }
 
-    pub(crate) fn process(&self) -> &Process {
+    /// Its process.
+    pub fn process(&self) -> &Process {
         &self.process
     }
 

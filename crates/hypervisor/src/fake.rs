@@ -222,6 +222,7 @@ impl Hypervisor for FakeHypervisor {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::parcel::Parcel;
     use crate::spec::VmSpec;
     use crate::state::{Hold, MigrationStatus};
     use crate::transport::{SourceSettings, Transport};
@@ -245,8 +246,11 @@ mod tests {
         let [here, there] = directories.each_ref().map(|directory| FakeHypervisor::new(directory.path()));
         let (source, target) = (started(&here, Role::Fresh).await, started(&there, Role::Incoming).await);
         let address = SocketAddr::from(([10, 0, 0, 2], 49152));
-        target.listen(transport, address.into(), DEADLINE).await.unwrap();
-        source.start_transfer(transport, address.into(), SETTINGS, DEADLINE).await.unwrap();
+        target.listen(transport, address.into(), &Parcel::default(), DEADLINE).await.unwrap();
+        source
+            .start_transfer(transport, address.into(), SETTINGS, Parcel::default(), DEADLINE)
+            .await
+            .unwrap();
         (source, target, directories)
     }
 

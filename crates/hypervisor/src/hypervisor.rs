@@ -12,8 +12,17 @@ use crate::directory::{PathTooLong, VmDirectory};
 use crate::error::VmError;
 use crate::facts::HypervisorFacts;
 use crate::role::Role;
-use crate::spec::{ResolvedSpec, VmName};
+use crate::spec::{ResolvedSpec, VmName, VmSpec};
 use crate::vm::Machine;
+
+/// A VM that somebody else than Drainpipe has defined here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    /// What it is.
+    pub definition: VmSpec,
+    /// Whether its guest is here, running or not.
+    pub is_active: bool,
+}
 
 /// Starts VMs, and finds those that run.
 ///
@@ -23,6 +32,24 @@ use crate::vm::Machine;
 pub trait Hypervisor: fmt::Debug + Send + Sync {
     /// Asks what it can do on this host.
     async fn probe(&self, deadline: Duration) -> Result<HypervisorFacts, VmError>;
+
+    /// Asks what it can do with VMs that another [manager](crate::Manager) of VMs on this host owns; `None` where there is
+    /// no such manager.
+    async fn probe_manager(&self, deadline: Duration) -> Result<Option<HypervisorFacts>, VmError> {
+        let _has_none = deadline;
+        Ok(None)
+    }
+
+    /// The VMs that such a manager has here now.
+    async fn managed(&self, deadline: Duration) -> Result<Vec<Found>, VmError> {
+        let _has_none = deadline;
+        Ok(vec![])
+    }
+
+    /// Returns when [`Self::managed`] may have changed; never where it cannot.
+    async fn managed_changed(&self) {
+        std::future::pending().await
+    }
 
     /// Where a VM has its files while it runs.
     fn directory(&self, vm: &VmName) -> Result<VmDirectory, PathTooLong>;

@@ -7,6 +7,7 @@
 //! state        what a VM is doing, and where its migration stands
 //! event        what it reports by itself
 //! transport    how a migration's bytes travel
+//! parcel       what one act hands to the next, on the other host
 //! connections  its TCP connections, where they are ours to deal with
 //! qcow2        which other files an image names; pure
 //! memory       what a guest's memory looks like to a migration
@@ -30,6 +31,7 @@ pub mod fake;
 mod hypervisor;
 mod memory;
 mod open_enum;
+mod parcel;
 pub mod qcow2;
 mod role;
 pub mod spec;
@@ -44,10 +46,11 @@ pub use end::{End, Exit};
 pub use error::{VmError, VmErrorKind};
 pub use event::{Event, Happening};
 pub use facts::{BinaryStamp, HypervisorFacts, Version};
-pub use hypervisor::Hypervisor;
+pub use hypervisor::{Found, Hypervisor};
 pub use memory::{Contents, MemorySample};
+pub use parcel::{Parcel, ParcelTooLong};
 pub use role::Role;
-pub use spec::{ResolvedSpec, VmSpec};
+pub use spec::{Manager, ResolvedSpec, VmSpec};
 pub use state::{Hold, MigrationStatus, RamStatus, RunState, TransferStatus};
 pub use tls_key::{BadTlsKey, TlsKey};
 pub use transport::{Address, Parallel, SourceSettings, Transport, Zstd};

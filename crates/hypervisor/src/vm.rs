@@ -12,11 +12,9 @@
 //! Which act comes when is the engine's. Until the target's `run`, `cancel` and `run` on the source bring the guest back
 //! there. With post-copy, `switch_over` is what cannot be taken back: see [`SourceVm::start_post_copy`].
 //!
-//! libvirt's phases fit the same acts: `Prepare` is the target's `listen`, `Perform` the source's `start_transfer` up to the
-//! end of `switch_over`, and `Finish` with the guest paused belongs to what the target does before it has all. What it does
-//! by itself, its capabilities say. One thing has no place here yet: each of its phases hands bytes to the next one, on the
-//! other host (the domain's XML and cookies). They are to be results of these acts, and arguments of the others', that the
-//! agents carry and do not read.
+//! libvirt's phases are the same acts: `Begin` is the source's `begin`, `Prepare` the target's `listen`, `Perform` the
+//! source's `start_transfer` up to the end of `sent`, and `Finish`, with the guest paused, the target's `complete`. Each
+//! hands a [`Parcel`] to the next one, on the other host, which the agents carry.
 
 use std::fmt;
 use std::io;
@@ -33,6 +31,7 @@ use crate::error::VmError;
 use crate::event::Event;
 use crate::facts::Version;
 use crate::memory::{Contents, MemorySample};
+use crate::parcel::Parcel;
 use crate::role::Role;
 use crate::spec::ResolvedSpec;
 use crate::state::{Hold, MigrationStatus, RunState, TransferStatus};
@@ -140,13 +139,21 @@ pub trait Vm: fmt::Debug + Send + Sync {
 /// A VM that may leave this host.
 #[async_trait]
 pub trait SourceVm: Vm {
-    /// Begins to send the guest to a target that listens at `address`. Returns at once; a connection that cannot be made
-    /// shows as [`MigrationStatus::Failed`].
+    /// Makes ready to leave by this transport, and returns what the target is told before it listens. Undone by
+    /// [`Self::cancel`].
+    async fn begin(&self, transport: Transport, deadline: Duration) -> Result<Parcel, VmError> {
+        let _needs_nothing = (transport, deadline);
+        Ok(Parcel::default())
+    }
+
+    /// Begins to send the guest to a target that listens at `address` and has said `parcel`. Returns at once; a connection
+    /// that cannot be made shows as [`MigrationStatus::Failed`].
     async fn start_transfer(
         &self,
         transport: Transport,
         address: Address,
         settings: SourceSettings,
+        parcel: Parcel,
         deadline: Duration,
     ) -> Result<(), VmError>;
 
@@ -157,6 +164,20 @@ pub trait SourceVm: Vm {
 
     /// Lets a source in pre-switchover send the last of its memory and its devices' state.
     async fn switch_over(&self, deadline: Duration) -> Result<(), VmError>;
+
+    /// After [`Self::switch_over`]: waits until all has been sent, and returns what the target still needs to have it all;
+    /// nothing where it needs nothing but what QEMU sends.
+    async fn sent(&self, deadline: Duration) -> Result<Option<Parcel>, VmError> {
+        let _sends_all_by_itself = deadline;
+        Ok(None)
+    }
+
+    /// Once the target has all: from now on the hypervisor here does nothing with the VM by itself, whatever becomes of it.
+    /// Fails where that is not certain.
+    async fn let_go(&self, deadline: Duration) -> Result<(), VmError> {
+        let _does_nothing_by_itself = deadline;
+        Ok(())
+    }
 
     /// Cancels the migration and waits for its end, which may be [`MigrationStatus::Completed`] if that came too late.
     async fn cancel(&self, deadline: Duration) -> Result<MigrationStatus, VmError>;
@@ -187,9 +208,21 @@ pub trait SourceVm: Vm {
 /// A VM that may come to this host.
 #[async_trait]
 pub trait TargetVm: Vm {
-    /// Listens for its source. May be repeated with another address after [`crate::VmErrorKind::PortTaken`].
-    async fn listen(&self, transport: Transport, address: Address, deadline: Duration)
-    -> Result<(), VmError>;
+    /// Listens for its source, whose `begin` has handed `parcel` over, and returns what the source is told. May be repeated
+    /// with another address after [`crate::VmErrorKind::PortTaken`].
+    async fn listen(
+        &self,
+        transport: Transport,
+        address: Address,
+        parcel: &Parcel,
+        deadline: Duration,
+    ) -> Result<Parcel, VmError>;
+
+    /// Takes the last that its source hands over ([`SourceVm::sent`]). The guest does not run.
+    async fn complete(&self, parcel: Parcel, deadline: Duration) -> Result<(), VmError> {
+        let _needs_nothing = (parcel, deadline);
+        Err(VmError::failed("this VM's hypervisor takes nothing but what the source's sends"))
+    }
 
     /// Listens somewhere else for [`SourceVm::resume_transfer`], in post-copy. May be repeated as [`Self::listen`] may.
     async fn recover_listen(&self, address: Address, deadline: Duration) -> Result<(), VmError>;

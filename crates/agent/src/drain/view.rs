@@ -18,7 +18,7 @@ use drainpipe_engine::prediction::fewer_free_cores;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::relayed::RelayMeans;
 use drainpipe_hypervisor::spec::{self, GroupName, VmSpec};
-use drainpipe_hypervisor::{Machine, RunState};
+use drainpipe_hypervisor::{Machine, Manager, RunState};
 use futures_util::future::join_all;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -262,7 +262,7 @@ async fn ask(
     let peer = drains.peers.target(name)?;
     let largest = running.iter().map(|vmm| vmm.spec().memory_kib() << 10).max();
     let Meeting { source, target, plan, .. } =
-        meet(&drains.outgoing, peer, name, request, largest.unwrap_or(0)).await?;
+        meet(&drains.outgoing, peer, name, manager_of_all(running), request, largest.unwrap_or(0)).await?;
     let list = peer.get::<VmList>("/v1/vms");
     let limit = peer.get::<BandwidthView>("/v1/bandwidth");
     let findings = check::before_migration(&drains.checks, peer, name, running, &plan);
@@ -302,6 +302,13 @@ async fn ask(
         path_history: None,
     };
     Ok(LookedAt { view, refusals })
+}
+
+/// Who owns all of them; none where some are Drainpipe's own. What is said of the way is of those then.
+fn manager_of_all(running: &[Arc<dyn Machine>]) -> Option<Manager> {
+    let mut managers = running.iter().map(|vmm| vmm.spec().spec().manager);
+    let first = managers.next()??;
+    managers.all(|manager| manager == Some(first)).then_some(first)
 }
 
 fn placed(vm: &api_types::VmView) -> PlacedVm {

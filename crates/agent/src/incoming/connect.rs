@@ -5,6 +5,7 @@ use std::future::ready;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use drainpipe_engine::encryption::{refuses_clear, refuses_clear_again};
 use drainpipe_engine::path::Path;
@@ -12,7 +13,7 @@ use drainpipe_engine::plan::{Plan, Spread};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::protocol::Protocol;
 use drainpipe_engine::queue::unread_limit_bytes;
-use drainpipe_hypervisor::{Machine, TlsKey, Transport, VmError, VmErrorKind};
+use drainpipe_hypervisor::{Machine, Parcel, TlsKey, Transport, VmError, VmErrorKind};
 use ring::rand::{SecureRandom, SystemRandom};
 use tracing::warn;
 
@@ -27,7 +28,7 @@ use crate::probe::{self, ProbePorts};
 use crate::relay::{self, OtherEnd, RelayedStream};
 use crate::slots::Slots;
 use crate::transport::transport;
-use crate::vms::QMP_DEADLINE;
+use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
 use uuid::Uuid;
 
 /// Migrations of one host, and of all together, for which ports are open at once on which paths are tried.
@@ -66,6 +67,7 @@ pub(crate) async fn connect(
     let _stepping = entry.stepping.lock().await;
     must_wait(incoming, &entry)?;
     entry.end_trials();
+    request.parcel.check().map_err(Problem::bad_input)?;
     let is_encrypted = request.plan.encryption.is_encrypted;
     let obstacle =
         |protocol: Protocol| protocol.obstacle(request.plan.post_copy(), is_encrypted, &entry.source);
@@ -155,12 +157,26 @@ pub(super) enum Listening {
 }
 
 impl Listening {
-    async fn at(self, vmm: &dyn Machine, transport: Transport, address: SocketAddr) -> Result<(), VmError> {
+    async fn at(
+        self,
+        vmm: &dyn Machine,
+        transport: Transport,
+        address: SocketAddr,
+        parcel: &Parcel,
+    ) -> Result<Parcel, VmError> {
         match self {
-            Self::First => vmm.listen(transport, address.into(), QMP_DEADLINE).await,
-            Self::Again => vmm.recover_listen(address.into(), QMP_DEADLINE).await,
+            Self::First => vmm.listen(transport, address.into(), parcel, listens_within(vmm)).await,
+            Self::Again => {
+                vmm.recover_listen(address.into(), QMP_DEADLINE).await?;
+                Ok(Parcel::default())
+            }
         }
     }
+}
+
+/// How long that may take: where another manager owns the VM, it starts its process only then.
+fn listens_within(vmm: &dyn Machine) -> Duration {
+    if vmm.spec().spec().manager.is_some() { QEMU_DEADLINE } else { QMP_DEADLINE }
 }
 
 pub(super) async fn listen(
@@ -176,13 +192,23 @@ pub(super) async fn listen(
         let is_to_have_key = listening == Listening::First && request.plan.is_encrypted_by_hypervisor();
         let tls_key = is_to_have_key.then(new_tls_key).transpose()?;
         let transport = transport(&request.plan, tls_key);
-        let port = listen_on_free_port(incoming, entry, vmm, request, address, listening, transport).await?;
+        let (port, parcel) =
+            listen_on_free_port(incoming, entry, vmm, request, address, listening, transport).await?;
         let (relay_token, relay_page_cache_mib) = (None, 0);
-        return Ok(Endpoint { address, port, watch: None, relay_token, relay_page_cache_mib, tls_key });
+        return Ok(Endpoint {
+            address,
+            port,
+            watch: None,
+            relay_token,
+            relay_page_cache_mib,
+            tls_key,
+            parcel,
+        });
     };
     let path = vmm.incoming_relay().of_hypervisor;
     let transport = transport(&request.plan, None);
-    vmm.listen(transport, path.into(), QMP_DEADLINE).await.map_err(Problem::failed)?;
+    let listening = vmm.listen(transport, path.into(), &request.parcel, listens_within(vmm));
+    let parcel = listening.await.map_err(Problem::failed)?;
     let (listener, port) = bind_free_port(incoming, request, address).await?;
     let token = Uuid::new_v4();
     let other = OtherEnd { identity: &incoming.peers.identity, host: &entry.source, token };
@@ -198,6 +224,7 @@ pub(super) async fn listen(
         relay_token: Some(token),
         relay_page_cache_mib: page_cache_mib,
         tls_key: None,
+        parcel,
     })
 }
 
@@ -241,9 +268,10 @@ async fn listen_on_free_port(
     address: IpAddr,
     listening: Listening,
     transport: Transport,
-) -> Result<u16, Problem> {
+) -> Result<(u16, Parcel), Problem> {
     let link = &request.plan.paths.first().link;
     let sources = &allowed_sources::of(incoming, entry, request).await;
+    let parcel = &request.parcel;
     let listen = |port| async move {
         let failed = |error: &dyn Display| {
             Problem::failed(format!("{} cannot listen on {address}: {error}", incoming.host.name()))
@@ -253,10 +281,10 @@ async fn listen_on_free_port(
             return Ok(None);
         }
         allowed_sources::keep_out(incoming, entry, listen_at, sources).await;
-        match listening.at(vmm, transport, listen_at).await {
-            Ok(()) => {
+        match listening.at(vmm, transport, listen_at, parcel).await {
+            Ok(parcel) => {
                 limit_unread(vmm, &request.plan, listen_at);
-                Ok(Some(port))
+                Ok(Some((port, parcel)))
             }
             Err(error) if error.kind == VmErrorKind::PortTaken => {
                 allowed_sources::let_in(incoming, entry, listen_at).await;

@@ -2,6 +2,7 @@
 
 use drainpipe_engine::facts::{HostFacts, HypervisorVersion};
 use drainpipe_engine::problem::Problem;
+use drainpipe_hypervisor::HypervisorFacts;
 
 use super::Incoming;
 use super::memory::{huge_pages_free, memory_free_bytes};
@@ -12,7 +13,6 @@ impl Incoming {
         let host = &self.host;
         let links = host.network.migration_links(&host.config).await?;
         let migration_address = host.migration_address().await?;
-        let hypervisor = self.vms.facts();
         let devices = drainpipe_net::rdma_devices().map_err(Problem::failed)?;
         let packing = self.transfer.packing()?;
         Ok(HostFacts {
@@ -31,12 +31,17 @@ impl Incoming {
             no_migration_address: migration_address.as_ref().err().cloned(),
             migration_address: migration_address.ok(),
             rdma_devices: devices.into_iter().map(|device| device.name).collect(),
-            hypervisor: HypervisorVersion {
-                name: hypervisor.name.clone(),
-                version: hypervisor.version.to_string(),
-                rdma: hypervisor.rdma,
-                capabilities: hypervisor.capabilities,
-            },
+            hypervisor: described(self.vms.facts()),
+            libvirt: self.vms.facts_of_manager().map(described),
         })
+    }
+}
+
+fn described(hypervisor: &HypervisorFacts) -> HypervisorVersion {
+    HypervisorVersion {
+        name: hypervisor.name.clone(),
+        version: hypervisor.version.to_string(),
+        rdma: hypervisor.rdma,
+        capabilities: hypervisor.capabilities,
     }
 }

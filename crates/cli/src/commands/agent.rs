@@ -8,6 +8,8 @@ use drainpipe_agent::app::Ended;
 use drainpipe_agent::config::{Config, Peer, Tls};
 use drainpipe_agent::{app, guard};
 use drainpipe_engine::problem::Problem;
+use drainpipe_hypervisor::Hypervisor;
+use drainpipe_hypervisor_libvirt::Libvirt;
 use drainpipe_hypervisor_qemu::{Qemu, launcher};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -43,7 +45,11 @@ pub(crate) async fn guard(arguments: GuardArguments) -> Result<Exit, Problem> {
         state_directory: arguments.state_directory,
         runtime_directory: arguments.runtime_directory,
     };
-    let hypervisor = Arc::new(Qemu::to_find(orders.runtime_directory.clone()));
+    let runtime_directory = orders.runtime_directory.clone();
+    let hypervisor: Arc<dyn Hypervisor> = match arguments.libvirt {
+        Some(socket) => Arc::new(Libvirt::new(runtime_directory, socket)),
+        None => Arc::new(Qemu::to_find(runtime_directory)),
+    };
     guard::stand(&orders, hypervisor).await?;
     Ok(Exit::Done)
 }

@@ -109,6 +109,7 @@ fn host(name: &str, last: u8, links: u64, random: &mut Random) -> HostFacts {
             rdma: false,
             capabilities: Capabilities::of_qemu(Some(10)),
         },
+        libvirt: None,
     }
 }
 

@@ -130,7 +130,7 @@ pub enum MigrationError {
         /// How long was waited.
         deadline: Duration,
     },
-    /// A migration has failed, and QEMU waits for its own threads since. See [`Vmm::ignore_resets`].
+    /// A migration has failed, and QEMU waits for its own threads since. See `Process::ignore_resets`.
     #[error(
         "QEMU has not ended the migration before, which it calls `{0}`, and takes no other one: a defect of \
          QEMU's multifd, after a connection was reset; the VM runs on, but moves only once it was shut down and \

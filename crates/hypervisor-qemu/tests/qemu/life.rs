@@ -200,20 +200,20 @@ async fn goes_first_until_whoever_has_hold_of_it_ends_that() {
             let nice = |id: String| getpriority_process(Pid::from_raw(id.parse().expect("a number")));
             ids.filter_map(|id| nice(id).ok()).collect::<BTreeSet<i32>>()
         };
-        if let Err(error) = vmm.go_first() {
+        if let Err(error) = vmm.process().go_first() {
             assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied, "{error}");
             eprintln!("SKIPPED: nobody goes first without CAP_SYS_NICE");
             continue;
         }
         assert_eq!(nices(), BTreeSet::from([-10]));
         let attached = Vmm::attach(host.paths(&spec), DEADLINE).await.expect("QEMU outlives its agent");
-        attached.take_turns().expect("allowed");
+        attached.process().take_turns().expect("allowed");
         assert_eq!(nices(), BTreeSet::from([own]));
 
         setpriority_process(Some(pid_of(&vmm)), own + 5).expect("allowed");
-        vmm.go_first().expect("allowed");
+        vmm.process().go_first().expect("allowed");
         assert_eq!(nices(), BTreeSet::from([-10, own + 5]), "what others have set is left alone");
-        vmm.take_turns().expect("allowed");
+        vmm.process().take_turns().expect("allowed");
         assert_eq!(nices(), BTreeSet::from([own, own + 5]));
     }
 }

@@ -1,5 +1,6 @@
 //! Migrations between two QEMUs on this machine.
 
+use drainpipe_hypervisor::Connections;
 use std::fs;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
@@ -204,13 +205,13 @@ async fn ipv6_carries_a_guest() {
         let pair = Pair::new(&facts, &facts, "ipv6").await;
         let address = listen(&pair.target, MULTIFD, Ipv6Addr::LOCALHOST.into()).await;
         assert_eq!(
-            pair.target.limit_received(address, 512 << 10).expect("QEMU is ours"),
+            pair.target.process().limit_received(address, 512 << 10).expect("QEMU is ours"),
             1,
             "where it listens"
         );
         migration::start(&pair.source, MULTIFD, address, SETTINGS, DEADLINE).await.expect("begun");
         wait_for(&pair.source, MigrationStatus::PreSwitchover).await;
-        let connections = pair.source.limit_unsent(address, 512 << 10).expect("QEMU is ours");
+        let connections = pair.source.process().limit_unsent(address, 512 << 10).expect("QEMU is ours");
         assert_eq!(connections, 5, "four channels and the main connection");
         assert_eq!(receive_buffers_of(address), ["rb1048576"; 5], "the kernel doubles it");
         pair.commit().await;
@@ -350,7 +351,7 @@ async fn a_target_killed_in_flight_leaves_the_guest_running() {
 /// Once there are all `connections`.
 async fn ignore_resets(source: &Vmm, peer: SocketAddr, connections: usize) {
     let end = Instant::now() + DEADLINE;
-    while source.ignore_resets(peer).expect("sockets") < connections {
+    while source.process().ignore_resets(peer).expect("sockets") < connections {
         assert!(Instant::now() < end, "not all of {connections} connections");
         sleep(Duration::from_millis(1)).await;
     }

@@ -1,5 +1,6 @@
 //! Migrations whose guest runs on the target while its memory is still on the way.
 
+use drainpipe_hypervisor::Connections;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::time::Duration;
 
@@ -227,7 +228,11 @@ async fn a_broken_connection_is_made_anew() {
                 run_on_target(&pair).await;
                 wait_until_it_writes(&pair.target).await;
             }
-            assert_eq!(pair.source.cut(address).expect("QEMU is ours"), 1, "all over one connection");
+            assert_eq!(
+                pair.source.process().cut(address).expect("QEMU is ours"),
+                1,
+                "all over one connection"
+            );
             wait_for(&pair.source, MigrationStatus::PostcopyPaused).await;
             wait_for(&pair.target, MigrationStatus::PostcopyPaused).await;
             assert_eq!(may_run(&pair.target).await, !runs);
@@ -261,7 +266,7 @@ async fn a_broken_connection_is_made_anew() {
             wait_for(&pair.target, MigrationStatus::PostcopyActive).await;
 
             // Again, and where the target listens as it is.
-            assert_eq!(pair.source.cut(address).expect("QEMU is ours"), 1);
+            assert_eq!(pair.source.process().cut(address).expect("QEMU is ours"), 1);
             wait_for(&pair.source, MigrationStatus::PostcopyPaused).await;
             wait_for(&pair.target, MigrationStatus::PostcopyPaused).await;
             migration::resume(&pair.source, address, DEADLINE).await.expect("begun");
@@ -408,7 +413,7 @@ async fn a_source_whose_connection_breaks_at_the_very_end_does_not_run_its_guest
             // Now it waits for what its target says last.
             sleep(Duration::from_millis(200)).await;
             wait_for(&pair.source, MigrationStatus::PostcopyActive).await;
-            assert_eq!(pair.source.cut(address).expect("QEMU is ours"), 1);
+            assert_eq!(pair.source.process().cut(address).expect("QEMU is ours"), 1);
             sleep(Duration::from_millis(500)).await;
             let (now, is) = (migration::status(&pair.source, DEADLINE).await, state(&pair.source).await);
             eprintln!("{}: {now:?}, {is}", facts.version);

@@ -22,6 +22,7 @@ use crate::error::{VmError, VmErrorKind};
 use crate::event::{Event, Happening};
 use crate::facts::Version;
 use crate::memory::{Contents, MemorySample};
+use crate::parcel::Parcel;
 use crate::role::Role;
 use crate::spec::ResolvedSpec;
 use crate::state::{Hold, MigrationStatus, RamStatus, RunState, TransferStatus};
@@ -431,6 +432,7 @@ impl SourceVm for FakeVm {
         transport: Transport,
         address: Address,
         _settings: SourceSettings,
+        _parcel: Parcel,
         _deadline: Duration,
     ) -> Result<(), VmError> {
         self.act(Act::StartTransfer, |inner| {
@@ -537,11 +539,12 @@ impl TargetVm for FakeVm {
         &self,
         _transport: Transport,
         address: Address,
+        _parcel: &Parcel,
         _deadline: Duration,
-    ) -> Result<(), VmError> {
+    ) -> Result<Parcel, VmError> {
         self.act(Act::Listen, |inner| {
             inner.listens_at = Some(address);
-            Ok(())
+            Ok(Parcel::default())
         })
     }
 

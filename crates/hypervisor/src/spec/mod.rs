@@ -31,6 +31,8 @@ const HUGE_PAGE_MIB: [u64; 2] = [2, 1024];
 const VCPUS: std::ops::RangeInclusive<u32> = 1..=255;
 /// Devices of one kind, so that every one has its own fixed PCI slot.
 const DEVICES_MAX: usize = 8;
+/// Of one that another manager builds, which chooses the slots.
+const MANAGED_DEVICES_MAX: usize = 256;
 /// Linux' limit for the name of an interface.
 const INTERFACE_NAME_LENGTH_MAX: usize = 15;
 /// Linux' limit on x86 for a kernel's command line (`COMMAND_LINE_SIZE`).
@@ -94,6 +96,18 @@ pub struct VmSpec {
     /// Where the services of Drainpipe's own test guest answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guest: Option<GuestServices>,
+    /// Who owns the VM, if not Drainpipe: it defines, starts and stops it. The rest says then what a migration must know
+    /// of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub manager: Option<Manager>,
+}
+
+/// Who owns a VM that Drainpipe has not defined.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Manager {
+    /// It is a domain.
+    Libvirt,
 }
 
 /// How guest instructions run.
@@ -180,13 +194,21 @@ impl VmSpec {
         check_range("vcpus", &self.vcpus, &VCPUS)?;
         check_cpu_model(&self.cpu_model)?;
         self.check_boot()?;
-        check_count("disk", self.disks.len())?;
+        self.check_count("disk", self.disks.len())?;
         for (index, disk) in self.disks.iter().enumerate() {
             check_path(&format!("disk.{index}.path"), &disk.path)?;
         }
-        check_count("nic", self.nics.len())?;
+        self.check_count("nic", self.nics.len())?;
         self.nics.iter().enumerate().try_for_each(|(index, nic)| check_nic(index, nic))?;
         self.placement.validate()
+    }
+
+    fn check_count(&self, key: &str, count: usize) -> Result<(), SpecProblem> {
+        let max = if self.manager.is_some() { MANAGED_DEVICES_MAX } else { DEVICES_MAX };
+        if count <= max {
+            return Ok(());
+        }
+        Err(problem(format!("{key}.{max}"), format!("{count} are too many: at most {max} are allowed")))
     }
 
     fn check_huge_pages(&self) -> Result<(), SpecProblem> {
@@ -242,14 +264,6 @@ fn check_range<T: PartialOrd + std::fmt::Display>(
     }
     let (low, high) = (allowed.start(), allowed.end());
     Err(problem(key, format!("{value} is out of range: {low} to {high} is allowed")))
-}
-
-fn check_count(key: &str, count: usize) -> Result<(), SpecProblem> {
-    if count <= DEVICES_MAX {
-        return Ok(());
-    }
-    let message = format!("{count} are too many: at most {DEVICES_MAX} are allowed");
-    Err(problem(format!("{key}.{DEVICES_MAX}"), message))
 }
 
 fn check_cpu_model(model: &str) -> Result<(), SpecProblem> {

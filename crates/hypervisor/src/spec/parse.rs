@@ -210,6 +210,7 @@ together = ["shop"]
                     heartbeat: heartbeat.into(),
                     control: control.into(),
                 }),
+                manager: None,
             }
         }
     }

@@ -148,8 +148,12 @@ impl VmSpec {
 }
 
 impl ResolvedSpec {
-    /// Whether the host that `facts` describe can run this VM as it is.
+    /// Whether the host that `facts` describe can run this VM as it is. Of one that another manager owns, that manager says
+    /// so when it is asked to make ready for it.
     pub fn check_host(&self, facts: &HypervisorFacts) -> Result<(), ResolveError> {
+        if self.spec.manager.is_some() {
+            return Ok(());
+        }
         let machine = &self.spec.machine;
         if !facts.machines.iter().any(|known| known == machine.as_str()) {
             return Err(ResolveError::UnknownMachine {
@@ -199,6 +203,7 @@ impl ResolvedSpec {
             nics,
             placement: _,
             guest,
+            manager,
         } = definition;
         let here = &self.spec;
         let macs =
@@ -224,6 +229,7 @@ impl ResolvedSpec {
             ("nic.bridge", bridges(nics) == bridges(&here.nics)),
             ("nic.mac", macs.eq(self.macs.iter().copied())),
             ("guest", *guest == here.guest),
+            ("manager", *manager == here.manager),
         ];
         is_same.into_iter().find(|(_, is_same)| !is_same).map(|(key, _)| key)
     }

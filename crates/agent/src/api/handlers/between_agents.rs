@@ -11,6 +11,7 @@ use axum::response::Response;
 use drainpipe_engine::facts::MigrationLink;
 use drainpipe_engine::path::Path;
 use drainpipe_engine::problem::Problem;
+use drainpipe_hypervisor::Parcel;
 use serde::Deserialize;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
@@ -49,6 +50,7 @@ pub(in crate::api) fn routes() -> Routes {
         .routes(routes!(connect))
         .routes(routes!(watch_again))
         .routes(routes!(bandwidth_share))
+        .routes(routes!(complete))
         .routes(routes!(received))
         .routes(routes!(run))
         .routes(routes!(connect_again))
@@ -317,6 +319,26 @@ async fn bandwidth_share(
 ) -> Answer<BandwidthShare> {
     check_source(&incoming, &caller, &id)?;
     Ok(Json(incoming.transfer.bandwidth.share_of_coming(&id, query.wanted_mbps)))
+}
+
+/// Step 8: the last that the source's hypervisor hands over
+///
+/// Where the hypervisors need more than what they send to each other. The guest does not run here by it.
+#[utoipa::path(post, path = "/v1/incoming/{id}/complete", tag = openapi::BETWEEN_AGENTS, params(
+    ("id" = String, Path, format = "uuid")
+), request_body = Parcel, responses(
+    (status = 200, description = "All is here."),
+    (status = 404, description = "No such migration on its way here.", body = Problem),
+    (status = 409, description = "It has no incoming VM here, or was given up.", body = Problem),
+))]
+async fn complete(
+    State(incoming): State<Arc<Incoming>>,
+    Extension(caller): Extension<Caller>,
+    MigrationId(id): MigrationId,
+    Body(parcel): Body<Parcel>,
+) -> Answer<()> {
+    check_source(&incoming, &caller, &id)?;
+    Ok(Json(incoming::complete(&incoming, &id, parcel).await?))
 }
 
 /// Step 8: is all state here?

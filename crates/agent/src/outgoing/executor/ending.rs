@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use drainpipe_engine::migration::{Event, TargetState, VmCondition};
 use drainpipe_engine::problem::{Problem, ProblemKind};
-use drainpipe_hypervisor::{Connections, RunState};
+use drainpipe_hypervisor::{Connections, Machine, RunState};
 use tracing::warn;
 
 use super::{Executor, qemu_failed};
@@ -54,14 +54,29 @@ impl Executor {
         }
         let vmm = self.vmm()?;
         self.outgoing.transfer.first_sessions.begin(&**vmm);
-        let here = async { vmm.switch_over(QMP_DEADLINE).await.map_err(qemu_failed) };
+        let here = async {
+            vmm.switch_over(QMP_DEADLINE).await.map_err(qemu_failed)?;
+            self.hand_last_over(&**vmm).await
+        };
         if self.is_post_copy_begun {
             // One after the other: from here on nothing is undone because the target does not answer.
             here.await?;
             let (received, let_go) = tokio::join!(self.wait_received(), self.await_let_go());
             return received.and(let_go);
         }
-        tokio::try_join!(self.wait_received(), here).map(drop)
+        tokio::try_join!(self.wait_received(), here)?;
+        vmm.let_go(QMP_DEADLINE).await.map_err(qemu_failed)
+    }
+
+    /// What the target's hypervisor needs beside what this one sends.
+    async fn hand_last_over(&self, vmm: &dyn Machine) -> Result<(), Problem> {
+        match vmm.sent(SWITCH_OVER_DEADLINE).await.map_err(qemu_failed)? {
+            Some(parcel) => {
+                let complete = self.incoming("complete");
+                self.peer()?.post_within(&complete, &parcel, SWITCH_OVER_DEADLINE).await
+            }
+            None => Ok(()),
+        }
     }
 
     async fn wait_received(&self) -> Result<(), Problem> {

@@ -6,7 +6,7 @@ use drainpipe_engine::migration::Event;
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::plan::{Plan, Request};
 use drainpipe_engine::problem::Problem;
-use drainpipe_hypervisor::{MigrationStatus, RunState};
+use drainpipe_hypervisor::{MigrationStatus, Parcel, RunState};
 use tokio::time::sleep;
 use tracing::warn;
 
@@ -174,7 +174,12 @@ impl Executor {
         let made = self.plan_again().await?;
         let plan = Plan { paths: made.paths.alone(self.reconnects), ..made };
         self.reconnects += 1;
-        let request = ConnectionRequest { plan: plan.reversed(), migration_address: None, watch: None };
+        let request = ConnectionRequest {
+            plan: plan.reversed(),
+            migration_address: None,
+            watch: None,
+            parcel: Parcel::default(),
+        };
         let endpoint: Endpoint = self.peer()?.post(&self.incoming("reconnection"), &request).await?;
         let address = listening_at(&plan, &endpoint).map_err(Problem::failed)?;
         self.measurements.transfer_goes_on(address);
@@ -187,7 +192,8 @@ impl Executor {
     async fn plan_again(&self) -> Result<Plan, Problem> {
         let request = Request { post_copy: true, ..RequestedOption::Tcp.into() };
         let (peer, target) = (self.peer()?, &self.running.target);
-        let Meeting { plan, .. } = meet(&self.outgoing, peer, target, request, self.memory_bytes()).await?;
+        let Meeting { plan, .. } =
+            meet(&self.outgoing, peer, target, None, request, self.memory_bytes()).await?;
         Ok(plan)
     }
 

@@ -21,7 +21,8 @@ use crate::memory_look;
 use crate::outgoing::{Meeting, informed, meet};
 use crate::path_watch::Joining;
 use crate::probe::{self, Load, ProbePorts, ProbeRequest};
-use crate::vms::{QMP_DEADLINE, does_not_run};
+use crate::transport::transport;
+use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE, does_not_run};
 
 /// Turns of paths that may wait for the log.
 const NEWS_MAX: usize = 64;
@@ -30,11 +31,15 @@ const NEWS_MAX: usize = 64;
 /// forgets who waits.
 const ASK_FOR_PLACE_EVERY: Duration = Duration::from_millis(500);
 
+/// How long a target may take until it listens: one whose VMs another manager owns starts the VM's process then.
+const LISTENS_WITHIN: Duration = QEMU_DEADLINE.saturating_add(QMP_DEADLINE);
+
 impl Executor {
     pub(super) async fn establish_hosts(&mut self) -> Result<Event, Problem> {
         let (outgoing, to, vmm) = (&self.outgoing, &self.running.target, self.claimed.vmm.as_deref());
         let asked = informed(outgoing, to, self.request, vmm).await?;
-        let meeting = meet(outgoing, self.peer()?, to, asked, self.memory_bytes());
+        let meeting =
+            meet(outgoing, self.peer()?, to, self.claimed.definition.manager, asked, self.memory_bytes());
         // Nobody waits for it: it is for the prediction alone.
         let looked = async {
             match vmm.filter(|_| asked.zero_share.is_none() && !asked.post_copy) {
@@ -140,11 +145,13 @@ impl Executor {
     }
 
     async fn ask_to_listen(&self, plan: &Plan, watch: Option<WatchEnd>) -> Result<Endpoint, Problem> {
+        let begun = self.vmm()?.begin(transport(plan, None), QMP_DEADLINE).await;
         let request = ConnectionRequest {
             plan: plan.reversed(),
             migration_address: self.facts.as_ref().and_then(|(source, _)| source.migration_address),
             watch,
+            parcel: begun.map_err(Problem::refused)?,
         };
-        self.peer()?.post(&self.incoming("connection"), &request).await
+        self.peer()?.post_within(&self.incoming("connection"), &request, LISTENS_WITHIN).await
     }
 }

@@ -61,7 +61,8 @@ impl Executor {
             downtime_limit_ms: self.downtime_limit_ms,
             bandwidth_mbps: share.of_qemu_mbps(),
         };
-        vmm.start_transfer(transport, send_to, settings, QMP_DEADLINE).await.map_err(qemu_failed)?;
+        let parcel = endpoint.parcel.clone();
+        vmm.start_transfer(transport, send_to, settings, parcel, QMP_DEADLINE).await.map_err(qemu_failed)?;
         self.throttle = Some(share.follow());
         (self.guard, self.relay, self.standstill_watch) = (Some(guard), relay, standstill_watch);
         self.target_watch = TargetWatch::start(&self.outgoing, &self.running);

@@ -1,0 +1,123 @@
+//! All that runs VMs on this host: QEMU, driven directly, and what another manager of VMs runs.
+//!
+//! A VM's name says whose it is: [`crate::vms::Vms`] sees to it that no two have the same.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use drainpipe_hypervisor::spec::VmName;
+use drainpipe_hypervisor::{
+    Found, Hypervisor, HypervisorFacts, Machine, PathTooLong, ResolvedSpec, Role, VmDirectory, VmError,
+};
+
+/// QEMU, and a manager of VMs.
+#[derive(Debug)]
+pub(crate) struct Hypervisors {
+    own: Arc<dyn Hypervisor>,
+    manager: Arc<dyn Hypervisor>,
+}
+
+impl Hypervisors {
+    /// VMs of Drainpipe's are run by `own`, those of the manager by `manager`.
+    pub(crate) fn new(own: Arc<dyn Hypervisor>, manager: Arc<dyn Hypervisor>) -> Self {
+        Self { own, manager }
+    }
+
+    /// The manager keeps files of each VM that it is asked for, and of no other.
+    fn of(&self, vm: &VmName) -> &dyn Hypervisor {
+        let has_files = |hypervisor: &dyn Hypervisor| {
+            hypervisor.directory(vm).is_ok_and(|directory| directory.path().exists())
+        };
+        if !has_files(&*self.own) && has_files(&*self.manager) { &*self.manager } else { &*self.own }
+    }
+}
+
+#[async_trait]
+impl Hypervisor for Hypervisors {
+    async fn probe(&self, deadline: Duration) -> Result<HypervisorFacts, VmError> {
+        self.own.probe(deadline).await
+    }
+
+    async fn probe_manager(&self, deadline: Duration) -> Result<Option<HypervisorFacts>, VmError> {
+        self.manager.probe_manager(deadline).await
+    }
+
+    async fn managed(&self, deadline: Duration) -> Result<Vec<Found>, VmError> {
+        self.manager.managed(deadline).await
+    }
+
+    async fn managed_changed(&self) {
+        self.manager.managed_changed().await;
+    }
+
+    fn directory(&self, vm: &VmName) -> Result<VmDirectory, PathTooLong> {
+        self.of(vm).directory(vm)
+    }
+
+    /// Of VMs of Drainpipe's alone: what the others are, their manager says.
+    fn with_files(&self) -> io::Result<Vec<VmName>> {
+        self.own.with_files()
+    }
+
+    async fn start(
+        &self,
+        spec: ResolvedSpec,
+        record: &[u8],
+        role: Role,
+        deadline: Duration,
+    ) -> Result<Arc<dyn Machine>, VmError> {
+        let hypervisor = if spec.spec().manager.is_some() { &self.manager } else { &self.own };
+        hypervisor.start(spec, record, role, deadline).await
+    }
+
+    async fn attach(&self, vm: &VmName, deadline: Duration) -> Result<Arc<dyn Machine>, VmError> {
+        self.of(vm).attach(vm, deadline).await
+    }
+
+    async fn attach_beside_agent(
+        &self,
+        vm: &VmName,
+        deadline: Duration,
+    ) -> Result<Arc<dyn Machine>, VmError> {
+        self.of(vm).attach_beside_agent(vm, deadline).await
+    }
+
+    fn specification(&self, vm: &VmName) -> Result<ResolvedSpec, VmError> {
+        self.of(vm).specification(vm)
+    }
+
+    fn living(&self, vm: &VmName) -> Result<Option<u32>, VmError> {
+        self.of(vm).living(vm)
+    }
+
+    fn clear(&self, vm: &VmName) -> Result<(), VmError> {
+        self.of(vm).clear(vm)
+    }
+
+    async fn end_given_up(&self, vm: &VmName, deadline: Duration) -> Result<(), VmError> {
+        self.of(vm).end_given_up(vm, deadline).await
+    }
+
+    async fn kill_found(&self, vm: &VmName, deadline: Duration) -> Result<(), VmError> {
+        self.of(vm).kill_found(vm, deadline).await
+    }
+
+    fn lift_throttle(&self, vm: &VmName) -> Result<(), VmError> {
+        self.of(vm).lift_throttle(vm)
+    }
+
+    fn sweep_throttles(&self) -> Result<(), VmError> {
+        self.own.sweep_throttles()
+    }
+
+    fn cut_connections(&self, vm: &VmName, peer: SocketAddr) -> io::Result<usize> {
+        self.of(vm).cut_connections(vm, peer)
+    }
+
+    fn is_stopped(&self, vm: &VmName) -> bool {
+        self.of(vm).is_stopped(vm)
+    }
+}

@@ -1,0 +1,154 @@
+//! VMs that another manager of VMs owns: they come and go as it says.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use drainpipe_engine::problem::Problem;
+use drainpipe_hypervisor::spec::VmSpec;
+use drainpipe_hypervisor::{Found, HypervisorFacts, Machine, Manager};
+use tokio::time::{sleep, timeout};
+use tracing::{debug, info, warn};
+
+use super::{Entry, QEMU_DEADLINE, QMP_DEADLINE, Vms};
+use crate::lock::lock;
+
+/// How often the manager is asked for its VMs where it says nothing by itself.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
+
+/// What comes together is looked at once.
+const LOOK_AFTER: Duration = Duration::from_millis(100);
+
+impl Vms {
+    /// What the manager beside Drainpipe can do; none where none answers.
+    pub(crate) fn facts_of_manager(&self) -> Option<HypervisorFacts> {
+        lock(&self.facts_of_manager).clone()
+    }
+
+    /// Takes in what VMs the manager has now. One that does not answer has those that it had.
+    pub(crate) async fn look_at_managed(self: &Arc<Self>) -> Result<(), Problem> {
+        let probed = self.hypervisor.probe_manager(QEMU_DEADLINE).await;
+        let now = probed.as_ref().ok().cloned().flatten();
+        let was_there = std::mem::replace(&mut *lock(&self.facts_of_manager), now).is_some();
+        let Some(facts) = probed.map_err(Problem::failed)? else { return Ok(()) };
+        if !was_there {
+            info!(manager = facts.name, version = %facts.version, "answers: its VMs can be moved");
+        }
+        let found = self.hypervisor.managed(QMP_DEADLINE).await.map_err(Problem::failed)?;
+        let coming = self.coming()?;
+        for vm in &found {
+            if !coming.contains(vm.definition.name.as_str()) {
+                self.take_in(vm).await;
+            }
+        }
+        let names: BTreeSet<&str> = found.iter().map(|vm| vm.definition.name.as_str()).collect();
+        self.drop_gone(&names)
+    }
+
+    /// Those on their way here: they become this host's with the order to run.
+    fn coming(&self) -> Result<BTreeSet<String>, Problem> {
+        let waiting = self.journal.waiting_incoming()?;
+        Ok(waiting.into_iter().map(|record| record.vm).collect())
+    }
+
+    async fn take_in(&self, Found { definition, is_active }: &Found) {
+        if !self.is_news(definition, *is_active) {
+            return;
+        }
+        let name = definition.name.as_str();
+        let vmm = if *is_active { self.find_running(definition).await } else { Ok(None) };
+        let vmm = match vmm {
+            Ok(vmm) => vmm,
+            Err(problem) => return debug!(vm = name, %problem, "not taken hold of yet"),
+        };
+        let mut entries = self.lock();
+        if entries.get(name).is_none_or(|entry| is_free(entry, vmm.as_ref())) {
+            let entry = Entry { definition: definition.clone(), vmm, cores_taken: None, claim: None };
+            entries.insert(name.into(), entry);
+        }
+    }
+
+    /// Whether something is to be done about it. What has changed of its definition is noted.
+    fn is_news(&self, definition: &VmSpec, is_active: bool) -> bool {
+        let name = definition.name.as_str();
+        let mut entries = self.lock();
+        let Some(entry) = entries.get_mut(name) else { return true };
+        if entry.definition.manager.is_none() {
+            warn!(
+                vm = name,
+                "libvirt has a domain of the name of one of Drainpipe's VMs: the domain is left alone"
+            );
+            return false;
+        }
+        if entry.claim.is_some() {
+            return false;
+        }
+        entry.definition = definition.clone();
+        entry.running().is_some() != is_active
+    }
+
+    /// Forgets those that the manager has no more.
+    fn drop_gone(&self, found: &BTreeSet<&str>) -> Result<(), Problem> {
+        let mut entries = self.lock();
+        let is_gone = |name: &str, entry: &Entry| {
+            entry.definition.manager.is_some()
+                && entry.claim.is_none()
+                && entry.running().is_none()
+                && !found.contains(name)
+        };
+        let gone: Vec<String> = entries
+            .iter()
+            .filter(|(name, entry)| is_gone(name, entry))
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in gone {
+            self.journal.forget_vm(&name)?;
+            entries.remove(&name);
+        }
+        Ok(())
+    }
+
+    /// The journal has a managed VM from its migration on, so that this is taken up also where its manager comes later
+    /// than the agent.
+    pub(crate) fn note_managed(&self, definition: &VmSpec) -> Result<(), Problem> {
+        if definition.manager.is_some() {
+            self.journal.define_vm(definition)?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether another hold may take the place of the one that it has.
+fn is_free(entry: &Entry, vmm: Option<&Arc<dyn Machine>>) -> bool {
+    let is_same = entry.running().map(|one| one.pid()) == vmm.map(|other| other.pid());
+    entry.definition.manager.is_some() && entry.claim.is_none() && !(is_same && vmm.is_some())
+}
+
+/// Looks at the manager's VMs whenever it says that something has changed, and now and then.
+pub(crate) async fn keep_looking(vms: Arc<Vms>) {
+    let mut was_told = false;
+    loop {
+        match vms.look_at_managed().await {
+            Ok(()) => was_told = false,
+            Err(problem) if !was_told => {
+                was_told = true;
+                warn!(%problem, "libvirt does not answer: its domains stay where they are until it does");
+            }
+            Err(_) => {}
+        }
+        if timeout(LOOK_EVERY, vms.hypervisor.managed_changed()).await.is_ok() {
+            sleep(LOOK_AFTER).await;
+        }
+    }
+}
+
+/// Refuses to do to a manager's VM what is the manager's to do.
+pub(super) fn check_own(definition: &VmSpec, verb: &str) -> Result<(), Problem> {
+    match definition.manager {
+        None => Ok(()),
+        Some(Manager::Libvirt) => Err(Problem::refused(format!(
+            "{name} is a domain of libvirt, which alone defines, starts and ends it: `virsh {verb} {name}`",
+            name = definition.name
+        ))),
+    }
+}
