@@ -1,0 +1,122 @@
+use std::time::Duration;
+
+use drainpipe_libvirt::{
+    CapabilitiesOf, Connection, DomainEvent, Error, JobKind, JobStatsOf, Lifecycle, MetadataOf, State,
+    UndefineFlags, Version, XmlFlags,
+};
+use tokio::sync::broadcast::Receiver;
+use tokio::time::timeout;
+
+use crate::daemons::{DEADLINE, Daemons, URI, count_qemus, small_domain};
+
+#[tokio::test]
+async fn a_domain_is_defined_runs_and_ends() {
+    let Some(daemons) = Daemons::start(&["alone"]) else { return };
+    let libvirt = daemons.connect("alone").await;
+    check_host(&libvirt).await;
+
+    let mut events = libvirt.events();
+    libvirt.subscribe(DEADLINE).await.unwrap();
+    libvirt.subscribe(DEADLINE).await.unwrap();
+    let defined = libvirt.define(&small_domain("life"), DEADLINE).await.unwrap();
+    assert_eq!(defined.id, None);
+    check_definition(&libvirt, &defined).await;
+    let domain = libvirt.start(&defined, true, DEADLINE).await.unwrap();
+    assert_eq!(libvirt.state(&domain, DEADLINE).await.unwrap().state, State::Paused);
+    libvirt.resume(&domain, DEADLINE).await.unwrap();
+    assert_eq!(libvirt.state(&domain, DEADLINE).await.unwrap().state, State::Running);
+    check_lists(&libvirt, &domain).await;
+    libvirt.suspend(&domain, DEADLINE).await.unwrap();
+    libvirt.destroy(&domain, false, DEADLINE).await.unwrap();
+    assert_eq!(count_qemus(&domain), 0);
+    libvirt.undefine(&domain, UndefineFlags::default(), DEADLINE).await.unwrap();
+    let gone = libvirt.domain_by_name("life", DEADLINE).await.unwrap_err();
+    assert!(gone.is_no_domain(), "{gone}");
+
+    use Lifecycle::{Defined, Resumed, Started, Stopped, Suspended, Undefined};
+    for change in [Defined, Started, Suspended, Resumed, Suspended, Stopped, Undefined] {
+        assert_eq!(next_change(&mut events).await, change);
+    }
+    libvirt.close(DEADLINE).await;
+    assert!(libvirt.is_closed());
+    assert!(matches!(libvirt.hostname(DEADLINE).await, Err(Error::Closed(_))));
+}
+
+async fn check_host(libvirt: &Connection) {
+    let least = |major| Version { major, minor: 0, micro: 0 };
+    assert!(libvirt.library_version(DEADLINE).await.unwrap() >= least(9));
+    assert!(libvirt.hypervisor_version(DEADLINE).await.unwrap() >= least(7));
+    assert_eq!(libvirt.hostname(DEADLINE).await.unwrap(), "alone");
+    assert!(libvirt.capabilities_xml(DEADLINE).await.unwrap().contains("<capabilities>"));
+    let of = CapabilitiesOf { kind: Some("qemu"), ..CapabilitiesOf::default() };
+    let capabilities = libvirt.domain_capabilities_xml(of, DEADLINE).await.unwrap();
+    assert!(capabilities.contains("<domainCapabilities>"));
+}
+
+async fn check_definition(libvirt: &Connection, domain: &drainpipe_libvirt::Domain) {
+    let xml = libvirt.xml(domain, XmlFlags { inactive: true, ..XmlFlags::default() }, DEADLINE).await.unwrap();
+    assert!(xml.contains("<name>life</name>"));
+    assert!(libvirt.is_persistent(domain, DEADLINE).await.unwrap());
+    assert!(!libvirt.has_managed_save(domain, DEADLINE).await.unwrap());
+    assert_eq!(libvirt.snapshot_count(domain, DEADLINE).await.unwrap(), 0);
+    assert_eq!(libvirt.snapshots(domain, DEADLINE).await.unwrap(), []);
+    assert_eq!(libvirt.checkpoints(domain, DEADLINE).await.unwrap(), []);
+    libvirt.set_autostart(domain, true, DEADLINE).await.unwrap();
+    assert!(libvirt.autostart(domain, DEADLINE).await.unwrap());
+    let of = MetadataOf::Element { uri: "https://example.org/1", prefix: "own" };
+    assert_eq!(libvirt.metadata(domain, of, DEADLINE).await.unwrap(), None);
+    libvirt.set_metadata(domain, of, Some("<mark>é</mark>"), false, DEADLINE).await.unwrap();
+    assert!(libvirt.metadata(domain, of, DEADLINE).await.unwrap().unwrap().contains('é'));
+}
+
+async fn check_lists(libvirt: &Connection, domain: &drainpipe_libvirt::Domain) {
+    assert_eq!(libvirt.domains(true, DEADLINE).await.unwrap(), [domain.clone()]);
+    assert_eq!(libvirt.domain_by_uuid(domain.uuid, DEADLINE).await.unwrap(), *domain);
+    assert_eq!(count_qemus(domain), 1);
+    let info = libvirt.info(domain, DEADLINE).await.unwrap();
+    assert_eq!((info.state, info.vcpus, info.memory_max_kib), (State::Running, 1, 64 << 10));
+    let stats = libvirt.job_stats(domain, JobStatsOf::UnderWay, DEADLINE).await.unwrap();
+    assert_eq!(stats.kind, JobKind::None);
+    let refused = libvirt.start(domain, false, DEADLINE).await.unwrap_err();
+    assert!(refused.is_operation_invalid(), "{refused}");
+}
+
+async fn next_change(events: &mut Receiver<DomainEvent>) -> Lifecycle {
+    loop {
+        let event = timeout(DEADLINE, events.recv()).await.expect("in time").expect("the connection is open");
+        if let DomainEvent::Lifecycle { change, .. } = event {
+            return change;
+        }
+    }
+}
+
+#[tokio::test]
+async fn many_ask_at_once_and_some_give_up() {
+    let Some(daemons) = Daemons::start(&["busy"]) else { return };
+    let libvirt = daemons.connect("busy").await;
+    let asking: Vec<_> = (0..100_u64)
+        .map(|number| {
+            let libvirt = libvirt.clone();
+            let deadline = if number % 3 == 0 { Duration::from_micros(number) } else { DEADLINE };
+            tokio::spawn(async move { libvirt.hostname(deadline).await })
+        })
+        .collect();
+    for (number, asked) in asking.into_iter().enumerate() {
+        match asked.await.unwrap() {
+            Ok(hostname) => assert_eq!(hostname, "busy"),
+            Err(error) => assert!(matches!(error, Error::TimedOut { .. }) && number % 3 == 0, "{error}"),
+        }
+    }
+    libvirt.hostname(DEADLINE).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_end_of_a_daemon_is_noticed() {
+    let Some(daemons) = Daemons::start(&["mortal"]) else { return };
+    let libvirt = daemons.connect("mortal").await;
+    let socket = daemons.socket("mortal");
+    drop(daemons);
+    timeout(DEADLINE, libvirt.closed()).await.expect("in time");
+    let error = Connection::open(&socket, URI, DEADLINE).await.unwrap_err();
+    assert!(matches!(error, Error::CannotConnect { .. }), "{error}");
+}

@@ -1,0 +1,132 @@
+use std::time::Instant;
+
+use drainpipe_libvirt::{
+    Connection, Domain, DomainEvent, Error, JobKind, JobStatsOf, Parameter, State, UndefineFlags, migrate_flags,
+    migrate_parameters,
+};
+use tokio::time::timeout;
+
+use crate::daemons::{DEADLINE, Daemons, count_qemus, small_domain};
+
+const FLAGS: u32 = migrate_flags::LIVE
+    | migrate_flags::PERSIST_DESTINATION
+    | migrate_flags::UNDEFINE_SOURCE
+    | migrate_flags::CHANGE_PROTECTION
+    | migrate_flags::PARALLEL;
+
+/// A domain that runs at the source, and the connections that hold its migration.
+struct Moving {
+    daemons: Daemons,
+    source: Connection,
+    target: Connection,
+    domain: Domain,
+}
+
+impl Moving {
+    async fn start() -> Option<Self> {
+        let daemons = Daemons::start(&["source", "target"])?;
+        let (source, target) = (daemons.connect("source").await, daemons.connect("target").await);
+        let defined = source.define(&small_domain("moving"), DEADLINE).await.unwrap();
+        let domain = source.start(&defined, false, DEADLINE).await.unwrap();
+        Some(Self { daemons, source, target, domain })
+    }
+
+    /// Begin, Prepare and Perform; what comes of it is for Finish.
+    async fn perform(&self) -> Result<Vec<u8>, Error> {
+        let parameters = parameters();
+        let begun = self.source.migrate_begin(&self.domain, &parameters, FLAGS, DEADLINE).await?;
+        let with_xml = [
+            &parameters[..],
+            &[Parameter::text(migrate_parameters::DESTINATION_XML, begun.xml)],
+        ]
+        .concat();
+        let prepared = self.target.migrate_prepare(&with_xml, &begun.cookie, FLAGS, DEADLINE).await?;
+        self.source.migrate_perform(&self.domain, &parameters, &prepared.cookie, FLAGS, DEADLINE).await
+    }
+
+    fn finish_parameters(&self) -> Vec<Parameter> {
+        let name = Parameter::text(migrate_parameters::DESTINATION_NAME, &self.domain.name);
+        [parameters(), vec![name]].concat()
+    }
+}
+
+fn parameters() -> Vec<Parameter> {
+    vec![
+        Parameter::text(migrate_parameters::URI, "tcp:127.0.0.1:49152"),
+        Parameter::int(migrate_parameters::PARALLEL_CONNECTIONS, 4),
+    ]
+}
+
+async fn state(libvirt: &Connection, domain: &Domain) -> State {
+    libvirt.state(domain, DEADLINE).await.unwrap().state
+}
+
+#[tokio::test]
+async fn a_domain_moves_and_one_copy_is_left() {
+    let Some(moving) = Moving::start().await else { return };
+    let Moving { daemons, source, target, domain } = &moving;
+    let watching = daemons.connect("source").await;
+    let mut events = watching.events();
+    watching.subscribe(DEADLINE).await.unwrap();
+
+    let cookie = moving.perform().await.unwrap();
+    let performed = Instant::now();
+    assert_eq!(state(&watching, domain).await, State::Paused);
+    let flags = FLAGS | migrate_flags::PAUSED;
+    let finished =
+        target.migrate_finish(&moving.finish_parameters(), &cookie, flags, false, DEADLINE).await.unwrap();
+    let arrived = finished.domain.expect("it has arrived");
+    assert_eq!(state(target, &arrived).await, State::Paused);
+
+    source.close(DEADLINE).await;
+    while watching.job_stats(domain, JobStatsOf::UnderWay, DEADLINE).await.unwrap().kind != JobKind::None {}
+    assert_eq!(state(&watching, domain).await, State::Paused);
+    target.resume(&arrived, DEADLINE).await.unwrap();
+    eprintln!("from Perform's return to the resume: {} ms", performed.elapsed().as_millis());
+    watching.destroy(domain, false, DEADLINE).await.unwrap();
+    watching.undefine(domain, UndefineFlags::default(), DEADLINE).await.unwrap();
+
+    let gone = watching.domain_by_uuid(domain.uuid, DEADLINE).await.unwrap_err();
+    assert!(gone.is_no_domain(), "{gone}");
+    assert_eq!(state(target, &arrived).await, State::Running);
+    assert!(target.is_persistent(&arrived, DEADLINE).await.unwrap());
+    assert_eq!(count_qemus(domain), 1);
+    assert!(matches!(events.try_recv(), Ok(DomainEvent::MigrationIteration { .. } | DomainEvent::Lifecycle { .. })));
+}
+
+#[tokio::test]
+async fn a_move_that_is_cancelled_leaves_the_domain_where_it_was() {
+    let Some(moving) = Moving::start().await else { return };
+    let Moving { source, target, domain, .. } = &moving;
+    let cookie = moving.perform().await.unwrap();
+    let finished =
+        target.migrate_finish(&moving.finish_parameters(), &cookie, FLAGS, true, DEADLINE).await.unwrap();
+    assert_eq!(finished.domain, None);
+    source.migrate_confirm(domain, &parameters(), &finished.cookie, FLAGS, true, DEADLINE).await.unwrap();
+    assert_eq!(state(source, domain).await, State::Running);
+    assert_eq!(target.domains(false, DEADLINE).await.unwrap(), []);
+    assert_eq!(count_qemus(domain), 1);
+}
+
+#[tokio::test]
+async fn a_move_under_way_is_watched_and_aborted() {
+    let Some(moving) = Moving::start().await else { return };
+    let Moving { daemons, source, domain, .. } = &moving;
+    source.migrate_set_max_downtime(domain, 100, DEADLINE).await.unwrap_or_else(|error| panic!("{error}"));
+    source.migrate_set_max_speed(domain, 1, DEADLINE).await.unwrap();
+    let watching = daemons.connect("source").await;
+    let watch = async {
+        loop {
+            let stats = watching.job_stats(domain, JobStatsOf::UnderWay, DEADLINE).await.unwrap();
+            if stats.memory_processed_bytes > Some(0) {
+                assert_eq!((stats.kind, stats.operation), (JobKind::Unbounded, Some(5)));
+                assert!(stats.memory_total_bytes >= Some(64 << 20), "{stats:?}");
+                return watching.abort_job(domain, DEADLINE).await.unwrap();
+            }
+        }
+    };
+    let (performed, ()) = timeout(DEADLINE, async { tokio::join!(moving.perform(), watch) }).await.unwrap();
+    let aborted = performed.unwrap_err();
+    assert!(aborted.is_operation_aborted(), "{aborted}");
+    assert_eq!(state(&watching, domain).await, State::Running);
+}
