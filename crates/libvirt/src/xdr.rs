@@ -239,7 +239,10 @@ mod tests {
 
     use super::*;
 
-    fn read<T>(bytes: &[u8], read: impl FnOnce(&mut Decoder<'_>) -> Result<T, Malformed>) -> Result<T, Malformed> {
+    fn read<'a, T>(
+        bytes: &'a [u8],
+        read: impl FnOnce(&mut Decoder<'a>) -> Result<T, Malformed>,
+    ) -> Result<T, Malformed> {
         read(&mut Decoder::new(bytes))
     }
 

@@ -84,8 +84,11 @@ async fn check_lists(libvirt: &Connection, domain: &drainpipe_libvirt::Domain) {
 async fn next_change(events: &mut Receiver<DomainEvent>) -> Lifecycle {
     loop {
         let event = timeout(DEADLINE, events.recv()).await.expect("in time").expect("the connection is open");
-        if let DomainEvent::Lifecycle { change, .. } = event {
-            return change;
+        match event {
+            // QEMU may or may not live to say so.
+            DomainEvent::Lifecycle { change: Lifecycle::ShutDown, .. } => {}
+            DomainEvent::Lifecycle { change, .. } => return change,
+            _ => {}
         }
     }
 }
