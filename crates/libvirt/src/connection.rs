@@ -177,7 +177,9 @@ impl Connection {
             }
             Ok(())
         };
-        timeout(deadline, subscribing).await.unwrap_or(Err(Error::TimedOut { what: "subscribe", after: deadline }))
+        timeout(deadline, subscribing)
+            .await
+            .unwrap_or(Err(Error::TimedOut { what: "subscribe", after: deadline }))
     }
 
     /// Calls a procedure with what `write` writes, and reads what comes of it.
@@ -376,7 +378,9 @@ fn take(
 ) -> Result<(), String> {
     match (packet.header.program, packet.header.kind) {
         (REMOTE_PROGRAM | QEMU_PROGRAM, Kind::Reply) => shared.answer(packet)?,
-        (KEEP_ALIVE_PROGRAM, Kind::Message) if packet.header.procedure == PING => send_keep_alive(packets, PONG),
+        (KEEP_ALIVE_PROGRAM, Kind::Message) if packet.header.procedure == PING => {
+            send_keep_alive(packets, PONG);
+        }
         _ => match read_event(&packet) {
             // Without receivers an event has nobody to go to, which is fine.
             Some(Ok(event)) => drop(events.send(event)),

@@ -151,14 +151,15 @@ mod tests {
 
     fn refused(code: i32, message: Option<&str>) -> RemoteError {
         let mut to = Encoder::default();
-        [code, 10].into_iter().for_each(|number| to.i32(number));
+        to.i32(code);
+        to.i32(10);
         to.optional_text(message);
         to.i32(2);
         to.bool(false);
         for text in [Some("%s"), Some("no domain"), None] {
             to.optional_text(text);
         }
-        [-1, -1].into_iter().for_each(|number| to.i32(number));
+        to.i64(-1);
         to.bool(false);
         Decoder::whole(&to.finish().unwrap()).unwrap()
     }

@@ -174,7 +174,9 @@ mod tests {
 
     #[test]
     fn lengths_that_cannot_be_are_refused_at_once() {
-        for (length, is_fine) in [(0, false), (27, false), (28, true), ((32 << 20) + 4, true), ((32 << 20) + 5, false)] {
+        for (length, is_fine) in
+            [(0, false), (27, false), (28, true), ((32 << 20) + 4, true), ((32 << 20) + 5, false)]
+        {
             let mut buffer = PacketBuffer::default();
             buffer.push(&u32::to_be_bytes(length));
             assert_eq!(buffer.next_packet().is_ok(), is_fine, "{length}");

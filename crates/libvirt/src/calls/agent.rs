@@ -29,7 +29,7 @@ impl Connection {
     }
 }
 
-struct OptionalText(Option<String>);
+pub(super) struct OptionalText(Option<String>);
 
 impl Decode for OptionalText {
     fn decode(from: &mut Decoder<'_>) -> Result<Self, Malformed> {

@@ -173,7 +173,7 @@ impl MetadataOf<'_> {
     }
 }
 
-struct Domains(Vec<Domain>);
+pub(super) struct Domains(Vec<Domain>);
 
 impl Decode for Domains {
     fn decode(from: &mut Decoder<'_>) -> Result<Self, Malformed> {

@@ -68,7 +68,9 @@ impl Connection {
         deadline: Duration,
     ) -> Result<String, Error> {
         let write = |to: &mut Encoder| {
-            [of.emulator, of.architecture, of.machine, of.kind].into_iter().for_each(|text| to.optional_text(text));
+            for text in [of.emulator, of.architecture, of.machine, of.kind] {
+                to.optional_text(text);
+            }
             to.u32(0);
         };
         self.call(DOMAIN_CAPABILITIES, write, deadline).await

@@ -219,7 +219,7 @@ impl Connection {
     }
 }
 
-struct Cookie(Vec<u8>);
+pub(super) struct Cookie(Vec<u8>);
 
 impl Decode for Cookie {
     fn decode(from: &mut Decoder<'_>) -> Result<Self, Malformed> {

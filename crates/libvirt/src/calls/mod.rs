@@ -2,6 +2,8 @@
 
 mod agent;
 mod domains;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 mod host;
 mod jobs;
 mod life;

@@ -30,8 +30,7 @@ impl Connection {
     }
 
     pub(crate) async fn asks_for_keep_alive(&self, deadline: Duration) -> Result<bool, Error> {
-        let Truth(supports) =
-            self.call(SUPPORTS_FEATURE, |to| to.i32(KEEP_ALIVE_FEATURE), deadline).await?;
+        let Truth(supports) = self.call(SUPPORTS_FEATURE, |to| to.i32(KEEP_ALIVE_FEATURE), deadline).await?;
         Ok(supports)
     }
 
@@ -81,7 +80,7 @@ impl Decode for Way {
     }
 }
 
-struct Ways(Vec<Way>);
+pub(super) struct Ways(Vec<Way>);
 
 impl Decode for Ways {
     fn decode(from: &mut Decoder<'_>) -> Result<Self, Malformed> {

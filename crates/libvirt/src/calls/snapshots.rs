@@ -91,7 +91,8 @@ impl Connection {
 
     /// A domain's checkpoints, parents before their children.
     pub async fn checkpoints(&self, domain: &Domain, deadline: Duration) -> Result<Vec<Checkpoint>, Error> {
-        let List(checkpoints) = self.call(CHECKPOINTS, |to| list_of(to, domain, CHECKPOINTS_IN_ORDER), deadline).await?;
+        let List(checkpoints) =
+            self.call(CHECKPOINTS, |to| list_of(to, domain, CHECKPOINTS_IN_ORDER), deadline).await?;
         Ok(checkpoints)
     }
 }
@@ -112,7 +113,7 @@ impl Decode for Count {
     }
 }
 
-struct List<T>(Vec<T>);
+pub(super) struct List<T>(Vec<T>);
 
 impl<T: Decode> Decode for List<T> {
     fn decode(from: &mut Decoder<'_>) -> Result<Self, Malformed> {

@@ -159,11 +159,12 @@ async fn what_libvirt_refuses_is_an_error_of_libvirt() {
     let asking = asks_hostname(&connection);
     let called = daemon.called().await;
     let refusal = written(|to| {
-        [42, 10].into_iter().for_each(|number| to.i32(number));
+        to.i32(42);
+        to.i32(10);
         to.optional_text(Some("no such domain"));
         to.i32(2);
-        (0..4).for_each(|_| to.bool(false));
-        [0, 0].into_iter().for_each(|number| to.i32(number));
+        to.fixed(&[0; 16]);
+        to.u64(0);
         to.bool(false);
     });
     daemon.send(Header { kind: Kind::Reply, is_error: true, ..called.header }, refusal).await;
@@ -230,7 +231,8 @@ async fn events_are_passed_on() {
     let write = |to: &mut Encoder| {
         to.i32(0);
         domain.encode(to);
-        [5, 1].into_iter().for_each(|number| to.i32(number));
+        to.i32(5);
+        to.i32(1);
     };
     daemon.say(REMOTE_PROGRAM, 318, write).await;
     let expected = DomainEvent::Lifecycle { domain: domain.clone(), change: Lifecycle::Stopped, detail: 1 };

@@ -9,7 +9,7 @@ use drainpipe_libvirt::{Connection, Domain};
 use tempfile::TempDir;
 
 /// Long enough for a busy machine; no test waits this long when all is well.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+pub(crate) const DEADLINE: Duration = Duration::from_mins(1);
 
 pub(crate) const URI: &str = "qemu:///system";
 
@@ -129,7 +129,17 @@ fn write_host(host: &Path, name: &str, all: &[&str]) {
 fn start(directory: &Path) -> Child {
     // Ends with the thread that starts it, also if that is killed.
     Command::new("setpriv")
-        .args(["--pdeathsig", "KILL", "unshare", "--pid", "--fork", "--kill-child", "--mount", "--net", "--uts"])
+        .args([
+            "--pdeathsig",
+            "KILL",
+            "unshare",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--mount",
+            "--net",
+            "--uts",
+        ])
         .args(["sh", "-euc", START, "sh"])
         .arg(directory)
         .env("daemon", DAEMON)

@@ -1,13 +1,24 @@
 use std::time::Duration;
 
 use drainpipe_libvirt::{
-    CapabilitiesOf, Connection, DomainEvent, Error, JobKind, JobStatsOf, Lifecycle, MetadataOf, State,
-    UndefineFlags, Version, XmlFlags,
+    CapabilitiesOf, Connection, Domain, DomainEvent, Error, JobKind, JobStatsOf, Lifecycle, MetadataOf,
+    State, UndefineFlags, Version, XmlFlags,
 };
 use tokio::sync::broadcast::Receiver;
 use tokio::time::timeout;
 
 use crate::daemons::{DEADLINE, Daemons, URI, count_qemus, small_domain};
+
+/// What happens to a domain in the first test.
+const CHANGES: [Lifecycle; 7] = [
+    Lifecycle::Defined,
+    Lifecycle::Started,
+    Lifecycle::Suspended,
+    Lifecycle::Resumed,
+    Lifecycle::Suspended,
+    Lifecycle::Stopped,
+    Lifecycle::Undefined,
+];
 
 #[tokio::test]
 async fn a_domain_is_defined_runs_and_ends() {
@@ -33,8 +44,7 @@ async fn a_domain_is_defined_runs_and_ends() {
     let gone = libvirt.domain_by_name("life", DEADLINE).await.unwrap_err();
     assert!(gone.is_no_domain(), "{gone}");
 
-    use Lifecycle::{Defined, Resumed, Started, Stopped, Suspended, Undefined};
-    for change in [Defined, Started, Suspended, Resumed, Suspended, Stopped, Undefined] {
+    for change in CHANGES {
         assert_eq!(next_change(&mut events).await, change);
     }
     libvirt.close(DEADLINE).await;
@@ -44,40 +54,43 @@ async fn a_domain_is_defined_runs_and_ends() {
 
 async fn check_host(libvirt: &Connection) {
     let least = |major| Version { major, minor: 0, micro: 0 };
-    assert!(libvirt.library_version(DEADLINE).await.unwrap() >= least(9));
-    assert!(libvirt.hypervisor_version(DEADLINE).await.unwrap() >= least(7));
-    assert_eq!(libvirt.hostname(DEADLINE).await.unwrap(), "alone");
-    assert!(libvirt.capabilities_xml(DEADLINE).await.unwrap().contains("<capabilities>"));
+    assert!(libvirt.library_version(DEADLINE).await.expect("an answer") >= least(9));
+    assert!(libvirt.hypervisor_version(DEADLINE).await.expect("an answer") >= least(7));
+    assert_eq!(libvirt.hostname(DEADLINE).await.expect("an answer"), "alone");
+    assert!(libvirt.capabilities_xml(DEADLINE).await.expect("an answer").contains("<capabilities>"));
     let of = CapabilitiesOf { kind: Some("qemu"), ..CapabilitiesOf::default() };
-    let capabilities = libvirt.domain_capabilities_xml(of, DEADLINE).await.unwrap();
+    let capabilities = libvirt.domain_capabilities_xml(of, DEADLINE).await.expect("an answer");
     assert!(capabilities.contains("<domainCapabilities>"));
 }
 
-async fn check_definition(libvirt: &Connection, domain: &drainpipe_libvirt::Domain) {
-    let xml = libvirt.xml(domain, XmlFlags { inactive: true, ..XmlFlags::default() }, DEADLINE).await.unwrap();
+async fn check_definition(libvirt: &Connection, domain: &Domain) {
+    let xml = libvirt
+        .xml(domain, XmlFlags { inactive: true, ..XmlFlags::default() }, DEADLINE)
+        .await
+        .expect("an answer");
     assert!(xml.contains("<name>life</name>"));
-    assert!(libvirt.is_persistent(domain, DEADLINE).await.unwrap());
-    assert!(!libvirt.has_managed_save(domain, DEADLINE).await.unwrap());
-    assert_eq!(libvirt.snapshot_count(domain, DEADLINE).await.unwrap(), 0);
-    assert_eq!(libvirt.snapshots(domain, DEADLINE).await.unwrap(), []);
-    assert_eq!(libvirt.checkpoints(domain, DEADLINE).await.unwrap(), []);
-    libvirt.set_autostart(domain, true, DEADLINE).await.unwrap();
-    assert!(libvirt.autostart(domain, DEADLINE).await.unwrap());
+    assert!(libvirt.is_persistent(domain, DEADLINE).await.expect("an answer"));
+    assert!(!libvirt.has_managed_save(domain, DEADLINE).await.expect("an answer"));
+    assert_eq!(libvirt.snapshot_count(domain, DEADLINE).await.expect("an answer"), 0);
+    assert_eq!(libvirt.snapshots(domain, DEADLINE).await.expect("an answer"), []);
+    assert_eq!(libvirt.checkpoints(domain, DEADLINE).await.expect("an answer"), []);
+    libvirt.set_autostart(domain, true, DEADLINE).await.expect("an answer");
+    assert!(libvirt.autostart(domain, DEADLINE).await.expect("an answer"));
     let of = MetadataOf::Element { uri: "https://example.org/1", prefix: "own" };
-    assert_eq!(libvirt.metadata(domain, of, DEADLINE).await.unwrap(), None);
-    libvirt.set_metadata(domain, of, Some("<mark>é</mark>"), false, DEADLINE).await.unwrap();
-    assert!(libvirt.metadata(domain, of, DEADLINE).await.unwrap().unwrap().contains('é'));
+    assert_eq!(libvirt.metadata(domain, of, DEADLINE).await.expect("an answer"), None);
+    libvirt.set_metadata(domain, of, Some("<mark>é</mark>"), false, DEADLINE).await.expect("an answer");
+    assert!(libvirt.metadata(domain, of, DEADLINE).await.expect("an answer").expect("one").contains('é'));
 }
 
-async fn check_lists(libvirt: &Connection, domain: &drainpipe_libvirt::Domain) {
-    assert_eq!(libvirt.domains(true, DEADLINE).await.unwrap(), [domain.clone()]);
-    assert_eq!(libvirt.domain_by_uuid(domain.uuid, DEADLINE).await.unwrap(), *domain);
+async fn check_lists(libvirt: &Connection, domain: &Domain) {
+    assert_eq!(libvirt.domains(true, DEADLINE).await.expect("an answer"), std::slice::from_ref(domain));
+    assert_eq!(libvirt.domain_by_uuid(domain.uuid, DEADLINE).await.expect("an answer"), *domain);
     assert_eq!(count_qemus(domain), 1);
-    let info = libvirt.info(domain, DEADLINE).await.unwrap();
+    let info = libvirt.info(domain, DEADLINE).await.expect("an answer");
     assert_eq!((info.state, info.vcpus, info.memory_max_kib), (State::Running, 1, 64 << 10));
-    let stats = libvirt.job_stats(domain, JobStatsOf::UnderWay, DEADLINE).await.unwrap();
+    let stats = libvirt.job_stats(domain, JobStatsOf::UnderWay, DEADLINE).await.expect("an answer");
     assert_eq!(stats.kind, JobKind::None);
-    let refused = libvirt.start(domain, false, DEADLINE).await.unwrap_err();
+    let refused = libvirt.start(domain, false, DEADLINE).await.expect_err("refused");
     assert!(refused.is_operation_invalid(), "{refused}");
 }
 

@@ -1,8 +1,8 @@
 use std::time::Instant;
 
 use drainpipe_libvirt::{
-    Connection, Domain, DomainEvent, Error, JobKind, JobStatsOf, Parameter, State, UndefineFlags, migrate_flags,
-    migrate_parameters,
+    Connection, Domain, DomainEvent, Error, JobKind, JobStatsOf, Parameter, State, UndefineFlags,
+    migrate_flags, migrate_parameters,
 };
 use tokio::time::timeout;
 
@@ -26,8 +26,8 @@ impl Moving {
     async fn start() -> Option<Self> {
         let daemons = Daemons::start(&["source", "target"])?;
         let (source, target) = (daemons.connect("source").await, daemons.connect("target").await);
-        let defined = source.define(&small_domain("moving"), DEADLINE).await.unwrap();
-        let domain = source.start(&defined, false, DEADLINE).await.unwrap();
+        let defined = source.define(&small_domain("moving"), DEADLINE).await.expect("an answer");
+        let domain = source.start(&defined, false, DEADLINE).await.expect("an answer");
         Some(Self { daemons, source, target, domain })
     }
 
@@ -35,11 +35,8 @@ impl Moving {
     async fn perform(&self) -> Result<Vec<u8>, Error> {
         let parameters = parameters();
         let begun = self.source.migrate_begin(&self.domain, &parameters, FLAGS, DEADLINE).await?;
-        let with_xml = [
-            &parameters[..],
-            &[Parameter::text(migrate_parameters::DESTINATION_XML, begun.xml)],
-        ]
-        .concat();
+        let with_xml =
+            [&parameters[..], &[Parameter::text(migrate_parameters::DESTINATION_XML, begun.xml)]].concat();
         let prepared = self.target.migrate_prepare(&with_xml, &begun.cookie, FLAGS, DEADLINE).await?;
         self.source.migrate_perform(&self.domain, &parameters, &prepared.cookie, FLAGS, DEADLINE).await
     }
@@ -58,7 +55,7 @@ fn parameters() -> Vec<Parameter> {
 }
 
 async fn state(libvirt: &Connection, domain: &Domain) -> State {
-    libvirt.state(domain, DEADLINE).await.unwrap().state
+    libvirt.state(domain, DEADLINE).await.expect("an answer").state
 }
 
 #[tokio::test]
@@ -91,7 +88,10 @@ async fn a_domain_moves_and_one_copy_is_left() {
     assert_eq!(state(target, &arrived).await, State::Running);
     assert!(target.is_persistent(&arrived, DEADLINE).await.unwrap());
     assert_eq!(count_qemus(domain), 1);
-    assert!(matches!(events.try_recv(), Ok(DomainEvent::MigrationIteration { .. } | DomainEvent::Lifecycle { .. })));
+    assert!(matches!(
+        events.try_recv(),
+        Ok(DomainEvent::MigrationIteration { .. } | DomainEvent::Lifecycle { .. })
+    ));
 }
 
 #[tokio::test]

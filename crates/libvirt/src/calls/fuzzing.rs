@@ -1,0 +1,32 @@
+use super::agent::OptionalText;
+use super::domains::Domains;
+use super::migration::Cookie;
+use super::opening::{Truth, Ways};
+use super::snapshots::List;
+use super::{Begun, Checkpoint, Finished, Prepared, Snapshot, Version};
+use crate::domain::{DomainInfo, DomainState};
+use crate::job_stats::JobStats;
+use crate::xdr::{Decode, Decoder};
+
+/// Reads bytes as the answer to each call.
+pub(crate) fn read_answers(payload: &[u8]) {
+    read::<String>(payload);
+    read::<OptionalText>(payload);
+    read::<Truth>(payload);
+    read::<Ways>(payload);
+    read::<Version>(payload);
+    read::<Domains>(payload);
+    read::<DomainState>(payload);
+    read::<DomainInfo>(payload);
+    read::<JobStats>(payload);
+    read::<List<Snapshot>>(payload);
+    read::<List<Checkpoint>>(payload);
+    read::<Cookie>(payload);
+    read::<Begun>(payload);
+    read::<Prepared>(payload);
+    read::<Finished>(payload);
+}
+
+fn read<T: Decode>(payload: &[u8]) {
+    drop(Decoder::whole::<T>(payload));
+}
