@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 use std::{fs, io};
 
 use drainpipe_hypervisor::spec::{Accelerator, DiskFormat, VmSpec};
@@ -339,5 +340,25 @@ fn libvirt_takes_these_for_domains() {
         Ok(output) => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => panic!("xmllint: {error}"),
+    }
+}
+
+/// The worst that the limits let through: as many namespaces, attributes and elements as there may be.
+#[test]
+fn hostile_xml_takes_no_time_to_speak_of() {
+    let declared: Vec<String> = (0..16).map(|number| format!(" xmlns:n{number}='u{number}'")).collect();
+    let open = format!("<a{}>", declared.concat()).repeat(4);
+    let attributes: Vec<String> = (0..32).map(|number| format!(" n15:a{number}=''")).collect();
+    let element = format!("<b{}/>", attributes.concat());
+    let many = element.repeat((3 << 20) / element.len());
+    let hostile = format!("{open}{many}{}", "</a>".repeat(4));
+    let deep = format!("{}{}", "<backingStore type='file'>".repeat(500), "</backingStore>".repeat(500));
+    let deep = xml("debian").replacen("<backingStore/>", &deep, 1);
+    let empty = format!("<domain>{}</domain>", "<a/>".repeat(60_000));
+    for xml in [hostile, deep, empty] {
+        let started = Instant::now();
+        let outcome = DomainDescription::parse(&xml);
+        let elapsed = started.elapsed();
+        assert!(elapsed < Duration::from_secs(10), "{elapsed:?}: {outcome:?}");
     }
 }

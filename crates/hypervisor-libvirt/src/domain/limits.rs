@@ -13,9 +13,9 @@ pub(super) const NODES_MAX: u32 = 65_536;
 /// Elements inside each other. libvirt's own go down to some ten; a chain of 100 backing files goes deeper.
 const DEPTH_MAX: usize = 512;
 /// Attributes of one element. libvirt's have ten at most.
-const ATTRIBUTES_MAX: usize = 64;
+const ATTRIBUTES_MAX: usize = 32;
 /// Declarations of namespaces in all of the document.
-const NAMESPACES_MAX: usize = 256;
+const NAMESPACES_MAX: usize = 64;
 
 /// Whether it is within all bounds. What is no XML may be, too.
 pub(super) fn check(xml: &str) -> Result<(), DomainXmlError> {

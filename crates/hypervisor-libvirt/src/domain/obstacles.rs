@@ -2,6 +2,10 @@
 //!
 //! That a disk is cached by the host is none: QEMU 4.0 and later drop what they have cached when the target takes over, so
 //! libvirt refuses no cache mode. Whether a disk's file is on storage that both hosts share is no matter of the XML.
+//!
+//! Where several versions of libvirt refuse the same thing in other words, these are the plainest. Newer ones leave it to QEMU
+//! which devices of a host may migrate, and QEMU 8.0 and later let some VFIO, vDPA and virtiofs devices pass if their drivers
+//! can. They are refused here all the same: whether the target has one like it, nobody could say.
 
 use std::fmt;
 
@@ -73,20 +77,22 @@ impl fmt::Display for Obstacle {
         match self {
             Self::HostDevice { kind, address } => write!(
                 f,
-                "it has a device of this host, {kind} {}; libvirt refuses it: cannot migrate a domain with <hostdev \
-                 mode='subsystem' type='{kind}'>. Detach it with `virsh detach-device`, or shut the domain down",
+                "it has a device of this host, {kind} {}, which stays here; libvirt refuses it: cannot migrate a domain \
+                 with <hostdev mode='subsystem' type='{kind}'>. Detach it with `virsh detach-device`, or shut the domain \
+                 down",
                 plain(address),
                 kind = plain(kind)
             ),
             Self::HostInterface { address } => write!(
                 f,
-                "a network interface is the device {} of this host; libvirt refuses it: cannot migrate a domain with \
-                 <interface type='hostdev'>. Detach it, or team it with a virtio interface (<teaming type='transient'>)",
+                "a network interface is the device {} of this host, which stays here; libvirt refuses it: cannot migrate \
+                 a domain with <interface type='hostdev'>. Detach it, or team it with a virtio interface (<teaming \
+                 type='transient'>)",
                 plain(address)
             ),
             Self::Vdpa => f.write_str(
-                "a network interface is vDPA; libvirt refuses it: vDPA devices cannot be migrated. Detach it with \
-                 `virsh detach-interface`",
+                "a network interface is vDPA, on a device of this host; libvirt refuses it: vDPA devices cannot be \
+                 migrated. Detach it with `virsh detach-interface`",
             ),
             Self::Virtiofs { tag } => write!(
                 f,
