@@ -735,6 +735,7 @@ Faults:
   loss HOST LINK PERCENT      so many packets of a hundred are lost, in both directions
   rate LINK MBPS|unlimited    another rate
   mtu HOST LINK BYTES         another MTU at that end
+  libvirt-stop HOST           ask libvirtd to end; libvirt-kill kills it, libvirt-start starts it
   heal HOST LINK              as it was
 
 Example:
@@ -771,6 +772,9 @@ pub(crate) struct LabUpArguments {
     /// Do not start agents
     #[arg(long)]
     pub(crate) no_agents: bool,
+    /// Give each host a libvirt of its own; `lab status` says where it is reached
+    #[arg(long)]
+    pub(crate) libvirt: bool,
     /// The hypervisor
     #[arg(long, default_value = "qemu-system-x86_64", value_name = "FILE")]
     pub(crate) qemu: PathBuf,

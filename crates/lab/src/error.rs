@@ -98,6 +98,27 @@ pub enum Error {
         /// Their process ids.
         pids: Vec<i32>,
     },
+    /// The surroundings of a host's libvirt did not come about.
+    #[error(
+        "the namespaces for the libvirt of host {host} could not be made: {said}; they need CAP_SYS_ADMIN"
+    )]
+    LibvirtNotReady {
+        /// The host's name.
+        host: String,
+        /// What was said about it.
+        said: String,
+    },
+    /// A libvirtd outlives the signal that should end it.
+    #[error(
+        "the libvirtd of host {host} has not ended in {} s: in the middle of a migration it may not; \
+         `drainpipe lab fault LAB libvirt-kill {host}` kills it", .waited.as_secs()
+    )]
+    LibvirtdRemains {
+        /// The host's name.
+        host: String,
+        /// How long we waited for it.
+        waited: Duration,
+    },
     /// The operating system refused.
     #[error("cannot {action} {}: {source}", .path.display())]
     Io {

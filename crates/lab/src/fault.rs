@@ -1,4 +1,4 @@
-//! What can go wrong with a link, on purpose.
+//! What can go wrong with a link or with a host's libvirt, on purpose.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,12 +6,13 @@ use std::str::FromStr;
 use serde::Serialize;
 use thiserror::Error;
 
+use crate::libvirt::DaemonChange;
 use crate::spec::{LabSpec, SpecError, check_mtu, check_rate};
 use crate::tbf;
 use crate::tools::{Batch, Program};
 use crate::topology::{End, ends, far_end, near_end};
 
-/// A change to a link of a running lab. Doing it twice is the same as doing it once.
+/// A change to a link of a running lab, or to a host's libvirt. Doing it twice is the same as doing it once.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "fault", rename_all = "kebab-case")]
 pub enum Fault {
@@ -85,6 +86,13 @@ pub enum Fault {
         /// In bytes, as in [`LinkSpec`](crate::LinkSpec).
         mtu_bytes: u32,
     },
+    /// The host's libvirtd is ended or started. Its QEMUs go on.
+    Libvirt {
+        /// On this host.
+        host: String,
+        /// What is done to it.
+        change: DaemonChange,
+    },
 }
 
 /// Which way a black hole swallows packets, as seen from the host.
@@ -101,7 +109,8 @@ pub enum Direction {
 
 const USAGE: &str = "a fault is one of: link-down HOST LINK, link-up HOST LINK, \
      blackhole HOST LINK [both|receive|send], blackhole-above HOST LINK BYTES [both|receive|send], \
-     heal HOST LINK, rate LINK MBPS|unlimited, loss HOST LINK PERCENT, mtu HOST LINK BYTES";
+     heal HOST LINK, rate LINK MBPS|unlimited, loss HOST LINK PERCENT, mtu HOST LINK BYTES, \
+     libvirt-stop HOST, libvirt-kill HOST, libvirt-start HOST";
 
 /// Why words do not make a [`Fault`].
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -153,13 +162,21 @@ impl Fault {
                 link: owned(link),
                 mtu_bytes: parse_number("an MTU in bytes", "9000", mtu)?,
             }),
+            ["libvirt-stop", host] => Ok(Self::libvirt(host, DaemonChange::Stop)),
+            ["libvirt-kill", host] => Ok(Self::libvirt(host, DaemonChange::Kill)),
+            ["libvirt-start", host] => Ok(Self::libvirt(host, DaemonChange::Start)),
             [
-                "link-down" | "link-up" | "blackhole" | "blackhole-above" | "heal" | "loss" | "rate" | "mtu",
+                "link-down" | "link-up" | "blackhole" | "blackhole-above" | "heal" | "loss" | "rate" | "mtu"
+                | "libvirt-stop" | "libvirt-kill" | "libvirt-start",
                 ..,
             ] => Err(FaultParseError::Words(words.join(" "))),
             [] => Err(FaultParseError::Unknown(String::new())),
             [word, ..] => Err(FaultParseError::Unknown(owned(word))),
         }
+    }
+
+    fn libvirt(host: &str, change: DaemonChange) -> Self {
+        Self::Libvirt { host: host.to_owned(), change }
     }
 
     fn blackhole(host: &str, link: &str, direction: Direction) -> Self {
@@ -176,9 +193,10 @@ impl Fault {
         Ok(Self::BlackholeAbove { host: host.to_owned(), link: link.to_owned(), bytes, direction })
     }
 
-    /// The batches that make this fault in the lab of `spec`.
+    /// The batches that make this fault in the lab of `spec`; none for what is no matter of the network.
     pub(crate) fn changes(&self, spec: &LabSpec) -> Result<Vec<Batch>, SpecError> {
         match self {
+            Self::Libvirt { .. } => Ok(vec![]),
             Self::LinkDown { host, link } => interface_change(spec, host, link, "down"),
             Self::LinkUp { host, link } => interface_change(spec, host, link, "up"),
             Self::Mtu { host, link, mtu_bytes } => {
@@ -222,6 +240,7 @@ impl fmt::Display for Fault {
             Self::Rate { link, rate_mbps: Some(rate) } => write!(f, "rate {link} {rate}"),
             Self::Rate { link, rate_mbps: None } => write!(f, "rate {link} unlimited"),
             Self::Mtu { host, link, mtu_bytes } => write!(f, "mtu {host} {link} {mtu_bytes}"),
+            Self::Libvirt { host, change } => write!(f, "libvirt-{change} {host}"),
         }
     }
 }
@@ -448,6 +467,11 @@ mod tests {
                 link,
                 mtu_bytes
             }),
+            (
+                name(),
+                prop_oneof![Just(DaemonChange::Stop), Just(DaemonChange::Kill), Just(DaemonChange::Start)]
+            )
+                .prop_map(|(host, change)| Fault::Libvirt { host, change }),
         ]
     }
 

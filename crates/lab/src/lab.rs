@@ -2,23 +2,21 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::ffi::OsStr;
-use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::thread;
-use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, geteuid};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde::Serialize;
 
-use crate::control_groups;
 use crate::cpus::cpu_of;
+use crate::enter;
 use crate::error::Error;
 use crate::fault::{Fault, drops};
+use crate::libvirt;
 use crate::link_local;
 use crate::names::lab_and_node;
 use crate::processes::{self, NamespaceId};
@@ -27,10 +25,6 @@ use crate::state::{self, LabLock, namespace_file};
 use crate::status::{self, LabStatus, ProcessStatus};
 use crate::tools;
 use crate::topology;
-
-/// `ip netns exec` takes milliseconds to enter a namespace.
-const ENTER_LIMIT: Duration = Duration::from_secs(10);
-const ENTER_POLL: Duration = Duration::from_millis(1);
 
 /// A complete lab. Dropping this leaves the lab as it is; [`Lab::down`] removes it.
 #[derive(Debug)]
@@ -65,6 +59,9 @@ impl Lab {
     pub fn up(spec: LabSpec) -> Result<Self, Error> {
         spec.validate()?;
         check_machine()?;
+        if spec.libvirt {
+            libvirt::check_installed()?;
+        }
         spec.hosts.iter().try_for_each(|host| cpu_of(&spec, host).map(drop))?;
         let lock = LabLock::acquire(&spec.name)?;
         if state::read_record(&spec.name)?.is_some() {
@@ -147,19 +144,10 @@ impl Lab {
     /// A command that runs `program` in the namespace of `node` (a host, or
     /// [`CLIENT`](crate::CLIENT)), with the `/sys` of that namespace, and the machine's control groups in it.
     pub fn command(&self, node: &str, program: impl AsRef<OsStr>) -> Result<Command, Error> {
-        let mut words = self.entering(node)?.into_iter();
+        let mut words = enter::words(&self.spec, node)?.into_iter();
         let mut command = Command::new(words.next().expect("the way in has a first word"));
         command.args(words).arg(program);
         Ok(command)
-    }
-
-    /// The words before a program that is to run on `node`.
-    fn entering(&self, node: &str) -> Result<Vec<String>, Error> {
-        self.spec.check_node(node)?;
-        let cpu = cpu_of(&self.spec, node)?.map(|cpu| format!("taskset --cpu-list {cpu} "));
-        let words = format!("{}ip netns exec {}", cpu.unwrap_or_default(), self.spec.namespace(node));
-        let words = words.split(' ').map(str::to_owned);
-        Ok(words.chain(control_groups::mounting()).collect())
     }
 
     /// Starts a daemon in the namespace of `node`: in a session of its own, so that it outlives
@@ -167,28 +155,9 @@ impl Lab {
     ///
     /// Returns once it is in the namespace, from where [`Lab::down`] will end it.
     pub fn spawn<A: AsRef<OsStr>>(&self, node: &str, arguments: &[A], log: &Path) -> Result<Child, Error> {
-        let entering = self.entering(node)?;
+        let entering = enter::words(&self.spec, node)?;
         let _lock = self.lock()?;
-        let output = OpenOptions::new()
-            .create(true)
-            .append(true)
-            .mode(0o600)
-            .open(log)
-            .map_err(Error::io("open", log))?;
-        let errors = output.try_clone().map_err(Error::io("open", log))?;
-        let namespace = self.spec.namespace(node);
-        // A child of ours leads no process group, so setsid(1), taskset(1), ip(8) and sh(1) replace themselves
-        // rather than fork: the pid stays the same all the way to the daemon.
-        let mut child = Command::new("setsid")
-            .args(entering)
-            .args(arguments)
-            .stdin(Stdio::null())
-            .stdout(output)
-            .stderr(errors)
-            .spawn()
-            .map_err(Error::io("run", "setsid"))?;
-        wait_until_inside(&mut child, &namespace)?;
-        Ok(child)
+        enter::spawn(&self.spec.namespace(node), &entering, arguments, log)
     }
 
     /// Runs `work` in a thread of its own in the namespace of `node`: sockets that it opens
@@ -207,8 +176,26 @@ impl Lab {
         entered.map_err(io::Error::from).map_err(Error::io("enter the namespace", path))
     }
 
-    /// Makes a link of this lab fail, or puts it right again.
+    /// Where programs outside the host's namespaces reach the libvirt of `host`:
+    /// `virsh -c 'qemu:///system?socket=FILE'`.
+    pub fn libvirt_socket(&self, host: &str) -> Result<PathBuf, Error> {
+        libvirt::check_host(&self.spec, host)?;
+        Ok(libvirt::socket(&self.spec.name, host))
+    }
+
+    /// The libvirtd of `host`, by its number outside the host's own process ids; none if it does not run.
+    pub fn libvirtd_pid(&self, host: &str) -> Result<Option<Pid>, Error> {
+        libvirt::check_host(&self.spec, host)?;
+        libvirt::daemon(&self.spec, host)
+    }
+
+    /// Makes something in this lab fail, or puts it right again.
     pub fn fault(&self, fault: &Fault) -> Result<(), Error> {
+        if let Fault::Libvirt { host, change } = fault {
+            libvirt::check_host(&self.spec, host)?;
+            let _lock = self.lock()?;
+            return libvirt::change(&self.spec, host, *change);
+        }
         let batches = fault.changes(&self.spec)?;
         let lock = self.lock()?;
         batches.iter().try_for_each(|batch| batch.run(&lock))
@@ -241,6 +228,9 @@ fn make(spec: &LabSpec, lock: &LabLock) -> Result<(), Error> {
     }
     let [receive, _] = drops(spec, &spec.hosts[0], &spec.link_names()[0])?;
     receive.check().run(lock)?;
+    if spec.libvirt {
+        libvirt::start_all(spec)?;
+    }
     lock.write_record(spec)
 }
 
@@ -272,21 +262,4 @@ fn not_up(name: &str) -> Result<Error, Error> {
     }
     let labs = Lab::list()?.into_iter().filter(|lab| lab.complete);
     Ok(Error::NoSuchLab { name, existing: labs.map(|lab| lab.name).collect() })
-}
-
-fn wait_until_inside(child: &mut Child, namespace: &str) -> Result<(), Error> {
-    let file = namespace_file(namespace);
-    let target = HashSet::from_iter(NamespaceId::of_file(&file));
-    let pid = Pid::from_child(child);
-    let deadline = Instant::now() + ENTER_LIMIT;
-    while Instant::now() < deadline {
-        let ended = child.try_wait().map_err(Error::io("wait for a process in", &file))?.is_some();
-        if ended || processes::is_within(pid, &target) {
-            return Ok(());
-        }
-        thread::sleep(ENTER_POLL);
-    }
-    child.kill().map_err(Error::io("stop a process on its way into", &file))?;
-    let command = format!("ip netns exec {namespace}");
-    Err(Error::ToolTimeout { command, limit: ENTER_LIMIT })
 }

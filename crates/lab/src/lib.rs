@@ -24,9 +24,11 @@
 mod addresses;
 mod control_groups;
 mod cpus;
+mod enter;
 mod error;
 mod fault;
 mod lab;
+mod libvirt;
 mod link_local;
 mod names;
 mod processes;
@@ -41,6 +43,7 @@ pub use addresses::{GUEST_NETWORK, MANAGEMENT_NETWORK, client_guest_address, cli
 pub use error::Error;
 pub use fault::{Direction, Fault, FaultParseError};
 pub use lab::{Lab, LabSummary, Removal};
+pub use libvirt::DaemonChange;
 pub use names::{CLIENT, GUEST_BRIDGE, MANAGEMENT_INTERFACE};
 pub use spec::{DEFAULT_MTU_BYTES, LabSpec, LinkAddresses, LinkSpec, SpecError};
-pub use status::{HostStatus, LabStatus, LinkState, LinkStatus, NodeStatus, ProcessStatus};
+pub use status::{HostStatus, LabStatus, LibvirtStatus, LinkState, LinkStatus, NodeStatus, ProcessStatus};

@@ -88,12 +88,42 @@ pub(crate) fn end(lab: &str, mut namespaces: HashSet<NamespaceId>) -> Result<usi
     Err(Error::ProcessesRemain { name: lab.to_owned(), pids })
 }
 
+/// The process among those within `namespaces` that has the number `inner` in a nested namespace of process ids.
+pub(crate) fn by_inner_pid(namespaces: &HashSet<NamespaceId>, inner: i32) -> Result<Option<Pid>, Error> {
+    let has_it = |pid: &Pid| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        inner_pid(&status) == Some(inner)
+    };
+    Ok(within(namespaces)?.into_iter().find(has_it))
+}
+
+/// The innermost number of a process, by its `/proc/PID/status`, if it has other numbers in other namespaces of process
+/// ids; see `proc_pid_status(5)`. The line has as many numbers as there are namespaces from the one that `/proc` shows
+/// to the process's own.
+fn inner_pid(status: &str) -> Option<i32> {
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    numbers.split_whitespace().skip(1).last()?.parse().ok()
+}
+
 /// Signals `pid` if it is still within `namespaces`. The handle is taken before the check, so
 /// that the signal cannot reach another process that was given the same number.
-fn send(pid: Pid, signal: Signal, namespaces: &HashSet<NamespaceId>) {
+pub(crate) fn send(pid: Pid, signal: Signal, namespaces: &HashSet<NamespaceId>) {
     let Ok(handle): Result<OwnedFd, _> = pidfd_open(pid, PidfdFlags::empty()) else { return };
     if is_within(pid, namespaces) {
         // It may have ended by itself; whether it did is seen by the next look at /proc.
         let _ = pidfd_send_signal(handle, signal);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_process_of_a_nested_namespace_has_an_inner_number() {
+        assert_eq!(inner_pid("Name:\tsh\nNSpid:\t29809\t1\nNSpgid:\t29809\t1\n"), Some(1));
+        assert_eq!(inner_pid("NSpid:\t7\t30\t4\n"), Some(4));
+        assert_eq!(inner_pid("NSpid:\t1\n"), None);
+        assert_eq!(inner_pid(""), None);
     }
 }

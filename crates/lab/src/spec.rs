@@ -37,6 +37,16 @@ pub struct LabSpec {
     /// Whether the programs of each host run on a CPU of its own, and of no other host.
     #[serde(default)]
     pub own_cpus: bool,
+    /// Whether each host runs a libvirt of its own.
+    ///
+    /// Left out where it is not so: a release before it reads the record of such a lab.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub libvirt: bool,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 /// Which addresses hosts have on the links between them.
@@ -131,6 +141,14 @@ pub enum SpecError {
         /// The names that exist.
         hosts: Vec<String>,
     },
+    /// The lab's hosts have no libvirt.
+    #[error("host {host} of lab {lab} has no libvirt: make a lab with `drainpipe lab up --libvirt`")]
+    NoLibvirt {
+        /// The lab's name.
+        lab: String,
+        /// The host's name.
+        host: String,
+    },
     /// No link of that name in this lab.
     #[error("lab {lab} has no link {link:?}: its links are {}", .links.join(", "))]
     NoSuchLink {
@@ -153,7 +171,14 @@ impl LabSpec {
     /// A lab of the hosts `a` and `b`.
     pub fn of_two_hosts(name: impl Into<String>, links: Vec<LinkSpec>) -> Self {
         let hosts = vec!["a".to_owned(), "b".to_owned()];
-        Self { name: name.into(), hosts, links, link_addresses: LinkAddresses::default(), own_cpus: false }
+        Self {
+            name: name.into(),
+            hosts,
+            links,
+            link_addresses: LinkAddresses::default(),
+            own_cpus: false,
+            libvirt: false,
+        }
     }
 
     /// Checks names, counts and ranges.
@@ -282,6 +307,7 @@ mod tests {
             links,
             link_addresses: LinkAddresses::default(),
             own_cpus: false,
+            libvirt: false,
         }
     }
 

@@ -3,13 +3,14 @@
 use std::collections::HashMap;
 use std::fs;
 use std::net::Ipv4Addr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::fault::{Direction, Dropped, Fault, drops};
+use crate::libvirt;
 use crate::names::CLIENT;
 use crate::processes::{self, NamespaceId};
 use crate::spec::LabSpec;
@@ -40,6 +41,18 @@ pub struct HostStatus {
     pub management_address: Ipv4Addr,
     /// Its ends of the links.
     pub links: Vec<LinkStatus>,
+    /// Its libvirt; absent where labs have none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub libvirt: Option<LibvirtStatus>,
+}
+
+/// The libvirt of a host as it is now.
+#[derive(Debug, Clone, Serialize)]
+pub struct LibvirtStatus {
+    /// Where it is reached: `virsh -c 'qemu:///system?socket=FILE'`.
+    pub socket: PathBuf,
+    /// Its daemon's process id, as seen from outside the host; `None` if it does not run.
+    pub pid: Option<i32>,
 }
 
 /// A namespace of the lab as it is now.
@@ -203,7 +216,13 @@ fn read_host(spec: &LabSpec, host: &str, dropping: &HashMap<String, Dropped>) ->
         link.faults = faults(spec, host, &link, dropping)?;
         links.push(link);
     }
-    Ok(HostStatus { management_address: spec.management_address(host)?, node, links })
+    let libvirt = spec.libvirt.then(|| read_libvirt(spec, host)).transpose()?;
+    Ok(HostStatus { management_address: spec.management_address(host)?, node, links, libvirt })
+}
+
+fn read_libvirt(spec: &LabSpec, host: &str) -> Result<LibvirtStatus, Error> {
+    let pid = libvirt::daemon(spec, host)?.map(Pid::as_raw_pid);
+    Ok(LibvirtStatus { socket: libvirt::socket(&spec.name, host), pid })
 }
 
 /// The faults that explain how `link` differs from the specification.

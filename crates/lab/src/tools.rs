@@ -141,10 +141,15 @@ pub(crate) fn query_nft<T: DeserializeOwned>(namespace: &str, query: &[&str]) ->
     read_json(&arguments)
 }
 
-/// Finds every program that the lab will call.
+/// Finds every program that each lab will call.
 pub(crate) fn check_installed() -> Result<(), Error> {
+    check_all_installed(&TOOLS)
+}
+
+/// Finds these programs, of these packages.
+pub(crate) fn check_all_installed(tools: &[(&'static str, &'static str)]) -> Result<(), Error> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    for (tool, package) in TOOLS {
+    for &(tool, package) in tools {
         if !std::env::split_paths(&path).any(|directory| directory.join(tool).is_file()) {
             return Err(Error::ToolMissing { tool, package });
         }
@@ -159,6 +164,15 @@ fn inside<'a>(namespace: Option<&'a str>, program: &'a str, option: &'a str) -> 
     }
     arguments.push(option);
     arguments
+}
+
+/// Runs a command that prints nothing of interest, to its end.
+pub(crate) fn run_to_end(arguments: &[&str]) -> Result<(), Error> {
+    let output = run(arguments, Stdio::null())?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(failure(arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim()))
 }
 
 fn read_json<T: DeserializeOwned>(arguments: &[&str]) -> Result<T, Error> {

@@ -190,6 +190,7 @@ mod tests {
             links,
             link_addresses: LinkAddresses::default(),
             own_cpus: false,
+            libvirt: false,
         }
     }
 

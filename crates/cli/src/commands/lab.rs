@@ -77,11 +77,13 @@ pub(crate) fn spec_of(name: &str, hosts: &[String], links: &LinkArguments) -> Re
         links: links.links.iter().map(|words| parse_link(words)).collect::<Result<_, _>>()?,
         link_addresses: links.link_addresses.into(),
         own_cpus: links.own_cpus,
+        libvirt: false,
     })
 }
 
 async fn up(arguments: &LabUpArguments) -> Result<Exit, Problem> {
     let spec = spec_of(&arguments.name, &arguments.hosts, &arguments.links)?;
+    let spec = LabSpec { libvirt: arguments.libvirt, ..spec };
     let lab = Lab::up(spec).map_err(problem)?;
     let settings =
         AgentSettings { qemu: &arguments.qemu, trust: arguments.links.trust(), page_cache_mib: None };
@@ -281,7 +283,14 @@ fn tell_status(status: &LabStatus) -> Result<(), Problem> {
             ]
         })
     });
-    output::table(&["host", "link", "address", "rate", "mtu", "sent", "faults"], rows.collect())
+    output::table(&["host", "link", "address", "rate", "mtu", "sent", "faults"], rows.collect())?;
+    let libvirts = status.hosts.iter().filter_map(|host| {
+        let libvirt = host.libvirt.as_ref()?;
+        let pid = libvirt.pid.map_or("does not run".into(), |pid| pid.to_string());
+        Some(vec![host.node.name.clone(), pid, libvirt.socket.display().to_string()])
+    });
+    let libvirts: Vec<_> = libvirts.collect();
+    if libvirts.is_empty() { Ok(()) } else { output::table(&["host", "libvirtd", "socket"], libvirts) }
 }
 
 fn exec(name: &str, node: &str, program: &[String]) -> Result<Exit, Problem> {

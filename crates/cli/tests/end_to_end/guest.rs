@@ -28,7 +28,7 @@ const BEAT: Duration = Duration::from_millis(10);
 pub(crate) const UNFILLED_MIB: u64 = 112;
 
 /// Every QEMU that the tests run has it.
-const MACHINE: &str = "pc-q35-7.2";
+pub(crate) const MACHINE: &str = "pc-q35-7.2";
 
 /// Since 8.1 multifd's channels do not wait for each other; only newer QEMUs have it.
 const NEWER_MACHINE: &str = "pc-q35-8.2";
@@ -60,14 +60,23 @@ impl Guest {
         format!(
             "name = \"{name}\"\nmemory_mib = {memory_mib}\nvcpus = 1\nmachine = \"{MACHINE}\"\n\
              accelerator = \"tcg\"\nkernel = \"{kernel}\"\ninitramfs = \"{initramfs}\"\n\
-             kernel_command_line = \"{KERNEL_OPTIONS} drainpipe.address={address}/24 \
-             drainpipe.memory_mib={filled_mib} drainpipe.mix={MIX} {kernel_parameters}\"\n\n\
+             kernel_command_line = \"{line}\"\n\n\
              [[nic]]\nbridge = \"guests\"\n\n\
              [guest]\nheartbeat = \"{address}:{HEARTBEAT_PORT}\"\ncontrol = \"{address}:{CONTROL_PORT}\"\n",
             name = self.name,
             address = self.address,
             kernel = kernel.display(),
             initramfs = initramfs.display(),
+            line = self.kernel_command_line(memory_mib, kernel_parameters),
+        )
+    }
+
+    /// What its kernel is started with, all but 112 MiB of its memory filled.
+    pub(crate) fn kernel_command_line(&self, memory_mib: u64, kernel_parameters: &str) -> String {
+        format!(
+            "{KERNEL_OPTIONS} drainpipe.address={address}/24 drainpipe.memory_mib={filled_mib} \
+             drainpipe.mix={MIX} {kernel_parameters}",
+            address = self.address,
             filled_mib = memory_mib - UNFILLED_MIB,
         )
     }

@@ -164,7 +164,7 @@ fn a_killed_demo_is_cleared() {
 }
 
 /// Ended, but its parent, not ours, has not asked yet how.
-fn is_zombie(pid: Pid) -> bool {
+pub(crate) fn is_zombie(pid: Pid) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     status.contains(") Z ")
 }
@@ -186,7 +186,7 @@ fn a_demo_shows_all_options() {
 
 /// Fails the test if anything of the lab is there still.
 #[track_caller]
-fn assert_nothing_is_left(lab: &str) {
+pub(crate) fn assert_nothing_is_left(lab: &str) {
     drainpipe(&["lab", "status", lab]).refused(BAD_INPUT, &["no lab"]);
     assert!(!Path::new("/run/drainpipe/lab").join(lab).exists());
     let namespaces = std::fs::read_dir("/run/netns").unwrap();

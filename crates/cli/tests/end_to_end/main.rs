@@ -17,6 +17,7 @@ mod check_hosts;
 mod check_vms;
 mod completion;
 mod confined;
+mod domains;
 mod drain;
 mod drain_cli;
 mod drain_faults;
@@ -31,6 +32,7 @@ mod kills;
 mod lab_cli;
 mod later_rounds;
 mod leaving;
+mod libvirt_lab;
 mod link_addresses;
 mod link_rate;
 mod lost;
@@ -145,6 +147,13 @@ fn main() -> ExitCode {
     // Long ones too.
     for (name, test) in released::TESTS {
         trials.push(trial(format!("released::{name}"), *test, no_released.clone()));
+    }
+    let no_libvirt = missing.clone().or_else(domains::missing);
+    if let (None, Some(absent), false) = (&missing, &no_libvirt, arguments.list) {
+        eprintln!("SKIPPED, those with libvirt: {absent}");
+    }
+    for (name, test) in libvirt_lab::TESTS {
+        trials.push(trial(format!("libvirt_lab::{name}"), *test, no_libvirt.clone()));
     }
     for (module, tests) in modules {
         for (name, test) in tests {

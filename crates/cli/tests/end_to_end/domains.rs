@@ -1,0 +1,111 @@
+//! libvirt's domains on the hosts of a lab, by `virsh`, as its users have them.
+
+use std::process::Command;
+
+use crate::guest::{Guest, MACHINE, image};
+use crate::program::{Output, Running};
+use crate::support::TestLab;
+
+/// What this machine lacks to run libvirt in labs.
+pub(crate) fn missing() -> Option<String> {
+    let absent = ["libvirtd", "virsh"].into_iter().find(|tool| !crate::is_installed(tool));
+    absent.map(|tool| format!("{tool} is not installed: run scripts/setup"))
+}
+
+impl TestLab {
+    /// Two hosts with a libvirt each, no agents, and two links that are as fast as the machine.
+    #[track_caller]
+    pub(crate) fn with_libvirt() -> Self {
+        Self::up(&["--libvirt", "--no-agents", "--link", "unlimited", "--link", "unlimited"])
+    }
+
+    /// Where a host's libvirt is reached.
+    #[track_caller]
+    pub(crate) fn libvirt_uri(&self, host: &str) -> String {
+        format!("qemu:///system?socket={}", self.lab().libvirt_socket(host).unwrap().display())
+    }
+
+    /// Runs `virsh` with a host's libvirt.
+    #[track_caller]
+    pub(crate) fn virsh(&self, host: &str, arguments: &[&str]) -> Output {
+        let mut command = Command::new("virsh");
+        command.args(["--quiet", "--connect", &self.libvirt_uri(host)]).args(arguments);
+        Running::start(command).wait()
+    }
+
+    /// Defines and boots a domain on a host; back when its guest is ready. 160 MiB will do for most tests.
+    #[track_caller]
+    pub(crate) fn start_domain(
+        &self,
+        host: &str,
+        name: &str,
+        memory_mib: u64,
+        kernel_parameters: &str,
+    ) -> Guest {
+        let guest = Guest::new(name, self.guest_address(), self.namespace("client"));
+        let file = self.write(&format!("{name}.xml"), &domain_xml(&guest, memory_mib, kernel_parameters));
+        self.virsh(host, &["define", &file]).done();
+        self.virsh(host, &["start", name]).done();
+        guest.wait_until_ready();
+        guest
+    }
+
+    /// What a host's libvirt says of a domain, as `running`; none if it does not know it.
+    #[track_caller]
+    pub(crate) fn domain_state(&self, host: &str, name: &str) -> Option<String> {
+        let domains = self.virsh(host, &["list", "--all", "--name"]).done();
+        let known = domains.lines().any(|line| line.trim() == name);
+        known.then(|| self.virsh(host, &["domstate", name]).done().trim().to_owned())
+    }
+
+    /// Moves a domain over a link, as `virsh` does by itself.
+    #[track_caller]
+    pub(crate) fn migrate_domain(&self, name: &str, source: &str, target: &str, link: &str) {
+        let address = self.lab().spec().link_address(target, link).unwrap();
+        let (target, way) = (self.libvirt_uri(target), format!("tcp://{address}"));
+        let keeping = ["migrate", "--live", "--persistent", "--undefinesource", name];
+        self.virsh(source, &[&keeping[..], &[&target, "--migrateuri", &way]].concat()).done();
+    }
+}
+
+/// A domain like the VM that [`Guest::specification`] describes.
+fn domain_xml(guest: &Guest, memory_mib: u64, kernel_parameters: &str) -> String {
+    let [kernel, initramfs] = image();
+    let [.., last] = guest.address().octets();
+    format!(
+        "<domain type='qemu'>
+  <name>{name}</name>
+  <memory unit='MiB'>{memory_mib}</memory>
+  <vcpu>1</vcpu>
+  <os>
+    <type arch='x86_64' machine='{MACHINE}'>hvm</type>
+    <kernel>{kernel}</kernel>
+    <initrd>{initramfs}</initrd>
+    <cmdline>{line}</cmdline>
+  </os>
+  <features><acpi/></features>
+  <cpu mode='custom' match='exact' check='none'><model>qemu64</model></cpu>
+  <on_reboot>destroy</on_reboot>
+  <on_crash>destroy</on_crash>
+  <devices>
+    <emulator>/usr/bin/qemu-system-x86_64</emulator>
+    <controller type='usb' model='none'/>
+    <interface type='bridge'>
+      <source bridge='{bridge}'/>
+      <mac address='52:54:00:d0:00:{last:02x}'/>
+      <target dev='domain{last}'/>
+      <model type='virtio'/>
+      <rom enabled='no'/>
+    </interface>
+    <serial type='file'><source path='/var/log/libvirt/qemu/{name}.console'/></serial>
+    <memballoon model='none'/>
+  </devices>
+</domain>
+",
+        name = guest.name,
+        kernel = kernel.display(),
+        initramfs = initramfs.display(),
+        line = guest.kernel_command_line(memory_mib, kernel_parameters),
+        bridge = drainpipe_lab::GUEST_BRIDGE,
+    )
+}

@@ -1,0 +1,296 @@
+//! A libvirt for each host: its own daemon, with its own configuration, state, host name and process ids.
+//!
+//! ```text
+//! unshare                  waits, and takes all below with it
+//!   sh                     process 1 of the host's libvirt: adopts and reaps what daemonizes
+//!     libvirtd             ended and started again at will
+//!     qemu-system-x86_64   outlives its libvirtd, as everywhere
+//! ```
+//!
+//! They share the host's network namespace, by which [`Lab::down`](crate::Lab::down) finds them. Their mounts are
+//! their own: what libvirt keeps in `/etc`, `/run` and `/var` are directories of the lab's, so that programs outside
+//! reach its socket, and QEMU's control sockets, as files:
+//!
+//! | inside | in the host's directory |
+//! |---|---|
+//! | `/etc/libvirt` | `libvirt/etc` |
+//! | `/run/libvirt` | `libvirt/run` |
+//! | `/var/lib/libvirt`, such as `qemu/domain-1-NAME/monitor.sock` | `libvirt/lib` |
+//! | `/var/cache/libvirt` | `libvirt/cache` |
+//! | `/var/log/libvirt` | `libvirt/log` |
+//!
+//! The process ids are nested, so that QEMUs that have daemonized are children of the `sh`, and no domain outlives it.
+//! libvirt's pid files, such as `run/qemu/NAME.pid`, have inner numbers. From outside, the same process is found by
+//! the last number of `NSpid` in `/proc/PID/status`, or among [`Lab::processes`](crate::Lab::processes) by
+//! `guest=NAME,` in its command line.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::fs;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal};
+use serde::Serialize;
+
+use crate::enter;
+use crate::error::Error;
+use crate::processes::{self, NamespaceId};
+use crate::spec::{LabSpec, SpecError};
+use crate::state::{self, namespace_file};
+use crate::tools;
+
+/// The programs that a libvirt needs, and the Debian packages that have them.
+const TOOLS: [(&str, &str); 4] = [
+    ("libvirtd", "libvirt-daemon"),
+    ("unshare", "util-linux"),
+    ("nsenter", "util-linux"),
+    ("mount", "mount"),
+];
+
+/// What libvirt has found out about the machine's QEMUs, which takes seconds. libvirt itself sees whether it is still
+/// true. It is for all labs, and goes with a reboot.
+const QEMU_CAPABILITIES: &str = "/run/drainpipe/lab-qemu-capabilities";
+
+/// Its mounts take milliseconds.
+const READY_LIMIT: Duration = Duration::from_secs(20);
+
+/// libvirtd ends within this if nobody keeps it.
+const END_LIMIT: Duration = Duration::from_secs(10);
+const POLL: Duration = Duration::from_millis(2);
+
+/// Process 1 of a host's libvirt. Its arguments: the directory for it all, the host's name.
+///
+/// `/run` is hidden but for Drainpipe's own: no service of the machine's, such as D-Bus, is spoken to. libvirt would make
+/// its directories at its start where a package has not; so they may stay. `sh` reaps what it adopts while it waits.
+const INIT: &str = r#"set -eu
+exec 9</run/drainpipe
+mount -t tmpfs -o mode=755 none /run
+mkdir -p /run/drainpipe /run/libvirt /etc/libvirt /var/lib/libvirt /var/cache/libvirt /var/log/libvirt
+mount --no-canonicalize --bind /proc/self/fd/9 /run/drainpipe
+exec 9<&-
+mount --bind "$3" "$1/cache/qemu/capabilities"
+mount --bind "$1/run" /run/libvirt
+mount --bind "$1/etc" /etc/libvirt
+mount --bind "$1/lib" /var/lib/libvirt
+mount --rbind "$1/cache" /var/cache/libvirt
+mount --bind "$1/log" /var/log/libvirt
+mount --bind "$1/hosts" /etc/hosts
+echo "$2" >/proc/sys/kernel/hostname
+trap 'exit 0' TERM
+: >"$1/ready"
+sleep infinity &
+wait
+"#;
+
+/// Access is by the permissions of the socket: root's.
+const LIBVIRTD_CONF: &str = "\
+listen_tls = 0
+listen_tcp = 0
+auth_unix_rw = \"none\"
+unix_sock_group = \"root\"
+unix_sock_rw_perms = \"0700\"
+";
+
+/// Files stay their owners', as all hosts share them; there are no control groups, which would stay behind.
+const QEMU_CONF: &str = "\
+stdio_handler = \"file\"
+security_driver = \"none\"
+user = \"root\"
+group = \"root\"
+dynamic_ownership = 0
+remember_owner = 0
+namespaces = []
+cgroup_controllers = []
+";
+
+/// What is done to a host's libvirtd.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DaemonChange {
+    /// It is asked to end (TERM), and waited for. In the middle of a migration it may refuse.
+    Stop,
+    /// It is killed.
+    Kill,
+    /// It is started, if it does not run.
+    Start,
+}
+
+impl fmt::Display for DaemonChange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Stop => "stop",
+            Self::Kill => "kill",
+            Self::Start => "start",
+        })
+    }
+}
+
+/// Finds every program that a lab with libvirt will call, besides those of every lab.
+pub(crate) fn check_installed() -> Result<(), Error> {
+    tools::check_all_installed(&TOOLS)
+}
+
+/// Checks that `host` has a libvirt.
+pub(crate) fn check_host(spec: &LabSpec, host: &str) -> Result<(), SpecError> {
+    spec.host_index(host)?;
+    let none = || SpecError::NoLibvirt { lab: spec.name.clone(), host: host.to_owned() };
+    spec.libvirt.then_some(()).ok_or_else(none)
+}
+
+/// Where the libvirt of `host` is reached from outside.
+pub(crate) fn socket(lab: &str, host: &str) -> PathBuf {
+    directory(lab, host).join("run/libvirt-sock")
+}
+
+fn directory(lab: &str, host: &str) -> PathBuf {
+    state::directory(lab).join(host).join("libvirt")
+}
+
+/// Gives every host its libvirt.
+pub(crate) fn start_all(spec: &LabSpec) -> Result<(), Error> {
+    let began = spec.hosts.iter().map(|host| begin(spec, host)).collect::<Result<Vec<_>, _>>()?;
+    for (host, child) in spec.hosts.iter().zip(began) {
+        wait_until_ready(spec, host, child)?;
+        start(spec, host)?;
+    }
+    Ok(())
+}
+
+/// Starts process 1 of a host's libvirt.
+fn begin(spec: &LabSpec, host: &str) -> Result<Child, Error> {
+    let own = directory(&spec.name, host);
+    write_files(spec, &own)?;
+    let entering = enter::words_without_control_groups(spec, host)?;
+    let isolating = "unshare --mount --uts --pid --mount-proc --fork --kill-child sh -c";
+    let mut arguments: Vec<&str> = isolating.split(' ').collect();
+    let own_name = own.display().to_string();
+    arguments.extend([INIT, "sh", &own_name, host, QEMU_CAPABILITIES]);
+    enter::spawn(&spec.namespace(host), &entering, &arguments, &own.join("init.log"))
+}
+
+fn write_files(spec: &LabSpec, own: &Path) -> Result<(), Error> {
+    for name in ["run", "etc", "lib", "cache/qemu/capabilities", "log/qemu"] {
+        create_directory(&own.join(name))?;
+    }
+    create_directory(Path::new(QEMU_CAPABILITIES))?;
+    let libvirtd = format!("{LIBVIRTD_CONF}host_uuid = \"{}\"\n", random_uuid()?);
+    write(&own.join("etc/libvirtd.conf"), &libvirtd)?;
+    write(&own.join("etc/qemu.conf"), QEMU_CONF)?;
+    write(&own.join("hosts"), &hosts_file(spec)?)
+}
+
+/// Names lead to the management network: what shall go over a link names its address.
+fn hosts_file(spec: &LabSpec) -> Result<String, SpecError> {
+    let mut text = "127.0.0.1 localhost\n".to_owned();
+    for host in &spec.hosts {
+        text.push_str(&format!("{} {host}\n", spec.management_address(host)?));
+    }
+    Ok(text)
+}
+
+fn create_directory(path: &Path) -> Result<(), Error> {
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+    made.map_err(Error::io("create the directory", path))
+}
+
+fn write(path: &Path, text: &str) -> Result<(), Error> {
+    fs::write(path, text).map_err(Error::io("write", path))
+}
+
+fn random_uuid() -> Result<String, Error> {
+    let path = "/proc/sys/kernel/random/uuid";
+    Ok(fs::read_to_string(path).map_err(Error::io("read", path))?.trim().to_owned())
+}
+
+fn wait_until_ready(spec: &LabSpec, host: &str, mut child: Child) -> Result<(), Error> {
+    let own = directory(&spec.name, host);
+    let deadline = Instant::now() + READY_LIMIT;
+    while !own.join("ready").exists() {
+        let ended = child.try_wait().map_err(Error::io("wait for a process of", &own))?.is_some();
+        if ended || Instant::now() >= deadline {
+            let said = fs::read_to_string(own.join("init.log")).unwrap_or_default();
+            return Err(Error::LibvirtNotReady { host: host.to_owned(), said: said.trim().to_owned() });
+        }
+        thread::sleep(POLL);
+    }
+    Ok(())
+}
+
+/// Ends or starts the libvirtd of a host.
+pub(crate) fn change(spec: &LabSpec, host: &str, change: DaemonChange) -> Result<(), Error> {
+    match change {
+        DaemonChange::Stop => end(spec, host, Signal::TERM),
+        DaemonChange::Kill => end(spec, host, Signal::KILL),
+        DaemonChange::Start if daemon(spec, host)?.is_some() => Ok(()),
+        DaemonChange::Start => start(spec, host),
+    }
+}
+
+/// Starts a host's libvirtd. It goes into the background once it answers.
+fn start(spec: &LabSpec, host: &str) -> Result<(), Error> {
+    let first = processes::by_inner_pid(&namespaces(spec, host), 1)?.ok_or_else(|| Error::Incomplete {
+        name: spec.name.clone(),
+        what: format!("the libvirt of host {host} has lost its first process"),
+    })?;
+    let entering = enter::on_own_cpu(spec, host)?;
+    let entered = format!(
+        "nsenter --target {first} --mount --uts --pid --net \
+         libvirtd --daemon --pid-file /run/libvirt/libvirtd.pid"
+    );
+    let words: Vec<&str> = entering.iter().map(String::as_str).chain(entered.split(' ')).collect();
+    tools::run_to_end(&words)
+}
+
+fn end(spec: &LabSpec, host: &str, signal: Signal) -> Result<(), Error> {
+    let Some(pid) = daemon(spec, host)? else { return Ok(()) };
+    processes::send(pid, signal, &namespaces(spec, host));
+    let deadline = Instant::now() + END_LIMIT;
+    while daemon(spec, host)? == Some(pid) {
+        if Instant::now() >= deadline {
+            return Err(Error::LibvirtdRemains { host: host.to_owned(), waited: END_LIMIT });
+        }
+        thread::sleep(POLL);
+    }
+    Ok(())
+}
+
+/// The libvirtd of a host, if it runs. Its file may be that of one that was killed, whose number another process has.
+pub(crate) fn daemon(spec: &LabSpec, host: &str) -> Result<Option<Pid>, Error> {
+    let file = directory(&spec.name, host).join("run/libvirtd.pid");
+    let text = fs::read_to_string(file).unwrap_or_default();
+    let Ok(inner) = text.trim().parse() else { return Ok(None) };
+    let is_daemon = |pid: &Pid| {
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        name.trim() == "libvirtd"
+    };
+    Ok(processes::by_inner_pid(&namespaces(spec, host), inner)?.filter(is_daemon))
+}
+
+fn namespaces(spec: &LabSpec, host: &str) -> HashSet<NamespaceId> {
+    NamespaceId::of_file(&namespace_file(&spec.namespace(host))).into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::LinkSpec;
+
+    #[test]
+    fn hosts_find_each_other_by_name() {
+        let spec = LabSpec::of_two_hosts("x", vec![LinkSpec::default()]);
+        assert_eq!(hosts_file(&spec).unwrap(), "127.0.0.1 localhost\n10.77.0.11 a\n10.77.0.12 b\n");
+    }
+
+    #[test]
+    fn a_lab_without_libvirt_says_how_to_make_one() {
+        let spec = LabSpec::of_two_hosts("x", vec![LinkSpec::default()]);
+        let message = |host| check_host(&spec, host).unwrap_err().to_string();
+        assert!(message("a").contains("lab up --libvirt"), "{}", message("a"));
+        assert!(message("c").contains("no host \"c\""));
+        assert_eq!(check_host(&LabSpec { libvirt: true, ..spec.clone() }, "a"), Ok(()));
+    }
+}
