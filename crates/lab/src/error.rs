@@ -98,11 +98,11 @@ pub enum Error {
         /// Their process ids.
         pids: Vec<i32>,
     },
-    /// The surroundings of a host's libvirt did not come about.
+    /// A host's libvirt, or the namespaces that it lives in, did not come about.
     #[error(
-        "the namespaces for the libvirt of host {host} could not be made: {said}; they need CAP_SYS_ADMIN"
+        "the libvirt of host {host} did not start: {said}; a container needs CAP_SYS_ADMIN (--privileged) to hold one"
     )]
-    LibvirtNotReady {
+    LibvirtNotStarted {
         /// The host's name.
         host: String,
         /// What was said about it.

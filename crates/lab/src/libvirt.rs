@@ -44,8 +44,9 @@ use crate::state::{self, namespace_file};
 use crate::tools;
 
 /// The programs that a libvirt needs, and the Debian packages that have them.
-const TOOLS: [(&str, &str); 4] = [
+const TOOLS: [(&str, &str); 5] = [
     ("libvirtd", "libvirt-daemon"),
+    ("virsh", "libvirt-clients"),
     ("unshare", "util-linux"),
     ("nsenter", "util-linux"),
     ("mount", "mount"),
@@ -61,6 +62,9 @@ const READY_LIMIT: Duration = Duration::from_secs(20);
 /// libvirtd ends within this if nobody keeps it.
 const END_LIMIT: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(2);
+
+/// Of a log, in an error.
+const LAST_WORDS_LINES: usize = 4;
 
 /// Process 1 of a host's libvirt. Its arguments: the directory for it all, the host's name.
 ///
@@ -78,7 +82,7 @@ mount --bind "$1/etc" /etc/libvirt
 mount --bind "$1/lib" /var/lib/libvirt
 mount --rbind "$1/cache" /var/cache/libvirt
 mount --bind "$1/log" /var/log/libvirt
-mount --bind "$1/hosts" /etc/hosts
+for file in hosts passwd group; do mount --bind "$1/$file" "/etc/$file"; done
 echo "$2" >/proc/sys/kernel/hostname
 trap 'exit 0' TERM
 : >"$1/ready"
@@ -106,6 +110,11 @@ remember_owner = 0
 namespaces = []
 cgroup_controllers = []
 ";
+
+/// libvirtd does not start without this user and group, which it has no use for here: the package that makes them is
+/// also the one that would run a libvirt on this machine.
+const QEMU_USER: &str = "libvirt-qemu:x:65534:65534::/nonexistent:/usr/sbin/nologin";
+const QEMU_GROUP: &str = "libvirt-qemu:x:65534:";
 
 /// What is done to a host's libvirtd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -180,7 +189,22 @@ fn write_files(spec: &LabSpec, own: &Path) -> Result<(), Error> {
     let libvirtd = format!("{LIBVIRTD_CONF}host_uuid = \"{}\"\n", random_uuid()?);
     write(&own.join("etc/libvirtd.conf"), &libvirtd)?;
     write(&own.join("etc/qemu.conf"), QEMU_CONF)?;
-    write(&own.join("hosts"), &hosts_file(spec)?)
+    write(&own.join("hosts"), &hosts_file(spec)?)?;
+    for (file, line) in [("passwd", QEMU_USER), ("group", QEMU_GROUP)] {
+        let machines = Path::new("/etc").join(file);
+        let text = fs::read_to_string(&machines).map_err(Error::io("read", &machines))?;
+        write(&own.join(file), &with_entry(&text, line))?;
+    }
+    Ok(())
+}
+
+/// A file such as `/etc/passwd` with this line, unless it has one of that name.
+fn with_entry(text: &str, line: &str) -> String {
+    let name = |line: &str| line.split(':').next().map(str::to_owned);
+    if text.lines().any(|known| name(known) == name(line)) {
+        return text.to_owned();
+    }
+    format!("{}\n{line}\n", text.trim_end())
 }
 
 /// Names lead to the management network: what shall go over a link names its address.
@@ -212,8 +236,7 @@ fn wait_until_ready(spec: &LabSpec, host: &str, mut child: Child) -> Result<(), 
     while !own.join("ready").exists() {
         let ended = child.try_wait().map_err(Error::io("wait for a process of", &own))?.is_some();
         if ended || Instant::now() >= deadline {
-            let said = fs::read_to_string(own.join("init.log")).unwrap_or_default();
-            return Err(Error::LibvirtNotReady { host: host.to_owned(), said: said.trim().to_owned() });
+            return Err(not_started(host, &own.join("init.log")));
         }
         thread::sleep(POLL);
     }
@@ -230,7 +253,8 @@ pub(crate) fn change(spec: &LabSpec, host: &str, change: DaemonChange) -> Result
     }
 }
 
-/// Starts a host's libvirtd. It goes into the background once it answers.
+/// Starts a host's libvirtd; back when it answers. It goes into the background before it has started its drivers, and
+/// ends if one of them fails.
 fn start(spec: &LabSpec, host: &str) -> Result<(), Error> {
     let first = processes::by_inner_pid(&namespaces(spec, host), 1)?.ok_or_else(|| Error::Incomplete {
         name: spec.name.clone(),
@@ -242,7 +266,20 @@ fn start(spec: &LabSpec, host: &str) -> Result<(), Error> {
          libvirtd --daemon --pid-file /run/libvirt/libvirtd.pid"
     );
     let words: Vec<&str> = entering.iter().map(String::as_str).chain(entered.split(' ')).collect();
-    tools::run_to_end(&words)
+    tools::run_to_end(&words)?;
+    let uri = format!("qemu:///system?socket={}", socket(&spec.name, host).display());
+    tools::run_to_end(&["virsh", "--quiet", "--connect", &uri, "uri"]).map_err(|error| {
+        tracing::debug!(host, %error, "libvirtd does not answer");
+        not_started(host, &directory(&spec.name, host).join("log/libvirtd.log"))
+    })
+}
+
+/// The error for a libvirt that is not there, with the last words of `log`.
+fn not_started(host: &str, log: &Path) -> Error {
+    let text = fs::read_to_string(log).unwrap_or_default();
+    let last: Vec<&str> = text.trim().lines().rev().take(LAST_WORDS_LINES).collect();
+    let said = last.into_iter().rev().collect::<Vec<_>>().join("; ");
+    Error::LibvirtNotStarted { host: host.to_owned(), said }
 }
 
 fn end(spec: &LabSpec, host: &str, signal: Signal) -> Result<(), Error> {
@@ -283,6 +320,14 @@ mod tests {
     fn hosts_find_each_other_by_name() {
         let spec = LabSpec::of_two_hosts("x", vec![LinkSpec::default()]);
         assert_eq!(hosts_file(&spec).unwrap(), "127.0.0.1 localhost\n10.77.0.11 a\n10.77.0.12 b\n");
+    }
+
+    #[test]
+    fn an_entry_is_added_where_it_is_missing() {
+        let known = "root:x:0:0::/root:/bin/sh\nlibvirt-qemu:x:64055:107::/:/bin/false\n";
+        assert_eq!(with_entry(known, QEMU_USER), known);
+        let others = "root:x:0:0::/root:/bin/sh\nlibvirt-qemu2:x:1:1::/:/bin/false";
+        assert_eq!(with_entry(others, QEMU_USER), format!("{others}\n{QEMU_USER}\n"));
     }
 
     #[test]
