@@ -16,11 +16,14 @@ use crate::cpus::cpu_of;
 use crate::error::Error;
 use crate::processes::{self, NamespaceId};
 use crate::spec::LabSpec;
-use crate::state::namespace_file;
+use crate::state::{LabLock, namespace_file};
 
 /// `ip netns exec` takes milliseconds to enter a namespace.
 const ENTER_LIMIT: Duration = Duration::from_secs(10);
 const ENTER_POLL: Duration = Duration::from_millis(1);
+
+/// Becomes its arguments, whose output goes where their errors go.
+const INTO_LOG: &str = r#"exec "$@" >&2"#;
 
 /// The words before a program that is to run on `node` (a host, or [`CLIENT`](crate::CLIENT)).
 pub(crate) fn words(spec: &LabSpec, node: &str) -> Result<Vec<String>, Error> {
@@ -46,22 +49,26 @@ pub(crate) fn on_own_cpu(spec: &LabSpec, node: &str) -> Result<Vec<String>, Erro
 
 /// Starts a daemon by way of these words in the network namespace: in a session of its own, with its output appended
 /// to `log`. Back once it is inside.
+///
+/// The lock goes along as standard output until then: if we are killed, the lab stays locked until the daemon is where
+/// the next `up` or `down` finds it.
 pub(crate) fn spawn<A: AsRef<OsStr>>(
     namespace: &str,
     entering: &[String],
     arguments: &[A],
     log: &Path,
+    lock: &LabLock,
 ) -> Result<Child, Error> {
-    let output =
+    let errors =
         OpenOptions::new().create(true).append(true).mode(0o600).open(log).map_err(Error::io("open", log))?;
-    let errors = output.try_clone().map_err(Error::io("open", log))?;
     // A child of ours leads no process group, so setsid(1), taskset(1), ip(8) and sh(1) replace themselves
     // rather than fork: the pid stays the same all the way to the daemon.
     let mut child = Command::new("setsid")
         .args(entering)
+        .args(["sh", "-c", INTO_LOG, "sh"])
         .args(arguments)
         .stdin(Stdio::null())
-        .stdout(output)
+        .stdout(lock.as_stdout()?)
         .stderr(errors)
         .spawn()
         .map_err(Error::io("run", "setsid"))?;

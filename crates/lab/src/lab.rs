@@ -156,8 +156,8 @@ impl Lab {
     /// Returns once it is in the namespace, from where [`Lab::down`] will end it.
     pub fn spawn<A: AsRef<OsStr>>(&self, node: &str, arguments: &[A], log: &Path) -> Result<Child, Error> {
         let entering = enter::words(&self.spec, node)?;
-        let _lock = self.lock()?;
-        enter::spawn(&self.spec.namespace(node), &entering, arguments, log)
+        let lock = self.lock()?;
+        enter::spawn(&self.spec.namespace(node), &entering, arguments, log, &lock)
     }
 
     /// Runs `work` in a thread of its own in the namespace of `node`: sockets that it opens
@@ -193,8 +193,7 @@ impl Lab {
     pub fn fault(&self, fault: &Fault) -> Result<(), Error> {
         if let Fault::Libvirt { host, change } = fault {
             libvirt::check_host(&self.spec, host)?;
-            let _lock = self.lock()?;
-            return libvirt::change(&self.spec, host, *change);
+            return libvirt::change(&self.spec, host, *change, &self.lock()?);
         }
         let batches = fault.changes(&self.spec)?;
         let lock = self.lock()?;
@@ -229,7 +228,7 @@ fn make(spec: &LabSpec, lock: &LabLock) -> Result<(), Error> {
     let [receive, _] = drops(spec, &spec.hosts[0], &spec.link_names()[0])?;
     receive.check().run(lock)?;
     if spec.libvirt {
-        libvirt::start_all(spec)?;
+        libvirt::start_all(spec, lock)?;
     }
     lock.write_record(spec)
 }

@@ -40,7 +40,7 @@ use crate::enter;
 use crate::error::Error;
 use crate::processes::{self, NamespaceId};
 use crate::spec::{LabSpec, SpecError};
-use crate::state::{self, namespace_file};
+use crate::state::{self, LabLock, namespace_file};
 use crate::tools;
 
 /// The programs that a libvirt needs, and the Debian packages that have them.
@@ -69,8 +69,9 @@ const LAST_WORDS_LINES: usize = 4;
 /// Process 1 of a host's libvirt. Its arguments: the directory for it all, the host's name.
 ///
 /// `/run` is hidden but for Drainpipe's own: no service of the machine's, such as D-Bus, is spoken to. libvirt would make
-/// its directories at its start where a package has not; so they may stay. `sh` reaps what it adopts while it waits.
+/// its directories at its start where a package has not; so they may stay. `sh` reaps what it adopts while it waits; process 1 that handles no TERM would ignore it.
 const INIT: &str = r#"set -eu
+trap 'exit 0' TERM
 exec 9</run/drainpipe
 mount -t tmpfs -o mode=755 none /run
 mkdir -p /run/drainpipe /run/libvirt /etc/libvirt /var/lib/libvirt /var/cache/libvirt /var/log/libvirt
@@ -84,7 +85,6 @@ mount --rbind "$1/cache" /var/cache/libvirt
 mount --bind "$1/log" /var/log/libvirt
 for file in hosts passwd group; do mount --bind "$1/$file" "/etc/$file"; done
 echo "$2" >/proc/sys/kernel/hostname
-trap 'exit 0' TERM
 : >"$1/ready"
 sleep infinity &
 wait
@@ -160,17 +160,17 @@ fn directory(lab: &str, host: &str) -> PathBuf {
 }
 
 /// Gives every host its libvirt.
-pub(crate) fn start_all(spec: &LabSpec) -> Result<(), Error> {
-    let began = spec.hosts.iter().map(|host| begin(spec, host)).collect::<Result<Vec<_>, _>>()?;
+pub(crate) fn start_all(spec: &LabSpec, lock: &LabLock) -> Result<(), Error> {
+    let began = spec.hosts.iter().map(|host| begin(spec, host, lock)).collect::<Result<Vec<_>, _>>()?;
     for (host, child) in spec.hosts.iter().zip(began) {
         wait_until_ready(spec, host, child)?;
-        start(spec, host)?;
+        start(spec, host, lock)?;
     }
     Ok(())
 }
 
 /// Starts process 1 of a host's libvirt.
-fn begin(spec: &LabSpec, host: &str) -> Result<Child, Error> {
+fn begin(spec: &LabSpec, host: &str, lock: &LabLock) -> Result<Child, Error> {
     let own = directory(&spec.name, host);
     write_files(spec, &own)?;
     let entering = enter::words_without_control_groups(spec, host)?;
@@ -178,7 +178,7 @@ fn begin(spec: &LabSpec, host: &str) -> Result<Child, Error> {
     let mut arguments: Vec<&str> = isolating.split(' ').collect();
     let own_name = own.display().to_string();
     arguments.extend([INIT, "sh", &own_name, host, QEMU_CAPABILITIES]);
-    enter::spawn(&spec.namespace(host), &entering, &arguments, &own.join("init.log"))
+    enter::spawn(&spec.namespace(host), &entering, &arguments, &own.join("init.log"), lock)
 }
 
 fn write_files(spec: &LabSpec, own: &Path) -> Result<(), Error> {
@@ -244,18 +244,18 @@ fn wait_until_ready(spec: &LabSpec, host: &str, mut child: Child) -> Result<(), 
 }
 
 /// Ends or starts the libvirtd of a host.
-pub(crate) fn change(spec: &LabSpec, host: &str, change: DaemonChange) -> Result<(), Error> {
+pub(crate) fn change(spec: &LabSpec, host: &str, change: DaemonChange, lock: &LabLock) -> Result<(), Error> {
     match change {
         DaemonChange::Stop => end(spec, host, Signal::TERM),
         DaemonChange::Kill => end(spec, host, Signal::KILL),
         DaemonChange::Start if daemon(spec, host)?.is_some() => Ok(()),
-        DaemonChange::Start => start(spec, host),
+        DaemonChange::Start => start(spec, host, lock),
     }
 }
 
 /// Starts a host's libvirtd; back when it answers. It goes into the background before it has started its drivers, and
 /// ends if one of them fails.
-fn start(spec: &LabSpec, host: &str) -> Result<(), Error> {
+fn start(spec: &LabSpec, host: &str, lock: &LabLock) -> Result<(), Error> {
     let first = processes::by_inner_pid(&namespaces(spec, host), 1)?.ok_or_else(|| Error::Incomplete {
         name: spec.name.clone(),
         what: format!("the libvirt of host {host} has lost its first process"),
@@ -266,9 +266,9 @@ fn start(spec: &LabSpec, host: &str) -> Result<(), Error> {
          libvirtd --daemon --pid-file /run/libvirt/libvirtd.pid"
     );
     let words: Vec<&str> = entering.iter().map(String::as_str).chain(entered.split(' ')).collect();
-    tools::run_to_end(&words)?;
+    tools::run_to_end(&words, lock)?;
     let uri = format!("qemu:///system?socket={}", socket(&spec.name, host).display());
-    tools::run_to_end(&["virsh", "--quiet", "--connect", &uri, "uri"]).map_err(|error| {
+    tools::run_to_end(&["virsh", "--quiet", "connect", &uri], lock).map_err(|error| {
         tracing::debug!(host, %error, "libvirtd does not answer");
         not_started(host, &directory(&spec.name, host).join("log/libvirtd.log"))
     })

@@ -166,9 +166,9 @@ fn inside<'a>(namespace: Option<&'a str>, program: &'a str, option: &'a str) -> 
     arguments
 }
 
-/// Runs a command that prints nothing of interest, to its end.
-pub(crate) fn run_to_end(arguments: &[&str]) -> Result<(), Error> {
-    let output = run(arguments, Stdio::null())?;
+/// Runs a command that prints nothing, to its end. The lock goes along as its standard output, as in [`Batch::run`].
+pub(crate) fn run_to_end(arguments: &[&str], lock: &LabLock) -> Result<(), Error> {
+    let output = run(arguments, lock.as_stdout()?)?;
     if output.status.success() {
         return Ok(());
     }

@@ -13,13 +13,13 @@ use drainpipe_lab::{CLIENT, Error, Lab, LabSpec, Removal};
 use crate::support::{TestLab, eventually, link, skipped, unique_name};
 
 /// Set for a copy of this program that makes a lab and is killed meanwhile.
-const VICTIM: &str = "DRAINPIPE_LAB_TEST_VICTIM";
+pub(crate) const VICTIM: &str = "DRAINPIPE_LAB_TEST_VICTIM";
 
 fn two_links(name: &str) -> LabSpec {
     LabSpec::of_two_hosts(name, vec![link(Some(1000)), link(None)])
 }
 
-fn remains(name: &str) -> Vec<PathBuf> {
+pub(crate) fn remains(name: &str) -> Vec<PathBuf> {
     let of_lab = |path: &PathBuf| path.to_string_lossy().contains(name);
     ["/run/netns", "/run/drainpipe/lab"]
         .iter()
@@ -30,7 +30,7 @@ fn remains(name: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-fn is_alive(pid: u32) -> bool {
+pub(crate) fn is_alive(pid: u32) -> bool {
     // A process that has ended but was not waited for has no namespace any more.
     fs::read_link(format!("/proc/{pid}/ns/net")).is_ok()
 }
@@ -204,7 +204,7 @@ fn a_lab_killed_in_the_making_is_cleared_by_the_next_up_or_down() {
 }
 
 #[test]
-fn remains_of_an_earlier_boot_are_cleared() {
+pub(crate) fn remains_of_an_earlier_boot_are_cleared() {
     if skipped() {
         return;
     }
