@@ -3,7 +3,7 @@
 CARGO ?= cargo
 TARGET_DIRECTORY := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: demo test chaos soak fuzz fuzz-api style bench setup guest
+.PHONY: demo test deb test-deb chaos soak fuzz fuzz-api style bench setup guest
 
 demo: setup guest
 	$(CARGO) build --release --package drainpipe-cli
@@ -15,6 +15,17 @@ demo: setup guest
 test: setup guest
 	released="$$(CARGO="$(CARGO)" scripts/released)" && CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/scripts/as-root" \
 		DRAINPIPE_TEST_QEMU="$$(scripts/qemu)" DRAINPIPE_TEST_RELEASED="$$released" $(CARGO) test --workspace --all-targets --no-fail-fast
+
+# A Debian package of this version: target/deb/drainpipe_VERSION_amd64.deb.
+deb: setup
+	$(CARGO) build --release --package drainpipe-cli
+	scripts/deb
+
+# What apt and systemd do with it, in a Debian of its own: installation, an agent with a running VM, upgrade, removal,
+# purge; and lintian. The first run fetches some 250 MB of packages.
+test-deb: deb guest
+	scripts/setup debootstrap lintian systemd-container
+	scripts/as-root scripts/test-deb
 
 # Real hosts, QEMUs and guests against random faults: an hour, or CHAOS_SECONDS. It stops at the first thing that is wrong,
 # and leaves all there is to understand it in target/chaos, or in DRAINPIPE_CHAOS_DIRECTORY; the same CHAOS_SEED makes the
