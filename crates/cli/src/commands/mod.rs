@@ -4,6 +4,7 @@ pub(crate) mod agent;
 pub(crate) mod bench;
 pub(crate) mod check;
 pub(crate) mod demo;
+pub(crate) mod disk;
 pub(crate) mod documents;
 pub(crate) mod drain;
 mod fix;

@@ -1,5 +1,6 @@
 //! Follows what an agent does to its end: progress for the person, Ctrl-C for the agent.
 
+mod disk;
 mod drain;
 mod drain_display;
 mod line;
@@ -11,6 +12,7 @@ use drainpipe_engine::problem::{Problem, ProblemKind};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+pub(crate) use self::disk::disk;
 pub(crate) use self::drain::{drain, failback};
 pub(crate) use self::drain_display::{describe_pace, own_moves, state_word};
 pub(crate) use self::migration::{describe_packing, migrate};

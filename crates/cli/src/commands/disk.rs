@@ -1,0 +1,81 @@
+//! `drainpipe disk`.
+
+use drainpipe_engine::format;
+use drainpipe_engine::problem::Problem;
+use drainpipe_storage::measured::MovedBy;
+use drainpipe_storage::method::Method;
+use drainpipe_storage::{CopyRequest, CreateRequest, DiskError, DiskResult, copy, create};
+
+use crate::arguments::DiskCommand;
+use crate::exit::Exit;
+use crate::follow;
+use crate::output;
+
+pub(crate) async fn run(command: DiskCommand, json: bool) -> Result<Exit, Problem> {
+    let is_watched = !json;
+    let ended = match command {
+        DiskCommand::Create { path, size, preallocate, force } => {
+            let request = CreateRequest {
+                target: path,
+                size_bytes: size,
+                is_preallocated: preallocate,
+                is_forced: force,
+            };
+            follow::disk(is_watched, move |task| create(&request, task)).await?
+        }
+        DiskCommand::Copy { source, target, force, method } => {
+            let request = CopyRequest { source, target, is_forced: force, method };
+            follow::disk(is_watched, move |task| copy(&request, task)).await?
+        }
+    };
+    match ended {
+        Ok(result) => tell(&result, json),
+        Err(DiskError::Problem(problem)) => Err(problem),
+        Err(DiskError::Cancelled) => {
+            output::remark("cancelled; a file that was being made is gone, a device holds a part");
+            Ok(Exit::Cancelled)
+        }
+    }
+}
+
+fn tell(result: &DiskResult, json: bool) -> Result<Exit, Problem> {
+    if json {
+        output::json(result)?;
+    } else {
+        output::print(&describe(result))?;
+    }
+    Ok(Exit::Done)
+}
+
+fn describe(result: &DiskResult) -> String {
+    let (target, took) = (result.target.display(), format::duration(result.seconds * 1e3));
+    let size = format::bytes(result.disk_bytes as f64);
+    let what = match &result.source {
+        Some(source) => format!("{} is copied to {target}", source.display()),
+        None => format!("{target} is made"),
+    };
+    let data = match result.source {
+        Some(_) => format!(", {} of it data", format::bytes(result.data_bytes as f64)),
+        None => String::new(),
+    };
+    let unable: String =
+        result.unable.iter().map(|one| format!("  not by {}: {}\n", one.method, one.why)).collect();
+    let (method, through) = (result.method.words(), describe_traffic(result));
+    format!("{what} in {took}: {size}{data}\n  by {method}\n  {through}\n{unable}")
+}
+
+fn describe_traffic(result: &DiskResult) -> String {
+    let host = &result.host;
+    let bytes = |bytes: u64| format::bytes(bytes as f64);
+    let (read, written) = (bytes(host.host_read_bytes), bytes(host.host_written_bytes));
+    let amount = match result.source {
+        Some(_) => format!("{read} read and {written} written"),
+        None => format!("{written} written"),
+    };
+    let who = match result.moved_by {
+        _ if result.method == Method::Sparse => "there was nothing to move",
+        MovedBy::Storage => "the storage did it",
+        MovedBy::Host => "the bytes went through this host",
+    };
+    format!("{who}: {amount} here ({})", host.measured_by.words())
+}
