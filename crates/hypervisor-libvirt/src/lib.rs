@@ -1,11 +1,35 @@
 //! VMs that libvirt manages.
 //!
 //! ```text
-//! domain     what a domain's XML says: its machine, what speaks against a migration, what the target needs
-//! migration  what libvirt says of a migration: states, statistics, events
+//! libvirt      a host's libvirt, as every hypervisor
+//! machine      a domain, as every hypervisor's VM
+//! leaving      a domain that leaves: Begin and Perform
+//! coming       a domain that comes: Prepare and Finish
+//! daemon       the connection that all domains share
+//! files        what the agent keeps of a domain
+//! qemu_process the QEMU that runs a domain, as the kernel knows it
+//! phases       what libvirt's phases are told, and what they hand to each other; pure
+//! states       what libvirt says, in the words of every hypervisor; pure
+//! domain       what a domain's XML says: its machine, what speaks against a migration, what the target needs; pure
 //! ```
+//!
+//! libvirt owns its domains, and Drainpipe the hand-over: libvirt's own migration decides by itself when an answer is lost
+//! in its last phase, and two copies may run. So its phases are run one by one, by the agents of both hosts, and the guest
+//! stays paused on both sides until the hand-over is recorded (docs/decisions/0071).
 
+mod coming;
+mod daemon;
 pub mod domain;
+mod errors;
+mod files;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
-pub mod migration;
+mod leaving;
+mod libvirt;
+mod machine;
+mod phases;
+mod qemu_process;
+mod states;
+
+pub use libvirt::Libvirt;
+pub use machine::DomainVm;

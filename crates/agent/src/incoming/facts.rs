@@ -32,7 +32,7 @@ impl Incoming {
             migration_address: migration_address.ok(),
             rdma_devices: devices.into_iter().map(|device| device.name).collect(),
             hypervisor: described(self.vms.facts()),
-            libvirt: self.vms.facts_of_manager().map(described),
+            libvirt: self.vms.facts_of_manager().as_ref().map(described),
         })
     }
 }

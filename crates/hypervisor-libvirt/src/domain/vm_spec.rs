@@ -1,7 +1,7 @@
 //! The specification that stands for a domain, by which it is planned and checked like every other VM.
 
 use drainpipe_hypervisor::spec::{
-    self, Accelerator, DiskFormat, MachineType, NameError, Nic, SpecProblem, VmName, VmSpec,
+    self, Accelerator, DiskFormat, MachineType, Manager, NameError, Nic, SpecProblem, VmName, VmSpec,
 };
 
 use super::cpu::CpuChoice;
@@ -97,6 +97,7 @@ impl DomainDescription {
             nics: self.interfaces.iter().filter_map(nic).collect(),
             placement: placement?,
             guest: None,
+            manager: Some(Manager::Libvirt),
         })
     }
 

@@ -1,0 +1,130 @@
+//! A domain that comes here: libvirt's `Prepare` and `Finish`, on a connection of their own. Until `Finish` libvirt ends the
+//! domain with that connection; after it, the domain stays paused, without a job, until it is told to run.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use drainpipe_hypervisor::spec::VmName;
+use drainpipe_hypervisor::{
+    Address, MigrationStatus, Parcel, ResolvedSpec, TransferStatus, Transport, VmError,
+};
+use drainpipe_libvirt::{Connection, Domain, Parameter, migrate_flags as flags, migrate_parameters as names};
+
+use crate::daemon::Daemon;
+use crate::domain::DomainDescription;
+use crate::errors::failed;
+use crate::phases::{Handed, Terms, terms};
+
+/// One migration to here.
+#[derive(Debug)]
+pub(crate) struct Coming {
+    connection: Connection,
+    terms: Terms,
+    autostart: bool,
+    ended: Mutex<Option<Result<(), String>>>,
+}
+
+impl Coming {
+    /// Has a paused QEMU listen, and returns what the source is told.
+    pub(crate) async fn prepare(
+        daemon: &Daemon,
+        spec: &ResolvedSpec,
+        transport: Transport,
+        address: &Address,
+        parcel: &Parcel,
+        deadline: Duration,
+    ) -> Result<(Self, Parcel), VmError> {
+        let handed = Handed::of(parcel)?;
+        let xml = parcel.description.as_deref();
+        let xml = xml.ok_or_else(|| VmError::failed("its source has sent no XML of the domain"))?;
+        check_description(spec, xml)?;
+        let mut terms = terms(transport, handed.is_persistent)?.to(address);
+        let name = spec.spec().name.as_str();
+        terms.parameters.push(Parameter::text(names::DESTINATION_NAME, name));
+        let connection = daemon.own(deadline).await.map_err(failed)?;
+        let mut parameters = terms.parameters.clone();
+        parameters.push(Parameter::text(names::DESTINATION_XML, xml));
+        let cookie = handed.cookie.as_bytes();
+        let prepared = connection.migrate_prepare(&parameters, cookie, terms.flags, deadline).await;
+        let answer = Handed::cookie(prepared.map_err(failed)?.cookie)?.parcel(None);
+        Ok((Self { connection, terms, autostart: handed.autostart, ended: Mutex::default() }, answer))
+    }
+
+    /// Takes the last of the guest, and leaves it paused.
+    pub(crate) async fn finish(&self, parcel: &Parcel, deadline: Duration) -> Result<Domain, VmError> {
+        let finished = self.try_finish(parcel, deadline).await;
+        *self.lock() = Some(finished.as_ref().map(drop).map_err(ToString::to_string));
+        finished
+    }
+
+    async fn try_finish(&self, parcel: &Parcel, deadline: Duration) -> Result<Domain, VmError> {
+        let cookie = Handed::of(parcel)?.cookie;
+        let Terms { flags, parameters } = &self.terms;
+        let finish = self.connection.migrate_finish(
+            parameters,
+            cookie.as_bytes(),
+            flags | flags::PAUSED,
+            false,
+            deadline,
+        );
+        let finished = finish.await.map_err(failed)?;
+        let domain =
+            finished.domain.ok_or_else(|| VmError::failed("libvirt has discarded the domain that came"))?;
+        if self.autostart {
+            self.connection.set_autostart(&domain, true, deadline).await.map_err(failed)?;
+        }
+        Ok(domain)
+    }
+
+    /// What has come.
+    pub(crate) fn status(&self) -> TransferStatus {
+        match &*self.lock() {
+            Some(Ok(())) => TransferStatus::of(MigrationStatus::Completed),
+            Some(Err(why)) => TransferStatus {
+                error_desc: Some(why.clone()),
+                ..TransferStatus::of(MigrationStatus::Failed)
+            },
+            None if self.connection.is_closed() => TransferStatus {
+                error_desc: Some(
+                    "libvirt has ended meanwhile, and the domain that was to come with it".into(),
+                ),
+                ..TransferStatus::of(MigrationStatus::Failed)
+            },
+            None => TransferStatus::of(MigrationStatus::Active),
+        }
+    }
+
+    /// Whether all is here.
+    pub(crate) fn is_complete(&self) -> bool {
+        matches!(*self.lock(), Some(Ok(())))
+    }
+
+    /// Ends the domain, unless all is here.
+    pub(crate) async fn close(&self, deadline: Duration) {
+        self.connection.close(deadline).await;
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Result<(), String>>> {
+        // It is set whole.
+        self.ended.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+/// The XML comes from another host: it must be that of the VM which was let in.
+fn check_description(spec: &ResolvedSpec, xml: &str) -> Result<(), VmError> {
+    let description = DomainDescription::parse(xml).map_err(VmError::failed)?;
+    if let Some(obstacle) = description.obstacles().first() {
+        return Err(VmError::failed(obstacle));
+    }
+    let described = description.vm_spec().map_err(|reasons| {
+        let reasons: Vec<String> = reasons.iter().map(ToString::to_string).collect();
+        VmError::failed(reasons.join("; "))
+    })?;
+    let name: &VmName = &spec.spec().name;
+    match spec.difference(&described) {
+        None => Ok(()),
+        Some(key) => Err(VmError::failed(format!(
+            "the XML that came of the domain {name} is not what its source has said of it: they differ in `{key}`"
+        ))),
+    }
+}

@@ -1,0 +1,84 @@
+//! A libvirt daemon of this host, and the connection that all its domains share.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use drainpipe_libvirt::{Connection, DomainEvent, Error};
+use tokio::sync::{Mutex, Notify, broadcast};
+
+/// QEMU's domains of the whole host.
+const URI: &str = "qemu:///system";
+
+/// Events kept for a domain that is slow to read them.
+const EVENTS_KEPT: usize = 256;
+
+/// A daemon, which may end and be started anew meanwhile.
+#[derive(Debug)]
+pub(crate) struct Daemon {
+    socket: PathBuf,
+    shared: Mutex<Option<Connection>>,
+    events: broadcast::Sender<DomainEvent>,
+    changed: Arc<Notify>,
+}
+
+impl Daemon {
+    /// The one that answers at `socket`. Nothing is asked yet.
+    pub(crate) fn at(socket: PathBuf) -> Self {
+        let events = broadcast::channel(EVENTS_KEPT).0;
+        Self { socket, shared: Mutex::default(), events, changed: Arc::default() }
+    }
+
+    /// Whether there may be one.
+    pub(crate) fn is_there(&self) -> bool {
+        self.socket.exists()
+    }
+
+    /// The connection for questions and orders; a new one where the last has ended.
+    pub(crate) async fn shared(&self, deadline: Duration) -> Result<Connection, Error> {
+        let mut shared = self.shared.lock().await;
+        if let Some(connection) = shared.as_ref().filter(|connection| !connection.is_closed()) {
+            return Ok(connection.clone());
+        }
+        let connection = self.own(deadline).await?;
+        tokio::spawn(pass_on(connection.events(), self.events.clone(), Arc::clone(&self.changed)));
+        connection.subscribe(deadline).await?;
+        *shared = Some(connection.clone());
+        Ok(connection)
+    }
+
+    /// A connection for one migration: libvirt ends what belongs to it with the connection.
+    pub(crate) async fn own(&self, deadline: Duration) -> Result<Connection, Error> {
+        Connection::open(&self.socket, URI, deadline).await
+    }
+
+    /// What happens to domains from now on. Nothing is told while there is no [shared](Self::shared) connection.
+    pub(crate) fn events(&self) -> broadcast::Receiver<DomainEvent> {
+        self.events.subscribe()
+    }
+
+    /// Returns when a domain has come or gone, or the connection has ended.
+    pub(crate) async fn changed(&self) {
+        self.changed.notified().await;
+    }
+}
+
+async fn pass_on(
+    mut from: broadcast::Receiver<DomainEvent>,
+    to: broadcast::Sender<DomainEvent>,
+    changed: Arc<Notify>,
+) {
+    loop {
+        match from.recv().await {
+            Ok(event) => {
+                if matches!(event, DomainEvent::Lifecycle { .. }) {
+                    changed.notify_one();
+                }
+                // Nobody may listen.
+                let _unheard = to.send(event);
+            }
+            Err(broadcast::error::RecvError::Lagged(_)) => changed.notify_one(),
+            Err(broadcast::error::RecvError::Closed) => return changed.notify_one(),
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! What the agent keeps of a domain while it deals with it: `<runtime directory>/libvirt/vms/<name>`.
+
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use drainpipe_hypervisor::spec::VmName;
+use drainpipe_hypervisor::{PathTooLong, ResolvedSpec, VmDirectory, VmError};
+use serde::{Deserialize, Serialize};
+
+/// What is known of a domain that is on its way here, until it runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ComingHere {
+    /// Whether this host had its definition before: that stays if it does not come.
+    pub(crate) was_defined: bool,
+}
+
+pub(crate) fn directory(runtime_directory: &Path, vm: &VmName) -> Result<VmDirectory, PathTooLong> {
+    VmDirectory::new(&runtime_directory.join("libvirt"), vm)
+}
+
+fn spec_file(directory: &VmDirectory) -> PathBuf {
+    directory.path().join("spec.json")
+}
+
+fn coming_file(directory: &VmDirectory) -> PathBuf {
+    directory.path().join("coming.json")
+}
+
+/// Makes the directory, and says what the domain is.
+pub(crate) fn write_spec(directory: &VmDirectory, spec: &ResolvedSpec) -> Result<(), VmError> {
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(directory.path());
+    made.map_err(|error| at("make", directory.path(), error))?;
+    write(&spec_file(directory), spec)
+}
+
+pub(crate) fn read_spec(directory: &VmDirectory) -> Result<ResolvedSpec, VmError> {
+    read(&spec_file(directory))
+}
+
+pub(crate) fn write_coming(directory: &VmDirectory, coming: ComingHere) -> Result<(), VmError> {
+    write(&coming_file(directory), &coming)
+}
+
+/// None of one that is not on its way here.
+pub(crate) fn read_coming(directory: &VmDirectory) -> Result<Option<ComingHere>, VmError> {
+    if !coming_file(directory).exists() {
+        return Ok(None);
+    }
+    read(&coming_file(directory)).map(Some)
+}
+
+/// It runs here.
+pub(crate) fn has_come(directory: &VmDirectory) -> Result<(), VmError> {
+    match fs::remove_file(coming_file(directory)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(at("remove", &coming_file(directory), error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What its agent keeps beside it.
+pub(crate) fn write_record(directory: &VmDirectory, record: &[u8]) -> Result<(), VmError> {
+    write_bytes(&directory.record_file(), record)
+}
+
+pub(crate) fn remove(directory: &VmDirectory) -> Result<(), VmError> {
+    match fs::remove_dir_all(directory.path()) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(at("remove", directory.path(), error)),
+        _ => Ok(()),
+    }
+}
+
+fn write<T: Serialize>(file: &Path, value: &T) -> Result<(), VmError> {
+    let json = serde_json::to_vec(value).map_err(VmError::failed)?;
+    write_bytes(file, &json)
+}
+
+/// Whole or not at all.
+fn write_bytes(file: &Path, bytes: &[u8]) -> Result<(), VmError> {
+    let new = file.with_extension("new");
+    let written = || -> io::Result<()> {
+        let mut options = fs::OpenOptions::new();
+        options.create(true).truncate(true).write(true).mode(0o600).open(&new)?.write_all(bytes)?;
+        fs::rename(&new, file)
+    };
+    written().map_err(|error| at("write", file, error))
+}
+
+fn read<T: for<'a> Deserialize<'a>>(file: &Path) -> Result<T, VmError> {
+    let bytes = fs::read(file).map_err(|error| at("read", file, error))?;
+    serde_json::from_slice(&bytes).map_err(|error| at("read", file, io::Error::other(error)))
+}
+
+fn at(verb: &str, path: &Path, error: io::Error) -> VmError {
+    VmError::failed(format!("cannot {verb} {}: {error}", path.display()))
+}

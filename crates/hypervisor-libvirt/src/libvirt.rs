@@ -1,0 +1,274 @@
+//! The domains of this host's libvirt.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use drainpipe_engine::capabilities::Capabilities;
+use drainpipe_hypervisor::cpu_models::CpuModels;
+use drainpipe_hypervisor::spec::{Hardware, VmName};
+use drainpipe_hypervisor::{
+    Connections, Found, Hypervisor, HypervisorFacts, Machine, PathTooLong, ResolvedSpec, Role, Version, Vm,
+    VmDirectory, VmError, VmErrorKind, VmSpec,
+};
+use drainpipe_hypervisor_qemu::{Process, lift_throttle_of};
+use drainpipe_libvirt::{Connection, Domain, XmlFlags};
+use uuid::Uuid;
+
+use crate::daemon::Daemon;
+use crate::domain::DomainDescription;
+use crate::errors::{failed, is_libvirts};
+use crate::files::{self, ComingHere};
+use crate::machine::DomainVm;
+use crate::qemu_process;
+
+/// How long the QEMU of a domain that libvirt calls active is looked for.
+const PROCESS_WITHIN: Duration = Duration::from_secs(2);
+
+/// libvirt, with the domains that it has.
+#[derive(Debug)]
+pub struct Libvirt {
+    runtime_directory: PathBuf,
+    daemon: Arc<Daemon>,
+    // Said once.
+    told: Mutex<BTreeSet<String>>,
+}
+
+impl Libvirt {
+    /// The one that answers at `socket`. What is kept of its domains is in `runtime_directory`.
+    pub fn new(runtime_directory: PathBuf, socket: PathBuf) -> Self {
+        Self { runtime_directory, daemon: Arc::new(Daemon::at(socket)), told: Mutex::default() }
+    }
+
+    async fn connection(&self, deadline: Duration) -> Result<Connection, VmError> {
+        self.daemon.shared(deadline).await.map_err(failed)
+    }
+
+    fn found_directory(&self, vm: &VmName) -> Result<VmDirectory, VmError> {
+        self.directory(vm).map_err(VmError::failed)
+    }
+
+    fn found_process(&self, vm: &VmName) -> Result<Option<Process>, VmError> {
+        let spec = files::read_spec(&self.found_directory(vm)?)?;
+        qemu_process::find(spec.uuid()).map_err(VmError::failed)
+    }
+
+    async fn described(
+        &self,
+        connection: &Connection,
+        domain: &Domain,
+        deadline: Duration,
+    ) -> Result<VmSpec, VmError> {
+        let xml = connection.xml(domain, XmlFlags::default(), deadline).await.map_err(failed)?;
+        let description = DomainDescription::parse(&xml).map_err(VmError::failed)?;
+        description.vm_spec().map_err(|reasons| {
+            let reasons: Vec<String> = reasons.iter().map(ToString::to_string).collect();
+            VmError::failed(reasons.join("; "))
+        })
+    }
+
+    fn tell_once(&self, domain: &str, why: &VmError) {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.insert(format!("{domain}: {why}")) {
+            tracing::warn!(domain, %why, "this domain of libvirt is left alone");
+        }
+    }
+
+    async fn take_hold(&self, vm: &VmName, deadline: Duration) -> Result<DomainVm, VmError> {
+        let connection = self.connection(deadline).await?;
+        let domain = connection.domain_by_name(vm.as_str(), deadline).await.map_err(failed)?;
+        if domain.id.is_none() {
+            return Err(VmError::new(VmErrorKind::NotRunning, format!("the domain {vm} is off")));
+        }
+        let spec = self.described(&connection, &domain, deadline).await?;
+        let spec = ResolvedSpec::try_from(spec).map_err(VmError::failed)?;
+        let directory = self.found_directory(vm)?;
+        files::write_spec(&directory, &spec)?;
+        let role = if files::read_coming(&directory)?.is_some() { Role::Incoming } else { Role::Fresh };
+        let version = version_of(connection.hypervisor_version(deadline).await.map_err(failed)?);
+        let process = qemu_process::find_started(spec.uuid(), PROCESS_WITHIN.min(deadline)).await;
+        let process = process.map_err(VmError::failed)?;
+        Ok(DomainVm::new(&self.daemon, spec, directory, role, version, Some(process)))
+    }
+}
+
+fn version_of(version: drainpipe_libvirt::Version) -> Version {
+    Version { major: version.major, minor: version.minor, micro: version.micro }
+}
+
+#[async_trait]
+impl Hypervisor for Libvirt {
+    async fn probe(&self, deadline: Duration) -> Result<HypervisorFacts, VmError> {
+        let facts = self.probe_manager(deadline).await?;
+        facts.ok_or_else(|| VmError::new(VmErrorKind::Gone, "there is no libvirt on this host"))
+    }
+
+    async fn probe_manager(&self, deadline: Duration) -> Result<Option<HypervisorFacts>, VmError> {
+        if !self.daemon.is_there() {
+            return Ok(None);
+        }
+        let connection = self.connection(deadline).await?;
+        let libvirt = connection.library_version(deadline).await.map_err(failed)?;
+        let qemu = connection.hypervisor_version(deadline).await.map_err(failed)?;
+        Ok(Some(HypervisorFacts {
+            name: "libvirt".into(),
+            capabilities: Capabilities::of_libvirt(Some(qemu.major)),
+            binary: PathBuf::new(),
+            version: version_of(libvirt),
+            machines: vec![],
+            rdma: false,
+            kvm_missing: None,
+            cpu_models: CpuModels::new(
+                Hardware::Kvm,
+                std::collections::BTreeMap::new(),
+                std::collections::BTreeMap::new(),
+                std::collections::BTreeMap::new(),
+            ),
+            stamp: None,
+        }))
+    }
+
+    async fn managed(&self, deadline: Duration) -> Result<Vec<Found>, VmError> {
+        if !self.daemon.is_there() {
+            return Ok(vec![]);
+        }
+        let connection = self.connection(deadline).await?;
+        let mut found = vec![];
+        for domain in connection.domains(false, deadline).await.map_err(failed)? {
+            match self.described(&connection, &domain, deadline).await {
+                Ok(definition) => {
+                    let directory = self.found_directory(&definition.name)?;
+                    if !directory.path().exists() {
+                        let spec = ResolvedSpec::try_from(definition.clone()).map_err(VmError::failed)?;
+                        files::write_spec(&directory, &spec)?;
+                    }
+                    found.push(Found { definition, is_active: domain.id.is_some() });
+                }
+                // It has gone meanwhile.
+                Err(error) if error.kind == VmErrorKind::NotRunning => {}
+                Err(error) if error.is_mute() || error.kind == VmErrorKind::Gone => return Err(error),
+                Err(error) => self.tell_once(&domain.name, &error),
+            }
+        }
+        Ok(found)
+    }
+
+    async fn managed_changed(&self) {
+        self.daemon.changed().await;
+    }
+
+    fn directory(&self, vm: &VmName) -> Result<VmDirectory, PathTooLong> {
+        files::directory(&self.runtime_directory, vm)
+    }
+
+    fn with_files(&self) -> io::Result<Vec<VmName>> {
+        VmDirectory::list(&self.runtime_directory.join("libvirt"))
+    }
+
+    async fn start(
+        &self,
+        spec: ResolvedSpec,
+        record: &[u8],
+        role: Role,
+        deadline: Duration,
+    ) -> Result<Arc<dyn Machine>, VmError> {
+        if role != Role::Incoming {
+            return Err(is_libvirts("`virsh start` starts it"));
+        }
+        let name = spec.spec().name.clone();
+        let connection = self.connection(deadline).await?;
+        let was_defined = match connection.domain_by_name(name.as_str(), deadline).await {
+            Err(error) if error.is_no_domain() => false,
+            Err(error) => return Err(failed(error)),
+            Ok(domain) if domain.id.is_some() || Uuid::from_bytes(domain.uuid) != spec.uuid() => {
+                return Err(VmError::failed(format!("libvirt has another domain {name} here")));
+            }
+            Ok(_) => true,
+        };
+        let version = version_of(connection.hypervisor_version(deadline).await.map_err(failed)?);
+        let directory = self.found_directory(&name)?;
+        files::remove(&directory)?;
+        files::write_spec(&directory, &spec)?;
+        files::write_coming(&directory, ComingHere { was_defined })?;
+        files::write_record(&directory, record)?;
+        Ok(Arc::new(DomainVm::new(&self.daemon, spec, directory, role, version, None)))
+    }
+
+    async fn attach(&self, vm: &VmName, deadline: Duration) -> Result<Arc<dyn Machine>, VmError> {
+        Ok(Arc::new(self.take_hold(vm, deadline).await?))
+    }
+
+    async fn attach_beside_agent(
+        &self,
+        vm: &VmName,
+        deadline: Duration,
+    ) -> Result<Arc<dyn Machine>, VmError> {
+        self.attach(vm, deadline).await
+    }
+
+    fn specification(&self, vm: &VmName) -> Result<ResolvedSpec, VmError> {
+        files::read_spec(&self.found_directory(vm)?)
+    }
+
+    fn living(&self, vm: &VmName) -> Result<Option<u32>, VmError> {
+        let spec = files::read_spec(&self.found_directory(vm)?)?;
+        qemu_process::number(spec.uuid()).map_err(VmError::failed)
+    }
+
+    /// The domain is libvirt's: what is left of it is no matter of Drainpipe's.
+    fn clear(&self, vm: &VmName) -> Result<(), VmError> {
+        files::remove(&self.found_directory(vm)?)
+    }
+
+    async fn end_given_up(&self, vm: &VmName, deadline: Duration) -> Result<(), VmError> {
+        let directory = self.found_directory(vm)?;
+        if files::read_coming(&directory)?.is_none() {
+            return Err(VmError::failed(format!("the domain {vm} was not on its way here")));
+        }
+        let machine = match self.take_hold(vm, deadline).await {
+            Ok(machine) => machine,
+            // libvirt has ended it with the agent's connection; it may be defined still.
+            Err(error) if error.kind == VmErrorKind::NotRunning => {
+                let spec = files::read_spec(&directory)?;
+                let version = Version { major: 0, minor: 0, micro: 0 };
+                DomainVm::new(&self.daemon, spec, directory, Role::Incoming, version, None)
+            }
+            Err(error) => return Err(error),
+        };
+        if matches!(machine.run_state(deadline).await, Ok(drainpipe_hypervisor::RunState::Running)) {
+            return Err(VmError::failed(format!("the domain {vm} runs here")));
+        }
+        machine.destroy(deadline).await
+    }
+
+    async fn kill_found(&self, _vm: &VmName, _deadline: Duration) -> Result<(), VmError> {
+        Err(is_libvirts("`virsh destroy` ends it"))
+    }
+
+    fn lift_throttle(&self, vm: &VmName) -> Result<(), VmError> {
+        match self.found_process(vm)? {
+            Some(process) => lift_throttle_of(&process).map_err(VmError::failed),
+            None => Ok(()),
+        }
+    }
+
+    fn sweep_throttles(&self) -> Result<(), VmError> {
+        Ok(())
+    }
+
+    fn cut_connections(&self, vm: &VmName, peer: SocketAddr) -> io::Result<usize> {
+        match self.found_process(vm).map_err(io::Error::other)? {
+            Some(process) => process.cut(peer),
+            None => Ok(0),
+        }
+    }
+
+    fn is_stopped(&self, vm: &VmName) -> bool {
+        let process = self.found_process(vm).ok().flatten();
+        process.is_some_and(|process| process.is_stopped().unwrap_or(false))
+    }
+}

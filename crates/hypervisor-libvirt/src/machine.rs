@@ -1,0 +1,613 @@
+//! A domain as every hypervisor's VM.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use drainpipe_hypervisor::{
+    Address, Connections, Contents, End, Event, Exit, Hold, MemorySample, MigrationStatus, Parcel,
+    ResolvedSpec, Role, RunState, SharedPath, SourceSettings, SourceVm, TargetVm, TransferStatus, Transport,
+    VcpuThrottle, VcpuTime, Version, Vm, VmDirectory, VmError, VmErrorKind,
+};
+use drainpipe_hypervisor_qemu::{Process, VcpuThrottle as Throttle, VcpuTime as Time, vcpu_threads_by_name};
+use drainpipe_libvirt::{
+    Connection, Domain, DomainEvent, DomainState, Error, JobStats, JobStatsOf, State, UndefineFlags,
+};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use tokio::sync::{broadcast, watch};
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+
+use crate::coming::Coming;
+use crate::daemon::Daemon;
+use crate::errors::{failed, is_libvirts};
+use crate::leaving::Leaving;
+use crate::phases::Handed;
+use crate::{files, qemu_process, states};
+
+/// Events that wait for whoever is slow to read them.
+const EVENTS_KEPT: usize = 64;
+
+/// How often libvirt is asked again for what it will say in a moment.
+const ASK_EVERY: Duration = Duration::from_millis(5);
+
+/// How long libvirt may take to say goodbye to a connection.
+const CLOSED_WITHIN: Duration = Duration::from_secs(2);
+
+/// MiB/s for no limit (`QEMU_DOMAIN_MIG_BANDWIDTH_MAX` in libvirt).
+const UNLIMITED_MIB_PER_S: u64 = (i64::MAX as u64) / (1 << 20);
+
+/// A domain that is active here, or is to come here.
+#[derive(Debug)]
+pub struct DomainVm {
+    daemon: Arc<Daemon>,
+    spec: ResolvedSpec,
+    directory: VmDirectory,
+    role: Role,
+    version: Version,
+    // None until libvirt has started one for a domain that is to come.
+    process: watch::Sender<Option<Arc<Process>>>,
+    events: Arc<broadcast::Sender<Event>>,
+    // Ends with this.
+    listening: JoinHandle<()>,
+    leaving: Mutex<Option<Arc<Leaving>>>,
+    coming: Mutex<Option<Arc<Coming>>>,
+    is_switched_over: AtomicBool,
+    is_ending: AtomicBool,
+}
+
+impl Drop for DomainVm {
+    fn drop(&mut self) {
+        self.listening.abort();
+    }
+}
+
+impl DomainVm {
+    /// Of one that has a process here, or will have one.
+    pub(crate) fn new(
+        daemon: &Arc<Daemon>,
+        spec: ResolvedSpec,
+        directory: VmDirectory,
+        role: Role,
+        version: Version,
+        process: Option<Process>,
+    ) -> Self {
+        let events = Arc::new(broadcast::channel(EVENTS_KEPT).0);
+        let listening = tokio::spawn(listen(daemon.events(), *spec.uuid().as_bytes(), Arc::clone(&events)));
+        Self {
+            daemon: Arc::clone(daemon),
+            spec,
+            directory,
+            role,
+            version,
+            process: watch::Sender::new(process.map(Arc::new)),
+            events,
+            listening,
+            leaving: Mutex::default(),
+            coming: Mutex::default(),
+            is_switched_over: AtomicBool::default(),
+            is_ending: AtomicBool::default(),
+        }
+    }
+
+    fn process(&self) -> Option<Arc<Process>> {
+        self.process.borrow().clone()
+    }
+
+    fn known_process(&self) -> io::Result<Arc<Process>> {
+        self.process()
+            .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "libvirt has not started it yet"))
+    }
+
+    fn leaving(&self) -> Option<Arc<Leaving>> {
+        lock(&self.leaving).clone()
+    }
+
+    fn coming(&self) -> Option<Arc<Coming>> {
+        lock(&self.coming).clone()
+    }
+
+    async fn shared(&self, deadline: Duration) -> Result<Connection, VmError> {
+        self.daemon.shared(deadline).await.map_err(failed)
+    }
+
+    async fn domain(&self, deadline: Duration) -> Result<(Connection, Domain), VmError> {
+        let connection = self.shared(deadline).await?;
+        let domain = connection.domain_by_uuid(*self.spec.uuid().as_bytes(), deadline).await;
+        Ok((connection, domain.map_err(failed)?))
+    }
+
+    /// What it does, whether a job has it, and what libvirt counts of that.
+    async fn look(&self, deadline: Duration) -> Result<(DomainState, JobStats), VmError> {
+        let (connection, domain) = self.domain(deadline).await?;
+        // In this order: a job that ends lets the guest run first.
+        let stats = connection.job_stats(&domain, JobStatsOf::UnderWay, deadline).await.map_err(failed)?;
+        let state = connection.state(&domain, deadline).await.map_err(failed)?;
+        Ok((state, stats))
+    }
+
+    /// As a migration of an earlier agent has left it.
+    fn found_status(&self, state: DomainState, stats: &JobStats) -> MigrationStatus {
+        match (self.role, stats.kind.may_be_under_way()) {
+            (Role::Incoming, true) => MigrationStatus::Active,
+            (Role::Incoming, false) => MigrationStatus::Completed,
+            (Role::Fresh, true) if state.state == State::Paused => MigrationStatus::PreSwitchover,
+            (Role::Fresh, true) => MigrationStatus::Active,
+            (Role::Fresh, false) if state.is_paused_by_migration() => MigrationStatus::Completed,
+            (Role::Fresh, false) => MigrationStatus::None,
+        }
+    }
+
+    /// Gives up what libvirt does with it for a migration of ours.
+    async fn close_leaving(&self) {
+        let leaving = lock(&self.leaving).take();
+        if let Some(leaving) = leaving {
+            leaving.close(CLOSED_WITHIN).await;
+        }
+    }
+
+    async fn resume(&self, deadline: Duration) -> Result<(), VmError> {
+        let end = Instant::now() + deadline;
+        loop {
+            let (connection, domain) = self.domain(deadline).await?;
+            if connection.state(&domain, deadline).await.map_err(failed)?.state.may_run() {
+                return Ok(());
+            }
+            match connection.resume(&domain, deadline).await {
+                Ok(()) => return Ok(()),
+                // The job that had it is just ending.
+                Err(error) if is_busy(&error) && Instant::now() < end => sleep(ASK_EVERY).await,
+                Err(error) => return Err(failed(error)),
+            }
+        }
+    }
+
+    /// Ends it here, and forgets its definition where it is not to stay.
+    async fn end_domain(&self, keeps_definition: bool, deadline: Duration) -> Result<(), VmError> {
+        self.expect_end();
+        let (connection, domain) = match self.domain(deadline).await {
+            Err(error) if error.kind == VmErrorKind::NotRunning => return Ok(()),
+            found => found?,
+        };
+        let is_persistent = connection.is_persistent(&domain, deadline).await.map_err(failed)?;
+        match connection.destroy(&domain, false, deadline).await {
+            // It is off already.
+            Err(error) if error.is_operation_invalid() || error.is_no_domain() => {}
+            ended => ended.map_err(failed)?,
+        }
+        if !is_persistent || keeps_definition {
+            return Ok(());
+        }
+        let flags = UndefineFlags {
+            managed_save: true,
+            snapshots_metadata: true,
+            checkpoints_metadata: true,
+            // It may be the one that the domain uses where it runs now.
+            keep_nvram: true,
+            nvram: false,
+        };
+        match connection.undefine(&domain, flags, deadline).await {
+            Err(error) if error.is_no_domain() => Ok(()),
+            undefined => undefined.map_err(failed),
+        }
+    }
+
+    async fn wait_without_job(&self, deadline: Duration) -> Result<DomainState, VmError> {
+        let end = Instant::now() + deadline;
+        loop {
+            let (state, stats) = self.look(deadline).await?;
+            if !stats.kind.may_be_under_way() {
+                return Ok(state);
+            }
+            if Instant::now() >= end {
+                return Err(VmError::failed("libvirt goes on with the domain's job"));
+            }
+            sleep(ASK_EVERY).await;
+        }
+    }
+}
+
+fn is_busy(error: &Error) -> bool {
+    error.is_operation_timeout() || error.is_operation_invalid()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Each is set whole.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Passes on what happens to one domain.
+async fn listen(
+    mut from: broadcast::Receiver<DomainEvent>,
+    uuid: [u8; 16],
+    to: Arc<broadcast::Sender<Event>>,
+) {
+    loop {
+        let what = match from.recv().await {
+            Ok(DomainEvent::Lifecycle { domain, change, detail }) if domain.uuid == uuid => {
+                states::happening(change, detail)
+            }
+            Ok(_) => continue,
+            // The state tells.
+            Err(broadcast::error::RecvError::Lagged(_)) => {
+                drainpipe_hypervisor::Happening::Other("LAGGED".into())
+            }
+            Err(broadcast::error::RecvError::Closed) => return,
+        };
+        // Nobody may listen.
+        let _unheard = to.send(Event { what, at: Some(std::time::SystemTime::now()) });
+    }
+}
+
+#[async_trait]
+impl Vm for DomainVm {
+    fn spec(&self) -> &ResolvedSpec {
+        &self.spec
+    }
+
+    fn directory(&self) -> &VmDirectory {
+        &self.directory
+    }
+
+    /// 0 until libvirt has started one.
+    fn pid(&self) -> u32 {
+        self.process().map_or(0, |process| process.pid())
+    }
+
+    fn version(&self) -> Version {
+        self.version
+    }
+
+    fn role(&self) -> io::Result<Role> {
+        Ok(self.role)
+    }
+
+    fn events(&self) -> broadcast::Receiver<Event> {
+        self.events.subscribe()
+    }
+
+    fn alive(&self) -> bool {
+        match self.process() {
+            Some(process) => process.alive(),
+            None => !self.is_ending(),
+        }
+    }
+
+    fn exit(&self) -> Option<Exit> {
+        self.process().and_then(|process| process.exit())
+    }
+
+    fn is_ending(&self) -> bool {
+        self.is_ending.load(Ordering::Relaxed)
+    }
+
+    fn expect_end(&self) {
+        self.is_ending.store(true, Ordering::Relaxed);
+    }
+
+    /// libvirt keeps the log, and says where (`virsh domlogs`, libvirt's documents).
+    fn log_tail(&self) -> String {
+        String::new()
+    }
+
+    fn end(&self) -> BoxFuture<'static, End> {
+        let mut process = self.process.subscribe();
+        async move {
+            let exit = match process.wait_for(Option::is_some).await.map(|process| process.clone()) {
+                Ok(Some(process)) => process.exited().await,
+                // It never had one.
+                _ => Exit::Code(0),
+            };
+            End { exit, log_tail: String::new() }
+        }
+        .boxed()
+    }
+
+    async fn wait_exit(&self, deadline: Duration) -> Option<Exit> {
+        timeout(deadline, self.end()).await.ok().map(|end| end.exit)
+    }
+
+    fn cpu_seconds(&self) -> io::Result<f64> {
+        self.known_process()?.cpu_seconds()
+    }
+
+    async fn run_state(&self, deadline: Duration) -> Result<RunState, VmError> {
+        let is_incomplete = match self.coming() {
+            Some(coming) => !coming.is_complete(),
+            None => self.role == Role::Incoming && self.process().is_none(),
+        };
+        if is_incomplete {
+            return Ok(RunState::Inmigrate);
+        }
+        let (state, stats) = self.look(deadline).await?;
+        Ok(states::run_state(state, stats.kind.may_be_under_way()))
+    }
+
+    async fn migration(&self, deadline: Duration) -> Result<TransferStatus, VmError> {
+        if let Some(coming) = self.coming() {
+            return Ok(coming.status());
+        }
+        if self.role == Role::Incoming && self.process().is_none() {
+            return Ok(TransferStatus::of(MigrationStatus::None));
+        }
+        let (state, stats) = self.look(deadline).await?;
+        let (status, error_desc) = match self.leaving() {
+            Some(leaving) => {
+                let is_paused = state.state == State::Paused;
+                leaving.status(is_paused, self.is_switched_over.load(Ordering::Relaxed))
+            }
+            None => (self.found_status(state, &stats), None),
+        };
+        Ok(TransferStatus { error_desc, ..states::transfer(status, &stats) })
+    }
+
+    fn owes_answer_since(&self) -> Option<Instant> {
+        None
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.process().is_some_and(|process| process.is_stopped().unwrap_or(false))
+    }
+
+    async fn read_console(&self, _deadline: Duration) -> Result<String, VmError> {
+        Err(is_libvirts("`virsh console` shows its console"))
+    }
+
+    async fn run(&self, deadline: Duration) -> Result<(), VmError> {
+        if self.coming().is_some_and(|coming| !coming.is_complete()) {
+            return Err(VmError::new(VmErrorKind::MemoryIncomplete, "not all of the domain is here"));
+        }
+        self.close_leaving().await;
+        self.resume(deadline).await?;
+        if self.role == Role::Incoming { files::has_come(&self.directory) } else { Ok(()) }
+    }
+
+    async fn stop_guest(&self, _deadline: Duration) -> Result<(), VmError> {
+        Err(is_libvirts("`virsh shutdown` ends its guest"))
+    }
+
+    /// Of one that has left, or that came and was given up. Its definition goes too, unless this host had it before.
+    async fn destroy(&self, deadline: Duration) -> Result<(), VmError> {
+        self.close_leaving().await;
+        let coming = files::read_coming(&self.directory)?;
+        self.end_domain(coming.is_some_and(|coming| coming.was_defined), deadline).await?;
+        files::remove(&self.directory)
+    }
+
+    async fn destroy_unrun(&self, deadline: Duration) -> Result<(), VmError> {
+        self.expect_end();
+        let coming = lock(&self.coming).take();
+        if let Some(coming) = coming {
+            coming.close(CLOSED_WITHIN).await;
+        }
+        self.destroy(deadline).await
+    }
+
+    fn go_first(&self) -> io::Result<()> {
+        self.known_process()?.go_first()
+    }
+
+    fn take_turns(&self) -> io::Result<()> {
+        self.process().map_or(Ok(()), |process| process.take_turns())
+    }
+
+    async fn vcpu_time(&self, _deadline: Duration) -> Result<Box<dyn VcpuTime>, VmError> {
+        let pid = self.known_process().map_err(VmError::failed)?.pid();
+        Ok(Box::new(Time::of_threads(pid, &vcpu_threads_by_name(pid).map_err(VmError::failed)?)))
+    }
+
+    async fn vcpu_throttle(&self, _deadline: Duration) -> Result<Box<dyn VcpuThrottle>, VmError> {
+        let pid = self.known_process().map_err(VmError::failed)?.pid();
+        let threads = vcpu_threads_by_name(pid).map_err(VmError::failed)?;
+        Ok(Box::new(Throttle::of_threads(pid, threads).map_err(VmError::failed)?))
+    }
+
+    async fn sample_memory(&self) -> Result<MemorySample, VmError> {
+        Err(VmError::failed("the memory of libvirt's domains is not looked at"))
+    }
+
+    async fn sample_contents(&self) -> Result<(f64, Contents), VmError> {
+        Err(VmError::failed("the memory of libvirt's domains is not looked at"))
+    }
+}
+
+#[async_trait]
+impl SourceVm for DomainVm {
+    async fn begin(&self, transport: Transport, deadline: Duration) -> Result<Parcel, VmError> {
+        self.close_leaving().await;
+        self.is_switched_over.store(false, Ordering::Relaxed);
+        let (_, domain) = self.domain(deadline).await?;
+        let (leaving, parcel) = Leaving::begin(&self.daemon, &domain, transport, deadline).await?;
+        *lock(&self.leaving) = Some(Arc::new(leaving));
+        Ok(parcel)
+    }
+
+    async fn start_transfer(
+        &self,
+        _transport: Transport,
+        address: Address,
+        settings: SourceSettings,
+        parcel: Parcel,
+        deadline: Duration,
+    ) -> Result<(), VmError> {
+        let leaving = self.leaving().ok_or_else(|| VmError::failed("libvirt was not asked to begin"))?;
+        let handed = Handed::of(&parcel)?;
+        let (connection, domain) = self.domain(deadline).await?;
+        // QEMU keeps it until libvirt puts back what it had before the migration.
+        let limit_ms = settings.downtime_limit_ms;
+        connection.migrate_set_max_downtime(&domain, limit_ms, deadline).await.map_err(failed)?;
+        let speed = settings.bandwidth_mbps.map(mib_per_s);
+        leaving.perform(&domain, &address, speed, &handed, Arc::clone(&self.events));
+        Ok(())
+    }
+
+    async fn start_post_copy(&self, _deadline: Duration) -> Result<bool, VmError> {
+        Err(VmError::failed("a domain does not move by post-copy yet"))
+    }
+
+    /// libvirt goes on by itself.
+    async fn switch_over(&self, _deadline: Duration) -> Result<(), VmError> {
+        self.is_switched_over.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    async fn sent(&self, deadline: Duration) -> Result<Option<Parcel>, VmError> {
+        let leaving = self.leaving().ok_or_else(|| VmError::failed("libvirt was not asked to begin"))?;
+        Ok(Some(Handed::cookie(leaving.sent(deadline).await?)?.parcel(None)))
+    }
+
+    /// libvirt's daemon, ended while it holds the job, lets the guest run by itself when it is started anew.
+    async fn let_go(&self, deadline: Duration) -> Result<(), VmError> {
+        self.close_leaving().await;
+        let state = self.wait_without_job(deadline).await?;
+        if state.is_paused_by_migration() {
+            return Ok(());
+        }
+        Err(VmError::failed(
+            "the domain does not stand still here any more: somebody has let it run, or ended it",
+        ))
+    }
+
+    async fn cancel(&self, deadline: Duration) -> Result<MigrationStatus, VmError> {
+        let (connection, domain) = self.domain(deadline).await?;
+        let was_sent = match self.leaving() {
+            Some(leaving) => leaving.cancel(&domain, deadline).await?,
+            None => {
+                let (state, stats) = self.look(deadline).await?;
+                if stats.kind.may_be_under_way() {
+                    connection.abort_job(&domain, deadline).await.map_err(failed)?;
+                }
+                !stats.kind.may_be_under_way() && state.is_paused_by_migration()
+            }
+        };
+        self.close_leaving().await;
+        self.wait_without_job(deadline).await?;
+        Ok(if was_sent { MigrationStatus::Completed } else { MigrationStatus::Cancelled })
+    }
+
+    async fn interrupt(&self, _deadline: Duration) -> Result<(), VmError> {
+        Err(VmError::failed("a domain does not move by post-copy yet"))
+    }
+
+    async fn resume_transfer(&self, _address: Address, _deadline: Duration) -> Result<(), VmError> {
+        Err(VmError::failed("a domain does not move by post-copy yet"))
+    }
+
+    async fn set_downtime_limit(&self, downtime_limit_ms: u64, deadline: Duration) -> Result<(), VmError> {
+        let (connection, domain) = self.domain(deadline).await?;
+        connection.migrate_set_max_downtime(&domain, downtime_limit_ms, deadline).await.map_err(failed)
+    }
+
+    async fn set_bandwidth(&self, limit_mbps: Option<u64>, deadline: Duration) -> Result<(), VmError> {
+        let (connection, domain) = self.domain(deadline).await?;
+        let speed = limit_mbps.map_or(UNLIMITED_MIB_PER_S, mib_per_s);
+        connection.migrate_set_max_speed(&domain, speed, deadline).await.map_err(failed)
+    }
+
+    async fn hold(&self, deadline: Duration) -> Result<Hold, VmError> {
+        let (state, stats) = self.look(deadline).await?;
+        match (state.is_paused_by_migration(), stats.kind.may_be_under_way()) {
+            (true, true) => Err(VmError::failed("libvirt's migration has the domain still")),
+            (true, false) => Ok(Hold::LetGo),
+            (false, _) => Ok(Hold::Kept),
+        }
+    }
+
+    fn connections(&self) -> Option<&dyn Connections> {
+        Some(self)
+    }
+
+    fn outgoing_relay(&self) -> SharedPath {
+        self.shared_path("relay-out")
+    }
+}
+
+impl DomainVm {
+    fn shared_path(&self, name: &str) -> SharedPath {
+        let path = self.directory.path().join(name);
+        SharedPath { of_hypervisor: path.clone(), path }
+    }
+}
+
+/// libvirt knows whole MiB/s, and takes 0 for no limit.
+fn mib_per_s(mbps: u64) -> u64 {
+    (mbps * 1_000_000 / 8 >> 20).max(1)
+}
+
+#[async_trait]
+impl TargetVm for DomainVm {
+    async fn listen(
+        &self,
+        transport: Transport,
+        address: Address,
+        parcel: &Parcel,
+        deadline: Duration,
+    ) -> Result<Parcel, VmError> {
+        let prepared = Coming::prepare(&self.daemon, &self.spec, transport, &address, parcel, deadline).await;
+        let (coming, answer) = prepared?;
+        let process =
+            qemu_process::find_started(self.spec.uuid(), deadline).await.map_err(VmError::failed)?;
+        self.process.send_replace(Some(Arc::new(process)));
+        *lock(&self.coming) = Some(Arc::new(coming));
+        Ok(answer)
+    }
+
+    async fn complete(&self, parcel: Parcel, deadline: Duration) -> Result<(), VmError> {
+        let coming = self.coming().ok_or_else(|| VmError::failed("nothing was prepared for it here"))?;
+        let finished = coming.finish(&parcel, deadline).await;
+        let status = if finished.is_ok() { MigrationStatus::Completed } else { MigrationStatus::Failed };
+        // Nobody may listen.
+        let happening = drainpipe_hypervisor::Happening::Migration(status);
+        let _unheard = self.events.send(Event { what: happening, at: None });
+        finished.map(drop)
+    }
+
+    async fn recover_listen(&self, _address: Address, _deadline: Duration) -> Result<(), VmError> {
+        Err(VmError::failed("a domain does not move by post-copy yet"))
+    }
+
+    async fn cut_migration(&self, _deadline: Duration) {
+        let coming = lock(&self.coming).clone();
+        if let Some(coming) = coming.filter(|coming| !coming.is_complete()) {
+            coming.close(CLOSED_WITHIN).await;
+        }
+    }
+
+    fn forget_key(&self) -> Result<(), VmError> {
+        Ok(())
+    }
+
+    fn incoming_relay(&self) -> SharedPath {
+        self.shared_path("relay-in")
+    }
+}
+
+/// Of the process that libvirt has started, once it has.
+impl Connections for DomainVm {
+    fn limit_unsent(&self, peer: std::net::SocketAddr, bytes: u32) -> io::Result<usize> {
+        self.known_process()?.limit_unsent(peer, bytes)
+    }
+
+    fn limit_received(&self, own: std::net::SocketAddr, bytes: u32) -> io::Result<usize> {
+        self.known_process()?.limit_received(own, bytes)
+    }
+
+    fn pace(&self, peer: std::net::SocketAddr, paces: drainpipe_hypervisor::Paces<'_>) -> io::Result<usize> {
+        self.known_process()?.pace(peer, paces)
+    }
+
+    fn ignore_resets(&self, peer: std::net::SocketAddr) -> io::Result<usize> {
+        self.known_process()?.ignore_resets(peer)
+    }
+
+    fn discard_unsent(&self, peer: std::net::SocketAddr) -> io::Result<usize> {
+        self.known_process()?.discard_unsent(peer)
+    }
+
+    fn cut(&self, peer: std::net::SocketAddr) -> io::Result<usize> {
+        self.known_process()?.cut(peer)
+    }
+}

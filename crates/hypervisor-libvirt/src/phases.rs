@@ -1,0 +1,130 @@
+//! What libvirt's migration phases are told, and what they hand to each other; pure.
+
+use std::net::SocketAddr;
+
+use drainpipe_hypervisor::{Address, Parcel, Transport, VmError};
+use drainpipe_libvirt::{Parameter, migrate_flags as flags, migrate_parameters as names};
+use serde::{Deserialize, Serialize};
+
+/// What a source says of a domain beside what libvirt says, and what belongs to libvirt alone.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Handed {
+    /// libvirt's cookie, which ends in NUL and is text otherwise.
+    pub(crate) cookie: String,
+    /// Whether its definition outlives it.
+    #[serde(default)]
+    pub(crate) is_persistent: bool,
+    /// Whether it is started when its host has booted.
+    #[serde(default)]
+    pub(crate) autostart: bool,
+}
+
+impl Handed {
+    /// A cookie alone.
+    pub(crate) fn cookie(cookie: Vec<u8>) -> Result<Self, VmError> {
+        let cookie = String::from_utf8(cookie).map_err(|_| {
+            VmError::failed("libvirt hands over a cookie that is no text, as it is in no release known")
+        })?;
+        Ok(Self { cookie, is_persistent: false, autostart: false })
+    }
+
+    /// As the agents carry it.
+    pub(crate) fn parcel(&self, description: Option<String>) -> Parcel {
+        let cookie = serde_json::to_string(self).expect("a text and two truths can be written");
+        Parcel { description, cookie }
+    }
+
+    /// From what the agents carried.
+    pub(crate) fn of(parcel: &Parcel) -> Result<Self, VmError> {
+        serde_json::from_str(&parcel.cookie).map_err(|error| {
+            VmError::failed(format!("what libvirt of the other host handed over makes no sense: {error}"))
+        })
+    }
+}
+
+/// What all phases of a migration are told.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Terms {
+    pub(crate) flags: u32,
+    pub(crate) parameters: Vec<Parameter>,
+}
+
+/// Of a domain whose definition outlives it, or not, by this transport. Fails for what libvirt does not do, or Drainpipe
+/// not with it: plans do not ask for it.
+pub(crate) fn terms(transport: Transport, is_persistent: bool) -> Result<Terms, VmError> {
+    let mut terms = Terms { flags: flags::LIVE | flags::CHANGE_PROTECTION, parameters: vec![] };
+    if is_persistent {
+        terms.flags |= flags::PERSIST_DESTINATION | flags::UNDEFINE_SOURCE;
+    }
+    match transport {
+        Transport::Single => {}
+        Transport::Parallel(parallel) if parallel.compression.is_none() => {
+            terms.flags |= flags::PARALLEL;
+            terms.parameters.push(Parameter::int(names::PARALLEL_CONNECTIONS, parallel.channels.into()));
+        }
+        Transport::Parallel(_) | Transport::PostCopy { .. } => {
+            return Err(VmError::failed("a domain does not move by post-copy, nor packed by QEMU"));
+        }
+    }
+    Ok(terms)
+}
+
+impl Terms {
+    /// With where the target listens.
+    pub(crate) fn to(mut self, address: &Address) -> Self {
+        self.parameters.push(Parameter::text(names::URI, uri(address)));
+        if let Address::Tcp(at) = address {
+            self.parameters.push(Parameter::text(names::LISTEN_ADDRESS, at.ip().to_string()));
+        }
+        self
+    }
+}
+
+fn uri(address: &Address) -> String {
+    match address {
+        Address::Tcp(SocketAddr::V4(at)) => format!("tcp:{}:{}", at.ip(), at.port()),
+        Address::Tcp(SocketAddr::V6(at)) => format!("tcp:[{}]:{}", at.ip(), at.port()),
+        Address::Unix(path) => format!("unix://{}", path.display()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drainpipe_hypervisor::Parallel;
+
+    use super::*;
+
+    #[test]
+    fn what_is_handed_over_comes_back() {
+        let handed =
+            Handed { is_persistent: true, ..Handed::cookie(b"<qemu-migration/>\0".to_vec()).unwrap() };
+        let parcel = handed.parcel(Some("<domain/>".into()));
+        let json = serde_json::to_string(&parcel).unwrap();
+        assert_eq!(Handed::of(&serde_json::from_str(&json).unwrap()), Ok(handed));
+        assert!(Handed::cookie(vec![0xff]).is_err());
+        assert!(Handed::of(&Parcel { cookie: "{}".into(), description: None }).is_err());
+    }
+
+    #[test]
+    fn a_domain_is_persistent_there_if_it_was_here() {
+        assert_eq!(terms(Transport::Single, true).unwrap().flags, 0x119);
+        assert_eq!(terms(Transport::Single, false).unwrap().flags, 0x101);
+        let parallel = Transport::Parallel(Parallel { channels: 8, compression: None });
+        let parallel = terms(parallel, true).unwrap();
+        assert_eq!(parallel.flags, 0x20119);
+        assert_eq!(parallel.parameters, [Parameter::int("parallel.connections", 8)]);
+        assert!(terms(Transport::CLEAR_POST_COPY, true).is_err());
+    }
+
+    #[test]
+    fn addresses_are_uris() {
+        for (address, expected) in
+            [("10.0.0.2:49152", "tcp:10.0.0.2:49152"), ("[fd00::2]:49152", "tcp:[fd00::2]:49152")]
+        {
+            let address: SocketAddr = address.parse().unwrap();
+            assert_eq!(uri(&address.into()), expected);
+        }
+        assert_eq!(uri(&Address::Unix("/run/x/relay-out".into())), "unix:///run/x/relay-out");
+    }
+}

@@ -1,0 +1,88 @@
+//! The QEMU that runs a domain, as the kernel knows it.
+//!
+//! libvirt's own record of it is in a directory that only libvirt sees where it runs in a mount namespace, and has the number
+//! that libvirt knows it by. Its command line names the domain's UUID, and it is in the network namespace of its host.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use drainpipe_hypervisor_qemu::Process;
+use uuid::Uuid;
+
+/// How often it is looked for where it must come.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// Takes hold of the one of this domain on this host; none where none lives.
+pub(crate) fn find(uuid: Uuid) -> io::Result<Option<Process>> {
+    match number(uuid)? {
+        Some(pid) => Process::of_pid(pid, |command_line| is_of(command_line, uuid)),
+        None => Ok(None),
+    }
+}
+
+/// Its number.
+pub(crate) fn number(uuid: Uuid) -> io::Result<Option<u32>> {
+    let own_network = fs::read_link("/proc/self/ns/net")?;
+    for entry in fs::read_dir("/proc")? {
+        let Ok(entry) = entry else { continue };
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
+        // One that ends meanwhile is not it.
+        let is_it =
+            fs::read(entry.path().join("cmdline")).is_ok_and(|command_line| is_of(&command_line, uuid));
+        if is_it && is_in(&entry.path(), &own_network) {
+            return Ok(Some(pid));
+        }
+    }
+    Ok(None)
+}
+
+/// As [`find`], of one that libvirt says is there.
+pub(crate) async fn find_started(uuid: Uuid, deadline: Duration) -> io::Result<Process> {
+    let end = Instant::now() + deadline;
+    loop {
+        match find(uuid)? {
+            Some(process) => return Ok(process),
+            None if Instant::now() >= end => {
+                let message = "libvirt says that it runs, but no QEMU with its UUID is in this host's network namespace";
+                return Err(io::Error::new(io::ErrorKind::NotFound, message));
+            }
+            None => tokio::time::sleep(LOOK_EVERY).await,
+        }
+    }
+}
+
+fn is_in(process: &Path, network: &Path) -> bool {
+    fs::read_link(process.join("ns/net")).is_ok_and(|its| its == network)
+}
+
+fn is_of(command_line: &[u8], uuid: Uuid) -> bool {
+    let mut arguments = command_line.split(|byte| *byte == 0);
+    let is_qemu = arguments.next().is_some_and(|program| program.windows(4).any(|part| part == b"qemu"));
+    is_qemu
+        && arguments.any(|argument| argument == b"-uuid")
+        && arguments.next().is_some_and(|argument| argument == uuid.to_string().as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_told_by_its_uuid() {
+        let uuid = Uuid::from_u128(7);
+        let with = |words: &[&str]| words.join("\0").into_bytes();
+        let text = uuid.to_string();
+        assert!(is_of(
+            &with(&["/usr/bin/qemu-system-x86_64", "-name", "guest=web", "-uuid", &text, "-S"]),
+            uuid
+        ));
+        assert!(!is_of(&with(&["/usr/bin/qemu-system-x86_64", "-uuid", &Uuid::nil().to_string()]), uuid));
+        assert!(!is_of(&with(&["grep", "-uuid", &text]), uuid));
+        assert!(!is_of(&with(&["/usr/bin/qemu-system-x86_64", "-name", &text]), uuid));
+        assert!(!is_of(b"", uuid));
+    }
+}

@@ -1,0 +1,106 @@
+//! What libvirt says of a domain and its job, in neutral words; pure.
+
+use drainpipe_hypervisor::{Happening, MigrationStatus, RamStatus, RunState, TransferStatus};
+use drainpipe_libvirt::{DomainState, JobStats, Lifecycle, State};
+
+/// Details of [`Lifecycle::Suspended`] (`VIR_DOMAIN_EVENT_SUSPENDED_…`).
+const SUSPENDED_BY_MIGRATION: i32 = 1;
+
+/// Details of [`Lifecycle::Stopped`] (`VIR_DOMAIN_EVENT_STOPPED_…`).
+const STOPPED_CRASHED: i32 = 2;
+const STOPPED_FAILED: i32 = 5;
+
+/// Why a domain is paused (`VIR_DOMAIN_PAUSED_…`).
+const PAUSED_BY_IO_ERROR: i32 = 5;
+
+/// What a domain does, of which `has_job` says whether a job of libvirt's has it.
+pub(crate) fn run_state(state: DomainState, has_job: bool) -> RunState {
+    match state.state {
+        State::Running | State::Blocked | State::NoState => RunState::Running,
+        State::Paused if state.is_paused_by_migration() && has_job => RunState::FinishMigrate,
+        State::Paused if state.is_paused_by_migration() => RunState::Postmigrate,
+        State::Paused if state.reason == PAUSED_BY_IO_ERROR => RunState::IoError,
+        State::Paused => RunState::Paused,
+        State::ShuttingDown | State::Off => RunState::Shutdown,
+        State::Crashed => RunState::GuestPanicked,
+        State::Suspended => RunState::Suspended,
+        State::Unknown(_) => RunState::InternalError,
+    }
+}
+
+/// What has happened to a domain.
+pub(crate) fn happening(change: Lifecycle, detail: i32) -> Happening {
+    match change {
+        Lifecycle::Suspended if detail == SUSPENDED_BY_MIGRATION => {
+            Happening::Migration(MigrationStatus::PreSwitchover)
+        }
+        Lifecycle::Resumed => Happening::Resumed,
+        // An end that nobody asked for is none to expect.
+        Lifecycle::Stopped if matches!(detail, STOPPED_CRASHED | STOPPED_FAILED) => {
+            Happening::Other("STOPPED".into())
+        }
+        Lifecycle::Stopped | Lifecycle::ShutDown => Happening::Ending,
+        other => Happening::Other(format!("{other:?}").to_uppercase()),
+    }
+}
+
+/// How far a migration is, by what libvirt counts.
+pub(crate) fn transfer(status: MigrationStatus, stats: &JobStats) -> TransferStatus {
+    TransferStatus {
+        total_ms: stats.time_elapsed_ms,
+        setup_ms: stats.setup_ms,
+        downtime_ms: stats.downtime_ms,
+        expected_downtime_ms: stats.downtime_expected_ms,
+        ram: ram(stats),
+        ..TransferStatus::of(status)
+    }
+}
+
+fn ram(stats: &JobStats) -> Option<RamStatus> {
+    let (total_bytes, remaining_bytes) = (stats.memory_total_bytes?, stats.memory_remaining_bytes?);
+    let of = |figure: Option<u64>| figure.unwrap_or(0);
+    // Bits of less than a byte a second are lost.
+    #[expect(clippy::cast_precision_loss, reason = "a speed, to three digits")]
+    let throughput_mbps = of(stats.memory_bytes_per_second) as f64 * 8.0 / 1e6;
+    Some(RamStatus {
+        total_bytes,
+        remaining_bytes,
+        transferred_bytes: of(stats.memory_processed_bytes),
+        rounds: of(stats.memory_iteration),
+        zero_pages: of(stats.memory_constant_pages),
+        normal_pages: of(stats.memory_normal_pages),
+        page_bytes: of(stats.memory_page_bytes),
+        dirty_pages_per_second: of(stats.memory_dirty_pages_per_second),
+        throughput_mbps,
+        ..RamStatus::default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_a_paused_domain_its_reason_and_its_job_say() {
+        let paused = |reason| DomainState { state: State::Paused, reason };
+        for (state, has_job, expected) in [
+            (paused(2), true, RunState::FinishMigrate),
+            (paused(2), false, RunState::Postmigrate),
+            // By somebody, whatever else goes on.
+            (paused(1), true, RunState::Paused),
+            (paused(5), false, RunState::IoError),
+            (DomainState { state: State::Running, reason: 1 }, true, RunState::Running),
+            (DomainState { state: State::Off, reason: 0 }, false, RunState::Shutdown),
+        ] {
+            assert_eq!(run_state(state, has_job), expected, "{state:?}, {has_job}");
+        }
+    }
+
+    #[test]
+    fn only_a_migrations_pause_is_one() {
+        let pre_switchover = Happening::Migration(MigrationStatus::PreSwitchover);
+        assert_eq!(happening(Lifecycle::Suspended, 1), pre_switchover);
+        assert_ne!(happening(Lifecycle::Suspended, 0), pre_switchover);
+        assert_eq!(happening(Lifecycle::Resumed, 1), Happening::Resumed);
+    }
+}
