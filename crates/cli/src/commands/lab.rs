@@ -185,6 +185,13 @@ fn agent_config(
         }
         Trust::None => String::new(),
     };
+    // Never the one of the machine.
+    let libvirt = if spec.libvirt {
+        let socket = Lab::open(&spec.name).and_then(|lab| lab.libvirt_socket(host)).map_err(problem)?;
+        format!("socket = \"{}\"\n", socket.display())
+    } else {
+        "enabled = false\n".into()
+    };
     let directory = directory.display();
     let mut text = format!(
         "name = \"{host}\"\n{trusted}listen = \"{own}:{DEFAULT_PORT}\"\nsocket = \"{directory}/agent.sock\"\n\
@@ -192,7 +199,7 @@ fn agent_config(
          {migration_address}probe_every_s = 0\n\n\
          [tls]\ncertificate = \"{directory}/pki/host.pem\"\nkey = \"{directory}/pki/host.key\"\n\
          authority = \"{directory}/pki/ca.pem\"\n\n[qemu]\nbinary = \"{}\"\nuser = \"{}\"\n\n\
-         [vms]\ndirectories = [\"/\"]\ndevices = [\"/dev\"]\n",
+         [vms]\ndirectories = [\"/\"]\ndevices = [\"/dev\"]\n\n[libvirt]\n{libvirt}",
         settings.qemu.display(),
         QemuUser::of_lab(settings.qemu).uid
     );

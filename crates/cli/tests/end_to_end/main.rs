@@ -33,6 +33,7 @@ mod lab_cli;
 mod later_rounds;
 mod leaving;
 mod libvirt_lab;
+mod libvirt_moves;
 mod link_addresses;
 mod link_rate;
 mod lost;
@@ -151,6 +152,9 @@ fn main() -> ExitCode {
     let no_libvirt = missing.clone().or_else(domains::missing);
     if let (None, Some(absent), false) = (&missing, &no_libvirt, arguments.list) {
         eprintln!("SKIPPED, those with libvirt: {absent}");
+    }
+    for (name, test) in libvirt_moves::TESTS {
+        trials.push(trial(format!("libvirt_moves::{name}"), *test, no_libvirt.clone()));
     }
     for (name, test) in libvirt_lab::TESTS {
         trials.push(trial(format!("libvirt_lab::{name}"), *test, no_libvirt.clone()));

@@ -1,0 +1,55 @@
+//! libvirt's domains, moved by Drainpipe: by its own hand-over, over all links, with what libvirt knows of them.
+
+use drainpipe_engine::option::MigrationOption;
+use drainpipe_engine::result::{MigrationResult, Outcome};
+
+use crate::Test;
+use crate::program::REFUSED;
+use crate::support::{TestLab, eventually};
+
+pub(crate) const TESTS: &[Test] = &[("a_domain_is_moved_by_its_phases", a_domain_is_moved_by_its_phases)];
+
+fn lab() -> TestLab {
+    TestLab::up(&["--libvirt", "--link", "unlimited", "--link", "unlimited"])
+}
+
+#[track_caller]
+fn migrate(lab: &TestLab, target: &str, option: &str) -> MigrationResult {
+    let result: MigrationResult = lab.json(&["migrate", "web", target, "--option", option]);
+    assert_eq!(result.outcome, Outcome::Completed, "{:?}", result.error);
+    result
+}
+
+/// It is there, running and defined as it was, and libvirt of the other host knows nothing of it.
+#[track_caller]
+fn assert_moved(lab: &TestLab, source: &str, target: &str) {
+    assert_eq!(lab.domain_state(target, "web").as_deref(), Some("running"));
+    assert_eq!(lab.domain_state(source, "web"), None);
+    let info = lab.virsh(target, &["dominfo", "web"]).done();
+    for (key, value) in [("Persistent", "yes"), ("Autostart", "enable")] {
+        let is_said = info
+            .lines()
+            .any(|line| line.split_once(':').is_some_and(|(name, said)| name == key && said.trim() == value));
+        assert!(is_said, "{key} is {value}:\n{info}");
+    }
+    eventually("it is in the list of the host that has it", || {
+        let vms = lab.vms().vms;
+        vms.iter().map(|vm| (vm.name.as_str(), vm.host.as_str())).eq([("web", target)])
+    });
+}
+
+fn a_domain_is_moved_by_its_phases() {
+    let lab = lab();
+    let guest = lab.start_domain("a", "web", 160, "");
+    lab.virsh("a", &["autostart", "web"]).done();
+    eventually("the agent has seen it", || !lab.vms().vms.is_empty());
+    lab.drainpipe(&["vm", "stop", "web"]).refused(REFUSED, &["virsh shutdown web"]);
+    migrate(&lab, "b", "tcp");
+    assert_moved(&lab, "a", "b");
+    guest.assert_intact();
+    let result = migrate(&lab, "a", "multichannel");
+    assert_eq!(result.option, MigrationOption::Multichannel);
+    assert!(result.paths.len() == 2 && result.paths.iter().all(|path| path.bytes > 0), "{:?}", result.paths);
+    assert_moved(&lab, "b", "a");
+    guest.assert_intact();
+}
