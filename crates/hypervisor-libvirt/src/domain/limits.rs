@@ -1,12 +1,12 @@
 //! Bounds on a domain's XML, checked before a parser sees it: it may come from another host.
 //!
-//! The parser compares each attribute of an element with all the others, and copies namespaces from element to element. So a
-//! few megabytes made for the purpose would keep it busy for hours. Here one pass over the bytes counts both, and forbids
-//! document types altogether, and entities with them.
+//! The parser compares each attribute of an element with all the others, and copies namespaces from element to element, so a
+//! few megabytes made for the purpose would keep it busy for hours. One pass over the bytes counts both here. It also refuses
+//! document types, and with them entities.
 
 use super::error::DomainXmlError;
 
-/// Bytes of XML. libvirt itself takes no more in one message.
+/// Bytes of XML. libvirt's own protocol takes no longer strings.
 pub(super) const BYTES_MAX: usize = 4 << 20;
 /// Elements, texts and comments.
 pub(super) const NODES_MAX: u32 = 65_536;
@@ -17,7 +17,7 @@ const ATTRIBUTES_MAX: usize = 32;
 /// Declarations of namespaces in all of the document.
 const NAMESPACES_MAX: usize = 64;
 
-/// Whether it is within all bounds. What is no XML may be, too.
+/// Checks all bounds. Text that is not XML may pass.
 pub(super) fn check(xml: &str) -> Result<(), DomainXmlError> {
     if xml.len() > BYTES_MAX {
         return Err(DomainXmlError::TooLarge { bytes: xml.len() });

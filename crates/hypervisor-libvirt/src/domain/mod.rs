@@ -1,4 +1,4 @@
-//! A libvirt domain, as its XML describes it. Pure: what is told of a host comes from elsewhere.
+//! A libvirt domain, as its XML describes it. Pure: nothing here asks a host.
 //!
 //! ```text
 //! limits      bounds on XML that may come from another host
@@ -16,8 +16,7 @@
 //! words       texts as they may be shown
 //! ```
 //!
-//! What libvirt writes and Drainpipe does not ask for is passed over. What it writes as a word of a fixed list is kept as a
-//! text where this version does not know it, since each libvirt adds some.
+//! Drainpipe skips what it does not ask for, and keeps unknown words of libvirt's fixed lists as text: each libvirt adds some.
 
 mod cpu;
 mod devices;

@@ -1,11 +1,11 @@
-//! What of a domain cannot migrate, as libvirt and QEMU say it: known before anything is sent.
+//! What keeps a domain from migrating, in libvirt's and QEMU's words, before anything is sent.
 //!
-//! That a disk is cached by the host is none: QEMU 4.0 and later drop what they have cached when the target takes over, so
-//! libvirt refuses no cache mode. Whether a disk's file is on storage that both hosts share is no matter of the XML.
+//! A disk's cache mode is no obstacle: QEMU 4.0 and later drop their cache when the target takes over, so libvirt refuses
+//! none. Whether both hosts share a disk's storage, the XML does not say.
 //!
 //! Where several versions of libvirt refuse the same thing in other words, these are the plainest. Newer ones leave it to QEMU
 //! which devices of a host may migrate, and QEMU 8.0 and later let some VFIO, vDPA and virtiofs devices pass if their drivers
-//! can. They are refused here all the same: whether the target has one like it, nobody could say.
+//! can. Drainpipe refuses them all the same: nothing says whether the target has such a device.
 
 use std::fmt;
 
