@@ -209,11 +209,9 @@ fn with_entry(text: &str, line: &str) -> String {
 
 /// Names lead to the management network: what shall go over a link names its address.
 fn hosts_file(spec: &LabSpec) -> Result<String, SpecError> {
-    let mut text = "127.0.0.1 localhost\n".to_owned();
-    for host in &spec.hosts {
-        text.push_str(&format!("{} {host}\n", spec.management_address(host)?));
-    }
-    Ok(text)
+    let line = |host: &String| Ok(format!("{} {host}\n", spec.management_address(host)?));
+    let lines = spec.hosts.iter().map(line).collect::<Result<String, SpecError>>()?;
+    Ok(format!("127.0.0.1 localhost\n{lines}"))
 }
 
 fn create_directory(path: &Path) -> Result<(), Error> {

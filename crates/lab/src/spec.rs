@@ -37,7 +37,8 @@ pub struct LabSpec {
     /// Whether the programs of each host run on a CPU of its own, and of no other host.
     #[serde(default)]
     pub own_cpus: bool,
-    /// Whether each host runs a libvirt of its own.
+    /// Whether each host runs a libvirt of its own. It lets its QEMUs run on all CPUs, also of a host that has its own,
+    /// where the domain does not say otherwise.
     ///
     /// Left out where it is not so: a release before it reads the record of such a lab.
     #[serde(default, skip_serializing_if = "is_false")]

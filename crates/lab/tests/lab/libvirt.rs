@@ -86,7 +86,7 @@ fn a_lab_killed_in_the_making_leaves_no_libvirt() {
         return;
     }
     let name = unique_name();
-    for delay_ms in (60..600).step_by(30) {
+    for delay_ms in (60..600).step_by(60) {
         let mut command = Command::new(env::current_exe().unwrap());
         command.args(["--exact", "libvirt::victim", "--nocapture"]).env(VICTIM, &name);
         let mut victim = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
