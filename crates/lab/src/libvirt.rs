@@ -53,8 +53,11 @@ const TOOLS: [(&str, &str); 5] = [
 ];
 
 /// What libvirt has found out about the machine's QEMUs, which takes seconds. libvirt itself sees whether it is still
-/// true. It is for all labs, and goes with a reboot.
+/// true. It is for all labs with the same QEMU, and goes with a reboot.
 const QEMU_CAPABILITIES: &str = "/run/drainpipe/lab-qemu-capabilities";
+
+/// The QEMU of libvirt's domains.
+const QEMU: &str = "/usr/bin/qemu-system-x86_64";
 
 /// Its mounts take milliseconds.
 const READY_LIMIT: Duration = Duration::from_secs(20);
@@ -66,7 +69,8 @@ const POLL: Duration = Duration::from_millis(2);
 /// Of a log, in an error.
 const LAST_WORDS_LINES: usize = 4;
 
-/// Process 1 of a host's libvirt. Its arguments: the directory for it all, the host's name.
+/// Process 1 of a host's libvirt. Its arguments: the directory for it all, the host's name, the directory for what is
+/// known of QEMU, the QEMU to be used. A QEMU aborts where it finds modules of another.
 ///
 /// `/run` is hidden but for Drainpipe's own: no service of the machine's, such as D-Bus, is spoken to. libvirt would make
 /// its directories at its start where a package has not; so they may stay. `sh` reaps what it adopts while it waits; process 1 that handles no TERM would ignore it.
@@ -84,6 +88,13 @@ mount --bind "$1/lib" /var/lib/libvirt
 mount --rbind "$1/cache" /var/cache/libvirt
 mount --bind "$1/log" /var/log/libvirt
 for file in hosts passwd group; do mount --bind "$1/$file" "/etc/$file"; done
+if [ /usr/bin/qemu-system-x86_64 != "$4" ]; then
+    mount --bind "$4" /usr/bin/qemu-system-x86_64
+    for part in lib/x86_64-linux-gnu/qemu share/qemu share/seabios; do
+        other=${4%/bin/*}/$part
+        if [ -d "$other" ]; then mount --bind "$other" "/usr/$part"; fi
+    done
+fi
 echo "$2" >/proc/sys/kernel/hostname
 : >"$1/ready"
 sleep infinity &
@@ -173,19 +184,28 @@ pub(crate) fn start_all(spec: &LabSpec, lock: &LabLock) -> Result<(), Error> {
 fn begin(spec: &LabSpec, host: &str, lock: &LabLock) -> Result<Child, Error> {
     let own = directory(&spec.name, host);
     write_files(spec, &own)?;
+    let qemu = spec.libvirt_qemu.as_deref().unwrap_or(Path::new(QEMU));
+    let capabilities = capabilities(qemu);
+    create_directory(&capabilities)?;
     let entering = enter::words_without_control_groups(spec, host)?;
     let isolating = "unshare --mount --uts --pid --mount-proc --fork --kill-child sh -c";
     let mut arguments: Vec<&str> = isolating.split(' ').collect();
-    let own_name = own.display().to_string();
-    arguments.extend([INIT, "sh", &own_name, host, QEMU_CAPABILITIES]);
+    let [own_name, capabilities, qemu] =
+        [own.as_path(), &capabilities, qemu].map(|path| path.display().to_string());
+    arguments.extend([INIT, "sh", &own_name, host, &capabilities, &qemu]);
     enter::spawn(&spec.namespace(host), &entering, &arguments, &own.join("init.log"), lock)
+}
+
+/// libvirt keeps them by the name of the QEMU, which is the same for all.
+fn capabilities(qemu: &Path) -> PathBuf {
+    let name = qemu.display().to_string().trim_start_matches('/').replace('/', "-");
+    Path::new(QEMU_CAPABILITIES).join(name)
 }
 
 fn write_files(spec: &LabSpec, own: &Path) -> Result<(), Error> {
     for name in ["run", "etc", "lib", "cache/qemu/capabilities", "log/qemu"] {
         create_directory(&own.join(name))?;
     }
-    create_directory(Path::new(QEMU_CAPABILITIES))?;
     let libvirtd = format!("{LIBVIRTD_CONF}host_uuid = \"{}\"\n", random_uuid()?);
     write(&own.join("etc/libvirtd.conf"), &libvirtd)?;
     write(&own.join("etc/qemu.conf"), QEMU_CONF)?;

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::net::Ipv4Addr;
+use std::path::PathBuf;
 
 use ipnet::Ipv4Net;
 use serde::{Deserialize, Serialize};
@@ -43,6 +44,10 @@ pub struct LabSpec {
     /// Left out where it is not so: a release before it reads the record of such a lab.
     #[serde(default, skip_serializing_if = "is_false")]
     pub libvirt: bool,
+    /// The program that these libvirts find in place of the distribution's QEMU, with the modules and the firmware of
+    /// the directory that it was unpacked to; an absolute path.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub libvirt_qemu: Option<PathBuf>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
@@ -179,6 +184,7 @@ impl LabSpec {
             link_addresses: LinkAddresses::default(),
             own_cpus: false,
             libvirt: false,
+            libvirt_qemu: None,
         }
     }
 
@@ -309,6 +315,7 @@ mod tests {
             link_addresses: LinkAddresses::default(),
             own_cpus: false,
             libvirt: false,
+            libvirt_qemu: None,
         }
     }
 

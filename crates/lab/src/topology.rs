@@ -191,6 +191,7 @@ mod tests {
             link_addresses: LinkAddresses::default(),
             own_cpus: false,
             libvirt: false,
+            libvirt_qemu: None,
         }
     }
 

@@ -78,12 +78,14 @@ pub(crate) fn spec_of(name: &str, hosts: &[String], links: &LinkArguments) -> Re
         link_addresses: links.link_addresses.into(),
         own_cpus: links.own_cpus,
         libvirt: false,
+        libvirt_qemu: None,
     })
 }
 
 async fn up(arguments: &LabUpArguments) -> Result<Exit, Problem> {
     let spec = spec_of(&arguments.name, &arguments.hosts, &arguments.links)?;
-    let spec = LabSpec { libvirt: arguments.libvirt, ..spec };
+    let libvirt_qemu = libvirt_qemu(arguments)?;
+    let spec = LabSpec { libvirt: arguments.libvirt, libvirt_qemu, ..spec };
     let lab = Lab::up(spec).map_err(problem)?;
     let settings =
         AgentSettings { qemu: &arguments.qemu, trust: arguments.links.trust(), page_cache_mib: None };
@@ -100,6 +102,17 @@ async fn up(arguments: &LabUpArguments) -> Result<Exit, Problem> {
         arguments.links.links.len()
     ))?;
     Ok(Exit::Done)
+}
+
+/// The QEMU for the hosts' libvirts, if it is to be another than the distribution's.
+fn libvirt_qemu(arguments: &LabUpArguments) -> Result<Option<PathBuf>, Problem> {
+    let is_in_path = arguments.qemu.components().count() == 1;
+    if !arguments.libvirt || is_in_path {
+        return Ok(None);
+    }
+    let qemu = arguments.qemu.display();
+    let found = arguments.qemu.canonicalize();
+    found.map(Some).map_err(|error| Problem::bad_input(format!("--qemu {qemu}: {error}")))
 }
 
 fn parse_link(words: &str) -> Result<LinkSpec, Problem> {

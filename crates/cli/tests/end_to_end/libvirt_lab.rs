@@ -2,12 +2,14 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use rustix::process::Pid;
 use serde_json::Value;
 
 use crate::Test;
 use crate::lab_cli::{assert_nothing_is_left, is_zombie};
+use crate::options;
 use crate::program::{BAD_INPUT, drainpipe};
 use crate::support::{TestLab, eventually};
 
@@ -31,6 +33,20 @@ fn a_domain_moves_between_hosts() {
         let sent = sent_bytes(&lab, source, 0) - before;
         assert!(sent > 32 << 20, "its memory went over the link: {sent} bytes");
     }
+}
+
+pub(crate) fn a_domain_moves_with_another_qemu() {
+    let qemu = options::other_qemu().expect("the test runs only where there is one");
+    let lab = TestLab::up(&["--libvirt", "--no-agents", "--link", "unlimited", "--qemu", &qemu]);
+    let guest = lab.start_domain("a", "web", 160, "");
+    let used = lab.virsh("a", &["qemu-monitor-command", "web", "--hmp", "info version"]).done();
+    let version = Command::new(&qemu).arg("--version").output().unwrap();
+    let version = String::from_utf8(version.stdout).unwrap();
+    // As in "7.2.22Debian 1:7.2+dfsg-7+deb12u18" and in "QEMU emulator version 7.2.22 (Debian …".
+    let number = used.split("Debian").next().unwrap().trim();
+    assert!(version.contains(&format!("version {number} ")), "{used}: {version}");
+    lab.migrate_domain("web", "a", "b", "e0");
+    guest.assert_intact();
 }
 
 fn sent_bytes(lab: &TestLab, host: &str, link: usize) -> u64 {

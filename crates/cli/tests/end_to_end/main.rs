@@ -180,6 +180,9 @@ fn main() -> ExitCode {
     trials.insert(0, trial("later_rounds::with_another_qemu".into(), stalled, no_other_qemu.clone()));
     let older = check_vms::an_older_qemu;
     trials.push(trial("check_vms::an_older_qemu".into(), older, no_other_qemu.clone()));
+    let other_with_libvirt = no_libvirt.or_else(|| no_other_qemu.clone());
+    let moves = libvirt_lab::a_domain_moves_with_another_qemu;
+    trials.push(trial("libvirt_lab::a_domain_moves_with_another_qemu".into(), moves, other_with_libvirt));
     let huge = huge_pages::a_vm_in_huge_pages_is_checked_refused_and_moved;
     trials.push(trial("huge_pages::a_vm_is_checked_refused_and_moved".into(), huge, no_other_qemu.clone()));
     let slow = path_loss::a_link_that_becomes_slow_gets_a_smaller_share;
