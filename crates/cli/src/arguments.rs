@@ -791,6 +791,7 @@ const LAB_EXAMPLES: &str = "\
 Examples:
   drainpipe lab up                                  hosts a and b, two links of 1 Gb/s
   drainpipe lab up big --hosts a,b,c --link 5000 --link 1000:9000
+  drainpipe lab up virt --libvirt --no-agents       hosts with a libvirt each, for virsh
   eval \"$(drainpipe lab env lab)\"                   then `drainpipe hosts` asks the lab";
 
 const FAULT_EXAMPLES: &str = "\
@@ -841,7 +842,7 @@ pub(crate) struct LabUpArguments {
     /// Give each host a libvirt of its own; `lab status` says where it is reached
     #[arg(long)]
     pub(crate) libvirt: bool,
-    /// The hypervisor
+    /// The hypervisor, also of the libvirts
     #[arg(long, default_value = "qemu-system-x86_64", value_name = "FILE")]
     pub(crate) qemu: PathBuf,
 }

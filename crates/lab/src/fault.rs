@@ -492,6 +492,7 @@ mod tests {
         let message = |line| parse(line).unwrap_err().to_string();
         assert!(message("unplug a e0").contains("\"unplug\": a fault is one of: link-down HOST"));
         assert!(message("link-down a").contains("link-down HOST LINK"));
+        assert!(message("libvirt-stop").contains("libvirt-stop HOST"));
         assert!(message("rate e0 fast").contains("such as 1000"));
         assert!(message("mtu a e0 -1").contains("such as 9000"));
         assert!(message("blackhole a e0 left").contains("both, receive or send"));
