@@ -149,16 +149,7 @@ fn main() -> ExitCode {
     for (name, test) in released::TESTS {
         trials.push(trial(format!("released::{name}"), *test, no_released.clone()));
     }
-    let no_libvirt = missing.clone().or_else(domains::missing);
-    if let (None, Some(absent), false) = (&missing, &no_libvirt, arguments.list) {
-        eprintln!("SKIPPED, those with libvirt: {absent}");
-    }
-    for (name, test) in libvirt_moves::TESTS {
-        trials.push(trial(format!("libvirt_moves::{name}"), *test, no_libvirt.clone()));
-    }
-    for (name, test) in libvirt_lab::TESTS {
-        trials.push(trial(format!("libvirt_lab::{name}"), *test, no_libvirt.clone()));
-    }
+    trials.extend(libvirt_trials(missing.as_ref(), arguments.list));
     for (module, tests) in modules {
         for (name, test) in tests {
             trials.push(trial(format!("{module}::{name}"), *test, missing.clone()));
@@ -170,19 +161,13 @@ fn main() -> ExitCode {
     let vlans = link_addresses::a_card_and_its_vlans_are_one_path;
     let no_vlans = missing.clone().or_else(link_addresses::no_vlans);
     trials.push(trial("link_addresses::a_card_and_its_vlans_are_one_path".into(), vlans, no_vlans));
-    let no_other_qemu = missing.or_else(|| match options::other_qemu() {
-        Some(_) => None,
-        None => Some("DRAINPIPE_TEST_QEMU names no other QEMU".into()),
-    });
+    let no_other_qemu = missing.or_else(no_other_qemu);
     trials.push(trial("options::another_qemu".into(), options::another_qemu, no_other_qemu.clone()));
     let stalled = later_rounds::with_another_qemu;
     // It takes longest: begun last, it would be alone at the end.
     trials.insert(0, trial("later_rounds::with_another_qemu".into(), stalled, no_other_qemu.clone()));
     let older = check_vms::an_older_qemu;
     trials.push(trial("check_vms::an_older_qemu".into(), older, no_other_qemu.clone()));
-    let other_with_libvirt = no_libvirt.or_else(|| no_other_qemu.clone());
-    let moves = libvirt_lab::a_domain_moves_with_another_qemu;
-    trials.push(trial("libvirt_lab::a_domain_moves_with_another_qemu".into(), moves, other_with_libvirt));
     let huge = huge_pages::a_vm_in_huge_pages_is_checked_refused_and_moved;
     trials.push(trial("huge_pages::a_vm_is_checked_refused_and_moved".into(), huge, no_other_qemu.clone()));
     let slow = path_loss::a_link_that_becomes_slow_gets_a_smaller_share;
@@ -258,6 +243,28 @@ fn measures(filter: &str) -> bool {
 
 fn repeats(variable: &str) -> Option<usize> {
     std::env::var(variable).ok()?.parse().ok()
+}
+
+/// Those of labs with libvirt. That they are skipped is told also where nothing else is.
+fn libvirt_trials(missing: Option<&String>, is_list: bool) -> Vec<Trial> {
+    let no_libvirt = domains::missing();
+    if let (None, Some(absent), false) = (missing, &no_libvirt, is_list) {
+        eprintln!("SKIPPED, those with libvirt: {absent}");
+    }
+    let no_libvirt = missing.cloned().or(no_libvirt);
+    let modules = [("libvirt_lab", libvirt_lab::TESTS), ("libvirt_moves", libvirt_moves::TESTS)];
+    let tests = modules.iter().flat_map(|(module, tests)| tests.iter().map(move |test| (module, test)));
+    let mut trials: Vec<Trial> = tests
+        .map(|(module, (name, test))| trial(format!("{module}::{name}"), *test, no_libvirt.clone()))
+        .collect();
+    let moves = libvirt_lab::a_domain_moves_with_another_qemu;
+    let absent = no_libvirt.or_else(no_other_qemu);
+    trials.push(trial("libvirt_lab::a_domain_moves_with_another_qemu".into(), moves, absent));
+    trials
+}
+
+fn no_other_qemu() -> Option<String> {
+    options::other_qemu().is_none().then(|| "DRAINPIPE_TEST_QEMU names no other QEMU".into())
 }
 
 fn trial(name: String, test: fn(), missing: Option<String>) -> Trial {
