@@ -126,7 +126,9 @@ mod tests {
 
     #[test]
     fn it_holds_for_the_seeds() {
-        packets_seeds().iter().for_each(|seed| packets(seed));
+        for seed in packets_seeds() {
+            packets(&seed);
+        }
     }
 
     proptest! {

@@ -161,8 +161,15 @@ pub(crate) fn small_domain(name: &str) -> String {
 
 /// How many QEMUs there are of a domain, whatever their daemons say.
 pub(crate) fn count_qemus(domain: &Domain) -> usize {
-    let named = format!("guest={},", domain.name);
+    let uuid = u128::from_be_bytes(domain.uuid);
     let processes = fs::read_dir("/proc").expect("mounted").flatten();
-    let command_lines = processes.filter_map(|process| fs::read(process.path().join("cmdline")).ok());
-    command_lines.filter(|line| line.windows(named.len()).any(|part| part == named.as_bytes())).count()
+    let command_lines =
+        processes.filter_map(|process| fs::read_to_string(process.path().join("cmdline")).ok());
+    command_lines.filter(|line| uuid_of(line) == Some(uuid)).count()
+}
+
+/// What follows `-uuid`.
+fn uuid_of(command_line: &str) -> Option<u128> {
+    let uuid = command_line.split('\0').skip_while(|argument| *argument != "-uuid").nth(1)?;
+    u128::from_str_radix(&uuid.replace('-', ""), 16).ok()
 }
