@@ -41,8 +41,8 @@ const PINGS_MISSED_MAX: u32 = 6;
 ///
 /// Calls of several tasks may be under way at once, and more wait for a place; one that ends something waits for no
 /// other kind. Who gives up waiting for an answer leaves his place taken until the daemon has answered. The socket is
-/// closed when the last clone is dropped. That ends jobs which the daemon knows by this connection, such as a
-/// migration.
+/// closed when the last clone is dropped. That ends jobs which the daemon knows by this connection, such as a migration:
+/// each should have a connection of its own, which the calls of others do not wait for.
 #[derive(Debug, Clone)]
 pub struct Connection {
     inner: Arc<Inner>,

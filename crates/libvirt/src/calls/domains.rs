@@ -109,7 +109,7 @@ impl Connection {
         Ok(autostart)
     }
 
-    /// A text of its definition; none if it has no such text.
+    /// A text of it, as it is now; none if it has no such text.
     pub async fn metadata(
         &self,
         domain: &Domain,
@@ -120,7 +120,7 @@ impl Connection {
             domain.encode(to);
             to.i32(of.number());
             to.optional_text(of.uri());
-            to.u32(CONFIG);
+            to.u32(0);
         };
         match self.call(METADATA, write, deadline).await {
             Err(error) if error.is_no_metadata() => Ok(None),
@@ -128,7 +128,7 @@ impl Connection {
         }
     }
 
-    /// Sets or removes a text of it, of the definition and, if it `is_active`, of what is there now.
+    /// Sets or removes a text of its definition and, if it `is_active`, of what is there now. It must be persistent.
     pub async fn set_metadata(
         &self,
         domain: &Domain,

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use drainpipe_libvirt::{
     CapabilitiesOf, Connection, Domain, DomainEvent, Error, JobKind, JobStatsOf, Lifecycle, MetadataOf,
-    State, UndefineFlags, Version, XmlFlags,
+    State, UndefineFlags, Version, XmlFlags, snapshot_flags,
 };
 use tokio::sync::broadcast::Receiver;
 use tokio::time::timeout;
@@ -40,7 +40,9 @@ async fn a_domain_is_defined_runs_and_ends() {
     libvirt.suspend(&domain, DEADLINE).await.unwrap();
     libvirt.destroy(&domain, false, DEADLINE).await.unwrap();
     assert_eq!(count_qemus(&domain), 0);
-    libvirt.undefine(&domain, UndefineFlags::default(), DEADLINE).await.unwrap();
+    check_snapshots(&libvirt, &domain).await;
+    let flags = UndefineFlags { snapshots_metadata: true, ..UndefineFlags::default() };
+    libvirt.undefine(&domain, flags, DEADLINE).await.unwrap();
     let gone = libvirt.domain_by_name("life", DEADLINE).await.unwrap_err();
     assert!(gone.is_no_domain(), "{gone}");
 
@@ -80,6 +82,28 @@ async fn check_definition(libvirt: &Connection, domain: &Domain) {
     assert_eq!(libvirt.metadata(domain, of, DEADLINE).await.expect("an answer"), None);
     libvirt.set_metadata(domain, of, Some("<mark>é</mark>"), false, DEADLINE).await.expect("an answer");
     assert!(libvirt.metadata(domain, of, DEADLINE).await.expect("an answer").expect("one").contains('é'));
+}
+
+/// The domain cannot be undefined as it is afterwards.
+async fn check_snapshots(libvirt: &Connection, domain: &Domain) {
+    let inactive = XmlFlags { inactive: true, ..XmlFlags::default() };
+    let domain_xml = libvirt.xml(domain, inactive, DEADLINE).await.expect("an answer");
+    let xml = format!(
+        "<domainsnapshot><name>before</name><state>shutoff</state><creationTime>1</creationTime>{domain_xml}\
+         </domainsnapshot>"
+    );
+    let snapshot =
+        libvirt.create_snapshot(domain, &xml, snapshot_flags::REDEFINE, DEADLINE).await.expect("an answer");
+    assert_eq!(snapshot.name, "before");
+    assert_eq!(libvirt.snapshot_count(domain, DEADLINE).await.expect("an answer"), 1);
+    assert_eq!(
+        libvirt.snapshots(domain, DEADLINE).await.expect("an answer"),
+        std::slice::from_ref(&snapshot)
+    );
+    let xml = libvirt.snapshot_xml(&snapshot, DEADLINE).await.expect("an answer");
+    assert!(xml.contains("<name>before</name>"), "{xml}");
+    let refused = libvirt.undefine(domain, UndefineFlags::default(), DEADLINE).await.expect_err("refused");
+    assert!(refused.is_operation_invalid(), "{refused}");
 }
 
 async fn check_lists(libvirt: &Connection, domain: &Domain) {
