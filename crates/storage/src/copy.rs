@@ -44,12 +44,7 @@ pub fn copy(request: &CopyRequest, task: &Task) -> Result<DiskResult, DiskError>
     let from = source(&request.source)?;
     let to = place(&request.target)?;
     refuse(&from, &to, request)?;
-    let data_bytes = match from.is_device() {
-        true => from.size_bytes,
-        false => {
-            data_bytes(&from.file, from.size_bytes).map_err(|error| of_path("read", &from.path, &error))?
-        }
-    };
+    let data_bytes = bytes_to_move(&from)?;
     let copying = Copying { from: &from, to: to.end(), target: &request.target, data_bytes, task };
     let methods =
         request.method.map_or_else(|| method::to_copy(&from.end, &copying.to), |method| vec![method]);
@@ -58,6 +53,13 @@ pub fn copy(request: &CopyRequest, task: &Task) -> Result<DiskResult, DiskError>
         Place::File { replaced, .. } => copying.to_file(&methods, replaced.is_some())?,
     };
     Ok(DiskResult::of(done, Some(&from), &request.target, (from.size_bytes, data_bytes)))
+}
+
+fn bytes_to_move(disk: &Disk) -> Result<u64, Problem> {
+    if disk.is_device() {
+        return Ok(disk.size_bytes);
+    }
+    data_bytes(&disk.file, disk.size_bytes).map_err(|error| of_path("read", &disk.path, &error))
 }
 
 fn refuse(from: &Disk, to: &Place, request: &CopyRequest) -> Result<(), Problem> {

@@ -19,7 +19,7 @@ const STEP_BYTES: u64 = 1 << 30;
 const BLOCK_BYTES: u64 = 512;
 
 /// A target that needs longer for one step does it no better than this host.
-const DEADLINE: Duration = Duration::from_secs(120);
+const DEADLINE: Duration = Duration::from_mins(2);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Copies a disk whose size is one of whole blocks.

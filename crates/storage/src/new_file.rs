@@ -54,7 +54,9 @@ impl NewFile {
 
     fn give_name(&mut self, is_replacing: bool) -> io::Result<()> {
         if !is_replacing {
-            return self.link_to(&self.path);
+            self.link_to(&self.path)?;
+            self.forget_other_name();
+            return Ok(());
         }
         if self.other_name.is_none() {
             let (name, ()) = free_name(&self.path, |name| self.link_to(name))?;
@@ -77,7 +79,13 @@ impl NewFile {
 
 impl Drop for NewFile {
     fn drop(&mut self) {
-        if let Some(name) = &self.other_name {
+        self.forget_other_name();
+    }
+}
+
+impl NewFile {
+    fn forget_other_name(&mut self) {
+        if let Some(name) = self.other_name.take() {
             // Nobody is left to tell; the name says whose it is.
             let _stays = fs::remove_file(name);
         }
@@ -145,10 +153,10 @@ mod tests {
             new.file.write_all(b"disk").unwrap();
             assert!(!path.exists());
             new.publish(false).unwrap();
-            assert_eq!(names(directory.path()), ["a.img"]);
             assert_eq!(fs::read(&path).unwrap(), b"disk");
             fs::remove_file(&path).unwrap();
         }
+        assert_eq!(names(directory.path()), [""; 0]);
     }
 
     #[test]

@@ -48,7 +48,9 @@ mod tests {
 
     fn after(seen: &[(f64, u64)]) -> Pace {
         let mut pace = Pace::default();
-        seen.iter().for_each(|(at_ms, bytes)| pace.see(*at_ms, *bytes));
+        for (at_ms, bytes) in seen {
+            pace.see(*at_ms, *bytes);
+        }
         pace
     }
 
@@ -63,7 +65,7 @@ mod tests {
     fn what_was_seen_of_late_is_what_comes() {
         assert_eq!(after(&[(0.0, 0), (2_000.0, 50)]).left_ms(100), Some(2_000.0));
         let slower: Vec<_> =
-            (0..=30).map(|second| (f64::from(second) * 1e3, 1_000 + second as u64)).collect();
+            (0..=30_u32).map(|second| (f64::from(second) * 1e3, 1_000 + u64::from(second))).collect();
         assert_eq!(after(&[&[(-1e3, 0)], &slower[..]].concat()).left_ms(1_040), Some(10_000.0));
     }
 

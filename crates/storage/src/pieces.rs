@@ -8,10 +8,13 @@ use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
 /// What is copied at once.
-pub(crate) const PIECE_BYTES: u64 = 4 << 20;
+pub(crate) const PIECE_BYTES: usize = 4 << 20;
 
 /// To what direct I/O is aligned: no device has larger blocks.
-pub(crate) const ALIGNED_BYTES: u64 = 4096;
+pub(crate) const ALIGNED_BYTES: usize = 4096;
+
+const PIECE: u64 = PIECE_BYTES as u64;
+const ALIGNED: u64 = ALIGNED_BYTES as u64;
 
 /// The pieces of a disk that hold data, in order. Reads nothing.
 #[derive(Debug)]
@@ -76,14 +79,14 @@ pub(crate) fn data_bytes(disk: &File, size_bytes: u64) -> io::Result<u64> {
 
 /// A range that direct I/O can take, but for the end of the disk.
 fn aligned(data: Range<u64>, size_bytes: u64) -> Range<u64> {
-    let begin = data.start - data.start % ALIGNED_BYTES;
-    let end = data.end.checked_next_multiple_of(ALIGNED_BYTES).unwrap_or(u64::MAX);
+    let begin = data.start - data.start % ALIGNED;
+    let end = data.end.checked_next_multiple_of(ALIGNED).unwrap_or(u64::MAX);
     begin..end.min(size_bytes)
 }
 
 /// Pieces end at multiples of their size.
 fn piece_from(at: u64, data_end: u64) -> Range<u64> {
-    let next = (at / PIECE_BYTES + 1).saturating_mul(PIECE_BYTES);
+    let next = (at / PIECE + 1).saturating_mul(PIECE);
     at..next.min(data_end)
 }
 
@@ -125,7 +128,7 @@ mod tests {
             let file = tempfile::tempfile().unwrap();
             let mut at = 0;
             for piece in all(Pieces::of_all(&file, size)) {
-                prop_assert!(piece.start == at && piece.end > at && piece.end - at <= PIECE_BYTES);
+                prop_assert!(piece.start == at && piece.end > at && piece.end - at <= PIECE);
                 at = piece.end;
             }
             prop_assert_eq!(at, size);
@@ -136,8 +139,8 @@ mod tests {
             let (data, size) = (begin..begin + bytes, begin + bytes + more);
             let aligned = aligned(data.clone(), size);
             prop_assert!(aligned.start <= data.start && aligned.end >= data.end && aligned.end <= size);
-            prop_assert!(aligned.start % ALIGNED_BYTES == 0);
-            prop_assert!(aligned.end % ALIGNED_BYTES == 0 || aligned.end == size);
+            prop_assert!(aligned.start.is_multiple_of(ALIGNED));
+            prop_assert!(aligned.end.is_multiple_of(ALIGNED) || aligned.end == size);
         }
     }
 }

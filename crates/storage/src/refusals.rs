@@ -30,9 +30,9 @@ pub(crate) fn unless_told(place: &Place, is_forced: bool) -> Result<(), Problem>
 
 /// A disk is not copied to itself.
 pub(crate) fn the_same(source: &Disk, place: &Place) -> Result<(), Problem> {
-    let identity = |disk: &Disk| match disk.is_device() {
-        true => (0, disk.metadata.rdev()),
-        false => (disk.metadata.dev(), disk.metadata.ino()),
+    let identity = |disk: &Disk| {
+        let metadata = &disk.metadata;
+        if disk.is_device() { (0, metadata.rdev()) } else { (metadata.dev(), metadata.ino()) }
     };
     match place.there().filter(|there| identity(there) == identity(source)) {
         Some(there) => Err(Problem::bad_input(format!(

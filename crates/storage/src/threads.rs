@@ -19,9 +19,6 @@ use crate::zero_runs::data_in;
 /// Requests under way at once; each takes a piece of memory.
 const THREADS: usize = 4;
 
-const PIECE: usize = PIECE_BYTES as usize;
-const ALIGNED: usize = ALIGNED_BYTES as usize;
-
 /// What ends a copy.
 #[derive(Debug)]
 pub(crate) enum Fault {
@@ -91,11 +88,11 @@ fn by_threads(
         queue.as_mut().map_or(Ok(None), Pieces::next_piece).map_err(Fault::Reading)
     };
     let run = || -> Result<(), Fault> {
-        let mut memory = vec![0; PIECE + ALIGNED];
-        let begin = memory.as_ptr().align_offset(ALIGNED);
+        let mut memory = vec![0; PIECE_BYTES + ALIGNED_BYTES];
+        let begin = memory.as_ptr().align_offset(ALIGNED_BYTES);
         while let Some(piece) = next()? {
             task.go_on().map_err(|_: DiskError| Fault::Cancelled)?;
-            work(&piece, &mut memory[begin..begin + PIECE])?;
+            work(&piece, &mut memory[begin..begin + PIECE_BYTES])?;
             task.is_done(piece.end - piece.start);
         }
         Ok(())
@@ -125,8 +122,8 @@ impl<'disk> BothWays<'disk> {
 
     /// What of a range the direct way takes: all but the last bytes of a disk of odd size.
     fn direct_part(&self, length: usize, at: u64) -> Option<(&File, usize)> {
-        let direct = self.direct.as_ref().filter(|_| at.is_multiple_of(ALIGNED_BYTES))?;
-        Some((direct, length - length % ALIGNED)).filter(|(_, part)| *part > 0)
+        let direct = self.direct.as_ref().filter(|_| at.is_multiple_of(ALIGNED_BYTES as u64))?;
+        Some((direct, length - length % ALIGNED_BYTES)).filter(|(_, part)| *part > 0)
     }
 
     fn read(&self, bytes: &mut [u8], at: u64) -> io::Result<()> {

@@ -51,14 +51,14 @@ impl Source {
             Self::NfsMount(mounted_on) => of_mount(&text(Path::new("/proc/self/mountstats"))?, mounted_on),
             Self::Devices(devices) => {
                 let all = devices.iter().map(|device| of_device(&text(&device.join("stat"))?));
-                all.collect::<Option<Vec<_>>>().map(sum)
+                all.collect::<Option<Vec<_>>>().map(|all| sum(&all))
             }
             Self::Host => of_host(&text(Path::new("/proc/vmstat"))?),
         }
     }
 }
 
-fn sum(all: Vec<Traffic>) -> Traffic {
+fn sum(all: &[Traffic]) -> Traffic {
     all.iter().fold(Traffic::default(), |sum, one| Traffic {
         read_bytes: sum.read_bytes.saturating_add(one.read_bytes),
         written_bytes: sum.written_bytes.saturating_add(one.written_bytes),
@@ -122,22 +122,22 @@ fn mount_around(mountinfo: &str, path: &Path) -> Option<PathBuf> {
 mod tests {
     use super::*;
 
-    fn traffic(read_bytes: u64, written_bytes: u64) -> Option<Traffic> {
-        Some(Traffic { read_bytes, written_bytes })
+    fn traffic(read_bytes: u64, written_bytes: u64) -> Traffic {
+        Traffic { read_bytes, written_bytes }
     }
 
     #[test]
     fn counters_are_read_as_the_kernel_writes_them() {
         assert_eq!(
             of_process("rchar: 1\nwchar: 2\nread_bytes: 4096\nwrite_bytes: 8192\n"),
-            traffic(4096, 8192)
+            Some(traffic(4096, 8192))
         );
-        assert_eq!(of_host("nr_dirty 3\npgpgin 5\npgpgout 7\n"), traffic(5120, 7168));
-        assert_eq!(of_device("   1   2   3   4   5   6   7   8 0 0 0\n"), traffic(1536, 3584));
+        assert_eq!(of_host("nr_dirty 3\npgpgin 5\npgpgout 7\n"), Some(traffic(5120, 7168)));
+        assert_eq!(of_device("   1   2   3   4   5   6   7   8 0 0 0\n"), Some(traffic(1536, 3584)));
         let mounts = "device a mounted on /srv with fstype nfs4 statvers=1.1\n\tbytes:\t1 2 3 4 5 6 7 8\n\
                       device b mounted on /srv/b with fstype nfs4 statvers=1.1\n\tbytes:\t1 2 3 4 50 60 7 8\n";
-        assert_eq!(of_mount(mounts, Path::new("/srv")), traffic(5, 6));
-        assert_eq!(of_mount(mounts, Path::new("/srv/b")), traffic(50, 60));
+        assert_eq!(of_mount(mounts, Path::new("/srv")), Some(traffic(5, 6)));
+        assert_eq!(of_mount(mounts, Path::new("/srv/b")), Some(traffic(50, 60)));
         assert_eq!(of_mount(mounts, Path::new("/other")), None);
         assert_eq!(of_process(""), None);
     }
