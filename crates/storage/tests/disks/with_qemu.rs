@@ -1,11 +1,14 @@
 //! Images that a real QEMU has open.
 
+use std::fs::File;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use drainpipe_storage::{CopyRequest, Task, copy};
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc::{F_UNLCK, F_WRLCK, SEEK_SET, flock};
 
 use crate::support::{assert_same, refused, request, sparse};
 
@@ -20,11 +23,31 @@ impl Drop for Qemu {
     }
 }
 
+/// Starts one, and waits until it has its disk open.
 fn open(image: &Path, access: &str) -> Option<Qemu> {
     let drive = format!("file={},format=raw,if=virtio,{access}", image.display());
     let mut command = Command::new(QEMU);
     command.args(["-S", "-nodefaults", "-display", "none", "-accel", "tcg", "-drive", &drive]);
-    command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().ok().map(Qemu)
+    let qemu = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().ok().map(Qemu)?;
+    let begun = Instant::now();
+    while !is_locked(image) {
+        assert!(begun.elapsed() < Duration::from_mins(1), "QEMU does not open its disk");
+        thread::sleep(Duration::from_millis(20));
+    }
+    Some(qemu)
+}
+
+fn is_locked(image: &Path) -> bool {
+    let file = File::open(image).unwrap();
+    let mut lock = flock {
+        l_type: i16::try_from(F_WRLCK).unwrap(),
+        l_whence: i16::try_from(SEEK_SET).unwrap(),
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    };
+    fcntl(&file, FcntlArg::F_OFD_GETLK(&mut lock)).unwrap();
+    i32::from(lock.l_type) != F_UNLCK
 }
 
 #[test]
@@ -32,24 +55,19 @@ fn an_image_that_a_vm_writes_to_is_not_copied() {
     let directory = tempfile::tempdir().unwrap();
     let (source, target) = (directory.path().join("a"), directory.path().join("b"));
     sparse(&source, 1 << 20, &[(0, 4096)]);
+    sparse(&target, 1 << 20, &[]);
     let Some(writer) = open(&source, "readonly=off") else {
         eprintln!("SKIPPED: no {QEMU}");
         return;
     };
-    let forced = CopyRequest { is_forced: true, ..request(&source, &target) };
-    let copied = || copy(&forced, &Task::default());
-    let begun = Instant::now();
-    while copied().is_ok() {
-        assert!(begun.elapsed() < Duration::from_secs(30), "QEMU does not open its disk");
-        thread::sleep(Duration::from_millis(50));
-    }
-    assert!(refused(copied()).contains("in use by a VM"));
-    let onto = CopyRequest { is_forced: true, ..request(&target, &source) };
-    assert!(refused(copy(&onto, &Task::default())).contains("must not be overwritten"));
+    let forced = |source: &Path, target: &Path| {
+        copy(&CopyRequest { is_forced: true, ..request(source, target) }, &Task::default())
+    };
+    assert!(refused(forced(&source, &target)).contains("in use by a VM"));
+    assert!(refused(forced(&target, &source)).contains("must not be overwritten"));
     drop(writer);
 
     let _reader = open(&source, "readonly=on");
-    thread::sleep(Duration::from_millis(500));
-    copied().unwrap();
+    forced(&source, &target).unwrap();
     assert_same(&source, &target);
 }
