@@ -3,8 +3,7 @@
 CARGO ?= cargo
 TARGET_DIRECTORY := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: demo test deb test-deb chaos soak fuzz fuzz-api style bench setup guest
-.PHONY: demo test test-storage chaos soak fuzz fuzz-api style bench setup guest
+.PHONY: demo test deb test-deb test-storage chaos soak fuzz fuzz-api style bench setup guest
 
 demo: setup guest
 	$(CARGO) build --release --package drainpipe-cli
@@ -27,6 +26,7 @@ deb: setup
 test-deb: deb
 	scripts/setup debootstrap lintian systemd-container
 	scripts/as-root scripts/test-deb
+
 # Disks on each file system that shares blocks or does not: what `make test` leaves out where it cannot make one fails here.
 test-storage:
 	scripts/setup btrfs-progs e2fsprogs xfsprogs
