@@ -18,11 +18,11 @@ pub mod migrate_flags {
     /// The guest runs meanwhile.
     pub const LIVE: u32 = 1;
     /// The source's daemon connects to the target's. Not for migrations by phases.
-    pub const PEER_TO_PEER: u32 = 1 << 1;
+    pub const PEER2PEER: u32 = 1 << 1;
     /// Memory goes through the daemons. Not for migrations by phases.
     pub const TUNNELLED: u32 = 1 << 2;
     /// The target defines the domain.
-    pub const PERSIST_DESTINATION: u32 = 1 << 3;
+    pub const PERSIST_DEST: u32 = 1 << 3;
     /// The source forgets its definition.
     pub const UNDEFINE_SOURCE: u32 = 1 << 4;
     /// The target leaves the guest paused.
@@ -30,7 +30,7 @@ pub mod migrate_flags {
     /// Disks go too.
     pub const NON_SHARED_DISK: u32 = 1 << 6;
     /// Disks go too, without what their backing files have.
-    pub const NON_SHARED_INCREMENTAL: u32 = 1 << 7;
+    pub const NON_SHARED_INC: u32 = 1 << 7;
     /// Nobody may change the domain meanwhile.
     pub const CHANGE_PROTECTION: u32 = 1 << 8;
     /// Also where libvirt sees a danger to disks.

@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use crate::daemons::{DEADLINE, Daemons, count_qemus, small_domain};
 
 const FLAGS: u32 = migrate_flags::LIVE
-    | migrate_flags::PERSIST_DESTINATION
+    | migrate_flags::PERSIST_DEST
     | migrate_flags::UNDEFINE_SOURCE
     | migrate_flags::CHANGE_PROTECTION
     | migrate_flags::PARALLEL;
