@@ -55,7 +55,7 @@ pub(crate) struct Terms {
 pub(crate) fn terms(transport: Transport, is_persistent: bool) -> Result<Terms, VmError> {
     let mut terms = Terms { flags: flags::LIVE | flags::CHANGE_PROTECTION, parameters: vec![] };
     if is_persistent {
-        terms.flags |= flags::PERSIST_DESTINATION | flags::UNDEFINE_SOURCE;
+        terms.flags |= flags::PERSIST_DEST | flags::UNDEFINE_SOURCE;
     }
     match transport {
         Transport::Single => {}

@@ -6,7 +6,7 @@ use axum::Router;
 use axum::extract::Path;
 use axum::routing::post;
 use drainpipe_hypervisor::fake::{Act, FakeVm, Fault};
-use drainpipe_hypervisor::{Exit, Role, RunState, SourceSettings, SourceVm, Transport};
+use drainpipe_hypervisor::{Exit, Parcel, Role, RunState, SourceSettings, SourceVm, Transport};
 use jiff::Timestamp;
 
 use super::*;
@@ -40,7 +40,9 @@ impl Guarded {
             host.hypervisor.start(spec, b"{}", Role::Fresh, QMP_DEADLINE).await.unwrap();
             let vm = host.vm("web");
             let settings = SourceSettings { downtime_limit_ms: 300, bandwidth_mbps: None };
-            vm.start_transfer(Transport::Single, peer().into(), settings, QMP_DEADLINE).await.unwrap();
+            vm.start_transfer(Transport::Single, peer().into(), settings, Parcel::default(), QMP_DEADLINE)
+                .await
+                .unwrap();
             vm.converges();
             vm
         });

@@ -111,6 +111,7 @@ fn table() -> Vec<(&'static str, &'static str, String, &'static [Who])> {
         ("POST", "/v1/incoming/{id}/connection", connection(), SOURCE),
         ("POST", "/v1/incoming/{id}/watch", watch(), SOURCE),
         ("GET", "/v1/incoming/{id}/bandwidth", none(), SOURCE),
+        ("POST", "/v1/incoming/{id}/complete", "{}".into(), SOURCE),
         ("GET", "/v1/incoming/{id}/received", none(), SOURCE),
         ("POST", "/v1/incoming/{id}/run", none(), SOURCE),
         ("POST", "/v1/incoming/{id}/reconnection", connection(), SOURCE),

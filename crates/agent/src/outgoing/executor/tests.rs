@@ -7,7 +7,9 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use drainpipe_engine::migration::VmCondition;
 use drainpipe_hypervisor::fake::{Act, FakeVm, Fault};
-use drainpipe_hypervisor::{Exit, MigrationStatus, RunState, SourceSettings, SourceVm, Transport, Vm};
+use drainpipe_hypervisor::{
+    Exit, MigrationStatus, Parcel, RunState, SourceSettings, SourceVm, Transport, Vm,
+};
 
 use super::*;
 use crate::api_types::IncomingView;
@@ -75,7 +77,7 @@ fn runs(host: &TestHost, life: &Life) -> Arc<FakeVm> {
 async fn starts(vm: &FakeVm, transport: Transport) {
     let address = std::net::SocketAddr::from(([10, 0, 0, 2], 49152));
     let settings = SourceSettings { downtime_limit_ms: 300, bandwidth_mbps: None };
-    vm.start_transfer(transport, address.into(), settings, QMP_DEADLINE).await.unwrap();
+    vm.start_transfer(transport, address.into(), settings, Parcel::default(), QMP_DEADLINE).await.unwrap();
 }
 
 /// How the migration ends, or that nobody knows yet.
