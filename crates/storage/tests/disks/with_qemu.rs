@@ -23,27 +23,31 @@ impl Drop for Qemu {
     }
 }
 
-/// Starts one, and waits until it has its disk open.
-fn open(image: &Path, access: &str) -> Option<Qemu> {
+/// The bytes that a QEMU locks as it reads an image, and as it writes to one.
+const READS: i64 = 100;
+const WRITES: i64 = 101;
+
+/// Starts one, and waits until it does this with its disk.
+fn open(image: &Path, access: &str, does: i64) -> Option<Qemu> {
     let drive = format!("file={},format=raw,if=virtio,{access}", image.display());
     let mut command = Command::new(QEMU);
     command.args(["-S", "-nodefaults", "-display", "none", "-accel", "tcg", "-drive", &drive]);
     let qemu = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().ok().map(Qemu)?;
     let begun = Instant::now();
-    while !is_locked(image) {
+    while !is_locked(image, does) {
         assert!(begun.elapsed() < Duration::from_mins(1), "QEMU does not open its disk");
         thread::sleep(Duration::from_millis(20));
     }
     Some(qemu)
 }
 
-fn is_locked(image: &Path) -> bool {
+fn is_locked(image: &Path, byte: i64) -> bool {
     let file = File::open(image).unwrap();
     let mut lock = flock {
         l_type: i16::try_from(F_WRLCK).unwrap(),
         l_whence: i16::try_from(SEEK_SET).unwrap(),
-        l_start: 0,
-        l_len: 0,
+        l_start: byte,
+        l_len: 1,
         l_pid: 0,
     };
     fcntl(&file, FcntlArg::F_OFD_GETLK(&mut lock)).unwrap();
@@ -56,7 +60,7 @@ fn an_image_that_a_vm_writes_to_is_not_copied() {
     let (source, target) = (directory.path().join("a"), directory.path().join("b"));
     sparse(&source, 1 << 20, &[(0, 4096)]);
     sparse(&target, 1 << 20, &[]);
-    let Some(writer) = open(&source, "readonly=off") else {
+    let Some(writer) = open(&source, "readonly=off", WRITES) else {
         eprintln!("SKIPPED: no {QEMU}");
         return;
     };
@@ -67,7 +71,7 @@ fn an_image_that_a_vm_writes_to_is_not_copied() {
     assert!(refused(forced(&target, &source)).contains("must not be overwritten"));
     drop(writer);
 
-    let _reader = open(&source, "readonly=on");
+    let _reader = open(&source, "readonly=on", READS);
     forced(&source, &target).unwrap();
     assert_same(&source, &target);
 }
