@@ -1,6 +1,6 @@
 //! Copies a disk.
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -101,16 +101,17 @@ impl Copying<'_> {
         Ok(done)
     }
 
-    /// Who may read the one may read the other.
+    /// Who may read the one may read the other, and nobody else.
     fn give_rights(&self, new: &File) -> Result<(), Problem> {
         if self.from.is_device() {
             return Ok(());
         }
         let metadata = &self.from.metadata;
-        // Root may; for others it is their own then.
-        let _own = fchown(new, Some(metadata.uid()), Some(metadata.gid()));
-        let mode = std::fs::Permissions::from_mode(metadata.mode() & 0o777);
-        new.set_permissions(mode).map_err(|error| of_path("set the permissions of", self.target, &error))
+        // Root may. What others copy is their own, and their group is not the one that the disk was for.
+        let is_given = fchown(new, Some(metadata.uid()), Some(metadata.gid())).is_ok();
+        let mode = metadata.mode() & if is_given { 0o777 } else { 0o707 };
+        new.set_permissions(Permissions::from_mode(mode))
+            .map_err(|error| of_path("set the permissions of", self.target, &error))
     }
 
     fn by_first_able(&self, methods: &[Method], onto: &Onto<'_>) -> Result<Done, DiskError> {

@@ -6,6 +6,8 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::fs::{Advice, fadvise};
+
 use crate::attempt::Attempt;
 use crate::end::Disk;
 use crate::error::DiskError;
@@ -24,6 +26,15 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Copies a disk whose size is one of whole blocks.
 pub(crate) fn extended_copy(source: &Disk, target: &Disk, task: &Task) -> Result<Attempt, Fault> {
+    // The kernel knows nothing of it: what it still has to write goes first, what it has read before is out of date.
+    source.file.sync_all().map_err(Fault::Reading)?;
+    target.file.sync_all().map_err(Fault::Writing)?;
+    let tried = copy_steps(source, target, task);
+    fadvise(&target.file, 0, None, Advice::DontNeed).map_err(|error| Fault::Writing(error.into()))?;
+    tried
+}
+
+fn copy_steps(source: &Disk, target: &Disk, task: &Task) -> Result<Attempt, Fault> {
     let mut at = 0;
     while at < source.size_bytes {
         task.go_on().map_err(|_: DiskError| Fault::Cancelled)?;

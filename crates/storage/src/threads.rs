@@ -127,20 +127,30 @@ impl<'disk> BothWays<'disk> {
     }
 
     fn read(&self, bytes: &mut [u8], at: u64) -> io::Result<()> {
-        let Some((direct, part)) = self.direct_part(bytes.len(), at) else {
-            return self.cached.read_exact_at(bytes, at);
-        };
-        let (whole, rest) = bytes.split_at_mut(part);
-        direct.read_exact_at(whole, at)?;
-        self.cached.read_exact_at(rest, at + part as u64)
+        let mut done = 0;
+        if let Some((direct, part)) = self.direct_part(bytes.len(), at)
+            && is_taken(direct.read_exact_at(&mut bytes[..part], at))?
+        {
+            done = part;
+        }
+        self.cached.read_exact_at(&mut bytes[done..], at + done as u64)
     }
 
     fn write(&self, bytes: &[u8], at: u64) -> io::Result<()> {
-        let Some((direct, part)) = self.direct_part(bytes.len(), at) else {
-            return self.cached.write_all_at(bytes, at);
-        };
-        let (whole, rest) = bytes.split_at(part);
-        direct.write_all_at(whole, at)?;
-        self.cached.write_all_at(rest, at + part as u64)
+        let mut done = 0;
+        if let Some((direct, part)) = self.direct_part(bytes.len(), at)
+            && is_taken(direct.write_all_at(&bytes[..part], at))?
+        {
+            done = part;
+        }
+        self.cached.write_all_at(&bytes[done..], at + done as u64)
+    }
+}
+
+/// Storage with larger blocks than any that is known refuses the direct way, and not the other.
+fn is_taken(done: io::Result<()>) -> io::Result<bool> {
+    match done {
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(false),
+        done => done.map(|()| true),
     }
 }
