@@ -25,7 +25,7 @@ deb: setup
 # purge; and lintian. The first run fetches some 250 MB of packages.
 test-deb: deb
 	scripts/setup debootstrap lintian systemd-container
-	scripts/as-root scripts/test-deb
+	scripts/as-root scripts/test-deb $(TARGET_DIRECTORY)/deb
 
 # Disks on each file system that shares blocks or does not: what `make test` leaves out where it cannot make one fails here.
 test-storage:

@@ -14,6 +14,7 @@ use crate::support::{PATIENCE, TestLab};
 pub(crate) const TESTS: &[Test] = &[
     ("the_agent_says_when_it_serves", the_agent_says_when_it_serves),
     ("the_unit_leaves_little_open", the_unit_leaves_little_open),
+    ("the_unit_lets_the_agent_open_files", the_unit_lets_the_agent_open_files),
     ("what_others_may_write_to_is_not_believed", what_others_may_write_to_is_not_believed),
 ];
 
@@ -22,11 +23,18 @@ pub(crate) const TESTS: &[Test] = &[
 /// opens files by `openat2` is 1.
 const EXPOSURE_MAX: &str = "38";
 
+const UNIT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/drainpipe.service");
+
+/// systemd enforces this setting by failing `openat2` altogether, and says so nowhere.
+fn the_unit_lets_the_agent_open_files() {
+    let unit = fs::read_to_string(UNIT).unwrap();
+    assert!(!unit.contains("\nRestrictSUIDSGID="));
+}
+
 fn the_unit_leaves_little_open() {
-    let unit = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/drainpipe.service");
     let threshold = format!("--threshold={EXPOSURE_MAX}");
     let looked = Command::new("systemd-analyze")
-        .args(["security", "--offline=true", "--no-pager", &threshold, unit])
+        .args(["security", "--offline=true", "--no-pager", &threshold, UNIT])
         .output();
     match looked {
         Err(error) => eprintln!("SKIPPED: systemd-analyze: {error}"),
