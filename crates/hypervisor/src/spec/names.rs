@@ -13,12 +13,15 @@ const NAMESPACE: Uuid = Uuid::from_u128(0x6472_6169_6e70_4970_a565_766d_6e61_6d6
 
 const VM_NAME_LENGTH_MAX: usize = 50;
 
+/// The longest that distributions have is some 16.
+const DISTRIBUTIONS_VERSION_LENGTH_MAX: usize = 32;
+
 /// Why a text is not the name that it should be.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
     /// Not a VM name.
     #[error(
-        "`{0}` is not a VM name: use 1 to {VM_NAME_LENGTH_MAX} lower-case letters, digits, `-` and `.`, \
+        "`{0}` is not a VM name: use 1 to {VM_NAME_LENGTH_MAX} letters (a to z, A to Z), digits, `-`, `_` and `.`, \
          beginning and ending with a letter or digit"
     )]
     VmName(String),
@@ -48,7 +51,7 @@ pub enum NameError {
     /// Not a machine type that Drainpipe can build.
     #[error(
         "`{0}` is not a machine type that can migrate here: use `pc-q35-VERSION` or `pc-i440fx-VERSION`, \
-         such as `pc-q35-7.2`; `qemu-system-x86_64 -machine help` lists what a host has"
+         such as `pc-q35-7.2`, or a distribution's own such as `pc-q35-rhel9.2.0`; `qemu-system-x86_64 -machine help` lists what a host has"
     )]
     MachineType(String),
 }
@@ -74,10 +77,11 @@ macro_rules! text_conversions {
 
 /// Name of a VM: unique among the hosts that it may migrate between.
 ///
-/// Safe as a file name, as part of a QEMU option and as a URL's path segment.
+/// Safe as a file name, as part of a QEMU option and as a URL's path segment. Two names that differ in the case of a
+/// letter are two names, as they are to libvirt.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(try_from = "String", into = "String")]
-#[schema(pattern = "^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length = 50, example = "web")]
+#[schema(pattern = "^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", max_length = 50, example = "web")]
 pub struct VmName(String);
 
 text_conversions!(VmName);
@@ -106,17 +110,18 @@ impl FromStr for VmName {
     type Err = NameError;
 
     fn from_str(text: &str) -> Result<Self, NameError> {
-        if is_plain_name(text) { Ok(Self(text.to_owned())) } else { Err(NameError::VmName(text.to_owned())) }
+        let is_name = is_name(text, u8::is_ascii_alphanumeric, b"-_.");
+        if is_name { Ok(Self(text.to_owned())) } else { Err(NameError::VmName(text.to_owned())) }
     }
 }
 
-fn is_plain_name(text: &str) -> bool {
-    let alphanumeric = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+/// Whether it begins and ends with a letter or digit, and has the other signs between them only.
+fn is_name(text: &str, is_alphanumeric: fn(&u8) -> bool, others: &[u8]) -> bool {
     let bytes = text.as_bytes();
     bytes.len() <= VM_NAME_LENGTH_MAX
-        && bytes.first().is_some_and(alphanumeric)
-        && bytes.last().is_some_and(alphanumeric)
-        && bytes.iter().all(|byte| alphanumeric(byte) || b"-.".contains(byte))
+        && bytes.first().is_some_and(is_alphanumeric)
+        && bytes.last().is_some_and(is_alphanumeric)
+        && bytes.iter().all(|byte| is_alphanumeric(byte) || others.contains(byte))
 }
 
 impl fmt::Display for VmName {
@@ -125,7 +130,7 @@ impl fmt::Display for VmName {
     }
 }
 
-/// Name of a group of VMs, formed like that of a VM.
+/// Name of a group of VMs.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(try_from = "String", into = "String")]
 #[schema(pattern = "^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length = 50, example = "db")]
@@ -137,7 +142,8 @@ impl FromStr for GroupName {
     type Err = NameError;
 
     fn from_str(text: &str) -> Result<Self, NameError> {
-        if is_plain_name(text) {
+        let is_alphanumeric = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+        if is_name(text, is_alphanumeric, b"-.") {
             Ok(Self(text.to_owned()))
         } else {
             Err(NameError::GroupName(text.to_owned()))
@@ -230,13 +236,27 @@ impl FromStr for MachineType {
             _ => {}
         }
         let version = text.strip_prefix("pc-q35-").or_else(|| text.strip_prefix("pc-i440fx-"));
-        let number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
-        if version.is_some_and(|version| version.contains('.') && version.split('.').all(number)) {
+        if version.is_some_and(|version| is_qemus(version) || is_distributions(version)) {
             Ok(Self(text.to_owned()))
         } else {
             Err(NameError::MachineType(text.to_owned()))
         }
     }
+}
+
+/// A version of QEMU's own, such as `7.2`.
+fn is_qemus(version: &str) -> bool {
+    let number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    version.contains('.') && version.split('.').all(number)
+}
+
+/// A distribution's name for the machine of one of its releases, such as `rhel9.2.0`, `jammy` or `noble-v2`.
+fn is_distributions(version: &str) -> bool {
+    let is_sign = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let is_part = |part: &str| !part.is_empty() && part.bytes().all(is_sign);
+    version.len() <= DISTRIBUTIONS_VERSION_LENGTH_MAX
+        && version.starts_with(|first: char| first.is_ascii_lowercase())
+        && version.split(['.', '-']).all(is_part)
 }
 
 impl fmt::Display for MachineType {
@@ -253,13 +273,40 @@ mod tests {
 
     #[test]
     fn vm_names_are_safe_as_file_names_and_options() {
-        for good in ["a", "web-1", "db.example", "0"] {
+        for good in ["a", "web-1", "db.example", "0", "Web_01", "DB.prod", "a__b", &"A".repeat(50)] {
             assert_eq!(good.parse::<VmName>().map(|name| name.to_string()), Ok(good.to_owned()));
         }
-        for bad in ["", ".", "..", "-a", "a-", "A", "a/b", "a,b", "a b", "ü", &"a".repeat(51)] {
+        for bad in [
+            "",
+            ".",
+            "..",
+            ".a",
+            "-a",
+            "a-",
+            "_a",
+            "a_",
+            "a/b",
+            "a,b",
+            "a b",
+            "a=b",
+            "a%b",
+            "a\nb",
+            "ü",
+            &"a".repeat(51),
+        ] {
             assert_eq!(bad.parse::<VmName>(), Err(NameError::VmName(bad.to_owned())));
             assert_eq!(bad.parse::<GroupName>(), Err(NameError::GroupName(bad.to_owned())));
         }
+        for bad in ["A", "a_b"] {
+            assert_eq!(bad.parse::<GroupName>(), Err(NameError::GroupName(bad.to_owned())));
+        }
+    }
+
+    #[test]
+    fn names_that_differ_in_case_are_two_vms() {
+        let [upper, lower] = ["Web", "web"].map(|name| name.parse::<VmName>().expect("a valid name"));
+        assert_ne!(upper.derived_uuid(), lower.derived_uuid());
+        assert_ne!(upper.derived_mac(0), lower.derived_mac(0));
     }
 
     #[test]
@@ -280,10 +327,32 @@ mod tests {
 
     #[test]
     fn machine_types() {
-        for good in ["pc-q35-7.2", "pc-q35-10.0", "pc-i440fx-4.0.1"] {
+        for good in [
+            "pc-q35-7.2",
+            "pc-q35-10.0",
+            "pc-i440fx-4.0.1",
+            "pc-q35-rhel9.2.0",
+            "pc-i440fx-rhel7.6.0",
+            "pc-i440fx-jammy",
+            "pc-q35-noble-v2",
+            "pc-i440fx-bionic-hpb",
+        ] {
             assert!(good.parse::<MachineType>().is_ok(), "{good}");
         }
-        for bad in ["", "microvm", "pc-q35-", "pc-q35-7", "pc-q35-7.", "pc-q35-7.2,accel=kvm", "pc-q35-x.y"] {
+        for bad in [
+            "",
+            "microvm",
+            "pc-q35-",
+            "pc-q35-7",
+            "pc-q35-7.",
+            "pc-q35-7.2,accel=kvm",
+            "pc-q35-.x",
+            "pc-q35-x-",
+            "pc-q35-x,y",
+            "pc-q35-Rhel9",
+            "pc-q35-x y",
+            &format!("pc-q35-{}", "x".repeat(33)),
+        ] {
             assert!(bad.parse::<MachineType>().is_err(), "{bad}");
         }
     }
