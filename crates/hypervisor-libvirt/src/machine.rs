@@ -471,6 +471,11 @@ impl SourceVm for DomainVm {
         ))
     }
 
+    /// libvirt lets nobody change the domain as long as it is ready to leave.
+    async fn stay(&self) {
+        self.close_leaving().await;
+    }
+
     async fn cancel(&self, deadline: Duration) -> Result<MigrationStatus, VmError> {
         let (connection, domain) = self.domain(deadline).await?;
         let was_sent = match self.leaving() {

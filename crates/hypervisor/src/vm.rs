@@ -140,7 +140,7 @@ pub trait Vm: fmt::Debug + Send + Sync {
 #[async_trait]
 pub trait SourceVm: Vm {
     /// Makes ready to leave by this transport, and returns what the target is told before it listens. Undone by
-    /// [`Self::cancel`].
+    /// [`Self::cancel`], and by [`Self::stay`].
     async fn begin(&self, transport: Transport, deadline: Duration) -> Result<Parcel, VmError> {
         let _needs_nothing = (transport, deadline);
         Ok(Parcel::default())
@@ -178,6 +178,10 @@ pub trait SourceVm: Vm {
         let _does_nothing_by_itself = deadline;
         Ok(())
     }
+
+    /// The VM stays, and nothing of its migration is under way: gives up what [`Self::begin`] has made ready. May be
+    /// repeated.
+    async fn stay(&self) {}
 
     /// Cancels the migration and waits for its end, which may be [`MigrationStatus::Completed`] if that came too late.
     async fn cancel(&self, deadline: Duration) -> Result<MigrationStatus, VmError>;

@@ -381,6 +381,7 @@ impl Executor {
             incoming::close_arrivals(&self.outgoing.incoming, &result.vm).await;
             self.outgoing.vms.forget(&result.vm);
         } else if let Ok(vmm) = self.vmm() {
+            vmm.stay().await;
             Beside::note_departure(&self.claimed.definition, vmm.directory(), None);
         }
         self.outgoing.migrations.lock().remove(&self.running.id);

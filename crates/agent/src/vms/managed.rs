@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drainpipe_engine::problem::Problem;
-use drainpipe_hypervisor::spec::VmSpec;
+use drainpipe_hypervisor::spec::{VmName, VmSpec};
 use drainpipe_hypervisor::{Found, HypervisorFacts, Machine, Manager};
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
@@ -96,14 +96,12 @@ impl Vms {
                 && entry.running().is_none()
                 && !found.contains(name)
         };
-        let gone: Vec<String> = entries
-            .iter()
-            .filter(|(name, entry)| is_gone(name, entry))
-            .map(|(name, _)| name.clone())
-            .collect();
+        let gone = entries.iter().filter(|(name, entry)| is_gone(name, entry));
+        let gone: Vec<VmName> = gone.map(|(_, entry)| entry.definition.name.clone()).collect();
         for name in gone {
-            self.journal.forget_vm(&name)?;
-            entries.remove(&name);
+            self.journal.forget_vm(name.as_str())?;
+            self.hypervisor.clear(&name).map_err(Problem::failed)?;
+            entries.remove(name.as_str());
         }
         Ok(())
     }

@@ -2,12 +2,20 @@
 
 use drainpipe_engine::option::MigrationOption;
 use drainpipe_engine::result::{MigrationResult, Outcome};
+use drainpipe_engine::step::Step;
 
 use crate::Test;
-use crate::program::REFUSED;
+use crate::program::{CANCELLED, REFUSED};
+use crate::scene::{SLOW_MBPS, step};
 use crate::support::{TestLab, eventually};
 
-pub(crate) const TESTS: &[Test] = &[("a_domain_is_moved_by_its_phases", a_domain_is_moved_by_its_phases)];
+pub(crate) const TESTS: &[Test] = &[
+    ("a_domain_is_moved_by_its_phases", a_domain_is_moved_by_its_phases),
+    (
+        "a_transient_domain_that_is_cancelled_is_free_again",
+        a_transient_domain_that_is_cancelled_is_free_again,
+    ),
+];
 
 fn lab() -> TestLab {
     TestLab::up(&["--libvirt", "--link", "unlimited", "--link", "unlimited"])
@@ -52,4 +60,30 @@ fn a_domain_is_moved_by_its_phases() {
     assert!(result.paths.len() == 2 && result.paths.iter().all(|path| path.bytes > 0), "{:?}", result.paths);
     assert_moved(&lab, "b", "a");
     guest.assert_intact();
+}
+
+/// One without a definition that outlives it goes without one, and comes back so. A migration that is not to be leaves
+/// nothing of libvirt's behind.
+fn a_transient_domain_that_is_cancelled_is_free_again() {
+    let lab = TestLab::up(&["--libvirt", "--link", SLOW_MBPS]);
+    let guest = lab.start_domain("a", "web", 160, "");
+    lab.virsh("a", &["undefine", "web"]).done();
+    eventually("the agent has seen it", || !lab.vms().vms.is_empty());
+    let migrating = lab.start(&["migrate", "web", "b", "--option", "tcp"]);
+    eventually("memory is copied", || {
+        step(&lab.migrations("a")).is_some_and(|step| step >= Step::CopyMemory)
+    });
+    let id = lab.migrations("a").remove(0).id;
+    lab.drainpipe(&["cancel", &id]).done();
+    migrating.wait().refused(CANCELLED, &["cancelled"]);
+    assert_eq!(lab.domain_state("a", "web").as_deref(), Some("running"));
+    assert_eq!(lab.domain_state("b", "web"), None);
+    // Nobody may change a domain that libvirt is moving.
+    lab.virsh("a", &["suspend", "web"]).done();
+    lab.virsh("a", &["resume", "web"]).done();
+    lab.json::<MigrationResult>(&["migrate", "web", "b", "--option", "tcp"]);
+    guest.assert_intact();
+    lab.virsh("b", &["destroy", "web"]).done();
+    assert_eq!(lab.domain_state("b", "web"), None, "it is transient there too");
+    eventually("it is in no list any more", || lab.vms().vms.is_empty());
 }
