@@ -58,8 +58,8 @@ fn describe(result: &DiskResult) -> String {
         Some(_) => format!(", {} of it data", format::bytes(result.data_bytes as f64)),
         None => String::new(),
     };
-    let unable: String =
-        result.unable.iter().map(|one| format!("  not by {}: {}\n", one.method, one.why)).collect();
+    let unable = result.unable.iter().map(|one| format!("  not by {}: {}\n", one.method, one.why));
+    let unable = unable.collect::<Vec<_>>().concat();
     let (method, through) = (result.method.words(), describe_traffic(result));
     format!("{what} in {took}: {size}{data}\n  by {method}\n  {through}\n{unable}")
 }
