@@ -90,6 +90,7 @@ bench: setup guest
 	DRAINPIPE_MEASURE_CAPTURE=1 $(MEASURE) | tee bench/results/capture.md
 	DRAINPIPE_MEASURE_PAUSE=5 $(MEASURE) | tee bench/results/pause.md
 	DRAINPIPE_MEASURE_TLS=9 $(MEASURE) | tee bench/results/tls.md
+	DRAINPIPE_MEASURE_DOMAINS=3 $(MEASURE) | tee bench/results/domains.md
 	for qemu in "$$(scripts/qemu)" qemu-system-x86_64; do \
 		DRAINPIPE_MEASURE_SCENARIOS=20 DRAINPIPE_MEASURE_LABS=$(SCENARIO_LABS) \
 			$(MEASURE_WITH) DRAINPIPE_TEST_QEMU=$$qemu $(MEASURE_BY) \

@@ -61,10 +61,23 @@ impl TestLab {
     /// Moves a domain over a link, as `virsh` does by itself.
     #[track_caller]
     pub(crate) fn migrate_domain(&self, name: &str, source: &str, target: &str, link: &str) {
+        self.migrate_domain_with(name, source, target, link, &[]);
+    }
+
+    /// The same, with more of `virsh`'s options.
+    #[track_caller]
+    pub(crate) fn migrate_domain_with(
+        &self,
+        name: &str,
+        source: &str,
+        target: &str,
+        link: &str,
+        more: &[&str],
+    ) {
         let address = self.lab().spec().link_address(target, link).unwrap();
         let (target, way) = (self.libvirt_uri(target), format!("tcp://{address}"));
         let keeping = ["migrate", "--live", "--persistent", "--undefinesource", name];
-        self.virsh(source, &[&keeping[..], &[&target, "--migrateuri", &way]].concat()).done();
+        self.virsh(source, &[&keeping[..], &[&target, "--migrateuri", &way], more].concat()).done();
     }
 }
 

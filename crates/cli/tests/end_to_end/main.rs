@@ -40,6 +40,7 @@ mod lost;
 mod lost_journal;
 mod measure_both;
 mod measure_busy;
+mod measure_domains;
 mod measure_drain;
 mod measure_faults;
 mod measure_limits;
@@ -224,6 +225,10 @@ fn measures(filter: &str) -> bool {
     }
     if let Some(repeats) = repeats("DRAINPIPE_MEASURE_TLS") {
         measure_tls::run(repeats);
+        return true;
+    }
+    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_DOMAINS") {
+        measure_domains::run(repeats);
         return true;
     }
     if let Some(repeats) = repeats("DRAINPIPE_MEASURE_DRAIN") {
