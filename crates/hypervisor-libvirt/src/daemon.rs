@@ -1,10 +1,12 @@
 //! A libvirt daemon of this host, and the connection that all its domains share.
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use drainpipe_libvirt::{Connection, DomainEvent, Error};
+use tokio::net::UnixStream;
 use tokio::sync::{Mutex, Notify, broadcast};
 
 /// QEMU's domains of the whole host.
@@ -32,6 +34,12 @@ impl Daemon {
     /// Whether there may be one.
     pub(crate) fn is_there(&self) -> bool {
         self.socket.exists()
+    }
+
+    /// Whether it has ended, and nothing starts it when it is spoken to.
+    pub(crate) async fn has_ended(&self) -> bool {
+        let kind = UnixStream::connect(&self.socket).await.err().map(|error| error.kind());
+        matches!(kind, Some(io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound))
     }
 
     /// The connection for questions and orders; a new one where the last has ended.

@@ -6,7 +6,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use drainpipe_hypervisor::spec::VmName;
-use drainpipe_hypervisor::{PathTooLong, ResolvedSpec, VmDirectory, VmError};
+use drainpipe_hypervisor::{PathTooLong, ResolvedSpec, Role, VmDirectory, VmError};
 use serde::{Deserialize, Serialize};
 
 /// What is known of a domain that is on its way here, until it runs.
@@ -49,6 +49,11 @@ pub(crate) fn read_coming(directory: &VmDirectory) -> Result<Option<ComingHere>,
         return Ok(None);
     }
     read(&coming_file(directory)).map(Some)
+}
+
+/// Whether it is on its way here.
+pub(crate) fn role(directory: &VmDirectory) -> Result<Role, VmError> {
+    Ok(if read_coming(directory)?.is_some() { Role::Incoming } else { Role::Fresh })
 }
 
 /// It runs here.

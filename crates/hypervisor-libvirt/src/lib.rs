@@ -6,6 +6,7 @@
 //! leaving      a domain that leaves: Begin and Perform
 //! coming       a domain that comes: Prepare and Finish
 //! daemon       the connection that all domains share
+//! monitor      QEMU's own control socket, for when libvirt has ended
 //! files        what the agent keeps of a domain
 //! qemu_process the QEMU that runs a domain, as the kernel knows it
 //! phases       what libvirt's phases are told, and what they hand to each other; pure
@@ -27,6 +28,7 @@ pub mod fuzzing;
 mod leaving;
 mod libvirt;
 mod machine;
+mod monitor;
 mod phases;
 mod qemu_process;
 mod states;

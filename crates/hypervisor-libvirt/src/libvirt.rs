@@ -29,6 +29,9 @@ use crate::qemu_process;
 /// How long the QEMU of a domain that libvirt calls active is looked for.
 const PROCESS_WITHIN: Duration = Duration::from_secs(2);
 
+/// QEMU's, where libvirt does not say it.
+const UNKNOWN: Version = Version { major: 0, minor: 0, micro: 0 };
+
 /// libvirt, with the domains that it has.
 #[derive(Debug)]
 pub struct Libvirt {
@@ -78,6 +81,18 @@ impl Libvirt {
         }
     }
 
+    /// By what was kept of it, while there is no libvirt to say more.
+    fn orphaned(&self, vm: &VmName) -> Result<DomainVm, VmError> {
+        let directory = self.found_directory(vm)?;
+        let spec = files::read_spec(&directory)?;
+        let process = qemu_process::find(spec.uuid()).map_err(VmError::failed)?;
+        let process = process.ok_or_else(|| {
+            VmError::new(VmErrorKind::NotRunning, format!("the domain {vm} is off, as is its libvirt"))
+        })?;
+        let role = files::role(&directory)?;
+        Ok(DomainVm::new(&self.daemon, spec, directory, role, UNKNOWN, Some(process)))
+    }
+
     async fn take_hold(&self, vm: &VmName, deadline: Duration) -> Result<DomainVm, VmError> {
         let connection = self.connection(deadline).await?;
         let domain = connection.domain_by_name(vm.as_str(), deadline).await.map_err(failed)?;
@@ -88,7 +103,7 @@ impl Libvirt {
         let spec = ResolvedSpec::try_from(spec).map_err(VmError::failed)?;
         let directory = self.found_directory(vm)?;
         files::write_spec(&directory, &spec)?;
-        let role = if files::read_coming(&directory)?.is_some() { Role::Incoming } else { Role::Fresh };
+        let role = files::role(&directory)?;
         let version = version_of(connection.hypervisor_version(deadline).await.map_err(failed)?);
         let process = qemu_process::find_started(spec.uuid(), PROCESS_WITHIN.min(deadline)).await;
         let process = process.map_err(VmError::failed)?;
@@ -199,7 +214,13 @@ impl Hypervisor for Libvirt {
     }
 
     async fn attach(&self, vm: &VmName, deadline: Duration) -> Result<Arc<dyn Machine>, VmError> {
-        Ok(Arc::new(self.take_hold(vm, deadline).await?))
+        let machine = match self.take_hold(vm, deadline).await {
+            Err(error) if error.kind == VmErrorKind::Gone && self.daemon.has_ended().await => {
+                self.orphaned(vm)?
+            }
+            taken => taken?,
+        };
+        Ok(Arc::new(machine))
     }
 
     async fn attach_beside_agent(
@@ -234,8 +255,7 @@ impl Hypervisor for Libvirt {
             // libvirt has ended it with the agent's connection; it may be defined still.
             Err(error) if error.kind == VmErrorKind::NotRunning => {
                 let spec = files::read_spec(&directory)?;
-                let version = Version { major: 0, minor: 0, micro: 0 };
-                DomainVm::new(&self.daemon, spec, directory, Role::Incoming, version, None)
+                DomainVm::new(&self.daemon, spec, directory, Role::Incoming, UNKNOWN, None)
             }
             Err(error) => return Err(error),
         };

@@ -25,6 +25,7 @@ use crate::coming::Coming;
 use crate::daemon::Daemon;
 use crate::errors::{failed, is_libvirts};
 use crate::leaving::Leaving;
+use crate::monitor::Monitor;
 use crate::phases::Handed;
 use crate::{files, qemu_process, states};
 
@@ -147,6 +148,33 @@ impl DomainVm {
         if let Some(leaving) = leaving {
             leaving.close(CLOSED_WITHIN).await;
         }
+    }
+
+    /// Its QEMU itself, where libvirt has not done what was asked because it has ended; fails as that did otherwise.
+    async fn orphaned(&self, why: VmError, deadline: Duration) -> Result<Monitor, VmError> {
+        match self.process() {
+            Some(process) if why.kind == VmErrorKind::Gone && self.daemon.has_ended().await => {
+                Monitor::open(&process, deadline).await
+            }
+            _ => Err(why),
+        }
+    }
+
+    async fn cancel_by_libvirt(&self, deadline: Duration) -> Result<MigrationStatus, VmError> {
+        let (connection, domain) = self.domain(deadline).await?;
+        let was_sent = match self.leaving() {
+            Some(leaving) => leaving.cancel(&domain, deadline).await?,
+            None => {
+                let (state, stats) = self.look(deadline).await?;
+                if stats.kind.may_be_under_way() {
+                    connection.abort_job(&domain, deadline).await.map_err(failed)?;
+                }
+                !stats.kind.may_be_under_way() && state.is_paused_by_migration()
+            }
+        };
+        self.close_leaving().await;
+        self.wait_without_job(deadline).await?;
+        Ok(if was_sent { MigrationStatus::Completed } else { MigrationStatus::Cancelled })
     }
 
     async fn resume(&self, deadline: Duration) -> Result<(), VmError> {
@@ -322,8 +350,10 @@ impl Vm for DomainVm {
         if is_incomplete {
             return Ok(RunState::Inmigrate);
         }
-        let (state, stats) = self.look(deadline).await?;
-        Ok(states::run_state(state, stats.kind.may_be_under_way()))
+        match self.look(deadline).await {
+            Ok((state, stats)) => Ok(states::run_state(state, stats.kind.may_be_under_way())),
+            Err(error) => self.orphaned(error, deadline).await?.run_state().await,
+        }
     }
 
     async fn migration(&self, deadline: Duration) -> Result<TransferStatus, VmError> {
@@ -361,7 +391,9 @@ impl Vm for DomainVm {
             return Err(VmError::new(VmErrorKind::MemoryIncomplete, "not all of the domain is here"));
         }
         self.close_leaving().await;
-        self.resume(deadline).await?;
+        if let Err(error) = self.resume(deadline).await {
+            self.orphaned(error, deadline).await?.run().await?;
+        }
         if self.role == Role::Incoming { files::has_come(&self.directory) } else { Ok(()) }
     }
 
@@ -477,20 +509,14 @@ impl SourceVm for DomainVm {
     }
 
     async fn cancel(&self, deadline: Duration) -> Result<MigrationStatus, VmError> {
-        let (connection, domain) = self.domain(deadline).await?;
-        let was_sent = match self.leaving() {
-            Some(leaving) => leaving.cancel(&domain, deadline).await?,
-            None => {
-                let (state, stats) = self.look(deadline).await?;
-                if stats.kind.may_be_under_way() {
-                    connection.abort_job(&domain, deadline).await.map_err(failed)?;
-                }
-                !stats.kind.may_be_under_way() && state.is_paused_by_migration()
+        match self.cancel_by_libvirt(deadline).await {
+            Err(error) => {
+                let cancelled = self.orphaned(error, deadline).await?.cancel().await;
+                self.close_leaving().await;
+                cancelled
             }
-        };
-        self.close_leaving().await;
-        self.wait_without_job(deadline).await?;
-        Ok(if was_sent { MigrationStatus::Completed } else { MigrationStatus::Cancelled })
+            cancelled => cancelled,
+        }
     }
 
     async fn interrupt(&self, _deadline: Duration) -> Result<(), VmError> {
@@ -513,7 +539,10 @@ impl SourceVm for DomainVm {
     }
 
     async fn hold(&self, deadline: Duration) -> Result<Hold, VmError> {
-        let (state, stats) = self.look(deadline).await?;
+        let (state, stats) = match self.look(deadline).await {
+            Err(error) => return self.orphaned(error, deadline).await?.hold().await,
+            looked => looked?,
+        };
         match (state.is_paused_by_migration(), stats.kind.may_be_under_way()) {
             (true, true) => Err(VmError::failed("libvirt's migration has the domain still")),
             (true, false) => Ok(Hold::LetGo),

@@ -32,6 +32,7 @@ mod kills;
 mod lab_cli;
 mod later_rounds;
 mod leaving;
+mod libvirt_kills;
 mod libvirt_lab;
 mod libvirt_moves;
 mod link_addresses;
@@ -257,7 +258,11 @@ fn libvirt_trials(missing: Option<&String>, is_list: bool) -> Vec<Trial> {
         eprintln!("SKIPPED, those with libvirt: {absent}");
     }
     let no_libvirt = missing.cloned().or(no_libvirt);
-    let modules = [("libvirt_lab", libvirt_lab::TESTS), ("libvirt_moves", libvirt_moves::TESTS)];
+    let modules = [
+        ("libvirt_kills", libvirt_kills::TESTS),
+        ("libvirt_lab", libvirt_lab::TESTS),
+        ("libvirt_moves", libvirt_moves::TESTS),
+    ];
     let tests = modules.iter().flat_map(|(module, tests)| tests.iter().map(move |test| (module, test)));
     let mut trials: Vec<Trial> = tests
         .map(|(module, (name, test))| trial(format!("{module}::{name}"), *test, no_libvirt.clone()))
