@@ -28,6 +28,10 @@ fn coming_file(directory: &VmDirectory) -> PathBuf {
     directory.path().join("coming.json")
 }
 
+fn to_end_file(directory: &VmDirectory) -> PathBuf {
+    directory.path().join("to-end")
+}
+
 /// Makes the directory, and says what the domain is.
 pub(crate) fn write_spec(directory: &VmDirectory, spec: &ResolvedSpec) -> Result<(), VmError> {
     let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(directory.path());
@@ -54,6 +58,19 @@ pub(crate) fn read_coming(directory: &VmDirectory) -> Result<Option<ComingHere>,
 /// Whether it is on its way here.
 pub(crate) fn role(directory: &VmDirectory) -> Result<Role, VmError> {
     Ok(if read_coming(directory)?.is_some() { Role::Incoming } else { Role::Fresh })
+}
+
+/// It is another host's, or was given up: what libvirt has of it is to be ended, also if libvirt has ended before.
+pub(crate) fn write_to_end(directory: &VmDirectory) -> Result<(), VmError> {
+    match write_bytes(&to_end_file(directory), &[]) {
+        // Nothing is known of it, so there is nothing to be looked for later.
+        Err(_) if !directory.path().exists() => Ok(()),
+        written => written,
+    }
+}
+
+pub(crate) fn is_to_end(directory: &VmDirectory) -> bool {
+    to_end_file(directory).exists()
 }
 
 /// It runs here.

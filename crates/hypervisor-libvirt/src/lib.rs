@@ -6,6 +6,7 @@
 //! leaving      a domain that leaves: Begin and Perform
 //! coming       a domain that comes: Prepare and Finish
 //! daemon       the connection that all domains share
+//! protection   a domain that nobody else may let run
 //! monitor      QEMU's own control socket, for when libvirt has ended
 //! files        what the agent keeps of a domain
 //! qemu_process the QEMU that runs a domain, as the kernel knows it
@@ -30,6 +31,7 @@ mod libvirt;
 mod machine;
 mod monitor;
 mod phases;
+mod protection;
 mod qemu_process;
 mod states;
 

@@ -74,6 +74,23 @@ impl Libvirt {
         })
     }
 
+    /// What libvirt still has of a domain that is another host's by now, because it had ended when that was to be ended.
+    /// One that somebody has let run is left alone: nobody but an operator knows which of the two is wanted.
+    async fn end_left(&self, definition: &VmSpec, deadline: Duration) -> Result<(), VmError> {
+        let directory = self.found_directory(&definition.name)?;
+        let spec = files::read_spec(&directory)?;
+        let role = files::role(&directory)?;
+        let machine = DomainVm::new(&self.daemon, spec, directory, role, UNKNOWN, None);
+        if machine.may_run(deadline).await? {
+            let why = VmError::failed(
+                "it has moved to another host, and somebody has let it run here too: destroy one of the two",
+            );
+            self.tell_once(definition.name.as_str(), &why);
+            return Ok(());
+        }
+        machine.destroy(deadline).await
+    }
+
     fn tell_once(&self, domain: &str, why: &VmError) {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         if told.insert(format!("{domain}: {why}")) {
@@ -157,6 +174,10 @@ impl Hypervisor for Libvirt {
             match self.described(&connection, &domain, deadline).await {
                 Ok(definition) => {
                     let directory = self.found_directory(&definition.name)?;
+                    if files::is_to_end(&directory) {
+                        self.end_left(&definition, deadline).await?;
+                        continue;
+                    }
                     if !directory.path().exists() {
                         let spec = ResolvedSpec::try_from(definition.clone()).map_err(VmError::failed)?;
                         files::write_spec(&directory, &spec)?;

@@ -27,6 +27,7 @@ use crate::errors::{failed, is_libvirts};
 use crate::leaving::Leaving;
 use crate::monitor::Monitor;
 use crate::phases::Handed;
+use crate::protection::Protection;
 use crate::{files, qemu_process, states};
 
 /// Events that wait for whoever is slow to read them.
@@ -56,6 +57,8 @@ pub struct DomainVm {
     listening: JoinHandle<()>,
     leaving: Mutex<Option<Arc<Leaving>>>,
     coming: Mutex<Option<Arc<Coming>>>,
+    // While it stands still for its hand-over.
+    protection: Mutex<Option<Protection>>,
     is_switched_over: AtomicBool,
     is_ending: AtomicBool,
 }
@@ -89,6 +92,7 @@ impl DomainVm {
             listening,
             leaving: Mutex::default(),
             coming: Mutex::default(),
+            protection: Mutex::default(),
             is_switched_over: AtomicBool::default(),
             is_ending: AtomicBool::default(),
         }
@@ -111,6 +115,24 @@ impl DomainVm {
         lock(&self.coming).clone()
     }
 
+    fn is_protected(&self) -> bool {
+        lock(&self.protection).is_some()
+    }
+
+    /// From now on nobody lets it run but [`Vm::run`].
+    async fn protect(&self, domain: &Domain, deadline: Duration) -> Result<(), VmError> {
+        let protection = Protection::begin(&self.daemon, domain, deadline).await?;
+        *lock(&self.protection) = Some(protection);
+        Ok(())
+    }
+
+    async fn unprotect(&self) {
+        let protection = lock(&self.protection).take();
+        if let Some(protection) = protection {
+            protection.end(CLOSED_WITHIN).await;
+        }
+    }
+
     async fn shared(&self, deadline: Duration) -> Result<Connection, VmError> {
         self.daemon.shared(deadline).await.map_err(failed)
     }
@@ -119,6 +141,12 @@ impl DomainVm {
         let connection = self.shared(deadline).await?;
         let domain = connection.domain_by_uuid(*self.spec.uuid().as_bytes(), deadline).await;
         Ok((connection, domain.map_err(failed)?))
+    }
+
+    /// Whether its guest runs, or is about to.
+    pub(crate) async fn may_run(&self, deadline: Duration) -> Result<bool, VmError> {
+        let (connection, domain) = self.domain(deadline).await?;
+        Ok(connection.state(&domain, deadline).await.map_err(failed)?.state.may_run())
     }
 
     /// What it does, whether a job has it, and what libvirt counts of that.
@@ -130,9 +158,14 @@ impl DomainVm {
         Ok((state, stats))
     }
 
+    /// Whether a job has it beside what keeps others from it.
+    fn has_job(&self, stats: &JobStats) -> bool {
+        stats.kind.may_be_under_way() && !self.is_protected()
+    }
+
     /// As a migration of an earlier agent has left it.
-    fn found_status(&self, state: DomainState, stats: &JobStats) -> MigrationStatus {
-        match (self.role, stats.kind.may_be_under_way()) {
+    fn found_status(&self, state: DomainState, has_job: bool) -> MigrationStatus {
+        match (self.role, has_job) {
             (Role::Incoming, true) => MigrationStatus::Active,
             (Role::Incoming, false) => MigrationStatus::Completed,
             (Role::Fresh, true) if state.state == State::Paused => MigrationStatus::PreSwitchover,
@@ -351,7 +384,7 @@ impl Vm for DomainVm {
             return Ok(RunState::Inmigrate);
         }
         match self.look(deadline).await {
-            Ok((state, stats)) => Ok(states::run_state(state, stats.kind.may_be_under_way())),
+            Ok((state, stats)) => Ok(states::run_state(state, self.has_job(&stats))),
             Err(error) => self.orphaned(error, deadline).await?.run_state().await,
         }
     }
@@ -369,7 +402,7 @@ impl Vm for DomainVm {
                 let is_paused = state.state == State::Paused;
                 leaving.status(is_paused, self.is_switched_over.load(Ordering::Relaxed))
             }
-            None => (self.found_status(state, &stats), None),
+            None => (self.found_status(state, self.has_job(&stats)), None),
         };
         Ok(TransferStatus { error_desc, ..states::transfer(status, &stats) })
     }
@@ -391,6 +424,7 @@ impl Vm for DomainVm {
             return Err(VmError::new(VmErrorKind::MemoryIncomplete, "not all of the domain is here"));
         }
         self.close_leaving().await;
+        self.unprotect().await;
         if let Err(error) = self.resume(deadline).await {
             self.orphaned(error, deadline).await?.run().await?;
         }
@@ -404,8 +438,11 @@ impl Vm for DomainVm {
     /// Of one that has left, or that came and was given up. Its definition goes too, unless this host had it before.
     async fn destroy(&self, deadline: Duration) -> Result<(), VmError> {
         self.close_leaving().await;
+        files::write_to_end(&self.directory)?;
         let coming = files::read_coming(&self.directory)?;
         self.end_domain(coming.is_some_and(|coming| coming.was_defined), deadline).await?;
+        // Not before: others might have let it run meanwhile.
+        self.unprotect().await;
         files::remove(&self.directory)
     }
 
@@ -494,8 +531,11 @@ impl SourceVm for DomainVm {
     /// libvirt's daemon, ended while it holds the job, lets the guest run by itself when it is started anew.
     async fn let_go(&self, deadline: Duration) -> Result<(), VmError> {
         self.close_leaving().await;
-        let state = self.wait_without_job(deadline).await?;
-        if state.is_paused_by_migration() {
+        self.wait_without_job(deadline).await?;
+        let (connection, domain) = self.domain(deadline).await?;
+        self.protect(&domain, deadline).await?;
+        // Not before: somebody may have waited to let it run.
+        if connection.state(&domain, deadline).await.map_err(failed)?.is_paused_by_migration() {
             return Ok(());
         }
         Err(VmError::failed(
@@ -509,6 +549,7 @@ impl SourceVm for DomainVm {
     }
 
     async fn cancel(&self, deadline: Duration) -> Result<MigrationStatus, VmError> {
+        self.unprotect().await;
         match self.cancel_by_libvirt(deadline).await {
             Err(error) => {
                 let cancelled = self.orphaned(error, deadline).await?.cancel().await;
@@ -543,7 +584,7 @@ impl SourceVm for DomainVm {
             Err(error) => return self.orphaned(error, deadline).await?.hold().await,
             looked => looked?,
         };
-        match (state.is_paused_by_migration(), stats.kind.may_be_under_way()) {
+        match (state.is_paused_by_migration(), self.has_job(&stats)) {
             (true, true) => Err(VmError::failed("libvirt's migration has the domain still")),
             (true, false) => Ok(Hold::LetGo),
             (false, _) => Ok(Hold::Kept),
@@ -591,12 +632,15 @@ impl TargetVm for DomainVm {
 
     async fn complete(&self, parcel: Parcel, deadline: Duration) -> Result<(), VmError> {
         let coming = self.coming().ok_or_else(|| VmError::failed("nothing was prepared for it here"))?;
-        let finished = coming.finish(&parcel, deadline).await;
+        let finished = match coming.finish(&parcel, deadline).await {
+            Ok(domain) => self.protect(&domain, deadline).await,
+            Err(error) => Err(error),
+        };
         let status = if finished.is_ok() { MigrationStatus::Completed } else { MigrationStatus::Failed };
         // Nobody may listen.
         let happening = drainpipe_hypervisor::Happening::Migration(status);
         let _unheard = self.events.send(Event { what: happening, at: None });
-        finished.map(drop)
+        finished
     }
 
     async fn recover_listen(&self, _address: Address, _deadline: Duration) -> Result<(), VmError> {

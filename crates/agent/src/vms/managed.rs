@@ -16,6 +16,9 @@ use crate::lock::lock;
 /// How often the manager is asked for its VMs where it says nothing by itself.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
+/// How soon one that did not answer is asked again.
+const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(1);
+
 /// What comes together is looked at once.
 const LOOK_AFTER: Duration = Duration::from_millis(100);
 
@@ -134,7 +137,8 @@ pub(crate) async fn keep_looking(vms: Arc<Vms>) {
             }
             Err(_) => {}
         }
-        if timeout(LOOK_EVERY, vms.hypervisor.managed_changed()).await.is_ok() {
+        let look_after = if was_told { LOOK_AGAIN_AFTER } else { LOOK_EVERY };
+        if timeout(look_after, vms.hypervisor.managed_changed()).await.is_ok() {
             sleep(LOOK_AFTER).await;
         }
     }

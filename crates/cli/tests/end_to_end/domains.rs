@@ -28,9 +28,15 @@ impl TestLab {
     /// Runs `virsh` with a host's libvirt.
     #[track_caller]
     pub(crate) fn virsh(&self, host: &str, arguments: &[&str]) -> Output {
+        self.start_virsh(host, arguments).wait()
+    }
+
+    /// As [`Self::virsh`], without waiting for its end.
+    #[track_caller]
+    pub(crate) fn start_virsh(&self, host: &str, arguments: &[&str]) -> Running {
         let mut command = Command::new("virsh");
         command.args(["--quiet", "--connect", &self.libvirt_uri(host)]).args(arguments);
-        Running::start(command).wait()
+        Running::start(command)
     }
 
     /// Defines and boots a domain on a host; back when its guest is ready. 160 MiB will do for most tests.

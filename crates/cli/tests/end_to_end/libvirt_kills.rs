@@ -1,15 +1,26 @@
 //! libvirt's domains, and what is killed while they move: agents, libvirt's daemons, QEMUs. One copy runs, always, and it
 //! runs on; by QEMU's own word, and by what libvirt of both hosts says.
 
+use std::thread;
+use std::time::Duration;
+
+use drainpipe_engine::result::Outcome;
 use rustix::process::Signal;
 
 use crate::Test;
-use crate::scene::{GUARDED_SILENCE_MAX, MEMORY_MIB, SLOW_MBPS, Scene, result_of};
+use crate::program::{Output, Running};
+use crate::scene::{
+    GUARDED_SILENCE_MAX, HeldJournal, MEMORY_MIB, SLOW_MBPS, Scene, assert_failed, cut_off, hold_journal,
+    rejoin, result_of, wait_until_handed_over,
+};
 use crate::support::{TestLab, eventually};
 
 pub(crate) const TESTS: &[Test] = &[
     ("agents_are_killed_while_a_domain_is_copied", agents_are_killed_while_a_domain_is_copied),
-    ("the_sources_libvirt_ends_while_a_domain_is_copied", the_sources_libvirt_ends_while_a_domain_is_copied),
+    ("agents_are_killed_at_the_hand_over_of_a_domain", agents_are_killed_at_the_hand_over_of_a_domain),
+    ("libvirt_ends_while_a_domain_is_copied", libvirt_ends_while_a_domain_is_copied),
+    ("libvirt_ends_at_the_hand_over_of_a_domain", libvirt_ends_at_the_hand_over_of_a_domain),
+    ("others_meddle_with_a_domain_that_moves", others_meddle_with_a_domain_that_moves),
 ];
 
 #[track_caller]
@@ -20,12 +31,11 @@ fn scene() -> Scene {
     Scene::of(lab, guest)
 }
 
-/// What the QEMU of a domain says of its guest, such as `running`.
-#[track_caller]
-fn qemu_says(lab: &TestLab, host: &str) -> String {
-    let answer = lab.virsh(host, &["qemu-monitor-command", "web", r#"{"execute":"query-status"}"#]).done();
-    let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
-    answer["return"]["status"].as_str().unwrap().to_owned()
+/// What the QEMU of a domain says of its guest, such as `running`; none where there is no QEMU.
+fn qemu_says(lab: &TestLab, host: &str) -> Option<String> {
+    let asked = lab.virsh(host, &["qemu-monitor-command", "web", r#"{"execute":"query-status"}"#]);
+    let answer: serde_json::Value = serde_json::from_str(&asked.stdout).ok()?;
+    Some(answer["return"]["status"].as_str()?.to_owned())
 }
 
 /// Fails the test unless it runs whole on this host alone, and libvirt of the other knows nothing of it.
@@ -33,11 +43,54 @@ fn qemu_says(lab: &TestLab, host: &str) -> String {
 fn assert_settled(scene: &Scene, host: &str) {
     let other = if host == "a" { "b" } else { "a" };
     scene.assert_settled(host);
-    assert_eq!(qemu_says(&scene.lab, host), "running");
+    assert_eq!(qemu_says(&scene.lab, host).as_deref(), Some("running"));
     assert_eq!(scene.lab.domain_state(host, "web").as_deref(), Some("running"));
     eventually("libvirt of the other host has forgotten it", || {
         scene.lab.domain_state(other, "web").is_none()
     });
+}
+
+#[track_caller]
+fn wait_without_guard(scene: &Scene) {
+    eventually("no guard is left", || scene.lab.pids("a", &[" guard --migration "]).is_empty());
+}
+
+/// Its libvirt, and back when the agent has seen that it answers.
+#[track_caller]
+fn start_libvirt(scene: &Scene, host: &str) {
+    let answers = || scene.lab.agent_log(host).matches("its VMs can be moved").count();
+    let before = answers();
+    scene.lab.fault(&format!("libvirt-start {host}"));
+    eventually("libvirt answers its agent", || answers() > before);
+}
+
+/// Ends libvirt, which may refuse to end by TERM in the middle of a migration: then it is killed, as systemd does.
+#[track_caller]
+fn end_libvirt(scene: &Scene, host: &str, ending: &str) {
+    let lab = &scene.lab;
+    let stopped =
+        crate::program::drainpipe(&["lab", "fault", lab.name(), &format!("libvirt-{ending}"), host]);
+    if stopped.code != 0 {
+        eprintln!("{ending} {host}: {}", stopped.stderr);
+        lab.fault(&format!("libvirt-kill {host}"));
+    }
+}
+
+/// Keeps the hand-over from being recorded; back when the guest stands still on both hosts, whole.
+#[track_caller]
+fn hold_until_all_is_there(scene: &Scene) -> HeldJournal {
+    let held = hold_journal(&scene.lab, "a");
+    eventually("all state is on the target", || {
+        ["a", "b"].map(|host| qemu_says(&scene.lab, host))
+            == ["postmigrate", "paused"].map(|state| Some(state.into()))
+    });
+    thread::sleep(Duration::from_millis(300));
+    held
+}
+
+#[track_caller]
+fn assert_completed(output: &Output) {
+    assert_eq!(result_of(output).outcome, Outcome::Completed, "{output:#?}");
 }
 
 fn agents_are_killed_while_a_domain_is_copied() {
@@ -48,9 +101,11 @@ fn agents_are_killed_while_a_domain_is_copied() {
         for host in killed {
             scene.lab.stop_agent(host, Signal::KILL);
         }
-        eventually("no guard is left", || scene.lab.pids("a", &[" guard --migration "]).is_empty());
+        if killed.contains(&"a") {
+            wait_without_guard(&scene);
+        }
         scene.guest.assert_answers();
-        assert_eq!(qemu_says(&scene.lab, "a"), "running", "{killed:?}");
+        assert_eq!(qemu_says(&scene.lab, "a").as_deref(), Some("running"), "{killed:?}");
         for host in killed {
             scene.lab.start_agent(host);
         }
@@ -61,19 +116,154 @@ fn agents_are_killed_while_a_domain_is_copied() {
     scene.assert_moves("b");
 }
 
-fn the_sources_libvirt_ends_while_a_domain_is_copied() {
+fn agents_are_killed_at_the_hand_over_of_a_domain() {
     let scene = scene();
-    for ending in ["kill", "stop"] {
-        let heartbeat = scene.guest.heartbeat();
-        let migrating = scene.migrate(&[]);
-        scene.lab.fault(&format!("libvirt-{ending} a"));
-        let output = migrating.wait();
-        assert_ne!(output.code, 0, "{ending}: {output:#?}");
-        eprintln!("{ending}: {:#?}", result_of(&output));
-        scene.guest.assert_answers();
-        assert!(heartbeat.longest_gap() < GUARDED_SILENCE_MAX, "{ending}: {:?}", heartbeat.statistics());
-        scene.lab.fault("libvirt-start a");
-        assert_settled(&scene, "a");
+    the_sources_agent_is_killed_before_the_record(&scene);
+    the_targets_agent_is_killed_before_the_record(&scene);
+    the_sources_agent_is_killed_after_the_record(&scene);
+}
+
+fn the_sources_agent_is_killed_before_the_record(scene: &Scene) {
+    let heartbeat = scene.guest.heartbeat();
+    let migrating = scene.migrate(&[]);
+    let held = hold_until_all_is_there(scene);
+    scene.lab.stop_agent("a", Signal::KILL);
+    held.release();
+    drop(migrating.wait());
+    wait_without_guard(scene);
+    eventually("it runs on", || qemu_says(&scene.lab, "a").as_deref() == Some("running"));
+    assert!(heartbeat.longest_gap() < GUARDED_SILENCE_MAX, "{:?}", heartbeat.statistics());
+    scene.lab.start_agent("a");
+    assert_settled(scene, "a");
+}
+
+fn the_targets_agent_is_killed_before_the_record(scene: &Scene) {
+    let migrating = scene.migrate(&[]);
+    let held = hold_until_all_is_there(scene);
+    scene.lab.stop_agent("b", Signal::KILL);
+    held.release();
+    wait_until_handed_over(&scene.lab);
+    scene.lab.start_agent("b");
+    drop(migrating.wait());
+    eventually("it is decided", || scene.migrations()[0].progress.is_none());
+    assert_eq!(scene.last_result().outcome, Outcome::Completed);
+    assert_settled(scene, "b");
+    scene.take_back();
+}
+
+/// The target hears nothing until then.
+fn the_sources_agent_is_killed_after_the_record(scene: &Scene) {
+    let migrating = scene.migrate(&[]);
+    let held = hold_until_all_is_there(scene);
+    cut_off(&scene.lab, "b");
+    held.release();
+    wait_until_handed_over(&scene.lab);
+    scene.lab.stop_agent("a", Signal::KILL);
+    drop(migrating.wait());
+    rejoin(&scene.lab, "b");
+    eventually("its guard orders the target to run it", || {
+        qemu_says(&scene.lab, "b").as_deref() == Some("running")
+    });
+    assert_ne!(qemu_says(&scene.lab, "a").as_deref(), Some("running"));
+    scene.lab.start_agent("a");
+    assert_settled(scene, "b");
+}
+
+fn libvirt_ends_while_a_domain_is_copied() {
+    let scene = scene();
+    for host in ["a", "b"] {
+        for ending in ["kill", "stop"] {
+            let heartbeat = scene.guest.heartbeat();
+            let migrating = scene.migrate(&[]);
+            end_libvirt(&scene, host, ending);
+            let output = migrating.wait();
+            eprintln!("{ending} {host}: {:?}", result_of(&output).error);
+            assert_failed(&output, "libvirt");
+            scene.guest.assert_answers();
+            assert!(heartbeat.longest_gap() < GUARDED_SILENCE_MAX, "{ending}: {:?}", heartbeat.statistics());
+            start_libvirt(&scene, host);
+            assert_settled(&scene, "a");
+        }
     }
+    the_sources_libvirt_and_agent_are_killed(&scene);
     scene.assert_moves("b");
+}
+
+fn the_sources_libvirt_and_agent_are_killed(scene: &Scene) {
+    let heartbeat = scene.guest.heartbeat();
+    let migrating = scene.migrate(&[]);
+    scene.lab.fault("libvirt-kill a");
+    scene.lab.stop_agent("a", Signal::KILL);
+    drop(migrating.wait());
+    wait_without_guard(scene);
+    scene.guest.assert_answers();
+    scene.lab.start_agent("a");
+    start_libvirt(scene, "a");
+    assert_settled(scene, "a");
+    assert!(heartbeat.longest_gap() < GUARDED_SILENCE_MAX, "{:?}", heartbeat.statistics());
+}
+
+fn libvirt_ends_at_the_hand_over_of_a_domain() {
+    let scene = scene();
+    for (host, ending) in [("b", "kill"), ("a", "kill"), ("b", "stop"), ("a", "stop")] {
+        let migrating = scene.migrate(&[]);
+        let held = hold_until_all_is_there(&scene);
+        end_libvirt(&scene, host, ending);
+        held.release();
+        let output = migrating.wait();
+        eprintln!("{ending} {host}: {:?} {:?}", result_of(&output).outcome, result_of(&output).error);
+        start_libvirt(&scene, host);
+        assert_completed(&output);
+        assert_settled(&scene, "b");
+        scene.take_back();
+    }
+}
+
+fn others_meddle_with_a_domain_that_moves() {
+    let scene = scene();
+    its_job_is_aborted(&scene);
+    qemus_are_killed_while_it_is_copied(&scene);
+    it_is_resumed_by_others_at_the_hand_over(&scene);
+    qemu_of_source_dies_after_the_hand_over(&scene);
+}
+
+fn its_job_is_aborted(scene: &Scene) {
+    let migrating = scene.migrate(&[]);
+    scene.lab.virsh("a", &["domjobabort", "web"]).done();
+    assert_failed(&migrating.wait(), "aborted");
+    assert_settled(scene, "a");
+}
+
+fn qemus_are_killed_while_it_is_copied(scene: &Scene) {
+    let migrating = scene.migrate(&[]);
+    scene.kill_qemu("b");
+    assert_failed(&migrating.wait(), "");
+    assert_settled(scene, "a");
+}
+
+/// libvirt keeps them waiting for as long as the domain is protected.
+fn it_is_resumed_by_others_at_the_hand_over(scene: &Scene) {
+    let migrating = scene.migrate(&[]);
+    let held = hold_until_all_is_there(scene);
+    let resuming = ["a", "b"].map(|host| scene.lab.start_virsh(host, &["resume", "web"]));
+    thread::sleep(Duration::from_secs(1));
+    let states = ["a", "b"].map(|host| qemu_says(&scene.lab, host));
+    held.release();
+    assert_eq!(states, ["postmigrate", "paused"].map(|state| Some(state.into())));
+    assert_completed(&migrating.wait());
+    resuming.map(Running::wait);
+    assert_settled(scene, "b");
+    scene.take_back();
+}
+
+fn qemu_of_source_dies_after_the_hand_over(scene: &Scene) {
+    let migrating = scene.migrate(&[]);
+    let held = hold_until_all_is_there(scene);
+    cut_off(&scene.lab, "b");
+    held.release();
+    wait_until_handed_over(&scene.lab);
+    scene.kill_qemu("a");
+    rejoin(&scene.lab, "b");
+    drop(migrating.wait());
+    assert_settled(scene, "b");
 }

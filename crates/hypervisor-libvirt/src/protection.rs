@@ -1,0 +1,33 @@
+//! Keeps others from letting a domain run that stands still: by a migration that is begun, and goes no further.
+//!
+//! libvirt refuses what changes the domain meanwhile, as `virsh resume`, and not `virsh destroy`. It forgets such a migration
+//! with its connection, and with its own end, and lets nothing run then.
+
+use std::time::Duration;
+
+use drainpipe_hypervisor::VmError;
+use drainpipe_libvirt::{Connection, Domain, migrate_flags as flags};
+
+use crate::daemon::Daemon;
+use crate::errors::failed;
+
+/// The hold of a domain. It ends with its connection.
+#[derive(Debug)]
+pub(crate) struct Protection {
+    connection: Connection,
+}
+
+impl Protection {
+    /// Of a domain that no other job has. Whether it stands still is to be asked after this.
+    pub(crate) async fn begin(daemon: &Daemon, domain: &Domain, deadline: Duration) -> Result<Self, VmError> {
+        let connection = daemon.own(deadline).await.map_err(failed)?;
+        let flags = flags::LIVE | flags::CHANGE_PROTECTION;
+        connection.migrate_begin(domain, &[], flags, deadline).await.map_err(failed)?;
+        Ok(Self { connection })
+    }
+
+    /// Others may change it from now on.
+    pub(crate) async fn end(self, deadline: Duration) {
+        self.connection.close(deadline).await;
+    }
+}
