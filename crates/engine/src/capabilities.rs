@@ -109,7 +109,6 @@ impl Capabilities {
         Self {
             pauses_before_switchover: false,
             packs: false,
-            is_relayed: false,
             keeps_limit: false,
             post_copy: None,
             copies_disks: false,

@@ -70,6 +70,11 @@ pub enum RelayError {
 }
 
 impl RelayError {
+    /// What the kernel says of the connection to the program on this host.
+    pub(crate) fn local(error: io::Error) -> Self {
+        Self::Local(Arc::new(error))
+    }
+
     /// What the kernel says of the connection to the other host.
     pub(crate) fn wire(error: io::Error) -> Self {
         match error.kind() {

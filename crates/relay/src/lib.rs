@@ -5,7 +5,8 @@
 //! ```
 //!
 //! Each connection that the one program makes becomes one to the other program, in the same order of bytes.
-//! Bytes go one way only. A sender is for one program and one purpose, and so is a receiver: they have threads of their
+//! Of the first connection, what the other program answers goes back too: QEMU's return path, which libvirt always asks for.
+//! A sender is for one program and one purpose, and so is a receiver: they have threads of their
 //! own, end with their value, and hold a bounded amount of memory.
 //!
 //! What is encrypted has TLS 1.3 between the two ends, each of which knows who the other must be. Nothing else
@@ -14,6 +15,7 @@
 //! A block goes out packed when a core was free to pack it by the time the wire wanted it, and as it is
 //! otherwise. So a sender is never slower than the wire alone, as long as the copying itself keeps up.
 
+mod answers;
 mod block;
 mod delta;
 mod entropy_filter;
@@ -56,6 +58,9 @@ pub use treatment::Treatment;
 
 /// Connections of one sender. Each may hold some blocks, and all of them together are bounded.
 pub const CONNECTIONS_MAX: usize = 64;
+
+/// The connection that the program makes first, and by which it hears answers.
+const MAIN_STREAM: usize = 0;
 
 /// Threads of one sender that pack. Each holds memory, 1.7 MiB at most.
 pub const PACKING_THREADS_MAX: usize = 16;

@@ -10,7 +10,6 @@ use std::time::Duration;
 use socket2::SockRef;
 use tracing::warn;
 
-use crate::CONNECTIONS_MAX;
 use crate::error::RelayError;
 use crate::page_slots::PageSlots;
 use crate::preamble::{self, Token};
@@ -20,7 +19,8 @@ use crate::tls::ServerTls;
 use crate::treatment::Treatment;
 use crate::unauthenticated::{UnauthenticatedPeer, UnauthenticatedPeers};
 use crate::unpacking::Unpacking;
-use crate::wire::Wire;
+use crate::wire::{Inward, Outward, Wire};
+use crate::{CONNECTIONS_MAX, MAIN_STREAM, answers};
 
 /// How long the first connection may come after the others.
 const FIRST_DEADLINE: Duration = Duration::from_secs(10);
@@ -170,14 +170,14 @@ impl Shared {
     }
 
     fn connect_program(&self, index: usize) -> Result<UnixStream, RelayError> {
-        if index > 0 {
+        if index != MAIN_STREAM {
             self.wait_for_first()?;
         }
         let path = &self.settings.path;
         let failed = |error| RelayError::Program { path: path.clone(), source: Arc::new(error) };
         let program = connect_program(path, PROGRAM_DEADLINE).map_err(failed)?;
         self.breaker.add(&program).map_err(failed)?;
-        if index == 0 {
+        if index == MAIN_STREAM {
             lock(&self.inner).first_is_there = true;
             self.first_is_there.notify_all();
         }
@@ -215,12 +215,12 @@ fn accept(shared: &Arc<Shared>) {
 fn receive(shared: &Shared, wire: TcpStream, peer: SocketAddr, unauthenticated: UnauthenticatedPeer) {
     let admitted = admit(shared, wire, &unauthenticated);
     drop(unauthenticated);
-    let (index, mut wire) = match admitted {
+    let (index, wire) = match admitted {
         Ok(admitted) => admitted,
         // Whoever it is: the sender's own connections are not touched by it.
         Err(error) => return shared.refusals.refused(peer, &error),
     };
-    if let Err(error) = relay(shared, index, &mut wire) {
+    if let Err(error) = relay(shared, index, wire) {
         shared.fail(error);
     }
 }
@@ -229,7 +229,7 @@ fn admit(
     shared: &Shared,
     wire: TcpStream,
     unauthenticated: &UnauthenticatedPeer,
-) -> Result<(usize, Wire), RelayError> {
+) -> Result<(usize, (Outward, Inward)), RelayError> {
     let ReceiverSettings { token, connections, treatment, .. } = &shared.settings;
     let (wire, said) = Wire::accept(wire, treatment.encryption())?;
     let index = preamble::decode(&said, token, *connections)?;
@@ -238,19 +238,22 @@ fn admit(
         return Err(RelayError::Truncated);
     }
     // Before it has come: where this fails, the sender's next attempt is to be taken.
-    let wire = wire.admit()?;
+    let (outward, inward) = wire.admit()?.split();
     shared.come(index)?;
     // Not before: an unauthenticated peer's would stay open with it.
-    shared.breaker.add(wire.socket()).map_err(RelayError::wire)?;
-    Ok((index, wire))
+    shared.breaker.add(inward.socket()).map_err(RelayError::wire)?;
+    Ok((index, (outward, inward)))
 }
 
-fn relay(shared: &Shared, index: usize, wire: &mut Wire) -> Result<(), RelayError> {
+fn relay(shared: &Shared, index: usize, (outward, mut inward): (Outward, Inward)) -> Result<(), RelayError> {
     let program = shared.connect_program(index)?;
+    if index == MAIN_STREAM {
+        answers::take(outward, &program).map_err(RelayError::local)?;
+    }
     if shared.settings.treatment.is_packed() {
-        unpack(wire, &program, &shared.page_slots)?;
+        unpack(&mut inward, &program, &shared.page_slots)?;
     } else {
-        wire.pass_to(&program)?;
+        inward.pass_to(&program)?;
     }
     // The program may have closed it already.
     drop(program.shutdown(Shutdown::Write));
@@ -258,7 +261,7 @@ fn relay(shared: &Shared, index: usize, wire: &mut Wire) -> Result<(), RelayErro
 }
 
 /// Gives all of a packed stream to a program, as it was.
-fn unpack(wire: &mut Wire, mut program: &UnixStream, slots: &PageSlots) -> Result<(), RelayError> {
+fn unpack(wire: &mut Inward, mut program: &UnixStream, slots: &PageSlots) -> Result<(), RelayError> {
     let mut unpacking = Unpacking::new()?;
     while let Some(block) = unpacking.next(|bytes| wire.read_exact(bytes), slots)? {
         program.write_all(block).map_err(|error| RelayError::Local(Arc::new(error)))?;

@@ -10,6 +10,7 @@ pub(crate) mod fuzzing;
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, Read};
 use std::ops::Range;
+use std::sync::{Arc, Mutex};
 
 use rustls::crypto::cipher::{
     AeadKey, InboundOpaqueMessage, Iv, MessageDecrypter, MessageEncrypter, OutboundChunks,
@@ -22,6 +23,7 @@ use rustls::{
 };
 
 use crate::error::RelayError;
+use crate::sockets::lock;
 
 /// Longest content of a record, before it is sealed (RFC 8446, section 5.1).
 const PLAIN_BYTES_MAX: usize = 1 << 14;
@@ -63,22 +65,31 @@ impl<Data: Send> Secrets for KernelConnection<Data> {
     }
 }
 
-/// One encrypted connection.
+/// Those of one connection, for both its directions.
+type SharedSecrets = Arc<Mutex<Box<dyn Secrets>>>;
+
+/// One encrypted connection. Its directions may be used apart.
 pub(crate) struct Session {
-    suite: &'static Tls13CipherSuite,
-    secrets: Box<dyn Secrets>,
-    sealer: Sealer,
-    opener: Opener,
+    /// What goes out.
+    pub(crate) sealer: Sealer,
+    /// What comes in.
+    pub(crate) opener: Opener,
 }
 
-struct Sealer {
+/// One direction of an encrypted connection, out of here.
+pub(crate) struct Sealer {
+    suite: &'static Tls13CipherSuite,
+    secrets: SharedSecrets,
     encrypter: Box<dyn MessageEncrypter>,
     next: u64,
     // Above this a key would have sealed too much.
     renew_at: u64,
 }
 
-struct Opener {
+/// One direction of an encrypted connection, into here.
+pub(crate) struct Opener {
+    suite: &'static Tls13CipherSuite,
+    secrets: SharedSecrets,
     decrypter: Box<dyn MessageDecrypter>,
     next: u64,
     // Received up to `filled`, opened up to `opened`.
@@ -107,13 +118,18 @@ impl Session {
         buffer[..early.len()].copy_from_slice(early);
         buffer[early.len()..filled].copy_from_slice(incoming);
         let plain = (!early.is_empty()).then_some(0..early.len());
+        let secrets = Arc::new(Mutex::new(secrets));
         Ok(Self {
             sealer: Sealer {
+                suite,
+                secrets: Arc::clone(&secrets),
                 encrypter: encrypter(suite, sealing)?,
                 next: sealed,
                 renew_at: suite.common.confidentiality_limit.saturating_sub(RENEW_EARLY),
             },
             opener: Opener {
+                suite,
+                secrets,
                 decrypter: decrypter(suite, opening)?,
                 next: opened,
                 buffer,
@@ -122,28 +138,28 @@ impl Session {
                 plain: plain.into_iter().collect(),
                 has_ended: false,
             },
-            suite,
-            secrets,
         })
     }
 
     /// The name of the cipher suite, as IANA has it.
     pub(crate) fn cipher_suite(&self) -> String {
-        let name = self.suite.common.suite.as_str().unwrap_or("a cipher suite without a name");
+        let name = self.sealer.suite.common.suite.as_str().unwrap_or("a cipher suite without a name");
         name.replace("TLS13_", "TLS_")
     }
+}
 
+impl Sealer {
     /// Seals both parts as one.
     pub(crate) fn seal(&mut self, first: &[u8], second: &[u8]) -> Result<Vec<Vec<u8>>, RelayError> {
         let parts = [first, second];
         let mut rest = OutboundChunks::new(&parts);
         let mut records = Vec::with_capacity(rest.len().div_ceil(PLAIN_BYTES_MAX) + 1);
         while !rest.is_empty() {
-            if self.sealer.next >= self.sealer.renew_at {
+            if self.next >= self.renew_at {
                 records.push(self.renew()?);
             }
             let (now, later) = rest.split_at(PLAIN_BYTES_MAX);
-            records.push(self.sealer.seal(ContentType::ApplicationData, now)?);
+            records.push(self.record(ContentType::ApplicationData, now)?);
             rest = later;
         }
         Ok(records)
@@ -151,81 +167,24 @@ impl Session {
 
     /// The last record: nothing follows.
     pub(crate) fn seal_end(&mut self) -> Result<Vec<u8>, RelayError> {
-        Ok(self.sealer.seal(ContentType::Alert, OutboundChunks::Single(&CLOSE_NOTIFY))?)
+        Ok(self.record(ContentType::Alert, OutboundChunks::Single(&CLOSE_NOTIFY))?)
     }
 
     /// The record that says that another key follows.
     fn renew(&mut self) -> Result<Vec<u8>, Error> {
-        let record = self.sealer.seal(ContentType::Handshake, OutboundChunks::Single(&KEY_UPDATE))?;
-        let (next, secrets) = self.secrets.next_outgoing()?;
-        self.sealer.encrypter = encrypter(self.suite, secrets)?;
-        self.sealer.next = next;
+        let record = self.record(ContentType::Handshake, OutboundChunks::Single(&KEY_UPDATE))?;
+        self.replace_key()?;
         Ok(record)
     }
 
-    /// Reads until there is something to take. False once the peer has ended the stream.
-    pub(crate) fn receive(&mut self, mut socket: impl Read) -> Result<bool, RelayError> {
-        loop {
-            if self.opener.plain.is_empty() {
-                self.open_all()?;
-            }
-            if !self.opener.plain.is_empty() {
-                return Ok(true);
-            }
-            if self.opener.has_ended {
-                return Ok(false);
-            }
-            self.opener.fill(&mut socket)?;
-        }
-    }
-
-    /// Gives up the room for what comes.
-    pub(crate) fn receives_no_more(&mut self) {
-        self.opener.buffer = vec![];
-    }
-
-    /// What lies open.
-    pub(crate) fn received(&self) -> Vec<IoSlice<'_>> {
-        self.opener.plain.iter().map(|range| IoSlice::new(&self.opener.buffer[range.clone()])).collect()
-    }
-
-    /// Takes all that lies open.
-    pub(crate) fn taken(&mut self) {
-        self.opener.plain.clear();
-    }
-
-    /// Takes as much as there is room for.
-    pub(crate) fn take(&mut self, room: &mut [u8]) -> usize {
-        let Some(range) = self.opener.plain.front_mut() else { return 0 };
-        let count = range.len().min(room.len());
-        room[..count].copy_from_slice(&self.opener.buffer[range.start..range.start + count]);
-        range.start += count;
-        if range.start == range.end {
-            self.opener.plain.pop_front();
-        }
-        count
-    }
-
-    fn open_all(&mut self) -> Result<(), RelayError> {
-        while !self.opener.has_ended
-            && let Some(record) = self.opener.next_record()?
-        {
-            match self.opener.open(record)? {
-                Opened::Bytes => {}
-                Opened::KeyUpdate => {
-                    let (next, secrets) = self.secrets.next_incoming()?;
-                    self.opener.decrypter = decrypter(self.suite, secrets)?;
-                    self.opener.next = next;
-                }
-                Opened::End => self.opener.has_ended = true,
-            }
-        }
+    fn replace_key(&mut self) -> Result<(), Error> {
+        let (next, secrets) = lock(&self.secrets).next_outgoing()?;
+        self.encrypter = encrypter(self.suite, secrets)?;
+        self.next = next;
         Ok(())
     }
-}
 
-impl Sealer {
-    fn seal(&mut self, typ: ContentType, payload: OutboundChunks<'_>) -> Result<Vec<u8>, Error> {
+    fn record(&mut self, typ: ContentType, payload: OutboundChunks<'_>) -> Result<Vec<u8>, Error> {
         let plain = OutboundPlainMessage { typ, version: ProtocolVersion::TLSv1_2, payload };
         let record = self.encrypter.encrypt(plain, self.next)?.encode();
         self.next += 1;
@@ -240,6 +199,61 @@ enum Opened {
 }
 
 impl Opener {
+    /// Reads until there is something to take. False once the peer has ended the stream.
+    pub(crate) fn receive(&mut self, mut socket: impl Read) -> Result<bool, RelayError> {
+        loop {
+            if self.plain.is_empty() {
+                self.open_all()?;
+            }
+            if !self.plain.is_empty() {
+                return Ok(true);
+            }
+            if self.has_ended {
+                return Ok(false);
+            }
+            self.fill(&mut socket)?;
+        }
+    }
+
+    /// What lies open.
+    pub(crate) fn received(&self) -> Vec<IoSlice<'_>> {
+        self.plain.iter().map(|range| IoSlice::new(&self.buffer[range.clone()])).collect()
+    }
+
+    /// Takes all that lies open.
+    pub(crate) fn taken(&mut self) {
+        self.plain.clear();
+    }
+
+    /// Takes as much as there is room for.
+    pub(crate) fn take(&mut self, room: &mut [u8]) -> usize {
+        let Some(range) = self.plain.front_mut() else { return 0 };
+        let count = range.len().min(room.len());
+        room[..count].copy_from_slice(&self.buffer[range.start..range.start + count]);
+        range.start += count;
+        if range.start == range.end {
+            self.plain.pop_front();
+        }
+        count
+    }
+
+    fn open_all(&mut self) -> Result<(), RelayError> {
+        while !self.has_ended
+            && let Some(record) = self.next_record()?
+        {
+            match self.open(record)? {
+                Opened::Bytes => {}
+                Opened::KeyUpdate => {
+                    let (next, secrets) = lock(&self.secrets).next_incoming()?;
+                    self.decrypter = decrypter(self.suite, secrets)?;
+                    self.next = next;
+                }
+                Opened::End => self.has_ended = true,
+            }
+        }
+        Ok(())
+    }
+
     /// The next record that is all there, without its header.
     fn next_record(&mut self) -> Result<Option<Range<usize>>, RelayError> {
         let received = &self.buffer[self.opened..self.filled];
@@ -344,9 +358,9 @@ mod tests {
 
     fn receive_all(session: &mut Session, wire: &[u8]) -> Result<Vec<u8>, RelayError> {
         let (mut wire, mut all) = (wire, vec![]);
-        while session.receive(&mut wire)? {
-            all.extend(session.received().iter().flat_map(|part| part.to_vec()));
-            session.taken();
+        while session.opener.receive(&mut wire)? {
+            all.extend(session.opener.received().iter().flat_map(|part| part.to_vec()));
+            session.opener.taken();
         }
         Ok(all)
     }
@@ -358,10 +372,10 @@ mod tests {
         let content: Vec<u8> = (0..=250_u8).cycle().take(40 * PLAIN_BYTES_MAX).collect();
         let mut wire = vec![];
         for block in content.chunks(100_000) {
-            wire.extend(sender.seal(b"head", block).unwrap().concat());
+            wire.extend(sender.sealer.seal(b"head", block).unwrap().concat());
             assert!(sender.sealer.next <= 3, "{}", sender.sealer.next);
         }
-        wire.extend(sender.seal_end().unwrap());
+        wire.extend(sender.sealer.seal_end().unwrap());
         let expected = content.chunks(100_000).flat_map(|block| [b"head", block].concat());
         assert!(receive_all(&mut receiver, &wire).unwrap() == expected.collect::<Vec<u8>>());
     }
@@ -369,8 +383,8 @@ mod tests {
     #[test]
     fn a_stream_without_its_end_is_truncated() {
         let (mut sender, mut receiver) = sessions();
-        let mut wire = sender.seal(b"memory", &[]).unwrap().concat();
-        wire.extend(&sender.seal_end().unwrap()[..7]);
+        let mut wire = sender.sealer.seal(b"memory", &[]).unwrap().concat();
+        wire.extend(&sender.sealer.seal_end().unwrap()[..7]);
         assert!(matches!(receive_all(&mut receiver, &wire), Err(RelayError::Truncated)));
     }
 
@@ -378,7 +392,7 @@ mod tests {
     fn records_in_another_order_and_records_twice_are_refused() {
         for order in [[1, 0], [0, 0]] {
             let (mut sender, mut receiver) = sessions();
-            let records = [b"one", b"two"].map(|part| sender.seal(part, &[]).unwrap().concat());
+            let records = [b"one", b"two"].map(|part| sender.sealer.seal(part, &[]).unwrap().concat());
             let wire = order.map(|index| records[index].clone()).concat();
             let error = receive_all(&mut receiver, &wire).unwrap_err();
             assert!(matches!(error, RelayError::Tls(Error::DecryptError)), "{error:?}");
@@ -394,7 +408,7 @@ mod tests {
             change in 1..=u8::MAX,
         ) {
             let (mut sender, mut receiver) = sessions();
-            let mut wire = sender.seal(&[7; 1_000], &[]).unwrap().concat();
+            let mut wire = sender.sealer.seal(&[7; 1_000], &[]).unwrap().concat();
             wire[at] ^= change;
             wire.extend(&bytes);
             prop_assert!(receive_all(&mut receiver, &wire).is_err());

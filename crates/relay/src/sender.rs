@@ -35,8 +35,8 @@ use crate::preamble::Token;
 use crate::sockets::{Breaker, spawn};
 use crate::tls::ClientTls;
 use crate::treatment::Treatment;
-use crate::wire::Wire;
-use crate::{CONNECTIONS_MAX, PACKING_THREADS_MAX};
+use crate::wire::{Outward, Wire};
+use crate::{CONNECTIONS_MAX, MAIN_STREAM, PACKING_THREADS_MAX, answers};
 
 /// What a sender is to do.
 #[derive(Debug, Clone)]
@@ -74,14 +74,24 @@ impl SenderSettings {
     }
 
     /// Connects to the receiver for the program's connection of this number.
-    fn connect(&self, stream: usize, breaker: &Breaker, counters: &Counters) -> Result<Wire, RelayError> {
+    fn connect(
+        &self,
+        stream: usize,
+        program: &UnixStream,
+        breaker: &Breaker,
+        counters: &Counters,
+    ) -> Result<Outward, RelayError> {
         let index = u8::try_from(stream).expect("a sender has no more connections than CONNECTIONS_MAX");
         let tls = self.treatment.encryption();
         let wire = Wire::connect(self.destination, breaker, tls, &self.token, index)?;
         if let Some(cipher_suite) = wire.cipher_suite() {
             counters.encrypted(cipher_suite);
         }
-        Ok(wire)
+        let (outward, inward) = wire.split();
+        if stream == MAIN_STREAM {
+            answers::give(inward, program).map_err(RelayError::local)?;
+        }
+        Ok(outward)
     }
 }
 

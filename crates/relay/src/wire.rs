@@ -12,7 +12,7 @@ use tracing::debug;
 
 use crate::error::RelayError;
 use crate::preamble::{self, PREAMBLE_BYTES, Token};
-use crate::records::Session;
+use crate::records::{Opener, Sealer, Session};
 use crate::sockets::{Breaker, write_all};
 use crate::tls::{self, ClientTls, ServerTls};
 
@@ -29,15 +29,32 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// How long the sender may take to say what a connection is.
 const ACCEPT_DEADLINE: Duration = Duration::from_secs(5);
 
+/// What goes back in the clear, at a time: little does.
+const COPIED_BYTES: usize = 4 << 10;
+
 /// What the receiver says of an encrypted connection that it accepts. Until then the sender does not know
 /// whether its certificate will do.
 const ACCEPTED: [u8; 1] = [1];
 
-/// One connection between the two ends of a relay.
+/// One connection between the two ends of a relay, as it begins.
 pub(crate) struct Wire {
     socket: TcpStream,
     // None in the clear.
     session: Option<Session>,
+}
+
+/// What goes out by a connection.
+pub(crate) struct Outward {
+    socket: Arc<TcpStream>,
+    // None in the clear.
+    sealer: Option<Sealer>,
+}
+
+/// What comes in by a connection.
+pub(crate) struct Inward {
+    socket: Arc<TcpStream>,
+    // None in the clear.
+    opener: Option<Opener>,
 }
 
 impl Wire {
@@ -83,10 +100,8 @@ impl Wire {
         let end = Instant::now() + CONNECT_DEADLINE;
         let session = tls.map(|tls| tls::connect(Within { socket: &socket, end }, tls)).transpose()?;
         let mut wire = Self { socket, session };
-        wire.send(&preamble::encode(token, index), &[])?;
+        wire.send(&preamble::encode(token, index))?;
         wire.wait_accepted(end)?;
-        // Bytes go one way.
-        wire.session.as_mut().map(Session::receives_no_more);
         wire.without_deadline()
     }
 
@@ -103,20 +118,16 @@ impl Wire {
             error => error,
         })?;
         let mut said = [0; PREAMBLE_BYTES];
-        read_exact(&mut session, Within { socket: &socket, end }, &mut said)?;
+        read_exact(opener_of(&mut session), Within { socket: &socket, end }, &mut said)?;
         Ok((Self { socket, session }, said))
     }
 
     /// Lets the sender send its stream.
     pub(crate) fn admit(mut self) -> Result<Self, RelayError> {
         if self.session.is_some() {
-            self.send(&ACCEPTED, &[])?;
+            self.send(&ACCEPTED)?;
         }
         self.without_deadline()
-    }
-
-    pub(crate) fn socket(&self) -> &TcpStream {
-        &self.socket
     }
 
     /// How it is encrypted; none in the clear.
@@ -124,40 +135,16 @@ impl Wire {
         self.session.as_ref().map(Session::cipher_suite)
     }
 
-    /// Sends both parts. Gives how many bytes that made.
-    pub(crate) fn send(&mut self, first: &[u8], second: &[u8]) -> Result<usize, RelayError> {
-        let Some(session) = &mut self.session else {
-            write_all(&self.socket, &mut [IoSlice::new(first), IoSlice::new(second)])
-                .map_err(RelayError::wire)?;
-            return Ok(first.len() + second.len());
-        };
-        let records = session.seal(first, second)?;
-        write_all(&self.socket, &mut slices(&records)).map_err(RelayError::wire)?;
-        Ok(records.iter().map(Vec::len).sum())
+    /// Its two directions.
+    pub(crate) fn split(self) -> (Outward, Inward) {
+        let socket = Arc::new(self.socket);
+        let (sealer, opener) = self.session.map(|Session { sealer, opener }| (sealer, opener)).unzip();
+        (Outward { socket: Arc::clone(&socket), sealer }, Inward { socket, opener })
     }
 
-    /// Ends the stream.
-    pub(crate) fn finish(mut self) -> Result<(), RelayError> {
-        if let Some(session) = &mut self.session {
-            self.socket.write_all(&session.seal_end()?).map_err(RelayError::wire)?;
-        }
-        SockRef::from(&self.socket).set_linger(None).map_err(RelayError::wire)?;
-        self.socket.shutdown(Shutdown::Write).map_err(RelayError::wire)
-    }
-
-    pub(crate) fn read_exact(&mut self, bytes: &mut [u8]) -> Result<(), RelayError> {
-        read_exact(&mut self.session, &self.socket, bytes)
-    }
-
-    /// Gives all of an encrypted stream to a program, as it is.
-    pub(crate) fn pass_to(&mut self, program: &UnixStream) -> Result<(), RelayError> {
-        let session = self.session.as_mut().expect("what is not encrypted is packed, as Treatment says");
-        while session.receive(&self.socket)? {
-            write_all(program, &mut session.received())
-                .map_err(|error| RelayError::Local(Arc::new(error)))?;
-            session.taken();
-        }
-        Ok(())
+    fn send(&mut self, bytes: &[u8]) -> Result<(), RelayError> {
+        let sealer = self.session.as_mut().map(|session| &mut session.sealer);
+        send(&self.socket, sealer, bytes, &[]).map(drop)
     }
 
     fn wait_accepted(&mut self, end: Instant) -> Result<(), RelayError> {
@@ -165,7 +152,8 @@ impl Wire {
             return Ok(());
         }
         let mut answer = [0; ACCEPTED.len()];
-        let answered = read_exact(&mut self.session, Within { socket: &self.socket, end }, &mut answer);
+        let answered =
+            read_exact(opener_of(&mut self.session), Within { socket: &self.socket, end }, &mut answer);
         answered.map_err(|error| match error {
             RelayError::Truncated => RelayError::Refused,
             error => error,
@@ -177,6 +165,76 @@ impl Wire {
         self.socket.set_write_timeout(None).map_err(RelayError::wire)?;
         Ok(self)
     }
+}
+
+impl Outward {
+    pub(crate) fn socket(&self) -> &TcpStream {
+        &self.socket
+    }
+
+    /// Sends both parts. Gives how many bytes that made.
+    pub(crate) fn send(&mut self, first: &[u8], second: &[u8]) -> Result<usize, RelayError> {
+        send(&self.socket, self.sealer.as_mut(), first, second)
+    }
+
+    /// Ends the stream.
+    pub(crate) fn finish(mut self) -> Result<(), RelayError> {
+        if let Some(sealer) = &mut self.sealer {
+            (&*self.socket).write_all(&sealer.seal_end()?).map_err(RelayError::wire)?;
+        }
+        SockRef::from(&*self.socket).set_linger(None).map_err(RelayError::wire)?;
+        self.socket.shutdown(Shutdown::Write).map_err(RelayError::wire)
+    }
+}
+
+impl Inward {
+    pub(crate) fn socket(&self) -> &TcpStream {
+        &self.socket
+    }
+
+    pub(crate) fn read_exact(&mut self, bytes: &mut [u8]) -> Result<(), RelayError> {
+        read_exact(self.opener.as_mut(), &*self.socket, bytes)
+    }
+
+    /// Gives all of a stream to a program, as it is.
+    pub(crate) fn pass_to(&mut self, program: &UnixStream) -> Result<(), RelayError> {
+        let Some(opener) = &mut self.opener else { return copy(&self.socket, program) };
+        while opener.receive(&*self.socket)? {
+            write_all(program, &mut opener.received()).map_err(|error| RelayError::Local(Arc::new(error)))?;
+            opener.taken();
+        }
+        Ok(())
+    }
+}
+
+fn copy(mut wire: &TcpStream, mut program: &UnixStream) -> Result<(), RelayError> {
+    let mut bytes = [0; COPIED_BYTES];
+    loop {
+        match wire.read(&mut bytes) {
+            Ok(0) => return Ok(()),
+            Ok(count) => {
+                program.write_all(&bytes[..count]).map_err(|error| RelayError::Local(Arc::new(error)))?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(RelayError::wire(error)),
+        }
+    }
+}
+
+/// Sends both parts, sealed where there is something to seal them. Gives how many bytes that made.
+fn send(
+    socket: &TcpStream,
+    sealer: Option<&mut Sealer>,
+    first: &[u8],
+    second: &[u8],
+) -> Result<usize, RelayError> {
+    let Some(sealer) = sealer else {
+        write_all(socket, &mut [IoSlice::new(first), IoSlice::new(second)]).map_err(RelayError::wire)?;
+        return Ok(first.len() + second.len());
+    };
+    let records = sealer.seal(first, second)?;
+    write_all(socket, &mut slices(&records)).map_err(RelayError::wire)?;
+    Ok(records.iter().map(Vec::len).sum())
 }
 
 /// Whether the receiver closed a connection without a word, as it does to unauthenticated peers.
@@ -194,19 +252,23 @@ fn slices(records: &[Vec<u8>]) -> Vec<IoSlice<'_>> {
     records.iter().map(|record| IoSlice::new(record)).collect()
 }
 
+fn opener_of(session: &mut Option<Session>) -> Option<&mut Opener> {
+    session.as_mut().map(|session| &mut session.opener)
+}
+
 fn read_exact(
-    session: &mut Option<Session>,
+    opener: Option<&mut Opener>,
     mut socket: impl Read,
     mut bytes: &mut [u8],
 ) -> Result<(), RelayError> {
-    let Some(session) = session else {
+    let Some(opener) = opener else {
         return socket.read_exact(bytes).map_err(RelayError::wire);
     };
     while !bytes.is_empty() {
-        if !session.receive(&mut socket)? {
+        if !opener.receive(&mut socket)? {
             return Err(RelayError::Truncated);
         }
-        let taken = session.take(bytes);
+        let taken = opener.take(bytes);
         bytes = &mut bytes[taken..];
     }
     Ok(())

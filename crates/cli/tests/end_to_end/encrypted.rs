@@ -44,7 +44,7 @@ fn encryption(result: MigrationResult) -> EncryptionUse {
 }
 
 #[track_caller]
-fn assert_encrypted(result: MigrationResult) {
+pub(crate) fn assert_encrypted(result: MigrationResult) {
     let used = encryption(result);
     assert!(used.is_encrypted, "{used:?}");
     assert_eq!(used.protocol.as_deref(), Some("TLS 1.3"));

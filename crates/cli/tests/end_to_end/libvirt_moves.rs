@@ -22,7 +22,7 @@ fn lab() -> TestLab {
 }
 
 #[track_caller]
-fn migrate(lab: &TestLab, target: &str, option: &str) -> MigrationResult {
+pub(crate) fn migrate(lab: &TestLab, target: &str, option: &str) -> MigrationResult {
     let result: MigrationResult = lab.json(&["migrate", "web", target, "--option", option]);
     assert_eq!(result.outcome, Outcome::Completed, "{:?}", result.error);
     result
@@ -30,7 +30,7 @@ fn migrate(lab: &TestLab, target: &str, option: &str) -> MigrationResult {
 
 /// It is there, running and defined as it was, and libvirt of the other host knows nothing of it.
 #[track_caller]
-fn assert_moved(lab: &TestLab, source: &str, target: &str) {
+pub(crate) fn assert_moved(lab: &TestLab, source: &str, target: &str) {
     assert_eq!(lab.domain_state(target, "web").as_deref(), Some("running"));
     assert_eq!(lab.domain_state(source, "web"), None);
     let info = lab.virsh(target, &["dominfo", "web"]).done();

@@ -35,6 +35,7 @@ mod leaving;
 mod libvirt_kills;
 mod libvirt_lab;
 mod libvirt_moves;
+mod libvirt_relayed;
 mod link_addresses;
 mod link_rate;
 mod lost;
@@ -262,6 +263,7 @@ fn libvirt_trials(missing: Option<&String>, is_list: bool) -> Vec<Trial> {
         ("libvirt_kills", libvirt_kills::TESTS),
         ("libvirt_lab", libvirt_lab::TESTS),
         ("libvirt_moves", libvirt_moves::TESTS),
+        ("libvirt_relayed", libvirt_relayed::TESTS),
     ];
     let tests = modules.iter().flat_map(|(module, tests)| tests.iter().map(move |test| (module, test)));
     let mut trials: Vec<Trial> = tests

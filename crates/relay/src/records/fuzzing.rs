@@ -166,26 +166,24 @@ fn without_padding(kind: ContentType, content: &[u8]) -> (ContentType, &[u8]) {
 }
 
 fn seal(sender: &mut Session, kind: ContentType, content: &[u8]) -> Vec<u8> {
-    let sealed = sender.sealer.seal(kind, OutboundChunks::Single(content));
+    let sealed = sender.sealer.record(kind, OutboundChunks::Single(content));
     sealed.expect("a key of this test's own seals whatever it is given")
 }
 
 fn renew(sender: &mut Session) {
-    let (next, secrets) = sender.secrets.next_outgoing().expect("it counts");
-    sender.sealer.encrypter = super::encrypter(sender.suite, secrets).expect("its cipher suite is known");
-    sender.sealer.next = next;
+    sender.sealer.replace_key().expect("it counts, and its cipher suite is known");
 }
 
 fn receive_all(session: &mut Session, mut wire: Pieces<'_>) -> (Vec<u8>, Result<(), RelayError>) {
     let mut all = room_for_all();
     loop {
-        match session.receive(&mut wire) {
+        match session.opener.receive(&mut wire) {
             Ok(true) => {}
             Ok(false) => return (all, Ok(())),
             Err(error) => return (all, Err(error)),
         }
-        session.received().iter().for_each(|part| all.extend_from_slice(part));
-        session.taken();
+        session.opener.received().iter().for_each(|part| all.extend_from_slice(part));
+        session.opener.taken();
     }
 }
 

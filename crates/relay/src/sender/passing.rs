@@ -139,7 +139,7 @@ pub(super) fn begin(passing: &Arc<Passing>, stream: usize, program: UnixStream) 
 }
 
 fn pass(passing: &Passing, stream: usize, program: &UnixStream) -> Result<(), RelayError> {
-    let mut wire = passing.settings.connect(stream, &passing.wire, &passing.counters)?;
+    let mut wire = passing.settings.connect(stream, program, &passing.wire, &passing.counters)?;
     let (mut paced, mut unsent) = (PacedSocket::new(), Unsent::new(wire.socket())?);
     let mut block = Vec::with_capacity(BLOCK_BYTES_MAX);
     loop {

@@ -21,7 +21,7 @@ use crate::multifd::Walker;
 use crate::pace::PacedSocket;
 use crate::queue::{Content, Outgoing, Packed};
 use crate::sockets::{spawn, wait_for};
-use crate::wire::Wire;
+use crate::wire::Outward;
 
 /// How long a block may wait for more to fill it.
 pub(super) const FILL_WAIT: Duration = Duration::from_millis(1);
@@ -33,6 +33,7 @@ pub(super) fn begin(shared: &Arc<Shared>, stream: usize, program: UnixStream) ->
     shared.program.add(&program)?;
     program.set_read_timeout(Some(FILL_WAIT))?;
     let (reading, writing) = (Arc::clone(shared), Arc::clone(shared));
+    let answered = program.try_clone()?;
     spawn(format!("relay-read-{stream}"), move || {
         if let Err(error) = read(&reading, stream, &program) {
             reading.fail(RelayError::Local(Arc::new(error)));
@@ -41,7 +42,7 @@ pub(super) fn begin(shared: &Arc<Shared>, stream: usize, program: UnixStream) ->
             reading.rest.take(&program);
         }
     })?;
-    spawn(format!("relay-write-{stream}"), move || match write(&writing, stream) {
+    spawn(format!("relay-write-{stream}"), move || match write(&writing, stream, &answered) {
         Ok(()) => writing.ended(),
         Err(error) => writing.fail(error),
     })
@@ -87,8 +88,8 @@ fn fill(program: &UnixStream, block: &mut Block, walker: &mut Walker) -> io::Res
     }
 }
 
-fn write(shared: &Shared, stream: usize) -> Result<(), RelayError> {
-    let mut wire = shared.settings.connect(stream, &shared.wire, &shared.counters)?;
+fn write(shared: &Shared, stream: usize, program: &UnixStream) -> Result<(), RelayError> {
+    let mut wire = shared.settings.connect(stream, program, &shared.wire, &shared.counters)?;
     let (mut paced, mut unsent_bytes) = (PacedSocket::new(), 0);
     // The first block as if the wire were the limit: if it is none, that costs a moment, once.
     let mut is_first = true;
@@ -122,7 +123,7 @@ fn wait_for_wire(shared: &Shared, stream: usize, wire: &TcpStream) -> io::Result
     Ok(())
 }
 
-fn send(shared: &Shared, wire: &mut Wire, frame: Frame, block: Outgoing) -> Result<(), RelayError> {
+fn send(shared: &Shared, wire: &mut Outward, frame: Frame, block: Outgoing) -> Result<(), RelayError> {
     let wire_bytes = wire.send(&frame.encode(), block.bytes())?;
     count(&shared.counters, &block, wire_bytes);
     shared.sent(block);
