@@ -153,6 +153,9 @@ pub struct VmView {
     /// Who owns it, if not Drainpipe.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub manager: Option<Manager>,
+    /// Why it cannot be moved to any host, where that is known without asking one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unmovable: Option<String>,
     /// Where the test guest answers heartbeats, if this is one.
     pub heartbeat: Option<String>,
     /// Where the test guest takes commands, if this is one.

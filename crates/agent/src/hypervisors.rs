@@ -10,7 +10,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use drainpipe_hypervisor::spec::VmName;
 use drainpipe_hypervisor::{
-    Found, Hypervisor, HypervisorFacts, Machine, PathTooLong, ResolvedSpec, Role, VmDirectory, VmError,
+    Hypervisor, HypervisorFacts, Machine, Managed, Need, PathTooLong, ResolvedSpec, Role, VmDirectory,
+    VmError,
 };
 
 /// QEMU, and a manager of VMs.
@@ -45,8 +46,12 @@ impl Hypervisor for Hypervisors {
         self.manager.probe_manager(deadline).await
     }
 
-    async fn managed(&self, deadline: Duration) -> Result<Vec<Found>, VmError> {
+    async fn managed(&self, deadline: Duration) -> Result<Managed, VmError> {
         self.manager.managed(deadline).await
+    }
+
+    async fn lacking(&self, needs: &[Need], deadline: Duration) -> Result<Vec<usize>, VmError> {
+        self.manager.lacking(needs, deadline).await
     }
 
     async fn managed_changed(&self) {

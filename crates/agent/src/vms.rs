@@ -8,12 +8,13 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use drainpipe_engine::check::vm::Told;
 use drainpipe_engine::facts::{HugePages, MemoryNeeds};
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::spec::{VmName, VmSpec};
 use drainpipe_hypervisor::{
-    Exit, Hypervisor, HypervisorFacts, Machine, ResolvedSpec, Role, RunState, VmDirectory, VmError,
-    VmErrorKind,
+    Exit, Hypervisor, HypervisorFacts, Machine, ResolvedSpec, Role, RunState, Unmanaged, VmDirectory,
+    VmError, VmErrorKind,
 };
 use futures_util::future::join_all;
 use tracing::{info, warn};
@@ -48,6 +49,8 @@ pub(crate) struct Vms {
     facts_of_manager: Mutex<Option<HypervisorFacts>>,
     journal: Arc<Journal>,
     entries: Mutex<BTreeMap<String, Entry>>,
+    // The manager's that no specification describes.
+    unmanaged: Mutex<Vec<Unmanaged>>,
 }
 
 #[derive(Debug, Clone)]
@@ -57,9 +60,20 @@ struct Entry {
     // Cores that its QEMU took of late, here or on the host that it came from. Absent until they were counted.
     cores_taken: Option<f64>,
     claim: Option<Claim>,
+    // What keeps it here, by its manager.
+    obstacles: Vec<Told>,
 }
 
 impl Entry {
+    fn of(definition: VmSpec) -> Self {
+        Self { definition, vmm: None, cores_taken: None, claim: None, obstacles: vec![] }
+    }
+
+    fn unmovable(&self) -> Option<String> {
+        let all: Vec<&str> = self.obstacles.iter().map(|told| told.what.as_str()).collect();
+        (!all.is_empty()).then(|| all.join("; "))
+    }
+
     fn running(&self) -> Option<&Arc<dyn Machine>> {
         self.vmm.as_ref().filter(|vmm| vmm.alive())
     }
@@ -163,6 +177,7 @@ impl Vms {
             facts_of_manager: Mutex::default(),
             journal,
             entries: Mutex::default(),
+            unmanaged: Mutex::default(),
         };
         let definitions = vms.journal.vms()?;
         // All at once: each that hangs takes until the deadline.
@@ -177,7 +192,7 @@ impl Vms {
                     (None, Some(Claim::OutOfReach(problem.message)))
                 }
             };
-            vms.lock().insert(name, Entry { definition, vmm, cores_taken: None, claim });
+            vms.lock().insert(name, Entry { vmm, claim, ..Entry::of(definition) });
         }
         Ok(Arc::new(vms))
     }
@@ -322,7 +337,7 @@ impl Vms {
             )));
         }
         self.journal.define_vm(&definition)?;
-        entries.insert(name, Entry { definition, vmm: None, cores_taken: None, claim: None });
+        entries.insert(name, Entry::of(definition));
         Ok(())
     }
 
@@ -331,7 +346,7 @@ impl Vms {
         if vmm.alive() {
             Beside::note_run(&definition, vmm.directory());
         }
-        let entry = Entry { vmm: Some(vmm), cores_taken, claim: None, definition };
+        let entry = Entry { vmm: Some(vmm), cores_taken, ..Entry::of(definition) };
         self.lock().insert(entry.definition.name.to_string(), entry);
     }
 
@@ -410,7 +425,7 @@ impl Vms {
 
     /// The QEMU of a VM that must run here.
     pub(crate) fn get_running(&self, name: &str) -> Result<Arc<dyn Machine>, Problem> {
-        if !self.contains(name) {
+        if !self.lock().contains_key(name) {
             return Err(self.unknown(name));
         }
         self.running(name).filter(|vmm| vmm.alive()).ok_or_else(|| does_not_run(name))
@@ -419,6 +434,11 @@ impl Vms {
     /// Whether a VM of that name is here.
     pub(crate) fn contains(&self, name: &str) -> bool {
         self.lock().contains_key(name)
+    }
+
+    /// Whether a VM of that name is here, or one that is only shown.
+    pub(crate) fn is_there(&self, name: &str) -> bool {
+        self.contains(name) || self.why_unmanaged(name).is_some()
     }
 
     /// Claims a VM, so that nobody else changes it meanwhile.
@@ -455,7 +475,9 @@ impl Vms {
     }
 
     fn unknown(&self, name: &str) -> Problem {
-        Problem::not_found(format!("no VM {name} on {}; `drainpipe vms` lists all", self.host))
+        self.why_unmanaged(name).unwrap_or_else(|| {
+            Problem::not_found(format!("no VM {name} on {}; `drainpipe vms` lists all", self.host))
+        })
     }
 
     fn set_vmm(&self, name: &str, vmm: Option<Arc<dyn Machine>>) {
@@ -545,7 +567,9 @@ impl Vms {
     pub(crate) async fn list(&self) -> Vec<VmView> {
         let entries: Vec<Entry> = self.lock().values().cloned().collect();
         let states = join_all(entries.iter().map(|entry| state_of(entry, LISTED_DEADLINE))).await;
-        entries.iter().zip(states).map(|(entry, state)| self.view(entry, state)).collect()
+        let managed = entries.iter().zip(states).map(|(entry, state)| self.view(entry, state));
+        let unmanaged = self.unmanaged().into_iter().map(|one| managed::describe_unmanaged(&self.host, one));
+        managed.chain(unmanaged).collect()
     }
 
     /// One VM.
@@ -566,7 +590,12 @@ impl Vms {
             _ => None,
         };
         let ended = entry.vmm.as_deref().and_then(vm_end::cause_of_death);
-        VmView { migration, ended, ..describe(&self.host, &entry.definition, state) }
+        VmView {
+            migration,
+            ended,
+            unmovable: entry.unmovable(),
+            ..describe(&self.host, &entry.definition, state)
+        }
     }
 }
 
@@ -605,6 +634,7 @@ pub(crate) fn describe(host: &str, definition: &VmSpec, state: VmState) -> VmVie
         ended: None,
         placement: definition.placement.clone(),
         manager: definition.manager,
+        unmovable: None,
         heartbeat: guest.map(|guest| guest.heartbeat.to_string()),
         control: guest.map(|guest| guest.control.to_string()),
     }
@@ -616,14 +646,20 @@ async fn state_of(entry: &Entry, deadline: Duration) -> VmState {
     }
     let Some(vmm) = entry.vmm.as_deref().filter(|vmm| vmm.alive()) else { return VmState::Stopped };
     match vmm.run_state(deadline).await {
-        Ok(RunState::Running) => VmState::Running,
-        Ok(RunState::Inmigrate) => VmState::Incoming,
-        Ok(_) => VmState::Paused,
+        Ok(state) => shown_state(state),
         Err(_) if !vmm.alive() => VmState::Stopped,
         Err(error) => {
             warn!(vm = %vmm.spec().spec().name, %error, "QEMU does not answer");
             VmState::Unknown
         }
+    }
+}
+
+fn shown_state(state: RunState) -> VmState {
+    match state {
+        RunState::Running => VmState::Running,
+        RunState::Inmigrate => VmState::Incoming,
+        _ => VmState::Paused,
     }
 }
 

@@ -9,6 +9,7 @@ use drainpipe_agent::api_types::{HostStatus, VmList, VmState, VmView};
 use drainpipe_agent::client::ApiClient;
 use drainpipe_agent::config::{DEFAULT_PORT, DEFAULT_SOCKET};
 use drainpipe_engine::problem::{Problem, ProblemKind};
+use drainpipe_hypervisor::spec::VmName;
 use drainpipe_identity::Identity;
 
 /// An agent that asks the others gives up on one that is silent after 2 s, and then answers.
@@ -137,7 +138,7 @@ impl Fleet {
             let list = self.vms().await?;
             let of_name = list.vms.into_iter().filter(|vm| vm.name == name).collect();
             if let Some(vm) = choose(of_name) {
-                return Ok(vm);
+                return nameable(vm);
             }
             if list.errors.is_empty() {
                 return Err(Problem::not_found(format!(
@@ -189,6 +190,16 @@ fn the_one_it_leaves(of_name: Vec<VmView>) -> Option<VmView> {
 }
 
 /// An older journal may list a VM that has gone since, as stopped.
+/// One whose name no request can say is shown alone.
+fn nameable(vm: VmView) -> Result<VmView, Problem> {
+    match &vm.unmovable {
+        Some(why) if vm.name.parse::<VmName>().is_err() => {
+            Err(Problem::refused(format!("VM {} cannot move: {why}", vm.name)))
+        }
+        _ => Ok(vm),
+    }
+}
+
 fn the_living_one(of_name: Vec<VmView>) -> Option<VmView> {
     let rank =
         |vm: &VmView| (vm.state == VmState::Incoming, vm.state == VmState::Stopped, vm.migration.is_some());

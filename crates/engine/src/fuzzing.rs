@@ -56,7 +56,7 @@ pub fn answers(data: &[u8]) {
     let Ok(answers) = serde_json::from_slice::<Answers>(data) else { return };
     let is_plausible = answers.facts.plausible("b").is_ok();
     let plans = plans(&answers, is_plausible);
-    if is_plausible && answers.fit.plausible("b", vm().files.len()).is_ok() {
+    if is_plausible && answers.fit.plausible("b", vm().files.len(), vm().needs.len()).is_ok() {
         findings(&answers);
     }
     for (option, plan) in plans {
@@ -260,6 +260,9 @@ fn vm() -> VmFacts {
         qemu_version: "7.2.22".into(),
         cpu: Some(CpuFeatures { known: true, ..CpuFeatures::default() }),
         files: vec![file("/boot/linux", FilePurpose::Boot), file("/srv/web.qcow2", FilePurpose::Disk)],
+        obstacles: vec![],
+        doubts: vec![],
+        needs: vec![],
     }
 }
 

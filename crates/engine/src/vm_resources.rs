@@ -24,7 +24,9 @@ pub struct VmResources {
 impl Default for VmResources {
     fn default() -> Self {
         Self {
-            directories: ["/srv", "/var/lib/libvirt/images"].map(PathBuf::from).to_vec(),
+            directories: ["/srv", "/var/lib/libvirt/images", "/var/lib/libvirt/boot"]
+                .map(PathBuf::from)
+                .to_vec(),
             devices: vec![],
             bridges: None,
         }

@@ -8,6 +8,8 @@
 //! daemon       the connection that all domains share
 //! protection   a domain that nobody else may let run
 //! monitor      QEMU's own control socket, for when libvirt has ended
+//! demands      what speaks against moving a domain, and what its target must have
+//! needs        which of that this host's libvirt does not have
 //! files        what the agent keeps of a domain
 //! qemu_process the QEMU that runs a domain, as the kernel knows it
 //! phases       what libvirt's phases are told, and what they hand to each other; pure
@@ -21,6 +23,7 @@
 
 mod coming;
 mod daemon;
+mod demands;
 pub mod domain;
 mod errors;
 mod files;
@@ -30,6 +33,7 @@ mod leaving;
 mod libvirt;
 mod machine;
 mod monitor;
+mod needs;
 mod phases;
 mod protection;
 mod qemu_process;

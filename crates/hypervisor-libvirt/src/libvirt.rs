@@ -1,30 +1,34 @@
 //! The domains of this host's libvirt.
 
-use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use drainpipe_engine::capabilities::Capabilities;
 use drainpipe_hypervisor::cpu_models::CpuModels;
 use drainpipe_hypervisor::spec::{Hardware, VmName};
+use drainpipe_hypervisor::words;
 use drainpipe_hypervisor::{
-    Connections, Found, Hypervisor, HypervisorFacts, Machine, PathTooLong, ResolvedSpec, Role, Version, Vm,
-    VmDirectory, VmError, VmErrorKind, VmSpec,
+    Connections, Found, Hypervisor, HypervisorFacts, Machine, Managed, Manager, Need, PathTooLong,
+    ResolvedSpec, Role, RunState, Unmanaged, Version, Vm, VmDirectory, VmError, VmErrorKind, VmSpec,
 };
 use drainpipe_hypervisor_qemu::{Process, lift_throttle_of};
 use drainpipe_libvirt::{Connection, Domain, XmlFlags};
 use uuid::Uuid;
 
 use crate::daemon::Daemon;
-use crate::domain::DomainDescription;
+use crate::demands::{self, Kept};
+use crate::domain::{DomainDescription, DomainXmlError, Inexpressible};
 use crate::errors::{failed, is_libvirts};
 use crate::files::{self, ComingHere};
 use crate::machine::DomainVm;
-use crate::qemu_process;
+use crate::{needs, qemu_process, states};
+
+/// What is told of a domain that libvirt was to end here, and did not before somebody resumed it.
+const RUNS_TWICE: &str = "it has moved to another host, and somebody has let it run here too: destroy one of the two with `virsh destroy`";
 
 /// How long the QEMU of a domain that libvirt calls active is looked for.
 const PROCESS_WITHIN: Duration = Duration::from_secs(2);
@@ -37,14 +41,12 @@ const UNKNOWN: Version = Version { major: 0, minor: 0, micro: 0 };
 pub struct Libvirt {
     runtime_directory: PathBuf,
     daemon: Arc<Daemon>,
-    // Said once.
-    told: Mutex<BTreeSet<String>>,
 }
 
 impl Libvirt {
     /// The one that answers at `socket`. What is kept of its domains is in `runtime_directory`.
     pub fn new(runtime_directory: PathBuf, socket: PathBuf) -> Self {
-        Self { runtime_directory, daemon: Arc::new(Daemon::at(socket)), told: Mutex::default() }
+        Self { runtime_directory, daemon: Arc::new(Daemon::at(socket)) }
     }
 
     async fn connection(&self, deadline: Duration) -> Result<Connection, VmError> {
@@ -60,42 +62,74 @@ impl Libvirt {
         qemu_process::find(spec.uuid()).map_err(VmError::failed)
     }
 
-    async fn described(
+    async fn description(
         &self,
         connection: &Connection,
         domain: &Domain,
         deadline: Duration,
-    ) -> Result<VmSpec, VmError> {
+    ) -> Result<Result<DomainDescription, DomainXmlError>, VmError> {
         let xml = connection.xml(domain, XmlFlags::default(), deadline).await.map_err(failed)?;
-        let description = DomainDescription::parse(&xml).map_err(VmError::failed)?;
-        description.vm_spec().map_err(|reasons| {
-            let reasons: Vec<String> = reasons.iter().map(ToString::to_string).collect();
-            VmError::failed(reasons.join("; "))
-        })
+        Ok(DomainDescription::parse(&xml))
+    }
+
+    fn is_to_end(&self, definition: &VmSpec) -> Result<bool, VmError> {
+        Ok(files::is_to_end(&self.found_directory(&definition.name)?))
     }
 
     /// What libvirt still has of a domain that is another host's by now, because it had ended when that was to be ended.
-    /// One that somebody has let run is left alone: nobody but an operator knows which of the two is wanted.
-    async fn end_left(&self, definition: &VmSpec, deadline: Duration) -> Result<(), VmError> {
+    /// One that somebody has let run is left alone, and what it does is returned: nobody but an operator knows which of the
+    /// two is wanted.
+    async fn end_left(&self, definition: &VmSpec, deadline: Duration) -> Result<Option<RunState>, VmError> {
         let directory = self.found_directory(&definition.name)?;
         let spec = files::read_spec(&directory)?;
         let role = files::role(&directory)?;
         let machine = DomainVm::new(&self.daemon, spec, directory, role, UNKNOWN, None);
         if machine.may_run(deadline).await? {
-            let why = VmError::failed(
-                "it has moved to another host, and somebody has let it run here too: destroy one of the two",
-            );
-            self.tell_once(definition.name.as_str(), &why);
-            return Ok(());
+            return Ok(Some(RunState::Running));
         }
-        machine.destroy(deadline).await
+        machine.destroy(deadline).await?;
+        Ok(None)
     }
 
-    fn tell_once(&self, domain: &str, why: &VmError) {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        if told.insert(format!("{domain}: {why}")) {
-            tracing::warn!(domain, %why, "this domain of libvirt is left alone");
+    /// A domain, as one that may move or as one that stays.
+    async fn find(
+        &self,
+        connection: &Connection,
+        domain: &Domain,
+        deadline: Duration,
+    ) -> Result<Result<Found, Unmanaged>, VmError> {
+        let described = self.description(connection, domain, deadline).await?;
+        let definition = match &described {
+            Ok(description) => description.vm_spec().map_err(|reasons| all_of(&reasons)),
+            Err(error) => Err(error.to_string()),
+        };
+        let is_active = domain.id.is_some();
+        let (Ok(description), Ok(definition)) = (&described, &definition) else {
+            let why = definition.err().unwrap_or_default();
+            let run_state = match is_active {
+                true => Some(connection.state(domain, deadline).await.map_err(failed)?),
+                false => None,
+            };
+            let run_state = run_state.map(|state| states::run_state(state, false));
+            return Ok(Err(unmanaged(domain, described.as_ref().ok(), run_state, why)));
+        };
+        self.note_found(definition)?;
+        let kept = match is_active {
+            true => Kept::ask(connection, domain, deadline).await?,
+            false => Kept::default(),
+        };
+        let obstacles = demands::of(description, &kept).obstacles;
+        Ok(Ok(Found { definition: definition.clone(), is_active, obstacles }))
+    }
+
+    /// Of each that may be asked for, there are files.
+    fn note_found(&self, definition: &VmSpec) -> Result<(), VmError> {
+        let directory = self.found_directory(&definition.name)?;
+        if directory.path().exists() {
+            return Ok(());
         }
+        let spec = ResolvedSpec::try_from(definition.clone()).map_err(VmError::failed)?;
+        files::write_spec(&directory, &spec)
     }
 
     /// By what was kept of it, while there is no libvirt to say more.
@@ -116,7 +150,8 @@ impl Libvirt {
         if domain.id.is_none() {
             return Err(VmError::new(VmErrorKind::NotRunning, format!("the domain {vm} is off")));
         }
-        let spec = self.described(&connection, &domain, deadline).await?;
+        let description = self.description(&connection, &domain, deadline).await?.map_err(VmError::failed)?;
+        let spec = description.vm_spec().map_err(|reasons| VmError::failed(all_of(&reasons)))?;
         let spec = ResolvedSpec::try_from(spec).map_err(VmError::failed)?;
         let directory = self.found_directory(vm)?;
         files::write_spec(&directory, &spec)?;
@@ -125,6 +160,28 @@ impl Libvirt {
         let process = qemu_process::find_started(spec.uuid(), PROCESS_WITHIN.min(deadline)).await;
         let process = process.map_err(VmError::failed)?;
         Ok(DomainVm::new(&self.daemon, spec, directory, role, version, Some(process)))
+    }
+}
+
+fn all_of(reasons: &[Inexpressible]) -> String {
+    let reasons: Vec<String> = reasons.iter().map(ToString::to_string).collect();
+    reasons.join("; ")
+}
+
+/// A domain that is shown, and stays.
+fn unmanaged(
+    domain: &Domain,
+    description: Option<&DomainDescription>,
+    run_state: Option<RunState>,
+    why: String,
+) -> Unmanaged {
+    Unmanaged {
+        name: words::plain(&domain.name),
+        run_state,
+        memory_mib: description.map_or(0, |described| described.memory.bytes >> 20),
+        vcpus: description.map_or(0, |described| described.cpus.most),
+        manager: Manager::Libvirt,
+        why,
     }
 }
 
@@ -164,33 +221,35 @@ impl Hypervisor for Libvirt {
         }))
     }
 
-    async fn managed(&self, deadline: Duration) -> Result<Vec<Found>, VmError> {
+    async fn managed(&self, deadline: Duration) -> Result<Managed, VmError> {
+        let mut managed = Managed::default();
         if !self.daemon.is_there() {
-            return Ok(vec![]);
+            return Ok(managed);
         }
         let connection = self.connection(deadline).await?;
-        let mut found = vec![];
         for domain in connection.domains(false, deadline).await.map_err(failed)? {
-            match self.described(&connection, &domain, deadline).await {
-                Ok(definition) => {
-                    let directory = self.found_directory(&definition.name)?;
-                    if files::is_to_end(&directory) {
-                        self.end_left(&definition, deadline).await?;
-                        continue;
+            match self.find(&connection, &domain, deadline).await {
+                Ok(Ok(found)) if self.is_to_end(&found.definition)? => {
+                    if let Some(run_state) = self.end_left(&found.definition, deadline).await? {
+                        managed.unmanaged.push(unmanaged(&domain, None, Some(run_state), RUNS_TWICE.into()));
                     }
-                    if !directory.path().exists() {
-                        let spec = ResolvedSpec::try_from(definition.clone()).map_err(VmError::failed)?;
-                        files::write_spec(&directory, &spec)?;
-                    }
-                    found.push(Found { definition, is_active: domain.id.is_some() });
                 }
+                Ok(Ok(found)) => managed.found.push(found),
+                Ok(Err(one)) => managed.unmanaged.push(one),
                 // It has gone meanwhile.
                 Err(error) if error.kind == VmErrorKind::NotRunning => {}
                 Err(error) if error.is_mute() || error.kind == VmErrorKind::Gone => return Err(error),
-                Err(error) => self.tell_once(&domain.name, &error),
+                Err(error) => managed.unmanaged.push(unmanaged(&domain, None, None, error.to_string())),
             }
         }
-        Ok(found)
+        Ok(managed)
+    }
+
+    async fn lacking(&self, needs: &[Need], deadline: Duration) -> Result<Vec<usize>, VmError> {
+        if !self.daemon.is_there() || !needs.iter().any(needs::is_libvirts) {
+            return Ok(vec![]);
+        }
+        needs::lacking(&self.connection(deadline).await?, needs, deadline).await
     }
 
     async fn managed_changed(&self) {
@@ -280,7 +339,7 @@ impl Hypervisor for Libvirt {
             }
             Err(error) => return Err(error),
         };
-        if matches!(machine.run_state(deadline).await, Ok(drainpipe_hypervisor::RunState::Running)) {
+        if matches!(machine.run_state(deadline).await, Ok(RunState::Running)) {
             return Err(VmError::failed(format!("the domain {vm} runs here")));
         }
         machine.destroy(deadline).await

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use drainpipe_hypervisor::{
-    Address, Connections, Contents, End, Event, Exit, Hold, MemorySample, MigrationStatus, Parcel,
+    Address, Connections, Contents, Demands, End, Event, Exit, Hold, MemorySample, MigrationStatus, Parcel,
     ResolvedSpec, Role, RunState, SharedPath, SourceSettings, SourceVm, TargetVm, TransferStatus, Transport,
     VcpuThrottle, VcpuTime, Version, Vm, VmDirectory, VmError, VmErrorKind,
 };
@@ -28,7 +28,7 @@ use crate::leaving::Leaving;
 use crate::monitor::Monitor;
 use crate::phases::Handed;
 use crate::protection::Protection;
-use crate::{files, qemu_process, states};
+use crate::{demands, files, qemu_process, states};
 
 /// Events that wait for whoever is slow to read them.
 const EVENTS_KEPT: usize = 64;
@@ -480,6 +480,11 @@ impl Vm for DomainVm {
 
     async fn sample_contents(&self) -> Result<(f64, Contents), VmError> {
         Err(VmError::failed("the memory of libvirt's domains is not looked at"))
+    }
+
+    async fn demands(&self, deadline: Duration) -> Result<Demands, VmError> {
+        let (connection, domain) = self.domain(deadline).await?;
+        demands::ask(&connection, &domain, deadline).await
     }
 }
 

@@ -7,12 +7,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use drainpipe_engine::check::vm::Told;
 
+use crate::demands::Need;
 use crate::directory::{PathTooLong, VmDirectory};
 use crate::error::VmError;
 use crate::facts::HypervisorFacts;
 use crate::role::Role;
-use crate::spec::{ResolvedSpec, VmName, VmSpec};
+use crate::spec::{Manager, ResolvedSpec, VmName, VmSpec};
+use crate::state::RunState;
 use crate::vm::Machine;
 
 /// A VM that somebody else than Drainpipe has defined here.
@@ -22,6 +25,34 @@ pub struct Found {
     pub definition: VmSpec,
     /// Whether its guest is here, running or not.
     pub is_active: bool,
+    /// What keeps it here.
+    pub obstacles: Vec<Told>,
+}
+
+/// A VM that somebody else has defined here, and that no specification describes: it is shown, and stays.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unmanaged {
+    /// Its name, as it may be shown.
+    pub name: String,
+    /// What its guest does; none where it is off, or not known.
+    pub run_state: Option<RunState>,
+    /// Its memory; 0 where that is not known.
+    pub memory_mib: u64,
+    /// Its virtual CPUs; 0 where that is not known.
+    pub vcpus: u32,
+    /// Who owns it.
+    pub manager: Manager,
+    /// Why it stays.
+    pub why: String,
+}
+
+/// All VMs that somebody else has defined here.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Managed {
+    /// Those that may move.
+    pub found: Vec<Found>,
+    /// The others.
+    pub unmanaged: Vec<Unmanaged>,
 }
 
 /// Starts VMs, and finds those that run.
@@ -41,8 +72,14 @@ pub trait Hypervisor: fmt::Debug + Send + Sync {
     }
 
     /// The VMs that such a manager has here now.
-    async fn managed(&self, deadline: Duration) -> Result<Vec<Found>, VmError> {
+    async fn managed(&self, deadline: Duration) -> Result<Managed, VmError> {
         let _has_none = deadline;
+        Ok(Managed::default())
+    }
+
+    /// Which of these such a manager does not have here, by their places: of those that are its own.
+    async fn lacking(&self, needs: &[Need], deadline: Duration) -> Result<Vec<usize>, VmError> {
+        let _has_none = (needs, deadline);
         Ok(vec![])
     }
 

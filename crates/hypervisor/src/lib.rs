@@ -12,6 +12,8 @@
 //! qcow2        which other files an image names; pure
 //! memory       what a guest's memory looks like to a migration
 //! vm           the acts of a VM's life and of its migration
+//! demands      what moving a VM asks for, beside its specification
+//! words        texts as they may be shown; pure
 //! hypervisor   what starts VMs, and finds those that run
 //! fake         a hypervisor without VMs of its own, for tests
 //! ```
@@ -21,6 +23,7 @@
 
 mod connections;
 pub mod cpu_models;
+mod demands;
 mod directory;
 mod end;
 mod error;
@@ -39,14 +42,16 @@ mod state;
 mod tls_key;
 mod transport;
 mod vm;
+pub mod words;
 
 pub use connections::{ConnectionUse, Connections, Pace, Paces};
+pub use demands::{Demands, Need};
 pub use directory::{PathTooLong, SharedPath, VmDirectory};
 pub use end::{End, Exit};
 pub use error::{VmError, VmErrorKind};
 pub use event::{Event, Happening};
 pub use facts::{BinaryStamp, HypervisorFacts, Version};
-pub use hypervisor::{Found, Hypervisor};
+pub use hypervisor::{Found, Hypervisor, Managed, Unmanaged};
 pub use memory::{Contents, MemorySample};
 pub use parcel::{Parcel, ParcelTooLong};
 pub use role::Role;

@@ -25,6 +25,7 @@ use futures_util::future::BoxFuture;
 use tokio::sync::broadcast;
 
 use crate::connections::Connections;
+use crate::demands::Demands;
 use crate::directory::{SharedPath, VmDirectory};
 use crate::end::{End, Exit};
 use crate::error::VmError;
@@ -134,6 +135,12 @@ pub trait Vm: fmt::Debug + Send + Sync {
     /// Looks at which share of the memory is zero and at what the rest holds, and not for whether that changes. Takes some
     /// 20 ms.
     async fn sample_contents(&self) -> Result<(f64, Contents), VmError>;
+
+    /// What moving it asks for, beside what [`Self::spec`] says.
+    async fn demands(&self, deadline: Duration) -> Result<Demands, VmError> {
+        let _has_none = deadline;
+        Ok(Demands::default())
+    }
 }
 
 /// A VM that may leave this host.

@@ -87,6 +87,16 @@ impl Error {
         self.code() == Some(42)
     }
 
+    /// There is no such storage pool, or no such volume in it.
+    pub fn is_no_storage(&self) -> bool {
+        matches!(self.code(), Some(49 | 50))
+    }
+
+    /// There is no such secret.
+    pub fn is_no_secret(&self) -> bool {
+        self.code() == Some(66)
+    }
+
     /// What the domain is doing at present forbids it.
     pub fn is_operation_invalid(&self) -> bool {
         self.code() == Some(55)

@@ -9,6 +9,7 @@
 //! session   the other host's side of the trials
 //! way_back  whether the other host's agent reaches this one's
 //! vms       what both hosts say of VMs that may move
+//! needs     what VMs of another manager need of a host
 //! run       both sides together: facts, trials, the engine's findings
 //! quick     the part of it that runs before each migration
 //! idle      the part of it that runs now and then while there is none
@@ -19,6 +20,7 @@ mod facts;
 mod host_view;
 mod idle;
 mod libvirt;
+mod needs;
 pub(crate) mod packets;
 mod quick;
 mod recent;

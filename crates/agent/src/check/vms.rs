@@ -7,16 +7,17 @@ use drainpipe_engine::check::vm::{
     CpuFeatures, FileNotAllowed, FilePurpose, FileState, Obstacle, VmCheck, VmFacts, VmFile, VmFit,
 };
 use drainpipe_engine::problem::Problem;
-use drainpipe_hypervisor::Machine;
 use drainpipe_hypervisor::spec::{ResolveError, ResolvedSpec};
+use drainpipe_hypervisor::{Demands, Machine, Need};
 use drainpipe_net::{Link, LinkKind};
-use futures_util::future::join_all;
+use futures_util::future::{join_all, try_join_all};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::Checks;
+use super::{Checks, needs};
 use crate::client::ApiClient;
 use crate::vm_files::Look;
+use crate::vms::QMP_DEADLINE;
 
 /// VMs in one request. A specification is at most some 10 kB, a request 1 MiB.
 const VMS_MAX: usize = 32;
@@ -28,6 +29,22 @@ pub(crate) struct VmsRequest {
     /// What each of them is; at most 32.
     #[schema(value_type = Vec<drainpipe_hypervisor::VmSpec>, max_items = 32)]
     specs: Vec<ResolvedSpec>,
+    /// What else each of them needs, in the same order; none where none needs anything.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<Vec<Object>>, max_items = 32)]
+    needs: Vec<Vec<Need>>,
+}
+
+impl VmsRequest {
+    fn new(specs: Vec<ResolvedSpec>, needs: Vec<Vec<Need>>) -> Self {
+        // Older releases know no such key.
+        let needs = if needs.iter().all(Vec::is_empty) { vec![] } else { needs };
+        Self { specs, needs }
+    }
+
+    fn needs_of(&self, index: usize) -> &[Need] {
+        self.needs.get(index).map_or(&[], Vec::as_slice)
+    }
 }
 
 /// How VMs of another host could come.
@@ -36,24 +53,27 @@ pub(crate) async fn fits(checks: &Checks, request: &VmsRequest) -> Result<Vec<Vm
         return Err(Problem::bad_input(format!("at most {VMS_MAX} VMs in one request")));
     }
     let links = checks.network.links().await.map_err(Problem::failed)?;
-    Ok(join_all(request.specs.iter().map(|spec| fit(checks, spec, &links))).await)
+    let each = (0..).zip(&request.specs);
+    try_join_all(each.map(|(index, spec)| fit(checks, spec, request.needs_of(index), &links))).await
 }
 
-async fn fit(checks: &Checks, spec: &ResolvedSpec, links: &[Link]) -> VmFit {
+async fn fit(checks: &Checks, spec: &ResolvedSpec, needs: &[Need], links: &[Link]) -> Result<VmFit, Problem> {
+    let lacking = needs::lacking(checks, needs, links).await?;
     let looks = looks(checks, spec).await;
     let refused = looks.iter().enumerate().filter_map(|(index, (.., look))| match look {
         Look::NotAllowed(why) => Some(FileNotAllowed { index, why: why.clone() }),
         _ => None,
     });
-    VmFit {
+    Ok(VmFit {
+        lacking,
         missing_bridges: missing_bridges(spec, links),
         bridges_not_allowed: checks.files.bridges_not_allowed(spec.spec()),
-        name_taken: checks.vms.contains(spec.spec().name.as_str()),
+        name_taken: checks.vms.is_there(spec.spec().name.as_str()),
         obstacle: obstacle(checks, spec),
         cpu: cpu_features(checks, spec),
         files_not_allowed: refused.collect(),
         files: looks.into_iter().map(|(.., look)| state(look)).collect(),
-    }
+    })
 }
 
 /// Each once, of those that NICs of the VM join.
@@ -124,7 +144,7 @@ async fn files(checks: &Checks, spec: &ResolvedSpec) -> Vec<VmFile> {
 }
 
 /// A running VM of this host.
-async fn describe(checks: &Checks, vmm: &dyn Machine) -> VmFacts {
+async fn describe(checks: &Checks, vmm: &dyn Machine, demands: Demands) -> VmFacts {
     let spec = vmm.spec();
     VmFacts {
         name: spec.spec().name.to_string(),
@@ -136,6 +156,9 @@ async fn describe(checks: &Checks, vmm: &dyn Machine) -> VmFacts {
         qemu_version: vmm.version().to_string(),
         cpu: cpu_features(checks, spec),
         files: files(checks, spec).await,
+        obstacles: demands.obstacles,
+        doubts: demands.doubts,
+        needs: demands.needs.iter().map(Need::told).collect(),
     }
 }
 
@@ -149,16 +172,20 @@ pub(super) async fn ask(
     let mut checked = Vec::with_capacity(running.len());
     for some in running.chunks(VMS_MAX) {
         let specs = some.iter().map(|vmm| vmm.as_ref().spec().clone()).collect();
-        let request = VmsRequest { specs };
+        let demands = try_join_all(some.iter().map(|vmm| vmm.as_ref().demands(QMP_DEADLINE))).await;
+        let demands = demands.map_err(Problem::failed)?;
+        let needs = demands.iter().map(|demands| demands.needs.clone()).collect();
+        let request = VmsRequest::new(specs, needs);
         let asked = peer.post::<Vec<VmFit>>("/v1/check/vms", &request);
-        let described = join_all(some.iter().map(|vmm| describe(checks, vmm.as_ref())));
+        let described =
+            join_all(some.iter().zip(demands).map(|(vmm, demands)| describe(checks, vmm.as_ref(), demands)));
         let (fits, facts) = tokio::join!(asked, described);
         let fits = fits?;
         if fits.len() != facts.len() {
             return Err(Problem::refused(format!("{target} answers for other VMs than it was asked about")));
         }
         for (vm, fit) in facts.into_iter().zip(fits) {
-            fit.plausible(target, vm.files.len()).map_err(Problem::refused)?;
+            fit.plausible(target, vm.files.len(), vm.needs.len()).map_err(Problem::refused)?;
             checked.push(VmCheck { vm, fit });
         }
     }

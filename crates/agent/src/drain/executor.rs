@@ -216,7 +216,7 @@ impl Executor {
     /// VMs that somebody else has moved meanwhile.
     fn note_departures(&mut self) {
         let vms = &self.drains.vms;
-        self.absent.retain(|vm| !vms.contains(vm));
+        self.absent.retain(|vm| !vms.is_there(vm));
         if self.ask_again_at.is_some_and(|at| Instant::now() < at) {
             return;
         }
@@ -224,7 +224,7 @@ impl Executor {
         // One that an earlier attempt has handed over is this drain's own, and its row is settled in the end.
         let is_own =
             |vm: &str| self.earlier.iter().any(|one| one.vm == vm && one.state == MoveState::InDoubt);
-        let is_news = |vm: &&str| !vms.contains(vm) && !self.absent.contains(*vm) && !is_own(vm);
+        let is_news = |vm: &&str| !vms.is_there(vm) && !self.absent.contains(*vm) && !is_own(vm);
         let gone: Vec<String> = self.drain.unmoved().filter(is_news).map(str::to_owned).collect();
         for vm in gone {
             match self.departure(&vm) {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use drainpipe_engine::check::code::FindingCode;
 use drainpipe_engine::check::finding::Finding;
+use drainpipe_engine::check::vm::Told;
 use drainpipe_engine::drain::status::DrainStatus;
 use drainpipe_engine::drain::view::{
     DrainView, LimitView, PathView, PlacedVm, Placement, TargetView, VmView,
@@ -18,7 +19,7 @@ use drainpipe_engine::prediction::fewer_free_cores;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::relayed::RelayMeans;
 use drainpipe_hypervisor::spec::{self, GroupName, VmSpec};
-use drainpipe_hypervisor::{Machine, Manager, RunState};
+use drainpipe_hypervisor::{Machine, Manager, RunState, Unmanaged};
 use futures_util::future::join_all;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -60,6 +61,7 @@ pub(super) async fn look(drains: &Drains, request: &DrainRequest) -> DrainView {
     });
     let (targets, vms) = tokio::join!(join_all(targets), join_all(vms));
     let mut vms: Vec<VmView> = vms.into_iter().chain(coming).collect();
+    vms.extend(drains.vms.unmanaged().into_iter().filter_map(unmanaged));
     let mut views = vec![];
     for target in targets {
         for vm in &mut vms {
@@ -182,10 +184,36 @@ fn placement(placement: &spec::Placement) -> Placement {
 
 async fn why_immovable(vmm: &dyn Machine) -> Option<String> {
     match vmm.run_state(QMP_DEADLINE).await {
-        Ok(RunState::Running) => None,
+        Ok(RunState::Running) => why_kept(vmm).await,
         Ok(state) => Some(format!("it is {state}; only a running VM moves")),
         Err(error) => Some(format!("its QEMU does not answer: {error}")),
     }
+}
+
+/// What its own host says against moving it to whatever other.
+async fn why_kept(vmm: &dyn Machine) -> Option<String> {
+    let obstacles = match vmm.demands(QMP_DEADLINE).await {
+        Ok(demands) => demands.obstacles,
+        Err(error) => return Some(format!("its manager does not answer: {error}")),
+    };
+    let told = |told: &Told| format!("cannot move: {}. {}", told.what, told.remedy);
+    let all: Vec<String> = obstacles.iter().map(told).collect();
+    (!all.is_empty()).then(|| all.join("; "))
+}
+
+/// One of which there is no specification.
+fn unmanaged(one: Unmanaged) -> Option<VmView> {
+    one.run_state?;
+    let memory_bytes = one.memory_mib << 20;
+    Some(VmView {
+        name: one.name,
+        memory_bytes,
+        needs_bytes: MemoryNeeds::of(memory_bytes, None).bytes,
+        placement: Placement::default(),
+        immovable: Some(format!("cannot move: {}", one.why)),
+        refusals: BTreeMap::new(),
+        memory: None,
+    })
 }
 
 /// Why a VM cannot be moved that has not arrived yet.

@@ -4,13 +4,15 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use drainpipe_engine::check::vm::Told;
 use drainpipe_engine::problem::Problem;
-use drainpipe_hypervisor::spec::{VmName, VmSpec};
-use drainpipe_hypervisor::{Found, HypervisorFacts, Machine, Manager};
+use drainpipe_hypervisor::spec::{Placement, VmName, VmSpec};
+use drainpipe_hypervisor::{Found, HypervisorFacts, Machine, Managed, Manager, Unmanaged};
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
-use super::{Entry, QEMU_DEADLINE, QMP_DEADLINE, Vms};
+use super::{Entry, QEMU_DEADLINE, QMP_DEADLINE, Vms, shown_state};
+use crate::api_types::{VmState, VmView};
 use crate::lock::lock;
 
 /// How often the manager is asked for its VMs where it says nothing by itself.
@@ -37,13 +39,15 @@ impl Vms {
         if !was_there {
             info!(manager = facts.name, version = %facts.version, "answers: its VMs can be moved");
         }
-        let found = self.hypervisor.managed(QMP_DEADLINE).await.map_err(Problem::failed)?;
+        let Managed { found, unmanaged } =
+            self.hypervisor.managed(QMP_DEADLINE).await.map_err(Problem::failed)?;
         let coming = self.coming()?;
         for vm in &found {
             if !coming.contains(vm.definition.name.as_str()) {
                 self.take_in(vm).await;
             }
         }
+        self.show(unmanaged, &coming);
         let names: BTreeSet<&str> = found.iter().map(|vm| vm.definition.name.as_str()).collect();
         self.drop_gone(&names)
     }
@@ -54,8 +58,9 @@ impl Vms {
         Ok(waiting.into_iter().map(|record| record.vm).collect())
     }
 
-    async fn take_in(&self, Found { definition, is_active }: &Found) {
-        if !self.is_news(definition, *is_active) {
+    async fn take_in(&self, found: &Found) {
+        let Found { definition, is_active, obstacles } = found;
+        if !self.is_news(found) {
             return;
         }
         let name = definition.name.as_str();
@@ -66,13 +71,13 @@ impl Vms {
         };
         let mut entries = self.lock();
         if entries.get(name).is_none_or(|entry| is_free(entry, vmm.as_ref())) {
-            let entry = Entry { definition: definition.clone(), vmm, cores_taken: None, claim: None };
+            let entry = Entry { vmm, obstacles: obstacles.clone(), ..Entry::of(definition.clone()) };
             entries.insert(name.into(), entry);
         }
     }
 
     /// Whether something is to be done about it. What has changed of its definition is noted.
-    fn is_news(&self, definition: &VmSpec, is_active: bool) -> bool {
+    fn is_news(&self, Found { definition, is_active, obstacles }: &Found) -> bool {
         let name = definition.name.as_str();
         let mut entries = self.lock();
         let Some(entry) = entries.get_mut(name) else { return true };
@@ -86,8 +91,22 @@ impl Vms {
         if entry.claim.is_some() {
             return false;
         }
-        entry.definition = definition.clone();
-        entry.running().is_some() != is_active
+        (entry.definition, entry.obstacles) = (definition.clone(), obstacles.clone());
+        entry.running().is_some() != *is_active
+    }
+
+    /// Shows those that stay. One that could move until now, and that runs, is still one of the others.
+    fn show(&self, mut unmanaged: Vec<Unmanaged>, coming: &BTreeSet<String>) {
+        let mut entries = self.lock();
+        unmanaged.retain(|one| {
+            let entry = entries.get_mut(&one.name);
+            if let Some(entry) = entry.filter(|entry| entry.definition.manager.is_some()) {
+                entry.obstacles = vec![Told { what: one.why.clone(), remedy: String::new() }];
+                return false;
+            }
+            !coming.contains(&one.name)
+        });
+        *lock(&self.unmanaged) = unmanaged;
     }
 
     /// Forgets those that the manager has no more.
@@ -116,6 +135,38 @@ impl Vms {
             self.journal.define_vm(definition)?;
         }
         Ok(())
+    }
+}
+
+impl Vms {
+    /// Those that stay where they are, as no specification describes them.
+    pub(crate) fn unmanaged(&self) -> Vec<Unmanaged> {
+        lock(&self.unmanaged).clone()
+    }
+
+    /// That it is one of these, and why it stays.
+    pub(super) fn why_unmanaged(&self, name: &str) -> Option<Problem> {
+        let one = lock(&self.unmanaged).iter().find(|one| one.name == name).cloned()?;
+        Some(Problem::refused(format!("VM {name} cannot move: {}", one.why)))
+    }
+}
+
+/// One in the shape of the API.
+pub(super) fn describe_unmanaged(host: &str, one: Unmanaged) -> VmView {
+    VmView {
+        name: one.name,
+        host: host.into(),
+        state: one.run_state.map_or(VmState::Stopped, shown_state),
+        memory_mib: one.memory_mib,
+        huge_page_mib: None,
+        vcpus: one.vcpus,
+        migration: None,
+        ended: None,
+        placement: Placement::default(),
+        manager: Some(one.manager),
+        unmovable: Some(one.why),
+        heartbeat: None,
+        control: None,
     }
 }
 

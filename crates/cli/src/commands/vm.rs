@@ -35,20 +35,9 @@ pub(crate) async fn list(connection: &ConnectionArguments, json: bool) -> Result
     if json {
         output::json(&list)?;
     } else {
-        let rows = list.vms.iter().map(|vm| {
-            vec![
-                vm.name.clone(),
-                vm.host.clone(),
-                describe_state(vm),
-                format!("{} MiB", vm.memory_mib),
-                vm.vcpus.to_string(),
-            ]
-        });
-        output::table(&["vm", "host", "state", "memory", "vcpus"], rows.collect())?;
-        for vm in &list.vms {
-            if let Some(how) = how_it_ended(vm) {
-                output::remark(&how);
-            }
+        tabulate(&list.vms)?;
+        for remark in list.vms.iter().flat_map(|vm| how_it_ended(vm).into_iter().chain(why_it_stays(vm))) {
+            output::remark(&remark);
         }
         for error in &list.errors {
             output::remark(error);
@@ -61,6 +50,25 @@ pub(crate) async fn list(connection: &ConnectionArguments, json: bool) -> Result
         }
     }
     Ok(Exit::of_list(list.errors.len()))
+}
+
+/// Who owns each is told where somebody else than Drainpipe owns some.
+fn tabulate(vms: &[VmView]) -> Result<(), Problem> {
+    let tells_owners = vms.iter().any(|vm| vm.manager.is_some());
+    let owner = |vm: &VmView| if vm.manager.is_some() { "libvirt" } else { "drainpipe" };
+    let rows = vms.iter().map(|vm| {
+        let memory = format!("{} MiB", vm.memory_mib);
+        let row = [vm.name.clone(), vm.host.clone(), describe_state(vm), memory, vm.vcpus.to_string()];
+        row.into_iter().chain(tells_owners.then(|| owner(vm).to_owned())).collect()
+    });
+    let titles = ["vm", "host", "state", "memory", "vcpus", "of"];
+    let columns = if tells_owners { titles.len() } else { titles.len() - 1 };
+    output::table(&titles[..columns], rows.collect())
+}
+
+/// Why a VM cannot be moved, wherever to.
+fn why_it_stays(vm: &VmView) -> Option<String> {
+    Some(format!("{} on {} cannot move: {}", vm.name, vm.host, vm.unmovable.as_ref()?))
 }
 
 /// One VM, for scripts.
@@ -104,6 +112,7 @@ fn describe(shown: &ShownVm) -> Result<String, Problem> {
     let ShownVm { vm, spec, .. } = shown;
     let mut lines = vec![format!("{} on {}: {}", vm.name, vm.host, describe_state(vm))];
     lines.extend(how_it_ended(vm));
+    lines.extend(why_it_stays(vm));
     lines.extend(spec.disks.iter().map(|disk| {
         let read_only = if disk.read_only { ", read-only" } else { "" };
         let format = if disk.format == DiskFormat::Raw { "raw" } else { "qcow2" };

@@ -48,12 +48,36 @@ impl TestLab {
         memory_mib: u64,
         kernel_parameters: &str,
     ) -> Guest {
-        let guest = Guest::new(name, self.guest_address(), self.namespace("client"));
-        let file = self.write(&format!("{name}.xml"), &domain_xml(&guest, memory_mib, kernel_parameters));
+        let guest = self.new_guest(name);
+        self.boot_domain(host, &guest, &domain_xml(&guest, memory_mib, kernel_parameters));
+        guest
+    }
+
+    /// The same, with other XML.
+    #[track_caller]
+    pub(crate) fn start_domain_as(
+        &self,
+        host: &str,
+        name: &str,
+        memory_mib: u64,
+        edit: impl Fn(String) -> String,
+    ) -> Guest {
+        let guest = self.new_guest(name);
+        self.boot_domain(host, &guest, &edit(domain_xml(&guest, memory_mib, "")));
+        guest
+    }
+
+    fn new_guest(&self, name: &str) -> Guest {
+        Guest::new(name, self.guest_address(), self.namespace("client"))
+    }
+
+    #[track_caller]
+    fn boot_domain(&self, host: &str, guest: &Guest, xml: &str) {
+        let name = guest.name.as_str();
+        let file = self.write(&format!("{name}.xml"), xml);
         self.virsh(host, &["define", &file]).done();
         self.virsh(host, &["start", name]).done();
         guest.wait_until_ready();
-        guest
     }
 
     /// What a host's libvirt says of a domain, as `running`; none if it does not know it.

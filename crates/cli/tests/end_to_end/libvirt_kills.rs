@@ -251,7 +251,7 @@ fn it_is_resumed_by_others_at_the_hand_over(scene: &Scene) {
     held.release();
     assert_eq!(states, ["postmigrate", "paused"].map(|state| Some(state.into())));
     assert_completed(&migrating.wait());
-    resuming.map(Running::wait);
+    resuming.into_iter().for_each(|resuming| drop(resuming.wait()));
     assert_settled(scene, "b");
     scene.take_back();
 }

@@ -32,6 +32,7 @@ mod kills;
 mod lab_cli;
 mod later_rounds;
 mod leaving;
+mod libvirt_fit;
 mod libvirt_kills;
 mod libvirt_lab;
 mod libvirt_moves;
@@ -260,6 +261,7 @@ fn libvirt_trials(missing: Option<&String>, is_list: bool) -> Vec<Trial> {
     }
     let no_libvirt = missing.cloned().or(no_libvirt);
     let modules = [
+        ("libvirt_fit", libvirt_fit::TESTS),
         ("libvirt_kills", libvirt_kills::TESTS),
         ("libvirt_lab", libvirt_lab::TESTS),
         ("libvirt_moves", libvirt_moves::TESTS),

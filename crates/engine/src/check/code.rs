@@ -134,6 +134,9 @@ finding_codes! {
     VmBridgeMissing "vm-bridge-missing" Refusal,
     VmFileNotAllowed "vm-file-not-allowed" Refusal,
     VmBridgeNotAllowed "vm-bridge-not-allowed" Refusal,
+    VmCannotMigrate "vm-cannot-migrate" Refusal,
+    VmMayNotMigrate "vm-may-not-migrate" Warning,
+    VmNeedMissing "vm-need-missing" Refusal,
     VmOutpacesPaths "vm-outpaces-paths" Warning,
 
     // Hosts

@@ -124,6 +124,9 @@ fn vm() -> VmCheck {
             qemu_version: "7.2.22".into(),
             cpu: Some(cpu.clone()),
             files: vec![boot, image],
+            obstacles: vec![],
+            doubts: vec![],
+            needs: vec![],
         },
         fit: VmFit { cpu: Some(cpu), files: vec![FileState::Present(disk()); 2], ..VmFit::default() },
     }

@@ -39,6 +39,21 @@ pub struct VmFacts {
     pub cpu: Option<CpuFeatures>,
     /// The files that its QEMU opens.
     pub files: Vec<VmFile>,
+    /// What keeps it on its host, whatever the target.
+    pub obstacles: Vec<Told>,
+    /// What may keep it there, or change with the host.
+    pub doubts: Vec<Told>,
+    /// What a target must have, beside CPU, memory, files and bridges.
+    pub needs: Vec<Told>,
+}
+
+/// Something that a VM's host says of it to people.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Told {
+    /// What it is.
+    pub what: String,
+    /// What can be done about it.
+    pub remedy: String,
 }
 
 /// How the host to which a VM would go could take it.
@@ -61,6 +76,9 @@ pub struct VmFit {
     /// Files that no VM may use there; each is [`FileState::Missing`] among the files.
     #[serde(default)]
     pub files_not_allowed: Vec<FileNotAllowed>,
+    /// What it needs and the host does not have, by places in [`VmFacts::needs`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lacking: Vec<usize>,
 }
 
 /// A file that no VM may use on a host.
@@ -179,12 +197,14 @@ impl VmFacts {
 }
 
 impl VmFit {
-    /// Whether a peer's answer about a VM with so many files may be used.
-    pub fn plausible(&self, host: &str, files: usize) -> Result<(), ImplausibleFacts> {
+    /// Whether a peer's answer about a VM with so many files and needs may be used.
+    pub fn plausible(&self, host: &str, files: usize, needs: usize) -> Result<(), ImplausibleFacts> {
         let features = self.cpu.as_ref().map_or(0, |cpu| cpu.lacking.len().max(cpu.named.len()));
         let bridges = self.missing_bridges.len().max(self.bridges_not_allowed.len());
         let is_known = |file: &FileNotAllowed| file.index < files && file.why.is_plausible();
         if self.files.len() != files
+            || self.lacking.len() > needs
+            || self.lacking.iter().any(|need| *need >= needs)
             || features.max(bridges).max(self.files_not_allowed.len()) > LIST_MAX
             || !self.files_not_allowed.iter().all(is_known)
         {

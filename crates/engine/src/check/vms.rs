@@ -7,7 +7,7 @@ use super::code::FindingCode;
 use super::facts::CheckFacts;
 use super::finding::{Finding, Place, on};
 use super::hosts::{dotted, numbers};
-use super::vm::{Obstacle, VmCheck, VmFacts};
+use super::vm::{Obstacle, Told, VmCheck, VmFacts};
 use crate::facts::HugePages;
 
 mod cpu;
@@ -45,7 +45,7 @@ fn of_vm(pair: Pair<'_>, checked: &VmCheck) -> Vec<Finding> {
         missing_bridge(pair, checked),
         bridge_not_allowed(pair, checked),
     ];
-    single.into_iter().flatten().chain(files::check(pair, checked)).collect()
+    single.into_iter().flatten().chain(files::check(pair, checked)).chain(told(pair, checked)).collect()
 }
 
 /// The VM, on the host that it would go to.
@@ -90,6 +90,33 @@ fn obstacle(pair: Pair<'_>, checked: &VmCheck) -> Option<Finding> {
             ))
             .remedy(on(target, "install QEMU 9.0 or later; or set that, and boot the VM anew")),
     })
+}
+
+/// What the VM's own host says of it.
+fn told(pair: Pair<'_>, checked: &VmCheck) -> impl Iterator<Item = Finding> {
+    let (vm, target) = (&checked.vm, pair.target.name());
+    let here = [Place::vm(pair.source.name(), &vm.name)];
+    let finding = |code, Told { what, remedy }: &Told| {
+        Finding::new(code, here.clone()).what(format!("VM {}: {what}", vm.name)).remedy(remedy.clone())
+    };
+    let obstacle = |told| {
+        finding(FindingCode::VmCannotMigrate, told)
+            .effect("it stays where it is; a migration is refused at once")
+    };
+    let doubt = |told| {
+        finding(FindingCode::VmMayNotMigrate, told)
+            .effect("its migration may fail, and the VM runs on where it is")
+    };
+    let mut found: Vec<Finding> = vm.obstacles.iter().map(obstacle).collect();
+    found.extend(vm.doubts.iter().map(doubt));
+    let lacking = checked.fit.lacking.iter().filter_map(|need| vm.needs.get(*need));
+    found.extend(lacking.map(|Told { what, remedy }| {
+        Finding::new(FindingCode::VmNeedMissing, there(pair, vm))
+            .what(format!("{target} has not what VM {} needs: {what}", vm.name))
+            .effect("libvirt does not start the VM there")
+            .remedy(on(target, remedy))
+    }));
+    found.into_iter()
 }
 
 fn padded(pair: Pair<'_>, vm: &VmFacts) -> Option<Finding> {

@@ -13,7 +13,6 @@
 //! obstacles   what cannot migrate, and what may not
 //! needs       what a target must have that a specification does not say
 //! vm_spec     the specification that stands for it
-//! words       texts as they may be shown
 //! ```
 //!
 //! Drainpipe skips what it does not ask for, and keeps unknown words of libvirt's fixed lists as text: each libvirt adds some.
@@ -31,21 +30,21 @@ mod needs;
 mod obstacles;
 mod placement;
 mod vm_spec;
-mod words;
 
 use std::path::PathBuf;
 
 use drainpipe_hypervisor::spec::Placement;
+use drainpipe_hypervisor::words;
 use uuid::Uuid;
 
 pub use cpu::{Bound, CpuChoice, Cpus};
 pub use devices::{FileSystem, FileSystemDriver, Graphics, HostDevice, SharedMemory, Tpm};
 pub use disks::{Backing, Disk, DiskDevice, DiskSource};
+pub use drainpipe_hypervisor::Need;
 pub use error::DomainXmlError;
 pub use firmware::{DirectBoot, Firmware};
 pub use interfaces::{Interface, InterfaceKind};
 pub use memory::{HugePages, Memory, MemoryDevice, MemorySource};
-pub use needs::Need;
 pub use obstacles::{Doubt, Obstacle};
 pub use placement::{NAMESPACE as PLACEMENT_NAMESPACE, PlacementError};
 pub use vm_spec::Inexpressible;

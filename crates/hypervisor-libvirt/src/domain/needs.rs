@@ -1,11 +1,9 @@
 //! What a target must have for a domain, beside the disks, bridges and memory that a specification says.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::net::IpAddr;
-use std::path::PathBuf;
 
-use serde::{Deserialize, Serialize};
+use drainpipe_hypervisor::Need;
 use uuid::Uuid;
 
 use super::DomainDescription;
@@ -13,54 +11,6 @@ use super::devices::Tpm;
 use super::disks::DiskSource;
 use super::firmware::Firmware;
 use super::interfaces::InterfaceKind;
-use super::words::plain;
-
-/// Something that a target must have, or libvirt does not start the domain there.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Need {
-    /// A network of libvirt's of this name, started.
-    Network(String),
-    /// A link, for macvtap.
-    Link(String),
-    /// A storage pool of libvirt's, started, with this volume.
-    Volume {
-        /// The pool.
-        pool: String,
-        /// The volume.
-        volume: String,
-    },
-    /// A secret of libvirt's.
-    Secret(Uuid),
-    /// The socket of another process.
-    Socket(PathBuf),
-    /// The firmware's file.
-    Firmware(PathBuf),
-    /// An address on which viewers are listened for.
-    Address(IpAddr),
-    /// A CPU of this number.
-    Cpu(u32),
-    /// A NUMA node of this number.
-    NumaNode(u32),
-}
-
-impl fmt::Display for Need {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Network(name) => write!(f, "the libvirt network {}, started", plain(name)),
-            Self::Link(name) => write!(f, "the link {} for macvtap", plain(name)),
-            Self::Volume { pool, volume } => {
-                write!(f, "the libvirt storage pool {} with the volume {}", plain(pool), plain(volume))
-            }
-            Self::Secret(uuid) => write!(f, "the libvirt secret {uuid}"),
-            Self::Socket(path) => write!(f, "the socket {}", plain(&path.to_string_lossy())),
-            Self::Firmware(path) => write!(f, "the firmware {}", plain(&path.to_string_lossy())),
-            Self::Address(address) => write!(f, "the address {address}, on which its screen listens"),
-            Self::Cpu(number) => write!(f, "CPU {number}, to which it is bound"),
-            Self::NumaNode(number) => write!(f, "NUMA node {number}, to which its memory is bound"),
-        }
-    }
-}
 
 impl DomainDescription {
     /// All that a target must have beside what [`Self::vm_spec`] says, each once.

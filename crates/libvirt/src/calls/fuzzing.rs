@@ -1,6 +1,7 @@
 use super::agent::OptionalText;
 use super::domains::Domains;
 use super::migration::Cookie;
+use super::needed::{Listed, Secret, Volume};
 use super::opening::{Truth, Ways};
 use super::snapshots::List;
 use super::{Begun, Checkpoint, Finished, Prepared, Snapshot, Version};
@@ -19,6 +20,9 @@ pub(crate) fn read_answers(payload: &[u8]) {
     read::<DomainState>(payload);
     read::<DomainInfo>(payload);
     read::<JobStats>(payload);
+    read::<Listed>(payload);
+    read::<Volume>(payload);
+    read::<Secret>(payload);
     read::<List<Snapshot>>(payload);
     read::<List<Checkpoint>>(payload);
     read::<Cookie>(payload);

@@ -8,6 +8,7 @@ mod host;
 mod jobs;
 mod life;
 mod migration;
+mod needed;
 mod opening;
 mod snapshots;
 

@@ -1,7 +1,7 @@
 //! What keeps a VM from running on the other host.
 
 use super::*;
-use crate::check::vm::FileNotAllowed;
+use crate::check::vm::{FileNotAllowed, Told};
 use crate::vm_resources::NotAllowed;
 
 pub(super) const OF_VMS: &[Case] = &[
@@ -108,6 +108,30 @@ pub(super) const OF_VMS: &[Case] = &[
         "vm-machine-old",
         &["b VM web1"],
         "one path that becomes slow slows all",
+    ),
+    (
+        |s| s.vms[0].vm.obstacles = vec![told("it has a snapshot", "virsh snapshot-delete")],
+        Error,
+        "vm-cannot-migrate",
+        &["a VM web1"],
+        "VM web1: it has a snapshot",
+    ),
+    (
+        |s| s.vms[0].vm.doubts = vec![told("it may have mounted a directory", "unmount it")],
+        Warning,
+        "vm-may-not-migrate",
+        &["a VM web1"],
+        "mounted a directory",
+    ),
+    (
+        |s| {
+            s.vms[0].vm.needs = ["network one", "network two"].map(|what| told(what, "net-start")).to_vec();
+            s.vms[0].fit.lacking = vec![1];
+        },
+        Error,
+        "vm-need-missing",
+        &["b VM web1"],
+        "needs: network two",
     ),
     (|s| s.vms[0].vm.qemu_version = "8.0.4".into(), Warning, "vm-qemu-newer", &["b VM web1"], "QEMU 8.0.4"),
     (
@@ -261,17 +285,24 @@ fn a_cpu_feature_that_one_qemu_has_no_name_for_refuses_nothing() {
 #[test]
 fn a_peers_answer_about_a_vm_is_bounded() {
     let good = vm().fit;
-    assert_eq!(good.plausible("b", 2), Ok(()));
-    assert!(good.plausible("b", 1).is_err());
+    assert_eq!(good.plausible("b", 2, 0), Ok(()));
+    assert!(good.plausible("b", 1, 0).is_err());
     let newest = Some("\u{1b}[2J".into());
     let hostile = VmFit { obstacle: Some(Obstacle::MachineUnknown { newest }), ..good.clone() };
-    assert!(hostile.plausible("b", 2).is_err());
+    assert!(hostile.plausible("b", 2, 0).is_err());
+    for lacking in [vec![1], vec![0, 0]] {
+        assert!(VmFit { lacking, ..good.clone() }.plausible("b", 2, 1).is_err());
+    }
     for (index, why) in [(2, NotAllowed::Outside), (0, NotAllowed::Names { file: "\u{1b}[2J".into() })] {
         let files_not_allowed = vec![FileNotAllowed { index, why }];
-        assert!(VmFit { files_not_allowed, ..good.clone() }.plausible("b", 2).is_err());
+        assert!(VmFit { files_not_allowed, ..good.clone() }.plausible("b", 2, 0).is_err());
     }
     for features in [vec!["a; reboot".to_owned()], (0..2_000).map(|number| format!("f{number}")).collect()] {
         let cpu = CpuFeatures { lacking: features.into_iter().collect(), ..CpuFeatures::default() };
-        assert!(VmFit { cpu: Some(cpu), ..good.clone() }.plausible("b", 2).is_err());
+        assert!(VmFit { cpu: Some(cpu), ..good.clone() }.plausible("b", 2, 0).is_err());
     }
+}
+
+fn told(what: &str, remedy: &str) -> Told {
+    Told { what: what.into(), remedy: remedy.into() }
 }

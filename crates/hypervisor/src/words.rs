@@ -1,10 +1,10 @@
-//! Texts of a domain as they may be shown on a terminal: anybody may have written them.
+//! Texts of VMs as they may be shown on a terminal: anybody may have written them.
 
 /// Longer ones are cut.
 const LENGTH_MAX: usize = 200;
 
 /// On one line, with everything escaped that a terminal would obey.
-pub(super) fn plain(text: &str) -> String {
+pub fn plain(text: &str) -> String {
     if text.is_empty() {
         return "without a name".to_owned();
     }
@@ -12,7 +12,7 @@ pub(super) fn plain(text: &str) -> String {
 }
 
 /// A message that has such texts in it, whole.
-pub(super) fn line(message: &str) -> String {
+pub fn line(message: &str) -> String {
     message.chars().take(8 * LENGTH_MAX).flat_map(escape).collect()
 }
 

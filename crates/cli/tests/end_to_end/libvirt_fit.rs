@@ -1,0 +1,119 @@
+//! libvirt's domains as people have them: with names of their own, on libvirt's networks, and with what keeps them where
+//! they are, which is told before anything is sent.
+
+use drainpipe_agent::api_types::DrainView;
+use drainpipe_engine::drain::status::DrainState;
+
+use crate::Test;
+use crate::program::{FAILED, REFUSED};
+use crate::support::{TestLab, eventually};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("domains_are_drained_beside_own_vms_and_come_back", domains_are_drained_beside_own_vms_and_come_back),
+    ("what_cannot_move_is_told_before_anything_is_sent", what_cannot_move_is_told_before_anything_is_sent),
+];
+
+/// A snapshot that libvirt is told of, and that has no data.
+const SNAPSHOT: &str = "<domainsnapshot><name>before-update</name><state>shutoff</state>\
+    <creationTime>1700000000</creationTime></domainsnapshot>";
+
+fn lab() -> TestLab {
+    TestLab::up(&["--libvirt", "--link", "unlimited", "--link", "unlimited"])
+}
+
+#[track_caller]
+fn wait_until_listed(lab: &TestLab, names: &[&str]) {
+    eventually("the agents have seen all", || {
+        let vms = lab.vms().vms;
+        names.iter().all(|name| vms.iter().any(|vm| vm.name == *name))
+    });
+}
+
+/// Where libvirt and the agents have a domain.
+#[track_caller]
+fn assert_only_on(lab: &TestLab, name: &str, host: &str) {
+    let other = if host == "a" { "b" } else { "a" };
+    assert_eq!(lab.domain_state(host, name).as_deref(), Some("running"), "{name} on {host}");
+    assert_eq!(lab.domain_state(other, name), None, "{name} on {other}");
+    eventually("it is listed where it is", || {
+        let vms = lab.vms().vms;
+        vms.iter().filter(|vm| vm.name == name).map(|vm| vm.host.as_str()).eq([host])
+    });
+}
+
+fn domains_are_drained_beside_own_vms_and_come_back() {
+    let lab = lab();
+    let names = ["Web_01", "DB.prod"];
+    let guests = names.map(|name| lab.start_domain("a", name, 160, ""));
+    let own = lab.start_guest("own", 160, "");
+    wait_until_listed(&lab, &names);
+    let listed = lab.drainpipe(&["vms"]).done();
+    assert!(listed.contains("libvirt") && listed.contains("drainpipe"), "{listed}");
+
+    lab.drainpipe(&["drain", "a", "--yes"]).done();
+    names.iter().for_each(|name| assert_only_on(&lab, name, "b"));
+    lab.assert_runs_on("own", "b");
+    lab.drainpipe(&["resume", "a", "--failback"]).done();
+    names.iter().for_each(|name| assert_only_on(&lab, name, "a"));
+    lab.assert_runs_on("own", "a");
+    guests.iter().chain([&own]).for_each(|guest| guest.assert_intact());
+}
+
+fn what_cannot_move_is_told_before_anything_is_sent() {
+    let lab = lab();
+    lab.start_domain("a", "web", 160, "");
+    lab.start_domain("a", "my vm", 160, "");
+    let snapshot = lab.write("snapshot.xml", SNAPSHOT);
+    lab.virsh("a", &["snapshot-create", "web", &snapshot, "--redefine"]).done();
+    wait_until_listed(&lab, &["web", "my vm"]);
+
+    let why = "cannot migrate domain with 1 snapshots";
+    lab.drainpipe(&["migrate", "web", "b"]).refused(REFUSED, &["VM web", why, "virsh snapshot-delete"]);
+    lab.drainpipe(&["migrate", "web", "b", "--dry-run"]).refused(REFUSED, &[why]);
+    let checked = lab.drainpipe(&["check", "a", "b"]);
+    assert!(checked.code != 0 && checked.stdout.contains(why), "{checked:#?}");
+    lab.drainpipe(&["migrate", "my vm", "b"])
+        .refused(REFUSED, &["`my vm` is not a VM name", "virsh domrename"]);
+    eventually("the list says it too", || {
+        let vms = lab.drainpipe(&["vms"]);
+        vms.stderr.contains(why) && vms.stderr.contains("my vm on a cannot move")
+    });
+
+    let drained = lab.drainpipe(&["drain", "a", "--yes"]);
+    assert_eq!(drained.code, FAILED, "{drained:#?}");
+    for words in [why, "`my vm` is not a VM name"] {
+        assert!(drained.stdout.contains(words), "{words} in {drained:#?}");
+    }
+    let status: DrainView = lab.json(&["drain", "status", "a"]);
+    assert_eq!(status.status.map(|status| status.state), Some(DrainState::Incomplete));
+    lab.drainpipe(&["resume", "a"]).done();
+    lab.virsh("a", &["snapshot-delete", "web", "before-update", "--metadata"]).done();
+    on_a_network_that_the_target_lacks(&lab);
+}
+
+fn on_a_network_that_the_target_lacks(lab: &TestLab) {
+    let network = format!(
+        "<network><name>front</name><forward mode='bridge'/><bridge name='{}'/></network>",
+        drainpipe_lab::GUEST_BRIDGE
+    );
+    let network = lab.write("front.xml", &network);
+    let start_network = |host| {
+        lab.virsh(host, &["net-define", &network]).done();
+        lab.virsh(host, &["net-start", "front"]).done();
+    };
+    start_network("a");
+    let on_network = |xml: String| {
+        xml.replace("<interface type='bridge'>", "<interface type='network'>").replace(
+            &format!("<source bridge='{}'/>", drainpipe_lab::GUEST_BRIDGE),
+            "<source network='front'/>",
+        )
+    };
+    let guest = lab.start_domain_as("a", "mail", 160, on_network);
+    wait_until_listed(lab, &["mail"]);
+    let words = ["b has not what VM mail needs", "libvirt network front", "virsh net-start front"];
+    lab.drainpipe(&["migrate", "mail", "b"]).refused(REFUSED, &words);
+    start_network("b");
+    lab.drainpipe(&["migrate", "mail", "b"]).done();
+    assert_only_on(lab, "mail", "b");
+    guest.assert_intact();
+}

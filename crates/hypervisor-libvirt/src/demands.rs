@@ -1,0 +1,136 @@
+//! What moving a domain asks for: by its XML, and by what libvirt keeps beside it.
+
+use std::time::Duration;
+
+use drainpipe_engine::check::vm::Told;
+use drainpipe_hypervisor::{Demands, VmError};
+use drainpipe_libvirt::{Connection, Domain, XmlFlags};
+
+use crate::domain::{DomainDescription, Doubt, Inexpressible, Obstacle};
+use crate::errors::failed;
+
+/// Of a domain that is active.
+pub(crate) async fn ask(
+    connection: &Connection,
+    domain: &Domain,
+    deadline: Duration,
+) -> Result<Demands, VmError> {
+    let xml = connection.xml(domain, XmlFlags::default(), deadline).await.map_err(failed)?;
+    let description = DomainDescription::parse(&xml).map_err(VmError::failed)?;
+    let kept = Kept::ask(connection, domain, deadline).await?;
+    Ok(of(&description, &kept))
+}
+
+/// What libvirt keeps of a domain on its host, and says in no XML.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Kept {
+    snapshots: u32,
+    checkpoints: usize,
+    has_managed_save: bool,
+}
+
+impl Kept {
+    pub(crate) async fn ask(
+        connection: &Connection,
+        domain: &Domain,
+        deadline: Duration,
+    ) -> Result<Self, VmError> {
+        Ok(Self {
+            snapshots: connection.snapshot_count(domain, deadline).await.map_err(failed)?,
+            checkpoints: connection.checkpoints(domain, deadline).await.map_err(failed)?.len(),
+            has_managed_save: connection.has_managed_save(domain, deadline).await.map_err(failed)?,
+        })
+    }
+
+    fn obstacles(&self) -> impl Iterator<Item = Told> {
+        let snapshots = (self.snapshots > 0).then(|| Told {
+            what: format!("libvirt refuses it: cannot migrate domain with {} snapshots", self.snapshots),
+            remedy: "virsh snapshot-list DOMAIN shows them; virsh snapshot-delete DOMAIN NAME merges one, and with \
+                     --metadata only forgets it"
+                .into(),
+        });
+        let managed_save = self.has_managed_save.then(|| Told {
+            what: "libvirt keeps a saved state of it on this host (managed save), which would stay here"
+                .into(),
+            remedy: "virsh managedsave-remove DOMAIN removes it".into(),
+        });
+        snapshots.into_iter().chain(managed_save)
+    }
+
+    fn doubts(&self) -> impl Iterator<Item = Told> {
+        let checkpoints = (self.checkpoints > 0).then(|| Told {
+            what: format!("libvirt does not carry its {} checkpoints to another host", self.checkpoints),
+            remedy: "make a full backup there before the next incremental one".into(),
+        });
+        checkpoints.into_iter()
+    }
+}
+
+/// Of a domain as it is described, of which that is kept; pure.
+pub(crate) fn of(description: &DomainDescription, kept: &Kept) -> Demands {
+    let doubts = description.doubts();
+    let inexpressible = description.vm_spec().err().unwrap_or_default();
+    Demands {
+        obstacles: (description.obstacles().iter().map(obstacle))
+            .chain(kept.obstacles())
+            .chain(inexpressible.iter().map(unclear))
+            .collect(),
+        doubts: doubts.iter().map(doubt).chain(kept.doubts()).collect(),
+        needs: description.needs().into_iter().collect(),
+    }
+}
+
+/// Each ends with a sentence that says what to do.
+fn obstacle(obstacle: &Obstacle) -> Told {
+    let text = obstacle.to_string();
+    let (what, remedy) = text.rsplit_once(". ").unwrap_or((&text, "shut the domain down"));
+    Told { what: what.into(), remedy: remedy.into() }
+}
+
+fn unclear(reason: &Inexpressible) -> Told {
+    Told { what: reason.to_string(), remedy: "virsh edit DOMAIN changes it".into() }
+}
+
+fn doubt(doubt: &Doubt) -> Told {
+    Told {
+        what: doubt.to_string(),
+        remedy: "virsh dumpxml DOMAIN shows it; virsh detach-device removes it".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UUID: &str = "5f0e5fc1-1d5c-4a3e-9d6c-0f1d7c4a5b60";
+
+    fn domain(devices: &str) -> DomainDescription {
+        DomainDescription::parse(&format!(
+            "<domain type='kvm'><name>web</name><uuid>{UUID}</uuid><memory unit='MiB'>64</memory><vcpu>1</vcpu>\
+             <os><type machine='pc-q35-7.2'>hvm</type></os>\
+             <devices>{devices}</devices></domain>"
+        ))
+        .unwrap()
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_from_what_to_do() {
+        let virtiofs = domain(
+            "<filesystem type='mount'><driver type='virtiofs'/><source dir='/srv/x'/><target dir='data'/></filesystem>",
+        );
+        let [told] = &of(&virtiofs, &Kept::default()).obstacles[..] else { panic!("{virtiofs:?}") };
+        assert!(told.what.contains("virtiofs device is not supported"), "{told:?}");
+        assert!(told.remedy.starts_with("Unmount it in the guest"), "{told:?}");
+    }
+
+    #[test]
+    fn what_libvirt_keeps_beside_a_domain_is_told() {
+        let kept = Kept { snapshots: 2, checkpoints: 1, has_managed_save: true };
+        let demands = of(&domain(""), &kept);
+        let what: Vec<&str> = demands.obstacles.iter().map(|told| told.what.as_str()).collect();
+        assert!(what[0].contains("cannot migrate domain with 2 snapshots"), "{what:?}");
+        assert!(what[1].contains("managed save"), "{what:?}");
+        assert_eq!((demands.doubts.len(), demands.needs), (1, vec![]));
+        assert_eq!(of(&domain(""), &Kept::default()), Demands::default());
+    }
+}
