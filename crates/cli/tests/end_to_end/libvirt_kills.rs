@@ -8,7 +8,7 @@ use drainpipe_engine::result::Outcome;
 use rustix::process::Signal;
 
 use crate::Test;
-use crate::program::{Output, Running};
+use crate::program::Output;
 use crate::scene::{
     GUARDED_SILENCE_MAX, HeldJournal, MEMORY_MIB, SLOW_MBPS, Scene, assert_failed, cut_off, hold_journal,
     rejoin, result_of, wait_until_handed_over,
