@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use drainpipe_hypervisor::spec::VmName;
 use drainpipe_hypervisor::{
     Hypervisor, HypervisorFacts, Machine, Managed, Need, PathTooLong, ResolvedSpec, Role, VmDirectory,
-    VmError,
+    VmError, VmSpec,
 };
 
 /// QEMU, and a manager of VMs.
@@ -27,7 +27,7 @@ impl Hypervisors {
         Self { own, manager }
     }
 
-    /// The manager keeps files of each VM that it is asked for, and of no other.
+    /// The manager has files of each VM of its that is dealt with, and of no other.
     fn of(&self, vm: &VmName) -> &dyn Hypervisor {
         let has_files = |hypervisor: &dyn Hypervisor| {
             hypervisor.directory(vm).is_ok_and(|directory| directory.path().exists())
@@ -52,6 +52,10 @@ impl Hypervisor for Hypervisors {
 
     async fn lacking(&self, needs: &[Need], deadline: Duration) -> Result<Vec<usize>, VmError> {
         self.manager.lacking(needs, deadline).await
+    }
+
+    fn note_managed(&self, definition: &VmSpec) -> Result<(), VmError> {
+        self.manager.note_managed(definition)
     }
 
     async fn managed_changed(&self) {

@@ -70,9 +70,6 @@ impl Coming {
         let finished = finish.await.map_err(failed)?;
         let domain =
             finished.domain.ok_or_else(|| VmError::failed("libvirt has discarded the domain that came"))?;
-        if self.autostart {
-            self.connection.set_autostart(&domain, true, deadline).await.map_err(failed)?;
-        }
         Ok(domain)
     }
 
@@ -92,6 +89,11 @@ impl Coming {
             },
             None => TransferStatus::of(MigrationStatus::Active),
         }
+    }
+
+    /// Whether it is to be started when its host has booted, once it runs there.
+    pub(crate) fn autostart(&self) -> bool {
+        self.autostart
     }
 
     /// Whether all is here.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use drainpipe_libvirt::{Connection, DomainEvent, Error};
 use tokio::net::UnixStream;
 use tokio::sync::{Mutex, Notify, broadcast};
+use tokio::time::timeout;
 
 /// QEMU's domains of the whole host.
 const URI: &str = "qemu:///system";
@@ -44,6 +45,11 @@ impl Daemon {
 
     /// The connection for questions and orders; a new one where the last has ended.
     pub(crate) async fn shared(&self, deadline: Duration) -> Result<Connection, Error> {
+        let connecting = timeout(deadline, self.shared_unbounded(deadline));
+        connecting.await.unwrap_or(Err(Error::TimedOut { what: "connect", after: deadline }))
+    }
+
+    async fn shared_unbounded(&self, deadline: Duration) -> Result<Connection, Error> {
         let mut shared = self.shared.lock().await;
         if let Some(connection) = shared.as_ref().filter(|connection| !connection.is_closed()) {
             return Ok(connection.clone());

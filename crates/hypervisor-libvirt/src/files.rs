@@ -10,10 +10,19 @@ use drainpipe_hypervisor::{PathTooLong, ResolvedSpec, Role, VmDirectory, VmError
 use serde::{Deserialize, Serialize};
 
 /// What is known of a domain that is on its way here, until it runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ComingHere {
     /// Whether this host had its definition before: that stays if it does not come.
     pub(crate) was_defined: bool,
+    /// Whether libvirt has made ready for it: until then what libvirt has of its UUID is another's.
+    #[serde(default)]
+    pub(crate) is_prepared: bool,
+    /// Whether all of it is here, and waits for the order to run.
+    #[serde(default)]
+    pub(crate) is_complete: bool,
+    /// Whether it is to be started when this host has booted, once it runs here.
+    #[serde(default)]
+    pub(crate) autostart: bool,
 }
 
 pub(crate) fn directory(runtime_directory: &Path, vm: &VmName) -> Result<VmDirectory, PathTooLong> {
@@ -26,6 +35,10 @@ fn spec_file(directory: &VmDirectory) -> PathBuf {
 
 fn coming_file(directory: &VmDirectory) -> PathBuf {
     directory.path().join("coming.json")
+}
+
+fn autostart_file(directory: &VmDirectory) -> PathBuf {
+    directory.path().join("autostart")
 }
 
 fn to_end_file(directory: &VmDirectory) -> PathBuf {
@@ -60,6 +73,20 @@ pub(crate) fn role(directory: &VmDirectory) -> Result<Role, VmError> {
     Ok(if read_coming(directory)?.is_some() { Role::Incoming } else { Role::Fresh })
 }
 
+/// It is started no more when this host has booted, and is to be again if it stays.
+pub(crate) fn write_autostart(directory: &VmDirectory) -> Result<(), VmError> {
+    write_bytes(&autostart_file(directory), &[])
+}
+
+pub(crate) fn is_to_autostart(directory: &VmDirectory) -> bool {
+    autostart_file(directory).exists()
+}
+
+/// It is started again when this host has booted.
+pub(crate) fn has_autostart(directory: &VmDirectory) -> Result<(), VmError> {
+    remove_file(&autostart_file(directory))
+}
+
 /// It is another host's, or was given up: what libvirt has of it is to be ended, also if libvirt has ended before.
 pub(crate) fn write_to_end(directory: &VmDirectory) -> Result<(), VmError> {
     match write_bytes(&to_end_file(directory), &[]) {
@@ -75,10 +102,12 @@ pub(crate) fn is_to_end(directory: &VmDirectory) -> bool {
 
 /// It runs here.
 pub(crate) fn has_come(directory: &VmDirectory) -> Result<(), VmError> {
-    match fs::remove_file(coming_file(directory)) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(at("remove", &coming_file(directory), error))
-        }
+    remove_file(&coming_file(directory))
+}
+
+fn remove_file(file: &Path) -> Result<(), VmError> {
+    match fs::remove_file(file) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(at("remove", file, error)),
         _ => Ok(()),
     }
 }

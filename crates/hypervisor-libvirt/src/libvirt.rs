@@ -16,7 +16,7 @@ use drainpipe_hypervisor::{
     ResolvedSpec, Role, RunState, Unmanaged, Version, Vm, VmDirectory, VmError, VmErrorKind, VmSpec,
 };
 use drainpipe_hypervisor_qemu::{Process, lift_throttle_of};
-use drainpipe_libvirt::{Connection, Domain, XmlFlags};
+use drainpipe_libvirt::{Connection, Domain, Error, XmlFlags};
 use uuid::Uuid;
 
 use crate::daemon::Daemon;
@@ -113,23 +113,12 @@ impl Libvirt {
             let run_state = run_state.map(|state| states::run_state(state, false));
             return Ok(Err(unmanaged(domain, described.as_ref().ok(), run_state, why)));
         };
-        self.note_found(definition)?;
         let kept = match is_active {
             true => Kept::ask(connection, domain, deadline).await?,
             false => Kept::default(),
         };
         let obstacles = demands::of(description, &kept).obstacles;
         Ok(Ok(Found { definition: definition.clone(), is_active, obstacles }))
-    }
-
-    /// Of each that may be asked for, there are files.
-    fn note_found(&self, definition: &VmSpec) -> Result<(), VmError> {
-        let directory = self.found_directory(&definition.name)?;
-        if directory.path().exists() {
-            return Ok(());
-        }
-        let spec = ResolvedSpec::try_from(definition.clone()).map_err(VmError::failed)?;
-        files::write_spec(&directory, &spec)
     }
 
     /// By what was kept of it, while there is no libvirt to say more.
@@ -183,6 +172,20 @@ fn unmanaged(
         manager: Manager::Libvirt,
         why,
     }
+}
+
+/// None where libvirt has no such domain.
+fn known(found: Result<Domain, Error>) -> Result<Option<Domain>, VmError> {
+    match found {
+        Err(error) if error.is_no_domain() => Ok(None),
+        found => found.map(Some).map_err(failed),
+    }
+}
+
+fn is_taken(what: &str, uuid: Uuid) -> VmError {
+    VmError::failed(format!(
+        "libvirt has {what} here: give one of the two another name (`virsh domrename`), or another UUID than {uuid}"
+    ))
 }
 
 fn version_of(version: drainpipe_libvirt::Version) -> Version {
@@ -245,6 +248,15 @@ impl Hypervisor for Libvirt {
         Ok(managed)
     }
 
+    fn note_managed(&self, definition: &VmSpec) -> Result<(), VmError> {
+        let directory = self.found_directory(&definition.name)?;
+        if directory.path().exists() {
+            return Ok(());
+        }
+        let spec = ResolvedSpec::try_from(definition.clone()).map_err(VmError::failed)?;
+        files::write_spec(&directory, &spec)
+    }
+
     async fn lacking(&self, needs: &[Need], deadline: Duration) -> Result<Vec<usize>, VmError> {
         if !self.daemon.is_there() || !needs.iter().any(needs::is_libvirts) {
             return Ok(vec![]);
@@ -276,19 +288,22 @@ impl Hypervisor for Libvirt {
         }
         let name = spec.spec().name.clone();
         let connection = self.connection(deadline).await?;
-        let was_defined = match connection.domain_by_name(name.as_str(), deadline).await {
-            Err(error) if error.is_no_domain() => false,
-            Err(error) => return Err(failed(error)),
-            Ok(domain) if domain.id.is_some() || Uuid::from_bytes(domain.uuid) != spec.uuid() => {
-                return Err(VmError::failed(format!("libvirt has another domain {name} here")));
+        let by_name = connection.domain_by_name(name.as_str(), deadline).await;
+        let by_uuid = connection.domain_by_uuid(*spec.uuid().as_bytes(), deadline).await;
+        let was_defined = match (known(by_name)?, known(by_uuid)?) {
+            (None, None) => false,
+            (Some(named), Some(domain)) if named == domain && domain.id.is_none() => true,
+            (Some(other), _) => return Err(is_taken(&format!("another domain {}", other.name), spec.uuid())),
+            (None, Some(other)) => {
+                let what = format!("the domain {} of the same UUID", other.name);
+                return Err(is_taken(&what, spec.uuid()));
             }
-            Ok(_) => true,
         };
         let version = version_of(connection.hypervisor_version(deadline).await.map_err(failed)?);
         let directory = self.found_directory(&name)?;
         files::remove(&directory)?;
         files::write_spec(&directory, &spec)?;
-        files::write_coming(&directory, ComingHere { was_defined })?;
+        files::write_coming(&directory, ComingHere { was_defined, ..ComingHere::default() })?;
         files::write_record(&directory, record)?;
         Ok(Arc::new(DomainVm::new(&self.daemon, spec, directory, role, version, None)))
     }
@@ -320,9 +335,14 @@ impl Hypervisor for Libvirt {
         qemu_process::number(spec.uuid()).map_err(VmError::failed)
     }
 
-    /// The domain is libvirt's: what is left of it is no matter of Drainpipe's.
+    /// The domain is libvirt's: what is left of it is no matter of Drainpipe's. Of one that is to be ended, or was to come,
+    /// it is known until that is done.
     fn clear(&self, vm: &VmName) -> Result<(), VmError> {
-        files::remove(&self.found_directory(vm)?)
+        let directory = self.found_directory(vm)?;
+        if files::is_to_end(&directory) || files::read_coming(&directory)?.is_some() {
+            return Ok(());
+        }
+        files::remove(&directory)
     }
 
     async fn end_given_up(&self, vm: &VmName, deadline: Duration) -> Result<(), VmError> {

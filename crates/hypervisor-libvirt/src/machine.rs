@@ -14,6 +14,7 @@ use drainpipe_hypervisor::{
 use drainpipe_hypervisor_qemu::{Process, VcpuThrottle as Throttle, VcpuTime as Time, vcpu_threads_by_name};
 use drainpipe_libvirt::{
     Connection, Domain, DomainEvent, DomainState, Error, JobStats, JobStatsOf, State, UndefineFlags,
+    migrate_flags,
 };
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -24,6 +25,7 @@ use tokio::time::{sleep, timeout};
 use crate::coming::Coming;
 use crate::daemon::Daemon;
 use crate::errors::{failed, is_libvirts};
+use crate::files::ComingHere;
 use crate::leaving::Leaving;
 use crate::monitor::Monitor;
 use crate::phases::Handed;
@@ -165,9 +167,13 @@ impl DomainVm {
 
     /// As a migration of an earlier agent has left it.
     fn found_status(&self, state: DomainState, has_job: bool) -> MigrationStatus {
+        let is_complete =
+            || matches!(files::read_coming(&self.directory), Ok(Some(coming)) if coming.is_complete);
         match (self.role, has_job) {
             (Role::Incoming, true) => MigrationStatus::Active,
-            (Role::Incoming, false) => MigrationStatus::Completed,
+            (Role::Incoming, false) if is_complete() => MigrationStatus::Completed,
+            // libvirt ends it with the connection of that agent.
+            (Role::Incoming, false) => MigrationStatus::Failed,
             (Role::Fresh, true) if state.state == State::Paused => MigrationStatus::PreSwitchover,
             (Role::Fresh, true) => MigrationStatus::Active,
             (Role::Fresh, false) if state.is_paused_by_migration() => MigrationStatus::Completed,
@@ -201,6 +207,7 @@ impl DomainVm {
                 let (state, stats) = self.look(deadline).await?;
                 if stats.kind.may_be_under_way() {
                     connection.abort_job(&domain, deadline).await.map_err(failed)?;
+                    self.end_performed(&connection, &domain, deadline).await?;
                 }
                 !stats.kind.may_be_under_way() && state.is_paused_by_migration()
             }
@@ -208,6 +215,26 @@ impl DomainVm {
         self.close_leaving().await;
         self.wait_without_job(deadline).await?;
         Ok(if was_sent { MigrationStatus::Completed } else { MigrationStatus::Cancelled })
+    }
+
+    /// A job that has sent all is not aborted: it waits for the agent that has begun it, which may stand still. Another
+    /// connection may confirm that the domain stays.
+    async fn end_performed(
+        &self,
+        connection: &Connection,
+        domain: &Domain,
+        deadline: Duration,
+    ) -> Result<(), VmError> {
+        let (state, stats) = self.look(deadline).await?;
+        if !stats.kind.may_be_under_way() || !state.is_paused_by_migration() {
+            return Ok(());
+        }
+        let flags = migrate_flags::LIVE | migrate_flags::CHANGE_PROTECTION;
+        match connection.migrate_confirm(domain, &[], &[], flags, true, deadline).await {
+            // It has ended by itself.
+            Err(error) if error.is_operation_invalid() => Ok(()),
+            confirmed => confirmed.map_err(failed),
+        }
     }
 
     async fn resume(&self, deadline: Duration) -> Result<(), VmError> {
@@ -248,12 +275,49 @@ impl DomainVm {
             checkpoints_metadata: true,
             // It may be the one that the domain uses where it runs now.
             keep_nvram: true,
+            keep_tpm: true,
             nvram: false,
         };
         match connection.undefine(&domain, flags, deadline).await {
+            // Before libvirt 8.9, which keeps it always.
+            Err(error) if error.is_invalid_argument() => {
+                let flags = UndefineFlags { keep_tpm: false, ..flags };
+                connection.undefine(&domain, flags, deadline).await.map_err(failed)
+            }
             Err(error) if error.is_no_domain() => Ok(()),
             undefined => undefined.map_err(failed),
         }
+    }
+
+    /// libvirt starts it no more when this host has booted: it is about to be another host's.
+    async fn end_autostart(&self, deadline: Duration) -> Result<(), VmError> {
+        let (connection, domain) = self.domain(deadline).await?;
+        let is_persistent = connection.is_persistent(&domain, deadline).await.map_err(failed)?;
+        if is_persistent && connection.autostart(&domain, deadline).await.map_err(failed)? {
+            files::write_autostart(&self.directory)?;
+            connection.set_autostart(&domain, false, deadline).await.map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// It runs here, and stays: started when this host has booted, if it was so where it came from, or before it was to
+    /// leave.
+    async fn begin_autostart(&self, deadline: Duration) -> Result<(), VmError> {
+        let coming = files::read_coming(&self.directory)?;
+        if files::is_to_autostart(&self.directory) || coming.is_some_and(|coming| coming.autostart) {
+            let (connection, domain) = self.domain(deadline).await?;
+            connection.set_autostart(&domain, true, deadline).await.map_err(failed)?;
+        }
+        files::has_autostart(&self.directory)?;
+        files::has_come(&self.directory)
+    }
+
+    /// What is known of it until it runs.
+    fn note_coming(&self, note: impl FnOnce(&mut ComingHere)) -> Result<(), VmError> {
+        let coming = files::read_coming(&self.directory)?;
+        let mut coming = coming.ok_or_else(|| VmError::failed("it is not on its way here"))?;
+        note(&mut coming);
+        files::write_coming(&self.directory, coming)
     }
 
     async fn wait_without_job(&self, deadline: Duration) -> Result<DomainState, VmError> {
@@ -390,7 +454,7 @@ impl Vm for DomainVm {
     }
 
     async fn migration(&self, deadline: Duration) -> Result<TransferStatus, VmError> {
-        if let Some(coming) = self.coming() {
+        if let Some(coming) = self.coming().filter(|_| self.leaving().is_none()) {
             return Ok(coming.status());
         }
         if self.role == Role::Incoming && self.process().is_none() {
@@ -399,8 +463,7 @@ impl Vm for DomainVm {
         let (state, stats) = self.look(deadline).await?;
         let (status, error_desc) = match self.leaving() {
             Some(leaving) => {
-                let is_paused = state.state == State::Paused;
-                leaving.status(is_paused, self.is_switched_over.load(Ordering::Relaxed))
+                leaving.status(state.is_paused_by_migration(), self.is_switched_over.load(Ordering::Relaxed))
             }
             None => (self.found_status(state, self.has_job(&stats)), None),
         };
@@ -427,8 +490,17 @@ impl Vm for DomainVm {
         self.unprotect().await;
         if let Err(error) = self.resume(deadline).await {
             self.orphaned(error, deadline).await?.run().await?;
+            return Ok(());
         }
-        if self.role == Role::Incoming { files::has_come(&self.directory) } else { Ok(()) }
+        // Of its migration to here nothing more is asked.
+        let coming = lock(&self.coming).take();
+        if let Some(coming) = coming {
+            coming.close(CLOSED_WITHIN).await;
+        }
+        if let Err(error) = self.begin_autostart(deadline).await {
+            tracing::warn!(vm = %self.spec.spec().name, %error, "runs, and is not started when its host has booted");
+        }
+        Ok(())
     }
 
     async fn stop_guest(&self, _deadline: Duration) -> Result<(), VmError> {
@@ -439,8 +511,11 @@ impl Vm for DomainVm {
     async fn destroy(&self, deadline: Duration) -> Result<(), VmError> {
         self.close_leaving().await;
         files::write_to_end(&self.directory)?;
-        let coming = files::read_coming(&self.directory)?;
-        self.end_domain(coming.is_some_and(|coming| coming.was_defined), deadline).await?;
+        match files::read_coming(&self.directory)? {
+            // What libvirt has of its UUID is not what was to come.
+            Some(coming) if !coming.is_prepared => self.expect_end(),
+            coming => self.end_domain(coming.is_some_and(|coming| coming.was_defined), deadline).await?,
+        }
         // Not before: others might have let it run meanwhile.
         self.unprotect().await;
         files::remove(&self.directory)
@@ -537,6 +612,7 @@ impl SourceVm for DomainVm {
     async fn let_go(&self, deadline: Duration) -> Result<(), VmError> {
         self.close_leaving().await;
         self.wait_without_job(deadline).await?;
+        self.end_autostart(deadline).await?;
         let (connection, domain) = self.domain(deadline).await?;
         self.protect(&domain, deadline).await?;
         // Not before: somebody may have waited to let it run.
@@ -628,6 +704,7 @@ impl TargetVm for DomainVm {
     ) -> Result<Parcel, VmError> {
         let prepared = Coming::prepare(&self.daemon, &self.spec, transport, &address, parcel, deadline).await;
         let (coming, answer) = prepared?;
+        self.note_coming(|known| (known.is_prepared, known.autostart) = (true, coming.autostart()))?;
         let process =
             qemu_process::find_started(self.spec.uuid(), deadline).await.map_err(VmError::failed)?;
         self.process.send_replace(Some(Arc::new(process)));
@@ -638,7 +715,10 @@ impl TargetVm for DomainVm {
     async fn complete(&self, parcel: Parcel, deadline: Duration) -> Result<(), VmError> {
         let coming = self.coming().ok_or_else(|| VmError::failed("nothing was prepared for it here"))?;
         let finished = match coming.finish(&parcel, deadline).await {
-            Ok(domain) => self.protect(&domain, deadline).await,
+            Ok(domain) => {
+                self.note_coming(|known| known.is_complete = true)?;
+                self.protect(&domain, deadline).await
+            }
             Err(error) => Err(error),
         };
         let status = if finished.is_ok() { MigrationStatus::Completed } else { MigrationStatus::Failed };

@@ -83,6 +83,12 @@ pub trait Hypervisor: fmt::Debug + Send + Sync {
         Ok(vec![])
     }
 
+    /// One of these is dealt with from now on: it is known by its name.
+    fn note_managed(&self, definition: &VmSpec) -> Result<(), VmError> {
+        let _has_none = definition;
+        Ok(())
+    }
+
     /// Returns when [`Self::managed`] may have changed; never where it cannot.
     async fn managed_changed(&self) {
         std::future::pending().await

@@ -77,6 +77,11 @@ impl Error {
         self.code() == Some(3)
     }
 
+    /// What it was told makes no sense to this release.
+    pub fn is_invalid_argument(&self) -> bool {
+        self.code() == Some(8)
+    }
+
     /// The hypervisor failed.
     pub fn is_operation_failed(&self) -> bool {
         self.code() == Some(9)

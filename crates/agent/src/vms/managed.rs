@@ -55,7 +55,9 @@ impl Vms {
     /// Those on their way here: they become this host's with the order to run.
     fn coming(&self) -> Result<BTreeSet<String>, Problem> {
         let waiting = self.journal.waiting_incoming()?;
-        Ok(waiting.into_iter().map(|record| record.vm).collect())
+        // What is left of these is about to be ended.
+        let discarded = self.journal.discarded_incoming_vms()?;
+        Ok(waiting.into_iter().chain(discarded).map(|record| record.vm).collect())
     }
 
     async fn take_in(&self, found: &Found) {
@@ -64,7 +66,11 @@ impl Vms {
             return;
         }
         let name = definition.name.as_str();
-        let vmm = if *is_active { self.find_running(definition).await } else { Ok(None) };
+        let noted = self.hypervisor.note_managed(definition).map_err(Problem::failed);
+        let vmm = match noted {
+            Ok(()) if *is_active => self.find_running(definition).await,
+            noted => noted.map(|()| None),
+        };
         let vmm = match vmm {
             Ok(vmm) => vmm,
             Err(problem) => return debug!(vm = name, %problem, "not taken hold of yet"),

@@ -34,6 +34,8 @@ pub struct UndefineFlags {
     pub keep_nvram: bool,
     /// What is known of its checkpoints goes.
     pub checkpoints_metadata: bool,
+    /// The state of its TPM stays (libvirt 8.9).
+    pub keep_tpm: bool,
 }
 
 impl Connection {
@@ -113,6 +115,9 @@ impl UndefineFlags {
             self.nvram,
             self.keep_nvram,
             self.checkpoints_metadata,
+            // That of its TPM goes.
+            false,
+            self.keep_tpm,
         ])
     }
 }

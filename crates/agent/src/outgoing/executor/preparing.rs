@@ -17,6 +17,7 @@ use tracing::info;
 use super::{Executor, qemu_failed};
 use crate::api_types::{ConnectionRequest, Endpoint, IncomingPermit, IncomingRequest, WatchEnd};
 use crate::check;
+use crate::client::ANSWER_DEADLINE;
 use crate::memory_look;
 use crate::outgoing::{Meeting, informed, meet};
 use crate::path_watch::Joining;
@@ -31,8 +32,8 @@ const NEWS_MAX: usize = 64;
 /// forgets who waits.
 const ASK_FOR_PLACE_EVERY: Duration = Duration::from_millis(500);
 
-/// How long a target may take until it listens: one whose VMs another manager owns starts the VM's process then.
-const LISTENS_WITHIN: Duration = QEMU_DEADLINE.saturating_add(QMP_DEADLINE);
+/// How long a target may take until it listens where another manager owns its VMs: it starts the VM's process then.
+const MANAGED_LISTENS_WITHIN: Duration = QEMU_DEADLINE.saturating_add(QMP_DEADLINE);
 
 impl Executor {
     pub(super) async fn establish_hosts(&mut self) -> Result<Event, Problem> {
@@ -152,6 +153,8 @@ impl Executor {
             watch,
             parcel: begun.map_err(Problem::refused)?,
         };
-        self.peer()?.post_within(&self.incoming("connection"), &request, LISTENS_WITHIN).await
+        let is_managed = self.claimed.definition.manager.is_some();
+        let within = if is_managed { MANAGED_LISTENS_WITHIN } else { ANSWER_DEADLINE };
+        self.peer()?.post_within(&self.incoming("connection"), &request, within).await
     }
 }
