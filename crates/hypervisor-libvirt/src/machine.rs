@@ -1,6 +1,8 @@
 //! A domain as every hypervisor's VM.
 
 use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -41,6 +43,9 @@ const ASK_EVERY: Duration = Duration::from_millis(5);
 /// How long libvirt may take to say goodbye to a connection.
 const CLOSED_WITHIN: Duration = Duration::from_secs(2);
 
+/// How long a transfer may take to stop before QEMU's connections are cut.
+const CUT_AFTER: Duration = Duration::from_secs(1);
+
 /// MiB/s for no limit (`QEMU_DOMAIN_MIG_BANDWIDTH_MAX` in libvirt).
 const UNLIMITED_MIB_PER_S: u64 = (i64::MAX as u64) / (1 << 20);
 
@@ -59,6 +64,8 @@ pub struct DomainVm {
     listening: JoinHandle<()>,
     leaving: Mutex<Option<Arc<Leaving>>>,
     coming: Mutex<Option<Arc<Coming>>>,
+    // Where its QEMU sends to, if that is no relay.
+    peer: Mutex<Option<SocketAddr>>,
     // While it stands still for its hand-over.
     protection: Mutex<Option<Protection>>,
     is_switched_over: AtomicBool,
@@ -94,6 +101,7 @@ impl DomainVm {
             listening,
             leaving: Mutex::default(),
             coming: Mutex::default(),
+            peer: Mutex::default(),
             protection: Mutex::default(),
             is_switched_over: AtomicBool::default(),
             is_ending: AtomicBool::default(),
@@ -107,6 +115,11 @@ impl DomainVm {
     fn known_process(&self) -> io::Result<Arc<Process>> {
         self.process()
             .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "libvirt has not started it yet"))
+    }
+
+    /// libvirt may say for a while yet that it goes on with one that has ended.
+    fn must_live(&self) -> Result<(), VmError> {
+        if self.alive() { Ok(()) } else { Err(VmError::new(VmErrorKind::Gone, "its QEMU has ended")) }
     }
 
     fn leaving(&self) -> Option<Arc<Leaving>> {
@@ -199,10 +212,29 @@ impl DomainVm {
         }
     }
 
+    /// QEMU's threads may wait for a target that is silent, of which libvirt cannot tell them.
+    async fn cancel_leaving(
+        &self,
+        leaving: &Leaving,
+        domain: &Domain,
+        deadline: Duration,
+    ) -> Result<bool, VmError> {
+        let mut cancelling = pin!(leaving.cancel(domain, deadline));
+        if let Ok(cancelled) = timeout(CUT_AFTER.min(deadline / 2), &mut cancelling).await {
+            return cancelled;
+        }
+        if let (Some(process), Some(peer)) = (self.process(), *lock(&self.peer))
+            && let Err(error) = process.cut(peer)
+        {
+            tracing::warn!(%error, "QEMU may wait for its target for as long as that is silent");
+        }
+        cancelling.await
+    }
+
     async fn cancel_by_libvirt(&self, deadline: Duration) -> Result<MigrationStatus, VmError> {
         let (connection, domain) = self.domain(deadline).await?;
         let was_sent = match self.leaving() {
-            Some(leaving) => leaving.cancel(&domain, deadline).await?,
+            Some(leaving) => self.cancel_leaving(&leaving, &domain, deadline).await?,
             None => {
                 let (state, stats) = self.look(deadline).await?;
                 if stats.kind.may_be_under_way() {
@@ -455,6 +487,7 @@ impl Vm for DomainVm {
 
     async fn migration(&self, deadline: Duration) -> Result<TransferStatus, VmError> {
         if let Some(coming) = self.coming().filter(|_| self.leaving().is_none()) {
+            self.must_live()?;
             return Ok(coming.status());
         }
         if self.role == Role::Incoming && self.process().is_none() {
@@ -589,6 +622,10 @@ impl SourceVm for DomainVm {
         let limit_ms = settings.downtime_limit_ms;
         connection.migrate_set_max_downtime(&domain, limit_ms, deadline).await.map_err(failed)?;
         let speed = settings.bandwidth_mbps.map(mib_per_s);
+        *lock(&self.peer) = match &address {
+            Address::Tcp(peer) => Some(*peer),
+            Address::Unix(_) => None,
+        };
         leaving.perform(&domain, &address, speed, &handed, Arc::clone(&self.events));
         Ok(())
     }
@@ -750,15 +787,15 @@ impl TargetVm for DomainVm {
 
 /// Of the process that libvirt has started, once it has.
 impl Connections for DomainVm {
-    fn limit_unsent(&self, peer: std::net::SocketAddr, bytes: u32) -> io::Result<usize> {
+    fn limit_unsent(&self, peer: SocketAddr, bytes: u32) -> io::Result<usize> {
         self.known_process()?.limit_unsent(peer, bytes)
     }
 
-    fn limit_received(&self, own: std::net::SocketAddr, bytes: u32) -> io::Result<usize> {
+    fn limit_received(&self, own: SocketAddr, bytes: u32) -> io::Result<usize> {
         self.known_process()?.limit_received(own, bytes)
     }
 
-    fn pace(&self, peer: std::net::SocketAddr, paces: drainpipe_hypervisor::Paces<'_>) -> io::Result<usize> {
+    fn pace(&self, peer: SocketAddr, paces: drainpipe_hypervisor::Paces<'_>) -> io::Result<usize> {
         self.known_process()?.pace(peer, paces)
     }
 
