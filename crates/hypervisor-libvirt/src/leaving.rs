@@ -20,6 +20,9 @@ use crate::phases::{Handed, Terms, terms};
 /// `Perform` is one call, which takes as long as the engine lets a migration take.
 const PERFORM_MAX: Duration = Duration::from_hours(30 * 24);
 
+/// What is told of an abort that was none of ours: after those nobody asks.
+const ABORTED: &str = "somebody has aborted its migration on this host, as `virsh domjobabort` does";
+
 /// How far it is.
 #[derive(Debug, Clone)]
 enum Phase {
@@ -28,6 +31,8 @@ enum Phase {
     /// `Perform` has returned this cookie.
     Sent(Vec<u8>),
     Failed(VmError),
+    /// By whomever.
+    Aborted,
 }
 
 /// One migration away.
@@ -78,6 +83,7 @@ impl Leaving {
             let (phase, status) = match performed {
                 // The engine goes on from there, also if nobody has said that the guest was paused.
                 Ok(cookie) => (Phase::Sent(cookie), MigrationStatus::PreSwitchover),
+                Err(error) if error.is_operation_aborted() => (Phase::Aborted, MigrationStatus::Cancelled),
                 Err(error) => (Phase::Failed(failed(error)), MigrationStatus::Failed),
             };
             leaving.phase.send_replace(phase);
@@ -99,6 +105,7 @@ impl Leaving {
             Phase::Performing if !is_paused => (MigrationStatus::Active, None),
             Phase::Performing | Phase::Sent(_) => (MigrationStatus::PreSwitchover, None),
             Phase::Failed(error) => (MigrationStatus::Failed, Some(error.to_string())),
+            Phase::Aborted => (MigrationStatus::Cancelled, Some(ABORTED.into())),
         }
     }
 
@@ -107,6 +114,7 @@ impl Leaving {
         match self.end_of_perform(deadline).await? {
             Phase::Sent(cookie) => Ok(cookie),
             Phase::Failed(error) => Err(error),
+            Phase::Aborted => Err(VmError::failed(ABORTED)),
             Phase::Begun | Phase::Performing => Err(VmError::failed("its transfer was not begun")),
         }
     }

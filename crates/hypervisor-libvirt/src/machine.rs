@@ -66,6 +66,8 @@ pub struct DomainVm {
     coming: Mutex<Option<Arc<Coming>>>,
     // Where its QEMU sends to, if that is no relay.
     peer: Mutex<Option<SocketAddr>>,
+    // For its protection: while the guest stands still there is no time to open it.
+    spare: Mutex<Option<Connection>>,
     // While it stands still for its hand-over.
     protection: Mutex<Option<Protection>>,
     is_switched_over: AtomicBool,
@@ -102,6 +104,7 @@ impl DomainVm {
             leaving: Mutex::default(),
             coming: Mutex::default(),
             peer: Mutex::default(),
+            spare: Mutex::default(),
             protection: Mutex::default(),
             is_switched_over: AtomicBool::default(),
             is_ending: AtomicBool::default(),
@@ -136,15 +139,31 @@ impl DomainVm {
 
     /// From now on nobody lets it run but [`Vm::run`].
     async fn protect(&self, domain: &Domain, deadline: Duration) -> Result<(), VmError> {
-        let protection = Protection::begin(&self.daemon, domain, deadline).await?;
+        let t = Instant::now();
+        let spare = lock(&self.spare).take().filter(|spare| !spare.is_closed());
+        let connection = match spare {
+            Some(spare) => spare,
+            None => self.daemon.own(deadline).await.map_err(failed)?,
+        };
+        let protection = Protection::begin(connection, domain, deadline).await?;
+        tracing::warn!("MEASURE protect {:?}", t.elapsed());
         *lock(&self.protection) = Some(protection);
         Ok(())
     }
 
+    async fn prepare_protection(&self, deadline: Duration) -> Result<(), VmError> {
+        let spare = self.daemon.own(deadline).await.map_err(failed)?;
+        *lock(&self.spare) = Some(spare);
+        Ok(())
+    }
+
     async fn unprotect(&self) {
+        lock(&self.spare).take();
         let protection = lock(&self.protection).take();
         if let Some(protection) = protection {
+            let t = Instant::now();
             protection.end(CLOSED_WITHIN).await;
+            tracing::warn!("MEASURE unprotect {:?}", t.elapsed());
         }
     }
 
@@ -604,6 +623,7 @@ impl SourceVm for DomainVm {
         let (_, domain) = self.domain(deadline).await?;
         let (leaving, parcel) = Leaving::begin(&self.daemon, &domain, transport, deadline).await?;
         *lock(&self.leaving) = Some(Arc::new(leaving));
+        self.prepare_protection(deadline).await?;
         Ok(parcel)
     }
 
@@ -746,6 +766,7 @@ impl TargetVm for DomainVm {
             qemu_process::find_started(self.spec.uuid(), deadline).await.map_err(VmError::failed)?;
         self.process.send_replace(Some(Arc::new(process)));
         *lock(&self.coming) = Some(Arc::new(coming));
+        self.prepare_protection(deadline).await?;
         Ok(answer)
     }
 

@@ -8,7 +8,6 @@ use std::time::Duration;
 use drainpipe_hypervisor::VmError;
 use drainpipe_libvirt::{Connection, Domain, migrate_flags as flags};
 
-use crate::daemon::Daemon;
 use crate::errors::failed;
 
 /// The hold of a domain. It ends with its connection.
@@ -18,9 +17,12 @@ pub(crate) struct Protection {
 }
 
 impl Protection {
-    /// Of a domain that no other job has. Whether it stands still is to be asked after this.
-    pub(crate) async fn begin(daemon: &Daemon, domain: &Domain, deadline: Duration) -> Result<Self, VmError> {
-        let connection = daemon.own(deadline).await.map_err(failed)?;
+    /// Of a domain that no other job has, by a connection of its own. Whether it stands still is to be asked after this.
+    pub(crate) async fn begin(
+        connection: Connection,
+        domain: &Domain,
+        deadline: Duration,
+    ) -> Result<Self, VmError> {
         let flags = flags::LIVE | flags::CHANGE_PROTECTION;
         connection.migrate_begin(domain, &[], flags, deadline).await.map_err(failed)?;
         Ok(Self { connection })

@@ -179,8 +179,8 @@ pub trait SourceVm: Vm {
         Ok(None)
     }
 
-    /// Once the target has all: from now on the hypervisor here does nothing with the VM by itself, whatever becomes of it.
-    /// Fails where that is not certain.
+    /// After [`Self::sent`], where that returned something: from now on the hypervisor here does nothing with the VM by
+    /// itself, whatever becomes of it. Fails where that is not certain.
     async fn let_go(&self, deadline: Duration) -> Result<(), VmError> {
         let _does_nothing_by_itself = deadline;
         Ok(())

@@ -64,16 +64,18 @@ impl Executor {
             let (received, let_go) = tokio::join!(self.wait_received(), self.await_let_go());
             return received.and(let_go);
         }
-        tokio::try_join!(self.wait_received(), here)?;
-        vmm.let_go(QMP_DEADLINE).await.map_err(qemu_failed)
+        tokio::try_join!(self.wait_received(), here).map(drop)
     }
 
-    /// What the target's hypervisor needs beside what this one sends.
+    /// What the target's hypervisor needs beside what this one sends. Meanwhile this one lets go: should the target not get
+    /// it, the guest has to be told to run here in any case.
     async fn hand_last_over(&self, vmm: &dyn Machine) -> Result<(), Problem> {
         match vmm.sent(SWITCH_OVER_DEADLINE).await.map_err(qemu_failed)? {
             Some(parcel) => {
                 let complete = self.incoming("complete");
-                self.peer()?.post_within(&complete, &parcel, SWITCH_OVER_DEADLINE).await
+                let there = self.peer()?.post_within::<()>(&complete, &parcel, SWITCH_OVER_DEADLINE);
+                let here = async { vmm.let_go(QMP_DEADLINE).await.map_err(qemu_failed) };
+                tokio::try_join!(there, here).map(drop)
             }
             None => Ok(()),
         }

@@ -203,6 +203,9 @@ impl Executor {
         match status.status {
             MigrationStatus::PreSwitchover => Event::Paused,
             MigrationStatus::Cancelled if self.guard_has_acted() => Event::TransferFailed(guard_acted()),
+            MigrationStatus::Cancelled if status.error_desc.is_some() => {
+                Event::TransferFailed(Problem::failed(status.error_desc.unwrap_or_default()))
+            }
             MigrationStatus::Failed | MigrationStatus::Cancelled | MigrationStatus::None => {
                 let why = status.error_desc.unwrap_or_else(|| format!("QEMU calls it {}", status.status));
                 // A connection that is reset before resets are kept from QEMU is all that QEMU can tell.
