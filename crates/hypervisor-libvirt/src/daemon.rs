@@ -5,10 +5,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use drainpipe_hypervisor::ResolvedSpec;
 use drainpipe_libvirt::{Connection, DomainEvent, Error};
 use tokio::net::UnixStream;
 use tokio::sync::{Mutex, Notify, broadcast};
 use tokio::time::timeout;
+
+use crate::meeting::Meeting;
 
 /// QEMU's domains of the whole host.
 const URI: &str = "qemu:///system";
@@ -30,6 +33,11 @@ impl Daemon {
     pub(crate) fn at(socket: PathBuf) -> Self {
         let events = broadcast::channel(EVENTS_KEPT).0;
         Self { socket, shared: Mutex::default(), events, changed: Arc::default() }
+    }
+
+    /// For a domain of this daemon's to meet the agent.
+    pub(crate) fn meeting(&self, spec: &ResolvedSpec) -> Meeting {
+        Meeting::beside(&self.socket, spec)
     }
 
     /// Whether there may be one.

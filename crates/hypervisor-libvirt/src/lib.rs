@@ -11,6 +11,7 @@
 //! demands      what speaks against moving a domain, and what its target must have
 //! needs        which of that this host's libvirt does not have
 //! files        what the agent keeps of a domain
+//! meeting      where a domain's QEMU and the agent meet, if a migration goes through the agent
 //! qemu_process the QEMU that runs a domain, as the kernel knows it
 //! phases       what libvirt's phases are told, and what they hand to each other; pure
 //! states       what libvirt says, in the words of every hypervisor; pure
@@ -32,6 +33,7 @@ pub mod fuzzing;
 mod leaving;
 mod libvirt;
 mod machine;
+mod meeting;
 mod monitor;
 mod needs;
 mod phases;

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,6 +30,7 @@ use crate::daemon::Daemon;
 use crate::errors::{failed, is_libvirts};
 use crate::files::ComingHere;
 use crate::leaving::Leaving;
+use crate::meeting::Meeting;
 use crate::monitor::Monitor;
 use crate::phases::Handed;
 use crate::protection::Protection;
@@ -55,6 +57,7 @@ pub struct DomainVm {
     daemon: Arc<Daemon>,
     spec: ResolvedSpec,
     directory: VmDirectory,
+    meeting: Meeting,
     role: Role,
     version: Version,
     // None until libvirt has started one for a domain that is to come.
@@ -94,6 +97,7 @@ impl DomainVm {
         let listening = tokio::spawn(listen(daemon.events(), *spec.uuid().as_bytes(), Arc::clone(&events)));
         Self {
             daemon: Arc::clone(daemon),
+            meeting: daemon.meeting(&spec),
             spec,
             directory,
             role,
@@ -734,15 +738,22 @@ impl SourceVm for DomainVm {
     }
 
     fn outgoing_relay(&self) -> SharedPath {
-        self.shared_path("relay-out")
+        if let Err(error) = self.meeting.make() {
+            // Who listens there fails, and says where.
+            tracing::warn!(%error, "no directory for QEMU to meet the agent in");
+        }
+        shared(self.meeting.outgoing())
     }
 }
 
-impl DomainVm {
-    fn shared_path(&self, name: &str) -> SharedPath {
-        let path = self.directory.path().join(name);
-        SharedPath { of_hypervisor: path.clone(), path }
-    }
+/// libvirt's QEMUs see the host's files, except for `/dev`.
+fn shared(path: PathBuf) -> SharedPath {
+    SharedPath { of_hypervisor: path.clone(), path }
+}
+
+fn no_meeting(meeting: &Meeting, error: &io::Error) -> VmError {
+    let socket = meeting.incoming();
+    VmError::failed(format!("cannot make a directory for QEMU to listen at {}: {error}", socket.display()))
 }
 
 /// libvirt knows whole MiB/s, and takes 0 for no limit.
@@ -759,7 +770,14 @@ impl TargetVm for DomainVm {
         parcel: &Parcel,
         deadline: Duration,
     ) -> Result<Parcel, VmError> {
+        let is_relayed = matches!(address, Address::Unix(_));
+        if is_relayed {
+            self.meeting.open().map_err(|error| no_meeting(&self.meeting, &error))?;
+        }
         let prepared = Coming::prepare(&self.daemon, &self.spec, transport, &address, parcel, deadline).await;
+        if is_relayed {
+            self.meeting.close().map_err(|error| no_meeting(&self.meeting, &error))?;
+        }
         let (coming, answer) = prepared?;
         self.note_coming(|known| (known.is_prepared, known.autostart) = (true, coming.autostart()))?;
         let process =
@@ -802,7 +820,7 @@ impl TargetVm for DomainVm {
     }
 
     fn incoming_relay(&self) -> SharedPath {
-        self.shared_path("relay-in")
+        shared(self.meeting.incoming())
     }
 }
 

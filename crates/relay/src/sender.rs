@@ -25,6 +25,8 @@ use std::sync::Arc;
 use std::thread;
 
 use drainpipe_engine::idle_cores::Allowance;
+use rustix::net::sockopt::socket_peercred;
+use tracing::warn;
 
 pub use self::concurrent_senders::ConcurrentSenders;
 use self::passing::Passing;
@@ -44,6 +46,8 @@ pub struct SenderSettings {
     /// Unix socket at which the program connects. Made anew, and removed with the sender. Who may use it is
     /// for its directory to say.
     pub path: PathBuf,
+    /// Users whose programs may connect there; empty for all. Others' are closed at once.
+    pub users: Vec<u32>,
     /// Where the receiver listens.
     pub destination: SocketAddr,
     /// Connections that the program makes, 1 to [`CONNECTIONS_MAX`]. The first one reaches the other program
@@ -154,6 +158,7 @@ impl Sender {
         }
         let settings = SenderSettings { cores: settings.cores.min(PACKING_THREADS_MAX), ..settings };
         let (path, connections) = (settings.path.clone(), settings.connections);
+        let users = settings.users.clone();
         let begin = |source: io::Error| RelayError::Begin { path: path.clone(), source: Arc::new(source) };
         let listener = listen(&path).map_err(begin)?;
         // From here on the socket is removed whatever happens.
@@ -164,7 +169,11 @@ impl Sender {
             begin_packing(shared).map_err(begin)?;
         }
         let way = sender.way.clone();
-        spawn("relay-accept".into(), move || accept(&way, connections, &listener, hold)).map_err(begin)?;
+        spawn("relay-accept".into(), move || {
+            let of_users = OfUsers { listener, users };
+            accept(&way, connections, &of_users, hold);
+        })
+        .map_err(begin)?;
         Ok(sender)
     }
 
@@ -267,14 +276,33 @@ fn listen(path: &PathBuf) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
+/// Where only some users' programs are let in.
+struct OfUsers {
+    listener: UnixListener,
+    users: Vec<u32>,
+}
+
+impl OfUsers {
+    fn accept(&self) -> io::Result<UnixStream> {
+        loop {
+            let (program, _) = self.listener.accept()?;
+            let user = socket_peercred(&program)?.uid.as_raw();
+            if self.users.is_empty() || self.users.contains(&user) {
+                return Ok(program);
+            }
+            warn!(user, "a program of a user that may not do so has connected to a relay, and was closed");
+        }
+    }
+}
+
 fn accept(
     way: &Way,
     connections: usize,
-    listener: &UnixListener,
+    listener: &OfUsers,
     mut hold: impl FnMut(BorrowedFd<'_>) -> io::Result<()>,
 ) {
     for stream in 0..connections {
-        let accepted = listener.accept().and_then(|(program, _)| hold(program.as_fd()).map(|()| program));
+        let accepted = listener.accept().and_then(|program| hold(program.as_fd()).map(|()| program));
         let begun = accepted.and_then(|program| way.begin(stream, program));
         if let Err(error) = begun {
             return way.fail(RelayError::Local(Arc::new(error)));

@@ -96,6 +96,7 @@ fn what_a_sender_with_sixteen_threads_holds_is_bounded() {
     let directory = tempfile::tempdir().unwrap();
     let settings = SenderSettings {
         path: directory.path().join("out.sock"),
+        users: vec![],
         destination: listener.local_addr().unwrap(),
         connections: CONNECTIONS,
         token: Token([1; TOKEN_BYTES]),

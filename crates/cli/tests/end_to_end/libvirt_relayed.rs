@@ -1,32 +1,121 @@
 //! libvirt's domains, moved through the agents: encrypted, compressed, or both.
 
-use drainpipe_engine::result::MigrationResult;
+use std::thread;
+use std::time::Duration;
+
+use drainpipe_engine::option::MigrationOption;
+use drainpipe_engine::result::Outcome;
+use rustix::process::Signal;
 
 use crate::Test;
 use crate::captured::{Capture, KnownPages, assert_unseen};
 use crate::encrypted::assert_encrypted;
+use crate::guest::Guest;
 use crate::libvirt_moves::{assert_moved, migrate};
+use crate::link_rate::LinkRate;
+use crate::options;
+use crate::program::Running;
+use crate::scene::{GUARDED_SILENCE_MAX, assert_failed, result_of};
 use crate::support::{TestLab, eventually};
 
-pub(crate) const TESTS: &[Test] = &[("a_domain_is_moved_encrypted", a_domain_is_moved_encrypted)];
+pub(crate) const TESTS: &[Test] = &[
+    ("a_domain_is_moved_encrypted", a_domain_is_moved_encrypted),
+    ("a_domain_is_moved_compressed_and_within_limits", a_domain_is_moved_compressed_and_within_limits),
+    ("a_relayed_domain_runs_on_without_an_agent", a_relayed_domain_runs_on_without_an_agent),
+];
 
 const MEMORY_MIB: u64 = 160;
 
-fn a_domain_is_moved_encrypted() {
-    let lab = TestLab::up(&["--libvirt", "--untrusted", "--link", "1000", "--link", "1000"]);
+const LIMIT_MBPS: u64 = 200;
+
+/// A domain of [`MEMORY_MIB`] on host `a`, which its agent has seen.
+#[track_caller]
+fn start(lab: &TestLab) -> Guest {
     let guest = lab.start_domain("a", "web", MEMORY_MIB, "");
     lab.virsh("a", &["autostart", "web"]).done();
     eventually("the agent has seen it", || !lab.vms().vms.is_empty());
+    guest
+}
+
+/// With QEMU 7.2, and by the other one if there is one: they differ in how they know connections.
+fn a_domain_is_moved_encrypted() {
+    moved_encrypted(&["tcp", "multichannel", "compression", "auto"], &[]);
+    if let Some(qemu) = options::other_qemu() {
+        moved_encrypted(&["multichannel", "tcp"], &["--qemu", &qemu]);
+    }
+}
+
+fn moved_encrypted(options: &[&str], up: &[&str]) {
+    let links = ["--libvirt", "--untrusted", "--link", "1000", "--link", "1000"];
+    let lab = TestLab::up(&[&links[..], up].concat());
+    let guest = start(&lab);
     let known = KnownPages::of(MEMORY_MIB);
-    for (source, target, option) in
-        [("a", "b", "tcp"), ("b", "a", "multichannel"), ("a", "b", "compression"), ("b", "a", "auto")]
-    {
+    let ways = [("a", "b"), ("b", "a")].into_iter().cycle();
+    for (option, (source, target)) in options.iter().zip(ways) {
         let capture = Capture::begin(&lab, &["a", "b"]);
-        let result: MigrationResult = migrate(&lab, target, option);
+        let result = migrate(&lab, target, option);
         assert_unseen(&result, &capture.end(&known));
-        assert_eq!(result.compression.is_some(), option == "compression", "{option}: {result:#?}");
+        assert_eq!(result.compression.is_some(), *option == "compression", "{option}: {result:#?}");
         assert_encrypted(result);
         assert_moved(&lab, source, target);
         guest.assert_intact();
     }
+}
+
+fn a_domain_is_moved_compressed_and_within_limits() {
+    let lab = TestLab::up(&["--libvirt", "--link", "1000", "--link", "1000"]);
+    let guest = start(&lab);
+    let result = migrate(&lab, "b", "compression");
+    assert_eq!(result.option, MigrationOption::Compression);
+    let compression = result.compression.expect("it says what was compressed");
+    assert!(compression.compressed_bytes < compression.stream_bytes, "{compression:?}");
+    assert_moved(&lab, "a", "b");
+    guest.assert_intact();
+    migrate(&lab, "a", "compression");
+    guest.assert_intact();
+    for option in ["tcp", "multichannel", "compression"] {
+        keeps_to_a_limit(&lab, option);
+        guest.assert_intact();
+    }
+}
+
+fn keeps_to_a_limit(lab: &TestLab, option: &str) {
+    lab.drainpipe(&["limit", "a", &LIMIT_MBPS.to_string()]).done();
+    let rate = LinkRate::watch(lab, "a");
+    let mut migrating = lab.start(&["migrate", "web", "b", "--json", "--option", option]);
+    let rate = rate.until(Duration::from_mins(1), || migrating.has_ended());
+    assert_eq!(result_of(&migrating.wait()).outcome, Outcome::Completed);
+    let most_mbps = rate.most_in_a_second_mbps();
+    assert!(most_mbps > 0.0 && most_mbps < LIMIT_MBPS as f64 * 1.1, "{option}: {most_mbps:.1} Mb/s");
+    lab.drainpipe(&["limit", "a", "off"]).done();
+    migrate(lab, "a", "multichannel");
+}
+
+/// What carries it ends with its agent; its guard holds QEMU's ends, and lets it run on.
+fn a_relayed_domain_runs_on_without_an_agent() {
+    let lab = TestLab::up(&["--libvirt", "--untrusted", "--link", "40", "--link", "40"]);
+    let guest = start(&lab);
+    for (option, host) in [("multichannel", "a"), ("tcp", "b")] {
+        let migrating = begin(&lab, option);
+        let heartbeat = guest.heartbeat();
+        lab.stop_agent(host, Signal::KILL);
+        thread::sleep(Duration::from_secs(5));
+        guest.assert_intact();
+        assert!(heartbeat.longest_gap() < GUARDED_SILENCE_MAX, "{:?}", heartbeat.statistics());
+        lab.start_agent(host);
+        assert_failed(&migrating.wait(), "");
+        assert_eq!(lab.domain_state("a", "web").as_deref(), Some("running"));
+        eventually("the other host has discarded it", || lab.domain_state("b", "web").is_none());
+        guest.assert_intact();
+    }
+}
+
+/// Back when memory is on its way.
+fn begin(lab: &TestLab, option: &str) -> Running {
+    let migrating = lab.start(&["migrate", "web", "b", "--json", "--option", option]);
+    eventually("memory is on its way", || {
+        let views = lab.migrations("a");
+        views.iter().any(|view| view.progress.as_ref().is_some_and(|progress| progress.sent_bytes > 4 << 20))
+    });
+    migrating
 }

@@ -502,6 +502,7 @@ mod tests {
     fn with_connections(connections: usize, cores: usize) -> Arc<Shared> {
         Arc::new(Shared::new(SenderSettings {
             path: "none".into(),
+            users: vec![],
             destination: SocketAddr::from(([127, 0, 0, 1], 1)),
             connections,
             token: Token([0; TOKEN_BYTES]),

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
+mod answers;
 mod encryption;
 mod packing;
 mod passing;

@@ -57,6 +57,7 @@ impl Target {
     pub(crate) fn settings(&self, treatment: Treatment<ClientTls>, connections: usize) -> SenderSettings {
         SenderSettings {
             path: self.directory.path().join("out.sock"),
+            users: vec![],
             destination: self.address,
             connections,
             token: TOKEN,
