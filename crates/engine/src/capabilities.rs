@@ -104,7 +104,7 @@ impl Capabilities {
     }
 
     /// Of a libvirt whose migration protocol two agents run phase by phase. `Perform` pauses the guest and sends the rest in
-    /// one act, and `Finish` leaves it paused.
+    /// one act, and `Finish` leaves it paused. Any libvirt that Drainpipe works with sends by Unix sockets, too (6.8).
     pub fn of_libvirt(qemu_major: Option<u32>) -> Self {
         Self {
             pauses_before_switchover: false,
