@@ -72,6 +72,7 @@ fn the_example_has_every_key() {
         "[compression]",
         "[tls]",
         "[qemu]",
+        "[libvirt]",
         "[[link]]",
         "[[peer]]",
     ];

@@ -13,9 +13,19 @@ pub(crate) const TESTS: &[Test] = &[
     ("what_cannot_move_is_told_before_anything_is_sent", what_cannot_move_is_told_before_anything_is_sent),
 ];
 
-/// A snapshot that libvirt is told of, and that has no data.
-const SNAPSHOT: &str = "<domainsnapshot><name>before-update</name><state>shutoff</state>\
-    <creationTime>1700000000</creationTime></domainsnapshot>";
+/// Tells libvirt of a snapshot of a domain, which has no data.
+#[track_caller]
+fn note_snapshot(lab: &TestLab, host: &str, domain: &str) {
+    let xml = lab.virsh(host, &["dumpxml", domain]).done();
+    let snapshot = lab.write(
+        "snapshot.xml",
+        &format!(
+            "<domainsnapshot><name>before-update</name><state>shutoff</state>\
+             <creationTime>1700000000</creationTime>{xml}</domainsnapshot>"
+        ),
+    );
+    lab.virsh(host, &["snapshot-create", domain, &snapshot, "--redefine"]).done();
+}
 
 fn lab() -> TestLab {
     TestLab::up(&["--libvirt", "--link", "unlimited", "--link", "unlimited"])
@@ -63,8 +73,7 @@ fn what_cannot_move_is_told_before_anything_is_sent() {
     let lab = lab();
     lab.start_domain("a", "web", 160, "");
     lab.start_domain("a", "my vm", 160, "");
-    let snapshot = lab.write("snapshot.xml", SNAPSHOT);
-    lab.virsh("a", &["snapshot-create", "web", &snapshot, "--redefine"]).done();
+    note_snapshot(&lab, "a", "web");
     wait_until_listed(&lab, &["web", "my vm"]);
 
     let why = "cannot migrate domain with 1 snapshots";

@@ -86,9 +86,12 @@ pub(super) fn parse(interface: Element<'_>) -> Interface {
 fn kind(interface: Element<'_>) -> InterfaceKind {
     let source = |attribute: &str| interface.at("source").and_then(|source| source.text_of(attribute));
     let name = |attribute: &str| source(attribute).unwrap_or_default();
+    let network = |name| InterfaceKind::Network { name, bridge: source("bridge") };
     match interface.attribute("type").unwrap_or_default() {
+        // While the domain runs, libvirt shows what its network is made of.
+        "bridge" | "direct" if source("network").is_some() => network(name("network")),
         "bridge" => InterfaceKind::Bridge { name: name("bridge"), is_openvswitch: is_openvswitch(interface) },
-        "network" => InterfaceKind::Network { name: name("network"), bridge: source("bridge") },
+        "network" => network(name("network")),
         "direct" => InterfaceKind::Direct { link: name("dev"), mode: source("mode") },
         "ethernet" => InterfaceKind::Ethernet,
         "user" => InterfaceKind::User,
@@ -105,4 +108,31 @@ fn is_openvswitch(interface: Element<'_>) -> bool {
 
 fn host_address(interface: Element<'_>) -> String {
     interface.at("source/address").map(super::devices::pci_address).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::element;
+
+    fn kind_of(xml: &str) -> InterfaceKind {
+        kind(Element::root(&element::parse(xml).unwrap()))
+    }
+
+    #[test]
+    fn a_network_is_one_also_while_the_domain_runs() {
+        for (shown, bridge) in [
+            ("<interface type='network'><source network='front'/></interface>", None),
+            (
+                "<interface type='bridge'><source network='front' bridge='br0'/></interface>",
+                Some("br0".into()),
+            ),
+            ("<interface type='direct'><source network='front' dev='eth0' mode='bridge'/></interface>", None),
+        ] {
+            assert_eq!(kind_of(shown), InterfaceKind::Network { name: "front".into(), bridge }, "{shown}");
+        }
+        let own = "<interface type='bridge'><source bridge='br0'/></interface>";
+        let expected = InterfaceKind::Bridge { name: "br0".into(), is_openvswitch: false };
+        assert_eq!(kind_of(own), expected);
+    }
 }
