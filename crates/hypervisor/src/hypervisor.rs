@@ -91,7 +91,7 @@ pub trait Hypervisor: fmt::Debug + Send + Sync {
 
     /// Returns when [`Self::managed`] may have changed; never where it cannot.
     async fn managed_changed(&self) {
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 
     /// Where a VM has its files while it runs.

@@ -67,6 +67,14 @@ fn domains_are_drained_beside_own_vms_and_come_back() {
     names.iter().for_each(|name| assert_only_on(&lab, name, "a"));
     lab.assert_runs_on("own", "a");
     guests.iter().chain([&own]).for_each(|guest| guest.assert_intact());
+
+    let placement = "<placement><stays>licence bound to this host</stays></placement>";
+    let metadata =
+        ["metadata", "Web_01", "urn:drainpipe:placement:1", "--key", "drainpipe", "--live", "--config"];
+    lab.virsh("a", &[&metadata[..], &["--set", placement]].concat()).done();
+    eventually("the agent has seen where it may be", || {
+        lab.drainpipe(&["drain", "a", "--dry-run"]).stdout.contains("licence bound to this host")
+    });
 }
 
 fn what_cannot_move_is_told_before_anything_is_sent() {
