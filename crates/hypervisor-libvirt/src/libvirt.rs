@@ -106,17 +106,15 @@ impl Libvirt {
         let is_active = domain.id.is_some();
         let (Ok(description), Ok(definition)) = (&described, &definition) else {
             let why = definition.err().unwrap_or_default();
-            let run_state = match is_active {
-                true => Some(connection.state(domain, deadline).await.map_err(failed)?),
-                false => None,
+            let run_state = if is_active {
+                let state = connection.state(domain, deadline).await.map_err(failed)?;
+                Some(states::run_state(state, false))
+            } else {
+                None
             };
-            let run_state = run_state.map(|state| states::run_state(state, false));
             return Ok(Err(unmanaged(domain, described.as_ref().ok(), run_state, why)));
         };
-        let kept = match is_active {
-            true => Kept::ask(connection, domain, deadline).await?,
-            false => Kept::default(),
-        };
+        let kept = if is_active { Kept::ask(connection, domain, deadline).await? } else { Kept::default() };
         let obstacles = demands::of(description, &kept).obstacles;
         Ok(Ok(Found { definition: definition.clone(), is_active, obstacles }))
     }

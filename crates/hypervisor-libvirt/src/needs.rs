@@ -18,10 +18,9 @@ pub(crate) async fn lacking(
     needs: &[Need],
     deadline: Duration,
 ) -> Result<Vec<usize>, VmError> {
-    let networks = match needs.iter().any(|need| matches!(need, Need::Network(_))) {
-        true => connection.active_networks(deadline).await.map_err(failed)?,
-        false => vec![],
-    };
+    let names_networks = needs.iter().any(|need| matches!(need, Need::Network(_)));
+    let networks =
+        if names_networks { connection.active_networks(deadline).await.map_err(failed)? } else { vec![] };
     let mut lacking = vec![];
     for (index, need) in needs.iter().enumerate() {
         let is_there = match need {

@@ -61,10 +61,14 @@ fn domains_are_drained_beside_own_vms_and_come_back() {
     assert!(listed.contains("libvirt") && listed.contains("drainpipe"), "{listed}");
 
     lab.drainpipe(&["drain", "a", "--yes"]).done();
-    names.iter().for_each(|name| assert_only_on(&lab, name, "b"));
+    for name in names {
+        assert_only_on(&lab, name, "b");
+    }
     lab.assert_runs_on("own", "b");
     lab.drainpipe(&["resume", "a", "--failback"]).done();
-    names.iter().for_each(|name| assert_only_on(&lab, name, "a"));
+    for name in names {
+        assert_only_on(&lab, name, "a");
+    }
     lab.assert_runs_on("own", "a");
     guests.iter().chain([&own]).for_each(|guest| guest.assert_intact());
 
