@@ -143,14 +143,12 @@ impl DomainVm {
 
     /// From now on nobody lets it run but [`Vm::run`].
     async fn protect(&self, domain: &Domain, deadline: Duration) -> Result<(), VmError> {
-        let t = Instant::now();
         let spare = lock(&self.spare).take().filter(|spare| !spare.is_closed());
         let connection = match spare {
             Some(spare) => spare,
             None => self.daemon.own(deadline).await.map_err(failed)?,
         };
         let protection = Protection::begin(connection, domain, deadline).await?;
-        tracing::warn!("MEASURE protect {:?}", t.elapsed());
         *lock(&self.protection) = Some(protection);
         Ok(())
     }
@@ -165,9 +163,7 @@ impl DomainVm {
         lock(&self.spare).take();
         let protection = lock(&self.protection).take();
         if let Some(protection) = protection {
-            let t = Instant::now();
             protection.end(CLOSED_WITHIN).await;
-            tracing::warn!("MEASURE unprotect {:?}", t.elapsed());
         }
     }
 

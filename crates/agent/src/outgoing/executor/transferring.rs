@@ -38,6 +38,10 @@ const CONNECTED_LOOK_EVERY: Duration = Duration::from_millis(2);
 /// How soon a target says what has happened to it, once its connections have failed.
 const TARGET_SAYS_WITHIN: Duration = Duration::from_millis(500);
 
+/// How soon a transfer that somebody has aborted says so, and how often it is asked.
+const ABORT_TOLD_WITHIN: Duration = Duration::from_millis(500);
+const ABORT_LOOK_EVERY: Duration = Duration::from_millis(10);
+
 impl Executor {
     pub(super) async fn start_transfer(&mut self) -> Result<(), Problem> {
         let (Some(plan), Some(endpoint)) = (&self.plan, &self.endpoint) else {
@@ -145,7 +149,7 @@ impl Executor {
         tokio::pin!(look);
         loop {
             tokio::select! {
-                problem = self.target_watch.trouble() => return self.broken(problem),
+                problem = self.target_watch.trouble() => return self.broken_there(problem).await,
                 event = self.events.recv() => match event.as_ref().map(|event| self.migration_status(event)) {
                     Ok(Some(MigrationStatus::PreSwitchover)) => return Event::Paused,
                     Ok(Some(status)) if status.is_final() || status == MigrationStatus::PostcopyPaused => {
@@ -247,6 +251,29 @@ impl Executor {
     async fn failed_beside_target(&mut self, problem: Problem) -> Event {
         let said = timeout(TARGET_SAYS_WITHIN, self.target_watch.trouble()).await;
         self.broken(said.unwrap_or(problem))
+    }
+
+    /// Who aborts the job of another manager's VM here ends the target's QEMU too, which may be told first. Nothing is cut
+    /// meanwhile: a QEMU 7.2 that was aborted and cut at once has died, and its VM with it.
+    async fn broken_there(&self, problem: Problem) -> Event {
+        if self.claimed.definition.manager.is_some()
+            && let Ok(Some(why)) = timeout(ABORT_TOLD_WITHIN, self.why_aborted()).await
+        {
+            return Event::TransferFailed(Problem::failed(why));
+        }
+        self.broken(problem)
+    }
+
+    /// Why the transfer has ended that somebody else aborted; none if it ended otherwise.
+    async fn why_aborted(&self) -> Option<String> {
+        loop {
+            let status = self.status().await.ok().flatten()?;
+            match status.status {
+                MigrationStatus::Cancelled => return status.error_desc,
+                status if status.is_final() => return None,
+                _ => tokio::time::sleep(ABORT_LOOK_EVERY).await,
+            }
+        }
     }
 
     /// The end of the VM's QEMU ends its connections, the relay's and the target's QEMU too.
