@@ -1,8 +1,8 @@
 //! Where a domain's QEMU and the agent meet, if a migration goes through the agent: `drainpipe/` beside libvirt's socket.
 //!
-//! QEMU is another user's, which is known only once libvirt has started it, and AppArmor may confine it. So there QEMU makes its
-//! socket in a directory open to all, of a name that nobody else knows, and closed as soon as it has; and the socket has a
-//! name that libvirt lets a QEMU of this domain use (docs/decisions/0073).
+//! QEMU is another user's, which is known only once libvirt has started it, and `AppArmor` may confine it. So there QEMU makes
+//! its socket in a directory open to all, of a name that nobody else knows, and closed as soon as it has; and the socket has
+//! a name that libvirt lets a QEMU of this domain use (docs/decisions/0073).
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
@@ -63,7 +63,7 @@ impl Meeting {
         self.socket("i")
     }
 
-    /// A longer name than fits goes without what AppArmor asks for: there may be none.
+    /// A longer name than fits goes without what `AppArmor` asks for: there may be none.
     fn socket(&self, which: &str) -> PathBuf {
         let allowed = self.path.join(format!("{which}.{ALLOWED}.{}", self.domain));
         let fits = allowed.as_os_str().len() <= SOCKET_PATH_BYTES_MAX;

@@ -61,9 +61,10 @@ fn moved_encrypted(options: &[&str], up: &[&str]) {
         assert_unseen(&result, &capture.end(&known));
         assert_eq!(result.compression.is_some(), *option == "compression", "{option}: {result:#?}");
         if *option == "auto" {
-            let reason = result.fallback_reason.clone().unwrap_or_default();
-            eprintln!("REASON {reason}");
-            assert_eq!(result.option, MigrationOption::Multichannel, "{reason}");
+            // Nobody has looked at its memory.
+            let reason = result.fallback_reason.as_deref().unwrap_or_default();
+            assert!(reason.starts_with("2 paths"), "{reason}");
+            assert_eq!(result.option, MigrationOption::Multichannel);
         }
         assert_encrypted(result);
         assert_moved(&lab, source, target);
