@@ -646,7 +646,7 @@ async fn state_of(entry: &Entry, deadline: Duration) -> VmState {
     }
     let Some(vmm) = entry.vmm.as_deref().filter(|vmm| vmm.alive()) else { return VmState::Stopped };
     match vmm.run_state(deadline).await {
-        Ok(state) => shown_state(state),
+        Ok(state) => shown_state(&state),
         Err(_) if !vmm.alive() => VmState::Stopped,
         Err(error) => {
             warn!(vm = %vmm.spec().spec().name, %error, "QEMU does not answer");
@@ -655,7 +655,7 @@ async fn state_of(entry: &Entry, deadline: Duration) -> VmState {
     }
 }
 
-fn shown_state(state: RunState) -> VmState {
+fn shown_state(state: &RunState) -> VmState {
     match state {
         RunState::Running => VmState::Running,
         RunState::Inmigrate => VmState::Incoming,

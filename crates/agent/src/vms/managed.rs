@@ -162,7 +162,7 @@ pub(super) fn describe_unmanaged(host: &str, one: Unmanaged) -> VmView {
     VmView {
         name: one.name,
         host: host.into(),
-        state: one.run_state.map_or(VmState::Stopped, shown_state),
+        state: one.run_state.as_ref().map_or(VmState::Stopped, shown_state),
         memory_mib: one.memory_mib,
         huge_page_mib: None,
         vcpus: one.vcpus,
