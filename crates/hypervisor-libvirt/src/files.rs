@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 /// What is known of a domain that is on its way here, until it runs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(clippy::struct_excessive_bools, reason = "each is known by itself, and written down when it is")]
 pub(crate) struct ComingHere {
     /// Whether this host had its definition before: that stays if it does not come.
     pub(crate) was_defined: bool,
@@ -48,7 +49,7 @@ fn to_end_file(directory: &VmDirectory) -> PathBuf {
 /// Makes the directory, and says what the domain is.
 pub(crate) fn write_spec(directory: &VmDirectory, spec: &ResolvedSpec) -> Result<(), VmError> {
     let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(directory.path());
-    made.map_err(|error| at("make", directory.path(), error))?;
+    made.map_err(|error| at("make", directory.path(), &error))?;
     write(&spec_file(directory), spec)
 }
 
@@ -107,7 +108,7 @@ pub(crate) fn has_come(directory: &VmDirectory) -> Result<(), VmError> {
 
 fn remove_file(file: &Path) -> Result<(), VmError> {
     match fs::remove_file(file) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(at("remove", file, error)),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(at("remove", file, &error)),
         _ => Ok(()),
     }
 }
@@ -119,7 +120,7 @@ pub(crate) fn write_record(directory: &VmDirectory, record: &[u8]) -> Result<(),
 
 pub(crate) fn remove(directory: &VmDirectory) -> Result<(), VmError> {
     match fs::remove_dir_all(directory.path()) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(at("remove", directory.path(), error)),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(at("remove", directory.path(), &error)),
         _ => Ok(()),
     }
 }
@@ -137,14 +138,14 @@ fn write_bytes(file: &Path, bytes: &[u8]) -> Result<(), VmError> {
         options.create(true).truncate(true).write(true).mode(0o600).open(&new)?.write_all(bytes)?;
         fs::rename(&new, file)
     };
-    written().map_err(|error| at("write", file, error))
+    written().map_err(|error| at("write", file, &error))
 }
 
 fn read<T: for<'a> Deserialize<'a>>(file: &Path) -> Result<T, VmError> {
-    let bytes = fs::read(file).map_err(|error| at("read", file, error))?;
-    serde_json::from_slice(&bytes).map_err(|error| at("read", file, io::Error::other(error)))
+    let bytes = fs::read(file).map_err(|error| at("read", file, &error))?;
+    serde_json::from_slice(&bytes).map_err(|error| at("read", file, &io::Error::other(error)))
 }
 
-fn at(verb: &str, path: &Path, error: io::Error) -> VmError {
+fn at(verb: &str, path: &Path, error: &io::Error) -> VmError {
     VmError::failed(format!("cannot {verb} {}: {error}", path.display()))
 }

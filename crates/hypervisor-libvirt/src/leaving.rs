@@ -141,7 +141,7 @@ impl Leaving {
         let ended = phase.wait_for(|phase| !matches!(phase, Phase::Performing));
         match timeout(deadline, ended).await {
             // The sender is this migration's own, so it is there.
-            Ok(phase) => Ok(phase.map(|phase| phase.clone()).unwrap_or(Phase::Begun)),
+            Ok(phase) => Ok(phase.map_or(Phase::Begun, |phase| phase.clone())),
             Err(_) => Err(VmError::new(
                 VmErrorKind::Mute,
                 format!("libvirt has not sent the last of the VM within {} ms", deadline.as_millis()),

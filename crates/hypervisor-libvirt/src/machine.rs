@@ -187,14 +187,14 @@ impl DomainVm {
     async fn look(&self, deadline: Duration) -> Result<(DomainState, JobStats), VmError> {
         let (connection, domain) = self.domain(deadline).await?;
         // In this order: a job that ends lets the guest run first.
-        let stats = connection.job_stats(&domain, JobStatsOf::UnderWay, deadline).await.map_err(failed)?;
+        let job = connection.job_stats(&domain, JobStatsOf::UnderWay, deadline).await.map_err(failed)?;
         let state = connection.state(&domain, deadline).await.map_err(failed)?;
-        Ok((state, stats))
+        Ok((state, job))
     }
 
     /// Whether a job has it beside what keeps others from it.
-    fn has_job(&self, stats: &JobStats) -> bool {
-        stats.kind.may_be_under_way() && !self.is_protected()
+    fn has_job(&self, job: &JobStats) -> bool {
+        job.kind.may_be_under_way() && !self.is_protected()
     }
 
     /// As a migration of an earlier agent has left it.
@@ -202,12 +202,11 @@ impl DomainVm {
         let is_complete =
             || matches!(files::read_coming(&self.directory), Ok(Some(coming)) if coming.is_complete);
         match (self.role, has_job) {
-            (Role::Incoming, true) => MigrationStatus::Active,
+            (Role::Fresh, true) if state.state == State::Paused => MigrationStatus::PreSwitchover,
+            (_, true) => MigrationStatus::Active,
             (Role::Incoming, false) if is_complete() => MigrationStatus::Completed,
             // libvirt ends it with the connection of that agent.
             (Role::Incoming, false) => MigrationStatus::Failed,
-            (Role::Fresh, true) if state.state == State::Paused => MigrationStatus::PreSwitchover,
-            (Role::Fresh, true) => MigrationStatus::Active,
             (Role::Fresh, false) if state.is_paused_by_migration() => MigrationStatus::Completed,
             (Role::Fresh, false) => MigrationStatus::None,
         }
@@ -252,16 +251,15 @@ impl DomainVm {
 
     async fn cancel_by_libvirt(&self, deadline: Duration) -> Result<MigrationStatus, VmError> {
         let (connection, domain) = self.domain(deadline).await?;
-        let was_sent = match self.leaving() {
-            Some(leaving) => self.cancel_leaving(&leaving, &domain, deadline).await?,
-            None => {
-                let (state, stats) = self.look(deadline).await?;
-                if stats.kind.may_be_under_way() {
-                    connection.abort_job(&domain, deadline).await.map_err(failed)?;
-                    self.end_performed(&connection, &domain, deadline).await?;
-                }
-                !stats.kind.may_be_under_way() && state.is_paused_by_migration()
+        let was_sent = if let Some(leaving) = self.leaving() {
+            self.cancel_leaving(&leaving, &domain, deadline).await?
+        } else {
+            let (state, job) = self.look(deadline).await?;
+            if job.kind.may_be_under_way() {
+                connection.abort_job(&domain, deadline).await.map_err(failed)?;
+                self.end_performed(&connection, &domain, deadline).await?;
             }
+            !job.kind.may_be_under_way() && state.is_paused_by_migration()
         };
         self.close_leaving().await;
         self.wait_without_job(deadline).await?;
@@ -276,8 +274,8 @@ impl DomainVm {
         domain: &Domain,
         deadline: Duration,
     ) -> Result<(), VmError> {
-        let (state, stats) = self.look(deadline).await?;
-        if !stats.kind.may_be_under_way() || !state.is_paused_by_migration() {
+        let (state, job) = self.look(deadline).await?;
+        if !job.kind.may_be_under_way() || !state.is_paused_by_migration() {
             return Ok(());
         }
         let flags = migrate_flags::LIVE | migrate_flags::CHANGE_PROTECTION;
@@ -374,8 +372,8 @@ impl DomainVm {
     async fn wait_without_job(&self, deadline: Duration) -> Result<DomainState, VmError> {
         let end = Instant::now() + deadline;
         loop {
-            let (state, stats) = self.look(deadline).await?;
-            if !stats.kind.may_be_under_way() {
+            let (state, job) = self.look(deadline).await?;
+            if !job.kind.may_be_under_way() {
                 return Ok(state);
             }
             if Instant::now() >= end {
@@ -499,7 +497,7 @@ impl Vm for DomainVm {
             return Ok(RunState::Inmigrate);
         }
         match self.look(deadline).await {
-            Ok((state, stats)) => Ok(states::run_state(state, self.has_job(&stats))),
+            Ok((state, job)) => Ok(states::run_state(state, self.has_job(&job))),
             Err(error) => self.orphaned(error, deadline).await?.run_state().await,
         }
     }
@@ -512,14 +510,14 @@ impl Vm for DomainVm {
         if self.role == Role::Incoming && self.process().is_none() {
             return Ok(TransferStatus::of(MigrationStatus::None));
         }
-        let (state, stats) = self.look(deadline).await?;
+        let (state, job) = self.look(deadline).await?;
         let (status, error_desc) = match self.leaving() {
             Some(leaving) => {
                 leaving.status(state.is_paused_by_migration(), self.is_switched_over.load(Ordering::Relaxed))
             }
-            None => (self.found_status(state, self.has_job(&stats)), None),
+            None => (self.found_status(state, self.has_job(&job)), None),
         };
-        Ok(TransferStatus { error_desc, ..states::transfer(status, &stats) })
+        Ok(TransferStatus { error_desc, ..states::transfer(status, &job) })
     }
 
     fn owes_answer_since(&self) -> Option<Instant> {
@@ -718,11 +716,11 @@ impl SourceVm for DomainVm {
     }
 
     async fn hold(&self, deadline: Duration) -> Result<Hold, VmError> {
-        let (state, stats) = match self.look(deadline).await {
+        let (state, job) = match self.look(deadline).await {
             Err(error) => return self.orphaned(error, deadline).await?.hold().await,
             looked => looked?,
         };
-        match (state.is_paused_by_migration(), self.has_job(&stats)) {
+        match (state.is_paused_by_migration(), self.has_job(&job)) {
             (true, true) => Err(VmError::failed("libvirt's migration has the domain still")),
             (true, false) => Ok(Hold::LetGo),
             (false, _) => Ok(Hold::Kept),
@@ -754,7 +752,7 @@ fn no_meeting(meeting: &Meeting, error: &io::Error) -> VmError {
 
 /// libvirt knows whole MiB/s, and takes 0 for no limit.
 fn mib_per_s(mbps: u64) -> u64 {
-    (mbps * 1_000_000 / 8 >> 20).max(1)
+    ((mbps * 1_000_000 / 8) >> 20).max(1)
 }
 
 #[async_trait]

@@ -143,7 +143,9 @@ mod tests {
         let all = tempfile::tempdir().unwrap();
         let (meeting, others) = (meeting(all.path(), "web"), all.path().join("drainpipe/0000000812345678"));
         let earlier = all.path().join("drainpipe/0000000787654321");
-        [&earlier, &others].map(|path| fs::create_dir_all(path).unwrap());
+        for path in [&earlier, &others] {
+            fs::create_dir_all(path).unwrap();
+        }
         meeting.make().unwrap();
         assert_eq!((earlier.exists(), others.exists(), mode(&meeting.path)), (false, true, PASSABLE));
     }

@@ -45,32 +45,32 @@ pub(crate) fn happening(change: Lifecycle, detail: i32) -> Happening {
 }
 
 /// How far a migration is, by what libvirt counts.
-pub(crate) fn transfer(status: MigrationStatus, stats: &JobStats) -> TransferStatus {
+pub(crate) fn transfer(status: MigrationStatus, job: &JobStats) -> TransferStatus {
     TransferStatus {
-        total_ms: stats.time_elapsed_ms,
-        setup_ms: stats.setup_ms,
-        downtime_ms: stats.downtime_ms,
-        expected_downtime_ms: stats.downtime_expected_ms,
-        ram: ram(stats),
+        total_ms: job.time_elapsed_ms,
+        setup_ms: job.setup_ms,
+        downtime_ms: job.downtime_ms,
+        expected_downtime_ms: job.downtime_expected_ms,
+        ram: ram(job),
         ..TransferStatus::of(status)
     }
 }
 
-fn ram(stats: &JobStats) -> Option<RamStatus> {
-    let (total_bytes, remaining_bytes) = (stats.memory_total_bytes?, stats.memory_remaining_bytes?);
+fn ram(job: &JobStats) -> Option<RamStatus> {
+    let (total_bytes, remaining_bytes) = (job.memory_total_bytes?, job.memory_remaining_bytes?);
     let of = |figure: Option<u64>| figure.unwrap_or(0);
     // Bits of less than a byte a second are lost.
     #[expect(clippy::cast_precision_loss, reason = "a speed, to three digits")]
-    let throughput_mbps = of(stats.memory_bytes_per_second) as f64 * 8.0 / 1e6;
+    let throughput_mbps = of(job.memory_bytes_per_second) as f64 * 8.0 / 1e6;
     Some(RamStatus {
         total_bytes,
         remaining_bytes,
-        transferred_bytes: of(stats.memory_processed_bytes),
-        rounds: of(stats.memory_iteration),
-        zero_pages: of(stats.memory_constant_pages),
-        normal_pages: of(stats.memory_normal_pages),
-        page_bytes: of(stats.memory_page_bytes),
-        dirty_pages_per_second: of(stats.memory_dirty_pages_per_second),
+        transferred_bytes: of(job.memory_processed_bytes),
+        rounds: of(job.memory_iteration),
+        zero_pages: of(job.memory_constant_pages),
+        normal_pages: of(job.memory_normal_pages),
+        page_bytes: of(job.memory_page_bytes),
+        dirty_pages_per_second: of(job.memory_dirty_pages_per_second),
         throughput_mbps,
         ..RamStatus::default()
     })

@@ -84,8 +84,7 @@ pub trait Hypervisor: fmt::Debug + Send + Sync {
     }
 
     /// One of these is dealt with from now on: it is known by its name.
-    fn note_managed(&self, definition: &VmSpec) -> Result<(), VmError> {
-        let _has_none = definition;
+    fn note_managed(&self, _definition: &VmSpec) -> Result<(), VmError> {
         Ok(())
     }
 

@@ -109,19 +109,25 @@ fn six_domains(repeats: usize) {
     eventually("the agent has seen them", || lab.vms().vms.len() == DRAINED.len());
     let (mut loops, mut drains) = (vec![], vec![]);
     for _ in 0..repeats {
-        loops.push(timed(|| {
-            DRAINED.iter().for_each(|name| lab.migrate_domain_with(name, "a", "b", "e0", &[]))
-        }));
-        DRAINED.iter().for_each(|name| lab.migrate_domain_with(name, "b", "a", "e0", &[]));
+        loops.push(timed(|| move_all(&lab, "a", "b")));
+        move_all(&lab, "b", "a");
         eventually("the agent has seen them", || lab.vms().vms.iter().all(|vm| vm.host == "a"));
         drains.push(timed(|| drop(lab.drainpipe(&["drain", "a", "--yes"]).done())));
         lab.drainpipe(&["resume", "a", "--failback"]).done();
     }
-    guests.iter().for_each(|guest| guest.assert_intact());
+    for guest in &guests {
+        guest.assert_intact();
+    }
     let of = |times: &[f64]| spread(times.iter().copied(), 2);
     let median = |times: &[f64]| Spread::of(times.iter().copied()).map_or(f64::NAN, |spread| spread.median);
     println!("| a loop of `virsh migrate --live` | {} | 1.00 |", of(&loops));
     println!("| `drainpipe drain` | {} | {:.2} |", of(&drains), median(&drains) / median(&loops));
+}
+
+fn move_all(lab: &TestLab, source: &str, target: &str) {
+    for name in DRAINED {
+        lab.migrate_domain_with(name, source, target, "e0", &[]);
+    }
 }
 
 fn timed(act: impl FnOnce()) -> f64 {
