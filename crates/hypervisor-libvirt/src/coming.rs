@@ -11,7 +11,7 @@ use drainpipe_hypervisor::{
 use drainpipe_libvirt::{Connection, Domain, Parameter, migrate_flags as flags, migrate_parameters as names};
 
 use crate::daemon::Daemon;
-use crate::domain::DomainDescription;
+use crate::domain::{self, DomainDescription};
 use crate::errors::failed;
 use crate::phases::{Handed, Terms, terms};
 
@@ -123,10 +123,10 @@ fn check_description(spec: &ResolvedSpec, xml: &str) -> Result<(), VmError> {
         VmError::failed(reasons.join("; "))
     })?;
     let name: &VmName = &spec.spec().name;
-    match spec.difference(&described) {
-        None => Ok(()),
-        Some(key) => Err(VmError::failed(format!(
+    if let Some(key) = spec.difference(&described) {
+        return Err(VmError::failed(format!(
             "the XML that came of the domain {name} is not what its source has said of it: they differ in `{key}`"
-        ))),
+        )));
     }
+    domain::refusal(xml, &described).map_or(Ok(()), |untrusted| Err(VmError::failed(untrusted)))
 }

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use crate::domain::DomainDescription;
+use crate::domain::{DomainDescription, refusal};
 
 /// What XML of a few kilobytes takes, as a tree and as values.
 pub const DOMAIN_HOLDS_BYTES: usize = 8 << 20;
@@ -24,7 +24,10 @@ pub fn domain(data: &[u8]) {
     check_all(&domain.doubts());
     domain.needs().iter().for_each(check_words);
     match domain.vm_spec() {
-        Ok(spec) => spec.validate().expect("it was checked"),
+        Ok(spec) => {
+            spec.validate().expect("it was checked");
+            refusal(xml, &spec).iter().for_each(check_words);
+        }
         Err(reasons) => {
             assert!(!reasons.is_empty(), "no specification, and no reason");
             check_all(&reasons);

@@ -95,8 +95,14 @@ fn a_specification_stands_for_a_domain() {
     assert_eq!(spec.uuid, Some(Uuid::from_u128(0x5a8f_6c0e_0f0f_4c8c_9d5f_0000_0000_0001)));
     assert_eq!((spec.machine.as_str(), spec.cpu_model.as_str()), ("pc-q35-7.2", "Skylake-Server-IBRS"));
     assert_eq!((spec.accelerator, spec.huge_page_mib), (Accelerator::Kvm, None));
-    let [disk] = spec.disks.as_slice() else { panic!("{:?}", spec.disks) };
-    assert_eq!((disk.path.to_str(), disk.format), (Some("/srv/vms/web-1.qcow2"), DiskFormat::Qcow2));
+    let disks: Vec<(Option<&str>, DiskFormat, bool)> =
+        spec.disks.iter().map(|disk| (disk.path.to_str(), disk.format, disk.read_only)).collect();
+    let expected = [
+        (Some("/srv/vms/web-1.qcow2"), DiskFormat::Qcow2, false),
+        (Some("/srv/vms/debian-12.qcow2"), DiskFormat::Qcow2, true),
+        (Some("/srv/vms/debian-12.raw"), DiskFormat::Raw, true),
+    ];
+    assert_eq!(disks, expected);
     assert_eq!(spec.nics[0].bridge, "br-guest");
     let apart: Vec<String> = spec.placement.apart.iter().map(ToString::to_string).collect();
     assert_eq!(apart, ["shop-front", "web"]);

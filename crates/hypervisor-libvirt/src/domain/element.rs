@@ -40,6 +40,11 @@ impl<'a> Element<'a> {
         self.0.children().filter(Node::is_element).map(Self)
     }
 
+    /// It, and all elements in it at whatever depth.
+    pub(super) fn within(self) -> impl Iterator<Item = Self> {
+        self.0.descendants().filter(Node::is_element).map(Self)
+    }
+
     /// libvirt's elements of this name directly in it.
     pub(super) fn all(self, name: &str) -> impl Iterator<Item = Self> {
         self.elements().filter(move |element| element.namespace().is_none() && element.name() == name)
@@ -56,6 +61,15 @@ impl<'a> Element<'a> {
 
     pub(super) fn attribute(self, name: &str) -> Option<&'a str> {
         self.0.attribute(name)
+    }
+
+    /// All of them, of whatever namespace.
+    pub(super) fn attributes(self) -> impl Iterator<Item = (&'a str, &'a str)> {
+        self.0.attributes().map(|attribute| (attribute.name(), attribute.value()))
+    }
+
+    pub(super) fn has_foreign_attributes(self) -> bool {
+        self.0.attributes().any(|attribute| attribute.namespace().is_some())
     }
 
     /// The same as an owned text; empty is none.

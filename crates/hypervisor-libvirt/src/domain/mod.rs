@@ -12,6 +12,7 @@
 //! placement   our own metadata: where it may be
 //! obstacles   what cannot migrate, and what may not
 //! needs       what a target must have that a specification does not say
+//! trust       what of XML that another host has sent is let in
 //! vm_spec     the specification that stands for it
 //! ```
 //!
@@ -29,6 +30,7 @@ mod memory;
 mod needs;
 mod obstacles;
 mod placement;
+mod trust;
 mod vm_spec;
 
 use std::path::PathBuf;
@@ -47,6 +49,7 @@ pub use interfaces::{Interface, InterfaceKind};
 pub use memory::{HugePages, Memory, MemoryDevice, MemorySource};
 pub use obstacles::{Doubt, Obstacle};
 pub use placement::{NAMESPACE as PLACEMENT_NAMESPACE, PlacementError};
+pub use trust::{Untrusted, refusal};
 pub use vm_spec::Inexpressible;
 
 use element::Element;

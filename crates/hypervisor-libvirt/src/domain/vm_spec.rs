@@ -56,7 +56,7 @@ impl DomainDescription {
     /// The specification that stands for it, or all reasons why there is none.
     ///
     /// It says what planning, promises of memory and checks ask for: memory, huge pages, CPUs, machine, placement, and of
-    /// the disks and interfaces those with a path or a bridge. The others are in [`Self::needs`]. The domain itself is
+    /// the disks, with what they are based on, and interfaces those with a path or a bridge. The others are in [`Self::needs`]. The domain itself is
     /// started from its XML alone.
     pub fn vm_spec(&self) -> Result<VmSpec, Vec<Inexpressible>> {
         let mut reasons = Vec::new();
@@ -77,7 +77,14 @@ impl DomainDescription {
         let accelerator = keep(self.accelerator(), reasons);
         let placement = keep(self.placement.clone().map_err(Inexpressible::Placement), reasons);
         let huge_page_mib = keep(huge_page_mib(&self.memory.huge_pages), reasons);
-        let disks = self.disks.iter().filter_map(|disk| keep(disk_spec(disk), reasons).flatten()).collect();
+        let mut disks: Vec<spec::Disk> =
+            self.disks.iter().filter_map(|disk| keep(disk_spec(disk), reasons).flatten()).collect();
+        for image in self.disks.iter().flat_map(backing_specs) {
+            let is_new = |image: &spec::Disk| {
+                !disks.iter().any(|disk| disk.path == image.path && disk.format == image.format)
+            };
+            disks.extend(keep(image, reasons).filter(is_new));
+        }
         let huge_page_mib = huge_page_mib?;
         Some(VmSpec {
             name: name?,
@@ -144,11 +151,26 @@ fn huge_page_mib(pages: &[HugePages]) -> Result<Option<u64>, Inexpressible> {
 
 /// None for a disk that has no path, and for one that may be missing on the target.
 fn disk_spec(disk: &Disk) -> Result<Option<spec::Disk>, Inexpressible> {
-    let (DiskSource::File { path } | DiskSource::Block { path }) = &disk.source else { return Ok(None) };
     if disk.is_dropped_if_missing {
         return Ok(None);
     }
-    let format = match disk.format.as_deref() {
+    image(disk, &disk.source, disk.format.as_deref(), disk.is_read_only)
+}
+
+/// What the images of a disk are based on: the target opens it too.
+fn backing_specs(disk: &Disk) -> impl Iterator<Item = Result<spec::Disk, Inexpressible>> {
+    let backing = disk.backing.iter();
+    backing.filter_map(|one| image(disk, &one.source, one.format.as_deref(), true).transpose())
+}
+
+fn image(
+    disk: &Disk,
+    source: &DiskSource,
+    format: Option<&str>,
+    read_only: bool,
+) -> Result<Option<spec::Disk>, Inexpressible> {
+    let (DiskSource::File { path } | DiskSource::Block { path }) = source else { return Ok(None) };
+    let format = match format {
         None | Some("raw") => DiskFormat::Raw,
         Some("qcow2") => DiskFormat::Qcow2,
         Some(other) => {
@@ -156,7 +178,7 @@ fn disk_spec(disk: &Disk) -> Result<Option<spec::Disk>, Inexpressible> {
             return Err(Inexpressible::DiskFormat { target, format });
         }
     };
-    Ok(Some(spec::Disk { path: path.clone(), format, read_only: disk.is_read_only }))
+    Ok(Some(spec::Disk { path: path.clone(), format, read_only }))
 }
 
 fn nic(interface: &Interface) -> Option<Nic> {
