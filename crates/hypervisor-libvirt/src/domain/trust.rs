@@ -340,9 +340,12 @@ fn is_allowed_text(of: Element<'_>, part: Element<'_>, text: &str, spec: &VmSpec
         }
         ("os", "nvram") => is_below(text, VARIABLES),
         ("os", "dtb" | "shim" | "table") => false,
-        // `check_device` looks at these.
-        ("emulator", _) | ("rng", "backend") => true,
-        ("os", "cmdline") | ("sysinfo", "entry") | ("resource", "partition") => true,
+        // `check_device` looks at the first two.
+        ("emulator", _)
+        | ("rng", "backend")
+        | ("os", "cmdline")
+        | ("sysinfo", "entry")
+        | ("resource", "partition") => true,
         ("blkiotune", "path") => is_below(text, &["/dev/"]),
         _ => !text.trim_start().starts_with('/'),
     }
@@ -411,8 +414,8 @@ fn is_plain(path: &Path) -> bool {
 /// As it is written, with those of these attributes that it has.
 fn tag(element: Element<'_>, attributes: &[&str]) -> String {
     let said = attributes.iter().filter_map(|name| Some((name, element.attribute(name)?)));
-    let said: String = said.map(|(name, value)| format!(" {name}='{value}'")).collect();
-    format!("<{}{said}>", element.name())
+    let said: Vec<String> = said.map(|(name, value)| format!(" {name}='{value}'")).collect();
+    format!("<{}{}>", element.name(), said.concat())
 }
 
 #[cfg(test)]
