@@ -124,7 +124,7 @@ together = ["shop"]
             ("kernel =", "initramfs =", "web.toml:5:13: ", "needs `kernel`"),
             ("br-guest", "br/guest", "web.toml:8:10: ", "name of a bridge"),
             ("\"web\"", "web", "web.toml:1:8: ", ""),
-            ("\"web\"", "\"Web\"", "web.toml:1:8: ", "lower-case"),
+            ("\"web\"", "\"my web\"", "web.toml:1:8: ", "is not a VM name"),
             ("vcpus = 2", "vcpus = 2\naccelerator = \"xen\"", "web.toml:4:15: ", "`auto`, `kvm`, `tcg`"),
             ("name = \"web\"\n", "", "web.toml:1:1: ", "missing field `name`"),
             ("stays = \"licence\"", "stays = \" \"", "web.toml:11:9: ", "why the VM must stay"),
