@@ -54,6 +54,10 @@ impl Hypervisor for Hypervisors {
         self.manager.lacking(needs, deadline).await
     }
 
+    async fn end_managed(&self, definition: &VmSpec, deadline: Duration) -> Result<(), VmError> {
+        self.manager.end_managed(definition, deadline).await
+    }
+
     fn note_managed(&self, definition: &VmSpec) -> Result<(), VmError> {
         self.manager.note_managed(definition)
     }

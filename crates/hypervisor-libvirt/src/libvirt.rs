@@ -84,8 +84,11 @@ impl Libvirt {
         let spec = files::read_spec(&directory)?;
         let role = files::role(&directory)?;
         let machine = DomainVm::new(&self.daemon, spec, directory, role, UNKNOWN, None);
-        if machine.may_run(deadline).await? {
-            return Ok(Some(RunState::Running));
+        match machine.may_run(deadline).await {
+            Ok(true) => return Ok(Some(RunState::Running)),
+            // libvirt has nothing of it any more.
+            Err(error) if error.kind == VmErrorKind::NotRunning => {}
+            may_run => drop(may_run?),
         }
         machine.destroy(deadline).await?;
         Ok(None)
@@ -244,6 +247,12 @@ impl Hypervisor for Libvirt {
             }
         }
         Ok(managed)
+    }
+
+    async fn end_managed(&self, definition: &VmSpec, deadline: Duration) -> Result<(), VmError> {
+        self.note_managed(definition)?;
+        files::write_to_end(&self.found_directory(&definition.name)?)?;
+        self.end_left(definition, deadline).await.map(drop)
     }
 
     fn note_managed(&self, definition: &VmSpec) -> Result<(), VmError> {

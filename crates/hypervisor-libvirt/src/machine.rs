@@ -571,6 +571,13 @@ impl Vm for DomainVm {
         files::remove(&self.directory)
     }
 
+    async fn power_off(&self, deadline: Duration) -> Result<(), VmError> {
+        self.close_leaving().await;
+        self.end_domain(true, deadline).await?;
+        self.unprotect().await;
+        self.begin_autostart(deadline).await
+    }
+
     async fn destroy_unrun(&self, deadline: Duration) -> Result<(), VmError> {
         self.expect_end();
         let coming = lock(&self.coming).take();

@@ -83,6 +83,13 @@ pub trait Hypervisor: fmt::Debug + Send + Sync {
         Ok(vec![])
     }
 
+    /// One of these is another host's by now, and has no process here: ends what its manager still has of it, at once or
+    /// when that answers again.
+    async fn end_managed(&self, definition: &VmSpec, deadline: Duration) -> Result<(), VmError> {
+        let _has_none = (definition, deadline);
+        Ok(())
+    }
+
     /// One of these is dealt with from now on: it is known by its name.
     fn note_managed(&self, _definition: &VmSpec) -> Result<(), VmError> {
         Ok(())

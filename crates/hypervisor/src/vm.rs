@@ -114,6 +114,11 @@ pub trait Vm: fmt::Debug + Send + Sync {
     /// Ends the process and whatever the guest does, and removes what is left; may be repeated.
     async fn destroy(&self, deadline: Duration) -> Result<(), VmError>;
 
+    /// As [`Self::destroy`], of a VM that is to be started here again: what defines it stays.
+    async fn power_off(&self, deadline: Duration) -> Result<(), VmError> {
+        self.destroy(deadline).await
+    }
+
     /// Kills the process at once, and removes what is left: only where the guest has never run here.
     async fn destroy_unrun(&self, deadline: Duration) -> Result<(), VmError>;
 

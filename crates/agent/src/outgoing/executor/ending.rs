@@ -177,7 +177,10 @@ impl Executor {
 
     pub(super) async fn end_on_source(&mut self) -> Result<(), Problem> {
         self.guard = None;
-        self.destroy().await
+        match &self.claimed.vmm {
+            Some(vmm) => vmm.power_off(QEMU_DEADLINE).await.map_err(Problem::failed),
+            None => Ok(()),
+        }
     }
 
     pub(super) fn revoke_hand_over(&self) -> Result<(), Problem> {
@@ -203,6 +206,11 @@ impl Executor {
     async fn destroy(&self) -> Result<(), Problem> {
         match &self.claimed.vmm {
             Some(vmm) => vmm.destroy(QEMU_DEADLINE).await.map_err(Problem::failed),
+            // As after this host has booted anew.
+            None if self.claimed.definition.manager.is_some() => {
+                let ended = self.outgoing.vms.hypervisor().end_managed(&self.claimed.definition, QEMU_DEADLINE);
+                ended.await.map_err(Problem::failed)
+            }
             None => Ok(()),
         }
     }
