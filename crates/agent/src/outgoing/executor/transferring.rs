@@ -39,7 +39,7 @@ const CONNECTED_LOOK_EVERY: Duration = Duration::from_millis(2);
 const TARGET_SAYS_WITHIN: Duration = Duration::from_millis(500);
 
 /// How soon a transfer that somebody has aborted says so, and how often it is asked.
-const ABORT_TOLD_WITHIN: Duration = Duration::from_millis(500);
+const ABORT_TOLD_WITHIN: Duration = Duration::from_secs(2);
 const ABORT_LOOK_EVERY: Duration = Duration::from_millis(10);
 
 impl Executor {
