@@ -19,7 +19,14 @@ const SAMPLE_EVERY: Duration = Duration::from_millis(100);
 /// The bytes that the links of a host had sent, at times that are about [`SAMPLE_EVERY`] apart.
 pub(crate) struct LinkRate {
     namespace: PathBuf,
-    samples: Vec<(Instant, u64)>,
+    samples: Vec<Sample>,
+}
+
+/// What they had sent at some moment of a reading, which takes long where no core is free.
+struct Sample {
+    begun: Instant,
+    done: Instant,
+    bytes: u64,
 }
 
 impl LinkRate {
@@ -44,23 +51,25 @@ impl LinkRate {
         let mut tc = Command::new("nsenter");
         tc.arg(format!("--net={}", self.namespace.display()));
         tc.args(["tc", "-statistics", "-json", "qdisc", "show"]);
+        let begun = Instant::now();
         let queues = tc.output().expect("nsenter and tc, which labs need too").stdout;
         let queues: Vec<Queue> = serde_json::from_slice(&queues).expect("its queues");
         // The lab has shaped no links but those for migrations.
         let of_links: Vec<&Queue> = queues.iter().filter(|queue| queue.kind == "tbf").collect();
         assert!(!of_links.is_empty(), "links with a rate");
-        self.samples.push((Instant::now(), of_links.iter().map(|queue| queue.bytes).sum()));
+        let bytes = of_links.iter().map(|queue| queue.bytes).sum();
+        self.samples.push(Sample { begun, done: Instant::now(), bytes });
     }
 
-    /// The most that went out in any second, a moment's delay of the reader being no excuse for a sender.
+    /// The most that went out in any second for certain: the reader's delay is not taken for the sender's haste.
     pub(crate) fn most_in_a_second_mbps(&self) -> f64 {
         windows_mbps(&self.samples).fold(0.0, f64::max)
     }
 
     /// What went out in each second between two moments, in Mb/s; none where they are less than a second apart.
     pub(crate) fn seconds_between_mbps(&self, from: Instant, until: Instant) -> Option<Spread> {
-        let first = self.samples.partition_point(|(at, _)| *at < from);
-        let end = self.samples.partition_point(|(at, _)| *at <= until);
+        let first = self.samples.partition_point(|sample| sample.begun < from);
+        let end = self.samples.partition_point(|sample| sample.done <= until);
         Spread::of(windows_mbps(self.samples.get(first..end)?))
     }
 }
@@ -73,13 +82,14 @@ struct Queue {
 }
 
 /// What went out between two samples that are a second apart or a little more.
-fn windows_mbps(samples: &[(Instant, u64)]) -> impl Iterator<Item = f64> {
+fn windows_mbps(samples: &[Sample]) -> impl Iterator<Item = f64> {
     samples.iter().enumerate().filter_map(|(index, from)| {
-        let until = samples[index..].iter().find(|until| until.0 - from.0 >= Duration::from_secs(1));
+        let until = samples[index + 1..].iter().find(|until| until.begun - from.done >= Duration::from_secs(1));
         until.map(|until| mbps(from, until))
     })
 }
 
-fn mbps(from: &(Instant, u64), until: &(Instant, u64)) -> f64 {
-    (until.1 - from.1) as f64 * 8.0 / 1e6 / (until.0 - from.0).as_secs_f64()
+/// By the longest time in which it may have gone out.
+fn mbps(from: &Sample, until: &Sample) -> f64 {
+    (until.bytes - from.bytes) as f64 * 8.0 / 1e6 / (until.done - from.begun).as_secs_f64()
 }
