@@ -265,15 +265,13 @@ fn what_libvirt_lets_pass_is_no_obstacle() {
 fn why_a_domain_has_no_specification() {
     let spaced = changed("host-devices", "<name>GPU_worker<", "<name>GPU worker<").expect("a domain");
     let spaced = reasons(&spaced);
-    assert!(spaced.contains("`GPU worker` is not a VM name") && spaced.contains("virsh domrename"), "{spaced}");
+    assert!(
+        spaced.contains("`GPU worker` is not a VM name") && spaced.contains("virsh domrename"),
+        "{spaced}"
+    );
     for (name, from, to, says) in [
         ("debian", "type='kvm'", "type='xen'", "its hypervisor is xen"),
-        (
-            "debian",
-            "machine='pc-q35-7.2'",
-            "machine='pc q35'",
-            "`pc q35` is not a machine type",
-        ),
+        ("debian", "machine='pc-q35-7.2'", "machine='pc q35'", "`pc q35` is not a machine type"),
         ("debian", "machine='pc-q35-7.2'", "", "names no machine type"),
         ("debian", "type='qcow2' discard", "type='vmdk' discard", "its disk vda has the format vmdk"),
         ("debian", "<vcpu placement='static'>2", "<vcpu placement='static'>300", "300 is out of range"),

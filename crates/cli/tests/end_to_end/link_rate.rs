@@ -84,7 +84,8 @@ struct Queue {
 /// What went out between two samples that are a second apart or a little more.
 fn windows_mbps(samples: &[Sample]) -> impl Iterator<Item = f64> {
     samples.iter().enumerate().filter_map(|(index, from)| {
-        let until = samples[index + 1..].iter().find(|until| until.begun - from.done >= Duration::from_secs(1));
+        let until =
+            samples[index + 1..].iter().find(|until| until.begun - from.done >= Duration::from_secs(1));
         until.map(|until| mbps(from, until))
     })
 }

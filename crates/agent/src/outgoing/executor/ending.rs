@@ -208,7 +208,8 @@ impl Executor {
             Some(vmm) => vmm.destroy(QEMU_DEADLINE).await.map_err(Problem::failed),
             // As after this host has booted anew.
             None if self.claimed.definition.manager.is_some() => {
-                let ended = self.outgoing.vms.hypervisor().end_managed(&self.claimed.definition, QEMU_DEADLINE);
+                let ended =
+                    self.outgoing.vms.hypervisor().end_managed(&self.claimed.definition, QEMU_DEADLINE);
                 ended.await.map_err(Problem::failed)
             }
             None => Ok(()),
