@@ -42,9 +42,13 @@ fn qemu_says(lab: &TestLab, host: &str) -> Option<String> {
 #[track_caller]
 fn assert_settled(scene: &Scene, host: &str) {
     let other = if host == "a" { "b" } else { "a" };
+    // A libvirt that has just come back takes a moment until it has seen what its QEMUs do.
+    eventually("libvirt sees that it runs", || {
+        scene.lab.domain_state(host, "web").as_deref() == Some("running")
+    });
+    eventually("what its libvirt could not end is ended", || scene.lab.qemu_pid(other, "web").is_none());
     scene.assert_settled(host);
     assert_eq!(qemu_says(&scene.lab, host).as_deref(), Some("running"));
-    assert_eq!(scene.lab.domain_state(host, "web").as_deref(), Some("running"));
     eventually("libvirt of the other host has forgotten it", || {
         scene.lab.domain_state(other, "web").is_none()
     });
