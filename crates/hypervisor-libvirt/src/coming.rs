@@ -13,6 +13,7 @@ use drainpipe_libvirt::{Connection, Domain, Parameter, migrate_flags as flags, m
 use crate::daemon::Daemon;
 use crate::domain::{self, DomainDescription};
 use crate::errors::failed;
+use crate::libvirt::all_of;
 use crate::phases::{Handed, Terms, terms};
 
 /// One migration to here.
@@ -68,9 +69,7 @@ impl Coming {
             deadline,
         );
         let finished = finish.await.map_err(failed)?;
-        let domain =
-            finished.domain.ok_or_else(|| VmError::failed("libvirt has discarded the domain that came"))?;
-        Ok(domain)
+        finished.domain.ok_or_else(|| VmError::failed("libvirt has discarded the domain that came"))
     }
 
     /// What has come.
@@ -118,10 +117,7 @@ fn check_description(spec: &ResolvedSpec, xml: &str) -> Result<(), VmError> {
     if let Some(obstacle) = description.obstacles().first() {
         return Err(VmError::failed(obstacle));
     }
-    let mut described = description.vm_spec().map_err(|reasons| {
-        let reasons: Vec<String> = reasons.iter().map(ToString::to_string).collect();
-        VmError::failed(reasons.join("; "))
-    })?;
+    let mut described = description.vm_spec().map_err(|reasons| VmError::failed(all_of(&reasons)))?;
     let name: &VmName = &spec.spec().name;
     // libvirt leaves out of this XML what it has found images to be based on; the specification says it.
     let disks = &spec.spec().disks;

@@ -153,7 +153,7 @@ impl Libvirt {
     }
 }
 
-fn all_of(reasons: &[Inexpressible]) -> String {
+pub(crate) fn all_of(reasons: &[Inexpressible]) -> String {
     let reasons: Vec<String> = reasons.iter().map(ToString::to_string).collect();
     reasons.join("; ")
 }
