@@ -1,5 +1,6 @@
 //! The agent of one host: how it starts and stops.
 
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
@@ -7,7 +8,7 @@ use drainpipe_engine::connections::Priority;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::Hypervisor;
 use drainpipe_hypervisor_libvirt::Libvirt;
-use drainpipe_hypervisor_qemu::{Launcher, Qemu, QemuUser};
+use drainpipe_hypervisor_qemu::{Launcher, Qemu, QemuUser, keeper};
 use drainpipe_identity::{Identity, Peer, check_unchangeable};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -210,6 +211,11 @@ fn launcher(config: &Config) -> Result<Launcher, Problem> {
     }
     let (program, arguments) = config.qemu.launcher.split_first().expect("a program, by default");
     Ok(Launcher { program: program.into(), arguments: arguments.to_vec(), user })
+}
+
+/// Starts QEMU for the agent of this host, and reaches into it, as long as whoever has this connection wants that.
+pub fn keep(config: &Config, connection: BorrowedFd<'_>) -> Result<(), Problem> {
+    keeper::serve(connection, &launcher(config)?, &config.qemu.binary).map_err(Problem::refused)
 }
 
 fn qemu(config: &Config) -> Result<Arc<dyn Hypervisor>, Problem> {

@@ -129,6 +129,9 @@ pub(crate) enum Command {
     /// Become QEMU, without the agent's rights; the agent starts this
     #[command(hide = true)]
     Launch(LaunchArguments),
+    /// Start QEMU for the agent, which is connected to the standard input; systemd starts this
+    #[command(hide = true)]
+    Keeper(AgentArguments),
 }
 
 #[derive(Debug, Args)]

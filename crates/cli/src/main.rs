@@ -23,11 +23,16 @@ use exit::Exit;
 fn main() -> ExitCode {
     completion::answer_shell();
     let arguments = Arguments::parse();
-    if let Command::Launch(order) = &arguments.command {
+    match &arguments.command {
         // Before there are other threads.
-        return ExitCode::from(commands::agent::launch(order));
+        Command::Launch(order) => return ExitCode::from(commands::agent::launch(order)),
+        Command::Keeper(keeper) => return exit_code(commands::agent::keep(keeper)),
+        _ => {}
     }
-    let outcome = runtime().and_then(|runtime| runtime.block_on(dispatch(arguments)));
+    exit_code(runtime().and_then(|runtime| runtime.block_on(dispatch(arguments))))
+}
+
+fn exit_code(outcome: Result<Exit, Problem>) -> ExitCode {
     match outcome {
         Ok(exit) => exit.into(),
         Err(problem) => {
@@ -49,7 +54,7 @@ async fn dispatch(arguments: Arguments) -> Result<Exit, Problem> {
     match command {
         Command::Demo(demo) => commands::demo::run(&demo, json).await,
         Command::Agent(agent) => commands::agent::run(&agent).await,
-        Command::Launch(_) => unreachable!("it needs no runtime"),
+        Command::Launch(_) | Command::Keeper(_) => unreachable!("it needs no runtime"),
         Command::Guard(guard) => commands::agent::guard(guard).await,
         Command::Hosts => commands::hosts::run(&connection, json).await,
         Command::Vms => commands::vm::list(&connection, json).await,

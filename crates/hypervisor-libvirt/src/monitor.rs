@@ -3,13 +3,14 @@
 //! QEMU listens there for one client. When libvirt has ended it may be another, which leaves before libvirt comes back:
 //! one that is started anew waits for its turn (docs/decisions/0072).
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use drainpipe_hypervisor::{Hold, MigrationStatus, RunState, VmError, VmErrorKind};
-use drainpipe_hypervisor_qemu::Process;
+use drainpipe_hypervisor_qemu::{Process, ProcessFile};
 use drainpipe_hypervisor_qemu::qmp::QmpClient;
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
@@ -38,7 +39,9 @@ struct Says<T> {
 impl Monitor {
     /// Of a QEMU whose libvirt has ended.
     pub(crate) async fn open(process: &Process, deadline: Duration) -> Result<Self, VmError> {
-        let socket = socket(process.pid()).map_err(VmError::failed)?;
+        // As its QEMU sees it, which may be in a mount namespace with libvirt.
+        let root = process.open_hidden(ProcessFile::Root).map_err(VmError::failed)?;
+        let socket = socket(process.pid(), &root).map_err(VmError::failed)?;
         let qmp = QmpClient::connect(&socket, deadline).await?;
         Ok(Self { qmp, deadline })
     }
@@ -107,15 +110,15 @@ impl Monitor {
     }
 }
 
-/// Where a QEMU of libvirt's listens. It may be in a mount namespace with libvirt, and sees the path as libvirt has it.
-fn socket(pid: u32) -> io::Result<PathBuf> {
-    let process = Path::new("/proc").join(pid.to_string());
-    let command_line = fs::read(process.join("cmdline"))?;
+/// Where a QEMU of libvirt's listens, whose root is open.
+fn socket(pid: u32, root: &File) -> io::Result<PathBuf> {
+    let command_line = fs::read(format!("/proc/{pid}/cmdline"))?;
     let directory = directory(&command_line).ok_or_else(|| {
         io::Error::new(io::ErrorKind::NotFound, "its QEMU's command line does not name libvirt's directory")
     })?;
     let directory = directory.strip_prefix("/").unwrap_or(&directory).to_owned();
-    Ok(process.join("root").join(directory).join("monitor.sock"))
+    let root = PathBuf::from(format!("/proc/self/fd/{}", root.as_raw_fd()));
+    Ok(root.join(directory).join("monitor.sock"))
 }
 
 /// libvirt's directory of a domain, by where its key is.

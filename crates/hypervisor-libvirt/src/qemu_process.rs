@@ -3,12 +3,12 @@
 //! libvirt's own record of it is in a directory that only libvirt sees where it runs in a mount namespace, and has the number
 //! that libvirt knows it by. Its command line names the domain's UUID, and it is in the network namespace of its host.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
-use drainpipe_hypervisor_qemu::Process;
+use drainpipe_hypervisor_qemu::{Process, ProcessFile};
 use uuid::Uuid;
 
 /// How often it is looked for where it must come.
@@ -24,7 +24,7 @@ pub(crate) fn find(uuid: Uuid) -> io::Result<Option<Process>> {
 
 /// Its number.
 pub(crate) fn number(uuid: Uuid) -> io::Result<Option<u32>> {
-    let own_network = fs::read_link("/proc/self/ns/net")?;
+    let own_network = identity(&File::open("/proc/self/ns/net")?)?;
     for entry in fs::read_dir("/proc")? {
         let Ok(entry) = entry else { continue };
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
@@ -33,7 +33,7 @@ pub(crate) fn number(uuid: Uuid) -> io::Result<Option<u32>> {
         // One that ends meanwhile is not it.
         let is_it =
             fs::read(entry.path().join("cmdline")).is_ok_and(|command_line| is_of(&command_line, uuid));
-        if is_it && is_in(&entry.path(), &own_network) {
+        if is_it && is_in(pid, own_network) {
             return Ok(Some(pid));
         }
     }
@@ -55,8 +55,15 @@ pub(crate) async fn find_started(uuid: Uuid, deadline: Duration) -> io::Result<P
     }
 }
 
-fn is_in(process: &Path, network: &Path) -> bool {
-    fs::read_link(process.join("ns/net")).is_ok_and(|its| its == network)
+fn is_in(pid: u32, network: (u64, u64)) -> bool {
+    let its = ProcessFile::Network.open_of(pid).and_then(|file| identity(&file));
+    its.is_ok_and(|its| its == network)
+}
+
+/// No other file has these numbers.
+fn identity(file: &File) -> io::Result<(u64, u64)> {
+    let metadata = file.metadata()?;
+    Ok((metadata.dev(), metadata.ino()))
 }
 
 fn is_of(command_line: &[u8], uuid: Uuid) -> bool {

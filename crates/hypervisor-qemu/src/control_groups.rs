@@ -2,8 +2,9 @@
 //! with a quota of its own. See cgroups(7).
 
 use std::fmt;
-use std::fs;
+use std::fs::{self, OpenOptions};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -246,16 +247,39 @@ pub(crate) struct Quota {
 
 /// Which group is seen where, by a line of mountinfo; see `proc_pid_mountinfo(5)`.
 fn mounted(line: &str, version: Version) -> Option<(PathBuf, PathBuf)> {
+    mounted_with(line, if version == Version::One { "cpu" } else { "" })
+}
+
+/// Where these controllers are, as a process's memberships name them: none for version 2.
+fn mounted_with(line: &str, controllers: &str) -> Option<(PathBuf, PathBuf)> {
     let (place, kind) = line.split_once(" - ")?;
     let mut place = place.split(' ').skip(3);
     let (root, mount_point) = (place.next()?, place.next()?);
     let mut kind = kind.split(' ');
     let (file_system, options) = (kind.next()?, kind.nth(1)?);
-    let is_it = match version {
-        Version::One => file_system == "cgroup" && options.split(',').any(|option| option == "cpu"),
-        Version::Two => file_system == "cgroup2",
+    let has = |controller| options.split(',').any(|option| option == controller);
+    let is_it = match controllers {
+        "" => file_system == "cgroup2",
+        _ => file_system == "cgroup" && controllers.split(',').all(has),
     };
     is_it.then(|| (root.into(), mount_point.into()))
+}
+
+/// The control groups that this process is in, in every hierarchy that it sees, open for another process to join. One that
+/// this process may not write to is left out: no other would get there by it.
+pub(crate) fn open_own() -> io::Result<Vec<OwnedFd>> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+    let memberships = fs::read_to_string("/proc/self/cgroup")?;
+    let groups = memberships.lines().filter_map(|membership| own_group(membership, &mounts));
+    let opened = groups.map(|group| OpenOptions::new().write(true).open(group.join("cgroup.procs")));
+    Ok(opened.flatten().map(OwnedFd::from).collect())
+}
+
+/// The directory of a group, by a line of `/proc/PID/cgroup`; see cgroups(7).
+fn own_group(membership: &str, mounts: &str) -> Option<PathBuf> {
+    let (controllers, group) = membership.split_once(':')?.1.split_once(':')?;
+    let (root, mount_point) = mounts.lines().find_map(|line| mounted_with(line, controllers))?;
+    Some(mount_point.join(Path::new(group).strip_prefix(root).ok()?))
 }
 
 fn has_groups(group: &Path) -> bool {

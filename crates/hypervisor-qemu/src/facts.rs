@@ -1,5 +1,6 @@
 //! What this host's QEMU can do, asked from QEMU itself.
 
+use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -70,7 +71,7 @@ pub async fn probe(
     let arguments: Vec<_> = arguments.map(Into::into).collect();
     // Its drop kills this QEMU, which has no guest to lose.
     let stamp = BinaryStamp::of(binary);
-    let qemu = launch(launcher, binary, &arguments, vec![], &paths, deadline).await?;
+    let qemu = launch(launcher, binary, &arguments, BTreeMap::new(), &paths, deadline).await?;
     let facts = ask(binary, &qemu.qmp, lacks_kvm, deadline).await?;
     Ok(HypervisorFacts { stamp, ..facts })
 }

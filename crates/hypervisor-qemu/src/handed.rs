@@ -1,6 +1,6 @@
 //! What QEMU gets open: it may open none of this by itself.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
@@ -8,16 +8,13 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use command_fds::FdMapping;
 use tun_rs::{DeviceBuilder, Layer};
 
 use crate::command_line::tap_name;
 use crate::launch::{LaunchError, io_error};
+use crate::launcher::FIRST;
 use crate::paths::RuntimePaths;
 use drainpipe_hypervisor::spec::{Disk, ResolvedSpec, VmSpec};
-
-/// The first number after those of standard input, output and errors.
-const FIRST: RawFd = 3;
 
 /// The numbers of QEMU's descriptors. Pure: a specification alone decides them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,7 +66,7 @@ impl Numbers {
 /// as long as anybody has it open.
 #[derive(Debug)]
 pub(crate) struct Handed {
-    pub(crate) descriptors: Vec<FdMapping>,
+    pub(crate) descriptors: BTreeMap<RawFd, OwnedFd>,
     pub(crate) block_devices: BTreeSet<PathBuf>,
 }
 
@@ -96,7 +93,7 @@ impl Handed {
 
     fn open_files(vm: &VmSpec) -> Result<Self, LaunchError> {
         let numbers = Numbers::of(vm);
-        let mut handed = Self { descriptors: Vec::new(), block_devices: BTreeSet::new() };
+        let mut handed = Self { descriptors: BTreeMap::new(), block_devices: BTreeSet::new() };
         for (number, path) in [(numbers.kernel, &vm.kernel), (numbers.initramfs, &vm.initramfs)] {
             if let (Some(number), Some(path)) = (number, path) {
                 let opened = File::open(path).map_err(|source| io_error("open", path, source))?;
@@ -114,8 +111,8 @@ impl Handed {
         Ok(handed)
     }
 
-    fn add(&mut self, child_fd: RawFd, opened: impl Into<OwnedFd>) {
-        self.descriptors.push(FdMapping { parent_fd: opened.into(), child_fd });
+    fn add(&mut self, number: RawFd, opened: impl Into<OwnedFd>) {
+        self.descriptors.insert(number, opened.into());
     }
 }
 

@@ -1,23 +1,24 @@
 //! Starting a QEMU process and getting hold of it.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::fd::OwnedFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use command_fds::{CommandFdExt, FdMapping};
 use drainpipe_hypervisor::{Exit, PathTooLong, VmSpec};
 use rustix::event::Timespec;
 use scopeguard::{ScopeGuard, guard};
 use tokio::net::UnixStream;
 
+use crate::control_groups;
 use crate::handed::Numbers;
-use crate::launcher::{CANNOT_BECOME, CANNOT_RUN, Launcher, Order};
+use crate::keeper::Keeper;
+use crate::launcher::{CANNOT_BECOME, CANNOT_RUN, Launch, Launcher};
 use crate::paths::RuntimePaths;
 use crate::process::Process;
 use crate::qmp::{QmpClient, QmpError};
@@ -73,7 +74,7 @@ pub enum LaunchError {
         source: io::Error,
     },
     /// Its process cannot become what QEMU is to be.
-    #[error("{binary} was not started: {problem}; the agent needs CAP_SETUID, CAP_SETGID and CAP_SETPCAP")]
+    #[error("{binary} was not started: {problem}; who starts it needs CAP_SETUID, CAP_SETGID and CAP_SETPCAP")]
     NotBecome {
         /// The program.
         binary: PathBuf,
@@ -143,13 +144,14 @@ pub(crate) fn create_directory(paths: &RuntimePaths) -> Result<Unfinished<Runtim
 
 /// Makes QEMU's working directory, and in it the one that anybody may write to, but nobody reach: only QEMU, which begins
 /// there, and root, which needs no capability for it.
-fn create_qemu_directory(paths: &RuntimePaths) -> Result<PathBuf, LaunchError> {
+fn create_qemu_directory(paths: &RuntimePaths) -> Result<OwnedFd, LaunchError> {
     for (directory, mode) in [(paths.qemu_directory(), 0o755), (paths.qemus_own_directory(), 0o777)] {
         let failed = |source| io_error("create", &directory, source);
         fs::create_dir(&directory).map_err(failed)?;
         fs::set_permissions(&directory, fs::Permissions::from_mode(mode)).map_err(failed)?;
     }
-    Ok(paths.qemu_directory())
+    let directory = paths.qemu_directory();
+    Ok(File::open(&directory).map_err(|source| io_error("open", &directory, source))?.into())
 }
 
 /// Runs `binary` with a control connection as its standard input and the listening control socket as
@@ -163,7 +165,7 @@ pub(crate) async fn launch(
     launcher: &Launcher,
     binary: &Path,
     arguments: &[OsString],
-    descriptors: Vec<FdMapping>,
+    descriptors: BTreeMap<RawFd, OwnedFd>,
     paths: &RuntimePaths,
     deadline: Duration,
 ) -> Result<Launched, LaunchError> {
@@ -186,37 +188,56 @@ fn spawn(
     launcher: &Launcher,
     binary: &Path,
     arguments: &[OsString],
-    descriptors: Vec<FdMapping>,
+    descriptors: BTreeMap<RawFd, OwnedFd>,
     paths: &RuntimePaths,
     connection: OwnedFd,
 ) -> Result<Unfinished<Process>, LaunchError> {
     let log_file = paths.log_file();
-    let log = OpenOptions::new().create(true).append(true).mode(0o600).open(&log_file);
-    let log = log.map_err(|source| io_error("create", &log_file, source))?;
+    let log = create(OpenOptions::new().append(true), &log_file)?;
     let qmp = listen(&paths.qmp_socket())?;
-    let order = Order {
-        binary: binary.to_owned(),
-        pid_file: paths.pid_file(),
-        directory: create_qemu_directory(paths)?,
-        user: launcher.user,
+    let mut handed = vec![connection, qmp, log];
+    handed.extend(descriptors.into_values());
+    handed.push(create_qemu_directory(paths)?);
+    handed.push(create(OpenOptions::new().write(true), &paths.pid_file())?);
+    let arguments = arguments.to_vec();
+    let started = match Keeper::of_this_process() {
+        None => Launch { arguments, control_groups: 0 }
+            .run(handed, launcher, binary)
+            .and_then(|child| Process::of_child(&child, log_file)),
+        Some(keeper) => keep(keeper, arguments, handed, paths),
     };
-    let run = |source| io_error("run", &launcher.program, source);
-    let mut command = launcher.command(&order).map_err(run)?;
-    command.fd_mappings(descriptors).map_err(io::Error::other).map_err(run)?;
-    let child = command
-        .args(arguments)
-        .stdin(connection)
-        .stdout(qmp)
-        .stderr(log)
-        // Outlives the agent: Ctrl-C and a closed terminal reach the foreground's process group only.
-        .process_group(0)
-        .spawn()
-        .map_err(run)?;
-    // What it held open for QEMU is QEMU's alone from now on.
-    drop(command);
-    let spawn_error = |source| LaunchError::Spawn { binary: binary.to_owned(), source };
-    let process = Process::of_child(&child, log_file).map_err(spawn_error)?;
+    let process = started.map_err(|source| io_error("start", binary, source))?;
     Ok(guard(process, |process| end_now(&process)))
+}
+
+/// By the keeper, which is in other control groups than the agent. QEMU is to be in the agent's: between groups, packing
+/// takes half of a core from a VM (docs/decisions/0034).
+fn keep(
+    keeper: &Keeper,
+    arguments: Vec<OsString>,
+    mut handed: Vec<OwnedFd>,
+    paths: &RuntimePaths,
+) -> io::Result<Process> {
+    let groups = control_groups::open_own()?;
+    let control_groups = u8::try_from(groups.len()).map_err(io::Error::other)?;
+    handed.extend(groups);
+    let kept = keeper.launch(Launch { arguments, control_groups }, &handed);
+    if kept.is_err() {
+        end_unheard(paths);
+    }
+    Process::of_kept(kept?, paths.log_file())
+}
+
+/// Where the keeper ends before it answers, its QEMU may be there.
+fn end_unheard(paths: &RuntimePaths) {
+    if let Ok(Some(process)) = Process::find(&paths.pid_file(), paths.log_file()) {
+        end_now(&process);
+    }
+}
+
+fn create(options: &mut OpenOptions, file: &Path) -> Result<OwnedFd, LaunchError> {
+    let created = options.create(true).mode(0o600).open(file);
+    Ok(created.map_err(|source| io_error("create", file, source))?.into())
 }
 
 /// A drop cannot await, but whoever learns of a failed start may try again at once, and then the

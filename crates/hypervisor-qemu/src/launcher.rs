@@ -6,11 +6,14 @@
 use std::ffi::OsString;
 use std::fs;
 use std::io;
+use std::ops::Range;
+use std::os::fd::{OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command};
 
+use command_fds::{CommandFdExt, FdMapping};
 use nix::sys::signal::{SigSet, Signal};
 use rustix::fs::Mode;
 use rustix::io::Errno;
@@ -30,6 +33,9 @@ pub(crate) const CANNOT_RUN: u8 = 126;
 /// What it exits with where it cannot become what QEMU is to be.
 pub(crate) const CANNOT_BECOME: u8 = 125;
 
+/// The first number after those of standard input, output and errors.
+pub(crate) const FIRST: RawFd = 3;
+
 /// Devices that QEMU opens by itself, if their group may.
 const DEVICES: [&str; 2] = ["/dev/kvm", "/dev/userfaultfd"];
 
@@ -44,21 +50,61 @@ pub struct Launcher {
     pub user: QemuUser,
 }
 
-/// What a process is to do before it becomes QEMU.
+/// A QEMU to start. What it is to have open comes with this, in the order of the numbers that QEMU knows it by: standard
+/// input, output and errors first. Behind that is what the process needs to become QEMU: its directory, its pid file, and
+/// the control groups that it is to join.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Order {
-    pub(crate) binary: PathBuf,
-    pub(crate) pid_file: PathBuf,
-    pub(crate) directory: PathBuf,
-    pub(crate) user: QemuUser,
+#[serde(deny_unknown_fields)]
+pub(crate) struct Launch {
+    pub(crate) arguments: Vec<OsString>,
+    pub(crate) control_groups: u8,
 }
 
-impl Launcher {
-    pub(crate) fn command(&self, order: &Order) -> io::Result<Command> {
-        let mut command = Command::new(&self.program);
-        command.args(&self.arguments).arg(serde_json::to_string(order)?).arg("--");
-        Ok(command)
+/// What a process is to do before it becomes QEMU.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Order {
+    binary: PathBuf,
+    user: QemuUser,
+    /// Numbers of what it has open for that.
+    directory: RawFd,
+    pid_file: RawFd,
+    control_groups: Range<RawFd>,
+}
+
+impl Launch {
+    /// Starts the process that becomes QEMU. What it has open is its alone from then on.
+    pub(crate) fn run(
+        self,
+        descriptors: Vec<OwnedFd>,
+        launcher: &Launcher,
+        binary: &Path,
+    ) -> io::Result<Child> {
+        let order = self.order(descriptors.len(), launcher, binary)?;
+        let mut command = Command::new(&launcher.program);
+        command.args(&launcher.arguments).arg(serde_json::to_string(&order)?).arg("--").args(self.arguments);
+        let mut numbered = (0..).zip(descriptors);
+        let mut standard = || numbered.next().map(|(_, descriptor)| descriptor).ok_or_else(too_few);
+        command.stdin(standard()?).stdout(standard()?).stderr(standard()?);
+        let more = numbered.map(|(child_fd, parent_fd)| FdMapping { parent_fd, child_fd }).collect();
+        command.fd_mappings(more).map_err(io::Error::other)?;
+        // Outlives who starts it: Ctrl-C and a closed terminal reach the foreground's process group only.
+        command.process_group(0).spawn()
     }
+
+    fn order(&self, descriptors: usize, launcher: &Launcher, binary: &Path) -> io::Result<Order> {
+        let end = RawFd::try_from(descriptors).map_err(io::Error::other)?;
+        let control_groups = end - RawFd::from(self.control_groups)..end;
+        let pid_file = control_groups.start - 1;
+        let directory = pid_file - 1;
+        if directory < FIRST {
+            return Err(too_few());
+        }
+        Ok(Order { binary: binary.to_owned(), user: launcher.user, directory, pid_file, control_groups })
+    }
+}
+
+fn too_few() -> io::Error {
+    io::Error::other("too few open files came with it")
 }
 
 /// Becomes QEMU; comes back only if that fails, with what the process is to exit with.
@@ -86,9 +132,12 @@ fn prepare(order: &Order) -> io::Result<()> {
         move |error: io::Error| io::Error::new(error.kind(), format!("cannot {what}: {error}"))
     };
     // By itself, and before QEMU is there: one that runs is never without.
-    fs::write(&order.pid_file, Birth::of_this_process()?.to_string())
+    fs::write(opened(order.pid_file), Birth::of_this_process()?.to_string())
         .map_err(step("write the process's number"))?;
-    std::env::set_current_dir(&order.directory).map_err(step("enter QEMU's directory"))?;
+    std::env::set_current_dir(opened(order.directory)).map_err(step("enter QEMU's directory"))?;
+    // While it is root.
+    order.control_groups.clone().try_for_each(join).map_err(step("join the agent's control group"))?;
+    close(order).map_err(step("close what QEMU is not to have"))?;
     // Whoever may enter its directory may connect to QEMU's sockets there.
     umask(Mode::empty());
     block_hang_up().map_err(step("block SIGHUP"))?;
@@ -103,6 +152,21 @@ fn prepare(order: &Order) -> io::Result<()> {
     };
     set_capabilities(None, none).map_err(io::Error::from).map_err(step("give up capabilities"))?;
     set_no_new_privs(true).map_err(io::Error::from).map_err(step("forbid new privileges"))
+}
+
+/// What this process has open under a number.
+fn opened(number: RawFd) -> PathBuf {
+    format!("/proc/self/fd/{number}").into()
+}
+
+/// In both versions 0 is who writes it; see cgroups(7).
+fn join(control_group: RawFd) -> io::Result<()> {
+    fs::write(opened(control_group), "0")
+}
+
+fn close(order: &Order) -> io::Result<()> {
+    let mut numbers = [order.directory, order.pid_file].into_iter().chain(order.control_groups.clone());
+    Ok(numbers.try_for_each(nix::unistd::close)?)
 }
 
 /// Where the agent ends while its QEMU is stopped, the kernel sends the process group that is left without a parent in

@@ -6,6 +6,8 @@
 //! command_line  a specification as QEMU's arguments; pure
 //! launch        a process and its control sockets
 //! launcher      the process that becomes QEMU, and what it gives up before
+//! reach         what only capabilities let a process do to QEMU
+//! keeper        a program that has them, where the agent has not
 //! handed        files and taps that QEMU gets open
 //! user          whom QEMU runs as
 //! qmp           QEMU's control protocol
@@ -36,6 +38,7 @@ pub mod fuzzing;
 mod handed;
 mod hold;
 mod hypervisor;
+pub mod keeper;
 mod launch;
 pub mod launcher;
 mod machine;
@@ -44,6 +47,7 @@ pub mod migration;
 mod paths;
 mod process;
 pub mod qmp;
+mod reach;
 mod sockets;
 mod tap;
 mod throttle;
@@ -59,6 +63,7 @@ pub use launcher::Launcher;
 pub use memory_sample::SampleError;
 pub use paths::RuntimePaths;
 pub use process::Process;
+pub use reach::ProcessFile;
 pub use sockets::{cut_connections, is_stopped};
 pub use tap::TapError;
 pub use throttle::{ThrottleError, VcpuThrottle, lift_throttle, lift_throttle_of, sweep_throttles};

@@ -2,26 +2,29 @@
 
 use std::fmt;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::Child;
+use std::process::{Child, ExitStatus};
 use std::thread;
 use std::time::Duration;
 
 use drainpipe_hypervisor::Exit;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{
-    ForeignRawFd, Pid, PidfdFlags, PidfdGetfdFlags, Signal, WaitId, WaitIdOptions, WaitIdStatus,
-    getpriority_process, pidfd_getfd, setpriority_process,
-};
+use rustix::process::{ForeignRawFd, Pid, PidfdFlags, WaitId, WaitIdOptions, WaitIdStatus};
 use tokio::sync::watch;
 use tokio::time::timeout;
+
+use crate::keeper::Kept;
+use crate::reach::{ProcessFile, Reach, Reached, parse_pid, proc_path};
 
 /// A guest can make QEMU print warnings without end. Past this the log is emptied.
 const LOG_BYTES_MAX: u64 = 1 << 20;
 const LOG_CHECK_EVERY: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
+/// Who has started it writes how it has ended as soon as it may.
+const TOLD_WITHIN: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// What tells a process from all others of this host since it was booted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,7 +60,13 @@ impl Process {
     /// Takes hold of our own child, which cannot be recycled before it is waited for.
     pub(crate) fn of_child(child: &Child, log_file: PathBuf) -> io::Result<Self> {
         let pid = Pid::from_child(child);
-        Self::watched(pid, open_pidfd(pid)?, Some(log_file))
+        Self::watched(pid, open_pidfd(pid)?, Some(log_file), None)
+    }
+
+    /// Takes hold of one that the keeper has started.
+    pub(crate) fn of_kept(kept: Kept, log_file: PathBuf) -> io::Result<Self> {
+        let Kept { pid, pidfd, exit } = kept;
+        Self::watched(pid, pidfd, Some(log_file), Some(exit))
     }
 
     /// Takes hold of the process `pid`, if it lives and `is_wanted` says so of its command line.
@@ -69,13 +78,13 @@ impl Process {
         };
         // Only now, with the pidfd open, does the process stay the one that is looked at.
         let command_line = fs::read(proc_path(pid, "cmdline")).unwrap_or_default();
-        is_wanted(&command_line).then(|| Self::watched(pid, pidfd, None)).transpose()
+        is_wanted(&command_line).then(|| Self::watched(pid, pidfd, None, None)).transpose()
     }
 
     /// Finds the QEMU that `pid_file` names, if it still lives.
     pub(crate) fn find(pid_file: &Path, log_file: PathBuf) -> io::Result<Option<Self>> {
         let found = find_pidfd(pid_file)?;
-        found.map(|(pid, pidfd)| Self::watched(pid, pidfd, Some(log_file))).transpose()
+        found.map(|(pid, pidfd)| Self::watched(pid, pidfd, Some(log_file), None)).transpose()
     }
 
     /// The process id of the QEMU that `pid_file` names, if it lives.
@@ -89,14 +98,20 @@ impl Process {
         Ok(is_stopped(&fs::read_to_string(proc_path(pid, "stat"))?))
     }
 
-    /// Its log is kept short where one is named.
-    fn watched(pid: Pid, pidfd: OwnedFd, log_file: Option<PathBuf>) -> io::Result<Self> {
+    /// Its log is kept short where one is named. Where it is no child of ours, `told` says how it ends, if anybody does.
+    fn watched(
+        pid: Pid,
+        pidfd: OwnedFd,
+        log_file: Option<PathBuf>,
+        told: Option<OwnedFd>,
+    ) -> io::Result<Self> {
         let (exited, exit) = watch::channel(None);
         let watched = pidfd.try_clone()?;
         // A thread, because it outlives every runtime: it reaps a QEMU that dies while nobody
         // waits, and touches a file.
         thread::Builder::new().name(format!("qemu-{}", pid.as_raw_nonzero())).spawn(move || {
-            exited.send_replace(Some(watch_until_exit(&watched, log_file.as_deref())));
+            wait_until_exit(&watched, log_file.as_deref());
+            exited.send_replace(Some(told.map_or_else(|| reap(watched.as_fd()), how_it_is_told)));
         })?;
         Ok(Self { pid, pidfd, exit })
     }
@@ -116,6 +131,15 @@ impl Process {
         let file = File::open(proc_path(self.pid, name))?;
         self.must_live()?;
         Ok(file)
+    }
+
+    /// One of its files in `/proc` that only some may see, open.
+    pub fn open_hidden(&self, file: ProcessFile) -> io::Result<File> {
+        self.reach(Reach::Open { file })?.file()
+    }
+
+    fn reach(&self, reach: Reach) -> io::Result<Reached> {
+        reach.act(self.pid, self.pidfd.as_fd())
     }
 
     /// Only after this is it certain that a file in `/proc` was this process's.
@@ -146,41 +170,17 @@ impl Process {
     /// Gives the threads of one `nice` another. Those that are started later take theirs from the thread that
     /// starts them.
     pub(crate) fn renice(&self, from: i32, to: i32) -> io::Result<()> {
-        for entry in fs::read_dir(proc_path(self.pid, "task"))? {
-            let Some(thread) = entry?.file_name().to_str().and_then(parse_pid) else { continue };
-            self.must_live()?;
-            // The calls take a thread's id for that thread alone, as POSIX would not have it: setpriority(2).
-            let renice = |nice| if nice == from { setpriority_process(Some(thread), to) } else { Ok(()) };
-            match getpriority_process(Some(thread)).and_then(renice) {
-                // It has ended.
-                Ok(()) | Err(Errno::SRCH) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(())
+        self.reach(Reach::Renice { from, to }).map(drop)
     }
 
     /// Its sockets, by the numbers that it has for them; one that was closed since may be among them.
     pub(crate) fn socket_numbers(&self) -> io::Result<Vec<ForeignRawFd>> {
-        let mut numbers = Vec::new();
-        for entry in fs::read_dir(proc_path(self.pid, "fd"))? {
-            let entry = entry?;
-            let is_socket = fs::read_link(entry.path())
-                .is_ok_and(|target| target.as_os_str().as_encoded_bytes().starts_with(b"socket:"));
-            if is_socket && let Some(number) = entry.file_name().to_str().and_then(|name| name.parse().ok()) {
-                numbers.push(number);
-            }
-        }
-        Ok(numbers)
+        Ok(self.reach(Reach::SocketNumbers)?.numbers)
     }
 
     /// A file descriptor for what it has open under `number`; none if that is closed.
     pub(crate) fn duplicate(&self, number: ForeignRawFd) -> io::Result<Option<OwnedFd>> {
-        match pidfd_getfd(&self.pidfd, number, PidfdGetfdFlags::empty()) {
-            Ok(duplicate) => Ok(Some(duplicate)),
-            Err(Errno::BADF) => Ok(None),
-            Err(error) => Err(error.into()),
-        }
+        Ok(self.reach(Reach::Duplicate { number })?.descriptors.into_iter().next())
     }
 
     /// How it ended, if it has.
@@ -215,10 +215,7 @@ impl Process {
 
     /// Kills it, if it has not ended.
     pub fn kill(&self) -> io::Result<()> {
-        match rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL) {
-            Ok(()) | Err(Errno::SRCH) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
+        if self.alive() { self.reach(Reach::Kill).map(drop) } else { Ok(()) }
     }
 }
 
@@ -249,24 +246,16 @@ fn process_id(pid: Pid) -> u32 {
     pid.as_raw_nonzero().get().unsigned_abs()
 }
 
-fn parse_pid(text: &str) -> Option<Pid> {
-    text.trim().parse().ok().filter(|pid| *pid > 0).and_then(Pid::from_raw)
-}
-
 fn open_pidfd(pid: Pid) -> rustix::io::Result<OwnedFd> {
     rustix::process::pidfd_open(pid, PidfdFlags::empty())
 }
 
-fn proc_path(pid: Pid, file: &str) -> PathBuf {
-    PathBuf::from(format!("/proc/{}/{file}", pid.as_raw_nonzero()))
-}
-
-fn watch_until_exit(pidfd: &OwnedFd, log_file: Option<&Path>) -> Exit {
+fn wait_until_exit(pidfd: &OwnedFd, log_file: Option<&Path>) {
     loop {
         // A pidfd becomes readable when its process ends, and stays so.
         match poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&LOG_CHECK_EVERY)) {
             Ok(0) => log_file.map_or((), bound_log),
-            Ok(_) => return reap(pidfd.as_fd()),
+            Ok(_) => return,
             // Interrupted, or the kernel is short of memory.
             Err(_) => thread::sleep(Duration::from_millis(100)),
         }
@@ -278,6 +267,18 @@ fn reap(pidfd: BorrowedFd<'_>) -> Exit {
         Ok(Some(status)) => how_it_ended(&status),
         Ok(None) | Err(_) => Exit::Unknown,
     }
+}
+
+/// Nobody tells where who has started it has ended before.
+fn how_it_is_told(told: OwnedFd) -> Exit {
+    let mut status = [0; 4];
+    // The end of the other end makes it readable too.
+    let is_told = matches!(poll(&mut [PollFd::new(&told, PollFlags::IN)], Some(&TOLD_WITHIN)), Ok(1));
+    if !is_told || File::from(told).read_exact(&mut status).is_err() {
+        return Exit::Unknown;
+    }
+    let status = ExitStatus::from_raw(i32::from_ne_bytes(status));
+    status.code().map(Exit::Code).or_else(|| status.signal().map(Exit::Signal)).unwrap_or(Exit::Unknown)
 }
 
 fn how_it_ended(status: &WaitIdStatus) -> Exit {

@@ -1,5 +1,6 @@
-//! `drainpipe agent`, and the guards and QEMUs that it starts.
+//! `drainpipe agent`, the guards and QEMUs that it starts, and what starts QEMU in its stead.
 
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::Arc;
@@ -57,6 +58,13 @@ pub(crate) async fn guard(arguments: GuardArguments) -> Result<Exit, Problem> {
 /// Comes back only if that fails, with what to exit with.
 pub(crate) fn launch(arguments: &LaunchArguments) -> u8 {
     launcher::become_qemu(&arguments.order, &arguments.arguments)
+}
+
+pub(crate) fn keep(arguments: &AgentArguments) -> Result<Exit, Problem> {
+    log_to_standard_error();
+    let config = Config::load(&arguments.config).map_err(Problem::bad_input)?;
+    app::keep(&config, std::io::stdin().as_fd())?;
+    Ok(Exit::Done)
 }
 
 /// Times and all, but where the journal has its own.

@@ -11,6 +11,7 @@ use std::time::Duration;
 use drainpipe_hypervisor::{Contents, MemorySample};
 
 use self::pages::{PagesError, Region};
+use crate::reach::ProcessFile;
 use crate::vmm::Vmm;
 
 /// Why a guest's memory could not be looked at.
@@ -74,8 +75,9 @@ impl Vmm {
     ) -> Result<T, SampleError> {
         let pid = self.pid();
         let failed = move |file| move |source| SampleError::Process { pid, file, source };
-        let open = |file| self.process().open(file).map_err(failed(file));
-        let [maps, pagemap, memory] = [open("maps")?, open("pagemap")?, open("mem")?];
+        let open = |file: ProcessFile| self.process().open_hidden(file).map_err(failed(file.name()));
+        let (maps, pagemap) = (open(ProcessFile::Maps)?, open(ProcessFile::Pagemap)?);
+        let memory = open(ProcessFile::Memory)?;
         let bytes = self.guest_bytes();
         let looking = tokio::task::spawn_blocking(move || {
             let maps = io::read_to_string(maps).map_err(failed("maps"))?;
