@@ -28,6 +28,7 @@ mod flooded;
 mod guest;
 mod huge_pages;
 mod idle_paths;
+mod keeper;
 mod kills;
 mod lab_cli;
 mod later_rounds;
@@ -136,6 +137,7 @@ fn main() -> ExitCode {
         ("drain_meetings", drain_meetings::TESTS),
         ("drain_faults", drain_faults::TESTS),
         ("drain_losses", drain_losses::TESTS),
+        ("keeper", keeper::TESTS),
         ("lab_cli", lab_cli::TESTS),
         ("service", service::TESTS),
         ("link_addresses", link_addresses::TESTS),
