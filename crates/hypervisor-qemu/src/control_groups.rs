@@ -377,6 +377,25 @@ mod tests {
     }
 
     #[test]
+    fn the_groups_of_a_process_are_found_in_every_hierarchy() {
+        let mounts = "28 24 0:25 / /c/unified rw - cgroup2 cgroup2 rw\n\
+                      29 24 0:26 / /c/memory rw - cgroup cgroup rw,memory\n\
+                      30 24 0:27 /vm /c/systemd rw - cgroup cgroup rw,xattr,name=systemd\n\
+                      31 24 0:28 / /c/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n";
+        for (membership, group) in [
+            ("0::/system.slice/a", Some("/c/unified/system.slice/a")),
+            ("9:memory:/", Some("/c/memory/")),
+            ("4:cpu,cpuacct:/a", Some("/c/cpu,cpuacct/a")),
+            ("1:name=systemd:/vm/a", Some("/c/systemd/a")),
+            ("1:name=systemd:/elsewhere", None),
+            ("5:pids:/a", None),
+            ("", None),
+        ] {
+            assert_eq!(own_group(membership, mounts), group.map(PathBuf::from), "{membership}");
+        }
+    }
+
+    #[test]
     fn what_is_missing_is_told() {
         let none = Shown::new("", "0::/vms\n", &[]).hierarchy().unwrap_err();
         assert!(none.to_string().contains("no control groups"), "{none}");

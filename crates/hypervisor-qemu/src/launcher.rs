@@ -207,3 +207,24 @@ fn group_of(device: &Path) -> Option<Gid> {
     let may_use = metadata.mode() & 0o060 == 0o060 && metadata.gid() != 0;
     may_use.then(|| Gid::from_raw(metadata.gid()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_process_needs_comes_behind_what_qemu_has() {
+        let launcher = Launcher { program: "launch".into(), arguments: vec![], user: QemuUser::own() };
+        let order = |descriptors, control_groups| {
+            let launch = Launch { arguments: vec![], control_groups };
+            launch.order(descriptors, &launcher, Path::new("qemu"))
+        };
+        let of_two_groups = order(9, 2).unwrap();
+        assert_eq!((of_two_groups.directory, of_two_groups.pid_file), (5, 6));
+        assert_eq!(of_two_groups.control_groups, 7..9);
+        assert_eq!(order(5, 0).unwrap().directory, FIRST);
+        for (descriptors, control_groups) in [(4, 0), (5, 1), (0, 0), (3, u8::MAX)] {
+            assert!(order(descriptors, control_groups).is_err(), "{descriptors}, {control_groups}");
+        }
+    }
+}

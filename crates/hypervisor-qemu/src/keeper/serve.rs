@@ -117,3 +117,92 @@ fn is_qemu(program: &Path) -> bool {
     let name = program.file_name().unwrap_or_default();
     name.as_encoded_bytes().starts_with(b"qemu")
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::process::Command;
+
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    use rustix::process::Signal;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// A keeper that is asked by this process; none where that is not root's.
+    fn kept() -> Option<OwnedFd> {
+        let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+        let (ours, keepers) = pair.unwrap();
+        let own = QemuUser::own();
+        let launcher = Launcher {
+            program: "/bin/false".into(),
+            arguments: vec![],
+            user: QemuUser { uid: 60_999, gid: 60_999 },
+        };
+        if !own.is_root() {
+            let refused = serve(keepers.as_fd(), &launcher, Path::new("qemu")).unwrap_err();
+            assert!(matches!(refused, KeeperError::NotRoot(uid) if uid == own.uid), "{refused}");
+            eprintln!("SKIPPED: only root has a keeper");
+            return None;
+        }
+        thread::spawn(move || serve(keepers.as_fd(), &launcher, Path::new("qemu")));
+        Some(ours)
+    }
+
+    fn ask(keeper: &OwnedFd, request: &Value, descriptors: &[BorrowedFd<'_>]) -> Reply {
+        wire::send(keeper.as_fd(), request.to_string().as_bytes(), descriptors).unwrap();
+        let (bytes, _) = wire::receive(keeper.as_fd()).unwrap().expect("an answer");
+        serde_json::from_slice(&bytes).unwrap()
+    }
+
+    fn refused(reply: Reply) -> String {
+        match reply {
+            Reply::Failed { words, .. } => words,
+            done @ Reply::Done { .. } => panic!("{done:?}"),
+        }
+    }
+
+    #[test]
+    fn what_it_does_not_understand_is_refused_and_the_next_is_heard() {
+        let Some(keeper) = kept() else { return };
+        let launch = |groups: u64| json!({"launch": {"arguments": [], "control_groups": groups}});
+        for (request, descriptors, words) in [
+            (json!({"reach": "trace"}), 0, "unknown variant"),
+            (json!({"reach": "kill", "more": 1}), 0, ""),
+            (json!({"launch": {"arguments": [], "control_groups": 0, "user": 0}}), 0, "unknown field"),
+            (json!({"reach": "kill"}), 0, "one pidfd"),
+            (json!({"reach": "kill"}), 2, "one pidfd"),
+            (json!({"reach": "kill"}), 1, "no pidfd"),
+            (launch(0), 0, "too few"),
+            (launch(0), 4, "too few"),
+            (launch(255), 5, "too few"),
+            (launch(256), 5, "256"),
+        ] {
+            let file = fs::File::open("/dev/null").unwrap();
+            let descriptors = vec![file.as_fd(); descriptors];
+            let said = refused(ask(&keeper, &request, &descriptors));
+            assert!(said.contains(words), "{request}: {said}");
+        }
+    }
+
+    #[test]
+    fn only_a_qemu_is_reached_into() {
+        let Some(keeper) = kept() else { return };
+        let directory = tempfile::tempdir().unwrap();
+        let qemu = directory.path().join("qemu-of-somebody");
+        fs::copy("/bin/sleep", &qemu).unwrap();
+        for (program, is_reached) in [(PathBuf::from("/bin/sleep"), false), (qemu, true)] {
+            let mut child = Command::new(program).arg("60").spawn().unwrap();
+            let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
+            let reply = ask(&keeper, &json!({"reach": "kill"}), &[pidfd.as_fd()]);
+            if !is_reached {
+                assert!(refused(reply).contains("is no QEMU"));
+                assert_eq!(child.try_wait().unwrap(), None);
+                child.kill().unwrap();
+            }
+            assert_eq!(child.wait().unwrap().signal(), Some(Signal::KILL.as_raw()));
+            let reply = ask(&keeper, &json!({"reach": "socket_numbers"}), &[pidfd.as_fd()]);
+            assert!(refused(reply).contains("lives"), "of one that has ended");
+        }
+    }
+}
