@@ -108,6 +108,8 @@ async fn live(
     let runtime = &config.runtime_directory;
     std::fs::create_dir_all(runtime)
         .map_err(|error| Problem::failed(format!("cannot create {}: {error}", runtime.display())))?;
+    // Whoever writes there says which processes are VMs.
+    check_unchangeable(runtime, "runtime directory").map_err(Problem::refused)?;
     check_journal_is_own(&config.state_directory)?;
     // They end with their drop.
     let mut looking = JoinSet::new();

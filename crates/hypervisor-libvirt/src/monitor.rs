@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use drainpipe_hypervisor::{Hold, MigrationStatus, RunState, VmError, VmErrorKind};
-use drainpipe_hypervisor_qemu::{Process, ProcessFile};
 use drainpipe_hypervisor_qemu::qmp::QmpClient;
+use drainpipe_hypervisor_qemu::{Process, ProcessFile};
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::Value;

@@ -96,8 +96,7 @@ impl Keeper {
 
     fn connect(&self) -> io::Result<OwnedFd> {
         let connected = || -> io::Result<OwnedFd> {
-            let socket =
-                socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+            let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
             for timeout in [Timeout::Send, Timeout::Recv] {
                 set_socket_timeout(&socket, timeout, Some(ANSWER_WITHIN))?;
             }

@@ -9,7 +9,8 @@ use crate::Test;
 use crate::program::DRAINPIPE;
 use crate::support::{TestLab, eventually};
 
-pub(crate) const TESTS: &[Test] = &[("an_agent_without_rights_has_a_keeper", an_agent_without_rights_has_a_keeper)];
+pub(crate) const TESTS: &[Test] =
+    &[("an_agent_without_rights_has_a_keeper", an_agent_without_rights_has_a_keeper)];
 
 /// What the agent's unit leaves it.
 const CAPABILITIES: &str = "--bounding-set=-all,+net_admin,+dac_override,+dac_read_search";
@@ -46,7 +47,8 @@ fn give_keeper(lab: &TestLab, host: &str) {
     let path = |file: &str| directory.join(file).to_str().unwrap().to_owned();
     let (socket, config) = (path("keeper.sock"), path("agent.toml"));
     let keeper = [DRAINPIPE, "keeper", "--config", &config];
-    let activate = [&[ACTIVATE, "--seqpacket", "--accept", "--inetd", "--listen", &socket], &keeper[..]].concat();
+    let activate =
+        [&[ACTIVATE, "--seqpacket", "--accept", "--inetd", "--listen", &socket], &keeper[..]].concat();
     let mut child = lab.lab().spawn(host, &activate, &directory.join("keeper.log")).unwrap();
     // It ends with the lab.
     std::thread::spawn(move || child.wait());

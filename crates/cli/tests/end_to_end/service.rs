@@ -60,6 +60,7 @@ fn what_others_may_write_to_is_not_believed() {
     for (file, mode) in [
         ("state/journal.sqlite", 0o666),
         ("state", 0o777),
+        ("run", 0o777),
         ("agent.toml", 0o666),
         ("pki/host.key", 0o602),
         ("pki/ca.pem", 0o646),
