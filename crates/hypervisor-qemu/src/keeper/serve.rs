@@ -97,7 +97,7 @@ fn tell_exit(mut child: Child, told: OwnedFd) {
     }
 }
 
-/// See "pidfd" in proc_pid_fdinfo(5).
+/// See "pidfd" in `proc_pid_fdinfo(5)`.
 fn pid_of(pidfd: &OwnedFd) -> io::Result<Pid> {
     let information = fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd()))?;
     let pid = information.lines().find_map(|line| line.strip_prefix("Pid:")).and_then(parse_pid);
