@@ -183,7 +183,7 @@ fn the_target_host_is_lost_after_the_hand_over() {
     assert!(told.stderr.contains("`drainpipe vm start web` boots it anew"), "{told:#?}");
     assert_eq!(scene.last_result().outcome, Outcome::Failed);
     assert!(scene.lab.qemu_pid("a", "web").is_none(), "its disks may be newer than its memory");
-    scene.lab.drainpipe(&["vm", "start", "web"]).done();
+    scene.lab.start_again("a", "web");
     scene.guest.wait_until_ready();
     scene.guest.assert_intact();
     // When the host is back, nothing of the VM is left there.

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use crate::guest::{Guest, MACHINE, image};
 use crate::program::{Output, Running};
-use crate::support::TestLab;
+use crate::support::{TestLab, eventually};
 
 /// What this machine lacks to run libvirt in labs.
 pub(crate) fn missing() -> Option<String> {
@@ -67,6 +67,26 @@ impl TestLab {
         guest
     }
 
+    /// Defines a domain on host `a` that runs firmware alone, and starts it. Where it may be, `placement` says as a
+    /// specification does.
+    #[track_caller]
+    pub(crate) fn start_small_domain(&self, name: &str, memory_mib: u64, placement: &str) {
+        let xml = domain_xml(&self.new_guest(name), memory_mib, "");
+        let of_guest = |line: &&str| ["kernel>", "initrd>", "cmdline>"].iter().any(|end| line.ends_with(end));
+        let xml: Vec<&str> = xml.lines().filter(|line| !of_guest(line)).collect();
+        let xml = xml.join("\n").replacen("<vcpu>", &format!("{}<vcpu>", metadata(placement)), 1);
+        let file = self.write(&format!("{name}.xml"), &xml);
+        self.virsh("a", &["define", &file]).done();
+        self.virsh("a", &["start", name]).done();
+        self.wait_for_domain(name);
+    }
+
+    /// Waits until the agents know of it.
+    #[track_caller]
+    pub(crate) fn wait_for_domain(&self, name: &str) {
+        eventually("its agent has seen it", || self.vms().vms.iter().any(|vm| vm.name == name));
+    }
+
     fn new_guest(&self, name: &str) -> Guest {
         Guest::new(name, self.guest_address(), self.namespace("client"))
     }
@@ -86,6 +106,13 @@ impl TestLab {
         let domains = self.virsh(host, &["list", "--all", "--name"]).done();
         let known = domains.lines().any(|line| line.trim() == name);
         known.then(|| self.virsh(host, &["domstate", name]).done().trim().to_owned())
+    }
+
+    /// What the QEMU of a domain says of its guest, such as `running`; none where there is no QEMU.
+    pub(crate) fn qemu_says(&self, host: &str, name: &str) -> Option<String> {
+        let asked = self.virsh(host, &["qemu-monitor-command", name, r#"{"execute":"query-status"}"#]);
+        let answer: serde_json::Value = serde_json::from_str(&asked.stdout).ok()?;
+        Some(answer["return"]["status"].as_str()?.to_owned())
     }
 
     /// Moves a domain over a link, as `virsh` does by itself.
@@ -109,6 +136,24 @@ impl TestLab {
         let keeping = ["migrate", "--live", "--persistent", "--undefinesource", name];
         self.virsh(source, &[&keeping[..], &[&target, "--migrateuri", &way], more].concat()).done();
     }
+}
+
+/// A domain's metadata, of what a specification says of its placement.
+fn metadata(placement: &str) -> String {
+    let document: toml::Table = toml::from_str(placement).unwrap();
+    let Some(placement) = document.get("placement").and_then(toml::Value::as_table) else {
+        return String::new();
+    };
+    let words = |value: &toml::Value| match value {
+        toml::Value::Array(groups) => {
+            groups.iter().map(|group| group.as_str().unwrap().to_owned()).collect()
+        }
+        one => vec![one.as_str().unwrap().to_owned()],
+    };
+    let one = |key: &str, word: String| format!("<{key}>{word}</{key}>");
+    let all = placement.iter().flat_map(|(key, value)| words(value).into_iter().map(move |word| one(key, word)));
+    let all: String = all.collect();
+    format!("<metadata><p:placement xmlns:p='urn:drainpipe:placement:1'>{}</p:placement></metadata>", all)
 }
 
 /// A domain like the VM that [`Guest::specification`] describes.

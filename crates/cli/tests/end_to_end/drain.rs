@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 
 use crate::Test;
 use crate::check_vms::restart_agent_with_mounts;
+use crate::backend::Backend;
 use crate::guest::Guest;
 use crate::support::{TestLab, eventually};
 
@@ -128,6 +129,9 @@ pub(crate) fn assert_state(view: &DrainView, state: DrainState, moved: usize) {
 /// A VM that runs firmware alone; its specification ends with `more`.
 #[track_caller]
 pub(crate) fn start_small(lab: &TestLab, name: &str, more: &str) {
+    if Backend::of_test() == Backend::Libvirt {
+        return lab.start_small_domain(name, SMALL_MIB, more);
+    }
     create_small(lab, name, more);
     lab.drainpipe(&["vm", "start", name]).done();
 }

@@ -178,7 +178,7 @@ fn the_drained_host_is_rebooted() {
     assert_eq!(again.id, in_flight.id, "it is carried on");
     assert_state(&ended(&lab, "a"), DrainState::Drained, 0);
     lab.drainpipe(&["resume", "a"]).done();
-    lab.drainpipe(&["vm", "start", "web"]).done();
+    lab.start_again("a", "web");
     lab.assert_runs_on("web", "a");
     guest.wait_until_ready();
     guest.assert_intact();

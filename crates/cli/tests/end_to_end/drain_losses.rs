@@ -76,7 +76,7 @@ fn assert_has_died(lab: &TestLab, vm: &str, host: &str) {
 /// Boots a VM anew where it has died.
 #[track_caller]
 fn boot(lab: &TestLab, guest: &Guest, host: &str) {
-    lab.drainpipe(&["vm", "start", &guest.name, "--agent", &lab.agent_socket(host)]).done();
+    lab.start_again(host, &guest.name);
     guest.wait_until_ready();
     guest.assert_intact();
 }

@@ -11,6 +11,7 @@ use drainpipe_guest::dirtier::Dirtying;
 use rustix::process::{Signal, kill_process};
 
 use crate::Test;
+use crate::backend::Backend;
 use crate::guest::{Guest, UNFILLED_MIB};
 use crate::options;
 use crate::scene::{Scene, result_of};
@@ -150,11 +151,17 @@ fn scene_with(arguments: &[&str], as_wanted: fn(&str) -> String) -> Scene {
     lab.stop_agent("a", Signal::TERM);
     lab.configure("a", "[tls]", &format!("[limits]\nstall_s = {STALL_S}\n\n[tls]"));
     lab.start_agent("a");
-    let guest = Guest::new("web", lab.guest_address(), lab.namespace("client"));
     // A larger guest needs more for itself.
     let filled = |unfilled_mib: u64| format!("drainpipe.memory_mib={}", MEMORY_MIB - unfilled_mib);
-    let specification = guest.specification(MEMORY_MIB, "");
-    let specification = specification.replace(&filled(UNFILLED_MIB), &filled(UNFILLED_MIB + MEMORY_MIB / 8));
+    let less_filled =
+        |text: &str| text.replace(&filled(UNFILLED_MIB), &filled(UNFILLED_MIB + MEMORY_MIB / 8));
+    if Backend::of_test() == Backend::Libvirt {
+        let guest = lab.start_domain_as("a", "web", MEMORY_MIB, |xml| less_filled(&xml));
+        lab.wait_for_domain("web");
+        return Scene::of(lab, guest);
+    }
+    let guest = Guest::new("web", lab.guest_address(), lab.namespace("client"));
+    let specification = less_filled(&guest.specification(MEMORY_MIB, ""));
     lab.create(&as_wanted(&specification), "web");
     lab.drainpipe(&["vm", "start", "web"]).done();
     guest.wait_until_ready();

@@ -31,11 +31,8 @@ fn scene() -> Scene {
     Scene::of(lab, guest)
 }
 
-/// What the QEMU of a domain says of its guest, such as `running`; none where there is no QEMU.
 fn qemu_says(lab: &TestLab, host: &str) -> Option<String> {
-    let asked = lab.virsh(host, &["qemu-monitor-command", "web", r#"{"execute":"query-status"}"#]);
-    let answer: serde_json::Value = serde_json::from_str(&asked.stdout).ok()?;
-    Some(answer["return"]["status"].as_str()?.to_owned())
+    lab.qemu_says(host, "web")
 }
 
 /// Fails the test unless it runs whole on this host alone, and libvirt of the other knows nothing of it.

@@ -95,7 +95,7 @@ fn assert_died(scene: &Scene, signal: i32) {
 
 #[track_caller]
 fn boot_anew(scene: &Scene) {
-    scene.lab.drainpipe(&["vm", "start", "web"]).done();
+    scene.lab.start_again("a", "web");
     scene.guest.wait_until_ready();
     let list = scene.lab.vms();
     assert!(list.vms.iter().all(|vm| vm.ended.is_none()), "{list:#?}");

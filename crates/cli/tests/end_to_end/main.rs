@@ -6,6 +6,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
+mod backend;
 mod bad_input;
 mod bad_luck;
 mod bandwidth;
@@ -72,6 +73,7 @@ mod taken_route;
 mod unauthenticated;
 #[path = "../../../hypervisor-qemu/tests/qemu/userfaultfd.rs"]
 mod userfaultfd;
+mod with_libvirt;
 
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
@@ -92,6 +94,47 @@ const NEED_IDLE_CORES: [&str; 3] = [
 
 /// A test and its name.
 type Test = (&'static str, fn());
+
+/// Those that need nothing but labs.
+const MODULES: &[(&str, &[Test])] = &[
+    // The longest of these first.
+    ("chaos", chaos::TESTS),
+    ("options", options::TESTS),
+    ("other_traffic", other_traffic::TESTS),
+    ("bad_luck", bad_luck::TESTS),
+    ("leaving", leaving::TESTS),
+    ("lost_journal", lost_journal::TESTS),
+    ("lost", lost::TESTS),
+    ("mute_qemu", mute_qemu::TESTS),
+    ("outpaced", outpaced::TESTS),
+    ("path_loss", path_loss::TESTS),
+    ("later_rounds", later_rounds::TESTS),
+    ("post_copy", post_copy::TESTS),
+    ("switch_over_faults", switch_over_faults::TESTS),
+    ("taken_route", taken_route::TESTS),
+    ("shared_paths", shared_paths::TESTS),
+    ("bad_input", bad_input::TESTS),
+    ("flooded", flooded::TESTS),
+    ("unauthenticated", unauthenticated::TESTS),
+    ("check", check::TESTS),
+    ("check_fix", check_fix::TESTS),
+    ("check_hosts", check_hosts::TESTS),
+    ("check_vms", check_vms::TESTS),
+    ("completion", completion::TESTS),
+    ("confined", confined::TESTS),
+    ("drain", drain::TESTS),
+    ("drain_cli", drain_cli::TESTS),
+    ("drain_meetings", drain_meetings::TESTS),
+    ("drain_faults", drain_faults::TESTS),
+    ("drain_losses", drain_losses::TESTS),
+    ("lab_cli", lab_cli::TESTS),
+    ("service", service::TESTS),
+    ("link_addresses", link_addresses::TESTS),
+    ("bandwidth", bandwidth::TESTS),
+    ("idle_paths", idle_paths::TESTS),
+    ("relayed", relayed::TESTS),
+    ("encrypted", encrypted::TESTS),
+];
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
@@ -156,8 +199,8 @@ fn main() -> ExitCode {
         trials.push(trial(format!("released::{name}"), *test, no_released.clone()));
     }
     trials.extend(libvirt_trials(missing.as_ref(), arguments.list));
-    for (module, tests) in modules {
-        for (name, test) in tests {
+    for (module, tests) in MODULES {
+        for (name, test) in *tests {
             trials.push(trial(format!("{module}::{name}"), *test, missing.clone()));
         }
     }
@@ -182,8 +225,13 @@ fn main() -> ExitCode {
         slow,
         no_other_qemu,
     ));
+    run(arguments, trials)
+}
+
+/// Those that need idle cores after all others.
+fn run(mut arguments: Arguments, trials: Vec<Trial>) -> ExitCode {
     let (alone, together): (Vec<_>, Vec<_>) =
-        trials.into_iter().partition(|trial| NEED_IDLE_CORES.contains(&trial.name()));
+        trials.into_iter().partition(|trial| NEED_IDLE_CORES.iter().any(|name| trial.name().ends_with(name)));
     let first = libtest_mimic::run(&arguments, together);
     arguments.test_threads = Some(1);
     let second = libtest_mimic::run(&arguments, alone);
@@ -273,6 +321,7 @@ fn libvirt_trials(missing: Option<&String>, is_list: bool) -> Vec<Trial> {
     let mut trials: Vec<Trial> = tests
         .map(|(module, (name, test))| trial(format!("{module}::{name}"), *test, no_libvirt.clone()))
         .collect();
+    trials.extend(with_libvirt::trials(no_libvirt.as_ref()));
     let moves = libvirt_lab::a_domain_moves_with_another_qemu;
     let absent = no_libvirt.or_else(no_other_qemu);
     trials.push(trial("libvirt_lab::a_domain_moves_with_another_qemu".into(), moves, absent));
@@ -283,7 +332,7 @@ fn no_other_qemu() -> Option<String> {
     options::other_qemu().is_none().then(|| "DRAINPIPE_TEST_QEMU names no other QEMU".into())
 }
 
-fn trial(name: String, test: fn(), missing: Option<String>) -> Trial {
+fn trial(name: String, test: impl FnOnce() + Send + 'static, missing: Option<String>) -> Trial {
     Trial::ignorable_test(name.clone(), move || {
         if let Some(missing) = missing {
             return Ok(Completion::ignored_with(missing));

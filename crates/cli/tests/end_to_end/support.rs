@@ -17,6 +17,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use serde::de::DeserializeOwned;
 use tempfile::TempDir;
 
+use crate::backend::Backend;
 use crate::drain::ask;
 use crate::guest::Guest;
 use crate::options;
@@ -71,7 +72,12 @@ impl TestLab {
         let lab = Self { name, files: TempDir::new().unwrap(), guests: AtomicU8::new(0) };
         // A program in place of QEMU is run by QEMU's user.
         fs::set_permissions(lab.files.path(), fs::Permissions::from_mode(0o711)).unwrap();
-        Running::start(command_of(program, &[&["lab", "up", &lab.name], arguments].concat())).wait().done();
+        let backend: &[&str] = match Backend::of_test() {
+            Backend::Qemu => &[],
+            Backend::Libvirt => &["--libvirt"],
+        };
+        let words = [&["lab", "up", &lab.name], backend, arguments].concat();
+        Running::start(command_of(program, &words)).wait().done();
         lab
     }
 
@@ -169,11 +175,27 @@ impl TestLab {
     /// 160 MiB will do for most tests.
     #[track_caller]
     pub(crate) fn start_guest(&self, name: &str, memory_mib: u64, kernel_parameters: &str) -> Guest {
+        if Backend::of_test() == Backend::Libvirt {
+            let guest = self.start_domain("a", name, memory_mib, kernel_parameters);
+            self.wait_for_domain(name);
+            return guest;
+        }
         let guest = Guest::new(name, self.guest_address(), self.namespace("client"));
         self.create(&guest.specification(memory_mib, kernel_parameters), name);
         self.drainpipe(&["vm", "start", name]).done();
         guest.wait_until_ready();
         guest
+    }
+
+    /// Boots a VM that is off, as its owner does.
+    #[track_caller]
+    pub(crate) fn start_again(&self, host: &str, name: &str) {
+        match Backend::of_test() {
+            Backend::Qemu => {
+                self.drainpipe(&["vm", "start", name, "--agent", &self.agent_socket(host)]).done();
+            }
+            Backend::Libvirt => drop(self.virsh(host, &["start", name]).done()),
+        }
     }
 
     /// Defines a VM on host `a`.

@@ -11,6 +11,7 @@ use drainpipe_hypervisor_qemu::{RuntimePaths, Vmm};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::Test;
+use crate::backend::Backend;
 use crate::program::REFUSED;
 use crate::scene::{
     HeldJournal, Scene, SmallDisk, assert_failed, cut_off, hold_journal, impatient_lab, rejoin, result_of,
@@ -40,9 +41,13 @@ const RUNNING_SILENCE_MAX: Duration = Duration::from_secs(2);
 /// A program meets QEMU in the middle of its work.
 const QMP_DEADLINE: Duration = Duration::from_secs(5);
 
-/// What a VM's QEMU says of it, by the socket that is for its guard.
+/// What a VM's QEMU says of it, by the socket that is for its guard; of a domain by libvirt's.
 #[track_caller]
 pub(crate) fn run_state(lab: &TestLab, host: &str, vm: &str) -> RunState {
+    if Backend::of_test() == Backend::Libvirt {
+        let said = lab.qemu_says(host, vm).expect("its QEMU answers");
+        return serde_json::from_value(said.into()).unwrap();
+    }
     let paths = RuntimePaths::new(&lab.directory(host).join("run"), &vm.parse().unwrap()).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {

@@ -1,0 +1,36 @@
+//! Which hypervisor has the guests of a test: most tests mean the same with Drainpipe's own VMs and with libvirt's domains, and
+//! run with both.
+
+use std::cell::Cell;
+
+/// What has the guests of the test on this thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Backend {
+    /// QEMU, driven by the agents.
+    Qemu,
+    Libvirt,
+}
+
+thread_local! {
+    static OF_TEST: Cell<Backend> = const { Cell::new(Backend::Qemu) };
+}
+
+impl Backend {
+    /// Of the test that runs on this thread.
+    pub(crate) fn of_test() -> Self {
+        OF_TEST.get()
+    }
+
+    /// Runs a test, and what it starts, with this.
+    pub(crate) fn run(self, test: fn()) {
+        /// Also for the next test on this thread, when this one fails.
+        struct Before(Backend);
+        impl Drop for Before {
+            fn drop(&mut self) {
+                OF_TEST.set(self.0);
+            }
+        }
+        let _before = Before(OF_TEST.replace(self));
+        test();
+    }
+}

@@ -1,0 +1,57 @@
+//! The tests of Drainpipe's own VMs, run with libvirt's domains: the same bodies. Those that cannot be the same say why.
+//!
+//! `make test` has a few of them, `make test-libvirt` all.
+
+use libtest_mimic::{Completion, Trial};
+
+use crate::backend::Backend;
+use crate::{MODULES, trial};
+
+/// Has all of them run, and no others but those of domains alone.
+const ALL: &str = "DRAINPIPE_TEST_WITH_LIBVIRT";
+
+/// In every run of all tests.
+const IN_EVERY_RUN: [&str; 2] = ["path_loss::a_link_falls_silent", "drain::the_drained_hosts_agent_is_killed"];
+
+/// What is not the same with domains: modules and tests, and why.
+const NOT_THE_SAME: &[(&str, &str)] = &[
+    ("bad_input", "no VM takes part"),
+    ("chaos", "it makes, starts and ends VMs by `drainpipe vm`, and knows the QEMUs by their files"),
+    ("check_fix", "no VM takes part"),
+    ("check_hosts", "the hosts' own findings; of VMs that do not fit `libvirt_fit` has what domains need"),
+    ("check_vms", "`libvirt_fit` has what is found of domains"),
+    ("completion", "it completes what `drainpipe vm` takes"),
+    ("confined", "libvirt confines its QEMUs, as its configuration says"),
+    ("lab_cli", "it is about labs"),
+    ("lost_journal::a_dead_host_keeps_no_vm_from_starting", "`virsh start` starts a domain"),
+    ("post_copy", "a domain does not move by post-copy"),
+    ("service", "no VM takes part"),
+];
+
+/// Whether all of them are to run, and none of Drainpipe's own VMs.
+pub(crate) fn is_wanted() -> bool {
+    std::env::var_os(ALL).is_some()
+}
+
+/// Those of this run; on a machine that lacks something, all are reported as ignored for it.
+pub(crate) fn trials(missing: Option<&String>) -> Vec<Trial> {
+    let tests = MODULES.iter().flat_map(|(module, tests)| tests.iter().map(move |test| (module, test)));
+    let named = tests.map(|(module, (name, test))| (format!("{module}::{name}"), *test));
+    let wanted = named.filter(|(name, _)| is_wanted() || IN_EVERY_RUN.contains(&name.as_str()));
+    let made = wanted.map(|(name, test)| match why_not(&name) {
+        Some(why) => {
+            Trial::ignorable_test(with_libvirt(&name), move || Ok(Completion::ignored_with(why)))
+        }
+        None => trial(with_libvirt(&name), move || Backend::Libvirt.run(test), missing.cloned()),
+    });
+    made.collect()
+}
+
+fn with_libvirt(name: &str) -> String {
+    format!("with_libvirt::{name}")
+}
+
+fn why_not(name: &str) -> Option<&'static str> {
+    let is_of = |what: &str| name == what || name.split("::").next() == Some(what);
+    NOT_THE_SAME.iter().find(|(what, _)| is_of(what)).map(|(_, why)| *why)
+}
