@@ -42,7 +42,7 @@ impl Coming {
         let mut terms = terms(transport, handed.is_persistent)?.to(address);
         let name = spec.spec().name.as_str();
         terms.parameters.push(Parameter::text(names::DESTINATION_NAME, name));
-        let connection = daemon.own(deadline).await.map_err(failed)?;
+        let connection = daemon.lasting(deadline).await.map_err(failed)?;
         let mut parameters = terms.parameters.clone();
         parameters.push(Parameter::text(names::DESTINATION_XML, xml));
         let cookie = handed.cookie.as_bytes();

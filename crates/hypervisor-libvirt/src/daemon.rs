@@ -74,6 +74,11 @@ impl Daemon {
         Connection::open(&self.socket, URI, deadline).await
     }
 
+    /// The same, of which libvirt does not take an agent that stands still for one that is gone.
+    pub(crate) async fn lasting(&self, deadline: Duration) -> Result<Connection, Error> {
+        Connection::open_for_long(&self.socket, URI, deadline).await
+    }
+
     /// What happens to domains from now on. Nothing is told while there is no [shared](Self::shared) connection.
     pub(crate) fn events(&self) -> broadcast::Receiver<DomainEvent> {
         self.events.subscribe()

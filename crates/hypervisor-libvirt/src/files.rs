@@ -42,6 +42,10 @@ fn autostart_file(directory: &VmDirectory) -> PathBuf {
     directory.path().join("autostart")
 }
 
+fn suspended_file(directory: &VmDirectory) -> PathBuf {
+    directory.path().join("suspended")
+}
+
 fn to_end_file(directory: &VmDirectory) -> PathBuf {
     directory.path().join("to-end")
 }
@@ -86,6 +90,20 @@ pub(crate) fn is_to_autostart(directory: &VmDirectory) -> bool {
 /// It is started again when this host has booted.
 pub(crate) fn has_autostart(directory: &VmDirectory) -> Result<(), VmError> {
     remove_file(&autostart_file(directory))
+}
+
+/// Its owner has suspended it while it was on its way.
+pub(crate) fn write_suspended(directory: &VmDirectory) -> Result<(), VmError> {
+    write_bytes(&suspended_file(directory), &[])
+}
+
+pub(crate) fn is_suspended(directory: &VmDirectory) -> bool {
+    suspended_file(directory).exists()
+}
+
+/// It runs, and whether it is suspended after this is still to be seen.
+pub(crate) fn is_not_suspended(directory: &VmDirectory) -> Result<(), VmError> {
+    remove_file(&suspended_file(directory))
 }
 
 /// It is another host's, or was given up: what libvirt has of it is to be ended, also if libvirt has ended before.

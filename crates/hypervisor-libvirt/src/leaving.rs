@@ -109,6 +109,11 @@ impl Leaving {
         }
     }
 
+    /// Whether it is being sent.
+    pub(crate) fn is_performing(&self) -> bool {
+        matches!(*self.phase.borrow(), Phase::Performing)
+    }
+
     /// Waits until all has been sent, and returns libvirt's cookie for `Finish`.
     pub(crate) async fn sent(&self, deadline: Duration) -> Result<Vec<u8>, VmError> {
         match self.end_of_perform(deadline).await? {

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use drainpipe_hypervisor::{
     Address, Connections, Contents, Demands, End, Event, Exit, Hold, MemorySample, MigrationStatus, Parcel,
-    ResolvedSpec, Role, RunState, SharedPath, SourceSettings, SourceVm, TargetVm, TransferStatus, Transport,
-    VcpuThrottle, VcpuTime, Version, Vm, VmDirectory, VmError, VmErrorKind,
+    RamStatus, ResolvedSpec, Role, RunState, SharedPath, SourceSettings, SourceVm, TargetVm, TransferStatus,
+    Transport, VcpuThrottle, VcpuTime, Version, Vm, VmDirectory, VmError, VmErrorKind,
 };
 use drainpipe_hypervisor_qemu::{Process, VcpuThrottle as Throttle, VcpuTime as Time, vcpu_threads_by_name};
 use drainpipe_libvirt::{
@@ -45,8 +45,15 @@ const ASK_EVERY: Duration = Duration::from_millis(5);
 /// How long libvirt may take to say goodbye to a connection.
 const CLOSED_WITHIN: Duration = Duration::from_secs(2);
 
+/// How long libvirt may take to be done with a job of which it says that there is none, and how often it is tried.
+const ENDED_WITHIN: Duration = Duration::from_secs(3);
+const BEGIN_AGAIN_AFTER: Duration = Duration::from_millis(100);
+
 /// How long a transfer may take to stop before QEMU's connections are cut.
 const CUT_AFTER: Duration = Duration::from_secs(1);
+
+/// How long the pause may be longer so that it is known what was sent.
+const COUNTED_WITHIN: Duration = Duration::from_millis(10);
 
 /// MiB/s for no limit (`QEMU_DOMAIN_MIG_BANDWIDTH_MAX` in libvirt).
 const UNLIMITED_MIB_PER_S: u64 = (i64::MAX as u64) / (1 << 20);
@@ -69,6 +76,10 @@ pub struct DomainVm {
     coming: Mutex<Option<Arc<Coming>>>,
     // Where its QEMU sends to, if that is no relay.
     peer: Mutex<Option<SocketAddr>>,
+    // What libvirt counted last of its memory that goes: once all has gone, it counts no more.
+    counted: Mutex<Option<RamStatus>>,
+    // For what its QEMU has to answer: one that hangs keeps no other domain's questions waiting.
+    asking: tokio::sync::Mutex<Option<Connection>>,
     // For its protection: while the guest stands still there is no time to open it.
     spare: Mutex<Option<Connection>>,
     // While it stands still for its hand-over.
@@ -108,6 +119,8 @@ impl DomainVm {
             leaving: Mutex::default(),
             coming: Mutex::default(),
             peer: Mutex::default(),
+            counted: Mutex::default(),
+            asking: tokio::sync::Mutex::default(),
             spare: Mutex::default(),
             protection: Mutex::default(),
             is_switched_over: AtomicBool::default(),
@@ -146,7 +159,7 @@ impl DomainVm {
         let spare = lock(&self.spare).take().filter(|spare| !spare.is_closed());
         let connection = match spare {
             Some(spare) => spare,
-            None => self.daemon.own(deadline).await.map_err(failed)?,
+            None => self.daemon.lasting(deadline).await.map_err(failed)?,
         };
         let protection = Protection::begin(connection, domain, deadline).await?;
         *lock(&self.protection) = Some(protection);
@@ -154,7 +167,7 @@ impl DomainVm {
     }
 
     async fn prepare_protection(&self, deadline: Duration) -> Result<(), VmError> {
-        let spare = self.daemon.own(deadline).await.map_err(failed)?;
+        let spare = self.daemon.lasting(deadline).await.map_err(failed)?;
         *lock(&self.spare) = Some(spare);
         Ok(())
     }
@@ -177,6 +190,18 @@ impl DomainVm {
         Ok((connection, domain.map_err(failed)?))
     }
 
+    /// As [`Self::domain`], for what its QEMU has to answer.
+    async fn asked(&self, deadline: Duration) -> Result<(Connection, Domain), VmError> {
+        let (_, domain) = self.domain(deadline).await?;
+        let mut asking = self.asking.lock().await;
+        let connection = match asking.as_ref().filter(|connection| !connection.is_closed()) {
+            Some(connection) => connection.clone(),
+            None => self.daemon.own(deadline).await.map_err(failed)?,
+        };
+        *asking = Some(connection.clone());
+        Ok((connection, domain))
+    }
+
     /// Whether its guest runs, or is about to.
     pub(crate) async fn may_run(&self, deadline: Duration) -> Result<bool, VmError> {
         let (connection, domain) = self.domain(deadline).await?;
@@ -185,7 +210,7 @@ impl DomainVm {
 
     /// What it does, whether a job has it, and what libvirt counts of that.
     async fn look(&self, deadline: Duration) -> Result<(DomainState, JobStats), VmError> {
-        let (connection, domain) = self.domain(deadline).await?;
+        let (connection, domain) = self.asked(deadline).await?;
         // In this order: a job that ends lets the guest run first.
         let job = connection.job_stats(&domain, JobStatsOf::UnderWay, deadline).await.map_err(failed)?;
         let state = connection.state(&domain, deadline).await.map_err(failed)?;
@@ -209,6 +234,56 @@ impl DomainVm {
             (Role::Incoming, false) => MigrationStatus::Failed,
             (Role::Fresh, false) if state.is_paused_by_migration() => MigrationStatus::Completed,
             (Role::Fresh, false) => MigrationStatus::None,
+        }
+    }
+
+    /// A guest that its owner has suspended goes on being sent, and stays suspended wherever it then is.
+    async fn leaving_status(
+        &self,
+        leaving: &Leaving,
+        state: DomainState,
+        job: &JobStats,
+        deadline: Duration,
+    ) -> Result<(MigrationStatus, Option<String>), VmError> {
+        let is_switched_over = self.is_switched_over.load(Ordering::Relaxed);
+        if !is_switched_over && states::is_suspended_in_flight(state, job) {
+            // What was counted before it was paused says nothing.
+            let (state, job) = self.look(deadline).await?;
+            if leaving.is_performing() && states::is_suspended_in_flight(state, &job) {
+                files::write_suspended(&self.directory)?;
+            }
+        }
+        let is_paused = state.is_paused_by_migration() && !files::is_suspended(&self.directory);
+        Ok(leaving.status(is_paused, is_switched_over))
+    }
+
+    /// With what was counted last, where libvirt counts no more.
+    fn counting(&self, status: TransferStatus) -> TransferStatus {
+        let mut counted = lock(&self.counted);
+        *counted = status.ram.or(*counted);
+        TransferStatus { ram: *counted, ..status }
+    }
+
+    /// libvirt says that an aborted migration has no job any more a while before it begins another.
+    async fn begin_leaving(
+        &self,
+        transport: Transport,
+        deadline: Duration,
+    ) -> Result<(Leaving, Parcel), VmError> {
+        let end = Instant::now() + ENDED_WITHIN.min(deadline);
+        loop {
+            let (_, domain) = self.domain(deadline).await?;
+            match Leaving::begin(&self.daemon, &domain, transport, deadline).await {
+                Err(error)
+                    if error.kind == VmErrorKind::Refused
+                        && Instant::now() < end
+                        && !self.look(deadline).await?.1.kind.may_be_under_way() =>
+                {
+                    tracing::debug!(vm = %self.spec.spec().name, %error, "not begun yet");
+                    sleep(BEGIN_AGAIN_AFTER).await;
+                }
+                begun => return begun,
+            }
         }
     }
 
@@ -262,7 +337,11 @@ impl DomainVm {
             !job.kind.may_be_under_way() && state.is_paused_by_migration()
         };
         self.close_leaving().await;
-        self.wait_without_job(deadline).await?;
+        let state = self.wait_without_job(deadline).await?;
+        if files::is_suspended(&self.directory) && state.state.may_run() {
+            // libvirt lets a guest run that ran before its migration.
+            connection.suspend(&domain, deadline).await.map_err(failed)?;
+        }
         Ok(if was_sent { MigrationStatus::Completed } else { MigrationStatus::Cancelled })
     }
 
@@ -512,12 +591,10 @@ impl Vm for DomainVm {
         }
         let (state, job) = self.look(deadline).await?;
         let (status, error_desc) = match self.leaving() {
-            Some(leaving) => {
-                leaving.status(state.is_paused_by_migration(), self.is_switched_over.load(Ordering::Relaxed))
-            }
+            Some(leaving) => self.leaving_status(&leaving, state, &job, deadline).await?,
             None => (self.found_status(state, self.has_job(&job)), None),
         };
-        Ok(TransferStatus { error_desc, ..states::transfer(status, &job) })
+        Ok(self.counting(TransferStatus { error_desc, ..states::transfer(status, &job) }))
     }
 
     fn owes_answer_since(&self) -> Option<Instant> {
@@ -538,7 +615,9 @@ impl Vm for DomainVm {
         }
         self.close_leaving().await;
         self.unprotect().await;
-        if let Err(error) = self.resume(deadline).await {
+        if files::is_suspended(&self.directory) {
+            tracing::info!(vm = %self.spec.spec().name, "its owner has suspended it on its way: it stays so");
+        } else if let Err(error) = self.resume(deadline).await {
             self.orphaned(error, deadline).await?.run().await?;
             return Ok(());
         }
@@ -625,8 +704,9 @@ impl SourceVm for DomainVm {
     async fn begin(&self, transport: Transport, deadline: Duration) -> Result<Parcel, VmError> {
         self.close_leaving().await;
         self.is_switched_over.store(false, Ordering::Relaxed);
-        let (_, domain) = self.domain(deadline).await?;
-        let (leaving, parcel) = Leaving::begin(&self.daemon, &domain, transport, deadline).await?;
+        lock(&self.counted).take();
+        files::is_not_suspended(&self.directory)?;
+        let (leaving, parcel) = self.begin_leaving(transport, deadline).await?;
         *lock(&self.leaving) = Some(Arc::new(leaving));
         self.prepare_protection(deadline).await?;
         Ok(parcel)
@@ -642,7 +722,7 @@ impl SourceVm for DomainVm {
     ) -> Result<(), VmError> {
         let leaving = self.leaving().ok_or_else(|| VmError::failed("libvirt was not asked to begin"))?;
         let handed = Handed::of(&parcel)?;
-        let (connection, domain) = self.domain(deadline).await?;
+        let (connection, domain) = self.asked(deadline).await?;
         // QEMU keeps it until libvirt puts back what it had before the migration.
         let limit_ms = settings.downtime_limit_ms;
         connection.migrate_set_max_downtime(&domain, limit_ms, deadline).await.map_err(failed)?;
@@ -667,7 +747,12 @@ impl SourceVm for DomainVm {
 
     async fn sent(&self, deadline: Duration) -> Result<Option<Parcel>, VmError> {
         let leaving = self.leaving().ok_or_else(|| VmError::failed("libvirt was not asked to begin"))?;
-        Ok(Some(Handed::cookie(leaving.sent(deadline).await?)?.parcel(None)))
+        let sent = Handed::cookie(leaving.sent(deadline).await?)?;
+        if lock(&self.counted).is_none() {
+            // It has gone so fast that nobody has looked. What is not known then is no reason to go back.
+            drop(timeout(COUNTED_WITHIN, self.migration(deadline)).await);
+        }
+        Ok(Some(Handed { is_suspended: files::is_suspended(&self.directory), ..sent }.parcel(None)))
     }
 
     /// libvirt's daemon, ended while it holds the job, lets the guest run by itself when it is started anew.
@@ -712,12 +797,12 @@ impl SourceVm for DomainVm {
     }
 
     async fn set_downtime_limit(&self, downtime_limit_ms: u64, deadline: Duration) -> Result<(), VmError> {
-        let (connection, domain) = self.domain(deadline).await?;
+        let (connection, domain) = self.asked(deadline).await?;
         connection.migrate_set_max_downtime(&domain, downtime_limit_ms, deadline).await.map_err(failed)
     }
 
     async fn set_bandwidth(&self, limit_mbps: Option<u64>, deadline: Duration) -> Result<(), VmError> {
-        let (connection, domain) = self.domain(deadline).await?;
+        let (connection, domain) = self.asked(deadline).await?;
         let speed = limit_mbps.map_or(UNLIMITED_MIB_PER_S, mib_per_s);
         connection.migrate_set_max_speed(&domain, speed, deadline).await.map_err(failed)
     }
@@ -793,6 +878,9 @@ impl TargetVm for DomainVm {
         let coming = self.coming().ok_or_else(|| VmError::failed("nothing was prepared for it here"))?;
         let finished = match coming.finish(&parcel, deadline).await {
             Ok(domain) => {
+                if Handed::of(&parcel)?.is_suspended {
+                    files::write_suspended(&self.directory)?;
+                }
                 self.note_coming(|known| known.is_complete = true)?;
                 self.protect(&domain, deadline).await
             }

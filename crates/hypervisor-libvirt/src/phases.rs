@@ -18,6 +18,9 @@ pub(crate) struct Handed {
     /// Whether it is started when its host has booted.
     #[serde(default)]
     pub(crate) autostart: bool,
+    /// Whether its owner has suspended it: it stays so.
+    #[serde(default)]
+    pub(crate) is_suspended: bool,
 }
 
 impl Handed {
@@ -26,12 +29,12 @@ impl Handed {
         let cookie = String::from_utf8(cookie).map_err(|_| {
             VmError::failed("libvirt hands over a cookie that is no text, as it is in no release known")
         })?;
-        Ok(Self { cookie, is_persistent: false, autostart: false })
+        Ok(Self { cookie, is_persistent: false, autostart: false, is_suspended: false })
     }
 
     /// As the agents carry it.
     pub(crate) fn parcel(&self, description: Option<String>) -> Parcel {
-        let cookie = serde_json::to_string(self).expect("a text and two truths can be written");
+        let cookie = serde_json::to_string(self).expect("a text and three truths can be written");
         Parcel { description, cookie }
     }
 

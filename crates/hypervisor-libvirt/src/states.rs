@@ -1,5 +1,7 @@
 //! What libvirt says of a domain and its job, in neutral words; pure.
 
+use std::time::Duration;
+
 use drainpipe_hypervisor::{Happening, MigrationStatus, RamStatus, RunState, TransferStatus};
 use drainpipe_libvirt::{DomainState, JobStats, Lifecycle, State};
 
@@ -42,6 +44,19 @@ pub(crate) fn happening(change: Lifecycle, detail: i32) -> Happening {
         Lifecycle::Stopped | Lifecycle::ShutDown => Happening::Ending,
         other => Happening::Other(format!("{other:?}").to_uppercase()),
     }
+}
+
+/// What can be left to send of a guest that is paused for its switch-over: less than goes in this time, and not this much.
+const LEFT_AT_SWITCH_OVER_MAX: Duration = Duration::from_secs(2);
+const LEFT_AT_SWITCH_OVER_BYTES: u64 = 16 << 20;
+
+/// Whether a guest that stands still while it is sent was suspended by its owner. libvirt calls both a pause by migration,
+/// but so much is left to send only of one that was running when it was paused.
+pub(crate) fn is_suspended_in_flight(state: DomainState, job: &JobStats) -> bool {
+    let speed = job.memory_bytes_per_second.unwrap_or(0);
+    let goes_soon = speed.saturating_mul(LEFT_AT_SWITCH_OVER_MAX.as_secs());
+    let left_max = goes_soon.saturating_add(LEFT_AT_SWITCH_OVER_BYTES);
+    state.is_paused_by_migration() && job.memory_remaining_bytes.is_some_and(|left| left > left_max)
 }
 
 /// How far a migration is, by what libvirt counts.
@@ -94,6 +109,22 @@ mod tests {
         ] {
             assert_eq!(run_state(state, has_job), expected, "{state:?}, {has_job}");
         }
+    }
+
+    #[test]
+    fn a_guest_of_which_much_is_left_was_suspended_by_its_owner() {
+        let paused = DomainState { state: State::Paused, reason: 2 };
+        let running = DomainState { state: State::Running, reason: 1 };
+        let left = |mib: u64, mib_per_s: Option<u64>| JobStats {
+            memory_remaining_bytes: Some(mib << 20),
+            memory_bytes_per_second: mib_per_s.map(|speed| speed << 20),
+            ..JobStats::default()
+        };
+        assert!(is_suspended_in_flight(paused, &left(100, Some(15))));
+        assert!(is_suspended_in_flight(paused, &left(17, None)));
+        assert!(!is_suspended_in_flight(paused, &left(40, Some(15))));
+        assert!(!is_suspended_in_flight(running, &left(100, Some(15))));
+        assert!(!is_suspended_in_flight(paused, &JobStats::default()), "nothing is known of it");
     }
 
     #[test]

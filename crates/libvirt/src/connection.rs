@@ -37,6 +37,13 @@ const PING_EVERY: Duration = Duration::from_secs(5);
 /// Pings in a row after which nothing came from the daemon.
 const PINGS_MISSED_MAX: u32 = 6;
 
+/// What it means that the other end of a connection says nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Silence {
+    EndsIt,
+    MeansNothing,
+}
+
 /// One connection to one libvirt daemon, of which clones are the same.
 ///
 /// Calls of several tasks may be under way at once, and more wait for a place; one that ends something waits for no
@@ -93,19 +100,41 @@ type Answer = Result<Vec<u8>, Error>;
 impl Connection {
     /// Connects to a daemon, and opens the hypervisor that `uri` names, such as `qemu:///system`.
     pub async fn open(socket: &Path, uri: &str, deadline: Duration) -> Result<Self, Error> {
+        Self::open_with(socket, uri, Silence::EndsIt, deadline).await
+    }
+
+    /// The same, and neither end takes silence for its end: a program that stands still for 30 s has it still. Whether the
+    /// daemon is there is not known between two calls.
+    pub async fn open_for_long(socket: &Path, uri: &str, deadline: Duration) -> Result<Self, Error> {
+        Self::open_with(socket, uri, Silence::MeansNothing, deadline).await
+    }
+
+    async fn open_with(
+        socket: &Path,
+        uri: &str,
+        silence: Silence,
+        deadline: Duration,
+    ) -> Result<Self, Error> {
         let opening = async {
             let stream = UnixStream::connect(socket)
                 .await
                 .map_err(|source| Error::CannotConnect { socket: socket.into(), source })?;
-            Self::over(stream, socket, uri, deadline).await
+            Self::over(stream, socket, uri, silence, deadline).await
         };
         timeout(deadline, opening).await.unwrap_or(Err(Error::TimedOut { what: "open", after: deadline }))
     }
 
-    async fn over(stream: UnixStream, socket: &Path, uri: &str, deadline: Duration) -> Result<Self, Error> {
+    async fn over(
+        stream: UnixStream,
+        socket: &Path,
+        uri: &str,
+        silence: Silence,
+        deadline: Duration,
+    ) -> Result<Self, Error> {
         let connection = Self::spawn(stream);
         connection.authenticate(socket, deadline).await?;
-        if connection.asks_for_keep_alive(deadline).await? {
+        // A daemon that is asked pings too, and closes what does not answer.
+        if silence == Silence::EndsIt && connection.asks_for_keep_alive(deadline).await? {
             connection.inner.shared.pinging.notify_one();
         }
         connection.open_hypervisor(uri, deadline).await?;

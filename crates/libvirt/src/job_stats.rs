@@ -2,9 +2,10 @@ use crate::parameters::{PARAMETERS_MAX, Parameter, Value};
 use crate::xdr::{Decode, Decoder, Malformed};
 
 /// Whether a domain has a job, and what became of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum JobKind {
     /// It has none.
+    #[default]
     None,
     /// It has one, whose end is known.
     Bounded,
@@ -42,7 +43,7 @@ impl JobKind {
 }
 
 /// What libvirt says of a job, mostly a migration. A figure that is none was not said.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct JobStats {
     /// Whether there is one, and what became of it.
     pub kind: JobKind,

@@ -165,10 +165,8 @@ impl Executor {
         vmm.filter(|vmm| vmm.alive()).ok_or_else(|| {
             let exit = vmm.and_then(|vmm| vmm.exit());
             let ended = qemu_has_ended(self.outgoing.host.name(), exit.as_ref());
-            Problem::hypervisor_gone(format!(
-                "{ended}; `drainpipe vm start {}` boots it anew",
-                self.running.vm
-            ))
+            let start = if self.claimed.definition.manager.is_some() { "virsh" } else { "drainpipe vm" };
+            Problem::hypervisor_gone(format!("{ended}; `{start} start {}` boots it anew", self.running.vm))
         })
     }
 

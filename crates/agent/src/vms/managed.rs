@@ -7,7 +7,7 @@ use std::time::Duration;
 use drainpipe_engine::check::vm::Told;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::spec::{Placement, VmName, VmSpec};
-use drainpipe_hypervisor::{Found, HypervisorFacts, Machine, Managed, Manager, Unmanaged};
+use drainpipe_hypervisor::{Found, HypervisorFacts, Machine, Managed, Manager, RunState, Unmanaged};
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
@@ -42,6 +42,9 @@ impl Vms {
         let Managed { found, unmanaged } =
             self.hypervisor.managed(QMP_DEADLINE).await.map_err(Problem::failed)?;
         let coming = self.coming()?;
+        let (found, namesakes): (Vec<_>, Vec<_>) =
+            found.into_iter().partition(|vm| !self.is_own(vm.definition.name.as_str()));
+        let unmanaged = unmanaged.into_iter().chain(namesakes.iter().map(namesake)).collect();
         for vm in &found {
             if !coming.contains(vm.definition.name.as_str()) {
                 self.take_in(vm).await;
@@ -50,6 +53,11 @@ impl Vms {
         self.show(unmanaged, &coming);
         let names: BTreeSet<&str> = found.iter().map(|vm| vm.definition.name.as_str()).collect();
         self.drop_gone(&names)
+    }
+
+    /// Whether one of Drainpipe's VMs has this name.
+    fn is_own(&self, name: &str) -> bool {
+        self.lock().get(name).is_some_and(|entry| entry.definition.manager.is_none())
     }
 
     /// Those on their way here: they become this host's with the order to run.
@@ -87,13 +95,6 @@ impl Vms {
         let name = definition.name.as_str();
         let mut entries = self.lock();
         let Some(entry) = entries.get_mut(name) else { return true };
-        if entry.definition.manager.is_none() {
-            warn!(
-                vm = name,
-                "libvirt has a domain of the name of one of Drainpipe's VMs: the domain is left alone"
-            );
-            return false;
-        }
         if entry.claim.is_some() {
             return false;
         }
@@ -154,6 +155,23 @@ impl Vms {
     pub(super) fn why_unmanaged(&self, name: &str) -> Option<Problem> {
         let one = lock(&self.unmanaged).iter().find(|one| one.name == name).cloned()?;
         Some(Problem::refused(format!("VM {name} cannot move: {}", one.why)))
+    }
+}
+
+/// Of two VMs of one name, commands mean Drainpipe's own.
+fn namesake(Found { definition, is_active, .. }: &Found) -> Unmanaged {
+    let name = &definition.name;
+    Unmanaged {
+        // It must not be taken for the other one.
+        name: format!("{name} (libvirt)"),
+        run_state: is_active.then_some(RunState::Running),
+        memory_mib: definition.memory_mib,
+        vcpus: definition.vcpus,
+        manager: Manager::Libvirt,
+        why: format!(
+            "Drainpipe has a VM of the same name on this host: give one of the two another name, as by `virsh \
+             domrename {name} NEW` while the domain is off"
+        ),
     }
 }
 

@@ -3,6 +3,8 @@
 
 use std::cell::Cell;
 
+use crate::options;
+
 /// What has the guests of the test on this thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Backend {
@@ -19,6 +21,20 @@ impl Backend {
     /// Of the test that runs on this thread.
     pub(crate) fn of_test() -> Self {
         OF_TEST.get()
+    }
+
+    /// What a lab with these arguments needs beside them.
+    pub(crate) fn lab_arguments(self, given: &[&str]) -> Vec<String> {
+        match self {
+            Self::Qemu => vec![],
+            Self::Libvirt => {
+                // libvirt gives a domain whole MiB, with which QEMU 7.2 loses writes of a guest without KVM
+                // (docs/decisions/0019), so that every fifth or so panics.
+                let newer = options::other_qemu().filter(|_| !given.contains(&"--qemu"));
+                let qemu = newer.into_iter().flat_map(|qemu| ["--qemu".into(), qemu]);
+                ["--libvirt".into()].into_iter().chain(qemu).collect()
+            }
+        }
     }
 
     /// Runs a test, and what it starts, with this.

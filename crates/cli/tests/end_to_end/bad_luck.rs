@@ -12,6 +12,7 @@ use drainpipe_hypervisor::RunState;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::Test;
+use crate::backend::Backend;
 use crate::kills::qemu_of;
 use crate::program::{DRAINPIPE, REFUSED, Running};
 use crate::scene::{
@@ -190,7 +191,10 @@ fn the_target_host_is_lost_after_the_hand_over() {
     scene.lab.start_agent("b");
     scene.assert_settled("a");
     reclaim("b").refused(3, &["is not in doubt"]);
-    // Nor if it had begun to run there.
+    // Nor if it had begun to run there. What libvirt says of a domain is not in the journal.
+    if Backend::of_test() == Backend::Libvirt {
+        return scene.assert_moves("b");
+    }
     scene.lab.stop_agent("b", Signal::KILL);
     record_that_it_ran(&scene.lab, "b");
     scene.lab.start_agent("b");
@@ -208,7 +212,12 @@ fn the_target_agent_is_killed_in_flight(scene: &Scene) {
     let migrating = scene.migrate(&[]);
     scene.lab.stop_agent("b", Signal::KILL);
     let output = migrating.wait();
-    assert_failed(&output, "the agent of b");
+    // libvirt ends a domain that is on its way with the connection of its agent. So nothing comes any more.
+    let why = match Backend::of_test() {
+        Backend::Qemu => "the agent of b",
+        Backend::Libvirt => "nothing has arrived",
+    };
+    assert_failed(&output, why);
     // Nor did it fly on as if somebody had watched.
     for path in result_of(&output).paths {
         assert_eq!(path.turns[0].state, PathState::Unwatched, "{path:#?}");
@@ -365,8 +374,11 @@ fn the_agents_lose_each_other_in_flight(scene: &Scene) {
     assert!(heartbeat.longest_gap() < UNANSWERED_SILENCE_MAX, "{:?}", heartbeat.statistics());
     scene.guest.assert_intact();
     assert!(!is_handed_over(&scene.lab));
-    // The target cannot know that, and keeps what may be the only whole copy.
-    assert_eq!(run_state(&scene.lab, "b", "web"), RunState::Paused);
+    if Backend::of_test() == Backend::Qemu {
+        // The target cannot know that, and keeps what may be the only whole copy. With libvirt it lacks what the agents carry,
+        // so that there is none.
+        assert_eq!(run_state(&scene.lab, "b", "web"), RunState::Paused);
+    }
     assert_eq!(run_state(&scene.lab, "a", "web"), RunState::Running);
     rejoin(&scene.lab, "b");
     scene.assert_settled("a");

@@ -145,13 +145,12 @@ fn metadata(placement: &str) -> String {
         return String::new();
     };
     let words = |value: &toml::Value| match value {
-        toml::Value::Array(groups) => {
-            groups.iter().map(|group| group.as_str().unwrap().to_owned()).collect()
-        }
+        toml::Value::Array(groups) => groups.iter().map(|group| group.as_str().unwrap().to_owned()).collect(),
         one => vec![one.as_str().unwrap().to_owned()],
     };
     let one = |key: &str, word: String| format!("<{key}>{word}</{key}>");
-    let all = placement.iter().flat_map(|(key, value)| words(value).into_iter().map(move |word| one(key, word)));
+    let all =
+        placement.iter().flat_map(|(key, value)| words(value).into_iter().map(move |word| one(key, word)));
     let all: String = all.collect();
     format!("<metadata><p:placement xmlns:p='urn:drainpipe:placement:1'>{}</p:placement></metadata>", all)
 }

@@ -15,8 +15,8 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::Test;
-use crate::check_vms::restart_agent_with_mounts;
 use crate::backend::Backend;
+use crate::check_vms::restart_agent_with_mounts;
 use crate::guest::Guest;
 use crate::support::{TestLab, eventually};
 

@@ -10,6 +10,10 @@ use crate::support::{TestLab, eventually};
 
 pub(crate) const TESTS: &[Test] = &[
     ("domains_are_drained_beside_own_vms_and_come_back", domains_are_drained_beside_own_vms_and_come_back),
+    (
+        "a_domain_with_the_name_of_an_own_vm_is_told_and_stays",
+        a_domain_with_the_name_of_an_own_vm_is_told_and_stays,
+    ),
     ("what_cannot_move_is_told_before_anything_is_sent", what_cannot_move_is_told_before_anything_is_sent),
 ];
 
@@ -137,4 +141,23 @@ fn on_a_network_that_the_target_lacks(lab: &TestLab) {
     lab.drainpipe(&["migrate", "mail", "b"]).done();
     assert_only_on(lab, "mail", "b");
     guest.assert_intact();
+}
+
+/// Commands mean Drainpipe's own VM, and nobody takes the host for empty.
+fn a_domain_with_the_name_of_an_own_vm_is_told_and_stays() {
+    let lab = lab();
+    let own = lab.start_guest("web", 160, "");
+    lab.start_domain("a", "web", 160, "");
+    let listed = || lab.drainpipe(&["vms"]).done();
+    eventually("both are listed", || listed().contains("web (libvirt)"));
+    let told = lab.drainpipe(&["drain", "a", "--yes"]);
+    assert_eq!(told.code, FAILED, "{told:#?}");
+    let drained: DrainView = lab.json(&["drain", "status", "a"]);
+    let status = drained.status.unwrap();
+    assert_eq!(status.state, DrainState::Incomplete);
+    let why = status.stays.iter().find(|stay| stay.vm == "web (libvirt)").map(|stay| stay.why.as_str());
+    assert!(why.is_some_and(|why| why.contains("virsh domrename web")), "{status:#?}");
+    own.assert_intact();
+    assert_eq!(lab.domain_state("a", "web").as_deref(), Some("running"));
+    assert!(lab.vms().vms.iter().any(|vm| vm.name == "web" && vm.host == "b"));
 }

@@ -1,17 +1,20 @@
 //! libvirt's domains, and what is killed while they move: agents, libvirt's daemons, QEMUs. One copy runs, always, and it
 //! runs on; by QEMU's own word, and by what libvirt of both hosts says.
 
+use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
-use drainpipe_engine::result::Outcome;
-use rustix::process::{Signal, kill_process};
+use drainpipe_agent::api_types::VmState;
+use drainpipe_engine::result::{MigrationResult, Outcome};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::Test;
-use crate::program::{Output, drainpipe};
+use crate::guest::Guest;
+use crate::program::{LOST, Output, drainpipe};
 use crate::scene::{
     GUARDED_SILENCE_MAX, HeldJournal, MEMORY_MIB, SLOW_MBPS, Scene, assert_failed, cut_off, hold_journal,
-    rejoin, result_of, wait_until_handed_over,
+    rejoin, result_of, wait_until_handed_over, wait_until_told_to_run,
 };
 use crate::support::{TestLab, eventually};
 
@@ -21,6 +24,11 @@ pub(crate) const TESTS: &[Test] = &[
     ("libvirt_ends_while_a_domain_is_copied", libvirt_ends_while_a_domain_is_copied),
     ("libvirt_ends_at_the_hand_over_of_a_domain", libvirt_ends_at_the_hand_over_of_a_domain),
     ("others_meddle_with_a_domain_that_moves", others_meddle_with_a_domain_that_moves),
+    ("libvirt_ends_as_the_guest_is_paused", libvirt_ends_as_the_guest_is_paused),
+    ("a_libvirt_is_mute_for_a_while", a_libvirt_is_mute_for_a_while),
+    ("a_domain_whose_qemu_dies_is_defined_on_one_host", a_domain_whose_qemu_dies_is_defined_on_one_host),
+    ("a_domain_that_its_owner_suspends_stays_suspended", a_domain_that_its_owner_suspends_stays_suspended),
+    ("a_qemu_that_hangs_keeps_no_other_domain_waiting", a_qemu_that_hangs_keeps_no_other_domain_waiting),
 ];
 
 #[track_caller]
@@ -287,4 +295,205 @@ fn qemu_of_source_dies_after_the_hand_over(scene: &Scene) {
     rejoin(&scene.lab, "b");
     drop(migrating.wait());
     assert_settled(scene, "b");
+}
+
+/// libvirt has QEMU halt before the switch-over, and goes on by itself: ended just then, it does not. One that is stopped is
+/// ended when it is known to be there.
+fn libvirt_ends_as_the_guest_is_paused() {
+    let scene = scene();
+    for signals in [&[Signal::KILL][..], &[Signal::TERM, Signal::CONT]] {
+        let migrating = scene.migrate(&[]);
+        let libvirt = libvirtd(&scene.lab, "a");
+        kill_process(libvirt, Signal::STOP).unwrap();
+        wait_until_silent(&scene);
+        let heartbeat = scene.guest.heartbeat();
+        for signal in signals {
+            kill_process(libvirt, *signal).unwrap();
+        }
+        eventually("the guest runs on", || heartbeat.statistics().answered > 0);
+        // Sooner or later, with the connection of the agent.
+        eventually("it has ended", || scene.lab.lab().libvirtd_pid("a").unwrap() != Some(libvirt));
+        drop(migrating.wait());
+        start_libvirt(&scene, "a");
+        let host = assert_one_home(&scene);
+        assert_settled(&scene, &host);
+        scene.bring_back(&host);
+    }
+}
+
+/// Its socket is there, and it may go on at any time. So nobody speaks to QEMU in its place.
+fn a_libvirt_is_mute_for_a_while() {
+    let scene = scene();
+    let mute = |host: &str| {
+        let migrating = scene.migrate(&[]);
+        let libvirt = libvirtd(&scene.lab, host);
+        kill_process(libvirt, Signal::STOP).unwrap();
+        wait_until_silent(&scene);
+        (migrating, libvirt)
+    };
+    // Without the target's libvirt the source goes back by itself.
+    let (migrating, libvirt) = mute("b");
+    scene.guest.assert_answers();
+    assert_failed(&migrating.wait(), "");
+    kill_process(libvirt, Signal::CONT).unwrap();
+    assert_settled(&scene, "a");
+    // Without its own, the guest stands still until that goes on.
+    let (migrating, libvirt) = mute("a");
+    thread::sleep(Duration::from_secs(5));
+    kill_process(libvirt, Signal::CONT).unwrap();
+    scene.guest.assert_answers();
+    drop(migrating.wait());
+    let host = assert_one_home(&scene);
+    assert_settled(&scene, &host);
+    scene.bring_back(&host);
+    scene.assert_moves("b");
+}
+
+#[track_caller]
+fn libvirtd(lab: &TestLab, host: &str) -> Pid {
+    lab.lab().libvirtd_pid(host).unwrap().expect("it runs")
+}
+
+/// Back when the guest has not answered for a while.
+#[track_caller]
+fn wait_until_silent(scene: &Scene) {
+    eventually("the guest stands still", || {
+        let heartbeat = scene.guest.heartbeat();
+        thread::sleep(Duration::from_secs(1));
+        heartbeat.statistics().answered == 0
+    });
+}
+
+/// The only host whose libvirt has the domain, whatever it does there.
+#[track_caller]
+fn assert_one_home(scene: &Scene) -> String {
+    let homes = || {
+        let known = ["a", "b"].into_iter().filter(|host| scene.lab.domain_state(host, "web").is_some());
+        known.collect::<Vec<_>>()
+    };
+    eventually("the migration is decided", || scene.migrations()[0].progress.is_none());
+    eventually("one libvirt has it", || homes().len() == 1);
+    homes()[0].into()
+}
+
+impl Scene {
+    /// As [`Scene::take_back`], from wherever it is.
+    #[track_caller]
+    fn bring_back(&self, host: &str) {
+        if host != "a" {
+            self.take_back();
+        }
+    }
+}
+
+/// Whose QEMU it is, and when.
+fn a_domain_whose_qemu_dies_is_defined_on_one_host() {
+    let scene = scene();
+    let migrating = scene.migrate(&[]);
+    scene.kill_qemu("a");
+    assert_eq!(migrating.wait().code, LOST);
+    assert_eq!(assert_one_home(&scene), "a");
+    boot(&scene, "a");
+
+    let migrating = scene.migrate(&[]);
+    let held = hold_until_all_is_there(&scene);
+    cut_off(&scene.lab, "b");
+    held.release();
+    wait_until_handed_over(&scene.lab);
+    scene.kill_qemu("b");
+    rejoin(&scene.lab, "b");
+    drop(migrating.wait());
+    // It was never told to run.
+    assert_eq!(assert_one_home(&scene), "a");
+    assert_settled(&scene, "a");
+
+    for delay_ms in [0, 10, 100] {
+        let migrating = scene.migrate(&[]);
+        let is_told = wait_until_told_to_run(&scene.lab);
+        thread::sleep(Duration::from_millis(delay_ms));
+        assert!(is_told);
+        scene.kill_qemu("b");
+        drop(migrating.wait());
+        let host = assert_one_home(&scene);
+        assert_eq!(host, "b", "it may have run there");
+        boot(&scene, &host);
+        scene.bring_back(&host);
+    }
+    the_targets_agent_is_killed_after_the_order_to_run(&scene);
+}
+
+fn the_targets_agent_is_killed_after_the_order_to_run(scene: &Scene) {
+    let migrating = scene.migrate(&[]);
+    assert!(wait_until_told_to_run(&scene.lab));
+    scene.lab.stop_agent("b", Signal::KILL);
+    scene.lab.start_agent("b");
+    drop(migrating.wait());
+    assert_eq!(assert_one_home(scene), "b");
+    assert_settled(scene, "b");
+}
+
+/// As its owner does.
+#[track_caller]
+fn boot(scene: &Scene, host: &str) {
+    eventually("its QEMU is gone", || scene.lab.qemu_pid(host, "web").is_none());
+    scene.lab.virsh(host, &["start", "web"]).done();
+    scene.guest.wait_until_ready();
+    assert_settled(scene, host);
+}
+
+fn a_domain_that_its_owner_suspends_stays_suspended() {
+    let scene = scene();
+    // It goes on being sent.
+    let migrating = scene.migrate(&[]);
+    scene.lab.virsh("a", &["suspend", "web"]).done();
+    assert_completed(&migrating.wait());
+    assert_eq!(assert_one_home(&scene), "b");
+    assert_stays_suspended(&scene, "b");
+    scene.lab.virsh("b", &["resume", "web"]).done();
+    assert_settled(&scene, "b");
+    scene.take_back();
+    // It stays here, as its target's agent is gone.
+    let migrating = scene.migrate(&[]);
+    scene.lab.virsh("a", &["suspend", "web"]).done();
+    eventually("that is seen", || files_of_domain(&scene.lab, "a").join("suspended").exists());
+    scene.lab.drainpipe(&["cancel", &scene.id()]).done();
+    drop(migrating.wait());
+    assert_eq!(assert_one_home(&scene), "a");
+    assert_stays_suspended(&scene, "a");
+    scene.lab.virsh("a", &["resume", "web"]).done();
+    assert_settled(&scene, "a");
+    scene.assert_moves("b");
+}
+
+fn files_of_domain(lab: &TestLab, host: &str) -> PathBuf {
+    lab.directory(host).join("run/libvirt/vms/web")
+}
+
+#[track_caller]
+fn assert_stays_suspended(scene: &Scene, host: &str) {
+    for _ in 0..3 {
+        assert_eq!(scene.lab.domain_state(host, "web").as_deref(), Some("paused"));
+        thread::sleep(Duration::from_secs(1));
+    }
+    let list = scene.lab.vms();
+    assert!(list.vms.iter().all(|vm| vm.host == host && vm.state == VmState::Paused), "{list:#?}");
+}
+
+/// A connection has three calls under way at most, and libvirt answers none that needs its QEMU.
+fn a_qemu_that_hangs_keeps_no_other_domain_waiting() {
+    let lab = TestLab::up(&["--libvirt", "--link", "unlimited", "--link", "unlimited"]);
+    let guests = ["web", "db"].map(|name| lab.start_domain("a", name, MEMORY_MIB, ""));
+    eventually("the agent has seen them", || lab.vms().vms.len() == 2);
+    let hanging = lab.qemu_pid("a", "db").unwrap();
+    kill_process(hanging, Signal::STOP).unwrap();
+    let state = |name: &str| lab.vms().vms.iter().find(|vm| vm.name == name).map(|vm| vm.state);
+    // Each question leaves one of its calls under way.
+    for _ in 0..4 {
+        assert_ne!(state("db"), Some(VmState::Running));
+    }
+    assert_eq!(state("web"), Some(VmState::Running));
+    lab.json::<MigrationResult>(&["migrate", "web", "b", "--option", "tcp"]);
+    kill_process(hanging, Signal::CONT).unwrap();
+    eventually("it answers again", || state("db") == Some(VmState::Running));
+    guests.iter().for_each(Guest::assert_intact);
 }

@@ -72,11 +72,9 @@ impl TestLab {
         let lab = Self { name, files: TempDir::new().unwrap(), guests: AtomicU8::new(0) };
         // A program in place of QEMU is run by QEMU's user.
         fs::set_permissions(lab.files.path(), fs::Permissions::from_mode(0o711)).unwrap();
-        let backend: &[&str] = match Backend::of_test() {
-            Backend::Qemu => &[],
-            Backend::Libvirt => &["--libvirt"],
-        };
-        let words = [&["lab", "up", &lab.name], backend, arguments].concat();
+        let backend = Backend::of_test().lab_arguments(arguments);
+        let backend: Vec<&str> = backend.iter().map(String::as_str).collect();
+        let words = [&["lab", "up", &lab.name], &backend[..], arguments].concat();
         Running::start(command_of(program, &words)).wait().done();
         lab
     }

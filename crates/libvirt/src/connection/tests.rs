@@ -83,7 +83,7 @@ fn written(write: impl FnOnce(&mut Encoder)) -> Vec<u8> {
 async fn try_open(way: i32) -> (Result<Connection, Error>, Daemon) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let mut daemon = Daemon { stream: theirs, buffer: PacketBuffer::default() };
-    let opening = Connection::over(ours, Path::new("socket"), "qemu:///system", DEADLINE);
+    let opening = Connection::over(ours, Path::new("socket"), "qemu:///system", Silence::EndsIt, DEADLINE);
     let (connection, ()) = tokio::join!(opening, daemon.open(way));
     (connection, daemon)
 }

@@ -151,6 +151,10 @@ impl Executor {
             tokio::select! {
                 problem = self.target_watch.trouble() => return self.broken_there(problem).await,
                 event = self.events.recv() => match event.as_ref().map(|event| self.migration_status(event)) {
+                    // Of another manager's VM its owner may have suspended the guest.
+                    Ok(Some(MigrationStatus::PreSwitchover)) if self.claimed.definition.manager.is_some() => {
+                        return self.look().await;
+                    }
                     Ok(Some(MigrationStatus::PreSwitchover)) => return Event::Paused,
                     Ok(Some(status)) if status.is_final() || status == MigrationStatus::PostcopyPaused => {
                         return self.look().await;
