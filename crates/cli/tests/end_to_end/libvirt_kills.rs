@@ -11,6 +11,7 @@ use drainpipe_engine::step::Step;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::Test;
+use crate::backend::Backend;
 use crate::guest::Guest;
 use crate::program::{LOST, Output, drainpipe};
 use crate::scene::{
@@ -34,7 +35,11 @@ pub(crate) const TESTS: &[Test] = &[
 
 #[track_caller]
 fn scene() -> Scene {
-    let lab = TestLab::up(&["--libvirt", "--link", SLOW_MBPS, "--link", SLOW_MBPS]);
+    scene_in(TestLab::up(&["--libvirt", "--link", SLOW_MBPS, "--link", SLOW_MBPS]))
+}
+
+#[track_caller]
+fn scene_in(lab: TestLab) -> Scene {
     let guest = lab.start_domain("a", "web", MEMORY_MIB, "");
     eventually("the agent has seen it", || !lab.vms().vms.is_empty());
     Scene::of(lab, guest)
@@ -324,7 +329,10 @@ fn libvirt_ends_as_the_guest_is_paused() {
 
 /// Its socket is there, and it may go on at any time. So nobody speaks to QEMU in its place.
 fn a_libvirt_is_mute_for_a_while() {
-    let scene = scene();
+    let of_libvirt = Backend::Libvirt.lab_arguments(&[]);
+    let arguments: Vec<&str> = of_libvirt.iter().map(String::as_str).collect();
+    let scene =
+        scene_in(TestLab::up(&[&arguments[..], &["--link", SLOW_MBPS, "--link", SLOW_MBPS]].concat()));
     let mute = |host: &str| {
         let migrating = scene.migrate(&[]);
         let libvirt = libvirtd(&scene.lab, host);
@@ -410,9 +418,9 @@ fn a_domain_whose_qemu_dies_is_defined_on_one_host() {
 
     for delay_ms in [0, 10, 100] {
         let migrating = scene.migrate(&[]);
-        let is_told = wait_until_told_to_run(&scene.lab);
+        // It may be more than told by now.
+        wait_until_told_to_run(&scene.lab);
         thread::sleep(Duration::from_millis(delay_ms));
-        assert!(is_told);
         scene.kill_qemu("b");
         drop(migrating.wait());
         let host = assert_one_home(&scene);
@@ -425,7 +433,7 @@ fn a_domain_whose_qemu_dies_is_defined_on_one_host() {
 
 fn the_targets_agent_is_killed_after_the_order_to_run(scene: &Scene) {
     let migrating = scene.migrate(&[]);
-    assert!(wait_until_told_to_run(&scene.lab));
+    wait_until_told_to_run(&scene.lab);
     scene.lab.stop_agent("b", Signal::KILL);
     scene.lab.start_agent("b");
     drop(migrating.wait());
