@@ -258,9 +258,10 @@ impl DomainVm {
     }
 
     /// With what was counted last, where libvirt counts no more.
-    fn counting(&self, status: TransferStatus) -> TransferStatus {
+    fn counting(&self, status: TransferStatus, has_job: bool) -> TransferStatus {
         let mut counted = lock(&self.counted);
-        *counted = status.ram.or(*counted);
+        // What protects it counts nothing.
+        *counted = status.ram.filter(|_| has_job).or(*counted);
         TransferStatus { ram: *counted, ..status }
     }
 
@@ -594,7 +595,8 @@ impl Vm for DomainVm {
             Some(leaving) => self.leaving_status(&leaving, state, &job, deadline).await?,
             None => (self.found_status(state, self.has_job(&job)), None),
         };
-        Ok(self.counting(TransferStatus { error_desc, ..states::transfer(status, &job) }))
+        let transfer = TransferStatus { error_desc, ..states::transfer(status, &job) };
+        Ok(self.counting(transfer, self.has_job(&job)))
     }
 
     fn owes_answer_since(&self) -> Option<Instant> {

@@ -310,9 +310,11 @@ fn libvirt_trials(missing: Option<&String>, is_list: bool) -> Vec<Trial> {
         eprintln!("SKIPPED, those with libvirt: {absent}");
     }
     let no_libvirt = missing.cloned().or(no_libvirt);
+    let long_kills = if with_libvirt::is_wanted() { libvirt_kills::LONG_TESTS } else { &[] };
     let modules = [
         ("libvirt_fit", libvirt_fit::TESTS),
         ("libvirt_kills", libvirt_kills::TESTS),
+        ("libvirt_kills", long_kills),
         ("libvirt_lab", libvirt_lab::TESTS),
         ("libvirt_moves", libvirt_moves::TESTS),
         ("libvirt_relayed", libvirt_relayed::TESTS),
