@@ -103,14 +103,34 @@ async fn connect_routed(
         ));
     };
     let paths = request.plan.paths.to_vec();
-    let own = watch_paths(incoming, entry, &WatchRequest { paths, migration_address, watch }, &[]).await?;
+    let request_to_watch = WatchRequest { paths, migration_address, watch };
+    let own = join_watch(incoming, entry, &request_to_watch, &[]).await?;
     let address = incoming.host.intended_address();
     let endpoint = listen(incoming, entry, vmm, request, address, Listening::First).await?;
+    // Not before: the source says nothing until it has this answer, and libvirt may take seconds to listen.
+    meet(incoming, entry, &request_to_watch).await?;
     Ok(Endpoint { watch: Some(own), ..endpoint })
 }
 
 async fn watch_paths(
     incoming: &Arc<Incoming>,
+    entry: &IncomingVm,
+    request: &WatchRequest,
+    absent: &[Path],
+) -> Result<WatchEnd, Problem> {
+    let own = join_watch(incoming, entry, request, absent).await?;
+    meet(incoming, entry, request).await?;
+    Ok(own)
+}
+
+/// From now on the source is heard, or missed.
+async fn meet(incoming: &Incoming, entry: &IncomingVm, request: &WatchRequest) -> Result<(), Problem> {
+    incoming.transfer.watches.meet(&entry.source, &request.paths, &request.watch).await
+}
+
+/// Makes the routes and addresses, and this end of the watch.
+async fn join_watch(
+    incoming: &Incoming,
     entry: &IncomingVm,
     request: &WatchRequest,
     absent: &[Path],
@@ -123,9 +143,7 @@ async fn watch_paths(
         absent,
         news: None,
     };
-    let own = incoming.transfer.watches.join(joining).await?;
-    incoming.transfer.watches.meet(&entry.source, &request.paths, &request.watch).await?;
-    Ok(own)
+    incoming.transfer.watches.join(joining).await
 }
 
 /// The source hears nothing of this host any more: this agent may have been started anew. For the paths that
