@@ -1,6 +1,7 @@
 //! What travels over the API, besides the engine's own values.
 
 mod drains;
+mod fleet;
 
 use drainpipe_engine::bandwidth::{BandwidthSetting, LimitChange};
 use drainpipe_engine::check::finding::Finding;
@@ -24,6 +25,11 @@ use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+pub use self::fleet::{
+    DepartureRequest, FleetView, JoinAnswer, JoinRequest, MemberView, RevocationRequest, RevokedView, SignedList,
+    TokenRequest, TokenView,
+};
+pub(crate) use self::fleet::{FleetNews, RenewalAnswer, RenewalRequest};
 pub use self::drains::{
     DrainKind, DrainPlanView, DrainRequest, DrainView, PLAN_DEADLINE, ResumeRequest, TRANSFERS_MAX,
     plan_warnings,

@@ -23,16 +23,19 @@ use crate::cpu_list::CpuList;
 use crate::cpu_priority;
 use crate::drain::{self, Drains};
 use crate::fixes::{self, Fixes};
+use crate::fleet::Fleet;
 use crate::host::Host;
 use crate::hypervisors::Hypervisors;
 use crate::incoming::{self, Incoming, IncomingVms};
+use crate::joining::{Joining, exchange};
 use crate::journal::{self, Journal};
 use crate::network::HostNetwork;
 use crate::outgoing::{self, Outgoing};
 use crate::peers::Peers;
 use crate::proof::{self, Heard, Proof};
+use crate::renewal;
 use crate::relay::{check_packing_cpus, own_cpus};
-use crate::server::{self, PriorityOf};
+use crate::server::{self, JoinsBy, PriorityOf, Welcome};
 use crate::throttles;
 use crate::transfer::Transfer;
 use crate::unresponsive;
@@ -59,8 +62,11 @@ pub async fn run(config: Config, mut stop: watch::Receiver<bool>) -> Result<Ende
     let router = unbelieved::starting(Arc::clone(&heard), answering.subscribe());
     let (close, closed) = watch::channel(false);
     let serving = Arc::new(OnceLock::new());
-    let priority = priority_by(Arc::clone(&serving));
-    let tls = server::serve_tls(tcp, identity.clone(), router.clone(), priority, closed.clone());
+    let welcome = Welcome {
+        priority: priority_by(Arc::clone(&serving)),
+        joins: joins_by(Arc::clone(&serving)),
+    };
+    let tls = server::serve_tls(tcp, identity.clone(), router.clone(), welcome, closed.clone());
     let living = async {
         let ended = live(config, &identity, heard, (&answering, &serving), own_cpus, &mut stop).await;
         close.send_replace(true);
@@ -87,10 +93,25 @@ pub(crate) fn open_heard(config: &Config) -> Result<Heard, Problem> {
     Heard::open(&config.state_directory)
 }
 
+/// What the doors ask of an agent that serves.
+#[derive(Debug)]
+struct Serving {
+    outgoing: Arc<Outgoing>,
+    joining: Arc<Joining>,
+}
+
+/// Nobody joins before the agent serves, and while no token is open.
+fn joins_by(serving: Arc<OnceLock<Serving>>) -> JoinsBy {
+    Arc::new(move || {
+        let joining = serving.get().map(|serving| &serving.joining).filter(|joining| joining.is_open())?;
+        Some(api::router_to_join(Arc::clone(joining)))
+    })
+}
+
 /// By what the agent knows of its peers, once it serves; until then an operator goes first.
-fn priority_by(serving: Arc<OnceLock<Arc<Outgoing>>>) -> PriorityOf {
+fn priority_by(serving: Arc<OnceLock<Serving>>) -> PriorityOf {
     Arc::new(move |peer| match (serving.get(), peer) {
-        (Some(outgoing), peer) => priority_of(outgoing, peer),
+        (Some(serving), peer) => priority_of(&serving.outgoing, peer),
         (None, Peer::Operator(_)) => Priority::First,
         (None, Peer::Host(_)) => Priority::Usual,
     })
@@ -101,7 +122,7 @@ async fn live(
     config: Config,
     identity: &Identity,
     heard: Arc<Heard>,
-    (answering, serving): (&Answering, &OnceLock<Arc<Outgoing>>),
+    (answering, serving): (&Answering, &OnceLock<Serving>),
     own_cpus: CpuList,
     stop: &mut watch::Receiver<bool>,
 ) -> Result<Ended, Problem> {
@@ -120,8 +141,8 @@ async fn live(
     let hypervisor = hypervisors(&config)?;
     let parts = open(config, hypervisor, identity, heard, stop.clone()).await?;
     recover(&parts).await?;
-    let Parts { host, journal, proof, vms, checks, outgoing, drains, .. } = parts.clone();
-    serving.get_or_init(|| Arc::clone(&outgoing));
+    let Parts { host, peers, journal, proof, vms, checks, outgoing, drains, joining, .. } = parts.clone();
+    serving.get_or_init(|| Serving { outgoing: Arc::clone(&outgoing), joining: Arc::clone(&joining) });
     let socket = host.config.socket.display();
     info!(host = host.name(), listen = %host.config.listen, %socket, "serving");
     tell_service_manager();
@@ -131,6 +152,8 @@ async fn live(
     looking.spawn(core_count::keep_counting(Arc::clone(&outgoing), own_cpus));
     looking.spawn(proof::keep_telling(proof));
     looking.spawn(keep_looking_at_managed(vms));
+    looking.spawn(exchange::keep_exchanging(Arc::clone(&joining)));
+    looking.spawn(renewal::keep_renewing(joining, host, peers));
     let mut doubts = journal.doubts();
     tokio::select! {
         // Who could have said so may be gone: that stops it too.
@@ -250,7 +273,8 @@ pub(crate) async fn open(
     let can = hypervisor.probe(QEMU_DEADLINE).await.map_err(Problem::refused)?;
     let vms = Vms::open(&config.name, hypervisor, can, Arc::clone(&journal)).await?;
     let files = Arc::new(VmFiles::new(&config));
-    let host = Arc::new(Host::open(config, network, identity.authority_key(), stop)?);
+    let fleet = Arc::new(Fleet::open(&config, identity)?);
+    let host = Arc::new(Host::open(config, fleet, network, identity.authority_key(), stop)?);
     let peers = Arc::new(Peers::open(&host, identity)?);
     let transfer = Arc::new(Transfer::open(&host, &peers, &journal, &vms)?);
     let incoming = Arc::new(Incoming {
@@ -268,6 +292,7 @@ pub(crate) async fn open(
         proof: Arc::new(Proof::new(&peers, &journal, at_start)),
         drains: Arc::new(Drains::new(&outgoing)),
         fixes: Arc::new(Fixes::new(&host)),
+        joining: Arc::new(Joining::open(&outgoing)?),
         host,
         peers,
         journal,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use drainpipe_engine::format::one_line;
 use drainpipe_engine::problem::{Problem, ProblemKind};
-use drainpipe_identity::Identity;
+use drainpipe_identity::{Identity, JoinToken, explain, explain_join, join_config};
 use reqwest::redirect::Policy;
 use reqwest::{Client, ClientBuilder, Method, RequestBuilder};
 use serde::Serialize;
@@ -39,7 +39,11 @@ pub struct ApiClient {
     http: Client,
     base: String,
     whom: String,
+    explain: Explain,
 }
+
+/// Says why a TLS connection failed, if that is what an error is about.
+type Explain = fn(&(dyn std::error::Error + 'static)) -> Option<String>;
 
 /// No agent sends anybody elsewhere. A host that did would have the request made of another one, in the name of who
 /// asks.
@@ -56,7 +60,7 @@ impl ApiClient {
             .tls_backend_preconfigured(no_tls())
             .build()
             .map_err(|error| unbuildable(&error))?;
-        Ok(Self { http, base: "http://localhost".into(), whom: format!("the agent at {}", socket.display()) })
+        Ok(Self { http, base: "http://localhost".into(), whom: format!("the agent at {}", socket.display()), explain })
     }
 
     /// By mutual TLS to the agent of the host `name`, which must hold the certificate of that name.
@@ -71,8 +75,26 @@ impl ApiClient {
             .tcp_nodelay(true)
             .build()
             .map_err(|error| unbuildable(&error))?;
+        Ok(Self::of_host(http, name, address, explain))
+    }
+
+    /// Without a certificate, to the agent of the host that a token names and whose authority has its fingerprint. That is
+    /// known before anything is sent.
+    pub(crate) fn to_join(token: &JoinToken, address: SocketAddr) -> Result<Self, Problem> {
+        let http = client()
+            .tls_backend_preconfigured(join_config(token.authority))
+            .resolve(&token.host, address)
+            .https_only(true)
+            .no_proxy()
+            .connect_timeout(CONNECT_DEADLINE)
+            .build()
+            .map_err(|error| unbuildable(&error))?;
+        Ok(Self::of_host(http, &token.host, address, explain_join))
+    }
+
+    fn of_host(http: Client, name: &str, address: SocketAddr, explain: Explain) -> Self {
         let base = format!("https://{name}:{}", address.port());
-        Ok(Self { http, base, whom: format!("the agent of {name} at {address}") })
+        Self { http, base, whom: format!("the agent of {name} at {address}"), explain }
     }
 
     /// Asks for a value.
@@ -168,7 +190,7 @@ impl ApiClient {
     }
 
     fn unreachable(&self, error: &reqwest::Error) -> Problem {
-        let explained = drainpipe_identity::explain(error);
+        let explained = (self.explain)(error);
         let is_for_certificates = explained.is_some() && drainpipe_identity::is_for_certificates(error);
         let why = explained.unwrap_or_else(|| {
             if error.is_timeout() {

@@ -14,7 +14,7 @@ use drainpipe_engine::bandwidth::BandwidthSchedule;
 use drainpipe_engine::encryption::EncryptionPolicy;
 use drainpipe_engine::migration;
 use drainpipe_engine::vm_resources::VmResources;
-use drainpipe_identity::{FileError, check_unchangeable};
+use drainpipe_identity::{FileError, JoinedFiles, check_unchangeable};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use thiserror::Error;
@@ -22,6 +22,7 @@ use thiserror::Error;
 pub(crate) use self::link_choice::LinkChoice;
 use crate::api_types::TRANSFERS_MAX;
 use crate::cpu_list::CpuList;
+use crate::fleet_files as fleet;
 
 /// Where an agent looks for its configuration.
 pub const DEFAULT_PATH: &str = "/etc/drainpipe/agent.toml";
@@ -102,7 +103,7 @@ pub struct Config {
 }
 
 /// Files of this host's identity, as `drainpipe pki host` writes them.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Tls {
     /// The host's certificate.
@@ -111,6 +112,14 @@ pub struct Tls {
     pub key: PathBuf,
     /// The authority that signed all hosts and operators.
     pub authority: PathBuf,
+}
+
+impl Tls {
+    /// Of a host that has joined: its certificate and key are one file.
+    pub(crate) fn of_joined(files: &JoinedFiles) -> Self {
+        let JoinedFiles { host, authority, .. } = files;
+        Self { certificate: host.clone(), key: host.clone(), authority: authority.clone() }
+    }
 }
 
 impl Default for Tls {
@@ -393,7 +402,16 @@ impl Config {
         check_unchangeable(path, "configuration")?;
         let text = std::fs::read_to_string(path)
             .map_err(|source| ConfigError::Read { path: path.into(), source })?;
-        Self::parse(&text, path)
+        Ok(Self::parse(&text, path)?.with_joined_identity())
+    }
+
+    /// A host that has joined has its certificate where the agent may renew it, unless the file names another.
+    fn with_joined_identity(mut self) -> Self {
+        let files = fleet::files(&self.state_directory);
+        if self.tls == Tls::default() && files.host.exists() {
+            self.tls = Tls::of_joined(&files);
+        }
+        self
     }
 
     /// Reads and checks a text; `path` is for messages.

@@ -202,9 +202,9 @@ fn check(drains: &Drains, request: &DrainRequest) -> Result<(), Problem> {
             drains.host.name()
         )));
     }
-    if drains.host.config.peers.is_empty() {
+    if drains.host.peers().is_empty() {
         return Err(Problem::refused(format!(
-            "{} knows no other host: add a [[peer]] to its agent.toml",
+            "{} knows no other host: let one join (`drainpipe init`), or add a [[peer]] to its agent.toml",
             drains.host.name()
         )));
     }

@@ -56,7 +56,7 @@ impl Fixes {
     }
 
     async fn loose_filter(&self, link: &str) -> Result<Option<Change>, Problem> {
-        let links = self.host.network.migration_links(&self.host.config).await?;
+        let links = self.host.migration_links().await?;
         if !links.all().iter().any(|known| known.name == link) {
             return Err(Problem::bad_input(format!(
                 "{} is no migration link of {}",

@@ -103,7 +103,7 @@ impl Guard {
         config: &Config,
         migration: &str,
         vmm: &dyn Machine,
-        target: &str,
+        target: &Peer,
         peer: Option<SocketAddr>,
     ) -> Result<Self, Problem> {
         let failed =
@@ -112,7 +112,7 @@ impl Guard {
         let keeping = signs.try_clone().map_err(failed)?;
         let signs_heard = OwnedFd::from(signs_heard);
         let (word, word_given) = io::pipe().map_err(failed)?;
-        let child = command(config, migration, vmm, target, peer)?
+        let child = command(config, migration, vmm, target, peer)
             .stdin(signs_heard)
             .stdout(word_given)
             .spawn()
@@ -150,11 +150,10 @@ fn command(
     config: &Config,
     migration: &str,
     vmm: &dyn Machine,
-    target: &str,
+    target: &Peer,
     peer: Option<SocketAddr>,
-) -> Result<Command, Problem> {
+) -> Command {
     let Config { state_directory, runtime_directory, tls, .. } = config;
-    let target = known_target_address(config, target)?;
     // Not the path of this program: an upgrade may have removed it, or put another version there.
     let mut command = Command::new("/proc/self/exe");
     command
@@ -179,12 +178,7 @@ fn command(
     if vmm.spec().spec().manager == Some(Manager::Libvirt) {
         command.arg("--libvirt").arg(config.libvirt.socket());
     }
-    Ok(command)
-}
-
-fn known_target_address<'a>(config: &'a Config, target: &str) -> Result<&'a Peer, Problem> {
-    let peer = config.peers.iter().find(|peer| peer.name == target);
-    peer.ok_or_else(|| Problem::not_found(format!("agent.toml of {} names no host {target}", config.name)))
+    command
 }
 
 async fn keep_alive(mut child: Child, mut signs: UnixStream, mut left: oneshot::Receiver<Parting>) {

@@ -3,6 +3,7 @@
 pub(crate) mod hardware;
 
 use std::net::{IpAddr, Ipv6Addr};
+use std::sync::Arc;
 
 use drainpipe_engine::facts::NoMigrationAddress;
 use drainpipe_engine::problem::Problem;
@@ -10,8 +11,10 @@ use tokio::sync::watch;
 
 use self::hardware::HostHardware;
 use crate::chosen_address;
-use crate::config::Config;
+use crate::config::{Config, Peer};
+use crate::fleet::Fleet;
 use crate::idle_cores::IdleCores;
+use crate::migration_links::MigrationLinks;
 use crate::network::HostNetwork;
 use crate::ports::MigrationPorts;
 
@@ -20,6 +23,8 @@ use crate::ports::MigrationPorts;
 pub(crate) struct Host {
     /// What its agent was told.
     pub(crate) config: Config,
+    /// The hosts that it knows.
+    pub(crate) fleet: Arc<Fleet>,
     /// Its network.
     pub(crate) network: HostNetwork,
     /// What it is.
@@ -36,11 +41,13 @@ impl Host {
     /// In a fleet whose authority has this public key. Its agent is to end once `stop` says so.
     pub(crate) fn open(
         config: Config,
+        fleet: Arc<Fleet>,
         network: HostNetwork,
         authority_key: &[u8],
         stop: watch::Receiver<bool>,
     ) -> Result<Self, Problem> {
         Ok(Self {
+            fleet,
             network,
             hardware: HostHardware::read()?,
             ports: MigrationPorts::new(&config.name, config.migration_ports),
@@ -54,6 +61,22 @@ impl Host {
     /// Its name.
     pub(crate) fn name(&self) -> &str {
         &self.config.name
+    }
+
+    /// The other hosts.
+    pub(crate) fn peers(&self) -> Vec<Peer> {
+        self.fleet.peers()
+    }
+
+    /// Another host, if this one knows it.
+    pub(crate) fn peer(&self, name: &str) -> Result<Peer, Problem> {
+        let found = self.peers().into_iter().find(|peer| peer.name == name);
+        found.ok_or_else(|| Problem::not_found(format!("{} knows no host {name}", self.name())))
+    }
+
+    /// The links that carry migrations, as they are now.
+    pub(crate) async fn migration_links(&self) -> Result<MigrationLinks, Problem> {
+        self.network.migration_links(&self.config, &self.peers()).await
     }
 
     /// Refuses to begin anything once the agent has been told to stop.

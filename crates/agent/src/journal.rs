@@ -8,6 +8,7 @@ mod migrations;
 mod schema;
 mod settings;
 mod standing;
+mod tokens;
 mod witness;
 
 use std::path::{Path, PathBuf};
@@ -28,6 +29,7 @@ pub(crate) use self::drains::DrainRecord;
 pub(crate) use self::migrations::OpenMigration;
 use self::schema::open_connection;
 pub(crate) use self::standing::{Adopted, file_of, look, set_aside};
+pub(crate) use self::tokens::Taken;
 pub(crate) use self::witness::{RuntimeWitness, Witnessed};
 use crate::lock::lock;
 

@@ -10,6 +10,8 @@
 //! core_count counts the cores that are left to migrations, and those that VMs take
 //! unresponsive VMs whose QEMU did not answer when the agent started
 //! api        paths, who may do what; api_types: what travels
+//! setup      makes a fleet, or joins one, before the agent runs
+//! joining    who comes to the fleet and who leaves it; renewal: certificates that are about to end
 //! fixes      what a check has mended on this host, until it is undone
 //! drain      empties this host, and brings back what left it
 //! outgoing   migrations from here; its executor carries out what the engine says
@@ -29,6 +31,7 @@
 //! proof      whether the journal is believed, and what is done where it is not
 //! release    whether another host's is one that this one understands
 //! peers      the other hosts: the ways to their agents
+//! fleet      the hosts that have joined, as the authority lists them
 //! host       this host: its name, configuration, hardware and ports
 //! network    changes of the host's network, journaled and put back
 //! journal    what must survive a crash
@@ -50,6 +53,8 @@ mod descriptors;
 mod discovery;
 mod drain;
 mod fixes;
+mod fleet;
+mod fleet_files;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod guard;
@@ -57,6 +62,7 @@ mod host;
 mod hypervisors;
 mod idle_cores;
 mod incoming;
+mod joining;
 mod journal;
 mod link_socket;
 mod lock;
@@ -78,10 +84,12 @@ mod probe;
 mod proof;
 mod relay;
 mod release;
+mod renewal;
 mod result;
 mod scheduling_group;
 mod server;
 mod session_weight;
+pub mod setup;
 mod slots;
 mod source_state;
 mod supervised;

@@ -50,7 +50,7 @@ async fn check_own_address(host: &Host) -> Result<(), Problem> {
 /// that is not the migration's.
 async fn check_peer_address(host: &Host, address: IpAddr) -> Result<(), Problem> {
     let on_a_link = host.network.subnets().await?.iter().any(|net| net.contains(&address));
-    let an_agents = host.config.peers.iter().any(|peer| peer.address.ip() == address);
+    let an_agents = host.peers().iter().any(|peer| peer.address.ip() == address);
     if on_a_link || an_agents {
         return Err(Problem::bad_input(format!(
             "migration_address {address} is within a subnet of {}, or an agent's: take a free private one",

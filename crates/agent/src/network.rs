@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use tokio::sync::Mutex;
 use tracing::{debug, info, warn};
 
-use crate::config::Config;
+use crate::config::{Config, Peer};
 use crate::journal::{HostChange, Journal};
 use crate::migration_links::{self, MigrationLinks};
 
@@ -35,10 +35,14 @@ impl HostNetwork {
     }
 
     /// The links that carry migrations, as they are now.
-    pub(crate) async fn migration_links(&self, config: &Config) -> Result<MigrationLinks, Problem> {
+    pub(crate) async fn migration_links(
+        &self,
+        config: &Config,
+        peers: &[Peer],
+    ) -> Result<MigrationLinks, Problem> {
         let links = self.network.links().await.map_err(Problem::failed)?;
         let mut links = if config.links.is_empty() {
-            let management = self.management_addresses(config).await;
+            let management = self.management_addresses(config, peers).await;
             migration_links::found(&links, &config.exclude_links, &management)
         } else {
             MigrationLinks { first: migration_links::configured(&links, &config.links), management: vec![] }
@@ -50,9 +54,9 @@ impl HostNetwork {
     }
 
     /// The addresses by which this host and its peers reach each other.
-    pub(crate) async fn management_addresses(&self, config: &Config) -> Vec<IpAddr> {
+    pub(crate) async fn management_addresses(&self, config: &Config, peers: &[Peer]) -> Vec<IpAddr> {
         let mut addresses = vec![config.listen.ip()];
-        for peer in &config.peers {
+        for peer in peers {
             // A peer that is not routed says nothing of the others.
             match self.network.route_to(peer.address.ip()).await {
                 Ok(route) => addresses.extend(route.and_then(|route| route.source)),

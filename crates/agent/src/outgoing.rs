@@ -489,12 +489,12 @@ pub(crate) async fn dry_run(outgoing: &Outgoing, request: &MigrateRequest) -> Re
     let asked = asked_for(request);
     let asked = informed(outgoing, &request.target, asked, vmm.as_deref()).await?;
     let Meeting { source, target, plan, .. } =
-        meet(outgoing, peer, &request.target, definition.manager, asked, memory_bytes).await?;
+        meet(outgoing, &peer, &request.target, definition.manager, asked, memory_bytes).await?;
     let findings = match vmm {
         Some(vmm) => {
             let outpaced = outpaced(outgoing, request, &*vmm, memory_bytes, &plan).await;
             let found =
-                check::before_migration(&outgoing.checks, peer, &request.target, &[vmm], &plan).await?;
+                check::before_migration(&outgoing.checks, &peer, &request.target, &[vmm], &plan).await?;
             outpaced.into_iter().chain(found).collect()
         }
         None => vec![],

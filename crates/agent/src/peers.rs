@@ -1,14 +1,19 @@
-//! The other hosts that this one's configuration names: the ways to their agents, and who this host is to them.
+//! The other hosts, those of the configuration and those that have joined: the ways to their agents, and who this host
+//! is to them.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use drainpipe_engine::problem::Problem;
 use drainpipe_identity::Identity;
+use tracing::warn;
 
 use crate::client::ApiClient;
+use crate::config::Peer;
 use crate::host::Host;
+use crate::lock::lock;
 
 /// How long the other agents may take to say what there is on their hosts: somebody waits for the list, and
 /// those that answer at all do so at once.
@@ -20,17 +25,16 @@ pub(crate) struct Peers {
     /// Who this host is to others.
     pub(crate) identity: Identity,
     host: Arc<Host>,
-    clients: BTreeMap<String, ApiClient>,
+    // Made when they are needed: hosts come and go.
+    clients: Mutex<BTreeMap<String, (SocketAddr, ApiClient)>>,
 }
 
 impl Peers {
-    /// Those of the configuration.
+    /// Those that this host knows.
     pub(crate) fn open(host: &Arc<Host>, identity: &Identity) -> Result<Self, Problem> {
-        let mut clients = BTreeMap::new();
-        for peer in &host.config.peers {
-            clients.insert(peer.name.clone(), ApiClient::over_tls(&peer.name, peer.address, identity)?);
-        }
-        Ok(Self { identity: identity.clone(), host: Arc::clone(host), clients })
+        let peers = Self { identity: identity.clone(), host: Arc::clone(host), clients: Mutex::default() };
+        host.peers().iter().try_for_each(|peer| peers.client(peer).map(drop))?;
+        Ok(peers)
     }
 
     /// The name of this host.
@@ -39,25 +43,50 @@ impl Peers {
     }
 
     /// A way to another host's agent.
-    pub(crate) fn get(&self, name: &str) -> Option<&ApiClient> {
-        self.clients.get(name)
+    pub(crate) fn get(&self, name: &str) -> Option<ApiClient> {
+        let peers = self.host.peers();
+        self.usable(peers.iter().find(|peer| peer.name == name)?)
     }
 
     /// The ways to all other hosts' agents.
-    pub(crate) fn all(&self) -> impl Iterator<Item = (&str, &ApiClient)> {
-        self.clients.iter().map(|(name, peer)| (name.as_str(), peer))
+    pub(crate) fn all(&self) -> Vec<(String, ApiClient)> {
+        let peers = self.host.peers();
+        lock(&self.clients).retain(|name, _| peers.iter().any(|peer| peer.name == *name));
+        let clients = peers.into_iter().filter_map(|peer| Some((self.usable(&peer)?, peer.name)));
+        clients.map(|(client, name)| (name, client)).collect()
     }
 
     /// The way to the agent of a host to which a VM of this one is to go.
-    pub(crate) fn target(&self, name: &str) -> Result<&ApiClient, Problem> {
+    pub(crate) fn target(&self, name: &str) -> Result<ApiClient, Problem> {
         let own = self.own_name();
         if name == own {
             return Err(Problem::conflict(format!("the VM is on {name} already")));
         }
         self.get(name).ok_or_else(|| {
-            let known: Vec<&str> = self.host.config.peers.iter().map(|peer| peer.name.as_str()).collect();
-            let known = if known.is_empty() { "none (add a [[peer]])".into() } else { known.join(", ") };
-            Problem::not_found(format!("{own} knows no host {name}; its agent.toml names: {known}"))
+            let known: Vec<String> = self.host.peers().into_iter().map(|peer| peer.name).collect();
+            let known = if known.is_empty() {
+                "none (let it join by `drainpipe init`, or add a [[peer]] to agent.toml)".into()
+            } else {
+                known.join(", ")
+            };
+            Problem::not_found(format!("{own} knows no host {name}; it knows: {known}"))
         })
+    }
+
+    fn usable(&self, peer: &Peer) -> Option<ApiClient> {
+        let made = self.client(peer);
+        made.inspect_err(|problem| warn!(peer = peer.name, %problem, "there is no way to it")).ok()
+    }
+
+    fn client(&self, peer: &Peer) -> Result<ApiClient, Problem> {
+        let mut clients = lock(&self.clients);
+        if let Some((address, client)) = clients.get(&peer.name)
+            && *address == peer.address
+        {
+            return Ok(client.clone());
+        }
+        let client = ApiClient::over_tls(&peer.name, peer.address, &self.identity)?;
+        clients.insert(peer.name.clone(), (peer.address, client.clone()));
+        Ok(client)
     }
 }

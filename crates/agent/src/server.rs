@@ -9,26 +9,31 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::Router;
 use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Router};
 use drainpipe_engine::connections::Priority;
-use drainpipe_engine::problem::Problem;
-use drainpipe_identity::{Identity, Peer};
+use drainpipe_engine::problem::{Problem, ProblemKind};
+use drainpipe_identity::{Identity, JOIN_PROTOCOL, Peer};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use jiff::Timestamp;
+use rustls::ServerConfig;
+use rustls::pki_types::CertificateDer;
+use rustls::server::{Acceptor, ClientHello};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Sleep, sleep, timeout};
-use tokio_rustls::TlsAcceptor;
+use tokio_rustls::LazyConfigAcceptor;
 use tokio_rustls::server::TlsStream;
 use tracing::{debug, warn};
 
 use crate::api::authorization::Caller;
+use crate::api::error::ApiError;
+use crate::api::handlers::fleet::ComesFrom;
 use crate::places::{Bounds, Closing, Place, Places};
 
 /// Connections of root served at once; more wait in the kernel's queue.
@@ -39,6 +44,9 @@ const BACKLOG: u32 = 4096;
 
 /// A TLS handshake takes milliseconds; what needs longer is not a peer.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(3);
+
+/// Who joins sends one request.
+const JOIN_DEADLINE: Duration = Duration::from_secs(15);
 
 /// How long a connection whose place another one has got may still take for the answer that is under way.
 const CLOSING_MAX: Duration = Duration::from_millis(250);
@@ -71,18 +79,38 @@ pub(crate) async fn serve_socket(listener: UnixListener, router: Router, stop: w
 /// Who goes before others.
 pub(crate) type PriorityOf = Arc<dyn Fn(&Peer) -> Priority + Send + Sync>;
 
+/// What answers somebody who has no certificate and wants one; none while nobody may join.
+pub(crate) type JoinsBy = Arc<dyn Fn() -> Option<Router> + Send + Sync>;
+
+/// How those are received who come over the network.
+#[derive(Clone)]
+pub(crate) struct Welcome {
+    /// Who goes before others.
+    pub(crate) priority: PriorityOf,
+    /// Whether hosts may join.
+    pub(crate) joins: JoinsBy,
+}
+
+impl Welcome {
+    /// For all alike, and nobody joins.
+    #[cfg(test)]
+    pub(crate) fn usual() -> Self {
+        Self { priority: Arc::new(|_| Priority::Usual), joins: Arc::new(|| None) }
+    }
+}
+
 /// Serves agents and operators by mutual TLS, until told to stop.
 pub(crate) async fn serve_tls(
     listener: TcpListener,
     identity: Identity,
     router: Router,
-    priority: PriorityOf,
+    welcome: Welcome,
     stop: watch::Receiver<bool>,
 ) {
     let bounds = Bounds::of_this_process();
     let unauthenticated = Places::new(bounds.unauthenticated);
-    let acceptor = TlsAcceptor::from(identity.server_config());
-    let door = Arc::new(Door { acceptor, identity, known: Places::new(bounds.known), priority, router });
+    let joining = Arc::new(identity.join_server_config());
+    let door = Arc::new(Door { identity, joining, known: Places::new(bounds.known), welcome, router });
     accept_each(
         bounds.all(),
         stop,
@@ -91,7 +119,7 @@ pub(crate) async fn serve_tls(
             if let Some(place) = unauthenticated.take(&network_of(from.ip()), |_| Priority::Usual) {
                 let door = Arc::clone(&door);
                 tokio::spawn(async move {
-                    door.receive(stream, place).await;
+                    door.receive(stream, from.ip(), place).await;
                     drop(slot);
                 });
             }
@@ -145,27 +173,56 @@ async fn pause_after(error: &io::Error) {
 
 /// Where those who come over the network show who they are.
 struct Door {
-    acceptor: TlsAcceptor,
     identity: Identity,
+    joining: Arc<ServerConfig>,
     known: Arc<Places<Peer>>,
-    priority: PriorityOf,
+    welcome: Welcome,
     router: Router,
 }
 
+/// Who has come.
+enum Guest {
+    /// Somebody with a certificate.
+    Known(TlsStream<TcpStream>, Peer),
+    /// Somebody who wants one: this, and nothing else, answers.
+    Joins(TlsStream<TcpStream>, Router),
+}
+
 impl Door {
-    async fn receive(&self, stream: TcpStream, (unauthenticated, closing): (Place<IpAddr>, Closing)) {
+    async fn receive(&self, stream: TcpStream, from: IpAddr, (unauthenticated, closing): (Place<IpAddr>, Closing)) {
         let greeted = tokio::select! {
             greeted = timeout(HANDSHAKE_DEADLINE, self.greet(stream)) => greeted,
             _ = closing => return debug!("closed the oldest connection of the address that has most"),
         };
-        let Ok(Some((stream, peer))) = greeted else { return };
+        match greeted {
+            Ok(Some(Guest::Known(stream, peer))) => {
+                self.serve_known(stream, peer, unauthenticated).await;
+            }
+            // It keeps the place of those whom nobody knows.
+            Ok(Some(Guest::Joins(stream, router))) => {
+                let served = serve_to_join(stream, router.layer(Extension(ComesFrom(from))));
+                if timeout(JOIN_DEADLINE, served).await.is_err() {
+                    debug!(%from, "closed a connection that was to join and did not");
+                }
+            }
+            _ => {}
+        }
+    }
+
+    async fn serve_known(&self, stream: TlsStream<TcpStream>, peer: Peer, unauthenticated: Place<IpAddr>) {
         let expiry = sleep(self.valid_for(&stream));
-        let Some((place, closing)) = self.known.take(&peer, &*self.priority) else {
+        let Some((place, closing)) = self.known.take(&peer, &*self.welcome.priority) else {
             return warn!(%peer, "closed a connection: all others are in use, and this peer has more than others");
         };
         drop(unauthenticated);
-        let activity = Activity(Some(Arc::new(place)));
+        let activity = Activity { place: Some(Arc::new(place)), holder: self.holder(&stream) };
         serve_until(closing, expiry, serve(stream, Caller::Peer(peer), self.router.clone(), activity)).await;
+    }
+
+    /// By what each request is looked at again: certificates may be revoked while a connection stands.
+    fn holder(&self, stream: &TlsStream<TcpStream>) -> Option<Holder> {
+        let certificate = stream.get_ref().1.peer_certificates()?.first()?.clone().into_owned();
+        Some(Holder { identity: self.identity.clone(), certificate })
     }
 
     /// For how long the certificates of both ends will do, which TLS looks at in its handshake alone.
@@ -176,37 +233,82 @@ impl Door {
         Duration::try_from(left).unwrap_or_default().saturating_add(Duration::from_secs(1))
     }
 
-    async fn greet(&self, stream: TcpStream) -> Option<(TlsStream<TcpStream>, Peer)> {
+    async fn greet(&self, stream: TcpStream) -> Option<Guest> {
         if let Err(error) = stream.set_nodelay(true) {
             debug!(%error, "cannot set TCP_NODELAY");
         }
-        let stream = match self.acceptor.accept(stream).await {
-            Ok(stream) => stream,
-            Err(error) => {
-                let why = drainpipe_identity::explain(&error).unwrap_or_else(|| error.to_string());
+        let guest = self.shake_hands(stream).await;
+        guest
+            .inspect_err(|error| {
+                let why = drainpipe_identity::explain(error).unwrap_or_else(|| error.to_string());
                 debug!(why, "refused a connection");
-                return None;
-            }
-        };
+            })
+            .ok()?
+    }
+
+    /// Whoever says that he wants to join, while somebody may, needs no certificate, and reaches nothing but what lets
+    /// him join. All others need one.
+    async fn shake_hands(&self, stream: TcpStream) -> io::Result<Option<Guest>> {
+        let hello = LazyConfigAcceptor::new(Acceptor::default(), stream).await?;
+        if wants_to_join(&hello.client_hello())
+            && let Some(router) = (self.welcome.joins)()
+        {
+            let stream = hello.into_stream(Arc::clone(&self.joining)).await?;
+            return Ok(Some(Guest::Joins(stream, router)));
+        }
+        let stream = hello.into_stream(self.identity.server_config()).await?;
         let holder = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
         match holder.map(Peer::from_certificate) {
-            Some(Ok(peer)) => return Some((stream, peer)),
+            Some(Ok(peer)) => return Ok(Some(Guest::Known(stream, peer))),
             Some(Err(error)) => warn!(%error, "refused a certificate"),
             None => debug!("refused a connection without a certificate"),
         }
-        None
+        Ok(None)
     }
+}
+
+fn wants_to_join(hello: &ClientHello<'_>) -> bool {
+    hello.alpn().is_some_and(|mut protocols| protocols.any(|protocol| protocol == JOIN_PROTOCOL))
+}
+
+/// Answers one request, and no more.
+async fn serve_to_join(stream: TlsStream<TcpStream>, router: Router) {
+    let served = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HANDSHAKE_DEADLINE)
+        .keep_alive(false)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router.layer(from_fn(to_the_end))));
+    end_of(served.await);
 }
 
 /// Tells the place of a connection whether somebody waits for an answer on it.
 #[derive(Debug, Clone, Default)]
-struct Activity(Option<Arc<Place<Peer>>>);
+struct Activity {
+    place: Option<Arc<Place<Peer>>>,
+    holder: Option<Holder>,
+}
+
+/// Whose connection it is, by its certificate.
+#[derive(Debug, Clone)]
+struct Holder {
+    identity: Identity,
+    certificate: CertificateDer<'static>,
+}
 
 impl Activity {
     fn set_idle(&self, is_idle: bool) {
-        if let Some(place) = &self.0 {
+        if let Some(place) = &self.place {
             place.set_idle(is_idle);
         }
+    }
+
+    /// Refuses who was let in by a certificate that is revoked by now.
+    fn check_not_revoked(&self) -> Result<(), Problem> {
+        let revoked = |holder: &Holder| holder.identity.revocations().has(&holder.certificate);
+        if self.holder.as_ref().is_some_and(revoked) {
+            return Err(Problem::new(ProblemKind::Forbidden, "the certificate of who asks is revoked"));
+        }
+        Ok(())
     }
 }
 
@@ -252,6 +354,9 @@ fn end_of(served: hyper::Result<()>) {
 }
 
 async fn answer(activity: Activity, request: Request, next: Next) -> Response {
+    if let Err(problem) = activity.check_not_revoked() {
+        return ApiError::from(problem).into_response();
+    }
     activity.set_idle(false);
     let answer = to_the_end(request, next).await;
     activity.set_idle(true);

@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use axum::Router;
-use drainpipe_engine::connections::Priority;
 use drainpipe_engine::encryption::EncryptionPolicy;
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_hypervisor::fake::{FakeHypervisor, FakeVm};
@@ -156,7 +155,7 @@ pub(crate) async fn serve_peer(
     let identity = Identity::load(&certificate, &key, &authority).unwrap();
     let address = own_address();
     let listener = server::bind_tls(address).await.unwrap();
-    tokio::spawn(server::serve_tls(listener, identity, router, Arc::new(|_| Priority::Usual), stop));
+    tokio::spawn(server::serve_tls(listener, identity, router, server::Welcome::usual(), stop));
     address
 }
 

@@ -17,6 +17,7 @@ use drainpipe_guest::dirtier::MIB_PER_S_MAX;
 use drainpipe_guest::mix::Mix;
 use drainpipe_guest::page::PAGE_WORDS;
 use drainpipe_hypervisor::spec::VmName;
+use drainpipe_identity::JoinToken;
 use drainpipe_lab::LinkAddresses;
 use drainpipe_storage::method::Method;
 
@@ -42,6 +43,7 @@ pub(crate) struct Arguments {
 const EXAMPLES: &str = "\
 Examples:
   drainpipe demo                               see it work on this machine, nothing else needed
+  drainpipe init                               make this host the first; prints what to run on the next
   drainpipe vms                                all VMs, and the hosts that they are on
   drainpipe check a b                          what is wrong between hosts a and b
   drainpipe migrate web1 b                     move web1 to host b, the best way there is
@@ -62,6 +64,14 @@ pub(crate) enum Command {
     Demo(DemoArguments),
     /// Run this host's agent
     Agent(AgentArguments),
+    /// Make this host the first of a fleet, or print a token for the next one
+    Init(InitArguments),
+    /// Join this host to a fleet, by a token
+    Join(JoinArguments),
+    /// Have this host leave its fleet
+    Leave(LeaveArguments),
+    /// Have all hosts refuse a host's certificates from now on, as after a theft
+    Revoke(RevokeArguments),
     /// List the hosts
     Hosts,
     /// List the VMs of all hosts
@@ -409,6 +419,107 @@ const VM_EXAMPLE: &str = r#"A specification:
 
   [[nic]]
   bridge = "br0""#;
+
+/// Which agent is set up.
+#[derive(Debug, Args)]
+pub(crate) struct PlaceArguments {
+    /// This host's configuration; written if it is not there
+    #[arg(long, default_value = config::DEFAULT_PATH, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) config: PathBuf,
+    /// This host's name among the others; as the system calls it if absent
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// Where this host's agent listens; the address that leads to the others if absent
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub(crate) listen: Option<SocketAddr>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = INIT_HELP)]
+pub(crate) struct InitArguments {
+    #[command(flatten)]
+    pub(crate) place: PlaceArguments,
+    /// How long the token is good
+    #[arg(long, default_value_t = 30, value_name = "MINUTES", value_parser = clap::value_parser!(u32).range(1..=1440))]
+    pub(crate) minutes: u32,
+    /// How long hosts' certificates are good, of a new fleet. They are renewed when a third of it is left
+    #[arg(long, default_value_t = 120, value_name = "DAYS", value_parser = clap::value_parser!(u32).range(1..=825))]
+    pub(crate) certificate_days: u32,
+    /// The same in seconds, for tests
+    #[arg(long, hide = true, value_name = "SECONDS")]
+    pub(crate) certificate_seconds: Option<u32>,
+}
+
+impl InitArguments {
+    pub(crate) fn certificate_s(&self) -> u32 {
+        self.certificate_seconds.unwrap_or(self.certificate_days * 24 * 60 * 60)
+    }
+}
+
+const INIT_HELP: &str = "\
+On the first host, this makes a certificate authority and the host's own certificate, writes agent.toml if there is none,
+starts the agent, and prints the line to run on the next host. The line has a token in it, which lets one host join, once.
+Run it again for each further host. The authority's key stays on this host, in the agent's state directory: back it up.
+
+Examples:
+  drainpipe init
+  drainpipe init --name a --listen 192.0.2.11:7420   where the host's name or address is not the right one
+  drainpipe init --minutes 5                         a token that is good for five minutes";
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example, as `drainpipe init` printed it:\n  drainpipe join 192.0.2.11 --token a:4f6b…:9c01…"
+)]
+pub(crate) struct JoinArguments {
+    /// The host that has printed the token: address or name, with its port if that is another than 7420
+    pub(crate) host: String,
+    /// What `drainpipe init` has printed there
+    #[arg(long, value_name = "TOKEN")]
+    pub(crate) token: JoinToken,
+    #[command(flatten)]
+    pub(crate) place: PlaceArguments,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = LEAVE_HELP)]
+pub(crate) struct LeaveArguments {
+    /// This host's configuration
+    #[arg(long, default_value = config::DEFAULT_PATH, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) config: PathBuf,
+    /// Leave although this host has VMs: they run on
+    #[arg(long)]
+    pub(crate) force: bool,
+}
+
+const LEAVE_HELP: &str = "\
+Run it on the host that is to leave, when it has no VMs any more. Its certificate is revoked, its key removed, and its agent
+stopped. The host that has the authority's key leaves last.
+
+Example:
+  drainpipe drain c && drainpipe leave";
+
+#[derive(Debug, Args)]
+#[command(after_help = REVOKE_HELP)]
+pub(crate) struct RevokeArguments {
+    /// The host, or the operator
+    #[arg(add = completion::hosts())]
+    pub(crate) name: String,
+    /// The name is an operator's
+    #[arg(long)]
+    pub(crate) operator: bool,
+    /// Do not ask
+    #[arg(long)]
+    pub(crate) yes: bool,
+}
+
+const REVOKE_HELP: &str = "\
+For a host that was stolen or is lost; run it on the host that has the authority's key. Certificates of that name which were
+made until now are refused, by each host as soon as it hears of it; nothing changes for the others. The host may join again,
+by a new token.
+
+Examples:
+  drainpipe revoke c
+  drainpipe revoke ann --operator --yes";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum JournalCommand {

@@ -14,13 +14,16 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use rcgen::{
-    BasicConstraints, Certificate, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose, PublicKeyData, SanType,
+    BasicConstraints, Certificate, CertificateParams, CertificateSigningRequestParams, DnType,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PublicKeyData, SanType, SigningKey,
 };
+use ring::signature::{ECDSA_P256_SHA256_ASN1, UnparsedPublicKey};
+use x509_parser::prelude::FromDer;
+use x509_parser::x509::SubjectPublicKeyInfo;
 use zeroize::Zeroizing;
 
 use crate::files::{
-    FileError, NewFile, check_absent, ensure_private_directory, not_pem, parse_certificates, read_pem,
+    FileError, NewFile, check_absent, ensure_private_directory, not_pem, parse_certificates, read_text,
     read_private_key, write_all,
 };
 use crate::name::{InvalidName, check_name};
@@ -67,6 +70,9 @@ pub enum AuthorityError {
     /// Ends before it begins.
     #[error("a certificate cannot be valid from {0} until {1}: the end must come after the beginning")]
     EmptyValidity(Timestamp, Timestamp),
+    /// A request that is none.
+    #[error("this is no request for a certificate: {0}")]
+    Request(rcgen::Error),
     /// A certificate could not be made.
     #[error("the certificate cannot be made: {0}")]
     Certificate(#[from] rcgen::Error),
@@ -136,6 +142,46 @@ pub fn init(directory: &Path, options: &InitOptions) -> Result<PathBuf, Authorit
     Ok(paths.certificate)
 }
 
+/// Makes a certificate for the key of a request, signed by the authority in `directory`; answers it in PEM. Of the request
+/// nothing but the key counts, which must have signed it.
+pub fn certify(
+    directory: &Path,
+    request_pem: &str,
+    peer: &Peer,
+    validity: Validity,
+) -> Result<String, AuthorityError> {
+    check_name(peer.name())?;
+    let request = CertificateSigningRequestParams::from_pem(request_pem).map_err(AuthorityError::Request)?;
+    Ok(Authority::open(directory)?.sign(peer, &request.public_key, validity)?.pem())
+}
+
+/// Signs a message with the key of the authority in `directory`. No certificate can be taken for one: it begins with a
+/// text that none does.
+pub fn sign(directory: &Path, message: &[u8]) -> Result<Vec<u8>, AuthorityError> {
+    Ok(Authority::open(directory)?.issuer.key().sign(&to_be_signed(message))?)
+}
+
+/// Whether the authority with this public key (`SubjectPublicKeyInfo`) has signed a message.
+pub fn has_signed(authority_key: &[u8], message: &[u8], signature: &[u8]) -> bool {
+    let Ok((_, key)) = SubjectPublicKeyInfo::from_der(authority_key) else { return false };
+    let key = UnparsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, &key.subject_public_key.data);
+    key.verify(&to_be_signed(message), signature).is_ok()
+}
+
+fn to_be_signed(message: &[u8]) -> Vec<u8> {
+    [b"Drainpipe message of the authority, version 1\0", message].concat()
+}
+
+/// The public key (`SubjectPublicKeyInfo`) of the authority in `directory`.
+pub fn public_key(directory: &Path) -> Result<Vec<u8>, AuthorityError> {
+    Ok(Authority::open(directory)?.issuer.key().subject_public_key_info())
+}
+
+/// The authority's certificate, in PEM.
+pub fn certificate_pem(directory: &Path) -> Result<String, AuthorityError> {
+    Ok(Authority::open(directory)?.pem)
+}
+
 /// Makes the certificate of host `name`, signed by the authority in `directory`.
 pub fn issue_host(directory: &Path, name: &str, options: &IssueOptions) -> Result<Issued, AuthorityError> {
     issue(directory, Peer::Host(name.to_owned()), options)
@@ -190,7 +236,7 @@ fn write_issued(
         public_file(issued.certificate.clone(), &certificate_pem),
     ];
     // One directory may hold certificates of a host and of an operator.
-    let authority_there = read_pem(&issued.authority, AUTHORITY_CERTIFICATE);
+    let authority_there = read_text(&issued.authority, AUTHORITY_CERTIFICATE);
     if !authority_there.is_ok_and(|pem| pem == authority_pem) {
         files.push(public_file(issued.authority.clone(), authority_pem));
     }
@@ -232,7 +278,7 @@ impl Authority {
         if !certificate.exists() && !key.exists() {
             return Err(AuthorityError::NoAuthority(directory.to_owned()));
         }
-        let pem = read_pem(&certificate, AUTHORITY_CERTIFICATE)?;
+        let pem = read_text(&certificate, AUTHORITY_CERTIFICATE)?;
         let der = parse_certificates(&certificate, AUTHORITY_CERTIFICATE, &pem)?.swap_remove(0);
         let key_pair = KeyPair::try_from(&read_private_key(&key)?)
             .map_err(|error| not_pem(&key, "private key", &error))?;
@@ -246,7 +292,12 @@ impl Authority {
         Ok(Self { pem, issuer, validity })
     }
 
-    fn sign(&self, peer: &Peer, key: &KeyPair, validity: Validity) -> Result<Certificate, AuthorityError> {
+    fn sign(
+        &self,
+        peer: &Peer,
+        key: &impl PublicKeyData,
+        validity: Validity,
+    ) -> Result<Certificate, AuthorityError> {
         let validity = validity.to_the_second();
         if validity.not_after > self.validity.not_after {
             return Err(AuthorityError::OutlivesAuthority {

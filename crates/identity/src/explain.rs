@@ -21,6 +21,25 @@ pub fn explain(error: &(dyn Error + 'static)) -> Option<String> {
     explain_tls(tls_error(error)?)
 }
 
+/// As [`explain`], to a host that has a token and no certificate.
+pub fn explain_join(error: &(dyn Error + 'static)) -> Option<String> {
+    match tls_error(error)? {
+        rustls::Error::InvalidCertificate(
+            reason @ (CertificateError::ExpiredContext { .. } | CertificateError::NotValidYetContext { .. }),
+        ) => explain_certificate(reason),
+        rustls::Error::InvalidCertificate(_) => Some(
+            "who answers there is not the host that the token was made on, so the token was not sent: check the address, and \
+             copy the whole line that `drainpipe init` printed"
+                .to_owned(),
+        ),
+        rustls::Error::AlertReceived(AlertDescription::CertificateRequired) => Some(
+            "it lets no host join now: the token was used, or has ended; `drainpipe init` on that host prints another"
+                .to_owned(),
+        ),
+        other => explain_tls(other),
+    }
+}
+
 /// Whether `error`, or a cause of it, is that one side does not accept the other's certificate.
 pub fn is_for_certificates(error: &(dyn Error + 'static)) -> bool {
     match tls_error(error) {
@@ -100,6 +119,9 @@ fn explain_certificate(reason: &CertificateError) -> Option<String> {
             "the peer's certificate is not of the host that was expected: check which host connects"
                 .to_owned()
         }
+        CertificateError::Revoked => {
+            "the peer's certificate is revoked: if the host is to come back, have it join again".to_owned()
+        }
         CertificateError::BadEncoding => {
             "the peer's certificate cannot be decoded: replace it with one made by `drainpipe pki`".to_owned()
         }
@@ -151,9 +173,11 @@ fn explain_alert(alert: AlertDescription) -> Option<String> {
             "it is made for another purpose: hosts need one made with `drainpipe pki host`"
         }
         AlertDescription::BadCertificate => "it is damaged, or it is of another host than the peer expected",
+        AlertDescription::CertificateRevoked => {
+            "it is revoked: if this host is to come back, have it join again"
+        }
         AlertDescription::DecryptError
         | AlertDescription::CertificateUnknown
-        | AlertDescription::CertificateRevoked
         | AlertDescription::AccessDenied => "see the peer's log for its reason",
         AlertDescription::ProtocolVersion => {
             return Some("the peer does not speak TLS 1.3, which Drainpipe requires".to_owned());

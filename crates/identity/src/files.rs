@@ -119,21 +119,27 @@ fn own_group() -> Option<u32> {
     fs::metadata("/proc/self").ok().map(|metadata| metadata.gid())
 }
 
-/// The text of a PEM file that is no secret.
-pub(crate) fn read_pem(path: &Path, what: &'static str) -> Result<String, FileError> {
-    let (file, _) = open(path, what)?;
-    check_unchangeable(path, what)?;
-    let pem = read_limited(file, path, what)?;
+/// The text of a file that is no secret.
+pub(crate) fn read_text(path: &Path, what: &'static str) -> Result<String, FileError> {
+    let pem = read_checked(path, what)?;
     let text = str::from_utf8(&pem).map_err(|error| not_pem(path, what, &error))?;
     Ok(text.to_owned())
 }
 
-/// The certificates in a PEM file, at least one.
+fn read_checked(path: &Path, what: &'static str) -> Result<Zeroizing<Vec<u8>>, FileError> {
+    let (file, _) = open(path, what)?;
+    check_unchangeable(path, what)?;
+    read_limited(file, path, what)
+}
+
+/// The certificates in a PEM file, at least one. A key may stand beside them.
 pub(crate) fn read_certificates(
     path: &Path,
     what: &'static str,
 ) -> Result<Vec<CertificateDer<'static>>, FileError> {
-    parse_certificates(path, what, &read_pem(path, what)?)
+    let pem = read_checked(path, what)?;
+    let text = str::from_utf8(&pem).map_err(|error| not_pem(path, what, &error))?;
+    parse_certificates(path, what, text)
 }
 
 /// The certificates in the text of the PEM file at `path`, at least one.

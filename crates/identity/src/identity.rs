@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use rustls::client::Resumption;
+use rustls::client::danger::ServerCertVerifier;
+use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use rustls::server::danger::ClientCertVerifier;
@@ -14,9 +15,12 @@ use rustls::version::TLS13;
 use rustls::{CertificateError, ClientConfig, ConfigBuilder, RootCertStore, ServerConfig};
 use x509_parser::certificate::X509Certificate;
 
+use crate::credential::{Credential, WithAuthority};
 use crate::files::{FileError, not_pem, read_certificates, read_private_key};
 use crate::one_host::OneHost;
 use crate::peer::{Peer, PeerError};
+use crate::pinned::JOIN_PROTOCOL;
+use crate::revocation::{NotRevoked, Revocations};
 use crate::suites::{by_speed, has_aes};
 use crate::validity::Validity;
 
@@ -74,6 +78,9 @@ pub enum LoadError {
         /// What is wrong.
         source: PeerError,
     },
+    /// What is to take the place of a certificate is somebody else's.
+    #[error("the new certificate is of {0}, or of another authority: this host's was left as it is")]
+    NoSuccessor(Peer),
     /// TLS takes the certificate or the key for something else.
     #[error("{path} cannot be used for TLS: {source}; replace it with `drainpipe pki`")]
     Unusable {
@@ -86,13 +93,15 @@ pub enum LoadError {
 
 /// A verified certificate with its key, and the authority whose other certificates are trusted.
 ///
-/// `Debug` shows the holder only.
+/// Clones share the certificate, which may be replaced, and what is revoked. `Debug` shows the holder only.
 #[derive(Clone)]
 pub struct Identity {
     holder: Peer,
+    authority: CertificateDer<'static>,
     authority_key: Vec<u8>,
-    not_after: Timestamp,
     authority_not_after: Timestamp,
+    credential: Arc<Credential>,
+    revocations: Arc<Revocations>,
     verifier: Arc<dyn ClientCertVerifier>,
     server: Arc<ServerConfig>,
     client: ClientConfig,
@@ -111,24 +120,51 @@ impl Identity {
         let chain = read_certificates(certificate, "certificate")?;
         let private_key = read_private_key(key)?;
         let paths = Paths { certificate, key, authority };
-        paths.check_key(&chain, &private_key)?;
+        let certified = paths.certified(&chain, &private_key)?;
         let (not_after, authority_not_after) = paths.check_validity(&chain, &authorities)?;
-        let verifier = paths.check_signature(&chain, &authorities)?;
+        let roots = paths.roots(&authorities)?;
+        let verifier = paths.check_signature(&chain, &roots)?;
         let holder = Peer::from_certificate(&chain[0])
             .map_err(|source| LoadError::Holder { path: certificate.to_owned(), source })?;
-        let roots = paths.roots(&authorities)?;
         let unusable = |error| unusable(key, error);
         let authority_key = parse(authority, &authorities[0])?.public_key().raw.to_vec();
+        let credential = Arc::new(Credential::new(certified, not_after));
+        let revocations = Arc::<Revocations>::default();
+        let verifier: Arc<dyn ClientCertVerifier> =
+            Arc::new(NotRevoked { revocations: Arc::clone(&revocations), verifier });
         Ok(Self {
             holder,
+            authority: authorities[0].clone(),
             authority_key,
-            not_after,
             authority_not_after,
-            server: server_config(Arc::clone(&verifier), chain.clone(), private_key.clone_key())
-                .map_err(unusable)?,
+            server: server_config(Arc::clone(&verifier), &credential).map_err(unusable)?,
+            client: client_config(roots, &revocations, &credential)
+                .map_err(|error| self::unusable(authority, error))?,
             verifier,
-            client: client_config(roots, chain, private_key).map_err(unusable)?,
+            credential,
+            revocations,
         })
+    }
+
+    /// Reads what is to take the place of this certificate and key. Handshakes from now on have it, also those of
+    /// clones and of configurations that were taken before.
+    pub fn replace(&self, certificate: &Path, key: &Path, authority: &Path) -> Result<(), LoadError> {
+        let new = Self::load(certificate, key, authority)?;
+        if new.holder != self.holder || new.authority_key != self.authority_key {
+            return Err(LoadError::NoSuccessor(new.holder));
+        }
+        self.credential.replace_by(&new.credential);
+        Ok(())
+    }
+
+    /// Certificates that are refused before their end.
+    pub fn revocations(&self) -> &Revocations {
+        &self.revocations
+    }
+
+    /// The authority's certificate; of several the first.
+    pub fn authority(&self) -> &CertificateDer<'static> {
+        &self.authority
     }
 
     /// Whose certificate this is.
@@ -144,7 +180,7 @@ impl Identity {
 
     /// Until when the certificate is valid.
     pub fn not_after(&self) -> Timestamp {
-        self.not_after
+        self.credential.not_after()
     }
 
     /// Until when the authority's certificate is valid; of several the one that ends first, since from then on
@@ -159,7 +195,8 @@ impl Identity {
             let parsed = x509_parser::parse_x509_certificate(certificate).ok()?.1;
             Some(Validity::of(&parsed).not_after)
         });
-        ends.chain([self.not_after, self.authority_not_after]).min().unwrap_or(self.not_after)
+        let own = self.not_after();
+        ends.chain([own, self.authority_not_after]).min().unwrap_or(own)
     }
 
     /// Serves peers that hold a certificate of the same authority, by TLS 1.3. Who the peer is,
@@ -177,6 +214,19 @@ impl Identity {
         finish(builder.with_cert_resolver(Arc::clone(&self.server.cert_resolver)))
     }
 
+    /// Serves a host that has no certificate yet and speaks [`JOIN_PROTOCOL`], by TLS 1.3. It is shown the authority's
+    /// certificate too, of which it knows the fingerprint. Nobody is known by a connection of this kind.
+    pub fn join_server_config(&self) -> ServerConfig {
+        let credential = Arc::clone(&self.credential);
+        let shown = WithAuthority { credential, authority: self.authority.clone() };
+        let builder = ServerConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&TLS13])
+            .expect("the same provider has TLS 1.3 for server_config");
+        let mut config = finish(builder.with_no_client_auth().with_cert_resolver(Arc::new(shown)));
+        config.alpn_protocols = vec![JOIN_PROTOCOL.to_vec()];
+        config
+    }
+
     /// Connects to hosts of the same authority, by TLS 1.3. The server name must be the host's
     /// Drainpipe name, not its address.
     pub fn client_config(&self) -> ClientConfig {
@@ -184,7 +234,7 @@ impl Identity {
     }
 }
 
-fn provider() -> Arc<CryptoProvider> {
+pub(crate) fn provider() -> Arc<CryptoProvider> {
     let cipher_suites = by_speed(has_aes());
     Arc::new(CryptoProvider { cipher_suites, ..rustls::crypto::ring::default_provider() })
 }
@@ -198,11 +248,10 @@ fn server_config_builder(
 
 fn server_config(
     verifier: Arc<dyn ClientCertVerifier>,
-    chain: Vec<CertificateDer<'static>>,
-    key: PrivateKeyDer<'static>,
+    credential: &Arc<Credential>,
 ) -> Result<Arc<ServerConfig>, rustls::Error> {
-    let config = server_config_builder(verifier)?.with_single_cert(chain, key)?;
-    Ok(Arc::new(finish(config)))
+    let builder = server_config_builder(verifier)?;
+    Ok(Arc::new(finish(builder.with_cert_resolver(Arc::<Credential>::clone(credential)))))
 }
 
 fn finish(mut config: ServerConfig) -> ServerConfig {
@@ -216,13 +265,17 @@ fn finish(mut config: ServerConfig) -> ServerConfig {
 
 fn client_config(
     roots: Arc<RootCertStore>,
-    chain: Vec<CertificateDer<'static>>,
-    key: PrivateKeyDer<'static>,
-) -> Result<ClientConfig, rustls::Error> {
+    revocations: &Arc<Revocations>,
+    credential: &Arc<Credential>,
+) -> Result<ClientConfig, Box<dyn std::error::Error + Send + Sync>> {
+    let verifier: Arc<dyn ServerCertVerifier> =
+        WebPkiServerVerifier::builder_with_provider(roots, provider()).build()?;
+    let verifier = NotRevoked { revocations: Arc::clone(revocations), verifier };
     let mut config = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])?
-        .with_root_certificates(roots)
-        .with_client_auth_cert(chain, key)?;
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(verifier))
+        .with_client_cert_resolver(Arc::<Credential>::clone(credential));
     config.resumption = Resumption::disabled();
     Ok(config)
 }
@@ -235,13 +288,13 @@ struct Paths<'a> {
 }
 
 impl Paths<'_> {
-    fn check_key(
+    fn certified(
         &self,
         chain: &[CertificateDer<'static>],
         key: &PrivateKeyDer<'static>,
-    ) -> Result<(), LoadError> {
+    ) -> Result<CertifiedKey, LoadError> {
         match CertifiedKey::from_der(chain.to_vec(), key.clone_key(), &provider()) {
-            Ok(_) => Ok(()),
+            Ok(certified) => Ok(certified),
             Err(rustls::Error::InconsistentKeys(_)) => Err(LoadError::KeyMismatch {
                 key: self.key.to_owned(),
                 certificate: self.certificate.to_owned(),
@@ -271,10 +324,9 @@ impl Paths<'_> {
     fn check_signature(
         &self,
         chain: &[CertificateDer<'static>],
-        authorities: &[CertificateDer<'static>],
+        roots: &Arc<RootCertStore>,
     ) -> Result<Arc<dyn ClientCertVerifier>, LoadError> {
-        let roots = self.roots(authorities)?;
-        let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider())
+        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::clone(roots), provider())
             .build()
             .map_err(|error| unusable(self.authority, error))?;
         match verifier.verify_client_cert(&chain[0], &chain[1..], UnixTime::now()) {

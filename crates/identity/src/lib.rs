@@ -12,18 +12,27 @@
 //! the host that was meant. Addresses are in no certificate, so a host may change its own.
 
 pub mod authority;
+mod credential;
 mod explain;
 mod files;
 mod identity;
+mod joined;
 mod name;
 mod one_host;
 mod peer;
+mod pinned;
+mod revocation;
 mod suites;
+mod token;
 mod validity;
 
-pub use explain::{explain, is_for_certificates};
+pub use explain::{explain, explain_join, is_for_certificates};
 pub use files::{FileError, check_unchangeable};
 pub use identity::{Identity, LoadError};
+pub use joined::{JoinedFiles, KeyRequest};
 pub use name::{InvalidName, check_name};
 pub use peer::{Peer, PeerError};
+pub use pinned::{JOIN_PROTOCOL, join_config};
+pub use revocation::Revocations;
+pub use token::{Fingerprint, InvalidToken, JoinSecret, JoinToken};
 pub use validity::Validity;

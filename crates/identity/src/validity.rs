@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 
 use jiff::{SignedDuration, Timestamp};
-use rustls::pki_types::UnixTime;
+use rustls::pki_types::{CertificateDer, UnixTime};
 use x509_parser::certificate::X509Certificate;
 use x509_parser::time::ASN1Time;
 
@@ -28,6 +28,17 @@ impl Validity {
             not_before: now.checked_sub(CLOCK_DIFFERENCE).unwrap_or(Timestamp::MIN),
             not_after: now.checked_add(length).unwrap_or(Timestamp::MAX),
         }
+    }
+
+    /// From now, and a little before for hosts whose clock is late, for so long; never from before `earliest`.
+    pub fn lasting(length: SignedDuration, earliest: Timestamp) -> Self {
+        let now = Timestamp::now();
+        let not_before = now.checked_sub(CLOCK_DIFFERENCE).unwrap_or(Timestamp::MIN).max(earliest);
+        Self { not_before, not_after: now.checked_add(length).unwrap_or(Timestamp::MAX) }
+    }
+
+    pub(crate) fn of_der(certificate: &CertificateDer<'_>) -> Option<Self> {
+        x509_parser::parse_x509_certificate(certificate).ok().map(|(_, parsed)| Self::of(&parsed))
     }
 
     pub(crate) fn of(certificate: &X509Certificate<'_>) -> Self {

@@ -44,6 +44,8 @@ pub(crate) enum Operation<'a> {
     ChangeHost,
     /// Empty the host, or let VMs come to it again.
     Drain,
+    /// Let hosts into the fleet, have them leave it, or revoke certificates.
+    ChangeFleet,
     /// Move a VM from here to that host, or cancel such a migration.
     MigrateTo(&'a str),
     /// Send a VM here, or carry on with one that `source` has begun to send.
@@ -71,7 +73,11 @@ pub(crate) fn authorise(caller: &Caller, operation: Operation<'_>) -> Result<(),
     let allowed = match (caller, operation) {
         (
             Caller::Root | Caller::Peer(Peer::Operator(_)),
-            Operation::ManageVms | Operation::ChangeHost | Operation::Drain | Operation::MigrateTo(_),
+            Operation::ManageVms
+            | Operation::ChangeHost
+            | Operation::Drain
+            | Operation::ChangeFleet
+            | Operation::MigrateTo(_),
         ) => true,
         (
             Caller::Peer(Peer::Host(host)),
@@ -90,13 +96,18 @@ fn refusal(caller: &Caller, operation: Operation<'_>) -> Problem {
         Operation::ManageVms => "manage the VMs of this host".to_owned(),
         Operation::ChangeHost => "change settings of this host".to_owned(),
         Operation::Drain => "drain this host, or end that".to_owned(),
+        Operation::ChangeFleet => "let hosts into the fleet, or have them leave it, on this host".to_owned(),
         Operation::MigrateTo(target) => format!("move a VM from here to {target}"),
         Operation::SendVm { source } => format!("send a VM here in the name of {source}"),
         Operation::CarryOnCheck { source } => format!("carry on with a check in the name of {source}"),
         Operation::AskHandOver { target } => format!("ask about a VM that goes to {target}"),
     };
     let cure = match operation {
-        Operation::ManageVms | Operation::ChangeHost | Operation::Drain | Operation::MigrateTo(_) => {
+        Operation::ManageVms
+        | Operation::ChangeHost
+        | Operation::Drain
+        | Operation::ChangeFleet
+        | Operation::MigrateTo(_) => {
             "; use root on this host, or an operator's certificate (`drainpipe pki operator`)"
         }
         Operation::SendVm { .. } | Operation::CarryOnCheck { .. } | Operation::AskHandOver { .. } => "",
@@ -134,7 +145,7 @@ mod tests {
 
     #[test]
     fn a_host_manages_no_vms_of_another() {
-        for operation in [Operation::ManageVms, Operation::ChangeHost, Operation::Drain] {
+        for operation in [Operation::ManageVms, Operation::ChangeHost, Operation::Drain, Operation::ChangeFleet] {
             assert!(authorise(&host("a"), operation).is_err());
         }
         assert!(authorise(&Caller::Root, Operation::ManageVms).is_ok());

@@ -15,6 +15,9 @@ use super::error::ApiError;
 /// Longest request body. The longest honest one is a VM's specification.
 pub(super) const BODY_BYTES_MAX: usize = 1 << 20;
 
+/// Longest body of a request to join: a name, an address, and a request for a certificate.
+pub(super) const JOIN_BYTES_MAX: usize = 16 << 10;
+
 /// How long a body may take once its head is here; who sends a byte now and then must not hold one of
 /// the server's connections for ever.
 const BODY_DEADLINE: Duration = Duration::from_secs(10);

@@ -20,7 +20,7 @@ pub(crate) mod extract;
 mod forward;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
-mod handlers;
+pub(crate) mod handlers;
 mod openapi;
 #[cfg(test)]
 mod tests;
@@ -33,12 +33,13 @@ use axum::extract::{DefaultBodyLimit, FromRef};
 use axum::middleware::{from_fn, from_fn_with_state};
 use utoipa_axum::router::OpenApiRouter;
 
-use self::handlers::{bandwidth, between_agents, checks, drain, fixes, hosts, journal, migrations, vms};
+use self::handlers::{bandwidth, between_agents, checks, drain, fixes, fleet, hosts, journal, migrations, vms};
 use crate::check::Checks;
 use crate::drain::Drains;
 use crate::fixes::Fixes;
 use crate::host::Host;
 use crate::incoming::Incoming;
+use crate::joining::Joining;
 use crate::journal::Journal;
 use crate::outgoing::Outgoing;
 use crate::peers::Peers;
@@ -71,6 +72,8 @@ pub(crate) struct Parts {
     pub(crate) outgoing: Arc<Outgoing>,
     /// The drain of this host.
     pub(crate) drains: Arc<Drains>,
+    /// Who comes to the fleet, and who leaves it.
+    pub(crate) joining: Arc<Joining>,
     /// What checks have mended here.
     pub(crate) fixes: Arc<Fixes>,
 }
@@ -89,6 +92,15 @@ pub(crate) fn router(parts: Parts) -> Router {
         .with_state(parts)
 }
 
+/// All that is answered to who has no certificate and wants one.
+pub(crate) fn router_to_join(joining: Arc<Joining>) -> Router {
+    Router::from(fleet::routes_to_join())
+        .fallback(error::no_such_path)
+        .method_not_allowed_fallback(error::no_such_method)
+        .layer(DefaultBodyLimit::max(extract::JOIN_BYTES_MAX))
+        .with_state(joining)
+}
+
 fn routes_for_all() -> Routes {
     hosts::routes()
         .merge(checks::routes())
@@ -98,8 +110,12 @@ fn routes_for_all() -> Routes {
         .merge(drain::routes())
         .merge(bandwidth::routes())
         .merge(journal::routes())
+        .merge(fleet::routes())
 }
 
 fn routes_for_agents() -> Routes {
-    between_agents::routes().merge(checks::routes_for_agents()).merge(journal::routes_for_agents())
+    between_agents::routes()
+        .merge(checks::routes_for_agents())
+        .merge(journal::routes_for_agents())
+        .merge(fleet::routes_for_agents())
 }

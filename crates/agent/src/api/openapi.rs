@@ -12,6 +12,7 @@ use utoipa::openapi::{
 };
 use utoipa::{OpenApi as _, ToSchema};
 
+use super::handlers::fleet::routes_to_join;
 use super::{routes_for_agents, routes_for_all};
 
 /// Tag of hosts.
@@ -22,6 +23,8 @@ pub(super) const VMS: &str = "vms";
 pub(super) const MIGRATIONS: &str = "migrations";
 /// Tag of emptying a host.
 pub(super) const DRAIN: &str = "drain";
+/// Tag of who is in the fleet.
+pub(super) const FLEET: &str = "fleet";
 /// Tag of what only agents say to each other.
 pub(super) const BETWEEN_AGENTS: &str = "between-agents";
 
@@ -70,6 +73,7 @@ use them.",
         (name = VMS, description = "VMs that Drainpipe runs itself."),
         (name = MIGRATIONS, description = "Migrations from a host: under way and past."),
         (name = DRAIN, description = "Emptying a host, and bringing back what left it."),
+        (name = FLEET, description = "Hosts that come to the fleet and leave it."),
         (name = BETWEEN_AGENTS, description = "Steps of a migration and of a check, from the source's agent to the target's."),
     ),
     components(schemas(Problem)),
@@ -86,6 +90,7 @@ fn make() -> OpenApi {
     let mut document = Base::openapi();
     document.merge(routes_for_all().into_openapi());
     document.merge(routes_for_agents().into_openapi());
+    document.merge(routes_to_join().into_openapi());
     add_security(&mut document);
     for (path, item) in &mut document.paths.paths {
         for operation in [&mut item.get, &mut item.post, &mut item.delete].into_iter().flatten() {

@@ -37,7 +37,7 @@ pub(crate) async fn read(checks: &Checks) -> Result<CheckFacts, Problem> {
     let view = checks.host_view().await?;
     let kernel_links = checks.network.links().await.map_err(Problem::failed)?;
     let lately = checks.recent.look(Instant::now(), &kernel_links);
-    let management = checks.host.network.management_addresses(&checks.host.config).await;
+    let management = checks.host.network.management_addresses(&checks.host.config, &checks.host.peers()).await;
     let rdma_devices = drainpipe_net::rdma_devices().map_err(Problem::failed)?;
     let every_link = view.facts.links.iter().chain(&view.facts.management_links);
     let links = every_link.map(|wanted| async {
@@ -65,7 +65,7 @@ pub(crate) async fn read(checks: &Checks) -> Result<CheckFacts, Problem> {
         protocols: view.protocols,
         kernel: view.kernel,
         migration_ports: [*ports.start(), *ports.end()],
-        peers: checks.host.config.peers.iter().map(|peer| peer.name.clone()).collect(),
+        peers: checks.host.peers().into_iter().map(|peer| peer.name).collect(),
         clock_unix_ms: Timestamp::now().as_millisecond(),
         certificate_ends_unix_s: checks.peers.identity.not_after().as_second(),
         authority_ends_unix_s: Some(checks.peers.identity.authority_not_after().as_second()),

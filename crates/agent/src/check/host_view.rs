@@ -16,7 +16,7 @@ impl Checks {
         let cordon = self.journal.cordon()?;
         let release = Release::own();
         let hardware = &self.host.hardware;
-        let peers = self.host.config.peers.iter();
+        let peers = self.host.peers().into_iter();
         Ok(HostView {
             facts: self.incoming.facts().await?,
             agent_version: release.version,
@@ -28,7 +28,7 @@ impl Checks {
             cordoned: cordon.is_some(),
             swap_with: cordon.and_then(|cordon| cordon.swap_with),
             peers: peers
-                .map(|peer| PeerView { name: peer.name.clone(), address: peer.address.to_string() })
+                .map(|peer| PeerView { name: peer.name, address: peer.address.to_string() })
                 .collect(),
             paths: self.known_paths.all(),
         })
@@ -42,16 +42,16 @@ impl Checks {
             host: Some(self.host_view().await?),
             error: None,
         };
-        let others = self.host.config.peers.iter().map(|peer| async move {
+        let others = self.host.peers().into_iter().map(|peer| async move {
             let asked = match self.peers.get(&peer.name) {
-                Some(client) => look_at_host(self.host.name(), client, &peer.name, LIST_DEADLINE).await,
+                Some(client) => look_at_host(self.host.name(), &client, &peer.name, LIST_DEADLINE).await,
                 None => Err(Problem::failed("no client")),
             };
             let (host, error) = match asked {
                 Ok(view) => (Some(view), None),
                 Err(problem) => (None, Some(problem.message)),
             };
-            HostStatus { name: peer.name.clone(), address: peer.address.to_string(), host, error }
+            HostStatus { name: peer.name, address: peer.address.to_string(), host, error }
         });
         let mut all = vec![own];
         all.extend(join_all(others).await);

@@ -50,16 +50,20 @@ impl KnownPaths {
     }
 }
 
+/// How soon the first host that joins is found.
+const LOOK_FOR_HOSTS_EVERY: Duration = Duration::from_secs(10);
+
 /// Looks at one peer after the other, each of them once within `probe_every_s`. Does not end by itself.
 pub(crate) async fn keep_trying(checks: Arc<Checks>, is_migrating: impl Fn() -> bool) {
-    let peers: Vec<&str> = checks.host.config.peers.iter().map(|peer| peer.name.as_str()).collect();
-    let peers_max = u32::try_from(peers.len()).unwrap_or(u32::MAX);
-    let Some(pause) = Duration::from_secs(checks.host.config.probe_every_s.into()).checked_div(peers_max)
-    else {
-        return;
-    };
+    let every = Duration::from_secs(checks.host.config.probe_every_s.into());
     let mut is_first_round = true;
-    while !pause.is_zero() {
+    while !every.is_zero() {
+        let peers: Vec<String> = checks.host.peers().into_iter().map(|peer| peer.name).collect();
+        let count = u32::try_from(peers.len()).unwrap_or(u32::MAX);
+        let Some(pause) = every.checked_div(count) else {
+            sleep(LOOK_FOR_HOSTS_EVERY).await;
+            continue;
+        };
         for peer in &peers {
             sleep(if is_first_round { SETTLE.min(pause) } else { jittered(pause) }).await;
             // Its own paths are watched then, and its links are not to be disturbed.
@@ -104,9 +108,9 @@ async fn look(checks: &Checks, peer: &str) -> Result<(), Problem> {
 
 async fn records(checks: &Checks, peer: &str, known: &[PathRecord]) -> Result<Vec<PathRecord>, Problem> {
     let client = checks.peers.get(peer).ok_or_else(|| Problem::not_found(format!("no peer {peer}")))?;
-    let (theirs, _) = facts::ask(checks, client, peer).await?;
+    let (theirs, _) = facts::ask(checks, &client, peer).await?;
     let own = checks.incoming.facts().await?;
-    let tried = try_all(checks, client, [&own, &theirs.host]).await?;
+    let tried = try_all(checks, &client, [&own, &theirs.host]).await?;
     Ok(after_trial(known, [&own, &theirs.host], &tried, &Timestamp::now().to_string()))
 }
 

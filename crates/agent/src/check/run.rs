@@ -41,7 +41,7 @@ pub(crate) async fn run(checks: &Checks, target: &str, vm: Option<&str>) -> Resu
     let _slot = checks.begin()?;
     let report =
         |findings, paths| CheckReport { source: source.into(), target: target.into(), findings, paths };
-    let (target_facts, clock) = match facts::ask(checks, peer, target).await {
+    let (target_facts, clock) = match facts::ask(checks, &peer, target).await {
         Ok(answer) => answer,
         Err(NoAnswer::TooFarApart(apart)) => return Ok(report(vec![apart.finding()], vec![])),
         Err(NoAnswer::Problem(problem)) if problem.kind == ProblemKind::Unreachable => {
@@ -55,9 +55,9 @@ pub(crate) async fn run(checks: &Checks, target: &str, vm: Option<&str>) -> Resu
         }
     };
     let source_facts = facts::read(checks).await?;
-    let vms = vms::ask(checks, peer, target, &running).await?;
-    let trials = try_paths(checks, peer, &source_facts, &target_facts);
-    let (trials, way_back) = tokio::join!(trials, way_back::ask(checks, peer, target));
+    let vms = vms::ask(checks, &peer, target, &running).await?;
+    let trials = try_paths(checks, &peer, &source_facts, &target_facts);
+    let (trials, way_back) = tokio::join!(trials, way_back::ask(checks, &peer, target));
     let trials = trials?;
     let paths: Vec<Path> = trials.iter().map(|trial| trial.path.clone()).collect();
     let pair = Pair {
@@ -79,7 +79,7 @@ pub(crate) async fn run(checks: &Checks, target: &str, vm: Option<&str>) -> Resu
 
 /// Where a peer's agent listens.
 fn agent_port(checks: &Checks, peer: &str) -> u16 {
-    let peer = checks.host.config.peers.iter().find(|configured| configured.name == peer);
+    let peer = checks.host.peers().into_iter().find(|known| known.name == peer);
     peer.map_or(DEFAULT_PORT, |peer| peer.address.port())
 }
 

@@ -284,9 +284,9 @@ impl WayBack {
         if there.state == VmState::Stopped {
             return Fetched::Failed(Problem::refused(does_not_run(&one.vm)));
         }
-        let begun = match self.on_its_way(peer, &there).await {
+        let begun = match self.on_its_way(&peer, &there).await {
             Some(id) => Ok(id),
-            None => self.ask_for(peer, one).await,
+            None => self.ask_for(&peer, one).await,
         };
         match begun {
             Ok(id) => {
@@ -294,7 +294,7 @@ impl WayBack {
                     (one.state, one.migration) = (MoveState::Preparing, Some(id.clone()));
                     (one.attempts, one.error) = (attempt, None);
                 });
-                let end = self.follow(peer, &one.vm, &id).await;
+                let end = self.follow(&peer, &one.vm, &id).await;
                 self.carry(&one.vm, vec![]);
                 end
             }

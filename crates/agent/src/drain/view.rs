@@ -93,7 +93,7 @@ fn forget_leaving(targets: &mut [TargetView], here: &[VmView]) {
 fn targets(drains: &Drains, request: &DrainRequest) -> Vec<String> {
     let named: Vec<String> = super::targets_named(request).cloned().collect();
     if named.is_empty() {
-        return drains.host.config.peers.iter().map(|peer| peer.name.clone()).collect();
+        return drains.host.peers().into_iter().map(|peer| peer.name).collect();
     }
     named
 }
@@ -290,10 +290,10 @@ async fn ask(
     let peer = drains.peers.target(name)?;
     let largest = running.iter().map(|vmm| vmm.spec().memory_kib() << 10).max();
     let Meeting { source, target, plan, .. } =
-        meet(&drains.outgoing, peer, name, manager_of_all(running), request, largest.unwrap_or(0)).await?;
+        meet(&drains.outgoing, &peer, name, manager_of_all(running), request, largest.unwrap_or(0)).await?;
     let list = peer.get::<VmList>("/v1/vms");
     let limit = peer.get::<BandwidthView>("/v1/bandwidth");
-    let findings = check::before_migration(&drains.checks, peer, name, running, &plan);
+    let findings = check::before_migration(&drains.checks, &peer, name, running, &plan);
     let (list, limit, findings) = tokio::try_join!(list, limit, findings)?;
     let limits = [drains.transfer.bandwidth.limit_mbps(), limit.limit_mbps];
     // Of the partner's memory the plan knows by itself, and that it may become more.

@@ -11,7 +11,7 @@ impl Incoming {
     /// What they need to know.
     pub(crate) async fn facts(&self) -> Result<HostFacts, Problem> {
         let host = &self.host;
-        let links = host.network.migration_links(&host.config).await?;
+        let links = host.migration_links().await?;
         let migration_address = host.migration_address().await?;
         let devices = drainpipe_net::rdma_devices().map_err(Problem::failed)?;
         let packing = self.transfer.packing()?;

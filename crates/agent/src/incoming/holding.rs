@@ -39,10 +39,10 @@ pub(crate) async fn check_nowhere_else(
     vm: &str,
     although_unreachable: &BTreeSet<String>,
 ) -> Result<(), Problem> {
-    let asked = join_all(incoming.peers.all().map(|(name, peer)| async move {
+    let asked = join_all(incoming.peers.all().into_iter().map(|(name, peer)| async move {
         // What it knows of this host's journal comes first: an older one proves nothing.
-        let (_told, answer) = tokio::join!(proof.tell(name, peer), ask(peer, vm));
-        (name.to_owned(), answer)
+        let (_told, answer) = tokio::join!(proof.tell(&name, &peer), ask(&peer, vm));
+        (name, answer)
     }));
     let answers: BTreeMap<String, Answer> = asked.await.into_iter().collect();
     let asked = Asked {

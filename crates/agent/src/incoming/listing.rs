@@ -22,12 +22,13 @@ impl Incoming {
             let asked = self
                 .peers
                 .all()
+                .into_iter()
                 .map(async |(name, peer)| (name, peer.get_within::<VmList>("/v1/vms", LIST_DEADLINE).await));
             for (name, answer) in join_all(asked).await {
                 match answer {
                     Ok(more) => list.vms.extend(more.vms),
                     Err(problem) => {
-                        list.hosts_not_asked.push(name.into());
+                        list.hosts_not_asked.push(name);
                         list.errors.push(problem.message);
                     }
                 }

@@ -132,6 +132,13 @@ pub(super) const SCHEMA_CHANGES: &[&str] = &[
         WHERE result IS NULL OR ended_at_ms >= 1000 * strftime('%s', drains.started_at)
     );
 ",
+    "
+    CREATE TABLE join_tokens (
+        hash TEXT PRIMARY KEY,
+        ends_at_s INTEGER NOT NULL,
+        used_by TEXT
+    );
+",
 ];
 
 /// Makes the journal's directory, if it is not there.

@@ -155,7 +155,7 @@ impl Executor {
         }
     }
 
-    fn peer(&self) -> Result<&ApiClient, Problem> {
+    fn peer(&self) -> Result<ApiClient, Problem> {
         self.outgoing.peers.target(&self.running.target)
     }
 

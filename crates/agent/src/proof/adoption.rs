@@ -20,6 +20,7 @@ use crate::api_types::{JournalView, LiveVm, MigrationView};
 use crate::beside::{Beside, Way};
 use crate::client::ApiClient;
 use crate::config::Config;
+use crate::fleet::known_peers;
 use crate::journal::{Adopted, Journal, set_aside};
 
 /// How long a QEMU may take to say what it does: somebody waits, and one that is mute is taken as it is.
@@ -94,7 +95,7 @@ async fn find(config: &Config, hypervisor: &dyn Hypervisor, identity: &Identity)
 /// What the other hosts are moving here, and who does not say.
 async fn coming(config: &Config, identity: &Identity) -> Result<(Vec<MigrationView>, Vec<String>), Problem> {
     let mut clients = vec![];
-    for peer in &config.peers {
+    for peer in known_peers(config, identity)? {
         clients.push((peer.name.clone(), ApiClient::over_tls(&peer.name, peer.address, identity)?));
     }
     let asked = clients

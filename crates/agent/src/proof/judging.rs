@@ -10,6 +10,7 @@ use futures_util::future::join_all;
 use super::telling::hear;
 use crate::client::ApiClient;
 use crate::config::Config;
+use crate::fleet::known_peers;
 use crate::journal::{Journal, RuntimeWitness, look};
 
 /// What was found.
@@ -78,7 +79,7 @@ fn living(config: &Config, hypervisor: &dyn Hypervisor) -> Result<Vec<VmName>, P
 
 async fn ask_all(config: &Config, identity: &Identity) -> Result<Vec<Testimony>, Problem> {
     let mut clients = vec![];
-    for peer in &config.peers {
+    for peer in known_peers(config, identity)? {
         clients.push((peer.name.clone(), ApiClient::over_tls(&peer.name, peer.address, identity)?));
     }
     let asked = clients.iter().map(|(name, client)| async move {

@@ -92,10 +92,10 @@ pub(crate) async fn keep_telling(proof: Arc<Proof>) {
     let mut generations = proof.journal.generations();
     loop {
         generations.mark_unchanged();
-        let told = proof.peers.all().map(|(name, peer)| {
+        let told = proof.peers.all().into_iter().map(|(name, peer)| {
             let proof = &proof;
             async move {
-                if let Err(problem) = proof.tell(name, peer).await {
+                if let Err(problem) = proof.tell(&name, &peer).await {
                     debug!(peer = name, %problem, "it does not say what it has heard of this host's journal");
                 }
             }

@@ -8,6 +8,7 @@ pub(crate) mod disk;
 pub(crate) mod documents;
 pub(crate) mod drain;
 mod fix;
+pub(crate) mod fleet;
 pub(crate) mod history;
 pub(crate) mod hosts;
 pub(crate) mod journal;

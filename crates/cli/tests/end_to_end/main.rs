@@ -29,6 +29,7 @@ mod flooded;
 mod guest;
 mod huge_pages;
 mod idle_paths;
+mod joining;
 mod keeper;
 mod kills;
 mod lab_cli;
@@ -181,6 +182,7 @@ fn main() -> ExitCode {
         ("drain_faults", drain_faults::TESTS),
         ("drain_losses", drain_losses::TESTS),
         ("keeper", keeper::TESTS),
+        ("joining", joining::TESTS),
         ("lab_cli", lab_cli::TESTS),
         ("service", service::TESTS),
         ("link_addresses", link_addresses::TESTS),

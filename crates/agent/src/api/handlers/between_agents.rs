@@ -82,7 +82,7 @@ fn check_source(incoming: &Incoming, caller: &Caller, id: &str) -> Result<(), Pr
 
 /// The links that a source may ask for: those that this host's configuration gives to migrations.
 pub(super) async fn own_links(host: &Host) -> Result<Vec<MigrationLink>, Problem> {
-    Ok(host.network.migration_links(&host.config).await?.all())
+    Ok(host.migration_links().await?.all())
 }
 
 /// Refuses paths over links that are not for migrations, or to gateways that they do not reach, and a link

@@ -6,6 +6,7 @@ pub(super) mod between_agents;
 pub(super) mod checks;
 pub(super) mod drain;
 pub(super) mod fixes;
+pub(crate) mod fleet;
 pub(super) mod hosts;
 pub(super) mod journal;
 pub(super) mod migrations;

@@ -73,7 +73,8 @@ impl Executor {
         match vmm.sent(SWITCH_OVER_DEADLINE).await.map_err(qemu_failed)? {
             Some(parcel) => {
                 let complete = self.incoming("complete");
-                let there = self.peer()?.post_within::<()>(&complete, &parcel, SWITCH_OVER_DEADLINE);
+                let peer = self.peer()?;
+                let there = peer.post_within::<()>(&complete, &parcel, SWITCH_OVER_DEADLINE);
                 let here = async { vmm.let_go(QMP_DEADLINE).await.map_err(qemu_failed) };
                 tokio::try_join!(there, here).map(drop)
             }

@@ -193,7 +193,7 @@ impl Executor {
         let request = Request { post_copy: true, ..RequestedOption::Tcp.into() };
         let (peer, target) = (self.peer()?, &self.running.target);
         let Meeting { plan, .. } =
-            meet(&self.outgoing, peer, target, None, request, self.memory_bytes()).await?;
+            meet(&self.outgoing, &peer, target, None, request, self.memory_bytes()).await?;
         Ok(plan)
     }
 

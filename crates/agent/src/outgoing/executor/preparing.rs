@@ -39,8 +39,9 @@ impl Executor {
     pub(super) async fn establish_hosts(&mut self) -> Result<Event, Problem> {
         let (outgoing, to, vmm) = (&self.outgoing, &self.running.target, self.claimed.vmm.as_deref());
         let asked = informed(outgoing, to, self.request, vmm).await?;
+        let peer = self.peer()?;
         let meeting =
-            meet(outgoing, self.peer()?, to, self.claimed.definition.manager, asked, self.memory_bytes());
+            meet(outgoing, &peer, to, self.claimed.definition.manager, asked, self.memory_bytes());
         // Nobody waits for it: it is for the prediction alone.
         let looked = async {
             match vmm.filter(|_| asked.zero_share.is_none() && !asked.post_copy) {
@@ -57,7 +58,7 @@ impl Executor {
         let vmm = self.claimed.vmm.as_ref().ok_or_else(|| does_not_run(&self.running.vm))?;
         let vms = std::slice::from_ref(vmm);
         self.findings =
-            check::before_migration(&self.outgoing.checks, self.peer()?, &self.running.target, vms, &plan)
+            check::before_migration(&self.outgoing.checks, &self.peer()?, &self.running.target, vms, &plan)
                 .await?;
         self.facts = Some((source, target.facts));
         self.plan = Some(plan.clone());

@@ -52,9 +52,9 @@ impl Executor {
         self.measurements.transfer_begins(&self.outgoing.host.network, plan, address, now_ms).await?;
         let vmm = self.vmm()?;
         let own_peer = self.own_connections().map(|(_, address)| address);
-        let target = &self.running.target;
-        let guard =
-            Guard::start(&self.outgoing.host.config, &self.running.id, &**vmm, target, own_peer).await?;
+        let host = &self.outgoing.host;
+        let target = host.peer(&self.running.target)?;
+        let guard = Guard::start(&host.config, &self.running.id, &**vmm, &target, own_peer).await?;
         let (relay, send_to) = self.relay_to(plan, endpoint, address, &guard)?;
         self.tell_watch(plan, address.port()).await;
         let valve = valve(plan, relay.as_ref(), Pacer::new(Arc::clone(vmm), address, connections(plan)));

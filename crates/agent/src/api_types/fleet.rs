@@ -1,0 +1,134 @@
+//! Hosts that come to the fleet and leave it.
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+pub use crate::fleet::SignedList;
+
+/// A token that lets one host join.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct TokenView {
+    /// The token: this host's name, the authority's fingerprint and a secret.
+    pub token: String,
+    /// Where the new host asks.
+    pub address: String,
+    /// Until when (RFC 3339).
+    pub ends_at: String,
+}
+
+/// For how long a token is to be good.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TokenRequest {
+    /// Seconds, a day at most.
+    #[schema(minimum = 1, maximum = 86_400)]
+    pub life_s: u32,
+}
+
+/// What a host says that wants to join.
+#[derive(Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct JoinRequest {
+    /// The secret of a token.
+    pub secret: String,
+    /// Its name.
+    pub name: String,
+    /// Where its agent listens.
+    #[schema(value_type = String)]
+    pub address: SocketAddr,
+    /// A request for a certificate (PKCS #10, PEM). Of it, nothing but the key counts.
+    pub certificate_request: String,
+}
+
+/// What a host gets that has joined.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct JoinAnswer {
+    /// Its certificate, in PEM.
+    pub certificate: String,
+    /// The authority's, in PEM.
+    pub authority: String,
+    /// The hosts of the fleet.
+    pub list: SignedList,
+}
+
+/// A request for a new certificate, by a host whose own is about to end.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RenewalRequest {
+    /// As when it joined, for a new key.
+    pub(crate) certificate_request: String,
+}
+
+/// A new certificate.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub(crate) struct RenewalAnswer {
+    /// In PEM.
+    pub(crate) certificate: String,
+}
+
+/// Which list of hosts somebody has.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct FleetNews {
+    /// Its version; 0 for none.
+    pub(crate) version: u64,
+    /// The list itself, for who has an older one.
+    pub(crate) list: Option<SignedList>,
+}
+
+/// The fleet.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FleetView {
+    /// The host that has the authority's key: new hosts ask there, and certificates are renewed there.
+    pub authority: String,
+    /// Version of this list: it goes up with each change.
+    pub version: u64,
+    /// Its hosts.
+    pub members: Vec<MemberView>,
+    /// Whose certificates were revoked.
+    pub revoked: Vec<RevokedView>,
+}
+
+/// A host of the fleet.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MemberView {
+    /// Its name.
+    pub name: String,
+    /// Where its agent listens.
+    pub address: String,
+    /// Since when it is one (RFC 3339).
+    pub since: String,
+    /// Who let it in.
+    pub by: String,
+}
+
+/// Somebody whose certificates are good no more.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RevokedView {
+    /// `host a`, or `operator ann`.
+    pub holder: String,
+    /// Those that were made until then (RFC 3339).
+    pub at: String,
+}
+
+/// Whose certificates are to be good no more.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RevocationRequest {
+    /// A host's or an operator's name.
+    pub name: String,
+    /// Whether it is an operator's.
+    #[serde(default)]
+    pub is_operator: bool,
+}
+
+/// How a host is to leave.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DepartureRequest {
+    /// Although it has VMs.
+    #[serde(default)]
+    pub force: bool,
+}

@@ -1,0 +1,206 @@
+//! The list of the fleet's hosts, as its authority signs it. Whoever has a newer one may hand it on: nobody can change
+//! it, and an older one is not taken.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+
+use drainpipe_identity::{Peer, authority, check_name};
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+use utoipa::ToSchema;
+
+/// Most hosts of a fleet.
+pub(crate) const MEMBERS_MAX: usize = 1024;
+
+/// Longest text of a list. With its signature it fits into a request.
+pub(crate) const LIST_BYTES_MAX: usize = 512 << 10;
+
+/// Which hosts there are, and whose certificates are good no more.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FleetList {
+    /// Goes up with each change.
+    pub(crate) version: u64,
+    /// The host that has the authority's key.
+    pub(crate) authority: String,
+    /// For how long certificates are made.
+    pub(crate) certificate_s: u32,
+    /// The hosts, by name.
+    pub(crate) members: BTreeMap<String, Member>,
+    /// When the certificates of these hosts and operators were revoked.
+    #[serde(default)]
+    pub(crate) revoked_hosts: BTreeMap<String, Timestamp>,
+    #[serde(default)]
+    pub(crate) revoked_operators: BTreeMap<String, Timestamp>,
+}
+
+/// One host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Member {
+    /// Where its agent listens.
+    pub(crate) address: SocketAddr,
+    /// Since when it is one.
+    pub(crate) since: Timestamp,
+    /// Who let it in.
+    pub(crate) by: String,
+}
+
+/// A list with its signature.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SignedList {
+    /// The list, as JSON: byte for byte what was signed.
+    list: String,
+    /// The authority's signature: ECDSA over P-256, in ASN.1.
+    signature: Vec<u8>,
+}
+
+/// Why a list is not taken.
+#[derive(Debug, Error)]
+pub(crate) enum ListError {
+    #[error("it is longer than {LIST_BYTES_MAX} bytes")]
+    TooLong,
+    #[error("the authority did not sign it")]
+    NotSigned,
+    #[error("it makes no sense: {0}")]
+    Malformed(#[from] serde_json::Error),
+    #[error("it has more than {MEMBERS_MAX} hosts")]
+    TooMany,
+    #[error("it has a host named {0:?}")]
+    Name(String),
+}
+
+impl FleetList {
+    /// Of a fleet that consists of the host with the authority.
+    pub(crate) fn first(host: &str, address: SocketAddr, certificate_s: u32, now: Timestamp) -> Self {
+        let member = Member { address, since: now, by: "drainpipe init".into() };
+        Self {
+            version: 1,
+            authority: host.into(),
+            certificate_s,
+            members: BTreeMap::from([(host.into(), member)]),
+            revoked_hosts: BTreeMap::new(),
+            revoked_operators: BTreeMap::new(),
+        }
+    }
+
+    /// With a host that was not in it.
+    pub(crate) fn with(mut self, name: &str, member: Member) -> Result<Self, ListError> {
+        if self.members.len() >= MEMBERS_MAX {
+            return Err(ListError::TooMany);
+        }
+        self.members.insert(name.into(), member);
+        Ok(self)
+    }
+
+    /// Without this holder, whose certificates from before are good no more.
+    pub(crate) fn without(mut self, holder: &Peer, now: Timestamp) -> Self {
+        match holder {
+            Peer::Host(name) => {
+                self.members.remove(name);
+                self.revoked_hosts.insert(name.clone(), now);
+            }
+            Peer::Operator(name) => drop(self.revoked_operators.insert(name.clone(), now)),
+        }
+        self
+    }
+
+    /// When each holder's certificates were revoked.
+    pub(crate) fn revoked(&self) -> BTreeMap<Peer, Timestamp> {
+        let hosts = self.revoked_hosts.iter().map(|(name, at)| (Peer::Host(name.clone()), *at));
+        let operators = self.revoked_operators.iter().map(|(name, at)| (Peer::Operator(name.clone()), *at));
+        hosts.chain(operators).collect()
+    }
+
+    /// The earliest beginning of a certificate for this host that is not taken for a revoked one.
+    pub(crate) fn earliest(&self, host: &str) -> Timestamp {
+        let revoked = self.revoked_hosts.get(host);
+        // Certificates know whole seconds.
+        revoked.map_or(Timestamp::MIN, |at| Timestamp::from_second(at.as_second() + 1).unwrap_or(Timestamp::MAX))
+    }
+
+    fn check(&self) -> Result<(), ListError> {
+        if self.members.len() > MEMBERS_MAX {
+            return Err(ListError::TooMany);
+        }
+        let names: BTreeSet<&String> =
+            self.members.keys().chain(self.revoked_hosts.keys()).chain([&self.authority]).collect();
+        let bad = names.into_iter().find(|name| check_name(name).is_err());
+        bad.map_or(Ok(()), |name| Err(ListError::Name(name.chars().take(64).collect())))
+    }
+}
+
+impl SignedList {
+    /// Signed by whoever has the authority's key.
+    pub(crate) fn new<E>(
+        list: &FleetList,
+        sign: impl FnOnce(&[u8]) -> Result<Vec<u8>, E>,
+    ) -> Result<Self, E> {
+        let list = serde_json::to_string(list).expect("a list has names and times only");
+        let signature = sign(list.as_bytes())?;
+        Ok(Self { list, signature })
+    }
+
+    /// The list, if the authority with this public key signed it.
+    pub(crate) fn verified(&self, authority_key: &[u8]) -> Result<FleetList, ListError> {
+        if self.list.len() > LIST_BYTES_MAX {
+            return Err(ListError::TooLong);
+        }
+        if !authority::has_signed(authority_key, self.list.as_bytes(), &self.signature) {
+            return Err(ListError::NotSigned);
+        }
+        let list: FleetList = serde_json::from_str(&self.list)?;
+        list.check()?;
+        Ok(list)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list() -> FleetList {
+        FleetList::first("a", "192.0.2.11:7420".parse().unwrap(), 3600, Timestamp::UNIX_EPOCH)
+    }
+
+    fn member() -> Member {
+        Member { address: "192.0.2.12:7420".parse().unwrap(), since: Timestamp::UNIX_EPOCH, by: "root".into() }
+    }
+
+    #[test]
+    fn who_is_revoked_is_no_member_and_may_come_again() {
+        let at = Timestamp::from_second(1000).unwrap();
+        let without = list().with("b", member()).unwrap().without(&Peer::Host("b".into()), at);
+        assert!(!without.members.contains_key("b"));
+        assert_eq!(without.revoked(), BTreeMap::from([(Peer::Host("b".into()), at)]));
+        assert_eq!(without.earliest("b"), Timestamp::from_second(1001).unwrap());
+        let again = without.with("b", member()).unwrap();
+        assert!(again.members.contains_key("b") && again.revoked_hosts.contains_key("b"));
+    }
+
+    #[test]
+    fn a_list_is_taken_only_as_the_authority_signed_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let authority = directory.path().join("authority");
+        let options = authority::InitOptions::default();
+        authority::init(&authority, &options).unwrap();
+        let other = directory.path().join("other");
+        authority::init(&other, &options).unwrap();
+        let key = |directory| authority::public_key(directory).unwrap();
+        let signed = SignedList::new(&list(), |text| authority::sign(&authority, text)).unwrap();
+        assert_eq!(signed.verified(&key(&authority)).unwrap(), list());
+        assert!(matches!(signed.verified(&key(&other)), Err(ListError::NotSigned)));
+        let changed = SignedList { list: signed.list.replace("192.0.2.11", "192.0.2.66"), ..signed };
+        assert!(matches!(changed.verified(&key(&authority)), Err(ListError::NotSigned)));
+    }
+
+    #[test]
+    fn a_fleet_has_an_end() {
+        let mut full = list();
+        for number in 1..MEMBERS_MAX {
+            full = full.with(&format!("h{number}"), member()).unwrap();
+        }
+        assert!(serde_json::to_string(&full).unwrap().len() < LIST_BYTES_MAX);
+        assert!(matches!(full.with("z", member()), Err(ListError::TooMany)));
+    }
+}
