@@ -25,15 +25,15 @@ use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-pub use self::fleet::{
-    DepartureRequest, FleetView, JoinAnswer, JoinRequest, MemberView, RevocationRequest, RevokedView, SignedList,
-    TokenRequest, TokenView,
-};
-pub(crate) use self::fleet::{FleetNews, RenewalAnswer, RenewalRequest};
 pub use self::drains::{
     DrainKind, DrainPlanView, DrainRequest, DrainView, PLAN_DEADLINE, ResumeRequest, TRANSFERS_MAX,
     plan_warnings,
 };
+pub use self::fleet::{
+    DepartureRequest, FleetView, JoinAnswer, JoinRequest, MemberView, RevocationRequest, RevokedView,
+    SignedList, TokenRequest, TokenView,
+};
+pub(crate) use self::fleet::{FleetNews, RenewalAnswer, RenewalRequest};
 
 /// Longest deadline that a migration may be given, in seconds.
 pub(crate) const DEADLINE_S_MAX: u32 = 24 * 60 * 60;

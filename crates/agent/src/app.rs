@@ -33,8 +33,8 @@ use crate::network::HostNetwork;
 use crate::outgoing::{self, Outgoing};
 use crate::peers::Peers;
 use crate::proof::{self, Heard, Proof};
-use crate::renewal;
 use crate::relay::{check_packing_cpus, own_cpus};
+use crate::renewal;
 use crate::server::{self, JoinsBy, PriorityOf, Welcome};
 use crate::throttles;
 use crate::transfer::Transfer;
@@ -62,10 +62,8 @@ pub async fn run(config: Config, mut stop: watch::Receiver<bool>) -> Result<Ende
     let router = unbelieved::starting(Arc::clone(&heard), answering.subscribe());
     let (close, closed) = watch::channel(false);
     let serving = Arc::new(OnceLock::new());
-    let welcome = Welcome {
-        priority: priority_by(Arc::clone(&serving)),
-        joins: joins_by(Arc::clone(&serving)),
-    };
+    let welcome =
+        Welcome { priority: priority_by(Arc::clone(&serving)), joins: joins_by(Arc::clone(&serving)) };
     let tls = server::serve_tls(tcp, identity.clone(), router.clone(), welcome, closed.clone());
     let living = async {
         let ended = live(config, &identity, heard, (&answering, &serving), own_cpus, &mut stop).await;

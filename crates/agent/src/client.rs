@@ -60,7 +60,12 @@ impl ApiClient {
             .tls_backend_preconfigured(no_tls())
             .build()
             .map_err(|error| unbuildable(&error))?;
-        Ok(Self { http, base: "http://localhost".into(), whom: format!("the agent at {}", socket.display()), explain })
+        Ok(Self {
+            http,
+            base: "http://localhost".into(),
+            whom: format!("the agent at {}", socket.display()),
+            explain,
+        })
     }
 
     /// By mutual TLS to the agent of the host `name`, which must hold the certificate of that name.

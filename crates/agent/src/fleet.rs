@@ -12,8 +12,8 @@ use drainpipe_identity::{Identity, JoinedFiles};
 use tokio::sync::watch;
 use tracing::info;
 
-pub use self::list::SignedList;
 use self::list::FleetList;
+pub use self::list::SignedList;
 use crate::config::{Config, Peer};
 use crate::fleet_files::files;
 
@@ -105,9 +105,10 @@ pub(crate) fn known_peers(config: &Config, identity: &Identity) -> Result<Vec<Pe
 /// Of a host that is named in both, the configuration is right. Who is no member any more has no others.
 fn merged(own_name: &str, configured: &[Peer], list: Option<&FleetList>) -> Vec<Peer> {
     let members = list.map(|list| &list.members).filter(|members| members.contains_key(own_name));
-    let joined = members.into_iter().flatten().filter(|(name, _)| {
-        *name != own_name && !configured.iter().any(|peer| peer.name == **name)
-    });
+    let joined = members
+        .into_iter()
+        .flatten()
+        .filter(|(name, _)| *name != own_name && !configured.iter().any(|peer| peer.name == **name));
     let joined = joined.map(|(name, member)| Peer { name: name.clone(), address: member.address });
     configured.iter().cloned().chain(joined).collect()
 }

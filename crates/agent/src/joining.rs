@@ -9,14 +9,17 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use drainpipe_engine::problem::Problem;
-use drainpipe_identity::{Fingerprint, Identity, JoinSecret, JoinToken, Peer, Validity, authority, check_name};
+use drainpipe_identity::{
+    Fingerprint, Identity, JoinSecret, JoinToken, Peer, Validity, authority, check_name,
+};
 use jiff::{SignedDuration, Timestamp};
 use ring::digest::{SHA256, digest};
 use tokio::task::block_in_place;
 use tracing::{info, warn};
 
 use crate::api_types::{
-    DepartureRequest, FleetView, JoinAnswer, JoinRequest, MemberView, RevocationRequest, RevokedView, TokenView,
+    DepartureRequest, FleetView, JoinAnswer, JoinRequest, MemberView, RevocationRequest, RevokedView,
+    TokenView,
 };
 use crate::fleet::list::{FleetList, Member};
 use crate::fleet::{Fleet, Held, SignedList};
@@ -153,7 +156,9 @@ impl Joining {
     pub(crate) fn renew(&self, host: &str, request_pem: &str) -> Result<String, Problem> {
         self.check_authority()?;
         if !self.held()?.list.members.contains_key(host) {
-            return Err(Problem::refused(format!("{host} has not joined this fleet: its certificate is made by hand")));
+            return Err(Problem::refused(format!(
+                "{host} has not joined this fleet: its certificate is made by hand"
+            )));
         }
         let certificate = self.certify(host, request_pem)?;
         info!(host, "has a new certificate");
@@ -164,7 +169,8 @@ impl Joining {
         let held = self.held()?;
         let length = SignedDuration::from_secs(held.list.certificate_s.into());
         let validity = Validity::lasting(length, held.list.earliest(host));
-        let certified = authority::certify(&self.directory(), request_pem, &Peer::Host(host.into()), validity);
+        let certified =
+            authority::certify(&self.directory(), request_pem, &Peer::Host(host.into()), validity);
         certified.map_err(|error| match error {
             authority::AuthorityError::Request(_) => Problem::bad_input(error),
             other => Problem::failed(other),
@@ -209,7 +215,8 @@ impl Joining {
             })?;
             authority.post::<()>("/v1/fleet/departures", &()).await?;
         } else if list.members.len() > 1 {
-            let others: Vec<&str> = list.members.keys().map(String::as_str).filter(|name| *name != own).collect();
+            let others: Vec<&str> =
+                list.members.keys().map(String::as_str).filter(|name| *name != own).collect();
             return Err(Problem::refused(format!(
                 "{own} has the authority's key, and there are other hosts: have them leave first: {}",
                 others.join(", ")
@@ -237,7 +244,10 @@ impl Joining {
         )))
     }
 
-    fn change(&self, make: impl FnOnce(FleetList) -> Result<FleetList, Problem>) -> Result<Arc<Held>, Problem> {
+    fn change(
+        &self,
+        make: impl FnOnce(FleetList) -> Result<FleetList, Problem>,
+    ) -> Result<Arc<Held>, Problem> {
         let _changing = lock(&self.changing);
         let list = make(self.held()?.list.clone())?;
         let list = FleetList { version: list.version + 1, ..list };

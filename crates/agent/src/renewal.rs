@@ -53,7 +53,8 @@ fn life_s(fleet: &Fleet) -> u32 {
 }
 
 fn until_due(now: Timestamp, not_after: Timestamp, life_s: u32) -> Duration {
-    let due = not_after.checked_sub(SignedDuration::from_secs(i64::from(life_s) / 3)).unwrap_or(Timestamp::MIN);
+    let due =
+        not_after.checked_sub(SignedDuration::from_secs(i64::from(life_s) / 3)).unwrap_or(Timestamp::MIN);
     Duration::try_from(due.duration_since(now)).unwrap_or_default()
 }
 
@@ -69,9 +70,9 @@ async fn renew(joining: &Joining, host: &Host, peers: &Peers, files: &JoinedFile
         joining.renew(&authority, &request.request_pem)?
     } else {
         let asked = RenewalRequest { certificate_request: request.request_pem.clone() };
-        let client = peers.get(&authority).ok_or_else(|| {
-            Problem::refused(format!("{} is no host of the fleet any more", host.name()))
-        })?;
+        let client = peers
+            .get(&authority)
+            .ok_or_else(|| Problem::refused(format!("{} is no host of the fleet any more", host.name())))?;
         client.post::<RenewalAnswer>("/v1/fleet/certificate", &asked).await?.certificate
     };
     block_in_place(|| change_over(&peers.identity, files, &request, &certificate))

@@ -189,7 +189,12 @@ enum Guest {
 }
 
 impl Door {
-    async fn receive(&self, stream: TcpStream, from: IpAddr, (unauthenticated, closing): (Place<IpAddr>, Closing)) {
+    async fn receive(
+        &self,
+        stream: TcpStream,
+        from: IpAddr,
+        (unauthenticated, closing): (Place<IpAddr>, Closing),
+    ) {
         let greeted = tokio::select! {
             greeted = timeout(HANDSHAKE_DEADLINE, self.greet(stream)) => greeted,
             _ = closing => return debug!("closed the oldest connection of the address that has most"),

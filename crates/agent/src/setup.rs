@@ -72,7 +72,10 @@ pub async fn join(config: &Config, at: SocketAddr, token: &JoinToken) -> Result<
     let request = KeyRequest::new().map_err(Problem::failed)?;
     let answer = ask(config, at, token, &request).await?;
     if Fingerprint::of_pem(&answer.authority) != Some(token.authority) {
-        return Err(Problem::failed(format!("{} sends another authority than the token has: nothing was kept", token.host)));
+        return Err(Problem::failed(format!(
+            "{} sends another authority than the token has: nothing was kept",
+            token.host
+        )));
     }
     make_directory(&config.state_directory)?;
     let files = files(&config.state_directory);
@@ -83,7 +86,12 @@ pub async fn join(config: &Config, at: SocketAddr, token: &JoinToken) -> Result<
     kept
 }
 
-async fn ask(config: &Config, at: SocketAddr, token: &JoinToken, request: &KeyRequest) -> Result<JoinAnswer, Problem> {
+async fn ask(
+    config: &Config,
+    at: SocketAddr,
+    token: &JoinToken,
+    request: &KeyRequest,
+) -> Result<JoinAnswer, Problem> {
     let client = ApiClient::to_join(token, at)?;
     let asked = JoinRequest {
         secret: token.secret.to_string(),
@@ -107,14 +115,23 @@ async fn ask(config: &Config, at: SocketAddr, token: &JoinToken, request: &KeyRe
     }
 }
 
-fn keep(config: &Config, files: &JoinedFiles, request: &KeyRequest, answer: &JoinAnswer) -> Result<(), Problem> {
+fn keep(
+    config: &Config,
+    files: &JoinedFiles,
+    request: &KeyRequest,
+    answer: &JoinAnswer,
+) -> Result<(), Problem> {
     files.keep_authority(&answer.authority).map_err(Problem::failed)?;
     let staged = files.staged();
     request.keep(&staged, &answer.certificate).map_err(Problem::failed)?;
     let loaded = Identity::load(&staged.host, &staged.host, &files.authority);
-    let identity = loaded.map_err(|error| Problem::failed(format!("the new certificate is not good: {error}")))?;
+    let identity =
+        loaded.map_err(|error| Problem::failed(format!("the new certificate is not good: {error}")))?;
     if *identity.holder() != Peer::Host(config.name.clone()) {
-        return Err(Problem::failed(format!("the new certificate is of {}, not of this host", identity.holder())));
+        return Err(Problem::failed(format!(
+            "the new certificate is of {}, not of this host",
+            identity.holder()
+        )));
     }
     let list = answer.list.verified(identity.authority_key());
     list.map_err(|error| Problem::failed(format!("the list of hosts is not good: {error}")))?;

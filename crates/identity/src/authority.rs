@@ -23,8 +23,8 @@ use x509_parser::x509::SubjectPublicKeyInfo;
 use zeroize::Zeroizing;
 
 use crate::files::{
-    FileError, NewFile, check_absent, ensure_private_directory, not_pem, parse_certificates, read_text,
-    read_private_key, write_all,
+    FileError, NewFile, check_absent, ensure_private_directory, not_pem, parse_certificates,
+    read_private_key, read_text, write_all,
 };
 use crate::name::{InvalidName, check_name};
 use crate::peer::Peer;

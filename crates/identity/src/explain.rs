@@ -27,14 +27,18 @@ pub fn explain_join(error: &(dyn Error + 'static)) -> Option<String> {
         rustls::Error::InvalidCertificate(
             reason @ (CertificateError::ExpiredContext { .. } | CertificateError::NotValidYetContext { .. }),
         ) => explain_certificate(reason),
+        rustls::Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure) => Some(
+            "it lets no host join now, so the token was not sent: the token was used, or has ended, or this is not the host that \
+             it was made on; `drainpipe init` there prints another"
+                .to_owned(),
+        ),
         rustls::Error::InvalidCertificate(_) => Some(
             "who answers there is not the host that the token was made on, so the token was not sent: check the address, and \
              copy the whole line that `drainpipe init` printed"
                 .to_owned(),
         ),
         rustls::Error::AlertReceived(AlertDescription::CertificateRequired) => Some(
-            "it lets no host join now: the token was used, or has ended; `drainpipe init` on that host prints another"
-                .to_owned(),
+            "it lets no host join now: the token was used, or has ended; `drainpipe init` there prints another".to_owned(),
         ),
         other => explain_tls(other),
     }

@@ -27,9 +27,12 @@ impl Revocations {
     pub fn has(&self, certificate: &CertificateDer<'_>) -> bool {
         let revoked = self.0.read().unwrap_or_else(PoisonError::into_inner);
         // Who names nobody is refused by who asks for the name.
-        !revoked.is_empty() && Peer::from_certificate(certificate).is_ok_and(|peer| {
-            revoked.get(&peer).is_some_and(|at| Validity::of_der(certificate).is_none_or(|validity| validity.not_before <= *at))
-        })
+        !revoked.is_empty()
+            && Peer::from_certificate(certificate).is_ok_and(|peer| {
+                revoked.get(&peer).is_some_and(|at| {
+                    Validity::of_der(certificate).is_none_or(|validity| validity.not_before <= *at)
+                })
+            })
     }
 
     fn check(&self, certificate: &CertificateDer<'_>) -> Result<(), Error> {

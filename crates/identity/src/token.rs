@@ -152,7 +152,11 @@ mod tests {
     use super::*;
 
     fn token(host: &str) -> JoinToken {
-        JoinToken { host: host.into(), authority: Fingerprint([7; 32]), secret: JoinSecret::random().unwrap() }
+        JoinToken {
+            host: host.into(),
+            authority: Fingerprint([7; 32]),
+            secret: JoinSecret::random().unwrap(),
+        }
     }
 
     #[test]

@@ -145,7 +145,9 @@ mod tests {
 
     #[test]
     fn a_host_manages_no_vms_of_another() {
-        for operation in [Operation::ManageVms, Operation::ChangeHost, Operation::Drain, Operation::ChangeFleet] {
+        for operation in
+            [Operation::ManageVms, Operation::ChangeHost, Operation::Drain, Operation::ChangeFleet]
+        {
             assert!(authorise(&host("a"), operation).is_err());
         }
         assert!(authorise(&Caller::Root, Operation::ManageVms).is_ok());

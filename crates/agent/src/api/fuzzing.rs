@@ -12,11 +12,12 @@ use uuid::Uuid;
 use super::handlers::between_agents::check_paths;
 use crate::api_types::{
     BandwidthShare, BandwidthView, CheckRequest, ConnectionRequest, DrainRequest, DrainView, Endpoint,
-    HandOverView, HostView, IncomingPermit, IncomingRequest, IncomingView, MigrateRequest, MigrationView,
-    ReclaimRequest, TargetUse, VmList, WatchEnd, WatchRequest,
+    FleetNews, HandOverView, HostView, IncomingPermit, IncomingRequest, IncomingView, JoinRequest,
+    MigrateRequest, MigrationView, ReclaimRequest, RenewalRequest, TargetUse, VmList, WatchEnd, WatchRequest,
 };
 use crate::check::{Round, RoundResult, SessionRequest, SessionView, VmsRequest, WayBack};
 use crate::discovery::{DiscoveryPorts, DiscoveryRequest};
+use crate::fleet::list::FleetList;
 use crate::incoming::check_described;
 use crate::probe::{ProbePorts, ProbeRequest};
 use crate::transport::{connections, transport};
@@ -25,7 +26,7 @@ use crate::vms::needs;
 /// What a message of a few kilobytes takes, in all the forms that it has.
 pub const MESSAGES_HOLD_BYTES: usize = 4 << 20;
 
-/// Whatever one agent says to another.
+/// Whatever one agent says to another, or to who lets it in.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Message {
@@ -41,6 +42,10 @@ enum Message {
     Check(CheckRequest),
     Drain(DrainRequest),
     Reclaim(ReclaimRequest),
+    Join(JoinRequest),
+    Fleet(FleetNews),
+    List(FleetList),
+    Renewal(RenewalRequest),
     Answer(Box<Answer>),
 }
 
@@ -87,6 +92,8 @@ pub fn messages(data: &[u8]) {
         Message::Watch(WatchRequest { paths, .. })
         | Message::Probe(ProbeRequest { paths })
         | Message::Session(SessionRequest { paths, .. }) => check_over_own_links(&paths),
+        // Where there is no authority, nobody signs for it.
+        Message::Fleet(FleetNews { list: Some(list), .. }) => assert!(list.verified(&[]).is_err()),
         _ => {}
     }
 }
@@ -175,6 +182,11 @@ pub fn messages_seeds() -> Vec<Vec<u8>> {
         json!({"vms": {"specs": [spec]}}),
         json!({"migrate": {"vm": "web", "target": "b", "option": "multichannel", "deadline_s": 60}}),
         json!({"drain": {"to": ["b", "c"], "transfers": 2}}),
+        json!({"join": {
+            "secret": "9c".repeat(16), "name": "b", "address": "10.0.1.2:7420", "certificate_request": "-----BEGIN",
+        }}),
+        json!({"fleet": {"version": 2, "list": {"list": "{\"version\":2}", "signature": [48, 0]}}}),
+        json!({"renewal": {"certificate_request": "-----BEGIN"}}),
     ];
     let vm = json!({
         "name": "web", "host": "b", "state": "running", "memory_mib": 64, "vcpus": 1, "migration": null,

@@ -33,7 +33,9 @@ use axum::extract::{DefaultBodyLimit, FromRef};
 use axum::middleware::{from_fn, from_fn_with_state};
 use utoipa_axum::router::OpenApiRouter;
 
-use self::handlers::{bandwidth, between_agents, checks, drain, fixes, fleet, hosts, journal, migrations, vms};
+use self::handlers::{
+    bandwidth, between_agents, checks, drain, fixes, fleet, hosts, journal, migrations, vms,
+};
 use crate::check::Checks;
 use crate::drain::Drains;
 use crate::fixes::Fixes;

@@ -1,5 +1,6 @@
 //! Hosts that come to the fleet and leave it.
 
+use std::fmt;
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
@@ -40,6 +41,13 @@ pub struct JoinRequest {
     pub address: SocketAddr,
     /// A request for a certificate (PKCS #10, PEM). Of it, nothing but the key counts.
     pub certificate_request: String,
+}
+
+/// Not the secret.
+impl fmt::Debug for JoinRequest {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "JoinRequest({} at {})", self.name, self.address)
+    }
 }
 
 /// What a host gets that has joined.

@@ -37,7 +37,8 @@ pub(crate) async fn read(checks: &Checks) -> Result<CheckFacts, Problem> {
     let view = checks.host_view().await?;
     let kernel_links = checks.network.links().await.map_err(Problem::failed)?;
     let lately = checks.recent.look(Instant::now(), &kernel_links);
-    let management = checks.host.network.management_addresses(&checks.host.config, &checks.host.peers()).await;
+    let management =
+        checks.host.network.management_addresses(&checks.host.config, &checks.host.peers()).await;
     let rdma_devices = drainpipe_net::rdma_devices().map_err(Problem::failed)?;
     let every_link = view.facts.links.iter().chain(&view.facts.management_links);
     let links = every_link.map(|wanted| async {

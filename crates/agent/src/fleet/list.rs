@@ -116,7 +116,8 @@ impl FleetList {
     pub(crate) fn earliest(&self, host: &str) -> Timestamp {
         let revoked = self.revoked_hosts.get(host);
         // Certificates know whole seconds.
-        revoked.map_or(Timestamp::MIN, |at| Timestamp::from_second(at.as_second() + 1).unwrap_or(Timestamp::MAX))
+        revoked
+            .map_or(Timestamp::MIN, |at| Timestamp::from_second(at.as_second() + 1).unwrap_or(Timestamp::MAX))
     }
 
     fn check(&self) -> Result<(), ListError> {
@@ -164,7 +165,11 @@ mod tests {
     }
 
     fn member() -> Member {
-        Member { address: "192.0.2.12:7420".parse().unwrap(), since: Timestamp::UNIX_EPOCH, by: "root".into() }
+        Member {
+            address: "192.0.2.12:7420".parse().unwrap(),
+            since: Timestamp::UNIX_EPOCH,
+            by: "root".into(),
+        }
     }
 
     #[test]

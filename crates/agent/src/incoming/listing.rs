@@ -19,11 +19,10 @@ impl Incoming {
             describe(self.host.name(), definition, state)
         }));
         if scope == Scope::All {
-            let asked = self
-                .peers
-                .all()
-                .into_iter()
-                .map(async |(name, peer)| (name, peer.get_within::<VmList>("/v1/vms", LIST_DEADLINE).await));
+            let asked =
+                self.peers.all().into_iter().map(async |(name, peer)| {
+                    (name, peer.get_within::<VmList>("/v1/vms", LIST_DEADLINE).await)
+                });
             for (name, answer) in join_all(asked).await {
                 match answer {
                     Ok(more) => list.vms.extend(more.vms),

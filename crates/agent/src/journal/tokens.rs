@@ -30,7 +30,9 @@ impl Journal {
 
     /// What would become of a token.
     pub(crate) fn look_at_token(&self, hash: &str, user: &str, now_s: i64) -> Result<Taken, JournalError> {
-        self.run(|connection| Ok(find_open(connection, hash, user, now_s)?.map_or(Taken::Refused, |_| Taken::Taken)))
+        self.run(|connection| {
+            Ok(find_open(connection, hash, user, now_s)?.map_or(Taken::Refused, |_| Taken::Taken))
+        })
     }
 
     /// Whether this user has used the token up.
@@ -45,7 +47,8 @@ impl Journal {
     pub(crate) fn take_token(&self, hash: &str, user: &str, now_s: i64) -> Result<Taken, JournalError> {
         self.run(|connection| {
             let Some(found) = find_open(connection, hash, user, now_s)? else { return Ok(Taken::Refused) };
-            connection.execute("UPDATE join_tokens SET used_by = ?2 WHERE hash = ?1", params![found, user])?;
+            connection
+                .execute("UPDATE join_tokens SET used_by = ?2 WHERE hash = ?1", params![found, user])?;
             Ok(Taken::Taken)
         })
     }

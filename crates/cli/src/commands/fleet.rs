@@ -122,7 +122,8 @@ pub(crate) async fn revoke(
     let whom = if *operator { "operator" } else { "host" };
     if !yes {
         ask::is_possible("drainpipe revoke")?;
-        let question = format!("No host will listen to {whom} {name} any more, until it joins again. Revoke?");
+        let question =
+            format!("No host will listen to {whom} {name} any more, until it joins again. Revoke?");
         if !ask::confirmed(&question)? {
             return Ok(Exit::Done);
         }
@@ -133,7 +134,9 @@ pub(crate) async fn revoke(
     if json {
         output::json(&view)?;
     } else {
-        output::remark(&format!("the certificates of {whom} {name} are revoked; hosts that are up know it in seconds"));
+        output::remark(&format!(
+            "the certificates of {whom} {name} are revoked; hosts that are up know it in seconds"
+        ));
     }
     Ok(Exit::Done)
 }
@@ -181,7 +184,9 @@ fn write(path: &Path, text: &str) -> Result<(), Problem> {
 }
 
 fn text_of(name: &str, listen: SocketAddr) -> String {
-    let mut text = String::from("# All else is found, or has a default; docs/reference/config.md describes every key.\n");
+    let mut text = String::from(
+        "# All else is found, or has a default; docs/reference/config.md describes every key.\n",
+    );
     write!(text, "name = \"{name}\"\nlisten = \"{listen}\"\n").expect("a String takes all");
     text
 }
@@ -222,7 +227,9 @@ async fn resolve(host: &str) -> Result<SocketAddr, Problem> {
     let with_port = if host.contains(':') { host.to_owned() } else { format!("{host}:{DEFAULT_PORT}") };
     let found = lookup_host(&with_port).await.map(|mut addresses| addresses.next());
     found.ok().flatten().ok_or_else(|| {
-        Problem::bad_input(format!("{host} is no address, and no name that is known here: write it as in 192.0.2.11"))
+        Problem::bad_input(format!(
+            "{host} is no address, and no name that is known here: write it as in 192.0.2.11"
+        ))
     })
 }
 
@@ -247,7 +254,9 @@ async fn running_agent(config: &Config, place: &PlaceArguments) -> Result<Option
         match client.get::<HostView>("/v1/host").await {
             Ok(_) => return Ok(Some(client)),
             Err(problem) if Instant::now() >= end => {
-                return Err(problem.context("the agent does not start; `journalctl --unit drainpipe` says why"));
+                return Err(
+                    problem.context("the agent does not start; `journalctl --unit drainpipe` says why")
+                );
             }
             Err(_) => sleep(LOOK_EVERY).await,
         }
@@ -267,7 +276,10 @@ fn systemctl(arguments: &[&str]) -> Result<(), Problem> {
         return Ok(());
     }
     let said = String::from_utf8_lossy(&ran.stderr);
-    Err(Problem::failed(format!("`{what}` fails: {}; `journalctl --unit drainpipe` may say more", said.trim())))
+    Err(Problem::failed(format!(
+        "`{what}` fails: {}; `journalctl --unit drainpipe` may say more",
+        said.trim()
+    )))
 }
 
 #[cfg(test)]

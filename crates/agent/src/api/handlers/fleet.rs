@@ -135,10 +135,7 @@ async fn certificate(
     (status = 200, description = "It has left, and its certificates are revoked.", body = ()),
     (status = 422, description = "Another host has the authority's key.", body = Problem),
 ))]
-async fn departure(
-    State(joining): State<Arc<Joining>>,
-    Extension(caller): Extension<Caller>,
-) -> Answer<()> {
+async fn departure(State(joining): State<Arc<Joining>>, Extension(caller): Extension<Caller>) -> Answer<()> {
     joining.remove_host(caller.host()?)?;
     Ok(Json(()))
 }

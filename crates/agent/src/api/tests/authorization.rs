@@ -81,6 +81,13 @@ fn table() -> Vec<(&'static str, &'static str, String, &'static [Who])> {
         ("POST", "/v1/drain/cancel", none(), MANAGERS),
         ("POST", "/v1/resume", "{}".into(), MANAGERS),
         ("POST", "/v1/discovery", json!({ "links": [] }).to_string(), HOSTS),
+        ("GET", "/v1/fleet", none(), ALL),
+        ("POST", "/v1/fleet/tokens", json!({ "life_s": 60 }).to_string(), MANAGERS),
+        ("POST", "/v1/fleet/revocations", json!({ "name": "c" }).to_string(), MANAGERS),
+        ("POST", "/v1/fleet/departure", "{}".into(), MANAGERS),
+        ("POST", "/v1/fleet/list", json!({ "version": 0, "list": null }).to_string(), HOSTS),
+        ("POST", "/v1/fleet/certificate", json!({ "certificate_request": "" }).to_string(), HOSTS),
+        ("POST", "/v1/fleet/departures", none(), HOSTS),
         ("GET", "/v1/host", none(), ALL),
         ("GET", "/v1/hosts", none(), ALL),
         ("GET", "/v1/openapi.json", none(), ALL),
@@ -124,7 +131,8 @@ fn table() -> Vec<(&'static str, &'static str, String, &'static [Who])> {
 #[test]
 fn every_path_is_in_the_table_of_who_may() {
     let mut documented = BTreeSet::new();
-    for (path, item) in &openapi::document().paths.paths {
+    // What is answered to who has no certificate is in `joining.rs`.
+    for (path, item) in openapi::document().paths.paths.iter().filter(|(path, _)| *path != "/v1/join") {
         for (method, operation) in [("GET", &item.get), ("POST", &item.post), ("DELETE", &item.delete)] {
             if operation.is_some() {
                 documented.insert((method, path.as_str()));

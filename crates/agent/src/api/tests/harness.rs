@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use axum::Router;
 use drainpipe_engine::problem::Problem;
-use drainpipe_identity::Identity;
+use drainpipe_identity::{Fingerprint, Identity};
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
@@ -17,8 +17,10 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use crate::app;
-use crate::config::Link;
+use crate::config::{Config, Link, Tls};
+use crate::fleet_files::files;
 use crate::journal::Journal;
+use crate::setup;
 use crate::test_host::{
     NOBODY, certificate_files, configuration, make_certificates, own_address, serve_peer,
 };
@@ -84,15 +86,25 @@ impl TestAgent {
 
     /// The same, with a `target` that answers so.
     pub(super) async fn start_beside(target: Option<Router>) -> Option<Self> {
-        Self::start_with(target, vec![]).await
+        Self::start_with(target, |_| {}).await
     }
 
     /// The same, of a host on which `lo` is a link for migrations.
     pub(super) async fn start_over_loopback() -> Option<Self> {
-        Self::start_with(None, vec![Link { name: "lo".into(), speed_mbps: None }]).await
+        let links = vec![Link { name: "lo".into(), speed_mbps: None }];
+        Self::start_with(None, |config| config.links = links).await
     }
 
-    async fn start_with(target: Option<Router>, links: Vec<Link>) -> Option<Self> {
+    /// The same, of a host that has the authority of a fleet of its own.
+    pub(super) async fn start_founded() -> Option<Self> {
+        Self::start_with(None, |config| {
+            setup::found(config, 3600).unwrap();
+            config.tls = Tls::of_joined(&files(&config.state_directory));
+        })
+        .await
+    }
+
+    async fn start_with(target: Option<Router>, prepare: impl FnOnce(&mut Config)) -> Option<Self> {
         if let Err(error) = std::process::Command::new("qemu-system-x86_64").arg("--version").output() {
             eprintln!("SKIPPED: an agent needs qemu-system-x86_64: {error}");
             return None;
@@ -111,7 +123,8 @@ impl TestAgent {
             None => NOBODY,
         };
         let mut config = configuration(directory.path(), address, [NOBODY, target]);
-        (config.qemu.launcher, config.links) = (vec![launcher.into()], links);
+        config.qemu.launcher = vec![launcher.into()];
+        prepare(&mut config);
         let running = tokio::spawn(app::run(config, stopped));
         let agent = Self { directory, address, stop, running };
         agent.wait_until_it_serves().await;
@@ -133,6 +146,17 @@ impl TestAgent {
     pub(super) async fn stop(self) {
         self.stop.send(true).unwrap();
         timeout(DEADLINE, self.running).await.unwrap().unwrap().unwrap();
+    }
+
+    /// Where it listens.
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The authority of one that was founded.
+    pub(super) fn authority(&self) -> Fingerprint {
+        let pem = std::fs::read_to_string(self.directory.path().join("state/fleet/ca.pem")).unwrap();
+        Fingerprint::of_pem(&pem).unwrap()
     }
 
     /// The directory of files that VMs may use.
@@ -200,7 +224,7 @@ async fn exchange_over(mut stream: impl AsyncRead + AsyncWrite + Unpin, request:
     parse(&String::from_utf8(answer).unwrap())
 }
 
-fn parse(answer: &str) -> Answer {
+pub(super) fn parse(answer: &str) -> Answer {
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_default();
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
     Answer { status, head: head.to_lowercase(), body: body.into() }

@@ -4,5 +4,6 @@ mod authorization;
 mod drains;
 mod harness;
 mod hostile;
+mod joining;
 mod stolen;
 mod versions;

@@ -40,8 +40,7 @@ impl Executor {
         let (outgoing, to, vmm) = (&self.outgoing, &self.running.target, self.claimed.vmm.as_deref());
         let asked = informed(outgoing, to, self.request, vmm).await?;
         let peer = self.peer()?;
-        let meeting =
-            meet(outgoing, &peer, to, self.claimed.definition.manager, asked, self.memory_bytes());
+        let meeting = meet(outgoing, &peer, to, self.claimed.definition.manager, asked, self.memory_bytes());
         // Nobody waits for it: it is for the prediction alone.
         let looked = async {
             match vmm.filter(|_| asked.zero_share.is_none() && !asked.post_copy) {
