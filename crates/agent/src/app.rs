@@ -23,7 +23,7 @@ use crate::cpu_list::CpuList;
 use crate::cpu_priority;
 use crate::drain::{self, Drains};
 use crate::fixes::{self, Fixes};
-use crate::fleet::Fleet;
+use crate::fleet::{self, Fleet};
 use crate::host::Host;
 use crate::hypervisors::Hypervisors;
 use crate::incoming::{self, Incoming, IncomingVms};
@@ -50,6 +50,7 @@ use crate::watchdog;
 /// sources. What is cut short all the same, by a crash, is left to the guards and to the next start.
 pub async fn run(config: Config, mut stop: watch::Receiver<bool>) -> Result<Ended, Problem> {
     let identity = load_identity(&config)?;
+    fleet::refuse_revoked(&config, &identity)?;
     // Told before anything is begun, if they cannot be used.
     let own_cpus = own_cpus()?;
     check_packing_cpus(&config.compression, &own_cpus)?;

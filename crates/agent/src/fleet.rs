@@ -36,22 +36,18 @@ pub(crate) struct Fleet {
 }
 
 impl Fleet {
-    /// As it was when the agent ended. From now on, nobody comes in by a revoked certificate.
+    /// As it was when the agent ended.
     pub(crate) fn open(config: &Config, identity: &Identity) -> Result<Self, Problem> {
         let files = files(&config.state_directory);
         let held = read(&files, identity)?.map(Arc::new);
-        let fleet = Self {
+        Ok(Self {
             own_name: config.name.clone(),
             configured: config.peers.clone(),
             files,
             identity: identity.clone(),
             version: watch::Sender::new(held.as_ref().map_or(0, |held| held.list.version)),
             held: RwLock::new(held),
-        };
-        if let Some(held) = fleet.held() {
-            identity.revocations().set(held.list.revoked());
-        }
-        Ok(fleet)
+        })
     }
 
     /// The list; none where no host has joined.
@@ -94,6 +90,14 @@ impl Fleet {
         self.version.send_replace(version);
         Ok(true)
     }
+}
+
+/// Refuses revoked certificates from now on, before anything else is known.
+pub(crate) fn refuse_revoked(config: &Config, identity: &Identity) -> Result<(), Problem> {
+    if let Some(held) = read(&files(&config.state_directory), identity)? {
+        identity.revocations().set(held.list.revoked());
+    }
+    Ok(())
 }
 
 /// The other hosts, before anything else is known: for who asks them about a journal.

@@ -34,6 +34,9 @@ use crate::slots::Slots;
 /// Longest that a token may be good.
 pub(crate) const TOKEN_LIFE_S_MAX: u32 = 24 * 60 * 60;
 
+/// How long who has used a token up may ask again: the answer may have been lost.
+const AGAIN_WITHIN_S: i64 = 60;
+
 /// Joins that are looked at at a time, of one address and together.
 const JOINS_OF_ONE_MAX: usize = 2;
 const JOINS_MAX: usize = 8;
@@ -117,7 +120,8 @@ impl Joining {
         if self.journal.take_token(&hash, &user, now_s())? == Taken::Refused {
             return Err(self.refuse(from));
         }
-        self.open_until_s.store(self.journal.last_token_ends_at_s()?.unwrap_or(0), Ordering::Relaxed);
+        let others_end = self.journal.last_token_ends_at_s()?.unwrap_or(0);
+        self.open_until_s.store(others_end.max(now_s() + AGAIN_WITHIN_S), Ordering::Relaxed);
         let member = Member {
             address: reachable(request.address, from),
             since: Timestamp::now(),

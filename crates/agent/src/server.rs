@@ -189,26 +189,28 @@ enum Guest {
 }
 
 impl Door {
-    async fn receive(
-        &self,
-        stream: TcpStream,
-        from: IpAddr,
-        (unauthenticated, closing): (Place<IpAddr>, Closing),
-    ) {
+    async fn receive(&self, stream: TcpStream, from: IpAddr, place: (Place<IpAddr>, Closing)) {
+        let (unauthenticated, mut closing) = place;
         let greeted = tokio::select! {
             greeted = timeout(HANDSHAKE_DEADLINE, self.greet(stream)) => greeted,
-            _ = closing => return debug!("closed the oldest connection of the address that has most"),
+            _ = &mut closing => return debug!("closed the oldest connection of the address that has most"),
         };
         match greeted {
             Ok(Some(Guest::Known(stream, peer))) => {
                 self.serve_known(stream, peer, unauthenticated).await;
             }
-            // It keeps the place of those whom nobody knows.
+            // It keeps the place of those whom nobody knows, and may lose it as they do.
             Ok(Some(Guest::Joins(stream, router))) => {
                 let served = serve_to_join(stream, router.layer(Extension(ComesFrom(from))));
-                if timeout(JOIN_DEADLINE, served).await.is_err() {
-                    debug!(%from, "closed a connection that was to join and did not");
+                tokio::select! {
+                    served = timeout(JOIN_DEADLINE, served) => {
+                        if served.is_err() {
+                            debug!(%from, "closed a connection that was to join and did not");
+                        }
+                    }
+                    _ = closing => debug!(%from, "closed a connection that was to join: its address has most"),
                 }
+                drop(unauthenticated);
             }
             _ => {}
         }

@@ -49,6 +49,10 @@ pub fn standing(config: &Config) -> Standing {
 
 /// Makes an authority, and a fleet of this host alone. Its certificates are good for so long.
 pub fn found(config: &Config, certificate_s: u32) -> Result<(), Problem> {
+    if config.listen.ip().is_unspecified() {
+        let message = "listen: all addresses are none that others could be told: name the one by which they reach this host";
+        return Err(Problem::bad_input(message));
+    }
     make_directory(&config.state_directory)?;
     let (directory, files) = (authority_directory(&config.state_directory), files(&config.state_directory));
     // One that was left half-made has signed nothing but this host.

@@ -26,7 +26,7 @@ pub(crate) async fn permit(
     incoming.host.check_not_stopping()?;
     if incoming.peers.get(source).is_none() {
         return Err(Problem::refused(format!(
-            "{} does not know {source}: add a [[peer]] to its agent.toml",
+            "{} does not know {source}: let it join (`drainpipe init`), or add a [[peer]] to its agent.toml",
             incoming.host.name()
         )));
     }

@@ -36,7 +36,7 @@ const ANYBODY: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::new(1
 
 pub(crate) async fn init(arguments: &InitArguments, json: bool) -> Result<Exit, Problem> {
     let place = &arguments.place;
-    let config = configuration(place, ANYBODY)?;
+    let Configured { config, text } = configuration(place, ANYBODY)?;
     match setup::standing(&config) {
         Standing::New => {
             setup::found(&config, arguments.certificate_s())?;
@@ -55,6 +55,7 @@ pub(crate) async fn init(arguments: &InitArguments, json: bool) -> Result<Exit, 
         }
         Standing::ByHand => return Err(made_by_hand(&config)),
     }
+    keep(&place.config, text.as_deref())?;
     let client = running_agent(&config, place).await?.ok_or_else(|| {
         Problem::refused(format!("{}, and run the same again for a token", not_running(place)))
     })?;
@@ -75,7 +76,7 @@ fn tell_token(token: &TokenView, json: bool) -> Result<(), Problem> {
 pub(crate) async fn join(arguments: &JoinArguments) -> Result<Exit, Problem> {
     let place = &arguments.place;
     let at = resolve(&arguments.host).await?;
-    let config = configuration(place, at)?;
+    let Configured { config, text } = configuration(place, at)?;
     match setup::standing(&config) {
         Standing::New => {}
         Standing::ByHand => return Err(made_by_hand(&config)),
@@ -87,6 +88,7 @@ pub(crate) async fn join(arguments: &JoinArguments) -> Result<Exit, Problem> {
         }
     }
     setup::join(&config, at, &arguments.token).await?;
+    keep(&place.config, text.as_deref())?;
     output::remark(&format!("{} has joined the fleet of {}", config.name, arguments.token.host));
     if running_agent(&config, place).await?.is_none() {
         output::remark(&not_running(place));
@@ -149,22 +151,36 @@ fn made_by_hand(config: &Config) -> Problem {
     ))
 }
 
-/// What agent.toml says; where it is not there, or is the package's example, it is written: this host's name, and the
+/// A host's configuration, and its text if that is not written yet.
+struct Configured {
+    config: Config,
+    text: Option<String>,
+}
+
+/// What agent.toml says; where it is not there, or is the package's example, it is to say this host's name, and the
 /// address by which it reaches `towards`.
-fn configuration(place: &PlaceArguments, towards: SocketAddr) -> Result<Config, Problem> {
+fn configuration(place: &PlaceArguments, towards: SocketAddr) -> Result<Configured, Problem> {
     let path = &place.config;
     if is_to_be_written(path) {
         let text = text_of(&own_name(place)?, own_address(place, towards)?);
-        Config::parse(&text, path).map_err(Problem::bad_input)?;
-        write(path, &text)?;
-        output::remark(&format!("wrote {}", path.display()));
-    } else if place.name.is_some() || place.listen.is_some() {
+        let config = Config::parse(&text, path).map_err(Problem::bad_input)?;
+        return Ok(Configured { config, text: Some(text) });
+    }
+    if place.name.is_some() || place.listen.is_some() {
         return Err(Problem::bad_input(format!(
             "{} is there, and says this host's name and address: change it there, and leave --name and --listen out",
             path.display()
         )));
     }
-    Config::load(path).map_err(Problem::bad_input)
+    Ok(Configured { config: Config::load(path).map_err(Problem::bad_input)?, text: None })
+}
+
+/// Once the host is one of a fleet: what was tried in vain leaves nothing behind.
+fn keep(path: &Path, text: Option<&str>) -> Result<(), Problem> {
+    let Some(text) = text else { return Ok(()) };
+    write(path, text)?;
+    output::remark(&format!("wrote {}", path.display()));
+    Ok(())
 }
 
 fn is_to_be_written(path: &Path) -> bool {

@@ -180,7 +180,7 @@ fn a_token_is_good_once_for_who_has_it() {
 
     on(&lab, "b", &["join", &address, "--token", &good]).done();
     lab.start_agent("b");
-    refused("c", &address, &good, FAILED, &["it lets no host join now"]);
+    refused("c", &address, &good, REFUSED, &["this token is not good"]);
     let (address, another) = token(&lab);
     refused("c", &address, &good, REFUSED, &["this token is not good"]);
     // A name has one host.

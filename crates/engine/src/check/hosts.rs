@@ -61,11 +61,13 @@ fn unknown_peer(own: &CheckFacts, other: &CheckFacts) -> Option<Finding> {
     let (host, name) = (own.name(), other.name());
     (!own.peers.iter().any(|peer| peer == name)).then(|| {
         Finding::new(FindingCode::NotAPeer, here(own))
-            .what(format!("{host} has no [[peer]] `{name}` in its agent.toml"))
+            .what(format!(
+                "{host} is in no fleet with {name}, and has no [[peer]] `{name}` in its agent.toml"
+            ))
             .effect(format!("{host} refuses migrations from {name}, and sends none there"))
             .remedy(on(
                 host,
-                format!("add [[peer]] with name = \"{name}\" and its address; systemctl restart drainpipe"),
+                format!("let it join (`drainpipe init`), or add [[peer]] with name = \"{name}\" and its address; systemctl restart drainpipe"),
             ))
     })
 }

@@ -78,7 +78,8 @@ async fn who_has_no_certificate_reaches_nothing_but_the_way_in_and_that_only_whi
     assert_eq!(joined.status, 200, "{joined:?}");
     let answer: Value = serde_json::from_str(&joined.body).unwrap();
     assert!(!answer.to_string().contains("PRIVATE KEY"));
-    assert!(say(&agent, config(), &to_join(&open.secret, "c")).await.is_none(), "a token is good once");
+    let again = say(&agent, config(), &to_join(&open.secret, "c")).await.unwrap();
+    assert_eq!(again.status, 422, "a token is good once: {again:?}");
     assert!(config().alpn_protocols == [JOIN_PROTOCOL]);
     agent.stop().await;
 }
