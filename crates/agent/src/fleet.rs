@@ -3,19 +3,17 @@
 //! The list lies beside the host's certificate and not in the journal: an agent that has lost its journal must know
 //! whom to ask about it. What is here is gone when the certificate is.
 
-pub(crate) mod list;
-
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use drainpipe_engine::problem::Problem;
 use drainpipe_identity::{Identity, JoinedFiles};
 use tokio::sync::watch;
 use tracing::info;
 
-use self::list::FleetList;
-pub use self::list::SignedList;
 use crate::config::{Config, Peer};
 use crate::fleet_files::files;
+use crate::fleet_list::{FleetList, SignedList};
+use crate::lock::lock;
 
 /// A list that is held.
 #[derive(Debug)]
@@ -32,6 +30,8 @@ pub(crate) struct Fleet {
     files: JoinedFiles,
     identity: Identity,
     held: RwLock<Option<Arc<Held>>>,
+    // Held while a list is written, which may take long: who asks for the hosts does not wait for that.
+    taking: Mutex<()>,
     version: watch::Sender<u64>,
 }
 
@@ -47,6 +47,7 @@ impl Fleet {
             identity: identity.clone(),
             version: watch::Sender::new(held.as_ref().map_or(0, |held| held.list.version)),
             held: RwLock::new(held),
+            taking: Mutex::default(),
         })
     }
 
@@ -65,11 +66,16 @@ impl Fleet {
         merged(&self.own_name, &self.configured, self.held().as_ref().map(|held| &held.list))
     }
 
+    fn set(&self, held: Option<Arc<Held>>) {
+        // One assignment leaves it whole.
+        *self.held.write().unwrap_or_else(PoisonError::into_inner) = held;
+    }
+
     /// This host has left: it knows nobody by the list any more.
     pub(crate) fn forget(&self) -> Result<(), Problem> {
-        let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
+        let _taking = lock(&self.taking);
         self.files.forget_list().map_err(Problem::failed)?;
-        *held = None;
+        self.set(None);
         Ok(())
     }
 
@@ -77,15 +83,14 @@ impl Fleet {
     pub(crate) fn take(&self, signed: SignedList) -> Result<bool, Problem> {
         let refused = |error| Problem::refused(format!("this list of hosts is not taken: {error}"));
         let list = signed.verified(self.identity.authority_key()).map_err(refused)?;
-        let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
-        if held.as_ref().is_some_and(|held| held.list.version >= list.version) {
+        let _taking = lock(&self.taking);
+        if self.held().is_some_and(|held| held.list.version >= list.version) {
             return Ok(false);
         }
         write(&self.files, &signed)?;
         self.identity.revocations().set(list.revoked());
         let (version, hosts) = (list.version, list.members.len());
-        *held = Some(Arc::new(Held { list, signed }));
-        drop(held);
+        self.set(Some(Arc::new(Held { list, signed })));
         info!(version, hosts, "the list of the fleet's hosts is a newer one");
         self.version.send_replace(version);
         Ok(true)
@@ -140,8 +145,8 @@ pub(crate) fn write(files: &JoinedFiles, signed: &SignedList) -> Result<(), Prob
 mod tests {
     use jiff::Timestamp;
 
-    use super::list::Member;
     use super::*;
+    use crate::fleet_list::Member;
 
     fn peer(name: &str, address: &str) -> Peer {
         Peer { name: name.into(), address: address.parse().unwrap() }

@@ -21,9 +21,9 @@ use crate::api_types::{
     DepartureRequest, FleetView, JoinAnswer, JoinRequest, MemberView, RevocationRequest, RevokedView,
     TokenView,
 };
-use crate::fleet::list::{FleetList, Member};
-use crate::fleet::{Fleet, Held, SignedList};
+use crate::fleet::{Fleet, Held};
 use crate::fleet_files::authority_directory;
+use crate::fleet_list::{FleetList, Member, SignedList};
 use crate::host::Host;
 use crate::journal::{Journal, Taken};
 use crate::lock::lock;

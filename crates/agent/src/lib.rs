@@ -55,6 +55,7 @@ mod drain;
 mod fixes;
 mod fleet;
 mod fleet_files;
+mod fleet_list;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod guard;

@@ -14,9 +14,9 @@ use tokio::time::sleep;
 use crate::api_types::{JoinAnswer, JoinRequest};
 use crate::client::ApiClient;
 use crate::config::Config;
-use crate::fleet::list::FleetList;
-use crate::fleet::{SignedList, write};
+use crate::fleet::write;
 use crate::fleet_files::{authority_directory, files};
+use crate::fleet_list::{FleetList, SignedList};
 use crate::journal::make_directory;
 
 /// How often a host asks whose answer was lost on the way. It is the same join each time.

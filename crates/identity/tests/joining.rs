@@ -96,8 +96,13 @@ fn what_is_asked_for_is_a_key_and_no_name() {
         std::fs::metadata(path).unwrap().permissions().mode() & 0o777
     };
     assert_eq!(mode(&fleet.files("b").host), 0o600);
-    authority::certify(&fleet.authority(), "none", b.holder(), Validity::lasting(SignedDuration::from_hours(1), Timestamp::MIN))
-        .unwrap_err();
+    authority::certify(
+        &fleet.authority(),
+        "none",
+        b.holder(),
+        Validity::lasting(SignedDuration::from_hours(1), Timestamp::MIN),
+    )
+    .unwrap_err();
 }
 
 #[test]

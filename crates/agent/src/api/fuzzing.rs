@@ -17,7 +17,7 @@ use crate::api_types::{
 };
 use crate::check::{Round, RoundResult, SessionRequest, SessionView, VmsRequest, WayBack};
 use crate::discovery::{DiscoveryPorts, DiscoveryRequest};
-use crate::fleet::list::FleetList;
+use crate::fleet_list::FleetList;
 use crate::incoming::check_described;
 use crate::probe::{ProbePorts, ProbeRequest};
 use crate::transport::{connections, transport};

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-pub use crate::fleet::SignedList;
+pub use crate::fleet_list::SignedList;
 
 /// A token that lets one host join.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
