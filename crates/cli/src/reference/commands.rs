@@ -44,7 +44,9 @@ fn usage(command: &Command) -> String {
 }
 
 fn arguments_in_words<'a>(arguments: impl Iterator<Item = &'a Arg>) -> String {
-    let is_own = |argument: &&Arg| !matches!(argument.get_id().as_str(), "help" | "version");
+    let is_own = |argument: &&Arg| {
+        !argument.is_hide_set() && !matches!(argument.get_id().as_str(), "help" | "version")
+    };
     arguments.filter(is_own).map(argument_in_words).collect()
 }
 
