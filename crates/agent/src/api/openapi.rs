@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn every_operation_is_summed_up_tagged_and_says_how_it_fails() {
-        let tags = [HOSTS, VMS, MIGRATIONS, DRAIN, BETWEEN_AGENTS];
+        let tags = [HOSTS, VMS, MIGRATIONS, DRAIN, FLEET, BETWEEN_AGENTS];
         for (path, item) in &document().paths.paths {
             for operation in [&item.get, &item.post, &item.delete].into_iter().flatten() {
                 assert!(operation.summary.is_some(), "{path}");
