@@ -127,7 +127,9 @@ fn add_what_holds_for_all(operation: &mut Operation) {
         add_problem(operation, "413", "The body is longer than 1 MiB.");
         add_problem(operation, "415", "The body is not announced as `application/json`.");
     }
-    if operation.tags.iter().flatten().any(|tag| tag == BETWEEN_AGENTS) {
+    let is_between_agents = operation.tags.iter().flatten().any(|tag| tag == BETWEEN_AGENTS);
+    // Who has no certificate is not passed on.
+    if is_between_agents || operation.security.is_some() {
         return;
     }
     // Both the same at every path, and only of interest with `host`.

@@ -146,6 +146,7 @@ async fn departure(State(joining): State<Arc<Joining>>, Extension(caller): Exten
 /// `drainpipe-join/1` (ALPN), on which nothing else is answered, and which is accepted while a token is open only.
 #[utoipa::path(post, path = "/v1/join", tag = openapi::FLEET, request_body = JoinRequest, security(()), responses(
     (status = 200, description = "The host's certificate, and the fleet.", body = JoinAnswer),
+    (status = 404, description = "On every other connection, and while no token is open.", body = Problem),
     (status = 409, description = "There is a host of this name, or too many want to join at once.", body = Problem),
     (status = 422, description = "The token is not good.", body = Problem),
 ))]
