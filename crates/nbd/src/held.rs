@@ -1,0 +1,111 @@
+//! What one stream holds at the target: its window, and what of it the disk has not answered. Pure.
+
+use std::collections::HashMap;
+
+use crate::command::Command;
+use crate::error::Malformed;
+use crate::limits::{HELD_BYTES_MAX, PIECES_PER_STREAM_MAX};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Its data are not all here.
+    Comes,
+    AtDisk,
+    Answered,
+}
+
+/// Requests of one stream, from when they come until their answers are gone.
+#[derive(Debug, Default)]
+pub(crate) struct Held {
+    // By handle.
+    commands: HashMap<u64, (Command, State)>,
+    bytes: usize,
+    at_disk: usize,
+}
+
+impl Held {
+    /// Takes a request, if a source that keeps its own bounds may send it.
+    pub(crate) fn take(&mut self, handle: u64, command: Command) -> Result<(), Malformed> {
+        if self.commands.len() >= PIECES_PER_STREAM_MAX || self.bytes + command.held_bytes() > HELD_BYTES_MAX {
+            return Err(Malformed("more requests than may be in flight"));
+        }
+        if self.commands.contains_key(&handle) {
+            return Err(Malformed("a handle that is in use"));
+        }
+        self.commands.insert(handle, (command, State::Comes));
+        self.bytes += command.held_bytes();
+        Ok(())
+    }
+
+    /// The disk is asked.
+    pub(crate) fn goes_to_disk(&mut self, handle: u64) {
+        self.enter(handle, State::AtDisk);
+        self.at_disk += 1;
+    }
+
+    fn enter(&mut self, handle: u64, state: State) {
+        self.commands.get_mut(&handle).expect("it was taken").1 = state;
+    }
+
+    /// What the disk answers, if it was asked.
+    pub(crate) fn asked(&self, handle: u64) -> Result<Command, Malformed> {
+        match self.commands.get(&handle) {
+            Some((command, State::AtDisk)) => Ok(*command),
+            Some(_) | None => Err(Malformed("a reply to what was not asked")),
+        }
+    }
+
+    /// The disk has answered.
+    pub(crate) fn is_answered(&mut self, handle: u64) {
+        self.enter(handle, State::Answered);
+        self.at_disk -= 1;
+    }
+
+    /// The source has the answer, or never will.
+    pub(crate) fn let_go(&mut self, handle: u64) {
+        if let Some((command, _)) = self.commands.remove(&handle) {
+            self.bytes -= command.held_bytes();
+        }
+    }
+
+    /// Requests that the disk has not answered.
+    pub(crate) fn at_disk(&self) -> usize {
+        self.at_disk
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::Operation;
+    use crate::limits::DATA_BYTES_MAX;
+
+    fn write() -> Command {
+        Command { operation: Operation::Write, length: DATA_BYTES_MAX, ..Command::FLUSH }
+    }
+
+    #[test]
+    fn a_source_that_keeps_its_bounds_fits_and_another_does_not() {
+        let mut held = Held::default();
+        let most = (HELD_BYTES_MAX / DATA_BYTES_MAX as usize) as u64;
+        for handle in 0..most {
+            held.take(handle, write()).unwrap();
+            assert!(held.asked(handle).is_err(), "its data are not here");
+            held.goes_to_disk(handle);
+        }
+        assert!(held.take(most, write()).is_err());
+        assert!(held.take(0, Command::FLUSH).is_err(), "a handle twice");
+        held.asked(0).unwrap();
+        held.is_answered(0);
+        assert!(held.asked(0).is_err() && held.at_disk() == 31);
+        assert!(held.take(most, write()).is_err(), "the source does not have the answer yet");
+        held.let_go(0);
+        held.take(most, write()).unwrap();
+        for handle in 100.. {
+            if held.take(handle, Command::FLUSH).is_err() {
+                assert!(handle < 100 + PIECES_PER_STREAM_MAX as u64);
+                break;
+            }
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! One disk's NBD requests, spread over several connections between two hosts.
+//!
+//! ```text
+//!                    ┌─ stream ─► TargetSplitter ── NBD connection ─┐
+//!   QEMU ── NBD ──► SourceSplitter ─ stream ─►  …  ── NBD connection ─► the disk's NBD server
+//!                    └─ stream ─►              …  ── NBD connection ─┘
+//! ```
+//!
+//! QEMU's NBD client has one connection with 16 requests in flight, so that one disk uses one link. Here each request
+//! goes over the least loaded stream, and answers come in any order. A write is acknowledged when the target's disk has
+//! acknowledged it, and a flush when all of it is flushed. What keeps that so when streams are lost stands in
+//! [`scheduler`](crate::scheduler) and in `docs/decisions/0084`.
+//!
+//! - [`SourceSplitter::listen`] serves a disk on loopback, to one client that knows its name;
+//!   [`run`](SourceSplitter::run) takes streams as they come, until the client disconnects.
+//! - [`TargetSplitter::serve`] takes the other end of each of these streams to the disk.
+//! - [`Counters`] say how far it is, and which streams live: who brings the streams brings new ones, too.
+//!
+//! Who calls has connected, and encrypted, the streams; they are any bytes that go both ways. Memory is bounded at both
+//! ends, each wait has an end, and nothing that the other host sends is trusted.
+
+mod buffers;
+mod command;
+mod counters;
+mod error;
+mod fences;
+mod frame;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
+mod greeting;
+mod held;
+mod limits;
+mod nbd;
+mod scheduler;
+mod source;
+mod target;
+mod wire;
+mod zeroes;
+
+pub use counters::{Counters, StreamCounters};
+pub use error::{Malformed, Refusal, SplitterError};
+pub use greeting::{SESSION_BYTES, Session};
+pub use limits::{DATA_BYTES_MAX, STREAMS_MAX};
+pub use source::{Export, SourceSplitter, SourceWatch};
+pub use target::{DiskServer, ServerAddress, TargetSplitter};

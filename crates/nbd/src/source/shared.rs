@@ -1,0 +1,248 @@
+//! What the client's and the streams' tasks share: the scheduler, and who is woken by it.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use tokio::sync::{Notify, Semaphore, mpsc, watch};
+
+use super::Export;
+use super::patience::Sight;
+use crate::buffers::{Buffer, Buffers};
+use crate::command::{Command, Operation};
+use crate::counters::{Counters, Counting};
+use crate::error::{Malformed, SplitterError};
+use crate::frame::StreamNumber;
+use crate::limits::{HELD_BYTES_MAX, REQUESTS_MAX};
+use crate::nbd::ErrorCode;
+use crate::scheduler::{Done, Outgoing, Piece, Scheduler};
+use crate::zeroes::{Run, runs};
+
+/// Data on their way; pieces of one request share them.
+#[derive(Debug, Clone)]
+pub(super) struct Payload {
+    buffer: Arc<Buffer>,
+    range: Range<usize>,
+}
+
+impl Payload {
+    pub(super) fn whole(buffer: Buffer) -> Self {
+        let range = 0..buffer.len();
+        Self { buffer: Arc::new(buffer), range }
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.buffer[self.range.clone()]
+    }
+
+    fn part(&self, range: Range<usize>) -> Self {
+        Self { buffer: Arc::clone(&self.buffer), range }
+    }
+}
+
+/// For the client.
+#[derive(Debug)]
+pub(super) struct Reply {
+    pub(super) cookie: u64,
+    pub(super) error: Option<ErrorCode>,
+    pub(super) data: Option<Payload>,
+    /// None where nothing was done.
+    pub(super) command: Option<Command>,
+}
+
+/// Room for requests. Each takes some until its reply is written.
+#[derive(Debug)]
+struct Room {
+    requests: Semaphore,
+    bytes: Semaphore,
+}
+
+#[derive(Debug)]
+struct State {
+    scheduler: Scheduler<Payload>,
+    wakers: HashMap<StreamNumber, Arc<Notify>>,
+}
+
+/// What the tasks of one disk share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    export: Export,
+    name: String,
+    state: Mutex<State>,
+    replies: mpsc::Sender<Reply>,
+    room: Room,
+    live_streams: watch::Sender<usize>,
+    is_ending: AtomicBool,
+    pub(super) counting: Counting,
+    pub(super) buffers: Buffers,
+}
+
+impl Shared {
+    pub(super) fn new(export: Export) -> (Self, mpsc::Receiver<Reply>) {
+        let (replies, done) = mpsc::channel(REQUESTS_MAX);
+        let state = State { scheduler: Scheduler::new(), wakers: HashMap::new() };
+        let room =
+            Room { requests: Semaphore::new(REQUESTS_MAX), bytes: Semaphore::new(HELD_BYTES_MAX) };
+        let shared = Self {
+            export,
+            name: uuid::Uuid::new_v4().simple().to_string(),
+            state: Mutex::new(state),
+            replies,
+            room,
+            live_streams: watch::Sender::new(0),
+            is_ending: AtomicBool::new(false),
+            counting: Counting::default(),
+            buffers: Buffers::default(),
+        };
+        (shared, done)
+    }
+
+    pub(super) fn export(&self) -> &Export {
+        &self.export
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Waits until so much may be held, and holds it.
+    pub(super) async fn make_room(&self, bytes: usize) {
+        let bytes = u32::try_from(bytes).expect("a request's length was checked");
+        let error = "nobody closes it";
+        self.room.requests.acquire().await.expect(error).forget();
+        self.room.bytes.acquire_many(bytes).await.expect(error).forget();
+    }
+
+    /// A reply is written, and what its request held is free.
+    pub(super) fn has_replied(&self, reply: &Reply) {
+        let bytes = reply.command.map_or(0, |command| command.held_bytes());
+        self.room.bytes.add_permits(bytes);
+        self.room.requests.add_permits(1);
+        if let Some(command) = &reply.command {
+            self.counting.is_done(command);
+        }
+    }
+
+    /// Waits until all requests are replied to.
+    pub(super) async fn all_replied(&self) {
+        let all = u32::try_from(REQUESTS_MAX).expect("they are few");
+        let _all = self.room.requests.acquire_many(all).await.expect("nobody closes it");
+    }
+
+    /// For whom there is room.
+    pub(super) fn reply(&self, reply: Reply) {
+        self.replies.try_send(reply).ok();
+    }
+
+    /// Takes a request of the client's, for which there is room.
+    pub(super) fn submit(&self, cookie: u64, mut command: Command, data: Option<Payload>) {
+        command.keeps_allocation &= !self.export.is_thin;
+        let pieces = match data {
+            Some(data) => self.cut(&command, &data),
+            None if command.operation == Operation::Flush => vec![],
+            None => vec![Piece { command, payload: None }],
+        };
+        let is_found = |piece: &&Piece<Payload>| piece.command.operation != command.operation;
+        let found = pieces.iter().filter(is_found).map(|piece| piece.command.length as usize).sum();
+        self.counting.has_begun(found);
+        self.with(|scheduler| scheduler.submit(cookie, command, pieces));
+    }
+
+    /// Data and zeroes apart.
+    fn cut(&self, command: &Command, data: &Payload) -> Vec<Piece<Payload>> {
+        if !self.export.finds_zeroes {
+            return vec![Piece { command: *command, payload: Some(data.clone()) }];
+        }
+        let piece = |Run { range, is_zero }: Run| {
+            let offset = command.offset + range.start as u64;
+            let length = u32::try_from(range.len()).expect("it is a part of a request");
+            let part = Command { offset, length, ..*command };
+            if is_zero {
+                let (operation, keeps_allocation) = (Operation::WriteZeroes, !self.export.is_thin);
+                Piece { command: Command { operation, keeps_allocation, ..part }, payload: None }
+            } else {
+                Piece { command: part, payload: Some(data.part(range)) }
+            }
+        };
+        runs(data.bytes(), command.offset).into_iter().map(piece).collect()
+    }
+
+    pub(super) fn join(&self, number: StreamNumber, waker: Arc<Notify>) {
+        self.state.lock().expect("nothing panics with it").wakers.insert(number, waker);
+        self.with(|scheduler| scheduler.join(number));
+        self.counting.is_live(number, true);
+    }
+
+    pub(super) fn lose(&self, number: StreamNumber) {
+        self.state.lock().expect("nothing panics with it").wakers.remove(&number);
+        self.with(|scheduler| scheduler.lose(number));
+        self.counting.is_live(number, false);
+    }
+
+    pub(super) fn next(&self, number: StreamNumber) -> Option<Outgoing<Payload>> {
+        self.with(|scheduler| scheduler.next(number))
+    }
+
+    pub(super) fn asked(&self, number: StreamNumber, handle: u64) -> Result<Command, Malformed> {
+        self.with(|scheduler| scheduler.asked(number, handle))
+    }
+
+    pub(super) fn answered(
+        &self,
+        number: StreamNumber,
+        handle: u64,
+        result: Result<Option<Payload>, ErrorCode>,
+    ) -> Result<(), SplitterError> {
+        Ok(self.with(|scheduler| scheduler.answered(number, handle, result))?)
+    }
+
+    pub(super) fn fenced(&self, via: StreamNumber, number: StreamNumber) -> Result<(), SplitterError> {
+        Ok(self.with(|scheduler| scheduler.fenced(via, number))?)
+    }
+
+    /// Lets the scheduler decide something, and tells those whom it concerns.
+    fn with<T>(&self, decide: impl FnOnce(&mut Scheduler<Payload>) -> T) -> T {
+        let mut state = self.state.lock().expect("nothing panics with it");
+        let decided = decide(&mut state.scheduler);
+        for Done { cookie, command, error, data } in state.scheduler.take_done() {
+            self.reply(Reply { cookie, error, data, command: Some(command) });
+        }
+        for number in state.scheduler.take_woken() {
+            if let Some(waker) = state.wakers.get(&number) {
+                waker.notify_one();
+            }
+        }
+        let live_streams = state.scheduler.live_streams();
+        self.live_streams.send_if_modified(|before| std::mem::replace(before, live_streams) != live_streams);
+        decided
+    }
+
+    /// All is answered, and nothing more will come.
+    pub(super) fn end(&self) {
+        self.is_ending.store(true, Ordering::Release);
+        for waker in self.state.lock().expect("nothing panics with it").wakers.values() {
+            waker.notify_one();
+        }
+    }
+
+    pub(super) fn is_ending(&self) -> bool {
+        self.is_ending.load(Ordering::Acquire)
+    }
+
+    pub(super) fn sight(&self) -> Sight {
+        self.with(|scheduler| Sight {
+            is_idle: scheduler.is_idle(),
+            live_streams: scheduler.live_streams(),
+            awaits_fence: scheduler.awaits_fence(),
+        })
+    }
+
+    pub(super) fn counters(&self) -> Counters {
+        self.counting.read(self.with(|scheduler| scheduler.resent_pieces()))
+    }
+
+    pub(super) fn live_streams(&self) -> watch::Receiver<usize> {
+        self.live_streams.subscribe()
+    }
+}

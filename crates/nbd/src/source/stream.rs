@@ -1,0 +1,125 @@
+//! One stream, as the source sees it.
+
+use std::io;
+use std::sync::Arc;
+
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
+use tokio::sync::Notify;
+use tokio::time::timeout;
+
+use super::shared::{Payload, Shared};
+use crate::command::Operation;
+use crate::error::{Malformed, SplitterError};
+use crate::frame::{ANSWER_BYTES, Answer, QUESTION_BYTES, Question, StreamNumber};
+use crate::greeting::{Greeting, WELCOME_BYTES, decode_welcome};
+use crate::limits::{GREETING, HEARTBEAT, SILENCE};
+use crate::wire::{read_full, write_both};
+
+/// Carries requests until the disk is done with, or the stream is lost.
+pub(super) async fn carry<S>(
+    shared: Arc<Shared>,
+    number: StreamNumber,
+    stream: S,
+) -> Result<(), SplitterError>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send,
+{
+    let (mut reader, mut writer) = tokio::io::split(stream);
+    let greeting = greet(&shared, number, &mut reader, &mut writer);
+    timeout(GREETING, greeting).await.map_err(|_| SplitterError::Silent)??;
+    let waker = Arc::new(Notify::new());
+    shared.join(number, Arc::clone(&waker));
+    let ended = tokio::select! {
+        asked = ask(&shared, number, &waker, &mut writer) => asked,
+        heard = hear(&shared, number, &mut reader) => heard,
+    };
+    shared.lose(number);
+    ended
+}
+
+async fn greet<S: AsyncRead + AsyncWrite>(
+    shared: &Shared,
+    number: StreamNumber,
+    reader: &mut ReadHalf<S>,
+    writer: &mut WriteHalf<S>,
+) -> Result<(), SplitterError> {
+    let export = shared.export();
+    let greeting = Greeting { session: export.session, number, disk_bytes: export.size_bytes }.encode();
+    write_both(writer, &greeting, &[], SILENCE).await.map_err(SplitterError::stream)?;
+    let mut welcome = [0; WELCOME_BYTES];
+    read_full(reader, &mut welcome, SILENCE).await.map_err(SplitterError::stream)?;
+    decode_welcome(&welcome)?.map_or(Ok(()), |refusal| Err(SplitterError::Refused(refusal)))
+}
+
+async fn ask(
+    shared: &Shared,
+    number: StreamNumber,
+    waker: &Notify,
+    writer: &mut (impl AsyncWrite + Unpin),
+) -> Result<(), SplitterError> {
+    loop {
+        while let Some(outgoing) = shared.next(number) {
+            let payload = outgoing.payload.as_ref().map_or(&[][..], Payload::bytes);
+            let question = outgoing.question.encode();
+            write_both(writer, &question, payload, SILENCE).await.map_err(SplitterError::stream)?;
+            shared.counting.has_sent(number, QUESTION_BYTES + payload.len());
+        }
+        if shared.is_ending() {
+            return end(writer).await.map_err(SplitterError::stream);
+        }
+        // Nothing within this time is the usual case, and no error.
+        if timeout(HEARTBEAT, waker.notified()).await.is_err() {
+            let alive = Question::Alive.encode();
+            write_both(writer, &alive, &[], SILENCE).await.map_err(SplitterError::stream)?;
+        }
+    }
+}
+
+/// Says that nothing more comes; the answer ends the stream.
+async fn end(writer: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
+    write_both(writer, &Question::End.encode(), &[], SILENCE).await?;
+    writer.shutdown().await?;
+    std::future::pending().await
+}
+
+async fn hear(
+    shared: &Shared,
+    number: StreamNumber,
+    reader: &mut (impl AsyncRead + Unpin),
+) -> Result<(), SplitterError> {
+    loop {
+        let mut header = [0; ANSWER_BYTES];
+        read_full(reader, &mut header, SILENCE).await.map_err(SplitterError::stream)?;
+        match Answer::decode(&header)? {
+            Answer::Done { handle, error } => {
+                shared.answered(number, handle, error.map_or(Ok(None), Err))?;
+            }
+            Answer::Data { handle, length } => {
+                let data = read_data(shared, number, handle, length, reader).await?;
+                shared.answered(number, handle, Ok(Some(data)))?;
+            }
+            Answer::Fenced(fenced) => shared.fenced(number, fenced)?,
+            Answer::Alive => {}
+            Answer::Ended if shared.is_ending() => return Ok(()),
+            Answer::Ended => return Err(Malformed("an end that nobody asked for").into()),
+            Answer::Failed => return Err(SplitterError::DiskElsewhere),
+        }
+    }
+}
+
+/// Checked before memory is taken for it.
+async fn read_data(
+    shared: &Shared,
+    number: StreamNumber,
+    handle: u64,
+    length: u32,
+    reader: &mut (impl AsyncRead + Unpin),
+) -> Result<Payload, SplitterError> {
+    let command = shared.asked(number, handle)?;
+    if command.operation != Operation::Read || command.length != length {
+        return Err(Malformed("data that were not asked for").into());
+    }
+    let mut buffer = shared.buffers.take(length as usize);
+    read_full(reader, &mut buffer, SILENCE).await.map_err(SplitterError::stream)?;
+    Ok(Payload::whole(buffer))
+}

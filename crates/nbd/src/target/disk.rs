@@ -1,0 +1,171 @@
+//! One stream's NBD connection to the disk's server.
+
+use std::io;
+use std::sync::Mutex;
+
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::{Notify, mpsc};
+use tokio::time::timeout;
+
+use super::{DiskServer, ServerAddress, Shared};
+use crate::buffers::Buffer;
+use crate::command::{Command, Operation};
+use crate::error::{Malformed, SplitterError};
+use crate::frame::{Answer, HANDLE_MAX, StreamNumber};
+use crate::held::Held;
+use crate::limits::{DISK_ANSWERS, GREETING};
+use crate::nbd::{self, REPLY_BYTES, Reply};
+use crate::wire::{read_full, read_next, write_both};
+
+/// Of the flush that ends a connection. No source gives it.
+const LAST_FLUSH: u64 = HANDLE_MAX + 1;
+
+/// Bytes that go both ways.
+pub(super) trait Connection: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<C: AsyncRead + AsyncWrite + Unpin + Send> Connection for C {}
+
+/// Connects, and chooses the disk.
+pub(super) async fn open(disk: &DiskServer) -> Result<Box<dyn Connection>, SplitterError> {
+    let opening = async {
+        let mut connection = connect(&disk.address).await.map_err(|error| {
+            SplitterError::Open(format!("{error}; does its QEMU run, and is the disk exported?"))
+        })?;
+        nbd::open(&mut connection, &disk.export_name, disk.size_bytes).await?;
+        Ok(connection)
+    };
+    let late = || SplitterError::Open(format!("no answer within {} s", GREETING.as_secs()));
+    timeout(GREETING, opening).await.unwrap_or_else(|_| Err(late()))
+}
+
+async fn connect(address: &ServerAddress) -> io::Result<Box<dyn Connection>> {
+    match address {
+        ServerAddress::Tcp(address) => {
+            let stream = TcpStream::connect(address).await?;
+            stream.set_nodelay(true)?;
+            Ok(Box::new(stream))
+        }
+        ServerAddress::Unix(path) => Ok(Box::new(UnixStream::connect(path).await?)),
+    }
+}
+
+/// For the disk.
+#[derive(Debug)]
+pub(super) struct Task {
+    pub(super) handle: u64,
+    pub(super) command: Command,
+    pub(super) payload: Option<Buffer>,
+}
+
+/// For the source, with what was read.
+#[derive(Debug)]
+pub(super) struct Told {
+    pub(super) answer: Answer,
+    pub(super) data: Option<Buffer>,
+}
+
+impl Told {
+    pub(super) fn bare(answer: Answer) -> Self {
+        Self { answer, data: None }
+    }
+}
+
+/// What a stream and its connection share.
+pub(super) struct Window<'shared> {
+    pub(super) shared: &'shared Shared,
+    pub(super) number: StreamNumber,
+    pub(super) held: Mutex<Held>,
+    /// The disk has answered something.
+    pub(super) answered: Notify,
+}
+
+impl Window<'_> {
+    /// Changes what is held.
+    pub(super) fn hold<T>(&self, change: impl FnOnce(&mut Held) -> T) -> T {
+        change(&mut self.held.lock().expect("nothing panics with it"))
+    }
+}
+
+/// Has the disk do what comes, until nothing more will, and then flush. Without an error, nothing is left to be done.
+pub(super) async fn drive(
+    connection: Box<dyn Connection>,
+    window: &Window<'_>,
+    tasks: mpsc::Receiver<Task>,
+    answers: &mpsc::Sender<Told>,
+) -> Result<(), SplitterError> {
+    let (reader, writer) = tokio::io::split(connection);
+    let asking = async {
+        ask(writer, window, tasks).await?;
+        // The answer to the last flush ends it.
+        std::future::pending().await
+    };
+    tokio::select! {
+        asked = asking => asked,
+        heard = hear(reader, window, answers) => heard,
+    }
+}
+
+async fn ask(
+    mut writer: impl AsyncWrite + Unpin,
+    window: &Window<'_>,
+    mut tasks: mpsc::Receiver<Task>,
+) -> Result<(), SplitterError> {
+    while let Some(Task { handle, command, payload }) = tasks.recv().await {
+        let header = nbd::encode_request(handle, &command);
+        let payload = payload.as_deref().unwrap_or_default();
+        let wrote = write_both(&mut writer, &header, payload, DISK_ANSWERS).await;
+        wrote.map_err(|error| SplitterError::disk(&error))?;
+        window.shared.counting.has_sent(window.number, header.len() + payload.len());
+    }
+    // A flush covers what is answered, and no more.
+    while window.hold(|held| held.at_disk()) > 0 {
+        window.answered.notified().await;
+    }
+    let last = nbd::encode_request(LAST_FLUSH, &Command::FLUSH);
+    let wrote = write_both(&mut writer, &last, &nbd::DISCONNECT, DISK_ANSWERS).await;
+    wrote.map_err(|error| SplitterError::disk(&error))
+}
+
+async fn hear(
+    mut reader: impl AsyncRead + Unpin,
+    window: &Window<'_>,
+    answers: &mpsc::Sender<Told>,
+) -> Result<(), SplitterError> {
+    loop {
+        let header: Option<[u8; REPLY_BYTES]> =
+            read_next(&mut reader, DISK_ANSWERS).await.map_err(|error| SplitterError::disk(&error))?;
+        let header = header.ok_or_else(|| SplitterError::Disk("it closed the connection".into()))?;
+        let reply = nbd::decode_reply(&header).map_err(of_reply)?;
+        if reply.cookie == LAST_FLUSH && window.hold(|held| held.at_disk()) == 0 {
+            let failed = |_| SplitterError::Disk("it cannot flush; look at the storage of the target".into());
+            return reply.error.map_or(Ok(()), |error| Err(failed(error)));
+        }
+        let told = answer(&mut reader, window, reply).await?;
+        window.hold(|held| held.is_answered(reply.cookie));
+        window.answered.notify_one();
+        // Where nobody takes answers any more, the stream is lost, and there is room for all in any case.
+        answers.try_send(told).ok();
+    }
+}
+
+async fn answer(
+    reader: &mut (impl AsyncRead + Unpin),
+    window: &Window<'_>,
+    reply: Reply,
+) -> Result<Told, SplitterError> {
+    let Reply { cookie: handle, error } = reply;
+    let command = window.hold(|held| held.asked(handle)).map_err(of_reply)?;
+    if error.is_some() || command.operation != Operation::Read {
+        window.shared.counting.is_done(&command);
+        return Ok(Told::bare(Answer::Done { handle, error }));
+    }
+    let mut data = window.shared.buffers.take(command.length as usize);
+    read_full(reader, &mut data, DISK_ANSWERS).await.map_err(|error| SplitterError::disk(&error))?;
+    window.shared.counting.is_done(&command);
+    Ok(Told { answer: Answer::Data { handle, length: command.length }, data: Some(data) })
+}
+
+fn of_reply(error: Malformed) -> SplitterError {
+    SplitterError::Disk(format!("it sent what is not understood: {error}"))
+}

@@ -1,0 +1,237 @@
+//! A target disk behind qemu-nbd, a splitter in front of it, and streams between that can be cut.
+
+use std::fs::{self, File};
+use std::future::Future;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use drainpipe_nbd::{
+    DiskServer, Export, ServerAddress, Session, SourceSplitter, SourceWatch, SplitterError, TargetSplitter,
+};
+use tempfile::TempDir;
+use tokio::io::{DuplexStream, copy_bidirectional, duplex};
+use tokio::process::{Child, Command};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::{AbortHandle, JoinHandle};
+use tokio::time::{sleep, timeout};
+
+/// For what takes a moment on a quiet machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+
+const NAME: &str = "disk";
+
+/// What a stream holds on its way, in each direction.
+const ON_ITS_WAY_BYTES: usize = 256 << 10;
+
+/// Whether QEMU's programs are here; says so loudly if not.
+pub(crate) fn has_qemu() -> bool {
+    let is_there = |program: &str| {
+        let mut command = std::process::Command::new(program);
+        command.arg("--version").stdout(Stdio::null()).status().is_ok_and(|status| status.success())
+    };
+    let missing: Vec<_> = ["qemu-nbd", "qemu-img", "qemu-io"].into_iter().filter(|name| !is_there(name)).collect();
+    if !missing.is_empty() {
+        eprintln!("SKIPPED: no {}; install qemu-utils", missing.join(", "));
+    }
+    missing.is_empty()
+}
+
+/// Bytes that look random.
+pub(crate) fn noise(length: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed | 1;
+    let mut word = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    };
+    std::iter::from_fn(|| Some(word())).flatten().take(length).collect()
+}
+
+/// An image with noise, written zeroes and holes in turn, 1 MiB each.
+pub(crate) fn image(path: &Path, mebibytes: u64) {
+    let file = File::create(path).unwrap();
+    file.set_len(mebibytes << 20).unwrap();
+    for at in 0..mebibytes {
+        match at % 3 {
+            0 => file.write_all_at(&noise(1 << 20, at + 1), at << 20).unwrap(),
+            1 => file.write_all_at(&vec![0; 1 << 20], at << 20).unwrap(),
+            _ => {}
+        }
+    }
+}
+
+pub(crate) fn blank(path: &Path, mebibytes: u64) {
+    File::create(path).unwrap().set_len(mebibytes << 20).unwrap();
+}
+
+pub(crate) fn assert_same(one: &Path, other: &Path) {
+    // Not by assert_eq, which would print both.
+    assert!(fs::read(one).unwrap() == fs::read(other).unwrap(), "the disks differ");
+}
+
+pub(crate) fn allocated_bytes(path: &Path) -> u64 {
+    fs::metadata(path).unwrap().blocks() * 512
+}
+
+/// Waits for what will be so.
+pub(crate) async fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let waiting = async {
+        while !is_so() {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(PATIENCE, waiting).await.unwrap_or_else(|_| panic!("never: {what}"));
+}
+
+pub(crate) async fn in_time<T>(what: impl Future<Output = T>) -> T {
+    timeout(PATIENCE, what).await.expect("it takes too long")
+}
+
+/// A disk, copied or about to be.
+pub(crate) struct Bench {
+    pub(crate) directory: TempDir,
+    server: Child,
+    pub(crate) target: TargetSplitter,
+    pub(crate) watch: SourceWatch,
+    address: String,
+    streams: Option<mpsc::Sender<DuplexStream>>,
+    cancel: Option<oneshot::Sender<()>>,
+    run: JoinHandle<Result<(), SplitterError>>,
+    /// How the target's ends of the streams ended.
+    pub(crate) served: Arc<Mutex<Vec<Result<(), SplitterError>>>>,
+}
+
+/// What differs between tests.
+pub(crate) struct Settings {
+    pub(crate) mebibytes: u64,
+    pub(crate) is_thin: bool,
+    pub(crate) finds_zeroes: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { mebibytes: 24, is_thin: true, finds_zeroes: true }
+    }
+}
+
+impl Bench {
+    /// Serves a blank target.
+    pub(crate) async fn new(settings: Settings) -> Self {
+        Self::with_session(settings, Session::new_random()).await
+    }
+
+    /// The same, for a session that a test must know.
+    pub(crate) async fn with_session(settings: Settings, session: Session) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("nbd");
+        blank(&directory.path().join("target"), settings.mebibytes);
+        let server = serve(&directory.path().join("target"), &socket);
+        eventually("qemu-nbd listens", || socket.exists()).await;
+        let size_bytes = settings.mebibytes << 20;
+        let target = TargetSplitter::new(DiskServer {
+            session,
+            address: ServerAddress::Unix(socket),
+            export_name: NAME.into(),
+            size_bytes,
+        });
+        let Settings { is_thin, finds_zeroes, .. } = settings;
+        let source = SourceSplitter::listen(Export { session, size_bytes, finds_zeroes, is_thin }).await.unwrap();
+        let (watch, address) = (source.watch(), format!("nbd://{}/{}", source.address(), source.export_name()));
+        let (streams, to_carry) = mpsc::channel(8);
+        let (cancel, cancelled) = oneshot::channel::<()>();
+        let run = tokio::spawn(source.run(to_carry, async {
+            // The test may end before.
+            if cancelled.await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }));
+        let served = Arc::default();
+        let (streams, cancel) = (Some(streams), Some(cancel));
+        Self { directory, server, target, watch, address, streams, cancel, run, served }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// What a client connects to.
+    pub(crate) fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Brings a stream, which lives until it is cut.
+    pub(crate) async fn connect(&self) -> AbortHandle {
+        let (source, mut near) = duplex(ON_ITS_WAY_BYTES);
+        let (mut far, target) = duplex(ON_ITS_WAY_BYTES);
+        let wire = tokio::spawn(async move { copy_bidirectional(&mut near, &mut far).await });
+        let (splitter, served) = (self.target.clone(), Arc::clone(&self.served));
+        tokio::spawn(async move {
+            let ended = splitter.serve(target).await;
+            served.lock().unwrap().push(ended);
+        });
+        self.bring(source).await;
+        wire.abort_handle()
+    }
+
+    pub(crate) async fn connect_many(&self, count: usize) -> Vec<AbortHandle> {
+        let mut wires = vec![];
+        for _ in 0..count {
+            wires.push(self.connect().await);
+        }
+        wires
+    }
+
+    /// A stream to anybody.
+    pub(crate) async fn bring(&self, stream: DuplexStream) {
+        self.streams.as_ref().unwrap().send(stream).await.ok();
+    }
+
+    /// Starts to copy an image through the splitter.
+    pub(crate) fn copy(&self, source: &Path) -> Child {
+        let mut command = Command::new("qemu-img");
+        command.args(["convert", "-n", "-f", "raw", "-O", "raw", "-t", "none", "-m", "16", "-W"]);
+        command.arg(source).arg(&self.address);
+        command.kill_on_drop(true).stderr(Stdio::piped()).spawn().unwrap()
+    }
+
+    /// Has qemu-io do this.
+    pub(crate) fn qemu_io(&self, commands: &[&str]) -> Child {
+        let mut command = Command::new("qemu-io");
+        command.args(["-f", "raw", "-t", "none", "-d", "unmap"]).arg(&self.address);
+        for todo in commands {
+            command.args(["-c", todo]);
+        }
+        command.kill_on_drop(true).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    }
+
+    pub(crate) fn cancel(&mut self) {
+        self.cancel.take().unwrap().send(()).unwrap();
+    }
+
+    /// How the source's end ended.
+    pub(crate) async fn ended(&mut self) -> Result<(), SplitterError> {
+        in_time(&mut self.run).await.unwrap()
+    }
+
+    pub(crate) async fn kill_server(&mut self) {
+        self.server.kill().await.unwrap();
+    }
+}
+
+fn serve(target: &Path, socket: &Path) -> Child {
+    let mut command = Command::new("qemu-nbd");
+    command.args(["--persistent", "--shared=0", "--format=raw", "--discard=unmap", "--export-name", NAME]);
+    command.arg("--socket").arg(socket).arg(target);
+    command.kill_on_drop(true).spawn().unwrap()
+}
+
+/// How a client ended, and what it said.
+pub(crate) async fn said(child: Child) -> (bool, String) {
+    let output = in_time(child.wait_with_output()).await.unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8_lossy(&said).into_owned())
+}
