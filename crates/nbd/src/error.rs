@@ -84,10 +84,7 @@ impl SplitterError {
 
     /// Whether another stream could do no better.
     pub(crate) fn ends_all(&self) -> bool {
-        !matches!(
-            self,
-            Self::Stream(_) | Self::Silent | Self::Refused(Refusal::Number | Refusal::TooMany)
-        )
+        !matches!(self, Self::Stream(_) | Self::Silent | Self::Refused(Refusal::Number | Refusal::TooMany))
     }
 }
 

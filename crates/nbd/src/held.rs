@@ -26,7 +26,8 @@ pub(crate) struct Held {
 impl Held {
     /// Takes a request, if a source that keeps its own bounds may send it.
     pub(crate) fn take(&mut self, handle: u64, command: Command) -> Result<(), Malformed> {
-        if self.commands.len() >= PIECES_PER_STREAM_MAX || self.bytes + command.held_bytes() > HELD_BYTES_MAX {
+        if self.commands.len() >= PIECES_PER_STREAM_MAX || self.bytes + command.held_bytes() > HELD_BYTES_MAX
+        {
             return Err(Malformed("more requests than may be in flight"));
         }
         if self.commands.contains_key(&handle) {

@@ -26,6 +26,9 @@ pub(crate) const HEARTBEAT: Duration = Duration::from_secs(2);
 /// A stream is lost when nothing has been heard on it, or taken by it, for so long.
 pub(crate) const SILENCE: Duration = Duration::from_secs(20);
 
+/// For the other end's last words, when a stream breaks.
+pub(crate) const LINGER: Duration = Duration::from_secs(3);
+
 /// For connecting, and for what is said before the first request.
 pub(crate) const GREETING: Duration = Duration::from_secs(10);
 

@@ -9,8 +9,8 @@ mod transmission;
 pub(crate) use ask::open;
 pub(crate) use offer::offer;
 pub(crate) use transmission::{
-    DISCONNECT, Reply, REPLY_BYTES, REQUEST_BYTES, Request, Unserved, decode_reply, decode_request, encode_reply,
-    encode_request,
+    DISCONNECT, REPLY_BYTES, REQUEST_BYTES, Reply, Request, Unserved, decode_reply, decode_request,
+    encode_reply, encode_request,
 };
 
 use crate::error::Malformed;

@@ -357,7 +357,8 @@ impl<P: Clone> Scheduler<P> {
 
     /// Ahead of all else, as others wait for it.
     fn assign_fences(&mut self) {
-        let mut load: BTreeMap<StreamNumber, usize> = self.streams.keys().map(|number| (*number, 0)).collect();
+        let mut load: BTreeMap<StreamNumber, usize> =
+            self.streams.keys().map(|number| (*number, 0)).collect();
         for via in self.lost.values().filter_map(|lost| lost.via) {
             *load.get_mut(&via).expect("a fence's stream is not lost") += 1;
         }

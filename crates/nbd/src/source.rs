@@ -87,7 +87,8 @@ impl SourceSplitter {
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let Self { listener, shared, done, .. } = self;
-        let mut carriers = Carriers { shared: Arc::clone(&shared), tasks: JoinSet::new(), next_number: Some(0) };
+        let mut carriers =
+            Carriers { shared: Arc::clone(&shared), tasks: JoinSet::new(), next_number: Some(0) };
         let serve = client::serve(listener, Arc::clone(&shared), done);
         tokio::select! {
             () = cancel => return Err(SplitterError::Cancelled),

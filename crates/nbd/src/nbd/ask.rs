@@ -30,7 +30,9 @@ where
     for _ in 0..OPTIONS_MAX {
         let (kind, data) = read_reply(stream).await?;
         match kind {
-            REPLY_INFO => export = told(&data).map_err(|error| SplitterError::Open(error.to_string()))?.or(export),
+            REPLY_INFO => {
+                export = told(&data).map_err(|error| SplitterError::Open(error.to_string()))?.or(export)
+            }
             REPLY_ACK => return check(export, disk_bytes),
             REPLY_UNKNOWN => return Err(SplitterError::Open("the server has no export of that name".into())),
             kind if kind & REPLY_ERROR != 0 => {
@@ -77,7 +79,11 @@ fn told(mut data: &[u8]) -> Result<Option<Export>, Malformed> {
     }
     let size_bytes = u64::from_be_bytes(take(&mut data)?);
     let flags = u16::from_be_bytes(take(&mut data)?);
-    if data.is_empty() { Ok(Some(Export { size_bytes, flags })) } else { Err(Malformed("an export too long")) }
+    if data.is_empty() {
+        Ok(Some(Export { size_bytes, flags }))
+    } else {
+        Err(Malformed("an export too long"))
+    }
 }
 
 fn check(export: Option<Export>, disk_bytes: u64) -> Result<(), SplitterError> {

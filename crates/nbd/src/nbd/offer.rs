@@ -3,9 +3,9 @@
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::{
-    ABILITIES, FIXED_NEWSTYLE, INFO_BLOCK_SIZE, INFO_EXPORT, MAGIC, NO_ZEROES, OPTION_ABORT, OPTION_BYTES_MAX,
-    OPTION_EXPORT_NAME, OPTION_GO, OPTION_INFO, OPTION_MAGIC, OPTION_REPLY_MAGIC, OPTIONS_MAX, REPLY_ACK,
-    REPLY_INFO, REPLY_INVALID, REPLY_UNKNOWN, REPLY_UNSUPPORTED, take,
+    ABILITIES, FIXED_NEWSTYLE, INFO_BLOCK_SIZE, INFO_EXPORT, MAGIC, NO_ZEROES, OPTION_ABORT,
+    OPTION_BYTES_MAX, OPTION_EXPORT_NAME, OPTION_GO, OPTION_INFO, OPTION_MAGIC, OPTION_REPLY_MAGIC,
+    OPTIONS_MAX, REPLY_ACK, REPLY_INFO, REPLY_INVALID, REPLY_UNKNOWN, REPLY_UNSUPPORTED, take,
 };
 use crate::error::{Malformed, SplitterError};
 use crate::limits::DATA_BYTES_MAX;
@@ -82,14 +82,14 @@ fn turn(option: &ClientOption, name: &str, disk_bytes: u64, has_padding: bool) -
 /// Of INFO or GO: the name, behind which comes what the client wants to know of it.
 fn asked_name(mut data: &[u8]) -> Result<&[u8], Malformed> {
     let length = u32::from_be_bytes(take(&mut data)?) as usize;
-    let (name, mut rest) =
-        data.split_at_checked(length).ok_or(Malformed("a name longer than its option"))?;
+    let (name, mut rest) = data.split_at_checked(length).ok_or(Malformed("a name longer than its option"))?;
     let wishes = usize::from(u16::from_be_bytes(take(&mut rest)?));
     if rest.len() == 2 * wishes { Ok(name) } else { Err(Malformed("wishes of another length")) }
 }
 
 fn informed(option: u32, disk_bytes: u64) -> Turn {
-    let export = [&INFO_EXPORT.to_be_bytes()[..], &disk_bytes.to_be_bytes(), &ABILITIES.to_be_bytes()].concat();
+    let export =
+        [&INFO_EXPORT.to_be_bytes()[..], &disk_bytes.to_be_bytes(), &ABILITIES.to_be_bytes()].concat();
     let sizes = [1, PREFERRED_BYTES, DATA_BYTES_MAX].map(u32::to_be_bytes).concat();
     let sizes = [&INFO_BLOCK_SIZE.to_be_bytes()[..], &sizes].concat();
     let says = [

@@ -59,7 +59,11 @@ fn what_shares_a_byte_waits() {
     assert_eq!((sent(&mut scheduler, 0), sent(&mut scheduler, 1)), (vec![0], vec![]));
     scheduler.answered(0, 0, Ok(None)).unwrap();
     assert_eq!(cookies(&mut scheduler), [1]);
-    assert_eq!(sent(&mut scheduler, 0).len() + sent(&mut scheduler, 1).len(), 1, "the third waits for the second");
+    assert_eq!(
+        sent(&mut scheduler, 0).len() + sent(&mut scheduler, 1).len(),
+        1,
+        "the third waits for the second"
+    );
 }
 
 #[test]
@@ -118,10 +122,11 @@ fn a_fence_outlives_the_stream_that_carries_it() {
     scheduler.lose(1);
     assert!(scheduler.awaits_fence() == Some(0) && scheduler.live_streams() == 0);
     scheduler.join(2);
-    let mut fenced = [scheduler.next(2).unwrap(), scheduler.next(2).unwrap()].map(|sent| match sent.question {
-        Question::Fence(number) => number,
-        other => panic!("{other:?}"),
-    });
+    let mut fenced =
+        [scheduler.next(2).unwrap(), scheduler.next(2).unwrap()].map(|sent| match sent.question {
+            Question::Fence(number) => number,
+            other => panic!("{other:?}"),
+        });
     fenced.sort_unstable();
     assert_eq!(fenced, [0, 1]);
     scheduler.fenced(2, 1).unwrap();

@@ -62,10 +62,7 @@ async fn negotiate(mut stream: TcpStream, shared: Arc<Shared>) -> Result<TcpStre
 }
 
 /// Ends when the client disconnects, once all is replied to.
-async fn read_requests(
-    mut reader: impl AsyncRead + Unpin,
-    shared: &Shared,
-) -> Result<(), SplitterError> {
+async fn read_requests(mut reader: impl AsyncRead + Unpin, shared: &Shared) -> Result<(), SplitterError> {
     loop {
         let header: Option<[u8; REQUEST_BYTES]> =
             read_next(&mut reader, DISK_ANSWERS).await.map_err(SplitterError::client)?;

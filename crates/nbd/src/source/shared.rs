@@ -82,8 +82,7 @@ impl Shared {
     pub(super) fn new(export: Export) -> (Self, mpsc::Receiver<Reply>) {
         let (replies, done) = mpsc::channel(REQUESTS_MAX);
         let state = State { scheduler: Scheduler::new(), wakers: HashMap::new() };
-        let room =
-            Room { requests: Semaphore::new(REQUESTS_MAX), bytes: Semaphore::new(HELD_BYTES_MAX) };
+        let room = Room { requests: Semaphore::new(REQUESTS_MAX), bytes: Semaphore::new(HELD_BYTES_MAX) };
         let shared = Self {
             export,
             name: uuid::Uuid::new_v4().simple().to_string(),

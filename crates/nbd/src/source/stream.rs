@@ -1,6 +1,7 @@
 //! One stream, as the source sees it.
 
 use std::io;
+use std::pin::pin;
 use std::sync::Arc;
 
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
@@ -12,7 +13,7 @@ use crate::command::Operation;
 use crate::error::{Malformed, SplitterError};
 use crate::frame::{ANSWER_BYTES, Answer, QUESTION_BYTES, Question, StreamNumber};
 use crate::greeting::{Greeting, WELCOME_BYTES, decode_welcome};
-use crate::limits::{GREETING, HEARTBEAT, SILENCE};
+use crate::limits::{GREETING, HEARTBEAT, LINGER, SILENCE};
 use crate::wire::{read_full, write_both};
 
 /// Carries requests until the disk is done with, or the stream is lost.
@@ -29,9 +30,11 @@ where
     timeout(GREETING, greeting).await.map_err(|_| SplitterError::Silent)??;
     let waker = Arc::new(Notify::new());
     shared.join(number, Arc::clone(&waker));
+    let mut hearing = pin!(hear(&shared, number, &mut reader));
     let ended = tokio::select! {
-        asked = ask(&shared, number, &waker, &mut writer) => asked,
-        heard = hear(&shared, number, &mut reader) => heard,
+        // Why it takes nothing more may be said already.
+        asked = ask(&shared, number, &waker, &mut writer) => timeout(LINGER, hearing).await.unwrap_or(asked),
+        heard = &mut hearing => heard,
     };
     shared.lose(number);
     ended

@@ -94,27 +94,30 @@ pub(super) async fn drive(
     tasks: mpsc::Receiver<Task>,
     answers: &mpsc::Sender<Told>,
 ) -> Result<(), SplitterError> {
-    let (reader, writer) = tokio::io::split(connection);
+    let (reader, mut writer) = tokio::io::split(connection);
     let asking = async {
-        ask(writer, window, tasks).await?;
+        ask(&mut writer, window, tasks).await?;
         // The answer to the last flush ends it.
         std::future::pending().await
     };
     tokio::select! {
         asked = asking => asked,
         heard = hear(reader, window, answers) => heard,
-    }
+    }?;
+    // Not before: the server would go without an answer to the flush. All is done now, whether it hears this or not.
+    write_both(&mut writer, &nbd::DISCONNECT, &[], DISK_ANSWERS).await.ok();
+    Ok(())
 }
 
 async fn ask(
-    mut writer: impl AsyncWrite + Unpin,
+    writer: &mut (impl AsyncWrite + Unpin),
     window: &Window<'_>,
     mut tasks: mpsc::Receiver<Task>,
 ) -> Result<(), SplitterError> {
     while let Some(Task { handle, command, payload }) = tasks.recv().await {
         let header = nbd::encode_request(handle, &command);
         let payload = payload.as_deref().unwrap_or_default();
-        let wrote = write_both(&mut writer, &header, payload, DISK_ANSWERS).await;
+        let wrote = write_both(writer, &header, payload, DISK_ANSWERS).await;
         wrote.map_err(|error| SplitterError::disk(&error))?;
         window.shared.counting.has_sent(window.number, header.len() + payload.len());
     }
@@ -123,7 +126,7 @@ async fn ask(
         window.answered.notified().await;
     }
     let last = nbd::encode_request(LAST_FLUSH, &Command::FLUSH);
-    let wrote = write_both(&mut writer, &last, &nbd::DISCONNECT, DISK_ANSWERS).await;
+    let wrote = write_both(writer, &last, &[], DISK_ANSWERS).await;
     wrote.map_err(|error| SplitterError::disk(&error))
 }
 

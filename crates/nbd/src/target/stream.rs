@@ -4,7 +4,7 @@ use std::io;
 use std::pin::pin;
 use std::sync::Mutex;
 
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf, copy, sink};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::timeout;
 
@@ -16,7 +16,7 @@ use crate::error::{Malformed, Refusal, SplitterError};
 use crate::frame::{Answer, QUESTION_BYTES, Question, StreamNumber};
 use crate::greeting::{GREETING_BYTES, Greeting, encode_welcome};
 use crate::held::Held;
-use crate::limits::{DISK_ANSWERS, GREETING, HEARTBEAT, PIECES_PER_STREAM_MAX, SILENCE, STREAMS_MAX};
+use crate::limits::{DISK_ANSWERS, GREETING, HEARTBEAT, LINGER, PIECES_PER_STREAM_MAX, SILENCE, STREAMS_MAX};
 use crate::wire::{read_full, write_both};
 
 /// Answers that may wait for the wire: to all that is held, to fences, and the last.
@@ -83,6 +83,10 @@ async fn carry<S: AsyncRead + AsyncWrite>(
         }
     };
     let (ended, ()) = tokio::join!(work(window, open, connection, &mut reader, &deaf, answers), telling);
+    if ended.is_err() {
+        // Closed with something unread, TCP would drop what the source was told last.
+        timeout(LINGER, copy(&mut reader, &mut sink())).await.ok();
+    }
     ended
 }
 

@@ -71,7 +71,10 @@ async fn a_source_believes_no_answer_that_it_did_not_ask_for() {
         let ended = ended_by(&says).await;
         assert!(matches!(ended, SplitterError::Malformed(_)), "{says:?}: {ended:?}");
     }
-    assert!(matches!(ended_by(&[6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]).await, SplitterError::DiskElsewhere));
+    assert!(matches!(
+        ended_by(&[6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]).await,
+        SplitterError::DiskElsewhere
+    ));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -106,7 +109,10 @@ async fn only_one_client_that_knows_the_name_is_served() {
 
 async fn enter(client: &mut TcpStream, name: &str) {
     let length = u32::try_from(name.len()).unwrap().to_be_bytes();
-    client.write_all(&[b"\0\0\0\x03IHAVEOPT\0\0\0\x01", &length[..], name.as_bytes()].concat()).await.unwrap();
+    client
+        .write_all(&[b"\0\0\0\x03IHAVEOPT\0\0\0\x01", &length[..], name.as_bytes()].concat())
+        .await
+        .unwrap();
     let mut heard = [0; 18 + 10];
     in_time(client.read_exact(&mut heard)).await.unwrap();
     assert_eq!(heard[18..26], (24_u64 << 20).to_be_bytes());

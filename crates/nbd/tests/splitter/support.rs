@@ -32,7 +32,8 @@ pub(crate) fn has_qemu() -> bool {
         let mut command = std::process::Command::new(program);
         command.arg("--version").stdout(Stdio::null()).status().is_ok_and(|status| status.success())
     };
-    let missing: Vec<_> = ["qemu-nbd", "qemu-img", "qemu-io"].into_iter().filter(|name| !is_there(name)).collect();
+    let missing: Vec<_> =
+        ["qemu-nbd", "qemu-img", "qemu-io"].into_iter().filter(|name| !is_there(name)).collect();
     if !missing.is_empty() {
         eprintln!("SKIPPED: no {}; install qemu-utils", missing.join(", "));
     }
@@ -139,8 +140,10 @@ impl Bench {
             size_bytes,
         });
         let Settings { is_thin, finds_zeroes, .. } = settings;
-        let source = SourceSplitter::listen(Export { session, size_bytes, finds_zeroes, is_thin }).await.unwrap();
-        let (watch, address) = (source.watch(), format!("nbd://{}/{}", source.address(), source.export_name()));
+        let source =
+            SourceSplitter::listen(Export { session, size_bytes, finds_zeroes, is_thin }).await.unwrap();
+        let (watch, address) =
+            (source.watch(), format!("nbd://{}/{}", source.address(), source.export_name()));
         let (streams, to_carry) = mpsc::channel(8);
         let (cancel, cancelled) = oneshot::channel::<()>();
         let run = tokio::spawn(source.run(to_carry, async {
