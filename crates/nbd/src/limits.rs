@@ -33,13 +33,13 @@ pub(crate) const LINGER: Duration = Duration::from_secs(3);
 pub(crate) const GREETING: Duration = Duration::from_secs(10);
 
 /// For QEMU to connect, once the disk is served.
-pub(crate) const CLIENT_COMES: Duration = Duration::from_secs(60);
+pub(crate) const CLIENT_COMES: Duration = Duration::from_mins(1);
 
 /// How long requests wait for a stream, when all are lost.
-pub(crate) const WITHOUT_STREAM: Duration = Duration::from_secs(60);
+pub(crate) const WITHOUT_STREAM: Duration = Duration::from_mins(1);
 
 /// For the disk to answer what was asked of it, before a stream is taken from it.
-pub(crate) const DISK_ANSWERS: Duration = Duration::from_secs(120);
+pub(crate) const DISK_ANSWERS: Duration = Duration::from_mins(2);
 
 /// For a fence, which waits for the disk at the other end.
-pub(crate) const FENCE: Duration = Duration::from_secs(180);
+pub(crate) const FENCE: Duration = Duration::from_mins(3);

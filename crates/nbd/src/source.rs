@@ -120,10 +120,10 @@ impl Carriers {
         let mut may_come = true;
         loop {
             let failed = tokio::select! {
-                stream = streams.recv(), if may_come => match stream {
-                    Some(stream) => self.add(stream),
-                    None => { may_come = false; None }
-                },
+                stream = streams.recv(), if may_come => {
+                    may_come = stream.is_some();
+                    stream.and_then(|stream| self.add(stream))
+                }
                 Some(ended) = self.tasks.join_next() => of_ended(ended),
                 _ = looks.tick() => patience.look(self.shared.sight(), Instant::now()).err(),
             };

@@ -31,7 +31,8 @@ where
         let (kind, data) = read_reply(stream).await?;
         match kind {
             REPLY_INFO => {
-                export = told(&data).map_err(|error| SplitterError::Open(error.to_string()))?.or(export)
+                let told = told(&data).map_err(|error| SplitterError::Open(error.to_string()))?;
+                export = told.or(export);
             }
             REPLY_ACK => return check(export, disk_bytes),
             REPLY_UNKNOWN => return Err(SplitterError::Open("the server has no export of that name".into())),

@@ -12,19 +12,27 @@ use drainpipe_nbd::{
     DiskServer, Export, ServerAddress, Session, SourceSplitter, SourceWatch, SplitterError, TargetSplitter,
 };
 use tempfile::TempDir;
-use tokio::io::{DuplexStream, copy_bidirectional, duplex};
+use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional, duplex};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, Command};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::{sleep, timeout};
 
 /// For what takes a moment on a quiet machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const PATIENCE: Duration = Duration::from_mins(2);
 
 const NAME: &str = "disk";
 
 /// What a stream holds on its way, in each direction.
 const ON_ITS_WAY_BYTES: usize = 256 << 10;
+
+/// Any stream between hosts.
+pub(crate) trait BothWays: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> BothWays for S {}
+
+type Stream = Box<dyn BothWays>;
 
 /// Whether QEMU's programs are here; says so loudly if not.
 pub(crate) fn has_qemu() -> bool {
@@ -98,8 +106,9 @@ pub(crate) struct Bench {
     server: Child,
     pub(crate) target: TargetSplitter,
     pub(crate) watch: SourceWatch,
+    pub(crate) server_address: ServerAddress,
     address: String,
-    streams: Option<mpsc::Sender<DuplexStream>>,
+    streams: mpsc::Sender<Stream>,
     cancel: Option<oneshot::Sender<()>>,
     run: JoinHandle<Result<(), SplitterError>>,
     /// How the target's ends of the streams ended.
@@ -111,11 +120,26 @@ pub(crate) struct Settings {
     pub(crate) mebibytes: u64,
     pub(crate) is_thin: bool,
     pub(crate) finds_zeroes: bool,
+    /// Where the disks and the server's socket are.
+    pub(crate) directory: PathBuf,
+    pub(crate) server: Server,
+}
+
+/// By what the target's server is reached.
+pub(crate) enum Server {
+    Unix,
+    Tcp,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { mebibytes: 24, is_thin: true, finds_zeroes: true }
+        Self {
+            mebibytes: 24,
+            is_thin: true,
+            finds_zeroes: true,
+            directory: std::env::temp_dir(),
+            server: Server::Unix,
+        }
     }
 }
 
@@ -127,15 +151,17 @@ impl Bench {
 
     /// The same, for a session that a test must know.
     pub(crate) async fn with_session(settings: Settings, session: Session) -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let socket = directory.path().join("nbd");
-        blank(&directory.path().join("target"), settings.mebibytes);
-        let server = serve(&directory.path().join("target"), &socket);
-        eventually("qemu-nbd listens", || socket.exists()).await;
+        let directory = tempfile::tempdir_in(&settings.directory).unwrap();
+        let disk = directory.path().join("target");
+        blank(&disk, settings.mebibytes);
+        let (server, server_address) = match settings.server {
+            Server::Unix => serve_by_unix(&disk, &directory.path().join("nbd")).await,
+            Server::Tcp => serve_by_tcp(&disk).await,
+        };
         let size_bytes = settings.mebibytes << 20;
         let target = TargetSplitter::new(DiskServer {
             session,
-            address: ServerAddress::Unix(socket),
+            address: server_address.clone(),
             export_name: NAME.into(),
             size_bytes,
         });
@@ -152,9 +178,19 @@ impl Bench {
                 std::future::pending::<()>().await;
             }
         }));
-        let served = Arc::default();
-        let (streams, cancel) = (Some(streams), Some(cancel));
-        Self { directory, server, target, watch, address, streams, cancel, run, served }
+        let cancel = Some(cancel);
+        Self {
+            directory,
+            server,
+            target,
+            watch,
+            server_address,
+            address,
+            streams,
+            cancel,
+            run,
+            served: Arc::default(),
+        }
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -171,11 +207,7 @@ impl Bench {
         let (source, mut near) = duplex(ON_ITS_WAY_BYTES);
         let (mut far, target) = duplex(ON_ITS_WAY_BYTES);
         let wire = tokio::spawn(async move { copy_bidirectional(&mut near, &mut far).await });
-        let (splitter, served) = (self.target.clone(), Arc::clone(&self.served));
-        tokio::spawn(async move {
-            let ended = splitter.serve(target).await;
-            served.lock().unwrap().push(ended);
-        });
+        self.serve(target);
         self.bring(source).await;
         wire.abort_handle()
     }
@@ -189,8 +221,27 @@ impl Bench {
     }
 
     /// A stream to anybody.
-    pub(crate) async fn bring(&self, stream: DuplexStream) {
-        self.streams.as_ref().unwrap().send(stream).await.ok();
+    pub(crate) async fn bring(&self, stream: impl BothWays + 'static) {
+        self.streams.send(Box::new(stream)).await.ok();
+    }
+
+    /// Brings a stream of the kernel's, with nothing between its ends.
+    pub(crate) async fn connect_by_tcp(&self) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let source = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (target, _) = listener.accept().await.unwrap();
+        source.set_nodelay(true).unwrap();
+        target.set_nodelay(true).unwrap();
+        self.serve(target);
+        self.bring(source).await;
+    }
+
+    fn serve(&self, stream: impl BothWays + 'static) {
+        let (splitter, served) = (self.target.clone(), Arc::clone(&self.served));
+        tokio::spawn(async move {
+            let ended = splitter.serve(stream).await;
+            served.lock().unwrap().push(ended);
+        });
     }
 
     /// Starts to copy an image through the splitter.
@@ -225,11 +276,25 @@ impl Bench {
     }
 }
 
-fn serve(target: &Path, socket: &Path) -> Child {
+fn server(disk: &Path) -> Command {
     let mut command = Command::new("qemu-nbd");
     command.args(["--persistent", "--shared=0", "--format=raw", "--discard=unmap", "--export-name", NAME]);
-    command.arg("--socket").arg(socket).arg(target);
-    command.kill_on_drop(true).spawn().unwrap()
+    command.arg(disk).kill_on_drop(true);
+    command
+}
+
+async fn serve_by_unix(disk: &Path, socket: &Path) -> (Child, ServerAddress) {
+    let server = server(disk).arg("--socket").arg(socket).spawn().unwrap();
+    eventually("qemu-nbd listens", || socket.exists()).await;
+    (server, ServerAddress::Unix(socket.into()))
+}
+
+async fn serve_by_tcp(disk: &Path) -> (Child, ServerAddress) {
+    let free = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let (address, port) = (free.ip().to_string(), free.port().to_string());
+    let server = server(disk).args(["--bind", &address, "--port", &port]).spawn().unwrap();
+    eventually("qemu-nbd listens", || std::net::TcpStream::connect(free).is_ok()).await;
+    (server, ServerAddress::Tcp(free))
 }
 
 /// How a client ended, and what it said.
