@@ -7,6 +7,8 @@ mod offer;
 mod transmission;
 
 pub(crate) use ask::open;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use offer::answers;
 pub(crate) use offer::offer;
 pub(crate) use transmission::{
     DISCONNECT, REPLY_BYTES, REQUEST_BYTES, Reply, Request, Unserved, decode_reply, decode_request,
