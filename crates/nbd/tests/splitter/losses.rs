@@ -21,9 +21,29 @@ async fn streams_are_cut_and_others_come_in_flight() {
     for round in 0..6 {
         bytes += 4 << 20;
         eventually("it goes on", || bench.watch.counters().sent_bytes() >= bytes).await;
-        wires.remove(round % 3).abort();
+        wires.remove(round % 3).cut();
         wires.push(bench.connect().await);
     }
+    let (is_well, said) = said(copy).await;
+    assert!(is_well, "{said}");
+    bench.ended().await.unwrap();
+    assert_same(&source, &bench.path("target"));
+    assert!(bench.watch.counters().resent > 0, "{:?}", bench.watch.counters());
+    bench.target.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_falls_silent_is_given_up_and_fenced() {
+    if !has_qemu() {
+        return;
+    }
+    let mut bench = Bench::new(Settings { mebibytes: 48, ..Settings::default() }).await;
+    let source = bench.path("source");
+    image(&source, 48);
+    let mut wires = bench.connect_many(2).await;
+    let copy = bench.copy(&source);
+    eventually("it goes on", || bench.watch.counters().sent_bytes() >= 4 << 20).await;
+    wires.remove(0).mute();
     let (is_well, said) = said(copy).await;
     assert!(is_well, "{said}");
     bench.ended().await.unwrap();
@@ -44,7 +64,7 @@ async fn a_copy_outlives_all_its_streams() {
     let copy = bench.copy(&source);
     eventually("it goes on", || bench.watch.counters().sent_bytes() >= 4 << 20).await;
     for wire in wires {
-        wire.abort();
+        wire.cut();
     }
     let mut live = bench.watch.live_streams();
     crate::support::in_time(live.wait_for(|live| *live == 0)).await.unwrap();

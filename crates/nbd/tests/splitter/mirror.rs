@@ -63,7 +63,7 @@ async fn qemus_mirror_fills_the_target_while_streams_come_and_go() {
     let source = bench.path("source");
     image(&source, 48);
     let Some(mut qemu) = Qemu::start().await else { return };
-    let wires = bench.connect_many(3).await;
+    let mut wires = bench.connect_many(3).await;
     let (host, name) = bench.address().trim_start_matches("nbd://").split_once('/').unwrap();
     let (host, port) = host.split_once(':').unwrap();
     let file = json!({"driver": "file", "filename": source});
@@ -75,7 +75,7 @@ async fn qemus_mirror_fills_the_target_while_streams_come_and_go() {
     let mirror = json!({"job-id": "copy", "device": "source", "target": "target", "sync": "full"});
     qemu.ask("blockdev-mirror", mirror).await;
     eventually("it goes on", || bench.watch.counters().sent_bytes() >= 1 << 20).await;
-    wires[0].abort();
+    wires.remove(0).cut();
     bench.connect().await;
     qemu.event("BLOCK_JOB_READY").await;
     qemu.ask("block-job-cancel", json!({"device": "copy"})).await;

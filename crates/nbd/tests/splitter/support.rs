@@ -100,6 +100,24 @@ pub(crate) async fn in_time<T>(what: impl Future<Output = T>) -> T {
     timeout(PATIENCE, what).await.expect("it takes too long")
 }
 
+/// What is between the ends of a stream.
+pub(crate) struct Wire {
+    task: AbortHandle,
+    mute: oneshot::Sender<()>,
+}
+
+impl Wire {
+    /// Both ends see that it is gone; what was under way is lost, or not.
+    pub(crate) fn cut(self) {
+        self.task.abort();
+    }
+
+    /// Nothing comes any more, and neither end is told.
+    pub(crate) fn mute(self) {
+        self.mute.send(()).unwrap();
+    }
+}
+
 /// A disk, copied or about to be.
 pub(crate) struct Bench {
     pub(crate) directory: TempDir,
@@ -203,16 +221,23 @@ impl Bench {
     }
 
     /// Brings a stream, which lives until it is cut.
-    pub(crate) async fn connect(&self) -> AbortHandle {
+    pub(crate) async fn connect(&self) -> Wire {
         let (source, mut near) = duplex(ON_ITS_WAY_BYTES);
         let (mut far, target) = duplex(ON_ITS_WAY_BYTES);
-        let wire = tokio::spawn(async move { copy_bidirectional(&mut near, &mut far).await });
+        let (mute, muted) = oneshot::channel::<()>();
+        let task = tokio::spawn(async move {
+            tokio::select! {
+                _ = copy_bidirectional(&mut near, &mut far) => {}
+                // Both ends stay open.
+                Ok(()) = muted => std::future::pending().await,
+            }
+        });
         self.serve(target);
         self.bring(source).await;
-        wire.abort_handle()
+        Wire { task: task.abort_handle(), mute }
     }
 
-    pub(crate) async fn connect_many(&self, count: usize) -> Vec<AbortHandle> {
+    pub(crate) async fn connect_many(&self, count: usize) -> Vec<Wire> {
         let mut wires = vec![];
         for _ in 0..count {
             wires.push(self.connect().await);
