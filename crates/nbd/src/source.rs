@@ -19,7 +19,7 @@ use tracing::{debug, warn};
 use self::patience::{LOOK, Patience};
 use self::shared::Shared;
 use crate::counters::Counters;
-use crate::error::SplitterError;
+use crate::error::{Refusal, SplitterError};
 use crate::frame::StreamNumber;
 use crate::greeting::Session;
 use crate::limits::{DISK_ANSWERS, STREAMS_MAX};
@@ -124,7 +124,7 @@ impl Carriers {
                     may_come = stream.is_some();
                     stream.and_then(|stream| self.add(stream))
                 }
-                Some(ended) = self.tasks.join_next() => of_ended(ended),
+                Some(ended) = self.tasks.join_next() => self.of_ended(ended),
                 _ = looks.tick() => patience.look(self.shared.sight(), Instant::now()).err(),
             };
             if let Some(failed) = failed {
@@ -147,26 +147,29 @@ impl Carriers {
         None
     }
 
+    /// Why all must end, if they must.
+    fn of_ended(&self, ended: Result<Result<(), SplitterError>, JoinError>) -> Option<SplitterError> {
+        let error = match ended {
+            Ok(ended) => ended.err()?,
+            Err(error) => std::panic::resume_unwind(error.into_panic()),
+        };
+        // An NBD server may take no more connections than those that there are.
+        let is_one_too_many = matches!(error, SplitterError::Refused(Refusal::Disk));
+        if error.ends_all() && !(is_one_too_many && self.shared.sight().live_streams > 0) {
+            return Some(error);
+        }
+        warn!(%error, "a stream of a disk is lost");
+        None
+    }
+
     /// The target flushes, and says so. One that does not changes nothing: all is acknowledged.
     async fn wait_for_end(&mut self) {
         let deadline = Instant::now() + DISK_ANSWERS;
         while let Ok(Some(ended)) = timeout_at(deadline, self.tasks.join_next()).await {
-            if let Some(error) = of_ended(ended) {
+            if let Some(error) = self.of_ended(ended) {
                 debug!(%error, "a stream failed at its end");
             }
         }
-    }
-}
-
-fn of_ended(ended: Result<Result<(), SplitterError>, JoinError>) -> Option<SplitterError> {
-    match ended {
-        Ok(Ok(())) => None,
-        Ok(Err(error)) if error.ends_all() => Some(error),
-        Ok(Err(error)) => {
-            warn!(%error, "a stream of a disk is lost");
-            None
-        }
-        Err(error) => std::panic::resume_unwind(error.into_panic()),
     }
 }
 
