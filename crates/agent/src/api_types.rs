@@ -3,6 +3,8 @@
 mod drains;
 mod fleet;
 
+use std::collections::BTreeMap;
+
 use drainpipe_engine::bandwidth::{BandwidthSetting, LimitChange};
 use drainpipe_engine::check::finding::Finding;
 use drainpipe_engine::check::fix::Fix;
@@ -16,6 +18,7 @@ use drainpipe_engine::plan::Plan;
 use drainpipe_engine::progress::Progress;
 use drainpipe_engine::protocol::{Protocols, Release};
 use drainpipe_engine::result::MigrationResult;
+use drainpipe_engine::storage::{DiskCopy, DiskName};
 use drainpipe_engine::throttle::THROTTLE_PERCENT_MAX;
 use drainpipe_hypervisor::spec::{Placement, ResolvedSpec, VmName, VmSpec};
 use drainpipe_hypervisor::{Manager, Parcel, TlsKey};
@@ -225,6 +228,13 @@ pub struct MigrateRequest {
     /// From then until the rest has followed, the VM is lost if either host is.
     #[serde(default)]
     pub post_copy: bool,
+    /// Whether disks that the target does not see are copied there.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub copy_storage: bool,
+    /// Where single disks shall be on the target, by their names (`vda`): each is copied there.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schema(value_type = BTreeMap<String, String>)]
+    pub disks: BTreeMap<DiskName, String>,
     /// Seconds after which it is undone unless it is over: up to a day.
     #[serde(default, deserialize_with = "deadline_s")]
     #[schema(minimum = 1, maximum = 86_400)]
@@ -363,6 +373,10 @@ pub struct IncomingRequest {
     #[serde(default)]
     #[schema(minimum = 0)]
     pub cores_taken: Option<f64>,
+    /// The disks that are copied; they are not here yet, and the specification and the definition name where they will be.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(max_items = 8)]
+    pub disks: Vec<DiskCopy>,
     /// The source's release; 0.1.0 does not say, and does not take a request that does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub release: Option<Release>,
@@ -457,6 +471,34 @@ pub struct Endpoint {
     /// What the target's hypervisor hands over to the source's, if anything.
     #[serde(default, skip_serializing_if = "Parcel::is_empty")]
     pub parcel: Parcel,
+    /// Where copies of disks are taken, if any are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disks: Option<DiskEndpoint>,
+}
+
+/// Where the target takes copies of disks, at the address where it listens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DiskEndpoint {
+    /// Port.
+    pub port: u16,
+    /// What the source says on each connection, so that nobody else gets to the disks.
+    #[schema(value_type = String, format = "uuid")]
+    pub token: Uuid,
+}
+
+/// A disk of a VM that has left with a copy of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LeftDisk {
+    /// Where it is now.
+    pub path: String,
+    /// Where it was.
+    pub was: String,
+    /// The VM.
+    pub vm: String,
+    /// The host to which that went.
+    pub target: String,
+    /// When (RFC 3339).
+    pub left_at: String,
 }
 
 /// What the source's journal says of a hand-over, for a target that wonders.

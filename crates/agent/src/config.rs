@@ -219,6 +219,7 @@ impl Limits {
         let ms = |seconds: u32| f64::from(seconds) * 1000.0;
         migration::Limits {
             total_ms: ms(deadline_s.unwrap_or(self.deadline_s)),
+            disks_take_longer: deadline_s.is_none(),
             stall_ms: ms(self.stall_s),
             decision_ms: ms(self.decision_s),
             throttle_percent: throttle_max_percent.unwrap_or(self.throttle_max_percent),

@@ -8,6 +8,7 @@ mod admission;
 mod allowed_sources;
 mod arrived;
 mod connect;
+mod disks;
 mod ending;
 mod facts;
 mod holding;
@@ -34,6 +35,9 @@ use tracing::warn;
 
 pub(crate) use self::arrived::resume_recorded;
 pub(crate) use self::connect::{connect, open_trials, watch_again};
+pub(crate) use self::disks::{
+    close as close_disks, left as left_disks, make as make_disks, remove_left as remove_left_disks,
+};
 pub(crate) use self::ending::{clear_discarded, close_arrivals, stop_told};
 pub(crate) use self::holding::{check_nowhere_else, holding};
 pub(crate) use self::memory::reserve_memory;

@@ -1,6 +1,7 @@
 //! Migrations from this host: begun, planned, taken up again after a crash, wound up.
 
 mod connections;
+mod disks;
 mod executor;
 mod pause;
 mod standstill;
@@ -488,8 +489,11 @@ pub(crate) async fn dry_run(outgoing: &Outgoing, request: &MigrateRequest) -> Re
     let vmm = outgoing.vms.running(&request.vm);
     let asked = asked_for(request);
     let asked = informed(outgoing, &request.target, asked, vmm.as_deref()).await?;
-    let Meeting { source, target, plan, .. } =
-        meet(outgoing, &peer, &request.target, definition.manager, asked, memory_bytes).await?;
+    let mut meeting = meet(outgoing, &peer, &request.target, definition.manager, asked, memory_bytes).await?;
+    if let Some(vmm) = &vmm {
+        meeting.plan.disks = disks::to_copy(outgoing, &peer, request, &meeting, vmm).await?;
+    }
+    let Meeting { source, target, plan, .. } = meeting;
     let findings = match vmm {
         Some(vmm) => {
             let outpaced = outpaced(outgoing, request, &*vmm, memory_bytes, &plan).await;
@@ -654,6 +658,8 @@ pub(crate) fn take_up(outgoing: &Arc<Outgoing>, open: OpenMigration, claimed: Cl
         option: open.requested_option,
         encrypt: false,
         post_copy: false,
+        copy_storage: false,
+        disks: BTreeMap::new(),
         deadline_s: None,
         throttle_max_percent: None,
     };
@@ -722,6 +728,8 @@ mod tests {
             option: RequestedOption::Auto,
             encrypt: false,
             post_copy: false,
+            copy_storage: false,
+            disks: BTreeMap::new(),
             deadline_s: None,
             throttle_max_percent: None,
         };

@@ -106,6 +106,9 @@ pub(crate) fn assemble(
         predicted_total_ms: None,
         free_cores: None,
         cpu_seconds: measured.cpu_seconds,
+        disk_bytes: migration.disks().iter().map(|disk| disk.copied_bytes).sum(),
+        disk_ms: parts.disk_ms.map(tenth),
+        disks: migration.disks(),
         paths,
         elsewhere: measured.elsewhere,
         compression: measured.compression,
@@ -151,6 +154,7 @@ struct Parts {
     total_ms: f64,
     setup_ms: f64,
     held_ms: f64,
+    disk_ms: Option<f64>,
     transfer_ms: f64,
     completion_ms: f64,
     post_copy_ms: Option<f64>,
@@ -162,13 +166,17 @@ impl Parts {
         let connected_ms = timings.connected_ms.unwrap_or(total_ms);
         let released_ms = timings.released_ms.unwrap_or(total_ms);
         let transferred_ms = timings.state_transferred_ms.unwrap_or(total_ms);
+        let disks =
+            timings.disks_began_ms.map(|began| (began, timings.disks_ready_ms.unwrap_or(transferred_ms)));
+        let disk_ms = disks.map(|(began, ready)| ready - began);
         let post_copy = timings.resumed_ms.zip(timings.rest_sent_ms);
         let post_copy_ms = post_copy.map(|(resumed, rest_sent)| rest_sent - resumed);
         Self {
             total_ms,
             setup_ms: connected_ms - timings.awaited_place_ms,
             held_ms: released_ms - connected_ms + timings.awaited_place_ms,
-            transfer_ms: transferred_ms - released_ms,
+            disk_ms,
+            transfer_ms: transferred_ms - released_ms - disk_ms.unwrap_or(0.0),
             completion_ms: total_ms - transferred_ms - post_copy_ms.unwrap_or(0.0),
             post_copy_ms,
         }
@@ -197,6 +205,8 @@ mod tests {
             awaited_place_ms: 50.0,
             connected_ms: Some(150.0),
             released_ms: Some(300.0),
+            disks_began_ms: None,
+            disks_ready_ms: None,
             paused_ms: Some(900.0),
             state_transferred_ms: Some(1000.0),
             resumed_ms: Some(1010.0),

@@ -1,6 +1,7 @@
 //! A host in a temporary directory, for tests: its parts as [`app`] makes them, over a fake hypervisor and a journal of its
 //! own. Its peers `source` and `target` answer what a test has them answer, or nothing.
 
+use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -134,6 +135,8 @@ pub(crate) fn migrate(vm: &str) -> MigrateRequest {
         option: RequestedOption::Auto,
         encrypt: false,
         post_copy: false,
+        copy_storage: false,
+        disks: BTreeMap::new(),
         deadline_s: None,
         throttle_max_percent: None,
     }

@@ -3,6 +3,7 @@
 //! ```text
 //! opening   from a path to a descriptor, through nothing but what is allowed
 //! images    the files that an image has QEMU open
+//! making    disks that this host makes itself
 //! identity  what tells one disk from another
 //! ```
 //!
@@ -11,6 +12,7 @@
 
 mod identity;
 mod images;
+mod making;
 mod opening;
 
 use std::collections::HashMap;
@@ -20,19 +22,26 @@ use std::time::{Duration, Instant};
 
 use drainpipe_engine::check::vm::FileIdentity;
 use drainpipe_engine::problem::Problem;
+use drainpipe_engine::storage::{DiskCopy, DiskImage};
 use drainpipe_engine::vm_resources::{NotAllowed, VmResources};
 use drainpipe_hypervisor::spec::{DiskFormat, VmSpec};
 use futures_util::future::join_all;
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
+use tracing::warn;
 
+use self::making::CannotMake;
 use self::opening::Unusable;
 use crate::config::Config;
+use crate::journal::{FileId, MadeDisk};
 use crate::lock::lock;
 
 /// How long storage may take to say what is at a path; a migration waits for it.
 const LOOK_DEADLINE: Duration = Duration::from_secs(2);
+
+/// How long storage may take to make, rename or remove a file.
+const MAKE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Looks at once, those included that never return. Each is a thread; tokio has 512.
 const LOOKS_MAX: usize = 128;
@@ -109,10 +118,12 @@ impl VmFiles {
         self.looked_at(spec).await.map(drop)
     }
 
-    /// Refuses a VM that names what VMs may not use here, or that is not here.
-    pub(crate) async fn check_usable(&self, spec: &VmSpec) -> Result<(), Problem> {
+    /// Refuses a VM that names what VMs may not use here, or that is not here, but for the disks that will be copied.
+    pub(crate) async fn check_usable(&self, spec: &VmSpec, copied: &[DiskCopy]) -> Result<(), Problem> {
         self.check_bridges(spec)?;
-        match self.looked_at(spec).await?.into_iter().find(|(_, look)| matches!(look, Look::Missing)) {
+        let comes = |path: &Path| copied.iter().any(|disk| Path::new(&disk.to) == path);
+        let is_missing = |(path, look): &(&Path, Look)| matches!(look, Look::Missing) && !comes(path);
+        match self.looked_at(spec).await?.into_iter().find(is_missing) {
             None => Ok(()),
             Some((path, _)) => Err(Problem::refused(format!(
                 "VM {} cannot run on {host}: there is no {path}, or the agent cannot look there. All hosts must have it \
@@ -122,6 +133,79 @@ impl VmFiles {
                 host = self.host
             ))),
         }
+    }
+
+    /// Refuses a disk for which there is no place. Of a file system, `promised_bytes` are somebody else's already.
+    pub(crate) async fn check_room(
+        &self,
+        disk: &DiskCopy,
+        promised_bytes: impl FnOnce(u64) -> u64 + Send + 'static,
+    ) -> Result<(), Problem> {
+        let (path, bytes) = (PathBuf::from(&disk.to), disk.allocated_bytes);
+        let look = move |rules: &Rules| making::check_room(rules, &path, bytes, promised_bytes);
+        self.act("take a copy as", &disk.to, look).await
+    }
+
+    /// Makes an empty disk where nothing is.
+    pub(crate) async fn make(&self, path: &str, image: DiskImage, bytes: u64) -> Result<FileId, Problem> {
+        let at = PathBuf::from(path);
+        self.act("make", path, move |rules| making::make(rules, &at, image, bytes)).await
+    }
+
+    /// Removes one that was made here, unless another file is in its place. One of which it is not known whether it is
+    /// there is left, and told.
+    pub(crate) async fn remove(&self, disk: &MadeDisk) -> Result<(), Problem> {
+        let Some(file) = disk.file else {
+            warn!(
+                path = disk.path,
+                "the agent ended as it made this disk for a VM: if it is there, it is of no use"
+            );
+            return Ok(());
+        };
+        let at = PathBuf::from(&disk.path);
+        self.act("remove", &disk.path, move |rules| making::remove(rules, &at, file)).await.map(drop)
+    }
+
+    /// Where a disk is that has stayed behind by this migration.
+    pub(crate) fn left_path(path: &str, migration: &str) -> String {
+        making::left_path(Path::new(path), migration).to_string_lossy().into_owned()
+    }
+
+    /// Gives a disk the name of one that has stayed behind. Whether it was there.
+    pub(crate) async fn rename_left(&self, path: &str, to: &str) -> Result<bool, Problem> {
+        let at = PathBuf::from(path);
+        let name = Path::new(to).file_name().unwrap_or_default().to_owned();
+        self.act("rename", path, move |rules| making::rename(rules, &at, &name)).await
+    }
+
+    /// Removes a disk that has stayed behind. Whether it was there.
+    pub(crate) async fn remove_left(&self, path: &str) -> Result<bool, Problem> {
+        let at = PathBuf::from(path);
+        self.act("remove", path, move |rules| making::remove_left(rules, &at)).await
+    }
+
+    /// Storage that hangs holds up its own thread alone.
+    async fn act<T: Send + 'static>(
+        &self,
+        what: &str,
+        path: &str,
+        act: impl FnOnce(&Rules) -> Result<T, CannotMake> + Send + 'static,
+    ) -> Result<T, Problem> {
+        let host = &self.host;
+        let rules = Arc::clone(&self.rules);
+        let acted = timeout(MAKE_DEADLINE, spawn_blocking(move || act(&rules))).await;
+        let acted = acted
+            .map_err(|_| Problem::refused(format!("the storage with {path} does not answer on {host}")))?;
+        acted.map_err(Problem::failed)?.map_err(|error| match error {
+            CannotMake::NotAllowed(why) => {
+                Problem::refused(format!("{path} {}: {}", why.what(host), why.cure(host)))
+            }
+            CannotMake::Taken => Problem::refused(format!(
+                "{host} cannot {what} {path}: there is something under that name already; remove it if nobody needs it, or \
+                 choose another place by --disk"
+            )),
+            error => Problem::refused(format!("{host} cannot {what} {path}: {error}")),
+        })
     }
 
     fn check_bridges(&self, spec: &VmSpec) -> Result<(), Problem> {

@@ -12,6 +12,7 @@ use drainpipe_agent::api_types::TRANSFERS_MAX;
 use drainpipe_agent::config;
 use drainpipe_engine::bandwidth::BandwidthSetting;
 use drainpipe_engine::option::RequestedOption;
+use drainpipe_engine::storage::{DiskName, NoDiskName};
 use drainpipe_engine::throttle::THROTTLE_PERCENT_MAX;
 use drainpipe_guest::dirtier::MIB_PER_S_MAX;
 use drainpipe_guest::mix::Mix;
@@ -347,6 +348,16 @@ pub(crate) enum DiskCommand {
         #[arg(long)]
         force: bool,
     },
+    /// List the disks that stayed on a host when their VMs left with copies of them, or remove them
+    #[command(after_help = DISK_LEFT_EXAMPLES)]
+    Left {
+        /// The host
+        #[arg(add = completion::hosts())]
+        host: String,
+        /// Remove them
+        #[arg(long)]
+        remove: bool,
+    },
     /// Copy a disk that no VM writes to: an image or a block device
     #[command(after_help = DISK_COPY_EXAMPLES)]
     Copy {
@@ -369,6 +380,11 @@ pub(crate) enum DiskCommand {
 fn disk_method() -> impl TypedValueParser<Value = Method> {
     PossibleValuesParser::new(Method::COPYING.map(Method::name)).try_map(|name| name.parse::<Method>())
 }
+
+const DISK_LEFT_EXAMPLES: &str = "\
+Examples:
+  drainpipe disk left a               what `migrate --copy-storage` has left on a
+  drainpipe disk left a --remove      the VMs run elsewhere: these are not needed any more";
 
 const DISK_CREATE_EXAMPLES: &str = "\
 Without --preallocate, a file takes space only as it is written to. Nothing is overwritten without --force.
@@ -602,6 +618,12 @@ pub(crate) struct MigrateArguments {
     /// path. From then until the rest has followed, the loss of either host is the loss of what the VM was doing
     #[arg(long)]
     pub(crate) post_copy: bool,
+    /// Copy the disks that the host does not see there, while the VM runs. Those here are kept, under another name
+    #[arg(long)]
+    pub(crate) copy_storage: bool,
+    /// Copy a disk to this path there; the first of a VM's disks is vda. May be repeated
+    #[arg(long = "disk", value_name = "NAME=PATH", value_parser = disk_place)]
+    pub(crate) disks: Vec<DiskPlace>,
     /// Say how it would be done, and why, and do nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
@@ -614,6 +636,23 @@ pub(crate) struct MigrateArguments {
     pub(crate) throttle: Option<u8>,
 }
 
+/// Where a disk shall be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct DiskPlace {
+    /// Which disk.
+    pub(crate) disk: DiskName,
+    /// Its path there.
+    pub(crate) path: String,
+}
+
+fn disk_place(text: &str) -> Result<DiskPlace, String> {
+    let (disk, path) = text.split_once('=').ok_or("a disk and its path there, such as vda=/srv/web.raw")?;
+    if !path.starts_with('/') {
+        return Err(format!("`{path}` is no absolute path"));
+    }
+    Ok(DiskPlace { disk: disk.parse().map_err(|error: NoDiskName| error.to_string())?, path: path.into() })
+}
+
 const MIGRATE_EXAMPLES: &str = "\
 Ctrl-C cancels: the VM runs on where it is.
 
@@ -623,6 +662,8 @@ Examples:
   drainpipe migrate web1 b --throttle 99          a busy VM: hold its CPUs back as far as it takes
   drainpipe migrate web1 b --throttle 0           do not slow it down
   drainpipe migrate web1 b --post-copy            a VM too busy for all else, at a risk
+  drainpipe migrate web1 b --copy-storage         its disks too, where b does not see them
+  drainpipe migrate web1 b --disk vdb=/big/web1   this one to another place
   drainpipe migrate web1 b --deadline 300 --json";
 
 #[derive(Debug, Args)]

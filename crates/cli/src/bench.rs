@@ -125,6 +125,8 @@ impl Bench {
             option,
             encrypt: self.encrypt,
             deadline_s: None,
+            copy_storage: false,
+            disks: std::collections::BTreeMap::new(),
             post_copy: false,
             throttle_max_percent: None,
         };
@@ -187,6 +189,8 @@ impl Bench {
             option: RequestedOption::Multichannel,
             encrypt: false,
             deadline_s: None,
+            copy_storage: false,
+            disks: std::collections::BTreeMap::new(),
             post_copy: false,
             throttle_max_percent: None,
         };

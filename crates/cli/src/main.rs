@@ -63,7 +63,7 @@ async fn dispatch(arguments: Arguments) -> Result<Exit, Problem> {
         Command::Hosts => commands::hosts::run(&connection, json).await,
         Command::Vms => commands::vm::list(&connection, json).await,
         Command::Vm { command } => commands::vm::run(&connection, command, json).await,
-        Command::Disk { command } => commands::disk::run(command, json).await,
+        Command::Disk { command } => commands::disk::run(&connection, command, json).await,
         Command::Check(check) => commands::check::run(&connection, &check, json).await,
         Command::Migrate(migrate) => commands::migrate::run(&connection, &migrate, json).await,
         Command::Cancel { id } => commands::migrate::cancel(&connection, &id).await,

@@ -46,7 +46,7 @@ pub struct Capabilities {
     pub keeps_limit: bool,
     /// How it does post-copy; absent where it does not. Asked of both where that is asked for.
     pub post_copy: Option<PostCopy>,
-    /// Whether it may copy a VM's disks to the target too. No plan asks yet: VMs move with shared disks only.
+    /// Whether it copies a VM's disks to the target too, and takes such copies. Asked of both where disks are to be copied.
     pub copies_disks: bool,
 }
 

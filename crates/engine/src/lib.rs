@@ -41,6 +41,7 @@ mod standby;
 pub mod standstill;
 pub mod start;
 pub mod step;
+pub mod storage;
 pub mod throttle;
 pub mod vm_resources;
 pub mod watch;

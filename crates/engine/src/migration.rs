@@ -14,6 +14,13 @@
 //!                                              in doubt                        10 clean up ─ completed
 //! ```
 //!
+//! With disks that are copied, these go before the memory, and the copies end before the record:
+//!
+//! ```text
+//!  turn ─ begin ─ copy disks ─ synchronise ─ 6,7 copy memory ─ 8 paused ─ end the copies ─ switch over ─ …
+//!           └─────────┴────────────┴──────────────┴───────────────┴──── undo
+//! ```
+//!
 //! With post-copy, the VM runs on the target before its memory is there:
 //!
 //! ```text
@@ -24,6 +31,7 @@
 //! ```
 //!
 //! The rules that the tests and the simulation hold it to:
+//! - Copies of disks are over on both hosts before the hand-over is recorded, so that no disk is written by two.
 //! - The target is told to run only after the hand-over is recorded on the source.
 //! - After the hand-over is recorded, the source runs again only once the target has said, from its
 //!   own journal, that it discarded the VM and never ran it.
@@ -37,6 +45,7 @@
 //!   turn, which ends at once when the migration is cancelled.
 
 mod deadline;
+mod disks;
 pub mod guard;
 #[cfg(test)]
 mod in_flight;
@@ -49,6 +58,7 @@ mod view;
 
 use std::collections::BTreeSet;
 
+use self::disks::DiskCopies;
 pub use self::messages::{Action, Event, Limits, SourceState, TargetState, VmCondition};
 use self::post_copy::{Rest, Trigger};
 use self::undo::{RESUME_ATTEMPTS, Undo};
@@ -59,15 +69,20 @@ use crate::problem::Problem;
 use crate::progress::{ProgressMeter, Transferred};
 use crate::result::{Event as LogLine, Outcome, PathTurn, SourceVm};
 use crate::step::Step;
+use crate::storage::DiskMeter;
 use crate::throttle::Throttle;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Phase {
     Preparing(Step),
     AwaitingTurn { has_waited: bool },
+    StartingDiskCopies,
+    CopyingDisks,
+    SynchronisingDisks,
     StartingTransfer,
     Copying,
     BeginningPostCopy,
+    EndingDiskCopies,
     SwitchingOver,
     RecordingHandOver,
     ResumingOnTarget { since_ms: f64 },
@@ -101,6 +116,8 @@ pub struct Migration {
     // By the source's journal it is the target's VM: recorded, and not revoked.
     is_the_targets: bool,
     meter: ProgressMeter,
+    disk_meter: DiskMeter,
+    disk_copies: DiskCopies,
     plan: Option<Plan>,
     error: Option<Problem>,
     cancel_requested: bool,
@@ -167,6 +184,8 @@ impl Migration {
             reached,
             is_the_targets: false,
             meter: ProgressMeter::default(),
+            disk_meter: DiskMeter::default(),
+            disk_copies: DiskCopies::default(),
             plan: None,
             error: None,
             cancel_requested: false,
@@ -201,6 +220,9 @@ impl Migration {
         match action {
             Action::ResumeOnTarget => debug_assert!(self.is_the_targets, "I1: run there without the record"),
             Action::ResumeOnSource => debug_assert!(!self.is_the_targets, "I1: run here against the record"),
+            Action::RecordHandOver => {
+                debug_assert!(!self.disk_copies.may_write(), "I2: the copies of disks are not over");
+            }
             Action::CleanUp => debug_assert!(self.timings.resumed_ms.is_some(), "I3: the last copy ends"),
             Action::SwitchOver => {
                 debug_assert!(
@@ -221,6 +243,10 @@ impl Migration {
                 self.meter.record_paths(now_ms, arrivals);
                 self.is_ending = self.meter.left_ms().is_some_and(|left_ms| left_ms <= ENDING_MS);
                 self.check_limits(now_ms).or_else(|| self.consider_post_copy(now_ms, &transferred))
+            }
+            Event::DiskProgress(states) => {
+                self.disk_meter.record(now_ms, &states);
+                self.check_limits(now_ms).or_else(|| self.consider_disks(now_ms))
             }
             Event::Tick => {
                 self.consider_throttle(now_ms, None);
@@ -276,6 +302,9 @@ impl Migration {
             }
             (Phase::Preparing(step), _) => Some(self.next_preparation(now_ms, following(step))),
             (Phase::AwaitingTurn { .. }, _) => Some(self.released(now_ms)),
+            (Phase::StartingDiskCopies, _) => self.disk_copies_started(now_ms),
+            (Phase::SynchronisingDisks, _) => Some(self.disks_synchronised(now_ms)),
+            (Phase::EndingDiskCopies, _) => Some(self.disk_copies_ended(now_ms)),
             (Phase::StartingTransfer, _) => self.transfer_started(now_ms),
             (Phase::BeginningPostCopy, _) => self.post_copy_begun(),
             (Phase::SwitchingOver, _) => Some(self.state_transferred(now_ms)),
@@ -347,7 +376,8 @@ impl Migration {
             (Phase::Undoing(undo), _) => Some(self.undone(now_ms, undo)),
             (Phase::LookingAtVm, Event::VmIs(condition)) => Some(self.vm_is(now_ms, condition)),
             (
-                Phase::Copying
+                Phase::CopyingDisks
+                | Phase::Copying
                 | Phase::SendingRest
                 | Phase::AskingSource
                 | Phase::AskingTarget { .. }
@@ -369,8 +399,11 @@ impl Migration {
             }
             Phase::Preparing(_)
             | Phase::AwaitingTurn { .. }
+            | Phase::StartingDiskCopies
+            | Phase::SynchronisingDisks
             | Phase::StartingTransfer
             | Phase::BeginningPostCopy
+            | Phase::EndingDiskCopies
             | Phase::SwitchingOver
             | Phase::RecordingHandOver => Some(self.give_up(error)),
             // A refusal and a lost answer look alike from here. Only the target's journal knows.
@@ -394,7 +427,7 @@ impl Migration {
             }
             Phase::Undoing(undo) => Some(self.undo_failed(undo, error)),
             Phase::LookingAtVm => Some(self.vm_is_mute(now_ms, &error)),
-            Phase::Copying | Phase::SendingRest | Phase::Ended(_) => None,
+            Phase::CopyingDisks | Phase::Copying | Phase::SendingRest | Phase::Ended(_) => None,
         }
     }
 
@@ -464,6 +497,10 @@ impl Migration {
     fn released(&mut self, now_ms: f64) -> Action {
         self.timings.released_ms = Some(now_ms);
         self.reached.transfer_started = true;
+        self.start_disk_copies().unwrap_or_else(|| self.start_transfer())
+    }
+
+    fn start_transfer(&mut self) -> Action {
         self.phase = Phase::StartingTransfer;
         Action::StartTransfer
     }
@@ -483,9 +520,15 @@ impl Migration {
             return None;
         }
         self.timings.paused_ms = Some(now_ms);
-        self.phase = if self.rest.follows() { Phase::RecordingHandOver } else { Phase::SwitchingOver };
         self.note(now_ms, "the VM is paused on the source");
-        Some(if self.rest.follows() { Action::RecordHandOver } else { Action::SwitchOver })
+        Some(self.end_disk_copies().unwrap_or_else(|| self.part()))
+    }
+
+    /// The VM is paused, and its disks are where they shall be.
+    fn part(&mut self) -> Action {
+        let is_recorded_first = self.rest.follows();
+        self.phase = if is_recorded_first { Phase::RecordingHandOver } else { Phase::SwitchingOver };
+        if is_recorded_first { Action::RecordHandOver } else { Action::SwitchOver }
     }
 
     fn state_transferred(&mut self, now_ms: f64) -> Action {
@@ -504,7 +547,7 @@ impl Migration {
     }
 
     fn transfer_failed(&mut self, now_ms: f64, error: Problem) -> Option<Action> {
-        if self.phase != Phase::Copying {
+        if !matches!(self.phase, Phase::CopyingDisks | Phase::Copying) {
             return None;
         }
         self.note(now_ms, format!("the transfer broke: {error}"));
@@ -595,7 +638,7 @@ impl Migration {
         self.cancel_requested = true;
         self.note(now_ms, "cancel requested");
         match self.phase {
-            Phase::AwaitingTurn { .. } | Phase::Copying => Some(self.undo()),
+            Phase::AwaitingTurn { .. } | Phase::CopyingDisks | Phase::Copying => Some(self.undo()),
             _ => None,
         }
     }
@@ -605,7 +648,10 @@ impl Migration {
         let too_late = match self.phase {
             Phase::AwaitingTurn { .. } => (held_ms >= limits.held_ms)
                 .then(|| format!("its turn to send did not come within {:.0} s", limits.held_ms / 1000.0)),
-            Phase::Copying => (now_ms - held_ms >= limits.total_ms).then(|| self.not_over_in_time(now_ms)),
+            Phase::CopyingDisks => {
+                (now_ms - held_ms >= self.total_ms()).then(|| self.disks_not_there_in_time())
+            }
+            Phase::Copying => (now_ms - held_ms >= self.total_ms()).then(|| self.not_over_in_time(now_ms)),
             // There is no way back: however long it takes, only that something comes can be asked for.
             Phase::SendingRest => None,
             // Each has an action under way, which ends by the executor's own deadline.
@@ -615,6 +661,9 @@ impl Migration {
             return Some(self.give_up(Problem::failed(error)));
         }
         // Nothing has been sent before there is a transfer, so there is no silence.
+        if let Some(why) = self.disks_stand_still(now_ms) {
+            return Some(self.give_up(Problem::failed(why)));
+        }
         if self.meter.silent_ms(now_ms) >= self.limits.stall_ms {
             let error = self.nothing_arrived(now_ms);
             return if self.phase == Phase::SendingRest {

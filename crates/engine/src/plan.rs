@@ -5,6 +5,7 @@
 //! is checked where it is read (`plan/wire.rs`), and nowhere else.
 
 mod compression;
+pub mod disks;
 mod error;
 mod incapable;
 mod limiting;
@@ -40,6 +41,7 @@ use self::wire::WirePlan;
 use crate::encryption::Encryption;
 use crate::option::{MigrationOption, RequestedOption};
 use crate::path::Path;
+use crate::storage::DiskCopy;
 
 /// How one migration will be done.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -55,6 +57,8 @@ pub struct Plan {
     pub paths: Paths,
     /// Who keeps it to a bandwidth limit.
     pub limit_keeper: LimitKeeper,
+    /// The VM's disks that are copied, before its memory; the target sees all others.
+    pub disks: Vec<DiskCopy>,
     /// Why it is not done as it was asked for, or why `auto` chose this.
     pub reasons: Vec<Reason>,
 }

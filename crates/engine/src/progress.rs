@@ -9,6 +9,7 @@ use utoipa::ToSchema;
 use crate::convergence::{Outpaced, converges};
 use crate::path::write_name;
 use crate::step::Step;
+use crate::storage::DiskProgress;
 
 /// The rate is taken over this window: long enough to smooth the sawtooth of shaped links, short
 /// enough to follow a lost path.
@@ -98,6 +99,9 @@ pub struct Progress {
     /// With post-copy: whether the VM runs on the target, and the rest of its memory follows.
     #[serde(default)]
     pub rest_follows: bool,
+    /// The disks that are copied, before the memory; empty where none is.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disks: Vec<DiskProgress>,
     /// What each path carries; empty while no memory is sent.
     #[serde(default)]
     pub paths: Vec<PathRate>,
@@ -292,6 +296,7 @@ impl ProgressMeter {
             paths_out: Vec::new(),
             paths_stalled: if moves_bytes { self.stalled_paths(now_ms) } else { Vec::new() },
             rest_follows: false,
+            disks: Vec::new(),
             paths: if moves_bytes { self.path_rates() } else { Vec::new() },
         }
     }

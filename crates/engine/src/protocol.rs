@@ -7,7 +7,7 @@
 //! | protocol | since | new in it |
 //! |---|---|---|
 //! | 1 | 0.1.0 | all that 0.1.0 says |
-//! | 2 | 0.2.0 | a source names its release in step 2; QEMU itself encrypts post-copy |
+//! | 2 | 0.2.0 | a source names its release in step 2; QEMU itself encrypts post-copy; disks are copied |
 //!
 //! What a protocol brings, and whatever else 0.1.0 would not take, is asked of the [`Protocol`] agreed on, here and nowhere
 //! else. Answers may have new fields in any release: whoever does not know one ignores it. Requests may not: an agent
@@ -118,6 +118,16 @@ impl Protocol {
     /// Whether it is older than the newest that this release speaks: then the peer is of an older release.
     pub fn is_of_older_release(self) -> bool {
         self.0 < Protocols::OWN.newest
+    }
+
+    /// Why two hosts that speak it copy no disks, where `peer` is the other one; nothing where they can.
+    pub fn obstacle_to_disks(self, peer: &str) -> Option<String> {
+        (self.0 < 2).then(|| {
+            format!(
+                "{peer} runs an older drainpipe (protocol {}), which copies no disks: upgrade {peer}",
+                self.0
+            )
+        })
     }
 
     /// What a source says of its release in step 2, so that the target can refuse it; nothing where the target would not

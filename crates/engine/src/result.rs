@@ -15,6 +15,7 @@ use crate::option::{MigrationOption, RequestedOption};
 use crate::path::write_name;
 use crate::problem::ProblemKind;
 use crate::step::Step;
+use crate::storage::DiskUse;
 
 /// The outcome and the measurements of one migration.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -111,6 +112,15 @@ pub struct MigrationResult {
     /// Whether it was encrypted, why, and how; absent when it ended before that was decided.
     #[serde(default)]
     pub encryption: Option<EncryptionUse>,
+    /// Bytes of disks that were copied, with what the VM wrote meanwhile.
+    #[serde(default)]
+    pub disk_bytes: u64,
+    /// From the begin of the copies of the disks until all of each was there, before step 6; absent where none was copied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_ms: Option<f64>,
+    /// The disks that were copied.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disks: Vec<DiskUse>,
     /// What each path carried, by the kernel's counters of the migration's connections.
     pub paths: Vec<PathUse>,
     /// What went over links that are on none of the paths.

@@ -19,6 +19,7 @@
 //! control_groups quotas of CPU for single threads
 //! sockets       its TCP connections
 //! migration     the single acts of a migration; what to do when is the engine's
+//! disks         its disks, copied to another QEMU by NBD
 //! hold          whose a VM is that may have left
 //! machine       all of that by the traits
 //! hypervisor    QEMUs of this host, started and found
@@ -31,6 +32,7 @@ mod command_line;
 mod control_groups;
 mod cpu_models;
 mod cpu_priority;
+mod disks;
 mod errors;
 mod facts;
 #[cfg(any(test, feature = "fuzzing"))]

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use drainpipe_hypervisor::{
-    Address, Connections, Contents, End, Event, Exit, Hold, MemorySample, MigrationStatus, Parcel,
-    ResolvedSpec, Role, RunState, SharedPath, SourceSettings, SourceVm, TargetVm, TransferStatus, Transport,
-    VcpuThrottle, VcpuTime, Version, Vm, VmDirectory, VmError,
+    Address, Connections, Contents, DiskCopies, DiskExports, End, Event, Exit, Hold, MemorySample,
+    MigrationStatus, Parcel, ResolvedSpec, Role, RunState, SharedPath, SourceSettings, SourceVm, TargetVm,
+    TransferStatus, Transport, VcpuThrottle, VcpuTime, Version, Vm, VmDirectory, VmError,
 };
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -184,6 +184,14 @@ impl SourceVm for Vmm {
         Some(self.process())
     }
 
+    fn disk_copies(&self) -> Option<&dyn DiskCopies> {
+        Some(self)
+    }
+
+    fn outgoing_disks(&self) -> Option<SharedPath> {
+        Some(self.paths().outgoing_disks())
+    }
+
     fn outgoing_relay(&self) -> SharedPath {
         self.paths().outgoing_relay()
     }
@@ -212,6 +220,14 @@ impl TargetVm for Vmm {
 
     fn forget_key(&self) -> Result<(), VmError> {
         Ok(migration::forget_key(self.paths())?)
+    }
+
+    fn disk_exports(&self) -> Option<&dyn DiskExports> {
+        Some(self)
+    }
+
+    fn incoming_disks(&self) -> Option<SharedPath> {
+        Some(self.paths().incoming_disks())
     }
 
     fn incoming_relay(&self) -> SharedPath {

@@ -8,6 +8,7 @@ use drainpipe_hypervisor::{PathTooLong, SharedPath, VmDirectory};
 /// In QEMU's working directory.
 const OWN: &str = "own";
 const INCOMING_RELAY: &str = "own/relay";
+const INCOMING_DISKS: &str = "own/disks";
 const TLS: &str = "tls";
 
 /// The files of one running VM, `<runtime directory>/vms/<name>/…`.
@@ -66,6 +67,16 @@ impl RuntimePaths {
     /// Where QEMU listens for a migration that comes through a relay.
     pub fn incoming_relay(&self) -> SharedPath {
         self.shared(INCOMING_RELAY, "relay.sock")
+    }
+
+    /// Where QEMU sends copies of its disks; the agent listens there.
+    pub fn outgoing_disks(&self) -> SharedPath {
+        self.shared("disks", "disks.sock")
+    }
+
+    /// Where QEMU takes copies of its disks.
+    pub fn incoming_disks(&self) -> SharedPath {
+        self.shared(INCOMING_DISKS, "disks.sock")
     }
 
     /// Holds the key of a migration that QEMU encrypts itself.

@@ -10,6 +10,7 @@
 //! parcel       what one act hands to the next, on the other host
 //! connections  its TCP connections, where they are ours to deal with
 //! qcow2        which other files an image names; pure
+//! disks        its disks, copied while it runs
 //! memory       what a guest's memory looks like to a migration
 //! vm           the acts of a VM's life and of its migration
 //! demands      what moving a VM asks for, beside its specification
@@ -25,6 +26,7 @@ mod connections;
 pub mod cpu_models;
 mod demands;
 mod directory;
+mod disks;
 mod end;
 mod error;
 mod event;
@@ -47,6 +49,7 @@ pub mod words;
 pub use connections::{ConnectionUse, Connections, Pace, Paces};
 pub use demands::{Demands, Need};
 pub use directory::{PathTooLong, SharedPath, VmDirectory};
+pub use disks::{CopySettings, CopyState, DiskCopies, DiskExports, OpenDisk, export_name};
 pub use end::{End, Exit};
 pub use error::{VmError, VmErrorKind};
 pub use event::{Event, Happening};

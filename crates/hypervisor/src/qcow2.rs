@@ -159,6 +159,73 @@ fn long(bytes: &[u8], at: usize) -> Result<u64, ImageError> {
     Ok(u64::from(number(bytes, at)?) << 32 | u64::from(number(bytes, at + 4)?))
 }
 
+/// Bytes of a number in a table.
+const ENTRY_BYTES: u64 = 8;
+
+/// Bits of a count of references, by the power of two that the header has; QEMU's default.
+const COUNT_ORDER: u32 = 4;
+const COUNT_BYTES: u64 = 2;
+
+/// Largest table that QEMU opens an image with.
+const TABLE_BYTES_MAX: u64 = 32 << 20;
+
+/// An image that holds nothing yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EmptyImage {
+    /// Size of its file.
+    pub file_bytes: u64,
+    /// What stands where in it; all else is zero.
+    pub parts: Vec<(u64, Vec<u8>)>,
+}
+
+/// A disk too large for such clusters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("no qcow2 image of {bytes} bytes has clusters of {cluster_bytes} bytes: give the disk larger ones")]
+pub struct TooLarge {
+    bytes: u64,
+    cluster_bytes: u64,
+}
+
+/// An empty image of version 3 for a disk of so many bytes.
+///
+/// ```text
+/// header │ table of reference counts │ its first block │ L1 table
+/// ```
+pub fn empty(bytes: u64, cluster_bytes: u64) -> Result<EmptyImage, TooLarge> {
+    let too_large = TooLarge { bytes, cluster_bytes };
+    let bits = cluster_bytes.trailing_zeros();
+    if !cluster_bytes.is_power_of_two() || !CLUSTER_BITS.contains(&bits) {
+        return Err(too_large);
+    }
+    // Each entry of the L1 table stands for a cluster of entries, and each of those for a cluster.
+    let entries = bytes.div_ceil(cluster_bytes * (cluster_bytes / ENTRY_BYTES)).max(1);
+    let clusters = 3 + (entries * ENTRY_BYTES).div_ceil(cluster_bytes);
+    if clusters > cluster_bytes / COUNT_BYTES || entries * ENTRY_BYTES > TABLE_BYTES_MAX {
+        return Err(too_large);
+    }
+    let [counts_at, block_at, table_at] = [1, 2, 3].map(|cluster| cluster * cluster_bytes);
+    let entries = u32::try_from(entries).map_err(|_| too_large)?;
+    let header = [
+        MAGIC,
+        &3_u32.to_be_bytes(),
+        &[0; 12],
+        &bits.to_be_bytes(),
+        &bytes.to_be_bytes(),
+        &[0; 4],
+        &entries.to_be_bytes(),
+        &table_at.to_be_bytes(),
+        &counts_at.to_be_bytes(),
+        &1_u32.to_be_bytes(),
+        &[0; 36],
+        &COUNT_ORDER.to_be_bytes(),
+        &104_u32.to_be_bytes(),
+    ]
+    .concat();
+    let counted = (0..clusters).flat_map(|_| 1_u16.to_be_bytes()).collect();
+    let parts = vec![(0, header), (counts_at, block_at.to_be_bytes().to_vec()), (block_at, counted)];
+    Ok(EmptyImage { file_bytes: clusters * cluster_bytes, parts })
+}
+
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing {
     //! What an image is whose storage others write to.
@@ -269,6 +336,42 @@ mod tests {
         assert_eq!(top.backing, Some(Backing { file: "base".into(), format: Some("qcow2".into()) }));
         let apart = other_files(&image("apart", &["-o", "data_file=apart.raw"]).unwrap()).unwrap();
         assert_eq!(apart.data.as_deref(), Some("apart.raw"));
+    }
+
+    #[test]
+    fn an_empty_image_is_one_to_qemu() {
+        use std::os::unix::fs::FileExt;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("image");
+        for (bytes, cluster_bytes) in
+            [(1 << 20, 512), (10 << 30, 64 << 10), (1 << 40, 2 << 20), (12_345_344, 4096)]
+        {
+            let made = empty(bytes, cluster_bytes).unwrap();
+            let file = std::fs::File::create(&path).unwrap();
+            file.set_len(made.file_bytes).unwrap();
+            made.parts.iter().for_each(|(at, content)| file.write_all_at(content, *at).unwrap());
+            let first = std::fs::read(&path).unwrap();
+            assert_eq!(other_files(&first), Ok(OtherFiles::default()));
+            assert_eq!(u64::try_from(first_cluster_bytes(&first).unwrap()), Ok(cluster_bytes));
+            let ask = |words: &[&str]| Command::new("qemu-img").args(words).arg(&path).output();
+            let Ok(check) = ask(&["check", "-f", "qcow2"]) else {
+                eprintln!("SKIPPED: no qemu-img");
+                return;
+            };
+            assert!(check.status.success(), "{check:?}");
+            let info = ask(&["info", "--output=json"]).unwrap();
+            let info = String::from_utf8(info.stdout).unwrap();
+            assert!(info.contains(&format!("\"virtual-size\": {bytes}")), "{info}");
+        }
+    }
+
+    #[test]
+    fn no_image_is_made_that_qemu_would_not_open() {
+        for (bytes, cluster_bytes) in
+            [(1 << 40, 512), (1 << 20, 1000), (1 << 20, 256), (1 << 20, 4 << 20), (u64::MAX, 64 << 10)]
+        {
+            assert!(empty(bytes, cluster_bytes).is_err(), "{bytes} {cluster_bytes}");
+        }
     }
 
     #[test]

@@ -27,6 +27,7 @@ use tokio::sync::broadcast;
 use crate::connections::Connections;
 use crate::demands::Demands;
 use crate::directory::{SharedPath, VmDirectory};
+use crate::disks::{DiskCopies, DiskExports};
 use crate::end::{End, Exit};
 use crate::error::VmError;
 use crate::event::Event;
@@ -214,6 +215,16 @@ pub trait SourceVm: Vm {
     /// that is none to stay in.
     async fn hold(&self, deadline: Duration) -> Result<Hold, VmError>;
 
+    /// Its disks, to be copied; `None` where they cannot be.
+    fn disk_copies(&self) -> Option<&dyn DiskCopies> {
+        None
+    }
+
+    /// Where it sends copies of its disks; the agent listens there.
+    fn outgoing_disks(&self) -> Option<SharedPath> {
+        None
+    }
+
     /// Its TCP connections; `None` where they are not ours to deal with.
     fn connections(&self) -> Option<&dyn Connections>;
 
@@ -248,6 +259,16 @@ pub trait TargetVm: Vm {
 
     /// Removes the key of an encrypted migration, of which nothing more is to come.
     fn forget_key(&self) -> Result<(), VmError>;
+
+    /// Its disks, to be written to by its source; `None` where they cannot be.
+    fn disk_exports(&self) -> Option<&dyn DiskExports> {
+        None
+    }
+
+    /// Where it takes copies of its disks.
+    fn incoming_disks(&self) -> Option<SharedPath> {
+        None
+    }
 
     /// Where it listens for a migration that comes through a relay.
     fn incoming_relay(&self) -> SharedPath;

@@ -23,8 +23,8 @@ impl std::fmt::Debug for Token {
 }
 
 impl Token {
-    /// Takes as long whether they differ early or late.
-    fn is(&self, other: &[u8]) -> bool {
+    /// Whether the other end has said it. Takes as long whether they differ early or late.
+    pub fn is(&self, other: &[u8]) -> bool {
         let differ = self.0.iter().zip(other).fold(0, |differ, (one, other)| differ | (one ^ other));
         differ == 0 && other.len() == TOKEN_BYTES
     }

@@ -34,7 +34,7 @@ use axum::middleware::{from_fn, from_fn_with_state};
 use utoipa_axum::router::OpenApiRouter;
 
 use self::handlers::{
-    bandwidth, between_agents, checks, drain, fixes, fleet, hosts, journal, migrations, vms,
+    bandwidth, between_agents, checks, disks, drain, fixes, fleet, hosts, journal, migrations, vms,
 };
 use crate::check::Checks;
 use crate::drain::Drains;
@@ -109,6 +109,7 @@ fn routes_for_all() -> Routes {
         .merge(fixes::routes())
         .merge(vms::routes())
         .merge(migrations::routes())
+        .merge(disks::routes())
         .merge(drain::routes())
         .merge(bandwidth::routes())
         .merge(journal::routes())

@@ -52,7 +52,7 @@ use crate::vms::Vms;
 
 pub(crate) use facts::read;
 pub(crate) use idle::keep_trying;
-pub(crate) use quick::before_migration;
+pub(crate) use quick::{before_migration, disks_there};
 pub(crate) use run::run;
 pub(crate) use session::{Round, RoundResult, SessionRequest, SessionView, close, open, play, source_of};
 pub(crate) use vms::{VmsRequest, fits};

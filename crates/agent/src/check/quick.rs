@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use drainpipe_engine::check::finding::Finding;
+use drainpipe_engine::check::vm::{FilePurpose, FileState, VmFile};
 use drainpipe_engine::check::{Pair, check, worth_telling};
 use drainpipe_engine::option::RequestedOption;
+use drainpipe_engine::plan::disks::There;
 use drainpipe_engine::plan::{Plan, Spread};
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::Machine;
@@ -22,7 +24,11 @@ pub(crate) async fn before_migration(
 ) -> Result<Vec<Finding>, Problem> {
     let (target_facts, clock) = facts::ask(checks, peer, target).await?;
     let source_facts = facts::read(checks).await?;
-    let vms = vms::ask(checks, peer, target, running).await?;
+    let mut vms = vms::ask(checks, peer, target, running).await?;
+    let is_copied = |file: &VmFile| plan.disks.iter().any(|disk| disk.from == file.path);
+    for file in vms.iter_mut().flat_map(|checked| &mut checked.vm.files).filter(|file| is_copied(file)) {
+        file.purpose = FilePurpose::CopiedDisk;
+    }
     let pair = Pair {
         source: &source_facts,
         target: &target_facts,
@@ -34,4 +40,20 @@ pub(crate) async fn before_migration(
         clock,
     };
     Ok(worth_telling(check(pair)))
+}
+
+/// What `target` has under the path of each disk of a VM.
+pub(crate) async fn disks_there(
+    checks: &Checks,
+    peer: &ApiClient,
+    target: &str,
+    vm: &Arc<dyn Machine>,
+) -> Result<Vec<There>, Problem> {
+    let checked = vms::ask(checks, peer, target, std::slice::from_ref(vm)).await?.remove(0);
+    let first = checked.fit.files.len() - vm.spec().spec().disks.len();
+    let there = |(index, state): (usize, &FileState)| {
+        let may_be_there = checked.fit.files_not_allowed.iter().all(|refused| refused.index != index);
+        if *state == FileState::Missing && may_be_there { There::Nothing } else { There::Other }
+    };
+    Ok(checked.fit.files.iter().enumerate().skip(first).map(there).collect())
 }

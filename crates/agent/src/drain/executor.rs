@@ -295,6 +295,8 @@ impl Executor {
             option: if post_copy { RequestedOption::Tcp } else { option },
             encrypt,
             post_copy,
+            copy_storage: false,
+            disks: BTreeMap::new(),
             deadline_s: Some(deadline_s),
             throttle_max_percent,
         };

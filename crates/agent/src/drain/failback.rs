@@ -323,6 +323,8 @@ impl WayBack {
             encrypt,
             post_copy: self.request.post_copy && self.came_in_parts(one),
             // By this host's configuration: what that of the other one says is not known here.
+            copy_storage: false,
+            disks: BTreeMap::new(),
             deadline_s: Some(deadline_s.min(DEADLINE_S_MAX)),
             throttle_max_percent,
         };

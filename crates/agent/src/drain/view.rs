@@ -475,6 +475,7 @@ mod tests {
             encryption: Encryption::default(),
             paths: Paths::try_from(speeds_mbps.iter().map(path).collect::<Vec<_>>()).unwrap(),
             limit_keeper: LimitKeeper::default(),
+            disks: vec![],
             reasons: vec![],
         }
     }

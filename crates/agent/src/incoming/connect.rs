@@ -18,7 +18,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 use tracing::warn;
 
 use super::vm::IncomingVm;
-use super::{Incoming, allowed_sources, must_wait};
+use super::{Incoming, allowed_sources, disks, must_wait};
 use crate::api_types::{ConnectionRequest, Endpoint, WatchEnd, WatchRequest};
 use crate::link_socket::on_link;
 use crate::lock::lock;
@@ -83,12 +83,15 @@ pub(crate) async fn connect(
         return Err(Problem::refused(why));
     }
     let vmm = entry.vmm()?;
-    if request.plan.spread() == Spread::Routed {
-        return connect_routed(incoming, &entry, &*vmm, &request).await;
-    }
-    // That of the one path by which it comes.
-    let address = request.plan.paths.first().address;
-    listen(incoming, &entry, &*vmm, &request, address, Listening::First).await
+    let endpoint = if request.plan.spread() == Spread::Routed {
+        connect_routed(incoming, &entry, &*vmm, &request).await?
+    } else {
+        // That of the one path by which it comes.
+        let address = request.plan.paths.first().address;
+        listen(incoming, &entry, &*vmm, &request, address, Listening::First).await?
+    };
+    let disks = disks::open(incoming, &entry, &*vmm, &request, endpoint.address).await?;
+    Ok(Endpoint { disks, ..endpoint })
 }
 
 async fn connect_routed(
@@ -221,6 +224,7 @@ pub(super) async fn listen(
             relay_page_cache_mib,
             tls_key,
             parcel,
+            disks: None,
         });
     };
     let path = vmm.incoming_relay().of_hypervisor;
@@ -243,6 +247,7 @@ pub(super) async fn listen(
         relay_page_cache_mib: page_cache_mib,
         tls_key: None,
         parcel,
+        disks: None,
     })
 }
 
@@ -263,7 +268,7 @@ fn new_tls_key() -> Result<TlsKey, Problem> {
     Ok(TlsKey::new(bytes))
 }
 
-async fn bind_free_port(
+pub(super) async fn bind_free_port(
     incoming: &Incoming,
     request: &ConnectionRequest,
     address: IpAddr,

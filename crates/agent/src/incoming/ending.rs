@@ -8,6 +8,7 @@ use drainpipe_hypervisor::spec::VmSpec;
 use tracing::warn;
 
 use super::Incoming;
+use super::disks;
 use super::vm::IncomingVm;
 use crate::vms::{QEMU_DEADLINE, Vms};
 
@@ -19,6 +20,10 @@ pub(crate) async fn clear_discarded(incoming: &Incoming) -> Result<(), Problem> 
         let is_remains =
             !incoming.vms.contains(&record.vm) && coming.iter().all(|other| other.vm != record.vm);
         let cleared = if is_remains { clear(&incoming.vms, &record.spec).await } else { Ok(()) };
+        let cleared = match cleared {
+            Ok(()) => disks::remove(incoming, &record.id).await,
+            failed => failed,
+        };
         match cleared {
             Ok(()) => incoming.journal.forget_incoming_vm(&record.id)?,
             // A QEMU that nobody needs and that hangs must not keep the agent from all others.
@@ -49,8 +54,10 @@ pub(super) async fn remove(incoming: &Incoming, id: &str, entry: Option<&Incomin
         }
     }
     let put_back = incoming.transfer.watches.leave(id).await;
+    let removed = disks::remove(incoming, id).await;
     incoming.entries.remove(id);
     put_back?;
+    removed?;
     Ok(incoming.journal.forget_incoming_vm(id)?)
 }
 
@@ -77,6 +84,7 @@ pub(crate) async fn close_arrivals(incoming: &Incoming, vm: &str) {
 pub(super) async fn finish_arrival(incoming: &Incoming, id: &str) -> Result<(), Problem> {
     incoming.transfer.watches.leave(id).await?;
     incoming.journal.finish_incoming(id)?;
+    incoming.journal.forget_made_disks(id)?;
     let entry = incoming.entries.remove(id);
     if let Some(vmm) = entry.and_then(|entry| entry.built())
         && let Err(error) = vmm.forget_key()

@@ -13,6 +13,7 @@ use drainpipe_relay::{Receiver, RelayError};
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tracing::{info, warn};
 
+use super::disks;
 use super::ending::{finish_arrival, remove};
 use super::post_copy::{look_at_rest, told_qemu};
 use super::vm::{IncomingVm, WATCH_EVERY, not_built};
@@ -344,6 +345,7 @@ impl<'a> Carrier<'a> {
             let ended = Problem::failed(format!("the VM does not run on {own}: its QEMU has ended"));
             return Ok(self.note(Event::Gone, ended));
         }
+        disks::close_before_it_runs(self.incoming, &entry, &*vmm).await?;
         self.incoming.transfer.first_sessions.begin(&*vmm);
         cpu_priority::end_soon(&vmm);
         let Err(error) = vmm.run(entry.answers_within()).await else { return Ok(Event::Done) };

@@ -7,6 +7,7 @@ use drainpipe_engine::problem::Problem;
 use drainpipe_engine::protocol::Protocol;
 use drainpipe_hypervisor::spec::VmSpec;
 
+use super::disks;
 use super::vm::IncomingVm;
 use super::{Incoming, insert_locked, name_taken, refused_here};
 use crate::api_types::{IncomingPermit, IncomingRequest};
@@ -33,7 +34,8 @@ pub(crate) async fn permit(
     let protocol = agree_with(incoming.host.name(), source, &request.release.clone().unwrap_or_default())?;
     check_described(&request)?;
     request.spec.check_host(incoming.vms.facts()).map_err(|error| refused_here(incoming, &error))?;
-    incoming.files.check_usable(request.spec.spec()).await?;
+    incoming.files.check_usable(request.spec.spec(), &request.disks).await?;
+    disks::check(incoming, &request).await?;
     enter(incoming, source, request, protocol)
 }
 

@@ -9,6 +9,7 @@ use drainpipe_engine::migration::target::silence::{GIVE_UP_AFTER_MS, SILENCE_MS,
 use drainpipe_engine::migration::target::{LOOK_WITHIN_MS, Memory, Received};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::protocol::Protocol;
+use drainpipe_engine::storage::DiskCopy;
 use drainpipe_hypervisor::spec::{ResolvedSpec, VmSpec};
 use drainpipe_hypervisor::{Machine, MigrationStatus, RunState, TransferStatus, VmError};
 use drainpipe_relay::Receiver;
@@ -16,6 +17,7 @@ use tokio::sync::Mutex as AsyncMutex;
 use tokio::task::JoinSet;
 
 use crate::api_types::IncomingRequest;
+use crate::disk_streams::DiskReceiver;
 use crate::host::hardware;
 use crate::journal::IncomingRecord;
 use crate::lock::lock;
@@ -39,6 +41,10 @@ pub(super) struct IncomingVm {
     pub(super) cores_taken: Option<f64>,
     /// Agreed on in step 2; nothing after a restart of this agent, when it goes no further here.
     pub(super) protocol: Option<Protocol>,
+    /// The disks that are copied here; none of those of an earlier life of this agent.
+    pub(super) disks: Vec<DiskCopy>,
+    /// Where copies of its disks come in, as long as they do.
+    pub(super) disk_receiver: Mutex<Option<DiskReceiver>>,
     pub(super) reserved: Mutex<MemoryNeeds>,
     pub(super) vmm: Mutex<Option<Arc<dyn Machine>>>,
     pub(super) agent_cpu_at_start: Duration,
@@ -66,6 +72,8 @@ impl IncomingVm {
             definition,
             cores_taken: None,
             protocol: None,
+            disks: vec![],
+            disk_receiver: Mutex::default(),
             reserved: Mutex::default(),
             vmm: Mutex::default(),
             agent_cpu_at_start: hardware::own_cpu(),
@@ -85,6 +93,7 @@ impl IncomingVm {
             spec: Some(request.spec),
             cores_taken: request.cores_taken.filter(|cores| *cores >= 0.0),
             protocol: Some(protocol),
+            disks: request.disks,
             ..Self::new(request.id, source.into(), request.definition)
         }
     }

@@ -139,6 +139,29 @@ pub(super) const SCHEMA_CHANGES: &[&str] = &[
         used_by TEXT
     );
 ",
+    // Disks that this host made for VMs on their way here, that go with VMs on their way from here, and that have stayed
+    // after those have left. By device and inode a file is told from another one under its path.
+    "
+    CREATE TABLE made_disks (
+        migration TEXT NOT NULL,
+        path TEXT NOT NULL,
+        device INTEGER,
+        inode INTEGER,
+        PRIMARY KEY (migration, path)
+    );
+    CREATE TABLE leaving_disks (
+        migration TEXT NOT NULL,
+        path TEXT NOT NULL,
+        PRIMARY KEY (migration, path)
+    );
+    CREATE TABLE left_disks (
+        path TEXT PRIMARY KEY,
+        was TEXT NOT NULL,
+        vm TEXT NOT NULL,
+        target TEXT NOT NULL,
+        left_at TEXT NOT NULL
+    );
+",
 ];
 
 /// Makes the journal's directory, if it is not there.

@@ -1,5 +1,6 @@
 //! Carries out the engine's actions of one migration, and feeds it what happens.
 
+mod disks;
 mod ending;
 mod limiting;
 mod post_copy;
@@ -37,6 +38,7 @@ use crate::api_types::{Endpoint, MigrateRequest, TargetUse};
 use crate::bandwidth::Throttle;
 use crate::beside::Beside;
 use crate::client::ApiClient;
+use crate::disk_streams::DiskSender;
 use crate::guard::Guard;
 use crate::incoming;
 use crate::measure::Measurements;
@@ -61,6 +63,9 @@ pub(super) struct Executor {
     pub(super) running: Arc<Running>,
     claimed: Claimed,
     request: Request,
+    asked: MigrateRequest,
+    // While disks are copied.
+    disks: Option<DiskSender>,
     reconnects: usize,
     // The connection of what the VM needs to run.
     broken_since: Option<Instant>,
@@ -121,6 +126,8 @@ impl Executor {
             events: claimed.vmm.as_ref().map_or_else(|| broadcast::channel(1).1, |vmm| vmm.events()),
             claimed,
             request: asked_for(request),
+            asked: request.clone(),
+            disks: None,
             reconnects: 0,
             broken_since: None,
             started_at,
@@ -270,6 +277,9 @@ impl Executor {
             Action::BuildIncomingVm => self.tell_target("skeleton", QEMU_DEADLINE + QMP_DEADLINE).await?,
             Action::ConnectHosts => return self.connect_hosts().await,
             Action::AwaitTurn => return self.await_turn().await,
+            Action::StartDiskCopies => self.start_disk_copies().await?,
+            Action::SynchroniseDisks => self.synchronise_disks().await?,
+            Action::EndDiskCopies => self.end_disk_copies().await?,
             Action::StartTransfer => self.start_transfer().await?,
             Action::BeginPostCopy => return self.begin_post_copy().await,
             Action::SwitchOver => self.switch_over().await?,
@@ -379,6 +389,7 @@ impl Executor {
             incoming::close_arrivals(&self.outgoing.incoming, &result.vm).await;
             self.outgoing.vms.forget(&result.vm);
         } else if let Ok(vmm) = self.vmm() {
+            self.forget_leaving_disks();
             vmm.stay().await;
             Beside::note_departure(&self.claimed.definition, vmm.directory(), None);
         }

@@ -192,3 +192,56 @@ async fn many_disks_are_looked_at_at_once() {
     lock(&host.files.since).insert(host.path("vms/disk"), long_ago);
     assert_eq!(host.look("vms/disk").await, Look::Silent, "a look has not returned");
 }
+
+fn runs<T>(what: impl Future<Output = T>) -> T {
+    tokio::runtime::Runtime::new().unwrap().block_on(what)
+}
+
+#[test]
+fn a_disk_is_made_where_nothing_is_and_removed_only_while_it_is_that_one() {
+    let host = Host::new("");
+    let path = host.path("vms/sub/disk");
+    let text = path.to_str().unwrap();
+    let file = runs(host.files.make(text, DiskImage::Raw, 1 << 20)).unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().len(), 1 << 20);
+    let taken = runs(host.files.make(text, DiskImage::Raw, 1 << 20)).unwrap_err();
+    assert!(taken.to_string().contains("something under that name already"), "{taken}");
+    let disk = MadeDisk { path: text.into(), file: Some(file) };
+    fs::rename(&path, host.path("vms/kept")).unwrap();
+    fs::write(&path, "another one").unwrap();
+    runs(host.files.remove(&disk)).unwrap();
+    assert!(path.exists(), "it is not the one that was made");
+    fs::rename(host.path("vms/kept"), &path).unwrap();
+    runs(host.files.remove(&disk)).unwrap();
+    assert!(!path.exists());
+    runs(host.files.remove(&disk)).unwrap();
+}
+
+#[test]
+fn nothing_is_made_renamed_or_removed_outside_of_what_vms_may_use() {
+    let host = Host::new("");
+    symlink(host.path("outside"), host.path("vms/link")).unwrap();
+    for path in ["outside/disk", "vms/link/disk", "state/disk/../../outside/disk"] {
+        let path = host.path(path);
+        let text = path.to_str().unwrap();
+        assert!(runs(host.files.make(text, DiskImage::Raw, 1 << 20)).is_err(), "{text}");
+    }
+    let secret = host.path("vms/link/secret");
+    assert!(runs(host.files.remove_left(secret.to_str().unwrap())).is_err());
+    assert!(runs(host.files.rename_left(secret.to_str().unwrap(), "secret.migrated")).is_err());
+    assert!(host.path("outside/secret").exists());
+}
+
+#[test]
+fn a_disk_that_stays_behind_has_another_name() {
+    let host = Host::new("");
+    let path = host.path("vms/disk");
+    let text = path.to_str().unwrap();
+    fs::write(&path, "content").unwrap();
+    let left = VmFiles::left_path(text, "0123456789ab");
+    assert_eq!(left, format!("{text}.migrated-01234567"));
+    assert!(runs(host.files.rename_left(text, &left)).unwrap());
+    assert!(!runs(host.files.rename_left(text, &left)).unwrap(), "it is done already");
+    assert_eq!(fs::read(&left).unwrap(), b"content");
+    assert!(runs(host.files.remove_left(&left)).unwrap() && !path.exists());
+}

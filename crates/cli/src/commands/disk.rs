@@ -1,5 +1,6 @@
 //! `drainpipe disk`.
 
+use drainpipe_agent::api_types::LeftDisk;
 use drainpipe_engine::format;
 use drainpipe_engine::problem::Problem;
 use drainpipe_storage::measured::MovedBy;
@@ -7,11 +8,16 @@ use drainpipe_storage::method::Method;
 use drainpipe_storage::{CopyRequest, CreateRequest, DiskError, DiskResult, copy, create};
 
 use crate::arguments::DiskCommand;
+use crate::connection::ConnectionArguments;
 use crate::exit::Exit;
 use crate::follow;
 use crate::output;
 
-pub(crate) async fn run(command: DiskCommand, json: bool) -> Result<Exit, Problem> {
+pub(crate) async fn run(
+    connection: &ConnectionArguments,
+    command: DiskCommand,
+    json: bool,
+) -> Result<Exit, Problem> {
     let is_watched = !json;
     let ended = match command {
         DiskCommand::Create { path, size, preallocate, force } => {
@@ -23,6 +29,7 @@ pub(crate) async fn run(command: DiskCommand, json: bool) -> Result<Exit, Proble
             };
             follow::disk(is_watched, move |task| create(&request, task)).await?
         }
+        DiskCommand::Left { host, remove } => return left(connection, &host, remove, json).await,
         DiskCommand::Copy { source, target, force, method } => {
             let request = CopyRequest { source, target, is_forced: force, method };
             follow::disk(is_watched, move |task| copy(&request, task)).await?
@@ -36,6 +43,33 @@ pub(crate) async fn run(command: DiskCommand, json: bool) -> Result<Exit, Proble
             Ok(Exit::Cancelled)
         }
     }
+}
+
+async fn left(
+    connection: &ConnectionArguments,
+    host: &str,
+    remove: bool,
+    json: bool,
+) -> Result<Exit, Problem> {
+    let host = connection.fleet()?.host(host).await?;
+    let disks: Vec<LeftDisk> = if remove {
+        host.client().post(&host.path("/v1/disks/left/remove"), &()).await?
+    } else {
+        host.client().get(&host.path("/v1/disks/left")).await?
+    };
+    if json {
+        output::json(&disks)?;
+        return Ok(Exit::Done);
+    }
+    let line = |disk: &LeftDisk| {
+        let LeftDisk { path, vm, target, left_at, .. } = disk;
+        format!(
+            "{path}  of {vm}, which went to {target} at {left_at}{}\n",
+            if remove { ": removed" } else { "" }
+        )
+    };
+    output::print(&disks.iter().map(line).collect::<String>())?;
+    Ok(Exit::Done)
 }
 
 fn tell(result: &DiskResult, json: bool) -> Result<Exit, Problem> {

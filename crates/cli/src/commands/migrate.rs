@@ -1,5 +1,7 @@
 //! `drainpipe migrate` and `drainpipe cancel`.
 
+use std::collections::BTreeMap;
+
 use drainpipe_agent::api_types::{MigrateRequest, PlanView};
 use drainpipe_engine::check::finding::Finding;
 use drainpipe_engine::encryption::Encryption;
@@ -10,8 +12,10 @@ use drainpipe_engine::result::{
     CompressionUse, EncryptionUse, MigrationResult, Outcome, PathState, PathUse, SourceVm,
 };
 
+use drainpipe_engine::storage::{DiskCopy, DiskName, DiskUse};
+
 use super::history;
-use crate::arguments::MigrateArguments;
+use crate::arguments::{DiskPlace, MigrateArguments};
 use crate::connection::{ConnectionArguments, Fleet};
 use crate::exit::Exit;
 use crate::follow::{self, Followed};
@@ -29,6 +33,8 @@ pub(crate) async fn run(
         option: arguments.option,
         encrypt: arguments.encrypt,
         post_copy: arguments.post_copy,
+        copy_storage: arguments.copy_storage,
+        disks: disk_places(&arguments.disks)?,
         deadline_s: arguments.deadline,
         throttle_max_percent: arguments.throttle,
     };
@@ -48,6 +54,17 @@ pub(crate) async fn run(
         tell(&result)?;
     }
     Ok(Exit::of_result(&result))
+}
+
+/// Each disk once.
+fn disk_places(given: &[DiskPlace]) -> Result<BTreeMap<DiskName, String>, Problem> {
+    let mut places = BTreeMap::new();
+    for DiskPlace { disk, path } in given {
+        if places.insert(*disk, path.clone()).is_some() {
+            return Err(Problem::bad_input(format!("--disk gives {disk} more than one place")));
+        }
+    }
+    Ok(places)
 }
 
 async fn dry_run(fleet: &Fleet, request: &MigrateRequest, json: bool) -> Result<Exit, Problem> {
@@ -94,11 +111,35 @@ fn describe_plan(view: &PlanView) -> String {
                 .into()
         }))
         .chain(plan.is_compressed().then(|| "packed   as far as that is faster".into()))
+        .chain(plan.disks.iter().map(copied))
         .chain([encrypted(&plan.encryption)]);
     for line in lines {
         writeln!(text, "  {line}").expect("a String takes all");
     }
     text
+}
+
+fn copied(disk: &DiskCopy) -> String {
+    let DiskCopy { disk: name, from, to, size_bytes, allocated_bytes, why, is_flattened, .. } = disk;
+    let place = if from == to { from.clone() } else { format!("{from} to {to}") };
+    let flattened = if *is_flattened { ", with the images that it stands on" } else { "" };
+    format!(
+        "disk     {name} {place}, {} of {}{flattened}: {why}",
+        format::bytes(*allocated_bytes as f64),
+        format::bytes(*size_bytes as f64)
+    )
+}
+
+/// What a disk that went with its VM has taken.
+fn disk_line(disk: &DiskUse, source: &str) -> String {
+    let DiskUse { copy, copied_bytes, ready_ms } = disk;
+    let took = ready_ms.map(|ms| format!(" in {}", format::duration(ms))).unwrap_or_default();
+    format!(
+        "disk {} copied to {}: {}{took}; the one on {source} is kept until `drainpipe disk left --remove`",
+        copy.disk,
+        copy.to,
+        format::bytes(*copied_bytes as f64)
+    )
 }
 
 fn encrypted(encryption: &Encryption) -> String {
@@ -222,6 +263,9 @@ pub(super) fn tell(result: &MigrationResult) -> Result<(), Problem> {
             result.target,
             format::duration(post_copy_ms)
         ));
+    }
+    for disk in &result.disks {
+        output::remark(&disk_line(disk, &result.source));
     }
     result.compression.iter().map(packed_by).for_each(|line| output::remark(&line));
     result.encryption.iter().map(encrypted_by).for_each(|line| output::remark(&line));

@@ -9,6 +9,7 @@ use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_engine::progress::{CompressionProgress, Progress};
 use drainpipe_engine::result::MigrationResult;
 use drainpipe_engine::step::Step;
+use drainpipe_engine::storage::DiskProgress;
 use indicatif::ProgressBar;
 
 use super::line::style;
@@ -162,7 +163,7 @@ fn describe(progress: &Progress) -> String {
     };
     let step = format!("{}/10 {title}", progress.step.number());
     if progress.total_bytes == 0 {
-        return step;
+        return describe_disks(&progress.disks).unwrap_or(step);
     }
     let sent = format::bytes(progress.sent_bytes as f64);
     let left = match (progress.outpaced, progress.eta_ms) {
@@ -179,6 +180,21 @@ fn describe(progress: &Progress) -> String {
     // What matters most comes first: a narrow terminal shows no more.
     let rate = format::rate(progress.rate_gbps);
     format!("{step}{left}: {sent} sent, {rate}{limit}{packing}{throttle}{out}")
+}
+
+/// Where disks go, before the memory.
+fn describe_disks(disks: &[DiskProgress]) -> Option<String> {
+    if disks.is_empty() {
+        return None;
+    }
+    let each = disks.iter().map(|disk| {
+        let share = 100.0 * disk.copied_bytes as f64 / disk.total_bytes.max(1) as f64;
+        let left =
+            disk.eta_ms.filter(|_| !disk.is_ready).map(|ms| format!(", {} left", format::estimate(ms)));
+        format!("{} {share:.0} %{}", disk.disk, left.unwrap_or_default())
+    });
+    let rate_gbps = disks.iter().map(|disk| disk.rate_gbps).sum();
+    Some(format!("disks: {}; {}", each.collect::<Vec<_>>().join(", "), format::rate(rate_gbps)))
 }
 
 /// What compression does, if there is any, to be put behind something else.

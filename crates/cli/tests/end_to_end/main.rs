@@ -18,6 +18,7 @@ mod check_hosts;
 mod check_vms;
 mod completion;
 mod confined;
+mod copied_disks;
 mod domains;
 mod drain;
 mod drain_cli;
@@ -176,6 +177,7 @@ fn main() -> ExitCode {
         ("check_vms", check_vms::TESTS),
         ("completion", completion::TESTS),
         ("confined", confined::TESTS),
+        ("copied_disks", copied_disks::TESTS),
         ("drain", drain::TESTS),
         ("drain_cli", drain_cli::TESTS),
         ("drain_meetings", drain_meetings::TESTS),

@@ -135,6 +135,8 @@ pub enum FilePurpose {
     Boot,
     /// A disk that the guest may only read.
     ReadOnlyDisk,
+    /// A disk that is copied to the target: what is there under its path does not matter.
+    CopiedDisk,
     /// A disk that the guest writes to: both hosts must have the very same one.
     Disk,
 }

@@ -5,7 +5,7 @@ use crate::check::code::FindingCode;
 
 impl Migration {
     pub(super) fn not_over_in_time(&self, now_ms: f64) -> String {
-        let within = format!("not over within {:.0} s", self.limits.total_ms / 1000.0);
+        let within = format!("not over within {:.0} s", self.total_ms() / 1000.0);
         let longer = "`migrate --deadline`, or [limits] deadline_s in agent.toml, gives it longer";
         if self.meter.is_stalled(now_ms) {
             return format!("{within}: {}", self.nothing_arrived(now_ms));

@@ -5,6 +5,7 @@ use crate::encryption::Encryption;
 use crate::fixtures::path;
 use crate::option::RequestedOption;
 use crate::plan::{LimitKeeper, Paths, Plan, Transfer};
+use crate::storage::{CopyReason, DiskCopy, DiskImage, DiskName};
 
 /// When one that is in flight has to be over.
 pub(super) const DEADLINE_MS: f64 = 20_000.0;
@@ -21,6 +22,7 @@ fn plan(post_copy: bool) -> Plan {
         encryption: Encryption::default(),
         paths: Paths::try_from(vec![path("e0")]).unwrap(),
         limit_keeper: LimitKeeper::default(),
+        disks: vec![],
         reasons: vec![],
     }
 }
@@ -33,6 +35,21 @@ pub(super) fn copying() -> Migration {
 /// The same, and post-copy is allowed.
 pub(super) fn copying_with_post_copy() -> Migration {
     copying_by(&plan(true))
+}
+
+/// A migration of which a disk of 1 GB is being copied since 1 s.
+pub(super) fn copying_disks() -> Migration {
+    let disk = DiskCopy {
+        disk: DiskName::at(0).unwrap(),
+        from: "/srv/web.raw".into(),
+        to: "/srv/web.raw".into(),
+        image: DiskImage::Raw,
+        size_bytes: 1_000_000_000,
+        allocated_bytes: 500_000_000,
+        why: CopyReason::NotSeen,
+        is_flattened: false,
+    };
+    copying_by(&Plan { disks: vec![disk], ..plan(false) })
 }
 
 fn copying_by(plan: &Plan) -> Migration {

@@ -4,6 +4,7 @@ use crate::check::finding::Finding;
 use crate::plan::Plan;
 use crate::problem::Problem;
 use crate::progress::{PathArrival, Transferred};
+use crate::storage::DiskState;
 use crate::watch::PathNews;
 
 /// Bounds of one migration.
@@ -12,6 +13,8 @@ pub struct Limits {
     /// From the request to the hand-over, without the wait for its place at the target and for its turn. A
     /// migration that is not over by then is undone.
     pub total_ms: f64,
+    /// Whether disks that are copied make that longer ([`crate::storage::allowance_ms`]).
+    pub disks_take_longer: bool,
     /// How long it may wait for its place at the target and for its turn on the links. Who holds it ends that
     /// long before.
     pub held_ms: f64,
@@ -27,6 +30,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             total_ms: 3_600_000.0,
+            disks_take_longer: true,
             held_ms: 86_400_000.0,
             stall_ms: 60_000.0,
             decision_ms: 60_000.0,
@@ -53,11 +57,20 @@ pub enum Action {
     /// Wait for this migration's turn on the links. Answered by [`Event::Done`] when it has come, by
     /// [`Event::Tick`] while it has not: then the action is given again.
     AwaitTurn,
+    /// Begin to copy the disks that the plan names. Answered by [`Event::Done`] at once, later by
+    /// [`Event::DiskProgress`], also while memory is sent.
+    StartDiskCopies,
+    /// All of each disk is there: see to it that it stays so. From now on a write of the VM is on both disks before the
+    /// VM hears that it is done.
+    SynchroniseDisks,
     /// Begin to send. Answered by [`Event::Done`] at once, later by events of the transfer.
     StartTransfer,
     /// Have the rest of the memory follow once the VM runs on the target: the hypervisor pauses the VM, which is told
     /// by [`Event::Paused`].
     BeginPostCopy,
+    /// The VM is paused: end the copies of its disks, with all there that was written, and have the target let nobody
+    /// write to its own any more. Idempotent.
+    EndDiskCopies,
     /// The VM is paused: send what is left, and with post-copy what it needs to run. Done when the target has received
     /// all of it.
     SwitchOver,
@@ -80,7 +93,7 @@ pub enum Action {
     RevokeHandOver,
     /// End the source's copy of the VM; put the hosts' network back.
     CleanUp,
-    /// Stop sending. Harmless when nothing is being sent.
+    /// Stop sending, memory and disks. Harmless when nothing is being sent.
     StopTransfer,
     /// Let the VM run on the source. Harmless when it does.
     ResumeOnSource,
@@ -115,6 +128,8 @@ pub enum Event {
     Busy(String),
     /// The transfer has come this far.
     Progress(Transferred, Vec<PathArrival>),
+    /// The copies of the disks have come this far.
+    DiskProgress(Vec<DiskState>),
     /// The hypervisor has paused the VM and waits for leave to send the rest.
     Paused,
     /// A check before the migration found this.
@@ -130,7 +145,7 @@ pub enum Event {
     NotThrottled(Problem),
     /// [`Action::BeginPostCopy`] came too late: the hypervisor has paused the VM, of which little was left.
     Converged,
-    /// The transfer broke.
+    /// The transfer broke, of memory or of a disk.
     TransferFailed(Problem),
     /// With post-copy: all of the memory is on the target.
     RestSent,

@@ -7,6 +7,7 @@ use crate::problem::Problem;
 use crate::progress::Progress;
 use crate::result::{Event as LogLine, Outcome, PathState, PathTurn, SourceVm};
 use crate::step::Step;
+use crate::storage::DiskUse;
 use crate::watch::PathNews;
 
 /// How many lines a migration's log may have; a migration has about twenty.
@@ -47,6 +48,10 @@ pub struct Timings {
     pub connected_ms: Option<f64>,
     /// Its turn to send had come.
     pub released_ms: Option<f64>,
+    /// The copies of its disks had begun; absent where none is copied.
+    pub disks_began_ms: Option<f64>,
+    /// All of each disk was there.
+    pub disks_ready_ms: Option<f64>,
     /// The VM was paused.
     pub paused_ms: Option<f64>,
     /// End of step 8.
@@ -134,10 +139,14 @@ impl Migration {
     pub fn step(&self) -> Step {
         match self.phase {
             Phase::Preparing(step) => step,
-            Phase::AwaitingTurn { .. } | Phase::StartingTransfer => Step::ConnectHosts,
+            Phase::AwaitingTurn { .. }
+            | Phase::StartingDiskCopies
+            | Phase::CopyingDisks
+            | Phase::SynchronisingDisks
+            | Phase::StartingTransfer => Step::ConnectHosts,
             Phase::Copying | Phase::BeginningPostCopy if self.meter.rounds() > 1 => Step::CopyDirtyMemory,
             Phase::Copying | Phase::BeginningPostCopy => Step::CopyMemory,
-            Phase::SwitchingOver | Phase::RecordingHandOver => Step::Downtime,
+            Phase::EndingDiskCopies | Phase::SwitchingOver | Phase::RecordingHandOver => Step::Downtime,
             Phase::ResumingOnTarget { .. }
             | Phase::AskingSource
             | Phase::AskingTarget { .. }
@@ -160,8 +169,13 @@ impl Migration {
             Phase::Preparing(_) => Stage::Preparing,
             Phase::AwaitingTurn { .. } => Stage::Ready,
             Phase::Copying if self.is_ending => Stage::Ending,
-            Phase::StartingTransfer | Phase::Copying | Phase::BeginningPostCopy => Stage::Sending,
-            Phase::SwitchingOver => Stage::SwitchingOver,
+            Phase::StartingDiskCopies
+            | Phase::CopyingDisks
+            | Phase::SynchronisingDisks
+            | Phase::StartingTransfer
+            | Phase::Copying
+            | Phase::BeginningPostCopy => Stage::Sending,
+            Phase::EndingDiskCopies | Phase::SwitchingOver => Stage::SwitchingOver,
             // Before it runs there, and then the rest is on the links.
             Phase::RecordingHandOver | Phase::ResumingOnTarget { .. } if self.rest.follows() => {
                 Stage::SwitchingOver
@@ -188,6 +202,7 @@ impl Migration {
         };
         Progress {
             limit_mbps: self.limit_mbps,
+            disks: self.disk_meter.progress(),
             outpaced: self.outpaced(),
             throttle_percent: self.throttle_percent,
             paths_out: self.paths_out.iter().cloned().collect(),
@@ -198,6 +213,17 @@ impl Migration {
     /// The plan, once made.
     pub fn plan(&self) -> Option<&Plan> {
         self.plan.as_ref()
+    }
+
+    /// What became of each disk that was to be copied.
+    pub fn disks(&self) -> Vec<DiskUse> {
+        let disks = self.plan.iter().flat_map(|plan| &plan.disks);
+        let began_ms = self.timings.disks_began_ms.unwrap_or_default();
+        let used = disks.map(|copy| {
+            let (copied_bytes, ready_ms) = self.disk_meter.of(copy.disk);
+            DiskUse { copy: copy.clone(), copied_bytes, ready_ms: ready_ms.map(|ms| ms - began_ms) }
+        });
+        used.collect()
     }
 
     /// What a check before it found, and was no reason to refuse it.

@@ -72,7 +72,15 @@ fn without_post_copy(
     let encryption = decided.map_err(|host| PlanError::EncryptionOff { host })?;
     let paths = Paths::try_from(paths).map_err(|_| PlanError::no_path(source, target))?;
     let limit_keeper = LimitKeeper::default();
-    let plan = Plan { requested_option: request.option, transfer, encryption, paths, limit_keeper, reasons };
+    let plan = Plan {
+        requested_option: request.option,
+        transfer,
+        encryption,
+        paths,
+        limit_keeper,
+        disks: vec![],
+        reasons,
+    };
     Ok(encrypt_on_several_cores(plan, Incapable::to_send_in_parallel(source, target)))
 }
 

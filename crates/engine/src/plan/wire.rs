@@ -15,6 +15,7 @@ use super::{LimitKeeper, Packing, Parallel, Plan, Reason, Spread, Transfer, Zstd
 use crate::encryption::Encryption;
 use crate::option::{MigrationOption, RequestedOption};
 use crate::path::Path;
+use crate::storage::DiskCopy;
 
 /// How one migration will be done.
 #[derive(Serialize, Deserialize, ToSchema)]
@@ -45,6 +46,9 @@ pub(super) struct WirePlan {
     /// Who keeps it to a bandwidth limit; absent for the agents.
     #[serde(default, skip_serializing_if = "LimitKeeper::is_agents")]
     limit_keeper: LimitKeeper,
+    /// The VM's disks that are copied, before its memory; the target sees all others.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    disks: Vec<DiskCopy>,
 }
 
 /// What cannot be, and a plan says all the same.
@@ -105,10 +109,10 @@ impl TryFrom<WirePlan> for Plan {
 
     fn try_from(wire: WirePlan) -> Result<Self, Contradiction> {
         let transfer = wire.transfer()?;
-        let WirePlan { requested_option, encryption, paths, limit_keeper, reason, .. } = wire;
+        let WirePlan { requested_option, encryption, paths, limit_keeper, disks, reason, .. } = wire;
         let reasons = reason.into_iter().filter(|reason| !reason.is_empty()).map(Reason::Told).collect();
         let paths = paths.try_into()?;
-        Ok(Self { requested_option, transfer, encryption, paths, limit_keeper, reasons })
+        Ok(Self { requested_option, transfer, encryption, paths, limit_keeper, disks, reasons })
     }
 }
 
@@ -124,6 +128,7 @@ impl From<Plan> for WirePlan {
             post_copy: plan.post_copy(),
             limit_keeper: plan.limit_keeper,
             encryption: plan.encryption,
+            disks: plan.disks,
             paths: plan.paths.into(),
         }
     }

@@ -7,6 +7,7 @@ use drainpipe_engine::result::Outcome;
 use crate::turns::{done, waiting};
 
 const LIMITS: Limits = Limits {
+    disks_take_longer: true,
     total_ms: 120_000.0,
     held_ms: 60_000.0,
     stall_ms: 600_000.0,

@@ -31,7 +31,7 @@ const THROTTLED_IN_SILENCE_MS_MAX: f64 = 1_000.0;
 
 /// What an executor is at. A crash, a freeze and all that others do come between any two of these.
 #[derive(Debug)]
-enum Doing {
+pub(crate) enum Doing {
     Act(Action),
     /// The second part of an action that has two.
     Rest(Action),
@@ -166,6 +166,14 @@ impl Executor {
         }
     }
 
+    pub(crate) fn has_disks(&self) -> bool {
+        self.plan.as_ref().is_some_and(|plan| !plan.disks.is_empty())
+    }
+
+    pub(crate) fn last_action(&self) -> Action {
+        self.action
+    }
+
     pub(crate) fn describe(&self) -> String {
         format!("migration {}: {:?} {:?}", self.number, self.doing, self.answer)
     }
@@ -175,7 +183,7 @@ impl Executor {
     }
 }
 
-fn failed(why: &str) -> Event {
+pub(crate) fn failed(why: &str) -> Event {
     Event::Failed(Problem::failed(why))
 }
 
@@ -253,6 +261,9 @@ impl World {
     }
 
     fn act(&mut self, executor: &mut Executor, action: Action) -> Doing {
+        if action == Action::StopTransfer {
+            self.abandon_disk_copies();
+        }
         match action {
             Action::EstablishHosts => Doing::Happened(self.establish_hosts(executor)),
             Action::CheckPermissions => {
@@ -272,6 +283,9 @@ impl World {
                     .guard
                     .map_or(Doing::Happened(failed("the guard before is at work")), |_| Doing::Rest(action))
             }
+            Action::StartDiskCopies => self.start_disk_copies(),
+            Action::SynchroniseDisks => self.synchronise_disks(),
+            Action::EndDiskCopies => self.end_disk_copies(),
             Action::BeginPostCopy if self.has_converged() => Doing::Happened(Event::Converged),
             Action::BeginPostCopy => self.command(Command::BeginPostCopy, ANSWER_DEADLINE_MS),
             Action::SwitchOver => self.switch_over(executor),
@@ -313,6 +327,7 @@ impl World {
     fn rest(&mut self, executor: &mut Executor, action: Action) -> Doing {
         match action {
             Action::StartTransfer => self.start_transfer(executor),
+            Action::EndDiskCopies => self.close_disks_there(executor),
             Action::SwitchOver => self.order(executor, action, Order::Received),
             // What was to come is told by now: the target does not have it.
             Action::AskTarget => self.order(executor, action, Order::Discard),
@@ -325,7 +340,7 @@ impl World {
         }
     }
 
-    fn order(&mut self, executor: &Executor, action: Action, order: Order) -> Doing {
+    pub(crate) fn order(&mut self, executor: &Executor, action: Action, order: Order) -> Doing {
         let question = self.network.new_question();
         self.send(Letter::Order { order, migration: executor.number, question });
         let has_deadline = self.planted != Planted::NoDeadline;
@@ -512,7 +527,8 @@ impl World {
             return failed("the target does not answer");
         }
         match self.hosts.plan() {
-            Ok(mut plan) => {
+            Ok(plan) => {
+                let mut plan = self.with_disks(plan);
                 if self.planted == Planted::SilentFallback {
                     (plan.transfer, plan.reasons) = (Transfer::OneConnection { post_copy: false }, vec![]);
                 }
@@ -697,10 +713,14 @@ impl World {
             return Event::Tick;
         }
         let sends_rest = executor.migration.stage() == Stage::SendingRest;
-        let Some(qemu) = &self.source.qemu else {
+        if self.source.qemu.is_none() {
             let ended = Problem::failed("its QEMU has ended");
             return if sends_rest { Event::RestLost(ended) } else { Event::TransferFailed(ended) };
-        };
+        }
+        if let Some(event) = self.looks_at_disks(executor) {
+            return event;
+        }
+        let Some(qemu) = &self.source.qemu else { return Event::Tick };
         match qemu.sending {
             _ if qemu.mute_until_ms.is_some() => Event::Tick,
             Sending::Interrupted if sends_rest => Event::RestInterrupted(Problem::failed("connection reset")),

@@ -8,6 +8,7 @@
 //! simulation`, with `-- --nocapture` also one that does not fail. `make soak` runs many more seeds.
 
 mod deadline;
+mod disks;
 mod executor;
 mod faults;
 mod guard;
@@ -78,7 +79,8 @@ fn run(seed: u64, draw: Draw) -> Run {
 fn without_faults_every_migration_completes() {
     for run in run_all(|_| Faults::none()) {
         assert!(run.waits_in_vain || run.outcomes == [Outcome::Completed], "{run:?}");
-        let as_ever = [Sight::PostCopy, Sight::RunsMute, Sight::LateCommand, Sight::Throttled];
+        let as_ever =
+            [Sight::DisksCopied, Sight::PostCopy, Sight::RunsMute, Sight::LateCommand, Sight::Throttled];
         assert!(run.sights.iter().all(|sight| as_ever.contains(sight)), "{run:?}");
     }
 }
@@ -163,6 +165,9 @@ planted_bugs_are_found! {
     found_host_taken_for_lost: LostTooSoon,
     found_throttle_that_is_kept_while_nothing_arrives: ThrottleKept,
     found_throttle_that_is_left: ThrottleLeft,
+    found_copies_that_end_after_the_record: CopiesEndAfterRecord,
+    found_copies_that_end_while_the_vm_writes: CopiesEndEarly,
+    found_disks_that_are_left_open: DisksLeftOpen,
     found_memory_in_the_clear: Clear,
     found_fallback_that_is_not_told: SilentFallback,
 }

@@ -14,6 +14,7 @@ pub(crate) enum Order {
         is_taken: bool,
     },
     Received,
+    CloseDisks,
     Run,
     View,
     Discard,
@@ -25,7 +26,7 @@ pub(crate) enum Order {
 impl Order {
     /// Whether those of one migration are carried out one after the other.
     pub(crate) fn takes_turns(self) -> bool {
-        matches!(self, Self::IncomingVm | Self::Connect { .. } | Self::Run | Self::Discard)
+        matches!(self, Self::IncomingVm | Self::Connect { .. } | Self::CloseDisks | Self::Run | Self::Discard)
     }
 }
 

@@ -8,6 +8,7 @@ use drainpipe_engine::migration::target::silence::Event as Watched;
 use drainpipe_engine::migration::target::{Hypervisor, IncomingState as State, Known, PostCopy, Received};
 use drainpipe_engine::problem::ProblemKind;
 
+use crate::disks::CopiedDisk;
 use crate::faults::Fault;
 use crate::network::{Answer, Letter, Order, Question, Said};
 use crate::planted::Planted;
@@ -83,6 +84,7 @@ fn decided(order: Order) -> Option<OwnOrder> {
         | Order::Memory
         | Order::IncomingVm
         | Order::Connect { .. }
+        | Order::CloseDisks
         | Order::Reconnect
         | Order::End => None,
     }
@@ -223,6 +225,11 @@ impl World {
             Order::Memory if task.has_entry => DONE,
             Order::IncomingVm if task.has_entry => self.incoming_vm(task),
             Order::Connect { is_taken } if task.has_entry => self.connect(migration, is_taken),
+            Order::CloseDisks if task.has_entry => {
+                self.must_wait(migration)?;
+                self.close_disks()?;
+                DONE
+            }
             Order::Reconnect => self.listen_again(),
             Order::End => self.end_part(),
             _ => Err(ProblemKind::NotFound),
@@ -262,7 +269,11 @@ impl World {
             Action::LookAtRest => self.look_at_rest(),
             Action::CheckRoom => done_unless(self.is_target_disk_full()),
             Action::RecordRun => self.record_run(migration),
-            Action::LetRun => self.let_run_here(migration),
+            Action::LetRun => {
+                // One that does not answer lets no VM run either.
+                let _is_closed = self.close_disks();
+                self.let_run_here(migration)
+            }
             Action::LookAtVm => self.target_vm(),
             Action::Adopt => {
                 self.target.has_vm = true;
@@ -420,6 +431,7 @@ impl World {
         }
         // What is left of another one goes with it.
         self.build_incoming_vm(task.migration);
+        self.disk = CopiedDisk::made();
         self.with_entry(task.migration, |entry| entry.is_built = true);
         DONE
     }
@@ -433,6 +445,7 @@ impl World {
         let qemu = self.target.qemu.as_mut().filter(|qemu| answers && qemu.arrival == Arrival::Built);
         let Some(qemu) = qemu else { return Err(ProblemKind::Failed) };
         qemu.arrival = Arrival::Listening;
+        self.open_disks();
         self.target.network_changed_for.insert(migration);
         DONE
     }

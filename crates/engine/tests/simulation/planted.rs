@@ -82,6 +82,12 @@ pub(crate) enum Planted {
     ThrottleKept,
     /// The VM is throttled once it has been sent, or stays.
     ThrottleLeft,
+    /// The source ends the copies of disks once the hand-over is recorded.
+    CopiesEndAfterRecord,
+    /// It ends them as soon as all is there, while the VM writes.
+    CopiesEndEarly,
+    /// The target lets its source write to the disks of a VM that runs.
+    DisksLeftOpen,
     /// Encryption is left out where it was asked for.
     Clear,
     /// Another option is used, and nobody is told.
@@ -124,7 +130,9 @@ impl Planted {
             Self::PrunesUnsettled => &["does not know that the VM runs there", "I1", "I3"],
             Self::ForgottenDiscard => &["I1", "I5"],
             Self::BelievedRecord => &["I3", "I5"],
-            Self::TakesDisksEarly => &["I2"],
+            Self::TakesDisksEarly | Self::CopiesEndAfterRecord | Self::CopiesEndEarly | Self::DisksLeftOpen => {
+                &["I2"]
+            }
             Self::RunsIncomplete => &["I4"],
             Self::NotLookedAt | Self::EndedIsRunning => &["was seen as"],
             Self::NoDeadline | Self::SettledUnrun | Self::MuteIsReady | Self::StrangerIsSign => &["I5"],

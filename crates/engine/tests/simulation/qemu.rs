@@ -199,6 +199,9 @@ impl World {
         if copy.memory != self.newest {
             self.breach(format!("I4: {host:?} runs what the VM was, not what it is"));
         }
+        if host == Host::Target {
+            self.take_disk(copy.memory);
+        }
         if let Some(copy) = self.copy_mut(host) {
             (copy.runs, copy.has_disks) = (true, true);
         }

@@ -13,6 +13,7 @@ impl World {
     /// What holds at any time.
     pub(crate) fn check(&mut self) {
         self.check_still_guest();
+        self.check_disks();
         let (source, target) = (self.copy_at(Host::Source), self.copy_at(Host::Target));
         if let (Some(source), Some(target)) = (source, target) {
             if source.runs && target.runs {

@@ -11,6 +11,7 @@ use crate::qemu::{Sending, SourceQemu};
 use crate::world::{Host, Life, Sight, World};
 
 pub(crate) const LIMITS: Limits = Limits {
+    disks_take_longer: true,
     total_ms: 60_000.0,
     held_ms: 60_000.0,
     stall_ms: 20_000.0,

@@ -23,6 +23,7 @@ fn a_plan() -> Plan {
         encryption: Encryption::default(),
         paths: Paths::try_from(vec![path]).expect("it carries"),
         limit_keeper: LimitKeeper::default(),
+        disks: vec![],
         reasons: vec![],
     }
 }

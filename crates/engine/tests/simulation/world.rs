@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use drainpipe_engine::result::Outcome;
 
+use crate::disks::CopiedDisk;
 use crate::executor::Executor;
 use crate::faults::{Fault, Faults};
 use crate::guard::Guard;
@@ -59,6 +60,7 @@ pub(crate) enum Life {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Sight {
     Adopted,
+    DisksCopied,
     Forgotten,
     GivenBack,
     GuardActed,
@@ -90,8 +92,9 @@ pub(crate) enum Sight {
 }
 
 impl Sight {
-    pub(crate) const ALL: [Self; 29] = [
+    pub(crate) const ALL: [Self; 30] = [
         Self::Adopted,
+        Self::DisksCopied,
         Self::Forgotten,
         Self::GivenBack,
         Self::GuardActed,
@@ -133,7 +136,8 @@ pub(crate) struct Run {
 }
 
 pub(crate) struct World {
-    seed: u64,
+    pub seed: u64,
+    pub disk: CopiedDisk,
     pub random: Random,
     pub faults: Faults,
     pub planted: Planted,
@@ -213,6 +217,7 @@ impl World {
         let turns_awaited = turns_awaited(&mut random);
         Self {
             seed,
+            disk: CopiedDisk::default(),
             hosts,
             planted,
             now_ms: 0.0,
@@ -280,6 +285,7 @@ impl World {
     fn step(&mut self) {
         self.now_ms += self.random.below(20) as f64;
         self.guests_go_on();
+        self.disks_go_on();
         self.wake_up();
         self.tell_of_journal();
         self.hear_of_journal();

@@ -9,6 +9,7 @@ mod parse;
 mod placement;
 mod resolve;
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -201,6 +202,15 @@ impl VmSpec {
         self.check_count("nic", self.nics.len())?;
         self.nics.iter().enumerate().try_for_each(|(index, nic)| check_nic(index, nic))?;
         self.placement.validate()
+    }
+
+    /// Puts these disks, by their numbers from 0, in other places.
+    pub fn move_disks(&mut self, places: &BTreeMap<usize, PathBuf>) {
+        for (index, disk) in self.disks.iter_mut().enumerate() {
+            if let Some(place) = places.get(&index) {
+                disk.path.clone_from(place);
+            }
+        }
     }
 
     fn check_count(&self, key: &str, count: usize) -> Result<(), SpecProblem> {

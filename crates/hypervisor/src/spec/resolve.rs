@@ -1,5 +1,8 @@
 //! From what the owner wrote to what QEMU is given.
 
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -180,6 +183,14 @@ impl ResolvedSpec {
 
     fn takes_slow_way(&self) -> bool {
         !self.memory_kib().is_multiple_of(256)
+    }
+
+    /// The same VM with these disks in other places, by their numbers from 0.
+    #[must_use]
+    pub fn with_disks_at(&self, places: &BTreeMap<usize, PathBuf>) -> Self {
+        let mut moved = self.clone();
+        moved.spec.move_disks(places);
+        moved
     }
 
     /// The key of a value that `definition` gives, or that follows from it, and that is another one here. What it

@@ -50,6 +50,7 @@ pub(in crate::api) fn routes() -> Routes {
         .routes(routes!(connect))
         .routes(routes!(watch_again))
         .routes(routes!(bandwidth_share))
+        .routes(routes!(close_disks))
         .routes(routes!(complete))
         .routes(routes!(received))
         .routes(routes!(run))
@@ -196,13 +197,13 @@ async fn discard(
     Ok(Json(incoming::discard(&incoming, &id).await?))
 }
 
-/// Step 3: reserve the memory
+/// Step 3: reserve the memory, and make the disks that are copied
 #[utoipa::path(post, path = "/v1/incoming/{id}/memory", tag = openapi::BETWEEN_AGENTS, params(
     ("id" = String, Path, format = "uuid")
 ), responses(
     (status = 200, description = "Reserved.", body = ()),
     (status = 404, description = "No such migration on its way here.", body = Problem),
-    (status = 422, description = "Too little memory.", body = Problem),
+    (status = 422, description = "Too little memory, or no place for a disk.", body = Problem),
 ))]
 async fn reserve_memory(
     State(incoming): State<Arc<Incoming>>,
@@ -210,7 +211,8 @@ async fn reserve_memory(
     MigrationId(id): MigrationId,
 ) -> Answer<()> {
     check_source(&incoming, &caller, &id)?;
-    Ok(Json(incoming::reserve_memory(&incoming, &id)?))
+    incoming::reserve_memory(&incoming, &id)?;
+    Ok(Json(incoming::make_disks(&incoming, &id).await?))
 }
 
 /// Step 4: build the incoming VM
@@ -319,6 +321,25 @@ async fn bandwidth_share(
 ) -> Answer<BandwidthShare> {
     check_source(&incoming, &caller, &id)?;
     Ok(Json(incoming.transfer.bandwidth.share_of_coming(&id, query.wanted_mbps)))
+}
+
+/// Step 8: nobody writes to the disks any more that were copied
+///
+/// Idempotent. Before the hand-over is recorded, and again before the VM runs.
+#[utoipa::path(post, path = "/v1/incoming/{id}/close-disks", tag = openapi::BETWEEN_AGENTS, params(
+    ("id" = String, Path, format = "uuid")
+), responses(
+    (status = 200, description = "Nobody does.", body = ()),
+    (status = 404, description = "No such migration on its way here.", body = Problem),
+    (status = 409, description = "It was given up here.", body = Problem),
+))]
+async fn close_disks(
+    State(incoming): State<Arc<Incoming>>,
+    Extension(caller): Extension<Caller>,
+    MigrationId(id): MigrationId,
+) -> Answer<()> {
+    check_source(&incoming, &caller, &id)?;
+    Ok(Json(incoming::close_disks(&incoming, &id).await?))
 }
 
 /// Step 8: the last that the source's hypervisor hands over

@@ -161,7 +161,7 @@ async fn start_vm(
         query.although_unreachable.split(',').filter(|host| !host.is_empty()).map(Into::into).collect();
     let check = async |definition: VmSpec| {
         incoming.check_start(&definition)?;
-        incoming.files.check_usable(&definition).await?;
+        incoming.files.check_usable(&definition, &[]).await?;
         check_nowhere_else(&incoming, &proof, definition.name.as_str(), &although).await
     };
     Ok(Json(incoming.vms.start(name.as_str(), check).await?))

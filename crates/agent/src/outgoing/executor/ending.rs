@@ -195,7 +195,10 @@ impl Executor {
         }
         let path = self.incoming("finish");
         let there = async { self.peer()?.post::<TargetUse>(&path, &()).await };
-        let here = self.destroy();
+        let here = async {
+            self.destroy().await?;
+            self.leave_disks().await
+        };
         let network = self.put_back();
         let (used, destroyed, put_back) = tokio::join!(there, here, network);
         (self.guard, self.relay) = (None, None);
@@ -235,6 +238,7 @@ impl Executor {
             return Ok(());
         }
         self.wait_while_stopped().await;
+        let abandoned = self.abandon_disk_copies().await;
         self.on_own_connections(
             |of_vm, peer| of_vm.discard_unsent(peer),
             "the kernel goes on trying to send what QEMU has left",
@@ -259,7 +263,7 @@ impl Executor {
         self.cut();
         // Not before: QEMU would call the migration failed.
         self.relay = None;
-        cancelled.map(drop).map_err(qemu_failed)
+        cancelled.map(drop).map_err(qemu_failed).and(abandoned)
     }
 
     /// The VM stands still for as long in any case; what is cut off meanwhile may never run again

@@ -19,7 +19,7 @@ use crate::api_types::{ConnectionRequest, Endpoint, IncomingPermit, IncomingRequ
 use crate::check;
 use crate::client::ANSWER_DEADLINE;
 use crate::memory_look;
-use crate::outgoing::{Meeting, informed, meet};
+use crate::outgoing::{Meeting, disks, informed, meet};
 use crate::path_watch::Joining;
 use crate::probe::{self, Load, ProbePorts, ProbeRequest};
 use crate::transport::transport;
@@ -49,7 +49,12 @@ impl Executor {
             }
         };
         let (meeting, zero_share) = tokio::join!(meeting, looked);
-        let Meeting { protocol, source, target, plan } = meeting?;
+        let mut meeting = meeting?;
+        if let Some(vmm) = &self.claimed.vmm {
+            let peer = self.peer()?;
+            meeting.plan.disks = disks::to_copy(&self.outgoing, &peer, &self.asked, &meeting, vmm).await?;
+        }
+        let Meeting { protocol, source, target, plan } = meeting;
         self.note_protocol(protocol, &target.release().shown_version());
         let asked = Request { zero_share, ..asked };
         self.predicted_total_ms =
@@ -91,10 +96,11 @@ impl Executor {
         }
         let request = IncomingRequest {
             id: self.running.id.clone(),
-            spec: vmm.spec().clone(),
-            definition: self.claimed.definition.clone(),
+            spec: vmm.spec().with_disks_at(&self.places()),
+            definition: self.definition_there(),
             may_wait: self.running.is_held(),
             cores_taken: self.outgoing.vms.cores_taken_by(&self.running.vm),
+            disks: self.plan.as_ref().map(|plan| plan.disks.clone()).unwrap_or_default(),
             release: self.protocol.and_then(Protocol::release_in_step_2),
         };
         match self.peer()?.post("/v1/incoming", &request).await? {

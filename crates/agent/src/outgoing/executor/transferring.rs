@@ -144,6 +144,9 @@ impl Executor {
 
     /// The next thing that happens to the transfer.
     pub(super) async fn transfer_event(&mut self) -> Event {
+        if self.copies_disks_alone() {
+            return self.disk_event().await;
+        }
         let is_rest = *self.running.stage.borrow() == Stage::SendingRest;
         let look = tokio::time::sleep(LOOK_EVERY);
         tokio::pin!(look);
@@ -196,6 +199,9 @@ impl Executor {
     async fn look(&mut self) -> Event {
         if *self.running.stage.borrow() == Stage::SendingRest {
             return self.look_at_rest().await;
+        }
+        if let Some(event) = self.look_at_disks().await {
+            return event;
         }
         if let Some(relay) = &self.relay
             && let Some(problem) = relay.problem()
@@ -389,4 +395,9 @@ fn sent_mbps(status: &TransferStatus) -> u64 {
 /// Where the target's QEMU listens, as seen from here.
 pub(super) fn listening_at(plan: &Plan, endpoint: &Endpoint) -> io::Result<SocketAddr> {
     on_link(&plan.paths.first().link, endpoint.address, endpoint.port)
+}
+
+/// Where the target takes copies of disks, as seen from here.
+pub(super) fn disks_at(plan: &Plan, endpoint: &Endpoint, port: u16) -> io::Result<SocketAddr> {
+    on_link(&plan.paths.first().link, endpoint.address, port)
 }

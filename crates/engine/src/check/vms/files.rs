@@ -10,6 +10,9 @@ use crate::vm_resources::NotAllowed;
 pub(super) fn check(pair: Pair<'_>, checked: &VmCheck) -> Vec<Finding> {
     let files = checked.vm.files.iter().zip(&checked.fit.files).enumerate();
     let found = files.filter_map(|(index, (file, there))| {
+        if file.purpose == FilePurpose::CopiedDisk {
+            return None;
+        }
         let refused = checked.fit.files_not_allowed.iter().find(|refused| refused.index == index);
         match refused {
             Some(refused) => Some(not_allowed(pair, checked, file, &refused.why)),
@@ -39,7 +42,7 @@ fn of_file(pair: Pair<'_>, checked: &VmCheck, file: &VmFile, found: &FileState) 
                     vm.name
                 ))
                 .effect("the VM cannot be built there")
-                .remedy(format!("mount the shared storage there too; {look}")),
+                .remedy(format!("mount the shared storage there too ({look}); or move the disk with the VM: --copy-storage")),
         ),
         FileState::Silent => Some(
             finding(FindingCode::VmStorageSilent)

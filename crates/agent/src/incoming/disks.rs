@@ -1,0 +1,197 @@
+//! Disks that are copied here with a VM: their place and room, the empty file, who may write to it, and its end.
+//!
+//! What is made here is the VM's once that runs, and goes with it if it is given up. The journal knows of it first.
+
+use std::fs;
+use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use drainpipe_engine::problem::Problem;
+use drainpipe_engine::storage::{DISKS_MAX, DiskCopy, DiskImage};
+use drainpipe_hypervisor::Machine;
+use drainpipe_hypervisor::spec::DiskFormat;
+use tracing::warn;
+use uuid::Uuid;
+
+use super::connect::bind_free_port;
+use super::vm::IncomingVm;
+use super::{Incoming, must_wait, refused_here};
+use crate::api_types::{ConnectionRequest, DiskEndpoint, IncomingRequest, LeftDisk};
+use crate::disk_streams::DiskReceiver;
+use crate::lock::lock;
+use crate::vms::QMP_DEADLINE;
+
+/// A disk that is coming, and what of its room is not taken yet.
+struct Promised {
+    device: u64,
+    path: PathBuf,
+    bytes: u64,
+}
+
+impl Promised {
+    fn outstanding_bytes(&self) -> u64 {
+        const BLOCK_BYTES: u64 = 512;
+        let taken = fs::metadata(&self.path).map_or(0, |metadata| metadata.blocks() * BLOCK_BYTES);
+        self.bytes.saturating_sub(taken)
+    }
+}
+
+/// Step 2: is there a place for each, and the room?
+pub(super) async fn check(incoming: &Incoming, request: &IncomingRequest) -> Result<(), Problem> {
+    if request.disks.len() > DISKS_MAX {
+        return Err(Problem::bad_input(format!("more than {DISKS_MAX} disks to be copied")));
+    }
+    for disk in &request.disks {
+        check_described(request, disk)?;
+    }
+    if !request.disks.is_empty() && !incoming.vms.facts().capabilities.copies_disks {
+        return Err(refused_here(incoming, &"its hypervisor takes no copies of disks"));
+    }
+    check_room(incoming, &request.id, &request.disks).await
+}
+
+/// What is made here must be what the VM's specification names.
+fn check_described(request: &IncomingRequest, disk: &DiskCopy) -> Result<(), Problem> {
+    let named = request.spec.spec().disks.get(disk.disk.index());
+    let is_of = |format| {
+        matches!(
+            (format, disk.image),
+            (DiskFormat::Raw, DiskImage::Raw) | (DiskFormat::Qcow2, DiskImage::Qcow2 { .. })
+        )
+    };
+    let is_same = named
+        .is_some_and(|named| named.path == Path::new(&disk.to) && is_of(named.format) && !named.read_only);
+    let count = request.disks.iter().filter(|other| other.disk == disk.disk || other.to == disk.to).count();
+    if is_same && count == 1 {
+        return Ok(());
+    }
+    Err(Problem::bad_input(format!("the disk {} that is to be copied is not the specification's", disk.disk)))
+}
+
+async fn check_room(incoming: &Incoming, id: &str, disks: &[DiskCopy]) -> Result<(), Problem> {
+    let mut earlier_bytes = 0_u64;
+    for disk in disks {
+        let promised = promised_to_others(incoming, id);
+        // As if all were on one file system: it may be asked for too much, never for too little.
+        let own_bytes = earlier_bytes;
+        let promised_bytes = move |device: u64| {
+            let of_others = promised.iter().filter(|promised| promised.device == device);
+            of_others.map(Promised::outstanding_bytes).fold(own_bytes, u64::saturating_add)
+        };
+        incoming.files.check_room(disk, promised_bytes).await?;
+        earlier_bytes = earlier_bytes.saturating_add(disk.allocated_bytes);
+    }
+    Ok(())
+}
+
+fn promised_to_others(incoming: &Incoming, id: &str) -> Vec<Promised> {
+    let entries = lock(&incoming.entries.by_id);
+    let others = entries.values().filter(|entry| entry.id != id && !entry.is_adopted(&incoming.vms));
+    let disks = others.flat_map(|entry| &entry.disks);
+    let promised = disks.filter_map(|disk| {
+        let path = PathBuf::from(&disk.to);
+        let device = fs::metadata(path.parent()?).ok()?.dev();
+        Some(Promised { device, path, bytes: disk.allocated_bytes })
+    });
+    promised.collect()
+}
+
+/// Step 3: makes the empty disks.
+pub(crate) async fn make(incoming: &Incoming, id: &str) -> Result<(), Problem> {
+    let entry = incoming.entries.get(id)?;
+    let _stepping = entry.stepping.lock().await;
+    must_wait(incoming, &entry)?;
+    check_room(incoming, id, &entry.disks).await?;
+    for DiskCopy { to, image, size_bytes, .. } in &entry.disks {
+        incoming.journal.make_disk(id, to)?;
+        match incoming.files.make(to, *image, *size_bytes).await {
+            Ok(file) => incoming.journal.disk_made(id, to, file)?,
+            Err(problem) => {
+                incoming.journal.forget_made_disk(id, to)?;
+                return Err(problem);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Step 5: lets the source write to them.
+pub(super) async fn open(
+    incoming: &Incoming,
+    entry: &IncomingVm,
+    vmm: &dyn Machine,
+    request: &ConnectionRequest,
+    address: IpAddr,
+) -> Result<Option<DiskEndpoint>, Problem> {
+    if request.plan.disks != entry.disks {
+        return Err(Problem::bad_input("the plan names other disks to be copied than step 2 did"));
+    }
+    if entry.disks.is_empty() {
+        return Ok(None);
+    }
+    let takes_none = || refused_here(incoming, &"its hypervisor takes no copies of disks");
+    let (exports, program) = vmm.disk_exports().zip(vmm.incoming_disks()).ok_or_else(takes_none)?;
+    let disks: Vec<usize> = entry.disks.iter().map(|disk| disk.disk.index()).collect();
+    // Should the source ask again.
+    exports.close(QMP_DEADLINE).await.map_err(Problem::failed)?;
+    exports.open(&disks, QMP_DEADLINE).await.map_err(Problem::failed)?;
+    let (listener, port) = bind_free_port(incoming, request, address).await?;
+    let token = Uuid::new_v4();
+    let is_encrypted = request.plan.encryption.is_encrypted;
+    let tls = is_encrypted.then(|| incoming.peers.identity.server_config_for(&entry.source));
+    let receiver = DiskReceiver::start(listener, program.path, token, tls)?;
+    *lock(&entry.disk_receiver) = Some(receiver);
+    Ok(Some(DiskEndpoint { port, token }))
+}
+
+/// Step 8: nobody writes to them any more.
+pub(crate) async fn close(incoming: &Incoming, id: &str) -> Result<(), Problem> {
+    let entry = incoming.entries.get(id)?;
+    let _stepping = entry.stepping.lock().await;
+    must_wait(incoming, &entry)?;
+    shut(&entry, &*entry.vmm()?).await
+}
+
+async fn shut(entry: &IncomingVm, vmm: &dyn Machine) -> Result<(), Problem> {
+    *lock(&entry.disk_receiver) = None;
+    match vmm.disk_exports() {
+        Some(exports) => exports.close(QMP_DEADLINE).await.map_err(Problem::failed),
+        None => Ok(()),
+    }
+}
+
+/// Whatever its source has said: with a disk that others write to, no VM runs.
+pub(super) async fn close_before_it_runs(
+    incoming: &Incoming,
+    entry: &IncomingVm,
+    vmm: &dyn Machine,
+) -> Result<(), Problem> {
+    let has_copies = !entry.disks.is_empty() || !incoming.journal.made_disks(&entry.id)?.is_empty();
+    if has_copies { shut(entry, vmm).await } else { Ok(()) }
+}
+
+/// Removes the disks that were made for a VM which never runs here.
+pub(super) async fn remove(incoming: &Incoming, id: &str) -> Result<(), Problem> {
+    for disk in incoming.journal.made_disks(id)? {
+        incoming.files.remove(&disk).await.inspect_err(|problem| {
+            warn!(%problem, path = disk.path, "a disk that was made for a VM is left; tried again at the next start");
+        })?;
+    }
+    Ok(incoming.journal.forget_made_disks(id)?)
+}
+
+/// The disks that stayed here when their VMs left with copies of them.
+pub(crate) fn left(incoming: &Incoming) -> Result<Vec<LeftDisk>, Problem> {
+    Ok(incoming.journal.left_disks()?)
+}
+
+/// Removes them, as an operator asks for it.
+pub(crate) async fn remove_left(incoming: &Incoming) -> Result<Vec<LeftDisk>, Problem> {
+    let disks = left(incoming)?;
+    for disk in &disks {
+        incoming.files.remove_left(&disk.path).await?;
+        incoming.journal.forget_left_disk(&disk.path)?;
+    }
+    Ok(disks)
+}

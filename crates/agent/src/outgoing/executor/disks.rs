@@ -1,0 +1,180 @@
+//! The disks that are copied: before step 6, beside steps 6 and 7, and their end in step 8.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use drainpipe_engine::migration::Event;
+use drainpipe_engine::problem::Problem;
+use drainpipe_engine::storage::{DiskName, DiskState};
+use drainpipe_hypervisor::spec::VmSpec;
+use drainpipe_hypervisor::{CopySettings, DiskCopies};
+use jiff::Timestamp;
+use tracing::{info, warn};
+
+use super::transferring::disks_at;
+use super::{Executor, LOOK_EVERY, qemu_failed};
+use crate::api_types::LeftDisk;
+use crate::disk_streams::{Connector, DiskSender};
+use crate::outgoing::target_watch::TargetWatch;
+use crate::vm_files::VmFiles;
+use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
+
+/// How long it may take until each write goes to both disks. The VM runs on meanwhile.
+const SYNCHRONISED_WITHIN: Duration = Duration::from_secs(60);
+
+/// How long the end of the copies may take. The VM stands still meanwhile.
+const ENDED_WITHIN: Duration = Duration::from_secs(10);
+
+impl Executor {
+    fn copied_disks(&self) -> Vec<usize> {
+        let disks = self.plan.iter().flat_map(|plan| &plan.disks);
+        disks.map(|disk| disk.disk.index()).collect()
+    }
+
+    /// Where disks are on the target that are elsewhere here.
+    pub(super) fn places(&self) -> BTreeMap<usize, PathBuf> {
+        let disks = self.plan.iter().flat_map(|plan| &plan.disks);
+        disks.map(|disk| (disk.disk.index(), PathBuf::from(&disk.to))).collect()
+    }
+
+    /// The VM, as its owner would have written it there.
+    pub(super) fn definition_there(&self) -> VmSpec {
+        let mut definition = self.claimed.definition.clone();
+        definition.move_disks(&self.places());
+        definition
+    }
+
+    fn disk_copies(&self) -> Result<&dyn DiskCopies, Problem> {
+        let copies = self.vmm()?.disk_copies();
+        copies.ok_or_else(|| Problem::failed("the VM's hypervisor does not copy disks"))
+    }
+
+    /// Whether disks are copied, and memory is not sent yet.
+    pub(super) fn copies_disks_alone(&self) -> bool {
+        self.disks.is_some() && self.guard.is_none()
+    }
+
+    pub(super) async fn start_disk_copies(&mut self) -> Result<(), Problem> {
+        let (Some(plan), Some(endpoint)) = (&self.plan, &self.endpoint) else {
+            return Err(Problem::failed("copies of disks before the hosts are connected"));
+        };
+        let disks = endpoint.disks.ok_or_else(|| Problem::refused("the target takes no copies of disks"))?;
+        let address = disks_at(plan, endpoint, disks.port).map_err(Problem::failed)?;
+        let target = &self.running.target;
+        let identity = &self.outgoing.peers.identity;
+        let connector = Connector::new(address, disks.token, plan.encryption.is_encrypted, identity, target)?;
+        let socket = self.vmm()?.outgoing_disks();
+        let socket = socket.ok_or_else(|| Problem::failed("the VM's hypervisor does not copy disks"))?;
+        for disk in &plan.disks {
+            self.outgoing.journal.disk_leaves(&self.running.id, &disk.from)?;
+        }
+        let sender = DiskSender::start(socket.path, connector)?;
+        let started = self.start_each(&socket.of_hypervisor).await;
+        self.disks = Some(sender);
+        self.target_watch = TargetWatch::start(&self.outgoing, &self.running);
+        started
+    }
+
+    async fn start_each(&self, socket: &std::path::Path) -> Result<(), Problem> {
+        let copies = self.disk_copies()?;
+        // What an earlier migration has left, if anything.
+        copies.abandon(QEMU_DEADLINE).await.map_err(qemu_failed)?;
+        for disk in self.copied_disks() {
+            let address = socket.to_owned().into();
+            let started = copies.start(disk, &address, CopySettings::default(), QEMU_DEADLINE).await;
+            started.map_err(qemu_failed)?;
+        }
+        Ok(())
+    }
+
+    /// The next thing that happens to disks, while nothing else is sent.
+    pub(super) async fn disk_event(&mut self) -> Event {
+        tokio::select! {
+            problem = self.target_watch.trouble() => return Event::TransferFailed(problem),
+            () = self.running.cancel.notified() => return Event::Tick,
+            () = tokio::time::sleep(LOOK_EVERY) => {}
+        }
+        match self.look_at_disks().await {
+            Some(event) => event,
+            None => match self.disk_states().await {
+                Ok(Some(states)) => Event::DiskProgress(states),
+                Ok(None) => Event::Tick,
+                Err(problem) => Event::TransferFailed(problem),
+            },
+        }
+    }
+
+    /// That a copy has failed, if one has.
+    pub(super) async fn look_at_disks(&self) -> Option<Event> {
+        let sender = self.disks.as_ref()?;
+        let failed = match self.disk_states().await {
+            Ok(_) => sender.problem()?,
+            Err(problem) => sender.problem().unwrap_or(problem),
+        };
+        Some(Event::TransferFailed(self.vmm().err().unwrap_or(failed)))
+    }
+
+    /// Nothing while QEMU is too busy to answer.
+    async fn disk_states(&self) -> Result<Option<Vec<DiskState>>, Problem> {
+        let states = match self.disk_copies()?.states(QMP_DEADLINE).await {
+            Ok(states) => states,
+            Err(error) if error.is_mute() => return Ok(None),
+            Err(error) => return Err(qemu_failed(error)),
+        };
+        let each = self.copied_disks().into_iter().map(|disk| {
+            let state = states.iter().find(|state| state.disk == disk);
+            let (state, disk) = state.zip(DiskName::at(disk))?;
+            let (copied_bytes, total_bytes) = (state.copied_bytes, state.total_bytes);
+            Some(DiskState { disk, copied_bytes, total_bytes, is_ready: state.is_ready })
+        });
+        let each: Option<Vec<DiskState>> = each.collect();
+        each.map(Some).ok_or_else(|| Problem::failed("the copy of a disk has ended by itself"))
+    }
+
+    pub(super) async fn synchronise_disks(&self) -> Result<(), Problem> {
+        self.disk_copies()?.synchronise(SYNCHRONISED_WITHIN).await.map_err(qemu_failed)
+    }
+
+    pub(super) async fn end_disk_copies(&mut self) -> Result<(), Problem> {
+        let disks = self.copied_disks();
+        self.disk_copies()?.end(&disks, ENDED_WITHIN).await.map_err(qemu_failed)?;
+        self.disks = None;
+        self.tell_target("close-disks", QMP_DEADLINE).await
+    }
+
+    /// Whatever has become of them there, the VM goes on with its own.
+    pub(super) async fn abandon_disk_copies(&mut self) -> Result<(), Problem> {
+        // First: QEMU would wait for what is on its way.
+        self.disks = None;
+        let Ok(copies) = self.disk_copies() else { return Ok(()) };
+        copies.abandon(QEMU_DEADLINE).await.map_err(qemu_failed)
+    }
+
+    /// The VM stays, with the disks that it has.
+    pub(super) fn forget_leaving_disks(&self) {
+        if let Err(error) = self.outgoing.journal.forget_leaving_disks(&self.running.id) {
+            warn!(%error, migration = self.running.id, "that its disks stay is not recorded");
+        }
+    }
+
+    /// The VM has left with copies of its disks: these are kept, under names that no VM has.
+    pub(super) async fn leave_disks(&self) -> Result<(), Problem> {
+        let (journal, id) = (&self.outgoing.journal, &self.running.id);
+        for was in journal.leaving_disks(id)? {
+            let path = VmFiles::left_path(&was, id);
+            let disk = LeftDisk {
+                path: path.clone(),
+                was: was.clone(),
+                vm: self.running.vm.clone(),
+                target: self.running.target.clone(),
+                left_at: Timestamp::now().to_string(),
+            };
+            journal.disk_left(&disk)?;
+            if self.outgoing.incoming.files.rename_left(&was, &path).await? {
+                info!(was, path, "a disk of a VM that has left is kept");
+            }
+        }
+        Ok(journal.forget_leaving_disks(id)?)
+    }
+}

@@ -1,0 +1,270 @@
+//! VMs that move with their disks, between hosts that share no storage.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use drainpipe_agent::api_types::{LeftDisk, PlanView};
+use drainpipe_engine::result::{MigrationResult, Outcome};
+use rustix::process::Signal;
+
+use crate::Test;
+use crate::check_vms::restart_agent_with_mounts;
+use crate::program::REFUSED;
+use crate::support::{TestLab, eventually};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("disks_go_with_their_vm", disks_go_with_their_vm),
+    ("a_copy_that_is_cancelled_leaves_nothing", a_copy_that_is_cancelled_leaves_nothing),
+    ("a_copy_whose_agent_dies_leaves_nothing", a_copy_whose_agent_dies_leaves_nothing),
+    ("what_has_no_place_is_refused", what_has_no_place_is_refused),
+];
+
+/// Of each disk.
+const DISK_MIB: usize = 24;
+
+/// Slow enough for a test to act in the midst of a copy.
+const SLOW_MBPS: &str = "40";
+
+/// Two hosts, each with a directory of its own, and a VM on `a` with two disks there.
+struct Apart {
+    lab: TestLab,
+    directories: [PathBuf; 2],
+    // Under one path; otherwise each host sees both.
+    is_mounted: bool,
+}
+
+impl Apart {
+    /// Under one path.
+    #[track_caller]
+    fn mounted(lab: TestLab) -> Self {
+        let directory = lab.files().join("disks");
+        fs::create_dir_all(&directory).unwrap();
+        for host in ["a", "b"] {
+            restart_agent_with_mounts(&lab, host, &format!("mount -t tmpfs none {}", directory.display()));
+        }
+        Self::with_vm(lab, [directory.clone(), directory], true)
+    }
+
+    /// Under two.
+    #[track_caller]
+    fn slow() -> Self {
+        let lab = TestLab::fast();
+        for link in ["e0", "e1"] {
+            lab.fault(&format!("rate {link} {SLOW_MBPS}"));
+        }
+        let directories = ["a", "b"].map(|host| lab.files().join("disks").join(host));
+        directories.iter().for_each(|directory| fs::create_dir_all(directory).unwrap());
+        Self::with_vm(lab, directories, false)
+    }
+
+    #[track_caller]
+    fn with_vm(lab: TestLab, directories: [PathBuf; 2], is_mounted: bool) -> Self {
+        let apart = Self { lab, directories, is_mounted };
+        fs::write(apart.on("a", "web.raw"), content(7)).unwrap();
+        apart.make_qcow2();
+        let disk = |name: &str, format: &str| {
+            format!("[[disk]]\npath = \"{}\"\nformat = \"{format}\"\n", apart.path("a", name))
+        };
+        let specification = format!(
+            "name = \"web\"\nmemory_mib = 64\nvcpus = 1\nmachine = \"pc-q35-8.2\"\naccelerator = \"tcg\"\n{}{}",
+            disk("web.raw", "raw"),
+            disk("web.qcow2", "qcow2")
+        );
+        apart.lab.create(&specification, "web");
+        apart.lab.drainpipe(&["vm", "start", "web"]).done();
+        apart
+    }
+
+    /// A file, as the host sees it.
+    fn path(&self, host: &str, name: &str) -> String {
+        self.directories[usize::from(host == "b")].join(name).display().to_string()
+    }
+
+    /// The arguments that copy both disks to `b`.
+    fn copies(&self) -> Vec<String> {
+        if self.is_mounted {
+            return vec!["--copy-storage".into()];
+        }
+        let place = |(disk, name)| format!("--disk={disk}={}", self.path("b", name));
+        [("vda", "web.raw"), ("vdb", "web.qcow2")].map(place).into()
+    }
+
+    /// A file, as it is seen from here.
+    fn on(&self, host: &str, name: &str) -> PathBuf {
+        if !self.is_mounted {
+            return self.path(host, name).into();
+        }
+        let agent = self.lab.agent_pid(host).unwrap().as_raw_nonzero();
+        format!("/proc/{agent}/root{}", self.path(host, name)).into()
+    }
+
+    /// With clusters that are not the usual ones.
+    fn make_qcow2(&self) {
+        let raw = self.lab.files().join("content");
+        fs::write(&raw, content(8)).unwrap();
+        let made = Command::new("qemu-img")
+            .args(["convert", "-f", "raw", "-O", "qcow2", "-o", "cluster_size=32k"])
+            .args([raw, self.on("a", "web.qcow2")])
+            .status();
+        assert!(made.unwrap().success());
+    }
+
+    /// The names of all disks on a host.
+    fn names(&self, host: &str) -> Vec<String> {
+        let entries = fs::read_dir(self.on(host, "")).unwrap();
+        let mut names: Vec<String> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    /// Fails the test unless a host has both disks, whole. Nobody may have them open.
+    #[track_caller]
+    fn assert_whole(&self, host: &str, names: [&str; 2]) {
+        assert!(fs::read(self.on(host, names[0])).unwrap() == content(7), "the raw disk differs");
+        let (image, raw) = (self.on(host, names[1]), self.lab.files().join("read"));
+        let check = Command::new("qemu-img").args(["check", "-f", "qcow2"]).arg(&image).output().unwrap();
+        assert!(check.status.success(), "{check:?}");
+        let info = Command::new("qemu-img").args(["info", "--output=json"]).arg(&image).output().unwrap();
+        let info: serde_json::Value = serde_json::from_slice(&info.stdout).unwrap();
+        assert_eq!(info["cluster-size"], 32 << 10);
+        let read = Command::new("qemu-img")
+            .args(["convert", "-f", "qcow2", "-O", "raw"])
+            .args([&image, &raw])
+            .status();
+        assert!(read.unwrap().success() && fs::read(&raw).unwrap() == content(8), "the qcow2 disk differs");
+    }
+
+    /// Fails the test unless the VM runs on `a` with its disks, and nothing is on `b`.
+    #[track_caller]
+    fn assert_stayed(&self) {
+        self.lab.assert_runs_on("web", "a");
+        eventually("nothing is left on b", || self.names("b").is_empty());
+        assert_eq!(self.names("a"), ["web.qcow2", "web.raw"]);
+    }
+
+    /// Begins to move it. Back when disks are being copied.
+    #[track_caller]
+    fn begin(&self) -> crate::program::Running {
+        let copies = self.copies();
+        let copies = copies.iter().map(String::as_str);
+        let arguments: Vec<&str> = ["migrate", "web", "b", "--json"].into_iter().chain(copies).collect();
+        let migrating = self.lab.start(&arguments);
+        let is_copying = || {
+            let views = self.lab.migrations("a");
+            let progress = views.first().and_then(|view| view.progress.as_ref());
+            progress.is_some_and(|progress| progress.disks.iter().any(|disk| disk.copied_bytes > 0))
+        };
+        eventually("disks are copied", is_copying);
+        migrating
+    }
+
+    #[track_caller]
+    fn last_result(&self) -> MigrationResult {
+        eventually("the migration is over", || {
+            self.lab.migrations("a").first().is_some_and(|view| view.result.is_some())
+        });
+        self.lab.migrations("a").remove(0).result.unwrap()
+    }
+}
+
+/// Some of it zeroes, and nothing like the rest.
+fn content(seed: u64) -> Vec<u8> {
+    let mut state = seed;
+    let mut bytes = vec![0; DISK_MIB << 20];
+    let half = bytes.len() / 2;
+    for chunk in bytes[..half].chunks_exact_mut(8) {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        chunk.copy_from_slice(&state.to_le_bytes());
+    }
+    bytes
+}
+
+fn disks_go_with_their_vm() {
+    let apart = Apart::mounted(TestLab::fast());
+    let lab = &apart.lab;
+    lab.drainpipe(&["migrate", "web", "b"]).refused(REFUSED, &["b does not see", "--copy-storage"]);
+    let plan: PlanView = lab.json(&["migrate", "web", "b", "--copy-storage", "--dry-run", "--json"]);
+    let copied: Vec<String> = plan.plan.disks.iter().map(|disk| disk.disk.to_string()).collect();
+    assert_eq!(copied, ["vda", "vdb"]);
+    assert_eq!(apart.names("b"), [""; 0], "a dry run makes nothing");
+
+    let result = lab.migrate("web", "b", &["--copy-storage"]);
+    assert_eq!(result.disks.len(), 2, "{result:#?}");
+    assert!(result.disk_bytes >= 2 * (DISK_MIB as u64) << 19, "{result:#?}");
+    assert!(result.disks.iter().all(|disk| disk.ready_ms.is_some()), "{result:#?}");
+    lab.assert_runs_on("web", "b");
+    let left: Vec<LeftDisk> = lab.json(&["disk", "left", "a", "--json"]);
+    let names: Vec<String> =
+        left.iter().map(|disk| disk.path.rsplit('/').next().unwrap().to_owned()).collect();
+    assert_eq!(apart.names("a"), names);
+    assert!(names.iter().all(|name| name.contains(".migrated-")), "{names:?}");
+    assert!(fs::read(apart.on("a", &names[1])).unwrap() == content(7), "it is kept as it was");
+
+    lab.drainpipe(&["vm", "stop", "web", "--force", "--agent", &lab.agent_socket("b")]).done();
+    apart.assert_whole("b", ["web.raw", "web.qcow2"]);
+    lab.drainpipe(&["disk", "left", "a", "--remove"]).done();
+    assert_eq!(apart.names("a"), [""; 0]);
+    assert_eq!(lab.json::<Vec<LeftDisk>>(&["disk", "left", "a", "--json"]), []);
+
+    // Back, to other places; encrypted.
+    lab.drainpipe(&["vm", "start", "web", "--agent", &lab.agent_socket("b")]).done();
+    let place = |name: &str| apart.path("a", name);
+    let places = [format!("vda={}", place("back.raw")), format!("vdb={}", place("back.qcow2"))];
+    lab.migrate("web", "a", &["--encrypt", "--disk", &places[0], "--disk", &places[1]]);
+    lab.assert_runs_on("web", "a");
+    lab.drainpipe(&["vm", "stop", "web", "--force"]).done();
+    apart.assert_whole("a", ["back.raw", "back.qcow2"]);
+}
+
+fn a_copy_that_is_cancelled_leaves_nothing() {
+    let apart = Apart::slow();
+    let migrating = apart.begin();
+    let id = apart.lab.migrations("a").remove(0).id;
+    apart.lab.drainpipe(&["cancel", &id]).done();
+    migrating.wait();
+    assert_eq!(apart.last_result().outcome, Outcome::Cancelled);
+    apart.assert_stayed();
+}
+
+fn a_copy_whose_agent_dies_leaves_nothing() {
+    for host in ["a", "b"] {
+        let apart = Apart::slow();
+        let migrating = apart.begin();
+        apart.lab.stop_agent(host, Signal::KILL);
+        apart.lab.start_agent(host);
+        migrating.wait();
+        assert_eq!(apart.last_result().outcome, Outcome::Failed, "the agent of {host} has died");
+        apart.assert_stayed();
+        for link in ["e0", "e1"] {
+            apart.lab.fault(&format!("rate {link} unlimited"));
+        }
+        let copies = apart.copies();
+        let copies: Vec<&str> = copies.iter().map(String::as_str).collect();
+        let result = apart.lab.migrate("web", "b", &copies);
+        assert_eq!(result.disks.len(), 2, "{result:#?}");
+        apart
+            .lab
+            .drainpipe(&["vm", "stop", "web", "--force", "--agent", &apart.lab.agent_socket("b")])
+            .done();
+        apart.assert_whole("b", ["web.raw", "web.qcow2"]);
+    }
+}
+
+fn what_has_no_place_is_refused() {
+    let apart = Apart::slow();
+    let lab = &apart.lab;
+    let migrate = |arguments: &[&str]| lab.drainpipe(&[&["migrate", "web", "b"], arguments].concat());
+    migrate(&["--disk", "vdc=/srv/x"]).refused(REFUSED, &["has no disk vdc"]);
+    migrate(&["--copy-storage", "--post-copy"]).refused(REFUSED, &["post-copy"]);
+    let taken = apart.path("b", "taken.raw");
+    fs::write(&taken, "somebody's").unwrap();
+    let place = format!("vda={taken}");
+    migrate(&["--disk", &place]).refused(REFUSED, &["something under that name already"]);
+    assert_eq!(fs::read(&taken).unwrap(), b"somebody's");
+    fs::remove_file(&taken).unwrap();
+    let (one, other) = (format!("vda={taken}"), format!("vdb={taken}"));
+    migrate(&["--disk", &one, "--disk", &other]).refused(REFUSED, &["two disks of VM web"]);
+    apart.assert_stayed();
+}

@@ -1,0 +1,196 @@
+//! The disks that are copied: before the memory, while the VM runs; and over before the hand-over is recorded.
+
+use super::{Action, Migration, Phase};
+use crate::storage::allowance_ms;
+
+/// How far the copies of the VM's disks are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum DiskCopies {
+    /// There are none, or none yet.
+    #[default]
+    None,
+    /// The source writes to the target's disks.
+    UnderWay,
+    /// Nobody does any more.
+    Over,
+}
+
+impl DiskCopies {
+    /// Whether the source may write to the target's disks.
+    pub(super) fn may_write(self) -> bool {
+        self == Self::UnderWay
+    }
+}
+
+impl Migration {
+    /// Nothing where no disk is copied.
+    pub(super) fn start_disk_copies(&mut self) -> Option<Action> {
+        if !self.plan.as_ref().is_some_and(|plan| !plan.disks.is_empty()) {
+            return None;
+        }
+        // Before the action is given: it may take effect though its answer is lost.
+        self.disk_copies = DiskCopies::UnderWay;
+        self.phase = Phase::StartingDiskCopies;
+        Some(Action::StartDiskCopies)
+    }
+
+    pub(super) fn disk_copies_started(&mut self, now_ms: f64) -> Option<Action> {
+        self.phase = Phase::CopyingDisks;
+        self.timings.disks_began_ms = Some(now_ms);
+        self.note(now_ms, "copying disks");
+        self.cancel_requested.then(|| self.undo())
+    }
+
+    /// Whether all are there.
+    pub(super) fn consider_disks(&mut self, now_ms: f64) -> Option<Action> {
+        if self.phase != Phase::CopyingDisks || !self.disk_meter.are_ready() {
+            return None;
+        }
+        self.note(now_ms, "all of each disk is there");
+        self.phase = Phase::SynchronisingDisks;
+        Some(Action::SynchroniseDisks)
+    }
+
+    pub(super) fn disks_synchronised(&mut self, now_ms: f64) -> Action {
+        self.timings.disks_ready_ms = Some(now_ms);
+        self.note(now_ms, "each write goes to both disks");
+        if self.cancel_requested { self.undo() } else { self.start_transfer() }
+    }
+
+    /// Nothing where no disk is copied.
+    pub(super) fn end_disk_copies(&mut self) -> Option<Action> {
+        self.disk_copies.may_write().then(|| {
+            self.phase = Phase::EndingDiskCopies;
+            Action::EndDiskCopies
+        })
+    }
+
+    pub(super) fn disk_copies_ended(&mut self, now_ms: f64) -> Action {
+        self.disk_copies = DiskCopies::Over;
+        self.note(now_ms, "the copies of the disks are whole and closed");
+        if self.cancel_requested { self.undo() } else { self.part() }
+    }
+
+    /// How long it may take, without the wait for its place at the target and for its turn.
+    pub(super) fn total_ms(&self) -> f64 {
+        let disks = self.plan.as_ref().filter(|_| self.limits.disks_take_longer);
+        self.limits.total_ms + disks.map_or(0.0, |plan| allowance_ms(&plan.disks))
+    }
+
+    pub(super) fn disks_not_there_in_time(&self) -> String {
+        format!(
+            "the disks were not copied within {:.0} s: the paths, or the disks themselves, are too slow for what is on them \
+             and what the VM writes; `migrate --deadline` gives it longer",
+            self.total_ms() / 1000.0
+        )
+    }
+
+    /// Why it is given up, if no disk moves any more.
+    pub(super) fn disks_stand_still(&self, now_ms: f64) -> Option<String> {
+        let silent_ms = self.disk_meter.silent_ms(now_ms);
+        (self.phase == Phase::CopyingDisks && silent_ms >= self.limits.stall_ms).then(|| {
+            format!(
+                "nothing of the disks was copied for {:.0} s; look at the links of both hosts, and at the target's disk",
+                silent_ms / 1000.0
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::in_flight::{copying_disks, well};
+    use super::*;
+    use crate::migration::Event;
+    use crate::problem::Problem;
+    use crate::result::Outcome;
+    use crate::storage::{DiskName, DiskState};
+
+    fn disk(copied_bytes: u64, is_ready: bool) -> Event {
+        let disk = DiskName::at(0).unwrap();
+        Event::DiskProgress(vec![DiskState { disk, copied_bytes, total_bytes: 100, is_ready }])
+    }
+
+    /// What is done from here to the end, where all goes well.
+    fn rest(migration: &mut Migration, mut next: Option<Action>) -> Vec<Action> {
+        let mut actions = vec![];
+        while let Some(action) = next {
+            actions.push(action);
+            next = if action == Action::Finish { None } else { migration.handle(9_000.0, well(action)) };
+        }
+        actions
+    }
+
+    #[test]
+    fn disks_go_first_and_their_copies_end_before_the_record() {
+        let mut migration = copying_disks();
+        assert_eq!(migration.handle(2_000.0, disk(50, false)), None);
+        assert_eq!(migration.handle(3_000.0, disk(100, true)), Some(Action::SynchroniseDisks));
+        assert_eq!(migration.handle(3_100.0, Event::Done), Some(Action::StartTransfer));
+        assert_eq!(migration.handle(3_200.0, Event::Done), None);
+        let paused = migration.handle(4_000.0, Event::Paused);
+        let actions = rest(&mut migration, paused);
+        let expected = [
+            Action::EndDiskCopies,
+            Action::SwitchOver,
+            Action::RecordHandOver,
+            Action::ResumeOnTarget,
+            Action::CleanUp,
+            Action::Finish,
+        ];
+        assert_eq!(actions, expected);
+        let used = &migration.disks()[0];
+        assert_eq!((used.copied_bytes, used.ready_ms), (100, Some(2_000.0)));
+    }
+
+    #[test]
+    fn a_copy_that_breaks_or_cannot_be_ended_leaves_the_vm_here() {
+        let undone = [
+            Action::StopTransfer,
+            Action::ResumeOnSource,
+            Action::DiscardTarget,
+            Action::PutBack,
+            Action::LookAtVm,
+            Action::Finish,
+        ];
+        let mut migration = copying_disks();
+        let broke = migration.handle(2_000.0, Event::TransferFailed(Problem::failed("disk full")));
+        assert_eq!(rest(&mut migration, broke), undone);
+        let mut migration = copying_disks();
+        migration.handle(3_000.0, disk(100, true));
+        migration.handle(3_100.0, Event::Done);
+        migration.handle(3_200.0, Event::Done);
+        assert_eq!(migration.handle(4_000.0, Event::Paused), Some(Action::EndDiskCopies));
+        let failed = migration.handle(5_000.0, Event::Failed(Problem::failed("it lags")));
+        assert_eq!(rest(&mut migration, failed), undone);
+        assert_eq!(migration.outcome(), Some(Outcome::Failed));
+    }
+
+    #[test]
+    fn one_that_is_cancelled_is_undone_from_each_part() {
+        let mut migration = copying_disks();
+        assert_eq!(migration.handle(2_000.0, Event::CancelRequested), Some(Action::StopTransfer));
+        let mut migration = copying_disks();
+        migration.handle(2_000.0, disk(100, true));
+        assert_eq!(migration.handle(2_050.0, Event::CancelRequested), None, "an action is under way");
+        assert_eq!(migration.handle(2_100.0, Event::Done), Some(Action::StopTransfer));
+    }
+
+    #[test]
+    fn disks_that_stand_still_or_take_too_long_are_given_up() {
+        let mut migration = copying_disks();
+        assert_eq!(migration.handle(2_000.0, disk(50, false)), None);
+        assert_eq!(migration.handle(61_000.0, disk(50, false)), None);
+        assert_eq!(migration.handle(62_000.0, disk(50, false)), Some(Action::StopTransfer));
+        assert!(migration.error().unwrap().to_string().contains("for 60 s"));
+        let mut migration = copying_disks();
+        for second in 0..200_u32 {
+            let next = migration.handle(1_000.0 * f64::from(second), disk(second.into(), false));
+            if next.is_some() {
+                assert!(second > 100, "10 MB/s are granted: {second}");
+                return;
+            }
+        }
+        panic!("it goes on without end");
+    }
+}

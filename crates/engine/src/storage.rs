@@ -1,0 +1,135 @@
+//! The disks of a VM that move with it: which, how large, where to, and how far they have come.
+//!
+//! A disk that is copied exists twice until the hand-over. The guest writes to the source's alone, and the copy follows:
+//!
+//! ```text
+//! steps 2, 3   the target says whether it has the room, and makes an empty disk
+//! step 5       the target's hypervisor lets the source's write to it
+//! before 6     the copy begins; the guest runs on
+//! then         all is there: from now on a write is on both disks before the guest hears that it is done
+//! 6, 7         memory
+//! 8            the guest is paused; the copy is ended, and the target lets nobody write any more
+//! the commit   hand-over recorded
+//! ```
+//!
+//! So no byte of a disk is ever written by two hosts: the copy is over on both sides before the hand-over is recorded.
+
+mod meter;
+mod name;
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+pub use self::meter::DiskMeter;
+pub use self::name::{DiskName, NoDiskName};
+
+/// Disks that one VM may have copied: what a hypervisor here gives it in all.
+pub const DISKS_MAX: usize = 8;
+
+/// Slower than this no disk is copied: 10 MB/s. A migration's deadline, unless one was asked for, waits so long for each.
+const SLOWEST_BYTES_PER_MS: f64 = 10_000.0;
+
+/// What the file of a disk holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum DiskImage {
+    /// The disk, byte by byte.
+    Raw,
+    /// QEMU's own format.
+    Qcow2 {
+        /// Size of its clusters.
+        cluster_bytes: u64,
+    },
+}
+
+/// One disk that is copied.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DiskCopy {
+    /// Which of the VM's disks.
+    #[schema(value_type = String, example = "vda")]
+    pub disk: DiskName,
+    /// Its path on the source.
+    pub from: String,
+    /// Its path on the target, where nothing is yet.
+    pub to: String,
+    /// What its file holds, on both.
+    pub image: DiskImage,
+    /// What the guest sees of it.
+    pub size_bytes: u64,
+    /// What its file takes on the source.
+    pub allocated_bytes: u64,
+    /// Why it is copied.
+    pub why: CopyReason,
+    /// Whether it stands on other images, which become part of the copy.
+    #[serde(default)]
+    pub is_flattened: bool,
+}
+
+/// Why a disk is copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum CopyReason {
+    /// The target does not see it.
+    NotSeen,
+    /// Somebody has said where it shall go.
+    AskedFor,
+}
+
+impl fmt::Display for CopyReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NotSeen => "the target does not see it",
+            Self::AskedFor => "asked for",
+        })
+    }
+}
+
+/// How far the copy of one disk is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DiskState {
+    /// Which of the VM's disks.
+    pub disk: DiskName,
+    /// What was gone through.
+    pub copied_bytes: u64,
+    /// What there is to go through. More than the disk has where the guest writes meanwhile.
+    pub total_bytes: u64,
+    /// Whether all is there, but for what the guest writes just now.
+    pub is_ready: bool,
+}
+
+/// How far the copy of one disk is, for people.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct DiskProgress {
+    /// Which of the VM's disks.
+    #[schema(value_type = String, example = "vda")]
+    pub disk: DiskName,
+    /// What was gone through.
+    pub copied_bytes: u64,
+    /// What there is to go through.
+    pub total_bytes: u64,
+    /// Whether all is there, and each write goes to both disks.
+    pub is_ready: bool,
+    /// Over the last two seconds.
+    pub rate_gbps: f64,
+    /// Until all is there, at this rate; absent while nothing is known.
+    pub eta_ms: Option<f64>,
+}
+
+/// What became of one disk.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct DiskUse {
+    /// What was to be done.
+    #[serde(flatten)]
+    pub copy: DiskCopy,
+    /// What was gone through, with what the guest wrote meanwhile.
+    pub copied_bytes: u64,
+    /// From the begin of the copies until all of this one was there; absent where that never was.
+    pub ready_ms: Option<f64>,
+}
+
+/// How much longer than without disks a migration may take, unless its deadline was asked for.
+pub fn allowance_ms(disks: &[DiskCopy]) -> f64 {
+    disks.iter().map(|disk| disk.size_bytes as f64 / SLOWEST_BYTES_PER_MS).sum()
+}

@@ -1,0 +1,199 @@
+//! The VM's disk where the target does not see the source's: its copy there, and who writes to it.
+//!
+//! What the guest has written is known by the number that its memory has too: a disk with the same number lacks nothing.
+
+use drainpipe_engine::migration::{Action, Event};
+use drainpipe_engine::plan::Plan;
+use drainpipe_engine::problem::{Problem, ProblemKind};
+use drainpipe_engine::storage::{CopyReason, DiskCopy, DiskImage, DiskName, DiskState};
+
+use crate::executor::{Doing, Executor, failed};
+use crate::network::Order;
+use crate::planted::Planted;
+use crate::world::{Host, Life, Sight, World};
+
+/// One of so many runs has a disk that is copied.
+const COPIES_ONE_IN: u64 = 3;
+
+/// After so many looks all of it is there.
+const LOOKS: u64 = 3;
+
+/// The longest that the copies may take to end.
+const ENDED_WITHIN_MS: f64 = 10_000.0;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mirror {
+    /// It follows the guest.
+    Copying,
+    /// No write of the guest is done before it is there.
+    Synchronised,
+}
+
+/// The copy of the disk at the target.
+#[derive(Debug, Default)]
+pub(crate) struct CopiedDisk {
+    mirror: Option<Mirror>,
+    /// Whether the target's QEMU lets its source write to it.
+    is_open: bool,
+    looks: u64,
+    /// What is on it, until the VM runs with it.
+    content: Option<u64>,
+}
+
+impl CopiedDisk {
+    /// A new one, for a VM that may come.
+    pub(crate) fn made() -> Self {
+        Self { content: Some(0), ..Self::default() }
+    }
+}
+
+impl World {
+    fn copies_disks(&self) -> bool {
+        self.seed % COPIES_ONE_IN == 1 && !self.hosts.allow_post_copy()
+    }
+
+    /// The plan, with the disk that is copied.
+    pub(crate) fn with_disks(&self, plan: Plan) -> Plan {
+        if !self.copies_disks() {
+            return plan;
+        }
+        let disk = DiskCopy {
+            disk: DiskName::at(0).expect("there is a first one"),
+            from: "/srv/web".into(),
+            to: "/srv/web".into(),
+            image: DiskImage::Raw,
+            size_bytes: 1 << 20,
+            allocated_bytes: 1 << 20,
+            why: CopyReason::NotSeen,
+            is_flattened: false,
+        };
+        Plan { disks: vec![disk], ..plan }
+    }
+
+    /// What is copied goes through both agents.
+    pub(crate) fn disks_go_on(&mut self) {
+        let is_cut = self.source.life == Life::Down || self.target.life == Life::Down;
+        if self.target.qemu.is_none() {
+            self.disk.is_open = false;
+        }
+        let memory = self.source.qemu.as_ref().map(|qemu| qemu.copy.memory);
+        if is_cut || !self.disk.is_open || memory.is_none() {
+            self.disk.mirror = None;
+        }
+        let is_parted = self.now_ms < self.network.parted_until_ms;
+        if self.disk.mirror == Some(Mirror::Synchronised) && !is_parted {
+            self.disk.content = memory;
+        }
+    }
+
+    pub(crate) fn open_disks(&mut self) {
+        self.disk.is_open = self.copies_disks();
+    }
+
+    /// Nobody writes to it any more.
+    pub(crate) fn close_disks(&mut self) -> Result<(), ProblemKind> {
+        if !self.answers(Host::Target) {
+            return Err(ProblemKind::Failed);
+        }
+        if self.planted != Planted::DisksLeftOpen {
+            self.disk.is_open = false;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn start_disk_copies(&mut self) -> Doing {
+        if !self.answers(Host::Source) || !self.disk.is_open {
+            return Doing::Happened(failed("the copy does not begin"));
+        }
+        (self.disk.mirror, self.disk.looks) = (Some(Mirror::Copying), 0);
+        Doing::Happened(Event::Done)
+    }
+
+    /// Whether disks are copied, and memory is not sent yet.
+    pub(crate) fn looks_at_disks(&mut self, executor: &Executor) -> Option<Event> {
+        if !executor.has_disks() || executor.last_action() == Action::AwaitTurn {
+            return None;
+        }
+        let is_alone = executor.last_action() == Action::StartDiskCopies;
+        if self.source.qemu.is_none() || self.disk.mirror.is_none() && self.keeps_mirror() {
+            return Some(Event::TransferFailed(Problem::failed("the copy has failed")));
+        }
+        is_alone.then(|| self.disk_progress())
+    }
+
+    fn keeps_mirror(&self) -> bool {
+        self.planted != Planted::CopiesEndEarly
+    }
+
+    fn disk_progress(&mut self) -> Event {
+        if !self.answers(Host::Source) {
+            return Event::Tick;
+        }
+        if self.now_ms >= self.network.parted_until_ms {
+            self.disk.looks += 1;
+        }
+        let disk = DiskName::at(0).expect("there is a first one");
+        let copied_bytes = self.disk.looks.min(LOOKS);
+        Event::DiskProgress(vec![DiskState {
+            disk,
+            copied_bytes,
+            total_bytes: LOOKS,
+            is_ready: copied_bytes == LOOKS,
+        }])
+    }
+
+    pub(crate) fn synchronise_disks(&mut self) -> Doing {
+        if !self.answers(Host::Source) || self.disk.mirror.is_none() {
+            return Doing::Happened(failed("the copy does not follow"));
+        }
+        self.disk.content = self.source.qemu.as_ref().map(|qemu| qemu.copy.memory);
+        self.disk.mirror = self.keeps_mirror().then_some(Mirror::Synchronised);
+        self.saw(Sight::DisksCopied);
+        Doing::Happened(Event::Done)
+    }
+
+    /// Here; and then there.
+    pub(crate) fn end_disk_copies(&mut self) -> Doing {
+        if matches!(self.planted, Planted::CopiesEndAfterRecord) {
+            return Doing::Happened(Event::Done);
+        }
+        let is_parted = self.now_ms < self.network.parted_until_ms;
+        let is_lost = self.disk.mirror.is_none() && self.keeps_mirror();
+        if is_parted || is_lost || !self.answers(Host::Source) {
+            let event = failed("the copy does not end");
+            return Doing::Later { at_ms: self.now_ms + ENDED_WITHIN_MS, event };
+        }
+        if self.disk.mirror.take().is_some() {
+            self.disk.content = self.source.qemu.as_ref().map(|qemu| qemu.copy.memory);
+        }
+        Doing::Rest(Action::EndDiskCopies)
+    }
+
+    pub(crate) fn close_disks_there(&mut self, executor: &Executor) -> Doing {
+        self.order(executor, Action::EndDiskCopies, Order::CloseDisks)
+    }
+
+    pub(crate) fn abandon_disk_copies(&mut self) {
+        self.disk.mirror = None;
+    }
+
+    /// What holds at any time.
+    pub(crate) fn check_disks(&mut self) {
+        let runs_there = self.copy_at(Host::Target).is_some_and(|copy| copy.runs);
+        if runs_there && self.disk.is_open {
+            self.breach("I2: others may write to the disk of a VM that runs".into());
+        }
+        let Some(qemu) = &self.target.qemu else { return };
+        if self.disk.mirror.is_some() && self.source.journal[qemu.migration].handed_over {
+            self.breach("I2: the VM is handed over, and its disk is still copied".into());
+        }
+    }
+
+    /// The VM runs at the target for the first time.
+    pub(crate) fn take_disk(&mut self, memory: u64) {
+        let content = self.disk.content.take();
+        if self.copies_disks() && content.is_some_and(|content| content != memory) {
+            self.breach("I2: the VM runs with a disk that lacks what it has written".into());
+        }
+    }
+}

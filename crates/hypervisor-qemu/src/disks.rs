@@ -1,0 +1,336 @@
+//! The disks of a QEMU, copied to another QEMU while the guest runs: a mirror here, an NBD server there.
+//!
+//! ```text
+//!   source                                   target
+//!                                            open: nbd-server-start, block-export-add
+//!   start: blockdev-add (nbd), blockdev-mirror ──►
+//!   synchronise: block-job-change (write-blocking)
+//!   (pre-switchover: guest stopped)
+//!   end: block-job-cancel of a mirror that is ready, which ends it whole
+//!                                            close: nbd-server-stop
+//! ```
+//!
+//! From 8.0 to 10.2.1 QEMU's mirror loses writes of the guest while it starts, unless the node that it writes to is told to
+//! ignore discards: measured, 0 of 1,000 starts lost any then, and 190 of 1,000 without (docs/decisions/0082).
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use drainpipe_engine::storage::DiskImage;
+use drainpipe_hypervisor::{
+    Address, CopySettings, CopyState, DiskCopies, DiskExports, OpenDisk, Version, VmError, VmErrorKind,
+    export_name,
+};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
+
+use crate::qmp::QmpError;
+use crate::vmm::Vmm;
+
+/// How the jobs, and the nodes that they write to, are called.
+const COPY: &str = "copy";
+
+/// The first that takes `block-job-change`.
+const SYNCHRONISES_SINCE: Version = Version { major: 8, minor: 2, micro: 0 };
+
+/// Between two looks at jobs.
+const POLL_EVERY: Duration = Duration::from_millis(5);
+
+/// Connections to a target's disks.
+const CONNECTIONS_MAX: u32 = 256;
+
+/// What QEMU calls a job that has ended and is not forgotten yet.
+const CONCLUDED: &str = "concluded";
+
+/// A job, as QEMU tells it.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Job {
+    device: String,
+    len: u64,
+    offset: u64,
+    ready: bool,
+    status: String,
+    #[serde(default)]
+    error: Option<String>,
+    #[serde(default)]
+    actively_synced: bool,
+}
+
+impl Job {
+    /// Which disk it copies; none if it is not one of ours.
+    fn disk(&self) -> Option<usize> {
+        self.device.strip_prefix(COPY)?.parse().ok()
+    }
+
+    fn has_ended(&self) -> bool {
+        self.status == CONCLUDED
+    }
+
+    /// Why it does not go on.
+    fn failure(&self) -> Option<VmError> {
+        let error = self.error.as_ref().filter(|_| self.has_ended())?;
+        Some(VmError::failed(format!("the copy of {} has failed: QEMU says `{error}`", self.device)))
+    }
+}
+
+/// A node, as QEMU tells it.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Node {
+    #[serde(default)]
+    node_name: String,
+    image: Image,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Image {
+    format: String,
+    virtual_size: u64,
+    #[serde(default)]
+    actual_size: u64,
+    #[serde(default)]
+    cluster_size: Option<u64>,
+    #[serde(default)]
+    backing_filename: Option<String>,
+    #[serde(default)]
+    format_specific: Option<Specific>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Specific {
+    #[serde(default)]
+    data: Value,
+}
+
+impl TryFrom<Image> for OpenDisk {
+    type Error = VmError;
+
+    fn try_from(image: Image) -> Result<Self, VmError> {
+        let kind = match (image.format.as_str(), image.cluster_size) {
+            ("raw", _) => DiskImage::Raw,
+            ("qcow2", Some(cluster_bytes)) => DiskImage::Qcow2 { cluster_bytes },
+            (other, _) => return Err(VmError::failed(format!("QEMU tells too little of a {other} image"))),
+        };
+        let has_data_file =
+            image.format_specific.is_some_and(|specific| specific.data.get("data-file").is_some());
+        Ok(Self {
+            image: kind,
+            size_bytes: image.virtual_size,
+            allocated_bytes: image.actual_size,
+            has_backing: image.backing_filename.is_some(),
+            has_data_file,
+        })
+    }
+}
+
+#[async_trait]
+impl DiskCopies for Vmm {
+    async fn disks(&self, deadline: Duration) -> Result<Vec<OpenDisk>, VmError> {
+        let mut nodes = nodes(self, deadline).await?;
+        let count = self.spec().spec().disks.len();
+        let of_disk = |disk| {
+            let found = nodes.iter().position(|node| node.node_name == export_name(disk));
+            let missing = || VmError::failed(format!("QEMU has no node {}", export_name(disk)));
+            OpenDisk::try_from(nodes.swap_remove(found.ok_or_else(missing)?).image)
+        };
+        (0..count).map(of_disk).collect()
+    }
+
+    fn check(&self) -> Result<(), VmError> {
+        if self.version() >= SYNCHRONISES_SINCE {
+            return Ok(());
+        }
+        Err(VmError::new(
+            VmErrorKind::Refused,
+            format!(
+                "the VM runs in QEMU {}, and its disks are copied by QEMU {}.{} or newer only: install that, and start the \
+                 VM anew",
+                self.version(),
+                SYNCHRONISES_SINCE.major,
+                SYNCHRONISES_SINCE.minor
+            ),
+        ))
+    }
+
+    async fn start(
+        &self,
+        disk: usize,
+        address: &Address,
+        settings: CopySettings,
+        deadline: Duration,
+    ) -> Result<(), VmError> {
+        let copy = copy_name(disk);
+        let node = json!({
+            "driver": "nbd", "node-name": copy, "server": server(address), "export": export_name(disk),
+            // What keeps the guest's first writes: see above.
+            "discard": "ignore",
+        });
+        execute(self, "blockdev-add", node, deadline).await?;
+        let mirror = json!({
+            "job-id": copy, "device": export_name(disk), "target": copy, "sync": "full",
+            "copy-mode": "background", "speed": speed(settings), "auto-dismiss": false,
+        });
+        Ok(execute(self, "blockdev-mirror", mirror, deadline).await?)
+    }
+
+    async fn states(&self, deadline: Duration) -> Result<Vec<CopyState>, VmError> {
+        let jobs = jobs(self, deadline).await?;
+        if let Some(failure) = jobs.iter().find_map(Job::failure) {
+            return Err(failure);
+        }
+        let state = |job: &Job| {
+            Some(CopyState {
+                disk: job.disk()?,
+                copied_bytes: job.offset,
+                total_bytes: job.len,
+                is_ready: job.ready,
+            })
+        };
+        Ok(jobs.iter().filter_map(state).collect())
+    }
+
+    async fn synchronise(&self, deadline: Duration) -> Result<(), VmError> {
+        for job in jobs(self, deadline).await? {
+            let change = json!({ "id": job.device, "type": "mirror", "copy-mode": "write-blocking" });
+            execute(self, "block-job-change", change, deadline).await?;
+        }
+        let end = Instant::now() + deadline;
+        loop {
+            let jobs = jobs(self, deadline).await?;
+            if let Some(failure) = jobs.iter().find_map(Job::failure) {
+                return Err(failure);
+            }
+            if jobs.iter().all(|job| job.actively_synced) {
+                return Ok(());
+            }
+            wait(end, "have each write on both disks").await?;
+        }
+    }
+
+    async fn end(&self, disks: &[usize], deadline: Duration) -> Result<(), VmError> {
+        let under_way = jobs(self, deadline).await?;
+        for disk in disks {
+            let job = under_way.iter().find(|job| job.disk() == Some(*disk) && job.ready);
+            let job = job.ok_or_else(|| VmError::failed(format!("{} is not copied", export_name(*disk))))?;
+            job.failure().map_or(Ok(()), Err)?;
+            let whole = json!({ "device": job.device, "force": false });
+            execute(self, "block-job-cancel", whole, deadline).await?;
+        }
+        await_end(self, Instant::now() + deadline, deadline).await?;
+        if let Some(failure) = jobs(self, deadline).await?.iter().find_map(Job::failure) {
+            return Err(failure);
+        }
+        forget(self, deadline).await
+    }
+
+    async fn abandon(&self, deadline: Duration) -> Result<(), VmError> {
+        for job in jobs(self, deadline).await?.iter().filter(|job| !job.has_ended()) {
+            let at_once = json!({ "device": job.device, "force": true });
+            match execute(self, "block-job-cancel", at_once, deadline).await {
+                // It may have ended by itself since.
+                Ok(()) | Err(QmpError::Command { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        await_end(self, Instant::now() + deadline, deadline).await?;
+        forget(self, deadline).await
+    }
+
+    async fn limit(&self, settings: CopySettings, deadline: Duration) -> Result<(), VmError> {
+        for job in jobs(self, deadline).await? {
+            let speed = json!({ "device": job.device, "speed": speed(settings) });
+            execute(self, "block-job-set-speed", speed, deadline).await?;
+        }
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl DiskExports for Vmm {
+    async fn open(&self, disks: &[usize], deadline: Duration) -> Result<(), VmError> {
+        let path = self.paths().incoming_disks().of_hypervisor;
+        let address = json!({ "type": "unix", "data": { "path": path } });
+        let start = json!({ "addr": address, "max-connections": CONNECTIONS_MAX });
+        execute(self, "nbd-server-start", start, deadline).await?;
+        for disk in disks {
+            let name = export_name(*disk);
+            let export = json!({
+                "type": "nbd", "id": name, "node-name": name, "name": name, "writable": true,
+            });
+            execute(self, "block-export-add", export, deadline).await?;
+        }
+        Ok(())
+    }
+
+    async fn close(&self, deadline: Duration) -> Result<(), VmError> {
+        match execute(self, "nbd-server-stop", Value::Null, deadline).await {
+            Err(QmpError::Command { desc, .. }) if desc.contains("not running") => Ok(()),
+            stopped => Ok(stopped?),
+        }
+    }
+}
+
+fn copy_name(disk: usize) -> String {
+    format!("{COPY}{disk}")
+}
+
+/// QEMU takes 0 for no limit.
+fn speed(settings: CopySettings) -> u64 {
+    settings.bytes_per_s.map_or(0, |bytes| bytes.max(1))
+}
+
+fn server(address: &Address) -> Value {
+    match address {
+        Address::Tcp(address) => {
+            json!({ "type": "inet", "host": address.ip().to_string(), "port": address.port().to_string() })
+        }
+        Address::Unix(path) => json!({ "type": "unix", "path": path }),
+    }
+}
+
+/// Waits until none of our jobs goes on.
+async fn await_end(vmm: &Vmm, end: Instant, deadline: Duration) -> Result<(), VmError> {
+    while !jobs(vmm, deadline).await?.iter().all(Job::has_ended) {
+        wait(end, "end the copies of its disks").await?;
+    }
+    Ok(())
+}
+
+async fn wait(end: Instant, what: &str) -> Result<(), VmError> {
+    if Instant::now() >= end {
+        return Err(VmError::new(VmErrorKind::Failed, format!("QEMU did not {what} in time")));
+    }
+    sleep(POLL_EVERY).await;
+    Ok(())
+}
+
+/// Has QEMU forget the jobs that have ended, and what they wrote to.
+async fn forget(vmm: &Vmm, deadline: Duration) -> Result<(), VmError> {
+    for job in jobs(vmm, deadline).await? {
+        execute(vmm, "job-dismiss", json!({ "id": job.device }), deadline).await?;
+    }
+    let is_copy =
+        |node: &Node| node.node_name.strip_prefix(COPY).is_some_and(|number| number.parse::<usize>().is_ok());
+    for node in nodes(vmm, deadline).await?.iter().filter(|node| is_copy(node)) {
+        execute(vmm, "blockdev-del", json!({ "node-name": node.node_name }), deadline).await?;
+    }
+    Ok(())
+}
+
+/// Those that copy disks.
+async fn jobs(vmm: &Vmm, deadline: Duration) -> Result<Vec<Job>, QmpError> {
+    let jobs: Vec<Job> = vmm.qmp().execute("query-block-jobs", Value::Null, deadline).await?;
+    Ok(jobs.into_iter().filter(|job| job.disk().is_some()).collect())
+}
+
+async fn nodes(vmm: &Vmm, deadline: Duration) -> Result<Vec<Node>, QmpError> {
+    vmm.qmp().execute("query-named-block-nodes", json!({ "flat": true }), deadline).await
+}
+
+async fn execute(vmm: &Vmm, command: &str, arguments: Value, deadline: Duration) -> Result<(), QmpError> {
+    vmm.qmp().execute::<IgnoredAny>(command, arguments, deadline).await.map(drop)
+}

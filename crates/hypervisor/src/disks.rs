@@ -1,0 +1,109 @@
+//! The disks of a VM that are copied while it runs, by the hypervisors of both hosts.
+//!
+//! ```text
+//!   source                                   target
+//!                                            open: its disks may be written to
+//!   start ───────── all there is ──────────►
+//!   states: ready
+//!   synchronise ─── each write ────────────► (and the guest waits for both)
+//!   (the guest is paused)
+//!   end ─────────── the last of it ────────► (durable)
+//!                                            close: nobody writes any more
+//! ```
+//!
+//! Until the end, `abandon` on the source leaves the guest with its own disks, whatever has become of the others.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use drainpipe_engine::storage::DiskImage;
+
+use crate::error::VmError;
+use crate::transport::Address;
+
+/// What a VM's process has open as a disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OpenDisk {
+    /// What its file holds.
+    pub image: DiskImage,
+    /// What the guest sees of it.
+    pub size_bytes: u64,
+    /// What its file takes.
+    pub allocated_bytes: u64,
+    /// Whether it stands on other images.
+    pub has_backing: bool,
+    /// Whether its data is in another file than the image.
+    pub has_data_file: bool,
+}
+
+/// How far the copy of one disk is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CopyState {
+    /// Which disk, from 0.
+    pub disk: usize,
+    /// What was gone through.
+    pub copied_bytes: u64,
+    /// What there is to go through.
+    pub total_bytes: u64,
+    /// Whether all is there, but for what the guest writes just now.
+    pub is_ready: bool,
+}
+
+/// What limits copies.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CopySettings {
+    /// What one may send in a second; `None` for all that the links have.
+    pub bytes_per_s: Option<u64>,
+}
+
+/// The disks of a VM that leaves.
+#[async_trait]
+pub trait DiskCopies: Send + Sync {
+    /// All of them, in their order.
+    async fn disks(&self, deadline: Duration) -> Result<Vec<OpenDisk>, VmError>;
+
+    /// Refuses where the VM's process cannot do it: it is too old, say.
+    fn check(&self) -> Result<(), VmError>;
+
+    /// Begins to copy one, to what answers at `address` for the target's. Returns at once. No write of the guest is lost,
+    /// from the first on.
+    async fn start(
+        &self,
+        disk: usize,
+        address: &Address,
+        settings: CopySettings,
+        deadline: Duration,
+    ) -> Result<(), VmError>;
+
+    /// How far each is. Fails where one has failed.
+    async fn states(&self, deadline: Duration) -> Result<Vec<CopyState>, VmError>;
+
+    /// All are ready: from now on a write is on both disks before the guest hears that it is done. Waits until it is so of
+    /// all.
+    async fn synchronise(&self, deadline: Duration) -> Result<(), VmError>;
+
+    /// The guest is paused: waits until all that it wrote is there and durable, and ends the copies of these disks. Fails
+    /// where one of them is not copied, or has failed.
+    async fn end(&self, disks: &[usize], deadline: Duration) -> Result<(), VmError>;
+
+    /// Ends the copies as they are, if there are any. May be repeated.
+    async fn abandon(&self, deadline: Duration) -> Result<(), VmError>;
+
+    /// Limits each from now on.
+    async fn limit(&self, settings: CopySettings, deadline: Duration) -> Result<(), VmError>;
+}
+
+/// The disks of a VM that comes.
+#[async_trait]
+pub trait DiskExports: Send + Sync {
+    /// Lets whoever connects to [`crate::TargetVm::incoming_disks`] write to these disks.
+    async fn open(&self, disks: &[usize], deadline: Duration) -> Result<(), VmError>;
+
+    /// Nobody writes to them any more: all connections are cut. May be repeated.
+    async fn close(&self, deadline: Duration) -> Result<(), VmError>;
+}
+
+/// By which name the target's hypervisor offers a disk.
+pub fn export_name(disk: usize) -> String {
+    format!("disk{disk}")
+}
