@@ -9,11 +9,16 @@ use drainpipe_engine::result::{MigrationResult, Outcome};
 use rustix::process::Signal;
 
 use crate::Test;
-use crate::check_vms::restart_agent_with_mounts;
+use crate::check_vms::{restart_agent_with_mounts, start_vm};
+use crate::options::other_qemu;
 use crate::program::REFUSED;
 use crate::support::{TestLab, eventually};
 
-pub(crate) const TESTS: &[Test] = &[
+pub(crate) const TESTS: &[Test] =
+    &[("a_qemu_that_is_too_old_copies_no_disks", a_qemu_that_is_too_old_copies_no_disks)];
+
+/// Where there is a newer QEMU.
+pub(crate) const WITH_NEWER_QEMU: &[Test] = &[
     ("disks_go_with_their_vm", disks_go_with_their_vm),
     ("a_copy_that_is_cancelled_leaves_nothing", a_copy_that_is_cancelled_leaves_nothing),
     ("a_copy_whose_agent_dies_leaves_nothing", a_copy_whose_agent_dies_leaves_nothing),
@@ -25,6 +30,13 @@ const DISK_MIB: usize = 24;
 
 /// Slow enough for a test to act in the midst of a copy.
 const SLOW_MBPS: &str = "40";
+
+/// With a QEMU that copies disks.
+#[track_caller]
+fn lab() -> TestLab {
+    let qemu = other_qemu().expect("these tests run only where there is one");
+    TestLab::up(&["--link", "unlimited", "--link", "unlimited", "--qemu", &qemu])
+}
 
 /// Two hosts, each with a directory of its own, and a VM on `a` with two disks there.
 struct Apart {
@@ -49,7 +61,7 @@ impl Apart {
     /// Under two.
     #[track_caller]
     fn slow() -> Self {
-        let lab = TestLab::fast();
+        let lab = lab();
         for link in ["e0", "e1"] {
             lab.fault(&format!("rate {link} {SLOW_MBPS}"));
         }
@@ -182,7 +194,7 @@ fn content(seed: u64) -> Vec<u8> {
 }
 
 fn disks_go_with_their_vm() {
-    let apart = Apart::mounted(TestLab::fast());
+    let apart = Apart::mounted(lab());
     let lab = &apart.lab;
     lab.drainpipe(&["migrate", "web", "b"]).refused(REFUSED, &["b does not see", "--copy-storage"]);
     let plan: PlanView = lab.json(&["migrate", "web", "b", "--copy-storage", "--dry-run", "--json"]);
@@ -267,4 +279,17 @@ fn what_has_no_place_is_refused() {
     let (one, other) = (format!("vda={taken}"), format!("vdb={taken}"));
     migrate(&["--disk", &one, "--disk", &other]).refused(REFUSED, &["two disks of VM web"]);
     apart.assert_stayed();
+}
+
+fn a_qemu_that_is_too_old_copies_no_disks() {
+    let lab = TestLab::fast();
+    let disk = start_vm(&lab, "web", "pc-q35-7.2", "");
+    let place = format!("vda={disk}.copy");
+    let migrate = lab.drainpipe(&["migrate", "web", "b", "--disk", &place]);
+    // The machine's own QEMU may be a newer one.
+    if migrate.code != 0 {
+        migrate.refused(REFUSED, &["QEMU 8.2 or newer only", "start the VM anew"]);
+        lab.assert_runs_on("web", "a");
+        assert!(!PathBuf::from(format!("{disk}.copy")).exists());
+    }
 }

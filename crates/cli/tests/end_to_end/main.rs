@@ -219,6 +219,9 @@ fn main() -> ExitCode {
     let stalled = later_rounds::with_another_qemu;
     // It takes longest: begun last, it would be alone at the end.
     trials.insert(0, trial("later_rounds::with_another_qemu".into(), stalled, no_other_qemu.clone()));
+    for (name, test) in copied_disks::WITH_NEWER_QEMU {
+        trials.push(trial(format!("copied_disks::{name}"), *test, no_other_qemu.clone()));
+    }
     let older = check_vms::an_older_qemu;
     trials.push(trial("check_vms::an_older_qemu".into(), older, no_other_qemu.clone()));
     let huge = huge_pages::a_vm_in_huge_pages_is_checked_refused_and_moved;
