@@ -1,35 +1,37 @@
 //! Copies of disks on their way from QEMU to QEMU, by both agents.
 //!
 //! ```text
-//! QEMU ── Unix socket ──► agent ── TCP, over the plan's paths ──► agent ── Unix socket ──► QEMU
+//! QEMU ── NBD ──► splitter ══ TCP, over all of the plan's paths ══► splitter ── NBD, a Unix socket ──► QEMU
 //! ```
 //!
-//! What passes is NBD, of which nothing is changed. [`Connector::connect`] is where one connection between the hosts comes
-//! from: whoever splits a disk's requests over several asks it for each.
+//! QEMU's NBD client has one connection, and so would use one path. The splitters at both ends (`drainpipe-nbd`) spread its
+//! requests over several. Here is where these come from, who is let in, and when they end.
 
-use std::fs;
+use std::collections::BTreeMap;
+use std::future::pending;
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdTcpListener};
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use drainpipe_engine::problem::Problem;
+use drainpipe_engine::storage::DiskCopy;
+use drainpipe_hypervisor::export_name;
 use drainpipe_identity::{Identity, explain};
+use drainpipe_nbd::{
+    DiskServer, Export, ServerAddress, Session, SourceSplitter, SourceWatch, TargetSplitter,
+};
 use drainpipe_relay::Token;
 use rustix::fs::{Mode, OFlags, open};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ServerConfig};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf, copy_bidirectional_with_sizes};
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::Semaphore;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tracing::debug;
 use uuid::Uuid;
@@ -39,21 +41,27 @@ use crate::lock::lock;
 /// How long it may take until a connection stands on both sides.
 const CONNECTED_WITHIN: Duration = Duration::from_secs(10);
 
-/// Connections of one migration's disks at a time.
+/// Connections of one disk. The kernel places each on a path by its ports, so that there are more than paths; with eight
+/// two equal paths carried 98 % of what they have.
+const STREAMS: usize = 8;
+
+/// Connections of one migration's disks at a time; those that are lost stand beside those that take their place.
 const CONNECTIONS_MAX: usize = 256;
 
-/// Bytes of a direction that wait in an agent: a request of NBD has 32 MiB at most, QEMU's mirror sends 1 MiB.
-const BUFFER_BYTES: usize = 256 << 10;
+/// How often it is looked whether a connection is to take the place of one that was lost.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// What each connection begins with: the token, and which disk it is for.
+const PREAMBLE_BYTES: usize = size_of::<uuid::Bytes>() + 1;
 
 /// What one end must know to find the other one, and no one else.
 #[derive(Clone)]
 pub(crate) struct Connector {
-    /// Where the target takes copies.
-    pub(crate) address: SocketAddr,
-    /// What only both ends know, and for this migration only.
-    pub(crate) token: Uuid,
-    /// The target, and who this host is to it; absent in the clear.
-    pub(crate) tls: Option<(Arc<ClientConfig>, ServerName<'static>)>,
+    address: SocketAddr,
+    // What only both ends know, and for this migration only.
+    token: Uuid,
+    // The target, and who this host is to it; absent in the clear.
+    tls: Option<(Arc<ClientConfig>, ServerName<'static>)>,
 }
 
 /// A connection between the two agents.
@@ -62,7 +70,7 @@ pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
 impl Connector {
-    /// To `host`, encrypted if the plan says so.
+    /// To `host`, which takes copies of disks at `address`; encrypted if the plan says so.
     pub(crate) fn new(
         address: SocketAddr,
         token: Uuid,
@@ -75,12 +83,11 @@ impl Connector {
         Ok(Self { address, token, tls })
     }
 
-    /// One more connection to the target's hypervisor: what is written to it is NBD.
-    pub(crate) async fn connect(&self) -> io::Result<Box<dyn Stream>> {
-        timeout(CONNECTED_WITHIN, self.connect_unbounded()).await?
+    async fn connect(&self, disk: u8) -> io::Result<Box<dyn Stream>> {
+        timeout(CONNECTED_WITHIN, self.connect_unbounded(disk)).await?
     }
 
-    async fn connect_unbounded(&self) -> io::Result<Box<dyn Stream>> {
+    async fn connect_unbounded(&self, disk: u8) -> io::Result<Box<dyn Stream>> {
         let socket = TcpStream::connect(self.address).await?;
         socket.set_nodelay(true)?;
         let mut stream: Box<dyn Stream> = match &self.tls {
@@ -90,162 +97,170 @@ impl Connector {
                 Box::new(connector.connect(host.clone(), socket).await?)
             }
         };
-        stream.write_all(self.token.as_bytes()).await?;
+        let mut preamble = [disk; PREAMBLE_BYTES];
+        preamble[..PREAMBLE_BYTES - 1].copy_from_slice(self.token.as_bytes());
+        stream.write_all(&preamble).await?;
         stream.flush().await?;
         Ok(stream)
     }
 }
 
+/// Both ends must come to the same.
+fn session(token: Uuid, disk: u8) -> Session {
+    let mut bytes = token.into_bytes();
+    bytes[0] ^= disk;
+    Session(bytes)
+}
+
+fn number(disk: &DiskCopy) -> u8 {
+    u8::try_from(disk.disk.index()).expect("there are as many names of disks as letters")
+}
+
 /// The end on the source. Once it is dropped, nothing more goes.
 #[derive(Debug)]
 pub(crate) struct DiskSender {
-    path: PathBuf,
-    passed: Arc<Passed>,
-    _task: JoinSet<()>,
+    disks: Vec<SentDisk>,
+    problem: Arc<Mutex<Option<Problem>>>,
+    _tasks: JoinSet<()>,
 }
 
-/// What has passed, and why no more does.
-#[derive(Debug, Default)]
-struct Passed {
-    bytes: AtomicU64,
-    problem: Mutex<Option<Problem>>,
+/// Where QEMU sends the copy of one disk.
+#[derive(Debug)]
+pub(crate) struct SentDisk {
+    /// Which of the VM's disks, from 0.
+    pub(crate) disk: usize,
+    /// Where to.
+    pub(crate) address: SocketAddr,
+    /// Under which name. Nobody can guess it.
+    pub(crate) name: String,
 }
 
 impl DiskSender {
-    /// Waits for QEMU's connections there.
-    pub(crate) fn start(path: PathBuf, connector: Connector) -> Result<Self, Problem> {
-        let listener = listen(&path)
-            .map_err(|error| Problem::failed(format!("cannot listen on {}: {error}", path.display())))?;
-        let passed = Arc::new(Passed::default());
-        let mut task = JoinSet::new();
-        task.spawn(send(listener, connector, Arc::clone(&passed)));
-        Ok(Self { path, passed, _task: task })
-    }
-
-    /// Bytes that went to the target.
-    pub(crate) fn sent_bytes(&self) -> u64 {
-        self.passed.bytes.load(Ordering::Relaxed)
-    }
-
-    /// Why a connection to the target has broken; none if none has.
-    pub(crate) fn problem(&self) -> Option<Problem> {
-        lock(&self.passed.problem).clone()
-    }
-}
-
-impl Drop for DiskSender {
-    fn drop(&mut self) {
-        // It may be gone with its directory.
-        drop(fs::remove_file(&self.path));
-    }
-}
-
-fn listen(path: &Path) -> io::Result<UnixListener> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        removed => removed?,
-    }
-    let listener = UnixListener::bind(path)?;
-    // QEMU is another user. Its directory keeps all others away.
-    fs::set_permissions(path, fs::Permissions::from_mode(0o666))?;
-    Ok(listener)
-}
-
-async fn send(listener: UnixListener, connector: Connector, passed: Arc<Passed>) {
-    let mut connections = JoinSet::new();
-    while let Ok((program, _)) = listener.accept().await {
-        while connections.try_join_next().is_some() {}
-        if connections.len() < CONNECTIONS_MAX {
-            connections.spawn(pass_on(program, connector.clone(), Arc::clone(&passed)));
+    /// Serves each of the disks to QEMU.
+    pub(crate) async fn start(disks: &[DiskCopy], connector: &Connector) -> Result<Self, Problem> {
+        let (problem, mut tasks, mut sent) = (Arc::default(), JoinSet::new(), vec![]);
+        for disk in disks {
+            let export = Export {
+                session: session(connector.token, number(disk)),
+                size_bytes: disk.size_bytes,
+                finds_zeroes: true,
+                is_thin: true,
+            };
+            let splitter = SourceSplitter::listen(export).await.map_err(Problem::failed)?;
+            let (address, name, watch) =
+                (splitter.address(), splitter.export_name().to_owned(), splitter.watch());
+            let (tell, streams) = mpsc::channel(STREAMS);
+            tasks.spawn(bring(connector.clone(), number(disk), watch, tell));
+            tasks.spawn(serve(splitter, streams, disk.disk.to_string(), Arc::clone(&problem)));
+            sent.push(SentDisk { disk: disk.disk.index(), address, name });
         }
+        Ok(Self { disks: sent, problem, _tasks: tasks })
+    }
+
+    /// Where QEMU sends each.
+    pub(crate) fn disks(&self) -> &[SentDisk] {
+        &self.disks
+    }
+
+    /// Why a disk's bytes go no further; none if they do.
+    pub(crate) fn problem(&self) -> Option<Problem> {
+        lock(&self.problem).clone()
     }
 }
 
-async fn pass_on(program: UnixStream, connector: Connector, passed: Arc<Passed>) {
-    let passing = async {
-        let target = connector.connect().await?;
-        copy(Counted { stream: program, passed: &passed }, target).await
-    };
-    if let Err(error) = passing.await {
-        let why = explain(&error).unwrap_or_else(|| error.to_string());
-        let problem =
-            Problem::failed(format!("the connection for disks to {} broke: {why}", connector.address));
-        lock(&passed.problem).get_or_insert(problem);
+async fn serve(
+    splitter: SourceSplitter,
+    streams: mpsc::Receiver<Box<dyn Stream>>,
+    disk: String,
+    problem: Arc<Mutex<Option<Problem>>>,
+) {
+    if let Err(error) = splitter.run(streams, pending()).await {
+        let why = Problem::failed(format!("the copy of {disk} does not get through: {error}"));
+        lock(&problem).get_or_insert(why);
     }
 }
 
-/// QEMU's connection, of which what it sends is counted.
-struct Counted<'a> {
-    stream: UnixStream,
-    passed: &'a Passed,
-}
-
-impl AsyncRead for Counted<'_> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        let polled = Pin::new(&mut self.stream).poll_read(context, buffer);
-        let read = u64::try_from(buffer.filled().len() - before).unwrap_or(0);
-        self.passed.bytes.fetch_add(read, Ordering::Relaxed);
-        polled
+/// Brings as many connections as there are to be, and others for those that are lost.
+async fn bring(connector: Connector, disk: u8, watch: SourceWatch, tell: mpsc::Sender<Box<dyn Stream>>) {
+    let live = watch.live_streams();
+    loop {
+        let missing = STREAMS.saturating_sub(*live.borrow());
+        for _ in 0..missing {
+            match connector.connect(disk).await {
+                Ok(stream) => {
+                    if tell.send(stream).await.is_err() {
+                        return;
+                    }
+                }
+                Err(error) => {
+                    let why = explain(&error).unwrap_or_else(|| error.to_string());
+                    debug!(address = %connector.address, why, "no connection for a disk; tried again");
+                    break;
+                }
+            }
+        }
+        sleep(LOOK_EVERY).await;
     }
-}
-
-impl AsyncWrite for Counted<'_> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
-    }
-}
-
-async fn copy(mut one: impl Stream, mut other: impl Stream) -> io::Result<()> {
-    copy_bidirectional_with_sizes(&mut one, &mut other, BUFFER_BYTES, BUFFER_BYTES).await.map(drop)
 }
 
 /// The end on the target. Once it is dropped, nobody writes to the disks by it.
 #[derive(Debug)]
 pub(crate) struct DiskReceiver {
-    _task: JoinSet<()>,
+    splitters: BTreeMap<u8, TargetSplitter>,
+    tasks: JoinSet<()>,
 }
 
 impl DiskReceiver {
-    /// For a hypervisor that takes copies at `program`, from the host that `tls` lets in, or in the clear from whoever has
-    /// the token.
+    /// For a hypervisor that takes copies of these at `program`, from the host that `tls` lets in, or in the clear from
+    /// whoever has the token.
     pub(crate) fn start(
         listener: StdTcpListener,
-        program: PathBuf,
+        program: &Path,
+        disks: &[DiskCopy],
         token: Uuid,
         tls: Option<ServerConfig>,
     ) -> Result<Self, Problem> {
         listener.set_nonblocking(true).map_err(Problem::failed)?;
         let listener = TcpListener::from_std(listener).map_err(Problem::failed)?;
-        let entrance =
-            Entrance { program, token, tls: tls.map(|config| TlsAcceptor::from(Arc::new(config))) };
-        let mut task = JoinSet::new();
-        task.spawn(receive(listener, entrance));
-        Ok(Self { _task: task })
+        // A link at the end of the path is not followed: the program may be hostile, and link to another one's socket.
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let itself = Arc::new(open(program, flags, Mode::empty()).map_err(Problem::failed)?);
+        let address = ServerAddress::Unix(format!("/proc/self/fd/{}", itself.as_raw_fd()).into());
+        let splitter = |disk: &DiskCopy| {
+            let server = DiskServer {
+                session: session(token, number(disk)),
+                address: address.clone(),
+                export_name: export_name(disk.disk.index()),
+                size_bytes: disk.size_bytes,
+            };
+            (number(disk), TargetSplitter::new(server))
+        };
+        let splitters: BTreeMap<u8, TargetSplitter> = disks.iter().map(splitter).collect();
+        let tls = tls.map(|config| TlsAcceptor::from(Arc::new(config)));
+        let entrance = Entrance { splitters: splitters.clone(), token, tls, _program: itself };
+        let mut tasks = JoinSet::new();
+        tasks.spawn(receive(listener, entrance));
+        Ok(Self { splitters, tasks })
+    }
+
+    /// Lets nobody in any more, and waits until the disks have all that came.
+    pub(crate) async fn close(self) -> Result<(), Problem> {
+        let Self { splitters, tasks } = self;
+        for splitter in splitters.values() {
+            splitter.close().await.map_err(Problem::failed)?;
+        }
+        drop(tasks);
+        Ok(())
     }
 }
 
 #[derive(Clone)]
 struct Entrance {
-    program: PathBuf,
+    splitters: BTreeMap<u8, TargetSplitter>,
     token: Uuid,
     tls: Option<TlsAcceptor>,
+    // By it the splitters find the program.
+    _program: Arc<OwnedFd>,
 }
 
 async fn receive(listener: TcpListener, entrance: Entrance) {
@@ -255,14 +270,14 @@ async fn receive(listener: TcpListener, entrance: Entrance) {
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
         let Ok((socket, from)) = listener.accept().await else {
             // Descriptors may be short for a while.
-            tokio::time::sleep(Duration::from_millis(100)).await;
+            sleep(LOOK_EVERY).await;
             continue;
         };
         while connections.try_join_next().is_some() {}
         let entrance = entrance.clone();
         connections.spawn(async move {
             if let Err(error) = entrance.let_in(socket).await {
-                debug!(%from, %error, "a connection for disks has ended");
+                debug!(%from, %error, "a connection for a disk has ended");
             }
             drop(place);
         });
@@ -271,27 +286,23 @@ async fn receive(listener: TcpListener, entrance: Entrance) {
 
 impl Entrance {
     async fn let_in(self, socket: TcpStream) -> io::Result<()> {
-        let (source, program) = timeout(CONNECTED_WITHIN, self.welcome(socket)).await??;
-        copy(source, program).await
+        let (source, splitter) = timeout(CONNECTED_WITHIN, self.welcome(socket)).await??;
+        splitter.serve(source).await.map_err(io::Error::other)
     }
 
-    async fn welcome(&self, socket: TcpStream) -> io::Result<(Box<dyn Stream>, UnixStream)> {
+    async fn welcome(&self, socket: TcpStream) -> io::Result<(Box<dyn Stream>, TargetSplitter)> {
         socket.set_nodelay(true)?;
         let mut source: Box<dyn Stream> = match &self.tls {
             None => Box::new(socket),
             Some(acceptor) => Box::new(acceptor.accept(socket).await?),
         };
-        let mut token = [0; size_of::<uuid::Bytes>()];
-        source.read_exact(&mut token).await?;
-        if !Token(self.token.into_bytes()).is(&token) {
-            return Err(io::ErrorKind::PermissionDenied.into());
+        let mut preamble = [0; PREAMBLE_BYTES];
+        source.read_exact(&mut preamble).await?;
+        let (token, disk) = preamble.split_at(PREAMBLE_BYTES - 1);
+        let splitter = self.splitters.get(&disk[0]);
+        match splitter {
+            Some(splitter) if Token(self.token.into_bytes()).is(token) => Ok((source, splitter.clone())),
+            _ => Err(io::ErrorKind::PermissionDenied.into()),
         }
-        Ok((source, connect_program(&self.program).await?))
     }
-}
-
-/// A link at the end of the path is not followed: the program may be hostile, and link to another one's socket.
-async fn connect_program(path: &Path) -> io::Result<UnixStream> {
-    let itself = open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
-    UnixStream::connect(format!("/proc/self/fd/{}", itself.as_raw_fd())).await
 }

@@ -497,7 +497,7 @@ impl Migration {
     fn released(&mut self, now_ms: f64) -> Action {
         self.timings.released_ms = Some(now_ms);
         self.reached.transfer_started = true;
-        self.start_disk_copies().unwrap_or_else(|| self.start_transfer())
+        self.start_disk_copies(now_ms).unwrap_or_else(|| self.start_transfer())
     }
 
     fn start_transfer(&mut self) -> Action {

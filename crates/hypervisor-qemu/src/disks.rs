@@ -18,8 +18,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use drainpipe_engine::storage::DiskImage;
 use drainpipe_hypervisor::{
-    Address, CopySettings, CopyState, DiskCopies, DiskExports, OpenDisk, Version, VmError, VmErrorKind,
-    export_name,
+    Address, CopySettings, CopyState, CopyTo, DiskCopies, DiskExports, OpenDisk, Version, VmError,
+    VmErrorKind, export_name,
 };
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -158,23 +158,28 @@ impl DiskCopies for Vmm {
 
     async fn start(
         &self,
-        disk: usize,
-        address: &Address,
+        copies: &[CopyTo],
         settings: CopySettings,
         deadline: Duration,
     ) -> Result<(), VmError> {
-        let copy = copy_name(disk);
-        let node = json!({
-            "driver": "nbd", "node-name": copy, "server": server(address), "export": export_name(disk),
-            // What keeps the guest's first writes: see above.
-            "discard": "ignore",
-        });
-        execute(self, "blockdev-add", node, deadline).await?;
-        let mirror = json!({
-            "job-id": copy, "device": export_name(disk), "target": copy, "sync": "full",
-            "copy-mode": "background", "speed": speed(settings), "auto-dismiss": false,
-        });
-        Ok(execute(self, "blockdev-mirror", mirror, deadline).await?)
+        // All of them first: while QEMU connects, it does nothing else.
+        for CopyTo { disk, address, name } in copies {
+            let node = json!({
+                "driver": "nbd", "node-name": copy_name(*disk), "server": server(address), "export": name,
+                // What keeps the guest's first writes: see above.
+                "discard": "ignore",
+            });
+            execute(self, "blockdev-add", node, deadline).await?;
+        }
+        for CopyTo { disk, .. } in copies {
+            let copy = copy_name(*disk);
+            let mirror = json!({
+                "job-id": copy, "device": export_name(*disk), "target": copy, "sync": "full",
+                "copy-mode": "background", "speed": speed(settings), "auto-dismiss": false,
+            });
+            execute(self, "blockdev-mirror", mirror, deadline).await?;
+        }
+        Ok(())
     }
 
     async fn states(&self, deadline: Duration) -> Result<Vec<CopyState>, VmError> {

@@ -188,10 +188,6 @@ impl SourceVm for Vmm {
         Some(self)
     }
 
-    fn outgoing_disks(&self) -> Option<SharedPath> {
-        Some(self.paths().outgoing_disks())
-    }
-
     fn outgoing_relay(&self) -> SharedPath {
         self.paths().outgoing_relay()
     }

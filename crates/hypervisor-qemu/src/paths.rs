@@ -69,11 +69,6 @@ impl RuntimePaths {
         self.shared(INCOMING_RELAY, "relay.sock")
     }
 
-    /// Where QEMU sends copies of its disks; the agent listens there.
-    pub fn outgoing_disks(&self) -> SharedPath {
-        self.shared("disks", "disks.sock")
-    }
-
     /// Where QEMU takes copies of its disks.
     pub fn incoming_disks(&self) -> SharedPath {
         self.shared(INCOMING_DISKS, "disks.sock")

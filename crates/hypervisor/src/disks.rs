@@ -49,6 +49,17 @@ pub struct CopyState {
     pub is_ready: bool,
 }
 
+/// Where the copy of one disk goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CopyTo {
+    /// Which disk, from 0.
+    pub disk: usize,
+    /// Who takes it, by NBD.
+    pub address: Address,
+    /// Under which name.
+    pub name: String,
+}
+
 /// What limits copies.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CopySettings {
@@ -65,12 +76,10 @@ pub trait DiskCopies: Send + Sync {
     /// Refuses where the VM's process cannot do it: it is too old, say.
     fn check(&self) -> Result<(), VmError>;
 
-    /// Begins to copy one, to what answers at `address` for the target's. Returns at once. No write of the guest is lost,
-    /// from the first on.
+    /// Begins to copy these, and returns at once. No write of the guest is lost, from the first on.
     async fn start(
         &self,
-        disk: usize,
-        address: &Address,
+        copies: &[CopyTo],
         settings: CopySettings,
         deadline: Duration,
     ) -> Result<(), VmError>;

@@ -220,11 +220,6 @@ pub trait SourceVm: Vm {
         None
     }
 
-    /// Where it sends copies of its disks; the agent listens there.
-    fn outgoing_disks(&self) -> Option<SharedPath> {
-        None
-    }
-
     /// Its TCP connections; `None` where they are not ours to deal with.
     fn connections(&self) -> Option<&dyn Connections>;
 

@@ -140,7 +140,7 @@ pub(super) async fn open(
     let token = Uuid::new_v4();
     let is_encrypted = request.plan.encryption.is_encrypted;
     let tls = is_encrypted.then(|| incoming.peers.identity.server_config_for(&entry.source));
-    let receiver = DiskReceiver::start(listener, program.path, token, tls)?;
+    let receiver = DiskReceiver::start(listener, &program.path, &entry.disks, token, tls)?;
     *lock(&entry.disk_receiver) = Some(receiver);
     Ok(Some(DiskEndpoint { port, token }))
 }
@@ -154,7 +154,10 @@ pub(crate) async fn close(incoming: &Incoming, id: &str) -> Result<(), Problem> 
 }
 
 async fn shut(entry: &IncomingVm, vmm: &dyn Machine) -> Result<(), Problem> {
-    *lock(&entry.disk_receiver) = None;
+    let receiver = lock(&entry.disk_receiver).take();
+    if let Some(receiver) = receiver {
+        receiver.close().await?;
+    }
     match vmm.disk_exports() {
         Some(exports) => exports.close(QMP_DEADLINE).await.map_err(Problem::failed),
         None => Ok(()),

@@ -33,6 +33,7 @@ fn let_come(host: &TestHost, life: &Life) -> Arc<FakeVm> {
         definition,
         may_wait: false,
         cores_taken: None,
+        disks: vec![],
         release: None,
     };
     life.block_on(async {

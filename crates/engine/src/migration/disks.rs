@@ -24,19 +24,19 @@ impl DiskCopies {
 
 impl Migration {
     /// Nothing where no disk is copied.
-    pub(super) fn start_disk_copies(&mut self) -> Option<Action> {
+    pub(super) fn start_disk_copies(&mut self, now_ms: f64) -> Option<Action> {
         if !self.plan.as_ref().is_some_and(|plan| !plan.disks.is_empty()) {
             return None;
         }
         // Before the action is given: it may take effect though its answer is lost.
         self.disk_copies = DiskCopies::UnderWay;
+        self.timings.disks_began_ms = Some(now_ms);
         self.phase = Phase::StartingDiskCopies;
         Some(Action::StartDiskCopies)
     }
 
     pub(super) fn disk_copies_started(&mut self, now_ms: f64) -> Option<Action> {
         self.phase = Phase::CopyingDisks;
-        self.timings.disks_began_ms = Some(now_ms);
         self.note(now_ms, "copying disks");
         self.cancel_requested.then(|| self.undo())
     }

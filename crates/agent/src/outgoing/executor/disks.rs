@@ -8,14 +8,14 @@ use drainpipe_engine::migration::Event;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::storage::{DiskName, DiskState};
 use drainpipe_hypervisor::spec::VmSpec;
-use drainpipe_hypervisor::{CopySettings, DiskCopies};
+use drainpipe_hypervisor::{CopySettings, CopyTo, DiskCopies};
 use jiff::Timestamp;
 use tracing::{info, warn};
 
 use super::transferring::disks_at;
 use super::{Executor, LOOK_EVERY, qemu_failed};
 use crate::api_types::LeftDisk;
-use crate::disk_streams::{Connector, DiskSender};
+use crate::disk_streams::{Connector, DiskSender, SentDisk};
 use crate::outgoing::target_watch::TargetWatch;
 use crate::vm_files::VmFiles;
 use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
@@ -64,28 +64,27 @@ impl Executor {
         let target = &self.running.target;
         let identity = &self.outgoing.peers.identity;
         let connector = Connector::new(address, disks.token, plan.encryption.is_encrypted, identity, target)?;
-        let socket = self.vmm()?.outgoing_disks();
-        let socket = socket.ok_or_else(|| Problem::failed("the VM's hypervisor does not copy disks"))?;
         for disk in &plan.disks {
             self.outgoing.journal.disk_leaves(&self.running.id, &disk.from)?;
         }
-        let sender = DiskSender::start(socket.path, connector)?;
-        let started = self.start_each(&socket.of_hypervisor).await;
+        let sender = DiskSender::start(&plan.disks, &connector).await?;
+        let started = self.start_each(&sender).await;
         self.disks = Some(sender);
         self.target_watch = TargetWatch::start(&self.outgoing, &self.running);
         started
     }
 
-    async fn start_each(&self, socket: &std::path::Path) -> Result<(), Problem> {
+    async fn start_each(&self, sender: &DiskSender) -> Result<(), Problem> {
         let copies = self.disk_copies()?;
         // What an earlier migration has left, if anything.
         copies.abandon(QEMU_DEADLINE).await.map_err(qemu_failed)?;
-        for disk in self.copied_disks() {
-            let address = socket.to_owned().into();
-            let started = copies.start(disk, &address, CopySettings::default(), QEMU_DEADLINE).await;
-            started.map_err(qemu_failed)?;
-        }
-        Ok(())
+        let copy = |sent: &SentDisk| CopyTo {
+            disk: sent.disk,
+            address: sent.address.into(),
+            name: sent.name.clone(),
+        };
+        let each: Vec<CopyTo> = sender.disks().iter().map(copy).collect();
+        copies.start(&each, CopySettings::default(), QEMU_DEADLINE).await.map_err(qemu_failed)
     }
 
     /// The next thing that happens to disks, while nothing else is sent.
