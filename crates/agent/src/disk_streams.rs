@@ -48,6 +48,9 @@ const STREAMS: usize = 8;
 /// Connections of one migration's disks at a time; those that are lost stand beside those that take their place.
 const CONNECTIONS_MAX: usize = 256;
 
+/// How long the end of all connections may take. The VM stands still meanwhile.
+const FINISHED_WITHIN: Duration = Duration::from_secs(2);
+
 /// How often it is looked whether a connection is to take the place of one that was lost.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
@@ -121,7 +124,8 @@ fn number(disk: &DiskCopy) -> u8 {
 pub(crate) struct DiskSender {
     disks: Vec<SentDisk>,
     problem: Arc<Mutex<Option<Problem>>>,
-    _tasks: JoinSet<()>,
+    serving: JoinSet<()>,
+    _bringing: JoinSet<()>,
 }
 
 /// Where QEMU sends the copy of one disk.
@@ -138,7 +142,8 @@ pub(crate) struct SentDisk {
 impl DiskSender {
     /// Serves each of the disks to QEMU.
     pub(crate) async fn start(disks: &[DiskCopy], connector: &Connector) -> Result<Self, Problem> {
-        let (problem, mut tasks, mut sent) = (Arc::default(), JoinSet::new(), vec![]);
+        let (mut serving, mut bringing) = (JoinSet::new(), JoinSet::new());
+        let (problem, mut sent) = (Arc::default(), vec![]);
         for disk in disks {
             let export = Export {
                 session: session(connector.token, number(disk)),
@@ -150,11 +155,19 @@ impl DiskSender {
             let (address, name, watch) =
                 (splitter.address(), splitter.export_name().to_owned(), splitter.watch());
             let (tell, streams) = mpsc::channel(STREAMS);
-            tasks.spawn(bring(connector.clone(), number(disk), watch, tell));
-            tasks.spawn(serve(splitter, streams, disk.disk.to_string(), Arc::clone(&problem)));
+            bringing.spawn(bring(connector.clone(), number(disk), watch, tell));
+            serving.spawn(serve(splitter, streams, disk.disk.to_string(), Arc::clone(&problem)));
             sent.push(SentDisk { disk: disk.disk.index(), address, name });
         }
-        Ok(Self { disks: sent, problem, _tasks: tasks })
+        Ok(Self { disks: sent, problem, serving, _bringing: bringing })
+    }
+
+    /// QEMU has sent all: waits until the target knows so, too. One that does not say it changes nothing.
+    pub(crate) async fn finish(mut self) {
+        let over = async { while self.serving.join_next().await.is_some() {} };
+        if timeout(FINISHED_WITHIN, over).await.is_err() {
+            debug!("connections for disks are cut at their end");
+        }
     }
 
     /// Where QEMU sends each.

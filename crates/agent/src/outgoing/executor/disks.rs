@@ -138,7 +138,9 @@ impl Executor {
     pub(super) async fn end_disk_copies(&mut self) -> Result<(), Problem> {
         let disks = self.copied_disks();
         self.disk_copies()?.end(&disks, ENDED_WITHIN).await.map_err(qemu_failed)?;
-        self.disks = None;
+        if let Some(sender) = self.disks.take() {
+            sender.finish().await;
+        }
         self.tell_target("close-disks", QMP_DEADLINE).await
     }
 
