@@ -124,11 +124,14 @@ const MODULES: &[(&str, &[Test])] = &[
     ("check_vms", check_vms::TESTS),
     ("completion", completion::TESTS),
     ("confined", confined::TESTS),
+    ("copied_disks", copied_disks::TESTS),
     ("drain", drain::TESTS),
     ("drain_cli", drain_cli::TESTS),
     ("drain_meetings", drain_meetings::TESTS),
     ("drain_faults", drain_faults::TESTS),
     ("drain_losses", drain_losses::TESTS),
+    ("joining", joining::TESTS),
+    ("keeper", keeper::TESTS),
     ("lab_cli", lab_cli::TESTS),
     ("service", service::TESTS),
     ("link_addresses", link_addresses::TESTS),
@@ -151,48 +154,10 @@ fn main() -> ExitCode {
     if measures(arguments.filter.as_deref().unwrap_or_default()) {
         return ExitCode::SUCCESS;
     }
-    let modules: [(&str, &[Test]); _] = [
-        // The longest of these first.
-        ("chaos", chaos::TESTS),
-        ("options", options::TESTS),
-        ("other_traffic", other_traffic::TESTS),
-        ("bad_luck", bad_luck::TESTS),
-        ("leaving", leaving::TESTS),
-        ("lost_journal", lost_journal::TESTS),
-        ("lost", lost::TESTS),
-        ("mute_qemu", mute_qemu::TESTS),
-        ("outpaced", outpaced::TESTS),
-        ("path_loss", path_loss::TESTS),
-        ("later_rounds", later_rounds::TESTS),
-        ("post_copy", post_copy::TESTS),
-        ("switch_over_faults", switch_over_faults::TESTS),
-        ("taken_route", taken_route::TESTS),
-        ("shared_paths", shared_paths::TESTS),
-        ("bad_input", bad_input::TESTS),
-        ("flooded", flooded::TESTS),
-        ("unauthenticated", unauthenticated::TESTS),
-        ("check", check::TESTS),
-        ("check_fix", check_fix::TESTS),
-        ("check_hosts", check_hosts::TESTS),
-        ("check_vms", check_vms::TESTS),
-        ("completion", completion::TESTS),
-        ("confined", confined::TESTS),
-        ("copied_disks", copied_disks::TESTS),
-        ("drain", drain::TESTS),
-        ("drain_cli", drain_cli::TESTS),
-        ("drain_meetings", drain_meetings::TESTS),
-        ("drain_faults", drain_faults::TESTS),
-        ("drain_losses", drain_losses::TESTS),
-        ("keeper", keeper::TESTS),
-        ("joining", joining::TESTS),
-        ("lab_cli", lab_cli::TESTS),
-        ("service", service::TESTS),
-        ("link_addresses", link_addresses::TESTS),
-        ("bandwidth", bandwidth::TESTS),
-        ("idle_paths", idle_paths::TESTS),
-        ("relayed", relayed::TESTS),
-        ("encrypted", encrypted::TESTS),
-    ];
+    if with_libvirt::is_wanted() {
+        let trials = libvirt_trials(missing.as_ref(), arguments.list);
+        return run(arguments, trials);
+    }
     let mut trials = Vec::new();
     let no_released = missing.clone().or_else(released::missing);
     if let (None, Some(absent), false) = (&missing, &no_released, arguments.list) {
