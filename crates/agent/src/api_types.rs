@@ -408,6 +408,10 @@ pub struct ConnectionRequest {
     /// What the source's hypervisor hands over to the target's, if anything.
     #[serde(default, skip_serializing_if = "Parcel::is_empty")]
     pub parcel: Parcel,
+    /// How long the slowest of the paths takes there and back, in microseconds, where the source knows. 0.1.0 does not
+    /// say, and does not take a request that does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub round_trip_us: Option<u32>,
 }
 
 /// What an end needs to know of the other one.

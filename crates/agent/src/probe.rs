@@ -128,6 +128,13 @@ async fn answer(listener: TcpListener, token: Uuid) -> io::Result<()> {
 /// not.
 pub(crate) type Connected = Result<Option<TcpRoundTrip>, String>;
 
+/// Of the paths that stood and of which it is known, while nothing else went over them.
+pub(crate) fn longest_round_trip(trials: &[Connected]) -> Option<Duration> {
+    let known =
+        trials.iter().filter_map(|trial| (*trial.as_ref().ok()?).map(|round_trip| round_trip.least_ms));
+    known.reduce(f64::max).and_then(|ms| Duration::try_from_secs_f64(ms / 1_000.0).ok())
+}
+
 /// With what paths are tried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Load {
@@ -233,4 +240,17 @@ async fn connect_from(own: SocketAddr, target: SocketAddr) -> io::Result<TcpStre
     let socket = if own.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     socket.bind(own)?;
     socket.connect(target).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_slowest_path_that_stood_has_the_longest_round_trip() {
+        let stood = |least_ms| Ok(Some(TcpRoundTrip { smoothed_ms: 70.0, least_ms }));
+        let trials = [stood(0.2), stood(3.5), Ok(None), Err("no answer".into())];
+        assert_eq!(longest_round_trip(&trials), Some(Duration::from_micros(3_500)));
+        assert_eq!(longest_round_trip(&trials[2..]), None);
+    }
 }

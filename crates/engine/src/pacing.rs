@@ -184,7 +184,10 @@ mod tests {
     fn one_in_use_alone_gets_most() {
         let mega = 1_000_000;
         assert_eq!(divided(mega, &[true]), [mega]);
-        assert_eq!(divided(4 * mega, &[false, true, false, false]), [mega / 4, 3_250_000, mega / 4, mega / 4]);
+        assert_eq!(
+            divided(4 * mega, &[false, true, false, false]),
+            [mega / 4, 3_250_000, mega / 4, mega / 4]
+        );
         assert_eq!(divided(mega, &[true; 4]), [mega / 4; 4]);
         assert_eq!(divided(mega, &[false; 4]), [mega / 4; 4]);
         assert_eq!(divided(mega, &[]), Vec::<u64>::new());

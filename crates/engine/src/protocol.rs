@@ -7,13 +7,14 @@
 //! | protocol | since | new in it |
 //! |---|---|---|
 //! | 1 | 0.1.0 | all that 0.1.0 says |
-//! | 2 | 0.2.0 | a source names its release in step 2; QEMU itself encrypts post-copy; disks are copied |
+//! | 2 | 0.2.0 | a source names its release in step 2, and the round trip in step 5; QEMU itself encrypts post-copy; disks are copied |
 //!
 //! What a protocol brings, and whatever else 0.1.0 would not take, is asked of the [`Protocol`] agreed on, here and nowhere
 //! else. Answers may have new fields in any release: whoever does not know one ignores it. Requests may not: an agent
 //! refuses a field that it does not know, which might say something that matters: docs/decisions/0062.
 
 use std::fmt;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -134,6 +135,11 @@ impl Protocol {
     /// take that.
     pub fn release_in_step_2(self) -> Option<Release> {
         (self.0 >= 2).then(Release::own)
+    }
+
+    /// What a source says of the round trip of its paths in step 5, where the target would take that.
+    pub fn round_trip_in_step_5(self, round_trip: Option<Duration>) -> Option<Duration> {
+        round_trip.filter(|_| self.0 >= 2)
     }
 
     /// Why two hosts that speak it cannot do what was planned, where `peer` is the other one; nothing where they can.
@@ -309,6 +315,7 @@ mod tests {
         let protocol = between(&Release::own(), &silent).unwrap();
         assert_eq!(protocol.number(), 1);
         assert!(protocol.is_of_older_release() && protocol.release_in_step_2().is_none());
+        assert_eq!(protocol.round_trip_in_step_5(Some(Duration::ZERO)), None);
     }
 
     #[test]

@@ -6,6 +6,8 @@
 //! not wake the threads that fill them, most of all those of a path with few channels. So they are
 //! kept short only towards the end (docs/decisions/0015).
 
+use std::time::Duration;
+
 use crate::path::Path;
 
 /// What the sockets may hold.
@@ -23,9 +25,21 @@ const AT_THE_END: Limit = Limit { waiting_ms: 20, least_bytes: 512 << 10 };
 /// for the wire a few times in each write.
 const AT_LAST: Limit = Limit { waiting_ms: 5, least_bytes: 64 << 10 };
 
-/// At the target, from the beginning: what a round trip of 4 ms needs to be full, and QEMU's threads to wait for a core. The kernel
-/// takes up to one and a half times as much.
-const UNREAD: Limit = Limit { waiting_ms: 4, least_bytes: 256 << 10 };
+/// What may be on its way to the target or unread there, from the beginning, in round trips: one fills the paths, a second is
+/// for connections that do not share them evenly.
+const UNREAD_ROUND_TRIPS: u64 = 2;
+
+/// The least, by the time that all paths need for it: QEMU's threads wait for a core at times.
+const UNREAD_US_MIN: u64 = 1_000;
+
+/// By that time where the round trip is not known.
+const UNREAD_US_UNKNOWN: u64 = 4_000;
+
+/// One of them at the least. The kernel takes up to one and a half times as much.
+const UNREAD_BYTES_MIN: u64 = 192 << 10;
+
+/// From here on the kernel's own bound is as good, `net.ipv4.tcp_rmem`.
+const UNREAD_BYTES_MAX: u64 = 6 << 20;
 
 /// The most that the kernel lets one socket hold, `net.ipv4.tcp_wmem`.
 const SOCKET_BYTES_MAX: u64 = 4 << 20;
@@ -57,14 +71,23 @@ pub fn unsent_limit_bytes(
     Some(u32::try_from(share.max(limit.least_bytes)).unwrap_or(u32::MAX))
 }
 
-/// Limit for what each of `connections` that share `paths` may hold at the target, in bytes, where QEMU has not read it. None
-/// where the speed of a path is not known.
+/// Limit for what each of `connections` that share `paths` may hold at the target, in bytes, where nobody has read it;
+/// `round_trip` is the longest of these paths, while they are idle. None where the speed of a path is not known, or the way
+/// is so long that the kernel's own bound is as good.
 ///
 /// By default the kernel lets it grow to 6 MiB. Where the target's cores are slower than the links, all of that is read
 /// while the VM stands still: 100 MiB of 16 channels.
-pub fn unread_limit_bytes(paths: &[Path], connections: u8) -> Option<u32> {
-    let share = bytes_per_ms(paths)?.saturating_mul(UNREAD.waiting_ms) / u64::from(connections.max(1));
-    Some(u32::try_from(share.max(UNREAD.least_bytes)).unwrap_or(u32::MAX))
+pub fn unread_limit_bytes(paths: &[Path], connections: u8, round_trip: Option<Duration>) -> Option<u32> {
+    let waiting_us = round_trip.map_or(UNREAD_US_UNKNOWN, unread_us);
+    let share = bytes_per_ms(paths)?.saturating_mul(waiting_us) / 1_000 / u64::from(connections.max(1));
+    let bytes = Some(share.max(UNREAD_BYTES_MIN)).filter(|bytes| *bytes <= UNREAD_BYTES_MAX);
+    bytes.and_then(|bytes| u32::try_from(bytes).ok())
+}
+
+/// By the time that all paths need for it.
+fn unread_us(round_trip: Duration) -> u64 {
+    let round_trip_us = u64::try_from(round_trip.as_micros()).unwrap_or(u64::MAX);
+    round_trip_us.saturating_mul(UNREAD_ROUND_TRIPS).max(UNREAD_US_MIN)
 }
 
 /// Of all paths together; none where the speed of one is not known.
@@ -122,14 +145,26 @@ mod tests {
     }
 
     #[test]
-    fn the_target_holds_four_milliseconds_of_all_paths_and_a_quarter_of_a_mebibyte_each_at_least() {
+    fn the_target_holds_two_round_trips_of_all_paths_and_a_little_each_at_least() {
         let fast = paths(&[Some(10_000), Some(10_000)]);
-        assert_eq!(
-            unread_limit_bytes(&fast, 16).map(|bytes| u64::from(bytes) * 16 * 8),
-            Some(20_000 * 1000 * 4)
-        );
-        assert_eq!(unread_limit_bytes(&paths(&[Some(1000), Some(1000)]), 16), Some(256 << 10));
-        assert_eq!(unread_limit_bytes(&paths(&[Some(1000), None]), 16), None);
+        let held_us = |round_trip_us: Option<u64>| {
+            let bytes = unread_limit_bytes(&fast, 8, round_trip_us.map(Duration::from_micros))?;
+            Some(u64::from(bytes) * 8 * 8 / 20_000)
+        };
+        assert_eq!(held_us(Some(1_000)), Some(2_000));
+        assert_eq!(held_us(Some(3)), Some(1_000));
+        assert_eq!(held_us(None), Some(4_000));
+        let slow = paths(&[Some(1_000), Some(1_000)]);
+        assert_eq!(unread_limit_bytes(&slow, 16, Some(Duration::from_millis(1))), Some(192 << 10));
+    }
+
+    #[test]
+    fn a_far_target_and_a_path_of_unknown_speed_are_left_to_the_kernel() {
+        let two = paths(&[Some(1_000), Some(1_000)]);
+        assert_eq!(unread_limit_bytes(&two, 16, Some(Duration::from_millis(150))), Some(4_687_500));
+        assert_eq!(unread_limit_bytes(&two, 16, Some(Duration::from_millis(300))), None);
+        assert_eq!(unread_limit_bytes(&two, 16, Some(Duration::MAX)), None);
+        assert_eq!(unread_limit_bytes(&paths(&[Some(1_000), None]), 16, None), None);
     }
 
     #[test]

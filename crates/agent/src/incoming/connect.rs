@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use drainpipe_engine::encryption::{refuses_clear, refuses_clear_again};
 use drainpipe_engine::path::Path;
-use drainpipe_engine::plan::{Plan, Spread};
+use drainpipe_engine::plan::Spread;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::protocol::Protocol;
 use drainpipe_engine::queue::unread_limit_bytes;
@@ -251,10 +251,15 @@ pub(super) async fn listen(
     })
 }
 
+fn unread_limit(request: &ConnectionRequest) -> Option<u32> {
+    let channels = request.plan.transfer.parallel()?.channels.get();
+    let round_trip = request.round_trip_us.map(|us| Duration::from_micros(us.into()));
+    unread_limit_bytes(&request.plan.paths, channels, round_trip)
+}
+
 /// What QEMU has not read when its VM is paused, it reads while that stands still.
-fn limit_unread(vmm: &dyn Machine, plan: &Plan, listen_at: SocketAddr) {
-    let Some(parallel) = plan.transfer.parallel() else { return };
-    let Some(bytes) = unread_limit_bytes(&plan.paths, parallel.channels.get()) else { return };
+fn limit_unread(vmm: &dyn Machine, request: &ConnectionRequest, listen_at: SocketAddr) {
+    let Some(bytes) = unread_limit(request) else { return };
     let Some(connections) = vmm.connections() else { return };
     if let Err(error) = connections.limit_received(listen_at, bytes) {
         warn!(%error, "the VM may stand still for longer: much may wait for its QEMU");
@@ -306,7 +311,7 @@ async fn listen_on_free_port(
         allowed_sources::keep_out(incoming, entry, listen_at, sources).await;
         match listening.at(vmm, transport, listen_at, parcel).await {
             Ok(parcel) => {
-                limit_unread(vmm, &request.plan, listen_at);
+                limit_unread(vmm, request, listen_at);
                 Ok(Some((port, parcel)))
             }
             Err(error) if error.kind == VmErrorKind::PortTaken => {

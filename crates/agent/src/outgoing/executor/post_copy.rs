@@ -179,6 +179,7 @@ impl Executor {
             migration_address: None,
             watch: None,
             parcel: Parcel::default(),
+            round_trip_us: None,
         };
         let endpoint: Endpoint = self.peer()?.post(&self.incoming("reconnection"), &request).await?;
         let address = listening_at(&plan, &endpoint).map_err(Problem::failed)?;

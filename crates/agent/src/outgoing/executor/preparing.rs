@@ -21,7 +21,7 @@ use crate::client::ANSWER_DEADLINE;
 use crate::memory_look;
 use crate::outgoing::{Meeting, disks, informed, meet};
 use crate::path_watch::Joining;
-use crate::probe::{self, Load, ProbePorts, ProbeRequest};
+use crate::probe::{self, Connected, Load, ProbePorts, ProbeRequest};
 use crate::transport::transport;
 use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE, does_not_run};
 
@@ -122,18 +122,31 @@ impl Executor {
         let request = ProbeRequest { paths: plan.paths.iter().map(Path::reversed).collect() };
         let ports: ProbePorts = self.peer()?.post(&self.incoming("probe"), &request).await?;
         let trials = probe::try_paths(&self.outgoing.host.network, &plan.paths, &ports, Load::Large).await;
+        let round_trip_us = self.round_trip_us(&trials);
         let trials: Vec<PathTrial> = trials.into_iter().map(|trial| trial.map(drop)).collect();
         let plan = plan.narrow(&trials, &source.name, &target.name).map_err(Problem::failed)?;
         let endpoint = match (plan.spread(), target.migration_address) {
-            (Spread::Routed, Some(address)) => self.connect_routed(&plan, address).await?,
-            _ => self.ask_to_listen(&plan, None).await?,
+            (Spread::Routed, Some(address)) => self.connect_routed(&plan, address, round_trip_us).await?,
+            _ => self.ask_to_listen(&plan, None, round_trip_us).await?,
         };
         self.endpoint = Some(endpoint);
         self.plan = Some(plan.clone());
         Ok(Event::Connected(plan))
     }
 
-    async fn connect_routed(&mut self, plan: &Plan, target: IpAddr) -> Result<Endpoint, Problem> {
+    /// Of the slowest path, where the target takes it.
+    fn round_trip_us(&self, trials: &[Connected]) -> Option<u32> {
+        let longest = probe::longest_round_trip(trials);
+        let told = self.protocol?.round_trip_in_step_5(longest)?;
+        u32::try_from(told.as_micros()).ok()
+    }
+
+    async fn connect_routed(
+        &mut self,
+        plan: &Plan,
+        target: IpAddr,
+        round_trip_us: Option<u32>,
+    ) -> Result<Endpoint, Problem> {
         let (tell, news) = mpsc::channel(NEWS_MAX);
         let joining = Joining {
             migration: &self.running.id,
@@ -144,20 +157,26 @@ impl Executor {
             news: Some(tell),
         };
         let own = self.outgoing.transfer.watches.join(joining).await?;
-        let endpoint = self.ask_to_listen(plan, Some(own)).await?;
+        let endpoint = self.ask_to_listen(plan, Some(own), round_trip_us).await?;
         let other = endpoint.watch.as_ref().ok_or_else(|| Problem::failed("the target watches no paths"))?;
         self.outgoing.transfer.watches.meet(&self.running.target, &plan.paths, other).await?;
         self.news = news;
         Ok(endpoint)
     }
 
-    async fn ask_to_listen(&self, plan: &Plan, watch: Option<WatchEnd>) -> Result<Endpoint, Problem> {
+    async fn ask_to_listen(
+        &self,
+        plan: &Plan,
+        watch: Option<WatchEnd>,
+        round_trip_us: Option<u32>,
+    ) -> Result<Endpoint, Problem> {
         let begun = self.vmm()?.begin(transport(plan, None), QMP_DEADLINE).await;
         let request = ConnectionRequest {
             plan: plan.reversed(),
             migration_address: self.facts.as_ref().and_then(|(source, _)| source.migration_address),
             watch,
             parcel: begun.map_err(Problem::refused)?,
+            round_trip_us,
         };
         let is_managed = self.claimed.definition.manager.is_some();
         let within = if is_managed { MANAGED_LISTENS_WITHIN } else { ANSWER_DEADLINE };
