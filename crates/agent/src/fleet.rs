@@ -7,10 +7,11 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use drainpipe_engine::problem::Problem;
 use drainpipe_identity::{Identity, JoinedFiles};
+use jiff::Timestamp;
 use tokio::sync::watch;
 use tracing::info;
 
-use crate::config::{Config, Peer};
+use crate::config::{Config, Peer, Tls};
 use crate::fleet_files::files;
 use crate::fleet_list::{FleetList, SignedList};
 use crate::lock::lock;
@@ -71,10 +72,20 @@ impl Fleet {
         *self.held.write().unwrap_or_else(PoisonError::into_inner) = held;
     }
 
-    /// This host has left: it knows nobody by the list any more.
+    /// The hosts whose certificates were revoked; some may have joined again.
+    pub(crate) fn revoked_hosts(&self) -> Vec<String> {
+        self.held().map_or_else(Vec::new, |held| held.list.revoked_hosts.keys().cloned().collect())
+    }
+
+    /// When the certificates of a host were revoked, if they were.
+    pub(crate) fn revoked_at(&self, host: &str) -> Option<Timestamp> {
+        self.held()?.list.revoked_hosts.get(host).copied()
+    }
+
+    /// This host has left: it has no key on its disk any more, and knows nobody by the list.
     pub(crate) fn forget(&self) -> Result<(), Problem> {
         let _taking = lock(&self.taking);
-        self.files.forget_list().map_err(Problem::failed)?;
+        self.files.remove().map_err(Problem::failed)?;
         self.set(None);
         Ok(())
     }
@@ -87,8 +98,9 @@ impl Fleet {
         if self.held().is_some_and(|held| held.list.version >= list.version) {
             return Ok(false);
         }
-        write(&self.files, &signed)?;
+        // A full disk does not keep a revoked certificate good.
         self.identity.revocations().set(list.revoked());
+        write(&self.files, &signed)?;
         let (version, hosts) = (list.version, list.members.len());
         self.set(Some(Arc::new(Held { list, signed })));
         info!(version, hosts, "the list of the fleet's hosts is a newer one");
@@ -97,10 +109,20 @@ impl Fleet {
     }
 }
 
-/// Refuses revoked certificates from now on, before anything else is known.
+/// Refuses revoked certificates from now on, before anything else is known. Without the list, a host that has joined does
+/// not know whose they are.
 pub(crate) fn refuse_revoked(config: &Config, identity: &Identity) -> Result<(), Problem> {
-    if let Some(held) = read(&files(&config.state_directory), identity)? {
-        identity.revocations().set(held.list.revoked());
+    let files = files(&config.state_directory);
+    match read(&files, identity)? {
+        Some(held) => identity.revocations().set(held.list.revoked()),
+        None if config.tls == Tls::of_joined(&files) => {
+            return Err(Problem::refused(format!(
+                "{} is missing, which says whose certificates are revoked: copy it from another host of the fleet, where it \
+                 has the same name; on the host that has the authority's key, `drainpipe init` begins a new one",
+                files.list.display()
+            )));
+        }
+        None => {}
     }
     Ok(())
 }
@@ -143,8 +165,6 @@ pub(crate) fn write(files: &JoinedFiles, signed: &SignedList) -> Result<(), Prob
 
 #[cfg(test)]
 mod tests {
-    use jiff::Timestamp;
-
     use super::*;
     use crate::fleet_list::Member;
 
@@ -167,5 +187,53 @@ mod tests {
         };
         assert_eq!(peers("a"), ["198.51.100.2:1", "192.0.2.3:1"]);
         assert_eq!(peers("gone"), ["198.51.100.2:1"]);
+    }
+
+    fn founded(directory: &std::path::Path) -> (Config, Identity) {
+        let text = format!(
+            "name = \"a\"\nlisten = \"192.0.2.11:7420\"\nstate_directory = \"{}\"\n",
+            directory.display()
+        );
+        let mut config = Config::parse(&text, std::path::Path::new("agent.toml")).unwrap();
+        crate::setup::found(&config, 3600).unwrap();
+        let files = files(directory);
+        config.tls = Tls::of_joined(&files);
+        (config, Identity::load(&files.host, &files.host, &files.authority).unwrap())
+    }
+
+    #[test]
+    fn a_full_disk_keeps_no_revoked_certificate_good() {
+        use drainpipe_identity::Peer as Holder;
+        use drainpipe_identity::authority::{IssueOptions, issue_host, sign};
+        use rustls::pki_types::CertificateDer;
+        use rustls::pki_types::pem::PemObject;
+
+        let directory = tempfile::tempdir().unwrap();
+        let (config, identity) = founded(directory.path());
+        let fleet = Fleet::open(&config, &identity).unwrap();
+        let authority = crate::fleet_files::authority_directory(directory.path());
+        let options = IssueOptions::valid_days(std::num::NonZeroU32::MIN);
+        let issued = issue_host(&authority, "b", &options).unwrap();
+        let certificate = CertificateDer::from_pem_file(&issued.certificate).unwrap();
+        let list = fleet.held().unwrap().list.clone().without(&Holder::Host("b".into()), Timestamp::now());
+        let list = FleetList { version: 2, ..list };
+        let signed = SignedList::new(&list, |text| sign(&authority, text)).unwrap();
+        // Nothing can be written there.
+        std::fs::remove_file(&fleet.files.list).unwrap();
+        std::fs::create_dir(&fleet.files.list).unwrap();
+        fleet.take(signed.clone()).unwrap_err();
+        assert!(identity.revocations().has(&certificate));
+        std::fs::remove_dir(&fleet.files.list).unwrap();
+        assert!(fleet.take(signed).unwrap());
+    }
+
+    #[test]
+    fn a_host_that_has_joined_starts_with_the_list_only() {
+        let directory = tempfile::tempdir().unwrap();
+        let (config, identity) = founded(directory.path());
+        refuse_revoked(&config, &identity).unwrap();
+        std::fs::remove_file(files(directory.path()).list).unwrap();
+        let refused = refuse_revoked(&config, &identity).unwrap_err().message;
+        assert!(refused.contains("list.json is missing"), "{refused}");
     }
 }

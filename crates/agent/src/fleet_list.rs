@@ -32,6 +32,10 @@ pub(crate) struct FleetList {
     pub(crate) revoked_hosts: BTreeMap<String, Timestamp>,
     #[serde(default)]
     pub(crate) revoked_operators: BTreeMap<String, Timestamp>,
+    /// The latest beginning of a certificate that was made for a host: none is revoked to before that, whatever the clock
+    /// says.
+    #[serde(default)]
+    pub(crate) latest_beginning: Option<Timestamp>,
 }
 
 /// One host.
@@ -81,7 +85,14 @@ impl FleetList {
             members: BTreeMap::from([(host.into(), member)]),
             revoked_hosts: BTreeMap::new(),
             revoked_operators: BTreeMap::new(),
+            latest_beginning: None,
         }
+    }
+
+    /// After a certificate was made that begins then.
+    pub(crate) fn having_made(mut self, not_before: Timestamp) -> Self {
+        self.latest_beginning = self.latest_beginning.max(Some(not_before));
+        self
     }
 
     /// With a host that was not in it.
@@ -93,15 +104,19 @@ impl FleetList {
         Ok(self)
     }
 
-    /// Without this holder, whose certificates from before are good no more.
+    /// Without this holder, whose certificates from before are good no more. The clock may have been set back since they
+    /// were made, or since they were revoked for the first time.
     pub(crate) fn without(mut self, holder: &Peer, now: Timestamp) -> Self {
-        match holder {
+        let at = self.latest_beginning.map_or(now, |latest| latest.max(now));
+        let (revoked, name) = match holder {
             Peer::Host(name) => {
                 self.members.remove(name);
-                self.revoked_hosts.insert(name.clone(), now);
+                (&mut self.revoked_hosts, name)
             }
-            Peer::Operator(name) => drop(self.revoked_operators.insert(name.clone(), now)),
-        }
+            Peer::Operator(name) => (&mut self.revoked_operators, name),
+        };
+        let known = revoked.entry(name.clone()).or_insert(at);
+        *known = at.max(*known);
         self
     }
 
@@ -181,6 +196,17 @@ mod tests {
         assert_eq!(without.earliest("b"), Timestamp::from_second(1001).unwrap());
         let again = without.with("b", member()).unwrap();
         assert!(again.members.contains_key("b") && again.revoked_hosts.contains_key("b"));
+    }
+
+    #[test]
+    fn a_clock_that_was_set_back_revokes_all_the_same() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let b = Peer::Host("b".into());
+        let list = list().with("b", member()).unwrap().having_made(at(2000)).having_made(at(1500));
+        let revoked = list.without(&b, at(1000));
+        assert_eq!(revoked.earliest("b"), at(2001));
+        let once_more = revoked.clone().without(&b, at(3000)).without(&b, at(1000));
+        assert_eq!(once_more.earliest("b"), at(3001));
     }
 
     #[test]

@@ -4,6 +4,7 @@ pub(crate) mod hardware;
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use drainpipe_engine::facts::NoMigrationAddress;
 use drainpipe_engine::problem::Problem;
@@ -35,6 +36,7 @@ pub(crate) struct Host {
     pub(crate) idle_cores: IdleCores,
     chosen_address: Ipv6Addr,
     stop: watch::Receiver<bool>,
+    is_leaving: AtomicBool,
 }
 
 impl Host {
@@ -55,6 +57,7 @@ impl Host {
             chosen_address: chosen_address::choose(authority_key, &config.name),
             config,
             stop,
+            is_leaving: AtomicBool::new(false),
         })
     }
 
@@ -87,7 +90,18 @@ impl Host {
                 self.name()
             )));
         }
+        if self.is_leaving.load(Ordering::SeqCst) {
+            return Err(Problem::conflict(format!(
+                "{} is leaving its fleet and begins nothing new",
+                self.name()
+            )));
+        }
         Ok(())
+    }
+
+    /// Begins nothing new from now on, since this host is to leave its fleet; or does so again, since it stays.
+    pub(crate) fn set_leaving(&self, is_leaving: bool) {
+        self.is_leaving.store(is_leaving, Ordering::SeqCst);
     }
 
     /// The address that this host has for routed multichannel, if it can have it.

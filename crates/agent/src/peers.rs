@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use drainpipe_engine::problem::Problem;
 use drainpipe_identity::Identity;
+use jiff::Timestamp;
 use tracing::warn;
 
 use crate::client::ApiClient;
@@ -26,8 +27,12 @@ pub(crate) struct Peers {
     pub(crate) identity: Identity,
     host: Arc<Host>,
     // Made when they are needed: hosts come and go.
-    clients: Mutex<BTreeMap<String, (SocketAddr, ApiClient)>>,
+    clients: Mutex<BTreeMap<String, (MadeFor, ApiClient)>>,
 }
+
+/// To what a way leads: an address, and certificates that were made after this revocation. Over a connection that stands,
+/// nobody shows a certificate again.
+type MadeFor = (SocketAddr, Option<Timestamp>);
 
 impl Peers {
     /// Those that this host knows.
@@ -79,14 +84,15 @@ impl Peers {
     }
 
     fn client(&self, peer: &Peer) -> Result<ApiClient, Problem> {
+        let wanted = (peer.address, self.host.fleet.revoked_at(&peer.name));
         let mut clients = lock(&self.clients);
-        if let Some((address, client)) = clients.get(&peer.name)
-            && *address == peer.address
+        if let Some((made_for, client)) = clients.get(&peer.name)
+            && *made_for == wanted
         {
             return Ok(client.clone());
         }
         let client = ApiClient::over_tls(&peer.name, peer.address, &self.identity)?;
-        clients.insert(peer.name.clone(), (peer.address, client.clone()));
+        clients.insert(peer.name.clone(), (wanted, client.clone()));
         Ok(client)
     }
 }

@@ -87,8 +87,12 @@ fn change_over(
 ) -> Result<(), Problem> {
     let staged = files.staged();
     request.keep(&staged, certificate).map_err(Problem::failed)?;
-    identity.replace(&staged.host, &staged.host, &files.authority).map_err(Problem::refused)?;
-    files.take_staged().map_err(Problem::failed)
+    let replaced = identity.replace(&staged.host, &staged.host, &files.authority).map_err(Problem::refused);
+    let taken = replaced.and_then(|()| files.take_staged().map_err(Problem::failed));
+    if taken.is_err() {
+        files.forget_staged().map_err(Problem::failed)?;
+    }
+    taken
 }
 
 #[cfg(test)]

@@ -34,6 +34,7 @@ use tracing::{debug, warn};
 use crate::api::authorization::Caller;
 use crate::api::error::ApiError;
 use crate::api::handlers::fleet::ComesFrom;
+use crate::joining::DEPARTURES;
 use crate::places::{Bounds, Closing, Place, Places};
 
 /// Connections of root served at once; more wait in the kernel's queue.
@@ -365,9 +366,14 @@ async fn answer(activity: Activity, request: Request, next: Next) -> Response {
         return ApiError::from(problem).into_response();
     }
     activity.set_idle(false);
+    let leaves = request.uri().path() == DEPARTURES;
     let answer = to_the_end(request, next).await;
     activity.set_idle(true);
-    answer
+    // It may have been revoked meanwhile; who has left, has revoked itself.
+    match activity.check_not_revoked() {
+        Err(problem) if !leaves => ApiError::from(problem).into_response(),
+        _ => answer,
+    }
 }
 
 /// Carries a request through although its caller hangs up: otherwise it would be dropped half-way, as

@@ -44,10 +44,21 @@ pub fn standing(config: &Config) -> Standing {
         return if is_authority { Standing::Authority } else { Standing::Member };
     }
     let by_hand = [&config.tls.certificate, &config.tls.key];
-    if by_hand.iter().any(|path| path.exists()) { Standing::ByHand } else { Standing::New }
+    if by_hand.iter().any(|path| path.exists()) {
+        return Standing::ByHand;
+    }
+    // The host was installed anew, or its certificate taken away: the key is the fleet's still.
+    if authority_directory(directory).join("ca.key").exists() { Standing::Authority } else { Standing::New }
 }
 
-/// Makes an authority, and a fleet of this host alone. Its certificates are good for so long.
+/// Whether the agent of a host that is in a fleet can start with what is there.
+pub fn is_whole(config: &Config) -> bool {
+    let files = files(&config.state_directory);
+    files.list.exists() && Identity::load(&files.host, &files.host, &files.authority).is_ok()
+}
+
+/// Makes an authority, and a fleet of this host alone. Its certificates are good for so long. An authority that is there
+/// already stays, with its hosts, and this one gets a new certificate.
 pub fn found(config: &Config, certificate_s: u32) -> Result<(), Problem> {
     if config.listen.ip().is_unspecified() {
         let message = "listen: all addresses are none that others could be told: name the one by which they reach this host";
@@ -55,20 +66,69 @@ pub fn found(config: &Config, certificate_s: u32) -> Result<(), Problem> {
     }
     make_directory(&config.state_directory)?;
     let (directory, files) = (authority_directory(&config.state_directory), files(&config.state_directory));
-    // One that was left half-made has signed nothing but this host.
-    let options = InitOptions { overwrite: true, ..InitOptions::default() };
-    authority::init(&directory, &options).map_err(Problem::failed)?;
-    let list = FleetList::first(&config.name, config.listen, certificate_s, Timestamp::now());
-    let signed = SignedList::new(&list, |text| authority::sign(&directory, text)).map_err(Problem::failed)?;
+    let kept = if directory.join("ca.key").exists() {
+        kept_list(config, &files, &directory)?
+    } else {
+        authority::init(&directory, &InitOptions::default()).map_err(Problem::failed)?;
+        None
+    };
+    let (list, signed) = match kept {
+        Some(kept) => kept,
+        None => first_list(config, &directory, certificate_s)?,
+    };
     let pem = authority::certificate_pem(&directory).map_err(Problem::failed)?;
     let request = KeyRequest::new().map_err(Problem::failed)?;
-    let validity = Validity::lasting(SignedDuration::from_secs(certificate_s.into()), Timestamp::MIN);
+    let length = SignedDuration::from_secs(list.certificate_s.into());
+    let validity = Validity::lasting(length, list.earliest(&config.name));
     let own = Peer::Host(config.name.clone());
     let certificate = authority::certify(&directory, &request.request_pem, &own, validity);
     files.keep_authority(&pem).map_err(Problem::failed)?;
     write(&files, &signed)?;
     // The last one: with it, the host is one of the fleet.
     request.keep(&files, &certificate.map_err(Problem::failed)?).map_err(Problem::failed)
+}
+
+/// The list of a fleet that is there. Where it is lost, the other hosts hand theirs on.
+fn kept_list(
+    config: &Config,
+    files: &JoinedFiles,
+    authority: &Path,
+) -> Result<Option<(FleetList, SignedList)>, Problem> {
+    if !authority.join("ca.pem").exists() {
+        return Err(Problem::refused(format!(
+            "{0} has a key without its certificate: put ca.pem back, which is also another host's fleet/ca.pem; if nobody \
+             ever joined by this key, remove {0}",
+            authority.display()
+        )));
+    }
+    let Some(text) = files.list().map_err(Problem::refused)? else { return Ok(None) };
+    let key = authority::public_key(authority).map_err(Problem::failed)?;
+    let read = |text: &str| {
+        let signed: SignedList = serde_json::from_str(text).ok()?;
+        Some((signed.verified(&key).ok()?, signed))
+    };
+    match read(&text) {
+        Some((list, signed)) if list.authority == config.name => Ok(Some((list, signed))),
+        Some((list, _)) => Err(Problem::refused(format!(
+            "the authority's key is that of host {}, and this one is {}: correct its name",
+            list.authority, config.name
+        ))),
+        None => Err(Problem::refused(format!(
+            "{} is no list that the key in {} has signed: put back what was there, or remove it if it is lost",
+            files.list.display(),
+            authority.display()
+        ))),
+    }
+}
+
+fn first_list(
+    config: &Config,
+    authority: &Path,
+    certificate_s: u32,
+) -> Result<(FleetList, SignedList), Problem> {
+    let list = FleetList::first(&config.name, config.listen, certificate_s, Timestamp::now());
+    let signed = SignedList::new(&list, |text| authority::sign(authority, text)).map_err(Problem::failed)?;
+    Ok((list, signed))
 }
 
 /// Joins the fleet whose authority is reached there, by a token.
@@ -149,11 +209,87 @@ pub fn forget(config: &Config) -> Result<(), Problem> {
     remove_directory(&authority_directory(&config.state_directory))
 }
 
+/// Refuses to forget what others need, where no agent can say so.
+pub fn check_may_forget(config: &Config) -> Result<(), Problem> {
+    let name = &config.name;
+    match standing(config) {
+        Standing::Member => Ok(()),
+        Standing::New | Standing::ByHand => Err(Problem::refused(format!("{name} has joined no fleet"))),
+        Standing::Authority => {
+            let (files, authority) =
+                (files(&config.state_directory), authority_directory(&config.state_directory));
+            let list = kept_list(config, &files, &authority)?;
+            if list.is_some_and(|(list, _)| list.members.keys().all(|member| member == name)) {
+                return Ok(());
+            }
+            Err(Problem::refused(format!(
+                "{name} has the authority's key, and other hosts may need it: have them leave first; if there is none, \
+                 remove {}",
+                authority.display()
+            )))
+        }
+    }
+}
+
 fn remove_directory(directory: &Path) -> Result<(), Problem> {
     match std::fs::remove_dir_all(directory) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(Problem::failed(format!("cannot remove {}: {error}", directory.display())))
         }
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet_list::Member;
+
+    fn config(directory: &Path) -> Config {
+        let text = format!(
+            "name = \"a\"\nlisten = \"192.0.2.11:7420\"\nstate_directory = \"{0}\"\n\
+             [tls]\ncertificate = \"{0}/none.pem\"\nkey = \"{0}/none.key\"\nauthority = \"{0}/none-ca.pem\"\n",
+            directory.display()
+        );
+        Config::parse(&text, Path::new("agent.toml")).unwrap()
+    }
+
+    #[test]
+    fn an_authority_that_is_there_is_never_made_anew() {
+        let directory = tempfile::tempdir().unwrap();
+        let config = config(directory.path());
+        assert_eq!(standing(&config), Standing::New);
+        found(&config, 3600).unwrap();
+        assert!(is_whole(&config));
+        let (files, authority) =
+            (files(&config.state_directory), authority_directory(&config.state_directory));
+        let key = std::fs::read(authority.join("ca.key")).unwrap();
+        let public = authority::public_key(&authority).unwrap();
+        let (list, _) = kept_list(&config, &files, &authority).unwrap().unwrap();
+        let member = Member {
+            address: "192.0.2.12:7420".parse().unwrap(),
+            since: Timestamp::UNIX_EPOCH,
+            by: String::new(),
+        };
+        let list = FleetList { version: 7, ..list.with("b", member).unwrap() };
+        let signed = SignedList::new(&list, |text| authority::sign(&authority, text)).unwrap();
+        write(&files, &signed).unwrap();
+        check_may_forget(&config).unwrap_err();
+
+        // Its certificate is lost, then all but the authority's directory.
+        std::fs::remove_file(&files.host).unwrap();
+        assert_eq!(standing(&config), Standing::Authority);
+        found(&config, 60).unwrap();
+        assert!(is_whole(&config));
+        assert_eq!(kept_list(&config, &files, &authority).unwrap().unwrap().0, list);
+        std::fs::remove_dir_all(config.state_directory.join("fleet")).unwrap();
+        assert_eq!(standing(&config), Standing::Authority);
+        found(&config, 3600).unwrap();
+        assert!(is_whole(&config));
+        assert_eq!(std::fs::read(authority.join("ca.key")).unwrap(), key);
+        let (list, signed) = kept_list(&config, &files, &authority).unwrap().unwrap();
+        assert_eq!((list.version, signed.verified(&public).unwrap()), (1, list.clone()));
+        // And only who is alone forgets it.
+        check_may_forget(&config).unwrap();
     }
 }

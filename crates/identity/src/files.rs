@@ -238,7 +238,14 @@ pub(crate) fn write_all(files: &[NewFile<'_>], overwrite: bool) -> Result<(), Fi
             return Err(error);
         }
     }
-    Ok(())
+    files.iter().try_for_each(|file| sync_directory(&file.path))
+}
+
+/// A name that a file has got is kept through a loss of power only with its directory.
+pub(crate) fn sync_directory(of: &Path) -> Result<(), FileError> {
+    let directory = of.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let synced = File::open(directory).and_then(|directory| directory.sync_all());
+    synced.map_err(|source| FileError::Unwritable { path: of.to_owned(), source })
 }
 
 fn stage(file: &NewFile<'_>) -> Result<NamedTempFile, FileError> {

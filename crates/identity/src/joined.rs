@@ -8,7 +8,7 @@ use rcgen::{CertificateParams, DistinguishedName, KeyPair};
 use zeroize::Zeroizing;
 
 use crate::authority::AuthorityError;
-use crate::files::{FileError, NewFile, ensure_private_directory, read_text, write_all};
+use crate::files::{FileError, NewFile, ensure_private_directory, read_text, sync_directory, write_all};
 
 /// A new key, and the request for a certificate of it. The key leaves this host for nobody.
 pub struct KeyRequest {
@@ -75,28 +75,15 @@ impl JoinedFiles {
         }
     }
 
-    /// Forgets the hosts of the fleet.
-    pub fn forget_list(&self) -> Result<(), FileError> {
-        match std::fs::remove_file(&self.list) {
-            Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                Err(FileError::Unwritable { path: self.list.clone(), source })
-            }
-            _ => Ok(()),
-        }
+    /// Forgets all of them, the key first: whoever is stopped half-way has no certificate any more.
+    pub fn remove(&self) -> Result<(), FileError> {
+        let staged = self.staged();
+        [&self.host, &staged.host, &self.authority, &self.list].into_iter().try_for_each(|path| remove(path))
     }
 
-    /// Forgets all of them, the key too.
-    pub fn remove(&self) -> Result<(), FileError> {
-        self.forget_list()?;
-        for path in [&self.host, &self.authority] {
-            match std::fs::remove_file(path) {
-                Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                    return Err(FileError::Unwritable { path: path.clone(), source });
-                }
-                _ => {}
-            }
-        }
-        Ok(())
+    /// Removes a new certificate that was found not to be good, and its key.
+    pub fn forget_staged(&self) -> Result<(), FileError> {
+        remove(&self.staged().host)
     }
 
     /// Where a new certificate lies until it is known to be good.
@@ -108,11 +95,21 @@ impl JoinedFiles {
     /// Puts it in the place of the old one, at once.
     pub fn take_staged(&self) -> Result<(), FileError> {
         let taken = std::fs::rename(self.staged().host, &self.host);
-        taken.map_err(|source| FileError::Unwritable { path: self.host.clone(), source })
+        taken.map_err(|source| FileError::Unwritable { path: self.host.clone(), source })?;
+        sync_directory(&self.host)
     }
 
     fn write(&self, path: &Path, contents: &str) -> Result<(), FileError> {
         ensure_private_directory(self.directory())?;
         write_all(&[NewFile { path: path.to_owned(), contents, mode: 0o644 }], true)
+    }
+}
+
+fn remove(path: &Path) -> Result<(), FileError> {
+    match std::fs::remove_file(path) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            Err(FileError::Unwritable { path: path.to_owned(), source })
+        }
+        _ => Ok(()),
     }
 }

@@ -44,12 +44,14 @@ pub(crate) async fn check_nowhere_else(
         let (_told, answer) = tokio::join!(proof.tell(&name, &peer), ask(&peer, vm));
         (name, answer)
     }));
-    let answers: BTreeMap<String, Answer> = asked.await.into_iter().collect();
+    let mut answers: BTreeMap<String, Answer> = asked.await.into_iter().collect();
+    let tied_to = incoming.journal.tied_to(vm)?.into_iter().collect();
+    add_those_who_are_gone(&mut answers, incoming.host.name(), &tied_to, incoming.host.fleet.revoked_hosts());
     let asked = Asked {
         here: incoming.host.name(),
         vm,
         is_proven: incoming.journal.is_proven(vm)?,
-        tied_to: &incoming.journal.tied_to(vm)?.into_iter().collect(),
+        tied_to: &tied_to,
         answers: &answers,
         although_unreachable,
     };
@@ -64,6 +66,19 @@ pub(crate) async fn check_nowhere_else(
         incoming.journal.prove_vm(vm)?;
     }
     Ok(())
+}
+
+/// A host that this one knows no more may have the VM all the same.
+fn add_those_who_are_gone(
+    answers: &mut BTreeMap<String, Answer>,
+    here: &str,
+    tied_to: &BTreeSet<String>,
+    revoked: impl IntoIterator<Item = String>,
+) {
+    for host in tied_to.iter().cloned().chain(revoked).filter(|host| host != here) {
+        let gone = "it has left the fleet or was revoked, or is no [[peer]] any more";
+        answers.entry(host).or_insert_with(|| Answer::Unknown(gone.into()));
+    }
 }
 
 async fn ask(peer: &ApiClient, vm: &str) -> Answer {
@@ -92,5 +107,39 @@ fn in_words(holding: Holding) -> &'static str {
         Holding::Comes => "it is on its way there",
         Holding::Leaves => "it is on its way from there to another host",
         Holding::HandedOver => "it was handed over to that host, and is stopped there",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn start(
+        is_proven: bool,
+        tied_to: &[&str],
+        revoked: &[&str],
+        although: &[&str],
+    ) -> Result<Vec<String>, Problem> {
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
+        let mut answers = BTreeMap::from([("c".to_owned(), Answer::HasNot)]);
+        add_those_who_are_gone(&mut answers, "a", &names(tied_to), names(revoked));
+        may_start(&Asked {
+            here: "a",
+            vm: "web",
+            is_proven,
+            tied_to: &names(tied_to),
+            answers: &answers,
+            although_unreachable: &names(although),
+        })
+    }
+
+    #[test]
+    fn who_has_left_or_was_revoked_may_still_have_the_vm() {
+        assert!(start(true, &["b"], &[], &[]).unwrap_err().message.contains("--although-unreachable b"));
+        assert_eq!(start(true, &["b"], &["b"], &["b"]), Ok(vec!["b".into()]));
+        assert!(start(false, &[], &["b"], &[]).is_err());
+        // It has come again and is asked, or has nothing to do with a VM that is provably here.
+        assert_eq!(start(false, &["a", "c"], &["a", "c"], &[]), Ok(vec![]));
+        assert_eq!(start(true, &[], &["b"], &[]), Ok(vec![]));
     }
 }

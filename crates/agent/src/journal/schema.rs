@@ -136,7 +136,8 @@ pub(super) const SCHEMA_CHANGES: &[&str] = &[
     CREATE TABLE join_tokens (
         hash TEXT PRIMARY KEY,
         ends_at_s INTEGER NOT NULL,
-        used_by TEXT
+        used_by TEXT,
+        used_at_s INTEGER
     );
 ",
     // Disks that this host made for VMs on their way here, that go with VMs on their way from here, and that have stayed

@@ -4,12 +4,17 @@ use rusqlite::{Connection, params};
 
 use super::{Journal, JournalCause, JournalError};
 
+/// How long who has used a token up may ask again: the answer may have been lost.
+pub(crate) const AGAIN_WITHIN_S: i64 = 60;
+
 /// What became of a token that somebody has shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Taken {
     /// It is used up now, by who has shown it.
     Taken,
-    /// There is none, or it was used by somebody else, or has ended. Who shows it is not told which.
+    /// It was used up by who has shown it, just now: the answer may have been lost.
+    Again,
+    /// There is none, or it was used by somebody else or longer ago, or has ended. Who shows it is not told which.
     Refused,
 }
 
@@ -31,25 +36,30 @@ impl Journal {
     /// What would become of a token.
     pub(crate) fn look_at_token(&self, hash: &str, user: &str, now_s: i64) -> Result<Taken, JournalError> {
         self.run(|connection| {
-            Ok(find_open(connection, hash, user, now_s)?.map_or(Taken::Refused, |_| Taken::Taken))
+            Ok(find_open(connection, hash, user, now_s)?.map_or(Taken::Refused, |(_, taken)| taken))
         })
     }
 
-    /// Whether this user has used the token up.
-    pub(crate) fn has_used_token(&self, hash: &str, user: &str) -> Result<bool, JournalError> {
-        self.run(|connection| {
-            let query = "SELECT count(*) FROM join_tokens WHERE hash = ?1 AND used_by = ?2";
-            Ok(connection.query_row(query, [hash, user], |row| row.get::<_, u32>(0))? > 0)
-        })
-    }
-
-    /// Uses a token up, for `user`. Who has lost the answer may show it again.
+    /// Uses a token up, for `user`. Who has lost the answer may show it again, for a minute.
     pub(crate) fn take_token(&self, hash: &str, user: &str, now_s: i64) -> Result<Taken, JournalError> {
         self.run(|connection| {
-            let Some(found) = find_open(connection, hash, user, now_s)? else { return Ok(Taken::Refused) };
-            connection
-                .execute("UPDATE join_tokens SET used_by = ?2 WHERE hash = ?1", params![found, user])?;
-            Ok(Taken::Taken)
+            let Some((found, taken)) = find_open(connection, hash, user, now_s)? else {
+                return Ok(Taken::Refused);
+            };
+            if taken == Taken::Taken {
+                let used = "UPDATE join_tokens SET used_by = ?2, used_at_s = ?3 WHERE hash = ?1";
+                connection.execute(used, params![found, user, now_s])?;
+            }
+            Ok(taken)
+        })
+    }
+
+    /// Tokens that a host of this name has used let it in no more: it has left, or was revoked.
+    pub(crate) fn forget_tokens_of(&self, host: &str) -> Result<(), JournalError> {
+        self.run(|connection| {
+            let used = "DELETE FROM join_tokens WHERE substr(used_by, 1, length(?1) + 1) = ?1 || ' '";
+            connection.execute(used, [host])?;
+            Ok(())
         })
     }
 
@@ -62,25 +72,42 @@ impl Journal {
     }
 }
 
-/// The token, if it is good for this user. All are compared, each as long as any other.
+/// The token, if it is good for this user, and what would become of it. All are compared, each as long as any other.
 fn find_open(
     connection: &Connection,
     hash: &str,
     user: &str,
     now_s: i64,
-) -> Result<Option<String>, JournalCause> {
+) -> Result<Option<(String, Taken)>, JournalCause> {
     let mut found = None;
-    for (known, used_by) in open_tokens(connection, now_s)? {
-        if is_equal(known.as_bytes(), hash.as_bytes()) && used_by.is_none_or(|used_by| used_by == user) {
-            found = Some(known);
+    for token in open_tokens(connection, now_s)? {
+        if is_equal(token.hash.as_bytes(), hash.as_bytes()) {
+            found = token.shown_by(user, now_s).map(|taken| (token.hash, taken));
         }
     }
     Ok(found)
 }
 
-fn open_tokens(connection: &Connection, now_s: i64) -> Result<Vec<(String, Option<String>)>, JournalCause> {
-    let mut statement = connection.prepare("SELECT hash, used_by FROM join_tokens WHERE ends_at_s > ?1")?;
-    let rows = statement.query_map([now_s], |row| Ok((row.get(0)?, row.get(1)?)))?;
+struct Token {
+    hash: String,
+    used_by: Option<String>,
+    used_at_s: Option<i64>,
+}
+
+impl Token {
+    fn shown_by(&self, user: &str, now_s: i64) -> Option<Taken> {
+        let Some(used_by) = &self.used_by else { return Some(Taken::Taken) };
+        let is_just_now = self.used_at_s.is_some_and(|at| (at..at + AGAIN_WITHIN_S).contains(&now_s));
+        (used_by == user && is_just_now).then_some(Taken::Again)
+    }
+}
+
+fn open_tokens(connection: &Connection, now_s: i64) -> Result<Vec<Token>, JournalCause> {
+    let query = "SELECT hash, used_by, used_at_s FROM join_tokens WHERE ends_at_s > ?1";
+    let mut statement = connection.prepare(query)?;
+    let rows = statement.query_map([now_s], |row| {
+        Ok(Token { hash: row.get(0)?, used_by: row.get(1)?, used_at_s: row.get(2)? })
+    })?;
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
@@ -103,8 +130,25 @@ mod tests {
         assert_eq!(take("abc", "b", 100), Taken::Refused);
         assert_eq!(open().last_token_ends_at_s().unwrap(), Some(100));
         assert_eq!(take("abc", "b", 99), Taken::Taken);
-        assert_eq!(take("abc", "b", 99), Taken::Taken);
+        assert_eq!(take("abc", "b", 99), Taken::Again);
         assert_eq!(take("abc", "c", 99), Taken::Refused);
         assert_eq!(open().last_token_ends_at_s().unwrap(), None);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_used_token_is_shown_again_for_a_minute_and_never_after_a_revocation() {
+        let directory = tempfile::tempdir().unwrap();
+        let journal = Journal::open(directory.path(), directory.path()).unwrap();
+        journal.add_token("abc", 0, 1000).unwrap();
+        assert_eq!(journal.take_token("abc", "b key", 10).unwrap(), Taken::Taken);
+        assert_eq!(journal.take_token("abc", "b key", 69).unwrap(), Taken::Again);
+        // By the first use, not by the last.
+        assert_eq!(journal.take_token("abc", "b key", 70).unwrap(), Taken::Refused);
+        journal.add_token("def", 0, 1000).unwrap();
+        assert_eq!(journal.take_token("def", "c key", 10).unwrap(), Taken::Taken);
+        journal.forget_tokens_of("b").unwrap();
+        assert_eq!(journal.look_at_token("def", "c key", 11).unwrap(), Taken::Again);
+        journal.forget_tokens_of("c").unwrap();
+        assert_eq!(journal.look_at_token("def", "c key", 11).unwrap(), Taken::Refused);
     }
 }

@@ -101,3 +101,37 @@ async fn what_makes_no_sense_is_refused_and_uses_no_token_up() {
     assert_eq!(joined.status, 200, "{joined:?}");
     agent.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_used_token_brings_no_revoked_host_back() {
+    let Some(agent) = TestAgent::start_founded().await else { return };
+    let open = token(&agent).await;
+    let config = || join_config(open.authority);
+    let asked = to_join(&open.secret, "b");
+    let renewed = |answer: Option<Answer>| answer.map(|answer| answer.status);
+    assert_eq!(renewed(say(&agent, config(), &asked).await), Some(200));
+    // The answer may have been lost.
+    assert_eq!(renewed(say(&agent, config(), &asked).await), Some(200));
+    let revocation = json!({ "name": "b", "is_operator": false }).to_string();
+    let revoked = agent.say(Who::Root, "POST", "/v1/fleet/revocations", &revocation).await;
+    assert_eq!(revoked.status, 200, "{revoked:?}");
+    assert_eq!(renewed(say(&agent, config(), &asked).await), Some(422));
+    agent.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_that_has_a_certificate_by_hand_is_no_joiners() {
+    let Some(agent) = TestAgent::start_founded().await else { return };
+    let open = token(&agent).await;
+    let authority = agent.disks().with_file_name("state").join("authority");
+    std::fs::create_dir_all(authority.join("hosts/b")).unwrap();
+    let config = || join_config(open.authority);
+    let refused = say(&agent, config(), &to_join(&open.secret, "b")).await.unwrap();
+    assert_eq!(refused.status, 409, "{refused:?}");
+    let nowhere = to_join(&open.secret, "c").replace("192.0.2.9:7420", "192.0.2.9:0000");
+    let refused = say(&agent, config(), &nowhere).await.unwrap();
+    assert_eq!(refused.status, 400, "{refused:?}");
+    let joined = say(&agent, config(), &to_join(&open.secret, "c")).await.unwrap();
+    assert_eq!(joined.status, 200, "{joined:?}");
+    agent.stop().await;
+}
