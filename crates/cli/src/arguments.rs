@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -489,11 +490,26 @@ Examples:
 pub(crate) struct JoinArguments {
     /// The host that has printed the token: address or name, with its port if that is another than 7420
     pub(crate) host: String,
-    /// What `drainpipe init` has printed there
+    /// What `drainpipe init` has printed there; - reads it from standard input, so that no list of processes shows it
     #[arg(long, value_name = "TOKEN")]
-    pub(crate) token: JoinToken,
+    pub(crate) token: TokenArgument,
     #[command(flatten)]
     pub(crate) place: PlaceArguments,
+}
+
+/// A token, or where it comes from.
+#[derive(Debug, Clone)]
+pub(crate) enum TokenArgument {
+    Given(JoinToken),
+    StandardInput,
+}
+
+impl FromStr for TokenArgument {
+    type Err = <JoinToken as FromStr>::Err;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "-" { Ok(Self::StandardInput) } else { text.parse().map(Self::Given) }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -502,7 +518,7 @@ pub(crate) struct LeaveArguments {
     /// This host's configuration
     #[arg(long, default_value = config::DEFAULT_PATH, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) config: PathBuf,
-    /// Leave although this host has VMs: they run on
+    /// Leave although this host has VMs, which run on, or cannot tell the others: revoke it there then
     #[arg(long)]
     pub(crate) force: bool,
 }

@@ -58,7 +58,7 @@ async fn dispatch(arguments: Arguments) -> Result<Exit, Problem> {
         Command::Guard(guard) => commands::agent::guard(guard).await,
         Command::Init(init) => commands::fleet::init(&init, json).await,
         Command::Join(join) => commands::fleet::join(&join).await,
-        Command::Leave(leave) => commands::fleet::leave(&connection, &leave).await,
+        Command::Leave(leave) => commands::fleet::leave(&leave).await,
         Command::Revoke(revoke) => commands::fleet::revoke(&connection, &revoke, json).await,
         Command::Hosts => commands::hosts::run(&connection, json).await,
         Command::Vms => commands::vm::list(&connection, json).await,

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 use std::fs;
+use std::io::{BufRead, Read, Write as _};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::Path;
 use std::process::Command;
@@ -13,12 +14,14 @@ use drainpipe_agent::api_types::{
 use drainpipe_agent::client::ApiClient;
 use drainpipe_agent::config::{Config, DEFAULT_PATH, DEFAULT_PORT};
 use drainpipe_agent::setup::{self, Standing};
-use drainpipe_engine::problem::Problem;
-use drainpipe_identity::check_name;
+use drainpipe_engine::problem::{Problem, ProblemKind};
+use drainpipe_identity::{JoinToken, check_name};
 use tokio::net::lookup_host;
 use tokio::time::sleep;
 
-use crate::arguments::{InitArguments, JoinArguments, LeaveArguments, PlaceArguments, RevokeArguments};
+use crate::arguments::{
+    InitArguments, JoinArguments, LeaveArguments, PlaceArguments, RevokeArguments, TokenArgument,
+};
 use crate::ask;
 use crate::connection::ConnectionArguments;
 use crate::exit::Exit;
@@ -31,6 +34,9 @@ const EXAMPLE: &str = "/usr/share/drainpipe/agent.toml";
 const START_DEADLINE: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
+/// Longest line that is read for a token, which is shorter.
+const TOKEN_BYTES_MAX: u64 = 1024;
+
 /// An address of nobody: packets to it would take the way to everybody (RFC 5737).
 const ANYBODY: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1)), 9);
 
@@ -38,6 +44,16 @@ pub(crate) async fn init(arguments: &InitArguments, json: bool) -> Result<Exit, 
     let place = &arguments.place;
     let Configured { config, text } = configuration(place, ANYBODY)?;
     match setup::standing(&config) {
+        Standing::Authority if setup::is_whole(&config) => {}
+        Standing::Authority => {
+            setup::found(&config, arguments.certificate_s())?;
+            output::remark(&format!(
+                "{} has a new certificate, by the authority's key that is in {}; if hosts are missing in `drainpipe hosts`, \
+                 let nobody join before they are there again, some 20 s after its agent has started",
+                config.name,
+                config.state_directory.join("authority").display()
+            ));
+        }
         Standing::New => {
             setup::found(&config, arguments.certificate_s())?;
             output::remark(&format!(
@@ -46,7 +62,6 @@ pub(crate) async fn init(arguments: &InitArguments, json: bool) -> Result<Exit, 
                 config.state_directory.join("authority").display()
             ));
         }
-        Standing::Authority => {}
         Standing::Member => {
             return Err(Problem::refused(format!(
                 "{} has joined a fleet: run `drainpipe init` on the host that has the authority's key",
@@ -87,25 +102,45 @@ pub(crate) async fn join(arguments: &JoinArguments) -> Result<Exit, Problem> {
             )));
         }
     }
-    setup::join(&config, at, &arguments.token).await?;
+    let token = token_of(&arguments.token)?;
+    setup::join(&config, at, &token).await?;
     keep(&place.config, text.as_deref())?;
-    output::remark(&format!("{} has joined the fleet of {}", config.name, arguments.token.host));
+    output::remark(&format!("{} has joined the fleet of {}", config.name, token.host));
     if running_agent(&config, place).await?.is_none() {
         output::remark(&not_running(place));
     }
-    output::remark(&format!("next: drainpipe check {} {}", arguments.token.host, config.name));
+    output::remark(&format!("next: drainpipe check {} {}", token.host, config.name));
     Ok(Exit::Done)
 }
 
-pub(crate) async fn leave(
-    connection: &ConnectionArguments,
-    arguments: &LeaveArguments,
-) -> Result<Exit, Problem> {
+fn token_of(argument: &TokenArgument) -> Result<JoinToken, Problem> {
+    if let TokenArgument::Given(token) = argument {
+        return Ok(token.clone());
+    }
+    let mut line = String::new();
+    let read = std::io::stdin().lock().take(TOKEN_BYTES_MAX).read_line(&mut line);
+    read.map_err(|error| Problem::bad_input(format!("no token from standard input: {error}")))?;
+    line.trim().parse().map_err(|error| Problem::bad_input(format!("standard input has no token: {error}")))
+}
+
+pub(crate) async fn leave(arguments: &LeaveArguments) -> Result<Exit, Problem> {
     let config = Config::load(&arguments.config).map_err(Problem::bad_input)?;
-    let fleet = connection.fleet()?.entry();
+    // The agent of this configuration, whatever --agent says: what is here is forgotten.
+    let client = ApiClient::over_socket(&config.socket)?;
     let request = DepartureRequest { force: arguments.force };
-    fleet.client().post::<()>("/v1/fleet/departure", &request).await?;
+    match client.post::<()>("/v1/fleet/departure", &request).await {
+        Err(problem) if arguments.force && problem.kind == ProblemKind::Unreachable => {
+            setup::check_may_forget(&config)?;
+        }
+        told => told?,
+    }
     setup::forget(&config)?;
+    if arguments.force {
+        output::remark(&format!(
+            "if `drainpipe hosts` on another host still has it: `drainpipe revoke {}` on the host with the authority's key",
+            config.name
+        ));
+    }
     if has_service(&arguments.config) {
         systemctl(&["disable", "--now", "drainpipe"])?;
     } else {
@@ -196,7 +231,12 @@ fn write(path: &Path, text: &str) -> Result<(), Problem> {
     if let Some(directory) = path.parent() {
         fs::create_dir_all(directory).map_err(failed)?;
     }
-    fs::write(path, text).map_err(failed)
+    let new = path.with_extension("toml.new");
+    let written = fs::File::create(&new).and_then(|mut file| {
+        file.write_all(text.as_bytes())?;
+        file.sync_all()
+    });
+    written.and_then(|()| fs::rename(&new, path)).map_err(failed)
 }
 
 fn text_of(name: &str, listen: SocketAddr) -> String {
