@@ -141,8 +141,8 @@ fn from_hex<const LENGTH: usize>(text: &str) -> Option<[u8; LENGTH]> {
             _ => None,
         })
         .collect::<Option<_>>()?;
-    let bytes: Vec<u8> = digits.chunks_exact(2).map(|pair| pair[0] << 4 | pair[1]).collect();
-    if digits.len() != 2 * LENGTH { None } else { bytes.try_into().ok() }
+    let bytes: Vec<u8> = digits.chunks_exact(2).map(|pair| (pair[0] << 4) | pair[1]).collect();
+    if digits.len() == 2 * LENGTH { bytes.try_into().ok() } else { None }
 }
 
 #[cfg(test)]
