@@ -25,7 +25,7 @@ impl DiskCopies {
 impl Migration {
     /// Nothing where no disk is copied.
     pub(super) fn start_disk_copies(&mut self, now_ms: f64) -> Option<Action> {
-        if !self.plan.as_ref().is_some_and(|plan| !plan.disks.is_empty()) {
+        if self.plan.as_ref().is_none_or(|plan| plan.disks.is_empty()) {
             return None;
         }
         // Before the action is given: it may take effect though its answer is lost.

@@ -8,6 +8,10 @@ use crate::storage::{CopyReason, DiskCopy, DiskImage, DiskName};
 
 /// One disk of a VM, as its host knows it, and whether the target sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a fact of its own, and any may be without the others"
+)]
 pub struct VmDisk {
     /// Which it is.
     pub disk: DiskName,
@@ -208,12 +212,14 @@ mod tests {
             (VmDisk { is_block_device: true, ..nothing.clone() }, "block device"),
             (VmDisk { has_data_file: true, ..nothing.clone() }, "data_file"),
         ] {
-            let said = chosen(&[refused.clone()], &[]).unwrap_err();
+            let said = chosen(std::slice::from_ref(&refused), &[]).unwrap_err();
             assert!(said.contains(words) && said.contains("vda of VM web (/srv/0)"), "{said}");
             let seen = VmDisk { there: There::Other, ..refused };
             assert_eq!(chosen(&[seen], &[]), Ok(vec![]), "it need not be");
         }
-        assert!(chosen(&[nothing.clone()], &[(1, "/x")]).unwrap_err().contains("has no disk vdb"));
+        assert!(
+            chosen(std::slice::from_ref(&nothing), &[(1, "/x")]).unwrap_err().contains("has no disk vdb")
+        );
         let both = [nothing, disk(1, There::Nothing)];
         assert!(chosen(&both, &[(1, "/srv/0")]).unwrap_err().contains("two disks of VM web"));
     }
